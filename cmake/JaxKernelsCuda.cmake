@@ -1,0 +1,73 @@
+# Decides whether the CUDA module is built, by which compiler and for which GPUs.
+#
+# In:  JK_CUDA, JK_CUDA_RELEASE, JK_PYPI_CUDA, CMAKE_CUDA_ARCHITECTURES
+# Out: JK_HAVE_CUDA, JK_CUDA_SOURCES, JK_NVCC_FLAGS, CMAKE_CUDA_ARCHITECTURES
+
+set(JK_HAVE_CUDA FALSE)
+
+# The one list of CUDA sources. Templates are instantiated in several launch*.cu files, so that they
+# compile side by side.
+file(GLOB JK_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/ffi/softmax/launch*.cu)
+list(APPEND JK_CUDA_SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/ffi/common/device_query.cc
+     ${CMAKE_CURRENT_SOURCE_DIR}/ffi/softmax/handlers_cuda.cc
+     ${CMAKE_CURRENT_SOURCE_DIR}/ffi/softmax/launch.cc)
+
+# Sizes in the binary count more than loading time; two threads because a build machine has at least
+# two cores, and "0" would not be understood in every spelling.
+set(JK_NVCC_FLAGS --compress-mode=size --threads 2)
+
+if(NOT JK_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "JK_CUDA must be AUTO, ON or OFF, got '${JK_CUDA}'")
+endif()
+if(JK_CUDA STREQUAL "OFF")
+  return()
+endif()
+if(JK_CUDA STREQUAL "AUTO" AND NOT EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/ffi/module_cuda.cc)
+  return()
+endif()
+
+if(JK_PYPI_CUDA)
+  find_package(Python 3.11 REQUIRED COMPONENTS Interpreter)
+  execute_process(
+    COMMAND ${Python_EXECUTABLE} -c
+            "from importlib.util import find_spec as f; print(*f('nvidia').submodule_search_locations, sep=';')"
+    OUTPUT_VARIABLE nvidia_dirs OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  find_program(JK_PYPI_NVCC nvcc PATHS ${nvidia_dirs} PATH_SUFFIXES cu13/bin NO_DEFAULT_PATH NO_CACHE)
+  if(NOT JK_PYPI_NVCC)
+    message(FATAL_ERROR "JK_PYPI_CUDA is on, but ${Python_EXECUTABLE} finds no nvcc. Set it as the "
+                        "environment variable JK_PYPI_CUDA=1 and build with pip's build isolation, "
+                        "or install 'cuda-toolkit[nvcc,cccl]==13.0.*' first.")
+  endif()
+  get_filename_component(pypi_root ${JK_PYPI_NVCC} DIRECTORY)
+  get_filename_component(pypi_root ${pypi_root} DIRECTORY)
+  set(ENV{CUDACXX} ${JK_PYPI_NVCC})
+  # The wheels have their libraries in lib, where nvcc.profile says lib64.
+  set(ENV{CUDAFLAGS} "$ENV{CUDAFLAGS} -L${pypi_root}/lib")
+endif()
+
+# Before the language is enabled, because CMake would choose the compiler's default otherwise.
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND "$ENV{CUDAARCHS}" STREQUAL "")
+  execute_process(COMMAND nvidia-smi -L OUTPUT_VARIABLE gpus RESULT_VARIABLE status ERROR_QUIET)
+  if(JK_CUDA_RELEASE)
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 86-real 89-real 90a-real 100a-real 120a-real 120-virtual)
+  elseif(status EQUAL 0 AND gpus MATCHES "GPU 0")
+    set(CMAKE_CUDA_ARCHITECTURES native)
+  else()
+    set(CMAKE_CUDA_ARCHITECTURES 90a-real 80-virtual)
+  endif()
+endif()
+
+include(CheckLanguage)
+check_language(CUDA)
+if(CMAKE_CUDA_COMPILER)
+  enable_language(CUDA)
+  set(JK_HAVE_CUDA TRUE)
+  message(STATUS "CUDA kernels for ${CMAKE_CUDA_ARCHITECTURES} by ${CMAKE_CUDA_COMPILER}")
+elseif(JK_CUDA STREQUAL "ON")
+  message(FATAL_ERROR
+    "JK_CUDA=ON, but no CUDA compiler was found. Put nvcc on PATH, or name it in the environment "
+    "variable CUDACXX, or set JK_PYPI_CUDA=1 to take the compiler from PyPI; JK_CUDA=OFF builds "
+    "without CUDA.")
+else()
+  message(STATUS "No CUDA compiler: the CUDA module is left out")
+endif()

@@ -1,0 +1,28 @@
+# How ffi/softmax/kernels_cpu.cc is vectorised: by the compiler, once for each instruction set that a
+# machine may have, chosen when the module is loaded. One binary serves every x86-64 machine.
+
+set(JK_SIMD_FLAGS -fopenmp-simd -fno-math-errno -fno-trapping-math -fno-signed-zeros)
+
+check_cxx_compiler_flag(-mprefer-vector-width=512 JK_HAS_PREFER_VECTOR_WIDTH)
+if(JK_HAS_PREFER_VECTOR_WIDTH)
+  list(APPEND JK_SIMD_FLAGS -mprefer-vector-width=512)
+endif()
+
+# Function multiversioning needs the loader's indirect functions (Linux with glibc) and a compiler
+# that knows these names (GCC 12, Clang 17); elsewhere the one target of the build is used.
+set(JK_CLONES "\"arch=x86-64-v4\",\"arch=x86-64-v3\",\"default\"")
+set(CMAKE_REQUIRED_FLAGS -Werror)
+check_cxx_source_compiles("
+  #include <stdlib.h>
+  #ifndef __GLIBC__
+  #error needs glibc
+  #endif
+  __attribute__((target_clones(${JK_CLONES}))) int f(int x) { return x + 1; }
+  int main(int argc, char**) { return f(argc); }" JK_HAS_TARGET_CLONES)
+unset(CMAKE_REQUIRED_FLAGS)
+
+set_source_files_properties(ffi/softmax/kernels_cpu.cc PROPERTIES COMPILE_OPTIONS "${JK_SIMD_FLAGS}")
+if(JK_HAS_TARGET_CLONES)
+  set_property(SOURCE ffi/softmax/kernels_cpu.cc APPEND PROPERTY COMPILE_DEFINITIONS
+               "JK_TARGET_CLONES=${JK_CLONES}")
+endif()

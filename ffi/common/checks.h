@@ -1,0 +1,130 @@
+// Checks that every handler makes of its buffers, on the CPU and on CUDA alike.
+//
+// Owns: the wording of errors about dtypes and shapes. A failed check is a value, ffi::Error, that
+// names the operation, the operand, what was expected and what came. Nothing throws. Must not know:
+// any operation, any device.
+#ifndef JAXKERNELS_COMMON_CHECKS_H_
+#define JAXKERNELS_COMMON_CHECKS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <string_view>
+
+#include "softmax/operations.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxkernels {
+
+namespace ffi = xla::ffi;
+
+// A buffer and the name by which errors call it.
+struct NamedBuffer {
+  std::string_view name;
+  ffi::AnyBuffer buffer;
+};
+
+// The storage type of a buffer, if the kernels serve it.
+inline std::optional<DType> ToDType(ffi::DataType type) {
+  switch (type) {
+    case ffi::DataType::F32:
+      return DType::kFloat32;
+    case ffi::DataType::BF16:
+      return DType::kBFloat16;
+    case ffi::DataType::F16:
+      return DType::kFloat16;
+    case ffi::DataType::F64:
+      return DType::kFloat64;
+    default:
+      return std::nullopt;
+  }
+}
+
+// "float32", or "XLA type 4" for a type without kernels.
+inline std::string DTypeName(ffi::DataType type) {
+  if (const std::optional<DType> dtype = ToDType(type)) {
+    return std::string(kDTypeNames[static_cast<std::size_t>(*dtype)]);
+  }
+  return "XLA type " + std::to_string(static_cast<int>(type));
+}
+
+// "(2, 3)"
+inline std::string ShapeText(ffi::AnyBuffer::Dimensions dims) {
+  std::ostringstream text;
+  text << '(';
+  for (std::size_t i = 0; i < dims.size(); ++i) text << (i == 0 ? "" : ", ") << dims[i];
+  text << (dims.size() == 1 ? ",)" : ")");
+  return text.str();
+}
+
+inline ffi::Error MismatchError(std::string_view operation, std::string_view name,
+                                std::string_view quantity, std::string_view expected,
+                                std::string_view got) {
+  std::ostringstream text;
+  text << operation << ": " << quantity << " of " << name << ": expected " << expected << ", got "
+       << got;
+  return ffi::Error::InvalidArgument(text.str());
+}
+
+// The kernels serve the dtype of `operand`.
+inline ffi::Error CheckDType(std::string_view operation, const NamedBuffer& operand) {
+  const ffi::DataType type = operand.buffer.element_type();
+  if (ToDType(type)) return ffi::Error::Success();
+  return MismatchError(operation, operand.name, "dtype", "float32, bfloat16, float16 or float64",
+                       DTypeName(type));
+}
+
+// `operand` has at least one axis, so that it has rows.
+inline ffi::Error CheckHasRows(std::string_view operation, const NamedBuffer& operand) {
+  const std::size_t rank = operand.buffer.dimensions().size();
+  if (rank > 0) return ffi::Error::Success();
+  return MismatchError(operation, operand.name, "rank", "1 or more", std::to_string(rank));
+}
+
+// `other` has the dtype and the shape of `reference`.
+inline ffi::Error CheckSameAs(std::string_view operation, const NamedBuffer& other,
+                              const NamedBuffer& reference) {
+  const ffi::AnyBuffer& a = other.buffer;
+  const ffi::AnyBuffer& b = reference.buffer;
+  const std::string suffix = " as " + std::string(reference.name) + " has";
+  if (a.element_type() != b.element_type()) {
+    return MismatchError(operation, other.name, "dtype", DTypeName(b.element_type()) + suffix,
+                         DTypeName(a.element_type()));
+  }
+  if (!(a.dimensions() == b.dimensions())) {
+    return MismatchError(operation, other.name, "shape", ShapeText(b.dimensions()) + suffix,
+                         ShapeText(a.dimensions()));
+  }
+  return ffi::Error::Success();
+}
+
+// All that a row operation asks of its buffers: a served dtype, at least one axis, one shape and dtype for all.
+inline ffi::Error CheckRowOperation(std::string_view operation, std::initializer_list<NamedBuffer> operands,
+                                    const ffi::AnyBuffer& result) {
+  const NamedBuffer& first = *operands.begin();
+  if (ffi::Error error = CheckDType(operation, first); error.failure()) return error;
+  if (ffi::Error error = CheckHasRows(operation, first); error.failure()) return error;
+  for (const NamedBuffer& operand : operands) {
+    if (ffi::Error error = CheckSameAs(operation, operand, first); error.failure()) return error;
+  }
+  return CheckSameAs(operation, {"the result", result}, first);
+}
+
+// The last axis of a buffer is a row; all other axes count rows. A buffer without elements has none.
+struct RowShape {
+  int64_t rows;
+  int64_t cols;
+};
+
+inline RowShape RowShapeOf(const ffi::AnyBuffer& buffer) {
+  const int64_t cols = buffer.dimensions().back();
+  const int64_t elements = static_cast<int64_t>(buffer.element_count());
+  return {cols == 0 ? 0 : elements / cols, cols};
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_COMMON_CHECKS_H_

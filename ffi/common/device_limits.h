@@ -1,0 +1,45 @@
+// What a launch plan needs to know about a GPU, as a plain value.
+//
+// Owns: the DeviceLimits struct and the limits of well-known devices, so that plans can be made and tested on a machine
+// without a GPU. Must not know: the CUDA runtime (device_query.cc fills a DeviceLimits from a live device).
+#ifndef JAXKERNELS_COMMON_DEVICE_LIMITS_H_
+#define JAXKERNELS_COMMON_DEVICE_LIMITS_H_
+
+#include <string>
+
+namespace jaxkernels {
+
+struct DeviceLimits {
+  std::string name;
+  int sm_count = 0;
+  int smem_per_block = 0;  // bytes one block can be granted after opting in, not the default 48 KiB
+  int smem_per_sm = 0;     // bytes
+  int threads_per_sm = 0;
+  int blocks_per_sm = 0;
+  int registers_per_sm = 0;  // 32-bit registers
+
+  bool operator==(const DeviceLimits& o) const {
+    return name == o.name && sm_count == o.sm_count && smem_per_block == o.smem_per_block &&
+           smem_per_sm == o.smem_per_sm && threads_per_sm == o.threads_per_sm && blocks_per_sm == o.blocks_per_sm &&
+           registers_per_sm == o.registers_per_sm;
+  }
+};
+
+// CUDA keeps this much shared memory of every resident block for itself (compute capability 8.0 and later).
+inline constexpr int kReservedSmemPerBlock = 1024;
+
+// From the CUDA C++ programming guide, "Technical Specifications per Compute Capability", and the vendor's SM counts.
+inline const DeviceLimits kNamedDevices[] = {
+    {"a100", 108, 163 * 1024, 164 * 1024, 2048, 32, 65536},
+    {"rtx3090", 82, 99 * 1024, 100 * 1024, 1536, 16, 65536},
+    {"l4", 58, 99 * 1024, 100 * 1024, 1536, 24, 65536},
+    {"rtx4090", 128, 99 * 1024, 100 * 1024, 1536, 24, 65536},
+    {"h100", 132, 227 * 1024, 228 * 1024, 2048, 32, 65536},
+    {"h200", 132, 227 * 1024, 228 * 1024, 2048, 32, 65536},
+    {"b200", 148, 227 * 1024, 228 * 1024, 2048, 32, 65536},
+    {"rtx5090", 170, 99 * 1024, 100 * 1024, 1536, 24, 65536},
+};
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_COMMON_DEVICE_LIMITS_H_

@@ -1,0 +1,14 @@
+// The limits of the GPUs of this machine.
+#ifndef JAXKERNELS_COMMON_DEVICE_QUERY_H_
+#define JAXKERNELS_COMMON_DEVICE_QUERY_H_
+
+#include "common/device_limits.h"
+
+namespace jaxkernels {
+
+// The limits of GPU `ordinal`, read once per process; nullptr when there is no such GPU.
+const DeviceLimits* LimitsOfDevice(int ordinal);
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_COMMON_DEVICE_QUERY_H_

@@ -1,0 +1,156 @@
+// 16-byte packs of a row, whatever the row's length and alignment.
+//
+// Owns: Pack, the window of packs that covers a row, and how packs move between global memory, shared memory and
+// registers. Must not know: softmax, tiers.
+//
+// When cols is not a multiple of the pack, a row begins anywhere within a 16-byte pack. Its window is the run of aligned
+// packs that covers it: the first pack may begin with elements of the previous row (the head) and the last may end with
+// elements of the next one (the tail). Whole packs are loaded, foreign elements are masked, and of the first and last
+// pack only the row's own elements are stored. Inputs and outputs have the same shape and 16-byte aligned base pointers
+// (the handler checks), so a pack that is aligned in one of them is aligned in all.
+#ifndef JAXKERNELS_COMMON_PACK_CUH_
+#define JAXKERNELS_COMMON_PACK_CUH_
+
+#include <cstdint>
+
+#include "common/numeric.cuh"
+
+namespace jaxkernels {
+
+inline constexpr int kPackBytes = 16;
+
+template <typename T>
+struct alignas(kPackBytes) Pack {
+  static constexpr int kSize = kPackBytes / sizeof(T);
+  T element[kSize];
+};
+
+// Packs of a 128-byte line of the L2 cache.
+inline constexpr int kLinePacks = 8;
+
+// The packs that cover one row. kAligned: cols is a multiple of the pack, so every pack is whole.
+template <typename T, bool kAligned>
+struct RowWindow {
+  static constexpr int kSize = Pack<T>::kSize;
+
+  int64_t first = 0;    // index of the first pack, counted from the base pointer
+  int packs = 0;        // none for a row past the end
+  int lead = 0;         // packs at the front that are not the row's (see StartAtLine)
+  int head = 0;         // elements of pack `lead` that belong to the previous row
+  int tail = kSize;     // elements of the last pack before the next row begins
+  int present = kSize;  // elements of the last pack that the array has: all, but at the end of the last row
+
+  RowWindow() = default;
+  __device__ RowWindow(int64_t row, int64_t rows, int64_t cols) {
+    if (row >= rows) return;
+    const int64_t begin = row * cols;
+    first = begin / kSize;
+    if constexpr (kAligned) {
+      packs = static_cast<int>(cols / kSize);
+    } else {
+      const int64_t last = (begin + cols - 1) / kSize;
+      packs = static_cast<int>(last - first) + 1;
+      head = static_cast<int>(begin % kSize);
+      tail = static_cast<int>(begin + cols - last * kSize);
+      if (row == rows - 1) present = tail;
+    }
+  }
+
+  // Lets the window begin at a cache line, so that a warp's 512 bytes are 4 lines and not 5.
+  __device__ RowWindow StartAtLine() const {
+    RowWindow window = *this;
+    window.lead = static_cast<int>(first % kLinePacks);
+    window.first -= window.lead;
+    if (packs > 0) window.packs += window.lead;
+    return window;
+  }
+
+  __device__ bool Has(int index) const { return index >= lead && index < packs; }
+  // Whether pack `index` holds elements that are not the row's.
+  __device__ bool IsPartial(int index) const { return !kAligned && (index == lead || index == packs - 1); }
+  // The row's elements of pack `index` are [Begin, End).
+  __device__ int Begin(int index) const { return index == lead ? head : 0; }
+  __device__ int End(int index) const { return index == packs - 1 ? tail : kSize; }
+  // The array's elements of pack `index` are [0, Present).
+  __device__ int Present(int index) const { return !kAligned && index == packs - 1 ? present : kSize; }
+};
+
+// Loads pack `index` of a window. The one pack that the array does not fill is left to MaskPack, so that this is a plain
+// predicated load and many can be in flight.
+template <typename T, bool kAligned>
+__device__ void LoadPack(Pack<T>& pack, const T* base, const RowWindow<T, kAligned>& window, int index) {
+  if (window.Present(index) == Pack<T>::kSize) pack = reinterpret_cast<const Pack<T>*>(base)[window.first + index];
+}
+
+// Replaces the elements of a loaded pack that do not belong to the row.
+template <typename T, bool kAligned>
+__device__ void MaskPack(Pack<T>& pack, const T* base, const RowWindow<T, kAligned>& window, int index, T fill) {
+  if (!window.IsPartial(index)) return;
+  const int begin = window.Begin(index), end = window.End(index);
+  const bool loaded = window.Present(index) == Pack<T>::kSize;
+#pragma unroll
+  for (int j = 0; j < Pack<T>::kSize; ++j) {
+    if (j < begin || j >= end) {
+      pack.element[j] = fill;
+    } else if (!loaded) {
+      pack.element[j] = base[(window.first + index) * Pack<T>::kSize + j];
+    }
+  }
+}
+
+// Narrows to the storage type and stores those elements of pack `index` that belong to the row.
+template <typename T, bool kAligned>
+__device__ void StorePack(T* base, const RowWindow<T, kAligned>& window, int index,
+                          const ComputeType<T> (&value)[Pack<T>::kSize]) {
+  Pack<T> pack;
+#pragma unroll
+  for (int j = 0; j < Pack<T>::kSize; j += 2) Narrow2(&value[j], &pack.element[j]);
+  Pack<T>* target = reinterpret_cast<Pack<T>*>(base) + window.first + index;
+  if (!window.IsPartial(index)) {
+    *target = pack;
+    return;
+  }
+  const int begin = window.Begin(index), end = window.End(index);
+#pragma unroll
+  for (int j = 0; j < Pack<T>::kSize; ++j) {
+    if (j >= begin && j < end) target->element[j] = pack.element[j];
+  }
+}
+
+// Starts an asynchronous copy of one pack from global to shared memory. Of the pack only the first `present` elements
+// are read; the rest is filled with zeros.
+template <typename T>
+__device__ void CopyPackAsync(Pack<T>* to, const Pack<T>* from, int present = Pack<T>::kSize) {
+  const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  const uint32_t bytes = present * sizeof(T);
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(from), "r"(bytes) : "memory");
+}
+
+// Waits for this thread's own asynchronous copies; other threads still need a barrier to see them.
+__device__ inline void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// The largest element. Half types are compared two at a time, before they are widened.
+template <typename T>
+__device__ ComputeType<T> MaxOfPack(const Pack<T>& pack) {
+  T max[2] = {pack.element[0], pack.element[1]};
+#pragma unroll
+  for (int j = 2; j < Pack<T>::kSize; j += 2) Max2(max, &pack.element[j]);
+  ComputeType<T> wide[2];
+  Widen2(max, wide);
+  return Max(wide[0], wide[1]);
+}
+
+// Makes the compiler forget what it has derived from a pack of a half type: the next reader widens it again (one
+// instruction an element) instead of keeping the wide copy, twice as large, in registers across a reduction.
+// (bfloat16 gradient of 1024 columns: 80 registers instead of 150.)
+template <typename T>
+__device__ void Forget(Pack<T>& pack) {
+  if constexpr (kIsHalf<T>) {
+    uint32_t(&word)[4] = reinterpret_cast<uint32_t(&)[4]>(pack);
+    asm volatile("" : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3]));
+  }
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_COMMON_PACK_CUH_

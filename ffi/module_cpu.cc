@@ -1,0 +1,51 @@
+// The extension module jaxkernels._cpu: CPU targets, and the plans of the GPU kernels.
+//
+// Owns: what Python sees. Must not know: what a target does.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+
+#include "common/api_version.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace nb = nanobind;
+
+namespace jaxkernels {
+
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsSoftmaxFwdCpu);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxFwdCpu);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsSoftmaxGradCpu);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxGradCpu);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxJvpCpu);
+
+#ifdef JK_HAVE_BIND_PLAN
+void BindSoftmaxPlan(nb::module_& module);
+#endif
+
+namespace {
+
+nb::dict Registrations() {
+  nb::dict targets;
+  const auto add = [&](const char* target, XLA_FFI_Handler* handler) {
+    targets[target] = nb::capsule(reinterpret_cast<void*>(handler));
+  };
+  add("jaxkernels_softmax_fwd", JaxkernelsSoftmaxFwdCpu);
+  add("jaxkernels_log_softmax_fwd", JaxkernelsLogSoftmaxFwdCpu);
+  add("jaxkernels_softmax_grad", JaxkernelsSoftmaxGradCpu);
+  add("jaxkernels_log_softmax_grad", JaxkernelsLogSoftmaxGradCpu);
+  add("jaxkernels_log_softmax_jvp", JaxkernelsLogSoftmaxJvpCpu);
+  return targets;
+}
+
+}  // namespace
+
+NB_MODULE(_cpu, module) {
+  module.doc() = "CPU kernels of jaxkernels, and the launch plans of its GPU kernels.";
+  module.def("registrations", &Registrations, "FFI target name -> capsule of its handler.");
+  module.def("ffi_api_version", &FfiApiVersion,
+             "(major, minor) of the XLA FFI headers that this module was compiled with.");
+#ifdef JK_HAVE_BIND_PLAN
+  BindSoftmaxPlan(module);
+#endif
+}
+
+}  // namespace jaxkernels

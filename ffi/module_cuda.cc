@@ -1,0 +1,67 @@
+// The extension module jaxkernels._cuda: CUDA targets, and the limits of the GPUs of this machine.
+//
+// Owns: what Python sees. Must not know: what a target does. Imports on a machine without a GPU or a driver.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+
+#include <string>
+
+#include "common/api_version.h"
+#include "common/device_query.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace nb = nanobind;
+
+namespace jaxkernels {
+
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsSoftmaxFwdCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxFwdCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsSoftmaxGradCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxGradCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxJvpCuda);
+
+namespace {
+
+nb::dict Registrations() {
+  nb::dict targets;
+  const auto add = [&](const char* target, XLA_FFI_Handler* handler) {
+    targets[target] = nb::capsule(reinterpret_cast<void*>(handler));
+  };
+  add("jaxkernels_softmax_fwd", JaxkernelsSoftmaxFwdCuda);
+  add("jaxkernels_log_softmax_fwd", JaxkernelsLogSoftmaxFwdCuda);
+  add("jaxkernels_softmax_grad", JaxkernelsSoftmaxGradCuda);
+  add("jaxkernels_log_softmax_grad", JaxkernelsLogSoftmaxGradCuda);
+  add("jaxkernels_log_softmax_jvp", JaxkernelsLogSoftmaxJvpCuda);
+  return targets;
+}
+
+nb::dict Limits(int ordinal) {
+  const DeviceLimits* limits = LimitsOfDevice(ordinal);
+  if (limits == nullptr) {
+    throw nb::value_error(("there is no CUDA device " + std::to_string(ordinal)).c_str());
+  }
+  nb::dict fields;
+  fields["name"] = limits->name;
+  fields["sm_count"] = limits->sm_count;
+  fields["smem_per_block"] = limits->smem_per_block;
+  fields["smem_per_sm"] = limits->smem_per_sm;
+  fields["threads_per_sm"] = limits->threads_per_sm;
+  fields["blocks_per_sm"] = limits->blocks_per_sm;
+  fields["registers_per_sm"] = limits->registers_per_sm;
+  return fields;
+}
+
+}  // namespace
+
+NB_MODULE(_cuda, module) {
+  module.doc() = "CUDA kernels of jaxkernels.";
+  module.def("registrations", &Registrations, "FFI target name -> capsule of its handler.");
+  module.def("ffi_api_version", &FfiApiVersion,
+             "(major, minor) of the XLA FFI headers that this module was compiled with.");
+  module.def("device_limits", &Limits, nb::arg("ordinal"), "The fields of DeviceLimits for a GPU of this machine.");
+  module.def("architectures", [] { return std::string(JK_CUDA_ARCHITECTURES); },
+             "The GPU architectures that the kernels are compiled for, in CMake's spelling.");
+}
+
+}  // namespace jaxkernels

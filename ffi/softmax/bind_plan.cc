@@ -1,0 +1,105 @@
+// SoftmaxPlan and DeviceLimits as Python classes.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <string>
+#include <string_view>
+
+#include "softmax/plan.h"
+
+namespace nb = nanobind;
+
+namespace jaxkernels {
+namespace {
+
+template <typename Enum, size_t kCount>
+Enum FromName(const std::string_view (&names)[kCount], const std::string& name, const char* what) {
+  for (size_t i = 0; i < kCount; ++i) {
+    if (names[i] == name) return static_cast<Enum>(i);
+  }
+  throw nb::value_error(("unknown " + std::string(what) + " '" + name + "'").c_str());
+}
+
+SoftmaxPlan Plan(int64_t rows, int64_t cols, const std::string& dtype, const std::string& operation,
+                 const DeviceLimits& limits, const std::string& tier) {
+  if (rows < 0 || cols < 1) {
+    throw nb::value_error(
+        ("rows must be at least 0 and cols at least 1, got " + std::to_string(rows) + " and " + std::to_string(cols))
+            .c_str());
+  }
+  SoftmaxProblem problem;
+  problem.rows = rows;
+  problem.cols = cols;
+  problem.dtype = FromName<DType>(kDTypeNames, dtype, "dtype");
+  problem.operation = FromName<Operation>(kOperationNames, operation, "operation");
+  if (!ParseTier(tier, &problem.tier)) throw nb::value_error(("unknown tier '" + tier + "'").c_str());
+  const SoftmaxPlanResult planned = PlanSoftmax(problem, limits);
+  if (!planned.error.empty()) throw nb::value_error(planned.error.c_str());
+  return planned.plan;
+}
+
+nb::dict NamedDevices() {
+  nb::dict devices;
+  for (const DeviceLimits& limits : kNamedDevices) devices[limits.name.c_str()] = limits;
+  return devices;
+}
+
+std::string ToString(const DeviceLimits& limits) {
+  return "DeviceLimits(name='" + limits.name + "', sm_count=" + std::to_string(limits.sm_count) +
+         ", smem_per_block=" + std::to_string(limits.smem_per_block) +
+         ", smem_per_sm=" + std::to_string(limits.smem_per_sm) +
+         ", threads_per_sm=" + std::to_string(limits.threads_per_sm) +
+         ", blocks_per_sm=" + std::to_string(limits.blocks_per_sm) +
+         ", registers_per_sm=" + std::to_string(limits.registers_per_sm) + ")";
+}
+
+// Compares with anything, as Python's == must.
+template <typename T>
+bool Equals(const T& self, nb::handle other) {
+  return nb::isinstance<T>(other) && self == nb::cast<const T&>(other);
+}
+
+}  // namespace
+
+void BindSoftmaxPlan(nb::module_& module) {
+  nb::class_<DeviceLimits>(module, "DeviceLimits", "What a plan needs to know about a GPU.")
+      .def("__init__",
+           [](DeviceLimits* self, const std::string& name, int sm_count, int smem_per_block, int smem_per_sm,
+              int threads_per_sm, int blocks_per_sm, int registers_per_sm) {
+             new (self) DeviceLimits{name,           sm_count,      smem_per_block,  smem_per_sm,
+                                     threads_per_sm, blocks_per_sm, registers_per_sm};
+           },
+           nb::kw_only(), nb::arg("name"), nb::arg("sm_count"), nb::arg("smem_per_block"), nb::arg("smem_per_sm"),
+           nb::arg("threads_per_sm"), nb::arg("blocks_per_sm"), nb::arg("registers_per_sm"))
+      .def_ro("name", &DeviceLimits::name)
+      .def_ro("sm_count", &DeviceLimits::sm_count)
+      .def_ro("smem_per_block", &DeviceLimits::smem_per_block)
+      .def_ro("smem_per_sm", &DeviceLimits::smem_per_sm)
+      .def_ro("threads_per_sm", &DeviceLimits::threads_per_sm)
+      .def_ro("blocks_per_sm", &DeviceLimits::blocks_per_sm)
+      .def_ro("registers_per_sm", &DeviceLimits::registers_per_sm)
+      .def("__eq__", &Equals<DeviceLimits>, nb::arg().none())
+      .def("__repr__", [](const DeviceLimits& self) { return ToString(self); });
+
+  nb::class_<SoftmaxPlan>(module, "SoftmaxPlan", "How a row operation is launched on a GPU.")
+      .def_prop_ro("tier", [](const SoftmaxPlan& self) { return std::string(TierName(self.tier)); })
+      .def_ro("pack", &SoftmaxPlan::pack)
+      .def_ro("aligned", &SoftmaxPlan::aligned)
+      .def_ro("staged", &SoftmaxPlan::staged)
+      .def_ro("lanes", &SoftmaxPlan::lanes)
+      .def_ro("packs_per_lane", &SoftmaxPlan::packs_per_lane)
+      .def_ro("rows_per_access", &SoftmaxPlan::rows_per_access)
+      .def_ro("block_threads", &SoftmaxPlan::block_threads)
+      .def_ro("grid_blocks", &SoftmaxPlan::grid_blocks)
+      .def_ro("smem_bytes", &SoftmaxPlan::smem_bytes)
+      .def_ro("blocks_per_sm", &SoftmaxPlan::blocks_per_sm)
+      .def("__eq__", &Equals<SoftmaxPlan>, nb::arg().none())
+      .def("__repr__", [](const SoftmaxPlan& self) { return jaxkernels::ToString(self); });
+
+  module.def("named_devices", &NamedDevices, "Limits of well-known GPUs, by name.");
+  module.def("plan_softmax", &Plan, nb::arg("rows"), nb::arg("cols"), nb::arg("dtype"), nb::arg("operation"),
+             nb::arg("limits"), nb::arg("tier"),
+             "The plan of a row operation; raises ValueError where the tier cannot serve it.");
+}
+
+}  // namespace jaxkernels

@@ -1,0 +1,97 @@
+// plan -> template instantiation; the only place that starts kernels.
+//
+// The table of warp kernels is generated from the same kWarpShapes that the plan chooses from, so the two cannot drift.
+#ifndef JAXKERNELS_SOFTMAX_LAUNCH_CUH_
+#define JAXKERNELS_SOFTMAX_LAUNCH_CUH_
+
+#include <array>
+#include <utility>
+
+#include "softmax/launch.h"
+#include "softmax/row_ops.cuh"
+#include "softmax/tier_block_smem.cuh"
+#include "softmax/tier_block_uncached.cuh"
+#include "softmax/tier_warp.cuh"
+#include "softmax/tier_warp_staged.cuh"
+
+namespace jaxkernels {
+
+template <typename Op>
+using RowKernel = void (*)(RowArgs<Op>);
+
+template <typename Op, int kShape, bool kAligned>
+constexpr RowKernel<Op> WarpKernelOf() {
+  constexpr WarpShape shape = kWarpShapes[kShape];
+  if constexpr (WarpShapeFits(shape, Pack<typename Op::Storage>::kSize, Op::kInputs, kAligned)) {
+    return &WarpTierKernel<Op, shape.lanes, shape.packs_per_lane, shape.rows_per_access, kAligned>;
+  } else {
+    return nullptr;  // the plan never chooses it
+  }
+}
+
+template <typename Op, bool kAligned, int... kShapes>
+RowKernel<Op> FindWarpKernel(int shape, std::integer_sequence<int, kShapes...>) {
+  static constexpr std::array<RowKernel<Op>, sizeof...(kShapes)> kKernels = {WarpKernelOf<Op, kShapes, kAligned>()...};
+  return kKernels[shape];
+}
+
+template <typename Op>
+RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
+  switch (plan.tier) {
+    case Tier::kWarp: {
+      constexpr auto kShapes = std::make_integer_sequence<int, kWarpShapeCount>();
+      if (plan.staged) return &WarpStagedTierKernel<Op>;
+      return plan.aligned ? FindWarpKernel<Op, true>(plan.warp_shape, kShapes)
+                          : FindWarpKernel<Op, false>(plan.warp_shape, kShapes);
+    }
+    case Tier::kBlockSmem:
+      return plan.aligned ? &BlockSmemTierKernel<Op, true> : &BlockSmemTierKernel<Op, false>;
+    default:
+      return plan.aligned ? &BlockUncachedTierKernel<Op, true> : &BlockUncachedTierKernel<Op, false>;
+  }
+}
+
+template <typename Op>
+cudaError_t LaunchRowOp(const SoftmaxPlan& plan, const SoftmaxArrays& arrays, cudaStream_t stream) {
+  using T = typename Op::Storage;
+  RowArgs<Op> args;
+  for (int i = 0; i < Op::kInputs; ++i) args.in[i] = static_cast<const T*>(arrays.in[i]);
+  args.out = static_cast<T*>(arrays.out);
+  args.rows = arrays.rows;
+  args.cols = arrays.cols;
+
+
+  const void* function = reinterpret_cast<const void*>(FindKernel<Op>(plan));
+  if (plan.smem_bytes > 0) {
+    // More than 48 KiB must be asked for, and the L1 cache must leave its half of the memory to us.
+    cudaError_t error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.smem_bytes);
+    if (error != cudaSuccess) return error;
+    error = cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    if (error != cudaSuccess) return error;
+  }
+  void* kernel_args[] = {&args};
+  return cudaLaunchKernel(function, dim3(static_cast<unsigned>(plan.grid_blocks)), dim3(plan.block_threads),
+                          kernel_args, plan.smem_bytes, stream);
+}
+
+template <typename T>
+cudaError_t LaunchOperation(Operation operation, const SoftmaxPlan& plan, const SoftmaxArrays& arrays,
+                            cudaStream_t stream) {
+  switch (operation) {
+    case Operation::kSoftmaxForward:
+      return LaunchRowOp<SoftmaxForward<T>>(plan, arrays, stream);
+    case Operation::kLogSoftmaxForward:
+      return LaunchRowOp<LogSoftmaxForward<T>>(plan, arrays, stream);
+    case Operation::kSoftmaxGrad:
+      return LaunchRowOp<SoftmaxGrad<T>>(plan, arrays, stream);
+    case Operation::kLogSoftmaxGrad:
+      return LaunchRowOp<LogSoftmaxGrad<T>>(plan, arrays, stream);
+    case Operation::kLogSoftmaxJvp:
+      return LaunchRowOp<LogSoftmaxJvp<T>>(plan, arrays, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SOFTMAX_LAUNCH_CUH_

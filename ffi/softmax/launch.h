@@ -1,0 +1,31 @@
+// plan -> kernel. The only door between host code and the kernels.
+#ifndef JAXKERNELS_SOFTMAX_LAUNCH_H_
+#define JAXKERNELS_SOFTMAX_LAUNCH_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "softmax/plan.h"
+
+namespace jaxkernels {
+
+struct SoftmaxArrays {
+  const void* in[2];  // x, or y and a cotangent; all arrays of shape (rows, cols), aligned to 16 bytes
+  void* out;
+  int64_t rows, cols;
+};
+
+// Starts the kernel of `plan` on `stream` and returns the launch's own status; nothing is synchronised or allocated.
+cudaError_t LaunchSoftmax(DType dtype, Operation operation, const SoftmaxPlan& plan, const SoftmaxArrays& arrays,
+                          cudaStream_t stream);
+
+// The same for one storage type. Each is compiled in a file of its own, launch_<dtype>.cu, so that they compile side by
+// side.
+template <DType kDType>
+cudaError_t LaunchSoftmaxOf(Operation operation, const SoftmaxPlan& plan, const SoftmaxArrays& arrays,
+                            cudaStream_t stream);
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SOFTMAX_LAUNCH_H_

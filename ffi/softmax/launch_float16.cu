@@ -1,0 +1,11 @@
+#include "softmax/launch.cuh"
+
+namespace jaxkernels {
+
+template <>
+cudaError_t LaunchSoftmaxOf<DType::kFloat16>(Operation operation, const SoftmaxPlan& plan, const SoftmaxArrays& arrays,
+                                           cudaStream_t stream) {
+  return LaunchOperation<__half>(operation, plan, arrays, stream);
+}
+
+}  // namespace jaxkernels

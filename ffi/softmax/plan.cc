@@ -1,0 +1,155 @@
+#include "softmax/plan.h"
+
+#include <numeric>
+#include <sstream>
+#include <string_view>
+
+namespace jaxkernels {
+namespace {
+
+constexpr std::string_view kTierNames[] = {"auto", "warp", "block_smem", "block_uncached"};
+
+int Inputs(Operation operation) { return IsForward(operation) ? 1 : 2; }
+
+// The first compiled layout that covers `packs`, or -1.
+int FindWarpShape(int64_t packs, int pack, int inputs, bool aligned) {
+  for (int i = 0; i < kWarpShapeCount; ++i) {
+    const WarpShape& shape = kWarpShapes[i];
+    if (!WarpShapeFits(shape, pack, inputs, aligned)) continue;
+    if (packs <= shape.lanes * shape.packs_per_lane) return i;
+  }
+  return -1;
+}
+
+int BlocksPerSm(int threads, int smem_bytes, int registers, const DeviceLimits& limits) {
+  const int by_smem = limits.smem_per_sm / (smem_bytes + kReductionScratchBytes + kReservedSmemPerBlock);
+  const int by_registers = limits.registers_per_sm / (registers * threads);
+  return std::min({limits.threads_per_sm / threads, by_smem, by_registers, limits.blocks_per_sm});
+}
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t GridBlocks(int64_t blocks_of_work, int blocks_per_sm, int waves, const DeviceLimits& limits) {
+  const int64_t most = int64_t{waves} * limits.sm_count * std::max(blocks_per_sm, 1);
+  return std::max<int64_t>(std::min(blocks_of_work, most), 1);
+}
+
+void PlanWarp(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
+  const WarpShape& shape = kWarpShapes[plan.warp_shape];
+  plan.lanes = shape.lanes;
+  plan.packs_per_lane = shape.packs_per_lane;
+  plan.rows_per_access = shape.rows_per_access;
+  plan.block_threads = kWarpTierThreads;
+  plan.blocks_per_sm = BlocksPerSm(kWarpTierThreads, 0, 32, limits);
+  const int64_t rows_per_block = int64_t{kWarpTierThreads / shape.lanes} * shape.rows_per_access;
+  plan.grid_blocks = GridBlocks(CeilDiv(problem.rows, rows_per_block), plan.blocks_per_sm, kWaves, limits);
+}
+
+// Bytes of the 32 rows that a warp stages at a time.
+int64_t StagedWarpBytes(const SoftmaxProblem& problem) {
+  return 32 * problem.cols * ByteWidth(problem.dtype) * Inputs(problem.operation);
+}
+
+void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
+  constexpr int kWarps = kStagedTierThreads / 32;
+  plan.staged = true;
+  plan.warp_shape = -1;
+  plan.lanes = 1;
+  plan.rows_per_access = 32;
+  plan.block_threads = kStagedTierThreads;
+  plan.smem_bytes = static_cast<int>(StagedWarpBytes(problem) * kWarps);
+  plan.blocks_per_sm = BlocksPerSm(plan.block_threads, plan.smem_bytes, 64, limits);
+  plan.grid_blocks = GridBlocks(CeilDiv(problem.rows, 32 * kWarps), plan.blocks_per_sm, kWaves, limits);
+}
+
+// Block size by occupancy (block-softmax seed, 2.5): the most resident blocks first, then the most threads.
+void PlanBlockSmem(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
+  plan.tier = Tier::kBlockSmem;
+  plan.blocks_per_sm = BlocksPerSm(kBlockTierThreads[0], plan.smem_bytes, kBlockTierRegisters, limits);
+  for (const int threads : kBlockTierThreads) {
+    const int blocks = BlocksPerSm(threads, plan.smem_bytes, kBlockTierRegisters, limits);
+    if (blocks == plan.blocks_per_sm) plan.block_threads = threads;
+  }
+  plan.lanes = plan.block_threads;
+  const bool few_waves = plan.blocks_per_sm == 1 && IsForward(problem.operation);
+  const int waves = few_waves ? kWavesOfSingleForwardBlocks : kWaves;
+  plan.grid_blocks = GridBlocks(problem.rows, plan.blocks_per_sm, waves, limits);
+}
+
+void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
+  plan.tier = Tier::kBlockUncached;
+  plan.smem_bytes = 0;
+  plan.block_threads = kUncachedThreads;
+  plan.lanes = plan.block_threads;
+  plan.blocks_per_sm = BlocksPerSm(kUncachedThreads, 0, kBlockTierRegisters, limits);
+  plan.grid_blocks = GridBlocks(problem.rows, plan.blocks_per_sm, kWaves, limits);
+}
+
+}  // namespace
+
+const char* TierName(Tier tier) { return kTierNames[static_cast<int>(tier)].data(); }
+
+bool ParseTier(std::string_view name, Tier* tier) {
+  for (int i = 0; i < 4; ++i) {
+    if (name == kTierNames[i]) {
+      *tier = static_cast<Tier>(i);
+      return true;
+    }
+  }
+  return false;
+}
+
+SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits& limits) {
+  SoftmaxPlan plan;
+  const int inputs = Inputs(problem.operation);
+  plan.pack = kPlanPackBytes / ByteWidth(problem.dtype);
+  plan.aligned = problem.cols % plan.pack == 0;
+  const int64_t packs = MaxPacksOfRow(problem.cols, plan.pack);
+  if (packs > INT32_MAX) return {{}, "cols=" + std::to_string(problem.cols) + " is more than 2^31 packs of 16 bytes"};
+
+  const int64_t smem_bytes = SmemSlots(problem.cols, plan.pack) * kPlanPackBytes * inputs;
+  const int64_t smem_room = limits.smem_per_block - kReductionScratchBytes;
+  plan.warp_shape = FindWarpShape(packs, plan.pack, inputs, plan.aligned);
+  const bool warp_fits = plan.warp_shape >= 0;
+  const bool stages = !plan.aligned && StagedWarpBytes(problem) <= kStagedWarpBytes;
+  const bool smem_fits = smem_bytes <= smem_room;
+
+  Tier tier = problem.tier;
+  if (tier == Tier::kAuto) {
+    tier = warp_fits ? Tier::kWarp : smem_fits ? Tier::kBlockSmem : Tier::kBlockUncached;
+  }
+  if (tier == Tier::kWarp && !warp_fits) {
+    return {{}, "tier 'warp' cannot hold a row of " + std::to_string(packs) + " packs of 16 bytes in the registers of a warp"};
+  }
+  if (tier == Tier::kBlockSmem && !smem_fits) {
+    return {{},
+            "tier 'block_smem' needs " + std::to_string(smem_bytes) + " bytes of shared memory for a row, and " +
+                limits.name + " grants a block " + std::to_string(smem_room)};
+  }
+  if (tier != Tier::kWarp) plan.warp_shape = -1;
+  if (tier == Tier::kBlockSmem) plan.smem_bytes = static_cast<int>(smem_bytes);
+  switch (tier) {
+    case Tier::kWarp:
+      plan.tier = Tier::kWarp;
+      stages ? PlanWarpStaged(problem, limits, plan) : PlanWarp(problem, limits, plan);
+      break;
+    case Tier::kBlockSmem:
+      PlanBlockSmem(problem, limits, plan);
+      break;
+    default:
+      PlanBlockUncached(problem, limits, plan);
+  }
+  return {plan, ""};
+}
+
+std::string ToString(const SoftmaxPlan& plan) {
+  std::ostringstream out;
+  out << "SoftmaxPlan(tier='" << TierName(plan.tier) << "', pack=" << plan.pack << ", lanes=" << plan.lanes
+      << ", packs_per_lane=" << plan.packs_per_lane << ", rows_per_access=" << plan.rows_per_access
+      << ", aligned=" << (plan.aligned ? "True" : "False") << ", staged=" << (plan.staged ? "True" : "False") << ", block_threads=" << plan.block_threads
+      << ", grid_blocks=" << plan.grid_blocks << ", smem_bytes=" << plan.smem_bytes
+      << ", blocks_per_sm=" << plan.blocks_per_sm << ")";
+  return out.str();
+}
+
+}  // namespace jaxkernels

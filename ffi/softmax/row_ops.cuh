@@ -1,0 +1,116 @@
+// The row operations: what each one loads, reduces and stores. No operation knows which tier runs it.
+//
+// A row operation on storage type T (compute type C) is a struct with
+//   kInputs    arrays it reads: 1 (x) or 2 (y and dy)
+//   kUsesMax   whether the maximum of the row is needed before the sum
+//   kKeepsTerm whether the summand is all that the result needs, so that a tier may keep it in place of the input
+//   Fill()     the value that stands for elements outside the row: it changes neither maximum nor sum
+//   Term       one summand of the row's sum, from one element of each input and the row's maximum
+//   Row        the constants of a row, made once from its maximum and sum
+//   Finish     one element of the result from the inputs; FinishTerm the same from a kept summand
+// How to add one: ffi/README.md.
+#ifndef JAXKERNELS_SOFTMAX_ROW_OPS_CUH_
+#define JAXKERNELS_SOFTMAX_ROW_OPS_CUH_
+
+#include "common/numeric.cuh"
+
+namespace jaxkernels {
+
+// Forward operations read x and need the maximum, so that no exponential overflows.
+template <typename T>
+struct ForwardOp {
+  using Storage = T;
+  using C = ComputeType<T>;
+  static constexpr int kInputs = 1;
+  static constexpr bool kUsesMax = true;
+
+  __device__ static C Fill() { return -kInfinity<C>; }
+  __device__ static C Term(const C (&in)[1], C max) { return ExpDifference<T>(in[0], max); }
+};
+
+// y = exp(x - max) / sum exp(x - max)
+template <typename T>
+struct SoftmaxForward : ForwardOp<T> {
+  using C = ComputeType<T>;
+  static constexpr bool kKeepsTerm = true;
+
+  struct Row {
+    C max, sum, inverse, log2_sum;
+    __device__ Row(C max, C sum) : max(max), sum(sum), inverse(C(1) / sum), log2_sum(log2(sum)) {}
+  };
+
+  __device__ static C FinishTerm(C term, const Row& row) { return DivideBy<T>(term, row.sum, row.inverse); }
+  __device__ static C Finish(const C (&in)[1], const Row& row) {
+    if constexpr (kIsHalf<T>) {
+      return FastExp2(fma(in[0] - row.max, kLog2E, -row.log2_sum));  // the division within the exponent
+    } else {
+      return FinishTerm(SoftmaxForward::Term(in, row.max), row);
+    }
+  }
+};
+
+// y = (x - max) - log(sum exp(x - max))
+template <typename T>
+struct LogSoftmaxForward : ForwardOp<T> {
+  using C = ComputeType<T>;
+  static constexpr bool kKeepsTerm = false;
+
+  struct Row {
+    C max, log_sum;
+    __device__ Row(C max, C sum) : max(max), log_sum(log(sum)) {}
+  };
+
+  __device__ static C Finish(const C (&in)[1], const Row& row) {
+    const C difference = in[0] - row.max;
+    const C y = difference - row.log_sum;
+    return difference > -kInfinity<C> ? y + DifferenceError<T>(in[0], row.max, difference) : y;
+  }
+};
+
+// Gradients (and tangents) read the output y and a cotangent (tangent), and need one sum.
+template <typename T>
+struct LinearOp {
+  using Storage = T;
+  using C = ComputeType<T>;
+  static constexpr int kInputs = 2;
+  static constexpr bool kUsesMax = false;
+  static constexpr bool kKeepsTerm = false;
+
+  struct Row {
+    C sum;
+    __device__ Row(C /*max*/, C sum) : sum(sum) {}
+  };
+
+  __device__ static C Fill() { return C(0); }
+};
+
+// dx = y * (dy - sum(dy * y)). The Jacobian is symmetric: from the tangent of x this makes the tangent of y.
+template <typename T>
+struct SoftmaxGrad : LinearOp<T> {
+  using C = ComputeType<T>;
+  using Row = typename LinearOp<T>::Row;
+  __device__ static C Term(const C (&in)[2], C) { return in[0] * in[1]; }
+  __device__ static C Finish(const C (&in)[2], const Row& row) { return in[0] * (in[1] - row.sum); }
+};
+
+// dx = dy - exp(y) * sum(dy)
+template <typename T>
+struct LogSoftmaxGrad : LinearOp<T> {
+  using C = ComputeType<T>;
+  using Row = typename LinearOp<T>::Row;
+  __device__ static C Term(const C (&in)[2], C) { return in[1]; }
+  __device__ static C Finish(const C (&in)[2], const Row& row) { return fma(-Exp<T>(in[0]), row.sum, in[1]); }
+};
+
+// dy = dx - sum(exp(y) * dx), the transpose of LogSoftmaxGrad.
+template <typename T>
+struct LogSoftmaxJvp : LinearOp<T> {
+  using C = ComputeType<T>;
+  using Row = typename LinearOp<T>::Row;
+  __device__ static C Term(const C (&in)[2], C) { return Exp<T>(in[0]) * in[1]; }
+  __device__ static C Finish(const C (&in)[2], const Row& row) { return in[1] - row.sum; }
+};
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SOFTMAX_ROW_OPS_CUH_

@@ -1,0 +1,103 @@
+// Tier `block_uncached`: nobody keeps the row; a block reads it twice.
+//
+// Work split: thread t owns packs t, t + blockDim.x, ... of the row; a block walks the rows grid-stride.
+// Memory: two reads and one write per element, whatever the length: maximum and sum are found together, online
+//   (Milakov and Gimelshein 2018, arXiv 1805.02867), so that OneFlow's third read falls away. The second read walks
+//   backwards, from the packs that the first one left in the L2 cache, and results are stored with the streaming hint
+//   so that they do not push the row out.
+// Requires: blockDim.x is a multiple of 32.
+#ifndef JAXKERNELS_SOFTMAX_TIER_BLOCK_UNCACHED_CUH_
+#define JAXKERNELS_SOFTMAX_TIER_BLOCK_UNCACHED_CUH_
+
+#include "softmax/plan.h"
+#include "softmax/row_args.cuh"
+
+namespace jaxkernels {
+
+// Packs that a thread has in flight, over all inputs.
+inline constexpr int kUncachedPacksInFlight = 4;
+
+// The running maximum of a sequence and the sum of its terms relative to that maximum.
+template <typename Op>
+struct OnlineSum {
+  using T = typename Op::Storage;
+  using C = ComputeType<T>;
+  C max = Op::Fill();
+  C sum = 0;
+
+  // While every element is -inf the terms are taken relative to 0: they vanish, and no inf - inf makes a NaN.
+  __device__ static C Reference(C max) { return max == -kInfinity<C> ? C(0) : max; }
+
+  __device__ void RaiseMax(C new_max) {
+    if (!(new_max > max)) return;
+    sum *= ExpDifference<T>(max, new_max);
+    max = new_max;
+  }
+};
+
+template <typename Op, bool kAligned>
+__global__ void __maxnreg__(kBlockTierRegisters) BlockUncachedTierKernel(RowArgs<Op> args) {
+  using T = typename Op::Storage;
+  using C = ComputeType<T>;
+  using Window = RowWindow<T, kAligned>;
+  __shared__ typename BlockReducer<C>::Scratch scratch;
+  BlockReducer<C> block(scratch);
+  constexpr int kUnroll = kUncachedPacksInFlight / Op::kInputs;
+  const int step = blockDim.x * kUnroll;
+
+  for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
+    const Window window = Window(row, args.rows, args.cols).StartAtLine();
+    // Loads up to kUnroll packs of each input, all before the first use.
+    InputPacks<Op> pack[kUnroll];
+    const auto load = [&](int first) {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int index = first + u * blockDim.x;
+        if (window.Has(index)) {
+          LoadPacks<Op>(pack[u], args, window, index);
+        } else {
+          FillPacks<Op>(pack[u]);
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) MaskPacks<Op>(pack[u], args, window, first + u * blockDim.x);
+    };
+
+    // Load and reduce.
+    OnlineSum<Op> online;
+    for (int first = threadIdx.x; first < window.packs; first += step) {
+      load(first);
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if constexpr (Op::kUsesMax) online.RaiseMax(MaxOfPack(pack[u][0]));
+        C term[Pack<T>::kSize];
+        online.sum += SumOfPacks<Op>(pack[u], OnlineSum<Op>::Reference(online.max), term);
+      }
+    }
+    C max = online.max;
+    if constexpr (Op::kUsesMax) {
+      max = block.template AllReduce<MaxReduction<C>>(max);
+      online.sum *= ExpDifference<T>(online.max, OnlineSum<Op>::Reference(max));
+    }
+    const C sum = block.template AllReduce<SumReduction<C>>(online.sum);
+
+    // Load again, backwards, and store.
+    const typename Op::Row constants(max, sum);
+    const int last = (window.packs - 1) / step * step + threadIdx.x;
+    for (int first = last; first >= 0; first -= step) {
+      load(first);
+#pragma unroll
+      for (int u = kUnroll - 1; u >= 0; --u) {
+        const int index = first + u * blockDim.x;
+        if (!window.Has(index)) continue;
+        C result[Pack<T>::kSize];
+        FinishPacks<Op>(pack[u], constants, result);
+        StorePack(args.out, window, index, result);
+      }
+    }
+  }
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SOFTMAX_TIER_BLOCK_UNCACHED_CUH_

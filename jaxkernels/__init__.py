@@ -1,0 +1,35 @@
+"""Row kernels for JAX, called through XLA's foreign function interface.
+
+`softmax` and `log_softmax` take the place of `jax.nn.softmax` and `jax.nn.log_softmax` in any JAX
+program: CUDA kernels on NVIDIA GPUs, C++ kernels on CPUs, plain JAX on everything else.
+`plan_softmax` shows which kernel a GPU would run. `python -m jaxkernels` tells what is installed
+and checks that it works.
+
+Example:
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxkernels as jk
+    >>> print(jax.jit(jk.softmax)(jnp.zeros((2, 4))))
+    [[0.25 0.25 0.25 0.25]
+     [0.25 0.25 0.25 0.25]]
+"""
+
+import importlib.metadata
+
+from jaxkernels import _registry as _registry
+from jaxkernels._cpu import DeviceLimits as DeviceLimits
+from jaxkernels._cpu import SoftmaxPlan as SoftmaxPlan
+from jaxkernels._plan import plan_softmax as plan_softmax
+from jaxkernels._softmax import log_softmax as log_softmax
+from jaxkernels._softmax import softmax as softmax
+
+__version__ = importlib.metadata.version("jaxkernels")
+
+__all__ = [
+    "DeviceLimits",
+    "SoftmaxPlan",
+    "__version__",
+    "log_softmax",
+    "plan_softmax",
+    "softmax",
+]

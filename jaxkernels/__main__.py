@@ -1,0 +1,88 @@
+"""``python -m jaxkernels``: what is installed, what is live, and whether it works.
+
+Prints versions, devices, the XLA FFI versions built for and running, every target with the reason
+why it is not live, and the errors measured by a self-test of about a second. The exit code is 0 if
+all is well and 1 if a result is wrong or a CUDA device has no kernels.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import jax
+
+from jaxkernels import _registry, _selfcheck
+
+
+def _print_versions() -> None:
+    versions = _registry.versions()
+    packages = {name: v for name, v in versions.items() if not name.startswith(("ffi_", "cuda_"))}
+    print(", ".join(f"{name} {version}" for name, version in packages.items()))
+    print("\nDevices")
+    for device in jax.devices():
+        print(f"  {device.platform}:{device.id}  {device.device_kind}")
+    print("\nXLA FFI")
+    print(f"  running jaxlib   {versions['ffi_api_running']}")
+    print(f"  jaxkernels._cpu  {versions['ffi_api_cpu']}")
+    if _registry.has_cuda_module():
+        architectures = versions["cuda_architectures"]
+        print(f"  jaxkernels._cuda {versions['ffi_api_cuda']}, compiled for {architectures}")
+
+
+def _print_targets() -> list[str]:
+    """Prints the targets and returns the platforms on which they are live, by JAX's names."""
+    print("\nTargets")
+    live = []
+    for target in _registry.status():
+        state = "live" if target.live else f"not live: {target.why}"
+        print(f"  {target.target:<27} {target.platform:<5} {state}")
+        if target.live:
+            live.append(target.platform.lower())
+    return list(dict.fromkeys(live))
+
+
+def _print_checks(checks: list[_selfcheck.Check]) -> None:
+    print("\nSelf-test: largest error against float64, in units of the dtype's epsilon")
+    for check in checks:
+        case = f"  {check.platform:<5} {check.dtype:<9} {check.tier:<15} {check.operation:<17}"
+        if check.problem:
+            print(f"{case} FAILED: {check.problem}")
+            continue
+        verdict = "ok" if check.passed else "FAILED"
+        print(f"{case} {check.error:7.3f} of {check.bound:5.2f} allowed  {verdict}")
+
+
+def _has_cuda_device() -> bool:
+    try:
+        return bool(jax.devices("cuda"))
+    except RuntimeError:
+        return False
+
+
+def main() -> int:
+    """Prints the report.
+
+    Returns:
+        The exit code.
+    """
+    _print_versions()
+    live = _print_targets()
+    start = time.perf_counter()
+    checks = [check for platform in live for check in _selfcheck.run(platform)]
+    seconds = time.perf_counter() - start
+    _print_checks(checks)
+    failed = sum(not check.passed for check in checks)
+    missing_cuda = _has_cuda_device() and "cuda" not in live
+    if missing_cuda:
+        print(
+            "\nJAX has a CUDA device, but the CUDA targets are not live (see above): "
+            "programs on it run the slower pure-JAX reference."
+        )
+    outcome = f"{failed} of {len(checks)} failed" if failed else f"{len(checks)} results right"
+    print(f"\nSelf-test: {outcome}, {seconds:.1f} s")
+    return int(failed > 0 or missing_cuda or not checks)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

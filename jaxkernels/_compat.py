@@ -1,0 +1,99 @@
+"""The one module that touches what JAX does not promise to keep.
+
+Owns: every use of a JAX attribute or object that is outside its documented API, and nothing else,
+so that a new JAX release breaks this file alone. Must not know: softmax, or any other operation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.extend.mlir import ir
+from jax.interpreters import batching, mlir
+from jax.sharding import PartitionSpec
+
+# Shardy names the factors of a sharding rule i, j, ... z and then z_1, z_2, ...; no other name
+# parses.
+_FACTOR_LETTERS = "ijklmnopqrstuvwxyz"
+
+
+def running_ffi_api_version() -> tuple[int, int] | None:
+    """Version of the XLA FFI that the installed jaxlib speaks, read from the header that it ships.
+
+    Returns:
+        (major, minor), or None when this jaxlib comes without its headers.
+    """
+    header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
+    try:
+        text = header.read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = [re.search(rf"#define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
+    if found[0] is None or found[1] is None:
+        return None
+    return int(found[0].group(1)), int(found[1].group(1))
+
+
+def varying_axes(x: Any) -> frozenset[Any]:
+    """The manual mesh axes over which `x` differs between devices (shard_map with check_vma)."""
+    return jax.typeof(x).manual_axis_type.varying
+
+
+def explicit_spec(x: Any) -> PartitionSpec:
+    """The sharding that is part of the type of `x`: all None unless its mesh has Explicit axes."""
+    return jax.typeof(x).sharding.spec
+
+
+def reshard(x: jax.Array, spec: PartitionSpec) -> jax.Array:
+    """`x` with the sharding `spec` in its type; the mesh stays that of `x`."""
+    return jax.sharding.reshard(x, jax.typeof(x).sharding.update(spec=spec))
+
+
+def batch_at_front(axis_data: Any, x: jax.Array, batch_dim: int | None) -> jax.Array:
+    """`x` with its vmapped dimension first; an unmapped `x` is broadcast, and sharded alike."""
+    return batching.bdim_at_front(x, batch_dim, axis_data.size, axis_data.explicit_mesh_axis)
+
+
+def lowering_platforms(ctx: mlir.LoweringRuleContext) -> tuple[str, ...]:
+    """The platforms ("cpu", "cuda", "tpu", ...) that a lowering rule is asked to serve."""
+    return tuple(ctx.platforms or ctx.module_context.platforms)
+
+
+def batch_partitioning_attributes(ctx: mlir.LoweringRuleContext) -> dict[str, ir.Attribute]:
+    """Attributes that let XLA split a custom call along every dimension but the last.
+
+    All operands and results have one shape. Both partitioners are told: GSPMD by the number of
+    batch dimensions (its target must be registered as batch partitionable), Shardy by a rule that
+    ties equal dimensions of all arrays together and asks for the last one to be gathered, because a
+    row must be whole where it is reduced.
+    """
+    shape = ctx.avals_out[0].shape
+    # A symbolic dimension (jax.export) cannot be written into the rule, nor can an empty one.
+    if not all(isinstance(dim, int) and dim > 0 for dim in shape):
+        return {}
+    attributes = {
+        "mhlo.frontend_attributes": mlir.ir_attribute({"num_batch_dims": str(len(shape) - 1)})
+    }
+    if jax.config.jax_use_shardy_partitioner:  # pyright: ignore[reportAttributeAccessIssue]
+        rule = _shardy_rule(shape, len(ctx.avals_in))
+        attributes["sdy.sharding_rule"] = ir.Attribute.parse(rule)
+    return attributes
+
+
+def _shardy_rule(shape: Sequence[int], num_operands: int) -> str:
+    overflow = (f"z_{k}" for k in itertools.count(1))
+    factors = [
+        name for name, _ in zip(itertools.chain(_FACTOR_LETTERS, overflow), shape, strict=False)
+    ]
+    array = "[" + ", ".join(factors) + "]"
+    operands = ", ".join([array] * num_operands)
+    sizes = ", ".join(f"{name}={dim}" for name, dim in zip(factors, shape, strict=True))
+    return (
+        f"#sdy.op_sharding_rule<({operands})->({array}) {{{sizes}}} "
+        f"need_replication={{{factors[-1]}}}, custom>"
+    )

@@ -1,0 +1,113 @@
+"""Which kernel would run: the launch plans of the row kernels, as seen from Python.
+
+Owns: how shapes, dtypes and devices become arguments of the plan in C++. Must not know: any rule of
+launching; those live in ffi/softmax/plan.h alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jaxkernels import _registry, _validate
+
+if TYPE_CHECKING:
+    from jaxkernels._cpu import DeviceLimits, SoftmaxPlan
+
+DEFAULT_DEVICE = "h200"
+
+# A jax.Device: JAX does not export it in a form that type checkers take for a type.
+Device = Any
+
+
+def plan_softmax(
+    shape: Sequence[int],
+    dtype: DTypeLike,
+    *,
+    operation: str = "softmax_fwd",
+    device: str | Device | None = None,
+    tier: str | None = None,
+) -> SoftmaxPlan:
+    """The launch plan of a row operation on a GPU; needs no GPU for devices known by name.
+
+    Args:
+        shape: shape of the operands, (..., cols), as they reach the kernel: the reduced axis last.
+        dtype: float32, bfloat16, float16 or float64.
+        operation: "softmax_fwd", "log_softmax_fwd", "softmax_grad", "log_softmax_grad" or
+            "log_softmax_jvp".
+        device: a name such as "h200", "a100" or "rtx4090", or a CUDA device of JAX; None means the
+            first CUDA device, or "h200" on a machine without one.
+        tier: the tier to force, "warp", "block_smem" or "block_uncached"; None lets the plan
+            choose.
+
+    Returns:
+        The plan: a value that can be compared and printed, with fields such as `tier`,
+        `block_threads`, `smem_bytes`.
+
+    Raises:
+        TypeError: the dtype has no kernels, or `device` is neither a name nor a device.
+        ValueError: an unknown operation, device or tier, or the forced tier cannot serve such rows
+            on this device.
+
+    Example:
+        >>> import jaxkernels as jk
+        >>> jk.plan_softmax((4096, 1024), "float32", device="h200").tier
+        'warp'
+        >>> jk.plan_softmax((16, 1 << 20), "bfloat16", device="h200").tier
+        'block_uncached'
+    """
+    if operation not in _registry.OPERATIONS:
+        listed = ", ".join(map(repr, _registry.OPERATIONS))
+        raise ValueError(f"operation must be one of {listed}; got {operation!r}")
+    _validate.check_choice("tier", tier, _validate.TIERS)
+    dtype_name = jnp.dtype(dtype).name
+    if dtype_name not in _validate.DTYPES:
+        raise TypeError(f"dtype must be one of {', '.join(_validate.DTYPES)}; got {dtype_name}")
+    if any(dim < 0 for dim in shape):
+        raise ValueError(f"shape must not have negative dimensions; got {tuple(shape)}")
+    rows, cols = math.prod(shape[:-1]), shape[-1] if len(shape) else 1
+    return _registry.cpu_module.plan_softmax(
+        rows, cols, dtype_name, operation, _device_limits(device), tier or "auto"
+    )
+
+
+def check_tier(operation: str, shape: Sequence[Any], dtype: Any, tier: str) -> None:
+    """Raises ValueError, when a program is traced, if no device can serve its rows in this tier.
+
+    Only the warp tier has such a limit, the registers of a warp, which are the same on all devices.
+    """
+    cols = shape[-1]
+    # jax.export may leave cols symbolic; rows of no columns never reach a plan.
+    if tier == "warp" and isinstance(cols, int) and cols > 0:
+        plan_softmax((1, cols), dtype, operation=operation, device=DEFAULT_DEVICE, tier=tier)
+
+
+def _device_limits(device: str | Device | None) -> DeviceLimits:
+    chosen: Any = _default_device() if device is None else device
+    if isinstance(chosen, str):
+        known = _registry.cpu_module.named_devices()
+        if chosen not in known:
+            raise ValueError(f"device must be one of {', '.join(sorted(known))}; got {chosen!r}")
+        return known[chosen]
+    if not isinstance(chosen, jax.Device):
+        raise TypeError(f"device must be a name, a jax.Device or None; got {chosen!r}")
+    if chosen.platform != "gpu" or _registry.cuda_module is None:
+        raise ValueError(
+            f"device must be a CUDA device, of a jaxkernels built for CUDA; got {chosen!r}"
+        )
+    limits = _registry.cuda_module.device_limits(chosen.local_hardware_id)
+    return _registry.cpu_module.DeviceLimits(**limits)
+
+
+def _default_device() -> str | Device:
+    if not _registry.has_cuda_module():
+        return DEFAULT_DEVICE
+    try:
+        return jax.local_devices(backend="cuda")[0]
+    except RuntimeError:
+        return DEFAULT_DEVICE

@@ -1,0 +1,58 @@
+"""The five row operations in plain JAX: what the kernels compute, or runs in their stead.
+
+Owns: the mathematics of one row, along the last axis. 16-bit types are computed in float32 and
+rounded once, as in the kernels. Also differentiated by JAX when a kernel's derivative with respect
+to its residual y is wanted. Must not know: axes, masks, primitives.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def _widen(x: jax.Array) -> jax.Array:
+    """Gives `x` in its compute type: float32 for the 16-bit types, otherwise its own."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _row_sum(x: jax.Array) -> jax.Array:
+    return jnp.sum(x, axis=-1, keepdims=True)
+
+
+def _shift(x: jax.Array) -> jax.Array:
+    """Returns x - max x, so that no exponential overflows. `initial` lets rows of no columns pass."""
+    return x - jnp.max(x, axis=-1, keepdims=True, initial=-jnp.inf)
+
+
+def softmax_fwd(x: jax.Array) -> jax.Array:
+    """Softmax: y = exp(x - max x) / sum exp(x - max x)."""
+    unnormalized = jnp.exp(_shift(_widen(x)))
+    return (unnormalized / _row_sum(unnormalized)).astype(x.dtype)
+
+
+def log_softmax_fwd(x: jax.Array) -> jax.Array:
+    """Log of softmax: y = x - max x - log sum exp(x - max x)."""
+    shifted = _shift(_widen(x))
+    return (shifted - jnp.log(_row_sum(jnp.exp(shifted)))).astype(x.dtype)
+
+
+def softmax_grad(y: jax.Array, dy: jax.Array) -> jax.Array:
+    """Gradient: dx = J^T dy = y * (dy - sum(dy * y)), with J = diag(y) - y y^T.
+
+    J is symmetric, so this is the jvp too.
+    """
+    wide_y, wide_dy = _widen(y), _widen(dy)
+    return (wide_y * (wide_dy - _row_sum(wide_dy * wide_y))).astype(y.dtype)
+
+
+def log_softmax_grad(y: jax.Array, dy: jax.Array) -> jax.Array:
+    """Gradient: dx = J^T dy = dy - exp(y) * sum(dy), with J = I - 1 exp(y)^T."""
+    wide_dy = _widen(dy)
+    return (wide_dy - jnp.exp(_widen(y)) * _row_sum(wide_dy)).astype(y.dtype)
+
+
+def log_softmax_jvp(y: jax.Array, dx: jax.Array) -> jax.Array:
+    """Tangent: dy = J dx = dx - sum(exp(y) * dx), with J = I - 1 exp(y)^T."""
+    wide_dx = _widen(dx)
+    return (wide_dx - _row_sum(jnp.exp(_widen(y)) * wide_dx)).astype(y.dtype)

@@ -1,0 +1,187 @@
+"""Loads the extension modules and hands their targets to XLA.
+
+Owns: which targets exist, on which platform they are live, and why not. Importing it registers; it
+never initialises a JAX backend (only `status` asks JAX for its devices). Must not know: what a
+target computes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import importlib.metadata
+import platform as python_platform
+import warnings
+from types import ModuleType
+
+import jax
+import numpy as np
+
+from jaxkernels import _compat
+
+OPERATIONS = (
+    "softmax_fwd",
+    "log_softmax_fwd",
+    "softmax_grad",
+    "log_softmax_grad",
+    "log_softmax_jvp",
+)
+TARGETS = tuple(f"jaxkernels_{operation}" for operation in OPERATIONS)
+
+# XLA's name of a platform differs from the name that JAX's lowering rules use. "cuda" in lower case
+# would be accepted by register_ffi_target as well, and then never be looked up.
+_XLA_PLATFORM = {"cpu": "cpu", "cuda": "CUDA"}
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetStatus:
+    """Whether one FFI target can be called on one platform.
+
+    Attributes:
+        target: name of the target, e.g. "jaxkernels_softmax_fwd".
+        platform: "cpu" or "CUDA", as XLA spells them.
+        live: a jitted program can call the target on this platform, here and now.
+        why: the reason when it is not live, else empty.
+    """
+
+    target: str
+    platform: str
+    live: bool
+    why: str
+
+
+def check_api_version(module: str, built: tuple[int, int], running: tuple[int, int] | None) -> None:
+    """Refuses a module that the running jaxlib would reject.
+
+    XLA rejects such handlers only when a backend starts, and then the whole backend fails. A module
+    built for an older minor version is fine.
+
+    Args:
+        module: name of the extension module.
+        built: (major, minor) of the XLA FFI headers that the module was compiled with.
+        running: the same of the jaxlib in this process; None if it cannot be found out.
+
+    Raises:
+        ImportError: the module is for another major or a newer minor version.
+    """
+    if running is None or (built[0] == running[0] and built[1] <= running[1]):
+        return
+    raise ImportError(
+        f"{module} was built for XLA FFI {_dotted(built)}, but the installed jaxlib "
+        f"{importlib.metadata.version('jaxlib')} speaks XLA FFI {_dotted(running)}. Upgrade "
+        "jaxlib, or rebuild jaxkernels against this one: "
+        "pip install --no-build-isolation --force-reinstall --no-deps <path of jaxkernels>"
+    )
+
+
+def _load_cpu() -> ModuleType:
+    try:
+        return importlib.import_module("jaxkernels._cpu")
+    except ImportError as error:
+        raise ImportError(
+            "jaxkernels has no usable extension module jaxkernels._cpu; build the package with "
+            f"'pip install .' and import it from outside its source tree ({error})"
+        ) from error
+
+
+def _load_cuda() -> tuple[ModuleType | None, str]:
+    """The CUDA module, or None and the reason."""
+    name = "jaxkernels._cuda"
+    try:
+        return importlib.import_module(name), ""
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            return None, f"{name} cannot be imported: {error}"
+        return None, f"{name} was not built (no CUDA compiler was found, or JK_CUDA=OFF)"
+    except ImportError as error:
+        return None, f"{name} cannot be imported: {error}"
+
+
+def _register(module: ModuleType, platform: str, running: tuple[int, int] | None) -> None:
+    check_api_version(module.__name__, tuple(module.ffi_api_version()), running)
+    registrations = module.registrations()
+    missing = sorted(set(TARGETS) - set(registrations))
+    if missing:
+        raise ImportError(
+            f"{module.__name__} lacks the targets {', '.join(missing)}: it is older than the "
+            "Python files around it. Install jaxkernels again."
+        )
+    for target in TARGETS:
+        jax.ffi.register_ffi_target(target, registrations[target], _XLA_PLATFORM[platform])
+
+
+cpu_module = _load_cpu()
+cuda_module, _why_no_cuda = _load_cuda()
+_running_version = _compat.running_ffi_api_version()
+_register(cpu_module, "cpu", _running_version)
+if cuda_module is not None:
+    _register(cuda_module, "cuda", _running_version)
+for _target in TARGETS:
+    jax.ffi.register_ffi_target_as_batch_partitionable(_target)
+
+
+def has_cuda_module() -> bool:
+    """Whether jaxkernels was built with its CUDA kernels; says nothing about a GPU being there."""
+    return cuda_module is not None
+
+
+def has_kernels(platform: str) -> bool:
+    """Whether the targets are registered for a platform, by JAX's lower-case name of it."""
+    return platform == "cpu" or (platform == "cuda" and has_cuda_module())
+
+
+def why_no_kernels(platform: str) -> str:
+    """The reason why `has_kernels(platform)` is False."""
+    if platform == "cuda":
+        return _why_no_cuda
+    return f"jaxkernels has kernels for cpu and cuda, not for {platform}"
+
+
+@functools.cache  # once per process: a program is lowered many times
+def warn_missing_cuda() -> None:
+    """Says, once, that programs for CUDA run the pure-JAX reference, and why."""
+    warnings.warn(
+        f"jaxkernels runs its pure-JAX reference on CUDA devices: {_why_no_cuda}. "
+        "Reinstall it with JK_CUDA=ON to get the CUDA kernels.",
+        stacklevel=2,
+    )
+
+
+def status() -> list[TargetStatus]:
+    """State of every target on every platform with kernels. Initialises JAX's backends."""
+    why = {"cpu": "", "cuda": _why_no_cuda}
+    for platform in why:
+        try:
+            jax.devices(platform)
+        except RuntimeError:
+            why[platform] = why[platform] or f"JAX finds no {platform} device"
+    return [
+        TargetStatus(target, _XLA_PLATFORM[platform], live=not reason, why=reason)
+        for platform, reason in why.items()
+        for target in TARGETS
+    ]
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that has to fit together, by name.
+
+    `ffi_api_cuda` and `cuda_architectures` are absent without a CUDA module.
+    """
+    found = {
+        "jaxkernels": importlib.metadata.version("jaxkernels"),
+        "python": python_platform.python_version(),
+        "numpy": np.__version__,
+        "jax": jax.__version__,
+        "jaxlib": importlib.metadata.version("jaxlib"),
+        "ffi_api_running": _dotted(_running_version),
+        "ffi_api_cpu": _dotted(cpu_module.ffi_api_version()),
+    }
+    if cuda_module is not None:
+        found["ffi_api_cuda"] = _dotted(cuda_module.ffi_api_version())
+        found["cuda_architectures"] = cuda_module.architectures()
+    return found
+
+
+def _dotted(version: tuple[int, int] | None) -> str:
+    return "unknown" if version is None else f"{version[0]}.{version[1]}"

@@ -1,0 +1,181 @@
+"""The self-test of ``python -m jaxkernels``: runs every live target and measures its error.
+
+Owns: which results are computed, and what error is allowed. Everything runs through the public
+functions under jit, so that a pass means that a user's program works; the compiled program is
+searched for the targets, so that a pass also means that our kernels, not XLA's, gave the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxkernels import _softmax
+
+# An odd row length: misaligned rows, heads and tails are part of what is tested.
+_SHAPE = (48, 1001)
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+_CUDA_TIERS = ("warp", "block_smem", "block_uncached")
+# Roundings of exp, division, subtraction and product, in units of the compute type's epsilon.
+_ELEMENTARY = 4.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """One result of the self-test.
+
+    Attributes:
+        platform: "cpu" or "cuda".
+        dtype: storage type.
+        tier: the tier that was forced, or "auto".
+        operation: such as "softmax_fwd".
+        error: largest error against float64, in units of the dtype's epsilon.
+        bound: the error that rounding explains, in the same units.
+        problem: why there is no error to report, such as an exception's text; else empty.
+    """
+
+    platform: str
+    dtype: str
+    tier: str
+    operation: str
+    error: float = math.nan
+    bound: float = math.nan
+    problem: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the result was computed by the target and its error is within the bound."""
+        return not self.problem and self.error <= self.bound
+
+
+def _softmax_results(tier: str | None, x: jax.Array, t: jax.Array) -> dict[str, jax.Array]:
+    """Returns y and, for the cotangent t, dx."""
+    y, pullback = jax.vjp(partial(_softmax.softmax, tier=tier, implementation="ffi"), x)
+    return {"softmax_fwd": y, "softmax_grad": pullback(t)[0]}
+
+
+def _log_softmax_results(tier: str | None, x: jax.Array, t: jax.Array) -> dict[str, jax.Array]:
+    """Returns y and, with t as the cotangent and as the tangent, dx and dy."""
+    function = partial(_softmax.log_softmax, tier=tier, implementation="ffi")
+    y, pullback = jax.vjp(function, x)
+    tangent = jax.jvp(function, (x,), (t,))[1]
+    return {
+        "log_softmax_fwd": y,
+        "log_softmax_grad": pullback(t)[0],
+        "log_softmax_jvp": tangent,
+    }
+
+
+def _sum(values: np.ndarray) -> np.ndarray:
+    return values.sum(axis=-1, keepdims=True)
+
+
+def _expected(
+    operation: str, x: np.ndarray, y: np.ndarray, t: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the result in float64 and the scale of its rounding errors, element by element.
+
+    Args:
+        operation: which result.
+        x: the input, float64.
+        y: the forward's own result, float64: what the derivatives are computed from.
+        t: cotangent or tangent, float64.
+    """
+    shifted = x - x.max(axis=-1, keepdims=True)
+    if operation == "softmax_fwd":
+        truth = np.exp(shifted) / _sum(np.exp(shifted))
+        return truth, truth
+    if operation == "log_softmax_fwd":
+        truth = shifted - np.log(_sum(np.exp(shifted)))
+        return truth, np.abs(truth) + 1.0
+    if operation == "softmax_grad":
+        return y * (t - _sum(t * y)), y * (np.abs(t) + _sum(np.abs(t) * y))
+    if operation == "log_softmax_grad":
+        return t - np.exp(y) * _sum(t), np.abs(t) + np.exp(y) * _sum(np.abs(t))
+    return t - _sum(np.exp(y) * t), np.abs(t) + _sum(np.exp(y) * np.abs(t))
+
+
+def _bound(dtype: str, spread: float, cols: int) -> float:
+    """Returns the allowed error in units of the storage type's epsilon.
+
+    epsilon_compute * (spread + log2(cols) + elementary functions) + one rounding to storage, where
+    spread is the largest x - max(x): its rounding is an absolute error of exp's argument.
+    """
+    storage = float(jax.numpy.finfo(dtype).eps)
+    compute = max(float(np.finfo(np.float64).eps), min(storage, float(np.finfo(np.float32).eps)))
+    return compute / storage * (spread + math.log2(cols) + _ELEMENTARY) + 1.0
+
+
+def _run_case(
+    platform: str, dtype: str, tier: str, evaluate: Callable[..., dict[str, jax.Array]]
+) -> list[Check]:
+    """Compiles and runs one function on one device and checks all of its results."""
+    random = np.random.default_rng(0)
+    device = jax.devices(platform)[0]
+    x, t = (
+        jax.device_put((scale * random.standard_normal(_SHAPE)).astype(dtype), device)
+        for scale in (3.0, 1.0)
+    )
+    forced = None if tier == "auto" else tier
+    compiled = jax.jit(partial(evaluate, forced)).lower(x, t).compile()
+    program = compiled.as_text() or ""
+    results = {name: np.asarray(r, np.float64) for name, r in compiled(x, t).items()}
+    wide_x, wide_t = np.asarray(x, np.float64), np.asarray(t, np.float64)
+    y = next(result for name, result in results.items() if name.endswith("_fwd"))
+    spread = float((wide_x.max(axis=-1, keepdims=True) - wide_x).max())
+    bound = _bound(dtype, spread, _SHAPE[-1])
+    epsilon = float(jax.numpy.finfo(dtype).eps)
+    checks = []
+    for operation, result in results.items():
+        case = partial(Check, platform, dtype, tier, operation)
+        if f"jaxkernels_{operation}" not in program:
+            checks.append(case(problem="the compiled program does not call the target"))
+            continue
+        truth, scale = _expected(operation, wide_x, y, wide_t)
+        errors = np.abs(result - truth) / (epsilon * scale)
+        checks.append(case(error=float(np.max(errors)), bound=bound))
+    return checks
+
+
+def _cases(platform: str) -> Iterator[tuple[str, str]]:
+    """Yields (dtype, tier): every dtype with the chosen tier; on CUDA every tier in float32."""
+    for dtype in _DTYPES:
+        yield dtype, "auto"
+    if platform == "cuda":
+        for tier in _CUDA_TIERS:
+            yield "float32", tier
+
+
+def run(platform: str) -> list[Check]:
+    """Runs the self-test on the first device of a platform.
+
+    Args:
+        platform: "cpu" or "cuda", one whose targets are live.
+
+    Returns:
+        One check per operation, dtype and tier; an exception becomes a failed check.
+    """
+    checks = []
+    for dtype, tier in _cases(platform):
+        for name, evaluate in (
+            ("softmax", _softmax_results),
+            ("log_softmax", _log_softmax_results),
+        ):
+            try:
+                with _x64(dtype):
+                    checks += _run_case(platform, dtype, tier, evaluate)
+            except Exception as error:  # the report of a broken installation must not break
+                text = f"{type(error).__name__}: {error}".splitlines()[0]
+                checks.append(Check(platform, dtype, tier, name, problem=text))
+    return checks
+
+
+def _x64(dtype: str) -> Any:
+    """Returns a context in which arrays of ``dtype`` exist."""
+    return jax.enable_x64(dtype == "float64")

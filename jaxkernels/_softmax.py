@@ -1,0 +1,266 @@
+"""softmax and log_softmax: drop-ins for jax.nn's, on row kernels.
+
+Owns: the two public functions, and how any axis, mask and dtype becomes rows of a kernel.
+Must not know: how a primitive works, or how a kernel is launched.
+
+The kernels follow the tiers of OneFlow's softmax (a row lives in the registers of a warp, in the
+shared memory of a block, or nowhere), with the online maximum and sum of Milakov & Gimelshein where
+a row does not fit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jax.typing import ArrayLike
+
+from jaxkernels import _compat, _plan, _primitive, _reference, _validate
+
+Axis = int | tuple[int, ...] | list[int] | None
+
+
+def _kernel(operation: str, reference: Callable[..., jax.Array]) -> _primitive.RowKernel:
+    return _primitive.define(
+        name=f"jaxkernels_{operation}",
+        reference=reference,
+        target=f"jaxkernels_{operation}",
+        check=lambda shape, dtype, tier: _plan.check_tier(operation, shape, dtype, tier),
+    )
+
+
+softmax_fwd = _kernel("softmax_fwd", _reference.softmax_fwd)
+softmax_grad = _kernel("softmax_grad", _reference.softmax_grad)
+log_softmax_fwd = _kernel("log_softmax_fwd", _reference.log_softmax_fwd)
+log_softmax_grad = _kernel("log_softmax_grad", _reference.log_softmax_grad)
+log_softmax_jvp = _kernel("log_softmax_jvp", _reference.log_softmax_jvp)
+
+# The Jacobian of softmax, diag(y) - y y^T, is symmetric; that of log_softmax, I - 1 exp(y)^T, is
+# not.
+_primitive.define_derivatives(softmax_fwd, jvp=softmax_grad, grad=softmax_grad)
+_primitive.define_derivatives(log_softmax_fwd, jvp=log_softmax_jvp, grad=log_softmax_grad)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Algorithm:
+    name: str
+    forward: _primitive.RowKernel
+    jax_nn: Callable[..., jax.Array]
+    masked: float  # the result where the mask is False
+
+
+_SOFTMAX = _Algorithm("softmax", softmax_fwd, jax.nn.softmax, 0.0)
+_LOG_SOFTMAX = _Algorithm("log_softmax", log_softmax_fwd, jax.nn.log_softmax, -math.inf)
+
+
+def softmax(
+    x: ArrayLike,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+    *,
+    tier: str | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    r"""Softmax along one or more axes: exp(x_i) / sum_j exp(x_j).
+
+    A drop-in for `jax.nn.softmax`, edge cases included, that runs this package's kernels on CPUs
+    and NVIDIA GPUs, and plain JAX elsewhere. It composes with jit, vmap, scan, remat, shard_map and
+    derivatives of every order and mode.
+
+    Args:
+        x: array of any shape; kernels serve float32, bfloat16, float16 and float64. Integers are
+            converted to a floating type; what has no kernel (complex, float8) is given to
+            `jax.nn.softmax`.
+        axis: the axis or axes over which the result sums to 1; None means all of them. The last
+            axis is the fast one, others are transposed to it.
+        where: mask of bool that broadcasts against x (and x against it); elements where it is False
+            are left out, and are 0 in the result. A fully masked row is 0 throughout, with zero
+            gradients.
+        tier: forces the GPU kernel of one tier, "warp", "block_smem" or "block_uncached", which is
+            of use for measurements; None lets the plan choose (see `plan_softmax`). No effect on a
+            CPU.
+        implementation: None takes kernels where there are some, "ffi" raises where there are none,
+            "xla" calls `jax.nn.softmax`.
+
+    Returns:
+        Array of the shape of x (broadcast against `where`) and its dtype (floating).
+
+    Raises:
+        TypeError: x or `where` is not an array or number, x is bool, or `axis` is not made of
+            integers.
+        ValueError: `axis` is out of bounds or has duplicates, `where` is not bool or does not
+            broadcast, `tier` or `implementation` is not one of the above, or the tier cannot hold
+            such a row.
+        NotImplementedError: `implementation="ffi"`, or a forced tier, where there is no kernel; for
+            a platform without kernels it is raised when the program is lowered.
+
+    Notes:
+        * 16-bit types are computed in float32 and rounded once, also in the gradient, where jax.nn
+          rounds the sum to 16 bits: results differ from jax.nn's by that error.
+        * Rows of -inf only, or with a +inf or a NaN among the unmasked elements, are NaN.
+        * Reverse mode keeps the result and nothing else: dx = y * (dy - sum(dy * y)).
+        * Arrays sharded over any dimensions but `axis` need no communication. A sharded `axis` is
+          gathered.
+        * Where x and `where` have different ranks, x is broadcast first, and `axis` counts in the
+          result. (jax.nn takes the maximum along another axis there, up to JAX 0.11.)
+        * `jax.export` refuses custom calls that it is not told about:
+          `disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("jaxkernels_softmax_fwd")]`,
+          and the same with `jaxkernels_softmax_grad` for derivatives.
+
+    References:
+        Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv:1805.02867.
+        OneFlow, "How to implement an efficient softmax CUDA kernel", and its softmax.cuh, for the
+        tiers.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jaxkernels as jk
+        >>> print(jk.softmax(jnp.array([[0.0, 0.0], [1.0, -jnp.inf]])))
+        [[0.5 0.5]
+         [1.  0. ]]
+        >>> print(jk.softmax(jnp.array([3.0, 3.0, 9.0]), where=jnp.array([True, True, False])))
+        [0.5 0.5 0. ]
+    """
+    return _apply(_SOFTMAX, x, axis, where, tier, implementation)
+
+
+def log_softmax(
+    x: ArrayLike,
+    axis: Axis = -1,
+    where: ArrayLike | None = None,
+    *,
+    tier: str | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    r"""Logarithm of the softmax along one or more axes: x_i - log sum_j exp(x_j).
+
+    A drop-in for `jax.nn.log_softmax`, edge cases included, that runs this package's kernels on
+    CPUs and NVIDIA GPUs, and plain JAX elsewhere. It composes with jit, vmap, scan, remat,
+    shard_map and derivatives of every order and mode.
+
+    Args:
+        x: array of any shape; kernels serve float32, bfloat16, float16 and float64. Integers are
+            converted to a floating type; what has no kernel (complex, float8) is given to
+            `jax.nn.log_softmax`.
+        axis: the axis or axes over which the exponential of the result sums to 1; None means all of
+            them. The last axis is the fast one, others are transposed to it.
+        where: mask of bool that broadcasts against x (and x against it); elements where it is False
+            are left out, and are -inf in the result. A fully masked row is -inf throughout, with
+            zero gradients.
+        tier: forces the GPU kernel of one tier, "warp", "block_smem" or "block_uncached"; see
+            `softmax`.
+        implementation: None takes kernels where there are some, "ffi" raises where there are none,
+            "xla" calls `jax.nn.log_softmax`.
+
+    Returns:
+        Array of the shape of x (broadcast against `where`) and its dtype (floating).
+
+    Raises:
+        TypeError: x or `where` is not an array or number, x is bool, or `axis` is not made of
+            integers.
+        ValueError: `axis` is out of bounds or has duplicates, `where` is not bool or does not
+            broadcast, `tier` or `implementation` is not one of the above, or the tier cannot hold
+            such a row.
+        NotImplementedError: `implementation="ffi"`, or a forced tier, where there is no kernel; for
+            a platform without kernels it is raised when the program is lowered.
+
+    Notes:
+        The notes of `softmax` hold here as well. Reverse mode keeps the result y: dx = dy - exp(y)
+        * sum(dy). Forward mode is dy = dx - sum(exp(y) * dx). The targets for `jax.export` are
+          `jaxkernels_log_softmax_fwd`,
+        `jaxkernels_log_softmax_grad` (reverse mode) and `jaxkernels_log_softmax_jvp` (forward
+        mode).
+
+    References:
+        As for `softmax`.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import jaxkernels as jk
+        >>> print(jk.log_softmax(jnp.array([0.0, -jnp.inf])))
+        [  0. -inf]
+        >>> print(jax.grad(lambda x: jk.log_softmax(x)[0])(jnp.zeros(4)))
+        [ 0.75 -0.25 -0.25 -0.25]
+    """
+    return _apply(_LOG_SOFTMAX, x, axis, where, tier, implementation)
+
+
+def _apply(
+    algorithm: _Algorithm,
+    x: Any,
+    axis: Any,
+    where: Any,
+    tier: str | None,
+    implementation: str | None,
+) -> jax.Array:
+    _validate.check_choice("implementation", implementation, _validate.IMPLEMENTATIONS)
+    _validate.check_choice("tier", tier, _validate.TIERS)
+    if implementation == "xla":
+        if tier is not None:
+            raise ValueError(f'implementation="xla" has no tiers; got tier={tier!r}')
+        return algorithm.jax_nn(x, axis, where)
+
+    x = _validate.as_array(algorithm.name, "x", x)
+    dtype = _validate.computation_dtype(x)
+    why_not = _why_no_kernel(dtype, axis)
+    if why_not and (implementation == "ffi" or tier is not None):
+        wanted = 'implementation="ffi"' if implementation == "ffi" else f"tier={tier!r}"
+        raise NotImplementedError(f"{algorithm.name}: {wanted}, but {why_not}")
+    if why_not:
+        return algorithm.jax_nn(x, axis, where)
+
+    mask = None if where is None else _validate.as_mask(algorithm.name, where, x)
+    result_ndim = x.ndim if mask is None else max(x.ndim, mask.ndim)
+    axes = _validate.canonical_axes(axis, x.ndim, result_ndim)
+    x = x.astype(dtype)
+    # What lies under the mask never reaches the kernel, nor does its gradient leave this select, so
+    # that a NaN there harms nothing. A fully masked row is all -inf, hence NaN in the kernel: the
+    # second select takes it out again.
+    unmasked = x if mask is None else jnp.where(mask, x, -jnp.inf)
+    y = _along_last_axis(
+        lambda rows: algorithm.forward(
+            rows, tier=tier or "auto", require_kernel=implementation == "ffi"
+        ),
+        unmasked,
+        axes,
+    )
+    return y if mask is None else jnp.where(mask, y, algorithm.masked)
+
+
+def _why_no_kernel(dtype: Any, axis: Any) -> str:
+    """The reason why no kernel can serve, whatever the platform; empty if one can."""
+    if dtype.name not in _validate.DTYPES:
+        return f"kernels exist for {', '.join(_validate.DTYPES)}; got {dtype.name}"
+    if _validate.names_mapped_axis(axis):
+        return f"kernels reduce over positional axes; got axis={axis!r}"
+    return ""
+
+
+def _along_last_axis(
+    function: Callable[[jax.Array], jax.Array], x: jax.Array, axes: tuple[int, ...]
+) -> jax.Array:
+    """Applies a function of (..., cols) to x, with `axes` (ascending) of x merged into cols."""
+    if not axes:  # every element is a row of its own
+        return jnp.squeeze(function(jnp.expand_dims(x, -1)), -1)
+    if axes == (x.ndim - 1,):
+        return function(x)
+    kept = tuple(d for d in range(x.ndim) if d not in axes)
+    order = kept + axes
+    moved = jnp.transpose(x, order)
+    back = tuple(order.index(d) for d in range(x.ndim))
+    if len(axes) == 1:
+        return jnp.transpose(function(moved), back)
+    # An explicit sharding of the merged dimensions has no counterpart in the merged array: gather
+    # them, as the kernel would, and shard the result again.
+    spec = _compat.explicit_spec(moved)
+    whole = PartitionSpec(*spec[: len(kept)], *[None] * len(axes))
+    gathered = moved if spec == whole else _compat.reshard(moved, whole)
+    rows = gathered.reshape(*moved.shape[: len(kept)], math.prod(moved.shape[len(kept) :]))
+    y = function(rows).reshape(moved.shape)
+    return jnp.transpose(y if spec == whole else _compat.reshard(y, spec), back)

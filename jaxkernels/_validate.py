@@ -1,0 +1,125 @@
+"""Checks of what users pass, before anything is traced.
+
+Owns: the errors of the public functions. Bad input gets the class of error that jax.nn raises for
+it, and the text names the offending value. Must not know: primitives, kernels, devices.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+# Storage types that have kernels.
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+TIERS = ("warp", "block_smem", "block_uncached")
+IMPLEMENTATIONS = ("ffi", "xla")
+
+_AXIS_TYPE = "axis must be an integer, a tuple of integers or None"
+
+
+def check_choice(argument: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raises ValueError unless `value` is None or one of `choices`."""
+    if value is not None and value not in choices:
+        listed = ", ".join(map(repr, choices))
+        raise ValueError(f"{argument} must be None or one of {listed}; got {value!r}")
+
+
+def as_array(function: str, argument: str, value: Any) -> jax.Array:
+    """`value` as a JAX array; TypeError unless it is one, or a NumPy array, or a number."""
+    convert = getattr(value, "__jax_array__", None)
+    try:
+        value = convert() if callable(convert) else value
+        jax.typeof(value)
+        return jnp.asarray(value)
+    except TypeError as error:
+        raise TypeError(
+            f"{function}: {argument} must be an array or a number; "
+            f"got {type(value).__name__}: {repr(value)[:80]}"
+        ) from error
+
+
+def computation_dtype(x: jax.Array) -> Any:
+    """The type of the result: integers go to float32, 64-bit ones to float64, the rest stays."""
+    if x.dtype.name in ("int64", "uint64"):
+        return jnp.dtype("float64")
+    if x.dtype.name in ("int8", "int16", "int32", "uint8", "uint16", "uint32"):
+        return jnp.dtype("float32")
+    return x.dtype
+
+
+def names_mapped_axis(axis: Any) -> bool:
+    """Whether `axis` is, or contains, the name of an axis of vmap or shard_map."""
+    return isinstance(axis, str) or (
+        isinstance(axis, (tuple, list)) and any(isinstance(item, str) for item in axis)
+    )
+
+
+def canonical_axes(axis: Any, x_ndim: int, result_ndim: int) -> tuple[int, ...]:
+    """The reduced dimensions of the result, ascending.
+
+    `where` may have more dimensions than x. Like jax.nn, we check `axis` against the dimensions of
+    x, and then count it within those of the result.
+
+    Args:
+        axis: int, iterable of ints, or None for all dimensions.
+        x_ndim: number of dimensions of x.
+        result_ndim: number of dimensions of x broadcast against `where`.
+
+    Raises:
+        TypeError: `axis` is not made of integers.
+        ValueError: it is out of bounds, or has duplicates.
+    """
+    if axis is None:
+        return tuple(range(result_ndim))
+    axes = tuple(_axis_index(axis, item) for item in _axis_items(axis))
+    for item in axes:
+        if not -x_ndim <= item < x_ndim:
+            raise ValueError(f"axis {item} is out of bounds for array of dimension {x_ndim}")
+    if len({item % x_ndim for item in axes}) != len(axes):
+        raise ValueError(f"duplicate value in 'axis': {axes}")
+    return tuple(sorted({item % result_ndim for item in axes}))
+
+
+def _axis_items(axis: Any) -> tuple[Any, ...]:
+    try:
+        return (operator.index(axis),)
+    except TypeError:
+        if isinstance(axis, Iterable):
+            return tuple(axis)
+        raise TypeError(f"{_AXIS_TYPE}; got {axis!r}") from None
+
+
+def _axis_index(axis: Any, item: Any) -> int:
+    try:
+        return operator.index(item)
+    except TypeError:
+        raise TypeError(f"{_AXIS_TYPE}; got {axis!r}, which contains {item!r}") from None
+
+
+def as_mask(function: str, where: Any, x: jax.Array) -> jax.Array:
+    """`where` as an array of bool that broadcasts against x.
+
+    Raises:
+        TypeError: `where` is not an array or a number.
+        ValueError: it is not of type bool, or its shape does not broadcast against that of x.
+    """
+    mask = as_array(function, "where", where)
+    if mask.dtype != jnp.bool_:
+        raise ValueError(f"{function}: where must be None or a boolean array; got {mask.dtype}")
+    broadcast_shape(function, x, mask)
+    return mask
+
+
+def broadcast_shape(function: str, x: jax.Array, mask: jax.Array) -> tuple[Any, ...]:
+    """The shape of x and the mask broadcast against each other; ValueError if they do not fit."""
+    try:
+        return jax.lax.broadcast_shapes(x.shape, mask.shape)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{function}: where has shape {mask.shape}, which does not broadcast "
+            f"against the shape {x.shape} of x"
+        ) from error

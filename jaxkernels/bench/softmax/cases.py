@@ -1,0 +1,138 @@
+"""What is measured: column counts, cases and the record of one measurement. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+DIRECTIONS = ("fwd", "grad")
+DTYPES = ("float32", "bfloat16", "float16")
+TIERS = ("auto", "warp", "block_smem", "block_uncached")
+
+# Powers of two, model widths, vocabularies, and odd lengths beside their even neighbours.
+GPU_COLS = (
+    *(32, 64, 128, 256, 512, 768, 1000, 1001, 1024, 2048, 3072, 4096, 5120, 8192, 12288, 16384),
+    *(24576, 32768, 50256, 50257, 65536, 131072, 151935, 151936, 262144, 524288, 1048576),
+)
+CPU_COLS = (64, 1024, 4096, 32768, 50257)
+GPU_ELEMENTS = 2**28
+CPU_ELEMENTS = 2**24
+
+# The last column count of the first region, whose rows a warp can hold.
+SHORT_COLS = 4096
+# "" is the only region where no plan applies (CPU).
+REGIONS = ("short", "shared", "uncached", "")
+FEW_ROWS_SHAPES = (
+    *((1, 32768), (1, 131072), (8, 131072), (64, 128256)),
+    *((256, 256), (4096, 128)),
+)
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Arrays of the size of x that each direction must move.
+_STREAMS = {"fwd": 2, "grad": 3}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Times of every contender on one (dtype, direction, rows, cols).
+
+    Attributes:
+        dtype: storage type.
+        direction: "fwd" or "grad".
+        rows: number of rows.
+        cols: row length.
+        tier: the tier that the plan chooses by itself; empty where no plan applies (CPU).
+        seconds: median time of one call, by contender: "copy", "xla", "auto" and forced tiers.
+        samples: the samples behind each median.
+        refused: for each contender without a time, the reason.
+    """
+
+    dtype: str
+    direction: str
+    rows: int
+    cols: int
+    tier: str
+    seconds: dict[str, float]
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    def throughput(self, name: str) -> float | None:
+        """Returns the model bytes per second of a contender; None if it has no time."""
+        if name not in self.seconds:
+            return None
+        direction = "fwd" if name == "copy" else self.direction
+        return model_bytes(direction, self.dtype, self.rows, self.cols) / self.seconds[name]
+
+    def fraction_of_copy(self, name: str = "auto") -> float | None:
+        """Returns a contender's throughput as a fraction of the copy's in this very case."""
+        copy, own = self.throughput("copy"), self.throughput(name)
+        return None if copy is None or own is None else own / copy
+
+    def speedup(self, name: str = "auto") -> float | None:
+        """Returns how many times faster than XLA a contender is."""
+        if name not in self.seconds or "xla" not in self.seconds:
+            return None
+        return self.seconds["xla"] / self.seconds[name]
+
+    @property
+    def region(self) -> str:
+        """The region whose bar applies: "short", "shared", "uncached", or "" without a plan."""
+        if not self.tier:
+            return ""
+        if self.cols <= SHORT_COLS:
+            return "short"
+        return "uncached" if self.tier == "block_uncached" else "shared"
+
+
+@dataclass(frozen=True)
+class FewRows:
+    """Seconds per call on a small input, inside one jitted chain of calls, by contender."""
+
+    dtype: str
+    rows: int
+    cols: int
+    seconds: dict[str, float]
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def model_bytes(direction: str, dtype: str, rows: int, cols: int) -> int:
+    """Returns the bytes that a direction cannot help moving: each array once.
+
+    Example:
+        >>> model_bytes("fwd", "bfloat16", 4, 8), model_bytes("grad", "float32", 4, 8)
+        (128, 384)
+    """
+    return _STREAMS[direction] * rows * cols * _ITEM_BYTES[dtype]
+
+
+def rows_for(elements: int, cols: int) -> int:
+    """Returns how many rows of ``cols`` fit ``elements``, at least one."""
+    return max(1, elements // cols)
+
+
+def even_neighbour(cols: int, measured: set[int]) -> int | None:
+    """Returns the even column count next to an odd one, if it was measured.
+
+    Example:
+        >>> even_neighbour(50257, {50256, 50257}), even_neighbour(1000, {1000, 1001})
+        (50256, None)
+    """
+    if cols % 2 == 0:
+        return None
+    return next((other for other in (cols - 1, cols + 1) if other in measured), None)
+
+
+def parse_count(text: str) -> int:
+    """Parses a positive integer written as 268435456 or as 2^28.
+
+    Raises:
+        ValueError: if the text is neither, or the number is not positive.
+
+    Example:
+        >>> parse_count("2^10"), parse_count("1000")
+        (1024, 1000)
+    """
+    base, _, exponent = text.replace("**", "^").partition("^")
+    value = int(base) ** int(exponent) if exponent else int(base)
+    if value < 1:
+        raise ValueError(f"expected a positive count, got {text!r}")
+    return value

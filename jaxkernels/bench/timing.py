@@ -1,0 +1,154 @@
+"""How a call is timed.
+
+Method, the same for every contender:
+
+* One sample is the host clock around K asynchronous dispatches of a compiled function followed by
+  one ``block_until_ready``, divided by K. K is chosen so that a sample lasts at least 20 ms
+  (``min_sample_seconds``), so that the cost of starting and ending a sample vanishes.
+* Contenders of one case are compiled and warmed first, then sampled in turn, round after round;
+  a drift of the machine's clocks therefore meets all of them, the copy included. The reported time
+  is the median over the rounds.
+* Inputs are random normal numbers, never zeros (a device runs faster on data that toggles no
+  bits). Where the data that one call touches is smaller than four times the last-level cache,
+  successive calls rotate through several copies of the inputs so that none is served from cache.
+* Nothing is donated: each call writes an output of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+# Larger than the L2 of any GPU in use (H200: 50 MiB, B200: 126 MiB).
+_GPU_CACHE_BYTES = 128 * 2**20
+# Taken for a CPU whose cache size the system does not tell.
+_CPU_CACHE_BYTES = 32 * 2**20
+_MAX_ROTATIONS = 16
+# What a kernel or a device may refuse; anything else is a bug and must surface.
+_REFUSALS = (ValueError, NotImplementedError, jax.errors.JaxRuntimeError)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One function of a comparison.
+
+    Attributes:
+        name: its key in the results.
+        make: returns the callable to time. It runs inside the guard that turns a refusal (a tier
+          that cannot serve the row length) into an empty cell.
+        arguments: one tuple of arguments per rotation; call i takes ``arguments[i % len]``.
+    """
+
+    name: str
+    make: Callable[[], Callable[..., Any]]
+    arguments: Sequence[tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per call: the median, the samples behind it, and the calls in each sample."""
+
+    seconds: float
+    samples: tuple[float, ...]
+    calls: int
+
+
+def last_level_cache_bytes(platform: str) -> int:
+    """Returns a size no smaller than the last-level cache of ``platform``, in bytes."""
+    if platform != "cpu":
+        return _GPU_CACHE_BYTES
+    sizes = []
+    for entry in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = entry.read_text().strip()
+        if text.endswith("K") and text[:-1].isdigit():
+            sizes.append(int(text[:-1]) * 1024)
+    return max(sizes, default=_CPU_CACHE_BYTES)
+
+
+def rotations_for(working_set_bytes: int, cache_bytes: int) -> int:
+    """Returns how many copies of the inputs push the working set past four times the cache.
+
+    Args:
+        working_set_bytes: bytes that one call reads and writes.
+        cache_bytes: size of the last-level cache.
+
+    Example:
+        >>> rotations_for(2 << 30, 50 << 20), rotations_for(64 << 20, 32 << 20)
+        (1, 2)
+    """
+    wanted = math.ceil(4 * cache_bytes / max(1, working_set_bytes))
+    return min(max(1, wanted), _MAX_ROTATIONS)
+
+
+def calls_per_sample(seconds_per_call: float, min_sample_seconds: float) -> int:
+    """Returns the K of a sample that lasts at least ``min_sample_seconds``.
+
+    Example:
+        >>> calls_per_sample(0.0005, 0.02)
+        40
+    """
+    return max(1, math.ceil(round(min_sample_seconds / max(seconds_per_call, 1e-7), 6)))
+
+
+def _sample(call: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], calls: int) -> float:
+    """Returns the seconds per call of one sample of ``calls`` dispatches."""
+    result = None
+    start = time.perf_counter()
+    for index in range(calls):
+        result = call(*arguments[index % len(arguments)])
+    jax.block_until_ready(result)
+    return (time.perf_counter() - start) / calls
+
+
+def _first_line(error: Exception) -> str:
+    """Returns a short reason, fit for a table's footnote."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:300]
+
+
+def measure_together(
+    contenders: Sequence[Contender], *, repeats: int, min_sample_seconds: float
+) -> tuple[dict[str, Timing], dict[str, str]]:
+    """Times contenders in turn; see the module's docstring for the method.
+
+    Args:
+        contenders: the functions to compare, each with its inputs.
+        repeats: samples per contender.
+        min_sample_seconds: the least duration of one sample.
+
+    Returns:
+        The timings by name, and, for each contender that refused or ran out of memory, the reason.
+    """
+    ready: dict[str, tuple[Callable[..., Any], Sequence[tuple[Any, ...]], int]] = {}
+    samples: dict[str, list[float]] = {}
+    refused: dict[str, str] = {}
+    for contender in contenders:
+        try:
+            call = contender.make()
+            _sample(call, contender.arguments, len(contender.arguments))  # compiles
+            estimate = min(_sample(call, contender.arguments, 1) for _ in range(2))
+        except _REFUSALS as error:
+            refused[contender.name] = _first_line(error)
+            continue
+        calls = calls_per_sample(estimate, min_sample_seconds)
+        ready[contender.name] = (call, contender.arguments, calls)
+        samples[contender.name] = []
+    for _ in range(repeats):
+        for name, (call, arguments, calls) in list(ready.items()):
+            try:
+                samples[name].append(_sample(call, arguments, calls))
+            except _REFUSALS as error:
+                refused[name] = _first_line(error)
+                del ready[name]
+    timings = {
+        name: Timing(statistics.median(samples[name]), tuple(samples[name]), calls)
+        for name, (_, _, calls) in ready.items()
+    }
+    return timings, refused

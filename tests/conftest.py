@@ -1,0 +1,62 @@
+"""The device under test, and the promise that no GPU test is skipped unnoticed.
+
+The same suite runs everywhere: on the GPU when JAX has one, else on the CPU. Eight simulated CPU devices serve the
+partitioning tests beside either. JAXKERNELS_REQUIRE_GPU=1 turns every test that would be skipped for want of a GPU, or
+of a tool that belongs to it, into a failure.
+"""
+
+import os
+
+# Tests start programs that want memory on the same GPU.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import jax
+import pytest
+
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    jax.config.update("jax_num_cpu_devices", 8)
+
+import jaxkernels._registry
+
+REQUIRE_GPU = os.environ.get("JAXKERNELS_REQUIRE_GPU", "") not in ("", "0")
+
+
+def skip_or_fail(reason):
+    """Skips a test that needs a GPU or its tools; fails it where JAXKERNELS_REQUIRE_GPU says that they are here."""
+    if REQUIRE_GPU:
+        pytest.fail(f"JAXKERNELS_REQUIRE_GPU is set, but {reason}")
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def device():
+    """The device under test."""
+    return jax.devices()[0]
+
+
+@pytest.fixture
+def gpu(device):
+    """The device under test, if it is a GPU that runs this package's kernels."""
+    if device.platform != "gpu":
+        skip_or_fail(f"JAX's default device is {device}")
+    if not jaxkernels._registry.has_cuda_module():
+        skip_or_fail("jaxkernels was built without CUDA")
+    return device
+
+
+@pytest.fixture(scope="session")
+def cpu_devices():
+    """Eight simulated CPU devices."""
+    devices = jax.devices("cpu")
+    assert len(devices) >= 8, "XLA_FLAGS asks for fewer than 8 CPU devices"
+    return devices[:8]
+
+
+def pytest_report_header():
+    """Says what is under test."""
+    import jaxlib
+
+    return (
+        f"jax {jax.__version__}, jaxlib {jaxlib.__version__}, device under test {jax.devices()[0]}, "
+        f"CUDA module {'built' if jaxkernels._registry.has_cuda_module() else 'not built'}"
+    )

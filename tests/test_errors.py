@@ -1,0 +1,171 @@
+"""What bad input raises: jax.nn's class of error, with the offending value in the text."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkernels as jk
+from jaxkernels import _cpu, _registry
+
+both = pytest.mark.parametrize("function", (jk.softmax, jk.log_softmax), ids=lambda f: f.__name__)
+X = jnp.ones((4, 8))
+
+WRONG = [
+    # arguments, error, what its text has to contain
+    pytest.param({"axis": 2}, ValueError, "axis 2.*dimension 2", id="axis"),
+    pytest.param({"axis": -3}, ValueError, "axis -3.*dimension 2", id="negative-axis"),
+    pytest.param({"axis": (0, 5)}, ValueError, "axis 5.*dimension 2", id="axis-in-tuple"),
+    pytest.param({"axis": (0, -2)}, ValueError, r"duplicate.*\(0, -2\)", id="duplicate-axis"),
+    pytest.param({"axis": 0.5}, TypeError, r"0\.5", id="float-axis"),
+    pytest.param({"axis": (0, "1")}, Exception, "1", id="text-axis"),
+    pytest.param({"where": jnp.ones((4, 8))}, ValueError, "boolean.*float32", id="float-where"),
+    pytest.param({"where": np.ones((3, 8), bool)}, ValueError, r"\(3, 8\).*\(4, 8\)", id="where-shape"),
+    pytest.param({"where": "mask"}, TypeError, "mask", id="text-where"),
+    pytest.param({"tier": "block"}, ValueError, "'warp', 'block_smem', 'block_uncached'.*'block'", id="tier"),
+    pytest.param({"tier": "auto"}, ValueError, "tier.*'auto'", id="tier-auto"),
+    pytest.param({"implementation": "cuda"}, ValueError, "'ffi', 'xla'.*'cuda'", id="implementation"),
+    pytest.param({"implementation": "xla", "tier": "warp"}, ValueError, "'warp'", id="xla-with-tier"),
+]
+
+
+@both
+@pytest.mark.parametrize(("arguments", "error", "text"), WRONG)
+def test_wrong_argument(function, arguments, error, text):
+    with pytest.raises(error, match=text):
+        function(X, **arguments)
+    with pytest.raises(error, match=text):
+        jax.jit(lambda x: function(x, **arguments))(X)
+
+
+@both
+@pytest.mark.parametrize(
+    ("x", "text"), (([1.0, 2.0], "list"), ("text", "str"), (None, "None")), ids=("list", "str", "None")
+)
+def test_wrong_x(function, x, text):
+    with pytest.raises(TypeError, match=text):
+        function(x)
+
+
+@both
+def test_bool_x(function):
+    with pytest.raises(TypeError):
+        function(jnp.ones((2, 3), bool))
+
+
+@both
+@pytest.mark.parametrize("dtype", ("complex64", "float8_e4m3fn"))
+def test_ffi_names_the_dtype_without_kernels(function, dtype):
+    with pytest.raises(NotImplementedError, match=f"implementation=.ffi.*{dtype}"):
+        function(jnp.ones((2, 3), dtype), implementation="ffi")
+    with pytest.raises(NotImplementedError, match=f"tier='warp'.*{dtype}"):
+        function(jnp.ones((2, 3), dtype), tier="warp")
+
+
+@both
+def test_ffi_names_the_platform_without_kernels(function):
+    """Raised when the program is lowered, because only then the platform is known."""
+    program = jax.jit(lambda x: function(x, implementation="ffi"))
+    assert "jaxkernels" not in jax.jit(function).trace(X).lower(lowering_platforms=("tpu",)).as_text()
+    with pytest.raises(NotImplementedError, match="ffi.*tpu"):
+        program.trace(X).lower(lowering_platforms=("tpu",))
+
+
+@both
+def test_forced_tier_that_cannot_hold_the_row(function):
+    """A ValueError while tracing, the plan's own words, on any device."""
+    with pytest.raises(ValueError, match="tier 'warp' cannot hold a row"):
+        jax.eval_shape(lambda x: function(x, tier="warp"), jax.ShapeDtypeStruct((2, 100_000), jnp.float32))
+
+
+@both
+def test_forced_tier_that_only_the_gradient_cannot_hold(function):
+    """The gradient keeps two rows; the text says so by naming the larger need."""
+    cols = next(
+        c for c in range(256, 100_000, 4) if not _fits(c, "softmax_grad") and _fits(c, "softmax_fwd")
+    )
+    x = jax.ShapeDtypeStruct((2, cols), jnp.float32)
+    jax.eval_shape(lambda x: function(x, tier="warp"), x)
+    with pytest.raises(ValueError, match="tier 'warp' cannot hold a row"):
+        jax.eval_shape(jax.grad(lambda x: function(x, tier="warp").sum()), x)
+
+
+def _fits(cols, operation):
+    try:
+        jk.plan_softmax((2, cols), "float32", operation=operation, tier="warp", device="h200")
+    except ValueError:
+        return False
+    return True
+
+
+def ffi_call(target, shapes, result, tier: object = "auto", **more):
+    """Calls a target as only a broken Python layer could, and returns what the handler says."""
+    operands = [jnp.ones(shape, dtype) for shape, dtype in shapes]
+    attributes = {"tier": tier} | more
+    call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(*result))
+    with pytest.raises(Exception) as raised:
+        jax.block_until_ready(jax.jit(lambda *a: call(*a, **attributes))(*operands))
+    return str(raised.value)
+
+
+F32 = "float32"
+
+
+@pytest.mark.parametrize("operation", _registry.OPERATIONS)
+def test_handlers_check_shapes_and_dtypes_by_name(operation):
+    """Handlers return errors that name the operation, what they expected and what they got; nothing crashes."""
+    target = f"jaxkernels_{operation}"
+    arity = 1 if operation.endswith("fwd") else 2
+    good = ((2, 3), F32)
+
+    text = ffi_call(target, [good] * arity, ((2, 4), F32))
+    assert "INVALID_ARGUMENT" in text
+    assert operation in text
+    assert "3" in text
+    assert "4" in text
+
+    text = ffi_call(target, [good] * arity, ((2, 3), "float16"))
+    assert "INVALID_ARGUMENT" in text
+    assert operation in text
+
+    text = ffi_call(target, [((2, 3), "int32")] * arity, ((2, 3), "int32"))
+    assert "INVALID_ARGUMENT" in text
+    assert operation in text
+
+    text = ffi_call(target, [((), F32)] * arity, ((), F32))
+    assert operation in text
+
+    if jax.default_backend() == "gpu":  # CPU handlers take the attribute and ignore it
+        assert "wrap" in ffi_call(target, [good] * arity, good, tier="wrap")
+
+    if arity == 2:
+        text = ffi_call(target, [good, ((3, 2), F32)], good)
+        assert "INVALID_ARGUMENT" in text
+        text = ffi_call(target, [good, ((2, 3), "bfloat16")], good)
+        assert "INVALID_ARGUMENT" in text
+
+
+def test_plan_errors():
+    with pytest.raises(ValueError, match="operation.*softmax_fwd.*'softmax'"):
+        jk.plan_softmax((2, 3), F32, operation="softmax")
+    with pytest.raises(ValueError, match="device.*h200.*'h2o'"):
+        jk.plan_softmax((2, 3), F32, device="h2o")
+    with pytest.raises(ValueError, match="tier.*'smem'"):
+        jk.plan_softmax((2, 3), F32, tier="smem")
+    with pytest.raises(TypeError, match="int32"):
+        jk.plan_softmax((2, 3), "int32")
+    with pytest.raises(ValueError, match=r"-1"):
+        jk.plan_softmax((-1, 3), F32)
+    with pytest.raises(TypeError, match="132"):
+        jk.plan_softmax((2, 3), F32, device=132)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"block_smem.*bytes of shared memory.*h200"):
+        jk.plan_softmax((2, 1 << 20), F32, tier="block_smem", device="h200")
+    with pytest.raises(ValueError, match="packs"):
+        jk.plan_softmax((2, 1 << 40), F32)
+
+
+def test_the_module_refuses_unknown_names():
+    limits = _cpu.named_devices()["h200"]
+    for arguments in (("float31", "softmax_fwd", limits, "auto"), (F32, "softmin", limits, "auto"), (F32, "softmax_fwd", limits, "grid")):
+        with pytest.raises(ValueError):
+            _cpu.plan_softmax(2, 3, *arguments)

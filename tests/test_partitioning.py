@@ -1,0 +1,172 @@
+"""Arrays sharded over devices: rows need no communication, a sharded softmax axis is right.
+
+Whether XLA splits a custom call or gathers its operands first cannot be seen in values, so the compiled HLO is read.
+"""
+
+import functools
+import re
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxkernels as jk
+
+both = pytest.mark.parametrize("function", (jk.softmax, jk.log_softmax), ids=lambda f: f.__name__)
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+X = cases.logits("normal", 16 * 8, 24, "float32").reshape(16, 8, 24)
+T = cases.cotangents(16 * 8, 24, "float32").reshape(16, 8, 24)
+
+
+def vjp(f, x, t):
+    return jax.vjp(f, x)[1](t)[0]
+
+
+# Programs of (x, t), and how many kernels each runs.
+PROGRAMS = {
+    "forward": (lambda f, x, t: f(x), 1),
+    "gradient": (vjp, 2),
+    "tangent": (lambda f, x, t: jax.jvp(f, (x,), (t,))[1], 2),
+    "vmapped": (lambda f, x, t: jax.vmap(f)(x), 1),
+    "vmapped-axis-1": (lambda f, x, t: jax.vmap(f, in_axes=1, out_axes=1)(x), 1),
+    "vmapped-gradient": (lambda f, x, t: jax.vmap(functools.partial(vjp, f))(x, t), 2),
+}
+
+
+@pytest.fixture(params=(AxisType.Auto, AxisType.Explicit), ids=("auto", "explicit"))
+def mesh(request, cpu_devices):
+    return jax.make_mesh((4, 2), ("a", "b"), axis_types=(request.param,) * 2, devices=cpu_devices)
+
+
+def compile_sharded(program, f, mesh, spec):
+    sharding = NamedSharding(mesh, spec)
+    x, t = jax.device_put(X, sharding), jax.device_put(T, sharding)
+    compiled = jax.jit(functools.partial(program, f)).lower(x, t).compile()
+    return compiled, x, t
+
+
+def custom_calls(text):
+    """Shapes of the results of our custom calls in HLO."""
+    lines = [line for line in text.splitlines() if 'custom_call_target="jaxkernels_' in line]
+    return [re.search(r"= \(?(\w+\[[\d,]*\])", line)[1] for line in lines]
+
+
+@both
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    ("spec", "local"),
+    (
+        (P("a"), "f32[4,8,24]"),
+        (P(("a", "b")), "f32[2,8,24]"),
+        (P("a", "b"), "f32[4,4,24]"),
+        (P(None, "b"), "f32[16,4,24]"),
+    ),
+    ids=str,
+)
+def test_sharded_rows_run_without_collectives(function, name, spec, local, mesh):
+    """Every device runs the kernel on its own rows, and that is all that happens."""
+    program, kernels = PROGRAMS[name]
+    compiled, x, t = compile_sharded(program, function, mesh, spec)
+    text = compiled.as_text()
+    assert not [c for c in COLLECTIVES if c in text], text
+    assert custom_calls(text) == [local] * kernels, text
+    got = compiled(x, t)
+    assert got.sharding.is_equivalent_to(x.sharding, 3)
+    np.testing.assert_array_equal(got, jax.jit(functools.partial(program, function))(X, T))
+
+
+@both
+@pytest.mark.parametrize("name", ("forward", "gradient", "vmapped"))
+@pytest.mark.parametrize("spec", (P(None, None, "a"), P("a", None, "b"), P(None, None, ("a", "b"))), ids=str)
+def test_sharded_softmax_axis_is_right(function, name, spec, mesh):
+    """Rows that are spread over devices are put together first, as a kernel needs them whole."""
+    program, kernels = PROGRAMS[name]
+    compiled, x, t = compile_sharded(program, function, mesh, spec)
+    assert len(custom_calls(compiled.as_text())) == kernels
+    np.testing.assert_array_equal(compiled(x, t), jax.jit(functools.partial(program, function))(X, T))
+
+
+@both
+@pytest.mark.parametrize("axis", (0, 1, (0, 2), (1, 2), None), ids=str)
+def test_other_axes(function, axis, mesh):
+    """Any axis over any sharding gives the values of one device."""
+    for spec in (P("a"), P("a", "b"), P(None, None, "b"), P(None, "a", "b")):
+        x = jax.device_put(X, NamedSharding(mesh, spec))
+        f = functools.partial(function, axis=axis)
+        np.testing.assert_array_equal(jax.jit(f)(x), f(X))
+        got = jax.jit(functools.partial(vjp, f))(x, jax.device_put(T, x.sharding))
+        np.testing.assert_array_equal(got, vjp(f, X, T))
+
+
+@both
+def test_masked_rows_stay_sharded(function, mesh):
+    mask = np.random.default_rng(0).random(X.shape) < 0.6
+    sharding = NamedSharding(mesh, P("a", "b"))
+    x, where = jax.device_put(X, sharding), jax.device_put(mask, sharding)
+    compiled = jax.jit(lambda x, w: function(x, where=w)).lower(x, where).compile()
+    assert not [c for c in COLLECTIVES if c in compiled.as_text()]
+    np.testing.assert_array_equal(compiled(x, where), function(X, where=mask))
+
+
+@both
+def test_training_step_reduces_only_the_gradient(function, cpu_devices):
+    """Data parallelism: the one collective is the sum of the weights' gradient."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,), devices=cpu_devices)
+    w = jax.device_put(np.ones((24, 24), np.float32), NamedSharding(mesh, P()))
+    x = jax.device_put(X[:, 0], NamedSharding(mesh, P("data")))
+
+    def step(w, x):
+        return jax.grad(lambda w: jnp.sum(function(x @ w) ** 2))(w)
+
+    text = jax.jit(step, out_shardings=w.sharding).lower(w, x).compile().as_text()
+    assert custom_calls(text) == ["f32[2,24]"] * 2
+    assert "all-gather" not in text
+    assert len(re.findall(r" all-reduce(?:-start)?\(", text)) == 1
+
+
+@both
+def test_without_shardy(function, cpu_devices):
+    """The older partitioner, GSPMD, splits the rows as well."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,), devices=cpu_devices)
+    before = jax.config.jax_use_shardy_partitioner
+    jax.config.update("jax_use_shardy_partitioner", False)
+    try:
+        for name in ("forward", "gradient"):
+            program, kernels = PROGRAMS[name]
+            compiled, x, t = compile_sharded(program, function, mesh, P("data"))
+            text = compiled.as_text()
+            assert custom_calls(text) == ["f32[2,8,24]"] * kernels
+            assert not [c for c in COLLECTIVES if c in text]
+            np.testing.assert_array_equal(compiled(x, t), jax.jit(functools.partial(program, function))(X, T))
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", before)
+
+
+@both
+def test_export_for_eight_devices(function, cpu_devices):
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,), devices=cpu_devices)
+    sharding = NamedSharding(mesh, P("data"))
+    check = jax.export.DisabledSafetyCheck.custom_call(f"jaxkernels_{function.__name__}_fwd")
+    x = jax.device_put(X, sharding)
+    exported = jax.export.export(jax.jit(function), platforms=["cpu"], disabled_checks=[check])(x)
+    assert exported.nr_devices == 8
+    reloaded = jax.export.deserialize(exported.serialize())
+    np.testing.assert_array_equal(jax.jit(reloaded.call)(x), function(X))
+
+
+def test_this_file_would_notice_a_gather(cpu_devices):
+    """The same kernel without its rule of partitioning: XLA gathers, and the HLO shows it."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,), devices=cpu_devices)
+    x = jax.device_put(X[:, 0], NamedSharding(mesh, P("data")))
+
+    def bare(x):
+        call = jax.ffi.ffi_call("jaxkernels_softmax_fwd", jax.ShapeDtypeStruct(x.shape, x.dtype))
+        return call(x, tier="auto")
+
+    text = jax.jit(bare).lower(x).compile().as_text()
+    assert "all-gather" in text
+    assert custom_calls(text) == ["f32[16,24]"]

@@ -1,0 +1,191 @@
+"""Values of softmax and log_softmax against the truth."""
+
+import functools
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+import tolerance
+
+import jaxkernels as jk
+
+FUNCTIONS = {"softmax_fwd": jk.softmax, "log_softmax_fwd": jk.log_softmax}
+PEERS = {"softmax_fwd": jax.nn.softmax, "log_softmax_fwd": jax.nn.log_softmax}
+FORWARD = tuple(FUNCTIONS)
+tiers = pytest.mark.parametrize("tier", cases.TIERS)
+dtypes = pytest.mark.parametrize("dtype", oracle.DTYPES)
+operations = pytest.mark.parametrize("operation", FORWARD)
+
+
+@functools.partial(jax.jit, static_argnames=("operation", "tier"))
+def forward_all(xs, operation, tier=None):
+    """One program for many shapes."""
+    return [FUNCTIONS[operation](x, tier=tier) for x in xs]
+
+
+def check_forward(xs, dtype, operation, tier=None):
+    with cases.x64(dtype):
+        ys = jax.device_get(forward_all(xs, operation, tier=tier))
+    for x, y in zip(xs, ys, strict=True):
+        lanes = cases.accumulators(operation, x.shape, dtype, tier)
+        tolerance.check(y, operation, x, accumulators=lanes)
+
+
+@tiers
+@dtypes
+@operations
+def test_kinds_of_input(operation, dtype, tier):
+    """Large ranges, outliers, far-away maxima, ties, subnormals and -inf, on short, odd, long and huge rows."""
+    xs = [
+        cases.logits(kind, rows, cols, dtype)
+        for kind in cases.KINDS
+        for rows, cols in ((33, 5), (17, 128), (9, 1001), (3, 4099), (2, 50257))
+        if cases.serves(tier, (rows, cols), dtype)
+    ]
+    check_forward(xs, dtype, operation, tier)
+
+
+@dtypes
+@operations
+def test_special_values(operation, dtype):
+    """All -inf, +inf or NaN anywhere make the row NaN and leave its neighbours alone; -inf alone is a zero."""
+    xs = []
+    for cols in (1, 2, 7, 64, 257, 1030, 9001):
+        x = cases.logits("normal", 9, cols, dtype)
+        x[1] = -np.inf
+        x[3, 0] = np.inf
+        x[4, -1] = np.inf
+        x[5, cols // 2] = np.nan
+        x[6, 0] = -np.inf
+        x[7, -1] = -np.inf
+        xs.append(x)
+    check_forward(xs, dtype, operation)
+    with cases.x64(dtype):
+        y = np.asarray(FUNCTIONS[operation](xs[3]), np.float64)
+    assert np.isnan(y[[1, 3, 4, 5]]).all()
+    assert not np.isnan(y[[0, 2, 6, 7, 8]]).any()
+
+
+@pytest.mark.parametrize("sign", (1, -1))
+@dtypes
+def test_largest_finite_values(dtype, sign):
+    """The difference of opposite extremes overflows to -inf, not to NaN."""
+    x = np.zeros((2, 40), oracle.storage(dtype))
+    x[0, ::3], x[0, 1::3] = jnp.finfo(dtype).max, jnp.finfo(dtype).min
+    x[1] = sign * float(jnp.finfo(dtype).max)
+    for operation in FORWARD:
+        with cases.x64(dtype):
+            y = np.asarray(FUNCTIONS[operation](x))
+        want = oracle.truth(operation, x)
+        finite = np.isfinite(y.astype(np.float64))
+        np.testing.assert_allclose(y[finite], want[finite].astype(y.dtype), rtol=1e-2, atol=0)
+        assert not np.isnan(y).any()
+
+
+@dtypes
+def test_subnormal_results(dtype):
+    """Quotients around the end of the exponent range: float16 keeps its subnormals, no type makes garbage of them."""
+    ends = {"float32": (-105, -80), "bfloat16": (-105, -80), "float16": (-18, -8), "float64": (-746, -700)}
+    low, high = ends[dtype]
+    x = np.concatenate([[0.0], np.linspace(low, high, 254)])[None].astype(oracle.storage(dtype))
+    check_forward([x], dtype, "softmax_fwd")
+    if dtype == "float16":
+        y = np.asarray(jk.softmax(x))
+        subnormal = (y > 0) & (y < np.finfo(np.float16).tiny)
+        assert subnormal.sum() > 50
+
+
+@tiers
+@pytest.mark.parametrize("rows", (0, 1, 2, 3, 65537))
+@operations
+def test_numbers_of_rows(operation, rows, tier):
+    """None, fewer than one warp's, an odd number, and one more than a 16-bit grid dimension holds."""
+    for dtype in ("float32", "bfloat16"):
+        xs = [cases.logits("normal", rows, cols, dtype) for cols in (1, 3, 32, 37)]
+        check_forward(xs, dtype, operation, tier)
+
+
+@operations
+def test_leading_dimensions_are_rows(operation):
+    x = cases.logits("normal", 24, 19, "float32")
+    flat = np.asarray(FUNCTIONS[operation](x))
+    for shape in ((2, 3, 4, 19), (24, 1, 19), (1, 1, 24, 19)):
+        y = np.asarray(FUNCTIONS[operation](x.reshape(shape)))
+        assert np.array_equal(y.reshape(24, 19), flat)
+
+
+@tiers
+@dtypes
+@operations
+def test_repeats_bit_for_bit(operation, dtype, tier):
+    with cases.x64(dtype):
+        for rows, cols in ((4099, 33), (64, 1025), (5, 40003)):
+            if not cases.serves(tier, (rows, cols), dtype):
+                continue
+            x = jnp.asarray(cases.logits("wide", rows, cols, dtype))
+            function = jax.jit(functools.partial(FUNCTIONS[operation], tier=tier))
+            first = np.asarray(function(x)).tobytes()
+            for _ in range(5):
+                assert np.asarray(function(x)).tobytes() == first
+
+
+@dtypes
+@operations
+def test_error_is_never_worse_than_jax_nn(operation, dtype):
+    """Largest error over the array in units in the last place, ours against jax.nn's, on the same input.
+
+    Both results are rounded once more than they can help, which is half a unit: nobody can do better than that, and a
+    difference below it says nothing. So that much is a tie, and no more is allowed.
+    """
+    for kind in ("normal", "wide", "outliers", "offset", "equal"):
+        for rows, cols in ((64, 10), (64, 128), (16, 1000), (4, 32768)):
+            x = cases.logits(kind, rows, cols, dtype, seed=7)
+            with cases.x64(dtype):
+                ours = np.asarray(jax.jit(FUNCTIONS[operation])(x))
+                theirs = np.asarray(jax.jit(PEERS[operation])(x))
+            want = oracle.truth(operation, x)
+            scale = 1.0 if operation == "log_softmax_fwd" else 0.0
+            error, peer = (tolerance.ulps(y, want, scale) for y in (ours, theirs))
+            assert error <= peer + 0.5, f"{kind} {x.shape}: {error:.2f} ulp, jax.nn {peer:.2f} ulp"
+
+
+def test_half_types_accumulate_in_float32():
+    """Where a sum overflows or stops growing in 16 bits, jax.nn is wrong and we are right (documented as better)."""
+    for dtype in ("float16", "bfloat16"):
+        y = np.asarray(jk.softmax(jnp.zeros((1, 70000), dtype)), np.float64)
+        np.testing.assert_allclose(y, 1 / 70000, rtol=2.0**-6)
+        log_y = np.asarray(jk.log_softmax(jnp.zeros((1, 70000), dtype)), np.float64)
+        np.testing.assert_allclose(log_y, -np.log(70000), rtol=2.0**-8)
+
+
+@pytest.mark.parametrize("tier", ("block_smem", "block_uncached"))
+def test_a_forced_tier_changes_nothing_on_a_cpu(tier, cpu_devices):
+    with jax.default_device(cpu_devices[0]):
+        x = jnp.asarray(cases.logits("normal", 5, 300, "float32"))
+        assert np.array_equal(jk.softmax(x, tier=tier), jk.softmax(x))
+
+
+@pytest.mark.parametrize("operation", ("softmax_fwd", "softmax_grad"))
+@pytest.mark.parametrize(("cols", "tier"), ((1024, "warp"), (1001, "block_smem"), (16384, "block_smem"), (151935, None)))
+def test_more_than_two_to_the_31_elements(gpu, operation, cols, tier):
+    """Offsets are 64-bit: rows on both sides of element 2^31, and the last one, are right; and all rows sum up."""
+    rows = 2**31 // cols + 3
+    if (gpu.memory_stats() or {}).get("bytes_limit", 2**34) < 30e9:
+        from conftest import skip_or_fail
+
+        skip_or_fail("this GPU has less than 30 GB")
+    probe = np.unique(np.r_[0, 1, rows // 2, rows - 6 : rows])
+    x = jax.random.normal(jax.random.key(0), (rows, cols), jnp.bfloat16)
+    y = jk.softmax(x, tier=tier)
+    lanes = cases.accumulators(operation, x.shape, "bfloat16", tier)
+    if operation == "softmax_fwd":
+        tolerance.check(np.asarray(y[probe]), operation, np.asarray(x[probe]), accumulators=lanes)
+        sums = jnp.sum(y, axis=-1, dtype=jnp.float32)
+        assert float(jnp.max(jnp.abs(sums - 1))) < 2.0**-8  # every y is rounded by at most that
+        return
+    dx = jax.jit(lambda x, t: jax.vjp(functools.partial(jk.softmax, tier=tier), x)[1](t)[0])(x, x)
+    operands = np.asarray(y[probe]), np.asarray(x[probe])
+    tolerance.check(np.asarray(dx[probe]), operation, *operands, accumulators=lanes)

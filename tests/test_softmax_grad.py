@@ -1,0 +1,142 @@
+"""Values of the derivatives against the truth, and all five operations over every row length that matters."""
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+import tolerance
+
+import jaxkernels as jk
+
+tiers = pytest.mark.parametrize("tier", cases.TIERS)
+dtypes = pytest.mark.parametrize("dtype", oracle.DTYPES)
+PEERS = {jk.softmax: jax.nn.softmax, jk.log_softmax: jax.nn.log_softmax}
+
+
+def pairs_of(shapes, dtype, kind="normal"):
+    return [
+        (cases.logits(kind, rows, cols, dtype), cases.cotangents(rows, cols, dtype))
+        for rows, cols in shapes
+    ]
+
+
+@tiers
+@dtypes
+def test_every_row_length_to_300(dtype, tier):
+    """All operations; five rows, so that a misaligned row begins at every offset within a pack of four or more."""
+    shapes = [(9, cols) for cols in range(1, 301)]
+    pairs = pairs_of([s for s in shapes if cases.serves(tier, s, dtype)], dtype)
+    assert len(pairs) == 300
+    cases.check_all(pairs, dtype, tier)
+
+
+@dtypes
+def test_every_boundary_of_every_plan(dtype):
+    """Row lengths at which any operation's plan changes, one less and one more; the plans tell them."""
+    boundaries = cases.plan_boundaries(dtype)
+    assert len(boundaries) >= 10, boundaries
+    cols = {c + step for c in boundaries for step in (-1, 0, 1)}
+    cases.check_all(pairs_of([(2, c) for c in sorted(cols)], dtype), dtype)
+
+
+@tiers
+@dtypes
+def test_kinds_of_input(dtype, tier):
+    pairs = []
+    for kind in cases.KINDS:
+        shapes = [(12, 6), (7, 129), (5, 1001), (2, 20011)]
+        pairs += pairs_of([s for s in shapes if cases.serves(tier, s, dtype)], dtype, kind)
+    cases.check_all(pairs, dtype, tier)
+
+
+@tiers
+def test_numbers_of_rows(tier):
+    for dtype in ("float32", "bfloat16"):
+        shapes = [(rows, cols) for rows in (0, 1, 2, 3, 65537) for cols in (3, 36)]
+        cases.check_all(pairs_of(shapes, dtype), dtype, tier)
+
+
+@dtypes
+def test_nan_and_infinity_stay_in_their_row(dtype):
+    x, t = pairs_of([(6, 37)], dtype)[0]
+    x[1] = -np.inf
+    x[2, 3] = np.nan
+    x[3, 36] = np.inf
+    t[4, 5] = np.nan
+    cases.check_all([(x, t)], dtype)
+
+
+def test_large_cotangents_of_half_types_do_not_overflow():
+    """sum(dy) in float32: jax.nn's log_softmax gives inf here for float16."""
+    t = np.full((1, 64), 6e4, np.float16)
+    t[0, ::2] = -6e4
+    t[0, 0] = 6e4
+    x = cases.logits("normal", 1, 64, "float16")
+    cases.check_all([(x, t)], "float16")
+    _, pull = jax.vjp(jk.log_softmax, jnp.asarray(x))
+    assert np.isfinite(np.asarray(pull(jnp.asarray(t))[0])).any()
+
+
+@tiers
+def test_repeats_bit_for_bit(tier):
+    for dtype in ("float32", "bfloat16"):
+        shapes = [s for s in ((515, 33), (9, 1025), (3, 20003)) if cases.serves(tier, s, dtype)]
+        xs, ts = zip(*pairs_of(shapes, dtype), strict=True)
+        first, second = (jax.device_get(cases.all_operations(xs, ts, tier=tier)) for _ in range(2))
+        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+            assert a.tobytes() == b.tobytes()
+
+
+def row_error(got, want, t):
+    """Largest error in units in the last place of the row's largest cotangent.
+
+    A derivative is a difference of terms as large as that, and can cancel to nothing; its own last place would measure
+    the luck of the rounding.
+    """
+    wide = oracle.widen(got)
+    digits = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}[got.dtype.name]
+    largest = np.abs(oracle.widen(t)).max(-1, keepdims=True)
+    return float(np.max(np.abs(wide - want) / np.exp2(np.floor(np.log2(largest)) - (digits - 1))))
+
+
+@pytest.mark.parametrize("function", (jk.softmax, jk.log_softmax), ids=lambda f: f.__name__)
+@dtypes
+def test_error_is_never_worse_than_jax_nn(dtype, function):
+    """From x and dy to dx, forward pass included; half a unit in the last place counts as a tie, see test_softmax."""
+
+    def gradient(function):
+        return jax.jit(lambda x, t: jax.vjp(function, x)[1](t)[0])
+
+    ours, theirs = gradient(function), gradient(PEERS[function])
+    for kind in ("normal", "wide", "outliers", "offset"):
+        for rows, cols in ((64, 10), (16, 1000), (4, 16384)):
+            x, t = pairs_of([(rows, cols)], dtype, kind)[0]
+            log = function is jk.log_softmax
+            y = oracle.truth("log_softmax_fwd" if log else "softmax_fwd", x)
+            want = oracle.truth("log_softmax_grad" if log else "softmax_grad", y, oracle.widen(t))
+            with cases.x64(dtype):
+                error, peer = (row_error(np.asarray(f(x, t)), want, t) for f in (ours, theirs))
+            assert error <= peer + 0.5, f"{kind} {x.shape}: {error:.2f} ulp, jax.nn {peer:.2f} ulp"
+
+
+@pytest.mark.parametrize("function", (jk.softmax, jk.log_softmax), ids=lambda f: f.__name__)
+def test_directional_derivative_agrees_with_differences(function):
+    """Independent of any formula for the derivative: a central difference in float64."""
+    with jax.enable_x64(True):
+        x, t = pairs_of([(3, 41)], "float64")[0]
+        step = 1e-6
+        difference = (function(x + step * t) - function(x - step * t)) / (2 * step)
+        _, tangent = jax.jvp(function, (x,), (t,))
+        np.testing.assert_allclose(tangent, difference, rtol=1e-7, atol=1e-9)
+        w = cases.cotangents(3, 41, "float64", seed=1)
+        _, pull = jax.vjp(function, x)
+        np.testing.assert_allclose(np.vdot(pull(w)[0], t), np.vdot(w, tangent), rtol=1e-12)
+
+
+def test_tolerances_come_from_this_device():
+    """The number of partial sums that the tolerances assume is the plan's, not a guess."""
+    lanes = cases.accumulators("softmax_fwd", (4, 1024), "float32")
+    assert lanes == (jk.plan_softmax((4, 1024), "float32").lanes if cases.ON_GPU else 4)
+    assert tolerance.sum_error(1024, lanes) <= 4 * 16.2

@@ -1,0 +1,398 @@
+"""Both operations under every transformation of JAX, against jax.nn under the same one."""
+
+import functools
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkernels as jk
+
+PAIRS = [
+    pytest.param(jk.softmax, jax.nn.softmax, id="softmax"),
+    pytest.param(jk.log_softmax, jax.nn.log_softmax, id="log_softmax"),
+]
+both = pytest.mark.parametrize(("ours", "peer"), PAIRS)
+
+X = np.asarray(cases.logits("normal", 6, 7, "float32") / 3).reshape(2, 3, 7)
+T = cases.cotangents(6, 7, "float32").reshape(2, 3, 7)
+ROW, ROW_T = X[0, 0], T[0, 0]
+# Coefficients with which a scalar loss feels every element differently.
+C = np.linspace(-1, 2, 7, dtype=np.float32)
+
+
+def loss(f, x):
+    return jnp.sum(jnp.sin(f(x)) * C)
+
+
+def nested_vmap(f, x):
+    return jax.vmap(jax.vmap(f))(x)
+
+
+def remat(f, x, policy=None):
+    return jax.checkpoint(lambda x: jnp.sin(f(jnp.cos(x))) * C, policy=policy)(x)
+
+
+def scan(f, x):
+    return jax.lax.scan(lambda c, row: (f(c + row), f(row)), jnp.zeros(7), x[0])
+
+
+def fori(f, x):
+    return jax.lax.fori_loop(0, 4, lambda i, c: f(c + x[0, 0] * i), jnp.zeros(7))
+
+
+def while_loop(f, x):
+    return jax.lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, f(s[1])), (0, x))[1]
+
+
+def cond(f, x):
+    return jax.lax.cond(x[0, 0, 0] > 5, lambda x: x, f, x), jax.lax.cond(x[0, 0, 0] < 5, f, lambda x: x, x)
+
+
+def linearize(f, x):
+    y, linear = jax.linearize(f, x)
+    return y, linear(T)
+
+
+def linear_transpose(f, x):
+    _, linear = jax.linearize(f, x)
+    return jax.linear_transpose(linear, x)(T)
+
+
+def vmap_of_grad_over_axis_two(f, x):
+    return jax.vmap(jax.grad(lambda x: jnp.sum(jnp.sin(f(x)))), in_axes=2, out_axes=1)(x)
+
+
+def unmapped_y(f, x):
+    """The backward kernel with a mapped cotangent and an unmapped residual."""
+    _, pull = jax.vjp(f, x[0])
+    return jax.vmap(pull)(T)
+
+
+def unmapped_t(f, x):
+    """The backward kernel with a mapped residual and an unmapped cotangent."""
+    return jax.vmap(lambda x: jax.vjp(f, x)[1](T[0])[0])(x)
+
+
+def mapped_along_different_axes(f, x):
+    def pull(x, t):
+        return jax.vjp(f, x)[1](t)[0]
+
+    return jax.vmap(pull, in_axes=(0, 1))(x, jnp.swapaxes(T, 0, 1))
+
+
+def mapped_over_the_reduced_axis(f, x):
+    return jax.vmap(f, in_axes=2, out_axes=2)(x), jax.vmap(f, in_axes=-1)(x)
+
+
+def jit_of_static_axis(f, x):
+    return jax.jit(f, static_argnames="axis")(x, axis=0)
+
+
+TRANSFORMS = {
+    "eager": lambda f, x: f(x),
+    "jit": lambda f, x: jax.jit(f)(x),
+    "jit-axis": jit_of_static_axis,
+    "jit-axes": lambda f, x: jax.jit(lambda x: f(x, axis=(0, 2)))(x),
+    "jvp": lambda f, x: jax.jvp(f, (x,), (T,)),
+    "jvp-axis": lambda f, x: jax.jvp(lambda x: f(x, axis=1), (x,), (T,)),
+    "vjp": lambda f, x: jax.vjp(f, x)[1](T),
+    "vjp-axis": lambda f, x: jax.vjp(lambda x: f(x, axis=0), x)[1](T),
+    "grad": lambda f, x: jax.grad(functools.partial(loss, f))(x),
+    "value-and-grad": lambda f, x: jax.value_and_grad(functools.partial(loss, f))(x),
+    "jacfwd": lambda f, x: jax.jacfwd(f)(x[0]),
+    "jacrev": lambda f, x: jax.jacrev(f)(x[0]),
+    "hessian": lambda f, x: jax.hessian(functools.partial(loss, f))(x[0, 0]),
+    "hessian-of-vector": lambda f, x: jax.hessian(f)(x[0, 0]),
+    "forward-over-forward": lambda f, x: jax.jacfwd(jax.jacfwd(f))(x[0, 0]),
+    "reverse-over-reverse": lambda f, x: jax.jacrev(jax.jacrev(f))(x[0, 0]),
+    "reverse-over-forward": lambda f, x: jax.jacrev(jax.jacfwd(f))(x[0, 0]),
+    "grad-of-grad": lambda f, x: jax.grad(lambda x: jnp.sum(jax.grad(functools.partial(loss, f))(x) ** 2))(x),
+    "third-order": lambda f, x: jax.jacfwd(jax.jacrev(jax.grad(functools.partial(loss, f))))(x[0, 0]),
+    "grad-of-jvp": lambda f, x: jax.grad(lambda x: jnp.sum(jax.jvp(f, (x,), (T,))[1] * C))(x),
+    "jvp-of-grad": lambda f, x: jax.jvp(jax.grad(functools.partial(loss, f)), (x,), (T,)),
+    "linearize": linearize,
+    "linear-transpose": linear_transpose,
+    "vmap-axis-0": lambda f, x: jax.vmap(f)(x),
+    "vmap-axis-1": lambda f, x: jax.vmap(f, in_axes=1, out_axes=1)(x),
+    "vmap-reduced-axis": mapped_over_the_reduced_axis,
+    "vmap-other-axis": lambda f, x: jax.vmap(lambda x: f(x, axis=0), in_axes=1)(x),
+    "vmap-nested": nested_vmap,
+    "vmap-unmapped": lambda f, x: jax.vmap(lambda x, t: f(x) * t, in_axes=(None, 0))(x[0], T),
+    "vmap-grad": vmap_of_grad_over_axis_two,
+    "vmap-unmapped-y": unmapped_y,
+    "vmap-unmapped-t": unmapped_t,
+    "vmap-different-axes": mapped_along_different_axes,
+    "vmap-hessian": lambda f, x: jax.vmap(jax.hessian(functools.partial(loss, f)))(x[0]),
+    "vmap-jvp": lambda f, x: jax.vmap(lambda x, t: jax.jvp(f, (x,), (t,)), in_axes=(0, 0))(x, T),
+    "grad-vmap": lambda f, x: jax.grad(lambda x: jnp.sum(jax.vmap(functools.partial(loss, f))(x)))(x),
+    "scan": scan,
+    "scan-grad": lambda f, x: jax.grad(lambda x: jnp.sum(scan(f, x)[1] * C))(x),
+    "scan-jvp": lambda f, x: jax.jvp(functools.partial(scan, f), (x,), (T,)),
+    "scan-vmap": lambda f, x: jax.vmap(lambda row: jax.lax.scan(lambda c, _: (f(c), c), row, None, length=3))(x),
+    "fori-loop": fori,
+    "while-loop": while_loop,
+    "cond": cond,
+    "cond-grad": lambda f, x: jax.grad(lambda x: jnp.sum(cond(f, x)[1] * C))(x),
+    "vmap-cond": lambda f, x: jax.vmap(lambda x: jax.lax.cond(x[0, 0] > 0, f, jnp.negative, x))(x),
+    "remat": remat,
+    "remat-grad": lambda f, x: jax.grad(lambda x: jnp.sum(remat(f, x)))(x),
+    "remat-policy-grad": lambda f, x: jax.grad(
+        lambda x: jnp.sum(remat(f, x, jax.checkpoint_policies.nothing_saveable))
+    )(x),
+    "remat-jvp": lambda f, x: jax.jvp(functools.partial(remat, f), (x,), (T,)),
+    "remat-hessian": lambda f, x: jax.hessian(lambda x: jnp.sum(remat(f, x)))(x[0, 0]),
+    "scan-of-remat-grad": lambda f, x: jax.grad(
+        lambda x: jnp.sum(jax.lax.scan(lambda c, r: (remat(f, c + r), None), jnp.zeros(7), x[0])[0])
+    )(x),
+    "custom-vjp-inside": lambda f, x: jax.grad(lambda x: jnp.sum(wrapped(f)(x) * C))(x),
+    "associative-scan": lambda f, x: jax.lax.associative_scan(lambda a, b: f(a + b), x[0]),
+    "map": lambda f, x: jax.lax.map(f, x, batch_size=2),
+    "jit-grad-jit": lambda f, x: jax.jit(jax.grad(lambda x: loss(jax.jit(f), x)))(x),
+}
+
+
+def wrapped(f):
+    g = jax.custom_vjp(lambda x: f(x))
+    g.defvjp(lambda x: (f(x), x), lambda x, t: (jax.vjp(f, x)[1](t)[0],))
+    return g
+
+
+@both
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transform(ours, peer, name):
+    """Equal structure, shapes and dtypes, and values within a few roundings of float32."""
+    transform = TRANSFORMS[name]
+    got, want = transform(ours, jnp.asarray(X)), transform(peer, jnp.asarray(X))
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type)
+        # Values are of order 1 to 10, sums have seven terms: 16 roundings of the largest one.
+        np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6 * max(1.0, float(np.max(np.abs(b)))))
+
+
+@both
+@pytest.mark.parametrize("dtype", ("bfloat16", "float16", "float64"))
+@pytest.mark.parametrize("name", ("jvp", "grad", "hessian", "grad-of-grad", "vmap-grad", "scan-grad"))
+def test_transform_of_other_types(ours, peer, name, dtype):
+    """Against jax.nn in float64, from the same rounded input."""
+    global T, C
+    if name == "jvp":
+        transform = lambda f, x: jax.jvp(f, (x,), (jnp.asarray(T, x.dtype),))  # noqa: E731
+    elif name == "scan-grad":
+        transform = lambda f, x: jax.grad(  # noqa: E731
+            lambda x: jnp.sum(jax.lax.scan(lambda c, r: (f(c + r), None), jnp.zeros(7, x.dtype), x[0])[0] ** 2)
+        )(x)
+    else:
+        transform = TRANSFORMS[name]
+    with jax.enable_x64(True):
+        x = jnp.asarray(X, dtype)
+        coefficients, C = C, jnp.asarray(C, dtype)
+        try:
+            got = transform(ours, x)
+            C = jnp.asarray(coefficients, jnp.float64)
+            want = transform(peer, x.astype(jnp.float64))
+        finally:
+            C = coefficients
+        eps = float(jnp.finfo(dtype).eps)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            assert a.dtype == jnp.dtype(dtype)
+            scale = max(1.0, float(np.max(np.abs(b))))
+            np.testing.assert_allclose(np.asarray(a, np.float64), b, rtol=0, atol=16 * eps * scale)
+
+
+@both
+def test_eval_shape(ours, peer):
+    for dtype in (jnp.float32, jnp.bfloat16):
+        x = jax.ShapeDtypeStruct((3, 5, 8), dtype)
+        for axis in (-1, 0, (0, 2), None):
+            got, want = (jax.eval_shape(functools.partial(f, axis=axis), x) for f in (ours, peer))
+            assert (got.shape, got.dtype, got.weak_type) == (want.shape, want.dtype, want.weak_type)
+    jax.eval_shape(ours, jax.ShapeDtypeStruct((1 << 20, 1 << 20), jnp.bfloat16))  # runs nothing
+
+
+@both
+def test_reverse_mode_is_two_kernels(ours, peer):
+    """The jaxpr of a gradient holds the forward and the backward primitive, and keeps y alone."""
+    del peer
+    jaxpr = jax.make_jaxpr(lambda x, t: jax.vjp(ours, x)[1](t))(X, T)
+    names = [str(eqn.primitive) for eqn in jaxpr.eqns]
+    stem = f"jaxkernels_{ours.__name__}"
+    assert names == [f"{stem}_fwd", f"{stem}_grad"], jaxpr
+    forward, backward = jaxpr.eqns
+    assert backward.invars[0] is forward.outvars[0]
+
+
+@both
+def test_forward_mode_is_two_kernels(ours, peer):
+    del peer
+    jaxpr = jax.make_jaxpr(lambda x, t: jax.jvp(ours, (x,), (t,)))(X, T)
+    linear = "softmax_grad" if ours is jk.softmax else "log_softmax_jvp"
+    names = [str(eqn.primitive) for eqn in jaxpr.eqns]
+    assert names == [f"jaxkernels_{ours.__name__}_fwd", f"jaxkernels_{linear}"], jaxpr
+
+
+@both
+def test_vmap_adds_no_loop_and_no_transpose(ours, peer):
+    """A mapped leading axis is more rows: one custom call, nothing around it."""
+    del peer
+    jaxpr = jax.make_jaxpr(jax.vmap(ours, in_axes=1, out_axes=1))(X)
+    assert [str(eqn.primitive) for eqn in jaxpr.eqns] == [f"jaxkernels_{ours.__name__}_fwd"]
+
+
+@both
+@pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
+def test_donation(ours, peer, dtype):
+    """A donated input gives up its buffer, an input that is not donated stays as it was."""
+    x = jnp.asarray(X.repeat(64, 0), dtype)
+    before = np.asarray(x).copy()
+    want = np.asarray(ours(x))
+    kept = jax.jit(ours)(x)
+    assert np.array_equal(np.asarray(x), before)
+    assert np.array_equal(np.asarray(kept), want)
+    donated = jax.jit(ours, donate_argnums=0)(x)
+    assert np.array_equal(np.asarray(donated), want)
+    assert x.is_deleted()
+
+
+def targets(f, derivative):
+    stem = f"jaxkernels_{f.__name__}"
+    names = [f"{stem}_fwd", f"{stem}_grad"] if derivative else [f"{stem}_fwd"]
+    return [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
+
+
+@both
+@pytest.mark.parametrize("derivative", (False, True), ids=("forward", "gradient"))
+def test_export_and_reload(ours, peer, derivative):
+    function = jax.grad(functools.partial(loss, ours)) if derivative else ours
+    exported = jax.export.export(jax.jit(function), disabled_checks=targets(ours, derivative))(
+        jax.ShapeDtypeStruct(X.shape, X.dtype)
+    )
+    assert "jaxkernels" in exported.mlir_module()
+    reloaded = jax.export.deserialize(exported.serialize(vjp_order=0))
+    assert np.array_equal(reloaded.call(X), function(jnp.asarray(X)))
+
+
+@both
+def test_export_with_vjp(ours, peer):
+    exported = jax.export.export(jax.jit(ours), disabled_checks=targets(ours, derivative=True))(
+        jax.ShapeDtypeStruct(X.shape, X.dtype)
+    )
+    reloaded = jax.export.deserialize(exported.serialize(vjp_order=1))
+    got = jax.vjp(reloaded.call, jnp.asarray(X))[1](jnp.asarray(T))[0]
+    np.testing.assert_allclose(got, jax.vjp(peer, X)[1](T)[0], rtol=2e-6, atol=2e-6)
+
+
+@both
+def test_export_with_symbolic_dimensions(ours, peer):
+    rows, cols = jax.export.symbolic_shape("rows, cols")
+    exported = jax.export.export(jax.jit(ours), disabled_checks=targets(ours, False))(
+        jax.ShapeDtypeStruct((rows, cols), jnp.float32)
+    )
+    reloaded = jax.export.deserialize(exported.serialize())
+    for shape in ((1, 3), (17, 40)):
+        x = cases.logits("normal", *shape, "float32")
+        np.testing.assert_allclose(reloaded.call(x), peer(x), rtol=2e-6, atol=2e-6)
+
+
+@both
+def test_export_for_other_platforms(ours, peer):
+    """From any machine for any platform: kernels for cpu and, if they were built, cuda; plain HLO for tpu."""
+    from jaxkernels import _registry
+
+    del peer
+    cuda = _registry.has_cuda_module()
+    x = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    for platforms in (["tpu"], ["cpu"], *([["cuda"], ["cpu", "cuda", "tpu"]] if cuda else [["cpu", "tpu"]])):
+        exported = jax.export.export(jax.jit(ours), platforms=platforms, disabled_checks=targets(ours, False))(x)
+        assert ("@jaxkernels_" in exported.mlir_module()) == (platforms != ["tpu"])
+        reloaded = jax.export.deserialize(exported.serialize())
+        assert list(reloaded.platforms) == platforms
+    if jax.default_backend() in reloaded.platforms or cuda:
+        assert np.array_equal(reloaded.call(X), ours(jnp.asarray(X)))
+
+
+@both
+def test_tpu_lowering_computes_the_same(ours, peer):
+    """The reference that other platforms lower to, run here through a platform-neutral export of its HLO."""
+    from jaxkernels import _reference
+
+    for operation in ("fwd", "grad"):
+        reference = getattr(_reference, f"{ours.__name__}_{operation}")
+        if operation == "fwd":
+            np.testing.assert_allclose(jax.jit(reference)(X), peer(X), rtol=2e-6, atol=2e-6)
+        else:
+            y, pull = jax.vjp(peer, X)
+            np.testing.assert_allclose(jax.jit(reference)(y, T), pull(T)[0], rtol=2e-6, atol=2e-6)
+
+
+@both
+@pytest.mark.parametrize("check_vma", (True, False))
+@pytest.mark.parametrize("name", ("eager", "grad", "jvp", "vmap-axis-0", "scan", "remat-grad", "hessian"))
+def test_shard_map(ours, peer, name, check_vma, cpu_devices):
+    """Inside shard_map, over a varying operand, with and without the check of replication."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=cpu_devices)
+    spec = jax.sharding.PartitionSpec("data")
+    x = jax.device_put(np.stack([X + i for i in range(8)]), jax.sharding.NamedSharding(mesh, spec))
+
+    def local(f, x):
+        transform = {
+            "eager": lambda x: f(x),
+            "grad": jax.grad(functools.partial(loss, f)),
+            "jvp": lambda x: jax.jvp(f, (x,), (jnp.cos(x),))[1],
+            "vmap-axis-0": jax.vmap(f),
+            "scan": lambda x: jax.lax.scan(lambda c, r: (c, f(r)), 0, x)[1],
+            "remat-grad": jax.grad(lambda x: jnp.sum(remat(f, x))),
+            "hessian": lambda x: jax.hessian(functools.partial(loss, f))(x[0, 0, 0])[None],
+        }[name]
+        return transform(x)
+
+    def program(f):
+        body = functools.partial(local, f)
+        return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma))
+
+    np.testing.assert_allclose(program(ours)(x), program(peer)(x), rtol=2e-6, atol=2e-5)
+
+
+@both
+@pytest.mark.parametrize("check_vma", (True, False))
+def test_shard_map_with_a_replicated_operand(ours, peer, check_vma, cpu_devices):
+    """x is the same everywhere and the cotangent is not: the gradient of x is a sum over devices."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=cpu_devices)
+    replicated, sharded = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("data")
+    t = np.stack([T[0] + i for i in range(8)])
+
+    def program(f):
+        def outer(x, t):
+            shard = jax.shard_map(
+                lambda x, t: f(x)[None] * t,
+                mesh=mesh,
+                in_specs=(replicated, sharded),
+                out_specs=sharded,
+                check_vma=check_vma,
+            )
+            return jnp.sum(shard(x, t))
+
+        return jax.jit(jax.grad(outer))
+
+    with jax.default_device(cpu_devices[0]):
+        np.testing.assert_allclose(program(ours)(X[0], t), program(peer)(X[0], t), rtol=2e-6, atol=2e-5)
+
+
+@both
+def test_shard_map_with_an_inner_gradient(ours, peer, cpu_devices):
+    """jax.grad inside shard_map with a replicated parameter and a varying cotangent."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=cpu_devices)
+    replicated, sharded = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("data")
+    t = np.stack([T[0] + i for i in range(8)])
+
+    def program(f):
+        def body(x, t):
+            return jax.grad(lambda x: jnp.sum(f(x) * t[0]))(x)
+
+        return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(replicated, sharded), out_specs=replicated))
+
+    with jax.default_device(cpu_devices[0]):
+        np.testing.assert_allclose(program(ours)(X[0], t), program(peer)(X[0], t), rtol=2e-6, atol=2e-5)

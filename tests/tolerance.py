@@ -1,0 +1,177 @@
+"""How far a kernel's result may lie from the truth, derived from the kernels' arithmetic.
+
+Notation: u is the unit roundoff of the compute type (float32, or float64 for float64 storage), us that of the storage
+type, d = x - max, S = sum exp(d). Every bound is elementwise, in units of u, and never a fitted number:
+
+* ``exp`` and ``log`` are good to one unit in the last place, which is at most 2 u of the value. For half storage the
+  GPU's exp2 instruction serves: 2^-22 = 4 u, and its argument t = d log2(e) carries three relative roundings (of the
+  difference, of the constant, of the product), which cost 3 |d| u.
+* float32 storage compensates the difference, so that only the fused multiply-add's u is left of |d| u. float64
+  does not: |d| u.
+* A sum of n terms is added up by ``accumulators`` independent chains, followed by a tree. With k = n / accumulators +
+  log2(accumulators) additions in a row, its error is at most k u sum|terms|; roundings of random sign add up to
+  lambda sqrt(k) u with overwhelming probability (Higham and Mary 2019, lambda = 4). The smaller of the two holds.
+* A quotient is good to 2 u (reciprocal, then one correction step), other operations to u, the final store to us.
+* XLA's CPU threads flush subnormals to zero and the GPU's half exponentials do so too: an absolute error of the
+  smallest normal number is allowed where the exponent range is float32's. float16 results keep their subnormals.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from oracle import truth, widen
+
+SUM_LAMBDA = 4.0
+EXP_ERROR, LOG_ERROR, DIVIDE_ERROR = 2.0, 2.0, 2.0
+HALF_EXP_ERROR, HALF_ARGUMENT_ERROR = 4.0, 3.0
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What is known about a storage type.
+
+    Attributes:
+      u: unit roundoff of the compute type.
+      us: unit roundoff of the storage type.
+      smallest: absolute error that the end of the exponent range costs.
+      exp_error: error of an exponential, in u, apart from its argument's.
+      argument_error: what each unit of |x - max| adds to it, in u.
+    """
+
+    u: float
+    us: float
+    smallest: float
+    exp_error: float
+    argument_error: float
+
+
+PRECISION = {
+    "float32": Precision(2.0**-24, 2.0**-24, 2.0**-126, EXP_ERROR + 1, 0),
+    "bfloat16": Precision(2.0**-24, 2.0**-8, 2.0**-126, HALF_EXP_ERROR, HALF_ARGUMENT_ERROR),
+    "float16": Precision(2.0**-24, 2.0**-11, 2.0**-25, HALF_EXP_ERROR, HALF_ARGUMENT_ERROR),
+    "float64": Precision(2.0**-53, 2.0**-53, 2.0**-1022, EXP_ERROR, 1),
+}
+
+
+def sum_error(cols, accumulators):
+    """Error of a row's sum, in units of u * sum|terms|."""
+    chain = math.ceil(cols / accumulators) + math.ceil(math.log2(max(accumulators, 2)))
+    return min(chain, SUM_LAMBDA * math.sqrt(chain))
+
+
+def bound(operation, *operands, accumulators):
+    """The largest error that correct arithmetic can make, elementwise.
+
+    Args:
+      operation: one of ``oracle.OPERATIONS``.
+      *operands: x, or y and the (co)tangent, in the storage type, shape (rows, cols).
+      accumulators: how many partial sums a row has at least.
+
+    Returns:
+      Array of the operands' shape in the type of the truth; NaN where the truth is.
+    """
+    p = PRECISION[np.asarray(operands[0]).dtype.name]
+    sigma = sum_error(operands[0].shape[-1], accumulators)
+    wide = [widen(a) for a in operands]
+    result = truth(operation, *operands)
+    with np.errstate(all="ignore"):
+        if len(wide) == 1:
+            error = _forward_bound(operation, wide[0], result, p, sigma)
+        else:
+            error = _linear_bound(operation, *wide, result, p, sigma)
+        return error + p.smallest * (1 if len(wide) == 1 else result.shape[-1] + 1)
+
+
+def _forward_bound(operation, x, y, p, sigma):
+    d = np.abs(x - x.max(-1, keepdims=True, initial=-np.inf))
+    d = np.where(np.isfinite(d), d, 0)
+    weight = y if operation == "softmax_fwd" else np.exp(y)
+    exp_error = p.exp_error + p.argument_error * d
+    # Relative error of S: the terms' errors, weighed by their share, and the additions.
+    s_error = sigma + np.sum(exp_error * weight, axis=-1, keepdims=True)
+    if operation == "softmax_fwd":
+        relative = p.u * (exp_error + s_error + DIVIDE_ERROR)
+        return y * (relative + (p.us if p.us > p.u else 0))
+    size = np.where(np.isfinite(y), np.abs(y), 0)
+    log_s = np.abs(d - size)
+    lost = d if p.argument_error else 0
+    return p.us * size + p.u * (size + lost + (1 + LOG_ERROR) * log_s + s_error)
+
+
+def _linear_bound(operation, y, t, result, p, sigma):
+    stored = (p.us + p.u) * np.abs(result)
+    exp_error = p.exp_error + p.argument_error * np.abs(np.where(np.isfinite(y), y, 0))
+
+    def total(values):
+        return np.sum(values, axis=-1, keepdims=True)
+
+    if operation == "softmax_grad":
+        s, size = total(t * y), total(np.abs(t * y))
+        return np.abs(y) * p.u * ((sigma + 1) * size + 2 * np.abs(t - s)) + stored
+    if operation == "log_softmax_grad":
+        s, size = total(t), total(np.abs(t))
+        return np.exp(y) * p.u * (sigma * size + (exp_error + 1) * np.abs(s)) + stored
+    size = np.abs(np.exp(y) * t)
+    return p.u * (sigma * total(size) + total(size * (exp_error + 1))) + stored
+
+
+def worst(got, operation, *operands, accumulators):
+    """The largest error of a result in units of its bound, with a description of the place.
+
+    NaN, infinities and overflow of the storage type have to stand exactly where the truth has them; otherwise the
+    result is infinitely wrong.
+    """
+    got_wide, want = widen(got), truth(operation, *operands)
+    limit = bound(operation, *operands, accumulators=accumulators)
+    largest = np.finfo(want.dtype).max if got.dtype.name == "float64" else _largest(got.dtype)
+    want = np.where(np.abs(want) > largest, np.copysign(np.inf, want), want)
+    with np.errstate(all="ignore"):
+        ratio = np.abs(got_wide - want) / limit
+    same = (got_wide == want) | (np.isnan(got_wide) & np.isnan(want))
+    ratio = np.where(same, 0, np.where(np.isnan(ratio), np.inf, ratio))
+    if ratio.size == 0:
+        return 0.0, "empty"
+    place = np.unravel_index(np.argmax(ratio), ratio.shape)
+    index = tuple(int(i) for i in place)
+    text = f"{operation} {got.dtype} {got.shape} at {index}: {got[place]!r}, truth {want[place]!r}"
+    return float(ratio[place]), f"{text}, {float(ratio[place]):.3g} times the bound"
+
+
+def _largest(dtype):
+    """Values beyond this round to infinity."""
+    largest = {"float16": 65520.0, "bfloat16": float.fromhex("0x1.ffp127")}
+    return largest.get(dtype.name, float.fromhex("0x1.ffffffp127"))
+
+
+def check(got, operation, *operands, accumulators):
+    """Asserts that a result lies within its bound."""
+    got = np.asarray(got)
+    assert got.dtype == operands[0].dtype, f"{operation}: {got.dtype}, not {operands[0].dtype}"
+    assert got.shape == operands[0].shape, f"{operation}: {got.shape}, not {operands[0].shape}"
+    ratio, text = worst(got, operation, *operands, accumulators=accumulators)
+    assert ratio <= 1, text
+
+
+def ulps(got, want, smallest_scale=0.0):
+    """Largest error in units in the last place of the storage type.
+
+    Args:
+      got: result in the storage type.
+      want: the truth.
+      smallest_scale: elements smaller than this are measured in its last place. A logarithm that cancels to nearly 0
+        is as exact as the terms that cancelled, which are of order 1; its own last place would measure luck.
+
+    Returns:
+      The maximum over the elements that are finite in both and normal numbers in the truth (XLA's CPU threads flush
+      subnormal ones to zero).
+    """
+    got = np.asarray(got)
+    shape = {"bfloat16": (8, -126), "float16": (11, -14), "float32": (24, -126), "float64": (53, -1022)}
+    digits, least = shape[got.dtype.name]
+    wide, size = widen(got), np.maximum(np.abs(want), smallest_scale)
+    with np.errstate(all="ignore"):
+        counted = np.isfinite(wide) & np.isfinite(want) & (size >= np.exp2(least, dtype=want.dtype))
+        exponent = np.floor(np.log2(np.where(counted, size, 1), dtype=want.dtype))
+        error = np.abs(wide - want) / np.exp2(exponent - (digits - 1), dtype=want.dtype)
+    return float(np.max(np.where(counted, error, 0), initial=0))
