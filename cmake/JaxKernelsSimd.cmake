@@ -3,6 +3,13 @@
 
 set(JK_SIMD_FLAGS -fopenmp-simd -fno-math-errno -fno-trapping-math -fno-signed-zeros)
 
+# GCC's partial redundancy elimination computes the exponential of the smallest argument beforehand and
+# branches around the loop's body for it; a loop with a branch is not vectorised (2026-11, GCC 12: 2.6
+# instead of 1.1 ns per element for bfloat16 rows of 3).
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  list(APPEND JK_SIMD_FLAGS -fno-tree-pre)
+endif()
+
 check_cxx_compiler_flag(-mprefer-vector-width=512 JK_HAS_PREFER_VECTOR_WIDTH)
 if(JK_HAS_PREFER_VECTOR_WIDTH)
   list(APPEND JK_SIMD_FLAGS -mprefer-vector-width=512)

@@ -1,6 +1,7 @@
 // The extension module jaxkernels._cuda: CUDA targets, and the limits of the GPUs of this machine.
 //
-// Owns: what Python sees. Must not know: what a target does. Imports on a machine without a GPU or a driver.
+// Owns: what Python sees. Must not know: what a target does. Imports on a machine without a GPU or
+// a driver.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -59,9 +60,11 @@ NB_MODULE(_cuda, module) {
   module.def("registrations", &Registrations, "FFI target name -> capsule of its handler.");
   module.def("ffi_api_version", &FfiApiVersion,
              "(major, minor) of the XLA FFI headers that this module was compiled with.");
-  module.def("device_limits", &Limits, nb::arg("ordinal"), "The fields of DeviceLimits for a GPU of this machine.");
-  module.def("architectures", [] { return std::string(JK_CUDA_ARCHITECTURES); },
-             "The GPU architectures that the kernels are compiled for, in CMake's spelling.");
+  module.def("device_limits", &Limits, nb::arg("ordinal"),
+             "The fields of DeviceLimits for a GPU of this machine.");
+  module.def(
+      "architectures", [] { return std::string(JK_CUDA_ARCHITECTURES); },
+      "The GPU architectures that the kernels are compiled for, in CMake's spelling.");
 }
 
 }  // namespace jaxkernels

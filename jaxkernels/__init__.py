@@ -15,6 +15,11 @@ Example:
 """
 
 import importlib.metadata
+import pkgutil
+
+# Started inside a checkout, Python takes the package from there, where no extension modules are:
+# they are then found in the installed copy.
+__path__ = pkgutil.extend_path(__path__, __name__)
 
 from jaxkernels import _registry as _registry
 from jaxkernels._cpu import DeviceLimits as DeviceLimits

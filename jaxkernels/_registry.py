@@ -51,6 +51,10 @@ class TargetStatus:
     why: str
 
 
+def _dotted(version: tuple[int, int] | None) -> str:
+    return "unknown" if version is None else f"{version[0]}.{version[1]}"
+
+
 def check_api_version(module: str, built: tuple[int, int], running: tuple[int, int] | None) -> None:
     """Refuses a module that the running jaxlib would reject.
 
@@ -81,7 +85,7 @@ def _load_cpu() -> ModuleType:
     except ImportError as error:
         raise ImportError(
             "jaxkernels has no usable extension module jaxkernels._cpu; build the package with "
-            f"'pip install .' and import it from outside its source tree ({error})"
+            f"'pip install .' ({error})"
         ) from error
 
 
@@ -181,7 +185,3 @@ def versions() -> dict[str, str]:
         found["ffi_api_cuda"] = _dotted(cuda_module.ffi_api_version())
         found["cuda_architectures"] = cuda_module.architectures()
     return found
-
-
-def _dotted(version: tuple[int, int] | None) -> str:
-    return "unknown" if version is None else f"{version[0]}.{version[1]}"

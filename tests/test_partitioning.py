@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
 
-both = pytest.mark.parametrize("function", (jk.softmax, jk.log_softmax), ids=lambda f: f.__name__)
+both = pytest.mark.parametrize("function", [jk.softmax, jk.log_softmax], ids=lambda f: f.__name__)
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 X = cases.logits("normal", 16 * 8, 24, "float32").reshape(16, 8, 24)
 T = cases.cotangents(16 * 8, 24, "float32").reshape(16, 8, 24)
@@ -59,12 +59,12 @@ def custom_calls(text):
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize(
     ("spec", "local"),
-    (
+    [
         (P("a"), "f32[4,8,24]"),
         (P(("a", "b")), "f32[2,8,24]"),
         (P("a", "b"), "f32[4,4,24]"),
         (P(None, "b"), "f32[16,4,24]"),
-    ),
+    ],
     ids=str,
 )
 def test_sharded_rows_run_without_collectives(function, name, spec, local, mesh):
@@ -80,18 +80,22 @@ def test_sharded_rows_run_without_collectives(function, name, spec, local, mesh)
 
 
 @both
-@pytest.mark.parametrize("name", ("forward", "gradient", "vmapped"))
-@pytest.mark.parametrize("spec", (P(None, None, "a"), P("a", None, "b"), P(None, None, ("a", "b"))), ids=str)
+@pytest.mark.parametrize("name", ["forward", "gradient", "vmapped"])
+@pytest.mark.parametrize(
+    "spec", [P(None, None, "a"), P("a", None, "b"), P(None, None, ("a", "b"))], ids=str
+)
 def test_sharded_softmax_axis_is_right(function, name, spec, mesh):
     """Rows that are spread over devices are put together first, as a kernel needs them whole."""
     program, kernels = PROGRAMS[name]
     compiled, x, t = compile_sharded(program, function, mesh, spec)
     assert len(custom_calls(compiled.as_text())) == kernels
-    np.testing.assert_array_equal(compiled(x, t), jax.jit(functools.partial(program, function))(X, T))
+    np.testing.assert_array_equal(
+        compiled(x, t), jax.jit(functools.partial(program, function))(X, T)
+    )
 
 
 @both
-@pytest.mark.parametrize("axis", (0, 1, (0, 2), (1, 2), None), ids=str)
+@pytest.mark.parametrize("axis", [0, 1, (0, 2), (1, 2), None], ids=str)
 def test_other_axes(function, axis, mesh):
     """Any axis over any sharding gives the values of one device."""
     for spec in (P("a"), P("a", "b"), P(None, None, "b"), P(None, "a", "b")):
@@ -141,7 +145,9 @@ def test_without_shardy(function, cpu_devices):
             text = compiled.as_text()
             assert custom_calls(text) == ["f32[2,8,24]"] * kernels
             assert not [c for c in COLLECTIVES if c in text]
-            np.testing.assert_array_equal(compiled(x, t), jax.jit(functools.partial(program, function))(X, T))
+            np.testing.assert_array_equal(
+                compiled(x, t), jax.jit(functools.partial(program, function))(X, T)
+            )
     finally:
         jax.config.update("jax_use_shardy_partitioner", before)
 

@@ -31,7 +31,10 @@ def close(got, want):
     assert got.dtype == want.dtype
     assert got.weak_type == want.weak_type
     u = ROUNDOFF.get(got.dtype.name, 2.0**-24)
-    got, want = (np.asarray(a).astype(np.complex128 if a.dtype.kind == "c" else np.float64) for a in (got, want))
+    got, want = (
+        np.asarray(a).astype(np.complex128 if a.dtype.kind == "c" else np.float64)
+        for a in (got, want)
+    )
     np.testing.assert_allclose(got, want, rtol=32 * u, atol=32 * u)
 
 
@@ -68,7 +71,9 @@ def same(ours, peer, *args, **kwargs):
 
 
 @both
-@pytest.mark.parametrize("axis", (0, 1, 2, 3, -1, -2, -4, (0,), (1, 3), (3, 1), [0, 2], (-1, 0), (0, 1, 2, 3), (), None))
+@pytest.mark.parametrize(
+    "axis", [0, 1, 2, 3, -1, -2, -4, (0,), (1, 3), (3, 1), [0, 2], (-1, 0), (0, 1, 2, 3), (), None]
+)
 def test_axis(ours, peer, axis):
     x = np.random.default_rng(0).standard_normal((2, 3, 4, 5)).astype(np.float32)
     hashable = tuple(axis) if isinstance(axis, list) else axis  # jax.nn.log_softmax takes no list
@@ -81,10 +86,10 @@ def test_axis(ours, peer, axis):
 
 
 @both
-@pytest.mark.parametrize("axis", (4, -5, (0, 4), (0, 0), (0, -4), (1, -3), 1.5, (0, 1.5)))
+@pytest.mark.parametrize("axis", [4, -5, (0, 4), (0, 0), (0, -4), (1, -3), 1.5, (0, 1.5)])
 def test_wrong_axis_raises_as_jax_nn_does(ours, peer, axis):
     x = jnp.zeros((2, 3, 4, 5))
-    with pytest.raises(Exception) as theirs:
+    with pytest.raises((TypeError, ValueError)) as theirs:
         peer(x, axis=axis)
     with pytest.raises(type(theirs.value)):
         ours(x, axis=axis)
@@ -104,7 +109,16 @@ def test_rank_zero(ours, peer):
 @both
 @pytest.mark.parametrize(
     ("shape", "axis"),
-    (((2, 0), -1), ((0, 2), -1), ((0,), 0), ((0,), None), ((2, 0, 3), 1), ((2, 0, 3), (1, 2)), ((0, 0), None), ((3, 0), ())),
+    [
+        ((2, 0), -1),
+        ((0, 2), -1),
+        ((0,), 0),
+        ((0,), None),
+        ((2, 0, 3), 1),
+        ((2, 0, 3), (1, 2)),
+        ((0, 0), None),
+        ((3, 0), ()),
+    ],
 )
 def test_zero_size(ours, peer, shape, axis):
     close(ours(jnp.zeros(shape), axis=axis), peer(jnp.zeros(shape), axis=axis))
@@ -114,14 +128,16 @@ def test_zero_size(ours, peer, shape, axis):
 
 
 @both
-@pytest.mark.parametrize("dtype", ("int8", "int16", "int32", "float16", "bfloat16", "float32", "complex64"))
+@pytest.mark.parametrize(
+    "dtype", ["int8", "int16", "int32", "float16", "bfloat16", "float32", "complex64"]
+)
 def test_promotion(ours, peer, dtype):
     x = jnp.asarray([[3, 1, 2], [0, 5, 5]], dtype)
     same(ours, peer, x)
 
 
 @both
-@pytest.mark.parametrize("dtype", ("uint8", "uint16", "uint32"))
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32"])
 def test_unsigned_integers(ours, peer, dtype):
     """Better than jax.nn, which takes -inf for the initial maximum, casts it to unsigned and gives NaN."""
     x = np.array([[3, 1, 2], [0, 5, 5]], dtype)
@@ -129,7 +145,7 @@ def test_unsigned_integers(ours, peer, dtype):
 
 
 @both
-@pytest.mark.parametrize("dtype", ("int32", "int64", "float32", "float64"))
+@pytest.mark.parametrize("dtype", ["int32", "int64", "float32", "float64"])
 def test_promotion_with_x64(ours, peer, dtype):
     x = np.array([[3, 1, 2], [0, 5, 5]], dtype)
     assert ours(x).dtype == jnp.float32  # as everywhere in JAX, 64 bits have to be asked for
@@ -146,7 +162,9 @@ def test_float8_goes_to_jax_nn(ours, peer):
 
 
 @both
-@pytest.mark.parametrize("value", (2.0, 2, True, [1.0, 2.0], (1.0, 2.0), "text", None, np.float64(2), np.int32(2)))
+@pytest.mark.parametrize(
+    "value", [2.0, 2, True, [1.0, 2.0], (1.0, 2.0), "text", None, np.float64(2), np.int32(2)]
+)
 def test_python_values(ours, peer, value):
     same(ours, peer, value, axis=None)
 
@@ -159,10 +177,10 @@ def test_weak_types(ours, peer):
 
 
 @both
-@pytest.mark.parametrize("dtype", ("float32", "bfloat16", "float16"))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
     ("shape", "mask_shape", "axis"),
-    (
+    [
         ((4, 7), (4, 7), -1),
         ((4, 7), (7,), -1),
         ((4, 7), (4, 1), -1),
@@ -179,7 +197,7 @@ def test_weak_types(ours, peer):
         ((4, 7), (2, 4, 7), (-1, -2)),
         ((4, 7), (2, 4, 7), None),
         ((), (3,), None),
-    ),
+    ],
 )
 def test_where(ours, peer, dtype, shape, mask_shape, axis):
     rng = np.random.default_rng(1)
@@ -209,7 +227,7 @@ def test_fully_masked_row(ours, peer):
 
 
 @both
-@pytest.mark.parametrize("poison", (np.nan, np.inf, -np.inf, 1e30))
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e30])
 def test_nothing_under_the_mask_leaks(ours, peer, poison):
     """Neither into values nor into gradients of first and second order."""
     mask = jnp.asarray([[True, True, False, True]])
@@ -231,7 +249,10 @@ def test_nothing_under_the_mask_leaks(ours, peer, poison):
 def test_rows_of_infinities(ours, peer):
     x = jnp.asarray([[-np.inf] * 3, [1.0, np.inf, 2.0], [1.0, -np.inf, 2.0], [np.nan, 1.0, 2.0]])
     close(ours(x), peer(x))
-    gradients = [jax.grad(lambda x, f=f: jnp.sum(f(x)[2] * jnp.asarray([1.0, 0.0, 3.0])))(x) for f in (jk.softmax, jax.nn.softmax)]
+    gradients = [
+        jax.grad(lambda x, f=f: jnp.sum(f(x)[2] * jnp.asarray([1.0, 0.0, 3.0])))(x)
+        for f in (jk.softmax, jax.nn.softmax)
+    ]
     np.testing.assert_allclose(gradients[0][2], gradients[1][2], rtol=1e-6, atol=1e-7)
 
 
@@ -245,7 +266,10 @@ def test_implementation():
             assert np.array_equal(ours(x, implementation="xla", **kwargs), peer(x, **kwargs))
         lowered = jax.jit(functools.partial(ours, implementation="ffi")).lower(x).as_text()
         assert "jaxkernels" in lowered
-        assert "jaxkernels" not in jax.jit(functools.partial(ours, implementation="xla")).lower(x).as_text()
+        assert (
+            "jaxkernels"
+            not in jax.jit(functools.partial(ours, implementation="xla")).lower(x).as_text()
+        )
 
 
 def test_signature_takes_jax_nns_calls():

@@ -69,7 +69,7 @@ def test_special_values(operation, dtype):
     assert not np.isnan(y[[0, 2, 6, 7, 8]]).any()
 
 
-@pytest.mark.parametrize("sign", (1, -1))
+@pytest.mark.parametrize("sign", [1, -1])
 @dtypes
 def test_largest_finite_values(dtype, sign):
     """The difference of opposite extremes overflows to -inf, not to NaN."""
@@ -88,7 +88,12 @@ def test_largest_finite_values(dtype, sign):
 @dtypes
 def test_subnormal_results(dtype):
     """Quotients around the end of the exponent range: float16 keeps its subnormals, no type makes garbage of them."""
-    ends = {"float32": (-105, -80), "bfloat16": (-105, -80), "float16": (-18, -8), "float64": (-746, -700)}
+    ends = {
+        "float32": (-105, -80),
+        "bfloat16": (-105, -80),
+        "float16": (-18, -8),
+        "float64": (-746, -700),
+    }
     low, high = ends[dtype]
     x = np.concatenate([[0.0], np.linspace(low, high, 254)])[None].astype(oracle.storage(dtype))
     check_forward([x], dtype, "softmax_fwd")
@@ -99,7 +104,7 @@ def test_subnormal_results(dtype):
 
 
 @tiers
-@pytest.mark.parametrize("rows", (0, 1, 2, 3, 65537))
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 65537])
 @operations
 def test_numbers_of_rows(operation, rows, tier):
     """None, fewer than one warp's, an odd number, and one more than a 16-bit grid dimension holds."""
@@ -161,15 +166,17 @@ def test_half_types_accumulate_in_float32():
         np.testing.assert_allclose(log_y, -np.log(70000), rtol=2.0**-8)
 
 
-@pytest.mark.parametrize("tier", ("block_smem", "block_uncached"))
+@pytest.mark.parametrize("tier", ["block_smem", "block_uncached"])
 def test_a_forced_tier_changes_nothing_on_a_cpu(tier, cpu_devices):
     with jax.default_device(cpu_devices[0]):
         x = jnp.asarray(cases.logits("normal", 5, 300, "float32"))
         assert np.array_equal(jk.softmax(x, tier=tier), jk.softmax(x))
 
 
-@pytest.mark.parametrize("operation", ("softmax_fwd", "softmax_grad"))
-@pytest.mark.parametrize(("cols", "tier"), ((1024, "warp"), (1001, "block_smem"), (16384, "block_smem"), (151935, None)))
+@pytest.mark.parametrize("operation", ["softmax_fwd", "softmax_grad"])
+@pytest.mark.parametrize(
+    ("cols", "tier"), [(1024, "warp"), (1001, "block_smem"), (16384, "block_smem"), (151935, None)]
+)
 def test_more_than_two_to_the_31_elements(gpu, operation, cols, tier):
     """Offsets are 64-bit: rows on both sides of element 2^31, and the last one, are right; and all rows sum up."""
     rows = 2**31 // cols + 3

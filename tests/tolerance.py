@@ -167,7 +167,12 @@ def ulps(got, want, smallest_scale=0.0):
       subnormal ones to zero).
     """
     got = np.asarray(got)
-    shape = {"bfloat16": (8, -126), "float16": (11, -14), "float32": (24, -126), "float64": (53, -1022)}
+    shape = {
+        "bfloat16": (8, -126),
+        "float16": (11, -14),
+        "float32": (24, -126),
+        "float64": (53, -1022),
+    }
     digits, least = shape[got.dtype.name]
     wide, size = widen(got), np.maximum(np.abs(want), smallest_scale)
     with np.errstate(all="ignore"):

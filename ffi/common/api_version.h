@@ -1,6 +1,7 @@
 // The version of the XLA FFI headers that a module is compiled with.
 //
-// Owns: how it is told to Python, which refuses a module made for a newer jaxlib than the running one.
+// Owns: how it is told to Python, which refuses a module made for a newer jaxlib than the running
+// one.
 #ifndef JAXKERNELS_COMMON_API_VERSION_H_
 #define JAXKERNELS_COMMON_API_VERSION_H_
 

@@ -1,8 +1,9 @@
 // Checks that every handler makes of its buffers, on the CPU and on CUDA alike.
 //
 // Owns: the wording of errors about dtypes and shapes. A failed check is a value, ffi::Error, that
-// names the operation, the operand, what was expected and what came. Nothing throws. Must not know:
-// any operation, any device.
+// names the operation, the operand, what was expected and what came. Nothing throws; texts are put
+// together without iostreams, whose number formatting crashes where a process holds two copies of
+// the C++ library. Must not know: any operation, any device.
 #ifndef JAXKERNELS_COMMON_CHECKS_H_
 #define JAXKERNELS_COMMON_CHECKS_H_
 
@@ -10,7 +11,6 @@
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <string_view>
 
@@ -53,20 +53,18 @@ inline std::string DTypeName(ffi::DataType type) {
 
 // "(2, 3)"
 inline std::string ShapeText(ffi::AnyBuffer::Dimensions dims) {
-  std::ostringstream text;
-  text << '(';
-  for (std::size_t i = 0; i < dims.size(); ++i) text << (i == 0 ? "" : ", ") << dims[i];
-  text << (dims.size() == 1 ? ",)" : ")");
-  return text.str();
+  std::string text = "(";
+  for (std::size_t i = 0; i < dims.size(); ++i)
+    text += (i == 0 ? "" : ", ") + std::to_string(dims[i]);
+  return text + (dims.size() == 1 ? ",)" : ")");
 }
 
 inline ffi::Error MismatchError(std::string_view operation, std::string_view name,
                                 std::string_view quantity, std::string_view expected,
                                 std::string_view got) {
-  std::ostringstream text;
-  text << operation << ": " << quantity << " of " << name << ": expected " << expected << ", got "
-       << got;
-  return ffi::Error::InvalidArgument(text.str());
+  const auto text = [](std::string_view view) { return std::string(view); };
+  return ffi::Error::InvalidArgument(text(operation) + ": " + text(quantity) + " of " + text(name) +
+                                     ": expected " + text(expected) + ", got " + text(got));
 }
 
 // The kernels serve the dtype of `operand`.
@@ -101,8 +99,10 @@ inline ffi::Error CheckSameAs(std::string_view operation, const NamedBuffer& oth
   return ffi::Error::Success();
 }
 
-// All that a row operation asks of its buffers: a served dtype, at least one axis, one shape and dtype for all.
-inline ffi::Error CheckRowOperation(std::string_view operation, std::initializer_list<NamedBuffer> operands,
+// All that a row operation asks of its buffers: a served dtype, at least one axis, one shape and
+// dtype for all.
+inline ffi::Error CheckRowOperation(std::string_view operation,
+                                    std::initializer_list<NamedBuffer> operands,
                                     const ffi::AnyBuffer& result) {
   const NamedBuffer& first = *operands.begin();
   if (ffi::Error error = CheckDType(operation, first); error.failure()) return error;
@@ -113,7 +113,8 @@ inline ffi::Error CheckRowOperation(std::string_view operation, std::initializer
   return CheckSameAs(operation, {"the result", result}, first);
 }
 
-// The last axis of a buffer is a row; all other axes count rows. A buffer without elements has none.
+// The last axis of a buffer is a row; all other axes count rows. A buffer without elements has
+// none.
 struct RowShape {
   int64_t rows;
   int64_t cols;

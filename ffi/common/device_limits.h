@@ -1,7 +1,8 @@
 // What a launch plan needs to know about a GPU, as a plain value.
 //
-// Owns: the DeviceLimits struct and the limits of well-known devices, so that plans can be made and tested on a machine
-// without a GPU. Must not know: the CUDA runtime (device_query.cc fills a DeviceLimits from a live device).
+// Owns: the DeviceLimits struct and the limits of well-known devices, so that plans can be made and
+// tested on a machine without a GPU. Must not know: the CUDA runtime (device_query.cc fills a
+// DeviceLimits from a live device).
 #ifndef JAXKERNELS_COMMON_DEVICE_LIMITS_H_
 #define JAXKERNELS_COMMON_DEVICE_LIMITS_H_
 
@@ -20,15 +21,17 @@ struct DeviceLimits {
 
   bool operator==(const DeviceLimits& o) const {
     return name == o.name && sm_count == o.sm_count && smem_per_block == o.smem_per_block &&
-           smem_per_sm == o.smem_per_sm && threads_per_sm == o.threads_per_sm && blocks_per_sm == o.blocks_per_sm &&
-           registers_per_sm == o.registers_per_sm;
+           smem_per_sm == o.smem_per_sm && threads_per_sm == o.threads_per_sm &&
+           blocks_per_sm == o.blocks_per_sm && registers_per_sm == o.registers_per_sm;
   }
 };
 
-// CUDA keeps this much shared memory of every resident block for itself (compute capability 8.0 and later).
+// CUDA keeps this much shared memory of every resident block for itself (compute capability 8.0 and
+// later).
 inline constexpr int kReservedSmemPerBlock = 1024;
 
-// From the CUDA C++ programming guide, "Technical Specifications per Compute Capability", and the vendor's SM counts.
+// From the CUDA C++ programming guide, "Technical Specifications per Compute Capability", and the
+// vendor's SM counts.
 inline const DeviceLimits kNamedDevices[] = {
     {"a100", 108, 163 * 1024, 164 * 1024, 2048, 32, 65536},
     {"rtx3090", 82, 99 * 1024, 100 * 1024, 1536, 16, 65536},

@@ -1,7 +1,7 @@
 // Arithmetic of the row kernels: storage type to compute type and back, exponentials and division.
 //
-// Owns: how each storage type is computed with (float16 and bfloat16 in float32) and how accurate that is.
-// Must not know: rows, packs, tiers.
+// Owns: how each storage type is computed with (float16 and bfloat16 in float32) and how accurate
+// that is. Must not know: rows, packs, tiers.
 #ifndef JAXKERNELS_COMMON_NUMERIC_CUH_
 #define JAXKERNELS_COMMON_NUMERIC_CUH_
 
@@ -16,7 +16,8 @@ namespace jaxkernels {
 template <typename T>
 using ComputeType = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// Half storage types round results to 8 or 11 significant bits, so the hardware's exp2 (error about 2^-22) is enough.
+// Half storage types round results to 8 or 11 significant bits, so the hardware's exp2 (error about
+// 2^-22) is enough.
 template <typename T>
 inline constexpr bool kIsHalf = std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>;
 
@@ -48,8 +49,12 @@ __device__ inline float Max(float a, float b) { return fmaxf(a, b); }
 __device__ inline double Max(double a, double b) { return fmax(a, b); }
 
 // Pairwise maximum of two neighbouring elements, into the first operand.
-__device__ inline void Max2(float* max, const float* x) { max[0] = Max(max[0], x[0]), max[1] = Max(max[1], x[1]); }
-__device__ inline void Max2(double* max, const double* x) { max[0] = Max(max[0], x[0]), max[1] = Max(max[1], x[1]); }
+__device__ inline void Max2(float* max, const float* x) {
+  max[0] = Max(max[0], x[0]), max[1] = Max(max[1], x[1]);
+}
+__device__ inline void Max2(double* max, const double* x) {
+  max[0] = Max(max[0], x[0]), max[1] = Max(max[1], x[1]);
+}
 __device__ inline void Max2(__half* max, const __half* x) {
   __half2& pair = *reinterpret_cast<__half2*>(max);
   pair = __hmax2(pair, *reinterpret_cast<const __half2*>(x));
@@ -68,45 +73,47 @@ __device__ inline float FastExp2(float t) {
   return result;
 }
 
-// The rounding error of the difference a - b (Knuth's TwoDiff): a - b == difference + error exactly. Requires: the
-// difference is finite. Only float32 asks for it: half inputs differ exactly or by less than they are rounded to, and
-// float64 has digits to spare.
+// The rounding error of the difference a - b (Knuth's TwoDiff): a - b == difference + error
+// exactly. Requires: the difference is finite. Half inputs do not need it: they differ exactly, or
+// by less than they are rounded to.
 template <typename T>
-__device__ ComputeType<T> DifferenceError(ComputeType<T> a, ComputeType<T> b, ComputeType<T> difference) {
-  if constexpr (!std::is_same_v<T, float>) return 0;
+__device__ ComputeType<T> DifferenceError(ComputeType<T> a, ComputeType<T> b,
+                                          ComputeType<T> difference) {
+  if constexpr (kIsHalf<T>) return 0;
   const ComputeType<T> b_part = a - difference;
   return (a - (difference + b_part)) + (b_part - b);
 }
 
-__device__ inline float MaxOrNan(float a, float b) {
-  float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
-  return result;
+// exp(difference + error) for difference <= 0 and a tiny error. Where the difference is not finite
+// the error is NaN and the result 0 or NaN without it: the minimum, which prefers numbers, replaces
+// a NaN.
+__device__ inline double ExpWithError(double difference, double error) {
+  const double exponential = exp(difference);
+  return fma(exponential, fmin(error, 1.0), exponential);
 }
 
-// exp(x - max) for max >= x, in float32 within 2 units in the last place of the truth over the whole range: the
-// rounding errors of x - max (which alone would cost up to 90 units at the far end) and of its product with log2(e) are
-// kept and multiplied in at the end. 13 instructions; expf with the same correction takes 17 (H200, 50256 columns:
-// 0.89 of the copy rate). Terms below 2^-126 are zero.
-__device__ inline float ExpDifference(float x, float max) {
+// In float32 the rounding error of the product with log2(e) is kept as well, and both are
+// multiplied in at the end. 13 instructions; expf with the same correction takes 17 (H200, 50256
+// columns, fraction of the copy rate: 0.92 to 0.89). Results below 2^-126 are zero.
+__device__ inline float ExpWithError(float difference, float error) {
   constexpr float kLog2ELow = 1.925963033500e-8f;  // log2(e) - kLog2E
   constexpr float kLn2 = 0.6931471805599453f;
-  x = MaxOrNan(x, max - 200.0f);  // exp(-200) is zero too, and -inf would make the errors NaN
-  const float difference = x - max;
   const float exponent = difference * kLog2E;
   const float exponent_error = fmaf(difference, kLog2ELow, fmaf(difference, kLog2E, -exponent));
+  const float correction = fmaf(exponent_error, kLn2, error);
   const float exponential = FastExp2(exponent);
-  return fmaf(exponential, fmaf(exponent_error, kLn2, DifferenceError<float>(x, max, difference)), exponential);
+  return fmaf(exponential, fminf(correction, 1.0f), exponential);
 }
 
+// exp(x - max) for max >= x, within a few units in the last place of the truth over the whole
+// range: the rounding error of x - max, which alone would cost up to 90 units in float32, is kept.
 template <typename T>
 __device__ ComputeType<T> ExpDifference(ComputeType<T> x, ComputeType<T> max) {
+  const ComputeType<T> difference = x - max;
   if constexpr (kIsHalf<T>) {
-    return FastExp2((x - max) * kLog2E);
-  } else if constexpr (std::is_same_v<T, float>) {
-    return ExpDifference(x, max);
+    return FastExp2(difference * kLog2E);
   } else {
-    return exp(x - max);
+    return ExpWithError(difference, DifferenceError<T>(x, max, difference));
   }
 }
 
@@ -120,10 +127,11 @@ __device__ ComputeType<T> Exp(ComputeType<T> y) {
   }
 }
 
-// numerator / denominator, given inverse = 1 / denominator. One Newton step on the quotient rounds it as a division
-// would, for two fused multiply-adds; half storage does not need it.
+// numerator / denominator, given inverse = 1 / denominator. One Newton step on the quotient rounds
+// it as a division would, for two fused multiply-adds; half storage does not need it.
 template <typename T>
-__device__ ComputeType<T> DivideBy(ComputeType<T> numerator, ComputeType<T> denominator, ComputeType<T> inverse) {
+__device__ ComputeType<T> DivideBy(ComputeType<T> numerator, ComputeType<T> denominator,
+                                   ComputeType<T> inverse) {
   const ComputeType<T> quotient = numerator * inverse;
   if constexpr (kIsHalf<T>) {
     return quotient;

@@ -28,6 +28,11 @@ struct Float16 {
 template <typename T>
 using CpuComputeType = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
+// What float32 sums go on in, so that a row's sum is as good as exact. Half types need no such
+// care.
+template <typename T>
+using CpuSumType = std::conditional_t<std::is_same_v<T, float>, double, CpuComputeType<T>>;
+
 template <typename C>
 inline constexpr C kInf = std::numeric_limits<C>::infinity();
 
@@ -51,8 +56,8 @@ JK_INLINE float Widen(Float16 value) {
   const uint32_t normal = magnitude + (112u << 23);
   const uint32_t special = magnitude + (224u << 23);  // infinity and NaN: exponent 31 -> 255
   // Denormal: fraction * 2^-24 is the difference of two normal float32 numbers.
-  const uint32_t denormal = BitCast<uint32_t>(BitCast<float>(magnitude + (113u << 23)) -
-                                              BitCast<float>(113u << 23));
+  const uint32_t denormal =
+      BitCast<uint32_t>(BitCast<float>(magnitude + (113u << 23)) - BitCast<float>(113u << 23));
   const uint32_t finite = magnitude < (1u << 23) ? denormal : normal;
   return BitCast<float>(sign | (magnitude < (31u << 23) ? finite : special));
 }
@@ -78,13 +83,14 @@ JK_INLINE void Narrow(float from, Float16* to) {
   to->bits = static_cast<uint16_t>(sign | (magnitude < 0x477ff000u ? finite : special));
 }
 
-// The rounding error of the difference a - b (Knuth's TwoDiff): a - b == difference + error exactly.
-// Zero where the difference is not finite, or so small that its exponential is zero anyway.
+// The rounding error of the difference a - b (Knuth's TwoDiff): a - b == difference + error
+// exactly. Zero where the difference is not finite, or so small that its exponential is zero
+// anyway.
 template <typename C>
 JK_INLINE C DifferenceError(C a, C b, C difference) {
   const C b_part = a - difference;
   const C error = (a - (difference + b_part)) + (b_part - b);
-  return difference > C(-256) ? error : C(0);
+  return difference > C(-1000) ? error : C(0);
 }
 
 template <typename C>
@@ -96,7 +102,7 @@ struct ExpConstants<float> {
   static constexpr int kFractionBits = 23;
   static constexpr Bits kBias = 127;
   static constexpr float kMin = -104.0f, kMax = 89.0f;  // 0 and infinity from there on
-  static constexpr float kRounder = 12582912.0f;        // 1.5 * 2^23: adding it rounds to an integer
+  static constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   static constexpr float kLog2E = 1.44269504f;
   // log 2 in two parts; an integer below 2^9 times the first is exact.
   static constexpr float kLog2High = 0.693359375f, kLog2Low = -2.12194440e-4f;
@@ -117,9 +123,9 @@ struct ExpConstants<double> {
   static constexpr double kLog2High = 0x1.62e42fefap-1, kLog2Low = 0x1.cf79abc9e3b3ap-40;
   // Relative error 2^-63.
   static constexpr double kPolynomial[] = {
-      0.500000000000000001,   0.166666666666666834,    0.041666666666666616,
-      0.00833333333331682211, 0.0013888888888911515,   0.000198412698973173365,
-      2.48015872607524813e-5, 2.75572336852040039e-6,  2.75573375203693489e-7,
+      0.500000000000000001,   0.166666666666666834,   0.041666666666666616,
+      0.00833333333331682211, 0.0013888888888911515,  0.000198412698973173365,
+      2.48015872607524813e-5, 2.75572336852040039e-6, 2.75573375203693489e-7,
       2.51124960530832312e-8, 2.08927361733341768e-9};
 };
 

@@ -1,12 +1,13 @@
 // 16-byte packs of a row, whatever the row's length and alignment.
 //
-// Owns: Pack, the window of packs that covers a row, and how packs move between global memory, shared memory and
-// registers. Must not know: softmax, tiers.
+// Owns: Pack, the window of packs that covers a row, and how packs move between global memory,
+// shared memory and registers. Must not know: softmax, tiers.
 //
-// When cols is not a multiple of the pack, a row begins anywhere within a 16-byte pack. Its window is the run of aligned
-// packs that covers it: the first pack may begin with elements of the previous row (the head) and the last may end with
-// elements of the next one (the tail). Whole packs are loaded, foreign elements are masked, and of the first and last
-// pack only the row's own elements are stored. Inputs and outputs have the same shape and 16-byte aligned base pointers
+// When cols is not a multiple of the pack, a row begins anywhere within a 16-byte pack. Its window
+// is the run of aligned packs that covers it: the first pack may begin with elements of the
+// previous row (the head) and the last may end with elements of the next one (the tail). Whole
+// packs are loaded, foreign elements are masked, and of the first and last pack only the row's own
+// elements are stored. Inputs and outputs have the same shape and 16-byte aligned base pointers
 // (the handler checks), so a pack that is aligned in one of them is aligned in all.
 #ifndef JAXKERNELS_COMMON_PACK_CUH_
 #define JAXKERNELS_COMMON_PACK_CUH_
@@ -33,12 +34,13 @@ template <typename T, bool kAligned>
 struct RowWindow {
   static constexpr int kSize = Pack<T>::kSize;
 
-  int64_t first = 0;    // index of the first pack, counted from the base pointer
-  int packs = 0;        // none for a row past the end
-  int lead = 0;         // packs at the front that are not the row's (see StartAtLine)
-  int head = 0;         // elements of pack `lead` that belong to the previous row
-  int tail = kSize;     // elements of the last pack before the next row begins
-  int present = kSize;  // elements of the last pack that the array has: all, but at the end of the last row
+  int64_t first = 0;  // index of the first pack, counted from the base pointer
+  int packs = 0;      // none for a row past the end
+  int lead = 0;       // packs at the front that are not the row's (see StartAtLine)
+  int head = 0;       // elements of pack `lead` that belong to the previous row
+  int tail = kSize;   // elements of the last pack before the next row begins
+  int present =
+      kSize;  // elements of the last pack that the array has: all, but at the end of the last row
 
   RowWindow() = default;
   __device__ RowWindow(int64_t row, int64_t rows, int64_t cols) {
@@ -67,24 +69,31 @@ struct RowWindow {
 
   __device__ bool Has(int index) const { return index >= lead && index < packs; }
   // Whether pack `index` holds elements that are not the row's.
-  __device__ bool IsPartial(int index) const { return !kAligned && (index == lead || index == packs - 1); }
+  __device__ bool IsPartial(int index) const {
+    return !kAligned && (index == lead || index == packs - 1);
+  }
   // The row's elements of pack `index` are [Begin, End).
   __device__ int Begin(int index) const { return index == lead ? head : 0; }
   __device__ int End(int index) const { return index == packs - 1 ? tail : kSize; }
   // The array's elements of pack `index` are [0, Present).
-  __device__ int Present(int index) const { return !kAligned && index == packs - 1 ? present : kSize; }
+  __device__ int Present(int index) const {
+    return !kAligned && index == packs - 1 ? present : kSize;
+  }
 };
 
-// Loads pack `index` of a window. The one pack that the array does not fill is left to MaskPack, so that this is a plain
-// predicated load and many can be in flight.
+// Loads pack `index` of a window. The one pack that the array does not fill is left to MaskPack, so
+// that this is a plain predicated load and many can be in flight.
 template <typename T, bool kAligned>
-__device__ void LoadPack(Pack<T>& pack, const T* base, const RowWindow<T, kAligned>& window, int index) {
-  if (window.Present(index) == Pack<T>::kSize) pack = reinterpret_cast<const Pack<T>*>(base)[window.first + index];
+__device__ void LoadPack(Pack<T>& pack, const T* base, const RowWindow<T, kAligned>& window,
+                         int index) {
+  if (window.Present(index) == Pack<T>::kSize)
+    pack = reinterpret_cast<const Pack<T>*>(base)[window.first + index];
 }
 
 // Replaces the elements of a loaded pack that do not belong to the row.
 template <typename T, bool kAligned>
-__device__ void MaskPack(Pack<T>& pack, const T* base, const RowWindow<T, kAligned>& window, int index, T fill) {
+__device__ void MaskPack(Pack<T>& pack, const T* base, const RowWindow<T, kAligned>& window,
+                         int index, T fill) {
   if (!window.IsPartial(index)) return;
   const int begin = window.Begin(index), end = window.End(index);
   const bool loaded = window.Present(index) == Pack<T>::kSize;
@@ -117,13 +126,14 @@ __device__ void StorePack(T* base, const RowWindow<T, kAligned>& window, int ind
   }
 }
 
-// Starts an asynchronous copy of one pack from global to shared memory. Of the pack only the first `present` elements
-// are read; the rest is filled with zeros.
+// Starts an asynchronous copy of one pack from global to shared memory. Of the pack only the first
+// `present` elements are read; the rest is filled with zeros.
 template <typename T>
 __device__ void CopyPackAsync(Pack<T>* to, const Pack<T>* from, int present = Pack<T>::kSize) {
   const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(to));
   const uint32_t bytes = present * sizeof(T);
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(from), "r"(bytes) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(from), "r"(bytes)
+               : "memory");
 }
 
 // Waits for this thread's own asynchronous copies; other threads still need a barrier to see them.
@@ -140,13 +150,13 @@ __device__ ComputeType<T> MaxOfPack(const Pack<T>& pack) {
   return Max(wide[0], wide[1]);
 }
 
-// Makes the compiler forget what it has derived from a pack of a half type: the next reader widens it again (one
-// instruction an element) instead of keeping the wide copy, twice as large, in registers across a reduction.
-// (bfloat16 gradient of 1024 columns: 80 registers instead of 150.)
+// Makes the compiler forget what it has derived from a pack of a half type: the next reader widens
+// it again (one instruction an element) instead of keeping the wide copy, twice as large, in
+// registers across a reduction. (bfloat16 gradient of 1024 columns: 80 registers instead of 150.)
 template <typename T>
 __device__ void Forget(Pack<T>& pack) {
   if constexpr (kIsHalf<T>) {
-    uint32_t(&word)[4] = reinterpret_cast<uint32_t(&)[4]>(pack);
+    uint32_t (&word)[4] = reinterpret_cast<uint32_t (&)[4]>(pack);
     asm volatile("" : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3]));
   }
 }

@@ -33,8 +33,8 @@ inline constexpr int64_t kMinChunkBytes = 64 * 1024;
 inline constexpr int64_t kMaxChunkBytes = 8 * 1024 * 1024;
 inline constexpr int64_t kChunksPerThread = 4;
 
-// Calls body(begin, end) on ranges that together cover [0, rows) once each; the future is ready when
-// all have returned. `row_bytes` is what one row reads and writes.
+// Calls body(begin, end) on ranges that together cover [0, rows) once each; the future is ready
+// when all have returned. `row_bytes` is what one row reads and writes.
 //
 // The caller works too and never waits for another thread, so that a pool without a free thread
 // costs time and not a deadlock: a chunk belongs to whichever thread takes it first.

@@ -1,8 +1,9 @@
 // All-reductions within a lane group and within a block.
 //
 // Owns: how partial results meet. Must not know: what is reduced.
-// cub::BlockReduce is not used here: it needs the block size as a template parameter (four times as many kernels) and
-// leaves the result in one thread, so that every all-reduction would cost a second barrier.
+// cub::BlockReduce is not used here: it needs the block size as a template parameter (four times as
+// many kernels) and leaves the result in one thread, so that every all-reduction would cost a
+// second barrier.
 #ifndef JAXKERNELS_COMMON_REDUCE_CUH_
 #define JAXKERNELS_COMMON_REDUCE_CUH_
 
@@ -28,8 +29,12 @@ struct SumReduction {
   __device__ static C Identity() { return C(0); }
 };
 
-__device__ inline float ShuffleXor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
-__device__ inline double ShuffleXor(double value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+__device__ inline float ShuffleXor(float value, int mask) {
+  return __shfl_xor_sync(0xffffffffu, value, mask);
+}
+__device__ inline double ShuffleXor(double value, int mask) {
+  return __shfl_xor_sync(0xffffffffu, value, mask);
+}
 
 // Butterfly over kLanes neighbouring lanes; the result is valid in all of them.
 // Requires: all 32 lanes of the warp take part, groups that have no work included.
@@ -42,9 +47,9 @@ __device__ typename Reduction::Value GroupAllReduce(typename Reduction::Value va
   return value;
 }
 
-// All-reductions over a block, one barrier each: every warp reduces the warps' partial results for itself.
-// Two scratch lines take turns: a warp that is already in the next reduction writes the other line, and it can only
-// come back to this one after a barrier that all readers have passed.
+// All-reductions over a block, one barrier each: every warp reduces the warps' partial results for
+// itself. Two scratch lines take turns: a warp that is already in the next reduction writes the
+// other line, and it can only come back to this one after a barrier that all readers have passed.
 // Requires: all threads of the block take part, and blockDim.x is a multiple of 32.
 template <typename Value>
 class BlockReducer {

@@ -23,16 +23,17 @@ Enum FromName(const std::string_view (&names)[kCount], const std::string& name, 
 SoftmaxPlan Plan(int64_t rows, int64_t cols, const std::string& dtype, const std::string& operation,
                  const DeviceLimits& limits, const std::string& tier) {
   if (rows < 0 || cols < 1) {
-    throw nb::value_error(
-        ("rows must be at least 0 and cols at least 1, got " + std::to_string(rows) + " and " + std::to_string(cols))
-            .c_str());
+    throw nb::value_error(("rows must be at least 0 and cols at least 1, got " +
+                           std::to_string(rows) + " and " + std::to_string(cols))
+                              .c_str());
   }
   SoftmaxProblem problem;
   problem.rows = rows;
   problem.cols = cols;
   problem.dtype = FromName<DType>(kDTypeNames, dtype, "dtype");
   problem.operation = FromName<Operation>(kOperationNames, operation, "operation");
-  if (!ParseTier(tier, &problem.tier)) throw nb::value_error(("unknown tier '" + tier + "'").c_str());
+  if (!ParseTier(tier, &problem.tier))
+    throw nb::value_error(("unknown tier '" + tier + "'").c_str());
   const SoftmaxPlanResult planned = PlanSoftmax(problem, limits);
   if (!planned.error.empty()) throw nb::value_error(planned.error.c_str());
   return planned.plan;
@@ -63,14 +64,16 @@ bool Equals(const T& self, nb::handle other) {
 
 void BindSoftmaxPlan(nb::module_& module) {
   nb::class_<DeviceLimits>(module, "DeviceLimits", "What a plan needs to know about a GPU.")
-      .def("__init__",
-           [](DeviceLimits* self, const std::string& name, int sm_count, int smem_per_block, int smem_per_sm,
-              int threads_per_sm, int blocks_per_sm, int registers_per_sm) {
-             new (self) DeviceLimits{name,           sm_count,      smem_per_block,  smem_per_sm,
-                                     threads_per_sm, blocks_per_sm, registers_per_sm};
-           },
-           nb::kw_only(), nb::arg("name"), nb::arg("sm_count"), nb::arg("smem_per_block"), nb::arg("smem_per_sm"),
-           nb::arg("threads_per_sm"), nb::arg("blocks_per_sm"), nb::arg("registers_per_sm"))
+      .def(
+          "__init__",
+          [](DeviceLimits* self, const std::string& name, int sm_count, int smem_per_block,
+             int smem_per_sm, int threads_per_sm, int blocks_per_sm, int registers_per_sm) {
+            new (self) DeviceLimits{name,           sm_count,      smem_per_block,  smem_per_sm,
+                                    threads_per_sm, blocks_per_sm, registers_per_sm};
+          },
+          nb::kw_only(), nb::arg("name"), nb::arg("sm_count"), nb::arg("smem_per_block"),
+          nb::arg("smem_per_sm"), nb::arg("threads_per_sm"), nb::arg("blocks_per_sm"),
+          nb::arg("registers_per_sm"))
       .def_ro("name", &DeviceLimits::name)
       .def_ro("sm_count", &DeviceLimits::sm_count)
       .def_ro("smem_per_block", &DeviceLimits::smem_per_block)
@@ -88,6 +91,7 @@ void BindSoftmaxPlan(nb::module_& module) {
       .def_ro("staged", &SoftmaxPlan::staged)
       .def_ro("lanes", &SoftmaxPlan::lanes)
       .def_ro("packs_per_lane", &SoftmaxPlan::packs_per_lane)
+      .def_ro("kept_packs", &SoftmaxPlan::kept_packs)
       .def_ro("rows_per_access", &SoftmaxPlan::rows_per_access)
       .def_ro("block_threads", &SoftmaxPlan::block_threads)
       .def_ro("grid_blocks", &SoftmaxPlan::grid_blocks)
@@ -97,8 +101,8 @@ void BindSoftmaxPlan(nb::module_& module) {
       .def("__repr__", [](const SoftmaxPlan& self) { return jaxkernels::ToString(self); });
 
   module.def("named_devices", &NamedDevices, "Limits of well-known GPUs, by name.");
-  module.def("plan_softmax", &Plan, nb::arg("rows"), nb::arg("cols"), nb::arg("dtype"), nb::arg("operation"),
-             nb::arg("limits"), nb::arg("tier"),
+  module.def("plan_softmax", &Plan, nb::arg("rows"), nb::arg("cols"), nb::arg("dtype"),
+             nb::arg("operation"), nb::arg("limits"), nb::arg("tier"),
              "The plan of a row operation; raises ValueError where the tier cannot serve it.");
 }
 

@@ -21,91 +21,106 @@
 namespace jaxkernels {
 namespace {
 
-// Elements summed in the compute type before the sum goes on in double: short enough for float32 to
-// lose less than half a unit in the last place.
-constexpr int64_t kSumTile = 512;
+// Elements taken at a time, and summed in CpuSumType before the sum goes on in double.
+constexpr int64_t kTile = 512;
 
 // Loops of exactly this length fill the widest vector registers.
 constexpr int64_t kLanes = 16;
 
-// Rows up to this length are computed kLanes at a time, one row in each lane.
-constexpr int64_t kNarrowCols = 15;
+// Rows up to this length are computed kLanes at a time, one row in each lane. EPYC (Zen 5), one
+// core, 2026-11, softmax of 33 columns: float32 0.67 ns per element against 1.01 with the lanes
+// along the row, bfloat16 0.61 against 1.92; at 64 columns the two ways are even.
+constexpr int64_t kNarrowCols = 48;
 
-// Summands of half storage types are kept on the stack in rows up to this length, else computed twice.
+// Summands of half storage types are kept on the stack in rows up to this length, else computed
+// twice (bfloat16 softmax, same machine: 0.25 ns per element against 0.36).
 constexpr int64_t kKeptTerms = 4096;
 
+// The arrays that an operation reads, from some element on.
 template <typename Op>
 struct Inputs {
   using T = typename Op::Storage;
-  using C = typename Op::C;
   const T* first;
   const T* second;  // null unless the operation reads two arrays
 
-  JK_INLINE C First(int64_t i) const { return Widen(first[i]); }
-  JK_INLINE C Second(int64_t i) const {
-    if constexpr (Op::kInputs == 1) return C(0);
-    return Widen(second[i]);
-  }
   JK_INLINE Inputs At(int64_t i) const {
     return {first + i, Op::kInputs == 1 ? nullptr : second + i};
   }
 };
 
-template <typename Op>
-JK_INLINE typename Op::C MaxOf(const Inputs<Op>& in, int64_t n, typename Op::C max) {
+// n elements in the compute type: where they are, or widened into `buffer`. Widening is a loop of
+// its own, because loops over elements of one size alone fill the vector registers.
+template <typename C>
+JK_INLINE const C* Load(const C* from, int64_t /*n*/, C* /*buffer*/) {
+  return from;
+}
+template <typename T, typename C>
+JK_INLINE const C* Load(const T* __restrict from, int64_t n, C* __restrict buffer) {
+  for (int64_t i = 0; i < n; ++i) buffer[i] = Widen(from[i]);
+  return buffer;
+}
+
+// Where n results in the compute type are to be written before Flush narrows them to their place.
+template <typename C>
+JK_INLINE C* ResultBuffer(C* to, C* /*buffer*/) {
+  return to;
+}
+template <typename T, typename C>
+JK_INLINE C* ResultBuffer(T* /*to*/, C* buffer) {
+  return buffer;
+}
+template <typename C>
+JK_INLINE void Flush(const C* /*buffer*/, int64_t /*n*/, C* /*to*/) {}
+template <typename T, typename C>
+JK_INLINE void Flush(const C* __restrict buffer, int64_t n, T* __restrict to) {
+  for (int64_t i = 0; i < n; ++i) Narrow(buffer[i], &to[i]);
+}
+
+template <typename C>
+JK_INLINE C MaxOf(const C* x, int64_t n, C max) {
 #pragma omp simd reduction(max : max)
-  for (int64_t i = 0; i < n; ++i) {
-    const typename Op::C value = in.First(i);
-    max = value > max ? value : max;  // passes over NaN, which the sum will find
-  }
+  for (int64_t i = 0; i < n; ++i)
+    max = x[i] > max ? x[i] : max;  // passes over NaN: the sum finds it
   return max;
 }
 
-// The sum of n terms, which are also kept in `terms` if kKeep.
-template <typename Op, bool kKeep>
-JK_INLINE double SumOf(const Inputs<Op>& in, int64_t n, typename Op::C max, typename Op::C* terms) {
+// The sum of n <= kTile terms without the first `skip`; all are also kept in `terms` if kKeep.
+template <typename Op, bool kKeep, bool kSkip>
+JK_INLINE double SumOf(const Inputs<Op>& in, int64_t n, int64_t skip, typename Op::C max,
+                       typename Op::C* terms) {
   using C = typename Op::C;
-  double total = 0;
-  for (int64_t begin = 0; begin < n; begin += kSumTile) {
-    const int64_t end = n - begin < kSumTile ? n : begin + kSumTile;
-    C sum = 0;
+  C first_buffer[kTile], second_buffer[kTile];
+  const C* first = Load(in.first, n, first_buffer);
+  const C* second = Op::kInputs == 2 ? Load(in.second, n, second_buffer) : nullptr;
+  CpuSumType<typename Op::Storage> sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = begin; i < end; ++i) {
-      const C term = Op::Term(in.First(i), in.Second(i), max);
-      sum += term;
-      if constexpr (kKeep) terms[i] = term;
-    }
-    total += sum;
-  }
-  return total;
-}
-
-// The same for kLanes terms, of which the first `skip` are kept but not added.
-template <typename Op, bool kKeep>
-JK_INLINE double SumOfLast(const Inputs<Op>& in, int skip, typename Op::C max,
-                           typename Op::C* terms) {
-  using C = typename Op::C;
-  C sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int i = 0; i < kLanes; ++i) {
-    const C term = Op::Term(in.First(i), in.Second(i), max);
-    sum += i < skip ? C(0) : term;
+  for (int64_t i = 0; i < n; ++i) {
+    const C term = Op::Term(first[i], Op::kInputs == 2 ? second[i] : C(0), max);
+    sum += kSkip && i < skip ? C(0) : term;
     if constexpr (kKeep) terms[i] = term;
   }
   return sum;
 }
 
+// Writes n <= kTile results.
 template <typename Op, bool kKeep>
 JK_INLINE void Store(const Inputs<Op>& in, int64_t n, const typename Op::Row& row,
                      const typename Op::C* terms, typename Op::Storage* out) {
+  using C = typename Op::C;
+  C first_buffer[kTile], second_buffer[kTile], result_buffer[kTile];
+  C* result = ResultBuffer(out, result_buffer);
+  if constexpr (kKeep) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) {
-    if constexpr (kKeep) {
-      Narrow(Op::FinishTerm(terms[i], row), &out[i]);
-    } else {
-      Narrow(Op::Finish(in.First(i), in.Second(i), row), &out[i]);
+    for (int64_t i = 0; i < n; ++i) result[i] = Op::FinishTerm(terms[i], row);
+  } else {
+    const C* first = Load(in.first, n, first_buffer);
+    const C* second = Op::kInputs == 2 ? Load(in.second, n, second_buffer) : nullptr;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+      result[i] = Op::Finish(first[i], Op::kInputs == 2 ? second[i] : C(0), row);
     }
   }
+  Flush(result, n, out);
 }
 
 // One row of at least kLanes elements. Whole vectors first; what is left is computed with the last
@@ -115,24 +130,31 @@ JK_INLINE void RunWideRow(const Inputs<Op>& in, int64_t cols, typename Op::C* te
                           typename Op::Storage* out) {
   using C = typename Op::C;
   const int64_t whole = cols / kLanes * kLanes;
-  const bool has_rest = whole < cols;
   const int64_t last = cols - kLanes;
-  const Inputs<Op> last_in = in.At(last);
+  const bool has_rest = whole < cols;
+  const auto tile = [=](int64_t begin) { return whole - begin < kTile ? whole - begin : kTile; };
   C last_terms[kLanes];
 
   C max = -kInf<C>;
   if constexpr (Op::kUsesMax) {
-    max = MaxOf(in, whole, max);
-    if (has_rest) max = MaxOf(last_in, kLanes, max);
+    C buffer[kTile];
+    for (int64_t i = 0; i < whole; i += kTile) {
+      max = MaxOf(Load(in.first + i, tile(i), buffer), tile(i), max);
+    }
+    if (has_rest) max = MaxOf(Load(in.first + last, kLanes, buffer), kLanes, max);
   }
-  double sum = SumOf<Op, kKeep>(in, whole, max, terms);
+  double sum = 0;
+  for (int64_t i = 0; i < whole; i += kTile) {
+    sum += SumOf<Op, kKeep, false>(in.At(i), tile(i), 0, max, kKeep ? terms + i : nullptr);
+  }
   if (has_rest) {
-    const int skip = static_cast<int>(whole - last);
-    sum += SumOfLast<Op, kKeep>(last_in, skip, max, last_terms);
+    sum += SumOf<Op, kKeep, true>(in.At(last), kLanes, whole - last, max, last_terms);
   }
   const typename Op::Row row = Op::MakeRow(max, sum);
-  Store<Op, kKeep>(in, whole, row, terms, out);
-  if (has_rest) Store<Op, kKeep>(last_in, kLanes, row, last_terms, out + last);
+  for (int64_t i = 0; i < whole; i += kTile) {
+    Store<Op, kKeep>(in.At(i), tile(i), row, kKeep ? terms + i : nullptr, out + i);
+  }
+  if (has_rest) Store<Op, kKeep>(in.At(last), kLanes, row, last_terms, out + last);
 }
 
 template <typename Op>
@@ -163,10 +185,9 @@ JK_INLINE void RunWide(const Inputs<Op>& in, const CpuRows& rows, typename Op::S
 template <typename T, typename C>
 JK_INLINE void LoadColumns(const T* from, int64_t cols, C* to) {
   C wide[kLanes * kNarrowCols];
-#pragma omp simd
-  for (int64_t i = 0; i < kLanes * cols; ++i) wide[i] = Widen(from[i]);
+  const C* rows = Load(from, kLanes * cols, wide);
   for (int64_t c = 0; c < cols; ++c) {
-    for (int64_t r = 0; r < kLanes; ++r) to[c * kLanes + r] = wide[r * cols + c];
+    for (int64_t r = 0; r < kLanes; ++r) to[c * kLanes + r] = rows[r * cols + c];
   }
 }
 
@@ -174,11 +195,11 @@ JK_INLINE void LoadColumns(const T* from, int64_t cols, C* to) {
 template <typename T, typename C>
 JK_INLINE void StoreColumns(const C* from, int64_t cols, T* to) {
   C wide[kLanes * kNarrowCols];
+  C* rows = ResultBuffer(to, wide);
   for (int64_t r = 0; r < kLanes; ++r) {
-    for (int64_t c = 0; c < cols; ++c) wide[r * cols + c] = from[c * kLanes + r];
+    for (int64_t c = 0; c < cols; ++c) rows[r * cols + c] = from[c * kLanes + r];
   }
-#pragma omp simd
-  for (int64_t i = 0; i < kLanes * cols; ++i) Narrow(wide[i], &to[i]);
+  Flush(rows, kLanes * cols, to);
 }
 
 // kLanes rows of at most kNarrowCols elements, each in its own lane.
@@ -187,10 +208,11 @@ JK_INLINE void RunNarrowGroup(const Inputs<Op>& in, int64_t cols, typename Op::S
   using C = typename Op::C;
   C first[kLanes * kNarrowCols], second[kLanes * kNarrowCols];
   C max[kLanes], sum[kLanes], extra[kLanes];
+  CpuSumType<typename Op::Storage> total[kLanes];
   LoadColumns(in.first, cols, first);
   if constexpr (Op::kInputs == 2) LoadColumns(in.second, cols, second);
 
-  for (int64_t r = 0; r < kLanes; ++r) max[r] = -kInf<C>, sum[r] = 0;
+  for (int64_t r = 0; r < kLanes; ++r) max[r] = -kInf<C>, total[r] = 0;
   if constexpr (Op::kUsesMax) {
     for (int64_t i = 0; i < kLanes * cols; i += kLanes) {
 #pragma omp simd
@@ -200,12 +222,12 @@ JK_INLINE void RunNarrowGroup(const Inputs<Op>& in, int64_t cols, typename Op::S
   for (int64_t i = 0; i < kLanes * cols; i += kLanes) {
 #pragma omp simd
     for (int64_t r = 0; r < kLanes; ++r) {
-      sum[r] += Op::Term(first[i + r], Op::kInputs == 2 ? second[i + r] : C(0), max[r]);
+      total[r] += Op::Term(first[i + r], Op::kInputs == 2 ? second[i + r] : C(0), max[r]);
     }
   }
 #pragma omp simd
   for (int64_t r = 0; r < kLanes; ++r) {
-    const typename Op::Row row = Op::MakeRow(max[r], double(sum[r]));
+    const typename Op::Row row = Op::MakeRow(max[r], double(total[r]));
     max[r] = row.max, sum[r] = row.sum, extra[r] = row.extra;
   }
   for (int64_t i = 0; i < kLanes * cols; i += kLanes) {

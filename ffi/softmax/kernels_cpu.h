@@ -11,7 +11,8 @@
 namespace jaxkernels {
 
 struct CpuRows {
-  const void* in[2];  // x, or y and its cotangent (tangent); the second is unused by forward operations
+  const void*
+      in[2];  // x, or y and its cotangent (tangent); the second is unused by forward operations
   void* out;
   int64_t rows;
   int64_t cols;

@@ -2,8 +2,8 @@
 
 namespace jaxkernels {
 
-cudaError_t LaunchSoftmax(DType dtype, Operation operation, const SoftmaxPlan& plan, const SoftmaxArrays& arrays,
-                          cudaStream_t stream) {
+cudaError_t LaunchSoftmax(DType dtype, Operation operation, const SoftmaxPlan& plan,
+                          const SoftmaxArrays& arrays, cudaStream_t stream) {
   switch (dtype) {
     case DType::kFloat32:
       return LaunchSoftmaxOf<DType::kFloat32>(operation, plan, arrays, stream);

@@ -1,6 +1,7 @@
 // plan -> template instantiation; the only place that starts kernels.
 //
-// The table of warp kernels is generated from the same kWarpShapes that the plan chooses from, so the two cannot drift.
+// The table of warp kernels is generated from the same kWarpShapes that the plan chooses from, so
+// the two cannot drift.
 #ifndef JAXKERNELS_SOFTMAX_LAUNCH_CUH_
 #define JAXKERNELS_SOFTMAX_LAUNCH_CUH_
 
@@ -31,7 +32,8 @@ constexpr RowKernel<Op> WarpKernelOf() {
 
 template <typename Op, bool kAligned, int... kShapes>
 RowKernel<Op> FindWarpKernel(int shape, std::integer_sequence<int, kShapes...>) {
-  static constexpr std::array<RowKernel<Op>, sizeof...(kShapes)> kKernels = {WarpKernelOf<Op, kShapes, kAligned>()...};
+  static constexpr std::array<RowKernel<Op>, sizeof...(kShapes)> kKernels = {
+      WarpKernelOf<Op, kShapes, kAligned>()...};
   return kKernels[shape];
 }
 
@@ -47,7 +49,8 @@ RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
     case Tier::kBlockSmem:
       return plan.aligned ? &BlockSmemTierKernel<Op, true> : &BlockSmemTierKernel<Op, false>;
     default:
-      return plan.aligned ? &BlockUncachedTierKernel<Op, true> : &BlockUncachedTierKernel<Op, false>;
+      return plan.aligned ? &BlockUncachedTierKernel<Op, true>
+                          : &BlockUncachedTierKernel<Op, false>;
   }
 }
 
@@ -59,24 +62,26 @@ cudaError_t LaunchRowOp(const SoftmaxPlan& plan, const SoftmaxArrays& arrays, cu
   args.out = static_cast<T*>(arrays.out);
   args.rows = arrays.rows;
   args.cols = arrays.cols;
-
+  args.kept_packs = plan.kept_packs;
 
   const void* function = reinterpret_cast<const void*>(FindKernel<Op>(plan));
   if (plan.smem_bytes > 0) {
     // More than 48 KiB must be asked for, and the L1 cache must leave its half of the memory to us.
-    cudaError_t error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.smem_bytes);
+    cudaError_t error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             plan.smem_bytes);
     if (error != cudaSuccess) return error;
-    error = cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    error = cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared);
     if (error != cudaSuccess) return error;
   }
   void* kernel_args[] = {&args};
-  return cudaLaunchKernel(function, dim3(static_cast<unsigned>(plan.grid_blocks)), dim3(plan.block_threads),
-                          kernel_args, plan.smem_bytes, stream);
+  return cudaLaunchKernel(function, dim3(static_cast<unsigned>(plan.grid_blocks)),
+                          dim3(plan.block_threads), kernel_args, plan.smem_bytes, stream);
 }
 
 template <typename T>
-cudaError_t LaunchOperation(Operation operation, const SoftmaxPlan& plan, const SoftmaxArrays& arrays,
-                            cudaStream_t stream) {
+cudaError_t LaunchOperation(Operation operation, const SoftmaxPlan& plan,
+                            const SoftmaxArrays& arrays, cudaStream_t stream) {
   switch (operation) {
     case Operation::kSoftmaxForward:
       return LaunchRowOp<SoftmaxForward<T>>(plan, arrays, stream);

@@ -11,20 +11,22 @@
 namespace jaxkernels {
 
 struct SoftmaxArrays {
-  const void* in[2];  // x, or y and a cotangent; all arrays of shape (rows, cols), aligned to 16 bytes
+  const void*
+      in[2];  // x, or y and a cotangent; all arrays of shape (rows, cols), aligned to 16 bytes
   void* out;
   int64_t rows, cols;
 };
 
-// Starts the kernel of `plan` on `stream` and returns the launch's own status; nothing is synchronised or allocated.
-cudaError_t LaunchSoftmax(DType dtype, Operation operation, const SoftmaxPlan& plan, const SoftmaxArrays& arrays,
-                          cudaStream_t stream);
+// Starts the kernel of `plan` on `stream` and returns the launch's own status; nothing is
+// synchronised or allocated.
+cudaError_t LaunchSoftmax(DType dtype, Operation operation, const SoftmaxPlan& plan,
+                          const SoftmaxArrays& arrays, cudaStream_t stream);
 
-// The same for one storage type. Each is compiled in a file of its own, launch_<dtype>.cu, so that they compile side by
-// side.
+// The same for one storage type. Each is compiled in a file of its own, launch_<dtype>.cu, so that
+// they compile side by side.
 template <DType kDType>
-cudaError_t LaunchSoftmaxOf(Operation operation, const SoftmaxPlan& plan, const SoftmaxArrays& arrays,
-                            cudaStream_t stream);
+cudaError_t LaunchSoftmaxOf(Operation operation, const SoftmaxPlan& plan,
+                            const SoftmaxArrays& arrays, cudaStream_t stream);
 
 }  // namespace jaxkernels
 

@@ -3,8 +3,8 @@
 namespace jaxkernels {
 
 template <>
-cudaError_t LaunchSoftmaxOf<DType::kFloat64>(Operation operation, const SoftmaxPlan& plan, const SoftmaxArrays& arrays,
-                                           cudaStream_t stream) {
+cudaError_t LaunchSoftmaxOf<DType::kFloat64>(Operation operation, const SoftmaxPlan& plan,
+                                             const SoftmaxArrays& arrays, cudaStream_t stream) {
   return LaunchOperation<double>(operation, plan, arrays, stream);
 }
 

@@ -11,9 +11,15 @@ namespace jaxkernels {
 enum class DType { kFloat32, kBFloat16, kFloat16, kFloat64 };
 inline constexpr std::string_view kDTypeNames[] = {"float32", "bfloat16", "float16", "float64"};
 
-enum class Operation { kSoftmaxForward, kLogSoftmaxForward, kSoftmaxGrad, kLogSoftmaxGrad, kLogSoftmaxJvp };
-inline constexpr std::string_view kOperationNames[] = {"softmax_fwd", "log_softmax_fwd", "softmax_grad",
-                                                       "log_softmax_grad", "log_softmax_jvp"};
+enum class Operation {
+  kSoftmaxForward,
+  kLogSoftmaxForward,
+  kSoftmaxGrad,
+  kLogSoftmaxGrad,
+  kLogSoftmaxJvp
+};
+inline constexpr std::string_view kOperationNames[] = {
+    "softmax_fwd", "log_softmax_fwd", "softmax_grad", "log_softmax_grad", "log_softmax_jvp"};
 
 constexpr int ByteWidth(DType dtype) {
   return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;

@@ -1,7 +1,6 @@
 #include "softmax/plan.h"
 
 #include <numeric>
-#include <sstream>
 #include <string_view>
 
 namespace jaxkernels {
@@ -22,14 +21,16 @@ int FindWarpShape(int64_t packs, int pack, int inputs, bool aligned) {
 }
 
 int BlocksPerSm(int threads, int smem_bytes, int registers, const DeviceLimits& limits) {
-  const int by_smem = limits.smem_per_sm / (smem_bytes + kReductionScratchBytes + kReservedSmemPerBlock);
+  const int by_smem =
+      limits.smem_per_sm / (smem_bytes + kReductionScratchBytes + kReservedSmemPerBlock);
   const int by_registers = limits.registers_per_sm / (registers * threads);
   return std::min({limits.threads_per_sm / threads, by_smem, by_registers, limits.blocks_per_sm});
 }
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-int64_t GridBlocks(int64_t blocks_of_work, int blocks_per_sm, int waves, const DeviceLimits& limits) {
+int64_t GridBlocks(int64_t blocks_of_work, int blocks_per_sm, int waves,
+                   const DeviceLimits& limits) {
   const int64_t most = int64_t{waves} * limits.sm_count * std::max(blocks_per_sm, 1);
   return std::max<int64_t>(std::min(blocks_of_work, most), 1);
 }
@@ -42,7 +43,8 @@ void PlanWarp(const SoftmaxProblem& problem, const DeviceLimits& limits, Softmax
   plan.block_threads = kWarpTierThreads;
   plan.blocks_per_sm = BlocksPerSm(kWarpTierThreads, 0, 32, limits);
   const int64_t rows_per_block = int64_t{kWarpTierThreads / shape.lanes} * shape.rows_per_access;
-  plan.grid_blocks = GridBlocks(CeilDiv(problem.rows, rows_per_block), plan.blocks_per_sm, kWaves, limits);
+  plan.grid_blocks =
+      GridBlocks(CeilDiv(problem.rows, rows_per_block), plan.blocks_per_sm, kWaves, limits);
 }
 
 // Bytes of the 32 rows that a warp stages at a time.
@@ -59,13 +61,16 @@ void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, S
   plan.block_threads = kStagedTierThreads;
   plan.smem_bytes = static_cast<int>(StagedWarpBytes(problem) * kWarps);
   plan.blocks_per_sm = BlocksPerSm(plan.block_threads, plan.smem_bytes, 64, limits);
-  plan.grid_blocks = GridBlocks(CeilDiv(problem.rows, 32 * kWarps), plan.blocks_per_sm, kWaves, limits);
+  plan.grid_blocks =
+      GridBlocks(CeilDiv(problem.rows, 32 * kWarps), plan.blocks_per_sm, kWaves, limits);
 }
 
-// Block size by occupancy (block-softmax seed, 2.5): the most resident blocks first, then the most threads.
+// Block size by occupancy (block-softmax seed, 2.5): the most resident blocks first, then the most
+// threads.
 void PlanBlockSmem(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
   plan.tier = Tier::kBlockSmem;
-  plan.blocks_per_sm = BlocksPerSm(kBlockTierThreads[0], plan.smem_bytes, kBlockTierRegisters, limits);
+  plan.blocks_per_sm =
+      BlocksPerSm(kBlockTierThreads[0], plan.smem_bytes, kBlockTierRegisters, limits);
   for (const int threads : kBlockTierThreads) {
     const int blocks = BlocksPerSm(threads, plan.smem_bytes, kBlockTierRegisters, limits);
     if (blocks == plan.blocks_per_sm) plan.block_threads = threads;
@@ -76,12 +81,16 @@ void PlanBlockSmem(const SoftmaxProblem& problem, const DeviceLimits& limits, So
   plan.grid_blocks = GridBlocks(problem.rows, plan.blocks_per_sm, waves, limits);
 }
 
-void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
+// A row that would fit keeps nothing: the tier was asked for, so it shows what two reads cost.
+void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits, bool row_fits,
+                       SoftmaxPlan& plan) {
+  const int pack_bytes = kPlanPackBytes * Inputs(problem.operation);
   plan.tier = Tier::kBlockUncached;
-  plan.smem_bytes = 0;
+  plan.kept_packs = row_fits ? 0 : (limits.smem_per_block - kReductionScratchBytes) / pack_bytes;
+  plan.smem_bytes = plan.kept_packs * pack_bytes;
   plan.block_threads = kUncachedThreads;
   plan.lanes = plan.block_threads;
-  plan.blocks_per_sm = BlocksPerSm(kUncachedThreads, 0, kBlockTierRegisters, limits);
+  plan.blocks_per_sm = BlocksPerSm(kUncachedThreads, plan.smem_bytes, kBlockTierRegisters, limits);
   plan.grid_blocks = GridBlocks(problem.rows, plan.blocks_per_sm, kWaves, limits);
 }
 
@@ -105,7 +114,8 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
   plan.pack = kPlanPackBytes / ByteWidth(problem.dtype);
   plan.aligned = problem.cols % plan.pack == 0;
   const int64_t packs = MaxPacksOfRow(problem.cols, plan.pack);
-  if (packs > INT32_MAX) return {{}, "cols=" + std::to_string(problem.cols) + " is more than 2^31 packs of 16 bytes"};
+  if (packs > INT32_MAX)
+    return {{}, "cols=" + std::to_string(problem.cols) + " is more than 2^31 packs of 16 bytes"};
 
   const int64_t smem_bytes = SmemSlots(problem.cols, plan.pack) * kPlanPackBytes * inputs;
   const int64_t smem_room = limits.smem_per_block - kReductionScratchBytes;
@@ -119,12 +129,15 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
     tier = warp_fits ? Tier::kWarp : smem_fits ? Tier::kBlockSmem : Tier::kBlockUncached;
   }
   if (tier == Tier::kWarp && !warp_fits) {
-    return {{}, "tier 'warp' cannot hold a row of " + std::to_string(packs) + " packs of 16 bytes in the registers of a warp"};
+    return {{},
+            "tier 'warp' cannot hold a row of " + std::to_string(packs) +
+                " packs of 16 bytes in the registers of a warp"};
   }
   if (tier == Tier::kBlockSmem && !smem_fits) {
     return {{},
-            "tier 'block_smem' needs " + std::to_string(smem_bytes) + " bytes of shared memory for a row, and " +
-                limits.name + " grants a block " + std::to_string(smem_room)};
+            "tier 'block_smem' needs " + std::to_string(smem_bytes) +
+                " bytes of shared memory for a row, and " + limits.name + " grants a block " +
+                std::to_string(smem_room)};
   }
   if (tier != Tier::kWarp) plan.warp_shape = -1;
   if (tier == Tier::kBlockSmem) plan.smem_bytes = static_cast<int>(smem_bytes);
@@ -137,19 +150,24 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
       PlanBlockSmem(problem, limits, plan);
       break;
     default:
-      PlanBlockUncached(problem, limits, plan);
+      PlanBlockUncached(problem, limits, smem_fits, plan);
   }
   return {plan, ""};
 }
 
 std::string ToString(const SoftmaxPlan& plan) {
-  std::ostringstream out;
-  out << "SoftmaxPlan(tier='" << TierName(plan.tier) << "', pack=" << plan.pack << ", lanes=" << plan.lanes
-      << ", packs_per_lane=" << plan.packs_per_lane << ", rows_per_access=" << plan.rows_per_access
-      << ", aligned=" << (plan.aligned ? "True" : "False") << ", staged=" << (plan.staged ? "True" : "False") << ", block_threads=" << plan.block_threads
-      << ", grid_blocks=" << plan.grid_blocks << ", smem_bytes=" << plan.smem_bytes
-      << ", blocks_per_sm=" << plan.blocks_per_sm << ")";
-  return out.str();
+  const auto field = [](const char* name, int64_t value) {
+    return std::string(", ") + name + "=" + std::to_string(value);
+  };
+  const auto flag = [](const char* name, bool value) {
+    return std::string(", ") + name + (value ? "=True" : "=False");
+  };
+  return "SoftmaxPlan(tier='" + std::string(TierName(plan.tier)) + "'" + field("pack", plan.pack) +
+         flag("aligned", plan.aligned) + flag("staged", plan.staged) + field("lanes", plan.lanes) +
+         field("packs_per_lane", plan.packs_per_lane) + field("kept_packs", plan.kept_packs) +
+         field("rows_per_access", plan.rows_per_access) +
+         field("block_threads", plan.block_threads) + field("grid_blocks", plan.grid_blocks) +
+         field("smem_bytes", plan.smem_bytes) + field("blocks_per_sm", plan.blocks_per_sm) + ")";
 }
 
 }  // namespace jaxkernels

@@ -1,10 +1,12 @@
-// The policy of the row kernels: (problem, device limits) -> plan. Every launch rule lives in this file.
+// The policy of the row kernels: (problem, device limits) -> plan. Every launch rule lives in this
+// file.
 //
-// Owns: which tier runs, with how many lanes, packs, threads, blocks and bytes of shared memory. A plan is a plain value
-// that can be compared and printed; it is made without a GPU. Must not know: CUDA, XLA, Python.
+// Owns: which tier runs, with how many lanes, packs, threads, blocks and bytes of shared memory. A
+// plan is a plain value that can be compared and printed; it is made without a GPU. Must not know:
+// CUDA, XLA, Python.
 //
-// Everything that decides in which order a row is summed depends on cols, dtype, operation and device alone, never on
-// rows: a row gives the same bits whatever batch it stands in.
+// Everything that decides in which order a row is summed depends on cols, dtype, operation and
+// device alone, never on rows: a row gives the same bits whatever batch it stands in.
 #ifndef JAXKERNELS_SOFTMAX_PLAN_H_
 #define JAXKERNELS_SOFTMAX_PLAN_H_
 
@@ -33,22 +35,26 @@ struct WarpShape {
   int rows_per_access;
 };
 
-// The layouts that are compiled, in the order in which they are tried: the first that covers the row is taken.
-// Two rows per access while a lane holds one pack of each, so that two loads are in flight.
+// The layouts that are compiled, in the order in which they are tried: the first that covers the
+// row is taken. Two rows per access while a lane holds one pack of each, so that two loads are in
+// flight.
 inline constexpr WarpShape kWarpShapes[] = {
-    {1, 1, 2},  {2, 1, 2},  {4, 1, 2},  {8, 1, 2},  {16, 1, 2},  {32, 1, 2},
-    {32, 2, 1}, {32, 3, 1}, {32, 4, 1}, {32, 6, 1}, {32, 8, 1}, {32, 12, 1}, {32, 16, 1},
+    {1, 1, 2},  {2, 1, 2},  {4, 1, 2},  {8, 1, 2},  {16, 1, 2},  {32, 1, 2},  {32, 2, 1},
+    {32, 3, 1}, {32, 4, 1}, {32, 6, 1}, {32, 8, 1}, {32, 12, 1}, {32, 16, 1},
 };
 inline constexpr int kWarpShapeCount = sizeof(kWarpShapes) / sizeof(kWarpShapes[0]);
 
-// Registers of row data that a lane may hold, in the compute type; the warp tier ends there. H200, 2^28 elements,
-// fraction of the copy rate, warp against block_smem (2026-11): 64 registers: float32 forward 2048 columns 0.98 to 0.97,
-// bfloat16 forward 2048 columns 1.08 to 0.98; 96 registers: float32 gradient 1536 columns 0.97 to 1.01; 128 registers:
-// bfloat16 gradient 2048 columns 0.88 to 1.02.
+// Registers of row data that a lane may hold, in the compute type; the warp tier ends there. H200,
+// 2^28 elements, fraction of the copy rate, warp against block_smem (2026-11): 64 registers:
+// float32 forward 2048 columns 0.98 to 0.97, bfloat16 forward 2048 columns 1.08 to 0.98; 96
+// registers: float32 gradient 1536 columns 0.97 to 1.01; 128 registers: bfloat16 gradient 2048
+// columns 0.88 to 1.02.
 inline constexpr int kWarpMaxRowRegisters = 64;
 constexpr bool WarpShapeFits(const WarpShape& shape, int pack, int inputs, bool aligned) {
-  const int registers_per_value = pack == 2 ? 2 : 1;  // float64 packs hold two values of two registers
-  const bool fits = shape.packs_per_lane * pack * registers_per_value * inputs <= kWarpMaxRowRegisters;
+  const int registers_per_value =
+      pack == 2 ? 2 : 1;  // float64 packs hold two values of two registers
+  const bool fits =
+      shape.packs_per_lane * pack * registers_per_value * inputs <= kWarpMaxRowRegisters;
   return fits && (aligned || shape.lanes == 32);  // short misaligned rows are staged
 }
 
@@ -57,17 +63,18 @@ inline constexpr int kWarpTierThreads = 128;
 inline constexpr int kStagedTierThreads = 64;
 // Shared memory for the rows of one warp up to which misaligned rows are staged, one lane a row.
 inline constexpr int kStagedWarpBytes = 24 * 1024;
-// Registers a thread of the block tiers may use; block_smem fills 16 of them with held packs of all inputs together.
-// More of both and fewer threads were slower: 48 held in 512 threads of 128 registers, H200, float32, 32768 columns,
-// fraction of the copy rate: 0.80 to 0.91 (2026-11).
+// Registers a thread of the block tiers may use; block_smem fills 16 of them with held packs of all
+// inputs together. More of both and fewer threads were slower: 48 held in 512 threads of 128
+// registers, H200, float32, 32768 columns, fraction of the copy rate: 0.80 to 0.91 (2026-11).
 inline constexpr int kBlockTierRegisters = 64;
 inline constexpr int kBlockTierHeldPacks = 4;
 inline constexpr int kBlockTierThreads[] = {128, 256, 512, 1024};
 inline constexpr int kUncachedThreads = 1024;
 inline constexpr int kWaves = 32;
-// Where one row fills an SM, a forward block lives for several rows, so that the next row is fetched below the
-// arithmetic of this one; gradients have little of it. H200, fraction of the copy rate with 32 and with 8 waves
-// (2026-11): bfloat16 forward, 65536 columns, 0.80 and 0.87; float32 gradient, 16384 columns, 0.99 and 0.96.
+// Where one row fills an SM, a forward block lives for several rows, so that the next row is
+// fetched below the arithmetic of this one; gradients have little of it. H200, fraction of the copy
+// rate with 32 and with 8 waves (2026-11): bfloat16 forward, 65536 columns, 0.80 and 0.87; float32
+// gradient, 16384 columns, 0.99 and 0.96.
 inline constexpr int kWavesOfSingleForwardBlocks = 8;
 
 // Scratch of the block reductions, as laid out in reduce.cuh: two lines of 32 values.
@@ -75,27 +82,31 @@ inline constexpr int kReductionScratchBytes = 2 * 32 * 8;
 
 struct SoftmaxPlan {
   Tier tier = Tier::kAuto;
-  int pack = 0;              // elements moved by one 16-byte access
-  bool aligned = false;      // every row begins at a pack boundary
-  bool staged = false;       // short misaligned rows in the warp tier: one lane a row, through shared memory
-  int warp_shape = -1;       // index into kWarpShapes; warp tier only
-  int lanes = 0;             // threads that share a row
-  int packs_per_lane = 0;    // capacity; warp tier only
-  int rows_per_access = 1;   // rows that a group of lanes (staged: a warp) moves together
+  int pack = 0;          // elements moved by one 16-byte access
+  bool aligned = false;  // every row begins at a pack boundary
+  bool staged =
+      false;  // short misaligned rows in the warp tier: one lane a row, through shared memory
+  int warp_shape = -1;      // index into kWarpShapes; warp tier only
+  int lanes = 0;            // threads that share a row
+  int packs_per_lane = 0;   // capacity; warp tier only
+  int kept_packs = 0;       // of each input, kept in shared memory; block_uncached only
+  int rows_per_access = 1;  // rows that a group of lanes (staged: a warp) moves together
   int block_threads = 0;
   int64_t grid_blocks = 0;
-  int smem_bytes = 0;        // dynamic shared memory of one block
-  int blocks_per_sm = 0;     // resident at once, by threads, shared memory and registers
+  int smem_bytes = 0;     // dynamic shared memory of one block
+  int blocks_per_sm = 0;  // resident at once, by threads, shared memory and registers
 
   bool operator==(const SoftmaxPlan& o) const {
-    return tier == o.tier && pack == o.pack && aligned == o.aligned && staged == o.staged && warp_shape == o.warp_shape &&
-           lanes == o.lanes && packs_per_lane == o.packs_per_lane && rows_per_access == o.rows_per_access &&
-           block_threads == o.block_threads && grid_blocks == o.grid_blocks && smem_bytes == o.smem_bytes &&
-           blocks_per_sm == o.blocks_per_sm;
+    return tier == o.tier && pack == o.pack && aligned == o.aligned && staged == o.staged &&
+           warp_shape == o.warp_shape && lanes == o.lanes && packs_per_lane == o.packs_per_lane &&
+           kept_packs == o.kept_packs && rows_per_access == o.rows_per_access &&
+           block_threads == o.block_threads && grid_blocks == o.grid_blocks &&
+           smem_bytes == o.smem_bytes && blocks_per_sm == o.blocks_per_sm;
   }
 };
 
-// Packs that the window of a row can need: rows begin at multiples of gcd(cols, pack) within a pack.
+// Packs that the window of a row can need: rows begin at multiples of gcd(cols, pack) within a
+// pack.
 JK_HOST_DEVICE inline int64_t MaxPacksOfRow(int64_t cols, int pack) {
   int64_t a = pack, b = cols;  // std::gcd is not a device function
   while (b != 0) {
@@ -107,7 +118,9 @@ JK_HOST_DEVICE inline int64_t MaxPacksOfRow(int64_t cols, int pack) {
 }
 
 // Slots of block_smem's row: a window may begin up to seven packs before the row, at a cache line.
-JK_HOST_DEVICE inline int64_t SmemSlots(int64_t cols, int pack) { return MaxPacksOfRow(cols, pack) + 7; }
+JK_HOST_DEVICE inline int64_t SmemSlots(int64_t cols, int pack) {
+  return MaxPacksOfRow(cols, pack) + 7;
+}
 
 // What a plan is made for.
 struct SoftmaxProblem {

@@ -1,4 +1,5 @@
-// What the tiers share: a kernel's arguments, and a handful of elements seen through a row operation.
+// What the tiers share: a kernel's arguments, and a handful of elements seen through a row
+// operation.
 #ifndef JAXKERNELS_SOFTMAX_ROW_ARGS_CUH_
 #define JAXKERNELS_SOFTMAX_ROW_ARGS_CUH_
 
@@ -12,6 +13,7 @@ struct RowArgs {
   const typename Op::Storage* in[Op::kInputs];
   typename Op::Storage* out;
   int64_t rows, cols;
+  int kept_packs;  // of each input, in shared memory; block_uncached only
 };
 
 // One pack of each input.
@@ -50,8 +52,9 @@ __device__ void ForgetPacks(InputPacks<Op>& pack) {
 }
 
 template <typename Op>
-__device__ void Widen(const InputPacks<Op>& pack,
-                      ComputeType<typename Op::Storage> (&value)[Pack<typename Op::Storage>::kSize][Op::kInputs]) {
+__device__ void Widen(
+    const InputPacks<Op>& pack,
+    ComputeType<typename Op::Storage> (&value)[Pack<typename Op::Storage>::kSize][Op::kInputs]) {
 #pragma unroll
   for (int i = 0; i < Op::kInputs; ++i) {
 #pragma unroll
@@ -72,32 +75,40 @@ __device__ C MaxOf(const C (&value)[kSize][Op::kInputs]) {
   return max;
 }
 
+// Leaves the terms, as Op::FinishTerm takes them, and returns their sum, added pairwise.
 template <typename Op, typename C, int kSize>
 __device__ C SumOf(const C (&value)[kSize][Op::kInputs], C max, C (&term)[kSize]) {
-  C sum = 0;
 #pragma unroll
-  for (int j = 0; j < kSize; ++j) {
-    term[j] = Op::Term(value[j], max);
-    sum += term[j];
+  for (int j = 0; j < kSize; ++j) term[j] = Op::Term(value[j], max);
+  C sum[kSize];
+#pragma unroll
+  for (int j = 0; j < kSize; ++j) sum[j] = term[j];
+#pragma unroll
+  for (int width = kSize / 2; width > 0; width /= 2) {
+#pragma unroll
+    for (int j = 0; j < width; ++j) sum[j] += sum[j + width];
   }
-  return sum;
+  return sum[0];
 }
 
 template <typename Op, typename C, int kSize>
-__device__ void Finish(const C (&value)[kSize][Op::kInputs], const typename Op::Row& row, C (&result)[kSize]) {
+__device__ void Finish(const C (&value)[kSize][Op::kInputs], const typename Op::Row& row,
+                       C (&result)[kSize]) {
 #pragma unroll
   for (int j = 0; j < kSize; ++j) result[j] = Op::Finish(value[j], row);
 }
 
 template <typename Op, typename C, int kSize>
-__device__ void FinishTerms(const C (&term)[kSize], const typename Op::Row& row, C (&result)[kSize]) {
+__device__ void FinishTerms(const C (&term)[kSize], const typename Op::Row& row,
+                            C (&result)[kSize]) {
 #pragma unroll
   for (int j = 0; j < kSize; ++j) result[j] = Op::FinishTerm(term[j], row);
 }
 
 // The same on packs; their maximum is MaxOfPack of the first input.
 template <typename Op, typename C>
-__device__ C SumOfPacks(const InputPacks<Op>& pack, C max, C (&term)[Pack<typename Op::Storage>::kSize]) {
+__device__ C SumOfPacks(const InputPacks<Op>& pack, C max,
+                        C (&term)[Pack<typename Op::Storage>::kSize]) {
   C value[Pack<typename Op::Storage>::kSize][Op::kInputs];
   Widen<Op>(pack, value);
   return SumOf<Op>(value, max, term);

@@ -1,12 +1,13 @@
-// The row operations: what each one loads, reduces and stores. No operation knows which tier runs it.
+// The row operations: what each one loads, reduces and stores. No operation knows which tier runs
+// it.
 //
 // A row operation on storage type T (compute type C) is a struct with
 //   kInputs    arrays it reads: 1 (x) or 2 (y and dy)
 //   kUsesMax   whether the maximum of the row is needed before the sum
-//   kKeepsTerm whether the summand is all that the result needs, so that a tier may keep it in place of the input
-//   Fill()     the value that stands for elements outside the row: it changes neither maximum nor sum
-//   Term       one summand of the row's sum, from one element of each input and the row's maximum
-//   Row        the constants of a row, made once from its maximum and sum
+//   kKeepsTerm whether the summand is all that the result needs, so that a tier may keep it in
+//   place of the input Fill()     the value that stands for elements outside the row: it changes
+//   neither maximum nor sum Term       one summand of the row's sum, from one element of each input
+//   and the row's maximum Row        the constants of a row, made once from its maximum and sum
 //   Finish     one element of the result from the inputs; FinishTerm the same from a kept summand
 // How to add one: ffi/README.md.
 #ifndef JAXKERNELS_SOFTMAX_ROW_OPS_CUH_
@@ -39,10 +40,13 @@ struct SoftmaxForward : ForwardOp<T> {
     __device__ Row(C max, C sum) : max(max), sum(sum), inverse(C(1) / sum), log2_sum(log2(sum)) {}
   };
 
-  __device__ static C FinishTerm(C term, const Row& row) { return DivideBy<T>(term, row.sum, row.inverse); }
+  __device__ static C FinishTerm(C term, const Row& row) {
+    return DivideBy<T>(term, row.sum, row.inverse);
+  }
   __device__ static C Finish(const C (&in)[1], const Row& row) {
     if constexpr (kIsHalf<T>) {
-      return FastExp2(fma(in[0] - row.max, kLog2E, -row.log2_sum));  // the division within the exponent
+      return FastExp2(
+          fma(in[0] - row.max, kLog2E, -row.log2_sum));  // the division within the exponent
     } else {
       return FinishTerm(SoftmaxForward::Term(in, row.max), row);
     }
@@ -84,7 +88,8 @@ struct LinearOp {
   __device__ static C Fill() { return C(0); }
 };
 
-// dx = y * (dy - sum(dy * y)). The Jacobian is symmetric: from the tangent of x this makes the tangent of y.
+// dx = y * (dy - sum(dy * y)). The Jacobian is symmetric: from the tangent of x this makes the
+// tangent of y.
 template <typename T>
 struct SoftmaxGrad : LinearOp<T> {
   using C = ComputeType<T>;
@@ -99,7 +104,9 @@ struct LogSoftmaxGrad : LinearOp<T> {
   using C = ComputeType<T>;
   using Row = typename LinearOp<T>::Row;
   __device__ static C Term(const C (&in)[2], C) { return in[1]; }
-  __device__ static C Finish(const C (&in)[2], const Row& row) { return fma(-Exp<T>(in[0]), row.sum, in[1]); }
+  __device__ static C Finish(const C (&in)[2], const Row& row) {
+    return fma(-Exp<T>(in[0]), row.sum, in[1]);
+  }
 };
 
 // dy = dx - sum(exp(y) * dx), the transpose of LogSoftmaxGrad.

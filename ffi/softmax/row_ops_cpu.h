@@ -19,8 +19,8 @@
 
 namespace jaxkernels {
 
-// The constants of a row. `extra` belongs to the operation. One layout for all operations, so that a
-// driver can keep the rows of a group in three arrays.
+// The constants of a row. `extra` belongs to the operation. One layout for all operations, so that
+// a driver can keep the rows of a group in three arrays.
 template <typename C>
 struct RowConstants {
   C max, sum, extra;
@@ -117,7 +117,9 @@ struct LogSoftmaxGrad : LinearOp<T> {
   using typename LinearOp<T>::C;
   using typename LinearOp<T>::Row;
   JK_INLINE static C Term(C, C dy, C) { return dy; }
-  JK_INLINE static C Finish(C y, C dy, const Row& row) { return dy - Exp<false>(y, C(0)) * row.sum; }
+  JK_INLINE static C Finish(C y, C dy, const Row& row) {
+    return dy - Exp<false>(y, C(0)) * row.sum;
+  }
 };
 
 // dy = dx - sum(exp(y) * dx), the transpose of LogSoftmaxGrad.

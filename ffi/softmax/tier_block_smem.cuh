@@ -1,12 +1,16 @@
-// Tier `block_smem`: a row lands in the shared memory of a block and lives there and in the block's registers.
+// Tier `block_smem`: a row lands in the shared memory of a block and lives there and in the block's
+// registers.
 //
-// Work split: thread t owns packs t, t + blockDim.x, ... of the window; a block walks the rows grid-stride.
-// Memory: one read and one write per element. A row travels to shared memory by asynchronous copies, all in flight at
-//   once. A thread takes its first kHeld packs into registers, and the same packs of the block's next row set out for
-//   their places at once; what is left of the row stays in shared memory until its result is stored, and then makes
-//   place too. So loads run below the arithmetic and the stores, even where one row fills the SM. Every thread touches
-//   only packs that it copied itself, so the data needs no barrier; the two all-reductions are the only ones.
-// Banks: the row is kept pack-major: a pack whole, and neighbouring packs (= neighbouring lanes) side by side. The 8
+// Work split: thread t owns packs t, t + blockDim.x, ... of the window; a block walks the rows
+// grid-stride. Memory: one read and one write per element. A row travels to shared memory by
+// asynchronous copies, all in flight at
+//   once. A thread takes its first kHeld packs into registers, and the same packs of the block's
+//   next row set out for their places at once; what is left of the row stays in shared memory until
+//   its result is stored, and then makes place too. So loads run below the arithmetic and the
+//   stores, even where one row fills the SM. Every thread touches only packs that it copied itself,
+//   so the data needs no barrier; the two all-reductions are the only ones.
+// Banks: the row is kept pack-major: a pack whole, and neighbouring packs (= neighbouring lanes)
+// side by side. The 8
 //   lanes of each quarter warp then cover all 32 banks with their 16-byte accesses: no conflicts.
 // Requires: shared memory for kInputs * SmemSlots packs; blockDim.x is a multiple of 32.
 #ifndef JAXKERNELS_SOFTMAX_TIER_BLOCK_SMEM_CUH_
@@ -32,13 +36,16 @@ __global__ void __maxnreg__(kBlockTierRegisters) BlockSmemTierKernel(RowArgs<Op>
   const int slots = static_cast<int>(SmemSlots(args.cols, Pack<T>::kSize));
   const int threads = blockDim.x, lane = threadIdx.x % kWarpSize;
 
-  const auto window_of = [&](int64_t row) { return Window(row, args.rows, args.cols).StartAtLine(); };
+  const auto window_of = [&](int64_t row) {
+    return Window(row, args.rows, args.cols).StartAtLine();
+  };
   const auto start_copy = [&](const Window& window, int index) {
     if (!window.Has(index)) return;
 #pragma unroll
     for (int i = 0; i < Op::kInputs; ++i) {
       CopyPackAsync(&row_packs[i * slots + index],
-                    reinterpret_cast<const Pack<T>*>(args.in[i]) + window.first + index, window.Present(index));
+                    reinterpret_cast<const Pack<T>*>(args.in[i]) + window.first + index,
+                    window.Present(index));
     }
   };
   const auto read = [&](const Window& window, int index, InputPacks<Op>& pack) {

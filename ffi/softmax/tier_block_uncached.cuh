@@ -1,11 +1,13 @@
-// Tier `block_uncached`: nobody keeps the row; a block reads it twice.
+// Tier `block_uncached`: the row does not fit; a block reads it twice, but for the part that it can
+// keep.
 //
-// Work split: thread t owns packs t, t + blockDim.x, ... of the row; a block walks the rows grid-stride.
-// Memory: two reads and one write per element, whatever the length: maximum and sum are found together, online
-//   (Milakov and Gimelshein 2018, arXiv 1805.02867), so that OneFlow's third read falls away. The second read walks
-//   backwards, from the packs that the first one left in the L2 cache, and results are stored with the streaming hint
-//   so that they do not push the row out.
-// Requires: blockDim.x is a multiple of 32.
+// Work split: thread t owns packs t, t + blockDim.x, ... of the window; a block walks the rows
+// grid-stride. Memory: two reads and one write per element at most, because maximum and sum are
+// found together, online (Milakov and
+//   Gimelshein 2018, arXiv 1805.02867), where OneFlow reads three times. The first args.kept_packs
+//   packs of every input stay in shared memory; the second read of the others walks backwards, from
+//   the packs that the first one left in the L2 cache.
+// Requires: blockDim.x is a multiple of 32; shared memory for kInputs * args.kept_packs packs.
 #ifndef JAXKERNELS_SOFTMAX_TIER_BLOCK_UNCACHED_CUH_
 #define JAXKERNELS_SOFTMAX_TIER_BLOCK_UNCACHED_CUH_
 
@@ -25,7 +27,8 @@ struct OnlineSum {
   C max = Op::Fill();
   C sum = 0;
 
-  // While every element is -inf the terms are taken relative to 0: they vanish, and no inf - inf makes a NaN.
+  // While every element is -inf the terms are taken relative to 0: they vanish, and no inf - inf
+  // makes a NaN.
   __device__ static C Reference(C max) { return max == -kInfinity<C> ? C(0) : max; }
 
   __device__ void RaiseMax(C new_max) {
@@ -42,31 +45,44 @@ __global__ void __maxnreg__(kBlockTierRegisters) BlockUncachedTierKernel(RowArgs
   using Window = RowWindow<T, kAligned>;
   __shared__ typename BlockReducer<C>::Scratch scratch;
   BlockReducer<C> block(scratch);
+  extern __shared__ __align__(kPackBytes) unsigned char dynamic_smem[];
+  Pack<T>* const kept = reinterpret_cast<Pack<T>*>(dynamic_smem);
   constexpr int kUnroll = kUncachedPacksInFlight / Op::kInputs;
   const int step = blockDim.x * kUnroll;
 
   for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
     const Window window = Window(row, args.rows, args.cols).StartAtLine();
-    // Loads up to kUnroll packs of each input, all before the first use.
+    // Up to kUnroll packs of each input, all on their way before the first use. The second time the
+    // kept ones come from shared memory; every thread keeps its own packs, so no barrier is needed.
     InputPacks<Op> pack[kUnroll];
-    const auto load = [&](int first) {
+    const auto load = [&](int first, bool again) {
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const int index = first + u * blockDim.x;
-        if (window.Has(index)) {
-          LoadPacks<Op>(pack[u], args, window, index);
-        } else {
+        if (!window.Has(index)) {
           FillPacks<Op>(pack[u]);
+        } else if (again && index < args.kept_packs) {
+#pragma unroll
+          for (int i = 0; i < Op::kInputs; ++i) pack[u][i] = kept[i * args.kept_packs + index];
+        } else {
+          LoadPacks<Op>(pack[u], args, window, index);
         }
       }
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) MaskPacks<Op>(pack[u], args, window, first + u * blockDim.x);
+      for (int u = 0; u < kUnroll; ++u) {
+        const int index = first + u * blockDim.x;
+        MaskPacks<Op>(pack[u], args, window, index);
+        if (!again && index < args.kept_packs) {
+#pragma unroll
+          for (int i = 0; i < Op::kInputs; ++i) kept[i * args.kept_packs + index] = pack[u][i];
+        }
+      }
     };
 
     // Load and reduce.
     OnlineSum<Op> online;
     for (int first = threadIdx.x; first < window.packs; first += step) {
-      load(first);
+      load(first, false);
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         if constexpr (Op::kUsesMax) online.RaiseMax(MaxOfPack(pack[u][0]));
@@ -85,7 +101,7 @@ __global__ void __maxnreg__(kBlockTierRegisters) BlockUncachedTierKernel(RowArgs
     const typename Op::Row constants(max, sum);
     const int last = (window.packs - 1) / step * step + threadIdx.x;
     for (int first = last; first >= 0; first -= step) {
-      load(first);
+      load(first, true);
 #pragma unroll
       for (int u = kUnroll - 1; u >= 0; --u) {
         const int index = first + u * blockDim.x;

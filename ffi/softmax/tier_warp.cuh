@@ -1,10 +1,12 @@
 // Tier `warp`: a row lives in the registers of a group of kLanes lanes.
 //
-// Work split: lane l of a group owns packs l, l + kLanes, ... of its row, kPacks of them at most; a group works on kRows
-//   rows at a time (two where a row is short, to keep more loads in flight) and walks the rows grid-stride.
-// Memory: every element is read once and written once, in 16-byte packs, neighbouring lanes on neighbouring packs.
-// Requires: the window of a row has at most kLanes * kPacks packs; blockDim.x is a multiple of 32.
-// Short rows that begin within a pack go through tier_warp_staged.cuh.
+// Work split: lane l of a group owns packs l, l + kLanes, ... of its row, kPacks of them at most; a
+// group works on kRows
+//   rows at a time (two where a row is short, to keep more loads in flight) and walks the rows
+//   grid-stride.
+// Memory: every element is read once and written once, in 16-byte packs, neighbouring lanes on
+// neighbouring packs. Requires: the window of a row has at most kLanes * kPacks packs; blockDim.x
+// is a multiple of 32. Short rows that begin within a pack go through tier_warp_staged.cuh.
 #ifndef JAXKERNELS_SOFTMAX_TIER_WARP_CUH_
 #define JAXKERNELS_SOFTMAX_TIER_WARP_CUH_
 
@@ -21,8 +23,8 @@ __global__ void __launch_bounds__(kWarpTierThreads) WarpTierKernel(RowArgs<Op> a
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
 
-  // All groups of a warp make the same number of turns, because the shuffles need every lane; a row past the end has an
-  // empty window.
+  // All groups of a warp make the same number of turns, because the shuffles need every lane; a row
+  // past the end has an empty window.
   const int64_t group_row = thread / kLanes * kRows;
   const int64_t warp_row = thread / kWarpSize * (kWarpSize / kLanes) * kRows;
   const int64_t step = threads / kLanes * kRows;

@@ -1,14 +1,18 @@
-// Tier `warp`, short rows that begin within a pack: one lane works on a row in the shared memory of its warp.
+// Tier `warp`, short rows that begin within a pack: one lane works on a row in the shared memory of
+// its warp.
 //
-// Peeling the head and tail of a short row costs more than the row (H200, bfloat16, 33 columns: 0.40 of the copy
-// rate). But 32 rows together, a chunk, begin and end on pack boundaries again.
+// Peeling the head and tail of a short row costs more than the row (H200, bfloat16, 33 columns:
+// 0.40 of the copy rate). But 32 rows together, a chunk, begin and end on pack boundaries again.
 //
-// Work split: a warp owns a chunk of 32 consecutive rows and walks the chunks grid-stride. Lane l moves packs l, l + 32,
+// Work split: a warp owns a chunk of 32 consecutive rows and walks the chunks grid-stride. Lane l
+// moves packs l, l + 32,
 //   ... of the chunk and computes row l, so that no lane waits for another in a reduction.
-// Memory: one read and one write per element in 16-byte packs. The asynchronous copies of the warp's next chunk start
+// Memory: one read and one write per element in 16-byte packs. The asynchronous copies of the
+// warp's next chunk start
 //   as soon as the packs of this one are stored.
-// Banks: lanes are cols elements apart; as cols is no multiple of a pack, at most two of them meet in a bank.
-// Requires: 32 * cols is a multiple of the pack (any cols); shared memory for kInputs chunks a warp.
+// Banks: lanes are cols elements apart; as cols is no multiple of a pack, at most two of them meet
+// in a bank. Requires: 32 * cols is a multiple of the pack (any cols); shared memory for kInputs
+// chunks a warp.
 #ifndef JAXKERNELS_SOFTMAX_TIER_WARP_STAGED_CUH_
 #define JAXKERNELS_SOFTMAX_TIER_WARP_STAGED_CUH_
 
@@ -31,7 +35,8 @@ __global__ void __launch_bounds__(kStagedTierThreads) WarpStagedTierKernel(RowAr
   const int cols = static_cast<int>(args.cols);
   const int chunk_size = kWarpSize * cols;
   const int chunk_packs = chunk_size / Pack<T>::kSize;
-  Pack<T>* const chunk_pack = reinterpret_cast<Pack<T>*>(dynamic_smem) + warp * Op::kInputs * chunk_packs;
+  Pack<T>* const chunk_pack =
+      reinterpret_cast<Pack<T>*>(dynamic_smem) + warp * Op::kInputs * chunk_packs;
   T* const chunk_element = reinterpret_cast<T*>(chunk_pack);
   const int64_t total = args.rows * args.cols;
 
@@ -56,7 +61,9 @@ __global__ void __launch_bounds__(kStagedTierThreads) WarpStagedTierKernel(RowAr
     for (int j = 0; j < kGroup; ++j) {
 #pragma unroll
       for (int i = 0; i < Op::kInputs; ++i) {
-        value[j][i] = decltype(whole)::value || col + j < cols ? static_cast<C>(row[i * chunk_size + col + j]) : Op::Fill();
+        value[j][i] = decltype(whole)::value || col + j < cols
+                          ? static_cast<C>(row[i * chunk_size + col + j])
+                          : Op::Fill();
       }
     }
   };

@@ -1,0 +1,96 @@
+"""What we show to users works: examples, docstrings, README's blocks and commands."""
+
+import doctest
+import importlib
+import importlib.util
+import pkgutil
+import re
+
+import pytest
+from programs import ROOT, run_python
+
+import jaxkernels
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_example_runs(path):
+    pytest.importorskip("sklearn")
+    stdout, _ = run_python(path)
+    assert stdout
+
+
+def test_digits_are_learned_by_our_kernels():
+    pytest.importorskip("sklearn")
+    spec = importlib.util.spec_from_file_location(
+        "train_digits", ROOT / "examples" / "train_digits.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    result = module.main(["--epochs", "60"])
+    assert result.last_loss < result.first_loss / 3
+    assert result.accuracy > 0.9
+    assert result.largest_difference < 1e-3
+    text = "\n".join(result.custom_calls)
+    assert "jaxkernels_log_softmax_fwd" in text
+    assert "jaxkernels_log_softmax_grad" in text
+
+
+MODULES = [
+    name
+    for _, name, _ in pkgutil.walk_packages(jaxkernels.__path__, "jaxkernels.")
+    if not name.endswith(("__main__", "._cuda", "._cpu"))
+]
+
+
+def test_docstring_examples():
+    attempted = 0
+    for name in ["jaxkernels", *MODULES]:
+        if ".bench" in name:
+            pytest.importorskip("matplotlib")
+        result = doctest.testmod(importlib.import_module(name))
+        assert result.failed == 0, name
+        attempted += result.attempted
+    assert attempted >= 10
+
+
+def test_every_public_name_has_a_docstring():
+    for name in jaxkernels.__all__:
+        if name != "__version__":
+            assert getattr(jaxkernels, name).__doc__, name
+
+
+def blocks(language):
+    text = (ROOT / "README.md").read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_readme_python_blocks_run():
+    """One after the other, as somebody would who reads from top to bottom."""
+    found = blocks("python")
+    assert found
+    namespace = {"__name__": "readme"}
+    for number, block in enumerate(found):
+        exec(compile(block, f"README.md, Python block {number + 1}", "exec"), namespace)
+
+
+def test_readme_begins_with_the_two_commands_that_ci_runs():
+    """.ci/run takes the first two bash blocks of README as they stand; each is one command line."""
+    install, test = blocks("bash")[:2]
+    assert len(install.strip().splitlines()) == 1
+    assert len(test.strip().splitlines()) == 1
+    assert "pip install '.[examples]'" in install
+    assert "examples/train_digits.py" in install
+    assert "pip install '.[test]'" in test
+    assert "pytest" in test
+    ci = (ROOT / ".ci" / "run").read_text()
+    assert "readme_command 1" in ci
+    assert "readme_command 2" in ci
+
+
+def test_readme_numbers_name_their_machine():
+    text = (ROOT / "README.md").read_text()
+    assert "H200" in text
+    assert re.search(r"20\d\d-\d\d-\d\d", text), "README's table has no date"
+    assert "python -m jaxkernels.bench" in text

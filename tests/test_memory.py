@@ -1,0 +1,83 @@
+"""Memory of the compiled programs: nothing beyond the output, and y alone for the backward pass."""
+
+import cases
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxkernels as jk
+
+both = pytest.mark.parametrize("function", [jk.softmax, jk.log_softmax], ids=lambda f: f.__name__)
+dtypes = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+SHAPE = (512, 1024)
+# XLA rounds buffers up, and may keep a few bytes of constants.
+SLACK = 4096
+
+
+def stats(function, *arrays, **options):
+    return jax.jit(function, **options).lower(*arrays).compile().memory_analysis()
+
+
+@both
+@dtypes
+@pytest.mark.parametrize("cols", [64, 1024, 65536, 1 << 19])
+def test_no_temporary_buffer(function, dtype, cols):
+    """In any tier: a row that is kept nowhere is read again."""
+    x = jnp.zeros((4, cols), dtype)
+    analysis = stats(function, x)
+    assert analysis.temp_size_in_bytes <= SLACK
+    assert analysis.output_size_in_bytes <= x.nbytes + SLACK
+
+
+@both
+@dtypes
+def test_backward_alone_needs_no_temporary(function, dtype):
+    """The backward pass reads y and dy and writes dx."""
+    x = jnp.zeros(SHAPE, dtype)
+    _, pull = jax.vjp(function, x)
+    analysis = stats(lambda pull, t: pull(t)[0], pull, x)
+    assert analysis.temp_size_in_bytes <= SLACK
+    assert analysis.argument_size_in_bytes <= 2 * x.nbytes + SLACK
+    assert analysis.output_size_in_bytes <= x.nbytes + SLACK
+
+
+@both
+@dtypes
+def test_backward_keeps_y_only(function, dtype):
+    """What the forward pass hands to the backward pass is one array, and it is y."""
+    x = jnp.asarray(cases.logits("normal", *SHAPE, dtype))
+    y, pull = jax.vjp(function, x)
+    kept = jax.tree.leaves(pull)
+    assert [(a.shape, a.dtype) for a in kept] == [(y.shape, y.dtype)]
+    assert jnp.array_equal(kept[0], y)
+    forward = stats(lambda x: jax.vjp(function, x), x)
+    assert forward.temp_size_in_bytes <= SLACK
+    assert forward.output_size_in_bytes <= 2 * x.nbytes + SLACK
+
+
+@both
+@dtypes
+def test_gradient_step_keeps_one_array(function, dtype):
+    """Forward and backward in one program: y, and nothing beside it."""
+    x = jnp.zeros(SHAPE, dtype)
+    analysis = stats(lambda x, t: jax.vjp(function, x)[1](t)[0], x, x)
+    assert analysis.temp_size_in_bytes <= x.nbytes + SLACK
+
+
+@both
+def test_vmapped_and_sharded_rows_need_no_temporary(function):
+    x = jnp.zeros((8, *SHAPE))
+    assert stats(jax.vmap(function, in_axes=1, out_axes=1), x).temp_size_in_bytes <= SLACK
+
+
+@both
+def test_forward_mode_needs_y_only(function):
+    x = jnp.zeros(SHAPE)
+    assert stats(lambda x, t: jax.jvp(function, (x,), (t,)), x, x).temp_size_in_bytes <= SLACK
+
+
+def test_this_file_would_notice_a_temporary():
+    """jax.nn on an axis that XLA has to make an array for."""
+    x = jnp.zeros(SHAPE, jnp.bfloat16)
+    peer = stats(lambda x, t: jax.vjp(jax.nn.log_softmax, x)[1](t)[0], x, x)
+    assert peer.temp_size_in_bytes > SLACK

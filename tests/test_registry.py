@@ -1,0 +1,130 @@
+"""Loading the extension modules: versions of the FFI, registration, the one warning."""
+
+import textwrap
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+from programs import run_python
+
+import jaxkernels as jk
+from jaxkernels import _registry
+
+
+def test_status_names_every_target_on_both_platforms():
+    status = _registry.status()
+    assert {(s.target, s.platform) for s in status} == {
+        (f"jaxkernels_{operation}", platform)
+        for operation in _registry.OPERATIONS
+        for platform in ("cpu", "CUDA")
+    }
+    for s in status:
+        assert s.live == (s.why == "")
+        if s.platform == "cpu":
+            assert s.live
+    if not _registry.has_cuda_module():
+        assert all("_cuda" in s.why for s in status if s.platform == "CUDA")
+
+
+def test_cuda_targets_are_live(gpu):
+    assert all(s.live for s in _registry.status())
+    assert jk.plan_softmax((2, 3), "float32", device=gpu).tier == "warp"
+
+
+def test_versions():
+    versions = _registry.versions()
+    assert versions["jaxkernels"] == jk.__version__ == "0.1.0"
+    assert versions["jax"] == jax.__version__
+    assert versions["ffi_api_cpu"].startswith("0.")
+    assert versions["ffi_api_running"].startswith("0.")
+    assert ("ffi_api_cuda" in versions) == _registry.has_cuda_module()
+
+
+@pytest.mark.parametrize(
+    ("built", "running", "fits"),
+    [
+        ((0, 3), (0, 3), True),
+        ((0, 3), (0, 4), True),
+        ((0, 4), (0, 3), False),
+        ((1, 0), (0, 9), False),
+        ((0, 3), (1, 0), False),
+        ((0, 3), None, True),
+    ],
+)
+def test_version_check(built, running, fits):
+    if fits:
+        _registry.check_api_version("jaxkernels._cpu", built, running)
+        return
+    with pytest.raises(ImportError) as raised:
+        _registry.check_api_version("jaxkernels._cpu", built, running)
+    text = str(raised.value)
+    for part in (
+        "jaxkernels._cpu",
+        f"{built[0]}.{built[1]}",
+        f"{running[0]}.{running[1]}",
+        "jaxlib",
+        "pip install",
+    ):
+        assert part in text
+
+
+def test_older_jaxlib_gets_one_import_error_and_keeps_its_backend(tmp_path):
+    """Simulated by headers of an older FFI: importing fails with a clear text, and JAX goes on working."""
+    header = tmp_path / "xla" / "ffi" / "api" / "c_api.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("#define XLA_FFI_API_MAJOR 0\n#define XLA_FFI_API_MINOR 1\n")
+    program = f"""
+        import jax
+        jax.ffi.include_dir = lambda: {str(tmp_path)!r}
+        try:
+            import jaxkernels
+        except ImportError as error:
+            print("ERROR", error)
+        print("JAX", float(jax.jit(lambda x: x + 1)(1.0)))
+    """
+    stdout, _ = run_python("-c", textwrap.dedent(program))
+    error, answer = stdout.strip().splitlines()
+    assert error.startswith("ERROR jaxkernels._cpu was built for XLA FFI 0.")
+    assert "speaks XLA FFI 0.1" in error
+    assert answer == "JAX 2.0"
+
+
+def test_importing_starts_no_backend():
+    """Options that JAX takes only before its backends start still work after the import."""
+    program = """
+        import jax
+        import jaxkernels
+        jax.config.update("jax_num_cpu_devices", 3)
+        assert len(jax.devices("cpu")) == 3
+        print(jax.jit(jaxkernels.softmax)(jax.numpy.zeros(2))[0])
+    """
+    stdout, _ = run_python("-W", "error", "-c", textwrap.dedent(program), XLA_FLAGS=None)
+    assert stdout.strip() == "0.5"
+
+
+def test_lowering_for_cuda():
+    """With a CUDA module a custom call, from any machine; without one the reference, after one warning."""
+    program = jax.jit(jk.softmax).trace(jnp.zeros((2, 3)))
+    _registry.warn_missing_cuda.cache_clear()
+    if _registry.has_cuda_module():
+        assert "@jaxkernels_softmax_fwd" in program.lower(lowering_platforms=("cuda",)).as_text()
+        return
+    with pytest.warns(
+        UserWarning, match="jaxkernels runs its pure-JAX reference on CUDA devices.*JK_CUDA=ON"
+    ):
+        text = program.lower(lowering_platforms=("cuda",)).as_text()
+    assert "@jaxkernels_softmax_fwd" not in text
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax.jit(jk.log_softmax).trace(jnp.zeros((2, 3))).lower(lowering_platforms=("cuda",))
+
+
+def test_module_imports_without_a_gpu_or_driver():
+    """The CUDA module, where it was built, is of use for exporting on a machine that has neither."""
+    if not _registry.has_cuda_module():
+        assert "_cuda" in _registry.why_no_kernels("cuda")
+        return
+    program = "import jaxkernels._cuda as m; print(m.architectures(), m.ffi_api_version())"
+    stdout, _ = run_python("-c", program, CUDA_VISIBLE_DEVICES="")
+    assert stdout.strip()

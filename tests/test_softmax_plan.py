@@ -1,0 +1,217 @@
+"""The launch plans, without a GPU: where tiers change, what every plan guarantees, how it prints."""
+
+import itertools
+
+import cases
+import oracle
+import pytest
+
+import jaxkernels as jk
+from jaxkernels import _cpu
+
+DEVICES = tuple(_cpu.named_devices())
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+# Room that a block's reductions need beside its rows; CUDA keeps another 1024 bytes of every block.
+MOST_THREADS = 1024
+
+
+def inputs(operation):
+    return 1 if operation.endswith("_fwd") else 2
+
+
+def plan(cols, dtype="float32", operation="softmax_fwd", device="h200", tier=None, rows=4096):
+    return jk.plan_softmax((rows, cols), dtype, operation=operation, device=device, tier=tier)
+
+
+def packs_of(cols, dtype):
+    """16-byte packs that a row of a densely packed array can touch, found by trying every position."""
+    pack = 16 // BYTES[dtype]
+    starts = {(row * cols) % pack for row in range(pack)}
+    return max((start + cols + pack - 1) // pack for start in starts)
+
+
+def interesting_cols(dtype):
+    boundaries = cases.plan_boundaries(dtype, "h200")
+    near = {c + step for c in boundaries for step in (-1, 0, 1)}
+    return sorted(near | set(range(1, 301)) | {1000, 1001, 50257, 151935, 1 << 20, (1 << 31) + 5})
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_invariants(dtype, device):
+    """What kernels rely on, for every row length that matters, any number of rows, every operation and tier."""
+    limits = _cpu.named_devices()[device]
+    tiers = (None, "warp", "block_smem", "block_uncached")
+    for cols, operation, tier in itertools.product(
+        interesting_cols(dtype), oracle.OPERATIONS, tiers
+    ):
+        for rows in (0, 1, 65537, 1 << 40):
+            try:
+                p = plan(cols, dtype, operation, device, tier, rows)
+            except ValueError:
+                assert tier in ("warp", "block_smem"), (cols, operation, tier)
+                continue
+            where = (cols, operation, tier, rows, p)
+            assert p.tier == (tier or p.tier), where
+            assert p.pack == 16 // BYTES[dtype], where
+            assert p.aligned == (cols % p.pack == 0), where
+            assert p.block_threads % 32 == 0, where
+            assert 32 <= p.block_threads <= MOST_THREADS, where
+            assert p.smem_bytes <= limits.smem_per_block, where
+            assert p.blocks_per_sm >= 1, where
+            assert p.blocks_per_sm * p.block_threads <= limits.threads_per_sm, where
+            assert p.blocks_per_sm <= limits.blocks_per_sm, where
+            assert p.blocks_per_sm * (p.smem_bytes + 1024) <= limits.smem_per_sm, where
+            assert 1 <= p.grid_blocks < 2**31, where
+            _check_tier(p, cols, dtype, operation, rows, limits, where)
+
+
+def _check_tier(p, cols, dtype, operation, rows, limits, where):
+    row_bytes = cols * BYTES[dtype] * inputs(operation)
+    rows_at_once = 1
+    if p.tier == "warp" and p.staged:
+        warps = p.block_threads // 32
+        assert not p.aligned, where
+        assert p.smem_bytes >= warps * 32 * row_bytes, where
+        rows_at_once = 32 * warps
+    elif p.tier == "warp":
+        assert p.lanes in (1, 2, 4, 8, 16, 32), where
+        assert p.lanes * p.packs_per_lane >= packs_of(cols, dtype), where
+        values = p.packs_per_lane * p.pack * inputs(operation) * max(1, BYTES[dtype] // 4)
+        assert values <= 128, where  # 255 registers, and some are needed for everything else
+        rows_at_once = p.block_threads // p.lanes * p.rows_per_access
+    else:
+        assert p.lanes == p.block_threads, where
+        if p.tier == "block_smem":
+            assert p.smem_bytes >= packs_of(cols, dtype) * 16 * inputs(operation), where
+        else:
+            # A row may be kept whole when the tier is forced; a window may begin seven packs early.
+            assert 0 <= p.kept_packs <= packs_of(cols, dtype) + 7, where
+            assert p.smem_bytes == p.kept_packs * 16 * inputs(operation), where
+    # Rows are walked grid-stride, so any grid covers them; none may be launched for nothing.
+    assert p.grid_blocks <= max(1, -(-rows // rows_at_once)), where
+    assert p.grid_blocks <= 32 * limits.sm_count * p.blocks_per_sm, where
+
+
+def tier_ends(dtype, operation, device):
+    """The longest aligned rows of the warp and the block_smem tier."""
+    pack = 16 // BYTES[dtype]
+    ends, low = [], 1
+    for tier in ("warp", "block_smem"):
+        high = (1 << 22) // pack
+        while low < high:
+            middle = (low + high + 1) // 2
+            reached = plan(middle * pack, dtype, operation, device).tier
+            stays = reached == tier or (tier == "block_smem" and reached == "warp")
+            low, high = (middle, high) if stays else (low, middle - 1)
+        ends.append(low * pack)
+    return ends
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("operation", oracle.OPERATIONS)
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_tiers_follow_one_another(dtype, operation, device):
+    """warp, then block_smem as far as shared memory reaches (not to the 48 KiB of a plain launch), then uncached."""
+    warp_end, smem_end = tier_ends(dtype, operation, device)
+    assert 128 <= warp_end < smem_end
+    limits = _cpu.named_devices()[device]
+    row = BYTES[dtype] * inputs(operation)
+    assert smem_end * row <= limits.smem_per_block
+    assert smem_end * row > 0.98 * limits.smem_per_block - 1024
+    pack = 16 // BYTES[dtype]
+    for cols in (pack, warp_end):
+        assert plan(cols, dtype, operation, device).tier == "warp"
+    for cols in (warp_end + pack, smem_end):
+        assert plan(cols, dtype, operation, device).tier == "block_smem"
+    for cols in (smem_end + pack, 4 * smem_end):
+        assert plan(cols, dtype, operation, device).tier == "block_uncached"
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_what_sums_a_row_depends_on_cols_not_on_rows(dtype):
+    """So that a row gives the same bits whatever batch it stands in."""
+    for cols in interesting_cols(dtype):
+        plans = [plan(cols, dtype, rows=rows) for rows in (1, 2, 100, 1 << 20)]
+        shapes = {(p.tier, p.lanes, p.packs_per_lane, p.staged, p.block_threads) for p in plans}
+        assert len(shapes) == 1, (cols, shapes)
+
+
+def test_grid_is_about_32_waves():
+    p = plan(1024, rows=1 << 24)
+    assert p.grid_blocks == 32 * 132 * p.blocks_per_sm
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_forced_tiers(dtype):
+    for tier in ("warp", "block_smem", "block_uncached"):
+        for cols in (1, 7, 128, 129):
+            assert plan(cols, dtype, tier=tier).tier == tier
+    assert plan(1 << 22, dtype, tier="block_uncached").tier == "block_uncached"
+    with pytest.raises(ValueError, match="warp"):
+        plan(1 << 16, dtype, tier="warp")
+    with pytest.raises(ValueError, match="block_smem"):
+        plan(1 << 20, dtype, tier="block_smem")
+    small = cases.jk.plan_softmax((1, 50_000), "float32", device="h200", tier="block_smem")
+    assert small.tier == "block_smem"
+    with pytest.raises(ValueError, match="rtx4090"):
+        plan(50_000, device="rtx4090", tier="block_smem")
+
+
+def test_plans_compare_and_print():
+    a, b = plan(1000), plan(1000)
+    assert a == b
+    assert not (a != b)  # noqa: SIM202 - the operator is what is tested
+    assert a != plan(1004, rows=77)
+    assert a != "SoftmaxPlan"
+    assert a is not None
+    text = repr(a)
+    assert text.startswith("SoftmaxPlan(tier='warp', ")
+    names = "tier pack lanes packs_per_lane rows_per_access aligned block_threads grid_blocks smem_bytes blocks_per_sm"
+    for name in names.split():
+        assert f"{name}={getattr(a, name)!r}" in text
+    with pytest.raises(AttributeError):
+        a.tier = "block_smem"
+
+
+def test_device_limits_compare_and_print():
+    devices = _cpu.named_devices()
+    assert {"h200", "h100", "a100"} <= set(devices)
+    h200 = devices["h200"]
+    assert h200.smem_per_block == 227 * 1024
+    assert h200.sm_count == 132
+    assert "name='h200'" in repr(h200)
+    fields = (
+        "name",
+        "sm_count",
+        "smem_per_block",
+        "smem_per_sm",
+        "threads_per_sm",
+        "blocks_per_sm",
+        "registers_per_sm",
+    )
+    copy = jk.DeviceLimits(**{field: getattr(h200, field) for field in fields})
+    assert copy == h200
+    assert devices["a100"] != h200
+
+
+def test_shapes_of_any_rank():
+    assert jk.plan_softmax((2, 3, 700), "float32", device="h200") == plan(700, rows=6)
+    assert jk.plan_softmax((700,), "float32", device="h200") == plan(700, rows=1)
+    assert jk.plan_softmax((), "float32", device="h200") == plan(1, rows=1)
+
+
+def test_default_device():
+    """The first CUDA device, or the H200's limits on a machine without one."""
+    if cases.ON_GPU:
+        assert jk.plan_softmax((8, 4096), "float32").grid_blocks >= 1
+    else:
+        assert jk.plan_softmax((8, 4096), "float32") == plan(4096, rows=8)
+
+
+def test_plan_of_this_gpu(gpu):
+    """A live device and, where it is a named one, its name give the same plan."""
+    live = jk.plan_softmax((1 << 20, 5000), "bfloat16", device=gpu)
+    for name in DEVICES:
+        if name in gpu.device_kind.lower().replace(" ", ""):
+            assert live == plan(5000, "bfloat16", rows=1 << 20, device=name)
