@@ -138,7 +138,9 @@ def _run_case(
             checks.append(case(problem="the compiled program does not call the target"))
             continue
         truth, scale = _expected(operation, wide_x, y, wide_t)
-        errors = np.abs(result - truth) / (epsilon * scale)
+        # Below the smallest normal number the spacing of a dtype no longer shrinks.
+        unit = epsilon * np.maximum(scale, float(jax.numpy.finfo(dtype).smallest_normal))
+        errors = np.abs(result - truth) / unit
         checks.append(case(error=float(np.max(errors)), bound=bound))
     return checks
 

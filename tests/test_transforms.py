@@ -2,37 +2,17 @@
 
 import functools
 
-import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pairs import C, T, X, both, loss, remat
 
 import jaxkernels as jk
-
-PAIRS = [
-    pytest.param(jk.softmax, jax.nn.softmax, id="softmax"),
-    pytest.param(jk.log_softmax, jax.nn.log_softmax, id="log_softmax"),
-]
-both = pytest.mark.parametrize(("ours", "peer"), PAIRS)
-
-X = np.asarray(cases.logits("normal", 6, 7, "float32") / 3).reshape(2, 3, 7)
-T = cases.cotangents(6, 7, "float32").reshape(2, 3, 7)
-ROW, ROW_T = X[0, 0], T[0, 0]
-# Coefficients with which a scalar loss feels every element differently.
-C = np.linspace(-1, 2, 7, dtype=np.float32)
-
-
-def loss(f, x):
-    return jnp.sum(jnp.sin(f(x)) * C)
 
 
 def nested_vmap(f, x):
     return jax.vmap(jax.vmap(f))(x)
-
-
-def remat(f, x, policy=None):
-    return jax.checkpoint(lambda x: jnp.sin(f(jnp.cos(x))) * C, policy=policy)(x)
 
 
 def scan(f, x):
@@ -190,26 +170,20 @@ def test_transform(ours, peer, name):
 )
 def test_transform_of_other_types(ours, peer, name, dtype):
     """Against jax.nn in float64, from the same rounded input."""
-    global T, C
-    if name == "jvp":
-        transform = lambda f, x: jax.jvp(f, (x,), (jnp.asarray(T, x.dtype),))  # noqa: E731
-    elif name == "scan-grad":
-        transform = lambda f, x: jax.grad(  # noqa: E731
-            lambda x: jnp.sum(
-                jax.lax.scan(lambda c, r: (f(c + r), None), jnp.zeros(7, x.dtype), x[0])[0] ** 2
-            )
-        )(x)
-    else:
-        transform = TRANSFORMS[name]
+
+    def jvp(f, x):
+        return jax.jvp(f, (x,), (jnp.asarray(T, x.dtype),))
+
+    def scan_grad(f, x):
+        def last(x):
+            return jax.lax.scan(lambda c, r: (f(c + r), None), jnp.zeros(7, x.dtype), x[0])[0]
+
+        return jax.grad(lambda x: jnp.sum(last(x) ** 2))(x)
+
+    transform = {"jvp": jvp, "scan-grad": scan_grad}.get(name, TRANSFORMS[name])
     with jax.enable_x64(True):
         x = jnp.asarray(X, dtype)
-        coefficients, C = C, jnp.asarray(C, dtype)
-        try:
-            got = transform(ours, x)
-            C = jnp.asarray(coefficients, jnp.float64)
-            want = transform(peer, x.astype(jnp.float64))
-        finally:
-            C = coefficients
+        got, want = transform(ours, x), transform(peer, x.astype(jnp.float64))
         eps = float(jnp.finfo(dtype).eps)
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
             assert a.dtype == jnp.dtype(dtype)
@@ -270,166 +244,3 @@ def test_donation(ours, peer, dtype):
     donated = jax.jit(ours, donate_argnums=0)(given)
     assert given.is_deleted()
     assert np.array_equal(np.asarray(donated), want)
-
-
-def targets(f, derivative):
-    stem = f"jaxkernels_{f.__name__}"
-    names = [f"{stem}_fwd", f"{stem}_grad"] if derivative else [f"{stem}_fwd"]
-    return [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
-
-
-@both
-@pytest.mark.parametrize("derivative", [False, True], ids=("forward", "gradient"))
-def test_export_and_reload(ours, peer, derivative):
-    function = jax.grad(functools.partial(loss, ours)) if derivative else ours
-    exported = jax.export.export(jax.jit(function), disabled_checks=targets(ours, derivative))(
-        jax.ShapeDtypeStruct(X.shape, X.dtype)
-    )
-    assert "jaxkernels" in exported.mlir_module()
-    reloaded = jax.export.deserialize(exported.serialize(vjp_order=0))
-    assert np.array_equal(reloaded.call(X), function(jnp.asarray(X)))
-
-
-@both
-def test_export_with_vjp(ours, peer):
-    exported = jax.export.export(jax.jit(ours), disabled_checks=targets(ours, derivative=True))(
-        jax.ShapeDtypeStruct(X.shape, X.dtype)
-    )
-    reloaded = jax.export.deserialize(exported.serialize(vjp_order=1))
-    got = jax.vjp(reloaded.call, jnp.asarray(X))[1](jnp.asarray(T))[0]
-    np.testing.assert_allclose(got, jax.vjp(peer, X)[1](T)[0], rtol=2e-6, atol=2e-6)
-
-
-@both
-def test_export_with_symbolic_dimensions(ours, peer):
-    rows, cols = jax.export.symbolic_shape("rows, cols")
-    exported = jax.export.export(jax.jit(ours), disabled_checks=targets(ours, False))(
-        jax.ShapeDtypeStruct((rows, cols), jnp.float32)
-    )
-    reloaded = jax.export.deserialize(exported.serialize())
-    for shape in ((1, 3), (17, 40)):
-        x = cases.logits("normal", *shape, "float32")
-        np.testing.assert_allclose(reloaded.call(x), peer(x), rtol=2e-6, atol=2e-6)
-
-
-@both
-def test_export_for_other_platforms(ours, peer):
-    """From any machine for any platform: kernels for cpu and, if they were built, cuda; plain HLO for tpu."""
-    from jaxkernels import _registry
-
-    del peer
-    cuda = _registry.has_cuda_module()
-    x = jax.ShapeDtypeStruct(X.shape, X.dtype)
-    for platforms in (
-        ["tpu"],
-        ["cpu"],
-        *([["cuda"], ["cpu", "cuda", "tpu"]] if cuda else [["cpu", "tpu"]]),
-    ):
-        exported = jax.export.export(
-            jax.jit(ours), platforms=platforms, disabled_checks=targets(ours, False)
-        )(x)
-        assert ("@jaxkernels_" in exported.mlir_module()) == (platforms != ["tpu"])
-        reloaded = jax.export.deserialize(exported.serialize())
-        assert list(reloaded.platforms) == platforms
-    if jax.default_backend() in reloaded.platforms or cuda:
-        assert np.array_equal(reloaded.call(X), ours(jnp.asarray(X)))
-
-
-@both
-def test_tpu_lowering_computes_the_same(ours, peer):
-    """The reference that other platforms lower to, run here through a platform-neutral export of its HLO."""
-    from jaxkernels import _reference
-
-    for operation in ("fwd", "grad"):
-        reference = getattr(_reference, f"{ours.__name__}_{operation}")
-        if operation == "fwd":
-            np.testing.assert_allclose(jax.jit(reference)(X), peer(X), rtol=2e-6, atol=2e-6)
-        else:
-            y, pull = jax.vjp(peer, X)
-            np.testing.assert_allclose(jax.jit(reference)(y, T), pull(T)[0], rtol=2e-6, atol=2e-6)
-
-
-@both
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize(
-    "name", ["eager", "grad", "jvp", "vmap-axis-0", "scan", "remat-grad", "hessian"]
-)
-def test_shard_map(ours, peer, name, check_vma, cpu_devices):
-    """Inside shard_map, over a varying operand, with and without the check of replication."""
-    mesh = jax.make_mesh(
-        (8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=cpu_devices
-    )
-    spec = jax.sharding.PartitionSpec("data")
-    x = jax.device_put(np.stack([X + i for i in range(8)]), jax.sharding.NamedSharding(mesh, spec))
-
-    def local(f, x):
-        transform = {
-            "eager": lambda x: f(x),
-            "grad": jax.grad(functools.partial(loss, f)),
-            "jvp": lambda x: jax.jvp(f, (x,), (jnp.cos(x),))[1],
-            "vmap-axis-0": jax.vmap(f),
-            "scan": lambda x: jax.lax.scan(lambda c, r: (c, f(r)), 0, x)[1],
-            "remat-grad": jax.grad(lambda x: jnp.sum(remat(f, x))),
-            "hessian": lambda x: jax.hessian(functools.partial(loss, f))(x[0, 0, 0])[None],
-        }[name]
-        return transform(x)
-
-    def program(f):
-        body = functools.partial(local, f)
-        return jax.jit(
-            jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma)
-        )
-
-    np.testing.assert_allclose(program(ours)(x), program(peer)(x), rtol=2e-6, atol=2e-5)
-
-
-@both
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_shard_map_with_a_replicated_operand(ours, peer, check_vma, cpu_devices):
-    """x is the same everywhere and the cotangent is not: the gradient of x is a sum over devices."""
-    mesh = jax.make_mesh(
-        (8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=cpu_devices
-    )
-    replicated, sharded = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("data")
-    t = np.stack([T[0] + i for i in range(8)])
-
-    def program(f):
-        def outer(x, t):
-            shard = jax.shard_map(
-                lambda x, t: f(x)[None] * t,
-                mesh=mesh,
-                in_specs=(replicated, sharded),
-                out_specs=sharded,
-                check_vma=check_vma,
-            )
-            return jnp.sum(shard(x, t))
-
-        return jax.jit(jax.grad(outer))
-
-    with jax.default_device(cpu_devices[0]):
-        np.testing.assert_allclose(
-            program(ours)(X[0], t), program(peer)(X[0], t), rtol=2e-6, atol=2e-5
-        )
-
-
-@both
-def test_shard_map_with_an_inner_gradient(ours, peer, cpu_devices):
-    """jax.grad inside shard_map with a replicated parameter and a varying cotangent."""
-    mesh = jax.make_mesh(
-        (8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), devices=cpu_devices
-    )
-    replicated, sharded = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("data")
-    t = np.stack([T[0] + i for i in range(8)])
-
-    def program(f):
-        def body(x, t):
-            return jax.grad(lambda x: jnp.sum(f(x) * t[0]))(x)
-
-        return jax.jit(
-            jax.shard_map(body, mesh=mesh, in_specs=(replicated, sharded), out_specs=replicated)
-        )
-
-    with jax.default_device(cpu_devices[0]):
-        np.testing.assert_allclose(
-            program(ours)(X[0], t), program(peer)(X[0], t), rtol=2e-6, atol=2e-5
-        )

@@ -48,10 +48,20 @@ __global__ void __maxnreg__(kBlockTierRegisters) BlockSmemTierKernel(RowArgs<Op>
                     window.Present(index));
     }
   };
-  const auto read = [&](const Window& window, int index, InputPacks<Op>& pack) {
+  const auto read = [&](int index, InputPacks<Op>& pack) {
 #pragma unroll
     for (int i = 0; i < Op::kInputs; ++i) pack[i] = row_packs[i * slots + index];
-    MaskPacks<Op>(pack, args, window, index);
+  };
+  // A last pack that is not held is masked where it lies, so that the loops over the rest need not
+  // ask.
+  const auto mask_last = [&](const Window& window) {
+    const int last = window.packs - 1;
+    if (kAligned || last < kHeld * threads || last % threads != threadIdx.x) return;
+    InputPacks<Op> pack;
+    read(last, pack);
+    MaskPacks<Op>(pack, args, window, last);
+#pragma unroll
+    for (int i = 0; i < Op::kInputs; ++i) row_packs[i * slots + last] = pack[i];
   };
 
   Window window = window_of(blockIdx.x);
@@ -74,9 +84,11 @@ __global__ void __maxnreg__(kBlockTierRegisters) BlockSmemTierKernel(RowArgs<Op>
 
     // Load.
     WaitForCopies();
+    mask_last(window);
     for_held([&](int h, int p) {
       if (window.Has(p)) {
-        read(window, p, held[h]);
+        read(p, held[h]);
+        MaskPacks<Op>(held[h], args, window, p);
       } else {
         FillPacks<Op>(held[h]);
       }
@@ -93,7 +105,7 @@ __global__ void __maxnreg__(kBlockTierRegisters) BlockSmemTierKernel(RowArgs<Op>
 #pragma unroll 4
       for (int p = rest; p < window.packs; p += threads) {
         InputPacks<Op> pack;
-        read(window, p, pack);
+        read(p, pack);
         max = Max(max, MaxOfPack(pack[0]));
       }
       max = block.template AllReduce<MaxReduction<C>>(max);
@@ -106,7 +118,7 @@ __global__ void __maxnreg__(kBlockTierRegisters) BlockSmemTierKernel(RowArgs<Op>
     for (int p = rest; p < window.packs; p += threads) {
       InputPacks<Op> pack;
       C term[Pack<T>::kSize];
-      read(window, p, pack);
+      read(p, pack);
       sum += SumOfPacks<Op>(pack, max, term);
       if constexpr (kKeep) row_packs[p] = *reinterpret_cast<const Pack<T>*>(term);
     }
@@ -132,7 +144,7 @@ __global__ void __maxnreg__(kBlockTierRegisters) BlockSmemTierKernel(RowArgs<Op>
           FinishTerms<Op>(row_packs[p].element, constants, result);
         } else {
           InputPacks<Op> pack;
-          read(window, p, pack);
+          read(p, pack);
           FinishPacks<Op>(pack, constants, result);
         }
         StorePack(args.out, window, p, result);
