@@ -17,9 +17,7 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsSoftmaxGradCpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxGradCpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxJvpCpu);
 
-#ifdef JK_HAVE_BIND_PLAN
 void BindSoftmaxPlan(nb::module_& module);
-#endif
 
 namespace {
 
@@ -43,9 +41,7 @@ NB_MODULE(_cpu, module) {
   module.def("registrations", &Registrations, "FFI target name -> capsule of its handler.");
   module.def("ffi_api_version", &FfiApiVersion,
              "(major, minor) of the XLA FFI headers that this module was compiled with.");
-#ifdef JK_HAVE_BIND_PLAN
   BindSoftmaxPlan(module);
-#endif
 }
 
 }  // namespace jaxkernels

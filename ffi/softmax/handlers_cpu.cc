@@ -3,8 +3,8 @@
 // Owns: what a call must look like. Must not know: how a row is computed, how threads share rows.
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <string_view>
+#include <utility>
 
 #include "common/checks.h"
 #include "common/huge_pages.h"
@@ -15,10 +15,6 @@
 
 namespace jaxkernels {
 namespace {
-
-constexpr std::string_view NameOf(Operation operation) {
-  return kOperationNames[static_cast<std::size_t>(operation)];
-}
 
 ffi::Future Run(Operation operation, ffi::ThreadPool& pool, const ffi::AnyBuffer& x,
                 const void* second, const ffi::AnyBuffer& out) {
@@ -36,12 +32,8 @@ ffi::Future Run(Operation operation, ffi::ThreadPool& pool, const ffi::AnyBuffer
 template <Operation operation>
 ffi::Future Forward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y,
                     std::string_view /*tier*/) {
-  const NamedBuffer first = {"x", x};
-  if (auto error = CheckDType(NameOf(operation), first); error.failure()) return ReadyFuture(error);
-  if (auto error = CheckHasRows(NameOf(operation), first); error.failure())
-    return ReadyFuture(error);
-  if (auto error = CheckSameAs(NameOf(operation), {"the result", *y}, first); error.failure())
-    return ReadyFuture(error);
+  ffi::Error error = CheckRowOperation(NameOf(operation), {{"x", x}}, *y);
+  if (error.failure()) return ReadyFuture(std::move(error));
   return Run(operation, pool, x, nullptr, *y);
 }
 
@@ -49,15 +41,9 @@ ffi::Future Forward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::Any
 template <Operation operation>
 ffi::Future Linear(ffi::ThreadPool pool, ffi::AnyBuffer y, ffi::AnyBuffer t,
                    ffi::Result<ffi::AnyBuffer> out, std::string_view /*tier*/) {
-  const NamedBuffer first = {"y", y};
   const char* second = operation == Operation::kLogSoftmaxJvp ? "dx" : "dy";
-  if (auto error = CheckDType(NameOf(operation), first); error.failure()) return ReadyFuture(error);
-  if (auto error = CheckHasRows(NameOf(operation), first); error.failure())
-    return ReadyFuture(error);
-  if (auto error = CheckSameAs(NameOf(operation), {second, t}, first); error.failure())
-    return ReadyFuture(error);
-  if (auto error = CheckSameAs(NameOf(operation), {"the result", *out}, first); error.failure())
-    return ReadyFuture(error);
+  ffi::Error error = CheckRowOperation(NameOf(operation), {{"y", y}, {second, t}}, *out);
+  if (error.failure()) return ReadyFuture(std::move(error));
   return Run(operation, pool, y, t.untyped_data(), *out);
 }
 

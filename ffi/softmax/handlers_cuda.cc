@@ -19,10 +19,6 @@
 namespace jaxkernels {
 namespace {
 
-constexpr std::string_view NameOf(Operation operation) {
-  return kOperationNames[static_cast<std::size_t>(operation)];
-}
-
 ffi::Error Explain(Operation operation, const std::string& problem) {
   return ffi::Error::InvalidArgument(std::string(NameOf(operation)) + ": " + problem);
 }

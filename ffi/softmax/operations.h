@@ -21,6 +21,10 @@ enum class Operation {
 inline constexpr std::string_view kOperationNames[] = {
     "softmax_fwd", "log_softmax_fwd", "softmax_grad", "log_softmax_grad", "log_softmax_jvp"};
 
+constexpr std::string_view NameOf(Operation operation) {
+  return kOperationNames[static_cast<int>(operation)];
+}
+
 constexpr int ByteWidth(DType dtype) {
   return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
 }
