@@ -37,6 +37,13 @@ PROGRAMS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def unsharded_on_the_same_platform(cpu_devices):
+    """What is compared bit for bit is computed on a CPU too, where a GPU would be the default."""
+    with jax.default_device(cpu_devices[0]):
+        yield
+
+
 @pytest.fixture(params=(AxisType.Auto, AxisType.Explicit), ids=("auto", "explicit"))
 def mesh(request, cpu_devices):
     return jax.make_mesh((4, 2), ("a", "b"), axis_types=(request.param,) * 2, devices=cpu_devices)

@@ -103,7 +103,7 @@ def test_error_is_never_worse_than_jax_nn(dtype, function):
 
     (A derivative is a difference, and its sum has terms of both signs; both can cancel to nothing, and then their own
     last place would measure luck. The term of the sum counts as if nothing cancelled.) The backward pass
-    keeps y and nothing else, in the storage type. So a tie is half a unit of the result, as in test_softmax, and what
+    keeps y and nothing else, in the storage type. So a tie is one unit of the result, as in test_softmax, and what
     half a unit of each y makes of it.
     """
 
@@ -134,7 +134,7 @@ def test_error_is_never_worse_than_jax_nn(dtype, function):
             with cases.x64(dtype):
                 results = [oracle.widen(np.asarray(f(x, t))) for f in (ours, theirs)]
             error, peer = (float(np.max(np.abs(result - want) / unit)) for result in results)
-            allowed = peer + 0.5 + float(np.max(tie / unit))
+            allowed = peer + 1 + float(np.max(tie / unit))
             text = f"{kind} {x.shape}: {error:.2f} ulp, jax.nn {peer:.2f}, allowed {allowed:.2f}"
             assert error <= allowed, text
 

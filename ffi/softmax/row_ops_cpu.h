@@ -1,5 +1,5 @@
 // The row operations on the CPU: what each one reduces and stores. No operation knows how rows are
-// walked; the drivers in kernels_cpu.cc know nothing else of an operation. ffi/softmax/row_ops.cuh
+// walked; the drivers in row_drivers_cpu.h know nothing else of an operation. ffi/softmax/row_ops.cuh
 // says the same for CUDA.
 //
 // A row operation on storage type T (compute type C) is a struct with
