@@ -87,7 +87,8 @@ def summary_table(measurements: Sequence[Measurement]) -> Table:
     headers = ("region", "dtype", "direction", "cols", "least of copy", "mean of copy")
     rows = []
     for s in summarise_regions(measurements):
-        span = f"{s.cols[0]}..{s.cols[-1]}" if len(s.cols) > 1 else str(s.cols[0])
+        first, last = s.cols[0], s.cols[-1]
+        span = str(first) if first == last else f"{first}..{last}"
         each, mean = _bar(s.bars.each, "{:.2f}"), _bar(s.bars.mean, "{:.2f}")
         least = f"{s.least:.3f} at {s.least_cols}{each}"
         speedup = _format(s.speedup, "{:.2f}") + _bar(s.bars.speedup, "{:.1f}")
