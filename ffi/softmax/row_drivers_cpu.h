@@ -13,20 +13,29 @@
 
 namespace jaxkernels {
 
-// Elements taken at a time, and summed in CpuSumType before the sum goes on in double.
-constexpr int64_t kTile = 512;
+// Elements summed in CpuSumType before the sum goes on in double. Short for float64, which has no
+// wider type to sum in: there the rounding errors of the second stage are corrected.
+template <typename C>
+inline constexpr int64_t kTile = std::is_same_v<C, double> ? 128 : 512;
 
 // Loops of exactly this length fill the widest vector registers.
-constexpr int64_t kLanes = 16;
+inline constexpr int64_t kLanes = 16;
 
-// Rows up to this length are computed kLanes at a time, one row in each lane. EPYC (Zen 5), one
-// core, 2026-11, softmax of 33 columns: float32 0.67 ns per element against 1.01 with the lanes
-// along the row, bfloat16 0.61 against 1.92; at 64 columns the two ways are even.
-constexpr int64_t kNarrowCols = 48;
+// Rows up to this length are computed kLanes at a time, one row in each lane, where that is faster
+// than having the lanes along the row. EPYC (Zen 5), one core, 2026-11, 33 columns, ns per element,
+// this way and that way: softmax float32 0.67 and 1.01, bfloat16 0.61 and 1.92; its gradient
+// bfloat16 0.50 and 1.09, but float32 0.51 and 0.27. float64 is even at 16 to 24; softmax at 64
+// columns.
+inline constexpr int64_t kMostNarrowCols = 48;
+template <typename Op>
+inline constexpr int64_t kNarrowCols =
+    sizeof(typename Op::Storage) == 2 || (sizeof(typename Op::Storage) == 4 && Op::kInputs == 1)
+        ? kMostNarrowCols
+        : 15;
 
 // Summands of half storage types are kept on the stack in rows up to this length, else computed
 // twice (bfloat16 softmax, same machine: 0.25 ns per element against 0.36).
-constexpr int64_t kKeptTerms = 4096;
+inline constexpr int64_t kKeptTerms = 4096;
 
 // The arrays that an operation reads, from some element on.
 template <typename Op>
@@ -39,6 +48,16 @@ struct Inputs {
     return {first + i, Op::kInputs == 1 ? nullptr : second + i};
   }
 };
+
+// The rounding error of the sum a + b (Knuth's TwoSum).
+JK_INLINE double SumError(double a, double b) {
+  const double sum = a + b;
+  const double b_part = sum - a;
+  return (a - (sum - b_part)) + (b - b_part);
+}
+
+// A sum and what its roundings lost; an infinite sum has lost nothing that could be named.
+JK_INLINE double Corrected(double sum, double lost) { return lost == lost ? sum + lost : sum; }
 
 // n elements in the compute type: where they are, or widened into `buffer`. Widening is a loop of
 // its own, because loops over elements of one size alone fill the vector registers.
@@ -81,7 +100,7 @@ template <typename Op, bool kKeep, bool kSkip>
 JK_INLINE double SumOf(const Inputs<Op>& in, int64_t n, int64_t skip, typename Op::C max,
                        typename Op::C* terms) {
   using C = typename Op::C;
-  C first_buffer[kTile], second_buffer[kTile];
+  C first_buffer[kTile<C>], second_buffer[kTile<C>];
   const C* first = Load(in.first, n, first_buffer);
   const C* second = Op::kInputs == 2 ? Load(in.second, n, second_buffer) : nullptr;
   CpuSumType<typename Op::Storage> sum = 0;
@@ -99,7 +118,7 @@ template <typename Op, bool kKeep>
 JK_INLINE void Store(const Inputs<Op>& in, int64_t n, const typename Op::Row& row,
                      const typename Op::C* terms, typename Op::Storage* out) {
   using C = typename Op::C;
-  C first_buffer[kTile], second_buffer[kTile], result_buffer[kTile];
+  C first_buffer[kTile<C>], second_buffer[kTile<C>], result_buffer[kTile<C>];
   C* result = ResultBuffer(out, result_buffer);
   if constexpr (kKeep) {
 #pragma omp simd
@@ -124,26 +143,31 @@ JK_INLINE void RunWideRow(const Inputs<Op>& in, int64_t cols, typename Op::C* te
   const int64_t whole = cols / kLanes * kLanes;
   const int64_t last = cols - kLanes;
   const bool has_rest = whole < cols;
-  const auto tile = [=](int64_t begin) { return whole - begin < kTile ? whole - begin : kTile; };
+  const auto tile = [=](int64_t begin) {
+    return whole - begin < kTile<C> ? whole - begin : kTile<C>;
+  };
   C last_terms[kLanes];
 
   C max = -kInf<C>;
   if constexpr (Op::kUsesMax) {
-    C buffer[kTile];
-    for (int64_t i = 0; i < whole; i += kTile) {
+    C buffer[kTile<C>];
+    for (int64_t i = 0; i < whole; i += kTile<C>) {
       max = MaxOf(Load(in.first + i, tile(i), buffer), tile(i), max);
     }
     if (has_rest) max = MaxOf(Load(in.first + last, kLanes, buffer), kLanes, max);
   }
-  double sum = 0;
-  for (int64_t i = 0; i < whole; i += kTile) {
-    sum += SumOf<Op, kKeep, false>(in.At(i), tile(i), 0, max, kKeep ? terms + i : nullptr);
+  double sum = 0, lost = 0;
+  for (int64_t i = 0; i < whole; i += kTile<C>) {
+    const double part =
+        SumOf<Op, kKeep, false>(in.At(i), tile(i), 0, max, kKeep ? terms + i : nullptr);
+    if constexpr (std::is_same_v<C, double>) lost += SumError(sum, part);
+    sum += part;
   }
   if (has_rest) {
     sum += SumOf<Op, kKeep, true>(in.At(last), kLanes, whole - last, max, last_terms);
   }
-  const typename Op::Row row = Op::MakeRow(max, sum);
-  for (int64_t i = 0; i < whole; i += kTile) {
+  const typename Op::Row row = Op::MakeRow(max, Corrected(sum, lost));
+  for (int64_t i = 0; i < whole; i += kTile<C>) {
     Store<Op, kKeep>(in.At(i), tile(i), row, kKeep ? terms + i : nullptr, out + i);
   }
   if (has_rest) Store<Op, kKeep>(in.At(last), kLanes, row, last_terms, out + last);
@@ -176,7 +200,7 @@ JK_INLINE void RunWide(const Inputs<Op>& in, const CpuRows& rows, typename Op::S
 // to[column][row] = from[row][column], for kLanes rows
 template <typename T, typename C>
 JK_INLINE void LoadColumns(const T* from, int64_t cols, C* to) {
-  C wide[kLanes * kNarrowCols];
+  C wide[kLanes * kMostNarrowCols];
   const C* rows = Load(from, kLanes * cols, wide);
   for (int64_t c = 0; c < cols; ++c) {
     for (int64_t r = 0; r < kLanes; ++r) to[c * kLanes + r] = rows[r * cols + c];
@@ -186,7 +210,7 @@ JK_INLINE void LoadColumns(const T* from, int64_t cols, C* to) {
 // to[row][column] = from[column][row]
 template <typename T, typename C>
 JK_INLINE void StoreColumns(const C* from, int64_t cols, T* to) {
-  C wide[kLanes * kNarrowCols];
+  C wide[kLanes * kMostNarrowCols];
   C* rows = ResultBuffer(to, wide);
   for (int64_t r = 0; r < kLanes; ++r) {
     for (int64_t c = 0; c < cols; ++c) rows[r * cols + c] = from[c * kLanes + r];
@@ -198,13 +222,13 @@ JK_INLINE void StoreColumns(const C* from, int64_t cols, T* to) {
 template <typename Op>
 JK_INLINE void RunNarrowGroup(const Inputs<Op>& in, int64_t cols, typename Op::Storage* out) {
   using C = typename Op::C;
-  C first[kLanes * kNarrowCols], second[kLanes * kNarrowCols];
+  C first[kLanes * kNarrowCols<Op>], second[kLanes * kNarrowCols<Op>];
   C max[kLanes], sum[kLanes], extra[kLanes];
-  CpuSumType<typename Op::Storage> total[kLanes];
+  CpuSumType<typename Op::Storage> total[kLanes], lost[kLanes];
   LoadColumns(in.first, cols, first);
   if constexpr (Op::kInputs == 2) LoadColumns(in.second, cols, second);
 
-  for (int64_t r = 0; r < kLanes; ++r) max[r] = -kInf<C>, total[r] = 0;
+  for (int64_t r = 0; r < kLanes; ++r) max[r] = -kInf<C>, total[r] = 0, lost[r] = 0;
   if constexpr (Op::kUsesMax) {
     for (int64_t i = 0; i < kLanes * cols; i += kLanes) {
 #pragma omp simd
@@ -214,12 +238,16 @@ JK_INLINE void RunNarrowGroup(const Inputs<Op>& in, int64_t cols, typename Op::S
   for (int64_t i = 0; i < kLanes * cols; i += kLanes) {
 #pragma omp simd
     for (int64_t r = 0; r < kLanes; ++r) {
-      total[r] += Op::Term(first[i + r], Op::kInputs == 2 ? second[i + r] : C(0), max[r]);
+      const C term = Op::Term(first[i + r], Op::kInputs == 2 ? second[i + r] : C(0), max[r]);
+      if constexpr (std::is_same_v<typename Op::Storage, double>) {
+        lost[r] += SumError(total[r], term);
+      }
+      total[r] += term;
     }
   }
 #pragma omp simd
   for (int64_t r = 0; r < kLanes; ++r) {
-    const typename Op::Row row = Op::MakeRow(max[r], double(total[r]));
+    const typename Op::Row row = Op::MakeRow(max[r], Corrected(total[r], lost[r]));
     max[r] = row.max, sum[r] = row.sum, extra[r] = row.extra;
   }
   for (int64_t i = 0; i < kLanes * cols; i += kLanes) {
@@ -244,8 +272,8 @@ JK_INLINE void RunNarrow(const Inputs<Op>& in, const CpuRows& rows, typename Op:
   const int64_t done = groups * kLanes * cols;
   const int64_t left = rows.rows * cols - done;
   if (left == 0) return;
-  T first[kLanes * kNarrowCols] = {}, second[kLanes * kNarrowCols] = {};
-  T result[kLanes * kNarrowCols];
+  T first[kLanes * kNarrowCols<Op>] = {}, second[kLanes * kNarrowCols<Op>] = {};
+  T result[kLanes * kNarrowCols<Op>];
   for (int64_t i = 0; i < left; ++i) first[i] = in.first[done + i];
   if constexpr (Op::kInputs == 2) {
     for (int64_t i = 0; i < left; ++i) second[i] = in.second[done + i];
@@ -259,7 +287,7 @@ template <typename Op>
 JK_INLINE void RunAll(const CpuRows& rows) {
   using T = typename Op::Storage;
   const Inputs<Op> in = {static_cast<const T*>(rows.in[0]), static_cast<const T*>(rows.in[1])};
-  if (rows.cols <= kNarrowCols) {
+  if (rows.cols <= kNarrowCols<Op>) {
     RunNarrow(in, rows, static_cast<T*>(rows.out));
   } else {
     RunWide(in, rows, static_cast<T*>(rows.out));

@@ -1,6 +1,6 @@
 // The row operations on the CPU: what each one reduces and stores. No operation knows how rows are
-// walked; the drivers in row_drivers_cpu.h know nothing else of an operation. ffi/softmax/row_ops.cuh
-// says the same for CUDA.
+// walked; the drivers in row_drivers_cpu.h know nothing else of an operation.
+// ffi/softmax/row_ops.cuh says the same for CUDA.
 //
 // A row operation on storage type T (compute type C) is a struct with
 //   kInputs    arrays it reads: 1 (x) or 2 (y and dy)
