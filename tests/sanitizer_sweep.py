@@ -13,7 +13,7 @@ def main():
     count = 0
     for dtype in oracle.DTYPES:
         for tier in ("warp", "block_smem", "block_uncached"):
-            shapes = ((70, 3), (35, 37), (9, 128), (5, 513), (3, 1030), (2, 4099))
+            shapes = ((70, 3), (35, 37), (9, 128), (5, 513), (3, 1030), (2, 4099), (2, 70001))
             pairs = [
                 (cases.logits("normal", *shape, dtype), cases.cotangents(*shape, dtype))
                 for shape in shapes

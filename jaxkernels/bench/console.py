@@ -74,7 +74,7 @@ def to_markdown(table: Table) -> str:
     lines.append("|---|" + "--:|" * (len(table.headers) - 1))
     lines += ["| " + " | ".join(cells) + " |" for cells in table.rows]
     if table.notes:
-        lines += ["", *table.notes]
+        lines += ["", "\n\n".join(table.notes)]
     return "\n".join(lines)
 
 

@@ -151,7 +151,7 @@ def _show(result: Run, *, markdown: bool) -> None:
     measurements = result.measurements
     make = report.overview_tables if markdown else report.detail_tables
     tables = make(measurements, operation, platform)
-    tables.append(report.summary_table(measurements))
+    tables.append(report.summary_table(measurements, platform))
     extra = (report.odd_table(measurements), report.few_rows_table(result.few_rows, operation))
     tables += [table for table in extra if table is not None]
     line = environment.summarise_environment(result.environment)

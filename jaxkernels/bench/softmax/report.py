@@ -8,6 +8,7 @@ from jaxkernels.bench.console import Table
 from jaxkernels.bench.softmax.cases import TIERS, FewRows, Measurement
 from jaxkernels.bench.softmax.verdicts import (
     ODD_BAR,
+    copy_spread,
     groups,
     odd_ratios,
     select,
@@ -82,7 +83,7 @@ def _refusal_notes(measurements: Sequence[Measurement]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def summary_table(measurements: Sequence[Measurement]) -> Table:
+def summary_table(measurements: Sequence[Measurement], platform: str) -> Table:
     """Returns the verdict per region: the bars in brackets behind each value."""
     headers = ("region", "dtype", "direction", "cols", "least of copy", "mean of copy")
     rows = []
@@ -95,7 +96,21 @@ def summary_table(measurements: Sequence[Measurement]) -> Table:
         cells = (_REGION_NAMES[s.region], s.dtype, s.direction, span, least, f"{s.mean:.3f}{mean}")
         rows.append((*cells, speedup, _verdict(s.passed)))
     title = "ours (auto) by region: fraction of copy, speed-up over jax.nn (geometric mean), [bar]"
-    return Table(title, (*headers, "x jax.nn", "verdict"), tuple(rows))
+    notes = tuple(
+        _noise_note(measurements, dtype, platform)
+        for dtype in dict.fromkeys(m.dtype for m in measurements)
+    )
+    return Table(title, (*headers, "x jax.nn", "verdict"), tuple(rows), notes)
+
+
+def _noise_note(measurements: Sequence[Measurement], dtype: str, platform: str) -> str:
+    """Returns a line on how far the same copy differs from case to case: the run's noise."""
+    unit, scale = unit_of(platform)
+    least, median, most = (format_rate(r, scale) for r in copy_spread(measurements, dtype))
+    return (
+        f"copy, {dtype}, over all cases: {least} to {most} {unit}, median {median}; "
+        "a verdict nearer to its bar than this spread is not settled."
+    )
 
 
 def _bar(bar: float | None, pattern: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -110,6 +111,20 @@ def groups(measurements: Sequence[Measurement]) -> list[tuple[str, str]]:
 def select(measurements: Sequence[Measurement], dtype: str, direction: str) -> list[Measurement]:
     """Returns the measurements of one (dtype, direction)."""
     return [m for m in measurements if (m.dtype, m.direction) == (dtype, direction)]
+
+
+def copy_spread(measurements: Sequence[Measurement], dtype: str) -> tuple[float, float, float]:
+    """Returns the copy's least, median and greatest bytes per second over the cases of a dtype.
+
+    Every case copies the same number of bytes (up to a part of a row), so what differs between
+    them is the noise of the run, and no fraction of copy is known better than that.
+    """
+    rates = [
+        rate
+        for m in measurements
+        if m.dtype == dtype and (rate := m.throughput("copy")) is not None
+    ]
+    return min(rates), statistics.median(rates), max(rates)
 
 
 def summarise_regions(measurements: Sequence[Measurement]) -> list[RegionSummary]:
