@@ -43,7 +43,7 @@ def _print_targets() -> list[str]:
 
 
 def _print_checks(checks: list[_selfcheck.Check]) -> None:
-    print("\nSelf-test: largest error against float64, in units of the dtype's epsilon")
+    print("\nSelf-test: largest error against NumPy's widest float, in epsilons of the dtype")
     for check in checks:
         case = f"  {check.platform:<5} {check.dtype:<9} {check.tier:<15} {check.operation:<17}"
         if check.problem:

@@ -35,7 +35,7 @@ class Check:
         dtype: storage type.
         tier: the tier that was forced, or "auto".
         operation: such as "softmax_fwd".
-        error: largest error against float64, in units of the dtype's epsilon.
+        error: largest error against NumPy's widest float, in units of the dtype's epsilon.
         bound: the error that rounding explains, in the same units.
         problem: why there is no error to report, such as an exception's text; else empty.
     """
@@ -72,6 +72,14 @@ def _log_softmax_results(tier: str | None, x: jax.Array, t: jax.Array) -> dict[s
     }
 
 
+def _widen(array: jax.Array) -> np.ndarray:
+    """Returns the values in NumPy's widest float, in which the truth is computed.
+
+    In float64 the rounding of x - max would make the truth of float64 worse than our result.
+    """
+    return np.asarray(array, np.float64).astype(np.longdouble)
+
+
 def _sum(values: np.ndarray) -> np.ndarray:
     return values.sum(axis=-1, keepdims=True)
 
@@ -79,13 +87,13 @@ def _sum(values: np.ndarray) -> np.ndarray:
 def _expected(
     operation: str, x: np.ndarray, y: np.ndarray, t: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the result in float64 and the scale of its rounding errors, element by element.
+    """Returns the true result and the scale of its rounding errors, element by element.
 
     Args:
         operation: which result.
-        x: the input, float64.
-        y: the forward's own result, float64: what the derivatives are computed from.
-        t: cotangent or tangent, float64.
+        x: the input, widened.
+        y: the forward's own result, widened: what the derivatives are computed from.
+        t: cotangent or tangent, widened.
     """
     shifted = x - x.max(axis=-1, keepdims=True)
     if operation == "softmax_fwd":
@@ -125,8 +133,8 @@ def _run_case(
     forced = None if tier == "auto" else tier
     compiled = jax.jit(partial(evaluate, forced)).lower(x, t).compile()
     program = compiled.as_text() or ""
-    results = {name: np.asarray(r, np.float64) for name, r in compiled(x, t).items()}
-    wide_x, wide_t = np.asarray(x, np.float64), np.asarray(t, np.float64)
+    results = {name: _widen(result) for name, result in compiled(x, t).items()}
+    wide_x, wide_t = _widen(x), _widen(t)
     y = next(result for name, result in results.items() if name.endswith("_fwd"))
     spread = float((wide_x.max(axis=-1, keepdims=True) - wide_x).max())
     bound = _bound(dtype, spread, _SHAPE[-1])

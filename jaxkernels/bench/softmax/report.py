@@ -109,7 +109,7 @@ def _noise_note(measurements: Sequence[Measurement], dtype: str, platform: str) 
     least, median, most = (format_rate(r, scale) for r in copy_spread(measurements, dtype))
     return (
         f"copy, {dtype}, over all cases: {least} to {most} {unit}, median {median}; "
-        "a verdict nearer to its bar than this spread is not settled."
+        "a fraction of copy nearer to its bar than this spread is not settled."
     )
 
 
