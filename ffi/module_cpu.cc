@@ -18,6 +18,7 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxGradCpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxJvpCpu);
 
 void BindSoftmaxPlan(nb::module_& module);
+void BindSgemmPlan(nb::module_& module);
 
 namespace {
 
@@ -42,6 +43,7 @@ NB_MODULE(_cpu, module) {
   module.def("ffi_api_version", &FfiApiVersion,
              "(major, minor) of the XLA FFI headers that this module was compiled with.");
   BindSoftmaxPlan(module);
+  BindSgemmPlan(module);
 }
 
 }  // namespace jaxkernels

@@ -21,6 +21,7 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxFwdCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsSoftmaxGradCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxGradCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxJvpCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsSgemmCuda);
 
 namespace {
 
@@ -34,6 +35,7 @@ nb::dict Registrations() {
   add("jaxkernels_softmax_grad", JaxkernelsSoftmaxGradCuda);
   add("jaxkernels_log_softmax_grad", JaxkernelsLogSoftmaxGradCuda);
   add("jaxkernels_log_softmax_jvp", JaxkernelsLogSoftmaxJvpCuda);
+  add("jaxkernels_sgemm", JaxkernelsSgemmCuda);
   return targets;
 }
 
@@ -50,6 +52,7 @@ nb::dict Limits(int ordinal) {
   fields["threads_per_sm"] = limits->threads_per_sm;
   fields["blocks_per_sm"] = limits->blocks_per_sm;
   fields["registers_per_sm"] = limits->registers_per_sm;
+  fields["compute_capability"] = limits->compute_capability;
   return fields;
 }
 

@@ -1,8 +1,9 @@
-"""Row kernels for JAX, called through XLA's foreign function interface.
+"""Row kernels and FP32 matrix products for JAX, called through XLA's foreign function interface.
 
-`softmax` and `log_softmax` take the place of `jax.nn.softmax` and `jax.nn.log_softmax` in any JAX
+`matmul`, `dot_general` and `sgemm` multiply in true float32 whatever the global precision flag
+says. `softmax` and `log_softmax` take the place of `jax.nn.softmax` and `jax.nn.log_softmax` in any JAX
 program: CUDA kernels on NVIDIA GPUs, C++ kernels on CPUs, plain JAX on everything else.
-`plan_softmax` shows which kernel a GPU would run. `python -m jaxkernels` tells what is installed
+`plan_softmax` and `plan_sgemm` show which kernel a GPU would run. `python -m jaxkernels` tells what is installed
 and checks that it works.
 
 Example:
@@ -23,7 +24,12 @@ __path__ = pkgutil.extend_path(__path__, __name__)
 
 from jaxkernels import _registry as _registry
 from jaxkernels._cpu import DeviceLimits as DeviceLimits
+from jaxkernels._cpu import SgemmPlan as SgemmPlan
 from jaxkernels._cpu import SoftmaxPlan as SoftmaxPlan
+from jaxkernels._matmul import dot_general as dot_general
+from jaxkernels._matmul import matmul as matmul
+from jaxkernels._matmul import sgemm as sgemm
+from jaxkernels._plan import plan_sgemm as plan_sgemm
 from jaxkernels._plan import plan_softmax as plan_softmax
 from jaxkernels._softmax import log_softmax as log_softmax
 from jaxkernels._softmax import softmax as softmax
@@ -32,9 +38,14 @@ __version__ = importlib.metadata.version("jaxkernels")
 
 __all__ = [
     "DeviceLimits",
+    "SgemmPlan",
     "SoftmaxPlan",
     "__version__",
+    "dot_general",
     "log_softmax",
+    "matmul",
+    "plan_sgemm",
     "plan_softmax",
+    "sgemm",
     "softmax",
 ]

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax._src import dispatch
+from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import batching, mlir
 from jax.sharding import PartitionSpec
@@ -49,6 +51,22 @@ def explicit_spec(x: Any) -> PartitionSpec:
     return jax.typeof(x).sharding.spec
 
 
+def aval_spec(aval: Any) -> PartitionSpec:
+    """The same of an abstract value."""
+    return aval.sharding.spec
+
+
+def is_explicitly_sharded(*arrays: Any) -> bool:
+    """Whether the type of one of the arrays says that it is sharded."""
+    return any(axis is not None for x in arrays for axis in explicit_spec(x))
+
+
+def with_shape_and_spec(aval: Any, shape: Sequence[Any], spec: Sequence[Any]) -> Any:
+    """`aval` with another shape and sharding; the mesh, and the axes it varies over, stay."""
+    sharding = aval.sharding.update(spec=PartitionSpec(*spec))
+    return aval.update(shape=tuple(shape), sharding=sharding, weak_type=False)
+
+
 def reshard(x: jax.Array, spec: PartitionSpec) -> jax.Array:
     """`x` with the sharding `spec` in its type; the mesh stays that of `x`."""
     return jax.sharding.reshard(x, jax.typeof(x).sharding.update(spec=spec))
@@ -62,6 +80,32 @@ def batch_at_front(axis_data: Any, x: jax.Array, batch_dim: int | None) -> jax.A
 def lowering_platforms(ctx: mlir.LoweringRuleContext) -> tuple[str, ...]:
     """The platforms ("cpu", "cuda", "tpu", ...) that a lowering rule is asked to serve."""
     return tuple(ctx.platforms or ctx.module_context.platforms)
+
+
+def partitions_custom_calls(ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether a `custom_partitioning` inside a lowering rule would be asked for its partitions.
+
+    It is a Python callback, which no exported program can hold, and which the older partitioner
+    (GSPMD) cannot use without a rule of its own; the program then runs the call on whole arrays.
+    """
+    module = ctx.module_context
+    axis_context = module.axis_context
+    return bool(
+        jax.config.jax_use_shardy_partitioner  # pyright: ignore[reportAttributeAccessIssue]
+        and not module.lowering_parameters.for_export
+        and isinstance(axis_context, mlir.ShardingContext)
+        and axis_context.num_devices > 1
+        and axis_context.device_assignment is not None
+    )
+
+
+def needs_devices_for_lowering(primitive: Primitive) -> None:
+    """Lets the primitive's lowering rule use `custom_partitioning`, which asks for the devices.
+
+    JAX keeps a set of such primitives for itself. Without it a program on several devices could not
+    be lowered with the partitioned form.
+    """
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
 def batch_partitioning_attributes(ctx: mlir.LoweringRuleContext) -> dict[str, ir.Attribute]:

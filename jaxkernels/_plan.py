@@ -1,7 +1,7 @@
-"""Which kernel would run: the launch plans of the row kernels, as seen from Python.
+"""Which kernel would run: the launch plans, as seen from Python.
 
-Owns: how shapes, dtypes and devices become arguments of the plan in C++. Must not know: any rule of
-launching; those live in ffi/softmax/plan.h alone.
+Owns: how shapes, dtypes and devices become arguments of the plans in C++. Must not know: any rule of
+launching; those live in ffi/softmax/plan.h and ffi/sgemm/plan.h alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from jax.typing import DTypeLike
 from jaxkernels import _registry, _validate
 
 if TYPE_CHECKING:
-    from jaxkernels._cpu import DeviceLimits, SoftmaxPlan
+    from jaxkernels._cpu import DeviceLimits, SgemmPlan, SoftmaxPlan
+    from jaxkernels._gemm import Options
 
 DEFAULT_DEVICE = "h200"
 
@@ -74,6 +75,72 @@ def plan_softmax(
     return _registry.cpu_module.plan_softmax(
         rows, cols, dtype_name, operation, _device_limits(device), tier or "auto"
     )
+
+
+def plan_sgemm(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    batch: int | Sequence[int] = (),
+    trans_a: bool = False,
+    trans_b: bool = False,
+    algorithm: str | None = None,
+    device: str | Device | None = None,
+) -> SgemmPlan:
+    """The launch plan of a matrix product on a GPU; needs no GPU for devices known by name.
+
+    Args:
+        m: rows of the result.
+        n: columns of the result.
+        k: the contracted dimension.
+        batch: how many products there are, as a number or as batch dimensions.
+        trans_a: a is stored as (k, m).
+        trans_b: b is stored as (n, k).
+        algorithm: the rung of the ladder, "naive", "block_tile", "thread_tile", "warp_tile",
+            "split_tile" or "pipelined"; None lets the plan choose.
+        device: as for `plan_softmax`.
+
+    Returns:
+        The plan: a value that can be compared and printed, with fields such as `block_m`, `stages`,
+        `split_k`, `grid_blocks`.
+
+    Raises:
+        TypeError: `device` is neither a name nor a device.
+        ValueError: a negative size, an unknown device or algorithm, or a product that is too large.
+
+    Example:
+        >>> import jaxkernels as jk
+        >>> jk.plan_sgemm(4096, 4096, 4096, device="h200").block_m
+        128
+        >>> jk.plan_sgemm(64, 4096, 4096, device="h200").split_k  # else too few blocks
+        4
+    """
+    _validate.check_choice("algorithm", algorithm, _validate.ALGORITHMS)
+    members = (batch,) if isinstance(batch, int) else tuple(batch)
+    if any(size < 0 for size in (m, n, k, *members)):
+        raise ValueError(f"sizes must not be negative; got {m=}, {n=}, {k=}, {batch=}")
+    a_shape = (*members, k, m) if trans_a else (*members, m, k)
+    b_shape = (*members, n, k) if trans_b else (*members, k, n)
+    return _registry.cpu_module.plan_sgemm(
+        a_shape, b_shape, bool(trans_a), bool(trans_b), _device_limits(device), algorithm or "auto"
+    )
+
+
+def split_of_sgemm(
+    a_shape: Sequence[Any], b_shape: Sequence[Any], options: Options
+) -> tuple[int, int]:
+    """Into how many parts k is split, and the float32 elements of scratch for their sums.
+
+    Decided when a program is lowered, for the GPU of this machine, because XLA allocates the
+    scratch. Sizes that jax.export leaves open are not split.
+    """
+    if not all(isinstance(size, int) for size in (*a_shape, *b_shape)):
+        return 1, 0
+    plan = _registry.cpu_module.plan_sgemm(
+        a_shape, b_shape, options.trans_a, options.trans_b, _device_limits(None), options.algorithm
+    )
+    return plan.split_k, plan.partial_elements
 
 
 def check_tier(operation: str, shape: Sequence[Any], dtype: Any, tier: str) -> None:

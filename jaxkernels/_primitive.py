@@ -51,21 +51,28 @@ class RowKernel:
         return self.primitive.bind(*_equalize(operands), tier=tier, require_kernel=require_kernel)
 
 
-def _equalize(operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """Gives all operands the device-variance and the explicit sharding of one another.
+def equalize_varying(operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Gives all operands the device-variance of one another.
 
     Inside shard_map a primitive must see operands that vary over the same mesh axes. `pcast` is an
     operation of its own, with a transpose (a sum over those axes), so it belongs here, around the
     primitive, and not in its lowering.
     """
     union = frozenset[Any]().union(*(_compat.varying_axes(x) for x in operands))
-    spec = _compat.explicit_spec(operands[0])
     equal = []
     for x in operands:
         missing = tuple(union - _compat.varying_axes(x))
-        x = jax.lax.pcast(x, missing, to="varying") if missing else x
-        equal.append(x if _compat.explicit_spec(x) == spec else _compat.reshard(x, spec))
+        equal.append(jax.lax.pcast(x, missing, to="varying") if missing else x)
     return equal
+
+
+def _equalize(operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Gives all operands the device-variance and the explicit sharding of one another."""
+    spec = _compat.explicit_spec(operands[0])
+    return [
+        x if _compat.explicit_spec(x) == spec else _compat.reshard(x, spec)
+        for x in equalize_varying(operands)
+    ]
 
 
 def define(name: str, reference: Reference, target: str, check: Check) -> RowKernel:

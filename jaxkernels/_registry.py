@@ -27,7 +27,9 @@ OPERATIONS = (
     "log_softmax_grad",
     "log_softmax_jvp",
 )
-TARGETS = tuple(f"jaxkernels_{operation}" for operation in OPERATIONS)
+_ROW_TARGETS = tuple(f"jaxkernels_{operation}" for operation in OPERATIONS)
+# The targets of each platform, by JAX's name of it. A CPU's matrix products are XLA's own.
+TARGETS = {"cpu": _ROW_TARGETS, "cuda": (*_ROW_TARGETS, "jaxkernels_sgemm")}
 
 # XLA's name of a platform differs from the name that JAX's lowering rules use. "cuda" in lower case
 # would be accepted by register_ffi_target as well, and then never be looked up.
@@ -105,13 +107,13 @@ def _load_cuda() -> tuple[ModuleType | None, str]:
 def _register(module: ModuleType, platform: str, running: tuple[int, int] | None) -> None:
     check_api_version(module.__name__, tuple(module.ffi_api_version()), running)
     registrations = module.registrations()
-    missing = sorted(set(TARGETS) - set(registrations))
+    missing = sorted(set(TARGETS[platform]) - set(registrations))
     if missing:
         raise ImportError(
             f"{module.__name__} lacks the targets {', '.join(missing)}: it is older than the "
             "Python files around it. Install jaxkernels again."
         )
-    for target in TARGETS:
+    for target in TARGETS[platform]:
         jax.ffi.register_ffi_target(target, registrations[target], _XLA_PLATFORM[platform])
 
 
@@ -121,7 +123,7 @@ _running_version = _compat.running_ffi_api_version()
 _register(cpu_module, "cpu", _running_version)
 if cuda_module is not None:
     _register(cuda_module, "cuda", _running_version)
-for _target in TARGETS:
+for _target in _ROW_TARGETS:
     jax.ffi.register_ffi_target_as_batch_partitionable(_target)
 
 
@@ -142,6 +144,15 @@ def why_no_kernels(platform: str) -> str:
     return f"jaxkernels has kernels for cpu and cuda, not for {platform}"
 
 
+def why_not_live(target: str, platform: str) -> str:
+    """The reason why a target cannot be called on a platform; empty if it can."""
+    if not has_kernels(platform):
+        return why_no_kernels(platform)
+    if target not in TARGETS[platform]:
+        return "XLA's own product, at highest precision, serves this platform"
+    return ""
+
+
 @functools.cache  # once per process: a program is lowered many times
 def warn_missing_cuda() -> None:
     """Says, once, that programs for CUDA run the pure-JAX reference, and why."""
@@ -154,17 +165,17 @@ def warn_missing_cuda() -> None:
 
 def status() -> list[TargetStatus]:
     """State of every target on every platform with kernels. Initialises JAX's backends."""
-    why = {"cpu": "", "cuda": _why_no_cuda}
-    for platform in why:
+    found = []
+    for platform, xla_platform in _XLA_PLATFORM.items():
         try:
             jax.devices(platform)
+            no_device = ""
         except RuntimeError:
-            why[platform] = why[platform] or f"JAX finds no {platform} device"
-    return [
-        TargetStatus(target, _XLA_PLATFORM[platform], live=not reason, why=reason)
-        for platform, reason in why.items()
-        for target in TARGETS
-    ]
+            no_device = f"JAX finds no {platform} device"
+        for target in TARGETS["cuda"]:
+            why = why_not_live(target, platform) or no_device
+            found.append(TargetStatus(target, xla_platform, live=not why, why=why))
+    return found
 
 
 def versions() -> dict[str, str]:

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 TIERS = ("warp", "block_smem", "block_uncached")
 IMPLEMENTATIONS = ("ffi", "xla")
+# The rungs of the SGEMM ladder; "auto" is None to users.
+ALGORITHMS = ("naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined")
 
 _AXIS_TYPE = "axis must be an integer, a tuple of integers or None"
 

@@ -1,16 +1,38 @@
-"""Runs every tier on short, odd and long rows; test_sanitizer.py runs it under compute-sanitizer.
+"""Runs every tier and every rung on small, odd and large shapes; test_sanitizer.py runs it under compute-sanitizer.
 
-Only our kernels run: inputs come from the host and every program is one custom call, or two for a gradient.
+Only our kernels run: inputs come from the host and every program is a few custom calls.
 """
 
 import cases
+import gemm_cases
 import jax
 import oracle
 
 
+def sweep_products():
+    """All rungs: rows and columns that end within tiles, all transposes, C, a batch, splits of k."""
+    shapes = ((1, 1, 1), (3, 130, 33), (129, 67, 40), (70, 72, 260), (64, 64, 2048))
+    count = 0
+    for algorithm in gemm_cases.RUNGS:
+        problems = []
+        for (m, n, k), (trans_a, trans_b) in zip(
+            shapes * 4, gemm_cases.TRANSPOSES * 5, strict=True
+        ):
+            a, b = gemm_cases.operand("normal", (m, k)), gemm_cases.operand("normal", (k, n))
+            c = gemm_cases.operand("normal", (m, n))
+            options = {"trans_a": trans_a, "trans_b": trans_b, "alpha": 0.5, "beta": -1.0}
+            problems.append((a, b, c, options))
+        a = gemm_cases.operand("normal", (2, 1, 40, 36))
+        b = gemm_cases.operand("normal", (1, 3, 36, 44))
+        problems.append((a, b, None, {}))
+        gemm_cases.check_all(problems, algorithm)
+        count += len(problems)
+    return count
+
+
 def main():
     assert jax.default_backend() == "gpu"
-    count = 0
+    count = sweep_products()
     for dtype in oracle.DTYPES:
         for tier in ("warp", "block_smem", "block_uncached"):
             shapes = ((70, 3), (35, 37), (9, 128), (5, 513), (3, 1030), (2, 4099), (2, 70001))

@@ -17,7 +17,7 @@ THUNK = re.compile(r"^(\s*)\d+: (k\w+)")
 PROGRAM = """
 import functools, sys
 sys.path.insert(0, ".")
-import cases, jax, numpy as np
+import cases, gemm_cases, jax, numpy as np
 import jaxkernels as jk
 
 x, t = cases.logits("normal", 64, 1001, "float32"), cases.cotangents(64, 1001, "float32")
@@ -32,6 +32,10 @@ def graph(x, t):
             f = functools.partial(f, tier=tier)
             y, pull = jax.vjp(f, x)
             results += [y, pull(t)[0], jax.jvp(f, (x,), (t,))[1]]
+    for algorithm in gemm_cases.RUNGS:
+        results.append(jk.sgemm(x, t, algorithm=algorithm, trans_b=True))
+    results.append(jk.sgemm(x, t, results[-1], alpha=0.5, beta=2.0, trans_b=True))
+    results.append(jk.matmul(x.T, t))  # k is not split; the others' are
     return results
 
 first = jax.device_get(graph(x, t))
@@ -91,7 +95,9 @@ def test_every_cuda_handler_has_the_trait():
     """Read from the sources, so that a machine without a GPU notices a handler that lost it."""
     from programs import ROOT
 
-    text = (ROOT / "ffi" / "softmax" / "handlers_cuda.cc").read_text()
-    definitions = re.findall(r"XLA_FFI_DEFINE_HANDLER\w*\([^)]*\)", text)
-    assert definitions
-    assert all("kCmdBufferCompatible" in definition for definition in definitions)
+    sources = list((ROOT / "ffi").glob("*/handlers_cuda.cc"))
+    assert len(sources) == 2
+    for source in sources:
+        _, *definitions = source.read_text().split("XLA_FFI_DEFINE_HANDLER")
+        assert definitions
+        assert all("kCmdBufferCompatible" in d.split(";")[0] for d in definitions), source

@@ -16,6 +16,7 @@ def test_report():
         assert word in stdout
     for operation in _registry.OPERATIONS:
         assert f"jaxkernels_{operation}" in stdout
+    assert "jaxkernels_sgemm" in stdout
     assert "live" in stdout
     if not _registry.has_cuda_module():
         assert "not live: jaxkernels._cuda was not built" in stdout

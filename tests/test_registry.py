@@ -16,19 +16,21 @@ def test_status_names_every_target_on_both_platforms():
     status = _registry.status()
     assert {(s.target, s.platform) for s in status} == {
         (f"jaxkernels_{operation}", platform)
-        for operation in _registry.OPERATIONS
+        for operation in (*_registry.OPERATIONS, "sgemm")
         for platform in ("cpu", "CUDA")
     }
     for s in status:
         assert s.live == (s.why == "")
-        if s.platform == "cpu":
+        if s.platform == "cpu" and s.target == "jaxkernels_sgemm":
+            assert "XLA's own product" in s.why
+        elif s.platform == "cpu":
             assert s.live
     if not _registry.has_cuda_module():
         assert all("_cuda" in s.why for s in status if s.platform == "CUDA")
 
 
 def test_cuda_targets_are_live(gpu):
-    assert all(s.live for s in _registry.status())
+    assert all(s.live for s in _registry.status() if s.platform == "CUDA")
     assert jk.plan_softmax((2, 3), "float32", device=gpu).tier == "warp"
 
 
@@ -106,9 +108,11 @@ def test_importing_starts_no_backend():
 def test_lowering_for_cuda():
     """With a CUDA module a custom call, from any machine; without one the reference, after one warning."""
     program = jax.jit(jk.softmax).trace(jnp.zeros((2, 3)))
+    product = jax.jit(jk.matmul).trace(jnp.zeros((2, 3)), jnp.zeros((3, 4)))
     _registry.warn_missing_cuda.cache_clear()
     if _registry.has_cuda_module():
         assert "@jaxkernels_softmax_fwd" in program.lower(lowering_platforms=("cuda",)).as_text()
+        assert "@jaxkernels_sgemm" in product.lower(lowering_platforms=("cuda",)).as_text()
         return
     with pytest.warns(
         UserWarning, match="jaxkernels runs its pure-JAX reference on CUDA devices.*JK_CUDA=ON"

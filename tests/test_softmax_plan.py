@@ -189,6 +189,7 @@ def test_device_limits_compare_and_print():
         "threads_per_sm",
         "blocks_per_sm",
         "registers_per_sm",
+        "compute_capability",
     )
     copy = jk.DeviceLimits(**{field: getattr(h200, field) for field in fields})
     assert copy == h200

@@ -17,12 +17,14 @@ struct DeviceLimits {
   int smem_per_sm = 0;     // bytes
   int threads_per_sm = 0;
   int blocks_per_sm = 0;
-  int registers_per_sm = 0;  // 32-bit registers
+  int registers_per_sm = 0;    // 32-bit registers
+  int compute_capability = 0;  // 90 for 9.0
 
   bool operator==(const DeviceLimits& o) const {
     return name == o.name && sm_count == o.sm_count && smem_per_block == o.smem_per_block &&
            smem_per_sm == o.smem_per_sm && threads_per_sm == o.threads_per_sm &&
-           blocks_per_sm == o.blocks_per_sm && registers_per_sm == o.registers_per_sm;
+           blocks_per_sm == o.blocks_per_sm && registers_per_sm == o.registers_per_sm &&
+           compute_capability == o.compute_capability;
   }
 };
 
@@ -33,14 +35,14 @@ inline constexpr int kReservedSmemPerBlock = 1024;
 // From the CUDA C++ programming guide, "Technical Specifications per Compute Capability", and the
 // vendor's SM counts.
 inline const DeviceLimits kNamedDevices[] = {
-    {"a100", 108, 163 * 1024, 164 * 1024, 2048, 32, 65536},
-    {"rtx3090", 82, 99 * 1024, 100 * 1024, 1536, 16, 65536},
-    {"l4", 58, 99 * 1024, 100 * 1024, 1536, 24, 65536},
-    {"rtx4090", 128, 99 * 1024, 100 * 1024, 1536, 24, 65536},
-    {"h100", 132, 227 * 1024, 228 * 1024, 2048, 32, 65536},
-    {"h200", 132, 227 * 1024, 228 * 1024, 2048, 32, 65536},
-    {"b200", 148, 227 * 1024, 228 * 1024, 2048, 32, 65536},
-    {"rtx5090", 170, 99 * 1024, 100 * 1024, 1536, 24, 65536},
+    {"a100", 108, 163 * 1024, 164 * 1024, 2048, 32, 65536, 80},
+    {"rtx3090", 82, 99 * 1024, 100 * 1024, 1536, 16, 65536, 86},
+    {"l4", 58, 99 * 1024, 100 * 1024, 1536, 24, 65536, 89},
+    {"rtx4090", 128, 99 * 1024, 100 * 1024, 1536, 24, 65536, 89},
+    {"h100", 132, 227 * 1024, 228 * 1024, 2048, 32, 65536, 90},
+    {"h200", 132, 227 * 1024, 228 * 1024, 2048, 32, 65536, 90},
+    {"b200", 148, 227 * 1024, 228 * 1024, 2048, 32, 65536, 100},
+    {"rtx5090", 170, 99 * 1024, 100 * 1024, 1536, 24, 65536, 120},
 };
 
 }  // namespace jaxkernels

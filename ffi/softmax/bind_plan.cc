@@ -51,7 +51,8 @@ std::string ToString(const DeviceLimits& limits) {
          ", smem_per_sm=" + std::to_string(limits.smem_per_sm) +
          ", threads_per_sm=" + std::to_string(limits.threads_per_sm) +
          ", blocks_per_sm=" + std::to_string(limits.blocks_per_sm) +
-         ", registers_per_sm=" + std::to_string(limits.registers_per_sm) + ")";
+         ", registers_per_sm=" + std::to_string(limits.registers_per_sm) +
+         ", compute_capability=" + std::to_string(limits.compute_capability) + ")";
 }
 
 // Compares with anything, as Python's == must.
@@ -67,13 +68,15 @@ void BindSoftmaxPlan(nb::module_& module) {
       .def(
           "__init__",
           [](DeviceLimits* self, const std::string& name, int sm_count, int smem_per_block,
-             int smem_per_sm, int threads_per_sm, int blocks_per_sm, int registers_per_sm) {
-            new (self) DeviceLimits{name,           sm_count,      smem_per_block,  smem_per_sm,
-                                    threads_per_sm, blocks_per_sm, registers_per_sm};
+             int smem_per_sm, int threads_per_sm, int blocks_per_sm, int registers_per_sm,
+             int compute_capability) {
+            new (self)
+                DeviceLimits{name,           sm_count,      smem_per_block,   smem_per_sm,
+                             threads_per_sm, blocks_per_sm, registers_per_sm, compute_capability};
           },
           nb::kw_only(), nb::arg("name"), nb::arg("sm_count"), nb::arg("smem_per_block"),
           nb::arg("smem_per_sm"), nb::arg("threads_per_sm"), nb::arg("blocks_per_sm"),
-          nb::arg("registers_per_sm"))
+          nb::arg("registers_per_sm"), nb::arg("compute_capability"))
       .def_ro("name", &DeviceLimits::name)
       .def_ro("sm_count", &DeviceLimits::sm_count)
       .def_ro("smem_per_block", &DeviceLimits::smem_per_block)
@@ -81,6 +84,7 @@ void BindSoftmaxPlan(nb::module_& module) {
       .def_ro("threads_per_sm", &DeviceLimits::threads_per_sm)
       .def_ro("blocks_per_sm", &DeviceLimits::blocks_per_sm)
       .def_ro("registers_per_sm", &DeviceLimits::registers_per_sm)
+      .def_ro("compute_capability", &DeviceLimits::compute_capability)
       .def("__eq__", &Equals<DeviceLimits>, nb::arg().none())
       .def("__repr__", [](const DeviceLimits& self) { return ToString(self); });
 

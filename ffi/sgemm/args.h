@@ -1,0 +1,27 @@
+// What a launch is given: pointers and sizes, as a plain value.
+#ifndef JAXKERNELS_SGEMM_ARGS_H_
+#define JAXKERNELS_SGEMM_ARGS_H_
+
+#include <cstdint>
+
+#include "sgemm/problem.h"
+
+namespace jaxkernels {
+
+// Passed to kernels by value.
+struct SgemmArgs {
+  const float* a;
+  const float* b;
+  const float* c;  // read only where beta != 0; may be `out`
+  float* out;
+  float* partial;  // sums of the splits of k, [split][batch][m][n]; split-k only
+  int64_t m, n, k;
+  int batch_dims;
+  BatchDim batch[kMaxBatchDims];
+  float alpha, beta;
+  bool aligned_c;  // rows of C and of the result begin at multiples of 16 bytes
+};
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SGEMM_ARGS_H_

@@ -1,0 +1,72 @@
+// SgemmPlan as a Python class.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <vector>
+
+#include "sgemm/plan.h"
+
+namespace nb = nanobind;
+
+namespace jaxkernels {
+namespace {
+
+SgemmPlan Plan(const std::vector<int64_t>& a_shape, const std::vector<int64_t>& b_shape,
+               bool trans_a, bool trans_b, const DeviceLimits& limits,
+               const std::string& algorithm_name, int split_k) {
+  Algorithm algorithm;
+  if (!ParseAlgorithm(algorithm_name, &algorithm)) {
+    throw nb::value_error(("unknown algorithm '" + algorithm_name + "'").c_str());
+  }
+  const SgemmProblemResult made = MakeSgemmProblem(a_shape, b_shape, trans_a, trans_b);
+  if (!made.error.empty()) throw nb::value_error(made.error.c_str());
+  const SgemmPlanResult planned = PlanSgemm(made.problem, limits, algorithm, split_k);
+  if (!planned.error.empty()) throw nb::value_error(planned.error.c_str());
+  return planned.plan;
+}
+
+std::vector<std::string> Algorithms() { return {kAlgorithmNames, std::end(kAlgorithmNames)}; }
+
+}  // namespace
+
+void BindSgemmPlan(nb::module_& module) {
+  nb::class_<SgemmPlan>(module, "SgemmPlan", "How a matrix product is launched on a GPU.")
+      .def_prop_ro("algorithm",
+                   [](const SgemmPlan& self) { return std::string(AlgorithmName(self.algorithm)); })
+      .def_prop_ro("engine",
+                   [](const SgemmPlan& self) { return std::string(EngineName(self.engine)); })
+      .def_ro("block_m", &SgemmPlan::block_m)
+      .def_ro("block_n", &SgemmPlan::block_n)
+      .def_ro("block_k", &SgemmPlan::block_k)
+      .def_ro("thread_m", &SgemmPlan::thread_m)
+      .def_ro("thread_n", &SgemmPlan::thread_n)
+      .def_ro("block_threads", &SgemmPlan::block_threads)
+      .def_ro("stages", &SgemmPlan::stages)
+      .def_ro("slices", &SgemmPlan::slices)
+      .def_ro("split_k", &SgemmPlan::split_k)
+      .def_ro("k_per_split", &SgemmPlan::k_per_split)
+      .def_ro("tiles_m", &SgemmPlan::tiles_m)
+      .def_ro("tiles_n", &SgemmPlan::tiles_n)
+      .def_ro("grid_blocks", &SgemmPlan::grid_blocks)
+      .def_ro("smem_bytes", &SgemmPlan::smem_bytes)
+      .def_ro("blocks_per_sm", &SgemmPlan::blocks_per_sm)
+      .def_ro("partial_elements", &SgemmPlan::partial_elements)
+      .def(
+          "__eq__",
+          [](const SgemmPlan& self, nb::handle other) {
+            return nb::isinstance<SgemmPlan>(other) && self == nb::cast<const SgemmPlan&>(other);
+          },
+          nb::arg().none())
+      .def("__repr__", [](const SgemmPlan& self) { return jaxkernels::ToString(self); });
+
+  module.def("sgemm_algorithms", &Algorithms, "The rungs of the ladder by name, \"auto\" first.");
+  module.def("plan_sgemm", &Plan, nb::arg("a_shape"), nb::arg("b_shape"), nb::arg("trans_a"),
+             nb::arg("trans_b"), nb::arg("limits"), nb::arg("algorithm") = "auto",
+             nb::arg("split_k") = 0,
+             "The plan of a matrix product of operands of these shapes; raises ValueError where "
+             "there is none.");
+}
+
+}  // namespace jaxkernels

@@ -1,0 +1,141 @@
+// The FFI handler of the matrix product on CUDA.
+//
+// Owns: what a call must look like, and the way from an XLA call to a launch. Must not know: how a
+// plan is chosen, how a kernel works. The handler neither allocates nor synchronises, so that it
+// can be captured into CUDA graphs; the scratch of split-k is a second result, which XLA allocates.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/checks.h"
+#include "common/device_query.h"
+#include "sgemm/launch.h"
+#include "sgemm/plan.h"
+#include "sgemm/problem.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxkernels {
+namespace {
+
+ffi::Error Explain(const std::string& problem) {
+  return ffi::Error::InvalidArgument("sgemm: " + problem);
+}
+
+std::vector<int64_t> ShapeOf(const ffi::AnyBuffer& buffer) {
+  return {buffer.dimensions().begin(), buffer.dimensions().end()};
+}
+
+// The shape of the result of operands that MakeSgemmProblem has accepted.
+std::vector<int64_t> ResultShape(const std::vector<int64_t>& a_shape,
+                                 const std::vector<int64_t>& b_shape, bool trans_a, bool trans_b) {
+  std::vector<int64_t> shape = a_shape;
+  const std::size_t rank = a_shape.size();
+  for (std::size_t i = 0; i + 2 < rank; ++i) shape[i] = a_shape[i] == 1 ? b_shape[i] : a_shape[i];
+  shape[rank - 2] = a_shape[trans_a ? rank - 1 : rank - 2];
+  shape[rank - 1] = b_shape[trans_b ? rank - 2 : rank - 1];
+  return shape;
+}
+
+ffi::Error CheckFloat32(std::string_view name, const ffi::AnyBuffer& buffer) {
+  if (buffer.element_type() == ffi::DataType::F32) return ffi::Error::Success();
+  return MismatchError("sgemm", name, "dtype", "float32", DTypeName(buffer.element_type()));
+}
+
+ffi::Error CheckShape(std::string_view name, const ffi::AnyBuffer& buffer,
+                      const std::vector<int64_t>& expected) {
+  if (ShapeOf(buffer) == expected) return ffi::Error::Success();
+  const ffi::AnyBuffer::Dimensions dims(expected.data(), expected.size());
+  return MismatchError("sgemm", name, "shape", ShapeText(dims), ShapeText(buffer.dimensions()));
+}
+
+bool IsQuadAligned(const void* pointer) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0;
+}
+
+ffi::Error Sgemm(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer a, ffi::AnyBuffer b,
+                 ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out,
+                 ffi::Result<ffi::AnyBuffer> partial, bool trans_a, bool trans_b, float alpha,
+                 float beta, std::string_view algorithm_name, int64_t split_k) {
+  if (ffi::Error error = CheckFloat32("a", a); error.failure()) return error;
+  if (ffi::Error error = CheckFloat32("b", b); error.failure()) return error;
+  if (ffi::Error error = CheckFloat32("the result", *out); error.failure()) return error;
+  if (ffi::Error error = CheckFloat32("the scratch", *partial); error.failure()) return error;
+  const std::vector<int64_t> a_shape = ShapeOf(a), b_shape = ShapeOf(b);
+  const SgemmProblemResult made = MakeSgemmProblem(a_shape, b_shape, trans_a, trans_b);
+  if (!made.error.empty()) return Explain(made.error);
+  const std::vector<int64_t> shape = ResultShape(a_shape, b_shape, trans_a, trans_b);
+  if (ffi::Error error = CheckShape("the result", *out, shape); error.failure()) return error;
+
+  const float* c_data = nullptr;
+  if (rest.size() > 1) return Explain("more than three operands");
+  if (rest.size() == 1) {
+    const ffi::ErrorOr<ffi::AnyBuffer> c = rest.get<ffi::AnyBuffer>(0);
+    if (!c) return c.error();
+    if (ffi::Error error = CheckFloat32("c", *c); error.failure()) return error;
+    if (ffi::Error error = CheckShape("c", *c, shape); error.failure()) return error;
+    c_data = static_cast<const float*>(c->untyped_data());
+  } else if (beta != 0.0f) {
+    return Explain("beta is not zero, but there is no c");
+  }
+
+  Algorithm algorithm;
+  if (!ParseAlgorithm(algorithm_name, &algorithm)) {
+    return Explain("unknown algorithm '" + std::string(algorithm_name) + "'");
+  }
+  const DeviceLimits* limits = LimitsOfDevice(ordinal);
+  if (limits == nullptr) return Explain("there is no CUDA device " + std::to_string(ordinal));
+  const SgemmProblem& problem = made.problem;
+  const SgemmPlanResult planned = PlanSgemm(problem, *limits, algorithm, static_cast<int>(split_k));
+  if (!planned.error.empty()) return Explain(planned.error);
+  const SgemmPlan& plan = planned.plan;
+  if (static_cast<int64_t>(partial->element_count()) < plan.partial_elements) {
+    return Explain("the scratch has " + std::to_string(partial->element_count()) +
+                   " elements, the plan needs " + std::to_string(plan.partial_elements));
+  }
+
+  SgemmArgs args{};
+  args.a = static_cast<const float*>(a.untyped_data());
+  args.b = static_cast<const float*>(b.untyped_data());
+  args.c = c_data;
+  args.out = static_cast<float*>(out->untyped_data());
+  args.partial = static_cast<float*>(partial->untyped_data());
+  args.m = problem.m;
+  args.n = problem.n;
+  args.k = problem.k;
+  args.batch_dims = problem.batch_dims;
+  std::copy(std::begin(problem.batch), std::end(problem.batch), args.batch);
+  args.alpha = alpha;
+  args.beta = beta;
+  args.aligned_c = problem.n % 4 == 0 && IsQuadAligned(args.c) && IsQuadAligned(args.out) &&
+                   IsQuadAligned(args.partial);
+  const cudaError_t status = LaunchSgemm(plan, args, trans_a, trans_b, stream);
+  if (status == cudaSuccess) return ffi::Error::Success();
+  return ffi::Error::Internal("sgemm: the launch of " + ToString(plan) +
+                              " failed: " + cudaGetErrorString(status));
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernelsSgemmCuda, Sgemm,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::PlatformStream<cudaStream_t>>()
+                                  .Ctx<ffi::DeviceOrdinal>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .RemainingArgs()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Attr<bool>("trans_a")
+                                  .Attr<bool>("trans_b")
+                                  .Attr<float>("alpha")
+                                  .Attr<float>("beta")
+                                  .Attr<std::string_view>("algorithm")
+                                  .Attr<int64_t>("split_k"),
+                              {ffi::Traits::kCmdBufferCompatible});
+
+}  // namespace jaxkernels

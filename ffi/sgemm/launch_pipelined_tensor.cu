@@ -1,0 +1,50 @@
+#include "sgemm/launch_pipelined.cuh"
+#include "sgemm/tensor_map.h"
+
+namespace jaxkernels {
+namespace {
+
+// Matrices of an operand in memory: one more than the index of the last.
+int64_t MembersOf(const SgemmArgs& args, int64_t BatchDim::* stride) {
+  int64_t last = 0;
+  for (int i = 0; i < args.batch_dims; ++i) {
+    last += (args.batch[i].size - 1) * args.batch[i].*stride;
+  }
+  return last + 1;
+}
+
+// Whether the kernel that is loaded was compiled for a GPU that has the accelerator: code for an
+// older one runs on a newer one too, but without it.
+bool HasTensorCode() {
+  cudaFuncAttributes attributes;
+  const auto kernel = PipelinedSgemm<kLargeTile, Engine::kTensor, true, false>;
+  return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)) == cudaSuccess &&
+         attributes.ptxVersion >= 90;
+}
+
+}  // namespace
+
+cudaError_t LaunchPipelined(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
+                            bool b_along_k, cudaStream_t stream) {
+  if (plan.engine == Engine::kFloats) {
+    return LaunchPipelinedFloats(plan, args, a_along_k, b_along_k, stream);
+  }
+  const PipelinedTile& tile = kPipelinedTiles[plan.tile];
+  const int block_k = StagesOf(tile, Engine::kTensor, a_along_k + b_along_k).block_k;
+  const OperandTensor a{
+      args.a,       a_along_k, args.m, args.k, MembersOf(args, &BatchDim::stride_a),
+      tile.block_m, block_k};
+  const OperandTensor b{
+      args.b,       b_along_k, args.n, args.k, MembersOf(args, &BatchDim::stride_b),
+      tile.block_n, block_k};
+  // What a plan cannot see: where the operands begin.
+  if (!CanMapTensor(a) || !CanMapTensor(b) || !HasTensorCode()) {
+    return LaunchPipelinedFloats(plan, args, a_along_k, b_along_k, stream);
+  }
+  CUtensorMap map_a, map_b;
+  if (const cudaError_t error = MapTensor(a, &map_a); error != cudaSuccess) return error;
+  if (const cudaError_t error = MapTensor(b, &map_b); error != cudaSuccess) return error;
+  return StartPipelined<Engine::kTensor>(plan, args, a_along_k, b_along_k, map_a, map_b, stream);
+}
+
+}  // namespace jaxkernels

@@ -1,0 +1,74 @@
+// The tiles of the pipelined kernel: how the work of a block is cut.
+//
+// Owns: their sizes. Plain C++, so that plans are made without CUDA.
+#ifndef JAXKERNELS_SGEMM_PIPELINED_TILE_H_
+#define JAXKERNELS_SGEMM_PIPELINED_TILE_H_
+
+namespace jaxkernels {
+
+// How tiles come into shared memory: by the tensor memory accelerator, which needs operands whose
+// lines begin at multiples of 16 bytes, or float by float.
+enum class Engine { kTensor, kFloats };
+
+// A block computes block_m x block_n elements of C with `slices` groups of threads. Every group
+// computes the whole tile for its share of each block_k, and the groups' sums are added at the end:
+// more warps, where there are few tiles.
+struct PipelinedTile {
+  int block_m, block_n;
+  int thread_m, thread_n;
+  int lanes_m;  // of the 32 lanes of a warp, along m
+  int slices;
+  int blocks_per_sm;  // that the registers have to allow
+
+  constexpr int ThreadsOfSlice() const { return block_m / thread_m * (block_n / thread_n); }
+  constexpr int Threads() const { return ThreadsOfSlice() * slices; }
+};
+
+inline constexpr PipelinedTile kPipelinedTiles[] = {
+    {128, 128, 8, 16, 8, 1, 2},
+    {32, 32, 8, 4, 4, 1, 8},
+    {64, 64, 8, 8, 8, 4, 2},
+    {32, 32, 8, 4, 4, 4, 4},
+};
+inline constexpr int kPipelinedTileCount = sizeof(kPipelinedTiles) / sizeof(kPipelinedTiles[0]);
+inline constexpr int kLargeTile = 0, kTinyTile = 1, kMediumSlicedTile = 2, kSmallSlicedTile = 3;
+
+// k of one stage, and how many stages are in shared memory at once. `transposed`: how many of the
+// operands lie along k and are transposed on their way (kTensor keeps two transposed tiles of
+// each).
+struct PipelinedStages {
+  int block_k;
+  int stages;
+};
+
+constexpr PipelinedStages StagesOf(const PipelinedTile& tile, Engine engine, int transposed) {
+  const bool sliced = tile.slices > 1;
+  if (engine == Engine::kFloats) return {sliced ? 32 : 16, 3};
+  return {sliced ? 64 : 32, 3 - transposed};
+}
+
+// Floats from one k to the next. A warp that transposes float by float writes 8 k of 4 lines at
+// once; four floats of padding make its 32 addresses (4 * k + line) fall into 32 banks.
+constexpr int PitchOf(int lines, Engine engine, bool along_k) {
+  return engine == Engine::kFloats && along_k ? lines + 4 : lines;
+}
+
+// Bytes of shared memory of one block.
+constexpr int SmemBytesOf(const PipelinedTile& tile, Engine engine, bool a_along_k,
+                          bool b_along_k) {
+  const PipelinedStages s = StagesOf(tile, engine, a_along_k + b_along_k);
+  const int pitch_a = PitchOf(tile.block_m, engine, a_along_k);
+  const int pitch_b = PitchOf(tile.block_n, engine, b_along_k);
+  int rows = s.stages * (pitch_a + pitch_b);
+  if (engine == Engine::kTensor) {
+    rows += 2 * (a_along_k ? pitch_a : 0) + 2 * (b_along_k ? pitch_b : 0);
+  }
+  const int barriers = engine == Engine::kTensor ? s.stages * 8 : 0;
+  const int staged = rows * s.block_k * 4 + barriers;
+  const int exchanged = (tile.slices - 1) * tile.block_m * tile.block_n * 4;
+  return staged > exchanged ? staged : exchanged;
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SGEMM_PIPELINED_TILE_H_

@@ -1,0 +1,237 @@
+#include "sgemm/plan.h"
+
+#include <algorithm>
+
+namespace jaxkernels {
+namespace {
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// A block of the rungs below the pipelined one.
+struct Rung {
+  int block_m, block_n, block_k;
+  int thread_m, thread_n;
+  int block_threads;
+};
+
+Rung RungOf(Algorithm algorithm) {
+  switch (algorithm) {
+    case Algorithm::kNaive:
+      return {32, 32, 1, 1, 1, 1024};
+    case Algorithm::kBlockTile:
+      return {32, 32, 32, 1, 1, 1024};
+    default:
+      return {128, 128, 8, 8, 8, 256};
+  }
+}
+
+// The tensor memory accelerator came with compute capability 9.0. The lines of both operands have
+// to begin at multiples of 16 bytes, and two blocks have to fit an SM, so that one computes while
+// the other waits.
+Engine EngineOf(const SgemmProblem& problem, const DeviceLimits& limits,
+                const PipelinedTile& tile) {
+  const bool a_along_k = !problem.trans_a, b_along_k = problem.trans_b;
+  const bool aligned =
+      (a_along_k ? problem.k : problem.m) % 4 == 0 && (b_along_k ? problem.k : problem.n) % 4 == 0;
+  const int smem_bytes = SmemBytesOf(tile, Engine::kTensor, a_along_k, b_along_k);
+  const bool fits = 2 * (smem_bytes + kReservedSmemPerBlock) <= limits.smem_per_sm;
+  return aligned && fits && limits.compute_capability >= 90 ? Engine::kTensor : Engine::kFloats;
+}
+
+// Blocks of a tile that are resident on one SM at once.
+int BlocksPerSm(const PipelinedTile& tile, int smem_bytes, const DeviceLimits& limits) {
+  const int by_smem = limits.smem_per_sm / (smem_bytes + kReservedSmemPerBlock);
+  return std::min({by_smem, tile.blocks_per_sm, limits.threads_per_sm / tile.Threads()});
+}
+
+// What a choice of tile and split is expected to take, in cycles of an SM. It only has to rank
+// choices.
+struct Cost {
+  // Fraction of the FFMA peak that a full SM reaches. H200, 4096^3 (2026-11).
+  static constexpr double kEfficiency[kPipelinedTileCount] = {0.80, 0.40, 0.68, 0.45};
+  // From the start of a block to its first FFMA and from the last to its end.
+  static constexpr double kBlockCycles = 3000;
+  // Starting a second kernel, and the bytes of sums that the L2 moves in a cycle.
+  static constexpr double kReduceCycles = 4000;
+  static constexpr double kReduceBytesPerCycle = 1600;
+};
+
+double CyclesOf(const SgemmProblem& problem, const DeviceLimits& limits, int tile_index,
+                int64_t split_k, int64_t batch) {
+  const PipelinedTile& tile = kPipelinedTiles[tile_index];
+  const int64_t blocks =
+      CeilDiv(problem.m, tile.block_m) * CeilDiv(problem.n, tile.block_n) * split_k * batch;
+  const double k = static_cast<double>(CeilDiv(problem.k, split_k));
+  const double ffma_cycles = tile.block_m * tile.block_n * k / 128;
+  // A single block cannot hide its own latencies.
+  const int64_t blocks_of_sm = CeilDiv(blocks, limits.sm_count);
+  const double efficiency = Cost::kEfficiency[tile_index] * (blocks_of_sm == 1 ? 0.75 : 1.0);
+  double cycles = Cost::kBlockCycles * CeilDiv(blocks_of_sm, tile.blocks_per_sm) +
+                  blocks_of_sm * ffma_cycles / efficiency;
+  if (split_k > 1) {
+    const double bytes = 4.0 * problem.m * problem.n * (2 * split_k + 1) * batch;
+    cycles += Cost::kReduceCycles + bytes / Cost::kReduceBytesPerCycle;
+  }
+  return cycles;
+}
+
+// A split sums at least this many k; shares are multiples of it, and so of every block_k.
+constexpr int64_t kSplitGranularity = 64;
+constexpr int64_t kMaxSplit = 1024;
+
+// Up to this k slices are not worth their final sum, and large batches of such products are common:
+// they get the tile without slices. H200, 512 x (128, 128, 128) (2026-11): 62 us, with the medium
+// sliced tile 78 us.
+constexpr int64_t kMaxDepthUnsliced = 128;
+
+struct Choice {
+  int tile = kLargeTile;
+  int64_t split_k = 1;
+};
+
+int64_t KPerSplit(int64_t k, int64_t split_k) {
+  return CeilDiv(CeilDiv(k, split_k), kSplitGranularity) * kSplitGranularity;
+}
+
+// The cheapest tile and split for one member of the batch. Where split_k is given it stays.
+Choice ChooseForOne(const SgemmProblem& problem, const DeviceLimits& limits, int split_k) {
+  Choice best;
+  double least = -1;
+  const int64_t most =
+      split_k > 0 ? split_k : std::min(kMaxSplit, CeilDiv(problem.k, kSplitGranularity));
+  for (int tile = 0; tile < kPipelinedTileCount; ++tile) {
+    if (problem.k <= kMaxDepthUnsliced && kPipelinedTiles[tile].slices > 1) continue;
+    for (int64_t split = split_k > 0 ? split_k : 1; split <= most; ++split) {
+      // Splits that leave the last one empty are other splits in disguise.
+      if (split_k == 0 && CeilDiv(problem.k, KPerSplit(problem.k, split)) != split) continue;
+      const double cycles = CyclesOf(problem, limits, tile, split, 1);
+      if (least < 0 || cycles < least) {
+        least = cycles;
+        best = {tile, split};
+      }
+    }
+  }
+  return best;
+}
+
+// The cheapest tile for the whole batch among those that sum in the same order.
+int ChooseTile(const SgemmProblem& problem, const DeviceLimits& limits, const Choice& one) {
+  int best = one.tile;
+  const int64_t batch = problem.Batch();
+  for (int tile = 0; tile < kPipelinedTileCount; ++tile) {
+    if (kPipelinedTiles[tile].slices != kPipelinedTiles[one.tile].slices) continue;
+    if (CyclesOf(problem, limits, tile, one.split_k, batch) <
+        CyclesOf(problem, limits, best, one.split_k, batch)) {
+      best = tile;
+    }
+  }
+  return best;
+}
+
+void PlanPipelined(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
+                   SgemmPlan& plan) {
+  const Choice one = ChooseForOne(problem, limits, split_k);
+  plan.tile = ChooseTile(problem, limits, one);
+  const PipelinedTile& tile = kPipelinedTiles[plan.tile];
+  plan.engine = EngineOf(problem, limits, tile);
+  const bool a_along_k = !problem.trans_a, b_along_k = problem.trans_b;
+  const PipelinedStages staging = StagesOf(tile, plan.engine, a_along_k + b_along_k);
+  plan.block_m = tile.block_m;
+  plan.block_n = tile.block_n;
+  plan.block_k = staging.block_k;
+  plan.thread_m = tile.thread_m;
+  plan.thread_n = tile.thread_n;
+  plan.slices = tile.slices;
+  plan.block_threads = tile.Threads();
+  plan.stages = staging.stages;
+  plan.smem_bytes = SmemBytesOf(tile, plan.engine, a_along_k, b_along_k);
+  plan.blocks_per_sm = BlocksPerSm(tile, plan.smem_bytes, limits);
+  plan.split_k = static_cast<int>(one.split_k);
+  plan.k_per_split = KPerSplit(problem.k, one.split_k);
+}
+
+void PlanRung(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan) {
+  const Rung rung = RungOf(plan.algorithm);
+  plan.block_m = rung.block_m;
+  plan.block_n = rung.block_n;
+  plan.block_k = rung.block_k;
+  plan.thread_m = rung.thread_m;
+  plan.thread_n = rung.thread_n;
+  plan.block_threads = rung.block_threads;
+  plan.blocks_per_sm = limits.threads_per_sm / rung.block_threads;
+  if (rung.thread_m > 1) plan.blocks_per_sm = std::min(plan.blocks_per_sm, 2);  // by registers
+  plan.k_per_split = problem.k;
+}
+
+}  // namespace
+
+SgemmPlanResult PlanSgemm(const SgemmProblem& problem, const DeviceLimits& limits,
+                          Algorithm algorithm, int split_k) {
+  SgemmPlan plan;
+  plan.algorithm = algorithm == Algorithm::kAuto ? Algorithm::kPipelined : algorithm;
+  if (split_k < 0) return {plan, "split_k must not be negative, got " + std::to_string(split_k)};
+  if (plan.algorithm == Algorithm::kPipelined) {
+    PlanPipelined(problem, limits, split_k, plan);
+  } else if (split_k > 1) {
+    return {plan, std::string(AlgorithmName(algorithm)) +
+                      " does not split k; got split_k=" + std::to_string(split_k)};
+  } else {
+    PlanRung(problem, limits, plan);
+  }
+  plan.tiles_m = CeilDiv(problem.m, plan.block_m);
+  plan.tiles_n = CeilDiv(problem.n, plan.block_n);
+  const int64_t batch = problem.Batch();
+  plan.grid_blocks = plan.tiles_m * plan.tiles_n * plan.split_k * batch;
+  if (plan.grid_blocks >= int64_t{1} << 31) {
+    return {plan, "the grid would have " + std::to_string(plan.grid_blocks) +
+                      " blocks, more than a GPU takes"};
+  }
+  if (plan.split_k > 1) plan.partial_elements = problem.m * problem.n * plan.split_k * batch;
+  return {plan, ""};
+}
+
+const char* EngineName(Engine engine) { return engine == Engine::kTensor ? "tensor" : "floats"; }
+
+const char* AlgorithmName(Algorithm algorithm) {
+  return kAlgorithmNames[static_cast<int>(algorithm)].data();
+}
+
+bool ParseAlgorithm(std::string_view name, Algorithm* algorithm) {
+  for (int i = 0; i < kAlgorithmCount; ++i) {
+    if (name != kAlgorithmNames[i]) continue;
+    *algorithm = static_cast<Algorithm>(i);
+    return true;
+  }
+  return false;
+}
+
+bool SgemmPlan::operator==(const SgemmPlan& o) const { return ToString(*this) == ToString(o); }
+
+std::string ToString(const SgemmPlan& plan) {
+  std::string text = "SgemmPlan(algorithm='" + std::string(AlgorithmName(plan.algorithm)) + "'";
+  if (plan.algorithm == Algorithm::kPipelined) {
+    text += ", engine='" + std::string(EngineName(plan.engine)) + "'";
+  }
+  const auto add = [&](const char* name, int64_t value) {
+    text += ", " + std::string(name) + "=" + std::to_string(value);
+  };
+  add("block_m", plan.block_m);
+  add("block_n", plan.block_n);
+  add("block_k", plan.block_k);
+  add("thread_m", plan.thread_m);
+  add("thread_n", plan.thread_n);
+  add("block_threads", plan.block_threads);
+  add("stages", plan.stages);
+  add("slices", plan.slices);
+  add("split_k", plan.split_k);
+  add("k_per_split", plan.k_per_split);
+  add("tiles_m", plan.tiles_m);
+  add("tiles_n", plan.tiles_n);
+  add("grid_blocks", plan.grid_blocks);
+  add("smem_bytes", plan.smem_bytes);
+  add("blocks_per_sm", plan.blocks_per_sm);
+  add("partial_elements", plan.partial_elements);
+  return text + ")";
+}
+
+}  // namespace jaxkernels

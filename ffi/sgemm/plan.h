@@ -1,0 +1,78 @@
+// The policy of the matrix product: (problem, device limits) -> plan. Every launch rule lives in
+// plan.cc.
+//
+// Owns: which rung of the ladder runs, its tile, how k is split, and the grid. A plan is a plain
+// value that can be compared and printed; it is made without a GPU. Must not know: CUDA, XLA,
+// Python.
+//
+// The order of summation (how k is split over blocks, and over the slices of a block) depends on m,
+// n, k and the device alone, never on the batch: a member of a batch gets the bits that it would
+// get alone.
+#ifndef JAXKERNELS_SGEMM_PLAN_H_
+#define JAXKERNELS_SGEMM_PLAN_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "common/device_limits.h"
+#include "sgemm/pipelined_tile.h"
+#include "sgemm/problem.h"
+
+namespace jaxkernels {
+
+// The rungs of the ladder; kAuto lets the policy choose.
+enum class Algorithm {
+  kAuto,
+  kNaive,
+  kBlockTile,
+  kThreadTile,
+  kWarpTile,
+  kSplitTile,
+  kPipelined,
+};
+
+inline constexpr std::string_view kAlgorithmNames[] = {
+    "auto", "naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined",
+};
+inline constexpr int kAlgorithmCount = sizeof(kAlgorithmNames) / sizeof(kAlgorithmNames[0]);
+
+struct SgemmPlan {
+  Algorithm algorithm = Algorithm::kAuto;
+  int tile = -1;                    // index into kPipelinedTiles; pipelined only
+  Engine engine = Engine::kFloats;  // pipelined only; operands must be aligned for kTensor
+  int block_m = 0, block_n = 0, block_k = 0;
+  int thread_m = 0, thread_n = 0;
+  int block_threads = 0;
+  int stages = 1;           // tiles of A and B in shared memory at once
+  int slices = 1;           // groups of threads of a block that share one tile of C
+  int split_k = 1;          // blocks that share one tile of C
+  int64_t k_per_split = 0;  // all but the last split sum as many
+  int64_t tiles_m = 0, tiles_n = 0;
+  int64_t grid_blocks = 0;
+  int smem_bytes = 0;  // dynamic shared memory of one block
+  int blocks_per_sm = 0;
+  int64_t partial_elements = 0;  // float32 elements of the splits' sums
+
+  bool operator==(const SgemmPlan& o) const;
+};
+
+// A plan, or why there is none.
+struct SgemmPlanResult {
+  SgemmPlan plan;
+  std::string error;
+};
+
+// split_k = 0 lets the policy choose; any other number is taken as it is (a program that was
+// compiled for one device keeps its order of summation, and its scratch, on another).
+SgemmPlanResult PlanSgemm(const SgemmProblem& problem, const DeviceLimits& limits,
+                          Algorithm algorithm = Algorithm::kAuto, int split_k = 0);
+
+const char* EngineName(Engine engine);
+const char* AlgorithmName(Algorithm algorithm);
+bool ParseAlgorithm(std::string_view name, Algorithm* algorithm);
+std::string ToString(const SgemmPlan& plan);
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SGEMM_PLAN_H_

@@ -1,0 +1,87 @@
+#include "sgemm/problem.h"
+
+#include <algorithm>
+
+namespace jaxkernels {
+namespace {
+
+std::string ShapeText(const std::vector<int64_t>& shape) {
+  std::string text = "(";
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+  }
+  return text + ")";
+}
+
+std::string OperandsText(const std::vector<int64_t>& a_shape, const std::vector<int64_t>& b_shape,
+                         bool trans_a, bool trans_b) {
+  return "a has shape " + ShapeText(a_shape) + (trans_a ? ", transposed" : "") + ", b has shape " +
+         ShapeText(b_shape) + (trans_b ? ", transposed" : "");
+}
+
+// Whether an outer and an inner dimension of one operand are one dimension of the inner's stride.
+bool Merges(int64_t outer_stride, int64_t inner_stride, int64_t inner_size) {
+  return outer_stride == inner_stride * inner_size;
+}
+
+// Rows of A below which a shared B makes members of the batch into rows: tiles would be mostly
+// empty otherwise. From here on a member is better off with its own tiles, and keeps the bits that
+// it has alone.
+constexpr int64_t kMaxRowsToFold = 64;
+
+}  // namespace
+
+SgemmProblemResult MakeSgemmProblem(const std::vector<int64_t>& a_shape,
+                                    const std::vector<int64_t>& b_shape, bool trans_a,
+                                    bool trans_b) {
+  SgemmProblem problem;
+  const std::string operands = OperandsText(a_shape, b_shape, trans_a, trans_b);
+  const std::size_t rank = a_shape.size();
+  if (rank < 2 || b_shape.size() != rank) {
+    return {problem, "operands need one rank of at least 2; " + operands};
+  }
+  const int64_t *a = &a_shape[rank - 2], *b = &b_shape[rank - 2];
+  problem.m = a[trans_a ? 1 : 0];
+  problem.k = a[trans_a ? 0 : 1];
+  problem.n = b[trans_b ? 0 : 1];
+  problem.trans_a = trans_a;
+  problem.trans_b = trans_b;
+  if (b[trans_b ? 1 : 0] != problem.k) {
+    return {problem, "the contracted dimensions differ; " + operands};
+  }
+
+  // From the innermost dimension outwards, merged with what is already there where possible.
+  std::vector<BatchDim> dims;
+  int64_t members_a = 1, members_b = 1;
+  for (std::size_t i = rank - 2; i-- > 0;) {
+    const int64_t size_a = a_shape[i], size_b = b_shape[i];
+    if (size_a != size_b && size_a != 1 && size_b != 1) {
+      return {problem, "the batch dimensions do not broadcast; " + operands};
+    }
+    const BatchDim dim{size_a == 1 ? size_b : size_a, size_a == 1 ? 0 : members_a,
+                       size_b == 1 ? 0 : members_b};
+    members_a *= size_a;
+    members_b *= size_b;
+    if (dim.size == 1) continue;
+    if (!dims.empty() && Merges(dim.stride_a, dims.back().stride_a, dims.back().size) &&
+        Merges(dim.stride_b, dims.back().stride_b, dims.back().size)) {
+      dims.back().size *= dim.size;
+    } else {
+      dims.push_back(dim);
+    }
+  }
+  const bool one_shared_b = dims.size() == 1 && dims[0].stride_b == 0 && dims[0].stride_a == 1;
+  if (one_shared_b && !trans_a && problem.m < kMaxRowsToFold) {
+    problem.m *= dims[0].size;
+    dims.clear();
+  }
+  if (dims.size() > kMaxBatchDims) {
+    return {problem, "batch dimensions that broadcast by turns more than " +
+                         std::to_string(kMaxBatchDims) + " times are not served; " + operands};
+  }
+  problem.batch_dims = static_cast<int>(dims.size());
+  std::reverse_copy(dims.begin(), dims.end(), problem.batch);
+  return {problem, ""};
+}
+
+}  // namespace jaxkernels

@@ -1,0 +1,61 @@
+// What is to be computed: out = alpha * op(A) op(B) + beta * C, for every member of a batch.
+//
+// Owns: the description of a matrix product, as a plain value, and its canonical form. Row-major
+// throughout; a matrix is stored as its rows, one after the other, without gaps. Must not know:
+// CUDA, XLA, Python.
+#ifndef JAXKERNELS_SGEMM_PROBLEM_H_
+#define JAXKERNELS_SGEMM_PROBLEM_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace jaxkernels {
+
+inline constexpr int kMaxBatchDims = 4;
+
+// A batch dimension: how far apart its members lie, in matrices. Stride 0 is an operand that all
+// members share. Members of C and of the result lie side by side, the last dimension fastest.
+struct BatchDim {
+  int64_t size = 1;
+  int64_t stride_a = 0;
+  int64_t stride_b = 0;
+
+  bool operator==(const BatchDim& o) const {
+    return size == o.size && stride_a == o.stride_a && stride_b == o.stride_b;
+  }
+};
+
+struct SgemmProblem {
+  int64_t m = 0;
+  int64_t n = 0;
+  int64_t k = 0;
+  bool trans_a = false;  // A is stored as (k, m) instead of (m, k)
+  bool trans_b = false;  // B is stored as (n, k) instead of (k, n)
+  int batch_dims = 0;
+  BatchDim batch[kMaxBatchDims];  // outermost first; sizes are at least 2
+
+  // Members of the batch.
+  int64_t Batch() const {
+    int64_t members = 1;
+    for (int i = 0; i < batch_dims; ++i) members *= batch[i].size;
+    return members;
+  }
+};
+
+// A problem, or why there is none.
+struct SgemmProblemResult {
+  SgemmProblem problem;
+  std::string error;
+};
+
+// The problem of two operands of equal rank >= 2 whose leading dimensions broadcast (equal, or 1 in
+// one of them). Neighbouring batch dimensions become one wherever both operands allow it, and those
+// of A become rows of A where B is shared by all and A has few rows of its own.
+SgemmProblemResult MakeSgemmProblem(const std::vector<int64_t>& a_shape,
+                                    const std::vector<int64_t>& b_shape, bool trans_a,
+                                    bool trans_b);
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SGEMM_PROBLEM_H_

@@ -1,0 +1,278 @@
+"""The primitive of the matrix product: where the SGEMM kernels meet JAX's transformations.
+
+out = alpha * op(a) op(b) + beta * c, for operands of equal rank whose leading dimensions broadcast
+(equal, or 1 in one of them). Transposes are flags, never copies: derivatives of every order are
+again such products. Reverse mode keeps a and b and nothing else, so that c can be overwritten.
+
+With dC the cotangent of C = alpha op(A) op(B) + beta C_in:
+    d op(A) = alpha dC op(B)^T,   d op(B) = alpha op(A)^T dC,   d C_in = beta dC.
+
+Owns: the transformation rules. Must not know: what users call it with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+
+from jaxkernels import _compat, _gemm_partitioning, _plan, _primitive, _registry
+
+TARGET = "jaxkernels_sgemm"
+
+sgemm_p = Primitive("jaxkernels_sgemm")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a product is asked for, besides its operands.
+
+    Attributes:
+        trans_a: a is stored as (k, m) instead of (m, k).
+        trans_b: b is stored as (n, k) instead of (k, n).
+        alpha: factor of the product.
+        beta: factor of c; 0 means that c is not read.
+        algorithm: "auto", or the rung of the ladder to run.
+        require_kernel: a platform without kernels is an error when lowering, instead of a reason to
+            run XLA's own product.
+    """
+
+    trans_a: bool = False
+    trans_b: bool = False
+    alpha: float = 1.0
+    beta: float = 0.0
+    algorithm: str = "auto"
+    require_kernel: bool = False
+
+
+def multiply(
+    a: jax.Array, b: jax.Array, c: jax.Array | None = None, options: Options | None = None
+) -> jax.Array:
+    """Applies the primitive; see the module's docstring.
+
+    Args:
+        a: float32 array of shape (*batch_a, m, k), or (*batch_a, k, m) with `trans_a`.
+        b: float32 array of the same rank, (*batch_b, k, n), or (*batch_b, n, k) with `trans_b`.
+        c: None, or an array of the shape of the result.
+        options: flags and factors; the defaults give the plain product.
+    """
+    operands = _primitive.equalize_varying([a, b] if c is None else [a, b, c])
+    return sgemm_p.bind(*operands, options=options or Options())
+
+
+def _matrix_dims(options: Options) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Where (m, k) of a and (k, n) of b are, counted from the end."""
+    return ((-1, -2) if options.trans_a else (-2, -1)), ((-1, -2) if options.trans_b else (-2, -1))
+
+
+def _abstract_eval(a: Any, b: Any, c: Any = None, *, options: Options) -> Any:
+    operands = {"a": a, "b": b} | ({} if c is None else {"c": c})
+    for name, aval in operands.items():
+        if aval.dtype != jnp.float32:
+            raise TypeError(f"sgemm: {name} must be float32, got {aval.dtype.name}")
+        if aval.ndim != a.ndim or aval.ndim < 2:
+            shapes = ", ".join(f"{name} {aval.shape}" for name, aval in operands.items())
+            raise ValueError(f"sgemm: operands must have one rank of at least 2, got {shapes}")
+    (m, k), (k_of_b, n) = _matrix_dims(options)
+    if a.shape[k] != b.shape[k_of_b]:
+        raise ValueError(
+            f"sgemm: the contracted dimensions differ: a {a.shape} with trans_a={options.trans_a}, "
+            f"b {b.shape} with trans_b={options.trans_b}"
+        )
+    for size_a, size_b in zip(a.shape[:-2], b.shape[:-2], strict=True):
+        if size_a != size_b and size_a != 1 and size_b != 1:
+            raise ValueError(f"sgemm: batch dimensions do not broadcast: a {a.shape}, b {b.shape}")
+    batch = [y if _is_one(x) else x for x, y in zip(a.shape[:-2], b.shape[:-2], strict=True)]
+    shape = (*batch, a.shape[m], b.shape[n])
+    if c is not None and c.shape != shape:
+        raise ValueError(
+            f"sgemm: c has shape {c.shape}, but op(a) op(b) has shape {shape} "
+            f"(a {a.shape}, b {b.shape})"
+        )
+    return _compat.with_shape_and_spec(a, shape, _result_spec(a, b, options))
+
+
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1
+
+
+def _result_spec(a: Any, b: Any, options: Options) -> list[Any]:
+    """The explicit sharding of the result's dimensions; an error where there is no good one."""
+    spec_a, spec_b = list(_compat.aval_spec(a)), list(_compat.aval_spec(b))
+    (m, k), (k_of_b, n) = _matrix_dims(options)
+    if spec_a[k] is not None or spec_b[k_of_b] is not None:
+        raise ValueError(
+            "sgemm: a contracted dimension is sharded over an explicit mesh axis, so that the "
+            f"sharding of the result is ambiguous: a {spec_a}, b {spec_b}. Reshard the operands, "
+            "or give matmul or dot_general an out_sharding."
+        )
+    batch = [x if x is not None else y for x, y in zip(spec_a[:-2], spec_b[:-2], strict=True)]
+    return [*batch, spec_a[m], spec_b[n]]
+
+
+def _batch(
+    axis_data: Any, operands: Sequence[jax.Array], batch_dims: Sequence[int | None], *, options: Any
+) -> tuple[jax.Array, int | None]:
+    """A mapped dimension is one more batch dimension; an unmapped operand is shared, not copied."""
+    if all(d is None for d in batch_dims):
+        return multiply(*operands, options=options), None
+    dims = list(batch_dims)
+    moved = [
+        jnp.expand_dims(x, 0) if d is None else jnp.moveaxis(x, d, 0)
+        for x, d in zip(operands, dims, strict=True)
+    ]
+    for index, operand in enumerate(operands):
+        # The product has the mapped dimension only if a or b has it, and c has to have it then.
+        lacks = index == 2 or (index == 0 and dims[0] is None and dims[1] is None)
+        if lacks and dims[index] is None:
+            moved[index] = _compat.batch_at_front(axis_data, operand, None)
+    return multiply(*moved, options=options), 0
+
+
+def reference(
+    a: jax.Array, b: jax.Array, c: jax.Array | None = None, *, options: Options
+) -> jax.Array:
+    """The same in plain JAX: XLA's own product at the highest precision."""
+    subscripts = (
+        f"...{'km' if options.trans_a else 'mk'},...{'nk' if options.trans_b else 'kn'}->...mn"
+    )
+    product = jnp.einsum(subscripts, a, b, precision=jax.lax.Precision.HIGHEST)
+    scaled = product if options.alpha == 1.0 else options.alpha * product
+    return scaled if c is None or options.beta == 0.0 else scaled + options.beta * c
+
+
+def ffi_multiply(
+    a: jax.Array, b: jax.Array, c: jax.Array | None = None, *, options: Options
+) -> jax.Array:
+    """The same by the CUDA kernels; for lowering rules alone, because it has no derivatives."""
+    a, b = _with_few_batch_dims(a, b)
+    split_k, partial_elements = _plan.split_of_sgemm(a.shape, b.shape, options)
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    (m, _), (_, n) = _matrix_dims(options)
+    results = (
+        jax.ShapeDtypeStruct((*batch, a.shape[m], b.shape[n]), jnp.float32),
+        jax.ShapeDtypeStruct((partial_elements,), jnp.float32),
+    )
+    operands = [a, b] if c is None else [a, b, c]
+    call = jax.ffi.ffi_call(TARGET, results, input_output_aliases={} if c is None else {2: 0})
+    return call(
+        *operands,
+        trans_a=options.trans_a,
+        trans_b=options.trans_b,
+        alpha=np.float32(options.alpha),
+        beta=np.float32(options.beta),
+        algorithm=options.algorithm,
+        split_k=split_k,
+    )[0]
+
+
+# Batch dimensions that broadcast by turns, more often than the kernels can step: one operand is
+# repeated in memory, so that all of them become one dimension.
+_MAX_BATCH_DIMS = 4
+
+
+def _with_few_batch_dims(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    if a.ndim - 2 <= _MAX_BATCH_DIMS:
+        return a, b
+    batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    whole = [jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b)]
+    return whole[0], whole[1]
+
+
+def _lower_reference(ctx: mlir.LoweringRuleContext, *operands: Any, options: Options) -> Any:
+    platforms = _compat.lowering_platforms(ctx)
+    if options.require_kernel:
+        why = "; ".join(_registry.why_not_live(TARGET, platform) for platform in platforms)
+        raise NotImplementedError(
+            f'implementation="ffi": no kernel of {sgemm_p.name} for platform '
+            f"{', '.join(map(repr, platforms))}: {why}"
+        )
+    if "cuda" in platforms:
+        _registry.warn_missing_cuda()
+    function = functools.partial(reference, options=options)
+    return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
+
+
+def _lower_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, options: Options) -> Any:
+    function: Callable[..., jax.Array] = functools.partial(ffi_multiply, options=options)
+    if _compat.partitions_custom_calls(ctx):
+        shapes = [aval.shape for aval in ctx.avals_in]
+        function = _gemm_partitioning.partitioned(ffi_multiply, shapes, options)
+    return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
+
+
+def _jvp(primals: Any, tangents: Any, *, options: Options) -> tuple[jax.Array, Any]:
+    a, b = primals[:2]
+    a_dot, b_dot, *c_dot = tangents
+    product = dataclasses.replace(options, beta=0.0)
+    terms = []
+    if type(a_dot) is not ad.Zero:
+        terms.append(multiply(a_dot, b, options=product))
+    if type(b_dot) is not ad.Zero:
+        terms.append(multiply(a, b_dot, options=product))
+    if c_dot and type(c_dot[0]) is not ad.Zero:
+        terms.append(options.beta * c_dot[0])
+    out = multiply(*primals, options=options)
+    return out, functools.reduce(jnp.add, terms)
+
+
+def _transpose(ct: Any, a: Any, b: Any, c: Any = None, *, options: Options) -> Any:
+    cotangents: list[Any] = [None, None] if c is None else [None, None, None]
+    if type(ct) is ad.Zero:
+        return cotangents
+    plain = dataclasses.replace(options, beta=0.0)
+    if ad.is_undefined_primal(a):
+        flags = dataclasses.replace(plain, trans_a=False, trans_b=not options.trans_b)
+        if options.trans_a:
+            flags = dataclasses.replace(plain, trans_a=options.trans_b, trans_b=True)
+            cotangents[0] = _multiply_and_sum(b, ct, a.aval.shape, flags)
+        else:
+            cotangents[0] = _multiply_and_sum(ct, b, a.aval.shape, flags)
+    if ad.is_undefined_primal(b):
+        if options.trans_b:
+            flags = dataclasses.replace(plain, trans_a=True, trans_b=options.trans_a)
+            cotangents[1] = _multiply_and_sum(ct, a, b.aval.shape, flags)
+        else:
+            flags = dataclasses.replace(plain, trans_a=not options.trans_a, trans_b=False)
+            cotangents[1] = _multiply_and_sum(a, ct, b.aval.shape, flags)
+    if c is not None and ad.is_undefined_primal(c):
+        cotangents[2] = options.beta * ct
+    return cotangents
+
+
+def _multiply_and_sum(
+    x: jax.Array, y: jax.Array, shape: tuple[Any, ...], options: Options
+) -> jax.Array:
+    """op(x) op(y), summed over the batch dimensions that are 1 in `shape` and not in the product."""
+    shared = all(_is_one(size) for size in shape[:-2])
+    folds = options.trans_a and not options.trans_b and x.shape[:-2] == y.shape[:-2]
+    if shared and folds and not _compat.is_explicitly_sharded(x, y):
+        # The summed dimensions are the outer part of the contracted one, in memory too: one product
+        # of matrices that are as deep as the batch, as for weights that all members share.
+        depth = (1,) * len(shape[:-2])
+        x, y = (z.reshape(*depth, math.prod(z.shape[:-1]), z.shape[-1]) for z in (x, y))
+        return multiply(x, y, options=options)
+    product = multiply(x, y, options=options)
+    summed = [
+        d for d, size in enumerate(shape[:-2]) if _is_one(size) and not _is_one(product.shape[d])
+    ]
+    return jnp.sum(product, axis=summed, keepdims=True) if summed else product
+
+
+sgemm_p.def_impl(functools.partial(xla.apply_primitive, sgemm_p))
+sgemm_p.def_abstract_eval(_abstract_eval)
+batching.fancy_primitive_batchers[sgemm_p] = _batch
+ad.primitive_jvps[sgemm_p] = _jvp
+ad.primitive_transposes[sgemm_p] = _transpose
+mlir.register_lowering(sgemm_p, _lower_reference)
+if _registry.has_cuda_module():
+    mlir.register_lowering(sgemm_p, _lower_cuda, platform="cuda")
+_compat.needs_devices_for_lowering(sgemm_p)

@@ -1,0 +1,109 @@
+"""How a matrix product is split over devices.
+
+Rows of op(a), columns of op(b) and the batch are split without communication. Where the contracted
+dimension is split, every device multiplies its part and one all-reduce adds the parts; beta * c is
+added once, after it.
+
+Owns: the rule and the partitions. Must not know: the primitive, or what computes a local product.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
+
+# Mesh axes over which a dimension is split, in order.
+_Axes = tuple[str, ...]
+
+
+def partitioned(
+    local: Callable[..., jax.Array], shapes: Sequence[tuple[int, ...]], options: Any
+) -> Callable[..., jax.Array]:
+    """A function of a, b and perhaps c that XLA's partitioner knows how to split.
+
+    Args:
+        local: the product of one device, `local(a, b, c=None, options=...)`.
+        shapes: those of the operands.
+        options: a `_gemm.Options`.
+    """
+
+    def whole(*operands: jax.Array) -> jax.Array:
+        return local(*operands, options=options)
+
+    names = _names(shapes, options)
+    result = _result_names(names)
+
+    def partition(mesh: Any, operands: Any, result_info: Any) -> Any:
+        del result_info  # where it asks for another split than the operands give, XLA reshards
+        specs = [_padded(info.sharding.spec, len(info.shape)) for info in operands]
+        axes = _assign(names[:2], specs[:2])
+        contracted = axes.get("k", ())
+
+        def sharding(dims: Sequence[str]) -> NamedSharding:
+            return NamedSharding(mesh, PartitionSpec(*(axes.get(dim) or None for dim in dims)))
+
+        def lowered(*parts: jax.Array) -> jax.Array:
+            if not contracted:
+                return local(*parts, options=options)
+            product = dataclasses.replace(options, beta=0.0)
+            total = jax.lax.psum(local(*parts[:2], options=product), contracted)
+            return total + options.beta * parts[2] if options.beta else total
+
+        return mesh, lowered, sharding(result), tuple(sharding(dims) for dims in names)
+
+    function = custom_partitioning(whole)
+    rule = f"{', '.join(' '.join(dims) for dims in names)} -> {' '.join(result)}"
+    function.def_partition(partition=partition, sharding_rule=rule, reduction_factors=("k",))
+    return function
+
+
+def _names(shapes: Sequence[tuple[int, ...]], options: Any) -> list[list[str]]:
+    """Names of the dimensions of every operand; equal names are split alike.
+
+    A batch dimension of size 1 that the other operand repeats has a name of its own.
+    """
+    rank = len(shapes[0])
+    batches = [[], []]
+    for d in range(rank - 2):
+        size_a, size_b = shapes[0][d], shapes[1][d]
+        batches[0].append(f"x{d}" if size_a == 1 and size_b != 1 else f"b{d}")
+        batches[1].append(f"y{d}" if size_b == 1 and size_a != 1 else f"b{d}")
+    a = ["k", "m"] if options.trans_a else ["m", "k"]
+    b = ["n", "k"] if options.trans_b else ["k", "n"]
+    names = [batches[0] + a, batches[1] + b]
+    return [*names, _result_names(names)] if len(shapes) == 3 else names
+
+
+def _result_names(names: Sequence[Sequence[str]]) -> list[str]:
+    return [f"b{d}" for d in range(len(names[0]) - 2)] + ["m", "n"]
+
+
+def _padded(spec: PartitionSpec, rank: int) -> list[_Axes]:
+    entries = [*spec, *[None] * (rank - len(spec))]
+    return [() if e is None else tuple(e) if isinstance(e, tuple) else (e,) for e in entries]
+
+
+def _assign(names: Sequence[Sequence[str]], specs: Sequence[Sequence[_Axes]]) -> dict[str, _Axes]:
+    """The mesh axes of every name. The first operand that splits a name decides; an axis serves one.
+
+    Batch, rows and columns come before the contracted dimension: they cost nothing.
+    """
+    wanted: dict[str, _Axes] = {}
+    for dims, spec in zip(names, specs, strict=True):
+        for dim, axes in zip(dims, spec, strict=True):
+            if axes and not wanted.get(dim):
+                wanted[dim] = axes
+    assigned: dict[str, _Axes] = {}
+    used: set[str] = set()
+    for dim in sorted(wanted, key=lambda dim: dim == "k"):
+        axes = tuple(axis for axis in wanted[dim] if axis not in used)
+        if dim[0] in "xy" or axes != wanted[dim]:
+            continue  # of size 1, or in conflict: whole on every device
+        assigned[dim] = axes
+        used.update(axes)
+    return assigned

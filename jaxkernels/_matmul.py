@@ -1,0 +1,400 @@
+"""matmul, dot_general and sgemm: matrix products in true float32, on the SGEMM kernels.
+
+Owns: the three public functions, and how their operands become those of one matrix product. Must
+not know: how a primitive works, or how a kernel is launched.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxkernels import _compat, _gemm, _validate
+
+DotDimensionNumbers = tuple[
+    tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]
+]
+
+
+def matmul(
+    a: ArrayLike,
+    b: ArrayLike,
+    *,
+    preferred_element_type: DTypeLike | None = None,
+    out_sharding: Any = None,
+    algorithm: str | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Matrix product in true float32, with the shapes of `jnp.matmul`.
+
+    On an NVIDIA GPU `jnp.matmul` computes float32 products in TF32, with a relative error of 3e-4,
+    unless a precision is given. This function does not, whatever `jax_default_matmul_precision`
+    says: it runs this package's SGEMM kernels there, and XLA's own product at the highest precision
+    elsewhere. It composes with jit, vmap, scan, remat, shard_map and derivatives of every order and
+    mode, which are again such products.
+
+    Args:
+        a: array of shape (..., m, k), or (k,).
+        b: array of shape (..., k, n), or (k,). Leading dimensions broadcast.
+        preferred_element_type: None or float32. float32 lets float16 and bfloat16 operands pass:
+            they are widened, which is exact, and multiplied in float32.
+        out_sharding: sharding of the result on a mesh with explicit axes, as for `jnp.matmul`.
+        algorithm: the rung of the ladder that a GPU is to run, "naive", "block_tile",
+            "thread_tile", "warp_tile", "split_tile" or "pipelined"; None takes the fastest.
+        implementation: "ffi" requires a kernel, "xla" is XLA's own product at the highest precision,
+            None chooses.
+
+    Returns:
+        float32 array of shape (..., m, n), without the dimensions that 1-dimensional operands lack.
+
+    Raises:
+        TypeError: the operands are not float32 (16-bit ones: without `preferred_element_type`), or
+            not arrays.
+        ValueError: shapes that do not fit, an unknown `algorithm` or `implementation`, or an
+            `algorithm` for XLA's product.
+        NotImplementedError: `implementation="ffi"` where there is no kernel; for a platform without
+            kernels it is raised when the program is lowered.
+
+    Notes:
+        The error of an element is at most k * eps * (|a| |b|), eps = 2^-24. Results are bitwise the
+        same from run to run, and for a member of a batch the same as alone, except where b is shared
+        and a has fewer than 64 rows: those become one tall matrix. With a sharded contraction every
+        device multiplies its part and one all-reduce adds them. For `jax.export` the target is
+        `jaxkernels_sgemm`.
+
+    References:
+        The ladder of tiles follows the article behind github.com/AyakaGEMM/Hands-on-GEMM; the top
+        rung is ours (ffi/sgemm/README.md).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jaxkernels as jk
+        >>> print(jk.matmul(jnp.eye(2), jnp.array([[1.0, 2.0], [3.0, 4.0]])))
+        [[1. 2.]
+         [3. 4.]]
+    """
+    a, b = _as_operands("matmul", a, b)
+    reference = functools.partial(
+        jnp.matmul,
+        precision=lax.Precision.HIGHEST,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+    )
+    if _is_xla(algorithm, implementation):
+        return reference(a, b)
+    jax.eval_shape(reference, a, b)  # raises what jnp.matmul raises for bad shapes
+    a, b = _as_float32("matmul", a, b, preferred_element_type)
+    if a.ndim <= 2 or b.ndim <= 2:
+        # At most one operand has batch dimensions; they become free ones.
+        contracting = ((a.ndim - 1,), (max(b.ndim - 2, 0),))
+        product = _dot_general(
+            a, b, (contracting, ((), ())), out_sharding, algorithm, implementation
+        )
+        if b.ndim <= 2:
+            return product
+        # (m, ..., n) where jnp.matmul has (..., m, n)
+        return product if a.ndim == 1 else jnp.moveaxis(product, 0, -2)
+    rank = max(a.ndim, b.ndim)
+    a, b = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
+    product = _gemm.multiply(a, b, options=_options(algorithm, implementation))
+    return product if out_sharding is None else jax.sharding.reshard(product, out_sharding)
+
+
+def dot_general(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    dimension_numbers: DotDimensionNumbers,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    *,
+    out_sharding: Any = None,
+    algorithm: str | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Contraction in true float32, with the signature and the result of `jax.lax.dot_general`.
+
+    It can be given to layers that take such a function: `flax.linen.Dense(dot_general=...)`,
+    `flax.nnx.Linear(..., dot_general=...)`. What `matmul` says of precision, platforms and
+    transformations holds here as well.
+
+    Args:
+        lhs: array.
+        rhs: array.
+        dimension_numbers: ((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch)).
+        precision: accepted for the signature's sake. The product is as precise as float32 allows
+            whatever is asked for; a request for more, such as "F64_F64_F64", is an error.
+        preferred_element_type: None or float32; float32 lets 16-bit operands pass, see `matmul`.
+        out_sharding: sharding of the result on a mesh with explicit axes.
+        algorithm: as for `matmul`.
+        implementation: as for `matmul`.
+
+    Returns:
+        float32 array with the batch dimensions first, then the remaining ones of lhs, then those of
+        rhs.
+
+    Raises:
+        TypeError: operands that are not float32, or dimension numbers that do not fit.
+        ValueError: an unsuitable `precision`, an unknown `algorithm` or `implementation`, or an
+            `algorithm` for XLA's product.
+        NotImplementedError: as for `matmul`.
+
+    Notes:
+        Operands whose contracted dimensions are the last ones, or stand before all others but the
+        batch, are read as they are; any other layout is transposed first, which XLA can fuse into
+        whatever makes the operand. On a mesh with explicit axes, where dimensions would have to be
+        merged of which one is sharded, XLA's own product runs instead.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jaxkernels as jk
+        >>> x, w = jnp.ones((2, 3, 4)), jnp.ones((4, 5))
+        >>> jk.dot_general(x, w, (((2,), (0,)), ((), ()))).shape
+        (2, 3, 5)
+    """
+    lhs, rhs = _as_operands("dot_general", lhs, rhs)
+    (contract, batch) = dimension_numbers
+    numbers = (_as_tuples(contract), _as_tuples(batch))
+    reference = functools.partial(
+        lax.dot_general,
+        dimension_numbers=numbers,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+    )
+    if _is_xla(algorithm, implementation):
+        return reference(lhs, rhs, precision=lax.Precision.HIGHEST)
+    if "64" in str(precision):
+        raise ValueError(f"dot_general: products are in float32; got precision={precision!r}")
+    # Raises what lax.dot_general raises for bad dimensions, or for no precision at all.
+    jax.eval_shape(functools.partial(reference, precision=precision), lhs, rhs)
+    lhs, rhs = _as_float32("dot_general", lhs, rhs, preferred_element_type)
+    return _dot_general(lhs, rhs, numbers, out_sharding, algorithm, implementation)
+
+
+def sgemm(
+    a: ArrayLike,
+    b: ArrayLike,
+    c: ArrayLike | None = None,
+    *,
+    alpha: ArrayLike = 1.0,
+    beta: ArrayLike = 0.0,
+    trans_a: bool | int = False,
+    trans_b: bool | int = False,
+    algorithm: str | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """BLAS's sgemm: alpha * op(a) op(b) + beta * c, in true float32.
+
+    The arguments have the names of `scipy.linalg.blas.sgemm`; arrays are row-major, as everywhere in
+    JAX. Transposed operands are read as they lie in memory. Jit it with `donate_argnames="c"` to
+    have c overwritten in place. What `matmul` says of precision, platforms and transformations holds
+    here as well; reverse mode keeps a and b, never c.
+
+    Args:
+        a: float32 array of shape (..., m, k), or (..., k, m) with `trans_a`.
+        b: float32 array of shape (..., k, n), or (..., n, k) with `trans_b`. Leading dimensions
+            broadcast.
+        c: None, or a float32 array of shape (..., m, n), the shape of the result.
+        alpha: factor of the product. A Python or NumPy number becomes part of the kernel's call; a
+            JAX array may be differentiated, and costs a pass over the result.
+        beta: factor of c. 0 means that c is not read: a NaN in it does no harm.
+        trans_a: 0 or False, 1 or True; 2, BLAS's conjugate transpose, is the same for real numbers.
+        trans_b: likewise.
+        algorithm: as for `matmul`.
+        implementation: as for `matmul`.
+
+    Returns:
+        float32 array of shape (..., m, n).
+
+    Raises:
+        TypeError: operands that are not float32 arrays.
+        ValueError: shapes that do not fit, other transpose flags, a `beta` without c, an unknown
+            `algorithm` or `implementation`, or an `algorithm` for XLA's product.
+        NotImplementedError: as for `matmul`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jaxkernels as jk
+        >>> a, b, c = jnp.ones((2, 3)), jnp.ones((4, 3)), jnp.ones((2, 4))
+        >>> print(jk.sgemm(a, b, c, alpha=2.0, beta=-1.0, trans_b=True))
+        [[5. 5. 5. 5.]
+         [5. 5. 5. 5.]]
+    """
+    a, b = _as_operands("sgemm", a, b)
+    operands = [a, b]
+    if c is not None:
+        operands.append(_validate.as_array("sgemm", "c", c))
+    for name, x in zip("abc", operands, strict=False):
+        if x.dtype != jnp.float32:
+            raise TypeError(f"sgemm: {name} must be float32; got {x.dtype.name}{_ALTERNATIVES}")
+    if c is None and not (_is_number(beta) and beta == 0):
+        raise ValueError(f"sgemm: beta={beta!r} needs a c to be a factor of")
+    rank = max(a.ndim, b.ndim, 2)
+    options = _options(
+        algorithm,
+        implementation,
+        trans_a=_flag("trans_a", trans_a),
+        trans_b=_flag("trans_b", trans_b),
+        alpha=float(np.float32(alpha)) if _is_number(alpha) else 1.0,
+        beta=float(np.float32(beta)) if _is_number(beta) else 0.0,
+    )
+    for name, x in (("a", a), ("b", b)):
+        if x.ndim < 2:
+            raise ValueError(f"sgemm: {name} must be a matrix; got shape {x.shape}")
+    operands[:2] = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
+    product_of = _gemm.multiply
+    if _is_xla(algorithm, implementation):
+        jax.eval_shape(functools.partial(_gemm.multiply, options=options), *operands)
+        product_of = _gemm.reference
+    if _is_number(alpha) and _is_number(beta):
+        return product_of(*operands, options=options)
+    # A factor that is known only when the program runs is applied by XLA.
+    jax.eval_shape(functools.partial(_gemm.multiply, options=options), *operands)
+    result = jnp.float32(1.0 if _is_number(alpha) else alpha) * product_of(
+        *operands[:2], options=options
+    )
+    if c is None or (_is_number(beta) and beta == 0):
+        return result
+    beta = jnp.asarray(beta, jnp.float32)
+    return result + jnp.where(beta == 0, 0.0, beta * operands[2])
+
+
+_ALTERNATIVES = (
+    ". jax.numpy.matmul multiplies every dtype, and .astype(jnp.float32) makes an operand one for "
+    "these kernels"
+)
+
+
+def _as_operands(function: str, a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
+    names = ("lhs", "rhs") if function == "dot_general" else ("a", "b")
+    return _validate.as_array(function, names[0], a), _validate.as_array(function, names[1], b)
+
+
+def _as_float32(
+    function: str, a: jax.Array, b: jax.Array, preferred_element_type: Any
+) -> tuple[jax.Array, jax.Array]:
+    """The operands in float32; TypeError where that was not asked for, or would lose something."""
+    preferred = None if preferred_element_type is None else jnp.dtype(preferred_element_type)
+    if preferred is not None and preferred != jnp.float32:
+        raise TypeError(
+            f"{function}: preferred_element_type must be None or float32; got {preferred.name}"
+            f"{_ALTERNATIVES}"
+        )
+    dtypes = (a.dtype.name, b.dtype.name)
+    served = ("float32",) if preferred is None else ("float32", "bfloat16", "float16")
+    if not all(name in served for name in dtypes):
+        asked = (
+            ". preferred_element_type=jnp.float32 widens float16 and bfloat16"
+            if preferred is None
+            else ""
+        )
+        raise TypeError(
+            f"{function}: operands must be {' or '.join(served)}; got {dtypes[0]} and {dtypes[1]}"
+            f"{asked}{_ALTERNATIVES}"
+        )
+    return a.astype(jnp.float32), b.astype(jnp.float32)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a factor is known when the program is traced."""
+    return not isinstance(value, jax.Array)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if value not in (0, 1, 2):
+        raise ValueError(f"sgemm: {name} must be 0, 1 or 2, or a bool; got {value!r}")
+    return bool(value)
+
+
+def _is_xla(algorithm: str | None, implementation: str | None) -> bool:
+    _validate.check_choice("implementation", implementation, _validate.IMPLEMENTATIONS)
+    _validate.check_choice("algorithm", algorithm, _validate.ALGORITHMS)
+    if implementation == "xla" and algorithm is not None:
+        raise ValueError(f'implementation="xla" has no algorithms; got algorithm={algorithm!r}')
+    return implementation == "xla"
+
+
+def _options(algorithm: str | None, implementation: str | None, **options: Any) -> _gemm.Options:
+    return _gemm.Options(
+        algorithm=algorithm or "auto", require_kernel=implementation == "ffi", **options
+    )
+
+
+def _as_tuples(pair: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(map(int, pair[0])), tuple(map(int, pair[1]))
+
+
+def _dot_general(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    dimension_numbers: Any,
+    out_sharding: Any,
+    algorithm: str | None,
+    implementation: str | None,
+) -> jax.Array:
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
+    # Pairs of contracted dimensions may come in any order: lhs keeps the order that it has.
+    order = sorted(range(len(lhs_contract)), key=lambda i: lhs_contract[i] % lhs.ndim)
+    a, a_free, trans_a = _as_matrices(lhs, lhs_batch, [lhs_contract[i] for i in order])
+    b, b_free, b_along_k = _as_matrices(rhs, rhs_batch, [rhs_contract[i] for i in order])
+    if a is None or b is None or out_sharding is not None:
+        if implementation == "ffi" or algorithm is not None:
+            raise NotImplementedError(
+                "a kernel was asked for, but dimensions that are sharded over explicit mesh axes "
+                "would have to be merged, or out_sharding was given; only XLA's product does that"
+            )
+        return lax.dot_general(
+            lhs,
+            rhs,
+            dimension_numbers,
+            precision=lax.Precision.HIGHEST,
+            out_sharding=out_sharding,
+        )
+    options = _options(algorithm, implementation, trans_a=trans_a, trans_b=not b_along_k)
+    product = _gemm.multiply(a, b, options=options)
+    return _split(product, product.shape[:-2], a_free, b_free)
+
+
+def _as_matrices(
+    x: jax.Array, batch: Sequence[int], contract: Sequence[int]
+) -> tuple[jax.Array | None, tuple[Any, ...], bool]:
+    """`x` as (batch..., free, contracted), or with the last two swapped where it lies so.
+
+    Returns:
+        The matrices, or None where sharded dimensions would have to be merged; the sizes of the free
+        dimensions; and whether the contracted dimension comes first.
+    """
+    batch = [d % x.ndim for d in batch]
+    contract = [d % x.ndim for d in contract]
+    free = [d for d in range(x.ndim) if d not in batch and d not in contract]
+    contracted_first = [*batch, *contract, *free] == list(range(x.ndim))
+    first, second = (contract, free) if contracted_first else (free, contract)
+    moved = jnp.transpose(x, [*batch, *first, *second])
+    groups = [len(first), len(second)]
+    spec = _compat.explicit_spec(moved)[len(batch) :]
+    merged = [spec[: groups[0]], spec[groups[0] :]]
+    if any(len(g) != 1 and any(axis is not None for axis in g) for g in merged):
+        return None, (), contracted_first
+    sizes = moved.shape[len(batch) :]
+    rows, columns = math.prod(sizes[: groups[0]]), math.prod(sizes[groups[0] :])
+    matrices = moved
+    if groups != [1, 1]:
+        matrices = moved.reshape(*moved.shape[: len(batch)], rows, columns)
+    free_sizes = sizes[groups[0] :] if contracted_first else sizes[: groups[0]]
+    return matrices, tuple(free_sizes), contracted_first
+
+
+def _split(
+    product: jax.Array, batch: Sequence[Any], a_free: Sequence[Any], b_free: Sequence[Any]
+) -> jax.Array:
+    """The product with the free dimensions of both operands instead of its rows and columns."""
+    if len(a_free) == 1 and len(b_free) == 1:
+        return product
+    return product.reshape(*batch, *a_free, *b_free)

@@ -1,0 +1,122 @@
+"""Operands, the truth and its bounds for the tests of matrix products.
+
+The truth is computed in float64 from operands that are float32 already. The bound is elementwise: a sum of k products in
+float32, in any order, with any fused multiply-adds, is wrong by at most gamma_k * (|A| |B|), gamma_k = k u / (1 - k u),
+u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 3.5).
+"""
+
+import functools
+
+import jax
+import numpy as np
+
+import jaxkernels as jk
+
+ON_GPU = jax.default_backend() == "gpu"
+RUNGS = ("naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined")
+# On a CPU all rungs are XLA's product (test_matmul.py shows it), so one pass is enough there.
+ALGORITHMS = (None, *RUNGS[:-1]) if ON_GPU else (None,)
+TRANSPOSES = ((False, False), (False, True), (True, False), (True, True))
+U = 2.0**-24
+
+KINDS = ("normal", "wide", "outliers", "integers")
+
+
+def operand(kind, shape, seed=0):
+    """A float32 array.
+
+    normal: randn. wide: randn times powers of two from 2^-20 to 2^20. outliers: randn, one in 50 a thousand times
+    larger. integers: small whole numbers, whose products and sums float32 computes exactly.
+    """
+    rng = np.random.default_rng([seed, *shape, KINDS.index(kind)])
+    x = rng.standard_normal(shape)
+    if kind == "wide":
+        x *= np.exp2(rng.integers(-20, 21, shape))
+    elif kind == "outliers":
+        x = np.where(rng.random(shape) < 0.02, 1000 * x, x)
+    elif kind == "integers":
+        x = rng.integers(-8, 9, shape)
+    return x.astype(np.float32)
+
+
+def stored(x, transposed):
+    """A matrix, or its transpose, in memory of its own."""
+    return np.ascontiguousarray(np.swapaxes(x, -1, -2)) if transposed else x
+
+
+def truth(a, b, c=None, alpha=1.0, beta=0.0):
+    """alpha a b + beta c in float64; beta = 0 ignores c."""
+    product = alpha * (a.astype(np.float64) @ b.astype(np.float64))
+    return product if c is None or beta == 0 else product + beta * c.astype(np.float64)
+
+
+def bound(a, b, c=None, alpha=1.0, beta=0.0):
+    """The largest error that correct arithmetic can make, elementwise.
+
+    alpha and beta cost a rounding each, their sum another, and a sum over splits of k is one more sum of k terms at most.
+    """
+    k = a.shape[-1]
+    size = abs(alpha) * (np.abs(a).astype(np.float64) @ np.abs(b).astype(np.float64))
+    gamma = k * U / (1 - k * U)
+    error = (gamma + 3 * U) * size
+    if c is not None and beta != 0:
+        error = error + 2 * U * np.abs(beta * c.astype(np.float64))
+    return error + np.finfo(np.float32).tiny  # results below it may be flushed to zero
+
+
+def worst(got, a, b, c=None, alpha=1.0, beta=0.0):
+    """The largest error in units of its bound, and where; infinite where NaN or infinity is misplaced."""
+    with np.errstate(all="ignore"):
+        want = truth(a, b, c, alpha, beta)
+        limit = bound(a, b, c, alpha, beta)
+        got = np.asarray(got)
+        ratio = np.abs(got - want) / limit
+    same = (got == want) | (np.isnan(got) & np.isnan(want))
+    ratio = np.where(same, 0, np.where(np.isnan(ratio), np.inf, ratio))
+    if ratio.size == 0:
+        return 0.0, "empty"
+    place = np.unravel_index(np.argmax(ratio), ratio.shape)
+    index = tuple(map(int, place))
+    text = f"{a.shape} x {b.shape} at {index}: {got[place]!r}, truth {want[place]!r}"
+    return float(ratio[place]), f"{text}, {float(ratio[place]):.3g} times the bound"
+
+
+def check(got, a, b, c=None, alpha=1.0, beta=0.0, what=""):
+    """Asserts that a result lies within its bound."""
+    got = np.asarray(got)
+    want_shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    assert got.dtype == np.float32
+    assert got.shape == want_shape, f"{what} {got.shape}, not {want_shape}"
+    ratio, text = worst(got, a, b, c, alpha, beta)
+    assert ratio <= 1, f"{what} {text}"
+
+
+@functools.partial(jax.jit, static_argnames=("settings",))
+def sgemm_all(operands, settings):
+    """Many products in one program, so that many shapes cost one compilation.
+
+    Args:
+      operands: a list of (a, b) or (a, b, c), as they are stored.
+      settings: a tuple of the keyword arguments of each, as sorted items.
+    """
+    return [jk.sgemm(*x, **dict(s)) for x, s in zip(operands, settings, strict=True)]
+
+
+def check_all(problems, algorithm=None):
+    """Runs products in one program and holds each against the truth.
+
+    Args:
+      problems: list of (a, b, c or None, keyword arguments of sgemm); a and b are not transposed here, they are
+        stored as the flags say.
+      algorithm: the rung.
+    """
+    operands, settings = [], []
+    for a, b, c, options in problems:
+        stored_a = stored(a, options.get("trans_a", False))
+        stored_b = stored(b, options.get("trans_b", False))
+        operands.append((stored_a, stored_b) if c is None else (stored_a, stored_b, c))
+        settings.append(tuple(sorted({**options, "algorithm": algorithm}.items())))
+    results = jax.device_get(sgemm_all(operands, tuple(settings)))
+    for (a, b, c, options), got in zip(problems, results, strict=True):
+        alpha, beta = options.get("alpha", 1.0), options.get("beta", 0.0)
+        check(got, a, b, c, alpha, beta, what=f"{algorithm} {options}")

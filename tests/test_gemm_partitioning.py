@@ -1,0 +1,221 @@
+"""Matrix products sharded over devices: rows, columns and batch need no communication, a sharded contraction one sum.
+
+On a CPU the primitive is XLA's product, which XLA splits; on CUDA it is a custom call inside `_gemm_partitioning`. The
+latter is tested here with XLA's product in place of the call, so that the rule itself is what is seen.
+"""
+
+import functools
+import re
+
+import gemm_cases as cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxkernels as jk
+from jaxkernels import _gemm, _gemm_partitioning
+
+COLLECTIVE = re.compile(
+    r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+)
+A = cases.operand("normal", (16, 24))
+B = cases.operand("normal", (24, 32), seed=1)
+C = cases.operand("normal", (16, 32), seed=2)
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu(cpu_devices):
+    with jax.default_device(cpu_devices[0]):
+        yield
+
+
+@pytest.fixture
+def mesh(cpu_devices):
+    return jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2, devices=cpu_devices)
+
+
+def split(mesh, array, *spec):
+    return jax.device_put(array, NamedSharding(mesh, P(*spec)))
+
+
+def collectives(function, *arrays):
+    """Names of the collectives in the compiled program, and its result."""
+    compiled = jax.jit(function).lower(*arrays).compile()
+    return COLLECTIVE.findall(compiled.as_text()), compiled(*arrays)
+
+
+def wrapped(options, *arrays):
+    """What the CUDA lowering runs, with XLA's product as the local one."""
+    shapes = [x.shape for x in arrays]
+    return _gemm_partitioning.partitioned(_gemm.reference, shapes, options)(*arrays)
+
+
+def products(options):
+    """The two forms under test."""
+    return {
+        "primitive": functools.partial(_gemm.multiply, options=options),
+        "partitioned": functools.partial(wrapped, options),
+    }
+
+
+forms = pytest.mark.parametrize("form", ["primitive", "partitioned"])
+# Operands' shardings, and the collectives that they cost.
+SHARDINGS = {
+    "rows": (("x", None), (None, None), []),
+    "columns": ((None, None), (None, "y"), []),
+    "rows-and-columns": (("x", None), (None, "y"), []),
+    "rows-over-all": ((("x", "y"), None), (None, None), []),
+    "contraction": ((None, "x"), ("x", None), ["all-reduce"]),
+    "contraction-and-rows": (("y", "x"), ("x", None), ["all-reduce"]),
+    "contraction-of-one": ((None, "x"), (None, None), ["all-reduce"]),
+}
+
+
+@forms
+@pytest.mark.parametrize("name", SHARDINGS)
+@pytest.mark.parametrize(("trans_a", "trans_b"), cases.TRANSPOSES)
+def test_what_a_sharding_costs(form, name, trans_a, trans_b, mesh):
+    spec_a, spec_b, expected = SHARDINGS[name]
+    options = _gemm.Options(trans_a=trans_a, trans_b=trans_b, alpha=-0.5)
+    a = split(mesh, cases.stored(A, trans_a), *(spec_a[::-1] if trans_a else spec_a))
+    b = split(mesh, cases.stored(B, trans_b), *(spec_b[::-1] if trans_b else spec_b))
+    found, got = collectives(products(options)[form], a, b)
+    if form == "primitive" and name == "contraction-of-one":
+        assert set(found) <= {"all-reduce", "all-gather"}  # XLA's own choice
+    else:
+        assert found == expected
+    cases.check(got, A, B, alpha=-0.5)
+
+
+@forms
+@pytest.mark.parametrize("name", ["rows", "contraction", "contraction-and-rows"])
+def test_c_is_added_once(form, name, mesh):
+    spec_a, spec_b, expected = SHARDINGS[name]
+    a, b = split(mesh, A, *spec_a), split(mesh, B, *spec_b)
+    c = split(mesh, C, spec_a[0], spec_b[1])
+    options = _gemm.Options(alpha=2.0, beta=-3.0)
+    found, got = collectives(products(options)[form], a, b, c)
+    assert found == expected
+    cases.check(got, A, B, C, alpha=2.0, beta=-3.0)
+
+
+@forms
+@pytest.mark.parametrize("shared", [False, True], ids=("batched", "shared-b"))
+def test_sharded_batch_runs_without_collectives(form, shared, mesh):
+    a = cases.operand("normal", (8, 5, 6))
+    b = cases.operand("normal", (1 if shared else 8, 6, 7), seed=1)
+    spec_b = (None,) if shared else ("x",)
+    found, got = collectives(
+        products(_gemm.Options())[form], split(mesh, a, "x"), split(mesh, b, *spec_b)
+    )
+    assert found == []
+    cases.check(got, a, b)
+
+
+@forms
+def test_axes_in_conflict_are_right(form, mesh):
+    """One mesh axis cannot split rows and columns at once: something is gathered, nothing is wrong."""
+    for spec_a, spec_b in ((("x", None), (None, "x")), (("x", None), ("x", None))):
+        _, got = collectives(
+            products(_gemm.Options())[form], split(mesh, A, *spec_a), split(mesh, B, *spec_b)
+        )
+        cases.check(got, A, B)
+
+
+def test_uneven_sizes(mesh):
+    """Sizes that the mesh does not divide are padded by XLA."""
+    a, b = A[:13, :22], B[:22, :31]
+    function = jax.jit(
+        lambda a, b: jk.matmul(
+            jax.lax.with_sharding_constraint(a, NamedSharding(mesh, P("x", "y"))), b
+        )
+    )
+    cases.check(function(a, b), a, b)
+
+
+PROGRAMS = {
+    "gradient": lambda a, b: jax.grad(lambda a, b: jnp.sum(jk.matmul(a, b) ** 2), (0, 1))(a, b),
+    "vmapped": lambda a, b: jax.vmap(jk.matmul, (0, None))(a.reshape(4, 4, 24), b),
+    "vmapped-gradient": lambda a, b: jax.vmap(
+        jax.grad(lambda a, b: jnp.sum(jk.matmul(a, b) ** 2)), (0, None)
+    )(a.reshape(4, 4, 24), b),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_with_sharded_rows(name, mesh):
+    """Data parallelism: the gradient of the shared operand is the only sum over devices."""
+    a, b = split(mesh, A, "x"), split(mesh, B)
+    found, got = collectives(PROGRAMS[name], a, b)
+    assert found == (["all-reduce"] if name == "gradient" else [])
+    want = PROGRAMS[name](jnp.asarray(A), jnp.asarray(B))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-3), got, want)
+
+
+@pytest.fixture
+def explicit_mesh(cpu_devices):
+    return jax.make_mesh(
+        (4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2, devices=cpu_devices
+    )
+
+
+def test_explicit_axes(explicit_mesh):
+    """The result's type says how it is sharded; derivatives and dot_general follow."""
+    with jax.set_mesh(explicit_mesh):
+        a, b = split(explicit_mesh, A, "x", None), split(explicit_mesh, B, None, "y")
+        product = jax.jit(jk.matmul)(a, b)
+        assert jax.typeof(product).sharding.spec == P("x", "y")
+        cases.check(product, A, B)
+        gradient = jax.jit(jax.grad(lambda a: jnp.sum(jk.matmul(a, split_b) ** 2)))
+        split_b = split(explicit_mesh, B)
+        got = gradient(a)
+        assert jax.typeof(got).sharding.spec == P("x", None)
+        want = 2 * (A.astype(np.float64) @ B) @ B.T.astype(np.float64)
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
+
+
+def test_explicit_contraction_is_ambiguous(explicit_mesh):
+    """As for jnp.matmul: an error that names out_sharding, or out_sharding."""
+    with jax.set_mesh(explicit_mesh):
+        a, b = split(explicit_mesh, A, None, "x"), split(explicit_mesh, B, "x", None)
+        with pytest.raises(Exception, match="(?i)ambiguous.*out_sharding"):
+            jax.jit(jk.matmul)(a, b)
+        out = jax.jit(functools.partial(jk.matmul, out_sharding=P("y", None)))(a, b)
+        assert jax.typeof(out).sharding.spec == P("y", None)
+        cases.check(out, A, B)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_shard_map(check_vma, mesh):
+    """Inside shard_map, rows split and weights replicated: forward, gradient, tangent."""
+
+    def program(f):
+        def local(a, b):
+            gradients = jax.grad(lambda a, b: jnp.sum(jnp.sin(f(a, b))), (0, 1))(a, b)
+            tangent = jax.jvp(f, (a, b), (jnp.cos(a), jnp.cos(b)))[1]
+            return f(a, b), gradients[0], tangent, jax.vmap(f, (0, None))(a[:, None], b)
+
+        return jax.jit(
+            jax.shard_map(
+                local, mesh=mesh, in_specs=(P("x"), P()), out_specs=P("x"), check_vma=check_vma
+            )
+        )
+
+    exact = functools.partial(jnp.matmul, precision="highest")
+    for got, want in zip(program(jk.matmul)(A, B), program(exact)(A, B), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_without_shardy(mesh):
+    """The older partitioner may gather, but is right."""
+    before = jax.config.jax_use_shardy_partitioner
+    jax.config.update("jax_use_shardy_partitioner", False)
+    try:
+        for spec_a, spec_b, _ in SHARDINGS.values():
+            got = jax.jit(jk.matmul)(split(mesh, A, *spec_a), split(mesh, B, *spec_b))
+            cases.check(got, A, B)
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", before)

@@ -1,0 +1,307 @@
+"""matmul, dot_general and sgemm as functions of JAX: shapes, dtypes, layouts, errors, Flax layers."""
+
+import functools
+import itertools
+
+import flax.linen
+import flax.nnx
+import gemm_cases as cases
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkernels as jk
+
+MATMUL_SHAPES = (
+    ((3,), (3,)),
+    ((3,), (3, 5)),
+    ((4, 3), (3,)),
+    ((4, 3), (3, 5)),
+    ((3,), (6, 3, 5)),
+    ((6, 4, 3), (3,)),
+    ((6, 4, 3), (3, 5)),
+    ((4, 3), (6, 3, 5)),
+    ((6, 4, 3), (6, 3, 5)),
+    ((2, 1, 4, 3), (6, 3, 5)),
+    ((2, 6, 4, 3), (1, 3, 5)),
+    ((7, 1, 2, 4, 3), (6, 1, 3, 5)),
+    ((0, 3), (3, 5)),
+    ((4, 0), (0, 5)),
+    ((0, 4, 3), (3, 5)),
+)
+
+
+@pytest.mark.parametrize(("a_shape", "b_shape"), MATMUL_SHAPES)
+def test_shapes_of_matmul(a_shape, b_shape):
+    a, b = cases.operand("normal", a_shape), cases.operand("normal", b_shape, seed=1)
+    got = jk.matmul(a, b)
+    want = np.matmul(a.astype(np.float64), b.astype(np.float64))
+    assert got.shape == jnp.matmul(a, b).shape
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@st.composite
+def contractions(draw):
+    """Two shapes and dimension numbers that fit, with all orders of batch, contracted and free dimensions."""
+    size = st.integers(1, 4)
+    batch = draw(st.lists(size, max_size=2))
+    contract = draw(st.lists(size, max_size=3))
+    sides = []
+    for _ in range(2):
+        free = draw(st.lists(size, max_size=2))
+        labelled = [("b", i, n) for i, n in enumerate(batch)]
+        labelled += [("c", i, n) for i, n in enumerate(contract)]
+        labelled += [("f", i, n) for i, n in enumerate(free)]
+        sides.append(draw(st.permutations(labelled)))
+
+    def positions(side, kind, count):
+        where = {label[:2]: d for d, label in enumerate(side)}
+        return tuple(where[kind, i] for i in range(count))
+
+    pairs = draw(st.permutations(range(len(contract))))
+    numbers = tuple(
+        tuple(tuple(positions(side, kind, count)[i] for i in order) for side in sides)
+        for kind, count, order in (
+            ("c", len(contract), pairs),
+            ("b", len(batch), range(len(batch))),
+        )
+    )
+    shapes = [tuple(n for _, _, n in side) for side in sides]
+    return shapes, numbers
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(contractions())
+def test_any_dot_general(contraction):
+    shapes, numbers = contraction
+    x, y = cases.operand("normal", shapes[0]), cases.operand("normal", shapes[1], seed=1)
+    got = jk.dot_general(x, y, numbers)
+    with jax.enable_x64(True):
+        want = jax.lax.dot_general(x.astype(np.float64), y.astype(np.float64), numbers)
+    assert got.shape == want.shape
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def transposes(jaxpr):
+    return str(jaxpr).count("transpose[")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "shapes"),
+    [
+        ((((1,), (0,)), ((), ())), ((5, 4), (4, 3))),
+        ((((0,), (0,)), ((), ())), ((4, 5), (4, 3))),
+        ((((1,), (1,)), ((), ())), ((5, 4), (3, 4))),
+        ((((0,), (1,)), ((), ())), ((4, 5), (3, 4))),
+        ((((2,), (1,)), ((0,), (0,))), ((2, 5, 4), (2, 4, 3))),
+        ((((1, 2), (0, 1)), ((), ())), ((5, 4, 2), (4, 2, 3))),
+    ],
+)
+def test_layouts_of_a_plain_product_are_not_transposed(numbers, shapes):
+    x, y = (jnp.ones(shape) for shape in shapes)
+    jaxpr = jax.make_jaxpr(lambda x, y: jk.dot_general(x, y, numbers))(x, y)
+    assert transposes(jaxpr) == 0
+    gradient = jax.make_jaxpr(jax.grad(lambda x, y: jk.dot_general(x, y, numbers).sum()))(x, y)
+    assert transposes(gradient) == 0
+
+
+def test_half_types_are_widened_when_asked():
+    for dtype in (jnp.bfloat16, jnp.float16):
+        a = jnp.asarray(cases.operand("normal", (20, 30))).astype(dtype)
+        b = jnp.asarray(cases.operand("normal", (30, 10))).astype(dtype)
+        got = jk.matmul(a, b, preferred_element_type=jnp.float32)
+        cases.check(got, np.asarray(a, np.float32), np.asarray(b, np.float32))
+        mixed = jk.matmul(a, b.astype(jnp.float32), preferred_element_type=np.float32)
+        assert np.array_equal(got, mixed)
+        gradient = jax.grad(lambda a, b=b: jk.matmul(a, b, preferred_element_type="float32").sum())
+        assert gradient(a).dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "bool", "complex64"])
+def test_other_dtypes_name_the_alternatives(dtype):
+    x = jnp.ones((2, 2), dtype)
+    y = jnp.ones((2, 2))
+    for call in (
+        lambda: jk.matmul(x, y),
+        lambda: jk.matmul(y, x),
+        lambda: jk.dot_general(x, x, (((1,), (0,)), ((), ()))),
+        lambda: jk.sgemm(x, x),
+        lambda: jk.sgemm(y, y, x, beta=1.0),
+    ):
+        with pytest.raises(TypeError, match=rf"float32.*{dtype}.*jax.numpy.matmul.*astype"):
+            call()
+    with jax.enable_x64(True), pytest.raises(TypeError, match="float64"):
+        jk.matmul(jnp.ones((2, 2), jnp.float64), jnp.ones((2, 2), jnp.float64))
+    with pytest.raises(TypeError, match="preferred_element_type must be None or float32"):
+        jk.matmul(y, y, preferred_element_type=jnp.bfloat16)
+
+
+def test_shapes_that_do_not_fit():
+    ones = jnp.ones
+    with pytest.raises(TypeError, match=r"\(3,\) and \(4,\)"):
+        jk.matmul(ones((2, 3)), ones((4, 5)))
+    with pytest.raises(ValueError, match="ndim"):
+        jk.matmul(ones(()), ones((4, 5)))
+    with pytest.raises((TypeError, ValueError)):
+        jk.matmul(ones((2, 2, 3)), ones((5, 3, 2)))
+    with pytest.raises(TypeError, match="a must be an array"):
+        jk.matmul([[1.0]], ones((1, 1)))
+    with pytest.raises(TypeError, match="contracting dimensions"):
+        jk.dot_general(ones((2, 3)), ones((4, 5)), (((1,), (0,)), ((), ())))
+    with pytest.raises(ValueError, match=r"differ: a \(2, 3\) with trans_a=False, b \(4, 5\)"):
+        jk.sgemm(ones((2, 3)), ones((4, 5)))
+    with pytest.raises(ValueError, match=r"differ: a \(2, 3\) with trans_a=True"):
+        jk.sgemm(ones((2, 3)), ones((3, 5)), trans_a=True)
+    with pytest.raises(ValueError, match=r"c has shape \(5, 2\), but op\(a\) op\(b\) has .*\(2, 5\)"):
+        jk.sgemm(ones((2, 3)), ones((3, 5)), ones((5, 2)), beta=1.0)
+    with pytest.raises(ValueError, match=r"c has shape|one rank"):
+        jk.sgemm(ones((2, 3)), ones((3, 5)), ones((5,)), beta=1.0)
+    with pytest.raises(ValueError, match=r"do not broadcast: a \(2, 2, 3\), b \(3, 3, 5\)"):
+        jk.sgemm(ones((2, 2, 3)), ones((3, 3, 5)))
+    with pytest.raises(ValueError, match=r"a must be a matrix; got shape \(3,\)"):
+        jk.sgemm(ones(3), ones((3, 5)))
+
+
+def test_arguments_that_are_refused():
+    x = jnp.ones((2, 2))
+    with pytest.raises(ValueError, match="trans_a must be 0, 1 or 2, or a bool; got 3"):
+        jk.sgemm(x, x, trans_a=3)
+    with pytest.raises(ValueError, match="trans_b must be 0, 1 or 2, or a bool; got 'T'"):
+        jk.sgemm(x, x, trans_b="T")
+    with pytest.raises(ValueError, match=r"beta=2.0 needs a c"):
+        jk.sgemm(x, x, beta=2.0)
+    with pytest.raises(ValueError, match="algorithm must be None or one of 'naive'"):
+        jk.matmul(x, x, algorithm="fastest")
+    with pytest.raises(ValueError, match="implementation must be None or one of"):
+        jk.matmul(x, x, implementation="cublas")
+    for function in (jk.matmul, jk.sgemm):
+        with pytest.raises(ValueError, match="has no algorithms; got algorithm='naive'"):
+            function(x, x, implementation="xla", algorithm="naive")
+    with pytest.raises(ValueError, match="products are in float32"):
+        jk.dot_general(
+            x, x, (((1,), (0,)), ((), ())), jax.lax.DotAlgorithmPreset.F64_F64_F64
+        )
+    with pytest.raises((TypeError, ValueError)):
+        jk.dot_general(x, x, (((1,), (0,)), ((), ())), "sloppy")
+
+
+@pytest.mark.parametrize(
+    "precision", [None, "default", "highest", "tensorfloat32", jax.lax.Precision.DEFAULT]
+)
+def test_precision_is_never_lowered(precision):
+    a, b = cases.operand("normal", (50, 300)), cases.operand("normal", (300, 20))
+    got = jk.dot_general(a, b, (((1,), (0,)), ((), ())), precision)
+    cases.check(got, a, b)
+
+
+def test_implementations():
+    a, b = cases.operand("normal", (9, 30)), cases.operand("normal", (30, 5))
+    c = cases.operand("normal", (9, 5))
+    cases.check(jk.matmul(a, b, implementation="xla"), a, b)
+    options = {"alpha": 2.0, "beta": -1.0}
+    cases.check(jk.sgemm(a, b, c, implementation="xla", **options), a, b, c, **options)
+    dims = (((1,), (0,)), ((), ()))
+    cases.check(jk.dot_general(a, b, dims, implementation="xla"), a, b)
+    if cases.ON_GPU:
+        cases.check(jk.matmul(a, b, implementation="ffi"), a, b)
+        return
+    with pytest.raises(NotImplementedError, match="no kernel of jaxkernels_sgemm for platform 'cpu'"):
+        jk.matmul(a, b, implementation="ffi")
+
+
+@pytest.mark.parametrize("algorithm", cases.RUNGS)
+def test_a_rung_changes_nothing_on_a_cpu(algorithm, cpu_devices):
+    with jax.default_device(cpu_devices[0]):
+        a = jnp.asarray(cases.operand("normal", (40, 50)))
+        b = jnp.asarray(cases.operand("normal", (50, 60)))
+        assert np.array_equal(jk.matmul(a, b, algorithm=algorithm), jk.matmul(a, b))
+
+
+def test_factors_that_are_arrays():
+    """alpha and beta may be traced and differentiated; a beta of 0 still hides a NaN."""
+    a, b = cases.operand("normal", (6, 7)), cases.operand("normal", (7, 5))
+    c = cases.operand("normal", (6, 5))
+    function = jax.jit(lambda alpha, beta, c: jk.sgemm(a, b, c, alpha=alpha, beta=beta))
+    got = function(jnp.float32(0.5), jnp.float32(-2), c)
+    np.testing.assert_allclose(got, cases.truth(a, b, c, 0.5, -2), rtol=1e-5, atol=1e-5)
+    got = function(jnp.float32(0.5), jnp.float32(0), np.full_like(c, np.nan))
+    np.testing.assert_allclose(got, cases.truth(a, b, alpha=0.5), rtol=1e-5, atol=1e-5)
+    gradients = jax.grad(lambda *f: function(*f, c).sum(), argnums=(0, 1))(1.0, 2.0)
+    np.testing.assert_allclose(gradients[0], cases.truth(a, b).sum(), rtol=1e-4)
+    np.testing.assert_allclose(gradients[1], c.astype(np.float64).sum(), rtol=1e-4)
+    one_traced = jax.jit(lambda beta: jk.sgemm(a, b, c, alpha=3.0, beta=beta))(jnp.float32(2))
+    np.testing.assert_allclose(one_traced, cases.truth(a, b, c, 3, 2), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("flag", [0, 1, 2, True, False])
+def test_flags_of_blas(flag):
+    a, b = cases.operand("normal", (4, 5)), cases.operand("normal", (5, 6))
+    cases.check(jk.sgemm(cases.stored(a, bool(flag)), b, trans_a=flag), a, b)
+    cases.check(jk.sgemm(a, cases.stored(b, bool(flag)), trans_b=flag), a, b)
+
+
+class LinenMlp(flax.linen.Module):
+    dot_general: object
+
+    @flax.linen.compact
+    def __call__(self, x):
+        x = flax.linen.Dense(33, dot_general=self.dot_general)(x)
+        features = (3, 5)
+        return flax.linen.DenseGeneral(features, dot_general=self.dot_general)(jnp.tanh(x))
+
+
+@pytest.mark.parametrize("shape", [(8, 20), (2, 3, 20)])
+def test_flax_linen_layers(shape):
+    """Outputs and gradients equal those of the layer with XLA's product; the kernel is in the program."""
+    x = jnp.asarray(cases.operand("normal", shape))
+
+    def exact_dot_general(lhs, rhs, dims, precision=None, **options):
+        return jax.lax.dot_general(lhs, rhs, dims, precision="highest", **options)
+
+    params = LinenMlp(None).init(jax.random.key(0), x)
+
+    def loss(params, dot_general):
+        return jnp.sum(jnp.sin(LinenMlp(dot_general).apply(params, x)))
+
+    ours = jax.value_and_grad(loss)(params, jk.dot_general)
+    theirs = jax.value_and_grad(loss)(params, exact_dot_general)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=1e-5), ours, theirs)
+    program = str(jax.make_jaxpr(lambda p: loss(p, jk.dot_general))(params))
+    assert program.count("jaxkernels_sgemm") == 2
+
+
+def test_flax_nnx_linear():
+    x = jnp.asarray(cases.operand("normal", (4, 20)))
+    layers = [
+        flax.nnx.Linear(20, 7, rngs=flax.nnx.Rngs(0), **options)
+        for options in ({"dot_general": jk.dot_general}, {"precision": "highest"})
+    ]
+
+    def loss(layer):
+        return jnp.sum(jnp.sin(layer(x)))
+
+    np.testing.assert_allclose(layers[0](x), layers[1](x), rtol=1e-5, atol=1e-5)
+    ours, theirs = (flax.nnx.grad(loss)(layer) for layer in layers)
+    compare = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    jax.tree.map(compare, ours, theirs)
+
+
+def test_every_flag_reaches_the_reference():
+    """XLA's product under the primitive: all flags and factors, batched, against float64."""
+    for trans_a, trans_b in itertools.product((False, True), repeat=2):
+        a, b = cases.operand("normal", (3, 9, 8)), cases.operand("normal", (1, 8, 7))
+        c = cases.operand("normal", (3, 9, 7))
+        got = jk.sgemm(
+            cases.stored(a, trans_a),
+            cases.stored(b, trans_b),
+            c,
+            alpha=-0.5,
+            beta=3.0,
+            trans_a=trans_a,
+            trans_b=trans_b,
+        )
+        cases.check(got, a, b, c, alpha=-0.5, beta=3.0)

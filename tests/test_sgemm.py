@@ -1,0 +1,233 @@
+"""Values of sgemm on every rung of the ladder, against float64, element by element."""
+
+import functools
+import itertools
+
+import gemm_cases as cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import skip_or_fail
+
+import jaxkernels as jk
+
+algorithms = pytest.mark.parametrize("algorithm", cases.ALGORITHMS)
+transposes = pytest.mark.parametrize(
+    ("trans_a", "trans_b"), cases.TRANSPOSES, ids=("NN", "NT", "TN", "TT")
+)
+# Nothing, one, less than a quad, the edges of the tiles of 32, 64 and 128, several tiles and a rest.
+SIZES = (0, 1, 3, 31, 33, 64, 127, 128, 389) if cases.ON_GPU else (0, 1, 3, 129)
+DEPTHS = (0, 1, 3, 8, 31, 33, 64, 389) if cases.ON_GPU else (0, 1, 65)
+
+
+@algorithms
+@transposes
+def test_every_size(algorithm, trans_a, trans_b):
+    """Every M, N and K."""
+    problems = []
+    for index, (m, n, k) in enumerate(itertools.product(SIZES, SIZES, DEPTHS)):
+        a = cases.operand("normal", (m, k), seed=index)
+        b = cases.operand("normal", (k, n), seed=index + 1)
+        problems.append((a, b, None, {"trans_a": trans_a, "trans_b": trans_b}))
+    for first in range(0, len(problems), 216):
+        cases.check_all(problems[first : first + 216], algorithm)
+
+
+@algorithms
+@transposes
+def test_kinds_of_input(algorithm, trans_a, trans_b):
+    """Large ranges and outliers; whole numbers, which have to come out exactly."""
+    flags = {"trans_a": trans_a, "trans_b": trans_b}
+    problems = []
+    for kind, (m, n, k) in itertools.product(
+        cases.KINDS, ((61, 67, 300), (130, 200, 72), (4, 260, 1030))
+    ):
+        a, b = cases.operand(kind, (m, k)), cases.operand(kind, (k, n), seed=1)
+        problems.append((a, b, None, flags))
+    cases.check_all(problems, algorithm)
+    a, b = cases.operand("integers", (70, 500)), cases.operand("integers", (500, 66))
+    got = jk.sgemm(
+        cases.stored(a, trans_a), cases.stored(b, trans_b), algorithm=algorithm, **flags
+    )
+    assert np.array_equal(got, cases.truth(a, b))
+
+
+@algorithms
+@pytest.mark.parametrize("k", [0, 5, 300])
+def test_alpha_and_beta(algorithm, k):
+    """All of {0, 1, -0.5} for both, rows of C aligned and not; k = 0 leaves beta * C."""
+    problems = []
+    for n in (64, 67):
+        a, b = cases.operand("normal", (70, k)), cases.operand("normal", (k, n))
+        c = cases.operand("outliers", (70, n))
+        for alpha, beta in itertools.product((0.0, 1.0, -0.5), repeat=2):
+            problems.append((a, b, c, {"alpha": alpha, "beta": beta}))
+    cases.check_all(problems, algorithm)
+
+
+@algorithms
+@pytest.mark.parametrize("shape", [(70, 67, 33), (64, 64, 4096), (128, 128, 0)])
+def test_nan_in_c_with_beta_zero(algorithm, shape):
+    m, n, k = shape
+    a, b = cases.operand("normal", (m, k)), cases.operand("normal", (k, n))
+    c = np.full((m, n), np.nan, np.float32)
+    cases.check(jk.sgemm(a, b, c, beta=0.0, algorithm=algorithm), a, b)
+
+
+@algorithms
+@transposes
+@pytest.mark.parametrize("shape", [(130, 131, 37), (33, 64, 260), (5, 3, 2)])
+def test_nan_stays_in_its_row_and_column(algorithm, trans_a, trans_b, shape):
+    """A NaN in row i of A spoils row i of C, one in column j of B column j, and nothing else.
+
+    Rows and columns beyond the edge of a tile are other rows and columns of the same array, or what lies behind it.
+    """
+    m, n, k = shape
+    a, b = cases.operand("normal", (m, k)), cases.operand("normal", (k, n))
+    for row, column in ((0, n - 1), (m - 1, 0), (m // 2, n // 2)):
+        spoilt_a, spoilt_b = a.copy(), b.copy()
+        spoilt_a[row, k - 1], spoilt_b[0, column] = np.nan, np.nan
+        flags = {"trans_a": trans_a, "trans_b": trans_b, "algorithm": algorithm}
+        got = jk.sgemm(cases.stored(spoilt_a, trans_a), cases.stored(spoilt_b, trans_b), **flags)
+        cases.check(got, spoilt_a, spoilt_b)
+        assert np.isnan(got).sum() == m + n - 1
+
+
+@algorithms
+def test_nan_stays_in_its_member(algorithm):
+    """Members of a batch lie side by side in memory: what one reads beyond its end is its neighbour."""
+    a, b = cases.operand("normal", (3, 37, 45)), cases.operand("normal", (3, 45, 50))
+    a[1], b[1] = np.nan, np.nan
+    got = np.asarray(jk.sgemm(a, b, algorithm=algorithm))
+    assert np.isnan(got[1]).all()
+    cases.check(got[::2], a[::2], b[::2])
+
+
+BATCHES = (
+    ((7,), (7,)),
+    ((7,), (1,)),
+    ((1,), (7,)),
+    ((2, 3), (2, 3)),
+    ((2, 1), (1, 3)),
+    ((2, 1, 3), (2, 2, 1)),
+    ((1, 2, 1, 3), (2, 1, 3, 1)),
+    ((2, 1, 2, 1, 2), (1, 2, 1, 2, 1)),
+    ((0,), (0,)),
+    ((), (4,)),
+)
+
+
+@algorithms
+@pytest.mark.parametrize("batches", BATCHES, ids=str)
+def test_batches_that_broadcast(algorithm, batches):
+    for m, n, k, (trans_a, trans_b) in (
+        (33, 70, 20, (False, False)),
+        (130, 31, 65, (True, True)),
+        (1, 64, 300, (False, True)),
+    ):
+        a = cases.operand("normal", (*batches[0], m, k))
+        b = cases.operand("normal", (*batches[1], k, n), seed=3)
+        flags = {"trans_a": trans_a, "trans_b": trans_b, "algorithm": algorithm}
+        cases.check(jk.sgemm(cases.stored(a, trans_a), cases.stored(b, trans_b), **flags), a, b)
+
+
+@algorithms
+@pytest.mark.parametrize(
+    "shape", [(128, 128, 128), (64, 64, 4096), (33, 65, 1000), (200, 300, 256), (512, 512, 64)]
+)
+def test_a_member_gets_the_bits_that_it_has_alone(algorithm, shape):
+    m, n, k = shape
+    a, b = cases.operand("normal", (9, m, k)), cases.operand("normal", (9, k, n))
+    together = np.asarray(jk.sgemm(a, b, algorithm=algorithm))
+    for member in (0, 5, 8):
+        alone = np.asarray(jk.sgemm(a[member], b[member], algorithm=algorithm))
+        if cases.ON_GPU:  # XLA's own product makes no such promise
+            assert alone.tobytes() == together[member].tobytes()
+        cases.check(alone, a[member], b[member])
+
+
+@algorithms
+def test_repeats_bit_for_bit(algorithm):
+    for m, n, k in ((257, 130, 519), (64, 64, 8192), (1000, 40, 40)):
+        a, b = jnp.asarray(cases.operand("wide", (m, k))), jnp.asarray(cases.operand("wide", (k, n)))
+        function = jax.jit(functools.partial(jk.sgemm, algorithm=algorithm))
+        first = np.asarray(function(a, b)).tobytes()
+        for _ in range(5):
+            assert np.asarray(function(a, b)).tobytes() == first
+
+
+@algorithms
+@pytest.mark.parametrize("k", [40, 4096])
+def test_c_is_overwritten_in_place_when_donated(algorithm, k):
+    """The result takes the buffer of c, with and without a split of k; the values are right."""
+    a, b = cases.operand("normal", (96, k)), cases.operand("normal", (k, 64))
+    c = cases.operand("normal", (96, 64))
+    function = functools.partial(jk.sgemm, alpha=-0.5, beta=2.0, algorithm=algorithm)
+    donating = jax.jit(function, donate_argnums=2)
+    given = jnp.array(c)
+    address = given.unsafe_buffer_pointer()
+    result = donating(a, b, given)
+    cases.check(result, a, b, c, alpha=-0.5, beta=2.0)
+    assert given.is_deleted()
+    if cases.ON_GPU:
+        assert result.unsafe_buffer_pointer() == address
+    kept = jnp.array(c)
+    cases.check(jax.jit(function)(a, b, kept), a, b, c, alpha=-0.5, beta=2.0)
+    assert np.array_equal(kept, c)
+
+
+@algorithms
+def test_misaligned_operands(algorithm):
+    """Slices that begin anywhere, of which XLA may hand over the address as it is."""
+
+    @jax.jit
+    def product(x, y):
+        flat_x, flat_y = x.reshape(-1), y.reshape(-1)
+        a = jax.lax.dynamic_slice(flat_x, (jnp.int32(1),), (64 * 48,)).reshape(64, 48)
+        b = jax.lax.dynamic_slice(flat_y, (jnp.int32(3),), (48 * 32,)).reshape(48, 32)
+        return jk.sgemm(a, b, algorithm=algorithm)
+
+    x, y = cases.operand("normal", (65, 48)), cases.operand("normal", (49, 32))
+    a, b = x.reshape(-1)[1:3073].reshape(64, 48), y.reshape(-1)[3:1539].reshape(48, 32)
+    cases.check(product(x, y), a, b)
+
+
+@pytest.mark.parametrize("n", [256, 1000, 2048])
+def test_error_is_no_worse_than_xlas(n):
+    """relF against float64, ours and XLA's at the highest precision, on the same data."""
+    a, b = cases.operand("normal", (n, n)), cases.operand("normal", (n, n), seed=1)
+    want = cases.truth(a, b)
+
+    def error(got):
+        return np.linalg.norm(np.asarray(got, np.float64) - want) / np.linalg.norm(want)
+
+    ours = error(jk.matmul(a, b))
+    # Two orders of summation differ by luck.
+    assert ours <= 1.1 * error(jnp.matmul(a, b, precision="highest"))
+    assert ours < 2e-6  # where TF32 has 3e-4
+
+
+def test_global_precision_flag_has_no_effect():
+    a, b = cases.operand("normal", (200, 300)), cases.operand("normal", (300, 100))
+    with jax.default_matmul_precision("bfloat16"):
+        low = np.asarray(jax.jit(jk.matmul)(a, b))
+    cases.check(low, a, b)
+
+
+@pytest.mark.parametrize("shape", [(2**16 + 1, 2**15 + 40, 3), (3, 2**16, 2**15 + 8)])
+@transposes
+def test_more_than_two_to_the_31_elements(gpu, shape, trans_a, trans_b):
+    """Offsets are 64-bit, in C and in the operands."""
+    if (gpu.memory_stats() or {}).get("bytes_limit", 2**34) < 60e9:
+        skip_or_fail("this GPU has less than 60 GB")
+    m, n, k = shape
+    keys = jax.random.split(jax.random.key(0))
+    a = jax.random.normal(keys[0], (k, m) if trans_a else (m, k))
+    b = jax.random.normal(keys[1], (n, k) if trans_b else (k, n))
+    c = jk.sgemm(a, b, trans_a=trans_a, trans_b=trans_b)
+    rows = np.unique(np.r_[0, m // 2, m - 2 : m])
+    columns = np.unique(np.r_[0:3, n // 2, n - 3 : n])
+    some_a = np.asarray(a.T[rows] if trans_a else a[rows])
+    some_b = np.asarray(b[columns].T if trans_b else b[:, columns])
+    cases.check(np.asarray(c[np.ix_(rows, columns)]), some_a, some_b)

@@ -1,0 +1,131 @@
+"""The policy of the matrix product, on machines without a GPU: what the plans have to fulfil for any problem."""
+
+import gemm_cases
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+import jaxkernels as jk
+from jaxkernels import _registry
+
+DEVICES = sorted(_registry.cpu_module.named_devices())
+sizes = st.one_of(st.integers(0, 300), st.integers(1, 70000), st.sampled_from([64, 128, 4096]))
+flags = {"trans_a": st.booleans(), "trans_b": st.booleans()}
+
+
+def limits(device):
+    return _registry.cpu_module.named_devices()[device]
+
+
+@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.given(
+    m=sizes, n=sizes, k=sizes, device=st.sampled_from(DEVICES), algorithm=st.sampled_from((None, *gemm_cases.RUNGS)), **flags
+)
+def test_tiles_and_splits_cover_the_problem(m, n, k, device, algorithm, trans_a, trans_b):
+    plan = jk.plan_sgemm(
+        m, n, k, trans_a=trans_a, trans_b=trans_b, algorithm=algorithm, device=device
+    )
+    assert plan.algorithm == (algorithm or "pipelined")
+    assert 0 <= plan.tiles_m * plan.block_m - m < plan.block_m
+    assert 0 <= plan.tiles_n * plan.block_n - n < plan.block_n
+    assert plan.split_k >= 1
+    assert plan.split_k * plan.k_per_split >= k
+    assert (plan.split_k - 1) * plan.k_per_split < max(k, 1)  # no split is empty
+    assert plan.grid_blocks == plan.tiles_m * plan.tiles_n * plan.split_k
+    assert plan.partial_elements == (m * n * plan.split_k if plan.split_k > 1 else 0)
+    if plan.split_k > 1:
+        assert plan.k_per_split % plan.block_k == 0
+
+
+@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.given(m=sizes, n=sizes, k=sizes, device=st.sampled_from(DEVICES), **flags)
+def test_blocks_fit_the_device(m, n, k, device, trans_a, trans_b):
+    plan = jk.plan_sgemm(m, n, k, trans_a=trans_a, trans_b=trans_b, device=device)
+    gpu = limits(device)
+    assert plan.smem_bytes <= gpu.smem_per_block
+    assert plan.blocks_per_sm >= 1
+    assert plan.blocks_per_sm * plan.smem_bytes <= gpu.smem_per_sm
+    assert plan.blocks_per_sm * plan.block_threads <= gpu.threads_per_sm
+    assert plan.block_threads * plan.thread_m * plan.thread_n == (
+        plan.block_m * plan.block_n * plan.slices
+    )
+
+
+@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.given(m=st.integers(64, 2000), n=sizes, k=sizes, batch=st.integers(2, 2000), **flags)
+def test_order_of_summation_does_not_depend_on_the_batch(m, n, k, batch, trans_a, trans_b):
+    """A member of a batch gets the bits that it has alone."""
+    hypothesis.assume(m * n * batch < 2**36)
+    options = {"trans_a": trans_a, "trans_b": trans_b, "device": "h200"}
+    alone, together = (jk.plan_sgemm(m, n, k, batch=b, **options) for b in ((), batch))
+    for field in ("split_k", "k_per_split", "slices"):
+        assert getattr(alone, field) == getattr(together, field)
+
+
+def test_tensor_engine_needs_hopper_and_aligned_lines():
+    def engine(device, m=4096, n=4096, k=4096, **options):
+        return jk.plan_sgemm(m, n, k, device=device, **options).engine
+
+    assert engine("h200") == engine("b200") == "tensor"
+    assert engine("a100") == "floats"
+    assert engine("h200", k=4094) == "floats"
+    assert engine("h200", n=4095) == "floats"
+    assert engine("h200", m=4095) == "tensor"  # rows of A may end anywhere
+    assert engine("h200", m=4095, trans_a=True) == "floats"
+
+
+def test_splits_where_a_grid_would_be_too_small():
+    assert jk.plan_sgemm(8192, 8192, 8192, device="h200").split_k == 1
+    assert jk.plan_sgemm(128, 128, 65536, device="h200").split_k > 16
+    assert jk.plan_sgemm(8192, 128, 8192, device="h200").split_k > 1
+    assert jk.plan_sgemm(4096, 4096, 64, device="h200").split_k == 1
+
+
+def test_values():
+    plan = jk.plan_sgemm(1024, 512, 256, device="h200")
+    assert plan == jk.plan_sgemm(1024, 512, 256, device="h200")
+    assert plan != jk.plan_sgemm(1024, 512, 255, device="h200")
+    assert plan != "SgemmPlan"
+    assert "algorithm='pipelined'" in repr(plan)
+    assert "block_m=" in repr(plan)
+    naive = jk.plan_sgemm(1024, 512, 256, algorithm="naive", device="a100")
+    assert (naive.block_m, naive.block_threads, naive.grid_blocks) == (32, 1024, 512)
+
+
+def test_few_rows_with_a_shared_b_become_one_matrix():
+    plan = _registry.cpu_module.plan_sgemm
+    h200 = limits("h200")
+    folded = plan((100, 1, 64), (1, 64, 256), False, False, h200)
+    assert folded == plan((100, 64), (64, 256), False, False, h200)
+    apart = plan((100, 64, 64), (1, 64, 256), False, False, h200)
+    assert apart.tiles_m * apart.block_m < 100 * 64
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((2, 3), (4, 5)), r"contracted dimensions differ; a has shape \(2, 3\), b has shape"),
+        (((2, 3), (1, 3, 5)), "one rank"),
+        (((3,), (3,)), "one rank"),
+        (((2, 2, 3), (3, 3, 4)), "do not broadcast"),
+        (((2, 1, 2, 1, 2, 1, 2, 3), (1, 2, 1, 2, 1, 2, 3, 4)), "by turns"),
+    ],
+)
+def test_problems_that_are_refused(shapes, message):
+    with pytest.raises(ValueError, match=message):
+        _registry.cpu_module.plan_sgemm(*shapes, False, False, limits("h200"))
+
+
+def test_arguments_that_are_refused():
+    with pytest.raises(ValueError, match="algorithm must be None or one of"):
+        jk.plan_sgemm(1, 1, 1, algorithm="fast")
+    with pytest.raises(ValueError, match="device must be one of"):
+        jk.plan_sgemm(1, 1, 1, device="tpu")
+    with pytest.raises(ValueError, match="negative"):
+        jk.plan_sgemm(1, -1, 1)
+    with pytest.raises(ValueError, match="does not split k"):
+        _registry.cpu_module.plan_sgemm(
+            (2, 3), (3, 4), False, False, limits("h200"), "naive", 2
+        )
+    with pytest.raises(ValueError, match="blocks, more than a GPU takes"):
+        jk.plan_sgemm(2**22, 2**22, 1, algorithm="naive", device="h200")
