@@ -204,7 +204,7 @@ def _lower_reference(ctx: mlir.LoweringRuleContext, *operands: Any, options: Opt
 def _lower_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, options: Options) -> Any:
     function: Callable[..., jax.Array] = functools.partial(ffi_multiply, options=options)
     if _compat.partitions_custom_calls(ctx):
-        shapes = [aval.shape for aval in ctx.avals_in]
+        shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
         function = _gemm_partitioning.partitioned(ffi_multiply, shapes, options)
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
 

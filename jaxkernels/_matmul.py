@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -183,8 +183,8 @@ def sgemm(
     b: ArrayLike,
     c: ArrayLike | None = None,
     *,
-    alpha: ArrayLike = 1.0,
-    beta: ArrayLike = 0.0,
+    alpha: float | jax.Array = 1.0,
+    beta: float | jax.Array = 0.0,
     trans_a: bool | int = False,
     trans_b: bool | int = False,
     algorithm: str | None = None,
@@ -302,7 +302,7 @@ def _as_float32(
     return a.astype(jnp.float32), b.astype(jnp.float32)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: float | jax.Array) -> TypeGuard[float]:
     """Whether a factor is known when the program is traced."""
     return not isinstance(value, jax.Array)
 

@@ -102,3 +102,55 @@ def test_wrong_arguments(wrong, capsys):
         main(["softmax", *wrong])
     assert stopped.value.code == 2
     assert wrong[1] in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def products(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sgemm")
+    written = ["--json", str(folder / "b.json"), "--plot", str(folder / "b.png")]
+    shapes = ["--shapes", "32", "16x24x8", "3x8x8x8"]
+    how = ["--repeats", "2", "--min-sample-ms", "0.1"]
+    assert main(["sgemm", *shapes, *how, *written]) == 0
+    return folder
+
+
+def test_sgemm_json(products):
+    data = json.loads((products / "b.json").read_text())
+    assert data["benchmark"] == "sgemm"
+    found = [(m["batch"], m["m"], m["n"], m["k"]) for m in data["measurements"]]
+    assert found == [(1, 32, 32, 32), (1, 16, 24, 8), (3, 8, 8, 8)]
+    for m in data["measurements"]:
+        assert {"xla", "pipelined"} == set(m["seconds"]) == set(m["relative_errors"])
+        assert all(0 < ratio <= 1 for ratio in m["bound_ratios"].values())
+        assert all(len(samples) == 2 for samples in m["samples"].values())
+
+
+def test_sgemm_plot_and_table_again_from_json(products, capsys):
+    assert (products / "b.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["sgemm", "--from-json", str(products / "b.json"), "--markdown"]) == 0
+    out = capsys.readouterr().out
+    assert "| 32^3 |" in out
+    assert "3 x (8, 8, 8)" in out
+
+
+def test_sgemm_ladder_and_verdicts():
+    """Every rung and every bar has its line; what they say is not tested here."""
+    from jaxkernels.bench.sgemm import cases, measure, report
+
+    ladder = cases.Product("ladder", 1, 64, 64, 64)
+    products = [cases.Product("transposed", 1, 64, 64, 64, t) for t in cases.TRANSPOSES]
+    products += [cases.Product("square", 1, 1024, 8, 1024), cases.Product("other", 1, 8, 8, 8)]
+    settings = measure.Settings((ladder, *products), cases.RUNGS, 2, 1e-4)
+    found = measure.measure(settings, announce=lambda _: None)
+    tables = report.tables(found, "gpu", "NVIDIA H200")
+    text = "\n".join(str(table) for table in tables)
+    for word in (*cases.RUNGS, "cuBLAS", "of peak", "NT over NN", "ladder, TFLOP/s", "relF"):
+        assert word in text
+
+
+def test_sgemm_wrong_arguments(capsys):
+    for wrong in (["--shapes", "4x4"], ["--algorithms", "magic"], ["--groups", "round"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(["sgemm", *wrong])
+        assert stopped.value.code == 2
+        assert wrong[1] in capsys.readouterr().err

@@ -181,7 +181,7 @@ def test_explicit_contraction_is_ambiguous(explicit_mesh):
     """As for jnp.matmul: an error that names out_sharding, or out_sharding."""
     with jax.set_mesh(explicit_mesh):
         a, b = split(explicit_mesh, A, None, "x"), split(explicit_mesh, B, "x", None)
-        with pytest.raises(Exception, match="(?i)ambiguous.*out_sharding"):
+        with pytest.raises(Exception, match=r"(?i)ambiguous.*out_sharding"):
             jax.jit(jk.matmul)(a, b)
         out = jax.jit(functools.partial(jk.matmul, out_sharding=P("y", None)))(a, b)
         assert jax.typeof(out).sharding.spec == P("y", None)

@@ -230,9 +230,7 @@ def test_export_with_a_symbolic_batch():
         jax.jit(jax.grad(lambda w, x: jnp.sum(jk.matmul(x, w) ** 2))),
         platforms=("cpu", "cuda", "tpu"),
         disabled_checks=[check],
-    )(
-        jax.ShapeDtypeStruct((3, 5), jnp.float32), jax.ShapeDtypeStruct((rows, 3), jnp.float32)
-    )
+    )(jax.ShapeDtypeStruct((3, 5), jnp.float32), jax.ShapeDtypeStruct((rows, 3), jnp.float32))
     reloaded = jax.export.deserialize(exported.serialize())
     assert ("jaxkernels_sgemm" in exported.mlir_module()) == _registry.has_cuda_module()
     for n in (1, 17):

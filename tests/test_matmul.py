@@ -156,7 +156,9 @@ def test_shapes_that_do_not_fit():
         jk.sgemm(ones((2, 3)), ones((4, 5)))
     with pytest.raises(ValueError, match=r"differ: a \(2, 3\) with trans_a=True"):
         jk.sgemm(ones((2, 3)), ones((3, 5)), trans_a=True)
-    with pytest.raises(ValueError, match=r"c has shape \(5, 2\), but op\(a\) op\(b\) has .*\(2, 5\)"):
+    with pytest.raises(
+        ValueError, match=r"c has shape \(5, 2\), but op\(a\) op\(b\) has .*\(2, 5\)"
+    ):
         jk.sgemm(ones((2, 3)), ones((3, 5)), ones((5, 2)), beta=1.0)
     with pytest.raises(ValueError, match=r"c has shape|one rank"):
         jk.sgemm(ones((2, 3)), ones((3, 5)), ones((5,)), beta=1.0)
@@ -182,9 +184,7 @@ def test_arguments_that_are_refused():
         with pytest.raises(ValueError, match="has no algorithms; got algorithm='naive'"):
             function(x, x, implementation="xla", algorithm="naive")
     with pytest.raises(ValueError, match="products are in float32"):
-        jk.dot_general(
-            x, x, (((1,), (0,)), ((), ())), jax.lax.DotAlgorithmPreset.F64_F64_F64
-        )
+        jk.dot_general(x, x, (((1,), (0,)), ((), ())), jax.lax.DotAlgorithmPreset.F64_F64_F64)
     with pytest.raises((TypeError, ValueError)):
         jk.dot_general(x, x, (((1,), (0,)), ((), ())), "sloppy")
 
@@ -209,7 +209,9 @@ def test_implementations():
     if cases.ON_GPU:
         cases.check(jk.matmul(a, b, implementation="ffi"), a, b)
         return
-    with pytest.raises(NotImplementedError, match="no kernel of jaxkernels_sgemm for platform 'cpu'"):
+    with pytest.raises(
+        NotImplementedError, match="no kernel of jaxkernels_sgemm for platform 'cpu'"
+    ):
         jk.matmul(a, b, implementation="ffi")
 
 

@@ -47,9 +47,7 @@ def test_kinds_of_input(algorithm, trans_a, trans_b):
         problems.append((a, b, None, flags))
     cases.check_all(problems, algorithm)
     a, b = cases.operand("integers", (70, 500)), cases.operand("integers", (500, 66))
-    got = jk.sgemm(
-        cases.stored(a, trans_a), cases.stored(b, trans_b), algorithm=algorithm, **flags
-    )
+    got = jk.sgemm(cases.stored(a, trans_a), cases.stored(b, trans_b), algorithm=algorithm, **flags)
     assert np.array_equal(got, cases.truth(a, b))
 
 
@@ -150,7 +148,10 @@ def test_a_member_gets_the_bits_that_it_has_alone(algorithm, shape):
 @algorithms
 def test_repeats_bit_for_bit(algorithm):
     for m, n, k in ((257, 130, 519), (64, 64, 8192), (1000, 40, 40)):
-        a, b = jnp.asarray(cases.operand("wide", (m, k))), jnp.asarray(cases.operand("wide", (k, n)))
+        a, b = (
+            jnp.asarray(cases.operand("wide", (m, k))),
+            jnp.asarray(cases.operand("wide", (k, n))),
+        )
         function = jax.jit(functools.partial(jk.sgemm, algorithm=algorithm))
         first = np.asarray(function(a, b)).tobytes()
         for _ in range(5):

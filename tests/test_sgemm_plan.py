@@ -19,7 +19,12 @@ def limits(device):
 
 @hypothesis.settings(max_examples=300, deadline=None)
 @hypothesis.given(
-    m=sizes, n=sizes, k=sizes, device=st.sampled_from(DEVICES), algorithm=st.sampled_from((None, *gemm_cases.RUNGS)), **flags
+    m=sizes,
+    n=sizes,
+    k=sizes,
+    device=st.sampled_from(DEVICES),
+    algorithm=st.sampled_from((None, *gemm_cases.RUNGS)),
+    **flags,
 )
 def test_tiles_and_splits_cover_the_problem(m, n, k, device, algorithm, trans_a, trans_b):
     plan = jk.plan_sgemm(
@@ -124,8 +129,6 @@ def test_arguments_that_are_refused():
     with pytest.raises(ValueError, match="negative"):
         jk.plan_sgemm(1, -1, 1)
     with pytest.raises(ValueError, match="does not split k"):
-        _registry.cpu_module.plan_sgemm(
-            (2, 3), (3, 4), False, False, limits("h200"), "naive", 2
-        )
+        _registry.cpu_module.plan_sgemm((2, 3), (3, 4), False, False, limits("h200"), "naive", 2)
     with pytest.raises(ValueError, match="blocks, more than a GPU takes"):
         jk.plan_sgemm(2**22, 2**22, 1, algorithm="naive", device="h200")

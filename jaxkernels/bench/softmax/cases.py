@@ -119,20 +119,3 @@ def even_neighbour(cols: int, measured: set[int]) -> int | None:
     if cols % 2 == 0:
         return None
     return next((other for other in (cols - 1, cols + 1) if other in measured), None)
-
-
-def parse_count(text: str) -> int:
-    """Parses a positive integer written as 268435456 or as 2^28.
-
-    Raises:
-        ValueError: if the text is neither, or the number is not positive.
-
-    Example:
-        >>> parse_count("2^10"), parse_count("1000")
-        (1024, 1000)
-    """
-    base, _, exponent = text.replace("**", "^").partition("^")
-    value = int(base) ** int(exponent) if exponent else int(base)
-    if value < 1:
-        raise ValueError(f"expected a positive count, got {text!r}")
-    return value

@@ -1,63 +1,17 @@
-"""Command line of the softmax benchmark, and the form of its JSON file."""
+"""Command line of the softmax benchmark."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import json
-import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxkernels.bench import console, environment
+from jaxkernels.bench import console, runner
 from jaxkernels.bench.softmax import cases, measure, report
-
-_SCHEMA = 1
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run: where, how, and what came out; the content of the JSON file."""
-
-    environment: dict[str, str]
-    settings: dict[str, Any]
-    measurements: tuple[cases.Measurement, ...]
-    few_rows: tuple[cases.FewRows, ...]
-
-    def to_json(self) -> str:
-        """Returns the run as a JSON document."""
-        content = {"schema": _SCHEMA, "benchmark": "softmax", **asdict(self)}
-        return json.dumps(content, indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> Run:
-        """Reads what ``to_json`` wrote.
-
-        Raises:
-            ValueError: if the text is no JSON file of this benchmark.
-        """
-        content = json.loads(text)
-        kind = (content.get("benchmark"), content.get("schema")) if type(content) is dict else None
-        if kind != ("softmax", _SCHEMA):
-            raise ValueError(f"expected a softmax benchmark of schema {_SCHEMA}, got {kind}")
-        return cls(
-            environment=content["environment"],
-            settings=content["settings"],
-            measurements=tuple(cases.Measurement(**m) for m in content["measurements"]),
-            few_rows=tuple(cases.FewRows(**f) for f in content["few_rows"]),
-        )
-
-
-def _count(text: str) -> int:
-    try:
-        return cases.parse_count(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"expected a positive count such as 4096 or 2^12, got {text!r}"
-        ) from error
 
 
 def add_parser(commands: Any) -> None:
@@ -77,7 +31,11 @@ def add_parser(commands: Any) -> None:
         help="same as --operation log_softmax",
     )
     what.add_argument(
-        "--cols", nargs="+", type=_count, metavar="N", help="row lengths, such as 1000 or 2^15"
+        "--cols",
+        nargs="+",
+        type=runner.count,
+        metavar="N",
+        help="row lengths, such as 1000 or 2^15",
     )
     what.add_argument("--dtypes", nargs="+", choices=cases.DTYPES, default=("float32", "bfloat16"))
     what.add_argument("--directions", nargs="+", choices=cases.DIRECTIONS, default=cases.DIRECTIONS)
@@ -89,7 +47,7 @@ def add_parser(commands: Any) -> None:
     )
     what.add_argument(
         "--elements",
-        type=_count,
+        type=runner.count,
         metavar="N",
         help="size of each input, rows = N // cols (default: 2^28 on a GPU, 2^24 on a CPU)",
     )
@@ -98,19 +56,9 @@ def add_parser(commands: Any) -> None:
         action=argparse.BooleanOptionalAction,
         help="also measure the latency on small inputs (default: on a GPU)",
     )
-    how = parser.add_argument_group("how to measure")
-    how.add_argument("--repeats", type=_count, default=5, metavar="N", help="samples per median")
-    how.add_argument(
-        "--min-sample-ms", type=float, default=20.0, metavar="MS", help="least length of a sample"
-    )
-    out = parser.add_argument_group("what to write")
-    out.add_argument("--json", type=Path, metavar="FILE", help="keep every number")
-    out.add_argument("--plot", type=Path, metavar="FILE", help="draw throughput over columns (PNG)")
-    out.add_argument("--markdown", action="store_true", help="print Markdown, ready for a README")
-    out.add_argument(
-        "--from-json", type=Path, metavar="FILE", help="show an earlier run, measure nothing"
-    )
-    parser.set_defaults(run=run)
+    runner.add_measuring_options(parser)
+    runner.add_output_options(parser, "draw throughput over columns (PNG)")
+    parser.set_defaults(run=BENCHMARK.run)
 
 
 def _settings(options: argparse.Namespace) -> measure.Settings:
@@ -132,63 +80,39 @@ def _settings(options: argparse.Namespace) -> measure.Settings:
     )
 
 
-def _measure(options: argparse.Namespace) -> Run:
+def _measure(
+    options: argparse.Namespace,
+) -> tuple[dict[str, Any], Mapping[str, Sequence[Any]]]:
     settings = _settings(options)
     with console.progress(settings.operation, settings.steps) as announce:
         measurements = measure.measure(settings, announce)
         few_rows = measure.measure_few_rows(settings, announce) if settings.few_rows else []
-    return Run(
-        environment=environment.describe_environment("softmax", options.command_line),
-        settings=asdict(settings),
-        measurements=tuple(measurements),
-        few_rows=tuple(few_rows),
-    )
+    return asdict(settings), {"measurements": measurements, "few_rows": few_rows}
 
 
-def _show(result: Run, *, markdown: bool) -> None:
-    """Prints the tables of a run on stdout."""
+def _tables(result: runner.Run, short: bool) -> list[console.Table]:
     operation, platform = result.settings["operation"], result.environment["platform"]
-    measurements = result.measurements
-    make = report.overview_tables if markdown else report.detail_tables
+    measurements = result.sections["measurements"]
+    make = report.overview_tables if short else report.detail_tables
     tables = make(measurements, operation, platform)
     tables.append(report.summary_table(measurements, platform))
-    extra = (report.odd_table(measurements), report.few_rows_table(result.few_rows, operation))
-    tables += [table for table in extra if table is not None]
-    line = environment.summarise_environment(result.environment)
-    if markdown:
-        made_by = f"{line}; made by `{result.environment['command']}`"
-        print("\n\n".join([made_by, *(console.to_markdown(table) for table in tables)]))
-        return
-    print(line)
-    print(result.environment["command"] + "\n")
-    for table in tables:
-        console.print_table(table)
+    few_rows = report.few_rows_table(result.sections["few_rows"], operation)
+    tables += [t for t in (report.odd_table(measurements), few_rows) if t is not None]
+    return tables
 
 
-def run(options: argparse.Namespace) -> int:
-    """Measures, or reads an earlier run, and writes what was asked for.
+def _draw(result: runner.Run, path: Path) -> None:
+    from jaxkernels.bench.softmax import plot  # matplotlib is an optional dependency
 
-    Returns:
-        The exit code: 0; 2 if the file of ``--from-json`` cannot be read or matplotlib is missing.
-    """
-    if options.plot and importlib.util.find_spec("matplotlib") is None:
-        # Said before minutes of measuring, not after.
-        print("--plot needs matplotlib: pip install 'jaxkernels[bench]'", file=sys.stderr)
-        return 2
-    if options.from_json:
-        try:
-            result = Run.from_json(options.from_json.read_text())
-        except (OSError, ValueError) as error:
-            print(f"cannot read {options.from_json}: {error}", file=sys.stderr)
-            return 2
-    else:
-        result = _measure(options)
-    if options.json:
-        options.json.write_text(result.to_json())
-    if options.plot:
-        from jaxkernels.bench.softmax import plot  # matplotlib is an optional dependency
+    operation = result.settings["operation"]
+    plot.draw(result.sections["measurements"], operation, result.environment, path)
 
-        operation = result.settings["operation"]
-        plot.draw(result.measurements, operation, result.environment, options.plot)
-    _show(result, markdown=options.markdown)
-    return 0
+
+BENCHMARK = runner.Benchmark(
+    name="softmax",
+    schema=1,
+    section_types={"measurements": cases.Measurement, "few_rows": cases.FewRows},
+    measure=_measure,
+    tables=_tables,
+    draw=_draw,
+)

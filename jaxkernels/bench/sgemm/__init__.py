@@ -1,0 +1,7 @@
+"""``python -m jaxkernels.bench sgemm``: every rung of the ladder beside XLA's float32 product.
+
+* ``cases``: which products are measured, and the record of one.
+* ``measure``: times them, and measures their errors.
+* ``verdicts``: what the results are held against.
+* ``report``, ``plot``, ``command``: tables, the picture, the command line.
+"""

@@ -1,0 +1,102 @@
+"""Tables from measurements. Pure: the same from a run and from its JSON file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxkernels.bench.console import Table
+from jaxkernels.bench.sgemm.cases import RUNGS, Measurement, peak_of
+from jaxkernels.bench.sgemm.verdicts import judge
+
+_BLANK = "-"
+_GROUPS = {
+    "square": "squares",
+    "other": "other shapes (m, n, k), batch x (m, n, k)",
+    "transposed": "transposes: N as it is, T transposed in memory",
+}
+
+
+def _format(value: float | None, pattern: str) -> str:
+    return _BLANK if value is None else pattern.format(value)
+
+
+def _scale(platform: str) -> tuple[str, float]:
+    return ("GFLOP/s", 1e9) if platform == "cpu" else ("TFLOP/s", 1e12)
+
+
+def _cells(m: Measurement, name: str, scale: float, peak: float | None) -> list[str]:
+    """One contender: time, rate, of XLA, of the peak, relF."""
+    seconds, rate = m.seconds.get(name), m.rate(name)
+    return [
+        _format(None if seconds is None else seconds * 1e6, "{:.1f}"),
+        _format(None if rate is None else rate / scale, "{:.2f}"),
+        _format(m.speedup(name), "{:.3f}"),
+        _format(None if rate is None or peak is None else rate / peak, "{:.3f}"),
+        _format(m.relative_errors.get(name), "{:.1e}"),
+        _format(m.bound_ratios.get(name), "{:.3f}"),
+    ]
+
+
+def group_tables(measurements: Sequence[Measurement], platform: str, device: str) -> list[Table]:
+    """One table for each group of products: ours beside XLA's."""
+    unit, scale = _scale(platform)
+    peak = peak_of(device)
+    tables = []
+    for group, title in _GROUPS.items():
+        members = [m for m in measurements if m.group == group]
+        if not members:
+            continue
+        rows = []
+        for m in members:
+            xla = _cells(m, "xla", scale, peak)
+            ours = _cells(m, "pipelined", scale, peak)
+            rows.append((m.product.label, xla[0], ours[0], xla[1], *ours[1:4], xla[4], *ours[4:]))
+        headers = (
+            "product",
+            "cuBLAS us",
+            "ours us",
+            f"cuBLAS {unit}",
+            "ours",
+            "of cuBLAS",
+            "of peak",
+            "cuBLAS relF",
+            "ours",
+            "of bound",
+        )
+        notes = tuple(
+            f"{m.product.label}: {name}: {why}" for m in members for name, why in m.refused.items()
+        )
+        tables.append(Table(title, headers, tuple(rows), notes))
+    return tables
+
+
+def ladder_table(measurements: Sequence[Measurement], platform: str, device: str) -> Table | None:
+    """The rungs at one size; None if they were not measured."""
+    unit, scale = _scale(platform)
+    for m in measurements:
+        if m.group == "ladder":
+            names = [name for name in (*RUNGS, "xla") if name in m.seconds]
+            rows = [
+                ("cuBLAS" if name == "xla" else name, *_cells(m, name, scale, peak_of(device)))
+                for name in names
+            ]
+            headers = ("rung", "us", unit, "of cuBLAS", "of peak", "relF", "of bound")
+            return Table(f"the ladder at {m.product.label}", headers, tuple(rows))
+    return None
+
+
+def verdict_table(measurements: Sequence[Measurement]) -> Table:
+    """What was asked for and what was reached."""
+    rows = [(v.what, v.reached, v.bar, "pass" if v.passed else "FAIL") for v in judge(measurements)]
+    return Table("bars", ("what", "reached", "bar", "verdict"), tuple(rows))
+
+
+def tables(measurements: Sequence[Measurement], platform: str, device: str) -> list[Table]:
+    """All tables of a run. "cuBLAS" is what XLA calls for a float32 product at HIGHEST precision."""
+    found = group_tables(measurements, platform, device)
+    ladder = ladder_table(measurements, platform, device)
+    found += [] if ladder is None else [ladder]
+    if platform == "cpu":
+        note = "on a CPU both are XLA's own product"
+        return [Table(t.title, t.headers, t.rows, (*t.notes, note)) for t in found]
+    return [*found, verdict_table(measurements)]
