@@ -194,6 +194,22 @@ def test_misaligned_operands(algorithm):
     cases.check(product(x, y), a, b)
 
 
+@pytest.mark.parametrize("k", [8000, 5003])
+def test_deep_products_are_summed_in_parts(gpu, k):
+    """Several launches, aligned and not, each of which adds to C: alpha, beta and C come in once."""
+    n = 2048
+    plan = jk.plan_sgemm(n, n, k, device=gpu)
+    assert plan.launches > 1
+    a, b = cases.operand("normal", (n, k)), cases.operand("normal", (k, n), seed=1)
+    c = cases.operand("outliers", (n, n))
+    options = {"alpha": -0.5, "beta": 3.0}
+    got = np.asarray(jk.sgemm(a, b, c, **options))
+    some = np.r_[0:3, 126:130, n - 3 : n]
+    cases.check(got[some], a[some], b, c[some], **options)
+    spoilt = np.full_like(c, np.nan)
+    cases.check(np.asarray(jk.sgemm(a, b, spoilt, alpha=2.0))[some], a[some], b, alpha=2.0)
+
+
 @pytest.mark.parametrize("n", [256, 1000, 2048])
 def test_error_is_no_worse_than_xlas(n):
     """relF against float64, ours and XLA's at the highest precision, on the same data."""

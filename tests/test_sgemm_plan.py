@@ -33,12 +33,13 @@ def test_tiles_and_splits_cover_the_problem(m, n, k, device, algorithm, trans_a,
     assert plan.algorithm == (algorithm or "pipelined")
     assert 0 <= plan.tiles_m * plan.block_m - m < plan.block_m
     assert 0 <= plan.tiles_n * plan.block_n - n < plan.block_n
-    assert plan.split_k >= 1
-    assert plan.split_k * plan.k_per_split >= k
-    assert (plan.split_k - 1) * plan.k_per_split < max(k, 1)  # no split is empty
+    assert min(plan.split_k, plan.launches) == 1
+    parts = plan.split_k * plan.launches
+    assert parts * plan.k_per_split >= k
+    assert (parts - 1) * plan.k_per_split < max(k, 1)  # none is empty
     assert plan.grid_blocks == plan.tiles_m * plan.tiles_n * plan.split_k
     assert plan.partial_elements == (m * n * plan.split_k if plan.split_k > 1 else 0)
-    if plan.split_k > 1:
+    if parts > 1:
         assert plan.k_per_split % plan.block_k == 0
 
 
@@ -63,7 +64,7 @@ def test_order_of_summation_does_not_depend_on_the_batch(m, n, k, batch, trans_a
     hypothesis.assume(m * n * batch < 2**36)
     options = {"trans_a": trans_a, "trans_b": trans_b, "device": "h200"}
     alone, together = (jk.plan_sgemm(m, n, k, batch=b, **options) for b in ((), batch))
-    for field in ("split_k", "k_per_split", "slices"):
+    for field in ("split_k", "launches", "k_per_split", "slices"):
         assert getattr(alone, field) == getattr(together, field)
 
 
@@ -84,6 +85,15 @@ def test_splits_where_a_grid_would_be_too_small():
     assert jk.plan_sgemm(128, 128, 65536, device="h200").split_k > 16
     assert jk.plan_sgemm(8192, 128, 8192, device="h200").split_k > 1
     assert jk.plan_sgemm(4096, 4096, 64, device="h200").split_k == 1
+
+
+def test_deep_sums_are_made_in_parts():
+    """Rounding errors grow with the number of terms of a sum."""
+    assert jk.plan_sgemm(4096, 4096, 4096, device="h200").launches == 1
+    deep = jk.plan_sgemm(8192, 8192, 8192, device="h200")
+    assert deep.launches > 1
+    assert deep.k_per_split < 4096
+    assert deep.partial_elements == 0  # without scratch
 
 
 def test_values():

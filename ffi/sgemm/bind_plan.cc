@@ -46,6 +46,7 @@ void BindSgemmPlan(nb::module_& module) {
       .def_ro("stages", &SgemmPlan::stages)
       .def_ro("slices", &SgemmPlan::slices)
       .def_ro("split_k", &SgemmPlan::split_k)
+      .def_ro("launches", &SgemmPlan::launches)
       .def_ro("k_per_split", &SgemmPlan::k_per_split)
       .def_ro("tiles_m", &SgemmPlan::tiles_m)
       .def_ro("tiles_n", &SgemmPlan::tiles_n)

@@ -17,35 +17,37 @@ struct Destination {
   int64_t rows, columns;  // that exist from the first element on
 };
 
-// kQuads: four columns at a time, which are aligned. Element (i, j) of the thread lies at row
-// `RowOf(i)`, column `ColumnOf(j)` from its first one; columns come in quads of neighbours.
-template <class Map, bool kQuads, bool kReadC, int kM, int kN>
-__device__ void StoreElements(const Destination& to, const float (&sums)[kM][kN]) {
+// Four neighbouring columns, aligned. A sum is never stored as it is: the compiler would keep sums
+// in the registers that a store of 16 bytes wants, in conflict with the banks of the fragments.
+template <bool kReadC>
+__device__ inline void StoreQuad(const Destination& to, int64_t offset, const float* sums) {
+  float4 old = {};
+  if constexpr (kReadC) old = *reinterpret_cast<const float4*>(to.c + offset);
+  *reinterpret_cast<float4*>(to.out + offset) = {
+      fmaf(to.alpha, sums[0], to.beta * old.x), fmaf(to.alpha, sums[1], to.beta * old.y),
+      fmaf(to.alpha, sums[2], to.beta * old.z), fmaf(to.alpha, sums[3], to.beta * old.w)};
+}
+
+// Element (i, j) of the thread lies at row `RowOf(i)`, column `ColumnOf(j)` from its first one;
+// columns come in quads of neighbours.
+template <class Map, bool kReadC, int kM, int kN>
+__device__ void StoreElements(const Destination& to, bool aligned, const float (&sums)[kM][kN]) {
 #pragma unroll
   for (int i = 0; i < kM; ++i) {
-    const bool row_exists = Map::RowOf(i) < to.rows;
+    if (Map::RowOf(i) >= to.rows) continue;
     const int64_t row = Map::RowOf(i) * to.pitch;
 #pragma unroll
     for (int j = 0; j < kN; j += 4) {
       const int column = Map::ColumnOf(j);
-      if constexpr (kQuads) {
-        if (row_exists && column < to.columns) {
-          float4 old = {};
-          if constexpr (kReadC) old = *reinterpret_cast<const float4*>(to.c + row + column);
-          // A sum is never stored as it is: the compiler would keep sums in the registers that a
-          // store of 16 bytes wants, in conflict with the banks of the fragments.
-          *reinterpret_cast<float4*>(to.out + row + column) = {
-              fmaf(to.alpha, sums[i][j], to.beta * old.x),
-              fmaf(to.alpha, sums[i][j + 1], to.beta * old.y),
-              fmaf(to.alpha, sums[i][j + 2], to.beta * old.z),
-              fmaf(to.alpha, sums[i][j + 3], to.beta * old.w)};
-        }
+      if (aligned) {
+        if (column < to.columns) StoreQuad<kReadC>(to, row + column, &sums[i][j]);
       } else {
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
-          if (row_exists && column + q < to.columns) {
-            const float old = kReadC ? to.c[row + column + q] : 0.0f;
-            to.out[row + column + q] = fmaf(to.alpha, sums[i][j + q], to.beta * old);
+          if (column + q < to.columns) {
+            const int64_t offset = row + column + q;
+            const float old = kReadC ? to.c[offset] : 0.0f;
+            to.out[offset] = fmaf(to.alpha, sums[i][j + q], to.beta * old);
           }
         }
       }
@@ -55,17 +57,11 @@ __device__ void StoreElements(const Destination& to, const float (&sums)[kM][kN]
 
 // `aligned`: rows of c and of out begin at multiples of 16 bytes.
 template <class Map, int kM, int kN>
-__device__ void StoreThreadTile(const Destination& to, bool aligned, const float (&sums)[kM][kN]) {
-  if (aligned) {
-    if (to.beta == 0.0f) {
-      StoreElements<Map, true, false>(to, sums);
-    } else {
-      StoreElements<Map, true, true>(to, sums);
-    }
-  } else if (to.beta == 0.0f) {
-    StoreElements<Map, false, false>(to, sums);
+__device__ void FinishThreadTile(const Destination& to, bool aligned, const float (&sums)[kM][kN]) {
+  if (to.beta == 0.0f) {
+    StoreElements<Map, false>(to, aligned, sums);
   } else {
-    StoreElements<Map, false, true>(to, sums);
+    StoreElements<Map, true>(to, aligned, sums);
   }
 }
 

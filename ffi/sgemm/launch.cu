@@ -7,7 +7,8 @@ namespace {
 // out = alpha * (sum of the splits) + beta * C, for all `elements` of the result.
 cudaError_t LaunchReduceSplits(const SgemmArgs& args, int64_t elements, int splits,
                                cudaStream_t stream) {
-  const int pack = elements % 4 == 0 ? 4 : 1;
+  // Few elements are spread over many threads.
+  const int pack = elements % 4 == 0 && elements >= (1 << 18) ? 4 : 1;
   const void* kernel = pack == 4 ? reinterpret_cast<const void*>(ReduceSplits<4>)
                                  : reinterpret_cast<const void*>(ReduceSplits<1>);
   const int64_t per_block = int64_t{kReduceThreads} * pack;
@@ -30,8 +31,14 @@ cudaError_t LaunchSgemm(const SgemmPlan& plan, const SgemmArgs& args, bool trans
   if (plan.algorithm != Algorithm::kPipelined) {
     return LaunchRung(plan, args, a_along_k, b_along_k, stream);
   }
-  const cudaError_t error = LaunchPipelined(plan, args, a_along_k, b_along_k, stream);
-  if (error != cudaSuccess || plan.split_k == 1) return error;
+  SgemmArgs part_args = args;
+  for (int part = 0; part < plan.launches; ++part) {
+    const cudaError_t error = LaunchPipelined(plan, part_args, a_along_k, b_along_k, part, stream);
+    if (error != cudaSuccess) return error;
+    part_args.c = args.out;  // what the parts so far have summed up to
+    part_args.beta = 1.0f;
+  }
+  if (plan.split_k == 1) return cudaSuccess;
   return LaunchReduceSplits(args, elements, plan.split_k, stream);
 }
 

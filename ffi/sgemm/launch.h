@@ -19,10 +19,11 @@ cudaError_t LaunchSgemm(const SgemmPlan& plan, const SgemmArgs& args, bool trans
 // Its parts. "Along k": elements of one row of op(A), or of one column of op(B), are neighbours.
 cudaError_t LaunchRung(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k, bool b_along_k,
                        cudaStream_t stream);
+// `part`: which part of k, where several launches share it.
 cudaError_t LaunchPipelined(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
-                            bool b_along_k, cudaStream_t stream);
+                            bool b_along_k, int part, cudaStream_t stream);
 cudaError_t LaunchPipelinedFloats(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
-                                  bool b_along_k, cudaStream_t stream);
+                                  bool b_along_k, int part, cudaStream_t stream);
 
 }  // namespace jaxkernels
 

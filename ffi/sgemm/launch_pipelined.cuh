@@ -27,8 +27,8 @@ PipelinedKernel FindPipelined(int tile, bool a_along_k, bool b_along_k) {
   switch (tile) {
     case kLargeTile:
       return FindPipelined<kEngine, kLargeTile>(a_along_k, b_along_k);
-    case kTinyTile:
-      return FindPipelined<kEngine, kTinyTile>(a_along_k, b_along_k);
+    case kSmallTile:
+      return FindPipelined<kEngine, kSmallTile>(a_along_k, b_along_k);
     case kMediumSlicedTile:
       return FindPipelined<kEngine, kMediumSlicedTile>(a_along_k, b_along_k);
     default:
@@ -36,17 +36,18 @@ PipelinedKernel FindPipelined(int tile, bool a_along_k, bool b_along_k) {
   }
 }
 
-// The maps are read by the tensor engine alone.
+// `part` of k, where launches share it. The maps are read by the tensor engine alone.
 template <Engine kEngine>
 cudaError_t StartPipelined(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
-                           bool b_along_k, CUtensorMap map_a, CUtensorMap map_b,
+                           bool b_along_k, int part, CUtensorMap map_a, CUtensorMap map_b,
                            cudaStream_t stream) {
   PipelinedKernel kernel = FindPipelined<kEngine>(plan.tile, a_along_k, b_along_k);
   SgemmArgs kernel_args = args;
   const auto narrow = [](int64_t value) { return static_cast<unsigned>(value); };  // < 2^31
   const int64_t tiles = plan.tiles_m * plan.tiles_n * plan.split_k;
-  PipelinedGrid grid{narrow(plan.tiles_m), narrow(plan.tiles_n), narrow(plan.split_k),
-                     narrow(plan.grid_blocks / tiles), plan.k_per_split};
+  PipelinedGrid grid{narrow(plan.tiles_m), narrow(plan.tiles_n),
+                     narrow(plan.split_k), narrow(plan.grid_blocks / tiles),
+                     narrow(part),         plan.k_per_split};
   const PipelinedTile& tile = kPipelinedTiles[plan.tile];
   const int smem_bytes = SmemBytesOf(tile, kEngine, a_along_k, b_along_k);
   const void* function = reinterpret_cast<const void*>(kernel);

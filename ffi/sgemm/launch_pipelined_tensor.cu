@@ -25,9 +25,9 @@ bool HasTensorCode() {
 }  // namespace
 
 cudaError_t LaunchPipelined(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
-                            bool b_along_k, cudaStream_t stream) {
+                            bool b_along_k, int part, cudaStream_t stream) {
   if (plan.engine == Engine::kFloats) {
-    return LaunchPipelinedFloats(plan, args, a_along_k, b_along_k, stream);
+    return LaunchPipelinedFloats(plan, args, a_along_k, b_along_k, part, stream);
   }
   const PipelinedTile& tile = kPipelinedTiles[plan.tile];
   const int block_k = StagesOf(tile, Engine::kTensor, a_along_k + b_along_k).block_k;
@@ -39,12 +39,13 @@ cudaError_t LaunchPipelined(const SgemmPlan& plan, const SgemmArgs& args, bool a
       tile.block_n, block_k};
   // What a plan cannot see: where the operands begin.
   if (!CanMapTensor(a) || !CanMapTensor(b) || !HasTensorCode()) {
-    return LaunchPipelinedFloats(plan, args, a_along_k, b_along_k, stream);
+    return LaunchPipelinedFloats(plan, args, a_along_k, b_along_k, part, stream);
   }
   CUtensorMap map_a, map_b;
   if (const cudaError_t error = MapTensor(a, &map_a); error != cudaSuccess) return error;
   if (const cudaError_t error = MapTensor(b, &map_b); error != cudaSuccess) return error;
-  return StartPipelined<Engine::kTensor>(plan, args, a_along_k, b_along_k, map_a, map_b, stream);
+  return StartPipelined<Engine::kTensor>(plan, args, a_along_k, b_along_k, part, map_a, map_b,
+                                         stream);
 }
 
 }  // namespace jaxkernels

@@ -27,6 +27,7 @@ namespace jaxkernels {
 struct PipelinedGrid {
   unsigned tiles_m, tiles_n, split_k;
   unsigned batch;
+  unsigned part;        // of k, where several launches share it
   int64_t k_per_split;  // a multiple of block_k
 };
 
@@ -110,6 +111,8 @@ struct Pipelined {
   float acc[kThreadM][kThreadN];
 
   __device__ void Clear() {
+    // zero
+
 #pragma unroll
     for (int i = 0; i < kThreadM; ++i) {
 #pragma unroll
@@ -117,8 +120,10 @@ struct Pipelined {
     }
   }
 
-  // Sums over all tiles of k. `stages` has begun to copy the first of them.
-  __device__ void Sum(Stages& stages, int tiles) {
+  // Sums over all tiles of k and finishes C. `stages` has begun to copy the first tiles.
+  template <class MakeDestination>
+  __device__ void Run(Stages& stages, int tiles, float* smem, const MakeDestination& destination,
+                      bool aligned_c) {
     FragmentA a[2];
     FragmentB b[2];
     const int offset_a = slice * kDepth * Stages::kPitchA + line_m;
@@ -135,6 +140,7 @@ struct Pipelined {
     go_to(0);
     a[0].Load(from_a);
     b[0].Load(from_b);
+    Clear();
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
 #pragma unroll 1
@@ -159,6 +165,8 @@ struct Pipelined {
       }
     }
     stages.Drain();
+    AddSlices(smem);
+    if (slice == 0) FinishThreadTile<Pipelined>(destination(), aligned_c, acc);
   }
 
   // Adds the sums of the other slices to those of slice 0, in their order.
@@ -203,7 +211,7 @@ __global__ void __launch_bounds__(kPipelinedTiles[kTile].Threads(),
   const BlockWork work = WorkOfBlock(grid);
   const int64_t first_m = int64_t{work.tile_m} * Kernel::kBlockM;
   const int64_t first_n = int64_t{work.tile_n} * Kernel::kBlockN;
-  const int64_t first_k = work.split * grid.k_per_split;
+  const int64_t first_k = (grid.part + work.split) * grid.k_per_split;
   const int64_t depth = min(grid.k_per_split, args.k - first_k);
   const int tiles = static_cast<int>((depth + Kernel::kBlockK - 1) / Kernel::kBlockK);
   const MemberIndices members = IndicesOfMember(args, work.member);
@@ -211,31 +219,28 @@ __global__ void __launch_bounds__(kPipelinedTiles[kTile].Threads(),
   const OperandWindow b{args.b, args.n, args.k, members.b, first_n, first_k};
 
   Kernel kernel;
-  kernel.Clear();
-  if constexpr (kEngine == Engine::kTensor) {
-#if __CUDA_ARCH__ >= 900
-    typename Kernel::Stages stages(smem, map_a, map_b, a, b, tiles);
-    kernel.Sum(stages, tiles);
-#endif
-  } else {
-    typename Kernel::Stages stages(smem, a, b, depth);
-    kernel.Sum(stages, tiles);
-  }
-  kernel.AddSlices(smem);
-  if (kernel.slice > 0) return;
-
-  const bool whole = grid.split_k == 1;  // otherwise alpha, beta and C are left to ReduceSplits
-  const int64_t row = first_m + kernel.line_m, column = first_n + kernel.line_n;
-  const int64_t first = (work.member * args.m + row) * args.n + column;
-  float* out = whole ? args.out : args.partial + work.split * grid.batch * args.m * args.n;
-  const Destination to{whole ? args.alpha : 1.0f,
+  const auto destination = [&] {
+    const bool whole = grid.split_k == 1;  // otherwise alpha, beta and C are left to ReduceSplits
+    const int64_t row = first_m + kernel.line_m, column = first_n + kernel.line_n;
+    const int64_t first = (work.member * args.m + row) * args.n + column;
+    float* out = whole ? args.out : args.partial + work.split * grid.batch * args.m * args.n;
+    return Destination{whole ? args.alpha : 1.0f,
                        whole ? args.beta : 0.0f,
                        args.c + first,
                        out + first,
                        args.n,
                        args.m - row,
                        args.n - column};
-  StoreThreadTile<Kernel>(to, args.aligned_c, kernel.acc);
+  };
+  if constexpr (kEngine == Engine::kTensor) {
+#if __CUDA_ARCH__ >= 900
+    typename Kernel::Stages stages(smem, map_a, map_b, a, b, tiles);
+    kernel.Run(stages, tiles, smem, destination, args.aligned_c);
+#endif
+  } else {
+    typename Kernel::Stages stages(smem, a, b, depth);
+    kernel.Run(stages, tiles, smem, destination, args.aligned_c);
+  }
 }
 
 }  // namespace jaxkernels

@@ -25,13 +25,13 @@ struct PipelinedTile {
 };
 
 inline constexpr PipelinedTile kPipelinedTiles[] = {
-    {128, 128, 8, 16, 8, 1, 2},
-    {32, 32, 8, 4, 4, 1, 8},
-    {64, 64, 8, 8, 8, 4, 2},
-    {32, 32, 8, 4, 4, 4, 4},
+    {128, 128, 8, 16, 8, 1, 2},  // kLargeTile
+    {32, 32, 8, 4, 4, 1, 8},     // kSmallTile
+    {64, 64, 8, 8, 8, 4, 2},     // kMediumSlicedTile
+    {32, 32, 8, 4, 4, 4, 4},     // kSmallSlicedTile
 };
 inline constexpr int kPipelinedTileCount = sizeof(kPipelinedTiles) / sizeof(kPipelinedTiles[0]);
-inline constexpr int kLargeTile = 0, kTinyTile = 1, kMediumSlicedTile = 2, kSmallSlicedTile = 3;
+enum PipelinedTileIndex { kLargeTile, kSmallTile, kMediumSlicedTile, kSmallSlicedTile };
 
 // k of one stage, and how many stages are in shared memory at once. `transposed`: how many of the
 // operands lie along k and are transposed on their way (kTensor keeps two transposed tiles of

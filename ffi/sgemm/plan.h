@@ -47,7 +47,8 @@ struct SgemmPlan {
   int stages = 1;           // tiles of A and B in shared memory at once
   int slices = 1;           // groups of threads of a block that share one tile of C
   int split_k = 1;          // blocks that share one tile of C
-  int64_t k_per_split = 0;  // all but the last split sum as many
+  int launches = 1;         // one after the other, each adds a part of k to C; or split_k, not both
+  int64_t k_per_split = 0;  // that a split or a launch sums; the last one may have less
   int64_t tiles_m = 0, tiles_n = 0;
   int64_t grid_blocks = 0;
   int smem_bytes = 0;  // dynamic shared memory of one block

@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kRungThreads)
   const int64_t first = block.c_offset + row * args.n + column;
   const Destination to{args.alpha, args.beta,    args.c + first, args.out + first,
                        args.n,     args.m - row, args.n - column};
-  StoreThreadTile<Layout>(to, args.aligned_c, acc);
+  FinishThreadTile<Layout>(to, args.aligned_c, acc);
 }
 
 // Eight neighbours, or two quads kApart apart, of row k of a transposed tile: two loads of 16

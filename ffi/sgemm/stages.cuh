@@ -182,37 +182,43 @@ class FloatCopies {
   static_assert(kLines * kBlockK == 2 * kThreads * kSteps, "two copies of a thread in a step");
 
  public:
-  __device__ FloatCopies(const OperandWindow& window)
+  __device__ explicit FloatCopies(const OperandWindow& window)
       : k_(kAlongK ? threadIdx.x % kDepthAtOnce : threadIdx.x / kLines),
-        line_(kAlongK ? threadIdx.x / kDepthAtOnce : threadIdx.x % kLines),
-        lines_(window.lines - window.first_line),
         step_k_(kAlongK ? 1 : window.lines),
         step_line_(kAlongK ? window.depth : 1) {
+    const int line = kAlongK ? threadIdx.x / kDepthAtOnce : threadIdx.x % kLines;
+    const int64_t exist = window.lines - window.first_line - line;
+    lines_left_ = static_cast<int>(min(exist, int64_t{kLines}));
+    to_ = (k_ * kPitch + line) * sizeof(float);
     const Operand<kAlongK> operand{window.data, window.lines, window.depth};
     from_ = window.data + window.member * window.lines * window.depth +
-            operand.Offset(window.first_line + line_, window.first_k + k_);
+            operand.Offset(window.first_line + line, window.first_k + k_);
   }
 
-  // Part `step` of the next tile, of whose k only `depth` exist.
-  __device__ void Copy(uint32_t tile, int step, int64_t depth) {
-    const int line = line_ + (kAlongK ? step * kLinesAtOnce : 0);
+  // The next part of a tile, of whose k only `depth` exist.
+  __device__ void Copy(uint32_t tile, int step, int depth) {
+    const bool line_exists = (kAlongK ? step * kLinesAtOnce : 0) < lines_left_;
     const int k = k_ + (kAlongK ? 0 : step * 2 * kDepthAtOnce);
-    const uint32_t to = tile + (k * kPitch + line) * sizeof(float);
-    const float* second = from_ + kDepthAtOnce * step_k_;
-    CopyFloatAsync(to, from_, line < lines_ && k < depth);
-    CopyFloatAsync(to + kDepthAtOnce * kPitch * sizeof(float), second,
-                   line < lines_ && k + kDepthAtOnce < depth);
+    CopyFloatAsync(tile + to_, from_, line_exists && k < depth);
+    CopyFloatAsync(tile + to_ + kDepthAtOnce * kPitch * sizeof(float),
+                   from_ + kDepthAtOnce * step_k_, line_exists && k + kDepthAtOnce < depth);
+    to_ += kToStep;
     from_ += kAlongK ? kLinesAtOnce * step_line_ : 2 * kDepthAtOnce * step_k_;
   }
 
   // From the last part of a tile to the first of the next.
   __device__ void Advance() {
+    to_ -= kSteps * kToStep;
     if constexpr (kAlongK) from_ += kBlockK - kLines * step_line_;
   }
 
  private:
-  int k_, line_;
-  int64_t lines_, step_k_, step_line_;
+  static constexpr uint32_t kToStep =
+      (kAlongK ? kLinesAtOnce : 2 * kDepthAtOnce * kPitch) * sizeof(float);
+
+  int k_, lines_left_;
+  int64_t step_k_, step_line_;
+  uint32_t to_;  // within a tile
   const float* from_;
 };
 
@@ -235,8 +241,9 @@ class FloatStages {
   // Part of the tile that takes the place of the one before that which is worked on.
   __device__ void Step() {
     const uint32_t to = SharedAddress(smem_ + filling_ * kFloats);
-    copies_a_.Copy(to, step_, depth_left_);
-    copies_b_.Copy(to + kFloatsA * sizeof(float), step_, depth_left_);
+    const int depth = static_cast<int>(min(depth_left_, int64_t{kBlockK}));
+    copies_a_.Copy(to, step_, depth);
+    copies_b_.Copy(to + kFloatsA * sizeof(float), step_, depth);
     ++step_;
   }
 
