@@ -13,13 +13,18 @@ int64_t MembersOf(const SgemmArgs& args, int64_t BatchDim::* stride) {
   return last + 1;
 }
 
-// Whether the kernel that is loaded was compiled for a GPU that has the accelerator: code for an
-// older one runs on a newer one too, but without it.
+// Whether the kernels that are loaded were compiled for a GPU that has the accelerator: code for an
+// older one runs on a newer one too, but without it. Asked once, because the question takes longer
+// than a launch.
 bool HasTensorCode() {
-  cudaFuncAttributes attributes;
-  const auto kernel = PipelinedSgemm<kLargeTile, Engine::kTensor, true, false>;
-  return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)) == cudaSuccess &&
-         attributes.ptxVersion >= 90;
+  static const bool has = [] {
+    cudaFuncAttributes attributes;
+    const auto kernel = PipelinedSgemm<kLargeTile, Engine::kTensor, true, false>;
+    return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)) ==
+               cudaSuccess &&
+           attributes.ptxVersion >= 90;
+  }();
+  return has;
 }
 
 }  // namespace
