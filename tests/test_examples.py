@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import pkgutil
 import re
+import sys
 
 import pytest
 from programs import ROOT, run_python
@@ -21,20 +22,32 @@ def test_example_runs(path):
     assert stdout
 
 
+def example(name):
+    """The example as a module; flax wants to find it among the modules that are loaded."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_digits_are_learned_by_our_kernels():
     pytest.importorskip("sklearn")
-    spec = importlib.util.spec_from_file_location(
-        "train_digits", ROOT / "examples" / "train_digits.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    result = module.main(["--epochs", "60"])
+    result = example("train_digits").main(["--epochs", "60"])
     assert result.last_loss < result.first_loss / 3
     assert result.accuracy > 0.9
     assert result.largest_difference < 1e-3
     text = "\n".join(result.custom_calls)
     assert "jaxkernels_log_softmax_fwd" in text
     assert "jaxkernels_log_softmax_grad" in text
+
+
+def test_flax_layers_with_our_products():
+    pytest.importorskip("flax")
+    result = example("flax_dense").main(["--steps", "40"])
+    assert result.last_loss < result.first_loss / 1.5
+    assert result.largest_difference < 1e-4
+    assert result.nnx_difference < 1e-5
+    assert result.products >= 4
 
 
 MODULES = [
