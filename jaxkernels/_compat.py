@@ -6,32 +6,18 @@ so that a new JAX release breaks this file alone. Must not know: softmax, or any
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax._src import dispatch
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import batching, mlir
-from jax.sharding import NamedSharding, PartitionSpec
-
-
-def _private(module: str, name: str) -> Any:
-    """An object that JAX keeps for itself, or None where this version has it elsewhere."""
-    try:
-        return getattr(importlib.import_module(module), name, None)
-    except ImportError:
-        return None
-
-
-# Primitives whose lowering rules may ask for the devices that the program is for.
-_NEED_DEVICES = _private("jax._src.dispatch", "prim_requires_devices_during_lowering")
-# Puts what a type says of its sharding onto a value of a lowered program.
-_WITH_SHARDING_OF_TYPE = _private("jax._src.interpreters.mlir", "lower_with_sharding_in_types")
+from jax.sharding import PartitionSpec
 
 # Shardy names the factors of a sharding rule i, j, ... z and then z_1, z_2, ...; no other name
 # parses.
@@ -75,19 +61,9 @@ def is_explicitly_sharded(*arrays: Any) -> bool:
     return any(axis is not None for x in arrays for axis in explicit_spec(x))
 
 
-def awaits_reduction(spec: PartitionSpec) -> bool:
-    """Whether a sharding says that a sum over devices is still to be made, or is left out."""
-    return bool(spec.unreduced or spec.reduced)
-
-
-def with_shape_and_spec(avals: Sequence[Any], shape: Sequence[Any], spec: PartitionSpec) -> Any:
-    """A float32 type of another shape and sharding, on the mesh of `avals`, varying as they do."""
-    aval = next((x for x in avals if not x.sharding.mesh.empty), avals[0])
-    sharding = aval.sharding
-    if sharding.mesh.empty and any(axis is not None for axis in spec):
-        sharding = NamedSharding(jax.sharding.get_abstract_mesh(), spec)
-    else:
-        sharding = sharding.update(spec=spec)
+def with_shape_and_spec(aval: Any, shape: Sequence[Any], spec: Sequence[Any]) -> Any:
+    """`aval` with another shape and sharding; the mesh, and the axes it varies over, stay."""
+    sharding = aval.sharding.update(spec=PartitionSpec(*spec))
     return aval.update(shape=tuple(shape), sharding=sharding, weak_type=False)
 
 
@@ -96,61 +72,14 @@ def reshard(x: jax.Array, spec: PartitionSpec) -> jax.Array:
     return jax.sharding.reshard(x, jax.typeof(x).sharding.update(spec=spec))
 
 
-def merged_axes(spec: Sequence[Any]) -> Any:
-    """How one dimension that takes the place of neighbouring ones is sharded, without a copy.
-
-    Returns:
-        The mesh axes, or None where it is whole.
-
-    Raises:
-        ValueError: a dimension other than the first is sharded: the parts of the merged dimension
-            would not lie side by side.
-    """
-    if any(axis is not None for axis in spec[1:]):
-        raise ValueError(f"no dimension but the first may be sharded, got {tuple(spec)}")
-    return spec[0] if spec else None
-
-
-def reshape(x: jax.Array, shape: Sequence[Any], spec: Sequence[Any]) -> jax.Array:
-    """`x` with another shape, sharded by `spec` if its type says how it is sharded."""
-    if not is_explicitly_sharded(x):
-        return x.reshape(shape)
-    sharding = jax.typeof(x).sharding.update(spec=PartitionSpec(*spec))
-    return jax.lax.reshape(x, shape, out_sharding=sharding)
-
-
 def batch_at_front(axis_data: Any, x: jax.Array, batch_dim: int | None) -> jax.Array:
     """`x` with its vmapped dimension first; an unmapped `x` is broadcast, and sharded alike."""
     return batching.bdim_at_front(x, batch_dim, axis_data.size, axis_data.explicit_mesh_axis)
 
 
-def batched_spec(axis_data: Any, spec: PartitionSpec) -> PartitionSpec:
-    """The sharding of an array with one more dimension in front, the vmapped one."""
-    return PartitionSpec(axis_data.explicit_mesh_axis, *spec)
-
-
 def lowering_platforms(ctx: mlir.LoweringRuleContext) -> tuple[str, ...]:
     """The platforms ("cpu", "cuda", "tpu", ...) that a lowering rule is asked to serve."""
     return tuple(ctx.platforms or ctx.module_context.platforms)
-
-
-def lower_by_shape(
-    ctx: mlir.LoweringRuleContext, function: Callable[..., jax.Array], *operands: Any
-) -> Any:
-    """Lowers a function of arrays that knows their shapes and dtypes, but not their shardings.
-
-    What the types say (explicit axes, axes of shard_map) is a matter of the primitive, whose rules
-    have decided about it already. The result gets the sharding of its type; the partitioner finds
-    the way there.
-    """
-    avals: Sequence[Any] = ctx.avals_in
-    bare = [jax.core.ShapedArray(aval.shape, aval.dtype) for aval in avals]
-    results = mlir.lower_fun(function, multiple_results=False)(
-        ctx.replace(avals_in=bare), *operands
-    )
-    if _WITH_SHARDING_OF_TYPE is None:
-        return results
-    return [_WITH_SHARDING_OF_TYPE(ctx, results[0], ctx.avals_out[0])]
 
 
 def partitions_custom_calls(ctx: mlir.LoweringRuleContext) -> bool:
@@ -162,8 +91,7 @@ def partitions_custom_calls(ctx: mlir.LoweringRuleContext) -> bool:
     module = ctx.module_context
     axis_context = module.axis_context
     return bool(
-        _NEED_DEVICES is not None
-        and jax.config.jax_use_shardy_partitioner  # pyright: ignore[reportAttributeAccessIssue]
+        jax.config.jax_use_shardy_partitioner  # pyright: ignore[reportAttributeAccessIssue]
         and not module.lowering_parameters.for_export
         and isinstance(axis_context, mlir.ShardingContext)
         and axis_context.num_devices > 1
@@ -174,10 +102,10 @@ def partitions_custom_calls(ctx: mlir.LoweringRuleContext) -> bool:
 def needs_devices_for_lowering(primitive: Primitive) -> None:
     """Lets the primitive's lowering rule use `custom_partitioning`, which asks for the devices.
 
-    JAX keeps a set of such primitives for itself. Without it `partitions_custom_calls` is False.
+    JAX keeps a set of such primitives for itself. Without it a program on several devices could not
+    be lowered with the partitioned form.
     """
-    if _NEED_DEVICES is not None:
-        _NEED_DEVICES.add(primitive)
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
 def batch_partitioning_attributes(ctx: mlir.LoweringRuleContext) -> dict[str, ir.Attribute]:
