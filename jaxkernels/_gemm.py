@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
+from jax.sharding import PartitionSpec
 
 from jaxkernels import _compat, _gemm_partitioning, _plan, _primitive, _registry
 
@@ -138,13 +139,20 @@ def _batch(
 
 
 def reference(
-    a: jax.Array, b: jax.Array, c: jax.Array | None = None, *, options: Options
+    a: jax.Array,
+    b: jax.Array,
+    c: jax.Array | None = None,
+    *,
+    options: Options,
+    out_sharding: Any = None,
 ) -> jax.Array:
     """The same in plain JAX: XLA's own product at the highest precision."""
     subscripts = (
         f"...{'km' if options.trans_a else 'mk'},...{'nk' if options.trans_b else 'kn'}->...mn"
     )
-    product = jnp.einsum(subscripts, a, b, precision=jax.lax.Precision.HIGHEST)
+    product = jnp.einsum(
+        subscripts, a, b, precision=jax.lax.Precision.HIGHEST, out_sharding=out_sharding
+    )
     scaled = product if options.alpha == 1.0 else options.alpha * product
     return scaled if c is None or options.beta == 0.0 else scaled + options.beta * c
 
@@ -155,7 +163,7 @@ def ffi_multiply(
     """The same by the CUDA kernels; for lowering rules alone, because it has no derivatives."""
     a, b = _with_few_batch_dims(a, b)
     split_k, partial_elements = _plan.split_of_sgemm(a.shape, b.shape, options)
-    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # NumPy's takes no open sizes
     (m, _), (_, n) = _matrix_dims(options)
     results = (
         jax.ShapeDtypeStruct((*batch, a.shape[m], b.shape[n]), jnp.float32),
@@ -233,25 +241,24 @@ def _transpose(ct: Any, a: Any, b: Any, c: Any = None, *, options: Options) -> A
         flags = dataclasses.replace(plain, trans_a=False, trans_b=not options.trans_b)
         if options.trans_a:
             flags = dataclasses.replace(plain, trans_a=options.trans_b, trans_b=True)
-            cotangents[0] = _multiply_and_sum(b, ct, a.aval.shape, flags)
+            cotangents[0] = _multiply_and_sum(b, ct, a.aval, flags)
         else:
-            cotangents[0] = _multiply_and_sum(ct, b, a.aval.shape, flags)
+            cotangents[0] = _multiply_and_sum(ct, b, a.aval, flags)
     if ad.is_undefined_primal(b):
         if options.trans_b:
             flags = dataclasses.replace(plain, trans_a=True, trans_b=options.trans_a)
-            cotangents[1] = _multiply_and_sum(ct, a, b.aval.shape, flags)
+            cotangents[1] = _multiply_and_sum(ct, a, b.aval, flags)
         else:
             flags = dataclasses.replace(plain, trans_a=not options.trans_a, trans_b=False)
-            cotangents[1] = _multiply_and_sum(a, ct, b.aval.shape, flags)
+            cotangents[1] = _multiply_and_sum(a, ct, b.aval, flags)
     if c is not None and ad.is_undefined_primal(c):
         cotangents[2] = options.beta * ct
     return cotangents
 
 
-def _multiply_and_sum(
-    x: jax.Array, y: jax.Array, shape: tuple[Any, ...], options: Options
-) -> jax.Array:
-    """op(x) op(y), summed over the batch dimensions that are 1 in `shape` and not in the product."""
+def _multiply_and_sum(x: jax.Array, y: jax.Array, target: Any, options: Options) -> jax.Array:
+    """op(x) op(y), summed over the batch dimensions that are 1 in `target` and not in the product."""
+    shape = target.shape
     shared = all(_is_one(size) for size in shape[:-2])
     folds = options.trans_a and not options.trans_b and x.shape[:-2] == y.shape[:-2]
     if shared and folds and not _compat.is_explicitly_sharded(x, y):
@@ -260,7 +267,16 @@ def _multiply_and_sum(
         depth = (1,) * len(shape[:-2])
         x, y = (z.reshape(*depth, math.prod(z.shape[:-1]), z.shape[-1]) for z in (x, y))
         return multiply(x, y, options=options)
-    product = multiply(x, y, options=options)
+    (_, k), (k_of_y, _) = _matrix_dims(options)
+    spec_x, spec_y = _compat.explicit_spec(x), _compat.explicit_spec(y)
+    if spec_x[k] is None and spec_y[k_of_y] is None:
+        product = multiply(x, y, options=options)
+    else:
+        # Of a contraction that is sharded over explicit axes only the operand knows how its gradient
+        # is sharded; XLA's own product can be told.
+        batch = [u if u is not None else v for u, v in zip(spec_x[:-2], spec_y[:-2], strict=True)]
+        out = PartitionSpec(*batch, *_compat.aval_spec(target)[-2:])
+        product = reference(x, y, options=options, out_sharding=out)
     summed = [
         d for d, size in enumerate(shape[:-2]) if _is_one(size) and not _is_one(product.shape[d])
     ]

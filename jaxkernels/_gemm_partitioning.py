@@ -10,6 +10,7 @@ Owns: the rule and the partitions. Must not know: the primitive, or what compute
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,6 +43,11 @@ def partitioned(
         del result_info  # where it asks for another split than the operands give, XLA reshards
         specs = [_padded(info.sharding.spec, len(info.shape)) for info in operands]
         axes = _assign(names[:2], specs[:2])
+        # Parts of unequal size are padded, with whatever the padding happens to hold. That is
+        # harmless in rows, columns and members, which are cut off again, but not in a sum.
+        depth = operands[0].shape[names[0].index("k")]
+        if depth % math.prod(mesh.shape[axis] for axis in axes.get("k", ())):
+            del axes["k"]
         contracted = axes.get("k", ())
 
         def sharding(dims: Sequence[str]) -> NamedSharding:

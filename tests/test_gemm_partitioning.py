@@ -125,6 +125,33 @@ def test_axes_in_conflict_are_right(form, mesh):
         cases.check(got, A, B)
 
 
+@pytest.mark.parametrize("k", [2, 22, 23])
+def test_uneven_contraction_is_right(k, mesh):
+    """XLA pads uneven parts with anything, which may not come into a sum."""
+    a, b = A[:, :k], B[:k]
+
+    @jax.jit
+    def product(a, b):
+        a = jax.lax.with_sharding_constraint(a, NamedSharding(mesh, P(None, "x")))
+        b = jax.lax.with_sharding_constraint(b, NamedSharding(mesh, P("x", None)))
+        return wrapped(_gemm.Options(), a, b)
+
+    cases.check(product(a, b), a, b)
+
+
+@pytest.mark.parametrize("form", ["primitive", "partitioned"])
+def test_uneven_rows_are_right(form, mesh):
+    a, b = A[:13], B[:, :31]
+
+    @jax.jit
+    def product(a, b):
+        a = jax.lax.with_sharding_constraint(a, NamedSharding(mesh, P("x", None)))
+        b = jax.lax.with_sharding_constraint(b, NamedSharding(mesh, P(None, "y")))
+        return products(_gemm.Options())[form](a, b)
+
+    cases.check(product(a, b), a, b)
+
+
 def test_uneven_sizes(mesh):
     """Sizes that the mesh does not divide are padded by XLA."""
     a, b = A[:13, :22], B[:22, :31]
@@ -175,6 +202,21 @@ def test_explicit_axes(explicit_mesh):
         assert jax.typeof(got).sharding.spec == P("x", None)
         want = 2 * (A.astype(np.float64) @ B) @ B.T.astype(np.float64)
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("specs", [(("x", None), (None, None)), (("x", None), (None, "y"))])
+def test_explicit_data_parallel_gradients(specs, explicit_mesh):
+    """The gradient of the weights contracts over the sharded rows; it is sharded like the weights."""
+
+    def gradients(f, a, b):
+        return jax.jit(jax.grad(lambda a, b: jnp.sum(f(a, b) ** 2), (0, 1)))(a, b)
+
+    want = gradients(functools.partial(jnp.matmul, precision="highest"), A, B)
+    with jax.set_mesh(explicit_mesh):
+        a, b = (split(explicit_mesh, x, *spec) for x, spec in zip((A, B), specs, strict=True))
+        for got, expected, x in zip(gradients(jk.matmul, a, b), want, (a, b), strict=True):
+            assert jax.typeof(got).sharding.spec == jax.typeof(x).sharding.spec
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)
 
 
 def test_explicit_contraction_is_ambiguous(explicit_mesh):

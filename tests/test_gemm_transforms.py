@@ -1,5 +1,6 @@
 """Matrix products under every transformation of JAX, against XLA's product at the highest precision."""
 
+import contextlib
 import functools
 
 import gemm_cases as cases
@@ -224,6 +225,9 @@ def test_export_with_a_symbolic_batch():
     """For every platform from any machine; sizes that are open are not split."""
     from jaxkernels import _registry
 
+    if not _registry.has_cuda_module():  # lowering for CUDA would say so, once
+        with contextlib.suppress(UserWarning):
+            _registry.warn_missing_cuda()
     rows = jax.export.symbolic_shape("rows")[0]
     check = jax.export.DisabledSafetyCheck.custom_call("jaxkernels_sgemm")
     exported = jax.export.export(
@@ -233,6 +237,11 @@ def test_export_with_a_symbolic_batch():
     )(jax.ShapeDtypeStruct((3, 5), jnp.float32), jax.ShapeDtypeStruct((rows, 3), jnp.float32))
     reloaded = jax.export.deserialize(exported.serialize())
     assert ("jaxkernels_sgemm" in exported.mlir_module()) == _registry.has_cuda_module()
+    leading = jax.export.symbolic_shape("members")[0]
+    batched = jax.export.export(
+        jax.jit(jax.vmap(jk.matmul, (0, None))), platforms=("cuda",), disabled_checks=[check]
+    )(jax.ShapeDtypeStruct((leading, 4, 3), jnp.float32), jax.ShapeDtypeStruct((3, 5), jnp.float32))
+    assert batched.out_avals[0].shape == (leading, 4, 5)
     for n in (1, 17):
         x = cases.operand("normal", (n, 3))
         want = 2 * x.astype(np.float64).T @ (x.astype(np.float64) @ w0)
