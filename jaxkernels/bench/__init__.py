@@ -8,5 +8,6 @@ Layout:
   ``timing``       how a call is timed (the method is written down there); knows nothing of softmax
   ``environment``  what a number depends on: device, driver, versions, date, command
   ``console``      progress on stderr, tables on stdout or as Markdown
+  ``runner``       what the sub-commands share: options, the JSON file, what becomes of a run
   ``softmax/``     one sub-package per operation: cases, measuring, report and plot
 """
