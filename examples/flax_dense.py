@@ -75,9 +75,10 @@ def train(dot_general: DotGeneral, steps: int) -> list[float]:
 
     @jax.jit
     def step(params: Any) -> tuple[Any, jax.Array]:
-        loss, gradient = jax.value_and_grad(lambda p: jnp.mean((model.apply(p, x) - y) ** 2))(
-            params
-        )
+        def mean_square(p: Any) -> jax.Array:
+            return jnp.mean((cast(jax.Array, model.apply(p, x)) - y) ** 2)
+
+        loss, gradient = jax.value_and_grad(mean_square)(params)
         return jax.tree.map(lambda p, g: p - 0.05 * g, params, gradient), loss
 
     losses = []

@@ -65,9 +65,9 @@ def matmul(
 
     Notes:
         The error of an element is at most k * eps * (|a| |b|), eps = 2^-24. Results are bitwise the
-        same from run to run, and for a member of a batch the same as alone, except where b is shared
-        and a has fewer than 64 rows: those become one tall matrix. With a sharded contraction every
-        device multiplies its part and one all-reduce adds them. For `jax.export` the target is
+        same from run to run, and for a member of a batch the same as alone, except where the members
+        share b: their rows become one tall matrix, whose sums may be split differently. With a
+        sharded contraction every device multiplies its part and one all-reduce adds them. For `jax.export` the target is
         `jaxkernels_sgemm`.
 
     References:
