@@ -18,6 +18,15 @@ RUNGS = ("naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipel
 ALGORITHMS = (None, *RUNGS[:-1]) if ON_GPU else (None,)
 TRANSPOSES = ((False, False), (False, True), (True, False), (True, True))
 U = 2.0**-24
+# (batch, m, n, k) that end within the large and the medium tiles of the pipelined rung, which single
+# products get only from about a thousand rows on. Lines that begin at multiples of 16 bytes, as the
+# tensor memory accelerator needs them, and lines that do not. test_sgemm_plan.py holds them to it.
+EDGES_OF_TILES = {
+    (128, "tensor"): ((6, 508, 516, 36), (6, 516, 644, 28)),
+    (128, "floats"): ((6, 511, 513, 17), (6, 513, 645, 15)),
+    (64, "tensor"): ((6, 252, 260, 196), (6, 260, 324, 260)),
+    (64, "floats"): ((6, 255, 257, 161), (6, 257, 325, 261)),
+}
 
 KINDS = ("normal", "wide", "outliers", "integers")
 
@@ -89,6 +98,21 @@ def check(got, a, b, c=None, alpha=1.0, beta=0.0, what=""):
     assert got.shape == want_shape, f"{what} {got.shape}, not {want_shape}"
     ratio, text = worst(got, a, b, c, alpha, beta)
     assert ratio <= 1, f"{what} {text}"
+
+
+def edge_products(shapes, kind="normal"):
+    """Batches of `shapes` in all transposes, alternately with and without C, for `check_all`."""
+    problems = []
+    for index, (batch, m, n, k) in enumerate(shapes):
+        a, b = operand(kind, (batch, m, k), index), operand(kind, (batch, k, n), index + 1)
+        c = operand(kind, (batch, m, n), index + 2)
+        for trans_a, trans_b in TRANSPOSES:
+            flags = {"trans_a": trans_a, "trans_b": trans_b}
+            if (index + trans_a + trans_b) % 2:
+                problems.append((a, b, c, {**flags, "alpha": -0.5, "beta": 3.0}))
+            else:
+                problems.append((a, b, None, flags))
+    return problems
 
 
 @functools.partial(jax.jit, static_argnames=("settings",))

@@ -148,6 +148,119 @@ def test_sgemm_ladder_and_verdicts():
         assert word in text
 
 
+def _measured(n=4096, **changes):
+    """A square that passes every bar, or one of whose fields does not."""
+    from jaxkernels.bench.sgemm import cases
+
+    fields = {
+        "seconds": {"xla": 1.0, "pipelined": 0.9},
+        "relative_errors": {"xla": 1e-6, "pipelined": 1e-6},
+        "bound_ratios": {"xla": 0.1, "pipelined": 0.1},
+        "refused": {},
+        "group": "square",
+        **changes,
+    }
+    return cases.Measurement(
+        batch=1,
+        m=n,
+        n=n,
+        k=n,
+        transposes="NN",
+        plan="",
+        products_per_call=1,
+        samples={},
+        **fields,
+    )
+
+
+def _ladder_of(*seconds):
+    from jaxkernels.bench.sgemm import cases
+
+    times = dict(zip(cases.RUNGS, seconds, strict=True))
+    return _measured(group="ladder", seconds={**times, "xla": seconds[-1]})
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("what", "failing"),
+    [
+        ("contenders", {"seconds": {"xla": 1.0}, "refused": {"pipelined": "no memory"}}),
+        ("contenders", {"seconds": {"pipelined": 1.0}, "refused": {"xla": "no memory"}}),
+        ("geometric mean", {"seconds": {"xla": 1.0, "pipelined": 1.3}}),
+        ("least", {"seconds": {"xla": 1.0, "pipelined": 1.04}}),
+        ("largest error", {"bound_ratios": {"xla": 0.1, "pipelined": NAN}}),
+        ("largest error", {"bound_ratios": {"xla": 0.1, "pipelined": 1.1}}),
+        ("relF", {"relative_errors": {"xla": 1e-6, "pipelined": NAN}}),
+        ("relF", {"relative_errors": {"xla": 1e-6, "pipelined": 2e-6}}),
+        ("relF", {"relative_errors": {"xla": 0.0, "pipelined": 2e-6}}),
+    ],
+)
+def test_sgemm_bars_notice(what, failing):
+    """One product that does not reach a bar, after one that does."""
+    from jaxkernels.bench.sgemm import verdicts
+
+    good = _measured(n=2048)
+    assert all(v.passed for v in verdicts.judge([good]))
+    failed = [v.what for v in verdicts.judge([good, _measured(**failing)]) if not v.passed]
+    assert any(what in name for name in failed), failed
+
+
+def test_sgemm_ladder_has_to_rise():
+    from jaxkernels.bench.sgemm import verdicts
+
+    def failed(*seconds):
+        return [v.what for v in verdicts.judge([_ladder_of(*seconds)]) if not v.passed]
+
+    assert failed(6, 5, 4, 1.2, 1.1, 1) == []
+    assert failed(6, 5, 4, 1.2, 1.2, 1) == ["ladder, TFLOP/s"]
+    assert failed(6, 5, 1.1, 1.2, 1.15, 1) == ["ladder, TFLOP/s"]
+    assert failed(6, 5, 4, 1.3, 1.1, 1) == ["warp_tile, of cuBLAS"]
+
+
+@pytest.mark.parametrize("where", ["_inputs", "_errors"])
+def test_sgemm_run_survives_a_product_without_memory(where, monkeypatch, tmp_path, capsys):
+    from jaxkernels.bench.sgemm import measure
+
+    right = getattr(measure, where)
+
+    def failing(product, *rest):
+        if product.n == 24:
+            raise ValueError("out of memory")
+        return right(product, *rest)
+
+    monkeypatch.setattr(measure, where, failing)
+    written = tmp_path / "b.json"
+    small = ["--repeats", "2", "--min-sample-ms", "0.1", "--json", str(written)]
+    assert main(["sgemm", "--shapes", "16", "24", "32", *small]) == 0
+    found = json.loads(written.read_text())["measurements"]
+    assert [set(m["refused"]) for m in found] == [set(), {"xla", "pipelined"}, set()]
+    assert "24^3: pipelined: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["xla", "pipelined"])
+def test_sgemm_program_computes_every_product(name):
+    """Neither merged nor left out: as many products in the compiled program as are divided by."""
+    import jax
+
+    from jaxkernels.bench.sgemm import cases, measure
+
+    if jax.default_backend() != "cpu":
+        pytest.skip("on a GPU the calls have other names")
+    product = cases.Product("square", 1, 32, 32, 32)
+    program = measure._program(product, name).lower(*measure._inputs(product, 8)).compile()
+    assert program.as_text().count(" dot(") == 8
+
+
+def test_sgemm_peak_is_of_whole_devices():
+    from jaxkernels.bench.sgemm import cases
+
+    assert cases.peak_of("NVIDIA H200") == 66.9e12
+    assert cases.peak_of("NVIDIA H200 MIG 1g.18gb") is None
+    assert cases.peak_of("cpu") is None
+
+
 def test_sgemm_wrong_arguments(capsys):
     for wrong in (["--shapes", "4x4"], ["--algorithms", "magic"], ["--groups", "round"]):
         with pytest.raises(SystemExit) as stopped:

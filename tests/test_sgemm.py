@@ -16,9 +16,11 @@ algorithms = pytest.mark.parametrize("algorithm", cases.ALGORITHMS)
 transposes = pytest.mark.parametrize(
     ("trans_a", "trans_b"), cases.TRANSPOSES, ids=("NN", "NT", "TN", "TT")
 )
-# Nothing, one, less than a quad, the edges of the tiles of 32, 64 and 128, several tiles and a rest.
-SIZES = (0, 1, 3, 31, 33, 64, 127, 128, 389) if cases.ON_GPU else (0, 1, 3, 129)
-DEPTHS = (0, 1, 3, 8, 31, 33, 64, 389) if cases.ON_GPU else (0, 1, 65)
+# Nothing, one, less than a quad, the edges of the rungs' tiles of 32 and 128 (8 and 32 along k),
+# several tiles and a rest. The plan gives all of these the smallest tiles of the pipelined rung; the
+# larger ones have a test of their own.
+SIZES = (0, 1, 3, 31, 32, 33, 127, 128, 129, 389) if cases.ON_GPU else (0, 1, 3, 129)
+DEPTHS = (0, 1, 3, 7, 8, 9, 31, 32, 33, 389) if cases.ON_GPU else (0, 1, 65)
 
 
 @algorithms
@@ -32,6 +34,30 @@ def test_every_size(algorithm, trans_a, trans_b):
         problems.append((a, b, None, {"trans_a": trans_a, "trans_b": trans_b}))
     for first in range(0, len(problems), 216):
         cases.check_all(problems[first : first + 216], algorithm)
+
+
+@pytest.mark.parametrize(
+    "shapes", cases.EDGES_OF_TILES.values(), ids=[f"{t}-{e}" for t, e in cases.EDGES_OF_TILES]
+)
+def test_edges_of_the_larger_tiles(gpu, shapes):
+    """Results that end within a tile of 64 or 128, by both engines, in all transposes, with C and without."""
+    cases.check_all(cases.edge_products(shapes))
+
+
+@pytest.mark.parametrize(
+    "shapes", cases.EDGES_OF_TILES.values(), ids=[f"{t}-{e}" for t, e in cases.EDGES_OF_TILES]
+)
+@transposes
+def test_nan_does_not_cross_the_edges_of_the_larger_tiles(gpu, shapes, trans_a, trans_b):
+    """A spoilt member, and in another one a spoilt last row and last column."""
+    batch, m, n, k = shapes[0]
+    a, b = cases.operand("normal", (batch, m, k)), cases.operand("normal", (batch, k, n))
+    a[1], b[1] = np.nan, np.nan
+    a[3, m - 1, k - 1], b[3, 0, n - 1] = np.nan, np.nan
+    flags = {"trans_a": trans_a, "trans_b": trans_b}
+    got = np.asarray(jk.sgemm(cases.stored(a, trans_a), cases.stored(b, trans_b), **flags))
+    assert np.isnan(got).sum() == m * n + m + n - 1
+    cases.check(got, a, b)
 
 
 @algorithms
@@ -192,6 +218,18 @@ def test_misaligned_operands(algorithm):
     x, y = cases.operand("normal", (65, 48)), cases.operand("normal", (49, 32))
     a, b = x.reshape(-1)[1:3073].reshape(64, 48), y.reshape(-1)[3:1539].reshape(48, 32)
     cases.check(product(x, y), a, b)
+
+
+@algorithms
+@pytest.mark.parametrize("shape", [(64, 64, 8192), (33, 65, 5003), (40, 128, 65536)])
+def test_deep_sums_of_whole_numbers_are_exact(algorithm, shape):
+    """The bound of a deep sum is wider than one of its terms, or C; whole numbers have no bound."""
+    m, n, k = shape
+    a, b = cases.operand("integers", (m, k)), cases.operand("integers", (k, n), seed=1)
+    c = cases.operand("integers", (m, n), seed=2)
+    options = {"alpha": -0.5, "beta": 3.0}
+    got = jk.sgemm(a, b, c, algorithm=algorithm, **options)
+    assert np.array_equal(got, cases.truth(a, b, c, **options))
 
 
 @pytest.mark.parametrize("k", [8000, 5003])

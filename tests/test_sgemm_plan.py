@@ -44,9 +44,18 @@ def test_tiles_and_splits_cover_the_problem(m, n, k, device, algorithm, trans_a,
 
 
 @hypothesis.settings(max_examples=300, deadline=None)
-@hypothesis.given(m=sizes, n=sizes, k=sizes, device=st.sampled_from(DEVICES), **flags)
-def test_blocks_fit_the_device(m, n, k, device, trans_a, trans_b):
-    plan = jk.plan_sgemm(m, n, k, trans_a=trans_a, trans_b=trans_b, device=device)
+@hypothesis.given(
+    m=sizes,
+    n=sizes,
+    k=sizes,
+    device=st.sampled_from(DEVICES),
+    algorithm=st.sampled_from((None, *gemm_cases.RUNGS)),
+    **flags,
+)
+def test_blocks_fit_the_device(m, n, k, device, algorithm, trans_a, trans_b):
+    plan = jk.plan_sgemm(
+        m, n, k, trans_a=trans_a, trans_b=trans_b, algorithm=algorithm, device=device
+    )
     gpu = limits(device)
     assert plan.smem_bytes <= gpu.smem_per_block
     assert plan.blocks_per_sm >= 1
@@ -58,7 +67,7 @@ def test_blocks_fit_the_device(m, n, k, device, trans_a, trans_b):
 
 
 @hypothesis.settings(max_examples=200, deadline=None)
-@hypothesis.given(m=st.integers(64, 2000), n=sizes, k=sizes, batch=st.integers(2, 2000), **flags)
+@hypothesis.given(m=st.integers(1, 2000), n=sizes, k=sizes, batch=st.integers(2, 2000), **flags)
 def test_order_of_summation_does_not_depend_on_the_batch(m, n, k, batch, trans_a, trans_b):
     """A member of a batch gets the bits that it has alone."""
     hypothesis.assume(m * n * batch < 2**36)
@@ -66,6 +75,18 @@ def test_order_of_summation_does_not_depend_on_the_batch(m, n, k, batch, trans_a
     alone, together = (jk.plan_sgemm(m, n, k, batch=b, **options) for b in ((), batch))
     for field in ("split_k", "launches", "k_per_split", "slices"):
         assert getattr(alone, field) == getattr(together, field)
+
+
+@pytest.mark.parametrize(("tile", "engine"), gemm_cases.EDGES_OF_TILES)
+@pytest.mark.parametrize(("trans_a", "trans_b"), gemm_cases.TRANSPOSES)
+def test_the_value_tests_reach_every_larger_tile(tile, engine, trans_a, trans_b):
+    """The shapes of test_sgemm.py and the sanitizer's sweep end within the tile that they are named after."""
+    for batch, m, n, k in gemm_cases.EDGES_OF_TILES[tile, engine]:
+        plan = jk.plan_sgemm(m, n, k, batch=batch, trans_a=trans_a, trans_b=trans_b, device="h200")
+        assert (plan.block_m, plan.block_n, plan.engine) == (tile, tile, engine)
+        assert m % tile
+        assert n % tile
+        assert k % plan.block_k
 
 
 def test_tensor_engine_needs_hopper_and_aligned_lines():

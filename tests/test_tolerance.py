@@ -95,6 +95,20 @@ PRODUCT_MISTAKES = {
 }
 
 
+def test_whole_numbers_notice_mistakes_at_any_depth():
+    """The bound does not: of 65536 terms it is wider than one of them. What TF32 keeps of them is exact."""
+    k = 65536
+    a, b = (
+        gemm_cases.operand("integers", (33, k)),
+        gemm_cases.operand("integers", (k, 35), seed=1),
+    )
+    c = gemm_cases.operand("integers", (33, 35), seed=2)
+    want = gemm_cases.truth(a, b, c, 0.5, 2.0)
+    assert np.array_equal(np.float32(0.5) * (a @ b) + 2 * c, want)
+    for name, mistake in PRODUCT_MISTAKES.items():
+        assert np.array_equal(mistake(a, b, c), want) == (name == "TF32"), name
+
+
 @pytest.mark.parametrize(
     ("kind", "k"),
     [("normal", 4), ("normal", 64), ("normal", 1000), ("wide", 4), ("wide", 64), ("outliers", 64)],

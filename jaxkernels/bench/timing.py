@@ -32,7 +32,7 @@ _GPU_CACHE_BYTES = 128 * 2**20
 _CPU_CACHE_BYTES = 32 * 2**20
 _MAX_ROTATIONS = 16
 # What a kernel or a device may refuse; anything else is a bug and must surface.
-_REFUSALS = (ValueError, NotImplementedError, jax.errors.JaxRuntimeError)
+_REFUSALS = REFUSALS = (ValueError, NotImplementedError, jax.errors.JaxRuntimeError)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _sample(call: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], call
     return (time.perf_counter() - start) / calls
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Returns a short reason, fit for a table's footnote."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:300]
@@ -134,8 +134,8 @@ def measure_together(
             call = contender.make()
             _sample(call, contender.arguments, len(contender.arguments))  # compiles
             estimate = min(_sample(call, contender.arguments, 1) for _ in range(2))
-        except _REFUSALS as error:
-            refused[contender.name] = _first_line(error)
+        except REFUSALS as error:
+            refused[contender.name] = first_line(error)
             continue
         calls = calls_per_sample(estimate, min_sample_seconds)
         ready[contender.name] = (call, contender.arguments, calls)
@@ -144,8 +144,8 @@ def measure_together(
         for name, (call, arguments, calls) in list(ready.items()):
             try:
                 samples[name].append(_sample(call, arguments, calls))
-            except _REFUSALS as error:
-                refused[name] = _first_line(error)
+            except REFUSALS as error:
+                refused[name] = first_line(error)
                 del ready[name]
     timings = {
         name: Timing(statistics.median(samples[name]), tuple(samples[name]), calls)

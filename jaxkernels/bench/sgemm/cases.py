@@ -87,7 +87,7 @@ class Measurement:
         samples: all of them.
         relative_errors: ||C - C64|| / ||C64|| by contender, over sampled rows.
         bound_ratios: largest |C - C64| / (k eps |A| |B|) by contender.
-        refused: contenders without a time, and why.
+        refused: contenders without a time or an error, and why.
     """
 
     group: str
@@ -122,6 +122,8 @@ class Measurement:
 
 def peak_of(device: str) -> float | None:
     """FP32 operations per second of a device, by its name; None where it is not known."""
+    if " MIG " in device:  # a part of the device that the name begins with
+        return None
     return next((peak for name, peak in _PEAKS.items() if device.startswith(name)), None)
 
 

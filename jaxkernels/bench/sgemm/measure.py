@@ -18,7 +18,7 @@ import numpy as np
 
 import jaxkernels as jk
 from jaxkernels.bench.sgemm import cases
-from jaxkernels.bench.timing import Contender, measure_together
+from jaxkernels.bench.timing import REFUSALS, Contender, Timing, first_line, measure_together
 
 _PROGRAM_SECONDS = 1e-3
 _MAX_PRODUCTS = 64
@@ -126,29 +126,44 @@ def _plan(product: cases.Product) -> str:
     return repr(plan)
 
 
+def _times(
+    product: cases.Product, count: int, names: tuple[str, ...], settings: Settings
+) -> tuple[dict[str, Timing], dict[str, str]]:
+    """The times of a program of `count` products, and who has none; inputs may not fit either."""
+    try:
+        pairs = _inputs(product, count)
+    except REFUSALS as error:
+        return {}, dict.fromkeys(names, first_line(error))
+    return measure_together(
+        [Contender(name, partial(_program, product, name), [tuple(pairs)]) for name in names],
+        repeats=settings.repeats,
+        min_sample_seconds=settings.min_sample_seconds,
+    )
+
+
 def measure(settings: Settings, announce: Callable[[str], None]) -> list[cases.Measurement]:
     """Measures every product.
 
     Args:
         settings: what to measure.
         announce: called with a description when a product begins.
+
+    Returns:
+        One measurement for each product. One that was refused, or ran out of memory, says so, and
+        the others are measured all the same.
     """
     results = []
     for product in settings.products:
         announce(f"{product.group} {product.label}")
         rungs = settings.rungs if product.group == "ladder" else ("pipelined",)
         count = products_per_call(product, jax.default_backend())
-        pairs = _inputs(product, count)
-        timings, refused = measure_together(
-            [
-                Contender(name, partial(_program, product, name), [tuple(pairs)])
-                for name in ("xla", *rungs)
-            ],
-            repeats=settings.repeats,
-            min_sample_seconds=settings.min_sample_seconds,
-        )
-        del pairs
-        errors = {name: _errors(product, name) for name in timings}
+        timings, refused = _times(product, count, ("xla", *rungs), settings)
+        errors = {}
+        for name in timings:
+            try:
+                errors[name] = _errors(product, name)
+            except REFUSALS as error:
+                refused[name] = f"error not measured: {first_line(error)}"
         results.append(
             cases.Measurement(
                 group=product.group,

@@ -24,6 +24,15 @@ def _scale(platform: str) -> tuple[str, float]:
     return ("GFLOP/s", 1e9) if platform == "cpu" else ("TFLOP/s", 1e12)
 
 
+def _notes(members: Sequence[Measurement], peak: float | None) -> tuple[str, ...]:
+    """What the peak is, and what was refused."""
+    assumed = () if peak is None else (f"of peak: of {peak / 1e12:.1f} TFLOP/s, by data sheet",)
+    refused = (
+        f"{m.product.label}: {name}: {why}" for m in members for name, why in m.refused.items()
+    )
+    return (*assumed, *refused)
+
+
 def _cells(m: Measurement, name: str, scale: float, peak: float | None) -> list[str]:
     """One contender: time, rate, of XLA, of the peak, relF."""
     seconds, rate = m.seconds.get(name), m.rate(name)
@@ -63,25 +72,24 @@ def group_tables(measurements: Sequence[Measurement], platform: str, device: str
             "ours",
             "of bound",
         )
-        notes = tuple(
-            f"{m.product.label}: {name}: {why}" for m in members for name, why in m.refused.items()
-        )
-        tables.append(Table(title, headers, tuple(rows), notes))
+        tables.append(Table(title, headers, tuple(rows), _notes(members, peak)))
     return tables
 
 
 def ladder_table(measurements: Sequence[Measurement], platform: str, device: str) -> Table | None:
     """The rungs at one size; None if they were not measured."""
     unit, scale = _scale(platform)
+    peak = peak_of(device)
     for m in measurements:
         if m.group == "ladder":
             names = [name for name in (*RUNGS, "xla") if name in m.seconds]
             rows = [
-                ("cuBLAS" if name == "xla" else name, *_cells(m, name, scale, peak_of(device)))
+                ("cuBLAS" if name == "xla" else name, *_cells(m, name, scale, peak))
                 for name in names
             ]
             headers = ("rung", "us", unit, "of cuBLAS", "of peak", "relF", "of bound")
-            return Table(f"the ladder at {m.product.label}", headers, tuple(rows))
+            title = f"the ladder at {m.product.label}"
+            return Table(title, headers, tuple(rows), _notes([m], peak))
     return None
 
 

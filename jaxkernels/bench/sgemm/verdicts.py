@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from jaxkernels.bench.sgemm.cases import RUNGS, Measurement
 
@@ -28,6 +29,13 @@ def geometric_mean(values: Iterable[float]) -> float:
     """Returns the geometric mean of positive numbers."""
     logs = [math.log(value) for value in values]
     return math.exp(sum(logs) / len(logs))
+
+
+def _complete(measurements: Sequence[Measurement]) -> Verdict:
+    """Whether every contender has a time and an error: one without is in none of the other bars."""
+    missing = [f"{name} at {m.product.label}" for m in measurements for name in m.refused]
+    reached = f"without {', '.join(missing)}" if missing else "all"
+    return Verdict("contenders measured", reached, "all", not missing)
 
 
 def _speedups(
@@ -87,24 +95,38 @@ def _ladder(measurements: Sequence[Measurement]) -> list[Verdict]:
                 )
             )
         rates = [rate for rung in RUNGS if (rate := m.rate(rung)) is not None]
+        rising = all(below < above for below, above in pairwise(rates))
         text = " < ".join(f"{rate / 1e12:.1f}" for rate in rates)
-        verdicts.append(Verdict("ladder, TFLOP/s", text, "rising", rates == sorted(rates)))
+        verdicts.append(Verdict("ladder, TFLOP/s", text, "rising", rising))
     return verdicts
+
+
+def _nan_is_worst(value: float) -> float:
+    """A key for max, which otherwise passes over NaN wherever another value comes first."""
+    return math.inf if math.isnan(value) else value
+
+
+def _over(ours: float, xla: float) -> float:
+    """The ratio of two errors, either of which may be none at all."""
+    if xla == 0:
+        return 1.0 if ours == 0 else math.inf
+    return ours / xla
 
 
 def _errors(measurements: Sequence[Measurement]) -> list[Verdict]:
     """Ours within k eps |A| |B|, and no worse than XLA's."""
     ratios = [r for m in measurements for name, r in m.bound_ratios.items() if name != "xla"]
     relative = {
-        m.product.label: m.relative_errors["pipelined"] / m.relative_errors["xla"]
+        m.product.label: _over(m.relative_errors["pipelined"], m.relative_errors["xla"])
         for m in measurements
         if {"pipelined", "xla"} <= set(m.relative_errors)
     }
     if not relative:
         return []
-    worst = max(relative, key=lambda label: relative[label])
+    worst = max(relative, key=lambda label: _nan_is_worst(relative[label]))
+    largest = max(ratios, key=_nan_is_worst)
     return [
-        Verdict("largest error / (k eps |A| |B|)", f"{max(ratios):.3f}", "1", max(ratios) <= 1.0),
+        Verdict("largest error / (k eps |A| |B|)", f"{largest:.3f}", "1", largest <= 1.0),
         # Two orders of summation differ by luck; two equal ones do not.
         Verdict(
             "relF over cuBLAS's, most",
@@ -123,6 +145,7 @@ def judge(measurements: Sequence[Measurement]) -> list[Verdict]:
 
     others = [m for m in measurements if m.group == "other"]
     return [
+        _complete(measurements),
         *_speedups("squares from 1024", squares(lambda n: n >= 1024), 1.0, 0.97),
         *_speedups("squares below 1024", squares(lambda n: n < 1024), 1.0, 1.0),
         *_speedups("other shapes", others, 1.0, 0.9),
