@@ -14,7 +14,7 @@
 #include <string>
 #include <string_view>
 
-#include "softmax/operations.h"
+#include "common/dtype.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxkernels {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "common/dtype.h"
 #include "softmax/operations.h"
 
 namespace jaxkernels {

@@ -1,15 +1,12 @@
-// The names that all layers share: operations and storage types.
+// The row operations, as all layers name them.
 //
-// Owns: the two enums and their spelling. Must not know: XLA, CUDA, Python.
+// Owns: their enum and its spelling. Must not know: XLA, CUDA, Python.
 #ifndef JAXKERNELS_SOFTMAX_OPERATIONS_H_
 #define JAXKERNELS_SOFTMAX_OPERATIONS_H_
 
 #include <string_view>
 
 namespace jaxkernels {
-
-enum class DType { kFloat32, kBFloat16, kFloat16, kFloat64 };
-inline constexpr std::string_view kDTypeNames[] = {"float32", "bfloat16", "float16", "float64"};
 
 enum class Operation {
   kSoftmaxForward,
@@ -23,10 +20,6 @@ inline constexpr std::string_view kOperationNames[] = {
 
 constexpr std::string_view NameOf(Operation operation) {
   return kOperationNames[static_cast<int>(operation)];
-}
-
-constexpr int ByteWidth(DType dtype) {
-  return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
 }
 
 // Forward operations read x; the others read y and a cotangent or tangent.

@@ -16,6 +16,7 @@
 #include <string_view>
 
 #include "common/device_limits.h"
+#include "common/dtype.h"
 #include "softmax/operations.h"
 
 #ifdef __CUDACC__
