@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include "common/dtype.h"
+#include "common/shape_text.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxkernels {
@@ -49,14 +50,6 @@ inline std::string DTypeName(ffi::DataType type) {
     return std::string(kDTypeNames[static_cast<std::size_t>(*dtype)]);
   }
   return "XLA type " + std::to_string(static_cast<int>(type));
-}
-
-// "(2, 3)"
-inline std::string ShapeText(ffi::AnyBuffer::Dimensions dims) {
-  std::string text = "(";
-  for (std::size_t i = 0; i < dims.size(); ++i)
-    text += (i == 0 ? "" : ", ") + std::to_string(dims[i]);
-  return text + (dims.size() == 1 ? ",)" : ")");
 }
 
 inline ffi::Error MismatchError(std::string_view operation, std::string_view name,

@@ -14,6 +14,7 @@
 
 #include "common/checks.h"
 #include "common/device_query.h"
+#include "common/shape_text.h"
 #include "sgemm/launch.h"
 #include "sgemm/plan.h"
 #include "sgemm/problem.h"
@@ -49,8 +50,7 @@ ffi::Error CheckFloat32(std::string_view name, const ffi::AnyBuffer& buffer) {
 ffi::Error CheckShape(std::string_view name, const ffi::AnyBuffer& buffer,
                       const std::vector<int64_t>& expected) {
   if (ShapeOf(buffer) == expected) return ffi::Error::Success();
-  const ffi::AnyBuffer::Dimensions dims(expected.data(), expected.size());
-  return MismatchError("sgemm", name, "shape", ShapeText(dims), ShapeText(buffer.dimensions()));
+  return MismatchError("sgemm", name, "shape", ShapeText(expected), ShapeText(buffer.dimensions()));
 }
 
 bool IsQuadAligned(const void* pointer) {

@@ -2,16 +2,10 @@
 
 #include <algorithm>
 
+#include "common/shape_text.h"
+
 namespace jaxkernels {
 namespace {
-
-std::string ShapeText(const std::vector<int64_t>& shape) {
-  std::string text = "(";
-  for (std::size_t i = 0; i < shape.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-  }
-  return text + ")";
-}
 
 std::string OperandsText(const std::vector<int64_t>& a_shape, const std::vector<int64_t>& b_shape,
                          bool trans_a, bool trans_b) {
