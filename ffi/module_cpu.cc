@@ -5,6 +5,7 @@
 #include <nanobind/stl/pair.h>
 
 #include "common/api_version.h"
+#include "common/registrations.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace nb = nanobind;
@@ -23,16 +24,13 @@ void BindSgemmPlan(nb::module_& module);
 namespace {
 
 nb::dict Registrations() {
-  nb::dict targets;
-  const auto add = [&](const char* target, XLA_FFI_Handler* handler) {
-    targets[target] = nb::capsule(reinterpret_cast<void*>(handler));
-  };
-  add("jaxkernels_softmax_fwd", JaxkernelsSoftmaxFwdCpu);
-  add("jaxkernels_log_softmax_fwd", JaxkernelsLogSoftmaxFwdCpu);
-  add("jaxkernels_softmax_grad", JaxkernelsSoftmaxGradCpu);
-  add("jaxkernels_log_softmax_grad", JaxkernelsLogSoftmaxGradCpu);
-  add("jaxkernels_log_softmax_jvp", JaxkernelsLogSoftmaxJvpCpu);
-  return targets;
+  return RegistrationsOf({
+      {"jaxkernels_softmax_fwd", JaxkernelsSoftmaxFwdCpu},
+      {"jaxkernels_log_softmax_fwd", JaxkernelsLogSoftmaxFwdCpu},
+      {"jaxkernels_softmax_grad", JaxkernelsSoftmaxGradCpu},
+      {"jaxkernels_log_softmax_grad", JaxkernelsLogSoftmaxGradCpu},
+      {"jaxkernels_log_softmax_jvp", JaxkernelsLogSoftmaxJvpCpu},
+  });
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "common/api_version.h"
 #include "common/device_query.h"
+#include "common/registrations.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace nb = nanobind;
@@ -26,17 +27,14 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsSgemmCuda);
 namespace {
 
 nb::dict Registrations() {
-  nb::dict targets;
-  const auto add = [&](const char* target, XLA_FFI_Handler* handler) {
-    targets[target] = nb::capsule(reinterpret_cast<void*>(handler));
-  };
-  add("jaxkernels_softmax_fwd", JaxkernelsSoftmaxFwdCuda);
-  add("jaxkernels_log_softmax_fwd", JaxkernelsLogSoftmaxFwdCuda);
-  add("jaxkernels_softmax_grad", JaxkernelsSoftmaxGradCuda);
-  add("jaxkernels_log_softmax_grad", JaxkernelsLogSoftmaxGradCuda);
-  add("jaxkernels_log_softmax_jvp", JaxkernelsLogSoftmaxJvpCuda);
-  add("jaxkernels_sgemm", JaxkernelsSgemmCuda);
-  return targets;
+  return RegistrationsOf({
+      {"jaxkernels_softmax_fwd", JaxkernelsSoftmaxFwdCuda},
+      {"jaxkernels_log_softmax_fwd", JaxkernelsLogSoftmaxFwdCuda},
+      {"jaxkernels_softmax_grad", JaxkernelsSoftmaxGradCuda},
+      {"jaxkernels_log_softmax_grad", JaxkernelsLogSoftmaxGradCuda},
+      {"jaxkernels_log_softmax_jvp", JaxkernelsLogSoftmaxJvpCuda},
+      {"jaxkernels_sgemm", JaxkernelsSgemmCuda},
+  });
 }
 
 nb::dict Limits(int ordinal) {

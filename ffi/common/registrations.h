@@ -1,0 +1,31 @@
+// How an extension module hands its FFI targets to Python.
+//
+// Owns: what Python registers, a capsule for each name. Must not know: which targets there are.
+#ifndef JAXKERNELS_COMMON_REGISTRATIONS_H_
+#define JAXKERNELS_COMMON_REGISTRATIONS_H_
+
+#include <nanobind/nanobind.h>
+
+#include <initializer_list>
+
+#include "xla/ffi/api/c_api.h"
+
+namespace jaxkernels {
+
+// The name that a custom call gives, and the handler that serves it.
+struct Target {
+  const char* name;
+  XLA_FFI_Handler* handler;
+};
+
+inline nanobind::dict RegistrationsOf(std::initializer_list<Target> targets) {
+  nanobind::dict capsules;
+  for (const Target& target : targets) {
+    capsules[target.name] = nanobind::capsule(reinterpret_cast<void*>(target.handler));
+  }
+  return capsules;
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_COMMON_REGISTRATIONS_H_
