@@ -17,6 +17,8 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxFwdCpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsSoftmaxGradCpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxGradCpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxJvpCpu);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsMaskedSoftmaxFwdCpu);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsMaskedSoftmaxGradCpu);
 
 void BindSoftmaxPlan(nb::module_& module);
 void BindSgemmPlan(nb::module_& module);
@@ -30,6 +32,8 @@ nb::dict Registrations() {
       {"jaxkernels_softmax_grad", JaxkernelsSoftmaxGradCpu},
       {"jaxkernels_log_softmax_grad", JaxkernelsLogSoftmaxGradCpu},
       {"jaxkernels_log_softmax_jvp", JaxkernelsLogSoftmaxJvpCpu},
+      {"jaxkernels_masked_softmax_fwd", JaxkernelsMaskedSoftmaxFwdCpu},
+      {"jaxkernels_masked_softmax_grad", JaxkernelsMaskedSoftmaxGradCpu},
   });
 }
 

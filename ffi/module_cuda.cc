@@ -22,6 +22,8 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxFwdCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsSoftmaxGradCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxGradCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxJvpCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsMaskedSoftmaxFwdCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsMaskedSoftmaxGradCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsSgemmCuda);
 
 namespace {
@@ -33,6 +35,8 @@ nb::dict Registrations() {
       {"jaxkernels_softmax_grad", JaxkernelsSoftmaxGradCuda},
       {"jaxkernels_log_softmax_grad", JaxkernelsLogSoftmaxGradCuda},
       {"jaxkernels_log_softmax_jvp", JaxkernelsLogSoftmaxJvpCuda},
+      {"jaxkernels_masked_softmax_fwd", JaxkernelsMaskedSoftmaxFwdCuda},
+      {"jaxkernels_masked_softmax_grad", JaxkernelsMaskedSoftmaxGradCuda},
       {"jaxkernels_sgemm", JaxkernelsSgemmCuda},
   });
 }

@@ -26,6 +26,7 @@ from jaxkernels import _registry as _registry
 from jaxkernels._cpu import DeviceLimits as DeviceLimits
 from jaxkernels._cpu import SgemmPlan as SgemmPlan
 from jaxkernels._cpu import SoftmaxPlan as SoftmaxPlan
+from jaxkernels._masked_softmax import scaled_masked_softmax as scaled_masked_softmax
 from jaxkernels._matmul import dot_general as dot_general
 from jaxkernels._matmul import matmul as matmul
 from jaxkernels._matmul import sgemm as sgemm
@@ -46,6 +47,7 @@ __all__ = [
     "matmul",
     "plan_sgemm",
     "plan_softmax",
+    "scaled_masked_softmax",
     "sgemm",
     "softmax",
 ]

@@ -108,36 +108,52 @@ def needs_devices_for_lowering(primitive: Primitive) -> None:
     dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
-def batch_partitioning_attributes(ctx: mlir.LoweringRuleContext) -> dict[str, ir.Attribute]:
-    """Attributes that let XLA split a custom call along every dimension but the last.
+def batch_partitioning_attributes(
+    ctx: mlir.LoweringRuleContext, row_dims: int
+) -> dict[str, ir.Attribute]:
+    """Attributes that let XLA split a custom call along every dimension but the last `row_dims`.
 
-    All operands and results have one shape. Both partitioners are told: GSPMD by the number of
-    batch dimensions (its target must be registered as batch partitionable), Shardy by a rule that
-    ties equal dimensions of all arrays together and asks for the last one to be gathered, because a
-    row must be whole where it is reduced.
+    The first operand has the shape of the result; in the others a dimension may be 1 instead. Both
+    partitioners are told: Shardy by a rule that ties equal dimensions of all arrays together and
+    asks for the last ones to be gathered, because a row must be whole where it is reduced; GSPMD by
+    the number of batch dimensions (its target must be registered as batch partitionable), which it
+    takes to be those of every operand. Where they are not, it is told nothing and gathers.
     """
     shape = ctx.avals_out[0].shape
     # A symbolic dimension (jax.export) cannot be written into the rule, nor can an empty one.
     if not all(isinstance(dim, int) and dim > 0 for dim in shape):
         return {}
-    attributes = {
-        "mhlo.frontend_attributes": mlir.ir_attribute({"num_batch_dims": str(len(shape) - 1)})
-    }
+    attributes = {}
+    if all(aval.shape == shape for aval in ctx.avals_in):
+        batch = {"num_batch_dims": str(max(len(shape) - row_dims, 0))}
+        attributes["mhlo.frontend_attributes"] = mlir.ir_attribute(batch)
     if jax.config.jax_use_shardy_partitioner:  # pyright: ignore[reportAttributeAccessIssue]
-        rule = _shardy_rule(shape, len(ctx.avals_in))
+        rule = _shardy_rule(shape, [aval.shape for aval in ctx.avals_in], row_dims)
         attributes["sdy.sharding_rule"] = ir.Attribute.parse(rule)
     return attributes
 
 
-def _shardy_rule(shape: Sequence[int], num_operands: int) -> str:
+def _shardy_rule(
+    shape: Sequence[int], operand_shapes: Sequence[Sequence[int]], row_dims: int
+) -> str:
     overflow = (f"z_{k}" for k in itertools.count(1))
-    factors = [
-        name for name, _ in zip(itertools.chain(_FACTOR_LETTERS, overflow), shape, strict=False)
-    ]
-    array = "[" + ", ".join(factors) + "]"
-    operands = ", ".join([array] * num_operands)
-    sizes = ", ".join(f"{name}={dim}" for name, dim in zip(factors, shape, strict=True))
+    names = itertools.chain(_FACTOR_LETTERS, overflow)
+    sizes = dict(zip(names, shape, strict=False))
+    factors = list(sizes)
+    names = (name for name in itertools.chain(_FACTOR_LETTERS, overflow) if name not in sizes)
+
+    def array(dims: Sequence[int]) -> str:
+        own = []
+        for factor, dim in zip(factors, dims, strict=True):
+            if dim != sizes[factor]:  # a dimension of size 1 that broadcasts: a factor of its own
+                factor = next(names)
+                sizes[factor] = dim
+            own.append(factor)
+        return "[" + ", ".join(own) + "]"
+
+    operands = ", ".join(array(dims) for dims in operand_shapes)
+    listed = ", ".join(f"{name}={dim}" for name, dim in sizes.items())
     return (
-        f"#sdy.op_sharding_rule<({operands})->({array}) {{{sizes}}} "
-        f"need_replication={{{factors[-1]}}}, custom>"
+        f"#sdy.op_sharding_rule<({operands})->({array(shape)}) {{{listed}}} "
+        f"need_replication={{{', '.join(factors[-row_dims:])}}}, custom>"
     )

@@ -1,9 +1,10 @@
 """Makes JAX primitives out of row kernels: where a kernel meets JAX's transformations.
 
-A row kernel reduces over the last axis of its operands; all other dimensions are rows. All operands
-and the result have the same shape and dtype. Such a primitive gets evaluation, typing, batching, a
+A row kernel reduces over the last axis of its operands; all other dimensions are rows. Its full
+operands and its result have one shape and dtype; operands behind them may have dimensions of size 1
+in place of the result's (masks, biases). Such a primitive gets evaluation, typing, batching, a
 lowering per platform and a rule for partitioning from `define`, and its derivatives from
-`define_derivatives`.
+`define_derivatives`, or `define_jvp` and `define_linear`.
 
 Owns: the transformation rules. Must not know: which operations exist, or what they compute.
 """
@@ -18,13 +19,20 @@ from typing import Any
 import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
+from jax.sharding import PartitionSpec
 
 from jaxkernels import _compat, _registry
 
 Reference = Callable[..., jax.Array]
-# Gets the shape, the dtype and the tier of a call when it is traced; raises if the tier cannot
-# serve.
-Check = Callable[[Sequence[Any], Any, str], None]
+# Gets the shape and the dtype of the result, the tier and the attributes of a call when it is traced;
+# raises if the tier cannot serve.
+Check = Callable[..., None]
+
+
+def _one_row_dim(**attributes: Any) -> int:
+    """Rows that do not depend on one another, nor on where they stand."""
+    del attributes
+    return 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,22 +41,32 @@ class RowKernel:
 
     Attributes:
         primitive: what JAX traces.
-        reference: the same function in plain JAX.
+        reference: the same function in plain JAX, of the operands and the attributes.
+        full_operands: how many operands have the shape of the result; the others broadcast.
+        row_dims: from the attributes of a call to the number of last dimensions that it needs whole
+            and in their order: 1, or 2 where it matters at which place of its matrix a row stands.
     """
 
     primitive: Primitive
     reference: Reference
+    full_operands: int
+    row_dims: Callable[..., int]
 
-    def __call__(self, *operands: jax.Array, tier: str, require_kernel: bool) -> jax.Array:
+    def __call__(
+        self, *operands: jax.Array, tier: str, require_kernel: bool, **attributes: Any
+    ) -> jax.Array:
         """Applies the kernel along the last axis.
 
         Args:
-            operands: arrays of shape (..., cols), all of one shape and dtype.
+            operands: the full ones of shape (..., cols), all of one shape and dtype; the others
+                with as many dimensions.
             tier: "auto", or the tier to force.
             require_kernel: a platform without kernels is an error when lowering, instead of a
                 reason to run the reference.
+            attributes: static arguments of the FFI target and of the reference.
         """
-        return self.primitive.bind(*_equalize(operands), tier=tier, require_kernel=require_kernel)
+        equal = _equalize(operands, self.full_operands)
+        return self.primitive.bind(*equal, tier=tier, require_kernel=require_kernel, **attributes)
 
 
 def equalize_varying(operands: Sequence[jax.Array]) -> list[jax.Array]:
@@ -66,16 +84,34 @@ def equalize_varying(operands: Sequence[jax.Array]) -> list[jax.Array]:
     return equal
 
 
-def _equalize(operands: Sequence[jax.Array]) -> list[jax.Array]:
+def _equalize(operands: Sequence[jax.Array], full_operands: int) -> list[jax.Array]:
     """Gives all operands the device-variance and the explicit sharding of one another."""
     spec = _compat.explicit_spec(operands[0])
-    return [
-        x if _compat.explicit_spec(x) == spec else _compat.reshard(x, spec)
-        for x in equalize_varying(operands)
-    ]
+    shape = operands[0].shape
+    equal = equalize_varying(operands)
+    for i, x in enumerate(equal):
+        own = spec
+        if i >= full_operands:  # a dimension of size 1 is not sharded
+            own = PartitionSpec(
+                *(
+                    axis if size == full else None
+                    for axis, size, full in zip(spec, x.shape, shape, strict=True)
+                )
+            )
+        if _compat.explicit_spec(x) != own:
+            equal[i] = _compat.reshard(x, own)
+    return equal
 
 
-def define(name: str, reference: Reference, target: str, check: Check) -> RowKernel:
+def define(
+    name: str,
+    reference: Reference,
+    target: str,
+    check: Check,
+    *,
+    full_operands: int,
+    row_dims: Callable[..., int] = _one_row_dim,
+) -> RowKernel:
     """Makes the primitive of a row kernel; everything but its derivatives.
 
     Args:
@@ -84,32 +120,42 @@ def define(name: str, reference: Reference, target: str, check: Check) -> RowKer
             kernels.
         target: name of the FFI target, registered by `_registry`.
         check: called whenever the primitive is traced.
+        full_operands: see `RowKernel`.
+        row_dims: see `RowKernel`.
 
     Returns:
         The kernel, ready to be called on any number of dimensions >= 1.
     """
     primitive = Primitive(name)
-    kernel = RowKernel(primitive, reference)
+    kernel = RowKernel(primitive, reference, full_operands, row_dims)
     primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
-    primitive.def_abstract_eval(functools.partial(_abstract_eval, name, check))
+    primitive.def_abstract_eval(functools.partial(_abstract_eval, kernel, check))
     batching.fancy_primitive_batchers[primitive] = functools.partial(_batch, kernel)
     mlir.register_lowering(primitive, functools.partial(_lower_reference, kernel))
     for platform in ("cpu", "cuda"):
         if _registry.has_kernels(platform):
             mlir.register_lowering(
-                primitive, functools.partial(_lower_kernel, target), platform=platform
+                primitive, functools.partial(_lower_kernel, kernel, target), platform=platform
             )
     return kernel
 
 
-def _abstract_eval(name: str, check: Check, *avals: Any, tier: str, require_kernel: bool) -> Any:
+def _abstract_eval(
+    kernel: RowKernel,
+    check: Check,
+    *avals: Any,
+    tier: str,
+    require_kernel: bool,
+    **attributes: Any,
+) -> Any:
     del require_kernel
-    if any((a.shape, a.dtype) != (avals[0].shape, avals[0].dtype) for a in avals):
+    first, name = avals[0], kernel.primitive.name
+    if any((a.shape, a.dtype) != (first.shape, first.dtype) for a in avals[: kernel.full_operands]):
         raise TypeError(f"{name}: operands must agree in shape and dtype, got {avals}")
-    check(avals[0].shape, avals[0].dtype, tier)
+    check(first.shape, first.dtype, tier, **attributes)
     # `update` keeps what a fresh ShapedArray would lose: explicit sharding and the mesh axes it
     # varies over.
-    return avals[0].update(weak_type=False)
+    return first.update(weak_type=False)
 
 
 def _batch(
@@ -117,28 +163,46 @@ def _batch(
     axis_data: Any,
     operands: Sequence[jax.Array],
     batch_dims: Sequence[int | None],
-    **params: Any,
+    *,
+    tier: str,
+    require_kernel: bool,
+    **attributes: Any,
 ) -> tuple[jax.Array, int | None]:
+    call = functools.partial(kernel, tier=tier, require_kernel=require_kernel, **attributes)
+    full = kernel.full_operands
     if all(d is None for d in batch_dims):
-        return kernel(*operands, **params), None
-    first = batch_dims[0]
-    # A batch dimension is one more dimension of rows wherever it stands, unless it took the place
-    # of the reduced one.
-    if first is not None and first != operands[0].ndim - 1 and set(batch_dims) == {first}:
-        return kernel(*operands, **params), first
-    moved = [
-        _compat.batch_at_front(axis_data, x, d) for x, d in zip(operands, batch_dims, strict=True)
+        return call(*operands), None
+    # A batch dimension is one more dimension of rows wherever it stands, unless it stands among
+    # those that the kernel needs whole.
+    at = batch_dims[0] or 0
+    among_rows = at < operands[0].ndim - kernel.row_dims(**attributes)
+    if set(batch_dims[:full]) != {at} or not among_rows:
+        at = 0
+        operands = [
+            _compat.batch_at_front(axis_data, x, d) if i < full or d is not None else x
+            for i, (x, d) in enumerate(zip(operands, batch_dims, strict=True))
+        ]
+        batch_dims = [0 if i < full or d is not None else None for i, d in enumerate(batch_dims)]
+    placed = [
+        jax.numpy.expand_dims(x, at) if d is None else jax.numpy.moveaxis(x, d, at)
+        for x, d in zip(operands, batch_dims, strict=True)
     ]
-    return kernel(*moved, **params), 0
+    return call(*placed), at
 
 
 def _lower_kernel(
-    target: str, ctx: mlir.LoweringRuleContext, *operands: Any, tier: str, require_kernel: bool
+    kernel: RowKernel,
+    target: str,
+    ctx: mlir.LoweringRuleContext,
+    *operands: Any,
+    tier: str,
+    require_kernel: bool,
+    **attributes: Any,
 ) -> Any:
     del require_kernel
-    attributes = _compat.batch_partitioning_attributes(ctx)
-    rule = jax.ffi.ffi_lowering(target, extra_attributes=attributes)
-    return rule(ctx, *operands, tier=tier)
+    partitioning = _compat.batch_partitioning_attributes(ctx, kernel.row_dims(**attributes))
+    rule = jax.ffi.ffi_lowering(target, extra_attributes=partitioning)
+    return rule(ctx, *operands, tier=tier, **attributes)
 
 
 def _lower_reference(
@@ -147,6 +211,7 @@ def _lower_reference(
     *operands: Any,
     tier: str,
     require_kernel: bool,
+    **attributes: Any,
 ) -> Any:
     del tier
     without = [p for p in _compat.lowering_platforms(ctx) if not _registry.has_kernels(p)]
@@ -158,7 +223,8 @@ def _lower_reference(
         )
     if "cuda" in without:
         _registry.warn_missing_cuda()
-    return mlir.lower_fun(kernel.reference, multiple_results=False)(ctx, *operands)
+    reference = functools.partial(kernel.reference, **attributes)
+    return mlir.lower_fun(reference, multiple_results=False)(ctx, *operands)
 
 
 def define_derivatives(forward: RowKernel, jvp: RowKernel, grad: RowKernel) -> None:
@@ -166,29 +232,59 @@ def define_derivatives(forward: RowKernel, jvp: RowKernel, grad: RowKernel) -> N
 
     With J the Jacobian of y = forward(x), as a function of y: jvp(y, dx) = J dx and grad(y, dy) =
     J^T dy. Both are linear in their second operand and each other's transpose; where J is symmetric
-    they are one and the same kernel. Their derivatives with respect to y come from their
-    references. Reverse mode keeps y and nothing else.
+    they are one and the same kernel. Reverse mode keeps y and nothing else.
+    """
+    define_jvp(forward, lambda y, operands, tangents, **params: jvp(y, *tangents, **params))
+    define_linear(jvp, transpose=grad)
+    define_linear(grad, transpose=jvp)
+
+
+def define_jvp(forward: RowKernel, tangent_of: Callable[..., jax.Array]) -> None:
+    """Gives `forward` its first derivative.
+
+    Args:
+        forward: the kernel.
+        tangent_of: from the result y, the operands, their tangents (None where there is none) and
+            the parameters of the call to the tangent of y.
     """
 
-    def forward_jvp(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+    def rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         y = forward(*primals, **params)
-        return y, jvp(y, *tangents, **params)
+        known = [None if type(t) is ad.Zero else t for t in tangents]
+        return y, tangent_of(y, primals, known, **params)
 
-    ad.primitive_jvps[forward.primitive] = forward_jvp
-    for linear, transpose in ((jvp, grad), (grad, jvp)):
-        ad.primitive_jvps[linear.primitive] = functools.partial(_linear_jvp, linear)
-        ad.primitive_transposes[linear.primitive] = functools.partial(_transpose, transpose)
+    ad.primitive_jvps[forward.primitive] = rule
 
 
-def _linear_jvp(linear: RowKernel, primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+def define_linear(linear: RowKernel, transpose: RowKernel) -> None:
+    """Gives a kernel of y and an operand in which it is linear its transpose and its derivatives.
+
+    The derivative with respect to y comes from its reference.
+    """
+    ad.primitive_jvps[linear.primitive] = functools.partial(_linear_jvp, linear)
+    ad.primitive_transposes[linear.primitive] = functools.partial(_transpose, transpose)
+
+
+def _linear_jvp(
+    linear: RowKernel,
+    primals: Any,
+    tangents: Any,
+    *,
+    tier: str,
+    require_kernel: bool,
+    **attributes: Any,
+) -> tuple[Any, Any]:
+    call = functools.partial(linear, tier=tier, require_kernel=require_kernel, **attributes)
     y, operand = primals
     y_dot, operand_dot = tangents
     terms = []
     if type(operand_dot) is not ad.Zero:
-        terms.append(linear(y, operand_dot, **params))
+        terms.append(call(y, operand_dot))
     if type(y_dot) is not ad.Zero:
-        terms.append(jax.jvp(lambda y: linear.reference(y, operand), (y,), (y_dot,))[1])
-    return linear(y, operand, **params), functools.reduce(jax.numpy.add, terms)
+        terms.append(
+            jax.jvp(lambda y: linear.reference(y, operand, **attributes), (y,), (y_dot,))[1]
+        )
+    return call(y, operand), functools.reduce(jax.numpy.add, terms)
 
 
 def _transpose(transpose: RowKernel, cotangent: Any, y: Any, operand: Any, **params: Any) -> Any:

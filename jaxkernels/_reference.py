@@ -1,4 +1,4 @@
-"""The five row operations in plain JAX: what the kernels compute, or runs in their stead.
+"""The row operations in plain JAX: what the kernels compute, or runs in their stead.
 
 Owns: the mathematics of one row, along the last axis. 16-bit types are computed in float32 and
 rounded once, as in the kernels. Also differentiated by JAX when a kernel's derivative with respect
@@ -56,3 +56,54 @@ def log_softmax_jvp(y: jax.Array, dx: jax.Array) -> jax.Array:
     """Tangent: dy = J dx = dx - sum(exp(y) * dx), with J = I - 1 exp(y)^T."""
     wide_dx = _widen(dx)
     return (wide_dx - _row_sum(jnp.exp(_widen(y)) * wide_dx)).astype(y.dtype)
+
+
+def band(q: int, k: int, left: int, right: int, from_end: bool) -> jax.Array:
+    """Which columns the rows of a (q, k) matrix see: i + left <= j <= i + right for row i.
+
+    Args:
+        q: rows.
+        k: columns.
+        left: the first column that a row sees, counted from its own.
+        right: the last one.
+        from_end: the last row stands on the last column, instead of the first on the first.
+    """
+    own = jnp.arange(q)[:, None] + (k - q if from_end else 0)
+    distance = jnp.arange(k)[None, :] - own
+    return (distance >= left) & (distance <= right)
+
+
+def masked_softmax_fwd(
+    scores: jax.Array,
+    *mask_and_bias: jax.Array,
+    scale: float,
+    left: int,
+    right: int,
+    from_end: bool,
+    has_mask: bool,
+    has_bias: bool,
+) -> jax.Array:
+    """Softmax of t = scale * scores + bias over what each row sees; a row that sees nothing is 0."""
+    q, k = scores.shape[-2:]
+    t = _widen(scores) * scale
+    if has_bias:
+        t = t + _widen(mask_and_bias[-1])
+    seen = band(q, k, left, right, from_end)
+    if has_mask:
+        seen = seen & mask_and_bias[0]
+    t = jnp.where(seen, t, -jnp.inf)
+    largest = jnp.max(t, axis=-1, keepdims=True, initial=-jnp.inf)
+    unnormalized = jnp.exp(t - jnp.where(largest == -jnp.inf, 0, largest))
+    total = _row_sum(unnormalized)
+    return (unnormalized / jnp.where(total == 0, 1, total)).astype(scores.dtype)
+
+
+def masked_softmax_grad(
+    y: jax.Array, dy: jax.Array, *, scale: float, left: int, right: int, from_end: bool
+) -> jax.Array:
+    """Gradient of the scores: dx = scale * y * (dy - sum(dy * y)); where y is 0, dy is ignored."""
+    del left, right, from_end  # y is 0 outside the band
+    wide_y = _widen(y)
+    wide_dy = jnp.where(wide_y == 0, 0, _widen(dy))
+    difference = jnp.where(wide_y == 0, 0, wide_dy - _row_sum(wide_dy * wide_y))
+    return (scale * (wide_y * difference)).astype(y.dtype)

@@ -26,8 +26,12 @@ OPERATIONS = (
     "softmax_grad",
     "log_softmax_grad",
     "log_softmax_jvp",
+    "masked_softmax_fwd",
+    "biased_softmax_fwd",
+    "masked_softmax_grad",
 )
-_ROW_TARGETS = tuple(f"jaxkernels_{operation}" for operation in OPERATIONS)
+# One target serves scores with a bias and without.
+_ROW_TARGETS = tuple(f"jaxkernels_{name}" for name in OPERATIONS if name != "biased_softmax_fwd")
 # The targets of each platform, by JAX's name of it. A CPU's matrix products are XLA's own.
 TARGETS = {"cpu": _ROW_TARGETS, "cuda": (*_ROW_TARGETS, "jaxkernels_sgemm")}
 

@@ -25,20 +25,23 @@ from jaxkernels import _compat, _plan, _primitive, _reference, _validate
 Axis = int | tuple[int, ...] | list[int] | None
 
 
-def _kernel(operation: str, reference: Callable[..., jax.Array]) -> _primitive.RowKernel:
+def _kernel(
+    operation: str, reference: Callable[..., jax.Array], operands: int
+) -> _primitive.RowKernel:
     return _primitive.define(
         name=f"jaxkernels_{operation}",
         reference=reference,
         target=f"jaxkernels_{operation}",
         check=lambda shape, dtype, tier: _plan.check_tier(operation, shape, dtype, tier),
+        full_operands=operands,
     )
 
 
-softmax_fwd = _kernel("softmax_fwd", _reference.softmax_fwd)
-softmax_grad = _kernel("softmax_grad", _reference.softmax_grad)
-log_softmax_fwd = _kernel("log_softmax_fwd", _reference.log_softmax_fwd)
-log_softmax_grad = _kernel("log_softmax_grad", _reference.log_softmax_grad)
-log_softmax_jvp = _kernel("log_softmax_jvp", _reference.log_softmax_jvp)
+softmax_fwd = _kernel("softmax_fwd", _reference.softmax_fwd, 1)
+softmax_grad = _kernel("softmax_grad", _reference.softmax_grad, 2)
+log_softmax_fwd = _kernel("log_softmax_fwd", _reference.log_softmax_fwd, 1)
+log_softmax_grad = _kernel("log_softmax_grad", _reference.log_softmax_grad, 2)
+log_softmax_jvp = _kernel("log_softmax_jvp", _reference.log_softmax_jvp, 2)
 
 # The Jacobian of softmax, diag(y) - y y^T, is symmetric; that of log_softmax, I - 1 exp(y)^T, is
 # not.
@@ -215,7 +218,8 @@ def _apply(
     if why_not:
         return algorithm.jax_nn(x, axis, where)
 
-    mask = None if where is None else _validate.as_mask(algorithm.name, where, x)
+    mask = None if where is None else _validate.as_mask(algorithm.name, "where", where)
+    _validate.broadcast_all(algorithm.name, x=x, where=mask)
     result_ndim = x.ndim if mask is None else max(x.ndim, mask.ndim)
     axes = _validate.canonical_axes(axis, x.ndim, result_ndim)
     x = x.astype(dtype)

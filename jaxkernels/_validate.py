@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 # Storage types that have kernels.
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-TIERS = ("warp", "block_smem", "block_uncached")
+TIERS = ("warp", "block", "block_smem", "block_uncached")
 IMPLEMENTATIONS = ("ffi", "xla")
 # The rungs of the SGEMM ladder; "auto" is None to users.
 ALGORITHMS = ("naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined")
@@ -102,26 +102,32 @@ def _axis_index(axis: Any, item: Any) -> int:
         raise TypeError(f"{_AXIS_TYPE}; got {axis!r}, which contains {item!r}") from None
 
 
-def as_mask(function: str, where: Any, x: jax.Array) -> jax.Array:
-    """`where` as an array of bool that broadcasts against x.
+def as_mask(function: str, argument: str, value: Any) -> jax.Array:
+    """`value` as an array of bool.
 
     Raises:
-        TypeError: `where` is not an array or a number.
-        ValueError: it is not of type bool, or its shape does not broadcast against that of x.
+        TypeError: it is not an array or a number.
+        ValueError: it is not of type bool.
     """
-    mask = as_array(function, "where", where)
+    mask = as_array(function, argument, value)
     if mask.dtype != jnp.bool_:
-        raise ValueError(f"{function}: where must be None or a boolean array; got {mask.dtype}")
-    broadcast_shape(function, x, mask)
+        raise ValueError(
+            f"{function}: {argument} must be None or a boolean array; got {mask.dtype}"
+        )
     return mask
 
 
-def broadcast_shape(function: str, x: jax.Array, mask: jax.Array) -> tuple[Any, ...]:
-    """The shape of x and the mask broadcast against each other; ValueError if they do not fit."""
+def broadcast_all(function: str, **arrays: jax.Array | None) -> tuple[Any, ...]:
+    """The shape of arguments broadcast against each other; ValueError if they do not fit.
+
+    The error names them, and calls the first one the one that counts. None has no shape.
+    """
+    given = {name: array.shape for name, array in arrays.items() if array is not None}
     try:
-        return jax.lax.broadcast_shapes(x.shape, mask.shape)
+        return jax.lax.broadcast_shapes(*given.values())
     except (TypeError, ValueError) as error:
+        (first, shape), *others = given.items()
+        listed = " and ".join(f"{name} has shape {other}" for name, other in others)
         raise ValueError(
-            f"{function}: where has shape {mask.shape}, which does not broadcast "
-            f"against the shape {x.shape} of x"
+            f"{function}: {listed}, which does not broadcast against the shape {shape} of {first}"
         ) from error

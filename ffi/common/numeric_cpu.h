@@ -15,6 +15,8 @@
 
 // Inlined into every clone of a multiversioned function, and compiled for its instruction set.
 #define JK_INLINE __attribute__((always_inline)) inline
+// The same for a lambda; stands behind its parameters.
+#define JK_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace jaxkernels {
 

@@ -13,6 +13,7 @@
 #define JAXKERNELS_COMMON_PACK_CUH_
 
 #include <cstdint>
+#include <cstring>
 
 #include "common/numeric.cuh"
 
@@ -59,12 +60,10 @@ struct RowWindow {
   }
 
   // Lets the window begin at a cache line, so that a warp's 512 bytes are 4 lines and not 5.
-  __device__ RowWindow StartAtLine() const {
-    RowWindow window = *this;
-    window.lead = static_cast<int>(first % kLinePacks);
-    window.first -= window.lead;
-    if (packs > 0) window.packs += window.lead;
-    return window;
+  __device__ void StartAtLine() {
+    lead = static_cast<int>(first % kLinePacks);
+    first -= lead;
+    if (packs > 0) packs += lead;
   }
 
   __device__ bool Has(int index) const { return index >= lead && index < packs; }
@@ -136,8 +135,49 @@ __device__ void CopyPackAsync(Pack<T>* to, const Pack<T>* from, int present = Pa
                : "memory");
 }
 
+// The same for 4 or 8 bytes.
+template <int kBytes>
+__device__ void CopyWordsAsync(void* to, const void* from) {
+  const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(kBytes)
+               : "memory");
+}
+
 // Waits for this thread's own asynchronous copies; other threads still need a barrier to see them.
 __device__ inline void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Four bytes, of which those from `begin` to before `end` are 1 and the others 0.
+__device__ inline uint32_t BytesFromTo(int begin, int end) {
+  constexpr uint32_t kOnes = 0x01010101u;
+  const auto from = [](int first) {
+    return __funnelshift_lc(0, kOnes, 8 * min(max(first, 0), 4));  // a shift by 32 leaves nothing
+  };
+  return from(begin) & ~from(end);
+}
+
+// Keeps the elements whose byte of `keep` is 1 and replaces those whose byte is 0. Two instructions
+// for each 4 bytes of the pack.
+template <typename T, int kWords>
+__device__ void SelectElements(Pack<T>& pack, const uint32_t (&keep)[kWords], T other) {
+  static_assert(kWords == (Pack<T>::kSize + 3) / 4, "a byte for each element");
+  constexpr int kWordsOfElement = sizeof(T) == 8 ? 2 : 1;
+  uint32_t other_word[kWordsOfElement];
+  if constexpr (sizeof(T) == 2) {
+    const T pair[2] = {other, other};
+    memcpy(other_word, pair, 4);
+  } else {
+    memcpy(other_word, &other, sizeof(T));
+  }
+  uint32_t (&word)[4] = reinterpret_cast<uint32_t (&)[4]>(pack);
+  const uint32_t low = keep[0] * 255, high = keep[kWords - 1] * 255;  // bytes 0 and 255
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    // The bytes of `low` and `high` that stand for the first and the second half of this word.
+    const uint32_t first = i * 4 / sizeof(T), second = (i * 4 + 2) / sizeof(T);
+    const uint32_t bits = __byte_perm(low, high, first * 0x11 + second * 0x1100);
+    word[i] = (word[i] & bits) | (other_word[i % kWordsOfElement] & ~bits);
+  }
+}
 
 // The largest element. Half types are compared two at a time, before they are widened.
 template <typename T>

@@ -11,6 +11,7 @@
 
 #include "common/checks.h"
 #include "common/device_query.h"
+#include "softmax/attention_call.h"
 #include "softmax/launch.h"
 #include "softmax/operations.h"
 #include "softmax/plan.h"
@@ -74,6 +75,50 @@ ffi::Error Linear(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer y, ffi::A
              {{y.untyped_data(), t.untyped_data()}, out->untyped_data(), shape.rows, shape.cols});
 }
 
+// scores, and perhaps a mask and a bias -> y
+ffi::Error AttentionForward(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer scores,
+                            ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> y,
+                            std::string_view tier, double scale, int64_t left, int64_t right,
+                            bool from_end, bool has_mask, bool has_bias) {
+  const Operation operation =
+      has_bias ? Operation::kBiasedSoftmaxForward : Operation::kMaskedSoftmaxForward;
+  const NamedBuffer named = {"scores", scores};
+  ffi::Error error = CheckRowOperation(NameOf(operation), {named}, *y);
+  if (error.failure()) return error;
+  const RowShape shape = RowShapeOf(scores);
+  SoftmaxArrays arrays = {
+      {scores.untyped_data(), nullptr}, y->untyped_data(), shape.rows, shape.cols};
+  error = ReadAttentionRows(operation, named, {scale, left, right, from_end}, &arrays.attention);
+  if (error.failure()) return error;
+  error = ReadMaskAndBias(operation, scores, rest, has_mask, has_bias, &arrays.attention,
+                          &arrays.in[1]);
+  if (error.failure()) return error;
+  if (!IsPackAligned(arrays.attention.mask)) {
+    return Explain(operation, "the mask must be aligned to 16 bytes");
+  }
+  if (has_mask) {
+    const int64_t row_bytes = 2 * shape.cols * ByteWidth(*ToDType(scores.element_type()));
+    arrays.attention.order = OrderOfRows(arrays.attention.mask_rows, shape.rows, row_bytes);
+  }
+  return Run(operation, stream, ordinal, tier, scores, arrays);
+}
+
+// y and a cotangent (or tangent) -> a cotangent (or tangent) of the scores
+ffi::Error AttentionGrad(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer y, ffi::AnyBuffer dy,
+                         ffi::Result<ffi::AnyBuffer> out, std::string_view tier, double scale,
+                         int64_t left, int64_t right, bool from_end) {
+  constexpr Operation kOperation = Operation::kMaskedSoftmaxGrad;
+  const NamedBuffer named = {"y", y};
+  ffi::Error error = CheckRowOperation(NameOf(kOperation), {named, {"dy", dy}}, *out);
+  if (error.failure()) return error;
+  const RowShape shape = RowShapeOf(y);
+  SoftmaxArrays arrays = {
+      {y.untyped_data(), dy.untyped_data()}, out->untyped_data(), shape.rows, shape.cols};
+  error = ReadAttentionRows(kOperation, named, {scale, left, right, from_end}, &arrays.attention);
+  if (error.failure()) return error;
+  return Run(kOperation, stream, ordinal, tier, y, arrays);
+}
+
 auto BindForward() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::PlatformStream<cudaStream_t>>()
@@ -93,6 +138,27 @@ auto BindLinear() {
       .Attr<std::string_view>("tier");
 }
 
+auto BindAttentionForward() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<cudaStream_t>>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .Arg<ffi::AnyBuffer>()
+      .RemainingArgs()
+      .Ret<ffi::AnyBuffer>()
+      .Attr<std::string_view>("tier")
+      .Attr<double>("scale")
+      .Attr<int64_t>("left")
+      .Attr<int64_t>("right")
+      .Attr<bool>("from_end")
+      .Attr<bool>("has_mask")
+      .Attr<bool>("has_bias");
+}
+
+auto BindAttentionGrad() {
+  return BindLinear().Attr<double>("scale").Attr<int64_t>("left").Attr<int64_t>("right").Attr<bool>(
+      "from_end");
+}
+
 }  // namespace
 
 #define JK_CUDA_HANDLER(symbol, function, binding) \
@@ -103,6 +169,8 @@ JK_CUDA_HANDLER(JaxkernelsLogSoftmaxFwdCuda, Forward<Operation::kLogSoftmaxForwa
 JK_CUDA_HANDLER(JaxkernelsSoftmaxGradCuda, Linear<Operation::kSoftmaxGrad>, BindLinear());
 JK_CUDA_HANDLER(JaxkernelsLogSoftmaxGradCuda, Linear<Operation::kLogSoftmaxGrad>, BindLinear());
 JK_CUDA_HANDLER(JaxkernelsLogSoftmaxJvpCuda, Linear<Operation::kLogSoftmaxJvp>, BindLinear());
+JK_CUDA_HANDLER(JaxkernelsMaskedSoftmaxFwdCuda, AttentionForward, BindAttentionForward());
+JK_CUDA_HANDLER(JaxkernelsMaskedSoftmaxGradCuda, AttentionGrad, BindAttentionGrad());
 
 #undef JK_CUDA_HANDLER
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "common/numeric_cpu.h"
+#include "softmax/attention_rows_cpu.h"
 #include "softmax/row_drivers_cpu.h"
 #include "softmax/row_ops_cpu.h"
 
@@ -35,6 +36,18 @@ JK_INLINE void RunOperation(Operation operation, const CpuRows& rows) {
       return RunAll<LogSoftmaxGrad<T>>(rows);
     case Operation::kLogSoftmaxJvp:
       return RunAll<LogSoftmaxJvp<T>>(rows);
+    default:
+      return;  // RunAttentionRows serves the others
+  }
+}
+
+template <typename T>
+JK_INLINE void RunAttention(Operation operation, const CpuRows& all, const MaskedRows& attention,
+                            int64_t begin, int64_t end) {
+  if (operation == Operation::kMaskedSoftmaxGrad) {
+    RunAttentionGrad<T>(all, attention, begin, end);
+  } else {
+    RunAttentionForward<T>(all, attention, begin, end);
   }
 }
 
@@ -49,6 +62,23 @@ JK_MULTIVERSION void RunFloat16(Operation operation, const CpuRows& rows) {
 }
 JK_MULTIVERSION void RunFloat64(Operation operation, const CpuRows& rows) {
   RunOperation<double>(operation, rows);
+}
+
+JK_MULTIVERSION void RunAttentionFloat32(Operation operation, const CpuRows& all,
+                                         const MaskedRows& attention, int64_t begin, int64_t end) {
+  RunAttention<float>(operation, all, attention, begin, end);
+}
+JK_MULTIVERSION void RunAttentionBFloat16(Operation operation, const CpuRows& all,
+                                          const MaskedRows& attention, int64_t begin, int64_t end) {
+  RunAttention<BFloat16>(operation, all, attention, begin, end);
+}
+JK_MULTIVERSION void RunAttentionFloat16(Operation operation, const CpuRows& all,
+                                         const MaskedRows& attention, int64_t begin, int64_t end) {
+  RunAttention<Float16>(operation, all, attention, begin, end);
+}
+JK_MULTIVERSION void RunAttentionFloat64(Operation operation, const CpuRows& all,
+                                         const MaskedRows& attention, int64_t begin, int64_t end) {
+  RunAttention<double>(operation, all, attention, begin, end);
 }
 
 }  // namespace
@@ -73,6 +103,20 @@ void RunRows(DType dtype, Operation operation, const CpuRows& rows) {
       return RunFloat16(operation, rows);
     case DType::kFloat64:
       return RunFloat64(operation, rows);
+  }
+}
+
+void RunAttentionRows(DType dtype, Operation operation, const CpuRows& all,
+                      const MaskedRows& attention, int64_t begin, int64_t end) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return RunAttentionFloat32(operation, all, attention, begin, end);
+    case DType::kBFloat16:
+      return RunAttentionBFloat16(operation, all, attention, begin, end);
+    case DType::kFloat16:
+      return RunAttentionFloat16(operation, all, attention, begin, end);
+    case DType::kFloat64:
+      return RunAttentionFloat64(operation, all, attention, begin, end);
   }
 }
 

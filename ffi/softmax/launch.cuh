@@ -10,9 +10,10 @@
 
 #include "softmax/launch.h"
 #include "softmax/row_ops.cuh"
+#include "softmax/row_ops_masked.cuh"
 #include "softmax/tier_block_smem.cuh"
 #include "softmax/tier_block_uncached.cuh"
-#include "softmax/tier_warp.cuh"
+#include "softmax/tier_registers.cuh"
 #include "softmax/tier_warp_staged.cuh"
 
 namespace jaxkernels {
@@ -23,7 +24,8 @@ using RowKernel = void (*)(RowArgs<Op>);
 template <typename Op, int kShape, bool kAligned>
 constexpr RowKernel<Op> WarpKernelOf() {
   constexpr WarpShape shape = kWarpShapes[kShape];
-  if constexpr (WarpShapeFits(shape, Pack<typename Op::Storage>::kSize, Op::kInputs, kAligned)) {
+  constexpr int kPack = Pack<typename Op::Storage>::kSize;
+  if constexpr (WarpShapeFits(shape, kPack, Op::kInputs, Op::kHides, kAligned)) {
     return &WarpTierKernel<Op, shape.lanes, shape.packs_per_lane, shape.rows_per_access, kAligned>;
   } else {
     return nullptr;  // the plan never chooses it
@@ -42,10 +44,14 @@ RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
   switch (plan.tier) {
     case Tier::kWarp: {
       constexpr auto kShapes = std::make_integer_sequence<int, kWarpShapeCount>();
-      if (plan.staged) return &WarpStagedTierKernel<Op>;
+      if constexpr (Op::kSharesRows) {
+        if (plan.staged) return &WarpStagedTierKernel<Op>;
+      }
       return plan.aligned ? FindWarpKernel<Op, true>(plan.warp_shape, kShapes)
                           : FindWarpKernel<Op, false>(plan.warp_shape, kShapes);
     }
+    case Tier::kBlock:
+      return plan.aligned ? &BlockTierKernel<Op, true> : &BlockTierKernel<Op, false>;
     case Tier::kBlockSmem:
       return plan.aligned ? &BlockSmemTierKernel<Op, true> : &BlockSmemTierKernel<Op, false>;
     default:
@@ -63,6 +69,7 @@ cudaError_t LaunchRowOp(const SoftmaxPlan& plan, const SoftmaxArrays& arrays, cu
   args.rows = arrays.rows;
   args.cols = arrays.cols;
   args.kept_packs = plan.kept_packs;
+  if constexpr (Op::kHides) args.op = Op(arrays.attention);
 
   const void* function = reinterpret_cast<const void*>(FindKernel<Op>(plan));
   if (plan.smem_bytes > 0) {
@@ -93,6 +100,12 @@ cudaError_t LaunchOperation(Operation operation, const SoftmaxPlan& plan,
       return LaunchRowOp<LogSoftmaxGrad<T>>(plan, arrays, stream);
     case Operation::kLogSoftmaxJvp:
       return LaunchRowOp<LogSoftmaxJvp<T>>(plan, arrays, stream);
+    case Operation::kMaskedSoftmaxForward:
+      return LaunchRowOp<MaskedSoftmaxForward<T>>(plan, arrays, stream);
+    case Operation::kBiasedSoftmaxForward:
+      return LaunchRowOp<BiasedSoftmaxForward<T>>(plan, arrays, stream);
+    case Operation::kMaskedSoftmaxGrad:
+      return LaunchRowOp<MaskedSoftmaxGrad<T>>(plan, arrays, stream);
   }
   return cudaErrorInvalidValue;
 }

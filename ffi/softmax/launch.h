@@ -6,15 +6,17 @@
 
 #include <cstdint>
 
+#include "softmax/masked_rows.h"
 #include "softmax/plan.h"
 
 namespace jaxkernels {
 
+// Aligned to 16 bytes, and of shape (rows, cols), but for a bias that broadcasts.
 struct SoftmaxArrays {
-  const void*
-      in[2];  // x, or y and a cotangent; all arrays of shape (rows, cols), aligned to 16 bytes
+  const void* in[2];  // x; or scores and their bias; or y and a cotangent
   void* out;
   int64_t rows, cols;
+  MaskedRows attention = {};  // of the operations on attention scores
 };
 
 // Starts the kernel of `plan` on `stream` and returns the launch's own status; nothing is

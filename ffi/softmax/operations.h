@@ -13,18 +13,47 @@ enum class Operation {
   kLogSoftmaxForward,
   kSoftmaxGrad,
   kLogSoftmaxGrad,
-  kLogSoftmaxJvp
+  kLogSoftmaxJvp,
+  kMaskedSoftmaxForward,
+  kBiasedSoftmaxForward,
+  kMaskedSoftmaxGrad
 };
 inline constexpr std::string_view kOperationNames[] = {
-    "softmax_fwd", "log_softmax_fwd", "softmax_grad", "log_softmax_grad", "log_softmax_jvp"};
+    "softmax_fwd",     "log_softmax_fwd",    "softmax_grad",       "log_softmax_grad",
+    "log_softmax_jvp", "masked_softmax_fwd", "biased_softmax_fwd", "masked_softmax_grad"};
 
 constexpr std::string_view NameOf(Operation operation) {
   return kOperationNames[static_cast<int>(operation)];
 }
 
-// Forward operations read x; the others read y and a cotangent or tangent.
+// Forward operations find a maximum before they sum.
 constexpr bool IsForward(Operation operation) {
-  return operation == Operation::kSoftmaxForward || operation == Operation::kLogSoftmaxForward;
+  return operation == Operation::kSoftmaxForward || operation == Operation::kLogSoftmaxForward ||
+         operation == Operation::kMaskedSoftmaxForward ||
+         operation == Operation::kBiasedSoftmaxForward;
+}
+
+// Arrays that are read, an element for each element of the result: x; scores and a bias; y and a
+// cotangent or tangent.
+constexpr int InputsOf(Operation operation) {
+  return IsForward(operation) && operation != Operation::kBiasedSoftmaxForward ? 1 : 2;
+}
+
+// Operations that may have a mask.
+constexpr bool HasMask(Operation operation) {
+  return operation == Operation::kMaskedSoftmaxForward ||
+         operation == Operation::kBiasedSoftmaxForward;
+}
+
+// Operations on attention scores, some of which a row may not see.
+constexpr bool Hides(Operation operation) {
+  return HasMask(operation) || operation == Operation::kMaskedSoftmaxGrad;
+}
+
+// Whether all inputs have the shape of the result; a bias may broadcast against the scores, so that
+// its rows lie elsewhere.
+constexpr bool SharesRows(Operation operation) {
+  return operation != Operation::kBiasedSoftmaxForward;
 }
 
 }  // namespace jaxkernels

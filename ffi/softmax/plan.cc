@@ -1,20 +1,19 @@
 #include "softmax/plan.h"
 
+#include <iterator>
 #include <numeric>
 #include <string_view>
 
 namespace jaxkernels {
 namespace {
 
-constexpr std::string_view kTierNames[] = {"auto", "warp", "block_smem", "block_uncached"};
-
-int Inputs(Operation operation) { return IsForward(operation) ? 1 : 2; }
+constexpr std::string_view kTierNames[] = {"auto", "warp", "block", "block_smem", "block_uncached"};
 
 // The first compiled layout that covers `packs`, or -1.
-int FindWarpShape(int64_t packs, int pack, int inputs, bool aligned) {
+int FindWarpShape(int64_t packs, int pack, int inputs, bool hides, bool aligned) {
   for (int i = 0; i < kWarpShapeCount; ++i) {
     const WarpShape& shape = kWarpShapes[i];
-    if (!WarpShapeFits(shape, pack, inputs, aligned)) continue;
+    if (!WarpShapeFits(shape, pack, inputs, hides, aligned)) continue;
     if (packs <= shape.lanes * shape.packs_per_lane) return i;
   }
   return -1;
@@ -49,7 +48,7 @@ void PlanWarp(const SoftmaxProblem& problem, const DeviceLimits& limits, Softmax
 
 // Bytes of the 32 rows that a warp stages at a time.
 int64_t StagedWarpBytes(const SoftmaxProblem& problem) {
-  return 32 * problem.cols * ByteWidth(problem.dtype) * Inputs(problem.operation);
+  return 32 * problem.cols * ByteWidth(problem.dtype) * InputsOf(problem.operation);
 }
 
 void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
@@ -63,6 +62,22 @@ void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, S
   plan.blocks_per_sm = BlocksPerSm(plan.block_threads, plan.smem_bytes, 64, limits);
   plan.grid_blocks =
       GridBlocks(CeilDiv(problem.rows, 32 * kWarps), plan.blocks_per_sm, kWaves, limits);
+}
+
+// Packs of each input that a block of the most threads holds in its registers.
+int64_t PacksOfBlock(Operation operation) {
+  return int64_t{kBlockTierHeldPacks / InputsOf(operation)} * kUncachedThreads;
+}
+
+// As many warps as the row needs.
+void PlanBlock(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
+  plan.tier = Tier::kBlock;
+  plan.packs_per_lane = kBlockTierHeldPacks / InputsOf(problem.operation);
+  const int64_t packs = MaxPacksOfRow(problem.cols, plan.pack);
+  plan.block_threads = static_cast<int>(CeilDiv(packs, 32 * plan.packs_per_lane) * 32);
+  plan.lanes = plan.block_threads;
+  plan.blocks_per_sm = BlocksPerSm(plan.block_threads, 0, kBlockTierRegisters, limits);
+  plan.grid_blocks = GridBlocks(problem.rows, plan.blocks_per_sm, kWaves, limits);
 }
 
 // Block size by occupancy (block-softmax seed, 2.5): the most resident blocks first, then the most
@@ -84,7 +99,7 @@ void PlanBlockSmem(const SoftmaxProblem& problem, const DeviceLimits& limits, So
 // A row that would fit keeps nothing: the tier was asked for, so it shows what two reads cost.
 void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits, bool row_fits,
                        SoftmaxPlan& plan) {
-  const int pack_bytes = kPlanPackBytes * Inputs(problem.operation);
+  const int pack_bytes = kPlanPackBytes * InputsOf(problem.operation);
   plan.tier = Tier::kBlockUncached;
   plan.kept_packs = row_fits ? 0 : (limits.smem_per_block - kReductionScratchBytes) / pack_bytes;
   plan.smem_bytes = plan.kept_packs * pack_bytes;
@@ -99,39 +114,48 @@ void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits
 const char* TierName(Tier tier) { return kTierNames[static_cast<int>(tier)].data(); }
 
 bool ParseTier(std::string_view name, Tier* tier) {
-  for (int i = 0; i < 4; ++i) {
-    if (name == kTierNames[i]) {
-      *tier = static_cast<Tier>(i);
-      return true;
-    }
-  }
-  return false;
+  const auto* const found = std::find(std::begin(kTierNames), std::end(kTierNames), name);
+  if (found == std::end(kTierNames)) return false;
+  *tier = static_cast<Tier>(found - std::begin(kTierNames));
+  return true;
 }
 
 SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits& limits) {
   SoftmaxPlan plan;
-  const int inputs = Inputs(problem.operation);
+  const int inputs = InputsOf(problem.operation);
   plan.pack = kPlanPackBytes / ByteWidth(problem.dtype);
   plan.aligned = problem.cols % plan.pack == 0;
   const int64_t packs = MaxPacksOfRow(problem.cols, plan.pack);
   if (packs > INT32_MAX)
     return {{}, "cols=" + std::to_string(problem.cols) + " is more than 2^31 packs of 16 bytes"};
 
-  const int64_t smem_bytes = SmemSlots(problem.cols, plan.pack) * kPlanPackBytes * inputs;
+  const int mask_words = HasMask(problem.operation) ? (plan.pack + 3) / 4 : 0;
+  const int64_t slot_bytes = kPlanPackBytes * inputs + 4 * mask_words;
+  const int64_t smem_bytes = SmemSlots(problem.cols, plan.pack) * slot_bytes;
   const int64_t smem_room = limits.smem_per_block - kReductionScratchBytes;
-  plan.warp_shape = FindWarpShape(packs, plan.pack, inputs, plan.aligned);
+  plan.warp_shape = FindWarpShape(packs, plan.pack, inputs, Hides(problem.operation), plan.aligned);
   const bool warp_fits = plan.warp_shape >= 0;
-  const bool stages = !plan.aligned && StagedWarpBytes(problem) <= kStagedWarpBytes;
+  const bool stages = !plan.aligned && SharesRows(problem.operation) &&
+                      StagedWarpBytes(problem) <= kStagedWarpBytes;
   const bool smem_fits = smem_bytes <= smem_room;
+  const bool block_fits = packs <= PacksOfBlock(problem.operation);
 
   Tier tier = problem.tier;
   if (tier == Tier::kAuto) {
     tier = warp_fits ? Tier::kWarp : smem_fits ? Tier::kBlockSmem : Tier::kBlockUncached;
+    if (HasMask(problem.operation) && !warp_fits && packs * inputs <= kMostPacksOfMaskedBlock) {
+      tier = Tier::kBlock;
+    }
   }
   if (tier == Tier::kWarp && !warp_fits) {
     return {{},
             "tier 'warp' cannot hold a row of " + std::to_string(packs) +
                 " packs of 16 bytes in the registers of a warp"};
+  }
+  if (tier == Tier::kBlock && !block_fits) {
+    return {{},
+            "tier 'block' cannot hold a row of " + std::to_string(packs) +
+                " packs of 16 bytes in the registers of a block"};
   }
   if (tier == Tier::kBlockSmem && !smem_fits) {
     return {{},
@@ -145,6 +169,9 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
     case Tier::kWarp:
       plan.tier = Tier::kWarp;
       stages ? PlanWarpStaged(problem, limits, plan) : PlanWarp(problem, limits, plan);
+      break;
+    case Tier::kBlock:
+      PlanBlock(problem, limits, plan);
       break;
     case Tier::kBlockSmem:
       PlanBlockSmem(problem, limits, plan);

@@ -17,17 +17,12 @@
 
 #include "common/device_limits.h"
 #include "common/dtype.h"
+#include "common/host_device.h"
 #include "softmax/operations.h"
-
-#ifdef __CUDACC__
-#define JK_HOST_DEVICE __host__ __device__
-#else
-#define JK_HOST_DEVICE
-#endif
 
 namespace jaxkernels {
 
-enum class Tier { kAuto, kWarp, kBlockSmem, kBlockUncached };
+enum class Tier { kAuto, kWarp, kBlock, kBlockSmem, kBlockUncached };
 
 // A register layout of the warp tier: lanes per row, packs per lane, rows per access.
 struct WarpShape {
@@ -40,8 +35,9 @@ struct WarpShape {
 // row is taken. Two rows per access while a lane holds one pack of each, so that two loads are in
 // flight.
 inline constexpr WarpShape kWarpShapes[] = {
-    {1, 1, 2},  {2, 1, 2},  {4, 1, 2},  {8, 1, 2},  {16, 1, 2},  {32, 1, 2},  {32, 2, 1},
-    {32, 3, 1}, {32, 4, 1}, {32, 6, 1}, {32, 8, 1}, {32, 12, 1}, {32, 16, 1},
+    {1, 1, 2},  {2, 1, 2},  {4, 1, 2},  {8, 1, 2},   {16, 1, 2},
+    {32, 1, 2}, {16, 4, 1}, {16, 8, 1}, {32, 2, 1},  {32, 3, 1},
+    {32, 4, 1}, {32, 6, 1}, {32, 8, 1}, {32, 12, 1}, {32, 16, 1},
 };
 inline constexpr int kWarpShapeCount = sizeof(kWarpShapes) / sizeof(kWarpShapes[0]);
 
@@ -51,13 +47,28 @@ inline constexpr int kWarpShapeCount = sizeof(kWarpShapes) / sizeof(kWarpShapes[
 // registers: float32 gradient 1536 columns 0.97 to 1.01; 128 registers: bfloat16 gradient 2048
 // columns 0.88 to 1.02.
 inline constexpr int kWarpMaxRowRegisters = 64;
-constexpr bool WarpShapeFits(const WarpShape& shape, int pack, int inputs, bool aligned) {
+// Half a warp with several packs a lane is for the operations on attention scores: finding out what
+// a row sees costs as much as some packs, and a warp does it for two rows at once.
+constexpr bool WarpShapeFits(const WarpShape& shape, int pack, int inputs, bool hides,
+                             bool aligned) {
   const int registers_per_value =
       pack == 2 ? 2 : 1;  // float64 packs hold two values of two registers
   const bool fits =
       shape.packs_per_lane * pack * registers_per_value * inputs <= kWarpMaxRowRegisters;
+  if (shape.lanes == 16 && shape.packs_per_lane > 1 && !hides) return false;
   return fits && (aligned || shape.lanes == 32);  // short misaligned rows are staged
 }
+
+// Words of 4 bytes that hold the mask of a pack, a byte for each element.
+template <int kPack>
+inline constexpr int kMaskWords = (kPack + 3) / 4;
+
+// Packs, of all inputs, up to which a row of attention scores that is too long for a warp stays in
+// the registers of a block instead of its shared memory. H200, 2^28 elements, time over that of a
+// copy, block and block_smem (2026-11): 512 packs (bfloat16, 4096 columns) 1.04 and 1.15, with a
+// mask 1.14 and 1.37, causal 1.17 and 1.57; 2048 packs (float32, 8192 columns) 1.10 and 1.06,
+// causal 1.35 and 1.17.
+inline constexpr int kMostPacksOfMaskedBlock = 512;
 
 inline constexpr int kPlanPackBytes = 16;
 inline constexpr int kWarpTierThreads = 128;

@@ -1,5 +1,5 @@
-// What the tiers share: a kernel's arguments, and a handful of elements seen through a row
-// operation.
+// What the tiers share: a kernel's arguments, a row as its operation sees it, and a handful of
+// elements seen through the operation.
 #ifndef JAXKERNELS_SOFTMAX_ROW_ARGS_CUH_
 #define JAXKERNELS_SOFTMAX_ROW_ARGS_CUH_
 
@@ -14,26 +14,180 @@ struct RowArgs {
   typename Op::Storage* out;
   int64_t rows, cols;
   int kept_packs;  // of each input, in shared memory; block_uncached only
+  Op op;
 };
 
-// One pack of each input.
-template <typename Op>
-using InputPacks = Pack<typename Op::Storage>[Op::kInputs];
+// The window of a row, and what its operation sees of it.
+template <typename Op, bool kAligned>
+struct RowView : RowWindow<typename Op::Storage, kAligned> {
+  using Window = RowWindow<typename Op::Storage, kAligned>;
+  using Window::kSize;
 
+  typename Op::View seen;
+  bool hides = false;  // whether there is anything in the row that the operation does not see
+
+  RowView() = default;
+  // The row whose turn it is; empty when all have had theirs.
+  __device__ RowView(const RowArgs<Op>& args, int64_t turn) {
+    if (turn >= args.rows) return;
+    int64_t row = turn;
+    if constexpr (Op::kHides) row = args.op.rows.order.RowAt(turn);
+    static_cast<Window&>(*this) = Window(row, args.rows, args.cols);
+    if constexpr (Op::kHides) {
+      seen = args.op.ViewOf(row, args.cols);
+      hides = seen.mask != nullptr || seen.begin > 0 || seen.end < args.cols;
+    }
+  }
+  __device__ RowView StartAtLine() const {
+    RowView view = *this;
+    view.Window::StartAtLine();
+    return view;
+  }
+  // The column of the first element of pack `index`; negative in the head.
+  __device__ int Column(int index) const { return (index - this->lead) * kSize - this->head; }
+  // Whether pack `index` holds anything that the operation sees.
+  __device__ bool Sees(int index) const {
+    if constexpr (Op::kHides) {
+      const int column = Column(index);
+      return this->Has(index) && column < seen.end && column + kSize > seen.begin;
+    } else {
+      return this->Has(index);
+    }
+  }
+  // Whether it sees nothing of `count` packs from `first` on, because of its band.
+  __device__ bool IsBlind(int first, int count) const {
+    if constexpr (Op::kHides) {
+      const int column = Column(first);
+      return column >= seen.end || column + count * kSize <= seen.begin;
+    } else {
+      return false;
+    }
+  }
+};
+
+// One pack of each input, and of the mask.
+template <typename Op>
+struct InputPacks {
+  Pack<typename Op::Storage> input[Op::kInputs];
+  typename Op::MaskWord mask;
+};
+
+// The pack of an input whose rows lie elsewhere than those of the first: rows that begin within a
+// pack have another alignment there, and are gathered.
+template <typename Op, bool kAligned>
+__device__ void LoadShiftedPack(Pack<typename Op::Storage>& pack, const typename Op::Storage* base,
+                                const RowView<Op, kAligned>& row, int index) {
+  using P = Pack<typename Op::Storage>;
+  const auto* const shifted = base + row.seen.bias_shift;
+  if constexpr (kAligned) {
+    pack = reinterpret_cast<const P*>(shifted)[row.first + index];
+  } else {
+    const auto fill = static_cast<typename Op::Storage>(Op::Fill());
+    const int column = row.Column(index);
+#pragma unroll
+    for (int j = 0; j < P::kSize; ++j) {
+      const bool seen = column + j >= row.seen.begin && column + j < row.seen.end;
+      pack.element[j] = seen ? shifted[(row.first + index) * P::kSize + j] : fill;
+    }
+  }
+}
+
+// The same, on its way to shared memory; asynchronous where it is aligned.
+template <typename Op, bool kAligned>
+__device__ void CopyShiftedPack(Pack<typename Op::Storage>* to, const typename Op::Storage* base,
+                                const RowView<Op, kAligned>& row, int index) {
+  using P = Pack<typename Op::Storage>;
+  if constexpr (kAligned) {
+    const auto* const shifted = reinterpret_cast<const P*>(base + row.seen.bias_shift);
+    CopyPackAsync(to, shifted + row.first + index);
+  } else {
+    P pack;
+    LoadShiftedPack<Op>(pack, base, row, index);
+    *to = pack;
+  }
+}
+
+// The mask of a pack.
+// Requires: the row has a mask.
+template <typename Op, bool kAligned>
+__device__ void LoadMask(typename Op::MaskWord& bytes, const RowView<Op, kAligned>& row,
+                         int index) {
+  constexpr int kSize = Pack<typename Op::Storage>::kSize;
+  const int column = row.Column(index);
+  const uint8_t* const from = row.seen.mask + column;
+  if constexpr (kAligned && kSize >= 4) {
+    bytes = *reinterpret_cast<const typename Op::MaskWord*>(from);
+  } else {
+    bytes = {};
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) {
+      if (column + j < row.seen.begin || column + j >= row.seen.end) continue;
+      if (from[j] != 0) bytes.Set(j);
+    }
+  }
+}
+
+// The same, on its way to shared memory; asynchronous where it is aligned.
+template <typename Op, bool kAligned>
+__device__ void CopyMask(typename Op::MaskWord* to, const RowView<Op, kAligned>& row, int index) {
+  constexpr int kSize = Pack<typename Op::Storage>::kSize;
+  if constexpr (kAligned && kSize >= 4) {
+    CopyWordsAsync<sizeof(*to)>(to, row.seen.mask + row.Column(index));
+  } else {
+    LoadMask<Op>(*to, row, index);
+  }
+}
+
+template <typename Op>
+inline constexpr bool kHasMask = !std::is_empty_v<typename Op::MaskWord>;
+
+// Requires: the row sees the pack.
 template <typename Op, bool kAligned>
 __device__ void LoadPacks(InputPacks<Op>& pack, const RowArgs<Op>& args,
-                          const RowWindow<typename Op::Storage, kAligned>& window, int index) {
+                          const RowView<Op, kAligned>& row, int index) {
+  LoadPack(pack.input[0], args.in[0], row, index);
 #pragma unroll
-  for (int i = 0; i < Op::kInputs; ++i) LoadPack(pack[i], args.in[i], window, index);
+  for (int i = 1; i < Op::kInputs; ++i) {
+    if constexpr (Op::kSharesRows) {
+      LoadPack(pack.input[i], args.in[i], row, index);
+    } else {
+      LoadShiftedPack<Op>(pack.input[i], args.in[i], row, index);
+    }
+  }
+  if constexpr (kHasMask<Op>) {
+    if (row.seen.mask != nullptr) LoadMask<Op>(pack.mask, row, index);
+  }
+}
+
+// Replaces what the operation does not see.
+template <typename Op, bool kAligned>
+__device__ void HidePacks(InputPacks<Op>& pack, const RowView<Op, kAligned>& row, int index) {
+  using T = typename Op::Storage;
+  constexpr int kWords = kMaskWords<Pack<T>::kSize>;
+  const int column = row.Column(index);
+  uint32_t seen[kWords];
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    seen[i] = BytesFromTo(row.seen.begin - column - 4 * i, row.seen.end - column - 4 * i);
+    if constexpr (kHasMask<Op>) {
+      if (row.seen.mask != nullptr) seen[i] &= pack.mask.word[i];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < Op::kInputs; ++i) {
+    SelectElements(pack.input[i], seen, static_cast<T>(Op::Fill()));
+  }
 }
 
 // Replaces what does not belong to the row by Op::Fill(), which all storage types can represent.
 template <typename Op, bool kAligned>
 __device__ void MaskPacks(InputPacks<Op>& pack, const RowArgs<Op>& args,
-                          const RowWindow<typename Op::Storage, kAligned>& window, int index) {
+                          const RowView<Op, kAligned>& row, int index) {
   const auto fill = static_cast<typename Op::Storage>(Op::Fill());
 #pragma unroll
-  for (int i = 0; i < Op::kInputs; ++i) MaskPack(pack[i], args.in[i], window, index, fill);
+  for (int i = 0; i < (Op::kSharesRows ? Op::kInputs : 1); ++i) {
+    MaskPack(pack.input[i], args.in[i], row, index, fill);
+  }
 }
 
 template <typename Op>
@@ -41,14 +195,17 @@ __device__ void FillPacks(InputPacks<Op>& pack) {
 #pragma unroll
   for (int i = 0; i < Op::kInputs; ++i) {
 #pragma unroll
-    for (auto& element : pack[i].element) element = static_cast<typename Op::Storage>(Op::Fill());
+    for (auto& element : pack.input[i].element) {
+      element = static_cast<typename Op::Storage>(Op::Fill());
+    }
   }
+  if constexpr (kHasMask<Op>) pack.mask = {};
 }
 
 template <typename Op>
 __device__ void ForgetPacks(InputPacks<Op>& pack) {
 #pragma unroll
-  for (int i = 0; i < Op::kInputs; ++i) Forget(pack[i]);
+  for (int i = 0; i < Op::kInputs; ++i) Forget(pack.input[i]);
 }
 
 template <typename Op>
@@ -60,7 +217,7 @@ __device__ void Widen(
 #pragma unroll
     for (int j = 0; j < Pack<typename Op::Storage>::kSize; j += 2) {
       ComputeType<typename Op::Storage> pair[2];
-      Widen2(&pack[i].element[j], pair);
+      Widen2(&pack.input[i].element[j], pair);
       value[j][i] = pair[0], value[j + 1][i] = pair[1];
     }
   }
@@ -68,18 +225,18 @@ __device__ void Widen(
 
 // The three steps of a row operation, on kSize elements: value[j][i] is element j of input i.
 template <typename Op, typename C, int kSize>
-__device__ C MaxOf(const C (&value)[kSize][Op::kInputs]) {
-  C max = value[0][0];
+__device__ C MaxOf(const Op& op, const C (&value)[kSize][Op::kInputs]) {
+  C max = op.Value(value[0]);
 #pragma unroll
-  for (int j = 1; j < kSize; ++j) max = Max(max, value[j][0]);
+  for (int j = 1; j < kSize; ++j) max = Max(max, op.Value(value[j]));
   return max;
 }
 
 // Leaves the terms, as Op::FinishTerm takes them, and returns their sum, added pairwise.
 template <typename Op, typename C, int kSize>
-__device__ C SumOf(const C (&value)[kSize][Op::kInputs], C max, C (&term)[kSize]) {
+__device__ C SumOf(const Op& op, const C (&value)[kSize][Op::kInputs], C max, C (&term)[kSize]) {
 #pragma unroll
-  for (int j = 0; j < kSize; ++j) term[j] = Op::Term(value[j], max);
+  for (int j = 0; j < kSize; ++j) term[j] = op.Term(value[j], max);
   C sum[kSize];
 #pragma unroll
   for (int j = 0; j < kSize; ++j) sum[j] = term[j];
@@ -92,34 +249,53 @@ __device__ C SumOf(const C (&value)[kSize][Op::kInputs], C max, C (&term)[kSize]
 }
 
 template <typename Op, typename C, int kSize>
-__device__ void Finish(const C (&value)[kSize][Op::kInputs], const typename Op::Row& row,
-                       C (&result)[kSize]) {
+__device__ void Finish(const Op& op, const C (&value)[kSize][Op::kInputs],
+                       const typename Op::Row& row, C (&result)[kSize]) {
 #pragma unroll
-  for (int j = 0; j < kSize; ++j) result[j] = Op::Finish(value[j], row);
+  for (int j = 0; j < kSize; ++j) result[j] = op.Finish(value[j], row);
+}
+
+// The result of elements that are hidden.
+template <typename Op, typename C, int kSize>
+__device__ void FinishHidden(const typename Op::Row& row, C (&result)[kSize]) {
+#pragma unroll
+  for (C& element : result) element = Op::Hidden(row);
 }
 
 template <typename Op, typename C, int kSize>
-__device__ void FinishTerms(const C (&term)[kSize], const typename Op::Row& row,
+__device__ void FinishTerms(const Op& op, const C (&term)[kSize], const typename Op::Row& row,
                             C (&result)[kSize]) {
 #pragma unroll
-  for (int j = 0; j < kSize; ++j) result[j] = Op::FinishTerm(term[j], row);
+  for (int j = 0; j < kSize; ++j) result[j] = op.FinishTerm(term[j], row);
 }
 
-// The same on packs; their maximum is MaxOfPack of the first input.
+// The same on packs. A single input is compared in its storage type, since its value rises with it.
+template <typename Op>
+__device__ typename Op::C MaxOfPacks(const Op& op, const InputPacks<Op>& pack) {
+  if constexpr (Op::kInputs == 1) {
+    const typename Op::C largest[1] = {MaxOfPack(pack.input[0])};
+    return op.Value(largest);
+  } else {
+    typename Op::C value[Pack<typename Op::Storage>::kSize][Op::kInputs];
+    Widen<Op>(pack, value);
+    return MaxOf(op, value);
+  }
+}
+
 template <typename Op, typename C>
-__device__ C SumOfPacks(const InputPacks<Op>& pack, C max,
+__device__ C SumOfPacks(const Op& op, const InputPacks<Op>& pack, C max,
                         C (&term)[Pack<typename Op::Storage>::kSize]) {
   C value[Pack<typename Op::Storage>::kSize][Op::kInputs];
   Widen<Op>(pack, value);
-  return SumOf<Op>(value, max, term);
+  return SumOf(op, value, max, term);
 }
 
 template <typename Op, typename C>
-__device__ void FinishPacks(const InputPacks<Op>& pack, const typename Op::Row& row,
+__device__ void FinishPacks(const Op& op, const InputPacks<Op>& pack, const typename Op::Row& row,
                             C (&result)[Pack<typename Op::Storage>::kSize]) {
   C value[Pack<typename Op::Storage>::kSize][Op::kInputs];
   Widen<Op>(pack, value);
-  Finish<Op>(value, row, result);
+  Finish(op, value, row, result);
 }
 
 }  // namespace jaxkernels

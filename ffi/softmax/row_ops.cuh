@@ -1,14 +1,22 @@
 // The row operations: what each one loads, reduces and stores. No operation knows which tier runs
 // it.
 //
-// A row operation on storage type T (compute type C) is a struct with
-//   kInputs    arrays it reads: 1 (x) or 2 (y and dy)
-//   kUsesMax   whether the maximum of the row is needed before the sum
-//   kKeepsTerm whether the summand is all that the result needs, so that a tier may keep it in
-//   place of the input Fill()     the value that stands for elements outside the row: it changes
-//   neither maximum nor sum Term       one summand of the row's sum, from one element of each input
-//   and the row's maximum Row        the constants of a row, made once from its maximum and sum
-//   Finish     one element of the result from the inputs; FinishTerm the same from a kept summand
+// A row operation on storage type T (compute type C) is a struct, of which a kernel gets one, with
+//   kInputs      arrays it reads: 1 (x) or 2 (y and dy)
+//   kUsesMax     whether the maximum of the row is needed before the sum
+//   kKeepsTerm   whether the summand is all that the result needs, so that a tier may keep it in
+//                place of the input
+//   kSharesRows  whether all inputs have their rows at the same place
+//   kHides       whether some elements of a row are hidden; then View and MaskWord say which, as in
+//                row_ops_masked.cuh
+//   Fill()       the value that stands for elements outside the row and for hidden ones: it changes
+//                neither maximum nor sum
+//   Value        of which the maximum is taken; it rises with the input, if there is one only
+//   Exponential  from a value and one above it to what a term is worth relative to the other
+//   Reference    from the row's maximum to what Term gets as `max`
+//   Term         one summand of the row's sum, from one element of each input and the maximum
+//   Row          the constants of a row, made once from its maximum and sum
+//   Finish       one element of the result from the inputs; FinishTerm the same from a kept summand
 // How to add one: ffi/README.md.
 #ifndef JAXKERNELS_SOFTMAX_ROW_OPS_CUH_
 #define JAXKERNELS_SOFTMAX_ROW_OPS_CUH_
@@ -17,15 +25,26 @@
 
 namespace jaxkernels {
 
+// Operations on whole rows.
+struct WholeRows {
+  static constexpr bool kHides = false;
+  static constexpr bool kSharesRows = true;
+  struct View {};
+  struct MaskWord {};
+};
+
 // Forward operations read x and need the maximum, so that no exponential overflows.
 template <typename T>
-struct ForwardOp {
+struct ForwardOp : WholeRows {
   using Storage = T;
   using C = ComputeType<T>;
   static constexpr int kInputs = 1;
   static constexpr bool kUsesMax = true;
 
   __device__ static C Fill() { return -kInfinity<C>; }
+  __device__ static C Value(const C (&in)[1]) { return in[0]; }
+  __device__ static C Reference(C max) { return max; }
+  __device__ static C Exponential(C value, C max) { return ExpDifference<T>(value, max); }
   __device__ static C Term(const C (&in)[1], C max) { return ExpDifference<T>(in[0], max); }
 };
 
@@ -37,16 +56,20 @@ struct SoftmaxForward : ForwardOp<T> {
 
   struct Row {
     C max, sum, inverse, log2_sum;
-    __device__ Row(C max, C sum) : max(max), sum(sum), inverse(C(1) / sum), log2_sum(log2(sum)) {}
+    // The sum is zero only if all is hidden; then so are the results.
+    __device__ Row(C max, C sum)
+        : max(max),
+          sum(sum),
+          inverse(sum == C(0) ? C(0) : C(1) / sum),
+          log2_sum(sum == C(0) ? C(0) : log2(sum)) {}
   };
 
   __device__ static C FinishTerm(C term, const Row& row) {
     return DivideBy<T>(term, row.sum, row.inverse);
   }
   __device__ static C Finish(const C (&in)[1], const Row& row) {
-    if constexpr (kIsHalf<T>) {
-      return FastExp2(
-          fma(in[0] - row.max, kLog2E, -row.log2_sum));  // the division within the exponent
+    if constexpr (kIsHalf<T>) {  // the division within the exponent
+      return FastExp2(fma(in[0] - row.max, kLog2E, -row.log2_sum));
     } else {
       return FinishTerm(SoftmaxForward::Term(in, row.max), row);
     }
@@ -73,7 +96,7 @@ struct LogSoftmaxForward : ForwardOp<T> {
 
 // Gradients (and tangents) read the output y and a cotangent (tangent), and need one sum.
 template <typename T>
-struct LinearOp {
+struct LinearOp : WholeRows {
   using Storage = T;
   using C = ComputeType<T>;
   static constexpr int kInputs = 2;

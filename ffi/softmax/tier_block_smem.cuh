@@ -25,7 +25,7 @@ template <typename Op, bool kAligned>
 __global__ void __maxnreg__(kBlockTierRegisters) BlockSmemTierKernel(RowArgs<Op> args) {
   using T = typename Op::Storage;
   using C = ComputeType<T>;
-  using Window = RowWindow<T, kAligned>;
+  using View = RowView<Op, kAligned>;
   // A kept term goes back to shared memory, where only a value of the same size fits.
   constexpr bool kKeep = Op::kKeepsTerm && sizeof(T) == sizeof(C);
   constexpr int kHeld = kBlockTierHeldPacks / Op::kInputs;
@@ -34,41 +34,60 @@ __global__ void __maxnreg__(kBlockTierRegisters) BlockSmemTierKernel(RowArgs<Op>
   __shared__ typename BlockReducer<C>::Scratch scratch;
   BlockReducer<C> block(scratch);
   const int slots = static_cast<int>(SmemSlots(args.cols, Pack<T>::kSize));
+  auto* const row_mask = reinterpret_cast<typename Op::MaskWord*>(row_packs + Op::kInputs * slots);
   const int threads = blockDim.x, lane = threadIdx.x % kWarpSize;
 
-  const auto window_of = [&](int64_t row) {
-    return Window(row, args.rows, args.cols).StartAtLine();
-  };
-  const auto start_copy = [&](const Window& window, int index) {
-    if (!window.Has(index)) return;
+  const auto view_of = [&](int64_t row) { return View(args, row).StartAtLine(); };
+  const auto start_copy = [&](const View& view, int index) {
+    if (!view.Sees(index)) return;
 #pragma unroll
     for (int i = 0; i < Op::kInputs; ++i) {
-      CopyPackAsync(&row_packs[i * slots + index],
-                    reinterpret_cast<const Pack<T>*>(args.in[i]) + window.first + index,
-                    window.Present(index));
+      Pack<T>* const to = &row_packs[i * slots + index];
+      if (i == 0 || Op::kSharesRows) {
+        CopyPackAsync(to, reinterpret_cast<const Pack<T>*>(args.in[i]) + view.first + index,
+                      view.Present(index));
+      } else if constexpr (!Op::kSharesRows) {
+        CopyShiftedPack<Op>(to, args.in[i], view, index);
+      }
+    }
+    if constexpr (kHasMask<Op>) {
+      if (view.seen.mask != nullptr) CopyMask<Op>(&row_mask[index], view, index);
     }
   };
   const auto read = [&](int index, InputPacks<Op>& pack) {
 #pragma unroll
-    for (int i = 0; i < Op::kInputs; ++i) pack[i] = row_packs[i * slots + index];
+    for (int i = 0; i < Op::kInputs; ++i) pack.input[i] = row_packs[i * slots + index];
   };
-  // A last pack that is not held is masked where it lies, so that the loops over the rest need not
-  // ask.
-  const auto mask_last = [&](const Window& window) {
-    const int last = window.packs - 1;
-    if (kAligned || last < kHeld * threads || last % threads != threadIdx.x) return;
-    InputPacks<Op> pack;
-    read(last, pack);
-    MaskPacks<Op>(pack, args, window, last);
+  // Reads a pack for the first time, and replaces what the row does not see of it.
+  const auto read_masked = [&](const View& view, int index, InputPacks<Op>& pack) {
+    read(index, pack);
+    if constexpr (kHasMask<Op>) pack.mask = row_mask[index];
+    MaskPacks<Op>(pack, args, view, index);
+    if constexpr (Op::kHides) {
+      if (view.hides) HidePacks<Op>(pack, view, index);
+    }
+  };
+  // Masks packs that are not held where they lie, so that the loops over them need not ask. Only
+  // the last one may need it, unless the operation hides elements.
+  const auto mask_rest = [&](const View& view) {
+    if (kAligned && !(Op::kHides && view.hides)) return;
+    const int last = view.packs - 1;
+    const int begin = Op::kHides ? threadIdx.x + kHeld * threads : last;
+    if (!Op::kHides && (last < kHeld * threads || last % threads != threadIdx.x)) return;
+    for (int p = begin; p <= last; p += threads) {
+      if (!view.Sees(p)) continue;
+      InputPacks<Op> pack;
+      read_masked(view, p, pack);
 #pragma unroll
-    for (int i = 0; i < Op::kInputs; ++i) row_packs[i * slots + last] = pack[i];
+      for (int i = 0; i < Op::kInputs; ++i) row_packs[i * slots + p] = pack.input[i];
+    }
   };
 
-  Window window = window_of(blockIdx.x);
-  for (int p = threadIdx.x; p < window.packs; p += threads) start_copy(window, p);
+  View view = view_of(blockIdx.x);
+  for (int p = threadIdx.x; p < view.packs; p += threads) start_copy(view, p);
 
   for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
-    const Window next = window_of(row + gridDim.x);
+    const View next = view_of(row + gridDim.x);
     InputPacks<Op> held[kHeld];
     C held_term[kHeld][Pack<T>::kSize];
     C max = Op::Fill(), sum = 0;
@@ -77,18 +96,17 @@ __global__ void __maxnreg__(kBlockTierRegisters) BlockSmemTierKernel(RowArgs<Op>
 #pragma unroll
       for (int h = 0; h < kHeld; ++h) {
         const int p = threadIdx.x + h * threads;
-        if (p - lane < window.packs) body(h, p);
+        if (p - lane < view.packs) body(h, p);
       }
     };
     const int rest = threadIdx.x + kHeld * threads;
 
     // Load.
     WaitForCopies();
-    mask_last(window);
+    mask_rest(view);
     for_held([&](int h, int p) {
-      if (window.Has(p)) {
-        read(p, held[h]);
-        MaskPacks<Op>(held[h], args, window, p);
+      if (view.Sees(p)) {
+        read_masked(view, p, held[h]);
       } else {
         FillPacks<Op>(held[h]);
       }
@@ -99,27 +117,30 @@ __global__ void __maxnreg__(kBlockTierRegisters) BlockSmemTierKernel(RowArgs<Op>
     // Reduce.
     if constexpr (Op::kUsesMax) {
       for_held([&](int h, int) {
-        max = Max(max, MaxOfPack(held[h][0]));
+        max = Max(max, MaxOfPacks(args.op, held[h]));
         ForgetPacks<Op>(held[h]);
       });
 #pragma unroll 4
-      for (int p = rest; p < window.packs; p += threads) {
+      for (int p = rest; p < view.packs; p += threads) {
+        if (view.IsBlind(p, 1)) continue;
         InputPacks<Op> pack;
         read(p, pack);
-        max = Max(max, MaxOfPack(pack[0]));
+        max = Max(max, MaxOfPacks(args.op, pack));
       }
-      max = block.template AllReduce<MaxReduction<C>>(max);
+      max = Op::Reference(block.template AllReduce<MaxReduction<C>>(max));
     }
-    for_held([&](int h, int) {
-      sum += SumOfPacks<Op>(held[h], max, held_term[h]);
+    for_held([&](int h, int p) {
+      if (view.IsBlind(p - lane, kWarpSize)) return;
+      sum += SumOfPacks(args.op, held[h], max, held_term[h]);
       ForgetPacks<Op>(held[h]);
     });
 #pragma unroll 4
-    for (int p = rest; p < window.packs; p += threads) {
+    for (int p = rest; p < view.packs; p += threads) {
+      if (view.IsBlind(p, 1)) continue;
       InputPacks<Op> pack;
       C term[Pack<T>::kSize];
       read(p, pack);
-      sum += SumOfPacks<Op>(pack, max, term);
+      sum += SumOfPacks(args.op, pack, max, term);
       if constexpr (kKeep) row_packs[p] = *reinterpret_cast<const Pack<T>*>(term);
     }
     sum = block.template AllReduce<SumReduction<C>>(sum);
@@ -127,31 +148,35 @@ __global__ void __maxnreg__(kBlockTierRegisters) BlockSmemTierKernel(RowArgs<Op>
     // Store.
     const typename Op::Row constants(max, sum);
     for_held([&](int h, int p) {
-      if (!window.Has(p)) return;
+      if (!view.Has(p)) return;
       C result[Pack<T>::kSize];
-      if constexpr (kKeep) {
-        FinishTerms<Op>(held_term[h], constants, result);
+      if (view.IsBlind(p - lane, kWarpSize)) {
+        if constexpr (Op::kHides) FinishHidden<Op>(constants, result);
+      } else if constexpr (kKeep) {
+        FinishTerms(args.op, held_term[h], constants, result);
       } else {
-        FinishPacks<Op>(held[h], constants, result);
+        FinishPacks(args.op, held[h], constants, result);
       }
-      StorePack(args.out, window, p, result);
+      StorePack(args.out, view, p, result);
     });
 #pragma unroll 2
     for (int p = rest; p < slots; p += threads) {
-      if (p < window.packs) {
+      if (p < view.packs) {
         C result[Pack<T>::kSize];
-        if constexpr (kKeep) {
-          FinishTerms<Op>(row_packs[p].element, constants, result);
+        if (view.IsBlind(p, 1)) {
+          if constexpr (Op::kHides) FinishHidden<Op>(constants, result);
+        } else if constexpr (kKeep) {
+          FinishTerms(args.op, row_packs[p].element, constants, result);
         } else {
           InputPacks<Op> pack;
           read(p, pack);
-          FinishPacks<Op>(pack, constants, result);
+          FinishPacks(args.op, pack, constants, result);
         }
-        StorePack(args.out, window, p, result);
+        StorePack(args.out, view, p, result);
       }
       start_copy(next, p);
     }
-    window = next;
+    view = next;
   }
 }
 

@@ -22,8 +22,7 @@ inline constexpr int kUncachedPacksInFlight = 4;
 // The running maximum of a sequence and the sum of its terms relative to that maximum.
 template <typename Op>
 struct OnlineSum {
-  using T = typename Op::Storage;
-  using C = ComputeType<T>;
+  using C = typename Op::C;
   C max = Op::Fill();
   C sum = 0;
 
@@ -33,7 +32,7 @@ struct OnlineSum {
 
   __device__ void RaiseMax(C new_max) {
     if (!(new_max > max)) return;
-    sum *= ExpDifference<T>(max, new_max);
+    sum *= Op::Exponential(max, new_max);
     max = new_max;
   }
 };
@@ -42,7 +41,7 @@ template <typename Op, bool kAligned>
 __global__ void __maxnreg__(kBlockTierRegisters) BlockUncachedTierKernel(RowArgs<Op> args) {
   using T = typename Op::Storage;
   using C = ComputeType<T>;
-  using Window = RowWindow<T, kAligned>;
+  using View = RowView<Op, kAligned>;
   __shared__ typename BlockReducer<C>::Scratch scratch;
   BlockReducer<C> block(scratch);
   extern __shared__ __align__(kPackBytes) unsigned char dynamic_smem[];
@@ -51,7 +50,7 @@ __global__ void __maxnreg__(kBlockTierRegisters) BlockUncachedTierKernel(RowArgs
   const int step = blockDim.x * kUnroll;
 
   for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
-    const Window window = Window(row, args.rows, args.cols).StartAtLine();
+    const View view = View(args, row).StartAtLine();
     // Up to kUnroll packs of each input, all on their way before the first use. The second time the
     // kept ones come from shared memory; every thread keeps its own packs, so no barrier is needed.
     InputPacks<Op> pack[kUnroll];
@@ -59,56 +58,65 @@ __global__ void __maxnreg__(kBlockTierRegisters) BlockUncachedTierKernel(RowArgs
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const int index = first + u * blockDim.x;
-        if (!window.Has(index)) {
+        if (!view.Sees(index)) {
           FillPacks<Op>(pack[u]);
         } else if (again && index < args.kept_packs) {
 #pragma unroll
-          for (int i = 0; i < Op::kInputs; ++i) pack[u][i] = kept[i * args.kept_packs + index];
+          for (int i = 0; i < Op::kInputs; ++i) {
+            pack[u].input[i] = kept[i * args.kept_packs + index];
+          }
         } else {
-          LoadPacks<Op>(pack[u], args, window, index);
+          LoadPacks<Op>(pack[u], args, view, index);
         }
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const int index = first + u * blockDim.x;
-        MaskPacks<Op>(pack[u], args, window, index);
-        if (!again && index < args.kept_packs) {
+        if (again && index < args.kept_packs) continue;
+        MaskPacks<Op>(pack[u], args, view, index);
+        if constexpr (Op::kHides) {
+          if (view.hides && view.Sees(index)) HidePacks<Op>(pack[u], view, index);
+        }
+        if (index < args.kept_packs) {
 #pragma unroll
-          for (int i = 0; i < Op::kInputs; ++i) kept[i * args.kept_packs + index] = pack[u][i];
+          for (int i = 0; i < Op::kInputs; ++i) {
+            kept[i * args.kept_packs + index] = pack[u].input[i];
+          }
         }
       }
     };
 
     // Load and reduce.
     OnlineSum<Op> online;
-    for (int first = threadIdx.x; first < window.packs; first += step) {
+    for (int first = threadIdx.x; first < view.packs; first += step) {
       load(first, false);
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        if constexpr (Op::kUsesMax) online.RaiseMax(MaxOfPack(pack[u][0]));
+        if constexpr (Op::kUsesMax) online.RaiseMax(MaxOfPacks(args.op, pack[u]));
         C term[Pack<T>::kSize];
-        online.sum += SumOfPacks<Op>(pack[u], OnlineSum<Op>::Reference(online.max), term);
+        online.sum += SumOfPacks(args.op, pack[u], OnlineSum<Op>::Reference(online.max), term);
       }
     }
     C max = online.max;
     if constexpr (Op::kUsesMax) {
       max = block.template AllReduce<MaxReduction<C>>(max);
-      online.sum *= ExpDifference<T>(online.max, OnlineSum<Op>::Reference(max));
+      online.sum *= Op::Exponential(online.max, OnlineSum<Op>::Reference(max));
+      max = Op::Reference(max);
     }
     const C sum = block.template AllReduce<SumReduction<C>>(online.sum);
 
     // Load again, backwards, and store.
     const typename Op::Row constants(max, sum);
-    const int last = (window.packs - 1) / step * step + threadIdx.x;
+    const int last = (view.packs - 1) / step * step + threadIdx.x;
     for (int first = last; first >= 0; first -= step) {
       load(first, true);
 #pragma unroll
       for (int u = kUnroll - 1; u >= 0; --u) {
         const int index = first + u * blockDim.x;
-        if (!window.Has(index)) continue;
+        if (!view.Has(index)) continue;
         C result[Pack<T>::kSize];
-        FinishPacks<Op>(pack[u], constants, result);
-        StorePack(args.out, window, index, result);
+        FinishPacks(args.op, pack[u], constants, result);
+        StorePack(args.out, view, index, result);
       }
     }
   }

@@ -23,6 +23,22 @@
 
 namespace jaxkernels {
 
+// Replaces what row `index` of the array does not see. `row` is its first input; the others follow
+// at distances of `stride`.
+template <typename Op>
+__device__ void HideInPlace(const Op& op, int64_t index, typename Op::Storage* row, int cols,
+                            int stride) {
+  const typename Op::View seen = op.ViewOf(index, cols);
+  for (int col = 0; col < cols; ++col) {
+    const bool in_band = col >= seen.begin && col < seen.end;
+    if (in_band && (seen.mask == nullptr || seen.mask[col] != 0)) continue;
+#pragma unroll
+    for (int i = 0; i < Op::kInputs; ++i) {
+      row[i * stride + col] = static_cast<typename Op::Storage>(Op::Fill());
+    }
+  }
+}
+
 template <typename Op>
 __global__ void __launch_bounds__(kStagedTierThreads) WarpStagedTierKernel(RowArgs<Op> args) {
   using T = typename Op::Storage;
@@ -88,6 +104,10 @@ __global__ void __launch_bounds__(kStagedTierThreads) WarpStagedTierKernel(RowAr
     // Load.
     WaitForCopies();
     __syncwarp();
+    if constexpr (Op::kHides) {
+      const int64_t index = begin / cols + lane;
+      if (index < args.rows) HideInPlace(args.op, index, row, cols, chunk_size);
+    }
 
     // Reduce.
     C max = Op::Fill(), sum = 0;
@@ -95,13 +115,14 @@ __global__ void __launch_bounds__(kStagedTierThreads) WarpStagedTierKernel(RowAr
       for_groups([&](auto whole, int col) {
         C value[kGroup][Op::kInputs];
         gather(whole, col, value);
-        max = Max(max, MaxOf<Op>(value));
+        max = Max(max, MaxOf(args.op, value));
       });
+      max = Op::Reference(max);
     }
     for_groups([&](auto whole, int col) {
       C value[kGroup][Op::kInputs], term[kGroup];
       gather(whole, col, value);
-      sum += SumOf<Op>(value, max, term);
+      sum += SumOf(args.op, value, max, term);
       if constexpr (kKeep) scatter(whole, col, term);
     });
 
@@ -113,9 +134,9 @@ __global__ void __launch_bounds__(kStagedTierThreads) WarpStagedTierKernel(RowAr
 #pragma unroll
       for (int j = 0; j < kGroup; ++j) {
         if constexpr (kKeep) {
-          result[j] = Op::FinishTerm(value[j][0], constants);
+          result[j] = args.op.FinishTerm(value[j][0], constants);
         } else {
-          result[j] = Op::Finish(value[j], constants);
+          result[j] = args.op.Finish(value[j], constants);
         }
       }
       scatter(whole, col, result);

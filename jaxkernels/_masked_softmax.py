@@ -1,0 +1,331 @@
+"""Scaled, biased and masked softmax of attention scores, as one row operation.
+
+Owns: the public function, and how masks, biases and windows of any shape become operands of the
+kernel. Must not know: how a kernel is launched, or layouts of queries and keys.
+
+The fusion is OneFlow's: scale, mask and bias belong to the load of a row (its LOAD functor), not to
+kernels of their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from jaxkernels import _plan, _primitive, _reference, _validate
+
+Window = int | tuple[int, int] | None
+
+EMPTY_ROWS = ("zero", "mean")
+
+# A distance that no index reaches, in place of a bound that is not there.
+_UNBOUNDED = 1 << 61
+
+
+@dataclasses.dataclass(frozen=True)
+class Band:
+    """The columns that a row sees by its index: i + left <= j <= i + right for row i.
+
+    Attributes:
+        left: None for no bound on the left.
+        right: None for no bound on the right.
+        from_end: the last row stands on the last column instead of the first on the first, that is,
+            k - q is added to i.
+    """
+
+    left: int | None = None
+    right: int | None = None
+    from_end: bool = True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether every row sees every column."""
+        return self.left is None and self.right is None
+
+    def attributes(self) -> dict[str, Any]:
+        """The band as attributes of the kernels."""
+        return {
+            "left": -_UNBOUNDED if self.left is None else self.left,
+            "right": _UNBOUNDED if self.right is None else self.right,
+            "from_end": self.from_end,
+        }
+
+
+def band_of(causal: bool, window: Window, *, from_end: bool) -> Band:
+    """The band of a causal structure and a sliding window together.
+
+    Raises:
+        TypeError: `window` is not None, an integer or a pair of integers.
+        ValueError: `window` is negative.
+    """
+    left = right = None
+    if window is not None:
+        pair = window if isinstance(window, (tuple, list)) else (window, window)
+        try:
+            before, after = (operator.index(size) for size in pair)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"window must be None, an integer or a pair of integers; got {window!r}"
+            ) from None
+        if before < 0 or after < 0:
+            raise ValueError(f"window must not be negative; got {window!r}")
+        left, right = -before, after
+    return Band(left, 0 if causal else right, from_end)
+
+
+def _row_dims(*, left: int, right: int, **others: Any) -> int:
+    """A band ties a row to its place among the q rows of its matrix."""
+    del others
+    return 1 if (left, right) == (-_UNBOUNDED, _UNBOUNDED) else 2
+
+
+def _check_forward(shape: Any, dtype: Any, tier: str, *, has_bias: bool, **others: Any) -> None:
+    del others
+    operation = "biased_softmax_fwd" if has_bias else "masked_softmax_fwd"
+    _plan.check_tier(operation, shape, dtype, tier)
+
+
+def _check_grad(shape: Any, dtype: Any, tier: str, **others: Any) -> None:
+    del others
+    _plan.check_tier("masked_softmax_grad", shape, dtype, tier)
+
+
+masked_softmax_fwd = _primitive.define(
+    name="jaxkernels_masked_softmax_fwd",
+    reference=_reference.masked_softmax_fwd,
+    target="jaxkernels_masked_softmax_fwd",
+    check=_check_forward,
+    full_operands=1,
+    row_dims=_row_dims,
+)
+masked_softmax_grad = _primitive.define(
+    name="jaxkernels_masked_softmax_grad",
+    reference=_reference.masked_softmax_grad,
+    target="jaxkernels_masked_softmax_grad",
+    check=_check_grad,
+    full_operands=2,
+    row_dims=_row_dims,
+)
+
+
+def _tangent(
+    y: jax.Array,
+    operands: Any,
+    tangents: Any,
+    *,
+    scale: float,
+    has_mask: bool,
+    has_bias: bool,
+    **params: Any,
+) -> jax.Array:
+    """The tangent of y: scale * J (dx + db / scale), with J = diag(y) - y y^T.
+
+    The tangent of the bias joins that of the scores, so that one kernel serves both. Transposed:
+    dx = scale * J dy, and db is dx / scale summed over the dimensions that the bias lacks. No array
+    of the scores' size is kept but y.
+    """
+    del operands, has_mask
+    dx = tangents[0]
+    db = tangents[-1] if has_bias else None
+    if db is not None:
+        # Summed in float32, when transposed, for the 16-bit types.
+        wide = db.astype(jnp.promote_types(y.dtype, jnp.float32)) / scale
+        broadcast = jnp.broadcast_to(wide, y.shape).astype(y.dtype)
+        dx = broadcast if dx is None else dx + broadcast
+    return masked_softmax_grad(y, dx, scale=scale, **params)
+
+
+_primitive.define_jvp(masked_softmax_fwd, _tangent)
+# J is symmetric, and so is the kernel's: jvp and gradient are the same.
+_primitive.define_linear(masked_softmax_grad, transpose=masked_softmax_grad)
+
+
+def scaled_masked_softmax(
+    scores: ArrayLike,
+    mask: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    *,
+    scale: ArrayLike = 1.0,
+    causal: bool = False,
+    window: Window = None,
+    empty_rows: str = "zero",
+    tier: str | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    r"""Softmax of scale * scores + bias along the last axis, over what each row may attend to.
+
+    One pass over the scores: scale, bias, mask, causal structure and window are applied where a row
+    is loaded, masks and biases that broadcast are not materialised, and what a row does not see by
+    its index is not read. Any sizes, no divisibility rule. It composes with jit, vmap, scan, remat,
+    shard_map and derivatives of every order and mode.
+
+    Args:
+        scores: array of shape (..., q, k), float32, bfloat16, float16 or float64.
+        mask: array of bool that broadcasts against the scores; True keeps an element. (In
+            TransformerEngine 1 removes it.) A mask with one column is broadcast first.
+        bias: array that broadcasts against the scores and is added to scale * scores, such as ALiBi
+            or a relative position bias. In the dtype of the scores it is fused; another dtype
+            promotes the scores first, so that nothing of it is lost.
+        scale: a number. A positive Python or NumPy number is fused; any other scalar (traced,
+            negative, zero) is multiplied in before, and has a gradient.
+        causal: row i sees column j if j <= i + (k - q): the last row sees all columns ("bottom
+            right", as autoregressive decoding needs it; `jax.nn.dot_product_attention` and
+            `jk.dot_product_attention` align to the top left, which differs where q != k).
+        window: a sliding window, by distance from the column i + (k - q) on which row i stands:
+            (before, after), or one integer for both. With `causal` nothing after is seen.
+        empty_rows: what becomes of a row that sees nothing: "zero", or "mean" for 1 / k throughout,
+            as the large negative numbers of jax.nn and flax give it (the mean of V in attention).
+            Its gradient is zero either way. "mean" costs a pass of its own.
+        tier: as for `softmax`.
+        implementation: None takes kernels where there are some, "ffi" raises where there are none,
+            "xla" is plain JAX.
+
+    Returns:
+        Array of the shape of the scores (broadcast against mask and bias) and of their dtype. What
+        a row does not see is 0, unless the row is NaN.
+
+    Raises:
+        TypeError: an operand is not an array or number, the scores are not of one of those dtypes,
+            or `window` is not made of integers.
+        ValueError: the scores have fewer than two dimensions, mask or bias do not broadcast, the
+            mask is not bool, scale is not a scalar, or `window`, `empty_rows`, `tier` or
+            `implementation` is not one of the above.
+        NotImplementedError: `implementation="ffi"` on a platform without kernels, when the program
+            is lowered.
+
+    Notes:
+        * scale * x is rounded once, to float32 for the 16-bit types, and the same value serves for
+          the maximum and for the exponent.
+        * A NaN under the mask or outside the band harms nothing, in the result nor in gradients
+          (neither does one in the cotangent there); elsewhere it makes its row NaN.
+        * A row whose elements are all -inf counts as one that sees nothing.
+        * Reverse mode keeps the result y and nothing else: dx = scale * y * (dy - sum(dy * y)); the
+          gradient of the bias is dx / scale, summed over the dimensions in which it broadcasts.
+        * Scores sharded over any dimensions but the last (the last two with a band) need no
+          communication. Others are gathered.
+
+    References:
+        OneFlow, "How to implement an efficient softmax CUDA kernel": scale and mask as load
+        functors. Vaswani et al., "Attention is all you need", 2017, arXiv:1706.03762.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jaxkernels as jk
+        >>> print(jk.scaled_masked_softmax(jnp.zeros((3, 4)), causal=True))
+        [[0.5        0.5        0.         0.        ]
+         [0.33333334 0.33333334 0.33333334 0.        ]
+         [0.25       0.25       0.25       0.25      ]]
+    """
+    return apply(
+        "scaled_masked_softmax",
+        scores,
+        mask,
+        bias,
+        scale=scale,
+        band=band_of(causal, window, from_end=True),
+        empty_rows=empty_rows,
+        tier=tier,
+        implementation=implementation,
+    )
+
+
+def apply(
+    function: str,
+    scores: Any,
+    mask: Any,
+    bias: Any,
+    *,
+    scale: Any,
+    band: Band,
+    empty_rows: str = "zero",
+    tier: str | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """`scaled_masked_softmax` with any band; `function` names the caller in errors."""
+    _validate.check_choice("implementation", implementation, _validate.IMPLEMENTATIONS)
+    _validate.check_choice("tier", tier, _validate.TIERS)
+    if empty_rows not in EMPTY_ROWS:
+        raise ValueError(f"empty_rows must be 'zero' or 'mean'; got {empty_rows!r}")
+    if implementation == "xla" and tier is not None:
+        raise ValueError(f'implementation="xla" has no tiers; got tier={tier!r}')
+
+    x = _validate.as_array(function, "scores", scores)
+    dtype = x.dtype
+    if dtype.name not in _validate.DTYPES:
+        raise TypeError(
+            f"{function}: scores must be {', '.join(_validate.DTYPES)}; got {dtype.name}"
+        )
+    if x.ndim < 2:
+        raise ValueError(f"{function}: scores must be of shape (..., q, k); got {x.shape}")
+    mask = None if mask is None else _validate.as_mask(function, "mask", mask)
+    bias = None if bias is None else _bias_array(function, bias, x)
+    shape = _validate.broadcast_all(function, scores=x, mask=mask, bias=bias)
+
+    if bias is not None:
+        x = x.astype(bias.dtype)
+    x, factor = _fused_scale(function, x, scale)
+    sides = [
+        _with_rank_and_columns(side.astype(x.dtype) if side is bias else side, shape)
+        for side in (mask, bias)
+        if side is not None
+    ]
+    attributes = {
+        "scale": factor,
+        "has_mask": mask is not None,
+        "has_bias": bias is not None,
+        **band.attributes(),
+    }
+    x = jnp.broadcast_to(x, shape)
+    if implementation == "xla":
+        y = _reference.masked_softmax_fwd(x, *sides, **attributes)
+    else:
+        y = masked_softmax_fwd(
+            x, *sides, tier=tier or "auto", require_kernel=implementation == "ffi", **attributes
+        )
+    if empty_rows == "mean" and (mask is not None or not band.is_open):
+        y = jnp.where(_sees_something(mask, shape, band), y, 1 / shape[-1])
+    return y.astype(dtype)
+
+
+def _bias_array(function: str, bias: Any, x: jax.Array) -> jax.Array:
+    """The bias in the dtype in which the softmax is taken."""
+    bias = _validate.as_array(function, "bias", bias)
+    promoted = jnp.result_type(x, bias)
+    if promoted.name not in _validate.DTYPES:
+        raise TypeError(f"{function}: bias must be real; got {bias.dtype.name}")
+    return bias.astype(promoted)
+
+
+def _fused_scale(function: str, x: jax.Array, scale: Any) -> tuple[jax.Array, float]:
+    """X and a positive factor that the kernel can fuse; what it cannot is multiplied into x.
+
+    A negative factor would turn the order of the elements round, and zero makes NaN of the -inf
+    that stands for what is hidden.
+    """
+    if np.ndim(scale) != 0:
+        raise ValueError(f"{function}: scale must be a scalar; got shape {np.shape(scale)}")
+    if isinstance(scale, (numbers.Real, np.number)) and 0 < float(scale) < math.inf:
+        return x, float(scale)
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return wide * _validate.as_array(function, "scale", scale).astype(wide.dtype), 1.0
+
+
+def _with_rank_and_columns(side: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """A mask or bias with as many dimensions as the scores, and all columns."""
+    leading = (1,) * (len(shape) - side.ndim)
+    side = side.reshape(*leading, *side.shape)
+    return jnp.broadcast_to(side, (*side.shape[:-1], shape[-1]))
+
+
+def _sees_something(mask: jax.Array | None, shape: tuple[int, ...], band: Band) -> jax.Array:
+    """Whether a row sees anything, with one column."""
+    seen = _reference.band(shape[-2], shape[-1], **band.attributes())
+    return jnp.any(seen if mask is None else seen & mask, axis=-1, keepdims=True)
