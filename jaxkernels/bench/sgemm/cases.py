@@ -105,6 +105,12 @@ class Measurement:
     refused: dict[str, str]
 
     @property
+    def is_ladder(self) -> bool:
+        """Whether rungs are compared with one another, and not the fastest one with XLA."""
+        rungs = {*self.seconds, *self.refused} - {"xla"}
+        return self.group == "ladder" or rungs != {"pipelined"}
+
+    @property
     def product(self) -> Product:
         """What was measured."""
         return Product(self.group, self.batch, self.m, self.n, self.k, self.transposes)

@@ -36,13 +36,14 @@ class Settings:
 
     Attributes:
         products: which products.
-        rungs: the rungs for the products of the ladder; the others run the fastest one.
+        rungs: the rungs that every product runs; None is all of them for the products of the ladder
+            and the fastest one for the others.
         repeats: samples per median.
         min_sample_seconds: least duration of a sample.
     """
 
     products: tuple[cases.Product, ...]
-    rungs: tuple[str, ...]
+    rungs: tuple[str, ...] | None
     repeats: int
     min_sample_seconds: float
 
@@ -155,7 +156,7 @@ def measure(settings: Settings, announce: Callable[[str], None]) -> list[cases.M
     results = []
     for product in settings.products:
         announce(f"{product.group} {product.label}")
-        rungs = settings.rungs if product.group == "ladder" else ("pipelined",)
+        rungs = settings.rungs or (cases.RUNGS if product.group == "ladder" else ("pipelined",))
         count = products_per_call(product, jax.default_backend())
         timings, refused = _times(product, count, ("xla", *rungs), settings)
         errors = {}
