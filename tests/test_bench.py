@@ -163,6 +163,32 @@ def test_sgemm_algorithms_are_those_asked_for(tmp_path, capsys):
     assert "squares" not in out
 
 
+def test_sgemm_inputs_do_not_stay_in_the_cache(monkeypatch):
+    """What is touched before a call has the same inputs again is twice the largest L2, of any GPU, at least."""
+    from jaxkernels.bench import timing
+    from jaxkernels.bench.sgemm import cases, measure
+
+    settings = measure.Settings((), None, 2, 1e-4)
+    handed = {}
+
+    def record(contenders, **_):
+        handed.update((contender.name, contender.arguments) for contender in contenders)
+        return {}, {}
+
+    gpu_cache = timing.last_level_cache_bytes("gpu")
+    monkeypatch.setattr(measure, "measure_together", record)
+    monkeypatch.setattr(measure, "last_level_cache_bytes", lambda _: gpu_cache)
+    monkeypatch.setattr(measure, "_inputs", lambda product, count: list(range(count)))
+    for product in cases.GPU_PRODUCTS:
+        count = measure.products_per_call(product, "gpu")
+        measure._times(product, count, ("xla", "pipelined"), settings)
+        for calls in handed.values():
+            inputs = [pair for call in calls for pair in call]
+            assert {len(call) for call in calls} == {count}
+            assert len(set(inputs)) == len(inputs)
+            assert len(inputs) * product.bytes >= 2 * 126 * 2**20
+
+
 def _measured(n=4096, **changes):
     """A square that passes every bar, or one of whose fields does not."""
     from jaxkernels.bench.sgemm import cases

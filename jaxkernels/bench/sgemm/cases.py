@@ -39,6 +39,11 @@ class Product:
         return 2.0 * self.batch * self.m * self.n * self.k
 
     @property
+    def bytes(self) -> int:
+        """Size of the operands and the result."""
+        return 4 * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
+
+    @property
     def label(self) -> str:
         """The product as tables name it."""
         if self.m == self.n == self.k and self.batch == 1:
