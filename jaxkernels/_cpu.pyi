@@ -113,6 +113,9 @@ def plan_softmax(
     rows: int, cols: int, dtype: str, operation: str, limits: DeviceLimits, tier: str
 ) -> SoftmaxPlan: ...
 def sgemm_algorithms() -> list[str]: ...
+def sgemm_problem(
+    a_shape: Sequence[int], b_shape: Sequence[int], trans_a: bool, trans_b: bool
+) -> tuple[int, int, int, list[tuple[int, int, int]]]: ...
 def plan_sgemm(
     a_shape: Sequence[int],
     b_shape: Sequence[int],

@@ -3,6 +3,7 @@
 Owns: which results are computed, and what error is allowed. Everything runs through the public
 functions under jit, so that a pass means that a user's program works; the compiled program is
 searched for the targets, so that a pass also means that our kernels, not XLA's, gave the result.
+(A CPU's matrix products are XLA's own, and are held against the truth all the same.)
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxkernels import _softmax
+from jaxkernels import _gemm, _matmul, _registry, _softmax, _validate
 
 # An odd row length: misaligned rows, heads and tails are part of what is tested.
 _SHAPE = (48, 1001)
@@ -24,6 +25,11 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 _CUDA_TIERS = ("warp", "block_smem", "block_uncached")
 # Roundings of exp, division, subtraction and product, in units of the compute type's epsilon.
 _ELEMENTARY = 4.0
+# (m, k, n): lines that are whole packs and lines that are not, which the top rung copies in two ways;
+# ends within a tile.
+_PRODUCTS = ((68, 132, 44), (67, 129, 45))
+_ALPHA, _BETA = 0.5, -2.0
+_NOT_CALLED = "the compiled program does not call the target"
 
 
 @dataclass(frozen=True)
@@ -33,8 +39,8 @@ class Check:
     Attributes:
         platform: "cpu" or "cuda".
         dtype: storage type.
-        tier: the tier that was forced, or "auto".
-        operation: such as "softmax_fwd".
+        tier: the tier, or the rung of the SGEMM ladder, that was forced, or "auto".
+        operation: such as "softmax_fwd" or "sgemm".
         error: largest error against NumPy's widest float, in units of the dtype's epsilon.
         bound: the error that rounding explains, in the same units.
         problem: why there is no error to report, such as an exception's text; else empty.
@@ -143,7 +149,7 @@ def _run_case(
     for operation, result in results.items():
         case = partial(Check, platform, dtype, tier, operation)
         if f"jaxkernels_{operation}" not in program:
-            checks.append(case(problem="the compiled program does not call the target"))
+            checks.append(case(problem=_NOT_CALLED))
             continue
         truth, scale = _expected(operation, wide_x, y, wide_t)
         # Below the smallest normal number the spacing of a dtype no longer shrinks.
@@ -153,13 +159,59 @@ def _run_case(
     return checks
 
 
-def _cases(platform: str) -> Iterator[tuple[str, str]]:
-    """Yields (dtype, tier): every dtype with the chosen tier; on CUDA every tier in float32."""
-    for dtype in _DTYPES:
-        yield dtype, "auto"
-    if platform == "cuda":
-        for tier in _CUDA_TIERS:
-            yield "float32", tier
+def _check_sgemm(platform: str, algorithm: str) -> list[Check]:
+    """Compiles and runs one rung of the ladder on one device; of its products the worst counts.
+
+    A sum of k products errs by k roundings at most, alpha, beta and their sum by one each; a rounding
+    is half an epsilon of |alpha| |A| |B| + |beta C|.
+    """
+    case = partial(Check, platform, "float32", algorithm, "sgemm")
+    has_kernel = _gemm.TARGET in _registry.TARGETS[platform]
+    sgemm = partial(
+        _matmul.sgemm,
+        alpha=_ALPHA,
+        beta=_BETA,
+        algorithm=None if algorithm == "auto" else algorithm,
+        implementation="ffi" if has_kernel else None,
+    )
+    random = np.random.default_rng(0)
+    device = jax.devices(platform)[0]
+    operands = [
+        [
+            jax.device_put(random.standard_normal(shape).astype(np.float32), device)
+            for shape in ((m, k), (k, n), (m, n))
+        ]
+        for m, k, n in _PRODUCTS
+    ]
+    compiled = jax.jit(lambda sets: [sgemm(*arrays) for arrays in sets]).lower(operands).compile()
+    if has_kernel and _gemm.TARGET not in (compiled.as_text() or ""):
+        return [case(problem=_NOT_CALLED)]
+    errors = []
+    for arrays, result in zip(operands, compiled(operands), strict=True):
+        a, b, c = (_widen(array) for array in arrays)
+        truth = _ALPHA * (a @ b) + _BETA * c
+        scale = abs(_ALPHA) * (np.abs(a) @ np.abs(b)) + np.abs(_BETA * c)
+        errors.append(np.abs(_widen(result) - truth) / (float(np.finfo(np.float32).eps) * scale))
+    roundings = max(k for _, k, _ in _PRODUCTS) + 3
+    return [case(error=max(float(np.max(e)) for e in errors), bound=roundings / 2)]
+
+
+def _cases(platform: str) -> Iterator[tuple[str, str, str, Callable[[], list[Check]]]]:
+    """Yields (dtype, tier, name, what checks it).
+
+    Every dtype with the chosen tier; on CUDA every tier in float32, and every rung of the ladder.
+    """
+    on_cuda = platform == "cuda"
+    tiers = [(dtype, "auto") for dtype in _DTYPES]
+    tiers += [("float32", tier) for tier in _CUDA_TIERS if on_cuda]
+    for dtype, tier in tiers:
+        for name, evaluate in (
+            ("softmax", _softmax_results),
+            ("log_softmax", _log_softmax_results),
+        ):
+            yield dtype, tier, name, partial(_run_case, platform, dtype, tier, evaluate)
+    for algorithm in _validate.ALGORITHMS if on_cuda else ("auto",):
+        yield "float32", algorithm, "sgemm", partial(_check_sgemm, platform, algorithm)
 
 
 def run(platform: str) -> list[Check]:
@@ -169,20 +221,16 @@ def run(platform: str) -> list[Check]:
         platform: "cpu" or "cuda", one whose targets are live.
 
     Returns:
-        One check per operation, dtype and tier; an exception becomes a failed check.
+        One check per operation, dtype and tier or rung; an exception becomes a failed check.
     """
     checks = []
-    for dtype, tier in _cases(platform):
-        for name, evaluate in (
-            ("softmax", _softmax_results),
-            ("log_softmax", _log_softmax_results),
-        ):
-            try:
-                with _x64(dtype):
-                    checks += _run_case(platform, dtype, tier, evaluate)
-            except Exception as error:  # the report of a broken installation must not break
-                text = f"{type(error).__name__}: {error}".splitlines()[0]
-                checks.append(Check(platform, dtype, tier, name, problem=text))
+    for dtype, tier, name, check in _cases(platform):
+        try:
+            with _x64(dtype):
+                checks += check()
+        except Exception as error:  # the report of a broken installation must not break
+            text = f"{type(error).__name__}: {error}".splitlines()[0]
+            checks.append(Check(platform, dtype, tier, name, problem=text))
     return checks
 
 

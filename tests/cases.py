@@ -111,16 +111,21 @@ def check_all(pairs, dtype, tier=None, operations=OPERATIONS):
         results = all_operations([x for x, _ in pairs], [t for _, t in pairs], tier=tier)
         results = jax.device_get(results)
     for (x, t), result in zip(pairs, results, strict=True):
-        operands = {
-            "softmax_fwd": (x,),
-            "softmax_grad": (result["softmax_fwd"], t),
-            "log_softmax_fwd": (x,),
-            "log_softmax_grad": (result["log_softmax_fwd"], t),
-            "log_softmax_jvp": (result["log_softmax_fwd"], t),
-        }
-        for operation in operations:
-            lanes = accumulators(operation, x.shape, dtype, tier)
-            check(result[operation], operation, *operands[operation], accumulators=lanes)
+        check_results(x, t, result, dtype, tier, operations)
+
+
+def check_results(x, t, result, dtype, tier=None, operations=OPERATIONS):
+    """Holds one of the results of `all_operations` against the truth."""
+    operands = {
+        "softmax_fwd": (x,),
+        "softmax_grad": (result["softmax_fwd"], t),
+        "log_softmax_fwd": (x,),
+        "log_softmax_grad": (result["log_softmax_fwd"], t),
+        "log_softmax_jvp": (result["log_softmax_fwd"], t),
+    }
+    for operation in operations:
+        lanes = accumulators(operation, x.shape, dtype, tier)
+        check(result[operation], operation, *operands[operation], accumulators=lanes)
 
 
 def plan_boundaries(dtype, device=None):

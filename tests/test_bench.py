@@ -140,12 +140,53 @@ def test_sgemm_ladder_and_verdicts():
     ladder = cases.Product("ladder", 1, 64, 64, 64)
     products = [cases.Product("transposed", 1, 64, 64, 64, t) for t in cases.TRANSPOSES]
     products += [cases.Product("square", 1, 1024, 8, 1024), cases.Product("other", 1, 8, 8, 8)]
-    settings = measure.Settings((ladder, *products), cases.RUNGS, 2, 1e-4)
+    settings = measure.Settings((ladder, *products), None, 2, 1e-4)
     found = measure.measure(settings, announce=lambda _: None)
     tables = report.tables(found, "gpu", "NVIDIA H200")
     text = "\n".join(str(table) for table in tables)
     for word in (*cases.RUNGS, "cuBLAS", "of peak", "NT over NN", "ladder, TFLOP/s", "relF"):
         assert word in text
+
+
+def test_sgemm_algorithms_are_those_asked_for(tmp_path, capsys):
+    written = ["--json", str(tmp_path / "b.json"), "--plot", str(tmp_path / "b.png")]
+    what = ["--shapes", "32", "2x8x8x8", "--algorithms", "naive", "warp_tile"]
+    assert main(["sgemm", *what, "--repeats", "2", "--min-sample-ms", "0.1", *written]) == 0
+    for m in json.loads((tmp_path / "b.json").read_text())["measurements"]:
+        assert {"xla", "naive", "warp_tile"} == set(m["seconds"]) == set(m["relative_errors"])
+    out = capsys.readouterr().out
+    for label in ("32^3", "2 x (8, 8, 8)"):
+        table = out[out.index(f"the ladder at {label}") :]
+        places = [table.index(f"\n{name} ") for name in ("naive", "warp_tile", "cuBLAS")]
+        assert places == sorted(places)
+    assert "pipelined" not in out
+    assert "squares" not in out
+
+
+def test_sgemm_inputs_do_not_stay_in_the_cache(monkeypatch):
+    """What is touched before a call has the same inputs again is twice the largest L2, of any GPU, at least."""
+    from jaxkernels.bench import timing
+    from jaxkernels.bench.sgemm import cases, measure
+
+    settings = measure.Settings((), None, 2, 1e-4)
+    handed = {}
+
+    def record(contenders, **_):
+        handed.update((contender.name, contender.arguments) for contender in contenders)
+        return {}, {}
+
+    gpu_cache = timing.last_level_cache_bytes("gpu")
+    monkeypatch.setattr(measure, "measure_together", record)
+    monkeypatch.setattr(measure, "last_level_cache_bytes", lambda _: gpu_cache)
+    monkeypatch.setattr(measure, "_inputs", lambda product, count: list(range(count)))
+    for product in cases.GPU_PRODUCTS:
+        count = measure.products_per_call(product, "gpu")
+        measure._times(product, count, ("xla", "pipelined"), settings)
+        for calls in handed.values():
+            inputs = [pair for call in calls for pair in call]
+            assert {len(call) for call in calls} == {count}
+            assert len(set(inputs)) == len(inputs)
+            assert len(inputs) * product.bytes >= 2 * 126 * 2**20
 
 
 def _measured(n=4096, **changes):

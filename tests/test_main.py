@@ -1,12 +1,16 @@
 """python -m jaxkernels."""
 
 import dataclasses
+import re
 
+import gemm_cases
+import jax
+import pytest
 from programs import run_python
 
 import jaxkernels as jk
 from jaxkernels import __main__ as main_module
-from jaxkernels import _registry, _selfcheck
+from jaxkernels import _matmul, _registry, _selfcheck
 
 
 def test_report():
@@ -17,6 +21,9 @@ def test_report():
     for operation in _registry.OPERATIONS:
         assert f"jaxkernels_{operation}" in stdout
     assert "jaxkernels_sgemm" in stdout
+    rungs = re.findall(r"float32 +(\w+) +sgemm .* ok$", stdout, re.MULTILINE)
+    on_cuda = gemm_cases.ON_GPU and _registry.has_cuda_module()
+    assert sorted(rungs) == sorted(("auto", *gemm_cases.RUNGS) if on_cuda else ("auto",))
     assert "live" in stdout
     if not _registry.has_cuda_module():
         assert "not live: jaxkernels._cuda was not built" in stdout
@@ -31,3 +38,24 @@ def test_a_wrong_result_is_reported(monkeypatch, capsys):
         monkeypatch.setattr(_selfcheck, "run", lambda platform, checks=checks: checks)
         assert main_module.main() == code
         assert ("FAILED" in capsys.readouterr().out) == bool(code and checks)
+
+
+def _tf32(x):
+    return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=10)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda sgemm, a, b, c, **options: sgemm(_tf32(a), _tf32(b), c, **options),
+        lambda sgemm, a, b, c, **options: sgemm(a[:, 1:], b[1:], c, **options),
+        lambda sgemm, a, b, c, **options: sgemm(a, b, c, **options).at[-1, -1].set(0),
+        lambda sgemm, a, b, c, **options: sgemm(a, b, **options | {"beta": 0.0}),
+    ],
+    ids=["TF32", "a term less", "an element not stored", "without C"],
+)
+def test_a_wrong_product_is_noticed(change, monkeypatch):
+    right = _matmul.sgemm
+    assert all(check.passed for check in _selfcheck._check_sgemm("cpu", "auto"))
+    monkeypatch.setattr(_matmul, "sgemm", lambda *x, **options: change(right, *x, **options))
+    assert not any(check.passed for check in _selfcheck._check_sgemm("cpu", "auto"))

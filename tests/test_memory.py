@@ -1,6 +1,12 @@
-"""Memory of the compiled programs: nothing beyond the output, and y alone for the backward pass."""
+"""Memory of the compiled programs: nothing beyond the output, and y alone for the backward pass.
+
+A matrix product needs the scratch that its plan states, no more, and none for a C that it may overwrite.
+"""
+
+import functools
 
 import cases
+import gemm_cases
 import jax
 import jax.numpy as jnp
 import pytest
@@ -74,6 +80,26 @@ def test_vmapped_and_sharded_rows_need_no_temporary(function):
 def test_forward_mode_needs_y_only(function):
     x = jnp.zeros(SHAPE)
     assert stats(lambda x, t: jax.jvp(function, (x,), (t,)), x, x).temp_size_in_bytes <= SLACK
+
+
+@pytest.mark.parametrize("algorithm", gemm_cases.ALGORITHMS)
+@pytest.mark.parametrize("with_c", [False, True])
+@pytest.mark.parametrize("k", [64, 8192])  # k is split on an H200, or is not
+def test_product_needs_the_stated_scratch(algorithm, with_c, k):
+    """Transposed operands are not copied either. C is donated, and the result takes its place."""
+    m, n = 512, 384
+    a, b, c = jnp.zeros((k, m)), jnp.zeros((n, k)), jnp.zeros((m, n))
+    flags = {"trans_a": True, "trans_b": True, "algorithm": algorithm}
+    product = functools.partial(jk.sgemm, alpha=0.5, beta=2.0 if with_c else 0.0, **flags)
+    arrays = (a, b, c) if with_c else (a, b)
+    analysis = stats(product, *arrays, donate_argnums=(2,) if with_c else ())
+    if gemm_cases.ON_GPU:
+        scratch = 4 * jk.plan_sgemm(m, n, k, **flags).partial_elements
+    else:
+        scratch = c.nbytes if with_c else 0  # XLA's own product, to which C is added
+    assert analysis.temp_size_in_bytes <= scratch + SLACK
+    assert analysis.output_size_in_bytes <= c.nbytes + SLACK
+    assert analysis.alias_size_in_bytes == (c.nbytes if with_c else 0)
 
 
 def test_this_file_would_notice_a_temporary():

@@ -128,30 +128,6 @@ def test_values():
     assert (naive.block_m, naive.block_threads, naive.grid_blocks) == (32, 1024, 512)
 
 
-def test_few_rows_with_a_shared_b_become_one_matrix():
-    plan = _registry.cpu_module.plan_sgemm
-    h200 = limits("h200")
-    folded = plan((100, 1, 64), (1, 64, 256), False, False, h200)
-    assert folded == plan((100, 64), (64, 256), False, False, h200)
-    apart = plan((100, 64, 64), (1, 64, 256), False, False, h200)
-    assert apart.tiles_m * apart.block_m < 100 * 64
-
-
-@pytest.mark.parametrize(
-    ("shapes", "message"),
-    [
-        (((2, 3), (4, 5)), r"contracted dimensions differ; a has shape \(2, 3\), b has shape"),
-        (((2, 3), (1, 3, 5)), "one rank"),
-        (((3,), (3,)), "one rank"),
-        (((2, 2, 3), (3, 3, 4)), "do not broadcast"),
-        (((2, 1, 2, 1, 2, 1, 2, 3), (1, 2, 1, 2, 1, 2, 3, 4)), "by turns"),
-    ],
-)
-def test_problems_that_are_refused(shapes, message):
-    with pytest.raises(ValueError, match=message):
-        _registry.cpu_module.plan_sgemm(*shapes, False, False, limits("h200"))
-
-
 def test_arguments_that_are_refused():
     with pytest.raises(ValueError, match="algorithm must be None or one of"):
         jk.plan_sgemm(1, 1, 1, algorithm="fast")

@@ -1,4 +1,4 @@
-// SgemmPlan as a Python class.
+// SgemmPlan as a Python class, and the canonical form of a product for its tests.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -13,6 +13,24 @@ namespace nb = nanobind;
 namespace jaxkernels {
 namespace {
 
+SgemmProblem Problem(const std::vector<int64_t>& a_shape, const std::vector<int64_t>& b_shape,
+                     bool trans_a, bool trans_b) {
+  const SgemmProblemResult made = MakeSgemmProblem(a_shape, b_shape, trans_a, trans_b);
+  if (!made.error.empty()) throw nb::value_error(made.error.c_str());
+  return made.problem;
+}
+
+nb::tuple ProblemFields(const std::vector<int64_t>& a_shape, const std::vector<int64_t>& b_shape,
+                        bool trans_a, bool trans_b) {
+  const SgemmProblem problem = Problem(a_shape, b_shape, trans_a, trans_b);
+  nb::list batch;
+  for (int i = 0; i < problem.batch_dims; ++i) {
+    const BatchDim& dim = problem.batch[i];
+    batch.append(nb::make_tuple(dim.size, dim.stride_a, dim.stride_b));
+  }
+  return nb::make_tuple(problem.m, problem.n, problem.k, batch);
+}
+
 SgemmPlan Plan(const std::vector<int64_t>& a_shape, const std::vector<int64_t>& b_shape,
                bool trans_a, bool trans_b, const DeviceLimits& limits,
                const std::string& algorithm_name, int split_k) {
@@ -20,9 +38,8 @@ SgemmPlan Plan(const std::vector<int64_t>& a_shape, const std::vector<int64_t>& 
   if (!ParseAlgorithm(algorithm_name, &algorithm)) {
     throw nb::value_error(("unknown algorithm '" + algorithm_name + "'").c_str());
   }
-  const SgemmProblemResult made = MakeSgemmProblem(a_shape, b_shape, trans_a, trans_b);
-  if (!made.error.empty()) throw nb::value_error(made.error.c_str());
-  const SgemmPlanResult planned = PlanSgemm(made.problem, limits, algorithm, split_k);
+  const SgemmPlanResult planned =
+      PlanSgemm(Problem(a_shape, b_shape, trans_a, trans_b), limits, algorithm, split_k);
   if (!planned.error.empty()) throw nb::value_error(planned.error.c_str());
   return planned.plan;
 }
@@ -63,6 +80,10 @@ void BindSgemmPlan(nb::module_& module) {
       .def("__repr__", [](const SgemmPlan& self) { return jaxkernels::ToString(self); });
 
   module.def("sgemm_algorithms", &Algorithms, "The rungs of the ladder by name, \"auto\" first.");
+  module.def("sgemm_problem", &ProblemFields, nb::arg("a_shape"), nb::arg("b_shape"),
+             nb::arg("trans_a"), nb::arg("trans_b"),
+             "(m, n, k, [(size, stride of a, stride of b) of a batch dimension, outermost first]): "
+             "the canonical form of a product; raises ValueError where there is none.");
   module.def("plan_sgemm", &Plan, nb::arg("a_shape"), nb::arg("b_shape"), nb::arg("trans_a"),
              nb::arg("trans_b"), nb::arg("limits"), nb::arg("algorithm") = "auto",
              nb::arg("split_k") = 0,

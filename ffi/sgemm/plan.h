@@ -6,8 +6,8 @@
 // Python.
 //
 // The order of summation (how k is split over blocks, and over the slices of a block) depends on m,
-// n, k and the device alone: a member of a batch gets the bits that it would get alone. The exception
-// is a b that the members share: under 64 rows each they are planned as one tall matrix.
+// n, k and the device alone: a member of a batch gets the bits that it would get alone. The
+// exception is a b that the members share: under 64 rows each they are planned as one tall matrix.
 #ifndef JAXKERNELS_SGEMM_PLAN_H_
 #define JAXKERNELS_SGEMM_PLAN_H_
 

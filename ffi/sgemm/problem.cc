@@ -64,8 +64,9 @@ SgemmProblemResult MakeSgemmProblem(const std::vector<int64_t>& a_shape,
       dims.push_back(dim);
     }
   }
-  const bool one_shared_b = dims.size() == 1 && dims[0].stride_b == 0 && dims[0].stride_a == 1;
-  if (one_shared_b && !trans_a && problem.m < kMaxRowsToFold) {
+  // All of them are A's then, and its members lie side by side.
+  const bool shared_b = dims.size() == 1 && dims[0].stride_b == 0;
+  if (shared_b && !trans_a && problem.m < kMaxRowsToFold) {
     problem.m *= dims[0].size;
     dims.clear();
   }

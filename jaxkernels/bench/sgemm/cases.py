@@ -39,6 +39,11 @@ class Product:
         return 2.0 * self.batch * self.m * self.n * self.k
 
     @property
+    def bytes(self) -> int:
+        """Size of the operands and the result."""
+        return 4 * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
+
+    @property
     def label(self) -> str:
         """The product as tables name it."""
         if self.m == self.n == self.k and self.batch == 1:
@@ -103,6 +108,12 @@ class Measurement:
     relative_errors: dict[str, float]
     bound_ratios: dict[str, float]
     refused: dict[str, str]
+
+    @property
+    def is_ladder(self) -> bool:
+        """Whether rungs are compared with one another, and not the fastest one with XLA."""
+        rungs = {*self.seconds, *self.refused} - {"xla"}
+        return self.group == "ladder" or rungs != {"pipelined"}
 
     @property
     def product(self) -> Product:

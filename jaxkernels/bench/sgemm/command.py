@@ -48,8 +48,7 @@ def add_parser(commands: Any) -> None:
         "--algorithms",
         nargs="+",
         choices=cases.RUNGS,
-        default=cases.RUNGS,
-        help="rungs of the ladder (default: all)",
+        help="rungs that every product runs (default: all for the ladder, pipelined for the others)",
     )
     runner.add_measuring_options(parser)
     runner.add_output_options(parser, "draw the ladder and all products (PNG)")
@@ -65,7 +64,7 @@ def _measure(
         products = [p for p in products if p.group in options.groups]
     settings = measure.Settings(
         products=tuple(products),
-        rungs=tuple(options.algorithms),
+        rungs=options.algorithms and tuple(options.algorithms),
         repeats=options.repeats,
         min_sample_seconds=options.min_sample_ms / 1e3,
     )

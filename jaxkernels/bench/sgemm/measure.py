@@ -2,7 +2,8 @@
 
 A call of a small product costs the host more time than the GPU, so what is timed is a program of
 several independent products on inputs of their own, all of whose results are returned; XLA captures
-it into one CUDA graph. The number of products makes a program last about a millisecond.
+it into one CUDA graph. The number of products makes a program last about a millisecond. Where its
+inputs and results would stay in the cache, successive calls have other inputs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ import numpy as np
 
 import jaxkernels as jk
 from jaxkernels.bench.sgemm import cases
-from jaxkernels.bench.timing import REFUSALS, Contender, Timing, first_line, measure_together
+from jaxkernels.bench.timing import (
+    REFUSALS,
+    Contender,
+    Timing,
+    first_line,
+    last_level_cache_bytes,
+    measure_together,
+    rotations_for,
+)
 
 _PROGRAM_SECONDS = 1e-3
 _MAX_PRODUCTS = 64
@@ -36,13 +45,14 @@ class Settings:
 
     Attributes:
         products: which products.
-        rungs: the rungs for the products of the ladder; the others run the fastest one.
+        rungs: the rungs that every product runs; None is all of them for the products of the ladder
+            and the fastest one for the others.
         repeats: samples per median.
         min_sample_seconds: least duration of a sample.
     """
 
     products: tuple[cases.Product, ...]
-    rungs: tuple[str, ...]
+    rungs: tuple[str, ...] | None
     repeats: int
     min_sample_seconds: float
 
@@ -130,12 +140,15 @@ def _times(
     product: cases.Product, count: int, names: tuple[str, ...], settings: Settings
 ) -> tuple[dict[str, Timing], dict[str, str]]:
     """The times of a program of `count` products, and who has none; inputs may not fit either."""
+    cache = last_level_cache_bytes(jax.default_backend())
+    rotations = rotations_for(count * product.bytes, cache)
     try:
-        pairs = _inputs(product, count)
+        pairs = _inputs(product, rotations * count)
     except REFUSALS as error:
         return {}, dict.fromkeys(names, first_line(error))
+    arguments = [tuple(pairs[first::rotations]) for first in range(rotations)]
     return measure_together(
-        [Contender(name, partial(_program, product, name), [tuple(pairs)]) for name in names],
+        [Contender(name, partial(_program, product, name), arguments) for name in names],
         repeats=settings.repeats,
         min_sample_seconds=settings.min_sample_seconds,
     )
@@ -155,7 +168,7 @@ def measure(settings: Settings, announce: Callable[[str], None]) -> list[cases.M
     results = []
     for product in settings.products:
         announce(f"{product.group} {product.label}")
-        rungs = settings.rungs if product.group == "ladder" else ("pipelined",)
+        rungs = settings.rungs or (cases.RUNGS if product.group == "ladder" else ("pipelined",))
         count = products_per_call(product, jax.default_backend())
         timings, refused = _times(product, count, ("xla", *rungs), settings)
         errors = {}

@@ -52,7 +52,7 @@ def group_tables(measurements: Sequence[Measurement], platform: str, device: str
     peak = peak_of(device)
     tables = []
     for group, title in _GROUPS.items():
-        members = [m for m in measurements if m.group == group]
+        members = [m for m in measurements if m.group == group and not m.is_ladder]
         if not members:
             continue
         rows = []
@@ -76,21 +76,18 @@ def group_tables(measurements: Sequence[Measurement], platform: str, device: str
     return tables
 
 
-def ladder_table(measurements: Sequence[Measurement], platform: str, device: str) -> Table | None:
-    """The rungs at one size; None if they were not measured."""
+def ladder_table(m: Measurement, platform: str, device: str) -> Table:
+    """The rungs at one size."""
     unit, scale = _scale(platform)
     peak = peak_of(device)
-    for m in measurements:
-        if m.group == "ladder":
-            names = [name for name in (*RUNGS, "xla") if name in m.seconds]
-            rows = [
-                ("cuBLAS" if name == "xla" else name, *_cells(m, name, scale, peak))
-                for name in names
-            ]
-            headers = ("rung", "us", unit, "of cuBLAS", "of peak", "relF", "of bound")
-            title = f"the ladder at {m.product.label}"
-            return Table(title, headers, tuple(rows), _notes([m], peak))
-    return None
+    rows = [
+        ("cuBLAS" if name == "xla" else name, *_cells(m, name, scale, peak))
+        for name in (*RUNGS, "xla")
+        if name in m.seconds
+    ]
+    headers = ("rung", "us", unit, "of cuBLAS", "of peak", "relF", "of bound")
+    title = f"the ladder at {m.product.label}"
+    return Table(title, headers, tuple(rows), _notes([m], peak))
 
 
 def verdict_table(measurements: Sequence[Measurement]) -> Table:
@@ -102,8 +99,7 @@ def verdict_table(measurements: Sequence[Measurement]) -> Table:
 def tables(measurements: Sequence[Measurement], platform: str, device: str) -> list[Table]:
     """All tables of a run. "cuBLAS" is what XLA calls for a float32 product at HIGHEST precision."""
     found = group_tables(measurements, platform, device)
-    ladder = ladder_table(measurements, platform, device)
-    found += [] if ladder is None else [ladder]
+    found += [ladder_table(m, platform, device) for m in measurements if m.is_ladder]
     if platform == "cpu":
         note = "on a CPU both are XLA's own product"
         return [Table(t.title, t.headers, t.rows, (*t.notes, note)) for t in found]
