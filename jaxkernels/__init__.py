@@ -23,6 +23,7 @@ import pkgutil
 __path__ = pkgutil.extend_path(__path__, __name__)
 
 from jaxkernels import _registry as _registry
+from jaxkernels._attention import dot_product_attention as dot_product_attention
 from jaxkernels._cpu import DeviceLimits as DeviceLimits
 from jaxkernels._cpu import SgemmPlan as SgemmPlan
 from jaxkernels._cpu import SoftmaxPlan as SoftmaxPlan
@@ -42,6 +43,7 @@ __all__ = [
     "SoftmaxPlan",
     "__version__",
     "dot_general",
+    "dot_product_attention",
     "log_softmax",
     "matmul",
     "plan_sgemm",
