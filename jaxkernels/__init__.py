@@ -30,6 +30,7 @@ from jaxkernels._cpu import SoftmaxPlan as SoftmaxPlan
 from jaxkernels._matmul import dot_general as dot_general
 from jaxkernels._matmul import matmul as matmul
 from jaxkernels._matmul import sgemm as sgemm
+from jaxkernels._patch import patch_jax_nn as patch_jax_nn
 from jaxkernels._plan import plan_sgemm as plan_sgemm
 from jaxkernels._plan import plan_softmax as plan_softmax
 from jaxkernels._softmax import log_softmax as log_softmax
@@ -46,6 +47,7 @@ __all__ = [
     "dot_product_attention",
     "log_softmax",
     "matmul",
+    "patch_jax_nn",
     "plan_sgemm",
     "plan_softmax",
     "sgemm",
