@@ -30,6 +30,15 @@ KEY = jax.random.key(7)
 BFLOAT16 = 8 * 2.0**-8  # some roundings one after the other
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _little_compiling():
+    """Compiling the layers is what these tests cost, and they are not about XLA's optimizations."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", jax.default_backend() == "cpu")
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 @pytest.fixture(autouse=True)
 def _exact_products_of_flax():
     with jax.default_matmul_precision("highest"):
