@@ -1,6 +1,7 @@
 """dot_product_attention against the truth, and against jax.nn's; its arguments, derivatives and errors."""
 
 import functools
+import re
 
 import attention_cases as cases
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import SIZES, Truth, check
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from oracle import storage
 
 import jaxkernels as jk
@@ -221,6 +223,22 @@ def test_shared_keys_are_not_copied():
     assert "tensor<2x12x7x11xf32>" in text  # the scores
     assert "tensor<2x12x11x5xf32>" not in text
     assert "tensor<2x11x12x5xf32>" not in text
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+def test_heads_and_batch_may_be_sharded(kind, cpu_devices):
+    """Shared key heads too, without a device asking another for anything."""
+    q, k, v = cases.operands(cases.Sizes(2, 5, 7, 8, 4, 4))
+    mesh = jax.make_mesh((2, 4), ("b", "h"), axis_types=(kind, kind), devices=cpu_devices)
+    ours = jax.jit(functools.partial(jk.dot_product_attention, is_causal=True))
+    with jax.set_mesh(mesh):
+        sharding = NamedSharding(mesh, PartitionSpec("b", None, "h", None))
+        operands = [jax.device_put(x, sharding) for x in (q, k, v)]
+        got = ours(*operands)
+        text = ours.lower(*operands).compile().as_text()
+    assert got.sharding.is_equivalent_to(sharding, got.ndim)
+    assert not re.search("all-gather|all-reduce|all-to-all|collective-permute", text)
+    check(got, Truth(q, k, v, is_causal=True).result())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -337,6 +337,14 @@ def test_einsum_dot_general_is_used():
     close(got, LINEN(q, k, v, **options))
 
 
+def test_softmax_is_forced_to_float32_whatever_a_hook_returns():
+    q, k, v = (x.astype(jnp.bfloat16) for x in cases.operands(SIZES["heads"]))
+    options = {"einsum_dot_general": jax.lax.dot_general, "force_fp32_for_softmax": True}
+    got, want = (f(q, k, v, **options) for f in (dot_product_attention, LINEN))
+    assert got.dtype == jnp.float32
+    close(got, want, BFLOAT16)
+
+
 def test_precision_goes_to_xla_and_its_absence_means_float32():
     x = jnp.zeros((1, 4, 2, 8))
 
