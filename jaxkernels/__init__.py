@@ -23,6 +23,7 @@ import pkgutil
 __path__ = pkgutil.extend_path(__path__, __name__)
 
 from jaxkernels import _registry as _registry
+from jaxkernels._attention import dot_product_attention as dot_product_attention
 from jaxkernels._cpu import DeviceLimits as DeviceLimits
 from jaxkernels._cpu import SgemmPlan as SgemmPlan
 from jaxkernels._cpu import SoftmaxPlan as SoftmaxPlan
@@ -30,6 +31,7 @@ from jaxkernels._masked_softmax import scaled_masked_softmax as scaled_masked_so
 from jaxkernels._matmul import dot_general as dot_general
 from jaxkernels._matmul import matmul as matmul
 from jaxkernels._matmul import sgemm as sgemm
+from jaxkernels._patch import patch_jax_nn as patch_jax_nn
 from jaxkernels._plan import plan_sgemm as plan_sgemm
 from jaxkernels._plan import plan_softmax as plan_softmax
 from jaxkernels._softmax import log_softmax as log_softmax
@@ -43,8 +45,10 @@ __all__ = [
     "SoftmaxPlan",
     "__version__",
     "dot_general",
+    "dot_product_attention",
     "log_softmax",
     "matmul",
+    "patch_jax_nn",
     "plan_sgemm",
     "plan_softmax",
     "scaled_masked_softmax",

@@ -1,0 +1,302 @@
+"""dot_product_attention: jax.nn's attention, on this package's softmax and products.
+
+Owns: the public function, its checks, and what its arguments mean for the row operation. Must not
+know: layouts of products (`_heads`), or how masks and windows reach a kernel (`_masked_softmax`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, overload
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+
+from jaxkernels import _heads, _masked_softmax, _reference, _validate
+
+_NAME = "dot_product_attention"
+_PEERS = ("xla", "cudnn")
+# What jax.nn puts in the place of scores that the mask takes out.
+_FINITE_FLOOR = -0.7 * float(jnp.finfo(jnp.float32).max)
+
+
+@overload
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    scale: float | jax.Array | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: Literal[False] = ...,
+    empty_rows: str | None = None,
+) -> jax.Array: ...
+
+
+@overload
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    scale: float | jax.Array | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: Literal[True],
+    empty_rows: str | None = None,
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    scale: float | jax.Array | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: bool = False,
+    empty_rows: str | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    r"""Attention: softmax(scale * query key^T + bias, where masked) value, for each head.
+
+    A drop-in for `jax.nn.dot_product_attention`, but for rows without any key (see `empty_rows`).
+    Scale, bias, mask and window are part of the softmax kernel; float32 products are true float32,
+    whatever `jax_default_matmul_precision` says (see `matmul`). It composes with jit, vmap, scan,
+    remat and derivatives of every order and mode. The scores are kept in memory: this is not a flash
+    attention.
+
+    Letters: B batch, T queries, S keys, N query heads, K key heads (N is a multiple of K; each key
+    head serves N / K neighbouring query heads and is not copied), H depth.
+
+    Args:
+        query: array of shape (B, T, N, H) or (T, N, H); float32, bfloat16, float16 or float64.
+        key: array of shape (B, S, K, H) or (S, K, H), of the dtype of query.
+        value: array of the shape and dtype of key.
+        bias: None, or an array of any floating dtype that is added to the scaled scores. It
+            broadcasts to (B, N, T, S).
+        mask: None, or an array of bool that broadcasts to (B, N, T, S); True lets a query see a key.
+        scale: factor of the scores; None means 1 / sqrt(H). A Python or NumPy number becomes part of
+            the kernel; a JAX array may be differentiated, and costs a pass over the scores.
+        is_causal: query i sees the keys j <= i. Both are counted from the first one, as in jax.nn,
+            also where T and S differ (`scaled_masked_softmax` counts from the last).
+        query_seq_lengths: None, or int32 array of shape (B,): the result is 0 for later queries.
+        key_value_seq_lengths: None, or int32 array of shape (B,): later keys are not seen.
+        local_window_size: None, or (left, right), or an integer for both: query i sees the keys
+            i - left <= j <= i + right, counted from the first.
+        implementation: None takes kernels where there are some; "ffi" raises where the softmax has
+            none; "xla" and "cudnn" call `jax.nn.dot_product_attention` with that implementation.
+        return_residual: also return the logarithm of the sum of the exponentials of each row.
+        empty_rows: the result for a query that sees no key: "zero", or "mean" for the mean of all S
+            values, which is what jax.nn gives. The scores, bias and scale get no gradient from such
+            rows either way. None means "zero", and whatever jax.nn gives for "xla" and "cudnn".
+
+    Returns:
+        Array of the shape and dtype of query. With `return_residual` also one of shape (B, T, N) or
+        (T, N) and that dtype, which has no gradient; it is -inf for a query that sees no key, and
+        with `empty_rows="mean"` jax.nn's large negative number.
+
+    Raises:
+        TypeError: an argument is not an array, the dtype has no kernel, or the window is not made of
+            integers.
+        ValueError: shapes or dtypes that do not fit each other, a mask that is not bool, a negative
+            window, an unknown `implementation` or `empty_rows`, or an `empty_rows` that the chosen
+            implementation does not have.
+        NotImplementedError: `implementation="ffi"` where the softmax has no kernel; for a platform
+            without kernels it is raised when the program is lowered.
+
+    Notes:
+        * 16-bit inputs: XLA multiplies them into float32 scores, as in jax.nn; the softmax is
+          float32, and is rounded to their dtype for the second product.
+        * float64 inputs: the softmax is float64, too, where jax.nn rounds to float32.
+        * Sequence lengths and windows need no mask of shape (T, S) in memory; a mask or bias that is
+          common to heads or batch is not copied for each of them.
+        * Reverse mode keeps the result of the softmax, never the scores.
+
+    References:
+        Vaswani et al., "Attention is all you need", 2017, arXiv:1706.03762. Ainslie et al., "GQA",
+        2023, arXiv:2305.13245, for heads that share keys.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jaxkernels as jk
+        >>> x = jnp.zeros((3, 1, 2))
+        >>> value = jnp.arange(6.0).reshape(3, 1, 2)
+        >>> print(jk.dot_product_attention(x, x, value, is_causal=True)[:, 0])
+        [[0. 1.]
+         [1. 2.]
+         [2. 3.]]
+    """
+    _check_choices(implementation, empty_rows)
+    if implementation in _PEERS:
+        return jax.nn.dot_product_attention(  # pyright: ignore[reportCallIssue]
+            query,
+            key,
+            value,
+            bias,
+            mask,
+            scale=scale,  # pyright: ignore[reportArgumentType]
+            is_causal=is_causal,
+            query_seq_lengths=query_seq_lengths,
+            key_value_seq_lengths=key_value_seq_lengths,
+            local_window_size=local_window_size,
+            implementation=implementation,  # pyright: ignore[reportArgumentType]
+            return_residual=return_residual,  # pyright: ignore[reportArgumentType]
+        )
+    shape = jnp.shape(query)
+    q, k, v = _as_4d("query", query), _as_4d("key", key), _as_4d("value", value)
+    bias = None if bias is None else _as_4d("bias", bias)
+    mask = None if mask is None else _as_4d("mask", mask)
+    q_lengths = None if query_seq_lengths is None else jnp.asarray(query_seq_lengths)
+    k_lengths = None if key_value_seq_lengths is None else jnp.asarray(key_value_seq_lengths)
+    _check(q, k, v, bias, mask, q_lengths, k_lengths)
+    band = _masked_softmax.band_of(is_causal, local_window_size, from_end=False)
+
+    scores = _heads.scores(q, k, _heads.dot_of(q.dtype, wide=True))
+    scores, scale = scaled(scores, scale, q.shape[-1])
+    seen = _and(mask, _within(k_lengths, k.shape[1], (1, 2)))
+    weights = _masked_softmax.apply(
+        _NAME,
+        scores,
+        seen,
+        bias,
+        scale=scale,
+        band=band,
+        empty_rows=empty_rows or "zero",
+        implementation=implementation,
+    )
+    result = _heads.weighted_values(weights.astype(k.dtype), v, _heads.dot_of(k.dtype))
+    rows = _within(q_lengths, q.shape[1], (2, 3))
+    if rows is not None:
+        result = jnp.where(rows, result, 0)
+    result = result.reshape(shape)
+    if not return_residual:
+        return result
+    seen = _and(seen, _within(q_lengths, q.shape[1], (1, 3)))
+    floor = _FINITE_FLOOR if empty_rows == "mean" else -math.inf
+    residual = _log_sum_exp(scores, seen, bias, scale, band, floor)
+    return result, jnp.swapaxes(residual, -1, -2).astype(k.dtype).reshape(shape[:-1])
+
+
+def scaled(
+    scores: jax.Array, scale: float | jax.Array | None, depth: int
+) -> tuple[jax.Array, float]:
+    """The scores and the number that the softmax multiplies them by.
+
+    A factor that is known only when the program runs is applied here.
+    """
+    if scale is None:
+        return scores, 1.0 / math.sqrt(depth)
+    if isinstance(scale, jax.Array):
+        return scores * scale.astype(scores.dtype), 1.0
+    return scores, float(scale)
+
+
+def _log_sum_exp(
+    scores: jax.Array,
+    seen: jax.Array | None,
+    bias: jax.Array | None,
+    scale: float,
+    band: _masked_softmax.Band,
+    floor: float,
+) -> jax.Array:
+    """The log-sum-exp of the rows as the softmax sees them, with `floor` for what is masked."""
+    x = lax.stop_gradient(scores) * scale
+    if bias is not None:
+        x = x + lax.stop_gradient(bias)
+    if not band.is_open:
+        q, k = x.shape[-2:]
+        inside = _reference.visible(q, k, band.left, band.right, band.from_end)
+        seen = _and(seen, inside)
+    return jax.nn.logsumexp(x if seen is None else jnp.where(seen, x, floor), axis=-1)
+
+
+def _and(a: jax.Array | None, b: jax.Array | None) -> jax.Array | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a & b
+
+
+def _within(lengths: jax.Array | None, size: int, new_dims: tuple[int, int]) -> jax.Array | None:
+    """Which of `size` places lie within the lengths of shape (B,), with two dimensions added."""
+    if lengths is None:
+        return None
+    return jnp.expand_dims(jnp.arange(size) < lengths[:, None], new_dims)
+
+
+def _as_4d(argument: str, x: Any) -> jax.Array:
+    x = _validate.as_array(_NAME, argument, x)
+    return x.reshape((1,) * (4 - x.ndim) + x.shape)
+
+
+def _check_choices(implementation: str | None, empty_rows: str | None) -> None:
+    _validate.check_choice("implementation", implementation, (*_validate.IMPLEMENTATIONS, "cudnn"))
+    _validate.check_choice("empty_rows", empty_rows, _masked_softmax.EMPTY_ROWS)
+    has = (None, "mean") if implementation == "xla" else (None,)
+    if implementation in _PEERS and empty_rows not in has:
+        raise ValueError(
+            f"{_NAME}: jax.nn decides what a query without keys gives with "
+            f"implementation={implementation!r}; got empty_rows={empty_rows!r}"
+        )
+
+
+def _check(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
+    q_lengths: jax.Array | None,
+    k_lengths: jax.Array | None,
+) -> None:
+    """Raises what jax.nn raises for arrays that do not fit each other."""
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.ndim != 4:
+            raise ValueError(f"{_NAME}: {name} must have 3 or 4 dimensions; got shape {x.shape}")
+    batch, _, key_heads, depth = key.shape
+    if value.shape != key.shape or (query.shape[0], query.shape[3]) != (batch, depth):
+        raise ValueError(
+            f"{_NAME}: value must have the shape of key, and query its batch size and depth; "
+            f"got query {query.shape}, key {key.shape}, value {value.shape}"
+        )
+    if not query.dtype == key.dtype == value.dtype:
+        raise ValueError(
+            f"{_NAME}: query, key and value must have one dtype; "
+            f"got {query.dtype}, {key.dtype} and {value.dtype}"
+        )
+    if query.dtype.name not in _validate.DTYPES:
+        raise TypeError(
+            f"{_NAME}: kernels exist for {', '.join(_validate.DTYPES)}; got {query.dtype}. "
+            'implementation="xla" may serve it'
+        )
+    _heads.check_groups(_NAME, query.shape[2], key_heads)
+    if mask is not None and mask.dtype != jnp.bool_:
+        raise ValueError(f"{_NAME}: mask must be an array of bool; got {mask.dtype}")
+    scores_shape = (batch, query.shape[2], query.shape[1], key.shape[1])
+    for name, x in (("bias", bias), ("mask", mask)):
+        if x is not None:
+            _heads.check_fits(_NAME, name, x, scores_shape)
+    for name, x in (("query_seq_lengths", q_lengths), ("key_value_seq_lengths", k_lengths)):
+        if x is not None and (x.shape != (batch,) or x.dtype != jnp.int32):
+            raise ValueError(
+                f"{_NAME}: {name} must be an int32 array of shape ({batch},); "
+                f"got {x.dtype} of shape {x.shape}"
+            )

@@ -1,0 +1,130 @@
+"""The two products of attention: any leading dimensions, heads that may share keys, any dtype.
+
+Owns: how arrays of shape (..., length, heads, depth) become operands of a product, and which product
+multiplies them. The scores are (..., heads, q, k), so that their rows lie in memory as the softmax
+reads them. Must not know: masks, softmax, or which library calls.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxkernels import _matmul
+
+# A function like lax.dot_general: (lhs, rhs, dimension_numbers) -> product.
+Dot = Callable[..., jax.Array]
+
+
+def dot_of(dtype: Any, precision: Any = None, *, wide: bool = False) -> Dot:
+    """The product for operands of one dtype.
+
+    Args:
+        dtype: of both operands.
+        precision: None lets float32 operands be multiplied in true float32 by this package; anything
+            else is given to XLA's product.
+        wide: 16-bit operands give a float32 result.
+    """
+    name = jnp.dtype(dtype).name
+    if name == "float32" and precision is None:
+        return _matmul.dot_general
+    if not wide or name not in ("bfloat16", "float16"):
+        return functools.partial(lax.dot_general, precision=precision)
+    if name == "bfloat16" and precision is None:
+        # jax.nn names it, so that derivatives are such products too. It does the same for float16,
+        # where the cotangents would be rounded to float16, and which no CPU compiles.
+        precision = lax.DotAlgorithmPreset.BF16_BF16_F32
+    return functools.partial(
+        lax.dot_general, precision=precision, preferred_element_type=jnp.float32
+    )
+
+
+def scores(query: jax.Array, key: jax.Array, dot: Dot) -> jax.Array:
+    """The product of queries and keys.
+
+    Args:
+        query: array of shape (..., q, heads, depth).
+        key: array of shape (..., k, key_heads, depth); heads is a multiple of key_heads, and each
+            key head serves that many neighbouring query heads.
+        dot: multiplies.
+
+    Returns:
+        Array of shape (..., heads, q, k). Shared keys are not copied.
+    """
+    q_rows, k_rows = _heads_first(query), _heads_first(key)
+    heads, key_heads = q_rows.shape[-3], k_rows.shape[-3]
+    if heads == key_heads:
+        return dot(q_rows, k_rows, _batched(k_rows.ndim - 2, q_rows.ndim - 1, k_rows.ndim - 1))
+    grouped = _grouped(q_rows, key_heads)
+    product = dot(grouped, k_rows, _batched(k_rows.ndim - 2, grouped.ndim - 1, k_rows.ndim - 1))
+    return _ungrouped(product)
+
+
+def weighted_values(weights: jax.Array, value: jax.Array, dot: Dot) -> jax.Array:
+    """The sums of the values, weighted by the softmax of the scores.
+
+    Args:
+        weights: array of shape (..., heads, q, k).
+        value: array of shape (..., k, value_heads, depth), grouped like the keys.
+        dot: multiplies.
+
+    Returns:
+        Array of shape (..., q, heads, depth).
+    """
+    v_rows = _heads_first(value)
+    heads, value_heads = weights.shape[-3], v_rows.shape[-3]
+    if heads == value_heads:
+        numbers = _batched(v_rows.ndim - 2, weights.ndim - 1, v_rows.ndim - 2)
+        return _heads_first(dot(weights, v_rows, numbers))
+    grouped = _grouped(weights, value_heads)
+    numbers = _batched(v_rows.ndim - 2, grouped.ndim - 1, v_rows.ndim - 2)
+    return _heads_first(_ungrouped(dot(grouped, v_rows, numbers)))
+
+
+def check_groups(function: str, heads: int, key_heads: int) -> None:
+    """Raises ValueError unless every key head serves the same number of query heads."""
+    if key_heads == 0 or heads % key_heads != 0:
+        raise ValueError(
+            f"{function}: the number of query heads must be a multiple of the number of key/value "
+            f"heads; got {heads} and {key_heads}"
+        )
+
+
+def check_fits(function: str, argument: str, operand: jax.Array, shape: Sequence[Any]) -> None:
+    """Raises ValueError unless `operand` broadcasts to the shape of the scores."""
+    try:
+        fits = lax.broadcast_shapes(operand.shape, tuple(shape)) == tuple(shape)
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{function}: {argument} must broadcast to the shape {tuple(shape)} of the scores "
+            f"(batch, heads, queries, keys); got {operand.shape}"
+        )
+
+
+def _heads_first(x: jax.Array) -> jax.Array:
+    """(..., length, heads, depth) to (..., heads, length, depth), or back."""
+    return jnp.swapaxes(x, -3, -2)
+
+
+def _grouped(x: jax.Array, groups: int) -> jax.Array:
+    """(..., heads, rows, cols) to (..., groups, heads / groups, rows, cols)."""
+    *batch, heads, rows, cols = x.shape
+    return x.reshape(*batch, groups, heads // groups, rows, cols)
+
+
+def _ungrouped(x: jax.Array) -> jax.Array:
+    *batch, groups, members, rows, cols = x.shape
+    return x.reshape(*batch, groups * members, rows, cols)
+
+
+def _batched(batch: int, lhs_contracted: int, rhs_contracted: int) -> Any:
+    """Dimension numbers with the first `batch` dimensions of both operands in common."""
+    common = tuple(range(batch))
+    return ((lhs_contracted,), (rhs_contracted,)), (common, common)

@@ -1,0 +1,269 @@
+"""dot_product_attention for Flax: one attention_fn for flax.linen and flax.nnx.
+
+Owns: what the arguments of Flax's two functions of that name mean, kept to one by one. Must not
+know: how a softmax or a product is computed. Importing this module imports Flax; nothing else in
+this package does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx
+from flax.nnx.nn import dtypes
+from jax import random
+
+from jaxkernels import _attention, _heads, _masked_softmax, _validate
+
+_NAME = "jaxkernels.flax.dot_product_attention"
+
+Einsum = Callable[..., jax.Array]
+
+
+def dot_product_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    broadcast_dropout: bool = True,
+    dropout_rng: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = False,
+    dtype: Any = None,
+    precision: Any = None,
+    module: Any = None,
+    *,
+    force_fp32_for_softmax: bool | None = None,
+    einsum_dot_general: Callable[..., jax.Array] | None = None,
+    qk_attn_weights_einsum: Einsum | None = None,
+    attn_weights_value_einsum: Einsum | None = None,
+    promote_dtype: Callable[..., Any] | None = None,
+    is_causal: bool = False,
+    scale: float | jax.Array | None = None,
+    window: int | tuple[int, int] | None = None,
+    empty_rows: str = "zero",
+    implementation: str | None = None,
+) -> jax.Array:
+    """Attention with the arguments of Flax, for `attention_fn=` of its layers.
+
+    It serves `flax.linen.MultiHeadDotProductAttention` and `flax.nnx.MultiHeadAttention`: the
+    arguments are those of `flax.linen.dot_product_attention` and of
+    `flax.nnx.dot_product_attention` together, and the last four are ours. Other values for these are
+    given by `functools.partial(dot_product_attention, empty_rows="mean")`, which both layers accept.
+
+    Args:
+        query: array of shape (..., q, heads, depth), with any number of leading dimensions.
+        key: array of shape (..., k, key_heads, depth); heads is a multiple of key_heads.
+        value: array of shape (..., k, key_heads, value_depth).
+        bias: None, or an array that is added to the scores; it broadcasts to (..., heads, q, k).
+        mask: None, or an array that broadcasts to (..., heads, q, k); a query sees a key where it is
+            not 0 (or True).
+        broadcast_dropout: draw one (q, k) pattern of dropout for all leading dimensions and heads.
+        dropout_rng: the key that the pattern is drawn from; it is the pattern that Flax draws.
+        dropout_rate: the probability of a weight to be dropped.
+        deterministic: no dropout.
+        dtype: None, or the dtype of the computation and of the result.
+        precision: None multiplies float32 in true float32, whatever `jax_default_matmul_precision`
+            says; anything else is given to XLA's products.
+        module: None, or the linen or nnx module that the weights are sown into, under
+            "attention_weights" and before dropout, as by Flax.
+        force_fp32_for_softmax: for 16-bit computations. False: the scores are rounded to 16 bits,
+            which saves memory (the softmax still computes in float32). True: scores, weights and
+            result are float32, as in linen. None: float32 scores and softmax, 16-bit weights and
+            result, as in nnx. linen's layer passes False or True, nnx's layer nothing.
+        einsum_dot_general: None, or a function like `jax.lax.dot_general` for both products.
+        qk_attn_weights_einsum: None, or a function like `jnp.einsum` for queries and keys.
+        attn_weights_value_einsum: the same for weights and values; both or none.
+        promote_dtype: None, or a function of ((query, key, value), dtype=dtype) that gives them one
+            dtype.
+        is_causal: query i sees the keys j <= i, both counted from the first, as in nnx.
+        scale: factor of the scores; None means 1 / sqrt(depth).
+        window: None, or (left, right), or an integer for both: query i sees the keys
+            i - left <= j <= i + right, counted from the first.
+        empty_rows: the result for a query that sees no key: "zero", or "mean" for the mean of all
+            values, which is what Flax gives.
+        implementation: None takes kernels where there are some, "ffi" raises where the softmax has
+            none, "xla" computes it in plain JAX.
+
+    Returns:
+        Array of shape (..., q, heads, value_depth) and the dtype of the computation.
+
+    Raises:
+        TypeError: the dtype of the computation has no kernel, `module` is not a module, or the
+            window is not made of integers.
+        ValueError: shapes that do not fit, hooks that exclude each other, einsum hooks with heads
+            that share keys, dropout without `dropout_rng`, a negative window, or an unknown
+            `empty_rows` or `implementation`.
+        NotImplementedError: `implementation="ffi"` where the softmax has no kernel.
+
+    Notes:
+        * Flax divides the queries by sqrt(depth) in the dtype of the computation. Here the softmax
+          multiplies the scores, in float32, which rounds once less. With one of the hooks the
+          queries are scaled as by Flax, because a hook may quantise what it is given.
+        * The name of every argument is spelled out because linen's layer passes only those
+          arguments whose names it finds in the signature. A wrapper that takes `**kwargs` gets
+          none of them, the mask included: use `functools.wraps` or `functools.partial`.
+
+    References:
+        Signatures and meaning: Flax 0.12, flax/linen/attention.py and flax/nnx/nn/attention.py.
+
+    Example:
+        >>> import jax
+        >>> from flax import linen
+        >>> from jaxkernels.flax import dot_product_attention
+        >>> layer = linen.MultiHeadDotProductAttention(2, attention_fn=dot_product_attention)
+        >>> x = jax.numpy.ones((1, 4, 8))
+        >>> mask = linen.make_causal_mask(x[..., 0])
+        >>> y, parameters = layer.init_with_output(jax.random.key(0), x, mask=mask)
+        >>> y.shape
+        (1, 4, 8)
+    """
+    _check_hooks(precision, einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum)
+    _validate.check_choice("implementation", implementation, _validate.IMPLEMENTATIONS)
+    if empty_rows not in _masked_softmax.EMPTY_ROWS:
+        raise ValueError(f"{_NAME}: empty_rows must be 'zero' or 'mean'; got {empty_rows!r}")
+    band = _masked_softmax.band_of(is_causal, window, from_end=False)
+    promote = dtypes.promote_dtype if promote_dtype is None else promote_dtype
+    query, key, value = promote((query, key, value), dtype=dtype)
+    _check_shapes(query, key, value)
+    dtype = query.dtype
+
+    hooked = einsum_dot_general is not None or qk_attn_weights_einsum is not None
+    if hooked:
+        query = _scaled_queries(query, scale)
+    if qk_attn_weights_einsum is not None:
+        _check_equal_heads(query, key)
+        scores = qk_attn_weights_einsum("...qhd,...khd->...hqk", query, key)
+    else:
+        wide = force_fp32_for_softmax is not False
+        scores = _heads.scores(query, key, _dot(dtype, precision, einsum_dot_general, wide))
+    factor = 1.0
+    if not hooked:
+        scores, factor = _attention.scaled(scores, scale, query.shape[-1])
+    if force_fp32_for_softmax:
+        scores = scores.astype(jnp.float32)
+    weights = _masked_softmax.apply(
+        _NAME,
+        scores,
+        _as_mask(mask, scores),
+        _as_bias(bias, scores),
+        scale=factor,
+        band=band,
+        empty_rows=empty_rows,
+        implementation=implementation,
+    )
+    if not force_fp32_for_softmax:
+        weights = weights.astype(dtype)
+    _sow(module, weights)
+    if not deterministic and dropout_rate > 0.0:
+        weights = _dropout(weights, dropout_rng, dropout_rate, broadcast_dropout, dtype)
+
+    if attn_weights_value_einsum is not None:
+        return attn_weights_value_einsum("...hqk,...khd->...qhd", weights, value)
+    common = jnp.promote_types(weights.dtype, value.dtype)
+    dot = _dot(common, precision, einsum_dot_general)
+    return _heads.weighted_values(weights.astype(common), value.astype(common), dot)
+
+
+def _dot(dtype: Any, precision: Any, hook: Any, wide: bool = False) -> _heads.Dot:
+    if hook is not None:
+        return functools.partial(hook, precision=precision)
+    return _heads.dot_of(dtype, precision, wide=wide)
+
+
+def _scaled_queries(query: jax.Array, scale: float | jax.Array | None) -> jax.Array:
+    """The queries with the factor of the scores in them, as Flax gives them to a product."""
+    if scale is None:
+        return query / jnp.sqrt(query.shape[-1]).astype(query.dtype)
+    return query * jnp.asarray(scale, query.dtype)
+
+
+def _as_mask(mask: Any, scores: jax.Array) -> jax.Array | None:
+    if mask is None:
+        return None
+    mask = jnp.asarray(mask)
+    _heads.check_fits(_NAME, "mask", mask, scores.shape)
+    return mask if mask.dtype == jnp.bool_ else mask != 0
+
+
+def _as_bias(bias: Any, scores: jax.Array) -> jax.Array | None:
+    if bias is None:
+        return None
+    bias = jnp.asarray(bias)
+    _heads.check_fits(_NAME, "bias", bias, scores.shape)
+    return bias
+
+
+def _sow(module: Any, weights: jax.Array) -> None:
+    if module is None:
+        return
+    if isinstance(module, nnx.Module):
+        module.sow(nnx.Intermediate, "attention_weights", weights)
+    elif isinstance(module, linen.Module):
+        module.sow("intermediates", "attention_weights", weights)
+    else:
+        raise TypeError(
+            f"{_NAME}: module must be None or a module of flax.linen or flax.nnx; "
+            f"got {type(module).__name__}"
+        )
+
+
+def _dropout(
+    weights: jax.Array, rng: jax.Array | None, rate: float, broadcast: bool, dtype: Any
+) -> jax.Array:
+    """The weights with some dropped and the others enlarged; bit by bit what Flax does."""
+    if rng is None:
+        raise ValueError(f"{_NAME}: dropout_rate={rate} needs a dropout_rng, or deterministic=True")
+    keep_probability = 1.0 - rate
+    shape = weights.shape
+    if broadcast:
+        shape = (1,) * (len(shape) - 2) + shape[-2:]
+    keep = random.bernoulli(rng, keep_probability, shape)
+    return weights * (keep.astype(dtype) / jnp.asarray(keep_probability, dtype=dtype))
+
+
+def _check_hooks(precision: Any, einsum_dot_general: Any, qk: Any, weights_value: Any) -> None:
+    """Raises what Flax raises for hooks that exclude each other."""
+    if (qk is None) != (weights_value is None):
+        raise ValueError(
+            f"{_NAME}: qk_attn_weights_einsum and attn_weights_value_einsum must be given together"
+        )
+    if qk is not None and (precision is not None or einsum_dot_general is not None):
+        raise ValueError(
+            f"{_NAME}: precision or einsum_dot_general, and qk_attn_weights_einsum or "
+            "attn_weights_value_einsum, exclude each other"
+        )
+
+
+def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
+    shapes = f"got query {query.shape}, key {key.shape}, value {value.shape}"
+    if not query.ndim == key.ndim == value.ndim or query.ndim < 3:
+        raise ValueError(
+            f"{_NAME}: query, key and value must have one rank of at least 3; {shapes}"
+        )
+    if not query.shape[:-3] == key.shape[:-3] == value.shape[:-3]:
+        raise ValueError(f"{_NAME}: batch dimensions must be equal; {shapes}")
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(f"{_NAME}: query and key must have one depth; {shapes}")
+    if key.shape[-3:-1] != value.shape[-3:-1]:
+        raise ValueError(
+            f"{_NAME}: key and value must have one length and number of heads; {shapes}"
+        )
+    _heads.check_groups(_NAME, query.shape[-2], key.shape[-2])
+    if query.dtype.name not in _validate.DTYPES:
+        raise TypeError(
+            f"{_NAME}: kernels exist for {', '.join(_validate.DTYPES)}; got {query.dtype}"
+        )
+
+
+def _check_equal_heads(query: jax.Array, key: jax.Array) -> None:
+    if query.shape[-2] != key.shape[-2]:
+        raise ValueError(
+            f"{_NAME}: the einsum hooks need as many key heads as query heads; "
+            f"got {key.shape[-2]} and {query.shape[-2]}"
+        )

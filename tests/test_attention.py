@@ -1,0 +1,333 @@
+"""dot_product_attention against the truth, and against jax.nn's; its arguments, derivatives and errors."""
+
+import functools
+import re
+
+import attention_cases as cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import SIZES, Truth, check
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from oracle import storage
+
+import jaxkernels as jk
+
+MODES = ("zero", "mean")
+GROUPED = SIZES["grouped"]
+
+
+def run_all(function, q, k, v, argument_sets):
+    """Many calls in one program, so that many arguments cost one compilation."""
+
+    @jax.jit
+    def program(q, k, v):
+        return [function(q, k, v, **options) for options in argument_sets]
+
+    # jax.nn's products are TF32 on a GPU unless told otherwise; ours do not listen.
+    with jax.default_matmul_precision("highest"):
+        return program(q, k, v)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "empty_rows"),
+    [*((sizes, "zero") for sizes in SIZES.values()), (GROUPED, "mean")],
+    ids=[*SIZES, "grouped-mean"],
+)
+def test_arguments(sizes, empty_rows):
+    q, k, v = cases.operands(sizes)
+    sets = cases.arguments(sizes)
+    ours = functools.partial(jk.dot_product_attention, empty_rows=empty_rows)
+    for name, options, got in zip(
+        sets, sets.values(), run_all(ours, q, k, v, sets.values()), strict=True
+    ):
+        assert got.dtype == jnp.float32
+        check(got, Truth(q, k, v, empty_rows=empty_rows, **options).result(), name)
+
+
+def test_the_truth_is_what_jax_nn_means():
+    q, k, v = cases.operands(GROUPED)
+    sets = cases.arguments(GROUPED)
+    peer = functools.partial(jk.dot_product_attention, implementation="xla")
+    for name, options, got in zip(
+        sets, sets.values(), run_all(peer, q, k, v, sets.values()), strict=True
+    ):
+        check(got, Truth(q, k, v, empty_rows="mean", **options).result(), name)
+
+
+def test_some_queries_see_nothing():
+    """The two modes would be the same otherwise."""
+    q, k, v = cases.operands(GROUPED)
+    options = cases.arguments(GROUPED)["mask"]
+    zero, mean = (Truth(q, k, v, empty_rows=mode, **options).result()[0] for mode in MODES)
+    assert not np.array_equal(zero, mean)
+    got = np.asarray(jk.dot_product_attention(q, k, v, **options))
+    assert (got[0, 0] == 0).all()
+
+
+@pytest.mark.parametrize("empty_rows", MODES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_dtypes(dtype, empty_rows):
+    with jax.enable_x64(dtype == "float64"):
+        q, k, v = cases.operands(GROUPED, dtype)
+        everything = cases.arguments(GROUPED)["everything"]
+        sets = ({}, everything, {**everything, "bias": everything["bias"].astype(storage(dtype))})
+        ours = functools.partial(jk.dot_product_attention, empty_rows=empty_rows)
+        for options, got in zip(sets, run_all(ours, q, k, v, sets), strict=True):
+            assert got.dtype == storage(dtype)
+            check(got, Truth(q, k, v, dtype, empty_rows, **options).result(), dtype)
+
+
+def gradients(function, operands, do, **options):
+    """Cotangents of q, k, v and the bias."""
+    bias = options.pop("bias")
+
+    @jax.jit
+    def pull(q, k, v, bias, do):
+        return jax.vjp(lambda q, k, v, b: function(q, k, v, b, **options), q, k, v, bias)[1](do)
+
+    return pull(*operands, bias, do)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "empty_rows"),
+    [
+        pytest.param(SIZES["heads"], "float32", "zero", id="heads"),
+        pytest.param(GROUPED, "float32", "zero", id="grouped"),
+        pytest.param(GROUPED, "float32", "mean", id="grouped-mean"),
+        pytest.param(GROUPED, "bfloat16", "zero", id="grouped-bfloat16"),
+    ],
+)
+def test_gradients(sizes, dtype, empty_rows):
+    operands = cases.operands(sizes, dtype)
+    do = cases.operands(sizes, dtype, seed=1)[0]
+    options = cases.arguments(sizes)["everything"]
+    truth = Truth(*operands, dtype, empty_rows, **options)
+    want = truth.gradients(do)
+    ours = functools.partial(jk.dot_product_attention, empty_rows=empty_rows)
+    *got, dbias = gradients(ours, operands, do, **options)
+    for name, x in zip("qkv", got, strict=True):
+        assert x.dtype == storage(dtype)
+        check(x, want[name], f"d{name}")
+    # The bias is (1, N, T, S): common to the batch.
+    ds, ds_error = (x.sum(0, keepdims=True) for x in want["scores"])
+    check(dbias, (ds, ds_error + 2 * truth.u * np.abs(ds)), "dbias")
+
+
+def test_gradients_are_those_of_jax_nn():
+    """The truth of the gradients is ours; this shows that it is jax.nn's, too."""
+    operands, do = cases.operands(GROUPED), cases.operands(GROUPED, seed=1)[0]
+    options = cases.arguments(GROUPED)["everything"]
+    with jax.default_matmul_precision("highest"):
+        ours, peer = (
+            gradients(functools.partial(jk.dot_product_attention, **mode), operands, do, **options)
+            for mode in ({"empty_rows": "mean"}, {"implementation": "xla"})
+        )
+    for x, y in zip(ours, peer, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_scale_may_be_an_array():
+    q, k, v = cases.operands(GROUPED)
+    truth = Truth(q, k, v, scale=0.3)
+    got, slope = jax.jvp(
+        lambda scale: jk.dot_product_attention(q, k, v, scale=scale), (0.3,), (1.0,)
+    )
+    check(got, truth.result())
+    step = 1e-4
+    above, below = (Truth(q, k, v, scale=0.3 + d).result()[0] for d in (step, -step))
+    np.testing.assert_allclose(slope, (above - below) / (2 * step), rtol=1e-4, atol=1e-5)
+
+
+def test_second_derivatives():
+    """A Hessian-vector product against differences of the exact gradients."""
+    sizes = cases.Sizes(1, 3, 4, 2, 1, 2)
+    with jax.enable_x64(True):
+        operands = cases.operands(sizes, "float64")
+        tangents = cases.operands(sizes, "float64", seed=1)
+        do = cases.operands(sizes, "float64", seed=2)[0]
+        mask = np.tri(3, 4, -1, dtype=bool)  # the first query sees no key
+
+        def loss(q, k, v):
+            return jnp.sum(do * jk.dot_product_attention(q, k, v, mask=mask))
+
+        _, got = jax.jit(lambda x, t: jax.jvp(jax.grad(loss, (0, 1, 2)), x, t))(
+            tuple(operands), tuple(tangents)
+        )
+    step = 1e-5
+    sides = [
+        Truth(
+            *(x + d * t for x, t in zip(operands, tangents, strict=True)), "float64", mask=mask
+        ).gradients(do)
+        for d in (step, -step)
+    ]
+    for name, x in zip("qkv", got, strict=True):
+        want = (sides[0][name][0] - sides[1][name][0]) / (2 * step)
+        np.testing.assert_allclose(x, want, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("empty_rows", MODES)
+def test_residual(empty_rows):
+    q, k, v = cases.operands(GROUPED)
+    sets = cases.arguments(GROUPED)
+    sets = {name: sets[name] for name in ("plain", "window", "mask", "everything")}
+    ours = functools.partial(jk.dot_product_attention, empty_rows=empty_rows, return_residual=True)
+    peer = functools.partial(jk.dot_product_attention, implementation="xla", return_residual=True)
+    # As NumPy arrays: indexing them by a mask would be a compilation each.
+    results = jax.device_get([run_all(f, q, k, v, sets.values()) for f in (ours, peer)])
+    for options, (result, got), (_, theirs) in zip(sets.values(), *results, strict=True):
+        truth = Truth(q, k, v, empty_rows=empty_rows, **options)
+        check(result, truth.result())
+        want = np.where(truth.rows[..., 0] > 0, truth.log_sum_exp, -np.inf).swapaxes(1, 2)
+        alive = np.isfinite(want)
+        np.testing.assert_allclose(got[alive], want[alive], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(theirs[alive], want[alive], rtol=1e-5, atol=1e-5)
+        if empty_rows == "mean":
+            np.testing.assert_array_equal(got[~alive], theirs[~alive])
+        else:
+            assert (got[~alive] == -np.inf).all()
+    slope = jax.jit(jax.grad(lambda q: ours(q, k, v)[1].sum()))(q)
+    assert (np.asarray(slope) == 0).all()
+
+
+def test_three_dimensions_and_vmap():
+    q, k, v = cases.operands(GROUPED)
+    mask = cases.arguments(GROUPED)["mask"]["mask"]
+    want = Truth(q, k, v, mask=mask).result()
+    one = jax.jit(jk.dot_product_attention)
+    got = jnp.stack([one(*(x[i] for x in (q, k, v)), mask=mask[i]) for i in range(GROUPED.B)])
+    check(got, want)
+    each = jax.vmap(lambda q, k, v, mask: jk.dot_product_attention(q, k, v, mask=mask))
+    check(jax.jit(each)(q, k, v, mask), want, "vmap")
+    of_queries = jax.vmap(lambda q, m: jk.dot_product_attention(q, k[0], v[0], mask=m))
+    first = jax.jit(of_queries)(q, mask)
+    check(first[0], tuple(x[0] for x in want), "vmap over queries alone")
+    with_residual = functools.partial(jk.dot_product_attention, return_residual=True)
+    _, residual = jax.eval_shape(with_residual, q[0], k[0], v[0])
+    assert residual.shape == (GROUPED.T, GROUPED.N)
+
+
+def test_vmap_of_gradients():
+    q, k, v = cases.operands(GROUPED)
+    do = cases.operands(GROUPED, seed=1)[0]
+
+    def pull(q, k, v, do):
+        return jax.vjp(functools.partial(jk.dot_product_attention, is_causal=True), q, k, v)[1](do)
+
+    want = Truth(q, k, v, is_causal=True).gradients(do)
+    for name, x in zip("qkv", jax.jit(jax.vmap(pull))(q, k, v, do), strict=True):
+        check(x, want[name], f"d{name}")
+
+
+def test_shared_keys_are_not_copied():
+    q, k, v = (jnp.zeros(shape) for shape in ((2, 7, 12, 5), (2, 11, 3, 5), (2, 11, 3, 5)))
+    text = jax.jit(jk.dot_product_attention).lower(q, k, v).as_text()
+    assert "tensor<2x12x7x11xf32>" in text  # the scores
+    assert "tensor<2x12x11x5xf32>" not in text
+    assert "tensor<2x11x12x5xf32>" not in text
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+def test_heads_and_batch_may_be_sharded(kind, cpu_devices):
+    """Shared key heads too, without a device asking another for anything."""
+    q, k, v = cases.operands(cases.Sizes(2, 5, 7, 8, 4, 4))
+    mesh = jax.make_mesh((2, 4), ("b", "h"), axis_types=(kind, kind), devices=cpu_devices)
+    ours = jax.jit(functools.partial(jk.dot_product_attention, is_causal=True))
+    with jax.set_mesh(mesh):
+        sharding = NamedSharding(mesh, PartitionSpec("b", None, "h", None))
+        operands = [jax.device_put(x, sharding) for x in (q, k, v)]
+        got = ours(*operands)
+        text = ours.lower(*operands).compile().as_text()
+    assert got.sharding.is_equivalent_to(sharding, got.ndim)
+    assert not re.search("all-gather|all-reduce|all-to-all|collective-permute", text)
+    check(got, Truth(q, k, v, is_causal=True).result())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_products_say_how_precise_they_are(dtype):
+    """Nothing is left to the flag for the default precision of float32."""
+    x = jnp.zeros((1, 4, 2, 8), dtype)
+    with jax.default_matmul_precision("bfloat16"):
+        text = jax.jit(jk.dot_product_attention).lower(x, x, x).as_text()
+    products = [line for line in text.splitlines() if "dot_general" in line or "sgemm" in line]
+    assert len(products) == 2
+    if dtype == "float32":
+        assert all("HIGHEST" in line or "sgemm" in line for line in products)
+    else:
+        assert "accumulation_type = f32" in products[0]
+
+
+def test_empty_arrays():
+    q, k = jnp.ones((1, 0, 2, 4)), jnp.ones((1, 3, 2, 4))
+    assert jk.dot_product_attention(q, k, k).shape == (1, 0, 2, 4)
+    got = jk.dot_product_attention(k, q, q)
+    assert got.shape == (1, 3, 2, 4)
+    assert (np.asarray(got) == 0).all()
+
+
+X = np.zeros((2, 5, 6, 4), np.float32)
+KEYS = np.zeros((2, 7, 2, 4), np.float32)
+WRONG = [
+    pytest.param({"query": X[..., :3]}, ValueError, r"\(2, 5, 6, 3\)", id="depth"),
+    pytest.param({"query": X[:1]}, ValueError, r"\(1, 5, 6, 4\)", id="batch"),
+    pytest.param({"query": X[None]}, ValueError, r"\(1, 2, 5, 6, 4\)", id="rank"),
+    pytest.param({"query": X[:, :, :5]}, ValueError, "multiple.*5 and 2", id="groups"),
+    pytest.param({"query": X.astype(np.float16)}, ValueError, "float16", id="dtypes"),
+    pytest.param({"value": KEYS[:, :6]}, ValueError, r"\(2, 6, 2, 4\)", id="value"),
+    pytest.param({"mask": np.ones((5, 7), np.float32)}, ValueError, "bool.*float32", id="mask"),
+    pytest.param({"bias": np.ones((1, 2, 6, 5, 7))}, ValueError, "bias", id="bias-rank"),
+    pytest.param(
+        {"query_seq_lengths": np.ones(3, np.int32)}, ValueError, r"\(3,\)", id="lengths-shape"
+    ),
+    pytest.param(
+        {"key_value_seq_lengths": np.ones(2, np.float32)}, ValueError, "float32", id="lengths-type"
+    ),
+]
+
+
+@pytest.mark.parametrize(("changed", "error", "text"), WRONG)
+def test_errors_are_of_the_class_that_jax_nn_raises(changed, error, text):
+    call = {"query": X, "key": KEYS, "value": KEYS, **changed}
+    with pytest.raises(error, match=text):
+        jk.dot_product_attention(**call)
+    with pytest.raises(error):
+        jax.nn.dot_product_attention(**call)
+
+
+OUR_ERRORS = [
+    # jax.nn leaves these shapes to whatever fails in the end.
+    pytest.param(
+        {"mask": np.ones((2, 3, 5, 7), bool)}, ValueError, "mask.*3, 5, 7", id="mask-shape"
+    ),
+    pytest.param({"bias": np.ones((5, 6), np.float32)}, ValueError, "bias.*5, 6", id="bias-shape"),
+    pytest.param({"implementation": "tpu"}, ValueError, "'ffi', 'xla', 'cudnn'.*'tpu'", id="impl"),
+    pytest.param({"empty_rows": "nan"}, ValueError, "'zero', 'mean'.*'nan'", id="empty-rows"),
+    pytest.param(
+        {"empty_rows": "zero", "implementation": "xla"}, ValueError, "'zero'", id="zero-of-xla"
+    ),
+    pytest.param(
+        {"empty_rows": "mean", "implementation": "cudnn"}, ValueError, "'mean'", id="mean-of-cudnn"
+    ),
+    pytest.param({"local_window_size": (-1, 0)}, ValueError, "-1", id="negative-window"),
+    pytest.param({"local_window_size": 1.5}, TypeError, "1.5", id="float-window"),
+    pytest.param({"bias": "text"}, TypeError, "bias.*str", id="text"),
+]
+
+
+@pytest.mark.parametrize(("changed", "error", "text"), OUR_ERRORS)
+def test_errors_of_our_own(changed, error, text):
+    with pytest.raises(error, match=text):
+        jk.dot_product_attention(X, KEYS, KEYS, **changed)
+
+
+def test_dtypes_without_kernels_are_refused():
+    x = np.zeros((1, 2, 1, 4), np.int32)
+    with pytest.raises(TypeError, match=r"int32.*xla"):
+        jk.dot_product_attention(x, x, x)
+
+
+def test_ffi_is_served():
+    q, k, v = cases.operands(GROUPED)
+    got = jk.dot_product_attention(q, k, v, is_causal=True, implementation="ffi")
+    check(got, Truth(q, k, v, is_causal=True).result())
