@@ -1,6 +1,7 @@
 """What we show to users works: examples, docstrings, README's blocks and commands."""
 
 import doctest
+import functools
 import importlib
 import importlib.util
 import pkgutil
@@ -48,6 +49,34 @@ def test_flax_layers_with_our_products():
     assert result.largest_difference < 1e-4
     assert result.nnx_difference < 1e-5
     assert result.products >= 4
+
+
+def test_flax_attention_layers_with_our_softmax():
+    pytest.importorskip("flax")
+    layers = example("flax_attention").main([])
+    assert [layer.name for layer in layers] == ["flax.linen", "flax.nnx"]
+    for layer in layers:
+        assert layer.is_equal, layer
+        wanted = {"jaxkernels_masked_softmax_fwd", "jaxkernels_masked_softmax_grad"}
+        assert wanted <= set(layer.targets), layer
+
+
+@pytest.mark.parametrize("mistake", ["no mask", "NaN"])
+def test_flax_attention_notices(mistake, monkeypatch):
+    """Both modules pass arguments by the names that the function's signature has."""
+    pytest.importorskip("flax")
+    import jaxkernels.flax
+
+    right = jaxkernels.flax.dot_product_attention
+
+    @functools.wraps(right)
+    def wrong(*arguments, **options):
+        if mistake == "no mask":
+            return right(*arguments, **{**options, "mask": None})
+        return right(*arguments, **options) * float("nan")
+
+    monkeypatch.setattr(jaxkernels.flax, "dot_product_attention", wrong)
+    assert not any(layer.is_equal for layer in example("flax_attention").main(["--length", "16"]))
 
 
 MODULES = [
