@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from jaxkernels.bench.attention import command as attention_command
 from jaxkernels.bench.sgemm import command as sgemm_command
 from jaxkernels.bench.softmax import command as softmax_command
 
@@ -19,6 +20,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="operations", dest="benchmark", required=True)
     softmax_command.add_parser(commands)
     sgemm_command.add_parser(commands)
+    attention_command.add_parser(commands)
     return parser
 
 
