@@ -224,7 +224,7 @@ def _log_sum_exp(
         x = x + lax.stop_gradient(bias)
     if not band.is_open:
         q, k = x.shape[-2:]
-        inside = _reference.visible(q, k, band.left, band.right, band.from_end)
+        inside = _reference.band(q, k, **band.attributes())
         seen = _and(seen, inside)
     return jax.nn.logsumexp(x if seen is None else jnp.where(seen, x, floor), axis=-1)
 

@@ -206,7 +206,7 @@ def scaled_masked_softmax(
           the maximum and for the exponent.
         * A NaN under the mask or outside the band harms nothing, in the result nor in gradients
           (neither does one in the cotangent there); elsewhere it makes its row NaN.
-        * A row whose elements are all -inf counts as one that sees nothing.
+        * A row that sees -inf only, as an additive mask gives it, is 0 too, where `softmax` is NaN.
         * Reverse mode keeps the result y and nothing else: dx = scale * y * (dy - sum(dy * y)); the
           gradient of the bias is dx / scale, summed over the dimensions in which it broadcasts.
         * Scores sharded over any dimensions but the last (the last two with a band) need no
@@ -291,7 +291,8 @@ def apply(
             x, *sides, tier=tier or "auto", require_kernel=implementation == "ffi", **attributes
         )
     if empty_rows == "mean" and (mask is not None or not band.is_open):
-        y = jnp.where(_sees_something(mask, shape, band), y, 1 / shape[-1])
+        mean = 1 / jnp.asarray(shape[-1], jnp.promote_types(y.dtype, jnp.float32))
+        y = jnp.where(_sees_something(mask, shape, band), y, mean.astype(y.dtype))
     return y.astype(dtype)
 
 
