@@ -26,8 +26,9 @@ Window = int | tuple[int, int] | None
 
 EMPTY_ROWS = ("zero", "mean")
 
-# A distance that no index reaches, in place of a bound that is not there.
-_UNBOUNDED = 1 << 61
+# In place of a bound that is not there, or that no index reaches: the kernels count columns, and rows
+# within a band, up to 2^30.
+_UNBOUNDED = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +54,8 @@ class Band:
     def attributes(self) -> dict[str, Any]:
         """The band as attributes of the kernels."""
         return {
-            "left": -_UNBOUNDED if self.left is None else self.left,
-            "right": _UNBOUNDED if self.right is None else self.right,
+            "left": -_UNBOUNDED if self.left is None else max(self.left, -_UNBOUNDED),
+            "right": _UNBOUNDED if self.right is None else min(self.right, _UNBOUNDED),
             "from_end": self.from_end,
         }
 

@@ -44,22 +44,17 @@ inline ffi::Error ReadBroadcastRows(Operation operation, const NamedBuffer& oper
                        ShapeText(dims));
 }
 
-// A bound as far away as this, counted in either direction, is none.
-inline constexpr int64_t kNoBound = int64_t{1} << 61;
-
 // Scores are matrices of rows; indices are compared as integers of 32 bits.
 inline ffi::Error ReadAttentionRows(Operation operation, const NamedBuffer& scores,
                                     const AttentionAttributes& attributes, MaskedRows* rows) {
-  constexpr int64_t kMost = MaskedRows::kUnbounded - 1;
+  constexpr int64_t kNone = MaskedRows::kUnbounded, kMost = kNone - 1;
   const ffi::AnyBuffer::Dimensions dims = scores.buffer.dimensions();
   if (dims.size() < 2) {
     return MismatchError(NameOf(operation), scores.name, "rank", "2 or more",
                          std::to_string(dims.size()));
   }
   const int64_t q = dims[dims.size() - 2], k = dims.back();
-  const auto is_none = [](int64_t distance) {
-    return distance <= -kNoBound || distance >= kNoBound;
-  };
+  const auto is_none = [](int64_t distance) { return distance <= -kNone || distance >= kNone; };
   const bool has_band = !is_none(attributes.left) || !is_none(attributes.right);
   if (k > kMost || (has_band && q > kMost)) {
     return MismatchError(NameOf(operation), scores.name, "shape",
