@@ -33,18 +33,21 @@ def plan_softmax(
     operation: str = "softmax_fwd",
     device: str | Device | None = None,
     tier: str | None = None,
+    has_mask: bool = False,
 ) -> SoftmaxPlan:
     """The launch plan of a row operation on a GPU; needs no GPU for devices known by name.
 
     Args:
         shape: shape of the operands, (..., cols), as they reach the kernel: the reduced axis last.
         dtype: float32, bfloat16, float16 or float64.
-        operation: "softmax_fwd", "log_softmax_fwd", "softmax_grad", "log_softmax_grad" or
-            "log_softmax_jvp".
+        operation: "softmax_fwd", "log_softmax_fwd", "softmax_grad", "log_softmax_grad",
+            "log_softmax_jvp", or for attention scores "masked_softmax_fwd", "biased_softmax_fwd"
+            (with a bias, masked or not) or "masked_softmax_grad".
         device: a name such as "h200", "a100" or "rtx4090", or a CUDA device of JAX; None means the
             first CUDA device, or "h200" on a machine without one.
-        tier: the tier to force, "warp", "block_smem" or "block_uncached"; None lets the plan
-            choose.
+        tier: the tier to force, "warp", "block", "block_smem" or "block_uncached"; None lets the
+            plan choose.
+        has_mask: of attention scores, whether there is a mask.
 
     Returns:
         The plan: a value that can be compared and printed, with fields such as `tier`,
@@ -73,7 +76,7 @@ def plan_softmax(
         raise ValueError(f"shape must not have negative dimensions; got {tuple(shape)}")
     rows, cols = math.prod(shape[:-1]), shape[-1] if len(shape) else 1
     return _registry.cpu_module.plan_softmax(
-        rows, cols, dtype_name, operation, _device_limits(device), tier or "auto"
+        rows, cols, dtype_name, operation, _device_limits(device), tier or "auto", has_mask
     )
 
 

@@ -17,18 +17,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxkernels import _gemm, _matmul, _registry, _softmax, _validate
+from jaxkernels import _gemm, _masked_softmax, _matmul, _registry, _softmax, _validate
 
 # An odd row length: misaligned rows, heads and tails are part of what is tested.
 _SHAPE = (48, 1001)
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
-_CUDA_TIERS = ("warp", "block_smem", "block_uncached")
 # Roundings of exp, division, subtraction and product, in units of the compute type's epsilon.
 _ELEMENTARY = 4.0
 # (m, k, n): lines that are whole packs and lines that are not, which the top rung copies in two ways;
 # ends within a tile.
 _PRODUCTS = ((68, 132, 44), (67, 129, 45))
 _ALPHA, _BETA = 0.5, -2.0
+# Of attention scores; a power of two, so that the product is exact.
+_SCALE = 0.5
 _NOT_CALLED = "the compiled program does not call the target"
 
 
@@ -78,6 +79,19 @@ def _log_softmax_results(tier: str | None, x: jax.Array, t: jax.Array) -> dict[s
     }
 
 
+def _attention_results(tier: str | None, x: jax.Array, t: jax.Array) -> dict[str, jax.Array]:
+    """Returns y of scores x under a causal mask and, for the cotangent t, dx."""
+    function = partial(
+        _masked_softmax.scaled_masked_softmax,
+        scale=_SCALE,
+        causal=True,
+        tier=tier,
+        implementation="ffi",
+    )
+    y, pullback = jax.vjp(function, x)
+    return {"masked_softmax_fwd": y, "masked_softmax_grad": pullback(t)[0]}
+
+
 def _widen(array: jax.Array) -> np.ndarray:
     """Returns the values in NumPy's widest float, in which the truth is computed.
 
@@ -101,14 +115,19 @@ def _expected(
         y: the forward's own result, widened: what the derivatives are computed from.
         t: cotangent or tangent, widened.
     """
+    if operation == "masked_softmax_fwd":
+        rows, cols = x.shape
+        x = np.where(np.tri(rows, cols, cols - rows, bool), _SCALE * x, -np.inf)
     shifted = x - x.max(axis=-1, keepdims=True)
-    if operation == "softmax_fwd":
+    if operation in ("softmax_fwd", "masked_softmax_fwd"):
         truth = np.exp(shifted) / _sum(np.exp(shifted))
         return truth, truth
     if operation == "log_softmax_fwd":
         truth = shifted - np.log(_sum(np.exp(shifted)))
         return truth, np.abs(truth) + 1.0
-    if operation == "softmax_grad":
+    if operation == "masked_softmax_grad":
+        t = _SCALE * t
+    if operation in ("softmax_grad", "masked_softmax_grad"):
         return y * (t - _sum(t * y)), y * (np.abs(t) + _sum(np.abs(t) * y))
     if operation == "log_softmax_grad":
         return t - np.exp(y) * _sum(t), np.abs(t) + np.exp(y) * _sum(np.abs(t))
@@ -203,11 +222,12 @@ def _cases(platform: str) -> Iterator[tuple[str, str, str, Callable[[], list[Che
     """
     on_cuda = platform == "cuda"
     tiers = [(dtype, "auto") for dtype in _DTYPES]
-    tiers += [("float32", tier) for tier in _CUDA_TIERS if on_cuda]
+    tiers += [("float32", tier) for tier in _validate.TIERS if on_cuda]
     for dtype, tier in tiers:
         for name, evaluate in (
             ("softmax", _softmax_results),
             ("log_softmax", _log_softmax_results),
+            ("scaled_masked_softmax", _attention_results),
         ):
             yield dtype, tier, name, partial(_run_case, platform, dtype, tier, evaluate)
     for algorithm in _validate.ALGORITHMS if on_cuda else ("auto",):

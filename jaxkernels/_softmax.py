@@ -84,9 +84,9 @@ def softmax(
         where: mask of bool that broadcasts against x (and x against it); elements where it is False
             are left out, and are 0 in the result. A fully masked row is 0 throughout, with zero
             gradients.
-        tier: forces the GPU kernel of one tier, "warp", "block_smem" or "block_uncached", which is
-            of use for measurements; None lets the plan choose (see `plan_softmax`). No effect on a
-            CPU.
+        tier: forces the GPU kernel of one tier, "warp", "block", "block_smem" or "block_uncached",
+            which is of use for measurements; None lets the plan choose (see `plan_softmax`). No
+            effect on a CPU.
         implementation: None takes kernels where there are some, "ffi" raises where there are none,
             "xla" calls `jax.nn.softmax`.
 
@@ -155,8 +155,7 @@ def log_softmax(
         where: mask of bool that broadcasts against x (and x against it); elements where it is False
             are left out, and are -inf in the result. A fully masked row is -inf throughout, with
             zero gradients.
-        tier: forces the GPU kernel of one tier, "warp", "block_smem" or "block_uncached"; see
-            `softmax`.
+        tier: forces the GPU kernel of one tier; see `softmax`.
         implementation: None takes kernels where there are some, "ffi" raises where there are none,
             "xla" calls `jax.nn.log_softmax`.
 

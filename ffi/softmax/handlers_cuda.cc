@@ -31,8 +31,12 @@ bool IsPackAligned(const void* pointer) {
 ffi::Error Run(Operation operation, cudaStream_t stream, int32_t ordinal,
                std::string_view tier_name, const ffi::AnyBuffer& x, const SoftmaxArrays& arrays) {
   if (arrays.rows == 0 || arrays.cols == 0) return ffi::Error::Success();
-  SoftmaxProblem problem{arrays.rows, arrays.cols, *ToDType(x.element_type()), operation,
-                         Tier::kAuto};
+  SoftmaxProblem problem;
+  problem.rows = arrays.rows;
+  problem.cols = arrays.cols;
+  problem.dtype = *ToDType(x.element_type());
+  problem.operation = operation;
+  problem.has_mask = arrays.attention.mask != nullptr;
   if (!ParseTier(tier_name, &problem.tier))
     return Explain(operation, "unknown tier '" + std::string(tier_name) + "'");
   if (!IsPackAligned(arrays.in[0]) || !IsPackAligned(arrays.in[1]) || !IsPackAligned(arrays.out)) {

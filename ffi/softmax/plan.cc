@@ -143,7 +143,8 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
   Tier tier = problem.tier;
   if (tier == Tier::kAuto) {
     tier = warp_fits ? Tier::kWarp : smem_fits ? Tier::kBlockSmem : Tier::kBlockUncached;
-    if (HasMask(problem.operation) && !warp_fits && packs * inputs <= kMostPacksOfMaskedBlock) {
+    const bool prefers_block = problem.has_mask || packs * inputs <= kMostPacksOfUnmaskedBlock;
+    if (HasMask(problem.operation) && !warp_fits && block_fits && prefers_block) {
       tier = Tier::kBlock;
     }
   }

@@ -63,12 +63,15 @@ constexpr bool WarpShapeFits(const WarpShape& shape, int pack, int inputs, bool 
 template <int kPack>
 inline constexpr int kMaskWords = (kPack + 3) / 4;
 
-// Packs, of all inputs, up to which a row of attention scores that is too long for a warp stays in
-// the registers of a block instead of its shared memory. H200, 2^28 elements, time over that of a
-// copy, block and block_smem (2026-11): 512 packs (bfloat16, 4096 columns) 1.04 and 1.15, with a
-// mask 1.14 and 1.37, causal 1.17 and 1.57; 2048 packs (float32, 8192 columns) 1.10 and 1.06,
-// causal 1.35 and 1.17.
-inline constexpr int kMostPacksOfMaskedBlock = 512;
+// Rows of attention scores that are too long for a warp stay in the registers of a block if they
+// have a mask, or up to this number of packs of all inputs; the others go to its shared memory.
+// H200, 2^28 elements, time over that of a copy, block and block_smem (2026-11):
+//                                 plain          mask           causal
+//   bfloat16, 4096 columns (512)  1.04 and 1.16  1.13 and 1.38  1.17 and 1.57
+//   bfloat16, 8192 columns (1024) 1.06 and 1.08  1.15 and 1.41  1.24 and 1.22
+//   float32, 4096 columns (1024)  1.05 and 1.04  1.16 and 1.24  1.24 and 1.17
+//   float32, 8192 columns (2048)  1.10 and 1.06  1.22 and 1.25  1.35 and 1.17
+inline constexpr int kMostPacksOfUnmaskedBlock = 512;
 
 inline constexpr int kPlanPackBytes = 16;
 inline constexpr int kWarpTierThreads = 128;
@@ -141,6 +144,7 @@ struct SoftmaxProblem {
   DType dtype = DType::kFloat32;
   Operation operation = Operation::kSoftmaxForward;
   Tier tier = Tier::kAuto;  // kAuto lets the policy choose
+  bool has_mask = false;    // operations on attention scores only
 };
 
 // A plan, or why there is none.

@@ -159,7 +159,9 @@ __device__ void LoadPacks(InputPacks<Op>& pack, const RowArgs<Op>& args,
   }
 }
 
-// Replaces what the operation does not see.
+// Replaces what the operation does not see. Without a branch: packs wholly within the band are not
+// worth one (H200, float32, 2048 columns, causal, time over that of a copy, 2026-11: 1.12 either
+// way).
 template <typename Op, bool kAligned>
 __device__ void HidePacks(InputPacks<Op>& pack, const RowView<Op, kAligned>& row, int index) {
   using T = typename Op::Storage;
