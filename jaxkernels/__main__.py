@@ -36,7 +36,7 @@ def _print_targets() -> list[str]:
     live = []
     for target in _registry.status():
         state = "live" if target.live else f"not live: {target.why}"
-        print(f"  {target.target:<27} {target.platform:<5} {state}")
+        print(f"  {target.target:<30} {target.platform:<5} {state}")
         if target.live:
             live.append(target.platform.lower())
     return list(dict.fromkeys(live))
@@ -45,7 +45,7 @@ def _print_targets() -> list[str]:
 def _print_checks(checks: list[_selfcheck.Check]) -> None:
     print("\nSelf-test: largest error against NumPy's widest float, in epsilons of the dtype")
     for check in checks:
-        case = f"  {check.platform:<5} {check.dtype:<9} {check.tier:<15} {check.operation:<17}"
+        case = f"  {check.platform:<5} {check.dtype:<9} {check.tier:<15} {check.operation:<20}"
         if check.problem:
             print(f"{case} FAILED: {check.problem}")
             continue
