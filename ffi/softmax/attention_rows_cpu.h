@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "common/numeric_cpu.h"
@@ -113,6 +114,15 @@ JK_INLINE void FillOutside(const ColumnRange& band, int64_t cols, C fill, C* row
   std::fill(row + band.end, row + cols, fill);
 }
 
+// Softmax of values whose results are rounded to 16 bits: the rounding error of x - max is not
+// worth keeping.
+struct SoftmaxForwardOfHalf : SoftmaxForward<float> {
+  JK_INLINE static float Term(float x, float, float max) { return Exp<true>(x - max, 0.0f); }
+  JK_INLINE static float Finish(float x, float unused, const Row& row) {
+    return FinishTerm(Term(x, unused, row.max), row);
+  }
+};
+
 template <typename T>
 JK_INLINE void RunAttentionForward(const CpuRows& all, const MaskedRows& attention, int64_t begin,
                                    int64_t end) {
@@ -128,7 +138,8 @@ JK_INLINE void RunAttentionForward(const CpuRows& all, const MaskedRows& attenti
                          &results[r * (range.end - range.begin)]);
   };
   const auto run = [&](int64_t rows, int64_t n) JK_INLINE_LAMBDA {
-    RunAll<SoftmaxForward<C>>({{scores.data(), nullptr}, results.data(), rows, n});
+    using Op = std::conditional_t<std::is_same_v<T, C>, SoftmaxForward<C>, SoftmaxForwardOfHalf>;
+    RunAll<Op>({{scores.data(), nullptr}, results.data(), rows, n});
   };
   ForRows<T>(all, attention, begin, end, results.data(), load, run);
 }

@@ -12,7 +12,6 @@
 //   Fill()       the value that stands for elements outside the row and for hidden ones: it changes
 //                neither maximum nor sum
 //   Value        of which the maximum is taken; it rises with the input, if there is one only
-//   Exponential  from a value and one above it to what a term is worth relative to the other
 //   Reference    from the row's maximum to what Term gets as `max`
 //   Term         one summand of the row's sum, from one element of each input and the maximum
 //   Row          the constants of a row, made once from its maximum and sum
@@ -44,7 +43,6 @@ struct ForwardOp : WholeRows {
   __device__ static C Fill() { return -kInfinity<C>; }
   __device__ static C Value(const C (&in)[1]) { return in[0]; }
   __device__ static C Reference(C max) { return max; }
-  __device__ static C Exponential(C value, C max) { return ExpDifference<T>(value, max); }
   __device__ static C Term(const C (&in)[1], C max) { return ExpDifference<T>(in[0], max); }
 };
 

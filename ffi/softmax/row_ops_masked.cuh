@@ -49,7 +49,8 @@ __device__ inline float RoundedProduct(float a, float b) { return __fmul_rn(a, b
 __device__ inline double RoundedProduct(double a, double b) { return __dmul_rn(a, b); }
 
 // y = softmax(t) with t = scale * x + bias where the row sees a column, else -inf. A row that sees
-// nothing is zero. For half types t is taken in units of log 2, which spares a multiplication.
+// nothing is zero. (Half types are not taken in units of log 2, though it would spare a
+// multiplication: the largest bfloat16 times log2(e) is infinite.)
 template <typename T, int kArrays>
 struct AttentionForward : SoftmaxForward<T>, AttentionRows<T> {
   using C = ComputeType<T>;
@@ -59,36 +60,30 @@ struct AttentionForward : SoftmaxForward<T>, AttentionRows<T> {
   using MaskWord = MaskBytes<16 / sizeof(T)>;
   static constexpr int kInputs = kArrays;
   static constexpr bool kSharesRows = kArrays == 1;
-  static constexpr C kUnit = kIsHalf<T> ? C(kLog2E) : C(1);
 
-  C factor = 1;
+  C scale = 1;
 
   AttentionForward() = default;
   explicit AttentionForward(const MaskedRows& rows)
-      : AttentionRows<T>(rows), factor(static_cast<C>(rows.scale * kUnit)) {}
+      : AttentionRows<T>(rows), scale(static_cast<C>(rows.scale)) {}
 
   __device__ C Value(const C (&in)[kArrays]) const {
     if constexpr (kArrays == 1) {
-      return RoundedProduct(factor, in[0]);
+      return RoundedProduct(scale, in[0]);
     } else {
-      return fma(factor, in[0], RoundedProduct(kUnit, in[1]));
-    }
-  }
-  __device__ static C Exponential(C value, C max) {
-    if constexpr (kIsHalf<T>) {
-      return FastExp2(value - max);
-    } else {
-      return ExpDifference<T>(value, max);
+      return fma(scale, in[0], in[1]);
     }
   }
   // Where all is hidden the terms are taken relative to 0: they vanish, and no inf - inf makes a
   // NaN.
   __device__ static C Reference(C max) { return max == -kInfinity<C> ? C(0) : max; }
   __device__ static C Hidden(const Row& row) { return C(0) * row.sum; }  // NaN if the row is
-  __device__ C Term(const C (&in)[kArrays], C max) const { return Exponential(Value(in), max); }
+  __device__ C Term(const C (&in)[kArrays], C max) const {
+    return ExpDifference<T>(Value(in), max);
+  }
   __device__ C Finish(const C (&in)[kArrays], const Row& row) const {
     if constexpr (kIsHalf<T>) {  // the division within the exponent
-      return FastExp2((Value(in) - row.max) - row.log2_sum);
+      return FastExp2(fma(Value(in) - row.max, kLog2E, -row.log2_sum));
     } else {
       return this->FinishTerm(Term(in, row.max), row);
     }

@@ -32,7 +32,7 @@ struct OnlineSum {
 
   __device__ void RaiseMax(C new_max) {
     if (!(new_max > max)) return;
-    sum *= Op::Exponential(max, new_max);
+    sum *= ExpDifference<typename Op::Storage>(max, new_max);
     max = new_max;
   }
 };
@@ -100,7 +100,7 @@ __global__ void __maxnreg__(kBlockTierRegisters) BlockUncachedTierKernel(RowArgs
     C max = online.max;
     if constexpr (Op::kUsesMax) {
       max = block.template AllReduce<MaxReduction<C>>(max);
-      online.sum *= Op::Exponential(online.max, OnlineSum<Op>::Reference(max));
+      online.sum *= ExpDifference<T>(online.max, OnlineSum<Op>::Reference(max));
       max = Op::Reference(max);
     }
     const C sum = block.template AllReduce<SumReduction<C>>(online.sum);
