@@ -72,6 +72,15 @@ def reshard(x: jax.Array, spec: PartitionSpec) -> jax.Array:
     return jax.sharding.reshard(x, jax.typeof(x).sharding.update(spec=spec))
 
 
+def broadcast_like(x: jax.Array, y: jax.Array) -> jax.Array:
+    """`x` with the shape of `y`, and with the sharding in its type, if there is one.
+
+    So that a gradient is summed before it is sent to other devices, and not after.
+    """
+    sharding = jax.typeof(y).sharding if is_explicitly_sharded(y) else None
+    return jax.numpy.broadcast_to(x, y.shape, out_sharding=sharding)
+
+
 def batch_at_front(axis_data: Any, x: jax.Array, batch_dim: int | None) -> jax.Array:
     """`x` with its vmapped dimension first; an unmapped `x` is broadcast, and sharded alike."""
     return batching.bdim_at_front(x, batch_dim, axis_data.size, axis_data.explicit_mesh_axis)
