@@ -8,10 +8,11 @@ from oracle import OPERATIONS, compute, storage
 from tolerance import check
 
 import jaxkernels as jk
+from jaxkernels import _validate
 
 ON_GPU = jax.default_backend() == "gpu"
 # On a CPU a forced tier has no effect (test_softmax.py shows it), so one pass is enough there.
-TIERS = (None, "warp", "block_smem", "block_uncached") if ON_GPU else (None,)
+TIERS = (None, *_validate.TIERS) if ON_GPU else (None,)
 
 KINDS = ("normal", "wide", "outliers", "offset", "equal", "subnormal", "minus_inf")
 

@@ -10,10 +10,8 @@ import pytest
 from masked_cases import case
 
 import jaxkernels as jk
-from jaxkernels import _validate
 
-TIERS = (None, *_validate.TIERS) if cases.ON_GPU else (None,)
-tiers = pytest.mark.parametrize("tier", TIERS)
+tiers = pytest.mark.parametrize("tier", cases.TIERS)
 dtypes = pytest.mark.parametrize("dtype", oracle.DTYPES)
 
 # (q, k): one row, one column, rows shorter and longer than the columns, odd and even, every tier of a GPU.
