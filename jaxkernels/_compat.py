@@ -72,6 +72,15 @@ def reshard(x: jax.Array, spec: PartitionSpec) -> jax.Array:
     return jax.sharding.reshard(x, jax.typeof(x).sharding.update(spec=spec))
 
 
+def broadcast_like(x: jax.Array, y: jax.Array) -> jax.Array:
+    """`x` with the shape of `y`, and with the sharding in its type, if there is one.
+
+    So that a gradient is summed before it is sent to other devices, and not after.
+    """
+    sharding = jax.typeof(y).sharding if is_explicitly_sharded(y) else None
+    return jax.numpy.broadcast_to(x, y.shape, out_sharding=sharding)
+
+
 def batch_at_front(axis_data: Any, x: jax.Array, batch_dim: int | None) -> jax.Array:
     """`x` with its vmapped dimension first; an unmapped `x` is broadcast, and sharded alike."""
     return batching.bdim_at_front(x, batch_dim, axis_data.size, axis_data.explicit_mesh_axis)
@@ -117,18 +126,21 @@ def batch_partitioning_attributes(
     partitioners are told: Shardy by a rule that ties equal dimensions of all arrays together and
     asks for the last ones to be gathered, because a row must be whole where it is reduced; GSPMD by
     the number of batch dimensions (its target must be registered as batch partitionable), which it
-    takes to be those of every operand. Where they are not, it is told nothing and gathers.
+    takes to be those of every operand. Where they are not, it is told nothing and gathers; XLA also
+    leaves the split of a Shardy program to it, so that `_row_partitioning` serves such calls if it
+    can.
     """
-    shape = ctx.avals_out[0].shape
+    shape = ctx.avals_out[0].shape  # pyright: ignore[reportAttributeAccessIssue]
     # A symbolic dimension (jax.export) cannot be written into the rule, nor can an empty one.
     if not all(isinstance(dim, int) and dim > 0 for dim in shape):
         return {}
     attributes = {}
-    if all(aval.shape == shape for aval in ctx.avals_in):
+    shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
+    if all(other == shape for other in shapes):
         batch = {"num_batch_dims": str(max(len(shape) - row_dims, 0))}
         attributes["mhlo.frontend_attributes"] = mlir.ir_attribute(batch)
     if jax.config.jax_use_shardy_partitioner:  # pyright: ignore[reportAttributeAccessIssue]
-        rule = _shardy_rule(shape, [aval.shape for aval in ctx.avals_in], row_dims)
+        rule = _shardy_rule(shape, shapes, row_dims)
         attributes["sdy.sharding_rule"] = ir.Attribute.parse(rule)
     return attributes
 

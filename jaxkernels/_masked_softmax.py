@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxkernels import _plan, _primitive, _reference, _validate
+from jaxkernels import _compat, _plan, _primitive, _reference, _validate
 
 Window = int | tuple[int, int] | None
 
@@ -106,6 +106,7 @@ masked_softmax_fwd = _primitive.define(
     check=_check_forward,
     full_operands=1,
     row_dims=_row_dims,
+    broadcasts=True,
 )
 masked_softmax_grad = _primitive.define(
     name="jaxkernels_masked_softmax_grad",
@@ -139,7 +140,7 @@ def _tangent(
     if db is not None:
         # Summed in float32, when transposed, for the 16-bit types.
         wide = db.astype(jnp.promote_types(y.dtype, jnp.float32)) / scale
-        broadcast = jnp.broadcast_to(wide, y.shape).astype(y.dtype)
+        broadcast = _compat.broadcast_like(wide, y).astype(y.dtype)
         dx = broadcast if dx is None else dx + broadcast
     return masked_softmax_grad(y, dx, scale=scale, **params)
 

@@ -21,7 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
 
-from jaxkernels import _compat, _registry
+from jaxkernels import _compat, _registry, _row_partitioning
 
 Reference = Callable[..., jax.Array]
 # Gets the shape and the dtype of the result, the tier and the attributes of a call when it is traced;
@@ -111,6 +111,7 @@ def define(
     *,
     full_operands: int,
     row_dims: Callable[..., int] = _one_row_dim,
+    broadcasts: bool = False,
 ) -> RowKernel:
     """Makes the primitive of a row kernel; everything but its derivatives.
 
@@ -122,6 +123,7 @@ def define(
         check: called whenever the primitive is traced.
         full_operands: see `RowKernel`.
         row_dims: see `RowKernel`.
+        broadcasts: there may be operands behind the full ones.
 
     Returns:
         The kernel, ready to be called on any number of dimensions >= 1.
@@ -137,6 +139,8 @@ def define(
             mlir.register_lowering(
                 primitive, functools.partial(_lower_kernel, kernel, target), platform=platform
             )
+    if broadcasts:
+        _compat.needs_devices_for_lowering(primitive)
     return kernel
 
 
@@ -200,7 +204,18 @@ def _lower_kernel(
     **attributes: Any,
 ) -> Any:
     del require_kernel
-    partitioning = _compat.batch_partitioning_attributes(ctx, kernel.row_dims(**attributes))
+    row_dims = kernel.row_dims(**attributes)
+    shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
+    broadcasts = any(shape != shapes[0] for shape in shapes)
+    if broadcasts and 0 not in shapes[0] and _compat.partitions_custom_calls(ctx):
+
+        def local(first: jax.Array, *others: jax.Array) -> jax.Array:
+            call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(first.shape, first.dtype))
+            return call(first, *others, tier=tier, **attributes)
+
+        function = _row_partitioning.partitioned(local, shapes, row_dims)
+        return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
+    partitioning = _compat.batch_partitioning_attributes(ctx, row_dims)
     rule = jax.ffi.ffi_lowering(target, extra_attributes=partitioning)
     return rule(ctx, *operands, tier=tier, **attributes)
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+_LARGEST_INDEX = (1 << 31) - 1
+
 
 def _widen(x: jax.Array) -> jax.Array:
     """Gives `x` in its compute type: float32 for the 16-bit types, otherwise its own."""
@@ -70,6 +72,8 @@ def band(q: int, k: int, left: int, right: int, from_end: bool) -> jax.Array:
     """
     own = jnp.arange(q)[:, None] + (k - q if from_end else 0)
     distance = jnp.arange(k)[None, :] - own
+    # Bounds beyond any distance need not fit the type of the indices.
+    left, right = max(left, -_LARGEST_INDEX), min(right, _LARGEST_INDEX)
     return (distance >= left) & (distance <= right)
 
 

@@ -8,10 +8,11 @@ from oracle import OPERATIONS, compute, storage
 from tolerance import check
 
 import jaxkernels as jk
+from jaxkernels import _validate
 
 ON_GPU = jax.default_backend() == "gpu"
 # On a CPU a forced tier has no effect (test_softmax.py shows it), so one pass is enough there.
-TIERS = (None, "warp", "block_smem", "block_uncached") if ON_GPU else (None,)
+TIERS = (None, *_validate.TIERS) if ON_GPU else (None,)
 
 KINDS = ("normal", "wide", "outliers", "offset", "equal", "subnormal", "minus_inf")
 
@@ -71,10 +72,10 @@ def serves(tier, shape, dtype):
     return tier is None or all(plan_or_none(shape, dtype, op, tier) for op in OPERATIONS)
 
 
-def accumulators(operation, shape, dtype, tier=None):
+def accumulators(operation, shape, dtype, tier=None, **more):
     """Partial sums that a row has at least: a GPU's lanes, or the elements of a CPU's narrowest (16-byte) vector."""
     if ON_GPU:
-        return jk.plan_softmax(shape, dtype, operation=operation, tier=tier).lanes
+        return jk.plan_softmax(shape, dtype, operation=operation, tier=tier, **more).lanes
     return 16 // compute(dtype).itemsize
 
 

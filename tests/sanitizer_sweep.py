@@ -6,7 +6,11 @@ Only our kernels run: inputs come from the host and every program is a few custo
 import cases
 import gemm_cases
 import jax
+import masked_cases
 import oracle
+from masked_cases import case
+
+from jaxkernels import _validate
 
 
 def sweep_products():
@@ -33,11 +37,25 @@ def sweep_products():
     return count + len(problems)
 
 
+def attention_scores(dtype):
+    """Masks and biases of rows, of all rows and of shared ones, bands; rows of every alignment."""
+    some = []
+    for q, k in ((35, 3), (7, 37), (5, 128), (3, 513), (3, 1030), (2, 4099), (1, 40001)):
+        full = (2, 2, q, k)
+        some += [
+            case(full, dtype, mask=(2, 1, q, k), scale=0.5),
+            case(full, dtype, mask=(1, 1, 1, k), bias=(1, 2, q, k), causal=True),
+            case(full, dtype, bias=(2, 1, 1, k), window=(k // 3, 2)),
+            case(full, dtype, mask=full, causal=True),
+        ]
+    return some
+
+
 def main():
     assert jax.default_backend() == "gpu"
     count = sweep_products()
     for dtype in oracle.DTYPES:
-        for tier in ("warp", "block_smem", "block_uncached"):
+        for tier in _validate.TIERS:
             shapes = ((70, 3), (35, 37), (9, 128), (5, 513), (3, 1030), (2, 4099), (2, 70001))
             pairs = [
                 (cases.logits("normal", *shape, dtype), cases.cotangents(*shape, dtype))
@@ -46,6 +64,8 @@ def main():
             ]
             cases.check_all(pairs, dtype, tier)
             count += len(pairs)
+            # The gradient of a bias has a sum of XLA's own.
+            count += masked_cases.check_all(attention_scores(dtype), dtype, tier, wrt=("scores",))
     print(f"{count} shapes right")
 
 

@@ -21,12 +21,13 @@ THUNK = re.compile(r"^(\s*)\d+: (k\w+)")
 PROGRAM = """
 import sys
 sys.path.insert(0, ".")
-import cases, gemm_cases, jax, numpy as np
+import cases, gemm_cases, jax, masked_cases, numpy as np
 import jaxkernels as jk
+from jaxkernels import _validate
 
 ROWS, COLS = 64, 1001
 TIERS = [
-    tier for tier in ("warp", "block_smem", "block_uncached")
+    tier for tier in _validate.TIERS
     if cases.serves(tier, (ROWS, COLS), "float32")
 ]
 
@@ -37,6 +38,35 @@ def row_operations(x, t):
 def check_row_operations(x, t, results):
     for tier, result in zip(TIERS, results, strict=True):
         cases.check_results(x, t, result, "float32", tier)
+
+CASE = masked_cases.case(
+    (2, ROWS // 2, COLS), "float32", mask=(ROWS // 2, COLS), bias=(1, COLS), scale=0.5, causal=True)
+CASES = [CASE, masked_cases.dataclasses.replace(CASE, bias=None)]
+MASKED_TIERS = [
+    tier for tier in _validate.TIERS if all(masked_cases.serves(c, tier) for c in CASES)
+]
+
+@jax.jit
+def attention_scores(x, t):
+    results = []
+    for tier in MASKED_TIERS:
+        for c in CASES:
+            def function(x, c=c, tier=tier):
+                return jk.scaled_masked_softmax(
+                    x, c.mask, c.bias, scale=c.scale, causal=True, tier=tier)
+            y, pull = jax.vjp(function, x.reshape(CASE.scores.shape))
+            results += [y, pull(t.reshape(CASE.scores.shape))[0]]
+    return results
+
+def check_attention_scores(x, t, results):
+    results = iter(results)
+    for tier in MASKED_TIERS:
+        for c in CASES:
+            c = masked_cases.dataclasses.replace(
+                c, scores=x.reshape(c.scores.shape), dy=t.reshape(c.scores.shape))
+            truth = masked_cases.Truth(c, tier)
+            truth.check(next(results))
+            truth.check_gradients({"scores": next(results)}, ("scores",))
 
 @jax.jit
 def products(a, b):
@@ -52,7 +82,8 @@ def check_products(a, b, results):
     gemm_cases.check(outer, a.T, b)
 
 # Products of lines that begin at multiples of 16 bytes are copied by the tensor memory accelerator.
-programs = [(row_operations, check_row_operations, COLS), (products, check_products, COLS),
+programs = [(row_operations, check_row_operations, COLS),
+            (attention_scores, check_attention_scores, COLS), (products, check_products, COLS),
             (products, check_products, COLS - 1)]
 inputs = {
     (cols, seed): (cases.logits("normal", ROWS, cols, "float32", seed),
@@ -102,7 +133,8 @@ def test_runs_inside_a_command_buffer(gpu, tmp_path):
     flags = f"{FLAGS} --xla_dump_to={tmp_path}"
     stdout, _ = run_python("-c", PROGRAM, XLA_FLAGS=flags, XLA_PYTHON_CLIENT_PREALLOCATE="false")
     programs = [line.split() for line in stdout.splitlines()]
-    assert [name for name, _ in programs] == ["row_operations", "products", "products"]
+    names = ["row_operations", "attention_scores", "products", "products"]
+    assert [name for name, _ in programs] == names
     for name, results in programs:
         dumps = list(tmp_path.glob(f"*jit_{name}*thunk_sequence_after_thunk_passes*"))
         assert dumps, sorted(p.name for p in tmp_path.iterdir())

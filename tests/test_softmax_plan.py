@@ -7,7 +7,7 @@ import oracle
 import pytest
 
 import jaxkernels as jk
-from jaxkernels import _cpu
+from jaxkernels import _cpu, _validate
 
 DEVICES = tuple(_cpu.named_devices())
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
@@ -15,8 +15,11 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 MOST_THREADS = 1024
 
 
+MASKED = ("masked_softmax_fwd", "biased_softmax_fwd", "masked_softmax_grad")
+
+
 def inputs(operation):
-    return 1 if operation.endswith("_fwd") else 2
+    return 1 if operation.endswith("_fwd") and operation != "biased_softmax_fwd" else 2
 
 
 def plan(cols, dtype="float32", operation="softmax_fwd", device="h200", tier=None, rows=4096):
@@ -40,16 +43,40 @@ def interesting_cols(dtype):
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_invariants(dtype, device):
     """What kernels rely on, for every row length that matters, any number of rows, every operation and tier."""
+    check_invariants(interesting_cols(dtype), oracle.OPERATIONS, dtype, device)
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_invariants_of_attention_scores(dtype):
+    near = [c + step for c in masked_boundaries(dtype) for step in (-1, 0, 1)]
+    cols = [*near, *range(1, 70), 255, 1001, 50257, 151935, (1 << 31) + 5]
+    for device in ("h200", DEVICES[-1]):
+        check_invariants(cols, MASKED, dtype, device)
+
+
+def masked_boundaries(dtype, operation="masked_softmax_fwd"):
+    """The aligned and the misaligned row lengths at which another tier takes over, on an H200."""
+    pack = 16 // BYTES[dtype]
+    found = []
+    for residue in (0, 1):
+        tiers = [
+            (packs * pack + residue, plan(packs * pack + residue, dtype, operation).tier)
+            for packs in (*range(1, 1100), *range(1100, 20000, 50))
+        ]
+        found += [a[0] for a, b in itertools.pairwise(tiers) if a[1] != b[1]]
+    assert len(found) >= 4, found
+    return found
+
+
+def check_invariants(all_cols, operations, dtype, device):
     limits = _cpu.named_devices()[device]
-    tiers = (None, "warp", "block_smem", "block_uncached")
-    for cols, operation, tier in itertools.product(
-        interesting_cols(dtype), oracle.OPERATIONS, tiers
-    ):
+    tiers = (None, *_validate.TIERS)
+    for cols, operation, tier in itertools.product(all_cols, operations, tiers):
         for rows in (0, 1, 65537, 1 << 40):
             try:
                 p = plan(cols, dtype, operation, device, tier, rows)
             except ValueError:
-                assert tier in ("warp", "block_smem"), (cols, operation, tier)
+                assert tier in ("warp", "block", "block_smem"), (cols, operation, tier)
                 continue
             where = (cols, operation, tier, rows, p)
             assert p.tier == (tier or p.tier), where
@@ -72,6 +99,7 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
     if p.tier == "warp" and p.staged:
         warps = p.block_threads // 32
         assert not p.aligned, where
+        assert operation != "biased_softmax_fwd", where  # its rows lie elsewhere in the bias
         assert p.smem_bytes >= warps * 32 * row_bytes, where
         rows_at_once = 32 * warps
     elif p.tier == "warp":
@@ -82,11 +110,17 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
         rows_at_once = p.block_threads // p.lanes * p.rows_per_access
     else:
         assert p.lanes == p.block_threads, where
-        if p.tier == "block_smem":
+        if p.tier == "block":
+            assert p.block_threads * p.packs_per_lane >= packs_of(cols, dtype), where
+            assert p.packs_per_lane * inputs(operation) <= 4, where  # packs of 4 registers
+            assert p.smem_bytes == 0, where
+        elif p.tier == "block_smem":
             assert p.smem_bytes >= packs_of(cols, dtype) * 16 * inputs(operation), where
         else:
             # A row may be kept whole when the tier is forced; a window may begin seven packs early.
-            assert 0 <= p.kept_packs <= packs_of(cols, dtype) + 7, where
+            # Room for a row of scores without its mask is more than such a row may need.
+            assert p.kept_packs >= 0, where
+            assert operation in MASKED or p.kept_packs <= packs_of(cols, dtype) + 7, where
             assert p.smem_bytes == p.kept_packs * 16 * inputs(operation), where
     # Rows are walked grid-stride, so any grid covers them; none may be launched for nothing.
     assert p.grid_blocks <= max(1, -(-rows // rows_at_once)), where
@@ -144,18 +178,61 @@ def test_grid_is_about_32_waves():
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_forced_tiers(dtype):
-    for tier in ("warp", "block_smem", "block_uncached"):
+    for tier in _validate.TIERS:
         for cols in (1, 7, 128, 129):
             assert plan(cols, dtype, tier=tier).tier == tier
     assert plan(1 << 22, dtype, tier="block_uncached").tier == "block_uncached"
     with pytest.raises(ValueError, match="warp"):
         plan(1 << 16, dtype, tier="warp")
+    with pytest.raises(ValueError, match="tier 'block' cannot hold a row"):
+        plan(1 << 17, dtype, tier="block")
     with pytest.raises(ValueError, match="block_smem"):
         plan(1 << 20, dtype, tier="block_smem")
     small = cases.jk.plan_softmax((1, 50_000), "float32", device="h200", tier="block_smem")
     assert small.tier == "block_smem"
     with pytest.raises(ValueError, match="rtx4090"):
         plan(50_000, device="rtx4090", tier="block_smem")
+
+
+@pytest.mark.parametrize("operation", [*oracle.OPERATIONS, *MASKED])
+def test_longest_row_of_the_block_tier(operation):
+    """1024 threads with the packs that each holds; one more is refused."""
+    packs = 1024 * (4 // inputs(operation))
+    most = plan(packs * 8, "bfloat16", operation, tier="block")
+    assert (most.tier, most.block_threads, most.lanes) == ("block", 1024, 1024)
+    one = plan(8, "bfloat16", operation, tier="block")
+    assert one.block_threads == 32
+    for cols in ((packs + 1) * 8, packs * 8 - 1):  # misaligned, a row touches a pack more
+        with pytest.raises(
+            ValueError, match=f"tier 'block' cannot hold a row of {packs + 1} packs"
+        ):
+            plan(cols, "bfloat16", operation, tier="block")
+
+
+def test_tiers_of_attention_scores():
+    """A block's registers serve scores that are too long for a warp, and nothing else."""
+
+    def tiers(operation, *lengths, dtype="bfloat16"):
+        return [plan(cols, dtype, operation).tier for cols in lengths]
+
+    scores = "masked_softmax_fwd"
+    assert tiers(scores, 128, 2048, 4096, 8192) == ["warp", "warp", "block", "block_smem"]
+    assert tiers(scores, 2048, 2052, dtype="float32") == ["warp", "block_smem"]
+    assert "block" in tiers("biased_softmax_fwd", *range(128, 4096, 128))
+    assert "block" not in tiers("masked_softmax_grad", *range(128, 20000, 128))
+    for operation in oracle.OPERATIONS:
+        assert "block" not in tiers(operation, *range(128, 20000, 128))
+    for operation in MASKED:
+        assert tiers(operation, 1 << 20) == ["block_uncached"]
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_scores_and_bias_are_never_staged(dtype):
+    """Their rows do not lie side by side; those of scores alone, and of a gradient, do."""
+    for cols in range(1, 300):
+        assert not plan(cols, dtype, "biased_softmax_fwd").staged
+    assert plan(7, dtype, "masked_softmax_fwd").staged
+    assert plan(7, dtype, "masked_softmax_grad").staged
 
 
 def test_plans_compare_and_print():

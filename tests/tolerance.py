@@ -116,6 +116,32 @@ def _linear_bound(operation, y, t, result, p, sigma):
     return p.u * (sigma * total(size) + total(size * (exp_error + 1))) + stored
 
 
+def masked_bound(p, y, product, bias, distance, total, sigma):
+    """The largest error of a softmax of t = product + bias over what a row sees, before it is stored.
+
+    t is not exact: the factor, the product, a bias that changes units and their sum are rounded once each, which makes
+    (2 |product| + 2 |bias| + |t|) u of absolute error. It is the same in the maximum, which therefore cancels, and
+    in the exponent: a relative error of y, and by way of the sum that of all y, weighed by them. Half types divide
+    within the exponent: log2 of the sum is subtracted there. The rest is as in `bound`.
+
+    Args:
+      p: the precision.
+      y: the truth.
+      product: scale * scores.
+      bias: what is added, of the same shape.
+      distance: max t - t, 0 where that is infinite.
+      total: the sum of the exponentials of a row.
+      sigma: the error of a sum.
+    """
+    t_error = 2 * np.abs(product) + 2 * np.abs(bias) + np.abs(product + bias)
+    each = np.where(y > 0, p.exp_error + p.argument_error * distance + t_error, 0)
+    s_error = sigma + np.sum(each * y, axis=-1, keepdims=True)
+    divide = DIVIDE_ERROR
+    if p.us > p.u:
+        divide = divide + LOG_ERROR + 2 * np.log2(np.where(total > 1, total, 1))
+    return p.u * y * (each + s_error + divide)
+
+
 def worst(got, operation, *operands, accumulators):
     """The largest error of a result in units of its bound, with a description of the place.
 

@@ -1,0 +1,237 @@
+"""scaled_masked_softmax in programs: what they keep in memory, how they are exported, what bad input raises."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from masked_cases import case
+from test_errors import ffi_call
+from test_memory import SLACK, stats
+
+import jaxkernels as jk
+
+FULL = (4, 2, 64, 128)
+CASE = case(FULL, "float32", mask=(4, 1, 1, 128), bias=(1, 2, 64, 128))
+SMALL = case((2, 3, 4, 5), "float32", mask=(2, 1, 1, 5), bias=(1, 3, 4, 5))
+ours = functools.partial(jk.scaled_masked_softmax, scale=0.5, causal=True)
+
+
+def operands(c, dtype="float32"):
+    return jnp.asarray(c.scores, dtype), jnp.asarray(c.mask), jnp.asarray(c.bias, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_forward_needs_no_temporary(dtype):
+    """Neither mask, bias nor band are materialised, mapped or not."""
+    x, mask, bias = operands(CASE, dtype)
+    for function, arrays in (
+        (ours, (x, mask, bias)),
+        (ours, (x, mask[0, 0])),
+        (ours, (x, None, bias[0])),
+        (jax.vmap(ours, (0, 0, None)), (x, mask, bias[0])),
+        (jax.vmap(ours, (1, None, 1), 1), (x, mask[:, 0], bias)),
+    ):
+        analysis = stats(function, *arrays)
+        assert analysis.temp_size_in_bytes <= SLACK
+        assert analysis.output_size_in_bytes <= x.nbytes + SLACK
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_backward_keeps_y_only(dtype):
+    """One array of the size of the scores between the passes, and no other within them."""
+    x, mask, bias = operands(CASE, dtype)
+    y, pull = jax.vjp(lambda x: ours(x, mask, bias), x)
+    (kept,) = jax.tree.leaves(pull)
+    np.testing.assert_array_equal(kept, y)
+    backward = stats(lambda pull, t: pull(t)[0], pull, x)
+    assert backward.temp_size_in_bytes <= SLACK
+    step = stats(lambda x, m, b, t: jax.vjp(lambda x: ours(x, m, b), x)[1](t)[0], x, mask, bias, x)
+    assert step.temp_size_in_bytes <= x.nbytes + SLACK
+
+
+def test_gradient_of_a_bias_needs_one_more_array():
+    """The gradient of the scores, of which it is the sum."""
+    x, mask, bias = operands(CASE)
+    step = stats(lambda x, m, b, t: jax.vjp(lambda b: ours(x, m, b), b)[1](t)[0], x, mask, bias, x)
+    # y, the gradient, and where XLA's CPU sums in parts, a few of the size of the bias
+    assert step.temp_size_in_bytes <= 2 * x.nbytes + 2 * bias.nbytes + SLACK
+
+
+def checks(*operations):
+    return [
+        jax.export.DisabledSafetyCheck.custom_call(f"jaxkernels_masked_softmax_{operation}")
+        for operation in operations
+    ]
+
+
+def abstract(*arrays):
+    return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
+
+
+def test_export_and_reload():
+    x, mask, bias = operands(SMALL)
+    export = jax.export.export(jax.jit(ours), disabled_checks=checks("fwd", "grad"))
+    exported = export(*abstract(x, mask, bias))
+    assert "jaxkernels_masked_softmax_fwd" in exported.mlir_module()
+    reloaded = jax.export.deserialize(exported.serialize(vjp_order=1))
+    np.testing.assert_array_equal(reloaded.call(x, mask, bias), ours(x, mask, bias))
+    t = jnp.asarray(SMALL.dy)
+    got, want = (
+        jax.vjp(lambda x, b, f=f: f(x, mask, b), x, bias)[1](t) for f in (reloaded.call, ours)
+    )
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(g, w, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", ["forward", "gradient"])
+def test_export_with_symbolic_dimensions(kind):
+    """Batches, heads, queries and keys of any number, with operands that broadcast."""
+    batch, heads, q, k = jax.export.symbolic_shape("batch, heads, q, k")
+
+    def function(x, mask, bias):
+        if kind == "forward":
+            return ours(x, mask, bias)
+        return jax.grad(lambda x, b: jnp.sum(jnp.sin(ours(x, mask, b))), (0, 1))(x, bias)
+
+    shapes = ((batch, heads, q, k), (batch, 1, 1, k), (1, heads, q, k))
+    exported = jax.export.export(jax.jit(function), disabled_checks=checks("fwd", "grad"))(
+        *(
+            jax.ShapeDtypeStruct(shape, dtype)
+            for shape, dtype in zip(shapes, (jnp.float32, jnp.bool_, jnp.float32), strict=True)
+        )
+    )
+    reloaded = jax.export.deserialize(exported.serialize())
+    for full in ((2, 3, 4, 5), (1, 1, 7, 40), (3, 2, 5, 2)):
+        c = case(full, "float32", mask=(full[0], 1, 1, full[3]), bias=(1, *full[1:]))
+        got, want = (f(*operands(c)) for f in (reloaded.call, jax.jit(function)))
+        for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(g, w, rtol=2e-6, atol=2e-6)
+
+
+def test_export_for_other_platforms():
+    """Plain HLO where there are no kernels; the same reference is held to the truth in test_masked_softmax.py."""
+    shapes = abstract(*operands(SMALL))
+    for function in (ours, functools.partial(ours, empty_rows="mean")):
+        export = jax.export.export(jax.jit(function), platforms=["tpu"])
+        assert "@jaxkernels_" not in export(*shapes).mlir_module()
+    with pytest.raises(NotImplementedError, match=r"ffi.*masked_softmax_fwd.*tpu"):
+        jax.export.export(
+            jax.jit(functools.partial(ours, implementation="ffi")), platforms=["tpu"]
+        )(*shapes)
+
+
+X = jnp.ones((3, 4, 8))
+ONES = np.ones((4, 8), bool)
+WRONG = [
+    # arguments, error, what its text has to contain
+    pytest.param({"mask": np.ones((4, 8), np.int32)}, ValueError, "mask.*bool.*int32", id="int-mask"),
+    pytest.param({"mask": X}, ValueError, "mask.*bool.*float32", id="float-mask"),
+    pytest.param({"mask": "all"}, TypeError, "mask.*'all'", id="text-mask"),
+    pytest.param({"mask": ONES[:3]}, ValueError, r"mask.*\(3, 8\).*\(3, 4, 8\)", id="mask-shape"),
+    pytest.param({"bias": X[:, :, :3]}, ValueError, r"bias.*\(3, 4, 3\).*\(3, 4, 8\)", id="bias-shape"),
+    pytest.param(
+        {"mask": ONES, "bias": X[:2]}, ValueError, r"bias.*\(2, 4, 8\).*\(3, 4, 8\)", id="both-shapes"
+    ),
+    pytest.param({"bias": [1.0]}, TypeError, "bias.*list", id="list-bias"),
+    pytest.param({"bias": X * 1j}, TypeError, "bias.*complex64", id="complex-bias"),
+    pytest.param({"scale": jnp.ones(3)}, ValueError, r"scale.*\(3,\)", id="scale-shape"),
+    pytest.param({"scale": "half"}, TypeError, "scale.*'half'", id="text-scale"),
+    pytest.param({"window": 1.5}, TypeError, r"window.*1\.5", id="float-window"),
+    pytest.param({"window": (1, 2, 3)}, TypeError, r"window.*\(1, 2, 3\)", id="long-window"),
+    pytest.param({"window": (1, "2")}, TypeError, r"window.*'2'", id="text-window"),
+    pytest.param({"window": -1}, ValueError, r"window.*-1", id="negative-window"),
+    pytest.param({"window": (2, -3)}, ValueError, r"window.*-3", id="negative-side"),
+    pytest.param({"empty_rows": "nan"}, ValueError, "'zero' or 'mean'.*'nan'", id="empty-rows"),
+    pytest.param({"tier": "grid"}, ValueError, "tier.*'block'.*'grid'", id="tier"),
+    pytest.param({"implementation": "cuda"}, ValueError, "'xla'.*'cuda'", id="implementation"),
+    pytest.param({"implementation": "xla", "tier": "block"}, ValueError, "'block'", id="xla-with-tier"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "error", "text"), WRONG)
+def test_wrong_argument(arguments, error, text):
+    with pytest.raises(error, match=text):
+        jk.scaled_masked_softmax(X, **arguments)
+    with pytest.raises(error, match=text):
+        jax.jit(lambda x: jk.scaled_masked_softmax(x, **arguments))(X)
+
+
+@pytest.mark.parametrize(
+    ("scores", "error", "text"),
+    [
+        ([[1.0]], TypeError, "scores.*list"),
+        (jnp.ones(5), ValueError, r"scores.*\(\.\.\., q, k\).*\(5,\)"),
+        (jnp.ones(()), ValueError, r"scores.*\(\)"),
+        (jnp.ones((2, 3), jnp.int32), TypeError, "scores.*float32.*int32"),
+        (jnp.ones((2, 3), bool), TypeError, "scores.*bool"),
+        (jnp.ones((2, 3), jnp.complex64), TypeError, "scores.*complex64"),
+        (jnp.ones((2, 3), "float8_e4m3fn"), TypeError, "scores.*float8_e4m3fn"),
+    ],
+    ids=str,
+)
+def test_wrong_scores(scores, error, text):
+    with pytest.raises(error, match=text):
+        jk.scaled_masked_softmax(scores)
+
+
+def test_forced_tier_that_cannot_hold_the_row():
+    """A ValueError while tracing, the plan's own words; the gradient needs more than the forward pass."""
+    long = jax.ShapeDtypeStruct((2, 3, 100_000), jnp.bfloat16)
+    with pytest.raises(ValueError, match="tier 'warp' cannot hold a row"):
+        jax.eval_shape(functools.partial(ours, tier="warp"), long)
+    fits = functools.partial(
+        jk.plan_softmax,
+        dtype="bfloat16",
+        operation="masked_softmax_fwd",
+        device="h200",
+        tier="warp",
+    )
+    cols = max(c for c in range(512, 8192, 512) if c == 512 or _fits(fits, c))
+    x = jax.ShapeDtypeStruct((2, 3, cols), jnp.bfloat16)
+    forced = functools.partial(ours, tier="warp")
+    jax.eval_shape(forced, x)
+    with pytest.raises(ValueError, match="tier 'warp' cannot hold a row"):
+        jax.eval_shape(jax.grad(lambda x: jnp.sum(forced(x).astype(jnp.float32))), x)
+
+
+def _fits(plan, cols):
+    try:
+        plan((2, cols))
+    except ValueError:
+        return False
+    return True
+
+
+FWD = {"scale": 1.0, "left": 0, "right": 0, "from_end": True, "has_mask": False, "has_bias": False}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "flags", "texts"),
+    [
+        ([((2, 3), "bool")], {"has_mask": True}, ()),
+        ([((3, 3), "bool")], {"has_mask": True}, ("mask", "(3, 3)")),
+        ([((2, 1), "bool")], {"has_mask": True}, ("mask", "(2, 1)")),
+        ([((1, 2, 3), "bool")], {"has_mask": True}, ("mask", "(1, 2, 3)")),
+        ([((2, 3), "float32")], {"has_mask": True}, ("mask", "bool", "float32")),
+        ([((2, 3), "bfloat16")], {"has_bias": True}, ("bias", "float32", "bfloat16")),
+        ([((3,), "float32")], {"has_bias": True}, ("bias", "(3,)")),
+        ([((2, 3), "bool")], {}, ("number", "1", "2")),
+        ([], {"has_mask": True, "has_bias": True}, ("number", "3", "1")),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_handlers_check_masks_and_biases(shapes, flags, texts):
+    """As only a broken Python layer could call them: an error that names the operand, not a crash."""
+    result = ((2, 3), "float32")
+    call = [(("jaxkernels_masked_softmax_fwd"), [result, *shapes], result), FWD | flags]
+    if not texts:  # the right call, so that the wrong ones fail for their own reason
+        target, arrays, out = call[0]
+        made = [jnp.ones(shape, dtype) for shape, dtype in arrays]
+        run = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(*out))
+        assert jax.jit(lambda *a: run(*a, tier="auto", **call[1]))(*made).shape == (2, 3)
+        return
+    text = ffi_call(*call[0], **call[1])
+    assert "INVALID_ARGUMENT" in text
+    assert all(part in text for part in texts), text

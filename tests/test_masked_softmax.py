@@ -1,0 +1,330 @@
+"""Values of scaled_masked_softmax and of its gradients against the truth."""
+
+import cases
+import jax
+import jax.numpy as jnp
+import masked_cases
+import numpy as np
+import oracle
+import pytest
+from masked_cases import case
+
+import jaxkernels as jk
+
+tiers = pytest.mark.parametrize("tier", cases.TIERS)
+dtypes = pytest.mark.parametrize("dtype", oracle.DTYPES)
+
+# (q, k): one row, one column, rows shorter and longer than the columns, odd and even, every tier of a GPU.
+SIZES = (
+    (1, 1), (1, 2), (2, 1), (2, 2), (31, 33), (33, 31), (1, 33), (2, 1000), (31, 128), (33, 1000),
+    (1000, 2), (1000, 33), (2, 2048), (3, 4096), (2, 4097), (1, 4097), (1, 20001),
+)  # fmt: skip
+BANDS = (
+    {"causal": True},
+    {"window": 0},
+    {"window": 2},
+    {"window": (3, 1)},
+    {"window": (0, 5)},
+    {"causal": True, "window": 4},
+    {"causal": True, "window": (50000, 0)},
+    {"window": (1, 50000)},
+)
+
+
+def operand_shapes(B, H, q, k):
+    """Shapes that broadcast against (B, H, q, k)."""
+    return (
+        (), (1, 1, 1, 1), (k,), (q, k), (q, 1), (B, 1, 1, k), (B, 1, q, k), (1, H, q, k),
+        (1, H, 1, k), (B, H, 1, 1), (B, H, q, k),
+    )  # fmt: skip
+
+
+@tiers
+@dtypes
+def test_sizes(dtype, tier):
+    """Every size plain, masked, with bias and in a band."""
+    some = []
+    for q, k in SIZES:
+        shape = (2, q, k) if q * k < 5000 else (q, k)
+        some += [
+            case(shape, dtype, scale=0.7),
+            case(shape, dtype, mask=(q, k), causal=True),
+            case(shape, dtype, mask=(1, k), bias=(q, k), scale=1.5, window=(k // 2, 3)),
+        ]
+    assert masked_cases.check_all(some, dtype, tier) >= 30
+
+
+@tiers
+@dtypes
+def test_broadcast_operands(dtype, tier):
+    """Masks and biases of every shape, next to one another, on short and on longer rows."""
+    some = []
+    for full in ((2, 3, 5, 7), (2, 3, 3, 40), (3, 2, 2, 129)):
+        shapes = operand_shapes(*full)
+        for i, mask in enumerate(shapes):
+            bias = shapes[(3 * i + full[-1]) % len(shapes)]
+            some.append(case(full, dtype, mask=mask, seed=i))
+            some.append(case(full, dtype, bias=mask, seed=i, scale=0.25))
+            some.append(case(full, dtype, mask=mask, bias=bias, seed=i, causal=i % 2 == 0))
+    masked_cases.check_all(some, dtype, tier)
+
+
+def test_operands_of_many_dimensions():
+    """Which alternate between full and broadcast, so that a row's place takes several divisions."""
+    full = (2, 3, 2, 2, 3, 2, 5)
+    shapes = (
+        (2, 1, 2, 1, 3, 1, 5),
+        (1, 3, 1, 2, 1, 2, 5),
+        (2, 1, 1, 2, 3, 1, 5),
+        (3, 1, 1, 1, 2, 5),
+    )
+    some = [case(full, "float32", mask=a, bias=b) for a in shapes for b in shapes[::-1]]
+    # Sizes whose quotients are taken by a multiplication: 1, powers of 2, odd, next to powers of 2.
+    for rows in ((1, 7, 1), (8, 1, 3), (31, 33, 2), (17, 1, 64), (3, 127, 5)):
+        full = (*rows, 4)
+        some.append(case(full, "float32", mask=(rows[0], 1, rows[2], 4), bias=(rows[1], 1, 4)))
+    masked_cases.check_all(some, "float32")
+
+
+@tiers
+@dtypes
+def test_bands(dtype, tier):
+    """Fewer, as many and more rows than columns, so that bands begin and end anywhere and rows see nothing."""
+    some = []
+    for q, k in ((9, 9), (4, 13), (13, 4), (3, 130), (40, 35)):
+        for i, band in enumerate(BANDS):
+            some.append(case((2, q, k), dtype, **band))
+            if i % 2:
+                some.append(case((2, q, k), dtype, mask=(q, k), bias=(1, q, k), scale=0.5, **band))
+    masked_cases.check_all(some, dtype, tier)
+
+
+@dtypes
+def test_scales(dtype):
+    """Fused (positive numbers, NumPy's too), and multiplied in before: negative, zero, traced with its gradient."""
+    with cases.x64(dtype):
+        traced = [
+            np.asarray(s, np.float64 if dtype == "float64" else np.float32) for s in (0.3, -1.2)
+        ]
+    some = []
+    for scale in (1, 0.125, 3.0, np.float32(0.7), 1e-3, -0.5, 0, 0.0, np.float64(-2.0), *traced):
+        for full in ((2, 5, 7), (2, 3, 67)):
+            some.append(case(full, dtype, mask=(full[1], full[2]), scale=scale))
+            some.append(case(full, dtype, bias=(1, *full[1:]), scale=scale, causal=True))
+    masked_cases.check_all(some, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_bias_of_another_type_promotes(dtype):
+    """A float32 bias of 16-bit scores is not rounded; its gradient has its own type and shape."""
+    some = []
+    for full in ((2, 3, 5, 7), (1, 2, 3, 130)):
+        for bias in operand_shapes(*full):
+            some.append(
+                case(full, dtype, bias=bias, bias_dtype="float32", mask=(full[-1],), scale=0.5)
+            )
+    masked_cases.check_all(some, dtype)
+
+
+@tiers
+@dtypes
+def test_rows_that_see_nothing(dtype, tier):
+    """By the mask, by the band, by both together: 0 or the mean, and no gradient."""
+    some = []
+    for k in (1, 7, 40, 1003):
+        rng = np.random.default_rng(k)
+        mask = rng.random((2, 5, k)) < 0.5
+        mask[0, 1] = mask[1, 4] = False
+        for empty_rows in ("zero", "mean"):
+            options = {"empty_rows": empty_rows}
+            some += [
+                case((2, 5, k), dtype, mask=mask, **options),
+                case((2, 5, k), dtype, mask=np.zeros((), bool), **options),
+                case((2, k + 3, k) if k < 100 else (2, 5, k), dtype, causal=True, **options),
+                case((2, 5, k), dtype, mask=mask, bias=(1, 5, k), window=(1, 0), **options),
+            ]
+    masked_cases.check_all(some, dtype, tier)
+
+
+def spoiled(c, value):
+    """The case with `value` in all hidden scores, cotangents and, where they broadcast to hidden ones only, biases."""
+    hidden = ~masked_cases.Truth(c).seen
+    scores, dy = c.scores.copy(), c.dy.copy()
+    scores[hidden] = value
+    dy[hidden] = value
+    bias = c.bias
+    if bias is not None:
+        bias = np.where(hidden, bias.dtype.type(value), bias)
+    return masked_cases.dataclasses.replace(c, scores=scores, dy=dy, bias=bias)
+
+
+@tiers
+@dtypes
+def test_what_is_hidden_does_not_matter(dtype, tier):
+    """NaN and infinities under the mask and outside the band, in scores, bias and cotangent."""
+    some = []
+    for value in (np.nan, np.inf, -np.inf):
+        for full in ((2, 7, 7), (2, 5, 66), (2, 4, 1003)):
+            bias = full
+            for options in ({"causal": True}, {"mask": full}, {"mask": full[1:], "window": (3, 2)}):
+                some.append(spoiled(case(full, dtype, **options), value))
+                some.append(spoiled(case(full, dtype, bias=bias, scale=0.5, **options), value))
+                some.append(spoiled(case(full, dtype, scale=-0.5, **options), value))
+    masked_cases.check_all(some, dtype, tier)
+    # The truth itself must not have taken the NaN up.
+    assert not any(np.isnan(masked_cases.Truth(c).y).any() for c in some)
+
+
+@tiers
+@dtypes
+def test_special_values_that_are_seen(dtype, tier):
+    """NaN and +inf make their row NaN and leave others alone; -inf is 0, a row of nothing else too."""
+    some = []
+    for k in (2, 7, 40, 1003):
+        c = case((2, 8, k), dtype, mask=(1, k))
+        c.mask[..., 0] = True
+        c.scores[0, 1, 0] = np.nan
+        c.scores[0, 3, 0] = np.inf
+        c.scores[0, 5] = -np.inf
+        c.scores[1, 2, 0] = -np.inf
+        c.scores[1, 4, 1:] = -np.inf
+        some += [c, masked_cases.dataclasses.replace(c, mask=None, options={"causal": True})]
+        some.append(masked_cases.dataclasses.replace(c, scale=-1.0))
+        with_bias = case((2, 8, k), dtype, bias=(8, k), scale=2.0)
+        with_bias.bias[1, 0] = np.nan
+        with_bias.bias[3, 0] = np.inf
+        with_bias.bias[5] = -np.inf
+        some.append(with_bias)
+    masked_cases.check_all(some, dtype, tier)
+    y = masked_cases.Truth(some[0]).y
+    assert np.isnan(y[0, [1, 3]]).all()
+    assert (y[0, 5] == 0).all()
+    assert not np.isnan(y[0, [0, 2, 4, 5, 6, 7]]).any()
+
+
+@tiers
+@dtypes
+def test_large_scores(dtype, tier):
+    """Far from zero, far from one another, and up to the largest number, where the product must not become infinite."""
+    largest = float(jnp.finfo(dtype).max)
+    some = []
+    for k in (5, 66, 1003):
+        rng = np.random.default_rng(k)
+        c = case((2, 6, k), dtype, mask=(6, k), scale=1.7)
+        for size in (1e2, 1e4):
+            scores = (size * rng.uniform(-1, 1, c.scores.shape)).astype(c.scores.dtype)
+            some.append(masked_cases.dataclasses.replace(c, scores=scores))
+        # Finite in the compute type: half of the rows are equal, the others a largest and smaller ones.
+        scores = np.full(c.scores.shape, largest, c.scores.dtype)
+        scores[:, ::2, ::2] = -largest
+        scores[:, 3] = -largest
+        for scale in (0.5, 1.0):
+            some.append(masked_cases.dataclasses.replace(c, scores=scores, scale=scale))
+    masked_cases.check_all(some, dtype, tier)
+
+
+def test_empty_arrays():
+    """No rows, no columns, no matrices; results and gradients have their shapes."""
+    some = []
+    for full in ((0, 3, 5, 7), (2, 0, 5, 7), (2, 3, 0, 7), (2, 3, 5, 0), (0, 0)):
+        bare = full[-2:]
+        for options in (
+            {},
+            {"causal": True},
+            {"mask": bare},
+            {"bias": bare},
+            {"empty_rows": "mean", "mask": bare},
+        ):
+            some.append(case(full, "float32", **options))
+        if len(full) == 4:
+            some.append(case(full, "float32", mask=(full[0], 1, 1, full[3]), bias=(1, *full[1:])))
+    assert masked_cases.check_all(some, "float32") == len(some)
+
+
+def test_scores_broadcast_against_mask_and_bias():
+    mask = np.random.default_rng(0).random((4, 1, 5, 6)) < 0.6
+    x = case((5, 6), "float32").scores
+    bias = np.asarray(case((3, 1, 6), "float32").scores)
+    got = jk.scaled_masked_softmax(x, mask, bias)
+    full = [np.ascontiguousarray(np.broadcast_to(a, (4, 3, 5, 6))) for a in (x, mask, bias)]
+    assert got.shape == (4, 3, 5, 6)
+    np.testing.assert_array_equal(got, jk.scaled_masked_softmax(*full))
+
+
+@dtypes
+def test_plain_rows_agree_with_softmax(dtype):
+    """Without scale, mask and band it is softmax, within its bounds; on a CPU to the last bit."""
+    with cases.x64(dtype):
+        for shape in ((5, 7), (3, 66), (2, 1003)):
+            x = case(shape, dtype).scores
+            got, want = jk.scaled_masked_softmax(x), jk.softmax(x)
+            if cases.ON_GPU:
+                eps = float(jnp.finfo(dtype).eps)
+                np.testing.assert_allclose(oracle.widen(got), oracle.widen(want), rtol=16 * eps)
+            else:
+                np.testing.assert_array_equal(got, want)
+
+
+@dtypes
+def test_the_plain_jax_implementation(dtype):
+    """What runs where there are no kernels is held to the same bounds."""
+    some = [
+        case((2, 3, 5, 7), dtype, mask=(2, 1, 1, 7), bias=(1, 3, 5, 7), scale=0.7, causal=True),
+        case((2, 3, 33), dtype, window=(2, 1), scale=-2.0),
+        case((2, 3, 33), dtype, mask=np.zeros((3, 33), bool), empty_rows="mean"),
+    ]
+    masked_cases.check_all(some, dtype, implementation="xla")
+
+
+@tiers
+def test_repeats_bit_for_bit(tier):
+    some = [case((3, 300, k), "bfloat16", mask=(1, 300, k), causal=True) for k in (40, 1003)]
+    some = [c for c in some if masked_cases.serves(c, tier)]
+    first, second = masked_cases.run_all(some, tier), masked_cases.run_all(some, tier)
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def agrees_with_plain_jax(scores, mask, **options):
+    def both(x, m, dy, implementation):
+        def function(x):
+            return jk.scaled_masked_softmax(x, m, implementation=implementation, **options)
+
+        y, pull = jax.vjp(function, x)
+        return y, pull(dy)[0]
+
+    program = jax.jit(both, static_argnums=3)
+    x = jax.random.normal(jax.random.key(0), scores, jnp.bfloat16)
+    dy = jax.random.normal(jax.random.key(1), scores, jnp.bfloat16)
+    m = jax.random.bernoulli(jax.random.key(2), 0.7, mask)
+    for got, want in zip(program(x, m, dy, None), program(x, m, dy, "xla"), strict=True):
+        # Both are good to a rounding or two of bfloat16 of their largest term; gradients are differences.
+        got, want = got.astype(jnp.float32), want.astype(jnp.float32)
+        largest = jnp.max(jnp.abs(want), axis=-1, keepdims=True)
+        assert float(jnp.max(jnp.abs(got - want) / jnp.where(largest == 0, 1, largest))) < 2.0**-5
+
+
+@pytest.mark.parametrize("options", [{"scale": 0.1}, {"causal": True}], ids=("plain", "causal"))
+@pytest.mark.parametrize(
+    ("scores", "mask"),
+    [
+        # A row of the mask is needed again after 32 MiB: rows are reordered on a GPU.
+        ((1, 2, 4096, 4096), (1, 1, 4096, 4096)),
+        ((2, 3, 2048, 4096), (2, 1, 2048, 4096)),
+        ((2, 3, 2048, 4096), (1, 1, 2048, 4096)),
+        ((3, 2, 2049, 4097), (3, 1, 2049, 4097)),
+        # Of 512 columns it is 16 rows of all lengths that share a block.
+        ((2, 3, 17000, 512), (2, 1, 17000, 512)),
+        # Not reordered: the mask differs by head, or not by row.
+        ((2, 3, 2048, 4096), (1, 3, 2048, 4096)),
+        ((2, 3, 2048, 4096), (2, 1, 1, 4096)),
+    ],
+    ids=str,
+)
+def test_masks_shared_by_heads_far_apart(gpu, scores, mask, options):
+    agrees_with_plain_jax(scores, mask, **options)
+
+
+def test_comparison_with_plain_jax_of_small_arrays():
+    """What the test above does, on any machine."""
+    agrees_with_plain_jax((2, 3, 33, 40), (2, 1, 33, 40), scale=0.1)

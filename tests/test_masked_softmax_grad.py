@@ -1,0 +1,167 @@
+"""Derivatives of scaled_masked_softmax beyond the gradients of test_masked_softmax.py, and what those tests notice."""
+
+import jax
+import jax.numpy as jnp
+import masked_cases
+import numpy as np
+import pytest
+from masked_cases import case
+
+import jaxkernels as jk
+from jaxkernels import _masked_softmax
+
+
+def test_directional_derivative_agrees_with_differences():
+    """Independent of any formula for the derivative: a central difference in float64, of scores, bias and scale."""
+    with jax.enable_x64(True):
+        c = case((2, 4, 9), "float64", mask=(4, 9), bias=(1, 9), causal=True)
+        step = 1e-6
+
+        def function(x, b, s):
+            return jk.scaled_masked_softmax(x, c.mask, b, scale=s, causal=True)
+
+        rng = np.random.default_rng(3)
+        at = (c.scores, c.bias, np.float64(0.6))
+        along = tuple(np.asarray(rng.standard_normal(np.shape(a))) for a in at)
+        ahead, behind = (
+            function(*(jnp.asarray(a + sign * step * d) for a, d in zip(at, along, strict=True)))
+            for sign in (1, -1)
+        )
+        _, tangent = jax.jvp(function, tuple(map(jnp.asarray, at)), tuple(map(jnp.asarray, along)))
+        np.testing.assert_allclose(tangent, (ahead - behind) / (2 * step), rtol=1e-7, atol=1e-9)
+        _, pull = jax.vjp(function, *map(jnp.asarray, at))
+        inner = sum(np.vdot(g, d) for g, d in zip(pull(c.dy), along, strict=True))
+        np.testing.assert_allclose(inner, np.vdot(c.dy, tangent), rtol=1e-11)
+
+
+def test_second_order():
+    """The gradient of a gradient, in scores and bias, against plain JAX and against a difference, in float64."""
+    with jax.enable_x64(True):
+        c = case((2, 4, 9), "float64", mask=(4, 9), bias=(2, 1, 9), causal=True)
+
+        def inner(x, b, implementation):
+            y = jk.scaled_masked_softmax(
+                x, c.mask, b, scale=0.6, causal=True, implementation=implementation
+            )
+            return jnp.sum(jnp.sin(3 * y) * c.dy)
+
+        def outer(operands, implementation=None):
+            first = jax.grad(inner, (0, 1))(*operands, implementation)
+            return sum(
+                jnp.sum(jnp.cos(g) * (1 + jnp.arange(g.size).reshape(g.shape))) for g in first
+            )
+
+        at = (jnp.asarray(c.scores), jnp.asarray(c.bias))
+        got, want = jax.grad(outer)(at), jax.grad(outer)(at, "xla")
+        rng = np.random.default_rng(4)
+        along = [rng.standard_normal(a.shape) for a in at]
+        ahead, behind = (
+            outer(tuple(a + sign * 1e-6 * d for a, d in zip(at, along, strict=True)))
+            for sign in (1, -1)
+        )
+        slope = sum(np.vdot(g, d) for g, d in zip(got, along, strict=True))
+        np.testing.assert_allclose(slope, (ahead - behind) / 2e-6, rtol=1e-6)
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("empty_rows", ["zero", "mean"])
+def test_higher_derivatives_of_rows_that_see_nothing_are_zero(empty_rows):
+    """As are those of what is hidden, be it NaN."""
+    x = np.full((3, 5), np.nan, np.float32)
+    x[:, 0] = 1
+    mask = np.zeros((3, 5), bool)
+    mask[1, 0] = True
+
+    def loss(x):
+        return jnp.sum(jnp.sin(jk.scaled_masked_softmax(x, mask, empty_rows=empty_rows)))
+
+    for derivative in (jax.grad(loss), jax.hessian(loss), jax.jacrev(jax.grad(loss))):
+        assert np.array_equal(derivative(x), np.zeros_like(derivative(x)))
+
+
+def with_band(change):
+    """The function with another band, made by `change` of the right one."""
+
+    def function(x, mask, bias, *, scale, causal=False, window=None, tier, implementation):
+        band = change(_masked_softmax.band_of(causal, window, from_end=True))
+        options = {"scale": scale, "tier": tier, "implementation": implementation}
+        return _masked_softmax.apply("wrong", x, mask, bias, band=band, **options)
+
+    return function
+
+
+def with_operands(change):
+    """The function of operands that `change` has spoiled: scores, mask, bias and scale."""
+
+    def function(x, mask, bias, *, scale, **options):
+        x, mask, bias, scale = change(x, mask, bias, scale)
+        return jk.scaled_masked_softmax(x, mask, bias, scale=scale, **options)
+
+    return function
+
+
+def gradient_times(x, factor):
+    """x, whose gradient is multiplied by a number."""
+    return factor * x + jax.lax.stop_gradient(x - factor * x)
+
+
+def gradient_of_first(b, shape):
+    """b broadcast, with the gradient of the first of each dimension alone."""
+    full = jnp.broadcast_to(b, shape)
+    return jax.lax.stop_gradient(full).at[:1].set(full[:1])
+
+
+def last_column_hidden(x, mask, bias, scale):
+    return x, jnp.broadcast_to(mask, x.shape).at[..., -1].set(False), bias, scale
+
+
+def band_shifted(by):
+    return with_band(lambda b: _masked_softmax.Band(b.left, b.right + by, b.from_end))
+
+
+def rounded(x, mask, bias, **options):
+    # A relative mistake of 2^-9 of the largest results of a row, less than half of bfloat16's last place.
+    y = jk.scaled_masked_softmax(x, mask, bias, **options)
+    return y.astype(jnp.bfloat16).astype(y.dtype)
+
+
+MISTAKES = {
+    "one column too many": band_shifted(1),
+    "one column too few": band_shifted(-1),
+    "band from the first row": with_band(lambda b: _masked_softmax.Band(b.left, b.right, False)),
+    "no left bound": with_band(lambda b: _masked_softmax.Band(None, b.right)),
+    "mask of another batch": with_operands(lambda x, m, b, s: (x, jnp.roll(m, 1, 0), b, s)),
+    "mask of another row": with_operands(lambda x, m, b, s: (x, jnp.roll(m, 1, 2), b, s)),
+    "mask inverted": with_operands(lambda x, m, b, s: (x, ~m, b, s)),
+    "mask left out": with_operands(lambda x, m, b, s: (x, None, b, s)),
+    "last column lost": with_operands(last_column_hidden),
+    "bias of another head": with_operands(lambda x, m, b, s: (x, m, jnp.roll(b, 1, 1), s)),
+    "bias left out": with_operands(lambda x, m, b, s: (x, m, jnp.zeros_like(b), s)),
+    "bias scaled too": with_operands(lambda x, m, b, s: (x, m, s * b, s)),
+    "no scale": with_operands(lambda x, m, b, s: (x, m, b, 1.0)),
+    "no scale in the gradient": with_operands(
+        lambda x, m, b, s: (gradient_times(x, 1 / s), m, b, s)
+    ),
+    "scale in the gradient of the bias": with_operands(
+        lambda x, m, b, s: (x, m, gradient_times(b, s), s)
+    ),
+    "gradient of the bias not summed": with_operands(
+        lambda x, m, b, s: (x, m, gradient_of_first(b, x.shape), s)
+    ),
+    "rounded to bfloat16": rounded,
+}
+
+
+@pytest.mark.parametrize("mistake", [None, *MISTAKES])
+def test_truth_notices_mistakes(mistake):
+    """At each size, of what a right implementation passes."""
+    for q, k in ((5, 7), (7, 5), (6, 70)):
+        shapes = {"mask": (2, 1, q, k), "bias": (1, 3, q, k)}
+        some = [case((2, 3, q, k), "float32", scale=0.7, causal=True, window=(2, 9), **shapes)]
+        some[0].mask[..., -1] = True
+        if mistake is None:
+            masked_cases.check_all(some, "float32")
+            continue
+        with pytest.raises(AssertionError, match="times the bound"):
+            masked_cases.check_all(some, "float32", function=MISTAKES[mistake])
