@@ -207,10 +207,12 @@ def scaled_masked_softmax(
         * scale * x is rounded once, to float32 for the 16-bit types, and the same value serves for
           the maximum and for the exponent.
         * A NaN under the mask or outside the band harms nothing, in the result nor in gradients
-          (neither does one in the cotangent there); elsewhere it makes its row NaN.
+          (neither does one in the cotangent there); elsewhere it makes its row NaN. The gradient of
+          a traced scale is the exception: it is a sum over all scores.
         * A row that sees -inf only, as an additive mask gives it, is 0 too, where `softmax` is NaN.
         * Reverse mode keeps the result y and nothing else: dx = scale * y * (dy - sum(dy * y)); the
-          gradient of the bias is dx / scale, summed over the dimensions in which it broadcasts.
+          gradient of the bias is dx / scale, summed over the dimensions in which it broadcasts
+          (in float32 for 16-bit types, but of values that were rounded as dx).
         * Scores sharded over any dimensions but the last (the last two with a band) need no
           communication. Others are gathered.
 
