@@ -171,14 +171,15 @@ def dot_product_attention(
     band = _masked_softmax.band_of(is_causal, local_window_size, from_end=False)
 
     scores = _heads.scores(q, k, _heads.dot_of(q.dtype, wide=True))
-    scores, scale = scaled(scores, scale, q.shape[-1])
+    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    scores, factor = _masked_softmax.fused_scale(_NAME, scores, scale)
     seen = _and(mask, _within(k_lengths, k.shape[1], (1, 2)))
     weights = _masked_softmax.apply(
         _NAME,
         scores,
         seen,
         bias,
-        scale=scale,
+        scale=factor,
         band=band,
         empty_rows=empty_rows or "zero",
         implementation=implementation,
@@ -192,22 +193,8 @@ def dot_product_attention(
         return result
     seen = _and(seen, _within(q_lengths, q.shape[1], (1, 3)))
     floor = _FINITE_FLOOR if empty_rows == "mean" else -math.inf
-    residual = _log_sum_exp(scores, seen, bias, scale, band, floor)
+    residual = _log_sum_exp(scores, seen, bias, factor, band, floor)
     return result, jnp.swapaxes(residual, -1, -2).astype(k.dtype).reshape(shape[:-1])
-
-
-def scaled(
-    scores: jax.Array, scale: float | jax.Array | None, depth: int
-) -> tuple[jax.Array, float]:
-    """The scores and the number that the softmax multiplies them by.
-
-    A factor that is known only when the program runs is applied here.
-    """
-    if scale is None:
-        return scores, 1.0 / math.sqrt(depth)
-    if isinstance(scale, jax.Array):
-        return scores * scale.astype(scores.dtype), 1.0
-    return scores, float(scale)
 
 
 def _log_sum_exp(

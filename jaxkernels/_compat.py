@@ -150,7 +150,7 @@ def _shardy_rule(
 ) -> str:
     overflow = (f"z_{k}" for k in itertools.count(1))
     names = itertools.chain(_FACTOR_LETTERS, overflow)
-    sizes = dict(zip(names, shape, strict=False))
+    sizes = dict(zip(itertools.islice(names, len(shape)), shape, strict=True))
     factors = list(sizes)
     names = (name for name in itertools.chain(_FACTOR_LETTERS, overflow) if name not in sizes)
 

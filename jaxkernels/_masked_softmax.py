@@ -31,6 +31,10 @@ EMPTY_ROWS = ("zero", "mean")
 _UNBOUNDED = 1 << 30
 
 
+# The scale from which on the tangent of a bias is divided by it, to share a kernel with the scores'.
+_LEAST_FOLDED = 2.0**-20
+
+
 @dataclasses.dataclass(frozen=True)
 class Band:
     """The columns that a row sees by its index: i + left <= j <= i + right for row i.
@@ -128,21 +132,25 @@ def _tangent(
     has_bias: bool,
     **params: Any,
 ) -> jax.Array:
-    """The tangent of y: scale * J (dx + db / scale), with J = diag(y) - y y^T.
+    """The tangent of y: J (scale * dx + db), with J = diag(y) - y y^T.
 
-    The tangent of the bias joins that of the scores, so that one kernel serves both. Transposed:
+    Where it loses nothing, that is scale * J (dx + db / scale), one kernel for both. Transposed:
     dx = scale * J dy, and db is dx / scale summed over the dimensions that the bias lacks. No array
     of the scores' size is kept but y.
     """
     del operands, has_mask
     dx = tangents[0]
     db = tangents[-1] if has_bias else None
-    if db is not None:
-        # Summed in float32, when transposed, for the 16-bit types.
-        wide = db.astype(jnp.promote_types(y.dtype, jnp.float32)) / scale
-        broadcast = _compat.broadcast_like(wide, y).astype(y.dtype)
-        dx = broadcast if dx is None else dx + broadcast
-    return masked_softmax_grad(y, dx, scale=scale, **params)
+    if db is None:
+        return masked_softmax_grad(y, dx, scale=scale, **params)
+    # In float16 a quotient is soon too large, or too small; a sum of 16-bit types is one of float32.
+    keeps = y.dtype != jnp.float16 and _LEAST_FOLDED <= scale <= 1 / _LEAST_FOLDED
+    folded = scale if keeps else 1.0
+    wide = jnp.promote_types(y.dtype, jnp.float32)
+    total = _compat.broadcast_like(db.astype(wide) / folded, y)
+    if dx is not None:
+        total = total + dx.astype(wide) * (scale / folded)
+    return masked_softmax_grad(y, total.astype(y.dtype), scale=folded, **params)
 
 
 _primitive.define_jvp(masked_softmax_fwd, _tangent)
@@ -196,7 +204,7 @@ def scaled_masked_softmax(
 
     Raises:
         TypeError: an operand is not an array or number, the scores are not of one of those dtypes,
-            or `window` is not made of integers.
+            the bias is bool or complex, or `window` is not made of integers.
         ValueError: the scores have fewer than two dimensions, mask or bias do not broadcast, the
             mask is not bool, scale is not a scalar, or `window`, `empty_rows`, `tier` or
             `implementation` is not one of the above.
@@ -211,8 +219,9 @@ def scaled_masked_softmax(
           a traced scale is the exception: it is a sum over all scores.
         * A row that sees -inf only, as an additive mask gives it, is 0 too, where `softmax` is NaN.
         * Reverse mode keeps the result y and nothing else: dx = scale * y * (dy - sum(dy * y)); the
-          gradient of the bias is dx / scale, summed over the dimensions in which it broadcasts
-          (in float32 for 16-bit types, but of values that were rounded as dx).
+          gradient of the bias is dx / scale, summed over the dimensions in which it broadcasts, in
+          float32 for 16-bit types. (In float16, or with a tiny or huge scale, J dy is found first, and
+          dx = scale * J dy costs a pass of its own.)
         * Scores sharded over any dimensions but the last (the last two with a band) need no
           communication. Others are gathered.
 
@@ -275,7 +284,7 @@ def apply(
 
     if bias is not None:
         x = x.astype(bias.dtype)
-    x, factor = _fused_scale(function, x, scale)
+    x, factor = fused_scale(function, x, scale)
     sides = [
         _with_rank_and_columns(side.astype(x.dtype) if side is bias else side, shape)
         for side in (mask, bias)
@@ -303,24 +312,36 @@ def apply(
 def _bias_array(function: str, bias: Any, x: jax.Array) -> jax.Array:
     """The bias in the dtype in which the softmax is taken."""
     bias = _validate.as_array(function, "bias", bias)
+    if bias.dtype == jnp.bool_:
+        raise TypeError(f"{function}: bias must not be bool; is it meant as mask=?")
     promoted = jnp.result_type(x, bias)
     if promoted.name not in _validate.DTYPES:
         raise TypeError(f"{function}: bias must be real; got {bias.dtype.name}")
     return bias.astype(promoted)
 
 
-def _fused_scale(function: str, x: jax.Array, scale: Any) -> tuple[jax.Array, float]:
-    """X and a positive factor that the kernel can fuse; what it cannot is multiplied into x.
+def fused_scale(function: str, x: jax.Array, scale: Any) -> tuple[jax.Array, float]:
+    """Returns x and a factor that the kernel can fuse; any other is multiplied into x.
 
-    A negative factor would turn the order of the elements round, and zero makes NaN of the -inf
-    that stands for what is hidden.
+    A negative factor would turn the order of the elements round, and zero, or what is zero in the
+    kernel's type, makes NaN of the -inf that stands for what is hidden.
+
+    Raises:
+        TypeError: scale is not a number, or complex.
+        ValueError: it is not a scalar.
     """
+    wide = jnp.promote_types(x.dtype, jnp.float32)
     if np.ndim(scale) != 0:
         raise ValueError(f"{function}: scale must be a scalar; got shape {np.shape(scale)}")
-    if isinstance(scale, (numbers.Real, np.number)) and 0 < float(scale) < math.inf:
-        return x, float(scale)
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    return wide * _validate.as_array(function, "scale", scale).astype(wide.dtype), 1.0
+    if isinstance(scale, (numbers.Real, np.floating, np.integer)):
+        with np.errstate(over="ignore"):
+            held = float(np.dtype(wide).type(scale))
+        if 0 < held < math.inf:
+            return x, float(scale)
+    factor = _validate.as_array(function, "scale", scale)
+    if jnp.iscomplexobj(factor):
+        raise TypeError(f"{function}: scale must be real; got {factor.dtype.name}")
+    return x.astype(wide) * factor.astype(wide), 1.0
 
 
 def _with_rank_and_columns(side: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -8,6 +8,7 @@ this package does.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from flax import linen, nnx
 from flax.nnx.nn import dtypes
 from jax import random
 
-from jaxkernels import _attention, _heads, _masked_softmax, _validate
+from jaxkernels import _heads, _masked_softmax, _validate
 
 _NAME = "jaxkernels.flax.dot_product_attention"
 
@@ -142,9 +143,10 @@ def dot_product_attention(
     else:
         wide = force_fp32_for_softmax is not False
         scores = _heads.scores(query, key, _dot(dtype, precision, einsum_dot_general, wide))
-    factor = 1.0
-    if not hooked:
-        scores, factor = _attention.scaled(scores, scale, query.shape[-1])
+    if hooked:
+        scale = 1.0
+    elif scale is None:
+        scale = 1.0 / math.sqrt(query.shape[-1])
     if force_fp32_for_softmax:
         scores = scores.astype(jnp.float32)
     weights = _masked_softmax.apply(
@@ -152,7 +154,7 @@ def dot_product_attention(
         scores,
         _as_mask(mask, scores),
         _as_bias(bias, scores),
-        scale=factor,
+        scale=scale,
         band=band,
         empty_rows=empty_rows,
         implementation=implementation,

@@ -137,6 +137,8 @@ WRONG = [
     pytest.param({"bias": [1.0]}, TypeError, "bias.*list", id="list-bias"),
     pytest.param({"bias": X * 1j}, TypeError, "bias.*complex64", id="complex-bias"),
     pytest.param({"scale": jnp.ones(3)}, ValueError, r"scale.*\(3,\)", id="scale-shape"),
+    pytest.param({"bias": ONES}, TypeError, "bias.*bool.*mask=", id="bool-bias"),
+    pytest.param({"scale": 1j}, TypeError, "scale.*real.*complex64", id="complex-scale"),
     pytest.param({"scale": "half"}, TypeError, "scale.*'half'", id="text-scale"),
     pytest.param({"window": 1.5}, TypeError, r"window.*1\.5", id="float-window"),
     pytest.param({"window": (1, 2, 3)}, TypeError, r"window.*\(1, 2, 3\)", id="long-window"),

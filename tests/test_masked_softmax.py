@@ -10,6 +10,7 @@ import pytest
 from masked_cases import case
 
 import jaxkernels as jk
+from jaxkernels import _masked_softmax
 
 tiers = pytest.mark.parametrize("tier", cases.TIERS)
 dtypes = pytest.mark.parametrize("dtype", oracle.DTYPES)
@@ -91,12 +92,32 @@ def test_operands_of_many_dimensions():
 def test_bands(dtype, tier):
     """Fewer, as many and more rows than columns, so that bands begin and end anywhere and rows see nothing."""
     some = []
-    for q, k in ((9, 9), (4, 13), (13, 4), (3, 130), (40, 35)):
+    # One row of 5 that sees the first column alone: its last pack is not whole, and hidden.
+    for q, k in ((9, 9), (4, 13), (13, 4), (3, 130), (40, 35), (1, 5)):
         for i, band in enumerate(BANDS):
             some.append(case((2, q, k), dtype, **band))
             if i % 2:
                 some.append(case((2, q, k), dtype, mask=(q, k), bias=(1, q, k), scale=0.5, **band))
     masked_cases.check_all(some, dtype, tier)
+
+
+@tiers
+@dtypes
+def test_bands_from_the_first_row(dtype, tier):
+    """As attention counts them: the last row does not see the last columns, nor a last pack that is not whole."""
+    tolerance = 8 * float(jnp.finfo(dtype).eps)
+    for left, right in ((None, 0), (None, 2), (-1, 1), (0, 0), (None, -1)):
+        band = _masked_softmax.Band(left, right, from_end=False)
+        with cases.x64(dtype):
+            for shape in ((1, 5), (3, 7), (2, 5, 67), (1, 3, 1001)):
+                x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+                got, want = (
+                    _masked_softmax.apply("test", x, None, None, scale=0.5, band=band, **options)
+                    for options in ({"tier": tier}, {"implementation": "xla"})
+                )
+                got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+                np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * 1e-6)
+                assert np.array_equal(got == 0, want == 0)
 
 
 @dtypes

@@ -165,3 +165,23 @@ def test_truth_notices_mistakes(mistake):
             continue
         with pytest.raises(AssertionError, match="times the bound"):
             masked_cases.check_all(some, "float32", function=MISTAKES[mistake])
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_gradient_of_the_bias_does_not_depend_on_the_scale(dtype, scale):
+    """Of zero scores; a quotient by the scale would vanish or be infinite in float16."""
+    rng = np.random.default_rng(0)
+    x, bias = np.zeros((2, 3, 40), dtype), rng.standard_normal((1, 3, 40)).astype(dtype)
+    cotangent = rng.standard_normal(x.shape).astype(dtype)
+
+    def gradient(scale, implementation):
+        def function(b):
+            options = {"scale": scale, "implementation": implementation}
+            return jk.scaled_masked_softmax(x, None, b, **options)
+
+        return np.asarray(jax.vjp(function, jnp.asarray(bias))[1](cotangent)[0], np.float64)
+
+    want = gradient(1.0, "xla")
+    epsilon = float(jnp.finfo(dtype).eps)
+    assert np.abs(gradient(scale, None) - want).max() <= 8 * epsilon * np.abs(want).max()

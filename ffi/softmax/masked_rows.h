@@ -83,15 +83,20 @@ inline bool MakeBroadcastRows(const int64_t* full, const int64_t* operand, std::
                               BroadcastRows* rows) {
   *rows = {};
   int64_t operand_rows = 1;
+  bool has_room = true;
   for (std::size_t i = rank; i-- > 0;) {
+    if (full[i] == 0) return true;  // there are no rows to map
     if (full[i] == 1) continue;
     const int64_t stride = operand[i] == 1 ? 0 : operand_rows;
     operand_rows *= operand[i];
+    if (!has_room && stride == 0) continue;  // it does not matter if it is the outermost
+    if (!has_room) return false;
     BroadcastRows::Dim* const last = rows->dims > 0 ? &rows->dim[rows->dims - 1] : nullptr;
     if (last != nullptr && stride == last->stride * last->size) {
       last->size *= full[i];
     } else if (rows->dims == BroadcastRows::kMaxDims) {
-      return false;
+      has_room = false;
+      if (stride != 0) return false;
     } else {
       rows->dim[rows->dims++] = {full[i], stride, {}};
     }

@@ -5,8 +5,9 @@
 // plan is a plain value that can be compared and printed; it is made without a GPU. Must not know:
 // CUDA, XLA, Python.
 //
-// Everything that decides in which order a row is summed depends on cols, dtype, operation and
-// device alone, never on rows: a row gives the same bits whatever batch it stands in.
+// Everything that decides in which order a row is summed depends on cols, dtype, operation, whether
+// there is a mask, and device alone, never on rows: a row gives the same bits whatever batch it
+// stands in.
 #ifndef JAXKERNELS_SOFTMAX_PLAN_H_
 #define JAXKERNELS_SOFTMAX_PLAN_H_
 
@@ -103,7 +104,7 @@ struct SoftmaxPlan {
       false;  // short misaligned rows in the warp tier: one lane a row, through shared memory
   int warp_shape = -1;      // index into kWarpShapes; warp tier only
   int lanes = 0;            // threads that share a row
-  int packs_per_lane = 0;   // capacity; warp tier only
+  int packs_per_lane = 0;   // capacity; warp and block tiers only
   int kept_packs = 0;       // of each input, kept in shared memory; block_uncached only
   int rows_per_access = 1;  // rows that a group of lanes (staged: a warp) moves together
   int block_threads = 0;

@@ -70,10 +70,10 @@ __global__ void __maxnreg__(kBlockTierRegisters) BlockSmemTierKernel(RowArgs<Op>
   // Masks packs that are not held where they lie, so that the loops over them need not ask. Only
   // the last one may need it, unless the operation hides elements.
   const auto mask_rest = [&](const View& view) {
-    if (kAligned && !(Op::kHides && view.hides)) return;
-    const int last = view.packs - 1;
-    const int begin = Op::kHides ? threadIdx.x + kHeld * threads : last;
-    if (!Op::kHides && (last < kHeld * threads || last % threads != threadIdx.x)) return;
+    const bool hides = Op::kHides && view.hides;
+    const int last = view.packs - 1, first_rest = kHeld * threads;
+    if (!hides && (kAligned || last < first_rest || last % threads != threadIdx.x)) return;
+    const int begin = hides ? first_rest + threadIdx.x : last;
     for (int p = begin; p <= last; p += threads) {
       if (!view.Sees(p)) continue;
       InputPacks<Op> pack;

@@ -75,7 +75,7 @@ __global__ void __maxnreg__(kBlockTierRegisters) BlockUncachedTierKernel(RowArgs
         if (again && index < args.kept_packs) continue;
         MaskPacks<Op>(pack[u], args, view, index);
         if constexpr (Op::kHides) {
-          if (view.hides && view.Sees(index)) HidePacks<Op>(pack[u], view, index);
+          if (view.hides) HidePacks<Op>(pack[u], view, index);
         }
         if (index < args.kept_packs) {
 #pragma unroll
