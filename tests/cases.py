@@ -74,7 +74,7 @@ def serves(tier, shape, dtype):
 
 def accumulators(operation, shape, dtype, tier=None, **more):
     """Partial sums that a row has at least: a GPU's lanes, or the elements of a CPU's narrowest (16-byte) vector."""
-    if ON_GPU:
+    if ON_GPU and shape[-1] > 0:  # rows of no columns have no plan
         return jk.plan_softmax(shape, dtype, operation=operation, tier=tier, **more).lanes
     return 16 // compute(dtype).itemsize
 
