@@ -12,7 +12,8 @@
 // Banks: the row is kept pack-major: a pack whole, and neighbouring packs (= neighbouring lanes)
 // side by side. The 8
 //   lanes of each quarter warp then cover all 32 banks with their 16-byte accesses: no conflicts.
-// Requires: shared memory for kInputs * SmemSlots packs; blockDim.x is a multiple of 32.
+// Requires: shared memory for kInputs * SmemSlots packs, and the mask words behind them; blockDim.x
+// is a multiple of 32.
 #ifndef JAXKERNELS_SOFTMAX_TIER_BLOCK_SMEM_CUH_
 #define JAXKERNELS_SOFTMAX_TIER_BLOCK_SMEM_CUH_
 
