@@ -122,50 +122,35 @@ def batch_partitioning_attributes(
 ) -> dict[str, ir.Attribute]:
     """Attributes that let XLA split a custom call along every dimension but the last `row_dims`.
 
-    The first operand has the shape of the result; in the others a dimension may be 1 instead. Both
-    partitioners are told: Shardy by a rule that ties equal dimensions of all arrays together and
-    asks for the last ones to be gathered, because a row must be whole where it is reduced; GSPMD by
-    the number of batch dimensions (its target must be registered as batch partitionable), which it
-    takes to be those of every operand. Where they are not, it is told nothing and gathers; XLA also
-    leaves the split of a Shardy program to it, so that `_row_partitioning` serves such calls if it
-    can.
+    All operands and results have one shape. Both partitioners are told: GSPMD by the number of
+    batch dimensions (its target must be registered as batch partitionable), Shardy by a rule that
+    ties equal dimensions of all arrays together and asks for the last ones to be gathered, because
+    a row must be whole where it is reduced. Where an operand broadcasts, neither would split the
+    call: `_row_partitioning` serves it if it can, else it is gathered.
     """
     shape = ctx.avals_out[0].shape  # pyright: ignore[reportAttributeAccessIssue]
+    shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
     # A symbolic dimension (jax.export) cannot be written into the rule, nor can an empty one.
     if not all(isinstance(dim, int) and dim > 0 for dim in shape):
         return {}
-    attributes = {}
-    shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
-    if all(other == shape for other in shapes):
-        batch = {"num_batch_dims": str(max(len(shape) - row_dims, 0))}
-        attributes["mhlo.frontend_attributes"] = mlir.ir_attribute(batch)
+    if any(other != shape for other in shapes):
+        return {}
+    batch = {"num_batch_dims": str(max(len(shape) - row_dims, 0))}
+    attributes = {"mhlo.frontend_attributes": mlir.ir_attribute(batch)}
     if jax.config.jax_use_shardy_partitioner:  # pyright: ignore[reportAttributeAccessIssue]
-        rule = _shardy_rule(shape, shapes, row_dims)
+        rule = _shardy_rule(shape, len(shapes), row_dims)
         attributes["sdy.sharding_rule"] = ir.Attribute.parse(rule)
     return attributes
 
 
-def _shardy_rule(
-    shape: Sequence[int], operand_shapes: Sequence[Sequence[int]], row_dims: int
-) -> str:
+def _shardy_rule(shape: Sequence[int], num_operands: int, row_dims: int) -> str:
     overflow = (f"z_{k}" for k in itertools.count(1))
     names = itertools.chain(_FACTOR_LETTERS, overflow)
-    sizes = dict(zip(itertools.islice(names, len(shape)), shape, strict=True))
-    factors = list(sizes)
-    names = (name for name in itertools.chain(_FACTOR_LETTERS, overflow) if name not in sizes)
-
-    def array(dims: Sequence[int]) -> str:
-        own = []
-        for factor, dim in zip(factors, dims, strict=True):
-            if dim != sizes[factor]:  # a dimension of size 1 that broadcasts: a factor of its own
-                factor = next(names)
-                sizes[factor] = dim
-            own.append(factor)
-        return "[" + ", ".join(own) + "]"
-
-    operands = ", ".join(array(dims) for dims in operand_shapes)
-    listed = ", ".join(f"{name}={dim}" for name, dim in sizes.items())
+    factors = list(itertools.islice(names, len(shape)))
+    array = "[" + ", ".join(factors) + "]"
+    operands = ", ".join([array] * num_operands)
+    sizes = ", ".join(f"{name}={dim}" for name, dim in zip(factors, shape, strict=True))
     return (
-        f"#sdy.op_sharding_rule<({operands})->({array(shape)}) {{{listed}}} "
+        f"#sdy.op_sharding_rule<({operands})->({array}) {{{sizes}}} "
         f"need_replication={{{', '.join(factors[-row_dims:])}}}, custom>"
     )
