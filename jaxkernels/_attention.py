@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from jaxkernels import _heads, _masked_softmax, _reference, _validate
+from jaxkernels import _heads, _masked_kernels, _masked_softmax, _reference, _validate
 
 _NAME = "dot_product_attention"
 _PEERS = ("xla", "cudnn")
@@ -168,7 +168,7 @@ def dot_product_attention(
     q_lengths = None if query_seq_lengths is None else jnp.asarray(query_seq_lengths)
     k_lengths = None if key_value_seq_lengths is None else jnp.asarray(key_value_seq_lengths)
     _check(q, k, v, bias, mask, q_lengths, k_lengths)
-    band = _masked_softmax.band_of(is_causal, local_window_size, from_end=False)
+    band = _masked_kernels.band_of(is_causal, local_window_size, from_end=False)
 
     scores = _heads.scores(q, k, _heads.dot_of(q.dtype, wide=True))
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -202,7 +202,7 @@ def _log_sum_exp(
     seen: jax.Array | None,
     bias: jax.Array | None,
     scale: float,
-    band: _masked_softmax.Band,
+    band: _masked_kernels.Band,
     floor: float,
 ) -> jax.Array:
     """The log-sum-exp of the rows as the softmax sees them, with `floor` for what is masked."""

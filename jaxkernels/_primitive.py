@@ -4,7 +4,7 @@ A row kernel reduces over the last axis of its operands; all other dimensions ar
 operands and its result have one shape and dtype; operands behind them may have dimensions of size 1
 in place of the result's (masks, biases). Such a primitive gets evaluation, typing, batching, a
 lowering per platform and a rule for partitioning from `define`, and its derivatives from
-`define_derivatives`, or `define_jvp` and `define_linear`.
+`_row_derivatives`.
 
 Owns: the transformation rules. Must not know: which operations exist, or what they compute.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir, xla
+from jax.interpreters import batching, mlir, xla
 from jax.sharding import PartitionSpec
 
 from jaxkernels import _compat, _registry, _row_partitioning
@@ -240,69 +240,3 @@ def _lower_reference(
         _registry.warn_missing_cuda()
     reference = functools.partial(kernel.reference, **attributes)
     return mlir.lower_fun(reference, multiple_results=False)(ctx, *operands)
-
-
-def define_derivatives(forward: RowKernel, jvp: RowKernel, grad: RowKernel) -> None:
-    """Gives `forward` its derivatives of every order and mode.
-
-    With J the Jacobian of y = forward(x), as a function of y: jvp(y, dx) = J dx and grad(y, dy) =
-    J^T dy. Both are linear in their second operand and each other's transpose; where J is symmetric
-    they are one and the same kernel. Reverse mode keeps y and nothing else.
-    """
-    define_jvp(forward, lambda y, operands, tangents, **params: jvp(y, *tangents, **params))
-    define_linear(jvp, transpose=grad)
-    define_linear(grad, transpose=jvp)
-
-
-def define_jvp(forward: RowKernel, tangent_of: Callable[..., jax.Array]) -> None:
-    """Gives `forward` its first derivative.
-
-    Args:
-        forward: the kernel.
-        tangent_of: from the result y, the operands, their tangents (None where there is none) and
-            the parameters of the call to the tangent of y.
-    """
-
-    def rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
-        y = forward(*primals, **params)
-        known = [None if type(t) is ad.Zero else t for t in tangents]
-        return y, tangent_of(y, primals, known, **params)
-
-    ad.primitive_jvps[forward.primitive] = rule
-
-
-def define_linear(linear: RowKernel, transpose: RowKernel) -> None:
-    """Gives a kernel of y and an operand in which it is linear its transpose and its derivatives.
-
-    The derivative with respect to y comes from its reference.
-    """
-    ad.primitive_jvps[linear.primitive] = functools.partial(_linear_jvp, linear)
-    ad.primitive_transposes[linear.primitive] = functools.partial(_transpose, transpose)
-
-
-def _linear_jvp(
-    linear: RowKernel,
-    primals: Any,
-    tangents: Any,
-    *,
-    tier: str,
-    require_kernel: bool,
-    **attributes: Any,
-) -> tuple[Any, Any]:
-    call = functools.partial(linear, tier=tier, require_kernel=require_kernel, **attributes)
-    y, operand = primals
-    y_dot, operand_dot = tangents
-    terms = []
-    if type(operand_dot) is not ad.Zero:
-        terms.append(call(y, operand_dot))
-    if type(y_dot) is not ad.Zero:
-        terms.append(
-            jax.jvp(lambda y: linear.reference(y, operand, **attributes), (y,), (y_dot,))[1]
-        )
-    return call(y, operand), functools.reduce(jax.numpy.add, terms)
-
-
-def _transpose(transpose: RowKernel, cotangent: Any, y: Any, operand: Any, **params: Any) -> Any:
-    if type(cotangent) is ad.Zero:
-        return None, ad.Zero(operand.aval)
-    return None, transpose(y, cotangent, **params)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
-from jaxkernels import _compat, _plan, _primitive, _reference, _validate
+from jaxkernels import _compat, _plan, _primitive, _reference, _row_derivatives, _validate
 
 Axis = int | tuple[int, ...] | list[int] | None
 
@@ -45,8 +45,8 @@ log_softmax_jvp = _kernel("log_softmax_jvp", _reference.log_softmax_jvp, 2)
 
 # The Jacobian of softmax, diag(y) - y y^T, is symmetric; that of log_softmax, I - 1 exp(y)^T, is
 # not.
-_primitive.define_derivatives(softmax_fwd, jvp=softmax_grad, grad=softmax_grad)
-_primitive.define_derivatives(log_softmax_fwd, jvp=log_softmax_jvp, grad=log_softmax_grad)
+_row_derivatives.define_derivatives(softmax_fwd, jvp=softmax_grad, grad=softmax_grad)
+_row_derivatives.define_derivatives(log_softmax_fwd, jvp=log_softmax_jvp, grad=log_softmax_grad)
 
 
 @dataclasses.dataclass(frozen=True)

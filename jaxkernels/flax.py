@@ -18,7 +18,7 @@ from flax import linen, nnx
 from flax.nnx.nn import dtypes
 from jax import random
 
-from jaxkernels import _heads, _masked_softmax, _validate
+from jaxkernels import _heads, _masked_kernels, _masked_softmax, _validate
 
 _NAME = "jaxkernels.flax.dot_product_attention"
 
@@ -128,7 +128,7 @@ def dot_product_attention(
     _validate.check_choice("implementation", implementation, _validate.IMPLEMENTATIONS)
     if empty_rows not in _masked_softmax.EMPTY_ROWS:
         raise ValueError(f"{_NAME}: empty_rows must be 'zero' or 'mean'; got {empty_rows!r}")
-    band = _masked_softmax.band_of(is_causal, window, from_end=False)
+    band = _masked_kernels.band_of(is_causal, window, from_end=False)
     promote = dtypes.promote_dtype if promote_dtype is None else promote_dtype
     query, key, value = promote((query, key, value), dtype=dtype)
     _check_shapes(query, key, value)

@@ -1,0 +1,148 @@
+"""The row kernels of attention scores, and which columns a row sees by its index.
+
+Owns: the two primitives and the derivative of the first. Must not know: what users may pass
+(`_masked_softmax`), how a kernel is launched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxkernels import _compat, _plan, _primitive, _reference, _row_derivatives
+
+Window = int | tuple[int, int] | None
+
+# In place of a bound that is not there, or that no index reaches: the kernels count columns, and rows
+# within a band, up to 2^30.
+_UNBOUNDED = 1 << 30
+
+# The scale from which on the tangent of a bias is divided by it, to share a kernel with the scores'.
+_LEAST_FOLDED = 2.0**-20
+
+
+@dataclasses.dataclass(frozen=True)
+class Band:
+    """The columns that a row sees by its index: i + left <= j <= i + right for row i.
+
+    Attributes:
+        left: None for no bound on the left.
+        right: None for no bound on the right.
+        from_end: the last row stands on the last column instead of the first on the first, that is,
+            k - q is added to i.
+    """
+
+    left: int | None = None
+    right: int | None = None
+    from_end: bool = True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether every row sees every column."""
+        return self.left is None and self.right is None
+
+    def attributes(self) -> dict[str, Any]:
+        """The band as attributes of the kernels."""
+        return {
+            "left": -_UNBOUNDED if self.left is None else max(self.left, -_UNBOUNDED),
+            "right": _UNBOUNDED if self.right is None else min(self.right, _UNBOUNDED),
+            "from_end": self.from_end,
+        }
+
+
+def band_of(causal: bool, window: Window, *, from_end: bool) -> Band:
+    """The band of a causal structure and a sliding window together.
+
+    Raises:
+        TypeError: `window` is not None, an integer or a pair of integers.
+        ValueError: `window` is negative.
+    """
+    left = right = None
+    if window is not None:
+        pair = window if isinstance(window, (tuple, list)) else (window, window)
+        try:
+            before, after = (operator.index(size) for size in pair)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"window must be None, an integer or a pair of integers; got {window!r}"
+            ) from None
+        if before < 0 or after < 0:
+            raise ValueError(f"window must not be negative; got {window!r}")
+        left, right = -before, after
+    return Band(left, 0 if causal else right, from_end)
+
+
+def _row_dims(*, left: int, right: int, **others: Any) -> int:
+    """A band ties a row to its place among the q rows of its matrix."""
+    del others
+    return 1 if (left, right) == (-_UNBOUNDED, _UNBOUNDED) else 2
+
+
+def _check_forward(shape: Any, dtype: Any, tier: str, *, has_bias: bool, **others: Any) -> None:
+    del others
+    operation = "biased_softmax_fwd" if has_bias else "masked_softmax_fwd"
+    _plan.check_tier(operation, shape, dtype, tier)
+
+
+def _check_grad(shape: Any, dtype: Any, tier: str, **others: Any) -> None:
+    del others
+    _plan.check_tier("masked_softmax_grad", shape, dtype, tier)
+
+
+masked_softmax_fwd = _primitive.define(
+    name="jaxkernels_masked_softmax_fwd",
+    reference=_reference.masked_softmax_fwd,
+    target="jaxkernels_masked_softmax_fwd",
+    check=_check_forward,
+    full_operands=1,
+    row_dims=_row_dims,
+    broadcasts=True,
+)
+masked_softmax_grad = _primitive.define(
+    name="jaxkernels_masked_softmax_grad",
+    reference=_reference.masked_softmax_grad,
+    target="jaxkernels_masked_softmax_grad",
+    check=_check_grad,
+    full_operands=2,
+    row_dims=_row_dims,
+)
+
+
+def _tangent(
+    y: jax.Array,
+    operands: Any,
+    tangents: Any,
+    *,
+    scale: float,
+    has_mask: bool,
+    has_bias: bool,
+    **params: Any,
+) -> jax.Array:
+    """The tangent of y: J (scale * dx + db), with J = diag(y) - y y^T.
+
+    Where it loses nothing, that is scale * J (dx + db / scale), one kernel for both. Transposed:
+    dx = scale * J dy, and db is dx / scale summed over the dimensions that the bias lacks. No array
+    of the scores' size is kept but y.
+    """
+    del operands, has_mask
+    dx = tangents[0]
+    db = tangents[-1] if has_bias else None
+    if db is None:
+        return masked_softmax_grad(y, dx, scale=scale, **params)
+    # In float16 a quotient is soon too large, or too small; a sum of 16-bit types is one of float32.
+    keeps = y.dtype != jnp.float16 and _LEAST_FOLDED <= scale <= 1 / _LEAST_FOLDED
+    folded = scale if keeps else 1.0
+    wide = jnp.promote_types(y.dtype, jnp.float32)
+    total = _compat.broadcast_like(db.astype(wide) / folded, y)
+    if dx is not None:
+        total = total + dx.astype(wide) * (scale / folded)
+    return masked_softmax_grad(y, total.astype(y.dtype), scale=folded, **params)
+
+
+_row_derivatives.define_jvp(masked_softmax_fwd, _tangent)
+# J is symmetric, and so is the kernel's: jvp and gradient are the same.
+_row_derivatives.define_linear(masked_softmax_grad, transpose=masked_softmax_grad)
