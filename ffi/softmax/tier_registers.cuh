@@ -12,7 +12,7 @@
 #define JAXKERNELS_SOFTMAX_TIER_REGISTERS_CUH_
 
 #include "softmax/plan.h"
-#include "softmax/row_args.cuh"
+#include "softmax/row_steps.cuh"
 
 namespace jaxkernels {
 

@@ -19,7 +19,7 @@
 #include <type_traits>
 
 #include "softmax/plan.h"
-#include "softmax/row_args.cuh"
+#include "softmax/row_steps.cuh"
 
 namespace jaxkernels {
 
