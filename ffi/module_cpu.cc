@@ -19,6 +19,8 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxGradCpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxJvpCpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsMaskedSoftmaxFwdCpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsMaskedSoftmaxGradCpu);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsRowStatisticsCpu);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsRowFinishCpu);
 
 void BindSoftmaxPlan(nb::module_& module);
 void BindSgemmPlan(nb::module_& module);
@@ -34,6 +36,8 @@ nb::dict Registrations() {
       {"jaxkernels_log_softmax_jvp", JaxkernelsLogSoftmaxJvpCpu},
       {"jaxkernels_masked_softmax_fwd", JaxkernelsMaskedSoftmaxFwdCpu},
       {"jaxkernels_masked_softmax_grad", JaxkernelsMaskedSoftmaxGradCpu},
+      {"jaxkernels_row_statistics", JaxkernelsRowStatisticsCpu},
+      {"jaxkernels_row_finish", JaxkernelsRowFinishCpu},
   });
 }
 

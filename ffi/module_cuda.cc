@@ -24,6 +24,8 @@ XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxGradCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxJvpCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsMaskedSoftmaxFwdCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsMaskedSoftmaxGradCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsRowStatisticsCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsRowFinishCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsSgemmCuda);
 
 namespace {
@@ -37,6 +39,8 @@ nb::dict Registrations() {
       {"jaxkernels_log_softmax_jvp", JaxkernelsLogSoftmaxJvpCuda},
       {"jaxkernels_masked_softmax_fwd", JaxkernelsMaskedSoftmaxFwdCuda},
       {"jaxkernels_masked_softmax_grad", JaxkernelsMaskedSoftmaxGradCuda},
+      {"jaxkernels_row_statistics", JaxkernelsRowStatisticsCuda},
+      {"jaxkernels_row_finish", JaxkernelsRowFinishCuda},
       {"jaxkernels_sgemm", JaxkernelsSgemmCuda},
   });
 }

@@ -6,14 +6,15 @@ so that a new JAX release breaks this file alone. Must not know: softmax, or any
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src import dispatch
+from jax._src import custom_partitioning, dispatch
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import batching, mlir
@@ -95,7 +96,9 @@ def partitions_custom_calls(ctx: mlir.LoweringRuleContext) -> bool:
     """Whether a `custom_partitioning` inside a lowering rule would be asked for its partitions.
 
     It is a Python callback, which no exported program can hold, and which the older partitioner
-    (GSPMD) cannot use without a rule of its own; the program then runs the call on whole arrays.
+    (GSPMD) cannot use without a rule of its own; nor has it names to speak of devices by where the
+    program knows no mesh. The call is then split by its attributes alone
+    (`batch_partitioning_attributes`).
     """
     module = ctx.module_context
     axis_context = module.axis_context
@@ -105,7 +108,44 @@ def partitions_custom_calls(ctx: mlir.LoweringRuleContext) -> bool:
         and isinstance(axis_context, mlir.ShardingContext)
         and axis_context.num_devices > 1
         and axis_context.device_assignment is not None
+        and axis_context.abstract_mesh is not None
     )
+
+
+def lower_partitioned(
+    function: Callable[..., Any], ctx: mlir.LoweringRuleContext, operands: Any, name: str
+) -> Any:
+    """Lowers a function made by `custom_partitioning`, so that caches know its program again.
+
+    JAX writes the address of a Python object into the program, to find the callback by, and so no
+    process would find the program of another in the persistent compilation cache. Here the address
+    is replaced by a name.
+
+    Args:
+        function: the function.
+        ctx: of the lowering rule.
+        operands: of the lowering rule.
+        name: says all that decides what the callback does, but for the devices and types of the
+            operands.
+
+    Returns:
+        What the lowering rule returns.
+    """
+    results = mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
+    call = results[0].owner
+    address = ir.StringAttr(call.attributes["backend_config"]).value
+    callbacks = custom_partitioning._sharding_callbacks
+    callback = callbacks[address.encode()]
+    mesh = callback.mesh
+    devices = (mesh.axis_names, mesh.devices.shape, [d.id for d in mesh.devices.flat])
+    types = [(a.shape, str(a.dtype)) for a in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
+    full_name = repr((name, types, devices, lowering_platforms(ctx)))
+    key = hashlib.sha256(full_name.encode()).hexdigest().encode()
+    # The callback is looked up when the program is compiled, which another one of the same name may
+    # have been, or may still have to be; the first of them stays, as long as a program needs it.
+    ctx.module_context.add_keepalive(callbacks.setdefault(key, callback))
+    call.attributes["backend_config"] = ir.StringAttr.get(key.decode())
+    return results
 
 
 def needs_devices_for_lowering(primitive: Primitive) -> None:
@@ -126,7 +166,7 @@ def batch_partitioning_attributes(
     batch dimensions (its target must be registered as batch partitionable), Shardy by a rule that
     ties equal dimensions of all arrays together and asks for the last ones to be gathered, because
     a row must be whole where it is reduced. Where an operand broadcasts, neither would split the
-    call: `_row_partitioning` serves it if it can, else it is gathered.
+    call.
     """
     shape = ctx.avals_out[0].shape  # pyright: ignore[reportAttributeAccessIssue]
     shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]

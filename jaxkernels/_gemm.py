@@ -214,6 +214,8 @@ def _lower_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, options: Options)
     if _compat.partitions_custom_calls(ctx):
         shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
         function = _gemm_partitioning.partitioned(ffi_multiply, shapes, options)
+        name = f"{TARGET} {options} {_registry.VERSION}"
+        return _compat.lower_partitioned(function, ctx, operands, name)
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
 
 

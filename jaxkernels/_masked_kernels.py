@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxkernels import _compat, _plan, _primitive, _reference, _row_derivatives
+from jaxkernels import (
+    _compat,
+    _plan,
+    _primitive,
+    _reference,
+    _row_derivatives,
+    _row_partitioning,
+    _row_parts,
+)
 
 Window = int | tuple[int, int] | None
 
@@ -82,10 +91,55 @@ def _row_dims(*, left: int, right: int, **others: Any) -> int:
     return 1 if (left, right) == (-_UNBOUNDED, _UNBOUNDED) else 2
 
 
+_OPEN = Band().attributes()
+
+
+def _forward_at(
+    operands: Sequence[jax.Array], place: _row_partitioning.Place, **attributes: Any
+) -> tuple[list[jax.Array], dict[str, Any]]:
+    """A part of each matrix: where it lies is known when it runs only, so the band becomes a mask.
+
+    The mask has the size of one matrix, and is common to all.
+    """
+    scores, *others = operands
+    q, k = place.shape
+    rows, cols = scores.shape[-2:]
+    own = place.first_row + jnp.arange(rows) + (k - q if attributes["from_end"] else 0)
+    columns = place.first_col + jnp.arange(cols)
+    seen = _reference.within_band(own, columns, attributes["left"], attributes["right"])
+    seen = jnp.expand_dims(seen, range(scores.ndim - 2))
+    if attributes["has_mask"]:
+        seen = seen & others.pop(0)
+    return [scores, seen, *others], {**attributes, **_OPEN, "has_mask": True}
+
+
+def _grad_at(
+    operands: Sequence[jax.Array], place: _row_partitioning.Place, **attributes: Any
+) -> tuple[list[jax.Array], dict[str, Any]]:
+    """A part of each matrix: y is 0 outside the band, which only spares the reading of it."""
+    del place
+    return list(operands), {**attributes, **_OPEN}
+
+
+def _forward_operation(has_bias: bool) -> str:
+    return "biased_softmax_fwd" if has_bias else "masked_softmax_fwd"
+
+
+def _forward_parts(
+    *, scale: float, has_mask: bool, has_bias: bool, **others: Any
+) -> _row_parts.Parts:
+    del others
+    return _row_parts.Parts(_forward_operation(has_bias), True, scale, has_mask)
+
+
+def _grad_parts(*, scale: float, **others: Any) -> _row_parts.Parts:
+    del others
+    return _row_parts.Parts("masked_softmax_grad", False, scale)
+
+
 def _check_forward(shape: Any, dtype: Any, tier: str, *, has_bias: bool, **others: Any) -> None:
     del others
-    operation = "biased_softmax_fwd" if has_bias else "masked_softmax_fwd"
-    _plan.check_tier(operation, shape, dtype, tier)
+    _plan.check_tier(_forward_operation(has_bias), shape, dtype, tier)
 
 
 def _check_grad(shape: Any, dtype: Any, tier: str, **others: Any) -> None:
@@ -99,8 +153,9 @@ masked_softmax_fwd = _primitive.define(
     target="jaxkernels_masked_softmax_fwd",
     check=_check_forward,
     full_operands=1,
+    parts=_forward_parts,
     row_dims=_row_dims,
-    broadcasts=True,
+    at_place=_forward_at,
 )
 masked_softmax_grad = _primitive.define(
     name="jaxkernels_masked_softmax_grad",
@@ -108,7 +163,9 @@ masked_softmax_grad = _primitive.define(
     target="jaxkernels_masked_softmax_grad",
     check=_check_grad,
     full_operands=2,
+    parts=_grad_parts,
     row_dims=_row_dims,
+    at_place=_grad_at,
 )
 
 

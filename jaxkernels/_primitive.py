@@ -21,12 +21,17 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir, xla
 from jax.sharding import PartitionSpec
 
-from jaxkernels import _compat, _registry, _row_partitioning
+from jaxkernels import _compat, _registry, _row_partitioning, _row_parts
 
 Reference = Callable[..., jax.Array]
 # Gets the shape and the dtype of the result, the tier and the attributes of a call when it is traced;
 # raises if the tier cannot serve.
 Check = Callable[..., None]
+# From the attributes of a call to what runs where its rows are spread over devices.
+PartsOf = Callable[..., _row_parts.Parts]
+# From the operands of a device, their place in the whole arrays, and the attributes of a call to the
+# operands and attributes that give the result there, wherever it is.
+AtPlace = Callable[..., tuple[list[jax.Array], dict[str, Any]]]
 
 
 def _one_row_dim(**attributes: Any) -> int:
@@ -45,12 +50,19 @@ class RowKernel:
         full_operands: how many operands have the shape of the result; the others broadcast.
         row_dims: from the attributes of a call to the number of last dimensions that it needs whole
             and in their order: 1, or 2 where it matters at which place of its matrix a row stands.
+        target: name of the FFI target.
+        parts: what runs where rows are spread over devices.
+        at_place: what to run on a part of a matrix where it matters where it lies; None if it never
+            does.
     """
 
     primitive: Primitive
     reference: Reference
     full_operands: int
     row_dims: Callable[..., int]
+    target: str
+    parts: PartsOf
+    at_place: AtPlace | None
 
     def __call__(
         self, *operands: jax.Array, tier: str, require_kernel: bool, **attributes: Any
@@ -110,8 +122,9 @@ def define(
     check: Check,
     *,
     full_operands: int,
+    parts: PartsOf,
     row_dims: Callable[..., int] = _one_row_dim,
-    broadcasts: bool = False,
+    at_place: AtPlace | None = None,
 ) -> RowKernel:
     """Makes the primitive of a row kernel; everything but its derivatives.
 
@@ -122,14 +135,15 @@ def define(
         target: name of the FFI target, registered by `_registry`.
         check: called whenever the primitive is traced.
         full_operands: see `RowKernel`.
+        parts: see `RowKernel`.
         row_dims: see `RowKernel`.
-        broadcasts: there may be operands behind the full ones.
+        at_place: see `RowKernel`; needed if `row_dims` may be 2.
 
     Returns:
         The kernel, ready to be called on any number of dimensions >= 1.
     """
     primitive = Primitive(name)
-    kernel = RowKernel(primitive, reference, full_operands, row_dims)
+    kernel = RowKernel(primitive, reference, full_operands, row_dims, target, parts, at_place)
     primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
     primitive.def_abstract_eval(functools.partial(_abstract_eval, kernel, check))
     batching.fancy_primitive_batchers[primitive] = functools.partial(_batch, kernel)
@@ -137,10 +151,9 @@ def define(
     for platform in ("cpu", "cuda"):
         if _registry.has_kernels(platform):
             mlir.register_lowering(
-                primitive, functools.partial(_lower_kernel, kernel, target), platform=platform
+                primitive, functools.partial(_lower_kernel, kernel), platform=platform
             )
-    if broadcasts:
-        _compat.needs_devices_for_lowering(primitive)
+    _compat.needs_devices_for_lowering(primitive)
     return kernel
 
 
@@ -196,7 +209,6 @@ def _batch(
 
 def _lower_kernel(
     kernel: RowKernel,
-    target: str,
     ctx: mlir.LoweringRuleContext,
     *operands: Any,
     tier: str,
@@ -204,20 +216,31 @@ def _lower_kernel(
     **attributes: Any,
 ) -> Any:
     del require_kernel
-    row_dims = kernel.row_dims(**attributes)
     shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
-    broadcasts = any(shape != shapes[0] for shape in shapes)
-    if broadcasts and 0 not in shapes[0] and _compat.partitions_custom_calls(ctx):
-
-        def local(first: jax.Array, *others: jax.Array) -> jax.Array:
-            call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(first.shape, first.dtype))
-            return call(first, *others, tier=tier, **attributes)
-
-        function = _row_partitioning.partitioned(local, shapes, row_dims)
-        return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
-    partitioning = _compat.batch_partitioning_attributes(ctx, row_dims)
-    rule = jax.ffi.ffi_lowering(target, extra_attributes=partitioning)
+    if 0 not in shapes[0] and _compat.partitions_custom_calls(ctx):
+        function = _row_partitioning.partitioned(_split_call(kernel, tier, attributes), shapes)
+        name = f"{kernel.target} {tier} {sorted(attributes.items())} {_registry.VERSION}"
+        return _compat.lower_partitioned(function, ctx, operands, name)
+    partitioning = _compat.batch_partitioning_attributes(ctx, kernel.row_dims(**attributes))
+    rule = jax.ffi.ffi_lowering(kernel.target, extra_attributes=partitioning)
     return rule(ctx, *operands, tier=tier, **attributes)
+
+
+def _split_call(
+    kernel: RowKernel, tier: str, attributes: dict[str, Any]
+) -> _row_partitioning.SplitCall:
+    def whole(first: jax.Array, *others: jax.Array) -> jax.Array:
+        call = jax.ffi.ffi_call(kernel.target, jax.ShapeDtypeStruct(first.shape, first.dtype))
+        return call(first, *others, tier=tier, **attributes)
+
+    def at_place(operands: Sequence[jax.Array], place: _row_partitioning.Place) -> Any:
+        assert kernel.at_place is not None
+        there, attributes_there = kernel.at_place(operands, place, **attributes)
+        return _split_call(kernel, tier, attributes_there), there
+
+    depends_on_place = kernel.row_dims(**attributes) > 1
+    parts = kernel.parts(**attributes)
+    return _row_partitioning.SplitCall(whole, parts, at_place if depends_on_place else None)
 
 
 def _lower_reference(

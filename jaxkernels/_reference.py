@@ -70,8 +70,13 @@ def band(q: int, k: int, left: int, right: int, from_end: bool) -> jax.Array:
         right: the last one.
         from_end: the last row stands on the last column, instead of the first on the first.
     """
-    own = jnp.arange(q)[:, None] + (k - q if from_end else 0)
-    distance = jnp.arange(k)[None, :] - own
+    own = jnp.arange(q) + (k - q if from_end else 0)
+    return within_band(own, jnp.arange(k), left, right)
+
+
+def within_band(own: jax.Array, cols: jax.Array, left: int, right: int) -> jax.Array:
+    """The same for rows that stand on the columns `own`, and for the columns `cols`."""
+    distance = cols[None, :] - own[:, None]
     # Bounds beyond any distance need not fit the type of the indices.
     left, right = max(left, -_LARGEST_INDEX), min(right, _LARGEST_INDEX)
     return (distance >= left) & (distance <= right)

@@ -32,8 +32,15 @@ OPERATIONS = (
 )
 # One target serves scores with a bias and without.
 _ROW_TARGETS = tuple(f"jaxkernels_{name}" for name in OPERATIONS if name != "biased_softmax_fwd")
+# The two parts of any of these operations.
+_PART_TARGETS = ("jaxkernels_row_statistics", "jaxkernels_row_finish")
 # The targets of each platform, by JAX's name of it. A CPU's matrix products are XLA's own.
-TARGETS = {"cpu": _ROW_TARGETS, "cuda": (*_ROW_TARGETS, "jaxkernels_sgemm")}
+TARGETS = {
+    "cpu": (*_ROW_TARGETS, *_PART_TARGETS),
+    "cuda": (*_ROW_TARGETS, *_PART_TARGETS, "jaxkernels_sgemm"),
+}
+
+VERSION = importlib.metadata.version("jaxkernels")
 
 # XLA's name of a platform differs from the name that JAX's lowering rules use. "cuda" in lower case
 # would be accepted by register_ffi_target as well, and then never be looked up.
@@ -188,7 +195,7 @@ def versions() -> dict[str, str]:
     `ffi_api_cuda` and `cuda_architectures` are absent without a CUDA module.
     """
     found = {
-        "jaxkernels": importlib.metadata.version("jaxkernels"),
+        "jaxkernels": VERSION,
         "python": python_platform.python_version(),
         "numpy": np.__version__,
         "jax": jax.__version__,

@@ -1,14 +1,17 @@
-"""How a row kernel with operands that broadcast is split over devices.
+"""How a row kernel is split over devices.
 
-Every dimension but the last ones is split as that of the first operand, without communication; in
-the others a dimension of size 1 stays whole. XLA splits a custom call by itself only where all
-operands have one shape (`_compat.batch_partitioning_attributes`).
+Dimensions of rows are split as those of the first operand, without communication; a dimension of
+size 1 stays whole. Where the columns are split, the operation runs in two parts (`_row_parts`), and
+one or two values a row cross the network. Columns that do not divide by the number of devices are
+gathered, because padding would take part in the reductions.
 
-Owns: the rule and the partitions. Must not know: the primitive, or what computes a local result.
+Owns: the rule and the partitions. Must not know: which operations exist.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,19 +19,53 @@ import jax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxkernels import _row_parts
 
-def partitioned(
-    local: Callable[..., jax.Array], shapes: Sequence[tuple[int, ...]], row_dims: int
-) -> Callable[..., jax.Array]:
-    """`local` as a function that XLA's partitioner knows how to split.
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where in a whole matrix, the last two dimensions of an array, that of this device lies.
+
+    Attributes:
+        shape: of the whole matrix.
+        first_row: of the device.
+        first_col: of the device.
+    """
+
+    shape: tuple[int, int]
+    first_row: jax.Array | int
+    first_col: jax.Array | int
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitCall:
+    """A call of a row kernel, as its partitions need to see it.
+
+    Attributes:
+        whole: the result of one device from whole rows; it has the shape of the first operand.
+        parts: what runs where rows are spread over devices.
+        at_place: None, or, if a row's result depends on its place in its matrix, from the operands
+            of a device and their place to the call and the operands that give it there.
+    """
+
+    whole: Callable[..., jax.Array]
+    parts: _row_parts.Parts
+    at_place: Callable[[Sequence[jax.Array], Place], tuple[SplitCall, list[jax.Array]]] | None = (
+        None
+    )
+
+
+def partitioned(call: SplitCall, shapes: Sequence[tuple[int, ...]]) -> Callable[..., jax.Array]:
+    """The call as a function that XLA's partitioner knows how to split.
 
     Args:
-        local: the result of one device; it has the shape of the first operand.
+        call: what to split.
         shapes: those of the operands.
-        row_dims: the number of last dimensions that are needed whole.
     """
     full = shapes[0]
     rank = len(full)
+    # That of this thread; XLA may ask for the partitions in another.
+    x64 = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
     names = [
         [
             f"d{i}" if size == full_size else f"o{n}x{i}"
@@ -39,18 +76,43 @@ def partitioned(
 
     def partition(mesh: Any, operands: Any, result_info: Any) -> Any:
         del result_info  # where it asks for another split than the operands give, XLA reshards
-        spec = [*operands[0].sharding.spec, *[None] * rank][: rank - row_dims]
-        axes = {f"d{i}": axis for i, axis in enumerate(spec)}
+        spec = [*operands[0].sharding.spec, *[None] * rank][:rank]
+        axes = [() if e is None else e if isinstance(e, tuple) else (e,) for e in spec]
+        if full[-1] % math.prod(mesh.shape[axis] for axis in axes[-1]):
+            axes[-1] = ()
+        axes_of = {f"d{i}": mesh_axes for i, mesh_axes in enumerate(axes) if mesh_axes}
         shardings = tuple(
-            NamedSharding(mesh, PartitionSpec(*(axes.get(name) for name in dims))) for dims in names
+            NamedSharding(mesh, PartitionSpec(*(axes_of.get(name) for name in dims)))
+            for dims in names
         )
-        return mesh, local, shardings[0], shardings
 
-    function = custom_partitioning(lambda *operands: local(*operands))
+        def lowered(*parts: jax.Array) -> jax.Array:
+            with jax.enable_x64(x64):
+                return _local(call, parts, full, axes)
+
+        return mesh, lowered, shardings[0], shardings
+
+    function = custom_partitioning(lambda *operands: call.whole(*operands))
     operands = ", ".join(" ".join(dims) for dims in names)
-    function.def_partition(
-        partition=partition,
-        sharding_rule=f"{operands} -> {' '.join(names[0])}",
-        need_replication_factors=tuple(names[0][rank - row_dims :]),
-    )
+    function.def_partition(partition=partition, sharding_rule=f"{operands} -> {' '.join(names[0])}")
     return function
+
+
+def _local(
+    call: SplitCall,
+    operands: Sequence[jax.Array],
+    full: tuple[int, ...],
+    axes: Sequence[tuple[str, ...]],
+) -> jax.Array:
+    """The result of this device, which has a part of every dimension with mesh axes."""
+    if call.at_place is not None and (axes[-2] or axes[-1]):
+        rows, cols = operands[0].shape[-2:]
+        place = Place((full[-2], full[-1]), _index(axes[-2]) * rows, _index(axes[-1]) * cols)
+        call, operands = call.at_place(operands, place)
+    if axes[-1]:
+        return _row_parts.apply(call.parts, operands, axes[-1])
+    return call.whole(*operands)
+
+
+def _index(axes: tuple[str, ...]) -> jax.Array | int:
+    return jax.lax.axis_index(axes) if axes else 0

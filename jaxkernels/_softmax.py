@@ -20,7 +20,15 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
-from jaxkernels import _compat, _plan, _primitive, _reference, _row_derivatives, _validate
+from jaxkernels import (
+    _compat,
+    _plan,
+    _primitive,
+    _reference,
+    _row_derivatives,
+    _row_parts,
+    _validate,
+)
 
 Axis = int | tuple[int, ...] | list[int] | None
 
@@ -34,6 +42,7 @@ def _kernel(
         target=f"jaxkernels_{operation}",
         check=lambda shape, dtype, tier: _plan.check_tier(operation, shape, dtype, tier),
         full_operands=operands,
+        parts=lambda: _row_parts.Parts(operation, finds_max=operation.endswith("_fwd")),
     )
 
 
@@ -107,8 +116,9 @@ def softmax(
           rounds the sum to 16 bits: results differ from jax.nn's by that error.
         * Rows of -inf only, or with a +inf or a NaN among the unmasked elements, are NaN.
         * Reverse mode keeps the result and nothing else: dx = y * (dy - sum(dy * y)).
-        * Arrays sharded over any dimensions but `axis` need no communication. A sharded `axis` is
-          gathered.
+        * Arrays sharded over any dimensions but `axis` need no communication. Where `axis` is sharded,
+          one maximum and one sum a row cross the network (in the gradient one sum), not the array;
+          docs/sharding.md says when it is gathered all the same.
         * Where x and `where` have different ranks, x is broadcast first, and `axis` counts in the
           result. (jax.nn takes the maximum along another axis there, up to JAX 0.11.)
         * `jax.export` refuses custom calls that it is not told about:

@@ -1,4 +1,4 @@
-"""Sharded attention scores: batches and heads need no communication, whatever broadcasts; the rest is right.
+"""Sharded attention scores: batches, heads and queries need no communication, whatever broadcasts or counts them.
 
 Whether XLA splits a custom call or gathers its operands first cannot be seen in values, so the compiled HLO is read.
 """
@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from masked_cases import case
-from test_partitioning import COLLECTIVES, custom_calls
+from test_partitioning import COLLECTIVES, custom_calls, reduced_shapes
 from test_partitioning import mesh as mesh
 from test_partitioning import (
     unsharded_on_the_same_platform as unsharded_on_the_same_platform,
@@ -92,26 +92,49 @@ def test_sharded_matrices_run_without_collectives(name, spec, causal, local, mes
     np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("name", ["forward", "gradient", "vmapped"])
+@pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize(
-    ("spec", "causal"),
+    ("spec", "causal", "local"),
     [
-        (P("b", None, "a"), True),
-        (P(None, None, None, "a"), False),
-        (P("a", None, None, "b"), True),
-        (P(None, None, "a", "b"), True),
+        (P("b", None, "a"), True, "f32[4,4,4,24]"),
+        (P(None, "b", "a"), True, "f32[8,2,4,24]"),
+        (P(None, None, ("a", "b")), True, "f32[8,4,2,24]"),
     ],
     ids=str,
 )
-def test_sharded_columns_and_rows_of_a_band_are_right(name, spec, causal, mesh):
-    """What a kernel needs whole is put together first."""
+def test_sharded_rows_of_a_band_run_without_collectives(name, spec, causal, local, mesh):
+    """Where a row stands in its matrix is known when the program runs: the band becomes a mask."""
     program, kernels = PROGRAMS[name]
     compiled, arrays = compile_sharded(program, causal, mesh, spec)
     text = compiled.as_text()
-    assert collectives(text)
-    assert len(custom_calls(text)) == kernels
+    assert not collectives(text), text
+    assert custom_calls(text) == [local] * kernels, text
     want = jax.jit(functools.partial(program, causal))(X, MASK, BIAS, T)
-    np.testing.assert_array_equal(compiled(*arrays), want)
+    np.testing.assert_allclose(compiled(*arrays), want, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    ("spec", "causal", "rows"),
+    [
+        (P(None, None, None, "a"), False, (8, 4, 16)),
+        (P(None, None, None, "a"), True, (8, 4, 16)),
+        (P("a", None, None, "b"), True, (2, 4, 16)),
+        (P(None, None, "a", "b"), True, (8, 4, 4)),
+        (P(None, "b", None, "a"), False, (8, 2, 16)),
+    ],
+    ids=str,
+)
+def test_sharded_columns_are_distributed(name, spec, causal, rows, mesh):
+    """A maximum and a sum of each row cross the network, and nothing else, whatever band, mask and bias."""
+    program, kernels = PROGRAMS[name]
+    compiled, arrays = compile_sharded(program, causal, mesh, spec)
+    text = compiled.as_text()
+    assert not [c for c in collectives(text) if c != "all-reduce"], text
+    assert reduced_shapes(text) == [rows] * (kernels + 1), text
+    assert len(custom_calls(text)) == 2 * kernels
+    want = jax.jit(functools.partial(program, causal))(X, MASK, BIAS, T)
+    np.testing.assert_allclose(compiled(*arrays), want, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("spec", [P("a"), P("a", "b"), P(None, "b")], ids=str)

@@ -123,6 +123,11 @@ struct SoftmaxForwardOfHalf : SoftmaxForward<float> {
   }
 };
 
+// What runs on scores that are loaded.
+template <typename T>
+using ForwardOfLoaded = std::conditional_t<std::is_same_v<T, CpuComputeType<T>>,
+                                           SoftmaxForward<CpuComputeType<T>>, SoftmaxForwardOfHalf>;
+
 template <typename T>
 JK_INLINE void RunAttentionForward(const CpuRows& all, const MaskedRows& attention, int64_t begin,
                                    int64_t end) {
@@ -138,10 +143,15 @@ JK_INLINE void RunAttentionForward(const CpuRows& all, const MaskedRows& attenti
                          &results[r * (range.end - range.begin)]);
   };
   const auto run = [&](int64_t rows, int64_t n) JK_INLINE_LAMBDA {
-    using Op = std::conditional_t<std::is_same_v<T, C>, SoftmaxForward<C>, SoftmaxForwardOfHalf>;
-    RunAll<Op>({{scores.data(), nullptr}, results.data(), rows, n});
+    RunAll<ForwardOfLoaded<T>>({{scores.data(), nullptr}, results.data(), rows, n});
   };
   ForRows<T>(all, attention, begin, end, results.data(), load, run);
+}
+
+template <typename C>
+JK_INLINE void ScaleGradient(const C* y, int64_t n, C scale, C* dx) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) dx[i] = y[i] == C(0) ? C(0) : scale * dx[i];
 }
 
 template <typename T>
@@ -162,10 +172,7 @@ JK_INLINE void RunAttentionGrad(const CpuRows& all, const MaskedRows& attention,
   };
   const auto run = [&](int64_t rows, int64_t n) JK_INLINE_LAMBDA {
     RunAll<SoftmaxGrad<C>>({{y.data(), dy.data()}, results.data(), rows, n});
-#pragma omp simd
-    for (int64_t i = 0; i < rows * n; ++i) {
-      results[i] = y[i] == C(0) ? C(0) : scale * results[i];
-    }
+    ScaleGradient(y.data(), rows * n, scale, results.data());
   };
   ForRows<T>(all, attention, begin, end, results.data(), load, run);
 }

@@ -10,23 +10,32 @@
 #include "common/huge_pages.h"
 #include "common/parallel_for.h"
 #include "softmax/attention_call.h"
+#include "softmax/bindings.h"
 #include "softmax/kernels_cpu.h"
 #include "softmax/operations.h"
+#include "softmax/part_call.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxkernels {
 namespace {
 
-ffi::Future Run(Operation operation, ffi::ThreadPool& pool, const ffi::AnyBuffer& x,
-                const void* second, const ffi::AnyBuffer& out) {
-  const DType dtype = *ToDType(x.element_type());
+// Splits the rows of a call over the threads of the pool.
+ffi::Future Run(ffi::ThreadPool& pool, const CpuCall& call) {
+  const int64_t width = ByteWidth(call.dtype);
+  if (call.rows.out != nullptr) {
+    AdviseHugePages(call.rows.out, call.rows.rows * call.rows.cols * width);
+  }
+  const int64_t row_bytes = call.rows.cols * width * (InputsOf(call.operation) + 1);
+  return ParallelFor(pool, call.rows.rows, row_bytes,
+                     [=](int64_t begin, int64_t end) { RunRows(call, begin, end); });
+}
+
+// `out` is null where a part has none.
+CpuCall CallOf(Operation operation, const ffi::AnyBuffer& x, const void* second, void* out) {
   const RowShape shape = RowShapeOf(x);
-  const CpuRows all = {{x.untyped_data(), second}, out.untyped_data(), shape.rows, shape.cols};
-  AdviseHugePages(all.out, shape.rows * shape.cols * ByteWidth(dtype));
-  const int64_t row_bytes = shape.cols * ByteWidth(dtype) * (second == nullptr ? 2 : 3);
-  return ParallelFor(pool, shape.rows, row_bytes, [=](int64_t begin, int64_t end) {
-    RunRows(dtype, operation, SliceRows(all, dtype, begin, end));
-  });
+  return {operation,
+          *ToDType(x.element_type()),
+          {{x.untyped_data(), second}, out, shape.rows, shape.cols}};
 }
 
 // x -> y. `tier` names a GPU kernel; the CPU has one way only.
@@ -35,7 +44,7 @@ ffi::Future Forward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Result<ffi::Any
                     std::string_view /*tier*/) {
   ffi::Error error = CheckRowOperation(NameOf(operation), {{"x", x}}, *y);
   if (error.failure()) return ReadyFuture(std::move(error));
-  return Run(operation, pool, x, nullptr, *y);
+  return Run(pool, CallOf(operation, x, nullptr, y->untyped_data()));
 }
 
 // y and a cotangent (or tangent) -> a cotangent (or tangent).
@@ -45,20 +54,7 @@ ffi::Future Linear(ffi::ThreadPool pool, ffi::AnyBuffer y, ffi::AnyBuffer t,
   const char* second = operation == Operation::kLogSoftmaxJvp ? "dx" : "dy";
   ffi::Error error = CheckRowOperation(NameOf(operation), {{"y", y}, {second, t}}, *out);
   if (error.failure()) return ReadyFuture(std::move(error));
-  return Run(operation, pool, y, t.untyped_data(), *out);
-}
-
-ffi::Future RunAttention(Operation operation, ffi::ThreadPool& pool, const ffi::AnyBuffer& x,
-                         const void* second, const ffi::AnyBuffer& out,
-                         const MaskedRows& attention) {
-  const DType dtype = *ToDType(x.element_type());
-  const RowShape shape = RowShapeOf(x);
-  const CpuRows all = {{x.untyped_data(), second}, out.untyped_data(), shape.rows, shape.cols};
-  AdviseHugePages(all.out, shape.rows * shape.cols * ByteWidth(dtype));
-  const int64_t row_bytes = shape.cols * ByteWidth(dtype) * (InputsOf(operation) + 1);
-  return ParallelFor(pool, shape.rows, row_bytes, [=](int64_t begin, int64_t end) {
-    RunAttentionRows(dtype, operation, all, attention, begin, end);
-  });
+  return Run(pool, CallOf(operation, y, t.untyped_data(), out->untyped_data()));
 }
 
 // scores, and perhaps a mask and a bias -> y
@@ -79,7 +75,9 @@ ffi::Future AttentionForward(ffi::ThreadPool pool, ffi::AnyBuffer scores, ffi::R
     error = ReadMaskAndBias(operation, scores, rest, has_mask, has_bias, &attention, &bias);
   }
   if (error.failure()) return ReadyFuture(std::move(error));
-  return RunAttention(operation, pool, scores, bias, *y, attention);
+  CpuCall call = CallOf(operation, scores, bias, y->untyped_data());
+  call.attention = attention;
+  return Run(pool, call);
 }
 
 // y and a cotangent (or tangent) -> a cotangent (or tangent) of the scores
@@ -94,61 +92,61 @@ ffi::Future AttentionGrad(ffi::ThreadPool pool, ffi::AnyBuffer y, ffi::AnyBuffer
     error = ReadAttentionRows(kOperation, named, {scale, left, right, from_end}, &attention);
   }
   if (error.failure()) return ReadyFuture(std::move(error));
-  return RunAttention(kOperation, pool, y, dy.untyped_data(), *out, attention);
+  CpuCall call = CallOf(kOperation, y, dy.untyped_data(), out->untyped_data());
+  call.attention = attention;
+  return Run(pool, call);
 }
 
-auto BindForward() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::AnyBuffer>()
-      .Ret<ffi::AnyBuffer>()
-      .Attr<std::string_view>("tier");
+// The operands of an operation -> the statistics of its rows
+ffi::Future Statistics(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs rest,
+                       ffi::Result<ffi::AnyBuffer> statistics, std::string_view operation,
+                       double scale, bool has_mask) {
+  PartCall part;
+  ffi::Error error = ReadPart({operation, scale, has_mask}, x, rest, *statistics, &part);
+  if (error.failure()) return ReadyFuture(std::move(error));
+  CpuCall call = CallOf(part.operation, x, part.second, nullptr);
+  call.attention = part.attention;
+  call.part = Part::kStatistics;
+  call.statistics = statistics->untyped_data();
+  return Run(pool, call);
 }
 
-auto BindLinear() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::AnyBuffer>()
-      .Arg<ffi::AnyBuffer>()
-      .Ret<ffi::AnyBuffer>()
-      .Attr<std::string_view>("tier");
+// The statistics of the rows and the operands of an operation -> its result
+ffi::Future Finish(ffi::ThreadPool pool, ffi::AnyBuffer statistics, ffi::AnyBuffer x,
+                   ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out,
+                   std::string_view operation, double scale, bool has_mask) {
+  PartCall part;
+  ffi::Error error = ReadPart({operation, scale, has_mask}, x, rest, statistics, &part);
+  if (error.success()) error = CheckSameAs(operation, {"the result", *out}, {"x", x});
+  if (error.failure()) return ReadyFuture(std::move(error));
+  CpuCall call = CallOf(part.operation, x, part.second, out->untyped_data());
+  call.attention = part.attention;
+  call.part = Part::kFinish;
+  call.statistics = statistics.untyped_data();
+  return Run(pool, call);
 }
 
-auto BindAttentionForward() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::ThreadPool>()
-      .Arg<ffi::AnyBuffer>()
-      .RemainingArgs()
-      .Ret<ffi::AnyBuffer>()
-      .Attr<std::string_view>("tier")
-      .Attr<double>("scale")
-      .Attr<int64_t>("left")
-      .Attr<int64_t>("right")
-      .Attr<bool>("from_end")
-      .Attr<bool>("has_mask")
-      .Attr<bool>("has_bias");
-}
-
-auto BindAttentionGrad() {
-  return BindLinear().Attr<double>("scale").Attr<int64_t>("left").Attr<int64_t>("right").Attr<bool>(
-      "from_end");
-}
+auto OnPool() { return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>(); }
 
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernelsSoftmaxFwdCpu, Forward<Operation::kSoftmaxForward>,
-                              BindForward());
+                              BindForward(OnPool()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxFwdCpu, Forward<Operation::kLogSoftmaxForward>,
-                              BindForward());
+                              BindForward(OnPool()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernelsSoftmaxGradCpu, Linear<Operation::kSoftmaxGrad>,
-                              BindLinear());
+                              BindLinear(OnPool()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxGradCpu, Linear<Operation::kLogSoftmaxGrad>,
-                              BindLinear());
+                              BindLinear(OnPool()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxJvpCpu, Linear<Operation::kLogSoftmaxJvp>,
-                              BindLinear());
+                              BindLinear(OnPool()));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernelsMaskedSoftmaxFwdCpu, AttentionForward,
-                              BindAttentionForward());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernelsMaskedSoftmaxGradCpu, AttentionGrad, BindAttentionGrad());
+                              BindAttentionForward(OnPool()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernelsMaskedSoftmaxGradCpu, AttentionGrad,
+                              BindAttentionGrad(OnPool()));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernelsRowStatisticsCpu, Statistics, BindStatistics(OnPool()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernelsRowFinishCpu, Finish, BindFinish(OnPool()));
 
 }  // namespace jaxkernels

@@ -12,8 +12,10 @@
 #include "common/checks.h"
 #include "common/device_query.h"
 #include "softmax/attention_call.h"
+#include "softmax/bindings.h"
 #include "softmax/launch.h"
 #include "softmax/operations.h"
+#include "softmax/part_call.h"
 #include "softmax/plan.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -29,7 +31,8 @@ bool IsPackAligned(const void* pointer) {
 }
 
 ffi::Error Run(Operation operation, cudaStream_t stream, int32_t ordinal,
-               std::string_view tier_name, const ffi::AnyBuffer& x, const SoftmaxArrays& arrays) {
+               std::string_view tier_name, const ffi::AnyBuffer& x, const SoftmaxArrays& arrays,
+               Part part = Part::kWhole) {
   if (arrays.rows == 0 || arrays.cols == 0) return ffi::Error::Success();
   SoftmaxProblem problem;
   problem.rows = arrays.rows;
@@ -37,10 +40,12 @@ ffi::Error Run(Operation operation, cudaStream_t stream, int32_t ordinal,
   problem.dtype = *ToDType(x.element_type());
   problem.operation = operation;
   problem.has_mask = arrays.attention.mask != nullptr;
+  problem.part = part;
   if (!ParseTier(tier_name, &problem.tier))
     return Explain(operation, "unknown tier '" + std::string(tier_name) + "'");
-  if (!IsPackAligned(arrays.in[0]) || !IsPackAligned(arrays.in[1]) || !IsPackAligned(arrays.out)) {
-    return Explain(operation, "buffers must be aligned to 16 bytes");
+  for (const void* array : {arrays.in[0], arrays.in[1], static_cast<const void*>(arrays.out),
+                            static_cast<const void*>(arrays.attention.mask)}) {
+    if (!IsPackAligned(array)) return Explain(operation, "buffers must be aligned to 16 bytes");
   }
   const DeviceLimits* limits = LimitsOfDevice(ordinal);
   if (limits == nullptr)
@@ -97,9 +102,6 @@ ffi::Error AttentionForward(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer
   error = ReadMaskAndBias(operation, scores, rest, has_mask, has_bias, &arrays.attention,
                           &arrays.in[1]);
   if (error.failure()) return error;
-  if (!IsPackAligned(arrays.attention.mask)) {
-    return Explain(operation, "the mask must be aligned to 16 bytes");
-  }
   if (has_mask) {
     const int64_t row_bytes = 2 * shape.cols * ByteWidth(*ToDType(scores.element_type()));
     arrays.attention.order = OrderOfRows(arrays.attention.mask_rows, shape.rows, row_bytes);
@@ -123,44 +125,37 @@ ffi::Error AttentionGrad(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer y,
   return Run(kOperation, stream, ordinal, tier, y, arrays);
 }
 
-auto BindForward() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::PlatformStream<cudaStream_t>>()
-      .Ctx<ffi::DeviceOrdinal>()
-      .Arg<ffi::AnyBuffer>()
-      .Ret<ffi::AnyBuffer>()
-      .Attr<std::string_view>("tier");
+// The operands of an operation -> the statistics of its rows
+ffi::Error Statistics(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer x,
+                      ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> statistics,
+                      std::string_view operation, double scale, bool has_mask) {
+  PartCall call;
+  ffi::Error error = ReadPart({operation, scale, has_mask}, x, rest, *statistics, &call);
+  if (error.failure()) return error;
+  const RowShape shape = RowShapeOf(x);
+  const SoftmaxArrays arrays = {
+      {x.untyped_data(), call.second}, nullptr, shape.rows, shape.cols, call.attention,
+      statistics->untyped_data()};
+  return Run(call.operation, stream, ordinal, "auto", x, arrays, Part::kStatistics);
 }
 
-auto BindLinear() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::PlatformStream<cudaStream_t>>()
-      .Ctx<ffi::DeviceOrdinal>()
-      .Arg<ffi::AnyBuffer>()
-      .Arg<ffi::AnyBuffer>()
-      .Ret<ffi::AnyBuffer>()
-      .Attr<std::string_view>("tier");
+// The statistics of the rows and the operands of an operation -> its result
+ffi::Error Finish(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer statistics, ffi::AnyBuffer x,
+                  ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out,
+                  std::string_view operation, double scale, bool has_mask) {
+  PartCall call;
+  ffi::Error error = ReadPart({operation, scale, has_mask}, x, rest, statistics, &call);
+  if (error.success()) error = CheckSameAs(operation, {"the result", *out}, {"x", x});
+  if (error.failure()) return error;
+  const RowShape shape = RowShapeOf(x);
+  const SoftmaxArrays arrays = {
+      {x.untyped_data(), call.second}, out->untyped_data(), shape.rows, shape.cols, call.attention,
+      statistics.untyped_data()};
+  return Run(call.operation, stream, ordinal, "auto", x, arrays, Part::kFinish);
 }
 
-auto BindAttentionForward() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::PlatformStream<cudaStream_t>>()
-      .Ctx<ffi::DeviceOrdinal>()
-      .Arg<ffi::AnyBuffer>()
-      .RemainingArgs()
-      .Ret<ffi::AnyBuffer>()
-      .Attr<std::string_view>("tier")
-      .Attr<double>("scale")
-      .Attr<int64_t>("left")
-      .Attr<int64_t>("right")
-      .Attr<bool>("from_end")
-      .Attr<bool>("has_mask")
-      .Attr<bool>("has_bias");
-}
-
-auto BindAttentionGrad() {
-  return BindLinear().Attr<double>("scale").Attr<int64_t>("left").Attr<int64_t>("right").Attr<bool>(
-      "from_end");
+auto OnStream() {
+  return ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>().Ctx<ffi::DeviceOrdinal>();
 }
 
 }  // namespace
@@ -168,13 +163,19 @@ auto BindAttentionGrad() {
 #define JK_CUDA_HANDLER(symbol, function, binding) \
   XLA_FFI_DEFINE_HANDLER_SYMBOL(symbol, function, binding, {ffi::Traits::kCmdBufferCompatible})
 
-JK_CUDA_HANDLER(JaxkernelsSoftmaxFwdCuda, Forward<Operation::kSoftmaxForward>, BindForward());
-JK_CUDA_HANDLER(JaxkernelsLogSoftmaxFwdCuda, Forward<Operation::kLogSoftmaxForward>, BindForward());
-JK_CUDA_HANDLER(JaxkernelsSoftmaxGradCuda, Linear<Operation::kSoftmaxGrad>, BindLinear());
-JK_CUDA_HANDLER(JaxkernelsLogSoftmaxGradCuda, Linear<Operation::kLogSoftmaxGrad>, BindLinear());
-JK_CUDA_HANDLER(JaxkernelsLogSoftmaxJvpCuda, Linear<Operation::kLogSoftmaxJvp>, BindLinear());
-JK_CUDA_HANDLER(JaxkernelsMaskedSoftmaxFwdCuda, AttentionForward, BindAttentionForward());
-JK_CUDA_HANDLER(JaxkernelsMaskedSoftmaxGradCuda, AttentionGrad, BindAttentionGrad());
+JK_CUDA_HANDLER(JaxkernelsSoftmaxFwdCuda, Forward<Operation::kSoftmaxForward>,
+                BindForward(OnStream()));
+JK_CUDA_HANDLER(JaxkernelsLogSoftmaxFwdCuda, Forward<Operation::kLogSoftmaxForward>,
+                BindForward(OnStream()));
+JK_CUDA_HANDLER(JaxkernelsSoftmaxGradCuda, Linear<Operation::kSoftmaxGrad>, BindLinear(OnStream()));
+JK_CUDA_HANDLER(JaxkernelsLogSoftmaxGradCuda, Linear<Operation::kLogSoftmaxGrad>,
+                BindLinear(OnStream()));
+JK_CUDA_HANDLER(JaxkernelsLogSoftmaxJvpCuda, Linear<Operation::kLogSoftmaxJvp>,
+                BindLinear(OnStream()));
+JK_CUDA_HANDLER(JaxkernelsMaskedSoftmaxFwdCuda, AttentionForward, BindAttentionForward(OnStream()));
+JK_CUDA_HANDLER(JaxkernelsMaskedSoftmaxGradCuda, AttentionGrad, BindAttentionGrad(OnStream()));
+JK_CUDA_HANDLER(JaxkernelsRowStatisticsCuda, Statistics, BindStatistics(OnStream()));
+JK_CUDA_HANDLER(JaxkernelsRowFinishCuda, Finish, BindFinish(OnStream()));
 
 #undef JK_CUDA_HANDLER
 

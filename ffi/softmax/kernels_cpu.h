@@ -14,22 +14,23 @@ namespace jaxkernels {
 
 struct CpuRows {
   const void* in[2];  // x, or scores and their bias, or y and its cotangent (tangent)
-  void* out;
+  void* out;          // unless the part is kStatistics
   int64_t rows;
   int64_t cols;
 };
 
-// The rows [begin, end) of `all`.
-CpuRows SliceRows(const CpuRows& all, DType dtype, int64_t begin, int64_t end);
+struct CpuCall {
+  Operation operation;
+  DType dtype;
+  CpuRows rows;
+  MaskedRows attention = {};  // of the operations on attention scores
+  Part part = Part::kWhole;
+  void* statistics = nullptr;  // of the parts: maximum and sum of every row, in the compute type
+};
 
-// Runs `operation` on all of `rows` in the calling thread. Every row gives the same bits whichever
-// rows stand around it.
-void RunRows(DType dtype, Operation operation, const CpuRows& rows);
-
-// Runs an operation on attention scores on rows [begin, end) of `all`, whose second input may be a
-// bias that broadcasts.
-void RunAttentionRows(DType dtype, Operation operation, const CpuRows& all,
-                      const MaskedRows& attention, int64_t begin, int64_t end);
+// Computes rows [begin, end) in the calling thread. Every row gives the same bits whichever rows
+// stand around it.
+void RunRows(const CpuCall& call, int64_t begin, int64_t end);
 
 }  // namespace jaxkernels
 

@@ -14,6 +14,7 @@
 #include "softmax/tier_block_smem.cuh"
 #include "softmax/tier_block_uncached.cuh"
 #include "softmax/tier_registers.cuh"
+#include "softmax/tier_stream.cuh"
 #include "softmax/tier_warp_staged.cuh"
 
 namespace jaxkernels {
@@ -60,6 +61,24 @@ RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
   }
 }
 
+template <typename Op, bool kAligned>
+const void* FindPart(const SoftmaxPlan& plan) {
+  using C = typename Op::C;
+  if (plan.part == Part::kFinish) {
+    return reinterpret_cast<const void*>(&RowFinishKernel<Op, kAligned>);
+  }
+  return plan.lanes == kWarpSize
+             ? reinterpret_cast<const void*>(
+                   &RowStatisticsKernel<Op, LaneGroup<C, kWarpSize, 1>, kAligned>)
+             : reinterpret_cast<const void*>(&RowStatisticsKernel<Op, BlockGroup<C>, kAligned>);
+}
+
+template <typename Op>
+const void* FindFunction(const SoftmaxPlan& plan) {
+  if (plan.part == Part::kWhole) return reinterpret_cast<const void*>(FindKernel<Op>(plan));
+  return plan.aligned ? FindPart<Op, true>(plan) : FindPart<Op, false>(plan);
+}
+
 template <typename Op>
 cudaError_t LaunchRowOp(const SoftmaxPlan& plan, const SoftmaxArrays& arrays, cudaStream_t stream) {
   using T = typename Op::Storage;
@@ -71,7 +90,7 @@ cudaError_t LaunchRowOp(const SoftmaxPlan& plan, const SoftmaxArrays& arrays, cu
   args.kept_packs = plan.kept_packs;
   if constexpr (Op::kHides) args.op = Op(arrays.attention);
 
-  const void* function = reinterpret_cast<const void*>(FindKernel<Op>(plan));
+  const void* function = FindFunction<Op>(plan);
   if (plan.smem_bytes > 0) {
     // More than 48 KiB must be asked for, and the L1 cache must leave its half of the memory to us.
     cudaError_t error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -81,7 +100,9 @@ cudaError_t LaunchRowOp(const SoftmaxPlan& plan, const SoftmaxArrays& arrays, cu
                                  cudaSharedmemCarveoutMaxShared);
     if (error != cudaSuccess) return error;
   }
-  void* kernel_args[] = {&args};
+  void* statistics = arrays.statistics;
+  int lanes = plan.lanes;
+  void* kernel_args[] = {&args, &statistics, &lanes};  // whole operations take the first alone
   return cudaLaunchKernel(function, dim3(static_cast<unsigned>(plan.grid_blocks)),
                           dim3(plan.block_threads), kernel_args, plan.smem_bytes, stream);
 }

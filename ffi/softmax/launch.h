@@ -16,7 +16,8 @@ struct SoftmaxArrays {
   const void* in[2];  // x; or scores and their bias; or y and a cotangent
   void* out;
   int64_t rows, cols;
-  MaskedRows attention = {};  // of the operations on attention scores
+  MaskedRows attention = {};   // of the operations on attention scores
+  void* statistics = nullptr;  // of the parts: maximum and sum of every row, in the compute type
 };
 
 // Starts the kernel of `plan` on `stream` and returns the launch's own status; nothing is

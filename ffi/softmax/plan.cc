@@ -7,7 +7,8 @@
 namespace jaxkernels {
 namespace {
 
-constexpr std::string_view kTierNames[] = {"auto", "warp", "block", "block_smem", "block_uncached"};
+constexpr std::string_view kTierNames[] = {"auto",       "warp",           "block",
+                                           "block_smem", "block_uncached", "stream"};
 
 // The first compiled layout that covers `packs`, or -1.
 int FindWarpShape(int64_t packs, int pack, int inputs, bool hides, bool aligned) {
@@ -109,6 +110,19 @@ void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits
   plan.grid_blocks = GridBlocks(problem.rows, plan.blocks_per_sm, kWaves, limits);
 }
 
+// The parts of an operation: nothing is kept, so that rows of any length go one way.
+void PlanStream(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
+  const int64_t packs = MaxPacksOfRow(problem.cols, plan.pack) * InputsOf(problem.operation);
+  plan.tier = Tier::kStream;
+  plan.part = problem.part;
+  plan.warp_shape = -1;
+  plan.block_threads = kStreamThreads;
+  plan.lanes = packs <= kMostPacksOfStreamingWarp ? 32 : kStreamThreads;
+  plan.blocks_per_sm = BlocksPerSm(kStreamThreads, 0, kBlockTierRegisters, limits);
+  const int64_t blocks = CeilDiv(problem.rows, kStreamThreads / plan.lanes);
+  plan.grid_blocks = GridBlocks(blocks, plan.blocks_per_sm, kWaves, limits);
+}
+
 }  // namespace
 
 const char* TierName(Tier tier) { return kTierNames[static_cast<int>(tier)].data(); }
@@ -128,6 +142,10 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
   const int64_t packs = MaxPacksOfRow(problem.cols, plan.pack);
   if (packs > INT32_MAX)
     return {{}, "cols=" + std::to_string(problem.cols) + " is more than 2^31 packs of 16 bytes"};
+  if (problem.part != Part::kWhole) {
+    PlanStream(problem, limits, plan);
+    return {plan, ""};
+  }
 
   const int mask_words = HasMask(problem.operation) ? (plan.pack + 3) / 4 : 0;
   const int64_t slot_bytes = kPlanPackBytes * inputs + 4 * mask_words;
@@ -148,6 +166,7 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
       tier = Tier::kBlock;
     }
   }
+  if (tier == Tier::kStream) return {{}, "tier 'stream' serves the parts of an operation only"};
   if (tier == Tier::kWarp && !warp_fits) {
     return {{},
             "tier 'warp' cannot hold a row of " + std::to_string(packs) +

@@ -23,7 +23,7 @@
 
 namespace jaxkernels {
 
-enum class Tier { kAuto, kWarp, kBlock, kBlockSmem, kBlockUncached };
+enum class Tier { kAuto, kWarp, kBlock, kBlockSmem, kBlockUncached, kStream };
 
 // A register layout of the warp tier: lanes per row, packs per lane, rows per access.
 struct WarpShape {
@@ -86,6 +86,11 @@ inline constexpr int kBlockTierRegisters = 64;
 inline constexpr int kBlockTierHeldPacks = 4;
 inline constexpr int kBlockTierThreads[] = {128, 256, 512, 1024};
 inline constexpr int kUncachedThreads = 1024;
+// The tier `stream`, of the parts of an operation: threads of a block, packs that a thread has in
+// flight over all inputs, and the packs of a row up to which a warp serves it instead of a block.
+inline constexpr int kStreamThreads = 256;
+inline constexpr int kStreamPacksInFlight = 4;
+inline constexpr int kMostPacksOfStreamingWarp = 256;
 inline constexpr int kWaves = 32;
 // Where one row fills an SM, a forward block lives for several rows, so that the next row is
 // fetched below the arithmetic of this one; gradients have little of it. H200, fraction of the copy
@@ -97,6 +102,7 @@ inline constexpr int kWavesOfSingleForwardBlocks = 8;
 inline constexpr int kReductionScratchBytes = 2 * 32 * 8;
 
 struct SoftmaxPlan {
+  Part part = Part::kWhole;
   Tier tier = Tier::kAuto;
   int pack = 0;          // elements moved by one 16-byte access
   bool aligned = false;  // every row begins at a pack boundary
@@ -113,11 +119,12 @@ struct SoftmaxPlan {
   int blocks_per_sm = 0;  // resident at once, by threads, shared memory and registers
 
   bool operator==(const SoftmaxPlan& o) const {
-    return tier == o.tier && pack == o.pack && aligned == o.aligned && staged == o.staged &&
-           warp_shape == o.warp_shape && lanes == o.lanes && packs_per_lane == o.packs_per_lane &&
-           kept_packs == o.kept_packs && rows_per_access == o.rows_per_access &&
-           block_threads == o.block_threads && grid_blocks == o.grid_blocks &&
-           smem_bytes == o.smem_bytes && blocks_per_sm == o.blocks_per_sm;
+    return part == o.part && tier == o.tier && pack == o.pack && aligned == o.aligned &&
+           staged == o.staged && warp_shape == o.warp_shape && lanes == o.lanes &&
+           packs_per_lane == o.packs_per_lane && kept_packs == o.kept_packs &&
+           rows_per_access == o.rows_per_access && block_threads == o.block_threads &&
+           grid_blocks == o.grid_blocks && smem_bytes == o.smem_bytes &&
+           blocks_per_sm == o.blocks_per_sm;
   }
 };
 
@@ -146,6 +153,7 @@ struct SoftmaxProblem {
   Operation operation = Operation::kSoftmaxForward;
   Tier tier = Tier::kAuto;  // kAuto lets the policy choose
   bool has_mask = false;    // operations on attention scores only
+  Part part = Part::kWhole;
 };
 
 // A plan, or why there is none.

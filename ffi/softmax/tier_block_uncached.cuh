@@ -11,31 +11,13 @@
 #ifndef JAXKERNELS_SOFTMAX_TIER_BLOCK_UNCACHED_CUH_
 #define JAXKERNELS_SOFTMAX_TIER_BLOCK_UNCACHED_CUH_
 
+#include "softmax/online_sum.cuh"
 #include "softmax/plan.h"
-#include "softmax/row_steps.cuh"
 
 namespace jaxkernels {
 
 // Packs that a thread has in flight, over all inputs.
 inline constexpr int kUncachedPacksInFlight = 4;
-
-// The running maximum of a sequence and the sum of its terms relative to that maximum.
-template <typename Op>
-struct OnlineSum {
-  using C = typename Op::C;
-  C max = Op::Fill();
-  C sum = 0;
-
-  // While every element is -inf the terms are taken relative to 0: they vanish, and no inf - inf
-  // makes a NaN.
-  __device__ static C Reference(C max) { return max == -kInfinity<C> ? C(0) : max; }
-
-  __device__ void RaiseMax(C new_max) {
-    if (!(new_max > max)) return;
-    sum *= ExpDifference<typename Op::Storage>(max, new_max);
-    max = new_max;
-  }
-};
 
 template <typename Op, bool kAligned>
 __global__ void __maxnreg__(kBlockTierRegisters) BlockUncachedTierKernel(RowArgs<Op> args) {
@@ -90,23 +72,14 @@ __global__ void __maxnreg__(kBlockTierRegisters) BlockUncachedTierKernel(RowArgs
     OnlineSum<Op> online;
     for (int first = threadIdx.x; first < view.packs; first += step) {
       load(first, false);
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        if constexpr (Op::kUsesMax) online.RaiseMax(MaxOfPacks(args.op, pack[u]));
-        C term[Pack<T>::kSize];
-        online.sum += SumOfPacks(args.op, pack[u], OnlineSum<Op>::Reference(online.max), term);
-      }
+      online.Add(args.op, pack);
     }
+    online.Meet(block);
     C max = online.max;
-    if constexpr (Op::kUsesMax) {
-      max = block.template AllReduce<MaxReduction<C>>(max);
-      online.sum *= ExpDifference<T>(online.max, OnlineSum<Op>::Reference(max));
-      max = Op::Reference(max);
-    }
-    const C sum = block.template AllReduce<SumReduction<C>>(online.sum);
+    if constexpr (Op::kUsesMax) max = Op::Reference(max);
 
     // Load again, backwards, and store.
-    const typename Op::Row constants(max, sum);
+    const typename Op::Row constants(max, online.sum);
     const int last = (view.packs - 1) / step * step + threadIdx.x;
     for (int first = last; first >= 0; first -= step) {
       load(first, true);
