@@ -1,8 +1,9 @@
 """How a matrix product is split over devices.
 
 Rows of op(a), columns of op(b) and the batch are split without communication. Where the contracted
-dimension is split, every device multiplies its part and one all-reduce adds the parts; beta * c is
-added once, after it.
+dimension is split, every device multiplies its part and one all-reduce adds the parts, or one
+reduce-scatter, where the result is to be split over the same devices; beta * c is added once, after
+it.
 
 Owns: the rule and the partitions. Must not know: the primitive, or what computes a local product.
 """
@@ -40,7 +41,6 @@ def partitioned(
     result = _result_names(names)
 
     def partition(mesh: Any, operands: Any, result_info: Any) -> Any:
-        del result_info  # where it asks for another split than the operands give, XLA reshards
         specs = [_padded(info.sharding.spec, len(info.shape)) for info in operands]
         axes = _assign(names[:2], specs[:2])
         # Parts of unequal size are padded, with whatever the padding happens to hold. That is
@@ -49,6 +49,14 @@ def partitioned(
         if depth % math.prod(mesh.shape[axis] for axis in axes.get("k", ())):
             del axes["k"]
         contracted = axes.get("k", ())
+        # Rows and columns that no operand splits are split as the result is to be: that is less work,
+        # of operands that are there whole.
+        wanted = _padded(result_info.sharding.spec, len(result))
+        for dim, wanted_axes in zip(result, wanted, strict=True):
+            taken = {axis for assigned in axes.values() for axis in assigned}
+            if dim not in axes and wanted_axes and taken.isdisjoint(wanted_axes):
+                axes[dim] = wanted_axes
+        scattered = _scattered(result, wanted, result_info.shape, axes, mesh)
 
         def sharding(dims: Sequence[str]) -> NamedSharding:
             return NamedSharding(mesh, PartitionSpec(*(axes.get(dim) or None for dim in dims)))
@@ -56,11 +64,21 @@ def partitioned(
         def lowered(*parts: jax.Array) -> jax.Array:
             if not contracted:
                 return local(*parts, options=options)
-            product = dataclasses.replace(options, beta=0.0)
-            total = jax.lax.psum(local(*parts[:2], options=product), contracted)
+            product = local(*parts[:2], options=dataclasses.replace(options, beta=0.0))
+            if scattered is None:
+                total = jax.lax.psum(product, contracted)
+            else:
+                total = jax.lax.psum_scatter(
+                    product, contracted, scatter_dimension=scattered, tiled=True
+                )
             return total + options.beta * parts[2] if options.beta else total
 
-        return mesh, lowered, sharding(result), tuple(sharding(dims) for dims in names)
+        operand_shardings = [sharding(dims) for dims in names[:2]]
+        if scattered is not None:
+            axes[result[scattered]] = contracted
+        # c is split like the result.
+        operand_shardings += [sharding(dims) for dims in names[2:]]
+        return mesh, lowered, sharding(result), tuple(operand_shardings)
 
     function = custom_partitioning(whole)
     rule = f"{', '.join(' '.join(dims) for dims in names)} -> {' '.join(result)}"
@@ -87,6 +105,26 @@ def _names(shapes: Sequence[tuple[int, ...]], options: Any) -> list[list[str]]:
 
 def _result_names(names: Sequence[Sequence[str]]) -> list[str]:
     return [f"b{d}" for d in range(len(names[0]) - 2)] + ["m", "n"]
+
+
+def _scattered(
+    result: Sequence[str],
+    wanted: Sequence[_Axes],
+    shape: Sequence[int],
+    assigned: dict[str, _Axes],
+    mesh: Any,
+) -> int | None:
+    """The dimension of the result that is to be split over the devices of the contraction, if any.
+
+    It must be whole otherwise, and divide, because a reduce-scatter does not pad.
+    """
+    contracted = assigned.get("k", ())
+    devices = math.prod(mesh.shape[axis] for axis in contracted)
+    for d, dim in enumerate(result):
+        fits = wanted[d] == contracted and dim not in assigned and shape[d] % devices == 0
+        if contracted and fits:
+            return d
+    return None
 
 
 def _padded(spec: PartitionSpec, rank: int) -> list[_Axes]:

@@ -141,7 +141,7 @@ def _call(operation, *arguments, **attributes):
 
 
 @pytest.mark.parametrize(
-    "operation", [target.removeprefix("jaxkernels_") for target in _registry.TARGETS["cpu"]]
+    "operation", [name for name in _registry.OPERATIONS if name != "biased_softmax_fwd"]
 )
 def test_handlers_check_shapes_and_dtypes_by_name(operation):
     """Handlers return errors that name the operation, what they expected and what they got; nothing crashes."""

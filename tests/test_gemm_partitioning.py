@@ -102,6 +102,43 @@ def test_c_is_added_once(form, name, mesh):
     cases.check(got, A, B, C, alpha=2.0, beta=-3.0)
 
 
+@pytest.mark.parametrize(
+    ("out", "expected"),
+    [
+        (P("x", None), "reduce-scatter"),
+        (P(None, "x"), "reduce-scatter"),
+        (P("x", "y"), "reduce-scatter"),
+        (P("y", None), "all-reduce"),
+        (P(), "all-reduce"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("beta", [0.0, -3.0])
+def test_sums_are_scattered_where_the_result_is_split(out, expected, beta, mesh):
+    """One reduce-scatter, where rows or columns are to be split over the devices of the contraction; c as the result."""
+    a, b, c = split(mesh, A, None, "x"), split(mesh, B, "x", None), split(mesh, C, *out)
+    options = _gemm.Options(alpha=2.0, beta=beta)
+    operands = (a, b, c) if beta else (a, b)
+    function = functools.partial(wrapped, options)
+    program = jax.jit(function, out_shardings=NamedSharding(mesh, out))
+    compiled = program.lower(*operands).compile()
+    assert COLLECTIVE.findall(compiled.as_text()) == [expected]
+    cases.check(compiled(*operands), A, B, C if beta else None, alpha=2.0, beta=beta)
+
+
+def test_sums_that_do_not_divide_are_not_scattered(mesh):
+    """A reduce-scatter does not pad: 13 rows over 4 devices are summed everywhere and cut."""
+    a, b = split(mesh, A[:13], None, "x"), split(mesh, B, "x", None)
+
+    def program(a, b):
+        product = wrapped(_gemm.Options(), a, b)
+        return jax.lax.with_sharding_constraint(product, NamedSharding(mesh, P("x", None)))
+
+    found, got = collectives(program, a, b)
+    assert "reduce-scatter" not in found
+    cases.check(got, A[:13], B)
+
+
 @forms
 @pytest.mark.parametrize("shared", [False, True], ids=("batched", "shared-b"))
 def test_sharded_batch_runs_without_collectives(form, shared, mesh):
