@@ -11,6 +11,7 @@ import itertools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -112,14 +113,20 @@ def partitions_custom_calls(ctx: mlir.LoweringRuleContext) -> bool:
     )
 
 
+# The callbacks of lowered programs, by the names that the programs give them. They are kept as long as
+# the process: a program may be compiled at any time.
+_partitioning_callbacks: dict[str, Any] = {}
+
+
 def lower_partitioned(
     function: Callable[..., Any], ctx: mlir.LoweringRuleContext, operands: Any, name: str
 ) -> Any:
-    """Lowers a function made by `custom_partitioning`, so that caches know its program again.
+    """Lowers a function made by `custom_partitioning`, so that its program can be cached and stored.
 
-    JAX writes the address of a Python object into the program, to find the callback by, and so no
-    process would find the program of another in the persistent compilation cache. Here the address
-    is replaced by a name.
+    JAX writes the address of a Python object into the program, to find the callback by, and keeps
+    the object with the executable. So no process would find the program of another in the persistent
+    compilation cache, and the executable could not be pickled. Here a name takes the place of the
+    address. It is written twice, because an option of JAX lets the cache ignore the address.
 
     Args:
         function: the function.
@@ -132,19 +139,22 @@ def lower_partitioned(
         What the lowering rule returns.
     """
     results = mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
+    module = ctx.module_context
     call = results[0].owner
     address = ir.StringAttr(call.attributes["backend_config"]).value
-    callbacks = custom_partitioning._sharding_callbacks
-    callback = callbacks[address.encode()]
+    callback = custom_partitioning._sharding_callbacks.pop(address.encode())
+    module.keepalives.remove(callback)
     mesh = callback.mesh
     devices = (mesh.axis_names, mesh.devices.shape, [d.id for d in mesh.devices.flat])
-    types = [(a.shape, str(a.dtype)) for a in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
-    full_name = repr((name, types, devices, lowering_platforms(ctx)))
-    key = hashlib.sha256(full_name.encode()).hexdigest().encode()
-    # The callback is looked up when the program is compiled, which another one of the same name may
-    # have been, or may still have to be; the first of them stays, as long as a program needs it.
-    ctx.module_context.add_keepalive(callbacks.setdefault(key, callback))
-    call.attributes["backend_config"] = ir.StringAttr.get(key.decode())
+    shapes = [(a.shape, str(a.dtype)) for a in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
+    full_name = repr((name, shapes, devices, lowering_platforms(ctx)))
+    key = hashlib.sha256(full_name.encode()).hexdigest()
+    # All that a callback asks of its program; the rest would keep the program alive.
+    callback.module_context = SimpleNamespace(platforms=module.platforms, backend=module.backend)
+    kept = _partitioning_callbacks.setdefault(key, callback)
+    custom_partitioning._sharding_callbacks[key.encode()] = kept
+    call.attributes["backend_config"] = ir.StringAttr.get(key)
+    call.attributes["mhlo.frontend_attributes"] = mlir.ir_attribute({"jaxkernels_call": key})
     return results
 
 

@@ -41,7 +41,8 @@ class Options:
         trans_b: b is stored as (n, k) instead of (k, n).
         alpha: factor of the product.
         beta: factor of c; 0 means that c is not read.
-        algorithm: "auto", or the rung of the ladder to run.
+        algorithm: "auto", or the rung of the ladder to run, or "auto_for_batch": the members of a
+            batch may be summed in another order than they would be alone, if that is faster.
         require_kernel: a platform without kernels is an error when lowering, instead of a reason to
             run XLA's own product.
     """

@@ -272,6 +272,15 @@ _ALTERNATIVES = (
 )
 
 
+def batched_dot_general(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any) -> jax.Array:
+    """`dot_general` of float32 arrays for callers who do not care how members of a batch are summed.
+
+    A member may get other bits than it would alone. H200, 64 products of (2048, 2048) and (2048, 64)
+    as in attention (2026-11): BATCHED_TIME.
+    """
+    return _dot_general(lhs, rhs, dimension_numbers, None, "auto_for_batch", None)
+
+
 def _as_operands(function: str, a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
     names = ("lhs", "rhs") if function == "dot_general" else ("a", "b")
     return _validate.as_array(function, names[0], a), _validate.as_array(function, names[1], b)
@@ -345,7 +354,7 @@ def _dot_general(
     a, a_free, trans_a = _as_matrices(lhs, lhs_batch, [lhs_contract[i] for i in order])
     b, b_free, b_along_k = _as_matrices(rhs, rhs_batch, [rhs_contract[i] for i in order])
     if a is None or b is None or out_sharding is not None:
-        if implementation == "ffi" or algorithm is not None:
+        if implementation == "ffi" or algorithm not in (None, "auto_for_batch"):
             raise NotImplementedError(
                 "a kernel was asked for, but dimensions that are sharded over explicit mesh axes "
                 "would have to be merged, or out_sharding was given; only XLA's product does that"

@@ -99,8 +99,9 @@ int64_t KPerSplit(int64_t k, int64_t split_k) {
   return CeilDiv(CeilDiv(k, split_k), kSplitGranularity) * kSplitGranularity;
 }
 
-// The cheapest tile and split for one member of the batch. Where split_k is given it stays.
-Choice ChooseForOne(const SgemmProblem& problem, const DeviceLimits& limits, int split_k) {
+// The cheapest tile and split for so many members of the batch. Where split_k is given it stays.
+Choice ChooseFor(int64_t members, const SgemmProblem& problem, const DeviceLimits& limits,
+                 int split_k) {
   Choice best;
   double least = -1;
   const int64_t most =
@@ -110,7 +111,7 @@ Choice ChooseForOne(const SgemmProblem& problem, const DeviceLimits& limits, int
     for (int64_t split = split_k > 0 ? split_k : 1; split <= most; ++split) {
       // Splits that leave the last one empty are other splits in disguise.
       if (split_k == 0 && CeilDiv(problem.k, KPerSplit(problem.k, split)) != split) continue;
-      const double cycles = CyclesOf(problem, limits, tile, split, 1);
+      const double cycles = CyclesOf(problem, limits, tile, split, members);
       if (least < 0 || cycles < least) {
         least = cycles;
         best = {tile, split};
@@ -134,9 +135,10 @@ int ChooseTile(const SgemmProblem& problem, const DeviceLimits& limits, const Ch
   return best;
 }
 
-void PlanPipelined(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
-                   SgemmPlan& plan) {
-  const Choice one = ChooseForOne(problem, limits, split_k);
+// `members`: for how many the order of summation is chosen, one or all.
+void PlanPipelined(int64_t members, const SgemmProblem& problem, const DeviceLimits& limits,
+                   int split_k, SgemmPlan& plan) {
+  const Choice one = ChooseFor(members, problem, limits, split_k);
   plan.tile = ChooseTile(problem, limits, one);
   plan.engine = EngineOf(problem, limits, kPipelinedTiles[plan.tile]);
   const PipelinedTile& tile = kPipelinedTiles[plan.tile];
@@ -177,10 +179,12 @@ void PlanRung(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan
 SgemmPlanResult PlanSgemm(const SgemmProblem& problem, const DeviceLimits& limits,
                           Algorithm algorithm, int split_k) {
   SgemmPlan plan;
-  plan.algorithm = algorithm == Algorithm::kAuto ? Algorithm::kPipelined : algorithm;
+  const bool for_batch = algorithm == Algorithm::kAutoForBatch;
+  const bool chooses = algorithm == Algorithm::kAuto || for_batch;
+  plan.algorithm = chooses ? Algorithm::kPipelined : algorithm;
   if (split_k < 0) return {plan, "split_k must not be negative, got " + std::to_string(split_k)};
   if (plan.algorithm == Algorithm::kPipelined) {
-    PlanPipelined(problem, limits, split_k, plan);
+    PlanPipelined(for_batch ? problem.Batch() : 1, problem, limits, split_k, plan);
   } else if (split_k > 1) {
     return {plan, std::string(AlgorithmName(algorithm)) +
                       " does not split k; got split_k=" + std::to_string(split_k)};

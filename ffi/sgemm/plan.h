@@ -7,7 +7,8 @@
 //
 // The order of summation (how k is split over blocks, and over the slices of a block) depends on m,
 // n, k and the device alone: a member of a batch gets the bits that it would get alone. The
-// exception is a b that the members share: under 64 rows each they are planned as one tall matrix.
+// exceptions are a b that the members share (under 64 rows each they are planned as one tall
+// matrix), and kAutoForBatch.
 #ifndef JAXKERNELS_SGEMM_PLAN_H_
 #define JAXKERNELS_SGEMM_PLAN_H_
 
@@ -21,9 +22,11 @@
 
 namespace jaxkernels {
 
-// The rungs of the ladder; kAuto lets the policy choose.
+// The rungs of the ladder; kAuto lets the policy choose, and so does kAutoForBatch, for the batch as
+// a whole: its members may be summed in another order than alone.
 enum class Algorithm {
   kAuto,
+  kAutoForBatch,
   kNaive,
   kBlockTile,
   kThreadTile,
@@ -33,7 +36,7 @@ enum class Algorithm {
 };
 
 inline constexpr std::string_view kAlgorithmNames[] = {
-    "auto", "naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined",
+    "auto", "auto_for_batch", "naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined",
 };
 inline constexpr int kAlgorithmCount = sizeof(kAlgorithmNames) / sizeof(kAlgorithmNames[0]);
 
