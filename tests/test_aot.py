@@ -123,6 +123,12 @@ def test_another_process_loads_an_executable(tmp_path, cpu_devices):
     load_elsewhere(PROGRAMS, cpu_devices[:1], tmp_path)
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_another_process_loads_an_executable_of_eight_devices(name, tmp_path, cpu_devices):
+    """By then it is split: nothing of how is asked again."""
+    load_elsewhere([name], cpu_devices, tmp_path)
+
+
 def load_elsewhere(names, devices, folder):
     """Compiles programs here, loads and runs them in another process, and checks what they gave."""
     programs = {}
