@@ -1,13 +1,20 @@
 """jax.export: serialised programs, for this and for other platforms."""
 
 import functools
+import warnings
 
 import cases
+import gemm_cases
 import jax
 import jax.numpy as jnp
+import masked_cases
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 from pairs import T, X, both, loss
+
+import jaxkernels as jk
 
 
 def targets(f, derivative):
@@ -85,3 +92,98 @@ def test_tpu_lowering_computes_the_same(ours, peer):
         else:
             y, pull = jax.vjp(peer, X)
             np.testing.assert_allclose(jax.jit(reference)(y, T), pull(T)[0], rtol=2e-6, atol=2e-6)
+
+
+def scores(batch):
+    """Attention scores, a mask that all heads share and a bias that all batches share."""
+    full = (batch, 2, 4, 24)
+    case = masked_cases.case(full, "float32", mask=(batch, 1, 1, 24), bias=(1, *full[1:]))
+    return case.scores, case.mask, case.bias
+
+
+def factors(batch):
+    """Of a batch of products, and one that all share."""
+    return gemm_cases.operand("normal", (batch, 5, 24)), gemm_cases.operand("normal", (1, 24, 6))
+
+
+# What has operands that broadcast: the function, its operands for a batch, its targets for jax.export, and how the
+# operands are split over a mesh of 4 by 2.
+BROADCASTING = [
+    pytest.param(
+        functools.partial(jk.scaled_masked_softmax, scale=0.5, causal=True),
+        scores,
+        ("jaxkernels_masked_softmax_fwd", "jaxkernels_masked_softmax_grad"),
+        [
+            (P("x"), P("x"), P()),
+            (P("x", "y"), P("x"), P(None, "y")),
+            (P("y", None, None, "x"), P("y", None, None, "x"), P(None, None, None, "x")),
+        ],
+        id="scaled_masked_softmax",
+    ),
+    pytest.param(
+        jk.matmul,
+        factors,
+        ("jaxkernels_sgemm",),
+        [(P("x"), P()), (P("x"), P(None, None, "y")), (P("y", None, "x"), P(None, "x"))],
+        id="matmul",
+    ),
+]
+broadcasting = pytest.mark.parametrize(("function", "operands", "names", "layouts"), BROADCASTING)
+
+
+def export(function, names, platforms, arguments):
+    """What stands in for kernels on CUDA, where this build has none, is said once and no matter here."""
+    checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
+    with warnings.catch_warnings(action="ignore"):
+        return jax.export.export(jax.jit(function), platforms=platforms, disabled_checks=checks)(
+            *arguments
+        )
+
+
+@broadcasting
+@pytest.mark.parametrize("kind", ["forward", "gradient"])
+def test_one_program_for_every_platform_and_batch(function, operands, names, layouts, kind):
+    """From any machine; it runs here, for batches of any size."""
+    del layouts
+    from jaxkernels import _registry
+
+    def gradient(x, *others):
+        return jax.grad(lambda x: jnp.sum(jnp.sin(function(x, *others))))(x)
+
+    run = function if kind == "forward" else gradient
+    (batch,) = jax.export.symbolic_shape("batch")
+    abstract = [
+        jax.ShapeDtypeStruct((batch if x.shape[0] == 3 else 1, *x.shape[1:]), x.dtype)
+        for x in operands(3)
+    ]
+    platforms = ["cpu", "cuda", "tpu"]
+    exported = export(run, names, platforms, abstract)
+    # On a CPU the product is XLA's own.
+    with_kernels = _registry.has_cuda_module() or function is not jk.matmul
+    assert (f"@{names[0]}" in exported.mlir_module()) == with_kernels
+    reloaded = jax.export.deserialize(exported.serialize())
+    assert list(reloaded.platforms) == platforms
+    for size in (1, 5):
+        arrays = operands(size)
+        np.testing.assert_allclose(
+            reloaded.call(*arrays), jax.jit(run)(*arrays), rtol=2e-6, atol=1e-5
+        )
+
+
+@broadcasting
+def test_programs_of_eight_devices(function, operands, names, layouts, cpu_devices):
+    """An exported program holds no Python that could split a call, so something may be gathered; it is right."""
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2, devices=cpu_devices)
+    arrays = operands(8)
+    with jax.default_device(cpu_devices[0]):
+        want = jax.jit(function)(*arrays)
+    for specs in layouts:
+        placed = [
+            jax.device_put(x, NamedSharding(mesh, spec))
+            for x, spec in zip(arrays, specs, strict=True)
+        ]
+        exported = export(function, names, ["cpu"], placed)
+        assert exported.nr_devices == 8
+        reloaded = jax.export.deserialize(exported.serialize())
+        got = jax.jit(reloaded.call)(*placed)
+        np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-5)

@@ -20,6 +20,12 @@ SHAPE = (512, 1024)
 SLACK = 4096
 
 
+def masked(x):
+    """With a mask that all rows share."""
+    mask = jnp.arange(x.shape[-1]) % 5 > 0
+    return jk.scaled_masked_softmax(x, mask, scale=0.5, causal=True)
+
+
 def stats(function, *arrays, **options):
     return jax.jit(function, **options).lower(*arrays).compile().memory_analysis()
 
@@ -80,6 +86,36 @@ def test_vmapped_and_sharded_rows_need_no_temporary(function):
 def test_forward_mode_needs_y_only(function):
     x = jnp.zeros(SHAPE)
     assert stats(lambda x, t: jax.jvp(function, (x,), (t,)), x, x).temp_size_in_bytes <= SLACK
+
+
+DONATED = {
+    # Programs of (x, t), and which of the two is donated.
+    "forward": (lambda f, x, t: f(x), 0),
+    "gradient-x": (lambda f, x, t: jax.vjp(f, x)[1](t)[0], 0),
+    "gradient-t": (lambda f, x, t: jax.vjp(f, x)[1](t)[0], 1),
+}
+
+
+@pytest.mark.parametrize("function", [jk.softmax, jk.log_softmax, masked], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", DONATED)
+def test_result_takes_the_buffer_of_a_donated_operand(function, name):
+    """The result lies where the operand was; beside y it takes memory for no more than one array to get it there."""
+    program, donated = DONATED[name]
+    program = functools.partial(program, function)
+    x = jnp.asarray(cases.logits("normal", *SHAPE, "float32"))
+    want = jax.jit(program)(x, jnp.sin(x))
+    compiled = (
+        jax.jit(program, donate_argnums=donated, keep_unused=True).lower(x, jnp.sin(x)).compile()
+    )
+    analysis = compiled.memory_analysis()
+    assert analysis.alias_size_in_bytes == x.nbytes
+    assert analysis.temp_size_in_bytes <= (1 + (name != "forward")) * x.nbytes + SLACK
+    arrays = [jnp.copy(x), jnp.sin(x)]
+    address = arrays[donated].unsafe_buffer_pointer()
+    result = compiled(*arrays)
+    assert [array.is_deleted() for array in arrays] == [donated == 0, donated == 1]
+    assert result.unsafe_buffer_pointer() == address
+    assert jnp.array_equal(result, want)
 
 
 @pytest.mark.parametrize("algorithm", gemm_cases.ALGORITHMS)

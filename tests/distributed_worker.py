@@ -1,0 +1,82 @@
+"""One of the two processes of test_distributed.py, with four of the eight devices.
+
+    python distributed_worker.py PROCESS_ID PORT [PROGRAM ...]
+
+Runs the programs on global arrays that are spread over both processes, and holds the parts that this process has
+against the truth of the whole. Both processes run the same programs in the same order, whatever fails, because each
+waits for the other wherever devices talk.
+"""
+
+import os
+import sys
+import traceback
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+
+
+def run(program, mesh, specs, collectives):
+    """Runs one layout of a program and checks the parts of its results that are in this process."""
+    arrays = [
+        jax.make_array_from_callback(
+            x.shape, NamedSharding(mesh, spec), lambda index, x=x: x[index]
+        )
+        for x, spec in zip(program.operands, specs, strict=True)
+    ]
+    compiled = jax.jit(program.function).lower(*arrays).compile()
+    found = {name for name in COLLECTIVES if name in compiled.as_text()}
+    results = compiled(*arrays)
+    same = bool(found) if collectives is None else found == collectives
+    assert same, f"collectives {found}, not {collectives}"
+    for number, (result, (want, bound)) in enumerate(zip(results, program.results, strict=True)):
+        assert len(result.addressable_shards) == 4
+        for shard in result.addressable_shards:
+            error = np.abs(np.asarray(shard.data) - want[shard.index])
+            right = error <= bound[shard.index]
+            assert right.all(), (
+                f"result {number}, part {shard.index} on {shard.device}: wrong at "
+                f"{np.argwhere(~right).tolist()} by {error[~right]}"
+            )
+
+
+def run_all(process, names):
+    """Runs programs in all their layouts; returns how many failed."""
+    # Asks for devices, of which it depends what there is to run.
+    from distributed_programs import MESHES, ON_REQUEST, PROGRAMS
+
+    failed = passed = 0
+    for name in names or PROGRAMS:
+        program = (PROGRAMS | ON_REQUEST)[name]()
+        for where, mesh in MESHES.items():
+            for specs, collectives in program.layouts:
+                try:
+                    run(program, mesh, specs, collectives)
+                    passed += 1
+                except Exception:
+                    failed += 1
+                    print(f"FAILED: {name}, {where}, {specs}")
+                    traceback.print_exc(file=sys.stdout)
+    print(f"process {process}: {passed} layouts are right, {failed} failed")
+    return failed
+
+
+def main(process, port, *names):
+    """Joins the other process and runs the programs; the exit code."""
+    jax.config.update("jax_num_cpu_devices", 4)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        coordinator_address=f"127.0.0.1:{port}", num_processes=2, process_id=int(process)
+    )
+    failed = run_all(process, names)
+    jax.distributed.shutdown()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    code = main(*sys.argv[1:])
+    sys.stdout.flush()
+    # All is done, and gloo's threads, for whatever is computed, are now and then minutes late to end by themselves.
+    os._exit(code)

@@ -1,0 +1,48 @@
+"""Two processes, as on two hosts: global arrays over the devices of both, forward and gradient.
+
+What devices of different processes tell one another goes through sockets. `distributed_worker.py` has the programs; it
+reads the compiled HLO for collectives, and holds the parts of the results that its process has against the truth.
+"""
+
+import re
+import socket
+
+import pytest
+from programs import run_python_together
+
+
+def run_workers(*names):
+    """Runs programs of the worker, or all of them, in two processes; returns what each printed."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    # The worker says how many devices it wants, and needs no GPU.
+    return run_python_together(
+        *(("distributed_worker.py", process, port, *names) for process in range(2)),
+        JAX_PLATFORMS="cpu",
+        XLA_FLAGS=None,
+    )
+
+
+def test_programs_of_two_processes():
+    for process, text in enumerate(run_workers()):
+        assert re.search(rf"process {process}: [1-9]\d* layouts are right, 0 failed", text), text
+
+
+def test_a_mistake_is_shown_with_its_place():
+    """One wrong element fails the test, which shows where it is; the layouts that have it are all reported."""
+    with pytest.raises(AssertionError) as caught:
+        run_workers("a mistake")
+    text = str(caught.value)
+    assert "FAILED: a mistake, model within processes" in text
+    assert "FAILED: a mistake, model across processes" in text
+    assert "result 0" in text
+
+
+def test_a_program_that_ends_early_ends_the_others():
+    """One that waits for it is ended, and what both printed is shown."""
+    with pytest.raises(AssertionError, match=r"(?s)exit code None.*waits.*exit code 3.*gives up"):
+        run_python_together(
+            ("-u", "-c", "import time; print('waits'); time.sleep(1000)"),
+            ("-c", "import sys; print('gives up'); sys.exit(3)"),
+        )
