@@ -117,6 +117,7 @@ def plan_softmax(
     limits: DeviceLimits,
     tier: str,
     has_mask: bool = False,
+    part: str = "whole",
 ) -> SoftmaxPlan: ...
 def sgemm_algorithms() -> list[str]: ...
 def sgemm_problem(

@@ -210,13 +210,16 @@ def _lower_reference(ctx: mlir.LoweringRuleContext, *operands: Any, options: Opt
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
 
 
-def _lower_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, options: Options) -> Any:
-    function: Callable[..., jax.Array] = functools.partial(ffi_multiply, options=options)
+def _lower_kernel(
+    local: Callable[..., jax.Array], ctx: mlir.LoweringRuleContext, *operands: Any, options: Options
+) -> Any:
+    """Lowers to `local(a, b, c=None, options=...)`, a custom call, split over the devices if need be."""
     if _compat.partitions_custom_calls(ctx):
         shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
-        function = _gemm_partitioning.partitioned(ffi_multiply, shapes, options)
+        function = _gemm_partitioning.partitioned(local, shapes, options)
         name = f"{TARGET} {options} {_registry.VERSION}"
         return _compat.lower_partitioned(function, ctx, operands, name)
+    function = functools.partial(local, options=options)
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
 
 
@@ -293,5 +296,5 @@ ad.primitive_jvps[sgemm_p] = _jvp
 ad.primitive_transposes[sgemm_p] = _transpose
 mlir.register_lowering(sgemm_p, _lower_reference)
 if _registry.has_cuda_module():
-    mlir.register_lowering(sgemm_p, _lower_cuda, platform="cuda")
+    mlir.register_lowering(sgemm_p, functools.partial(_lower_kernel, ffi_multiply), platform="cuda")
 _compat.needs_devices_for_lowering(sgemm_p)

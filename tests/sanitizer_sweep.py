@@ -8,6 +8,7 @@ import gemm_cases
 import jax
 import masked_cases
 import oracle
+import row_parts_cases
 from masked_cases import case
 
 from jaxkernels import _validate
@@ -51,10 +52,23 @@ def attention_scores(dtype):
     return some
 
 
+def sweep_parts(dtype):
+    """Statistics and results of every operation, apart, for rows of some lanes, of a warp and of a block."""
+    shapes = ((70, 3), (35, 37), (9, 128), (5, 1030), (3, 8200), (2, 20001))
+    pairs = [
+        (cases.logits("normal", *shape, dtype), cases.cotangents(*shape, dtype)) for shape in shapes
+    ]
+    row_parts_cases.check_all(pairs, dtype)
+    some = [c for c in attention_scores(dtype) if not c.options]
+    row_parts_cases.check_attention(some, dtype)
+    return len(pairs) + len(some)
+
+
 def main():
     assert jax.default_backend() == "gpu"
     count = sweep_products()
     for dtype in oracle.DTYPES:
+        count += sweep_parts(dtype)
         for tier in _validate.TIERS:
             shapes = ((70, 3), (35, 37), (9, 128), (5, 513), (3, 1030), (2, 4099), (2, 70001))
             pairs = [

@@ -12,11 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
-from jaxkernels import _gemm, _gemm_partitioning
+from jaxkernels import _compat, _gemm
 
 COLLECTIVE = re.compile(
     r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
@@ -47,10 +49,16 @@ def collectives(function, *arrays):
     return COLLECTIVE.findall(compiled.as_text()), compiled(*arrays)
 
 
+# The primitive with the lowering that it has on CUDA, but XLA's product as the local one.
+product_p = Primitive("product_as_on_cuda")
+product_p.def_abstract_eval(_gemm._abstract_eval)
+mlir.register_lowering(product_p, functools.partial(_gemm._lower_kernel, _gemm.reference))
+_compat.needs_devices_for_lowering(product_p)
+
+
 def wrapped(options, *arrays):
     """What the CUDA lowering runs, with XLA's product as the local one."""
-    shapes = [x.shape for x in arrays]
-    return _gemm_partitioning.partitioned(_gemm.reference, shapes, options)(*arrays)
+    return product_p.bind(*arrays, options=options)
 
 
 def products(options):

@@ -16,83 +16,39 @@ import pytest
 import tolerance
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from row_parts_cases import check_all, check_attention, in_parts
 
 import jaxkernels as jk
 from jaxkernels import _row_parts
 
-# Rows that a warp reads and rows that a block reads, of every alignment.
+# Rows that some lanes, a warp and a block read, of every alignment.
 COLS = (1, 3, 8, 33, 127, 128, 1000, 1024, 1027, 2050, 8192, 20001)
-
-
-def in_parts(operation, *operands, scale=1.0, has_mask=False):
-    """The operation in two parts, on the one device under test."""
-    parts = _row_parts.Parts(operation, operation.endswith("_fwd"), scale, has_mask)
-    mesh = jax.make_mesh((1,), ("a",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
-    apply = jax.shard_map(
-        lambda *operands: _row_parts.apply(parts, operands, ("a",)),
-        mesh=mesh,
-        in_specs=P(),
-        out_specs=P(),
-    )
-    return apply(*operands)
-
-
-def operands_of(operation, x, t):
-    if operation.endswith("_fwd"):
-        return (x,)
-    forward = "softmax_fwd" if operation.startswith("softmax") else "log_softmax_fwd"
-    return oracle.truth(forward, x).astype(x.dtype), t
 
 
 @pytest.mark.parametrize("kind", ["normal", "wide", "minus_inf", "offset"])
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_parts_on_one_device(dtype, kind):
-    pairs = [(cases.logits(kind, 5, c, dtype), cases.cotangents(5, c, dtype)) for c in COLS]
-    calls = [(op, operands_of(op, x, t)) for x, t in pairs for op in oracle.OPERATIONS]
-    with cases.x64(dtype):
-        program = jax.jit(
-            lambda all: [in_parts(op, *o) for (op, _), o in zip(calls, all, strict=True)]
-        )
-        results = jax.device_get(program([operands for _, operands in calls]))
-    for (operation, operands), got in zip(calls, results, strict=True):
-        lanes = cases.accumulators(operation, operands[0].shape, dtype)
-        tolerance.check(got, operation, *operands, accumulators=min(lanes, 32))
+    check_all(
+        [(cases.logits(kind, 5, c, dtype), cases.cotangents(5, c, dtype)) for c in COLS], dtype
+    )
 
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_parts_of_attention_scores(dtype):
-    """The same as the whole operation but for roundings, masks and biases that broadcast included."""
-    near = 8 * float(jnp.finfo(dtype).eps)
-    some = [
-        masked_cases.case((2, 3, 5, k), dtype, mask=mask, bias=bias, scale=0.4)
-        for k in (1, 37, 128, 1030, 4096)
-        for mask, bias in (
-            ((2, 1, 5, k), None),
-            (None, (1, 3, 1, k)),
-            ((2, 3, 5, k), (2, 1, 5, k)),
-            (None, None),
-        )
-    ]
-
-    def program(c):
-        operands = [o for o in (c.mask, c.bias) if o is not None]
-        operation = "masked_softmax_fwd" if c.bias is None else "biased_softmax_fwd"
-        has_mask = c.mask is not None
-        y = in_parts(operation, c.scores, *operands, scale=c.scale, has_mask=has_mask)
-        dx = in_parts("masked_softmax_grad", y, c.dy, scale=c.scale)
-        whole, pull = jax.vjp(
-            lambda x: jk.scaled_masked_softmax(x, c.mask, c.bias, scale=c.scale), c.scores
-        )
-        return y, dx, whole, pull(c.dy)[0]
-
-    with cases.x64(dtype):
-        results = jax.device_get(jax.jit(lambda: [program(c) for c in some])())
-    for c, (y, dx, whole, whole_dx) in zip(some, results, strict=True):
-        y, dx, whole, whole_dx = (oracle.widen(a) for a in (y, dx, whole, whole_dx))
-        np.testing.assert_allclose(y, whole, rtol=near, atol=1e-7, err_msg=str(c))
-        np.testing.assert_allclose(dx, whole_dx, rtol=near, atol=near / 4, err_msg=str(c))
-        if c.mask is not None:
-            assert np.all(y[~np.broadcast_to(c.mask, y.shape)] == 0)
+    """Masks and biases that broadcast included."""
+    check_attention(
+        [
+            masked_cases.case((2, 3, 5, k), dtype, mask=mask, bias=bias, scale=0.4)
+            for k in (1, 37, 128, 1030, 4096)
+            for mask, bias in (
+                ((2, 1, 5, k), None),
+                (None, (1, 3, 1, k)),
+                ((2, 3, 5, k), (2, 1, 5, k)),
+                (None, None),
+            )
+        ],
+        dtype,
+    )
 
 
 def test_rows_that_see_nothing_are_zero():

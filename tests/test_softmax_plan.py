@@ -93,6 +93,31 @@ def check_invariants(all_cols, operations, dtype, device):
             _check_tier(p, cols, dtype, operation, rows, limits, where)
 
 
+@pytest.mark.parametrize("part", ["statistics", "finish"])
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_parts_of_operations_stream(dtype, part):
+    """One tier for rows of any length; lanes rise with it, and what is summed together depends on nothing else."""
+    limits = _cpu.named_devices()["h200"]
+    for operation in (*oracle.OPERATIONS, *MASKED):
+        lanes = []
+        for cols in (1, 7, 100, 1000, 4096, 10001, 1 << 20):
+            plans = [
+                _cpu.plan_softmax(rows, cols, dtype, operation, limits, "auto", part=part)
+                for rows in (1, 4096, 1 << 40)
+            ]
+            assert {p.tier for p in plans} == {"stream"}
+            assert len({p.lanes for p in plans}) == 1
+            for p in plans:
+                assert p.block_threads % p.lanes == 0
+                assert (p.smem_bytes, p.kept_packs) == (0, 0)
+                assert 1 <= p.grid_blocks < 2**31
+            lanes.append(plans[0].lanes)
+        assert lanes == sorted(lanes)
+        assert (lanes[0], lanes[-1]) == (8, plans[0].block_threads)
+    with pytest.raises(ValueError, match="tier 'stream' serves the parts"):
+        _cpu.plan_softmax(8, 8, dtype, "softmax_fwd", limits, "stream")
+
+
 def _check_tier(p, cols, dtype, operation, rows, limits, where):
     row_bytes = cols * BYTES[dtype] * inputs(operation)
     rows_at_once = 1

@@ -22,8 +22,8 @@
 
 namespace jaxkernels {
 
-// The rungs of the ladder; kAuto lets the policy choose, and so does kAutoForBatch, for the batch as
-// a whole: its members may be summed in another order than alone.
+// The rungs of the ladder; kAuto lets the policy choose, and so does kAutoForBatch, for the batch
+// as a whole: its members may be summed in another order than alone.
 enum class Algorithm {
   kAuto,
   kAutoForBatch,
@@ -36,7 +36,8 @@ enum class Algorithm {
 };
 
 inline constexpr std::string_view kAlgorithmNames[] = {
-    "auto", "auto_for_batch", "naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined",
+    "auto",        "auto_for_batch", "naive",      "block_tile",
+    "thread_tile", "warp_tile",      "split_tile", "pipelined",
 };
 inline constexpr int kAlgorithmCount = sizeof(kAlgorithmNames) / sizeof(kAlgorithmNames[0]);
 

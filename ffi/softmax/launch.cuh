@@ -67,10 +67,16 @@ const void* FindPart(const SoftmaxPlan& plan) {
   if (plan.part == Part::kFinish) {
     return reinterpret_cast<const void*>(&RowFinishKernel<Op, kAligned>);
   }
-  return plan.lanes == kWarpSize
-             ? reinterpret_cast<const void*>(
-                   &RowStatisticsKernel<Op, LaneGroup<C, kWarpSize, 1>, kAligned>)
-             : reinterpret_cast<const void*>(&RowStatisticsKernel<Op, BlockGroup<C>, kAligned>);
+  switch (plan.lanes) {
+    case kStreamLanes:
+      return reinterpret_cast<const void*>(
+          &RowStatisticsKernel<Op, LaneGroup<C, kStreamLanes, 1>, kAligned>);
+    case kWarpSize:
+      return reinterpret_cast<const void*>(
+          &RowStatisticsKernel<Op, LaneGroup<C, kWarpSize, 1>, kAligned>);
+    default:
+      return reinterpret_cast<const void*>(&RowStatisticsKernel<Op, BlockGroup<C>, kAligned>);
+  }
 }
 
 template <typename Op>

@@ -40,6 +40,7 @@ constexpr bool ParseOperation(std::string_view name, Operation* operation) {
 // statistics (maximum and sum) of the columns that are here, and the result of these columns from
 // the statistics of the whole row.
 enum class Part { kWhole, kStatistics, kFinish };
+inline constexpr std::string_view kPartNames[] = {"whole", "statistics", "finish"};
 
 // Forward operations find a maximum before they sum.
 constexpr bool IsForward(Operation operation) {

@@ -117,7 +117,9 @@ void PlanStream(const SoftmaxProblem& problem, const DeviceLimits& limits, Softm
   plan.part = problem.part;
   plan.warp_shape = -1;
   plan.block_threads = kStreamThreads;
-  plan.lanes = packs <= kMostPacksOfStreamingWarp ? 32 : kStreamThreads;
+  plan.lanes = packs <= kMostPacksOfStreamingLanes  ? kStreamLanes
+               : packs <= kMostPacksOfStreamingWarp ? 32
+                                                    : kStreamThreads;
   plan.blocks_per_sm = BlocksPerSm(kStreamThreads, 0, kBlockTierRegisters, limits);
   const int64_t blocks = CeilDiv(problem.rows, kStreamThreads / plan.lanes);
   plan.grid_blocks = GridBlocks(blocks, plan.blocks_per_sm, kWaves, limits);

@@ -1,0 +1,71 @@
+"""Row operations in two parts on one device, held against the truth; for the tests and the sanitizer."""
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import tolerance
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import jaxkernels as jk
+from jaxkernels import _row_parts
+
+
+def in_parts(operation, *operands, scale=1.0, has_mask=False):
+    """The operation in two parts, on the one device under test."""
+    parts = _row_parts.Parts(operation, operation.endswith("_fwd"), scale, has_mask)
+    mesh = jax.make_mesh((1,), ("a",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
+    apply = jax.shard_map(
+        lambda *operands: _row_parts.apply(parts, operands, ("a",)),
+        mesh=mesh,
+        in_specs=P(),
+        out_specs=P(),
+    )
+    return apply(*operands)
+
+
+def _operands_of(operation, x, t):
+    if operation.endswith("_fwd"):
+        return (x,)
+    forward = "softmax_fwd" if operation.startswith("softmax") else "log_softmax_fwd"
+    return oracle.truth(forward, x).astype(x.dtype), t
+
+
+def check_all(pairs, dtype):
+    """Runs the five operations in parts on (x, t) pairs and holds each result against the truth."""
+    calls = [(op, _operands_of(op, x, t)) for x, t in pairs for op in oracle.OPERATIONS]
+
+    def program(operands):
+        return [in_parts(op, *o) for (op, _), o in zip(calls, operands, strict=True)]
+
+    with cases.x64(dtype):
+        results = jax.device_get(jax.jit(program)([operands for _, operands in calls]))
+    for (operation, operands), got in zip(calls, results, strict=True):
+        lanes = min(cases.accumulators(operation, operands[0].shape, dtype), 8)
+        tolerance.check(got, operation, *operands, accumulators=lanes)
+
+
+def check_attention(some, dtype):
+    """Runs cases without a band in parts: the results are those of the whole operation but for roundings."""
+    near = 8 * float(jnp.finfo(dtype).eps)
+
+    def program(c):
+        operands = [o for o in (c.mask, c.bias) if o is not None]
+        operation = "masked_softmax_fwd" if c.bias is None else "biased_softmax_fwd"
+        y = in_parts(operation, c.scores, *operands, scale=c.scale, has_mask=c.mask is not None)
+        dx = in_parts("masked_softmax_grad", y, c.dy, scale=c.scale)
+        whole, pull = jax.vjp(
+            lambda x: jk.scaled_masked_softmax(x, c.mask, c.bias, scale=c.scale), c.scores
+        )
+        return y, dx, whole, pull(c.dy)[0]
+
+    with cases.x64(dtype):
+        results = jax.device_get(jax.jit(lambda: [program(c) for c in some])())
+    for c, result in zip(some, results, strict=True):
+        y, dx, whole, whole_dx = (oracle.widen(a) for a in result)
+        np.testing.assert_allclose(y, whole, rtol=near, atol=1e-7, err_msg=str(c))
+        np.testing.assert_allclose(dx, whole_dx, rtol=near, atol=near / 4, err_msg=str(c))
+        if c.mask is not None:
+            assert np.all(y[~np.broadcast_to(c.mask, y.shape)] == 0)
