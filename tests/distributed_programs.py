@@ -1,4 +1,4 @@
-"""The programs that two processes run together, for `distributed_worker.py`; devices must be known by then."""
+"""The programs that run on several devices: of two processes (`distributed_worker.py`), or GPUs of one."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,14 +16,15 @@ from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
 
-DEVICES = np.array(jax.devices())
-MESHES = {
-    # Neighbours along "model" are in one process, those along "data" in both.
-    "model within processes": Mesh(DEVICES.reshape(4, 2), ("data", "model")),
-    "model across processes": Mesh(DEVICES.reshape(2, 4).T, ("data", "model")),
-}
-for mesh, processes in zip(MESHES.values(), ({0}, {0, 1}), strict=True):
-    assert {device.process_index for device in mesh.devices[0]} == processes
+
+def meshes(devices):
+    """Two meshes of ("data", "model"), whose neighbours along "model" follow one another or lie far apart."""
+    devices = np.array(devices)
+    half = len(devices) // 2
+    return {
+        "model side by side": Mesh(devices.reshape(half, 2), ("data", "model")),
+        "model far apart": Mesh(devices.reshape(2, half).T, ("data", "model")),
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,14 +35,13 @@ class Program:
       function: of the operands; gives a tuple.
       operands: NumPy arrays.
       results: of every result the truth and the largest error of it, elementwise.
-      layouts: the shardings of the operands to run, and the collectives that each one costs; None where XLA
-        chooses with which to put rows together.
+      layouts: the shardings of the operands to run, and the collectives that each one costs.
     """
 
     function: Callable[..., Any]
     operands: tuple[np.ndarray, ...]
     results: list[tuple[np.ndarray, np.ndarray]]
-    layouts: list[tuple[tuple[P, ...], set[str] | None]]
+    layouts: list[tuple[tuple[P, ...], set[str]]]
 
 
 def with_gradient(f):
@@ -74,7 +74,7 @@ def rows(f):
             )
         )
     layouts = [((spec, spec), set()) for spec in ROWS]
-    layouts += [((spec, spec), None) for spec in COLUMNS]
+    layouts += [((spec, spec), {"all-reduce"}) for spec in COLUMNS]
     return Program(with_gradient(f), (x, t), results, layouts)
 
 
@@ -101,8 +101,8 @@ def masked():
         (specs("data"), set()),
         (specs("data", "model"), set()),
         (specs(("data", "model")), set()),
-        (specs("data", keys="model"), None),
-        (specs(keys="data"), None),
+        (specs("data", keys="model"), {"all-reduce"}),
+        (specs(keys="data"), {"all-reduce"}),
     ]
     operands = (case.scores, case.mask, case.bias, case.dy)
     return Program(with_gradient(function), operands, results, layouts)

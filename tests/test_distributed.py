@@ -34,8 +34,8 @@ def test_a_mistake_is_shown_with_its_place():
     with pytest.raises(AssertionError) as caught:
         run_workers("a mistake")
     text = str(caught.value)
-    assert "FAILED: a mistake, model within processes" in text
-    assert "FAILED: a mistake, model across processes" in text
+    assert "FAILED: a mistake, model side by side" in text
+    assert "FAILED: a mistake, model far apart" in text
     assert "result 0" in text
 
 
