@@ -174,3 +174,16 @@ def test_readme_numbers_name_their_machine():
     assert "H200" in text
     assert re.search(r"20\d\d-\d\d-\d\d", text), "README's table has no date"
     assert "python -m jaxkernels.bench" in text
+
+
+@pytest.mark.parametrize(("name", "programs"), [("attention", 1), ("sharding", 3)])
+def test_python_blocks_of_documents(name, programs):
+    """They run as they stand: one after the other, or each as a program of its own."""
+    pytest.importorskip("flax")
+    text = (ROOT / "docs" / f"{name}.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    if programs == 1:
+        blocks = ["".join(blocks)]
+    assert len(blocks) == programs
+    for block in blocks:
+        run_python("-c", block, JAX_PLATFORMS="cpu", XLA_FLAGS=None)
