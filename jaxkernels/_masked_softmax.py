@@ -89,8 +89,8 @@ def scaled_masked_softmax(
           gradient of the bias is dx / scale, summed over the dimensions in which it broadcasts, in
           float32 for 16-bit types. (In float16, or with a tiny or huge scale, J dy is found first, and
           dx = scale * J dy costs a pass of its own.)
-        * Scores sharded over any dimensions but the last (the last two with a band) need no
-          communication. Others are gathered.
+        * Scores sharded over any dimensions but the last need no communication. Where the last one is
+          sharded, a maximum and a sum of each row cross the network (docs/sharding.md).
 
     References:
         OneFlow, "How to implement an efficient softmax CUDA kernel": scale and mask as load

@@ -187,3 +187,31 @@ def test_python_blocks_of_documents(name, programs):
     assert len(blocks) == programs
     for block in blocks:
         run_python("-c", block, JAX_PLATFORMS="cpu", XLA_FLAGS=None)
+
+
+def test_what_the_guide_says_is_sent():
+    """The collectives that docs/sharding.md names beside its programs."""
+    text = (ROOT / "docs" / "sharding.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    calls = [
+        [("jax.grad(loss)", "weights, x", ["all-reduce"])],
+        [
+            ("jk.dot_product_attention", "heads, heads, heads", []),
+            ("block", "x, up, down", ["all-reduce"]),
+        ],
+        [("jax.grad(loss)", "table", ["all-reduce"] * 3)],
+    ]
+    collective = (
+        r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+    )
+    for block, programs in zip(blocks, calls, strict=True):
+        shown = "".join(
+            f"print('found', re.findall({collective!r}, "
+            f"jax.jit({function}).lower({operands}).compile().as_text()))\n"
+            for function, operands, _ in programs
+        )
+        stdout, _ = run_python(
+            "-c", f"import re\n{block}\n{shown}", JAX_PLATFORMS="cpu", XLA_FLAGS=None
+        )
+        found = [line for line in stdout.splitlines() if line.startswith("found")]
+        assert found == [f"found {expected}" for _, _, expected in programs]
