@@ -126,6 +126,8 @@ def dot_product_attention(
     Notes:
         * 16-bit inputs: XLA multiplies them into float32 scores, as in jax.nn; the softmax is
           float32, and is rounded to their dtype for the second product.
+        * float32 products are planned for the batch as a whole: a member may get other bits than it
+          would alone, by the order of its sums.
         * float64 inputs: the softmax is float64, too, where jax.nn rounds to float32.
         * Sequence lengths and windows need no mask of shape (T, S) in memory; a mask or bias that is
           common to heads or batch is not copied for each of them.

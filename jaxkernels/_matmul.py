@@ -67,8 +67,8 @@ def matmul(
         The error of an element is at most k * eps * (|a| |b|), eps = 2^-24. Results are bitwise the
         same from run to run, and for a member of a batch the same as alone, except where the members
         share b: their rows become one tall matrix, whose sums may be split differently. With a
-        sharded contraction every device multiplies its part and one all-reduce, or one reduce-scatter, adds them. For `jax.export` the target is
-        `jaxkernels_sgemm`.
+        sharded contraction every device multiplies its part, and one all-reduce, or one
+        reduce-scatter, adds them. For `jax.export` the target is `jaxkernels_sgemm`.
 
     References:
         The ladder of tiles follows the article behind github.com/AyakaGEMM/Hands-on-GEMM; the top
