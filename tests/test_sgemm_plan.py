@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 
 import jaxkernels as jk
-from jaxkernels import _registry
+from jaxkernels import _cpu, _registry
 
 DEVICES = sorted(_registry.cpu_module.named_devices())
 sizes = st.one_of(st.integers(0, 300), st.integers(1, 70000), st.sampled_from([64, 128, 4096]))
@@ -139,3 +139,29 @@ def test_arguments_that_are_refused():
         _registry.cpu_module.plan_sgemm((2, 3), (3, 4), False, False, limits("h200"), "naive", 2)
     with pytest.raises(ValueError, match="blocks, more than a GPU takes"):
         jk.plan_sgemm(2**22, 2**22, 1, algorithm="naive", device="h200")
+
+
+def test_second_blocks_start_late_where_short_sums_are_stored_often():
+    """Not where there is one wave only, sums are long, or a block does not share its SM with one like it."""
+
+    def stagger(m, n, k, batch=1):
+        return jk.plan_sgemm(m, n, k, batch=batch, device="h200").stagger_cycles
+
+    assert stagger(4096, 4096, 64) == 6000
+    assert stagger(512, 512, 64, batch=64) == 6000
+    assert stagger(1024, 1024, 64) == 0
+    assert stagger(4096, 4096, 4096) == 0
+    assert stagger(256, 256, 256) == 0
+
+
+def test_plans_for_a_batch():
+    """Members that would be split alone are not, where there are enough of them; alone nothing changes."""
+    limits = _cpu.named_devices()["h200"]
+
+    def plan(batch, algorithm):
+        shapes = (batch, 2048, 2048), (batch, 2048, 64)
+        return _cpu.plan_sgemm(*shapes, False, False, limits, algorithm)
+
+    assert plan(64, "auto").split_k == plan(1, "auto").split_k > 1
+    assert plan(64, "auto_for_batch").split_k == 1
+    assert plan(1, "auto_for_batch") == plan(1, "auto")

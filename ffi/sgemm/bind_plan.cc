@@ -68,6 +68,7 @@ void BindSgemmPlan(nb::module_& module) {
       .def_ro("tiles_m", &SgemmPlan::tiles_m)
       .def_ro("tiles_n", &SgemmPlan::tiles_n)
       .def_ro("grid_blocks", &SgemmPlan::grid_blocks)
+      .def_ro("stagger_cycles", &SgemmPlan::stagger_cycles)
       .def_ro("smem_bytes", &SgemmPlan::smem_bytes)
       .def_ro("blocks_per_sm", &SgemmPlan::blocks_per_sm)
       .def_ro("partial_elements", &SgemmPlan::partial_elements)

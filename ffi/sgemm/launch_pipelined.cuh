@@ -45,9 +45,10 @@ cudaError_t StartPipelined(const SgemmPlan& plan, const SgemmArgs& args, bool a_
   SgemmArgs kernel_args = args;
   const auto narrow = [](int64_t value) { return static_cast<unsigned>(value); };  // < 2^31
   const int64_t tiles = plan.tiles_m * plan.tiles_n * plan.split_k;
-  PipelinedGrid grid{narrow(plan.tiles_m), narrow(plan.tiles_n),
-                     narrow(plan.split_k), narrow(plan.grid_blocks / tiles),
-                     narrow(part),         plan.k_per_split};
+  PipelinedGrid grid{narrow(plan.tiles_m),  narrow(plan.tiles_n),
+                     narrow(plan.split_k),  narrow(plan.grid_blocks / tiles),
+                     narrow(part),          plan.k_per_split,
+                     narrow(plan.sm_count), narrow(plan.stagger_cycles)};
   const PipelinedTile& tile = kPipelinedTiles[plan.tile];
   const int smem_bytes = SmemBytesOf(tile, kEngine, a_along_k, b_along_k);
   const void* function = reinterpret_cast<const void*>(kernel);

@@ -29,7 +29,17 @@ struct PipelinedGrid {
   unsigned batch;
   unsigned part;        // of k, where several launches share it
   int64_t k_per_split;  // a multiple of block_k
+  unsigned sm_count;
+  unsigned stagger_cycles;  // by which the second block of an SM starts late
 };
+
+// Blocks of one SM take equally long. Those that start together store their sums together, time
+// after time, while the arithmetic stands still; so the second one starts late.
+__device__ inline void StaggerSecondBlock(const PipelinedGrid& grid) {
+  if (grid.stagger_cycles == 0 || blockIdx.x / grid.sm_count != 1) return;
+  const long long begin = clock64();
+  while (clock64() - begin < grid.stagger_cycles) __nanosleep(100);
+}
 
 // Tiles are visited in bands of this many tile rows, column by column, so that the blocks that run
 // at the same time share lines of A and of B in the L2.
@@ -111,8 +121,6 @@ struct Pipelined {
   float acc[kThreadM][kThreadN];
 
   __device__ void Clear() {
-    // zero
-
 #pragma unroll
     for (int i = 0; i < kThreadM; ++i) {
 #pragma unroll
@@ -208,6 +216,7 @@ __global__ void __launch_bounds__(kPipelinedTiles[kTile].Threads(),
   using Kernel = Pipelined<kTile, kEngine, kAlongKA, kAlongKB>;
   extern __shared__ __align__(1024) float smem[];
 
+  StaggerSecondBlock(grid);
   const BlockWork work = WorkOfBlock(grid);
   const int64_t first_m = int64_t{work.tile_m} * Kernel::kBlockM;
   const int64_t first_n = int64_t{work.tile_n} * Kernel::kBlockN;

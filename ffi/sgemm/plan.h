@@ -55,7 +55,9 @@ struct SgemmPlan {
   int64_t k_per_split = 0;  // that a split or a launch sums; the last one may have less
   int64_t tiles_m = 0, tiles_n = 0;
   int64_t grid_blocks = 0;
-  int smem_bytes = 0;  // dynamic shared memory of one block
+  int sm_count = 0;        // of the device
+  int stagger_cycles = 0;  // by which the second block of every SM starts late
+  int smem_bytes = 0;      // dynamic shared memory of one block
   int blocks_per_sm = 0;
   int64_t partial_elements = 0;  // float32 elements of the splits' sums
 

@@ -170,8 +170,7 @@ class TensorStages {
 };
 
 // Every thread copies single floats by cp.async, for any alignment and any GPU. A tile is copied in
-// kSteps parts, because many copies at once would block the way of the loads of fragments. H200,
-// 4097 x 4095 x 4093 (2026-11): TODO.
+// kSteps parts, because many copies at once would block the way of the loads of fragments.
 template <int kLines, int kBlockK, int kThreads, int kSteps, bool kAlongK>
 class FloatCopies {
   // Along k neighbouring threads copy neighbouring k, half a tile's depth; otherwise neighbouring
