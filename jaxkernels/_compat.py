@@ -6,8 +6,10 @@ so that a new JAX release breaks this file alone. Must not know: softmax, or any
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,11 +17,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
-from jax._src import custom_partitioning, dispatch
+import numpy as np
+from jax._src import custom_partitioning, dispatch, sharding_impls
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import batching, mlir
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 # Shardy names the factors of a sharding rule i, j, ... z and then z_1, z_2, ...; no other name
 # parses.
@@ -97,8 +100,7 @@ def partitions_custom_calls(ctx: mlir.LoweringRuleContext) -> bool:
     """Whether a `custom_partitioning` inside a lowering rule would be asked for its partitions.
 
     It is a Python callback, which no exported program can hold, and which the older partitioner
-    (GSPMD) cannot use without a rule of its own; nor has it names to speak of devices by where the
-    program knows no mesh. The call is then split by its attributes alone
+    (GSPMD) cannot use without a rule of its own. The call is then split by its attributes alone
     (`batch_partitioning_attributes`).
     """
     module = ctx.module_context
@@ -109,8 +111,38 @@ def partitions_custom_calls(ctx: mlir.LoweringRuleContext) -> bool:
         and isinstance(axis_context, mlir.ShardingContext)
         and axis_context.num_devices > 1
         and axis_context.device_assignment is not None
-        and axis_context.abstract_mesh is not None
     )
+
+
+def _fine_mesh(axis_context: Any) -> Mesh:
+    """The devices of a program as a mesh with an axis for every prime factor of their number.
+
+    XLA may split a mesh axis, as where a dimension that it shards is reshaped into two; such shardings
+    have names here. Where the program knows a mesh, its axes come one after the other.
+    """
+    devices = np.array(axis_context.device_assignment)
+    known = axis_context.abstract_mesh or jax.sharding.get_abstract_mesh()
+    sizes = known.axis_sizes if math.prod(known.axis_sizes) == devices.size else (devices.size,)
+    factors = [factor for size in sizes for factor in _prime_factors(size)]
+    return Mesh(devices.reshape(factors), [f"axis{i}" for i in range(len(factors))])
+
+
+def _prime_factors(number: int) -> list[int]:
+    for factor in range(2, number):
+        if number % factor == 0:
+            return [factor, *_prime_factors(number // factor)]
+    return [number] if number > 1 else []
+
+
+def _named_sharding(mesh: Mesh, hlo_sharding: Any, ndim: int) -> NamedSharding | None:
+    """A sharding of XLA's by names of mesh axes; replicated where they cannot say it."""
+    if hlo_sharding is None:
+        return None
+    try:
+        entries = tuple(sharding_impls.parse_flatten_op_sharding(hlo_sharding, mesh)[0])
+    except (AssertionError, ValueError):
+        entries = ()
+    return NamedSharding(mesh, PartitionSpec(*entries, *[None] * (ndim - len(entries))))
 
 
 # The callbacks of lowered programs, by the names that the programs give them. They are kept as long as
@@ -144,8 +176,9 @@ def lower_partitioned(
     address = ir.StringAttr(call.attributes["backend_config"]).value
     callback = custom_partitioning._sharding_callbacks.pop(address.encode())
     module.keepalives.remove(callback)
-    mesh = callback.mesh
-    devices = (mesh.axis_names, mesh.devices.shape, [d.id for d in mesh.devices.flat])
+    mesh = callback.mesh = _fine_mesh(module.axis_context)
+    callback.to_mesh_pspec_sharding = functools.partial(_named_sharding, mesh)
+    devices = (mesh.devices.shape, [d.id for d in mesh.devices.flat])
     shapes = [(a.shape, str(a.dtype)) for a in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
     full_name = repr((name, shapes, devices, lowering_platforms(ctx)))
     key = hashlib.sha256(full_name.encode()).hexdigest()

@@ -217,7 +217,7 @@ def _lower_kernel(
     if _compat.partitions_custom_calls(ctx):
         shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
         function = _gemm_partitioning.partitioned(local, shapes, options)
-        name = f"{TARGET} {options} {_registry.VERSION}"
+        name = f"{local.__module__}.{local.__qualname__} {options} {_registry.fingerprint()}"
         return _compat.lower_partitioned(function, ctx, operands, name)
     function = functools.partial(local, options=options)
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)

@@ -69,13 +69,13 @@ def partitioned(
                 total = jax.lax.psum(product, contracted)
             else:
                 total = jax.lax.psum_scatter(
-                    product, contracted, scatter_dimension=scattered, tiled=True
+                    product, wanted[scattered], scatter_dimension=scattered, tiled=True
                 )
             return total + options.beta * parts[2] if options.beta else total
 
         operand_shardings = [sharding(dims) for dims in names[:2]]
         if scattered is not None:
-            axes[result[scattered]] = contracted
+            axes[result[scattered]] = wanted[scattered]
         # c is split like the result.
         operand_shardings += [sharding(dims) for dims in names[2:]]
         return mesh, lowered, sharding(result), tuple(operand_shardings)
@@ -121,8 +121,8 @@ def _scattered(
     contracted = assigned.get("k", ())
     devices = math.prod(mesh.shape[axis] for axis in contracted)
     for d, dim in enumerate(result):
-        fits = wanted[d] == contracted and dim not in assigned and shape[d] % devices == 0
-        if contracted and fits:
+        same = set(wanted[d]) == set(contracted)
+        if contracted and same and dim not in assigned and shape[d] % devices == 0:
             return d
     return None
 

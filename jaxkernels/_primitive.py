@@ -219,7 +219,7 @@ def _lower_kernel(
     shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
     if 0 not in shapes[0] and _compat.partitions_custom_calls(ctx):
         function = _row_partitioning.partitioned(_split_call(kernel, tier, attributes), shapes)
-        name = f"{kernel.target} {tier} {sorted(attributes.items())} {_registry.VERSION}"
+        name = f"{kernel.target} {tier} {sorted(attributes.items())} {_registry.fingerprint()}"
         return _compat.lower_partitioned(function, ctx, operands, name)
     partitioning = _compat.batch_partitioning_attributes(ctx, kernel.row_dims(**attributes))
     rule = jax.ffi.ffi_lowering(kernel.target, extra_attributes=partitioning)

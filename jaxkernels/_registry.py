@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import importlib
 import importlib.metadata
 import platform as python_platform
 import warnings
+from pathlib import Path
 from types import ModuleType
 
 import jax
@@ -162,6 +164,15 @@ def why_not_live(target: str, platform: str) -> str:
     if target not in TARGETS[platform]:
         return "XLA's own product, at highest precision, serves this platform"
     return ""
+
+
+@functools.cache
+def fingerprint() -> str:
+    """Version and sources of the package: what Python code decides may not be taken from a cache of others."""
+    digest = hashlib.sha256(VERSION.encode())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 @functools.cache  # once per process: a program is lowered many times

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -64,8 +65,6 @@ def partitioned(call: SplitCall, shapes: Sequence[tuple[int, ...]]) -> Callable[
     """
     full = shapes[0]
     rank = len(full)
-    # That of this thread; XLA may ask for the partitions in another.
-    x64 = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
     names = [
         [
             f"d{i}" if size == full_size else f"o{n}x{i}"
@@ -87,7 +86,8 @@ def partitioned(call: SplitCall, shapes: Sequence[tuple[int, ...]]) -> Callable[
         )
 
         def lowered(*parts: jax.Array) -> jax.Array:
-            with jax.enable_x64(x64):
+            # XLA may ask in a thread where this is off.
+            with jax.enable_x64(parts[0].dtype == np.float64):
                 return _local(call, parts, full, axes)
 
         return mesh, lowered, shardings[0], shardings

@@ -95,7 +95,7 @@ def softmax(
             gradients.
         tier: forces the GPU kernel of one tier, "warp", "block", "block_smem" or "block_uncached",
             which is of use for measurements; None lets the plan choose (see `plan_softmax`). No
-            effect on a CPU.
+            effect on a CPU, nor where a sharded axis is distributed.
         implementation: None takes kernels where there are some, "ffi" raises where there are none,
             "xla" calls `jax.nn.softmax`.
 

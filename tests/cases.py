@@ -54,6 +54,16 @@ def cotangents(rows, cols, dtype, seed=0):
     return t.astype(storage(dtype))
 
 
+def with_gradient(f):
+    """From the operands, of which the last is a cotangent, to the result and the gradient of the first."""
+
+    def function(x, *others):
+        y, pull = jax.vjp(lambda x: f(x, *others[:-1]), x)
+        return y, pull(others[-1])[0]
+
+    return function
+
+
 def x64(dtype):
     """A context in which JAX keeps the storage type; arrays have to be made and used inside."""
     return jax.enable_x64(dtype == "float64")

@@ -44,16 +44,6 @@ class Program:
     layouts: list[tuple[tuple[P, ...], set[str]]]
 
 
-def with_gradient(f):
-    """From the operands and a cotangent, which is the last argument, to the result and the gradient of the first."""
-
-    def function(x, *others):
-        y, pull = jax.vjp(lambda x: f(x, *others[:-1]), x)
-        return y, pull(others[-1])[0]
-
-    return function
-
-
 ROWS = [P("data"), P("data", "model"), P(("data", "model")), P(None, "model")]
 COLUMNS = [P(None, None, "model"), P(None, None, "data"), P("data", None, "model")]
 
@@ -75,7 +65,7 @@ def rows(f):
         )
     layouts = [((spec, spec), set()) for spec in ROWS]
     layouts += [((spec, spec), {"all-reduce"}) for spec in COLUMNS]
-    return Program(with_gradient(f), (x, t), results, layouts)
+    return Program(cases.with_gradient(f), (x, t), results, layouts)
 
 
 def masked():
@@ -105,7 +95,7 @@ def masked():
         (specs(keys="data"), {"all-reduce"}),
     ]
     operands = (case.scores, case.mask, case.bias, case.dy)
-    return Program(with_gradient(function), operands, results, layouts)
+    return Program(cases.with_gradient(function), operands, results, layouts)
 
 
 def product(*batch):

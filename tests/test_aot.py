@@ -25,16 +25,6 @@ A, B = (
 )
 
 
-def with_gradient(f):
-    """From the operands, of which the last is a cotangent, to the result and the gradient of the first."""
-
-    def function(x, *others):
-        y, pull = jax.vjp(lambda x: f(x, *others[:-1]), x)
-        return y, pull(others[-1])[0]
-
-    return function
-
-
 def masked(x, mask, bias):
     return jk.scaled_masked_softmax(x, mask, bias, scale=0.6)
 
@@ -42,14 +32,14 @@ def masked(x, mask, bias):
 ROWS = P("x", "y")
 # By name a function, its operands and how they are split over a mesh of 4 by 2.
 PROGRAMS = {
-    "softmax": (with_gradient(jk.softmax), (X, SCORES.dy), (ROWS, ROWS)),
+    "softmax": (cases.with_gradient(jk.softmax), (X, SCORES.dy), (ROWS, ROWS)),
     "log_softmax": (
-        with_gradient(jk.log_softmax),
+        cases.with_gradient(jk.log_softmax),
         (X, SCORES.dy),
         (P("x", None, None, "y"), P("x", None, None, "y")),
     ),
     "scaled_masked_softmax": (
-        with_gradient(masked),
+        cases.with_gradient(masked),
         (SCORES.scores, SCORES.mask, SCORES.bias, SCORES.dy),
         (ROWS, P("x"), P(None, "y"), ROWS),
     ),

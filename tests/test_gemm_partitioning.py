@@ -134,6 +134,30 @@ def test_sums_are_scattered_where_the_result_is_split(out, expected, beta, mesh)
     cases.check(compiled(*operands), A, B, C if beta else None, alpha=2.0, beta=beta)
 
 
+def test_scattered_over_the_same_axes_in_another_order(mesh):
+    a, b = split(mesh, A, None, ("y", "x")), split(mesh, B, ("y", "x"), None)
+    c = split(mesh, C, ("x", "y"))
+    out = NamedSharding(mesh, P(("x", "y"), None))
+    function = functools.partial(wrapped, _gemm.Options(beta=2.0))
+    compiled = jax.jit(function, out_shardings=out).lower(a, b, c).compile()
+    assert COLLECTIVE.findall(compiled.as_text()) == ["reduce-scatter"]
+    cases.check(compiled(a, b, c), A, B, C, beta=2.0)
+
+
+def test_a_mesh_axis_that_a_reshape_splits(cpu_devices):
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,), devices=cpu_devices)
+    a = split(mesh, cases.operand("normal", (8, 8, 24)), "d")
+    b = split(mesh, cases.operand("normal", (8, 24, 8)), "d")
+
+    def program(a, b):
+        product = wrapped(_gemm.Options(), a.reshape(2, 4, 8, 24), b.reshape(2, 4, 24, 8))
+        return product.reshape(8, 8, 8)
+
+    found, got = collectives(program, a, b)
+    assert found == []
+    cases.check(got, np.asarray(a), np.asarray(b))
+
+
 def test_sums_that_do_not_divide_are_not_scattered(mesh):
     """A reduce-scatter does not pad: 13 rows over 4 devices are summed everywhere and cut."""
     a, b = split(mesh, A[:13], None, "x"), split(mesh, B, "x", None)

@@ -252,3 +252,74 @@ def test_this_file_would_notice_a_gather(cpu_devices):
     text = jax.jit(bare).lower(x).compile().as_text()
     assert "all-gather" in text
     assert custom_calls(text) == ["f32[16,24]"]
+
+
+def test_a_program_that_is_lowered_without_x64(cpu_devices):
+    """Traced where float64 is on and lowered where it is off: neither it nor those after it go wrong."""
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
+    with jax.enable_x64(True):
+        x = jax.device_put(X.astype(np.float64), NamedSharding(mesh, P(None, None, "a")))
+        traced = jax.jit(jk.softmax).trace(x)
+    compiled = traced.lower().compile()
+    with jax.enable_x64(True):
+        want = jax.nn.softmax(X.astype(np.float64))
+        np.testing.assert_allclose(compiled(x), want, rtol=1e-14)
+        np.testing.assert_allclose(jax.jit(lambda x: jk.softmax(x))(x), want, rtol=1e-14)
+
+
+@both
+@pytest.mark.parametrize(
+    ("shape", "spec", "reshaped", "local"),
+    [
+        ((64, 24), P("d"), (4, 16, 24), "f32[1,8,24]"),
+        ((16, 64), P(None, "d"), (16, 4, 16), "f32[16,1,8]"),
+        ((6, 4, 24), P(None, "d"), (24, 24), None),
+    ],
+    ids=str,
+)
+def test_a_mesh_axis_that_a_reshape_splits(function, shape, spec, reshaped, local, cpu_devices):
+    """Where XLA splits a mesh axis over two dimensions, that of eight devices into four and two, we follow."""
+    devices = cpu_devices if shape[0] != 6 else cpu_devices[:4]
+    mesh = jax.make_mesh((len(devices),), ("d",), axis_types=(AxisType.Auto,), devices=devices)
+    x = cases.logits("normal", shape[0], int(np.prod(shape[1:])), "float32").reshape(shape)
+
+    def program(x):  # back in the end, as no sharding of a result has a name for such a split
+        return function(x.reshape(reshaped)).reshape(shape)
+
+    compiled = jax.jit(program).lower(jax.device_put(x, NamedSharding(mesh, spec))).compile()
+    if local is not None:
+        assert custom_calls(compiled.as_text())[-1] == local
+        assert "all-gather" not in compiled.as_text()
+    got = compiled(jax.device_put(x, NamedSharding(mesh, spec)))
+    np.testing.assert_allclose(got, jax.jit(program)(x), rtol=2e-6, atol=4e-6)
+
+
+@both
+def test_meshes_of_other_sizes(function, cpu_devices):
+    """Six devices as (3, 2), and in an order of their own."""
+    mesh = jax.sharding.Mesh(np.array(cpu_devices)[[5, 0, 3, 1, 4, 2]].reshape(3, 2), ("a", "b"))
+    x = X[:6]
+    for spec, local in ((P("a", "b"), "f32[2,4,24]"), (P("b", None, "a"), "f32[3,8,8]")):
+        sharded = jax.device_put(x, NamedSharding(mesh, spec))
+        compiled = jax.jit(function).lower(sharded).compile()
+        assert custom_calls(compiled.as_text())[-1] == local
+        np.testing.assert_allclose(compiled(sharded), function(x), rtol=2e-6, atol=4e-6)
+
+
+@both
+def test_set_mesh(function, mesh):
+    """A mesh that no argument brings along."""
+    with jax.set_mesh(mesh):
+
+        def program(x):
+            return function(jax.sharding.reshard(x, P(None, None, "a")))
+
+        if mesh.axis_types[0] == AxisType.Auto:
+
+            def program(x):
+                return function(jax.lax.with_sharding_constraint(x, P(None, None, "a")))
+
+        compiled = jax.jit(program).lower(jax.ShapeDtypeStruct(X.shape, X.dtype)).compile()
+    text = compiled.as_text()
+    assert custom_calls(text) == ["f32[16,8,2]", "f32[16,8,6]"]
+    assert "all-gather" not in text

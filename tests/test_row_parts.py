@@ -60,7 +60,29 @@ def test_rows_that_see_nothing_are_zero():
     dx = in_parts("masked_softmax_grad", y, scores, scale=0.5)
     assert np.array_equal(y[0, 0, 2], np.full(40, np.float32(1 / 40)))
     assert not np.any(np.delete(np.asarray(y), 2, axis=2))
+    assert not np.any(np.delete(np.asarray(dx), 2, axis=2))
     assert not np.any(np.isnan(dx))
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+@pytest.mark.parametrize("cols", [3, 1000, 20001])
+def test_statistics_of_special_rows(dtype, cols):
+    """Rows of nothing but -inf add nothing to those of other devices; NaN and +inf make NaN of what they meet."""
+    with cases.x64(dtype):
+        x = np.zeros((4, cols), oracle.storage(dtype))
+        x[0] = -np.inf
+        x[1, cols // 2] = np.nan
+        x[2, cols - 1] = np.inf
+        x[3, :-1] = -np.inf
+        got = np.asarray(statistics(jnp.asarray(x), dtype=oracle.compute(dtype)))
+        assert np.array_equal(got[0], [-np.inf, 0])
+        assert np.isnan(got[1, 1])
+        assert np.isnan(got[2, 1])
+        assert np.array_equal(got[3], [0, 1])
+        for name, function in (("softmax", jk.softmax), ("log_softmax", jk.log_softmax)):
+            y = in_parts(f"{name}_fwd", jnp.asarray(x))
+            want = function(jnp.asarray(x))
+            np.testing.assert_array_equal(oracle.widen(y), oracle.widen(want))
 
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
@@ -93,6 +115,16 @@ def test_rows_over_eight_devices(function, dtype, cpu_devices):
             r"shape of the statistics: expected \(4, 8\) with 2",
         ),
         (lambda x: statistics(x, dtype="bfloat16"), "dtype of the statistics: expected float32"),
+        (lambda x: statistics(x[:, :0]), "columns of the first operand: expected 1 or more"),
+        (lambda x: statistics(x[0, 0], result=(2,)), "rank of the first operand"),
+        (
+            lambda x: statistics(x, operation="masked_softmax_fwd", has_mask=True),
+            "number of the operands: expected 2, got 1",
+        ),
+        (lambda x: finish(x, result=(4, 7)), r"shape of the result: expected \(4, 8\)"),
+        (lambda x: finish(x, dtype="bfloat16"), "dtype of the result: expected float32"),
+        (lambda x: finish(x, pairs=(4, 3)), r"shape of the statistics: expected \(4, 8\) with 2"),
+        (lambda x: finish(x, operation="tanh"), "unknown operation 'tanh'"),
         (
             lambda x: statistics(x, x[:2], operation="softmax_grad"),
             r"shape of the second operand: expected \(4, 8\)",
@@ -105,7 +137,13 @@ def test_handlers_refuse(call, message):
         jax.block_until_ready(call(jnp.ones((4, 8))))
 
 
-def statistics(x, *others, operation="softmax_fwd", result=(4, 2), dtype="float32"):
+def statistics(x, *others, operation="softmax_fwd", result=(4, 2), dtype="float32", has_mask=False):
     call = jax.ffi.ffi_call(_row_parts.STATISTICS_TARGET, jax.ShapeDtypeStruct(result, dtype))
-    call = functools.partial(call, operation=operation, scale=np.float64(1), has_mask=False)
+    call = functools.partial(call, operation=operation, scale=np.float64(1), has_mask=has_mask)
     return jax.jit(call)(x, *others)
+
+
+def finish(x, operation="softmax_fwd", pairs=(4, 2), result=(4, 8), dtype="float32"):
+    call = jax.ffi.ffi_call(_row_parts.FINISH_TARGET, jax.ShapeDtypeStruct(result, dtype))
+    call = functools.partial(call, operation=operation, scale=np.float64(1), has_mask=False)
+    return jax.jit(call)(jnp.ones(pairs), x)

@@ -24,6 +24,7 @@ RungKernel FindRung(Algorithm algorithm) {
     case Algorithm::kSplitTile:
       return RegisterTileSgemm<SplitTileLayout, kAlongKA, kAlongKB>;
     case Algorithm::kAuto:
+    case Algorithm::kAutoForBatch:
     case Algorithm::kPipelined:
       break;
   }

@@ -58,6 +58,9 @@ inline ffi::Error ReadPart(const PartAttributes& attributes, const ffi::AnyBuffe
   const Operation operation = call->operation;
   const NamedBuffer first = {"the first operand", x};
   ffi::Error error = CheckRowOperation(NameOf(operation), {first}, x);
+  if (error.success() && x.dimensions().back() == 0) {
+    error = MismatchError(NameOf(operation), first.name, "columns", "1 or more", "0");
+  }
   if (error.success()) error = CheckStatistics(NameOf(operation), statistics, x);
   if (error.success() && Hides(operation)) {
     constexpr int64_t kNone = MaskedRows::kUnbounded;

@@ -211,10 +211,14 @@ std::string ToString(const SoftmaxPlan& plan) {
   const auto flag = [](const char* name, bool value) {
     return std::string(", ") + name + (value ? "=True" : "=False");
   };
-  return "SoftmaxPlan(tier='" + std::string(TierName(plan.tier)) + "'" + field("pack", plan.pack) +
-         flag("aligned", plan.aligned) + flag("staged", plan.staged) + field("lanes", plan.lanes) +
-         field("packs_per_lane", plan.packs_per_lane) + field("kept_packs", plan.kept_packs) +
-         field("rows_per_access", plan.rows_per_access) +
+  const std::string part =
+      plan.part == Part::kWhole
+          ? ""
+          : "part='" + std::string(kPartNames[static_cast<int>(plan.part)]) + "', ";
+  return "SoftmaxPlan(" + part + "tier='" + std::string(TierName(plan.tier)) + "'" +
+         field("pack", plan.pack) + flag("aligned", plan.aligned) + flag("staged", plan.staged) +
+         field("lanes", plan.lanes) + field("packs_per_lane", plan.packs_per_lane) +
+         field("kept_packs", plan.kept_packs) + field("rows_per_access", plan.rows_per_access) +
          field("block_threads", plan.block_threads) + field("grid_blocks", plan.grid_blocks) +
          field("smem_bytes", plan.smem_bytes) + field("blocks_per_sm", plan.blocks_per_sm) + ")";
 }

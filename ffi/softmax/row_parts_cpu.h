@@ -40,7 +40,7 @@ JK_INLINE void ReduceRow(const Inputs<Op>& in, int64_t cols, typename Op::C* sta
     lost += SumError(sum, part);
     sum += part;
   });
-  statistics[0] = max;
+  statistics[0] = Op::kUsesMax ? max : C(0);
   statistics[1] = static_cast<C>(Corrected(sum, lost));
 }
 

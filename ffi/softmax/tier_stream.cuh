@@ -1,9 +1,10 @@
 // Tier `stream`: the two parts of an operation, for rows that are spread over devices. Each part
 // reads a row once and keeps nothing of it.
 //
-// Work split: a warp or a block walks its rows grid-stride; lane l owns packs l, l + lanes, ... of
-// a row. Memory: the statistics read every element once and write two values a row; the result
-// reads and writes every element once. Requires: any cols; blockDim.x is a multiple of 32.
+// Work split: some lanes, a warp or a block walk their rows, in their order, grid-stride; lane l
+// owns packs l, l + lanes, ... of a row. Memory: the statistics read every element once and write
+// two values a row; the result reads and writes every element once. Requires: any cols; blockDim.x
+// is a multiple of 32.
 #ifndef JAXKERNELS_SOFTMAX_TIER_STREAM_CUH_
 #define JAXKERNELS_SOFTMAX_TIER_STREAM_CUH_
 
