@@ -45,6 +45,9 @@ class Options:
             batch may be summed in another order than they would be alone, if that is faster.
         require_kernel: a platform without kernels is an error when lowering, instead of a reason to
             run XLA's own product.
+        row_dims: the last so many batch dimensions are further rows of a, of size 1 in b; not with
+            `trans_a`. The kernels see one tall matrix; until then the dimensions stay apart, so that
+            each may be sharded.
     """
 
     trans_a: bool = False
@@ -53,6 +56,7 @@ class Options:
     beta: float = 0.0
     algorithm: str = "auto"
     require_kernel: bool = False
+    row_dims: int = 0
 
 
 def multiply(
@@ -210,14 +214,41 @@ def _lower_reference(ctx: mlir.LoweringRuleContext, *operands: Any, options: Opt
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
 
 
+def _with_tall_rows(
+    local: Callable[..., jax.Array],
+    a: jax.Array,
+    b: jax.Array,
+    c: jax.Array | None = None,
+    *,
+    options: Options,
+) -> jax.Array:
+    """`local` of one tall matrix in place of the row dimensions."""
+    if options.row_dims == 0:
+        return local(a, b, c, options=options)
+    lead = a.ndim - 2 - options.row_dims
+    rows = a.shape[lead:-1]
+
+    def tall(x: jax.Array) -> jax.Array:
+        return x.reshape(*x.shape[:lead], math.prod(rows), x.shape[-1])
+
+    narrow = b.reshape(*b.shape[:lead], *b.shape[-2:])
+    plain = dataclasses.replace(options, row_dims=0)
+    product = local(tall(a), narrow, None if c is None else tall(c), options=plain)
+    return product.reshape(*product.shape[:lead], *rows, product.shape[-1])
+
+
 def _lower_kernel(
-    local: Callable[..., jax.Array], ctx: mlir.LoweringRuleContext, *operands: Any, options: Options
+    kernel: Callable[..., jax.Array],
+    ctx: mlir.LoweringRuleContext,
+    *operands: Any,
+    options: Options,
 ) -> Any:
-    """Lowers to `local(a, b, c=None, options=...)`, a custom call, split over the devices if need be."""
+    """Lowers to `kernel(a, b, c=None, options=...)`, a custom call, split over devices if need be."""
+    local = functools.partial(_with_tall_rows, kernel)
     if _compat.partitions_custom_calls(ctx):
         shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
         function = _gemm_partitioning.partitioned(local, shapes, options)
-        name = f"{local.__module__}.{local.__qualname__} {options} {_registry.fingerprint()}"
+        name = f"{kernel.__module__}.{kernel.__qualname__} {options} {_registry.fingerprint()}"
         return _compat.lower_partitioned(function, ctx, operands, name)
     function = functools.partial(local, options=options)
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
@@ -265,6 +296,17 @@ def _transpose(ct: Any, a: Any, b: Any, c: Any = None, *, options: Options) -> A
 def _multiply_and_sum(x: jax.Array, y: jax.Array, target: Any, options: Options) -> jax.Array:
     """op(x) op(y), summed over the batch dimensions that are 1 in `target` and not in the product."""
     shape = target.shape
+    if options.row_dims > 0 and options.trans_a:
+        # Both have the row dimensions, and they are contracted: the outer part of the depth.
+        lead = x.ndim - 2 - options.row_dims
+        x, y = (
+            z.reshape(*z.shape[:lead], math.prod(z.shape[lead:-1]), z.shape[-1]) for z in (x, y)
+        )
+        narrow = (*shape[:lead], *shape[-2:])
+        spec = _compat.aval_spec(target)
+        target = _compat.with_shape_and_spec(target, narrow, (*spec[:lead], *spec[-2:]))
+        plain = dataclasses.replace(options, row_dims=0)
+        return _multiply_and_sum(x, y, target, plain).reshape(shape)
     shared = all(_is_one(size) for size in shape[:-2])
     folds = options.trans_a and not options.trans_b and x.shape[:-2] == y.shape[:-2]
     if shared and folds and not _compat.is_explicitly_sharded(x, y):

@@ -352,7 +352,9 @@ def _dot_general(
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
     # Pairs of contracted dimensions may come in any order: lhs keeps the order that it has.
     order = sorted(range(len(lhs_contract)), key=lambda i: lhs_contract[i] % lhs.ndim)
-    a, a_free, trans_a = _as_matrices(lhs, lhs_batch, [lhs_contract[i] for i in order])
+    a, a_free, trans_a = _as_matrices(
+        lhs, lhs_batch, [lhs_contract[i] for i in order], keeps_rows=True
+    )
     b, b_free, b_along_k = _as_matrices(rhs, rhs_batch, [rhs_contract[i] for i in order])
     if a is None or b is None or out_sharding is not None:
         if implementation == "ffi" or algorithm not in (None, "auto_for_batch"):
@@ -367,15 +369,26 @@ def _dot_general(
             precision=lax.Precision.HIGHEST,
             out_sharding=out_sharding,
         )
-    options = _options(algorithm, implementation, trans_a=trans_a, trans_b=not b_along_k)
+    row_dims = a.ndim - len(lhs_batch) - 2
+    b = jnp.expand_dims(b, range(len(lhs_batch), len(lhs_batch) + row_dims))
+    options = _options(
+        algorithm, implementation, trans_a=trans_a, trans_b=not b_along_k, row_dims=row_dims
+    )
     product = _gemm.multiply(a, b, options=options)
-    return _split(product, product.shape[:-2], a_free, b_free)
+    return product.reshape(*product.shape[: len(lhs_batch)], *a_free, *b_free)
 
 
 def _as_matrices(
-    x: jax.Array, batch: Sequence[int], contract: Sequence[int]
+    x: jax.Array, batch: Sequence[int], contract: Sequence[int], *, keeps_rows: bool = False
 ) -> tuple[jax.Array | None, tuple[Any, ...], bool]:
     """`x` as (batch..., free, contracted), or with the last two swapped where it lies so.
+
+    Args:
+        x: an operand.
+        batch: its batch dimensions.
+        contract: its contracted dimensions, in the order in which they are merged.
+        keeps_rows: several free dimensions before the contracted ones are not merged, because
+            together they could not be sharded as they are.
 
     Returns:
         The matrices, or None where sharded dimensions would have to be merged; the sizes of the free
@@ -395,16 +408,9 @@ def _as_matrices(
     sizes = moved.shape[len(batch) :]
     rows, columns = math.prod(sizes[: groups[0]]), math.prod(sizes[groups[0] :])
     matrices = moved
-    if groups != [1, 1]:
+    if keeps_rows and not contracted_first and groups[0] > 1:
+        matrices = moved.reshape(*moved.shape[: len(batch)], *sizes[: groups[0]], columns)
+    elif groups != [1, 1]:
         matrices = moved.reshape(*moved.shape[: len(batch)], rows, columns)
     free_sizes = sizes[groups[0] :] if contracted_first else sizes[: groups[0]]
     return matrices, tuple(free_sizes), contracted_first
-
-
-def _split(
-    product: jax.Array, batch: Sequence[Any], a_free: Sequence[Any], b_free: Sequence[Any]
-) -> jax.Array:
-    """The product with the free dimensions of both operands instead of its rows and columns."""
-    if len(a_free) == 1 and len(b_free) == 1:
-        return product
-    return product.reshape(*batch, *a_free, *b_free)

@@ -134,6 +134,30 @@ def test_sums_are_scattered_where_the_result_is_split(out, expected, beta, mesh)
     cases.check(compiled(*operands), A, B, C if beta else None, alpha=2.0, beta=beta)
 
 
+@pytest.mark.parametrize("form", ["public", "as on cuda"])
+@pytest.mark.parametrize("spec", [("x", "y"), (None, "x"), ("y", "x")], ids=str)
+def test_rows_of_several_dimensions(form, spec, mesh, monkeypatch):
+    """Batch and sequence are rows, each of which may be split: no operand is put together."""
+    if form == "as on cuda":
+        monkeypatch.setattr(_gemm, "sgemm_p", product_p)
+    a = cases.operand("normal", (8, 12, 24))
+    t = cases.operand("normal", (8, 12, 32), seed=3)
+
+    def program(a, b, t):
+        y, pull = jax.vjp(lambda a: jk.matmul(a, b), a)
+        return y, pull(t)[0]
+
+    operands = split(mesh, a, *spec), split(mesh, B), split(mesh, t, *spec)
+    if form == "public":
+        found, got = collectives(program, *operands)
+        cases.check(got[1], t, B.T)
+    else:
+        found, got = collectives(lambda a, b, t: (jk.matmul(a, b),), *operands)
+    assert found == []
+    assert tuple(got[0].sharding.spec)[:2] == spec
+    cases.check(got[0], a, B)
+
+
 def test_scattered_over_the_same_axes_in_another_order(mesh):
     a, b = split(mesh, A, None, ("y", "x")), split(mesh, B, ("y", "x"), None)
     c = split(mesh, C, ("x", "y"))

@@ -248,3 +248,20 @@ def test_shard_map(check_vma, cpu_devices):
     want = jax.jit(whole)(X, MASK, BIAS, T)
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("key_heads", [4, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_attention_with_sharded_queries(dtype, key_heads, mesh):
+    """Every device has its queries and all keys, which groups of heads may share; nothing is sent."""
+    q, k = jnp.ones((8, 16, 4, 8), dtype), jnp.ones((8, 24, key_heads, 8), dtype)
+    queries = jax.device_put(q, NamedSharding(mesh, P("a", "b")))
+    keys = jax.device_put(k, NamedSharding(mesh, P("a")))
+    function = functools.partial(jk.dot_product_attention, is_causal=True)
+    compiled = jax.jit(function).lower(queries, keys, keys).compile()
+    assert not collectives(compiled.as_text())
+    np.testing.assert_allclose(
+        compiled(queries, keys, keys).astype(jnp.float32),
+        function(q, k, k).astype(jnp.float32),
+        rtol=1e-2 if dtype == "bfloat16" else 2e-6,
+    )
