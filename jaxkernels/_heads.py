@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxkernels import _matmul
+from jaxkernels import _contraction
 
 # A function like lax.dot_general: (lhs, rhs, dimension_numbers) -> product.
 Dot = Callable[..., jax.Array]
@@ -32,7 +32,7 @@ def dot_of(dtype: Any, precision: Any = None, *, wide: bool = False) -> Dot:
     """
     name = jnp.dtype(dtype).name
     if name == "float32" and precision is None:
-        return _matmul.batched_dot_general
+        return _contraction.batched_dot_general
     if not wide or name not in ("bfloat16", "float16"):
         return functools.partial(lax.dot_general, precision=precision)
     if name == "bfloat16" and precision is None:

@@ -7,7 +7,6 @@ not know: how a primitive works, or how a kernel is launched.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
@@ -17,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxkernels import _compat, _gemm, _validate
+from jaxkernels import _contraction, _gemm, _validate
 
 DotDimensionNumbers = tuple[
     tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]
@@ -95,7 +94,7 @@ def matmul(
     if a.ndim <= 2 or b.ndim <= 2:
         # At most one operand has batch dimensions; they become free ones.
         contracting = ((a.ndim - 1,), (max(b.ndim - 2, 0),))
-        product = _dot_general(
+        product = _contraction.dot_general(
             a, b, (contracting, ((), ())), out_sharding, algorithm, implementation
         )
         if b.ndim <= 2:
@@ -104,7 +103,7 @@ def matmul(
         return product if a.ndim == 1 else jnp.moveaxis(product, 0, -2)
     rank = max(a.ndim, b.ndim)
     a, b = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
-    product = _gemm.multiply(a, b, options=_options(algorithm, implementation))
+    product = _gemm.multiply(a, b, options=_contraction.options_of(algorithm, implementation))
     return product if out_sharding is None else jax.sharding.reshard(product, out_sharding)
 
 
@@ -175,7 +174,7 @@ def dot_general(
     # Raises what lax.dot_general raises for bad dimensions, or for no precision at all.
     jax.eval_shape(functools.partial(reference, precision=precision), lhs, rhs)
     lhs, rhs = _as_float32("dot_general", lhs, rhs, preferred_element_type)
-    return _dot_general(lhs, rhs, numbers, out_sharding, algorithm, implementation)
+    return _contraction.dot_general(lhs, rhs, numbers, out_sharding, algorithm, implementation)
 
 
 def sgemm(
@@ -237,7 +236,7 @@ def sgemm(
     if c is None and not (_is_number(beta) and beta == 0):
         raise ValueError(f"sgemm: beta={beta!r} needs a c to be a factor of")
     rank = max(a.ndim, b.ndim, 2)
-    options = _options(
+    options = _contraction.options_of(
         algorithm,
         implementation,
         trans_a=_flag("trans_a", trans_a),
@@ -270,16 +269,6 @@ _ALTERNATIVES = (
     ". jax.numpy.matmul multiplies every dtype, and .astype(jnp.float32) makes an operand one for "
     "these kernels"
 )
-
-
-def batched_dot_general(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any) -> jax.Array:
-    """`dot_general` of float32 arrays for callers who do not care how members of a batch are summed.
-
-    A member may get other bits than it would alone. H200, 64 products of (2048, 2048) and (2048, 64),
-    as in attention (2026-11): 0.77 ms, `dot_general` 1.02 ms, because alone such a product is split
-    along k to fill the device.
-    """
-    return _dot_general(lhs, rhs, dimension_numbers, None, "auto_for_batch", None)
 
 
 def _as_operands(function: str, a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
@@ -331,86 +320,5 @@ def _is_xla(algorithm: str | None, implementation: str | None) -> bool:
     return implementation == "xla"
 
 
-def _options(algorithm: str | None, implementation: str | None, **options: Any) -> _gemm.Options:
-    return _gemm.Options(
-        algorithm=algorithm or "auto", require_kernel=implementation == "ffi", **options
-    )
-
-
 def _as_tuples(pair: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(map(int, pair[0])), tuple(map(int, pair[1]))
-
-
-def _dot_general(
-    lhs: jax.Array,
-    rhs: jax.Array,
-    dimension_numbers: Any,
-    out_sharding: Any,
-    algorithm: str | None,
-    implementation: str | None,
-) -> jax.Array:
-    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
-    # Pairs of contracted dimensions may come in any order: lhs keeps the order that it has.
-    order = sorted(range(len(lhs_contract)), key=lambda i: lhs_contract[i] % lhs.ndim)
-    a, a_free, trans_a = _as_matrices(
-        lhs, lhs_batch, [lhs_contract[i] for i in order], keeps_rows=True
-    )
-    b, b_free, b_along_k = _as_matrices(rhs, rhs_batch, [rhs_contract[i] for i in order])
-    if a is None or b is None or out_sharding is not None:
-        if implementation == "ffi" or algorithm not in (None, "auto_for_batch"):
-            raise NotImplementedError(
-                "a kernel was asked for, but dimensions that are sharded over explicit mesh axes "
-                "would have to be merged, or out_sharding was given; only XLA's product does that"
-            )
-        return lax.dot_general(
-            lhs,
-            rhs,
-            dimension_numbers,
-            precision=lax.Precision.HIGHEST,
-            out_sharding=out_sharding,
-        )
-    row_dims = a.ndim - len(lhs_batch) - 2
-    b = jnp.expand_dims(b, range(len(lhs_batch), len(lhs_batch) + row_dims))
-    options = _options(
-        algorithm, implementation, trans_a=trans_a, trans_b=not b_along_k, row_dims=row_dims
-    )
-    product = _gemm.multiply(a, b, options=options)
-    return product.reshape(*product.shape[: len(lhs_batch)], *a_free, *b_free)
-
-
-def _as_matrices(
-    x: jax.Array, batch: Sequence[int], contract: Sequence[int], *, keeps_rows: bool = False
-) -> tuple[jax.Array | None, tuple[Any, ...], bool]:
-    """`x` as (batch..., free, contracted), or with the last two swapped where it lies so.
-
-    Args:
-        x: an operand.
-        batch: its batch dimensions.
-        contract: its contracted dimensions, in the order in which they are merged.
-        keeps_rows: several free dimensions before the contracted ones are not merged, because
-            together they could not be sharded as they are.
-
-    Returns:
-        The matrices, or None where sharded dimensions would have to be merged; the sizes of the free
-        dimensions; and whether the contracted dimension comes first.
-    """
-    batch = [d % x.ndim for d in batch]
-    contract = [d % x.ndim for d in contract]
-    free = [d for d in range(x.ndim) if d not in batch and d not in contract]
-    contracted_first = [*batch, *contract, *free] == list(range(x.ndim))
-    first, second = (contract, free) if contracted_first else (free, contract)
-    moved = jnp.transpose(x, [*batch, *first, *second])
-    groups = [len(first), len(second)]
-    spec = _compat.explicit_spec(moved)[len(batch) :]
-    merged = [spec[: groups[0]], spec[groups[0] :]]
-    if any(len(g) != 1 and any(axis is not None for axis in g) for g in merged):
-        return None, (), contracted_first
-    sizes = moved.shape[len(batch) :]
-    rows, columns = math.prod(sizes[: groups[0]]), math.prod(sizes[groups[0] :])
-    matrices = moved
-    if keeps_rows and not contracted_first and groups[0] > 1:
-        matrices = moved.reshape(*moved.shape[: len(batch)], *sizes[: groups[0]], columns)
-    elif groups != [1, 1]:
-        matrices = moved.reshape(*moved.shape[: len(batch)], rows, columns)
-    free_sizes = sizes[groups[0] :] if contracted_first else sizes[: groups[0]]
-    return matrices, tuple(free_sizes), contracted_first

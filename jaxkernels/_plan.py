@@ -18,7 +18,7 @@ from jaxkernels import _registry, _validate
 
 if TYPE_CHECKING:
     from jaxkernels._cpu import DeviceLimits, SgemmPlan, SoftmaxPlan
-    from jaxkernels._gemm import Options
+    from jaxkernels._gemm_calls import Options
 
 DEFAULT_DEVICE = "h200"
 

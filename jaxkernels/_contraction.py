@@ -1,0 +1,119 @@
+"""Contractions as products of matrices: what dot_general's dimension numbers become.
+
+Owns: which dimensions are transposed, merged or kept apart. Must not know: what users may pass
+(`_matmul`), or how a product is computed (`_gemm`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxkernels import _compat, _gemm
+
+
+def options_of(algorithm: str | None, implementation: str | None, **options: Any) -> _gemm.Options:
+    """The options of a product, from what users pass and the rest as it is."""
+    return _gemm.Options(
+        algorithm=algorithm or "auto", require_kernel=implementation == "ffi", **options
+    )
+
+
+def dot_general(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    dimension_numbers: Any,
+    out_sharding: Any,
+    algorithm: str | None,
+    implementation: str | None,
+) -> jax.Array:
+    """The contraction of two float32 arrays as a product of matrices.
+
+    Args:
+        lhs: float32 array.
+        rhs: float32 array.
+        dimension_numbers: as for `lax.dot_general`.
+        out_sharding: None, or the sharding of the result, which XLA's own product serves.
+        algorithm: None, a rung of the ladder, or "auto_for_batch".
+        implementation: None, or "ffi": an error where no kernel can serve.
+    """
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
+    # Pairs of contracted dimensions may come in any order: lhs keeps the order that it has.
+    order = sorted(range(len(lhs_contract)), key=lambda i: lhs_contract[i] % lhs.ndim)
+    a, a_free, trans_a = _as_matrices(
+        lhs, lhs_batch, [lhs_contract[i] for i in order], keeps_rows=True
+    )
+    b, b_free, b_along_k = _as_matrices(rhs, rhs_batch, [rhs_contract[i] for i in order])
+    if a is None or b is None or out_sharding is not None:
+        if implementation == "ffi" or algorithm not in (None, "auto_for_batch"):
+            raise NotImplementedError(
+                "a kernel was asked for, but dimensions that are sharded over explicit mesh axes "
+                "would have to be merged, or out_sharding was given; only XLA's product does that"
+            )
+        return lax.dot_general(
+            lhs,
+            rhs,
+            dimension_numbers,
+            precision=lax.Precision.HIGHEST,
+            out_sharding=out_sharding,
+        )
+    row_dims = a.ndim - len(lhs_batch) - 2
+    b = jnp.expand_dims(b, range(len(lhs_batch), len(lhs_batch) + row_dims))
+    options = options_of(
+        algorithm, implementation, trans_a=trans_a, trans_b=not b_along_k, row_dims=row_dims
+    )
+    product = _gemm.multiply(a, b, options=options)
+    return product.reshape(*product.shape[: len(lhs_batch)], *a_free, *b_free)
+
+
+def batched_dot_general(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any) -> jax.Array:
+    """`dot_general` of float32 arrays for callers who do not care how members of a batch are summed.
+
+    A member may get other bits than it would alone. H200, 64 products of (2048, 2048) and (2048, 64),
+    as in attention (2026-11): 0.77 ms, `dot_general` 1.02 ms, because alone such a product is split
+    along k to fill the device.
+    """
+    return dot_general(lhs, rhs, dimension_numbers, None, "auto_for_batch", None)
+
+
+def _as_matrices(
+    x: jax.Array, batch: Sequence[int], contract: Sequence[int], *, keeps_rows: bool = False
+) -> tuple[jax.Array | None, tuple[Any, ...], bool]:
+    """`x` as (batch..., free, contracted), or with the last two swapped where it lies so.
+
+    Args:
+        x: an operand.
+        batch: its batch dimensions.
+        contract: its contracted dimensions, in the order in which they are merged.
+        keeps_rows: several free dimensions before the contracted ones are not merged, because
+            together they could not be sharded as they are.
+
+    Returns:
+        The matrices, or None where sharded dimensions would have to be merged; the sizes of the free
+        dimensions; and whether the contracted dimension comes first.
+    """
+    batch = [d % x.ndim for d in batch]
+    contract = [d % x.ndim for d in contract]
+    free = [d for d in range(x.ndim) if d not in batch and d not in contract]
+    contracted_first = [*batch, *contract, *free] == list(range(x.ndim))
+    first, second = (contract, free) if contracted_first else (free, contract)
+    moved = jnp.transpose(x, [*batch, *first, *second])
+    groups = [len(first), len(second)]
+    spec = _compat.explicit_spec(moved)[len(batch) :]
+    merged = [spec[: groups[0]], spec[groups[0] :]]
+    if any(len(g) != 1 and any(axis is not None for axis in g) for g in merged):
+        return None, (), contracted_first
+    sizes = moved.shape[len(batch) :]
+    rows, columns = math.prod(sizes[: groups[0]]), math.prod(sizes[groups[0] :])
+    matrices = moved
+    if keeps_rows and not contracted_first and groups[0] > 1:
+        matrices = moved.reshape(*moved.shape[: len(batch)], *sizes[: groups[0]], columns)
+    elif groups != [1, 1]:
+        matrices = moved.reshape(*moved.shape[: len(batch)], rows, columns)
+    free_sizes = sizes[groups[0] :] if contracted_first else sizes[: groups[0]]
+    return matrices, tuple(free_sizes), contracted_first

@@ -1,0 +1,132 @@
+"""What computes a matrix product: the custom call of the SGEMM kernels, and XLA's own product.
+
+Owns: the options of a product, and how operands become those of a call. Must not know: primitives,
+derivatives, devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxkernels import _plan
+
+TARGET = "jaxkernels_sgemm"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a product is asked for, besides its operands.
+
+    Attributes:
+        trans_a: a is stored as (k, m) instead of (m, k).
+        trans_b: b is stored as (n, k) instead of (k, n).
+        alpha: factor of the product.
+        beta: factor of c; 0 means that c is not read.
+        algorithm: "auto", or the rung of the ladder to run, or "auto_for_batch": the members of a
+            batch may be summed in another order than they would be alone, if that is faster.
+        require_kernel: a platform without kernels is an error when lowering, instead of a reason to
+            run XLA's own product.
+        row_dims: the last so many batch dimensions are further rows of a, of size 1 in b; not with
+            `trans_a`. The kernels see one tall matrix; until then the dimensions stay apart, so that
+            each may be sharded.
+    """
+
+    trans_a: bool = False
+    trans_b: bool = False
+    alpha: float = 1.0
+    beta: float = 0.0
+    algorithm: str = "auto"
+    require_kernel: bool = False
+    row_dims: int = 0
+
+
+def matrix_dims(options: Options) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Where (m, k) of a and (k, n) of b are, counted from the end."""
+    return ((-1, -2) if options.trans_a else (-2, -1)), ((-1, -2) if options.trans_b else (-2, -1))
+
+
+def reference(
+    a: jax.Array,
+    b: jax.Array,
+    c: jax.Array | None = None,
+    *,
+    options: Options,
+    out_sharding: Any = None,
+) -> jax.Array:
+    """The same in plain JAX: XLA's own product at the highest precision."""
+    subscripts = (
+        f"...{'km' if options.trans_a else 'mk'},...{'nk' if options.trans_b else 'kn'}->...mn"
+    )
+    product = jnp.einsum(
+        subscripts, a, b, precision=jax.lax.Precision.HIGHEST, out_sharding=out_sharding
+    )
+    scaled = product if options.alpha == 1.0 else options.alpha * product
+    return scaled if c is None or options.beta == 0.0 else scaled + options.beta * c
+
+
+def ffi_multiply(
+    a: jax.Array, b: jax.Array, c: jax.Array | None = None, *, options: Options
+) -> jax.Array:
+    """The same by the CUDA kernels; for lowering rules alone, because it has no derivatives."""
+    a, b = _with_few_batch_dims(a, b)
+    split_k, partial_elements = _plan.split_of_sgemm(a.shape, b.shape, options)
+    batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # NumPy's takes no open sizes
+    (m, _), (_, n) = matrix_dims(options)
+    results = (
+        jax.ShapeDtypeStruct((*batch, a.shape[m], b.shape[n]), jnp.float32),
+        jax.ShapeDtypeStruct((partial_elements,), jnp.float32),
+    )
+    operands = [a, b] if c is None else [a, b, c]
+    call = jax.ffi.ffi_call(TARGET, results, input_output_aliases={} if c is None else {2: 0})
+    return call(
+        *operands,
+        trans_a=options.trans_a,
+        trans_b=options.trans_b,
+        alpha=np.float32(options.alpha),
+        beta=np.float32(options.beta),
+        algorithm=options.algorithm,
+        split_k=split_k,
+    )[0]
+
+
+# Batch dimensions that broadcast by turns, more often than the kernels can step: one operand is
+# repeated in memory, so that all of them become one dimension.
+_MAX_BATCH_DIMS = 4
+
+
+def _with_few_batch_dims(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    if a.ndim - 2 <= _MAX_BATCH_DIMS:
+        return a, b
+    batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    whole = [jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b)]
+    return whole[0], whole[1]
+
+
+def with_tall_rows(
+    local: Callable[..., jax.Array],
+    a: jax.Array,
+    b: jax.Array,
+    c: jax.Array | None = None,
+    *,
+    options: Options,
+) -> jax.Array:
+    """`local` of one tall matrix in place of the row dimensions."""
+    if options.row_dims == 0:
+        return local(a, b, c, options=options)
+    lead = a.ndim - 2 - options.row_dims
+    rows = a.shape[lead:-1]
+
+    def tall(x: jax.Array) -> jax.Array:
+        return x.reshape(*x.shape[:lead], math.prod(rows), x.shape[-1])
+
+    narrow = b.reshape(*b.shape[:lead], *b.shape[-2:])
+    plain = dataclasses.replace(options, row_dims=0)
+    product = local(tall(a), narrow, None if c is None else tall(c), options=plain)
+    return product.reshape(*product.shape[:lead], *rows, product.shape[-1])
