@@ -54,12 +54,12 @@ def attention_scores(dtype):
 
 def sweep_parts(dtype):
     """Statistics and results of every operation, apart, for rows of some lanes, of a warp and of a block."""
-    shapes = ((70, 3), (35, 37), (9, 128), (5, 1030), (3, 8200), (2, 20001))
     pairs = [
-        (cases.logits("normal", *shape, dtype), cases.cotangents(*shape, dtype)) for shape in shapes
+        (cases.logits("normal", *shape, dtype), cases.cotangents(*shape, dtype))
+        for shape in ((35, 37), (5, 1030), (2, 20001))
     ]
     row_parts_cases.check_all(pairs, dtype)
-    some = [c for c in attention_scores(dtype) if not c.options]
+    some = [c for c in attention_scores(dtype) if not c.options][::3]
     row_parts_cases.check_attention(some, dtype)
     return len(pairs) + len(some)
 
