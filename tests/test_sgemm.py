@@ -270,6 +270,7 @@ def test_global_precision_flag_has_no_effect():
     cases.check(low, a, b)
 
 
+@pytest.mark.xdist_group("large arrays")
 @pytest.mark.parametrize("shape", [(2**16 + 1, 2**15 + 40, 3), (3, 2**16, 2**15 + 8)])
 @transposes
 def test_more_than_two_to_the_31_elements(gpu, shape, trans_a, trans_b):

@@ -173,6 +173,7 @@ def test_a_forced_tier_changes_nothing_on_a_cpu(tier, cpu_devices):
         assert np.array_equal(jk.softmax(x, tier=tier), jk.softmax(x))
 
 
+@pytest.mark.xdist_group("large arrays")
 @pytest.mark.parametrize("operation", ["softmax_fwd", "softmax_grad"])
 @pytest.mark.parametrize(
     ("cols", "tier"), [(1024, "warp"), (1001, "block_smem"), (16384, "block_smem"), (151935, None)]
