@@ -22,7 +22,7 @@ from jax._src import custom_partitioning, dispatch, sharding_impls
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import batching, mlir
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 # Shardy names the factors of a sharding rule i, j, ... z and then z_1, z_2, ...; no other name
 # parses.
@@ -145,6 +145,20 @@ def _named_sharding(mesh: Mesh, hlo_sharding: Any, ndim: int) -> NamedSharding |
     return NamedSharding(mesh, PartitionSpec(*entries, *[None] * (ndim - len(entries))))
 
 
+def _partition_without_context(partition: Callable[..., Any], *arguments: Any) -> Any:
+    """`partition`, whose program of one device is traced outside the mesh that the user has set.
+
+    XLA asks for it while that mesh is set, but what one device has is not sharded over it.
+    """
+    mesh, local, result_sharding, operand_shardings = partition(*arguments)
+
+    def outside(*operands: jax.Array) -> jax.Array:
+        with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+            return local(*operands)
+
+    return mesh, outside, result_sharding, operand_shardings
+
+
 # The callbacks of lowered programs, by the names that the programs give them. They are kept as long as
 # the process: a program may be compiled at any time.
 _partitioning_callbacks: dict[str, Any] = {}
@@ -178,6 +192,7 @@ def lower_partitioned(
     module.keepalives.remove(callback)
     mesh = callback.mesh = _fine_mesh(module.axis_context)
     callback.to_mesh_pspec_sharding = functools.partial(_named_sharding, mesh)
+    callback.partition = functools.partial(_partition_without_context, callback.partition)
     devices = (mesh.devices.shape, [d.id for d in mesh.devices.flat])
     shapes = [(a.shape, str(a.dtype)) for a in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
     full_name = repr((name, shapes, devices, lowering_platforms(ctx)))

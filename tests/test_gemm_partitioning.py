@@ -158,6 +158,17 @@ def test_rows_of_several_dimensions(form, spec, mesh, monkeypatch):
     cases.check(got[0], a, B)
 
 
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_partitions_under_a_mesh_that_is_set(axis_type, cpu_devices):
+    """The program of one device knows nothing of it."""
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(axis_type,) * 2, devices=cpu_devices)
+    with jax.set_mesh(mesh):
+        a, b = split(mesh, A, "x"), split(mesh, B, None, "y")
+        found, got = collectives(functools.partial(wrapped, _gemm.Options(alpha=0.5)), a, b)
+        assert found == []
+        cases.check(got, A, B, alpha=0.5)
+
+
 def test_scattered_over_the_same_axes_in_another_order(mesh):
     a, b = split(mesh, A, None, ("y", "x")), split(mesh, B, ("y", "x"), None)
     c = split(mesh, C, ("x", "y"))
