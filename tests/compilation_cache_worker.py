@@ -21,16 +21,6 @@ import jaxkernels as jk
 EVENTS = ("/jax/compilation_cache/cache_hits", "/jax/compilation_cache/cache_misses")
 
 
-def with_gradient(f):
-    """From the operands, of which the last is a cotangent, to the result and the gradient of the first."""
-
-    def function(x, *others):
-        y, pull = jax.vjp(lambda x: f(x, *others[:-1]), x)
-        return y, pull(others[-1])[0]
-
-    return function
-
-
 def masked(**options):
     return functools.partial(jk.scaled_masked_softmax, **options)
 
@@ -50,6 +40,9 @@ def programs(devices):
 
     Operands of one shape serve programs that differ in the operation, or in an attribute of it alone.
     """
+    # Asks for devices, as above.
+    from cases import with_gradient
+
     rng = np.random.default_rng(0)
     x, t = (rng.standard_normal((8, 4, 16, 24)).astype(np.float32) for _ in range(2))
     mask = rng.random((8, 1, 1, 24)) < 0.7
