@@ -214,7 +214,12 @@ class Truth:
 DIFFERENTIATED = ("scores", "bias", "scale")
 
 
-def run_all(
+def run_all(some, *args, **how):
+    """The arrays of `results_of`, as NumPy's."""
+    return jax.device_get(results_of(some, *args, **how))
+
+
+def results_of(
     some, tier=None, wrt=DIFFERENTIATED, implementation=None, function=jk.scaled_masked_softmax
 ):
     """Results and cotangents of many cases, in one program.
@@ -249,7 +254,7 @@ def run_all(
         for c in some
     ]
     program = jax.jit(lambda *arrays: list(map(one, some, *arrays)))
-    return jax.device_get(program(arrays, [c.dy for c in some]))
+    return program(arrays, [c.dy for c in some])
 
 
 def serves(case, tier):

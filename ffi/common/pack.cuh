@@ -40,8 +40,7 @@ struct RowWindow {
   int lead = 0;       // packs at the front that are not the row's (see StartAtLine)
   int head = 0;       // elements of pack `lead` that belong to the previous row
   int tail = kSize;   // elements of the last pack before the next row begins
-  int present =
-      kSize;  // elements of the last pack that the array has: all, but at the end of the last row
+  int present = kSize;  // elements of the last pack that the array has: all, but at its end
 
   RowWindow() = default;
   __device__ RowWindow(int64_t row, int64_t rows, int64_t cols) {
@@ -55,7 +54,9 @@ struct RowWindow {
       packs = static_cast<int>(last - first) + 1;
       head = static_cast<int>(begin % kSize);
       tail = static_cast<int>(begin + cols - last * kSize);
-      if (row == rows - 1) present = tail;
+      // Not of the last row alone: rows shorter than a pack share the array's last pack.
+      const int64_t left = rows * cols - last * kSize;
+      if (left < kSize) present = static_cast<int>(left);
     }
   }
 
@@ -125,17 +126,19 @@ __device__ void StorePack(T* base, const RowWindow<T, kAligned>& window, int ind
   }
 }
 
-// Starts an asynchronous copy of one pack from global to shared memory. Of the pack only the first
-// `present` elements are read; the rest is filled with zeros.
+// Starts an asynchronous copy of one pack from global to shared memory. Of the pack at the end of an
+// array only the first `present` elements are read, at once; what follows them is left as it was.
 template <typename T>
 __device__ void CopyPackAsync(Pack<T>* to, const Pack<T>* from, int present = Pack<T>::kSize) {
+  if (present < Pack<T>::kSize) {
+    for (int j = 0; j < present; ++j) to->element[j] = from->element[j];
+    return;
+  }
   const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  const uint32_t bytes = present * sizeof(T);
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(from), "r"(bytes)
-               : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
 }
 
-// The same for 4 or 8 bytes.
+// The same for 4 or 8 bytes, all of them present.
 template <int kBytes>
 __device__ void CopyWordsAsync(void* to, const void* from) {
   const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(to));
