@@ -35,11 +35,11 @@ template <typename T, bool kAligned>
 struct RowWindow {
   static constexpr int kSize = Pack<T>::kSize;
 
-  int64_t first = 0;  // index of the first pack, counted from the base pointer
-  int packs = 0;      // none for a row past the end
-  int lead = 0;       // packs at the front that are not the row's (see StartAtLine)
-  int head = 0;       // elements of pack `lead` that belong to the previous row
-  int tail = kSize;   // elements of the last pack before the next row begins
+  int64_t first = 0;    // index of the first pack, counted from the base pointer
+  int packs = 0;        // none for a row past the end
+  int lead = 0;         // packs at the front that are not the row's (see StartAtLine)
+  int head = 0;         // elements of pack `lead` that belong to the previous row
+  int tail = kSize;     // elements of the last pack before the next row begins
   int present = kSize;  // elements of the last pack that the array has: all, but at its end
 
   RowWindow() = default;
@@ -126,8 +126,9 @@ __device__ void StorePack(T* base, const RowWindow<T, kAligned>& window, int ind
   }
 }
 
-// Starts an asynchronous copy of one pack from global to shared memory. Of the pack at the end of an
-// array only the first `present` elements are read, at once; what follows them is left as it was.
+// Starts an asynchronous copy of one pack from global to shared memory. Of the pack at the end of
+// an array only the first `present` elements are read, at once; what follows them is left as it
+// was.
 template <typename T>
 __device__ void CopyPackAsync(Pack<T>* to, const Pack<T>* from, int present = Pack<T>::kSize) {
   if (present < Pack<T>::kSize) {

@@ -39,7 +39,7 @@ class ByteBarrier {
  public:
   __device__ explicit ByteBarrier(const uint64_t* barrier) : address_(SharedAddress(barrier)) {}
 
-  // By one thread, before FenceBarriers() and __syncthreads().
+  // By one thread, before FenceBarriers(); others may wait for it after a __syncthreads().
   __device__ void Init() const {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address_) : "memory");
   }

@@ -68,11 +68,9 @@ class TensorStages {
     if (threadIdx.x == 0) {
       for (int stage = 0; stage < kStages; ++stage) ByteBarrier(barriers_ + stage).Init();
       FenceBarriers();
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
       for (int tile = 0; tile < kStages && tile < tiles_; ++tile) Fetch(tile, tile);
     }
+    __syncthreads();
   }
 
   __device__ void Prepare(int tile) {
