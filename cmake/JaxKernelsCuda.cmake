@@ -7,11 +7,11 @@ set(JK_HAVE_CUDA FALSE)
 
 # The one list of CUDA sources. Templates are instantiated in several launch*.cu files, so that they
 # compile side by side.
-set(ffi ${CMAKE_CURRENT_SOURCE_DIR}/ffi)
-file(GLOB JK_CUDA_KERNELS CONFIGURE_DEPENDS ${ffi}/*/launch*.cu)
-list(APPEND JK_CUDA_KERNELS ${ffi}/softmax/launch.cc ${ffi}/sgemm/tensor_map.cc)
-set(JK_CUDA_HANDLERS ${ffi}/common/device_query.cc ${ffi}/softmax/handlers_cuda.cc
-    ${ffi}/sgemm/handlers_cuda.cc)
+set(JK_FFI ${CMAKE_CURRENT_SOURCE_DIR}/ffi)
+file(GLOB JK_CUDA_KERNELS CONFIGURE_DEPENDS ${JK_FFI}/*/launch*.cu)
+list(APPEND JK_CUDA_KERNELS ${JK_FFI}/softmax/launch.cc ${JK_FFI}/sgemm/tensor_map.cc)
+set(JK_CUDA_HANDLERS ${JK_FFI}/common/device_query.cc ${JK_FFI}/softmax/handlers_cuda.cc
+    ${JK_FFI}/sgemm/handlers_cuda.cc)
 
 # Sizes in the binary count more than loading time; two threads because a build machine has at least
 # two cores, and "0" would not be understood in every spelling.

@@ -53,7 +53,7 @@ def cpu_devices():
 
 
 def pytest_collection_modifyitems(items):
-    """The race check takes longest by far: it starts first, so that all other tests run beside it."""
+    """Race checks take longest by far: they start first, so that all other tests run beside them."""
     items.sort(key=lambda item: "racecheck" not in item.nodeid)
 
 

@@ -1,5 +1,7 @@
 """Row operations in two parts on one device, held against the truth; for the tests and the sanitizer."""
 
+import functools
+
 import cases
 import jax
 import jax.numpy as jnp
@@ -33,15 +35,19 @@ def _operands_of(operation, x, t):
     return oracle.truth(forward, x).astype(x.dtype), t
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def results_of(operations, operands):
+    """Many operations in parts, in one program."""
+    return [in_parts(op, *o) for op, o in zip(operations, operands, strict=True)]
+
+
 def check_all(pairs, dtype):
     """Runs the five operations in parts on (x, t) pairs and holds each result against the truth."""
     calls = [(op, _operands_of(op, x, t)) for x, t in pairs for op in oracle.OPERATIONS]
 
-    def program(operands):
-        return [in_parts(op, *o) for (op, _), o in zip(calls, operands, strict=True)]
-
     with cases.x64(dtype):
-        results = jax.device_get(jax.jit(program)([operands for _, operands in calls]))
+        results = results_of(tuple(op for op, _ in calls), [operands for _, operands in calls])
+        results = jax.device_get(results)
     for (operation, operands), got in zip(calls, results, strict=True):
         lanes = min(cases.accumulators(operation, operands[0].shape, dtype), 8)
         tolerance.check(got, operation, *operands, accumulators=lanes)

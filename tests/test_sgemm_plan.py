@@ -95,6 +95,7 @@ def test_tensor_engine_needs_hopper_and_aligned_lines():
 
     assert engine("h200") == engine("b200") == "tensor"
     assert engine("a100") == "floats"
+    assert engine("rtx5090") == "floats"  # two blocks with their stages do not fit an SM
     assert engine("h200", k=4094) == "floats"
     assert engine("h200", n=4095) == "floats"
     assert engine("h200", m=4095) == "tensor"  # rows of A may end anywhere

@@ -104,9 +104,10 @@ struct Pipelined {
   static constexpr int kWarpsOfSlice = kThreadsOfSlice / 32;
   static constexpr int kDepth = kBlockK / kSlices;  // k of a stage that a thread works on
   static constexpr int kSums = kThreadM * kThreadN;
-  // Of a thread tile, that a slice stores: all where one slice does so. H200 (2026-11), by one and
-  // by all: 1024^3, 64 sums of a thread, 51.1 and 52.3 us; 256^3, 32 sums, 5.84 and 5.45 us.
-  static constexpr int kRowsOfSlice = kSlices > 1 && kSums <= 32 ? kThreadM / kSlices : kThreadM;
+  static constexpr bool kAllSlicesAdd = kShape.AllSlicesAdd();
+  // Rows of a thread tile that a slice adds up and stores; they lie below each other.
+  static constexpr int kRowsOfSlice = kAllSlicesAdd ? kThreadM / kSlices : kThreadM;
+  static_assert(kThreadM % kRowsOfSlice == 0 && (4 % kRowsOfSlice == 0 || kRowsOfSlice % 4 == 0));
 
   // Two k are unrolled: more would not stay in the instruction cache with all its neighbours, and
   // the compiler finds the fewest bank conflicts so. H200, 4096^3, unrolled by 2, 4, 16 (2026-11):
@@ -146,7 +147,7 @@ struct Pipelined {
   }
 
   // Sums over all tiles of k and finishes C. `stages` has begun to copy the first tiles;
-  // `destination` is told how many rows below the first of the thread tile it begins.
+  // `destination(row)` is that of the thread tile from this row on, counted from its first.
   template <class MakeDestination>
   __device__ void Run(Stages& stages, int tiles, float* smem, const MakeDestination& destination,
                       bool aligned_c) {
@@ -191,7 +192,7 @@ struct Pipelined {
       }
     }
     stages.Drain();
-    if constexpr (kRowsOfSlice == kThreadM) {
+    if constexpr (!kAllSlicesAdd) {
       if constexpr (kSlices > 1) AddSlicesToFirst(smem);
       if (slice == 0) FinishThreadTile<Pipelined>(destination(0), aligned_c, acc);
     } else {
@@ -202,8 +203,8 @@ struct Pipelined {
   }
 
   // This thread's place among the sums of a slice in shared memory.
-  __device__ float* SumsOfSlice(float* smem, int slice) const {
-    return smem + slice * kSums * kThreadsOfSlice + threadIdx.x % kThreadsOfSlice;
+  __device__ float* SumsOf(int slice_of_sums, float* smem) const {
+    return smem + slice_of_sums * kSums * kThreadsOfSlice + threadIdx.x % kThreadsOfSlice;
   }
   __device__ void WriteSums(float* to) const {
 #pragma unroll
@@ -213,12 +214,12 @@ struct Pipelined {
   // Adds the sums of the other slices to those of slice 0, in their order.
   __device__ void AddSlicesToFirst(float* smem) {
     __syncthreads();
-    if (slice > 0) WriteSums(SumsOfSlice(smem, slice - 1));
+    if (slice > 0) WriteSums(SumsOf(slice - 1, smem));
     __syncthreads();
     if (slice > 0) return;
 #pragma unroll 1
     for (int other = 0; other < kSlices - 1; ++other) {
-      const float* const from = SumsOfSlice(smem, other);
+      const float* const from = SumsOf(other, smem);
 #pragma unroll
       for (int i = 0; i < kSums; ++i) acc[i / kThreadN][i % kThreadN] += from[i * kThreadsOfSlice];
     }
@@ -227,16 +228,16 @@ struct Pipelined {
   // The same, but every slice adds the sums of all for its rows of the thread tile.
   __device__ void AddSlices(float* smem, float (&sums)[kRowsOfSlice][kThreadN]) {
     __syncthreads();
-    WriteSums(SumsOfSlice(smem, slice));
+    WriteSums(SumsOf(slice, smem));
     __syncthreads();
     const int first = slice * kRowsOfSlice * kThreadN;
 #pragma unroll
     for (int i = 0; i < kRowsOfSlice * kThreadN; ++i) {
       float& sum = sums[i / kThreadN][i % kThreadN];
-      sum = SumsOfSlice(smem, 0)[(first + i) * kThreadsOfSlice];
+      sum = SumsOf(0, smem)[(first + i) * kThreadsOfSlice];
 #pragma unroll
       for (int other = 1; other < kSlices; ++other) {
-        sum += SumsOfSlice(smem, other)[(first + i) * kThreadsOfSlice];
+        sum += SumsOf(other, smem)[(first + i) * kThreadsOfSlice];
       }
     }
   }

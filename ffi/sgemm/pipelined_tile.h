@@ -23,6 +23,10 @@ struct PipelinedTile {
 
   constexpr int ThreadsOfSlice() const { return block_m / thread_m * (block_n / thread_n); }
   constexpr int Threads() const { return ThreadsOfSlice() * slices; }
+  // Whether every slice adds up some rows of the thread tile, or the first one all of them. H200,
+  // by the first and by all (2026-11): 1024^3, 64 sums of a thread, 51.1 and 52.3 us; 256^3, 32
+  // sums, 5.84 and 5.45 us.
+  constexpr bool AllSlicesAdd() const { return slices > 1 && thread_m * thread_n <= 32; }
 };
 
 // The fourth stage of the last one is for small products, whose few tiles of k are all on their way
@@ -32,7 +36,7 @@ inline constexpr PipelinedTile kPipelinedTiles[] = {
     {128, 128, 8, 16, 8, 1, 2, 3},  // kLargeTile
     {32, 32, 8, 4, 4, 1, 8, 3},     // kSmallTile
     {64, 64, 8, 8, 8, 4, 2, 3},     // kMediumSlicedTile
-    {32, 32, 8, 4, 4, 4, 4, 4},     // kSmallSlicedTile
+    {32, 32, 8, 4, 4, 4, 3, 4},     // kSmallSlicedTile
 };
 inline constexpr int kPipelinedTileCount = sizeof(kPipelinedTiles) / sizeof(kPipelinedTiles[0]);
 enum PipelinedTileIndex { kLargeTile, kSmallTile, kMediumSlicedTile, kSmallSlicedTile };
@@ -69,7 +73,8 @@ constexpr int SmemBytesOf(const PipelinedTile& tile, Engine engine, bool a_along
   }
   const int barriers = engine == Engine::kTensor ? s.stages * 8 : 0;
   const int staged = rows * s.block_k * 4 + barriers;
-  const int exchanged = tile.slices > 1 ? tile.slices * tile.block_m * tile.block_n * 4 : 0;
+  const int exchanged_slices = tile.AllSlicesAdd() ? tile.slices : tile.slices - 1;
+  const int exchanged = exchanged_slices * tile.block_m * tile.block_n * 4;
   return staged > exchanged ? staged : exchanged;
 }
 

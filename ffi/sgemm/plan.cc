@@ -195,7 +195,10 @@ SgemmPlanResult PlanSgemm(const SgemmProblem& problem, const DeviceLimits& limit
   const bool for_batch = algorithm == Algorithm::kAutoForBatch;
   const bool chooses = algorithm == Algorithm::kAuto || for_batch;
   plan.algorithm = chooses ? Algorithm::kPipelined : algorithm;
-  if (split_k < 0) return {plan, "split_k must not be negative, got " + std::to_string(split_k)};
+  if (split_k < 0 || split_k > kMaxSplit) {
+    return {plan, "split_k must be between 0 and " + std::to_string(kMaxSplit) + ", got " +
+                      std::to_string(split_k)};
+  }
   if (plan.algorithm == Algorithm::kPipelined) {
     PlanPipelined(for_batch ? problem.Batch() : 1, problem, limits, split_k, plan);
   } else if (split_k > 1) {

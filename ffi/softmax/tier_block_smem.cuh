@@ -45,8 +45,9 @@ __global__ void __maxnreg__(kBlockTierRegisters) BlockSmemTierKernel(RowArgs<Op>
     for (int i = 0; i < Op::kInputs; ++i) {
       Pack<T>* const to = &row_packs[i * slots + index];
       if (i == 0 || Op::kSharesRows) {
-        CopyPackAsync(to, reinterpret_cast<const Pack<T>*>(args.in[i]) + view.first + index,
-                      view.Present(index));
+        // As in LoadPack: the one pack that the array does not fill is left to MaskPack.
+        if (view.Present(index) < Pack<T>::kSize) continue;
+        CopyPackAsync(to, reinterpret_cast<const Pack<T>*>(args.in[i]) + view.first + index);
       } else if constexpr (!Op::kSharesRows) {
         CopyShiftedPack<Op>(to, args.in[i], view, index);
       }

@@ -63,11 +63,15 @@ __global__ void __launch_bounds__(kStagedTierThreads) WarpStagedTierKernel(RowAr
   };
   const auto start_copy = [&](int64_t begin, int p) {
     const int count = present(begin, p);
-    if (count == 0) return;
 #pragma unroll
     for (int i = 0; i < Op::kInputs; ++i) {
-      CopyPackAsync(&chunk_pack[i * chunk_packs + p],
-                    reinterpret_cast<const Pack<T>*>(args.in[i] + begin) + p, count);
+      Pack<T>& to = chunk_pack[i * chunk_packs + p];
+      const auto* const from = reinterpret_cast<const Pack<T>*>(args.in[i] + begin) + p;
+      if (count == Pack<T>::kSize) {
+        CopyPackAsync(&to, from);
+      } else {
+        for (int j = 0; j < count; ++j) to.element[j] = from->element[j];
+      }
     }
   };
   // Elements [col, col + kGroup) of this lane's row; kWhole: all of them are within it.
