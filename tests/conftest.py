@@ -53,7 +53,7 @@ def cpu_devices():
 
 
 def pytest_collection_modifyitems(items):
-    """Race checks take longest by far: they start first, so that all other tests run beside them."""
+    """The race check takes longest by far: it starts first, so that all other tests run beside it."""
     items.sort(key=lambda item: "racecheck" not in item.nodeid)
 
 

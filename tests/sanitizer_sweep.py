@@ -1,10 +1,9 @@
-"""Runs tiers and rungs on small, odd and large shapes; test_sanitizer.py runs every sweep under compute-sanitizer.
+"""Runs every tier and every rung on small, odd and large shapes; test_sanitizer.py runs it under compute-sanitizer.
 
 Only our kernels run: inputs come from the host and every program is a few custom calls.
 """
 
 import functools
-import sys
 
 import cases
 import gemm_cases
@@ -100,21 +99,17 @@ def sweep_rows(dtype):
     return count
 
 
-SWEEPS = {"products": sweep_products} | {
-    f"{name} {dtype}": functools.partial(sweep, dtype)
-    for name, sweep in (("parts", sweep_parts), ("rows", sweep_rows))
-    for dtype in oracle.DTYPES
-}
-
-
-def main(name):
+def main():
     assert jax.default_backend() == "gpu"
     cases.all_operations = with_constants(cases.all_operations)
     masked_cases.results_of = with_constants(masked_cases.results_of)
     gemm_cases.sgemm_all = with_constants(gemm_cases.sgemm_all)
     row_parts_cases.results_of = with_constants(row_parts_cases.results_of)
-    print(f"{SWEEPS[name]()} shapes right")
+    count = sweep_products()
+    for dtype in oracle.DTYPES:
+        count += sweep_parts(dtype) + sweep_rows(dtype)
+    print(f"{count} shapes right")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -142,9 +142,10 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
   plan.pack = kPlanPackBytes / ByteWidth(problem.dtype);
   plan.aligned = problem.cols % plan.pack == 0;
   const int64_t packs = MaxPacksOfRow(problem.cols, plan.pack);
-  // So that the kernels, which stride over packs by some thousands, count in 32 bits.
-  if (packs > int64_t{1} << 30)
-    return {{}, "cols=" + std::to_string(problem.cols) + " is more than 2^30 packs of 16 bytes"};
+  // The kernels count packs in 32 bits and stride over them by some thousands.
+  if (packs > INT32_MAX - (1 << 16))
+    return {{},
+            "cols=" + std::to_string(problem.cols) + " is about 2^31 packs of 16 bytes or more"};
   if (problem.part != Part::kWhole) {
     PlanStream(problem, limits, plan);
     return {plan, ""};
