@@ -50,7 +50,9 @@ def _draw_weak(axes: Axes, weak: Sequence[Weak]) -> None:
         colour = _COLOURS.get((m.group, m.dtype), _PEER)
         _line(axes, points, f"{m.group} {m.dtype} {m.direction}", colour, m.direction)
     axes.axhline(EFFICIENCY_BAR, color=_MUTED, linewidth=1, linestyle=":")
-    axes.set_ylim(bottom=0)
+    # What is at stake lies between the bar and 1; where more is lost, the axis goes on down.
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(0.9, low), max(1.01, high))
     counts = sorted({count for m in weak for count in m.devices})
     _clean(axes, counts, f"weak scaling: efficiency (bar {EFFICIENCY_BAR})")
 
