@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxkernels import _contraction, _gemm, _validate
+from jaxkernels import _contraction, _gemm, _gemm_validate, _validate
 
 DotDimensionNumbers = tuple[
     tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]
@@ -80,17 +80,17 @@ def matmul(
         [[1. 2.]
          [3. 4.]]
     """
-    a, b = _as_operands("matmul", a, b)
+    a, b = _gemm_validate.as_operands("matmul", a, b)
     reference = functools.partial(
         jnp.matmul,
         precision=lax.Precision.HIGHEST,
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
     )
-    if _is_xla(algorithm, implementation):
+    if _gemm_validate.asks_for_xla(algorithm, implementation):
         return reference(a, b)
     jax.eval_shape(reference, a, b)  # raises what jnp.matmul raises for bad shapes
-    a, b = _as_float32("matmul", a, b, preferred_element_type)
+    a, b = _gemm_validate.as_float32("matmul", a, b, preferred_element_type)
     if a.ndim <= 2 or b.ndim <= 2:
         # At most one operand has batch dimensions; they become free ones.
         contracting = ((a.ndim - 1,), (max(b.ndim - 2, 0),))
@@ -158,7 +158,7 @@ def dot_general(
         >>> jk.dot_general(x, w, (((2,), (0,)), ((), ()))).shape
         (2, 3, 5)
     """
-    lhs, rhs = _as_operands("dot_general", lhs, rhs)
+    lhs, rhs = _gemm_validate.as_operands("dot_general", lhs, rhs)
     (contract, batch) = dimension_numbers
     numbers = (_as_tuples(contract), _as_tuples(batch))
     reference = functools.partial(
@@ -167,13 +167,13 @@ def dot_general(
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
     )
-    if _is_xla(algorithm, implementation):
+    if _gemm_validate.asks_for_xla(algorithm, implementation):
         return reference(lhs, rhs, precision=lax.Precision.HIGHEST)
     if "64" in str(precision):
         raise ValueError(f"dot_general: products are in float32; got precision={precision!r}")
     # Raises what lax.dot_general raises for bad dimensions, or for no precision at all.
     jax.eval_shape(functools.partial(reference, precision=precision), lhs, rhs)
-    lhs, rhs = _as_float32("dot_general", lhs, rhs, preferred_element_type)
+    lhs, rhs = _gemm_validate.as_float32("dot_general", lhs, rhs, preferred_element_type)
     return _contraction.dot_general(lhs, rhs, numbers, out_sharding, algorithm, implementation)
 
 
@@ -226,21 +226,20 @@ def sgemm(
         [[5. 5. 5. 5.]
          [5. 5. 5. 5.]]
     """
-    a, b = _as_operands("sgemm", a, b)
+    a, b = _gemm_validate.as_operands("sgemm", a, b)
     operands = [a, b]
     if c is not None:
         operands.append(_validate.as_array("sgemm", "c", c))
     for name, x in zip("abc", operands, strict=False):
-        if x.dtype != jnp.float32:
-            raise TypeError(f"sgemm: {name} must be float32; got {x.dtype.name}{_ALTERNATIVES}")
+        _gemm_validate.check_float32("sgemm", name, x)
     if c is None and not (_is_number(beta) and beta == 0):
         raise ValueError(f"sgemm: beta={beta!r} needs a c to be a factor of")
     rank = max(a.ndim, b.ndim, 2)
     options = _contraction.options_of(
         algorithm,
         implementation,
-        trans_a=_flag("trans_a", trans_a),
-        trans_b=_flag("trans_b", trans_b),
+        trans_a=_gemm_validate.flag("trans_a", trans_a),
+        trans_b=_gemm_validate.flag("trans_b", trans_b),
         alpha=float(np.float32(alpha)) if _is_number(alpha) else 1.0,
         beta=float(np.float32(beta)) if _is_number(beta) else 0.0,
     )
@@ -249,7 +248,7 @@ def sgemm(
             raise ValueError(f"sgemm: {name} must be a matrix; got shape {x.shape}")
     operands[:2] = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
     product_of = _gemm.multiply
-    if _is_xla(algorithm, implementation):
+    if _gemm_validate.asks_for_xla(algorithm, implementation):
         jax.eval_shape(functools.partial(_gemm.multiply, options=options), *operands)
         product_of = _gemm.reference
     if _is_number(alpha) and _is_number(beta):
@@ -265,59 +264,9 @@ def sgemm(
     return result + jnp.where(beta == 0, 0.0, beta * operands[2])
 
 
-_ALTERNATIVES = (
-    ". jax.numpy.matmul multiplies every dtype, and .astype(jnp.float32) makes an operand one for "
-    "these kernels"
-)
-
-
-def _as_operands(function: str, a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
-    names = ("lhs", "rhs") if function == "dot_general" else ("a", "b")
-    return _validate.as_array(function, names[0], a), _validate.as_array(function, names[1], b)
-
-
-def _as_float32(
-    function: str, a: jax.Array, b: jax.Array, preferred_element_type: Any
-) -> tuple[jax.Array, jax.Array]:
-    """The operands in float32; TypeError where that was not asked for, or would lose something."""
-    preferred = None if preferred_element_type is None else jnp.dtype(preferred_element_type)
-    if preferred is not None and preferred != jnp.float32:
-        raise TypeError(
-            f"{function}: preferred_element_type must be None or float32; got {preferred.name}"
-            f"{_ALTERNATIVES}"
-        )
-    dtypes = (a.dtype.name, b.dtype.name)
-    served = ("float32",) if preferred is None else ("float32", "bfloat16", "float16")
-    if not all(name in served for name in dtypes):
-        asked = (
-            ". preferred_element_type=jnp.float32 widens float16 and bfloat16"
-            if preferred is None
-            else ""
-        )
-        raise TypeError(
-            f"{function}: operands must be {' or '.join(served)}; got {dtypes[0]} and {dtypes[1]}"
-            f"{asked}{_ALTERNATIVES}"
-        )
-    return a.astype(jnp.float32), b.astype(jnp.float32)
-
-
 def _is_number(value: float | jax.Array) -> TypeGuard[float]:
     """Whether a factor is known when the program is traced."""
     return not isinstance(value, jax.Array)
-
-
-def _flag(name: str, value: Any) -> bool:
-    if value not in (0, 1, 2):
-        raise ValueError(f"sgemm: {name} must be 0, 1 or 2, or a bool; got {value!r}")
-    return bool(value)
-
-
-def _is_xla(algorithm: str | None, implementation: str | None) -> bool:
-    _validate.check_choice("implementation", implementation, _validate.IMPLEMENTATIONS)
-    _validate.check_choice("algorithm", algorithm, _validate.ALGORITHMS)
-    if implementation == "xla" and algorithm is not None:
-        raise ValueError(f'implementation="xla" has no algorithms; got algorithm={algorithm!r}')
-    return implementation == "xla"
 
 
 def _as_tuples(pair: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:

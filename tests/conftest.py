@@ -52,6 +52,13 @@ def cpu_devices():
     return devices[:8]
 
 
+@pytest.fixture
+def exact_products():
+    """XLA's products at the highest precision, so that what is compared with them differs by roundings alone."""
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
 def pytest_collection_modifyitems(items):
     """The race check takes longest by far: it starts first, so that all other tests run beside it."""
     items.sort(key=lambda item: "racecheck" not in item.nodeid)

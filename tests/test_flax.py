@@ -1,7 +1,7 @@
-"""jaxkernels.flax.dot_product_attention inside Flax's layers, argument by argument, against Flax's own functions.
+"""jaxkernels.flax.dot_product_attention, argument by argument, against Flax's own functions.
 
 Flax computes in the dtype of its inputs, so float32 results are compared to within float32 rounding, and equality is
-asserted where it is meant: which weights dropout drops, what is sown, what hooks are given.
+asserted where it is meant: which weights dropout drops, what hooks are given.
 """
 
 import functools
@@ -10,144 +10,28 @@ import subprocess
 import sys
 
 import attention_cases as cases
-import flax.linen
-import flax.nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import SIZES, Truth, check
+from flax_layers import (
+    BFLOAT16,
+    KEY,
+    LINEN,
+    MEAN,
+    NNX,
+    X,
+    all_close,
+    close,
+    linen_layer,
+    linen_variables,
+    masks,
+)
 
 from jaxkernels.flax import dot_product_attention
 
-MEAN = functools.partial(dot_product_attention, empty_rows="mean")
-LINEN, NNX = flax.linen.dot_product_attention, flax.nnx.dot_product_attention
-FEATURES, HEADS, LENGTH = 16, 4, 6
-X = np.random.default_rng(0).standard_normal((2, LENGTH, FEATURES)).astype(np.float32)
-# Masks as people make them: the last key of the second example is padding, all heads in common.
-PADDING = np.array([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]], np.float32)
-KEY = jax.random.key(7)
-BFLOAT16 = 8 * 2.0**-8  # some roundings one after the other
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _little_compiling():
-    """Compiling the layers is what these tests cost, and they are not about XLA's optimizations."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", jax.default_backend() == "cpu")
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
-@pytest.fixture(autouse=True)
-def _exact_products_of_flax():
-    with jax.default_matmul_precision("highest"):
-        yield
-
-
-def close(got, want, tolerance=64 * 2.0**-24):
-    """Equal structure, shapes and types; values within the tolerance.
-
-    It is relative to the largest value of all leaves, because gradients that are zero in exact arithmetic, like those
-    of the biases of keys, are rounding errors of the size of others.
-    """
-    a, b = jax.tree.leaves(got), jax.tree.leaves(want)
-    assert [(x.shape, x.dtype) for x in a] == [(x.shape, x.dtype) for x in b]
-    a, b = ([np.asarray(x).astype(np.float64) for x in leaves] for leaves in (a, b))
-    largest = max((np.abs(x).max() for x in b), default=0)
-    for x, y in zip(a, b, strict=True):
-        np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * largest)
-
-
-def all_close(got, want, tolerance=64 * 2.0**-24):
-    """Output, gradients and weights, each by itself."""
-    for x, y in zip(got, want, strict=True):
-        close(x, y, tolerance)
-
-
-def masks():
-    causal = flax.linen.make_causal_mask(X[..., 0])
-    padding = flax.linen.make_attention_mask(np.ones_like(PADDING), PADDING)
-    assert padding.dtype == jnp.float32
-    return {
-        "none": None,
-        "float": flax.linen.combine_masks(causal, padding),
-        "int": 3 * flax.linen.combine_masks(causal, padding, dtype=jnp.int32),
-        "empty-rows": padding * (np.arange(LENGTH) > 1)[:, None],
-    }
-
-
-def linen_layer(attention_fn, **options):
-    return flax.linen.MultiHeadDotProductAttention(HEADS, attention_fn=attention_fn, **options)
-
-
-@functools.cache
-def linen_variables():
-    return linen_layer(LINEN).init(jax.random.key(1), X)
-
-
-def run_linen(attention_fn, mask=None, dtype=None, **options):
-    """The output, the gradients of the parameters and what is sown."""
-    layer = linen_layer(attention_fn, dtype=dtype, **options)
-    variables = linen_variables()
-
-    @jax.jit
-    def run(variables):
-        def loss(variables):
-            y, sown = layer.apply(
-                variables,
-                X,
-                mask=mask,
-                sow_weights=True,
-                mutable=["intermediates"],
-                deterministic=False,
-                rngs={"dropout": KEY},
-            )
-            return jnp.sum(jnp.sin(y.astype(jnp.float32))), (y, sown)
-
-        return jax.grad(loss, has_aux=True)(variables)
-
-    gradients, (y, sown) = run(variables)
-    return y, gradients, sown["intermediates"]["attention_weights"][0]
-
-
-def run_nnx(attention_fn, mask=None, is_causal=False, sow_weights=False, **options):
-    """The same of flax.nnx."""
-    layer = flax.nnx.MultiHeadAttention(
-        HEADS, FEATURES, attention_fn=attention_fn, decode=False, rngs=flax.nnx.Rngs(3), **options
-    )
-    graph, parameters, rest = flax.nnx.split(layer, flax.nnx.Param, ...)
-
-    @jax.jit
-    def run(parameters):
-        def loss(parameters):
-            layer = flax.nnx.merge(graph, parameters, rest)
-            y, sown = flax.nnx.capture(layer, flax.nnx.Intermediate)(
-                X,
-                mask=mask,
-                is_causal=is_causal,
-                sow_weights=sow_weights,
-                deterministic=False,
-                rngs=flax.nnx.Rngs(dropout=5),
-            )
-            return jnp.sum(jnp.sin(y.astype(jnp.float32))), (y, sown)
-
-        return jax.grad(loss, has_aux=True)(parameters)
-
-    gradients, (y, sown) = run(parameters)
-    return y, flax.nnx.to_pure_dict(gradients), flax.nnx.to_pure_dict(sown)
-
-
-@pytest.mark.parametrize("name", ["float", "empty-rows"])
-def test_linen_layer(name):
-    mask = masks()[name]
-    all_close(run_linen(MEAN, mask), run_linen(LINEN, mask))
-
-
-@pytest.mark.parametrize("name", ["int"])
-def test_nnx_layer(name):
-    mask = masks()[name]
-    all_close(run_nnx(MEAN, mask), run_nnx(NNX, mask))
+pytestmark = pytest.mark.usefixtures("exact_products")
 
 
 @pytest.mark.parametrize("broadcast", [True, False])
@@ -165,75 +49,6 @@ def test_dropout_drops_what_flax_drops(broadcast):
     assert (patterns == patterns[0]).all() == broadcast
     still = dot_product_attention(q, k, value, **options, deterministic=True)
     close(still, LINEN(q, k, value))
-
-
-def test_dropout_in_the_layers():
-    """The layers draw their own keys; weights are sown before dropout."""
-    all_close(run_linen(MEAN, dropout_rate=0.3), run_linen(LINEN, dropout_rate=0.3))
-    options = {"dropout_rate": 0.3, "broadcast_dropout": False, "sow_weights": True}
-    got = run_nnx(MEAN, masks()["float"], **options)
-    all_close(got, run_nnx(NNX, masks()["float"], **options))
-    np.testing.assert_allclose(got[2]["attention_weights"][0].sum(-1), 1, rtol=1e-6)
-
-
-def test_causal_and_shared_keys_of_nnx():
-    options = {"num_kv_heads": 2, "is_causal": True}
-    all_close(run_nnx(MEAN, **options), run_nnx(NNX, **options))
-    options.update(dropout_rate=0.2, sow_weights=True, mask=masks()["float"])
-    all_close(run_nnx(MEAN, **options), run_nnx(NNX, **options))
-
-
-def decode_linen(attention_fn):
-    layer = linen_layer(attention_fn, decode=True)
-    variables = layer.init(jax.random.key(1), X)
-    step = jax.jit(lambda v, x: layer.apply(v, x, mutable=["cache"]))
-    outputs = []
-    for i in range(LENGTH):
-        y, cache = step(variables, X[:, i : i + 1])
-        variables = {**variables, **cache}
-        outputs.append(y)
-    return jnp.concatenate(outputs, 1), variables["params"]
-
-
-def test_decoding_in_linen():
-    """Token by token, with a cache, as all at once under a causal mask."""
-    got, parameters = decode_linen(dot_product_attention)
-    close(got, decode_linen(LINEN)[0])
-    causal = flax.linen.make_causal_mask(X[..., 0])
-    close(got, linen_layer(LINEN).apply({"params": parameters}, X, mask=causal))
-
-
-def test_decoding_in_nnx():
-    def decode(attention_fn):
-        layer = flax.nnx.MultiHeadAttention(
-            HEADS,
-            FEATURES,
-            attention_fn=attention_fn,
-            decode=True,
-            rngs=flax.nnx.Rngs(3),
-            num_kv_heads=2,
-        )
-        layer.init_cache(X.shape)
-        step = flax.nnx.jit(lambda layer, x: layer(x))
-        return jnp.concatenate([step(layer, X[:, i : i + 1]) for i in range(LENGTH)], 1)
-
-    close(decode(dot_product_attention), decode(NNX))
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_bfloat16_in_linen(force):
-    """Rounded scores or not, the types are those of linen: forced float32 reaches the result."""
-    options = {"dtype": jnp.bfloat16, "force_fp32_for_softmax": force, "dropout_rate": 0.2}
-    mask = masks()["float"]
-    got, want = run_linen(MEAN, mask, **options), run_linen(LINEN, mask, **options)
-    all_close(got, want, BFLOAT16)
-    assert got[2].dtype == (jnp.float32 if force else jnp.bfloat16)
-
-
-def test_bfloat16_in_nnx():
-    mask = masks()["float"]
-    got, want = (run_nnx(f, mask, dtype=jnp.bfloat16) for f in (MEAN, NNX))
-    all_close(got, want, BFLOAT16)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

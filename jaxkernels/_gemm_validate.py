@@ -1,0 +1,74 @@
+"""Checks of what users pass to a product, before anything is traced.
+
+Owns: the errors of matmul, dot_general and sgemm about dtypes, flags and algorithms. Must not know:
+primitives, shapes, devices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxkernels import _validate
+
+_ALTERNATIVES = (
+    ". jax.numpy.matmul multiplies every dtype, and .astype(jnp.float32) makes an operand one for "
+    "these kernels"
+)
+
+
+def as_operands(function: str, a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
+    """Both operands as arrays, named in errors as the function's signature names them."""
+    names = ("lhs", "rhs") if function == "dot_general" else ("a", "b")
+    return _validate.as_array(function, names[0], a), _validate.as_array(function, names[1], b)
+
+
+def as_float32(
+    function: str, a: jax.Array, b: jax.Array, preferred_element_type: Any
+) -> tuple[jax.Array, jax.Array]:
+    """The operands in float32; TypeError where that was not asked for, or would lose something."""
+    preferred = None if preferred_element_type is None else jnp.dtype(preferred_element_type)
+    if preferred is not None and preferred != jnp.float32:
+        raise TypeError(
+            f"{function}: preferred_element_type must be None or float32; got {preferred.name}"
+            f"{_ALTERNATIVES}"
+        )
+    dtypes = (a.dtype.name, b.dtype.name)
+    served = ("float32",) if preferred is None else ("float32", "bfloat16", "float16")
+    if not all(name in served for name in dtypes):
+        asked = (
+            ". preferred_element_type=jnp.float32 widens float16 and bfloat16"
+            if preferred is None
+            else ""
+        )
+        raise TypeError(
+            f"{function}: operands must be {' or '.join(served)}; got {dtypes[0]} and {dtypes[1]}"
+            f"{asked}{_ALTERNATIVES}"
+        )
+    return a.astype(jnp.float32), b.astype(jnp.float32)
+
+
+def check_float32(function: str, argument: str, x: jax.Array) -> None:
+    """Raises TypeError unless the array is float32."""
+    if x.dtype != jnp.float32:
+        raise TypeError(
+            f"{function}: {argument} must be float32; got {x.dtype.name}{_ALTERNATIVES}"
+        )
+
+
+def flag(name: str, value: Any) -> bool:
+    """A transpose flag of sgemm: a bool, or BLAS's 0, 1 (transposed) or 2 (conjugated as well)."""
+    if value not in (0, 1, 2):
+        raise ValueError(f"sgemm: {name} must be 0, 1 or 2, or a bool; got {value!r}")
+    return bool(value)
+
+
+def asks_for_xla(algorithm: str | None, implementation: str | None) -> bool:
+    """Whether XLA's own product was asked for; ValueError for what there is not."""
+    _validate.check_choice("implementation", implementation, _validate.IMPLEMENTATIONS)
+    _validate.check_choice("algorithm", algorithm, _validate.ALGORITHMS)
+    if implementation == "xla" and algorithm is not None:
+        raise ValueError(f'implementation="xla" has no algorithms; got algorithm={algorithm!r}')
+    return implementation == "xla"
