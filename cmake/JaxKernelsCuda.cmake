@@ -1,17 +1,18 @@
 # Decides whether the CUDA module is built, by which compiler and for which GPUs.
 #
 # In:  JK_CUDA, JK_CUDA_RELEASE, JK_PYPI_CUDA, CMAKE_CUDA_ARCHITECTURES
-# Out: JK_HAVE_CUDA, JK_CUDA_KERNELS, JK_CUDA_HANDLERS, JK_NVCC_FLAGS, CMAKE_CUDA_ARCHITECTURES
+# Out: JK_HAVE_CUDA, JK_CUDA_SOURCES, JK_NVCC_FLAGS, CMAKE_CUDA_ARCHITECTURES
 
 set(JK_HAVE_CUDA FALSE)
 
 # The one list of CUDA sources. Templates are instantiated in several launch*.cu files, so that they
 # compile side by side.
-set(JK_FFI ${CMAKE_CURRENT_SOURCE_DIR}/ffi)
-file(GLOB JK_CUDA_KERNELS CONFIGURE_DEPENDS ${JK_FFI}/*/launch*.cu)
-list(APPEND JK_CUDA_KERNELS ${JK_FFI}/softmax/launch.cc ${JK_FFI}/sgemm/tensor_map.cc)
-set(JK_CUDA_HANDLERS ${JK_FFI}/common/device_query.cc ${JK_FFI}/softmax/handlers_cuda.cc
-    ${JK_FFI}/sgemm/handlers_cuda.cc)
+file(GLOB JK_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/ffi/*/launch*.cu)
+list(APPEND JK_CUDA_SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/ffi/common/device_query.cc
+     ${CMAKE_CURRENT_SOURCE_DIR}/ffi/softmax/handlers_cuda.cc
+     ${CMAKE_CURRENT_SOURCE_DIR}/ffi/softmax/launch.cc
+     ${CMAKE_CURRENT_SOURCE_DIR}/ffi/sgemm/handlers_cuda.cc
+     ${CMAKE_CURRENT_SOURCE_DIR}/ffi/sgemm/tensor_map.cc)
 
 # Sizes in the binary count more than loading time; two threads because a build machine has at least
 # two cores, and "0" would not be understood in every spelling.

@@ -160,10 +160,9 @@ def test_readme_begins_with_the_two_commands_that_ci_runs():
     install, test = blocks("bash")[:2]
     assert len(install.strip().splitlines()) == 1
     assert len(test.strip().splitlines()) == 1
-    assert "pip install '.[examples]'" in install
+    assert "pip install '.[examples,test]'" in install
     assert "examples/train_digits.py" in install
-    assert "pip install '.[test]'" in test
-    assert "pytest" in test
+    assert test.startswith("pytest")
     ci = (ROOT / ".ci" / "run").read_text()
     assert "readme_command 1" in ci
     assert "readme_command 2" in ci
