@@ -28,7 +28,7 @@ def masked(**options):
 def product_as_for_cuda(**options):
     """With the rule of partitioning of the CUDA kernels, around XLA's product."""
     # Asks for devices, of which there is to be another number than by default.
-    from test_gemm_partitioning import wrapped
+    from gemm_partitioning_cases import wrapped
 
     from jaxkernels import _gemm
 

@@ -12,6 +12,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
 import pytest
+from jax.sharding import AxisType
 
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     jax.config.update("jax_num_cpu_devices", 8)
@@ -50,6 +51,19 @@ def cpu_devices():
     devices = jax.devices("cpu")
     assert len(devices) >= 8, "XLA_FLAGS asks for fewer than 8 CPU devices"
     return devices[:8]
+
+
+@pytest.fixture
+def on_a_cpu(cpu_devices):
+    """Makes a simulated device the default, where a GPU would be."""
+    with jax.default_device(cpu_devices[0]):
+        yield
+
+
+@pytest.fixture(params=(AxisType.Auto, AxisType.Explicit), ids=("auto", "explicit"))
+def mesh(request, cpu_devices):
+    """Eight simulated devices as 4 x 2, under either kind of axes."""
+    return jax.make_mesh((4, 2), ("a", "b"), axis_types=(request.param,) * 2, devices=cpu_devices)
 
 
 @pytest.fixture

@@ -11,11 +11,10 @@ import os
 import sys
 import traceback
 
+import hlo
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
-
-COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 
 
 def run(program, mesh, specs, collectives):
@@ -27,7 +26,7 @@ def run(program, mesh, specs, collectives):
         for x, spec in zip(program.operands, specs, strict=True)
     ]
     compiled = jax.jit(program.function).lower(*arrays).compile()
-    found = {name for name in COLLECTIVES if name in compiled.as_text()}
+    found = set(hlo.collectives(compiled.as_text()))
     results = compiled(*arrays)
     # A mesh axis of one device costs nothing.
     same = found == collectives if min(mesh.devices.shape) > 1 else found <= collectives

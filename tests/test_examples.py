@@ -200,17 +200,13 @@ def test_what_the_guide_says_is_sent():
         ],
         [("jax.grad(loss)", "table", ["all-reduce"] * 3)],
     ]
-    collective = (
-        r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
-    )
     for block, programs in zip(blocks, calls, strict=True):
         shown = "".join(
-            f"print('found', re.findall({collective!r}, "
-            f"jax.jit({function}).lower({operands}).compile().as_text()))\n"
+            f"print('found', hlo.collectives(jax.jit({function}).lower({operands}).compile().as_text()))\n"
             for function, operands, _ in programs
         )
         stdout, _ = run_python(
-            "-c", f"import re\n{block}\n{shown}", JAX_PLATFORMS="cpu", XLA_FLAGS=None
+            "-c", f"import hlo\n{block}\n{shown}", JAX_PLATFORMS="cpu", XLA_FLAGS=None
         )
         found = [line for line in stdout.splitlines() if line.startswith("found")]
         assert found == [f"found {expected}" for _, _, expected in programs]

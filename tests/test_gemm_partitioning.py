@@ -1,85 +1,37 @@
-"""Matrix products sharded over devices: rows, columns and batch need no communication, a sharded contraction one sum.
-
-On a CPU the primitive is XLA's product, which XLA splits; on CUDA it is a custom call inside `_gemm_partitioning`. The
-latter is tested here with XLA's product in place of the call, so that the rule itself is what is seen.
-"""
+"""Matrix products sharded over devices: rows, columns and batch need no communication, a sharded contraction one sum."""
 
 import functools
-import re
 
 import gemm_cases as cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import Primitive
-from jax.interpreters import mlir
+from gemm_partitioning_cases import (
+    SHARDINGS,
+    A,
+    B,
+    C,
+    collectives_of,
+    product_p,
+    products,
+    split,
+    wrapped,
+)
+from hlo import collectives
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
-from jaxkernels import _compat, _gemm
+from jaxkernels import _gemm
 
-COLLECTIVE = re.compile(
-    r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
-)
-A = cases.operand("normal", (16, 24))
-B = cases.operand("normal", (24, 32), seed=1)
-C = cases.operand("normal", (16, 32), seed=2)
-
-
-@pytest.fixture(autouse=True)
-def on_a_cpu(cpu_devices):
-    with jax.default_device(cpu_devices[0]):
-        yield
+pytestmark = pytest.mark.usefixtures("on_a_cpu")
+forms = pytest.mark.parametrize("form", ["primitive", "partitioned"])
 
 
 @pytest.fixture
 def mesh(cpu_devices):
     return jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2, devices=cpu_devices)
-
-
-def split(mesh, array, *spec):
-    return jax.device_put(array, NamedSharding(mesh, P(*spec)))
-
-
-def collectives(function, *arrays):
-    """Names of the collectives in the compiled program, and its result."""
-    compiled = jax.jit(function).lower(*arrays).compile()
-    return COLLECTIVE.findall(compiled.as_text()), compiled(*arrays)
-
-
-# The primitive with the lowering that it has on CUDA, but XLA's product as the local one.
-product_p = Primitive("product_as_on_cuda")
-product_p.def_abstract_eval(_gemm._abstract_eval)
-mlir.register_lowering(product_p, functools.partial(_gemm._lower_kernel, _gemm.reference))
-_compat.needs_devices_for_lowering(product_p)
-
-
-def wrapped(options, *arrays):
-    """What the CUDA lowering runs, with XLA's product as the local one."""
-    return product_p.bind(*arrays, options=options)
-
-
-def products(options):
-    """The two forms under test."""
-    return {
-        "primitive": functools.partial(_gemm.multiply, options=options),
-        "partitioned": functools.partial(wrapped, options),
-    }
-
-
-forms = pytest.mark.parametrize("form", ["primitive", "partitioned"])
-# Operands' shardings, and the collectives that they cost.
-SHARDINGS = {
-    "rows": (("x", None), (None, None), []),
-    "columns": ((None, None), (None, "y"), []),
-    "rows-and-columns": (("x", None), (None, "y"), []),
-    "rows-over-all": ((("x", "y"), None), (None, None), []),
-    "contraction": ((None, "x"), ("x", None), ["all-reduce"]),
-    "contraction-and-rows": (("y", "x"), ("x", None), ["all-reduce"]),
-    "contraction-of-one": ((None, "x"), (None, None), ["all-reduce"]),
-}
 
 
 @forms
@@ -90,7 +42,7 @@ def test_what_a_sharding_costs(form, name, trans_a, trans_b, mesh):
     options = _gemm.Options(trans_a=trans_a, trans_b=trans_b, alpha=-0.5)
     a = split(mesh, cases.stored(A, trans_a), *(spec_a[::-1] if trans_a else spec_a))
     b = split(mesh, cases.stored(B, trans_b), *(spec_b[::-1] if trans_b else spec_b))
-    found, got = collectives(products(options)[form], a, b)
+    found, got = collectives_of(products(options)[form], a, b)
     if form == "primitive" and name == "contraction-of-one":
         assert set(found) <= {"all-reduce", "all-gather"}  # XLA's own choice
     else:
@@ -105,7 +57,7 @@ def test_c_is_added_once(form, name, mesh):
     a, b = split(mesh, A, *spec_a), split(mesh, B, *spec_b)
     c = split(mesh, C, spec_a[0], spec_b[1])
     options = _gemm.Options(alpha=2.0, beta=-3.0)
-    found, got = collectives(products(options)[form], a, b, c)
+    found, got = collectives_of(products(options)[form], a, b, c)
     assert found == expected
     cases.check(got, A, B, C, alpha=2.0, beta=-3.0)
 
@@ -130,7 +82,7 @@ def test_sums_are_scattered_where_the_result_is_split(out, expected, beta, mesh)
     function = functools.partial(wrapped, options)
     program = jax.jit(function, out_shardings=NamedSharding(mesh, out))
     compiled = program.lower(*operands).compile()
-    assert COLLECTIVE.findall(compiled.as_text()) == [expected]
+    assert collectives(compiled.as_text()) == [expected]
     cases.check(compiled(*operands), A, B, C if beta else None, alpha=2.0, beta=beta)
 
 
@@ -149,10 +101,10 @@ def test_rows_of_several_dimensions(form, spec, mesh, monkeypatch):
 
     operands = split(mesh, a, *spec), split(mesh, B), split(mesh, t, *spec)
     if form == "public":
-        found, got = collectives(program, *operands)
+        found, got = collectives_of(program, *operands)
         cases.check(got[1], t, B.T)
     else:
-        found, got = collectives(lambda a, b, t: (jk.matmul(a, b),), *operands)
+        found, got = collectives_of(lambda a, b, t: (jk.matmul(a, b),), *operands)
     assert found == []
     assert tuple(got[0].sharding.spec)[:2] == spec
     cases.check(got[0], a, B)
@@ -164,7 +116,7 @@ def test_partitions_under_a_mesh_that_is_set(axis_type, cpu_devices):
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(axis_type,) * 2, devices=cpu_devices)
     with jax.set_mesh(mesh):
         a, b = split(mesh, A, "x"), split(mesh, B, None, "y")
-        found, got = collectives(functools.partial(wrapped, _gemm.Options(alpha=0.5)), a, b)
+        found, got = collectives_of(functools.partial(wrapped, _gemm.Options(alpha=0.5)), a, b)
         assert found == []
         cases.check(got, A, B, alpha=0.5)
 
@@ -175,7 +127,7 @@ def test_scattered_over_the_same_axes_in_another_order(mesh):
     out = NamedSharding(mesh, P(("x", "y"), None))
     function = functools.partial(wrapped, _gemm.Options(beta=2.0))
     compiled = jax.jit(function, out_shardings=out).lower(a, b, c).compile()
-    assert COLLECTIVE.findall(compiled.as_text()) == ["reduce-scatter"]
+    assert collectives(compiled.as_text()) == ["reduce-scatter"]
     cases.check(compiled(a, b, c), A, B, C, beta=2.0)
 
 
@@ -188,7 +140,7 @@ def test_a_mesh_axis_that_a_reshape_splits(cpu_devices):
         product = wrapped(_gemm.Options(), a.reshape(2, 4, 8, 24), b.reshape(2, 4, 24, 8))
         return product.reshape(8, 8, 8)
 
-    found, got = collectives(program, a, b)
+    found, got = collectives_of(program, a, b)
     assert found == []
     cases.check(got, np.asarray(a), np.asarray(b))
 
@@ -201,7 +153,7 @@ def test_sums_that_do_not_divide_are_not_scattered(mesh):
         product = wrapped(_gemm.Options(), a, b)
         return jax.lax.with_sharding_constraint(product, NamedSharding(mesh, P("x", None)))
 
-    found, got = collectives(program, a, b)
+    found, got = collectives_of(program, a, b)
     assert "reduce-scatter" not in found
     cases.check(got, A[:13], B)
 
@@ -212,7 +164,7 @@ def test_sharded_batch_runs_without_collectives(form, shared, mesh):
     a = cases.operand("normal", (8, 5, 6))
     b = cases.operand("normal", (1 if shared else 8, 6, 7), seed=1)
     spec_b = (None,) if shared else ("x",)
-    found, got = collectives(
+    found, got = collectives_of(
         products(_gemm.Options())[form], split(mesh, a, "x"), split(mesh, b, *spec_b)
     )
     assert found == []
@@ -223,7 +175,7 @@ def test_sharded_batch_runs_without_collectives(form, shared, mesh):
 def test_axes_in_conflict_are_right(form, mesh):
     """One mesh axis cannot split rows and columns at once: something is gathered, nothing is wrong."""
     for spec_a, spec_b in ((("x", None), (None, "x")), (("x", None), ("x", None))):
-        _, got = collectives(
+        _, got = collectives_of(
             products(_gemm.Options())[form], split(mesh, A, *spec_a), split(mesh, B, *spec_b)
         )
         cases.check(got, A, B)
@@ -280,88 +232,7 @@ PROGRAMS = {
 def test_programs_with_sharded_rows(name, mesh):
     """Data parallelism: the gradient of the shared operand is the only sum over devices."""
     a, b = split(mesh, A, "x"), split(mesh, B)
-    found, got = collectives(PROGRAMS[name], a, b)
+    found, got = collectives_of(PROGRAMS[name], a, b)
     assert found == (["all-reduce"] if name == "gradient" else [])
     want = PROGRAMS[name](jnp.asarray(A), jnp.asarray(B))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-3), got, want)
-
-
-@pytest.fixture
-def explicit_mesh(cpu_devices):
-    return jax.make_mesh(
-        (4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2, devices=cpu_devices
-    )
-
-
-def test_explicit_axes(explicit_mesh):
-    """The result's type says how it is sharded; derivatives and dot_general follow."""
-    with jax.set_mesh(explicit_mesh):
-        a, b = split(explicit_mesh, A, "x", None), split(explicit_mesh, B, None, "y")
-        product = jax.jit(jk.matmul)(a, b)
-        assert jax.typeof(product).sharding.spec == P("x", "y")
-        cases.check(product, A, B)
-        gradient = jax.jit(jax.grad(lambda a: jnp.sum(jk.matmul(a, split_b) ** 2)))
-        split_b = split(explicit_mesh, B)
-        got = gradient(a)
-        assert jax.typeof(got).sharding.spec == P("x", None)
-        want = 2 * (A.astype(np.float64) @ B) @ B.T.astype(np.float64)
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
-
-
-@pytest.mark.parametrize("specs", [(("x", None), (None, None)), (("x", None), (None, "y"))])
-def test_explicit_data_parallel_gradients(specs, explicit_mesh):
-    """The gradient of the weights contracts over the sharded rows; it is sharded like the weights."""
-
-    def gradients(f, a, b):
-        return jax.jit(jax.grad(lambda a, b: jnp.sum(f(a, b) ** 2), (0, 1)))(a, b)
-
-    want = gradients(functools.partial(jnp.matmul, precision="highest"), A, B)
-    with jax.set_mesh(explicit_mesh):
-        a, b = (split(explicit_mesh, x, *spec) for x, spec in zip((A, B), specs, strict=True))
-        for got, expected, x in zip(gradients(jk.matmul, a, b), want, (a, b), strict=True):
-            assert jax.typeof(got).sharding.spec == jax.typeof(x).sharding.spec
-            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)
-
-
-def test_explicit_contraction_is_ambiguous(explicit_mesh):
-    """As for jnp.matmul: an error that names out_sharding, or out_sharding."""
-    with jax.set_mesh(explicit_mesh):
-        a, b = split(explicit_mesh, A, None, "x"), split(explicit_mesh, B, "x", None)
-        with pytest.raises(Exception, match=r"(?i)ambiguous.*out_sharding"):
-            jax.jit(jk.matmul)(a, b)
-        out = jax.jit(functools.partial(jk.matmul, out_sharding=P("y", None)))(a, b)
-        assert jax.typeof(out).sharding.spec == P("y", None)
-        cases.check(out, A, B)
-
-
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_shard_map(check_vma, mesh):
-    """Inside shard_map, rows split and weights replicated: forward, gradient, tangent."""
-
-    def program(f):
-        def local(a, b):
-            gradients = jax.grad(lambda a, b: jnp.sum(jnp.sin(f(a, b))), (0, 1))(a, b)
-            tangent = jax.jvp(f, (a, b), (jnp.cos(a), jnp.cos(b)))[1]
-            return f(a, b), gradients[0], tangent, jax.vmap(f, (0, None))(a[:, None], b)
-
-        return jax.jit(
-            jax.shard_map(
-                local, mesh=mesh, in_specs=(P("x"), P()), out_specs=P("x"), check_vma=check_vma
-            )
-        )
-
-    exact = functools.partial(jnp.matmul, precision="highest")
-    for got, want in zip(program(jk.matmul)(A, B), program(exact)(A, B), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
-
-
-def test_without_shardy(mesh):
-    """The older partitioner may gather, but is right."""
-    before = jax.config.jax_use_shardy_partitioner
-    jax.config.update("jax_use_shardy_partitioner", False)
-    try:
-        for spec_a, spec_b, _ in SHARDINGS.values():
-            got = jax.jit(jk.matmul)(split(mesh, A, *spec_a), split(mesh, B, *spec_b))
-            cases.check(got, A, B)
-    finally:
-        jax.config.update("jax_use_shardy_partitioner", before)

@@ -1,0 +1,63 @@
+"""Sharded operands of matrix products, and the primitive in the form that it has on CUDA; for the tests of partitioning.
+
+On a CPU the primitive is XLA's product, which XLA splits; on CUDA it is a custom call inside `_gemm_partitioning`. The
+latter is tested with XLA's product in place of the call, so that the rule itself is what is seen.
+"""
+
+import functools
+
+import gemm_cases as cases
+import jax
+from hlo import collectives
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxkernels import _compat, _gemm
+
+A = cases.operand("normal", (16, 24))
+B = cases.operand("normal", (24, 32), seed=1)
+C = cases.operand("normal", (16, 32), seed=2)
+
+
+def split(mesh, array, *spec):
+    return jax.device_put(array, NamedSharding(mesh, P(*spec)))
+
+
+def collectives_of(function, *arrays):
+    """Names of the collectives in the compiled program, and its result."""
+    compiled = jax.jit(function).lower(*arrays).compile()
+    return collectives(compiled.as_text()), compiled(*arrays)
+
+
+# The primitive with the lowering that it has on CUDA, but XLA's product as the local one.
+product_p = Primitive("product_as_on_cuda")
+product_p.def_abstract_eval(_gemm._abstract_eval)
+mlir.register_lowering(product_p, functools.partial(_gemm._lower_kernel, _gemm.reference))
+_compat.needs_devices_for_lowering(product_p)
+
+
+def wrapped(options, *arrays):
+    """What the CUDA lowering runs, with XLA's product as the local one."""
+    return product_p.bind(*arrays, options=options)
+
+
+def products(options):
+    """The two forms under test."""
+    return {
+        "primitive": functools.partial(_gemm.multiply, options=options),
+        "partitioned": functools.partial(wrapped, options),
+    }
+
+
+# Operands' shardings, and the collectives that they cost.
+SHARDINGS = {
+    "rows": (("x", None), (None, None), []),
+    "columns": ((None, None), (None, "y"), []),
+    "rows-and-columns": (("x", None), (None, "y"), []),
+    "rows-over-all": ((("x", "y"), None), (None, None), []),
+    "contraction": ((None, "x"), ("x", None), ["all-reduce"]),
+    "contraction-and-rows": (("y", "x"), ("x", None), ["all-reduce"]),
+    "contraction-of-one": ((None, "x"), (None, None), ["all-reduce"]),
+}

@@ -1,0 +1,24 @@
+"""What compiled programs tell of themselves: their collectives, and their calls of this package's kernels."""
+
+import re
+
+_COLLECTIVE = re.compile(
+    r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+)
+
+
+def collectives(text):
+    """Names of the collectives in HLO, as often as they stand there."""
+    return _COLLECTIVE.findall(text)
+
+
+def reduced_shapes(text):
+    """Shapes of the results of all-reduces in HLO."""
+    found = re.findall(r"= \w+\[([\d,]*)\]\S* all-reduce(?:-start)?\(", text)
+    return [tuple(map(int, shape.split(","))) for shape in found]
+
+
+def custom_calls(text):
+    """Shapes of the results of our custom calls in HLO."""
+    lines = [line for line in text.splitlines() if 'custom_call_target="jaxkernels_' in line]
+    return [re.search(r"= \(?(\w+\[[\d,]*\])", line)[1] for line in lines]
