@@ -29,8 +29,8 @@ struct PipelinedTile {
   constexpr bool AllSlicesAdd() const { return slices > 1 && thread_m * thread_n <= 32; }
 };
 
-// The fourth stage of the last one is for small products, whose few tiles of k are all on their way
-// at once. H200, 3, 4 and 5 (2026-11): 256^3 6.16, 5.85 and 5.84 us; (64, 512, 1024) 7.48, 6.85
+// The fourth stage of the last one is for small products: with few blocks an SM, one more tile of k
+// on its way. H200, 3, 4 and 5 (2026-11): 256^3 6.16, 5.85 and 5.84 us; (64, 512, 1024) 7.48, 6.85
 // and 6.88; 512^3 11.8, 11.7 and 11.8.
 inline constexpr PipelinedTile kPipelinedTiles[] = {
     {128, 128, 8, 16, 8, 1, 2, 3},  // kLargeTile
