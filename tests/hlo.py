@@ -3,7 +3,7 @@
 import re
 
 _COLLECTIVE = re.compile(
-    r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+    r" (all-gather|all-reduce|(?:ragged-)?all-to-all|collective-[a-z]+|reduce-scatter)(?:-start)?\("
 )
 
 

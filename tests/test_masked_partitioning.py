@@ -4,7 +4,6 @@ Whether XLA splits a custom call or gathers its operands first cannot be seen in
 """
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -139,9 +138,7 @@ def test_gradient_of_a_bias_is_one_all_reduce(spec, mesh):
 
     compiled, arrays = compile_sharded(program, True, mesh, spec)
     text = compiled.as_text()
-    assert not set(collectives(text)) - {"all-reduce"}, text
-    reduces = re.findall(r" all-reduce(?:-start)?\(", text)
-    assert len(reduces) == (1 if spec[0] == "a" else 0), text
+    assert collectives(text) == (["all-reduce"] if spec[0] == "a" else []), text
     want = jax.jit(functools.partial(program, True))(X, MASK, BIAS, T)
     for g, w in zip(compiled(*arrays), want, strict=True):
         np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5)
