@@ -76,13 +76,14 @@ def ffi_multiply(
 ) -> jax.Array:
     """The same by the CUDA kernels; for lowering rules alone, because it has no derivatives."""
     a, b = _with_few_batch_dims(a, b)
-    split_k, partial_elements = _plan.split_of_sgemm(a.shape, b.shape, options)
+    scheme = _plan.scheme_of_sgemm(a.shape, b.shape, options)
     batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # NumPy's takes no open sizes
     (m, _), (_, n) = matrix_dims(options)
     results = (
         jax.ShapeDtypeStruct((*batch, a.shape[m], b.shape[n]), jnp.float32),
-        jax.ShapeDtypeStruct((partial_elements,), jnp.float32),
+        jax.ShapeDtypeStruct((scheme.partial_elements,), jnp.float32),
     )
+    a, b = _pad_rows(a, scheme.pad_a), _pad_rows(b, scheme.pad_b)
     operands = [a, b] if c is None else [a, b, c]
     call = jax.ffi.ffi_call(TARGET, results, input_output_aliases={} if c is None else {2: 0})
     return call(
@@ -92,8 +93,15 @@ def ffi_multiply(
         alpha=np.float32(options.alpha),
         beta=np.float32(options.beta),
         algorithm=options.algorithm,
-        split_k=split_k,
+        split_k=scheme.split_k,
+        pad_a=scheme.pad_a,
+        pad_b=scheme.pad_b,
     )[0]
+
+
+def _pad_rows(x: jax.Array, elements: int) -> jax.Array:
+    """Room behind every stored row, by a copy that XLA can fuse into what makes the operand."""
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, elements)]) if elements else x
 
 
 # Batch dimensions that broadcast by turns, more often than the kernels can step: one operand is

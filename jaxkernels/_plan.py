@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -130,20 +130,35 @@ def plan_sgemm(
     )
 
 
-def split_of_sgemm(
-    a_shape: Sequence[Any], b_shape: Sequence[Any], options: Options
-) -> tuple[int, int]:
-    """Into how many parts k is split, and the float32 elements of scratch for their sums.
+class SgemmScheme(NamedTuple):
+    """What of a plan is decided when a program is lowered.
 
-    Decided when a program is lowered, for the GPU of this machine, because XLA allocates the
-    scratch. Sizes that jax.export leaves open are not split.
+    Attributes:
+        split_k: into how many parts k is split.
+        partial_elements: float32 elements of scratch for the sums of the parts.
+        pad_a, pad_b: elements of padding behind every stored row of the operands.
+    """
+
+    split_k: int = 1
+    partial_elements: int = 0
+    pad_a: int = 0
+    pad_b: int = 0
+
+
+def scheme_of_sgemm(
+    a_shape: Sequence[Any], b_shape: Sequence[Any], options: Options
+) -> SgemmScheme:
+    """How a program is to make a product, for the GPU of this machine.
+
+    Decided when it is lowered, because XLA allocates the scratch and pads the operands. Sizes that
+    jax.export leaves open are neither split nor padded.
     """
     if not all(isinstance(size, int) for size in (*a_shape, *b_shape)):
-        return 1, 0
+        return SgemmScheme()
     plan = _registry.cpu_module.plan_sgemm(
         a_shape, b_shape, options.trans_a, options.trans_b, _device_limits(None), options.algorithm
     )
-    return plan.split_k, plan.partial_elements
+    return SgemmScheme(plan.split_k, plan.partial_elements, plan.pad_a, plan.pad_b)
 
 
 def check_tier(operation: str, shape: Sequence[Any], dtype: Any, tier: str) -> None:

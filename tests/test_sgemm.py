@@ -11,6 +11,7 @@ import pytest
 from conftest import skip_or_fail
 
 import jaxkernels as jk
+from jaxkernels import _gemm_calls
 
 algorithms = pytest.mark.parametrize("algorithm", cases.ALGORITHMS)
 transposes = pytest.mark.parametrize(
@@ -261,6 +262,22 @@ def test_error_is_no_worse_than_xlas(n):
     # Two orders of summation differ by luck.
     assert ours <= 1.1 * error(jnp.matmul(a, b, precision="highest"))
     assert ours < 2e-6  # where TF32 has 3e-4
+
+
+def test_rows_with_padding():
+    """All transposes, with and without C; test_sgemm_plan.py shows that a GPU pads these operands."""
+    cases.check_all(cases.edge_products([cases.PADDED]))
+
+
+def test_padding_is_part_of_the_program():
+    """Operands of the call have it, the result has not."""
+    _, m, n, k = cases.PADDED
+    a, b = jax.ShapeDtypeStruct((m, k), jnp.float32), jax.ShapeDtypeStruct((k, n), jnp.float32)
+    multiply = functools.partial(_gemm_calls.ffi_multiply, options=_gemm_calls.Options())
+    call = next(e for e in jax.make_jaxpr(multiply)(a, b).eqns if e.primitive.name == "ffi_call")
+    assert [x.aval.shape for x in call.invars] == [(m, k + 1), (k, n + 2)]
+    assert call.outvars[0].aval.shape == (m, n)
+    assert {"pad_a": 1, "pad_b": 2}.items() <= dict(call.params["attributes"]).items()
 
 
 def test_global_precision_flag_has_no_effect():

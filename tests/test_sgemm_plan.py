@@ -75,6 +75,8 @@ def test_order_of_summation_does_not_depend_on_the_batch(m, n, k, batch, trans_a
     alone, together = (jk.plan_sgemm(m, n, k, batch=b, **options) for b in ((), batch))
     for field in ("split_k", "launches", "k_per_split", "slices"):
         assert getattr(alone, field) == getattr(together, field)
+    if alone.slices > 1:  # which share a stage of block_k
+        assert alone.block_k == together.block_k
 
 
 @pytest.mark.parametrize(("tile", "engine"), gemm_cases.EDGES_OF_TILES)
@@ -96,10 +98,32 @@ def test_tensor_engine_needs_hopper_and_aligned_lines():
     assert engine("h200") == engine("b200") == "tensor"
     assert engine("a100") == "floats"
     assert engine("rtx5090") == "floats"  # two blocks with their stages do not fit an SM
-    assert engine("h200", k=4094) == "floats"
-    assert engine("h200", n=4095) == "floats"
     assert engine("h200", m=4095) == "tensor"  # rows of A may end anywhere
-    assert engine("h200", m=4095, trans_a=True) == "floats"
+    small = {"m": 256, "n": 256, "k": 256}  # too small for padding
+    assert engine("h200", **small) == "tensor"
+    assert engine("h200", **{**small, "k": 254}) == "floats"
+    assert engine("h200", **{**small, "n": 255}) == "floats"
+    assert engine("h200", **{**small, "m": 255}) == "tensor"
+    assert engine("h200", **{**small, "m": 255}, trans_a=True) == "floats"
+
+
+def test_rows_are_padded_where_a_copy_costs_less_than_it_saves():
+    def padding(m, n, k, device="h200", **options):
+        plan = jk.plan_sgemm(m, n, k, device=device, **options)
+        assert plan.engine == ("floats" if device == "a100" else "tensor") or not any(
+            (plan.pad_a, plan.pad_b)
+        )
+        return plan.pad_a, plan.pad_b
+
+    assert padding(4096, 4096, 4096) == (0, 0)
+    assert padding(4097, 4095, 4093) == (3, 1)
+    assert padding(4097, 4095, 4093, trans_a=True, trans_b=True) == (3, 3)
+    assert padding(4097, 4095, 4093, device="a100") == (0, 0)
+    assert padding(8192, 50257, 768) == (0, 3)
+    assert padding(64, 50257, 768) == (0, 0)  # the copy would take longer than the product
+    assert padding(257, 257, 257) == (0, 0)
+    assert padding(*gemm_cases.PADDED[1:]) == (1, 2)
+    assert padding(4097, 4095, 4093, algorithm="warp_tile") == (0, 0)
 
 
 def test_splits_where_a_grid_would_be_too_small():

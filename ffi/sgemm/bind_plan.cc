@@ -38,8 +38,9 @@ SgemmPlan Plan(const std::vector<int64_t>& a_shape, const std::vector<int64_t>& 
   if (!ParseAlgorithm(algorithm_name, &algorithm)) {
     throw nb::value_error(("unknown algorithm '" + algorithm_name + "'").c_str());
   }
+  const SgemmProblem problem = Problem(a_shape, b_shape, trans_a, trans_b);
   const SgemmPlanResult planned =
-      PlanSgemm(Problem(a_shape, b_shape, trans_a, trans_b), limits, algorithm, split_k);
+      PlanSgemm(WithPadding(problem, limits, algorithm), limits, algorithm, split_k);
   if (!planned.error.empty()) throw nb::value_error(planned.error.c_str());
   return planned.plan;
 }
@@ -72,6 +73,8 @@ void BindSgemmPlan(nb::module_& module) {
       .def_ro("smem_bytes", &SgemmPlan::smem_bytes)
       .def_ro("blocks_per_sm", &SgemmPlan::blocks_per_sm)
       .def_ro("partial_elements", &SgemmPlan::partial_elements)
+      .def_ro("pad_a", &SgemmPlan::pad_a)
+      .def_ro("pad_b", &SgemmPlan::pad_b)
       .def(
           "__eq__",
           [](const SgemmPlan& self, nb::handle other) {

@@ -60,13 +60,21 @@ bool IsQuadAligned(const void* pointer) {
 ffi::Error Sgemm(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer a, ffi::AnyBuffer b,
                  ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out,
                  ffi::Result<ffi::AnyBuffer> partial, bool trans_a, bool trans_b, float alpha,
-                 float beta, std::string_view algorithm_name, int64_t split_k) {
+                 float beta, std::string_view algorithm_name, int64_t split_k, int64_t pad_a,
+                 int64_t pad_b) {
   if (ffi::Error error = CheckFloat32("a", a); error.failure()) return error;
   if (ffi::Error error = CheckFloat32("b", b); error.failure()) return error;
   if (ffi::Error error = CheckFloat32("the result", *out); error.failure()) return error;
   if (ffi::Error error = CheckFloat32("the scratch", *partial); error.failure()) return error;
-  const std::vector<int64_t> a_shape = ShapeOf(a), b_shape = ShapeOf(b);
-  const SgemmProblemResult made = MakeSgemmProblem(a_shape, b_shape, trans_a, trans_b);
+  std::vector<int64_t> a_shape = ShapeOf(a), b_shape = ShapeOf(b);
+  if (a_shape.empty() || b_shape.empty()) return Explain("operands need one rank of at least 2");
+  if (pad_a < 0 || pad_a > a_shape.back() || pad_b < 0 || pad_b > b_shape.back()) {
+    return Explain("padding of " + std::to_string(pad_a) + " and " + std::to_string(pad_b) +
+                   " elements is not part of the operands' rows");
+  }
+  a_shape.back() -= pad_a;
+  b_shape.back() -= pad_b;
+  SgemmProblemResult made = MakeSgemmProblem(a_shape, b_shape, trans_a, trans_b);
   if (!made.error.empty()) return Explain(made.error);
   const std::vector<int64_t> shape = ResultShape(a_shape, b_shape, trans_a, trans_b);
   if (ffi::Error error = CheckShape("the result", *out, shape); error.failure()) return error;
@@ -89,7 +97,9 @@ ffi::Error Sgemm(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer a, ffi::An
   }
   const DeviceLimits* limits = LimitsOfDevice(ordinal);
   if (limits == nullptr) return Explain("there is no CUDA device " + std::to_string(ordinal));
-  const SgemmProblem& problem = made.problem;
+  SgemmProblem& problem = made.problem;
+  problem.pad_a = static_cast<int>(pad_a);
+  problem.pad_b = static_cast<int>(pad_b);
   const SgemmPlanResult planned = PlanSgemm(problem, *limits, algorithm, static_cast<int>(split_k));
   if (!planned.error.empty()) return Explain(planned.error);
   const SgemmPlan& plan = planned.plan;
@@ -107,6 +117,10 @@ ffi::Error Sgemm(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer a, ffi::An
   args.m = problem.m;
   args.n = problem.n;
   args.k = problem.k;
+  args.pitch_a = problem.PitchA();
+  args.pitch_b = problem.PitchB();
+  args.members_a = problem.MembersOf(&BatchDim::stride_a);
+  args.members_b = problem.MembersOf(&BatchDim::stride_b);
   args.batch_dims = problem.batch_dims;
   std::copy(std::begin(problem.batch), std::end(problem.batch), args.batch);
   args.alpha = alpha;
@@ -135,7 +149,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernelsSgemmCuda, Sgemm,
                                   .Attr<float>("alpha")
                                   .Attr<float>("beta")
                                   .Attr<std::string_view>("algorithm")
-                                  .Attr<int64_t>("split_k"),
+                                  .Attr<int64_t>("split_k")
+                                  .Attr<int64_t>("pad_a")
+                                  .Attr<int64_t>("pad_b"),
                               {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace jaxkernels

@@ -4,15 +4,6 @@
 namespace jaxkernels {
 namespace {
 
-// Matrices of an operand in memory: one more than the index of the last.
-int64_t MembersOf(const SgemmArgs& args, int64_t BatchDim::* stride) {
-  int64_t last = 0;
-  for (int i = 0; i < args.batch_dims; ++i) {
-    last += (args.batch[i].size - 1) * args.batch[i].*stride;
-  }
-  return last + 1;
-}
-
 // Whether the kernels that are loaded were compiled for a GPU that has the accelerator: code for an
 // older one runs on a newer one too, but without it. Asked once, because the question takes longer
 // than a launch.
@@ -36,12 +27,10 @@ cudaError_t LaunchPipelined(const SgemmPlan& plan, const SgemmArgs& args, bool a
   }
   const PipelinedTile& tile = kPipelinedTiles[plan.tile];
   const int block_k = StagesOf(tile, Engine::kTensor, a_along_k + b_along_k).block_k;
-  const OperandTensor a{
-      args.a,       a_along_k, args.m, args.k, MembersOf(args, &BatchDim::stride_a),
-      tile.block_m, block_k};
-  const OperandTensor b{
-      args.b,       b_along_k, args.n, args.k, MembersOf(args, &BatchDim::stride_b),
-      tile.block_n, block_k};
+  const OperandTensor a{args.a,         a_along_k,    args.m,       args.k,
+                        args.members_a, args.pitch_a, tile.block_m, block_k};
+  const OperandTensor b{args.b,         b_along_k,    args.n,       args.k,
+                        args.members_b, args.pitch_b, tile.block_n, block_k};
   // What a plan cannot see: where the operands begin.
   if (!CanMapTensor(a) || !CanMapTensor(b) || !HasTensorCode()) {
     return LaunchPipelinedFloats(plan, args, a_along_k, b_along_k, part, stream);

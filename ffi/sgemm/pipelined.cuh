@@ -264,8 +264,8 @@ __global__ void __launch_bounds__(kPipelinedTiles[kTile].Threads(),
   const int64_t depth = min(grid.k_per_split, args.k - first_k);
   const int tiles = static_cast<int>((depth + Kernel::kBlockK - 1) / Kernel::kBlockK);
   const MemberIndices members = IndicesOfMember(args, work.member);
-  const OperandWindow a{args.a, args.m, args.k, members.a, first_m, first_k};
-  const OperandWindow b{args.b, args.n, args.k, members.b, first_n, first_k};
+  const OperandWindow a{args.a, args.m, args.k, args.pitch_a, members.a, first_m, first_k};
+  const OperandWindow b{args.b, args.n, args.k, args.pitch_b, members.b, first_n, first_k};
 
   Kernel kernel;
   const auto destination = [&](int below) {

@@ -60,6 +60,7 @@ struct SgemmPlan {
   int smem_bytes = 0;      // dynamic shared memory of one block
   int blocks_per_sm = 0;
   int64_t partial_elements = 0;  // float32 elements of the splits' sums
+  int pad_a = 0, pad_b = 0;      // elements behind every stored row of an operand
 
   bool operator==(const SgemmPlan& o) const;
 };
@@ -69,6 +70,10 @@ struct SgemmPlanResult {
   SgemmPlan plan;
   std::string error;
 };
+
+// The problem with padding behind the rows of its operands, where it is worth a copy: the tensor
+// engine reads lines that begin at multiples of 16 bytes.
+SgemmProblem WithPadding(SgemmProblem problem, const DeviceLimits& limits, Algorithm algorithm);
 
 // split_k = 0 lets the policy choose; any other number is taken as it is (a program that was
 // compiled for one device keeps its order of summation, and its scratch, on another).

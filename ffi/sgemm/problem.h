@@ -1,8 +1,8 @@
 // What is to be computed: out = alpha * op(A) op(B) + beta * C, for every member of a batch.
 //
 // Owns: the description of a matrix product, as a plain value, and its canonical form. Row-major
-// throughout; a matrix is stored as its rows, one after the other, without gaps. Must not know:
-// CUDA, XLA, Python.
+// throughout; a matrix is stored as its rows, one after the other, without gaps but for the padding
+// that a plan has asked for. Must not know: CUDA, XLA, Python.
 #ifndef JAXKERNELS_SGEMM_PROBLEM_H_
 #define JAXKERNELS_SGEMM_PROBLEM_H_
 
@@ -32,6 +32,8 @@ struct SgemmProblem {
   int64_t k = 0;
   bool trans_a = false;  // A is stored as (k, m) instead of (m, k)
   bool trans_b = false;  // B is stored as (n, k) instead of (k, n)
+  int pad_a = 0;         // elements behind every row of A in memory that do not count
+  int pad_b = 0;
   int batch_dims = 0;
   BatchDim batch[kMaxBatchDims];  // outermost first; sizes are at least 2
 
@@ -41,6 +43,15 @@ struct SgemmProblem {
     for (int i = 0; i < batch_dims; ++i) members *= batch[i].size;
     return members;
   }
+  // Matrices of an operand in memory: one more than the index of the last.
+  int64_t MembersOf(int64_t BatchDim::* stride) const {
+    int64_t last = 0;
+    for (int i = 0; i < batch_dims; ++i) last += (batch[i].size - 1) * batch[i].*stride;
+    return last + 1;
+  }
+  // Elements from the beginning of a stored row to that of the next.
+  int64_t PitchA() const { return (trans_a ? m : k) + pad_a; }
+  int64_t PitchB() const { return (trans_b ? k : n) + pad_b; }
 };
 
 // A problem, or why there is none.

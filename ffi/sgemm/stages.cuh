@@ -30,6 +30,7 @@ struct OperandWindow {
   const float* data;   // of all members of the batch
   int64_t lines;       // of one member
   int64_t depth;       // k of one member
+  int64_t pitch;       // elements from one stored row to the next
   int member;          // which one
   int64_t first_line;  // of the block's tile
   int64_t first_k;     // of the block's share of k
@@ -181,15 +182,15 @@ class FloatCopies {
  public:
   __device__ explicit FloatCopies(const OperandWindow& window)
       : k_(kAlongK ? threadIdx.x % kDepthAtOnce : threadIdx.x / kLines),
-        step_k_(kAlongK ? 1 : window.lines),
-        step_line_(kAlongK ? window.depth : 1) {
+        step_k_(kAlongK ? 1 : window.pitch),
+        step_line_(kAlongK ? window.pitch : 1) {
     const int line = kAlongK ? threadIdx.x / kDepthAtOnce : threadIdx.x % kLines;
     const int64_t exist = window.lines - window.first_line - line;
     lines_left_ = static_cast<int>(min(exist, int64_t{kLines}));
     to_ = (k_ * kPitch + line) * sizeof(float);
-    const Operand<kAlongK> operand{window.data, window.lines, window.depth};
-    from_ = window.data + window.member * window.lines * window.depth +
-            operand.Offset(window.first_line + line, window.first_k + k_);
+    const int64_t rows = kAlongK ? window.lines : window.depth;
+    from_ = window.data + window.member * rows * window.pitch +
+            (window.first_line + line) * step_line_ + (window.first_k + k_) * step_k_;
   }
 
   // The next part of a tile, of whose k only `depth` exist.

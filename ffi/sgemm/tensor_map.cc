@@ -26,10 +26,10 @@ EncodeFunction FindEncode() {
 
 bool CanMapTensor(const OperandTensor& operand) {
   constexpr int64_t kMaxSize = int64_t{1} << 31;
-  const int64_t contiguous = operand.along_k ? operand.depth : operand.lines;
-  return contiguous % 4 == 0 && reinterpret_cast<uintptr_t>(operand.data) % 16 == 0 &&
+  return operand.pitch % 4 == 0 && reinterpret_cast<uintptr_t>(operand.data) % 16 == 0 &&
          operand.lines < kMaxSize && operand.depth < kMaxSize && operand.members < kMaxSize &&
-         contiguous * 4 < (int64_t{1} << 40) && operand.lines * operand.depth < (int64_t{1} << 38);
+         operand.pitch < (int64_t{1} << 38) &&
+         operand.pitch * (operand.along_k ? operand.lines : operand.depth) < (int64_t{1} << 38);
 }
 
 cudaError_t MapTensor(const OperandTensor& operand, CUtensorMap* map) {
@@ -39,7 +39,7 @@ cudaError_t MapTensor(const OperandTensor& operand, CUtensorMap* map) {
   const int64_t strided = operand.along_k ? operand.lines : operand.depth;
   const auto unsign = [](int64_t value) { return static_cast<cuuint64_t>(value); };
   const cuuint64_t sizes[] = {unsign(contiguous), unsign(strided), unsign(operand.members)};
-  const cuuint64_t strides[] = {unsign(contiguous * 4), unsign(contiguous * strided * 4)};
+  const cuuint64_t strides[] = {unsign(operand.pitch * 4), unsign(operand.pitch * strided * 4)};
   const auto lines = static_cast<cuuint32_t>(operand.block_lines);
   const cuuint32_t box_along_k[] = {kBoxDepth, lines, 1};
   const cuuint32_t box[] = {lines, static_cast<cuuint32_t>(operand.block_k), 1};

@@ -16,6 +16,7 @@ struct OperandTensor {
   const float* data;
   bool along_k;  // elements of one line are neighbours in memory, else neighbouring lines
   int64_t lines, depth, members;
+  int64_t pitch;  // elements from one stored row to the next
   int block_lines, block_k;
 };
 
