@@ -32,8 +32,8 @@ __device__ inline void Widen2(const __half* from, float* to) {
   to[0] = pair.x, to[1] = pair.y;
 }
 __device__ inline void Widen2(const __nv_bfloat16* from, float* to) {
-  const float2 pair = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(from));
-  to[0] = pair.x, to[1] = pair.y;
+  const uint32_t pair = *reinterpret_cast<const uint32_t*>(from);
+  to[0] = __uint_as_float(pair << 16), to[1] = __uint_as_float(pair & 0xffff0000u);
 }
 
 __device__ inline void Narrow2(const float* from, float* to) { to[0] = from[0], to[1] = from[1]; }
@@ -127,7 +127,17 @@ __device__ ComputeType<T> Exp(ComputeType<T> y) {
   }
 }
 
-// numerator / denominator, given inverse = 1 / denominator. One Newton step on the quotient rounds
+// 1 / denominator, for DivideBy. Requires: for half types, a denominator within [2^-126, 2^126].
+template <typename T>
+__device__ ComputeType<T> Inverse(ComputeType<T> denominator) {
+  if constexpr (kIsHalf<T>) {
+    return __fdividef(1.0f, denominator);
+  } else {
+    return 1 / denominator;
+  }
+}
+
+// numerator / denominator, given the denominator's Inverse. One Newton step on the quotient rounds
 // it as a division would, for two fused multiply-adds; half storage does not need it.
 template <typename T>
 __device__ ComputeType<T> DivideBy(ComputeType<T> numerator, ComputeType<T> denominator,

@@ -43,13 +43,14 @@ struct RowWindow {
   int present = kSize;  // elements of the last pack that the array has: all, but at its end
 
   RowWindow() = default;
+  // Requires: row < rows.
   __device__ RowWindow(int64_t row, int64_t rows, int64_t cols) {
-    if (row >= rows) return;
-    const int64_t begin = row * cols;
-    first = begin / kSize;
     if constexpr (kAligned) {
-      packs = static_cast<int>(cols / kSize);
+      packs = static_cast<int>(static_cast<uint64_t>(cols) / kSize);
+      first = row * packs;
     } else {
+      const int64_t begin = row * cols;
+      first = begin / kSize;
       const int64_t last = (begin + cols - 1) / kSize;
       packs = static_cast<int>(last - first) + 1;
       head = static_cast<int>(begin % kSize);
@@ -67,7 +68,9 @@ struct RowWindow {
     if (packs > 0) packs += lead;
   }
 
-  __device__ bool Has(int index) const { return index >= lead && index < packs; }
+  __device__ bool Has(int index) const {
+    return static_cast<unsigned>(index - lead) < static_cast<unsigned>(packs - lead);
+  }
   // Whether pack `index` holds elements that are not the row's.
   __device__ bool IsPartial(int index) const {
     return !kAligned && (index == lead || index == packs - 1);
@@ -81,13 +84,19 @@ struct RowWindow {
   }
 };
 
+// Copies pack `index` of an array, as words: half types that are copied as elements are put
+// together from halves of registers wherever the load is conditional.
+template <typename T>
+__device__ void CopyPack(Pack<T>* to, const T* from, int64_t index) {
+  *reinterpret_cast<uint4*>(to) = reinterpret_cast<const uint4*>(from)[index];
+}
+
 // Loads pack `index` of a window. The one pack that the array does not fill is left to MaskPack, so
 // that this is a plain predicated load and many can be in flight.
 template <typename T, bool kAligned>
 __device__ void LoadPack(Pack<T>& pack, const T* base, const RowWindow<T, kAligned>& window,
                          int index) {
-  if (window.Present(index) == Pack<T>::kSize)
-    pack = reinterpret_cast<const Pack<T>*>(base)[window.first + index];
+  if (window.Present(index) == Pack<T>::kSize) CopyPack(&pack, base, window.first + index);
 }
 
 // Replaces the elements of a loaded pack that do not belong to the row.
@@ -155,19 +164,31 @@ __device__ inline uint32_t BytesFromTo(int begin, int end) {
   return from(begin) & ~from(end);
 }
 
+// One value in all elements of a pack, as words for the same reason.
+template <typename T>
+struct FilledWords {
+  uint32_t word[4];
+
+  __device__ explicit FilledWords(T value) {
+#pragma unroll
+    for (int i = 0; i < kPackBytes; i += sizeof(T)) {
+      memcpy(reinterpret_cast<char*>(word) + i, &value, sizeof(T));
+    }
+  }
+};
+
+template <typename T>
+__device__ void FillPack(Pack<T>& pack, T value) {
+  const FilledWords<T> filled(value);
+  memcpy(&pack, filled.word, kPackBytes);
+}
+
 // Keeps the elements whose byte of `keep` is 1 and replaces those whose byte is 0. Two instructions
 // for each 4 bytes of the pack.
 template <typename T, int kWords>
 __device__ void SelectElements(Pack<T>& pack, const uint32_t (&keep)[kWords], T other) {
   static_assert(kWords == (Pack<T>::kSize + 3) / 4, "a byte for each element");
-  constexpr int kWordsOfElement = sizeof(T) == 8 ? 2 : 1;
-  uint32_t other_word[kWordsOfElement];
-  if constexpr (sizeof(T) == 2) {
-    const T pair[2] = {other, other};
-    memcpy(other_word, pair, 4);
-  } else {
-    memcpy(other_word, &other, sizeof(T));
-  }
+  const FilledWords<T> others(other);
   uint32_t (&word)[4] = reinterpret_cast<uint32_t (&)[4]>(pack);
   const uint32_t low = keep[0] * 255, high = keep[kWords - 1] * 255;  // bytes 0 and 255
 #pragma unroll
@@ -175,14 +196,15 @@ __device__ void SelectElements(Pack<T>& pack, const uint32_t (&keep)[kWords], T 
     // The bytes of `low` and `high` that stand for the first and the second half of this word.
     const uint32_t first = i * 4 / sizeof(T), second = (i * 4 + 2) / sizeof(T);
     const uint32_t bits = __byte_perm(low, high, first * 0x11 + second * 0x1100);
-    word[i] = (word[i] & bits) | (other_word[i % kWordsOfElement] & ~bits);
+    word[i] = (word[i] & bits) | (others.word[i] & ~bits);
   }
 }
 
 // The largest element. Half types are compared two at a time, before they are widened.
 template <typename T>
 __device__ ComputeType<T> MaxOfPack(const Pack<T>& pack) {
-  T max[2] = {pack.element[0], pack.element[1]};
+  alignas(2 * sizeof(T)) T max[2];
+  memcpy(max, pack.element, sizeof(max));
 #pragma unroll
   for (int j = 2; j < Pack<T>::kSize; j += 2) Max2(max, &pack.element[j]);
   ComputeType<T> wide[2];

@@ -68,10 +68,20 @@ class BlockReducer {
     value = GroupAllReduce<Reduction, kWarpSize>(value);
     if (lane == 0) line[threadIdx.x / kWarpSize] = value;
     __syncthreads();
-    return GroupAllReduce<Reduction, kWarpSize>(lane < warps ? line[lane] : Reduction::Identity());
+    return Meet<Reduction, 4>(line, warps);
   }
 
  private:
+  // In no more steps than so many warps need.
+  template <typename Reduction, int kWidth>
+  __device__ static Value Meet(const Value* line, int warps) {
+    if constexpr (kWidth < kMaxWarpsPerBlock) {
+      if (warps > kWidth) return Meet<Reduction, 2 * kWidth>(line, warps);
+    }
+    const int warp = threadIdx.x % kWidth;
+    return GroupAllReduce<Reduction, kWidth>(warp < warps ? line[warp] : Reduction::Identity());
+  }
+
   Scratch& scratch_;
   int turn_ = 0;
 };

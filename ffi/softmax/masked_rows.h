@@ -14,7 +14,8 @@
 namespace jaxkernels {
 
 // Division of row indices by one number: a multiplication and a shift, since every row does it
-// before its first load (Granlund and Montgomery 1994, "Division by invariant integers").
+// before its first load (Granlund and Montgomery 1994, "Division by invariant integers"). What a
+// row needs is computed in 32 bits wherever there are at most 2^31 of them.
 class Divider {
  public:
   Divider() = default;
@@ -27,13 +28,16 @@ class Divider {
     factor_ = static_cast<uint64_t>(((Wide{1} << bits) + divisor - 1) / divisor);
   }
 
+  // Whether 32 bits are enough.
+  JK_HOST_DEVICE bool IsShort() const { return is_short_; }
+  // Requires: IsShort().
+  JK_HOST_DEVICE uint32_t Quotient(uint32_t index) const {
+    const uint64_t product = uint64_t{index << 1} * static_cast<uint32_t>(factor_);
+    return static_cast<uint32_t>(product >> 32) >> log2_;
+  }
   JK_HOST_DEVICE int64_t Quotient(int64_t index) const {
+    if (is_short_) return Quotient(static_cast<uint32_t>(index));
     const uint64_t twice = static_cast<uint64_t>(index) << 1;
-    if (is_short_) {
-      const uint64_t product =
-          uint64_t{static_cast<uint32_t>(twice)} * static_cast<uint32_t>(factor_);
-      return static_cast<int64_t>(static_cast<uint32_t>(product >> 32) >> log2_);
-    }
 #ifdef __CUDA_ARCH__
     return static_cast<int64_t>(__umul64hi(twice, factor_) >> log2_);
 #else
@@ -41,15 +45,16 @@ class Divider {
     return static_cast<int64_t>(static_cast<uint64_t>(Wide{twice} * factor_ >> 64) >> log2_);
 #endif
   }
-  JK_HOST_DEVICE int64_t Remainder(int64_t index) const {
-    return index - Quotient(index) * divisor_;
+  template <typename Index>
+  JK_HOST_DEVICE Index Remainder(Index index) const {
+    return index - Quotient(index) * static_cast<Index>(divisor_);
   }
 
  private:
   int64_t divisor_ = 1;
   uint64_t factor_ = uint64_t{1} << 31;  // 2^(31 or 63 + log2_) / divisor_, rounded up
   int log2_ = 0;                         // of the divisor, rounded up
-  bool is_short_ = true;                 // 32 bits are enough
+  bool is_short_ = true;
 };
 
 // From a row of the scores to the row of an operand, some of whose dimensions have size 1.
@@ -66,11 +71,16 @@ struct BroadcastRows {
   int dims = 0;
   Dim dim[kMaxDims] = {};  // innermost first
 
-  JK_HOST_DEVICE int64_t Of(int64_t row) const {
-    int64_t found = 0;
+  // `Index` here and below: uint32_t where the dividers are short, else int64_t.
+  template <typename Index>
+  JK_HOST_DEVICE Index Of(Index row) const {
+    Index found = 0;
+#ifdef __CUDA_ARCH__
+#pragma unroll 1
+#endif
     for (int i = 0; i < dims; ++i) {
-      const int64_t outer = dim[i].by_size.Quotient(row);
-      found += (row - outer * dim[i].size) * dim[i].stride;
+      const Index outer = dim[i].by_size.Quotient(row);
+      found += (row - outer * static_cast<Index>(dim[i].size)) * static_cast<Index>(dim[i].stride);
       row = outer;
     }
     return found;
@@ -121,12 +131,14 @@ class RowOrder {
   RowOrder(int64_t shared, int64_t inner, int64_t rows)
       : shared_(shared), inner_(inner), by_shared_(shared, rows), by_inner_(inner, rows) {}
 
-  JK_HOST_DEVICE int64_t RowAt(int64_t turn) const {
+  template <typename Index>
+  JK_HOST_DEVICE Index RowAt(Index turn) const {
     if (shared_ == 1) return turn;
-    const int64_t outer_inner = by_shared_.Quotient(turn);
-    const int64_t outer = by_inner_.Quotient(outer_inner);
-    const int64_t of_shared = turn - outer_inner * shared_;
-    return (outer * shared_ + of_shared) * inner_ + (outer_inner - outer * inner_);
+    const auto shared = static_cast<Index>(shared_), inner = static_cast<Index>(inner_);
+    const Index outer_inner = by_shared_.Quotient(turn);
+    const Index outer = by_inner_.Quotient(outer_inner);
+    const Index of_shared = turn - outer_inner * shared;
+    return (outer * shared + of_shared) * inner + (outer_inner - outer * inner);
   }
 
  private:
@@ -168,15 +180,18 @@ struct MaskedRows {
   BroadcastRows mask_rows, bias_rows;
   RowOrder order;
 
-  JK_HOST_DEVICE ColumnRange ColumnsOf(int64_t row, int64_t cols) const {
+  JK_HOST_DEVICE bool IsShort() const { return by_q.IsShort(); }
+  template <typename Index>
+  JK_HOST_DEVICE ColumnRange ColumnsOf(Index row, int64_t cols) const {
     const int all = static_cast<int>(cols);
     if (left == -kUnbounded && right == kUnbounded) return {0, all};
     const int i = static_cast<int>(by_q.Remainder(row));
     const int begin = Clamp(i + left, 0, all);
     return {begin, Clamp(i + right + 1, begin, all)};
   }
-  JK_HOST_DEVICE const uint8_t* MaskOf(int64_t row, int64_t cols) const {
-    return mask == nullptr ? nullptr : mask + mask_rows.Of(row) * cols;
+  template <typename Index>
+  JK_HOST_DEVICE const uint8_t* MaskOf(Index row, int64_t cols) const {
+    return mask == nullptr ? nullptr : mask + static_cast<int64_t>(mask_rows.Of(row)) * cols;
   }
 
  private:

@@ -58,7 +58,7 @@ struct SoftmaxForward : ForwardOp<T> {
     __device__ Row(C max, C sum)
         : max(max),
           sum(sum),
-          inverse(sum == C(0) ? C(0) : C(1) / sum),
+          inverse(sum == C(0) ? C(0) : Inverse<T>(sum)),
           log2_sum(sum == C(0) ? C(0) : log2(sum)) {}
   };
 

@@ -37,9 +37,11 @@ struct AttentionRows {
   AttentionRows() = default;
   explicit AttentionRows(const MaskedRows& rows) : rows(rows) {}
 
-  __device__ View ViewOf(int64_t row, int64_t cols) const {
+  template <typename Index>
+  __device__ View ViewOf(Index row, int64_t cols) const {
     const ColumnRange range = rows.ColumnsOf(row, cols);
-    return {range.begin, range.end, rows.MaskOf(row, cols), (rows.bias_rows.Of(row) - row) * cols};
+    const int64_t bias_row = rows.bias_rows.Of(row);
+    return {range.begin, range.end, rows.MaskOf(row, cols), (bias_row - int64_t{row}) * cols};
   }
 };
 

@@ -53,7 +53,7 @@ __global__ void __maxnreg__(kBlockTierRegisters) BlockSmemTierKernel(RowArgs<Op>
       }
     }
     if constexpr (kHasMask<Op>) {
-      if (view.seen.mask != nullptr) CopyMask<Op>(&row_mask[index], view, index);
+      if (view.IsMasked()) CopyMask<Op>(&row_mask[index], view, index);
     }
   };
   const auto read = [&](int index, InputPacks<Op>& pack) {
@@ -65,19 +65,16 @@ __global__ void __maxnreg__(kBlockTierRegisters) BlockSmemTierKernel(RowArgs<Op>
     read(index, pack);
     if constexpr (kHasMask<Op>) pack.mask = row_mask[index];
     MaskPacks<Op>(pack, args, view, index);
-    if constexpr (Op::kHides) {
-      if (view.hides) HidePacks<Op>(pack, view, index);
-    }
+    HidePacks<Op>(pack, view, index);
   };
   // Masks packs that are not held where they lie, so that the loops over them need not ask. Only
   // the last one may need it, unless the operation hides elements.
   const auto mask_rest = [&](const View& view) {
-    const bool hides = Op::kHides && view.hides;
     const int last = view.packs - 1, first_rest = kHeld * threads;
-    if (!hides && (kAligned || last < first_rest || last % threads != threadIdx.x)) return;
-    const int begin = hides ? first_rest + threadIdx.x : last;
+    if (!Op::kHides && (kAligned || last < first_rest || last % threads != threadIdx.x)) return;
+    const int begin = Op::kHides ? first_rest + threadIdx.x : last;
     for (int p = begin; p <= last; p += threads) {
-      if (!view.Sees(p)) continue;
+      if (!view.Sees(p) || !(view.IsMasked() || view.IsCut(p) || view.IsPartial(p))) continue;
       InputPacks<Op> pack;
       read_masked(view, p, pack);
 #pragma unroll

@@ -49,6 +49,9 @@ __global__ void __maxnreg__(kBlockTierRegisters) BlockUncachedTierKernel(RowArgs
           }
         } else {
           LoadPacks<Op>(pack[u], args, view, index);
+          if constexpr (kHasMask<Op>) {
+            if (view.IsMasked()) LoadMask<Op>(pack[u].mask, view, index);
+          }
         }
       }
 #pragma unroll
@@ -56,9 +59,7 @@ __global__ void __maxnreg__(kBlockTierRegisters) BlockUncachedTierKernel(RowArgs
         const int index = first + u * blockDim.x;
         if (again && index < args.kept_packs) continue;
         MaskPacks<Op>(pack[u], args, view, index);
-        if constexpr (Op::kHides) {
-          if (view.hides) HidePacks<Op>(pack[u], view, index);
-        }
+        HidePacks<Op>(pack[u], view, index);
         if (index < args.kept_packs) {
 #pragma unroll
           for (int i = 0; i < Op::kInputs; ++i) {

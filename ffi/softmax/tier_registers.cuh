@@ -82,30 +82,13 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       view[r] = RowView<Op, kAligned>(args, group_row + offset + r);
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const int index = p * lanes + lane;
-        if (view[r].Sees(index)) {
-          LoadPacks<Op>(pack[r][p], args, view[r], index);
-        } else {
-          FillPacks<Op>(pack[r][p]);
-        }
-      }
+      LoadPacks(pack[r], args, view[r], lane, lanes);
     }
 
     // Reduce.
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        MaskPacks<Op>(pack[r][p], args, view[r], p * lanes + lane);
-      }
-      if constexpr (Op::kHides) {
-        if (view[r].hides) {
-#pragma unroll
-          for (int p = 0; p < kPacks; ++p) HidePacks<Op>(pack[r][p], view[r], p * lanes + lane);
-        }
-      }
+      MaskAndHidePacks(pack[r], args, view[r], lane, lanes);
       max[r] = Op::Fill();
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {

@@ -14,29 +14,6 @@
 
 namespace jaxkernels {
 
-// Packs of a row from `first` on, `stride` apart, all on their way before the first use.
-template <typename Op, bool kAligned, int kCount>
-__device__ void LoadSeenPacks(InputPacks<Op> (&pack)[kCount], const RowArgs<Op>& args,
-                              const RowView<Op, kAligned>& view, int first, int stride) {
-#pragma unroll
-  for (int u = 0; u < kCount; ++u) {
-    const int index = first + u * stride;
-    if (view.Sees(index)) {
-      LoadPacks<Op>(pack[u], args, view, index);
-    } else {
-      FillPacks<Op>(pack[u]);
-    }
-  }
-#pragma unroll
-  for (int u = 0; u < kCount; ++u) {
-    const int index = first + u * stride;
-    MaskPacks<Op>(pack[u], args, view, index);
-    if constexpr (Op::kHides) {
-      if (view.hides) HidePacks<Op>(pack[u], view, index);
-    }
-  }
-}
-
 // statistics[row] = {maximum, sum of the terms}; relative to 0 where all is -inf, so that the
 // columns of other devices decide what such a row gives.
 template <typename Op, typename Group, bool kAligned>
@@ -55,7 +32,8 @@ __global__ void __maxnreg__(kBlockTierRegisters)
     OnlineSum<Op> online;
     for (int first = lane; first < view.packs; first += lanes * kUnroll) {
       InputPacks<Op> pack[kUnroll];
-      LoadSeenPacks(pack, args, view, first, lanes);
+      LoadPacks(pack, args, view, first, lanes);
+      MaskAndHidePacks(pack, args, view, first, lanes);
       online.Add(args.op, pack);
     }
     online.Meet(group);
@@ -83,7 +61,8 @@ __global__ void __maxnreg__(kBlockTierRegisters)
     const typename Op::Row constants(max, statistics[2 * row + 1]);
     for (int first = lane; first < view.packs; first += lanes * kUnroll) {
       InputPacks<Op> pack[kUnroll];
-      LoadSeenPacks(pack, args, view, first, lanes);
+      LoadPacks(pack, args, view, first, lanes);
+      MaskAndHidePacks(pack, args, view, first, lanes);
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const int index = first + u * lanes;
