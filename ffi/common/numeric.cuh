@@ -28,7 +28,8 @@ inline constexpr C kInfinity = C(INFINITY);
 __device__ inline void Widen2(const float* from, float* to) { to[0] = from[0], to[1] = from[1]; }
 __device__ inline void Widen2(const double* from, double* to) { to[0] = from[0], to[1] = from[1]; }
 __device__ inline void Widen2(const __half* from, float* to) {
-  const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(from));
+  const uint32_t word = *reinterpret_cast<const uint32_t*>(from);
+  const float2 pair = __half22float2(reinterpret_cast<const __half2&>(word));
   to[0] = pair.x, to[1] = pair.y;
 }
 __device__ inline void Widen2(const __nv_bfloat16* from, float* to) {

@@ -68,16 +68,14 @@ class BlockReducer {
     value = GroupAllReduce<Reduction, kWarpSize>(value);
     if (lane == 0) line[threadIdx.x / kWarpSize] = value;
     __syncthreads();
-    return Meet<Reduction, 4>(line, warps);
+    if (warps > 8) return Meet<Reduction, kMaxWarpsPerBlock>(line, warps);
+    return warps > 4 ? Meet<Reduction, 8>(line, warps) : Meet<Reduction, 4>(line, warps);
   }
 
  private:
-  // In no more steps than so many warps need.
+  // Of up to kWidth warps.
   template <typename Reduction, int kWidth>
   __device__ static Value Meet(const Value* line, int warps) {
-    if constexpr (kWidth < kMaxWarpsPerBlock) {
-      if (warps > kWidth) return Meet<Reduction, 2 * kWidth>(line, warps);
-    }
     const int warp = threadIdx.x % kWidth;
     return GroupAllReduce<Reduction, kWidth>(warp < warps ? line[warp] : Reduction::Identity());
   }

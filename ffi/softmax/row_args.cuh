@@ -110,11 +110,8 @@ __device__ void LoadShiftedPack(Pack<typename Op::Storage>& pack, const typename
   } else {
     const auto fill = static_cast<typename Op::Storage>(Op::Fill());
     const int column = row.Column(index);
-#pragma unroll
-    for (int j = 0; j < P::kSize; ++j) {
-      const bool seen = column + j >= row.seen.begin && column + j < row.seen.end;
-      pack.element[j] = seen ? shifted[(row.first + index) * P::kSize + j] : fill;
-    }
+    GatherPack(&pack, shifted + (row.first + index) * P::kSize, row.seen.begin - column,
+               row.seen.end - column, fill);
   }
 }
 
@@ -182,29 +179,23 @@ __device__ void LoadPacks(InputPacks<Op>& pack, const RowArgs<Op>& args,
   }
 }
 
-// Replaces the elements whose byte of `seen` is 0.
-template <typename Op, int kWords>
-__device__ void KeepElements(InputPacks<Op>& pack, const uint32_t (&seen)[kWords]) {
-  const auto fill = static_cast<typename Op::Storage>(Op::Fill());
-#pragma unroll
-  for (int i = 0; i < Op::kInputs; ++i) SelectElements(pack.input[i], seen, fill);
-}
-
 // Replaces what the operation does not see of a pack. Nearly all packs are wholly within the band,
 // or wholly outside and so filled already.
 template <typename Op, bool kAligned>
 __device__ void HidePacks(InputPacks<Op>& pack, const RowView<Op, kAligned>& row, int index) {
-  if constexpr (Op::kHides) {
-    if constexpr (kHasMask<Op>) {
-      if (row.IsMasked()) KeepElements(pack, pack.mask.word);
-    }
-    if (!row.IsCut(index)) return;
-    constexpr int kSize = Pack<typename Op::Storage>::kSize;
-    const int begin = row.seen.begin - row.Column(index), end = row.seen.end - row.Column(index);
-    uint32_t seen[kMaskWords<kSize>];
+  const auto fill = static_cast<typename Op::Storage>(Op::Fill());
+  if constexpr (kHasMask<Op>) {
 #pragma unroll
-    for (int i = 0; i < kMaskWords<kSize>; ++i) seen[i] = BytesFromTo(begin - 4 * i, end - 4 * i);
-    KeepElements(pack, seen);
+    for (int i = 0; i < Op::kInputs && row.IsMasked(); ++i) {
+      SelectElements(pack.input[i], pack.mask.word, fill);
+    }
+  }
+  if constexpr (Op::kHides) {
+    const int column = row.Column(index);
+#pragma unroll
+    for (int i = 0; i < Op::kInputs && row.IsCut(index); ++i) {
+      KeepElements(pack.input[i], row.seen.begin - column, row.seen.end - column, fill);
+    }
   }
 }
 
@@ -239,9 +230,8 @@ __device__ void LoadPacks(InputPacks<Op> (&pack)[kCount], const RowArgs<Op>& arg
     if (row.Sees(index)) LoadPacks<Op>(pack[u], args, row, index);
   }
   if constexpr (kHasMask<Op>) {
-    if (!row.IsMasked()) return;
 #pragma unroll
-    for (int u = 0; u < kCount; ++u) {
+    for (int u = 0; u < kCount && row.IsMasked(); ++u) {
       const int index = first + u * stride;
       if (row.Sees(index)) LoadMask<Op>(pack[u].mask, row, index);
     }
