@@ -9,12 +9,15 @@ import shutil
 import subprocess
 import sys
 
+import oracle
 import pytest
 from conftest import skip_or_fail
 from programs import ROOT
 
 # After an access out of bounds the sweep goes on, so that one run shows all of them.
 OPTIONS = {"memcheck": ("--destroy-on-device-error", "kernel"), "racecheck": ()}
+# Looking for races takes ten times as long. The kernels are one template for all dtypes: two stand for the others.
+DTYPES = {"memcheck": oracle.DTYPES, "racecheck": ("bfloat16", "float32")}
 SUMMARY = {"memcheck": r"ERROR SUMMARY: 0 errors", "racecheck": r"RACECHECK SUMMARY: 0 hazards"}
 
 
@@ -28,7 +31,7 @@ def test_sweep(gpu, tool):
     result = subprocess.run(
         [
             *(sanitizer, "--tool", tool, "--error-exitcode", "99", "--show-backtrace", "no"),
-            *(*OPTIONS[tool], sys.executable, "sanitizer_sweep.py"),
+            *(*OPTIONS[tool], sys.executable, "sanitizer_sweep.py", *DTYPES[tool]),
         ],
         cwd=ROOT / "tests",
         # Every buffer is an allocation of its own, so that its end is the end of what may be touched.
