@@ -192,7 +192,7 @@ def sgemm(
     """BLAS's sgemm: alpha * op(a) op(b) + beta * c, in true float32.
 
     The arguments have the names of `scipy.linalg.blas.sgemm`; arrays are row-major, as everywhere in
-    JAX. Transposed operands are read as they lie in memory. Jit it with `donate_argnames="c"` to
+    JAX. Transposed operands are not transposed in memory. Jit it with `donate_argnames="c"` to
     have c overwritten in place. What `matmul` says of precision, platforms and transformations holds
     here as well; reverse mode keeps a and b, never c.
 

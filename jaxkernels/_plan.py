@@ -106,7 +106,8 @@ def plan_sgemm(
 
     Returns:
         The plan: a value that can be compared and printed, with fields such as `block_m`, `stages`,
-        `split_k`, `grid_blocks`.
+        `split_k`, `grid_blocks`; `pad_a` and `pad_b` are elements of padding that an operand's
+        stored rows are copied with, up to 2 GiB of it, where that pays.
 
     Raises:
         TypeError: `device` is neither a name nor a device.

@@ -28,8 +28,8 @@ EDGES_OF_TILES = {
     (64, "floats"): ((6, 255, 257, 161), (6, 257, 325, 261)),
 }
 
-# (batch, m, n, k) whose operands get padding behind their rows.
-PADDED = (1, 1501, 1502, 1503)
+# (batch, m, n, k) whose operands get padding behind their rows: one by slices, one whose k is split.
+PADDED = ((1, 1501, 1502, 1503), (3, 1301, 1301, 1301))
 
 KINDS = ("normal", "wide", "outliers", "integers")
 

@@ -11,7 +11,7 @@ import pytest
 from conftest import skip_or_fail
 
 import jaxkernels as jk
-from jaxkernels import _gemm_calls
+from jaxkernels import _gemm_calls, _plan
 
 algorithms = pytest.mark.parametrize("algorithm", cases.ALGORITHMS)
 transposes = pytest.mark.parametrize(
@@ -265,13 +265,68 @@ def test_error_is_no_worse_than_xlas(n):
 
 
 def test_rows_with_padding():
-    """All transposes, with and without C; test_sgemm_plan.py shows that a GPU pads these operands."""
-    cases.check_all(cases.edge_products([cases.PADDED]))
+    """All transposes, with and without C, and members that share b; test_sgemm_plan.py shows that a GPU pads them."""
+    problems = cases.edge_products(cases.PADDED)
+    _, _, n, k = cases.PADDED[0]
+    shared = cases.operand("normal", (64, 33, k)), cases.operand("normal", (1, k, n), seed=1)
+    cases.check_all([*problems, (*shared, None, {})])
 
 
-def test_padding_is_part_of_the_program():
+@pytest.mark.parametrize("shape", cases.PADDED)
+def test_a_padded_member_gets_the_bits_that_it_has_alone(gpu, shape):
+    _, m, n, k = shape
+    a, b = cases.operand("normal", (9, m, k)), cases.operand("normal", (9, k, n), seed=1)
+    together = np.asarray(jk.sgemm(a, b))
+    for member in (0, 8):
+        assert np.asarray(jk.sgemm(a[member], b[member])).tobytes() == together[member].tobytes()
+
+
+def call_with_padding(a, b, pads, **changes):
+    """The kernels' target itself, which may have been lowered for another GPU; `changes` of its attributes."""
+    attributes = {
+        **{"trans_a": False, "trans_b": False, "alpha": np.float32(1), "beta": np.float32(0)},
+        **{"algorithm": "auto", "split_k": 1, "pad_a": pads[0], "pad_b": pads[1], **changes},
+    }
+    flags = attributes["trans_a"], attributes["trans_b"]
+    stored = [
+        np.pad(cases.stored(x, trans), [(0, 0), (0, pad)], constant_values=np.nan)
+        for x, trans, pad in zip((a, b), flags, pads, strict=True)
+    ]
+    results = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((a.shape[0], b.shape[1]), (0,))]
+    call = jax.ffi.ffi_call(_gemm_calls.TARGET, results)
+    return np.asarray(jax.jit(lambda *x: call(*x, **attributes))(*stored)[0])
+
+
+@transposes
+@pytest.mark.parametrize("shape", [(130, 70, 333), (1000, 1100, 90)])
+@pytest.mark.parametrize("aligned", [True, False])
+def test_padding_is_never_read(gpu, shape, aligned, trans_a, trans_b):
+    """By either engine: lines that begin at multiples of 16 bytes, and lines that do not."""
+    m, n, k = shape
+    a, b = cases.operand("normal", (m, k)), cases.operand("normal", (k, n), seed=1)
+    rows = (m if trans_a else k), (k if trans_b else n)
+    pads = [4 + -row % 4 + (0 if aligned else 1) for row in rows]
+    cases.check(call_with_padding(a, b, pads, trans_a=trans_a, trans_b=trans_b), a, b)
+
+
+@pytest.mark.parametrize(
+    ("pads", "changes", "text"),
+    [
+        ((0, 0), {"pad_a": -1}, "padding of -1 and 0 elements"),
+        ((0, 3), {"pad_b": 24}, "padding of 0 and 24 elements"),
+        ((3, 0), {"algorithm": "warp_tile"}, "warp_tile reads rows without padding only"),
+    ],
+)
+def test_padding_that_cannot_be_is_refused(gpu, pads, changes, text):
+    a, b = cases.operand("normal", (40, 33)), cases.operand("normal", (33, 20))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=text):
+        call_with_padding(a, b, pads, **changes)
+
+
+def test_padding_is_part_of_the_program(monkeypatch):
     """Operands of the call have it, the result has not."""
-    _, m, n, k = cases.PADDED
+    monkeypatch.setattr(_plan, "_default_device", lambda: "h200")
+    _, m, n, k = cases.PADDED[0]
     a, b = jax.ShapeDtypeStruct((m, k), jnp.float32), jax.ShapeDtypeStruct((k, n), jnp.float32)
     multiply = functools.partial(_gemm_calls.ffi_multiply, options=_gemm_calls.Options())
     call = next(e for e in jax.make_jaxpr(multiply)(a, b).eqns if e.primitive.name == "ffi_call")

@@ -122,8 +122,21 @@ def test_rows_are_padded_where_a_copy_costs_less_than_it_saves():
     assert padding(8192, 50257, 768) == (0, 3)
     assert padding(64, 50257, 768) == (0, 0)  # the copy would take longer than the product
     assert padding(257, 257, 257) == (0, 0)
-    assert padding(*gemm_cases.PADDED[1:]) == (1, 2)
     assert padding(4097, 4095, 4093, algorithm="warp_tile") == (0, 0)
+    assert padding(768, 50257, 8192) == (0, 3)  # 1.6 GB
+    assert padding(65536, 768, 50257) == (0, 0)  # 13 GB
+
+
+@pytest.mark.parametrize("shape", gemm_cases.PADDED)
+@pytest.mark.parametrize(("trans_a", "trans_b"), gemm_cases.TRANSPOSES)
+def test_the_value_tests_reach_padding(shape, trans_a, trans_b):
+    batch, m, n, k = shape
+    plan = jk.plan_sgemm(m, n, k, batch=batch, trans_a=trans_a, trans_b=trans_b, device="h200")
+    rows = (m if trans_a else k), (k if trans_b else n)
+    assert [plan.pad_a, plan.pad_b] == [-row % 4 for row in rows]
+    assert min(plan.pad_a, plan.pad_b) > 0
+    assert plan.engine == "tensor"
+    assert (plan.slices > 1) != (plan.split_k > 1)
 
 
 def test_splits_where_a_grid_would_be_too_small():

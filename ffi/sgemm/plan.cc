@@ -190,11 +190,13 @@ void PlanRung(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan
 struct PaddingCost {
   // What the tensor engine saves of a product's time. H200, without and with padding, its copies
   // counted (2026-11): (4097, 4095, 4093) 3159 and 2797 us, (8192, 50257, 768) 14980 and 12834,
-  // 2047^3 420 and 384.
+  // 2047^3 420 and 384; by slices, (1501, 1502, 1503) 219 and 200.
   static constexpr double kSaved = 0.15;
   // Starting the copy, and the bytes that the memory moves in a cycle.
   static constexpr double kLaunchCycles = 5000;
   static constexpr double kBytesPerCycle = 2000;
+  // Memory that may be taken without having been asked for.
+  static constexpr double kMaxBytes = 2.0 * (1 << 30);
 };
 
 }  // namespace
@@ -213,17 +215,19 @@ SgemmProblem WithPadding(SgemmProblem problem, const DeviceLimits& limits, Algor
   const bool alone = kPipelinedTiles[one.tile].slices > 1 && !for_batch;
   const int tile = alone ? one.tile : ChooseTile(padded, limits, one);
   if (EngineOf(padded, limits, kPipelinedTiles[tile]) != Engine::kTensor) return problem;
-  double cost = 0;
+  double cost = 0, bytes = 0;
   const auto add_copy = [&](int pad, int64_t elements, int64_t members) {
     if (pad == 0) return;
-    const double bytes = 8.0 * elements * (alone ? 1 : members);
-    cost += PaddingCost::kLaunchCycles + bytes / PaddingCost::kBytesPerCycle;
+    const double copied = 4.0 * elements * (alone ? 1 : members);
+    cost += PaddingCost::kLaunchCycles + 2 * copied / PaddingCost::kBytesPerCycle;
+    bytes += copied;
   };
   add_copy(padded.pad_a, problem.m * problem.k, problem.MembersOf(&BatchDim::stride_a));
   add_copy(padded.pad_b, problem.k * problem.n, problem.MembersOf(&BatchDim::stride_b));
   const int64_t members = alone ? 1 : problem.Batch();
   const double cycles = CyclesOf(problem, limits, tile, one.split_k, members);
-  return cost < PaddingCost::kSaved * cycles ? padded : problem;
+  const bool pays = cost < PaddingCost::kSaved * cycles && bytes <= PaddingCost::kMaxBytes;
+  return pays ? padded : problem;
 }
 
 SgemmPlanResult PlanSgemm(const SgemmProblem& problem, const DeviceLimits& limits,

@@ -6,9 +6,9 @@
 // Python.
 //
 // The order of summation (how k is split over blocks, and over the slices of a block) depends on m,
-// n, k and the device alone: a member of a batch gets the bits that it would get alone. The
-// exceptions are a b that the members share (under 64 rows each they are planned as one tall
-// matrix), and kAutoForBatch.
+// n, k, the transposes and the device alone, the one that a program is compiled for too: a member
+// of a batch gets the bits that it would get alone. The exceptions are a b that the members share
+// (under 64 rows each they are planned as one tall matrix), and kAutoForBatch.
 #ifndef JAXKERNELS_SGEMM_PLAN_H_
 #define JAXKERNELS_SGEMM_PLAN_H_
 

@@ -149,8 +149,7 @@ class RowOrder {
 // Bytes that are read and written between two uses of a row of the mask, from which on rows are
 // reordered: the L2 cache of an H200 has 50 MB. H200, bfloat16, 8192 columns, mask of 67 MB shared
 // by 16 heads, tier block, time over that of a copy (2026-11): 1.26 before, 1.15 with this and a
-// branch around whole packs that is gone again; with 4096 columns 1.14 before, 1.13 with this
-// alone.
+// branch around whole packs; with 4096 columns 1.14 before, 1.13 with this alone.
 inline constexpr int64_t kMaskReuseBytes = 32 * 1024 * 1024;
 
 // `row_bytes`: what a row of the scores reads and writes.
@@ -180,6 +179,7 @@ struct MaskedRows {
   BroadcastRows mask_rows, bias_rows;
   RowOrder order;
 
+  // Requires: all dividers were made for the same number of rows.
   JK_HOST_DEVICE bool IsShort() const { return by_q.IsShort(); }
   template <typename Index>
   JK_HOST_DEVICE ColumnRange ColumnsOf(Index row, int64_t cols) const {

@@ -25,7 +25,7 @@ struct RowView : RowWindow<typename Op::Storage, kAligned> {
 
   typename Op::View seen;
   int first_seen = 0, end_seen = 0;  // packs within the band, or partly
-  int cut_begin = 0, cut_end = 0;    // packs in which, or just before which, it begins and ends
+  int cut_begin = 0, cut_end = 0;    // packs within which, or beside which, it begins and ends
 
   RowView() = default;
   // The row whose turn it is; empty when all have had theirs.
@@ -157,7 +157,9 @@ __device__ void CopyMask(typename Op::MaskWord* to, const RowView<Op, kAligned>&
   if constexpr (kAligned && kSize >= 4) {
     CopyWordsAsync<sizeof(*to)>(to, row.seen.mask + row.Column(index));
   } else {
-    LoadMask<Op>(*to, row, index);
+    typename Op::MaskWord bytes;
+    LoadMask<Op>(bytes, row, index);
+    *to = bytes;
   }
 }
 
@@ -166,8 +168,8 @@ inline constexpr bool kHasMask = !std::is_empty_v<typename Op::MaskWord>;
 
 // Requires: the row sees the pack.
 template <typename Op, bool kAligned>
-__device__ void LoadPacks(InputPacks<Op>& pack, const RowArgs<Op>& args,
-                          const RowView<Op, kAligned>& row, int index) {
+__device__ void LoadInputs(InputPacks<Op>& pack, const RowArgs<Op>& args,
+                           const RowView<Op, kAligned>& row, int index) {
   LoadPack(pack.input[0], args.in[0], row, index);
 #pragma unroll
   for (int i = 1; i < Op::kInputs; ++i) {
@@ -200,6 +202,7 @@ __device__ void HidePacks(InputPacks<Op>& pack, const RowView<Op, kAligned>& row
 }
 
 // Replaces what does not belong to the row by Op::Fill(), which all storage types can represent.
+// Requires: packs that the row does not see are filled.
 template <typename Op, bool kAligned>
 __device__ void MaskPacks(InputPacks<Op>& pack, const RowArgs<Op>& args,
                           const RowView<Op, kAligned>& row, int index) {
@@ -227,7 +230,7 @@ __device__ void LoadPacks(InputPacks<Op> (&pack)[kCount], const RowArgs<Op>& arg
   for (int u = 0; u < kCount; ++u) {
     const int index = first + u * stride;
     FillPacks<Op>(pack[u]);
-    if (row.Sees(index)) LoadPacks<Op>(pack[u], args, row, index);
+    if (row.Sees(index)) LoadInputs<Op>(pack[u], args, row, index);
   }
   if constexpr (kHasMask<Op>) {
 #pragma unroll
