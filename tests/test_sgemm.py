@@ -264,8 +264,8 @@ def test_error_is_no_worse_than_xlas(n):
     assert ours < 2e-6  # where TF32 has 3e-4
 
 
-def test_rows_with_padding():
-    """All transposes, with and without C, and members that share b; test_sgemm_plan.py shows that a GPU pads them."""
+def test_rows_with_padding(gpu):
+    """All transposes, with and without C, and members that share b; test_sgemm_plan.py shows that these are padded."""
     problems = cases.edge_products(cases.PADDED)
     _, _, n, k = cases.PADDED[0]
     shared = cases.operand("normal", (64, 33, k)), cases.operand("normal", (1, k, n), seed=1)
