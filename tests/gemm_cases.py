@@ -18,14 +18,18 @@ RUNGS = ("naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipel
 ALGORITHMS = (None, *RUNGS[:-1]) if ON_GPU else (None,)
 TRANSPOSES = ((False, False), (False, True), (True, False), (True, True))
 U = 2.0**-24
-# (batch, m, n, k) that end within the large and the medium tiles of the pipelined rung, which single
-# products get only from about a thousand rows on. Lines that begin at multiples of 16 bytes, as the
+# (batch, m, n, k) that end within the tiles of the pipelined rung, of which single products get the
+# larger ones only from about a thousand rows on. Lines that begin at multiples of 16 bytes, as the
 # tensor memory accelerator needs them, and lines that do not. test_sgemm_plan.py holds them to it.
 EDGES_OF_TILES = {
-    (128, "tensor"): ((6, 508, 516, 36), (6, 516, 644, 28)),
-    (128, "floats"): ((6, 511, 513, 17), (6, 513, 645, 15)),
-    (64, "tensor"): ((6, 252, 260, 196), (6, 260, 324, 260)),
-    (64, "floats"): ((6, 255, 257, 161), (6, 257, 325, 261)),
+    (128, 128, "tensor"): ((6, 508, 516, 36), (6, 516, 644, 28)),
+    (128, 128, "floats"): ((6, 511, 513, 17), (6, 513, 645, 15)),
+    (64, 64, "tensor"): ((6, 252, 260, 196), (8, 260, 324, 260)),
+    (64, 64, "floats"): ((6, 255, 257, 161), (8, 257, 325, 261)),
+    (32, 32, "tensor"): ((4, 252, 260, 196), (4, 260, 228, 260)),
+    (32, 32, "floats"): ((4, 255, 257, 161), (4, 257, 225, 261)),
+    (32, 16, "tensor"): ((4, 100, 108, 196), (4, 108, 76, 260)),
+    (32, 16, "floats"): ((4, 101, 103, 161), (4, 97, 75, 261)),
 }
 
 # (batch, m, n, k) whose operands get padding behind their rows: one by slices, one whose k is split.

@@ -79,15 +79,15 @@ def test_order_of_summation_does_not_depend_on_the_batch(m, n, k, batch, trans_a
         assert alone.block_k == together.block_k
 
 
-@pytest.mark.parametrize(("tile", "engine"), gemm_cases.EDGES_OF_TILES)
+@pytest.mark.parametrize(("block_m", "block_n", "engine"), gemm_cases.EDGES_OF_TILES)
 @pytest.mark.parametrize(("trans_a", "trans_b"), gemm_cases.TRANSPOSES)
-def test_the_value_tests_reach_every_larger_tile(tile, engine, trans_a, trans_b):
+def test_the_value_tests_reach_the_tiles(block_m, block_n, engine, trans_a, trans_b):
     """The shapes of test_sgemm.py and the sanitizer's sweep end within the tile that they are named after."""
-    for batch, m, n, k in gemm_cases.EDGES_OF_TILES[tile, engine]:
+    for batch, m, n, k in gemm_cases.EDGES_OF_TILES[block_m, block_n, engine]:
         plan = jk.plan_sgemm(m, n, k, batch=batch, trans_a=trans_a, trans_b=trans_b, device="h200")
-        assert (plan.block_m, plan.block_n, plan.engine) == (tile, tile, engine)
-        assert m % tile
-        assert n % tile
+        assert (plan.block_m, plan.block_n, plan.engine) == (block_m, block_n, engine)
+        assert m % block_m
+        assert n % block_n
         assert k % plan.block_k
 
 

@@ -31,8 +31,10 @@ PipelinedKernel FindPipelined(int tile, bool a_along_k, bool b_along_k) {
       return FindPipelined<kEngine, kSmallTile>(a_along_k, b_along_k);
     case kMediumSlicedTile:
       return FindPipelined<kEngine, kMediumSlicedTile>(a_along_k, b_along_k);
-    default:
+    case kSmallSlicedTile:
       return FindPipelined<kEngine, kSmallSlicedTile>(a_along_k, b_along_k);
+    default:
+      return FindPipelined<kEngine, kTinySlicedTile>(a_along_k, b_along_k);
   }
 }
 

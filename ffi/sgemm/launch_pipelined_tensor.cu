@@ -26,7 +26,7 @@ cudaError_t LaunchPipelined(const SgemmPlan& plan, const SgemmArgs& args, bool a
     return LaunchPipelinedFloats(plan, args, a_along_k, b_along_k, part, stream);
   }
   const PipelinedTile& tile = kPipelinedTiles[plan.tile];
-  const int block_k = StagesOf(tile, Engine::kTensor, a_along_k + b_along_k).block_k;
+  const int block_k = StagesOf(tile, Engine::kTensor, a_along_k, b_along_k).block_k;
   const OperandTensor a{args.a,         a_along_k,    args.m,       args.k,
                         args.members_a, args.pitch_a, tile.block_m, block_k};
   const OperandTensor b{args.b,         b_along_k,    args.n,       args.k,

@@ -18,6 +18,7 @@
 
 #include "sgemm/args.cuh"
 #include "sgemm/epilogue.cuh"
+#include "sgemm/fragments.cuh"
 #include "sgemm/outer_product.cuh"
 #include "sgemm/stages.cuh"
 
@@ -72,28 +73,10 @@ __device__ inline BlockWork WorkOfBlock(const PipelinedGrid& grid) {
   return work;
 }
 
-// Lines of one operand in the registers of a thread: quads of neighbours, kLanes quads apart.
-template <int kLines, int kLanes, int kPitch>
-struct Fragment {
-  float v[kLines];
-
-  __device__ void Load(const float* row) {
-#pragma unroll
-    for (int i = 0; i < kLines; i += 4) {
-      const float4 quad = *reinterpret_cast<const float4*>(row + i * kLanes);
-      v[i] = quad.x;
-      v[i + 1] = quad.y;
-      v[i + 2] = quad.z;
-      v[i + 3] = quad.w;
-    }
-  }
-  __device__ static int LineOf(int i) { return i / 4 * 4 * kLanes + i % 4; }
-};
-
 template <int kTile, Engine kEngine, bool kAlongKA, bool kAlongKB>
 struct Pipelined {
   static constexpr PipelinedTile kShape = kPipelinedTiles[kTile];
-  static constexpr PipelinedStages kStaging = StagesOf(kShape, kEngine, kAlongKA + kAlongKB);
+  static constexpr PipelinedStages kStaging = StagesOf(kShape, kEngine, kAlongKA, kAlongKB);
   static constexpr int kBlockM = kShape.block_m, kBlockN = kShape.block_n;
   static constexpr int kThreadM = kShape.thread_m, kThreadN = kShape.thread_n;
   static constexpr int kBlockK = kStaging.block_k, kStages = kStaging.stages;
@@ -109,21 +92,27 @@ struct Pipelined {
   static constexpr int kRowsOfSlice = kAllSlicesAdd ? kThreadM / kSlices : kThreadM;
   static_assert(kThreadM % kRowsOfSlice == 0 && (4 % kRowsOfSlice == 0 || kRowsOfSlice % 4 == 0));
 
+  static constexpr bool kTransposesA = TransposesA(kShape, kAlongKA);
+  static constexpr bool kReadsAlongK = kEngine == Engine::kTensor && kAlongKA && !kTransposesA;
+
   // Two k are unrolled: more would not stay in the instruction cache with all its neighbours, and
   // the compiler finds the fewest bank conflicts so. H200, 4096^3, unrolled by 2, 4, 16 (2026-11):
-  // 54.3, 53.3, 52.0 TFLOP/s.
-  static constexpr int kUnroll = 2;
+  // 54.3, 53.3, 52.0 TFLOP/s. Small thread tiles, whose blocks have few warps, do all of a tile at
+  // once: 256^3 TN, 2 and 16 (2026-11): 4.6 and 4.0 us.
+  static constexpr int kUnroll = kEngine == Engine::kTensor && kShape.AllSlicesAdd() ? kDepth : 2;
   static constexpr int kSteps = kDepth / kUnroll;
   // Tiles are prepared one step before they are needed, so that the barrier does not wait for it.
-  static constexpr int kPrepareStep = kSteps - 1;
+  static constexpr int kPrepareStep = kSteps > 1 ? kSteps - 1 : 1;
 
   using TensorEngine =
-      TensorStages<kBlockM, kBlockN, kBlockK, kStages, kThreads, kAlongKA, kAlongKB>;
+      TensorStages<kBlockM, kBlockN, kBlockK, kStages, kThreads, kAlongKA, kAlongKB, kTransposesA>;
   using FloatEngine =
       FloatStages<kBlockM, kBlockN, kBlockK, kStages, kThreads, kSteps, kAlongKA, kAlongKB>;
   using Stages = std::conditional_t<kEngine == Engine::kTensor, TensorEngine, FloatEngine>;
-  using FragmentA = Fragment<kThreadM, kLanesM, Stages::kPitchA>;
-  using FragmentB = Fragment<kThreadN, kLanesN, Stages::kPitchB>;
+  using FragmentA =
+      std::conditional_t<kReadsAlongK, FragmentAlongK<kThreadM, kLanesM, kBlockM, kDepth>,
+                         FragmentOfRows<kThreadM, kLanesM, Stages::kPitchA, kDepth>>;
+  using FragmentB = FragmentOfRows<kThreadN, kLanesN, Stages::kPitchB, kDepth>;
 
   // Where a thread stands in its block.
   int slice, line_m, line_n;
@@ -151,10 +140,10 @@ struct Pipelined {
   template <class MakeDestination>
   __device__ void Run(Stages& stages, int tiles, float* smem, const MakeDestination& destination,
                       bool aligned_c) {
-    FragmentA a[2];
-    FragmentB b[2];
-    const int offset_a = slice * kDepth * Stages::kPitchA + line_m;
-    const int offset_b = slice * kDepth * Stages::kPitchB + line_n;
+    FragmentA a;
+    FragmentB b;
+    const int offset_a = FragmentA::First(slice, line_m);
+    const int offset_b = FragmentB::First(slice, line_n);
     const float* from_a;
     const float* from_b;
     const auto go_to = [&](int tile) {
@@ -165,8 +154,8 @@ struct Pipelined {
     };
     stages.Prepare(0);
     go_to(0);
-    a[0].Load(from_a);
-    b[0].Load(from_b);
+    a.Load(from_a, 0);
+    b.Load(from_b, 0);
     Clear();
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
@@ -185,9 +174,9 @@ struct Pipelined {
               if (step == kSteps) go_to(tile + 1);
             }
           }
-          a[next % 2].Load(from_a + next * Stages::kPitchA);
-          b[next % 2].Load(from_b + next * Stages::kPitchB);
-          AddOuterProduct(a[u % 2].v, b[u % 2].v, acc);
+          a.Load(from_a, next);
+          b.Load(from_b, next);
+          AddOuterProduct(a.Of(u), b.Of(u), acc);
         }
       }
     }
@@ -242,8 +231,8 @@ struct Pipelined {
     }
   }
 
-  static __device__ int RowOf(int i) { return FragmentA::LineOf(i); }
-  static __device__ int ColumnOf(int j) { return FragmentB::LineOf(j); }
+  static __device__ int RowOf(int i) { return Quads<kLanesM>::LineOf(i); }
+  static __device__ int ColumnOf(int j) { return Quads<kLanesN>::LineOf(j); }
 };
 
 template <int kTile, Engine kEngine, bool kAlongKA, bool kAlongKB>

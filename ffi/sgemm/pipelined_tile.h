@@ -27,32 +27,52 @@ struct PipelinedTile {
   // by the first and by all (2026-11): 1024^3, 64 sums of a thread, 51.1 and 52.3 us; 256^3, 32
   // sums, 5.84 and 5.45 us.
   constexpr bool AllSlicesAdd() const { return slices > 1 && thread_m * thread_n <= 32; }
+  // Whether threads read an A that lies along k as the tensor engine brings it, four k at a time,
+  // instead of transposing it: that takes the registers that small thread tiles have left. H200,
+  // kSmallSlicedTile, transposed and as it lies (2026-11): 256^3 5.2 and 4.4 us, 512^3 11.6
+  // and 10.1.
+  constexpr bool ReadsAlongK() const { return AllSlicesAdd(); }
 };
 
-// The fourth stage of the last one is for small products: with few blocks an SM, one more tile of k
-// on its way. H200, 3, 4 and 5 (2026-11): 256^3 6.16, 5.85 and 5.84 us; (64, 512, 1024) 7.48, 6.85
-// and 6.88; 512^3 11.8, 11.7 and 11.8.
+// The fourth stage of the last two is for small products: with few blocks an SM, one more tile of k
+// on its way. H200, kSmallSlicedTile, which still transposed A, 3, 4 and 5 (2026-11): 256^3 6.16,
+// 5.85 and 5.84 us; (64, 512, 1024) 7.48, 6.85 and 6.88; 512^3 11.8, 11.7 and 11.8. The last one
+// lets products of up to 66 small tiles use all SMs: 256^3, kSmallSlicedTile and
+// kTinySlicedTile, 4.4 and 4.0 us; where there are more tiles it is slower ((256, 512, 512) 7.2
+// and 7.9 us).
 inline constexpr PipelinedTile kPipelinedTiles[] = {
     {128, 128, 8, 16, 8, 1, 2, 3},  // kLargeTile
     {32, 32, 8, 4, 4, 1, 8, 3},     // kSmallTile
     {64, 64, 8, 8, 8, 4, 2, 3},     // kMediumSlicedTile
     {32, 32, 8, 4, 4, 4, 3, 4},     // kSmallSlicedTile
+    {32, 16, 4, 4, 8, 4, 3, 4},     // kTinySlicedTile
 };
 inline constexpr int kPipelinedTileCount = sizeof(kPipelinedTiles) / sizeof(kPipelinedTiles[0]);
-enum PipelinedTileIndex { kLargeTile, kSmallTile, kMediumSlicedTile, kSmallSlicedTile };
+enum PipelinedTileIndex {
+  kLargeTile,
+  kSmallTile,
+  kMediumSlicedTile,
+  kSmallSlicedTile,
+  kTinySlicedTile
+};
 
-// k of one stage, and how many stages are in shared memory at once. `transposed`: how many of the
-// operands lie along k and are transposed on their way (kTensor keeps two transposed tiles of
-// each).
+// Whether the tensor engine's A has to be transposed. (B is where it lies along k.)
+constexpr bool TransposesA(const PipelinedTile& tile, bool a_along_k) {
+  return a_along_k && !tile.ReadsAlongK();
+}
+
+// k of one stage, and how many stages are in shared memory at once: kTensor keeps two transposed
+// tiles besides of each operand that it transposes.
 struct PipelinedStages {
   int block_k;
   int stages;
 };
 
-constexpr PipelinedStages StagesOf(const PipelinedTile& tile, Engine engine, int transposed) {
+constexpr PipelinedStages StagesOf(const PipelinedTile& tile, Engine engine, bool a_along_k,
+                                   bool b_along_k) {
   const bool sliced = tile.slices > 1;
   if (engine == Engine::kFloats) return {sliced ? 32 : 16, 3};
-  return {sliced ? 64 : 32, tile.stages - transposed};
+  return {sliced ? 64 : 32, tile.stages - TransposesA(tile, a_along_k) - b_along_k};
 }
 
 // Floats from one k to the next. A warp that transposes float by float writes 8 k of 4 lines at
@@ -64,12 +84,12 @@ constexpr int PitchOf(int lines, Engine engine, bool along_k) {
 // Bytes of shared memory of one block.
 constexpr int SmemBytesOf(const PipelinedTile& tile, Engine engine, bool a_along_k,
                           bool b_along_k) {
-  const PipelinedStages s = StagesOf(tile, engine, a_along_k + b_along_k);
+  const PipelinedStages s = StagesOf(tile, engine, a_along_k, b_along_k);
   const int pitch_a = PitchOf(tile.block_m, engine, a_along_k);
   const int pitch_b = PitchOf(tile.block_n, engine, b_along_k);
   int rows = s.stages * (pitch_a + pitch_b);
   if (engine == Engine::kTensor) {
-    rows += 2 * (a_along_k ? pitch_a : 0) + 2 * (b_along_k ? pitch_b : 0);
+    rows += 2 * (TransposesA(tile, a_along_k) ? pitch_a : 0) + 2 * (b_along_k ? pitch_b : 0);
   }
   const int barriers = engine == Engine::kTensor ? s.stages * 8 : 0;
   const int staged = rows * s.block_k * 4 + barriers;

@@ -39,13 +39,13 @@ struct OperandWindow {
 // One thread asks the tensor memory accelerator for whole tiles. An operand along k arrives line by
 // line, kBoxDepth k of each, and is transposed in shared memory.
 template <int kBlockM, int kBlockN, int kBlockK, int kStages, int kThreads, bool kAlongKA,
-          bool kAlongKB>
+          bool kAlongKB, bool kTransposesA>
 class TensorStages {
   static constexpr int kFloatsA = kBlockM * kBlockK;
   static constexpr int kFloatsB = kBlockN * kBlockK;
   static constexpr int kFloats = kFloatsA + kFloatsB;
   // A stage is free once its tile is transposed, if both operands are, else one tile later.
-  static constexpr int kHeld = kAlongKA && kAlongKB ? 0 : 1;
+  static constexpr int kHeld = kTransposesA && kAlongKB ? 0 : 1;
 
  public:
   static constexpr int kPitchA = kBlockM;
@@ -56,7 +56,7 @@ class TensorStages {
                           const OperandWindow& a, const OperandWindow& b, int tiles)
       : smem_(smem),
         barriers_(reinterpret_cast<uint64_t*>(smem + kStages * kFloats +
-                                              2 * (kAlongKA ? kFloatsA : 0) +
+                                              2 * (kTransposesA ? kFloatsA : 0) +
                                               2 * (kAlongKB ? kFloatsB : 0))),
         map_a_(map_a),
         map_b_(map_b),
@@ -78,7 +78,7 @@ class TensorStages {
     if (tile >= tiles_) return;
     ByteBarrier(barriers_ + stage_of_prepared_).Wait(parity_);
     const float* stage = smem_ + stage_of_prepared_ * kFloats;
-    if constexpr (kAlongKA) Transpose<kBlockM>(stage, TransposedA(tile));
+    if constexpr (kTransposesA) Transpose<kBlockM>(stage, TransposedA(tile));
     if constexpr (kAlongKB) Transpose<kBlockN>(stage + kFloatsA, TransposedB(tile));
   }
 
@@ -99,7 +99,7 @@ class TensorStages {
 
   // Before Refill(tile).
   __device__ const float* A(int tile) const {
-    return kAlongKA ? TransposedA(tile) : smem_ + stage_of_prepared_ * kFloats;
+    return kTransposesA ? TransposedA(tile) : smem_ + stage_of_prepared_ * kFloats;
   }
   __device__ const float* B(int tile) const {
     return kAlongKB ? TransposedB(tile) : smem_ + stage_of_prepared_ * kFloats + kFloatsA;
@@ -156,7 +156,7 @@ class TensorStages {
     return smem_ + kStages * kFloats + tile % 2 * kFloatsA;
   }
   __device__ float* TransposedB(int tile) const {
-    return smem_ + kStages * kFloats + (kAlongKA ? 2 * kFloatsA : 0) + tile % 2 * kFloatsB;
+    return smem_ + kStages * kFloats + (kTransposesA ? 2 * kFloatsA : 0) + tile % 2 * kFloatsB;
   }
 
   float* smem_;
@@ -172,12 +172,13 @@ class TensorStages {
 // kSteps parts, because many copies at once would block the way of the loads of fragments.
 template <int kLines, int kBlockK, int kThreads, int kSteps, bool kAlongK>
 class FloatCopies {
-  // Along k neighbouring threads copy neighbouring k, half a tile's depth; otherwise neighbouring
-  // lines. Either way a step is two copies of a thread, one below the other.
-  static constexpr int kDepthAtOnce = kAlongK ? kBlockK / 2 : kThreads / kLines;
+  // Along k neighbouring threads copy neighbouring k, part of a tile's depth; otherwise
+  // neighbouring lines. Either way a step is one or two copies of a thread, one below the other.
+  static constexpr int kCopies = kLines * kBlockK / (kThreads * kSteps);
+  static constexpr int kDepthAtOnce = kAlongK ? kBlockK / kCopies : kThreads / kLines;
   static constexpr int kLinesAtOnce = kAlongK ? kThreads / kDepthAtOnce : kLines;
   static constexpr int kPitch = PitchOf(kLines, Engine::kFloats, kAlongK);
-  static_assert(kLines * kBlockK == 2 * kThreads * kSteps, "two copies of a thread in a step");
+  static_assert(kLines * kBlockK == kCopies * kThreads * kSteps, "equal steps");
 
  public:
   __device__ explicit FloatCopies(const OperandWindow& window)
@@ -196,12 +197,15 @@ class FloatCopies {
   // The next part of a tile, of whose k only `depth` exist.
   __device__ void Copy(uint32_t tile, int step, int depth) {
     const bool line_exists = (kAlongK ? step * kLinesAtOnce : 0) < lines_left_;
-    const int k = k_ + (kAlongK ? 0 : step * 2 * kDepthAtOnce);
-    CopyFloatAsync(tile + to_, from_, line_exists && k < depth);
-    CopyFloatAsync(tile + to_ + kDepthAtOnce * kPitch * sizeof(float),
-                   from_ + kDepthAtOnce * step_k_, line_exists && k + kDepthAtOnce < depth);
+    const int k = k_ + (kAlongK ? 0 : step * kCopies * kDepthAtOnce);
+#pragma unroll
+    for (int copy = 0; copy < kCopies; ++copy) {
+      CopyFloatAsync(tile + to_ + copy * kDepthAtOnce * kPitch * sizeof(float),
+                     from_ + copy * kDepthAtOnce * step_k_,
+                     line_exists && k + copy * kDepthAtOnce < depth);
+    }
     to_ += kToStep;
-    from_ += kAlongK ? kLinesAtOnce * step_line_ : 2 * kDepthAtOnce * step_k_;
+    from_ += kAlongK ? kLinesAtOnce * step_line_ : kCopies * kDepthAtOnce * step_k_;
   }
 
   // From the last part of a tile to the first of the next.
@@ -212,7 +216,7 @@ class FloatCopies {
 
  private:
   static constexpr uint32_t kToStep =
-      (kAlongK ? kLinesAtOnce : 2 * kDepthAtOnce * kPitch) * sizeof(float);
+      (kAlongK ? kLinesAtOnce : kCopies * kDepthAtOnce * kPitch) * sizeof(float);
 
   int k_, lines_left_;
   int64_t step_k_, step_line_;
