@@ -122,7 +122,6 @@ def plan_softmax(
     operation: str,
     limits: DeviceLimits,
     tier: str,
-    has_mask: bool = False,
     part: str = "whole",
 ) -> SoftmaxPlan: ...
 def sgemm_algorithms() -> list[str]: ...

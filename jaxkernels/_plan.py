@@ -33,7 +33,6 @@ def plan_softmax(
     operation: str = "softmax_fwd",
     device: str | Device | None = None,
     tier: str | None = None,
-    has_mask: bool = False,
 ) -> SoftmaxPlan:
     """The launch plan of a row operation on a GPU; needs no GPU for devices known by name.
 
@@ -47,7 +46,6 @@ def plan_softmax(
             first CUDA device, or "h200" on a machine without one.
         tier: the tier to force, "warp", "block", "block_smem" or "block_uncached"; None lets the
             plan choose.
-        has_mask: of attention scores, whether there is a mask.
 
     Returns:
         The plan: a value that can be compared and printed, with fields such as `tier`,
@@ -76,7 +74,7 @@ def plan_softmax(
         raise ValueError(f"shape must not have negative dimensions; got {tuple(shape)}")
     rows, cols = math.prod(shape[:-1]), shape[-1] if len(shape) else 1
     return _registry.cpu_module.plan_softmax(
-        rows, cols, dtype_name, operation, _device_limits(device), tier or "auto", has_mask
+        rows, cols, dtype_name, operation, _device_limits(device), tier or "auto"
     )
 
 

@@ -82,10 +82,10 @@ def serves(tier, shape, dtype):
     return tier is None or all(plan_or_none(shape, dtype, op, tier) for op in OPERATIONS)
 
 
-def accumulators(operation, shape, dtype, tier=None, **more):
+def accumulators(operation, shape, dtype, tier=None):
     """Partial sums that a row has at least: a GPU's lanes, or the elements of a CPU's narrowest (16-byte) vector."""
     if ON_GPU and shape[-1] > 0:  # rows of no columns have no plan
-        return jk.plan_softmax(shape, dtype, operation=operation, tier=tier, **more).lanes
+        return jk.plan_softmax(shape, dtype, operation=operation, tier=tier).lanes
     return 16 // compute(dtype).itemsize
 
 

@@ -96,13 +96,8 @@ class Truth:
         self.inner, self.precision = inner, tolerance.PRECISION[inner]
         operation = "masked_softmax_fwd" if case.bias is None else "biased_softmax_fwd"
         self.sigma, self.grad_sigma = (
-            tolerance.sum_error(
-                shape[-1], cases.accumulators(name, shape, inner, tier, has_mask=has_mask)
-            )
-            for name, has_mask in (
-                (operation, case.mask is not None),
-                ("masked_softmax_grad", False),
-            )
+            tolerance.sum_error(shape[-1], cases.accumulators(name, shape, inner, tier))
+            for name in (operation, "masked_softmax_grad")
         )
         options = {n: case.options[n] for n in ("causal", "window") if n in case.options}
         seen = np.broadcast_to(band(*shape[-2:], **options), shape)

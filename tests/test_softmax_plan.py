@@ -137,8 +137,10 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
         assert p.lanes == p.block_threads, where
         if p.tier == "block":
             assert p.block_threads * p.packs_per_lane >= packs_of(cols, dtype), where
-            assert p.packs_per_lane * inputs(operation) <= 4, where  # packs of 4 registers
+            assert p.packs_per_lane * inputs(operation) <= 8, where  # packs of 4 registers
             assert p.smem_bytes == 0, where
+            assert p.grid_blocks == min(max(rows, 1), 2**31 - 1), where
+            return
         elif p.tier == "block_smem":
             assert p.smem_bytes >= packs_of(cols, dtype) * 16 * inputs(operation), where
         else:
@@ -152,16 +154,19 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
     assert p.grid_blocks <= 32 * limits.sm_count * p.blocks_per_sm, where
 
 
+ORDER = ("warp", "block", "block_smem", "block_uncached")
+
+
 def tier_ends(dtype, operation, device):
-    """The longest aligned rows of the warp and the block_smem tier."""
+    """The longest aligned rows of each tier but the last."""
     pack = 16 // BYTES[dtype]
     ends, low = [], 1
-    for tier in ("warp", "block_smem"):
+    for tier in ORDER[:-1]:
         high = (1 << 22) // pack
         while low < high:
             middle = (low + high + 1) // 2
             reached = plan(middle * pack, dtype, operation, device).tier
-            stays = reached == tier or (tier == "block_smem" and reached == "warp")
+            stays = ORDER.index(reached) <= ORDER.index(tier)
             low, high = (middle, high) if stays else (low, middle - 1)
         ends.append(low * pack)
     return ends
@@ -171,9 +176,11 @@ def tier_ends(dtype, operation, device):
 @pytest.mark.parametrize("operation", oracle.OPERATIONS)
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_tiers_follow_one_another(dtype, operation, device):
-    """warp, then block_smem as far as shared memory reaches (not to the 48 KiB of a plain launch), then uncached."""
-    warp_end, smem_end = tier_ends(dtype, operation, device)
-    assert 128 <= warp_end < smem_end
+    """warp, then block while an SM holds two rows (but not of log-softmax), then block_smem as far as shared memory
+    reaches (not to the 48 KiB of a plain launch), then uncached."""
+    warp_end, block_end, smem_end = tier_ends(dtype, operation, device)
+    assert 128 <= warp_end <= block_end < smem_end
+    assert (warp_end == block_end) == (operation == "log_softmax_fwd")
     limits = _cpu.named_devices()[device]
     row = BYTES[dtype] * inputs(operation)
     assert smem_end * row <= limits.smem_per_block
@@ -181,10 +188,23 @@ def test_tiers_follow_one_another(dtype, operation, device):
     pack = 16 // BYTES[dtype]
     for cols in (pack, warp_end):
         assert plan(cols, dtype, operation, device).tier == "warp"
-    for cols in (warp_end + pack, smem_end):
+    if warp_end < block_end:
+        _check_end_of_block_tier(warp_end + pack, block_end, pack, dtype, operation, device)
+    for cols in (block_end + pack, smem_end):
         assert plan(cols, dtype, operation, device).tier == "block_smem"
     for cols in (smem_end + pack, 4 * smem_end):
         assert plan(cols, dtype, operation, device).tier == "block_uncached"
+
+
+def _check_end_of_block_tier(first, last, pack, dtype, operation, device):
+    for cols in (first, last):
+        assert plan(cols, dtype, operation, device).tier == "block"
+    reached = plan(last, dtype, operation, device)
+    assert reached.blocks_per_sm >= 2
+    if reached.block_threads < 512:  # as many as a block may have
+        assert plan(last + pack, dtype, operation, device, tier="block").blocks_per_sm == 1
+    misaligned = plan(last - 1, dtype, operation, device)
+    assert misaligned.tier == "block_smem"
 
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
@@ -221,10 +241,10 @@ def test_forced_tiers(dtype):
 
 @pytest.mark.parametrize("operation", [*oracle.OPERATIONS, *MASKED])
 def test_longest_row_of_the_block_tier(operation):
-    """1024 threads with the packs that each holds; one more is refused."""
-    packs = 1024 * (4 // inputs(operation))
+    """512 threads with the packs that each holds; one more is refused."""
+    packs = 512 * (8 // inputs(operation))
     most = plan(packs * 8, "bfloat16", operation, tier="block")
-    assert (most.tier, most.block_threads, most.lanes) == ("block", 1024, 1024)
+    assert (most.tier, most.block_threads, most.lanes) == ("block", 512, 512)
     one = plan(8, "bfloat16", operation, tier="block")
     assert one.block_threads == 32
     for cols in ((packs + 1) * 8, packs * 8 - 1):  # misaligned, a row touches a pack more
@@ -235,20 +255,19 @@ def test_longest_row_of_the_block_tier(operation):
 
 
 def test_tiers_of_attention_scores():
-    """A block's registers serve scores that are too long for a warp, and nothing else."""
-
     def tiers(operation, *lengths, dtype="bfloat16"):
         return [plan(cols, dtype, operation).tier for cols in lengths]
 
-    scores = "masked_softmax_fwd"
-    assert tiers(scores, 128, 2048, 4096, 8192) == ["warp", "warp", "block", "block_smem"]
-    assert tiers(scores, 2048, 2052, dtype="float32") == ["warp", "block_smem"]
-    assert "block" in tiers("biased_softmax_fwd", *range(128, 4096, 128))
-    assert "block" not in tiers("masked_softmax_grad", *range(128, 20000, 128))
-    for operation in oracle.OPERATIONS:
-        assert "block" not in tiers(operation, *range(128, 20000, 128))
-    for operation in MASKED:
-        assert tiers(operation, 1 << 20) == ["block_uncached"]
+    lengths = (128, 2048, 4096, 24576, 24584, 1 << 20)
+    expected = ["warp", "warp", "block", "block", "block_smem", "block_uncached"]
+    assert tiers("masked_softmax_fwd", *lengths) == expected
+    assert tiers("masked_softmax_fwd", 2048, 2052, dtype="float32") == ["warp", "block"]
+    assert tiers("masked_softmax_fwd", 4099) == tiers("biased_softmax_fwd", 4099) == ["block"]
+    assert tiers("masked_softmax_grad", 4099) == ["block_smem"]
+    for operation in ("biased_softmax_fwd", "masked_softmax_grad"):
+        lengths = (1024, 1032, 12288, 12296, 1 << 20)
+        expected = ["warp", "block", "block", "block_smem", "block_uncached"]
+        assert tiers(operation, *lengths) == expected
 
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES)

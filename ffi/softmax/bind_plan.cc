@@ -21,8 +21,7 @@ Enum FromName(const std::string_view (&names)[kCount], const std::string& name, 
 }
 
 SoftmaxPlan Plan(int64_t rows, int64_t cols, const std::string& dtype, const std::string& operation,
-                 const DeviceLimits& limits, const std::string& tier, bool has_mask,
-                 const std::string& part) {
+                 const DeviceLimits& limits, const std::string& tier, const std::string& part) {
   if (rows < 0 || cols < 1) {
     throw nb::value_error(("rows must be at least 0 and cols at least 1, got " +
                            std::to_string(rows) + " and " + std::to_string(cols))
@@ -33,7 +32,6 @@ SoftmaxPlan Plan(int64_t rows, int64_t cols, const std::string& dtype, const std
   problem.cols = cols;
   problem.dtype = FromName<DType>(kDTypeNames, dtype, "dtype");
   problem.operation = FromName<Operation>(kOperationNames, operation, "operation");
-  problem.has_mask = has_mask;
   problem.part = FromName<Part>(kPartNames, part, "part");
   if (!ParseTier(tier, &problem.tier))
     throw nb::value_error(("unknown tier '" + tier + "'").c_str());
@@ -109,8 +107,7 @@ void BindSoftmaxPlan(nb::module_& module) {
 
   module.def("named_devices", &NamedDevices, "Limits of well-known GPUs, by name.");
   module.def("plan_softmax", &Plan, nb::arg("rows"), nb::arg("cols"), nb::arg("dtype"),
-             nb::arg("operation"), nb::arg("limits"), nb::arg("tier"), nb::arg("has_mask") = false,
-             nb::arg("part") = "whole",
+             nb::arg("operation"), nb::arg("limits"), nb::arg("tier"), nb::arg("part") = "whole",
              "The plan of a row operation; raises ValueError where the tier cannot serve it.");
 }
 

@@ -39,7 +39,6 @@ ffi::Error Run(Operation operation, cudaStream_t stream, int32_t ordinal,
   problem.cols = arrays.cols;
   problem.dtype = *ToDType(x.element_type());
   problem.operation = operation;
-  problem.has_mask = arrays.attention.mask != nullptr;
   problem.part = part;
   if (!ParseTier(tier_name, &problem.tier))
     return Explain(operation, "unknown tier '" + std::string(tier_name) + "'");

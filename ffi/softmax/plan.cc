@@ -65,20 +65,27 @@ void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, S
       GridBlocks(CeilDiv(problem.rows, 32 * kWarps), plan.blocks_per_sm, kWaves, limits);
 }
 
-// Packs of each input that a block of the most threads holds in its registers.
-int64_t PacksOfBlock(Operation operation) {
-  return int64_t{kBlockTierHeldPacks / InputsOf(operation)} * kUncachedThreads;
+// Threads of the tier `block`: as many warps as the row needs.
+int64_t BlockThreads(const SoftmaxProblem& problem, int pack) {
+  const int packs_per_warp = 32 * (kBlockPacks / InputsOf(problem.operation));
+  return CeilDiv(MaxPacksOfRow(problem.cols, pack), packs_per_warp) * 32;
 }
 
-// As many warps as the row needs.
+// Blocks, and so rows, of the tier `block` on an SM at once; none where a block cannot hold a row.
+int BlockTierBlocksPerSm(const SoftmaxProblem& problem, int pack, const DeviceLimits& limits) {
+  const int64_t threads = BlockThreads(problem, pack);
+  if (threads > kMostBlockThreads) return 0;
+  return BlocksPerSm(static_cast<int>(threads), 0, BlockRegisters(pack), limits);
+}
+
+// A block for each row.
 void PlanBlock(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
   plan.tier = Tier::kBlock;
-  plan.packs_per_lane = kBlockTierHeldPacks / InputsOf(problem.operation);
-  const int64_t packs = MaxPacksOfRow(problem.cols, plan.pack);
-  plan.block_threads = static_cast<int>(CeilDiv(packs, 32 * plan.packs_per_lane) * 32);
+  plan.packs_per_lane = kBlockPacks / InputsOf(problem.operation);
+  plan.block_threads = static_cast<int>(BlockThreads(problem, plan.pack));
   plan.lanes = plan.block_threads;
-  plan.blocks_per_sm = BlocksPerSm(plan.block_threads, 0, kBlockTierRegisters, limits);
-  plan.grid_blocks = GridBlocks(problem.rows, plan.blocks_per_sm, kWaves, limits);
+  plan.blocks_per_sm = BlockTierBlocksPerSm(problem, plan.pack, limits);
+  plan.grid_blocks = std::clamp<int64_t>(problem.rows, 1, INT32_MAX);
 }
 
 // Block size by occupancy (block-softmax seed, 2.5): the most resident blocks first, then the most
@@ -160,15 +167,16 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
   const bool stages = !plan.aligned && SharesRows(problem.operation) &&
                       StagedWarpBytes(problem) <= kStagedWarpBytes;
   const bool smem_fits = smem_bytes <= smem_room;
-  const bool block_fits = packs <= PacksOfBlock(problem.operation);
+  const int rows_of_blocks = BlockTierBlocksPerSm(problem, plan.pack, limits);
 
   Tier tier = problem.tier;
   if (tier == Tier::kAuto) {
-    tier = warp_fits ? Tier::kWarp : smem_fits ? Tier::kBlockSmem : Tier::kBlockUncached;
-    const bool prefers_block = problem.has_mask || packs * inputs <= kMostPacksOfUnmaskedBlock;
-    if (HasMask(problem.operation) && !warp_fits && block_fits && prefers_block) {
-      tier = Tier::kBlock;
-    }
+    const bool takes_block =
+        rows_of_blocks >= kLeastRowsOfBlocks && PrefersBlock(problem.operation, plan.aligned);
+    tier = warp_fits     ? Tier::kWarp
+           : takes_block ? Tier::kBlock
+           : smem_fits   ? Tier::kBlockSmem
+                         : Tier::kBlockUncached;
   }
   if (tier == Tier::kStream) return {{}, "tier 'stream' serves the parts of an operation only"};
   if (tier == Tier::kWarp && !warp_fits) {
@@ -176,7 +184,7 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
             "tier 'warp' cannot hold a row of " + std::to_string(packs) +
                 " packs of 16 bytes in the registers of a warp"};
   }
-  if (tier == Tier::kBlock && !block_fits) {
+  if (tier == Tier::kBlock && rows_of_blocks == 0) {
     return {{},
             "tier 'block' cannot hold a row of " + std::to_string(packs) +
                 " packs of 16 bytes in the registers of a block"};

@@ -5,9 +5,8 @@
 // plan is a plain value that can be compared and printed; it is made without a GPU. Must not know:
 // CUDA, XLA, Python.
 //
-// Everything that decides in which order a row is summed depends on cols, dtype, operation, whether
-// there is a mask, and device alone, never on rows: a row gives the same bits whatever batch it
-// stands in.
+// Everything that decides in which order a row is summed depends on cols, dtype, operation and
+// device alone, never on rows: a row gives the same bits whatever batch it stands in.
 #ifndef JAXKERNELS_SOFTMAX_PLAN_H_
 #define JAXKERNELS_SOFTMAX_PLAN_H_
 
@@ -64,17 +63,6 @@ constexpr bool WarpShapeFits(const WarpShape& shape, int pack, int inputs, bool 
 template <int kPack>
 inline constexpr int kMaskWords = (kPack + 3) / 4;
 
-// Rows of attention scores that are too long for a warp stay in the registers of a block if they
-// have a mask, or up to this number of packs of all inputs; the others go to its shared memory.
-// H200, 2^28 elements, time over that of a copy, block and block_smem (2026-11):
-//                                 plain          mask           causal
-//   bfloat16, 4096 columns (512)  1.04 and 1.16  1.13 and 1.38  1.10 and 1.32
-//   bfloat16, 8192 columns (1024) 1.06 and 1.08  1.15 and 1.41  1.13 and 1.09
-//   float32, 4096 columns (1024)  1.05 and 1.04  1.16 and 1.24  1.21 and 1.05
-//   float32, 8192 columns (2048)  1.10 and 1.06  1.22 and 1.25  1.28 and 1.07
-// (causal measured last, with fewer instructions than the others.)
-inline constexpr int kMostPacksOfUnmaskedBlock = 512;
-
 inline constexpr int kPlanPackBytes = 16;
 inline constexpr int kWarpTierThreads = 128;
 inline constexpr int kStagedTierThreads = 64;
@@ -86,6 +74,30 @@ inline constexpr int kStagedWarpBytes = 24 * 1024;
 inline constexpr int kBlockTierRegisters = 64;
 inline constexpr int kBlockTierHeldPacks = 4;
 inline constexpr int kBlockTierThreads[] = {128, 256, 512, 1024};
+// The tier `block`: packs of all inputs together that a thread holds, threads at most, and
+// registers of a thread, as few as hold the packs: the more rows are under way on an SM, the fewer
+// of its cycles pass without a load in flight. H200, time over that of a copy, masked and causal
+// scores (2026-11), with 32 waves of blocks that walk rows, and as here with a block for each row:
+//                            4 packs in 64   4 in 40 or 48   8, as here      a block for each
+//   bfloat16, 8192 columns   1.12 and 1.13   1.09 and 1.10   1.09 and 1.08   1.07 and 1.07
+//   float32, 8192 columns    1.20 and 1.31   1.10 and 1.10   1.10 and 1.10   1.08 and 1.07
+inline constexpr int kBlockPacks = 8;
+inline constexpr int kMostBlockThreads = 512;
+constexpr int BlockRegisters(int pack) { return pack == 8 ? 80 : 64; }
+// Rows that are too long for a warp go to the tier `block` if an SM holds so many of them, longer
+// ones to shared memory. H200, block and block_smem (2026-11), fraction of the copy rate: softmax,
+// bfloat16, 3072 columns 1.01 and 0.98, 24576 columns 0.99 and 0.96, its gradient, 3072 columns,
+// 1.05 and 1.01; float32, 16384 columns, 0.99 and 0.96; one row an SM, bfloat16, 32768 columns,
+// 0.79 and 0.99. Time over that of a copy, masked scores: bfloat16, 16384 columns, 1.03 and 1.18;
+// float32, 8192 columns, 1.08 and 1.13.
+inline constexpr int kLeastRowsOfBlocks = 2;
+// Two kinds of rows go to shared memory all the same, of both of which a thread needs more
+// registers than it has: log-softmax, which still needs its input after its terms (float32, 8192
+// columns, 0.78 and 0.98), and, except for scores, rows that begin within a pack (gradient of
+// scores, bfloat16, 12289 columns, 0.61 and 1.04).
+constexpr bool PrefersBlock(Operation operation, bool aligned) {
+  return HasMask(operation) || (aligned && operation != Operation::kLogSoftmaxForward);
+}
 inline constexpr int kUncachedThreads = 1024;
 // The tier `stream`, of the parts of an operation: threads of a block, packs that a thread has in
 // flight over all inputs, and the packs of a row up to which so many lanes of a warp serve it
@@ -158,7 +170,6 @@ struct SoftmaxProblem {
   DType dtype = DType::kFloat32;
   Operation operation = Operation::kSoftmaxForward;
   Tier tier = Tier::kAuto;  // kAuto lets the policy choose
-  bool has_mask = false;    // operations on attention scores only
   Part part = Part::kWhole;
 };
 

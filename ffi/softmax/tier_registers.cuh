@@ -143,8 +143,9 @@ __global__ void __launch_bounds__(kWarpTierThreads) WarpTierKernel(RowArgs<Op> a
 }
 
 template <typename Op, bool kAligned>
-__global__ void __maxnreg__(kBlockTierRegisters) BlockTierKernel(RowArgs<Op> args) {
-  constexpr int kPacks = kBlockTierHeldPacks / Op::kInputs;
+__global__ void __maxnreg__(BlockRegisters(Pack<typename Op::Storage>::kSize))
+    BlockTierKernel(RowArgs<Op> args) {
+  constexpr int kPacks = kBlockPacks / Op::kInputs;
   RunInRegisters<Op, BlockGroup<typename Op::C>, kPacks, 1, kAligned>(args);
 }
 
