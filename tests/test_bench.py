@@ -2,6 +2,7 @@
 
 import json
 
+import jax.numpy as jnp
 import pytest
 
 pytest.importorskip("matplotlib")
@@ -178,15 +179,32 @@ def test_sgemm_inputs_do_not_stay_in_the_cache(monkeypatch):
     gpu_cache = timing.last_level_cache_bytes("gpu")
     monkeypatch.setattr(measure, "measure_together", record)
     monkeypatch.setattr(measure, "last_level_cache_bytes", lambda _: gpu_cache)
-    monkeypatch.setattr(measure, "_inputs", lambda product, count: list(range(count)))
+    monkeypatch.setattr(measure, "_inputs", lambda product, count: [(i, -1) for i in range(count)])
+    monkeypatch.setattr(measure.jax, "default_backend", lambda: "gpu")
     for product in cases.GPU_PRODUCTS:
         count = measure.products_per_call(product, "gpu")
         measure._times(product, count, ("xla", "pipelined"), settings)
         for calls in handed.values():
+            if product.is_square:  # a chain: the first b, and every a once
+                (call,) = calls
+                assert len(set(call[1:])) == len(call) - 1 == count
+                assert count * 4 * product.m * product.k >= 2 * 126 * 2**20
+                continue
             inputs = [pair for call in calls for pair in call]
             assert {len(call) for call in calls} == {count}
             assert len(set(inputs)) == len(inputs)
             assert len(inputs) * product.bytes >= 2 * 126 * 2**20
+
+
+def test_sgemm_chain_stays_finite():
+    """A chain's results keep their size, so that a GPU's switching power is that of any numbers."""
+    from jaxkernels.bench.sgemm import cases, measure
+
+    product = cases.Product("square", 1, 64, 64, 64, "NT")
+    program = measure._program(product, "pipelined")
+    result = program(*measure._arguments(product, measure._inputs(product, 200)))
+    assert result.shape == (64, 64)
+    assert 1e-3 < float(jnp.linalg.norm(result)) / 64 < 10
 
 
 def _measured(n=4096, **changes):
@@ -280,8 +298,9 @@ def test_sgemm_run_survives_a_product_without_memory(where, monkeypatch, tmp_pat
     assert "24^3: pipelined: " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("k", [32, 16])
 @pytest.mark.parametrize("name", ["xla", "pipelined"])
-def test_sgemm_program_computes_every_product(name):
+def test_sgemm_program_computes_every_product(name, k):
     """Neither merged nor left out: as many products in the compiled program as are divided by."""
     import jax
 
@@ -289,8 +308,10 @@ def test_sgemm_program_computes_every_product(name):
 
     if jax.default_backend() != "cpu":
         pytest.skip("on a GPU the calls have other names")
-    product = cases.Product("square", 1, 32, 32, 32)
-    program = measure._program(product, name).lower(*measure._inputs(product, 8)).compile()
+    product = cases.Product("other", 1, 32, 32, k)
+    assert product.is_square == (k == 32)  # a chain
+    arguments = measure._arguments(product, measure._inputs(product, 8))
+    program = measure._program(product, name).lower(*arguments).compile()
     assert program.as_text().count(" dot(") == 8
 
 

@@ -44,9 +44,14 @@ class Product:
         return 4 * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
 
     @property
+    def is_square(self) -> bool:
+        """Whether all matrices have one shape, and there is one product."""
+        return self.m == self.n == self.k and self.batch == 1
+
+    @property
     def label(self) -> str:
         """The product as tables name it."""
-        if self.m == self.n == self.k and self.batch == 1:
+        if self.is_square:
             size = f"{self.m}^3"
         else:
             size = f"({self.m}, {self.n}, {self.k})"
@@ -87,7 +92,7 @@ class Measurement:
         k: see `Product`.
         transposes: see `Product`.
         plan: the plan of the kernel that "pipelined" runs; empty on a CPU.
-        products_per_call: independent products in the program that was timed.
+        products_per_call: products in the program that was timed.
         seconds: median seconds per product by contender: "xla" and rungs.
         samples: all of them.
         relative_errors: ||C - C64|| / ||C64|| by contender, over sampled rows.

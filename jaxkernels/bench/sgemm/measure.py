@@ -1,17 +1,23 @@
 """Measures matrix products: builds inputs and contenders, hands them to ``bench.timing``.
 
 A call of a small product costs the host more time than the GPU, so what is timed is a program of
-several independent products on inputs of their own, all of whose results are returned; XLA captures
-it into one CUDA graph. The number of products makes a program last about a millisecond. Where its
-inputs and results would stay in the cache, successive calls have other inputs.
+several products, which XLA captures into CUDA graphs. Plain squares make a chain, in which each
+result is the next product's b: an argument for every product and one result, so that the host keeps
+up with the smallest of them. Other products are independent, with inputs of their own, and all
+results are returned. The number of products makes a program last about a millisecond.
+
+On a GPU a chain is as long as it takes to make its operands a too many for the cache. Otherwise,
+where inputs and results would stay in the cache, successive calls have other inputs, and where the
+host has to tell a CUDA graph of them, a product costs it up to ten microseconds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +40,8 @@ _MAX_PRODUCTS = 64
 # What a product takes at most, by guess: a part of a GPU's rate, and the latency of a launch.
 _GUESSED_RATE = {"gpu": 50e12, "cpu": 50e9}
 _GUESSED_LATENCY = 5e-6
+# How many times the cache the operands a of a chain are, on a GPU.
+_CACHES_OF_CHAIN = 2
 # Rows of C whose error is measured.
 _SAMPLED_ROWS = 256
 _EPSILON = 2.0**-24
@@ -88,23 +96,38 @@ def _function(product: cases.Product, name: str) -> Callable[[jax.Array, jax.Arr
     )
 
 
-def _program(product: cases.Product, name: str) -> Callable[..., list[jax.Array]]:
-    """Many independent products."""
+def _program(product: cases.Product, name: str) -> Callable[..., Any]:
+    """A chain of products, or several independent ones."""
     function = _function(product, name)
+    if product.is_square:
+        return jax.jit(lambda b, *many_a: reduce(lambda b, a: function(a, b), many_a, b))
     return jax.jit(lambda *pairs: [function(a, b) for a, b in pairs])
 
 
+def _arguments(
+    product: cases.Product, pairs: Sequence[tuple[jax.Array, jax.Array]]
+) -> tuple[Any, ...]:
+    """What a program of these operands takes; a chain's are scaled, so that its results stay finite."""
+    if not product.is_square:
+        return tuple(pairs)
+    return (pairs[0][1], *(a / math.sqrt(product.k) for a, _ in pairs))
+
+
 def products_per_call(product: cases.Product, platform: str) -> int:
-    """How many products make a program that lasts long enough.
+    """How many products make a program that lasts long enough, and a chain that no cache holds.
 
     Example:
         >>> products_per_call(cases.Product("square", 1, 4096, 4096, 4096), "gpu")
-        1
-        >>> products_per_call(cases.Product("square", 1, 256, 256, 256), "gpu")
+        4
+        >>> products_per_call(cases.Product("other", 1, 256, 256, 64), "gpu")
         64
     """
     guess = max(product.flops / _GUESSED_RATE[platform], _GUESSED_LATENCY)
-    return max(1, min(_MAX_PRODUCTS, math.ceil(_PROGRAM_SECONDS / guess)))
+    count = max(1, min(_MAX_PRODUCTS, math.ceil(_PROGRAM_SECONDS / guess)))
+    if platform == "gpu" and product.is_square:
+        cache = last_level_cache_bytes(platform)
+        count = max(count, math.ceil(_CACHES_OF_CHAIN * cache / (4 * product.m * product.k)))
+    return count
 
 
 def _errors(product: cases.Product, name: str) -> tuple[float, float]:
@@ -140,13 +163,15 @@ def _times(
     product: cases.Product, count: int, names: tuple[str, ...], settings: Settings
 ) -> tuple[dict[str, Timing], dict[str, str]]:
     """The times of a program of `count` products, and who has none; inputs may not fit either."""
-    cache = last_level_cache_bytes(jax.default_backend())
-    rotations = rotations_for(count * product.bytes, cache)
+    platform = jax.default_backend()
+    no_cache_holds_it = platform == "gpu" and product.is_square
+    cache = last_level_cache_bytes(platform)
+    rotations = 1 if no_cache_holds_it else rotations_for(count * product.bytes, cache)
     try:
         pairs = _inputs(product, rotations * count)
+        arguments = [_arguments(product, pairs[first::rotations]) for first in range(rotations)]
     except REFUSALS as error:
         return {}, dict.fromkeys(names, first_line(error))
-    arguments = [tuple(pairs[first::rotations]) for first in range(rotations)]
     return measure_together(
         [Contender(name, partial(_program, product, name), arguments) for name in names],
         repeats=settings.repeats,
