@@ -50,7 +50,7 @@ def sweep_products():
         problems.append((a, b, None, {}))
         gemm_cases.check_all(problems, algorithm)
         count += len(problems)
-    # The larger tiles of the pipelined rung.
+    # The tiles of the pipelined rung.
     problems = gemm_cases.edge_products([s[0] for s in gemm_cases.EDGES_OF_TILES.values()])
     gemm_cases.check_all(problems)
     return count + len(problems)

@@ -101,7 +101,9 @@ struct Pipelined {
   // once: 256^3 TN, 2 and 16 (2026-11): 4.6 and 4.0 us.
   static constexpr int kUnroll = kEngine == Engine::kTensor && kShape.AllSlicesAdd() ? kDepth : 2;
   static constexpr int kSteps = kDepth / kUnroll;
-  // Tiles are prepared one step before they are needed, so that the barrier does not wait for it.
+  static_assert(!kReadsAlongK || kUnroll == kDepth, "FragmentAlongK counts the k of a tile");
+  // Tiles are prepared one step before they are needed, if there are several, so that the barrier
+  // does not wait for it.
   static constexpr int kPrepareStep = kSteps > 1 ? kSteps - 1 : 1;
 
   using TensorEngine =

@@ -76,7 +76,8 @@ constexpr PipelinedStages StagesOf(const PipelinedTile& tile, Engine engine, boo
 }
 
 // Floats from one k to the next. A warp that transposes float by float writes 8 k of 4 lines at
-// once; four floats of padding make its 32 addresses (4 * k + line) fall into 32 banks.
+// once (where there are slices 16 of 2 or 32 of one, with some conflicts); four floats of padding
+// make its 32 addresses (4 * k + line) fall into 32 banks.
 constexpr int PitchOf(int lines, Engine engine, bool along_k) {
   return engine == Engine::kFloats && along_k ? lines + 4 : lines;
 }

@@ -140,12 +140,17 @@ Choice ChooseFor(int64_t members, const SgemmProblem& problem, const DeviceLimit
   return best;
 }
 
-// The cheapest tile for the whole batch among those that sum in the same order.
+// The cheapest tile for the whole batch among those that sum in the same order: slices share a
+// stage, which is not as deep in the other engine.
 int ChooseTile(const SgemmProblem& problem, const DeviceLimits& limits, const Choice& one) {
-  int best = one.tile;
+  const PipelinedTile& alone = kPipelinedTiles[one.tile];
+  const Engine engine = EngineOf(problem, limits, alone);
   const int64_t batch = problem.Batch();
+  int best = one.tile;
   for (int tile = 0; tile < kPipelinedTileCount; ++tile) {
-    if (kPipelinedTiles[tile].slices != kPipelinedTiles[one.tile].slices) continue;
+    const PipelinedTile& candidate = kPipelinedTiles[tile];
+    if (candidate.slices != alone.slices) continue;
+    if (alone.slices > 1 && EngineOf(problem, limits, candidate) != engine) continue;
     if (CyclesOf(problem, limits, tile, one.split_k, batch) <
         CyclesOf(problem, limits, best, one.split_k, batch)) {
       best = tile;
@@ -217,8 +222,8 @@ SgemmProblem WithPadding(SgemmProblem problem, const DeviceLimits& limits, Algor
   padded.pad_a = static_cast<int>(-problem.PitchA() & 3);
   padded.pad_b = static_cast<int>(-problem.PitchB() & 3);
   const Choice one = ChooseFor(for_batch ? problem.Batch() : 1, padded, limits, 0);
-  // Slices share a stage, which is not as deep in the other engine: they would sum in another
-  // order. So a member gets the padding that it would get alone.
+  // Padding changes the engine, and so the order in which slices sum. So a member gets the padding
+  // that it would get alone.
   const bool alone = kPipelinedTiles[one.tile].slices > 1 && !for_batch;
   const int tile = alone ? one.tile : ChooseTile(padded, limits, one);
   if (EngineOf(padded, limits, kPipelinedTiles[tile]) != Engine::kTensor) return problem;

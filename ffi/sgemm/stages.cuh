@@ -1,13 +1,13 @@
 // How the tiles of A and B come into shared memory, several stages ahead of the arithmetic.
 //
-// Owns: which thread copies what, and where it lies. Whatever the operands look like, a tile ready
-// for use is block_k rows of neighbouring lines (a line is a row of op(A) or a column of op(B)), so
-// that the kernel reads fragments of all operands alike. Beyond the ends of an operand everything
-// is zero. Must not know: what the tiles are for.
+// Owns: which thread copies what, and where it lies. A tile ready for use is block_k rows of
+// neighbouring lines (a line is a row of op(A) or a column of op(B)), whatever the operand looks
+// like, or an A along k as the tensor memory accelerator brings it, where the kernel reads that.
+// Beyond the ends of an operand everything is zero. Must not know: what the tiles are for.
 //
 // Both engines have the same life cycle, in calls that all threads of the block make together:
 //   Stages stages(...)    begins to copy the first tiles
-//   Prepare(t)            waits for tile t and transposes it where it lies along k
+//   Prepare(t)            waits for tile t and transposes what is to be transposed
 //   __syncthreads()       by the caller: tile t is ready, tile t - 1 is not read any more
 //   Refill(t)             begins to copy the next tile in place of what is no longer read, or
 //   Step()                does so in equal parts, each time that some k of a tile are worked off
@@ -37,7 +37,7 @@ struct OperandWindow {
 };
 
 // One thread asks the tensor memory accelerator for whole tiles. An operand along k arrives line by
-// line, kBoxDepth k of each, and is transposed in shared memory.
+// line, kBoxDepth k of each, and is transposed in shared memory, A only if kTransposesA.
 template <int kBlockM, int kBlockN, int kBlockK, int kStages, int kThreads, bool kAlongKA,
           bool kAlongKB, bool kTransposesA>
 class TensorStages {

@@ -68,7 +68,7 @@ inline constexpr int kWarpTierThreads = 128;
 inline constexpr int kStagedTierThreads = 64;
 // Shared memory for the rows of one warp up to which misaligned rows are staged, one lane a row.
 inline constexpr int kStagedWarpBytes = 24 * 1024;
-// Registers a thread of the block tiers may use; block_smem fills 16 of them with held packs of all
+// Registers a thread of block_smem and of the tiers below may use; block_smem fills 16 of them with held packs of all
 // inputs together. More of both and fewer threads were slower: 48 held in 512 threads of 128
 // registers, H200, float32, 32768 columns, fraction of the copy rate: 0.80 to 0.91 (2026-11).
 inline constexpr int kBlockTierRegisters = 64;

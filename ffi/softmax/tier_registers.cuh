@@ -4,7 +4,7 @@
 // Work split: lane l of a group owns packs l, l + lanes, ... of its row, kPacks of them at most; a
 // group works on kRows
 //   rows at a time (two where a row is short, to keep more loads in flight) and walks the rows
-//   grid-stride.
+//   grid-stride; a block has one row, as long as a grid may have so many blocks.
 // Memory: every element is read once and written once, in 16-byte packs, neighbouring lanes on
 // neighbouring packs. Requires: the window of a row has at most lanes * kPacks packs; blockDim.x is
 // a multiple of 32. Short rows that begin within a pack go through tier_warp_staged.cuh.

@@ -10,7 +10,8 @@ Method, the same for every contender:
   is the median over the rounds.
 * Inputs are random normal numbers, never zeros (a device runs faster on data that toggles no
   bits). Where the data that one call touches is smaller than four times the last-level cache,
-  successive calls rotate through several copies of the inputs so that none is served from cache.
+  successive calls rotate through several copies of the inputs so that none is served from cache
+  (``bench sgemm`` says where it has another way).
 * Nothing is donated: each call writes an output of its own, but into memory that earlier calls of
   the sample have given back.
 """

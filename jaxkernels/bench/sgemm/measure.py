@@ -6,9 +6,10 @@ result is the next product's b: an argument for every product and one result, so
 up with the smallest of them. Other products are independent, with inputs of their own, and all
 results are returned. The number of products makes a program last about a millisecond.
 
-On a GPU a chain is as long as it takes to make its operands a too many for the cache. Otherwise,
-where inputs and results would stay in the cache, successive calls have other inputs, and where the
-host has to tell a CUDA graph of them, a product costs it up to ten microseconds.
+On a GPU a chain from 256^3 on is as long as it takes to make its operands a too many for the cache;
+small b and results stay there, as they do between the layers of a network. Other inputs and results
+that would stay in the cache are not used in successive calls. (A chain's are, because new ones have
+to be told to CUDA graphs, which takes the host up to ten microseconds a product.)
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ _MAX_PRODUCTS = 64
 # What a product takes at most, by guess: a part of a GPU's rate, and the latency of a launch.
 _GUESSED_RATE = {"gpu": 50e12, "cpu": 50e9}
 _GUESSED_LATENCY = 5e-6
-# How many times the cache the operands a of a chain are, on a GPU.
+# How many times the cache the operands a of a chain are, on a GPU, and the longest chain.
 _CACHES_OF_CHAIN = 2
+_MAX_CHAIN = 1024
 # Rows of C whose error is measured.
 _SAMPLED_ROWS = 256
 _EPSILON = 2.0**-24
@@ -121,12 +123,15 @@ def products_per_call(product: cases.Product, platform: str) -> int:
         4
         >>> products_per_call(cases.Product("other", 1, 256, 256, 64), "gpu")
         64
+        >>> products_per_call(cases.Product("square", 1, 16, 16, 16), "gpu")
+        1024
     """
     guess = max(product.flops / _GUESSED_RATE[platform], _GUESSED_LATENCY)
     count = max(1, min(_MAX_PRODUCTS, math.ceil(_PROGRAM_SECONDS / guess)))
     if platform == "gpu" and product.is_square:
         cache = last_level_cache_bytes(platform)
-        count = max(count, math.ceil(_CACHES_OF_CHAIN * cache / (4 * product.m * product.k)))
+        fill_cache = math.ceil(_CACHES_OF_CHAIN * cache / (4 * product.m * product.k))
+        count = max(count, min(_MAX_CHAIN, fill_cache))
     return count
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 DIRECTIONS = ("fwd", "grad")
 DTYPES = ("float32", "bfloat16", "float16")
-TIERS = ("auto", "warp", "block_smem", "block_uncached")
+TIERS = ("auto", "warp", "block", "block_smem", "block_uncached")
 
 # Powers of two, model widths, vocabularies, and odd lengths beside their even neighbours.
 GPU_COLS = (
