@@ -218,12 +218,13 @@ def draw(
     figure.text(0.015, 1 - 0.46 / height, subtitle, va="top", fontsize=9.5, color=_MUTED)
     has_odd = any(cols % 2 for cols in all_cols)
     handles = _legend_handles(sorted(shown), operation, has_odd)
-    legend_rows = -(-len(handles) // (4 * len(dtypes)))
+    legend_columns = min(len(handles), 3 * len(dtypes))
+    legend_rows = -(-len(handles) // legend_columns)
     figure.legend(
         handles=handles,
         loc="upper left",
         bbox_to_anchor=(0.008, 1 - 0.64 / height),
-        ncols=min(len(handles), 4 * len(dtypes)),
+        ncols=legend_columns,
         frameon=False,
         fontsize=9,
         handlelength=2.6,
