@@ -45,7 +45,7 @@ class FragmentOfRows {
 };
 
 // From a tile of kTileLines lines that lie along k, in boxes as the tensor memory accelerator
-// writes them: packs of four k of line l stand where their number is XOR l % 8 (the 128-byte
+// writes them: pack p, of four k, of line l lies at place p ^ (l % 8) of the line (the 128-byte
 // swizzle). A thread reads a pack of each line at once.
 template <int kLines, int kLanes, int kTileLines, int kDepth>
 class FragmentAlongK {

@@ -10,7 +10,7 @@
 // cycle, one from each bank. An FFMA has three operands, so one has to come from the reuse cache of
 // the instruction before; it does as long as a row of the thread tile is worked through from left
 // to right. What is left on an H200 (2026-11, 8x16 thread tile): 128 FFMA, 6 loads of fragments and
-// 7 bank conflicts for every k.
+// 9 bank conflicts for every k.
 #ifndef JAXKERNELS_SGEMM_PIPELINED_CUH_
 #define JAXKERNELS_SGEMM_PIPELINED_CUH_
 
@@ -97,8 +97,8 @@ struct Pipelined {
 
   // Two k are unrolled: more would not stay in the instruction cache with all its neighbours, and
   // the compiler finds the fewest bank conflicts so. H200, 4096^3, unrolled by 2, 4, 16 (2026-11):
-  // 54.3, 53.3, 52.0 TFLOP/s. Small thread tiles, whose blocks have few warps, do all of a tile at
-  // once: 256^3 TN, 2 and 16 (2026-11): 4.6 and 4.0 us.
+  // 54.3, 53.3, 52.0 TFLOP/s. Small sliced tiles, whose blocks have few warps, do all of a stage's
+  // k at once: 256^3 TN, 2 and 16 (2026-11): 4.6 and 4.0 us.
   static constexpr int kUnroll = kEngine == Engine::kTensor && kShape.AllSlicesAdd() ? kDepth : 2;
   static constexpr int kSteps = kDepth / kUnroll;
   static_assert(!kReadsAlongK || kUnroll == kDepth, "FragmentAlongK counts the k of a tile");

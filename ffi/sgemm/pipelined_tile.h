@@ -28,9 +28,9 @@ struct PipelinedTile {
   // sums, 5.84 and 5.45 us.
   constexpr bool AllSlicesAdd() const { return slices > 1 && thread_m * thread_n <= 32; }
   // Whether threads read an A that lies along k as the tensor engine brings it, four k at a time,
-  // instead of transposing it: that takes the registers that small thread tiles have left. H200,
-  // kSmallSlicedTile, transposed and as it lies (2026-11): 256^3 5.2 and 4.4 us, 512^3 11.6
-  // and 10.1.
+  // instead of transposing it: that takes the registers that small sliced tiles have left. H200,
+  // kSmallSlicedTile, transposed, and as it lies and all k of a stage unrolled, in a CUDA graph
+  // with operands from memory (2026-11): 256^3 5.2 and 4.4 us, 512^3 11.6 and 10.1.
   constexpr bool ReadsAlongK() const { return AllSlicesAdd(); }
 };
 

@@ -68,17 +68,18 @@ inline constexpr int kWarpTierThreads = 128;
 inline constexpr int kStagedTierThreads = 64;
 // Shared memory for the rows of one warp up to which misaligned rows are staged, one lane a row.
 inline constexpr int kStagedWarpBytes = 24 * 1024;
-// Registers a thread of block_smem and of the tiers below may use; block_smem fills 16 of them with held packs of all
-// inputs together. More of both and fewer threads were slower: 48 held in 512 threads of 128
-// registers, H200, float32, 32768 columns, fraction of the copy rate: 0.80 to 0.91 (2026-11).
+// Registers a thread of block_smem, block_uncached and stream may use; block_smem fills 16 of them
+// with held packs of all inputs together. More of both and fewer threads were slower: 48 held in
+// 512 threads of 128 registers, H200, float32, 32768 columns, fraction of the copy rate: 0.80 to
+// 0.91 (2026-11).
 inline constexpr int kBlockTierRegisters = 64;
 inline constexpr int kBlockTierHeldPacks = 4;
 inline constexpr int kBlockTierThreads[] = {128, 256, 512, 1024};
 // The tier `block`: packs of all inputs together that a thread holds, threads at most, and
 // registers of a thread, as few as hold the packs: the more rows are under way on an SM, the fewer
 // of its cycles pass without a load in flight. H200, time over that of a copy, masked and causal
-// scores (2026-11), with 32 waves of blocks that walk rows, and as here with a block for each row:
-//                            4 packs in 64   4 in 40 or 48   8, as here      a block for each
+// scores (2026-11), with 32 waves of blocks that walk rows, and with a block for each row, as here:
+//                            4 packs in 64   4 in 40 or 48   8 in 64 or 80   with a block for each
 //   bfloat16, 8192 columns   1.12 and 1.13   1.09 and 1.10   1.09 and 1.08   1.07 and 1.07
 //   float32, 8192 columns    1.20 and 1.31   1.10 and 1.10   1.10 and 1.10   1.08 and 1.07
 inline constexpr int kBlockPacks = 8;
@@ -86,15 +87,15 @@ inline constexpr int kMostBlockThreads = 512;
 constexpr int BlockRegisters(int pack) { return pack == 8 ? 80 : 64; }
 // Rows that are too long for a warp go to the tier `block` if an SM holds so many of them, longer
 // ones to shared memory. H200, block and block_smem (2026-11), fraction of the copy rate: softmax,
-// bfloat16, 3072 columns 1.01 and 0.98, 24576 columns 0.99 and 0.96, its gradient, 3072 columns,
+// bfloat16, 3072 columns 1.01 and 0.98, 24576 columns 0.97 and 0.93, its gradient, 3072 columns,
 // 1.05 and 1.01; float32, 16384 columns, 0.99 and 0.96; one row an SM, bfloat16, 32768 columns,
-// 0.79 and 0.99. Time over that of a copy, masked scores: bfloat16, 16384 columns, 1.03 and 1.18;
+// 0.78 and 0.96. Time over that of a copy, masked scores: bfloat16, 16384 columns, 1.03 and 1.18;
 // float32, 8192 columns, 1.08 and 1.13.
 inline constexpr int kLeastRowsOfBlocks = 2;
-// Two kinds of rows go to shared memory all the same, of both of which a thread needs more
-// registers than it has: log-softmax, which still needs its input after its terms (float32, 8192
-// columns, 0.78 and 0.98), and, except for scores, rows that begin within a pack (gradient of
-// scores, bfloat16, 12289 columns, 0.61 and 1.04).
+// Two kinds of rows go to shared memory all the same, because they need more registers than a
+// thread has: log-softmax, which still needs its input after its terms (float32, 8192 columns, 0.78
+// and 0.98), and, except forward on scores, rows that begin within a pack (gradient of scores,
+// bfloat16, 12289 columns, 0.61 and 1.04).
 constexpr bool PrefersBlock(Operation operation, bool aligned) {
   return HasMask(operation) || (aligned && operation != Operation::kLogSoftmaxForward);
 }
