@@ -156,6 +156,12 @@ def test_splits_where_a_grid_would_be_too_small():
     assert jk.plan_sgemm(128, 128, 65536, device="h200").split_k > 16
     assert jk.plan_sgemm(8192, 128, 8192, device="h200").split_k > 1
     assert jk.plan_sgemm(4096, 4096, 64, device="h200").split_k == 1
+    # What trying every split finds, the finest, of 64 k each, among them.
+    found = [
+        jk.plan_sgemm(128, 128, k, device="h200").split_k
+        for k in (512, 640, 768, 1024, 4096, 65536)
+    ]
+    assert found == [8, 4, 12, 8, 16, 64]
 
 
 def test_deep_sums_are_made_in_parts():
