@@ -154,19 +154,16 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
     assert p.grid_blocks <= 32 * limits.sm_count * p.blocks_per_sm, where
 
 
-ORDER = ("warp", "block", "block_smem", "block_uncached")
-
-
 def tier_ends(dtype, operation, device):
     """The longest aligned rows of each tier but the last."""
     pack = 16 // BYTES[dtype]
     ends, low = [], 1
-    for tier in ORDER[:-1]:
+    for tier in _validate.TIERS[:-1]:
         high = (1 << 22) // pack
         while low < high:
             middle = (low + high + 1) // 2
             reached = plan(middle * pack, dtype, operation, device).tier
-            stays = ORDER.index(reached) <= ORDER.index(tier)
+            stays = _validate.TIERS.index(reached) <= _validate.TIERS.index(tier)
             low, high = (middle, high) if stays else (low, middle - 1)
         ends.append(low * pack)
     return ends

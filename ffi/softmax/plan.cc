@@ -71,8 +71,8 @@ int64_t BlockThreads(const SoftmaxProblem& problem, int pack) {
   return CeilDiv(MaxPacksOfRow(problem.cols, pack), packs_per_warp) * 32;
 }
 
-// Blocks, and so rows, of the tier `block` on an SM at once; none where a block cannot hold a row.
-int BlockTierBlocksPerSm(const SoftmaxProblem& problem, int pack, const DeviceLimits& limits) {
+// Blocks of the tier `block`, and so rows, on an SM at once; none where a block cannot hold a row.
+int RowsOfBlocks(const SoftmaxProblem& problem, int pack, const DeviceLimits& limits) {
   const int64_t threads = BlockThreads(problem, pack);
   if (threads > kMostBlockThreads) return 0;
   return BlocksPerSm(static_cast<int>(threads), 0, BlockRegisters(pack), limits);
@@ -84,7 +84,7 @@ void PlanBlock(const SoftmaxProblem& problem, const DeviceLimits& limits, Softma
   plan.packs_per_lane = kBlockPacks / InputsOf(problem.operation);
   plan.block_threads = static_cast<int>(BlockThreads(problem, plan.pack));
   plan.lanes = plan.block_threads;
-  plan.blocks_per_sm = BlockTierBlocksPerSm(problem, plan.pack, limits);
+  plan.blocks_per_sm = RowsOfBlocks(problem, plan.pack, limits);
   plan.grid_blocks = std::clamp<int64_t>(problem.rows, 1, INT32_MAX);
 }
 
@@ -92,10 +92,9 @@ void PlanBlock(const SoftmaxProblem& problem, const DeviceLimits& limits, Softma
 // threads.
 void PlanBlockSmem(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
   plan.tier = Tier::kBlockSmem;
-  plan.blocks_per_sm =
-      BlocksPerSm(kBlockTierThreads[0], plan.smem_bytes, kBlockTierRegisters, limits);
-  for (const int threads : kBlockTierThreads) {
-    const int blocks = BlocksPerSm(threads, plan.smem_bytes, kBlockTierRegisters, limits);
+  plan.blocks_per_sm = BlocksPerSm(kSmemThreads[0], plan.smem_bytes, kLongRowRegisters, limits);
+  for (const int threads : kSmemThreads) {
+    const int blocks = BlocksPerSm(threads, plan.smem_bytes, kLongRowRegisters, limits);
     if (blocks == plan.blocks_per_sm) plan.block_threads = threads;
   }
   plan.lanes = plan.block_threads;
@@ -113,7 +112,7 @@ void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits
   plan.smem_bytes = plan.kept_packs * pack_bytes;
   plan.block_threads = kUncachedThreads;
   plan.lanes = plan.block_threads;
-  plan.blocks_per_sm = BlocksPerSm(kUncachedThreads, plan.smem_bytes, kBlockTierRegisters, limits);
+  plan.blocks_per_sm = BlocksPerSm(kUncachedThreads, plan.smem_bytes, kLongRowRegisters, limits);
   plan.grid_blocks = GridBlocks(problem.rows, plan.blocks_per_sm, kWaves, limits);
 }
 
@@ -127,7 +126,7 @@ void PlanStream(const SoftmaxProblem& problem, const DeviceLimits& limits, Softm
   plan.lanes = packs <= kMostPacksOfStreamingLanes  ? kStreamLanes
                : packs <= kMostPacksOfStreamingWarp ? 32
                                                     : kStreamThreads;
-  plan.blocks_per_sm = BlocksPerSm(kStreamThreads, 0, kBlockTierRegisters, limits);
+  plan.blocks_per_sm = BlocksPerSm(kStreamThreads, 0, kLongRowRegisters, limits);
   const int64_t blocks = CeilDiv(problem.rows, kStreamThreads / plan.lanes);
   plan.grid_blocks = GridBlocks(blocks, plan.blocks_per_sm, kWaves, limits);
 }
@@ -167,7 +166,7 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
   const bool stages = !plan.aligned && SharesRows(problem.operation) &&
                       StagedWarpBytes(problem) <= kStagedWarpBytes;
   const bool smem_fits = smem_bytes <= smem_room;
-  const int rows_of_blocks = BlockTierBlocksPerSm(problem, plan.pack, limits);
+  const int rows_of_blocks = RowsOfBlocks(problem, plan.pack, limits);
 
   Tier tier = problem.tier;
   if (tier == Tier::kAuto) {

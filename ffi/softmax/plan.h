@@ -72,9 +72,9 @@ inline constexpr int kStagedWarpBytes = 24 * 1024;
 // with held packs of all inputs together. More of both and fewer threads were slower: 48 held in
 // 512 threads of 128 registers, H200, float32, 32768 columns, fraction of the copy rate: 0.80 to
 // 0.91 (2026-11).
-inline constexpr int kBlockTierRegisters = 64;
-inline constexpr int kBlockTierHeldPacks = 4;
-inline constexpr int kBlockTierThreads[] = {128, 256, 512, 1024};
+inline constexpr int kLongRowRegisters = 64;
+inline constexpr int kSmemHeldPacks = 4;
+inline constexpr int kSmemThreads[] = {128, 256, 512, 1024};
 // The tier `block`: packs of all inputs together that a thread holds, threads at most, and
 // registers of a thread, as few as hold the packs: the more rows are under way on an SM, the fewer
 // of its cycles pass without a load in flight. H200, time over that of a copy, masked and causal
@@ -92,10 +92,10 @@ constexpr int BlockRegisters(int pack) { return pack == 8 ? 80 : 64; }
 // 0.78 and 0.96. Time over that of a copy, masked scores: bfloat16, 16384 columns, 1.03 and 1.18;
 // float32, 8192 columns, 1.08 and 1.13.
 inline constexpr int kLeastRowsOfBlocks = 2;
-// Two kinds of rows go to shared memory all the same, because they need more registers than a
-// thread has: log-softmax, which still needs its input after its terms (float32, 8192 columns, 0.78
-// and 0.98), and, except forward on scores, rows that begin within a pack (gradient of scores,
-// bfloat16, 12289 columns, 0.61 and 1.04).
+// Two kinds of rows go to shared memory all the same, because they were slower: log-softmax, which
+// needs its input after its terms, so that registers spill (float32, 8192 columns, 0.78 and 0.98),
+// and, except forward on scores, rows that begin within a pack (gradient of scores, bfloat16, 12289
+// columns, 0.61 and 1.04; why was not found out).
 constexpr bool PrefersBlock(Operation operation, bool aligned) {
   return HasMask(operation) || (aligned && operation != Operation::kLogSoftmaxForward);
 }

@@ -23,13 +23,13 @@
 namespace jaxkernels {
 
 template <typename Op, bool kAligned>
-__global__ void __maxnreg__(kBlockTierRegisters) BlockSmemTierKernel(RowArgs<Op> args) {
+__global__ void __maxnreg__(kLongRowRegisters) BlockSmemTierKernel(RowArgs<Op> args) {
   using T = typename Op::Storage;
   using C = ComputeType<T>;
   using View = RowView<Op, kAligned>;
   // A kept term goes back to shared memory, where only a value of the same size fits.
   constexpr bool kKeep = Op::kKeepsTerm && sizeof(T) == sizeof(C);
-  constexpr int kHeld = kBlockTierHeldPacks / Op::kInputs;
+  constexpr int kHeld = kSmemHeldPacks / Op::kInputs;
   extern __shared__ __align__(kPackBytes) unsigned char dynamic_smem[];
   Pack<T>* const row_packs = reinterpret_cast<Pack<T>*>(dynamic_smem);
   __shared__ typename BlockReducer<C>::Scratch scratch;

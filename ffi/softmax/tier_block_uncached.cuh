@@ -20,7 +20,7 @@ namespace jaxkernels {
 inline constexpr int kUncachedPacksInFlight = 4;
 
 template <typename Op, bool kAligned>
-__global__ void __maxnreg__(kBlockTierRegisters) BlockUncachedTierKernel(RowArgs<Op> args) {
+__global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<Op> args) {
   using T = typename Op::Storage;
   using C = ComputeType<T>;
   using View = RowView<Op, kAligned>;

@@ -17,7 +17,7 @@ namespace jaxkernels {
 // statistics[row] = {maximum, sum of the terms}; relative to 0 where all is -inf, so that the
 // columns of other devices decide what such a row gives.
 template <typename Op, typename Group, bool kAligned>
-__global__ void __maxnreg__(kBlockTierRegisters)
+__global__ void __maxnreg__(kLongRowRegisters)
     RowStatisticsKernel(RowArgs<Op> args, typename Op::C* statistics) {
   using C = typename Op::C;
   constexpr int kUnroll = kStreamPacksInFlight / Op::kInputs;
@@ -46,7 +46,7 @@ __global__ void __maxnreg__(kBlockTierRegisters)
 
 // The result from the statistics of whole rows; `lanes` neighbouring threads share a row.
 template <typename Op, bool kAligned>
-__global__ void __maxnreg__(kBlockTierRegisters)
+__global__ void __maxnreg__(kLongRowRegisters)
     RowFinishKernel(RowArgs<Op> args, const typename Op::C* statistics, int lanes) {
   using C = typename Op::C;
   using T = typename Op::Storage;

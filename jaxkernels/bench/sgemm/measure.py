@@ -169,9 +169,9 @@ def _times(
 ) -> tuple[dict[str, Timing], dict[str, str]]:
     """The times of a program of `count` products, and who has none; inputs may not fit either."""
     platform = jax.default_backend()
-    no_cache_holds_it = platform == "gpu" and product.is_square
+    keeps_inputs = platform == "gpu" and product.is_square
     cache = last_level_cache_bytes(platform)
-    rotations = 1 if no_cache_holds_it else rotations_for(count * product.bytes, cache)
+    rotations = 1 if keeps_inputs else rotations_for(count * product.bytes, cache)
     try:
         pairs = _inputs(product, rotations * count)
         arguments = [_arguments(product, pairs[first::rotations]) for first in range(rotations)]
