@@ -59,6 +59,7 @@ nb::dict Limits(int ordinal) {
   fields["blocks_per_sm"] = limits->blocks_per_sm;
   fields["registers_per_sm"] = limits->registers_per_sm;
   fields["compute_capability"] = limits->compute_capability;
+  fields["cluster_blocks"] = limits->cluster_blocks;
   return fields;
 }
 

@@ -44,12 +44,12 @@ def plan_softmax(
             (with a bias, masked or not) or "masked_softmax_grad".
         device: a name such as "h200", "a100" or "rtx4090", or a CUDA device of JAX; None means the
             first CUDA device, or "h200" on a machine without one.
-        tier: the tier to force, "warp", "block", "block_smem" or "block_uncached"; None lets the
-            plan choose.
+        tier: the tier to force, "warp", "block", "block_smem", "cluster" or "block_uncached"; None
+            lets the plan choose.
 
     Returns:
         The plan: a value that can be compared and printed, with fields such as `tier`,
-        `block_threads`, `smem_bytes`.
+        `cluster_blocks` (blocks that share a row), `block_threads`, `smem_bytes`.
 
     Raises:
         TypeError: the dtype has no kernels, or `device` is neither a name nor a device.
@@ -60,8 +60,8 @@ def plan_softmax(
         >>> import jaxkernels as jk
         >>> jk.plan_softmax((4096, 1024), "float32", device="h200").tier
         'warp'
-        >>> jk.plan_softmax((16, 1 << 20), "bfloat16", device="h200").tier
-        'block_uncached'
+        >>> jk.plan_softmax((16, 131072), "bfloat16", device="h200").tier
+        'cluster'
     """
     if operation not in _registry.OPERATIONS:
         listed = ", ".join(map(repr, _registry.OPERATIONS))

@@ -4,8 +4,8 @@ Owns: the two public functions, and how any axis, mask and dtype becomes rows of
 Must not know: how a primitive works, or how a kernel is launched.
 
 The kernels follow the tiers of OneFlow's softmax (a row lives in the registers of a warp, in the
-shared memory of a block, or nowhere), with the online maximum and sum of Milakov & Gimelshein where
-a row does not fit.
+shared memory of a block, or nowhere) and add one (in the shared memory of several blocks), with the
+online maximum and sum of Milakov & Gimelshein where no one has the whole row.
 """
 
 from __future__ import annotations
@@ -93,9 +93,10 @@ def softmax(
         where: mask of bool that broadcasts against x (and x against it); elements where it is False
             are left out, and are 0 in the result. A fully masked row is 0 throughout, with zero
             gradients.
-        tier: forces the GPU kernel of one tier, "warp", "block", "block_smem" or "block_uncached",
-            which is of use for measurements; None lets the plan choose (see `plan_softmax`). No
-            effect on a CPU, nor where a sharded axis is distributed.
+        tier: forces the GPU kernel of one tier, "warp", "block", "block_smem", "cluster" (compute
+            capability 9.0 and later) or "block_uncached", which is of use for measurements; None
+            lets the plan choose (see `plan_softmax`). No effect on a CPU, nor where a sharded axis
+            is distributed.
         implementation: None takes kernels where there are some, "ffi" raises where there are none,
             "xla" calls `jax.nn.softmax`.
 

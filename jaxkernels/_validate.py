@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 # Storage types that have kernels.
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-TIERS = ("warp", "block", "block_smem", "block_uncached")
+TIERS = ("warp", "block", "block_smem", "cluster", "block_uncached")
 IMPLEMENTATIONS = ("ffi", "xla")
 # The rungs of the SGEMM ladder; "auto" is None to users.
 ALGORITHMS = ("naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined")

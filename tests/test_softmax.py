@@ -48,12 +48,15 @@ def test_kinds_of_input(operation, dtype, tier):
     check_forward(xs, dtype, operation, tier)
 
 
+@tiers
 @dtypes
 @operations
-def test_special_values(operation, dtype):
+def test_special_values(operation, dtype, tier):
     """All -inf, +inf or NaN anywhere make the row NaN and leave its neighbours alone; -inf alone is a zero."""
     xs = []
     for cols in (1, 2, 7, 64, 257, 1030, 9001):
+        if not cases.serves(tier, (9, cols), dtype):
+            continue
         x = cases.logits("normal", 9, cols, dtype)
         x[1] = -np.inf
         x[3, 0] = np.inf
@@ -62,9 +65,9 @@ def test_special_values(operation, dtype):
         x[6, 0] = -np.inf
         x[7, -1] = -np.inf
         xs.append(x)
-    check_forward(xs, dtype, operation)
+    check_forward(xs, dtype, operation, tier)
     with cases.x64(dtype):
-        y = np.asarray(FUNCTIONS[operation](xs[3]), np.float64)
+        y = np.asarray(FUNCTIONS[operation](xs[3], tier=tier), np.float64)
     assert np.isnan(y[[1, 3, 4, 5]]).all()
     assert not np.isnan(y[[0, 2, 6, 7, 8]]).any()
 
@@ -101,6 +104,24 @@ def test_subnormal_results(dtype):
         y = np.asarray(jk.softmax(x))
         subnormal = (y > 0) & (y < np.finfo(np.float16).tiny)
         assert subnormal.sum() > 50
+
+
+@tiers
+@dtypes
+@operations
+def test_parts_of_a_row_that_are_far_apart(operation, dtype, tier):
+    """Whoever has one part of a row knows nothing of the others: parts of -inf beside parts where exponentials
+    relative to 0 would vanish or overflow, and parts that vanish beside the others."""
+    ends = [(-np.inf, -300), (-np.inf, 300), (0, -300), (300, 0), (-300, -302)]
+    for cols in (37, 1001, 40000):
+        if not cases.serves(tier, (10, cols), dtype):
+            continue
+        x = cases.logits("normal", 10, cols, "float64")
+        middle = cols // 2
+        for row, (first, second) in enumerate(ends):
+            x[2 * row, :middle], x[2 * row, middle:] = first, x[2 * row, middle:] + second
+            x[2 * row + 1, ::-1] = x[2 * row]
+        check_forward([x.astype(oracle.storage(dtype))], dtype, operation, tier)
 
 
 @tiers
@@ -166,7 +187,7 @@ def test_half_types_accumulate_in_float32():
         np.testing.assert_allclose(log_y, -np.log(70000), rtol=2.0**-8)
 
 
-@pytest.mark.parametrize("tier", ["block", "block_smem", "block_uncached"])
+@pytest.mark.parametrize("tier", ["block", "block_smem", "cluster", "block_uncached"])
 def test_a_forced_tier_changes_nothing_on_a_cpu(tier, cpu_devices):
     with jax.default_device(cpu_devices[0]):
         x = jnp.asarray(cases.logits("normal", 5, 300, "float32"))

@@ -76,7 +76,7 @@ def check_invariants(all_cols, operations, dtype, device):
             try:
                 p = plan(cols, dtype, operation, device, tier, rows)
             except ValueError:
-                assert tier in ("warp", "block", "block_smem"), (cols, operation, tier)
+                assert tier in ("warp", "block", "block_smem", "cluster"), (cols, operation, tier)
                 continue
             where = (cols, operation, tier, rows, p)
             assert p.tier == (tier or p.tier), where
@@ -134,15 +134,21 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
         assert values <= 128, where  # 255 registers, and some are needed for everything else
         rows_at_once = p.block_threads // p.lanes * p.rows_per_access
     else:
-        assert p.lanes == p.block_threads, where
+        assert p.lanes == p.block_threads * p.cluster_blocks, where
+        assert (p.tier == "cluster") == (p.cluster_blocks > 1), where
         if p.tier == "block":
             assert p.block_threads * p.packs_per_lane >= packs_of(cols, dtype), where
             assert p.packs_per_lane * inputs(operation) <= 8, where  # packs of 4 registers
             assert p.smem_bytes == 0, where
             assert p.grid_blocks == min(max(rows, 1), 2**31 - 1), where
             return
-        elif p.tier == "block_smem":
-            assert p.smem_bytes >= packs_of(cols, dtype) * 16 * inputs(operation), where
+        elif p.tier in ("block_smem", "cluster"):
+            # A window may begin seven packs early, and each part of a row begins at a line of eight.
+            assert p.cluster_blocks * p.kept_packs >= packs_of(cols, dtype) + 7, where
+            assert p.cluster_blocks == 1 or p.kept_packs % 8 == 0, where
+            assert p.smem_bytes >= p.kept_packs * 16 * inputs(operation), where
+            assert p.cluster_blocks <= limits.cluster_blocks, where
+            assert p.grid_blocks % p.cluster_blocks == 0, where
         else:
             # A row may be kept whole when the tier is forced; a window may begin seven packs early.
             # Room for a row of scores without its mask is more than such a row may need.
@@ -150,7 +156,7 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
             assert operation in MASKED or p.kept_packs <= packs_of(cols, dtype) + 7, where
             assert p.smem_bytes == p.kept_packs * 16 * inputs(operation), where
     # Rows are walked grid-stride, so any grid covers them; none may be launched for nothing.
-    assert p.grid_blocks <= max(1, -(-rows // rows_at_once)), where
+    assert p.grid_blocks <= max(1, -(-rows // rows_at_once)) * p.cluster_blocks, where
     assert p.grid_blocks <= 32 * limits.sm_count * p.blocks_per_sm, where
 
 
@@ -173,24 +179,46 @@ def tier_ends(dtype, operation, device):
 @pytest.mark.parametrize("operation", oracle.OPERATIONS)
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_tiers_follow_one_another(dtype, operation, device):
-    """warp, then block while an SM holds two rows (but not of log-softmax), then block_smem as far as shared memory
-    reaches (not to the 48 KiB of a plain launch), then uncached."""
-    warp_end, block_end, smem_end = tier_ends(dtype, operation, device)
-    assert 128 <= warp_end <= block_end < smem_end
+    """warp, block while an SM holds two rows (but not of log-softmax), block_smem as far as it holds two and, without
+    clusters, as far as shared memory reaches (not to the 48 KiB of a plain launch), cluster, uncached."""
+    warp_end, block_end, smem_end, cluster_end = tier_ends(dtype, operation, device)
+    assert 128 <= warp_end <= block_end <= smem_end <= cluster_end
     assert (warp_end == block_end) == (operation == "log_softmax_fwd")
     limits = _cpu.named_devices()[device]
     row = BYTES[dtype] * inputs(operation)
-    assert smem_end * row <= limits.smem_per_block
-    assert smem_end * row > 0.98 * limits.smem_per_block - 1024
+    room = limits.smem_per_sm / 2 if limits.cluster_blocks > 1 else limits.smem_per_block
+    # Registers may hold two rows where shared memory does not.
+    assert smem_end == block_end or 0.98 * room - 3 * 1024 < smem_end * row <= room
+    assert smem_end > block_end or block_end * row > room
     pack = 16 // BYTES[dtype]
     for cols in (pack, warp_end):
         assert plan(cols, dtype, operation, device).tier == "warp"
     if warp_end < block_end:
         _check_end_of_block_tier(warp_end + pack, block_end, pack, dtype, operation, device)
-    for cols in (block_end + pack, smem_end):
+    for cols in (block_end + pack, smem_end) if block_end < smem_end else ():
         assert plan(cols, dtype, operation, device).tier == "block_smem"
-    for cols in (smem_end + pack, 4 * smem_end):
+    assert (smem_end < cluster_end) == (limits.cluster_blocks > 1)
+    if smem_end < cluster_end:
+        _check_clusters(smem_end + pack, cluster_end, pack, dtype, operation, device)
+    for cols in (cluster_end + pack, 4 * cluster_end):
         assert plan(cols, dtype, operation, device).tier == "block_uncached"
+
+
+def _check_clusters(first, last, pack, dtype, operation, device):
+    """The fewest blocks of which an SM holds two; rows of the largest clusters fill an SM, if they are gradients'."""
+    limits = _cpu.named_devices()[device]
+    shortest, longest = (plan(cols, dtype, operation, device) for cols in (first, last))
+    assert (shortest.tier, shortest.cluster_blocks) == ("cluster", 2)
+    assert (longest.tier, longest.cluster_blocks) == ("cluster", limits.cluster_blocks)
+    assert longest.blocks_per_sm == (2 if operation.endswith("_fwd") else 1)
+    before = shortest
+    for cols in range(first, last, pack * 512):
+        now = plan(cols, dtype, operation, device)
+        assert now.tier == "cluster"
+        if now.cluster_blocks > before.cluster_blocks:
+            assert now.cluster_blocks == 2 * before.cluster_blocks
+            assert before.blocks_per_sm == 2 < now.blocks_per_sm
+        before = now
 
 
 def _check_end_of_block_tier(first, last, pack, dtype, operation, device):
@@ -201,7 +229,7 @@ def _check_end_of_block_tier(first, last, pack, dtype, operation, device):
     if reached.block_threads < 512:  # as many as a block may have
         assert plan(last + pack, dtype, operation, device, tier="block").blocks_per_sm == 1
     misaligned = plan(last - 1, dtype, operation, device)
-    assert misaligned.tier == "block_smem"
+    assert misaligned.tier in ("block_smem", "cluster")
 
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
@@ -210,6 +238,7 @@ def test_what_sums_a_row_depends_on_cols_not_on_rows(dtype):
     for cols in interesting_cols(dtype):
         plans = [plan(cols, dtype, rows=rows) for rows in (1, 2, 100, 1 << 20)]
         shapes = {(p.tier, p.lanes, p.packs_per_lane, p.staged, p.block_threads) for p in plans}
+        assert len({(p.cluster_blocks, p.kept_packs) for p in plans}) == 1, cols
         assert len(shapes) == 1, (cols, shapes)
 
 
@@ -234,6 +263,10 @@ def test_forced_tiers(dtype):
     assert small.tier == "block_smem"
     with pytest.raises(ValueError, match="rtx4090"):
         plan(50_000, device="rtx4090", tier="block_smem")
+    with pytest.raises(ValueError, match=r"capability 9\.0 or later, unlike rtx4090"):
+        plan(50_000, device="rtx4090", tier="cluster")
+    with pytest.raises(ValueError, match=r"'cluster' needs \d+ bytes .* each of 16 blocks"):
+        plan(1 << 22, dtype, tier="cluster")
 
 
 @pytest.mark.parametrize("operation", [*oracle.OPERATIONS, *MASKED])
@@ -255,15 +288,15 @@ def test_tiers_of_attention_scores():
     def tiers(operation, *lengths, dtype="bfloat16"):
         return [plan(cols, dtype, operation).tier for cols in lengths]
 
-    lengths = (128, 2048, 4096, 24576, 24584, 1 << 20)
-    expected = ["warp", "warp", "block", "block", "block_smem", "block_uncached"]
+    lengths = (128, 2048, 4096, 24576, 24584, 1 << 16, 1 << 20)
+    expected = ["warp", "warp", "block", "block", "block_smem", "cluster", "block_uncached"]
     assert tiers("masked_softmax_fwd", *lengths) == expected
     assert tiers("masked_softmax_fwd", 2048, 2052, dtype="float32") == ["warp", "block"]
     assert tiers("masked_softmax_fwd", 4099) == tiers("biased_softmax_fwd", 4099) == ["block"]
     assert tiers("masked_softmax_grad", 4099) == ["block_smem"]
     for operation in ("biased_softmax_fwd", "masked_softmax_grad"):
-        lengths = (1024, 1032, 12288, 12296, 1 << 20)
-        expected = ["warp", "block", "block", "block_smem", "block_uncached"]
+        lengths = (1024, 1032, 12288, 12296, 1 << 16, 1 << 20)
+        expected = ["warp", "block", "block", "block_smem", "cluster", "block_uncached"]
         assert tiers(operation, *lengths) == expected
 
 
@@ -285,8 +318,8 @@ def test_plans_compare_and_print():
     assert a is not None
     text = repr(a)
     assert text.startswith("SoftmaxPlan(tier='warp', ")
-    names = "tier pack lanes packs_per_lane rows_per_access aligned block_threads grid_blocks smem_bytes blocks_per_sm"
-    for name in names.split():
+    names = "tier pack lanes packs_per_lane kept_packs rows_per_access cluster_blocks aligned block_threads grid_blocks"
+    for name in (*names.split(), "smem_bytes", "blocks_per_sm"):
         assert f"{name}={getattr(a, name)!r}" in text
     with pytest.raises(AttributeError):
         a.tier = "block_smem"
@@ -308,6 +341,7 @@ def test_device_limits_compare_and_print():
         "blocks_per_sm",
         "registers_per_sm",
         "compute_capability",
+        "cluster_blocks",
     )
     copy = jk.DeviceLimits(**{field: getattr(h200, field) for field in fields})
     assert copy == h200

@@ -19,12 +19,13 @@ struct DeviceLimits {
   int blocks_per_sm = 0;
   int registers_per_sm = 0;    // 32-bit registers
   int compute_capability = 0;  // 90 for 9.0
+  int cluster_blocks = 1;      // the most in a cluster
 
   bool operator==(const DeviceLimits& o) const {
     return name == o.name && sm_count == o.sm_count && smem_per_block == o.smem_per_block &&
            smem_per_sm == o.smem_per_sm && threads_per_sm == o.threads_per_sm &&
            blocks_per_sm == o.blocks_per_sm && registers_per_sm == o.registers_per_sm &&
-           compute_capability == o.compute_capability;
+           compute_capability == o.compute_capability && cluster_blocks == o.cluster_blocks;
   }
 };
 
@@ -32,17 +33,24 @@ struct DeviceLimits {
 // later).
 inline constexpr int kReservedSmemPerBlock = 1024;
 
+// The most blocks of a cluster: 8 are granted everywhere from compute capability 9.0 on, and 16, if
+// they are asked for, where groups of 16 SMs share a part of the chip.
+constexpr int MostClusterBlocks(int compute_capability, int sm_count) {
+  if (compute_capability < 90) return 1;
+  return compute_capability < 120 && sm_count >= 128 ? 16 : 8;
+}
+
 // From the CUDA C++ programming guide, "Technical Specifications per Compute Capability", and the
 // vendor's SM counts.
 inline const DeviceLimits kNamedDevices[] = {
-    {"a100", 108, 163 * 1024, 164 * 1024, 2048, 32, 65536, 80},
-    {"rtx3090", 82, 99 * 1024, 100 * 1024, 1536, 16, 65536, 86},
-    {"l4", 58, 99 * 1024, 100 * 1024, 1536, 24, 65536, 89},
-    {"rtx4090", 128, 99 * 1024, 100 * 1024, 1536, 24, 65536, 89},
-    {"h100", 132, 227 * 1024, 228 * 1024, 2048, 32, 65536, 90},
-    {"h200", 132, 227 * 1024, 228 * 1024, 2048, 32, 65536, 90},
-    {"b200", 148, 227 * 1024, 228 * 1024, 2048, 32, 65536, 100},
-    {"rtx5090", 170, 99 * 1024, 100 * 1024, 1536, 24, 65536, 120},
+    {"a100", 108, 163 * 1024, 164 * 1024, 2048, 32, 65536, 80, 1},
+    {"rtx3090", 82, 99 * 1024, 100 * 1024, 1536, 16, 65536, 86, 1},
+    {"l4", 58, 99 * 1024, 100 * 1024, 1536, 24, 65536, 89, 1},
+    {"rtx4090", 128, 99 * 1024, 100 * 1024, 1536, 24, 65536, 89, 1},
+    {"h100", 132, 227 * 1024, 228 * 1024, 2048, 32, 65536, 90, 16},
+    {"h200", 132, 227 * 1024, 228 * 1024, 2048, 32, 65536, 90, 16},
+    {"b200", 148, 227 * 1024, 228 * 1024, 2048, 32, 65536, 100, 16},
+    {"rtx5090", 170, 99 * 1024, 100 * 1024, 1536, 24, 65536, 120, 8},
 };
 
 }  // namespace jaxkernels

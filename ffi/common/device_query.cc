@@ -14,11 +14,12 @@ std::vector<DeviceLimits> QueryAll() {
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     cudaDeviceProp device;
     if (cudaGetDeviceProperties(&device, ordinal) != cudaSuccess) break;
-    all.push_back({device.name, device.multiProcessorCount,
-                   static_cast<int>(device.sharedMemPerBlockOptin),
-                   static_cast<int>(device.sharedMemPerMultiprocessor),
-                   device.maxThreadsPerMultiProcessor, device.maxBlocksPerMultiProcessor,
-                   device.regsPerMultiprocessor, 10 * device.major + device.minor});
+    all.push_back(
+        {device.name, device.multiProcessorCount, static_cast<int>(device.sharedMemPerBlockOptin),
+         static_cast<int>(device.sharedMemPerMultiprocessor), device.maxThreadsPerMultiProcessor,
+         device.maxBlocksPerMultiProcessor, device.regsPerMultiprocessor,
+         10 * device.major + device.minor,
+         MostClusterBlocks(10 * device.major + device.minor, device.multiProcessorCount)});
   }
   return all;
 }

@@ -9,6 +9,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 namespace jaxkernels {
@@ -23,6 +24,11 @@ inline constexpr bool kIsHalf = std::is_same_v<T, __half> || std::is_same_v<T, _
 
 template <typename C>
 inline constexpr C kInfinity = C(INFINITY);
+template <typename C>
+inline constexpr C kLargest = std::numeric_limits<C>::max();
+// An integer whose exponential is a little less than that.
+template <typename C>
+inline constexpr C kLargestExponent = sizeof(C) == 8 ? C(709) : C(88);
 
 // Two neighbouring elements at a time: the hardware converts half types in pairs.
 __device__ inline void Widen2(const float* from, float* to) { to[0] = from[0], to[1] = from[1]; }
@@ -85,9 +91,9 @@ __device__ ComputeType<T> DifferenceError(ComputeType<T> a, ComputeType<T> b,
   return (a - (difference + b_part)) + (b_part - b);
 }
 
-// exp(difference + error) for difference <= 0 and a tiny error. Where the difference is not finite
-// the error is NaN and the result 0 or NaN without it: the minimum, which prefers numbers, replaces
-// a NaN.
+// exp(difference + error) for difference <= kLargestExponent and a tiny error. Where the difference
+// is not finite the error is NaN and the result 0 or NaN without it: the minimum, which prefers
+// numbers, replaces a NaN.
 __device__ inline double ExpWithError(double difference, double error) {
   const double exponential = exp(difference);
   return fma(exponential, fmin(error, 1.0), exponential);
@@ -106,8 +112,9 @@ __device__ inline float ExpWithError(float difference, float error) {
   return fmaf(exponential, fminf(correction, 1.0f), exponential);
 }
 
-// exp(x - max) for max >= x, within a few units in the last place of the truth over the whole
-// range: the rounding error of x - max, which alone would cost up to 90 units in float32, is kept.
+// exp(x - max) for x - max <= kLargestExponent, within a few units in the last place of the truth
+// over the whole range: the rounding error of x - max, which alone would cost up to 90 units in
+// float32, is kept.
 template <typename T>
 __device__ ComputeType<T> ExpDifference(ComputeType<T> x, ComputeType<T> max) {
   const ComputeType<T> difference = x - max;

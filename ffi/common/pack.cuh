@@ -68,6 +68,15 @@ struct RowWindow {
     if (packs > 0) packs += lead;
   }
 
+  // Keeps `count` packs from `begin` on, or as many as there are. The others count as lead, which
+  // is negative where there are such packs before this part.
+  __device__ void TakePart(int begin, int count) {
+    first += begin;
+    lead -= begin;
+    packs = max(packs - begin, 0);
+    if (packs > count) packs = count, tail = present = kSize;
+  }
+
   __device__ bool Has(int index) const {
     return static_cast<unsigned>(index - lead) < static_cast<unsigned>(packs - lead);
   }

@@ -53,7 +53,8 @@ std::string ToString(const DeviceLimits& limits) {
          ", threads_per_sm=" + std::to_string(limits.threads_per_sm) +
          ", blocks_per_sm=" + std::to_string(limits.blocks_per_sm) +
          ", registers_per_sm=" + std::to_string(limits.registers_per_sm) +
-         ", compute_capability=" + std::to_string(limits.compute_capability) + ")";
+         ", compute_capability=" + std::to_string(limits.compute_capability) +
+         ", cluster_blocks=" + std::to_string(limits.cluster_blocks) + ")";
 }
 
 // Compares with anything, as Python's == must.
@@ -70,14 +71,14 @@ void BindSoftmaxPlan(nb::module_& module) {
           "__init__",
           [](DeviceLimits* self, const std::string& name, int sm_count, int smem_per_block,
              int smem_per_sm, int threads_per_sm, int blocks_per_sm, int registers_per_sm,
-             int compute_capability) {
-            new (self)
-                DeviceLimits{name,           sm_count,      smem_per_block,   smem_per_sm,
-                             threads_per_sm, blocks_per_sm, registers_per_sm, compute_capability};
+             int compute_capability, int cluster_blocks) {
+            new (self) DeviceLimits{
+                name,          sm_count,         smem_per_block,     smem_per_sm,   threads_per_sm,
+                blocks_per_sm, registers_per_sm, compute_capability, cluster_blocks};
           },
           nb::kw_only(), nb::arg("name"), nb::arg("sm_count"), nb::arg("smem_per_block"),
           nb::arg("smem_per_sm"), nb::arg("threads_per_sm"), nb::arg("blocks_per_sm"),
-          nb::arg("registers_per_sm"), nb::arg("compute_capability"))
+          nb::arg("registers_per_sm"), nb::arg("compute_capability"), nb::arg("cluster_blocks") = 1)
       .def_ro("name", &DeviceLimits::name)
       .def_ro("sm_count", &DeviceLimits::sm_count)
       .def_ro("smem_per_block", &DeviceLimits::smem_per_block)
@@ -86,6 +87,7 @@ void BindSoftmaxPlan(nb::module_& module) {
       .def_ro("blocks_per_sm", &DeviceLimits::blocks_per_sm)
       .def_ro("registers_per_sm", &DeviceLimits::registers_per_sm)
       .def_ro("compute_capability", &DeviceLimits::compute_capability)
+      .def_ro("cluster_blocks", &DeviceLimits::cluster_blocks)
       .def("__eq__", &Equals<DeviceLimits>, nb::arg().none())
       .def("__repr__", [](const DeviceLimits& self) { return ToString(self); });
 
@@ -98,6 +100,7 @@ void BindSoftmaxPlan(nb::module_& module) {
       .def_ro("packs_per_lane", &SoftmaxPlan::packs_per_lane)
       .def_ro("kept_packs", &SoftmaxPlan::kept_packs)
       .def_ro("rows_per_access", &SoftmaxPlan::rows_per_access)
+      .def_ro("cluster_blocks", &SoftmaxPlan::cluster_blocks)
       .def_ro("block_threads", &SoftmaxPlan::block_threads)
       .def_ro("grid_blocks", &SoftmaxPlan::grid_blocks)
       .def_ro("smem_bytes", &SoftmaxPlan::smem_bytes)

@@ -17,4 +17,36 @@ cudaError_t LaunchSoftmax(DType dtype, Operation operation, const SoftmaxPlan& p
   return cudaErrorInvalidValue;
 }
 
+cudaError_t StartKernel(const void* function, const SoftmaxPlan& plan, void** kernel_args,
+                        cudaStream_t stream) {
+  const auto allow = [&](cudaFuncAttribute attribute, int value) {
+    return cudaFuncSetAttribute(function, attribute, value);
+  };
+  cudaError_t error = cudaSuccess;
+  if (plan.smem_bytes > 0) {
+    // More than 48 KiB must be asked for, and the L1 cache must leave its half of the memory to us.
+    error = allow(cudaFuncAttributeMaxDynamicSharedMemorySize, plan.smem_bytes);
+    if (error != cudaSuccess) return error;
+    error = allow(cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    if (error != cudaSuccess) return error;
+  }
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(plan.cluster_blocks), 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(plan.grid_blocks));
+  config.blockDim = dim3(plan.block_threads);
+  config.dynamicSmemBytes = plan.smem_bytes;
+  config.stream = stream;
+  if (plan.cluster_blocks > 1) {
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+  }
+  if (plan.cluster_blocks > 8) {  // than are granted unasked
+    error = allow(cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaLaunchKernelExC(&config, function, kernel_args);
+}
+
 }  // namespace jaxkernels

@@ -11,9 +11,9 @@
 #include "softmax/launch.h"
 #include "softmax/row_ops.cuh"
 #include "softmax/row_ops_masked.cuh"
-#include "softmax/tier_block_smem.cuh"
 #include "softmax/tier_block_uncached.cuh"
 #include "softmax/tier_registers.cuh"
+#include "softmax/tier_smem.cuh"
 #include "softmax/tier_stream.cuh"
 #include "softmax/tier_warp_staged.cuh"
 
@@ -54,7 +54,8 @@ RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
     case Tier::kBlock:
       return plan.aligned ? &BlockTierKernel<Op, true> : &BlockTierKernel<Op, false>;
     case Tier::kBlockSmem:
-      return plan.aligned ? &BlockSmemTierKernel<Op, true> : &BlockSmemTierKernel<Op, false>;
+    case Tier::kCluster:
+      return plan.aligned ? &SmemTierKernel<Op, true> : &SmemTierKernel<Op, false>;
     default:
       return plan.aligned ? &BlockUncachedTierKernel<Op, true>
                           : &BlockUncachedTierKernel<Op, false>;
@@ -96,21 +97,10 @@ cudaError_t LaunchRowOp(const SoftmaxPlan& plan, const SoftmaxArrays& arrays, cu
   args.kept_packs = plan.kept_packs;
   if constexpr (Op::kHides) args.op = Op(arrays.attention);
 
-  const void* function = FindFunction<Op>(plan);
-  if (plan.smem_bytes > 0) {
-    // More than 48 KiB must be asked for, and the L1 cache must leave its half of the memory to us.
-    cudaError_t error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             plan.smem_bytes);
-    if (error != cudaSuccess) return error;
-    error = cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                 cudaSharedmemCarveoutMaxShared);
-    if (error != cudaSuccess) return error;
-  }
   void* statistics = arrays.statistics;
   int lanes = plan.lanes;
   void* kernel_args[] = {&args, &statistics, &lanes};  // whole operations take the first alone
-  return cudaLaunchKernel(function, dim3(static_cast<unsigned>(plan.grid_blocks)),
-                          dim3(plan.block_threads), kernel_args, plan.smem_bytes, stream);
+  return StartKernel(FindFunction<Op>(plan), plan, kernel_args, stream);
 }
 
 template <typename T>

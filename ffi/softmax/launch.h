@@ -25,6 +25,10 @@ struct SoftmaxArrays {
 cudaError_t LaunchSoftmax(DType dtype, Operation operation, const SoftmaxPlan& plan,
                           const SoftmaxArrays& arrays, cudaStream_t stream);
 
+// Starts kernel `function`, whose arguments are `kernel_args`, as `plan` says.
+cudaError_t StartKernel(const void* function, const SoftmaxPlan& plan, void** kernel_args,
+                        cudaStream_t stream);
+
 // The same for one storage type. Each is compiled in a file of its own, launch_<dtype>.cu, so that
 // they compile side by side.
 template <DType kDType>

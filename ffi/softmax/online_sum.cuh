@@ -12,8 +12,7 @@ template <typename Op>
 struct OnlineSum {
   using T = typename Op::Storage;
   using C = typename Op::C;
-  C max = Op::Fill();
-  C sum = 0;
+  C max, sum;  // of nothing: Op::Fill() and 0
 
   // While every element is -inf the terms are taken relative to 0: they vanish, and no inf - inf
   // makes a NaN.
@@ -29,15 +28,21 @@ struct OnlineSum {
     }
   }
 
+  // The sum of the terms relative to `reference` instead of Reference(max); infinite where that is
+  // too large.
+  __device__ C SumRelativeTo(C reference) const {
+    if constexpr (!Op::kUsesMax) return sum;
+    if (max - reference > kLargestExponent<C>) return kInfinity<C>;
+    return sum * ExpDifference<T>(max, reference);
+  }
+
   // Those of all lanes of a group.
   template <typename Group>
   __device__ void Meet(Group& group) {
-    if constexpr (Op::kUsesMax) {
-      const C own = max;
-      max = group.template AllReduce<MaxReduction<C>>(own);
-      sum *= ExpDifference<T>(own, Reference(max));
-    }
-    sum = group.template AllReduce<SumReduction<C>>(sum);
+    C of_group = max;
+    if constexpr (Op::kUsesMax) of_group = group.template AllReduce<MaxReduction<C>>(max);
+    sum = group.template AllReduce<SumReduction<C>>(SumRelativeTo(Reference(of_group)));
+    max = of_group;
   }
 
  private:

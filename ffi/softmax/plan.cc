@@ -7,8 +7,8 @@
 namespace jaxkernels {
 namespace {
 
-constexpr std::string_view kTierNames[] = {"auto",       "warp",           "block",
-                                           "block_smem", "block_uncached", "stream"};
+constexpr std::string_view kTierNames[] = {"auto",    "warp",           "block", "block_smem",
+                                           "cluster", "block_uncached", "stream"};
 
 // The first compiled layout that covers `packs`, or -1.
 int FindWarpShape(int64_t packs, int pack, int inputs, bool hides, bool aligned) {
@@ -20,11 +20,16 @@ int FindWarpShape(int64_t packs, int pack, int inputs, bool hides, bool aligned)
   return -1;
 }
 
-int BlocksPerSm(int threads, int smem_bytes, int registers, const DeviceLimits& limits) {
+int BlocksPerSm(int threads, int smem_bytes, int registers, int pack, const DeviceLimits& limits) {
   const int by_smem =
-      limits.smem_per_sm / (smem_bytes + kReductionScratchBytes + kReservedSmemPerBlock);
+      limits.smem_per_sm / (smem_bytes + ReductionScratchBytes(pack) + kReservedSmemPerBlock);
   const int by_registers = limits.registers_per_sm / (registers * threads);
   return std::min({limits.threads_per_sm / threads, by_smem, by_registers, limits.blocks_per_sm});
+}
+
+// Dynamic shared memory that a block may have.
+int SmemRoom(int pack, const DeviceLimits& limits) {
+  return limits.smem_per_block - ReductionScratchBytes(pack);
 }
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -41,7 +46,7 @@ void PlanWarp(const SoftmaxProblem& problem, const DeviceLimits& limits, Softmax
   plan.packs_per_lane = shape.packs_per_lane;
   plan.rows_per_access = shape.rows_per_access;
   plan.block_threads = kWarpTierThreads;
-  plan.blocks_per_sm = BlocksPerSm(kWarpTierThreads, 0, 32, limits);
+  plan.blocks_per_sm = BlocksPerSm(kWarpTierThreads, 0, 32, plan.pack, limits);
   const int64_t rows_per_block = int64_t{kWarpTierThreads / shape.lanes} * shape.rows_per_access;
   plan.grid_blocks =
       GridBlocks(CeilDiv(problem.rows, rows_per_block), plan.blocks_per_sm, kWaves, limits);
@@ -60,7 +65,7 @@ void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, S
   plan.rows_per_access = 32;
   plan.block_threads = kStagedTierThreads;
   plan.smem_bytes = static_cast<int>(StagedWarpBytes(problem) * kWarps);
-  plan.blocks_per_sm = BlocksPerSm(plan.block_threads, plan.smem_bytes, 64, limits);
+  plan.blocks_per_sm = BlocksPerSm(plan.block_threads, plan.smem_bytes, 64, plan.pack, limits);
   plan.grid_blocks =
       GridBlocks(CeilDiv(problem.rows, 32 * kWarps), plan.blocks_per_sm, kWaves, limits);
 }
@@ -75,7 +80,7 @@ int64_t BlockThreads(const SoftmaxProblem& problem, int pack) {
 int RowsOfBlocks(const SoftmaxProblem& problem, int pack, const DeviceLimits& limits) {
   const int64_t threads = BlockThreads(problem, pack);
   if (threads > kMostBlockThreads) return 0;
-  return BlocksPerSm(static_cast<int>(threads), 0, BlockRegisters(pack), limits);
+  return BlocksPerSm(static_cast<int>(threads), 0, BlockRegisters(pack), pack, limits);
 }
 
 // A block for each row.
@@ -88,19 +93,55 @@ void PlanBlock(const SoftmaxProblem& problem, const DeviceLimits& limits, Softma
   plan.grid_blocks = std::clamp<int64_t>(problem.rows, 1, INT32_MAX);
 }
 
+// Shared memory of each of the blocks that share a row.
+struct SharedRow {
+  int blocks = 0;  // none: the row does not fit
+  int64_t slots = 0;
+  int64_t bytes = 0;
+  int blocks_per_sm = 0;  // at most
+};
+
+SharedRow ShareRow(const SoftmaxProblem& problem, int pack, int blocks,
+                   const DeviceLimits& limits) {
+  const int mask_words = HasMask(problem.operation) ? (pack + 3) / 4 : 0;
+  SharedRow row;
+  row.slots = SmemSlots(MaxPacksOfRow(problem.cols, pack), blocks);
+  row.bytes = row.slots * (kPlanPackBytes * InputsOf(problem.operation) + 4 * mask_words);
+  if (row.bytes > SmemRoom(pack, limits)) return row;
+  row.blocks = blocks;
+  row.blocks_per_sm =
+      BlocksPerSm(kSmemThreads[0], static_cast<int>(row.bytes), kLongRowRegisters, pack, limits);
+  return row;
+}
+
+// Over a cluster: the fewest blocks of which an SM holds several, or else the most.
+SharedRow ShareRowOverCluster(const SoftmaxProblem& problem, int pack, const DeviceLimits& limits) {
+  SharedRow row;
+  for (const int blocks : kClusterBlocks) {
+    if (blocks > limits.cluster_blocks || row.blocks_per_sm >= kLeastRowsOfBlocks) break;
+    row = ShareRow(problem, pack, blocks, limits);
+  }
+  return row;
+}
+
 // Block size by occupancy (block-softmax seed, 2.5): the most resident blocks first, then the most
 // threads.
-void PlanBlockSmem(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
-  plan.tier = Tier::kBlockSmem;
-  plan.blocks_per_sm = BlocksPerSm(kSmemThreads[0], plan.smem_bytes, kLongRowRegisters, limits);
+void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const DeviceLimits& limits,
+                   SoftmaxPlan& plan) {
+  plan.tier = row.blocks == 1 ? Tier::kBlockSmem : Tier::kCluster;
+  plan.cluster_blocks = row.blocks;
+  plan.kept_packs = static_cast<int>(row.slots);
+  plan.smem_bytes = static_cast<int>(row.bytes);
+  plan.blocks_per_sm = row.blocks_per_sm;
   for (const int threads : kSmemThreads) {
-    const int blocks = BlocksPerSm(threads, plan.smem_bytes, kLongRowRegisters, limits);
+    const int blocks = BlocksPerSm(threads, plan.smem_bytes, kLongRowRegisters, plan.pack, limits);
     if (blocks == plan.blocks_per_sm) plan.block_threads = threads;
   }
-  plan.lanes = plan.block_threads;
-  const bool few_waves = plan.blocks_per_sm == 1 && IsForward(problem.operation);
-  const int waves = few_waves ? kWavesOfSingleForwardBlocks : kWaves;
-  plan.grid_blocks = GridBlocks(problem.rows, plan.blocks_per_sm, waves, limits);
+  plan.lanes = plan.block_threads * row.blocks;
+  const int waves = WavesOf(problem.operation, row.blocks, plan.blocks_per_sm);
+  const int64_t blocks = problem.rows > INT32_MAX ? INT32_MAX : problem.rows * row.blocks;
+  const int64_t clusters = GridBlocks(blocks, plan.blocks_per_sm, waves, limits) / row.blocks;
+  plan.grid_blocks = std::max<int64_t>(clusters, 1) * row.blocks;
 }
 
 // A row that would fit keeps nothing: the tier was asked for, so it shows what two reads cost.
@@ -108,11 +149,12 @@ void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits
                        SoftmaxPlan& plan) {
   const int pack_bytes = kPlanPackBytes * InputsOf(problem.operation);
   plan.tier = Tier::kBlockUncached;
-  plan.kept_packs = row_fits ? 0 : (limits.smem_per_block - kReductionScratchBytes) / pack_bytes;
+  plan.kept_packs = row_fits ? 0 : SmemRoom(plan.pack, limits) / pack_bytes;
   plan.smem_bytes = plan.kept_packs * pack_bytes;
   plan.block_threads = kUncachedThreads;
   plan.lanes = plan.block_threads;
-  plan.blocks_per_sm = BlocksPerSm(kUncachedThreads, plan.smem_bytes, kLongRowRegisters, limits);
+  plan.blocks_per_sm =
+      BlocksPerSm(kUncachedThreads, plan.smem_bytes, kLongRowRegisters, plan.pack, limits);
   plan.grid_blocks = GridBlocks(problem.rows, plan.blocks_per_sm, kWaves, limits);
 }
 
@@ -126,7 +168,7 @@ void PlanStream(const SoftmaxProblem& problem, const DeviceLimits& limits, Softm
   plan.lanes = packs <= kMostPacksOfStreamingLanes  ? kStreamLanes
                : packs <= kMostPacksOfStreamingWarp ? 32
                                                     : kStreamThreads;
-  plan.blocks_per_sm = BlocksPerSm(kStreamThreads, 0, kLongRowRegisters, limits);
+  plan.blocks_per_sm = BlocksPerSm(kStreamThreads, 0, kLongRowRegisters, plan.pack, limits);
   const int64_t blocks = CeilDiv(problem.rows, kStreamThreads / plan.lanes);
   plan.grid_blocks = GridBlocks(blocks, plan.blocks_per_sm, kWaves, limits);
 }
@@ -157,25 +199,25 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
     return {plan, ""};
   }
 
-  const int mask_words = HasMask(problem.operation) ? (plan.pack + 3) / 4 : 0;
-  const int64_t slot_bytes = kPlanPackBytes * inputs + 4 * mask_words;
-  const int64_t smem_bytes = SmemSlots(problem.cols, plan.pack) * slot_bytes;
-  const int64_t smem_room = limits.smem_per_block - kReductionScratchBytes;
+  const SharedRow of_block = ShareRow(problem, plan.pack, 1, limits);
+  const SharedRow of_cluster = ShareRowOverCluster(problem, plan.pack, limits);
   plan.warp_shape = FindWarpShape(packs, plan.pack, inputs, Hides(problem.operation), plan.aligned);
   const bool warp_fits = plan.warp_shape >= 0;
   const bool stages = !plan.aligned && SharesRows(problem.operation) &&
                       StagedWarpBytes(problem) <= kStagedWarpBytes;
-  const bool smem_fits = smem_bytes <= smem_room;
   const int rows_of_blocks = RowsOfBlocks(problem, plan.pack, limits);
 
   Tier tier = problem.tier;
   if (tier == Tier::kAuto) {
     const bool takes_block =
         rows_of_blocks >= kLeastRowsOfBlocks && PrefersBlock(problem.operation, plan.aligned);
-    tier = warp_fits     ? Tier::kWarp
-           : takes_block ? Tier::kBlock
-           : smem_fits   ? Tier::kBlockSmem
-                         : Tier::kBlockUncached;
+    const bool takes_cluster = of_block.blocks_per_sm < kLeastRowsOfBlocks &&
+                               PrefersCluster(problem.operation, of_cluster.blocks_per_sm);
+    tier = warp_fits             ? Tier::kWarp
+           : takes_block         ? Tier::kBlock
+           : takes_cluster       ? Tier::kCluster
+           : of_block.blocks > 0 ? Tier::kBlockSmem
+                                 : Tier::kBlockUncached;
   }
   if (tier == Tier::kStream) return {{}, "tier 'stream' serves the parts of an operation only"};
   if (tier == Tier::kWarp && !warp_fits) {
@@ -188,14 +230,23 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
             "tier 'block' cannot hold a row of " + std::to_string(packs) +
                 " packs of 16 bytes in the registers of a block"};
   }
-  if (tier == Tier::kBlockSmem && !smem_fits) {
+  if (tier == Tier::kBlockSmem && of_block.blocks == 0) {
     return {{},
-            "tier 'block_smem' needs " + std::to_string(smem_bytes) +
+            "tier 'block_smem' needs " + std::to_string(of_block.bytes) +
                 " bytes of shared memory for a row, and " + limits.name + " grants a block " +
-                std::to_string(smem_room)};
+                std::to_string(SmemRoom(plan.pack, limits))};
+  }
+  if (tier == Tier::kCluster && limits.cluster_blocks == 1) {
+    return {{}, "tier 'cluster' needs compute capability 9.0 or later, unlike " + limits.name};
+  }
+  if (tier == Tier::kCluster && of_cluster.blocks == 0) {
+    return {{},
+            "tier 'cluster' needs " + std::to_string(of_cluster.bytes) +
+                " bytes of shared memory in each of " + std::to_string(limits.cluster_blocks) +
+                " blocks for a row, and " + limits.name + " grants a block " +
+                std::to_string(SmemRoom(plan.pack, limits))};
   }
   if (tier != Tier::kWarp) plan.warp_shape = -1;
-  if (tier == Tier::kBlockSmem) plan.smem_bytes = static_cast<int>(smem_bytes);
   switch (tier) {
     case Tier::kWarp:
       plan.tier = Tier::kWarp;
@@ -205,10 +256,13 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
       PlanBlock(problem, limits, plan);
       break;
     case Tier::kBlockSmem:
-      PlanBlockSmem(problem, limits, plan);
+      PlanSharedRow(problem, of_block, limits, plan);
+      break;
+    case Tier::kCluster:
+      PlanSharedRow(problem, of_cluster, limits, plan);
       break;
     default:
-      PlanBlockUncached(problem, limits, smem_fits, plan);
+      PlanBlockUncached(problem, limits, of_block.blocks > 0, plan);
   }
   return {plan, ""};
 }
@@ -228,8 +282,9 @@ std::string ToString(const SoftmaxPlan& plan) {
          field("pack", plan.pack) + flag("aligned", plan.aligned) + flag("staged", plan.staged) +
          field("lanes", plan.lanes) + field("packs_per_lane", plan.packs_per_lane) +
          field("kept_packs", plan.kept_packs) + field("rows_per_access", plan.rows_per_access) +
-         field("block_threads", plan.block_threads) + field("grid_blocks", plan.grid_blocks) +
-         field("smem_bytes", plan.smem_bytes) + field("blocks_per_sm", plan.blocks_per_sm) + ")";
+         field("cluster_blocks", plan.cluster_blocks) + field("block_threads", plan.block_threads) +
+         field("grid_blocks", plan.grid_blocks) + field("smem_bytes", plan.smem_bytes) +
+         field("blocks_per_sm", plan.blocks_per_sm) + ")";
 }
 
 }  // namespace jaxkernels

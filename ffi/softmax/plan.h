@@ -22,7 +22,7 @@
 
 namespace jaxkernels {
 
-enum class Tier { kAuto, kWarp, kBlock, kBlockSmem, kBlockUncached, kStream };
+enum class Tier { kAuto, kWarp, kBlock, kBlockSmem, kCluster, kBlockUncached, kStream };
 
 // A register layout of the warp tier: lanes per row, packs per lane, rows per access.
 struct WarpShape {
@@ -85,12 +85,12 @@ inline constexpr int kSmemThreads[] = {128, 256, 512, 1024};
 inline constexpr int kBlockPacks = 8;
 inline constexpr int kMostBlockThreads = 512;
 constexpr int BlockRegisters(int pack) { return pack == 8 ? 80 : 64; }
-// Rows that are too long for a warp go to the tier `block` if an SM holds so many of them, longer
-// ones to shared memory. H200, block and block_smem (2026-11), fraction of the copy rate: softmax,
-// bfloat16, 3072 columns 1.01 and 0.98, 24576 columns 0.97 and 0.93, its gradient, 3072 columns,
-// 1.05 and 1.01; float32, 16384 columns, 0.99 and 0.96; one row an SM, bfloat16, 32768 columns,
-// 0.78 and 0.96. Time over that of a copy, masked scores: bfloat16, 16384 columns, 1.03 and 1.18;
-// float32, 8192 columns, 1.08 and 1.13.
+// Rows that are too long for a warp go to the tier `block` if an SM holds so many of them, and
+// longer ones to shared memory, likewise. H200, block and block_smem (2026-11), fraction of the
+// copy rate: softmax, bfloat16, 3072 columns 1.01 and 0.98, 24576 columns 0.97 and 0.93, its
+// gradient, 3072 columns, 1.05 and 1.01; float32, 16384 columns, 0.99 and 0.96; one row an SM,
+// bfloat16, 32768 columns, 0.78 and 0.96. Time over that of a copy, masked scores: bfloat16, 16384
+// columns, 1.03 and 1.18; float32, 8192 columns, 1.08 and 1.13.
 inline constexpr int kLeastRowsOfBlocks = 2;
 // Two kinds of rows go to shared memory all the same, because they were slower: log-softmax, which
 // needs its input after its terms, so that registers spill (float32, 8192 columns, 0.78 and 0.98),
@@ -98,6 +98,19 @@ inline constexpr int kLeastRowsOfBlocks = 2;
 // columns, 0.61 and 1.04; why was not found out).
 constexpr bool PrefersBlock(Operation operation, bool aligned) {
   return HasMask(operation) || (aligned && operation != Operation::kLogSoftmaxForward);
+}
+// The tier `cluster`: blocks that share a row, the fewest of which an SM holds kLeastRowsOfBlocks.
+// It takes rows of which shared memory would hold one an SM, too: H200, fraction of the copy rate
+// (2026-11), block_smem and cluster: float32 forward, 32768 columns, 0.91 and 0.91, bfloat16,
+// 114000 columns, 0.86 and 0.91, float32 gradient, 24576 columns, 0.98 and 1.00; and a single row
+// is ready sooner. The larger a cluster, the fewer SMs it can use of a group of 16 or 18: of 16
+// blocks that fill an SM each, 7 clusters run at once, on 112 of 132 SMs.
+inline constexpr int kClusterBlocks[] = {2, 4, 8, 16};
+// Where an SM holds one such block, clusters are for gradients, which have little to wait for.
+// H200, block_uncached and cluster (2026-11): float32 forward, 524288 columns, 0.64 and 0.62,
+// gradient, 262144 columns, 0.62 and 0.78.
+constexpr bool PrefersCluster(Operation operation, int blocks_per_sm) {
+  return blocks_per_sm >= (IsForward(operation) ? kLeastRowsOfBlocks : 1);
 }
 inline constexpr int kUncachedThreads = 1024;
 // The tier `stream`, of the parts of an operation: threads of a block, packs that a thread has in
@@ -114,11 +127,20 @@ inline constexpr int kWaves = 32;
 // Where one row fills an SM, a forward block lives for several rows, so that the next row is
 // fetched below the arithmetic of this one; gradients have little of it. H200, fraction of the copy
 // rate with 32 and with 8 waves (2026-11): bfloat16 forward, 65536 columns, 0.80 and 0.87; float32
-// gradient, 16384 columns, 0.99 and 0.96.
-inline constexpr int kWavesOfSingleForwardBlocks = 8;
+// gradient, 16384 columns, 0.99 and 0.96. Larger clusters live longer, because the next one starts
+// when there is room for all of it: bfloat16, 262144 columns, forward (8 blocks) 0.80 and 0.87,
+// gradient (16 blocks) 0.90 and 0.96; float32 gradient, 16384 columns (2 blocks), 1.01 and 0.98.
+inline constexpr int kFewWaves = 8;
+constexpr int WavesOf(Operation operation, int blocks_of_row, int blocks_per_sm) {
+  if (IsForward(operation) && (blocks_of_row > 1 || blocks_per_sm == 1)) return kFewWaves;
+  return std::max(kWaves / blocks_of_row, kFewWaves);
+}
 
-// Scratch of the block reductions, as laid out in reduce.cuh: two lines of 32 values.
-inline constexpr int kReductionScratchBytes = 2 * 32 * 8;
+// Scratch of the reductions: two lines of 32 values for those of a block (reduce.cuh), and two of
+// 16 pairs of values for those of a cluster (cluster.cuh). float64 packs hold two values.
+JK_HOST_DEVICE constexpr int ReductionScratchBytes(int pack) {
+  return 2 * (32 + 16 * 2) * (pack == 2 ? 8 : 4);
+}
 
 struct SoftmaxPlan {
   Part part = Part::kWhole;
@@ -130,8 +152,9 @@ struct SoftmaxPlan {
   int warp_shape = -1;      // index into kWarpShapes; warp tier only
   int lanes = 0;            // threads that share a row
   int packs_per_lane = 0;   // capacity; warp and block tiers only
-  int kept_packs = 0;       // of each input, kept in shared memory; block_uncached only
+  int kept_packs = 0;       // of each input, that a block keeps in shared memory, or has room for
   int rows_per_access = 1;  // rows that a group of lanes (staged: a warp) moves together
+  int cluster_blocks = 1;   // blocks that share a row
   int block_threads = 0;
   int64_t grid_blocks = 0;
   int smem_bytes = 0;     // dynamic shared memory of one block
@@ -141,9 +164,9 @@ struct SoftmaxPlan {
     return part == o.part && tier == o.tier && pack == o.pack && aligned == o.aligned &&
            staged == o.staged && warp_shape == o.warp_shape && lanes == o.lanes &&
            packs_per_lane == o.packs_per_lane && kept_packs == o.kept_packs &&
-           rows_per_access == o.rows_per_access && block_threads == o.block_threads &&
-           grid_blocks == o.grid_blocks && smem_bytes == o.smem_bytes &&
-           blocks_per_sm == o.blocks_per_sm;
+           rows_per_access == o.rows_per_access && cluster_blocks == o.cluster_blocks &&
+           block_threads == o.block_threads && grid_blocks == o.grid_blocks &&
+           smem_bytes == o.smem_bytes && blocks_per_sm == o.blocks_per_sm;
   }
 };
 
@@ -159,9 +182,12 @@ JK_HOST_DEVICE inline int64_t MaxPacksOfRow(int64_t cols, int pack) {
   return (cols + (pack - a) + pack - 1) / pack;
 }
 
-// Slots of block_smem's row: a window may begin up to seven packs before the row, at a cache line.
-JK_HOST_DEVICE inline int64_t SmemSlots(int64_t cols, int pack) {
-  return MaxPacksOfRow(cols, pack) + 7;
+// Slots for the packs of a row in shared memory: a window may begin up to seven packs before the
+// row, at a cache line. Of `blocks` blocks each has as many lines.
+constexpr int64_t SmemSlots(int64_t row_packs, int blocks) {
+  if (blocks == 1) return row_packs + 7;
+  constexpr int kLine = 8;  // packs
+  return (row_packs + 7 + kLine * blocks - 1) / (kLine * blocks) * kLine;
 }
 
 // What a plan is made for.

@@ -13,7 +13,7 @@ struct RowArgs {
   const typename Op::Storage* in[Op::kInputs];
   typename Op::Storage* out;
   int64_t rows, cols;
-  int kept_packs;  // of each input, in shared memory; block_uncached only
+  int kept_packs;  // of each input, in the shared memory of a block; long rows only
   Op op;
 };
 
@@ -47,6 +47,17 @@ struct RowView : RowWindow<typename Op::Storage, kAligned> {
     RowView view = *this;
     view.Window::StartAtLine();
     if constexpr (Op::kHides) view.FindBand();
+    return view;
+  }
+  // The same, and of it part `part`, where a part has `slots` packs.
+  __device__ RowView PartFromLine(int part, int slots) const {
+    RowView view = *this;
+    view.Window::StartAtLine();
+    view.Window::TakePart(part * slots, slots);
+    if constexpr (Op::kHides) {
+      view.FindBand();
+      view.end_seen = min(view.end_seen, view.packs);
+    }
     return view;
   }
   // The column of the first element of pack `index`; negative in the head.

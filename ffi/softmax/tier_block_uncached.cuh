@@ -70,7 +70,7 @@ __global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<O
     };
 
     // Load and reduce.
-    OnlineSum<Op> online;
+    OnlineSum<Op> online = {Op::Fill(), 0};
     for (int first = threadIdx.x; first < view.packs; first += step) {
       load(first, false);
       online.Add(args.op, pack);

@@ -10,7 +10,7 @@
 
 #include "softmax/online_sum.cuh"
 #include "softmax/plan.h"
-#include "softmax/tier_registers.cuh"
+#include "softmax/row_groups.cuh"
 
 namespace jaxkernels {
 
@@ -29,7 +29,7 @@ __global__ void __maxnreg__(kLongRowRegisters)
   for (int64_t offset = 0; first_row + offset < args.rows; offset += Group::RowsOfGrid()) {
     const int64_t row = group_row + offset;
     const RowView<Op, kAligned> view(args, row);  // empty past the end
-    OnlineSum<Op> online;
+    OnlineSum<Op> online = {Op::Fill(), 0};
     for (int first = lane; first < view.packs; first += lanes * kUnroll) {
       InputPacks<Op> pack[kUnroll];
       LoadPacks(pack, args, view, first, lanes);

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 DIRECTIONS = ("fwd", "grad")
 DTYPES = ("float32", "bfloat16", "float16")
-TIERS = ("auto", "warp", "block", "block_smem", "block_uncached")
+TIERS = ("auto", "warp", "block", "block_smem", "cluster", "block_uncached")
 
 # Powers of two, model widths, vocabularies, and odd lengths beside their even neighbours.
 GPU_COLS = (
@@ -20,7 +20,7 @@ CPU_ELEMENTS = 2**24
 # The last column count of the first region, whose rows a warp can hold.
 SHORT_COLS = 4096
 # "" is the only region where no plan applies (CPU).
-REGIONS = ("short", "shared", "uncached", "")
+REGIONS = ("short", "shared", "cluster", "uncached", "")
 FEW_ROWS_SHAPES = (
     *((1, 32768), (1, 131072), (8, 131072), (64, 128256)),
     *((256, 256), (4096, 128)),
@@ -75,12 +75,12 @@ class Measurement:
 
     @property
     def region(self) -> str:
-        """The region whose bar applies: "short", "shared", "uncached", or "" without a plan."""
+        """The region whose bar applies, one of REGIONS."""
         if not self.tier:
             return ""
         if self.cols <= SHORT_COLS:
             return "short"
-        return "uncached" if self.tier == "block_uncached" else "shared"
+        return {"cluster": "cluster", "block_uncached": "uncached"}.get(self.tier, "shared")
 
 
 @dataclass(frozen=True)

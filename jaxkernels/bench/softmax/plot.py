@@ -38,6 +38,7 @@ _STYLES = {
     "warp": _Style("warp, forced", "#0d9488", 1.2, (1, 1.2), 0.8),
     "block": _Style("block, forced", "#db2777", 1.2, (2, 1.2), 0.7),
     "block_smem": _Style("block_smem, forced", "#8b5cf6", 1.2, (4, 1.4), 0.7),
+    "cluster": _Style("cluster, forced", "#65a30d", 1.2, (3, 1.2), 0.8),
     "block_uncached": _Style("block_uncached, forced", "#d4a017", 1.2, (5, 1.4, 1, 1.4), 0.8),
     "copy": _Style("device copy", "#374151", 1.5, (6, 2)),
     "xla": _Style("{peer} (XLA)", "#ea580c", 1.9, marked=True),
@@ -133,7 +134,7 @@ def _dress(axes: Axes, cols: Sequence[int]) -> None:
 def _legend_handles(shown: Sequence[str], operation: str, has_odd: bool) -> list[Line2D]:
     """Returns the legend: the most important line first."""
     handles = []
-    for name in ("auto", "xla", "copy", "warp", "block", "block_smem", "block_uncached"):
+    for name in ("auto", "xla", "copy", "warp", "block", "block_smem", "cluster", "block_uncached"):
         if name not in shown:
             continue
         style = _STYLES[name]

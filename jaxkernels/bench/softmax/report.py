@@ -19,6 +19,7 @@ _BLANK = "-"
 _REGION_NAMES = {
     "short": "up to 4096 columns",
     "shared": "larger, in shared memory",
+    "cluster": "in the shared memory of a cluster",
     "uncached": "beyond shared memory",
     "": "all",
 }
