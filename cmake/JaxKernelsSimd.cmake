@@ -1,5 +1,6 @@
-# How ffi/softmax/kernels_cpu.cc is vectorised: by the compiler, once for each instruction set that a
-# machine may have, chosen when the module is loaded. One binary serves every x86-64 machine.
+# How the row kernels of the CPU (JK_SIMD_SOURCES) are vectorised: by the compiler, once for each
+# instruction set that a machine may have, chosen when the module is loaded. One binary serves every
+# x86-64 machine.
 
 set(JK_SIMD_FLAGS -fopenmp-simd -fno-math-errno -fno-trapping-math -fno-signed-zeros)
 
@@ -28,8 +29,8 @@ check_cxx_source_compiles("
   int main(int argc, char**) { return f(argc); }" JK_HAS_TARGET_CLONES)
 unset(CMAKE_REQUIRED_FLAGS)
 
-set_source_files_properties(ffi/softmax/kernels_cpu.cc PROPERTIES COMPILE_OPTIONS "${JK_SIMD_FLAGS}")
+set_source_files_properties(${JK_SIMD_SOURCES} PROPERTIES COMPILE_OPTIONS "${JK_SIMD_FLAGS}")
 if(JK_HAS_TARGET_CLONES)
-  set_property(SOURCE ffi/softmax/kernels_cpu.cc APPEND PROPERTY COMPILE_DEFINITIONS
+  set_property(SOURCE ${JK_SIMD_SOURCES} APPEND PROPERTY COMPILE_DEFINITIONS
                "JK_TARGET_CLONES=${JK_CLONES}")
 endif()

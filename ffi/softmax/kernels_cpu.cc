@@ -1,98 +1,17 @@
-// The row operations on the CPU, compiled once for each instruction set.
-//
-// Owns: which storage type and operation runs which code. The drivers and operations are inlined
-// into one function per storage type, which the compiler makes once for each instruction set of
-// JK_TARGET_CLONES (cmake/JaxKernelsSimd.cmake) and chooses from when the module is loaded. Must
-// not know: XLA, threads, how a row is walked.
 #include "softmax/kernels_cpu.h"
 
-#include <cstdint>
-
-#include "common/numeric_cpu.h"
-#include "softmax/attention_rows_cpu.h"
-#include "softmax/row_drivers_cpu.h"
-#include "softmax/row_ops_cpu.h"
-#include "softmax/row_parts_cpu.h"
-
-#ifdef JK_TARGET_CLONES
-#define JK_MULTIVERSION __attribute__((target_clones(JK_TARGET_CLONES)))
-#else
-#define JK_MULTIVERSION
-#endif
-
 namespace jaxkernels {
-namespace {
-
-template <typename Op>
-JK_INLINE CpuRows SliceRows(const CpuRows& all, int64_t begin, int64_t end) {
-  using T = typename Op::Storage;
-  const int64_t offset = begin * all.cols;
-  const T* const second = static_cast<const T*>(all.in[1]);
-  return {
-      {static_cast<const T*>(all.in[0]) + offset, second == nullptr ? nullptr : second + offset},
-      static_cast<T*>(all.out) + offset,
-      end - begin,
-      all.cols};
-}
-
-template <typename Op>
-JK_INLINE void RunPlain(const CpuCall& call, int64_t begin, int64_t end) {
-  if (call.part == Part::kWhole) {
-    RunAll<Op>(SliceRows<Op>(call.rows, begin, end));
-  } else {
-    RunPart<Op>(call, begin, end);
-  }
-}
-
-template <typename T>
-JK_INLINE void RunOperation(const CpuCall& call, int64_t begin, int64_t end) {
-  const bool whole = call.part == Part::kWhole;
-  switch (call.operation) {
-    case Operation::kSoftmaxForward:
-      return RunPlain<SoftmaxForward<T>>(call, begin, end);
-    case Operation::kLogSoftmaxForward:
-      return RunPlain<LogSoftmaxForward<T>>(call, begin, end);
-    case Operation::kSoftmaxGrad:
-      return RunPlain<SoftmaxGrad<T>>(call, begin, end);
-    case Operation::kLogSoftmaxGrad:
-      return RunPlain<LogSoftmaxGrad<T>>(call, begin, end);
-    case Operation::kLogSoftmaxJvp:
-      return RunPlain<LogSoftmaxJvp<T>>(call, begin, end);
-    case Operation::kMaskedSoftmaxForward:
-    case Operation::kBiasedSoftmaxForward:
-      return whole ? RunAttentionForward<T>(call.rows, call.attention, begin, end)
-                   : RunAttentionForwardPart<T>(call, begin, end);
-    case Operation::kMaskedSoftmaxGrad:
-      return whole ? RunAttentionGrad<T>(call.rows, call.attention, begin, end)
-                   : RunAttentionGradPart<T>(call, begin, end);
-  }
-}
-
-JK_MULTIVERSION void RunFloat32(const CpuCall& call, int64_t begin, int64_t end) {
-  RunOperation<float>(call, begin, end);
-}
-JK_MULTIVERSION void RunBFloat16(const CpuCall& call, int64_t begin, int64_t end) {
-  RunOperation<BFloat16>(call, begin, end);
-}
-JK_MULTIVERSION void RunFloat16(const CpuCall& call, int64_t begin, int64_t end) {
-  RunOperation<Float16>(call, begin, end);
-}
-JK_MULTIVERSION void RunFloat64(const CpuCall& call, int64_t begin, int64_t end) {
-  RunOperation<double>(call, begin, end);
-}
-
-}  // namespace
 
 void RunRows(const CpuCall& call, int64_t begin, int64_t end) {
   switch (call.dtype) {
     case DType::kFloat32:
-      return RunFloat32(call, begin, end);
+      return RunRowsOf<DType::kFloat32>(call, begin, end);
     case DType::kBFloat16:
-      return RunBFloat16(call, begin, end);
+      return RunRowsOf<DType::kBFloat16>(call, begin, end);
     case DType::kFloat16:
-      return RunFloat16(call, begin, end);
+      return RunRowsOf<DType::kFloat16>(call, begin, end);
     case DType::kFloat64:
-      return RunFloat64(call, begin, end);
+      return RunRowsOf<DType::kFloat64>(call, begin, end);
   }
 }
 

@@ -32,6 +32,11 @@ struct CpuCall {
 // stand around it.
 void RunRows(const CpuCall& call, int64_t begin, int64_t end);
 
+// The same for one storage type. Each is compiled in a file of its own, kernels_cpu_<dtype>.cc, so
+// that they compile side by side.
+template <DType kDType>
+void RunRowsOf(const CpuCall& call, int64_t begin, int64_t end);
+
 }  // namespace jaxkernels
 
 #endif  // JAXKERNELS_SOFTMAX_KERNELS_CPU_H_
