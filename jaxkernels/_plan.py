@@ -160,6 +160,11 @@ def scheme_of_sgemm(
     return SgemmScheme(plan.split_k, plan.partial_elements, plan.pad_a, plan.pad_b)
 
 
+def has_clusters() -> bool:
+    """Whether the first CUDA device, or an H200 on a machine without one, has the tier "cluster"."""
+    return _device_limits(None).cluster_blocks > 1
+
+
 def check_tier(operation: str, shape: Sequence[Any], dtype: Any, tier: str) -> None:
     """Raises ValueError, when a program is traced, if no device can serve its rows in this tier.
 

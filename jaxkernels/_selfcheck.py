@@ -215,15 +215,6 @@ def _check_sgemm(platform: str, algorithm: str) -> list[Check]:
     return [case(error=max(float(np.max(e)) for e in errors), bound=roundings / 2)]
 
 
-def _has_tier(tier: str) -> bool:
-    """Whether the GPU has a tier at all: clusters need compute capability 9.0."""
-    try:
-        _plan.plan_softmax((1, 8), "float32", tier=tier)
-    except ValueError:
-        return False
-    return True
-
-
 def _cases(platform: str) -> Iterator[tuple[str, str, str, Callable[[], list[Check]]]]:
     """Yields (dtype, tier, name, what checks it).
 
@@ -232,7 +223,9 @@ def _cases(platform: str) -> Iterator[tuple[str, str, str, Callable[[], list[Che
     """
     on_cuda = platform == "cuda"
     tiers = [(dtype, "auto") for dtype in _DTYPES]
-    tiers += [("float32", tier) for tier in _validate.TIERS if on_cuda and _has_tier(tier)]
+    if on_cuda:
+        has_clusters = _plan.has_clusters()
+        tiers += [("float32", t) for t in _validate.TIERS if t != "cluster" or has_clusters]
     for dtype, tier in tiers:
         for name, evaluate in (
             ("softmax", _softmax_results),

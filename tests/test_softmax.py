@@ -111,17 +111,36 @@ def test_subnormal_results(dtype):
 @operations
 def test_parts_of_a_row_that_are_far_apart(operation, dtype, tier):
     """Whoever has one part of a row knows nothing of the others: parts of -inf beside parts where exponentials
-    relative to 0 would vanish or overflow, and parts that vanish beside the others."""
+    relative to 0 would vanish or overflow, parts that vanish beside the others, a NaN or +inf in one of them."""
     ends = [(-np.inf, -300), (-np.inf, 300), (0, -300), (300, 0), (-300, -302)]
     for cols in (37, 1001, 40000):
-        if not cases.serves(tier, (10, cols), dtype):
+        if not cases.serves(tier, (4 * len(ends), cols), dtype):
             continue
-        x = cases.logits("normal", 10, cols, "float64")
+        x = cases.logits("normal", 4 * len(ends), cols, "float64")
         middle = cols // 2
         for row, (first, second) in enumerate(ends):
-            x[2 * row, :middle], x[2 * row, middle:] = first, x[2 * row, middle:] + second
-            x[2 * row + 1, ::-1] = x[2 * row]
+            x[row, :middle], x[row, middle:] = first, x[row, middle:] + second
+        once, reverse, nan, infinite = np.split(x, 4)
+        reverse[:] = once[:, ::-1]
+        nan[:], infinite[:] = once, once
+        nan[:, -1], infinite[:, 0] = np.nan, np.inf
         check_forward([x.astype(oracle.storage(dtype))], dtype, operation, tier)
+
+
+@tiers
+@dtypes
+def test_what_is_far_below_the_maximum_is_zero(dtype, tier):
+    """Exactly, so that the gradient of what a bias of finfo.min has hidden is."""
+    for cols in (37, 1001, 40000):
+        if not cases.serves(tier, (2, cols), dtype):
+            continue
+        x = cases.logits("normal", 2, cols, dtype)
+        x[0, : cols // 2] = -1000
+        x[1, cols // 2 :] = float(jnp.finfo(dtype).min)
+        with cases.x64(dtype):
+            y = np.asarray(jk.softmax(x, tier=tier), np.float64)
+        assert (y[0, : cols // 2] == 0).all()
+        assert (y[1, cols // 2 :] == 0).all()
 
 
 @tiers
@@ -197,7 +216,8 @@ def test_a_forced_tier_changes_nothing_on_a_cpu(tier, cpu_devices):
 @pytest.mark.xdist_group("large arrays")
 @pytest.mark.parametrize("operation", ["softmax_fwd", "softmax_grad"])
 @pytest.mark.parametrize(
-    ("cols", "tier"), [(1024, "warp"), (1001, "block_smem"), (16384, "block_smem"), (151935, None)]
+    ("cols", "tier"),
+    [(1024, "warp"), (1001, "block_smem"), (16384, "block_smem"), (151935, None), (524288, None)],
 )
 def test_more_than_two_to_the_31_elements(gpu, operation, cols, tier):
     """Offsets are 64-bit: rows on both sides of element 2^31, and the last one, are right; and all rows sum up."""

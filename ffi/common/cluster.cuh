@@ -10,13 +10,20 @@
 
 #include "common/reduce.cuh"
 
+// Code that is compiled for older GPUs must not be launched with clusters, see device_query.cu.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define JK_HAS_CLUSTERS 1
+#else
+#define JK_HAS_CLUSTERS 0
+#endif
+
 namespace jaxkernels {
 
 // More than 8 blocks must be asked for; no device takes more than 16.
 inline constexpr int kMostClusterBlocks = 16;
 
 __device__ inline int ClusterBlocks() {
-#ifdef _CG_HAS_CLUSTER_GROUP
+#if JK_HAS_CLUSTERS
   return static_cast<int>(cooperative_groups::this_cluster().num_blocks());
 #else
   return 1;
@@ -25,7 +32,7 @@ __device__ inline int ClusterBlocks() {
 
 // The number of this block within its cluster.
 __device__ inline int ClusterRank() {
-#ifdef _CG_HAS_CLUSTER_GROUP
+#if JK_HAS_CLUSTERS
   return static_cast<int>(cooperative_groups::this_cluster().block_rank());
 #else
   return 0;
@@ -34,7 +41,7 @@ __device__ inline int ClusterRank() {
 
 // Makes what any thread of the cluster wrote before it visible to all of them after it.
 __device__ inline void SyncCluster() {
-#ifdef _CG_HAS_CLUSTER_GROUP
+#if JK_HAS_CLUSTERS
   cooperative_groups::this_cluster().sync();
 #endif
 }
@@ -42,7 +49,7 @@ __device__ inline void SyncCluster() {
 // Stores to where `address` of this block's shared memory lies in that of block `rank`.
 template <typename Value>
 __device__ void StoreToBlock(Value* address, int rank, const Value& value) {
-#ifdef _CG_HAS_CLUSTER_GROUP
+#if JK_HAS_CLUSTERS
   *cooperative_groups::this_cluster().map_shared_rank(address, rank) = value;
 #endif
 }

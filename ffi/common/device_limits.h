@@ -1,7 +1,7 @@
 // What a launch plan needs to know about a GPU, as a plain value.
 //
 // Owns: the DeviceLimits struct and the limits of well-known devices, so that plans can be made and
-// tested on a machine without a GPU. Must not know: the CUDA runtime (device_query.cc fills a
+// tested on a machine without a GPU. Must not know: the CUDA runtime (device_query.cu fills a
 // DeviceLimits from a live device).
 #ifndef JAXKERNELS_COMMON_DEVICE_LIMITS_H_
 #define JAXKERNELS_COMMON_DEVICE_LIMITS_H_
@@ -33,15 +33,9 @@ struct DeviceLimits {
 // later).
 inline constexpr int kReservedSmemPerBlock = 1024;
 
-// The most blocks of a cluster: 8 are granted everywhere from compute capability 9.0 on, and 16, if
-// they are asked for, where groups of 16 SMs share a part of the chip.
-constexpr int MostClusterBlocks(int compute_capability, int sm_count) {
-  if (compute_capability < 90) return 1;
-  return compute_capability < 120 && sm_count >= 128 ? 16 : 8;
-}
-
 // From the CUDA C++ programming guide, "Technical Specifications per Compute Capability", and the
-// vendor's SM counts.
+// vendor's SM counts. Clusters have up to 8 blocks from compute capability 9.0 on, and up to 16
+// where so many SMs share a part of the chip.
 inline const DeviceLimits kNamedDevices[] = {
     {"a100", 108, 163 * 1024, 164 * 1024, 2048, 32, 65536, 80, 1},
     {"rtx3090", 82, 99 * 1024, 100 * 1024, 1536, 16, 65536, 86, 1},

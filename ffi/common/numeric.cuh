@@ -9,7 +9,6 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
-#include <limits>
 #include <type_traits>
 
 namespace jaxkernels {
@@ -24,9 +23,7 @@ inline constexpr bool kIsHalf = std::is_same_v<T, __half> || std::is_same_v<T, _
 
 template <typename C>
 inline constexpr C kInfinity = C(INFINITY);
-template <typename C>
-inline constexpr C kLargest = std::numeric_limits<C>::max();
-// An integer whose exponential is a little less than that.
+// The largest integer whose exponential is finite.
 template <typename C>
 inline constexpr C kLargestExponent = sizeof(C) == 8 ? C(709) : C(88);
 

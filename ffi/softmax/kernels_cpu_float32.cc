@@ -1,10 +1,17 @@
 #include "softmax/run_operation_cpu.h"
 
 namespace jaxkernels {
+namespace {
+
+JK_MULTIVERSION void Run(const CpuCall& call, int64_t begin, int64_t end) {
+  RunOperation<float>(call, begin, end);
+}
+
+}  // namespace
 
 template <>
-JK_MULTIVERSION void RunRowsOf<DType::kFloat32>(const CpuCall& call, int64_t begin, int64_t end) {
-  RunOperation<float>(call, begin, end);
+void RunRowsOf<DType::kFloat32>(const CpuCall& call, int64_t begin, int64_t end) {
+  Run(call, begin, end);
 }
 
 }  // namespace jaxkernels

@@ -1,4 +1,4 @@
-// plan -> template instantiation; the only place that starts kernels.
+// plan -> template instantiation.
 //
 // The table of warp kernels is generated from the same kWarpShapes that the plan chooses from, so
 // the two cannot drift.

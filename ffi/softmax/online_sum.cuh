@@ -29,11 +29,14 @@ struct OnlineSum {
   }
 
   // The sum of the terms relative to `reference` instead of Reference(max); infinite where that is
-  // too large.
+  // too large, and NaN if the sum is.
   __device__ C SumRelativeTo(C reference) const {
-    if constexpr (!Op::kUsesMax) return sum;
-    if (max - reference > kLargestExponent<C>) return kInfinity<C>;
-    return sum * ExpDifference<T>(max, reference);
+    if constexpr (Op::kUsesMax) {
+      const bool is_large = max - reference > kLargestExponent<C>;
+      return sum * (is_large ? kInfinity<C> : ExpDifference<T>(max, reference));
+    } else {
+      return sum;
+    }
   }
 
   // Those of all lanes of a group.

@@ -1,7 +1,6 @@
 #include "softmax/plan.h"
 
 #include <iterator>
-#include <numeric>
 #include <string_view>
 
 namespace jaxkernels {
@@ -236,7 +235,7 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
                 " bytes of shared memory for a row, and " + limits.name + " grants a block " +
                 std::to_string(SmemRoom(plan.pack, limits))};
   }
-  if (tier == Tier::kCluster && limits.cluster_blocks == 1) {
+  if (tier == Tier::kCluster && limits.cluster_blocks <= 1) {
     return {{}, "tier 'cluster' needs compute capability 9.0 or later, unlike " + limits.name};
   }
   if (tier == Tier::kCluster && of_cluster.blocks == 0) {

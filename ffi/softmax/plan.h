@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <string_view>
 
@@ -68,10 +69,10 @@ inline constexpr int kWarpTierThreads = 128;
 inline constexpr int kStagedTierThreads = 64;
 // Shared memory for the rows of one warp up to which misaligned rows are staged, one lane a row.
 inline constexpr int kStagedWarpBytes = 24 * 1024;
-// Registers a thread of block_smem, block_uncached and stream may use; block_smem fills 16 of them
-// with held packs of all inputs together. More of both and fewer threads were slower: 48 held in
-// 512 threads of 128 registers, H200, float32, 32768 columns, fraction of the copy rate: 0.80 to
-// 0.91 (2026-11).
+// Registers a thread of block_smem, cluster, block_uncached and stream may use; block_smem fills 16
+// of them with held packs of all inputs together. More of both and fewer threads were slower: 48
+// held in 512 threads of 128 registers, H200, float32, 32768 columns, fraction of the copy rate:
+// 0.80 to 0.91 (2026-11).
 inline constexpr int kLongRowRegisters = 64;
 inline constexpr int kSmemHeldPacks = 4;
 inline constexpr int kSmemThreads[] = {128, 256, 512, 1024};
@@ -172,14 +173,8 @@ struct SoftmaxPlan {
 
 // Packs that the window of a row can need: rows begin at multiples of gcd(cols, pack) within a
 // pack.
-JK_HOST_DEVICE inline int64_t MaxPacksOfRow(int64_t cols, int pack) {
-  int64_t a = pack, b = cols;  // std::gcd is not a device function
-  while (b != 0) {
-    const int64_t rest = a % b;
-    a = b;
-    b = rest;
-  }
-  return (cols + (pack - a) + pack - 1) / pack;
+constexpr int64_t MaxPacksOfRow(int64_t cols, int pack) {
+  return (cols + (pack - std::gcd<int64_t>(cols, pack)) + pack - 1) / pack;
 }
 
 // Slots for the packs of a row in shared memory: a window may begin up to seven packs before the

@@ -42,7 +42,6 @@ __global__ void __maxnreg__(kLongRowRegisters) SmemTierKernel(RowArgs<Op> args) 
   __shared__ typename ClusterExchange<OnlineSum<Op>>::Scratch cluster_scratch;
   static_assert(sizeof(scratch) + sizeof(cluster_scratch) == ReductionScratchBytes(Pack<T>::kSize));
   BlockReducer<C> block(scratch);
-  ClusterExchange<OnlineSum<Op>> cluster(cluster_scratch);
   const int slots = args.kept_packs;
   auto* const row_mask = reinterpret_cast<typename Op::MaskWord*>(row_packs + Op::kInputs * slots);
   const int threads = blockDim.x, lane = threadIdx.x % kWarpSize;
@@ -97,6 +96,7 @@ __global__ void __maxnreg__(kLongRowRegisters) SmemTierKernel(RowArgs<Op> args) 
                 rows_of_grid = gridDim.x / ClusterBlocks();
   View view = view_of(first_row);
   for (int p = threadIdx.x; p < view.packs; p += threads) start_copy(view, p);
+  ClusterExchange<OnlineSum<Op>> cluster(cluster_scratch);  // waits for the other blocks meanwhile
 
   for (int64_t row = first_row; row < args.rows; row += rows_of_grid) {
     const View next = view_of(row + rows_of_grid);
@@ -161,11 +161,11 @@ __global__ void __maxnreg__(kLongRowRegisters) SmemTierKernel(RowArgs<Op> args) 
       LaneGroup<C, kMostClusterBlocks, 1> blocks;
       OnlineSum<Op> all = cluster.AllGather(online, {Op::Fill(), 0});
       if constexpr (kKeep) {
-        // The terms of this block stay relative to its own maximum; where that is far below the
-        // row's, the sum is large enough to make them vanish.
+        // The terms of this block stay relative to its own maximum. Where that is so far below the
+        // row's that the sum overflows, the results are subnormal, and zero.
         online.max = blocks.template AllReduce<MaxReduction<C>>(all.max);
         const C sum = blocks.template AllReduce<SumReduction<C>>(all.SumRelativeTo(reference));
-        online.sum = sum > kLargest<C> ? kLargest<C> : sum;
+        online.sum = sum == kInfinity<C> ? C(0) : sum;
       } else {
         all.Meet(blocks);
         online = all;
@@ -174,7 +174,7 @@ __global__ void __maxnreg__(kLongRowRegisters) SmemTierKernel(RowArgs<Op> args) 
 
     // Store.
     if constexpr (Op::kUsesMax) online.max = Op::Reference(online.max);
-    if constexpr (kKeep) online.sum += online.max - online.max;  // NaN where all is -inf
+    if constexpr (kKeep) online.sum += online.max - online.max;  // NaN if it is infinite
     const typename Op::Row constants(online.max, online.sum);
     for_held([&](int h, int p) {
       if (!view.Has(p)) return;

@@ -26,6 +26,7 @@ FEW_ROWS_SHAPES = (
     *((256, 256), (4096, 128)),
 )
 
+_SM_BYTES = 227 * 1024  # of shared memory, on an H200
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Arrays of the size of x that each direction must move.
 _STREAMS = {"fwd": 2, "grad": 3}
@@ -80,7 +81,11 @@ class Measurement:
             return ""
         if self.cols <= SHORT_COLS:
             return "short"
-        return {"cluster": "cluster", "block_uncached": "uncached"}.get(self.tier, "shared")
+        if self.tier == "block_uncached":
+            return "uncached"
+        # Clusters are held to the bar of shared memory where that of an SM would hold the row.
+        read = (_STREAMS[self.direction] - 1) * self.cols * _ITEM_BYTES[self.dtype]
+        return "cluster" if self.tier == "cluster" and read > _SM_BYTES else "shared"
 
 
 @dataclass(frozen=True)
