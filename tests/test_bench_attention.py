@@ -17,6 +17,8 @@ import numpy as np
 from jaxkernels.bench.__main__ import main
 from jaxkernels.bench.attention import cases, contenders, report, verdicts
 
+# Most tests here need one run of the benchmark, half a minute.
+pytestmark = pytest.mark.xdist_group("bench attention")
 QUICK = ["--repeats", "2", "--min-sample-ms", "0.1"]
 SMALL = ["--shapes", "2x2x16", "1x3x24", "--layer-shapes", "1x2x32x8"]
 NAN = float("nan")

@@ -82,6 +82,10 @@ def test_flax_attention_notices(mistake, monkeypatch):
     assert not any(layer.is_equal for layer in example("flax_attention").main(["--length", "16"]))
 
 
+# Both tests need the same two trainings, which take longer than any other test.
+one_process = pytest.mark.xdist_group("language model")
+
+
 @pytest.fixture(scope="module")
 def loss_curves(tmp_path_factory):
     for module in ("flax", "optax", "rich"):
@@ -96,6 +100,7 @@ def loss_curves(tmp_path_factory):
     return curves
 
 
+@one_process
 def test_language_model_learns(loss_curves):
     """From a guess, log(128) = 4.85 or worse, to 2.3; counting letters would reach 3.1."""
     for losses in loss_curves.values():
@@ -103,6 +108,7 @@ def test_language_model_learns(loss_curves):
         assert sum(losses[-20:]) / 20 < 2.6
 
 
+@one_process
 def test_language_model_learns_the_same_with_our_attention(loss_curves):
     """Roundings grow as the training goes on.
 
