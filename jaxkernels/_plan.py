@@ -168,11 +168,12 @@ def has_clusters() -> bool:
 def check_tier(operation: str, shape: Sequence[Any], dtype: Any, tier: str) -> None:
     """Raises ValueError, when a program is traced, if no device can serve its rows in this tier.
 
-    Only the warp tier has such a limit, the registers of a warp, which are the same on all devices.
+    The registers of a warp and of a block are the same on all devices; what shared memory holds is
+    not, so that those tiers refuse a row when it runs.
     """
     cols = shape[-1]
     # jax.export may leave cols symbolic; rows of no columns never reach a plan.
-    if tier == "warp" and isinstance(cols, int) and cols > 0:
+    if tier in ("warp", "block") and isinstance(cols, int) and cols > 0:
         plan_softmax((1, cols), dtype, operation=operation, device=DEFAULT_DEVICE, tier=tier)
 
 

@@ -4,8 +4,8 @@ Owns: the two public functions, and how any axis, mask and dtype becomes rows of
 Must not know: how a primitive works, or how a kernel is launched.
 
 The kernels follow the tiers of OneFlow's softmax (a row lives in the registers of a warp, in the
-shared memory of a block, or nowhere) and add one (in the shared memory of several blocks), with the
-online maximum and sum of Milakov & Gimelshein where no one has the whole row.
+shared memory of a block, or nowhere) and add two (the registers of a block, the shared memory of
+several), with the online maximum and sum of Milakov & Gimelshein where no one has the whole row.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ def softmax(
             are left out, and are 0 in the result. A fully masked row is 0 throughout, with zero
             gradients.
         tier: forces the GPU kernel of one tier, "warp", "block", "block_smem", "cluster" (compute
-            capability 9.0 and later) or "block_uncached", which is of use for measurements; None
-            lets the plan choose (see `plan_softmax`). No effect on a CPU, nor where a sharded axis
-            is distributed.
+            capability 9.0 and later, and code compiled for it) or "block_uncached", which is of use
+            for measurements; None lets the plan choose (see `plan_softmax`). No effect on a CPU,
+            nor where a sharded axis is distributed.
         implementation: None takes kernels where there are some, "ffi" raises where there are none,
             "xla" calls `jax.nn.softmax`.
 
@@ -107,8 +107,8 @@ def softmax(
         TypeError: x or `where` is not an array or number, x is bool, or `axis` is not made of
             integers.
         ValueError: `axis` is out of bounds or has duplicates, `where` is not bool or does not
-            broadcast, `tier` or `implementation` is not one of the above, or the tier cannot hold
-            such a row.
+            broadcast, `tier` or `implementation` is not one of the above, or the registers of the
+            tier cannot hold such a row. (Where shared memory cannot, the program fails as it runs.)
         NotImplementedError: `implementation="ffi"`, or a forced tier, where there is no kernel; for
             a platform without kernels it is raised when the program is lowered.
 
@@ -177,8 +177,8 @@ def log_softmax(
         TypeError: x or `where` is not an array or number, x is bool, or `axis` is not made of
             integers.
         ValueError: `axis` is out of bounds or has duplicates, `where` is not bool or does not
-            broadcast, `tier` or `implementation` is not one of the above, or the tier cannot hold
-            such a row.
+            broadcast, `tier` or `implementation` is not one of the above, or the registers of the
+            tier cannot hold such a row. (Where shared memory cannot, the program fails as it runs.)
         NotImplementedError: `implementation="ffi"`, or a forced tier, where there is no kernel; for
             a platform without kernels it is raised when the program is lowered.
 

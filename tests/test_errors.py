@@ -86,10 +86,12 @@ def test_ffi_names_the_platform_without_kernels(function):
 @both
 def test_forced_tier_that_cannot_hold_the_row(function):
     """A ValueError while tracing, the plan's own words, on any device."""
-    with pytest.raises(ValueError, match="tier 'warp' cannot hold a row"):
-        jax.eval_shape(
-            lambda x: function(x, tier="warp"), jax.ShapeDtypeStruct((2, 100_000), jnp.float32)
-        )
+    for tier in ("warp", "block"):
+        with pytest.raises(ValueError, match=f"tier '{tier}' cannot hold a row"):
+            jax.eval_shape(
+                lambda x, tier=tier: function(x, tier=tier),
+                jax.ShapeDtypeStruct((2, 100_000), jnp.float32),
+            )
 
 
 @both

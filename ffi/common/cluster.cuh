@@ -8,8 +8,6 @@
 
 #include <cooperative_groups.h>
 
-#include "common/reduce.cuh"
-
 // Code that is compiled for older GPUs must not be launched with clusters, see device_query.cu.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define JK_HAS_CLUSTERS 1

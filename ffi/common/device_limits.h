@@ -19,7 +19,7 @@ struct DeviceLimits {
   int blocks_per_sm = 0;
   int registers_per_sm = 0;    // 32-bit registers
   int compute_capability = 0;  // 90 for 9.0
-  int cluster_blocks = 1;      // the most in a cluster
+  int cluster_blocks = 1;      // the most in a cluster; 1 where there are no clusters
 
   bool operator==(const DeviceLimits& o) const {
     return name == o.name && sm_count == o.sm_count && smem_per_block == o.smem_per_block &&
@@ -35,7 +35,7 @@ inline constexpr int kReservedSmemPerBlock = 1024;
 
 // From the CUDA C++ programming guide, "Technical Specifications per Compute Capability", and the
 // vendor's SM counts. Clusters have up to 8 blocks from compute capability 9.0 on, and up to 16
-// where so many SMs share a part of the chip.
+// where so many SMs share a part of the chip; the code that runs must have been compiled for them.
 inline const DeviceLimits kNamedDevices[] = {
     {"a100", 108, 163 * 1024, 164 * 1024, 2048, 32, 65536, 80, 1},
     {"rtx3090", 82, 99 * 1024, 100 * 1024, 1536, 16, 65536, 86, 1},

@@ -1,6 +1,7 @@
 #include <cuda_runtime_api.h>
 
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "common/device_query.h"
@@ -37,20 +38,20 @@ int MostClusterBlocks(int smem_per_block) {
   return 1;
 }
 
-// What CUDA says of clusters is about the current device.
+// What CUDA says of clusters is about the current device, and is asked in a thread that has no
+// other: to go back to the device that was current before would make that one ready for use, too.
 int MostClusterBlocksOf(int ordinal, int smem_per_block) {
-  int current = 0;
-  if (cudaGetDevice(&current) != cudaSuccess || cudaSetDevice(ordinal) != cudaSuccess) return 1;
-  const int blocks = MostClusterBlocks(smem_per_block);
-  cudaGetLastError();  // of a question that was refused
-  cudaSetDevice(current);
+  int blocks = 1;
+  std::thread([&] {
+    if (cudaSetDevice(ordinal) == cudaSuccess) blocks = MostClusterBlocks(smem_per_block);
+  }).join();
   return blocks;
 }
 
-// Of a device that is asked for, because the question makes it ready for use.
 struct Device {
   DeviceLimits limits;
-  std::once_flag asked_for;
+  std::once_flag
+      asked_for_clusters;  // when it is needed, since that makes the device ready for use
 };
 
 std::vector<Device> QueryAll() {
@@ -59,7 +60,7 @@ std::vector<Device> QueryAll() {
   std::vector<Device> all(count);
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     cudaDeviceProp device;
-    if (cudaGetDeviceProperties(&device, ordinal) != cudaSuccess) return {};
+    if (cudaGetDeviceProperties(&device, ordinal) != cudaSuccess) continue;  // there is none, then
     all[ordinal].limits = {device.name,
                            device.multiProcessorCount,
                            static_cast<int>(device.sharedMemPerBlockOptin),
@@ -78,7 +79,8 @@ const DeviceLimits* LimitsOfDevice(int ordinal) {
   static std::vector<Device> all = QueryAll();
   if (ordinal < 0 || ordinal >= static_cast<int>(all.size())) return nullptr;
   Device& device = all[ordinal];
-  std::call_once(device.asked_for, [&] {
+  if (device.limits.sm_count == 0) return nullptr;
+  std::call_once(device.asked_for_clusters, [&] {
     device.limits.cluster_blocks = MostClusterBlocksOf(ordinal, device.limits.smem_per_block);
   });
   return &device.limits;

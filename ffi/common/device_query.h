@@ -6,7 +6,8 @@
 
 namespace jaxkernels {
 
-// The limits of GPU `ordinal`, read once per process; nullptr when there is no such GPU.
+// The limits of GPU `ordinal`, read once per process; nullptr when there is no such GPU. The first
+// call for a GPU makes it ready for use and loads code.
 const DeviceLimits* LimitsOfDevice(int ordinal);
 
 }  // namespace jaxkernels

@@ -1,5 +1,6 @@
-// The maximum and the sum of a row that is read once, found together (Milakov and Gimelshein 2018,
-// "Online normalizer calculation for softmax", arXiv 1805.02867).
+// The maximum and the sum of a row, found together, or from parts that do not know each other's
+// maximum (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax", arXiv
+// 1805.02867).
 #ifndef JAXKERNELS_SOFTMAX_ONLINE_SUM_CUH_
 #define JAXKERNELS_SOFTMAX_ONLINE_SUM_CUH_
 

@@ -236,7 +236,10 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
                 std::to_string(SmemRoom(plan.pack, limits))};
   }
   if (tier == Tier::kCluster && limits.cluster_blocks <= 1) {
-    return {{}, "tier 'cluster' needs compute capability 9.0 or later, unlike " + limits.name};
+    return {{},
+            "tier 'cluster' needs a GPU of compute capability 9.0 or later and code that was "
+            "compiled for it; " +
+                limits.name + " has no clusters here"};
   }
   if (tier == Tier::kCluster && of_cluster.blocks == 0) {
     return {{},

@@ -100,12 +100,12 @@ inline constexpr int kLeastRowsOfBlocks = 2;
 constexpr bool PrefersBlock(Operation operation, bool aligned) {
   return HasMask(operation) || (aligned && operation != Operation::kLogSoftmaxForward);
 }
-// The tier `cluster`: blocks that share a row, the fewest of which an SM holds kLeastRowsOfBlocks.
-// It takes rows of which shared memory would hold one an SM, too: H200, fraction of the copy rate
-// (2026-11), block_smem and cluster: float32 forward, 32768 columns, 0.91 and 0.91, bfloat16,
-// 114000 columns, 0.86 and 0.91, float32 gradient, 24576 columns, 0.98 and 1.00; and a single row
-// is ready sooner. The larger a cluster, the fewer SMs it can use of a group of 16 or 18: of 16
-// blocks that fill an SM each, 7 clusters run at once, on 112 of 132 SMs.
+// The tier `cluster`: blocks that share a row, the fewest of which an SM holds kLeastRowsOfBlocks,
+// or else the most. It takes rows of which shared memory would hold one an SM, too: H200, fraction
+// of the copy rate (2026-11), block_smem and cluster: float32 forward, 32768 columns, 0.91 and
+// 0.91, bfloat16, 114000 columns, 0.86 and 0.91, float32 gradient, 24576 columns, 0.98 and 1.00;
+// and a single row is ready sooner. The larger a cluster, the fewer SMs it can use of a group of 16
+// or 18: of 16 blocks that fill an SM each, 7 clusters run at once, on 112 of 132 SMs.
 inline constexpr int kClusterBlocks[] = {2, 4, 8, 16};
 // Where an SM holds one such block, clusters are for gradients, which have little to wait for.
 // H200, block_uncached and cluster (2026-11): float32 forward, 524288 columns, 0.64 and 0.62,
@@ -128,9 +128,10 @@ inline constexpr int kWaves = 32;
 // Where one row fills an SM, a forward block lives for several rows, so that the next row is
 // fetched below the arithmetic of this one; gradients have little of it. H200, fraction of the copy
 // rate with 32 and with 8 waves (2026-11): bfloat16 forward, 65536 columns, 0.80 and 0.87; float32
-// gradient, 16384 columns, 0.99 and 0.96. Larger clusters live longer, because the next one starts
-// when there is room for all of it: bfloat16, 262144 columns, forward (8 blocks) 0.80 and 0.87,
-// gradient (16 blocks) 0.90 and 0.96; float32 gradient, 16384 columns (2 blocks), 1.01 and 0.98.
+// gradient, 16384 columns, 0.99 and 0.96. Clusters live longer, too, since the next one starts when
+// there is room for all of it, and of gradients the larger ones: bfloat16, 262144 columns, forward
+// (8 blocks) 0.80 and 0.87, gradient (16 blocks) 0.90 and 0.96; float32 gradient, 16384 columns (2
+// blocks), 1.01 and 0.98, and they have 16 waves.
 inline constexpr int kFewWaves = 8;
 constexpr int WavesOf(Operation operation, int blocks_of_row, int blocks_per_sm) {
   if (IsForward(operation) && (blocks_of_row > 1 || blocks_per_sm == 1)) return kFewWaves;

@@ -9,7 +9,7 @@
 //   same packs of the next row set out for their places at once; what is left of the row stays in
 //   shared memory until its result is stored, and then makes place too. So loads run below the
 //   arithmetic and the stores, even where one row fills the SM. Every thread touches only packs
-//   that it copied itself, so the data needs no barrier; the all-reductions are the only ones.
+//   that it copied itself, so the data needs no barrier, as the reductions do.
 // Clusters: each block takes its terms relative to the maximum of its own part, as in
 //   online_sum.cuh, so that maximum and sum cross the cluster together, once a row. With the maxima
 //   apart it took 5 percent longer (H200, float32, 131072 columns, 2026-11).
@@ -35,6 +35,7 @@ __global__ void __maxnreg__(kLongRowRegisters) SmemTierKernel(RowArgs<Op> args) 
   using View = RowView<Op, kAligned>;
   // A kept term goes back to shared memory, where only a value of the same size fits.
   constexpr bool kKeep = Op::kKeepsTerm && sizeof(T) == sizeof(C);
+  static_assert(!kKeep || Op::kUsesMax, "an infinite sum of kept terms is one of far larger ones");
   constexpr int kHeld = kSmemHeldPacks / Op::kInputs;
   extern __shared__ __align__(kPackBytes) unsigned char dynamic_smem[];
   Pack<T>* const row_packs = reinterpret_cast<Pack<T>*>(dynamic_smem);
