@@ -27,7 +27,7 @@ def _clean(axes: Axes, counts: Sequence[int], title: str) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("devices", fontsize=8, color=_INK)
     axes.set_title(title, fontsize=10, loc="left", color=_INK)
-    axes.legend(frameon=False, fontsize=7)
+    axes.legend(frameon=False, fontsize=7, handlelength=4)  # long enough for dashes
 
 
 def _line(
