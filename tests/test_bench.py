@@ -105,6 +105,26 @@ def test_wrong_arguments(wrong, capsys):
     assert wrong[1] in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("cols", "tier", "direction", "region"),
+    [
+        (4096, "block", "fwd", "short"),
+        (16384, "block", "fwd", "shared"),
+        (50257, "cluster", "fwd", "shared"),  # as block_smem would hold it
+        (65536, "cluster", "fwd", "cluster"),
+        (24576, "cluster", "grad", "shared"),
+        (32768, "cluster", "grad", "cluster"),
+        (1 << 20, "block_uncached", "fwd", "uncached"),
+        (4096, "", "fwd", ""),
+    ],
+)
+def test_regions(cols, tier, direction, region):
+    """A row that one SM could hold is held to the bar of shared memory, whatever tier it takes."""
+    from jaxkernels.bench.softmax.cases import Measurement
+
+    assert Measurement("float32", direction, 8, cols, tier, {}).region == region
+
+
 @pytest.fixture(scope="module")
 def products(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sgemm")
