@@ -205,20 +205,29 @@ def test_tiers_follow_one_another(dtype, operation, device):
 
 
 def _check_clusters(first, last, pack, dtype, operation, device):
-    """The fewest blocks of which an SM holds two; rows of the largest clusters fill an SM, if they are gradients'."""
+    """The fewest blocks of which an SM holds four; more than 8 only where it would hold one of them."""
     limits = _cpu.named_devices()[device]
-    shortest, longest = (plan(cols, dtype, operation, device) for cols in (first, last))
-    assert (shortest.tier, shortest.cluster_blocks) == ("cluster", 2)
+    longest = plan(last, dtype, operation, device)
     assert (longest.tier, longest.cluster_blocks) == ("cluster", limits.cluster_blocks)
     assert longest.blocks_per_sm == (2 if operation.endswith("_fwd") else 1)
-    before = shortest
+
+    def held_by_an_sm(cols, blocks):
+        part = -(-(packs_of(cols, dtype) + 7) // (8 * blocks)) * 8 * 16 * inputs(operation)
+        scratch = 1152 if dtype == "float64" else 640
+        threads = limits.registers_per_sm // (56 if BYTES[dtype] == 2 else 64)
+        return min(limits.smem_per_sm // (part + scratch + 1024), threads // 128)
+
+    seen = set()
     for cols in range(first, last, pack * 512):
         now = plan(cols, dtype, operation, device)
         assert now.tier == "cluster"
-        if now.cluster_blocks > before.cluster_blocks:
-            assert now.cluster_blocks == 2 * before.cluster_blocks
-            assert before.blocks_per_sm == 2 < now.blocks_per_sm
-        before = now
+        held = {blocks: held_by_an_sm(cols, blocks) for blocks in (2, 4, 8)}
+        enough = [blocks for blocks in held if held[blocks] >= (2 if blocks == 8 else 4)]
+        assert now.cluster_blocks == (min(enough) if enough else limits.cluster_blocks), cols
+        if enough:
+            assert now.blocks_per_sm == held[now.cluster_blocks]
+        seen.add(now.cluster_blocks)
+    assert seen == {4, 8, limits.cluster_blocks}
 
 
 def _check_end_of_block_tier(first, last, pack, dtype, operation, device):

@@ -8,6 +8,11 @@
 
 #include <cooperative_groups.h>
 
+#include <cstdint>
+#include <cstring>
+
+#include "common/byte_barrier.cuh"
+
 // Code that is compiled for older GPUs must not be launched with clusters, see device_query.cu.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define JK_HAS_CLUSTERS 1
@@ -37,50 +42,81 @@ __device__ inline int ClusterRank() {
 #endif
 }
 
-// Makes what any thread of the cluster wrote before it visible to all of them after it.
-__device__ inline void SyncCluster() {
-#if JK_HAS_CLUSTERS
-  cooperative_groups::this_cluster().sync();
-#endif
-}
-
-// Stores to where `address` of this block's shared memory lies in that of block `rank`.
+// Stores to where `to` of this block's shared memory lies in that of block `rank`, whose barrier at
+// the place of `arrived` counts the bytes. Returns at once.
 template <typename Value>
-__device__ void StoreToBlock(Value* address, int rank, const Value& value) {
+__device__ void StoreToBlock(Value* to, int rank, const Value& value, const ByteBarrier& arrived) {
 #if JK_HAS_CLUSTERS
-  *cooperative_groups::this_cluster().map_shared_rank(address, rank) = value;
+  static_assert(sizeof(Value) % sizeof(uint64_t) == 0, "it is sent in words of eight bytes");
+  const auto of_rank = [&](uint32_t address) {
+    uint32_t there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+  };
+  uint64_t word[sizeof(Value) / sizeof(uint64_t)];
+  memcpy(word, &value, sizeof(Value));
+  const uint32_t target = of_rank(SharedAddress(to)), barrier = of_rank(arrived.Address());
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(Value) / sizeof(uint64_t)); ++i) {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(
+            target + static_cast<uint32_t>(i * sizeof(uint64_t))),
+        "l"(word[i]), "r"(barrier)
+        : "memory");
+  }
 #endif
 }
 
-// Partial results of the blocks of a cluster, of which each lane of a warp gets one.
+// Partial results of the blocks of a cluster, of which each lane of a warp gets one. They bring
+// their own sign of arrival: a barrier of the whole cluster would first wait until all that its
+// threads had stored has reached memory (H200, float32, 50256 columns, fraction of the copy rate,
+// 2026-11: 0.91, so 0.96).
 // Requires: all threads of the cluster take part, and blockDim.x is a multiple of 32.
 template <typename Partial>
 class ClusterExchange {
  public:
   struct Scratch {
     Partial line[2][kMostClusterBlocks];
+    uint64_t arrived[2];
   };
 
   // Waits until all blocks run: only then may they be written to.
   __device__ explicit ClusterExchange(Scratch& scratch) : scratch_(scratch) {
-    if (ClusterBlocks() > 1) SyncCluster();
+#if JK_HAS_CLUSTERS
+    if (ClusterBlocks() == 1) return;
+    if (threadIdx.x == 0) {
+      for (const uint64_t& barrier : scratch.arrived) ByteBarrier(&barrier).Init();
+      FenceBarriers();
+    }
+    cooperative_groups::this_cluster().sync();
+#endif
   }
 
   // Sends this block's partial result to all blocks. Lane l gets that of block l % 16, or `none`
-  // where there are fewer blocks. Two lines take turns, as in BlockReducer.
+  // where there are fewer blocks. Two lines take turns: who sends the next but one has got the next
+  // one from all blocks, and they sent it when all their threads had read this one.
+  // Requires: a __syncthreads() since the last one.
   __device__ Partial AllGather(const Partial& own, const Partial& none) {
+#if JK_HAS_CLUSTERS
     Partial* const line = scratch_.line[turn_];
-    turn_ ^= 1;
+    const ByteBarrier arrived(&scratch_.arrived[turn_]);
     const int blocks = ClusterBlocks(), block = threadIdx.x % kMostClusterBlocks;
-    if (static_cast<int>(threadIdx.x) < blocks)
-      StoreToBlock(&line[ClusterRank()], threadIdx.x, own);
-    SyncCluster();
+    if (threadIdx.x == 0) arrived.Expect(blocks * sizeof(Partial));
+    if (static_cast<int>(threadIdx.x) < blocks) {
+      StoreToBlock(&line[ClusterRank()], threadIdx.x, own, arrived);
+    }
+    arrived.WaitForCluster(parity_);
+    parity_ ^= turn_;
+    turn_ ^= 1;
     return block < blocks ? line[block] : none;
+#else
+    return none;
+#endif
   }
 
  private:
   Scratch& scratch_;
-  int turn_ = 0;
+  int turn_ = 0, parity_ = 0;
 };
 
 }  // namespace jaxkernels

@@ -122,10 +122,10 @@ class TensorStages {
     if constexpr (kAlongK) {
 #pragma unroll
       for (int box = 0; box < kBlockK; box += kBoxDepth) {
-        barrier.CopyBox(to + box * kLines * sizeof(float), map, k + box, line, member);
+        CopyBox(to + box * kLines * sizeof(float), map, k + box, line, member, barrier);
       }
     } else {
-      barrier.CopyBox(to, map, line, k, member);
+      CopyBox(to, map, line, k, member, barrier);
     }
   }
 

@@ -108,16 +108,17 @@ SharedRow ShareRow(const SoftmaxProblem& problem, int pack, int blocks,
   row.bytes = row.slots * (kPlanPackBytes * InputsOf(problem.operation) + 4 * mask_words);
   if (row.bytes > SmemRoom(pack, limits)) return row;
   row.blocks = blocks;
-  row.blocks_per_sm =
-      BlocksPerSm(kSmemThreads[0], static_cast<int>(row.bytes), kLongRowRegisters, pack, limits);
+  row.blocks_per_sm = BlocksPerSm(kLeastSmemThreads, static_cast<int>(row.bytes),
+                                  SmemRegisters(pack), pack, limits);
   return row;
 }
 
-// Over a cluster: the fewest blocks of which an SM holds several, or else the most.
+// Over a cluster.
 SharedRow ShareRowOverCluster(const SoftmaxProblem& problem, int pack, const DeviceLimits& limits) {
   SharedRow row;
   for (const int blocks : kClusterBlocks) {
-    if (blocks > limits.cluster_blocks || row.blocks_per_sm >= kLeastRowsOfBlocks) break;
+    const int wanted = blocks > kPortableClusterBlocks ? kLeastRowsOfBlocks : kLeastSharesOfCluster;
+    if (blocks > limits.cluster_blocks || row.blocks_per_sm >= wanted) break;
     row = ShareRow(problem, pack, blocks, limits);
   }
   return row;
@@ -132,8 +133,9 @@ void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const De
   plan.kept_packs = static_cast<int>(row.slots);
   plan.smem_bytes = static_cast<int>(row.bytes);
   plan.blocks_per_sm = row.blocks_per_sm;
-  for (const int threads : kSmemThreads) {
-    const int blocks = BlocksPerSm(threads, plan.smem_bytes, kLongRowRegisters, plan.pack, limits);
+  for (int threads = kLeastSmemThreads; threads <= kMostSmemThreads; threads += 32) {
+    const int blocks =
+        BlocksPerSm(threads, plan.smem_bytes, SmemRegisters(plan.pack), plan.pack, limits);
     if (blocks == plan.blocks_per_sm) plan.block_threads = threads;
   }
   plan.lanes = plan.block_threads * row.blocks;
