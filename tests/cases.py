@@ -153,7 +153,12 @@ def plan_boundaries(dtype, device=None):
             def layout(packs, operation=operation, residue=residue):
                 cols = packs * pack + residue
                 p = jk.plan_softmax((4, cols), dtype, operation=operation, device=device)
-                return p.tier, p.lanes, p.packs_per_lane, p.rows_per_access, p.block_threads
+                # How many threads share a row in shared memory matters where their warps meet otherwise.
+                in_registers = p.tier in ("warp", "block")
+                meet = (
+                    (p.lanes,) if in_registers else (p.block_threads > 128, p.block_threads > 256)
+                )
+                return p.tier, p.packs_per_lane, p.rows_per_access, p.cluster_blocks, meet
 
             last = (1 << 20) // pack
             for packs in _changes(layout, 1, last):

@@ -11,8 +11,10 @@ from jaxkernels import _cpu, _validate
 
 DEVICES = tuple(_cpu.named_devices())
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
-# Room that a block's reductions need beside its rows; CUDA keeps another 1024 bytes of every block.
 MOST_THREADS = 1024
+# Room that a block's reductions may need beside its rows, and what CUDA keeps of every block.
+SCRATCH = {"float32": 640, "bfloat16": 640, "float16": 640, "float64": 1152}
+RESERVED = 1024
 
 
 MASKED = ("masked_softmax_fwd", "biased_softmax_fwd", "masked_softmax_grad")
@@ -70,6 +72,7 @@ def masked_boundaries(dtype, operation="masked_softmax_fwd"):
 
 def check_invariants(all_cols, operations, dtype, device):
     limits = _cpu.named_devices()[device]
+    scratch = SCRATCH[dtype]
     tiers = (None, *_validate.TIERS)
     for cols, operation, tier in itertools.product(all_cols, operations, tiers):
         for rows in (0, 1, 65537, 1 << 40):
@@ -84,11 +87,13 @@ def check_invariants(all_cols, operations, dtype, device):
             assert p.aligned == (cols % p.pack == 0), where
             assert p.block_threads % 32 == 0, where
             assert 32 <= p.block_threads <= MOST_THREADS, where
-            assert p.smem_bytes <= limits.smem_per_block, where
+            assert p.smem_bytes + scratch <= limits.smem_per_block, where
             assert p.blocks_per_sm >= 1, where
             assert p.blocks_per_sm * p.block_threads <= limits.threads_per_sm, where
             assert p.blocks_per_sm <= limits.blocks_per_sm, where
-            assert p.blocks_per_sm * (p.smem_bytes + 1024) <= limits.smem_per_sm, where
+            assert p.blocks_per_sm * (p.smem_bytes + scratch + RESERVED) <= limits.smem_per_sm, (
+                where
+            )
             assert 1 <= p.grid_blocks < 2**31, where
             _check_tier(p, cols, dtype, operation, rows, limits, where)
 
@@ -145,7 +150,7 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
         elif p.tier in ("block_smem", "cluster"):
             # A window may begin seven packs early, and each part of a row begins at a line of eight.
             assert p.cluster_blocks * p.kept_packs >= packs_of(cols, dtype) + 7, where
-            assert p.cluster_blocks == 1 or p.kept_packs % 8 == 0, where
+            assert p.kept_packs % 8 == 0, where
             assert p.smem_bytes >= p.kept_packs * 16 * inputs(operation), where
             assert p.cluster_blocks <= limits.cluster_blocks, where
             assert p.grid_blocks % p.cluster_blocks == 0, where
@@ -213,9 +218,9 @@ def _check_clusters(first, last, pack, dtype, operation, device):
 
     def held_by_an_sm(cols, blocks):
         part = -(-(packs_of(cols, dtype) + 7) // (8 * blocks)) * 8 * 16 * inputs(operation)
-        scratch = 1152 if dtype == "float64" else 640
-        threads = limits.registers_per_sm // (56 if BYTES[dtype] == 2 else 64)
-        return min(limits.smem_per_sm // (part + scratch + 1024), threads // 128)
+        is_half_forward = BYTES[dtype] == 2 and inputs(operation) == 1
+        threads = limits.registers_per_sm // (56 if is_half_forward else 64)
+        return min(limits.smem_per_sm // (part + SCRATCH[dtype] + RESERVED), threads // 128)
 
     seen = set()
     for cols in range(first, last, pack * 512):
@@ -253,8 +258,19 @@ def test_what_sums_a_row_depends_on_cols_not_on_rows(dtype, operation):
 
 
 def test_grid_is_about_32_waves():
-    p = plan(1024, rows=1 << 24)
-    assert p.grid_blocks == 32 * 132 * p.blocks_per_sm
+    """But about 8 of the largest clusters, forward, and of blocks that fill an SM."""
+    for cols, operation, waves in (
+        (1024, "softmax_fwd", 32),
+        (24576, "softmax_fwd", 32),
+        (131072, "softmax_fwd", 32),
+        (262144, "softmax_fwd", 8),
+        (262144, "softmax_grad", 32),
+    ):
+        p = plan(cols, operation=operation, rows=1 << 24)
+        whole = waves * 132 * p.blocks_per_sm
+        assert p.grid_blocks == whole // p.cluster_blocks * p.cluster_blocks, (cols, operation)
+    alone = plan(50000, tier="block_smem", rows=1 << 24)
+    assert (alone.blocks_per_sm, alone.grid_blocks) == (1, 8 * 132)
 
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES)

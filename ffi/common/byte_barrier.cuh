@@ -1,4 +1,5 @@
-// A barrier in shared memory that counts the bytes that arrive there (compute capability 9.0).
+// A barrier in shared memory that counts the bytes that arrive there (compute capability 9.0 and
+// later).
 //
 // Owns: the PTX of it. Must not know: what the bytes are, or who sends them.
 #ifndef JAXKERNELS_COMMON_BYTE_BARRIER_CUH_
@@ -6,11 +7,9 @@
 
 #include <cstdint>
 
-namespace jaxkernels {
+#include "common/shared_address.cuh"
 
-__device__ inline uint32_t SharedAddress(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
+namespace jaxkernels {
 
 // Opens when the expected bytes have arrived; then it waits for the next ones.
 class ByteBarrier {
@@ -19,7 +18,8 @@ class ByteBarrier {
 
   __device__ uint32_t Address() const { return address_; }
 
-  // By one thread, before FenceBarriers(); others may wait for it after a __syncthreads().
+  // By one thread, before FenceBarriers(). Others may wait for it after a __syncthreads(), and
+  // other blocks send to it after a barrier of the cluster.
   __device__ void Init() const {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address_) : "memory");
   }

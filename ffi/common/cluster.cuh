@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "common/byte_barrier.cuh"
+#include "common/shared_address.cuh"
 
 // Code that is compiled for older GPUs must not be launched with clusters, see device_query.cu.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -68,16 +69,16 @@ __device__ void StoreToBlock(Value* to, int rank, const Value& value, const Byte
 }
 
 // Partial results of the blocks of a cluster, of which each lane of a warp gets one. They bring
-// their own sign of arrival: a barrier of the whole cluster would first wait until all that its
-// threads had stored has reached memory (H200, float32, 50256 columns, fraction of the copy rate,
-// 2026-11: 0.91, so 0.96).
+// their own sign of arrival: before a barrier of the whole cluster the compiler puts a fence of all
+// memory, for which the stores of the last row are probably what takes its time. H200, float32,
+// 50256 columns over 4 blocks, fraction of the copy rate (2026-11): 0.90, so 0.96.
 // Requires: all threads of the cluster take part, and blockDim.x is a multiple of 32.
 template <typename Partial>
 class ClusterExchange {
  public:
   struct Scratch {
-    Partial line[2][kMostClusterBlocks];
-    uint64_t arrived[2];
+    alignas(sizeof(uint64_t)) Partial line[2][kMostClusterBlocks];
+    uint64_t arrived[2];  // for each line
   };
 
   // Waits until all blocks run: only then may they be written to.
@@ -95,7 +96,7 @@ class ClusterExchange {
   // Sends this block's partial result to all blocks. Lane l gets that of block l % 16, or `none`
   // where there are fewer blocks. Two lines take turns: who sends the next but one has got the next
   // one from all blocks, and they sent it when all their threads had read this one.
-  // Requires: a __syncthreads() since the last one.
+  // Requires: several blocks, and a __syncthreads() since the last one.
   __device__ Partial AllGather(const Partial& own, const Partial& none) {
 #if JK_HAS_CLUSTERS
     Partial* const line = scratch_.line[turn_];

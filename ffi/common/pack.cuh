@@ -16,6 +16,7 @@
 #include <cstring>
 
 #include "common/numeric.cuh"
+#include "common/shared_address.cuh"
 
 namespace jaxkernels {
 
@@ -214,15 +215,15 @@ __device__ void StorePack(T* base, const RowWindow<T, kAligned>& window, int ind
 // of bounds.)
 template <typename T>
 __device__ void CopyPackAsync(Pack<T>* to, const Pack<T>* from) {
-  const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(from) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(SharedAddress(to)), "l"(from)
+               : "memory");
 }
 
 // The same for 4 or 8 bytes.
 template <int kBytes>
 __device__ void CopyWordsAsync(void* to, const void* from) {
-  const uint32_t target = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target), "l"(from), "n"(kBytes)
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(SharedAddress(to)), "l"(from),
+               "n"(kBytes)
                : "memory");
 }
 

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "common/byte_barrier.cuh"
+#include "common/shared_address.cuh"
 
 namespace jaxkernels {
 

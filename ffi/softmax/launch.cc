@@ -42,7 +42,7 @@ cudaError_t StartKernel(const void* function, const SoftmaxPlan& plan, void** ke
     config.attrs = &cluster;
     config.numAttrs = 1;
   }
-  if (plan.cluster_blocks > 8) {  // than are granted unasked
+  if (plan.cluster_blocks > kPortableClusterBlocks) {
     error = allow(cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     if (error != cudaSuccess) return error;
   }

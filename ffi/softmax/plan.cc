@@ -109,7 +109,7 @@ SharedRow ShareRow(const SoftmaxProblem& problem, int pack, int blocks,
   if (row.bytes > SmemRoom(pack, limits)) return row;
   row.blocks = blocks;
   row.blocks_per_sm = BlocksPerSm(kLeastSmemThreads, static_cast<int>(row.bytes),
-                                  SmemRegisters(pack), pack, limits);
+                                  SmemRegisters(pack, InputsOf(problem.operation)), pack, limits);
   return row;
 }
 
@@ -133,9 +133,9 @@ void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const De
   plan.kept_packs = static_cast<int>(row.slots);
   plan.smem_bytes = static_cast<int>(row.bytes);
   plan.blocks_per_sm = row.blocks_per_sm;
+  const int registers = SmemRegisters(plan.pack, InputsOf(problem.operation));
   for (int threads = kLeastSmemThreads; threads <= kMostSmemThreads; threads += 32) {
-    const int blocks =
-        BlocksPerSm(threads, plan.smem_bytes, SmemRegisters(plan.pack), plan.pack, limits);
+    const int blocks = BlocksPerSm(threads, plan.smem_bytes, registers, plan.pack, limits);
     if (blocks == plan.blocks_per_sm) plan.block_threads = threads;
   }
   plan.lanes = plan.block_threads * row.blocks;

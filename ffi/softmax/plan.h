@@ -72,18 +72,22 @@ inline constexpr int kStagedWarpBytes = 24 * 1024;
 // Registers a thread of block_uncached and stream may use.
 inline constexpr int kLongRowRegisters = 64;
 // Registers of block_smem and cluster, and packs of each input that a thread holds in some of them.
-// Half types do better with more threads. H200, fraction of the copy rate (2026-11): float32, 32768
+// Half types do better with more threads, where that does not make registers spill (gradients of
+// rows that begin within a pack would). H200, fraction of the copy rate (2026-11): float32, 32768
 // columns, 48 registers of packs in 512 threads of 128 registers instead of 16 in 1024 of 64: 0.80
-// to 0.91; bfloat16, 4 packs in 64 and 3 in 56: 131072 columns 0.944 and 0.949, 524288 columns 0.85
-// and 0.88.
-constexpr int SmemRegisters(int pack) { return pack == 8 ? 56 : 64; }
+// to 0.91; bfloat16 forward, 4 packs in 64 registers and 3 in 56: 131072 columns 0.944 and 0.949,
+// 524288 columns 0.85 and 0.88.
+constexpr int SmemRegisters(int pack, int inputs) { return pack == 8 && inputs == 1 ? 56 : 64; }
 JK_HOST_DEVICE constexpr int SmemHeldPacks(int pack, int inputs) {
   return inputs == 2 ? 2 : (pack == 8 ? 3 : 4);
 }
 inline constexpr int kLeastSmemThreads = 128;
 inline constexpr int kMostSmemThreads = 1024;
-// A line of the shared memory's 32 banks, at which rows begin there.
+// A line of the shared memory's 32 banks: what is kept of each input begins at one.
 inline constexpr int kSmemLineBytes = 128;
+JK_HOST_DEVICE constexpr int WholeSmemLines(int bytes) {
+  return (bytes + kSmemLineBytes - 1) / kSmemLineBytes * kSmemLineBytes;
+}
 // The tier `block`: packs of all inputs together that a thread holds, threads at most, and
 // registers of a thread, as few as hold the packs: the more rows are under way on an SM, the fewer
 // of its cycles pass without a load in flight. H200, time over that of a copy, masked and causal
@@ -109,17 +113,16 @@ constexpr bool PrefersBlock(Operation operation, bool aligned) {
   return HasMask(operation) || (aligned && operation != Operation::kLogSoftmaxForward);
 }
 // The tier `cluster`: blocks that share a row, the fewest of which an SM holds
-// kLeastSharesOfCluster, or else the most, but of more than 8 only as many as the row needs. It
-// takes rows of which shared memory would hold one an SM, too. While the blocks of one row wait for
-// one another, an SM works on the others. H200, fraction of the copy rate (2026-11), blocks (and
-// how many an SM holds): float32 forward, 50256 columns, 2 (2) 0.94, 4 (4) 0.96, 8 (8) 0.96; 65536
-// columns, 4 (3) 0.94, 8 (6) 0.95; float32 gradient, 32768 columns, 4 (3) 1.00, 8 (6) 1.01;
-// bfloat16 forward, 131072 columns, 4 (3) 0.94, 8 (6) 0.95. Of more than 8 blocks fewer find room
-// in a group of 16 or 18 SMs, and GPUs differ: float32 forward, 131072 columns, 8 (3) 0.91 on two
-// of them, 16 (6) 0.94 and 0.77.
+// kLeastSharesOfCluster; while those of one row wait for one another, it works on others. (Two are
+// enough for rows that shared memory holds, if it is forced on them.) More than 8 blocks only where
+// an SM would not hold two of 8: fewer of the larger clusters find room in a group of 16 or 18 SMs,
+// and GPUs differ. H200, fraction of the copy rate (2026-11), blocks (and how many an SM holds):
+// float32 forward, 50256 columns, 2 (2) 0.94, 4 (4) 0.96, 8 (8) 0.96; 65536 columns, 4 (3) 0.94, 8
+// (6) 0.95; 131072 columns, 8 (3) 0.91 on two GPUs, 16 (6) 0.94 and 0.77; float32 gradient, 32768
+// columns, 4 (3) 1.00, 8 (6) 1.01; bfloat16 forward, 131072 columns, 4 (3) 0.94, 8 (6) 0.95.
 inline constexpr int kClusterBlocks[] = {2, 4, 8, 16};
 inline constexpr int kLeastSharesOfCluster = 4;
-inline constexpr int kPortableClusterBlocks = 8;
+inline constexpr int kPortableClusterBlocks = 8;  // every GPU with clusters takes them unasked
 // Where an SM holds one such block, clusters are for gradients, which have little to wait for.
 // H200, block_uncached and cluster (2026-11): float32 forward, 524288 columns, 0.64 and 0.62,
 // gradient, 262144 columns, 0.62 and 0.78.
@@ -143,7 +146,8 @@ inline constexpr int kWaves = 32;
 // rate with 32 and with 8 waves (2026-11): bfloat16 forward, 65536 columns, one block, 0.80 and
 // 0.87; float32 gradient, 16384 columns, 0.99 and 0.96. So do the largest clusters, since the next
 // one starts when there is room for all of it: float32 forward, 262144 columns (16 blocks), 0.86
-// and 0.87, bfloat16, 524288 columns, 0.84 and 0.86; but 65536 columns (8 blocks) 0.95 and 0.93.
+// and 0.87, bfloat16, 524288 columns, 0.84 and 0.86, bfloat16 gradient, 262144 columns, 1.01 and
+// 0.99; 65536 columns forward (8 blocks) 0.95 and 0.93.
 inline constexpr int kFewWaves = 8;
 constexpr int WavesOf(Operation operation, int blocks_of_row, int blocks_per_sm) {
   const bool is_slow_to_start = blocks_of_row > kPortableClusterBlocks || blocks_per_sm == 1;
@@ -151,11 +155,10 @@ constexpr int WavesOf(Operation operation, int blocks_of_row, int blocks_per_sm)
 }
 
 // Scratch of the reductions: two lines of 32 values for those of a block (reduce.cuh), and two of
-// 16 pairs of values, each with a barrier, for those of a cluster (cluster.cuh); rows begin at the
-// next line of banks. float64 packs hold two values.
+// 16 pairs of values, each with a barrier, for those of a cluster (cluster.cuh). float64 packs hold
+// two values.
 JK_HOST_DEVICE constexpr int ReductionScratchBytes(int pack) {
-  const int bytes = 2 * (32 + 16 * 2) * (pack == 2 ? 8 : 4) + 2 * 8;
-  return (bytes + kSmemLineBytes - 1) / kSmemLineBytes * kSmemLineBytes;
+  return WholeSmemLines(2 * (32 + 16 * 2) * (pack == 2 ? 8 : 4) + 2 * 8);
 }
 
 struct SoftmaxPlan {
@@ -192,12 +195,11 @@ constexpr int64_t MaxPacksOfRow(int64_t cols, int pack) {
   return (cols + (pack - std::gcd<int64_t>(cols, pack)) + pack - 1) / pack;
 }
 
-// Slots for the packs of a row in shared memory: a window may begin up to seven packs before the
-// row, at a cache line. Of `blocks` blocks each has as many lines.
+// Slots for the packs of a row in the shared memory of each of `blocks` blocks, in whole lines: a
+// window may begin up to seven packs before the row, at a cache line.
 constexpr int64_t SmemSlots(int64_t row_packs, int blocks) {
-  if (blocks == 1) return row_packs + 7;
-  constexpr int kLine = 8;  // packs
-  return (row_packs + 7 + kLine * blocks - 1) / (kLine * blocks) * kLine;
+  constexpr int kLine = kSmemLineBytes / kPlanPackBytes;
+  return (row_packs + kLine - 1 + kLine * blocks - 1) / (kLine * blocks) * kLine;
 }
 
 // What a plan is made for.

@@ -31,7 +31,7 @@
 namespace jaxkernels {
 
 template <typename Op, bool kAligned>
-__global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize))
+__global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op::kInputs))
     SmemTierKernel(RowArgs<Op> args) {
   using T = typename Op::Storage;
   using C = ComputeType<T>;
@@ -45,7 +45,8 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize))
   Pack<T>* const row_packs = reinterpret_cast<Pack<T>*>(row_smem);
   __shared__ typename BlockReducer<C>::Scratch scratch;
   __shared__ typename ClusterExchange<OnlineSum<Op>>::Scratch cluster_scratch;
-  static_assert(sizeof(scratch) + sizeof(cluster_scratch) <= ReductionScratchBytes(Pack<T>::kSize));
+  static_assert(WholeSmemLines(sizeof(scratch) + sizeof(cluster_scratch)) ==
+                ReductionScratchBytes(Pack<T>::kSize));
   BlockReducer<C> block(scratch);
   const int slots = args.kept_packs;
   auto* const row_mask = reinterpret_cast<typename Op::MaskWord*>(row_packs + Op::kInputs * slots);
