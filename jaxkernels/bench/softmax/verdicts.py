@@ -33,8 +33,8 @@ _GPU_BARS = {
     ("short", "grad"): Bars(each=0.93, mean=0.96),
     ("shared", "fwd"): Bars(each=0.90),
     ("shared", "grad"): Bars(each=0.90),
-    ("cluster", "fwd"): Bars(each=0.75, mean=0.85),
-    ("cluster", "grad"): Bars(each=0.75, mean=0.85),
+    ("cluster", "fwd"): Bars(each=0.83, mean=0.89),
+    ("cluster", "grad"): Bars(each=0.75, mean=0.95),
     ("uncached", "fwd"): Bars(each=0.60),
     ("uncached", "grad"): Bars(each=0.55),
 }
