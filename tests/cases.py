@@ -153,7 +153,7 @@ def plan_boundaries(dtype, device=None):
             def layout(packs, operation=operation, residue=residue):
                 cols = packs * pack + residue
                 p = jk.plan_softmax((4, cols), dtype, operation=operation, device=device)
-                # How many threads share a row in shared memory matters where their warps meet otherwise.
+                # Of a block's threads matters how wide their warps meet: 4, 8 or 32 of them (BlockReducer).
                 in_registers = p.tier in ("warp", "block")
                 meet = (
                     (p.lanes,) if in_registers else (p.block_threads > 128, p.block_threads > 256)

@@ -210,7 +210,7 @@ def test_tiers_follow_one_another(dtype, operation, device):
 
 
 def _check_clusters(first, last, pack, dtype, operation, device):
-    """The fewest blocks of which an SM holds four; more than 8 only where it would hold one of them."""
+    """The fewest blocks of which an SM holds four; more than 8 only where it would hold fewer than two of 8."""
     limits = _cpu.named_devices()[device]
     longest = plan(last, dtype, operation, device)
     assert (longest.tier, longest.cluster_blocks) == ("cluster", limits.cluster_blocks)

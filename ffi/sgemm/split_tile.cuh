@@ -1,4 +1,4 @@
-// The fifth rung: the other cure of the conflicts of thread_tile (the seed's 5.2 (3)). A thread's 8
+// The fifth rung: the other cure of the conflicts of thread_tile. A thread's 8
 // x 8 elements are four tiles of 4 x 4, 64 rows and 64 columns apart, so that neighbouring threads
 // read neighbouring quads.
 //

@@ -1,5 +1,5 @@
 // The fourth rung: no bank conflicts. A is transposed on its way into shared memory, and a warp is
-// 4 x 8 threads (the seed's 5.2 (2)); the next tiles are fetched below the arithmetic.
+// 4 x 8 threads; the next tiles are fetched below the arithmetic.
 //
 // Work split: 4 x 2 warps of 4 x 8 threads; a warp computes 32 x 64 elements of C. Bank conflicts:
 // every eight threads, which a 16-byte load serves at once, ask for at most four different quads of

@@ -124,8 +124,8 @@ SharedRow ShareRowOverCluster(const SoftmaxProblem& problem, int pack, const Dev
   return row;
 }
 
-// Block size by occupancy (block-softmax seed, 2.5): the most resident blocks first, then the most
-// threads.
+// Block size by occupancy, as OneFlow's softmax chooses it: the most resident blocks first, then
+// the most threads.
 void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const DeviceLimits& limits,
                    SoftmaxPlan& plan) {
   plan.tier = row.blocks == 1 ? Tier::kBlockSmem : Tier::kCluster;

@@ -75,15 +75,16 @@ inline constexpr int kLongRowRegisters = 64;
 // Half types do better with more threads, where that does not make registers spill (gradients of
 // rows that begin within a pack would). H200, fraction of the copy rate (2026-11): float32, 32768
 // columns, 48 registers of packs in 512 threads of 128 registers instead of 16 in 1024 of 64: 0.80
-// to 0.91; bfloat16 forward, 4 packs in 64 registers and 3 in 56: 131072 columns 0.944 and 0.949,
-// 524288 columns 0.85 and 0.88.
+// against 0.91; bfloat16 forward, 4 packs in 64 registers and 3 in 56: 131072 columns 0.94 and
+// 0.95, 524288 columns 0.85 and 0.88.
 constexpr int SmemRegisters(int pack, int inputs) { return pack == 8 && inputs == 1 ? 56 : 64; }
 JK_HOST_DEVICE constexpr int SmemHeldPacks(int pack, int inputs) {
   return inputs == 2 ? 2 : (pack == 8 ? 3 : 4);
 }
 inline constexpr int kLeastSmemThreads = 128;
 inline constexpr int kMostSmemThreads = 1024;
-// A line of the shared memory's 32 banks: what is kept of each input begins at one.
+// A line of the shared memory's 32 banks: block_smem and cluster keep each input from the beginning
+// of one.
 inline constexpr int kSmemLineBytes = 128;
 JK_HOST_DEVICE constexpr int WholeSmemLines(int bytes) {
   return (bytes + kSmemLineBytes - 1) / kSmemLineBytes * kSmemLineBytes;
@@ -114,18 +115,18 @@ constexpr bool PrefersBlock(Operation operation, bool aligned) {
 }
 // The tier `cluster`: blocks that share a row, the fewest of which an SM holds
 // kLeastSharesOfCluster; while those of one row wait for one another, it works on others. (Two are
-// enough for rows that shared memory holds, if it is forced on them.) More than 8 blocks only where
-// an SM would not hold two of 8: fewer of the larger clusters find room in a group of 16 or 18 SMs,
-// and GPUs differ. H200, fraction of the copy rate (2026-11), blocks (and how many an SM holds):
-// float32 forward, 50256 columns, 2 (2) 0.94, 4 (4) 0.96, 8 (8) 0.96; 65536 columns, 4 (3) 0.94, 8
-// (6) 0.95; 131072 columns, 8 (3) 0.91 on two GPUs, 16 (6) 0.94 and 0.77; float32 gradient, 32768
-// columns, 4 (3) 1.00, 8 (6) 1.01; bfloat16 forward, 131072 columns, 4 (3) 0.94, 8 (6) 0.95.
+// enough only for rows of other tiers, if this one is forced on them.) More than 8 blocks only
+// where an SM would not hold two of 8: fewer of the larger clusters find room in a group of 16 or
+// 18 SMs, and GPUs differ. H200, fraction of the copy rate (2026-11), blocks (and how many an SM
+// holds): float32 forward, 50256 columns, 2 (2) 0.94, 4 (4) 0.96, 8 (8) 0.96; 65536 columns, 4 (3)
+// 0.94, 8 (6) 0.95; 131072 columns, 8 (3) 0.91 on two GPUs, 16 (6) 0.94 and 0.77; float32 gradient,
+// 32768 columns, 4 (3) 1.00, 8 (6) 1.01; bfloat16 forward, 131072 columns, 4 (3) 0.94, 8 (6) 0.95.
 inline constexpr int kClusterBlocks[] = {2, 4, 8, 16};
 inline constexpr int kLeastSharesOfCluster = 4;
 inline constexpr int kPortableClusterBlocks = 8;  // every GPU with clusters takes them unasked
 // Where an SM holds one such block, clusters are for gradients, which have little to wait for.
-// H200, block_uncached and cluster (2026-11): float32 forward, 524288 columns, 0.64 and 0.62,
-// gradient, 262144 columns, 0.62 and 0.78.
+// H200, block_uncached and cluster (2026-11): float32 forward, 524288 columns, 0.64 and 0.63,
+// gradient, 262144 columns, 0.63 and 0.90.
 constexpr bool PrefersCluster(Operation operation, int blocks_per_sm) {
   return blocks_per_sm >= (IsForward(operation) ? kLeastRowsOfBlocks : 1);
 }
@@ -144,10 +145,11 @@ inline constexpr int kWaves = 32;
 // Where one row fills an SM, a forward block lives for several rows, so that the next row is
 // fetched below the arithmetic of this one; gradients have little of it. H200, fraction of the copy
 // rate with 32 and with 8 waves (2026-11): bfloat16 forward, 65536 columns, one block, 0.80 and
-// 0.87; float32 gradient, 16384 columns, 0.99 and 0.96. So do the largest clusters, since the next
-// one starts when there is room for all of it: float32 forward, 262144 columns (16 blocks), 0.86
-// and 0.87, bfloat16, 524288 columns, 0.84 and 0.86, bfloat16 gradient, 262144 columns, 1.01 and
-// 0.99; 65536 columns forward (8 blocks) 0.95 and 0.93.
+// 0.87; float32 gradient, 16384 columns, 0.99 and 0.96. So do the largest clusters forward, since
+// the next one starts when there is room for all of it: float32, 262144 columns (16 blocks), 0.86
+// and 0.87, bfloat16, 524288 columns, 0.84 and 0.86; but not their gradients (bfloat16, 262144
+// columns, 1.01 and 0.99), nor smaller ones (float32 forward, 65536 columns, 8 blocks, 0.95 and
+// 0.93).
 inline constexpr int kFewWaves = 8;
 constexpr int WavesOf(Operation operation, int blocks_of_row, int blocks_per_sm) {
   const bool is_slow_to_start = blocks_of_row > kPortableClusterBlocks || blocks_per_sm == 1;

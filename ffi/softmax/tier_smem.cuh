@@ -12,12 +12,13 @@
 //   that it copied itself, so the data needs no barrier, as the reductions do.
 // Clusters: each block takes its terms relative to the maximum of its own part, as in
 //   online_sum.cuh, so that maximum and sum cross the cluster together, once a row. With the maxima
-//   apart it took 5 percent longer (H200, float32, 131072 columns, 2026-11).
+//   apart it took 5 percent longer (H200, float32, 131072 columns, 2026-11, while the blocks met at
+//   a barrier of the whole cluster).
 // Banks: a part is kept pack-major: a pack whole, and neighbouring packs (= neighbouring lanes)
 //   side by side. The 8 lanes of each quarter warp then cover all 32 banks with their 16-byte
 //   accesses: no conflicts. Lines of the cache arrive as lines of the 32 banks: parts that began 16
 //   bytes off took a tenth longer (H200, float32, 24576 columns, fraction of the copy rate: 0.97,
-//   off 0.89).
+//   shifted 0.89).
 // Requires: shared memory for kInputs * args.kept_packs packs, which are SmemSlots, and the mask
 // words behind them; blockDim.x is a multiple of 32.
 #ifndef JAXKERNELS_SOFTMAX_TIER_SMEM_CUH_

@@ -18,8 +18,8 @@ from jaxkernels.bench.softmax.verdicts import (
 _BLANK = "-"
 _REGION_NAMES = {
     "short": "up to 4096 columns",
-    "shared": "larger, in shared memory",
-    "cluster": "in the shared memory of a cluster",
+    "shared": "larger, while an SM could hold them",
+    "cluster": "larger still, held by a cluster",
     "uncached": "beyond shared memory",
     "": "all",
 }
