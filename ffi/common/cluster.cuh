@@ -71,9 +71,9 @@ __device__ void StoreToBlock(Value* to, int rank, const Value& value, const Byte
 // Partial results of the blocks of a cluster, of which each lane of a warp gets one. Their bytes
 // are counted where they arrive, instead of a barrier of the whole cluster: before that the
 // compiler puts a fence of all memory, which probably waits for the stores of the last row. H200,
-// float32, 50256 columns over 4 blocks, fraction of the copy rate (2026-11): with that barrier
-// 0.90, as here 0.96. Requires: all threads of the cluster take part, and blockDim.x is a multiple
-// of 32.
+// float32, 50256 columns over 4 blocks, fraction of the copy rate (2026-11): 0.96, with such a
+// barrier 0.90.
+// Requires: all threads of the cluster take part, and blockDim.x is a multiple of 32.
 template <typename Partial>
 class ClusterExchange {
  public:
@@ -97,7 +97,8 @@ class ClusterExchange {
   // Sends this block's partial result to all blocks. Lane l gets that of block l % 16, or `none`
   // where there are fewer blocks. Two lines take turns: a block writes a line again only after it
   // has got the results of all blocks in the other one, which each sent when all its threads had
-  // read this one. Requires: several blocks, and a __syncthreads() since the last one.
+  // read this one.
+  // Requires: several blocks, and a __syncthreads() since the last one.
   __device__ Partial AllGather(const Partial& own, const Partial& none) {
 #if JK_HAS_CLUSTERS
     Partial* const line = scratch_.line[turn_];
