@@ -1,6 +1,6 @@
-// The fifth rung: the other cure of the conflicts of thread_tile. A thread's 8
-// x 8 elements are four tiles of 4 x 4, 64 rows and 64 columns apart, so that neighbouring threads
-// read neighbouring quads.
+// The fifth rung: the other cure of the conflicts of thread_tile. A thread's 8 x 8 elements are
+// four tiles of 4 x 4, 64 rows and 64 columns apart, so that neighbouring threads read neighbouring
+// quads.
 //
 // Work split: 16 x 16 threads, a warp is 2 x 16 of them. Bank conflicts: none; eight threads read
 // 128 neighbouring bytes of B and one quad of A. The stores of C gain too: a warp writes two whole
