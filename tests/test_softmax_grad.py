@@ -53,12 +53,46 @@ def test_kinds_of_input(dtype, tier):
 
 @dtypes
 def test_rows_that_clusters_take_by_turns(gpu, dtype):
-    """Six rows a cluster, or seven: the places where its blocks meet, and the signs of arrival, are used again."""
+    """Six rows a cluster, or seven: the places where its blocks meet, and the signs of arrival, are used again. In the
+    operations that hand out rows in batches it is a hundred and less."""
     if not cases.serves("cluster", (1, 37), dtype):
         pytest.skip("this GPU has no clusters")
-    plan = jk.plan_softmax((1 << 30, 37), dtype, device=gpu, tier="cluster")
-    rows = 6 * plan.grid_blocks // plan.cluster_blocks + 1
-    cases.check_all(pairs_of([(rows, 37)], dtype), dtype, "cluster")
+    workers = [
+        jk.plan_softmax((1, 37), dtype, operation=o, device=gpu, tier="cluster").workers
+        for o in oracle.OPERATIONS
+    ]
+    cases.check_all(pairs_of([(6 * max(workers) + 1, 37)], dtype), dtype, "cluster")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cols", "tier"),
+    [
+        ("float32", 262_144, None),  # gradient: one row fills a cluster
+        ("float32", 600_000, None),  # forward: the same
+        ("bfloat16", 131_073, None),
+        ("bfloat16", 393_217, None),
+        ("float32", 50_000, "block_smem"),  # as GPUs without clusters do
+    ],
+)
+def test_rows_in_batches_are_the_same_bits_as_alone(gpu, dtype, cols, tier):
+    """Rows of several batches, against calls of so few rows that nothing has a second one."""
+    rows, few = 300, 6
+    plan = jk.plan_softmax((rows, cols), dtype, device=gpu, tier=tier)
+    if not plan.halves:
+        pytest.skip("this GPU takes these rows otherwise")
+    assert few < plan.workers < rows / 2
+    x = jax.device_put(jax.random.normal(jax.random.key(0), (rows, cols), dtype), gpu)
+    mask = jax.device_put(jax.random.bernoulli(jax.random.key(1), shape=x.shape), gpu)
+
+    @jax.jit
+    def all_of(x, mask):
+        y, vjp = jax.vjp(lambda x: jk.softmax(x, tier=tier), x)
+        masked = jk.scaled_masked_softmax(x, mask, tier=tier)
+        return y, *vjp(-x), jk.log_softmax(x, tier=tier), masked
+
+    parts = [all_of(x[i : i + few], mask[i : i + few]) for i in range(0, rows, few)]
+    for together, apart in zip(all_of(x, mask), zip(*parts, strict=True), strict=True):
+        assert jnp.array_equal(together, jnp.concatenate(apart))
 
 
 @tiers

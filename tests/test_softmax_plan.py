@@ -17,6 +17,17 @@ SCRATCH = {"float32": 640, "bfloat16": 640, "float16": 640, "float64": 1152}
 RESERVED = 1024
 
 
+DEVICE_FIELDS = (
+    "name",
+    "sm_count",
+    "smem_per_block",
+    "smem_per_sm",
+    "threads_per_sm",
+    "blocks_per_sm",
+    "registers_per_sm",
+    "compute_capability",
+    "cluster_blocks",
+)
 MASKED = ("masked_softmax_fwd", "biased_softmax_fwd", "masked_softmax_grad")
 
 
@@ -160,9 +171,11 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
             assert p.kept_packs >= 0, where
             assert operation in MASKED or p.kept_packs <= packs_of(cols, dtype) + 7, where
             assert p.smem_bytes == p.kept_packs * 16 * inputs(operation), where
-    # Rows are walked grid-stride, so any grid covers them; none may be launched for nothing.
+    # Rows are walked grid-stride or, see below, in batches; no block may be launched for nothing.
     assert p.grid_blocks <= max(1, -(-rows // rows_at_once)) * p.cluster_blocks, where
-    assert p.grid_blocks <= 32 * limits.sm_count * p.blocks_per_sm, where
+    # A batch is half of what is left.
+    waves = p.rounds.bit_length() if p.halves else 32
+    assert p.grid_blocks <= max(1, waves) * limits.sm_count * p.blocks_per_sm, where
 
 
 def tier_ends(dtype, operation, device):
@@ -214,7 +227,7 @@ def _check_clusters(first, last, pack, dtype, operation, device):
     limits = _cpu.named_devices()[device]
     longest = plan(last, dtype, operation, device)
     assert (longest.tier, longest.cluster_blocks) == ("cluster", limits.cluster_blocks)
-    assert longest.blocks_per_sm == (2 if operation.endswith("_fwd") else 1)
+    assert longest.blocks_per_sm == 1
 
     def held_by_an_sm(cols, blocks):
         part = -(-(packs_of(cols, dtype) + 7) // (8 * blocks)) * 8 * 16 * inputs(operation)
@@ -258,19 +271,82 @@ def test_what_sums_a_row_depends_on_cols_not_on_rows(dtype, operation):
 
 
 def test_grid_is_about_32_waves():
-    """But about 8 of the largest clusters, forward, and of blocks that fill an SM."""
-    for cols, operation, waves in (
-        (1024, "softmax_fwd", 32),
-        (24576, "softmax_fwd", 32),
-        (131072, "softmax_fwd", 32),
-        (262144, "softmax_fwd", 8),
-        (262144, "softmax_grad", 32),
-    ):
-        p = plan(cols, operation=operation, rows=1 << 24)
-        whole = waves * 132 * p.blocks_per_sm
-        assert p.grid_blocks == whole // p.cluster_blocks * p.cluster_blocks, (cols, operation)
-    alone = plan(50000, tier="block_smem", rows=1 << 24)
-    assert (alone.blocks_per_sm, alone.grid_blocks) == (1, 8 * 132)
+    for cols in (1024, 24576, 65536):
+        p = plan(cols, rows=1 << 24)
+        whole = 32 * 132 * p.blocks_per_sm
+        assert p.grid_blocks == whole // p.cluster_blocks * p.cluster_blocks, cols
+
+
+# Blocks of a row, how many of them an SM holds, and how many rows run at once.
+BATCHED = {
+    (131072, "float32", "softmax_fwd", None): (8, 3, 43),
+    (262144, "float32", "softmax_fwd", None): (16, 3, 21),
+    (131072, "bfloat16", "softmax_fwd", None): (8, 6, 86),
+    (393216, "bfloat16", "softmax_grad", None): (16, 2, 14),
+    (262144, "float32", "softmax_grad", None): (16, 1, 7),
+    (50000, "float32", "softmax_fwd", "block_smem"): (1, 1, 132),
+}
+BY_TURNS = (
+    (24576, "float32", "softmax_fwd", None),
+    (65536, "float32", "softmax_fwd", None),
+    (131072, "float32", "softmax_grad", None),
+    (16384, "float32", "softmax_grad", "block_smem"),
+)
+
+
+def test_which_rows_are_handed_out_in_batches():
+    for (cols, dtype, operation, tier), expected in BATCHED.items():
+        p = plan(cols, dtype, operation, tier=tier, rows=10_000)
+        assert p.halves, cols
+        assert (p.cluster_blocks, p.blocks_per_sm, p.workers) == expected, cols
+    for cols, dtype, operation, tier in BY_TURNS:
+        p = plan(cols, dtype, operation, tier=tier, rows=10_000)
+        assert not p.halves, cols
+        assert p.workers == 32 * 132 * p.blocks_per_sm // p.cluster_blocks, cols
+
+
+def with_sms(sm_count):
+    h200 = _cpu.named_devices()["h200"]
+    fields = {field: getattr(h200, field) for field in DEVICE_FIELDS}
+    return jk.DeviceLimits(**{**fields, "sm_count": sm_count})
+
+
+@pytest.mark.parametrize("sm_count", [1, 2, 17, 132])
+@pytest.mark.parametrize(("cols", "dtype", "operation", "tier"), [*BATCHED, *BY_TURNS])
+def test_every_row_has_one_worker(cols, dtype, operation, tier, sm_count):
+    """And every worker a row, however many rows there are; half as many in each batch, rounded up."""
+
+    def plan_of(rows):
+        limits = with_sms(sm_count)
+        return _cpu.plan_softmax(rows, cols, dtype, operation, limits, tier or "auto")
+
+    workers = plan_of(1).workers
+    assert workers >= 1
+    near = (workers - 1, workers, workers + 1, 2 * workers + 1, 3 * workers)
+    for rows in (0, 1, 2, *near, 1000, 20_001):
+        p = plan_of(rows)
+        count = p.grid_blocks // p.cluster_blocks if rows else 0
+        taken = [range(*p.rows_of(w, rows)) for w in range(count)]
+        assert all(taken), rows
+        assert sorted(row for of_worker in taken for row in of_worker) == list(range(rows)), rows
+        for wrong in (-1, count):
+            with pytest.raises(IndexError, match="no worker"):
+                p.rows_of(wrong, rows)
+        left = p.rounds
+        for of_first in taken[::workers]:  # of the first worker of each batch
+            assert len(of_first) == ((left + 1) // 2 if p.halves else left), rows
+            left -= len(of_first)
+        assert left == 0
+
+
+def test_other_tiers_have_no_workers():
+    with pytest.raises(IndexError, match="no worker"):
+        plan(1024).rows_of(0, 4096)
+
+
+def test_limits_of_a_device_without_processors():
+    with pytest.raises(ValueError, match="sm_count must be at least 1"):
+        with_sms(0)
 
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
@@ -315,8 +391,9 @@ def test_tiers_of_attention_scores():
         return [plan(cols, dtype, operation).tier for cols in lengths]
 
     lengths = (128, 2048, 4096, 24576, 24584, 1 << 16, 1 << 20)
-    expected = ["warp", "warp", "block", "block", "block_smem", "cluster", "block_uncached"]
+    expected = ["warp", "warp", "block", "block", "block_smem", "cluster", "cluster"]
     assert tiers("masked_softmax_fwd", *lengths) == expected
+    assert tiers("masked_softmax_fwd", 1 << 21) == ["block_uncached"]
     assert tiers("masked_softmax_fwd", 2048, 2052, dtype="float32") == ["warp", "block"]
     assert tiers("masked_softmax_fwd", 4099) == tiers("biased_softmax_fwd", 4099) == ["block"]
     assert tiers("masked_softmax_grad", 4099) == ["block_smem"]
@@ -345,7 +422,7 @@ def test_plans_compare_and_print():
     text = repr(a)
     assert text.startswith("SoftmaxPlan(tier='warp', ")
     names = "tier pack lanes packs_per_lane kept_packs rows_per_access cluster_blocks aligned block_threads grid_blocks"
-    for name in (*names.split(), "smem_bytes", "blocks_per_sm"):
+    for name in (*names.split(), "workers", "rounds", "halves", "smem_bytes", "blocks_per_sm"):
         assert f"{name}={getattr(a, name)!r}" in text
     with pytest.raises(AttributeError):
         a.tier = "block_smem"
@@ -358,18 +435,7 @@ def test_device_limits_compare_and_print():
     assert h200.smem_per_block == 227 * 1024
     assert h200.sm_count == 132
     assert "name='h200'" in repr(h200)
-    fields = (
-        "name",
-        "sm_count",
-        "smem_per_block",
-        "smem_per_sm",
-        "threads_per_sm",
-        "blocks_per_sm",
-        "registers_per_sm",
-        "compute_capability",
-        "cluster_blocks",
-    )
-    copy = jk.DeviceLimits(**{field: getattr(h200, field) for field in fields})
+    copy = jk.DeviceLimits(**{field: getattr(h200, field) for field in DEVICE_FIELDS})
     assert copy == h200
     assert devices["a100"] != h200
 

@@ -40,6 +40,14 @@ SoftmaxPlan Plan(int64_t rows, int64_t cols, const std::string& dtype, const std
   return planned.plan;
 }
 
+nb::tuple RowsOf(const SoftmaxPlan& plan, int64_t worker, int64_t rows) {
+  if (worker < 0 || worker >= plan.batches.CountWorkers(rows)) {
+    throw nb::index_error(("the plan has no worker " + std::to_string(worker)).c_str());
+  }
+  const RowBatches::Rows taken = plan.batches.RowsOf(worker, rows);
+  return nb::make_tuple(taken.first, taken.end, taken.step);
+}
+
 nb::dict NamedDevices() {
   nb::dict devices;
   for (const DeviceLimits& limits : kNamedDevices) devices[limits.name.c_str()] = limits;
@@ -72,6 +80,7 @@ void BindSoftmaxPlan(nb::module_& module) {
           [](DeviceLimits* self, const std::string& name, int sm_count, int smem_per_block,
              int smem_per_sm, int threads_per_sm, int blocks_per_sm, int registers_per_sm,
              int compute_capability, int cluster_blocks) {
+            if (sm_count < 1) throw nb::value_error("sm_count must be at least 1");
             new (self) DeviceLimits{
                 name,          sm_count,         smem_per_block,     smem_per_sm,   threads_per_sm,
                 blocks_per_sm, registers_per_sm, compute_capability, cluster_blocks};
@@ -103,6 +112,12 @@ void BindSoftmaxPlan(nb::module_& module) {
       .def_ro("cluster_blocks", &SoftmaxPlan::cluster_blocks)
       .def_ro("block_threads", &SoftmaxPlan::block_threads)
       .def_ro("grid_blocks", &SoftmaxPlan::grid_blocks)
+      .def_prop_ro("workers", [](const SoftmaxPlan& self) { return self.batches.workers; })
+      .def_prop_ro("rounds", [](const SoftmaxPlan& self) { return self.batches.rounds; })
+      .def_prop_ro("halves", [](const SoftmaxPlan& self) { return self.batches.halves; })
+      .def("rows_of", &RowsOf, nb::arg("worker"), nb::arg("rows"),
+           "Of so many rows as the plan is for, those of a worker (a block or cluster) as (first, "
+           "end, step); tiers 'block_smem' and 'cluster' only.")
       .def_ro("smem_bytes", &SoftmaxPlan::smem_bytes)
       .def_ro("blocks_per_sm", &SoftmaxPlan::blocks_per_sm)
       .def("__eq__", &Equals<SoftmaxPlan>, nb::arg().none())

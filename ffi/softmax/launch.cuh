@@ -95,6 +95,7 @@ cudaError_t LaunchRowOp(const SoftmaxPlan& plan, const SoftmaxArrays& arrays, cu
   args.rows = arrays.rows;
   args.cols = arrays.cols;
   args.kept_packs = plan.kept_packs;
+  args.batches = plan.batches;
   if constexpr (Op::kHides) args.op = Op(arrays.attention);
 
   void* statistics = arrays.statistics;

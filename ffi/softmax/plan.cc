@@ -33,10 +33,12 @@ int SmemRoom(int pack, const DeviceLimits& limits) {
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-int64_t GridBlocks(int64_t blocks_of_work, int blocks_per_sm, int waves,
-                   const DeviceLimits& limits) {
-  const int64_t most = int64_t{waves} * limits.sm_count * std::max(blocks_per_sm, 1);
-  return std::max<int64_t>(std::min(blocks_of_work, most), 1);
+int64_t BlocksOfWaves(int blocks_per_sm, const DeviceLimits& limits) {
+  return int64_t{kWaves} * limits.sm_count * std::max(blocks_per_sm, 1);
+}
+
+int64_t GridBlocks(int64_t blocks_of_work, int blocks_per_sm, const DeviceLimits& limits) {
+  return std::clamp<int64_t>(blocks_of_work, 1, BlocksOfWaves(blocks_per_sm, limits));
 }
 
 void PlanWarp(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
@@ -47,8 +49,7 @@ void PlanWarp(const SoftmaxProblem& problem, const DeviceLimits& limits, Softmax
   plan.block_threads = kWarpTierThreads;
   plan.blocks_per_sm = BlocksPerSm(kWarpTierThreads, 0, 32, plan.pack, limits);
   const int64_t rows_per_block = int64_t{kWarpTierThreads / shape.lanes} * shape.rows_per_access;
-  plan.grid_blocks =
-      GridBlocks(CeilDiv(problem.rows, rows_per_block), plan.blocks_per_sm, kWaves, limits);
+  plan.grid_blocks = GridBlocks(CeilDiv(problem.rows, rows_per_block), plan.blocks_per_sm, limits);
 }
 
 // Bytes of the 32 rows that a warp stages at a time.
@@ -65,8 +66,7 @@ void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, S
   plan.block_threads = kStagedTierThreads;
   plan.smem_bytes = static_cast<int>(StagedWarpBytes(problem) * kWarps);
   plan.blocks_per_sm = BlocksPerSm(plan.block_threads, plan.smem_bytes, 64, plan.pack, limits);
-  plan.grid_blocks =
-      GridBlocks(CeilDiv(problem.rows, 32 * kWarps), plan.blocks_per_sm, kWaves, limits);
+  plan.grid_blocks = GridBlocks(CeilDiv(problem.rows, 32 * kWarps), plan.blocks_per_sm, limits);
 }
 
 // Threads of the tier `block`: as many warps as the row needs.
@@ -124,6 +124,17 @@ SharedRow ShareRowOverCluster(const SoftmaxProblem& problem, int pack, const Dev
   return row;
 }
 
+RowBatches BatchesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
+                     const DeviceLimits& limits) {
+  const int blocks = plan.cluster_blocks;
+  RowBatches batches;
+  batches.halves = TakesRowsInBatches(problem.operation, plan.pack, blocks, plan.blocks_per_sm);
+  batches.workers = batches.halves ? WorkersAtOnce(limits.sm_count, blocks, plan.blocks_per_sm)
+                                   : BlocksOfWaves(plan.blocks_per_sm, limits) / blocks;
+  batches.rounds = CeilDiv(problem.rows, batches.workers);
+  return batches;
+}
+
 // Block size by occupancy, as OneFlow's softmax chooses it: the most resident blocks first, then
 // the most threads.
 void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const DeviceLimits& limits,
@@ -139,10 +150,8 @@ void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const De
     if (blocks == plan.blocks_per_sm) plan.block_threads = threads;
   }
   plan.lanes = plan.block_threads * row.blocks;
-  const int waves = WavesOf(problem.operation, row.blocks, plan.blocks_per_sm);
-  const int64_t blocks = problem.rows > INT32_MAX ? INT32_MAX : problem.rows * row.blocks;
-  const int64_t clusters = GridBlocks(blocks, plan.blocks_per_sm, waves, limits) / row.blocks;
-  plan.grid_blocks = std::max<int64_t>(clusters, 1) * row.blocks;
+  plan.batches = BatchesOf(problem, plan, limits);
+  plan.grid_blocks = std::max<int64_t>(plan.batches.CountWorkers(problem.rows), 1) * row.blocks;
 }
 
 // A row that would fit keeps nothing: the tier was asked for, so it shows what two reads cost.
@@ -156,7 +165,7 @@ void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits
   plan.lanes = plan.block_threads;
   plan.blocks_per_sm =
       BlocksPerSm(kUncachedThreads, plan.smem_bytes, kLongRowRegisters, plan.pack, limits);
-  plan.grid_blocks = GridBlocks(problem.rows, plan.blocks_per_sm, kWaves, limits);
+  plan.grid_blocks = GridBlocks(problem.rows, plan.blocks_per_sm, limits);
 }
 
 // The parts of an operation: nothing is kept, so that rows of any length go one way.
@@ -171,7 +180,7 @@ void PlanStream(const SoftmaxProblem& problem, const DeviceLimits& limits, Softm
                                                     : kStreamThreads;
   plan.blocks_per_sm = BlocksPerSm(kStreamThreads, 0, kLongRowRegisters, plan.pack, limits);
   const int64_t blocks = CeilDiv(problem.rows, kStreamThreads / plan.lanes);
-  plan.grid_blocks = GridBlocks(blocks, plan.blocks_per_sm, kWaves, limits);
+  plan.grid_blocks = GridBlocks(blocks, plan.blocks_per_sm, limits);
 }
 
 }  // namespace
@@ -212,8 +221,7 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
   if (tier == Tier::kAuto) {
     const bool takes_block =
         rows_of_blocks >= kLeastRowsOfBlocks && PrefersBlock(problem.operation, plan.aligned);
-    const bool takes_cluster = of_block.blocks_per_sm < kLeastRowsOfBlocks &&
-                               PrefersCluster(problem.operation, of_cluster.blocks_per_sm);
+    const bool takes_cluster = of_block.blocks_per_sm < kLeastRowsOfBlocks && of_cluster.blocks > 0;
     tier = warp_fits             ? Tier::kWarp
            : takes_block         ? Tier::kBlock
            : takes_cluster       ? Tier::kCluster
@@ -287,8 +295,9 @@ std::string ToString(const SoftmaxPlan& plan) {
          field("lanes", plan.lanes) + field("packs_per_lane", plan.packs_per_lane) +
          field("kept_packs", plan.kept_packs) + field("rows_per_access", plan.rows_per_access) +
          field("cluster_blocks", plan.cluster_blocks) + field("block_threads", plan.block_threads) +
-         field("grid_blocks", plan.grid_blocks) + field("smem_bytes", plan.smem_bytes) +
-         field("blocks_per_sm", plan.blocks_per_sm) + ")";
+         field("grid_blocks", plan.grid_blocks) + field("workers", plan.batches.workers) +
+         field("rounds", plan.batches.rounds) + flag("halves", plan.batches.halves) +
+         field("smem_bytes", plan.smem_bytes) + field("blocks_per_sm", plan.blocks_per_sm) + ")";
 }
 
 }  // namespace jaxkernels

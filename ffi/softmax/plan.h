@@ -20,6 +20,7 @@
 #include "common/dtype.h"
 #include "common/host_device.h"
 #include "softmax/operations.h"
+#include "softmax/row_batches.h"
 
 namespace jaxkernels {
 
@@ -117,19 +118,16 @@ constexpr bool PrefersBlock(Operation operation, bool aligned) {
 // kLeastSharesOfCluster; while those of one row wait for one another, it works on others. (Two are
 // enough only for rows of other tiers, if this one is forced on them.) More than 8 blocks only
 // where an SM would not hold two of 8: fewer of the larger clusters find room in a group of 16 or
-// 18 SMs, and GPUs differ. H200, fraction of the copy rate (2026-11), blocks (and how many an SM
-// holds): float32 forward, 50256 columns, 2 (2) 0.94, 4 (4) 0.96, 8 (8) 0.96; 65536 columns, 4 (3)
-// 0.94, 8 (6) 0.95; 131072 columns, 8 (3) 0.91 on two GPUs, 16 (6) 0.94 and 0.77; float32 gradient,
-// 32768 columns, 4 (3) 1.00, 8 (6) 1.01; bfloat16 forward, 131072 columns, 4 (3) 0.94, 8 (6) 0.95.
+// 18 SMs, and GPUs differ. H200, fraction of the copy rate, by turns (2026-11), blocks (and how
+// many an SM holds): float32 forward, 50256 columns, 2 (2) 0.94, 4 (4) 0.96, 8 (8) 0.96; 65536
+// columns, 4 (3) 0.94, 8 (6) 0.95; 131072 columns, 8 (3) 0.91 on two GPUs, 16 (6) 0.94 and 0.77;
+// float32 gradient, 32768 columns, 4 (3) 1.00, 8 (6) 1.01; bfloat16 forward, 131072 columns, 4 (3)
+// 0.94, 8 (6) 0.95. Rows of which all SMs of a cluster hold one, block_uncached and cluster, in
+// batches: float32 forward, 524288 columns, 0.64 and 0.66, 800000 columns, 0.60 and 0.72; bfloat16
+// forward, 1048576 columns, 0.65 both, 1600000 columns, 0.52 and 0.68.
 inline constexpr int kClusterBlocks[] = {2, 4, 8, 16};
 inline constexpr int kLeastSharesOfCluster = 4;
 inline constexpr int kPortableClusterBlocks = 8;  // every GPU with clusters takes them unasked
-// Where an SM holds one such block, clusters are for gradients, which have little to wait for.
-// H200, block_uncached and cluster (2026-11): float32 forward, 524288 columns, 0.64 and 0.63,
-// gradient, 262144 columns, 0.63 and 0.90.
-constexpr bool PrefersCluster(Operation operation, int blocks_per_sm) {
-  return blocks_per_sm >= (IsForward(operation) ? kLeastRowsOfBlocks : 1);
-}
 inline constexpr int kUncachedThreads = 1024;
 // The tier `stream`, of the parts of an operation: threads of a block, packs that a thread has in
 // flight over all inputs, and the packs of a row up to which so many lanes of a warp serve it
@@ -142,18 +140,33 @@ inline constexpr int kStreamLanes = 8;
 inline constexpr int kMostPacksOfStreamingLanes = 64;
 inline constexpr int kMostPacksOfStreamingWarp = 1024;
 inline constexpr int kWaves = 32;
-// Where one row fills an SM, a forward block lives for several rows, so that the next row is
-// fetched below the arithmetic of this one; gradients have little of it. H200, fraction of the copy
-// rate with 32 and with 8 waves (2026-11): bfloat16 forward, 65536 columns, one block, 0.80 and
-// 0.87; float32 gradient, 16384 columns, 0.99 and 0.96. So do the largest clusters forward, since
-// the next one starts when there is room for all of it: float32, 262144 columns (16 blocks), 0.86
-// and 0.87 (bfloat16, 524288 columns, 0.88 and 0.88); but not their gradients (bfloat16, 262144
-// columns, 1.01 and 0.99), nor smaller ones (float32 forward, 65536 columns, 8 blocks, 0.95 and
-// 0.93).
-inline constexpr int kFewWaves = 8;
-constexpr int WavesOf(Operation operation, int blocks_of_row, int blocks_per_sm) {
-  const bool is_slow_to_start = blocks_of_row > kPortableClusterBlocks || blocks_per_sm == 1;
-  return IsForward(operation) && is_slow_to_start ? kFewWaves : kWaves;
+// Blocks and clusters take rows in one of two ways (row_batches.h). By fixed turns: kWaves waves of
+// them start, in the order of the rows, so that what is under way lies close together; but each
+// waits idly for its first row. In batches: few start, but they fall out of step. So batches are
+// for where an SM holds few rows, and has little else to do while one waits, and, forward, for
+// half types, whose arithmetic takes longest. H200, fraction of the copy rate, by turns and in
+// batches (2026-11), blocks of a row (and how many an SM holds); forward, float32: 65536 columns, 8
+// (6) 0.96 and 0.94; 98304, 8 (4) 0.93 both; 131072, 8 (3) 0.91 and 0.93; 196608, 8 (2) 0.86 and
+// 0.90; 262144, 16 (3) 0.86 and 0.89; bfloat16: 131072, 8 (6) 0.90 and 0.93; 524288, 16 (3) 0.85
+// and 0.89; 65536, alone (1) 0.81 and 0.90; gradients, float32: 131072, 16 (3) 1.02 and 1.00;
+// 100000, 8 (2) 1.02 and 1.00; 262144, 16 (1) 0.88 and 0.95; 16384, alone (1) 1.01 and 1.00;
+// bfloat16: 262144, 16 (3) 1.02 and 1.00; 393216, 16 (2) 0.95 and 1.00; 524288, 16 (1) 0.79 and
+// 0.92. Not measured: float64, scores.
+constexpr bool TakesRowsInBatches(Operation operation, int pack, int blocks_of_row,
+                                  int blocks_per_sm) {
+  if (blocks_of_row == 1) return IsForward(operation) && blocks_per_sm == 1;
+  if (IsForward(operation)) return pack == 8 || blocks_per_sm <= 3;
+  return blocks_per_sm <= 2;
+}
+// About as many workers share a batch as run at once. Clusters are fewer than their blocks would be
+// alone, because each has to lie within a group of 16 or 18 SMs: an eighth of the room is lost.
+// H200, clusters by this rule, as CUDA counts them, and if there were no groups: 16 blocks, 3 an
+// SM, 21, 21 and 24; 1 an SM, 7, 7 and 8; 8 blocks, 3 an SM, 43, 45 and 49. One too many: float32
+// gradient, 262144 columns, 0.94 instead of 0.95.
+constexpr int64_t WorkersAtOnce(int sm_count, int blocks_of_row, int blocks_per_sm) {
+  const int64_t blocks = int64_t{sm_count} * blocks_per_sm;
+  const int64_t workers = blocks_of_row == 1 ? blocks : blocks * 7 / 8 / blocks_of_row;
+  return std::max<int64_t>(workers, 1);
 }
 
 // Scratch of the reductions: two lines of 32 values for those of a block (reduce.cuh), and two of
@@ -178,6 +191,7 @@ struct SoftmaxPlan {
   int cluster_blocks = 1;   // blocks that share a row
   int block_threads = 0;
   int64_t grid_blocks = 0;
+  RowBatches batches;     // which block or cluster takes which rows; block_smem and cluster only
   int smem_bytes = 0;     // dynamic shared memory of one block
   int blocks_per_sm = 0;  // resident at once, by threads, shared memory and registers
 
@@ -187,7 +201,7 @@ struct SoftmaxPlan {
            packs_per_lane == o.packs_per_lane && kept_packs == o.kept_packs &&
            rows_per_access == o.rows_per_access && cluster_blocks == o.cluster_blocks &&
            block_threads == o.block_threads && grid_blocks == o.grid_blocks &&
-           smem_bytes == o.smem_bytes && blocks_per_sm == o.blocks_per_sm;
+           batches == o.batches && smem_bytes == o.smem_bytes && blocks_per_sm == o.blocks_per_sm;
   }
 };
 

@@ -5,6 +5,7 @@
 
 #include "common/pack.cuh"
 #include "common/reduce.cuh"
+#include "softmax/row_batches.h"
 
 namespace jaxkernels {
 
@@ -15,6 +16,7 @@ struct RowArgs {
   int64_t rows, cols;
   int kept_packs;  // of each input, in the shared memory of a block; long rows only
   Op op;
+  RowBatches batches;  // block_smem and cluster only
 };
 
 // The window of a row, and what its operation sees of it.

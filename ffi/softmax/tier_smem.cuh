@@ -3,7 +3,7 @@
 //
 // Work split: of the window of a row each block of a cluster has as many cache lines, its part (a
 //   block that is alone has all of it); thread t owns packs t, t + blockDim.x, ... of the part; a
-//   cluster walks the rows grid-stride.
+//   cluster, or a block that is alone, walks its rows (row_batches.h).
 // Memory: one read and one write per element. A row travels to shared memory by asynchronous
 //   copies, all in flight at once. A thread takes its first kHeld packs into registers, and the
 //   same packs of the next row set out for their places at once; what is left of the row stays in
@@ -31,6 +31,9 @@
 
 namespace jaxkernels {
 
+static_assert(kSmemLineBytes == kLinePacks * kPackBytes,
+              "lines of the cache become lines of banks");
+
 template <typename Op, bool kAligned>
 __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op::kInputs))
     SmemTierKernel(RowArgs<Op> args) {
@@ -53,8 +56,10 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
   auto* const row_mask = reinterpret_cast<typename Op::MaskWord*>(row_packs + Op::kInputs * slots);
   const int threads = blockDim.x, lane = threadIdx.x % kWarpSize;
 
+  const RowBatches::Rows rows = args.batches.RowsOf(blockIdx.x / ClusterBlocks(), args.rows);
+  // Past the last of its rows there is nothing to fetch, as past the last of all.
   const auto view_of = [&](int64_t row) {
-    return View(args, row).PartFromLine(ClusterRank(), slots);
+    return View(args, row < rows.end ? row : args.rows).PartFromLine(ClusterRank(), slots);
   };
   const auto start_copy = [&](const View& view, int index) {
     if (!view.Sees(index)) return;
@@ -99,14 +104,12 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
     }
   };
 
-  const int64_t first_row = blockIdx.x / ClusterBlocks(),
-                rows_of_grid = gridDim.x / ClusterBlocks();
-  View view = view_of(first_row);
+  View view = view_of(rows.first);
   for (int p = threadIdx.x; p < view.packs; p += threads) start_copy(view, p);
   ClusterExchange<OnlineSum<Op>> cluster(cluster_scratch);  // waits for the other blocks meanwhile
 
-  for (int64_t row = first_row; row < args.rows; row += rows_of_grid) {
-    const View next = view_of(row + rows_of_grid);
+  for (int64_t row = rows.first; row < rows.end; row += rows.step) {
+    const View next = view_of(row + rows.step);
     InputPacks<Op> held[kHeld];
     C held_term[kHeld][Pack<T>::kSize];
     OnlineSum<Op> online = {Op::Fill(), 0};

@@ -20,13 +20,14 @@ CPU_ELEMENTS = 2**24
 # The last column count of the first region, whose rows a warp can hold.
 SHORT_COLS = 4096
 # "" is the only region where no plan applies (CPU).
-REGIONS = ("short", "shared", "cluster", "uncached", "")
+REGIONS = ("short", "shared", "cluster", "filling", "uncached", "")
 FEW_ROWS_SHAPES = (
     *((1, 32768), (1, 131072), (8, 131072), (64, 128256)),
     *((256, 256), (4096, 128)),
 )
 
 _SM_BYTES = 227 * 1024  # of shared memory, on an H200
+_CLUSTER_BYTES = 16 * _SM_BYTES
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Arrays of the size of x that each direction must move.
 _STREAMS = {"fwd": 2, "grad": 3}
@@ -85,7 +86,9 @@ class Measurement:
             return "uncached"
         # Clusters are held to the bar of shared memory where that of an SM would hold the row.
         read = (_STREAMS[self.direction] - 1) * self.cols * _ITEM_BYTES[self.dtype]
-        return "cluster" if self.tier == "cluster" and read > _SM_BYTES else "shared"
+        if self.tier != "cluster" or read <= _SM_BYTES:
+            return "shared"
+        return "cluster" if read <= _CLUSTER_BYTES / 2 else "filling"
 
 
 @dataclass(frozen=True)

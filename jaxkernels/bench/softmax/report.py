@@ -20,6 +20,7 @@ _REGION_NAMES = {
     "short": "up to 4096 columns",
     "shared": "larger, while an SM could hold them",
     "cluster": "larger still, held by a cluster",
+    "filling": "one row fills a cluster",
     "uncached": "beyond shared memory",
     "": "all",
 }

@@ -34,7 +34,9 @@ _GPU_BARS = {
     ("shared", "fwd"): Bars(each=0.90),
     ("shared", "grad"): Bars(each=0.90),
     ("cluster", "fwd"): Bars(each=0.83, mean=0.89),
-    ("cluster", "grad"): Bars(each=0.75, mean=0.95),
+    ("cluster", "grad"): Bars(each=0.93, mean=0.96),
+    ("filling", "fwd"): Bars(each=0.60),
+    ("filling", "grad"): Bars(each=0.85),
     ("uncached", "fwd"): Bars(each=0.60),
     ("uncached", "grad"): Bars(each=0.55),
 }
