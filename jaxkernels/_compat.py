@@ -66,15 +66,29 @@ def is_explicitly_sharded(*arrays: Any) -> bool:
     return any(axis is not None for x in arrays for axis in explicit_spec(x))
 
 
+def with_mesh(*avals: Any) -> Any:
+    """The first of the abstract values whose type names a mesh; the first of all if none does.
+
+    A mesh is in the type of an array that was placed on its explicit axes, and not in that of a
+    constant beside it, unless the user has set the mesh (`jax.set_mesh`).
+    """
+    return next((aval for aval in avals if not aval.sharding.mesh.empty), avals[0])
+
+
 def with_shape_and_spec(aval: Any, shape: Sequence[Any], spec: Sequence[Any]) -> Any:
     """`aval` with another shape and sharding; the mesh, and the axes it varies over, stay."""
     sharding = aval.sharding.update(spec=PartitionSpec(*spec))
     return aval.update(shape=tuple(shape), sharding=sharding, weak_type=False)
 
 
-def reshard(x: jax.Array, spec: PartitionSpec) -> jax.Array:
-    """`x` with the sharding `spec` in its type; the mesh stays that of `x`."""
-    return jax.sharding.reshard(x, jax.typeof(x).sharding.update(spec=spec))
+def sharding_like(spec: PartitionSpec, *arrays: jax.Array) -> NamedSharding:
+    """`spec` on the mesh that the type of one of the arrays names."""
+    return with_mesh(*map(jax.typeof, arrays)).sharding.update(spec=spec)
+
+
+def reshard(x: jax.Array, spec: PartitionSpec, *others: jax.Array) -> jax.Array:
+    """`x` with the sharding `spec` in its type, on the mesh of `x` or, if it has none, of `others`."""
+    return jax.sharding.reshard(x, sharding_like(spec, x, *others))
 
 
 def broadcast_like(x: jax.Array, y: jax.Array) -> jax.Array:

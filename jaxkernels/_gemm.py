@@ -76,7 +76,7 @@ def _abstract_eval(a: Any, b: Any, c: Any = None, *, options: Options) -> Any:
             f"sgemm: c has shape {c.shape}, but op(a) op(b) has shape {shape} "
             f"(a {a.shape}, b {b.shape})"
         )
-    return _compat.with_shape_and_spec(a, shape, _result_spec(a, b, options))
+    return _compat.with_shape_and_spec(_compat.with_mesh(a, b), shape, _result_spec(a, b, options))
 
 
 def _is_one(size: Any) -> bool:
@@ -217,7 +217,8 @@ def _multiply_and_sum(x: jax.Array, y: jax.Array, target: Any, options: Options)
         # is sharded; XLA's own product can be told.
         batch = [u if u is not None else v for u, v in zip(spec_x[:-2], spec_y[:-2], strict=True)]
         out = PartitionSpec(*batch, *_compat.aval_spec(target)[-2:])
-        product = reference(x, y, options=options, out_sharding=out)
+        on_mesh = _compat.sharding_like(out, x, y)
+        product = reference(x, y, options=options, out_sharding=on_mesh)
     summed = [
         d for d, size in enumerate(shape[:-2]) if _is_one(size) and not _is_one(product.shape[d])
     ]

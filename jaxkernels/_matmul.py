@@ -101,10 +101,12 @@ def matmul(
             return product
         # (m, ..., n) where jnp.matmul has (..., m, n)
         return product if a.ndim == 1 else jnp.moveaxis(product, 0, -2)
+    if out_sharding is not None:
+        _contraction.check_no_kernel_is_forced(algorithm, implementation)
+        return reference(a, b)
     rank = max(a.ndim, b.ndim)
     a, b = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
-    product = _gemm.multiply(a, b, options=_contraction.options_of(algorithm, implementation))
-    return product if out_sharding is None else jax.sharding.reshard(product, out_sharding)
+    return _gemm.multiply(a, b, options=_contraction.options_of(algorithm, implementation))
 
 
 def dot_general(

@@ -111,7 +111,7 @@ def _equalize(operands: Sequence[jax.Array], full_operands: int) -> list[jax.Arr
                 )
             )
         if _compat.explicit_spec(x) != own:
-            equal[i] = _compat.reshard(x, own)
+            equal[i] = _compat.reshard(x, own, operands[0])
     return equal
 
 

@@ -58,6 +58,48 @@ def test_explicit_data_parallel_gradients(specs, explicit_mesh):
             np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("specs", [(("x", None), (None, None)), (("x", None), (None, "y"))])
+def test_placed_on_explicit_axes_without_set_mesh(specs, explicit_mesh):
+    """The mesh is in the types of the arrays that were placed on it, and not in those of constants."""
+
+    def programs(f, a, b):
+        gradients = jax.grad(lambda a, b: jnp.sum(f(a, b) ** 2), (0, 1))
+        ones = np.ones((3, A.shape[1]), np.float32)
+        return jax.jit(gradients)(a, b), f(a, b), jax.jit(lambda b: f(ones, b))(b)
+
+    exact = functools.partial(jnp.matmul, precision="highest")
+    a, b = (split(explicit_mesh, x, *spec) for x, spec in zip((A, B), specs, strict=True))
+    got, want = (jax.tree.leaves(programs(f, a, b)) for f in (jk.matmul, exact))
+    for ours, theirs in zip(got, want, strict=True):
+        assert jax.typeof(ours).sharding.spec == jax.typeof(theirs).sharding.spec
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-3)
+
+
+def test_constants_beside_arrays_on_explicit_axes(explicit_mesh):
+    """Attention whose keys alone, and a softmax whose scores alone, are on the mesh."""
+    key = split(explicit_mesh, np.ones((4, 6, 2, 8), np.float32), "x", None, "y", None)
+    attended = jax.jit(lambda k: jk.dot_product_attention(jnp.ones(k.shape), k, k))(key)
+    assert jax.typeof(attended).sharding.spec == P("x", None, "y", None)
+    scores = split(explicit_mesh, np.ones((4, 2, 6, 8), np.float32), "x", "y", None, None)
+    mask, bias = jnp.arange(8) < jnp.full((4, 2, 6, 1), 4), jnp.ones((2, 1, 8))
+    y = jax.jit(lambda s: jk.scaled_masked_softmax(s, mask, bias=bias))(scores)
+    assert jax.typeof(y).sharding.spec == P("x", "y", None, None)
+    np.testing.assert_allclose(y, jnp.where(mask, 0.25, 0.0), rtol=1e-6)
+
+
+def test_batched_contraction_takes_out_sharding(explicit_mesh):
+    """As jnp.matmul does; a kernel cannot, and says so."""
+    a = split(explicit_mesh, np.ones((2, 6, 8), np.float32), None, None, "x")
+    b = split(explicit_mesh, np.ones((2, 8, 4), np.float32), None, "x", None)
+    out = jax.jit(functools.partial(jk.matmul, out_sharding=P(None, "y", None)))
+    with jax.set_mesh(explicit_mesh):
+        product = out(a, b)
+        assert jax.typeof(product).sharding.spec == P(None, "y", None)
+        np.testing.assert_allclose(product, np.full((2, 6, 4), 8.0))
+        with pytest.raises(NotImplementedError, match="a kernel was asked for"):
+            jk.matmul(a, b, out_sharding=P(), implementation="ffi")
+
+
 def test_explicit_contraction_is_ambiguous(explicit_mesh):
     """As for jnp.matmul: an error that names out_sharding, or out_sharding."""
     with jax.set_mesh(explicit_mesh):
