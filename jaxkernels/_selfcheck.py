@@ -16,8 +16,18 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import AxisType, PartitionSpec
 
-from jaxkernels import _gemm, _masked_softmax, _matmul, _plan, _registry, _softmax, _validate
+from jaxkernels import (
+    _gemm,
+    _masked_softmax,
+    _matmul,
+    _plan,
+    _registry,
+    _row_parts,
+    _softmax,
+    _validate,
+)
 
 # An odd row length: misaligned rows, heads and tails are part of what is tested.
 _SHAPE = (48, 1001)
@@ -92,6 +102,21 @@ def _attention_results(tier: str | None, x: jax.Array, t: jax.Array) -> dict[str
     return {"masked_softmax_fwd": y, "masked_softmax_grad": pullback(t)[0]}
 
 
+def _results_in_parts(platform: str, tier: str | None, x: jax.Array, t: jax.Array) -> Any:
+    """As on several devices, of which there need not be more than one."""
+    del tier, t
+    devices = jax.devices(platform)[:1]
+    mesh = jax.make_mesh((1,), ("part",), axis_types=(AxisType.Auto,), devices=devices)
+    parts = _row_parts.Parts("softmax_fwd", finds_max=True)
+    apply = jax.shard_map(
+        lambda x: _row_parts.apply(parts, [x], ("part",)),
+        mesh=mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(),
+    )
+    return {"softmax_fwd": apply(x)}
+
+
 def _widen(array: jax.Array) -> np.ndarray:
     """Returns the values in NumPy's widest float, in which the truth is computed.
 
@@ -146,7 +171,11 @@ def _bound(dtype: str, spread: float, cols: int) -> float:
 
 
 def _run_case(
-    platform: str, dtype: str, tier: str, evaluate: Callable[..., dict[str, jax.Array]]
+    platform: str,
+    dtype: str,
+    tier: str,
+    evaluate: Callable[..., dict[str, jax.Array]],
+    in_parts: bool = False,
 ) -> list[Check]:
     """Compiles and runs one function on one device and checks all of its results."""
     random = np.random.default_rng(0)
@@ -166,8 +195,10 @@ def _run_case(
     epsilon = float(jax.numpy.finfo(dtype).eps)
     checks = []
     for operation, result in results.items():
-        case = partial(Check, platform, dtype, tier, operation)
-        if f"jaxkernels_{operation}" not in program:
+        targets = ("row_statistics", "row_finish") if in_parts else (operation,)
+        label = f"{operation} in parts" if in_parts else operation
+        case = partial(Check, platform, dtype, tier, label)
+        if not all(f"jaxkernels_{target}" in program for target in targets):
             checks.append(case(problem=_NOT_CALLED))
             continue
         truth, scale = _expected(operation, wide_x, y, wide_t)
@@ -230,6 +261,10 @@ def _cases(platform: str) -> Iterator[tuple[str, str, str, Callable[[], list[Che
             ("scaled_masked_softmax", _attention_results),
         ):
             yield dtype, tier, name, partial(_run_case, platform, dtype, tier, evaluate)
+    for dtype in _DTYPES:
+        evaluate = partial(_results_in_parts, platform)
+        check = partial(_run_case, platform, dtype, "auto", evaluate, in_parts=True)
+        yield dtype, "auto", "softmax in parts", check
     for algorithm in _validate.ALGORITHMS if on_cuda else ("auto",):
         yield "float32", algorithm, "sgemm", partial(_check_sgemm, platform, algorithm)
 
