@@ -64,6 +64,7 @@ def test_rows_that_clusters_take_by_turns(gpu, dtype):
     cases.check_all(pairs_of([(6 * max(workers) + 1, 37)], dtype), dtype, "cluster")
 
 
+@pytest.mark.xdist_group("large arrays")
 @pytest.mark.parametrize(
     ("dtype", "cols", "tier"),
     [
