@@ -262,7 +262,7 @@ def _check_end_of_block_tier(first, last, pack, dtype, operation, device):
 @pytest.mark.parametrize("operation", ["softmax_fwd", "softmax_grad", "masked_softmax_fwd"])
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_what_sums_a_row_depends_on_cols_not_on_rows(dtype, operation):
-    """So that a row gives the same bits whatever batch it stands in."""
+    """So that a row gives the same bits however many there are."""
     for cols in interesting_cols(dtype):
         plans = [plan(cols, dtype, operation, rows=rows) for rows in (1, 2, 100, 1 << 20)]
         shapes = {(p.tier, p.lanes, p.packs_per_lane, p.staged, p.block_threads) for p in plans}

@@ -5,8 +5,9 @@
 // plan is a plain value that can be compared and printed; it is made without a GPU. Must not know:
 // CUDA, XLA, Python.
 //
-// Everything that decides in which order a row is summed depends on cols, dtype, operation and
-// device alone, never on rows: a row gives the same bits whatever batch it stands in.
+// Everything that decides in which order a row is summed depends on cols, dtype, operation, device
+// and where in a cache line the row begins, never on rows: a row gives the same bits however many
+// stand behind it.
 #ifndef JAXKERNELS_SOFTMAX_PLAN_H_
 #define JAXKERNELS_SOFTMAX_PLAN_H_
 
