@@ -202,7 +202,8 @@ def sgemm(
         a: float32 array of shape (..., m, k), or (..., k, m) with `trans_a`.
         b: float32 array of shape (..., k, n), or (..., n, k) with `trans_b`. Leading dimensions
             broadcast.
-        c: None, or a float32 array of shape (..., m, n), the shape of the result.
+        c: None, or a float32 array of shape (..., m, n), the shape of the result. On a mesh with
+            explicit axes a and b alone decide how the result is sharded.
         alpha: factor of the product. A Python or NumPy number becomes part of the kernel's call; a
             JAX array may be differentiated, and costs a pass over the result.
         beta: factor of c. 0 means that c is not read: a NaN in it does no harm.

@@ -1,9 +1,10 @@
 """The self-test of ``python -m jaxkernels``: runs every live target and measures its error.
 
 Owns: which results are computed, and what error is allowed. Everything runs through the public
-functions under jit, so that a pass means that a user's program works; the compiled program is
-searched for the targets, so that a pass also means that our kernels, not XLA's, gave the result.
-(A CPU's matrix products are XLA's own, and are held against the truth all the same.)
+functions under jit, so that a pass means that a user's program works (but for the two parts of a
+softmax, which only programs on several devices call); the compiled program is searched for the
+targets, so that a pass also means that our kernels, not XLA's, gave the result. (A CPU's matrix
+products are XLA's own, and are held against the truth all the same.)
 """
 
 from __future__ import annotations
