@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxkernels import _compat, _gemm
+from jaxkernels import _compat, _gemm, _gemm_validate
 
 
 def options_of(algorithm: str | None, implementation: str | None, **options: Any) -> _gemm.Options:
@@ -50,7 +50,7 @@ def dot_general(
     )
     b, b_free, b_along_k = _as_matrices(rhs, rhs_batch, [rhs_contract[i] for i in order])
     if a is None or b is None or out_sharding is not None:
-        check_no_kernel_is_forced(algorithm, implementation)
+        _gemm_validate.check_no_kernel_is_forced(algorithm, implementation)
         return lax.dot_general(
             lhs,
             rhs,
@@ -65,15 +65,6 @@ def dot_general(
     )
     product = _gemm.multiply(a, b, options=options)
     return product.reshape(*product.shape[: len(lhs_batch)], *a_free, *b_free)
-
-
-def check_no_kernel_is_forced(algorithm: str | None, implementation: str | None) -> None:
-    """Raises NotImplementedError if a kernel is asked for where only XLA's own product serves."""
-    if implementation == "ffi" or algorithm not in (None, "auto_for_batch"):
-        raise NotImplementedError(
-            "a kernel was asked for, but dimensions that are sharded over explicit mesh axes "
-            "would have to be merged, or out_sharding was given; only XLA's product does that"
-        )
 
 
 def batched_dot_general(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any) -> jax.Array:

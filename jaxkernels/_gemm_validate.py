@@ -72,3 +72,12 @@ def asks_for_xla(algorithm: str | None, implementation: str | None) -> bool:
     if implementation == "xla" and algorithm is not None:
         raise ValueError(f'implementation="xla" has no algorithms; got algorithm={algorithm!r}')
     return implementation == "xla"
+
+
+def check_no_kernel_is_forced(algorithm: str | None, implementation: str | None) -> None:
+    """Raises NotImplementedError if a kernel is asked for where only XLA's own product serves."""
+    if implementation == "ffi" or algorithm not in (None, "auto_for_batch"):
+        raise NotImplementedError(
+            "a kernel was asked for, but dimensions that are sharded over explicit mesh axes "
+            "would have to be merged, or out_sharding was given; only XLA's product does that"
+        )

@@ -102,7 +102,7 @@ def matmul(
         # (m, ..., n) where jnp.matmul has (..., m, n)
         return product if a.ndim == 1 else jnp.moveaxis(product, 0, -2)
     if out_sharding is not None:
-        _contraction.check_no_kernel_is_forced(algorithm, implementation)
+        _gemm_validate.check_no_kernel_is_forced(algorithm, implementation)
         return reference(a, b)
     rank = max(a.ndim, b.ndim)
     a, b = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
