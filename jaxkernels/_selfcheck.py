@@ -103,7 +103,9 @@ def _attention_results(tier: str | None, x: jax.Array, t: jax.Array) -> dict[str
     return {"masked_softmax_fwd": y, "masked_softmax_grad": pullback(t)[0]}
 
 
-def _results_in_parts(platform: str, tier: str | None, x: jax.Array, t: jax.Array) -> Any:
+def _results_in_parts(
+    platform: str, tier: str | None, x: jax.Array, t: jax.Array
+) -> dict[str, jax.Array]:
     """As on several devices, of which there need not be more than one."""
     del tier, t
     devices = jax.devices(platform)[:1]

@@ -153,8 +153,8 @@ inline constexpr int kWaves = 32;
 // 100000, 8 (2) 1.02 and 1.00; 262144, 16 (1) 0.88 and 0.95; 16384, alone (1) 1.01 and 1.00;
 // bfloat16: 262144, 16 (3) 1.02 and 1.00; 393216, 16 (2) 0.95 and 1.00; 524288, 16 (1) 0.79 and
 // 0.92. That is with 2^28 elements. With 2^30 turns have a second row to fetch ahead, and
-// log-softmax of 8192 x 131072 bfloat16, 8 (6), took 1.06 ms, in batches 1.09. Not measured:
-// float64, scores.
+// log-softmax of 8192 x 131072 bfloat16, 8 (6), took 1.06 ms, in batches, in another run, 1.09. Not
+// measured: float64, scores.
 constexpr bool TakesRowsInBatches(Operation operation, int pack, int blocks_of_row,
                                   int blocks_per_sm) {
   if (blocks_of_row == 1) return IsForward(operation) && blocks_per_sm == 1;

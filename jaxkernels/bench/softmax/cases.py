@@ -84,7 +84,8 @@ class Measurement:
             return "short"
         if self.tier == "block_uncached":
             return "uncached"
-        # Clusters are held to the bar of shared memory where that of an SM would hold the row.
+        # Clusters are held to the bar of shared memory where that of an SM would hold the row, and to
+        # one of their own where an SM has room for one part of a row only.
         read = (_STREAMS[self.direction] - 1) * self.cols * _ITEM_BYTES[self.dtype]
         if self.tier != "cluster" or read <= _SM_BYTES:
             return "shared"
