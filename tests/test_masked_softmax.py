@@ -57,13 +57,13 @@ def test_sizes(dtype, tier):
 
 @tiers
 @dtypes
-@pytest.mark.parametrize(("q", "k"), [(2, 70001), (20, 70001), (2, 200_000)])
-def test_rows_that_many_blocks_share(dtype, tier, q, k):
-    """Bands that begin and end within a part of a row, and parts that see nothing; rows that few blocks share too."""
+@pytest.mark.parametrize("k", [70001, 200_000])
+def test_rows_that_many_blocks_share(dtype, tier, k):
+    """Bands that begin and end within a part of a row, and parts that see nothing."""
     some = [
-        case((q, k), dtype, mask=(q, k), window=(2 * k // 3, 0)),
-        case((q, k), dtype, mask=(1, k), bias=(q, k), window=(k // 3, 5), scale=0.5),
-        case((q, k), dtype, bias=(1, k), causal=True),
+        case((2, k), dtype, mask=(2, k), window=(2 * k // 3, 0)),
+        case((2, k), dtype, mask=(1, k), bias=(2, k), window=(k // 3, 5), scale=0.5),
+        case((2, k), dtype, bias=(1, k), causal=True),
     ]
     masked_cases.check_all(some, dtype, tier)
 

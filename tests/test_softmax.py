@@ -42,7 +42,7 @@ def test_kinds_of_input(operation, dtype, tier):
     xs = [
         cases.logits(kind, rows, cols, dtype)
         for kind in cases.KINDS
-        for rows, cols in ((33, 5), (17, 128), (9, 1001), (3, 4099), (2, 20011), (2, 150_001))
+        for rows, cols in ((33, 5), (17, 128), (9, 1001), (3, 4099), (2, 50257))
         if cases.serves(tier, (rows, cols), dtype)
     ]
     check_forward(xs, dtype, operation, tier)

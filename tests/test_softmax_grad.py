@@ -35,41 +35,10 @@ def test_every_row_length_to_300(dtype, tier):
 @dtypes
 def test_every_boundary_of_every_plan(dtype):
     """Row lengths at which any operation's plan changes, one less and one more; the plans tell them."""
-    boundaries = cases.plan_boundaries(dtype, rows=2)
+    boundaries = cases.plan_boundaries(dtype)
     assert len(boundaries) >= 10, boundaries
     cols = {c + step for c in boundaries for step in (-1, 0, 1)}
     cases.check_all(pairs_of([(2, c) for c in sorted(cols)], dtype), dtype)
-
-
-@pytest.mark.xdist_group("large arrays")
-@dtypes
-def test_boundaries_of_plans_for_many_long_rows(gpu, dtype):
-    """So many that none is spread over idle SMs. The first row, one in the middle and the last are held to the truth."""
-
-    few = {*cases.plan_boundaries(dtype, gpu, rows=2)}
-    many = {*cases.plan_boundaries(dtype, gpu, rows=4096)}
-    cols = sorted({c + step for c in many - few for step in (-1, 0)})
-    assert cols
-    rows = [
-        next(n for n in (12 << i for i in range(8)) if cases.sums_alike((n, c), 4096, dtype, gpu))
-        for c in cols
-    ]
-    pairs = pairs_of([(3, c) for c in cols], dtype)
-    with cases.x64(dtype):
-        repeated, some = [], []
-        for pair, n in zip(pairs, rows, strict=True):
-            which = np.arange(n) % 3
-            some.append(np.array([0, n // 2, n - 1]))
-            which[some[-1]] = range(3)
-            repeated.append([jnp.asarray(operand)[which] for operand in pair])
-        results = cases.all_operations(*zip(*repeated, strict=True))
-        results = [
-            {name: value[which] for name, value in result.items()}
-            for result, which in zip(results, some, strict=True)
-        ]
-        results = jax.device_get(results)
-    for (x, t), result, n in zip(pairs, results, rows, strict=True):
-        cases.check_results(x, t, result, dtype, rows=n)
 
 
 @tiers
@@ -77,7 +46,7 @@ def test_boundaries_of_plans_for_many_long_rows(gpu, dtype):
 def test_kinds_of_input(dtype, tier):
     pairs = []
     for kind in cases.KINDS:
-        shapes = [(12, 6), (7, 129), (5, 1001), (2, 20011), (2, 150_001)]
+        shapes = [(12, 6), (7, 129), (5, 1001), (2, 20011)]
         pairs += pairs_of([s for s in shapes if cases.serves(tier, s, dtype)], dtype, kind)
     cases.check_all(pairs, dtype, tier)
 
@@ -97,30 +66,26 @@ def test_rows_that_clusters_take_by_turns(gpu, dtype):
 
 @pytest.mark.xdist_group("large arrays")
 @pytest.mark.parametrize(
-    ("dtype", "cols", "tier", "few"),
+    ("dtype", "cols", "tier"),
     [
-        ("float32", 262_144, None, 12),  # gradient: one row fills a cluster
-        ("float32", 600_000, None, 6),  # forward: the same
-        ("bfloat16", 131_136, None, 20),
-        ("bfloat16", 393_280, None, 12),
-        ("float32", 28_864, "block_smem", 6),  # as GPUs without clusters do
+        ("float32", 262_144, None),  # gradient: one row fills a cluster
+        ("float32", 600_000, None),  # forward: the same
+        ("bfloat16", 131_136, None),
+        ("bfloat16", 393_280, None),
+        ("float32", 28_864, "block_smem"),  # as GPUs without clusters do
     ],
 )
-def test_rows_in_batches_are_the_same_bits_as_alone(gpu, dtype, cols, tier, few):
-    """Rows of several batches, against calls of so few rows that forward nothing has a second one.
+def test_rows_in_batches_are_the_same_bits_as_alone(gpu, dtype, cols, tier):
+    """Rows of several batches, against calls of so few rows that nothing has a second one.
 
-    They are whole cache lines: a row that began elsewhere in its line would be summed in another order. And they are
-    not so few that they are spread over idle SMs.
+    They are whole cache lines: a row that began elsewhere in its line would be summed in another order.
     """
-    rows = 300
+    rows, few = 300, 6
     assert cols * jnp.dtype(dtype).itemsize % 128 == 0
     plan = jk.plan_softmax((rows, cols), dtype, device=gpu, tier=tier)
     if not plan.halves:
         pytest.skip("this GPU takes these rows otherwise")
     assert few < plan.workers < rows / 2
-    operations = (*oracle.OPERATIONS, "masked_softmax_fwd")
-    if not cases.sums_alike((few, cols), rows, dtype, gpu, tier, operations):
-        pytest.skip("this GPU spreads the few")
     x = jax.device_put(jax.random.normal(jax.random.key(0), (rows, cols), dtype), gpu)
     mask = jax.device_put(jax.random.bernoulli(jax.random.key(1), shape=x.shape), gpu)
 

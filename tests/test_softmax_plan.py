@@ -5,7 +5,6 @@ import itertools
 import cases
 import oracle
 import pytest
-import sanitizer_sweep
 
 import jaxkernels as jk
 from jaxkernels import _cpu, _validate
@@ -48,7 +47,7 @@ def packs_of(cols, dtype):
 
 
 def interesting_cols(dtype):
-    boundaries = {c for rows in (4, 4096) for c in cases.plan_boundaries(dtype, "h200", rows)}
+    boundaries = cases.plan_boundaries(dtype, "h200")
     near = {c + step for c in boundaries for step in (-1, 0, 1)}
     return sorted(near | set(range(1, 301)) | {1000, 1001, 50257, 151935, 1 << 20, (1 << 31) + 5})
 
@@ -260,95 +259,15 @@ def _check_end_of_block_tier(first, last, pack, dtype, operation, device):
     assert misaligned.tier in ("block_smem", "cluster")
 
 
-def few_rows(many, limits):
-    """The most rows that are few: those that have an SM for each block, where it has room for more."""
-    shared = many.tier in ("block_smem", "cluster") and many.blocks_per_sm > 1
-    return limits.sm_count // many.cluster_blocks if shared else 0
-
-
 @pytest.mark.parametrize("operation", ["softmax_fwd", "softmax_grad", "masked_softmax_fwd"])
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
-def test_what_sums_a_row_depends_on_rows_only_where_they_are_few(dtype, operation):
-    """So that a row gives the same bits however many there are, from a number on."""
-
-    def of_row(p):
-        return p.tier, p.lanes, p.packs_per_lane, p.staged, p.block_threads, p.kept_packs
-
-    limits = _cpu.named_devices()["h200"]
+def test_what_sums_a_row_depends_on_cols_not_on_rows(dtype, operation):
+    """So that a row gives the same bits however many there are."""
     for cols in interesting_cols(dtype):
-        many = plan(cols, dtype, operation, rows=1 << 20)
-        few = few_rows(many, limits)
-        for rows in (few + 1, few + 2, 500):
-            assert of_row(plan(cols, dtype, operation, rows=rows)) == of_row(many), (cols, rows)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("operation", [*oracle.OPERATIONS, "masked_softmax_fwd"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_few_rows_are_spread(dtype, operation, device):
-    """Twice the blocks while there are SMs and 256 packs for each, with a thread for two packs; no block has two rows."""
-    limits = _cpu.named_devices()[device]
-    seen, grown = set(), 0
-    for cols in (2056, 5001, 8200, 28_000, 32_768, 65_537, 131_072, 300_000):
-        many = plan(cols, dtype, operation, device, rows=1 << 20)
-        few = few_rows(many, limits)
-        for rows in sorted({1, 2, 8, 9, 16, 33, 66, few} & set(range(1, few + 1))):
-            p = plan(cols, dtype, operation, device, rows=rows)
-            where = (cols, rows, many, p)
-            packs = packs_of(cols, dtype)
-            blocks = [many.cluster_blocks << i for i in range(5)]
-            most = min(limits.cluster_blocks, limits.sm_count // rows, packs // 256)
-            blocks = max((b for b in blocks if b <= most), default=many.cluster_blocks)
-            assert p.cluster_blocks == blocks, where
-            assert p.block_threads >= min(p.kept_packs / 2, 384), where
-            assert p.block_threads >= many.block_threads or p.lanes > many.lanes, where
-            assert p.rounds == 1, where
-            assert p.grid_blocks == rows * p.cluster_blocks, where
-            seen.add((many.cluster_blocks, p.cluster_blocks))
-            grown += p.lanes > many.lanes
-    if limits.cluster_blocks == 16:
-        assert {8, 16} <= {after for before, after in seen if after > before}, seen
-        assert any(after == before for before, after in seen), seen
-    elif operation == "log_softmax_fwd":  # others of these rows go to the tier block
-        assert grown
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("tier", ["block_smem", "cluster"])
-def test_sanitizers_see_packs_that_no_register_holds(dtype, tier):
-    """In every operation, though a few rows are spread (SmemHeldPacks in plan.h)."""
-    rows = [(cols, 1, oracle.OPERATIONS) for _, cols in sanitizer_sweep.ROWS]
-    scores = [(k, 4, MASKED) for _, k in sanitizer_sweep.SCORES]
-    for operation in (*oracle.OPERATIONS, *MASKED):
-        held = 2 if inputs(operation) == 2 else 3 if dtype == "bfloat16" else 4
-        found = 0
-        for cols, factor, operations in rows + scores:
-            if operation not in operations:
-                continue
-            try:
-                p = plan(cols, dtype, operation, tier=tier, rows=2 * factor)
-            except ValueError:
-                continue
-            found += p.kept_packs > held * p.block_threads
-        assert found, operation
-
-
-def test_few_rows_of_vocabularies():
-    def of(rows, cols, dtype, **options):
-        p = plan(cols, dtype, rows=rows, **options)
-        return p.tier, p.cluster_blocks, p.block_threads
-
-    assert of(1, 32768, "float32") == ("cluster", 16, 288)
-    assert of(1, 32768, "bfloat16") == ("cluster", 16, 160)
-    assert of(8, 131_072, "float32") == ("cluster", 16, 384)
-    assert of(9, 131_072, "float32") == ("cluster", 8, 384)
-    assert of(17, 131_072, "float32") == ("cluster", 8, 320)
-    assert of(100, 32768, "bfloat16") == ("block_smem", 1, 384)
-    assert of(1, 32768, "bfloat16", tier="block_smem") == ("block_smem", 1, 384)
-    assert of(1, 8200, "float32", tier="block_smem") == ("block_smem", 1, 384)
-    assert of(1000, 8200, "float32", tier="block_smem") == ("block_smem", 1, 160)
-    assert of(1, 8200, "bfloat16", tier="cluster") == ("cluster", 4, 160)
-    assert of(1, 300_000, "float32", device="rtx4090") == ("block_uncached", 1, 1024)
+        plans = [plan(cols, dtype, operation, rows=rows) for rows in (1, 2, 100, 1 << 20)]
+        shapes = {(p.tier, p.lanes, p.packs_per_lane, p.staged, p.block_threads) for p in plans}
+        assert len({(p.cluster_blocks, p.kept_packs) for p in plans}) == 1, cols
+        assert len(shapes) == 1, (cols, shapes)
 
 
 def test_grid_is_about_32_waves():
@@ -401,7 +320,7 @@ def test_every_row_has_one_worker(cols, dtype, operation, tier, sm_count):
         limits = with_sms(sm_count)
         return _cpu.plan_softmax(rows, cols, dtype, operation, limits, tier or "auto")
 
-    workers = plan_of(20_001).workers
+    workers = plan_of(1).workers
     assert workers >= 1
     near = (workers - 1, workers, workers + 1, 2 * workers + 1, 3 * workers)
     for rows in (0, 1, 2, *near, 1000, 20_001):

@@ -91,8 +91,7 @@ struct SharedRow {
   int blocks = 0;  // none: the row does not fit
   int64_t slots = 0;
   int64_t bytes = 0;
-  int blocks_per_sm = 0;  // of the fewest threads
-  bool spread = false;    // there are few such rows
+  int blocks_per_sm = 0;  // at most
 };
 
 SharedRow ShareRow(const SoftmaxProblem& problem, int pack, int blocks,
@@ -119,35 +118,6 @@ SharedRow ShareRowOverCluster(const SoftmaxProblem& problem, int pack, const Dev
   return row;
 }
 
-// The same row where SMs would be idle.
-SharedRow SpreadRow(const SoftmaxProblem& problem, int pack, SharedRow row,
-                    const DeviceLimits& limits) {
-  const int sms = limits.sm_count;
-  if (row.blocks == 0 || !LeavesSmsIdle(problem.rows, row.blocks, row.blocks_per_sm, sms)) {
-    return row;
-  }
-  const int64_t packs = MaxPacksOfRow(problem.cols, pack);
-  const int most = problem.tier == Tier::kBlockSmem ? 1 : limits.cluster_blocks;
-  int blocks = row.blocks;
-  while (2 * blocks <= most && problem.rows <= sms / (2 * blocks) &&
-         packs >= 2 * blocks * kLeastPacksOfSpreadBlock) {
-    blocks *= 2;
-  }
-  row = ShareRow(problem, pack, blocks, limits);
-  row.spread = true;
-  return row;
-}
-
-// As the tier wants it, if one is forced.
-SharedRow ShareRowByTier(const SoftmaxProblem& problem, int pack, const DeviceLimits& limits) {
-  const SharedRow alone = ShareRow(problem, pack, 1, limits);
-  if (problem.tier == Tier::kBlockSmem) return SpreadRow(problem, pack, alone, limits);
-  const SharedRow together = ShareRowOverCluster(problem, pack, limits);
-  const bool takes_cluster = problem.tier == Tier::kCluster ||
-                             (alone.blocks_per_sm < kLeastRowsOfBlocks && together.blocks > 0);
-  return SpreadRow(problem, pack, takes_cluster ? together : alone, limits);
-}
-
 RowBatches BatchesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
                      const DeviceLimits& limits) {
   const int blocks = plan.cluster_blocks;
@@ -160,34 +130,27 @@ RowBatches BatchesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
 }
 
 // Block size by occupancy, as OneFlow's softmax chooses it: the most resident blocks first, then
-// the most threads. Rows that are spread want a thread for every two packs.
+// the most threads.
 void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const DeviceLimits& limits,
                    SoftmaxPlan& plan) {
   plan.tier = row.blocks == 1 ? Tier::kBlockSmem : Tier::kCluster;
   plan.cluster_blocks = row.blocks;
   plan.kept_packs = static_cast<int>(row.slots);
   plan.smem_bytes = static_cast<int>(row.bytes);
+  plan.blocks_per_sm = row.blocks_per_sm;
   const int registers = SmemRegisters(plan.pack, InputsOf(problem.operation));
-  const auto resident = [&](int threads) {
-    return BlocksPerSm(threads, plan.smem_bytes, registers, plan.pack, limits);
-  };
   for (int threads = kLeastSmemThreads; threads <= kMostSmemThreads; threads += 32) {
-    if (resident(threads) == row.blocks_per_sm) plan.block_threads = threads;
+    const int blocks = BlocksPerSm(threads, plan.smem_bytes, registers, plan.pack, limits);
+    if (blocks == plan.blocks_per_sm) plan.block_threads = threads;
   }
-  if (row.spread) {
-    const auto wanted = std::min<int64_t>(CeilDiv(row.slots, 64) * 32, kMostSpreadThreads);
-    plan.block_threads = std::max(plan.block_threads, static_cast<int>(wanted));
-  }
-  plan.blocks_per_sm = resident(plan.block_threads);
   plan.lanes = plan.block_threads * row.blocks;
   plan.batches = BatchesOf(problem, plan, limits);
   plan.grid_blocks = std::max<int64_t>(plan.batches.CountWorkers(problem.rows), 1) * row.blocks;
 }
 
 // A row that would fit keeps nothing: the tier was asked for, so it shows what two reads cost.
-void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits,
+void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits, bool row_fits,
                        SoftmaxPlan& plan) {
-  const bool row_fits = ShareRow(problem, plan.pack, 1, limits).blocks > 0;
   const int pack_bytes = kPlanPackBytes * InputsOf(problem.operation);
   plan.tier = Tier::kBlockUncached;
   plan.kept_packs = row_fits ? 0 : SmemRoom(plan.pack, limits) / pack_bytes;
@@ -231,7 +194,8 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
     return {plan, ""};
   }
 
-  const SharedRow shared = ShareRowByTier(problem, plan.pack, limits);
+  const SharedRow of_block = ShareRow(problem, plan.pack, 1, limits);
+  const SharedRow of_cluster = ShareRowOverCluster(problem, plan.pack, limits);
   plan.warp_shape = FindWarpShape(packs, plan.pack, inputs, Hides(problem.operation), plan.aligned);
   const bool warp_fits = plan.warp_shape >= 0;
   const bool stages = !plan.aligned && SharesRows(problem.operation) &&
@@ -242,11 +206,12 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
   if (tier == Tier::kAuto) {
     const bool takes_block =
         rows_of_blocks >= kLeastRowsOfBlocks && PrefersBlock(problem.operation, plan.aligned);
-    tier = warp_fits            ? Tier::kWarp
-           : takes_block        ? Tier::kBlock
-           : shared.blocks > 1  ? Tier::kCluster
-           : shared.blocks == 1 ? Tier::kBlockSmem
-                                : Tier::kBlockUncached;
+    const bool takes_cluster = of_block.blocks_per_sm < kLeastRowsOfBlocks && of_cluster.blocks > 0;
+    tier = warp_fits             ? Tier::kWarp
+           : takes_block         ? Tier::kBlock
+           : takes_cluster       ? Tier::kCluster
+           : of_block.blocks > 0 ? Tier::kBlockSmem
+                                 : Tier::kBlockUncached;
   }
   if (tier == Tier::kStream) return {{}, "tier 'stream' serves the parts of an operation only"};
   if (tier == Tier::kWarp && !warp_fits) {
@@ -259,9 +224,9 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
             "tier 'block' cannot hold a row of " + std::to_string(packs) +
                 " packs of 16 bytes in the registers of a block"};
   }
-  if (tier == Tier::kBlockSmem && shared.blocks == 0) {
+  if (tier == Tier::kBlockSmem && of_block.blocks == 0) {
     return {{},
-            "tier 'block_smem' needs " + std::to_string(shared.bytes) +
+            "tier 'block_smem' needs " + std::to_string(of_block.bytes) +
                 " bytes of shared memory for a row, and " + limits.name + " grants a block " +
                 std::to_string(SmemRoom(plan.pack, limits))};
   }
@@ -271,9 +236,9 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
             "compiled for it; " +
                 limits.name + " has no clusters here"};
   }
-  if (tier == Tier::kCluster && shared.blocks == 0) {
+  if (tier == Tier::kCluster && of_cluster.blocks == 0) {
     return {{},
-            "tier 'cluster' needs " + std::to_string(shared.bytes) +
+            "tier 'cluster' needs " + std::to_string(of_cluster.bytes) +
                 " bytes of shared memory in each of " + std::to_string(limits.cluster_blocks) +
                 " blocks for a row, and " + limits.name + " grants a block " +
                 std::to_string(SmemRoom(plan.pack, limits))};
@@ -288,11 +253,13 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
       PlanBlock(problem, limits, plan);
       break;
     case Tier::kBlockSmem:
+      PlanSharedRow(problem, of_block, limits, plan);
+      break;
     case Tier::kCluster:
-      PlanSharedRow(problem, shared, limits, plan);
+      PlanSharedRow(problem, of_cluster, limits, plan);
       break;
     default:
-      PlanBlockUncached(problem, limits, plan);
+      PlanBlockUncached(problem, limits, of_block.blocks > 0, plan);
   }
   return {plan, ""};
 }

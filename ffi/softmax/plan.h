@@ -6,8 +6,8 @@
 // CUDA, XLA, Python.
 //
 // Everything that decides in which order a row is summed depends on cols, dtype, operation, device
-// and where in a cache line the row begins, and on rows only where they are few (LeavesSmsIdle):
-// where they are more, a row gives the same bits however many stand behind it.
+// and where in a cache line the row begins, never on rows: a row gives the same bits however many
+// stand behind it.
 #ifndef JAXKERNELS_SOFTMAX_PLAN_H_
 #define JAXKERNELS_SOFTMAX_PLAN_H_
 
@@ -129,18 +129,6 @@ constexpr bool PrefersBlock(Operation operation, bool aligned) {
 inline constexpr int kClusterBlocks[] = {2, 4, 8, 16};
 inline constexpr int kLeastSharesOfCluster = 4;
 inline constexpr int kPortableClusterBlocks = 8;  // every GPU with clusters takes them unasked
-// All that is for many rows. Few ones, with no more blocks than there are SMs, each of which has
-// room for more, are spread: over twice, four times ... as many blocks, while there are as many SMs
-// and this many packs for each block, with a thread for every two packs, within bounds. H200, us of
-// a call in a CUDA graph (an empty kernel takes 0.5), 1 x 32768 float32, blocks of so many threads
-// (2026-11): 4 of 128 7.3, of 384 4.9; 8 of 384 3.9; 16 of 128 3.9, of 192 and 256 3.6, of 512 4.0;
-// 1 x 131072: 8 of 256 7.9, 16 of 256 5.6, of 384 5.3, of 1024 6.4; bfloat16, 1 x 32768: 1 of 384
-// 5.9, 16 of 128 to 256 3.3; 1 x 8192: 1 of 128 3.9, of 384 3.0, 4 of 128 3.1.
-inline constexpr int kLeastPacksOfSpreadBlock = 256;
-inline constexpr int kMostSpreadThreads = 384;
-constexpr bool LeavesSmsIdle(int64_t rows, int blocks_of_row, int blocks_per_sm, int sm_count) {
-  return blocks_per_sm > 1 && rows <= sm_count / blocks_of_row;
-}
 inline constexpr int kUncachedThreads = 1024;
 // The tier `stream`, of the parts of an operation: threads of a block, packs that a thread has in
 // flight over all inputs, and the packs of a row up to which so many lanes of a warp serve it
