@@ -8,7 +8,8 @@ set(JK_HAVE_CUDA FALSE)
 # The one list of CUDA sources. Templates are instantiated in several launch*.cu files, so that they
 # compile side by side.
 file(GLOB JK_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/ffi/*/*.cu)
-list(APPEND JK_CUDA_SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/ffi/softmax/handlers_cuda.cc
+list(APPEND JK_CUDA_SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/ffi/common/function_attributes.cc
+     ${CMAKE_CURRENT_SOURCE_DIR}/ffi/softmax/handlers_cuda.cc
      ${CMAKE_CURRENT_SOURCE_DIR}/ffi/softmax/launch.cc
      ${CMAKE_CURRENT_SOURCE_DIR}/ffi/sgemm/handlers_cuda.cc
      ${CMAKE_CURRENT_SOURCE_DIR}/ffi/sgemm/tensor_map.cc)

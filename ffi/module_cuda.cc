@@ -6,6 +6,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
+#include <stdexcept>
 #include <string>
 
 #include "common/api_version.h"
@@ -46,10 +47,8 @@ nb::dict Registrations() {
 }
 
 nb::dict Limits(int ordinal) {
-  const DeviceLimits* limits = LimitsOfDevice(ordinal);
-  if (limits == nullptr) {
-    throw nb::value_error(("there is no CUDA device " + std::to_string(ordinal)).c_str());
-  }
+  const auto [limits, error] = LimitsOfDevice(ordinal);
+  if (limits == nullptr) throw std::runtime_error(error);
   nb::dict fields;
   fields["name"] = limits->name;
   fields["sm_count"] = limits->sm_count;

@@ -2,13 +2,21 @@
 #ifndef JAXKERNELS_COMMON_DEVICE_QUERY_H_
 #define JAXKERNELS_COMMON_DEVICE_QUERY_H_
 
+#include <string>
+
 #include "common/device_limits.h"
 
 namespace jaxkernels {
 
-// The limits of GPU `ordinal`, read once per process; nullptr when there is no such GPU. The first
-// call for a GPU makes it ready for use and loads code.
-const DeviceLimits* LimitsOfDevice(int ordinal);
+// Limits, which live as long as the process, or why they could not be had.
+struct DeviceLimitsResult {
+  const DeviceLimits* limits = nullptr;
+  std::string error;
+};
+
+// The limits of GPU `ordinal`. They are read once per process; a failure is not kept, so that the
+// next call asks again. The first call for a GPU makes it ready for use and loads code.
+DeviceLimitsResult LimitsOfDevice(int ordinal);
 
 }  // namespace jaxkernels
 

@@ -5,6 +5,7 @@
 #ifndef JAXKERNELS_SGEMM_LAUNCH_PIPELINED_CUH_
 #define JAXKERNELS_SGEMM_LAUNCH_PIPELINED_CUH_
 
+#include "common/function_attributes.h"
 #include "sgemm/launch.h"
 #include "sgemm/pipelined.cuh"
 
@@ -54,9 +55,7 @@ cudaError_t StartPipelined(const SgemmPlan& plan, const SgemmArgs& args, bool a_
   const PipelinedTile& tile = kPipelinedTiles[plan.tile];
   const int smem_bytes = SmemBytesOf(tile, kEngine, a_along_k, b_along_k);
   const void* function = reinterpret_cast<const void*>(kernel);
-  const cudaError_t error =
-      cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
-  if (error != cudaSuccess) return error;
+  if (const cudaError_t error = AllowAllSharedMemory(function); error != cudaSuccess) return error;
   void* arguments[] = {&map_a, &map_b, &kernel_args, &grid};
   return cudaLaunchKernel(function, dim3(narrow(plan.grid_blocks)), dim3(tile.Threads()), arguments,
                           smem_bytes, stream);

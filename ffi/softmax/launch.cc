@@ -1,6 +1,21 @@
 #include "softmax/launch.h"
 
+#include "common/function_attributes.h"
+
 namespace jaxkernels {
+namespace {
+
+cudaError_t PrepareFunction(const void* function, const SoftmaxPlan& plan) {
+  cudaError_t error = cudaSuccess;
+  if (plan.smem_bytes > 0) error = AllowAllSharedMemory(function);
+  if (plan.smem_bytes > 0 && error == cudaSuccess) error = PreferSharedMemory(function);
+  if (plan.cluster_blocks > kPortableClusterBlocks && error == cudaSuccess) {
+    error = AllowLargeClusters(function);
+  }
+  return error;
+}
+
+}  // namespace
 
 cudaError_t LaunchSoftmax(DType dtype, Operation operation, const SoftmaxPlan& plan,
                           const SoftmaxArrays& arrays, cudaStream_t stream) {
@@ -19,17 +34,7 @@ cudaError_t LaunchSoftmax(DType dtype, Operation operation, const SoftmaxPlan& p
 
 cudaError_t StartKernel(const void* function, const SoftmaxPlan& plan, void** kernel_args,
                         cudaStream_t stream) {
-  const auto allow = [&](cudaFuncAttribute attribute, int value) {
-    return cudaFuncSetAttribute(function, attribute, value);
-  };
-  cudaError_t error = cudaSuccess;
-  if (plan.smem_bytes > 0) {
-    // More than 48 KiB must be asked for, and the L1 cache must leave its half of the memory to us.
-    error = allow(cudaFuncAttributeMaxDynamicSharedMemorySize, plan.smem_bytes);
-    if (error != cudaSuccess) return error;
-    error = allow(cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-    if (error != cudaSuccess) return error;
-  }
+  if (const cudaError_t error = PrepareFunction(function, plan); error != cudaSuccess) return error;
   cudaLaunchAttribute cluster = {};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {static_cast<unsigned>(plan.cluster_blocks), 1, 1};
@@ -41,10 +46,6 @@ cudaError_t StartKernel(const void* function, const SoftmaxPlan& plan, void** ke
   if (plan.cluster_blocks > 1) {
     config.attrs = &cluster;
     config.numAttrs = 1;
-  }
-  if (plan.cluster_blocks > kPortableClusterBlocks) {
-    error = allow(cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    if (error != cudaSuccess) return error;
   }
   return cudaLaunchKernelExC(&config, function, kernel_args);
 }
