@@ -7,8 +7,9 @@
 // is the run of aligned packs that covers it: the first pack may begin with elements of the
 // previous row (the head) and the last may end with elements of the next one (the tail). Whole
 // packs are loaded, foreign elements are masked, and of the first and last pack only the row's own
-// elements are stored. Inputs and outputs have the same shape and 16-byte aligned base pointers
-// (the handler checks), so a pack that is aligned in one of them is aligned in all.
+// elements are stored. Where the result itself begins within a pack, `offset` elements into it, a
+// base pointer is that many elements before its array, so that the packs of the result are aligned.
+// Those of an input that begins elsewhere within a pack than the result are not, and are gathered.
 #ifndef JAXKERNELS_COMMON_PACK_CUH_
 #define JAXKERNELS_COMMON_PACK_CUH_
 
@@ -31,34 +32,35 @@ struct alignas(kPackBytes) Pack {
 // Packs of a 128-byte line of the L2 cache.
 inline constexpr int kLinePacks = 8;
 
-// The packs that cover one row. kAligned: cols is a multiple of the pack, so every pack is whole.
+// The packs that cover one row. kAligned: every row of every array begins at a pack boundary, so
+// that every pack is whole.
 template <typename T, bool kAligned>
 struct RowWindow {
   static constexpr int kSize = Pack<T>::kSize;
 
-  int64_t first = 0;    // index of the first pack, counted from the base pointer
-  int packs = 0;        // none for a row past the end
-  int lead = 0;         // packs at the front that are not the row's (see StartAtLine)
-  int head = 0;         // elements of pack `lead` that belong to the previous row
-  int tail = kSize;     // elements of the last pack before the next row begins
-  int present = kSize;  // elements of the last pack that the array has: all, but at its end
+  int64_t first = 0;  // index of the first pack, counted from the base pointer
+  int packs = 0;      // none for a row past the end
+  int lead = 0;       // packs at the front that are not the row's (see StartAtLine)
+  int head = 0;       // elements of pack `lead` that belong to the previous row
+  int tail = kSize;   // elements of the last pack before the next row begins
+  bool has_first = true, has_last = true;  // whether the array has all of the first, the last pack
 
   RowWindow() = default;
   // Requires: row < rows.
-  __device__ RowWindow(int64_t row, int64_t rows, int64_t cols) {
+  __device__ RowWindow(int64_t row, int64_t rows, int64_t cols, int offset) {
     if constexpr (kAligned) {
       packs = static_cast<int>(static_cast<uint64_t>(cols) / kSize);
       first = row * packs;
     } else {
-      const int64_t begin = row * cols;
+      const int64_t begin = row * cols + offset;
       first = begin / kSize;
       const int64_t last = (begin + cols - 1) / kSize;
       packs = static_cast<int>(last - first) + 1;
       head = static_cast<int>(begin % kSize);
       tail = static_cast<int>(begin + cols - last * kSize);
       // Not of the last row alone: rows shorter than a pack share the array's last pack.
-      const int64_t left = rows * cols - last * kSize;
-      if (left < kSize) present = static_cast<int>(left);
+      has_first = first > 0 || offset == 0;
+      has_last = (last + 1) * kSize <= rows * cols + offset;
     }
   }
 
@@ -75,7 +77,7 @@ struct RowWindow {
     first += begin;
     lead -= begin;
     packs = max(packs - begin, 0);
-    if (packs > count) packs = count, tail = present = kSize;
+    if (packs > count) packs = count, tail = kSize, has_last = true;
   }
 
   __device__ bool Has(int index) const {
@@ -88,9 +90,9 @@ struct RowWindow {
   // The row's elements of pack `index` are [Begin, End).
   __device__ int Begin(int index) const { return index == lead ? head : 0; }
   __device__ int End(int index) const { return index == packs - 1 ? tail : kSize; }
-  // The array's elements of pack `index` are [0, Present).
-  __device__ int Present(int index) const {
-    return !kAligned && index == packs - 1 ? present : kSize;
+  // Whether the array has all of pack `index`.
+  __device__ bool IsWhole(int index) const {
+    return kAligned || ((has_first || index != lead) && (has_last || index != packs - 1));
   }
 };
 
@@ -170,12 +172,25 @@ __device__ void KeepElements(Pack<T>& pack, int begin, int end, T other) {
   SelectElements(pack, keep, other);
 }
 
-// Loads pack `index` of a window. The one pack that the array does not fill is left to MaskPack, so
-// that this is a plain predicated load and many can be in flight.
-template <typename T, bool kAligned>
+__device__ inline bool IsPackAligned(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % kPackBytes == 0;
+}
+
+// Whether the packs of an input may lie elsewhere than those of the result. Kernels that hold many
+// packs in registers are given no such input (plan.h): to gather packs, too, takes more registers.
+enum class Inputs { kOnPacks, kAnywhere };
+
+// Loads pack `index` of a window. A pack that the array does not fill is left to MaskPack, so that
+// this is a plain predicated load and many can be in flight.
+template <Inputs kInputs, typename T, bool kAligned>
 __device__ void LoadPack(Pack<T>& pack, const T* base, const RowWindow<T, kAligned>& window,
                          int index) {
-  if (window.Present(index) == Pack<T>::kSize) CopyPack(&pack, base, window.first + index);
+  if (!window.IsWhole(index)) return;
+  if (kAligned || kInputs == Inputs::kOnPacks || IsPackAligned(base)) {
+    CopyPack(&pack, base, window.first + index);
+  } else {
+    GatherPack(&pack, base + (window.first + index) * Pack<T>::kSize, 0, Pack<T>::kSize, T());
+  }
 }
 
 // Replaces the elements of a loaded pack that do not belong to the row.
@@ -184,7 +199,7 @@ __device__ void MaskPack(Pack<T>& pack, const T* base, const RowWindow<T, kAlign
                          int index, T fill) {
   if (!window.IsPartial(index)) return;
   const int begin = window.Begin(index), end = window.End(index);
-  if (window.Present(index) == Pack<T>::kSize) {
+  if (window.IsWhole(index)) {
     KeepElements(pack, begin, end, fill);
   } else {
     GatherPack(&pack, base + (window.first + index) * Pack<T>::kSize, begin, end, fill);

@@ -21,7 +21,8 @@ struct SgemmArgs {
   int batch_dims;
   BatchDim batch[kMaxBatchDims];
   float alpha, beta;
-  bool aligned_c;  // rows of C and of the result begin at multiples of 16 bytes
+  bool quads_c;    // C, the result and the sums of the splits begin at multiples of 16 bytes
+  bool aligned_c;  // so do all of their rows
 };
 
 }  // namespace jaxkernels

@@ -27,6 +27,10 @@ ffi::Error Explain(const std::string& problem) {
   return ffi::Error::InvalidArgument("sgemm: " + problem);
 }
 
+ffi::Error Unavailable(const std::string& problem) {
+  return ffi::Error(ffi::ErrorCode::kUnavailable, "sgemm: " + problem);
+}
+
 std::vector<int64_t> ShapeOf(const ffi::AnyBuffer& buffer) {
   return {buffer.dimensions().begin(), buffer.dimensions().end()};
 }
@@ -95,12 +99,13 @@ ffi::Error Sgemm(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer a, ffi::An
   if (!ParseAlgorithm(algorithm_name, &algorithm)) {
     return Explain("unknown algorithm '" + std::string(algorithm_name) + "'");
   }
-  const DeviceLimits* limits = LimitsOfDevice(ordinal);
-  if (limits == nullptr) return Explain("there is no CUDA device " + std::to_string(ordinal));
+  const DeviceLimitsResult found = LimitsOfDevice(ordinal);
+  if (found.limits == nullptr) return Unavailable(found.error);
   SgemmProblem& problem = made.problem;
   problem.pad_a = static_cast<int>(pad_a);
   problem.pad_b = static_cast<int>(pad_b);
-  const SgemmPlanResult planned = PlanSgemm(problem, *limits, algorithm, static_cast<int>(split_k));
+  const SgemmPlanResult planned =
+      PlanSgemm(problem, *found.limits, algorithm, static_cast<int>(split_k));
   if (!planned.error.empty()) return Explain(planned.error);
   const SgemmPlan& plan = planned.plan;
   if (static_cast<int64_t>(partial->element_count()) < plan.partial_elements) {
@@ -125,8 +130,8 @@ ffi::Error Sgemm(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer a, ffi::An
   std::copy(std::begin(problem.batch), std::end(problem.batch), args.batch);
   args.alpha = alpha;
   args.beta = beta;
-  args.aligned_c = problem.n % 4 == 0 && IsQuadAligned(args.c) && IsQuadAligned(args.out) &&
-                   IsQuadAligned(args.partial);
+  args.quads_c = IsQuadAligned(args.c) && IsQuadAligned(args.out) && IsQuadAligned(args.partial);
+  args.aligned_c = args.quads_c && problem.n % 4 == 0;
   const cudaError_t status = LaunchSgemm(plan, args, trans_a, trans_b, stream);
   if (status == cudaSuccess) return ffi::Error::Success();
   return ffi::Error::Internal("sgemm: the launch of " + ToString(plan) +

@@ -8,7 +8,8 @@ namespace {
 cudaError_t LaunchReduceSplits(const SgemmArgs& args, int64_t elements, int splits,
                                cudaStream_t stream) {
   // Few elements are spread over many threads.
-  const int pack = elements % 4 == 0 && elements >= (1 << 18) ? 4 : 1;
+  const bool in_quads = elements % 4 == 0 && args.quads_c;
+  const int pack = in_quads && elements >= (1 << 18) ? 4 : 1;
   const void* kernel = pack == 4 ? reinterpret_cast<const void*>(ReduceSplits<4>)
                                  : reinterpret_cast<const void*>(ReduceSplits<1>);
   const int64_t per_block = int64_t{kReduceThreads} * pack;

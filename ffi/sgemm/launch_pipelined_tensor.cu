@@ -5,17 +5,13 @@ namespace jaxkernels {
 namespace {
 
 // Whether the kernels that are loaded were compiled for a GPU that has the accelerator: code for an
-// older one runs on a newer one too, but without it. Asked once, because the question takes longer
-// than a launch.
-bool HasTensorCode() {
-  static const bool has = [] {
-    cudaFuncAttributes attributes;
-    const auto kernel = PipelinedSgemm<kLargeTile, Engine::kTensor, true, false>;
-    return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)) ==
-               cudaSuccess &&
-           attributes.ptxVersion >= 90;
-  }();
-  return has;
+// older one runs on a newer one too, but without it.
+cudaError_t FindTensorCode(bool* has) {
+  const auto kernel = PipelinedSgemm<kLargeTile, Engine::kTensor, true, false>;
+  int version = 0;
+  const cudaError_t error = FindCodeVersion(reinterpret_cast<const void*>(kernel), &version);
+  *has = version >= 90;
+  return error;
 }
 
 }  // namespace
@@ -31,8 +27,10 @@ cudaError_t LaunchPipelined(const SgemmPlan& plan, const SgemmArgs& args, bool a
                         args.members_a, args.pitch_a, tile.block_m, block_k};
   const OperandTensor b{args.b,         b_along_k,    args.n,       args.k,
                         args.members_b, args.pitch_b, tile.block_n, block_k};
-  // What a plan cannot see: where the operands begin.
-  if (!CanMapTensor(a) || !CanMapTensor(b) || !HasTensorCode()) {
+  // What a plan cannot see: what the code was compiled for.
+  bool has_code = false;
+  if (const cudaError_t error = FindTensorCode(&has_code); error != cudaSuccess) return error;
+  if (!CanMapTensor(a) || !CanMapTensor(b) || !has_code) {
     return LaunchPipelinedFloats(plan, args, a_along_k, b_along_k, part, stream);
   }
   CUtensorMap map_a, map_b;

@@ -1,5 +1,7 @@
 #include "sgemm/tensor_map.h"
 
+#include <atomic>
+
 namespace jaxkernels {
 namespace {
 
@@ -9,33 +11,41 @@ using EncodeFunction = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_
                                     CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
 // From the driver that is loaded: the module itself links no driver, so that it can be imported
-// where there is none.
-EncodeFunction FindEncode() {
-  void* symbol = nullptr;
-  cudaDriverEntryPointQueryResult found;
+// where there is none. Looked up once; a failure is not kept.
+cudaError_t FindEncode(EncodeFunction* encode) {
+  static std::atomic<void*> known{nullptr};
+  void* symbol = known.load(std::memory_order_relaxed);
+  if (symbol == nullptr) {
+    cudaDriverEntryPointQueryResult found;
 #if CUDART_VERSION >= 12050
-  cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &symbol, 12000, cudaEnableDefault,
-                                   &found);
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &symbol,
+                                                               12000, cudaEnableDefault, &found);
 #else
-  cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &symbol, cudaEnableDefault, &found);
+    const cudaError_t error =
+        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &symbol, cudaEnableDefault, &found);
 #endif
-  return reinterpret_cast<EncodeFunction>(symbol);
+    if (error != cudaSuccess) return error;
+    if (symbol == nullptr) return cudaErrorNotSupported;
+    known.store(symbol, std::memory_order_relaxed);
+  }
+  *encode = reinterpret_cast<EncodeFunction>(symbol);
+  return cudaSuccess;
 }
 
 }  // namespace
 
 bool CanMapTensor(const OperandTensor& operand) {
-  constexpr int64_t kMaxSize = int64_t{1} << 31;
-  return operand.pitch % 4 == 0 && reinterpret_cast<uintptr_t>(operand.data) % 16 == 0 &&
-         operand.lines < kMaxSize && operand.depth < kMaxSize && operand.members < kMaxSize &&
-         operand.pitch < (int64_t{1} << 38) &&
+  constexpr int64_t kMaxSize = (int64_t{1} << 31) - 4;  // and the shift
+  return operand.pitch % 4 == 0 && operand.lines < kMaxSize && operand.depth < kMaxSize &&
+         operand.members < kMaxSize && operand.pitch < (int64_t{1} << 38) &&
          operand.pitch * (operand.along_k ? operand.lines : operand.depth) < (int64_t{1} << 38);
 }
 
 cudaError_t MapTensor(const OperandTensor& operand, CUtensorMap* map) {
-  static const EncodeFunction encode = FindEncode();
-  if (encode == nullptr) return cudaErrorNotSupported;
-  const int64_t contiguous = operand.along_k ? operand.depth : operand.lines;
+  EncodeFunction encode = nullptr;
+  if (const cudaError_t error = FindEncode(&encode); error != cudaSuccess) return error;
+  const int shift = MapShift(operand.data);
+  const int64_t contiguous = (operand.along_k ? operand.depth : operand.lines) + shift;
   const int64_t strided = operand.along_k ? operand.lines : operand.depth;
   const auto unsign = [](int64_t value) { return static_cast<cuuint64_t>(value); };
   const cuuint64_t sizes[] = {unsign(contiguous), unsign(strided), unsign(operand.members)};
@@ -44,11 +54,11 @@ cudaError_t MapTensor(const OperandTensor& operand, CUtensorMap* map) {
   const cuuint32_t box_along_k[] = {kBoxDepth, lines, 1};
   const cuuint32_t box[] = {lines, static_cast<cuuint32_t>(operand.block_k), 1};
   const cuuint32_t dense[] = {1, 1, 1};
-  const CUresult result =
-      encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, const_cast<float*>(operand.data), sizes,
-             strides, operand.along_k ? box_along_k : box, dense, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             operand.along_k ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode(
+      map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, const_cast<float*>(operand.data - shift), sizes,
+      strides, operand.along_k ? box_along_k : box, dense, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      operand.along_k ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 

@@ -26,8 +26,32 @@ ffi::Error Explain(Operation operation, const std::string& problem) {
   return ffi::Error::InvalidArgument(std::string(NameOf(operation)) + ": " + problem);
 }
 
-bool IsPackAligned(const void* pointer) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % kPlanPackBytes == 0;
+ffi::Error Unavailable(Operation operation, const std::string& problem) {
+  return ffi::Error(ffi::ErrorCode::kUnavailable, std::string(NameOf(operation)) + ": " + problem);
+}
+
+// Where the arrays of a call begin within a pack: XLA hands a call the slice of a buffer in place.
+// False where one of them does not even begin at an element.
+bool FindAlignment(const SoftmaxArrays& arrays, SoftmaxProblem* problem) {
+  const auto place = [](const void* array, int bytes) {
+    return static_cast<int>(reinterpret_cast<std::uintptr_t>(array) % bytes);
+  };
+  const int width = ByteWidth(problem->dtype);
+  const void* const leading = arrays.out != nullptr ? arrays.out : arrays.in[0];
+  const int begin = place(leading, kPlanPackBytes);
+  problem->offset = begin / width;
+  bool at_elements = begin % width == 0;
+  problem->broadcast_aligned = place(arrays.attention.mask, kMaskWordBytes) == 0;
+  for (int i = 0; i < InputsOf(problem->operation); ++i) {
+    const int at = place(arrays.in[i], kPlanPackBytes);
+    at_elements &= at % width == 0;
+    if (i == 0 || SharesRows(problem->operation)) {
+      problem->shifted |= at != begin;
+    } else {
+      problem->broadcast_aligned &= at == 0;
+    }
+  }
+  return at_elements;
 }
 
 ffi::Error Run(Operation operation, cudaStream_t stream, int32_t ordinal,
@@ -42,14 +66,11 @@ ffi::Error Run(Operation operation, cudaStream_t stream, int32_t ordinal,
   problem.part = part;
   if (!ParseTier(tier_name, &problem.tier))
     return Explain(operation, "unknown tier '" + std::string(tier_name) + "'");
-  for (const void* array : {arrays.in[0], arrays.in[1], static_cast<const void*>(arrays.out),
-                            static_cast<const void*>(arrays.attention.mask)}) {
-    if (!IsPackAligned(array)) return Explain(operation, "buffers must be aligned to 16 bytes");
-  }
-  const DeviceLimits* limits = LimitsOfDevice(ordinal);
-  if (limits == nullptr)
-    return Explain(operation, "there is no CUDA device " + std::to_string(ordinal));
-  const SoftmaxPlanResult planned = PlanSoftmax(problem, *limits);
+  if (!FindAlignment(arrays, &problem))
+    return Explain(operation, "buffers must be aligned to their elements");
+  const DeviceLimitsResult found = LimitsOfDevice(ordinal);
+  if (found.limits == nullptr) return Unavailable(operation, found.error);
+  const SoftmaxPlanResult planned = PlanSoftmax(problem, *found.limits);
   if (!planned.error.empty()) return Explain(operation, planned.error);
 
   const cudaError_t status = LaunchSoftmax(problem.dtype, operation, planned.plan, arrays, stream);

@@ -90,17 +90,20 @@ template <typename Op>
 cudaError_t LaunchRowOp(const SoftmaxPlan& plan, const SoftmaxArrays& arrays, cudaStream_t stream) {
   using T = typename Op::Storage;
   RowArgs<Op> args;
-  for (int i = 0; i < Op::kInputs; ++i) args.in[i] = static_cast<const T*>(arrays.in[i]);
-  args.out = static_cast<T*>(arrays.out);
+  for (int i = 0; i < Op::kInputs; ++i) {
+    args.in[i] = static_cast<const T*>(arrays.in[i]) - plan.offset;
+  }
+  args.out = static_cast<T*>(arrays.out) - plan.offset;
+  args.offset = plan.offset;
   args.rows = arrays.rows;
   args.cols = arrays.cols;
   args.kept_packs = plan.kept_packs;
+  args.lanes = plan.lanes;
   args.batches = plan.batches;
   if constexpr (Op::kHides) args.op = Op(arrays.attention);
 
   void* statistics = arrays.statistics;
-  int lanes = plan.lanes;
-  void* kernel_args[] = {&args, &statistics, &lanes};  // whole operations take the first alone
+  void* kernel_args[] = {&args, &statistics};  // whole operations take the first alone
   return StartKernel(FindFunction<Op>(plan), plan, kernel_args, stream);
 }
 

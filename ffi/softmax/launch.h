@@ -11,7 +11,7 @@
 
 namespace jaxkernels {
 
-// Aligned to 16 bytes, and of shape (rows, cols), but for a bias that broadcasts.
+// Aligned to their elements, and of shape (rows, cols), but for a bias that broadcasts.
 struct SoftmaxArrays {
   const void* in[2];  // x; or scores and their bias; or y and a cotangent
   void* out;

@@ -48,14 +48,15 @@ void PlanWarp(const SoftmaxProblem& problem, const DeviceLimits& limits, Softmax
 
 // Bytes of the 32 rows that a warp stages at a time.
 int64_t StagedWarpBytes(const SoftmaxProblem& problem) {
-  return 32 * problem.cols * ByteWidth(problem.dtype) * InputsOf(problem.operation);
+  const int64_t input = 32 * problem.cols * ByteWidth(problem.dtype);
+  return (input + (problem.offset > 0 ? kPlanPackBytes : 0)) * InputsOf(problem.operation);
 }
 
 void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
   constexpr int kWarps = kStagedTierThreads / 32;
   plan.staged = true;
   plan.warp_shape = -1;
-  plan.lanes = 1;
+  plan.lanes = StagedRowLanes(problem.cols, plan.pack);
   plan.rows_per_access = 32;
   plan.block_threads = kStagedTierThreads;
   plan.smem_bytes = static_cast<int>(StagedWarpBytes(problem) * kWarps);
@@ -66,7 +67,7 @@ void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, S
 // Threads of the tier `block`: as many warps as the row needs.
 int64_t BlockThreads(const SoftmaxProblem& problem, int pack) {
   const int packs_per_warp = 32 * (kBlockPacks / InputsOf(problem.operation));
-  return CeilDiv(MaxPacksOfRow(problem.cols, pack), packs_per_warp) * 32;
+  return CeilDiv(MaxPacksOfRow(problem.cols, pack, problem.offset), packs_per_warp) * 32;
 }
 
 // Blocks of the tier `block`, and so rows, on an SM at once; none where a block cannot hold a row.
@@ -98,7 +99,7 @@ SharedRow ShareRow(const SoftmaxProblem& problem, int pack, int blocks,
                    const DeviceLimits& limits) {
   const int mask_words = HasMask(problem.operation) ? (pack + 3) / 4 : 0;
   SharedRow row;
-  row.slots = SmemSlots(MaxPacksOfRow(problem.cols, pack), blocks);
+  row.slots = SmemSlots(MaxPacksOfRow(problem.cols, pack, problem.offset), blocks);
   row.bytes = row.slots * (kPlanPackBytes * InputsOf(problem.operation) + 4 * mask_words);
   if (row.bytes > SmemRoom(pack, limits)) return row;
   row.blocks = blocks;
@@ -164,7 +165,8 @@ void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits
 
 // The parts of an operation: nothing is kept, so that rows of any length go one way.
 void PlanStream(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
-  const int64_t packs = MaxPacksOfRow(problem.cols, plan.pack) * InputsOf(problem.operation);
+  const int64_t packs =
+      MaxPacksOfRow(problem.cols, plan.pack, problem.offset) * InputsOf(problem.operation);
   plan.tier = Tier::kStream;
   plan.part = problem.part;
   plan.warp_shape = -1;
@@ -177,14 +179,14 @@ void PlanStream(const SoftmaxProblem& problem, const DeviceLimits& limits, Softm
   plan.grid_blocks = GridBlocks(blocks, plan.blocks_per_sm, limits);
 }
 
-}  // namespace
-
-SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits& limits) {
+SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& limits) {
   SoftmaxPlan plan;
   const int inputs = InputsOf(problem.operation);
   plan.pack = kPlanPackBytes / ByteWidth(problem.dtype);
-  plan.aligned = problem.cols % plan.pack == 0;
-  const int64_t packs = MaxPacksOfRow(problem.cols, plan.pack);
+  plan.offset = problem.offset;
+  plan.aligned = problem.cols % plan.pack == 0 && problem.offset == 0 && !problem.shifted &&
+                 problem.broadcast_aligned;
+  const int64_t packs = MaxPacksOfRow(problem.cols, plan.pack, problem.offset);
   // The kernels count packs in 32 bits and stride over them by some thousands.
   if (packs > INT32_MAX - (1 << 16))
     return {{},
@@ -197,10 +199,11 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
   const SharedRow of_block = ShareRow(problem, plan.pack, 1, limits);
   const SharedRow of_cluster = ShareRowOverCluster(problem, plan.pack, limits);
   plan.warp_shape = FindWarpShape(packs, plan.pack, inputs, Hides(problem.operation), plan.aligned);
-  const bool warp_fits = plan.warp_shape >= 0;
   const bool stages = !plan.aligned && SharesRows(problem.operation) &&
                       StagedWarpBytes(problem) <= kStagedWarpBytes;
-  const int rows_of_blocks = RowsOfBlocks(problem, plan.pack, limits);
+  // Kernels that keep a row in registers gather no input (pack.cuh).
+  const bool warp_fits = stages || (!problem.shifted && plan.warp_shape >= 0);
+  const int rows_of_blocks = problem.shifted ? 0 : RowsOfBlocks(problem, plan.pack, limits);
 
   Tier tier = problem.tier;
   if (tier == Tier::kAuto) {
@@ -262,6 +265,22 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
       PlanBlockUncached(problem, limits, of_block.blocks > 0, plan);
   }
   return {plan, ""};
+}
+
+}  // namespace
+
+SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits& limits) {
+  const SoftmaxPlanResult planned = PlanOnTier(problem, limits);
+  const bool is_misaligned = problem.offset != 0 || problem.shifted || !problem.broadcast_aligned;
+  if (planned.error.empty() || problem.tier == Tier::kAuto || !is_misaligned) return planned;
+  // Where an array begins is known only when the program runs. A forced tier that would hold these
+  // rows if they were aligned is no mistake of the user's.
+  SoftmaxProblem aligned = problem, anywhere = problem;
+  aligned.offset = 0;
+  aligned.shifted = false;
+  aligned.broadcast_aligned = true;
+  anywhere.tier = Tier::kAuto;
+  return PlanOnTier(aligned, limits).error.empty() ? PlanOnTier(anywhere, limits) : planned;
 }
 
 }  // namespace jaxkernels

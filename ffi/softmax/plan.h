@@ -6,8 +6,8 @@
 // CUDA, XLA, Python.
 //
 // Everything that decides in which order a row is summed depends on cols, dtype, operation, device
-// and where in a cache line the row begins, never on rows: a row gives the same bits however many
-// stand behind it.
+// and where in a cache line the row begins (and whether its operands begin at one place of a pack),
+// never on rows: a row gives the same bits however many stand behind it.
 #ifndef JAXKERNELS_SOFTMAX_PLAN_H_
 #define JAXKERNELS_SOFTMAX_PLAN_H_
 
@@ -67,10 +67,17 @@ template <int kPack>
 inline constexpr int kMaskWords = (kPack + 3) / 4;
 
 inline constexpr int kPlanPackBytes = 16;
+inline constexpr int kMaskWordBytes = 8;  // at most, that aligned rows read at once
 inline constexpr int kWarpTierThreads = 128;
 inline constexpr int kStagedTierThreads = 64;
-// Shared memory for the rows of one warp up to which misaligned rows are staged, one lane a row.
+// Shared memory for the rows of one warp up to which misaligned rows are staged.
 inline constexpr int kStagedWarpBytes = 24 * 1024;
+// Lanes that share a staged row. One, unless many of them would meet in a bank.
+inline constexpr int kFewStagedLanes = 4;
+constexpr int StagedRowLanes(int64_t cols, int pack) {
+  if (cols % pack != 0) return 1;
+  return cols % 16 == 0 ? 32 : kFewStagedLanes;
+}
 // Registers a thread of block_uncached and stream may use.
 inline constexpr int kLongRowRegisters = 64;
 // Registers of block_smem and cluster, and packs of each input that a thread holds in some of them.
@@ -182,10 +189,10 @@ JK_HOST_DEVICE constexpr int ReductionScratchBytes(int pack) {
 struct SoftmaxPlan {
   Part part = Part::kWhole;
   Tier tier = Tier::kAuto;
-  int pack = 0;          // elements moved by one 16-byte access
-  bool aligned = false;  // every row begins at a pack boundary
-  bool staged =
-      false;  // short misaligned rows in the warp tier: one lane a row, through shared memory
+  int pack = 0;             // elements moved by one 16-byte access
+  bool aligned = false;     // every row of every array begins at a pack boundary
+  int offset = 0;           // elements of a pack before the first row of the result
+  bool staged = false;      // short misaligned rows in the warp tier, through shared memory
   int warp_shape = -1;      // index into kWarpShapes; warp tier only
   int lanes = 0;            // threads that share a row
   int packs_per_lane = 0;   // capacity; warp and block tiers only
@@ -200,8 +207,8 @@ struct SoftmaxPlan {
 
   bool operator==(const SoftmaxPlan& o) const {
     return part == o.part && tier == o.tier && pack == o.pack && aligned == o.aligned &&
-           staged == o.staged && warp_shape == o.warp_shape && lanes == o.lanes &&
-           packs_per_lane == o.packs_per_lane && kept_packs == o.kept_packs &&
+           offset == o.offset && staged == o.staged && warp_shape == o.warp_shape &&
+           lanes == o.lanes && packs_per_lane == o.packs_per_lane && kept_packs == o.kept_packs &&
            rows_per_access == o.rows_per_access && cluster_blocks == o.cluster_blocks &&
            block_threads == o.block_threads && grid_blocks == o.grid_blocks &&
            batches == o.batches && smem_bytes == o.smem_bytes && blocks_per_sm == o.blocks_per_sm;
@@ -209,9 +216,10 @@ struct SoftmaxPlan {
 };
 
 // Packs that the window of a row can need: rows begin at multiples of gcd(cols, pack) within a
-// pack.
-constexpr int64_t MaxPacksOfRow(int64_t cols, int pack) {
-  return (cols + (pack - std::gcd<int64_t>(cols, pack)) + pack - 1) / pack;
+// pack, behind the offset of the first.
+constexpr int64_t MaxPacksOfRow(int64_t cols, int pack, int offset = 0) {
+  const int64_t step = std::gcd<int64_t>(std::gcd<int64_t>(cols, pack), offset);
+  return (cols + (pack - step) + pack - 1) / pack;
 }
 
 // Slots for the packs of a row in the shared memory of each of `blocks` blocks, in whole lines: a
@@ -229,6 +237,9 @@ struct SoftmaxProblem {
   Operation operation = Operation::kSoftmaxForward;
   Tier tier = Tier::kAuto;  // kAuto lets the policy choose
   Part part = Part::kWhole;
+  int offset = 0;        // elements of a pack before the result (else the first input) begins
+  bool shifted = false;  // whether an input of the result's shape begins elsewhere within a pack
+  bool broadcast_aligned = true;  // whether a mask and a bias begin at a pack boundary
 };
 
 // A plan, or why there is none.

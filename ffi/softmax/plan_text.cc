@@ -35,9 +35,10 @@ std::string ToString(const SoftmaxPlan& plan) {
           ? ""
           : "part='" + std::string(kPartNames[static_cast<int>(plan.part)]) + "', ";
   return "SoftmaxPlan(" + part + "tier='" + std::string(TierName(plan.tier)) + "'" +
-         field("pack", plan.pack) + flag("aligned", plan.aligned) + flag("staged", plan.staged) +
-         field("lanes", plan.lanes) + field("packs_per_lane", plan.packs_per_lane) +
-         field("kept_packs", plan.kept_packs) + field("rows_per_access", plan.rows_per_access) +
+         field("pack", plan.pack) + flag("aligned", plan.aligned) + field("offset", plan.offset) +
+         flag("staged", plan.staged) + field("lanes", plan.lanes) +
+         field("packs_per_lane", plan.packs_per_lane) + field("kept_packs", plan.kept_packs) +
+         field("rows_per_access", plan.rows_per_access) +
          field("cluster_blocks", plan.cluster_blocks) + field("block_threads", plan.block_threads) +
          field("grid_blocks", plan.grid_blocks) + field("workers", plan.batches.workers) +
          field("rounds", plan.batches.rounds) + flag("halves", plan.batches.halves) +

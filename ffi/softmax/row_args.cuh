@@ -15,6 +15,8 @@ struct RowArgs {
   typename Op::Storage* out;
   int64_t rows, cols;
   int kept_packs;  // of each input, in the shared memory of a block; long rows only
+  int offset;      // elements of the first pack before the result begins; the pointers are there
+  int lanes;       // that share a row; staged rows and the parts of an operation only
   Op op;
   RowBatches batches;  // block_smem and cluster only
 };
@@ -36,13 +38,13 @@ struct RowView : RowWindow<typename Op::Storage, kAligned> {
     if constexpr (Op::kHides) {
       const auto find = [&](auto index) {
         const auto row = args.op.rows.order.RowAt(index);
-        static_cast<Window&>(*this) = Window(row, args.rows, args.cols);
+        static_cast<Window&>(*this) = Window(row, args.rows, args.cols, args.offset);
         seen = args.op.ViewOf(row, args.cols);
       };
       args.op.rows.IsShort() ? find(static_cast<uint32_t>(turn)) : find(turn);
       FindBand();
     } else {
-      static_cast<Window&>(*this) = Window(turn, args.rows, args.cols);
+      static_cast<Window&>(*this) = Window(turn, args.rows, args.cols, args.offset);
     }
   }
   __device__ RowView StartAtLine() const {
@@ -180,14 +182,14 @@ template <typename Op>
 inline constexpr bool kHasMask = !std::is_empty_v<typename Op::MaskWord>;
 
 // Requires: the row sees the pack.
-template <typename Op, bool kAligned>
+template <Inputs kInputs, typename Op, bool kAligned>
 __device__ void LoadInputs(InputPacks<Op>& pack, const RowArgs<Op>& args,
                            const RowView<Op, kAligned>& row, int index) {
-  LoadPack(pack.input[0], args.in[0], row, index);
+  LoadPack<kInputs>(pack.input[0], args.in[0], row, index);
 #pragma unroll
   for (int i = 1; i < Op::kInputs; ++i) {
     if constexpr (Op::kSharesRows) {
-      LoadPack(pack.input[i], args.in[i], row, index);
+      LoadPack<kInputs>(pack.input[i], args.in[i], row, index);
     } else {
       LoadShiftedPack<Op>(pack.input[i], args.in[i], row, index);
     }
@@ -236,14 +238,14 @@ __device__ void FillPacks(InputPacks<Op>& pack) {
 }
 
 // Packs of a row from `first` on, `stride` apart, all on their way before the first use.
-template <typename Op, bool kAligned, int kCount>
+template <Inputs kInputs, typename Op, bool kAligned, int kCount>
 __device__ void LoadPacks(InputPacks<Op> (&pack)[kCount], const RowArgs<Op>& args,
                           const RowView<Op, kAligned>& row, int first, int stride) {
 #pragma unroll
   for (int u = 0; u < kCount; ++u) {
     const int index = first + u * stride;
     FillPacks<Op>(pack[u]);
-    if (row.Sees(index)) LoadInputs<Op>(pack[u], args, row, index);
+    if (row.Sees(index)) LoadInputs<kInputs>(pack[u], args, row, index);
   }
   if constexpr (kHasMask<Op>) {
 #pragma unroll

@@ -48,7 +48,7 @@ __global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<O
             pack[u].input[i] = kept[i * args.kept_packs + index];
           }
         } else {
-          LoadInputs<Op>(pack[u], args, view, index);
+          LoadInputs<Inputs::kAnywhere>(pack[u], args, view, index);
           if constexpr (kHasMask<Op>) {
             if (view.IsMasked()) LoadMask<Op>(pack[u].mask, view, index);
           }

@@ -6,8 +6,9 @@
 //   rows at a time (two where a row is short, to keep more loads in flight) and walks the rows
 //   grid-stride; a block has one row, as long as a grid may have so many blocks.
 // Memory: every element is read once and written once, in 16-byte packs, neighbouring lanes on
-// neighbouring packs. Requires: the window of a row has at most lanes * kPacks packs; blockDim.x is
-// a multiple of 32. Short rows that begin within a pack go through tier_warp_staged.cuh.
+// neighbouring packs. Requires: inputs on the packs of the result; the window of a row has at most
+// lanes * kPacks packs; blockDim.x is a multiple of 32. Short rows that begin within a pack go
+// through tier_warp_staged.cuh.
 #ifndef JAXKERNELS_SOFTMAX_TIER_REGISTERS_CUH_
 #define JAXKERNELS_SOFTMAX_TIER_REGISTERS_CUH_
 
@@ -37,7 +38,7 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       view[r] = RowView<Op, kAligned>(args, group_row + offset + r);
-      LoadPacks(pack[r], args, view[r], lane, lanes);
+      LoadPacks<Inputs::kOnPacks>(pack[r], args, view[r], lane, lanes);
     }
 
     // Reduce.

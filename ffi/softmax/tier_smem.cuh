@@ -67,9 +67,13 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
     for (int i = 0; i < Op::kInputs; ++i) {
       Pack<T>* const to = &row_packs[i * slots + index];
       if (i == 0 || Op::kSharesRows) {
-        // As in LoadPack: the one pack that the array does not fill is left to MaskPack.
-        if (view.Present(index) < Pack<T>::kSize) continue;
-        CopyPackAsync(to, reinterpret_cast<const Pack<T>*>(args.in[i]) + view.first + index);
+        // As in LoadPack: a pack that the array does not fill is left to MaskPack.
+        if (!view.IsWhole(index)) continue;
+        if (kAligned || IsPackAligned(args.in[i])) {
+          CopyPackAsync(to, reinterpret_cast<const Pack<T>*>(args.in[i]) + view.first + index);
+        } else {
+          LoadPack<Inputs::kAnywhere>(*to, args.in[i], view, index);
+        }
       } else if constexpr (!Op::kSharesRows) {
         CopyShiftedPack<Op>(to, args.in[i], view, index);
       }

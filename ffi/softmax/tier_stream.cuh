@@ -32,7 +32,7 @@ __global__ void __maxnreg__(kLongRowRegisters)
     OnlineSum<Op> online = {Op::Fill(), 0};
     for (int first = lane; first < view.packs; first += lanes * kUnroll) {
       InputPacks<Op> pack[kUnroll];
-      LoadPacks(pack, args, view, first, lanes);
+      LoadPacks<Inputs::kAnywhere>(pack, args, view, first, lanes);
       MaskAndHidePacks(pack, args, view, first, lanes);
       online.Add(args.op, pack);
     }
@@ -44,13 +44,14 @@ __global__ void __maxnreg__(kLongRowRegisters)
   }
 }
 
-// The result from the statistics of whole rows; `lanes` neighbouring threads share a row.
+// The result from the statistics of whole rows; args.lanes neighbouring threads share a row.
 template <typename Op, bool kAligned>
 __global__ void __maxnreg__(kLongRowRegisters)
-    RowFinishKernel(RowArgs<Op> args, const typename Op::C* statistics, int lanes) {
+    RowFinishKernel(RowArgs<Op> args, const typename Op::C* statistics) {
   using C = typename Op::C;
   using T = typename Op::Storage;
   constexpr int kUnroll = kStreamPacksInFlight / Op::kInputs;
+  const int lanes = args.lanes;
   const int groups = blockDim.x / lanes, lane = threadIdx.x % lanes;
 
   for (int64_t row = int64_t{blockIdx.x} * groups + threadIdx.x / lanes; row < args.rows;
@@ -61,7 +62,7 @@ __global__ void __maxnreg__(kLongRowRegisters)
     const typename Op::Row constants(max, statistics[2 * row + 1]);
     for (int first = lane; first < view.packs; first += lanes * kUnroll) {
       InputPacks<Op> pack[kUnroll];
-      LoadPacks(pack, args, view, first, lanes);
+      LoadPacks<Inputs::kAnywhere>(pack, args, view, first, lanes);
       MaskAndHidePacks(pack, args, view, first, lanes);
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {

@@ -1,18 +1,23 @@
-// Tier `warp`, short rows that begin within a pack: one lane works on a row in the shared memory of
-// its warp.
+// Tier `warp`, short rows that begin within a pack: a warp brings 32 of them into shared memory.
 //
 // Peeling the head and tail of a short row costs more than the row (H200, bfloat16, 33 columns:
-// 0.40 of the copy rate). But 32 rows together, a chunk, begin and end on pack boundaries again.
+// 0.40 of the copy rate). But 32 rows together, a chunk, are whole packs again, from the first to
+// the last, or from `offset` elements into a pack to as many into another.
 //
-// Work split: a warp owns a chunk of 32 consecutive rows and walks the chunks grid-stride. Lane l
-// moves packs l, l + 32,
-//   ... of the chunk and computes row l, so that no lane waits for another in a reduction.
-// Memory: one read and one write per element in 16-byte packs. The asynchronous copies of the
-// warp's next chunk start
-//   as soon as the packs of this one are stored.
-// Banks: lanes are cols elements apart; as cols is no multiple of a pack, at most two of them meet
-// in a bank. Requires: 32 * cols is a multiple of the pack (any cols); shared memory for kInputs
-// chunks a warp.
+// Work split: a warp owns a chunk of 32 consecutive rows and walks the chunks grid-stride.
+//   Lane l moves packs l, l + 32, ... of the chunk.
+//   kRowLanes neighbouring lanes compute a row: one where rows begin all over a pack, so that no
+//   lane waits for another in a reduction; several where all begin at one place of a pack
+//   (StagedRowLanes).
+// Memory: one read and one write per element in 16-byte packs.
+//   The asynchronous copies of the warp's next chunk start as soon as the packs of this one are
+//   stored.
+// Banks: rows are cols elements apart. With one lane a row at most two lanes meet in a bank, as
+//   cols is no multiple of a pack; otherwise as many would as a power of two divides cols, and
+//   several lanes side by side take a row.
+// Requires: 32 * cols is a multiple of the pack (any cols); shared memory for kInputs chunks a
+// warp,
+//   each a pack larger where they begin within one.
 #ifndef JAXKERNELS_SOFTMAX_TIER_WARP_STAGED_CUH_
 #define JAXKERNELS_SOFTMAX_TIER_WARP_STAGED_CUH_
 
@@ -23,140 +28,227 @@
 
 namespace jaxkernels {
 
-// Replaces what row `index` of the array does not see. `row` is its first input; the others follow
-// at distances of `stride`.
+// The places of the 32 rows of a chunk.
+struct ChunkLayout {
+  int cols, offset, size, packs;  // elements of a row, before the first row, of all; packs of all
+
+  __device__ ChunkLayout(int64_t cols, int offset, int pack)
+      : cols(static_cast<int>(cols)),
+        offset(offset),
+        size(kWarpSize * this->cols),
+        packs((size + offset + pack - 1) / pack) {}
+};
+
+// Elements [begin, end) of a pack.
+struct ElementRange {
+  int begin, end;
+};
+
+// Those elements of pack `index` of a chunk that are among its first `count`.
+template <typename T>
+__device__ ElementRange ElementsOfChunk(const ChunkLayout& chunk, int index, int64_t count) {
+  constexpr int kSize = Pack<T>::kSize;
+  const int64_t end = count + chunk.offset - int64_t{index} * kSize;
+  return {index == 0 ? chunk.offset : 0,
+          static_cast<int>(max(min(end, int64_t{kSize}), int64_t{0}))};
+}
+
+// Copies elements of a pack one by one.
+template <typename T>
+__device__ void CopyElements(T* to, const T* from, const ElementRange& range) {
+  for (int j = range.begin; j < range.end; ++j) to[j] = from[j];
+}
+
+// Starts to copy a chunk's pack `index` of every input; asynchronous where input and chunk have the
+// same alignment. `left`: elements of the array from the first of the chunk on.
 template <typename Op>
-__device__ void HideInPlace(const Op& op, int64_t index, typename Op::Storage* row, int cols,
-                            int stride) {
-  const typename Op::View seen = op.ViewOf(index, cols);
-  for (int col = 0; col < cols; ++col) {
-    const bool in_band = col >= seen.begin && col < seen.end;
-    if (in_band && (seen.mask == nullptr || seen.mask[col] != 0)) continue;
+__device__ void FetchChunkPack(const RowArgs<Op>& args, const ChunkLayout& chunk,
+                               Pack<typename Op::Storage>* to, int64_t begin, int64_t left,
+                               int index) {
+  using T = typename Op::Storage;
+  constexpr int kSize = Pack<T>::kSize;
+  // The chunk before this one has the elements before its first pack's, but for the array's first.
+  ElementRange range = ElementsOfChunk<T>(chunk, index, left);
+  if (begin > 0) range.begin = 0;
 #pragma unroll
-    for (int i = 0; i < Op::kInputs; ++i) {
-      row[i * stride + col] = static_cast<typename Op::Storage>(Op::Fill());
+  for (int i = 0; i < Op::kInputs; ++i) {
+    Pack<T>* const target = &to[i * chunk.packs + index];
+    const T* const from = args.in[i] + begin + index * kSize;
+    if (range.begin == 0 && range.end == kSize && IsPackAligned(from)) {
+      CopyPackAsync(target, reinterpret_cast<const Pack<T>*>(from));
+    } else {
+      CopyElements(target->element, from, range);
     }
+  }
+}
+
+// What a lane computes of a row: every kRowLanes-th element, from its own on.
+template <typename Op, int kRowLanes>
+class StagedRow {
+  using T = typename Op::Storage;
+  using C = ComputeType<T>;
+  static constexpr int kGroup = 4;  // elements that a lane works on together
+  static constexpr bool kKeep = Op::kKeepsTerm && sizeof(T) == sizeof(C);
+
+ public:
+  // `first`: element of the first input; those of the others follow at distances of `stride`.
+  __device__ StagedRow(const Op& op, T* first, int count, int stride)
+      : op_(op), first_(first), count_(count), stride_(stride) {}
+
+  // Replaces what row `index` of the array does not see. The lane's elements begin at `column`.
+  __device__ void Hide(int64_t index, int64_t cols, int column) {
+    const typename Op::View seen = op_.ViewOf(index, cols);
+    for (int k = 0; k < count_; ++k, column += kRowLanes) {
+      const bool in_band = column >= seen.begin && column < seen.end;
+      if (in_band && (seen.mask == nullptr || seen.mask[column] != 0)) continue;
+#pragma unroll
+      for (int i = 0; i < Op::kInputs; ++i) At(k, i) = static_cast<T>(Op::Fill());
+    }
+  }
+
+  __device__ C MaxOfLane() {
+    C max = Op::Fill();
+    ForGroups([&](auto whole, int k) {
+      C value[kGroup][Op::kInputs];
+      Gather(whole, k, value);
+      max = Max(max, MaxOf(op_, value));
+    });
+    return max;
+  }
+
+  __device__ C SumOfLane(C max) {
+    C sum = 0;
+    ForGroups([&](auto whole, int k) {
+      C value[kGroup][Op::kInputs], term[kGroup];
+      Gather(whole, k, value);
+      sum += SumOf(op_, value, max, term);
+      if constexpr (kKeep) Scatter(whole, k, term);
+    });
+    return sum;
+  }
+
+  __device__ void FinishInPlace(const typename Op::Row& constants) {
+    ForGroups([&](auto whole, int k) {
+      C value[kGroup][Op::kInputs], result[kGroup];
+      Gather(whole, k, value);
+#pragma unroll
+      for (int j = 0; j < kGroup; ++j) {
+        if constexpr (kKeep) {
+          result[j] = op_.FinishTerm(value[j][0], constants);
+        } else {
+          result[j] = op_.Finish(value[j], constants);
+        }
+      }
+      Scatter(whole, k, result);
+    });
+  }
+
+ private:
+  __device__ T& At(int k, int input) const { return first_[input * stride_ + k * kRowLanes]; }
+
+  // Groups of elements; whole: the lane has all of them.
+  template <typename Body>
+  __device__ void ForGroups(Body body) const {
+    int k = 0;
+#pragma unroll 2
+    for (; k + kGroup <= count_; k += kGroup) body(std::true_type(), k);
+    if (k < count_) body(std::false_type(), k);
+  }
+
+  template <typename Whole>
+  __device__ void Gather(Whole, int k, C (&value)[kGroup][Op::kInputs]) const {
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) {
+#pragma unroll
+      for (int i = 0; i < Op::kInputs; ++i) {
+        value[j][i] = Whole::value || k + j < count_ ? static_cast<C>(At(k + j, i)) : Op::Fill();
+      }
+    }
+  }
+
+  template <typename Whole>
+  __device__ void Scatter(Whole, int k, const C (&value)[kGroup]) const {
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) {
+      if (Whole::value || k + j < count_) At(k + j, 0) = static_cast<T>(value[j]);
+    }
+  }
+
+  const Op& op_;
+  T* first_;
+  int count_, stride_;
+};
+
+// Computes the rows of a chunk that lies in shared memory from `element` on, in place.
+// `first_row`: of the chunk, in the array.
+template <int kRowLanes, typename Op>
+__device__ void ComputeChunk(const RowArgs<Op>& args, const ChunkLayout& chunk,
+                             typename Op::Storage* element, int64_t first_row) {
+  using C = typename Op::C;
+  using T = typename Op::Storage;
+  constexpr int kRowsAtOnce = kWarpSize / kRowLanes;
+  const int lane = threadIdx.x % kWarpSize, column = lane % kRowLanes;
+#pragma unroll 1
+  for (int row = lane / kRowLanes; row < kWarpSize; row += kRowsAtOnce) {
+    StagedRow<Op, kRowLanes> part(args.op, element + chunk.offset + row * chunk.cols + column,
+                                  (chunk.cols - column + kRowLanes - 1) / kRowLanes,
+                                  chunk.packs * Pack<T>::kSize);
+    if constexpr (Op::kHides) {
+      if (first_row + row < args.rows) part.Hide(first_row + row, args.cols, column);
+    }
+    C max = Op::Fill();
+    if constexpr (Op::kUsesMax) {
+      max = GroupAllReduce<MaxReduction<C>, kRowLanes>(part.MaxOfLane());
+      max = Op::Reference(max);
+    }
+    const C sum = GroupAllReduce<SumReduction<C>, kRowLanes>(part.SumOfLane(max));
+    part.FinishInPlace(typename Op::Row(max, sum));
   }
 }
 
 template <typename Op>
 __global__ void __launch_bounds__(kStagedTierThreads) WarpStagedTierKernel(RowArgs<Op> args) {
   using T = typename Op::Storage;
-  using C = ComputeType<T>;
-  constexpr int kGroup = 4;  // elements of a row that a lane works on together
-  constexpr bool kKeep = Op::kKeepsTerm && sizeof(T) == sizeof(C);
+  constexpr int kSize = Pack<T>::kSize;
   extern __shared__ __align__(kPackBytes) unsigned char dynamic_smem[];
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const int warps_per_block = blockDim.x / kWarpSize;
-  const int cols = static_cast<int>(args.cols);
-  const int chunk_size = kWarpSize * cols;
-  const int chunk_packs = chunk_size / Pack<T>::kSize;
-  Pack<T>* const chunk_pack =
-      reinterpret_cast<Pack<T>*>(dynamic_smem) + warp * Op::kInputs * chunk_packs;
-  T* const chunk_element = reinterpret_cast<T*>(chunk_pack);
+  const ChunkLayout chunk(args.cols, args.offset, kSize);
+  Pack<T>* const pack = reinterpret_cast<Pack<T>*>(dynamic_smem) + warp * Op::kInputs * chunk.packs;
   const int64_t total = args.rows * args.cols;
 
-  // Elements that the array has in pack `p` of the chunk that begins at element `begin`.
-  const auto present = [&](int64_t begin, int p) {
-    const int64_t left = total - (begin + p * Pack<T>::kSize);
-    return static_cast<int>(left < 0 ? 0 : left < Pack<T>::kSize ? left : Pack<T>::kSize);
-  };
-  const auto start_copy = [&](int64_t begin, int p) {
-    const int count = present(begin, p);
-#pragma unroll
-    for (int i = 0; i < Op::kInputs; ++i) {
-      Pack<T>& to = chunk_pack[i * chunk_packs + p];
-      const auto* const from = reinterpret_cast<const Pack<T>*>(args.in[i] + begin) + p;
-      if (count == Pack<T>::kSize) {
-        CopyPackAsync(&to, from);
-      } else {
-        for (int j = 0; j < count; ++j) to.element[j] = from->element[j];
-      }
-    }
-  };
-  // Elements [col, col + kGroup) of this lane's row; kWhole: all of them are within it.
-  T* const row = chunk_element + lane * cols;
-  const auto gather = [&](auto whole, int col, C(&value)[kGroup][Op::kInputs]) {
-#pragma unroll
-    for (int j = 0; j < kGroup; ++j) {
-#pragma unroll
-      for (int i = 0; i < Op::kInputs; ++i) {
-        value[j][i] = decltype(whole)::value || col + j < cols
-                          ? static_cast<C>(row[i * chunk_size + col + j])
-                          : Op::Fill();
-      }
-    }
-  };
-  const auto scatter = [&](auto whole, int col, const C(&value)[kGroup]) {
-#pragma unroll
-    for (int j = 0; j < kGroup; ++j) {
-      if (decltype(whole)::value || col + j < cols) row[col + j] = static_cast<T>(value[j]);
-    }
-  };
-  const auto for_groups = [&](auto body) {
-    int col = 0;
-#pragma unroll 2
-    for (; col + kGroup <= cols; col += kGroup) body(std::true_type(), col);
-    if (col < cols) body(std::false_type(), col);
-  };
-
-  const int64_t step = static_cast<int64_t>(gridDim.x) * warps_per_block * chunk_size;
-  int64_t begin = (static_cast<int64_t>(blockIdx.x) * warps_per_block + warp) * chunk_size;
-  for (int p = lane; p < chunk_packs; p += kWarpSize) start_copy(begin, p);
-
+  const int64_t step = static_cast<int64_t>(gridDim.x) * warps_per_block * chunk.size;
+  int64_t begin = (static_cast<int64_t>(blockIdx.x) * warps_per_block + warp) * chunk.size;
+  for (int p = lane; p < chunk.packs; p += kWarpSize) {
+    FetchChunkPack(args, chunk, pack, begin, total - begin, p);
+  }
   for (; begin < total; begin += step) {
     // Load.
     WaitForCopies();
     __syncwarp();
-    if constexpr (Op::kHides) {
-      const int64_t index = begin / cols + lane;
-      if (index < args.rows) HideInPlace(args.op, index, row, cols, chunk_size);
-    }
 
-    // Reduce.
-    C max = Op::Fill(), sum = 0;
-    if constexpr (Op::kUsesMax) {
-      for_groups([&](auto whole, int col) {
-        C value[kGroup][Op::kInputs];
-        gather(whole, col, value);
-        max = Max(max, MaxOf(args.op, value));
-      });
-      max = Op::Reference(max);
+    // Reduce, and finish in place.
+    const int64_t first_row = begin / chunk.cols;
+    if (args.lanes == 1) {
+      ComputeChunk<1>(args, chunk, pack->element, first_row);
+    } else if (args.lanes < kWarpSize) {
+      ComputeChunk<kFewStagedLanes>(args, chunk, pack->element, first_row);
+    } else {
+      ComputeChunk<kWarpSize>(args, chunk, pack->element, first_row);
     }
-    for_groups([&](auto whole, int col) {
-      C value[kGroup][Op::kInputs], term[kGroup];
-      gather(whole, col, value);
-      sum += SumOf(args.op, value, max, term);
-      if constexpr (kKeep) scatter(whole, col, term);
-    });
-
-    // Finish in place.
-    const typename Op::Row constants(max, sum);
-    for_groups([&](auto whole, int col) {
-      C value[kGroup][Op::kInputs], result[kGroup];
-      gather(whole, col, value);
-#pragma unroll
-      for (int j = 0; j < kGroup; ++j) {
-        if constexpr (kKeep) {
-          result[j] = args.op.FinishTerm(value[j][0], constants);
-        } else {
-          result[j] = args.op.Finish(value[j], constants);
-        }
-      }
-      scatter(whole, col, result);
-    });
 
     // Store, and fetch the next chunk into the places that become free.
     __syncwarp();
-    for (int p = lane; p < chunk_packs; p += kWarpSize) {
-      T* const target = args.out + begin + p * Pack<T>::kSize;
-      const int count = present(begin, p);
-      if (count == Pack<T>::kSize) {
-        *reinterpret_cast<Pack<T>*>(target) = chunk_pack[p];
+    for (int p = lane; p < chunk.packs; p += kWarpSize) {
+      T* const target = args.out + begin + p * kSize;
+      const ElementRange own =
+          ElementsOfChunk<T>(chunk, p, min(int64_t{chunk.size}, total - begin));
+      if (own.begin == 0 && own.end == kSize) {
+        *reinterpret_cast<Pack<T>*>(target) = pack[p];
       } else {
-        for (int j = 0; j < count; ++j) target[j] = chunk_pack[p].element[j];
+        CopyElements(target, pack[p].element, own);
       }
-      start_copy(begin + step, p);
+      FetchChunkPack(args, chunk, pack, begin + step, total - begin - step, p);
     }
   }
 }
