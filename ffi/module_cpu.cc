@@ -29,15 +29,15 @@ namespace {
 
 nb::dict Registrations() {
   return RegistrationsOf({
-      {"jaxkernels_softmax_fwd", JaxkernelsSoftmaxFwdCpu},
-      {"jaxkernels_log_softmax_fwd", JaxkernelsLogSoftmaxFwdCpu},
-      {"jaxkernels_softmax_grad", JaxkernelsSoftmaxGradCpu},
-      {"jaxkernels_log_softmax_grad", JaxkernelsLogSoftmaxGradCpu},
-      {"jaxkernels_log_softmax_jvp", JaxkernelsLogSoftmaxJvpCpu},
-      {"jaxkernels_masked_softmax_fwd", JaxkernelsMaskedSoftmaxFwdCpu},
-      {"jaxkernels_masked_softmax_grad", JaxkernelsMaskedSoftmaxGradCpu},
-      {"jaxkernels_row_statistics", JaxkernelsRowStatisticsCpu},
-      {"jaxkernels_row_finish", JaxkernelsRowFinishCpu},
+      Target::Of<JaxkernelsSoftmaxFwdCpu>("jaxkernels_softmax_fwd"),
+      Target::Of<JaxkernelsLogSoftmaxFwdCpu>("jaxkernels_log_softmax_fwd"),
+      Target::Of<JaxkernelsSoftmaxGradCpu>("jaxkernels_softmax_grad"),
+      Target::Of<JaxkernelsLogSoftmaxGradCpu>("jaxkernels_log_softmax_grad"),
+      Target::Of<JaxkernelsLogSoftmaxJvpCpu>("jaxkernels_log_softmax_jvp"),
+      Target::Of<JaxkernelsMaskedSoftmaxFwdCpu>("jaxkernels_masked_softmax_fwd"),
+      Target::Of<JaxkernelsMaskedSoftmaxGradCpu>("jaxkernels_masked_softmax_grad"),
+      Target::Of<JaxkernelsRowStatisticsCpu>("jaxkernels_row_statistics"),
+      Target::Of<JaxkernelsRowFinishCpu>("jaxkernels_row_finish"),
   });
 }
 

@@ -33,16 +33,16 @@ namespace {
 
 nb::dict Registrations() {
   return RegistrationsOf({
-      {"jaxkernels_softmax_fwd", JaxkernelsSoftmaxFwdCuda},
-      {"jaxkernels_log_softmax_fwd", JaxkernelsLogSoftmaxFwdCuda},
-      {"jaxkernels_softmax_grad", JaxkernelsSoftmaxGradCuda},
-      {"jaxkernels_log_softmax_grad", JaxkernelsLogSoftmaxGradCuda},
-      {"jaxkernels_log_softmax_jvp", JaxkernelsLogSoftmaxJvpCuda},
-      {"jaxkernels_masked_softmax_fwd", JaxkernelsMaskedSoftmaxFwdCuda},
-      {"jaxkernels_masked_softmax_grad", JaxkernelsMaskedSoftmaxGradCuda},
-      {"jaxkernels_row_statistics", JaxkernelsRowStatisticsCuda},
-      {"jaxkernels_row_finish", JaxkernelsRowFinishCuda},
-      {"jaxkernels_sgemm", JaxkernelsSgemmCuda},
+      Target::Of<JaxkernelsSoftmaxFwdCuda>("jaxkernels_softmax_fwd"),
+      Target::Of<JaxkernelsLogSoftmaxFwdCuda>("jaxkernels_log_softmax_fwd"),
+      Target::Of<JaxkernelsSoftmaxGradCuda>("jaxkernels_softmax_grad"),
+      Target::Of<JaxkernelsLogSoftmaxGradCuda>("jaxkernels_log_softmax_grad"),
+      Target::Of<JaxkernelsLogSoftmaxJvpCuda>("jaxkernels_log_softmax_jvp"),
+      Target::Of<JaxkernelsMaskedSoftmaxFwdCuda>("jaxkernels_masked_softmax_fwd"),
+      Target::Of<JaxkernelsMaskedSoftmaxGradCuda>("jaxkernels_masked_softmax_grad"),
+      Target::Of<JaxkernelsRowStatisticsCuda>("jaxkernels_row_statistics"),
+      Target::Of<JaxkernelsRowFinishCuda>("jaxkernels_row_finish"),
+      Target::Of<JaxkernelsSgemmCuda>("jaxkernels_sgemm"),
   });
 }
 

@@ -11,6 +11,7 @@
 #include <memory>
 #include <utility>
 
+#include "common/guard.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxkernels {
@@ -34,7 +35,8 @@ inline constexpr int64_t kMaxChunkBytes = 8 * 1024 * 1024;
 inline constexpr int64_t kChunksPerThread = 4;
 
 // Calls body(begin, end) on ranges that together cover [0, rows) once each; the future is ready
-// when all have returned. `row_bytes` is what one row reads and writes.
+// when all have returned, and an error if one has thrown. `row_bytes` is what one row reads and
+// writes.
 //
 // The caller works too and never waits for another thread, so that a pool without a free thread
 // costs time and not a deadlock: a chunk belongs to whichever thread takes it first.
@@ -62,8 +64,7 @@ xla::ffi::Future ParallelFor(xla::ffi::ThreadPool& pool, int64_t rows, int64_t r
         const int64_t chunk = next.fetch_add(1, std::memory_order_relaxed);
         if (chunk >= chunks) return;
         const int64_t begin = chunk * chunk_rows;
-        body(begin, std::min(rows, begin + chunk_rows));
-        left.CountDown();
+        left.CountDown(ThrownBy([&] { body(begin, std::min(rows, begin + chunk_rows)); }));
       }
     }
 
@@ -75,9 +76,11 @@ xla::ffi::Future ParallelFor(xla::ffi::ThreadPool& pool, int64_t rows, int64_t r
   // Shared, because a thread may arrive when all is done and the handler long gone.
   auto work = std::make_shared<Work>(std::move(body), rows, chunk_rows, chunks);
   xla::ffi::Future future(work->left);
-  for (int64_t i = 1; i < threads; ++i) {
-    pool.Schedule([work] { work->Run(); });
-  }
+  // From here on nothing may throw: XLA would take its buffers back while other threads write to
+  // them. A thread that cannot be asked costs time only.
+  ThrownBy([&] {
+    for (int64_t i = 1; i < threads; ++i) pool.Schedule([work] { work->Run(); });
+  });
   work->Run();
   return future;
 }

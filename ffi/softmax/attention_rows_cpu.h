@@ -88,7 +88,7 @@ JK_INLINE void ForRows(const CpuRows& all, const MaskedRows& attention, int64_t 
   for (int64_t first = begin; first < end; first += step) {
     const int64_t rows = std::min(step, end - first);
     // Rows in company are all of one length; a long row is as long as its band.
-    ColumnRange range = {0, cols};
+    ColumnRange range = {0, static_cast<int>(cols)};
     if (step == 1) range = attention.ColumnsOf(first, cols);
     const int64_t n = range.end - range.begin;
     bool sees[kLanes];
