@@ -1,6 +1,7 @@
 """Runs every tier and every rung on small, odd and large shapes; test_sanitizer.py runs it under compute-sanitizer.
 
-Only our kernels run: inputs come from the host and every program is a few custom calls. Arguments: the dtypes of rows.
+Only our kernels run: inputs come from the host and every program is a few custom calls. Arguments: the dtypes of rows,
+and --as-arguments, which gives programs their operands as arguments instead of constants.
 """
 
 import functools
@@ -11,6 +12,7 @@ import gemm_cases
 import jax
 import masked_cases
 import row_parts_cases
+import slice_cases
 from masked_cases import case
 
 from jaxkernels import _validate
@@ -99,17 +101,27 @@ def sweep_rows(dtype):
     return count
 
 
-def main(dtypes):
+def sweep_slices(dtype):
+    """Operands that begin anywhere within 16 bytes: rows that are staged, gathered, and in parts."""
+    shapes = ((35, 3), (35, 8), (33, 64), (5, 1024), (2, 20001))
+    for shape in shapes:
+        slice_cases.check_at_every_offset(dtype, shape)
+    return len(shapes)
+
+
+def main(dtypes, as_arguments):
     assert jax.default_backend() == "gpu"
-    cases.all_operations = with_constants(cases.all_operations)
-    masked_cases.results_of = with_constants(masked_cases.results_of)
-    gemm_cases.sgemm_all = with_constants(gemm_cases.sgemm_all)
-    row_parts_cases.results_of = with_constants(row_parts_cases.results_of)
+    if not as_arguments:
+        cases.all_operations = with_constants(cases.all_operations)
+        masked_cases.results_of = with_constants(masked_cases.results_of)
+        gemm_cases.sgemm_all = with_constants(gemm_cases.sgemm_all)
+        row_parts_cases.results_of = with_constants(row_parts_cases.results_of)
     count = sweep_products()
     for dtype in dtypes:
-        count += sweep_parts(dtype) + sweep_rows(dtype)
+        count += sweep_parts(dtype) + sweep_slices(dtype) + sweep_rows(dtype)
     print(f"{count} shapes right")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    flags = {"--as-arguments"} & {*sys.argv}
+    main([a for a in sys.argv[1:] if a not in flags], bool(flags))

@@ -7,9 +7,9 @@
 // is the run of aligned packs that covers it: the first pack may begin with elements of the
 // previous row (the head) and the last may end with elements of the next one (the tail). Whole
 // packs are loaded, foreign elements are masked, and of the first and last pack only the row's own
-// elements are stored. Where the result itself begins within a pack, `offset` elements into it, a
-// base pointer is that many elements before its array, so that the packs of the result are aligned.
-// Those of an input that begins elsewhere within a pack than the result are not, and are gathered.
+// elements are stored. Where the result itself begins within a pack, `offset` elements into it,
+// base pointers are that many elements before their arrays, so that its packs are aligned, and its
+// first pack begins before it. Inputs whose packs are not aligned then are gathered (LoadPack).
 #ifndef JAXKERNELS_COMMON_PACK_CUH_
 #define JAXKERNELS_COMMON_PACK_CUH_
 
@@ -38,12 +38,12 @@ template <typename T, bool kAligned>
 struct RowWindow {
   static constexpr int kSize = Pack<T>::kSize;
 
-  int64_t first = 0;  // index of the first pack, counted from the base pointer
-  int packs = 0;      // none for a row past the end
-  int lead = 0;       // packs at the front that are not the row's (see StartAtLine)
-  int head = 0;       // elements of pack `lead` that belong to the previous row
-  int tail = kSize;   // elements of the last pack before the next row begins
-  bool has_first = true, has_last = true;  // whether the array has all of the first, the last pack
+  int64_t first = 0;    // index of the first pack, counted from the base pointer
+  int packs = 0;        // none for a row past the end
+  int lead = 0;         // packs at the front that are not the row's (see StartAtLine)
+  int head = 0;         // elements of pack `lead` that belong to the previous row
+  int tail = kSize;     // elements of the last pack before the next row begins
+  int present = kSize;  // elements of the last pack that the array has: all, but at its end
 
   RowWindow() = default;
   // Requires: row < rows.
@@ -59,8 +59,8 @@ struct RowWindow {
       head = static_cast<int>(begin % kSize);
       tail = static_cast<int>(begin + cols - last * kSize);
       // Not of the last row alone: rows shorter than a pack share the array's last pack.
-      has_first = first > 0 || offset == 0;
-      has_last = (last + 1) * kSize <= rows * cols + offset;
+      const int64_t left = rows * cols + offset - last * kSize;
+      if (left < kSize) present = static_cast<int>(left);
     }
   }
 
@@ -77,7 +77,7 @@ struct RowWindow {
     first += begin;
     lead -= begin;
     packs = max(packs - begin, 0);
-    if (packs > count) packs = count, tail = kSize, has_last = true;
+    if (packs > count) packs = count, tail = present = kSize;
   }
 
   __device__ bool Has(int index) const {
@@ -90,9 +90,9 @@ struct RowWindow {
   // The row's elements of pack `index` are [Begin, End).
   __device__ int Begin(int index) const { return index == lead ? head : 0; }
   __device__ int End(int index) const { return index == packs - 1 ? tail : kSize; }
-  // Whether the array has all of pack `index`.
-  __device__ bool IsWhole(int index) const {
-    return kAligned || ((has_first || index != lead) && (has_last || index != packs - 1));
+  // The array's elements of pack `index` are [0, Present).
+  __device__ int Present(int index) const {
+    return !kAligned && index == packs - 1 ? present : kSize;
   }
 };
 
@@ -176,20 +176,22 @@ __device__ inline bool IsPackAligned(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % kPackBytes == 0;
 }
 
-// Whether the packs of an input may lie elsewhere than those of the result. Kernels that hold many
-// packs in registers are given no such input (plan.h): to gather packs, too, takes more registers.
+// Whether the packs of an input may lie elsewhere than those of the result. Most kernels are given
+// no such input (plan.h): to be able to gather costs registers and time even where nothing is
+// gathered. H200, rows of odd lengths, with and without (2026-11): 3 to 12 percent.
 enum class Inputs { kOnPacks, kAnywhere };
 
-// Loads pack `index` of a window. A pack that the array does not fill is left to MaskPack, so that
-// this is a plain predicated load and many can be in flight.
+// Loads pack `index` of a window. The one pack that the array does not fill at its end is left to
+// MaskPack, so that this is a plain predicated load and many can be in flight. (Before its first
+// element the 16 bytes of that element are read, whosever they are.)
 template <Inputs kInputs, typename T, bool kAligned>
 __device__ void LoadPack(Pack<T>& pack, const T* base, const RowWindow<T, kAligned>& window,
                          int index) {
-  if (!window.IsWhole(index)) return;
-  if (kAligned || kInputs == Inputs::kOnPacks || IsPackAligned(base)) {
+  if (kInputs == Inputs::kAnywhere && !kAligned && !IsPackAligned(base)) {
+    const int begin = window.Begin(index), end = min(window.End(index), window.Present(index));
+    GatherPack(&pack, base + (window.first + index) * Pack<T>::kSize, begin, end, T());
+  } else if (window.Present(index) == Pack<T>::kSize) {
     CopyPack(&pack, base, window.first + index);
-  } else {
-    GatherPack(&pack, base + (window.first + index) * Pack<T>::kSize, 0, Pack<T>::kSize, T());
   }
 }
 
@@ -199,7 +201,7 @@ __device__ void MaskPack(Pack<T>& pack, const T* base, const RowWindow<T, kAlign
                          int index, T fill) {
   if (!window.IsPartial(index)) return;
   const int begin = window.Begin(index), end = window.End(index);
-  if (window.IsWhole(index)) {
+  if (window.Present(index) == Pack<T>::kSize) {
     KeepElements(pack, begin, end, fill);
   } else {
     GatherPack(&pack, base + (window.first + index) * Pack<T>::kSize, begin, end, fill);

@@ -46,7 +46,10 @@ RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
     case Tier::kWarp: {
       constexpr auto kShapes = std::make_integer_sequence<int, kWarpShapeCount>();
       if constexpr (Op::kSharesRows) {
-        if (plan.staged) return &WarpStagedTierKernel<Op>;
+        if (plan.staged) {
+          return plan.on_packs ? &WarpStagedTierKernel<Op, Inputs::kOnPacks>
+                               : &WarpStagedTierKernel<Op, Inputs::kAnywhere>;
+        }
       }
       return plan.aligned ? FindWarpKernel<Op, true>(plan.warp_shape, kShapes)
                           : FindWarpKernel<Op, false>(plan.warp_shape, kShapes);

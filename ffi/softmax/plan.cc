@@ -149,18 +149,29 @@ void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const De
   plan.grid_blocks = std::max<int64_t>(plan.batches.CountWorkers(problem.rows), 1) * row.blocks;
 }
 
-// A row that would fit keeps nothing: the tier was asked for, so it shows what two reads cost.
-void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits, bool row_fits,
-                       SoftmaxPlan& plan) {
+// Keeps up to `kept_packs` of a row.
+void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits,
+                       int64_t kept_packs, int threads, SoftmaxPlan& plan) {
   const int pack_bytes = kPlanPackBytes * InputsOf(problem.operation);
+  const int64_t room = SmemRoom(plan.pack, limits) / pack_bytes;
   plan.tier = Tier::kBlockUncached;
-  plan.kept_packs = row_fits ? 0 : SmemRoom(plan.pack, limits) / pack_bytes;
+  plan.kept_packs = static_cast<int>(std::min(kept_packs, room));
   plan.smem_bytes = plan.kept_packs * pack_bytes;
-  plan.block_threads = kUncachedThreads;
+  plan.block_threads = threads;
   plan.lanes = plan.block_threads;
-  plan.blocks_per_sm =
-      BlocksPerSm(kUncachedThreads, plan.smem_bytes, kLongRowRegisters, plan.pack, limits);
+  plan.blocks_per_sm = BlocksPerSm(threads, plan.smem_bytes, kLongRowRegisters, plan.pack, limits);
   plan.grid_blocks = GridBlocks(problem.rows, plan.blocks_per_sm, limits);
+}
+
+// Rows of inputs that are gathered: as many threads as have the row in flight at once.
+void PlanGathered(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
+  const int64_t packs = SmemSlots(MaxPacksOfRow(problem.cols, plan.pack, problem.offset), 1);
+  const int packs_of_warp = 32 * (kUncachedPacksInFlight / InputsOf(problem.operation));
+  const int64_t threads = 32 * CeilDiv(packs, packs_of_warp);
+  PlanBlockUncached(
+      problem, limits, packs,
+      static_cast<int>(std::clamp<int64_t>(threads, kLeastGatheringThreads, kUncachedThreads)),
+      plan);
 }
 
 // The parts of an operation: nothing is kept, so that rows of any length go one way.
@@ -184,8 +195,8 @@ SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& 
   const int inputs = InputsOf(problem.operation);
   plan.pack = kPlanPackBytes / ByteWidth(problem.dtype);
   plan.offset = problem.offset;
-  plan.aligned = problem.cols % plan.pack == 0 && problem.offset == 0 && !problem.shifted &&
-                 problem.broadcast_aligned;
+  plan.on_packs = problem.offset == 0 && !problem.shifted;
+  plan.aligned = problem.cols % plan.pack == 0 && plan.on_packs && problem.broadcast_aligned;
   const int64_t packs = MaxPacksOfRow(problem.cols, plan.pack, problem.offset);
   // The kernels count packs in 32 bits and stride over them by some thousands.
   if (packs > INT32_MAX - (1 << 16))
@@ -201,11 +212,18 @@ SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& 
   plan.warp_shape = FindWarpShape(packs, plan.pack, inputs, Hides(problem.operation), plan.aligned);
   const bool stages = !plan.aligned && SharesRows(problem.operation) &&
                       StagedWarpBytes(problem) <= kStagedWarpBytes;
-  // Kernels that keep a row in registers gather no input (pack.cuh).
-  const bool warp_fits = stages || (!problem.shifted && plan.warp_shape >= 0);
-  const int rows_of_blocks = problem.shifted ? 0 : RowsOfBlocks(problem, plan.pack, limits);
+  const bool warp_fits = stages || plan.warp_shape >= 0;
+  const int rows_of_blocks = RowsOfBlocks(problem, plan.pack, limits);
 
   Tier tier = problem.tier;
+  if (problem.shifted && !stages) {
+    if (tier != Tier::kAuto && tier != Tier::kBlockUncached) {
+      return {{}, "the tier needs inputs that begin where the result does within 16 bytes"};
+    }
+    plan.warp_shape = -1;
+    PlanGathered(problem, limits, plan);
+    return {plan, ""};
+  }
   if (tier == Tier::kAuto) {
     const bool takes_block =
         rows_of_blocks >= kLeastRowsOfBlocks && PrefersBlock(problem.operation, plan.aligned);
@@ -262,7 +280,9 @@ SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& 
       PlanSharedRow(problem, of_cluster, limits, plan);
       break;
     default:
-      PlanBlockUncached(problem, limits, of_block.blocks > 0, plan);
+      // A row that would fit keeps nothing: the tier was asked for, so it shows what two reads
+      // cost.
+      PlanBlockUncached(problem, limits, of_block.blocks > 0 ? 0 : INT32_MAX, kUncachedThreads, plan);
   }
   return {plan, ""};
 }

@@ -137,6 +137,8 @@ inline constexpr int kClusterBlocks[] = {2, 4, 8, 16};
 inline constexpr int kLeastSharesOfCluster = 4;
 inline constexpr int kPortableClusterBlocks = 8;  // every GPU with clusters takes them unasked
 inline constexpr int kUncachedThreads = 1024;
+inline constexpr int kUncachedPacksInFlight = 4;   // of a thread, over all inputs
+inline constexpr int kLeastGatheringThreads = 64;  // where it serves rows of shifted inputs
 // The tier `stream`, of the parts of an operation: threads of a block, packs that a thread has in
 // flight over all inputs, and the packs of a row up to which so many lanes of a warp serve it
 // instead of a block. H200, statistics of log-softmax, bfloat16, fraction of the copy rate
@@ -191,6 +193,7 @@ struct SoftmaxPlan {
   Tier tier = Tier::kAuto;
   int pack = 0;             // elements moved by one 16-byte access
   bool aligned = false;     // every row of every array begins at a pack boundary
+  bool on_packs = true;     // all arrays of the result's shape begin at a pack boundary
   int offset = 0;           // elements of a pack before the first row of the result
   bool staged = false;      // short misaligned rows in the warp tier, through shared memory
   int warp_shape = -1;      // index into kWarpShapes; warp tier only
@@ -207,11 +210,12 @@ struct SoftmaxPlan {
 
   bool operator==(const SoftmaxPlan& o) const {
     return part == o.part && tier == o.tier && pack == o.pack && aligned == o.aligned &&
-           offset == o.offset && staged == o.staged && warp_shape == o.warp_shape &&
-           lanes == o.lanes && packs_per_lane == o.packs_per_lane && kept_packs == o.kept_packs &&
-           rows_per_access == o.rows_per_access && cluster_blocks == o.cluster_blocks &&
-           block_threads == o.block_threads && grid_blocks == o.grid_blocks &&
-           batches == o.batches && smem_bytes == o.smem_bytes && blocks_per_sm == o.blocks_per_sm;
+           on_packs == o.on_packs && offset == o.offset && staged == o.staged &&
+           warp_shape == o.warp_shape && lanes == o.lanes && packs_per_lane == o.packs_per_lane &&
+           kept_packs == o.kept_packs && rows_per_access == o.rows_per_access &&
+           cluster_blocks == o.cluster_blocks && block_threads == o.block_threads &&
+           grid_blocks == o.grid_blocks && batches == o.batches && smem_bytes == o.smem_bytes &&
+           blocks_per_sm == o.blocks_per_sm;
   }
 };
 
@@ -238,8 +242,8 @@ struct SoftmaxProblem {
   Tier tier = Tier::kAuto;  // kAuto lets the policy choose
   Part part = Part::kWhole;
   int offset = 0;        // elements of a pack before the result (else the first input) begins
-  bool shifted = false;  // whether an input of the result's shape begins elsewhere within a pack
-  bool broadcast_aligned = true;  // whether a mask and a bias begin at a pack boundary
+  bool shifted = false;  // an input of its shape begins elsewhere within a pack: it is gathered
+  bool broadcast_aligned = true;  // a mask and a bias begin at a pack boundary
 };
 
 // A plan, or why there is none.

@@ -35,7 +35,8 @@ std::string ToString(const SoftmaxPlan& plan) {
           ? ""
           : "part='" + std::string(kPartNames[static_cast<int>(plan.part)]) + "', ";
   return "SoftmaxPlan(" + part + "tier='" + std::string(TierName(plan.tier)) + "'" +
-         field("pack", plan.pack) + flag("aligned", plan.aligned) + field("offset", plan.offset) +
+         field("pack", plan.pack) + flag("aligned", plan.aligned) +
+         flag("on_packs", plan.on_packs) + field("offset", plan.offset) +
          flag("staged", plan.staged) + field("lanes", plan.lanes) +
          field("packs_per_lane", plan.packs_per_lane) + field("kept_packs", plan.kept_packs) +
          field("rows_per_access", plan.rows_per_access) +

@@ -1,5 +1,5 @@
 // Tier `block_uncached`: the row does not fit; a block reads it twice, but for the part that it can
-// keep.
+// keep. It also serves rows whose inputs begin elsewhere within a pack than the result.
 //
 // Work split: thread t owns packs t, t + blockDim.x, ... of the window; a block walks the rows
 // grid-stride. Memory: two reads and one write per element at most, because maximum and sum are
@@ -15,9 +15,6 @@
 #include "softmax/plan.h"
 
 namespace jaxkernels {
-
-// Packs that a thread has in flight, over all inputs.
-inline constexpr int kUncachedPacksInFlight = 4;
 
 template <typename Op, bool kAligned>
 __global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<Op> args) {

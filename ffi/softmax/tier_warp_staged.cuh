@@ -28,15 +28,18 @@
 
 namespace jaxkernels {
 
-// The places of the 32 rows of a chunk.
+// The places of the 32 rows of a chunk. kPlace: kOnPacks if they and their operands begin at a
+// pack.
+template <Inputs kPlace>
 struct ChunkLayout {
-  int cols, offset, size, packs;  // elements of a row, before the first row, of all; packs of all
+  int cols, size, packs;  // elements of a row, and of all; packs of all
+  int first;              // elements before the first row
 
   __device__ ChunkLayout(int64_t cols, int offset, int pack)
-      : cols(static_cast<int>(cols)),
-        offset(offset),
-        size(kWarpSize * this->cols),
-        packs((size + offset + pack - 1) / pack) {}
+      : cols(static_cast<int>(cols)), size(kWarpSize * this->cols), first(offset) {
+    packs = (size + Offset() + pack - 1) / pack;
+  }
+  __device__ int Offset() const { return kPlace == Inputs::kOnPacks ? 0 : first; }
 };
 
 // Elements [begin, end) of a pack.
@@ -45,12 +48,14 @@ struct ElementRange {
 };
 
 // Those elements of pack `index` of a chunk that are among its first `count`.
-template <typename T>
-__device__ ElementRange ElementsOfChunk(const ChunkLayout& chunk, int index, int64_t count) {
+template <typename T, Inputs kPlace>
+__device__ ElementRange ElementsOfChunk(const ChunkLayout<kPlace>& chunk, int index,
+                                        int64_t count) {
   constexpr int kSize = Pack<T>::kSize;
-  const int64_t end = count + chunk.offset - int64_t{index} * kSize;
-  return {index == 0 ? chunk.offset : 0,
-          static_cast<int>(max(min(end, int64_t{kSize}), int64_t{0}))};
+  const int64_t end = count + chunk.Offset() - index * kSize;
+  return {index == 0 ? chunk.Offset() : 0, static_cast<int>(end < 0       ? 0
+                                                            : end < kSize ? end
+                                                                          : kSize)};
 }
 
 // Copies elements of a pack one by one.
@@ -61,8 +66,8 @@ __device__ void CopyElements(T* to, const T* from, const ElementRange& range) {
 
 // Starts to copy a chunk's pack `index` of every input; asynchronous where input and chunk have the
 // same alignment. `left`: elements of the array from the first of the chunk on.
-template <typename Op>
-__device__ void FetchChunkPack(const RowArgs<Op>& args, const ChunkLayout& chunk,
+template <Inputs kPlace, typename Op>
+__device__ void FetchChunkPack(const RowArgs<Op>& args, const ChunkLayout<kPlace>& chunk,
                                Pack<typename Op::Storage>* to, int64_t begin, int64_t left,
                                int index) {
   using T = typename Op::Storage;
@@ -74,7 +79,8 @@ __device__ void FetchChunkPack(const RowArgs<Op>& args, const ChunkLayout& chunk
   for (int i = 0; i < Op::kInputs; ++i) {
     Pack<T>* const target = &to[i * chunk.packs + index];
     const T* const from = args.in[i] + begin + index * kSize;
-    if (range.begin == 0 && range.end == kSize && IsPackAligned(from)) {
+    const bool on_pack = kPlace == Inputs::kOnPacks || IsPackAligned(from);
+    if (range.begin == 0 && range.end == kSize && on_pack) {
       CopyPackAsync(target, reinterpret_cast<const Pack<T>*>(from));
     } else {
       CopyElements(target->element, from, range);
@@ -181,16 +187,16 @@ class StagedRow {
 
 // Computes the rows of a chunk that lies in shared memory from `element` on, in place.
 // `first_row`: of the chunk, in the array.
-template <int kRowLanes, typename Op>
-__device__ void ComputeChunk(const RowArgs<Op>& args, const ChunkLayout& chunk,
+template <int kRowLanes, Inputs kPlace, typename Op>
+__device__ void ComputeChunk(const RowArgs<Op>& args, const ChunkLayout<kPlace>& chunk,
                              typename Op::Storage* element, int64_t first_row) {
   using C = typename Op::C;
   using T = typename Op::Storage;
-  constexpr int kRowsAtOnce = kWarpSize / kRowLanes;
   const int lane = threadIdx.x % kWarpSize, column = lane % kRowLanes;
 #pragma unroll 1
-  for (int row = lane / kRowLanes; row < kWarpSize; row += kRowsAtOnce) {
-    StagedRow<Op, kRowLanes> part(args.op, element + chunk.offset + row * chunk.cols + column,
+  for (int turn = 0; turn < kRowLanes; ++turn) {
+    const int row = (turn * kWarpSize + lane) / kRowLanes;
+    StagedRow<Op, kRowLanes> part(args.op, element + chunk.Offset() + row * chunk.cols + column,
                                   (chunk.cols - column + kRowLanes - 1) / kRowLanes,
                                   chunk.packs * Pack<T>::kSize);
     if constexpr (Op::kHides) {
@@ -206,14 +212,14 @@ __device__ void ComputeChunk(const RowArgs<Op>& args, const ChunkLayout& chunk,
   }
 }
 
-template <typename Op>
+template <typename Op, Inputs kPlace>
 __global__ void __launch_bounds__(kStagedTierThreads) WarpStagedTierKernel(RowArgs<Op> args) {
   using T = typename Op::Storage;
   constexpr int kSize = Pack<T>::kSize;
   extern __shared__ __align__(kPackBytes) unsigned char dynamic_smem[];
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const int warps_per_block = blockDim.x / kWarpSize;
-  const ChunkLayout chunk(args.cols, args.offset, kSize);
+  const ChunkLayout<kPlace> chunk(args.cols, args.offset, kSize);
   Pack<T>* const pack = reinterpret_cast<Pack<T>*>(dynamic_smem) + warp * Op::kInputs * chunk.packs;
   const int64_t total = args.rows * args.cols;
 
@@ -229,7 +235,7 @@ __global__ void __launch_bounds__(kStagedTierThreads) WarpStagedTierKernel(RowAr
 
     // Reduce, and finish in place.
     const int64_t first_row = begin / chunk.cols;
-    if (args.lanes == 1) {
+    if (kPlace == Inputs::kOnPacks || args.lanes == 1) {
       ComputeChunk<1>(args, chunk, pack->element, first_row);
     } else if (args.lanes < kWarpSize) {
       ComputeChunk<kFewStagedLanes>(args, chunk, pack->element, first_row);

@@ -1,0 +1,66 @@
+"""Row operations on operands that begin at every element of 16 bytes; for the tests and the sanitizer."""
+
+import math
+
+import cases
+import jax
+import numpy as np
+import oracle
+import tolerance
+
+
+def offsets(dtype):
+    """Every place of an element within 16 bytes."""
+    return range(16 // oracle.storage(dtype).itemsize)
+
+
+def cut(flat, offset, shape):
+    """An array of this shape from the midst of a flat one."""
+    return flat[offset : offset + math.prod(shape)].reshape(shape)
+
+
+def flat_arrays(dtype, shape, seed):
+    """Logits and cotangents, with room for every offset in front and some elements behind."""
+    size = math.prod(shape) + 32
+    return (
+        cases.logits("normal", 1, size, dtype, seed)[0],
+        cases.cotangents(1, size, dtype, seed)[0],
+    )
+
+
+def lanes_of(x, cols):
+    """Chains of additions of a row, wherever it begins: staged rows have one, others 32 or more."""
+    return 1 if cols * x.dtype.itemsize <= 768 else 32
+
+
+def check(result, x, t, dtype):
+    """Holds the five operations against the truth."""
+    lanes = lanes_of(x, x.shape[-1])
+    operands = {
+        "softmax_fwd": (x,),
+        "softmax_grad": (result["softmax_fwd"], t),
+        "log_softmax_fwd": (x,),
+        "log_softmax_grad": (result["log_softmax_fwd"], t),
+        "log_softmax_jvp": (result["log_softmax_fwd"], t),
+    }
+    for operation, of in operands.items():
+        got = np.asarray(result[operation])
+        assert got.dtype == oracle.storage(dtype)
+        tolerance.check(got, operation, *of, accumulators=lanes)
+
+
+def check_at_every_offset(dtype, shape):
+    """The five operations, of x and a cotangent that begin at the same place and at different ones."""
+    places = [(x, (x + shift) % len(offsets(dtype))) for x in offsets(dtype) for shift in (0, 1)]
+
+    @jax.jit
+    def program(flat_x, flat_t):
+        xs = [cut(flat_x, x, shape) for x, _ in places]
+        ts = [cut(flat_t, t, shape) for _, t in places]
+        return cases.all_operations.__wrapped__(xs, ts)
+
+    flat_x, flat_t = flat_arrays(dtype, shape, 1)
+    with cases.x64(dtype):
+        results = jax.device_get(program(flat_x, flat_t))
+    for (x, t), result in zip(places, results, strict=True):
+        check(result, cut(flat_x, x, shape), cut(flat_t, t, shape), dtype)

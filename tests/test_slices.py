@@ -1,0 +1,247 @@
+"""Operands and results that begin anywhere in memory: XLA hands a kernel the slice of a buffer in place.
+
+Programs cut their operands out of flat arrays at every element of 16 bytes, and write results into the midst of others.
+Whether XLA copies a slice is its own choice; what it leaves in place a kernel has to serve.
+"""
+
+import functools
+import math
+
+import cases
+import gemm_cases
+import jax
+import jax.numpy as jnp
+import masked_cases
+import numpy as np
+import oracle
+import pytest
+import row_parts_cases
+import tolerance
+from jax import lax
+from programs import run_python
+from slice_cases import check_at_every_offset, cut, flat_arrays, lanes_of, offsets
+
+import jaxkernels as jk
+
+each_dtype = pytest.mark.parametrize("dtype", oracle.DTYPES)
+# Rows that are staged, one lane a row or several, and rows of each tier behind them. A CPU has one way for all.
+STAGED = ((67, 3), (67, 8), (35, 17), (33, 64))
+LONG = ((5, 1000), (5, 1024), (3, 4096), (2, 20001), (2, 70016))
+SHAPES = STAGED + LONG if cases.ON_GPU else ((35, 17), (5, 1024))
+
+
+@each_dtype
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_operands_at_every_offset(dtype, shape):
+    """x and the cotangent begin at different places, and the result at the beginning of a buffer."""
+    check_at_every_offset(dtype, shape)
+
+
+@each_dtype
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_results_in_the_midst_of_an_array(dtype, shape):
+    """In place of the operand, so that both share their place, and in place of others."""
+
+    def write(flat, y, offset):
+        return lax.dynamic_update_slice(flat, y.reshape(-1), (offset,))
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def in_place(flat, start):
+        return write(
+            flat,
+            jk.softmax(lax.dynamic_slice(flat, (start,), (math.prod(shape),)).reshape(shape)),
+            start,
+        )
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def beside(target, flat):
+        for offset in offsets(dtype):
+            target = write(target, jk.log_softmax(cut(flat, offset, shape)), offset)
+        return target
+
+    flat, target = flat_arrays(dtype, shape, 2)
+    lanes = lanes_of(flat, shape[-1])
+    with cases.x64(dtype):
+        for offset in offsets(dtype):
+            got = np.asarray(in_place(jnp.array(flat), offset))
+            size = math.prod(shape)
+            np.testing.assert_array_equal(got[:offset], flat[:offset])
+            np.testing.assert_array_equal(got[offset + size :], flat[offset + size :])
+            x = cut(flat, offset, shape)
+            y = got[offset : offset + size].reshape(shape)
+            tolerance.check(y, "softmax_fwd", x, accumulators=lanes)
+        last = offsets(dtype)[-1]
+        got = np.asarray(beside(jnp.array(target), flat))
+        np.testing.assert_array_equal(got[last + size :], target[last + size :])
+        y = got[last : last + size].reshape(shape)
+        tolerance.check(y, "log_softmax_fwd", cut(flat, last, shape), accumulators=lanes)
+
+
+PROGRAMS = {
+    "leading rows": lambda f, b: f(b[1:65]),
+    "all but the first": lambda f, b: f(b[1:]),
+    "two slices": lambda f, b: jnp.concatenate([f(b[1:33]), f(b[33:65])]),
+    "dynamic": lambda f, b: f(lax.dynamic_slice_in_dim(b, jnp.argmax(b[:, 0] * 0) + 3, 64)),
+    "row by row": lambda f, b: lax.scan(lambda carry, x: (carry, f(x)), 0, b)[1],
+    "stacked": lambda f, b: lax.map(f, b[:66].reshape(22, 3, -1)),
+    "parts": lambda f, b: jnp.concatenate([f(b[:3]), f(b[3:])]),
+    "flat": lambda f, b: f(b.reshape(-1)[3 : 3 + 64 * (b.shape[1] - 1)].reshape(64, -1)),
+    "loop": lambda f, b: lax.fori_loop(0, 3, lambda i, c: c.at[i + 1].set(f(c[i])), b),
+    "gradient": lambda f, b: jax.grad(lambda x: (f(x[1:65]) ** 2).sum())(b),
+    "tangent": lambda f, b: jax.jvp(lambda x: f(x[1:65]), (b,), (b,))[1],
+    "mapped": lambda f, b: jax.vmap(lambda x: f(x[1:]))(b),
+}
+
+
+@each_dtype
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_of_slices(dtype, program):
+    """Small programs as users write them give what XLA's own softmax gives in float64."""
+    eps = float(jnp.finfo(dtype).eps)
+    with jax.enable_x64(True):
+        for cols in (7, 33, 64, 257) if cases.ON_GPU else (33, 64):
+            b = jnp.asarray(cases.logits("normal", 68, cols, dtype, cols))
+            for ours, theirs in (
+                (jk.softmax, jax.nn.softmax),
+                (jk.log_softmax, jax.nn.log_softmax),
+            ):
+                run = PROGRAMS[program]
+                got = jax.jit(functools.partial(run, ours))(b)
+                want = np.asarray(jax.jit(functools.partial(run, theirs))(b.astype(np.float64)))
+                assert got.dtype == b.dtype
+                np.testing.assert_allclose(
+                    np.asarray(got).astype(np.float64),
+                    want,
+                    rtol=0,
+                    atol=64 * eps * abs(want).max(),
+                )
+
+
+@each_dtype
+def test_scores_masks_and_biases_at_every_offset(dtype):
+    """What broadcasts begins elsewhere than the scores."""
+    shapes = ((2, 17, 7), (2, 9, 64), (2, 5, 1030), (2, 3, 4096), (1, 2, 20001))
+    for shape in shapes if cases.ON_GPU else shapes[:2]:
+        c = masked_cases.case(
+            shape, dtype, mask=shape, bias=(1, *shape[1:]), scale=0.5, causal=True
+        )
+
+        @jax.jit
+        def program(scores, dy, mask, bias, c=c):
+            results = []
+            for offset in offsets(dtype):
+                x, t = (
+                    cut(jnp.pad(v.reshape(-1), (offset, 32)), offset, v.shape) for v in (scores, dy)
+                )
+                m, z = (
+                    cut(jnp.pad(v.reshape(-1), (1 + offset, 32)), 1 + offset, v.shape)
+                    for v in (mask, bias)
+                )
+                for biased in (z, None):
+                    function = functools.partial(
+                        jk.scaled_masked_softmax, mask=m, bias=biased, scale=c.scale, causal=True
+                    )
+                    y, pull = jax.vjp(function, x)
+                    results.append((y, pull(t)[0]))
+            return results
+
+        with cases.x64(dtype):
+            results = jax.device_get(program(c.scores, c.dy, c.mask, c.bias))
+        for index, (y, dx) in enumerate(results):
+            of = c if index % 2 == 0 else masked_cases.dataclasses.replace(c, bias=None)
+            truth = masked_cases.Truth(of, None)
+            truth.check(y)
+            truth.check_gradients({"scores": dx}, ("scores",))
+
+
+@each_dtype
+def test_parts_at_every_offset(dtype):
+    """Statistics of rows, and results from given statistics."""
+    for shape in ((35, 37), (5, 1024), (2, 20001)):
+        flat_x, flat_t = flat_arrays(dtype, shape, 3)
+
+        @jax.jit
+        def program(flat_x, flat_t, shape=shape):
+            return [
+                row_parts_cases.in_parts(op, *operands)
+                for offset in offsets(dtype)
+                for op, operands in (
+                    ("softmax_fwd", (cut(flat_x, offset, shape),)),
+                    ("log_softmax_jvp", (cut(flat_x, offset, shape), cut(flat_t, 1, shape))),
+                )
+            ]
+
+        with cases.x64(dtype):
+            results = iter(jax.device_get(program(flat_x, flat_t)))
+        t = cut(flat_t, 1, shape)
+        for offset in offsets(dtype):
+            x = cut(flat_x, offset, shape)
+            tolerance.check(next(results), "softmax_fwd", x, accumulators=8)
+            tolerance.check(next(results), "log_softmax_jvp", x, t, accumulators=8)
+
+
+@pytest.mark.parametrize(("trans_a", "trans_b"), gemm_cases.TRANSPOSES)
+@pytest.mark.parametrize(
+    "size", [(33, 40, 52), (129, 132, 68), (516, 508, 36), (64, 64, 8192)], ids=str
+)
+def test_products_at_every_offset(size, trans_a, trans_b):
+    """All rungs; k that is split; tiles that the tensor memory accelerator fetches; C and the result in place."""
+    m, n, k = size
+    shapes = {"a": (k, m) if trans_a else (m, k), "b": (n, k) if trans_b else (k, n), "c": (m, n)}
+    flat = {
+        name: gemm_cases.operand("normal", (math.prod(shape) + 8,), seed)
+        for seed, (name, shape) in enumerate(shapes.items())
+    }
+    flags = {"trans_a": trans_a, "trans_b": trans_b}
+
+    def operands(flat, offset):
+        places = {"a": offset, "b": (3 * offset + 1) % 4, "c": offset}
+        return [cut(flat[name], places[name], shapes[name]) for name in shapes]
+
+    @jax.jit
+    def program(flat):
+        results = []
+        for offset in range(4):
+            a, b, c = operands(flat, offset)
+            plain = [jk.sgemm(a, b, algorithm=rung, **flags) for rung in gemm_cases.ALGORITHMS]
+            out = jk.sgemm(a, b, c, alpha=0.5, beta=-1.0, **flags)
+            target = lax.dynamic_update_slice(flat["c"], out.reshape(-1), (offset,))
+            results.append((plain, cut(target, offset, (m, n))))
+        return results
+
+    for offset, (plain, with_c) in enumerate(jax.device_get(program(flat))):
+        a, b, c = map(np.asarray, operands(flat, offset))
+        a, b = a.T if trans_a else a, b.T if trans_b else b
+        for result in plain:
+            gemm_cases.check(result, a, b)
+        gemm_cases.check(with_c, a, b, c, alpha=0.5, beta=-1.0)
+
+
+TORCH = """
+import sys
+sys.path.insert(0, ".")
+import numpy as np, torch, jax, jax.numpy as jnp, jaxkernels as jk
+device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+flat = torch.randn(64 * 257 + 32, device=device)
+served = 0
+for offset in range(9):
+    tensor = flat[offset : offset + 64 * 257].reshape(64, 257)
+    try:
+        x = jnp.from_dlpack(tensor)
+    except Exception:
+        continue  # JAX refuses such tensors
+    got, want = jax.jit(jk.softmax)(x), torch.softmax(tensor.double(), -1).cpu().numpy()
+    np.testing.assert_allclose(np.asarray(got), want, rtol=1e-5)
+    product = jk.matmul(x, x.T)
+    np.testing.assert_allclose(np.asarray(product), (tensor.double() @ tensor.double().T).cpu().numpy(), atol=1e-3)
+    served += 1
+assert served, "JAX accepts none of them"
+print(served)
+"""
+
+
+def test_torch_tensors_at_odd_offsets(gpu):
+    """Through dlpack, where JAX itself accepts them."""
+    pytest.importorskip("torch")
+    stdout, _ = run_python("-c", TORCH, XLA_PYTHON_CLIENT_PREALLOCATE="false")
+    assert int(stdout) >= 1
