@@ -5,6 +5,7 @@
 
 #include "common/pack.cuh"
 #include "common/reduce.cuh"
+#include "softmax/masked_rows.h"
 #include "softmax/row_batches.h"
 
 namespace jaxkernels {
@@ -36,12 +37,11 @@ struct RowView : RowWindow<typename Op::Storage, kAligned> {
   __device__ RowView(const RowArgs<Op>& args, int64_t turn) {
     if (turn >= args.rows) return;
     if constexpr (Op::kHides) {
-      const auto find = [&](auto index) {
-        const auto row = args.op.rows.order.RowAt(index);
-        static_cast<Window&>(*this) = Window(row, args.rows, args.cols, args.offset);
-        seen = args.op.ViewOf(row, args.cols);
-      };
-      args.op.rows.IsShort() ? find(static_cast<uint32_t>(turn)) : find(turn);
+      const MaskedRows& rows = args.op.rows;
+      const MaskedRows::Place place = rows.IsShort() ? rows.PlaceOf(static_cast<uint32_t>(turn))
+                                                     : rows.PlaceOf(static_cast<uint64_t>(turn));
+      static_cast<Window&>(*this) = Window(place.row, args.rows, args.cols, args.offset);
+      seen = args.op.ViewOf(place, args.cols);
       FindBand();
     } else {
       static_cast<Window&>(*this) = Window(turn, args.rows, args.cols, args.offset);

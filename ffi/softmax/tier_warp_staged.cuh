@@ -103,10 +103,11 @@ class StagedRow {
 
   // Replaces what row `index` of the array does not see. The lane's elements begin at `column`.
   __device__ void Hide(int64_t index, int64_t cols, int column) {
-    const typename Op::View seen = op_.ViewOf(index, cols);
+    const ColumnRange band = op_.rows.ColumnsOf(index, cols);
+    const uint8_t* const mask = op_.rows.MaskOf(index, cols);
     for (int k = 0; k < count_; ++k, column += kRowLanes) {
-      const bool in_band = column >= seen.begin && column < seen.end;
-      if (in_band && (seen.mask == nullptr || seen.mask[column] != 0)) continue;
+      const bool in_band = column >= band.begin && column < band.end;
+      if (in_band && (mask == nullptr || mask[column] != 0)) continue;
 #pragma unroll
       for (int i = 0; i < Op::kInputs; ++i) At(k, i) = static_cast<T>(Op::Fill());
     }
