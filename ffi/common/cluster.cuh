@@ -3,10 +3,10 @@
 //
 // Owns: who is in the cluster, and how partial results of its blocks meet. Must not know: what is
 // reduced.
+// The intrinsics are those that cooperative_groups.h wraps. With that header a file takes twice as
+// long to parse.
 #ifndef JAXKERNELS_COMMON_CLUSTER_CUH_
 #define JAXKERNELS_COMMON_CLUSTER_CUH_
-
-#include <cooperative_groups.h>
 
 #include <cstdint>
 #include <cstring>
@@ -28,7 +28,7 @@ inline constexpr int kMostClusterBlocks = 16;
 
 __device__ inline int ClusterBlocks() {
 #if JK_HAS_CLUSTERS
-  return static_cast<int>(cooperative_groups::this_cluster().num_blocks());
+  return static_cast<int>(__clusterSizeInBlocks());
 #else
   return 1;
 #endif
@@ -37,7 +37,7 @@ __device__ inline int ClusterBlocks() {
 // The number of this block within its cluster.
 __device__ inline int ClusterRank() {
 #if JK_HAS_CLUSTERS
-  return static_cast<int>(cooperative_groups::this_cluster().block_rank());
+  return static_cast<int>(__clusterRelativeBlockRank());
 #else
   return 0;
 #endif
@@ -90,7 +90,8 @@ class ClusterExchange {
       for (const uint64_t& barrier : scratch.arrived) ByteBarrier(&barrier).Init();
       FenceBarriers();
     }
-    cooperative_groups::this_cluster().sync();
+    __cluster_barrier_arrive();
+    __cluster_barrier_wait();
 #endif
   }
 
