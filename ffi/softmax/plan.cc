@@ -3,7 +3,7 @@
 namespace jaxkernels {
 namespace {
 
-// The first compiled layout that covers `packs`, or -1.
+// The first layout that covers `packs`, or -1.
 int FindWarpShape(int64_t packs, int pack, int inputs, bool hides, bool aligned) {
   for (int i = 0; i < kWarpShapeCount; ++i) {
     const WarpShape& shape = kWarpShapes[i];
@@ -48,8 +48,8 @@ void PlanWarp(const SoftmaxProblem& problem, const DeviceLimits& limits, Softmax
 
 // Bytes of the 32 rows that a warp stages at a time.
 int64_t StagedWarpBytes(const SoftmaxProblem& problem) {
-  const int64_t input = 32 * problem.cols * ByteWidth(problem.dtype);
-  return (input + (problem.offset > 0 ? kPlanPackBytes : 0)) * InputsOf(problem.operation);
+  return StagedBytes(problem.cols * ByteWidth(problem.dtype), problem.offset,
+                     InputsOf(problem.operation));
 }
 
 void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {

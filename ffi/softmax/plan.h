@@ -34,9 +34,8 @@ struct WarpShape {
   int rows_per_access;
 };
 
-// The layouts that are compiled, in the order in which they are tried: the first that covers the
-// row is taken. Two rows per access while a lane holds one pack of each, so that two loads are in
-// flight.
+// The layouts, in the order in which they are tried: the first that covers the row is taken. Two
+// rows per access while a lane holds one pack of each, so that two loads are in flight.
 inline constexpr WarpShape kWarpShapes[] = {
     {1, 1, 2},  {2, 1, 2},  {4, 1, 2},  {8, 1, 2},   {16, 1, 2},
     {32, 1, 2}, {16, 4, 1}, {16, 8, 1}, {32, 2, 1},  {32, 3, 1},
@@ -72,6 +71,27 @@ inline constexpr int kWarpTierThreads = 128;
 inline constexpr int kStagedTierThreads = 64;
 // Shared memory for the rows of one warp up to which misaligned rows are staged.
 inline constexpr int kStagedWarpBytes = 24 * 1024;
+// What 32 rows take there, that begin within a pack or (offset) at the same place of one.
+constexpr int64_t StagedBytes(int64_t row_bytes, int offset, int inputs) {
+  return (32 * row_bytes + (offset > 0 ? kPlanPackBytes : 0)) * inputs;
+}
+// Whether any row takes a layout of the warp tier: none before it holds as much, and not all of its
+// rows are staged. Others are not compiled.
+constexpr bool IsWarpShapeTaken(int index, int pack, int inputs, bool hides, bool shares_rows,
+                                bool aligned) {
+  const WarpShape& shape = kWarpShapes[index];
+  if (!WarpShapeFits(shape, pack, inputs, hides, aligned)) return false;
+  const int packs = shape.lanes * shape.packs_per_lane;
+  for (int i = 0; i < index; ++i) {
+    const WarpShape& earlier = kWarpShapes[i];
+    if (earlier.lanes * earlier.packs_per_lane >= packs &&
+        WarpShapeFits(earlier, pack, inputs, hides, aligned)) {
+      return false;
+    }
+  }
+  const bool may_stage = !aligned && shares_rows;
+  return !may_stage || StagedBytes(packs * kPlanPackBytes, 1, inputs) > kStagedWarpBytes;
+}
 // Lanes that share a staged row. One, unless many of them would meet in a bank.
 inline constexpr int kFewStagedLanes = 4;
 constexpr int StagedRowLanes(int64_t cols, int pack) {

@@ -39,8 +39,7 @@ struct AttentionRows {
 
   __device__ View ViewOf(const MaskedRows::Place& place, int64_t cols) const {
     const ColumnRange range = rows.ColumnsOf(place, cols);
-    return {range.begin, range.end, rows.MaskOf(place, cols),
-            (place.of_bias - place.row) * cols};
+    return {range.begin, range.end, rows.MaskOf(place, cols), (place.of_bias - place.row) * cols};
   }
 };
 
