@@ -68,20 +68,9 @@ RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
 
 template <typename Op, bool kAligned>
 const void* FindPart(const SoftmaxPlan& plan) {
-  using C = typename Op::C;
-  if (plan.part == Part::kFinish) {
-    return reinterpret_cast<const void*>(&RowFinishKernel<Op, kAligned>);
-  }
-  switch (plan.lanes) {
-    case kStreamLanes:
-      return reinterpret_cast<const void*>(
-          &RowStatisticsKernel<Op, LaneGroup<C, kStreamLanes, 1>, kAligned>);
-    case kWarpSize:
-      return reinterpret_cast<const void*>(
-          &RowStatisticsKernel<Op, LaneGroup<C, kWarpSize, 1>, kAligned>);
-    default:
-      return reinterpret_cast<const void*>(&RowStatisticsKernel<Op, BlockGroup<C>, kAligned>);
-  }
+  return plan.part == Part::kFinish
+             ? reinterpret_cast<const void*>(&RowFinishKernel<Op, kAligned>)
+             : reinterpret_cast<const void*>(&RowStatisticsKernel<Op, kAligned>);
 }
 
 template <typename Op>

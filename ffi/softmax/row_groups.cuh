@@ -53,6 +53,40 @@ struct BlockGroup {
   }
 };
 
+// As many threads as the launch says share a row, a power of two of them: some lanes of a warp, or
+// all of a block.
+template <typename C>
+class AnyGroup {
+ public:
+  using Scratch = typename BlockReducer<C>::Scratch;
+
+  __device__ AnyGroup(Scratch& scratch, int lanes)
+      : block_(scratch), lanes_(lanes), log2_(__ffs(lanes) - 1) {}
+
+  __device__ int Lanes() const { return lanes_; }
+  __device__ int Lane() const { return threadIdx.x & (lanes_ - 1); }
+  __device__ int64_t FirstRow() const { return Thread() >> log2_; }
+  // The same for all lanes of a warp.
+  __device__ int64_t FirstRowInStep() const { return Thread() / kWarpSize * kWarpSize >> log2_; }
+  __device__ int64_t RowsOfGrid() const { return int64_t{gridDim.x} * blockDim.x >> log2_; }
+
+  template <typename Reduction>
+  __device__ C AllReduce(C value) {
+    if (lanes_ > kWarpSize) return block_.template AllReduce<Reduction>(value);
+#pragma unroll 1
+    for (int mask = lanes_ / 2; mask > 0; mask /= 2) {
+      value = Reduction::Combine(value, ShuffleXor(value, mask));
+    }
+    return value;
+  }
+
+ private:
+  __device__ static int64_t Thread() { return int64_t{blockIdx.x} * blockDim.x + threadIdx.x; }
+
+  BlockReducer<C> block_;
+  const int lanes_, log2_;
+};
+
 }  // namespace jaxkernels
 
 #endif  // JAXKERNELS_SOFTMAX_ROW_GROUPS_CUH_
