@@ -26,11 +26,13 @@ template <typename Op, int kShape, bool kAligned>
 constexpr RowKernel<Op> WarpKernelOf() {
   constexpr WarpShape shape = kWarpShapes[kShape];
   constexpr int kPack = Pack<typename Op::Storage>::kSize;
-  if constexpr (IsWarpShapeTaken(kShape, kPack, Op::kInputs, Op::kHides, Op::kSharesRows,
-                                 kAligned)) {
-    return &WarpTierKernel<Op, shape.lanes, shape.packs_per_lane, shape.rows_per_access, kAligned>;
+  if constexpr (!IsWarpShapeTaken(kShape, kPack, Op::kInputs, Op::kHides, Op::kSharesRows,
+                                  kAligned)) {
+    return nullptr;
+  } else if constexpr (shape.lanes < kWarpSize && shape.packs_per_lane == 1) {
+    return &ShortRowsKernel<Op, shape.rows_per_access, kAligned>;
   } else {
-    return nullptr;  // the plan never chooses it
+    return &WarpTierKernel<Op, shape.lanes, shape.packs_per_lane, shape.rows_per_access, kAligned>;
   }
 }
 

@@ -17,7 +17,7 @@ struct RowArgs {
   int64_t rows, cols;
   int kept_packs;  // of each input, in the shared memory of a block; long rows only
   int offset;      // elements of the first pack before the result begins; the pointers are there
-  int lanes;       // that share a row; staged rows and the parts of an operation only
+  int lanes;       // that share a row; where a kernel serves several numbers of them
   Op op;
   RowBatches batches;  // block_smem and cluster only
 };

@@ -23,12 +23,12 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
   using T = typename Op::Storage;
   using C = ComputeType<T>;
   __shared__ typename Group::Scratch scratch;
-  Group group(scratch);
-  const int lanes = Group::Lanes(), lane = Group::Lane();
+  Group group(scratch, args.lanes);
+  const int lanes = group.Lanes(), lane = group.Lane();
 
   // A row past the end has an empty window.
-  const int64_t group_row = Group::FirstRow(), first = Group::FirstRowInStep();
-  for (int64_t offset = 0; first + offset < args.rows; offset += Group::RowsOfGrid()) {
+  const int64_t group_row = group.FirstRow(), first = group.FirstRowInStep();
+  for (int64_t offset = 0; first + offset < args.rows; offset += group.RowsOfGrid()) {
     RowView<Op, kAligned> view[kRows];
     InputPacks<Op> pack[kRows][kPacks];
     C term[kRows][kPacks][Pack<T>::kSize];
@@ -52,11 +52,13 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
         ForgetPacks<Op>(pack[r][p]);
       }
     }
+    if constexpr (Op::kUsesMax) {
+      group.template AllReduceRows<MaxReduction<C>>(max);
+#pragma unroll
+      for (C& of_row : max) of_row = Op::Reference(of_row);
+    }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      if constexpr (Op::kUsesMax) {
-        max[r] = Op::Reference(group.template AllReduce<MaxReduction<C>>(max[r]));
-      }
       sum[r] = 0;
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
@@ -69,8 +71,7 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
         ForgetPacks<Op>(pack[r][p]);
       }
     }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) sum[r] = group.template AllReduce<SumReduction<C>>(sum[r]);
+    group.template AllReduceRows<SumReduction<C>>(sum);
 
     // Store.
 #pragma unroll
@@ -96,6 +97,13 @@ template <typename Op, int kLanes, int kPacks, int kRows, bool kAligned>
 __global__ void __launch_bounds__(kWarpTierThreads) WarpTierKernel(RowArgs<Op> args) {
   using Group = LaneGroup<typename Op::C, kLanes, kRows>;
   RunInRegisters<Op, Group, kPacks, kRows, kAligned>(args);
+}
+
+// Layouts with a pack a lane in less than a warp, of which there are many: args.lanes is theirs.
+template <typename Op, int kRows, bool kAligned>
+__global__ void __launch_bounds__(kWarpTierThreads) ShortRowsKernel(RowArgs<Op> args) {
+  using Group = FewLanesGroup<typename Op::C, kRows>;
+  RunInRegisters<Op, Group, 1, kRows, kAligned>(args);
 }
 
 template <typename Op, bool kAligned>
