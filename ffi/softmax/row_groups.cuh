@@ -49,6 +49,8 @@ class FewLanesGroup {
 
   __device__ int Lanes() const { return lanes_; }
   __device__ int Lane() const { return threadIdx.x & (lanes_ - 1); }
+  // The number of lanes divides `threads`, rounded down.
+  __device__ int RowOf(int threads) const { return threads >> log2_; }
   __device__ int64_t FirstRow() const { return (Thread() >> log2_) * kRows; }
   // The same for all lanes of a warp.
   __device__ int64_t FirstRowInStep() const {
@@ -60,7 +62,7 @@ class FewLanesGroup {
 
   // All rows at once, so that none waits for another.
   template <typename Reduction>
-  __device__ void AllReduceRows(C (&value)[kRows]) {
+  __device__ void AllReduceRows(C (&value)[kRows]) const {
 #pragma unroll 1
     for (int mask = lanes_ / 2; mask > 0; mask /= 2) {
 #pragma unroll

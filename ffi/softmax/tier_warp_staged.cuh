@@ -6,7 +6,7 @@
 //
 // Work split: a warp owns a chunk of 32 consecutive rows and walks the chunks grid-stride.
 //   Lane l moves packs l, l + 32, ... of the chunk.
-//   kRowLanes neighbouring lanes compute a row: one where rows begin all over a pack, so that no
+//   args.lanes neighbouring lanes compute a row: one where rows begin all over a pack, so that no
 //   lane waits for another in a reduction; several where all begin at one place of a pack
 //   (StagedRowLanes).
 // Memory: one read and one write per element in 16-byte packs.
@@ -24,6 +24,7 @@
 #include <type_traits>
 
 #include "softmax/plan.h"
+#include "softmax/row_groups.cuh"
 #include "softmax/row_steps.cuh"
 
 namespace jaxkernels {
@@ -88,8 +89,8 @@ __device__ void FetchChunkPack(const RowArgs<Op>& args, const ChunkLayout<kPlace
   }
 }
 
-// What a lane computes of a row: every kRowLanes-th element, from its own on.
-template <typename Op, int kRowLanes>
+// What a lane computes of a row: every `lanes`-th element, from its own on.
+template <typename Op>
 class StagedRow {
   using T = typename Op::Storage;
   using C = ComputeType<T>;
@@ -98,14 +99,14 @@ class StagedRow {
 
  public:
   // `first`: element of the first input; those of the others follow at distances of `stride`.
-  __device__ StagedRow(const Op& op, T* first, int count, int stride)
-      : op_(op), first_(first), count_(count), stride_(stride) {}
+  __device__ StagedRow(const Op& op, T* first, int count, int stride, int lanes)
+      : op_(op), first_(first), count_(count), stride_(stride), lanes_(lanes) {}
 
   // Replaces what row `index` of the array does not see. The lane's elements begin at `column`.
   __device__ void Hide(int64_t index, int64_t cols, int column) {
     const ColumnRange band = op_.rows.ColumnsOf(index, cols);
     const uint8_t* const mask = op_.rows.MaskOf(index, cols);
-    for (int k = 0; k < count_; ++k, column += kRowLanes) {
+    for (int k = 0; k < count_; ++k, column += lanes_) {
       const bool in_band = column >= band.begin && column < band.end;
       if (in_band && (mask == nullptr || mask[column] != 0)) continue;
 #pragma unroll
@@ -151,7 +152,7 @@ class StagedRow {
   }
 
  private:
-  __device__ T& At(int k, int input) const { return first_[input * stride_ + k * kRowLanes]; }
+  __device__ T& At(int k, int input) const { return first_[input * stride_ + k * lanes_]; }
 
   // Groups of elements; whole: the lane has all of them.
   template <typename Body>
@@ -183,33 +184,38 @@ class StagedRow {
 
   const Op& op_;
   T* first_;
-  int count_, stride_;
+  int count_, stride_, lanes_;
 };
 
 // Computes the rows of a chunk that lies in shared memory from `element` on, in place.
+// `lanes`: that share a row; inlined, because one is much less code than any number.
 // `first_row`: of the chunk, in the array.
-template <int kRowLanes, Inputs kPlace, typename Op>
-__device__ void ComputeChunk(const RowArgs<Op>& args, const ChunkLayout<kPlace>& chunk,
-                             typename Op::Storage* element, int64_t first_row) {
+template <Inputs kPlace, typename Op>
+__device__ __forceinline__ void ComputeChunk(int lanes, const RowArgs<Op>& args,
+                                             const ChunkLayout<kPlace>& chunk,
+                                             typename Op::Storage* element, int64_t first_row) {
   using C = typename Op::C;
   using T = typename Op::Storage;
-  const int lane = threadIdx.x % kWarpSize, column = lane % kRowLanes;
+  const FewLanesGroup<C, 1> group(lanes);
+  const int column = group.Lane();
 #pragma unroll 1
-  for (int turn = 0; turn < kRowLanes; ++turn) {
-    const int row = (turn * kWarpSize + lane) / kRowLanes;
-    StagedRow<Op, kRowLanes> part(args.op, element + chunk.Offset() + row * chunk.cols + column,
-                                  (chunk.cols - column + kRowLanes - 1) / kRowLanes,
-                                  chunk.packs * Pack<T>::kSize);
+  for (int row = group.RowOf(threadIdx.x % kWarpSize); row < kWarpSize;
+       row += group.RowOf(kWarpSize)) {
+    StagedRow<Op> part(args.op, element + chunk.Offset() + row * chunk.cols + column,
+                       group.RowOf(chunk.cols - column + lanes - 1), chunk.packs * Pack<T>::kSize,
+                       lanes);
     if constexpr (Op::kHides) {
       if (first_row + row < args.rows) part.Hide(first_row + row, args.cols, column);
     }
-    C max = Op::Fill();
+    C max[1] = {Op::Fill()};
     if constexpr (Op::kUsesMax) {
-      max = GroupAllReduce<MaxReduction<C>, kRowLanes>(part.MaxOfLane());
-      max = Op::Reference(max);
+      max[0] = part.MaxOfLane();
+      group.template AllReduceRows<MaxReduction<C>>(max);
+      max[0] = Op::Reference(max[0]);
     }
-    const C sum = GroupAllReduce<SumReduction<C>, kRowLanes>(part.SumOfLane(max));
-    part.FinishInPlace(typename Op::Row(max, sum));
+    C sum[1] = {part.SumOfLane(max[0])};
+    group.template AllReduceRows<SumReduction<C>>(sum);
+    part.FinishInPlace(typename Op::Row(max[0], sum[0]));
   }
 }
 
@@ -237,11 +243,9 @@ __global__ void __launch_bounds__(kStagedTierThreads) WarpStagedTierKernel(RowAr
     // Reduce, and finish in place.
     const int64_t first_row = begin / chunk.cols;
     if (kPlace == Inputs::kOnPacks || args.lanes == 1) {
-      ComputeChunk<1>(args, chunk, pack->element, first_row);
-    } else if (args.lanes < kWarpSize) {
-      ComputeChunk<kFewStagedLanes>(args, chunk, pack->element, first_row);
+      ComputeChunk(1, args, chunk, pack->element, first_row);
     } else {
-      ComputeChunk<kWarpSize>(args, chunk, pack->element, first_row);
+      ComputeChunk(args.lanes, args, chunk, pack->element, first_row);
     }
 
     // Store, and fetch the next chunk into the places that become free.
