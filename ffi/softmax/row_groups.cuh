@@ -38,6 +38,9 @@ struct LaneGroup {
   }
 };
 
+// Of a power of two.
+__device__ inline int Log2OfPower(int power) { return __ffs(power) - 1; }
+
 // As many lanes of a warp as the launch says share a row, a power of two of them.
 template <typename C, int kRows>
 class FewLanesGroup {
@@ -45,7 +48,7 @@ class FewLanesGroup {
   struct Scratch {};
 
   __device__ FewLanesGroup(Scratch& /*scratch*/, int lanes) : FewLanesGroup(lanes) {}
-  __device__ explicit FewLanesGroup(int lanes) : lanes_(lanes), log2_(__ffs(lanes) - 1) {}
+  __device__ explicit FewLanesGroup(int lanes) : lanes_(lanes), log2_(Log2OfPower(lanes)) {}
 
   __device__ int Lanes() const { return lanes_; }
   __device__ int Lane() const { return threadIdx.x & (lanes_ - 1); }
