@@ -27,7 +27,9 @@ cudaError_t LaunchPipelined(const SgemmPlan& plan, const SgemmArgs& args, bool a
                         args.members_a, args.pitch_a, tile.block_m, block_k};
   const OperandTensor b{args.b,         b_along_k,    args.n,       args.k,
                         args.members_b, args.pitch_b, tile.block_n, block_k};
-  // What a plan cannot see: what the code was compiled for.
+  // What a plan cannot see: where the operands begin, and what the code was compiled for. (A map
+  // that begins before an operand, with lines longer than they are apart, is an illegal
+  // instruction.)
   bool has_code = false;
   if (const cudaError_t error = FindTensorCode(&has_code); error != cudaSuccess) return error;
   if (!CanMapTensor(a) || !CanMapTensor(b) || !has_code) {

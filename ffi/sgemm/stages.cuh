@@ -60,12 +60,11 @@ class TensorStages {
                                               2 * (kAlongKB ? kFloatsB : 0))),
         map_a_(map_a),
         map_b_(map_b),
-        line_a_(static_cast<int>(a.first_line) + (kAlongKA ? 0 : MapShift(a.data))),
-        line_b_(static_cast<int>(b.first_line) + (kAlongKB ? 0 : MapShift(b.data))),
+        line_a_(static_cast<int>(a.first_line)),
+        line_b_(static_cast<int>(b.first_line)),
         member_a_(a.member),
         member_b_(b.member),
-        k_a_(static_cast<int>(a.first_k) + (kAlongKA ? MapShift(a.data) : 0)),
-        k_b_(static_cast<int>(b.first_k) + (kAlongKB ? MapShift(b.data) : 0)),
+        first_k_(static_cast<int>(a.first_k)),
         tiles_(tiles) {
     if (threadIdx.x == 0) {
       for (int stage = 0; stage < kStages; ++stage) ByteBarrier(barriers_ + stage).Init();
@@ -111,10 +110,10 @@ class TensorStages {
     const ByteBarrier barrier(barriers_ + stage);
     const uint32_t to_a = SharedAddress(smem_ + stage * kFloats);
     const uint32_t to_b = to_a + kFloatsA * sizeof(float);
-    const int k = tile * kBlockK;
+    const int k = first_k_ + tile * kBlockK;
     barrier.Expect(kFloats * sizeof(float));
-    Ask<kBlockM, kAlongKA>(barrier, to_a, map_a_, line_a_, k_a_ + k, member_a_);
-    Ask<kBlockN, kAlongKB>(barrier, to_b, map_b_, line_b_, k_b_ + k, member_b_);
+    Ask<kBlockM, kAlongKA>(barrier, to_a, map_a_, line_a_, k, member_a_);
+    Ask<kBlockN, kAlongKB>(barrier, to_b, map_b_, line_b_, k, member_b_);
   }
 
   template <int kLines, bool kAlongK>
@@ -164,7 +163,7 @@ class TensorStages {
   uint64_t* barriers_;
   const CUtensorMap& map_a_;
   const CUtensorMap& map_b_;
-  int line_a_, line_b_, member_a_, member_b_, k_a_, k_b_, tiles_;
+  int line_a_, line_b_, member_a_, member_b_, first_k_, tiles_;
   int stage_of_prepared_ = 0;
   uint32_t parity_ = 0;  // of the phase in which its tile arrives
 };

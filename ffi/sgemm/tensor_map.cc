@@ -35,17 +35,17 @@ cudaError_t FindEncode(EncodeFunction* encode) {
 }  // namespace
 
 bool CanMapTensor(const OperandTensor& operand) {
-  constexpr int64_t kMaxSize = (int64_t{1} << 31) - 4;  // and the shift
-  return operand.pitch % 4 == 0 && operand.lines < kMaxSize && operand.depth < kMaxSize &&
-         operand.members < kMaxSize && operand.pitch < (int64_t{1} << 38) &&
+  constexpr int64_t kMaxSize = int64_t{1} << 31;
+  return operand.pitch % 4 == 0 && reinterpret_cast<uintptr_t>(operand.data) % 16 == 0 &&
+         operand.lines < kMaxSize && operand.depth < kMaxSize && operand.members < kMaxSize &&
+         operand.pitch < (int64_t{1} << 38) &&
          operand.pitch * (operand.along_k ? operand.lines : operand.depth) < (int64_t{1} << 38);
 }
 
 cudaError_t MapTensor(const OperandTensor& operand, CUtensorMap* map) {
   EncodeFunction encode = nullptr;
   if (const cudaError_t error = FindEncode(&encode); error != cudaSuccess) return error;
-  const int shift = MapShift(operand.data);
-  const int64_t contiguous = (operand.along_k ? operand.depth : operand.lines) + shift;
+  const int64_t contiguous = operand.along_k ? operand.depth : operand.lines;
   const int64_t strided = operand.along_k ? operand.lines : operand.depth;
   const auto unsign = [](int64_t value) { return static_cast<cuuint64_t>(value); };
   const cuuint64_t sizes[] = {unsign(contiguous), unsign(strided), unsign(operand.members)};
@@ -54,11 +54,11 @@ cudaError_t MapTensor(const OperandTensor& operand, CUtensorMap* map) {
   const cuuint32_t box_along_k[] = {kBoxDepth, lines, 1};
   const cuuint32_t box[] = {lines, static_cast<cuuint32_t>(operand.block_k), 1};
   const cuuint32_t dense[] = {1, 1, 1};
-  const CUresult result = encode(
-      map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, const_cast<float*>(operand.data - shift), sizes,
-      strides, operand.along_k ? box_along_k : box, dense, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      operand.along_k ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, const_cast<float*>(operand.data), sizes,
+             strides, operand.along_k ? box_along_k : box, dense, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             operand.along_k ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 

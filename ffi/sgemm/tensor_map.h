@@ -9,8 +9,6 @@
 
 #include <cstdint>
 
-#include "common/host_device.h"
-
 namespace jaxkernels {
 
 // All members of a batched operand, as a tensor whose boxes are tiles.
@@ -22,15 +20,9 @@ struct OperandTensor {
   int block_lines, block_k;
 };
 
-// Whether the accelerator can read it: lines that are multiples of 16 bytes apart, and sizes that
+// Whether the accelerator can read it: lines that begin at multiples of 16 bytes, and sizes that
 // fit into its 32-bit coordinates.
 bool CanMapTensor(const OperandTensor& operand);
-
-// A map begins at a multiple of 16 bytes, and an operand perhaps some elements later: where it is
-// contiguous, its coordinates are so much higher.
-JK_HOST_DEVICE inline int MapShift(const float* data) {
-  return static_cast<int>(reinterpret_cast<uintptr_t>(data) % 16 / sizeof(float));
-}
 
 // How many k of an operand along k one box holds: a line of it fills 128 bytes of shared memory.
 inline constexpr int kBoxDepth = 32;

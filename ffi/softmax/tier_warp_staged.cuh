@@ -65,6 +65,21 @@ __device__ void CopyElements(T* to, const T* from, const ElementRange& range) {
   for (int j = range.begin; j < range.end; ++j) to[j] = from[j];
 }
 
+// Starts to copy a pack from anywhere: asynchronously in words of 4 or 8 bytes, but for half types
+// that begin within a word.
+template <typename T>
+__device__ void CopyShiftedPackAsync(Pack<T>* to, const T* from) {
+  constexpr int kWord = sizeof(T) < 4 ? 4 : sizeof(T);
+  if (reinterpret_cast<uintptr_t>(from) % kWord != 0) {
+    GatherPack(to, from, 0, Pack<T>::kSize, T());
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kPackBytes; i += kWord) {
+    CopyWordsAsync<kWord>(reinterpret_cast<char*>(to) + i, reinterpret_cast<const char*>(from) + i);
+  }
+}
+
 // Starts to copy a chunk's pack `index` of every input; asynchronous where input and chunk have the
 // same alignment. `left`: elements of the array from the first of the chunk on.
 template <Inputs kPlace, typename Op>
@@ -80,9 +95,12 @@ __device__ void FetchChunkPack(const RowArgs<Op>& args, const ChunkLayout<kPlace
   for (int i = 0; i < Op::kInputs; ++i) {
     Pack<T>* const target = &to[i * chunk.packs + index];
     const T* const from = args.in[i] + begin + index * kSize;
+    const bool is_whole = range.begin == 0 && range.end == kSize;
     const bool on_pack = kPlace == Inputs::kOnPacks || IsPackAligned(from);
-    if (range.begin == 0 && range.end == kSize && on_pack) {
+    if (is_whole && on_pack) {
       CopyPackAsync(target, reinterpret_cast<const Pack<T>*>(from));
+    } else if (is_whole && kPlace == Inputs::kAnywhere) {
+      CopyShiftedPackAsync(target, from);
     } else {
       CopyElements(target->element, from, range);
     }
@@ -94,7 +112,7 @@ template <typename Op>
 class StagedRow {
   using T = typename Op::Storage;
   using C = ComputeType<T>;
-  static constexpr int kGroup = 4;  // elements that a lane works on together
+  static constexpr int kGroup = kStagedGroup;
   static constexpr bool kKeep = Op::kKeepsTerm && sizeof(T) == sizeof(C);
 
  public:
