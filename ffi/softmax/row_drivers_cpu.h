@@ -5,6 +5,7 @@
 #ifndef JAXKERNELS_SOFTMAX_ROW_DRIVERS_CPU_H_
 #define JAXKERNELS_SOFTMAX_ROW_DRIVERS_CPU_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -260,26 +261,32 @@ JK_INLINE void RunNarrowGroup(const Inputs<Op>& in, int64_t cols, typename Op::S
   StoreColumns(first, cols, out);
 }
 
+// The first `left` of `size` elements, and zeros.
+template <typename T>
+JK_INLINE const T* Padded(const T* from, int64_t left, int64_t size, T* to) {
+  for (int64_t i = 0; i < size; ++i) to[i] = i < left ? from[i] : T{};
+  return to;
+}
+
 template <typename Op>
 JK_INLINE void RunNarrow(const Inputs<Op>& in, const CpuRows& rows, typename Op::Storage* out) {
   using T = typename Op::Storage;
-  const int64_t cols = rows.cols;
-  const int64_t groups = rows.rows / kLanes;
-  for (int64_t i = 0; i < groups * kLanes * cols; i += kLanes * cols) {
-    RunNarrowGroup(in.At(i), cols, out + i);
+  constexpr int64_t kMostElements = kLanes * kNarrowCols<Op>;
+  const int64_t all = rows.rows * rows.cols, size = kLanes * rows.cols;
+  for (int64_t i = 0; i < all; i += size) {
+    // The last rows stand in a group with rows of zeros. One call serves whole groups and this one,
+    // because each would be code of its own.
+    T first[kMostElements], second[kMostElements], last[kMostElements];
+    const int64_t left = all - i;
+    const bool is_whole = left >= size;
+    Inputs<Op> group = in.At(i);
+    if (!is_whole) {
+      group.first = Padded(group.first, left, size, first);
+      if constexpr (Op::kInputs == 2) group.second = Padded(group.second, left, size, second);
+    }
+    RunNarrowGroup<Op>(group, rows.cols, is_whole ? out + i : last);
+    if (!is_whole) std::copy_n(last, left, out + i);
   }
-  // The last rows stand in a group with rows of zeros.
-  const int64_t done = groups * kLanes * cols;
-  const int64_t left = rows.rows * cols - done;
-  if (left == 0) return;
-  T first[kLanes * kNarrowCols<Op>] = {}, second[kLanes * kNarrowCols<Op>] = {};
-  T result[kLanes * kNarrowCols<Op>];
-  for (int64_t i = 0; i < left; ++i) first[i] = in.first[done + i];
-  if constexpr (Op::kInputs == 2) {
-    for (int64_t i = 0; i < left; ++i) second[i] = in.second[done + i];
-  }
-  RunNarrowGroup<Op>({first, second}, cols, result);
-  for (int64_t i = 0; i < left; ++i) out[done + i] = result[i];
 }
 
 // All rows of an operation, by the driver that fits their length.
