@@ -1,0 +1,188 @@
+"""Calls of the FFI targets as no lowering rule would write them: drawn mistakes in right calls. A program.
+
+Each is right, or refused as an INVALID_ARGUMENT; nothing ends the process. Arguments: names of targets.
+"""
+
+import dataclasses
+import faulthandler
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxkernels import _registry, _validate
+
+ROWS, COLS = 5, 7
+CALLS = 100
+PRED, F32 = np.dtype(bool), np.dtype(np.float32)
+HUGE = (2**62, -(2**62), 2**63 - 1, -(2**63), 2**31, -(2**31), 2**30, -1)
+NUMBERS = (np.nan, np.inf, -np.inf, -0.0, 1e300, 5e-324)
+
+
+@dataclasses.dataclass
+class Call:
+    """Operands and results as (shape, dtype), and attributes."""
+
+    operands: list[tuple[tuple[int, ...], np.dtype]]
+    results: list[tuple[tuple[int, ...], np.dtype]]
+    attributes: dict[str, Any]
+
+
+def right_call(target: str, rng: np.random.Generator) -> Call:
+    """A call that the target serves."""
+    dtype = np.dtype(rng.choice(["float32", "bfloat16", "float16", "float64"]))
+    shape = (*(int(size) for size in rng.integers(1, 4, rng.integers(1, 4))), ROWS, COLS)
+    x = (shape, dtype)
+    has_mask, has_bias = (bool(flag) for flag in rng.integers(0, 2, 2))
+    band = {"left": -(2**30), "right": int(rng.integers(-3, 3)), "from_end": has_mask}
+    if target == "jaxkernels_sgemm":
+        a, b, out = (((*shape[:-2], *last), F32) for last in ((4, 8), (8, 6), (4, 6)))
+        floats = {"alpha": np.float32(1), "beta": np.float32(0)}
+        flags = {"trans_a": False, "trans_b": False}
+        sizes = {"split_k": 1, "pad_a": 0, "pad_b": 0}
+        return Call([a, b], [out, ((0,), F32)], {**flags, **floats, "algorithm": "naive", **sizes})
+    if target in ("jaxkernels_row_statistics", "jaxkernels_row_finish"):
+        operation = str(rng.choice(_registry.OPERATIONS))
+        masked, biased = (
+            operation.endswith("softmax_fwd") and "mask" in operation,
+            "bias" in operation,
+        )
+        has_mask = has_mask and (masked or biased)
+        others = [(shape, PRED)] * has_mask
+        others += [x] * (biased or not operation.endswith("_fwd"))
+        statistics = ((*shape[:-1], 2), np.dtype("float64" if dtype == np.float64 else "float32"))
+        attributes = {"operation": operation, "scale": np.float64(0.5), "has_mask": has_mask}
+        if target == "jaxkernels_row_statistics":
+            return Call([x, *others], [statistics], attributes)
+        return Call([statistics, x, *others], [x], attributes)
+    attributes = {"tier": "auto"}
+    if target == "jaxkernels_masked_softmax_fwd":
+        attributes |= {"scale": np.float64(0.5), **band}
+        attributes |= {"has_mask": has_mask, "has_bias": has_bias}
+        return Call([x, *[(shape, PRED)] * has_mask, *[x] * has_bias], [x], attributes)
+    if target == "jaxkernels_masked_softmax_grad":
+        return Call([x, x], [x], attributes | {"scale": np.float64(0.5), **band})
+    return Call([x] * (1 if target.endswith("_fwd") else 2), [x], attributes)
+
+
+def other_shape(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[int, ...]:
+    """Another rank, another size, no elements, or sizes that many broadcasts give."""
+    at = int(rng.integers(0, max(1, len(shape))))
+    resized = lambda size: (*shape[:at], size, *shape[at + 1 :])  # noqa: E731
+    return (
+        (),
+        shape[1:],
+        (2, *shape),
+        (*shape, 2),
+        shape[::-1],
+        (3, 1) * 9 + shape,
+        resized(1),
+        resized(0),
+        resized(13),
+    )[int(rng.integers(0, 9))]
+
+
+def other_attribute(value: Any, rng: np.random.Generator) -> Any:
+    """Another value of the same type, or one of another type."""
+    wrong = (np.float32(1), np.int32(1), np.ones(3), True, "text", 1, 0.5, {"inner": 1})
+    if isinstance(value, bool):
+        some = (not value,)
+    elif isinstance(value, str):
+        some = (
+            "",
+            "x" * 5000,
+            "auto",
+            *_validate.TIERS,
+            *_validate.ALGORITHMS,
+            *_registry.OPERATIONS,
+        )
+    elif isinstance(value, int):
+        some = HUGE
+    elif isinstance(value, (float, np.floating)):
+        some = tuple(type(value)(number) for number in NUMBERS)
+    else:
+        some = wrong
+    some = some if rng.random() < 0.6 else wrong
+    return some[int(rng.integers(0, len(some)))]
+
+
+def change_buffer(buffers: list, rng: np.random.Generator) -> None:
+    if not buffers:
+        return
+    at = int(rng.integers(0, len(buffers)))
+    shape, dtype = buffers[at]
+    if rng.random() < 0.5:
+        buffers[at] = (other_shape(shape, rng), dtype)
+    else:
+        names = ("bool", "int8", "int32", "uint64", "complex64", "float16", "float32", "float64")
+        buffers[at] = (shape, np.dtype(names[int(rng.integers(0, len(names)))]))
+
+
+def change_number(buffers: list, rng: np.random.Generator) -> None:
+    """One buffer too many, or too few."""
+    if buffers and rng.random() < 0.5:
+        del buffers[int(rng.integers(0, len(buffers)))]
+    else:
+        buffers.append(buffers[0] if buffers else ((3,), F32))
+
+
+def change_attributes(attributes: dict, rng: np.random.Generator) -> None:
+    kind = rng.random()
+    if kind < 0.1 or not attributes:
+        attributes["unheard_of"] = 1
+        return
+    name = list(attributes)[int(rng.integers(0, len(attributes)))]
+    if kind < 0.2:
+        del attributes[name]
+    else:
+        attributes[name] = other_attribute(attributes[name], rng)
+
+
+MISTAKES: tuple[Callable[[Call, np.random.Generator], None], ...] = (
+    lambda call, rng: change_buffer(call.operands, rng),
+    lambda call, rng: change_buffer(call.results, rng),
+    lambda call, rng: change_number(call.operands, rng),
+    lambda call, rng: change_number(call.results, rng),
+    lambda call, rng: change_attributes(call.attributes, rng),
+    lambda call, rng: change_attributes(call.attributes, rng),
+)
+
+
+def run(target: str, call: Call) -> bool:
+    """Whether the target serves the call; anything but an INVALID_ARGUMENT is raised."""
+    results = [jax.ShapeDtypeStruct(*result) for result in call.results]
+    operands = [np.ones(shape, dtype) for shape, dtype in call.operands]
+    program = jax.jit(lambda *xs: jax.ffi.ffi_call(target, results)(*xs, **call.attributes))
+    try:
+        returned = jax.block_until_ready(program(*operands))
+    except (ValueError, jax.errors.JaxRuntimeError) as error:
+        if "INVALID_ARGUMENT" not in str(error):
+            raise
+        return False
+    assert [(y.shape, y.dtype) for y in returned] == call.results
+    return True
+
+
+def main(targets):
+    faulthandler.enable()
+    jax.config.update("jax_enable_x64", True)
+    for target in targets:
+        rng = np.random.default_rng(sum(map(ord, target)))
+        served = 0
+        for turn in range(CALLS):
+            call = right_call(target, rng)
+            mistakes = 0 if turn % 20 == 0 else int(rng.integers(1, 3))
+            for _ in range(mistakes):
+                MISTAKES[int(rng.integers(0, len(MISTAKES)))](call, rng)
+            # The last line before a crash, whose stack says nothing of the call.
+            print(target, call, file=sys.stderr, flush=True)
+            fits = run(target, call)
+            assert fits or mistakes, f"refused: {call}"
+            served += fits
+        print(f"{target}: {served} of {CALLS} calls served")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,22 @@
+"""Wrong calls of the FFI targets are errors: none ends the process, whatever a program asks of them."""
+
+import re
+
+import pytest
+from programs import run_python
+
+from jaxkernels import _registry
+
+TARGETS = {"cpu": _registry.TARGETS["cpu"], "gpu": _registry.TARGETS["cuda"]}
+
+
+def test_wrong_calls(device):
+    """In a program of its own, so that a crash is a failure of this test, with its stack."""
+    if device.platform == "gpu" and not _registry.has_cuda_module():
+        pytest.skip("jaxkernels was built without CUDA")
+    targets = TARGETS[device.platform]
+    printed, _ = run_python("raw_calls.py", *targets, JAX_PLATFORMS=None)
+    served = re.findall(r"(\w+): (\d+) of (\d+) calls served", printed)
+    assert [name for name, _, _ in served] == list(targets)
+    for name, fits, calls in served:
+        assert 0 < int(fits) < int(calls), name
