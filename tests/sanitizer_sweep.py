@@ -1,11 +1,11 @@
-"""Runs every tier and every rung on small, odd and large shapes; test_sanitizer.py runs it under compute-sanitizer.
+"""Runs every tier and every rung on small, odd and large shapes: on a GPU test_sanitizer.py does so under
+compute-sanitizer, on a CPU .ci/sanitize with the compiler's sanitizers.
 
-Only our kernels run: inputs come from the host and every program is a few custom calls. Arguments: the dtypes of rows,
-and --as-arguments, which gives programs their operands as arguments instead of constants.
+Only our kernels run: inputs come from the host and every program is a few custom calls.
 """
 
+import argparse
 import functools
-import sys
 
 import cases
 import gemm_cases
@@ -84,10 +84,10 @@ def sweep_parts(dtype):
     return len(pairs) + len(some)
 
 
-def sweep_rows(dtype):
-    """All tiers, with and without masks, biases and bands."""
+def sweep_rows(dtype, tiers):
+    """With and without masks, biases and bands."""
     count = 0
-    for tier in _validate.TIERS:
+    for tier in tiers:
         shapes = ((70, 3), (35, 37), (9, 128), (5, 513), (3, 1030), (2, 4099), (2, 70001))
         pairs = [
             (cases.logits("normal", *shape, dtype), cases.cotangents(*shape, dtype))
@@ -109,19 +109,28 @@ def sweep_slices(dtype):
     return len(shapes)
 
 
-def main(dtypes, as_arguments):
-    assert jax.default_backend() == "gpu"
+def main(backend, dtypes, as_arguments):
+    assert jax.default_backend() == backend
     if not as_arguments:
         cases.all_operations = with_constants(cases.all_operations)
         masked_cases.results_of = with_constants(masked_cases.results_of)
         gemm_cases.sgemm_all = with_constants(gemm_cases.sgemm_all)
         row_parts_cases.results_of = with_constants(row_parts_cases.results_of)
-    count = sweep_products()
+    on_gpu = backend == "gpu"
+    count = sweep_products() if on_gpu else 0
+    # A CPU knows no tiers, and this one serves all rows.
+    tiers = _validate.TIERS if on_gpu else ("block_uncached",)
     for dtype in dtypes:
-        count += sweep_parts(dtype) + sweep_slices(dtype) + sweep_rows(dtype)
+        count += sweep_parts(dtype) + sweep_slices(dtype) + sweep_rows(dtype, tiers)
     print(f"{count} shapes right")
 
 
 if __name__ == "__main__":
-    flags = {"--as-arguments"} & {*sys.argv}
-    main([a for a in sys.argv[1:] if a not in flags], bool(flags))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("backend", choices=("cpu", "gpu"), help="what JAX has to run on")
+    parser.add_argument("dtypes", nargs="+", help="of rows")
+    parser.add_argument(
+        "--as-arguments", action="store_true", help="operands are no constants of the programs"
+    )
+    arguments = parser.parse_args()
+    main(arguments.backend, arguments.dtypes, arguments.as_arguments)

@@ -42,7 +42,8 @@ def test_sweep(gpu, tool):
     result = subprocess.run(
         [
             *(sanitizer, "--tool", tool, "--error-exitcode", "99", "--show-backtrace", "no"),
-            *(*OPTIONS.get(tool, ()), sys.executable, "sanitizer_sweep.py", *ARGUMENTS[tool]),
+            *(*OPTIONS.get(tool, ()), sys.executable, "sanitizer_sweep.py", "gpu"),
+            *ARGUMENTS[tool],
         ],
         cwd=ROOT / "tests",
         # Every buffer is an allocation of its own, so that its end is the end of what may be touched.
