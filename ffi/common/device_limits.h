@@ -7,6 +7,7 @@
 #define JAXKERNELS_COMMON_DEVICE_LIMITS_H_
 
 #include <string>
+#include <tuple>
 
 namespace jaxkernels {
 
@@ -21,12 +22,14 @@ struct DeviceLimits {
   int compute_capability = 0;  // 90 for 9.0
   int cluster_blocks = 1;      // the most in a cluster; 1 where there are no clusters
 
-  bool operator==(const DeviceLimits& o) const {
-    return name == o.name && sm_count == o.sm_count && smem_per_block == o.smem_per_block &&
-           smem_per_sm == o.smem_per_sm && threads_per_sm == o.threads_per_sm &&
-           blocks_per_sm == o.blocks_per_sm && registers_per_sm == o.registers_per_sm &&
-           compute_capability == o.compute_capability && cluster_blocks == o.cluster_blocks;
+  // Every field, by reference: what is compared, hashed and copied.
+  template <typename Self>
+  static auto FieldsOf(Self& self) {
+    return std::tie(self.name, self.sm_count, self.smem_per_block, self.smem_per_sm,
+                    self.threads_per_sm, self.blocks_per_sm, self.registers_per_sm,
+                    self.compute_capability, self.cluster_blocks);
   }
+  bool operator==(const DeviceLimits& o) const { return FieldsOf(*this) == FieldsOf(o); }
 };
 
 // CUDA keeps this much shared memory of every resident block for itself (compute capability 8.0 and

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "common/bind_value.h"
 #include "sgemm/plan.h"
 
 namespace nb = nanobind;
@@ -50,8 +51,9 @@ std::vector<std::string> Algorithms() { return {kAlgorithmNames, std::end(kAlgor
 }  // namespace
 
 void BindSgemmPlan(nb::module_& module) {
-  nb::class_<SgemmPlan>(module, "SgemmPlan", "How a matrix product is launched on a GPU.")
-      .def_prop_ro("algorithm",
+  nb::class_<SgemmPlan> plan(module, "SgemmPlan", "How a matrix product is launched on a GPU.");
+  BindValue(plan);
+  plan.def_prop_ro("algorithm",
                    [](const SgemmPlan& self) { return std::string(AlgorithmName(self.algorithm)); })
       .def_prop_ro("engine",
                    [](const SgemmPlan& self) { return std::string(EngineName(self.engine)); })
@@ -69,18 +71,13 @@ void BindSgemmPlan(nb::module_& module) {
       .def_ro("tiles_m", &SgemmPlan::tiles_m)
       .def_ro("tiles_n", &SgemmPlan::tiles_n)
       .def_ro("grid_blocks", &SgemmPlan::grid_blocks)
+      .def_ro("sm_count", &SgemmPlan::sm_count)
       .def_ro("stagger_cycles", &SgemmPlan::stagger_cycles)
       .def_ro("smem_bytes", &SgemmPlan::smem_bytes)
       .def_ro("blocks_per_sm", &SgemmPlan::blocks_per_sm)
       .def_ro("partial_elements", &SgemmPlan::partial_elements)
       .def_ro("pad_a", &SgemmPlan::pad_a)
       .def_ro("pad_b", &SgemmPlan::pad_b)
-      .def(
-          "__eq__",
-          [](const SgemmPlan& self, nb::handle other) {
-            return nb::isinstance<SgemmPlan>(other) && self == nb::cast<const SgemmPlan&>(other);
-          },
-          nb::arg().none())
       .def("__repr__", [](const SgemmPlan& self) { return jaxkernels::ToString(self); });
 
   module.def("sgemm_algorithms", &Algorithms, "The rungs of the ladder by name, \"auto\" first.");

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <tuple>
 
 #include "common/device_limits.h"
 #include "sgemm/pipelined_tile.h"
@@ -62,7 +63,17 @@ struct SgemmPlan {
   int64_t partial_elements = 0;  // float32 elements of the splits' sums
   int pad_a = 0, pad_b = 0;      // elements behind every stored row of an operand
 
-  bool operator==(const SgemmPlan& o) const;
+  // Every field, by reference: what is compared, hashed and copied.
+  template <typename Self>
+  static auto FieldsOf(Self& self) {
+    return std::tie(self.algorithm, self.tile, self.engine, self.block_m, self.block_n,
+                    self.block_k, self.thread_m, self.thread_n, self.block_threads, self.stages,
+                    self.slices, self.split_k, self.launches, self.k_per_split, self.tiles_m,
+                    self.tiles_n, self.grid_blocks, self.sm_count, self.stagger_cycles,
+                    self.smem_bytes, self.blocks_per_sm, self.partial_elements, self.pad_a,
+                    self.pad_b);
+  }
+  bool operator==(const SgemmPlan& o) const { return FieldsOf(*this) == FieldsOf(o); }
 };
 
 // A plan, or why there is none.

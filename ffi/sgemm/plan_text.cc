@@ -18,8 +18,6 @@ bool ParseAlgorithm(std::string_view name, Algorithm* algorithm) {
   return false;
 }
 
-bool SgemmPlan::operator==(const SgemmPlan& o) const { return ToString(*this) == ToString(o); }
-
 std::string ToString(const SgemmPlan& plan) {
   std::string text = "SgemmPlan(algorithm='" + std::string(AlgorithmName(plan.algorithm)) + "'";
   if (plan.algorithm == Algorithm::kPipelined) {
@@ -42,6 +40,7 @@ std::string ToString(const SgemmPlan& plan) {
   add("tiles_m", plan.tiles_m);
   add("tiles_n", plan.tiles_n);
   add("grid_blocks", plan.grid_blocks);
+  add("sm_count", plan.sm_count);
   add("stagger_cycles", plan.stagger_cycles);
   add("smem_bytes", plan.smem_bytes);
   add("blocks_per_sm", plan.blocks_per_sm);

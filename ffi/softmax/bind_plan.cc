@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "common/bind_value.h"
 #include "softmax/plan.h"
 
 namespace nb = nanobind;
@@ -65,16 +66,12 @@ std::string ToString(const DeviceLimits& limits) {
          ", cluster_blocks=" + std::to_string(limits.cluster_blocks) + ")";
 }
 
-// Compares with anything, as Python's == must.
-template <typename T>
-bool Equals(const T& self, nb::handle other) {
-  return nb::isinstance<T>(other) && self == nb::cast<const T&>(other);
-}
-
 }  // namespace
 
 void BindSoftmaxPlan(nb::module_& module) {
-  nb::class_<DeviceLimits>(module, "DeviceLimits", "What a plan needs to know about a GPU.")
+  nb::class_<DeviceLimits> limits(module, "DeviceLimits", "What a plan needs to know about a GPU.");
+  BindValue(limits);
+  limits
       .def(
           "__init__",
           [](DeviceLimits* self, const std::string& name, int sm_count, int smem_per_block,
@@ -97,11 +94,11 @@ void BindSoftmaxPlan(nb::module_& module) {
       .def_ro("registers_per_sm", &DeviceLimits::registers_per_sm)
       .def_ro("compute_capability", &DeviceLimits::compute_capability)
       .def_ro("cluster_blocks", &DeviceLimits::cluster_blocks)
-      .def("__eq__", &Equals<DeviceLimits>, nb::arg().none())
       .def("__repr__", [](const DeviceLimits& self) { return ToString(self); });
 
-  nb::class_<SoftmaxPlan>(module, "SoftmaxPlan", "How a row operation is launched on a GPU.")
-      .def_prop_ro("tier", [](const SoftmaxPlan& self) { return std::string(TierName(self.tier)); })
+  nb::class_<SoftmaxPlan> plan(module, "SoftmaxPlan", "How a row operation is launched on a GPU.");
+  BindValue(plan);
+  plan.def_prop_ro("tier", [](const SoftmaxPlan& self) { return std::string(TierName(self.tier)); })
       .def_ro("pack", &SoftmaxPlan::pack)
       .def_ro("aligned", &SoftmaxPlan::aligned)
       .def_ro("staged", &SoftmaxPlan::staged)
@@ -120,7 +117,6 @@ void BindSoftmaxPlan(nb::module_& module) {
            "end, step); tiers 'block_smem' and 'cluster' only.")
       .def_ro("smem_bytes", &SoftmaxPlan::smem_bytes)
       .def_ro("blocks_per_sm", &SoftmaxPlan::blocks_per_sm)
-      .def("__eq__", &Equals<SoftmaxPlan>, nb::arg().none())
       .def("__repr__", [](const SoftmaxPlan& self) { return jaxkernels::ToString(self); });
 
   module.def("named_devices", &NamedDevices, "Limits of well-known GPUs, by name.");

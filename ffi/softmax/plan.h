@@ -16,6 +16,7 @@
 #include <numeric>
 #include <string>
 #include <string_view>
+#include <tuple>
 
 #include "common/device_limits.h"
 #include "common/dtype.h"
@@ -232,15 +233,16 @@ struct SoftmaxPlan {
   int smem_bytes = 0;     // dynamic shared memory of one block
   int blocks_per_sm = 0;  // resident at once, by threads, shared memory and registers
 
-  bool operator==(const SoftmaxPlan& o) const {
-    return part == o.part && tier == o.tier && pack == o.pack && aligned == o.aligned &&
-           on_packs == o.on_packs && offset == o.offset && staged == o.staged &&
-           warp_shape == o.warp_shape && lanes == o.lanes && packs_per_lane == o.packs_per_lane &&
-           kept_packs == o.kept_packs && rows_per_access == o.rows_per_access &&
-           cluster_blocks == o.cluster_blocks && block_threads == o.block_threads &&
-           grid_blocks == o.grid_blocks && batches == o.batches && smem_bytes == o.smem_bytes &&
-           blocks_per_sm == o.blocks_per_sm;
+  // Every field, by reference: what is compared, hashed and copied.
+  template <typename Self>
+  static auto FieldsOf(Self& self) {
+    return std::tie(self.part, self.tier, self.pack, self.aligned, self.on_packs, self.offset,
+                    self.staged, self.warp_shape, self.lanes, self.packs_per_lane, self.kept_packs,
+                    self.rows_per_access, self.cluster_blocks, self.block_threads, self.grid_blocks,
+                    self.batches.workers, self.batches.rounds, self.batches.halves, self.smem_bytes,
+                    self.blocks_per_sm);
   }
+  bool operator==(const SoftmaxPlan& o) const { return FieldsOf(*this) == FieldsOf(o); }
 };
 
 // Packs that the window of a row can need: rows begin at multiples of gcd(cols, pack) within a

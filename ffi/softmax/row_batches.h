@@ -24,10 +24,6 @@ struct RowBatches {
   int64_t rounds = 0;   // of all batches
   bool halves = false;  // in batches, instead of by fixed turns
 
-  bool operator==(const RowBatches& o) const {
-    return workers == o.workers && rounds == o.rounds && halves == o.halves;
-  }
-
   // Of all batches together.
   int64_t CountWorkers(int64_t rows) const {
     int64_t count = 0;
