@@ -7,7 +7,7 @@ know: layouts of products (`_heads`), or how masks and windows reach a kernel (`
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, overload
+from typing import Any, Literal, get_args, overload
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxkernels import _heads, _masked_kernels, _masked_softmax, _reference, _validate
+from jaxkernels.typing import AttentionImplementation, EmptyRows
 
 _NAME = "dot_product_attention"
 _PEERS = ("xla", "cudnn")
@@ -35,9 +36,9 @@ def dot_product_attention(
     query_seq_lengths: ArrayLike | None = None,
     key_value_seq_lengths: ArrayLike | None = None,
     local_window_size: int | tuple[int, int] | None = None,
-    implementation: str | None = None,
+    implementation: AttentionImplementation | None = None,
     return_residual: Literal[False] = ...,
-    empty_rows: str | None = None,
+    empty_rows: EmptyRows | None = None,
 ) -> jax.Array: ...
 
 
@@ -54,10 +55,29 @@ def dot_product_attention(
     query_seq_lengths: ArrayLike | None = None,
     key_value_seq_lengths: ArrayLike | None = None,
     local_window_size: int | tuple[int, int] | None = None,
-    implementation: str | None = None,
+    implementation: AttentionImplementation | None = None,
     return_residual: Literal[True],
-    empty_rows: str | None = None,
+    empty_rows: EmptyRows | None = None,
 ) -> tuple[jax.Array, jax.Array]: ...
+
+
+@overload
+def dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    scale: float | jax.Array | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: AttentionImplementation | None = None,
+    return_residual: bool,
+    empty_rows: EmptyRows | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
 
 def dot_product_attention(
@@ -72,9 +92,9 @@ def dot_product_attention(
     query_seq_lengths: ArrayLike | None = None,
     key_value_seq_lengths: ArrayLike | None = None,
     local_window_size: int | tuple[int, int] | None = None,
-    implementation: str | None = None,
+    implementation: AttentionImplementation | None = None,
     return_residual: bool = False,
-    empty_rows: str | None = None,
+    empty_rows: EmptyRows | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     r"""Attention: softmax(scale * query key^T + bias, where masked) value, for each head.
 
@@ -237,7 +257,7 @@ def _as_4d(argument: str, x: Any) -> jax.Array:
 
 
 def _check_choices(implementation: str | None, empty_rows: str | None) -> None:
-    _validate.check_choice("implementation", implementation, (*_validate.IMPLEMENTATIONS, "cudnn"))
+    _validate.check_choice("implementation", implementation, get_args(AttentionImplementation))
     _validate.check_choice("empty_rows", empty_rows, _masked_softmax.EMPTY_ROWS)
     has = (None, "mean") if implementation == "xla" else (None,)
     if implementation in _PEERS and empty_rows not in has:

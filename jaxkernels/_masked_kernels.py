@@ -23,6 +23,7 @@ from jaxkernels import (
     _row_partitioning,
     _row_parts,
 )
+from jaxkernels.typing import Operation
 
 Window = int | tuple[int, int] | None
 
@@ -121,7 +122,7 @@ def _grad_at(
     return list(operands), {**attributes, **_OPEN}
 
 
-def _forward_operation(has_bias: bool) -> str:
+def _forward_operation(has_bias: bool) -> Operation:
     return "biased_softmax_fwd" if has_bias else "masked_softmax_fwd"
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,9 @@ from jax.typing import ArrayLike
 
 from jaxkernels import _reference, _validate
 from jaxkernels._masked_kernels import Band, Window, band_of, masked_softmax_fwd
+from jaxkernels.typing import EmptyRows, Implementation, Tier
 
-EMPTY_ROWS = ("zero", "mean")
+EMPTY_ROWS: tuple[EmptyRows, ...] = get_args(EmptyRows)
 
 
 def scaled_masked_softmax(
@@ -33,9 +34,9 @@ def scaled_masked_softmax(
     scale: ArrayLike = 1.0,
     causal: bool = False,
     window: Window = None,
-    empty_rows: str = "zero",
-    tier: str | None = None,
-    implementation: str | None = None,
+    empty_rows: EmptyRows = "zero",
+    tier: Tier | None = None,
+    implementation: Implementation | None = None,
 ) -> jax.Array:
     r"""Softmax of scale * scores + bias along the last axis, over what each row may attend to.
 
@@ -125,9 +126,9 @@ def apply(
     *,
     scale: Any,
     band: Band,
-    empty_rows: str = "zero",
-    tier: str | None = None,
-    implementation: str | None = None,
+    empty_rows: EmptyRows = "zero",
+    tier: Tier | None = None,
+    implementation: Implementation | None = None,
 ) -> jax.Array:
     """`scaled_masked_softmax` with any band; `function` names the caller in errors."""
     _validate.check_choice("implementation", implementation, _validate.IMPLEMENTATIONS)

@@ -17,6 +17,7 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxkernels import _contraction, _gemm, _gemm_validate, _validate
+from jaxkernels.typing import Algorithm, Implementation
 
 DotDimensionNumbers = tuple[
     tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]
@@ -29,8 +30,8 @@ def matmul(
     *,
     preferred_element_type: DTypeLike | None = None,
     out_sharding: Any = None,
-    algorithm: str | None = None,
-    implementation: str | None = None,
+    algorithm: Algorithm | None = None,
+    implementation: Implementation | None = None,
 ) -> jax.Array:
     """Matrix product in true float32, with the shapes of `jnp.matmul`.
 
@@ -117,8 +118,8 @@ def dot_general(
     preferred_element_type: DTypeLike | None = None,
     *,
     out_sharding: Any = None,
-    algorithm: str | None = None,
-    implementation: str | None = None,
+    algorithm: Algorithm | None = None,
+    implementation: Implementation | None = None,
 ) -> jax.Array:
     """Contraction in true float32, with the signature and the result of `jax.lax.dot_general`.
 
@@ -188,8 +189,8 @@ def sgemm(
     beta: float | jax.Array = 0.0,
     trans_a: bool | int = False,
     trans_b: bool | int = False,
-    algorithm: str | None = None,
-    implementation: str | None = None,
+    algorithm: Algorithm | None = None,
+    implementation: Implementation | None = None,
 ) -> jax.Array:
     """BLAS's sgemm: alpha * op(a) op(b) + beta * c, in true float32.
 

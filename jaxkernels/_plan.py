@@ -12,27 +12,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from jaxkernels import _registry, _validate
+from jaxkernels._cpu import DeviceLimits, SgemmPlan, SoftmaxPlan
+from jaxkernels.typing import Algorithm, Device, DeviceName, Dtype, Operation, Tier
 
 if TYPE_CHECKING:
-    from jaxkernels._cpu import DeviceLimits, SgemmPlan, SoftmaxPlan
     from jaxkernels._gemm_calls import Options
 
-DEFAULT_DEVICE = "h200"
-
-# A jax.Device: JAX does not export it in a form that type checkers take for a type.
-Device = Any
+DEFAULT_DEVICE: DeviceName = "h200"
 
 
 def plan_softmax(
     shape: Sequence[int],
-    dtype: DTypeLike,
+    dtype: Dtype,
     *,
-    operation: str = "softmax_fwd",
-    device: str | Device | None = None,
-    tier: str | None = None,
+    operation: Operation = "softmax_fwd",
+    device: DeviceName | Device | None = None,
+    tier: Tier | None = None,
 ) -> SoftmaxPlan:
     """The launch plan of a row operation on a GPU; needs no GPU for devices known by name.
 
@@ -86,8 +83,8 @@ def plan_sgemm(
     batch: int | Sequence[int] = (),
     trans_a: bool = False,
     trans_b: bool = False,
-    algorithm: str | None = None,
-    device: str | Device | None = None,
+    algorithm: Algorithm | None = None,
+    device: DeviceName | Device | None = None,
 ) -> SgemmPlan:
     """The launch plan of a matrix product on a GPU; needs no GPU for devices known by name.
 
@@ -165,7 +162,7 @@ def has_clusters() -> bool:
     return _device_limits(None).cluster_blocks > 1
 
 
-def check_tier(operation: str, shape: Sequence[Any], dtype: Any, tier: str) -> None:
+def check_tier(operation: Operation, shape: Sequence[Any], dtype: Any, tier: str) -> None:
     """Raises ValueError, when a program is traced, if no device can serve its rows in this tier.
 
     The registers of a warp and of a block are the same on all devices; what shared memory holds is
@@ -177,7 +174,7 @@ def check_tier(operation: str, shape: Sequence[Any], dtype: Any, tier: str) -> N
         plan_softmax((1, cols), dtype, operation=operation, device=DEFAULT_DEVICE, tier=tier)
 
 
-def _device_limits(device: str | Device | None) -> DeviceLimits:
+def _device_limits(device: DeviceName | Device | None) -> DeviceLimits:
     chosen: Any = _default_device() if device is None else device
     if isinstance(chosen, str):
         known = _registry.cpu_module.named_devices()
@@ -194,7 +191,7 @@ def _device_limits(device: str | Device | None) -> DeviceLimits:
     return _registry.cpu_module.DeviceLimits(**limits)
 
 
-def _default_device() -> str | Device:
+def _default_device() -> DeviceName | Device:
     if not _registry.has_cuda_module():
         return DEFAULT_DEVICE
     try:

@@ -16,22 +16,15 @@ import platform as python_platform
 import warnings
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 
 import jax
 import numpy as np
 
 from jaxkernels import _compat
+from jaxkernels.typing import Operation
 
-OPERATIONS = (
-    "softmax_fwd",
-    "log_softmax_fwd",
-    "softmax_grad",
-    "log_softmax_grad",
-    "log_softmax_jvp",
-    "masked_softmax_fwd",
-    "biased_softmax_fwd",
-    "masked_softmax_grad",
-)
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 # One target serves scores with a bias and without.
 _ROW_TARGETS = tuple(f"jaxkernels_{name}" for name in OPERATIONS if name != "biased_softmax_fwd")
 # The two parts of any of these operations.
@@ -42,7 +35,24 @@ TARGETS = {
     "cuda": (*_ROW_TARGETS, *_PART_TARGETS, "jaxkernels_sgemm"),
 }
 
-VERSION = importlib.metadata.version("jaxkernels")
+
+def _installed_version() -> str:
+    """The version of the installed package, or what to do where there is none.
+
+    Raises:
+        ImportError: the package was found, but not installed.
+    """
+    try:
+        return importlib.metadata.version("jaxkernels")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ImportError(
+            f"jaxkernels was imported from {Path(__file__).parent}, but is not installed: its "
+            "kernels are compiled, and its version is written down, when it is installed. Run "
+            "'pip install .' in its source tree"
+        ) from error
+
+
+VERSION = _installed_version()
 
 # XLA's name of a platform differs from the name that JAX's lowering rules use. "cuda" in lower case
 # would be accepted by register_ffi_target as well, and then never be looked up.

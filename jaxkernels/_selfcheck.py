@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -29,6 +29,7 @@ from jaxkernels import (
     _softmax,
     _validate,
 )
+from jaxkernels.typing import Algorithm, Tier
 
 # An odd row length: misaligned rows, heads and tails are part of what is tested.
 _SHAPE = (48, 1001)
@@ -72,13 +73,13 @@ class Check:
         return not self.problem and self.error <= self.bound
 
 
-def _softmax_results(tier: str | None, x: jax.Array, t: jax.Array) -> dict[str, jax.Array]:
+def _softmax_results(tier: Tier | None, x: jax.Array, t: jax.Array) -> dict[str, jax.Array]:
     """Returns y and, for the cotangent t, dx."""
     y, pullback = jax.vjp(partial(_softmax.softmax, tier=tier, implementation="ffi"), x)
     return {"softmax_fwd": y, "softmax_grad": pullback(t)[0]}
 
 
-def _log_softmax_results(tier: str | None, x: jax.Array, t: jax.Array) -> dict[str, jax.Array]:
+def _log_softmax_results(tier: Tier | None, x: jax.Array, t: jax.Array) -> dict[str, jax.Array]:
     """Returns y and, with t as the cotangent and as the tangent, dx and dy."""
     function = partial(_softmax.log_softmax, tier=tier, implementation="ffi")
     y, pullback = jax.vjp(function, x)
@@ -90,7 +91,7 @@ def _log_softmax_results(tier: str | None, x: jax.Array, t: jax.Array) -> dict[s
     }
 
 
-def _attention_results(tier: str | None, x: jax.Array, t: jax.Array) -> dict[str, jax.Array]:
+def _attention_results(tier: Tier | None, x: jax.Array, t: jax.Array) -> dict[str, jax.Array]:
     """Returns y of scores x under a causal mask and, for the cotangent t, dx."""
     function = partial(
         _masked_softmax.scaled_masked_softmax,
@@ -104,7 +105,7 @@ def _attention_results(tier: str | None, x: jax.Array, t: jax.Array) -> dict[str
 
 
 def _results_in_parts(
-    platform: str, tier: str | None, x: jax.Array, t: jax.Array
+    platform: str, tier: Tier | None, x: jax.Array, t: jax.Array
 ) -> dict[str, jax.Array]:
     """As on several devices, of which there need not be more than one."""
     del tier, t
@@ -176,7 +177,7 @@ def _bound(dtype: str, spread: float, cols: int) -> float:
 def _run_case(
     platform: str,
     dtype: str,
-    tier: str,
+    tier: Tier | Literal["auto"],
     evaluate: Callable[..., dict[str, jax.Array]],
     in_parts: bool = False,
 ) -> list[Check]:
@@ -212,7 +213,7 @@ def _run_case(
     return checks
 
 
-def _check_sgemm(platform: str, algorithm: str) -> list[Check]:
+def _check_sgemm(platform: str, algorithm: Algorithm | Literal["auto"]) -> list[Check]:
     """Compiles and runs one rung of the ladder on one device; of its products the worst counts.
 
     A sum of k products errs by k roundings at most, alpha, beta and their sum by one each; a rounding
@@ -255,8 +256,8 @@ def _cases(platform: str) -> Iterator[tuple[str, str, str, Callable[[], list[Che
     Every dtype with the chosen tier; on CUDA every tier in float32, and every rung of the ladder.
     """
     on_cuda = platform == "cuda"
-    tiers = [(dtype, "auto") for dtype in _DTYPES]
-    tiers += [("float32", tier) for tier in _validate.TIERS if on_cuda]
+    tiers: list[tuple[str, Tier | Literal["auto"]]] = [(dtype, "auto") for dtype in _DTYPES]
+    tiers.extend(("float32", tier) for tier in _validate.TIERS if on_cuda)
     for dtype, tier in tiers:
         for name, evaluate in (
             ("softmax", _softmax_results),

@@ -29,12 +29,13 @@ from jaxkernels import (
     _row_parts,
     _validate,
 )
+from jaxkernels.typing import Implementation, Operation, Tier
 
 Axis = int | tuple[int, ...] | list[int] | None
 
 
 def _kernel(
-    operation: str, reference: Callable[..., jax.Array], operands: int
+    operation: Operation, reference: Callable[..., jax.Array], operands: int
 ) -> _primitive.RowKernel:
     return _primitive.define(
         name=f"jaxkernels_{operation}",
@@ -75,8 +76,8 @@ def softmax(
     axis: Axis = -1,
     where: ArrayLike | None = None,
     *,
-    tier: str | None = None,
-    implementation: str | None = None,
+    tier: Tier | None = None,
+    implementation: Implementation | None = None,
 ) -> jax.Array:
     r"""Softmax along one or more axes: exp(x_i) / sum_j exp(x_j).
 
@@ -148,8 +149,8 @@ def log_softmax(
     axis: Axis = -1,
     where: ArrayLike | None = None,
     *,
-    tier: str | None = None,
-    implementation: str | None = None,
+    tier: Tier | None = None,
+    implementation: Implementation | None = None,
 ) -> jax.Array:
     r"""Logarithm of the softmax along one or more axes: x_i - log sum_j exp(x_j).
 
@@ -209,8 +210,8 @@ def _apply(
     x: Any,
     axis: Any,
     where: Any,
-    tier: str | None,
-    implementation: str | None,
+    tier: Tier | None,
+    implementation: Implementation | None,
 ) -> jax.Array:
     _validate.check_choice("implementation", implementation, _validate.IMPLEMENTATIONS)
     _validate.check_choice("tier", tier, _validate.TIERS)

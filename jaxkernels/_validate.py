@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 
-# Storage types that have kernels.
-DTYPES = ("float32", "bfloat16", "float16", "float64")
-TIERS = ("warp", "block", "block_smem", "cluster", "block_uncached")
-IMPLEMENTATIONS = ("ffi", "xla")
-# The rungs of the SGEMM ladder; "auto" is None to users.
-ALGORITHMS = ("naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined")
+from jaxkernels.typing import Algorithm, DtypeName, Implementation, Tier
+
+DTYPES: tuple[DtypeName, ...] = get_args(DtypeName)
+TIERS: tuple[Tier, ...] = get_args(Tier)
+IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 
 _AXIS_TYPE = "axis must be an integer, a tuple of integers or None"
 

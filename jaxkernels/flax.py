@@ -19,6 +19,7 @@ from flax.nnx.nn import dtypes
 from jax import random
 
 from jaxkernels import _heads, _masked_kernels, _masked_softmax, _validate
+from jaxkernels.typing import EmptyRows, Implementation
 
 _NAME = "jaxkernels.flax.dot_product_attention"
 
@@ -47,8 +48,8 @@ def dot_product_attention(
     is_causal: bool = False,
     scale: float | jax.Array | None = None,
     window: int | tuple[int, int] | None = None,
-    empty_rows: str = "zero",
-    implementation: str | None = None,
+    empty_rows: EmptyRows = "zero",
+    implementation: Implementation | None = None,
 ) -> jax.Array:
     """Attention with the arguments of Flax, for `attention_fn=` of its layers.
 

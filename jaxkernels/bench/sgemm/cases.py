@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
-RUNGS = ("naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined")
+from jaxkernels.typing import Algorithm
+
+RUNGS: tuple[Algorithm, ...] = get_args(Algorithm)
 # The size at which the rungs are compared.
 LADDER_SIZE = 4096
 TRANSPOSES = ("NN", "NT", "TN", "TT")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
+
+from jaxkernels.typing import Tier
 
 DIRECTIONS = ("fwd", "grad")
 DTYPES = ("float32", "bfloat16", "float16")
-TIERS = ("auto", "warp", "block", "block_smem", "cluster", "block_uncached")
+TIERS = ("auto", *get_args(Tier))
 
 # Powers of two, model widths, vocabularies, and odd lengths beside their even neighbours.
 GPU_COLS = (

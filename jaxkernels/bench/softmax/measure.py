@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +18,12 @@ from jaxkernels.bench.timing import (
     measure_together,
     rotations_for,
 )
+from jaxkernels.typing import Operation
 
 # Calls in the jitted chain of the few-rows section: enough to hide the dispatch of the chain.
 _CHAIN_CALLS = 64
 
-_OURS = {"softmax": jk.softmax, "log_softmax": jk.log_softmax}
+_OURS: dict[str, Callable[..., jax.Array]] = {"softmax": jk.softmax, "log_softmax": jk.log_softmax}
 _XLA = {"softmax": jax.nn.softmax, "log_softmax": jax.nn.log_softmax}
 
 
@@ -104,8 +106,8 @@ def _planned_tier(settings: Settings, dtype: str, direction: str, rows: int, col
     """Returns the tier that would be chosen on this GPU; empty on other platforms."""
     if jax.default_backend() != "gpu":
         return ""
-    operation = f"{settings.operation}_{direction}"
-    return str(jk.plan_softmax((rows, cols), dtype, operation=operation).tier)
+    operation = cast(Operation, f"{settings.operation}_{direction}")
+    return str(jk.plan_softmax((rows, cols), jnp.dtype(dtype), operation=operation).tier)
 
 
 def _contenders(

@@ -1,0 +1,115 @@
+"""The types of the public functions name every choice, and nothing but what the checks at run time accept."""
+
+import importlib.util
+import inspect
+import json
+import subprocess
+import sys
+import types
+import typing
+
+import jax.numpy as jnp
+import pytest
+from jax.typing import DTypeLike
+from programs import ROOT
+
+import jaxkernels as jk
+import jaxkernels.flax
+import jaxkernels.typing as choices
+from jaxkernels import _cpu, _masked_softmax, _registry, _validate
+
+FUNCTIONS = {
+    **{f"jk.{name}": getattr(jk, name) for name in jk.__all__},
+    "jaxkernels.flax.dot_product_attention": jaxkernels.flax.dot_product_attention,
+}
+FUNCTIONS = {name: f for name, f in FUNCTIONS.items() if inspect.isfunction(f)}
+# The arguments that are choices, and the types that list them.
+CHOICES = {
+    "tier": (choices.Tier,),
+    "algorithm": (choices.Algorithm,),
+    "implementation": (choices.Implementation, choices.AttentionImplementation),
+    "empty_rows": (choices.EmptyRows,),
+    "operation": (choices.Operation,),
+    "device": (choices.DeviceName,),
+}
+
+
+def members(hint):
+    """The parts of a union, those of unions in it included."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return [part for item in typing.get_args(hint) for part in members(item)]
+    return [hint]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_hints_can_be_read_and_no_choice_is_any_text(name):
+    hints = typing.get_type_hints(FUNCTIONS[name])
+    for argument, hint in hints.items():
+        if hint == DTypeLike | None:  # jax.numpy's own argument, `preferred_element_type`
+            continue
+        assert str not in members(hint), argument
+        if argument in CHOICES:
+            literals = [m for m in members(hint) if typing.get_origin(m) is typing.Literal]
+            assert literals, argument
+            assert all(literal in CHOICES[argument] for literal in literals), argument
+        else:
+            assert not any(typing.get_origin(m) is typing.Literal for m in members(hint)) or (
+                argument == "dtype"
+            ), argument
+
+
+def test_tables_of_the_checks_are_these_types():
+    args = typing.get_args
+    assert args(choices.Tier) == _validate.TIERS
+    assert args(choices.DtypeName) == _validate.DTYPES
+    assert args(choices.Implementation) == _validate.IMPLEMENTATIONS
+    assert args(choices.AttentionImplementation) == (*_validate.IMPLEMENTATIONS, "cudnn")
+    assert args(choices.EmptyRows) == _masked_softmax.EMPTY_ROWS
+    assert args(choices.Operation) == _registry.OPERATIONS
+    assert args(choices.Algorithm) == _validate.ALGORITHMS
+
+
+def test_tables_of_the_extension_module_are_these_types():
+    h200 = _cpu.named_devices()["h200"]
+    assert set(typing.get_args(choices.DeviceName)) == set(_cpu.named_devices())
+    ours = {"auto", "auto_for_batch"}
+    assert set(typing.get_args(choices.Algorithm)) == set(_cpu.sgemm_algorithms()) - ours
+    for dtype in _validate.DTYPES:
+        for operation in _registry.OPERATIONS:
+            for tier in _validate.TIERS:
+                assert _cpu.plan_softmax(1, 8, dtype, operation, h200, tier).tier == tier
+
+
+def test_every_choice_is_taken():
+    x, q = jnp.ones((4, 8)), jnp.ones((1, 4, 2, 8))
+    for device in typing.get_args(choices.DeviceName):
+        assert jk.plan_softmax((4, 8), "float32", device=device).tier == "warp"
+    for algorithm in typing.get_args(choices.Algorithm):
+        assert jk.plan_sgemm(8, 8, 8, algorithm=algorithm, device="h200").algorithm == algorithm
+    for implementation in typing.get_args(choices.Implementation):
+        assert jk.softmax(x, implementation=implementation).shape == x.shape
+    for empty_rows in typing.get_args(choices.EmptyRows):
+        for function in (jk.dot_product_attention, jaxkernels.flax.dot_product_attention):
+            assert function(q, q, q, empty_rows=empty_rows).shape == q.shape
+    assert jk.dot_product_attention(q, q, q, implementation="xla").shape == q.shape
+
+
+def test_a_type_checker_sees_misspellings_and_overloads():
+    """tests/typing_choices.py says what it has to see. The lint step of .ci/run runs it as well."""
+    if importlib.util.find_spec("pyright") is None:
+        pytest.skip("pyright is not installed; the lint step of .ci/run has it")
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
+    answer = subprocess.run(
+        [*command, str(ROOT / "tests" / "typing_choices.py")],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    found = json.loads(answer.stdout)
+    problems = [
+        f"line {d['range']['start']['line'] + 1}: {d['message']}"
+        for d in found["generalDiagnostics"]
+    ]
+    assert not problems
+    assert found["summary"]["filesAnalyzed"] == 1

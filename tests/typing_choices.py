@@ -1,0 +1,57 @@
+# pyright: reportUnnecessaryTypeIgnoreComment=error
+"""What a type checker must see; pyright checks this file, nobody runs it.
+
+Where it sees no mistake, the comment that says that there is one is itself an error.
+"""
+
+from typing import assert_type
+
+import jax
+import jax.numpy as jnp
+
+import jaxkernels as jk
+import jaxkernels.flax
+
+x = jnp.ones((4, 4))
+q = jnp.ones((1, 4, 2, 8))
+device = jax.devices()[0]
+
+
+def right(return_residual: bool) -> None:
+    jk.softmax(x, tier="warp", implementation="ffi")
+    jk.matmul(x, x, algorithm="pipelined", implementation=None)
+    jk.dot_product_attention(q, q, q, implementation="cudnn", empty_rows="mean")
+    jk.plan_softmax((4, 4), x.dtype, operation="softmax_grad", device=device)
+    jk.plan_softmax((4, 4), jnp.float32, device="h200", tier="cluster")
+    assert_type(jk.dot_product_attention(q, q, q), jax.Array)
+    assert_type(jk.dot_product_attention(q, q, q, return_residual=False), jax.Array)
+    assert_type(
+        jk.dot_product_attention(q, q, q, return_residual=True), tuple[jax.Array, jax.Array]
+    )
+    assert_type(
+        jk.dot_product_attention(q, q, q, return_residual=return_residual),
+        jax.Array | tuple[jax.Array, jax.Array],
+    )
+
+
+def wrong() -> None:
+    jk.softmax(x, tier="wrap")  # pyright: ignore[reportArgumentType]
+    jk.softmax(x, implementation="cudnn")  # pyright: ignore[reportArgumentType]
+    jk.log_softmax(x, tier="auto")  # pyright: ignore[reportArgumentType]
+    jk.scaled_masked_softmax(x, tier="smem")  # pyright: ignore[reportArgumentType]
+    jk.scaled_masked_softmax(x, empty_rows="nan")  # pyright: ignore[reportArgumentType]
+    jk.scaled_masked_softmax(x, implementation="FFI")  # pyright: ignore[reportArgumentType]
+    jk.matmul(x, x, algorithm="pipeline")  # pyright: ignore[reportArgumentType]
+    jk.matmul(x, x, implementation="cublas")  # pyright: ignore[reportArgumentType]
+    jk.sgemm(x, x, algorithm="auto")  # pyright: ignore[reportArgumentType]
+    jk.dot_general(x, x, (((1,), (0,)), ((), ())), algorithm="")  # pyright: ignore[reportArgumentType]
+    jk.dot_product_attention(q, q, q, implementation="flash")  # pyright: ignore[reportArgumentType]
+    jk.dot_product_attention(q, q, q, empty_rows="none")  # pyright: ignore[reportArgumentType]
+    jaxkernels.flax.dot_product_attention(q, q, q, empty_rows="none")  # pyright: ignore[reportArgumentType]
+    jaxkernels.flax.dot_product_attention(q, q, q, implementation="cudnn")  # pyright: ignore[reportArgumentType]
+    jk.plan_softmax((4, 4), "float23")  # pyright: ignore[reportArgumentType]
+    jk.plan_softmax((4, 4), "float32", operation="softmax")  # pyright: ignore[reportArgumentType]
+    jk.plan_softmax((4, 4), "float32", device="h20")  # pyright: ignore[reportArgumentType]
+    jk.plan_softmax((4, 4), "float32", tier="wrap")  # pyright: ignore[reportArgumentType]
+    jk.plan_sgemm(4, 4, 4, device="H200")  # pyright: ignore[reportArgumentType]
+    jk.plan_sgemm(4, 4, 4, algorithm="tiled")  # pyright: ignore[reportArgumentType]
