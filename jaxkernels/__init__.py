@@ -15,12 +15,11 @@ Example:
      [0.25 0.25 0.25 0.25]]
 """
 
-import importlib.metadata
-import pkgutil
+from pkgutil import extend_path as _extend_path
 
 # Started inside a checkout, Python takes the package from there, where no extension modules are:
 # they are then found in the installed copy.
-__path__ = pkgutil.extend_path(__path__, __name__)
+__path__ = _extend_path(__path__, __name__)
 
 from jaxkernels import _registry as _registry
 from jaxkernels._attention import dot_product_attention as dot_product_attention
@@ -37,7 +36,7 @@ from jaxkernels._plan import plan_softmax as plan_softmax
 from jaxkernels._softmax import log_softmax as log_softmax
 from jaxkernels._softmax import softmax as softmax
 
-__version__ = importlib.metadata.version("jaxkernels")
+__version__ = _registry.VERSION
 
 __all__ = [
     "DeviceLimits",
@@ -55,3 +54,8 @@ __all__ = [
     "sgemm",
     "softmax",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names: what begins with one underscore is private, submodules included."""
+    return sorted(name for name in globals() if not name.startswith("_") or name.startswith("__"))

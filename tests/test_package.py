@@ -1,0 +1,101 @@
+"""The package as a whole: the names that it shows, and what it says where it is not installed."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from programs import ROOT, run_python
+
+import jaxkernels as jk
+
+
+def names_shown():
+    return {name for name in dir(jk) if not name.startswith("__")}
+
+
+def test_dir_shows_the_public_names_alone():
+    """Submodules without an underscore are public; they show once they are imported."""
+    submodules = {"bench", "flax", "typing"}
+    assert names_shown() - submodules == set(jk.__all__) - {"__version__"}
+    assert {"__version__", "__doc__", "__all__"} <= set(dir(jk))
+    assert len(dir(jk)) == len(set(dir(jk)))
+
+
+def test_private_names_are_there_all_the_same():
+    from jaxkernels import _registry
+
+    assert jk._registry is _registry
+    assert jk.__version__ == _registry.VERSION
+
+
+def test_a_program_that_star_imports_gets_the_public_names():
+    stdout, _ = run_python(
+        "-c",
+        "from jaxkernels import *; import jaxkernels as jk; print(set(jk.__all__) <= set(dir()))",
+    )
+    assert stdout.strip() == "True"
+
+
+def test_a_source_tree_that_is_not_installed_says_what_to_do(tmp_path):
+    """A copy of the Python files beside links to every installed package but this one."""
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    for folder in sys.path:
+        for entry in Path(folder).glob("*") if folder.endswith("-packages") else ():
+            if not entry.name.startswith(("jaxkernels", "_jaxkernels")):
+                (packages / entry.name).symlink_to(entry)
+    ignored = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(Path(jk.__file__).parent, tmp_path / "tree" / "jaxkernels", ignore=ignored)
+    answer = subprocess.run(
+        [sys.executable, "-S", "-c", "import jaxkernels"],
+        cwd=tmp_path / "tree",
+        env={**os.environ, "PYTHONPATH": f"{tmp_path / 'tree'}{os.pathsep}{packages}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = answer.stderr.splitlines()[-1]
+    assert said.startswith(f"ImportError: jaxkernels was imported from {tmp_path / 'tree'}")
+    assert "is not installed" in said
+    assert "pip install ." in said
+
+
+PLUGIN = """
+import warnings
+
+import pytest
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    if config.getoption("dist", "no") != "no":
+        warnings.warn("Benchmarks are automatically disabled because xdist plugin is active.")
+"""
+
+
+def test_readme_command_works_beside_pytest_benchmark(tmp_path):
+    """A plugin of its name that warns as pytest-benchmark up to 5.2 does; filterwarnings make that an error."""
+    (tmp_path / "warning_plugin.py").write_text(PLUGIN)
+    metadata = tmp_path / "pytest_benchmark-5.1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: pytest-benchmark\nVersion: 5.1.0\n"
+    )
+    (metadata / "entry_points.txt").write_text("[pytest11]\nbenchmark = warning_plugin\n")
+    readme = (ROOT / "README.md").read_text()
+    (command,) = re.findall(r"^```bash\n(pytest .*)\n```$", readme, flags=re.MULTILINE)
+    arguments = [*command.split()[1:], "-p", "no:cacheprovider", f"{ROOT}/tests/test_tolerance.py"]
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    for environment in ({}, {"PYTHONPATH": path}):  # without the plugin, and with it
+        answer = subprocess.run(
+            [sys.executable, "-m", "pytest", *arguments, "--collect-only"],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert answer.returncode == 0, answer.stdout + answer.stderr
