@@ -34,7 +34,8 @@ def patch_jax_nn() -> Iterator[None]:
     """Replaces `jax.nn.softmax` and `jax.nn.log_softmax` by this package's, inside a block.
 
     It reaches code that calls them as attributes of `jax.nn`, which is what the attention of
-    flax.linen, Equinox, Haiku and Keras does, and optax's losses; and `flax.linen.softmax`,
+    flax.linen, Equinox, Haiku and Keras does, and those of optax's losses that have a softmax
+    (docs/attention.md lists them; not the one of integer labels); and `flax.linen.softmax`,
     `flax.nnx.softmax` and their log_softmax, if Flax is imported before the block ends. Blocks nest,
     in any order of ending; the originals are back when the last one ends, also by an exception. The
     function can be a decorator as well: `@patch_jax_nn()`.

@@ -1,4 +1,4 @@
-"""What we show to users works: examples, docstrings, README's blocks and commands."""
+"""What we show to users works: examples and docstrings."""
 
 import doctest
 import functools
@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import json
 import pkgutil
-import re
 import sys
 
 import pytest
@@ -145,74 +144,3 @@ def test_every_public_name_has_a_docstring():
     for name in jaxkernels.__all__:
         if name != "__version__":
             assert getattr(jaxkernels, name).__doc__, name
-
-
-def blocks(language):
-    text = (ROOT / "README.md").read_text()
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-
-
-def test_readme_python_blocks_run():
-    """One after the other, as somebody would who reads from top to bottom."""
-    found = blocks("python")
-    assert found
-    namespace = {"__name__": "readme"}
-    for number, block in enumerate(found):
-        exec(compile(block, f"README.md, Python block {number + 1}", "exec"), namespace)
-
-
-def test_readme_begins_with_the_two_commands_that_ci_runs():
-    """.ci/run takes the first two bash blocks of README as they stand; each is one command line."""
-    install, test = blocks("bash")[:2]
-    assert len(install.strip().splitlines()) == 1
-    assert len(test.strip().splitlines()) == 1
-    assert "pip install '.[examples,test]'" in install
-    assert "examples/train_digits.py" in install
-    assert test.startswith("pytest")
-    ci = (ROOT / ".ci" / "run").read_text()
-    assert "readme_command 1" in ci
-    assert "readme_command 2" in ci
-
-
-def test_readme_numbers_name_their_machine():
-    text = (ROOT / "README.md").read_text()
-    assert "H200" in text
-    assert re.search(r"20\d\d-\d\d-\d\d", text), "README's table has no date"
-    assert "python -m jaxkernels.bench" in text
-
-
-@pytest.mark.parametrize(("name", "programs"), [("attention", 1), ("sharding", 3)])
-def test_python_blocks_of_documents(name, programs):
-    """They run as they stand: one after the other, or each as a program of its own."""
-    pytest.importorskip("flax")
-    text = (ROOT / "docs" / f"{name}.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    if programs == 1:
-        blocks = ["".join(blocks)]
-    assert len(blocks) == programs
-    for block in blocks:
-        run_python("-c", block, JAX_PLATFORMS="cpu", XLA_FLAGS=None)
-
-
-def test_what_the_guide_says_is_sent():
-    """The collectives that docs/sharding.md names beside its programs."""
-    text = (ROOT / "docs" / "sharding.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    calls = [
-        [("jax.grad(loss)", "weights, x", ["all-reduce"])],
-        [
-            ("jk.dot_product_attention", "heads, heads, heads", []),
-            ("block", "x, up, down", ["all-reduce"]),
-        ],
-        [("jax.grad(loss)", "table", ["all-reduce"] * 3)],
-    ]
-    for block, programs in zip(blocks, calls, strict=True):
-        shown = "".join(
-            f"print('found', hlo.collectives(jax.jit({function}).lower({operands}).compile().as_text()))\n"
-            for function, operands, _ in programs
-        )
-        stdout, _ = run_python(
-            "-c", f"import hlo\n{block}\n{shown}", JAX_PLATFORMS="cpu", XLA_FLAGS=None
-        )
-        found = [line for line in stdout.splitlines() if line.startswith("found")]
-        assert found == [f"found {expected}" for _, _, expected in programs]

@@ -1,0 +1,189 @@
+"""README and the documents: every Python block runs as it stands, and what they say of others is so."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from programs import ROOT, run_python
+
+import jaxkernels as jk
+
+DOCUMENTS = sorted(
+    path for folder in (".", "docs", "ffi", "ffi/sgemm") for path in (ROOT / folder).glob("*.md")
+)
+# Of the blocks between fences; another one is a slip of the pen, and its block would not be run.
+LANGUAGES = {"python", "bash", ""}
+
+
+def blocks(path, language):
+    """The blocks of a language in a document."""
+    found = re.findall(r"^```(.*?)\n(.*?)^```$", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert {name for name, _ in found} <= LANGUAGES, path
+    return [text for name, text in found if name == language]
+
+
+PROGRAMS = {
+    f"{path.relative_to(ROOT)}, block {number}": block
+    for path in DOCUMENTS
+    for number, block in enumerate(blocks(path, "python"), 1)
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_python_block_is_a_program(name):
+    """By itself: somebody copies one block, not those above it as well."""
+    pytest.importorskip("flax")
+    # The guide to sharding makes CPU devices of its own.
+    environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": None} if "sharding" in name else {}
+    run_python("-c", PROGRAMS[name], **environment)
+
+
+def test_documents_have_programs():
+    assert len(PROGRAMS) >= 7
+    assert {name.partition(",")[0] for name in PROGRAMS} == {
+        "README.md",
+        "docs/attention.md",
+        "docs/sharding.md",
+    }
+
+
+def test_readme_begins_with_the_two_commands_that_ci_runs():
+    """.ci/run takes the first two bash blocks of README as they stand; each is one command line."""
+    install, test = blocks(ROOT / "README.md", "bash")[:2]
+    assert len(install.strip().splitlines()) == 1
+    assert len(test.strip().splitlines()) == 1
+    assert "pip install '.[examples,test]'" in install
+    assert "examples/train_digits.py" in install
+    assert test.startswith("pytest")
+    ci = (ROOT / ".ci" / "run").read_text()
+    assert "readme_command 1" in ci
+    assert "readme_command 2" in ci
+
+
+def test_readme_numbers_name_their_machine():
+    text = (ROOT / "README.md").read_text()
+    assert "H200" in text
+    assert re.search(r"20\d\d-\d\d-\d\d", text), "README's table has no date"
+    assert "python -m jaxkernels.bench" in text
+
+
+def test_what_the_guide_says_is_sent():
+    """The collectives that docs/sharding.md names beside its programs."""
+    programs_shown = blocks(ROOT / "docs" / "sharding.md", "python")
+    calls = [
+        [("jax.grad(loss)", "weights, x", ["all-reduce"])],
+        [
+            ("jk.dot_product_attention", "heads, heads, heads", []),
+            ("block", "x, up, down", ["all-reduce"]),
+        ],
+        [("jax.grad(loss)", "table", ["all-reduce"] * 3)],
+    ]
+    for block, programs in zip(programs_shown, calls, strict=True):
+        shown = "".join(
+            f"print('found', hlo.collectives(jax.jit({function}).lower({operands}).compile().as_text()))\n"
+            for function, operands, _ in programs
+        )
+        stdout, _ = run_python(
+            "-c", f"import hlo\n{block}\n{shown}", JAX_PLATFORMS="cpu", XLA_FLAGS=None
+        )
+        found = [line for line in stdout.splitlines() if line.startswith("found")]
+        assert found == [f"found {expected}" for _, _, expected in programs]
+
+
+def of_transformer_engine(fusion, logits, mask, scale):
+    """Its plain JAX, in float64: a mask of 1, or what lies above the diagonal from the first key, is taken out."""
+    wide = np.asarray(logits, np.float64) * scale
+    hidden = {
+        "SCALED": np.zeros(wide.shape[-2:], bool),
+        "SCALED_MASKED": np.asarray(mask) != 0,
+        "SCALED_UPPER_TRIANG_MASKED": ~np.tri(*wide.shape[-2:], dtype=bool),
+    }[fusion]
+    exponentials = np.where(hidden, 0, np.exp(wide - wide.max(-1, keepdims=True)))
+    return exponentials / exponentials.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("sizes", [(5, 5), (2, 4), (6, 3)])
+def test_what_replaces_transformer_engine(sizes):
+    """Each row of the table, as it is written there, for the lengths that it names."""
+    text = (ROOT / "docs" / "attention.md").read_text()
+    table = text[text.index("## Coming from TransformerEngine") : text.index("## Coming from Flax")]
+    rows = re.findall(r"^\| (.*?) \| `(jk\..*?)` \|$", table, flags=re.MULTILINE)
+    assert len(rows) == 4
+    q, k = sizes
+    random = np.random.default_rng(0)
+    logits = jnp.asarray(random.standard_normal((2, 3, q, k)), jnp.float32)
+    mask = jnp.asarray(random.random((2, 1, q, k)) < 0.3, jnp.uint8).at[..., 0].set(0)
+    served = []
+    fusion = ""
+    for theirs, ours in rows:
+        fusion = (re.findall(r"SoftmaxFusionType\.(\w+)", theirs) or [fusion])[0]
+        if ("q = k" in theirs and q != k) or ("other q and k" in theirs and q == k):
+            continue
+        served.append(fusion)
+        got = eval(
+            ours, {"jk": jk, "jnp": jnp, "logits": logits, "mask": mask, "s": 0.3, "q": q, "k": k}
+        )
+        want = of_transformer_engine(fusion, logits, mask, 0.3)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7, err_msg=ours)
+    assert served == ["SCALED", "SCALED_MASKED", "SCALED_UPPER_TRIANG_MASKED"]
+
+
+LABELS = jnp.zeros((2, 5), jnp.int32)
+CLASSES = jax.nn.one_hot(LABELS, 4)
+CTC = (jnp.zeros((2, 5)), jnp.ones((2, 3), jnp.int32), jnp.zeros((2, 3)))
+LOSSES = {
+    "softmax_cross_entropy": (CLASSES,),
+    "safe_softmax_cross_entropy": (CLASSES,),
+    "poly_loss_cross_entropy": (CLASSES,),
+    "ctc_loss": CTC,
+    "ctc_loss_with_forward_probs": CTC,
+    "ranking_softmax_loss": (CLASSES,),
+    "dice_loss": (CLASSES,),
+    "multiclass_generalized_dice_loss": (CLASSES,),
+    "softmax_cross_entropy_with_integer_labels": (LABELS,),
+    "sigmoid_binary_cross_entropy": (CLASSES,),
+    "sigmoid_focal_loss": (CLASSES,),
+    "binary_dice_loss": (CLASSES,),
+    "kl_divergence": (CLASSES,),
+    "l2_loss": (CLASSES,),
+}
+
+
+def test_losses_of_optax_that_patch_jax_nn_reaches():
+    """Those that docs/attention.md names, their gradients included, and no others."""
+    text = (ROOT / "docs" / "attention.md").read_text()
+    told = text[
+        text.index("Of optax") : text.index("It does not reach `softmax_cross_entropy_with")
+    ]
+    named = set(re.findall(r"`(\w+)`", told)) - {"log_softmax"}
+
+    def kernels(function):
+        with jk.patch_jax_nn():
+            return "jaxkernels_" in jax.jit(function).lower(jnp.ones((2, 5, 4))).as_text()
+
+    reached = set()
+    for name, arguments in LOSSES.items():
+
+        def loss(x, name=name, arguments=arguments):
+            return sum(
+                jnp.sum(y) for y in jax.tree.leaves(getattr(optax.losses, name)(x, *arguments))
+            )
+
+        found = {kernels(loss), kernels(jax.grad(loss))}
+        assert len(found) == 1, name
+        reached |= {name} if found.pop() else set()
+    assert reached == named
+
+
+def test_what_the_documents_offer_for_integer_labels():
+    """The expression of docs/attention.md is optax's loss, in our kernels."""
+    text = (ROOT / "docs" / "attention.md").read_text()
+    (expression,) = re.findall(r"`(-jnp\.take_along_axis.*?)`", text)
+    logits = jnp.asarray(np.random.default_rng(0).standard_normal((2, 5, 4)), jnp.float32)
+    labels = jnp.asarray([[0, 1, 2, 3, 0], [3, 2, 1, 0, 3]])
+    got = eval(expression, {"jk": jk, "jnp": jnp, "logits": logits, "labels": labels})
+    want = optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
