@@ -10,4 +10,5 @@ Layout:
   ``console``      progress on stderr, tables on stdout or as Markdown
   ``runner``       what the sub-commands share: options, the JSON file, what becomes of a run
   ``softmax/``     one sub-package per operation: cases, measuring, report and plot
+  ``regress/``     ours alone, over all operations, in minutes: two runs of one machine compared
 """

@@ -16,6 +16,10 @@ except ImportError:  # rich comes with the extra "bench"; plain text serves as w
     rich = None  # pyright: ignore[reportAssignmentType]
 
 
+# The colours of verdicts; every other cell is plain.
+_STYLES = {"pass": "green", "FAIL": "bold red", "slower": "bold red", "faster": "green"}
+
+
 @dataclass(frozen=True)
 class Table:
     """A table of text cells.
@@ -87,17 +91,12 @@ def print_table(table: Table) -> None:
     for index, header in enumerate(table.headers):
         drawn.add_column(header, justify="right" if index else "left", no_wrap=True)
     for cells in table.rows:
-        drawn.add_row(*(rich.text.Text(cell, style=_style_of(cell)) for cell in cells))
+        drawn.add_row(*(rich.text.Text(cell, style=_STYLES.get(cell, "")) for cell in cells))
     console = rich.console.Console()
     console.print(drawn)
     for note in table.notes:
         console.print(rich.text.Text(note, style="dim"))
     console.print()
-
-
-def _style_of(cell: str) -> str:
-    """Returns the colour of the two verdicts; every other cell is plain."""
-    return {"pass": "green", "FAIL": "bold red"}.get(cell, "")
 
 
 @contextlib.contextmanager

@@ -50,11 +50,14 @@ def add_measuring_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_output_options(parser: argparse.ArgumentParser, plot_help: str) -> None:
-    """Adds what to write."""
+def add_output_options(parser: argparse.ArgumentParser, plot_help: str | None) -> None:
+    """Adds what to write; `plot_help` is None where there is no picture."""
     out = parser.add_argument_group("what to write")
     out.add_argument("--json", type=Path, metavar="FILE", help="keep every number")
-    out.add_argument("--plot", type=Path, metavar="FILE", help=plot_help)
+    if plot_help is None:
+        parser.set_defaults(plot=None)
+    else:
+        out.add_argument("--plot", type=Path, metavar="FILE", help=plot_help)
     out.add_argument("--markdown", action="store_true", help="print Markdown, ready for a README")
     out.add_argument(
         "--from-json", type=Path, metavar="FILE", help="show an earlier run, measure nothing"
@@ -86,7 +89,8 @@ class Benchmark:
         section_types: the dataclass of each section of a run.
         measure: returns the settings and the sections of a run.
         tables: returns the tables of a run; the second argument asks for the short form.
-        draw: draws a run into a file.
+        draw: draws a run into a file; None where there is no picture.
+        conclude: called when all is written; returns the exit code.
     """
 
     name: str
@@ -94,7 +98,8 @@ class Benchmark:
     section_types: Mapping[str, type]
     measure: Callable[[argparse.Namespace], tuple[dict[str, Any], Mapping[str, Sequence[Any]]]]
     tables: Callable[[Run, bool], list[console.Table]]
-    draw: Callable[[Run, Path], None]
+    draw: Callable[[Run, Path], None] | None = None
+    conclude: Callable[[Run, argparse.Namespace], int] = lambda result, options: 0
 
     def to_json(self, run: Run) -> str:
         """Returns the run as a JSON document."""
@@ -129,7 +134,8 @@ class Benchmark:
         """Measures, or reads an earlier run, and writes what was asked for.
 
         Returns:
-            The exit code: 0; 2 if the file of ``--from-json`` cannot be read or matplotlib is missing.
+            The exit code: that of ``conclude``; 2 if the file of ``--from-json`` cannot be read or
+            matplotlib is missing.
         """
         if options.plot and importlib.util.find_spec("matplotlib") is None:
             # Said before minutes of measuring, not after.
@@ -147,10 +153,10 @@ class Benchmark:
             result = Run(where, settings, sections)
         if options.json:
             options.json.write_text(self.to_json(result))
-        if options.plot:
+        if options.plot and self.draw is not None:
             self.draw(result, options.plot)
         self._show(result, options.markdown)
-        return 0
+        return self.conclude(result, options)
 
     def _show(self, result: Run, markdown: bool) -> None:
         """Prints the tables of a run on stdout."""

@@ -14,5 +14,5 @@ Compared in one run, timed as written down in ``jaxkernels.bench.timing``:
   by cuDNN's fused kernel.
 
 Layout: ``cases`` (what is measured), ``contenders`` (functions and their inputs), ``measure``,
-``verdicts`` (bars), ``report``, ``plot`` and ``command``.
+``report``, ``plot`` and ``command``.
 """

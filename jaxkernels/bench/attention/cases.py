@@ -101,7 +101,7 @@ class Scores:
 
     @property
     def label(self) -> str:
-        """The case as tables and verdicts name it."""
+        """The case as tables name it."""
         return f"{self.dtype} {self.direction} {self.variant} {self.size}"
 
     @property
@@ -159,7 +159,7 @@ class Layer:
 
     @property
     def label(self) -> str:
-        """The case as tables and verdicts name it."""
+        """The case as tables name it."""
         kind = " causal" if self.causal else ""
         layer = Shape(self.batch, self.heads, self.length, self.depth).layer
         return f"{self.dtype} {self.direction}{kind} {layer}"

@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxkernels.bench.attention.cases import Layer, Scores
-from jaxkernels.bench.attention.verdicts import MODEL_BAR
 from jaxkernels.bench.environment import summarise_environment
 
 _INK, _MUTED, _OURS, _PEER = "#111827", "#6b7280", "#2563eb", "#ea580c"
@@ -27,10 +26,10 @@ def _draw_model(axes: Axes, forward: Sequence[Scores]) -> None:
     for name, label, colour in (("xla", "XLA", _PEER), ("ours", "ours", _OURS)):
         points = [(v, i) for i, m in enumerate(forward) if (v := m.of_model(name)) is not None]
         axes.plot(*zip(*points, strict=True), "o", color=colour, markersize=5, label=label)
-    axes.axvline(MODEL_BAR, color=_MUTED, linewidth=1.2, linestyle=(0, (5, 2)))
+    axes.axvline(1.0, color=_MUTED, linewidth=1.2, linestyle=(0, (5, 2)))
     axes.legend(frameon=False, fontsize=8)
     labels = [f"{m.dtype} {m.variant} {m.size}" for m in forward]
-    _clean(axes, labels, f"forward: time over that of the model bytes (bar {MODEL_BAR})")
+    _clean(axes, labels, "forward: time over that of the model bytes")
 
 
 def _draw_gains(axes: Axes, members: Sequence[Scores | Layer]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxkernels.bench.attention.cases import DIRECTIONS, DTYPES, Layer, Scores
-from jaxkernels.bench.attention.verdicts import judge
 from jaxkernels.bench.console import Table
 from jaxkernels.bench.softmax.report import format_rate, unit_of
 
@@ -78,15 +77,7 @@ def layer_table(layers: Sequence[Layer]) -> Table | None:
     return Table(title, headers, tuple(rows), notes)
 
 
-def verdict_table(scores: Sequence[Scores], layers: Sequence[Layer], platform: str) -> Table:
-    """What was asked for and what was reached."""
-    found = judge(scores, layers, platform)
-    rows = tuple((v.what, v.reached, v.bar, "pass" if v.passed else "FAIL") for v in found)
-    return Table("bars", ("what", "reached", "bar", "verdict"), rows)
-
-
 def tables(scores: Sequence[Scores], layers: Sequence[Layer], platform: str) -> list[Table]:
     """All tables of a run."""
     layer = layer_table(layers)
-    found = score_tables(scores, platform) + ([] if layer is None else [layer])
-    return [*found, verdict_table(scores, layers, platform)]
+    return score_tables(scores, platform) + ([] if layer is None else [layer])

@@ -17,9 +17,9 @@ All in one process, over devices of the default backend, timed as written down i
 ``fwd`` is y from x; ``both`` is y and the gradient, from x and a given cotangent. The collectives
 of every compiled program are counted, so that it shows what was gathered.
 
-The devices of a CPU are simulated and share its cores: their times are shown, not judged, and each
-call is waited for.
+The devices of a CPU are simulated and share its cores: each call is waited for, and their
+times tell nothing of a GPU.
 
 Layout: ``cases`` (what is measured), ``contenders`` (functions and their inputs), ``measure``,
-``verdicts`` (bars), ``report``, ``plot`` and ``command``.
+``report``, ``plot`` and ``command``.
 """

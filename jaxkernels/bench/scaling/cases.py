@@ -62,7 +62,7 @@ class Weak:
 
     @property
     def label(self) -> str:
-        """The case as tables and verdicts name it."""
+        """The case as tables name it."""
         return f"{self.group} {self.dtype} {self.direction} {size(self.shape)}"
 
     def efficiency(self, devices: int) -> float | None:
@@ -98,7 +98,7 @@ class Vocabulary:
 
     @property
     def label(self) -> str:
-        """The case as tables and verdicts name it."""
+        """The case as tables name it."""
         shape = size((self.rows, self.cols))
         return f"log_softmax {self.dtype} {self.direction} {shape} on {self.devices}"
 

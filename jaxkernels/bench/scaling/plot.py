@@ -11,7 +11,6 @@ from matplotlib.ticker import NullFormatter, NullLocator, ScalarFormatter
 
 from jaxkernels.bench.environment import summarise_environment
 from jaxkernels.bench.scaling.cases import DIRECTIONS, Vocabulary, Weak
-from jaxkernels.bench.scaling.verdicts import EFFICIENCY_BAR, gathered_bar
 
 _INK, _MUTED, _OURS, _PEER = "#111827", "#6b7280", "#2563eb", "#ea580c"
 _COLOURS = {("softmax", "float32"): _OURS, ("softmax", "bfloat16"): "#0d9488"}
@@ -27,7 +26,8 @@ def _clean(axes: Axes, counts: Sequence[int], title: str) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("devices", fontsize=8, color=_INK)
     axes.set_title(title, fontsize=10, loc="left", color=_INK)
-    axes.legend(frameon=False, fontsize=7, handlelength=4)  # long enough for dashes
+    if axes.get_legend_handles_labels()[0]:  # else nothing has a time
+        axes.legend(frameon=False, fontsize=7, handlelength=4)  # long enough for dashes
 
 
 def _line(
@@ -49,12 +49,11 @@ def _draw_weak(axes: Axes, weak: Sequence[Weak]) -> None:
         points = [(count, e) for count in m.devices if (e := m.efficiency(count)) is not None]
         colour = _COLOURS.get((m.group, m.dtype), _PEER)
         _line(axes, points, f"{m.group} {m.dtype} {m.direction}", colour, m.direction)
-    axes.axhline(EFFICIENCY_BAR, color=_MUTED, linewidth=1, linestyle=":")
-    # What is at stake lies between the bar and 1; where more is lost, the axis goes on down.
+    # What is at stake lies between 0.9 and 1; where more is lost, the axis goes on down.
     low, high = axes.get_ylim()
     axes.set_ylim(min(0.9, low), max(1.01, high))
     counts = sorted({count for m in weak for count in m.devices})
-    _clean(axes, counts, f"weak scaling: efficiency (bar {EFFICIENCY_BAR})")
+    _clean(axes, counts, "weak scaling: efficiency")
 
 
 def _draw_vocabulary(axes: Axes, vocabulary: Sequence[Vocabulary]) -> None:
@@ -65,9 +64,6 @@ def _draw_vocabulary(axes: Axes, vocabulary: Sequence[Vocabulary]) -> None:
             if points:
                 _line(axes, points, f"over {label}, {direction}", colour, direction)
     counts = sorted({m.devices for m in vocabulary})
-    compared = [count for count in counts if count > 1]
-    bars = [gathered_bar(count) for count in compared]
-    axes.plot(compared, bars, ":", color=_MUTED, linewidth=1, label="bar over gathered")
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(ScalarFormatter())
     axes.yaxis.set_minor_formatter(NullFormatter())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from jaxkernels.bench.console import Table
@@ -13,7 +14,6 @@ from jaxkernels.bench.scaling.cases import (
     Weak,
     size,
 )
-from jaxkernels.bench.scaling.verdicts import has_comparison, judge
 
 _BLANK = "-"
 _DIRECTIONS = {"fwd": "forward", "both": "forward and backward"}
@@ -94,21 +94,17 @@ def vocabulary_tables(vocabulary: Sequence[Vocabulary]) -> list[Table]:
     return tables
 
 
-def verdict_table(weak: Sequence[Weak], vocabulary: Sequence[Vocabulary], platform: str) -> Table:
-    """What was asked for and what was reached."""
-    rows = tuple(
-        (v.what, v.reached, v.bar, "pass" if v.passed else "FAIL")
-        for v in judge(weak, vocabulary, platform)
-    )
-    notes = []
-    if not has_comparison(weak, vocabulary):
-        notes.append("one device: there is nothing to compare")
-    if platform == "cpu":
-        notes.append("simulated devices share the cores of the CPU: no bar is on times")
-    return Table("bars", ("what", "reached", "bar", "verdict"), rows, tuple(notes))
+def _has_comparison(weak: Sequence[Weak], vocabulary: Sequence[Vocabulary]) -> bool:
+    """Whether anything was asked of more than one device."""
+    return any(max(case.devices) > 1 for case in weak) or any(m.devices > 1 for m in vocabulary)
 
 
 def tables(weak: Sequence[Weak], vocabulary: Sequence[Vocabulary], platform: str) -> list[Table]:
     """All tables of a run."""
-    bars = verdict_table(weak, vocabulary, platform)
-    return [*weak_tables(weak), *vocabulary_tables(vocabulary), bars]
+    notes = []
+    if not _has_comparison(weak, vocabulary):
+        notes.append("one device: there is nothing to compare")
+    if platform == "cpu":
+        notes.append("simulated devices share the cores of the CPU")
+    found = [*weak_tables(weak), *vocabulary_tables(vocabulary)]
+    return [dataclasses.replace(table, notes=(*table.notes, *notes)) for table in found]

@@ -2,6 +2,5 @@
 
 * ``cases``: which products are measured, and the record of one.
 * ``measure``: times them, and measures their errors.
-* ``verdicts``: what the results are held against.
 * ``report``, ``plot``, ``command``: tables, the picture, the command line.
 """

@@ -139,6 +139,16 @@ class Measurement:
         return None if ours is None or xla is None else xla / ours
 
 
+def name_of_xla(platform: str) -> str:
+    """What serves XLA's float32 product at the highest precision on a platform, as tables name it.
+
+    Example:
+        >>> name_of_xla("gpu"), name_of_xla("cpu")
+        ('cuBLAS', 'XLA')
+    """
+    return "cuBLAS" if platform == "gpu" else "XLA"
+
+
 def peak_of(device: str) -> float | None:
     """FP32 operations per second of a device, by its name; None where it is not known."""
     if " MIG " in device:  # a part of the device that the name begins with

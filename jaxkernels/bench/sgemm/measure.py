@@ -164,7 +164,7 @@ def _plan(product: cases.Product) -> str:
     return repr(plan)
 
 
-def _times(
+def time_products(
     product: cases.Product, count: int, names: tuple[str, ...], settings: Settings
 ) -> tuple[dict[str, Timing], dict[str, str]]:
     """The times of a program of `count` products, and who has none; inputs may not fit either."""
@@ -200,7 +200,7 @@ def measure(settings: Settings, announce: Callable[[str], None]) -> list[cases.M
         announce(f"{product.group} {product.label}")
         rungs = settings.rungs or (cases.RUNGS if product.group == "ladder" else ("pipelined",))
         count = products_per_call(product, jax.default_backend())
-        timings, refused = _times(product, count, ("xla", *rungs), settings)
+        timings, refused = time_products(product, count, ("xla", *rungs), settings)
         errors = {}
         for name in timings:
             try:

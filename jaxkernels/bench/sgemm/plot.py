@@ -1,4 +1,4 @@
-"""Draws the ladder, and the top rung beside cuBLAS over all products."""
+"""Draws the ladder, and the top rung beside XLA's product over all products."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jaxkernels.bench.environment import summarise_environment
-from jaxkernels.bench.sgemm.cases import RUNGS, Measurement, peak_of
+from jaxkernels.bench.sgemm.cases import RUNGS, Measurement, name_of_xla, peak_of
 
 _INK, _MUTED, _OURS, _PEER = "#111827", "#6b7280", "#2563eb", "#ea580c"
 
@@ -19,12 +19,12 @@ def _clean(axes: Axes) -> None:
     axes.tick_params(colors=_MUTED, labelcolor=_INK, labelsize=8)
 
 
-def _draw_ladder(axes: Axes, m: Measurement, peak: float | None) -> None:
+def _draw_ladder(axes: Axes, m: Measurement, peer: str, peak: float | None) -> None:
     names = [name for name in RUNGS if name in m.seconds]
     rates = [(m.rate(name) or 0.0) / 1e12 for name in names]
     bars = axes.bar(names, rates, color=_OURS, width=0.62)
     axes.bar_label(bars, [f"{rate:.1f}" for rate in rates], fontsize=8, color=_INK, padding=2)
-    for rate, label, colour in ((m.rate("xla"), "cuBLAS", _PEER), (peak, "FP32 peak", _MUTED)):
+    for rate, label, colour in ((m.rate("xla"), peer, _PEER), (peak, "FP32 peak", _MUTED)):
         if rate:
             axes.axhline(rate / 1e12, color=colour, linewidth=1.4, linestyle=(0, (5, 2)))
             axes.annotate(
@@ -40,7 +40,7 @@ def _draw_ladder(axes: Axes, m: Measurement, peak: float | None) -> None:
     _clean(axes)
 
 
-def _draw_ratios(axes: Axes, measurements: Sequence[Measurement]) -> None:
+def _draw_ratios(axes: Axes, measurements: Sequence[Measurement], peer: str) -> None:
     found = [(m.product.label, s) for m in measurements if (s := m.speedup()) is not None]
     found = list(dict(found).items())[::-1]
     positions = range(len(found))
@@ -49,7 +49,7 @@ def _draw_ratios(axes: Axes, measurements: Sequence[Measurement]) -> None:
     axes.plot(ratios, positions, "o", color=_OURS, markersize=5)
     axes.axvline(1.0, color=_PEER, linewidth=1.4, linestyle=(0, (5, 2)))
     axes.set_yticks(positions, [label for label, _ in found])
-    axes.set_title("pipelined, times cuBLAS's rate", fontsize=10, loc="left", color=_INK)
+    axes.set_title(f"pipelined, times {peer}'s rate", fontsize=10, loc="left", color=_INK)
     _clean(axes)
 
 
@@ -58,11 +58,12 @@ def draw(measurements: Sequence[Measurement], environment: dict[str, str], path:
     ladder = [m for m in measurements if m.group == "ladder"]
     others = [m for m in measurements if m.group != "ladder"]
     panels = [bool(ladder), bool(others)]
+    peer = name_of_xla(environment["platform"])
     figure = Figure(figsize=(6.0 * sum(panels), 5.2), layout="constrained")
     axes = iter(figure.subplots(1, sum(panels), squeeze=False)[0])
     if ladder:
-        _draw_ladder(next(axes), ladder[0], peak_of(environment["device"]))
+        _draw_ladder(next(axes), ladder[0], peer, peak_of(environment["device"]))
     if others:
-        _draw_ratios(next(axes), others)
+        _draw_ratios(next(axes), others, peer)
     figure.text(0.01, -0.03, summarise_environment(environment), fontsize=7, color=_MUTED)
     figure.savefig(path, dpi=150, bbox_inches="tight", format="png")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from jaxkernels.bench.console import Table
-from jaxkernels.bench.sgemm.cases import RUNGS, Measurement, peak_of
-from jaxkernels.bench.sgemm.verdicts import judge
+from jaxkernels.bench.sgemm.cases import RUNGS, Measurement, name_of_xla, peak_of
+from jaxkernels.bench.softmax.summary import geometric_mean
 
 _BLANK = "-"
 _GROUPS = {
@@ -49,7 +50,7 @@ def _cells(m: Measurement, name: str, scale: float, peak: float | None) -> list[
 def group_tables(measurements: Sequence[Measurement], platform: str, device: str) -> list[Table]:
     """One table for each group of products: ours beside XLA's."""
     unit, scale = _scale(platform)
-    peak = peak_of(device)
+    peak, peer = peak_of(device), name_of_xla(platform)
     tables = []
     for group, title in _GROUPS.items():
         members = [m for m in measurements if m.group == group and not m.is_ladder]
@@ -62,13 +63,13 @@ def group_tables(measurements: Sequence[Measurement], platform: str, device: str
             rows.append((m.product.label, xla[0], ours[0], xla[1], *ours[1:4], xla[4], *ours[4:]))
         headers = (
             "product",
-            "cuBLAS us",
+            f"{peer} us",
             "ours us",
-            f"cuBLAS {unit}",
+            f"{peer} {unit}",
             "ours",
-            "of cuBLAS",
+            f"of {peer}",
             "of peak",
-            "cuBLAS relF",
+            f"{peer} relF",
             "ours",
             "of bound",
         )
@@ -79,28 +80,42 @@ def group_tables(measurements: Sequence[Measurement], platform: str, device: str
 def ladder_table(m: Measurement, platform: str, device: str) -> Table:
     """The rungs at one size."""
     unit, scale = _scale(platform)
-    peak = peak_of(device)
+    peak, peer = peak_of(device), name_of_xla(platform)
     rows = [
-        ("cuBLAS" if name == "xla" else name, *_cells(m, name, scale, peak))
+        (peer if name == "xla" else name, *_cells(m, name, scale, peak))
         for name in (*RUNGS, "xla")
         if name in m.seconds
     ]
-    headers = ("rung", "us", unit, "of cuBLAS", "of peak", "relF", "of bound")
+    headers = ("rung", "us", unit, f"of {peer}", "of peak", "relF", "of bound")
     title = f"the ladder at {m.product.label}"
     return Table(title, headers, tuple(rows), _notes([m], peak))
 
 
-def verdict_table(measurements: Sequence[Measurement]) -> Table:
-    """What was asked for and what was reached."""
-    rows = [(v.what, v.reached, v.bar, "pass" if v.passed else "FAIL") for v in judge(measurements)]
-    return Table("bars", ("what", "reached", "bar", "verdict"), tuple(rows))
+def summary_table(measurements: Sequence[Measurement], platform: str) -> Table | None:
+    """The mean gain of each kind of products, and the least; None if there is none."""
+    kinds = {
+        "squares from 1024": lambda m: m.group == "square" and m.n >= 1024,
+        "squares below 1024": lambda m: m.group == "square" and m.n < 1024,
+        "other shapes": lambda m: m.group == "other",
+    }
+    rows = []
+    for name, belongs in kinds.items():
+        found = {m.product.label: s for m in measurements if belongs(m) and (s := m.speedup())}
+        if found:
+            least = min(found, key=lambda label: found[label])
+            mean = geometric_mean(found.values())
+            rows.append((name, f"{mean:.3f}", f"{found[least]:.3f} at {least}"))
+    title = f"ours, of {name_of_xla(platform)}"
+    return Table(title, ("products", "geometric mean", "least"), tuple(rows)) if rows else None
 
 
 def tables(measurements: Sequence[Measurement], platform: str, device: str) -> list[Table]:
-    """All tables of a run. "cuBLAS" is what XLA calls for a float32 product at HIGHEST precision."""
+    """All tables of a run."""
     found = group_tables(measurements, platform, device)
     found += [ladder_table(m, platform, device) for m in measurements if m.is_ladder]
+    summary = summary_table(measurements, platform)
+    found += [] if summary is None else [summary]
     if platform == "cpu":
         note = "on a CPU both are XLA's own product"
-        return [Table(t.title, t.headers, t.rows, (*t.notes, note)) for t in found]
-    return [*found, verdict_table(measurements)]
+        return [dataclasses.replace(table, notes=(*table.notes, note)) for table in found]
+    return found

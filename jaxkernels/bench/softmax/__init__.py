@@ -13,5 +13,5 @@ in ``jaxkernels.bench.timing``; what is timed:
 * ``copy``: a jitted copy of x, read and written once; measured anew beside every case.
 
 Throughput is model bytes over the median time, so a kernel that reads its input twice shows about
-two thirds of the copy's rate. The bars that ours has to pass are in ``verdicts``.
+two thirds of the copy's rate.
 """

@@ -80,15 +80,15 @@ class Measurement:
 
     @property
     def region(self) -> str:
-        """The region whose bar applies, one of REGIONS."""
+        """The region that tables sum up, one of REGIONS."""
         if not self.tier:
             return ""
         if self.cols <= SHORT_COLS:
             return "short"
         if self.tier == "block_uncached":
             return "uncached"
-        # Clusters are held to the bar of shared memory where that of an SM would hold the row, and to
-        # one of their own where an SM has room for one part of a row only.
+        # Rows of clusters count as shared where the memory of an SM would hold them, and as a
+        # region of their own where an SM has room for one part of a row only.
         read = (_STREAMS[self.direction] - 1) * self.cols * _ITEM_BYTES[self.dtype]
         if self.tier != "cluster" or read <= _SM_BYTES:
             return "shared"

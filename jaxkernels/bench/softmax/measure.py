@@ -21,7 +21,7 @@ from jaxkernels.bench.timing import (
 from jaxkernels.typing import Operation
 
 # Calls in the jitted chain of the few-rows section: enough to hide the dispatch of the chain.
-_CHAIN_CALLS = 64
+CHAIN_CALLS = 64
 
 _OURS: dict[str, Callable[..., jax.Array]] = {"softmax": jk.softmax, "log_softmax": jk.log_softmax}
 _XLA = {"softmax": jax.nn.softmax, "log_softmax": jax.nn.log_softmax}
@@ -61,23 +61,24 @@ class Settings:
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def _normal(seed: int, elements: int, dtype: str) -> jax.Array:
+def normal(seed: int, elements: int, dtype: str) -> jax.Array:
     """Returns random normal numbers, drawn in float32, rounded to ``dtype``."""
     return jax.random.normal(jax.random.key(seed), (elements,), jnp.float32).astype(dtype)
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def _as_rows(flat: jax.Array, rows: int, cols: int) -> jax.Array:
+def as_rows(flat: jax.Array, rows: int, cols: int) -> jax.Array:
+    """Returns the first ``rows * cols`` numbers as a matrix."""
     return flat[: rows * cols].reshape(rows, cols)
 
 
-def _ours(operation: str, tier: str) -> Callable[[jax.Array], jax.Array]:
+def ours(operation: str, tier: str) -> Callable[[jax.Array], jax.Array]:
     """Returns our function; it refuses instead of falling back to XLA."""
     forced = None if tier == "auto" else tier
     return partial(_OURS[operation], tier=forced, implementation="ffi")
 
 
-def _our_backward(operation: str, tier: str, x: jax.Array) -> Callable[..., jax.Array]:
+def our_backward(operation: str, tier: str, x: jax.Array) -> Callable[..., jax.Array]:
     """Returns (y, dy) -> dx: our vjp as a function of its only residual, y.
 
     ``jax.vjp`` returns a pytree whose leaves are the residuals. Its structure comes from an
@@ -86,7 +87,7 @@ def _our_backward(operation: str, tier: str, x: jax.Array) -> Callable[..., jax.
     Raises:
         RuntimeError: if the backward pass keeps anything besides y.
     """
-    forward = _ours(operation, tier)
+    forward = ours(operation, tier)
     pullback = jax.eval_shape(lambda primal: jax.vjp(forward, primal)[1], x)
     residuals, structure = jax.tree.flatten(pullback)
     kept = [(leaf.shape, leaf.dtype) for leaf in residuals]
@@ -126,14 +127,14 @@ def _contenders(
     if direction == "fwd":
         contenders.append(Contender("xla", lambda: jax.jit(_XLA[operation]), xs))
         for tier in settings.tiers:
-            contenders.append(Contender(tier, partial(jax.jit, _ours(operation, tier)), xs))
+            contenders.append(Contender(tier, partial(jax.jit, ours(operation, tier)), xs))
         return contenders
     forward = jax.jit(_XLA[operation])
     pairs = [(forward(x), dy) for x, dy in inputs]
     shape = inputs[0][0]
     contenders.append(Contender("xla", lambda: jax.jit(_xla_backward(operation)), pairs))
     for tier in settings.tiers:
-        contenders.append(Contender(tier, partial(_our_backward, operation, tier, shape), pairs))
+        contenders.append(Contender(tier, partial(our_backward, operation, tier, shape), pairs))
     return contenders
 
 
@@ -154,12 +155,12 @@ def measure(settings: Settings, announce: Callable[[str], None]) -> list[cases.M
         count = rotations_for(working_set, cache)
         elements = max(settings.elements, *settings.cols)
         flats = [
-            (_normal(2 * i, elements, dtype), _normal(2 * i + 1, elements, dtype))
+            (normal(2 * i, elements, dtype), normal(2 * i + 1, elements, dtype))
             for i in range(count)
         ]
         for cols in settings.cols:
             rows = cases.rows_for(settings.elements, cols)
-            inputs = [(_as_rows(x, rows, cols), _as_rows(dy, rows, cols)) for x, dy in flats]
+            inputs = [(as_rows(x, rows, cols), as_rows(dy, rows, cols)) for x, dy in flats]
             for direction in settings.directions:
                 announce(f"{dtype} {direction} {rows} x {cols}")
                 timings, refused = measure_together(
@@ -184,17 +185,20 @@ def measure(settings: Settings, announce: Callable[[str], None]) -> list[cases.M
     return results
 
 
-def _chain(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+def chain(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Returns a function that applies ``function`` again and again to its own result.
+
+    The result takes the place of the last argument; the others stay as they are.
 
     The calls depend on one another, so they cannot overlap; the barrier keeps XLA from fusing the
     end of one call with the beginning of the next. The chain is unrolled, because each turn of a
     jitted loop would cost more than these kernels take.
     """
 
-    def chained(x: jax.Array) -> jax.Array:
-        for _ in range(_CHAIN_CALLS):
-            x = function(jax.lax.optimization_barrier(x))
+    def chained(*arguments: jax.Array) -> jax.Array:
+        *others, x = arguments
+        for _ in range(CHAIN_CALLS):
+            x = function(*others, jax.lax.optimization_barrier(x))
         return x
 
     return chained
@@ -206,16 +210,16 @@ def measure_few_rows(settings: Settings, announce: Callable[[str], None]) -> lis
     for dtype in settings.dtypes:
         for rows, cols in cases.FEW_ROWS_SHAPES:
             announce(f"{dtype} few rows {rows} x {cols}")
-            x = _as_rows(_normal(0, rows * cols, dtype), rows, cols)
-            functions = {"xla": _XLA[settings.operation], "auto": _ours(settings.operation, "auto")}
+            x = as_rows(normal(0, rows * cols, dtype), rows, cols)
+            functions = {"xla": _XLA[settings.operation], "auto": ours(settings.operation, "auto")}
             timings, refused = measure_together(
                 [
-                    Contender(name, partial(jax.jit, _chain(function)), [(x,)])
+                    Contender(name, partial(jax.jit, chain(function)), [(x,)])
                     for name, function in functions.items()
                 ],
                 repeats=settings.repeats,
                 min_sample_seconds=settings.min_sample_seconds,
             )
-            seconds = {name: timing.seconds / _CHAIN_CALLS for name, timing in timings.items()}
+            seconds = {name: timing.seconds / CHAIN_CALLS for name, timing in timings.items()}
             results.append(cases.FewRows(dtype, rows, cols, seconds, refused))
     return results

@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from jaxkernels.bench.environment import summarise_environment
 from jaxkernels.bench.softmax.cases import Measurement
 from jaxkernels.bench.softmax.report import unit_of
-from jaxkernels.bench.softmax.verdicts import select
+from jaxkernels.bench.softmax.summary import select
 
 _INK, _MUTED, _GRID, _BAND = "#111827", "#6b7280", "#e5e7eb", "#f5f7fa"
 _DIRECTION_NAMES = {"fwd": "forward", "grad": "backward"}

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from jaxkernels.bench.console import Table
 from jaxkernels.bench.softmax.cases import TIERS, FewRows, Measurement
-from jaxkernels.bench.softmax.verdicts import (
-    ODD_BAR,
+from jaxkernels.bench.softmax.summary import (
     copy_spread,
     groups,
     odd_ratios,
@@ -41,10 +40,6 @@ def format_rate(rate: float | None, scale: float) -> str:
 
 def _format(value: float | None, pattern: str) -> str:
     return _BLANK if value is None else pattern.format(value)
-
-
-def _verdict(passed: bool | None) -> str:
-    return {True: "pass", False: "FAIL", None: _BLANK}[passed]
 
 
 def detail_tables(
@@ -86,23 +81,21 @@ def _refusal_notes(measurements: Sequence[Measurement]) -> tuple[str, ...]:
 
 
 def summary_table(measurements: Sequence[Measurement], platform: str) -> Table:
-    """Returns the verdict per region: the bars in brackets behind each value."""
+    """Returns "auto" per region: the least and the mean fraction of copy, and the mean gain."""
     headers = ("region", "dtype", "direction", "cols", "least of copy", "mean of copy")
     rows = []
     for s in summarise_regions(measurements):
         first, last = s.cols[0], s.cols[-1]
         span = str(first) if first == last else f"{first}..{last}"
-        each, mean = _bar(s.bars.each, "{:.2f}"), _bar(s.bars.mean, "{:.2f}")
-        least = f"{s.least:.3f} at {s.least_cols}{each}"
-        speedup = _format(s.speedup, "{:.2f}") + _bar(s.bars.speedup, "{:.1f}")
-        cells = (_REGION_NAMES[s.region], s.dtype, s.direction, span, least, f"{s.mean:.3f}{mean}")
-        rows.append((*cells, speedup, _verdict(s.passed)))
-    title = "ours (auto) by region: fraction of copy, speed-up over jax.nn (geometric mean), [bar]"
+        least = f"{s.least:.3f} at {s.least_cols}"
+        cells = (_REGION_NAMES[s.region], s.dtype, s.direction, span, least, f"{s.mean:.3f}")
+        rows.append((*cells, _format(s.speedup, "{:.2f}")))
+    title = "ours (auto) by region: fraction of copy, speed-up over jax.nn (geometric means)"
     notes = tuple(
         _noise_note(measurements, dtype, platform)
         for dtype in dict.fromkeys(m.dtype for m in measurements)
     )
-    return Table(title, (*headers, "x jax.nn", "verdict"), tuple(rows), notes)
+    return Table(title, (*headers, "x jax.nn"), tuple(rows), notes)
 
 
 def _noise_note(measurements: Sequence[Measurement], dtype: str, platform: str) -> str:
@@ -111,12 +104,8 @@ def _noise_note(measurements: Sequence[Measurement], dtype: str, platform: str) 
     least, median, most = (format_rate(r, scale) for r in copy_spread(measurements, dtype))
     return (
         f"copy, {dtype}, over all cases: {least} to {most} {unit}, median {median}; "
-        "a fraction of copy nearer to its bar than this spread is not settled."
+        "no fraction of copy is known better than that."
     )
-
-
-def _bar(bar: float | None, pattern: str) -> str:
-    return "" if bar is None else " [" + pattern.format(bar) + "]"
 
 
 def odd_table(measurements: Sequence[Measurement]) -> Table | None:
@@ -124,12 +113,9 @@ def odd_table(measurements: Sequence[Measurement]) -> Table | None:
     ratios = odd_ratios(measurements)
     if not ratios:
         return None
-    rows = tuple(
-        (f"{r.odd} / {r.even}", r.dtype, r.direction, f"{r.ratio:.3f}", _verdict(r.passed))
-        for r in ratios
-    )
-    title = f"odd over even row length, ours (auto), throughput [bar {ODD_BAR:.2f}]"
-    return Table(title, ("cols", "dtype", "direction", "ratio", "verdict"), rows)
+    rows = tuple((f"{r.odd} / {r.even}", r.dtype, r.direction, f"{r.ratio:.3f}") for r in ratios)
+    title = "odd over even row length, ours (auto), throughput"
+    return Table(title, ("cols", "dtype", "direction", "ratio"), rows)
 
 
 def few_rows_table(few_rows: Sequence[FewRows], operation: str) -> Table | None:

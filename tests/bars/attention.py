@@ -1,4 +1,4 @@
-"""What the results are held against. Pure."""
+"""What attention is held against. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from jaxkernels.bench.attention.cases import Layer, Scores
-from jaxkernels.bench.sgemm.verdicts import Verdict, geometric_mean
+from jaxkernels.bench.softmax.summary import geometric_mean
+
+from .verdict import Verdict
 
 # A forward pass may take this much more than its model bytes at the rate of the copy.
-MODEL_BAR = 1.08
+_MODEL_BAR = 1.08
 # Forward and backward, times faster than XLA, where there is a mask to fuse.
 _FUSED_BAR = 1.7
 
@@ -92,7 +94,7 @@ def _memory(scores: Sequence[Scores]) -> list[Verdict]:
 def _forward_model(scores: Sequence[Scores]) -> list[Verdict]:
     values = _values([m for m in scores if m.direction == "fwd"], Scores.of_model)
     what = "forward, time over that of the model bytes, most"
-    return _most(what, values, f"{MODEL_BAR:.2f}", lambda value: value <= MODEL_BAR)
+    return _most(what, values, f"{_MODEL_BAR:.2f}", lambda value: value <= _MODEL_BAR)
 
 
 def judge(scores: Sequence[Scores], layers: Sequence[Layer], platform: str) -> list[Verdict]:

@@ -1,4 +1,4 @@
-"""What the results are held against. Pure."""
+"""What many devices are held against. Pure."""
 
 from __future__ import annotations
 
@@ -6,22 +6,18 @@ import math
 from collections.abc import Sequence
 
 from jaxkernels.bench.scaling.cases import CONTENDERS, Vocabulary, Weak, is_time
-from jaxkernels.bench.sgemm.verdicts import Verdict
+
+from .verdict import Verdict
 
 # What n devices have to reach of one, each with the same work.
-EFFICIENCY_BAR = 0.95
+_EFFICIENCY_BAR = 0.95
 
 _WHAT = {"softmax": "softmax of rows", "attention": "attention over a batch"}
 
 
-def gathered_bar(devices: int) -> float:
+def _gathered_bar(devices: int) -> float:
     """How many times faster than the gathering program ours has to be."""
     return devices / 2
-
-
-def has_comparison(weak: Sequence[Weak], vocabulary: Sequence[Vocabulary]) -> bool:
-    """Whether anything was asked of more than one device."""
-    return any(max(case.devices) > 1 for case in weak) or any(m.devices > 1 for m in vocabulary)
 
 
 def _complete(weak: Sequence[Weak], vocabulary: Sequence[Vocabulary]) -> Verdict:
@@ -56,7 +52,7 @@ def _efficiencies(weak: Sequence[Weak]) -> list[Verdict]:
             for count in m.devices
             if m.group == group and count > 1
         ]
-        verdicts += _least(f"{what}, efficiency, least", values, EFFICIENCY_BAR)
+        verdicts += _least(f"{what}, efficiency, least", values, _EFFICIENCY_BAR)
     return verdicts
 
 
@@ -65,7 +61,7 @@ def _over_gathered(vocabulary: Sequence[Vocabulary]) -> list[Verdict]:
     for count in sorted({m.devices for m in vocabulary if m.devices > 1}):
         values = [(m.speedup("gathered"), m.label) for m in vocabulary if m.devices == count]
         what = f"log_softmax of a vocabulary over {count} devices, over gathered, least"
-        verdicts += _least(what, values, gathered_bar(count))
+        verdicts += _least(what, values, _gathered_bar(count))
     return verdicts
 
 

@@ -1,4 +1,4 @@
-"""Bars and verdicts: what is asked for in each region, and whether "auto" meets it. Pure."""
+"""Measurements summed up: "auto" in each region, and on odd row lengths. Pure."""
 
 from __future__ import annotations
 
@@ -8,39 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jaxkernels.bench.softmax.cases import REGIONS, Measurement, even_neighbour
-
-# An odd row length may cost at most 10 % beside its even neighbour.
-ODD_BAR = 0.90
-
-
-@dataclass(frozen=True)
-class Bars:
-    """The least acceptable values of a region; None where nothing is asked.
-
-    Attributes:
-        each: fraction of copy, for every column count.
-        mean: fraction of copy, geometric mean.
-        speedup: times faster than XLA, geometric mean.
-    """
-
-    each: float | None = None
-    mean: float | None = None
-    speedup: float | None = None
-
-
-_GPU_BARS = {
-    ("short", "fwd"): Bars(each=0.93, mean=0.96),
-    ("short", "grad"): Bars(each=0.93, mean=0.96),
-    ("shared", "fwd"): Bars(each=0.90),
-    ("shared", "grad"): Bars(each=0.90),
-    ("cluster", "fwd"): Bars(each=0.83, mean=0.89),
-    ("cluster", "grad"): Bars(each=0.93, mean=0.96),
-    ("filling", "fwd"): Bars(each=0.60),
-    ("filling", "grad"): Bars(each=0.85),
-    ("uncached", "fwd"): Bars(each=0.60),
-    ("uncached", "grad"): Bars(each=0.55),
-}
-_CPU_BARS = {("float32", "fwd"): Bars(speedup=1.2), ("bfloat16", "fwd"): Bars(speedup=2.0)}
 
 
 @dataclass(frozen=True)
@@ -54,7 +21,6 @@ class RegionSummary:
         least_cols: where that is.
         mean: geometric mean of the fractions of copy.
         speedup: geometric mean of the speed-ups over XLA; None if XLA has no time.
-        bars: what is asked for.
     """
 
     dtype: str
@@ -65,18 +31,6 @@ class RegionSummary:
     least_cols: int
     mean: float
     speedup: float | None
-    bars: Bars
-
-    @property
-    def passed(self) -> bool | None:
-        """Whether every bar is met; None where there is no bar."""
-        pairs = (
-            (self.bars.each, self.least),
-            (self.bars.mean, self.mean),
-            (self.bars.speedup, self.speedup or 0.0),
-        )
-        verdicts = [value >= bar for bar, value in pairs if bar is not None]
-        return all(verdicts) if verdicts else None
 
 
 @dataclass(frozen=True)
@@ -88,12 +42,6 @@ class OddRatio:
     odd: int
     even: int
     ratio: float
-    has_bar: bool
-
-    @property
-    def passed(self) -> bool | None:
-        """Whether the odd length costs at most 10 %; None where there is no bar (CPU)."""
-        return self.ratio >= ODD_BAR if self.has_bar else None
 
 
 def geometric_mean(values: Iterable[float]) -> float:
@@ -147,9 +95,6 @@ def summarise_regions(measurements: Sequence[Measurement]) -> list[RegionSummary
             fractions = {cols: fraction for cols, (_, fraction) in members.items()}
             least_cols = min(fractions, key=lambda cols: fractions[cols])
             speedups = [s for m, _ in members.values() if (s := m.speedup()) is not None]
-            bars = _GPU_BARS.get((region, direction)) or (
-                Bars() if region else _CPU_BARS.get((dtype, direction), Bars())
-            )
             summaries.append(
                 RegionSummary(
                     dtype=dtype,
@@ -160,7 +105,6 @@ def summarise_regions(measurements: Sequence[Measurement]) -> list[RegionSummary
                     least_cols=least_cols,
                     mean=geometric_mean(fractions.values()),
                     speedup=geometric_mean(speedups) if speedups else None,
-                    bars=bars,
                 )
             )
     return summaries
@@ -171,11 +115,10 @@ def odd_ratios(measurements: Sequence[Measurement]) -> list[OddRatio]:
     ratios = []
     for dtype, direction in groups(measurements):
         mine = select(measurements, dtype, direction)
-        has_bar = any(m.region for m in mine)
         rates = {m.cols: rate for m in mine if (rate := m.throughput("auto")) is not None}
         for cols in sorted(rates):
             even = even_neighbour(cols, set(rates))
             if even is not None:
                 ratio = rates[cols] / rates[even]
-                ratios.append(OddRatio(dtype, direction, cols, even, ratio, has_bar))
+                ratios.append(OddRatio(dtype, direction, cols, even, ratio))
     return ratios

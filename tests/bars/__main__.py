@@ -1,0 +1,33 @@
+"""Holds the JSON files of benchmarks against this project's bars."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxkernels.bench import console
+
+from . import judge_file
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints a table for each file; 0 if all bars are reached, 1 if one is not, 2 if a file cannot be read."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bars", description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="of --json")
+    passed = True
+    for path in parser.parse_args(argv).files:
+        try:
+            verdicts = judge_file(path)
+        except (OSError, ValueError) as error:
+            print(f"cannot judge {path}: {error}", file=sys.stderr)
+            return 2
+        rows = tuple((v.what, v.reached, v.bar, "pass" if v.passed else "FAIL") for v in verdicts)
+        console.print_table(console.Table(str(path), ("what", "reached", "bar", "verdict"), rows))
+        passed = passed and all(v.passed for v in verdicts)
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
