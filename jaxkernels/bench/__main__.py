@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from jaxkernels.bench.attention import command as attention_command
+from jaxkernels.bench.regress import command as regress_command
 from jaxkernels.bench.scaling import command as scaling_command
 from jaxkernels.bench.sgemm import command as sgemm_command
 from jaxkernels.bench.softmax import command as softmax_command
@@ -23,6 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
     sgemm_command.add_parser(commands)
     attention_command.add_parser(commands)
     scaling_command.add_parser(commands)
+    regress_command.add_parser(commands)
     return parser
 
 
