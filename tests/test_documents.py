@@ -1,6 +1,7 @@
 """README and the documents: every Python block runs as it stands, and what they say of others is so."""
 
 import re
+import tomllib
 
 import jax
 import jax.numpy as jnp
@@ -91,6 +92,19 @@ def test_what_the_guide_says_is_sent():
         )
         found = [line for line in stdout.splitlines() if line.startswith("found")]
         assert found == [f"found {expected}" for _, _, expected in programs]
+
+
+def test_readme_table_of_versions_is_that_of_the_package():
+    """Every Python that the package declares, and the oldest JAX that it takes."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    readme = (ROOT / "README.md").read_text()
+    rows = re.findall(r"^\| (3\.\d+) \| (.*?) \|", readme, flags=re.MULTILINE)
+    prefix = "Programming Language :: Python :: "
+    declared = {c.removeprefix(prefix) for c in project["classifiers"] if c.startswith(prefix)}
+    assert {python for python, _ in rows} == declared
+    (oldest,) = [d.removeprefix("jax>=") for d in project["dependencies"] if d.startswith("jax>=")]
+    assert [jax for _, jax in rows if "oldest" in jax] == [rows[0][1]]
+    assert rows[0][1].startswith(f"{oldest}.")
 
 
 def of_transformer_engine(fusion, logits, mask, scale):
