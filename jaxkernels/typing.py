@@ -17,7 +17,19 @@ import numpy as np
 
 # Storage types that have kernels.
 DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
-Dtype: TypeAlias = DtypeName | type[Any] | np.dtype[Any]
+
+
+class HasDtype(Protocol):
+    """What stands for a dtype, such as `jax.numpy.float32`."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype."""
+        ...
+
+
+# As `jax.typing.DTypeLike`, but for text that names no dtype with kernels.
+Dtype: TypeAlias = DtypeName | type[Any] | np.dtype[Any] | HasDtype
 
 # The tiers of the row kernels that can be forced.
 Tier: TypeAlias = Literal["warp", "block", "block_smem", "cluster", "block_uncached"]

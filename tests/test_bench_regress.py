@@ -94,7 +94,7 @@ def test_a_slower_cell_is_listed_and_fails(run, capsys, options):
 
     assert against(changed(run, "same", steady), changed(run, "slow", slow), *options) == 1
     out = capsys.readouterr().out
-    table = out[out.index("against the run of") :]
+    table = out[out.index("against ") :]
     labels = [cell["label"] for cell in json.loads(run.read_text())["cells"]]
     assert [label for label in labels if label in table] == [labels[3], labels[5]]
     assert "1.030" in table

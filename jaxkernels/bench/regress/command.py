@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jaxkernels.bench import console, runner
+from jaxkernels.bench import console, environment, runner
 from jaxkernels.bench.regress import cases, compare, measure, report
 
 # What has to be the same for times to be compared.
@@ -63,7 +63,8 @@ def _compare(result: runner.Run, options: argparse.Namespace) -> int:
         print(f"cannot compare runs of different machines: {pairs}", file=sys.stderr)
         return 2
     comparison = compare.compare(before.sections["cells"], result.sections["cells"])
-    table = report.comparison_table(comparison, before.environment["date"])
+    earlier = environment.summarise_environment(before.environment)
+    table = report.comparison_table(comparison, earlier)
     if options.markdown:
         print("\n" + console.to_markdown(table))
     else:

@@ -55,4 +55,4 @@ def comparison_table(comparison: Comparison, before: str) -> Table:
         first, more = comparison.unmatched[0], len(comparison.unmatched) - 1
         notes.append(f"in one of the runs only: {first}" + (f" and {more} more" if more else ""))
     headers = ("cell", "us before", "us", "ratio", "spread", "")
-    return Table(f"against the run of {before}", headers, tuple(rows), tuple(notes))
+    return Table(f"against {before}", headers, tuple(rows), tuple(notes))
