@@ -1,8 +1,9 @@
 """The primitive of the matrix product: where the SGEMM kernels meet JAX's transformations.
 
 out = alpha * op(a) op(b) + beta * c, for operands of equal rank whose leading dimensions broadcast
-(equal, or 1 in one of them). Transposes are flags, never copies: derivatives of every order are
-again such products. Reverse mode keeps a and b and nothing else, so that c can be overwritten.
+(equal, or 1 in one of them). A factor of 0 hides what it multiplies, and the tangent of that. Transposes
+are flags, never copies: derivatives of every order are again such products. Reverse mode keeps a and b
+and nothing else, so that c can be overwritten.
 
 With dC the cotangent of C = alpha op(A) op(B) + beta C_in:
     d op(A) = alpha dC op(B)^T,   d op(B) = alpha op(A)^T dC,   d C_in = beta dC.
@@ -152,14 +153,14 @@ def _jvp(primals: Any, tangents: Any, *, options: Options) -> tuple[jax.Array, A
     a_dot, b_dot, *c_dot = tangents
     product = dataclasses.replace(options, beta=0.0)
     terms = []
-    if type(a_dot) is not ad.Zero:
+    if options.alpha and type(a_dot) is not ad.Zero:
         terms.append(multiply(a_dot, b, options=product))
-    if type(b_dot) is not ad.Zero:
+    if options.alpha and type(b_dot) is not ad.Zero:
         terms.append(multiply(a, b_dot, options=product))
-    if c_dot and type(c_dot[0]) is not ad.Zero:
+    if options.beta and c_dot and type(c_dot[0]) is not ad.Zero:
         terms.append(options.beta * c_dot[0])
     out = multiply(*primals, options=options)
-    return out, functools.reduce(jnp.add, terms)
+    return out, functools.reduce(jnp.add, terms) if terms else ad.Zero(jax.typeof(out))
 
 
 def _transpose(ct: Any, a: Any, b: Any, c: Any = None, *, options: Options) -> Any:
@@ -182,7 +183,7 @@ def _transpose(ct: Any, a: Any, b: Any, c: Any = None, *, options: Options) -> A
             flags = dataclasses.replace(plain, trans_a=not options.trans_a, trans_b=False)
             cotangents[1] = _multiply_and_sum(a, ct, b.aval, flags)
     if c is not None and ad.is_undefined_primal(c):
-        cotangents[2] = options.beta * ct
+        cotangents[2] = options.beta * ct if options.beta else ad.Zero(c.aval)
     return cotangents
 
 

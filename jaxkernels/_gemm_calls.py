@@ -27,7 +27,7 @@ class Options:
     Attributes:
         trans_a: a is stored as (k, m) instead of (m, k).
         trans_b: b is stored as (n, k) instead of (k, n).
-        alpha: factor of the product.
+        alpha: factor of the product; 0 means that a and b are not read.
         beta: factor of c; 0 means that c is not read.
         algorithm: "auto", or the rung of the ladder to run, or "auto_for_batch": the members of a
             batch may be summed in another order than they would be alone, if that is faster.
@@ -67,7 +67,10 @@ def reference(
     product = jnp.einsum(
         subscripts, a, b, precision=jax.lax.Precision.HIGHEST, out_sharding=out_sharding
     )
-    scaled = product if options.alpha == 1.0 else options.alpha * product
+    if options.alpha == 0.0:
+        scaled = jnp.zeros_like(product)
+    else:
+        scaled = product if options.alpha == 1.0 else options.alpha * product
     return scaled if c is None or options.beta == 0.0 else scaled + options.beta * c
 
 
@@ -75,6 +78,8 @@ def ffi_multiply(
     a: jax.Array, b: jax.Array, c: jax.Array | None = None, *, options: Options
 ) -> jax.Array:
     """The same by the CUDA kernels; for lowering rules alone, because it has no derivatives."""
+    if options.alpha == 0.0:
+        return reference(a, b, c, options=options)  # without a product, which XLA leaves out
     a, b = _with_few_batch_dims(a, b)
     scheme = _plan.scheme_of_sgemm(a.shape, b.shape, options)
     batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # NumPy's takes no open sizes

@@ -1,15 +1,18 @@
 """Checks of what users pass to a product, before anything is traced.
 
-Owns: the errors of matmul, dot_general and sgemm about dtypes, flags and algorithms. Must not know:
-primitives, shapes, devices.
+Owns: the errors of matmul, dot_general and sgemm about dtypes, factors, flags and algorithms. Must not
+know: primitives, shapes of operands, devices.
 """
 
 from __future__ import annotations
 
+import functools
+import numbers
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxkernels import _validate
 
@@ -56,6 +59,33 @@ def check_float32(function: str, argument: str, x: jax.Array) -> None:
         raise TypeError(
             f"{function}: {argument} must be float32; got {x.dtype.name}{_ALTERNATIVES}"
         )
+
+
+def as_factor(name: str, value: Any) -> float | jax.Array:
+    """A factor of sgemm, alpha or beta: a number, rounded to float32, or a JAX array of shape () as it is.
+
+    Raises:
+        TypeError: it is not a real number.
+        ValueError: it has dimensions.
+    """
+    if type(value) is float or isinstance(value, numbers.Real):  # the first is faster
+        return float(np.float32(value))
+    convert = getattr(value, "__jax_array__", None)
+    value = convert() if callable(convert) else value
+    if not isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        raise TypeError(f"sgemm: {name} must be a real number; got {value!r}")
+    if value.shape != ():
+        raise ValueError(f"sgemm: {name} must have no dimensions; got shape {value.shape}")
+    if not any(
+        jnp.issubdtype(value.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)
+    ):
+        raise TypeError(f"sgemm: {name} must be a real number; got {value!r}")
+    return value if isinstance(value, jax.Array) else float(np.float32(value))
+
+
+@functools.cache
+def _is_real(dtype: Any) -> bool:
+    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
 
 
 def flag(name: str, value: Any) -> bool:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxkernels import _contraction, _gemm, _gemm_validate, _validate
+from jaxkernels import _contraction, _gemm, _gemm_validate, _sgemm
 from jaxkernels.typing import Algorithm, Implementation
 
 DotDimensionNumbers = tuple[
@@ -206,8 +205,10 @@ def sgemm(
         c: None, or a float32 array of shape (..., m, n), the shape of the result. On a mesh with
             explicit axes a and b alone decide how the result is sharded.
         alpha: factor of the product. A Python or NumPy number becomes part of the kernel's call; a
-            JAX array may be differentiated, and costs a pass over the result.
-        beta: factor of c. 0 means that c is not read: a NaN in it does no harm.
+            JAX array of shape () may be differentiated, and costs a pass over the result. 0 hides the
+            product, as in BLAS: a NaN in a or b does no harm.
+        beta: factor of c, likewise. 0 means that c is not read: a NaN in it, or in its tangent, does
+            no harm. The derivative by beta is c all the same.
         trans_a: 0 or False, 1 or True; 2, BLAS's conjugate transpose, is the same for real numbers.
         trans_b: likewise.
         algorithm: as for `matmul`.
@@ -217,9 +218,10 @@ def sgemm(
         float32 array of shape (..., m, n).
 
     Raises:
-        TypeError: operands that are not float32 arrays.
-        ValueError: shapes that do not fit, other transpose flags, a `beta` without c, an unknown
-            `algorithm` or `implementation`, or an `algorithm` for XLA's product.
+        TypeError: operands that are not float32 arrays, factors that are not real numbers.
+        ValueError: shapes that do not fit, factors with dimensions, other transpose flags, a `beta`
+            without c, an unknown `algorithm` or `implementation`, or an `algorithm` for XLA's
+            product.
         NotImplementedError: as for `matmul`.
 
     Example:
@@ -230,47 +232,11 @@ def sgemm(
         [[5. 5. 5. 5.]
          [5. 5. 5. 5.]]
     """
-    a, b = _gemm_validate.as_operands("sgemm", a, b)
-    operands = [a, b]
-    if c is not None:
-        operands.append(_validate.as_array("sgemm", "c", c))
-    for name, x in zip("abc", operands, strict=False):
-        _gemm_validate.check_float32("sgemm", name, x)
-    if c is None and not (_is_number(beta) and beta == 0):
+    alpha = _gemm_validate.as_factor("alpha", alpha)
+    beta = _gemm_validate.as_factor("beta", beta)
+    if c is None and (isinstance(beta, jax.Array) or beta != 0):
         raise ValueError(f"sgemm: beta={beta!r} needs a c to be a factor of")
-    rank = max(a.ndim, b.ndim, 2)
-    options = _contraction.options_of(
-        algorithm,
-        implementation,
-        trans_a=_gemm_validate.flag("trans_a", trans_a),
-        trans_b=_gemm_validate.flag("trans_b", trans_b),
-        alpha=float(np.float32(alpha)) if _is_number(alpha) else 1.0,
-        beta=float(np.float32(beta)) if _is_number(beta) else 0.0,
-    )
-    for name, x in (("a", a), ("b", b)):
-        if x.ndim < 2:
-            raise ValueError(f"sgemm: {name} must be a matrix; got shape {x.shape}")
-    operands[:2] = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
-    product_of = _gemm.multiply
-    if _gemm_validate.asks_for_xla(algorithm, implementation):
-        jax.eval_shape(functools.partial(_gemm.multiply, options=options), *operands)
-        product_of = _gemm.reference
-    if _is_number(alpha) and _is_number(beta):
-        return product_of(*operands, options=options)
-    # A factor that is known only when the program runs is applied by XLA.
-    jax.eval_shape(functools.partial(_gemm.multiply, options=options), *operands)
-    result = jnp.float32(1.0 if _is_number(alpha) else alpha) * product_of(
-        *operands[:2], options=options
-    )
-    if c is None or (_is_number(beta) and beta == 0):
-        return result
-    beta = jnp.asarray(beta, jnp.float32)
-    return result + jnp.where(beta == 0, 0.0, beta * operands[2])
-
-
-def _is_number(value: float | jax.Array) -> TypeGuard[float]:
-    """Whether a factor is known when the program is traced."""
-    return not isinstance(value, jax.Array)
+    return _sgemm.apply(a, b, c, alpha, beta, trans_a, trans_b, algorithm, implementation)
 
 
 def _as_tuples(pair: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -1,0 +1,96 @@
+"""The primitive of BLAS's factors: factor * x, which is 0 where the factor is 0, whatever x is.
+
+What a factor of 0 multiplies is not read, so that a NaN in it does no harm. A select between 0 and the
+product says the same, but takes the factor for a constant where it is 0. As a primitive the product
+is bilinear, of every order and in either mode:
+    d(f x) = df x + f dx,   with cotangents  x_bar = f y_bar,   f_bar = sum(y_bar x).
+In the last of them x is read, and should be: the derivative by a factor is what it multiplies.
+
+Owns: the transformation rules. Must not know: matrix products.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+
+from jaxkernels import _compat, _primitive
+
+scale_p = Primitive("jaxkernels_scale")
+
+
+def scale(factor: jax.Array, x: jax.Array) -> jax.Array:
+    """Applies the primitive; see the module's docstring.
+
+    Args:
+        factor: array of the dtype of x, whose shape is that of the first dimensions of x: none of
+            them, until it is mapped.
+        x: array.
+    """
+    return scale_p.bind(*_primitive.equalize_varying([factor, x]))
+
+
+def _abstract_eval(factor: Any, x: Any) -> Any:
+    if factor.dtype != x.dtype or factor.shape != x.shape[: factor.ndim]:
+        raise TypeError(f"{scale_p.name}: {factor} is no factor of {x}")
+    spec = tuple(_compat.aval_spec(x))
+    return _compat.with_shape_and_spec(_compat.with_mesh(x, factor), x.shape, spec)
+
+
+def _reference(factor: jax.Array, x: jax.Array) -> jax.Array:
+    factor = _aligned(factor, x)
+    return jnp.where(factor == 0, jnp.zeros((), x.dtype), factor * x)
+
+
+def _aligned(factor: jax.Array, x: jax.Array) -> jax.Array:
+    """The factor with as many dimensions as x."""
+    return jnp.expand_dims(factor, range(factor.ndim, x.ndim))
+
+
+def _jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    (factor, x), (factor_dot, x_dot) = primals, tangents
+    terms = []
+    if type(factor_dot) is not ad.Zero:
+        terms.append(scale(factor_dot, x))
+    if type(x_dot) is not ad.Zero:
+        terms.append(scale(factor, x_dot))
+    return scale(factor, x), functools.reduce(jnp.add, terms)
+
+
+def _transpose(ct: Any, factor: Any, x: Any) -> list[Any]:
+    if type(ct) is ad.Zero:
+        return [None, None]
+    if ad.is_undefined_primal(x):
+        return [None, scale(factor, ct)]
+    return [jnp.sum(ct * x, axis=tuple(range(factor.aval.ndim, x.ndim))), None]
+
+
+def _batch(
+    axis_data: Any, operands: Sequence[jax.Array], batch_dims: Sequence[int | None]
+) -> tuple[jax.Array, int | None]:
+    """Behind the dimensions of the factor, where the factor is not mapped; else in front of them."""
+    (factor, x), (factor_dim, x_dim) = operands, batch_dims
+    if factor_dim is None:
+        if x_dim is None:
+            return scale(factor, x), None
+        to = max(x_dim, factor.ndim)
+        return scale(factor, jnp.moveaxis(x, x_dim, to)), to
+    factor, x = (
+        _compat.batch_at_front(axis_data, operand, dim)
+        for operand, dim in zip(operands, batch_dims, strict=True)
+    )
+    return scale(factor, x), 0
+
+
+scale_p.def_impl(functools.partial(xla.apply_primitive, scale_p))
+scale_p.def_abstract_eval(_abstract_eval)
+batching.fancy_primitive_batchers[scale_p] = _batch
+ad.primitive_jvps[scale_p] = _jvp
+ad.primitive_transposes[scale_p] = _transpose
+mlir.register_lowering(scale_p, mlir.lower_fun(_reference, multiple_results=False))

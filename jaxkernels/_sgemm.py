@@ -1,0 +1,63 @@
+"""sgemm: how its operands, flags and factors become one matrix product.
+
+Owns: ranks that differ, and factors that are known only when the program runs. Must not know: what a
+factor may be (`_gemm_validate`), or how a product is computed (`_gemm`).
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jaxkernels import _contraction, _gemm, _gemm_validate, _validate
+from jaxkernels._scale import scale
+
+
+def apply(
+    a: ArrayLike,
+    b: ArrayLike,
+    c: ArrayLike | None,
+    alpha: float | jax.Array,
+    beta: float | jax.Array,
+    trans_a: bool | int,
+    trans_b: bool | int,
+    algorithm: str | None,
+    implementation: str | None,
+) -> jax.Array:
+    """What `jaxkernels.sgemm` returns; its factors are floats or arrays of shape ()."""
+    a, b = _gemm_validate.as_operands("sgemm", a, b)
+    operands = [a, b]
+    if c is not None:
+        operands.append(_validate.as_array("sgemm", "c", c))
+    for name, x in zip("abc", operands, strict=False):
+        _gemm_validate.check_float32("sgemm", name, x)
+    rank = max(a.ndim, b.ndim, 2)
+    options = _contraction.options_of(
+        algorithm,
+        implementation,
+        trans_a=_gemm_validate.flag("trans_a", trans_a),
+        trans_b=_gemm_validate.flag("trans_b", trans_b),
+        alpha=1.0 if isinstance(alpha, jax.Array) else alpha,
+        beta=0.0 if isinstance(beta, jax.Array) else beta,
+    )
+    for name, x in (("a", a), ("b", b)):
+        if x.ndim < 2:
+            raise ValueError(f"sgemm: {name} must be a matrix; got shape {x.shape}")
+    operands[:2] = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
+    product_of = _gemm.multiply
+    if _gemm_validate.asks_for_xla(algorithm, implementation):
+        jax.eval_shape(functools.partial(_gemm.multiply, options=options), *operands)
+        product_of = _gemm.reference
+    if not isinstance(alpha, jax.Array) and not isinstance(beta, jax.Array):
+        return product_of(*operands, options=options)
+    # A factor that is known only when the program runs is applied by XLA.
+    jax.eval_shape(functools.partial(_gemm.multiply, options=options), *operands)
+    result = product_of(*operands[:2], options=options)
+    if isinstance(alpha, jax.Array):
+        result = scale(alpha.astype(jnp.float32), result)
+    if isinstance(beta, jax.Array):
+        return result + scale(beta.astype(jnp.float32), operands[2])
+    return result + beta * operands[2] if beta else result

@@ -1,0 +1,280 @@
+"""alpha and beta of sgemm: BLAS's rule for 0, derivatives of every kind, and what a factor may be.
+
+Factors that are 0 hide what they multiply, a NaN included. That holds for values and tangents at this
+one point, and does not make the derivative by the factor 0.
+"""
+
+import fractions
+import functools
+
+import flax.nnx
+import gemm_cases as cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkernels as jk
+
+A, B = cases.operand("integers", (4, 3)), cases.operand("integers", (3, 5), seed=1)
+C = cases.operand("integers", (4, 5), seed=2)
+NAN_A, NAN_C = np.full_like(A, np.nan), np.full_like(C, np.nan)
+AB = A @ B
+WEIGHTS = np.arange(1.0, 21.0, dtype=np.float32).reshape(4, 5)
+ZERO, ONE = jnp.float32(0), jnp.float32(1)
+
+
+def scanned(f):
+    """The function as the step of a scan over one factor."""
+    return lambda *x: jax.lax.scan(lambda carry, _: (carry, f(*x)), 0.0, None, length=1)[1][0]
+
+
+def mapped(f):
+    return lambda *x: jax.vmap(lambda t: f(*x) * t)(jnp.ones(1))[0]
+
+
+WRAPPERS = {
+    "plain": lambda f: f,
+    "jit": jax.jit,
+    "remat": jax.checkpoint,
+    "scan": scanned,
+    "vmap": mapped,
+}
+wrappers = pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+
+
+@wrappers
+@pytest.mark.parametrize("beta", [0.0, 2.0])
+@pytest.mark.parametrize("alpha", [0.0, 3.0])
+def test_derivatives_by_the_factors(wrap, alpha, beta):
+    """They are op(a) op(b) and c, whatever the factors are; in both modes."""
+
+    def loss(alpha, beta):
+        return jnp.sum(WEIGHTS * jk.sgemm(A, B, C, alpha=alpha, beta=beta))
+
+    want = np.sum(WEIGHTS * AB), np.sum(WEIGHTS * C)
+    f = wrap(loss)
+    for derivative in (jax.grad, jax.jacfwd, jax.jacrev):
+        np.testing.assert_array_equal(derivative(f, (0, 1))(alpha, beta), want)
+        np.testing.assert_array_equal(jax.jit(derivative(f, (0, 1)))(alpha, beta), want)
+    value, tangent = jax.jvp(f, (alpha, beta), (1.0, 1.0))
+    assert value == alpha * want[0] + beta * want[1]
+    assert tangent == want[0] + want[1]
+
+
+def test_one_factor_is_differentiated():
+    """Beside the other one as a number, as in a gradient by beta alone."""
+    assert jax.grad(lambda b: jk.sgemm(A, B, C, beta=b).sum())(0.0) == C.sum()
+    assert jax.grad(lambda a: jk.sgemm(A, B, C, alpha=a).sum())(0.0) == AB.sum()
+    assert jax.grad(lambda a: jk.sgemm(A, B, C, alpha=a, beta=2.0).sum())(0.0) == AB.sum()
+
+
+@wrappers
+def test_second_derivatives_where_the_factors_are_zero(wrap):
+    """The mixed ones are those of a product, forward over reverse and in the other three orders."""
+
+    @wrap
+    def loss(alpha, beta, a, c):
+        return jnp.sum(WEIGHTS * jk.sgemm(a, B, c, alpha=alpha, beta=beta))
+
+    def by_formula(alpha, beta, a, c):
+        return jnp.sum(WEIGHTS * (alpha * jnp.matmul(a, B, precision="highest") + beta * c))
+
+    numbers = (0, 1, 2, 3)
+    point = (0.0, 0.0, A, C)
+    want = jax.hessian(by_formula, numbers)(*point)
+    for outer in (jax.jacfwd, jax.jacrev):
+        for inner in (jax.jacfwd, jax.jacrev):
+            got = outer(inner(loss, numbers), numbers)(*point)
+            jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@wrappers
+def test_third_derivatives_where_beta_is_zero(wrap):
+    """By beta, of a gradient by c, of which c goes on being a function."""
+
+    @wrap
+    def loss(beta, t):
+        return jnp.sum(WEIGHTS * jk.sgemm(A, B, t * t * C, beta=beta))
+
+    third = jax.jacfwd(jax.grad(jax.grad(loss, 1), 1))(ZERO, ONE)
+    assert third == 2 * np.sum(WEIGHTS * C)
+    third = jax.grad(jax.grad(jax.grad(loss, 1), 1))(ZERO, ONE)
+    assert third == 2 * np.sum(WEIGHTS * C)
+
+
+@pytest.mark.parametrize("beta", [0.0, ZERO], ids=("number", "array"))
+@wrappers
+def test_beta_of_zero_hides_a_nan_in_c(wrap, beta):
+    """From the value, and from all derivatives but the one by beta, in both modes."""
+
+    def product(a, b, c):
+        return jk.sgemm(a, b, c, alpha=2.0, beta=beta)
+
+    f = wrap(product)
+    np.testing.assert_array_equal(f(A, B, NAN_C), 2 * AB)
+    gradients = jax.grad(lambda *x: jnp.sum(f(*x)), (0, 1, 2))(A, B, NAN_C)
+    np.testing.assert_array_equal(gradients[0], np.broadcast_to(2 * B.sum(1), A.shape))
+    np.testing.assert_array_equal(gradients[1], np.broadcast_to(2 * A.sum(0)[:, None], B.shape))
+    np.testing.assert_array_equal(gradients[2], np.zeros_like(C))
+    for c, c_dot in ((NAN_C, C), (C, NAN_C), (NAN_C, NAN_C)):
+        value, tangent = jax.jvp(f, (A, B, c), (A, np.zeros_like(B), c_dot))
+        np.testing.assert_array_equal(value, 2 * AB)
+        np.testing.assert_array_equal(tangent, 2 * AB)
+        value, tangent = jax.jvp(lambda c: f(A, B, c), (c,), (c_dot,))
+        np.testing.assert_array_equal(tangent, np.zeros_like(C))
+    jacobian = jax.jacfwd(f, 2)(A, B, NAN_C)
+    np.testing.assert_array_equal(jacobian, np.zeros_like(jacobian))
+
+
+@pytest.mark.parametrize("beta", [0.0, ZERO], ids=("number", "array"))
+def test_beta_of_zero_hides_a_nan_cotangent_from_c(beta):
+    _, pull = jax.vjp(lambda c: jk.sgemm(A, B, c, beta=beta), C)
+    np.testing.assert_array_equal(pull(NAN_C)[0], np.zeros_like(C))
+    transposed = jax.linear_transpose(lambda c: jk.sgemm(0 * A, B, c, beta=beta), C)
+    np.testing.assert_array_equal(transposed(NAN_C)[0], np.zeros_like(C))
+
+
+def test_the_derivative_by_beta_is_c_even_where_it_is_nan():
+    assert np.isnan(jax.grad(lambda b: jk.sgemm(A, B, NAN_C, beta=b).sum())(0.0))
+
+
+@pytest.mark.parametrize("alpha", [0.0, ZERO], ids=("number", "array"))
+@wrappers
+def test_alpha_of_zero_hides_a_nan_in_a(wrap, alpha):
+    """As the reference implementation of BLAS, which does not read a and b then."""
+    f = wrap(lambda a, c: jk.sgemm(a, B, c, alpha=alpha, beta=-2.0))
+    np.testing.assert_array_equal(f(NAN_A, C), -2 * C)
+    gradients = jax.grad(lambda *x: jnp.sum(f(*x)), (0, 1))(NAN_A, C)
+    np.testing.assert_array_equal(gradients[0], np.zeros_like(A))
+    np.testing.assert_array_equal(gradients[1], np.full_like(C, -2))
+    value, tangent = jax.jvp(f, (NAN_A, C), (NAN_A, C))
+    np.testing.assert_array_equal(value, -2 * C)
+    np.testing.assert_array_equal(tangent, -2 * C)
+
+
+def test_alpha_of_zero_without_a_c():
+    for implementation in (None, "xla"):
+        got = jk.sgemm(NAN_A, B, alpha=0.0, implementation=implementation)
+        np.testing.assert_array_equal(got, np.zeros_like(C))
+
+
+def test_a_map_over_factors_of_which_some_are_zero():
+    """Every member is as it is alone, with a NaN in c for those that hide it."""
+    alphas, betas = jnp.array([0.0, 1.0, 0.0, 2.0]), jnp.array([0.0, 3.0, 3.0, 0.0])
+    c = np.stack([NAN_C, C, C, NAN_C])
+    one = lambda alpha, beta, c: jk.sgemm(A, B, c, alpha=alpha, beta=beta)  # noqa: E731
+    alone = np.stack([one(*x) for x in zip(alphas, betas, c, strict=True)])
+    for in_axes, operand in ((0, c), (1, np.moveaxis(c, 0, 1)), (2, np.moveaxis(c, 0, 2))):
+        got = jax.vmap(one, (0, 0, in_axes))(alphas, betas, operand)
+        np.testing.assert_array_equal(got, alone)
+    np.testing.assert_array_equal(
+        jax.vmap(one, (0, 0, None))(alphas, betas, C),
+        alphas[:, None, None] * AB + betas[:, None, None] * C,
+    )
+    np.testing.assert_array_equal(
+        jax.vmap(one, (None, None, 0))(ONE, ZERO, c), np.broadcast_to(AB, c.shape)
+    )
+    np.testing.assert_array_equal(
+        jax.vmap(jax.vmap(one, (0, None, None)), (None, 0, None))(alphas, betas, C),
+        alphas[None, :, None, None] * AB + betas[:, None, None, None] * C,
+    )
+    loss = lambda alpha, beta, c: jnp.sum(one(alpha, beta, c))  # noqa: E731
+    gradients = jax.vmap(jax.grad(loss, (0, 1)), (0, 0, None))(alphas, betas, C)
+    np.testing.assert_array_equal(gradients, np.full((2, 4), [[AB.sum()], [C.sum()]]))
+    whole = lambda *x: jnp.sum(jax.vmap(one, (0, 0, None))(*x))  # noqa: E731
+    gradients = jax.grad(whole, (0, 1))(alphas, betas, C)
+    np.testing.assert_array_equal(gradients, np.full((2, 4), [[AB.sum()], [C.sum()]]))
+
+
+@pytest.mark.parametrize(
+    "two",
+    [
+        *(2, 2.0, np.float32(2), np.float64(2), np.int8(2), np.array(2), np.array(2.0)),
+        *(jnp.int32(2), jnp.float16(2), jnp.bfloat16(2), jnp.asarray(2.0), jnp.bfloat16(2).item()),
+        *(fractions.Fraction(2), flax.nnx.Param(jnp.float32(2)), jnp.bfloat16.dtype.type(2)),
+    ],
+    ids=lambda x: f"{type(x).__name__}-{getattr(x, 'dtype', '')}",
+)
+def test_kinds_of_numbers(two):
+    want = 2 * AB + 2 * C
+    np.testing.assert_array_equal(jk.sgemm(A, B, C, alpha=two, beta=two), want)
+    traced = jax.jit(lambda a: jk.sgemm(a, B, C, alpha=two, beta=two))(A)
+    np.testing.assert_array_equal(traced, want)
+    zero = type(two)(0) if isinstance(two, np.generic) else two * 0
+    np.testing.assert_array_equal(jk.sgemm(A, B, NAN_C, beta=zero), AB)
+    np.testing.assert_array_equal(jk.sgemm(NAN_A, B, C, alpha=zero, beta=two), 2 * C)
+
+
+@pytest.mark.parametrize("yes", [True, np.True_, jnp.bool_(True)], ids=("bool", "numpy", "jax"))
+def test_truth_values_are_numbers(yes):
+    np.testing.assert_array_equal(jk.sgemm(A, B, C, alpha=yes, beta=yes), AB + C)
+
+
+def test_factors_of_64_bits():
+    """They are rounded to float32, and their derivatives are of their own type."""
+    with jax.enable_x64(True):
+        third = jnp.float64(1 / 3)
+        got = jk.sgemm(A, B, C, alpha=third, beta=1 / 3)
+        want = jk.sgemm(A, B, C, alpha=np.float32(1 / 3), beta=np.float32(1 / 3))
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+        gradient = jax.grad(lambda b: jk.sgemm(A, B, C, beta=b).sum())(jnp.float64(0))
+        assert (gradient, gradient.dtype) == (C.sum(), jnp.float64)
+        tangent = jax.jvp(lambda b: jk.sgemm(A, B, C, beta=b), (0.0,), (1.0,))[1]
+        np.testing.assert_array_equal(tangent, C)
+
+
+@pytest.mark.parametrize("name", ["alpha", "beta"])
+def test_factors_that_are_refused(name):
+    sgemm = lambda factor: jk.sgemm(A, B, C, **{name: factor})  # noqa: E731
+    for factor in ("2", None, [2.0], 1j, np.complex64(1), jnp.complex64(1), np.str_("2")):
+        with pytest.raises(TypeError, match=f"sgemm: {name} must be a real number; got"):
+            sgemm(factor)
+    for factor in (np.ones(1), np.ones((4, 5)), jnp.ones((4, 1))):
+        with pytest.raises(ValueError, match=rf"{name} must have no dimensions; got shape \("):
+            sgemm(factor)
+    with pytest.raises(ValueError, match="no dimensions"):
+        jax.jit(sgemm)(jnp.ones(3))
+
+
+def test_a_beta_that_is_an_array_needs_a_c():
+    with pytest.raises(ValueError, match="needs a c"):
+        jk.sgemm(A, B, beta=ZERO)
+
+
+@pytest.mark.parametrize("number", [True, False], ids=("number", "array"))
+def test_factors_of_zero_in_shard_map(number, cpu_devices):
+    """Operands that vary over devices beside factors that do not, with the check of what varies."""
+    types = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((4,), ("x",), axis_types=types, devices=cpu_devices[:4])
+    rows, whole = jax.P("x"), jax.P()
+
+    def loss(alpha, beta, c):
+        factors = (0.0, 0.0) if number else (alpha, beta)
+        return jk.sgemm(A[:1], B, c, alpha=factors[0], beta=factors[1])
+
+    f = jax.shard_map(loss, mesh=mesh, in_specs=(whole, whole, rows), out_specs=rows)
+    total = lambda *x: jnp.sum(jax.jit(f)(*x))  # noqa: E731
+    np.testing.assert_array_equal(jax.jit(f)(ZERO, ZERO, NAN_C), np.zeros_like(C))
+    gradients = jax.grad(total, (0, 1, 2))(ZERO, ZERO, C)
+    want = (0, 0) if number else (4 * (A[:1] @ B).sum(), C.sum())
+    np.testing.assert_array_equal(gradients[:2], want)
+    np.testing.assert_array_equal(gradients[2], np.zeros_like(C))
+
+
+def test_factors_of_zero_in_an_exported_program():
+    check = jax.export.DisabledSafetyCheck.custom_call("jaxkernels_sgemm")
+    gradient = jax.jit(jax.grad(lambda b, c: jk.sgemm(A, B, c, beta=b).sum()))
+    exported = jax.export.export(gradient, disabled_checks=[check])(ZERO, C)
+    assert jax.export.deserialize(exported.serialize()).call(ZERO, C) == C.sum()
+
+
+def test_a_gradient_by_c_alone_costs_no_pass_over_c():
+    """The tangents that are known to be 0 are left out of the program."""
+    f = functools.partial(jk.sgemm, A, B)
+    jaxpr = jax.make_jaxpr(
+        lambda beta, c, t: jax.vjp(lambda c: f(c, beta=beta), c)[1](t),
+    )(ZERO, C, C)
+    names = [str(e.primitive) for e in jaxpr.eqns]
+    assert names.count("mul") == 0
+    assert names.count("jaxkernels_scale") == 2
