@@ -22,6 +22,7 @@ from pkgutil import extend_path as _extend_path
 __path__ = _extend_path(__path__, __name__)
 
 from jaxkernels import _registry as _registry
+from jaxkernels import checkpoint_policies as checkpoint_policies
 from jaxkernels._attention import dot_product_attention as dot_product_attention
 from jaxkernels._cpu import DeviceLimits as DeviceLimits
 from jaxkernels._cpu import SgemmPlan as SgemmPlan
@@ -43,6 +44,7 @@ __all__ = [
     "SgemmPlan",
     "SoftmaxPlan",
     "__version__",
+    "checkpoint_policies",
     "dot_general",
     "dot_product_attention",
     "log_softmax",

@@ -70,7 +70,7 @@ def _abstract_eval(a: Any, b: Any, c: Any = None, *, options: Options) -> Any:
     for size_a, size_b in zip(a.shape[:-2], b.shape[:-2], strict=True):
         if size_a != size_b and size_a != 1 and size_b != 1:
             raise ValueError(f"sgemm: batch dimensions do not broadcast: a {a.shape}, b {b.shape}")
-    batch = [y if _is_one(x) else x for x, y in zip(a.shape[:-2], b.shape[:-2], strict=True)]
+    batch = [y if is_one(x) else x for x, y in zip(a.shape[:-2], b.shape[:-2], strict=True)]
     shape = (*batch, a.shape[m], b.shape[n])
     if c is not None and c.shape != shape:
         raise ValueError(
@@ -80,7 +80,8 @@ def _abstract_eval(a: Any, b: Any, c: Any = None, *, options: Options) -> Any:
     return _compat.with_shape_and_spec(_compat.with_mesh(a, b), shape, _result_spec(a, b, options))
 
 
-def _is_one(size: Any) -> bool:
+def is_one(size: Any) -> bool:
+    """Whether a size is known to be 1; an open one is not."""
     return isinstance(size, int) and size == 1
 
 
@@ -201,7 +202,7 @@ def _multiply_and_sum(x: jax.Array, y: jax.Array, target: Any, options: Options)
         target = _compat.with_shape_and_spec(target, narrow, (*spec[:lead], *spec[-2:]))
         plain = dataclasses.replace(options, row_dims=0)
         return _multiply_and_sum(x, y, target, plain).reshape(shape)
-    shared = all(_is_one(size) for size in shape[:-2])
+    shared = all(is_one(size) for size in shape[:-2])
     folds = options.trans_a and not options.trans_b and x.shape[:-2] == y.shape[:-2]
     if shared and folds and not _compat.is_explicitly_sharded(x, y):
         # The summed dimensions are the outer part of the contracted one, in memory too: one product
@@ -221,7 +222,7 @@ def _multiply_and_sum(x: jax.Array, y: jax.Array, target: Any, options: Options)
         on_mesh = _compat.sharding_like(out, x, y)
         product = reference(x, y, options=options, out_sharding=on_mesh)
     summed = [
-        d for d, size in enumerate(shape[:-2]) if _is_one(size) and not _is_one(product.shape[d])
+        d for d, size in enumerate(shape[:-2]) if is_one(size) and not is_one(product.shape[d])
     ]
     return jnp.sum(product, axis=summed, keepdims=True) if summed else product
 

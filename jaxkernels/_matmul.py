@@ -67,7 +67,9 @@ def matmul(
         same from run to run, and for a member of a batch the same as alone, except where the members
         share b: their rows become one tall matrix, whose sums may be split differently. With a
         sharded contraction every device multiplies its part, and one all-reduce, or one
-        reduce-scatter, adds them. For `jax.export` the target is `jaxkernels_sgemm`.
+        reduce-scatter, adds them. For `jax.export` the target is `jaxkernels_sgemm`. Under
+        `jax.checkpoint` the policies that save products are those of
+        `jaxkernels.checkpoint_policies`; JAX's know XLA's products alone.
 
     References:
         The ladder of tiles follows the article behind github.com/AyakaGEMM/Hands-on-GEMM; the top
@@ -151,7 +153,9 @@ def dot_general(
         Operands whose contracted dimensions are the last ones, or stand before all others but the
         batch, are read as they are; any other layout is transposed first, which XLA can fuse into
         whatever makes the operand. On a mesh with explicit axes, where dimensions would have to be
-        merged of which one is sharded, XLA's own product runs instead.
+        merged of which one is sharded, XLA's own product runs instead. `nn.remat` and
+        `jax.checkpoint` save the products of such layers under the policies of
+        `jaxkernels.checkpoint_policies`, as JAX's save those of `jax.lax.dot_general`.
 
     Example:
         >>> import jax.numpy as jnp

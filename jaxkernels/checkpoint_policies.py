@@ -1,0 +1,75 @@
+"""Policies of `jax.checkpoint` that save the products of this package as they save XLA's.
+
+JAX's own policies know `jax.lax.dot_general` and convolutions; under them a product of this package
+is computed again in the backward pass. The policies here have the names and the meaning of those in
+`jax.checkpoint_policies`, and count as products both JAX's and those of `jaxkernels.matmul`,
+`dot_general`, `sgemm` and the float32 products of `dot_product_attention`. The other policies of JAX
+serve as they are, and `jax.checkpoint_policies.save_from_both_policies` combines all of them.
+
+* `dots_saveable`, also called `checkpoint_dots`: save all products.
+* `dots_with_no_batch_dims_saveable`, also called `checkpoint_dots_with_no_batch_dims`: save products
+  without batch dimensions, such as those of weights.
+* `offload_dot_with_no_batch_dims`: the same, saved in another memory.
+
+A dimension is a batch dimension if both operands have it, as for `jax.lax.dot_general`; one of size
+1 is none.
+
+Example:
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> import jaxkernels as jk
+    >>> policy = jk.checkpoint_policies.dots_with_no_batch_dims_saveable
+    >>> layer = jax.checkpoint(lambda x, w: jnp.sin(jk.matmul(x, w)), policy=policy)
+    >>> gradient = jax.grad(lambda x, w: layer(x, w).sum(), argnums=(0, 1))
+    >>> str(jax.make_jaxpr(gradient)(jnp.ones((2, 3)), jnp.ones((3, 4)))).count("jaxkernels_sgemm")
+    3
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+
+from jaxkernels import _gemm, _gemm_calls
+
+
+@dataclasses.dataclass(frozen=True)
+class _Policy:
+    """A policy that is asked about every product as if it were one of `jax.lax.dot_general`."""
+
+    of_jax: Callable[..., Any]
+
+    def __call__(self, primitive: Any, *avals: Any, **params: Any) -> Any:
+        if primitive is not _gemm.sgemm_p:
+            return self.of_jax(primitive, *avals, **params)
+        a, b, *_ = avals
+        numbers = _dimension_numbers(a, b, params["options"])
+        return self.of_jax(lax.dot_general_p, a, b, dimension_numbers=numbers)
+
+
+def _dimension_numbers(a: Any, b: Any, options: _gemm_calls.Options) -> Any:
+    """Those that `lax.dot_general` would get; where one operand has size 1, the other's is free."""
+    (_, k), (k_of_b, _) = _gemm_calls.matrix_dims(options)
+    sizes = zip(a.shape[:-2], b.shape[:-2], strict=True)
+    batch = tuple(d for d, pair in enumerate(sizes) if not any(map(_gemm.is_one, pair)))
+    return ((a.ndim + k,), (b.ndim + k_of_b,)), (batch, batch)
+
+
+checkpoint_dots = dots_saveable = _Policy(jax.checkpoint_policies.dots_saveable)
+checkpoint_dots_with_no_batch_dims = dots_with_no_batch_dims_saveable = _Policy(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+)
+
+
+def offload_dot_with_no_batch_dims(offload_src: str, offload_dst: str) -> Callable[..., Any]:
+    """The policy that moves products without batch dimensions to another memory, and back.
+
+    Args:
+        offload_src: kind of the memory of the product, such as "device".
+        offload_dst: kind of the memory that keeps it, such as "pinned_host".
+    """
+    return _Policy(jax.checkpoint_policies.offload_dot_with_no_batch_dims(offload_src, offload_dst))

@@ -1,0 +1,231 @@
+"""The policies of jax.checkpoint: products of ours are saved where XLA's would be."""
+
+import functools
+
+import flax.linen
+import flax.nnx
+import gemm_cases as cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+import jaxkernels as jk
+
+PRODUCTS = ("jaxkernels_sgemm", "dot_general")
+NAMES = (
+    "dots_saveable",
+    "checkpoint_dots",
+    "dots_with_no_batch_dims_saveable",
+    "checkpoint_dots_with_no_batch_dims",
+    "offload_dot_with_no_batch_dims",
+)
+OTHERS = ("everything_saveable", "nothing_saveable")
+
+
+def policy_of(namespace, name):
+    policy = getattr(namespace, name)
+    return policy("device", "pinned_host") if name.startswith("offload") else policy
+
+
+def equations(jaxpr):
+    """All equations, those of inner jaxprs too."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=has_equations):
+            if has_equations(value):
+                yield from equations(value)
+
+
+def has_equations(value):
+    return hasattr(value, "eqns")
+
+
+def counts(function, *operands):
+    """How many products there are in the program of a gradient, and how many moves to other memory."""
+    gradient = jax.grad(lambda *x: jnp.sum(function(*x)), argnums=tuple(range(len(operands))))
+    names = [e.primitive.name for e in equations(jax.make_jaxpr(gradient)(*operands).jaxpr)]
+    return sum(name in PRODUCTS for name in names), names.count("device_put")
+
+
+def dense(dot_general):
+    """Two layers of flax.linen, as a function of their parameters and x."""
+    layers = flax.linen.Sequential(
+        [
+            flax.linen.Dense(7, dot_general=dot_general),
+            jnp.sin,
+            flax.linen.Dense(5, dot_general=dot_general),
+            jnp.sin,
+        ]
+    )
+    return lambda p, x: layers.apply(p, x)
+
+
+def linear(dot_general):
+    """A layer of flax.nnx, as a function of its state and x."""
+    layer = flax.nnx.Linear(4, 7, dot_general=dot_general, rngs=flax.nnx.Rngs(0))
+    graph, _ = flax.nnx.split(layer)
+    return lambda state, x: jnp.sin(flax.nnx.merge(graph, state)(x))
+
+
+def sine_of(product):
+    return lambda x, w: jnp.sin(product(jnp.cos(x), w))
+
+
+def scanned(product):
+    def layers(x, w):
+        return jax.lax.scan(lambda x, w: (jnp.sin(product(x, w)), None), x, w)[0]
+
+    return layers
+
+
+def rearranged(dot_general):
+    """Several contracted and free dimensions, and others in front."""
+    return functools.partial(dot_general, dimension_numbers=(((1, 3), (0, 1)), ((), ())))
+
+
+def in_batches(dot_general):
+    return functools.partial(dot_general, dimension_numbers=(((2,), (1,)), ((0,), (0,))))
+
+
+def array(*shape):
+    return jnp.asarray(cases.operand("normal", shape))
+
+
+PARAMS = {
+    "params": {
+        "layers_0": {"kernel": array(4, 7), "bias": array(7)},
+        "layers_2": {"kernel": array(7, 5), "bias": array(5)},
+    }
+}
+STATE = flax.nnx.state(flax.nnx.Linear(4, 7, rngs=flax.nnx.Rngs(0)))
+DOTS = (jk.dot_general, jax.lax.dot_general)
+MATMULS = (jk.matmul, jnp.matmul)
+# Functions of ours and XLA's, operands, and whether the product has batch dimensions.
+CASES = {
+    "linen": (dense, DOTS, (PARAMS, array(3, 4)), False),
+    "linen-rows": (dense, DOTS, (PARAMS, array(2, 3, 4)), False),
+    "nnx": (linear, DOTS, (STATE, array(3, 4)), False),
+    "nnx-rows": (linear, DOTS, (STATE, array(2, 3, 4)), False),
+    "matmul": (sine_of, MATMULS, (array(3, 4), array(4, 5)), False),
+    "matmul-vector": (sine_of, MATMULS, (array(4), array(4, 5)), False),
+    "matmul-rows": (sine_of, MATMULS, (array(2, 6, 3, 4), array(4, 5)), False),
+    "matmul-columns": (sine_of, MATMULS, (array(3, 4), array(2, 4, 5)), False),
+    "matmul-batch": (sine_of, MATMULS, (array(2, 3, 4), array(2, 4, 5)), True),
+    "matmul-batch-of-one": (sine_of, MATMULS, (array(1, 3, 4), array(1, 4, 5)), False),
+    "matmul-by-turns": (sine_of, MATMULS, (array(2, 1, 3, 4), array(1, 6, 4, 5)), False),
+    "matmul-mixed": (sine_of, MATMULS, (array(2, 1, 3, 4), array(2, 6, 4, 5)), True),
+    "dot-general": (
+        lambda dot: sine_of(rearranged(dot)),
+        DOTS,
+        (array(2, 3, 5, 4), array(3, 4, 6)),
+        False,
+    ),
+    "dot-general-batch": (
+        lambda dot: sine_of(in_batches(dot)),
+        DOTS,
+        (array(2, 3, 4), array(2, 4, 5)),
+        True,
+    ),
+    "vmap-shared": (
+        lambda product: jax.vmap(sine_of(product), (0, None)),
+        MATMULS,
+        (array(6, 3, 4), array(4, 5)),
+        False,
+    ),
+    "vmap": (
+        lambda product: jax.vmap(sine_of(product)),
+        MATMULS,
+        (array(6, 3, 4), array(6, 4, 5)),
+        True,
+    ),
+    "scan": (scanned, MATMULS, (array(3, 4), array(6, 4, 4)), False),
+    "sgemm": (
+        sine_of,
+        (
+            lambda x, w: jk.sgemm(x, w, array(3, 5), alpha=2.0, beta=0.5, trans_b=True),
+            lambda x, w: 2 * jnp.matmul(x, w.T) + 0.5 * array(3, 5),
+        ),
+        (array(3, 4), array(5, 4)),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*NAMES, *OTHERS])
+@pytest.mark.parametrize("case", CASES)
+def test_as_many_products_as_with_xlas(case, name):
+    """Under our policy, in the forward and backward pass, as XLA's under JAX's policy."""
+    make, (ours, theirs), operands, _ = CASES[case]
+    namespace = jax.checkpoint_policies if name in OTHERS else jk.checkpoint_policies
+    got = jax.checkpoint(make(ours), policy=policy_of(namespace, name))
+    want = jax.checkpoint(make(theirs), policy=policy_of(jax.checkpoint_policies, name))
+    assert counts(got, *operands) == counts(want, *operands)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_saved(case, name):
+    """The last product is computed again exactly where it has batch dimensions and these count."""
+    make, (ours, _), operands, batch = CASES[case]
+    policy = policy_of(jk.checkpoint_policies, name)
+    saved, moves = counts(jax.checkpoint(make(ours), policy=policy), *operands)
+    whole, _ = counts(make(ours), *operands)
+    assert (saved > whole) == (batch and "no_batch_dims" in name)
+    assert (moves > 0) == (name.startswith("offload") and not batch)
+
+
+@pytest.mark.parametrize("name", NAMES[:-1])
+def test_gradients_are_the_same(name):
+    make, (ours, _), operands, _ = CASES["matmul-mixed"]
+    policy = policy_of(jk.checkpoint_policies, name)
+    got, want = (
+        jax.jit(jax.grad(lambda *x, f=f: jnp.sum(f(*x)), argnums=(0, 1)))(*operands)
+        for f in (jax.checkpoint(make(ours), policy=policy), make(ours))
+    )
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), got, want)
+
+
+def test_attention_in_float32():
+    """Its products have batch dimensions, of samples and heads."""
+    x = array(2, 6, 3, 8)
+    layer = lambda x: jnp.sin(jk.dot_product_attention(x, x, x))  # noqa: E731
+    whole, _ = counts(layer, x)
+    policies = jk.checkpoint_policies
+    saved, _ = counts(jax.checkpoint(layer, policy=policies.dots_saveable), x)
+    again, _ = counts(jax.checkpoint(layer, policy=policies.dots_with_no_batch_dims_saveable), x)
+    assert saved == whole < again
+
+
+def test_products_of_jax_and_names_are_saved_too():
+    """In one function with ours, and together with another policy."""
+
+    def layer(x, w):
+        x = jnp.sin(jk.matmul(x, w))
+        x = jnp.sin(jax.lax.dot(x, w))
+        x = jnp.sin(jax.lax.conv(x[None, None], w[None, None], (1, 1), "SAME")[0, 0])
+        return jnp.sin(checkpoint_name(jnp.arcsinh(x), "last"))
+
+    def operations(policy):
+        function = jax.checkpoint(layer, policy=policy)
+        gradient = jax.grad(lambda *x: jnp.sum(function(*x)), argnums=(0, 1))
+        jaxpr = jax.make_jaxpr(gradient)(array(4, 4), array(4, 4)).jaxpr
+        names = [e.primitive.name for e in equations(jaxpr)]
+        return [names.count(n) for n in (*PRODUCTS, "conv_general_dilated", "asinh")]
+
+    stock, ours = jax.checkpoint_policies, jk.checkpoint_policies.dots_saveable
+    both = stock.save_from_both_policies(ours, stock.save_only_these_names("last"))
+    assert operations(stock.nothing_saveable) == [4, 4, 4, 2]
+    assert operations(stock.dots_saveable) == [4, 3, 3, 2]
+    assert operations(ours) == [3, 3, 3, 2]
+    assert operations(both) == [3, 3, 3, 1]
+
+
+def test_policies_are_values():
+    """Programs are found in caches by them."""
+    policies = jk.checkpoint_policies
+    assert policies.dots_saveable is policies.checkpoint_dots
+    assert policies.dots_with_no_batch_dims_saveable is policies.checkpoint_dots_with_no_batch_dims
+    assert policies.dots_saveable != policies.dots_with_no_batch_dims_saveable
+    assert len({hash(policies.dots_saveable), hash(policies.dots_with_no_batch_dims_saveable)}) == 2
