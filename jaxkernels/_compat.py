@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import custom_partitioning, dispatch, sharding_impls
+from jax._src import core, custom_partitioning, dispatch, sharding_impls
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import batching, mlir
@@ -44,6 +44,11 @@ def running_ffi_api_version() -> tuple[int, int] | None:
     if found[0] is None or found[1] is None:
         return None
     return int(found[0].group(1)), int(found[1].group(1))
+
+
+def outside_of_traces() -> bool:
+    """Whether operations run at once: nothing is being traced, differentiated or mapped."""
+    return core.trace_state_clean()
 
 
 def varying_axes(x: Any) -> frozenset[Any]:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxkernels import _contraction, _gemm, _gemm_validate, _sgemm
+from jaxkernels import _contraction, _eager, _gemm, _gemm_validate, _sgemm
 from jaxkernels.typing import Algorithm, Implementation
 
 DotDimensionNumbers = tuple[
@@ -82,6 +82,18 @@ def matmul(
         [[1. 2.]
          [3. 4.]]
     """
+    return _matmul(a, b, preferred_element_type, out_sharding, algorithm, implementation)
+
+
+@_eager.jit_when_eager(operands=2)
+def _matmul(
+    a: ArrayLike,
+    b: ArrayLike,
+    preferred_element_type: DTypeLike | None,
+    out_sharding: Any,
+    algorithm: str | None,
+    implementation: str | None,
+) -> jax.Array:
     a, b = _gemm_validate.as_operands("matmul", a, b)
     reference = functools.partial(
         jnp.matmul,
@@ -164,9 +176,32 @@ def dot_general(
         >>> jk.dot_general(x, w, (((2,), (0,)), ((), ()))).shape
         (2, 3, 5)
     """
-    lhs, rhs = _gemm_validate.as_operands("dot_general", lhs, rhs)
     (contract, batch) = dimension_numbers
     numbers = (_as_tuples(contract), _as_tuples(batch))
+    return _dot_general(
+        lhs,
+        rhs,
+        numbers,
+        precision,
+        preferred_element_type,
+        out_sharding,
+        algorithm,
+        implementation,
+    )
+
+
+@_eager.jit_when_eager(operands=2)
+def _dot_general(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    numbers: tuple[Any, Any],
+    precision: Any,
+    preferred_element_type: DTypeLike | None,
+    out_sharding: Any,
+    algorithm: str | None,
+    implementation: str | None,
+) -> jax.Array:
+    lhs, rhs = _gemm_validate.as_operands("dot_general", lhs, rhs)
     reference = functools.partial(
         lax.dot_general,
         dimension_numbers=numbers,

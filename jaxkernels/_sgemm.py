@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxkernels import _contraction, _gemm, _gemm_validate, _validate
+from jaxkernels import _contraction, _eager, _gemm, _gemm_validate, _validate
 from jaxkernels._scale import scale
 
 
+@_eager.jit_when_eager(operands=3)
 def apply(
     a: ArrayLike,
     b: ArrayLike,

@@ -1,0 +1,70 @@
+"""Calls outside of any trace as one compiled program each, instead of one for every operation.
+
+A function of this package checks its operands, reshapes them and applies a primitive. Traced once,
+all this costs a call no more than a jitted function of JAX does.
+
+Owns: when a call may take this way. Must not know: what is called.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from types import NoneType
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxkernels import _compat
+
+Function = Callable[..., jax.Array]
+
+# Kinds of NumPy arrays (bool, integers, floats, complex) that a jitted function takes as jnp.asarray
+# does. Other arrays and objects are left to the function, whose errors name the argument.
+_NUMPY_KINDS = "biufc"
+
+
+def jit_when_eager(operands: int) -> Callable[[Function], Function]:
+    """Decorates a function of positional arguments, which is jitted where nothing is being traced.
+
+    Within a trace the function is called as it is: a nested jit would hide its primitives from the
+    policies of `jax.checkpoint`.
+
+    Args:
+        operands: the number of the first arguments that are arrays or None. A program depends on the
+            values of the arguments behind them, unless these are arrays too.
+    """
+
+    def decorate(function: Function) -> Function:
+        @functools.cache
+        def program(*kinds: Any) -> Function:
+            arrays = [_is_array(kind) for kind in kinds]
+            for i, kind in enumerate(kinds):
+                left_out = kind is NoneType if i < operands else _is_hashable(kind)
+                if not arrays[i] and not left_out:
+                    return function
+            static = [i for i, is_array in enumerate(arrays) if not is_array]
+            return jax.jit(function, static_argnums=static)
+
+        @functools.wraps(function)
+        def call(*arguments: Any) -> jax.Array:
+            if not _compat.outside_of_traces():
+                return function(*arguments)
+            kinds = [x.dtype if type(x) is np.ndarray else type(x) for x in arguments]
+            return program(*kinds)(*arguments)
+
+        return call
+
+    return decorate
+
+
+def _is_array(kind: Any) -> bool:
+    """Whether it is the dtype of a NumPy array, or the type of an array, that a program can take."""
+    if isinstance(kind, np.dtype):
+        return kind.kind in _NUMPY_KINDS
+    return issubclass(kind, jax.Array)
+
+
+def _is_hashable(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Hashable)
