@@ -6,6 +6,7 @@ so that a new JAX release breaks this file alone. Must not know: softmax, or any
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -13,7 +14,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -23,6 +24,8 @@ from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import batching, mlir
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from jaxkernels import _import_hook
 
 # Shardy names the factors of a sharding rule i, j, ... z and then z_1, z_2, ...; no other name
 # parses.
@@ -271,3 +274,48 @@ def _shardy_rule(shape: Sequence[int], num_operands: int, row_dims: int) -> str:
         f"#sdy.op_sharding_rule<({operands})->({array}) {{{sizes}}} "
         f"need_replication={{{', '.join(factors[-row_dims:])}}}, custom>"
     )
+
+
+def register_nan_check(primitive: Primitive) -> None:
+    """Lets checkify report a NaN in the result of the primitive."""
+
+    def register(checkify: ModuleType) -> None:
+        checkify.error_checks[primitive] = functools.partial(checkify.nan_error_check, primitive)
+
+    _when_imported("jax._src.checkify", register)
+
+
+def register_jet_rule(primitive: Primitive, rule: Callable[..., Any]) -> None:
+    """Gives jet `rule(jet, primals, series, **params)`, from which come the result and its series."""
+
+    def register(module: ModuleType) -> None:
+        module.jet_rules[primitive] = functools.partial(rule, module.jet)
+
+    _when_imported("jax.experimental.jet", register)
+
+
+def register_sparse_rule(primitive: Primitive, function: Callable[..., Any]) -> None:
+    """Lets sparsify run `function`, of the same operands and parameters, in the primitive's place."""
+
+    def register(transform: ModuleType) -> None:
+        def rule(env: Any, *values: Any, **params: Any) -> Any:
+            with_params = functools.partial(function, **params)
+            return transform.sparsify_raw(with_params)(env, *values)[0]
+
+        transform.sparse_rules_bcoo[primitive] = rule
+        transform.sparse_rules_bcsr[primitive] = rule
+
+    _when_imported("jax.experimental.sparse.transform", register)
+
+
+def _when_imported(module: str, register: Callable[[ModuleType], None]) -> None:
+    """Registers a rule once its transformation is there: to import sparse takes longer than this package.
+
+    A JAX that has the rules elsewhere does without.
+    """
+
+    def register_if_possible(loaded: ModuleType) -> None:
+        with contextlib.suppress(AttributeError):
+            register(loaded)
+
+    _import_hook.after_import(module, register_if_possible)

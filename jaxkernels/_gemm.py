@@ -25,13 +25,14 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
 
-from jaxkernels import _compat, _gemm_partitioning, _primitive, _registry
+from jaxkernels import _compat, _experimental_rules, _gemm_partitioning, _primitive, _registry
 from jaxkernels._gemm_calls import (
     TARGET,
     Options,
     ffi_multiply,
     matrix_dims,
     reference,
+    sparse_product,
     with_tall_rows,
 )
 
@@ -236,3 +237,4 @@ mlir.register_lowering(sgemm_p, _lower_reference)
 if _registry.has_cuda_module():
     mlir.register_lowering(sgemm_p, functools.partial(_lower_kernel, ffi_multiply), platform="cuda")
 _compat.needs_devices_for_lowering(sgemm_p)
+_experimental_rules.define_rules(sgemm_p, reference, sparse=sparse_product)

@@ -21,7 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir, xla
 from jax.sharding import PartitionSpec
 
-from jaxkernels import _compat, _registry, _row_partitioning, _row_parts
+from jaxkernels import _compat, _experimental_rules, _registry, _row_partitioning, _row_parts
 
 Reference = Callable[..., jax.Array]
 # Gets the shape and the dtype of the result, the tier and the attributes of a call when it is traced;
@@ -154,7 +154,16 @@ def define(
                 primitive, functools.partial(_lower_kernel, kernel), platform=platform
             )
     _compat.needs_devices_for_lowering(primitive)
+    _experimental_rules.define_rules(primitive, functools.partial(_reference, kernel))
     return kernel
+
+
+def _reference(
+    kernel: RowKernel, *operands: jax.Array, tier: str, require_kernel: bool, **attributes: Any
+) -> jax.Array:
+    """The reference as a function of all parameters of the primitive."""
+    del tier, require_kernel
+    return kernel.reference(*operands, **attributes)
 
 
 def _abstract_eval(
