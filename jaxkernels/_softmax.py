@@ -106,7 +106,7 @@ def softmax(
 
     Raises:
         TypeError: x or `where` is not an array or number, x is bool, or `axis` is not made of
-            integers.
+            integers, or traced.
         ValueError: `axis` is out of bounds or has duplicates, `where` is not bool or does not
             broadcast, `tier` or `implementation` is not one of the above, or the registers of the
             tier cannot hold such a row. (Where shared memory cannot, the program fails as it runs.)
@@ -176,7 +176,7 @@ def log_softmax(
 
     Raises:
         TypeError: x or `where` is not an array or number, x is bool, or `axis` is not made of
-            integers.
+            integers, or traced.
         ValueError: `axis` is out of bounds or has duplicates, `where` is not bool or does not
             broadcast, `tier` or `implementation` is not one of the above, or the registers of the
             tier cannot hold such a row. (Where shared memory cannot, the program fails as it runs.)
@@ -215,6 +215,7 @@ def _apply(
 ) -> jax.Array:
     _validate.check_choice("implementation", implementation, _validate.IMPLEMENTATIONS)
     _validate.check_choice("tier", tier, _validate.TIERS)
+    _validate.check_static(axis=axis)
     if implementation == "xla":
         if tier is not None:
             raise ValueError(f'implementation="xla" has no tiers; got tier={tier!r}')
@@ -234,15 +235,11 @@ def _apply(
     result_ndim = x.ndim if mask is None else max(x.ndim, mask.ndim)
     axes = _validate.canonical_axes(axis, x.ndim, result_ndim)
     x = x.astype(dtype)
-    # What lies under the mask never reaches the kernel, nor does its gradient leave this select, so
-    # that a NaN there harms nothing. A fully masked row is all -inf, hence NaN in the kernel: the
-    # second select takes it out again.
-    unmasked = x if mask is None else jnp.where(mask, x, -jnp.inf)
     y = _along_last_axis(
         lambda rows: algorithm.forward(
             rows, tier=tier or "auto", require_kernel=implementation == "ffi"
         ),
-        unmasked,
+        x if mask is None else _unmasked(x, mask, axes),
         axes,
     )
     return y if mask is None else jnp.where(mask, y, algorithm.masked)
@@ -255,6 +252,19 @@ def _why_no_kernel(dtype: Any, axis: Any) -> str:
     if _validate.names_mapped_axis(axis):
         return f"kernels reduce over positional axes; got axis={axis!r}"
     return ""
+
+
+def _unmasked(x: jax.Array, mask: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+    """Puts -inf where the mask is False.
+
+    What lies under the mask never reaches the kernel, nor does its gradient leave this select, so
+    that a NaN there harms nothing. A fully masked row is 0 instead: of -inf alone the kernel would
+    make NaNs, which `jax_debug_nans` and checkify report although nobody gets to see them.
+    """
+    rank = max(x.ndim, mask.ndim)
+    whole = mask.reshape((1,) * (rank - mask.ndim) + mask.shape)
+    seen = jnp.any(whole, axis=axes, keepdims=True)
+    return jnp.where(mask, x, jnp.where(seen, -jnp.inf, 0.0).astype(x.dtype))
 
 
 def _along_last_axis(
