@@ -6,19 +6,26 @@ know: layouts of products (`_heads`), or how masks and windows reach a kernel (`
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any, Literal, get_args, overload
+from typing import Literal, overload
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from jaxkernels import _heads, _masked_kernels, _masked_softmax, _reference, _validate
+from jaxkernels import (
+    _attention_validate,
+    _heads,
+    _masked_kernels,
+    _masked_softmax,
+    _reference,
+    _validate,
+)
 from jaxkernels.typing import AttentionImplementation, EmptyRows
 
-_NAME = "dot_product_attention"
-_PEERS = ("xla", "cudnn")
+_NAME = _attention_validate.NAME
 # What jax.nn puts in the place of scores that the mask takes out.
 _FINITE_FLOOR = -0.7 * float(jnp.finfo(jnp.float32).max)
 
@@ -108,13 +115,14 @@ def dot_product_attention(
     head serves N / K neighbouring query heads and is not copied), H depth.
 
     Args:
-        query: array of shape (B, T, N, H) or (T, N, H); float32, bfloat16, float16 or float64.
+        query: array of shape (B, T, N, H) or (T, N, H); float32, bfloat16, float16 or float64. Lists
+            become arrays; other dtypes are given to `jax.nn.dot_product_attention`.
         key: array of shape (B, S, K, H) or (S, K, H), of the dtype of query.
         value: array of the shape and dtype of key.
         bias: None, or an array of any floating dtype that is added to the scaled scores. It
             broadcasts to (B, N, T, S).
         mask: None, or an array of bool that broadcasts to (B, N, T, S); True lets a query see a key.
-        scale: factor of the scores; None means 1 / sqrt(H). A Python or NumPy number becomes part of
+        scale: factor of the scores; None means 1 / sqrt(H), and 1 where H is 0. A Python or NumPy number becomes part of
             the kernel; a JAX array may be differentiated, and costs a pass over the scores.
         is_causal: query i sees the keys j <= i. Both are counted from the first one, as in jax.nn,
             also where T and S differ (`scaled_masked_softmax` counts from the last).
@@ -135,12 +143,12 @@ def dot_product_attention(
         with `empty_rows="mean"` jax.nn's large negative number.
 
     Raises:
-        TypeError: an argument is not an array, the dtype has no kernel, or the window is not made of
-            integers.
+        TypeError: an argument is not an array, the window is not made of integers, or an argument
+            that decides which program is made is traced (a `ConcretizationTypeError`).
         ValueError: shapes or dtypes that do not fit each other, a mask that is not bool, a negative
             window, an unknown `implementation` or `empty_rows`, or an `empty_rows` that the chosen
             implementation does not have.
-        NotImplementedError: `implementation="ffi"` where the softmax has no kernel; for a platform
+        NotImplementedError: `implementation="ffi"` with a dtype that has no kernel; for a platform
             without kernels it is raised when the program is lowered.
 
     Notes:
@@ -167,33 +175,44 @@ def dot_product_attention(
          [1. 2.]
          [2. 3.]]
     """
-    _check_choices(implementation, empty_rows)
-    if implementation in _PEERS:
-        return jax.nn.dot_product_attention(  # pyright: ignore[reportCallIssue]
-            query,
-            key,
-            value,
-            bias,
-            mask,
-            scale=scale,  # pyright: ignore[reportArgumentType]
-            is_causal=is_causal,
-            query_seq_lengths=query_seq_lengths,
-            key_value_seq_lengths=key_value_seq_lengths,
-            local_window_size=local_window_size,
-            implementation=implementation,  # pyright: ignore[reportArgumentType]
-            return_residual=return_residual,  # pyright: ignore[reportArgumentType]
-        )
-    shape = jnp.shape(query)
-    q, k, v = _as_4d("query", query), _as_4d("key", key), _as_4d("value", value)
-    bias = None if bias is None else _as_4d("bias", bias)
-    mask = None if mask is None else _as_4d("mask", mask)
-    q_lengths = None if query_seq_lengths is None else jnp.asarray(query_seq_lengths)
-    k_lengths = None if key_value_seq_lengths is None else jnp.asarray(key_value_seq_lengths)
-    _check(q, k, v, bias, mask, q_lengths, k_lengths)
+    _attention_validate.check_choices(implementation, empty_rows)
+    peer = functools.partial(  # pyright: ignore[reportCallIssue]
+        jax.nn.dot_product_attention,
+        query,
+        key,
+        value,
+        bias,
+        mask,
+        scale=scale,  # pyright: ignore[reportArgumentType]
+        is_causal=is_causal,
+        query_seq_lengths=query_seq_lengths,
+        key_value_seq_lengths=key_value_seq_lengths,
+        local_window_size=local_window_size,
+        return_residual=return_residual,  # pyright: ignore[reportArgumentType]
+    )
+    if implementation in _attention_validate.PEERS:
+        return peer(implementation=implementation)
+    as_4d, as_array = _attention_validate.as_4d, _attention_validate.as_array
+    shape = as_array("query", query).shape
+    q, k, v = as_4d("query", query), as_4d("key", key), as_4d("value", value)
+    bias = None if bias is None else as_4d("bias", bias)
+    mask = None if mask is None else as_4d("mask", mask)
+    q_lengths = k_lengths = None
+    if query_seq_lengths is not None:
+        q_lengths = as_array("query_seq_lengths", query_seq_lengths)
+    if key_value_seq_lengths is not None:
+        k_lengths = as_array("key_value_seq_lengths", key_value_seq_lengths)
+    _attention_validate.check_operands(q, k, v, bias, mask, q_lengths, k_lengths)
+    if q.dtype.name not in _validate.DTYPES:
+        _attention_validate.check_no_kernel_is_forced(q.dtype, implementation, empty_rows)
+        return peer()
+    _validate.check_static(
+        is_causal=is_causal, local_window_size=local_window_size, return_residual=return_residual
+    )
     band = _masked_kernels.band_of(is_causal, local_window_size, from_end=False)
 
     scores = _heads.scores(q, k, _heads.dot_of(q.dtype, wide=True))
-    scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    scale = _heads.default_scale(q.shape[-1]) if scale is None else scale
     scores, factor = _masked_softmax.fused_scale(_NAME, scores, scale)
     seen = _and(mask, _within(k_lengths, k.shape[1], (1, 2)))
     weights = _masked_softmax.apply(
@@ -230,11 +249,10 @@ def _log_sum_exp(
     """The log-sum-exp of the rows as the softmax sees them, with `floor` for what is masked."""
     x = lax.stop_gradient(scores) * scale
     if bias is not None:
-        x = x + lax.stop_gradient(bias)
+        bias = _masked_softmax.bias_array(_NAME, lax.stop_gradient(bias), x)
+        x = x.astype(bias.dtype) + bias
     if not band.is_open:
-        q, k = x.shape[-2:]
-        inside = _reference.band(q, k, **band.attributes())
-        seen = _and(seen, inside)
+        seen = _and(seen, _reference.band(x.shape, **band.attributes()))
     return jax.nn.logsumexp(x if seen is None else jnp.where(seen, x, floor), axis=-1)
 
 
@@ -248,64 +266,5 @@ def _within(lengths: jax.Array | None, size: int, new_dims: tuple[int, int]) -> 
     """Which of `size` places lie within the lengths of shape (B,), with two dimensions added."""
     if lengths is None:
         return None
-    return jnp.expand_dims(jnp.arange(size) < lengths[:, None], new_dims)
-
-
-def _as_4d(argument: str, x: Any) -> jax.Array:
-    x = _validate.as_array(_NAME, argument, x)
-    return x.reshape((1,) * (4 - x.ndim) + x.shape)
-
-
-def _check_choices(implementation: str | None, empty_rows: str | None) -> None:
-    _validate.check_choice("implementation", implementation, get_args(AttentionImplementation))
-    _validate.check_choice("empty_rows", empty_rows, _masked_softmax.EMPTY_ROWS)
-    has = (None, "mean") if implementation == "xla" else (None,)
-    if implementation in _PEERS and empty_rows not in has:
-        raise ValueError(
-            f"{_NAME}: jax.nn decides what a query without keys gives with "
-            f"implementation={implementation!r}; got empty_rows={empty_rows!r}"
-        )
-
-
-def _check(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array | None,
-    mask: jax.Array | None,
-    q_lengths: jax.Array | None,
-    k_lengths: jax.Array | None,
-) -> None:
-    """Raises what jax.nn raises for arrays that do not fit each other."""
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if x.ndim != 4:
-            raise ValueError(f"{_NAME}: {name} must have 3 or 4 dimensions; got shape {x.shape}")
-    batch, _, key_heads, depth = key.shape
-    if value.shape != key.shape or (query.shape[0], query.shape[3]) != (batch, depth):
-        raise ValueError(
-            f"{_NAME}: value must have the shape of key, and query its batch size and depth; "
-            f"got query {query.shape}, key {key.shape}, value {value.shape}"
-        )
-    if not query.dtype == key.dtype == value.dtype:
-        raise ValueError(
-            f"{_NAME}: query, key and value must have one dtype; "
-            f"got {query.dtype}, {key.dtype} and {value.dtype}"
-        )
-    if query.dtype.name not in _validate.DTYPES:
-        raise TypeError(
-            f"{_NAME}: kernels exist for {', '.join(_validate.DTYPES)}; got {query.dtype}. "
-            'implementation="xla" may serve it'
-        )
-    _heads.check_groups(_NAME, query.shape[2], key_heads)
-    if mask is not None and mask.dtype != jnp.bool_:
-        raise ValueError(f"{_NAME}: mask must be an array of bool; got {mask.dtype}")
-    scores_shape = (batch, query.shape[2], query.shape[1], key.shape[1])
-    for name, x in (("bias", bias), ("mask", mask)):
-        if x is not None:
-            _heads.check_fits(_NAME, name, x, scores_shape)
-    for name, x in (("query_seq_lengths", q_lengths), ("key_value_seq_lengths", k_lengths)):
-        if x is not None and (x.shape != (batch,) or x.dtype != jnp.int32):
-            raise ValueError(
-                f"{_NAME}: {name} must be an int32 array of shape ({batch},); "
-                f"got {x.dtype} of shape {x.shape}"
-            )
+    places = jnp.arange(size, dtype=lengths.dtype)
+    return jnp.expand_dims(places[None, :] < lengths[:, None], new_dims)

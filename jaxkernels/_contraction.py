@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxkernels import _compat, _gemm, _gemm_validate
+from jaxkernels import _compat, _gemm, _gemm_validate, _validate
 
 
 def options_of(algorithm: str | None, implementation: str | None, **options: Any) -> _gemm.Options:
     """The options of a product, from what users pass and the rest as it is."""
+    _validate.check_static(algorithm=algorithm, implementation=implementation)
     return _gemm.Options(
         algorithm=algorithm or "auto", require_kernel=implementation == "ffi", **options
     )

@@ -90,6 +90,7 @@ def _is_real(dtype: Any) -> bool:
 
 def flag(name: str, value: Any) -> bool:
     """A transpose flag of sgemm: a bool, or BLAS's 0, 1 (transposed) or 2 (conjugated as well)."""
+    _validate.check_static(**{name: value})
     if value not in (0, 1, 2):
         raise ValueError(f"sgemm: {name} must be 0, 1 or 2, or a bool; got {value!r}")
     return bool(value)

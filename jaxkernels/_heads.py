@@ -8,6 +8,7 @@ reads them. Must not know: masks, softmax, or which library calls.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,9 +40,22 @@ def dot_of(dtype: Any, precision: Any = None, *, wide: bool = False) -> Dot:
         # jax.nn names it, so that derivatives are such products too. It does the same for float16,
         # where the cotangents would be rounded to float16, and which no CPU compiles.
         precision = lax.DotAlgorithmPreset.BF16_BF16_F32
+        if jax.config.jax_numpy_dtype_promotion == "strict":  # pyright: ignore[reportAttributeAccessIssue]
+            return functools.partial(_dot_of_widened, precision)
     return functools.partial(
         lax.dot_general, precision=precision, preferred_element_type=jnp.float32
     )
+
+
+def _dot_of_widened(precision: Any, lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:
+    """The same product bit for bit, of operands that it rounds back to bfloat16.
+
+    A derivative multiplies a float32 cotangent and an operand, and under strict promotion JAX lowers
+    no product with an algorithm whose operands differ in dtype. The operands are kept for the
+    derivative as float32, so elsewhere they stay as they are.
+    """
+    lhs, rhs = lhs.astype(jnp.float32), rhs.astype(jnp.float32)
+    return lax.dot_general(lhs, rhs, numbers, precision=precision)
 
 
 def scores(query: jax.Array, key: jax.Array, dot: Dot) -> jax.Array:
@@ -86,9 +100,14 @@ def weighted_values(weights: jax.Array, value: jax.Array, dot: Dot) -> jax.Array
     return _heads_first(_ungrouped(dot(grouped, v_rows, numbers)))
 
 
+def default_scale(depth: int) -> float:
+    """The factor of the scores: 1 / sqrt(depth). Without depth the scores are 0, and it is 1."""
+    return 1.0 / math.sqrt(depth) if depth else 1.0
+
+
 def check_groups(function: str, heads: int, key_heads: int) -> None:
     """Raises ValueError unless every key head serves the same number of query heads."""
-    if key_heads == 0 or heads % key_heads != 0:
+    if heads != key_heads and (key_heads == 0 or heads % key_heads != 0):
         raise ValueError(
             f"{function}: the number of query heads must be a multiple of the number of key/value "
             f"heads; got {heads} and {key_heads}"

@@ -107,8 +107,8 @@ def _forward_at(
     rows, cols = scores.shape[-2:]
     own = place.first_row + jnp.arange(rows) + (k - q if attributes["from_end"] else 0)
     columns = place.first_col + jnp.arange(cols)
-    seen = _reference.within_band(own, columns, attributes["left"], attributes["right"])
-    seen = jnp.expand_dims(seen, range(scores.ndim - 2))
+    bounds = (attributes["left"], attributes["right"])
+    seen = _reference.within_band(own, columns, *bounds, scores.ndim)
     if attributes["has_mask"]:
         seen = seen & others.pop(0)
     return [scores, seen, *others], {**attributes, **_OPEN, "has_mask": True}
@@ -194,7 +194,7 @@ def _tangent(
     # In float16 a quotient is soon too large, or too small; a sum of 16-bit types is one of float32.
     keeps = y.dtype != jnp.float16 and _LEAST_FOLDED <= scale <= 1 / _LEAST_FOLDED
     folded = scale if keeps else 1.0
-    wide = jnp.promote_types(y.dtype, jnp.float32)
+    wide = _reference.compute_dtype(y)
     total = _compat.broadcast_like(db.astype(wide) / folded, y)
     if dx is not None:
         total = total + dx.astype(wide) * (scale / folded)

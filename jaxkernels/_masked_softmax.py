@@ -72,7 +72,8 @@ def scaled_masked_softmax(
 
     Raises:
         TypeError: an operand is not an array or number, the scores are not of one of those dtypes,
-            the bias is bool or complex, or `window` is not made of integers.
+            the bias is bool or complex, `window` is not made of integers, or it, `causal` or a
+            choice is traced.
         ValueError: the scores have fewer than two dimensions, mask or bias do not broadcast, the
             mask is not bool, scale is not a scalar, or `window`, `empty_rows`, `tier` or
             `implementation` is not one of the above.
@@ -105,6 +106,7 @@ def scaled_masked_softmax(
          [0.33333334 0.33333334 0.33333334 0.        ]
          [0.25       0.25       0.25       0.25      ]]
     """
+    _validate.check_static(causal=causal, window=window)
     return apply(
         "scaled_masked_softmax",
         scores,
@@ -133,6 +135,7 @@ def apply(
     """`scaled_masked_softmax` with any band; `function` names the caller in errors."""
     _validate.check_choice("implementation", implementation, _validate.IMPLEMENTATIONS)
     _validate.check_choice("tier", tier, _validate.TIERS)
+    _validate.check_static(empty_rows=empty_rows)
     if empty_rows not in EMPTY_ROWS:
         raise ValueError(f"empty_rows must be 'zero' or 'mean'; got {empty_rows!r}")
     if implementation == "xla" and tier is not None:
@@ -147,7 +150,7 @@ def apply(
     if x.ndim < 2:
         raise ValueError(f"{function}: scores must be of shape (..., q, k); got {x.shape}")
     mask = None if mask is None else _validate.as_mask(function, "mask", mask)
-    bias = None if bias is None else _bias_array(function, bias, x)
+    bias = None if bias is None else bias_array(function, bias, x)
     shape = _validate.broadcast_all(function, scores=x, mask=mask, bias=bias)
 
     if bias is not None:
@@ -172,17 +175,18 @@ def apply(
             x, *sides, tier=tier or "auto", require_kernel=implementation == "ffi", **attributes
         )
     if empty_rows == "mean" and (mask is not None or not band.is_open):
-        mean = 1 / jnp.asarray(shape[-1], jnp.promote_types(y.dtype, jnp.float32))
-        y = jnp.where(_sees_something(mask, shape, band), y, mean.astype(y.dtype))
+        mean = 1 / jnp.asarray(shape[-1], _reference.compute_dtype(y))
+        sees = _sees_something(None if mask is None else sides[0], shape, band)
+        y = jnp.where(sees, y, mean.astype(y.dtype))
     return y.astype(dtype)
 
 
-def _bias_array(function: str, bias: Any, x: jax.Array) -> jax.Array:
+def bias_array(function: str, bias: Any, x: jax.Array) -> jax.Array:
     """The bias in the dtype in which the softmax is taken."""
     bias = _validate.as_array(function, "bias", bias)
     if bias.dtype == jnp.bool_:
         raise TypeError(f"{function}: bias must not be bool; is it meant as mask=?")
-    promoted = jnp.result_type(x, bias)
+    promoted = _validate.promoted_dtype(x, bias)
     if promoted.name not in _validate.DTYPES:
         raise TypeError(f"{function}: bias must be real; got {bias.dtype.name}")
     return bias.astype(promoted)
@@ -198,7 +202,7 @@ def fused_scale(function: str, x: jax.Array, scale: Any) -> tuple[jax.Array, flo
         TypeError: scale is not a number, or complex.
         ValueError: it is not a scalar.
     """
-    wide = jnp.promote_types(x.dtype, jnp.float32)
+    wide = _reference.compute_dtype(x)
     if np.ndim(scale) != 0:
         raise ValueError(f"{function}: scale must be a scalar; got shape {np.shape(scale)}")
     if isinstance(scale, (numbers.Real, np.floating, np.integer)):
@@ -221,5 +225,5 @@ def _with_rank_and_columns(side: jax.Array, shape: tuple[int, ...]) -> jax.Array
 
 def _sees_something(mask: jax.Array | None, shape: tuple[int, ...], band: Band) -> jax.Array:
     """Whether a row sees anything, with one column."""
-    seen = _reference.band(shape[-2], shape[-1], **band.attributes())
+    seen = _reference.band(shape, **band.attributes())
     return jnp.any(seen if mask is None else seen & mask, axis=-1, keepdims=True)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxkernels import _contraction, _eager, _gemm, _gemm_validate, _sgemm
+from jaxkernels import _contraction, _eager, _gemm, _gemm_validate, _sgemm, _validate
 from jaxkernels.typing import Algorithm, Implementation
 
 DotDimensionNumbers = tuple[
@@ -176,6 +176,7 @@ def dot_general(
         >>> jk.dot_general(x, w, (((2,), (0,)), ((), ()))).shape
         (2, 3, 5)
     """
+    _validate.check_static(dimension_numbers=dimension_numbers)
     (contract, batch) = dimension_numbers
     numbers = (_as_tuples(contract), _as_tuples(batch))
     return _dot_general(

@@ -7,15 +7,22 @@ to its residual y is wanted. Must not know: axes, masks, primitives.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 _LARGEST_INDEX = (1 << 31) - 1
 
 
+def compute_dtype(x: jax.Array) -> Any:
+    """The type in which `x` is computed with: float32 for the 16-bit types, otherwise its own."""
+    return jnp.dtype("float64" if x.dtype == jnp.float64 else "float32")
+
+
 def _widen(x: jax.Array) -> jax.Array:
-    """Gives `x` in its compute type: float32 for the 16-bit types, otherwise its own."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x.astype(compute_dtype(x))
 
 
 def _row_sum(x: jax.Array) -> jax.Array:
@@ -60,26 +67,29 @@ def log_softmax_jvp(y: jax.Array, dx: jax.Array) -> jax.Array:
     return (wide_dx - _row_sum(jnp.exp(_widen(y)) * wide_dx)).astype(y.dtype)
 
 
-def band(q: int, k: int, left: int, right: int, from_end: bool) -> jax.Array:
-    """Which columns the rows of a (q, k) matrix see: i + left <= j <= i + right for row i.
+def band(shape: Sequence[int], left: int, right: int, from_end: bool) -> jax.Array:
+    """Which columns the rows of (q, k) matrices see: i + left <= j <= i + right for row i.
 
     Args:
-        q: rows.
-        k: columns.
+        shape: of the matrices, (..., q, k).
         left: the first column that a row sees, counted from its own.
         right: the last one.
         from_end: the last row stands on the last column, instead of the first on the first.
+
+    Returns:
+        Array of bool of shape (1, ..., q, k), with as many dimensions as `shape`.
     """
+    q, k = shape[-2:]
     own = jnp.arange(q) + (k - q if from_end else 0)
-    return within_band(own, jnp.arange(k), left, right)
+    return within_band(own, jnp.arange(k), left, right, len(shape))
 
 
-def within_band(own: jax.Array, cols: jax.Array, left: int, right: int) -> jax.Array:
-    """The same for rows that stand on the columns `own`, and for the columns `cols`."""
+def within_band(own: jax.Array, cols: jax.Array, left: int, right: int, ndim: int) -> jax.Array:
+    """The same for rows that stand on the columns `own`, for the columns `cols`, in `ndim` dimensions."""
     distance = cols[None, :] - own[:, None]
     # Bounds beyond any distance need not fit the type of the indices.
     left, right = max(left, -_LARGEST_INDEX), min(right, _LARGEST_INDEX)
-    return (distance >= left) & (distance <= right)
+    return jnp.expand_dims((distance >= left) & (distance <= right), range(ndim - 2))
 
 
 def masked_softmax_fwd(
@@ -93,11 +103,10 @@ def masked_softmax_fwd(
     has_bias: bool,
 ) -> jax.Array:
     """Softmax of t = scale * scores + bias over what each row sees; a row that sees nothing is 0."""
-    q, k = scores.shape[-2:]
     t = _widen(scores) * scale
     if has_bias:
         t = t + _widen(mask_and_bias[-1])
-    seen = band(q, k, left, right, from_end)
+    seen = band(scores.shape, left, right, from_end)
     if has_mask:
         seen = seen & mask_and_bias[0]
     t = jnp.where(seen, t, -jnp.inf)

@@ -12,6 +12,8 @@ from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 
 from jaxkernels.typing import Algorithm, DtypeName, Implementation, Tier
 
@@ -23,25 +25,70 @@ ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 _AXIS_TYPE = "axis must be an integer, a tuple of integers or None"
 
 
+class TracerBoolConversionError(jax.errors.TracerBoolConversionError):
+    """What JAX raises where a traced bool decides, with a text that we choose."""
+
+    def __init__(self, tracer: Tracer, text: str) -> None:
+        jax.errors.ConcretizationTypeError.__init__(self, tracer, text)
+
+
+def check_static(**arguments: Any) -> None:
+    """Raises ConcretizationTypeError for an argument that is traced, or has traced parts."""
+    for name, value in arguments.items():
+        for part in jax.tree.leaves(value):
+            if not isinstance(part, Tracer):
+                continue
+            text = (
+                f"{name} decides which program is made, so it must be known when that is traced. "
+                "Give its value in the function that is transformed, or mark it as static, as in "
+                f"jax.jit(..., static_argnames={name!r})."
+            )
+            if part.dtype == jnp.bool_:
+                raise TracerBoolConversionError(part, text)
+            raise jax.errors.ConcretizationTypeError(part, text)
+
+
 def check_choice(argument: str, value: Any, choices: tuple[str, ...]) -> None:
     """Raises ValueError unless `value` is None or one of `choices`."""
+    check_static(**{argument: value})
     if value is not None and value not in choices:
         listed = ", ".join(map(repr, choices))
         raise ValueError(f"{argument} must be None or one of {listed}; got {value!r}")
 
 
-def as_array(function: str, argument: str, value: Any) -> jax.Array:
-    """`value` as a JAX array; TypeError unless it is one, or a NumPy array, or a number."""
+def as_array(function: str, argument: str, value: Any, *, nested: bool = False) -> jax.Array:
+    """`value` as a JAX array.
+
+    Args:
+        function: names the caller in errors.
+        argument: names the value.
+        value: an array, or a number.
+        nested: it may be anything else that `jnp.asarray` takes, such as lists.
+
+    Raises:
+        TypeError: it is none of these, or a NumPy array of a dtype that JAX does not have.
+    """
     convert = getattr(value, "__jax_array__", None)
     try:
         value = convert() if callable(convert) else value
-        jax.typeof(value)
+        if not nested:
+            jax.typeof(value)
         return jnp.asarray(value)
     except TypeError as error:
+        if isinstance(value, (np.ndarray, np.generic)):
+            raise TypeError(_no_such_dtype(function, argument, value.dtype)) from error
         raise TypeError(
             f"{function}: {argument} must be an array or a number; "
             f"got {type(value).__name__}: {repr(value)[:80]}"
         ) from error
+
+
+def _no_such_dtype(function: str, argument: str, dtype: np.dtype) -> str:
+    text = f"{function}: {argument} has the dtype {dtype.str}, which JAX does not have"
+    if dtype.isnative:
+        return text
+    native = dtype.newbyteorder("=").name
+    return f'{text}: its bytes are swapped. astype("{native}") puts them into the native order'
 
 
 def computation_dtype(x: jax.Array) -> Any:
@@ -51,6 +98,12 @@ def computation_dtype(x: jax.Array) -> Any:
     if x.dtype.name in ("int8", "int16", "int32", "uint8", "uint16", "uint32"):
         return jnp.dtype("float32")
     return x.dtype
+
+
+def promoted_dtype(*arrays: jax.Array) -> Any:
+    """The dtype that the arrays have in common, also where the user allows no implicit promotion."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(*arrays)
 
 
 def names_mapped_axis(axis: Any) -> bool:

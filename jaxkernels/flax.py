@@ -8,7 +8,6 @@ this package does.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -127,6 +126,14 @@ def dot_product_attention(
     """
     _check_hooks(precision, einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum)
     _validate.check_choice("implementation", implementation, _validate.IMPLEMENTATIONS)
+    _validate.check_static(
+        is_causal=is_causal,
+        window=window,
+        empty_rows=empty_rows,
+        deterministic=deterministic,
+        dropout_rate=dropout_rate,
+        force_fp32_for_softmax=force_fp32_for_softmax,
+    )
     if empty_rows not in _masked_softmax.EMPTY_ROWS:
         raise ValueError(f"{_NAME}: empty_rows must be 'zero' or 'mean'; got {empty_rows!r}")
     band = _masked_kernels.band_of(is_causal, window, from_end=False)
@@ -147,7 +154,7 @@ def dot_product_attention(
     if hooked:
         scale = 1.0
     elif scale is None:
-        scale = 1.0 / math.sqrt(query.shape[-1])
+        scale = _heads.default_scale(query.shape[-1])
     if force_fp32_for_softmax:
         scores = scores.astype(jnp.float32)
     weights = _masked_softmax.apply(
@@ -168,7 +175,7 @@ def dot_product_attention(
 
     if attn_weights_value_einsum is not None:
         return attn_weights_value_einsum("...hqk,...khd->...qhd", weights, value)
-    common = jnp.promote_types(weights.dtype, value.dtype)
+    common = _validate.promoted_dtype(weights, value)
     dot = _dot(common, precision, einsum_dot_general)
     return _heads.weighted_values(weights.astype(common), value.astype(common), dot)
 

@@ -57,6 +57,37 @@ def test_wrong_x(function, x, text):
         function(x)
 
 
+SWAPPED = np.ones((3, 3), np.float32).astype(">f4")
+Q = np.ones((1, 3, 1, 3), np.float32)
+REFUSED = {
+    "softmax": ("x", lambda x: jk.softmax(x)),
+    "log_softmax": ("x", lambda x: jk.log_softmax(x)),
+    "scores": ("scores", lambda x: jk.scaled_masked_softmax(x)),
+    "bias": ("bias", lambda x: jk.scaled_masked_softmax(X[:3, :3], bias=x)),
+    "matmul": ("a", lambda x: jk.matmul(x, X[:3])),
+    "dot_general": ("rhs", lambda x: jk.dot_general(X[:3, :3], x, (((1,), (0,)), ((), ())))),
+    "sgemm": ("c", lambda x: jk.sgemm(X[:3, :3], X[:3, :3], x, beta=1.0)),
+    "query": ("query", lambda x: jk.dot_product_attention(x, x, x)),
+    "attention-bias": ("bias", lambda x: jk.dot_product_attention(Q, Q, Q, x)),
+    "lengths": (
+        "query_seq_lengths",
+        lambda x: jk.dot_product_attention(Q, Q, Q, query_seq_lengths=x[0, :1]),
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "function"), REFUSED.values(), ids=REFUSED)
+def test_numpy_dtypes_that_jax_does_not_have(name, function):
+    """JAX refuses them everywhere; the text says which, and what helps if something does."""
+    with pytest.raises(TypeError):
+        jnp.asarray(SWAPPED)
+    with pytest.raises(TypeError, match=rf"\b{name} has the dtype >f4.*swapped.*astype.*float32"):
+        function(SWAPPED)
+    for dtype in ("S1", "O", np.longdouble, "M8[D]"):
+        with pytest.raises(TypeError, match=rf"\b{name} has the dtype .*JAX does not have$"):
+            function(SWAPPED.astype("i8").astype(dtype))
+
+
 @both
 def test_bool_x(function):
     with pytest.raises(TypeError):

@@ -1,0 +1,96 @@
+"""Checks of what users pass to dot_product_attention, before anything is traced.
+
+Owns: its errors about shapes, dtypes and choices. Must not know: how attention is computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+
+from jaxkernels import _heads, _masked_softmax, _validate
+from jaxkernels.typing import AttentionImplementation
+
+NAME = "dot_product_attention"
+# The implementations that are jax.nn's.
+PEERS = ("xla", "cudnn")
+
+
+def as_array(argument: str, x: Any) -> jax.Array:
+    """`x` as an array, from all that jax.nn's attention takes."""
+    return _validate.as_array(NAME, argument, x, nested=True)
+
+
+def as_4d(argument: str, x: Any) -> jax.Array:
+    """The same with leading dimensions of size 1 where it has fewer than four."""
+    x = as_array(argument, x)
+    return x.reshape((1,) * (4 - x.ndim) + x.shape)
+
+
+def check_choices(implementation: str | None, empty_rows: str | None) -> None:
+    """Raises ValueError for an unknown `implementation`, or an `empty_rows` that it does not have."""
+    _validate.check_choice("implementation", implementation, get_args(AttentionImplementation))
+    _validate.check_choice("empty_rows", empty_rows, _masked_softmax.EMPTY_ROWS)
+    if implementation in PEERS:
+        _check_peer_has(empty_rows, f"implementation={implementation!r}", implementation == "xla")
+
+
+def check_no_kernel_is_forced(
+    dtype: Any, implementation: str | None, empty_rows: str | None
+) -> None:
+    """Raises for what only our kernels can do, because the dtype has none."""
+    if implementation == "ffi":
+        raise NotImplementedError(
+            f'{NAME}: implementation="ffi", but kernels exist for '
+            f"{', '.join(_validate.DTYPES)}; got {dtype.name}"
+        )
+    _check_peer_has(empty_rows, f"the dtype {dtype.name}, which has no kernel", True)
+
+
+def _check_peer_has(empty_rows: str | None, why: str, has_mean: bool) -> None:
+    if empty_rows is not None and not (has_mean and empty_rows == "mean"):
+        raise ValueError(
+            f"{NAME}: jax.nn decides what a query without keys gives with {why}; "
+            f"got empty_rows={empty_rows!r}"
+        )
+
+
+def check_operands(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
+    q_lengths: jax.Array | None,
+    k_lengths: jax.Array | None,
+) -> None:
+    """Raises what jax.nn raises for arrays that do not fit each other."""
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.ndim != 4:
+            raise ValueError(f"{NAME}: {name} must have 3 or 4 dimensions; got shape {x.shape}")
+    batch, _, key_heads, depth = key.shape
+    if value.shape != key.shape or (query.shape[0], query.shape[3]) != (batch, depth):
+        raise ValueError(
+            f"{NAME}: value must have the shape of key, and query its batch size and depth; "
+            f"got query {query.shape}, key {key.shape}, value {value.shape}"
+        )
+    if not query.dtype == key.dtype == value.dtype:
+        raise ValueError(
+            f"{NAME}: query, key and value must have one dtype; "
+            f"got {query.dtype}, {key.dtype} and {value.dtype}"
+        )
+    _heads.check_groups(NAME, query.shape[2], key_heads)
+    if mask is not None and mask.dtype != jnp.bool_:
+        raise ValueError(f"{NAME}: mask must be an array of bool; got {mask.dtype}")
+    scores_shape = (batch, query.shape[2], query.shape[1], key.shape[1])
+    for name, x in (("bias", bias), ("mask", mask)):
+        if x is not None:
+            _heads.check_fits(NAME, name, x, scores_shape)
+    for name, x in (("query_seq_lengths", q_lengths), ("key_value_seq_lengths", k_lengths)):
+        if x is not None and (x.shape != (batch,) or x.dtype != jnp.int32):
+            raise ValueError(
+                f"{NAME}: {name} must be an int32 array of shape ({batch},); "
+                f"got {x.dtype} of shape {x.shape}"
+            )

@@ -1,0 +1,153 @@
+"""What jax.nn's attention takes beside arrays of the usual sizes and dtypes: nothing of it is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+
+import jaxkernels as jk
+import jaxkernels.flax as jkflax
+
+# ---- sizes of 0 ----
+
+SIZES = {
+    "depth": [(2, 3, 2, 0), (2, 5, 2, 0)],
+    "depth-of-groups": [(2, 3, 4, 0), (2, 5, 2, 0)],
+    "queries": [(2, 0, 2, 4), (2, 5, 2, 4)],
+    "keys": [(2, 3, 2, 4), (2, 0, 2, 4)],
+    "queries-and-keys": [(2, 0, 2, 4), (2, 0, 2, 4)],
+    "batch": [(0, 3, 2, 4), (0, 5, 2, 4)],
+    "query-heads": [(2, 3, 0, 4), (2, 5, 2, 4)],
+    "unbatched-depth": [(3, 2, 0), (5, 2, 0)],
+}
+ARGUMENTS = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "scale": {"scale": 2.0},
+    "window": {"local_window_size": (1, 0)},
+}
+
+
+def empty_operands(name, dtype):
+    query, key = SIZES[name]
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in (query, key, key)]
+
+
+def with_gradients(function, operands):
+    def loss(*operands):
+        return jnp.sum(jnp.sin(function(*operands))).astype(jnp.float32)
+
+    return [function(*operands), *jax.grad(loss, (0, 1, 2))(*operands)]
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")  # jax.nn's, for no depth
+@pytest.mark.parametrize("implementation", [None, "ffi", "xla"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_of_0_give_what_they_give_for_jax_nn(name, dtype, implementation):
+    operands = empty_operands(name, dtype)
+    for arguments in ARGUMENTS.values():
+        ours = with_gradients(
+            lambda *a, kw=arguments: jk.dot_product_attention(
+                *a, implementation=implementation, **kw
+            ),
+            operands,
+        )
+        peer = with_gradients(
+            lambda *a, kw=arguments: jax.nn.dot_product_attention(*a, **kw), operands
+        )
+        for x, y in zip(ours, peer, strict=True):
+            assert x.dtype == y.dtype
+            np.testing.assert_array_equal(x, y)
+
+
+def test_scores_without_depth_are_0():
+    """jax.nn gives NaN here, by 0 times the infinite 1 / sqrt(0)."""
+    operands = empty_operands("depth", "float32")
+    _, residual = jk.dot_product_attention(*operands, return_residual=True)
+    np.testing.assert_allclose(residual, np.log(5.0), rtol=1e-6)
+
+
+def test_no_key_heads_for_queries_are_an_error():
+    q, k = jnp.ones((1, 2, 2, 4)), jnp.ones((1, 3, 0, 4))
+    with pytest.raises(ValueError, match="2 and 0"):
+        jk.dot_product_attention(q, k, k)
+    none = jnp.ones((1, 2, 0, 4))
+    assert jk.dot_product_attention(none, none, none).shape == none.shape
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
+@pytest.mark.parametrize("peer", [linen.dot_product_attention, nnx.dot_product_attention])
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(2, 3, 2, 0), (2, 5, 2, 0), (2, 5, 2, 4)],
+        [(2, 3, 2, 4), (2, 5, 2, 4), (2, 5, 2, 0)],
+        [(2, 3, 0, 4), (2, 5, 0, 4), (2, 5, 0, 4)],
+        [(2, 0, 2, 4), (2, 5, 2, 4), (2, 5, 2, 4)],
+        [(0, 3, 2, 4), (0, 5, 2, 4), (0, 5, 2, 4)],
+    ],
+    ids=("depth", "value-depth", "heads", "queries", "batch"),
+)
+def test_sizes_of_0_in_layers_of_flax(peer, shapes):
+    operands = [jnp.ones(shape) for shape in shapes]
+    ours = jkflax.dot_product_attention(*operands)
+    assert ours.shape == (*shapes[0][:-1], shapes[2][-1])
+    if peer is linen.dot_product_attention or shapes[0][-1] * shapes[0][-2] * shapes[2][-1]:
+        np.testing.assert_allclose(ours, peer(*operands), rtol=1e-6)
+
+
+# ---- what is not an array, and dtypes without kernels ----
+
+WHOLE = np.arange(-6, 6).reshape(1, 3, 2, 2)
+OPERANDS = {
+    "lists": (WHOLE / 7).tolist(),
+    "tuples": tuple((WHOLE / 7).tolist()),
+    "list-of-arrays": list((WHOLE / 7).astype(np.float32)),
+    "numpy-float64": WHOLE / 7,
+    "lists-of-integers": WHOLE.tolist(),
+    "int32": WHOLE.astype(np.int32),
+    "uint8": np.abs(WHOLE).astype(np.uint8),
+}
+OPTIONS = {
+    "plain": {},
+    "mask": {"mask": [[True, False, False], [True, True, False], [True, False, True]]},
+    "bias": {"bias": [[0.5, 1, 2]] * 3, "is_causal": True},
+    "integer-bias": {"bias": [[0, 1, 2]] * 3},
+    "lengths": {"query_seq_lengths": [2], "key_value_seq_lengths": (1,)},
+    "residual": {"return_residual": True},
+    "window": {"local_window_size": [1, 0]},
+    "scale": {"scale": 2},
+}
+
+
+@pytest.mark.usefixtures("exact_products")
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("operand", OPERANDS.values(), ids=OPERANDS)
+def test_what_jax_nn_takes_is_taken(operand, options):
+    ours = jk.dot_product_attention(operand, operand, operand, **options)
+    peer = jax.nn.dot_product_attention(operand, operand, operand, **options)
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(peer), strict=True):
+        assert x.dtype == y.dtype
+        np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)
+
+
+def test_what_only_kernels_can_do_is_refused_where_there_is_none():
+    with pytest.raises(NotImplementedError, match=r"implementation=.ffi.*int32"):
+        jk.dot_product_attention(WHOLE, WHOLE, WHOLE, implementation="ffi")
+    with pytest.raises(ValueError, match=r"int32.*'zero'"):
+        jk.dot_product_attention(WHOLE, WHOLE, WHOLE, empty_rows="zero")
+    mean = jk.dot_product_attention(WHOLE, WHOLE, WHOLE, empty_rows="mean")
+    np.testing.assert_array_equal(mean, jax.nn.dot_product_attention(WHOLE, WHOLE, WHOLE))
+
+
+def test_lists_can_hold_traced_numbers():
+    q = WHOLE / 7
+
+    def of_list(x):
+        return jk.dot_product_attention([x[0]], q.tolist(), q.tolist())
+
+    x = jnp.asarray(q)
+    np.testing.assert_array_equal(jax.jit(of_list)(x), jk.dot_product_attention(x, x, x))
