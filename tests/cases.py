@@ -5,10 +5,10 @@ import functools
 import jax
 import numpy as np
 from oracle import OPERATIONS, compute, storage
-from tolerance import check
 
 import jaxkernels as jk
 from jaxkernels import _validate
+from jaxkernels.verify.truth.tolerance import check
 
 ON_GPU = jax.default_backend() == "gpu"
 # On a CPU a forced tier has no effect (test_softmax.py shows it), so one pass is enough there.

@@ -10,11 +10,11 @@ import jax
 import masked_cases
 import numpy as np
 import oracle
-import tolerance
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
+from jaxkernels.verify.truth import tolerance
 
 
 def meshes(devices):

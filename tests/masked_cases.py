@@ -12,10 +12,10 @@ import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tolerance
 from oracle import storage, widen
 
 import jaxkernels as jk
+from jaxkernels.verify.truth import tolerance
 
 
 @dataclasses.dataclass(frozen=True)

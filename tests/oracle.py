@@ -1,66 +1,16 @@
-"""The mathematics of the five row operations: the truth in wide floating point, and a NumPy model of the kernels.
+"""A NumPy model of the kernels of the five row operations, beside their truth (`jaxkernels.verify.truth.rows`).
 
-The truth is evaluated in float64 (long double for float64 storage) from inputs that are already rounded to the storage
-type. The model imitates the kernels' arithmetic step by step; a mistake can be planted into it, which is how
+The model imitates the kernels' arithmetic step by step; a mistake can be planted into it, which is how
 ``test_tolerance.py`` shows that the tolerances are tight enough to notice.
 """
 
 import jax.numpy as jnp
 import numpy as np
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
-OPERATIONS = (
-    "softmax_fwd",
-    "log_softmax_fwd",
-    "softmax_grad",
-    "log_softmax_grad",
-    "log_softmax_jvp",
-)
+from jaxkernels.verify.truth.compare import compute, storage, widen
+from jaxkernels.verify.truth.rows import DTYPES, OPERATIONS, truth
 
-
-def storage(dtype):
-    """NumPy dtype of a storage type's name; bfloat16 included."""
-    return np.dtype(jnp.dtype(dtype))
-
-
-def compute(dtype):
-    """NumPy dtype that the kernels calculate with."""
-    return np.dtype(np.float64 if dtype == "float64" else np.float32)
-
-
-def widen(array):
-    """The same values in the type of the truth."""
-    array = np.asarray(array)
-    return array.astype(np.longdouble if array.dtype == np.float64 else np.float64)
-
-
-def truth(operation, *operands):
-    """What the operation gives in exact arithmetic, but for the roundings of a much wider type."""
-    with np.errstate(all="ignore"):
-        return _TRUTHS[operation](*(widen(a) for a in operands))
-
-
-def _shifted(x):
-    return x - np.max(x, axis=-1, keepdims=True, initial=-np.inf)
-
-
-def _softmax_fwd(x):
-    e = np.exp(_shifted(x))
-    return e / e.sum(-1, keepdims=True)
-
-
-def _log_softmax_fwd(x):
-    d = _shifted(x)
-    return d - np.log(np.exp(d).sum(-1, keepdims=True))
-
-
-_TRUTHS = {
-    "softmax_fwd": _softmax_fwd,
-    "log_softmax_fwd": _log_softmax_fwd,
-    "softmax_grad": lambda y, dy: y * (dy - (dy * y).sum(-1, keepdims=True)),
-    "log_softmax_grad": lambda y, dy: dy - np.exp(y) * dy.sum(-1, keepdims=True),
-    "log_softmax_jvp": lambda y, dx: dx - (np.exp(y) * dx).sum(-1, keepdims=True),
-}
+__all__ = ["DTYPES", "MISTAKES", "OPERATIONS", "compute", "model", "storage", "truth", "widen"]
 
 # Planted mistakes and the operations and storage types that each one spoils.
 _ALL = DTYPES

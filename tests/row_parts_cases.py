@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
-import tolerance
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
 from jaxkernels import _row_parts
+from jaxkernels.verify.truth import tolerance
 
 
 def in_parts(operation, *operands, scale=1.0, has_mask=False):

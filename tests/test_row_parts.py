@@ -13,13 +13,13 @@ import masked_cases
 import numpy as np
 import oracle
 import pytest
-import tolerance
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from row_parts_cases import check_all, check_attention, in_parts
 
 import jaxkernels as jk
 from jaxkernels import _row_parts
+from jaxkernels.verify.truth import tolerance
 
 # Rows that some lanes, a warp and a block read, of every alignment.
 COLS = (1, 3, 8, 33, 127, 128, 1000, 1024, 1027, 2050, 8192, 20001)

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-import tolerance
 
 import jaxkernels as jk
+from jaxkernels.verify.truth import tolerance
 
 FUNCTIONS = {"softmax_fwd": jk.softmax, "log_softmax_fwd": jk.log_softmax}
 PEERS = {"softmax_fwd": jax.nn.softmax, "log_softmax_fwd": jax.nn.log_softmax}

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-import tolerance
 
 import jaxkernels as jk
+from jaxkernels.verify.truth import tolerance
 
 tiers = pytest.mark.parametrize("tier", cases.TIERS)
 dtypes = pytest.mark.parametrize("dtype", oracle.DTYPES)

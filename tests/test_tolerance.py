@@ -5,7 +5,8 @@ import gemm_cases
 import numpy as np
 import oracle
 import pytest
-import tolerance
+
+from jaxkernels.verify.truth import tolerance
 
 ACCUMULATORS = 8  # NumPy's pairwise summation keeps eight
 

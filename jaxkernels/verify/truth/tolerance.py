@@ -10,17 +10,26 @@ type, d = x - max, S = sum exp(d). Every bound is elementwise, in units of u, an
   does not: |d| u.
 * A sum of n terms is added up by ``accumulators`` independent chains, followed by a tree. With k = n / accumulators +
   log2(accumulators) additions in a row, its error is at most k u sum|terms|; roundings of random sign add up to
-  lambda sqrt(k) u with overwhelming probability (Higham and Mary 2019, lambda = 4). The smaller of the two holds.
+  lambda sqrt(k) u with overwhelming probability (Higham and Mary 2019, lambda = 4). The smaller of the two holds, but
+  for rows in which many terms are the same, or lie just below the last place of one: there all roundings may have one
+  sign, and k u alone holds ("alike").
 * A quotient is good to 2 u (reciprocal, then one correction step), other operations to u, the final store to us.
 * XLA's CPU threads flush subnormals to zero and the GPU's half exponentials do so too: an absolute error of the
   smallest normal number is allowed where the exponent range is float32's. float16 results keep their subnormals.
+  In a derivative every operand, product and sum of a row may be flushed: those of y or exp(y) cost that number times the
+  (co)tangent.
 """
+
+from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from oracle import truth, widen
+
+from jaxkernels.verify.truth.compare import largest_ratio, widen
+from jaxkernels.verify.truth.rows import truth
 
 SUM_LAMBDA = 4.0
 EXP_ERROR, LOG_ERROR, DIVIDE_ERROR = 2.0, 2.0, 2.0
@@ -34,7 +43,8 @@ class Precision:
     Attributes:
       u: unit roundoff of the compute type.
       us: unit roundoff of the storage type.
-      smallest: absolute error that the end of the exponent range costs.
+      smallest: absolute error that the end of the exponent range costs a result.
+      flush: the smallest normal number of the compute type.
       exp_error: error of an exponential, in u, apart from its argument's.
       argument_error: what each unit of |x - max| adds to it, in u.
     """
@@ -42,48 +52,63 @@ class Precision:
     u: float
     us: float
     smallest: float
+    flush: float
     exp_error: float
     argument_error: float
 
 
 PRECISION = {
-    "float32": Precision(2.0**-24, 2.0**-24, 2.0**-126, EXP_ERROR + 1, 0),
-    "bfloat16": Precision(2.0**-24, 2.0**-8, 2.0**-126, HALF_EXP_ERROR, HALF_ARGUMENT_ERROR),
-    "float16": Precision(2.0**-24, 2.0**-11, 2.0**-25, HALF_EXP_ERROR, HALF_ARGUMENT_ERROR),
-    "float64": Precision(2.0**-53, 2.0**-53, 2.0**-1022, EXP_ERROR, 1),
+    "float32": Precision(2.0**-24, 2.0**-24, 2.0**-126, 2.0**-126, EXP_ERROR + 1, 0),
+    "bfloat16": Precision(
+        2.0**-24, 2.0**-8, 2.0**-126, 2.0**-126, HALF_EXP_ERROR, HALF_ARGUMENT_ERROR
+    ),
+    "float16": Precision(
+        2.0**-24, 2.0**-11, 2.0**-25, 2.0**-126, HALF_EXP_ERROR, HALF_ARGUMENT_ERROR
+    ),
+    "float64": Precision(2.0**-53, 2.0**-53, 2.0**-1022, 2.0**-1022, EXP_ERROR, 1),
 }
 
 
-def sum_error(cols, accumulators):
-    """Error of a row's sum, in units of u * sum|terms|."""
+def sum_error(cols: int, accumulators: int, alike: Any = False) -> Any:
+    """Error of a row's sum, in units of u * sum|terms|; an array if `alike` is one.
+
+    Args:
+      cols: terms.
+      accumulators: partial sums.
+      alike: whether roundings may all have the same sign.
+    """
     chain = math.ceil(cols / accumulators) + math.ceil(math.log2(max(accumulators, 2)))
-    return min(chain, SUM_LAMBDA * math.sqrt(chain))
+    random = min(chain, SUM_LAMBDA * math.sqrt(chain))
+    return random if alike is False else np.where(alike, chain, random)
 
 
-def bound(operation, *operands, accumulators):
+def bound(operation: str, *operands: Any, accumulators: int, alike: Any = False) -> np.ndarray:
     """The largest error that correct arithmetic can make, elementwise.
 
     Args:
-      operation: one of ``oracle.OPERATIONS``.
-      *operands: x, or y and the (co)tangent, in the storage type, shape (rows, cols).
+      operation: one of ``rows.OPERATIONS``.
+      *operands: x, or y and the (co)tangent, in the storage type, shape (..., cols).
       accumulators: how many partial sums a row has at least.
+      alike: as for `sum_error`; an array broadcasts against the operands.
 
     Returns:
       Array of the operands' shape in the type of the truth; NaN where the truth is.
     """
     p = PRECISION[np.asarray(operands[0]).dtype.name]
-    sigma = sum_error(operands[0].shape[-1], accumulators)
+    sigma = sum_error(operands[0].shape[-1], accumulators, alike)
     wide = [widen(a) for a in operands]
     result = truth(operation, *operands)
     with np.errstate(all="ignore"):
         if len(wide) == 1:
-            error = _forward_bound(operation, wide[0], result, p, sigma)
-        else:
-            error = _linear_bound(operation, *wide, result, p, sigma)
-        return error + p.smallest * (1 if len(wide) == 1 else result.shape[-1] + 1)
+            return _forward_bound(operation, wide[0], result, p, sigma) + p.smallest
+        t = np.abs(wide[1])
+        flushed = t + t.sum(-1, keepdims=True) + 2 * (result.shape[-1] + 1)
+        return _linear_bound(operation, *wide, result, p, sigma) + p.smallest + p.flush * flushed
 
 
-def _forward_bound(operation, x, y, p, sigma):
+def _forward_bound(
+    operation: str, x: np.ndarray, y: np.ndarray, p: Precision, sigma: Any
+) -> np.ndarray:
     d = np.abs(x - x.max(-1, keepdims=True, initial=-np.inf))
     d = np.where(np.isfinite(d), d, 0)
     weight = y if operation == "softmax_fwd" else np.exp(y)
@@ -99,11 +124,13 @@ def _forward_bound(operation, x, y, p, sigma):
     return p.us * size + p.u * (size + lost + (1 + LOG_ERROR) * log_s + s_error)
 
 
-def _linear_bound(operation, y, t, result, p, sigma):
+def _linear_bound(
+    operation: str, y: np.ndarray, t: np.ndarray, result: np.ndarray, p: Precision, sigma: Any
+) -> np.ndarray:
     stored = (p.us + p.u) * np.abs(result)
     exp_error = p.exp_error + p.argument_error * np.abs(np.where(np.isfinite(y), y, 0))
 
-    def total(values):
+    def total(values: np.ndarray) -> np.ndarray:
         return np.sum(values, axis=-1, keepdims=True)
 
     if operation == "softmax_grad":
@@ -116,7 +143,15 @@ def _linear_bound(operation, y, t, result, p, sigma):
     return p.u * (sigma * total(size) + total(size * (exp_error + 1))) + stored
 
 
-def masked_bound(p, y, product, bias, distance, total, sigma):
+def masked_bound(
+    p: Precision,
+    y: np.ndarray,
+    product: np.ndarray,
+    bias: np.ndarray,
+    distance: np.ndarray,
+    total: np.ndarray,
+    sigma: Any,
+) -> np.ndarray:
     """The largest error of a softmax of t = product + bias over what a row sees, before it is stored.
 
     t is not exact: the factor, the product, a bias that changes units and their sum are rounded once each, which makes
@@ -142,35 +177,14 @@ def masked_bound(p, y, product, bias, distance, total, sigma):
     return p.u * y * (each + s_error + divide)
 
 
-def worst(got, operation, *operands, accumulators):
-    """The largest error of a result in units of its bound, with a description of the place.
-
-    NaN, infinities and overflow of the storage type have to stand exactly where the truth has them; otherwise the
-    result is infinitely wrong.
-    """
-    got_wide, want = widen(got), truth(operation, *operands)
+def worst(got: np.ndarray, operation: str, *operands: Any, accumulators: int) -> tuple[float, str]:
+    """The largest error of a result in units of its bound, with a description of the place."""
     limit = bound(operation, *operands, accumulators=accumulators)
-    largest = np.finfo(want.dtype).max if got.dtype.name == "float64" else _largest(got.dtype)
-    want = np.where(np.abs(want) > largest, np.copysign(np.inf, want), want)
-    with np.errstate(all="ignore"):
-        ratio = np.abs(got_wide - want) / limit
-    same = (got_wide == want) | (np.isnan(got_wide) & np.isnan(want))
-    ratio = np.where(same, 0, np.where(np.isnan(ratio), np.inf, ratio))
-    if ratio.size == 0:
-        return 0.0, "empty"
-    place = np.unravel_index(np.argmax(ratio), ratio.shape)
-    index = tuple(int(i) for i in place)
-    text = f"{operation} {got.dtype} {got.shape} at {index}: {got[place]!r}, truth {want[place]!r}"
-    return float(ratio[place]), f"{text}, {float(ratio[place]):.3g} times the bound"
+    ratio, place = largest_ratio(got, truth(operation, *operands), limit)
+    return ratio, f"{operation} {got.dtype} {got.shape} {place}"
 
 
-def _largest(dtype):
-    """Values beyond this round to infinity."""
-    largest = {"float16": 65520.0, "bfloat16": float.fromhex("0x1.ffp127")}
-    return largest.get(dtype.name, float.fromhex("0x1.ffffffp127"))
-
-
-def check(got, operation, *operands, accumulators):
+def check(got: Any, operation: str, *operands: Any, accumulators: int) -> None:
     """Asserts that a result lies within its bound."""
     got = np.asarray(got)
     assert got.dtype == operands[0].dtype, f"{operation}: {got.dtype}, not {operands[0].dtype}"
@@ -179,7 +193,7 @@ def check(got, operation, *operands, accumulators):
     assert ratio <= 1, text
 
 
-def ulps(got, want, smallest_scale=0.0):
+def ulps(got: Any, want: Any, smallest_scale: float = 0.0) -> float:
     """Largest error in units in the last place of the storage type.
 
     Args:

@@ -1,0 +1,70 @@
+"""A result held to the truth, element by element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+
+def storage(dtype: Any) -> np.dtype:
+    """NumPy dtype of a storage type's name; bfloat16 included."""
+    return np.dtype(jnp.dtype(dtype))
+
+
+def compute(dtype: Any) -> np.dtype:
+    """NumPy dtype that the kernels calculate with."""
+    return np.dtype(np.float64 if dtype == "float64" else np.float32)
+
+
+def widen(array: Any) -> np.ndarray:
+    """The same values in the type of the truth."""
+    array = np.asarray(array)
+    return array.astype(np.longdouble if array.dtype == np.float64 else np.float64)
+
+
+def ratios(got: Any, want: np.ndarray, limit: Any) -> np.ndarray:
+    """The error of every element in units of its bound.
+
+    NaN, infinities and overflow of the storage type have to stand exactly where the truth has them; otherwise the
+    result is infinitely wrong there.
+
+    Args:
+        got: the result, in its storage type.
+        want: the truth, of the same shape, in a wider type.
+        limit: the bound, broadcasting against it.
+
+    Example:
+        >>> ratios(np.float32([1.0, np.nan, 3.0]), np.array([1.5, np.nan, np.inf]), 1.0)
+        array([0.5, 0. , inf])
+    """
+    got = np.asarray(got)
+    wide = widen(got)
+    with np.errstate(all="ignore"):
+        want = np.where(np.abs(want) > _largest(got.dtype), np.copysign(np.inf, want), want)
+        ratio = np.abs(wide - want) / limit
+    same = (wide == want) | (np.isnan(wide) & np.isnan(want))
+    return np.where(same, 0, np.where(np.isnan(ratio), np.inf, ratio))
+
+
+def largest_ratio(got: Any, want: np.ndarray, limit: Any) -> tuple[float, str]:
+    """The largest of the `ratios`, and where it is."""
+    got = np.asarray(got)
+    ratio = ratios(got, want, limit)
+    if ratio.size == 0:
+        return 0.0, "empty"
+    place = np.unravel_index(np.argmax(ratio), ratio.shape)
+    index = tuple(int(i) for i in place)
+    times = f"{float(ratio[place]):.3g} times the bound"
+    return float(ratio[place]), f"at {index}: {got[place]!r}, truth {want[place]!r}, {times}"
+
+
+def _largest(dtype: np.dtype) -> Any:
+    """Values beyond this round to infinity."""
+    largest = {
+        "float16": 65520.0,
+        "bfloat16": float.fromhex("0x1.ffp127"),
+        "float64": np.finfo(np.longdouble).dtype.type(np.finfo(np.float64).max),
+    }
+    return largest.get(dtype.name, float.fromhex("0x1.ffffffp127"))
