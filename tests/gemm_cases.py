@@ -1,9 +1,4 @@
-"""Operands, the truth and its bounds for the tests of matrix products.
-
-The truth is computed in float64 from operands that are float32 already. The bound is elementwise: a sum of k products in
-float32, in any order, with any fused multiply-adds, is wrong by at most gamma_k * (|A| |B|), gamma_k = k u / (1 - k u),
-u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 3.5).
-"""
+"""Operands for the tests of matrix products, held to `jaxkernels.verify.truth.products`."""
 
 import functools
 
@@ -11,13 +6,15 @@ import jax
 import numpy as np
 
 import jaxkernels as jk
+from jaxkernels.verify import values
+from jaxkernels.verify.truth.compare import largest_ratio
+from jaxkernels.verify.truth.products import bound, truth
 
 ON_GPU = jax.default_backend() == "gpu"
 RUNGS = ("naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined")
 # On a CPU all rungs are XLA's product (test_matmul.py shows it), so one pass is enough there.
 ALGORITHMS = (None, *RUNGS[:-1]) if ON_GPU else (None,)
 TRANSPOSES = ((False, False), (False, True), (True, False), (True, True))
-U = 2.0**-24
 # (batch, m, n, k) that end within the tiles of the pipelined rung, of which single products get the
 # larger ones only from about a thousand rows on. Lines that begin at multiples of 16 bytes, as the
 # tensor memory accelerator needs them, and lines that do not. test_sgemm_plan.py holds them to it.
@@ -39,20 +36,9 @@ KINDS = ("normal", "wide", "outliers", "integers")
 
 
 def operand(kind, shape, seed=0):
-    """A float32 array.
-
-    normal: randn. wide: randn times powers of two from 2^-20 to 2^20. outliers: randn, one in 50 a thousand times
-    larger. integers: small whole numbers, whose products and sums float32 computes exactly.
-    """
+    """A float32 array of one of `values.FACTORS`."""
     rng = np.random.default_rng([seed, *shape, KINDS.index(kind)])
-    x = rng.standard_normal(shape)
-    if kind == "wide":
-        x *= np.exp2(rng.integers(-20, 21, shape))
-    elif kind == "outliers":
-        x = np.where(rng.random(shape) < 0.02, 1000 * x, x)
-    elif kind == "integers":
-        x = rng.integers(-8, 9, shape)
-    return x.astype(np.float32)
+    return values.factors(kind, shape, "float32", rng)
 
 
 def stored(x, transposed):
@@ -60,41 +46,12 @@ def stored(x, transposed):
     return np.ascontiguousarray(np.swapaxes(x, -1, -2)) if transposed else x
 
 
-def truth(a, b, c=None, alpha=1.0, beta=0.0):
-    """alpha a b + beta c in float64; beta = 0 ignores c."""
-    product = alpha * (a.astype(np.float64) @ b.astype(np.float64))
-    return product if c is None or beta == 0 else product + beta * c.astype(np.float64)
-
-
-def bound(a, b, c=None, alpha=1.0, beta=0.0):
-    """The largest error that correct arithmetic can make, elementwise.
-
-    alpha and beta cost a rounding each, their sum another, and a sum over splits of k is one more sum of k terms at most.
-    """
-    k = a.shape[-1]
-    size = abs(alpha) * (np.abs(a).astype(np.float64) @ np.abs(b).astype(np.float64))
-    gamma = k * U / (1 - k * U)
-    error = (gamma + 3 * U) * size
-    if c is not None and beta != 0:
-        error = error + 2 * U * np.abs(beta * c.astype(np.float64))
-    return error + np.finfo(np.float32).tiny  # results below it may be flushed to zero
-
-
 def worst(got, a, b, c=None, alpha=1.0, beta=0.0):
     """The largest error in units of its bound, and where; infinite where NaN or infinity is misplaced."""
     with np.errstate(all="ignore"):
-        want = truth(a, b, c, alpha, beta)
-        limit = bound(a, b, c, alpha, beta)
-        got = np.asarray(got)
-        ratio = np.abs(got - want) / limit
-    same = (got == want) | (np.isnan(got) & np.isnan(want))
-    ratio = np.where(same, 0, np.where(np.isnan(ratio), np.inf, ratio))
-    if ratio.size == 0:
-        return 0.0, "empty"
-    place = np.unravel_index(np.argmax(ratio), ratio.shape)
-    index = tuple(map(int, place))
-    text = f"{a.shape} x {b.shape} at {index}: {got[place]!r}, truth {want[place]!r}"
-    return float(ratio[place]), f"{text}, {float(ratio[place]):.3g} times the bound"
+        want, limit = truth(a, b, c, alpha, beta), bound(a, b, c, alpha, beta)
+    ratio, place = largest_ratio(got, want, limit)
+    return ratio, f"{a.shape} x {b.shape} {place}"
 
 
 def check(got, a, b, c=None, alpha=1.0, beta=0.0, what=""):

@@ -41,10 +41,14 @@ def ratios(got: Any, want: np.ndarray, limit: Any) -> np.ndarray:
     """
     got = np.asarray(got)
     wide = widen(got)
+    largest = _largest(got.dtype)
     with np.errstate(all="ignore"):
-        want = np.where(np.abs(want) > _largest(got.dtype), np.copysign(np.inf, want), want)
-        ratio = np.abs(wide - want) / limit
-    same = (wide == want) | (np.isnan(wide) & np.isnan(want))
+        # So near the end of the range that right arithmetic may stay below it or not.
+        at_end = np.abs(np.abs(want) - largest) <= limit
+        kept = np.where((np.abs(want) > largest) & ~at_end, np.copysign(np.inf, want), want)
+        ratio = np.abs(wide - kept) / limit
+    same = (wide == kept) | (np.isnan(wide) & np.isnan(kept))
+    same |= at_end & (wide == np.copysign(np.inf, want))
     return np.where(same, 0, np.where(np.isnan(ratio), np.inf, ratio))
 
 

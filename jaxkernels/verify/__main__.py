@@ -1,0 +1,190 @@
+"""Command line: `python -m jaxkernels.verify --help`."""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from jaxkernels.bench import environment
+from jaxkernels.bench.console import print_table, progress
+from jaxkernels.verify import draw, selftest
+from jaxkernels.verify.families import OPERATIONS
+from jaxkernels.verify.mistakes import MISTAKES
+from jaxkernels.verify.problem import from_spec
+from jaxkernels.verify.report import Summary, line_of
+from jaxkernels.verify.run import Outcome, outcomes
+
+_SHOWN = 20  # failures that are printed; the JSON file has all
+_DEFAULT_SECONDS = 60.0
+_WORKERS = 4  # more would wait for the device and for Python
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser."""
+    parser = argparse.ArgumentParser(
+        prog="python -m jaxkernels.verify",
+        description="Draw problems at random, run them, and hold every element to float64 under derived bounds. "
+        "Ends after --seconds, --programs or --checks, whichever comes first.",
+    )
+    parser.add_argument(
+        "--seconds", type=float, help=f"default {_DEFAULT_SECONDS:g}, unless another end is given"
+    )
+    parser.add_argument(
+        "--programs", type=int, help="stop after so many programs; the same ones for a seed"
+    )
+    parser.add_argument(
+        "--checks", type=int, help="stop after so many checks (one program, one set of numbers)"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--first", type=int, default=0, metavar="BUNDLE", help="the bundle to begin with"
+    )
+    parser.add_argument(
+        "--only",
+        type=_operations,
+        default=OPERATIONS,
+        metavar="A,B",
+        help=f"of {', '.join(OPERATIONS)}",
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=4,
+        help="host threads that run programs at once, the second time; 1: none",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=min(_WORKERS, os.cpu_count() or 1),
+        help="bundles in work at a time",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write a summary")
+    parser.add_argument(
+        "--repeat", metavar="SPEC", help="run one problem again, from the line of its failure"
+    )
+    parser.add_argument(
+        "--self-test", action="store_true", help="plant mistakes into results; each must be noticed"
+    )
+    parser.add_argument(
+        "--plant",
+        choices=MISTAKES,
+        metavar="MISTAKE",
+        help="spoil results on purpose: " + "; ".join(MISTAKES),
+    )
+    return parser  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the tool.
+
+    Args:
+        argv: the arguments after the program's name; ``sys.argv[1:]`` when None.
+
+    Returns:
+        The exit code: 1 if anything is wrong.
+    """
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    if options.self_test:
+        return _self_test(options.seed)
+    if options.repeat is not None:
+        try:
+            problem, number = from_spec(options.repeat)
+        except ValueError as error:
+            parser.error(str(error))
+        mistake = MISTAKES.get(options.plant)
+        found = iter([outcomes([problem], options.threads, mistake, [number])])
+    else:
+        found = _bundles(options)
+    return _report(found, options, arguments)
+
+
+def _operations(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if not set(names) <= set(OPERATIONS):
+        raise argparse.ArgumentTypeError(f"operations are {', '.join(OPERATIONS)}; got {text!r}")
+    return names
+
+
+def _bundles(options: argparse.Namespace) -> Iterator[list[Outcome]]:
+    """The outcomes of bundles in their order, until an end is reached."""
+    ends = options.seconds, options.programs, options.checks
+    seconds = _DEFAULT_SECONDS if ends == (None, None, None) else options.seconds
+    deadline = None if seconds is None else time.monotonic() + seconds
+    mistake = MISTAKES.get(options.plant)
+    programs = checks = 0
+
+    def work(index: int) -> list[Outcome]:
+        return outcomes(draw.bundle(options.seed, index, options.only), options.threads, mistake)
+
+    with concurrent.futures.ThreadPoolExecutor(options.workers) as pool:
+        index = options.first
+        waiting = []
+        while True:
+            while len(waiting) <= options.workers:
+                waiting.append(pool.submit(work, index))
+                index += 1
+            found = waiting.pop(0).result()
+            if options.programs is not None:
+                found = found[: options.programs - programs]
+            yield found
+            programs += len(found)
+            checks += sum(x.checks for x in found)
+            if (
+                (deadline is not None and time.monotonic() >= deadline)
+                or (options.programs is not None and programs >= options.programs)
+                or (options.checks is not None and checks >= options.checks)
+            ):
+                for future in waiting:
+                    future.cancel()
+                return
+
+
+def _report(
+    found: Iterator[list[Outcome]], options: argparse.Namespace, arguments: list[str]
+) -> int:
+    summary, began = Summary(), time.monotonic()
+    for some in found:
+        summary.add(some)
+        _tell(summary, time.monotonic() - began)
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    took = time.monotonic() - began
+    about = environment.describe_environment("verify", arguments)
+    for table in summary.tables():
+        print_table(table)
+    for failure in summary.failures[:_SHOWN]:
+        print(line_of(failure))
+    if len(summary.failures) > _SHOWN:
+        print(f"and {len(summary.failures) - _SHOWN} more")
+    print(f"{environment.summarise_environment(about)}; {took:.0f} s")
+    if options.json is not None:
+        record = {"environment": about, "seconds": took, "seed": options.seed, **summary.as_json()}
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    return 1 if summary.failures else 0
+
+
+def _tell(summary: Summary, seconds: float) -> None:
+    """How far it is, on a terminal."""
+    if sys.stderr.isatty():
+        total = summary.total
+        text = f"{total.programs} programs, {total.checks} checks, {total.failed} failed"
+        print(f"\r{seconds:6.0f} s  {text}", end="", file=sys.stderr, flush=True)
+
+
+def _self_test(seed: int) -> int:
+    with progress("self-test", 60) as announce:
+        table = selftest.check(seed, announce)
+    print_table(table)
+    return 1 if any(row[-1] != "pass" for row in table.rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Problems drawn at random: bundles of programs that are compiled together, and the numbers that they run with.
+
+A bundle depends on the seed, its index, what may be drawn, and the device (whose tiers and plans it knows); nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxkernels.verify.delivery import ALONE, DELIVERIES
+from jaxkernels.verify.families import OPERATIONS, family_of
+from jaxkernels.verify.problem import Arrays, Problem
+
+PROGRAMS = 8  # programs in a bundle
+# Elements of an operand, draws, and how often: most problems are small, because what they cost is to be compiled.
+_SIZES = ((2500, 64, 0.85), (25_000, 12, 0.12), (250_000, 3, 0.03))
+_LARGER_ON_GPU = 4
+_EAGER_DRAWS = 8
+_DTYPES = {"float32": 0.5, "bfloat16": 0.25, "float16": 0.25}
+_WEIGHTS = {"softmax": 3.0, "log_softmax": 3.0, "scaled_masked_softmax": 4.0}
+
+
+def bundle(seed: int, index: int, only: tuple[str, ...] = OPERATIONS) -> list[Problem]:
+    """The programs of one bundle.
+
+    Args:
+        seed: of the run.
+        index: of the bundle.
+        only: the operations to draw from.
+    """
+    rng = np.random.default_rng([seed, index])
+    wide = bool(rng.random() < 0.1)
+    eager = bool(rng.random() < 0.04)
+    some = [x for x in only if not wide or "float64" in family_of(x).dtypes(x)]
+    wide, some = (True, some) if some and wide else (False, list(only))
+    weights = np.array([_WEIGHTS.get(x, 1.5) for x in some])
+    problems = []
+    for place in range(2 if eager else PROGRAMS):
+        operation = str(rng.choice(some, p=weights / weights.sum()))
+        problems.append(_problem(operation, wide, eager, [seed, index, place], rng))
+    return problems
+
+
+def _problem(
+    operation: str, wide: bool, eager: bool, seed: list[int], rng: np.random.Generator
+) -> Problem:
+    family = family_of(operation)
+    dtypes = [x for x in _DTYPES if x in family.dtypes(operation)]
+    chances = np.array([_DTYPES[x] for x in dtypes])
+    dtype = "float64" if wide else str(rng.choice(dtypes, p=chances / chances.sum()))
+    derivative = str(rng.choice(family.derivatives, p=_chances(family.derivatives)))
+    if operation in ("matmul", "dot_general") and dtype != "float32":
+        derivative = "value"
+    delivery = "eager" if eager else str(rng.choice([x for x in DELIVERIES if x != "eager"]))
+    if delivery == "donated" and derivative != "value":
+        delivery = "slices"
+    members = 1 if delivery in ALONE else int(rng.integers(2, 5))
+    most, draws, _ = _SIZES[rng.choice(len(_SIZES), p=[chance for _, _, chance in _SIZES])]
+    if jax.default_backend() == "gpu" and draws < _SIZES[0][1]:
+        most *= _LARGER_ON_GPU
+    if wide:  # long double is slow
+        most //= 4
+    options, how = family.choose(operation, dtype, derivative, max(most // members, 1), rng)
+    problem = Problem(
+        operation=operation,
+        dtype=dtype,
+        how=None if how is None else str(how),
+        derivative=derivative,
+        delivery=delivery,
+        members=members,
+        draws=_EAGER_DRAWS if eager else draws,
+        seed=seed,
+        options=options,
+    )
+    # A problem is what its line says, to the last type.
+    return Problem(**json.loads(json.dumps(dataclasses.asdict(problem))))
+
+
+def _chances(derivatives: tuple[str, ...]) -> np.ndarray:
+    chances = np.array([{"value": 3.0, "vjp": 3.0}.get(x, 1.0) for x in derivatives])
+    return chances / chances.sum()
+
+
+def numbers(problem: Problem, draw: int) -> tuple[Arrays, np.ndarray]:
+    """The operands of one draw, members first, and for which members sums are of numbers that are alike."""
+    family = family_of(problem.operation)
+    found = [family.member(problem, problem.generator(draw, i)) for i in range(problem.members)]
+    operands = {name: np.stack([x[name] for x, _ in found]) for name in found[0][0]}
+    return operands, np.array([alike for _, alike in found])
+
+
+def describe(problem: Problem) -> str:
+    """A problem in a few words."""
+    words = [problem.operation, problem.dtype, problem.how or "auto", problem.derivative]
+    shape: Any = problem.options.get("shape", problem.options.get("shapes"))
+    return " ".join([*words, problem.delivery, str(shape or problem.options.get("sizes"))])

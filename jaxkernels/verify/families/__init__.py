@@ -1,0 +1,17 @@
+"""Families of problems: how each is drawn, called, and held to its truth."""
+
+from __future__ import annotations
+
+from jaxkernels.verify.families.attention import Attention
+from jaxkernels.verify.families.masked import Masked
+from jaxkernels.verify.families.products import Products
+from jaxkernels.verify.families.softmax import Softmax
+from jaxkernels.verify.problem import Family
+
+FAMILIES: tuple[Family, ...] = (Softmax(), Masked(), Attention(), Products())
+OPERATIONS = tuple(operation for family in FAMILIES for operation in family.operations)
+
+
+def family_of(operation: str) -> Family:
+    """The family that an operation belongs to."""
+    return next(family for family in FAMILIES if operation in family.operations)

@@ -1,0 +1,118 @@
+"""Lengths worth trying: where the plans change, and what surrounds powers of two."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+import jaxkernels as jk
+from jaxkernels.verify.truth.compare import compute, storage
+from jaxkernels.verify.truth.rows import OPERATIONS
+
+# No columns, one, odd numbers, powers of two and their neighbours.
+PLAIN = tuple(
+    sorted(
+        {
+            0,
+            1,
+            2,
+            5,
+            6,
+            11,
+            23,
+            48,
+            100,
+            1000,
+            *(2**i + d for i in range(2, 13) for d in (-1, 0, 1)),
+        }
+    )
+)
+
+
+# A CPU sums rows of up to so many elements in one lane each (kMostNarrowCols in row_drivers_cpu.h).
+_NARROW_COLS = 48
+
+
+def accumulators(operation: str, shape: Any, dtype: str, tier: str | None = None) -> int:
+    """Partial sums that a row has at least: a GPU's lanes, or the elements of a CPU's narrowest (16-byte) vector."""
+    if jax.default_backend() == "gpu" and shape[-1] > 0:  # rows of no columns have no plan
+        return jk.plan_softmax(shape, dtype, operation=operation, tier=tier).lanes
+    return 1 if shape[-1] <= _NARROW_COLS else 16 // compute(dtype).itemsize
+
+
+@functools.cache
+def plan_boundaries(dtype: str, device: Any = None) -> list[int]:
+    """Column counts at which the plan of any operation changes, found by asking the plans themselves.
+
+    Within one residue of cols modulo the pack, what a plan holds grows with cols, so that changes can be bisected.
+    The residues 0 and 1 stand for aligned and misaligned rows.
+    """
+    pack = 16 // storage(dtype).itemsize
+    found = set()
+    for operation in OPERATIONS:
+        for residue in (0, 1):
+
+            def layout(packs: int, operation: str = operation, residue: int = residue) -> Any:
+                cols = packs * pack + residue
+                p = jk.plan_softmax((4, cols), dtype, operation=operation, device=device)
+                # Of a block's threads matters how wide their warps meet: 4, 8 or 32 of them (BlockReducer).
+                in_registers = p.tier in ("warp", "block")
+                meet = (
+                    (p.lanes,) if in_registers else (p.block_threads > 128, p.block_threads > 256)
+                )
+                return p.tier, p.packs_per_lane, p.rows_per_access, p.cluster_blocks, meet
+
+            last = (1 << 20) // pack
+            for packs in _changes(layout, 1, last):
+                found.add(packs * pack + residue)
+    return sorted(found)
+
+
+def _changes(layout: Callable[[int], Any], low: int, high: int) -> list[int]:
+    if layout(low) == layout(high):
+        return []
+    if high - low == 1:
+        return [high]
+    middle = (low + high) // 2
+    return _changes(layout, low, middle) + _changes(layout, middle, high)
+
+
+@functools.cache
+def row_lengths(dtype: str) -> tuple[int, ...]:
+    """All lengths of rows for one dtype."""
+    edges = {edge + d for edge in plan_boundaries(dtype) for d in (-1, 0, 1)}
+    return tuple(sorted(edges.union(PLAIN)))
+
+
+def tier_serves(tier: str | None, shape: Any, dtype: str, operations: tuple[str, ...]) -> bool:
+    """Whether a tier can run all of some operations on this shape."""
+    if tier is None or shape[-1] == 0:
+        return tier is None
+    try:
+        for operation in operations:
+            jk.plan_softmax(shape, dtype, operation=operation, tier=tier)
+    except ValueError:
+        return False
+    return True
+
+
+@functools.cache
+def product_boundaries() -> tuple[tuple[int, int, int], ...]:
+    """(m, n, k) at which the plan of a product changes as one of them grows, and their neighbours."""
+    found = set()
+    for fixed in ((64, 48), (33, 260), (256, 64), (130, 1000), (512, 512)):
+        for place in range(3):
+
+            def sizes(size: int, place: int = place, fixed: tuple[int, int] = fixed) -> Any:
+                return (*fixed[:place], size, *fixed[place:])
+
+            def layout(size: int, sizes: Callable[[int], Any] = sizes) -> Any:
+                p = jk.plan_sgemm(*sizes(size))
+                return p.block_m, p.block_n, p.split_k, p.pad_a > 0, p.pad_b > 0
+
+            for edge in _changes(layout, 1, 4096):
+                found |= {sizes(edge + d) for d in (-1, 0, 1)}
+    return tuple(sorted(found))

@@ -1,0 +1,176 @@
+"""Mistakes that are planted into results, to show that each would be noticed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxkernels.verify.problem import Arrays, Problem
+
+if TYPE_CHECKING:
+    from jaxkernels.verify.run import Ran
+
+# From the problem, its operands and a result "y" to a wrong one.
+Change = Callable[[Problem, Arrays, np.ndarray], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+    """One way to be wrong.
+
+    Attributes:
+        name: in a few words.
+        change: from a problem, operands and one result to what a wrong kernel would give.
+        fits: the problems that have what it spoils.
+        result: which result is spoilt, "y" or that of the derivative, "d".
+        second_run_only: the first run is right.
+    """
+
+    name: str
+    change: Change
+    fits: Callable[[Problem], bool] = lambda problem: True
+    result: str = "y"
+    second_run_only: bool = False
+
+    def spoil(self, ran: Ran) -> Ran:
+        """The results as the mistake would leave them."""
+        if self.second_run_only:
+            again = {i: self._spoilt(ran, {}, x) for i, x in ran.again.items()}
+            return dataclasses.replace(ran, again=again)
+        results = self._spoilt(ran, ran.operands, ran.results)
+        members = ran.problem.members
+        again = {
+            i: {name: x[i * members : (i + 1) * members] for name, x in results.items()}
+            for i in ran.again
+        }
+        return dataclasses.replace(ran, results=results, again=again)
+
+    def _spoilt(self, ran: Ran, operands: Arrays, results: Arrays) -> Arrays:
+        name = "y" if self.result == "y" else next(x for x in results if x != "y")
+        with np.errstate(all="ignore"):
+            wrong = self.change(ran.problem, operands, results[name].copy())
+        return results | {name: np.asarray(wrong)}
+
+
+def _is_rows(problem: Problem) -> bool:
+    """Softmax and its kin along the last axis, of several rows and columns."""
+    shape = problem.options.get("shape")
+    last = problem.options.get("axis", -1) == -1
+    return bool(shape) and last and len(shape) > 1 and shape[-1] > 2 and shape[-2] > 1
+
+
+def _is_product(problem: Problem) -> bool:
+    return "labels" in problem.options and problem.dtype == "float32"
+
+
+def _has_elements(problem: Problem) -> bool:
+    """Results of several elements."""
+    o = problem.options
+    shape = o.get("shape") or o.get("sizes") or [n for x in o["shapes"] for n in x]
+    return min(shape) > 0 and max(shape) > 4
+
+
+def _has_derivative(problem: Problem) -> bool:
+    return problem.derivative != "value" and _has_elements(problem)
+
+
+def _sums_lack_the_last(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+    wide = y.astype(np.float64)
+    if problem.operation == "log_softmax":
+        return (wide - np.log1p(-np.exp(wide[..., -1:]))).astype(y.dtype)
+    return (wide / (1 - wide[..., -1:])).astype(y.dtype)
+
+
+def _no_maximum(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+    e = np.exp(operands["x"].astype(np.float32))
+    total = e.sum(-1, keepdims=True, dtype=np.float32)
+    wrong = e / total if problem.operation == "softmax" else operands["x"] - np.log(total)
+    return wrong.astype(y.dtype)
+
+
+def _mask_column_lost(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+    """The last column is seen though it is masked."""
+    hidden = np.broadcast_to(~operands["mask"][..., -1], y.shape[:-1])
+    y[..., -1] = np.where(hidden, np.asarray(0.25, y.dtype), y[..., -1])
+    return y
+
+
+def _one_ulp_up(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+    return np.where(
+        np.isfinite(y.astype(np.float64)), np.nextafter(y, np.asarray(np.inf, y.dtype)), y
+    )
+
+
+def _tail_not_stored(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+    y.reshape(len(y), -1)[:, -1] = 0.7
+    return y
+
+
+def _off_by_one(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+    return np.roll(y.reshape(len(y), -1), 1, axis=1).reshape(y.shape)
+
+
+def _tf32(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+    """The error that operands rounded to 11 bits make, on the result as it is."""
+    rng = np.random.default_rng(0)
+    return (y * (1 + 2.0**-11 * rng.uniform(-1, 1, y.shape))).astype(y.dtype)
+
+
+def _no_nan(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+    return np.where(np.isnan(y), np.asarray(0, y.dtype), y)
+
+
+def _no_infinity(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+    return np.where(np.isinf(y), np.asarray(3e4, y.dtype), y)
+
+
+def _one_bit(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+    y.view(np.uint8).reshape(-1)[0] ^= 1
+    return y
+
+
+def _swapped(axis: int) -> Change:
+    def swap(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+        if axis == 0:  # the members of a draw
+            parts = y.reshape(-1, problem.members, *y.shape[1:])
+            return parts[:, ::-1].reshape(y.shape)
+        y[..., [0, 1], :] = y[..., [1, 0], :]
+        return y
+
+    return swap
+
+
+def _without_c(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+    return y - np.float32(problem.options["beta"]) * operands["c"]
+
+
+def _scaled(factor: Any) -> Change:
+    return lambda problem, operands, y: (y * np.asarray(factor, y.dtype)).astype(y.dtype)
+
+
+MISTAKES = {
+    m.name: m
+    for m in (
+        Mistake("last term lost from a sum", _sums_lack_the_last, _is_rows),
+        Mistake("no maximum subtracted", _no_maximum, lambda p: _is_rows(p) and p.operation != "scaled_masked_softmax" and not p.options["where"]),
+        Mistake("column of a mask lost", _mask_column_lost, lambda p: _is_rows(p) and bool(p.options.get("mask"))),
+        Mistake("rounded one unit up", _one_ulp_up, lambda p: _has_elements(p) and p.dtype in ("bfloat16", "float16") and "labels" not in p.options),
+        Mistake("last element not stored", _tail_not_stored, _has_elements),
+        Mistake("slice off by one", _off_by_one, _has_elements),
+        Mistake("TF32", _tf32, lambda p: _is_product(p) and _has_elements(p)),
+        Mistake("alpha lost", _scaled(1.5), lambda p: p.operation == "sgemm" and _has_elements(p)),
+        Mistake("c left out", _without_c, lambda p: bool(p.options.get("has_c") and p.options["beta"])),
+        Mistake("NaN swallowed", _no_nan, lambda p: p.operation in ("softmax", "log_softmax")),
+        Mistake("infinity swallowed", _no_infinity, lambda p: p.operation == "log_softmax"),
+        Mistake("rows swapped", _swapped(-2), _is_rows),
+        Mistake("members swapped", _swapped(0), lambda p: p.members > 1 and _has_elements(p)),
+        Mistake("derivative off by a rounding of 16 bits", _scaled(1 + 2.0**-9), lambda p: _has_derivative(p) and p.dtype == "float32" and "shape" in p.options, "d"),
+        Mistake("derivative with the wrong sign", _scaled(-1), _has_derivative, "d"),
+        Mistake("wrong dtype", lambda p, o, y: y.astype(jnp.float16 if y.dtype != np.float16 else np.float32)),
+        Mistake("another bit the second time", _one_bit, _has_elements, second_run_only=True),
+    )
+}  # fmt: skip

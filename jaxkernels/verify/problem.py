@@ -1,0 +1,188 @@
+"""What one problem is, as a value that can be written on a command line, and what a family of problems has to offer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from jaxkernels.verify.truth.compare import ratios
+
+# By name, of one call.
+Arrays = dict[str, np.ndarray]
+DERIVATIVES = ("value", "vjp", "jvp", "remat")
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One function with its options, how it is called, and where its numbers come from.
+
+    Attributes:
+        operation: a public function of the package.
+        dtype: storage type.
+        how: a tier or rung to force, or None.
+        derivative: "value", "vjp", "jvp", or "remat" (vjp of a checkpointed function).
+        delivery: how operands reach the function; see `delivery`.
+        members: calls of the function in the program.
+        draws: how many sets of numbers it is run with.
+        seed: of all its numbers.
+        options: what the family needs, in JSON's types: shapes, keyword arguments.
+    """
+
+    operation: str
+    dtype: str
+    how: str | None
+    derivative: str
+    delivery: str
+    members: int
+    draws: int
+    seed: list[int]
+    options: dict[str, Any]
+
+    def generator(self, draw: int, *more: int) -> np.random.Generator:
+        """The random numbers of one draw."""
+        return np.random.default_rng([*self.seed, draw, *more])
+
+    @property
+    def wants_gradient(self) -> bool:
+        """Whether the results are y and the cotangents of the operands."""
+        return self.derivative in ("vjp", "remat")
+
+    @property
+    def wide(self) -> bool:
+        """Whether the program needs JAX's 64-bit types."""
+        return self.dtype == "float64"
+
+
+def to_spec(problem: Problem, draw: int) -> str:
+    """One line that determines a program and its data.
+
+    Example:
+        >>> p = Problem("softmax", "float32", None, "value", "plain", 1, 1, [0], {"shape": [2, 3]})
+        >>> from_spec(to_spec(p, 5)) == (p, 5)
+        True
+    """
+    return json.dumps({**dataclasses.asdict(problem), "draw": draw}, separators=(",", ":"))
+
+
+def from_spec(spec: str) -> tuple[Problem, int]:
+    """The problem of a line, and the draw.
+
+    Raises:
+        ValueError: the line is not one that `to_spec` writes.
+    """
+    try:
+        fields = json.loads(spec)
+        draw = fields.pop("draw")
+        return Problem(**fields), int(draw)
+    except (TypeError, KeyError, AttributeError, json.JSONDecodeError) as error:
+        raise ValueError(f"not the line of a problem: {error}") from error
+
+
+class WrongTypeError(Exception):
+    """A result that is wrong without any number being compared: its dtype or shape."""
+
+
+class Judged(NamedTuple):
+    """One result beside its truth; all arrays begin with the member.
+
+    Attributes:
+        got: the result.
+        want: the truth.
+        limit: the bound.
+        forgiven: None, or elements that are not compared.
+    """
+
+    got: np.ndarray
+    want: np.ndarray
+    limit: np.ndarray
+    forgiven: np.ndarray | None = None
+
+    def worst(self) -> np.ndarray:
+        """The largest error of every member in units of the bound."""
+        ratio = ratios(self.got, self.want, self.limit)
+        if self.forgiven is not None:
+            ratio = np.where(self.forgiven, 0, ratio)
+        return ratio.reshape(len(ratio), -1).max(-1, initial=0)
+
+
+class Family(Protocol):
+    """The functions that one kind of truth serves."""
+
+    operations: tuple[str, ...]
+    derivatives: tuple[str, ...]
+
+    def dtypes(self, operation: str) -> tuple[str, ...]:
+        """The storage types that it serves."""
+        ...
+
+    def choose(
+        self, operation: str, dtype: str, derivative: str, most: int, rng: np.random.Generator
+    ) -> tuple[dict[str, Any], str | None]:
+        """Options with at most about `most` elements an operand, and a tier or rung to force."""
+        ...
+
+    def member(self, problem: Problem, rng: np.random.Generator) -> tuple[Arrays, bool]:
+        """The operands of one call, and whether its sums are of numbers that are alike."""
+        ...
+
+    def core(self, problem: Problem) -> Callable[[dict[str, jax.Array]], dict[str, jax.Array]]:
+        """The function under test, from operands to results, with its derivatives."""
+        ...
+
+    def judge(
+        self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray
+    ) -> dict[str, Judged]:
+        """Results of many members, beside their truth."""
+        ...
+
+
+def expect(results: Arrays, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """A result, if its shape (without members) and dtype are right.
+
+    Raises:
+        WrongTypeError: they are not.
+    """
+    got = results[name]
+    if got.shape[1:] != tuple(shape) or got.dtype != dtype:
+        raise WrongTypeError(
+            f"{name} is {got.dtype}{list(got.shape[1:])}, not {dtype}{list(shape)}"
+        )
+    return got
+
+
+def differentiated(
+    problem: Problem,
+    function: Callable[[dict[str, jax.Array]], jax.Array],
+    operands: dict[str, jax.Array],
+    active: tuple[str, ...],
+) -> dict[str, jax.Array]:
+    """The result "y" of a function of named operands, and what the problem wants of its derivative.
+
+    Args:
+        problem: says which.
+        function: from operands to an array.
+        operands: with "t", a cotangent of the result, or "t_" and the name of each active operand, its tangent.
+        active: what is differentiated.
+
+    Returns:
+        y and, by "d" and the name, cotangents; or y and "dy", the tangent.
+    """
+    if problem.derivative == "value":
+        return {"y": function(operands)}
+
+    def of_active(some: dict[str, jax.Array]) -> jax.Array:
+        return function(operands | some)
+
+    chosen = {name: operands[name] for name in active}
+    if problem.derivative == "jvp":
+        tangents = {name: operands[f"t_{name}"] for name in active}
+        y, dy = jax.jvp(of_active, (chosen,), (tangents,))
+        return {"y": y, "dy": dy}
+    checked = jax.checkpoint(of_active) if problem.derivative == "remat" else of_active
+    y, pull = jax.vjp(checked, chosen)
+    return {"y": y} | {f"d{name}": x for name, x in pull(operands["t"])[0].items()}

@@ -1,0 +1,204 @@
+"""Programs compiled, run, run again, and judged.
+
+The programs of a bundle are one compilation, run once for each draw; a failure is that of one program and one draw.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxkernels.verify import delivery, draw
+from jaxkernels.verify.families import family_of
+from jaxkernels.verify.mistakes import Mistake
+from jaxkernels.verify.problem import Arrays, Problem, WrongTypeError
+
+_DEVICE = threading.Lock()  # so that programs meet on the device only where that is what is tested
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """One draw of one program that is wrong."""
+
+    problem: Problem
+    draw: int
+    what: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of one program.
+
+    Attributes:
+        problem: the program.
+        checks: draws that were compared.
+        worst: the largest error in units of its bound.
+        failures: draws that are wrong.
+    """
+
+    problem: Problem
+    checks: int
+    worst: float
+    failures: tuple[Failure, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """All results of one program.
+
+    Attributes:
+        problem: the program.
+        draws: their numbers.
+        operands: of all members of all draws.
+        alike: for each of them.
+        results: of the first run.
+        again: by the place of a draw the results of the second run.
+    """
+
+    problem: Problem
+    draws: Sequence[int]
+    operands: Arrays
+    alike: np.ndarray
+    results: Arrays
+    again: dict[int, Arrays]
+
+
+def outcomes(
+    problems: Sequence[Problem],
+    threads: int,
+    mistake: Mistake | None = None,
+    draws: Sequence[int] | None = None,
+) -> list[Outcome]:
+    """Runs and judges the programs of a bundle; what raises an error is tried alone.
+
+    Args:
+        problems: the programs.
+        threads: host threads that run programs at once the second time; below 2, one after the other.
+        mistake: None, or what to do to the results.
+        draws: None for as many as each problem wants, or their numbers.
+    """
+    try:
+        ran = run(problems, threads, draws)
+    except Exception as error:  # a failed program is what is looked for
+        if len(problems) > 1:
+            return [x for p in problems for x in outcomes([p], threads, mistake, draws)]
+        text = "".join(traceback.format_exception_only(error)).strip().splitlines()[0][:300]
+        first = 0 if draws is None else draws[0]
+        return [Outcome(problems[0], 1, np.inf, (Failure(problems[0], first, text),))]
+    return [judge(mistake.spoil(x) if mistake and mistake.fits(x.problem) else x) for x in ran]
+
+
+def run(problems: Sequence[Problem], threads: int, draws: Sequence[int] | None = None) -> list[Ran]:
+    """Runs every draw once, and a quarter of them again."""
+    with jax.enable_x64(problems[0].wide):
+        numbers = [
+            [draw.numbers(p, i) for i in (range(p.draws) if draws is None else draws)]
+            for p in problems
+        ]
+        calls = [
+            [p for p in range(len(problems)) if i < len(numbers[p])]
+            for i in range(max(map(len, numbers)))
+        ]
+        given = [
+            [
+                delivery.arguments(p, operands, p.generator(i, 1000))
+                for i, (operands, _) in enumerate(some)
+            ]
+            for p, some in zip(problems, numbers, strict=True)
+        ]
+        call = _program(problems, [some[0][0] for some in numbers], [x[0] for x in given])
+
+        def once(i: int) -> list[Any]:
+            # Programs with fewer draws run their last one again.
+            with jax.enable_x64(problems[0].wide):
+                return jax.device_get(call([x[min(i, len(x) - 1)] for x in given]))
+
+        with _DEVICE:
+            first = [once(i) for i in range(len(calls))]
+            second = _again(once, range(0, len(calls), 4), threads)
+    return [
+        Ran(
+            problem,
+            list(range(problem.draws)) if draws is None else draws,
+            _joined([operands for operands, _ in numbers[p]]),
+            np.concatenate([alike for _, alike in numbers[p]]),
+            _joined([first[i][p] for i in range(len(numbers[p]))]),
+            {i: results[p] for i, results in second.items() if i < len(numbers[p])},
+        )
+        for p, problem in enumerate(problems)
+    ]
+
+
+def _program(
+    problems: Sequence[Problem], operands: Sequence[Arrays], example: list[Any]
+) -> Callable[[list[Any]], list[Any]]:
+    """One compiled function of the arguments of all programs."""
+    functions = [
+        delivery.program(
+            p, family_of(p.operation).core(p), {name: a.shape[1:] for name, a in x.items()}
+        )
+        for p, x in zip(problems, operands, strict=True)
+    ]
+
+    def all_of(donated: list[Any], kept: list[Any]) -> list[Any]:
+        return [f(x | y) for f, x, y in zip(functions, donated, kept, strict=True)]
+
+    def split(given: list[Any]) -> tuple[list[Any], list[Any]]:
+        donated, kept = [], []
+        for p, x in zip(problems, given, strict=True):
+            names = delivery.DONATED if p.delivery == "donated" else ()
+            # Never the memory of NumPy, which is compared with the result.
+            donated.append({n: jax.device_put(x[n], may_alias=False) for n in names if n in x})
+            kept.append({n: a for n, a in x.items() if n not in names})
+        return donated, kept
+
+    if problems[0].delivery == "eager":
+        return lambda given: all_of([{}] * len(given), jax.device_put(given))
+    compiled = jax.jit(all_of, donate_argnums=0).lower(*split(example)).compile()
+    return lambda given: compiled(*split(given))
+
+
+def _again(
+    once: Callable[[int], list[Any]], draws: Sequence[int], threads: int
+) -> dict[int, list[Any]]:
+    if threads < 2:
+        return {i: once(i) for i in draws}
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        return dict(zip(draws, pool.map(once, draws), strict=True))
+
+
+def _joined(some: list[Arrays]) -> Arrays:
+    return {name: np.concatenate([x[name] for x in some]) for name in some[0]}
+
+
+def judge(ran: Ran) -> Outcome:
+    """Holds the results to the truth, and the second run to the first, bit by bit."""
+    problem, members = ran.problem, ran.problem.members
+    try:
+        judged = family_of(problem.operation).judge(problem, ran.operands, ran.results, ran.alike)
+    except WrongTypeError as error:
+        failure = Failure(problem, ran.draws[0], str(error))
+        return Outcome(problem, len(ran.draws), np.inf, (failure,))
+    failures, worst = [], 0.0
+    for name, result in judged.items():
+        of_draws = result.worst().reshape(len(ran.draws), members).max(-1)
+        worst = max(worst, float(of_draws.max()))
+        failures += [
+            Failure(problem, ran.draws[i], f"{name}: {of_draws[i]:.3g} times the bound")
+            for i in np.flatnonzero(~(of_draws <= 1))
+        ]
+    for i, results in ran.again.items():
+        for name, x in results.items():
+            first = ran.results[name][i * members : (i + 1) * members]
+            if x.tobytes() != first.tobytes():
+                what = f"{name}: other bits the second time"
+                failures.append(Failure(problem, ran.draws[i], what))
+                worst = np.inf
+    return Outcome(problem, len(ran.draws), worst, tuple(failures))

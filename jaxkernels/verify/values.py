@@ -1,0 +1,131 @@
+"""Numbers worth trying: kinds of rows, of cotangents and of operands of products.
+
+Kinds in `ALIKE` have rows whose roundings may all have one sign (see `truth.tolerance`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxkernels.verify.truth.compare import storage
+
+Generator = np.random.Generator
+
+
+def _outliers(x: np.ndarray, rng: Generator) -> np.ndarray:
+    return np.where(rng.random(x.shape) < 0.02, x + rng.uniform(30, 80, x.shape), x)
+
+
+def _minus_inf(x: np.ndarray, rng: Generator) -> np.ndarray:
+    rows, cols = x.shape
+    keep = rng.integers(0, max(cols, 1), rows)
+    x = np.where(rng.random(x.shape) < 0.35, -np.inf, x)
+    if cols:
+        x[np.arange(rows), keep] = 1.0
+    return x
+
+
+def _planted(*values: float) -> Callable[[np.ndarray, Generator], np.ndarray]:
+    """A few elements are one of the values, in about half of the rows."""
+
+    def plant(x: np.ndarray, rng: Generator) -> np.ndarray:
+        rows, cols = x.shape
+        hit = (rng.random(x.shape) < 2 / max(cols, 1)) & (rng.random((rows, 1)) < 0.5)
+        return np.where(hit, rng.choice(values, x.shape), x)
+
+    return plant
+
+
+def _stagnant(x: np.ndarray, rng: Generator) -> np.ndarray:
+    """One element whose exponential is so large that all others' lie just below its last place."""
+    x = x * 0.01
+    if x.shape[-1]:
+        x[np.arange(len(x)), rng.integers(0, x.shape[-1], len(x))] += 16.6
+    return x
+
+
+_LOGITS: dict[str, Callable[[np.ndarray, Generator], np.ndarray]] = {
+    "normal": lambda x, rng: 3 * x,
+    "wide": lambda x, rng: rng.uniform(-88, 0, x.shape) + rng.uniform(-10, 10, (len(x), 1)),
+    "outliers": _outliers,
+    "offset": lambda x, rng: x + 1000 * rng.uniform(-1, 1, (len(x), 1)),
+    "equal": lambda x, rng: np.broadcast_to(x[:, :1], x.shape).copy(),
+    "subnormal": lambda x, rng: x,  # scaled for the dtype
+    "minus_inf": _minus_inf,
+    "stagnant": _stagnant,
+    "zeros": lambda x, rng: np.where(x < 0, -0.0, 0.0),
+    "huge": lambda x, rng: x,  # scaled for the dtype
+    "nan": _planted(np.nan),
+    "infinities": _planted(np.inf, -np.inf),
+    "all_minus_inf": lambda x, rng: np.where(rng.random((len(x), 1)) < 0.3, -np.inf, x),
+}
+KINDS = tuple(_LOGITS)
+FINITE = ("normal", "wide", "outliers", "offset", "equal", "subnormal", "stagnant", "zeros")
+ALIKE = frozenset({"equal", "stagnant", "zeros", "constant", "one_hot", "whole"})
+
+
+def logits(kind: str, rows: int, cols: int, dtype: str, rng: Generator) -> np.ndarray:
+    """An input array of shape (rows, cols), rounded to the storage type.
+
+    normal: 3 randn. wide: uniform over the range in which float32 exponentials do not vanish. outliers: randn with a
+    few columns 30 to 80 above it. offset: randn around 1000 (row maxima far from zero). equal: one value per row.
+    subnormal: below the smallest normal number. minus_inf: randn with about a third of the entries -inf, none of the
+    rows wholly so. stagnant: one exponential beside which all others are just lost. zeros: of both signs. huge: as large
+    as the type holds. nan, infinities: planted into about half of the rows. all_minus_inf: some rows wholly so.
+    """
+    x = _LOGITS[kind](rng.standard_normal((rows, cols)), rng)
+    if kind == "subnormal":
+        x *= 1e-39 if dtype != "float16" else 1e-6
+    elif kind == "huge":
+        x = np.clip(x, -1, 1) * {"float16": 6e4, "float64": 1e308}.get(dtype, 3e38)
+    with np.errstate(over="ignore"):
+        return x.astype(storage(dtype))
+
+
+def cotangents(kind: str, rows: int, cols: int, dtype: str, rng: Generator) -> np.ndarray:
+    """A (co)tangent of shape (rows, cols).
+
+    normal: randn, with one row in four that sums to about zero. one_hot, constant: what they say. nan: planted into some
+    rows.
+    """
+    t = rng.standard_normal((rows, cols))
+    if cols and kind == "normal":
+        t[::4] -= t[::4].mean(-1, keepdims=True)
+    elif cols and kind == "one_hot":
+        t = (np.arange(cols) == rng.integers(0, cols, (rows, 1))).astype(float)
+    elif cols and kind == "constant":
+        t[:] = t[:, :1]
+    elif kind == "nan":
+        t = _planted(np.nan)(t, rng)
+    return t.astype(storage(dtype))
+
+
+COTANGENTS = ("normal", "one_hot", "constant", "nan")
+
+
+def factors(kind: str, shape: Sequence[int], dtype: str, rng: Generator) -> np.ndarray:
+    """An operand of a product.
+
+    normal: randn. wide: randn times powers of two from 2^-20 to 2^20. outliers: randn, one in 50 a thousand times
+    larger. integers: small whole numbers, whose products and sums float32 computes exactly. subnormal: below the
+    smallest normal number. nan, infinities: a few.
+    """
+    x = rng.standard_normal(tuple(shape))
+    if kind == "wide":
+        x *= np.exp2(rng.integers(-20, 21, shape))
+    elif kind == "outliers":
+        x = np.where(rng.random(shape) < 0.02, 1000 * x, x)
+    elif kind == "integers":
+        x = rng.integers(-8, 9, shape)
+    elif kind == "subnormal":
+        x = np.where(rng.random(shape) < 0.5, x * 1e-39, x)
+    elif kind in ("nan", "infinities"):
+        value = np.nan if kind == "nan" else rng.choice([np.inf, -np.inf], shape)
+        x = np.where(rng.random(shape) < 1 / max(x.size, 1) ** 0.75, value, x)
+    with np.errstate(over="ignore"):
+        return np.asarray(x).astype(storage(dtype))
+
+
+FACTORS = ("normal", "wide", "outliers", "integers", "subnormal", "nan", "infinities")
