@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import concurrent.futures
+import itertools
 import json
 import os
 import sys
@@ -119,32 +121,30 @@ def _bundles(options: argparse.Namespace) -> Iterator[list[Outcome]]:
     seconds = _DEFAULT_SECONDS if ends == (None, None, None) else options.seconds
     deadline = None if seconds is None else time.monotonic() + seconds
     mistake = MISTAKES.get(options.plant)
-    programs = checks = 0
-
-    def work(index: int) -> list[Outcome]:
-        return outcomes(draw.bundle(options.seed, index, options.only), options.threads, mistake)
-
+    submitted = programs = checks = 0
+    waiting: collections.deque[concurrent.futures.Future[list[Outcome]]] = collections.deque()
+    bundles = (draw.bundle(options.seed, i, options.only) for i in itertools.count(options.first))
     with concurrent.futures.ThreadPoolExecutor(options.workers) as pool:
-        index = options.first
-        waiting = []
         while True:
-            while len(waiting) <= options.workers:
-                waiting.append(pool.submit(work, index))
-                index += 1
-            found = waiting.pop(0).result()
-            if options.programs is not None:
-                found = found[: options.programs - programs]
+            while len(waiting) <= options.workers and _lacks(submitted, options.programs):
+                some = next(bundles)[
+                    : None if options.programs is None else options.programs - submitted
+                ]
+                submitted += len(some)
+                waiting.append(pool.submit(outcomes, some, options.threads, mistake))
+            found = waiting.popleft().result()
             yield found
             programs += len(found)
             checks += sum(x.checks for x in found)
-            if (
-                (deadline is not None and time.monotonic() >= deadline)
-                or (options.programs is not None and programs >= options.programs)
-                or (options.checks is not None and checks >= options.checks)
-            ):
+            late = deadline is not None and time.monotonic() >= deadline
+            if late or not _lacks(programs, options.programs) or not _lacks(checks, options.checks):
                 for future in waiting:
                     future.cancel()
                 return
+
+
+def _lacks(count: int, wanted: int | None) -> bool:
+    return wanted is None or count < wanted
 
 
 def _report(

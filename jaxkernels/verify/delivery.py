@@ -36,12 +36,14 @@ def arguments(problem: Problem, members: Arrays, rng: np.random.Generator) -> An
     if kind in ("plain", "donated", "eager"):
         return {name: x[0] for name, x in members.items()}
     if kind == "transposed":
-        return {name: np.ascontiguousarray(x[0].T) for name, x in members.items()}
+        return {name: np.array(x[0].T, order="C") for name, x in members.items()}
     if kind == "concatenated":
         return {name: _cut(problem, x[0]) for name, x in members.items()}
     if kind == "vmap":
+        axes = {name: _axis(problem, name, x.ndim) for name, x in members.items()}
         return {
-            name: np.moveaxis(x, 0, _axis(problem, name, x.ndim)) for name, x in members.items()
+            name: x[0] if (axis := axes[name]) is None else np.moveaxis(x, 0, axis)
+            for name, x in members.items()
         }
     if kind == "scan":
         return members
@@ -50,7 +52,7 @@ def arguments(problem: Problem, members: Arrays, rng: np.random.Generator) -> An
     flat = {name: _flat(problem, name, x, rng) for name, x in members.items()}
     if kind == "slices":
         return flat
-    starts = {name: np.int32(_starts(problem, name, x)) for name, x in members.items()}
+    starts = {name: np.asarray(_starts(problem, name, x), np.int32) for name, x in members.items()}
     return {"buffers": flat, "starts": starts}
 
 
@@ -117,8 +119,14 @@ def _number(problem: Problem, name: str) -> int:
     return sum(problem.seed) + 31 * sum(map(ord, name))
 
 
-def _axis(problem: Problem, name: str, rank: int) -> int:
-    return _number(problem, name) % rank
+def is_shared(problem: Problem, name: str) -> bool:
+    """Whether an operand is the same for all members, and not mapped."""
+    others = name not in ("x", "scores", "q", "a")
+    return problem.delivery == "vmap" and others and _number(problem, name) % 3 == 0
+
+
+def _axis(problem: Problem, name: str, rank: int) -> int | None:
+    return None if is_shared(problem, name) else _number(problem, name) % rank
 
 
 def _cut(problem: Problem, x: np.ndarray) -> Any:

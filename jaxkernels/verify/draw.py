@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxkernels.verify.delivery import ALONE, DELIVERIES
+from jaxkernels.verify.delivery import ALONE, DELIVERIES, is_shared
 from jaxkernels.verify.families import OPERATIONS, family_of
 from jaxkernels.verify.problem import Arrays, Problem
 
@@ -69,7 +69,7 @@ def _problem(
     problem = Problem(
         operation=operation,
         dtype=dtype,
-        how=None if how is None else str(how),
+        how=how,
         derivative=derivative,
         delivery=delivery,
         members=members,
@@ -91,6 +91,9 @@ def numbers(problem: Problem, draw: int) -> tuple[Arrays, np.ndarray]:
     family = family_of(problem.operation)
     found = [family.member(problem, problem.generator(draw, i)) for i in range(problem.members)]
     operands = {name: np.stack([x[name] for x, _ in found]) for name in found[0][0]}
+    for name, x in operands.items():
+        if is_shared(problem, name):
+            x[:] = x[0]
     return operands, np.array([alike for _, alike in found])
 
 

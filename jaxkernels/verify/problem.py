@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -113,8 +113,15 @@ class Judged(NamedTuple):
 class Family(Protocol):
     """The functions that one kind of truth serves."""
 
-    operations: tuple[str, ...]
-    derivatives: tuple[str, ...]
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """Names of public functions."""
+        ...
+
+    @property
+    def derivatives(self) -> tuple[str, ...]:
+        """Those of `DERIVATIVES` that there is a truth for."""
+        ...
 
     def dtypes(self, operation: str) -> tuple[str, ...]:
         """The storage types that it serves."""
@@ -141,7 +148,7 @@ class Family(Protocol):
         ...
 
 
-def expect(results: Arrays, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def expect(results: Arrays, name: str, shape: Sequence[int], dtype: Any) -> np.ndarray:
     """A result, if its shape (without members) and dtype are right.
 
     Raises:

@@ -95,6 +95,7 @@ def outcomes(
     return [judge(mistake.spoil(x) if mistake and mistake.fits(x.problem) else x) for x in ran]
 
 
+@np.errstate(all="ignore")
 def run(problems: Sequence[Problem], threads: int, draws: Sequence[int] | None = None) -> list[Ran]:
     """Runs every draw once, and a quarter of them again."""
     with jax.enable_x64(problems[0].wide):
@@ -178,6 +179,7 @@ def _joined(some: list[Arrays]) -> Arrays:
     return {name: np.concatenate([x[name] for x in some]) for name in some[0]}
 
 
+@np.errstate(all="ignore")
 def judge(ran: Ran) -> Outcome:
     """Holds the results to the truth, and the second run to the first, bit by bit."""
     problem, members = ran.problem, ran.problem.members
@@ -191,8 +193,9 @@ def judge(ran: Ran) -> Outcome:
         of_draws = result.worst().reshape(len(ran.draws), members).max(-1)
         worst = max(worst, float(of_draws.max()))
         failures += [
-            Failure(problem, ran.draws[i], f"{name}: {of_draws[i]:.3g} times the bound")
-            for i in np.flatnonzero(~(of_draws <= 1))
+            Failure(problem, ran.draws[i], f"{name}: {ratio:.3g} times the bound")
+            for i, ratio in enumerate(of_draws)
+            if not ratio <= 1
         ]
     for i, results in ran.again.items():
         for name, x in results.items():

@@ -63,7 +63,7 @@ _LOGITS: dict[str, Callable[[np.ndarray, Generator], np.ndarray]] = {
 }
 KINDS = tuple(_LOGITS)
 FINITE = ("normal", "wide", "outliers", "offset", "equal", "subnormal", "stagnant", "zeros")
-ALIKE = frozenset({"equal", "stagnant", "zeros", "constant", "one_hot", "whole"})
+ALIKE = frozenset({"equal", "stagnant", "zeros", "constant", "one_hot"})
 
 
 def logits(kind: str, rows: int, cols: int, dtype: str, rng: Generator) -> np.ndarray:

@@ -66,7 +66,7 @@ class Masked:
         how = None
         plain = options["scale"] and options["scale"] > 0 and options["bias"] is None
         if jax.default_backend() == "gpu" and plain:
-            how = rng.choice([None, *_validate.TIERS])
+            how = [None, *_validate.TIERS][rng.integers(len(_validate.TIERS) + 1)]
             names = ("masked_softmax_fwd", "masked_softmax_grad")
             how = how if lengths.tier_serves(how, shape, dtype, names) else None
         return options, how
@@ -118,7 +118,7 @@ class Masked:
 
         def accumulators(operation: str, dtype: str) -> int:
             # A scale that is not fused widens the scores first.
-            types = {dtype, jnp.promote_types(dtype, jnp.float32).name}
+            types = {dtype} if problem.how else {dtype, jnp.promote_types(dtype, jnp.float32).name}
             rows = (shape, (problem.members, *shape))
             return min(
                 lengths.accumulators(operation, r, d, problem.how) for r in rows for d in types
@@ -173,7 +173,7 @@ def _active(problem: Problem) -> tuple[str, ...]:
 
 def _kinds(problem: Problem) -> list[str]:
     """Kinds of scores whose result is determined: sums over rows that are NaN in part are not."""
-    o, kinds = problem.options, list(values.FINITE)
+    o, kinds = problem.options, list[str](values.FINITE)
     factor = o["scale"]
     if factor != 1.0 or o["bias"] is not None:
         if factor and problem.derivative == "value":

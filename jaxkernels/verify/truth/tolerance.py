@@ -103,7 +103,11 @@ def bound(operation: str, *operands: Any, accumulators: int, alike: Any = False)
             return _forward_bound(operation, wide[0], result, p, sigma) + p.smallest
         t = np.abs(wide[1])
         flushed = t + t.sum(-1, keepdims=True) + 2 * (result.shape[-1] + 1)
-        return _linear_bound(operation, *wide, result, p, sigma) + p.smallest + p.flush * flushed
+        return (
+            _linear_bound(operation, wide[0], wide[1], result, p, sigma)
+            + p.smallest
+            + p.flush * flushed
+        )
 
 
 def _forward_bound(
@@ -125,7 +129,12 @@ def _forward_bound(
 
 
 def _linear_bound(
-    operation: str, y: np.ndarray, t: np.ndarray, result: np.ndarray, p: Precision, sigma: Any
+    operation: str,
+    y: np.ndarray,
+    t: np.ndarray,
+    result: np.ndarray,
+    p: Precision,
+    sigma: Any,
 ) -> np.ndarray:
     stored = (p.us + p.u) * np.abs(result)
     exp_error = p.exp_error + p.argument_error * np.abs(np.where(np.isfinite(y), y, 0))

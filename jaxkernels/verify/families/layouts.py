@@ -1,0 +1,103 @@
+"""Sizes and layouts of products: batches that broadcast by turns, vectors, and dimensions in any order.
+
+Each layout is a dict of shapes (of a and b) and labels, as for einsum; a dimension that broadcasts has its label in
+capitals.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from jaxkernels.verify import lengths
+
+_SIZES = (1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 257, 1000)
+
+
+def sizes(most: int, rng: np.random.Generator) -> tuple[int, int, int]:
+    """No operand nor result of more than `most` elements, and not too many products."""
+
+    def fits(m: int, n: int, k: int) -> bool:
+        return max(m * n, n * k, m * k) <= most and m * n * k <= 60 * most
+
+    if rng.random() < 0.4:
+        some = [sizes for sizes in lengths.product_boundaries() if fits(*sizes)]
+        if some:
+            return some[rng.integers(len(some))]
+    while True:
+        m, n, k = (int(x) for x in rng.choice(_SIZES, 3))
+        if rng.random() < 0.02:
+            m, n, k = (0 if place == rng.integers(3) else x for place, x in enumerate((m, n, k)))
+        if fits(m, n, k):
+            return m, n, k
+
+
+def batch_of(room: int, rng: np.random.Generator) -> list[int]:
+    """Batch dimensions of at most `room` members."""
+    sizes: list[int] = []
+    for _ in range(int(rng.choice([0, 0, 1, 2, 3]))):
+        size = int(rng.choice([1, 2, 3, 5]))
+        if math.prod(sizes) * size <= room:
+            sizes.append(size)
+    return sizes
+
+
+def matrices(
+    m: int, n: int, k: int, batch: list[int], flags: list[bool], rng: np.random.Generator
+) -> dict[str, Any]:
+    """Batches that broadcast by turns, of ranks that may differ; operands as the flags say."""
+    names = "defghij"[: len(batch)]
+    shapes, labels = [], []
+    whole = rng.integers(2) if rng.random() < 0.5 else None
+    for place, (matrix, sizes) in enumerate((("mk", [m, k]), ("kn", [k, n]))):
+        one = [place != whole and rng.random() < 0.4 for _ in batch]
+        lead = [1 if x else size for x, size in zip(one, batch, strict=True)]
+        name = [x.upper() if o else x for x, o in zip(names, one, strict=True)]
+        while lead and lead[0] == 1 and rng.random() < 0.5:
+            lead, name = lead[1:], name[1:]
+        turn = slice(None, None, -1) if flags[place] else slice(None)
+        shapes.append([*lead, *sizes[turn]])
+        labels.append("".join(name) + matrix[turn])
+    present = labels[0] + labels[1]
+    out = "".join(x if x in present else x.upper() for x in names if x in present.lower())
+    return {"shapes": shapes, "labels": f"{labels[0]},{labels[1]}->{out}mn", "flags": flags}
+
+
+def vectors(m: int, n: int, k: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Products with an operand of one dimension."""
+    shapes, labels = (
+        ([[k], [k, n]], "k,kn->n"),
+        ([[m, k], [k]], "mk,k->m"),
+        ([[k], [k]], "k,k->"),
+        ([[2, m, k], [k]], "dmk,k->dm"),
+        ([[k], [3, k, n]], "k,dkn->dn"),
+    )[rng.integers(5)]
+    return {"shapes": shapes, "labels": labels}
+
+
+def general(m: int, n: int, k: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Any order of dimensions, several of a kind."""
+
+    def parts(size: int, names: str) -> dict[str, int]:
+        inner = next((d for d in (3, 2, 5) if size % d == 0 and size > d), None)
+        if inner is None or rng.random() < 0.5:
+            return {names[0]: size}
+        return {names[0]: inner, names[1]: size // inner}
+
+    rows, cols, summed = parts(m, "mp"), parts(n, "nq"), parts(k, "kl")
+    common = {"d": int(rng.choice([1, 2, 3]))} if rng.random() < 0.5 else {}
+    shapes, labels = [], []
+    for own in (rows, cols):
+        sizes = common | own | summed
+        order = [list(sizes)[i] for i in rng.permutation(len(sizes))]
+        shapes.append([sizes[x] for x in order])
+        labels.append("".join(order))
+    pairs = [list(summed)[i] for i in rng.permutation(len(summed))]
+    numbers = [[[x.index(name) for name in some] for x in labels] for some in (pairs, list(common))]
+    free = [
+        "".join(x for x in text if x in own) for text, own in zip(labels, (rows, cols), strict=True)
+    ]
+    out = "".join(common) + free[0] + free[1]
+    return {"shapes": shapes, "labels": f"{labels[0]},{labels[1]}->{out}", "numbers": numbers}

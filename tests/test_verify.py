@@ -1,0 +1,198 @@
+"""python -m jaxkernels.verify: it passes on right results, notices planted mistakes, and repeats what it found."""
+
+import json
+import shlex
+
+import numpy as np
+import pytest
+
+from jaxkernels.verify import __main__ as command
+from jaxkernels.verify import delivery, draw, lengths, mistakes, run
+from jaxkernels.verify.families import OPERATIONS, family_of
+from jaxkernels.verify.problem import Judged, Problem, WrongTypeError, expect, from_spec, to_spec
+from jaxkernels.verify.truth import compare, products, rows, tolerance
+
+
+def test_right_results_pass(tmp_path, capsys):
+    record = tmp_path / "summary.json"
+    assert command.main(["--programs", "8", "--seed", "1", "--json", str(record)]) == 0
+    summary = json.loads(record.read_text())
+    assert summary["programs"] == 8
+    assert summary["checks"] > 8
+    assert summary["failures"] == []
+    assert summary["worst"] <= 1
+    text = capsys.readouterr().out
+    assert "8 programs, 0 failed" in text
+    assert all(name in OPERATIONS for name, *_ in (x["of"] for x in summary["kernels"]))
+
+
+def test_every_planted_mistake_is_noticed(capsys):
+    assert command.main(["--self-test"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in mistakes.MISTAKES)
+    assert "FAIL" not in text
+
+
+def test_a_mistake_that_nobody_notices_fails_the_self_test(monkeypatch, capsys):
+    harmless = mistakes.Mistake("none at all", lambda problem, operands, y: y)
+    monkeypatch.setattr(command.selftest, "MISTAKES", {harmless.name: harmless})
+    assert command.main(["--self-test"]) == 1
+    assert "FAIL" in capsys.readouterr().out
+
+
+def test_a_failure_is_printed_with_a_line_that_repeats_it(capsys):
+    planted = ["--plant", "last element not stored"]
+    arguments = ["--programs", "2", "--only", "softmax", *planted]
+    assert command.main(arguments) == 1
+    text = capsys.readouterr().out
+    (first, *_) = [line for line in text.splitlines() if "--repeat" in line]
+    _, _, module, option, spec = shlex.split(first)
+    assert (module, option) == ("jaxkernels.verify", "--repeat")
+    # The same failure with the mistake, none without it.
+    assert command.main(["--repeat", spec, *planted]) == 1
+    assert first in capsys.readouterr().out
+    assert command.main(["--repeat", spec]) == 0
+
+
+def test_what_cannot_be_repeated_or_drawn_is_a_usage_error(capsys):
+    for arguments in (["--repeat", "nonsense"], ["--repeat", "{}"], ["--only", "cosine"]):
+        with pytest.raises(SystemExit) as raised:
+            command.main(arguments)
+        assert raised.value.code == 2
+    assert "cosine" in capsys.readouterr().err
+
+
+def test_the_same_seed_draws_the_same_problems_and_numbers():
+    first, second = (draw.bundle(7, 3) for _ in range(2))
+    assert first == second
+    assert first != draw.bundle(8, 3)
+    for problem in first[:3]:
+        (some, _), (others, _) = (draw.numbers(problem, 1) for _ in range(2))
+        assert all(x.tobytes() == others[name].tobytes() for name, x in some.items())
+
+
+def test_a_line_determines_its_problem():
+    for index in range(40):
+        for problem in draw.bundle(5, index):
+            assert from_spec(to_spec(problem, 3)) == (problem, 3)
+
+
+def test_everything_is_drawn():
+    """Operations, dtypes, deliveries and derivatives; float64 and eager bundles stand alone."""
+    bundles = [draw.bundle(0, index) for index in range(150)]
+    problems = [p for some in bundles for p in some]
+    assert {p.operation for p in problems} == set(OPERATIONS)
+    assert {p.delivery for p in problems} == set(delivery.DELIVERIES)
+    assert {p.derivative for p in problems} == {"value", "vjp", "jvp", "remat"}
+    assert {(p.operation, p.dtype) for p in problems} == {
+        (operation, dtype)
+        for operation in OPERATIONS
+        for dtype in family_of(operation).dtypes(operation)
+    }
+    for some in bundles:
+        assert len({p.wide for p in some}) == 1
+        assert len({p.delivery == "eager" for p in some}) == 1
+
+
+def test_what_raises_is_a_failure_of_its_own_program(monkeypatch):
+    problems = draw.bundle(1, 0, ("log_softmax",))[:2]
+    right = family_of("log_softmax").core
+
+    def core(self, problem):
+        if problem == problems[1]:
+            raise ValueError("broken on purpose")
+        return right(problem)
+
+    monkeypatch.setattr(type(family_of("log_softmax")), "core", core)
+    fine, broken = run.outcomes(problems, 1, draws=[0])
+    assert not fine.failures
+    assert "broken on purpose" in broken.failures[0].what
+
+
+@pytest.mark.parametrize("kind", [kind for kind in delivery.DELIVERIES if kind != "donated"])
+def test_deliveries_hand_over_what_they_are_given(kind):
+    """The identity gives every operand back, scalars and integers included."""
+    members = 1 if kind in delivery.ALONE else 3
+    for number in range(4):
+        problem = Problem("", "float32", None, "value", kind, members, 1, [number, 5, 2], {})
+        rng = np.random.default_rng(number)
+        given = {
+            "x": rng.standard_normal((members, 3, 4)).astype(np.float32),
+            "scale": rng.standard_normal(members).astype(np.float32),
+            "mask": rng.random((members, 5)) < 0.5,
+            "lengths": rng.integers(0, 9, (members, 2)).astype(np.int32),
+        }
+        for name, x in given.items():
+            if delivery.is_shared(problem, name):
+                x[:] = x[0]
+        shapes = {name: x.shape[1:] for name, x in given.items()}
+        program = delivery.program(problem, lambda operands: operands, shapes)
+        got = program(delivery.arguments(problem, given, rng))
+        for name, x in given.items():
+            assert np.array_equal(got[name], x), (kind, name)
+
+
+def test_overflow_near_the_end_of_the_range_may_round_either_way():
+    largest = float(np.finfo(np.float32).max)
+    want = np.array([largest * (1 + 1e-8)] * 2)
+    got = np.array([largest, np.inf], np.float32)
+    assert (compare.ratios(got, want, largest * 1e-6) <= 1).all()
+    assert (compare.ratios(got, 2 * want, largest * 1e-6) == [np.inf, 0]).all()
+    assert (compare.ratios(got, want / 2, largest * 1e-6) == [np.inf, np.inf])[1]
+
+
+def test_sums_of_terms_that_are_alike_get_the_worst_case():
+    """Beside 1 every term rounds up by almost a unit, in a single chain."""
+    x = np.zeros((1, 41), np.float32)
+    x[0, 0] = 16.6
+    terms = np.exp(x - x.max())
+    total = np.float32(0)
+    for term in terms[0]:
+        total += np.float32(term)
+    wrong = ((x - x.max()) - np.log(np.float64(total))).astype(np.float32)
+    want = rows.truth("log_softmax_fwd", x)
+    ratio = [
+        compare.ratios(
+            wrong, want, tolerance.bound("log_softmax_fwd", x, accumulators=1, alike=alike)
+        ).max()
+        for alike in (False, True)
+    ]
+    assert ratio[1] <= 1 < ratio[0]
+
+
+def test_short_rows_have_one_accumulator_on_a_cpu(on_a_cpu, monkeypatch):
+    monkeypatch.setattr(lengths.jax, "default_backend", lambda: "cpu")
+    assert [lengths.accumulators("softmax_fwd", (2, n), "bfloat16") for n in (48, 49)] == [1, 4]
+
+
+def test_contractions_are_those_of_einsum():
+    rng = np.random.default_rng(0)
+    for labels, a, b in (
+        ("Zmk,Zkn->Zmn", (2, 3, 4), (2, 4, 5)),
+        ("Zmn,Zdkn->Zmk", (2, 3, 5), (2, 6, 4, 5)),
+        ("Zmn,Zmn->Z", (2, 3, 5), (2, 3, 5)),
+        ("Zkm,Zk->Zm", (2, 4, 3), (2, 4)),
+        ("Zk,Zn->Zkn", (2, 4), (2, 5)),
+    ):
+        x, y = rng.standard_normal(a), rng.standard_normal(b)
+        got = products.contraction(labels, products.known(x), products.known(y))
+        np.testing.assert_allclose(got.value, np.einsum(labels, x, y), rtol=1e-12)
+        assert not got.exact.any()
+        whole = products.contraction(
+            labels, products.known(np.rint(9 * x)), products.known(np.rint(9 * y))
+        )
+        assert whole.exact.all()
+        assert (whole.limit == 0).all()
+
+
+def test_a_result_of_another_shape_or_dtype_is_wrong():
+    results = {"y": np.zeros((4, 2, 3), np.float32)}
+    assert expect(results, "y", [2, 3], np.float32) is results["y"]
+    for shape, dtype in (((3, 2), np.float32), ((2, 3), np.float16)):
+        with pytest.raises(WrongTypeError, match="float32"):
+            expect(results, "y", shape, dtype)
+
+
+def test_members_are_judged_apart():
+    got = np.array([[1.0, 2.0], [1.0, 2.5]], np.float32)
+    assert (Judged(got, np.array([[1.0, 2.0]] * 2), np.full((2, 2), 0.25)).worst() == [0, 2]).all()
