@@ -55,7 +55,13 @@ def test_a_failure_is_printed_with_a_line_that_repeats_it(capsys):
 
 
 def test_what_cannot_be_repeated_or_drawn_is_a_usage_error(capsys):
-    for arguments in (["--repeat", "nonsense"], ["--repeat", "{}"], ["--only", "cosine"]):
+    for arguments in (
+        ["--repeat", "nonsense"],
+        ["--repeat", "{}"],
+        ["--seed", "-1"],
+        ["--programs", "0"],
+        ["--only", "cosine"],
+    ):
         with pytest.raises(SystemExit) as raised:
             command.main(arguments)
         assert raised.value.code == 2

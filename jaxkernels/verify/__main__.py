@@ -8,9 +8,10 @@ import concurrent.futures
 import itertools
 import json
 import os
+import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from jaxkernels.bench import environment
@@ -24,6 +25,7 @@ from jaxkernels.verify.run import Outcome, outcomes
 
 _SHOWN = 20  # failures that are printed; the JSON file has all
 _DEFAULT_SECONDS = 60.0
+_REPEATS = 8
 _WORKERS = 4  # more would wait for the device and for Python
 
 
@@ -38,14 +40,18 @@ def build_parser() -> argparse.ArgumentParser:
         "--seconds", type=float, help=f"default {_DEFAULT_SECONDS:g}, unless another end is given"
     )
     parser.add_argument(
-        "--programs", type=int, help="stop after so many programs; the same ones for a seed"
+        "--programs",
+        type=_at_least(1),
+        help="stop after so many programs; the same ones for a seed",
     )
     parser.add_argument(
-        "--checks", type=int, help="stop after so many checks (one program, one set of numbers)"
+        "--checks",
+        type=_at_least(1),
+        help="stop after so many checks (one program, one set of numbers)",
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=_at_least(0), default=0)
     parser.add_argument(
-        "--first", type=int, default=0, metavar="BUNDLE", help="the bundle to begin with"
+        "--first", type=_at_least(0), default=0, metavar="BUNDLE", help="the bundle to begin with"
     )
     parser.add_argument(
         "--only",
@@ -56,13 +62,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--threads",
-        type=int,
+        type=_at_least(1),
         default=4,
         help="host threads that run programs at once, the second time; 1: none",
     )
     parser.add_argument(
         "--workers",
-        type=int,
+        type=_at_least(1),
         default=min(_WORKERS, os.cpu_count() or 1),
         help="bundles in work at a time",
     )
@@ -102,7 +108,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         except ValueError as error:
             parser.error(str(error))
         mistake = MISTAKES.get(options.plant)
-        found = iter([outcomes([problem], options.threads, mistake, [number])])
+        # Several times, in case that it does not always fail.
+        draws = [number] * _REPEATS
+        found = iter([outcomes([problem], options.threads, mistake, draws)])
     else:
         found = _bundles(options)
     return _report(found, options, arguments)
@@ -113,6 +121,15 @@ def _operations(text: str) -> tuple[str, ...]:
     if not set(names) <= set(OPERATIONS):
         raise argparse.ArgumentTypeError(f"operations are {', '.join(OPERATIONS)}; got {text!r}")
     return names
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}; got {text}")
+        return int(text)
+
+    return number
 
 
 def _bundles(options: argparse.Namespace) -> Iterator[list[Outcome]]:
@@ -158,12 +175,13 @@ def _report(
         print(file=sys.stderr)
     took = time.monotonic() - began
     about = environment.describe_environment("verify", arguments)
+    about["command"] = "python -m jaxkernels.verify " + shlex.join(arguments)
     for table in summary.tables():
         print_table(table)
-    for failure in summary.failures[:_SHOWN]:
-        print(line_of(failure))
-    if len(summary.failures) > _SHOWN:
-        print(f"and {len(summary.failures) - _SHOWN} more")
+    lines = list(dict.fromkeys(map(line_of, summary.failures)))
+    print("\n".join(lines[:_SHOWN]))
+    if len(lines) > _SHOWN:
+        print(f"and {len(lines) - _SHOWN} more")
     print(f"{environment.summarise_environment(about)}; {took:.0f} s")
     if options.json is not None:
         record = {"environment": about, "seconds": took, "seed": options.seed, **summary.as_json()}

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
 import numpy as np
 
+from jaxkernels.verify.families.terms import Terms
 from jaxkernels.verify.problem import Arrays, Problem
 
 if TYPE_CHECKING:
@@ -63,10 +63,6 @@ def _is_rows(problem: Problem) -> bool:
     return bool(shape) and last and len(shape) > 1 and shape[-1] > 2 and shape[-2] > 1
 
 
-def _is_product(problem: Problem) -> bool:
-    return "labels" in problem.options and problem.dtype == "float32"
-
-
 def _has_elements(problem: Problem) -> bool:
     """Results of several elements."""
     o = problem.options
@@ -74,8 +70,51 @@ def _has_elements(problem: Problem) -> bool:
     return min(shape) > 0 and max(shape) > 4
 
 
+def _is_softmax(problem: Problem) -> bool:
+    return problem.operation in ("softmax", "log_softmax")
+
+
+def _is_plain_softmax(problem: Problem) -> bool:
+    return _is_softmax(problem) and _is_rows(problem) and not problem.options["where"]
+
+
+def _is_log_softmax(problem: Problem) -> bool:
+    return problem.operation == "log_softmax"
+
+
+def _has_mask(problem: Problem) -> bool:
+    return _is_rows(problem) and bool(problem.options.get("mask"))
+
+
+def _is_narrow(problem: Problem) -> bool:
+    """Results are rounded to 16 bits."""
+    is_product = "labels" in problem.options
+    return _has_elements(problem) and problem.dtype in ("bfloat16", "float16") and not is_product
+
+
+def _is_product(problem: Problem) -> bool:
+    return "labels" in problem.options and problem.dtype == "float32" and _has_elements(problem)
+
+
+def _is_sgemm(problem: Problem) -> bool:
+    return problem.operation == "sgemm" and _has_elements(problem)
+
+
+def _reads_c(problem: Problem) -> bool:
+    return bool(problem.options.get("has_c") and problem.options["beta"])
+
+
+def _has_members(problem: Problem) -> bool:
+    return problem.members > 1 and _has_elements(problem)
+
+
 def _has_derivative(problem: Problem) -> bool:
     return problem.derivative != "value" and _has_elements(problem)
+
+
+def _has_exact_derivative(problem: Problem) -> bool:
+    """One whose bound is a few roundings of float32."""
+    return _has_derivative(problem) and problem.dtype == "float32" and "shape" in problem.options
 
 
 def _sums_lack_the_last(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
@@ -115,9 +154,12 @@ def _off_by_one(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray
 
 
 def _tf32(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    """The error that operands rounded to 11 bits make, on the result as it is."""
-    rng = np.random.default_rng(0)
-    return (y * (1 + 2.0**-11 * rng.uniform(-1, 1, y.shape))).astype(y.dtype)
+    """Operands are rounded to the 11 bits that a tensor core takes of a float32."""
+    rounded = dict(operands)
+    for name in "ab":
+        bits = operands[name].view(np.uint32) + np.uint32(1 << 12)
+        rounded[name] = (bits & np.uint32(0xFFFFE000)).view(np.float32)
+    return Terms(problem, rounded).result().value.reshape(y.shape).astype(y.dtype)
 
 
 def _no_nan(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
@@ -152,25 +194,29 @@ def _scaled(factor: Any) -> Change:
     return lambda problem, operands, y: (y * np.asarray(factor, y.dtype)).astype(y.dtype)
 
 
+def _wrong_dtype(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+    return y.astype(np.float32 if y.dtype == np.float16 else np.float16)
+
+
 MISTAKES = {
-    m.name: m
-    for m in (
+    mistake.name: mistake
+    for mistake in (
         Mistake("last term lost from a sum", _sums_lack_the_last, _is_rows),
-        Mistake("no maximum subtracted", _no_maximum, lambda p: _is_rows(p) and p.operation != "scaled_masked_softmax" and not p.options["where"]),
-        Mistake("column of a mask lost", _mask_column_lost, lambda p: _is_rows(p) and bool(p.options.get("mask"))),
-        Mistake("rounded one unit up", _one_ulp_up, lambda p: _has_elements(p) and p.dtype in ("bfloat16", "float16") and "labels" not in p.options),
+        Mistake("no maximum subtracted", _no_maximum, _is_plain_softmax),
+        Mistake("column of a mask lost", _mask_column_lost, _has_mask),
+        Mistake("rounded one unit up", _one_ulp_up, _is_narrow),
         Mistake("last element not stored", _tail_not_stored, _has_elements),
         Mistake("slice off by one", _off_by_one, _has_elements),
-        Mistake("TF32", _tf32, lambda p: _is_product(p) and _has_elements(p)),
-        Mistake("alpha lost", _scaled(1.5), lambda p: p.operation == "sgemm" and _has_elements(p)),
-        Mistake("c left out", _without_c, lambda p: bool(p.options.get("has_c") and p.options["beta"])),
-        Mistake("NaN swallowed", _no_nan, lambda p: p.operation in ("softmax", "log_softmax")),
-        Mistake("infinity swallowed", _no_infinity, lambda p: p.operation == "log_softmax"),
+        Mistake("TF32", _tf32, _is_product),
+        Mistake("alpha lost", _scaled(1.5), _is_sgemm),
+        Mistake("c left out", _without_c, _reads_c),
+        Mistake("NaN swallowed", _no_nan, _is_softmax),
+        Mistake("infinity swallowed", _no_infinity, _is_log_softmax),
         Mistake("rows swapped", _swapped(-2), _is_rows),
-        Mistake("members swapped", _swapped(0), lambda p: p.members > 1 and _has_elements(p)),
-        Mistake("derivative off by a rounding of 16 bits", _scaled(1 + 2.0**-9), lambda p: _has_derivative(p) and p.dtype == "float32" and "shape" in p.options, "d"),
+        Mistake("members swapped", _swapped(0), _has_members),
+        Mistake("derivative rounded to 9 bits", _scaled(1 + 2.0**-9), _has_exact_derivative, "d"),
         Mistake("derivative with the wrong sign", _scaled(-1), _has_derivative, "d"),
-        Mistake("wrong dtype", lambda p, o, y: y.astype(jnp.float16 if y.dtype != np.float16 else np.float32)),
+        Mistake("wrong dtype", _wrong_dtype),
         Mistake("another bit the second time", _one_bit, _has_elements, second_run_only=True),
     )
-}  # fmt: skip
+}

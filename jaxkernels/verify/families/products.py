@@ -72,12 +72,13 @@ class Products:
         if o.get("has_c"):
             shapes["c"] = result_shape(problem)
         operands = {x: values.factors(kind, s, dtype, rng) for x, s in shapes.items()}
-        # What a factor of 0 multiplies is not read.
-        betas = [0.5, -2.0, 3.0] if problem.wants_gradient else [0.0, 0.5, -2.0, 3.0]
-        for name, some in (("alpha", [0.5, -1.0, 0.3]), ("beta", betas)):
+        for name, some in (("alpha", [0.5, -1.0, 0.3]), ("beta", [0.0, 0.5, -2.0, 3.0])):
             if name in o and o[name] is None:
                 operands[name] = np.asarray(rng.choice(some), np.float32)
-        if "c" in operands and operands.get("beta", o["beta"]) == 0 and rng.random() < 0.5:
+        # What a factor of 0 multiplies is not read, unless the derivative by the factor is wanted.
+        hidden = "c" in operands and operands.get("beta", o["beta"]) == 0
+        by_factor = problem.wants_gradient and "beta" in operands
+        if hidden and not by_factor and rng.random() < 0.5:
             operands["c"].fill(np.nan)
         if problem.wants_gradient:
             operands["t"] = values.factors(kind, result_shape(problem), "float32", rng)

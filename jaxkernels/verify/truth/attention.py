@@ -88,7 +88,7 @@ class Truth:
         self.q = q.swapaxes(1, 2)
         self.k, self.v = (x.repeat(self.groups, axis=2).swapaxes(1, 2) for x in (k, v))
         scale = options.get("scale")
-        self.scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+        self.scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)
         with np.errstate(all="ignore"):
             self._softmax()
 
