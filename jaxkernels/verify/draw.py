@@ -91,10 +91,11 @@ def numbers(problem: Problem, draw: int) -> tuple[Arrays, np.ndarray]:
     family = family_of(problem.operation)
     found = [family.member(problem, problem.generator(draw, i)) for i in range(problem.members)]
     operands = {name: np.stack([x[name] for x, _ in found]) for name in found[0][0]}
-    for name, x in operands.items():
-        if is_shared(problem, name):
-            x[:] = x[0]
-    return operands, np.array([alike for _, alike in found])
+    shared = [name for name in operands if is_shared(problem, name)]
+    for name in shared:
+        operands[name][:] = operands[name][0]
+    alike = np.array([alike for _, alike in found])
+    return operands, alike | alike.any() if shared else alike
 
 
 def describe(problem: Problem) -> str:
