@@ -66,21 +66,25 @@ __global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<O
       }
     };
 
-    // Load and reduce.
+    // Load and reduce; then load again, backwards, and store. One loop does both, since the loads
+    // are most of the code.
     OnlineSum<Op> online = {Op::Fill(), 0};
-    for (int first = threadIdx.x; first < view.packs; first += step) {
-      load(first, false);
-      online.Add(args.op, pack);
-    }
-    online.Meet(block);
-    C max = online.max;
-    if constexpr (Op::kUsesMax) max = Op::Reference(max);
-
-    // Load again, backwards, and store.
-    const typename Op::Row constants(max, online.sum);
-    const int last = (view.packs - 1) / step * step + threadIdx.x;
-    for (int first = last; first >= 0; first -= step) {
-      load(first, true);
+    typename Op::Row constants(0, 1);  // of no row yet
+    const int turns = (view.packs + step - 1) / step;
+#pragma unroll 1
+    for (int turn = 0; turn < 2 * turns; ++turn) {
+      const bool again = turn >= turns;
+      const int first = (again ? 2 * turns - 1 - turn : turn) * step + threadIdx.x;
+      load(first, again);
+      if (!again) {
+        online.Add(args.op, pack);
+        if (turn + 1 < turns) continue;
+        online.Meet(block);
+        C max = online.max;
+        if constexpr (Op::kUsesMax) max = Op::Reference(max);
+        constants = typename Op::Row(max, online.sum);
+        continue;
+      }
 #pragma unroll
       for (int u = kUnroll - 1; u >= 0; --u) {
         const int index = first + u * blockDim.x;
