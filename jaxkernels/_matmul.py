@@ -91,8 +91,8 @@ def _matmul(
     b: ArrayLike,
     preferred_element_type: DTypeLike | None,
     out_sharding: Any,
-    algorithm: str | None,
-    implementation: str | None,
+    algorithm: Algorithm | None,
+    implementation: Implementation | None,
 ) -> jax.Array:
     a, b = _gemm_validate.as_operands("matmul", a, b)
     reference = functools.partial(
@@ -199,8 +199,8 @@ def _dot_general(
     precision: Any,
     preferred_element_type: DTypeLike | None,
     out_sharding: Any,
-    algorithm: str | None,
-    implementation: str | None,
+    algorithm: Algorithm | None,
+    implementation: Implementation | None,
 ) -> jax.Array:
     lhs, rhs = _gemm_validate.as_operands("dot_general", lhs, rhs)
     reference = functools.partial(

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
-from jaxkernels import _compat, _primitive
+from jaxkernels import _compat, _experimental_rules, _primitive
 
 scale_p = Primitive("jaxkernels_scale")
 
@@ -44,8 +44,11 @@ def _abstract_eval(factor: Any, x: Any) -> Any:
 
 
 def _reference(factor: jax.Array, x: jax.Array) -> jax.Array:
-    factor = _aligned(factor, x)
-    return jnp.where(factor == 0, jnp.zeros((), x.dtype), factor * x)
+    return jnp.where(_aligned(factor, x) == 0, jnp.zeros((), x.dtype), _product(factor, x))
+
+
+def _product(factor: jax.Array, x: jax.Array) -> jax.Array:
+    return _aligned(factor, x) * x
 
 
 def _aligned(factor: jax.Array, x: jax.Array) -> jax.Array:
@@ -94,3 +97,5 @@ batching.fancy_primitive_batchers[scale_p] = _batch
 ad.primitive_jvps[scale_p] = _jvp
 ad.primitive_transposes[scale_p] = _transpose
 mlir.register_lowering(scale_p, mlir.lower_fun(_reference, multiple_results=False))
+# A Taylor series in the factor is that of the product, also where the factor is 0.
+_experimental_rules.define_rules(scale_p, _product)

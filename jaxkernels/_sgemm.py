@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 
 from jaxkernels import _contraction, _eager, _gemm, _gemm_validate, _validate
 from jaxkernels._scale import scale
+from jaxkernels.typing import Algorithm, Implementation
 
 
 @_eager.jit_when_eager(operands=3)
@@ -25,8 +26,8 @@ def apply(
     beta: float | jax.Array,
     trans_a: bool | int,
     trans_b: bool | int,
-    algorithm: str | None,
-    implementation: str | None,
+    algorithm: Algorithm | None,
+    implementation: Implementation | None,
 ) -> jax.Array:
     """What `jaxkernels.sgemm` returns; its factors are floats or arrays of shape ()."""
     a, b = _gemm_validate.as_operands("sgemm", a, b)

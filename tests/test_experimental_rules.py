@@ -180,6 +180,11 @@ JETS = [
     pytest.param(jk.matmul, [(3, 4), (4, 2)], id="matmul"),
     pytest.param(lambda a, b, c: jk.sgemm(a, b, c, beta=2.0), [(3, 4), (4, 2), (3, 2)], id="sgemm"),
     pytest.param(
+        lambda a, b, c, f: jk.sgemm(a, b, c, alpha=f, beta=f),
+        [(3, 4), (4, 2), (3, 2), ()],
+        id="factors",
+    ),
+    pytest.param(
         functools.partial(jk.dot_product_attention, is_causal=True), [(4, 2, 3)] * 3, id="attention"
     ),
     pytest.param(jax.grad(lambda x: (jk.softmax(x) ** 2).sum()), [(2, 5)], id="softmax-grad"),

@@ -282,7 +282,8 @@ SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& 
     default:
       // A row that would fit keeps nothing: the tier was asked for, so it shows what two reads
       // cost.
-      PlanBlockUncached(problem, limits, of_block.blocks > 0 ? 0 : INT32_MAX, kUncachedThreads, plan);
+      PlanBlockUncached(problem, limits, of_block.blocks > 0 ? 0 : INT32_MAX, kUncachedThreads,
+                        plan);
   }
   return {plan, ""};
 }
