@@ -124,6 +124,7 @@ def test_deliveries_hand_over_what_they_are_given(kind):
         rng = np.random.default_rng(number)
         given = {
             "x": rng.standard_normal((members, 3, 4)).astype(np.float32),
+            "empty": np.zeros((members, 2, 0, 3), np.float32),
             "scale": rng.standard_normal(members).astype(np.float32),
             "mask": rng.random((members, 5)) < 0.5,
             "lengths": rng.integers(0, 9, (members, 2)).astype(np.int32),

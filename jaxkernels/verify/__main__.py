@@ -23,7 +23,7 @@ from jaxkernels.verify.problem import from_spec
 from jaxkernels.verify.report import Summary, line_of
 from jaxkernels.verify.run import Outcome, outcomes
 
-_SHOWN = 20  # failures that are printed; the JSON file has all
+_SHOWN = 20  # programs whose first failure is printed; the JSON file has all
 _DEFAULT_SECONDS = 60.0
 _REPEATS = 8
 _WORKERS = 4  # more would wait for the device and for Python
@@ -178,10 +178,12 @@ def _report(
     about["command"] = "python -m jaxkernels.verify " + shlex.join(arguments)
     for table in summary.tables():
         print_table(table)
-    lines = list(dict.fromkeys(map(line_of, summary.failures)))
+    # One of each program.
+    first = {tuple(f.problem.seed): f for f in reversed(summary.failures)}
+    lines = [line_of(failure) for failure in reversed(first.values())]
     print("\n".join(lines[:_SHOWN]))
     if len(lines) > _SHOWN:
-        print(f"and {len(lines) - _SHOWN} more")
+        print(f"and {len(lines) - _SHOWN} more programs")
     print(f"{environment.summarise_environment(about)}; {took:.0f} s")
     if options.json is not None:
         record = {"environment": about, "seconds": took, "seed": options.seed, **summary.as_json()}

@@ -171,7 +171,7 @@ def _stacked(members: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     lines = members if members.ndim > 1 else members[:, None]
     noise = _noise((len(members), 1, *lines.shape[2:]), members.dtype, rng)
     both = np.concatenate([noise, lines], axis=1)
-    return both.reshape(-1, *lines.shape[2:])
+    return both.reshape(both.shape[0] * both.shape[1], *lines.shape[2:])
 
 
 def _row_slice(x: jax.Array, shape: tuple[int, ...], i: int) -> jax.Array:
