@@ -137,11 +137,7 @@ class Masked:
         )
 
         def held(got: np.ndarray, want: np.ndarray, limit: np.ndarray) -> Judged:
-            # What a NaN row does not see is 0 or NaN.
-            forgiven = None
-            if got.shape == truth.seen.shape:
-                forgiven = np.isnan(want) & ~truth.seen & (got == 0)
-            return Judged(got, want, limit, forgiven)
+            return Judged(got, want, limit, truth.forgiven(got, want))
 
         y = expect(results, "y", shape, operands["scores"].dtype)
         judged = {"y": held(y, truth.shown, truth.shown_error)}

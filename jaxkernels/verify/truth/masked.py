@@ -157,9 +157,13 @@ class Truth:
             found["scale"] = (want, self._stored(want, sum_to(summed, shape), inner))
         return found
 
-    def ratios(self, got: np.ndarray, want: np.ndarray, error: np.ndarray) -> np.ndarray:
-        """As `compare.ratios`; what a NaN row does not see is 0 or NaN."""
-        ratio = ratios(got, want, error)
+    def forgiven(self, got: np.ndarray, want: np.ndarray) -> np.ndarray | None:
+        """Where a result need not be the truth: what a NaN row does not see may be 0 as well."""
         if got.shape != self.seen.shape:
-            return ratio
-        return np.where(np.isnan(want) & ~self.seen & (np.asarray(got) == 0), 0, ratio)
+            return None
+        return np.isnan(want) & ~self.seen & (got == 0)
+
+    def ratios(self, got: np.ndarray, want: np.ndarray, error: np.ndarray) -> np.ndarray:
+        """As `compare.ratios`, 0 where a result is forgiven."""
+        forgiven, ratio = self.forgiven(got, want), ratios(got, want, error)
+        return ratio if forgiven is None else np.where(forgiven, 0, ratio)
