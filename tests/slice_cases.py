@@ -6,7 +6,8 @@ import cases
 import jax
 import numpy as np
 import oracle
-import tolerance
+
+from jaxkernels.verify.truth import tolerance
 
 
 def offsets(dtype):

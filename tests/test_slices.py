@@ -16,12 +16,12 @@ import numpy as np
 import oracle
 import pytest
 import row_parts_cases
-import tolerance
 from jax import lax
 from programs import run_python
 from slice_cases import check_at_every_offset, cut, flat_arrays, lanes_of, offsets
 
 import jaxkernels as jk
+from jaxkernels.verify.truth import tolerance
 
 each_dtype = pytest.mark.parametrize("dtype", oracle.DTYPES)
 # Rows that are staged, one lane a row or several, and rows of each tier behind them. A CPU has one way for all.
