@@ -16,6 +16,7 @@
 #include "softmax/tier_smem.cuh"
 #include "softmax/tier_stream.cuh"
 #include "softmax/tier_warp_staged.cuh"
+#include "softmax/tier_warp_staged_slices.cuh"
 
 namespace jaxkernels {
 
@@ -26,13 +27,11 @@ template <typename Op, int kShape, bool kAligned>
 constexpr RowKernel<Op> WarpKernelOf() {
   constexpr WarpShape shape = kWarpShapes[kShape];
   constexpr int kPack = Pack<typename Op::Storage>::kSize;
-  if constexpr (!IsWarpShapeTaken(kShape, kPack, Op::kInputs, Op::kHides, Op::kSharesRows,
-                                  kAligned)) {
-    return nullptr;
-  } else if constexpr (shape.lanes < kWarpSize && shape.packs_per_lane == 1) {
-    return &ShortRowsKernel<Op, shape.rows_per_access, kAligned>;
-  } else {
+  if constexpr (IsWarpShapeTaken(kShape, kPack, Op::kInputs, Op::kHides, Op::kSharesRows,
+                                 kAligned)) {
     return &WarpTierKernel<Op, shape.lanes, shape.packs_per_lane, shape.rows_per_access, kAligned>;
+  } else {
+    return nullptr;  // the plan never chooses it
   }
 }
 
@@ -50,8 +49,8 @@ RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
       constexpr auto kShapes = std::make_integer_sequence<int, kWarpShapeCount>();
       if constexpr (Op::kSharesRows) {
         if (plan.staged) {
-          return plan.on_packs ? &WarpStagedTierKernel<Op, Inputs::kOnPacks>
-                               : &WarpStagedTierKernel<Op, Inputs::kAnywhere>;
+          const bool chunks_are_packs = plan.on_packs && plan.lanes == 1;
+          return chunks_are_packs ? &WarpStagedTierKernel<Op> : &WarpStagedSlicesTierKernel<Op>;
         }
       }
       return plan.aligned ? FindWarpKernel<Op, true>(plan.warp_shape, kShapes)
@@ -70,9 +69,20 @@ RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
 
 template <typename Op, bool kAligned>
 const void* FindPart(const SoftmaxPlan& plan) {
-  return plan.part == Part::kFinish
-             ? reinterpret_cast<const void*>(&RowFinishKernel<Op, kAligned>)
-             : reinterpret_cast<const void*>(&RowStatisticsKernel<Op, kAligned>);
+  using C = typename Op::C;
+  if (plan.part == Part::kFinish) {
+    return reinterpret_cast<const void*>(&RowFinishKernel<Op, kAligned>);
+  }
+  switch (plan.lanes) {
+    case kStreamLanes:
+      return reinterpret_cast<const void*>(
+          &RowStatisticsKernel<Op, LaneGroup<C, kStreamLanes, 1>, kAligned>);
+    case kWarpSize:
+      return reinterpret_cast<const void*>(
+          &RowStatisticsKernel<Op, LaneGroup<C, kWarpSize, 1>, kAligned>);
+    default:
+      return reinterpret_cast<const void*>(&RowStatisticsKernel<Op, BlockGroup<C>, kAligned>);
+  }
 }
 
 template <typename Op>

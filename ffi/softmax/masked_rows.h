@@ -35,18 +35,15 @@ class Divider {
     const uint64_t product = uint64_t{index << 1} * static_cast<uint32_t>(factor_);
     return static_cast<uint32_t>(product >> 32) >> log2_;
   }
-  // Requires: not IsShort().
-  JK_HOST_DEVICE uint64_t Quotient(uint64_t index) const {
+  JK_HOST_DEVICE int64_t Quotient(int64_t index) const {
+    if (is_short_) return Quotient(static_cast<uint32_t>(index));
+    const uint64_t twice = static_cast<uint64_t>(index) << 1;
 #ifdef __CUDA_ARCH__
-    return __umul64hi(index << 1, factor_) >> log2_;
+    return static_cast<int64_t>(__umul64hi(twice, factor_) >> log2_);
 #else
     __extension__ using Wide = unsigned __int128;
-    return static_cast<uint64_t>(Wide{index << 1} * factor_ >> 64) >> log2_;
+    return static_cast<int64_t>(static_cast<uint64_t>(Wide{twice} * factor_ >> 64) >> log2_);
 #endif
-  }
-  JK_HOST_DEVICE int64_t Quotient(int64_t index) const {
-    return static_cast<int64_t>(is_short_ ? Quotient(static_cast<uint32_t>(index))
-                                          : Quotient(static_cast<uint64_t>(index)));
   }
   template <typename Index>
   JK_HOST_DEVICE Index Remainder(Index index) const {
@@ -74,8 +71,7 @@ struct BroadcastRows {
   int dims = 0;
   Dim dim[kMaxDims] = {};  // innermost first
 
-  // `Index` here and below: uint32_t where the dividers are short, uint64_t where they are not, or
-  // int64_t, which asks them.
+  // `Index` here and below: uint32_t where the dividers are short, else int64_t.
   template <typename Index>
   JK_HOST_DEVICE Index Of(Index row) const {
     Index found = 0;
@@ -187,42 +183,18 @@ struct MaskedRows {
   JK_HOST_DEVICE bool IsShort() const { return by_q.IsShort(); }
   template <typename Index>
   JK_HOST_DEVICE ColumnRange ColumnsOf(Index row, int64_t cols) const {
-    return HasBand() ? Band(static_cast<int>(by_q.Remainder(row)), cols) : AllColumns(cols);
+    const int all = static_cast<int>(cols);
+    if (left == -kUnbounded && right == kUnbounded) return {0, all};
+    const int i = static_cast<int>(by_q.Remainder(row));
+    const int begin = Clamp(i + left, 0, all);
+    return {begin, Clamp(i + right + 1, begin, all)};
   }
   template <typename Index>
   JK_HOST_DEVICE const uint8_t* MaskOf(Index row, int64_t cols) const {
     return mask == nullptr ? nullptr : mask + static_cast<int64_t>(mask_rows.Of(row)) * cols;
   }
 
-  // The same in two steps: what takes divisions, and what is left. So it costs less to compile for
-  // indices of both widths.
-  struct Place {
-    int64_t row;
-    int of_matrix;
-    int64_t of_mask, of_bias;  // rows of theirs
-  };
-  template <typename Index>
-  JK_HOST_DEVICE Place PlaceOf(Index turn) const {
-    const Index row = order.RowAt(turn);
-    return {static_cast<int64_t>(row), HasBand() ? static_cast<int>(by_q.Remainder(row)) : 0,
-            mask == nullptr ? 0 : static_cast<int64_t>(mask_rows.Of(row)),
-            static_cast<int64_t>(bias_rows.Of(row))};
-  }
-  JK_HOST_DEVICE ColumnRange ColumnsOf(const Place& place, int64_t cols) const {
-    return HasBand() ? Band(place.of_matrix, cols) : AllColumns(cols);
-  }
-  JK_HOST_DEVICE const uint8_t* MaskOf(const Place& place, int64_t cols) const {
-    return mask == nullptr ? nullptr : mask + place.of_mask * cols;
-  }
-
  private:
-  JK_HOST_DEVICE bool HasBand() const { return left != -kUnbounded || right != kUnbounded; }
-  JK_HOST_DEVICE static ColumnRange AllColumns(int64_t cols) { return {0, static_cast<int>(cols)}; }
-  // What row `i` of a matrix sees.
-  JK_HOST_DEVICE ColumnRange Band(int i, int64_t cols) const {
-    const int all = static_cast<int>(cols), begin = Clamp(i + left, 0, all);
-    return {begin, Clamp(i + right + 1, begin, all)};
-  }
   JK_HOST_DEVICE static int Clamp(int value, int low, int high) {
     return value < low ? low : value > high ? high : value;
   }

@@ -5,7 +5,6 @@
 
 #include "common/pack.cuh"
 #include "common/reduce.cuh"
-#include "softmax/masked_rows.h"
 #include "softmax/row_batches.h"
 
 namespace jaxkernels {
@@ -17,7 +16,7 @@ struct RowArgs {
   int64_t rows, cols;
   int kept_packs;  // of each input, in the shared memory of a block; long rows only
   int offset;      // elements of the first pack before the result begins; the pointers are there
-  int lanes;       // that share a row; where a kernel serves several numbers of them
+  int lanes;       // that share a row; staged slices and the parts of an operation only
   Op op;
   RowBatches batches;  // block_smem and cluster only
 };
@@ -37,11 +36,12 @@ struct RowView : RowWindow<typename Op::Storage, kAligned> {
   __device__ RowView(const RowArgs<Op>& args, int64_t turn) {
     if (turn >= args.rows) return;
     if constexpr (Op::kHides) {
-      const MaskedRows& rows = args.op.rows;
-      const MaskedRows::Place place = rows.IsShort() ? rows.PlaceOf(static_cast<uint32_t>(turn))
-                                                     : rows.PlaceOf(static_cast<uint64_t>(turn));
-      static_cast<Window&>(*this) = Window(place.row, args.rows, args.cols, args.offset);
-      seen = args.op.ViewOf(place, args.cols);
+      const auto find = [&](auto index) {
+        const auto row = args.op.rows.order.RowAt(index);
+        static_cast<Window&>(*this) = Window(row, args.rows, args.cols, args.offset);
+        seen = args.op.ViewOf(row, args.cols);
+      };
+      args.op.rows.IsShort() ? find(static_cast<uint32_t>(turn)) : find(turn);
       FindBand();
     } else {
       static_cast<Window&>(*this) = Window(turn, args.rows, args.cols, args.offset);

@@ -37,9 +37,11 @@ struct AttentionRows {
   AttentionRows() = default;
   explicit AttentionRows(const MaskedRows& rows) : rows(rows) {}
 
-  __device__ View ViewOf(const MaskedRows::Place& place, int64_t cols) const {
-    const ColumnRange range = rows.ColumnsOf(place, cols);
-    return {range.begin, range.end, rows.MaskOf(place, cols), (place.of_bias - place.row) * cols};
+  template <typename Index>
+  __device__ View ViewOf(Index row, int64_t cols) const {
+    const ColumnRange range = rows.ColumnsOf(row, cols);
+    const int64_t bias_row = rows.bias_rows.Of(row);
+    return {range.begin, range.end, rows.MaskOf(row, cols), (bias_row - int64_t{row}) * cols};
   }
 };
 

@@ -23,12 +23,12 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
   using T = typename Op::Storage;
   using C = ComputeType<T>;
   __shared__ typename Group::Scratch scratch;
-  Group group(scratch, args.lanes);
-  const int lanes = group.Lanes(), lane = group.Lane();
+  Group group(scratch);
+  const int lanes = Group::Lanes(), lane = Group::Lane();
 
   // A row past the end has an empty window.
-  const int64_t group_row = group.FirstRow(), first = group.FirstRowInStep();
-  for (int64_t offset = 0; first + offset < args.rows; offset += group.RowsOfGrid()) {
+  const int64_t group_row = Group::FirstRow(), first = Group::FirstRowInStep();
+  for (int64_t offset = 0; first + offset < args.rows; offset += Group::RowsOfGrid()) {
     RowView<Op, kAligned> view[kRows];
     InputPacks<Op> pack[kRows][kPacks];
     C term[kRows][kPacks][Pack<T>::kSize];
@@ -52,13 +52,11 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
         ForgetPacks<Op>(pack[r][p]);
       }
     }
-    if constexpr (Op::kUsesMax) {
-      group.template AllReduceRows<MaxReduction<C>>(max);
-#pragma unroll
-      for (C& of_row : max) of_row = Op::Reference(of_row);
-    }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
+      if constexpr (Op::kUsesMax) {
+        max[r] = Op::Reference(group.template AllReduce<MaxReduction<C>>(max[r]));
+      }
       sum[r] = 0;
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
@@ -71,7 +69,8 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
         ForgetPacks<Op>(pack[r][p]);
       }
     }
-    group.template AllReduceRows<SumReduction<C>>(sum);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) sum[r] = group.template AllReduce<SumReduction<C>>(sum[r]);
 
     // Store.
 #pragma unroll
@@ -97,13 +96,6 @@ template <typename Op, int kLanes, int kPacks, int kRows, bool kAligned>
 __global__ void __launch_bounds__(kWarpTierThreads) WarpTierKernel(RowArgs<Op> args) {
   using Group = LaneGroup<typename Op::C, kLanes, kRows>;
   RunInRegisters<Op, Group, kPacks, kRows, kAligned>(args);
-}
-
-// Layouts with a pack a lane in less than a warp, of which there are many: args.lanes is theirs.
-template <typename Op, int kRows, bool kAligned>
-__global__ void __launch_bounds__(kWarpTierThreads) ShortRowsKernel(RowArgs<Op> args) {
-  using Group = FewLanesGroup<typename Op::C, kRows>;
-  RunInRegisters<Op, Group, 1, kRows, kAligned>(args);
 }
 
 template <typename Op, bool kAligned>

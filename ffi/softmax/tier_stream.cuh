@@ -16,18 +16,17 @@ namespace jaxkernels {
 
 // statistics[row] = {maximum, sum of the terms}; relative to 0 where all is -inf, so that the
 // columns of other devices decide what such a row gives.
-template <typename Op, bool kAligned>
+template <typename Op, typename Group, bool kAligned>
 __global__ void __maxnreg__(kLongRowRegisters)
     RowStatisticsKernel(RowArgs<Op> args, typename Op::C* statistics) {
   using C = typename Op::C;
   constexpr int kUnroll = kStreamPacksInFlight / Op::kInputs;
-  using Group = AnyGroup<C>;
   __shared__ typename Group::Scratch scratch;
-  Group group(scratch, args.lanes);
-  const int lanes = group.Lanes(), lane = group.Lane();
+  Group group(scratch);
+  const int lanes = Group::Lanes(), lane = Group::Lane();
 
-  const int64_t group_row = group.FirstRow(), first_row = group.FirstRowInStep();
-  for (int64_t offset = 0; first_row + offset < args.rows; offset += group.RowsOfGrid()) {
+  const int64_t group_row = Group::FirstRow(), first_row = Group::FirstRowInStep();
+  for (int64_t offset = 0; first_row + offset < args.rows; offset += Group::RowsOfGrid()) {
     const int64_t row = group_row + offset;
     const RowView<Op, kAligned> view(args, row);  // empty past the end
     OnlineSum<Op> online = {Op::Fill(), 0};
