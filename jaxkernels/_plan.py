@@ -30,6 +30,8 @@ def plan_softmax(
     operation: Operation = "softmax_fwd",
     device: DeviceName | Device | None = None,
     tier: Tier | None = None,
+    offset: int = 0,
+    shifted: bool = False,
 ) -> SoftmaxPlan:
     """The launch plan of a row operation on a GPU; needs no GPU for devices known by name.
 
@@ -43,6 +45,9 @@ def plan_softmax(
             first CUDA device, or "h200" on a machine without one.
         tier: the tier to force, "warp", "block", "block_smem", "cluster" or "block_uncached"; None
             lets the plan choose.
+        offset: how many elements of 16 bytes come before the result in memory: a slice that XLA hands
+            over in place may begin anywhere. A forced tier that cannot serve such rows gives way.
+        shifted: an operand of the result's shape has another offset.
 
     Returns:
         The plan: a value that can be compared and printed, with fields such as `tier`,
@@ -50,8 +55,8 @@ def plan_softmax(
 
     Raises:
         TypeError: the dtype has no kernels, or `device` is neither a name nor a device.
-        ValueError: an unknown operation, device or tier, or the forced tier cannot serve such rows
-            on this device.
+        ValueError: an unknown operation, device or tier, an offset of 16 bytes or more, or the forced
+            tier cannot serve such rows on this device.
 
     Example:
         >>> import jaxkernels as jk
@@ -71,7 +76,9 @@ def plan_softmax(
         raise ValueError(f"shape must not have negative dimensions; got {tuple(shape)}")
     rows, cols = math.prod(shape[:-1]), shape[-1] if len(shape) else 1
     return _registry.cpu_module.plan_softmax(
-        rows, cols, dtype_name, operation, _device_limits(device), tier or "auto"
+        *(rows, cols, dtype_name, operation, _device_limits(device), tier or "auto"),
+        offset=offset,
+        shifted=shifted,
     )
 
 

@@ -22,7 +22,8 @@ Enum FromName(const std::string_view (&names)[kCount], const std::string& name, 
 }
 
 SoftmaxPlan Plan(int64_t rows, int64_t cols, const std::string& dtype, const std::string& operation,
-                 const DeviceLimits& limits, const std::string& tier, const std::string& part) {
+                 const DeviceLimits& limits, const std::string& tier, const std::string& part,
+                 int offset, bool shifted) {
   if (rows < 0 || cols < 1) {
     throw nb::value_error(("rows must be at least 0 and cols at least 1, got " +
                            std::to_string(rows) + " and " + std::to_string(cols))
@@ -34,6 +35,14 @@ SoftmaxPlan Plan(int64_t rows, int64_t cols, const std::string& dtype, const std
   problem.dtype = FromName<DType>(kDTypeNames, dtype, "dtype");
   problem.operation = FromName<Operation>(kOperationNames, operation, "operation");
   problem.part = FromName<Part>(kPartNames, part, "part");
+  const int pack = kPlanPackBytes / ByteWidth(problem.dtype);
+  if (offset < 0 || offset >= pack) {
+    throw nb::value_error(("offset must be at least 0 and below " + std::to_string(pack) +
+                           ", got " + std::to_string(offset))
+                              .c_str());
+  }
+  problem.offset = offset;
+  problem.shifted = shifted;
   if (!ParseTier(tier, &problem.tier))
     throw nb::value_error(("unknown tier '" + tier + "'").c_str());
   const SoftmaxPlanResult planned = PlanSoftmax(problem, limits);
@@ -101,6 +110,8 @@ void BindSoftmaxPlan(nb::module_& module) {
   plan.def_prop_ro("tier", [](const SoftmaxPlan& self) { return std::string(TierName(self.tier)); })
       .def_ro("pack", &SoftmaxPlan::pack)
       .def_ro("aligned", &SoftmaxPlan::aligned)
+      .def_ro("on_packs", &SoftmaxPlan::on_packs)
+      .def_ro("offset", &SoftmaxPlan::offset)
       .def_ro("staged", &SoftmaxPlan::staged)
       .def_ro("lanes", &SoftmaxPlan::lanes)
       .def_ro("packs_per_lane", &SoftmaxPlan::packs_per_lane)
@@ -122,6 +133,7 @@ void BindSoftmaxPlan(nb::module_& module) {
   module.def("named_devices", &NamedDevices, "Limits of well-known GPUs, by name.");
   module.def("plan_softmax", &Plan, nb::arg("rows"), nb::arg("cols"), nb::arg("dtype"),
              nb::arg("operation"), nb::arg("limits"), nb::arg("tier"), nb::arg("part") = "whole",
+             nb::arg("offset") = 0, nb::arg("shifted") = false,
              "The plan of a row operation; raises ValueError where the tier cannot serve it.");
 }
 

@@ -1,0 +1,77 @@
+"""Plans of rows that begin within 16 bytes: every one is served, by kernels that can."""
+
+import itertools
+
+import numpy as np
+import oracle
+import pytest
+
+import jaxkernels as jk
+from jaxkernels import _registry, _validate
+
+COLS = (1, 3, 8, 17, 64, 96, 192, 193, 256, 1000, 1024, 2047, 2048, 4096, 20001, 131072, 1200000)
+PLACES = [(0, False), (0, True), (1, False), (1, True), (-1, False), (-1, True)]
+
+each_dtype = pytest.mark.parametrize("dtype", oracle.DTYPES)
+
+
+def plans(dtype, tier=None):
+    """(operation, cols, offset, shifted, plan) over operations, lengths and places."""
+    pack = 16 // oracle.storage(dtype).itemsize
+    for operation, cols, (place, shifted) in itertools.product(_registry.OPERATIONS, COLS, PLACES):
+        offset = place % pack
+        yield (
+            *(operation, cols, offset, shifted),
+            jk.plan_softmax(
+                *((64, cols), dtype),
+                operation=operation,
+                device="h200",
+                tier=tier,
+                offset=offset,
+                shifted=shifted,
+            ),
+        )
+
+
+@each_dtype
+def test_every_place_has_a_plan(dtype):
+    width = oracle.storage(dtype).itemsize
+    pack = 16 // width
+    for operation, cols, offset, shifted, plan in plans(dtype):
+        assert plan.offset == offset
+        assert plan.on_packs == (offset == 0 and not shifted)
+        assert plan.aligned == (cols % pack == 0 and plan.on_packs)
+        assert plan.smem_bytes <= 227 * 1024
+        gathers = plan.staged or plan.tier == "block_uncached"
+        assert gathers or not shifted, (operation, cols, plan)
+        if (
+            plan.staged
+        ):  # 32 rows of each input for each of two warps, and a pack for what is before the first
+            inputs = 2 if operation.endswith(("_grad", "_jvp")) else 1
+            room = plan.smem_bytes // (2 * inputs)
+            assert room == 32 * cols * width + (16 if offset else 0)
+            assert plan.lanes == 1 or cols % pack == 0
+        if plan.tier in ("warp", "block") and not plan.staged:
+            packs = -(-(cols + (pack - 1 if offset or cols % pack else 0)) // pack)
+            assert plan.lanes * plan.packs_per_lane >= min(packs, -(-(cols + offset) // pack))
+
+
+@each_dtype
+@pytest.mark.parametrize("tier", _validate.TIERS)
+def test_a_forced_tier_never_fails_for_the_place_alone(dtype, tier):
+    for operation, cols, (place, shifted) in itertools.product(_registry.OPERATIONS, COLS, PLACES):
+        options = {"operation": operation, "device": "h200", "tier": tier}
+        try:
+            jk.plan_softmax((64, cols), dtype, **options)
+        except ValueError:
+            continue
+        offset = place % (16 // oracle.storage(dtype).itemsize)
+        jk.plan_softmax((64, cols), dtype, **options, offset=offset, shifted=shifted)
+
+
+@each_dtype
+def test_offsets_are_those_of_a_pack(dtype):
+    pack = 16 // np.dtype(oracle.storage(dtype)).itemsize
+    for offset in (-1, pack):
+        with pytest.raises(ValueError, match=f"offset .* below {pack}, got {offset}"):
+            jk.plan_softmax((4, 8), dtype, offset=offset)
