@@ -20,9 +20,9 @@ from jaxkernels import _compat
 
 Function = Callable[..., jax.Array]
 
-# Kinds of NumPy arrays (bool, integers, floats, complex) that a jitted function takes as jnp.asarray
+# NumPy's own dtypes, in this machine's byte order, of arrays that a jitted function takes as jnp.asarray
 # does. Other arrays and objects are left to the function, whose errors name the argument.
-_NUMPY_KINDS = "biufc"
+_NUMPY_DTYPES = frozenset(map(np.dtype, "?bhilqBHILQefdFD"))
 
 
 def jit_when_eager(operands: int) -> Callable[[Function], Function]:
@@ -62,7 +62,7 @@ def jit_when_eager(operands: int) -> Callable[[Function], Function]:
 def _is_array(kind: Any) -> bool:
     """Whether it is the dtype of a NumPy array, or the type of an array, that a program can take."""
     if isinstance(kind, np.dtype):
-        return kind.kind in _NUMPY_KINDS
+        return kind in _NUMPY_DTYPES
     return issubclass(kind, jax.Array)
 
 

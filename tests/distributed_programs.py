@@ -76,7 +76,7 @@ def masked():
     )
     truth = masked_cases.Truth(case)
     results = [
-        (truth.shown, truth.stored(truth.shown, truth.y_error, "float32")),
+        (truth.shown, truth.shown_error),
         truth.gradients()["scores"],
     ]
 

@@ -36,7 +36,7 @@ PLAIN = tuple(
 _NARROW_COLS = 48
 
 
-def accumulators(operation: str, shape: Any, dtype: str, tier: str | None = None) -> int:
+def accumulators(operation: Any, shape: Any, dtype: Any, tier: Any = None) -> int:
     """Partial sums that a row has at least: a GPU's lanes, or the elements of a CPU's narrowest (16-byte) vector."""
     if jax.default_backend() == "gpu" and shape[-1] > 0:  # rows of no columns have no plan
         return jk.plan_softmax(shape, dtype, operation=operation, tier=tier).lanes
@@ -44,7 +44,7 @@ def accumulators(operation: str, shape: Any, dtype: str, tier: str | None = None
 
 
 @functools.cache
-def plan_boundaries(dtype: str, device: Any = None) -> list[int]:
+def plan_boundaries(dtype: Any, device: Any = None) -> list[int]:
     """Column counts at which the plan of any operation changes, found by asking the plans themselves.
 
     Within one residue of cols modulo the pack, what a plan holds grows with cols, so that changes can be bisected.
@@ -55,7 +55,7 @@ def plan_boundaries(dtype: str, device: Any = None) -> list[int]:
     for operation in OPERATIONS:
         for residue in (0, 1):
 
-            def layout(packs: int, operation: str = operation, residue: int = residue) -> Any:
+            def layout(packs: int, operation: Any = operation, residue: int = residue) -> Any:
                 cols = packs * pack + residue
                 p = jk.plan_softmax((4, cols), dtype, operation=operation, device=device)
                 # Of a block's threads matters how wide their warps meet: 4, 8 or 32 of them (BlockReducer).
@@ -87,7 +87,7 @@ def row_lengths(dtype: str) -> tuple[int, ...]:
     return tuple(sorted(edges.union(PLAIN)))
 
 
-def tier_serves(tier: str | None, shape: Any, dtype: str, operations: tuple[str, ...]) -> bool:
+def tier_serves(tier: Any, shape: Any, dtype: Any, operations: tuple[Any, ...]) -> bool:
     """Whether a tier can run all of some operations on this shape."""
     if tier is None or shape[-1] == 0:
         return tier is None
