@@ -99,10 +99,13 @@ __device__ void FetchChunkPack(const RowArgs<Op>& args, const ChunkLayout& chunk
   }
 }
 
+// Of a power of two.
+__device__ inline int Log2OfPower(int power) { return __ffs(power) - 1; }
+
 // The lanes that share a row, a power of two of them.
 class RowLanes {
  public:
-  __device__ explicit RowLanes(int lanes) : lanes_(lanes), log2_(__ffs(lanes) - 1) {}
+  __device__ explicit RowLanes(int lanes) : lanes_(lanes), log2_(Log2OfPower(lanes)) {}
 
   __device__ int Lane() const { return threadIdx.x & (lanes_ - 1); }
   // The number of lanes divides `threads`, rounded down.
