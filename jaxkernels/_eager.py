@@ -9,7 +9,7 @@ Owns: when a call may take this way. Must not know: what is called.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from types import NoneType
 from typing import Any
 
@@ -25,24 +25,26 @@ Function = Callable[..., jax.Array]
 _NUMPY_DTYPES = frozenset(map(np.dtype, "?bhilqBHILQefdFD"))
 
 
-def jit_when_eager(operands: int) -> Callable[[Function], Function]:
+def jit_when_eager(operands: int, traced: int | None = None) -> Callable[[Function], Function]:
     """Decorates a function of positional arguments, which is jitted where nothing is being traced.
 
     Within a trace the function is called as it is: a nested jit would hide its primitives from the
     policies of `jax.checkpoint`.
 
     Args:
-        operands: the number of the first arguments that are arrays or None. A program depends on the
-            values of the arguments behind them, unless these are arrays too.
+        operands: the number of the first arguments that are arrays or None.
+        traced: the number of the first arguments that may be JAX arrays; None means `operands`. A
+            program depends on the values of all others.
     """
+    may_be_arrays = operands if traced is None else traced
 
     def decorate(function: Function) -> Function:
         @functools.cache
         def program(*kinds: Any) -> Function:
             arrays = [_is_array(kind) for kind in kinds]
             for i, kind in enumerate(kinds):
-                left_out = kind is NoneType if i < operands else _is_hashable(kind)
-                if not arrays[i] and not left_out:
+                left_out = kind is NoneType or i >= operands
+                if not (i < may_be_arrays if arrays[i] else left_out):
                     return function
             static = [i for i, is_array in enumerate(arrays) if not is_array]
             return jax.jit(function, static_argnums=static)
@@ -52,6 +54,10 @@ def jit_when_eager(operands: int) -> Callable[[Function], Function]:
             if not _compat.outside_of_traces():
                 return function(*arguments)
             kinds = [x.dtype if type(x) is np.ndarray else type(x) for x in arguments]
+            try:
+                hash(tuple(x for x in arguments[operands:] if not isinstance(x, jax.Array)))
+            except TypeError:
+                return function(*arguments)
             return program(*kinds)(*arguments)
 
         return call
@@ -64,7 +70,3 @@ def _is_array(kind: Any) -> bool:
     if isinstance(kind, np.dtype):
         return kind in _NUMPY_DTYPES
     return issubclass(kind, jax.Array)
-
-
-def _is_hashable(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Hashable)

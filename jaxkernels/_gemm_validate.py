@@ -76,9 +76,7 @@ def as_factor(name: str, value: Any) -> float | jax.Array:
         raise TypeError(f"sgemm: {name} must be a real number; got {value!r}")
     if value.shape != ():
         raise ValueError(f"sgemm: {name} must have no dimensions; got shape {value.shape}")
-    if not any(
-        jnp.issubdtype(value.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)
-    ):
+    if not _is_real(value.dtype):
         raise TypeError(f"sgemm: {name} must be a real number; got {value!r}")
     return value if isinstance(value, jax.Array) else float(np.float32(value))
 

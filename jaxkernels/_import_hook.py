@@ -29,6 +29,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 
             def execute_and_call_back(module: ModuleType) -> None:
                 execute(module)
+                if module.__name__ != fullname:  # a loader may serve several
+                    return
                 for callback in _callbacks[fullname]:
                     callback(module)
 

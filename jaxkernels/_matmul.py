@@ -7,6 +7,7 @@ not know: how a primitive works, or how a kernel is launched.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -244,9 +245,11 @@ def sgemm(
             broadcast.
         c: None, or a float32 array of shape (..., m, n), the shape of the result. On a mesh with
             explicit axes a and b alone decide how the result is sharded.
-        alpha: factor of the product. A Python or NumPy number becomes part of the kernel's call; a
-            JAX array of shape () may be differentiated, and costs a pass over the result. 0 hides the
-            product, as in BLAS: a NaN in a or b does no harm.
+        alpha: factor of the product. A Python or NumPy number becomes part of the kernel's call, and
+            so of the program that is compiled; a JAX array of shape () may be differentiated and may
+            change from call to call, and costs a pass over the result. 0 hides the product, as in BLAS:
+            a NaN in a or b does no harm (an array of 0 hides it from the value; the gradient by a still
+            meets a NaN in b).
         beta: factor of c, likewise. 0 means that c is not read: a NaN in it, or in its tangent, does
             no harm. The derivative by beta is c all the same.
         trans_a: 0 or False, 1 or True; 2, BLAS's conjugate transpose, is the same for real numbers.
@@ -280,4 +283,4 @@ def sgemm(
 
 
 def _as_tuples(pair: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(map(int, pair[0])), tuple(map(int, pair[1]))
+    return tuple(map(operator.index, pair[0])), tuple(map(operator.index, pair[1]))

@@ -6,6 +6,7 @@ factor may be (`_gemm_validate`), or how a product is computed (`_gemm`).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -17,7 +18,7 @@ from jaxkernels._scale import scale
 from jaxkernels.typing import Algorithm, Implementation
 
 
-@_eager.jit_when_eager(operands=3)
+@_eager.jit_when_eager(operands=3, traced=5)
 def apply(
     a: ArrayLike,
     b: ArrayLike,
@@ -57,7 +58,8 @@ def apply(
         return product_of(*operands, options=options)
     # A factor that is known only when the program runs is applied by XLA.
     jax.eval_shape(functools.partial(_gemm.multiply, options=options), *operands)
-    result = product_of(*operands[:2], options=options)
+    without_c = dataclasses.replace(options, beta=0.0)
+    result = product_of(*operands[:2], options=without_c)
     if isinstance(alpha, jax.Array):
         result = scale(alpha.astype(jnp.float32), result)
     if isinstance(beta, jax.Array):

@@ -94,11 +94,12 @@ const void* FindFunction(const SoftmaxPlan& plan) {
 template <typename Op>
 cudaError_t LaunchRowOp(const SoftmaxPlan& plan, const SoftmaxArrays& arrays, cudaStream_t stream) {
   using T = typename Op::Storage;
-  RowArgs<Op> args;
+  RowArgs<Op> args = {};
   for (int i = 0; i < Op::kInputs; ++i) {
     args.in[i] = static_cast<const T*>(arrays.in[i]) - plan.offset;
   }
-  args.out = static_cast<T*>(arrays.out) - plan.offset;
+  // The statistics of a row have no result.
+  if (arrays.out != nullptr) args.out = static_cast<T*>(arrays.out) - plan.offset;
   args.offset = plan.offset;
   args.rows = arrays.rows;
   args.cols = arrays.cols;

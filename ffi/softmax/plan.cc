@@ -216,7 +216,8 @@ SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& 
   const int rows_of_blocks = RowsOfBlocks(problem, plan.pack, limits);
 
   Tier tier = problem.tier;
-  if (problem.shifted && !stages) {
+  const bool takes_staged = stages && (tier == Tier::kAuto || tier == Tier::kWarp);
+  if (problem.shifted && !takes_staged) {
     if (tier != Tier::kAuto && tier != Tier::kBlockUncached) {
       return {{}, "the tier needs inputs that begin where the result does within 16 bytes"};
     }

@@ -1,22 +1,21 @@
 // Tier `warp`, short rows of arrays that begin within a pack: staged as in tier_warp_staged.cuh,
-// where chunks are whole packs. Here a chunk begins `offset` elements into a pack and ends as many
-// into another, and inputs may begin elsewhere within a pack than the result.
+// where chunks are whole packs. Here a chunk begins `offset` elements into a pack, and inputs may
+// begin elsewhere within a pack than the result.
 //
-// It is a kernel of its own because what it can do more takes 5 to 20 percent where it is not
+// It is a kernel of its own, because what it can do more takes 5 to 20 percent where it is not
 // needed (H200, 7 and 17 columns).
 //
-// Work split: as there, but `lanes` neighbouring lanes compute a row: one where rows begin all over
-// a
-//   pack; several where all begin at one place of it (StagedRowLanes).
-// Memory: one read and one write per element, in packs; inputs that are gathered in words of 4 or 8
-//   bytes, half types that begin within a word by element.
-// Banks: rows are cols elements apart. With one lane a row at most two lanes meet in a bank, as
-// cols
-//   is no multiple of a pack; otherwise as many would as a power of two divides cols, and several
-//   lanes side by side take a row.
+// Work split: as there, but `lanes` neighbouring lanes compute a row (StagedRowLanes).
+//
+// Memory: one read and one write per element, in packs. Inputs that are gathered come in words of 4
+// or 8 bytes; half types that begin within a word come by element.
+//
+// Banks: rows are cols elements apart. Where cols is no multiple of a pack, one lane takes a row,
+// and at most two lanes meet in a bank. Otherwise several lanes side by side take a row, a group of
+// elements each, and up to four of a warp meet.
+//
 // Requires: 32 * cols is a multiple of the pack (any cols); shared memory for kInputs chunks a
-// warp,
-//   each a pack larger where they begin within one.
+// warp, each a pack larger where they begin within one.
 #ifndef JAXKERNELS_SOFTMAX_TIER_WARP_STAGED_SLICES_CUH_
 #define JAXKERNELS_SOFTMAX_TIER_WARP_STAGED_SLICES_CUH_
 
