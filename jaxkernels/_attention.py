@@ -115,8 +115,9 @@ def dot_product_attention(
     head serves N / K neighbouring query heads and is not copied), H depth.
 
     Args:
-        query: array of shape (B, T, N, H) or (T, N, H); float32, bfloat16, float16 or float64. Lists
-            become arrays; other dtypes are given to `jax.nn.dot_product_attention`.
+        query: array of shape (B, T, N, H) or (T, N, H); float32, bfloat16, float16, float64 or an
+            integer dtype. Lists become arrays; other dtypes are given to
+            `jax.nn.dot_product_attention`.
         key: array of shape (B, S, K, H) or (S, K, H), of the dtype of query.
         value: array of the shape and dtype of key.
         bias: None, or an array of any floating dtype that is added to the scaled scores. It
@@ -157,6 +158,8 @@ def dot_product_attention(
         * float32 products are planned for the batch as a whole: a member may get other bits than it
           would alone, by the order of its sums.
         * float64 inputs: the softmax is float64, too, where jax.nn rounds to float32.
+        * Integer inputs: the scores and the softmax are float32, and the softmax is rounded towards
+          zero to the integers of the result, as in jax.nn.
         * Sequence lengths and windows need no mask of shape (T, S) in memory; a mask or bias that is
           common to heads or batch is not copied for each of them.
         * Reverse mode keeps the result of the softmax, never the scores.
@@ -203,7 +206,7 @@ def dot_product_attention(
     if key_value_seq_lengths is not None:
         k_lengths = as_array("key_value_seq_lengths", key_value_seq_lengths)
     _attention_validate.check_operands(q, k, v, bias, mask, q_lengths, k_lengths)
-    if q.dtype.name not in _validate.DTYPES:
+    if q.dtype.name not in _validate.DTYPES and not jnp.issubdtype(q.dtype, jnp.integer):
         _attention_validate.check_no_kernel_is_forced(q.dtype, implementation, empty_rows)
         return peer()
     _validate.check_static(

@@ -29,9 +29,11 @@ def dot_of(dtype: Any, precision: Any = None, *, wide: bool = False) -> Dot:
         dtype: of both operands.
         precision: None lets float32 operands be multiplied in true float32 by this package; anything
             else is given to XLA's product.
-        wide: 16-bit operands give a float32 result.
+        wide: 16-bit and integer operands give a float32 result.
     """
     name = jnp.dtype(dtype).name
+    if wide and jnp.issubdtype(dtype, jnp.integer):
+        return _dot_of_integers
     if name == "float32" and precision is None:
         return _contraction.batched_dot_general
     if not wide or name not in ("bfloat16", "float16"):
@@ -56,6 +58,13 @@ def _dot_of_widened(precision: Any, lhs: jax.Array, rhs: jax.Array, numbers: Any
     """
     lhs, rhs = lhs.astype(jnp.float32), rhs.astype(jnp.float32)
     return lax.dot_general(lhs, rhs, numbers, precision=precision)
+
+
+def _dot_of_integers(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:
+    """The product as float32. XLA has none of integers into floats on a GPU: it ends the process."""
+    return _contraction.batched_dot_general(
+        lhs.astype(jnp.float32), rhs.astype(jnp.float32), numbers
+    )
 
 
 def scores(query: jax.Array, key: jax.Array, dot: Dot) -> jax.Array:

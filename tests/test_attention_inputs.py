@@ -128,19 +128,34 @@ OPTIONS = {
 @pytest.mark.parametrize("operand", OPERANDS.values(), ids=OPERANDS)
 def test_what_jax_nn_takes_is_taken(operand, options):
     ours = jk.dot_product_attention(operand, operand, operand, **options)
-    peer = jax.nn.dot_product_attention(operand, operand, operand, **options)
+    # XLA multiplies no integers into floats on a GPU: jax.nn ends the process there.
+    with jax.default_device(jax.devices("cpu")[0]):
+        peer = jax.nn.dot_product_attention(operand, operand, operand, **options)
     for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(peer), strict=True):
         assert x.dtype == y.dtype
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("empty_rows", ["zero", "mean"])
+def test_integers_have_kernels_and_every_choice_of_empty_rows(empty_rows):
+    def attention(x):
+        return jk.dot_product_attention(
+            x, x, 9 * x, implementation="ffi", empty_rows=empty_rows, key_value_seq_lengths=[0]
+        )
+
+    ours = attention(jnp.asarray(WHOLE))
+    assert ours.dtype == jnp.int32
+    # A mean has weights below 1, and integers keep none of them.
+    np.testing.assert_array_equal(ours, np.zeros_like(WHOLE))
+    assert "jaxkernels_" in jax.jit(attention).lower(jnp.asarray(WHOLE)).as_text()
+
+
 def test_what_only_kernels_can_do_is_refused_where_there_is_none():
-    with pytest.raises(NotImplementedError, match=r"implementation=.ffi.*int32"):
-        jk.dot_product_attention(WHOLE, WHOLE, WHOLE, implementation="ffi")
-    with pytest.raises(ValueError, match=r"int32.*'zero'"):
-        jk.dot_product_attention(WHOLE, WHOLE, WHOLE, empty_rows="zero")
-    mean = jk.dot_product_attention(WHOLE, WHOLE, WHOLE, empty_rows="mean")
-    np.testing.assert_array_equal(mean, jax.nn.dot_product_attention(WHOLE, WHOLE, WHOLE))
+    x = jnp.asarray(WHOLE / 8, jnp.float8_e4m3fn)
+    with pytest.raises(NotImplementedError, match=r"implementation=.ffi.*float8_e4m3fn"):
+        jk.dot_product_attention(x, x, x, implementation="ffi")
+    with pytest.raises(ValueError, match=r"float8_e4m3fn.*'zero'"):
+        jk.dot_product_attention(x, x, x, empty_rows="zero")
 
 
 def test_lists_can_hold_traced_numbers():
