@@ -36,10 +36,23 @@ PLAIN = tuple(
 _NARROW_COLS = 48
 
 
-def accumulators(operation: Any, shape: Any, dtype: Any, tier: Any = None) -> int:
-    """Partial sums that a row has at least: a GPU's lanes, or the elements of a CPU's narrowest (16-byte) vector."""
+def accumulators(
+    operation: Any, shape: Any, dtype: Any, tier: Any = None, *, anywhere: bool = False
+) -> int:
+    """Partial sums that a row has at least: a GPU's lanes, or the elements of a CPU's narrowest (16-byte) vector.
+
+    Args:
+        operation: of rows.
+        shape: of its operands.
+        dtype: of its operands.
+        tier: that is forced, if any.
+        anywhere: the operands may begin within 16 bytes, as slices that XLA leaves in place do.
+    """
     if jax.default_backend() == "gpu" and shape[-1] > 0:  # rows of no columns have no plan
-        return jk.plan_softmax(shape, dtype, operation=operation, tier=tier).lanes
+        plan = functools.partial(jk.plan_softmax, shape, dtype, operation=operation, tier=tier)
+        offsets = range(16 // storage(dtype).itemsize if anywhere else 1)
+        places = [(offset, shifted) for offset in offsets for shifted in (False, anywhere)]
+        return min(plan(offset=offset, shifted=shifted).lanes for offset, shifted in places)
     return 1 if shape[-1] <= _NARROW_COLS else 16 // compute(dtype).itemsize
 
 

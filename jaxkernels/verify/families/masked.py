@@ -121,7 +121,9 @@ class Masked:
             types = {dtype} if problem.how else {dtype, jnp.promote_types(dtype, jnp.float32).name}
             rows = (shape, (problem.members, *shape))
             return min(
-                lengths.accumulators(operation, r, d, problem.how) for r in rows for d in types
+                lengths.accumulators(operation, r, d, problem.how, anywhere=True)
+                for r in rows
+                for d in types
             )
 
         t = operands.get("t", operands.get("t_scores"))

@@ -108,7 +108,7 @@ class Softmax:
         ) -> Judged:
             tier = problem.how
             sums = min(
-                lengths.accumulators(operation, (n, cols), problem.dtype, tier)
+                lengths.accumulators(operation, (n, cols), problem.dtype, tier, anywhere=True)
                 for n in {count, count * problem.members}
             )
             limit = tolerance.bound(
