@@ -184,7 +184,9 @@ def test_gradients_are_the_same(name):
         jax.jit(jax.grad(lambda *x, f=f: jnp.sum(f(*x)), argnums=(0, 1)))(*operands)
         for f in (jax.checkpoint(make(ours), policy=policy), make(ours))
     )
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), got, want)
+    # XLA may fuse, and so round, what is computed again in another way.
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    jax.tree.map(close, got, want)
 
 
 def test_attention_in_float32():

@@ -46,7 +46,7 @@ def test_every_place_has_a_plan(dtype, tier):
         ):  # 32 rows of each input for each of two warps, and a pack for what is before the first
             inputs = 2 if operation.endswith(("_grad", "_jvp")) else 1
             room = plan.smem_bytes // (2 * inputs)
-            assert room == 32 * cols * width + (16 if offset else 0)
+            assert room == 32 * cols * width + (16 if offset or shifted else 0)
             assert plan.lanes == 1 or cols % pack == 0
         if plan.tier in ("warp", "block") and not plan.staged:
             packs = -(-(cols + (pack - 1 if offset or cols % pack else 0)) // pack)

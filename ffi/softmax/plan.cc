@@ -48,8 +48,15 @@ void PlanWarp(const SoftmaxProblem& problem, const DeviceLimits& limits, Softmax
 
 // Bytes of the 32 rows that a warp stages at a time.
 int64_t StagedWarpBytes(const SoftmaxProblem& problem) {
-  return StagedBytes(problem.cols * ByteWidth(problem.dtype), problem.offset,
+  const bool on_packs = problem.offset == 0 && !problem.shifted;
+  return StagedBytes(problem.cols * ByteWidth(problem.dtype), on_packs,
                      InputsOf(problem.operation));
+}
+
+int64_t MostStagedBytes(const SoftmaxProblem& problem) {
+  const int pack = kPlanPackBytes / ByteWidth(problem.dtype);
+  if (StagedRowLanes(problem.cols, pack) > 1) return kSharedRowsWarpBytes;
+  return problem.shifted ? kShiftedWarpBytes : kStagedWarpBytes;
 }
 
 void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
@@ -210,8 +217,9 @@ SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& 
   const SharedRow of_block = ShareRow(problem, plan.pack, 1, limits);
   const SharedRow of_cluster = ShareRowOverCluster(problem, plan.pack, limits);
   plan.warp_shape = FindWarpShape(packs, plan.pack, inputs, Hides(problem.operation), plan.aligned);
-  const bool stages = !plan.aligned && SharesRows(problem.operation) &&
-                      StagedWarpBytes(problem) <= kStagedWarpBytes;
+  const int64_t most_staged = problem.shifted ? kShiftedWarpBytes : kStagedWarpBytes;
+  const bool stages =
+      !plan.aligned && SharesRows(problem.operation) && StagedWarpBytes(problem) <= most_staged;
   const bool warp_fits = stages || plan.warp_shape >= 0;
   const int rows_of_blocks = RowsOfBlocks(problem, plan.pack, limits);
 

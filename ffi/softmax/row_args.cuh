@@ -3,8 +3,8 @@
 #ifndef JAXKERNELS_SOFTMAX_ROW_ARGS_CUH_
 #define JAXKERNELS_SOFTMAX_ROW_ARGS_CUH_
 
-#include "common/pack.cuh"
 #include "common/reduce.cuh"
+#include "common/row_window.cuh"
 #include "softmax/row_batches.h"
 
 namespace jaxkernels {
