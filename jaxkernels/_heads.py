@@ -50,19 +50,14 @@ def dot_of(dtype: Any, precision: Any = None, *, wide: bool = False) -> Dot:
 
 
 def _dot_of_widened(precision: Any, lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:
-    """The same product bit for bit, of operands that it rounds back to bfloat16.
+    """The same product, bit for bit on a CPU, of operands that it rounds back to bfloat16.
 
     A derivative multiplies a float32 cotangent and an operand, and under strict promotion JAX lowers
     no product with an algorithm whose operands differ in dtype. The operands are kept for the
-    derivative as float32, so elsewhere they stay as they are. XLA may leave out a rounding to
-    bfloat16 that a widening follows, and then a GPU's product cuts off what it would have rounded: so
-    the rounding is asked for by name.
+    derivative as float32, so elsewhere they stay as they are.
     """
-
-    def widened(x: jax.Array) -> jax.Array:
-        return lax.reduce_precision(x.astype(jnp.float32), exponent_bits=8, mantissa_bits=7)
-
-    return lax.dot_general(widened(lhs), widened(rhs), numbers, precision=precision)
+    lhs, rhs = lhs.astype(jnp.float32), rhs.astype(jnp.float32)
+    return lax.dot_general(lhs, rhs, numbers, precision=precision)
 
 
 def _dot_of_integers(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:

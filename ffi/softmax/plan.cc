@@ -55,8 +55,7 @@ int64_t StagedWarpBytes(const SoftmaxProblem& problem) {
 
 int64_t MostStagedBytes(const SoftmaxProblem& problem) {
   const int pack = kPlanPackBytes / ByteWidth(problem.dtype);
-  if (StagedRowLanes(problem.cols, pack) > 1) return kSharedRowsWarpBytes;
-  return problem.shifted ? kShiftedWarpBytes : kStagedWarpBytes;
+  return StagedRowLanes(problem.cols, pack) > 1 ? kSharedRowsWarpBytes : kStagedWarpBytes;
 }
 
 void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
@@ -217,9 +216,8 @@ SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& 
   const SharedRow of_block = ShareRow(problem, plan.pack, 1, limits);
   const SharedRow of_cluster = ShareRowOverCluster(problem, plan.pack, limits);
   plan.warp_shape = FindWarpShape(packs, plan.pack, inputs, Hides(problem.operation), plan.aligned);
-  const int64_t most_staged = problem.shifted ? kShiftedWarpBytes : kStagedWarpBytes;
-  const bool stages =
-      !plan.aligned && SharesRows(problem.operation) && StagedWarpBytes(problem) <= most_staged;
+  const bool stages = !plan.aligned && SharesRows(problem.operation) &&
+                      StagedWarpBytes(problem) <= MostStagedBytes(problem);
   const bool warp_fits = stages || plan.warp_shape >= 0;
   const int rows_of_blocks = RowsOfBlocks(problem, plan.pack, limits);
 
