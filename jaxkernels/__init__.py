@@ -21,21 +21,21 @@ from pkgutil import extend_path as _extend_path
 # they are then found in the installed copy.
 __path__ = _extend_path(__path__, __name__)
 
-from jaxkernels import _registry as _registry
 from jaxkernels import checkpoint_policies as checkpoint_policies
-from jaxkernels._attention import dot_product_attention as dot_product_attention
+from jaxkernels._attention.attention import dot_product_attention as dot_product_attention
+from jaxkernels._core import registry as _registry
 from jaxkernels._cpu import DeviceLimits as DeviceLimits
 from jaxkernels._cpu import SgemmPlan as SgemmPlan
 from jaxkernels._cpu import SoftmaxPlan as SoftmaxPlan
-from jaxkernels._masked_softmax import scaled_masked_softmax as scaled_masked_softmax
-from jaxkernels._matmul import dot_general as dot_general
-from jaxkernels._matmul import matmul as matmul
-from jaxkernels._matmul import sgemm as sgemm
 from jaxkernels._patch import patch_jax_nn as patch_jax_nn
-from jaxkernels._plan import plan_sgemm as plan_sgemm
-from jaxkernels._plan import plan_softmax as plan_softmax
-from jaxkernels._softmax import log_softmax as log_softmax
-from jaxkernels._softmax import softmax as softmax
+from jaxkernels._rows.masked import scaled_masked_softmax as scaled_masked_softmax
+from jaxkernels._rows.plan import plan_softmax as plan_softmax
+from jaxkernels._rows.softmax import log_softmax as log_softmax
+from jaxkernels._rows.softmax import softmax as softmax
+from jaxkernels._sgemm.matmul import dot_general as dot_general
+from jaxkernels._sgemm.matmul import matmul as matmul
+from jaxkernels._sgemm.matmul import sgemm as sgemm
+from jaxkernels._sgemm.plan import plan_sgemm as plan_sgemm
 
 __version__ = _registry.VERSION
 

@@ -12,11 +12,12 @@ import time
 
 import jax
 
-from jaxkernels import _registry, _selfcheck
+from jaxkernels import _selfcheck
+from jaxkernels._core import registry
 
 
 def _print_versions() -> None:
-    versions = _registry.versions()
+    versions = registry.versions()
     packages = {name: v for name, v in versions.items() if not name.startswith(("ffi_", "cuda_"))}
     print(", ".join(f"{name} {version}" for name, version in packages.items()))
     print("\nDevices")
@@ -25,7 +26,7 @@ def _print_versions() -> None:
     print("\nXLA FFI")
     print(f"  running jaxlib   {versions['ffi_api_running']}")
     print(f"  jaxkernels._cpu  {versions['ffi_api_cpu']}")
-    if _registry.has_cuda_module():
+    if registry.has_cuda_module():
         architectures = versions["cuda_architectures"]
         print(f"  jaxkernels._cuda {versions['ffi_api_cuda']}, compiled for {architectures}")
 
@@ -34,7 +35,7 @@ def _print_targets() -> list[str]:
     """Prints the targets and returns the platforms on which they are live, by JAX's names."""
     print("\nTargets")
     live = []
-    for target in _registry.status():
+    for target in registry.status():
         state = "live" if target.live else f"not live: {target.why}"
         print(f"  {target.target:<30} {target.platform:<5} {state}")
         if target.live:

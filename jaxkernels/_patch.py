@@ -11,9 +11,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from jaxkernels import _softmax
+from jaxkernels._rows import softmax
 
-_REPLACEMENTS = {"softmax": _softmax.softmax, "log_softmax": _softmax.log_softmax}
+_REPLACEMENTS = {"softmax": softmax.softmax, "log_softmax": softmax.log_softmax}
 # jax.nn itself, and the modules that hold names of their own for its functions.
 _MODULES = (
     "jax.nn",

@@ -19,16 +19,10 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
-from jaxkernels import (
-    _gemm,
-    _masked_softmax,
-    _matmul,
-    _plan,
-    _registry,
-    _row_parts,
-    _softmax,
-    _validate,
-)
+from jaxkernels._core import registry, validate
+from jaxkernels._rows import masked, plan, softmax
+from jaxkernels._rows import parts as row_parts
+from jaxkernels._sgemm import matmul, primitive
 from jaxkernels.typing import Algorithm, Tier
 
 # An odd row length: misaligned rows, heads and tails are part of what is tested.
@@ -75,13 +69,13 @@ class Check:
 
 def _softmax_results(tier: Tier | None, x: jax.Array, t: jax.Array) -> dict[str, jax.Array]:
     """Returns y and, for the cotangent t, dx."""
-    y, pullback = jax.vjp(partial(_softmax.softmax, tier=tier, implementation="ffi"), x)
+    y, pullback = jax.vjp(partial(softmax.softmax, tier=tier, implementation="ffi"), x)
     return {"softmax_fwd": y, "softmax_grad": pullback(t)[0]}
 
 
 def _log_softmax_results(tier: Tier | None, x: jax.Array, t: jax.Array) -> dict[str, jax.Array]:
     """Returns y and, with t as the cotangent and as the tangent, dx and dy."""
-    function = partial(_softmax.log_softmax, tier=tier, implementation="ffi")
+    function = partial(softmax.log_softmax, tier=tier, implementation="ffi")
     y, pullback = jax.vjp(function, x)
     tangent = jax.jvp(function, (x,), (t,))[1]
     return {
@@ -94,7 +88,7 @@ def _log_softmax_results(tier: Tier | None, x: jax.Array, t: jax.Array) -> dict[
 def _attention_results(tier: Tier | None, x: jax.Array, t: jax.Array) -> dict[str, jax.Array]:
     """Returns y of scores x under a causal mask and, for the cotangent t, dx."""
     function = partial(
-        _masked_softmax.scaled_masked_softmax,
+        masked.scaled_masked_softmax,
         scale=_SCALE,
         causal=True,
         tier=tier,
@@ -111,9 +105,9 @@ def _results_in_parts(
     del tier, t
     devices = jax.devices(platform)[:1]
     mesh = jax.make_mesh((1,), ("part",), axis_types=(AxisType.Auto,), devices=devices)
-    parts = _row_parts.Parts("softmax_fwd", finds_max=True)
+    parts = row_parts.Parts("softmax_fwd", finds_max=True)
     apply = jax.shard_map(
-        lambda x: _row_parts.apply(parts, [x], ("part",)),
+        lambda x: row_parts.apply(parts, [x], ("part",)),
         mesh=mesh,
         in_specs=PartitionSpec(),
         out_specs=PartitionSpec(),
@@ -220,9 +214,9 @@ def _check_sgemm(platform: str, algorithm: Algorithm | Literal["auto"]) -> list[
     is half an epsilon of |alpha| |A| |B| + |beta C|.
     """
     case = partial(Check, platform, "float32", algorithm, "sgemm")
-    has_kernel = _gemm.TARGET in _registry.TARGETS[platform]
+    has_kernel = primitive.TARGET in registry.TARGETS[platform]
     sgemm = partial(
-        _matmul.sgemm,
+        matmul.sgemm,
         alpha=_ALPHA,
         beta=_BETA,
         algorithm=None if algorithm == "auto" else algorithm,
@@ -238,7 +232,7 @@ def _check_sgemm(platform: str, algorithm: Algorithm | Literal["auto"]) -> list[
         for m, k, n in _PRODUCTS
     ]
     compiled = jax.jit(lambda sets: [sgemm(*arrays) for arrays in sets]).lower(operands).compile()
-    if has_kernel and _gemm.TARGET not in (compiled.as_text() or ""):
+    if has_kernel and primitive.TARGET not in (compiled.as_text() or ""):
         return [case(problem=_NOT_CALLED)]
     errors = []
     for arrays, result in zip(operands, compiled(operands), strict=True):
@@ -257,7 +251,7 @@ def _cases(platform: str) -> Iterator[tuple[str, str, str, Callable[[], list[Che
     """
     on_cuda = platform == "cuda"
     tiers: list[tuple[str, Tier | Literal["auto"]]] = [(dtype, "auto") for dtype in _DTYPES]
-    tiers.extend(("float32", tier) for tier in _validate.TIERS if on_cuda)
+    tiers.extend(("float32", tier) for tier in validate.TIERS if on_cuda)
     for dtype, tier in tiers:
         for name, evaluate in (
             ("softmax", _softmax_results),
@@ -269,7 +263,7 @@ def _cases(platform: str) -> Iterator[tuple[str, str, str, Callable[[], list[Che
         evaluate = partial(_results_in_parts, platform)
         check = partial(_run_case, platform, dtype, "auto", evaluate, in_parts=True)
         yield dtype, "auto", "softmax in parts", check
-    for algorithm in _validate.ALGORITHMS if on_cuda else ("auto",):
+    for algorithm in validate.ALGORITHMS if on_cuda else ("auto",):
         yield "float32", algorithm, "sgemm", partial(_check_sgemm, platform, algorithm)
 
 
@@ -286,7 +280,7 @@ def run(platform: str) -> list[Check]:
     checks = []
     for dtype, tier, name, check in _cases(platform):
         try:
-            if tier == "cluster" and not _plan.has_clusters():
+            if tier == "cluster" and not plan.has_clusters():
                 continue
             with _x64(dtype):
                 checks += check()

@@ -34,7 +34,8 @@ from typing import Any
 import jax
 from jax import lax
 
-from jaxkernels import _gemm, _gemm_calls
+from jaxkernels._sgemm import primitive as sgemm_primitive
+from jaxkernels._sgemm.options import Options, matrix_dims
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,18 +45,18 @@ class _Policy:
     of_jax: Callable[..., Any]
 
     def __call__(self, primitive: Any, *avals: Any, **params: Any) -> Any:
-        if primitive is not _gemm.sgemm_p:
+        if primitive is not sgemm_primitive.sgemm_p:
             return self.of_jax(primitive, *avals, **params)
         a, b, *_ = avals
         numbers = _dimension_numbers(a, b, params["options"])
         return self.of_jax(lax.dot_general_p, a, b, dimension_numbers=numbers)
 
 
-def _dimension_numbers(a: Any, b: Any, options: _gemm_calls.Options) -> Any:
+def _dimension_numbers(a: Any, b: Any, options: Options) -> Any:
     """Those that `lax.dot_general` would get; where one operand has size 1, the other's is free."""
-    (_, k), (k_of_b, _) = _gemm_calls.matrix_dims(options)
+    (_, k), (k_of_b, _) = matrix_dims(options)
     sizes = zip(a.shape[:-2], b.shape[:-2], strict=True)
-    batch = tuple(d for d, pair in enumerate(sizes) if not any(map(_gemm.is_one, pair)))
+    batch = tuple(d for d, pair in enumerate(sizes) if not any(map(sgemm_primitive.is_one, pair)))
     return ((a.ndim + k,), (b.ndim + k_of_b,)), (batch, batch)
 
 

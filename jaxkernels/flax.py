@@ -17,7 +17,9 @@ from flax import linen, nnx
 from flax.nnx.nn import dtypes
 from jax import random
 
-from jaxkernels import _heads, _masked_kernels, _masked_softmax, _validate
+from jaxkernels._attention import heads
+from jaxkernels._core import validate
+from jaxkernels._rows import masked, masked_kernels
 from jaxkernels.typing import EmptyRows, Implementation
 
 _NAME = "jaxkernels.flax.dot_product_attention"
@@ -125,8 +127,8 @@ def dot_product_attention(
         (1, 4, 8)
     """
     _check_hooks(precision, einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum)
-    _validate.check_choice("implementation", implementation, _validate.IMPLEMENTATIONS)
-    _validate.check_static(
+    validate.check_choice("implementation", implementation, validate.IMPLEMENTATIONS)
+    validate.check_static(
         is_causal=is_causal,
         window=window,
         empty_rows=empty_rows,
@@ -134,9 +136,9 @@ def dot_product_attention(
         dropout_rate=dropout_rate,
         force_fp32_for_softmax=force_fp32_for_softmax,
     )
-    if empty_rows not in _masked_softmax.EMPTY_ROWS:
+    if empty_rows not in masked.EMPTY_ROWS:
         raise ValueError(f"{_NAME}: empty_rows must be 'zero' or 'mean'; got {empty_rows!r}")
-    band = _masked_kernels.band_of(is_causal, window, from_end=False)
+    band = masked_kernels.band_of(is_causal, window, from_end=False)
     promote = dtypes.promote_dtype if promote_dtype is None else promote_dtype
     query, key, value = promote((query, key, value), dtype=dtype)
     _check_shapes(query, key, value)
@@ -150,14 +152,14 @@ def dot_product_attention(
         scores = qk_attn_weights_einsum("...qhd,...khd->...hqk", query, key)
     else:
         wide = force_fp32_for_softmax is not False
-        scores = _heads.scores(query, key, _dot(dtype, precision, einsum_dot_general, wide))
+        scores = heads.scores(query, key, _dot(dtype, precision, einsum_dot_general, wide))
     if hooked:
         scale = 1.0
     elif scale is None:
-        scale = _heads.default_scale(query.shape[-1])
+        scale = heads.default_scale(query.shape[-1])
     if force_fp32_for_softmax:
         scores = scores.astype(jnp.float32)
-    weights = _masked_softmax.apply(
+    weights = masked.apply(
         _NAME,
         scores,
         _as_mask(mask, scores),
@@ -175,15 +177,15 @@ def dot_product_attention(
 
     if attn_weights_value_einsum is not None:
         return attn_weights_value_einsum("...hqk,...khd->...qhd", weights, value)
-    common = _validate.promoted_dtype(weights, value)
+    common = validate.promoted_dtype(weights, value)
     dot = _dot(common, precision, einsum_dot_general)
-    return _heads.weighted_values(weights.astype(common), value.astype(common), dot)
+    return heads.weighted_values(weights.astype(common), value.astype(common), dot)
 
 
-def _dot(dtype: Any, precision: Any, hook: Any, wide: bool = False) -> _heads.Dot:
+def _dot(dtype: Any, precision: Any, hook: Any, wide: bool = False) -> heads.Dot:
     if hook is not None:
         return functools.partial(hook, precision=precision)
-    return _heads.dot_of(dtype, precision, wide=wide)
+    return heads.dot_of(dtype, precision, wide=wide)
 
 
 def _scaled_queries(query: jax.Array, scale: float | jax.Array | None) -> jax.Array:
@@ -197,7 +199,7 @@ def _as_mask(mask: Any, scores: jax.Array) -> jax.Array | None:
     if mask is None:
         return None
     mask = jnp.asarray(mask)
-    _heads.check_fits(_NAME, "mask", mask, scores.shape)
+    heads.check_fits(_NAME, "mask", mask, scores.shape)
     return mask if mask.dtype == jnp.bool_ else mask != 0
 
 
@@ -205,7 +207,7 @@ def _as_bias(bias: Any, scores: jax.Array) -> jax.Array | None:
     if bias is None:
         return None
     bias = jnp.asarray(bias)
-    _heads.check_fits(_NAME, "bias", bias, scores.shape)
+    heads.check_fits(_NAME, "bias", bias, scores.shape)
     return bias
 
 
@@ -264,10 +266,10 @@ def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
         raise ValueError(
             f"{_NAME}: key and value must have one length and number of heads; {shapes}"
         )
-    _heads.check_groups(_NAME, query.shape[-2], key.shape[-2])
-    if query.dtype.name not in _validate.DTYPES:
+    heads.check_groups(_NAME, query.shape[-2], key.shape[-2])
+    if query.dtype.name not in validate.DTYPES:
         raise TypeError(
-            f"{_NAME}: kernels exist for {', '.join(_validate.DTYPES)}; got {query.dtype}"
+            f"{_NAME}: kernels exist for {', '.join(validate.DTYPES)}; got {query.dtype}"
         )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from oracle import OPERATIONS
 
 import jaxkernels as jk
-from jaxkernels import _validate
+from jaxkernels._core import validate
 from jaxkernels.verify import values
 from jaxkernels.verify.lengths import accumulators as accumulators
 from jaxkernels.verify.lengths import plan_boundaries as plan_boundaries
@@ -15,7 +15,7 @@ from jaxkernels.verify.truth.tolerance import check
 
 ON_GPU = jax.default_backend() == "gpu"
 # On a CPU a forced tier has no effect (test_softmax.py shows it), so one pass is enough there.
-TIERS = (None, *_validate.TIERS) if ON_GPU else (None,)
+TIERS = (None, *validate.TIERS) if ON_GPU else (None,)
 
 KINDS = ("normal", "wide", "outliers", "offset", "equal", "subnormal", "minus_inf")
 

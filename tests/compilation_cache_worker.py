@@ -30,9 +30,9 @@ def product_as_for_cuda(**options):
     # Asks for devices, of which there is to be another number than by default.
     from gemm_partitioning_cases import wrapped
 
-    from jaxkernels import _gemm
+    from jaxkernels._sgemm.options import Options
 
-    return functools.partial(wrapped, _gemm.Options(**options))
+    return functools.partial(wrapped, Options(**options))
 
 
 def programs(devices):

@@ -17,7 +17,7 @@ from jax.sharding import AxisType
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     jax.config.update("jax_num_cpu_devices", 8)
 
-import jaxkernels._registry
+import jaxkernels._core.registry
 
 REQUIRE_GPU = os.environ.get("JAXKERNELS_REQUIRE_GPU", "") not in ("", "0")
 
@@ -40,7 +40,7 @@ def gpu(device):
     """The device under test, if it is a GPU that runs this package's kernels."""
     if device.platform != "gpu":
         skip_or_fail(f"JAX's default device is {device}")
-    if not jaxkernels._registry.has_cuda_module():
+    if not jaxkernels._core.registry.has_cuda_module():
         skip_or_fail("jaxkernels was built without CUDA")
     return device
 
@@ -84,5 +84,5 @@ def pytest_report_header():
 
     return (
         f"jax {jax.__version__}, jaxlib {jaxlib.__version__}, device under test {jax.devices()[0]}, "
-        f"CUDA module {'built' if jaxkernels._registry.has_cuda_module() else 'not built'}"
+        f"CUDA module {'built' if jaxkernels._core.registry.has_cuda_module() else 'not built'}"
     )

@@ -1,6 +1,6 @@
 """Sharded operands of matrix products, and the primitive in the form that it has on CUDA; for the tests of partitioning.
 
-On a CPU the primitive is XLA's product, which XLA splits; on CUDA it is a custom call inside `_gemm_partitioning`. The
+On a CPU the primitive is XLA's product, which XLA splits; on CUDA it is a custom call inside `partitioning`. The
 latter is tested with XLA's product in place of the call, so that the rule itself is what is seen.
 """
 
@@ -14,7 +14,8 @@ from jax.interpreters import mlir
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxkernels import _compat, _gemm
+from jaxkernels._core import compat
+from jaxkernels._sgemm import primitive
 
 A = cases.operand("normal", (16, 24))
 B = cases.operand("normal", (24, 32), seed=1)
@@ -33,9 +34,9 @@ def collectives_of(function, *arrays):
 
 # The primitive with the lowering that it has on CUDA, but XLA's product as the local one.
 product_p = Primitive("product_as_on_cuda")
-product_p.def_abstract_eval(_gemm._abstract_eval)
-mlir.register_lowering(product_p, functools.partial(_gemm._lower_kernel, _gemm.reference))
-_compat.needs_devices_for_lowering(product_p)
+product_p.def_abstract_eval(primitive._abstract_eval)
+mlir.register_lowering(product_p, functools.partial(primitive._lower_kernel, primitive.reference))
+compat.needs_devices_for_lowering(product_p)
 
 
 def wrapped(options, *arrays):
@@ -46,7 +47,7 @@ def wrapped(options, *arrays):
 def products(options):
     """The two forms under test."""
     return {
-        "primitive": functools.partial(_gemm.multiply, options=options),
+        "primitive": functools.partial(primitive.multiply, options=options),
         "partitioned": functools.partial(wrapped, options),
     }
 

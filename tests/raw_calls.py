@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxkernels import _registry, _validate
+from jaxkernels._core import registry, validate
 
 ROWS, COLS = 5, 7
 CALLS = 100
@@ -44,7 +44,7 @@ def right_call(target: str, rng: np.random.Generator) -> Call:
         sizes = {"split_k": 1, "pad_a": 0, "pad_b": 0}
         return Call([a, b], [out, ((0,), F32)], {**flags, **floats, "algorithm": "naive", **sizes})
     if target in ("jaxkernels_row_statistics", "jaxkernels_row_finish"):
-        operation = str(rng.choice(_registry.OPERATIONS))
+        operation = str(rng.choice(registry.OPERATIONS))
         masked, biased = (
             operation.endswith("softmax_fwd") and "mask" in operation,
             "bias" in operation,
@@ -94,9 +94,9 @@ def other_attribute(value: Any, rng: np.random.Generator) -> Any:
             "",
             "x" * 5000,
             "auto",
-            *_validate.TIERS,
-            *_validate.ALGORITHMS,
-            *_registry.OPERATIONS,
+            *validate.TIERS,
+            *validate.ALGORITHMS,
+            *registry.OPERATIONS,
         )
     elif isinstance(value, int):
         some = HUGE

@@ -15,7 +15,7 @@ import row_parts_cases
 import slice_cases
 from masked_cases import case
 
-from jaxkernels import _validate
+from jaxkernels._core import validate
 
 
 def with_constants(function):
@@ -119,7 +119,7 @@ def main(backend, dtypes, as_arguments):
     on_gpu = backend == "gpu"
     count = sweep_products() if on_gpu else 0
     # A CPU knows no tiers, and this one serves all rows.
-    tiers = _validate.TIERS if on_gpu else ("block_uncached",)
+    tiers = validate.TIERS if on_gpu else ("block_uncached",)
     for dtype in dtypes:
         count += sweep_parts(dtype) + sweep_slices(dtype) + sweep_rows(dtype, tiers)
     print(f"{count} shapes right")

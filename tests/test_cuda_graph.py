@@ -23,11 +23,11 @@ import sys
 sys.path.insert(0, ".")
 import cases, gemm_cases, jax, masked_cases, numpy as np
 import jaxkernels as jk
-from jaxkernels import _validate
+from jaxkernels._core import validate
 
 ROWS, COLS = 64, 1001
 TIERS = [
-    tier for tier in _validate.TIERS
+    tier for tier in validate.TIERS
     if cases.serves(tier, (ROWS, COLS), "float32")
 ]
 
@@ -43,7 +43,7 @@ CASE = masked_cases.case(
     (2, ROWS // 2, COLS), "float32", mask=(ROWS // 2, COLS), bias=(1, COLS), scale=0.5, causal=True)
 CASES = [CASE, masked_cases.dataclasses.replace(CASE, bias=None)]
 MASKED_TIERS = [
-    tier for tier in _validate.TIERS if all(masked_cases.serves(c, tier) for c in CASES)
+    tier for tier in validate.TIERS if all(masked_cases.serves(c, tier) for c in CASES)
 ]
 
 @jax.jit

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxkernels as jk
-from jaxkernels import _gemm
+from jaxkernels._sgemm import primitive
 
 DOT = (((1,), (0,)), ((), ()))
 DOTS = (((2,), (1,)), ((0,), (0,)))
@@ -72,8 +72,8 @@ def test_a_second_call_traces_nothing(name, monkeypatch):
     def refuse(*operands, **options):
         raise AssertionError("traced again")
 
-    monkeypatch.setattr(_gemm, "multiply", refuse)
-    monkeypatch.setattr(_gemm, "reference", refuse)
+    monkeypatch.setattr(primitive, "multiply", refuse)
+    monkeypatch.setattr(primitive, "reference", refuse)
     monkeypatch.setattr(jax, "eval_shape", refuse)
     CALLS[name]()
 
@@ -92,8 +92,10 @@ def test_a_trace_gets_the_product_itself(name, trace, monkeypatch):
     """And not a call of a compiled program that hides it, even of arrays that are not traced."""
     CALLS[name]()
     traced = []
-    multiply = _gemm.multiply
-    monkeypatch.setattr(_gemm, "multiply", lambda *x, **o: traced.append(x) or multiply(*x, **o))
+    multiply = primitive.multiply
+    monkeypatch.setattr(
+        primitive, "multiply", lambda *x, **o: traced.append(x) or multiply(*x, **o)
+    )
     jaxpr = jax.make_jaxpr(trace(lambda x: x * jnp.sum(CALLS[name]())))(jnp.ones(2)).jaxpr
     assert traced
     while len(jaxpr.eqns) == 1:  # the program of the transformation, of all operations

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import jaxkernels as jk
-from jaxkernels import _cpu, _registry
+from jaxkernels import _cpu
+from jaxkernels._core import registry
 
 both = pytest.mark.parametrize("function", [jk.softmax, jk.log_softmax], ids=lambda f: f.__name__)
 X = jnp.ones((4, 8))
@@ -174,7 +175,7 @@ def _call(operation, *arguments, **attributes):
 
 
 @pytest.mark.parametrize(
-    "operation", [name for name in _registry.OPERATIONS if name != "biased_softmax_fwd"]
+    "operation", [name for name in registry.OPERATIONS if name != "biased_softmax_fwd"]
 )
 def test_handlers_check_shapes_and_dtypes_by_name(operation):
     """Handlers return errors that name the operation, what they expected and what they got; nothing crashes."""

@@ -12,7 +12,9 @@ from jax.experimental.jet import jet
 from programs import run_python
 
 import jaxkernels as jk
-from jaxkernels import _gemm, _masked_kernels, _primitive, _softmax
+from jaxkernels._rows import masked_kernels, primitive, softmax
+from jaxkernels._sgemm import primitive as sgemm_primitive
+from jaxkernels._sgemm.options import Options
 
 RNG = np.random.default_rng(7)
 BAND = {"left": -(1 << 30), "right": 0, "from_end": True}
@@ -33,9 +35,9 @@ def _every_primitive():
     """Of every primitive a function of arrays, and arrays for it."""
     kernels = {
         value.primitive.name: value
-        for module in (_softmax, _masked_kernels)
+        for module in (softmax, masked_kernels)
         for value in vars(module).values()
-        if isinstance(value, _primitive.RowKernel)
+        if isinstance(value, primitive.RowKernel)
     }
     for name, kernel in kernels.items():
         call = functools.partial(kernel, tier="auto", require_kernel=False)
@@ -44,10 +46,10 @@ def _every_primitive():
         if PARAMETERS.get(name, {}).get("has_mask"):
             operands += [MASK, BIAS]
         yield pytest.param(name, call, operands, id=name)
-    name = _gemm.sgemm_p.name
-    options = _gemm.Options(alpha=2.0, beta=0.5)
-    yield pytest.param(name, _gemm.multiply, [normal(4, 3), normal(3, 5)], id=name)
-    call = functools.partial(_gemm.multiply, options=options)
+    name = sgemm_primitive.sgemm_p.name
+    options = Options(alpha=2.0, beta=0.5)
+    yield pytest.param(name, sgemm_primitive.multiply, [normal(4, 3), normal(3, 5)], id=name)
+    call = functools.partial(sgemm_primitive.multiply, options=options)
     yield pytest.param(name, call, [normal(4, 3), normal(3, 5), normal(4, 5)], id=f"{name}-c")
 
 

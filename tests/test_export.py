@@ -60,10 +60,10 @@ def test_export_with_symbolic_dimensions(ours, peer):
 @both
 def test_export_for_other_platforms(ours, peer):
     """From any machine for any platform: kernels for cpu and, if they were built, cuda; plain HLO for tpu."""
-    from jaxkernels import _registry
+    from jaxkernels._core import registry
 
     del peer
-    cuda = _registry.has_cuda_module()
+    cuda = registry.has_cuda_module()
     x = jax.ShapeDtypeStruct(X.shape, X.dtype)
     for platforms in (
         ["tpu"],
@@ -83,10 +83,10 @@ def test_export_for_other_platforms(ours, peer):
 @both
 def test_tpu_lowering_computes_the_same(ours, peer):
     """The reference that other platforms lower to, run here through a platform-neutral export of its HLO."""
-    from jaxkernels import _reference
+    from jaxkernels._rows import reference as plain
 
     for operation in ("fwd", "grad"):
-        reference = getattr(_reference, f"{ours.__name__}_{operation}")
+        reference = getattr(plain, f"{ours.__name__}_{operation}")
         if operation == "fwd":
             np.testing.assert_allclose(jax.jit(reference)(X), peer(X), rtol=2e-6, atol=2e-6)
         else:
@@ -145,7 +145,7 @@ def export(function, names, platforms, arguments):
 def test_one_program_for_every_platform_and_batch(function, operands, names, layouts, kind):
     """From any machine; it runs here, for batches of any size."""
     del layouts
-    from jaxkernels import _registry
+    from jaxkernels._core import registry
 
     def gradient(x, *others):
         return jax.grad(lambda x: jnp.sum(jnp.sin(function(x, *others))))(x)
@@ -159,7 +159,7 @@ def test_one_program_for_every_platform_and_batch(function, operands, names, lay
     platforms = ["cpu", "cuda", "tpu"]
     exported = export(run, names, platforms, abstract)
     # On a CPU the product is XLA's own.
-    with_kernels = _registry.has_cuda_module() or function is not jk.matmul
+    with_kernels = registry.has_cuda_module() or function is not jk.matmul
     assert (f"@{names[0]}" in exported.mlir_module()) == with_kernels
     reloaded = jax.export.deserialize(exported.serialize())
     assert list(reloaded.platforms) == platforms

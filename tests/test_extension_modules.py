@@ -7,9 +7,9 @@ import sys
 import jax
 import pytest
 
-from jaxkernels import _registry
+from jaxkernels._core import registry
 
-MODULES = [m for m in (_registry.cpu_module, _registry.cuda_module) if m is not None]
+MODULES = [m for m in (registry.cpu_module, registry.cuda_module) if m is not None]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the symbols of ELF files")
@@ -25,10 +25,10 @@ def test_modules_export_nothing_but_their_init_function(module):
     assert symbols == [f"PyInit_{module.__name__.rpartition('.')[2]}"]
 
 
-@pytest.mark.skipif(_registry.cuda_module is None, reason="jaxkernels was built without CUDA")
+@pytest.mark.skipif(registry.cuda_module is None, reason="jaxkernels was built without CUDA")
 def test_a_gpu_that_cannot_be_used_has_a_cause():
     count = len(jax.devices()) if jax.default_backend() == "gpu" else 0
     why = f"sees {count} of them" if count else "driver|no CUDA-capable device"
     for _ in range(2):  # the second call asks again
         with pytest.raises(RuntimeError, match=f"CUDA device 99 cannot be used: .*({why})"):
-            _registry.cuda_module.device_limits(99)
+            registry.cuda_module.device_limits(99)

@@ -23,7 +23,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
-from jaxkernels import _gemm
+from jaxkernels._sgemm import primitive
+from jaxkernels._sgemm.options import Options
 
 pytestmark = pytest.mark.usefixtures("on_a_cpu")
 forms = pytest.mark.parametrize("form", ["primitive", "partitioned"])
@@ -39,7 +40,7 @@ def mesh(cpu_devices):
 @pytest.mark.parametrize(("trans_a", "trans_b"), cases.TRANSPOSES)
 def test_what_a_sharding_costs(form, name, trans_a, trans_b, mesh):
     spec_a, spec_b, expected = SHARDINGS[name]
-    options = _gemm.Options(trans_a=trans_a, trans_b=trans_b, alpha=-0.5)
+    options = Options(trans_a=trans_a, trans_b=trans_b, alpha=-0.5)
     a = split(mesh, cases.stored(A, trans_a), *(spec_a[::-1] if trans_a else spec_a))
     b = split(mesh, cases.stored(B, trans_b), *(spec_b[::-1] if trans_b else spec_b))
     found, got = collectives_of(products(options)[form], a, b)
@@ -56,7 +57,7 @@ def test_c_is_added_once(form, name, mesh):
     spec_a, spec_b, expected = SHARDINGS[name]
     a, b = split(mesh, A, *spec_a), split(mesh, B, *spec_b)
     c = split(mesh, C, spec_a[0], spec_b[1])
-    options = _gemm.Options(alpha=2.0, beta=-3.0)
+    options = Options(alpha=2.0, beta=-3.0)
     found, got = collectives_of(products(options)[form], a, b, c)
     assert found == expected
     cases.check(got, A, B, C, alpha=2.0, beta=-3.0)
@@ -77,7 +78,7 @@ def test_c_is_added_once(form, name, mesh):
 def test_sums_are_scattered_where_the_result_is_split(out, expected, beta, mesh):
     """One reduce-scatter, where rows or columns are to be split over the devices of the contraction; c as the result."""
     a, b, c = split(mesh, A, None, "x"), split(mesh, B, "x", None), split(mesh, C, *out)
-    options = _gemm.Options(alpha=2.0, beta=beta)
+    options = Options(alpha=2.0, beta=beta)
     operands = (a, b, c) if beta else (a, b)
     function = functools.partial(wrapped, options)
     program = jax.jit(function, out_shardings=NamedSharding(mesh, out))
@@ -91,7 +92,7 @@ def test_sums_are_scattered_where_the_result_is_split(out, expected, beta, mesh)
 def test_rows_of_several_dimensions(form, spec, mesh, monkeypatch):
     """Batch and sequence are rows, each of which may be split: no operand is put together."""
     if form == "as on cuda":
-        monkeypatch.setattr(_gemm, "sgemm_p", product_p)
+        monkeypatch.setattr(primitive, "sgemm_p", product_p)
     a = cases.operand("normal", (8, 12, 24))
     t = cases.operand("normal", (8, 12, 32), seed=3)
 
@@ -116,7 +117,7 @@ def test_partitions_under_a_mesh_that_is_set(axis_type, cpu_devices):
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(axis_type,) * 2, devices=cpu_devices)
     with jax.set_mesh(mesh):
         a, b = split(mesh, A, "x"), split(mesh, B, None, "y")
-        found, got = collectives_of(functools.partial(wrapped, _gemm.Options(alpha=0.5)), a, b)
+        found, got = collectives_of(functools.partial(wrapped, Options(alpha=0.5)), a, b)
         assert found == []
         cases.check(got, A, B, alpha=0.5)
 
@@ -125,7 +126,7 @@ def test_scattered_over_the_same_axes_in_another_order(mesh):
     a, b = split(mesh, A, None, ("y", "x")), split(mesh, B, ("y", "x"), None)
     c = split(mesh, C, ("x", "y"))
     out = NamedSharding(mesh, P(("x", "y"), None))
-    function = functools.partial(wrapped, _gemm.Options(beta=2.0))
+    function = functools.partial(wrapped, Options(beta=2.0))
     compiled = jax.jit(function, out_shardings=out).lower(a, b, c).compile()
     assert collectives(compiled.as_text()) == ["reduce-scatter"]
     cases.check(compiled(a, b, c), A, B, C, beta=2.0)
@@ -137,7 +138,7 @@ def test_a_mesh_axis_that_a_reshape_splits(cpu_devices):
     b = split(mesh, cases.operand("normal", (8, 24, 8)), "d")
 
     def program(a, b):
-        product = wrapped(_gemm.Options(), a.reshape(2, 4, 8, 24), b.reshape(2, 4, 24, 8))
+        product = wrapped(Options(), a.reshape(2, 4, 8, 24), b.reshape(2, 4, 24, 8))
         return product.reshape(8, 8, 8)
 
     found, got = collectives_of(program, a, b)
@@ -150,7 +151,7 @@ def test_sums_that_do_not_divide_are_not_scattered(mesh):
     a, b = split(mesh, A[:13], None, "x"), split(mesh, B, "x", None)
 
     def program(a, b):
-        product = wrapped(_gemm.Options(), a, b)
+        product = wrapped(Options(), a, b)
         return jax.lax.with_sharding_constraint(product, NamedSharding(mesh, P("x", None)))
 
     found, got = collectives_of(program, a, b)
@@ -165,7 +166,7 @@ def test_sharded_batch_runs_without_collectives(form, shared, mesh):
     b = cases.operand("normal", (1 if shared else 8, 6, 7), seed=1)
     spec_b = (None,) if shared else ("x",)
     found, got = collectives_of(
-        products(_gemm.Options())[form], split(mesh, a, "x"), split(mesh, b, *spec_b)
+        products(Options())[form], split(mesh, a, "x"), split(mesh, b, *spec_b)
     )
     assert found == []
     cases.check(got, a, b)
@@ -176,7 +177,7 @@ def test_axes_in_conflict_are_right(form, mesh):
     """One mesh axis cannot split rows and columns at once: something is gathered, nothing is wrong."""
     for spec_a, spec_b in ((("x", None), (None, "x")), (("x", None), ("x", None))):
         _, got = collectives_of(
-            products(_gemm.Options())[form], split(mesh, A, *spec_a), split(mesh, B, *spec_b)
+            products(Options())[form], split(mesh, A, *spec_a), split(mesh, B, *spec_b)
         )
         cases.check(got, A, B)
 
@@ -190,7 +191,7 @@ def test_uneven_contraction_is_right(k, mesh):
     def product(a, b):
         a = jax.lax.with_sharding_constraint(a, NamedSharding(mesh, P(None, "x")))
         b = jax.lax.with_sharding_constraint(b, NamedSharding(mesh, P("x", None)))
-        return wrapped(_gemm.Options(), a, b)
+        return wrapped(Options(), a, b)
 
     cases.check(product(a, b), a, b)
 
@@ -203,7 +204,7 @@ def test_uneven_rows_are_right(form, mesh):
     def product(a, b):
         a = jax.lax.with_sharding_constraint(a, NamedSharding(mesh, P("x", None)))
         b = jax.lax.with_sharding_constraint(b, NamedSharding(mesh, P(None, "y")))
-        return products(_gemm.Options())[form](a, b)
+        return products(Options())[form](a, b)
 
     cases.check(product(a, b), a, b)
 

@@ -223,11 +223,11 @@ def test_eval_shape():
 
 def test_export_with_a_symbolic_batch():
     """For every platform from any machine; sizes that are open are not split."""
-    from jaxkernels import _registry
+    from jaxkernels._core import registry
 
-    if not _registry.has_cuda_module():  # lowering for CUDA would say so, once
+    if not registry.has_cuda_module():  # lowering for CUDA would say so, once
         with warnings.catch_warnings(action="ignore"):
-            _registry.warn_missing_cuda()
+            registry.warn_missing_cuda()
     rows = jax.export.symbolic_shape("rows")[0]
     check = jax.export.DisabledSafetyCheck.custom_call("jaxkernels_sgemm")
     exported = jax.export.export(
@@ -236,7 +236,7 @@ def test_export_with_a_symbolic_batch():
         disabled_checks=[check],
     )(jax.ShapeDtypeStruct((3, 5), jnp.float32), jax.ShapeDtypeStruct((rows, 3), jnp.float32))
     reloaded = jax.export.deserialize(exported.serialize())
-    assert ("jaxkernels_sgemm" in exported.mlir_module()) == _registry.has_cuda_module()
+    assert ("jaxkernels_sgemm" in exported.mlir_module()) == registry.has_cuda_module()
     leading = jax.export.symbolic_shape("members")[0]
     batched = jax.export.export(
         jax.jit(jax.vmap(jk.matmul, (0, None))), platforms=("cuda",), disabled_checks=[check]

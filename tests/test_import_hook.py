@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jaxkernels import _import_hook
+from jaxkernels._core import import_hook
 
 
 @pytest.fixture
@@ -17,13 +17,13 @@ def module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     yield name
     sys.modules.pop(name, None)
-    _import_hook._callbacks.pop(name, None)
+    import_hook._callbacks.pop(name, None)
 
 
 def test_the_function_runs_after_the_module(module):
     seen = []
-    _import_hook.after_import(module, lambda loaded: seen.append(loaded.value))
-    _import_hook.after_import(module, lambda loaded: seen.append(loaded.__name__))
+    import_hook.after_import(module, lambda loaded: seen.append(loaded.value))
+    import_hook.after_import(module, lambda loaded: seen.append(loaded.__name__))
     assert seen == []
     loaded = importlib.import_module(module)
     assert seen == [1, module]
@@ -33,20 +33,20 @@ def test_the_function_runs_after_the_module(module):
 def test_a_module_that_is_there_is_not_waited_for(module):
     loaded = importlib.import_module(module)
     seen = []
-    _import_hook.after_import(module, seen.append)
+    import_hook.after_import(module, seen.append)
     assert seen == [loaded]
 
 
 def test_a_module_that_is_loaded_again_gets_its_functions_again(module):
     seen = []
-    _import_hook.after_import(module, seen.append)
+    import_hook.after_import(module, seen.append)
     importlib.reload(importlib.import_module(module))
     assert len(seen) == 2
 
 
 def test_a_module_that_does_not_exist_stays_a_module_that_does_not_exist(tmp_path):
     name = f"never_{tmp_path.name}"
-    _import_hook.after_import(name, lambda loaded: pytest.fail(f"{loaded} exists"))
+    import_hook.after_import(name, lambda loaded: pytest.fail(f"{loaded} exists"))
     with pytest.raises(ModuleNotFoundError, match=name):
         importlib.import_module(name)
-    del _import_hook._callbacks[name]
+    del import_hook._callbacks[name]

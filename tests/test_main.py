@@ -10,7 +10,9 @@ from programs import run_python
 
 import jaxkernels as jk
 from jaxkernels import __main__ as main_module
-from jaxkernels import _matmul, _registry, _selfcheck
+from jaxkernels import _selfcheck
+from jaxkernels._core import registry
+from jaxkernels._sgemm import matmul
 
 
 def test_report():
@@ -18,13 +20,13 @@ def test_report():
     assert f"jaxkernels {jk.__version__}" in stdout
     for word in ("jaxlib", "XLA FFI", "running", "Devices", "Targets", "Self-test"):
         assert word in stdout
-    for target in _registry.TARGETS["cuda"]:
+    for target in registry.TARGETS["cuda"]:
         assert target in stdout
     rungs = re.findall(r"float32 +(\w+) +sgemm .* ok$", stdout, re.MULTILINE)
-    on_cuda = gemm_cases.ON_GPU and _registry.has_cuda_module()
+    on_cuda = gemm_cases.ON_GPU and registry.has_cuda_module()
     assert sorted(rungs) == sorted(("auto", *gemm_cases.RUNGS) if on_cuda else ("auto",))
     assert "live" in stdout
-    if not _registry.has_cuda_module():
+    if not registry.has_cuda_module():
         assert "not live: jaxkernels._cuda was not built" in stdout
 
 
@@ -54,7 +56,7 @@ def _tf32(x):
     ids=["TF32", "a term less", "an element not stored", "without C"],
 )
 def test_a_wrong_product_is_noticed(change, monkeypatch):
-    right = _matmul.sgemm
+    right = matmul.sgemm
     assert all(check.passed for check in _selfcheck._check_sgemm("cpu", "auto"))
-    monkeypatch.setattr(_matmul, "sgemm", lambda *x, **options: change(right, *x, **options))
+    monkeypatch.setattr(matmul, "sgemm", lambda *x, **options: change(right, *x, **options))
     assert not any(check.passed for check in _selfcheck._check_sgemm("cpu", "auto"))

@@ -10,7 +10,7 @@ import pytest
 from masked_cases import case
 
 import jaxkernels as jk
-from jaxkernels import _masked_kernels, _masked_softmax
+from jaxkernels._rows import masked, masked_kernels
 
 tiers = pytest.mark.parametrize("tier", cases.TIERS)
 dtypes = pytest.mark.parametrize("dtype", oracle.DTYPES)
@@ -120,12 +120,12 @@ def test_bands_from_the_first_row(dtype, tier):
     """As attention counts them: the last row does not see the last columns, nor a last pack that is not whole."""
     tolerance = 8 * float(jnp.finfo(dtype).eps)
     for left, right in ((None, 0), (None, 2), (-1, 1), (0, 0), (None, -1)):
-        band = _masked_kernels.Band(left, right, from_end=False)
+        band = masked_kernels.Band(left, right, from_end=False)
         with cases.x64(dtype):
             for shape in ((1, 5), (3, 7), (2, 5, 67), (1, 3, 1001)):
                 x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
                 got, want = (
-                    _masked_softmax.apply("test", x, None, None, scale=0.5, band=band, **options)
+                    masked.apply("test", x, None, None, scale=0.5, band=band, **options)
                     for options in ({"tier": tier}, {"implementation": "xla"})
                 )
                 got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)

@@ -8,7 +8,7 @@ import pytest
 from masked_cases import case
 
 import jaxkernels as jk
-from jaxkernels import _masked_kernels, _masked_softmax
+from jaxkernels._rows import masked, masked_kernels
 
 
 def test_directional_derivative_agrees_with_differences():
@@ -84,9 +84,9 @@ def with_band(change):
     """The function with another band, made by `change` of the right one."""
 
     def function(x, mask, bias, *, scale, causal=False, window=None, tier, implementation):
-        band = change(_masked_kernels.band_of(causal, window, from_end=True))
+        band = change(masked_kernels.band_of(causal, window, from_end=True))
         options = {"scale": scale, "tier": tier, "implementation": implementation}
-        return _masked_softmax.apply("wrong", x, mask, bias, band=band, **options)
+        return masked.apply("wrong", x, mask, bias, band=band, **options)
 
     return function
 
@@ -117,7 +117,7 @@ def last_column_hidden(x, mask, bias, scale):
 
 
 def band_shifted(by):
-    return with_band(lambda b: _masked_kernels.Band(b.left, b.right + by, b.from_end))
+    return with_band(lambda b: masked_kernels.Band(b.left, b.right + by, b.from_end))
 
 
 def rounded(x, mask, bias, **options):
@@ -130,8 +130,8 @@ def rounded(x, mask, bias, **options):
 MISTAKES = {
     "one column too many": band_shifted(1),
     "one column too few": band_shifted(-1),
-    "band from the first row": with_band(lambda b: _masked_kernels.Band(b.left, b.right, False)),
-    "no left bound": with_band(lambda b: _masked_kernels.Band(None, b.right)),
+    "band from the first row": with_band(lambda b: masked_kernels.Band(b.left, b.right, False)),
+    "no left bound": with_band(lambda b: masked_kernels.Band(None, b.right)),
     "mask of another batch": with_operands(lambda x, m, b, s: (x, jnp.roll(m, 1, 0), b, s)),
     "mask of another row": with_operands(lambda x, m, b, s: (x, jnp.roll(m, 1, 2), b, s)),
     "mask inverted": with_operands(lambda x, m, b, s: (x, ~m, b, s)),

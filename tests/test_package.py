@@ -25,10 +25,10 @@ def test_dir_shows_the_public_names_alone():
 
 
 def test_private_names_are_there_all_the_same():
-    from jaxkernels import _registry
+    from jaxkernels._core import registry
 
-    assert jk._registry is _registry
-    assert jk.__version__ == _registry.VERSION
+    assert jk._core.registry is registry
+    assert jk.__version__ == registry.VERSION
 
 
 def test_a_program_that_star_imports_gets_the_public_names():

@@ -5,14 +5,14 @@ import re
 import pytest
 from programs import run_python
 
-from jaxkernels import _registry
+from jaxkernels._core import registry
 
-TARGETS = {"cpu": _registry.TARGETS["cpu"], "gpu": _registry.TARGETS["cuda"]}
+TARGETS = {"cpu": registry.TARGETS["cpu"], "gpu": registry.TARGETS["cuda"]}
 
 
 def test_wrong_calls(device):
     """In a program of its own, so that a crash is a failure of this test, with its stack."""
-    if device.platform == "gpu" and not _registry.has_cuda_module():
+    if device.platform == "gpu" and not registry.has_cuda_module():
         pytest.skip("jaxkernels was built without CUDA")
     targets = TARGETS[device.platform]
     printed, _ = run_python("raw_calls.py", *targets, JAX_PLATFORMS=None)

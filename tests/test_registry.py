@@ -9,13 +9,13 @@ import pytest
 from programs import run_python
 
 import jaxkernels as jk
-from jaxkernels import _registry
+from jaxkernels._core import registry
 
 
 def test_status_names_every_target_on_both_platforms():
-    status = _registry.status()
+    status = registry.status()
     assert {(s.target, s.platform) for s in status} == {
-        (target, platform) for target in _registry.TARGETS["cuda"] for platform in ("cpu", "CUDA")
+        (target, platform) for target in registry.TARGETS["cuda"] for platform in ("cpu", "CUDA")
     }
     for s in status:
         assert s.live == (s.why == "")
@@ -23,22 +23,22 @@ def test_status_names_every_target_on_both_platforms():
             assert "XLA's own product" in s.why
         elif s.platform == "cpu":
             assert s.live
-    if not _registry.has_cuda_module():
+    if not registry.has_cuda_module():
         assert all("_cuda" in s.why for s in status if s.platform == "CUDA")
 
 
 def test_cuda_targets_are_live(gpu):
-    assert all(s.live for s in _registry.status() if s.platform == "CUDA")
+    assert all(s.live for s in registry.status() if s.platform == "CUDA")
     assert jk.plan_softmax((2, 3), "float32", device=gpu).tier == "warp"
 
 
 def test_versions():
-    versions = _registry.versions()
+    versions = registry.versions()
     assert versions["jaxkernels"] == jk.__version__ == "0.1.0"
     assert versions["jax"] == jax.__version__
     assert versions["ffi_api_cpu"].startswith("0.")
     assert versions["ffi_api_running"].startswith("0.")
-    assert ("ffi_api_cuda" in versions) == _registry.has_cuda_module()
+    assert ("ffi_api_cuda" in versions) == registry.has_cuda_module()
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,10 @@ def test_versions():
 )
 def test_version_check(built, running, fits):
     if fits:
-        _registry.check_api_version("jaxkernels._cpu", built, running)
+        registry.check_api_version("jaxkernels._cpu", built, running)
         return
     with pytest.raises(ImportError) as raised:
-        _registry.check_api_version("jaxkernels._cpu", built, running)
+        registry.check_api_version("jaxkernels._cpu", built, running)
     text = str(raised.value)
     for part in (
         "jaxkernels._cpu",
@@ -107,8 +107,8 @@ def test_lowering_for_cuda():
     """With a CUDA module a custom call, from any machine; without one the reference, after one warning."""
     program = jax.jit(jk.softmax).trace(jnp.zeros((2, 3)))
     product = jax.jit(jk.matmul).trace(jnp.zeros((2, 3)), jnp.zeros((3, 4)))
-    _registry.warn_missing_cuda.cache_clear()
-    if _registry.has_cuda_module():
+    registry.warn_missing_cuda.cache_clear()
+    if registry.has_cuda_module():
         assert "@jaxkernels_softmax_fwd" in program.lower(lowering_platforms=("cuda",)).as_text()
         assert "@jaxkernels_sgemm" in product.lower(lowering_platforms=("cuda",)).as_text()
         return
@@ -124,8 +124,8 @@ def test_lowering_for_cuda():
 
 def test_module_imports_without_a_gpu_or_driver():
     """The CUDA module, where it was built, is of use for exporting on a machine that has neither."""
-    if not _registry.has_cuda_module():
-        assert "_cuda" in _registry.why_no_kernels("cuda")
+    if not registry.has_cuda_module():
+        assert "_cuda" in registry.why_no_kernels("cuda")
         return
     program = "import jaxkernels._cuda as m; print(m.architectures(), m.ffi_api_version())"
     stdout, _ = run_python("-c", program, CUDA_VISIBLE_DEVICES="")

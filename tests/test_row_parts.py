@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from row_parts_cases import check_all, check_attention, in_parts
 
 import jaxkernels as jk
-from jaxkernels import _row_parts
+from jaxkernels._rows import parts
 from jaxkernels.verify.truth import tolerance
 
 # Rows that some lanes, a warp and a block read, of every alignment.
@@ -138,12 +138,12 @@ def test_handlers_refuse(call, message):
 
 
 def statistics(x, *others, operation="softmax_fwd", result=(4, 2), dtype="float32", has_mask=False):
-    call = jax.ffi.ffi_call(_row_parts.STATISTICS_TARGET, jax.ShapeDtypeStruct(result, dtype))
+    call = jax.ffi.ffi_call(parts.STATISTICS_TARGET, jax.ShapeDtypeStruct(result, dtype))
     call = functools.partial(call, operation=operation, scale=np.float64(1), has_mask=has_mask)
     return jax.jit(call)(x, *others)
 
 
 def finish(x, operation="softmax_fwd", pairs=(4, 2), result=(4, 8), dtype="float32"):
-    call = jax.ffi.ffi_call(_row_parts.FINISH_TARGET, jax.ShapeDtypeStruct(result, dtype))
+    call = jax.ffi.ffi_call(parts.FINISH_TARGET, jax.ShapeDtypeStruct(result, dtype))
     call = functools.partial(call, operation=operation, scale=np.float64(1), has_mask=False)
     return jax.jit(call)(jnp.ones(pairs), x)

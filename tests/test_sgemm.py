@@ -11,7 +11,9 @@ import pytest
 from conftest import skip_or_fail
 
 import jaxkernels as jk
-from jaxkernels import _gemm_calls, _plan
+from jaxkernels._core import devices
+from jaxkernels._sgemm import calls
+from jaxkernels._sgemm.options import Options
 
 algorithms = pytest.mark.parametrize("algorithm", cases.ALGORITHMS)
 transposes = pytest.mark.parametrize(
@@ -297,7 +299,7 @@ def call_with_padding(a, b, pads, **changes):
         for x, trans, pad in zip((a, b), flags, pads, strict=True)
     ]
     results = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((a.shape[0], b.shape[1]), (0,))]
-    call = jax.ffi.ffi_call(_gemm_calls.TARGET, results)
+    call = jax.ffi.ffi_call(calls.TARGET, results)
     return np.asarray(jax.jit(lambda *x: call(*x, **attributes))(*stored)[0])
 
 
@@ -329,10 +331,10 @@ def test_padding_that_cannot_be_is_refused(gpu, pads, changes, text):
 
 def test_padding_is_part_of_the_program(monkeypatch):
     """Operands of the call have it, the result has not."""
-    monkeypatch.setattr(_plan, "_default_device", lambda: "h200")
+    monkeypatch.setattr(devices, "default_device", lambda: "h200")
     _, m, n, k = cases.PADDED[0]
     a, b = jax.ShapeDtypeStruct((m, k), jnp.float32), jax.ShapeDtypeStruct((k, n), jnp.float32)
-    multiply = functools.partial(_gemm_calls.ffi_multiply, options=_gemm_calls.Options())
+    multiply = functools.partial(calls.ffi_multiply, options=Options())
     call = next(e for e in jax.make_jaxpr(multiply)(a, b).eqns if e.primitive.name == "ffi_call")
     assert [x.aval.shape for x in call.invars] == [(m, k + 1), (k, n + 2)]
     assert call.outvars[0].aval.shape == (m, n)

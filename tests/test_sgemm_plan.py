@@ -6,15 +6,16 @@ import hypothesis.strategies as st
 import pytest
 
 import jaxkernels as jk
-from jaxkernels import _cpu, _registry
+from jaxkernels import _cpu
+from jaxkernels._core import registry
 
-DEVICES = sorted(_registry.cpu_module.named_devices())
+DEVICES = sorted(registry.cpu_module.named_devices())
 sizes = st.one_of(st.integers(0, 300), st.integers(1, 70000), st.sampled_from([64, 128, 4096]))
 flags = {"trans_a": st.booleans(), "trans_b": st.booleans()}
 
 
 def limits(device):
-    return _registry.cpu_module.named_devices()[device]
+    return registry.cpu_module.named_devices()[device]
 
 
 @hypothesis.settings(max_examples=300, deadline=None)
@@ -192,7 +193,7 @@ def test_arguments_that_are_refused():
     with pytest.raises(ValueError, match="negative"):
         jk.plan_sgemm(1, -1, 1)
     with pytest.raises(ValueError, match="does not split k"):
-        _registry.cpu_module.plan_sgemm((2, 3), (3, 4), False, False, limits("h200"), "naive", 2)
+        registry.cpu_module.plan_sgemm((2, 3), (3, 4), False, False, limits("h200"), "naive", 2)
     with pytest.raises(ValueError, match="blocks, more than a GPU takes"):
         jk.plan_sgemm(2**22, 2**22, 1, algorithm="naive", device="h200")
 

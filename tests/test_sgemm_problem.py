@@ -7,12 +7,12 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from jaxkernels import _registry
+from jaxkernels._core import registry
 
 
 def problem(a_shape, b_shape, trans_a=False, trans_b=False):
     """(m, n, k, batch dimensions as (size, stride of a, stride of b))."""
-    return _registry.cpu_module.sgemm_problem(a_shape, b_shape, trans_a, trans_b)
+    return registry.cpu_module.sgemm_problem(a_shape, b_shape, trans_a, trans_b)
 
 
 def batch_of(a_batch, b_batch):
@@ -81,10 +81,10 @@ def test_what_else_does_not_fold():
 
 
 def test_a_folded_product_is_planned_as_one_matrix():
-    h200 = _registry.cpu_module.named_devices()["h200"]
+    h200 = registry.cpu_module.named_devices()["h200"]
 
     def plan(a_shape, b_shape):
-        return _registry.cpu_module.plan_sgemm(a_shape, b_shape, False, False, h200)
+        return registry.cpu_module.plan_sgemm(a_shape, b_shape, False, False, h200)
 
     assert plan((100, 1, 64), (1, 64, 256)) == plan((100, 64), (64, 256))
     apart = plan((100, 64, 64), (1, 64, 256))

@@ -95,23 +95,23 @@ def test_kernels_of_a_replicated_and_a_varying_operand(cpu_devices):
     """Two operands that vary over different mesh axes: the result varies over both, and its gradients have the
     types of the operands, so that that of the replicated one is summed over the devices.
     """
-    from jaxkernels import _reference, _softmax
+    from jaxkernels._rows import reference, softmax
 
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AUTO,), devices=cpu_devices)
     y, t = jax.nn.softmax(X[0]), np.stack([T[0] + i for i in range(8)])
     options = {"tier": "auto", "require_kernel": False}
 
     def body(y, t):
-        dx = _softmax.softmax_grad(y, t[0], **options)
+        dx = softmax.softmax_grad(y, t[0], **options)
         assert jax.typeof(dx).manual_axis_type.varying == {"data"}
-        _, pull = jax.vjp(lambda t: _softmax.softmax_grad(y, t, **options), t[0])
+        _, pull = jax.vjp(lambda t: softmax.softmax_grad(y, t, **options), t[0])
         return dx[None], pull(dx)[0][None]
 
     specs = (jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("data"))
     shard = jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=(specs[1], specs[1]))
     with jax.default_device(cpu_devices[0]):
         dx, back = jax.jit(shard)(y, t)
-    want = np.stack([_reference.softmax_grad(y, row) for row in t])
+    want = np.stack([reference.softmax_grad(y, row) for row in t])
     np.testing.assert_allclose(dx, want, rtol=2e-6, atol=2e-6)
-    twice = np.stack([_reference.softmax_grad(y, row) for row in want])
+    twice = np.stack([reference.softmax_grad(y, row) for row in want])
     np.testing.assert_allclose(back, twice, rtol=2e-6, atol=2e-6)

@@ -7,7 +7,7 @@ import oracle
 import pytest
 
 import jaxkernels as jk
-from jaxkernels import _registry, _validate
+from jaxkernels._core import registry, validate
 
 COLS = (
     1,
@@ -43,7 +43,7 @@ each_dtype = pytest.mark.parametrize("dtype", oracle.DTYPES)
 def plans(dtype, tier=None):
     """(operation, cols, offset, shifted, plan) over operations, lengths and places; a forced tier never fails for the place."""
     pack = 16 // oracle.storage(dtype).itemsize
-    for operation, cols, (place, shifted) in itertools.product(_registry.OPERATIONS, COLS, PLACES):
+    for operation, cols, (place, shifted) in itertools.product(registry.OPERATIONS, COLS, PLACES):
         options = {"operation": operation, "device": "h200", "tier": tier}
         try:
             jk.plan_softmax((64, cols), dtype, **options)
@@ -55,7 +55,7 @@ def plans(dtype, tier=None):
 
 
 @each_dtype
-@pytest.mark.parametrize("tier", [None, *_validate.TIERS])
+@pytest.mark.parametrize("tier", [None, *validate.TIERS])
 def test_every_place_has_a_plan(dtype, tier):
     width = oracle.storage(dtype).itemsize
     pack = 16 // width

@@ -7,7 +7,8 @@ import oracle
 import pytest
 
 import jaxkernels as jk
-from jaxkernels import _cpu, _validate
+from jaxkernels import _cpu
+from jaxkernels._core import validate
 
 DEVICES = tuple(_cpu.named_devices())
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
@@ -84,7 +85,7 @@ def masked_boundaries(dtype, operation="masked_softmax_fwd"):
 def check_invariants(all_cols, operations, dtype, device):
     limits = _cpu.named_devices()[device]
     scratch = SCRATCH[dtype]
-    tiers = (None, *_validate.TIERS)
+    tiers = (None, *validate.TIERS)
     for cols, operation, tier in itertools.product(all_cols, operations, tiers):
         for rows in (0, 1, 65537, 1 << 40):
             try:
@@ -182,12 +183,12 @@ def tier_ends(dtype, operation, device):
     """The longest aligned rows of each tier but the last."""
     pack = 16 // BYTES[dtype]
     ends, low = [], 1
-    for tier in _validate.TIERS[:-1]:
+    for tier in validate.TIERS[:-1]:
         high = (1 << 22) // pack
         while low < high:
             middle = (low + high + 1) // 2
             reached = plan(middle * pack, dtype, operation, device).tier
-            stays = _validate.TIERS.index(reached) <= _validate.TIERS.index(tier)
+            stays = validate.TIERS.index(reached) <= validate.TIERS.index(tier)
             low, high = (middle, high) if stays else (low, middle - 1)
         ends.append(low * pack)
     return ends
@@ -351,7 +352,7 @@ def test_limits_of_a_device_without_processors():
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_forced_tiers(dtype):
-    for tier in _validate.TIERS:
+    for tier in validate.TIERS:
         for cols in (1, 7, 128, 129):
             assert plan(cols, dtype, tier=tier).tier == tier
     assert plan(1 << 22, dtype, tier="block_uncached").tier == "block_uncached"

@@ -16,7 +16,9 @@ from programs import ROOT
 import jaxkernels as jk
 import jaxkernels.flax
 import jaxkernels.typing as choices
-from jaxkernels import _cpu, _masked_softmax, _registry, _validate
+from jaxkernels import _cpu
+from jaxkernels._core import registry, validate
+from jaxkernels._rows import masked
 
 FUNCTIONS = {
     **{f"jk.{name}": getattr(jk, name) for name in jk.__all__},
@@ -60,13 +62,13 @@ def test_hints_can_be_read_and_no_choice_is_any_text(name):
 
 def test_tables_of_the_checks_are_these_types():
     args = typing.get_args
-    assert args(choices.Tier) == _validate.TIERS
-    assert args(choices.DtypeName) == _validate.DTYPES
-    assert args(choices.Implementation) == _validate.IMPLEMENTATIONS
-    assert args(choices.AttentionImplementation) == (*_validate.IMPLEMENTATIONS, "cudnn")
-    assert args(choices.EmptyRows) == _masked_softmax.EMPTY_ROWS
-    assert args(choices.Operation) == _registry.OPERATIONS
-    assert args(choices.Algorithm) == _validate.ALGORITHMS
+    assert args(choices.Tier) == validate.TIERS
+    assert args(choices.DtypeName) == validate.DTYPES
+    assert args(choices.Implementation) == validate.IMPLEMENTATIONS
+    assert args(choices.AttentionImplementation) == (*validate.IMPLEMENTATIONS, "cudnn")
+    assert args(choices.EmptyRows) == masked.EMPTY_ROWS
+    assert args(choices.Operation) == registry.OPERATIONS
+    assert args(choices.Algorithm) == validate.ALGORITHMS
 
 
 def test_tables_of_the_extension_module_are_these_types():
@@ -74,9 +76,9 @@ def test_tables_of_the_extension_module_are_these_types():
     assert set(typing.get_args(choices.DeviceName)) == set(_cpu.named_devices())
     ours = {"auto", "auto_for_batch"}
     assert set(typing.get_args(choices.Algorithm)) == set(_cpu.sgemm_algorithms()) - ours
-    for dtype in _validate.DTYPES:
-        for operation in _registry.OPERATIONS:
-            for tier in _validate.TIERS:
+    for dtype in validate.DTYPES:
+        for operation in registry.OPERATIONS:
+            for tier in validate.TIERS:
                 assert _cpu.plan_softmax(1, 8, dtype, operation, h200, tier).tier == tier
 
 

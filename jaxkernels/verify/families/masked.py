@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxkernels as jk
-from jaxkernels import _validate
+from jaxkernels._core import validate
 from jaxkernels.verify import lengths, values
 from jaxkernels.verify.problem import DERIVATIVES, Arrays, Judged, Problem, differentiated, expect
 from jaxkernels.verify.truth import masked
@@ -66,7 +66,7 @@ class Masked:
         how = None
         plain = options["scale"] and options["scale"] > 0 and options["bias"] is None
         if jax.default_backend() == "gpu" and plain:
-            how = [None, *_validate.TIERS][rng.integers(len(_validate.TIERS) + 1)]
+            how = [None, *validate.TIERS][rng.integers(len(validate.TIERS) + 1)]
             names = ("masked_softmax_fwd", "masked_softmax_grad")
             how = how if lengths.tier_serves(how, shape, dtype, names) else None
         return options, how

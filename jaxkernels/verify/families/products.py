@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxkernels as jk
-from jaxkernels import _registry, _validate
+from jaxkernels._core import registry, validate
 from jaxkernels.verify import values
 from jaxkernels.verify.families import layouts
 from jaxkernels.verify.families.terms import Terms, active_operands, result_shape
@@ -59,8 +59,8 @@ class Products:
             options["beta"] = 0.0
             if options["has_c"]:
                 options["beta"] = None if traced else float(rng.choice([0.0, 1.0, -1.0, 0.7]))
-        has_kernels = jax.default_backend() == "gpu" and _registry.has_cuda_module()
-        rungs = (None, *_validate.ALGORITHMS) if has_kernels else (None,)
+        has_kernels = jax.default_backend() == "gpu" and registry.has_cuda_module()
+        rungs = (None, *validate.ALGORITHMS) if has_kernels else (None,)
         return options, rungs[rng.integers(len(rungs))]
 
     def member(self, problem: Problem, rng: np.random.Generator) -> tuple[Arrays, bool]:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 import jaxkernels as jk
-from jaxkernels import _validate
+from jaxkernels._core import validate
 from jaxkernels.verify import lengths, values
 from jaxkernels.verify.problem import DERIVATIVES, Arrays, Judged, Problem, differentiated, expect
 from jaxkernels.verify.truth import rows, tolerance
@@ -46,7 +46,7 @@ class Softmax:
             where = [1 if rng.random() < 0.3 else size for size in shape]
         how = None
         if jax.default_backend() == "gpu":
-            how = [None, *_validate.TIERS][rng.integers(len(_validate.TIERS) + 1)]
+            how = [None, *validate.TIERS][rng.integers(len(validate.TIERS) + 1)]
             ours = tuple(name for name in rows.OPERATIONS if name.startswith(operation))
             how = how if lengths.tier_serves(how, (max(count, 1), cols), dtype, ours) else None
         return {"shape": shape, "axis": axis, "where": where}, how

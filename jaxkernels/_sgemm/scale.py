@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
-from jaxkernels import _compat, _experimental_rules, _primitive
+from jaxkernels._core import compat, experimental_rules, sharding
 
 scale_p = Primitive("jaxkernels_scale")
 
@@ -33,14 +33,14 @@ def scale(factor: jax.Array, x: jax.Array) -> jax.Array:
             them, until it is mapped.
         x: array.
     """
-    return scale_p.bind(*_primitive.equalize_varying([factor, x]))
+    return scale_p.bind(*sharding.equalize_varying([factor, x]))
 
 
 def _abstract_eval(factor: Any, x: Any) -> Any:
     if factor.dtype != x.dtype or factor.shape != x.shape[: factor.ndim]:
         raise TypeError(f"{scale_p.name}: {factor} is no factor of {x}")
-    spec = tuple(_compat.aval_spec(x))
-    return _compat.with_shape_and_spec(_compat.with_mesh(x, factor), x.shape, spec)
+    spec = tuple(compat.aval_spec(x))
+    return compat.with_shape_and_spec(compat.with_mesh(x, factor), x.shape, spec)
 
 
 def _reference(factor: jax.Array, x: jax.Array) -> jax.Array:
@@ -85,7 +85,7 @@ def _batch(
         to = max(x_dim, factor.ndim)
         return scale(factor, jnp.moveaxis(x, x_dim, to)), to
     factor, x = (
-        _compat.batch_at_front(axis_data, operand, dim)
+        compat.batch_at_front(axis_data, operand, dim)
         for operand, dim in zip(operands, batch_dims, strict=True)
     )
     return scale(factor, x), 0
@@ -98,4 +98,4 @@ ad.primitive_jvps[scale_p] = _jvp
 ad.primitive_transposes[scale_p] = _transpose
 mlir.register_lowering(scale_p, mlir.lower_fun(_reference, multiple_results=False))
 # A Taylor series in the factor is that of the product, also where the factor is 0.
-_experimental_rules.define_rules(scale_p, _product)
+experimental_rules.define_rules(scale_p, _product)

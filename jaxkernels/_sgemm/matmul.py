@@ -16,7 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxkernels import _contraction, _eager, _gemm, _gemm_validate, _sgemm, _validate
+from jaxkernels._core import eager, validate
+from jaxkernels._sgemm import checks, contraction, primitive
+from jaxkernels._sgemm import sgemm as sgemm_call
 from jaxkernels.typing import Algorithm, Implementation
 
 DotDimensionNumbers = tuple[
@@ -86,7 +88,7 @@ def matmul(
     return _matmul(a, b, preferred_element_type, out_sharding, algorithm, implementation)
 
 
-@_eager.jit_when_eager(operands=2)
+@eager.jit_when_eager(operands=2)
 def _matmul(
     a: ArrayLike,
     b: ArrayLike,
@@ -95,21 +97,21 @@ def _matmul(
     algorithm: Algorithm | None,
     implementation: Implementation | None,
 ) -> jax.Array:
-    a, b = _gemm_validate.as_operands("matmul", a, b)
+    a, b = checks.as_operands("matmul", a, b)
     reference = functools.partial(
         jnp.matmul,
         precision=lax.Precision.HIGHEST,
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
     )
-    if _gemm_validate.asks_for_xla(algorithm, implementation):
+    if checks.asks_for_xla(algorithm, implementation):
         return reference(a, b)
     jax.eval_shape(reference, a, b)  # raises what jnp.matmul raises for bad shapes
-    a, b = _gemm_validate.as_float32("matmul", a, b, preferred_element_type)
+    a, b = checks.as_float32("matmul", a, b, preferred_element_type)
     if a.ndim <= 2 or b.ndim <= 2:
         # At most one operand has batch dimensions; they become free ones.
         contracting = ((a.ndim - 1,), (max(b.ndim - 2, 0),))
-        product = _contraction.dot_general(
+        product = contraction.dot_general(
             a, b, (contracting, ((), ())), out_sharding, algorithm, implementation
         )
         if b.ndim <= 2:
@@ -117,11 +119,11 @@ def _matmul(
         # (m, ..., n) where jnp.matmul has (..., m, n)
         return product if a.ndim == 1 else jnp.moveaxis(product, 0, -2)
     if out_sharding is not None:
-        _gemm_validate.check_no_kernel_is_forced(algorithm, implementation)
+        checks.check_no_kernel_is_forced(algorithm, implementation)
         return reference(a, b)
     rank = max(a.ndim, b.ndim)
     a, b = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
-    return _gemm.multiply(a, b, options=_contraction.options_of(algorithm, implementation))
+    return primitive.multiply(a, b, options=contraction.options_of(algorithm, implementation))
 
 
 def dot_general(
@@ -177,7 +179,7 @@ def dot_general(
         >>> jk.dot_general(x, w, (((2,), (0,)), ((), ()))).shape
         (2, 3, 5)
     """
-    _validate.check_static(dimension_numbers=dimension_numbers)
+    validate.check_static(dimension_numbers=dimension_numbers)
     (contract, batch) = dimension_numbers
     numbers = (_as_tuples(contract), _as_tuples(batch))
     return _dot_general(
@@ -192,7 +194,7 @@ def dot_general(
     )
 
 
-@_eager.jit_when_eager(operands=2)
+@eager.jit_when_eager(operands=2)
 def _dot_general(
     lhs: ArrayLike,
     rhs: ArrayLike,
@@ -203,21 +205,21 @@ def _dot_general(
     algorithm: Algorithm | None,
     implementation: Implementation | None,
 ) -> jax.Array:
-    lhs, rhs = _gemm_validate.as_operands("dot_general", lhs, rhs)
+    lhs, rhs = checks.as_operands("dot_general", lhs, rhs)
     reference = functools.partial(
         lax.dot_general,
         dimension_numbers=numbers,
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
     )
-    if _gemm_validate.asks_for_xla(algorithm, implementation):
+    if checks.asks_for_xla(algorithm, implementation):
         return reference(lhs, rhs, precision=lax.Precision.HIGHEST)
     if "64" in str(precision):
         raise ValueError(f"dot_general: products are in float32; got precision={precision!r}")
     # Raises what lax.dot_general raises for bad dimensions, or for no precision at all.
     jax.eval_shape(functools.partial(reference, precision=precision), lhs, rhs)
-    lhs, rhs = _gemm_validate.as_float32("dot_general", lhs, rhs, preferred_element_type)
-    return _contraction.dot_general(lhs, rhs, numbers, out_sharding, algorithm, implementation)
+    lhs, rhs = checks.as_float32("dot_general", lhs, rhs, preferred_element_type)
+    return contraction.dot_general(lhs, rhs, numbers, out_sharding, algorithm, implementation)
 
 
 def sgemm(
@@ -275,11 +277,11 @@ def sgemm(
         [[5. 5. 5. 5.]
          [5. 5. 5. 5.]]
     """
-    alpha = _gemm_validate.as_factor("alpha", alpha)
-    beta = _gemm_validate.as_factor("beta", beta)
+    alpha = checks.as_factor("alpha", alpha)
+    beta = checks.as_factor("beta", beta)
     if c is None and (isinstance(beta, jax.Array) or beta != 0):
         raise ValueError(f"sgemm: beta={beta!r} needs a c to be a factor of")
-    return _sgemm.apply(a, b, c, alpha, beta, trans_a, trans_b, algorithm, implementation)
+    return sgemm_call.apply(a, b, c, alpha, beta, trans_a, trans_b, algorithm, implementation)
 
 
 def _as_tuples(pair: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -1,7 +1,7 @@
 """sgemm: how its operands, flags and factors become one matrix product.
 
 Owns: ranks that differ, and factors that are known only when the program runs. Must not know: what a
-factor may be (`_gemm_validate`), or how a product is computed (`_gemm`).
+factor may be (`checks`), or how a product is computed (`primitive`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxkernels import _contraction, _eager, _gemm, _gemm_validate, _validate
-from jaxkernels._scale import scale
+from jaxkernels._core import eager, validate
+from jaxkernels._sgemm import checks, contraction, primitive
+from jaxkernels._sgemm.scale import scale
 from jaxkernels.typing import Algorithm, Implementation
 
 
-@_eager.jit_when_eager(operands=3, traced=5)
+@eager.jit_when_eager(operands=3, traced=5)
 def apply(
     a: ArrayLike,
     b: ArrayLike,
@@ -31,18 +32,18 @@ def apply(
     implementation: Implementation | None,
 ) -> jax.Array:
     """What `jaxkernels.sgemm` returns; its factors are floats or arrays of shape ()."""
-    a, b = _gemm_validate.as_operands("sgemm", a, b)
+    a, b = checks.as_operands("sgemm", a, b)
     operands = [a, b]
     if c is not None:
-        operands.append(_validate.as_array("sgemm", "c", c))
+        operands.append(validate.as_array("sgemm", "c", c))
     for name, x in zip("abc", operands, strict=False):
-        _gemm_validate.check_float32("sgemm", name, x)
+        checks.check_float32("sgemm", name, x)
     rank = max(a.ndim, b.ndim, 2)
-    options = _contraction.options_of(
+    options = contraction.options_of(
         algorithm,
         implementation,
-        trans_a=_gemm_validate.flag("trans_a", trans_a),
-        trans_b=_gemm_validate.flag("trans_b", trans_b),
+        trans_a=checks.flag("trans_a", trans_a),
+        trans_b=checks.flag("trans_b", trans_b),
         alpha=1.0 if isinstance(alpha, jax.Array) else alpha,
         beta=0.0 if isinstance(beta, jax.Array) else beta,
     )
@@ -50,14 +51,14 @@ def apply(
         if x.ndim < 2:
             raise ValueError(f"sgemm: {name} must be a matrix; got shape {x.shape}")
     operands[:2] = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
-    product_of = _gemm.multiply
-    if _gemm_validate.asks_for_xla(algorithm, implementation):
-        jax.eval_shape(functools.partial(_gemm.multiply, options=options), *operands)
-        product_of = _gemm.reference
+    product_of = primitive.multiply
+    if checks.asks_for_xla(algorithm, implementation):
+        jax.eval_shape(functools.partial(primitive.multiply, options=options), *operands)
+        product_of = primitive.reference
     if not isinstance(alpha, jax.Array) and not isinstance(beta, jax.Array):
         return product_of(*operands, options=options)
     # A factor that is known only when the program runs is applied by XLA.
-    jax.eval_shape(functools.partial(_gemm.multiply, options=options), *operands)
+    jax.eval_shape(functools.partial(primitive.multiply, options=options), *operands)
     without_c = dataclasses.replace(options, beta=0.0)
     result = product_of(*operands[:2], options=without_c)
     if isinstance(alpha, jax.Array):

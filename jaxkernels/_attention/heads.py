@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxkernels import _contraction
+from jaxkernels._sgemm import contraction
 
 # A function like lax.dot_general: (lhs, rhs, dimension_numbers) -> product.
 Dot = Callable[..., jax.Array]
@@ -35,7 +35,7 @@ def dot_of(dtype: Any, precision: Any = None, *, wide: bool = False) -> Dot:
     if wide and jnp.issubdtype(dtype, jnp.integer):
         return _dot_of_integers
     if name == "float32" and precision is None:
-        return _contraction.batched_dot_general
+        return contraction.batched_dot_general
     if not wide or name not in ("bfloat16", "float16"):
         return functools.partial(lax.dot_general, precision=precision)
     if name == "bfloat16" and precision is None:
@@ -62,7 +62,7 @@ def _dot_of_widened(precision: Any, lhs: jax.Array, rhs: jax.Array, numbers: Any
 
 def _dot_of_integers(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:
     """The product as float32. XLA has none of integers into floats on a GPU: it ends the process."""
-    return _contraction.batched_dot_general(
+    return contraction.batched_dot_general(
         lhs.astype(jnp.float32), rhs.astype(jnp.float32), numbers
     )
 

@@ -20,15 +20,9 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
-from jaxkernels import (
-    _compat,
-    _plan,
-    _primitive,
-    _reference,
-    _row_derivatives,
-    _row_parts,
-    _validate,
-)
+from jaxkernels._core import compat, validate
+from jaxkernels._rows import derivatives, parts, plan, primitive
+from jaxkernels._rows import reference as plain
 from jaxkernels.typing import Implementation, Operation, Tier
 
 Axis = int | tuple[int, ...] | list[int] | None
@@ -36,33 +30,33 @@ Axis = int | tuple[int, ...] | list[int] | None
 
 def _kernel(
     operation: Operation, reference: Callable[..., jax.Array], operands: int
-) -> _primitive.RowKernel:
-    return _primitive.define(
+) -> primitive.RowKernel:
+    return primitive.define(
         name=f"jaxkernels_{operation}",
         reference=reference,
         target=f"jaxkernels_{operation}",
-        check=lambda shape, dtype, tier: _plan.check_tier(operation, shape, dtype, tier),
+        check=lambda shape, dtype, tier: plan.check_tier(operation, shape, dtype, tier),
         full_operands=operands,
-        parts=lambda: _row_parts.Parts(operation, finds_max=operation.endswith("_fwd")),
+        parts=lambda: parts.Parts(operation, finds_max=operation.endswith("_fwd")),
     )
 
 
-softmax_fwd = _kernel("softmax_fwd", _reference.softmax_fwd, 1)
-softmax_grad = _kernel("softmax_grad", _reference.softmax_grad, 2)
-log_softmax_fwd = _kernel("log_softmax_fwd", _reference.log_softmax_fwd, 1)
-log_softmax_grad = _kernel("log_softmax_grad", _reference.log_softmax_grad, 2)
-log_softmax_jvp = _kernel("log_softmax_jvp", _reference.log_softmax_jvp, 2)
+softmax_fwd = _kernel("softmax_fwd", plain.softmax_fwd, 1)
+softmax_grad = _kernel("softmax_grad", plain.softmax_grad, 2)
+log_softmax_fwd = _kernel("log_softmax_fwd", plain.log_softmax_fwd, 1)
+log_softmax_grad = _kernel("log_softmax_grad", plain.log_softmax_grad, 2)
+log_softmax_jvp = _kernel("log_softmax_jvp", plain.log_softmax_jvp, 2)
 
 # The Jacobian of softmax, diag(y) - y y^T, is symmetric; that of log_softmax, I - 1 exp(y)^T, is
 # not.
-_row_derivatives.define_derivatives(softmax_fwd, jvp=softmax_grad, grad=softmax_grad)
-_row_derivatives.define_derivatives(log_softmax_fwd, jvp=log_softmax_jvp, grad=log_softmax_grad)
+derivatives.define_derivatives(softmax_fwd, jvp=softmax_grad, grad=softmax_grad)
+derivatives.define_derivatives(log_softmax_fwd, jvp=log_softmax_jvp, grad=log_softmax_grad)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Algorithm:
     name: str
-    forward: _primitive.RowKernel
+    forward: primitive.RowKernel
     jax_nn: Callable[..., jax.Array]
     masked: float  # the result where the mask is False
 
@@ -213,16 +207,16 @@ def _apply(
     tier: Tier | None,
     implementation: Implementation | None,
 ) -> jax.Array:
-    _validate.check_choice("implementation", implementation, _validate.IMPLEMENTATIONS)
-    _validate.check_choice("tier", tier, _validate.TIERS)
-    _validate.check_static(axis=axis)
+    validate.check_choice("implementation", implementation, validate.IMPLEMENTATIONS)
+    validate.check_choice("tier", tier, validate.TIERS)
+    validate.check_static(axis=axis)
     if implementation == "xla":
         if tier is not None:
             raise ValueError(f'implementation="xla" has no tiers; got tier={tier!r}')
         return algorithm.jax_nn(x, axis, where)
 
-    x = _validate.as_array(algorithm.name, "x", x)
-    dtype = _validate.computation_dtype(x)
+    x = validate.as_array(algorithm.name, "x", x)
+    dtype = validate.computation_dtype(x)
     why_not = _why_no_kernel(dtype, axis)
     if why_not and (implementation == "ffi" or tier is not None):
         wanted = 'implementation="ffi"' if implementation == "ffi" else f"tier={tier!r}"
@@ -230,10 +224,10 @@ def _apply(
     if why_not:
         return algorithm.jax_nn(x, axis, where)
 
-    mask = None if where is None else _validate.as_mask(algorithm.name, "where", where)
-    _validate.broadcast_all(algorithm.name, x=x, where=mask)
+    mask = None if where is None else validate.as_mask(algorithm.name, "where", where)
+    validate.broadcast_all(algorithm.name, x=x, where=mask)
     result_ndim = x.ndim if mask is None else max(x.ndim, mask.ndim)
-    axes = _validate.canonical_axes(axis, x.ndim, result_ndim)
+    axes = validate.canonical_axes(axis, x.ndim, result_ndim)
     x = x.astype(dtype)
     y = _along_last_axis(
         lambda rows: algorithm.forward(
@@ -247,9 +241,9 @@ def _apply(
 
 def _why_no_kernel(dtype: Any, axis: Any) -> str:
     """The reason why no kernel can serve, whatever the platform; empty if one can."""
-    if dtype.name not in _validate.DTYPES:
-        return f"kernels exist for {', '.join(_validate.DTYPES)}; got {dtype.name}"
-    if _validate.names_mapped_axis(axis):
+    if dtype.name not in validate.DTYPES:
+        return f"kernels exist for {', '.join(validate.DTYPES)}; got {dtype.name}"
+    if validate.names_mapped_axis(axis):
         return f"kernels reduce over positional axes; got axis={axis!r}"
     return ""
 
@@ -283,9 +277,9 @@ def _along_last_axis(
         return jnp.transpose(function(moved), back)
     # An explicit sharding of the merged dimensions has no counterpart in the merged array: gather
     # them, as the kernel would, and shard the result again.
-    spec = _compat.explicit_spec(moved)
+    spec = compat.explicit_spec(moved)
     whole = PartitionSpec(*spec[: len(kept)], *[None] * len(axes))
-    gathered = moved if spec == whole else _compat.reshard(moved, whole)
+    gathered = moved if spec == whole else compat.reshard(moved, whole)
     rows = gathered.reshape(*moved.shape[: len(kept)], math.prod(moved.shape[len(kept) :]))
     y = function(rows).reshape(moved.shape)
-    return jnp.transpose(y if spec == whole else _compat.reshard(y, spec), back)
+    return jnp.transpose(y if spec == whole else compat.reshard(y, spec), back)

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxkernels import _compat
+from jaxkernels._core import compat
 
 Function = Callable[..., jax.Array]
 
@@ -51,7 +51,7 @@ def jit_when_eager(operands: int, traced: int | None = None) -> Callable[[Functi
 
         @functools.wraps(function)
         def call(*arguments: Any) -> jax.Array:
-            if not _compat.outside_of_traces():
+            if not compat.outside_of_traces():
                 return function(*arguments)
             kinds = [x.dtype if type(x) is np.ndarray else type(x) for x in arguments]
             try:

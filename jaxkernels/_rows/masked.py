@@ -1,7 +1,7 @@
 """Scaled, biased and masked softmax of attention scores, as one row operation.
 
 Owns: the public function, and how masks, biases and windows of any shape become operands of the
-kernel. Must not know: how a kernel is made (`_masked_kernels`) or launched, or layouts of queries
+kernel. Must not know: how a kernel is made (`masked_kernels`) or launched, or layouts of queries
 and keys.
 
 The fusion is OneFlow's: scale, mask and bias belong to the load of a row (its LOAD functor), not to
@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxkernels import _reference, _validate
-from jaxkernels._masked_kernels import Band, Window, band_of, masked_softmax_fwd
+from jaxkernels._core import validate
+from jaxkernels._rows import reference
+from jaxkernels._rows.masked_kernels import Band, Window, band_of, masked_softmax_fwd
 from jaxkernels.typing import EmptyRows, Implementation, Tier
 
 EMPTY_ROWS: tuple[EmptyRows, ...] = get_args(EmptyRows)
@@ -106,7 +107,7 @@ def scaled_masked_softmax(
          [0.33333334 0.33333334 0.33333334 0.        ]
          [0.25       0.25       0.25       0.25      ]]
     """
-    _validate.check_static(causal=causal, window=window)
+    validate.check_static(causal=causal, window=window)
     return apply(
         "scaled_masked_softmax",
         scores,
@@ -133,25 +134,25 @@ def apply(
     implementation: Implementation | None = None,
 ) -> jax.Array:
     """`scaled_masked_softmax` with any band; `function` names the caller in errors."""
-    _validate.check_choice("implementation", implementation, _validate.IMPLEMENTATIONS)
-    _validate.check_choice("tier", tier, _validate.TIERS)
-    _validate.check_static(empty_rows=empty_rows)
+    validate.check_choice("implementation", implementation, validate.IMPLEMENTATIONS)
+    validate.check_choice("tier", tier, validate.TIERS)
+    validate.check_static(empty_rows=empty_rows)
     if empty_rows not in EMPTY_ROWS:
         raise ValueError(f"empty_rows must be 'zero' or 'mean'; got {empty_rows!r}")
     if implementation == "xla" and tier is not None:
         raise ValueError(f'implementation="xla" has no tiers; got tier={tier!r}')
 
-    x = _validate.as_array(function, "scores", scores)
+    x = validate.as_array(function, "scores", scores)
     dtype = x.dtype
-    if dtype.name not in _validate.DTYPES:
+    if dtype.name not in validate.DTYPES:
         raise TypeError(
-            f"{function}: scores must be {', '.join(_validate.DTYPES)}; got {dtype.name}"
+            f"{function}: scores must be {', '.join(validate.DTYPES)}; got {dtype.name}"
         )
     if x.ndim < 2:
         raise ValueError(f"{function}: scores must be of shape (..., q, k); got {x.shape}")
-    mask = None if mask is None else _validate.as_mask(function, "mask", mask)
+    mask = None if mask is None else validate.as_mask(function, "mask", mask)
     bias = None if bias is None else bias_array(function, bias, x)
-    shape = _validate.broadcast_all(function, scores=x, mask=mask, bias=bias)
+    shape = validate.broadcast_all(function, scores=x, mask=mask, bias=bias)
 
     if bias is not None:
         x = x.astype(bias.dtype)
@@ -169,13 +170,13 @@ def apply(
     }
     x = jnp.broadcast_to(x, shape)
     if implementation == "xla":
-        y = _reference.masked_softmax_fwd(x, *sides, **attributes)
+        y = reference.masked_softmax_fwd(x, *sides, **attributes)
     else:
         y = masked_softmax_fwd(
             x, *sides, tier=tier or "auto", require_kernel=implementation == "ffi", **attributes
         )
     if empty_rows == "mean" and (mask is not None or not band.is_open):
-        mean = 1 / jnp.asarray(shape[-1], _reference.compute_dtype(y))
+        mean = 1 / jnp.asarray(shape[-1], reference.compute_dtype(y))
         sees = _sees_something(None if mask is None else sides[0], shape, band)
         y = jnp.where(sees, y, mean.astype(y.dtype))
     return y.astype(dtype)
@@ -183,11 +184,11 @@ def apply(
 
 def bias_array(function: str, bias: Any, x: jax.Array) -> jax.Array:
     """The bias in the dtype in which the softmax is taken."""
-    bias = _validate.as_array(function, "bias", bias)
+    bias = validate.as_array(function, "bias", bias)
     if bias.dtype == jnp.bool_:
         raise TypeError(f"{function}: bias must not be bool; is it meant as mask=?")
-    promoted = _validate.promoted_dtype(x, bias)
-    if promoted.name not in _validate.DTYPES:
+    promoted = validate.promoted_dtype(x, bias)
+    if promoted.name not in validate.DTYPES:
         raise TypeError(f"{function}: bias must be real; got {bias.dtype.name}")
     return bias.astype(promoted)
 
@@ -202,7 +203,7 @@ def fused_scale(function: str, x: jax.Array, scale: Any) -> tuple[jax.Array, flo
         TypeError: scale is not a number, or complex.
         ValueError: it is not a scalar.
     """
-    wide = _reference.compute_dtype(x)
+    wide = reference.compute_dtype(x)
     if np.ndim(scale) != 0:
         raise ValueError(f"{function}: scale must be a scalar; got shape {np.shape(scale)}")
     if isinstance(scale, (numbers.Real, np.floating, np.integer)):
@@ -210,7 +211,7 @@ def fused_scale(function: str, x: jax.Array, scale: Any) -> tuple[jax.Array, flo
             held = float(np.dtype(wide).type(scale))
         if 0 < held < math.inf:
             return x, float(scale)
-    factor = _validate.as_array(function, "scale", scale)
+    factor = validate.as_array(function, "scale", scale)
     if jnp.iscomplexobj(factor):
         raise TypeError(f"{function}: scale must be real; got {factor.dtype.name}")
     return x.astype(wide) * factor.astype(wide), 1.0
@@ -225,5 +226,5 @@ def _with_rank_and_columns(side: jax.Array, shape: tuple[int, ...]) -> jax.Array
 
 def _sees_something(mask: jax.Array | None, shape: tuple[int, ...], band: Band) -> jax.Array:
     """Whether a row sees anything, with one column."""
-    seen = _reference.band(shape, **band.attributes())
+    seen = reference.band(shape, **band.attributes())
     return jnp.any(seen if mask is None else seen & mask, axis=-1, keepdims=True)

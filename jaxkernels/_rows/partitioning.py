@@ -1,7 +1,7 @@
 """How a row kernel is split over devices.
 
 Dimensions of rows are split as those of the first operand, without communication; a dimension of
-size 1 stays whole. Where the columns are split, the operation runs in two parts (`_row_parts`), and
+size 1 stays whole. Where the columns are split, the operation runs in two parts (`parts`), and
 one or two values a row cross the network. Columns that do not divide by the number of devices are
 gathered, because padding would take part in the reductions.
 
@@ -20,7 +20,7 @@ import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxkernels import _row_parts
+from jaxkernels._rows import parts as row_parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class SplitCall:
     """
 
     whole: Callable[..., jax.Array]
-    parts: _row_parts.Parts
+    parts: row_parts.Parts
     at_place: Callable[[Sequence[jax.Array], Place], tuple[SplitCall, list[jax.Array]]] | None = (
         None
     )
@@ -110,7 +110,7 @@ def _local(
         place = Place((full[-2], full[-1]), _index(axes[-2]) * rows, _index(axes[-1]) * cols)
         call, operands = call.at_place(operands, place)
     if axes[-1]:
-        return _row_parts.apply(call.parts, operands, axes[-1])
+        return row_parts.apply(call.parts, operands, axes[-1])
     return call.whole(*operands)
 
 

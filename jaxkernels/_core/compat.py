@@ -25,7 +25,7 @@ from jax.extend.mlir import ir
 from jax.interpreters import batching, mlir
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from jaxkernels import _import_hook
+from jaxkernels._core import import_hook
 
 # Shardy names the factors of a sharding rule i, j, ... z and then z_1, z_2, ...; no other name
 # parses.
@@ -318,4 +318,4 @@ def _when_imported(module: str, register: Callable[[ModuleType], None]) -> None:
         with contextlib.suppress(AttributeError):
             register(loaded)
 
-    _import_hook.after_import(module, register_if_possible)
+    import_hook.after_import(module, register_if_possible)

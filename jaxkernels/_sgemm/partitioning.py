@@ -31,7 +31,7 @@ def partitioned(
     Args:
         local: the product of one device, `local(a, b, c=None, options=...)`.
         shapes: those of the operands.
-        options: a `_gemm.Options`.
+        options: a `primitive.Options`.
     """
 
     def whole(*operands: jax.Array) -> jax.Array:

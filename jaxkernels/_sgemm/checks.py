@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkernels import _validate
+from jaxkernels._core import validate
 
 _ALTERNATIVES = (
     ". jax.numpy.matmul multiplies every dtype, and .astype(jnp.float32) makes an operand one for "
@@ -25,7 +25,7 @@ _ALTERNATIVES = (
 def as_operands(function: str, a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
     """Both operands as arrays, named in errors as the function's signature names them."""
     names = ("lhs", "rhs") if function == "dot_general" else ("a", "b")
-    return _validate.as_array(function, names[0], a), _validate.as_array(function, names[1], b)
+    return validate.as_array(function, names[0], a), validate.as_array(function, names[1], b)
 
 
 def as_float32(
@@ -88,7 +88,7 @@ def _is_real(dtype: Any) -> bool:
 
 def flag(name: str, value: Any) -> bool:
     """A transpose flag of sgemm: a bool, or BLAS's 0, 1 (transposed) or 2 (conjugated as well)."""
-    _validate.check_static(**{name: value})
+    validate.check_static(**{name: value})
     if value not in (0, 1, 2):
         raise ValueError(f"sgemm: {name} must be 0, 1 or 2, or a bool; got {value!r}")
     return bool(value)
@@ -96,8 +96,8 @@ def flag(name: str, value: Any) -> bool:
 
 def asks_for_xla(algorithm: str | None, implementation: str | None) -> bool:
     """Whether XLA's own product was asked for; ValueError for what there is not."""
-    _validate.check_choice("implementation", implementation, _validate.IMPLEMENTATIONS)
-    _validate.check_choice("algorithm", algorithm, _validate.ALGORITHMS)
+    validate.check_choice("implementation", implementation, validate.IMPLEMENTATIONS)
+    validate.check_choice("algorithm", algorithm, validate.ALGORITHMS)
     if implementation == "xla" and algorithm is not None:
         raise ValueError(f'implementation="xla" has no algorithms; got algorithm={algorithm!r}')
     return implementation == "xla"

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 
-from jaxkernels import _compat
+from jaxkernels._core import compat
 
 Function = Callable[..., jax.Array]
 
@@ -29,10 +29,10 @@ def define_rules(primitive: Primitive, reference: Function, sparse: Function | N
         reference: plain-JAX function of its operands and parameters, of the same result.
         sparse: None, or the same in operations that are known to serve sparse operands.
     """
-    _compat.register_nan_check(primitive)
-    _compat.register_jet_rule(primitive, functools.partial(_jet, primitive, reference))
+    compat.register_nan_check(primitive)
+    compat.register_jet_rule(primitive, functools.partial(_jet, primitive, reference))
     if sparse is not None:
-        _compat.register_sparse_rule(primitive, sparse)
+        compat.register_sparse_rule(primitive, sparse)
 
 
 def _jet(

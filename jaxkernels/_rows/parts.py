@@ -5,7 +5,7 @@ operations) and the sum of each row, one all-reduce each. Then every device make
 the result. Each of the two kernels reads the operands once.
 
 Owns: the two FFI targets, and how the statistics of devices meet. Must not know: how arrays are
-split (`_row_partitioning`).
+split (`partitioning`).
 
 The maximum and the sum of parts of a row meet as in Milakov and Gimelshein, "Online normalizer
 calculation for softmax", 2018, arXiv:1805.02867.

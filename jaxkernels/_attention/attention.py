@@ -1,7 +1,7 @@
 """dot_product_attention: jax.nn's attention, on this package's softmax and products.
 
 Owns: the public function, its checks, and what its arguments mean for the row operation. Must not
-know: layouts of products (`_heads`), or how masks and windows reach a kernel (`_masked_softmax`).
+know: layouts of products (`heads`), or how masks and windows reach a kernel (`masked`).
 """
 
 from __future__ import annotations
@@ -15,17 +15,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from jaxkernels import (
-    _attention_validate,
-    _heads,
-    _masked_kernels,
-    _masked_softmax,
-    _reference,
-    _validate,
-)
+from jaxkernels._attention import checks, heads
+from jaxkernels._core import validate
+from jaxkernels._rows import masked, masked_kernels, reference
 from jaxkernels.typing import AttentionImplementation, EmptyRows
 
-_NAME = _attention_validate.NAME
+_NAME = checks.NAME
 # What jax.nn puts in the place of scores that the mask takes out.
 _FINITE_FLOOR = -0.7 * float(jnp.finfo(jnp.float32).max)
 
@@ -178,7 +173,7 @@ def dot_product_attention(
          [1. 2.]
          [2. 3.]]
     """
-    _attention_validate.check_choices(implementation, empty_rows)
+    checks.check_choices(implementation, empty_rows)
     peer = functools.partial(  # pyright: ignore[reportCallIssue]
         jax.nn.dot_product_attention,
         query,
@@ -193,9 +188,9 @@ def dot_product_attention(
         local_window_size=local_window_size,
         return_residual=return_residual,  # pyright: ignore[reportArgumentType]
     )
-    if implementation in _attention_validate.PEERS:
+    if implementation in checks.PEERS:
         return peer(implementation=implementation)
-    as_4d, as_array = _attention_validate.as_4d, _attention_validate.as_array
+    as_4d, as_array = checks.as_4d, checks.as_array
     shape = as_array("query", query).shape
     q, k, v = as_4d("query", query), as_4d("key", key), as_4d("value", value)
     bias = None if bias is None else as_4d("bias", bias)
@@ -205,20 +200,20 @@ def dot_product_attention(
         q_lengths = as_array("query_seq_lengths", query_seq_lengths)
     if key_value_seq_lengths is not None:
         k_lengths = as_array("key_value_seq_lengths", key_value_seq_lengths)
-    _attention_validate.check_operands(q, k, v, bias, mask, q_lengths, k_lengths)
-    if q.dtype.name not in _validate.DTYPES and not jnp.issubdtype(q.dtype, jnp.integer):
-        _attention_validate.check_no_kernel_is_forced(q.dtype, implementation, empty_rows)
+    checks.check_operands(q, k, v, bias, mask, q_lengths, k_lengths)
+    if q.dtype.name not in validate.DTYPES and not jnp.issubdtype(q.dtype, jnp.integer):
+        checks.check_no_kernel_is_forced(q.dtype, implementation, empty_rows)
         return peer()
-    _validate.check_static(
+    validate.check_static(
         is_causal=is_causal, local_window_size=local_window_size, return_residual=return_residual
     )
-    band = _masked_kernels.band_of(is_causal, local_window_size, from_end=False)
+    band = masked_kernels.band_of(is_causal, local_window_size, from_end=False)
 
-    scores = _heads.scores(q, k, _heads.dot_of(q.dtype, wide=True))
-    scale = _heads.default_scale(q.shape[-1]) if scale is None else scale
-    scores, factor = _masked_softmax.fused_scale(_NAME, scores, scale)
+    scores = heads.scores(q, k, heads.dot_of(q.dtype, wide=True))
+    scale = heads.default_scale(q.shape[-1]) if scale is None else scale
+    scores, factor = masked.fused_scale(_NAME, scores, scale)
     seen = _and(mask, _within(k_lengths, k.shape[1], (1, 2)))
-    weights = _masked_softmax.apply(
+    weights = masked.apply(
         _NAME,
         scores,
         seen,
@@ -228,7 +223,7 @@ def dot_product_attention(
         empty_rows=empty_rows or "zero",
         implementation=implementation,
     )
-    result = _heads.weighted_values(weights.astype(k.dtype), v, _heads.dot_of(k.dtype))
+    result = heads.weighted_values(weights.astype(k.dtype), v, heads.dot_of(k.dtype))
     rows = _within(q_lengths, q.shape[1], (2, 3))
     if rows is not None:
         result = jnp.where(rows, result, 0)
@@ -246,16 +241,16 @@ def _log_sum_exp(
     seen: jax.Array | None,
     bias: jax.Array | None,
     scale: float,
-    band: _masked_kernels.Band,
+    band: masked_kernels.Band,
     floor: float,
 ) -> jax.Array:
     """The log-sum-exp of the rows as the softmax sees them, with `floor` for what is masked."""
     x = lax.stop_gradient(scores) * scale
     if bias is not None:
-        bias = _masked_softmax.bias_array(_NAME, lax.stop_gradient(bias), x)
+        bias = masked.bias_array(_NAME, lax.stop_gradient(bias), x)
         x = x.astype(bias.dtype) + bias
     if not band.is_open:
-        seen = _and(seen, _reference.band(x.shape, **band.attributes()))
+        seen = _and(seen, reference.band(x.shape, **band.attributes()))
     return jax.nn.logsumexp(x if seen is None else jnp.where(seen, x, floor), axis=-1)
 
 

@@ -4,7 +4,7 @@ A row kernel reduces over the last axis of its operands; all other dimensions ar
 operands and its result have one shape and dtype; operands behind them may have dimensions of size 1
 in place of the result's (masks, biases). Such a primitive gets evaluation, typing, batching, a
 lowering per platform and a rule for partitioning from `define`, and its derivatives from
-`_row_derivatives`.
+`derivatives`.
 
 Owns: the transformation rules. Must not know: which operations exist, or what they compute.
 """
@@ -19,16 +19,17 @@ from typing import Any
 import jax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir, xla
-from jax.sharding import PartitionSpec
 
-from jaxkernels import _compat, _experimental_rules, _registry, _row_partitioning, _row_parts
+from jaxkernels._core import compat, experimental_rules, registry, sharding
+from jaxkernels._rows import partitioning as row_partitioning
+from jaxkernels._rows import parts as row_parts
 
 Reference = Callable[..., jax.Array]
 # Gets the shape and the dtype of the result, the tier and the attributes of a call when it is traced;
 # raises if the tier cannot serve.
 Check = Callable[..., None]
 # From the attributes of a call to what runs where its rows are spread over devices.
-PartsOf = Callable[..., _row_parts.Parts]
+PartsOf = Callable[..., row_parts.Parts]
 # From the operands of a device, their place in the whole arrays, and the attributes of a call to the
 # operands and attributes that give the result there, wherever it is.
 AtPlace = Callable[..., tuple[list[jax.Array], dict[str, Any]]]
@@ -77,42 +78,8 @@ class RowKernel:
                 reason to run the reference.
             attributes: static arguments of the FFI target and of the reference.
         """
-        equal = _equalize(operands, self.full_operands)
+        equal = sharding.equalize(operands, self.full_operands)
         return self.primitive.bind(*equal, tier=tier, require_kernel=require_kernel, **attributes)
-
-
-def equalize_varying(operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """Gives all operands the device-variance of one another.
-
-    Inside shard_map a primitive must see operands that vary over the same mesh axes. `pcast` is an
-    operation of its own, with a transpose (a sum over those axes), so it belongs here, around the
-    primitive, and not in its lowering.
-    """
-    union = frozenset[Any]().union(*(_compat.varying_axes(x) for x in operands))
-    equal = []
-    for x in operands:
-        missing = tuple(union - _compat.varying_axes(x))
-        equal.append(jax.lax.pcast(x, missing, to="varying") if missing else x)
-    return equal
-
-
-def _equalize(operands: Sequence[jax.Array], full_operands: int) -> list[jax.Array]:
-    """Gives all operands the device-variance and the explicit sharding of one another."""
-    spec = _compat.explicit_spec(operands[0])
-    shape = operands[0].shape
-    equal = equalize_varying(operands)
-    for i, x in enumerate(equal):
-        own = spec
-        if i >= full_operands:  # a dimension of size 1 is not sharded
-            own = PartitionSpec(
-                *(
-                    axis if size == full else None
-                    for axis, size, full in zip(spec, x.shape, shape, strict=True)
-                )
-            )
-        if _compat.explicit_spec(x) != own:
-            equal[i] = _compat.reshard(x, own, operands[0])
-    return equal
 
 
 def define(
@@ -132,7 +99,7 @@ def define(
         name: name of the primitive, seen in jaxprs.
         reference: plain-JAX function of the operands, over the last axis; runs where there are no
             kernels.
-        target: name of the FFI target, registered by `_registry`.
+        target: name of the FFI target, registered by `registry`.
         check: called whenever the primitive is traced.
         full_operands: see `RowKernel`.
         parts: see `RowKernel`.
@@ -149,12 +116,12 @@ def define(
     batching.fancy_primitive_batchers[primitive] = functools.partial(_batch, kernel)
     mlir.register_lowering(primitive, functools.partial(_lower_reference, kernel))
     for platform in ("cpu", "cuda"):
-        if _registry.has_kernels(platform):
+        if registry.has_kernels(platform):
             mlir.register_lowering(
                 primitive, functools.partial(_lower_kernel, kernel), platform=platform
             )
-    _compat.needs_devices_for_lowering(primitive)
-    _experimental_rules.define_rules(primitive, functools.partial(_reference, kernel))
+    compat.needs_devices_for_lowering(primitive)
+    experimental_rules.define_rules(primitive, functools.partial(_reference, kernel))
     return kernel
 
 
@@ -205,7 +172,7 @@ def _batch(
     if set(batch_dims[:full]) != {at} or not among_rows:
         at = 0
         operands = [
-            _compat.batch_at_front(axis_data, x, d) if i < full or d is not None else x
+            compat.batch_at_front(axis_data, x, d) if i < full or d is not None else x
             for i, (x, d) in enumerate(zip(operands, batch_dims, strict=True))
         ]
         batch_dims = [0 if i < full or d is not None else None for i, d in enumerate(batch_dims)]
@@ -226,30 +193,30 @@ def _lower_kernel(
 ) -> Any:
     del require_kernel
     shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
-    if 0 not in shapes[0] and _compat.partitions_custom_calls(ctx):
-        function = _row_partitioning.partitioned(_split_call(kernel, tier, attributes), shapes)
-        name = f"{kernel.target} {tier} {sorted(attributes.items())} {_registry.fingerprint()}"
-        return _compat.lower_partitioned(function, ctx, operands, name)
-    partitioning = _compat.batch_partitioning_attributes(ctx, kernel.row_dims(**attributes))
+    if 0 not in shapes[0] and compat.partitions_custom_calls(ctx):
+        function = row_partitioning.partitioned(_split_call(kernel, tier, attributes), shapes)
+        name = f"{kernel.target} {tier} {sorted(attributes.items())} {registry.fingerprint()}"
+        return compat.lower_partitioned(function, ctx, operands, name)
+    partitioning = compat.batch_partitioning_attributes(ctx, kernel.row_dims(**attributes))
     rule = jax.ffi.ffi_lowering(kernel.target, extra_attributes=partitioning)
     return rule(ctx, *operands, tier=tier, **attributes)
 
 
 def _split_call(
     kernel: RowKernel, tier: str, attributes: dict[str, Any]
-) -> _row_partitioning.SplitCall:
+) -> row_partitioning.SplitCall:
     def whole(first: jax.Array, *others: jax.Array) -> jax.Array:
         call = jax.ffi.ffi_call(kernel.target, jax.ShapeDtypeStruct(first.shape, first.dtype))
         return call(first, *others, tier=tier, **attributes)
 
-    def at_place(operands: Sequence[jax.Array], place: _row_partitioning.Place) -> Any:
+    def at_place(operands: Sequence[jax.Array], place: row_partitioning.Place) -> Any:
         assert kernel.at_place is not None
         there, attributes_there = kernel.at_place(operands, place, **attributes)
         return _split_call(kernel, tier, attributes_there), there
 
     depends_on_place = kernel.row_dims(**attributes) > 1
     parts = kernel.parts(**attributes)
-    return _row_partitioning.SplitCall(whole, parts, at_place if depends_on_place else None)
+    return row_partitioning.SplitCall(whole, parts, at_place if depends_on_place else None)
 
 
 def _lower_reference(
@@ -261,14 +228,14 @@ def _lower_reference(
     **attributes: Any,
 ) -> Any:
     del tier
-    without = [p for p in _compat.lowering_platforms(ctx) if not _registry.has_kernels(p)]
+    without = [p for p in compat.lowering_platforms(ctx) if not registry.has_kernels(p)]
     if require_kernel:
-        reasons = "; ".join(_registry.why_no_kernels(platform) for platform in without)
+        reasons = "; ".join(registry.why_no_kernels(platform) for platform in without)
         raise NotImplementedError(
             f'implementation="ffi": no kernel of {kernel.primitive.name} for platform '
             f"{', '.join(map(repr, without))}: {reasons}"
         )
     if "cuda" in without:
-        _registry.warn_missing_cuda()
+        registry.warn_missing_cuda()
     reference = functools.partial(kernel.reference, **attributes)
     return mlir.lower_fun(reference, multiple_results=False)(ctx, *operands)

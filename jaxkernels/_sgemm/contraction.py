@@ -1,7 +1,7 @@
 """Contractions as products of matrices: what dot_general's dimension numbers become.
 
 Owns: which dimensions are transposed, merged or kept apart. Must not know: what users may pass
-(`_matmul`), or how a product is computed (`_gemm`).
+(`matmul`), or how a product is computed (`primitive`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxkernels import _compat, _gemm, _gemm_validate, _validate
+from jaxkernels._core import compat, validate
+from jaxkernels._sgemm import checks, primitive
+from jaxkernels._sgemm.options import Options
 
 
-def options_of(algorithm: str | None, implementation: str | None, **options: Any) -> _gemm.Options:
+def options_of(algorithm: str | None, implementation: str | None, **options: Any) -> Options:
     """The options of a product, from what users pass and the rest as it is."""
-    _validate.check_static(algorithm=algorithm, implementation=implementation)
-    return _gemm.Options(
-        algorithm=algorithm or "auto", require_kernel=implementation == "ffi", **options
-    )
+    validate.check_static(algorithm=algorithm, implementation=implementation)
+    return Options(algorithm=algorithm or "auto", require_kernel=implementation == "ffi", **options)
 
 
 def dot_general(
@@ -51,7 +51,7 @@ def dot_general(
     )
     b, b_free, b_along_k = _as_matrices(rhs, rhs_batch, [rhs_contract[i] for i in order])
     if a is None or b is None or out_sharding is not None:
-        _gemm_validate.check_no_kernel_is_forced(algorithm, implementation)
+        checks.check_no_kernel_is_forced(algorithm, implementation)
         return lax.dot_general(
             lhs,
             rhs,
@@ -64,7 +64,7 @@ def dot_general(
     options = options_of(
         algorithm, implementation, trans_a=trans_a, trans_b=not b_along_k, row_dims=row_dims
     )
-    product = _gemm.multiply(a, b, options=options)
+    product = primitive.multiply(a, b, options=options)
     return product.reshape(*product.shape[: len(lhs_batch)], *a_free, *b_free)
 
 
@@ -101,7 +101,7 @@ def _as_matrices(
     first, second = (contract, free) if contracted_first else (free, contract)
     moved = jnp.transpose(x, [*batch, *first, *second])
     groups = [len(first), len(second)]
-    spec = _compat.explicit_spec(moved)[len(batch) :]
+    spec = compat.explicit_spec(moved)[len(batch) :]
     merged = [spec[: groups[0]], spec[groups[0] :]]
     if any(len(g) != 1 and any(axis is not None for axis in g) for g in merged):
         return None, (), contracted_first

@@ -10,7 +10,9 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 
-from jaxkernels import _heads, _masked_softmax, _validate
+from jaxkernels._attention import heads
+from jaxkernels._core import validate
+from jaxkernels._rows import masked
 from jaxkernels.typing import AttentionImplementation
 
 NAME = "dot_product_attention"
@@ -20,7 +22,7 @@ PEERS = ("xla", "cudnn")
 
 def as_array(argument: str, x: Any) -> jax.Array:
     """`x` as an array, from all that jax.nn's attention takes."""
-    return _validate.as_array(NAME, argument, x, nested=True)
+    return validate.as_array(NAME, argument, x, nested=True)
 
 
 def as_4d(argument: str, x: Any) -> jax.Array:
@@ -31,8 +33,8 @@ def as_4d(argument: str, x: Any) -> jax.Array:
 
 def check_choices(implementation: str | None, empty_rows: str | None) -> None:
     """Raises ValueError for an unknown `implementation`, or an `empty_rows` that it does not have."""
-    _validate.check_choice("implementation", implementation, get_args(AttentionImplementation))
-    _validate.check_choice("empty_rows", empty_rows, _masked_softmax.EMPTY_ROWS)
+    validate.check_choice("implementation", implementation, get_args(AttentionImplementation))
+    validate.check_choice("empty_rows", empty_rows, masked.EMPTY_ROWS)
     if implementation in PEERS:
         _check_peer_has(empty_rows, f"implementation={implementation!r}", implementation == "xla")
 
@@ -44,7 +46,7 @@ def check_no_kernel_is_forced(
     if implementation == "ffi":
         raise NotImplementedError(
             f'{NAME}: implementation="ffi", but kernels exist for '
-            f"{', '.join(_validate.DTYPES)}; got {dtype.name}"
+            f"{', '.join(validate.DTYPES)}; got {dtype.name}"
         )
     _check_peer_has(empty_rows, f"the dtype {dtype.name}, which has no kernel", True)
 
@@ -81,13 +83,13 @@ def check_operands(
             f"{NAME}: query, key and value must have one dtype; "
             f"got {query.dtype}, {key.dtype} and {value.dtype}"
         )
-    _heads.check_groups(NAME, query.shape[2], key_heads)
+    heads.check_groups(NAME, query.shape[2], key_heads)
     if mask is not None and mask.dtype != jnp.bool_:
         raise ValueError(f"{NAME}: mask must be an array of bool; got {mask.dtype}")
     scores_shape = (batch, query.shape[2], query.shape[1], key.shape[1])
     for name, x in (("bias", bias), ("mask", mask)):
         if x is not None:
-            _heads.check_fits(NAME, name, x, scores_shape)
+            heads.check_fits(NAME, name, x, scores_shape)
     for name, x in (("query_seq_lengths", q_lengths), ("key_value_seq_lengths", k_lengths)):
         if x is not None and (x.shape != (batch,) or x.dtype != jnp.int32):
             raise ValueError(

@@ -25,16 +25,16 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
 
-from jaxkernels import _compat, _experimental_rules, _gemm_partitioning, _primitive, _registry
-from jaxkernels._gemm_calls import (
+from jaxkernels._core import compat, experimental_rules, registry, sharding
+from jaxkernels._sgemm import partitioning
+from jaxkernels._sgemm.calls import (
     TARGET,
-    Options,
     ffi_multiply,
-    matrix_dims,
     reference,
     sparse_product,
     with_tall_rows,
 )
+from jaxkernels._sgemm.options import Options, matrix_dims
 
 sgemm_p = Primitive("jaxkernels_sgemm")
 
@@ -50,7 +50,7 @@ def multiply(
         c: None, or an array of the shape of the result.
         options: flags and factors; the defaults give the plain product.
     """
-    operands = _primitive.equalize_varying([a, b] if c is None else [a, b, c])
+    operands = sharding.equalize_varying([a, b] if c is None else [a, b, c])
     return sgemm_p.bind(*operands, options=options or Options())
 
 
@@ -80,7 +80,7 @@ def _abstract_eval(a: Any, b: Any, c: Any = None, *, options: Options) -> Any:
             f"sgemm: c has shape {c.shape}, but op(a) op(b) has shape {shape} "
             f"(a {a.shape}, b {b.shape})"
         )
-    return _compat.with_shape_and_spec(_compat.with_mesh(a, b), shape, _result_spec(a, b, options))
+    return compat.with_shape_and_spec(compat.with_mesh(a, b), shape, _result_spec(a, b, options))
 
 
 def is_one(size: Any) -> bool:
@@ -90,7 +90,7 @@ def is_one(size: Any) -> bool:
 
 def _result_spec(a: Any, b: Any, options: Options) -> list[Any]:
     """The explicit sharding of the result's dimensions; an error where there is no good one."""
-    spec_a, spec_b = list(_compat.aval_spec(a)), list(_compat.aval_spec(b))
+    spec_a, spec_b = list(compat.aval_spec(a)), list(compat.aval_spec(b))
     (m, k), (k_of_b, n) = matrix_dims(options)
     if spec_a[k] is not None or spec_b[k_of_b] is not None:
         raise ValueError(
@@ -117,20 +117,20 @@ def _batch(
         # The product has the mapped dimension only if a or b has it, and c has to have it then.
         lacks = index == 2 or (index == 0 and dims[0] is None and dims[1] is None)
         if lacks and dims[index] is None:
-            moved[index] = _compat.batch_at_front(axis_data, operand, None)
+            moved[index] = compat.batch_at_front(axis_data, operand, None)
     return multiply(*moved, options=options), 0
 
 
 def _lower_reference(ctx: mlir.LoweringRuleContext, *operands: Any, options: Options) -> Any:
-    platforms = _compat.lowering_platforms(ctx)
+    platforms = compat.lowering_platforms(ctx)
     if options.require_kernel:
-        why = "; ".join(_registry.why_not_live(TARGET, platform) for platform in platforms)
+        why = "; ".join(registry.why_not_live(TARGET, platform) for platform in platforms)
         raise NotImplementedError(
             f'implementation="ffi": no kernel of {sgemm_p.name} for platform '
             f"{', '.join(map(repr, platforms))}: {why}"
         )
     if "cuda" in platforms:
-        _registry.warn_missing_cuda()
+        registry.warn_missing_cuda()
     function = functools.partial(reference, options=options)
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
 
@@ -143,11 +143,11 @@ def _lower_kernel(
 ) -> Any:
     """Lowers to `kernel(a, b, c=None, options=...)`, a custom call, split over devices if need be."""
     local = functools.partial(with_tall_rows, kernel)
-    if _compat.partitions_custom_calls(ctx):
+    if compat.partitions_custom_calls(ctx):
         shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
-        function = _gemm_partitioning.partitioned(local, shapes, options)
-        name = f"{kernel.__module__}.{kernel.__qualname__} {options} {_registry.fingerprint()}"
-        return _compat.lower_partitioned(function, ctx, operands, name)
+        function = partitioning.partitioned(local, shapes, options)
+        name = f"{kernel.__module__}.{kernel.__qualname__} {options} {registry.fingerprint()}"
+        return compat.lower_partitioned(function, ctx, operands, name)
     function = functools.partial(local, options=options)
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
 
@@ -201,28 +201,28 @@ def _multiply_and_sum(x: jax.Array, y: jax.Array, target: Any, options: Options)
             z.reshape(*z.shape[:lead], math.prod(z.shape[lead:-1]), z.shape[-1]) for z in (x, y)
         )
         narrow = (*shape[:lead], *shape[-2:])
-        spec = _compat.aval_spec(target)
-        target = _compat.with_shape_and_spec(target, narrow, (*spec[:lead], *spec[-2:]))
+        spec = compat.aval_spec(target)
+        target = compat.with_shape_and_spec(target, narrow, (*spec[:lead], *spec[-2:]))
         plain = dataclasses.replace(options, row_dims=0)
         return _multiply_and_sum(x, y, target, plain).reshape(shape)
     shared = all(is_one(size) for size in shape[:-2])
     folds = options.trans_a and not options.trans_b and x.shape[:-2] == y.shape[:-2]
-    if shared and folds and not _compat.is_explicitly_sharded(x, y):
+    if shared and folds and not compat.is_explicitly_sharded(x, y):
         # The summed dimensions are the outer part of the contracted one, in memory too: one product
         # of matrices that are as deep as the batch, as for weights that all members share.
         depth = (1,) * len(shape[:-2])
         x, y = (z.reshape(*depth, math.prod(z.shape[:-1]), z.shape[-1]) for z in (x, y))
         return multiply(x, y, options=options)
     (_, k), (k_of_y, _) = matrix_dims(options)
-    spec_x, spec_y = _compat.explicit_spec(x), _compat.explicit_spec(y)
+    spec_x, spec_y = compat.explicit_spec(x), compat.explicit_spec(y)
     if spec_x[k] is None and spec_y[k_of_y] is None:
         product = multiply(x, y, options=options)
     else:
         # Of a contraction that is sharded over explicit axes only the operand knows how its gradient
         # is sharded; XLA's own product can be told.
         batch = [u if u is not None else v for u, v in zip(spec_x[:-2], spec_y[:-2], strict=True)]
-        out = PartitionSpec(*batch, *_compat.aval_spec(target)[-2:])
-        on_mesh = _compat.sharding_like(out, x, y)
+        out = PartitionSpec(*batch, *compat.aval_spec(target)[-2:])
+        on_mesh = compat.sharding_like(out, x, y)
         product = reference(x, y, options=options, out_sharding=on_mesh)
     summed = [
         d for d, size in enumerate(shape[:-2]) if is_one(size) and not is_one(product.shape[d])
@@ -236,7 +236,7 @@ batching.fancy_primitive_batchers[sgemm_p] = _batch
 ad.primitive_jvps[sgemm_p] = _jvp
 ad.primitive_transposes[sgemm_p] = _transpose
 mlir.register_lowering(sgemm_p, _lower_reference)
-if _registry.has_cuda_module():
+if registry.has_cuda_module():
     mlir.register_lowering(sgemm_p, functools.partial(_lower_kernel, ffi_multiply), platform="cuda")
-_compat.needs_devices_for_lowering(sgemm_p)
-_experimental_rules.define_rules(sgemm_p, reference, sparse=sparse_product)
+compat.needs_devices_for_lowering(sgemm_p)
+experimental_rules.define_rules(sgemm_p, reference, sparse=sparse_product)

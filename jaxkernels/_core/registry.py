@@ -21,10 +21,11 @@ from typing import get_args
 import jax
 import numpy as np
 
-from jaxkernels import _compat
+from jaxkernels._core import compat
 from jaxkernels.typing import Operation
 
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+_PACKAGE = Path(__file__).parent.parent
 # One target serves scores with a bias and without.
 _ROW_TARGETS = tuple(f"jaxkernels_{name}" for name in OPERATIONS if name != "biased_softmax_fwd")
 # The two parts of any of these operations.
@@ -46,7 +47,7 @@ def _installed_version() -> str:
         return importlib.metadata.version("jaxkernels")
     except importlib.metadata.PackageNotFoundError as error:
         raise ImportError(
-            f"jaxkernels was imported from {Path(__file__).parent}, but is not installed: its "
+            f"jaxkernels was imported from {_PACKAGE}, but is not installed: its "
             "kernels are compiled, and its version is written down, when it is installed. Run "
             "'pip install .' in its source tree"
         ) from error
@@ -142,7 +143,7 @@ def _register(module: ModuleType, platform: str, running: tuple[int, int] | None
 
 cpu_module = _load_cpu()
 cuda_module, _why_no_cuda = _load_cuda()
-_running_version = _compat.running_ffi_api_version()
+_running_version = compat.running_ffi_api_version()
 _register(cpu_module, "cpu", _running_version)
 if cuda_module is not None:
     _register(cuda_module, "cuda", _running_version)
@@ -180,7 +181,7 @@ def why_not_live(target: str, platform: str) -> str:
 def fingerprint() -> str:
     """Version and sources of the package: what Python code decides may not be taken from a cache of others."""
     digest = hashlib.sha256(VERSION.encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(_PACKAGE.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -1,7 +1,7 @@
 """The row kernels of attention scores, and which columns a row sees by its index.
 
 Owns: the two primitives and the derivative of the first. Must not know: what users may pass
-(`_masked_softmax`), how a kernel is launched.
+(`masked`), how a kernel is launched.
 """
 
 from __future__ import annotations
@@ -14,15 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxkernels import (
-    _compat,
-    _plan,
-    _primitive,
-    _reference,
-    _row_derivatives,
-    _row_partitioning,
-    _row_parts,
-)
+from jaxkernels._core import compat
+from jaxkernels._rows import derivatives, partitioning, parts, plan, primitive, reference
 from jaxkernels.typing import Operation
 
 Window = int | tuple[int, int] | None
@@ -96,7 +89,7 @@ _OPEN = Band().attributes()
 
 
 def _forward_at(
-    operands: Sequence[jax.Array], place: _row_partitioning.Place, **attributes: Any
+    operands: Sequence[jax.Array], place: partitioning.Place, **attributes: Any
 ) -> tuple[list[jax.Array], dict[str, Any]]:
     """A part of each matrix: where it lies is known when it runs only, so the band becomes a mask.
 
@@ -108,14 +101,14 @@ def _forward_at(
     own = place.first_row + jnp.arange(rows) + (k - q if attributes["from_end"] else 0)
     columns = place.first_col + jnp.arange(cols)
     bounds = (attributes["left"], attributes["right"])
-    seen = _reference.within_band(own, columns, *bounds, scores.ndim)
+    seen = reference.within_band(own, columns, *bounds, scores.ndim)
     if attributes["has_mask"]:
         seen = seen & others.pop(0)
     return [scores, seen, *others], {**attributes, **_OPEN, "has_mask": True}
 
 
 def _grad_at(
-    operands: Sequence[jax.Array], place: _row_partitioning.Place, **attributes: Any
+    operands: Sequence[jax.Array], place: partitioning.Place, **attributes: Any
 ) -> tuple[list[jax.Array], dict[str, Any]]:
     """A part of each matrix: y is 0 outside the band, which only spares the reading of it."""
     del place
@@ -126,31 +119,29 @@ def _forward_operation(has_bias: bool) -> Operation:
     return "biased_softmax_fwd" if has_bias else "masked_softmax_fwd"
 
 
-def _forward_parts(
-    *, scale: float, has_mask: bool, has_bias: bool, **others: Any
-) -> _row_parts.Parts:
+def _forward_parts(*, scale: float, has_mask: bool, has_bias: bool, **others: Any) -> parts.Parts:
     del others
-    return _row_parts.Parts(_forward_operation(has_bias), True, scale, has_mask)
+    return parts.Parts(_forward_operation(has_bias), True, scale, has_mask)
 
 
-def _grad_parts(*, scale: float, **others: Any) -> _row_parts.Parts:
+def _grad_parts(*, scale: float, **others: Any) -> parts.Parts:
     del others
-    return _row_parts.Parts("masked_softmax_grad", False, scale)
+    return parts.Parts("masked_softmax_grad", False, scale)
 
 
 def _check_forward(shape: Any, dtype: Any, tier: str, *, has_bias: bool, **others: Any) -> None:
     del others
-    _plan.check_tier(_forward_operation(has_bias), shape, dtype, tier)
+    plan.check_tier(_forward_operation(has_bias), shape, dtype, tier)
 
 
 def _check_grad(shape: Any, dtype: Any, tier: str, **others: Any) -> None:
     del others
-    _plan.check_tier("masked_softmax_grad", shape, dtype, tier)
+    plan.check_tier("masked_softmax_grad", shape, dtype, tier)
 
 
-masked_softmax_fwd = _primitive.define(
+masked_softmax_fwd = primitive.define(
     name="jaxkernels_masked_softmax_fwd",
-    reference=_reference.masked_softmax_fwd,
+    reference=reference.masked_softmax_fwd,
     target="jaxkernels_masked_softmax_fwd",
     check=_check_forward,
     full_operands=1,
@@ -158,9 +149,9 @@ masked_softmax_fwd = _primitive.define(
     row_dims=_row_dims,
     at_place=_forward_at,
 )
-masked_softmax_grad = _primitive.define(
+masked_softmax_grad = primitive.define(
     name="jaxkernels_masked_softmax_grad",
-    reference=_reference.masked_softmax_grad,
+    reference=reference.masked_softmax_grad,
     target="jaxkernels_masked_softmax_grad",
     check=_check_grad,
     full_operands=2,
@@ -194,13 +185,13 @@ def _tangent(
     # In float16 a quotient is soon too large, or too small; a sum of 16-bit types is one of float32.
     keeps = y.dtype != jnp.float16 and _LEAST_FOLDED <= scale <= 1 / _LEAST_FOLDED
     folded = scale if keeps else 1.0
-    wide = _reference.compute_dtype(y)
-    total = _compat.broadcast_like(db.astype(wide) / folded, y)
+    wide = reference.compute_dtype(y)
+    total = compat.broadcast_like(db.astype(wide) / folded, y)
     if dx is not None:
         total = total + dx.astype(wide) * (scale / folded)
     return masked_softmax_grad(y, total.astype(y.dtype), scale=folded, **params)
 
 
-_row_derivatives.define_jvp(masked_softmax_fwd, _tangent)
+derivatives.define_jvp(masked_softmax_fwd, _tangent)
 # J is symmetric, and so is the kernel's: jvp and gradient are the same.
-_row_derivatives.define_linear(masked_softmax_grad, transpose=masked_softmax_grad)
+derivatives.define_linear(masked_softmax_grad, transpose=masked_softmax_grad)

@@ -1,0 +1,1 @@
+"""Attention, as products around a softmax."""

@@ -1,0 +1,1 @@
+"""What every kernel needs: JAX's versions, the registry of targets, checks of arguments, devices."""

@@ -1,0 +1,45 @@
+"""The GPU that a plan is made for: one of this machine, or one known by name.
+
+Owns: which one is meant where none is named. Must not know: what is planned.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from jaxkernels._core import registry
+from jaxkernels._cpu import DeviceLimits
+from jaxkernels.typing import Device, DeviceName
+
+# On a machine without a CUDA device.
+DEFAULT: DeviceName = "h200"
+
+
+def limits_of(device: DeviceName | Device | None) -> DeviceLimits:
+    """The limits of a device; None means the first CUDA device, or an H200 on a machine without one."""
+    chosen: Any = default_device() if device is None else device
+    if isinstance(chosen, str):
+        known = registry.cpu_module.named_devices()
+        if chosen not in known:
+            raise ValueError(f"device must be one of {', '.join(sorted(known))}; got {chosen!r}")
+        return known[chosen]
+    if not isinstance(chosen, jax.Device):
+        raise TypeError(f"device must be a name, a jax.Device or None; got {chosen!r}")
+    if chosen.platform != "gpu" or registry.cuda_module is None:
+        raise ValueError(
+            f"device must be a CUDA device, of a jaxkernels built for CUDA; got {chosen!r}"
+        )
+    limits = registry.cuda_module.device_limits(chosen.local_hardware_id)
+    return registry.cpu_module.DeviceLimits(**limits)
+
+
+def default_device() -> DeviceName | Device:
+    """The first CUDA device, or the name of an H200 on a machine without one."""
+    if not registry.has_cuda_module():
+        return DEFAULT
+    try:
+        return jax.local_devices(backend="cuda")[0]
+    except RuntimeError:
+        return DEFAULT

@@ -1,0 +1,48 @@
+"""Operands of one primitive are spread over devices alike.
+
+Owns: what makes them so, around a primitive. Must not know: which primitive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from jaxkernels._core import compat
+
+
+def equalize_varying(operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Gives all operands the device-variance of one another.
+
+    Inside shard_map a primitive must see operands that vary over the same mesh axes. `pcast` is an
+    operation of its own, with a transpose (a sum over those axes), so it belongs here, around the
+    primitive, and not in its lowering.
+    """
+    union = frozenset[Any]().union(*(compat.varying_axes(x) for x in operands))
+    equal = []
+    for x in operands:
+        missing = tuple(union - compat.varying_axes(x))
+        equal.append(jax.lax.pcast(x, missing, to="varying") if missing else x)
+    return equal
+
+
+def equalize(operands: Sequence[jax.Array], full_operands: int) -> list[jax.Array]:
+    """Gives all operands the device-variance and the explicit sharding of one another."""
+    spec = compat.explicit_spec(operands[0])
+    shape = operands[0].shape
+    equal = equalize_varying(operands)
+    for i, x in enumerate(equal):
+        own = spec
+        if i >= full_operands:  # a dimension of size 1 is not sharded
+            own = PartitionSpec(
+                *(
+                    axis if size == full else None
+                    for axis, size, full in zip(spec, x.shape, shape, strict=True)
+                )
+            )
+        if compat.explicit_spec(x) != own:
+            equal[i] = compat.reshard(x, own, operands[0])
+    return equal

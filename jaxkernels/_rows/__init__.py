@@ -1,0 +1,1 @@
+"""Row operations: softmax, log-softmax, the softmax of attention scores."""

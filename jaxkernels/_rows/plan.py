@@ -1,0 +1,92 @@
+"""Plans of row operations: the public function, and what of a plan a program is traced for.
+
+Owns: checks of its arguments. Must not know: how a plan is made (`ffi/softmax/plan.cc`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxkernels._core import devices, registry, validate
+from jaxkernels._cpu import SoftmaxPlan
+from jaxkernels.typing import Device, DeviceName, Dtype, Operation, Tier
+
+
+def plan_softmax(
+    shape: Sequence[int],
+    dtype: Dtype,
+    *,
+    operation: Operation = "softmax_fwd",
+    device: DeviceName | Device | None = None,
+    tier: Tier | None = None,
+    offset: int = 0,
+    shifted: bool = False,
+) -> SoftmaxPlan:
+    """The launch plan of a row operation on a GPU; needs no GPU for devices known by name.
+
+    Args:
+        shape: shape of the operands, (..., cols), as they reach the kernel: the reduced axis last.
+        dtype: float32, bfloat16, float16 or float64.
+        operation: "softmax_fwd", "log_softmax_fwd", "softmax_grad", "log_softmax_grad",
+            "log_softmax_jvp", or for attention scores "masked_softmax_fwd", "biased_softmax_fwd"
+            (with a bias, masked or not) or "masked_softmax_grad".
+        device: a name such as "h200", "a100" or "rtx4090", or a CUDA device of JAX; None means the
+            first CUDA device, or "h200" on a machine without one.
+        tier: the tier to force, "warp", "block", "block_smem", "cluster" or "block_uncached"; None
+            lets the plan choose.
+        offset: how many elements of 16 bytes come before the result in memory: a slice that XLA hands
+            over in place may begin anywhere. A forced tier that cannot serve such rows gives way.
+        shifted: an operand of the result's shape has another offset.
+
+    Returns:
+        The plan: a value that can be compared and printed, with fields such as `tier`,
+        `cluster_blocks` (blocks that share a row), `block_threads`, `smem_bytes`.
+
+    Raises:
+        TypeError: the dtype has no kernels, or `device` is neither a name nor a device.
+        ValueError: an unknown operation, device or tier, an offset of 16 bytes or more, or the forced
+            tier cannot serve such rows on this device.
+
+    Example:
+        >>> import jaxkernels as jk
+        >>> jk.plan_softmax((4096, 1024), "float32", device="h200").tier
+        'warp'
+        >>> jk.plan_softmax((16, 131072), "bfloat16", device="h200").tier
+        'cluster'
+    """
+    if operation not in registry.OPERATIONS:
+        listed = ", ".join(map(repr, registry.OPERATIONS))
+        raise ValueError(f"operation must be one of {listed}; got {operation!r}")
+    validate.check_choice("tier", tier, validate.TIERS)
+    dtype_name = jnp.dtype(dtype).name
+    if dtype_name not in validate.DTYPES:
+        raise TypeError(f"dtype must be one of {', '.join(validate.DTYPES)}; got {dtype_name}")
+    if any(dim < 0 for dim in shape):
+        raise ValueError(f"shape must not have negative dimensions; got {tuple(shape)}")
+    rows, cols = math.prod(shape[:-1]), shape[-1] if len(shape) else 1
+    return registry.cpu_module.plan_softmax(
+        *(rows, cols, dtype_name, operation, devices.limits_of(device), tier or "auto"),
+        offset=offset,
+        shifted=shifted,
+    )
+
+
+def has_clusters() -> bool:
+    """Whether the first CUDA device, or an H200 on a machine without one, has the tier "cluster"."""
+    return devices.limits_of(None).cluster_blocks > 1
+
+
+def check_tier(operation: Operation, shape: Sequence[Any], dtype: Any, tier: str) -> None:
+    """Raises ValueError, when a program is traced, if no device can serve its rows in this tier.
+
+    The registers of a warp and of a block are the same on all devices; what shared memory holds is
+    not, so that those tiers refuse a row when it runs.
+    """
+    cols = shape[-1]
+    # jax.export may leave cols symbolic; rows of no columns never reach a plan.
+    if tier in ("warp", "block") and isinstance(cols, int) and cols > 0:
+        plan_softmax((1, cols), dtype, operation=operation, device=devices.DEFAULT, tier=tier)

@@ -1,0 +1,1 @@
+"""Float32 matrix products."""

@@ -1,0 +1,107 @@
+"""Plans of matrix products: the public function, and what of a plan is decided when a program is lowered.
+
+Owns: checks of its arguments, and `SgemmScheme`. Must not know: how a plan is made
+(`ffi/sgemm/plan.cc`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jaxkernels._core import devices, registry, validate
+from jaxkernels._cpu import SgemmPlan
+from jaxkernels._sgemm.options import Options
+from jaxkernels.typing import Algorithm, Device, DeviceName
+
+
+def plan_sgemm(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    batch: int | Sequence[int] = (),
+    trans_a: bool = False,
+    trans_b: bool = False,
+    algorithm: Algorithm | None = None,
+    device: DeviceName | Device | None = None,
+) -> SgemmPlan:
+    """The launch plan of a matrix product on a GPU; needs no GPU for devices known by name.
+
+    Args:
+        m: rows of the result.
+        n: columns of the result.
+        k: the contracted dimension.
+        batch: how many products there are, as a number or as batch dimensions.
+        trans_a: a is stored as (k, m).
+        trans_b: b is stored as (n, k).
+        algorithm: the rung of the ladder, "naive", "block_tile", "thread_tile", "warp_tile",
+            "split_tile" or "pipelined"; None lets the plan choose.
+        device: as for `plan_softmax`.
+
+    Returns:
+        The plan: a value that can be compared and printed, with fields such as `block_m`, `stages`,
+        `split_k`, `grid_blocks`; `pad_a` and `pad_b` are elements of padding that an operand's
+        stored rows are copied with, up to 2 GiB of it, where that pays.
+
+    Raises:
+        TypeError: `device` is neither a name nor a device.
+        ValueError: a negative size, an unknown device or algorithm, or a product that is too large.
+
+    Example:
+        >>> import jaxkernels as jk
+        >>> jk.plan_sgemm(4096, 4096, 4096, device="h200").block_m
+        128
+        >>> jk.plan_sgemm(64, 4096, 4096, device="h200").split_k  # else too few blocks
+        4
+    """
+    validate.check_choice("algorithm", algorithm, validate.ALGORITHMS)
+    members = (batch,) if isinstance(batch, int) else tuple(batch)
+    if any(size < 0 for size in (m, n, k, *members)):
+        raise ValueError(f"sizes must not be negative; got {m=}, {n=}, {k=}, {batch=}")
+    a_shape = (*members, k, m) if trans_a else (*members, m, k)
+    b_shape = (*members, n, k) if trans_b else (*members, k, n)
+    return registry.cpu_module.plan_sgemm(
+        a_shape,
+        b_shape,
+        bool(trans_a),
+        bool(trans_b),
+        devices.limits_of(device),
+        algorithm or "auto",
+    )
+
+
+class SgemmScheme(NamedTuple):
+    """What of a plan is decided when a program is lowered.
+
+    Attributes:
+        split_k: into how many parts k is split.
+        partial_elements: float32 elements of scratch for the sums of the parts.
+        pad_a, pad_b: elements of padding behind every stored row of the operands.
+    """
+
+    split_k: int = 1
+    partial_elements: int = 0
+    pad_a: int = 0
+    pad_b: int = 0
+
+
+def scheme_of_sgemm(
+    a_shape: Sequence[Any], b_shape: Sequence[Any], options: Options
+) -> SgemmScheme:
+    """How a program is to make a product, for the GPU of this machine.
+
+    Decided when it is lowered, because XLA allocates the scratch and pads the operands. Sizes that
+    jax.export leaves open are neither split nor padded.
+    """
+    if not all(isinstance(size, int) for size in (*a_shape, *b_shape)):
+        return SgemmScheme()
+    plan = registry.cpu_module.plan_sgemm(
+        a_shape,
+        b_shape,
+        options.trans_a,
+        options.trans_b,
+        devices.limits_of(None),
+        options.algorithm,
+    )
+    return SgemmScheme(plan.split_k, plan.partial_elements, plan.pad_a, plan.pad_b)
