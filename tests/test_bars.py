@@ -1,18 +1,16 @@
 """The command that holds a benchmark's JSON file against this project's bars, and the bars of softmax."""
 
-import dataclasses
-import json
 import re
 
 import pytest
 from bars import __main__ as command
-from bars.softmax import judge
+from bars import judge
+from bench_cases import QUICK, measured
 from programs import ROOT, run_python
 
 from jaxkernels.bench.__main__ import main as bench
-from jaxkernels.bench.softmax import cases
+from jaxkernels.bench.softmax import rows_case
 
-QUICK = ["--repeats", "2", "--min-sample-ms", "0.1"]
 RUNS = {
     "softmax": ["--cols", "64", "--elements", "2^10", "--no-few-rows"],
     "sgemm": ["--shapes", "16"],
@@ -36,7 +34,10 @@ def test_every_benchmark_can_be_judged(benchmark, tmp_path, capsys):
     assert code == (1 if "FAIL" in out else 0)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"benchmark": "softmax", "schema": 0}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"suite": "softmax", "schema": 1}', '{"suite": "regress", "schema": 2}'],
+)
 def test_other_files_are_refused(text, tmp_path, capsys):
     path = tmp_path / "b.json"
     path.write_text(text)
@@ -63,15 +64,19 @@ def test_the_package_ships_no_bars():
     for path in (ROOT / "jaxkernels" / "bench").rglob("*.py"):
         assert path.stem not in ("verdicts", "bars"), path
         words = set(re.findall(r"\w+", path.read_text()))
-        assert not words & {"Verdict", "judge"}, path
+        assert not words & {"Verdict", "judge", "Bar"}, path
 
 
-def measured(dtype="float32", direction="fwd", cols=1024, tier="warp", of_copy=1.0, over_xla=2.0):
-    """A measurement whose copy takes a second."""
+def softmax(dtype="float32", direction="fwd", cols=1024, tier="warp", of_copy=1.0, over_xla=2.0):
+    """A case whose copy takes a second."""
     streams = 1 if direction == "fwd" else 1.5
     ours = streams / of_copy
     seconds = {"copy": 1.0, "auto": ours, "xla": ours * over_xla}
-    return cases.Measurement(dtype, direction, 8, cols, tier, seconds)
+    return measured(rows_case("softmax", direction, dtype, 8, cols) | {"tier": tier}, seconds)
+
+
+def failed(cases, platform="gpu"):
+    return {v.what for v in judge("softmax", cases, platform) if not v.passed}
 
 
 SHORT = "float32 fwd short, of copy, least"
@@ -100,39 +105,39 @@ MEAN = "float32 fwd short, of copy, geometric mean"
     ],
 )
 def test_bars_of_softmax_on_a_gpu(case, failing):
-    good = [measured(cols=2048), measured(cols=512), measured(cols=1022)]
-    found = {v.what for v in judge([*good, measured(**case)], "gpu") if not v.passed}
+    good = [softmax(cols=2048), softmax(cols=512), softmax(cols=1022)]
+    found = failed([*good, softmax(**case)])
     ignored = {what for what in found if what.endswith("geometric mean") and what != MEAN}
     assert found - ignored == failing
 
 
+def test_a_dtype_does_not_hide_behind_another():
+    found = failed([softmax(of_copy=0.97), softmax("bfloat16", of_copy=0.94, cols=512)])
+    assert found == {"bfloat16 fwd short, of copy, geometric mean"}
+
+
 def test_odd_row_lengths_have_a_bar_on_a_gpu():
-    slow = dataclasses.replace(measured(cols=1001), seconds={"copy": 1.0, "auto": 1.05, "xla": 2.0})
-    even = dataclasses.replace(measured(cols=1000), seconds={"copy": 1.0, "auto": 0.94, "xla": 2.0})
+    even, slow = softmax(cols=1000, of_copy=1.06), softmax(cols=1001, of_copy=0.95)
     what = "float32 fwd, 1001 over 1000 columns"
-    assert what in {v.what for v in judge([even, slow], "gpu") if not v.passed}
-    assert what not in {v.what for v in judge([even, slow], "cpu")}
+    assert what in failed([even, slow])
+    assert what not in failed([even, slow], "cpu")
+    assert what not in failed([even, softmax(cols=1001, of_copy=0.96)])
 
 
 @pytest.mark.parametrize(("dtype", "bar"), [("float32", 1.2), ("bfloat16", 2.0)])
 def test_bars_of_softmax_on_a_cpu(dtype, bar):
     for over_xla, passed in ((bar + 0.01, True), (bar - 0.01, False)):
-        found = judge([measured(dtype, tier="", over_xla=over_xla)], "cpu")
+        found = judge("softmax", [softmax(dtype, tier="", over_xla=over_xla)], "cpu")
         assert [v.passed for v in found] == [True, passed]
 
 
 def test_what_was_not_measured_is_a_failure():
-    good = measured()
-    without = dataclasses.replace(good, cols=512, seconds={"copy": 1.0, "xla": 1.0})
-    failed = [v for v in judge([good, without], "gpu") if not v.passed]
-    assert [v.what for v in failed] == ["contenders measured"]
-    assert failed[0].reached == "without auto at float32 fwd 512"
-
-
-def test_judged_files_are_those_of_the_package(tmp_path):
-    """A file of another schema is refused, whatever its name."""
-    path = tmp_path / "b.json"
-    assert bench(["sgemm", "--shapes", "8", *QUICK, "--json", str(path)]) == 0
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "schema": 99}))
-    assert command.main([str(path)]) == 2
+    case = rows_case("softmax", "fwd", "float32", 8, 512) | {"tier": "warp"}
+    without = measured(case, {"copy": 1.0, "xla": 1.0}, refused={"auto": "no memory"})
+    found = judge("softmax", [softmax(), without], "gpu")
+    assert {v.what for v in found if not v.passed} == {"contenders measured", SHORT, MEAN}
+    assert found[0].reached.startswith("without auto at ")
+    assert "512" in found[0].reached
+    # Few rows have no bars.
+    few = measured({**case, "group": "few_rows"}, {"xla": 1.0}, refused={"auto": "no memory"})
+    assert failed([softmax(), few]) == set()

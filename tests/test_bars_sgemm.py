@@ -1,77 +1,91 @@
 """The bars of matrix products notice what they should."""
 
 import pytest
-from bars.sgemm import judge
+from bars import judge
+from bench_cases import measured
 
-from jaxkernels.bench.sgemm import cases
+from jaxkernels.bench.sgemm import product
+from jaxkernels.bench.sgemm_report import RUNGS
+
+NAN = float("nan")
 
 
-def _measured(n=4096, **changes):
-    """A square that passes every bar, or one of whose fields does not."""
-    fields = {
-        "seconds": {"xla": 1.0, "pipelined": 0.9},
-        "relative_errors": {"xla": 1e-6, "pipelined": 1e-6},
-        "bound_ratios": {"xla": 0.1, "pipelined": 0.1},
-        "refused": {},
-        "group": "square",
-        **changes,
-    }
-    return cases.Measurement(
-        batch=1,
-        m=n,
-        n=n,
-        k=n,
-        transposes="NN",
-        plan="",
-        products_per_call=1,
-        samples={},
-        **fields,
-    )
+def _errors(relative=1e-6, of_bound=0.1):
+    return {"errors": {"relF": relative, "of_bound": of_bound}}
+
+
+def _measured(seconds=None, ours=None, xla=None, group="square", n=4096, refused=None, **names):
+    """A product that passes every bar, or in which something does not."""
+    seconds = {"xla": 1.0, "pipelined": 0.9} if seconds is None else seconds
+    extra = {name: _errors() for name in seconds}
+    extra |= {"pipelined": ours or _errors(), "xla": xla or _errors()}
+    return measured(product(group, 1, n, n, n, **names), seconds, extra, refused)
 
 
 def _ladder_of(*seconds):
-    times = dict(zip(cases.RUNGS, seconds, strict=True))
-    return _measured(group="ladder", seconds={**times, "xla": seconds[-1]})
+    times = dict(zip(RUNGS, seconds, strict=True))
+    return _measured({**times, "xla": seconds[-1]}, group="ladder")
 
 
-NAN = float("nan")
+def _failed(*cases, platform="gpu"):
+    return [v.what for v in judge("sgemm", cases, platform) if not v.passed]
 
 
 @pytest.mark.parametrize(
     ("what", "failing"),
     [
         ("contenders", {"seconds": {"xla": 1.0}, "refused": {"pipelined": "no memory"}}),
+        ("least", {"seconds": {"xla": 1.0}, "refused": {"pipelined": "no memory"}}),
         ("contenders", {"seconds": {"pipelined": 1.0}, "refused": {"xla": "no memory"}}),
         ("geometric mean", {"seconds": {"xla": 1.0, "pipelined": 1.3}}),
         ("least", {"seconds": {"xla": 1.0, "pipelined": 1.04}}),
-        ("largest error", {"bound_ratios": {"xla": 0.1, "pipelined": NAN}}),
-        ("largest error", {"bound_ratios": {"xla": 0.1, "pipelined": 1.1}}),
-        ("relF", {"relative_errors": {"xla": 1e-6, "pipelined": NAN}}),
-        ("relF", {"relative_errors": {"xla": 1e-6, "pipelined": 2e-6}}),
-        ("relF", {"relative_errors": {"xla": 0.0, "pipelined": 2e-6}}),
+        ("largest error", {"ours": _errors(of_bound=NAN)}),
+        ("largest error", {"ours": _errors(of_bound=1.1)}),
+        ("largest error", {"ours": {"plan": "no errors"}}),
+        ("relF", {"ours": _errors(NAN)}),
+        ("relF", {"ours": _errors(2e-6)}),
+        ("relF", {"ours": _errors(2e-6), "xla": _errors(0.0)}),
     ],
 )
 def test_bars_notice(what, failing):
-    """One product that does not reach a bar, after one that does."""
+    """One product that does not reach a bar, beside one that does."""
     good = _measured(n=2048)
-    assert all(v.passed for v in judge([good], "gpu"))
-    failed = [v.what for v in judge([good, _measured(**failing)], "gpu") if not v.passed]
-    assert any(what in name for name in failed), failed
+    assert _failed(good) == []
+    for cases in ((good, _measured(**failing)), (_measured(**failing), good)):
+        assert any(what in name for name in _failed(*cases))
 
 
 def test_ladder_has_to_rise():
     def failed(*seconds):
-        return [v.what for v in judge([_ladder_of(*seconds)], "gpu") if not v.passed]
+        return _failed(_ladder_of(*seconds))
 
     assert failed(6, 5, 4, 1.2, 1.1, 1) == []
-    assert failed(6, 5, 4, 1.2, 1.2, 1) == ["ladder, TFLOP/s"]
-    assert failed(6, 5, 1.1, 1.2, 1.15, 1) == ["ladder, TFLOP/s"]
+    assert failed(6, 5, 4, 1.2, 1.2, 1) == ["ladder, least step"]
+    assert failed(6, 5, 1.1, 1.2, 1.15, 1) == ["ladder, least step"]
     assert failed(6, 5, 4, 1.3, 1.1, 1) == ["warp_tile, of cuBLAS"]
+
+
+def test_transposed_products_are_held_to_the_plain_one_of_their_size():
+    def case(seconds, n=1024, transposes="NN"):
+        times = {"xla": 2.0, "pipelined": seconds}
+        return _measured(times, group="transposed", n=n, transposes=transposes)
+
+    plain, slow = case(1.0), case(1.06, transposes="NT")
+    assert _failed(plain, case(1.05, transposes="TN")) == []
+    assert _failed(plain, slow) == ["1024^3 NT over NN"]
+    assert _failed(case(1.0, 512), slow) == []  # of another size
+
+
+def test_rungs_that_were_asked_for_are_not_held_to_the_fastest_ones_bars():
+    rung = measured(
+        product("square", 1, 64, 64, 64), {"xla": 1.0, "naive": 9.0}, {"naive": _errors()}
+    )
+    assert _failed(rung) == []
 
 
 def test_a_cpu_is_held_to_completeness_alone():
     """Both products are XLA's there."""
-    slow = _measured(seconds={"xla": 1.0, "pipelined": 9.0})
-    assert [v.passed for v in judge([slow], "cpu")] == [True]
-    missing = _measured(refused={"pipelined": "no memory"})
-    assert [v.passed for v in judge([slow, missing], "cpu")] == [False]
+    slow = _measured({"xla": 1.0, "pipelined": 9.0})
+    assert [v.passed for v in judge("sgemm", [slow], "cpu")] == [True]
+    missing = _measured({"xla": 1.0}, refused={"pipelined": "no memory"})
+    assert _failed(slow, missing, platform="cpu") == ["contenders measured"]

@@ -3,7 +3,7 @@
 Nothing here depends on how long anything takes.
 """
 
-import json
+import argparse
 
 import pytest
 
@@ -12,13 +12,15 @@ pytest.importorskip("rich")
 
 import jax
 import numpy as np
+from bench_cases import QUICK
 
+from jaxkernels.bench import attention, records
 from jaxkernels.bench.__main__ import main
-from jaxkernels.bench.attention import cases, contenders
+from jaxkernels.bench.attention import heads_case
+from jaxkernels.bench.attention_report import model_bytes
 
 # Most tests here need one run of the benchmark, half a minute.
 pytestmark = pytest.mark.xdist_group("bench attention")
-QUICK = ["--repeats", "2", "--min-sample-ms", "0.1"]
 SMALL = ["--shapes", "2x2x16", "1x3x24", "--layer-shapes", "1x2x32x8"]
 
 
@@ -30,36 +32,37 @@ def run(tmp_path_factory):
     return folder
 
 
+def _of_group(folder, group):
+    return [m for m in records.read(folder / "b.json", "attention").measured if m["group"] == group]
+
+
 def test_json_of_scores(run):
-    data = json.loads((run / "b.json").read_text())
-    assert data["benchmark"] == "attention"
-    assert "--shapes" in data["environment"]["command"]
-    found = [
-        (m["dtype"], m["variant"], m["direction"], m["batch"], m["heads"], m["length"])
-        for m in data["scores"]
-    ]
+    scores = _of_group(run, "scores")
+    names = ("dtype", "variant", "direction", "batch", "heads", "length")
+    found = [tuple(m[name] for name in names) for m in scores]
     assert len(found) == len(set(found)) == 2 * 3 * 2 * 2
     assert ("bfloat16", "causal", "both", 1, 3, 24) in found
-    for m in data["scores"]:
-        assert {"copy", "xla", "ours"} == set(m["seconds"])
-        assert m["refused"] == {}
-        assert set(m["temp_bytes"]) == ({"xla", "ours"} if m["direction"] == "both" else set())
-        for name, seconds in m["seconds"].items():
-            samples = m["samples"][name]
-            assert len(samples) == 2
-            assert min(samples) <= seconds <= max(samples)
+    for m in scores:
+        assert {"copy", "xla", "ours"} == set(m.records)
+        for name, record in m.records.items():
+            assert record.refused == ""
+            has_memory = m["direction"] == "both" and name != "copy"
+            assert ("temp_bytes" in record.extra) == has_memory
+            assert len(record.samples) == 2
+            assert min(record.samples) <= record.seconds <= max(record.samples)
 
 
 def test_json_of_layers(run):
-    layers = json.loads((run / "b.json").read_text())["layers"]
-    found = [(m["dtype"], m["causal"], m["direction"]) for m in layers]
+    layers = _of_group(run, "layers")
+    found = [(m["dtype"], m["variant"], m["direction"]) for m in layers]
     assert len(found) == len(set(found)) == 2 * 2 * 2
     for m in layers:
         assert (m["batch"], m["heads"], m["length"], m["depth"]) == (1, 2, 32, 8)
-        assert {"xla", "ours"} <= set(m["seconds"])
+        assert m.seconds("xla")
+        assert m.seconds("ours")
+        assert "kernels" in m.records["ours"].extra
         # cuDNN has a time or a reason, and is not asked in float32.
-        has_cudnn = "cudnn" in {**m["seconds"], **m["refused"]}
-        assert has_cudnn == (m["dtype"] == "bfloat16")
+        assert ("cudnn" in m.records) == (m["dtype"] == "bfloat16")
 
 
 def test_plot_and_tables_again_from_json(run, capsys):
@@ -72,14 +75,17 @@ def test_plot_and_tables_again_from_json(run, capsys):
         assert word in out
 
 
-@pytest.mark.parametrize("group", cases.GROUPS)
+@pytest.mark.parametrize("group", attention.GROUPS)
 def test_one_group_and_one_kind(group, tmp_path, capsys):
     """Less than everything is measured, drawn and shown all the same."""
     written = ["--json", str(tmp_path / "b.json"), "--plot", str(tmp_path / "b.png")]
     less = ["--groups", group, "--dtypes", "float32", "--variants", "causal", "--directions", "fwd"]
     assert main(["attention", *SMALL, *QUICK, *less, *written]) == 0
-    data = json.loads((tmp_path / "b.json").read_text())
-    assert (len(data["scores"]), len(data["layers"])) == ((2, 0) if group == "scores" else (0, 1))
+    found = records.read(tmp_path / "b.json").measured
+    assert [m["group"] for m in found] == [group] * (2 if group == "scores" else 1)
+    assert {(m["dtype"], m["variant"], m["direction"]) for m in found} == {
+        ("float32", "causal", "fwd")
+    }
     title = "scale, mask and softmax" if group == "scores" else "attention layers"
     assert title in capsys.readouterr().out
 
@@ -94,41 +100,53 @@ def test_wrong_arguments(wrong, capsys):
     assert wrong[1] in capsys.readouterr().err
 
 
-def test_a_cpu_gets_a_sixteenth():
-    for large, small in zip(cases.GPU_SCORES, cases.CPU_SCORES, strict=True):
-        assert np.prod(large.scores) == 16 * np.prod(small.scores)
-        assert large.length == small.length
-    assert [shape.layer for shape in cases.CPU_LAYERS] == [(1, 2048, 4, 64)]
+def test_a_cpu_gets_a_sixteenth(monkeypatch):
+    monkeypatch.setattr(attention.jax, "default_backend", lambda: "cpu")
+    cases = list(attention.cases(argparse.Namespace(shapes=None, layer_shapes=None)))
+    found = {(m["batch"], m["heads"], m["length"]) for m in cases if m["group"] == "scores"}
+    assert found == {(4, 16, 512), (1, 16, 1024), (1, 4, 2048), (1, 1, 4096), (1, 1, 8192)}
+    sizes = [np.prod(shape) for shape in attention.GPU_SCORES]
+    assert sum(sizes) == 16 * sum(np.prod(shape) for shape in found)
+    layers = {attention.layer_shape(m) for m in cases if m["group"] == "layers"}
+    assert layers == {(1, 2048, 4, 64)}
 
 
-@pytest.mark.parametrize("variant", cases.VARIANTS)
-@pytest.mark.parametrize("group", cases.GROUPS)
+def _run(program):
+    arguments = program.draw()[0]
+    return arguments, program.make(arguments)(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("group", "variant"),
+    [
+        *(("scores", variant) for variant in attention.VARIANTS),
+        *(("layers", variant) for variant in ("plain", "causal")),
+    ],
+)
 def test_contenders_compute_the_same(group, variant):
     """Results and gradients: a comparison of different things is none."""
-    shape = cases.Shape(2, 3, 8, 4)
-    if group == "scores":
-        functions, inputs = contenders.SCORES, 1
-        arguments = contenders.score_arguments(shape, "float32", variant)[0]
-        assert len(arguments) == (3 if variant == "mask" else 2)
-    else:
-        functions, inputs = contenders.LAYERS, 3
-        arguments = contenders.layer_arguments(shape, "float32")[0]
-    found = {
-        name: jax.jit(contenders.both(function, variant, inputs))(*arguments)
-        for name, function in functions.items()
-    }
-    assert len(found["ours"]) == 1 + inputs
+    found = {}
+    for direction in ("fwd", "both"):
+        case = heads_case(group, "float32", variant, direction, (2, 3, 8, 4))
+        for name, program in attention.contenders(case).items():
+            arguments, found[direction, name] = _run(program)
+    inputs = 1 if group == "scores" else 3
+    assert len(arguments) == 1 + inputs + (variant == "mask")
+    assert len(found["both", "ours"]) == 1 + inputs
     # Sums of some ten terms of size 1: a few roundings of 6e-8 each.
-    for ours, theirs in zip(found["ours"], found["xla"], strict=True):
+    for ours, theirs in zip(found["both", "ours"], found["both", "xla"], strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-6)
-    forward = jax.jit(contenders.forward(functions["xla"], variant))(*arguments)
-    np.testing.assert_allclose(forward, found["xla"][0], rtol=1e-5, atol=2e-6)
-    if variant != "plain" and group == "scores":
-        assert (found["ours"][0] == 0).any()
+    for name in ("xla", "ours"):
+        forward = found["fwd", name]
+        np.testing.assert_allclose(forward, found["both", "xla"][0], rtol=1e-5, atol=2e-6)
+    if group == "scores":
+        np.testing.assert_array_equal(found["both", "copy"], arguments[1])
+        if variant != "plain":
+            assert (found["both", "ours"][0] == 0).any()
 
 
 def test_mask_is_padding_of_different_lengths():
-    mask = np.asarray(contenders.padding(cases.Shape(16, 2, 32)))
+    mask = np.asarray(attention.padding(16, 32))
     assert mask.shape == (16, 1, 32, 32)
     lengths = mask[:, 0, 0].sum(axis=-1)
     assert lengths.min() >= 8
@@ -136,36 +154,37 @@ def test_mask_is_padding_of_different_lengths():
     assert (mask == (np.arange(32) < lengths[:, None, None, None])).all()
 
 
-@pytest.mark.parametrize("where", ["score_arguments", "jk.scaled_masked_softmax", "memory"])
+@pytest.mark.parametrize("where", ["draw_normal", "jk.scaled_masked_softmax", "memory"])
 def test_run_survives_a_refusal(where, monkeypatch, tmp_path, capsys):
     def failing(*arguments, **options):
         raise ValueError("out of memory")
 
-    if where == "score_arguments":
-        monkeypatch.setattr(contenders, where, failing)
+    if where == "draw_normal":
+        monkeypatch.setattr(attention, where, failing)
     elif where == "memory":
         monkeypatch.setattr(jax.stages.Compiled, "memory_analysis", lambda self: None)
     else:
-        monkeypatch.setattr(contenders.jk, "scaled_masked_softmax", failing)
+        monkeypatch.setattr(attention.jk, "scaled_masked_softmax", failing)
     written = tmp_path / "b.json"
     less = ["--groups", "scores", "--shapes", "1x1x8", "--variants", "mask", "--dtypes", "float32"]
     drawn = ["--json", str(written), "--plot", str(tmp_path / "b.png")]
     assert main(["attention", *less, *QUICK, *drawn]) == 0
-    forward, both = json.loads(written.read_text())["scores"]
-    expected = {
-        "score_arguments": ({"copy", "xla", "ours"}, {"copy", "xla", "ours"}),
-        "jk.scaled_masked_softmax": ({"ours"}, {"ours"}),
-        "memory": (set(), {"xla", "ours"}),
-    }[where]
-    assert (set(forward["refused"]), set(both["refused"])) == expected
+    found = [{n for n, r in m.records.items() if r.refused} for m in records.read(written).measured]
+    assert (
+        found
+        == {
+            "draw_normal": [{"copy", "xla", "ours"}] * 2,
+            "jk.scaled_masked_softmax": [{"ours"}] * 2,
+            "memory": [set(), {"xla", "ours"}],
+        }[where]
+    )
     out = capsys.readouterr().out
-    said = "memory not measured" if where == "memory" else "out of memory"
+    said = "temp_bytes not measured" if where == "memory" else "out of memory"
     assert f"ours: {said}" in out
 
 
 def test_model_bytes_of_every_kind():
     """By hand: 2 sequences, 3 heads, 4 x 4 scores, of which causal attention sees 10."""
-    shape = cases.Shape(2, 3, 4)
     elements, seen, mask = 96, 60, 32
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
         expected = {
@@ -177,4 +196,4 @@ def test_model_bytes_of_every_kind():
             ("causal", "both"): size * (3 * seen + 2 * elements),
         }
         for (variant, direction), wanted in expected.items():
-            assert cases.model_bytes(shape, dtype, variant, direction) == wanted
+            assert model_bytes(heads_case("scores", dtype, variant, direction, (2, 3, 4))) == wanted

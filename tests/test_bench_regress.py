@@ -1,57 +1,86 @@
 """The comparison of two runs: small cells of every group, and comparisons of made-up times."""
 
+import argparse
+import dataclasses
 import itertools
 import json
+import re
 
 import pytest
 
 pytest.importorskip("rich")
 
-import jaxkernels as jk
-from jaxkernels.bench.__main__ import main
-from jaxkernels.bench.attention.cases import Shape
-from jaxkernels.bench.regress import cases, compare, measure
-from jaxkernels.bench.sgemm.cases import Product
+from bench_cases import QUICK
 
-QUICK = ["--repeats", "3", "--min-sample-ms", "0.1"]
-SMALL = cases.Cells(
-    rows=(
-        cases.Rows("softmax", "fwd", "float32", 4, 33),
-        cases.Rows("log_softmax", "grad", "float32", 4, 33),
-        cases.Rows("softmax", "grad", "bfloat16", 4, 33),
-    ),
-    few_rows=(cases.Rows("softmax", "grad", "float32", 1, 8),),
-    scores=tuple(
-        cases.Heads("scores", "float32", variant, "both", Shape(1, 2, 8))
-        for variant in ("plain", "mask", "causal")
-    ),
-    layers=(cases.Heads("layers", "bfloat16", "causal", "fwd", Shape(1, 2, 8, 4)),),
-    products=(Product("square", 1, 16, 16, 16), Product("other", 3, 8, 8, 8)),
+import jaxkernels as jk
+from jaxkernels.bench import __main__ as command
+from jaxkernels.bench import attention, records, regress, sgemm, softmax
+from jaxkernels.bench.__main__ import main
+from jaxkernels.bench.compare import compare
+from jaxkernels.bench.records import Record
+from jaxkernels.bench.suite import Watched
+
+OPERATIONS = (softmax.SUITE, attention.SUITE, sgemm.SUITE)
+
+
+def small(suite, keep):
+    """The suite with a few of the cells that it watches on a CPU."""
+    kept = [w for w in suite.watched("cpu") if keep(w.case)]
+    return dataclasses.replace(suite, watched=lambda platform: kept)
+
+
+def keep_row(case):
+    return case["cols"] == 512 or (case["cols"] == 1001 and case["dtype"] != "float16")
+
+
+def products(platform):
+    for case in (sgemm.product("square", 1, 16, 16, 16), sgemm.product("other", 3, 8, 8, 8)):
+        program = sgemm.contenders(case, argparse.Namespace(algorithms=None))["pipelined"]
+        yield Watched("products", case, dataclasses.replace(program, inspect={}))
+
+
+SUITE = regress.suite_of(
+    (
+        small(softmax.SUITE, keep_row),
+        small(
+            attention.SUITE, lambda case: case["dtype"] == "float32" and case["direction"] == "both"
+        ),
+        dataclasses.replace(sgemm.SUITE, watched=products),
+    )
 )
+COUNT = {"rows": 8, "few_rows": 4, "scores": 3, "layers": 1, "products": 2}
+
+
+@pytest.fixture(autouse=True)
+def few_cells(monkeypatch):
+    others = [suite for suite in command.SUITES if suite.name != "regress"]
+    monkeypatch.setattr(command, "SUITES", (*others, SUITE))
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("regress") / "b.json"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "cells_of", lambda platform: SMALL)
-        assert main(["regress", *QUICK, "--json", str(path)]) == 0
+        patch.setattr(command, "SUITES", (SUITE,))
+        assert main(["regress", *QUICK, "--repeats", "3", "--json", str(path)]) == 0
     return path
 
 
 def changed(run, name, change):
-    """A copy of the run's file, in which `change` was applied to what the JSON holds."""
-    content = json.loads(run.read_text())
-    change(content)
+    """A copy of the run's file, in which `change` was applied to the records."""
+    found = records.read(run)
     path = run.with_name(f"{name}.json")
-    path.write_text(json.dumps(content))
+    records.write(dataclasses.replace(found, records=tuple(change(list(found.records)))), path)
     return path
 
 
-def steady(content):
+def timed(record, seconds):
+    return dataclasses.replace(record, seconds=seconds, samples=[seconds] * 3)
+
+
+def steady(found):
     """Times without any spread: a test does not depend on how long anything takes."""
-    for number, cell in enumerate(content["cells"], 1):
-        cell["samples"] = [number * 1e-6] * 3
+    return [timed(record, number * 1e-6) for number, record in enumerate(found, 1)]
 
 
 def against(old, new, *options):
@@ -59,52 +88,60 @@ def against(old, new, *options):
 
 
 def test_json_has_every_cell_with_its_samples_and_the_device(run):
-    content = json.loads(run.read_text())
-    assert content["benchmark"] == "regress"
-    assert content["environment"]["device"]
-    assert [cell["group"] for cell in content["cells"]] == [
-        group for group in cases.GROUPS for _ in getattr(SMALL, group)
-    ]
-    for cell in content["cells"]:
-        assert cell["refused"] == ""
-        assert len(cell["samples"]) == 3
-        assert min(cell["samples"]) > 0
+    found = records.read(run, "regress")
+    assert found.environment["device"]
+    groups = [record.case["group"] for record in found.records]
+    assert groups == [group for group in regress.GROUPS for _ in range(COUNT[group])]
+    for record in found.records:
+        assert record.contender == "ours"
+        assert record.refused == ""
+        assert len(record.samples) == 3
+        assert min(record.samples) > 0
+        assert set(record.extra) <= {"operations"}
 
 
 def test_tables_show_median_and_quartiles(run, capsys):
     assert main(["regress", "--from-json", str(run), "--markdown"]) == 0
     out = capsys.readouterr().out
     assert "| cell | us | first quartile | third | spread |" in out
-    for cell in json.loads(run.read_text())["cells"]:
-        assert f"| {cell['label']} |" in out
+    for record in records.read(run).records:
+        assert f"| {record.case['cell']} |" in out
 
 
 def test_a_run_is_not_slower_than_itself(run, capsys):
     same = changed(run, "same", steady)
     assert against(same, same) == 0
-    assert "no cell slower, of 10" in capsys.readouterr().out
+    assert "no cell slower, of 18" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("options", [(), ("--markdown",)])
 def test_a_slower_cell_is_listed_and_fails(run, capsys, options):
-    def slow(content):
-        steady(content)
-        content["cells"][3]["samples"] = [1.03 * s for s in content["cells"][3]["samples"]]
-        content["cells"][5]["samples"] = [0.9 * s for s in content["cells"][5]["samples"]]
+    def slow(found):
+        found = steady(found)
+        found[3] = timed(found[3], found[3].seconds * 1.2)
+        found[5] = timed(found[5], found[5].seconds / 1.2)
+        return found
 
-    assert against(changed(run, "same", steady), changed(run, "slow", slow), *options) == 1
-    out = capsys.readouterr().out
-    table = out[out.index("against ") :]
-    labels = [cell["label"] for cell in json.loads(run.read_text())["cells"]]
-    assert [label for label in labels if label in table] == [labels[3], labels[5]]
-    assert "1.030" in table
-    assert "1 cell slower, of 10" in table
+    old, new = changed(run, "old", steady), changed(run, "new", slow)
+    assert against(old, new, *options) == 1
+    table = capsys.readouterr().out.split("against ")[1]
+    labels = [record.case["cell"] for record in records.read(old).records]
+    listed = [
+        label for label in labels if re.search(rf"^(\| )?{re.escape(label)} ", table, re.MULTILINE)
+    ]
+    assert listed == [labels[3], labels[5]]
+    assert "1 cell slower, of 18" in table
+    assert table.index("slower") < table.index("faster")
+    assert against(new, new) == 0
 
 
 def test_a_cell_that_is_refused_now_fails(run, capsys):
-    def refuse(content):
-        steady(content)
-        content["cells"][0] |= {"samples": [], "refused": "out of memory"}
+    def refuse(found):
+        first, *rest = steady(found)
+        return [
+            dataclasses.replace(first, seconds=None, samples=[], refused="out of memory"),
+            *rest,
+        ]
 
     same, refused = changed(run, "same", steady), changed(run, "refused", refuse)
     assert against(same, refused) == 1
@@ -113,23 +150,21 @@ def test_a_cell_that_is_refused_now_fails(run, capsys):
 
 
 def test_cells_of_one_run_only_are_said(run, capsys):
-    def less(content):
-        steady(content)
-        del content["cells"][1:]
-
-    def other(content):
-        less(content)
-        content["cells"][0]["label"] = "another"
+    def other(found):
+        return [dataclasses.replace(steady(found)[0], case={"group": "rows", "cell": "another"})]
 
     same = changed(run, "same", steady)
-    assert against(same, changed(run, "less", less)) == 0
+    assert against(same, changed(run, "less", lambda found: steady(found)[:1])) == 0
     assert "in one of the runs only: " in capsys.readouterr().out
     assert against(same, changed(run, "other", other)) == 2
     assert "no cell in common" in capsys.readouterr().err
 
 
 def test_other_machines_and_other_files_are_refused(run, tmp_path, capsys):
-    other = changed(run, "other", lambda content: content["environment"].update(device="another"))
+    found = records.read(run)
+    other = run.with_name("other.json")
+    where = {**found.environment, "device": "another"}
+    records.write(dataclasses.replace(found, environment=where), other)
     assert against(other, run) == 2
     assert "different machines" in capsys.readouterr().err
     assert against(tmp_path / "none.json", run) == 2
@@ -139,9 +174,26 @@ def test_other_machines_and_other_files_are_refused(run, tmp_path, capsys):
     assert against(product, run) == 2
 
 
-def test_measuring_and_comparing_is_one_command(run, monkeypatch, capsys):
+def of_the_first_schema(run, path):
+    """The run as files were before records."""
+    found = records.read(run)
+    cells = [
+        {"group": r.case["group"], "label": r.case["cell"], "samples": r.samples, "refused": ""}
+        for r in found.records
+    ]
+    content = {"schema": 1, "benchmark": "regress", "environment": found.environment}
+    path.write_text(json.dumps({**content, "settings": {}, "cells": cells}, indent=1))
+
+
+def test_runs_of_old_files_are_compared(run, tmp_path, capsys):
+    of_the_first_schema(changed(run, "same", steady), tmp_path / "old.json")
+    slow = changed(run, "slow", lambda found: [timed(r, r.seconds * 1.1) for r in steady(found)])
+    assert against(tmp_path / "old.json", slow) == 1
+    assert "18 cells slower, of 18" in capsys.readouterr().out
+
+
+def test_measuring_and_comparing_is_one_command(run, capsys):
     """The times of the two runs are what they are; only what is compared is tested."""
-    monkeypatch.setattr(measure, "cells_of", lambda platform: SMALL)
     code = main(["regress", *QUICK, "--groups", "products", "--against", str(run)])
     out = capsys.readouterr().out
     assert code in (0, 1)
@@ -149,21 +201,30 @@ def test_measuring_and_comparing_is_one_command(run, monkeypatch, capsys):
 
 
 def test_a_cell_without_memory_is_refused_and_the_others_measured(monkeypatch, tmp_path):
-    right = measure.contenders.score_arguments
+    def failing(*arguments):
+        raise ValueError("out of memory")
 
-    def failing(shape, dtype, variant):
-        if variant == "mask":
-            raise ValueError("out of memory")
-        return right(shape, dtype, variant)
-
-    monkeypatch.setattr(measure, "cells_of", lambda platform: SMALL)
-    monkeypatch.setattr(measure.contenders, "score_arguments", failing)
+    monkeypatch.setattr(attention, "padding", failing)
     path = tmp_path / "b.json"
     assert main(["regress", *QUICK, "--groups", "scores", "--json", str(path)]) == 0
-    found = {c["label"]: c["refused"] for c in json.loads(path.read_text())["cells"]}
+    found = {record.case["cell"]: record.refused for record in records.read(path).records}
     assert len(found) == 3
     assert [why for label, why in found.items() if " mask " in label] == ["out of memory"]
     assert [why for label, why in found.items() if " mask " not in label] == ["", ""]
+
+
+def test_cells_of_a_group_and_a_dtype_are_sampled_in_turn():
+    """And products one after the other, whose inputs are large."""
+    parts = regress.suite_of(OPERATIONS).chosen(argparse.Namespace(groups=regress.GROUPS))
+    groups = [{case["group"] for case in part} for part in parts]
+    assert all(len(group) == 1 for group in groups)
+    assert [len(p) for p, g in zip(parts, groups, strict=True) if g == {"products"}] == [1, 1]
+    for part, group in zip(parts, groups, strict=True):
+        dtypes = {
+            re.findall(r" (b?float\d+) ", case["cell"])[0] for case in part if group != {"products"}
+        }
+        assert len(dtypes) == (0 if group == {"products"} else 1)
+    assert len(parts) == 5 + 2 + 2 + 2 + 2
 
 
 @pytest.mark.parametrize(
@@ -179,39 +240,66 @@ def test_a_cell_without_memory_is_refused_and_the_others_measured(monkeypatch, t
     ],
 )
 def test_slower_means_beyond_two_percent_and_the_spread(old, new, slower):
-    found = compare.compare(
-        [cases.Measurement("rows", "a", old)], [cases.Measurement("rows", "a", new)]
-    )
-    assert bool(found.slower) == slower
-    assert found.passed == (not slower)
+    def ours(samples):
+        return Record("regress", {"cell": "a"}, "ours", sorted(samples)[len(samples) // 2], samples)
+
+    found = compare([ours(old)], [ours(new)], lambda case: case["cell"])
+    assert bool(found.slower) == found.is_slower == slower
 
 
-@pytest.mark.parametrize("cells", [cases.GPU, cases.CPU])
-def test_cells_are_few_enough_and_cover_every_operation(cells):
-    assert len(cells) <= 120
-    heads = [*cells.scores, *cells.layers]
-    labels = [cell.label for cell in (*cells.rows, *cells.few_rows, *heads, *cells.products)]
-    assert len(set(labels)) == len(labels)
+def cells(platform):
+    return [(w.group, s.label(w.case), w.case) for s in OPERATIONS for w in s.watched(platform)]
+
+
+@pytest.mark.parametrize(("platform", "count"), [("gpu", 105), ("cpu", 40)])
+def test_cells_are_few_enough_and_cover_every_operation(platform, count):
+    found = cells(platform)
+    assert len(found) == len({label for _, label, _ in found}) == count <= 120
+    groups = [group for group, _, _ in found]
+    assert list(dict.fromkeys(groups)) == list(regress.GROUPS)
+    by_group = {g: [case for group, _, case in found if group == g] for g in regress.GROUPS}
     kinds = set(itertools.product(("softmax", "log_softmax"), ("fwd", "grad")))
-    assert {(cell.operation, cell.direction) for cell in cells.rows} == kinds
-    assert {cell.direction for cell in cells.few_rows} == {"fwd", "grad"}
-    assert {cell.variant for cell in cells.scores} == {"plain", "mask", "causal"}
-    assert {cell.direction for cell in heads} == {"fwd", "both"}
-    assert any(cell.cols % 2 for cell in cells.rows)
+    assert {(case["operation"], case["direction"]) for case in by_group["rows"]} == kinds
+    assert {case["direction"] for case in by_group["few_rows"]} == {"fwd", "grad"}
+    assert {case["variant"] for case in by_group["scores"]} == {"plain", "mask", "causal"}
+    heads = [*by_group["scores"], *by_group["layers"]]
+    assert {case["direction"] for case in heads} == {"fwd", "both"}
+    assert any(case["cols"] % 2 for case in by_group["rows"])
     for dtype in ("float32", "bfloat16"):
-        for members in (cells.rows, cells.few_rows, cells.scores, cells.layers):
-            assert any(cell.dtype == dtype for cell in members)
+        for group in ("rows", "few_rows", "scores", "layers"):
+            assert any(case["dtype"] == dtype for case in by_group[group])
+
+
+def test_names_of_cells_stay():
+    """A run is compared with earlier ones by these names."""
+    names = {label for _, label, _ in cells("gpu")}
+    for name in (
+        "softmax fwd float32 2097152x32",
+        "log_softmax grad bfloat16 1335x50257",
+        "softmax grad bfloat16 8x131072",
+        "scores mask both float32 4x16x1024",
+        "layers causal fwd bfloat16 4x16x1024x64",
+        "product 4096^3",
+        "product 512 x (128, 128, 128)",
+        "product 1024^3 TN",
+    ):
+        assert name in names
 
 
 def test_cells_of_a_gpu_reach_every_tier():
+    rows = [case for group, _, case in cells("gpu") if group == "rows"]
     tiers = {
         str(
             jk.plan_softmax(
-                (c.rows, c.cols), c.dtype, operation=f"{c.operation}_{c.direction}", device="h200"
+                (c["rows"], c["cols"]),
+                c["dtype"],
+                operation=f"{c['operation']}_{c['direction']}",
+                device="h200",
             ).tier
         )
-        for c in cases.GPU.rows
+        for c in rows
     }
     assert tiers == {"warp", "block", "block_smem", "cluster", "block_uncached"}
-    assert {p.transposes for p in cases.GPU.products} == {"NN", "NT", "TN", "TT"}
-    assert any(p.batch > 1 for p in cases.GPU.products)
+    products = [case for group, _, case in cells("gpu") if group == "products"]
+    assert {p["transposes"] for p in products} == {"NN", "NT", "TN", "TT"}
+    assert any(p["batch"] > 1 for p in products)

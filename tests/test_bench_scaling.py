@@ -3,7 +3,7 @@
 Nothing here depends on how long anything takes.
 """
 
-import json
+import argparse
 
 import pytest
 
@@ -12,13 +12,15 @@ pytest.importorskip("rich")
 
 import jax
 import numpy as np
+from bench_cases import QUICK
 
+from jaxkernels.bench import records, scaling
 from jaxkernels.bench.__main__ import main
-from jaxkernels.bench.scaling import cases, contenders, measure
+from jaxkernels.bench.programs import with_gradient
+from jaxkernels.bench.scaling_report import CONTENDERS, DIRECTIONS, is_weak
 
-QUICK = ["--repeats", "2", "--min-sample-ms", "0.1"]
 SMALL = ["--softmax-shape", "4x24", "--attention-shape", "1x2x8x8", "--vocabulary-shape", "4x64"]
-SHAPES = {"softmax": (4, 24), "attention": (1, 2, 8, 8), "vocabulary": (4, 64)}
+SHAPES = {"softmax": [4, 24], "attention": [1, 2, 8, 8], "vocabulary": [4, 64]}
 
 
 @pytest.fixture(scope="module")
@@ -37,40 +39,36 @@ def run(tmp_path_factory, counts):
     return folder
 
 
-def _is_whole(measured, names):
-    assert set(measured["seconds"]) == set(measured["collectives"]) == set(names)
-    assert measured["refused"] == {}
-    for name, seconds in measured["seconds"].items():
-        samples = measured["samples"][name]
-        assert len(samples) == 2
-        assert min(samples) <= seconds <= max(samples)
+def _is_whole(m, names):
+    assert list(m.records) == list(names)
+    for record in m.records.values():
+        assert record.refused == ""
+        assert len(record.samples) == 2
+        assert min(record.samples) <= record.seconds <= max(record.samples)
 
 
 def test_json_of_weak_scaling(run, counts):
-    data = json.loads((run / "b.json").read_text())
-    assert data["benchmark"] == "scaling"
-    assert data["settings"]["devices"] == counts
-    found = {(m["group"], m["dtype"], m["direction"]) for m in data["weak"]}
+    weak = list(filter(is_weak, records.read(run / "b.json", "scaling").measured))
+    found = {(m["group"], m["dtype"], m["direction"]) for m in weak}
     kinds = {("softmax", "float32"), ("softmax", "bfloat16"), ("attention", "bfloat16")}
-    assert found == {(*kind, direction) for kind in kinds for direction in cases.DIRECTIONS}
-    assert len(data["weak"]) == len(found)
-    for m in data["weak"]:
-        assert m["devices"] == counts
-        assert tuple(m["shape"]) == SHAPES[m["group"]]
+    assert found == {(*kind, direction) for kind in kinds for direction in DIRECTIONS}
+    assert len(weak) == len(found)
+    for m in weak:
+        assert m["shape"] == SHAPES[m["group"]]
         _is_whole(m, map(str, counts))
         # Rows and batches need nothing of each other.
-        assert not any(m["collectives"].values())
+        assert all(m.extra(name, "collectives") == {} for name in m.records)
 
 
 def test_json_of_a_vocabulary(run, counts):
-    found = json.loads((run / "b.json").read_text())["vocabulary"]
+    found = [m for m in records.read(run / "b.json").measured if not is_weak(m)]
     kinds = [(m["direction"], m["devices"]) for m in found]
-    assert sorted(kinds) == sorted((d, count) for d in cases.DIRECTIONS for count in counts)
+    assert sorted(kinds) == sorted((d, count) for d in DIRECTIONS for count in counts)
     for m in found:
-        assert (m["rows"], m["cols"], m["dtype"]) == (4, 64, "bfloat16")
-        _is_whole(m, cases.CONTENDERS)
+        assert (m["shape"], m["dtype"]) == ([4, 64], "bfloat16")
+        _is_whole(m, CONTENDERS)
         if m["devices"] == 1:
-            assert not any(m["collectives"].values())
+            assert all(m.extra(name, "collectives") == {} for name in CONTENDERS)
 
 
 def test_plot_and_tables_again_from_json(run, counts, capsys):
@@ -84,15 +82,14 @@ def test_plot_and_tables_again_from_json(run, counts, capsys):
     assert ("nothing to compare" in out) == (len(counts) == 1)
 
 
-@pytest.mark.parametrize("group", cases.GROUPS)
-def test_one_device_and_one_group(group, tmp_path, capsys):
-    """Less than everything is measured, drawn and judged all the same."""
+@pytest.mark.parametrize(("group", "cases"), [("softmax", 2), ("attention", 1), ("vocabulary", 1)])
+def test_one_device_and_one_group(group, cases, tmp_path, capsys):
+    """Less than everything is measured, drawn and shown all the same."""
     written = ["--json", str(tmp_path / "b.json"), "--plot", str(tmp_path / "b.png")]
     less = ["--groups", group, "--directions", "fwd", "--devices", "1"]
     assert main(["scaling", *SMALL, *QUICK, *less, *written]) == 0
-    data = json.loads((tmp_path / "b.json").read_text())
-    expected = {"softmax": (2, 0), "attention": (1, 0), "vocabulary": (0, 1)}[group]
-    assert (len(data["weak"]), len(data["vocabulary"])) == expected
+    found = records.read(tmp_path / "b.json").measured
+    assert [m["group"] for m in found] == [group] * cases
     assert "one device: there is nothing to compare" in capsys.readouterr().out
 
 
@@ -114,58 +111,62 @@ def test_wrong_arguments(wrong, capsys):
     assert wrong[1] in capsys.readouterr().err
 
 
-def test_every_step_is_announced(counts):
-    said = []
-    settings = measure.Settings(tuple(counts), SHAPES, ("fwd",), 1, 1e-6)
-    measure.measure_weak(settings, said.append)
-    measure.measure_vocabulary(settings, said.append)
-    assert len(said) == len(set(said)) == settings.steps == 3 + len(counts)
+def _vocabulary(direction, devices, dtype="float32"):
+    case = {"group": "vocabulary", "dtype": dtype, "direction": direction, "shape": [8, 256]}
+    return scaling.contenders(case | {"devices": devices}, argparse.Namespace(devices=None))
 
 
-@pytest.mark.parametrize("direction", cases.DIRECTIONS)
-def test_contenders_compute_the_same(direction, cpu_devices):
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_contenders_compute_the_same(direction, cpu_devices, monkeypatch):
     """Of a vocabulary that is cut: results and gradients, each cut as the input is."""
-    sharding = contenders.last_dimension(cpu_devices[:4])
-    (arguments,) = contenders.arguments((8, 256), "float32", sharding, direction, 1)
-    assert len(arguments) == (1 if direction == "fwd" else 2)
-    found, texts = {}, {}
-    for name, function in contenders.vocabulary(sharding).items():
-        program = contenders.compiled(contenders.directed(function, direction), arguments)
-        results = jax.block_until_ready(program(*arguments))
-        found[name] = jax.tree.leaves(results)
-        texts[name] = program.as_text()
-        assert {r.sharding for r in found[name]} == {sharding}
-    assert set(found) == set(cases.CONTENDERS)
+    monkeypatch.setattr(scaling.jax, "devices", lambda *_: cpu_devices)
+    found, collectives = {}, {}
+    for name, program in _vocabulary(direction, 4).items():
+        arguments = program.draw()[0]
+        assert len(arguments) == (1 if direction == "fwd" else 2)
+        compiled = program.make(arguments)
+        found[name] = jax.tree.leaves(jax.block_until_ready(compiled(*arguments)))
+        collectives[name] = program.inspect["collectives"](compiled, arguments)
+        assert {r.sharding for r in found[name]} == {scaling.cut(4, 1)}
+    assert set(found) == set(CONTENDERS)
     # Values up to 10 and sums of 256 terms of size 1.
     for name in ("gathered", "ours"):
         for result, expected in zip(found[name], found["xla"], strict=True):
             np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
     # Each operand once: a residual that is gathered again would flatter ours.
-    gathered = measure.count_collectives(texts["gathered"])
-    assert gathered == {"all-gather": len(arguments)}
-    assert "all-gather" not in measure.count_collectives(texts["xla"])
+    assert collectives["gathered"] == {"all-gather": len(arguments)}
+    assert "all-gather" not in collectives["xla"]
 
 
-@pytest.mark.parametrize("group", contenders.WEAK)
-def test_devices_compute_what_one_does(group, cpu_devices):
+@pytest.mark.parametrize("group", scaling.WEAK)
+def test_devices_compute_what_one_does(group, cpu_devices, monkeypatch):
+    monkeypatch.setattr(scaling.jax, "devices", lambda *_: cpu_devices)
     shape = (8, *SHAPES[group][1:])
     found = []
-    for devices in (cpu_devices[:1], cpu_devices):
-        sharding = contenders.first_dimension(devices)
-        ((x, t),) = contenders.arguments(shape, "float32", sharding, "both", 1)
-        assert {s.data.shape for s in x.addressable_shards} == {(8 // len(devices), *shape[1:])}
-        program = contenders.compiled(contenders.both(contenders.WEAK[group]), (x, t))
-        results = jax.block_until_ready(program(x, t))
-        found.append([np.asarray(value) for value in (x, t, *results)])
+    for devices in (1, 8):
+        ((t, x),) = scaling.draw(shape, "float32", scaling.cut(devices, 0), "both", 1)
+        assert {s.data.shape for s in x.addressable_shards} == {(8 // devices, *shape[1:])}
+        program = scaling.compiled(with_gradient(scaling.WEAK[group]), (t, x))
+        found.append([np.asarray(value) for value in (x, t, *jax.block_until_ready(program(t, x)))])
     for one, eight in zip(*found, strict=True):
         np.testing.assert_array_equal(one, eight)
     x, t, *_ = found[0]
     assert (x != t).any()
 
 
-def test_calls_rotate_through_different_inputs(cpu_devices):
-    sharding = contenders.first_dimension(cpu_devices[:2])
-    drawn = contenders.arguments((4, 8), "bfloat16", sharding, "both", 3)
+def test_what_a_device_has_does_not_depend_on_their_number(counts):
+    """Weak scaling: the contender of n devices has n times the rows."""
+    case = {"group": "softmax", "dtype": "float32", "direction": "fwd", "shape": [4, 24]}
+    programs = scaling.contenders(case, argparse.Namespace(devices=counts))
+    for count in counts:
+        ((x,), *_) = programs[str(count)].draw()
+        assert x.shape == (4 * count, 24)
+        assert {s.data.shape for s in x.addressable_shards} == {(4, 24)}
+
+
+def test_calls_rotate_through_different_inputs(cpu_devices, monkeypatch):
+    monkeypatch.setattr(scaling.jax, "devices", lambda *_: cpu_devices)
+    drawn = scaling.draw((4, 8), "bfloat16", scaling.cut(2, 0), "both", 3)
     arrays = [np.asarray(x, "float32") for arguments in drawn for x in arguments]
     assert len({x.tobytes() for x in arrays}) == 6
     assert all(x.any() for x in arrays)
@@ -182,17 +183,17 @@ def test_collectives_are_counted():
       %e = f32[8]{0} all-to-all(%y)
       %f = f32[8]{0} collective-permute-start(%y)
     """
-    assert measure.count_collectives(text) == {
+    assert scaling.count_collectives(text) == {
         "all-gather": 2,
         "all-reduce": 1,
         "all-to-all": 1,
         "collective-permute": 1,
         "reduce-scatter": 1,
     }
-    assert measure.count_collectives("%a = f32[8] add(%x, %y)") == {}
+    assert scaling.count_collectives("%a = f32[8] add(%x, %y)") == {}
 
 
-@pytest.mark.parametrize("where", ["arguments", "compiled", "text"])
+@pytest.mark.parametrize("where", ["draw", "compiled", "text"])
 @pytest.mark.parametrize("group", ["softmax", "vocabulary"])
 def test_run_survives_a_refusal(group, where, monkeypatch, tmp_path, capsys):
     def failing(*arguments, **options):
@@ -201,17 +202,19 @@ def test_run_survives_a_refusal(group, where, monkeypatch, tmp_path, capsys):
     if where == "text":
         monkeypatch.setattr(jax.stages.Compiled, "as_text", lambda self: None)
     else:
-        monkeypatch.setattr(contenders, where, failing)
+        monkeypatch.setattr(scaling, where, failing)
     written = tmp_path / "b.json"
     less = ["--groups", group, "--devices", "1", "--directions", "fwd"]
     drawn = ["--json", str(written), "--plot", str(tmp_path / "b.png")]
     assert main(["scaling", *SMALL, *QUICK, *less, *drawn]) == 0
-    data = json.loads(written.read_text())
-    m = [*data["weak"], *data["vocabulary"]][0]
-    assert set(m["refused"]) == ({"1"} if group == "softmax" else set(cases.CONTENDERS))
-    assert m["seconds"] == m["collectives"] == {}
-    out = capsys.readouterr().out
-    assert ("out of memory" in out) == (where != "text")
+    m = records.read(written).measured[0]
+    assert list(m.records) == (["1"] if group == "softmax" else list(CONTENDERS))
+    for name, record in m.records.items():
+        assert record.refused
+        assert m.extra(name, "collectives") is None
+        assert (record.seconds is None) == (where != "text")
+    said = "does not show" if where == "text" else "out of memory"
+    assert said in capsys.readouterr().out
 
 
 def test_a_vocabulary_that_cannot_be_cut_is_refused(counts, tmp_path):
@@ -220,16 +223,24 @@ def test_a_vocabulary_that_cannot_be_cut_is_refused(counts, tmp_path):
     written = tmp_path / "b.json"
     less = ["--groups", "vocabulary", "--vocabulary-shape", "4x7", "--directions", "fwd"]
     assert main(["scaling", *less, "--devices", "2", *QUICK, "--json", str(written)]) == 0
-    one, two = json.loads(written.read_text())["vocabulary"]
-    assert one["refused"] == {}
-    assert set(two["refused"]) == set(cases.CONTENDERS)
+    one, two = records.read(written).measured
+    assert not any(record.refused for record in one.records.values())
+    assert all(record.refused for record in two.records.values())
+    assert list(two.records) == list(CONTENDERS)
 
 
 def test_defaults_fit_every_number_of_devices_and_the_memory():
-    for shapes in (cases.GPU_SHAPES, cases.CPU_SHAPES):
-        assert list(shapes) == list(cases.GROUPS) == list(cases.DTYPES)
+    for shapes in (scaling.GPU_SHAPES, scaling.CPU_SHAPES):
+        assert list(shapes) == list(scaling.DTYPES)
         assert shapes["vocabulary"][1] % 8 == 0
-    for group in contenders.WEAK:
+    for group in scaling.WEAK:
         # Bytes on the first device: inputs for 1, 2, 4 and 8 devices, and what one call writes.
-        item = max(np.dtype(dtype).itemsize for dtype in cases.DTYPES[group])
-        assert np.prod(cases.GPU_SHAPES[group]) * item * (4 * 2 + 2) < 64 * 2**30
+        item = max(np.dtype(dtype).itemsize for dtype in scaling.DTYPES[group])
+        assert np.prod(scaling.GPU_SHAPES[group]) * item * (4 * 2 + 2) < 64 * 2**30
+
+
+def test_numbers_of_devices_double(monkeypatch):
+    for visible, expected in ((8, [1, 2, 4, 8]), (6, [1, 2, 4]), (1, [1])):
+        monkeypatch.setattr(scaling.jax, "devices", lambda visible=visible: [None] * visible)
+        assert scaling.counts(argparse.Namespace(devices=None)) == expected
+    assert scaling.counts(argparse.Namespace(devices=[4, 4])) == [1, 4]

@@ -7,8 +7,15 @@ device copy, in one process and one run, and prints a table; ``--json`` keeps ev
 Layout:
   ``timing``       how a call is timed (the method is written down there); knows nothing of softmax
   ``environment``  what a number depends on: device, driver, versions, date, command
+  ``records``      what was measured: one contender in one case, one line of JSON
+  ``suite``        one operation's benchmark as a value, and how every suite is measured
+  ``programs``     what the programs of several suites are made of: inputs, chains, gradients
+  ``tables``       the pivot that makes every table of records
+  ``plot``         pictures as values, and matplotlib to draw them
+  ``compare``      two runs of one machine: what became slower
   ``console``      progress on stderr, tables on stdout or as Markdown
-  ``runner``       what the sub-commands share: options, the JSON file, what becomes of a run
-  ``softmax/``     one sub-package per operation: cases, measuring, report and plot
-  ``regress/``     ours alone, over all operations, in minutes: two runs of one machine compared
+  ``runner``       the sub-command of a suite; ``options`` has the types of its options
+  ``softmax``, ``sgemm``, ``attention``, ``scaling``
+                   the suites: what is measured; what is shown of it is in ``*_report``
+  ``regress``      ours alone, over the cells that the suites watch: two runs of one machine compared
 """

@@ -1,4 +1,4 @@
-"""Command line of the benchmarks: one sub-command per operation."""
+"""Command line of the benchmarks: one sub-command per suite."""
 
 from __future__ import annotations
 
@@ -6,25 +6,22 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from jaxkernels.bench.attention import command as attention_command
-from jaxkernels.bench.regress import command as regress_command
-from jaxkernels.bench.scaling import command as scaling_command
-from jaxkernels.bench.sgemm import command as sgemm_command
-from jaxkernels.bench.softmax import command as softmax_command
+from jaxkernels.bench import attention, regress, runner, scaling, sgemm, softmax
+
+OPERATIONS = (softmax.SUITE, attention.SUITE, sgemm.SUITE, scaling.SUITE)
+# What regress watches is what every operation's suite gives it.
+SUITES = (*OPERATIONS, regress.suite_of(OPERATIONS))
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Returns the parser with every sub-command; each one sets ``run`` to its own function."""
+    """Returns the parser with a sub-command for each suite."""
     parser = argparse.ArgumentParser(
         prog="python -m jaxkernels.bench",
         description="Measure jaxkernels beside XLA and a plain copy, in one process and one run.",
     )
     commands = parser.add_subparsers(title="operations", dest="benchmark", required=True)
-    softmax_command.add_parser(commands)
-    sgemm_command.add_parser(commands)
-    attention_command.add_parser(commands)
-    scaling_command.add_parser(commands)
-    regress_command.add_parser(commands)
+    for suite in SUITES:
+        runner.add_parser(commands, suite)
     return parser
 
 
@@ -40,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     options = build_parser().parse_args(arguments)
     options.command_line = arguments
-    return options.run(options)
+    return runner.run(options)
 
 
 if __name__ == "__main__":

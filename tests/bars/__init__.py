@@ -3,47 +3,43 @@
 The benchmarks of the package measure, and judge nothing; the JSON file of a run (``--json``) is what is held against
 the bars here. They are for the machines that they were set on: a GPU of a data centre, and a CPU.
 
-* ``verdict``: one bar, and what was reached.
-* ``softmax``, ``sgemm``, ``attention``, ``scaling``: the bars of a benchmark.
+* ``bar``: the form of a bar, and what was reached.
+* ``softmax``, ``sgemm``, ``attention``, ``scaling``: the bars of a suite, by platform.
 * ``__main__``: the command. Its exit status is 1 if a bar is not reached, 2 if a file cannot be read.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
-from jaxkernels.bench import runner
-from jaxkernels.bench.attention.command import BENCHMARK as ATTENTION
-from jaxkernels.bench.scaling.command import BENCHMARK as SCALING
-from jaxkernels.bench.sgemm.command import BENCHMARK as SGEMM
-from jaxkernels.bench.softmax.command import BENCHMARK as SOFTMAX
+from jaxkernels.bench.__main__ import SUITES
+from jaxkernels.bench.records import Measured, Run
 
 from . import attention, scaling, sgemm, softmax
-from .verdict import Verdict
+from .bar import Bar, Verdict
 
-_JUDGES: dict[str, tuple[runner.Benchmark, Callable[..., list[Verdict]]]] = {
-    "softmax": (SOFTMAX, softmax.judge),
-    "sgemm": (SGEMM, sgemm.judge),
-    "attention": (ATTENTION, attention.judge),
-    "scaling": (SCALING, scaling.judge),
+BARS: dict[str, dict[str, Sequence[Bar]]] = {
+    "softmax": softmax.BARS,
+    "sgemm": sgemm.BARS,
+    "attention": attention.BARS,
+    "scaling": scaling.BARS,
 }
+_LABELS = {suite.name: suite.label for suite in SUITES}
 
 
-def judge_file(path: Path) -> list[Verdict]:
-    """All verdicts on the run that a JSON file keeps.
+def judge(suite: str, measured: Iterable[Measured], platform: str) -> list[Verdict]:
+    """All verdicts on the cases of a suite."""
+    cases = list(measured)
+    bars = BARS[suite]["cpu" if platform == "cpu" else "gpu"]
+    return [verdict for bar in bars for verdict in bar.verdicts(cases, _LABELS[suite])]
+
+
+def judge_run(run: Run) -> list[Verdict]:
+    """All verdicts on a run.
 
     Raises:
-        ValueError: if there are no bars for it, or it is no file of a benchmark.
+        ValueError: if there are no bars for its suite.
     """
-    text = path.read_text()
-    content = json.loads(text)
-    name = content.get("benchmark") if isinstance(content, dict) else None
-    if name not in _JUDGES:
-        raise ValueError(f"no bars for a benchmark {name!r}")
-    benchmark, judge = _JUDGES[name]
-    run = benchmark.from_json(text)
-    # A run of few rows, which have no bars, has a section of its own.
-    sections = [members for section, members in run.sections.items() if section != "few_rows"]
-    return judge(*sections, run.environment["platform"])
+    if run.suite not in BARS:
+        raise ValueError(f"no bars for a benchmark {run.suite!r}")
+    return judge(run.suite, run.measured, run.platform)

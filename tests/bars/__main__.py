@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxkernels.bench import console
+from jaxkernels.bench import console, records
 
-from . import judge_file
+from . import judge_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     passed = True
     for path in parser.parse_args(argv).files:
         try:
-            verdicts = judge_file(path)
+            verdicts = judge_run(records.read(path))
         except (OSError, ValueError) as error:
             print(f"cannot judge {path}: {error}", file=sys.stderr)
             return 2

@@ -1,73 +1,65 @@
-"""What many devices are held against. Pure."""
+"""What many devices are held against."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from jaxkernels.bench.records import Measured
+from jaxkernels.bench.scaling_report import efficiency, is_weak
+from jaxkernels.bench.tables import each_contender, group_by, least
 
-from jaxkernels.bench.scaling.cases import CONTENDERS, Vocabulary, Weak, is_time
-
-from .verdict import Verdict
+from .bar import Bar, Members, complete, without_time
 
 # What n devices have to reach of one, each with the same work.
 _EFFICIENCY_BAR = 0.95
-
 _WHAT = {"softmax": "softmax of rows", "attention": "attention over a batch"}
 
 
-def _gathered_bar(devices: int) -> float:
-    """How many times faster than the gathering program ours has to be."""
-    return devices / 2
+def _missing(m: Measured) -> list[str]:
+    """Contenders without a time, or whose collectives are not known."""
+    unknown = [name for name in m.records if m.extra(name, "collectives") is None]
+    return sorted({*without_time(m), *unknown})
 
 
-def _complete(weak: Sequence[Weak], vocabulary: Sequence[Vocabulary]) -> Verdict:
-    """Whether every contender has a time, and its collectives are known."""
-    wanted = [(case, [str(count) for count in case.devices]) for case in weak]
-    wanted += [(case, list(CONTENDERS)) for case in vocabulary]
-    missing = [
-        f"{name} at {case.label}"
-        for case, names in wanted
-        for name in names
-        if not is_time(case.seconds.get(name)) or name not in case.collectives
-    ]
-    reached = f"without {', '.join(missing)}" if missing else "all"
-    return Verdict("contenders measured", reached, "all", not missing)
+def _several_devices(members: Members) -> list[Members]:
+    """All numbers of devices but one, of all cases."""
+    lines = each_contender()(members)
+    return [[m for line in lines for m in line if m.contender != "1"]]
 
 
-def _least(what: str, values: Sequence[tuple[float | None, str]], bar: float) -> list[Verdict]:
-    """The smallest value against a bar; one that is not there is smaller than any."""
-    if not values:
-        return []
-    value, label = min(values, key=lambda pair: -math.inf if pair[0] is None else pair[0])
-    reached = f"{math.nan if value is None else value:.3f} at {label}"
-    return [Verdict(what, reached, f"{bar:.2f}", value is not None and value >= bar)]
+def _by_devices(members: Members) -> list[Members]:
+    return list(group_by(members, lambda m: m["devices"]).values())
 
 
-def _efficiencies(weak: Sequence[Weak]) -> list[Verdict]:
-    verdicts = []
-    for group, what in _WHAT.items():
-        values = [
-            (m.efficiency(count), f"{m.label} on {count}")
-            for m in weak
-            for count in m.devices
-            if m.group == group and count > 1
-        ]
-        verdicts += _least(f"{what}, efficiency, least", values, _EFFICIENCY_BAR)
-    return verdicts
+def _over_gathered(members: Members) -> str:
+    devices = members[0]["devices"]
+    return f"log_softmax of a vocabulary over {devices} devices, over gathered and devices, least"
 
 
-def _over_gathered(vocabulary: Sequence[Vocabulary]) -> list[Verdict]:
-    verdicts = []
-    for count in sorted({m.devices for m in vocabulary if m.devices > 1}):
-        values = [(m.speedup("gathered"), m.label) for m in vocabulary if m.devices == count]
-        what = f"log_softmax of a vocabulary over {count} devices, over gathered, least"
-        verdicts += _least(what, values, _gathered_bar(count))
-    return verdicts
-
-
-def judge(weak: Sequence[Weak], vocabulary: Sequence[Vocabulary], platform: str) -> list[Verdict]:
-    """All verdicts on a run; simulated devices, which share a CPU, are not held to times."""
-    complete = _complete(weak, vocabulary)
-    if platform == "cpu":
-        return [complete]
-    return [complete, *_efficiencies(weak), *_over_gathered(vocabulary)]
+BARS = {
+    # Simulated devices, which share a CPU, are not held to times.
+    "cpu": [complete(_missing)],
+    "gpu": [
+        complete(_missing),
+        *(
+            Bar(
+                what=f"{what}, efficiency, least",
+                select=lambda m, group=group: m["group"] == group,
+                metric=efficiency,
+                reduce=least,
+                limit=_EFFICIENCY_BAR,
+                groups=_several_devices,
+            )
+            for group, what in _WHAT.items()
+        ),
+        # n devices have to be n / 2 times faster than the program that gathers.
+        Bar(
+            what=_over_gathered,
+            select=lambda m: not is_weak(m) and m["devices"] > 1,
+            metric=lambda m: (
+                None if (r := m.ratio("gathered", "ours")) is None else r / m["devices"]
+            ),
+            reduce=least,
+            limit=0.5,
+            groups=_by_devices,
+        ),
+    ],
+}

@@ -1,143 +1,102 @@
-"""What products are held against. Pure."""
+"""What products are held against."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+import operator
 from itertools import pairwise
 
-from jaxkernels.bench.sgemm.cases import RUNGS, Measurement
-from jaxkernels.bench.softmax.summary import geometric_mean
+from jaxkernels.bench.records import Measured
+from jaxkernels.bench.sgemm_report import RUNGS, error, kind, over_xla, rate, size
+from jaxkernels.bench.tables import geometric_mean, least, most, over_second
 
-from .verdict import Verdict
+from .bar import Bar, Members, complete, over
 
-# A transposed product may be this much slower than the plain one of its size.
-_TRANSPOSED_BAR = 0.95
-# What warp_tile has to reach of XLA's rate.
-_WARP_TILE_BAR = 0.80
-
-
-def _complete(measurements: Sequence[Measurement]) -> Verdict:
-    """Whether every contender has a time and an error: one without is in none of the other bars."""
-    missing = [f"{name} at {m.product.label}" for m in measurements for name in m.refused]
-    reached = f"without {', '.join(missing)}" if missing else "all"
-    return Verdict("contenders measured", reached, "all", not missing)
+# What products have to reach of XLA's rate: the geometric mean of a kind, and every one.
+_OF_XLA = {
+    "squares from 1024": (1.0, 0.97),
+    "squares below 1024": (1.0, 1.0),
+    "other shapes": (1.0, 0.9),
+}
 
 
-def _speedups(
-    name: str, members: Sequence[Measurement], mean_bar: float, each_bar: float
-) -> list[Verdict]:
-    """The mean of a group of products, and the least of them, against XLA."""
-    found = {m.product.label: s for m in members if (s := m.speedup()) is not None}
-    if not found:
-        return []
-    mean, least = geometric_mean(found.values()), min(found, key=lambda label: found[label])
-    return [
-        Verdict(
-            f"{name}, of cuBLAS, geometric mean", f"{mean:.3f}", f"{mean_bar:.2f}", mean >= mean_bar
+def _missing(m: Measured) -> list[str]:
+    """Contenders without a time or an error."""
+    return [name for name, record in m.records.items() if record.refused]
+
+
+def _has_ours(m: Measured) -> bool:
+    return "pipelined" in m.records
+
+
+def _beside_plain(members: Members) -> list[Members]:
+    """Every transposed product with the plain one of its size."""
+    plain = {m["m"]: m for m in members if m["transposes"] == "NN"}
+    others = [m for m in members if m["transposes"] != "NN"]
+    return [[m, plain[m["m"]]] for m in others if m["m"] in plain]
+
+
+def _least_step(m: Measured) -> float:
+    """The least ratio of a rung's rate to that of the rung below."""
+    rates = [found for rung in RUNGS if (found := rate(m, rung)) is not None]
+    return min((above / below for below, above in pairwise(rates)), default=float("inf"))
+
+
+def _largest_error(m: Measured) -> float | None:
+    """The largest of all rungs; None if one is not known, or NaN, which is in no order."""
+    errors = [error(m, name, "of_bound") for name in m.records if name != "xla"]
+    if any(e is None or e != e for e in errors):
+        return None
+    return max(errors, default=0.0)
+
+
+def _over_xlas_error(m: Measured) -> float | None:
+    return over(error(m, "pipelined", "relF"), error(m, "xla", "relF"))
+
+
+def _of_xla(name: str, of: str, reduce, limit: float) -> Bar:
+    what = f"{name}, of cuBLAS, {of}"
+    return Bar(what, lambda m: kind(m) == name and _has_ours(m), over_xla, reduce, limit)
+
+
+def _is_ladder(m: Measured) -> bool:
+    return m["group"] == "ladder"
+
+
+BARS = {
+    # Both are XLA's product there.
+    "cpu": [complete(_missing)],
+    "gpu": [
+        complete(_missing),
+        *(
+            _of_xla(name, "geometric mean", geometric_mean, mean)
+            for name, (mean, _) in _OF_XLA.items()
         ),
-        Verdict(
-            f"{name}, of cuBLAS, least",
-            f"{found[least]:.3f} at {least}",
-            f"{each_bar:.2f}",
-            found[least] >= each_bar,
+        *(_of_xla(name, "least", least, each) for name, (_, each) in _OF_XLA.items()),
+        Bar(
+            what=lambda members: f"{size(members[0].case)} over NN",
+            select=lambda m: m["group"] == "transposed" and _has_ours(m),
+            metric=lambda m: rate(m, "pipelined"),
+            reduce=over_second,
+            limit=0.95,
+            groups=_beside_plain,
         ),
-    ]
-
-
-def _transposed(measurements: Sequence[Measurement]) -> list[Verdict]:
-    """Every transposed product against the plain one of its size."""
-    verdicts = []
-    members = [m for m in measurements if m.group == "transposed" and m.rate("pipelined")]
-    plain = {m.m: m.seconds["pipelined"] for m in members if m.transposes == "NN"}
-    for m in members:
-        if m.transposes != "NN" and m.m in plain:
-            ratio = plain[m.m] / m.seconds["pipelined"]
-            verdicts.append(
-                Verdict(
-                    f"{m.product.label} over NN",
-                    f"{ratio:.3f}",
-                    f"{_TRANSPOSED_BAR:.2f}",
-                    ratio >= _TRANSPOSED_BAR,
-                )
-            )
-    return verdicts
-
-
-def _ladder(measurements: Sequence[Measurement]) -> list[Verdict]:
-    """warp_tile against XLA, and whether every rung is faster than the one below."""
-    verdicts = []
-    for m in measurements:
-        if m.group != "ladder":
-            continue
-        reached = m.speedup("warp_tile")
-        if reached is not None:
-            verdicts.append(
-                Verdict(
-                    "warp_tile, of cuBLAS",
-                    f"{reached:.3f}",
-                    f"{_WARP_TILE_BAR:.2f}",
-                    reached >= _WARP_TILE_BAR,
-                )
-            )
-        rates = [rate for rung in RUNGS if (rate := m.rate(rung)) is not None]
-        rising = all(below < above for below, above in pairwise(rates))
-        text = " < ".join(f"{rate / 1e12:.1f}" for rate in rates)
-        verdicts.append(Verdict("ladder, TFLOP/s", text, "rising", rising))
-    return verdicts
-
-
-def _nan_is_worst(value: float) -> float:
-    """A key for max, which otherwise passes over NaN wherever another value comes first."""
-    return math.inf if math.isnan(value) else value
-
-
-def _over(ours: float, xla: float) -> float:
-    """The ratio of two errors, either of which may be none at all."""
-    if xla == 0:
-        return 1.0 if ours == 0 else math.inf
-    return ours / xla
-
-
-def _errors(measurements: Sequence[Measurement]) -> list[Verdict]:
-    """Ours within k eps |A| |B|, and no worse than XLA's."""
-    ratios = [r for m in measurements for name, r in m.bound_ratios.items() if name != "xla"]
-    relative = {
-        m.product.label: _over(m.relative_errors["pipelined"], m.relative_errors["xla"])
-        for m in measurements
-        if {"pipelined", "xla"} <= set(m.relative_errors)
-    }
-    if not relative:
-        return []
-    worst = max(relative, key=lambda label: _nan_is_worst(relative[label]))
-    largest = max(ratios, key=_nan_is_worst)
-    return [
-        Verdict("largest error / (k eps |A| |B|)", f"{largest:.3f}", "1", largest <= 1.0),
+        Bar(
+            what="warp_tile, of cuBLAS",
+            select=lambda m: _is_ladder(m) and "warp_tile" in m.records,
+            metric=lambda m: over_xla(m, "warp_tile"),
+            reduce=least,
+            limit=0.80,
+        ),
+        Bar("ladder, least step", _is_ladder, _least_step, least, 1.0, operator.gt),
+        Bar(
+            what="largest error / (k eps |A| |B|)",
+            select=lambda m: True,
+            metric=_largest_error,
+            reduce=most,
+            limit=1.0,
+            passes=operator.le,
+        ),
         # Two orders of summation differ by luck; two equal ones do not.
-        Verdict(
-            "relF over cuBLAS's, most",
-            f"{relative[worst]:.3f} at {worst}",
-            "1.05",
-            relative[worst] <= 1.05,
-        ),
-    ]
-
-
-def judge(measurements: Sequence[Measurement], platform: str) -> list[Verdict]:
-    """All verdicts on a run; on a CPU, where both are XLA's product, whether it is complete."""
-    if platform == "cpu":
-        return [_complete(measurements)]
-
-    def squares(wanted: Callable[[int], bool]) -> list[Measurement]:
-        return [m for m in measurements if m.group == "square" and wanted(m.n)]
-
-    others = [m for m in measurements if m.group == "other"]
-    return [
-        _complete(measurements),
-        *_speedups("squares from 1024", squares(lambda n: n >= 1024), 1.0, 0.97),
-        *_speedups("squares below 1024", squares(lambda n: n < 1024), 1.0, 1.0),
-        *_speedups("other shapes", others, 1.0, 0.9),
-        *_transposed(measurements),
-        *_ladder(measurements),
-        *_errors(measurements),
-    ]
+        Bar("relF over cuBLAS's, most", _has_ours, _over_xlas_error, most, 1.05, operator.le),
+    ],
+}

@@ -1,0 +1,191 @@
+"""The suite of products runs at a small size. Nothing here depends on how long anything takes."""
+
+import argparse
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("rich")
+
+from bench_cases import QUICK, measured, run_of, text_of
+
+from jaxkernels.bench import programs, records, sgemm, sgemm_report, timing
+from jaxkernels.bench.__main__ import main
+
+PEER = "XLA" if jax.default_backend() == "cpu" else "cuBLAS"
+
+
+@pytest.fixture(scope="module")
+def products(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sgemm")
+    written = ["--json", str(folder / "b.json"), "--plot", str(folder / "b.png")]
+    assert main(["sgemm", "--shapes", "32", "16x24x8", "3x8x8x8", *QUICK, *written]) == 0
+    return folder
+
+
+def test_json(products):
+    found = records.read(products / "b.json", "sgemm").measured
+    assert [(m["batch"], m["m"], m["n"], m["k"]) for m in found] == [
+        (1, 32, 32, 32),
+        (1, 16, 24, 8),
+        (3, 8, 8, 8),
+    ]
+    for m in found:
+        assert {"xla", "pipelined"} == set(m.records)
+        for name, record in m.records.items():
+            assert 0 < sgemm_report.error(m, name, "of_bound") <= 1
+            assert 0 < sgemm_report.error(m, name, "relF") < 1e-5
+            assert record.extra["operations"] > 1
+            assert len(record.samples) == 2
+
+
+def test_plot_and_table_again_from_json(products, capsys):
+    assert (products / "b.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["sgemm", "--from-json", str(products / "b.json"), "--markdown"]) == 0
+    out = capsys.readouterr().out
+    assert "| 32^3 |" in out
+    assert "3 x (8, 8, 8)" in out
+
+
+def _product(group="square", n=1024, transposes="NN", names=("xla", "pipelined")):
+    case = sgemm.product(group, 1, n, n, n, transposes)
+    errors = {"errors": {"relF": 1e-6, "of_bound": 0.25}}
+    times = {name: 1e-3 * (1 + place) for place, name in enumerate(names)}
+    return measured(case, times, dict.fromkeys(names, errors))
+
+
+def test_tables_by_hand():
+    """2 n^3 operations in 1 ms and in 2 ms."""
+    ladder = _product("ladder", 4096, names=(*sgemm_report.RUNGS, "xla"))
+    cases = [_product(), _product("transposed", 1024, "NT"), _product("other", 8), ladder]
+    text = text_of(sgemm.SUITE, cases)
+    row = "'1000.0', '2000.0', '2.15', '1.07', '0.500', '0.016', '1.0e-06', '1.0e-06', '0.250')"
+    assert f"('1024^3', {row}" in text
+    assert f"('1024^3 NT', {row}" in text
+    assert "('naive', '1000.0', '137.44', '7.000', '2.054', '1.0e-06', '0.250')" in text
+    assert "('squares from 1024', '0.500', '0.500 at 1024^3')" in text
+    for word in (*sgemm_report.RUNGS, "cuBLAS", "of peak", "the ladder at 4096^3", "66.9 TFLOP/s"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("platform", "name", "other"), [("cpu", "XLA", "cuBLAS"), ("gpu", "cuBLAS", "XLA")]
+)
+def test_names_xlas_product_by_platform(platform, name, other):
+    """A CPU has no cuBLAS: not in tables, nor in pictures."""
+    cases = [_product(), _product("ladder", names=("naive", "xla"))]
+    tables = text_of(sgemm.SUITE, cases, platform).replace("both are XLA's own product", "")
+    drawn = str(sgemm_report.figure(run_of(cases, platform)))
+    for text in (tables, drawn):
+        assert name in text
+        assert other not in text
+    assert f"of {name}" in tables
+    assert f"{name} us" in tables
+
+
+def test_algorithms_are_those_asked_for(tmp_path, capsys):
+    written = ["--json", str(tmp_path / "b.json"), "--plot", str(tmp_path / "b.png")]
+    what = ["--shapes", "32", "2x8x8x8", "--algorithms", "naive", "warp_tile"]
+    assert main(["sgemm", *what, *QUICK, *written]) == 0
+    for m in records.read(tmp_path / "b.json").measured:
+        assert list(m.records) == ["xla", "naive", "warp_tile"]
+        assert all(sgemm_report.error(m, name, "relF") for name in m.records)
+    out = capsys.readouterr().out
+    for label in ("32^3", "2 x (8, 8, 8)"):
+        table = out[out.index(f"the ladder at {label}") :]
+        places = [table.index(f"\n{name} ") for name in ("naive", "warp_tile", PEER)]
+        assert places == sorted(places)
+    assert "pipelined" not in out
+    assert "squares" not in out
+
+
+def test_default_products_by_group():
+    """Every rung at one size, the fastest alone of all other products."""
+    options = argparse.Namespace(algorithms=None)
+    for case in sgemm.GPU_PRODUCTS:
+        names = list(sgemm.contenders(case, options))
+        ladder = case["group"] == "ladder"
+        assert names == ["xla", *(sgemm_report.RUNGS if ladder else ("pipelined",))]
+    groups = [case["group"] for case in sgemm.GPU_PRODUCTS]
+    assert {group: groups.count(group) for group in sgemm.GROUPS} == {
+        "square": 6,
+        "other": 9,
+        "transposed": 8,
+        "ladder": 1,
+    }
+
+
+def test_inputs_do_not_stay_in_the_cache(monkeypatch):
+    """What is touched before a call has the same inputs again is twice the largest L2, of any GPU, at least."""
+    gpu_cache = timing.last_level_cache_bytes("gpu")
+    monkeypatch.setattr(programs, "last_level_cache_bytes", lambda _: gpu_cache)
+    monkeypatch.setattr(sgemm, "_inputs", lambda case, count: [(i, -1) for i in range(count)])
+    monkeypatch.setattr(sgemm.jax, "default_backend", lambda: "gpu")
+    for case in sgemm.GPU_PRODUCTS:
+        count = sgemm.products_per_call(case, "gpu")
+        calls = sgemm.draw(case, count)
+        if sgemm.is_square(case):  # a chain: the first b, and every a once
+            (call,) = calls
+            assert len(set(call[1:])) == len(call) - 1 == count
+            assert count * 4 * case["m"] * case["k"] >= 2 * 126 * 2**20
+            continue
+        inputs = [pair for call in calls for pair in call]
+        assert {len(call) for call in calls} == {count}
+        assert len(set(inputs)) == len(inputs)
+        assert len(inputs) * sgemm.touched_bytes(case) >= 2 * 126 * 2**20
+
+
+def test_chain_stays_finite():
+    """A chain's results keep their size, so that a GPU's switching power is that of any numbers."""
+    case = sgemm.product("square", 1, 64, 64, 64, "NT")
+    result = sgemm.program(case, "pipelined")(*sgemm.draw(case, 200)[0])
+    assert result.shape == (64, 64)
+    assert 1e-3 < float(jnp.linalg.norm(result)) / 64 < 10
+
+
+@pytest.mark.parametrize("where", ["_inputs", "_errors"])
+def test_run_survives_a_product_without_memory(where, monkeypatch, tmp_path, capsys):
+    right = getattr(sgemm, where)
+
+    def failing(case, *rest):
+        if case["n"] == 24:
+            raise ValueError("out of memory")
+        return right(case, *rest)
+
+    monkeypatch.setattr(sgemm, where, failing)
+    written = tmp_path / "b.json"
+    assert main(["sgemm", "--shapes", "16", "24", "32", *QUICK, "--json", str(written)]) == 0
+    found = records.read(written).measured
+    refused = [{name for name, r in m.records.items() if r.refused} for m in found]
+    assert refused == [set(), {"xla", "pipelined"}, set()]
+    assert (found[1].seconds("pipelined") is None) == (where == "_inputs")
+    why = "out of memory" if where == "_inputs" else "errors not measured: out of memory"
+    assert f"pipelined: {why} (product 24^3)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("k", [32, 16])
+@pytest.mark.parametrize("name", ["xla", "pipelined"])
+def test_program_computes_every_product(name, k):
+    """Neither merged nor left out: as many products in the compiled program as are divided by."""
+    if jax.default_backend() != "cpu":
+        pytest.skip("on a GPU the calls have other names")
+    case = sgemm.product("other", 1, 32, 32, k)
+    assert sgemm.is_square(case) == (k == 32)  # a chain
+    program = sgemm.program(case, name).lower(*sgemm.draw(case, 8)[0]).compile()
+    assert program.as_text().count(" dot(") == 8
+
+
+def test_peak_is_of_whole_devices():
+    assert sgemm_report.peak_of("NVIDIA H200") == 66.9e12
+    assert sgemm_report.peak_of("NVIDIA H200 MIG 1g.18gb") is None
+    assert sgemm_report.peak_of("cpu") is None
+
+
+def test_wrong_arguments(capsys):
+    for wrong in (["--shapes", "4x4"], ["--algorithms", "magic"], ["--groups", "round"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(["sgemm", *wrong])
+        assert stopped.value.code == 2
+        assert wrong[1] in capsys.readouterr().err
