@@ -32,9 +32,9 @@ Engine EngineOf(const SgemmProblem& problem, const DeviceLimits& limits,
                 const PipelinedTile& tile) {
   const bool a_along_k = !problem.trans_a, b_along_k = problem.trans_b;
   const bool aligned = problem.PitchA() % 4 == 0 && problem.PitchB() % 4 == 0;
-  const int smem_bytes = SmemBytesOf(tile, Engine::kTensor, a_along_k, b_along_k);
+  const int smem_bytes = SmemBytesOf(tile, Engine::kTma, a_along_k, b_along_k);
   const bool fits = 2 * (smem_bytes + kReservedSmemPerBlock) <= limits.smem_per_sm;
-  return aligned && fits && limits.compute_capability >= 90 ? Engine::kTensor : Engine::kFloats;
+  return aligned && fits && limits.compute_capability >= 90 ? Engine::kTma : Engine::kFloats;
 }
 
 // Blocks of a tile that are resident on one SM at once.
@@ -201,7 +201,7 @@ void PlanRung(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan
 
 // Padding, which is a copy of an operand, for lines that begin at multiples of 16 bytes.
 struct PaddingCost {
-  // What the tensor engine saves of a product's time. H200, without and with padding, its copies
+  // What the accelerator saves of a product's time. H200, without and with padding, its copies
   // counted (2026-11): (4097, 4095, 4093) 3159 and 2797 us, (8192, 50257, 768) 14980 and 12834,
   // 2047^3 420 and 384; by slices, (1501, 1502, 1503) 219 and 200.
   static constexpr double kSaved = 0.15;
@@ -227,7 +227,7 @@ SgemmProblem WithPadding(SgemmProblem problem, const DeviceLimits& limits, Algor
   // that it would get alone.
   const bool alone = kPipelinedTiles[one.tile].slices > 1 && !for_batch;
   const int tile = alone ? one.tile : ChooseTile(padded, limits, one);
-  if (EngineOf(padded, limits, kPipelinedTiles[tile]) != Engine::kTensor) return problem;
+  if (EngineOf(padded, limits, kPipelinedTiles[tile]) != Engine::kTma) return problem;
   double cost = 0, bytes = 0;
   const auto add_copy = [&](int pad, int64_t elements, int64_t members) {
     if (pad == 0) return;

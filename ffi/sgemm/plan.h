@@ -45,7 +45,7 @@ inline constexpr int kAlgorithmCount = sizeof(kAlgorithmNames) / sizeof(kAlgorit
 struct SgemmPlan {
   Algorithm algorithm = Algorithm::kAuto;
   int tile = -1;                    // index into kPipelinedTiles; pipelined only
-  Engine engine = Engine::kFloats;  // pipelined only; operands must be aligned for kTensor
+  Engine engine = Engine::kFloats;  // pipelined only; operands must be aligned for kTma
   int block_m = 0, block_n = 0, block_k = 0;
   int thread_m = 0, thread_n = 0;
   int block_threads = 0;
@@ -82,8 +82,8 @@ struct SgemmPlanResult {
   std::string error;
 };
 
-// The problem with padding behind the rows of its operands, where it is worth a copy: the tensor
-// engine reads lines that begin at multiples of 16 bytes.
+// The problem with padding behind the rows of its operands, where it is worth a copy: the
+// tensor memory accelerator reads lines that begin at multiples of 16 bytes.
 SgemmProblem WithPadding(SgemmProblem problem, const DeviceLimits& limits, Algorithm algorithm);
 
 // split_k = 0 lets the policy choose; any other number is taken as it is (a program that was

@@ -3,7 +3,7 @@
 
 namespace jaxkernels {
 
-const char* EngineName(Engine engine) { return engine == Engine::kTensor ? "tensor" : "floats"; }
+const char* EngineName(Engine engine) { return engine == Engine::kTma ? "tma" : "floats"; }
 
 const char* AlgorithmName(Algorithm algorithm) {
   return kAlgorithmNames[static_cast<int>(algorithm)].data();
