@@ -35,7 +35,7 @@ SoftmaxPlan Plan(int64_t rows, int64_t cols, const std::string& dtype, const std
   problem.dtype = FromName<DType>(kDTypeNames, dtype, "dtype");
   problem.operation = FromName<Operation>(kOperationNames, operation, "operation");
   problem.part = FromName<Part>(kPartNames, part, "part");
-  const int pack = kPlanPackBytes / ByteWidth(problem.dtype);
+  const int pack = PackOf(problem.dtype);
   if (offset < 0 || offset >= pack) {
     throw nb::value_error(("offset must be at least 0 and below " + std::to_string(pack) +
                            ", got " + std::to_string(offset))

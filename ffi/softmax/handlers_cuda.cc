@@ -38,12 +38,12 @@ bool FindAlignment(const SoftmaxArrays& arrays, SoftmaxProblem* problem) {
   };
   const int width = ByteWidth(problem->dtype);
   const void* const leading = arrays.out != nullptr ? arrays.out : arrays.in[0];
-  const int begin = place(leading, kPlanPackBytes);
+  const int begin = place(leading, kPackBytes);
   problem->offset = begin / width;
   bool at_elements = begin % width == 0;
-  problem->broadcast_aligned = place(arrays.attention.mask, kMaskWordBytes) == 0;
+  problem->broadcast_aligned = place(arrays.attention.mask, kMostMaskBytes) == 0;
   for (int i = 0; i < InputsOf(problem->operation); ++i) {
-    const int at = place(arrays.in[i], kPlanPackBytes);
+    const int at = place(arrays.in[i], kPackBytes);
     at_elements &= at % width == 0;
     if (i == 0 || SharesRows(problem->operation)) {
       problem->shifted |= at != begin;

@@ -54,8 +54,7 @@ inline constexpr int kWarpMaxRowRegisters = 64;
 // a row sees costs as much as some packs, and a warp does it for two rows at once.
 constexpr bool WarpShapeFits(const WarpShape& shape, int pack, int inputs, bool hides,
                              bool aligned) {
-  const int registers_per_value =
-      pack == 2 ? 2 : 1;  // float64 packs hold two values of two registers
+  const int registers_per_value = IsPackOfDoubles(pack) ? 2 : 1;
   const bool fits =
       shape.packs_per_lane * pack * registers_per_value * inputs <= kWarpMaxRowRegisters;
   if (shape.lanes == 16 && shape.packs_per_lane > 1 && !hides) return false;
@@ -63,11 +62,10 @@ constexpr bool WarpShapeFits(const WarpShape& shape, int pack, int inputs, bool 
 }
 
 // Words of 4 bytes that hold the mask of a pack, a byte for each element.
-template <int kPack>
-inline constexpr int kMaskWords = (kPack + 3) / 4;
+JK_HOST_DEVICE constexpr int MaskWords(int pack) { return (pack + 3) / 4; }
+// What aligned rows read of a mask at once, at most.
+inline constexpr int kMostMaskBytes = 4 * MaskWords(kPackBytes / 2);
 
-inline constexpr int kPlanPackBytes = 16;
-inline constexpr int kMaskWordBytes = 8;  // at most, that aligned rows read at once
 inline constexpr int kWarpTierThreads = 128;
 inline constexpr int kStagedTierThreads = 64;
 // Shared memory for the rows of one warp up to which misaligned rows are staged: rows of which one
@@ -79,7 +77,7 @@ inline constexpr int kShiftedWarpBytes = 34 * 1024;
 inline constexpr int kSharedRowsWarpBytes = 16 * 1024;
 // What 32 rows take there. on_packs: all arrays begin at a pack boundary.
 constexpr int64_t StagedBytes(int64_t row_bytes, bool on_packs, int inputs) {
-  return (32 * row_bytes + (on_packs ? 0 : kPlanPackBytes)) * inputs;
+  return (32 * row_bytes + (on_packs ? 0 : kPackBytes)) * inputs;
 }
 // Whether any row takes a layout of the warp tier: none before it holds as much, and not all of its
 // rows are staged. Others are not compiled.
@@ -96,7 +94,7 @@ constexpr bool IsWarpShapeTaken(int index, int pack, int inputs, bool hides, boo
     }
   }
   const bool may_stage = !aligned && shares_rows;
-  return !may_stage || StagedBytes(packs * kPlanPackBytes, false, inputs) > kStagedWarpBytes;
+  return !may_stage || StagedBytes(packs * kPackBytes, false, inputs) > kStagedWarpBytes;
 }
 // Lanes that share a staged row: one, unless many of them would meet in a bank; then as many as
 // have a group of elements each. H200, float32, 64 columns, one element into a pack, fraction of
@@ -116,9 +114,11 @@ inline constexpr int kLongRowRegisters = 64;
 // columns, 48 registers of packs in 512 threads of 128 registers instead of 16 in 1024 of 64: 0.80
 // against 0.91; bfloat16 forward, 4 packs in 64 registers and 3 in 56: 131072 columns 0.94 and
 // 0.95, 524288 columns 0.85 and 0.88.
-constexpr int SmemRegisters(int pack, int inputs) { return pack == 8 && inputs == 1 ? 56 : 64; }
+constexpr int SmemRegisters(int pack, int inputs) {
+  return IsPackOfHalves(pack) && inputs == 1 ? 56 : 64;
+}
 JK_HOST_DEVICE constexpr int SmemHeldPacks(int pack, int inputs) {
-  return inputs == 2 ? 2 : (pack == 8 ? 3 : 4);
+  return inputs == 2 ? 2 : (IsPackOfHalves(pack) ? 3 : 4);
 }
 inline constexpr int kLeastSmemThreads = 128;
 inline constexpr int kMostSmemThreads = 1024;
@@ -137,7 +137,7 @@ JK_HOST_DEVICE constexpr int WholeSmemLines(int bytes) {
 //   float32, 8192 columns    1.20 and 1.31   1.10 and 1.10   1.10 and 1.10   1.08 and 1.07
 inline constexpr int kBlockPacks = 8;
 inline constexpr int kMostBlockThreads = 512;
-constexpr int BlockRegisters(int pack) { return pack == 8 ? 80 : 64; }
+constexpr int BlockRegisters(int pack) { return IsPackOfHalves(pack) ? 80 : 64; }
 // Rows that are too long for a warp go to the tier `block` if an SM holds so many of them, and
 // longer ones to shared memory, likewise. H200, block and block_smem (2026-11), fraction of the
 // copy rate: softmax, bfloat16, 3072 columns 1.01 and 0.98, 24576 columns 0.97 and 0.93, its
@@ -197,7 +197,7 @@ inline constexpr int kWaves = 32;
 constexpr bool TakesRowsInBatches(Operation operation, int pack, int blocks_of_row,
                                   int blocks_per_sm) {
   if (blocks_of_row == 1) return IsForward(operation) && blocks_per_sm == 1;
-  if (IsForward(operation)) return pack == 8 || blocks_per_sm <= 3;
+  if (IsForward(operation)) return IsPackOfHalves(pack) || blocks_per_sm <= 3;
   return blocks_per_sm <= 2;
 }
 // About as many workers share a batch as run at once. Clusters are fewer than their blocks would be
@@ -212,10 +212,9 @@ constexpr int64_t WorkersAtOnce(int sm_count, int blocks_of_row, int blocks_per_
 }
 
 // Scratch of the reductions: two lines of 32 values for those of a block (reduce.cuh), and two of
-// 16 pairs of values, each with a barrier, for those of a cluster (cluster.cuh). float64 packs hold
-// two values.
+// 16 pairs of values, each with a barrier, for those of a cluster (cluster.cuh).
 JK_HOST_DEVICE constexpr int ReductionScratchBytes(int pack) {
-  return WholeSmemLines(2 * (32 + 16 * 2) * (pack == 2 ? 8 : 4) + 2 * 8);
+  return WholeSmemLines(2 * (32 + 16 * 2) * (IsPackOfDoubles(pack) ? 8 : 4) + 2 * 8);
 }
 
 struct SoftmaxPlan {
@@ -260,7 +259,7 @@ constexpr int64_t MaxPacksOfRow(int64_t cols, int pack, int offset = 0) {
 // Slots for the packs of a row in the shared memory of each of `blocks` blocks, in whole lines: a
 // window may begin up to seven packs before the row, at a cache line.
 constexpr int64_t SmemSlots(int64_t row_packs, int blocks) {
-  constexpr int kLine = kSmemLineBytes / kPlanPackBytes;
+  constexpr int kLine = kSmemLineBytes / kPackBytes;
   return (row_packs + kLine - 1 + kLine * blocks - 1) / (kLine * blocks) * kLine;
 }
 

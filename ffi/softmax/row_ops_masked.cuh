@@ -14,8 +14,8 @@ namespace jaxkernels {
 
 // The bytes of a mask, each 0 or 1, that belong to a pack of kSize elements.
 template <int kSize>
-struct alignas(4 * kMaskWords<kSize>) MaskBytes {
-  uint32_t word[kMaskWords<kSize>] = {};
+struct alignas(4 * MaskWords(kSize)) MaskBytes {
+  uint32_t word[MaskWords(kSize)] = {};
 
   __device__ void Set(int j) { word[j / 4] |= 1u << 8 * (j % 4); }
 };
