@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkernels import _plan
+from jaxkernels._cpu import MAX_BATCH_DIMS
 
 TARGET = "jaxkernels_sgemm"
 
@@ -29,8 +30,9 @@ class Options:
         trans_b: b is stored as (n, k) instead of (k, n).
         alpha: factor of the product; 0 means that a and b are not read.
         beta: factor of c; 0 means that c is not read.
-        algorithm: "auto", or the rung of the ladder to run, or "auto_for_batch": the members of a
-            batch may be summed in another order than they would be alone, if that is faster.
+        algorithm: "auto", or the rung of the ladder to run.
+        for_batch: the members of a batch may be summed in another order than they would be alone, if
+            that is faster.
         require_kernel: a platform without kernels is an error when lowering, instead of a reason to
             run XLA's own product.
         row_dims: the last so many batch dimensions are further rows of a, of size 1 in b; not with
@@ -43,6 +45,7 @@ class Options:
     alpha: float = 1.0
     beta: float = 0.0
     algorithm: str = "auto"
+    for_batch: bool = False
     require_kernel: bool = False
     row_dims: int = 0
 
@@ -110,6 +113,7 @@ def ffi_multiply(
         alpha=np.float32(options.alpha),
         beta=np.float32(options.beta),
         algorithm=options.algorithm,
+        for_batch=options.for_batch,
         split_k=scheme.split_k,
         pad_a=scheme.pad_a,
         pad_b=scheme.pad_b,
@@ -121,13 +125,12 @@ def _pad_rows(x: jax.Array, elements: int) -> jax.Array:
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, elements)]) if elements else x
 
 
-# Batch dimensions that broadcast by turns, more often than the kernels can step: one operand is
-# repeated in memory, so that all of them become one dimension.
-_MAX_BATCH_DIMS = 4
-
-
 def _with_few_batch_dims(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    if a.ndim - 2 <= _MAX_BATCH_DIMS:
+    """Operands whose batch dimensions broadcast by turns no more often than the kernels can step.
+
+    Others are repeated in memory, so that all of them become one dimension.
+    """
+    if a.ndim - 2 <= MAX_BATCH_DIMS:
         return a, b
     batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     whole = [jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b)]

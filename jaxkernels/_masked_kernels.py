@@ -23,13 +23,10 @@ from jaxkernels import (
     _row_partitioning,
     _row_parts,
 )
+from jaxkernels._cpu import UNBOUNDED
 from jaxkernels.typing import Operation
 
 Window = int | tuple[int, int] | None
-
-# In place of a bound that is not there, or that no index reaches: the kernels count columns, and rows
-# within a band, up to 2^30.
-_UNBOUNDED = 1 << 30
 
 # The scale from which on the tangent of a bias is divided by it, to share a kernel with the scores'.
 _LEAST_FOLDED = 2.0**-20
@@ -56,10 +53,10 @@ class Band:
         return self.left is None and self.right is None
 
     def attributes(self) -> dict[str, Any]:
-        """The band as attributes of the kernels."""
+        """The band as attributes of the kernels, which count columns, and rows within a band, up to UNBOUNDED."""
         return {
-            "left": -_UNBOUNDED if self.left is None else max(self.left, -_UNBOUNDED),
-            "right": _UNBOUNDED if self.right is None else min(self.right, _UNBOUNDED),
+            "left": -UNBOUNDED if self.left is None else max(self.left, -UNBOUNDED),
+            "right": UNBOUNDED if self.right is None else min(self.right, UNBOUNDED),
             "from_end": self.from_end,
         }
 
@@ -89,7 +86,7 @@ def band_of(causal: bool, window: Window, *, from_end: bool) -> Band:
 def _row_dims(*, left: int, right: int, **others: Any) -> int:
     """A band ties a row to its place among the q rows of its matrix."""
     del others
-    return 1 if (left, right) == (-_UNBOUNDED, _UNBOUNDED) else 2
+    return 1 if (left, right) == (-UNBOUNDED, UNBOUNDED) else 2
 
 
 _OPEN = Band().attributes()

@@ -33,7 +33,6 @@ from jaxkernels.typing import Algorithm, Tier
 
 # An odd row length: misaligned rows, heads and tails are part of what is tested.
 _SHAPE = (48, 1001)
-_DTYPES = ("float32", "bfloat16", "float16", "float64")
 # Roundings of exp, division, subtraction and product, in units of the compute type's epsilon.
 _ELEMENTARY = 4.0
 # (m, k, n): lines that are whole packs and lines that are not, which the top rung copies in two ways;
@@ -256,7 +255,9 @@ def _cases(platform: str) -> Iterator[tuple[str, str, str, Callable[[], list[Che
     Every dtype with the chosen tier; on CUDA every tier in float32, and every rung of the ladder.
     """
     on_cuda = platform == "cuda"
-    tiers: list[tuple[str, Tier | Literal["auto"]]] = [(dtype, "auto") for dtype in _DTYPES]
+    tiers: list[tuple[str, Tier | Literal["auto"]]] = [
+        (dtype, "auto") for dtype in _validate.DTYPES
+    ]
     tiers.extend(("float32", tier) for tier in _validate.TIERS if on_cuda)
     for dtype, tier in tiers:
         for name, evaluate in (
@@ -265,7 +266,7 @@ def _cases(platform: str) -> Iterator[tuple[str, str, str, Callable[[], list[Che
             ("scaled_masked_softmax", _attention_results),
         ):
             yield dtype, tier, name, partial(_run_case, platform, dtype, tier, evaluate)
-    for dtype in _DTYPES:
+    for dtype in _validate.DTYPES:
         evaluate = partial(_results_in_parts, platform)
         check = partial(_run_case, platform, dtype, "auto", evaluate, in_parts=True)
         yield dtype, "auto", "softmax in parts", check

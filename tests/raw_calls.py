@@ -41,7 +41,7 @@ def right_call(target: str, rng: np.random.Generator) -> Call:
         a, b, out = (((*shape[:-2], *last), F32) for last in ((4, 8), (8, 6), (4, 6)))
         floats = {"alpha": np.float32(1), "beta": np.float32(0)}
         flags = {"trans_a": False, "trans_b": False}
-        sizes = {"split_k": 1, "pad_a": 0, "pad_b": 0}
+        sizes = {"for_batch": False, "split_k": 1, "pad_a": 0, "pad_b": 0}
         return Call([a, b], [out, ((0,), F32)], {**flags, **floats, "algorithm": "naive", **sizes})
     if target in ("jaxkernels_row_statistics", "jaxkernels_row_finish"):
         operation = str(rng.choice(_registry.OPERATIONS))

@@ -214,10 +214,10 @@ def test_plans_for_a_batch():
     """Members that would be split alone are not, where there are enough of them; alone nothing changes."""
     limits = _cpu.named_devices()["h200"]
 
-    def plan(batch, algorithm):
+    def plan(batch, *, for_batch):
         shapes = (batch, 2048, 2048), (batch, 2048, 64)
-        return _cpu.plan_sgemm(*shapes, False, False, limits, algorithm)
+        return _cpu.plan_sgemm(*shapes, False, False, limits, for_batch=for_batch)
 
-    assert plan(64, "auto").split_k == plan(1, "auto").split_k > 1
-    assert plan(64, "auto_for_batch").split_k == 1
-    assert plan(1, "auto_for_batch") == plan(1, "auto")
+    assert plan(64, for_batch=False).split_k == plan(1, for_batch=False).split_k > 1
+    assert plan(64, for_batch=True).split_k == 1
+    assert plan(1, for_batch=True) == plan(1, for_batch=False)

@@ -34,12 +34,13 @@ nb::tuple ProblemFields(const std::vector<int64_t>& a_shape, const std::vector<i
 
 SgemmPlan Plan(const std::vector<int64_t>& a_shape, const std::vector<int64_t>& b_shape,
                bool trans_a, bool trans_b, const DeviceLimits& limits,
-               const std::string& algorithm_name, int split_k) {
+               const std::string& algorithm_name, int split_k, bool for_batch) {
   Algorithm algorithm;
   if (!ParseAlgorithm(algorithm_name, &algorithm)) {
     throw nb::value_error(("unknown algorithm '" + algorithm_name + "'").c_str());
   }
-  const SgemmProblem problem = Problem(a_shape, b_shape, trans_a, trans_b);
+  SgemmProblem problem = Problem(a_shape, b_shape, trans_a, trans_b);
+  problem.for_batch = for_batch;
   const SgemmPlanResult planned =
       PlanSgemm(WithPadding(problem, limits, algorithm), limits, algorithm, split_k);
   if (!planned.error.empty()) throw nb::value_error(planned.error.c_str());
@@ -81,13 +82,14 @@ void BindSgemmPlan(nb::module_& module) {
       .def("__repr__", [](const SgemmPlan& self) { return jaxkernels::ToString(self); });
 
   module.def("sgemm_algorithms", &Algorithms, "The rungs of the ladder by name, \"auto\" first.");
+  module.attr("MAX_BATCH_DIMS") = kMaxBatchDims;
   module.def("sgemm_problem", &ProblemFields, nb::arg("a_shape"), nb::arg("b_shape"),
              nb::arg("trans_a"), nb::arg("trans_b"),
              "(m, n, k, [(size, stride of a, stride of b) of a batch dimension, outermost first]): "
              "the canonical form of a product; raises ValueError where there is none.");
   module.def("plan_sgemm", &Plan, nb::arg("a_shape"), nb::arg("b_shape"), nb::arg("trans_a"),
              nb::arg("trans_b"), nb::arg("limits"), nb::arg("algorithm") = "auto",
-             nb::arg("split_k") = 0,
+             nb::arg("split_k") = 0, nb::arg("for_batch") = false,
              "The plan of a matrix product of operands of these shapes; raises ValueError where "
              "there is none.");
 }

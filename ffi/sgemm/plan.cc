@@ -120,6 +120,11 @@ int64_t NextSplit(int64_t k, int64_t split) {
   return longest <= 1 ? kMaxSplit + 1 : CeilDiv(CeilDiv(k, kSplitGranularity), longest - 1);
 }
 
+// For how many members of the batch the order of summation is chosen: one, or all.
+int64_t MembersToChooseFor(const SgemmProblem& problem) {
+  return problem.for_batch ? problem.Batch() : 1;
+}
+
 // The cheapest tile and split for so many members of the batch. Where split_k is given it stays.
 Choice ChooseFor(int64_t members, const SgemmProblem& problem, const DeviceLimits& limits,
                  int split_k) {
@@ -160,10 +165,9 @@ int ChooseTile(const SgemmProblem& problem, const DeviceLimits& limits, const Ch
   return best;
 }
 
-// `members`: for how many the order of summation is chosen, one or all.
-void PlanPipelined(int64_t members, const SgemmProblem& problem, const DeviceLimits& limits,
-                   int split_k, SgemmPlan& plan) {
-  const Choice one = ChooseFor(members, problem, limits, split_k);
+void PlanPipelined(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
+                   SgemmPlan& plan) {
+  const Choice one = ChooseFor(MembersToChooseFor(problem), problem, limits, split_k);
   plan.tile = ChooseTile(problem, limits, one);
   plan.engine = EngineOf(problem, limits, kPipelinedTiles[plan.tile]);
   const PipelinedTile& tile = kPipelinedTiles[plan.tile];
@@ -215,17 +219,15 @@ struct PaddingCost {
 }  // namespace
 
 SgemmProblem WithPadding(SgemmProblem problem, const DeviceLimits& limits, Algorithm algorithm) {
-  const bool for_batch = algorithm == Algorithm::kAutoForBatch;
-  const bool may_choose =
-      for_batch || algorithm == Algorithm::kAuto || algorithm == Algorithm::kPipelined;
-  if (!may_choose || limits.compute_capability < 90) return problem;
+  const bool is_pipelined = algorithm == Algorithm::kAuto || algorithm == Algorithm::kPipelined;
+  if (!is_pipelined || limits.compute_capability < 90) return problem;
   SgemmProblem padded = problem;
   padded.pad_a = static_cast<int>(-problem.PitchA() & 3);
   padded.pad_b = static_cast<int>(-problem.PitchB() & 3);
-  const Choice one = ChooseFor(for_batch ? problem.Batch() : 1, padded, limits, 0);
+  const Choice one = ChooseFor(MembersToChooseFor(problem), padded, limits, 0);
   // Padding changes the engine, and so the order in which slices sum. So a member gets the padding
   // that it would get alone.
-  const bool alone = kPipelinedTiles[one.tile].slices > 1 && !for_batch;
+  const bool alone = kPipelinedTiles[one.tile].slices > 1 && !problem.for_batch;
   const int tile = alone ? one.tile : ChooseTile(padded, limits, one);
   if (EngineOf(padded, limits, kPipelinedTiles[tile]) != Engine::kTma) return problem;
   double cost = 0, bytes = 0;
@@ -246,15 +248,13 @@ SgemmProblem WithPadding(SgemmProblem problem, const DeviceLimits& limits, Algor
 SgemmPlanResult PlanSgemm(const SgemmProblem& problem, const DeviceLimits& limits,
                           Algorithm algorithm, int split_k) {
   SgemmPlan plan;
-  const bool for_batch = algorithm == Algorithm::kAutoForBatch;
-  const bool chooses = algorithm == Algorithm::kAuto || for_batch;
-  plan.algorithm = chooses ? Algorithm::kPipelined : algorithm;
+  plan.algorithm = algorithm == Algorithm::kAuto ? Algorithm::kPipelined : algorithm;
   if (split_k < 0 || split_k > kMaxSplit) {
     return {plan, "split_k must be between 0 and " + std::to_string(kMaxSplit) + ", got " +
                       std::to_string(split_k)};
   }
   if (plan.algorithm == Algorithm::kPipelined) {
-    PlanPipelined(for_batch ? problem.Batch() : 1, problem, limits, split_k, plan);
+    PlanPipelined(problem, limits, split_k, plan);
   } else if (split_k > 1) {
     return {plan, std::string(AlgorithmName(algorithm)) +
                       " does not split k; got split_k=" + std::to_string(split_k)};

@@ -8,7 +8,7 @@
 // The order of summation (how k is split over blocks, and over the slices of a block) depends on m,
 // n, k, the transposes and the device alone, the one that a program is compiled for too: a member
 // of a batch gets the bits that it would get alone. The exceptions are a b that the members share
-// (under 64 rows each they are planned as one tall matrix), and kAutoForBatch.
+// (under 64 rows each they are planned as one tall matrix), and problems that say for_batch.
 #ifndef JAXKERNELS_SGEMM_PLAN_H_
 #define JAXKERNELS_SGEMM_PLAN_H_
 
@@ -23,11 +23,9 @@
 
 namespace jaxkernels {
 
-// The rungs of the ladder; kAuto lets the policy choose, and so does kAutoForBatch, for the batch
-// as a whole: its members may be summed in another order than alone.
+// The rungs of the ladder; kAuto lets the policy choose.
 enum class Algorithm {
   kAuto,
-  kAutoForBatch,
   kNaive,
   kBlockTile,
   kThreadTile,
@@ -37,8 +35,7 @@ enum class Algorithm {
 };
 
 inline constexpr std::string_view kAlgorithmNames[] = {
-    "auto",        "auto_for_batch", "naive",      "block_tile",
-    "thread_tile", "warp_tile",      "split_tile", "pipelined",
+    "auto", "naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined",
 };
 inline constexpr int kAlgorithmCount = sizeof(kAlgorithmNames) / sizeof(kAlgorithmNames[0]);
 

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "common/bind_value.h"
+#include "softmax/masked_rows.h"
 #include "softmax/plan.h"
 
 namespace nb = nanobind;
@@ -130,6 +131,7 @@ void BindSoftmaxPlan(nb::module_& module) {
       .def_ro("blocks_per_sm", &SoftmaxPlan::blocks_per_sm)
       .def("__repr__", [](const SoftmaxPlan& self) { return jaxkernels::ToString(self); });
 
+  module.attr("UNBOUNDED") = MaskedRows::kUnbounded;
   module.def("named_devices", &NamedDevices, "Limits of well-known GPUs, by name.");
   module.def("plan_softmax", &Plan, nb::arg("rows"), nb::arg("cols"), nb::arg("dtype"),
              nb::arg("operation"), nb::arg("limits"), nb::arg("tier"), nb::arg("part") = "whole",
