@@ -8,6 +8,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include "common/api_version.h"
 #include "common/device_query.h"
@@ -50,15 +51,8 @@ nb::dict Limits(int ordinal) {
   const auto [limits, error] = LimitsOfDevice(ordinal);
   if (limits == nullptr) throw std::runtime_error(error);
   nb::dict fields;
-  fields["name"] = limits->name;
-  fields["sm_count"] = limits->sm_count;
-  fields["smem_per_block"] = limits->smem_per_block;
-  fields["smem_per_sm"] = limits->smem_per_sm;
-  fields["threads_per_sm"] = limits->threads_per_sm;
-  fields["blocks_per_sm"] = limits->blocks_per_sm;
-  fields["registers_per_sm"] = limits->registers_per_sm;
-  fields["compute_capability"] = limits->compute_capability;
-  fields["cluster_blocks"] = limits->cluster_blocks;
+  const auto add = [&](const auto& field) { fields[field.name] = field.value; };
+  std::apply([&](const auto&... all) { (add(all), ...); }, DeviceLimits::FieldsOf(*limits));
   return fields;
 }
 

@@ -47,7 +47,7 @@ inline std::optional<DType> ToDType(ffi::DataType type) {
 // "float32", or "XLA type 4" for a type without kernels.
 inline std::string DTypeName(ffi::DataType type) {
   if (const std::optional<DType> dtype = ToDType(type)) {
-    return std::string(kDTypeNames[static_cast<std::size_t>(*dtype)]);
+    return std::string(NameOf(*dtype));
   }
   return "XLA type " + std::to_string(static_cast<int>(type));
 }

@@ -8,11 +8,13 @@
 #include <string_view>
 
 #include "common/host_device.h"
+#include "common/names.h"
 
 namespace jaxkernels {
 
 enum class DType { kFloat32, kBFloat16, kFloat16, kFloat64 };
 inline constexpr std::string_view kDTypeNames[] = {"float32", "bfloat16", "float16", "float64"};
+constexpr const auto& NamesOf(DType) { return kDTypeNames; }
 
 constexpr int ByteWidth(DType dtype) {
   return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;

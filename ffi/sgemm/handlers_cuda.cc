@@ -96,7 +96,7 @@ ffi::Error Sgemm(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer a, ffi::An
   }
 
   Algorithm algorithm;
-  if (!ParseAlgorithm(algorithm_name, &algorithm)) {
+  if (!ParseName(algorithm_name, &algorithm)) {
     return Explain("unknown algorithm '" + std::string(algorithm_name) + "'");
   }
   const DeviceLimitsResult found = LimitsOfDevice(ordinal);
@@ -135,7 +135,7 @@ ffi::Error Sgemm(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer a, ffi::An
   args.aligned_c = args.quads_c && problem.n % 4 == 0;
   const cudaError_t status = LaunchSgemm(plan, args, trans_a, trans_b, stream);
   if (status == cudaSuccess) return ffi::Error::Success();
-  return ffi::Error::Internal("sgemm: the launch of " + ToString(plan) +
+  return ffi::Error::Internal("sgemm: the launch of " + TextOf(plan) +
                               " failed: " + cudaGetErrorString(status));
 }
 

@@ -4,11 +4,15 @@
 #ifndef JAXKERNELS_SGEMM_PIPELINED_TILE_H_
 #define JAXKERNELS_SGEMM_PIPELINED_TILE_H_
 
+#include <string_view>
+
 namespace jaxkernels {
 
 // How tiles come into shared memory: by the tensor memory accelerator (TMA), which needs operands
 // whose lines begin at multiples of 16 bytes, or float by float.
 enum class Engine { kTma, kFloats };
+inline constexpr std::string_view kEngineNames[] = {"tma", "floats"};
+constexpr const auto& NamesOf(Engine) { return kEngineNames; }
 
 // A block computes block_m x block_n elements of C with `slices` groups of threads. Every group
 // computes the whole tile for its share of each block_k, and the groups' sums are added at the end:

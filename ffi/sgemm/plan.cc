@@ -256,10 +256,10 @@ SgemmPlanResult PlanSgemm(const SgemmProblem& problem, const DeviceLimits& limit
   if (plan.algorithm == Algorithm::kPipelined) {
     PlanPipelined(problem, limits, split_k, plan);
   } else if (split_k > 1) {
-    return {plan, std::string(AlgorithmName(algorithm)) +
+    return {plan, std::string(NameOf(algorithm)) +
                       " does not split k; got split_k=" + std::to_string(split_k)};
   } else if (problem.pad_a + problem.pad_b > 0) {
-    return {plan, std::string(AlgorithmName(algorithm)) + " reads rows without padding only"};
+    return {plan, std::string(NameOf(algorithm)) + " reads rows without padding only"};
   } else {
     PlanRung(problem, limits, plan);
   }

@@ -18,6 +18,7 @@
 #include <tuple>
 
 #include "common/device_limits.h"
+#include "common/fields.h"
 #include "sgemm/pipelined_tile.h"
 #include "sgemm/problem.h"
 
@@ -37,7 +38,7 @@ enum class Algorithm {
 inline constexpr std::string_view kAlgorithmNames[] = {
     "auto", "naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined",
 };
-inline constexpr int kAlgorithmCount = sizeof(kAlgorithmNames) / sizeof(kAlgorithmNames[0]);
+constexpr const auto& NamesOf(Algorithm) { return kAlgorithmNames; }
 
 struct SgemmPlan {
   Algorithm algorithm = Algorithm::kAuto;
@@ -60,17 +61,24 @@ struct SgemmPlan {
   int64_t partial_elements = 0;  // float32 elements of the splits' sums
   int pad_a = 0, pad_b = 0;      // elements behind every stored row of an operand
 
-  // Every field, by reference: what is compared, hashed and copied.
+  static constexpr const char* kName = "SgemmPlan";
   template <typename Self>
   static auto FieldsOf(Self& self) {
-    return std::tie(self.algorithm, self.tile, self.engine, self.block_m, self.block_n,
-                    self.block_k, self.thread_m, self.thread_n, self.block_threads, self.stages,
-                    self.slices, self.split_k, self.launches, self.k_per_split, self.tiles_m,
-                    self.tiles_n, self.grid_blocks, self.sm_count, self.stagger_cycles,
-                    self.smem_bytes, self.blocks_per_sm, self.partial_elements, self.pad_a,
-                    self.pad_b);
+    return std::tuple(
+        Field("algorithm", self.algorithm), Field("tile", self.tile, false),
+        Field("engine", self.engine, self.algorithm == Algorithm::kPipelined),
+        Field("block_m", self.block_m), Field("block_n", self.block_n),
+        Field("block_k", self.block_k), Field("thread_m", self.thread_m),
+        Field("thread_n", self.thread_n), Field("block_threads", self.block_threads),
+        Field("stages", self.stages), Field("slices", self.slices), Field("split_k", self.split_k),
+        Field("launches", self.launches), Field("k_per_split", self.k_per_split),
+        Field("tiles_m", self.tiles_m), Field("tiles_n", self.tiles_n),
+        Field("grid_blocks", self.grid_blocks), Field("sm_count", self.sm_count),
+        Field("stagger_cycles", self.stagger_cycles), Field("smem_bytes", self.smem_bytes),
+        Field("blocks_per_sm", self.blocks_per_sm),
+        Field("partial_elements", self.partial_elements), Field("pad_a", self.pad_a),
+        Field("pad_b", self.pad_b));
   }
-  bool operator==(const SgemmPlan& o) const { return FieldsOf(*this) == FieldsOf(o); }
 };
 
 // A plan, or why there is none.
@@ -87,11 +95,6 @@ SgemmProblem WithPadding(SgemmProblem problem, const DeviceLimits& limits, Algor
 // compiled for one device keeps its order of summation, and its scratch, on another).
 SgemmPlanResult PlanSgemm(const SgemmProblem& problem, const DeviceLimits& limits,
                           Algorithm algorithm = Algorithm::kAuto, int split_k = 0);
-
-const char* EngineName(Engine engine);
-const char* AlgorithmName(Algorithm algorithm);
-bool ParseAlgorithm(std::string_view name, Algorithm* algorithm);
-std::string ToString(const SgemmPlan& plan);
 
 }  // namespace jaxkernels
 

@@ -64,7 +64,7 @@ ffi::Error Run(Operation operation, cudaStream_t stream, int32_t ordinal,
   problem.dtype = *ToDType(x.element_type());
   problem.operation = operation;
   problem.part = part;
-  if (!ParseTier(tier_name, &problem.tier))
+  if (!ParseName(tier_name, &problem.tier))
     return Explain(operation, "unknown tier '" + std::string(tier_name) + "'");
   if (!FindAlignment(arrays, &problem))
     return Explain(operation, "buffers must be aligned to their elements");
@@ -76,7 +76,7 @@ ffi::Error Run(Operation operation, cudaStream_t stream, int32_t ordinal,
   const cudaError_t status = LaunchSoftmax(problem.dtype, operation, planned.plan, arrays, stream);
   if (status == cudaSuccess) return ffi::Error::Success();
   return ffi::Error::Internal(std::string(NameOf(operation)) + ": the launch of " +
-                              ToString(planned.plan) + " failed: " + cudaGetErrorString(status));
+                              TextOf(planned.plan) + " failed: " + cudaGetErrorString(status));
 }
 
 // x -> y

@@ -6,6 +6,8 @@
 
 #include <string_view>
 
+#include "common/names.h"
+
 namespace jaxkernels {
 
 enum class Operation {
@@ -21,26 +23,14 @@ enum class Operation {
 inline constexpr std::string_view kOperationNames[] = {
     "softmax_fwd",     "log_softmax_fwd",    "softmax_grad",       "log_softmax_grad",
     "log_softmax_jvp", "masked_softmax_fwd", "biased_softmax_fwd", "masked_softmax_grad"};
-inline constexpr int kOperationCount = sizeof(kOperationNames) / sizeof(kOperationNames[0]);
-
-constexpr std::string_view NameOf(Operation operation) {
-  return kOperationNames[static_cast<int>(operation)];
-}
-
-constexpr bool ParseOperation(std::string_view name, Operation* operation) {
-  for (int i = 0; i < kOperationCount; ++i) {
-    if (name != kOperationNames[i]) continue;
-    *operation = static_cast<Operation>(i);
-    return true;
-  }
-  return false;
-}
+constexpr const auto& NamesOf(Operation) { return kOperationNames; }
 
 // An operation runs as a whole, or in two parts, so that a row may be spread over devices: the
 // statistics (maximum and sum) of the columns that are here, and the result of these columns from
 // the statistics of the whole row.
 enum class Part { kWhole, kStatistics, kFinish };
 inline constexpr std::string_view kPartNames[] = {"whole", "statistics", "finish"};
+constexpr const auto& NamesOf(Part) { return kPartNames; }
 
 // Forward operations find a maximum before they sum.
 constexpr bool IsForward(Operation operation) {

@@ -51,7 +51,7 @@ inline ffi::Error CheckStatistics(std::string_view operation, const ffi::AnyBuff
 inline ffi::Error ReadPart(const PartAttributes& attributes, const ffi::AnyBuffer& x,
                            const ffi::RemainingArgs& rest, const ffi::AnyBuffer& statistics,
                            PartCall* call) {
-  if (!ParseOperation(attributes.operation, &call->operation)) {
+  if (!ParseName(attributes.operation, &call->operation)) {
     return ffi::Error::InvalidArgument("unknown operation '" + std::string(attributes.operation) +
                                        "'");
   }

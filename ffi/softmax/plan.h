@@ -20,6 +20,7 @@
 
 #include "common/device_limits.h"
 #include "common/dtype.h"
+#include "common/fields.h"
 #include "common/host_device.h"
 #include "softmax/operations.h"
 #include "softmax/row_batches.h"
@@ -27,6 +28,9 @@
 namespace jaxkernels {
 
 enum class Tier { kAuto, kWarp, kBlock, kBlockSmem, kCluster, kBlockUncached, kStream };
+inline constexpr std::string_view kTierNames[] = {
+    "auto", "warp", "block", "block_smem", "cluster", "block_uncached", "stream"};
+constexpr const auto& NamesOf(Tier) { return kTierNames; }
 
 // A register layout of the warp tier: lanes per row, packs per lane, rows per access.
 struct WarpShape {
@@ -237,16 +241,21 @@ struct SoftmaxPlan {
   int smem_bytes = 0;     // dynamic shared memory of one block
   int blocks_per_sm = 0;  // resident at once, by threads, shared memory and registers
 
-  // Every field, by reference: what is compared, hashed and copied.
+  static constexpr const char* kName = "SoftmaxPlan";
   template <typename Self>
   static auto FieldsOf(Self& self) {
-    return std::tie(self.part, self.tier, self.pack, self.aligned, self.on_packs, self.offset,
-                    self.staged, self.warp_shape, self.lanes, self.packs_per_lane, self.kept_packs,
-                    self.rows_per_access, self.cluster_blocks, self.block_threads, self.grid_blocks,
-                    self.batches.workers, self.batches.rounds, self.batches.halves, self.smem_bytes,
-                    self.blocks_per_sm);
+    return std::tuple(
+        Field("part", self.part, self.part != Part::kWhole), Field("tier", self.tier),
+        Field("pack", self.pack), Field("aligned", self.aligned), Field("on_packs", self.on_packs),
+        Field("offset", self.offset), Field("staged", self.staged),
+        Field("warp_shape", self.warp_shape, false), Field("lanes", self.lanes),
+        Field("packs_per_lane", self.packs_per_lane), Field("kept_packs", self.kept_packs),
+        Field("rows_per_access", self.rows_per_access),
+        Field("cluster_blocks", self.cluster_blocks), Field("block_threads", self.block_threads),
+        Field("grid_blocks", self.grid_blocks), Field("workers", self.batches.workers),
+        Field("rounds", self.batches.rounds), Field("halves", self.batches.halves),
+        Field("smem_bytes", self.smem_bytes), Field("blocks_per_sm", self.blocks_per_sm));
   }
-  bool operator==(const SoftmaxPlan& o) const { return FieldsOf(*this) == FieldsOf(o); }
 };
 
 // Packs that the window of a row can need: rows begin at multiples of gcd(cols, pack) within a
@@ -283,10 +292,6 @@ struct SoftmaxPlanResult {
 };
 
 SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits& limits);
-
-const char* TierName(Tier tier);
-bool ParseTier(std::string_view name, Tier* tier);
-std::string ToString(const SoftmaxPlan& plan);
 
 }  // namespace jaxkernels
 
