@@ -127,12 +127,12 @@ def _forward_parts(
     *, scale: float, has_mask: bool, has_bias: bool, **others: Any
 ) -> _row_parts.Parts:
     del others
-    return _row_parts.Parts(_forward_operation(has_bias), True, scale, has_mask)
+    return _row_parts.Parts(_forward_operation(has_bias), scale, has_mask)
 
 
 def _grad_parts(*, scale: float, **others: Any) -> _row_parts.Parts:
     del others
-    return _row_parts.Parts("masked_softmax_grad", False, scale)
+    return _row_parts.Parts("masked_softmax_grad", scale)
 
 
 def _check_forward(shape: Any, dtype: Any, tier: str, *, has_bias: bool, **others: Any) -> None:

@@ -24,9 +24,10 @@ import numpy as np
 from jaxkernels import _compat
 from jaxkernels.typing import Operation
 
-OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 # One target serves scores with a bias and without.
-_ROW_TARGETS = tuple(f"jaxkernels_{name}" for name in OPERATIONS if name != "biased_softmax_fwd")
+_ROW_TARGETS = tuple(
+    f"jaxkernels_{name}" for name in get_args(Operation) if name != "biased_softmax_fwd"
+)
 # The two parts of any of these operations.
 _PART_TARGETS = ("jaxkernels_row_statistics", "jaxkernels_row_finish")
 # The targets of each platform, by JAX's name of it. A CPU's matrix products are XLA's own.
@@ -140,7 +141,30 @@ def _register(module: ModuleType, platform: str, running: tuple[int, int] | None
         jax.ffi.register_ffi_target(target, registrations[target], _XLA_PLATFORM[platform])
 
 
+@dataclasses.dataclass(frozen=True)
+class RowOperation:
+    """What `ffi/softmax/operations.h` says of a row operation.
+
+    Attributes:
+        inputs: arrays that it reads, an element for each element of the result.
+        finds_max: whether it finds the maximum of a row before it sums.
+        hides: whether it works on attention scores, some of which a row may not see.
+        has_mask: whether it may have a mask.
+        shares_rows: whether all inputs have the shape of the result.
+    """
+
+    inputs: int
+    finds_max: bool
+    hides: bool
+    has_mask: bool
+    shares_rows: bool
+
+
 cpu_module = _load_cpu()
+ROW_OPERATIONS: dict[Operation, RowOperation] = {
+    name: RowOperation(**traits) for name, traits in cpu_module.row_operations().items()
+}
+OPERATIONS = tuple(ROW_OPERATIONS)
 cuda_module, _why_no_cuda = _load_cuda()
 _running_version = _compat.running_ffi_api_version()
 _register(cpu_module, "cpu", _running_version)

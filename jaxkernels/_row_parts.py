@@ -21,6 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxkernels import _registry
+from jaxkernels.typing import Operation
+
 STATISTICS_TARGET = "jaxkernels_row_statistics"
 FINISH_TARGET = "jaxkernels_row_finish"
 
@@ -31,15 +34,18 @@ class Parts:
 
     Attributes:
         operation: its name.
-        finds_max: whether it finds a maximum before it sums.
         scale: of attention scores.
         has_mask: whether a mask of attention scores is the second operand.
     """
 
-    operation: str
-    finds_max: bool
+    operation: Operation
     scale: float = 1.0
     has_mask: bool = False
+
+    @property
+    def finds_max(self) -> bool:
+        """Whether the operation finds a maximum before it sums."""
+        return _registry.ROW_OPERATIONS[self.operation].finds_max
 
 
 def apply(parts: Parts, operands: Sequence[jax.Array], axes: tuple[str, ...]) -> jax.Array:

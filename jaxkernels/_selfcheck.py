@@ -110,7 +110,7 @@ def _results_in_parts(
     del tier, t
     devices = jax.devices(platform)[:1]
     mesh = jax.make_mesh((1,), ("part",), axis_types=(AxisType.Auto,), devices=devices)
-    parts = _row_parts.Parts("softmax_fwd", finds_max=True)
+    parts = _row_parts.Parts("softmax_fwd")
     apply = jax.shard_map(
         lambda x: _row_parts.apply(parts, [x], ("part",)),
         mesh=mesh,

@@ -25,6 +25,7 @@ from jaxkernels import (
     _plan,
     _primitive,
     _reference,
+    _registry,
     _row_derivatives,
     _row_parts,
     _validate,
@@ -34,24 +35,22 @@ from jaxkernels.typing import Implementation, Operation, Tier
 Axis = int | tuple[int, ...] | list[int] | None
 
 
-def _kernel(
-    operation: Operation, reference: Callable[..., jax.Array], operands: int
-) -> _primitive.RowKernel:
+def _kernel(operation: Operation) -> _primitive.RowKernel:
     return _primitive.define(
         name=f"jaxkernels_{operation}",
-        reference=reference,
+        reference=getattr(_reference, operation),
         target=f"jaxkernels_{operation}",
         check=lambda shape, dtype, tier: _plan.check_tier(operation, shape, dtype, tier),
-        full_operands=operands,
-        parts=lambda: _row_parts.Parts(operation, finds_max=operation.endswith("_fwd")),
+        full_operands=_registry.ROW_OPERATIONS[operation].inputs,
+        parts=lambda: _row_parts.Parts(operation),
     )
 
 
-softmax_fwd = _kernel("softmax_fwd", _reference.softmax_fwd, 1)
-softmax_grad = _kernel("softmax_grad", _reference.softmax_grad, 2)
-log_softmax_fwd = _kernel("log_softmax_fwd", _reference.log_softmax_fwd, 1)
-log_softmax_grad = _kernel("log_softmax_grad", _reference.log_softmax_grad, 2)
-log_softmax_jvp = _kernel("log_softmax_jvp", _reference.log_softmax_jvp, 2)
+softmax_fwd = _kernel("softmax_fwd")
+softmax_grad = _kernel("softmax_grad")
+log_softmax_fwd = _kernel("log_softmax_fwd")
+log_softmax_grad = _kernel("log_softmax_grad")
+log_softmax_jvp = _kernel("log_softmax_jvp")
 
 # The Jacobian of softmax, diag(y) - y y^T, is symmetric; that of log_softmax, I - 1 exp(y)^T, is
 # not.

@@ -127,6 +127,11 @@ struct SoftmaxForwardOfHalf : SoftmaxForward<float> {
 template <typename T>
 using ForwardOfLoaded = std::conditional_t<std::is_same_v<T, CpuComputeType<T>>,
                                            SoftmaxForward<CpuComputeType<T>>, SoftmaxForwardOfHalf>;
+static_assert(ReducesAs<ForwardOfLoaded<float>>(Operation::kMaskedSoftmaxForward) &&
+                  ReducesAs<ForwardOfLoaded<float>>(Operation::kBiasedSoftmaxForward) &&
+                  ReducesAs<SoftmaxForwardOfHalf>(Operation::kMaskedSoftmaxForward) &&
+                  ReducesAs<SoftmaxGrad<float>>(Operation::kMaskedSoftmaxGrad),
+              "operations.h says otherwise");
 
 template <typename T>
 JK_INLINE void RunAttentionForward(const CpuRows& all, const MaskedRows& attention, int64_t begin,

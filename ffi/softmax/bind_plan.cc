@@ -57,6 +57,20 @@ nb::tuple RowsOf(const SoftmaxPlan& plan, int64_t worker, int64_t rows) {
   return nb::make_tuple(taken.first, taken.end, taken.step);
 }
 
+nb::dict RowOperations() {
+  nb::dict operations;
+  for (const OperationTraits& traits : kOperations) {
+    nb::dict row;
+    row["inputs"] = traits.inputs;
+    row["finds_max"] = traits.finds_max;
+    row["has_mask"] = traits.has_mask;
+    row["hides"] = traits.hides;
+    row["shares_rows"] = traits.shares_rows;
+    operations[nb::str(traits.name.data(), traits.name.size())] = row;
+  }
+  return operations;
+}
+
 nb::dict NamedDevices() {
   nb::dict devices;
   for (const DeviceLimits& limits : kNamedDevices) devices[limits.name.c_str()] = limits;
@@ -88,6 +102,8 @@ void BindSoftmaxPlan(nb::module_& module) {
            "end, step); tiers 'block_smem' and 'cluster' only.");
 
   module.attr("UNBOUNDED") = MaskedRows::kUnbounded;
+  module.def("row_operations", &RowOperations,
+             "What operations.h says of each row operation, by its name.");
   module.def("named_devices", &NamedDevices, "Limits of well-known GPUs, by name.");
   module.def("plan_softmax", &Plan, nb::arg("rows"), nb::arg("cols"), nb::arg("dtype"),
              nb::arg("operation"), nb::arg("limits"), nb::arg("tier"), nb::arg("part") = "whole",

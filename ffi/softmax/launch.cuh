@@ -91,8 +91,17 @@ const void* FindFunction(const SoftmaxPlan& plan) {
   return plan.aligned ? FindPart<Op, true>(plan) : FindPart<Op, false>(plan);
 }
 
+// Whether an operation hides and loads elements as the table says.
+template <typename Op>
+constexpr bool LoadsAsTable() {
+  const OperationTraits& traits = TraitsOf(Op::kOperation);
+  return Op::kHides == traits.hides && kHasMask<Op> == traits.has_mask &&
+         Op::kSharesRows == traits.shares_rows;
+}
+
 template <typename Op>
 cudaError_t LaunchRowOp(const SoftmaxPlan& plan, const SoftmaxArrays& arrays, cudaStream_t stream) {
+  static_assert(MatchesTable<Op>() && LoadsAsTable<Op>(), "operations.h says otherwise");
   using T = typename Op::Storage;
   RowArgs<Op> args = {};
   for (int i = 0; i < Op::kInputs; ++i) {
@@ -117,21 +126,21 @@ template <typename T>
 cudaError_t LaunchOperation(Operation operation, const SoftmaxPlan& plan,
                             const SoftmaxArrays& arrays, cudaStream_t stream) {
   switch (operation) {
-    case Operation::kSoftmaxForward:
+    case SoftmaxForward<T>::kOperation:
       return LaunchRowOp<SoftmaxForward<T>>(plan, arrays, stream);
-    case Operation::kLogSoftmaxForward:
+    case LogSoftmaxForward<T>::kOperation:
       return LaunchRowOp<LogSoftmaxForward<T>>(plan, arrays, stream);
-    case Operation::kSoftmaxGrad:
+    case SoftmaxGrad<T>::kOperation:
       return LaunchRowOp<SoftmaxGrad<T>>(plan, arrays, stream);
-    case Operation::kLogSoftmaxGrad:
+    case LogSoftmaxGrad<T>::kOperation:
       return LaunchRowOp<LogSoftmaxGrad<T>>(plan, arrays, stream);
-    case Operation::kLogSoftmaxJvp:
+    case LogSoftmaxJvp<T>::kOperation:
       return LaunchRowOp<LogSoftmaxJvp<T>>(plan, arrays, stream);
-    case Operation::kMaskedSoftmaxForward:
+    case MaskedSoftmaxForward<T>::kOperation:
       return LaunchRowOp<MaskedSoftmaxForward<T>>(plan, arrays, stream);
-    case Operation::kBiasedSoftmaxForward:
+    case BiasedSoftmaxForward<T>::kOperation:
       return LaunchRowOp<BiasedSoftmaxForward<T>>(plan, arrays, stream);
-    case Operation::kMaskedSoftmaxGrad:
+    case MaskedSoftmaxGrad<T>::kOperation:
       return LaunchRowOp<MaskedSoftmaxGrad<T>>(plan, arrays, stream);
   }
   return cudaErrorInvalidValue;

@@ -60,6 +60,8 @@ struct AttentionForward : SoftmaxForward<T>, AttentionRows<T> {
   using typename AttentionRows<T>::View;
   using AttentionRows<T>::kHides;
   using MaskWord = MaskBytes<16 / sizeof(T)>;
+  static constexpr Operation kOperation =
+      kArrays == 1 ? Operation::kMaskedSoftmaxForward : Operation::kBiasedSoftmaxForward;
   static constexpr int kInputs = kArrays;
   static constexpr bool kSharesRows = kArrays == 1;
 
@@ -105,6 +107,7 @@ struct MaskedSoftmaxGrad : LinearOp<T>, AttentionRows<T> {
   using Row = typename LinearOp<T>::Row;
   using typename AttentionRows<T>::View;
   using AttentionRows<T>::kHides;
+  static constexpr Operation kOperation = Operation::kMaskedSoftmaxGrad;
 
   C scale = 1;
 

@@ -38,6 +38,7 @@ JK_INLINE CpuRows SliceRows(const CpuRows& all, int64_t begin, int64_t end) {
 
 template <typename Op>
 JK_INLINE void RunPlain(const CpuCall& call, int64_t begin, int64_t end) {
+  static_assert(MatchesTable<Op>(), "operations.h says otherwise");
   if (call.part == Part::kWhole) {
     RunAll<Op>(SliceRows<Op>(call.rows, begin, end));
   } else {
@@ -49,15 +50,15 @@ template <typename T>
 JK_INLINE void RunOperation(const CpuCall& call, int64_t begin, int64_t end) {
   const bool whole = call.part == Part::kWhole;
   switch (call.operation) {
-    case Operation::kSoftmaxForward:
+    case SoftmaxForward<T>::kOperation:
       return RunPlain<SoftmaxForward<T>>(call, begin, end);
-    case Operation::kLogSoftmaxForward:
+    case LogSoftmaxForward<T>::kOperation:
       return RunPlain<LogSoftmaxForward<T>>(call, begin, end);
-    case Operation::kSoftmaxGrad:
+    case SoftmaxGrad<T>::kOperation:
       return RunPlain<SoftmaxGrad<T>>(call, begin, end);
-    case Operation::kLogSoftmaxGrad:
+    case LogSoftmaxGrad<T>::kOperation:
       return RunPlain<LogSoftmaxGrad<T>>(call, begin, end);
-    case Operation::kLogSoftmaxJvp:
+    case LogSoftmaxJvp<T>::kOperation:
       return RunPlain<LogSoftmaxJvp<T>>(call, begin, end);
     case Operation::kMaskedSoftmaxForward:
     case Operation::kBiasedSoftmaxForward:
