@@ -19,13 +19,7 @@ namespace nb = nanobind;
 
 namespace jaxkernels {
 
-XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsSoftmaxFwdCuda);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxFwdCuda);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsSoftmaxGradCuda);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxGradCuda);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxJvpCuda);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsMaskedSoftmaxFwdCuda);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsMaskedSoftmaxGradCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsRowsCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsRowStatisticsCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsRowFinishCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsSgemmCuda);
@@ -34,13 +28,7 @@ namespace {
 
 nb::dict Registrations() {
   return RegistrationsOf({
-      Target::Of<JaxkernelsSoftmaxFwdCuda>("jaxkernels_softmax_fwd"),
-      Target::Of<JaxkernelsLogSoftmaxFwdCuda>("jaxkernels_log_softmax_fwd"),
-      Target::Of<JaxkernelsSoftmaxGradCuda>("jaxkernels_softmax_grad"),
-      Target::Of<JaxkernelsLogSoftmaxGradCuda>("jaxkernels_log_softmax_grad"),
-      Target::Of<JaxkernelsLogSoftmaxJvpCuda>("jaxkernels_log_softmax_jvp"),
-      Target::Of<JaxkernelsMaskedSoftmaxFwdCuda>("jaxkernels_masked_softmax_fwd"),
-      Target::Of<JaxkernelsMaskedSoftmaxGradCuda>("jaxkernels_masked_softmax_grad"),
+      Target::Of<JaxkernelsRowsCuda>("jaxkernels_rows"),
       Target::Of<JaxkernelsRowStatisticsCuda>("jaxkernels_row_statistics"),
       Target::Of<JaxkernelsRowFinishCuda>("jaxkernels_row_finish"),
       Target::Of<JaxkernelsSgemmCuda>("jaxkernels_sgemm"),

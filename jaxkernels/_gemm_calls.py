@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkernels import _plan
+from jaxkernels import _plan, _registry
 from jaxkernels._cpu import MAX_BATCH_DIMS
 
-TARGET = "jaxkernels_sgemm"
+TARGET = _registry.SGEMM_TARGET
 
 
 @dataclasses.dataclass(frozen=True)

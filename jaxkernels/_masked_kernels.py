@@ -16,12 +16,10 @@ import jax.numpy as jnp
 
 from jaxkernels import (
     _compat,
-    _plan,
     _primitive,
     _reference,
     _row_derivatives,
     _row_partitioning,
-    _row_parts,
 )
 from jaxkernels._cpu import UNBOUNDED
 from jaxkernels.typing import Operation
@@ -119,49 +117,29 @@ def _grad_at(
     return list(operands), {**attributes, **_OPEN}
 
 
-def _forward_operation(has_bias: bool) -> Operation:
+def _forward_operation(*, has_bias: bool, **others: Any) -> Operation:
+    del others
     return "biased_softmax_fwd" if has_bias else "masked_softmax_fwd"
 
 
-def _forward_parts(
-    *, scale: float, has_mask: bool, has_bias: bool, **others: Any
-) -> _row_parts.Parts:
-    del others
-    return _row_parts.Parts(_forward_operation(has_bias), scale, has_mask)
-
-
-def _grad_parts(*, scale: float, **others: Any) -> _row_parts.Parts:
-    del others
-    return _row_parts.Parts("masked_softmax_grad", scale)
-
-
-def _check_forward(shape: Any, dtype: Any, tier: str, *, has_bias: bool, **others: Any) -> None:
-    del others
-    _plan.check_tier(_forward_operation(has_bias), shape, dtype, tier)
-
-
-def _check_grad(shape: Any, dtype: Any, tier: str, **others: Any) -> None:
-    del others
-    _plan.check_tier("masked_softmax_grad", shape, dtype, tier)
+def _grad_operation(**attributes: Any) -> Operation:
+    del attributes
+    return "masked_softmax_grad"
 
 
 masked_softmax_fwd = _primitive.define(
     name="jaxkernels_masked_softmax_fwd",
     reference=_reference.masked_softmax_fwd,
-    target="jaxkernels_masked_softmax_fwd",
-    check=_check_forward,
+    operation=_forward_operation,
     full_operands=1,
-    parts=_forward_parts,
     row_dims=_row_dims,
     at_place=_forward_at,
 )
 masked_softmax_grad = _primitive.define(
     name="jaxkernels_masked_softmax_grad",
     reference=_reference.masked_softmax_grad,
-    target="jaxkernels_masked_softmax_grad",
-    check=_check_grad,
+    operation=_grad_operation,
     full_operands=2,
-    parts=_grad_parts,
     row_dims=_row_dims,
     at_place=_grad_at,
 )

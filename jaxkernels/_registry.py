@@ -16,7 +16,6 @@ import platform as python_platform
 import warnings
 from pathlib import Path
 from types import ModuleType
-from typing import get_args
 
 import jax
 import numpy as np
@@ -24,16 +23,16 @@ import numpy as np
 from jaxkernels import _compat
 from jaxkernels.typing import Operation
 
-# One target serves scores with a bias and without.
-_ROW_TARGETS = tuple(
-    f"jaxkernels_{name}" for name in get_args(Operation) if name != "biased_softmax_fwd"
-)
-# The two parts of any of these operations.
-_PART_TARGETS = ("jaxkernels_row_statistics", "jaxkernels_row_finish")
+# Any row operation, and the two parts of any.
+ROWS_TARGET = "jaxkernels_rows"
+STATISTICS_TARGET = "jaxkernels_row_statistics"
+FINISH_TARGET = "jaxkernels_row_finish"
+SGEMM_TARGET = "jaxkernels_sgemm"
+_ROW_TARGETS = (ROWS_TARGET, STATISTICS_TARGET, FINISH_TARGET)
 # The targets of each platform, by JAX's name of it. A CPU's matrix products are XLA's own.
 TARGETS = {
-    "cpu": (*_ROW_TARGETS, *_PART_TARGETS),
-    "cuda": (*_ROW_TARGETS, *_PART_TARGETS, "jaxkernels_sgemm"),
+    "cpu": _ROW_TARGETS,
+    "cuda": (*_ROW_TARGETS, SGEMM_TARGET),
 }
 
 
@@ -65,7 +64,7 @@ class TargetStatus:
     """Whether one FFI target can be called on one platform.
 
     Attributes:
-        target: name of the target, e.g. "jaxkernels_softmax_fwd".
+        target: name of the target, e.g. "jaxkernels_rows".
         platform: "cpu" or "CUDA", as XLA spells them.
         live: a jitted program can call the target on this platform, here and now.
         why: the reason when it is not live, else empty.
@@ -170,8 +169,7 @@ _running_version = _compat.running_ffi_api_version()
 _register(cpu_module, "cpu", _running_version)
 if cuda_module is not None:
     _register(cuda_module, "cuda", _running_version)
-for _target in _ROW_TARGETS:
-    jax.ffi.register_ffi_target_as_batch_partitionable(_target)
+jax.ffi.register_ffi_target_as_batch_partitionable(ROWS_TARGET)
 
 
 def has_cuda_module() -> bool:

@@ -4,7 +4,7 @@ Every device reduces the columns that it has. What crosses the network is the ma
 operations) and the sum of each row, one all-reduce each. Then every device makes its own columns of
 the result. Each of the two kernels reads the operands once.
 
-Owns: the two FFI targets, and how the statistics of devices meet. Must not know: how arrays are
+Owns: the calls of the two FFI targets, and how the statistics of devices meet. Must not know: how arrays are
 split (`_row_partitioning`).
 
 The maximum and the sum of parts of a row meet as in Milakov and Gimelshein, "Online normalizer
@@ -23,9 +23,6 @@ from jax import lax
 
 from jaxkernels import _registry
 from jaxkernels.typing import Operation
-
-STATISTICS_TARGET = "jaxkernels_row_statistics"
-FINISH_TARGET = "jaxkernels_row_finish"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +61,10 @@ def apply(parts: Parts, operands: Sequence[jax.Array], axes: tuple[str, ...]) ->
     }
     computed = np.float64 if first.dtype == np.float64 else np.float32
     pairs = jax.ShapeDtypeStruct((*first.shape[:-1], 2), computed)
-    own = jax.ffi.ffi_call(STATISTICS_TARGET, pairs)(*operands, **attributes)
+    own = jax.ffi.ffi_call(_registry.STATISTICS_TARGET, pairs)(*operands, **attributes)
     result = jax.ShapeDtypeStruct(first.shape, first.dtype)
     whole = _of_all_devices(own, axes, parts.finds_max)
-    return jax.ffi.ffi_call(FINISH_TARGET, result)(whole, *operands, **attributes)
+    return jax.ffi.ffi_call(_registry.FINISH_TARGET, result)(whole, *operands, **attributes)
 
 
 def _of_all_devices(own: jax.Array, axes: tuple[str, ...], finds_max: bool) -> jax.Array:

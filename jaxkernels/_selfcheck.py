@@ -10,6 +10,7 @@ products are XLA's own, and are held against the truth all the same.)
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -198,10 +199,11 @@ def _run_case(
     epsilon = float(jax.numpy.finfo(dtype).eps)
     checks = []
     for operation, result in results.items():
-        targets = ("row_statistics", "row_finish") if in_parts else (operation,)
+        parts = (_registry.STATISTICS_TARGET, _registry.FINISH_TARGET)
+        targets = parts if in_parts else (_registry.ROWS_TARGET,)
         label = f"{operation} in parts" if in_parts else operation
         case = partial(Check, platform, dtype, tier, label)
-        if not all(f"jaxkernels_{target}" in program for target in targets):
+        if not all(_calls(program, target, operation) for target in targets):
             checks.append(case(problem=_NOT_CALLED))
             continue
         truth, scale = _expected(operation, wide_x, y, wide_t)
@@ -210,6 +212,12 @@ def _run_case(
         errors = np.abs(result - truth) / unit
         checks.append(case(error=float(np.max(errors)), bound=bound))
     return checks
+
+
+def _calls(program: str, target: str, operation: str) -> bool:
+    """Returns whether a compiled program calls a target for a row operation."""
+    call = rf'custom_call_target="{target}".* operation = \\*"{operation}\\*"'
+    return re.search(call, program) is not None
 
 
 def _check_sgemm(platform: str, algorithm: Algorithm | Literal["auto"]) -> list[Check]:

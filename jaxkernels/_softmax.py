@@ -22,12 +22,10 @@ from jax.typing import ArrayLike
 
 from jaxkernels import (
     _compat,
-    _plan,
     _primitive,
     _reference,
     _registry,
     _row_derivatives,
-    _row_parts,
     _validate,
 )
 from jaxkernels.typing import Implementation, Operation, Tier
@@ -39,10 +37,8 @@ def _kernel(operation: Operation) -> _primitive.RowKernel:
     return _primitive.define(
         name=f"jaxkernels_{operation}",
         reference=getattr(_reference, operation),
-        target=f"jaxkernels_{operation}",
-        check=lambda shape, dtype, tier: _plan.check_tier(operation, shape, dtype, tier),
+        operation=lambda: operation,
         full_operands=_registry.ROW_OPERATIONS[operation].inputs,
-        parts=lambda: _row_parts.Parts(operation),
     )
 
 
@@ -123,8 +119,7 @@ def softmax(
         * Where x and `where` have different ranks, x is broadcast first, and `axis` counts in the
           result. (jax.nn takes the maximum along another axis there, up to JAX 0.11.)
         * `jax.export` refuses custom calls that it is not told about:
-          `disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("jaxkernels_softmax_fwd")]`,
-          and the same with `jaxkernels_softmax_grad` for derivatives.
+          `disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("jaxkernels_rows")]`.
 
     References:
         Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv:1805.02867.
@@ -183,11 +178,8 @@ def log_softmax(
             a platform without kernels it is raised when the program is lowered.
 
     Notes:
-        The notes of `softmax` hold here as well. Reverse mode keeps the result y: dx = dy - exp(y)
-        * sum(dy). Forward mode is dy = dx - sum(exp(y) * dx). The targets for `jax.export` are
-          `jaxkernels_log_softmax_fwd`,
-        `jaxkernels_log_softmax_grad` (reverse mode) and `jaxkernels_log_softmax_jvp` (forward
-        mode).
+        The notes of `softmax` hold here as well. Reverse mode keeps the result y:
+        dx = dy - exp(y) * sum(dy). Forward mode is dy = dx - sum(exp(y) * dx).
 
     References:
         As for `softmax`.

@@ -83,6 +83,13 @@ enum class Part { kWhole, kStatistics, kFinish };
 inline constexpr std::string_view kPartNames[] = {"whole", "statistics", "finish"};
 constexpr const auto& NamesOf(Part) { return kPartNames; }
 
+// Where a row of the GPU's kernels lives between its reductions (ffi/README.md). kAuto: where the
+// plan finds best.
+enum class Tier { kAuto, kWarp, kBlock, kBlockSmem, kCluster, kBlockUncached, kStream };
+inline constexpr std::string_view kTierNames[] = {
+    "auto", "warp", "block", "block_smem", "cluster", "block_uncached", "stream"};
+constexpr const auto& NamesOf(Tier) { return kTierNames; }
+
 constexpr int InputsOf(Operation operation) { return TraitsOf(operation).inputs; }
 constexpr bool IsForward(Operation operation) { return TraitsOf(operation).finds_max; }
 constexpr bool HasMask(Operation operation) { return TraitsOf(operation).has_mask; }

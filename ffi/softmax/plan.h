@@ -27,11 +27,6 @@
 
 namespace jaxkernels {
 
-enum class Tier { kAuto, kWarp, kBlock, kBlockSmem, kCluster, kBlockUncached, kStream };
-inline constexpr std::string_view kTierNames[] = {
-    "auto", "warp", "block", "block_smem", "cluster", "block_uncached", "stream"};
-constexpr const auto& NamesOf(Tier) { return kTierNames; }
-
 // A register layout of the warp tier: lanes per row, packs per lane, rows per access.
 struct WarpShape {
   int lanes;

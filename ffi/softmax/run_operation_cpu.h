@@ -25,7 +25,7 @@
 namespace jaxkernels {
 
 template <typename Op>
-JK_INLINE CpuRows SliceRows(const CpuRows& all, int64_t begin, int64_t end) {
+JK_INLINE RowArrays SliceRows(const RowArrays& all, int64_t begin, int64_t end) {
   using T = typename Op::Storage;
   const int64_t offset = begin * all.cols;
   const T* const second = static_cast<const T*>(all.in[1]);
@@ -37,17 +37,17 @@ JK_INLINE CpuRows SliceRows(const CpuRows& all, int64_t begin, int64_t end) {
 }
 
 template <typename Op>
-JK_INLINE void RunPlain(const CpuCall& call, int64_t begin, int64_t end) {
+JK_INLINE void RunPlain(const RowCall& call, int64_t begin, int64_t end) {
   static_assert(MatchesTable<Op>(), "operations.h says otherwise");
   if (call.part == Part::kWhole) {
-    RunAll<Op>(SliceRows<Op>(call.rows, begin, end));
+    RunAll<Op>(SliceRows<Op>(call.arrays, begin, end));
   } else {
     RunPart<Op>(call, begin, end);
   }
 }
 
 template <typename T>
-JK_INLINE void RunOperation(const CpuCall& call, int64_t begin, int64_t end) {
+JK_INLINE void RunOperation(const RowCall& call, int64_t begin, int64_t end) {
   const bool whole = call.part == Part::kWhole;
   switch (call.operation) {
     case SoftmaxForward<T>::kOperation:
@@ -62,10 +62,10 @@ JK_INLINE void RunOperation(const CpuCall& call, int64_t begin, int64_t end) {
       return RunPlain<LogSoftmaxJvp<T>>(call, begin, end);
     case Operation::kMaskedSoftmaxForward:
     case Operation::kBiasedSoftmaxForward:
-      return whole ? RunAttentionForward<T>(call.rows, call.attention, begin, end)
+      return whole ? RunAttentionForward<T>(call.arrays, call.attention, begin, end)
                    : RunAttentionForwardPart<T>(call, begin, end);
     case Operation::kMaskedSoftmaxGrad:
-      return whole ? RunAttentionGrad<T>(call.rows, call.attention, begin, end)
+      return whole ? RunAttentionGrad<T>(call.arrays, call.attention, begin, end)
                    : RunAttentionGradPart<T>(call, begin, end);
   }
 }
