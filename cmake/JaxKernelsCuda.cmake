@@ -11,6 +11,7 @@ file(GLOB JK_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/ffi/*/*.
 list(APPEND JK_CUDA_SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/ffi/common/function_attributes.cc
      ${CMAKE_CURRENT_SOURCE_DIR}/ffi/softmax/handlers_cuda.cc
      ${CMAKE_CURRENT_SOURCE_DIR}/ffi/softmax/launch.cc
+     ${CMAKE_CURRENT_SOURCE_DIR}/ffi/softmax/read_call.cc
      ${CMAKE_CURRENT_SOURCE_DIR}/ffi/sgemm/handlers_cuda.cc
      ${CMAKE_CURRENT_SOURCE_DIR}/ffi/sgemm/tensor_map.cc)
 

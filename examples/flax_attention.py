@@ -38,7 +38,7 @@ class Layer(NamedTuple):
     name: str
     output_difference: float  # relative to the largest entry
     gradient_difference: float  # over all weights and the input, relative likewise
-    targets: list[str]  # our kernels in the compiled program
+    operations: list[str]  # of our kernels, in the compiled program
 
     @property
     def is_equal(self) -> bool:
@@ -108,13 +108,14 @@ def relative_difference(ours: Any, theirs: Any) -> float:
 def compare(name: str, ours: Program, theirs: Program, x: jax.Array, mask: jax.Array) -> Layer:
     """Runs both programs of a layer and finds our kernels in the first."""
     compiled = jax.jit(ours).lower(x, mask).compile()
-    targets = re.findall(r'custom_call_target="(jaxkernels_\w+)"', compiled.as_text() or "")
+    call = r'custom_call_target="jaxkernels_rows".* operation = \\*"(\w+?)\\*"'
+    operations = re.findall(call, compiled.as_text() or "")
     (y, gradients), (their_y, their_gradients) = compiled(x, mask), jax.jit(theirs)(x, mask)
     return Layer(
         name,
         relative_difference(y, their_y),
         relative_difference(gradients, their_gradients),
-        sorted(set(targets)),
+        sorted(set(operations)),
     )
 
 
@@ -140,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Layer]:
             f"{layer.name:<10}  largest relative difference: output {layer.output_difference:.1e}, "
             f"gradients {layer.gradient_difference:.1e}  {'equal' if layer.is_equal else 'DIFFER'}"
         )
-        print(f"{'':<10}  our kernels in the program: {', '.join(layer.targets) or 'none'}")
+        print(f"{'':<10}  our kernels in the program: {', '.join(layer.operations) or 'none'}")
     return layers
 
 

@@ -12,13 +12,7 @@ namespace nb = nanobind;
 
 namespace jaxkernels {
 
-XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsSoftmaxFwdCpu);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxFwdCpu);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsSoftmaxGradCpu);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxGradCpu);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxJvpCpu);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsMaskedSoftmaxFwdCpu);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsMaskedSoftmaxGradCpu);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsRowsCpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsRowStatisticsCpu);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsRowFinishCpu);
 
@@ -29,13 +23,7 @@ namespace {
 
 nb::dict Registrations() {
   return RegistrationsOf({
-      Target::Of<JaxkernelsSoftmaxFwdCpu>("jaxkernels_softmax_fwd"),
-      Target::Of<JaxkernelsLogSoftmaxFwdCpu>("jaxkernels_log_softmax_fwd"),
-      Target::Of<JaxkernelsSoftmaxGradCpu>("jaxkernels_softmax_grad"),
-      Target::Of<JaxkernelsLogSoftmaxGradCpu>("jaxkernels_log_softmax_grad"),
-      Target::Of<JaxkernelsLogSoftmaxJvpCpu>("jaxkernels_log_softmax_jvp"),
-      Target::Of<JaxkernelsMaskedSoftmaxFwdCpu>("jaxkernels_masked_softmax_fwd"),
-      Target::Of<JaxkernelsMaskedSoftmaxGradCpu>("jaxkernels_masked_softmax_grad"),
+      Target::Of<JaxkernelsRowsCpu>("jaxkernels_rows"),
       Target::Of<JaxkernelsRowStatisticsCpu>("jaxkernels_row_statistics"),
       Target::Of<JaxkernelsRowFinishCpu>("jaxkernels_row_finish"),
   });

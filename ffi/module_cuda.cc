@@ -8,6 +8,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include "common/api_version.h"
 #include "common/device_query.h"
@@ -18,13 +19,7 @@ namespace nb = nanobind;
 
 namespace jaxkernels {
 
-XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsSoftmaxFwdCuda);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxFwdCuda);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsSoftmaxGradCuda);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxGradCuda);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsLogSoftmaxJvpCuda);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsMaskedSoftmaxFwdCuda);
-XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsMaskedSoftmaxGradCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsRowsCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsRowStatisticsCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsRowFinishCuda);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(JaxkernelsSgemmCuda);
@@ -33,13 +28,7 @@ namespace {
 
 nb::dict Registrations() {
   return RegistrationsOf({
-      Target::Of<JaxkernelsSoftmaxFwdCuda>("jaxkernels_softmax_fwd"),
-      Target::Of<JaxkernelsLogSoftmaxFwdCuda>("jaxkernels_log_softmax_fwd"),
-      Target::Of<JaxkernelsSoftmaxGradCuda>("jaxkernels_softmax_grad"),
-      Target::Of<JaxkernelsLogSoftmaxGradCuda>("jaxkernels_log_softmax_grad"),
-      Target::Of<JaxkernelsLogSoftmaxJvpCuda>("jaxkernels_log_softmax_jvp"),
-      Target::Of<JaxkernelsMaskedSoftmaxFwdCuda>("jaxkernels_masked_softmax_fwd"),
-      Target::Of<JaxkernelsMaskedSoftmaxGradCuda>("jaxkernels_masked_softmax_grad"),
+      Target::Of<JaxkernelsRowsCuda>("jaxkernels_rows"),
       Target::Of<JaxkernelsRowStatisticsCuda>("jaxkernels_row_statistics"),
       Target::Of<JaxkernelsRowFinishCuda>("jaxkernels_row_finish"),
       Target::Of<JaxkernelsSgemmCuda>("jaxkernels_sgemm"),
@@ -50,15 +39,8 @@ nb::dict Limits(int ordinal) {
   const auto [limits, error] = LimitsOfDevice(ordinal);
   if (limits == nullptr) throw std::runtime_error(error);
   nb::dict fields;
-  fields["name"] = limits->name;
-  fields["sm_count"] = limits->sm_count;
-  fields["smem_per_block"] = limits->smem_per_block;
-  fields["smem_per_sm"] = limits->smem_per_sm;
-  fields["threads_per_sm"] = limits->threads_per_sm;
-  fields["blocks_per_sm"] = limits->blocks_per_sm;
-  fields["registers_per_sm"] = limits->registers_per_sm;
-  fields["compute_capability"] = limits->compute_capability;
-  fields["cluster_blocks"] = limits->cluster_blocks;
+  const auto add = [&](const auto& field) { fields[field.name] = field.value; };
+  std::apply([&](const auto&... all) { (add(all), ...); }, DeviceLimits::FieldsOf(*limits));
   return fields;
 }
 

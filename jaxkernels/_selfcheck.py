@@ -10,6 +10,7 @@ products are XLA's own, and are held against the truth all the same.)
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +28,6 @@ from jaxkernels.typing import Algorithm, Tier
 
 # An odd row length: misaligned rows, heads and tails are part of what is tested.
 _SHAPE = (48, 1001)
-_DTYPES = ("float32", "bfloat16", "float16", "float64")
 # Roundings of exp, division, subtraction and product, in units of the compute type's epsilon.
 _ELEMENTARY = 4.0
 # (m, k, n): lines that are whole packs and lines that are not, which the top rung copies in two ways;
@@ -105,7 +105,7 @@ def _results_in_parts(
     del tier, t
     devices = jax.devices(platform)[:1]
     mesh = jax.make_mesh((1,), ("part",), axis_types=(AxisType.Auto,), devices=devices)
-    parts = row_parts.Parts("softmax_fwd", finds_max=True)
+    parts = row_parts.Parts("softmax_fwd")
     apply = jax.shard_map(
         lambda x: row_parts.apply(parts, [x], ("part",)),
         mesh=mesh,
@@ -193,10 +193,11 @@ def _run_case(
     epsilon = float(jax.numpy.finfo(dtype).eps)
     checks = []
     for operation, result in results.items():
-        targets = ("row_statistics", "row_finish") if in_parts else (operation,)
+        parts = (registry.STATISTICS_TARGET, registry.FINISH_TARGET)
+        targets = parts if in_parts else (registry.ROWS_TARGET,)
         label = f"{operation} in parts" if in_parts else operation
         case = partial(Check, platform, dtype, tier, label)
-        if not all(f"jaxkernels_{target}" in program for target in targets):
+        if not all(_calls(program, target, operation) for target in targets):
             checks.append(case(problem=_NOT_CALLED))
             continue
         truth, scale = _expected(operation, wide_x, y, wide_t)
@@ -205,6 +206,12 @@ def _run_case(
         errors = np.abs(result - truth) / unit
         checks.append(case(error=float(np.max(errors)), bound=bound))
     return checks
+
+
+def _calls(program: str, target: str, operation: str) -> bool:
+    """Returns whether a compiled program calls a target for a row operation."""
+    call = rf'custom_call_target="{target}".* operation = \\*"{operation}\\*"'
+    return re.search(call, program) is not None
 
 
 def _check_sgemm(platform: str, algorithm: Algorithm | Literal["auto"]) -> list[Check]:
@@ -250,7 +257,7 @@ def _cases(platform: str) -> Iterator[tuple[str, str, str, Callable[[], list[Che
     Every dtype with the chosen tier; on CUDA every tier in float32, and every rung of the ladder.
     """
     on_cuda = platform == "cuda"
-    tiers: list[tuple[str, Tier | Literal["auto"]]] = [(dtype, "auto") for dtype in _DTYPES]
+    tiers: list[tuple[str, Tier | Literal["auto"]]] = [(dtype, "auto") for dtype in validate.DTYPES]
     tiers.extend(("float32", tier) for tier in validate.TIERS if on_cuda)
     for dtype, tier in tiers:
         for name, evaluate in (
@@ -259,7 +266,7 @@ def _cases(platform: str) -> Iterator[tuple[str, str, str, Callable[[], list[Che
             ("scaled_masked_softmax", _attention_results),
         ):
             yield dtype, tier, name, partial(_run_case, platform, dtype, tier, evaluate)
-    for dtype in _DTYPES:
+    for dtype in validate.DTYPES:
         evaluate = partial(_results_in_parts, platform)
         check = partial(_run_case, platform, dtype, "auto", evaluate, in_parts=True)
         yield dtype, "auto", "softmax in parts", check

@@ -19,13 +19,13 @@ TRANSPOSES = ((False, False), (False, True), (True, False), (True, True))
 # larger ones only from about a thousand rows on. Lines that begin at multiples of 16 bytes, as the
 # tensor memory accelerator needs them, and lines that do not. test_sgemm_plan.py holds them to it.
 EDGES_OF_TILES = {
-    (128, 128, "tensor"): ((6, 508, 516, 36), (6, 516, 644, 28)),
+    (128, 128, "tma"): ((6, 508, 516, 36), (6, 516, 644, 28)),
     (128, 128, "floats"): ((6, 511, 513, 17), (6, 513, 645, 15)),
-    (64, 64, "tensor"): ((6, 252, 260, 516), (8, 260, 324, 260)),
+    (64, 64, "tma"): ((6, 252, 260, 516), (8, 260, 324, 260)),
     (64, 64, "floats"): ((6, 255, 257, 161), (8, 257, 325, 261)),
-    (32, 32, "tensor"): ((4, 252, 260, 516), (4, 260, 228, 452)),  # stages are used again and again
+    (32, 32, "tma"): ((4, 252, 260, 516), (4, 260, 228, 452)),  # stages are used again and again
     (32, 32, "floats"): ((4, 255, 257, 161), (4, 257, 225, 261)),
-    (32, 16, "tensor"): ((4, 100, 108, 388), (4, 108, 76, 324)),
+    (32, 16, "tma"): ((4, 100, 108, 388), (4, 108, 76, 324)),
     (32, 16, "floats"): ((4, 101, 103, 161), (4, 97, 75, 261)),
 }
 

@@ -18,6 +18,12 @@ def reduced_shapes(text):
     return [tuple(map(int, shape.split(","))) for shape in found]
 
 
+def operations(text):
+    """Names of the row operations that a program calls, in HLO or StableHLO."""
+    lines = [line for line in text.splitlines() if re.search(r'[@"]jaxkernels_row', line)]
+    return [re.search(r' operation = \\*"(\w+?)\\*"', line)[1] for line in lines]
+
+
 def custom_calls(text):
     """Shapes of the results of our custom calls in HLO."""
     lines = [line for line in text.splitlines() if 'custom_call_target="jaxkernels_' in line]

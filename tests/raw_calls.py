@@ -15,7 +15,7 @@ import numpy as np
 from jaxkernels._core import registry, validate
 
 ROWS, COLS = 5, 7
-CALLS = 100
+CALLS = 200
 PRED, F32 = np.dtype(bool), np.dtype(np.float32)
 HUGE = (2**62, -(2**62), 2**63 - 1, -(2**63), 2**31, -(2**31), 2**30, -1)
 NUMBERS = (np.nan, np.inf, -np.inf, -0.0, 1e300, 5e-324)
@@ -35,36 +35,27 @@ def right_call(target: str, rng: np.random.Generator) -> Call:
     dtype = np.dtype(rng.choice(["float32", "bfloat16", "float16", "float64"]))
     shape = (*(int(size) for size in rng.integers(1, 4, rng.integers(1, 4))), ROWS, COLS)
     x = (shape, dtype)
-    has_mask, has_bias = (bool(flag) for flag in rng.integers(0, 2, 2))
-    band = {"left": -(2**30), "right": int(rng.integers(-3, 3)), "from_end": has_mask}
     if target == "jaxkernels_sgemm":
         a, b, out = (((*shape[:-2], *last), F32) for last in ((4, 8), (8, 6), (4, 6)))
         floats = {"alpha": np.float32(1), "beta": np.float32(0)}
         flags = {"trans_a": False, "trans_b": False}
-        sizes = {"split_k": 1, "pad_a": 0, "pad_b": 0}
+        sizes = {"for_batch": False, "split_k": 1, "pad_a": 0, "pad_b": 0}
         return Call([a, b], [out, ((0,), F32)], {**flags, **floats, "algorithm": "naive", **sizes})
-    if target in ("jaxkernels_row_statistics", "jaxkernels_row_finish"):
-        operation = str(rng.choice(registry.OPERATIONS))
-        masked, biased = (
-            operation.endswith("softmax_fwd") and "mask" in operation,
-            "bias" in operation,
-        )
-        has_mask = has_mask and (masked or biased)
-        others = [(shape, PRED)] * has_mask
-        others += [x] * (biased or not operation.endswith("_fwd"))
-        statistics = ((*shape[:-1], 2), np.dtype("float64" if dtype == np.float64 else "float32"))
-        attributes = {"operation": operation, "scale": np.float64(0.5), "has_mask": has_mask}
-        if target == "jaxkernels_row_statistics":
-            return Call([x, *others], [statistics], attributes)
-        return Call([statistics, x, *others], [x], attributes)
-    attributes = {"tier": "auto"}
-    if target == "jaxkernels_masked_softmax_fwd":
-        attributes |= {"scale": np.float64(0.5), **band}
-        attributes |= {"has_mask": has_mask, "has_bias": has_bias}
-        return Call([x, *[(shape, PRED)] * has_mask, *[x] * has_bias], [x], attributes)
-    if target == "jaxkernels_masked_softmax_grad":
-        return Call([x, x], [x], attributes | {"scale": np.float64(0.5), **band})
-    return Call([x] * (1 if target.endswith("_fwd") else 2), [x], attributes)
+    operation = str(rng.choice(registry.OPERATIONS))
+    on_scores = operation.startswith(("masked", "biased"))
+    has_mask = bool(rng.integers(0, 2)) and on_scores and operation.endswith("_fwd")
+    second = operation.startswith("biased") or not operation.endswith("_fwd")
+    operands = [x, *[(shape, PRED)] * has_mask, *[x] * second]
+    scale = np.float64(0.5 if on_scores else 1.0)
+    attributes = {"operation": operation, "scale": scale, "has_mask": has_mask}
+    statistics = ((*shape[:-1], 2), np.dtype("float64" if dtype == np.float64 else "float32"))
+    if target == "jaxkernels_row_statistics":
+        return Call(operands, [statistics], attributes)
+    if target == "jaxkernels_row_finish":
+        return Call([statistics, *operands], [x], attributes)
+    right = int(rng.integers(-3, 3)) if on_scores else 2**30
+    band = {"left": -(2**30), "right": right, "from_end": bool(rng.integers(0, 2))}
+    return Call(operands, [x], {**attributes, **band, "tier": "auto"})
 
 
 def other_shape(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[int, ...]:

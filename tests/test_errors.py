@@ -161,25 +161,17 @@ def ffi_call(target, shapes, result, tier: object = "auto", **more):
 F32 = "float32"
 
 
-# Of every target, the attributes beyond the tier.
-BAND = {"scale": 1.0, "left": 0, "right": 0, "from_end": True}
-ATTRIBUTES = {
-    "masked_softmax_fwd": {**BAND, "has_mask": False, "has_bias": False},
-    "masked_softmax_grad": BAND,
-}
+OPEN = {"scale": 1.0, "left": -(1 << 30), "right": 1 << 30, "from_end": True, "has_mask": False}
 
 
 def _call(operation, *arguments, **attributes):
-    given = {**ATTRIBUTES.get(operation, {}), **attributes}
-    return ffi_call(f"jaxkernels_{operation}", *arguments, **given)
+    return ffi_call("jaxkernels_rows", *arguments, operation=operation, **{**OPEN, **attributes})
 
 
-@pytest.mark.parametrize(
-    "operation", [name for name in registry.OPERATIONS if name != "biased_softmax_fwd"]
-)
+@pytest.mark.parametrize("operation", registry.OPERATIONS)
 def test_handlers_check_shapes_and_dtypes_by_name(operation):
     """Handlers return errors that name the operation, what they expected and what they got; nothing crashes."""
-    arity = 1 if operation.endswith("fwd") else 2
+    arity = 1 if operation.endswith("fwd") and operation != "biased_softmax_fwd" else 2
     good = ((2, 3), F32)
 
     text = _call(operation, [good] * arity, ((2, 4), F32))
@@ -199,14 +191,27 @@ def test_handlers_check_shapes_and_dtypes_by_name(operation):
     text = _call(operation, [((), F32)] * arity, ((), F32))
     assert operation in text
 
-    if jax.default_backend() == "gpu":  # CPU handlers take the attribute and ignore it
-        assert "wrap" in _call(operation, [good] * arity, good, tier="wrap")
+    assert "unknown tier 'wrap'" in _call(operation, [good] * arity, good, tier="wrap")
+    for number in (0, arity + 1):
+        text = _call(operation, [good] * number, good)
+        assert f"number of the operands: expected {arity}, got {number}" in text
 
     if arity == 2:
         text = _call(operation, [good, ((3, 2), F32)], good)
         assert "INVALID_ARGUMENT" in text
         text = _call(operation, [good, ((2, 3), "bfloat16")], good)
         assert "INVALID_ARGUMENT" in text
+
+
+def test_handlers_refuse_what_is_not_of_the_operation():
+    good = ((2, 3), F32)
+    assert "unknown operation 'softmin'" in _call("softmin", [good], good)
+    assert "softmax_grad: it takes no mask" in _call(
+        "softmax_grad", [good, ((2, 3), "bool"), good], good, has_mask=True
+    )
+    for attribute in ({"scale": 2.0}, {"left": -1}, {"right": 0}):
+        text = _call("softmax_fwd", [good], good, **attribute)
+        assert "softmax_fwd: it takes no scale and no band" in text
 
 
 def test_plan_errors():

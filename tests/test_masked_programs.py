@@ -2,6 +2,7 @@
 
 import functools
 
+import hlo
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,11 +60,7 @@ def test_gradient_of_a_bias_needs_one_more_array():
     assert step.temp_size_in_bytes <= 2 * x.nbytes + 2 * bias.nbytes + SLACK
 
 
-def checks(*operations):
-    return [
-        jax.export.DisabledSafetyCheck.custom_call(f"jaxkernels_masked_softmax_{operation}")
-        for operation in operations
-    ]
+CHECKS = [jax.export.DisabledSafetyCheck.custom_call("jaxkernels_rows")]
 
 
 def abstract(*arrays):
@@ -72,9 +69,9 @@ def abstract(*arrays):
 
 def test_export_and_reload():
     x, mask, bias = operands(SMALL)
-    export = jax.export.export(jax.jit(ours), disabled_checks=checks("fwd", "grad"))
+    export = jax.export.export(jax.jit(ours), disabled_checks=CHECKS)
     exported = export(*abstract(x, mask, bias))
-    assert "jaxkernels_masked_softmax_fwd" in exported.mlir_module()
+    assert hlo.operations(exported.mlir_module()) == ["biased_softmax_fwd"]
     reloaded = jax.export.deserialize(exported.serialize(vjp_order=1))
     np.testing.assert_array_equal(reloaded.call(x, mask, bias), ours(x, mask, bias))
     t = jnp.asarray(SMALL.dy)
@@ -96,7 +93,7 @@ def test_export_with_symbolic_dimensions(kind):
         return jax.grad(lambda x, b: jnp.sum(jnp.sin(ours(x, mask, b))), (0, 1))(x, bias)
 
     shapes = ((batch, heads, q, k), (batch, 1, 1, k), (1, heads, q, k))
-    exported = jax.export.export(jax.jit(function), disabled_checks=checks("fwd", "grad"))(
+    exported = jax.export.export(jax.jit(function), disabled_checks=CHECKS)(
         *(
             jax.ShapeDtypeStruct(shape, dtype)
             for shape, dtype in zip(shapes, (jnp.float32, jnp.bool_, jnp.float32), strict=True)
@@ -206,34 +203,34 @@ def _fits(plan, cols):
     return True
 
 
-FWD = {"scale": 1.0, "left": 0, "right": 0, "from_end": True, "has_mask": False, "has_bias": False}
+BAND = {"scale": 1.0, "left": 0, "right": 0, "from_end": True}
+MASKED, BIASED = "masked_softmax_fwd", "biased_softmax_fwd"
 
 
 @pytest.mark.parametrize(
-    ("shapes", "flags", "texts"),
+    ("shapes", "operation", "has_mask", "texts"),
     [
-        ([((2, 3), "bool")], {"has_mask": True}, ()),
-        ([((3, 3), "bool")], {"has_mask": True}, ("mask", "(3, 3)")),
-        ([((2, 1), "bool")], {"has_mask": True}, ("mask", "(2, 1)")),
-        ([((1, 2, 3), "bool")], {"has_mask": True}, ("mask", "(1, 2, 3)")),
-        ([((2, 3), "float32")], {"has_mask": True}, ("mask", "bool", "float32")),
-        ([((2, 3), "bfloat16")], {"has_bias": True}, ("bias", "float32", "bfloat16")),
-        ([((3,), "float32")], {"has_bias": True}, ("bias", "(3,)")),
-        ([((2, 3), "bool")], {}, ("number", "1", "2")),
-        ([], {"has_mask": True, "has_bias": True}, ("number", "3", "1")),
+        ([((2, 3), "bool")], MASKED, True, ()),
+        ([((3, 3), "bool")], MASKED, True, ("mask", "(3, 3)")),
+        ([((2, 1), "bool")], MASKED, True, ("mask", "(2, 1)")),
+        ([((1, 2, 3), "bool")], MASKED, True, ("mask", "(1, 2, 3)")),
+        ([((2, 3), "float32")], MASKED, True, ("mask", "bool", "float32")),
+        ([((2, 3), "bfloat16")], BIASED, False, ("bias", "float32", "bfloat16")),
+        ([((3,), "float32")], BIASED, False, ("bias", "(3,)")),
+        ([((2, 3), "bool")], MASKED, False, ("number", "1", "2")),
+        ([], BIASED, True, ("number", "3", "1")),
     ],
     ids=str,
 )  # fmt: skip
-def test_handlers_check_masks_and_biases(shapes, flags, texts):
+def test_handlers_check_masks_and_biases(shapes, operation, has_mask, texts):
     """As only a broken Python layer could call them: an error that names the operand, not a crash."""
     result = ((2, 3), "float32")
-    call = [(("jaxkernels_masked_softmax_fwd"), [result, *shapes], result), FWD | flags]
+    attributes = {"operation": operation, **BAND, "has_mask": has_mask}
     if not texts:  # the right call, so that the wrong ones fail for their own reason
-        target, arrays, out = call[0]
-        made = [jnp.ones(shape, dtype) for shape, dtype in arrays]
-        run = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(*out))
-        assert jax.jit(lambda *a: run(*a, tier="auto", **call[1]))(*made).shape == (2, 3)
+        made = [jnp.ones(shape, dtype) for shape, dtype in (result, *shapes)]
+        run = jax.ffi.ffi_call("jaxkernels_rows", jax.ShapeDtypeStruct(*result))
+        assert jax.jit(lambda *a: run(*a, tier="auto", **attributes))(*made).shape == (2, 3)
         return
-    text = ffi_call(*call[0], **call[1])
+    text = ffi_call("jaxkernels_rows", [result, *shapes], result, **attributes)
     assert "INVALID_ARGUMENT" in text
     assert all(part in text for part in texts), text

@@ -15,6 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
+from jaxkernels._rows import softmax
 
 # What is compared bit for bit is computed on a CPU too, where a GPU would be the default.
 pytestmark = pytest.mark.usefixtures("on_a_cpu")
@@ -208,7 +209,7 @@ def test_without_shardy(function, cpu_devices):
 def test_export_for_eight_devices(function, cpu_devices):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,), devices=cpu_devices)
     sharding = NamedSharding(mesh, P("data"))
-    check = jax.export.DisabledSafetyCheck.custom_call(f"jaxkernels_{function.__name__}_fwd")
+    check = jax.export.DisabledSafetyCheck.custom_call("jaxkernels_rows")
     x = jax.device_put(X, sharding)
     exported = jax.export.export(jax.jit(function), platforms=["cpu"], disabled_checks=[check])(x)
     assert exported.nr_devices == 8
@@ -222,8 +223,8 @@ def test_this_file_would_notice_a_gather(cpu_devices):
     x = jax.device_put(X[:, 0], NamedSharding(mesh, P("data")))
 
     def bare(x):
-        call = jax.ffi.ffi_call("jaxkernels_softmax_fwd", jax.ShapeDtypeStruct(x.shape, x.dtype))
-        return call(x, tier="auto")
+        call = jax.ffi.ffi_call("jaxkernels_rows", jax.ShapeDtypeStruct(x.shape, x.dtype))
+        return call(x, **softmax.softmax_fwd.call_attributes("auto"))
 
     text = jax.jit(bare).lower(x).compile().as_text()
     assert "all-gather" in text

@@ -8,6 +8,7 @@ import types
 
 import flax.linen
 import flax.nnx
+import hlo
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -145,10 +146,10 @@ def test_it_reaches_programs():
         return flax.nnx.softmax(x)
 
     programs = {linen_attention: "softmax_fwd", of_nnx: "softmax_fwd", loss: "log_softmax_fwd"}
-    for program, target in programs.items():
+    for program, operation in programs.items():
         assert "jaxkernels" not in lowered(lambda x, f=program: f(x), x)
         with jk.patch_jax_nn():
-            assert f"jaxkernels_{target}" in lowered(lambda x, f=program: f(x), x)
+            assert operation in hlo.operations(lowered(lambda x, f=program: f(x), x))
 
 
 def test_a_jitted_function_keeps_what_it_was_compiled_with():
@@ -160,7 +161,7 @@ def test_a_jitted_function_keeps_what_it_was_compiled_with():
     with jk.patch_jax_nn():
         inside(x)
         assert "jaxkernels" not in outside.lower(x).as_text()
-    assert "jaxkernels_softmax_fwd" in inside.lower(x).as_text()
+    assert hlo.operations(inside.lower(x).as_text()) == ["softmax_fwd"]
 
 
 FALL_BACKS = [

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 
 import pytest
 
@@ -93,3 +94,14 @@ def test_values_of_different_classes_differ():
     found = {make() for make in MAKERS.values()}
     assert len(found) == len(MAKERS)
     assert MAKERS["SgemmPlan"]() != MAKERS["SoftmaxPlan"]()
+
+
+@values
+def test_texts_are_made_of_the_fields(make):
+    value = make()
+    kind, given = re.fullmatch(r"(\w+)\((.*)\)", repr(value)).groups()
+    assert kind == type(value).__name__
+    fields = dict(field.split("=") for field in given.split(", "))
+    assert len(fields) >= 9
+    for name, text in fields.items():
+        assert text == repr(getattr(value, name)), name

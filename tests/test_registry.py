@@ -109,14 +109,14 @@ def test_lowering_for_cuda():
     product = jax.jit(jk.matmul).trace(jnp.zeros((2, 3)), jnp.zeros((3, 4)))
     registry.warn_missing_cuda.cache_clear()
     if registry.has_cuda_module():
-        assert "@jaxkernels_softmax_fwd" in program.lower(lowering_platforms=("cuda",)).as_text()
+        assert "@jaxkernels_rows" in program.lower(lowering_platforms=("cuda",)).as_text()
         assert "@jaxkernels_sgemm" in product.lower(lowering_platforms=("cuda",)).as_text()
         return
     with pytest.warns(
         UserWarning, match="jaxkernels runs its pure-JAX reference on CUDA devices.*JK_CUDA=ON"
     ):
         text = program.lower(lowering_platforms=("cuda",)).as_text()
-    assert "@jaxkernels_softmax_fwd" not in text
+    assert "@jaxkernels_rows" not in text
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         jax.jit(jk.log_softmax).trace(jnp.zeros((2, 3))).lower(lowering_platforms=("cuda",))

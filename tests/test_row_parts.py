@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from row_parts_cases import check_all, check_attention, in_parts
 
 import jaxkernels as jk
-from jaxkernels._rows import parts
+from jaxkernels._core import registry
 from jaxkernels.verify.truth import tolerance
 
 # Rows that some lanes, a warp and a block read, of every alignment.
@@ -115,8 +115,8 @@ def test_rows_over_eight_devices(function, dtype, cpu_devices):
             r"shape of the statistics: expected \(4, 8\) with 2",
         ),
         (lambda x: statistics(x, dtype="bfloat16"), "dtype of the statistics: expected float32"),
-        (lambda x: statistics(x[:, :0]), "columns of the first operand: expected 1 or more"),
-        (lambda x: statistics(x[0, 0], result=(2,)), "rank of the first operand"),
+        (lambda x: statistics(x[:, :0]), "columns of x: expected 1 or more"),
+        (lambda x: statistics(x[0, 0], result=(2,)), "rank of x"),
         (
             lambda x: statistics(x, operation="masked_softmax_fwd", has_mask=True),
             "number of the operands: expected 2, got 1",
@@ -127,7 +127,7 @@ def test_rows_over_eight_devices(function, dtype, cpu_devices):
         (lambda x: finish(x, operation="tanh"), "unknown operation 'tanh'"),
         (
             lambda x: statistics(x, x[:2], operation="softmax_grad"),
-            r"shape of the second operand: expected \(4, 8\)",
+            r"shape of dy: expected \(4, 8\)",
         ),
     ],
 )
@@ -138,12 +138,12 @@ def test_handlers_refuse(call, message):
 
 
 def statistics(x, *others, operation="softmax_fwd", result=(4, 2), dtype="float32", has_mask=False):
-    call = jax.ffi.ffi_call(parts.STATISTICS_TARGET, jax.ShapeDtypeStruct(result, dtype))
+    call = jax.ffi.ffi_call(registry.STATISTICS_TARGET, jax.ShapeDtypeStruct(result, dtype))
     call = functools.partial(call, operation=operation, scale=np.float64(1), has_mask=has_mask)
     return jax.jit(call)(x, *others)
 
 
 def finish(x, operation="softmax_fwd", pairs=(4, 2), result=(4, 8), dtype="float32"):
-    call = jax.ffi.ffi_call(parts.FINISH_TARGET, jax.ShapeDtypeStruct(result, dtype))
+    call = jax.ffi.ffi_call(registry.FINISH_TARGET, jax.ShapeDtypeStruct(result, dtype))
     call = functools.partial(call, operation=operation, scale=np.float64(1), has_mask=False)
     return jax.jit(call)(jnp.ones(pairs), x)

@@ -291,7 +291,8 @@ def call_with_padding(a, b, pads, **changes):
     """The kernels' target itself, which may have been lowered for another GPU; `changes` of its attributes."""
     attributes = {
         **{"trans_a": False, "trans_b": False, "alpha": np.float32(1), "beta": np.float32(0)},
-        **{"algorithm": "auto", "split_k": 1, "pad_a": pads[0], "pad_b": pads[1], **changes},
+        **{"algorithm": "auto", "for_batch": False, "split_k": 1},
+        **{"pad_a": pads[0], "pad_b": pads[1], **changes},
     }
     flags = attributes["trans_a"], attributes["trans_b"]
     stored = [

@@ -78,7 +78,7 @@ def test_blocks_fit_the_device(m, n, k, device, algorithm, trans_a, trans_b):
 )
 @hypothesis.example(
     m=68, n=576, k=184, batch=27, device="rtx5090", trans_a=False, trans_b=False
-)  # of the sliced tiles only the smallest has the tensor engine there
+)  # of the sliced tiles only the smallest has the accelerator there
 def test_order_of_summation_does_not_depend_on_the_batch(m, n, k, batch, device, trans_a, trans_b):
     """A member of a batch gets the bits that it has alone."""
     hypothesis.assume(m * n * batch < 2**36)
@@ -104,26 +104,26 @@ def test_the_value_tests_reach_the_tiles(block_m, block_n, engine, trans_a, tran
         assert k % plan.block_k
 
 
-def test_tensor_engine_needs_hopper_and_aligned_lines():
+def test_tma_needs_hopper_and_aligned_lines():
     def engine(device, m=4096, n=4096, k=4096, **options):
         return jk.plan_sgemm(m, n, k, device=device, **options).engine
 
-    assert engine("h200") == engine("b200") == "tensor"
+    assert engine("h200") == engine("b200") == "tma"
     assert engine("a100") == "floats"
     assert engine("rtx5090") == "floats"  # two blocks with their stages do not fit an SM
-    assert engine("h200", m=4095) == "tensor"  # rows of A may end anywhere
+    assert engine("h200", m=4095) == "tma"  # rows of A may end anywhere
     small = {"m": 256, "n": 256, "k": 256}  # too small for padding
-    assert engine("h200", **small) == "tensor"
+    assert engine("h200", **small) == "tma"
     assert engine("h200", **{**small, "k": 254}) == "floats"
     assert engine("h200", **{**small, "n": 255}) == "floats"
-    assert engine("h200", **{**small, "m": 255}) == "tensor"
+    assert engine("h200", **{**small, "m": 255}) == "tma"
     assert engine("h200", **{**small, "m": 255}, trans_a=True) == "floats"
 
 
 def test_rows_are_padded_where_a_copy_costs_less_than_it_saves():
     def padding(m, n, k, device="h200", **options):
         plan = jk.plan_sgemm(m, n, k, device=device, **options)
-        assert plan.engine == ("floats" if device == "a100" else "tensor") or not any(
+        assert plan.engine == ("floats" if device == "a100" else "tma") or not any(
             (plan.pad_a, plan.pad_b)
         )
         return plan.pad_a, plan.pad_b
@@ -148,7 +148,7 @@ def test_the_value_tests_reach_padding(shape, trans_a, trans_b):
     rows = (m if trans_a else k), (k if trans_b else n)
     assert [plan.pad_a, plan.pad_b] == [-row % 4 for row in rows]
     assert min(plan.pad_a, plan.pad_b) > 0
-    assert plan.engine == "tensor"
+    assert plan.engine == "tma"
     assert (plan.slices > 1) != (plan.split_k > 1)
 
 
@@ -215,10 +215,10 @@ def test_plans_for_a_batch():
     """Members that would be split alone are not, where there are enough of them; alone nothing changes."""
     limits = _cpu.named_devices()["h200"]
 
-    def plan(batch, algorithm):
+    def plan(batch, *, for_batch):
         shapes = (batch, 2048, 2048), (batch, 2048, 64)
-        return _cpu.plan_sgemm(*shapes, False, False, limits, algorithm)
+        return _cpu.plan_sgemm(*shapes, False, False, limits, for_batch=for_batch)
 
-    assert plan(64, "auto").split_k == plan(1, "auto").split_k > 1
-    assert plan(64, "auto_for_batch").split_k == 1
-    assert plan(1, "auto_for_batch") == plan(1, "auto")
+    assert plan(64, for_batch=False).split_k == plan(1, for_batch=False).split_k > 1
+    assert plan(64, for_batch=True).split_k == 1
+    assert plan(1, for_batch=True) == plan(1, for_batch=False)

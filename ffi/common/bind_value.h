@@ -1,6 +1,7 @@
-// A C++ value as a Python value: equal ones have equal hashes, and they can be copied and pickled.
+// A C++ value as a Python value: its fields are properties, equal ones have equal hashes, and they
+// can be copied and pickled.
 //
-// Owns: how FieldsOf of a struct becomes ==, hash and the state of a pickle. Must not know: what
+// Owns: how the list of a struct's fields (fields.h) becomes a class of Python. Must not know: what
 // the fields mean.
 #ifndef JAXKERNELS_COMMON_BIND_VALUE_H_
 #define JAXKERNELS_COMMON_BIND_VALUE_H_
@@ -8,65 +9,95 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <cstddef>
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <utility>
+
+#include "common/fields.h"
 
 namespace jaxkernels {
 
-template <typename Field>
-nanobind::object ToPython(const Field& field) {
-  if constexpr (std::is_enum_v<Field>) {
-    return nanobind::cast(static_cast<int>(field));
+// An enum is a name to those who read it, and a number in hashes and pickles.
+template <typename T>
+auto AsProperty(const T& value) {
+  if constexpr (std::is_enum_v<T>) {
+    return std::string(NameOf(value));
   } else {
-    return nanobind::cast(field);
-  }
-}
-
-template <typename Field>
-void FromPython(nanobind::handle value, Field& field) {
-  if constexpr (std::is_enum_v<Field>) {
-    field = static_cast<Field>(nanobind::cast<int>(value));
-  } else {
-    field = nanobind::cast<Field>(value);
+    return value;
   }
 }
 
 template <typename T>
-nanobind::tuple StateOf(const T& self) {
-  return std::apply([](const auto&... fields) { return nanobind::make_tuple(ToPython(fields)...); },
-                    T::FieldsOf(self));
+nanobind::object AsState(const T& value) {
+  if constexpr (std::is_enum_v<T>) {
+    return nanobind::cast(static_cast<int>(value));
+  } else {
+    return nanobind::cast(value);
+  }
 }
 
 template <typename T>
-T FromState(const nanobind::tuple& state) {
-  T made;
+void FromState(nanobind::handle state, T& value) {
+  if constexpr (std::is_enum_v<T>) {
+    value = static_cast<T>(nanobind::cast<int>(state));
+  } else {
+    value = nanobind::cast<T>(state);
+  }
+}
+
+template <typename Struct>
+nanobind::tuple StateOf(const Struct& self) {
+  return std::apply([](const auto&... values) { return nanobind::make_tuple(AsState(values)...); },
+                    ValuesOf(self));
+}
+
+template <typename Struct>
+Struct MadeFromState(const nanobind::tuple& state) {
+  Struct made;
   std::apply(
-      [&](auto&... fields) {
-        if (state.size() != sizeof...(fields)) {
+      [&](auto&... values) {
+        if (state.size() != sizeof...(values)) {
           throw nanobind::value_error("the pickle was written by another version of jaxkernels");
         }
-        size_t next = 0;
-        (FromPython(state[next++], fields), ...);
+        std::size_t next = 0;
+        (FromState(state[next++], values), ...);
       },
-      T::FieldsOf(made));
+      ValuesOf(made));
   return made;
 }
 
-// Makes a bound class a value.
-template <typename T>
-void BindValue(nanobind::class_<T>& bound) {
+template <typename Struct, std::size_t... kIndices>
+void BindFields(nanobind::class_<Struct>& bound, std::index_sequence<kIndices...>) {
+  const Struct any;
+  const auto fields = Struct::FieldsOf(any);
+  (bound.def_prop_ro(
+       std::get<kIndices>(fields).name,
+       [](const Struct& self) { return AsProperty(std::get<kIndices>(ValuesOf(self))); }),
+   ...);
+}
+
+template <typename Struct>
+nanobind::class_<Struct> BindValue(nanobind::module_& module, const char* doc) {
+  nanobind::class_<Struct> bound(module, Struct::kName, doc);
+  using Values = decltype(ValuesOf(std::declval<Struct&>()));
+  BindFields(bound, std::make_index_sequence<std::tuple_size_v<Values>>());
   bound
       .def(
           "__eq__",
-          [](const T& self, nanobind::handle other) {
-            return nanobind::isinstance<T>(other) && self == nanobind::cast<const T&>(other);
+          [](const Struct& self, nanobind::handle other) {
+            return nanobind::isinstance<Struct>(other) &&
+                   HasEqualFields(self, nanobind::cast<const Struct&>(other));
           },
           nanobind::arg().none())
-      .def("__hash__", [](const T& self) { return nanobind::hash(StateOf(self)); })
-      .def("__getstate__", &StateOf<T>)
-      .def("__setstate__",
-           [](T* self, const nanobind::tuple& state) { new (self) T(FromState<T>(state)); });
+      .def("__hash__", [](const Struct& self) { return nanobind::hash(StateOf(self)); })
+      .def("__repr__", &TextOf<Struct>)
+      .def("__getstate__", &StateOf<Struct>)
+      .def("__setstate__", [](Struct* self, const nanobind::tuple& state) {
+        new (self) Struct(MadeFromState<Struct>(state));
+      });
+  return bound;
 }
 
 }  // namespace jaxkernels

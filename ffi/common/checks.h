@@ -9,7 +9,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -47,7 +46,7 @@ inline std::optional<DType> ToDType(ffi::DataType type) {
 // "float32", or "XLA type 4" for a type without kernels.
 inline std::string DTypeName(ffi::DataType type) {
   if (const std::optional<DType> dtype = ToDType(type)) {
-    return std::string(kDTypeNames[static_cast<std::size_t>(*dtype)]);
+    return std::string(NameOf(*dtype));
   }
   return "XLA type " + std::to_string(static_cast<int>(type));
 }
@@ -90,20 +89,6 @@ inline ffi::Error CheckSameAs(std::string_view operation, const NamedBuffer& oth
                          ShapeText(a.dimensions()));
   }
   return ffi::Error::Success();
-}
-
-// All that a row operation asks of its buffers: a served dtype, at least one axis, one shape and
-// dtype for all.
-inline ffi::Error CheckRowOperation(std::string_view operation,
-                                    std::initializer_list<NamedBuffer> operands,
-                                    const ffi::AnyBuffer& result) {
-  const NamedBuffer& first = *operands.begin();
-  if (ffi::Error error = CheckDType(operation, first); error.failure()) return error;
-  if (ffi::Error error = CheckHasRows(operation, first); error.failure()) return error;
-  for (const NamedBuffer& operand : operands) {
-    if (ffi::Error error = CheckSameAs(operation, operand, first); error.failure()) return error;
-  }
-  return CheckSameAs(operation, {"the result", result}, first);
 }
 
 // The last axis of a buffer is a row; all other axes count rows. A buffer without elements has

@@ -9,6 +9,8 @@
 #include <string>
 #include <tuple>
 
+#include "common/fields.h"
+
 namespace jaxkernels {
 
 struct DeviceLimits {
@@ -22,14 +24,17 @@ struct DeviceLimits {
   int compute_capability = 0;  // 90 for 9.0
   int cluster_blocks = 1;      // the most in a cluster; 1 where there are no clusters
 
-  // Every field, by reference: what is compared, hashed and copied.
+  static constexpr const char* kName = "DeviceLimits";
   template <typename Self>
   static auto FieldsOf(Self& self) {
-    return std::tie(self.name, self.sm_count, self.smem_per_block, self.smem_per_sm,
-                    self.threads_per_sm, self.blocks_per_sm, self.registers_per_sm,
-                    self.compute_capability, self.cluster_blocks);
+    return std::tuple(
+        Field("name", self.name), Field("sm_count", self.sm_count),
+        Field("smem_per_block", self.smem_per_block), Field("smem_per_sm", self.smem_per_sm),
+        Field("threads_per_sm", self.threads_per_sm), Field("blocks_per_sm", self.blocks_per_sm),
+        Field("registers_per_sm", self.registers_per_sm),
+        Field("compute_capability", self.compute_capability),
+        Field("cluster_blocks", self.cluster_blocks));
   }
-  bool operator==(const DeviceLimits& o) const { return FieldsOf(*this) == FieldsOf(o); }
 };
 
 // CUDA keeps this much shared memory of every resident block for itself (compute capability 8.0 and

@@ -1,4 +1,4 @@
-// 16-byte packs: what one access moves.
+// Packs of kPackBytes (dtype.h): what one access moves.
 //
 // Owns: Pack, and how packs move between global memory, shared memory and registers, as words and
 // element by element. Must not know: rows.
@@ -8,12 +8,11 @@
 #include <cstdint>
 #include <cstring>
 
+#include "common/dtype.h"
 #include "common/numeric.cuh"
 #include "common/shared_address.cuh"
 
 namespace jaxkernels {
-
-inline constexpr int kPackBytes = 16;
 
 template <typename T>
 struct alignas(kPackBytes) Pack {

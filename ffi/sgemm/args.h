@@ -17,7 +17,7 @@ struct SgemmArgs {
   float* partial;  // sums of the splits of k, [split][batch][m][n]; split-k only
   int64_t m, n, k;
   int64_t pitch_a, pitch_b;      // elements from one stored row to the next; pipelined only
-  int64_t members_a, members_b;  // matrices of an operand in memory; for the tensor engine
+  int64_t members_a, members_b;  // matrices of an operand in memory; for the TMA
   int batch_dims;
   BatchDim batch[kMaxBatchDims];
   float alpha, beta;

@@ -34,12 +34,13 @@ nb::tuple ProblemFields(const std::vector<int64_t>& a_shape, const std::vector<i
 
 SgemmPlan Plan(const std::vector<int64_t>& a_shape, const std::vector<int64_t>& b_shape,
                bool trans_a, bool trans_b, const DeviceLimits& limits,
-               const std::string& algorithm_name, int split_k) {
+               const std::string& algorithm_name, int split_k, bool for_batch) {
   Algorithm algorithm;
-  if (!ParseAlgorithm(algorithm_name, &algorithm)) {
+  if (!ParseName(algorithm_name, &algorithm)) {
     throw nb::value_error(("unknown algorithm '" + algorithm_name + "'").c_str());
   }
-  const SgemmProblem problem = Problem(a_shape, b_shape, trans_a, trans_b);
+  SgemmProblem problem = Problem(a_shape, b_shape, trans_a, trans_b);
+  problem.for_batch = for_batch;
   const SgemmPlanResult planned =
       PlanSgemm(WithPadding(problem, limits, algorithm), limits, algorithm, split_k);
   if (!planned.error.empty()) throw nb::value_error(planned.error.c_str());
@@ -51,43 +52,16 @@ std::vector<std::string> Algorithms() { return {kAlgorithmNames, std::end(kAlgor
 }  // namespace
 
 void BindSgemmPlan(nb::module_& module) {
-  nb::class_<SgemmPlan> plan(module, "SgemmPlan", "How a matrix product is launched on a GPU.");
-  BindValue(plan);
-  plan.def_prop_ro("algorithm",
-                   [](const SgemmPlan& self) { return std::string(AlgorithmName(self.algorithm)); })
-      .def_prop_ro("engine",
-                   [](const SgemmPlan& self) { return std::string(EngineName(self.engine)); })
-      .def_ro("block_m", &SgemmPlan::block_m)
-      .def_ro("block_n", &SgemmPlan::block_n)
-      .def_ro("block_k", &SgemmPlan::block_k)
-      .def_ro("thread_m", &SgemmPlan::thread_m)
-      .def_ro("thread_n", &SgemmPlan::thread_n)
-      .def_ro("block_threads", &SgemmPlan::block_threads)
-      .def_ro("stages", &SgemmPlan::stages)
-      .def_ro("slices", &SgemmPlan::slices)
-      .def_ro("split_k", &SgemmPlan::split_k)
-      .def_ro("launches", &SgemmPlan::launches)
-      .def_ro("k_per_split", &SgemmPlan::k_per_split)
-      .def_ro("tiles_m", &SgemmPlan::tiles_m)
-      .def_ro("tiles_n", &SgemmPlan::tiles_n)
-      .def_ro("grid_blocks", &SgemmPlan::grid_blocks)
-      .def_ro("sm_count", &SgemmPlan::sm_count)
-      .def_ro("stagger_cycles", &SgemmPlan::stagger_cycles)
-      .def_ro("smem_bytes", &SgemmPlan::smem_bytes)
-      .def_ro("blocks_per_sm", &SgemmPlan::blocks_per_sm)
-      .def_ro("partial_elements", &SgemmPlan::partial_elements)
-      .def_ro("pad_a", &SgemmPlan::pad_a)
-      .def_ro("pad_b", &SgemmPlan::pad_b)
-      .def("__repr__", [](const SgemmPlan& self) { return jaxkernels::ToString(self); });
-
+  BindValue<SgemmPlan>(module, "How a matrix product is launched on a GPU.");
   module.def("sgemm_algorithms", &Algorithms, "The rungs of the ladder by name, \"auto\" first.");
+  module.attr("MAX_BATCH_DIMS") = kMaxBatchDims;
   module.def("sgemm_problem", &ProblemFields, nb::arg("a_shape"), nb::arg("b_shape"),
              nb::arg("trans_a"), nb::arg("trans_b"),
              "(m, n, k, [(size, stride of a, stride of b) of a batch dimension, outermost first]): "
              "the canonical form of a product; raises ValueError where there is none.");
   module.def("plan_sgemm", &Plan, nb::arg("a_shape"), nb::arg("b_shape"), nb::arg("trans_a"),
              nb::arg("trans_b"), nb::arg("limits"), nb::arg("algorithm") = "auto",
-             nb::arg("split_k") = 0,
+             nb::arg("split_k") = 0, nb::arg("for_batch") = false,
              "The plan of a matrix product of operands of these shapes; raises ValueError where "
              "there is none.");
 }

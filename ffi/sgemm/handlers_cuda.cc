@@ -64,8 +64,8 @@ bool IsQuadAligned(const void* pointer) {
 ffi::Error Sgemm(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer a, ffi::AnyBuffer b,
                  ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out,
                  ffi::Result<ffi::AnyBuffer> partial, bool trans_a, bool trans_b, float alpha,
-                 float beta, std::string_view algorithm_name, int64_t split_k, int64_t pad_a,
-                 int64_t pad_b) {
+                 float beta, std::string_view algorithm_name, bool for_batch, int64_t split_k,
+                 int64_t pad_a, int64_t pad_b) {
   if (ffi::Error error = CheckFloat32("a", a); error.failure()) return error;
   if (ffi::Error error = CheckFloat32("b", b); error.failure()) return error;
   if (ffi::Error error = CheckFloat32("the result", *out); error.failure()) return error;
@@ -96,12 +96,13 @@ ffi::Error Sgemm(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer a, ffi::An
   }
 
   Algorithm algorithm;
-  if (!ParseAlgorithm(algorithm_name, &algorithm)) {
+  if (!ParseName(algorithm_name, &algorithm)) {
     return Explain("unknown algorithm '" + std::string(algorithm_name) + "'");
   }
   const DeviceLimitsResult found = LimitsOfDevice(ordinal);
   if (found.limits == nullptr) return Unavailable(found.error);
   SgemmProblem& problem = made.problem;
+  problem.for_batch = for_batch;
   problem.pad_a = static_cast<int>(pad_a);
   problem.pad_b = static_cast<int>(pad_b);
   const SgemmPlanResult planned =
@@ -134,7 +135,7 @@ ffi::Error Sgemm(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer a, ffi::An
   args.aligned_c = args.quads_c && problem.n % 4 == 0;
   const cudaError_t status = LaunchSgemm(plan, args, trans_a, trans_b, stream);
   if (status == cudaSuccess) return ffi::Error::Success();
-  return ffi::Error::Internal("sgemm: the launch of " + ToString(plan) +
+  return ffi::Error::Internal("sgemm: the launch of " + TextOf(plan) +
                               " failed: " + cudaGetErrorString(status));
 }
 
@@ -154,6 +155,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernelsSgemmCuda, Sgemm,
                                   .Attr<float>("alpha")
                                   .Attr<float>("beta")
                                   .Attr<std::string_view>("algorithm")
+                                  .Attr<bool>("for_batch")
                                   .Attr<int64_t>("split_k")
                                   .Attr<int64_t>("pad_a")
                                   .Attr<int64_t>("pad_b"),

@@ -39,7 +39,7 @@ PipelinedKernel FindPipelined(int tile, bool a_along_k, bool b_along_k) {
   }
 }
 
-// `part` of k, where launches share it. The maps are read by the tensor engine alone.
+// `part` of k, where launches share it. The maps are read by kTma alone.
 template <Engine kEngine>
 cudaError_t StartPipelined(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
                            bool b_along_k, int part, CUtensorMap map_a, CUtensorMap map_b,

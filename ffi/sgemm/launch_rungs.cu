@@ -24,7 +24,6 @@ RungKernel FindRung(Algorithm algorithm) {
     case Algorithm::kSplitTile:
       return RegisterTileSgemm<SplitTileLayout, kAlongKA, kAlongKB>;
     case Algorithm::kAuto:
-    case Algorithm::kAutoForBatch:
     case Algorithm::kPipelined:
       break;
   }

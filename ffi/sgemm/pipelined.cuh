@@ -93,24 +93,24 @@ struct Pipelined {
   static_assert(kThreadM % kRowsOfSlice == 0 && (4 % kRowsOfSlice == 0 || kRowsOfSlice % 4 == 0));
 
   static constexpr bool kTransposesA = TransposesA(kShape, kAlongKA);
-  static constexpr bool kReadsAlongK = kEngine == Engine::kTensor && kAlongKA && !kTransposesA;
+  static constexpr bool kReadsAlongK = kEngine == Engine::kTma && kAlongKA && !kTransposesA;
 
   // Two k are unrolled: more would not stay in the instruction cache with all its neighbours, and
   // the compiler finds the fewest bank conflicts so. H200, 4096^3, unrolled by 2, 4, 16 (2026-11):
   // 54.3, 53.3, 52.0 TFLOP/s. Small sliced tiles, whose blocks have few warps, do all of a stage's
   // k at once: 256^3 TN, 2 and 16 (2026-11): 4.6 and 4.0 us.
-  static constexpr int kUnroll = kEngine == Engine::kTensor && kShape.AllSlicesAdd() ? kDepth : 2;
+  static constexpr int kUnroll = kEngine == Engine::kTma && kShape.AllSlicesAdd() ? kDepth : 2;
   static constexpr int kSteps = kDepth / kUnroll;
   static_assert(!kReadsAlongK || kUnroll == kDepth, "FragmentAlongK counts the k of a tile");
   // Tiles are prepared one step before they are needed, if there are several, so that the barrier
   // does not wait for it.
   static constexpr int kPrepareStep = kSteps > 1 ? kSteps - 1 : 1;
 
-  using TensorEngine =
-      TensorStages<kBlockM, kBlockN, kBlockK, kStages, kThreads, kAlongKA, kAlongKB, kTransposesA>;
+  using TmaEngine =
+      TmaStages<kBlockM, kBlockN, kBlockK, kStages, kThreads, kAlongKA, kAlongKB, kTransposesA>;
   using FloatEngine =
       FloatStages<kBlockM, kBlockN, kBlockK, kStages, kThreads, kSteps, kAlongKA, kAlongKB>;
-  using Stages = std::conditional_t<kEngine == Engine::kTensor, TensorEngine, FloatEngine>;
+  using Stages = std::conditional_t<kEngine == Engine::kTma, TmaEngine, FloatEngine>;
   using FragmentA =
       std::conditional_t<kReadsAlongK, FragmentAlongK<kThreadM, kLanesM, kBlockM, kDepth>,
                          FragmentOfRows<kThreadM, kLanesM, Stages::kPitchA, kDepth>>;
@@ -272,7 +272,7 @@ __global__ void __launch_bounds__(kPipelinedTiles[kTile].Threads(),
                        args.m - row,
                        args.n - column};
   };
-  if constexpr (kEngine == Engine::kTensor) {
+  if constexpr (kEngine == Engine::kTma) {
 #if __CUDA_ARCH__ >= 900
     typename Kernel::Stages stages(smem, map_a, map_b, a, b, tiles);
     kernel.Run(stages, tiles, smem, destination, args.aligned_c);

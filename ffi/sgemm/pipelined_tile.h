@@ -4,11 +4,15 @@
 #ifndef JAXKERNELS_SGEMM_PIPELINED_TILE_H_
 #define JAXKERNELS_SGEMM_PIPELINED_TILE_H_
 
+#include <string_view>
+
 namespace jaxkernels {
 
-// How tiles come into shared memory: by the tensor memory accelerator, which needs operands whose
-// lines begin at multiples of 16 bytes, or float by float.
-enum class Engine { kTensor, kFloats };
+// How tiles come into shared memory: by the tensor memory accelerator (TMA), which needs operands
+// whose lines begin at multiples of 16 bytes, or float by float.
+enum class Engine { kTma, kFloats };
+inline constexpr std::string_view kEngineNames[] = {"tma", "floats"};
+constexpr const auto& NamesOf(Engine) { return kEngineNames; }
 
 // A block computes block_m x block_n elements of C with `slices` groups of threads. Every group
 // computes the whole tile for its share of each block_k, and the groups' sums are added at the end:
@@ -19,7 +23,7 @@ struct PipelinedTile {
   int lanes_m;  // of the 32 lanes of a warp, along m
   int slices;
   int blocks_per_sm;  // that the registers have to allow
-  int stages;         // that the tensor engine has where it transposes nothing
+  int stages;         // that kTma has where it transposes nothing
 
   constexpr int ThreadsOfSlice() const { return block_m / thread_m * (block_n / thread_n); }
   constexpr int Threads() const { return ThreadsOfSlice() * slices; }
@@ -27,7 +31,7 @@ struct PipelinedTile {
   // by the first and by all (2026-11): 1024^3, 64 sums of a thread, 51.1 and 52.3 us; 256^3, 32
   // sums, 5.84 and 5.45 us.
   constexpr bool AllSlicesAdd() const { return slices > 1 && thread_m * thread_n <= 32; }
-  // Whether threads read an A that lies along k as the tensor engine brings it, four k at a time,
+  // Whether threads read an A that lies along k as kTma brings it, four k at a time,
   // instead of transposing it: that takes the registers that small sliced tiles have left. H200,
   // kSmallSlicedTile, transposed, and as it lies and all k of a stage unrolled, in a CUDA graph
   // with operands from memory (2026-11): 256^3 5.2 and 4.4 us, 512^3 11.6 and 10.1.
@@ -56,12 +60,12 @@ enum PipelinedTileIndex {
   kTinySlicedTile
 };
 
-// Whether the tensor engine's A has to be transposed. (B is where it lies along k.)
+// Whether an A that kTma brings has to be transposed. (B is where it lies along k.)
 constexpr bool TransposesA(const PipelinedTile& tile, bool a_along_k) {
   return a_along_k && !tile.ReadsAlongK();
 }
 
-// k of one stage, and how many stages are in shared memory at once: kTensor keeps two transposed
+// k of one stage, and how many stages are in shared memory at once: kTma keeps two transposed
 // tiles besides of each operand that it transposes.
 struct PipelinedStages {
   int block_k;
@@ -89,10 +93,10 @@ constexpr int SmemBytesOf(const PipelinedTile& tile, Engine engine, bool a_along
   const int pitch_a = PitchOf(tile.block_m, engine, a_along_k);
   const int pitch_b = PitchOf(tile.block_n, engine, b_along_k);
   int rows = s.stages * (pitch_a + pitch_b);
-  if (engine == Engine::kTensor) {
+  if (engine == Engine::kTma) {
     rows += 2 * (TransposesA(tile, a_along_k) ? pitch_a : 0) + 2 * (b_along_k ? pitch_b : 0);
   }
-  const int barriers = engine == Engine::kTensor ? s.stages * 8 : 0;
+  const int barriers = engine == Engine::kTma ? s.stages * 8 : 0;
   const int staged = rows * s.block_k * 4 + barriers;
   const int exchanged_slices = tile.AllSlicesAdd() ? tile.slices : tile.slices - 1;
   const int exchanged = exchanged_slices * tile.block_m * tile.block_n * 4;

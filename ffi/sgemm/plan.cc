@@ -32,9 +32,9 @@ Engine EngineOf(const SgemmProblem& problem, const DeviceLimits& limits,
                 const PipelinedTile& tile) {
   const bool a_along_k = !problem.trans_a, b_along_k = problem.trans_b;
   const bool aligned = problem.PitchA() % 4 == 0 && problem.PitchB() % 4 == 0;
-  const int smem_bytes = SmemBytesOf(tile, Engine::kTensor, a_along_k, b_along_k);
+  const int smem_bytes = SmemBytesOf(tile, Engine::kTma, a_along_k, b_along_k);
   const bool fits = 2 * (smem_bytes + kReservedSmemPerBlock) <= limits.smem_per_sm;
-  return aligned && fits && limits.compute_capability >= 90 ? Engine::kTensor : Engine::kFloats;
+  return aligned && fits && limits.compute_capability >= 90 ? Engine::kTma : Engine::kFloats;
 }
 
 // Blocks of a tile that are resident on one SM at once.
@@ -120,6 +120,11 @@ int64_t NextSplit(int64_t k, int64_t split) {
   return longest <= 1 ? kMaxSplit + 1 : CeilDiv(CeilDiv(k, kSplitGranularity), longest - 1);
 }
 
+// For how many members of the batch the order of summation is chosen: one, or all.
+int64_t MembersToChooseFor(const SgemmProblem& problem) {
+  return problem.for_batch ? problem.Batch() : 1;
+}
+
 // The cheapest tile and split for so many members of the batch. Where split_k is given it stays.
 Choice ChooseFor(int64_t members, const SgemmProblem& problem, const DeviceLimits& limits,
                  int split_k) {
@@ -160,10 +165,9 @@ int ChooseTile(const SgemmProblem& problem, const DeviceLimits& limits, const Ch
   return best;
 }
 
-// `members`: for how many the order of summation is chosen, one or all.
-void PlanPipelined(int64_t members, const SgemmProblem& problem, const DeviceLimits& limits,
-                   int split_k, SgemmPlan& plan) {
-  const Choice one = ChooseFor(members, problem, limits, split_k);
+void PlanPipelined(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
+                   SgemmPlan& plan) {
+  const Choice one = ChooseFor(MembersToChooseFor(problem), problem, limits, split_k);
   plan.tile = ChooseTile(problem, limits, one);
   plan.engine = EngineOf(problem, limits, kPipelinedTiles[plan.tile]);
   const PipelinedTile& tile = kPipelinedTiles[plan.tile];
@@ -201,7 +205,7 @@ void PlanRung(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan
 
 // Padding, which is a copy of an operand, for lines that begin at multiples of 16 bytes.
 struct PaddingCost {
-  // What the tensor engine saves of a product's time. H200, without and with padding, its copies
+  // What the accelerator saves of a product's time. H200, without and with padding, its copies
   // counted (2026-11): (4097, 4095, 4093) 3159 and 2797 us, (8192, 50257, 768) 14980 and 12834,
   // 2047^3 420 and 384; by slices, (1501, 1502, 1503) 219 and 200.
   static constexpr double kSaved = 0.15;
@@ -215,19 +219,17 @@ struct PaddingCost {
 }  // namespace
 
 SgemmProblem WithPadding(SgemmProblem problem, const DeviceLimits& limits, Algorithm algorithm) {
-  const bool for_batch = algorithm == Algorithm::kAutoForBatch;
-  const bool may_choose =
-      for_batch || algorithm == Algorithm::kAuto || algorithm == Algorithm::kPipelined;
-  if (!may_choose || limits.compute_capability < 90) return problem;
+  const bool is_pipelined = algorithm == Algorithm::kAuto || algorithm == Algorithm::kPipelined;
+  if (!is_pipelined || limits.compute_capability < 90) return problem;
   SgemmProblem padded = problem;
   padded.pad_a = static_cast<int>(-problem.PitchA() & 3);
   padded.pad_b = static_cast<int>(-problem.PitchB() & 3);
-  const Choice one = ChooseFor(for_batch ? problem.Batch() : 1, padded, limits, 0);
+  const Choice one = ChooseFor(MembersToChooseFor(problem), padded, limits, 0);
   // Padding changes the engine, and so the order in which slices sum. So a member gets the padding
   // that it would get alone.
-  const bool alone = kPipelinedTiles[one.tile].slices > 1 && !for_batch;
+  const bool alone = kPipelinedTiles[one.tile].slices > 1 && !problem.for_batch;
   const int tile = alone ? one.tile : ChooseTile(padded, limits, one);
-  if (EngineOf(padded, limits, kPipelinedTiles[tile]) != Engine::kTensor) return problem;
+  if (EngineOf(padded, limits, kPipelinedTiles[tile]) != Engine::kTma) return problem;
   double cost = 0, bytes = 0;
   const auto add_copy = [&](int pad, int64_t elements, int64_t members) {
     if (pad == 0) return;
@@ -246,20 +248,18 @@ SgemmProblem WithPadding(SgemmProblem problem, const DeviceLimits& limits, Algor
 SgemmPlanResult PlanSgemm(const SgemmProblem& problem, const DeviceLimits& limits,
                           Algorithm algorithm, int split_k) {
   SgemmPlan plan;
-  const bool for_batch = algorithm == Algorithm::kAutoForBatch;
-  const bool chooses = algorithm == Algorithm::kAuto || for_batch;
-  plan.algorithm = chooses ? Algorithm::kPipelined : algorithm;
+  plan.algorithm = algorithm == Algorithm::kAuto ? Algorithm::kPipelined : algorithm;
   if (split_k < 0 || split_k > kMaxSplit) {
     return {plan, "split_k must be between 0 and " + std::to_string(kMaxSplit) + ", got " +
                       std::to_string(split_k)};
   }
   if (plan.algorithm == Algorithm::kPipelined) {
-    PlanPipelined(for_batch ? problem.Batch() : 1, problem, limits, split_k, plan);
+    PlanPipelined(problem, limits, split_k, plan);
   } else if (split_k > 1) {
-    return {plan, std::string(AlgorithmName(algorithm)) +
+    return {plan, std::string(NameOf(algorithm)) +
                       " does not split k; got split_k=" + std::to_string(split_k)};
   } else if (problem.pad_a + problem.pad_b > 0) {
-    return {plan, std::string(AlgorithmName(algorithm)) + " reads rows without padding only"};
+    return {plan, std::string(NameOf(algorithm)) + " reads rows without padding only"};
   } else {
     PlanRung(problem, limits, plan);
   }

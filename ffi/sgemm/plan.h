@@ -8,7 +8,7 @@
 // The order of summation (how k is split over blocks, and over the slices of a block) depends on m,
 // n, k, the transposes and the device alone, the one that a program is compiled for too: a member
 // of a batch gets the bits that it would get alone. The exceptions are a b that the members share
-// (under 64 rows each they are planned as one tall matrix), and kAutoForBatch.
+// (under 64 rows each they are planned as one tall matrix), and problems that say for_batch.
 #ifndef JAXKERNELS_SGEMM_PLAN_H_
 #define JAXKERNELS_SGEMM_PLAN_H_
 
@@ -18,16 +18,15 @@
 #include <tuple>
 
 #include "common/device_limits.h"
+#include "common/fields.h"
 #include "sgemm/pipelined_tile.h"
 #include "sgemm/problem.h"
 
 namespace jaxkernels {
 
-// The rungs of the ladder; kAuto lets the policy choose, and so does kAutoForBatch, for the batch
-// as a whole: its members may be summed in another order than alone.
+// The rungs of the ladder; kAuto lets the policy choose.
 enum class Algorithm {
   kAuto,
-  kAutoForBatch,
   kNaive,
   kBlockTile,
   kThreadTile,
@@ -37,15 +36,14 @@ enum class Algorithm {
 };
 
 inline constexpr std::string_view kAlgorithmNames[] = {
-    "auto",        "auto_for_batch", "naive",      "block_tile",
-    "thread_tile", "warp_tile",      "split_tile", "pipelined",
+    "auto", "naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined",
 };
-inline constexpr int kAlgorithmCount = sizeof(kAlgorithmNames) / sizeof(kAlgorithmNames[0]);
+constexpr const auto& NamesOf(Algorithm) { return kAlgorithmNames; }
 
 struct SgemmPlan {
   Algorithm algorithm = Algorithm::kAuto;
   int tile = -1;                    // index into kPipelinedTiles; pipelined only
-  Engine engine = Engine::kFloats;  // pipelined only; operands must be aligned for kTensor
+  Engine engine = Engine::kFloats;  // pipelined only; operands must be aligned for kTma
   int block_m = 0, block_n = 0, block_k = 0;
   int thread_m = 0, thread_n = 0;
   int block_threads = 0;
@@ -63,17 +61,24 @@ struct SgemmPlan {
   int64_t partial_elements = 0;  // float32 elements of the splits' sums
   int pad_a = 0, pad_b = 0;      // elements behind every stored row of an operand
 
-  // Every field, by reference: what is compared, hashed and copied.
+  static constexpr const char* kName = "SgemmPlan";
   template <typename Self>
   static auto FieldsOf(Self& self) {
-    return std::tie(self.algorithm, self.tile, self.engine, self.block_m, self.block_n,
-                    self.block_k, self.thread_m, self.thread_n, self.block_threads, self.stages,
-                    self.slices, self.split_k, self.launches, self.k_per_split, self.tiles_m,
-                    self.tiles_n, self.grid_blocks, self.sm_count, self.stagger_cycles,
-                    self.smem_bytes, self.blocks_per_sm, self.partial_elements, self.pad_a,
-                    self.pad_b);
+    return std::tuple(
+        Field("algorithm", self.algorithm), Field("tile", self.tile, false),
+        Field("engine", self.engine, self.algorithm == Algorithm::kPipelined),
+        Field("block_m", self.block_m), Field("block_n", self.block_n),
+        Field("block_k", self.block_k), Field("thread_m", self.thread_m),
+        Field("thread_n", self.thread_n), Field("block_threads", self.block_threads),
+        Field("stages", self.stages), Field("slices", self.slices), Field("split_k", self.split_k),
+        Field("launches", self.launches), Field("k_per_split", self.k_per_split),
+        Field("tiles_m", self.tiles_m), Field("tiles_n", self.tiles_n),
+        Field("grid_blocks", self.grid_blocks), Field("sm_count", self.sm_count),
+        Field("stagger_cycles", self.stagger_cycles), Field("smem_bytes", self.smem_bytes),
+        Field("blocks_per_sm", self.blocks_per_sm),
+        Field("partial_elements", self.partial_elements), Field("pad_a", self.pad_a),
+        Field("pad_b", self.pad_b));
   }
-  bool operator==(const SgemmPlan& o) const { return FieldsOf(*this) == FieldsOf(o); }
 };
 
 // A plan, or why there is none.
@@ -82,19 +87,14 @@ struct SgemmPlanResult {
   std::string error;
 };
 
-// The problem with padding behind the rows of its operands, where it is worth a copy: the tensor
-// engine reads lines that begin at multiples of 16 bytes.
+// The problem with padding behind the rows of its operands, where it is worth a copy: the
+// tensor memory accelerator reads lines that begin at multiples of 16 bytes.
 SgemmProblem WithPadding(SgemmProblem problem, const DeviceLimits& limits, Algorithm algorithm);
 
 // split_k = 0 lets the policy choose; any other number is taken as it is (a program that was
 // compiled for one device keeps its order of summation, and its scratch, on another).
 SgemmPlanResult PlanSgemm(const SgemmProblem& problem, const DeviceLimits& limits,
                           Algorithm algorithm = Algorithm::kAuto, int split_k = 0);
-
-const char* EngineName(Engine engine);
-const char* AlgorithmName(Algorithm algorithm);
-bool ParseAlgorithm(std::string_view name, Algorithm* algorithm);
-std::string ToString(const SgemmPlan& plan);
 
 }  // namespace jaxkernels
 

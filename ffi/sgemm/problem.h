@@ -34,6 +34,7 @@ struct SgemmProblem {
   bool trans_b = false;  // B is stored as (n, k) instead of (k, n)
   int pad_a = 0;         // elements behind every row of A in memory that do not count
   int pad_b = 0;
+  bool for_batch = false;  // members may be summed in another order than they would be alone
   int batch_dims = 0;
   BatchDim batch[kMaxBatchDims];  // outermost first; sizes are at least 2
 

@@ -40,7 +40,7 @@ struct OperandWindow {
 // line, kBoxDepth k of each, and is transposed in shared memory, A only if kTransposesA.
 template <int kBlockM, int kBlockN, int kBlockK, int kStages, int kThreads, bool kAlongKA,
           bool kAlongKB, bool kTransposesA>
-class TensorStages {
+class TmaStages {
   static constexpr int kFloatsA = kBlockM * kBlockK;
   static constexpr int kFloatsB = kBlockN * kBlockK;
   static constexpr int kFloats = kFloatsA + kFloatsB;
@@ -52,8 +52,8 @@ class TensorStages {
   static constexpr int kPitchB = kBlockN;
 
   // `smem` is aligned to 1024 bytes, the period of the swizzle; the barriers lie behind the tiles.
-  __device__ TensorStages(float* smem, const CUtensorMap& map_a, const CUtensorMap& map_b,
-                          const OperandWindow& a, const OperandWindow& b, int tiles)
+  __device__ TmaStages(float* smem, const CUtensorMap& map_a, const CUtensorMap& map_b,
+                       const OperandWindow& a, const OperandWindow& b, int tiles)
       : smem_(smem),
         barriers_(reinterpret_cast<uint64_t*>(smem + kStages * kFloats +
                                               2 * (kTransposesA ? kFloatsA : 0) +

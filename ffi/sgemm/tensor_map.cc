@@ -34,7 +34,7 @@ cudaError_t FindEncode(EncodeFunction* encode) {
 
 }  // namespace
 
-bool CanMapTensor(const OperandTensor& operand) {
+bool CanMap(const TmaOperand& operand) {
   constexpr int64_t kMaxSize = int64_t{1} << 31;
   return operand.pitch % 4 == 0 && reinterpret_cast<uintptr_t>(operand.data) % 16 == 0 &&
          operand.lines < kMaxSize && operand.depth < kMaxSize && operand.members < kMaxSize &&
@@ -42,7 +42,7 @@ bool CanMapTensor(const OperandTensor& operand) {
          operand.pitch * (operand.along_k ? operand.lines : operand.depth) < (int64_t{1} << 38);
 }
 
-cudaError_t MapTensor(const OperandTensor& operand, CUtensorMap* map) {
+cudaError_t MapOperand(const TmaOperand& operand, CUtensorMap* map) {
   EncodeFunction encode = nullptr;
   if (const cudaError_t error = FindEncode(&encode); error != cudaSuccess) return error;
   const int64_t contiguous = operand.along_k ? operand.depth : operand.lines;

@@ -1,6 +1,6 @@
-// Describes operands to the tensor memory accelerator.
+// Describes operands to the tensor memory accelerator (TMA).
 //
-// Owns: the tensor maps that TensorStages (stages.cuh) expects. Must not know: kernels.
+// Owns: the tensor maps that TmaStages (stages.cuh) expects. Must not know: kernels.
 #ifndef JAXKERNELS_SGEMM_TENSOR_MAP_H_
 #define JAXKERNELS_SGEMM_TENSOR_MAP_H_
 
@@ -12,7 +12,7 @@
 namespace jaxkernels {
 
 // All members of a batched operand, as a tensor whose boxes are tiles.
-struct OperandTensor {
+struct TmaOperand {
   const float* data;
   bool along_k;  // elements of one line are neighbours in memory, else neighbouring lines
   int64_t lines, depth, members;
@@ -22,7 +22,7 @@ struct OperandTensor {
 
 // Whether the accelerator can read it: lines that begin at multiples of 16 bytes, and sizes that
 // fit into its 32-bit coordinates.
-bool CanMapTensor(const OperandTensor& operand);
+bool CanMap(const TmaOperand& operand);
 
 // How many k of an operand along k one box holds: a line of it fills 128 bytes of shared memory.
 inline constexpr int kBoxDepth = 32;
@@ -30,7 +30,7 @@ inline constexpr int kBoxDepth = 32;
 // An operand along k has the dimensions (depth, lines, members) and boxes of kBoxDepth x
 // block_lines, whose 16-byte packs are swizzled: pack p of line l lies where p ^ (l % 8) would. Any
 // other operand has (lines, depth, members) and boxes of block_lines x block_k as they are.
-cudaError_t MapTensor(const OperandTensor& operand, CUtensorMap* map);
+cudaError_t MapOperand(const TmaOperand& operand, CUtensorMap* map);
 
 }  // namespace jaxkernels
 

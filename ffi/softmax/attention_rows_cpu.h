@@ -37,7 +37,7 @@ JK_INLINE void NarrowAll(const CpuComputeType<T>* from, int64_t n, T* to) {
 // t = scale * x + bias where the row sees a column of `range`, else -inf. Returns whether there is
 // anything but -inf.
 template <typename T>
-JK_INLINE bool LoadScores(const CpuRows& all, const MaskedRows& attention, int64_t row,
+JK_INLINE bool LoadScores(const RowArrays& all, const MaskedRows& attention, int64_t row,
                           const ColumnRange& range, CpuComputeType<T>* t,
                           CpuComputeType<T>* buffer) {
   using C = CpuComputeType<T>;
@@ -65,7 +65,7 @@ JK_INLINE bool LoadScores(const CpuRows& all, const MaskedRows& attention, int64
 
 // y and dy of a row. Where y is zero, as it is under the mask, dy does not matter, be it NaN.
 template <typename T>
-JK_INLINE void LoadGradient(const CpuRows& all, int64_t row, const ColumnRange& range,
+JK_INLINE void LoadGradient(const RowArrays& all, int64_t row, const ColumnRange& range,
                             CpuComputeType<T>* y, CpuComputeType<T>* dy) {
   using C = CpuComputeType<T>;
   const int64_t n = range.end - range.begin, first = row * all.cols + range.begin;
@@ -79,8 +79,8 @@ JK_INLINE void LoadGradient(const CpuRows& all, int64_t row, const ColumnRange& 
 // `range` into slot r of the buffers, and returns whether it sees anything; `run(rows, cols)` makes
 // the results from them.
 template <typename T, typename Load, typename Run>
-JK_INLINE void ForRows(const CpuRows& all, const MaskedRows& attention, int64_t begin, int64_t end,
-                       const CpuComputeType<T>* results, Load load, Run run) {
+JK_INLINE void ForRows(const RowArrays& all, const MaskedRows& attention, int64_t begin,
+                       int64_t end, const CpuComputeType<T>* results, Load load, Run run) {
   const int64_t cols = all.cols, step = AttentionRowsAtOnce(cols);
   T* const out = static_cast<T*>(all.out);
   T zero;
@@ -127,9 +127,14 @@ struct SoftmaxForwardOfHalf : SoftmaxForward<float> {
 template <typename T>
 using ForwardOfLoaded = std::conditional_t<std::is_same_v<T, CpuComputeType<T>>,
                                            SoftmaxForward<CpuComputeType<T>>, SoftmaxForwardOfHalf>;
+static_assert(ReducesAs<ForwardOfLoaded<float>>(Operation::kMaskedSoftmaxForward) &&
+                  ReducesAs<ForwardOfLoaded<float>>(Operation::kBiasedSoftmaxForward) &&
+                  ReducesAs<SoftmaxForwardOfHalf>(Operation::kMaskedSoftmaxForward) &&
+                  ReducesAs<SoftmaxGrad<float>>(Operation::kMaskedSoftmaxGrad),
+              "operations.h says otherwise");
 
 template <typename T>
-JK_INLINE void RunAttentionForward(const CpuRows& all, const MaskedRows& attention, int64_t begin,
+JK_INLINE void RunAttentionForward(const RowArrays& all, const MaskedRows& attention, int64_t begin,
                                    int64_t end) {
   using C = CpuComputeType<T>;
   const int64_t cols = all.cols, size = AttentionRowsAtOnce(cols) * cols;
@@ -155,7 +160,7 @@ JK_INLINE void ScaleGradient(const C* y, int64_t n, C scale, C* dx) {
 }
 
 template <typename T>
-JK_INLINE void RunAttentionGrad(const CpuRows& all, const MaskedRows& attention, int64_t begin,
+JK_INLINE void RunAttentionGrad(const RowArrays& all, const MaskedRows& attention, int64_t begin,
                                 int64_t end) {
   using C = CpuComputeType<T>;
   const int64_t cols = all.cols, size = AttentionRowsAtOnce(cols) * cols;

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "common/bind_value.h"
+#include "softmax/masked_rows.h"
 #include "softmax/plan.h"
 
 namespace nb = nanobind;
@@ -13,11 +14,10 @@ namespace nb = nanobind;
 namespace jaxkernels {
 namespace {
 
-template <typename Enum, size_t kCount>
-Enum FromName(const std::string_view (&names)[kCount], const std::string& name, const char* what) {
-  for (size_t i = 0; i < kCount; ++i) {
-    if (names[i] == name) return static_cast<Enum>(i);
-  }
+template <typename Enum>
+Enum FromName(const std::string& name, const char* what) {
+  Enum value;
+  if (ParseName(name, &value)) return value;
   throw nb::value_error(("unknown " + std::string(what) + " '" + name + "'").c_str());
 }
 
@@ -32,10 +32,11 @@ SoftmaxPlan Plan(int64_t rows, int64_t cols, const std::string& dtype, const std
   SoftmaxProblem problem;
   problem.rows = rows;
   problem.cols = cols;
-  problem.dtype = FromName<DType>(kDTypeNames, dtype, "dtype");
-  problem.operation = FromName<Operation>(kOperationNames, operation, "operation");
-  problem.part = FromName<Part>(kPartNames, part, "part");
-  const int pack = kPlanPackBytes / ByteWidth(problem.dtype);
+  problem.dtype = FromName<DType>(dtype, "dtype");
+  problem.operation = FromName<Operation>(operation, "operation");
+  problem.part = FromName<Part>(part, "part");
+  problem.tier = FromName<Tier>(tier, "tier");
+  const int pack = PackOf(problem.dtype);
   if (offset < 0 || offset >= pack) {
     throw nb::value_error(("offset must be at least 0 and below " + std::to_string(pack) +
                            ", got " + std::to_string(offset))
@@ -43,8 +44,6 @@ SoftmaxPlan Plan(int64_t rows, int64_t cols, const std::string& dtype, const std
   }
   problem.offset = offset;
   problem.shifted = shifted;
-  if (!ParseTier(tier, &problem.tier))
-    throw nb::value_error(("unknown tier '" + tier + "'").c_str());
   const SoftmaxPlanResult planned = PlanSoftmax(problem, limits);
   if (!planned.error.empty()) throw nb::value_error(planned.error.c_str());
   return planned.plan;
@@ -58,29 +57,30 @@ nb::tuple RowsOf(const SoftmaxPlan& plan, int64_t worker, int64_t rows) {
   return nb::make_tuple(taken.first, taken.end, taken.step);
 }
 
+nb::dict RowOperations() {
+  nb::dict operations;
+  for (const OperationTraits& traits : kOperations) {
+    nb::dict row;
+    row["inputs"] = traits.inputs;
+    row["finds_max"] = traits.finds_max;
+    row["has_mask"] = traits.has_mask;
+    row["hides"] = traits.hides;
+    row["shares_rows"] = traits.shares_rows;
+    operations[nb::str(traits.name.data(), traits.name.size())] = row;
+  }
+  return operations;
+}
+
 nb::dict NamedDevices() {
   nb::dict devices;
   for (const DeviceLimits& limits : kNamedDevices) devices[limits.name.c_str()] = limits;
   return devices;
 }
 
-std::string ToString(const DeviceLimits& limits) {
-  return "DeviceLimits(name='" + limits.name + "', sm_count=" + std::to_string(limits.sm_count) +
-         ", smem_per_block=" + std::to_string(limits.smem_per_block) +
-         ", smem_per_sm=" + std::to_string(limits.smem_per_sm) +
-         ", threads_per_sm=" + std::to_string(limits.threads_per_sm) +
-         ", blocks_per_sm=" + std::to_string(limits.blocks_per_sm) +
-         ", registers_per_sm=" + std::to_string(limits.registers_per_sm) +
-         ", compute_capability=" + std::to_string(limits.compute_capability) +
-         ", cluster_blocks=" + std::to_string(limits.cluster_blocks) + ")";
-}
-
 }  // namespace
 
 void BindSoftmaxPlan(nb::module_& module) {
-  nb::class_<DeviceLimits> limits(module, "DeviceLimits", "What a plan needs to know about a GPU.");
-  BindValue(limits);
-  limits
+  BindValue<DeviceLimits>(module, "What a plan needs to know about a GPU.")
       .def(
           "__init__",
           [](DeviceLimits* self, const std::string& name, int sm_count, int smem_per_block,
@@ -93,43 +93,17 @@ void BindSoftmaxPlan(nb::module_& module) {
           },
           nb::kw_only(), nb::arg("name"), nb::arg("sm_count"), nb::arg("smem_per_block"),
           nb::arg("smem_per_sm"), nb::arg("threads_per_sm"), nb::arg("blocks_per_sm"),
-          nb::arg("registers_per_sm"), nb::arg("compute_capability"), nb::arg("cluster_blocks") = 1)
-      .def_ro("name", &DeviceLimits::name)
-      .def_ro("sm_count", &DeviceLimits::sm_count)
-      .def_ro("smem_per_block", &DeviceLimits::smem_per_block)
-      .def_ro("smem_per_sm", &DeviceLimits::smem_per_sm)
-      .def_ro("threads_per_sm", &DeviceLimits::threads_per_sm)
-      .def_ro("blocks_per_sm", &DeviceLimits::blocks_per_sm)
-      .def_ro("registers_per_sm", &DeviceLimits::registers_per_sm)
-      .def_ro("compute_capability", &DeviceLimits::compute_capability)
-      .def_ro("cluster_blocks", &DeviceLimits::cluster_blocks)
-      .def("__repr__", [](const DeviceLimits& self) { return ToString(self); });
+          nb::arg("registers_per_sm"), nb::arg("compute_capability"),
+          nb::arg("cluster_blocks") = 1);
 
-  nb::class_<SoftmaxPlan> plan(module, "SoftmaxPlan", "How a row operation is launched on a GPU.");
-  BindValue(plan);
-  plan.def_prop_ro("tier", [](const SoftmaxPlan& self) { return std::string(TierName(self.tier)); })
-      .def_ro("pack", &SoftmaxPlan::pack)
-      .def_ro("aligned", &SoftmaxPlan::aligned)
-      .def_ro("on_packs", &SoftmaxPlan::on_packs)
-      .def_ro("offset", &SoftmaxPlan::offset)
-      .def_ro("staged", &SoftmaxPlan::staged)
-      .def_ro("lanes", &SoftmaxPlan::lanes)
-      .def_ro("packs_per_lane", &SoftmaxPlan::packs_per_lane)
-      .def_ro("kept_packs", &SoftmaxPlan::kept_packs)
-      .def_ro("rows_per_access", &SoftmaxPlan::rows_per_access)
-      .def_ro("cluster_blocks", &SoftmaxPlan::cluster_blocks)
-      .def_ro("block_threads", &SoftmaxPlan::block_threads)
-      .def_ro("grid_blocks", &SoftmaxPlan::grid_blocks)
-      .def_prop_ro("workers", [](const SoftmaxPlan& self) { return self.batches.workers; })
-      .def_prop_ro("rounds", [](const SoftmaxPlan& self) { return self.batches.rounds; })
-      .def_prop_ro("halves", [](const SoftmaxPlan& self) { return self.batches.halves; })
+  BindValue<SoftmaxPlan>(module, "How a row operation is launched on a GPU.")
       .def("rows_of", &RowsOf, nb::arg("worker"), nb::arg("rows"),
            "Of so many rows as the plan is for, those of a worker (a block or cluster) as (first, "
-           "end, step); tiers 'block_smem' and 'cluster' only.")
-      .def_ro("smem_bytes", &SoftmaxPlan::smem_bytes)
-      .def_ro("blocks_per_sm", &SoftmaxPlan::blocks_per_sm)
-      .def("__repr__", [](const SoftmaxPlan& self) { return jaxkernels::ToString(self); });
+           "end, step); tiers 'block_smem' and 'cluster' only.");
 
+  module.attr("UNBOUNDED") = MaskedRows::kUnbounded;
+  module.def("row_operations", &RowOperations,
+             "What operations.h says of each row operation, by its name.");
   module.def("named_devices", &NamedDevices, "Limits of well-known GPUs, by name.");
   module.def("plan_softmax", &Plan, nb::arg("rows"), nb::arg("cols"), nb::arg("dtype"),
              nb::arg("operation"), nb::arg("limits"), nb::arg("tier"), nb::arg("part") = "whole",

@@ -2,7 +2,7 @@
 
 namespace jaxkernels {
 
-void RunRows(const CpuCall& call, int64_t begin, int64_t end) {
+void RunRows(const RowCall& call, int64_t begin, int64_t end) {
   switch (call.dtype) {
     case DType::kFloat32:
       return RunRowsOf<DType::kFloat32>(call, begin, end);

@@ -3,14 +3,14 @@
 namespace jaxkernels {
 namespace {
 
-JK_MULTIVERSION void Run(const CpuCall& call, int64_t begin, int64_t end) {
+JK_MULTIVERSION void Run(const RowCall& call, int64_t begin, int64_t end) {
   RunOperation<double>(call, begin, end);
 }
 
 }  // namespace
 
 template <>
-void RunRowsOf<DType::kFloat64>(const CpuCall& call, int64_t begin, int64_t end) {
+void RunRowsOf<DType::kFloat64>(const RowCall& call, int64_t begin, int64_t end) {
   Run(call, begin, end);
 }
 

@@ -17,17 +17,16 @@ cudaError_t PrepareFunction(const void* function, const SoftmaxPlan& plan) {
 
 }  // namespace
 
-cudaError_t LaunchSoftmax(DType dtype, Operation operation, const SoftmaxPlan& plan,
-                          const SoftmaxArrays& arrays, cudaStream_t stream) {
-  switch (dtype) {
+cudaError_t LaunchSoftmax(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
+  switch (call.dtype) {
     case DType::kFloat32:
-      return LaunchSoftmaxOf<DType::kFloat32>(operation, plan, arrays, stream);
+      return LaunchSoftmaxOf<DType::kFloat32>(call, plan, stream);
     case DType::kBFloat16:
-      return LaunchSoftmaxOf<DType::kBFloat16>(operation, plan, arrays, stream);
+      return LaunchSoftmaxOf<DType::kBFloat16>(call, plan, stream);
     case DType::kFloat16:
-      return LaunchSoftmaxOf<DType::kFloat16>(operation, plan, arrays, stream);
+      return LaunchSoftmaxOf<DType::kFloat16>(call, plan, stream);
     case DType::kFloat64:
-      return LaunchSoftmaxOf<DType::kFloat64>(operation, plan, arrays, stream);
+      return LaunchSoftmaxOf<DType::kFloat64>(call, plan, stream);
   }
   return cudaErrorInvalidValue;
 }

@@ -91,9 +91,19 @@ const void* FindFunction(const SoftmaxPlan& plan) {
   return plan.aligned ? FindPart<Op, true>(plan) : FindPart<Op, false>(plan);
 }
 
+// Whether an operation hides and loads elements as the table says.
 template <typename Op>
-cudaError_t LaunchRowOp(const SoftmaxPlan& plan, const SoftmaxArrays& arrays, cudaStream_t stream) {
+constexpr bool LoadsAsTable() {
+  const OperationTraits& traits = TraitsOf(Op::kOperation);
+  return Op::kHides == traits.hides && kHasMask<Op> == traits.has_mask &&
+         Op::kSharesRows == traits.shares_rows;
+}
+
+template <typename Op>
+cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
+  static_assert(MatchesTable<Op>() && LoadsAsTable<Op>(), "operations.h says otherwise");
   using T = typename Op::Storage;
+  const RowArrays& arrays = call.arrays;
   RowArgs<Op> args = {};
   for (int i = 0; i < Op::kInputs; ++i) {
     args.in[i] = static_cast<const T*>(arrays.in[i]) - plan.offset;
@@ -106,33 +116,32 @@ cudaError_t LaunchRowOp(const SoftmaxPlan& plan, const SoftmaxArrays& arrays, cu
   args.kept_packs = plan.kept_packs;
   args.lanes = plan.lanes;
   args.batches = plan.batches;
-  if constexpr (Op::kHides) args.op = Op(arrays.attention);
+  if constexpr (Op::kHides) args.op = Op(call.attention);
 
-  void* statistics = arrays.statistics;
+  void* statistics = call.statistics;
   void* kernel_args[] = {&args, &statistics};  // whole operations take the first alone
   return StartKernel(FindFunction<Op>(plan), plan, kernel_args, stream);
 }
 
 template <typename T>
-cudaError_t LaunchOperation(Operation operation, const SoftmaxPlan& plan,
-                            const SoftmaxArrays& arrays, cudaStream_t stream) {
-  switch (operation) {
-    case Operation::kSoftmaxForward:
-      return LaunchRowOp<SoftmaxForward<T>>(plan, arrays, stream);
-    case Operation::kLogSoftmaxForward:
-      return LaunchRowOp<LogSoftmaxForward<T>>(plan, arrays, stream);
-    case Operation::kSoftmaxGrad:
-      return LaunchRowOp<SoftmaxGrad<T>>(plan, arrays, stream);
-    case Operation::kLogSoftmaxGrad:
-      return LaunchRowOp<LogSoftmaxGrad<T>>(plan, arrays, stream);
-    case Operation::kLogSoftmaxJvp:
-      return LaunchRowOp<LogSoftmaxJvp<T>>(plan, arrays, stream);
-    case Operation::kMaskedSoftmaxForward:
-      return LaunchRowOp<MaskedSoftmaxForward<T>>(plan, arrays, stream);
-    case Operation::kBiasedSoftmaxForward:
-      return LaunchRowOp<BiasedSoftmaxForward<T>>(plan, arrays, stream);
-    case Operation::kMaskedSoftmaxGrad:
-      return LaunchRowOp<MaskedSoftmaxGrad<T>>(plan, arrays, stream);
+cudaError_t LaunchOperation(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
+  switch (call.operation) {
+    case SoftmaxForward<T>::kOperation:
+      return LaunchRowOp<SoftmaxForward<T>>(call, plan, stream);
+    case LogSoftmaxForward<T>::kOperation:
+      return LaunchRowOp<LogSoftmaxForward<T>>(call, plan, stream);
+    case SoftmaxGrad<T>::kOperation:
+      return LaunchRowOp<SoftmaxGrad<T>>(call, plan, stream);
+    case LogSoftmaxGrad<T>::kOperation:
+      return LaunchRowOp<LogSoftmaxGrad<T>>(call, plan, stream);
+    case LogSoftmaxJvp<T>::kOperation:
+      return LaunchRowOp<LogSoftmaxJvp<T>>(call, plan, stream);
+    case MaskedSoftmaxForward<T>::kOperation:
+      return LaunchRowOp<MaskedSoftmaxForward<T>>(call, plan, stream);
+    case BiasedSoftmaxForward<T>::kOperation:
+      return LaunchRowOp<BiasedSoftmaxForward<T>>(call, plan, stream);
+    case MaskedSoftmaxGrad<T>::kOperation:
+      return LaunchRowOp<MaskedSoftmaxGrad<T>>(call, plan, stream);
   }
   return cudaErrorInvalidValue;
 }

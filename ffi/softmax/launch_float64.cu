@@ -3,9 +3,9 @@
 namespace jaxkernels {
 
 template <>
-cudaError_t LaunchSoftmaxOf<DType::kFloat64>(Operation operation, const SoftmaxPlan& plan,
-                                             const SoftmaxArrays& arrays, cudaStream_t stream) {
-  return LaunchOperation<double>(operation, plan, arrays, stream);
+cudaError_t LaunchSoftmaxOf<DType::kFloat64>(const RowCall& call, const SoftmaxPlan& plan,
+                                             cudaStream_t stream) {
+  return LaunchOperation<double>(call, plan, stream);
 }
 
 }  // namespace jaxkernels

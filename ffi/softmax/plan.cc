@@ -54,8 +54,7 @@ int64_t StagedWarpBytes(const SoftmaxProblem& problem) {
 }
 
 int64_t MostStagedBytes(const SoftmaxProblem& problem) {
-  const int pack = kPlanPackBytes / ByteWidth(problem.dtype);
-  return StagedRowLanes(problem.cols, pack) > 1 ? kSharedRowsWarpBytes : kStagedWarpBytes;
+  return StagedRowLanes(problem.cols, PackOf(problem.dtype)) > 1 ? kSharedRowsWarpBytes : kStagedWarpBytes;
 }
 
 void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
@@ -103,10 +102,10 @@ struct SharedRow {
 
 SharedRow ShareRow(const SoftmaxProblem& problem, int pack, int blocks,
                    const DeviceLimits& limits) {
-  const int mask_words = HasMask(problem.operation) ? (pack + 3) / 4 : 0;
+  const int mask_words = HasMask(problem.operation) ? MaskWords(pack) : 0;
   SharedRow row;
   row.slots = SmemSlots(MaxPacksOfRow(problem.cols, pack, problem.offset), blocks);
-  row.bytes = row.slots * (kPlanPackBytes * InputsOf(problem.operation) + 4 * mask_words);
+  row.bytes = row.slots * (kPackBytes * InputsOf(problem.operation) + 4 * mask_words);
   if (row.bytes > SmemRoom(pack, limits)) return row;
   row.blocks = blocks;
   row.blocks_per_sm = BlocksPerSm(kLeastSmemThreads, static_cast<int>(row.bytes),
@@ -158,7 +157,7 @@ void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const De
 // Keeps up to `kept_packs` of a row.
 void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits,
                        int64_t kept_packs, int threads, SoftmaxPlan& plan) {
-  const int pack_bytes = kPlanPackBytes * InputsOf(problem.operation);
+  const int pack_bytes = kPackBytes * InputsOf(problem.operation);
   const int64_t room = SmemRoom(plan.pack, limits) / pack_bytes;
   plan.tier = Tier::kBlockUncached;
   plan.kept_packs = static_cast<int>(std::min(kept_packs, room));
@@ -199,7 +198,7 @@ void PlanStream(const SoftmaxProblem& problem, const DeviceLimits& limits, Softm
 SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& limits) {
   SoftmaxPlan plan;
   const int inputs = InputsOf(problem.operation);
-  plan.pack = kPlanPackBytes / ByteWidth(problem.dtype);
+  plan.pack = PackOf(problem.dtype);
   plan.offset = problem.offset;
   plan.on_packs = problem.offset == 0 && !problem.shifted;
   plan.aligned = problem.cols % plan.pack == 0 && plan.on_packs && problem.broadcast_aligned;

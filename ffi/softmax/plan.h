@@ -20,13 +20,12 @@
 
 #include "common/device_limits.h"
 #include "common/dtype.h"
+#include "common/fields.h"
 #include "common/host_device.h"
 #include "softmax/operations.h"
 #include "softmax/row_batches.h"
 
 namespace jaxkernels {
-
-enum class Tier { kAuto, kWarp, kBlock, kBlockSmem, kCluster, kBlockUncached, kStream };
 
 // A register layout of the warp tier: lanes per row, packs per lane, rows per access.
 struct WarpShape {
@@ -54,8 +53,7 @@ inline constexpr int kWarpMaxRowRegisters = 64;
 // a row sees costs as much as some packs, and a warp does it for two rows at once.
 constexpr bool WarpShapeFits(const WarpShape& shape, int pack, int inputs, bool hides,
                              bool aligned) {
-  const int registers_per_value =
-      pack == 2 ? 2 : 1;  // float64 packs hold two values of two registers
+  const int registers_per_value = IsPackOfDoubles(pack) ? 2 : 1;
   const bool fits =
       shape.packs_per_lane * pack * registers_per_value * inputs <= kWarpMaxRowRegisters;
   if (shape.lanes == 16 && shape.packs_per_lane > 1 && !hides) return false;
@@ -63,11 +61,10 @@ constexpr bool WarpShapeFits(const WarpShape& shape, int pack, int inputs, bool 
 }
 
 // Words of 4 bytes that hold the mask of a pack, a byte for each element.
-template <int kPack>
-inline constexpr int kMaskWords = (kPack + 3) / 4;
+JK_HOST_DEVICE constexpr int MaskWords(int pack) { return (pack + 3) / 4; }
+// What aligned rows read of a mask at once, at most.
+inline constexpr int kMostMaskBytes = 4 * MaskWords(kPackBytes / 2);
 
-inline constexpr int kPlanPackBytes = 16;
-inline constexpr int kMaskWordBytes = 8;  // at most, that aligned rows read at once
 inline constexpr int kWarpTierThreads = 128;
 inline constexpr int kStagedTierThreads = 64;
 // Shared memory for the rows of one warp up to which misaligned rows are staged: rows of which one
@@ -79,7 +76,7 @@ inline constexpr int kStagedWarpBytes = 24 * 1024;
 inline constexpr int kSharedRowsWarpBytes = 16 * 1024;
 // What 32 rows take there. on_packs: all arrays begin at a pack boundary.
 constexpr int64_t StagedBytes(int64_t row_bytes, bool on_packs, int inputs) {
-  return (32 * row_bytes + (on_packs ? 0 : kPlanPackBytes)) * inputs;
+  return (32 * row_bytes + (on_packs ? 0 : kPackBytes)) * inputs;
 }
 // Whether any row takes a layout of the warp tier: none before it holds as much, and not all of its
 // rows are staged. Others are not compiled.
@@ -96,7 +93,7 @@ constexpr bool IsWarpShapeTaken(int index, int pack, int inputs, bool hides, boo
     }
   }
   const bool may_stage = !aligned && shares_rows;
-  return !may_stage || StagedBytes(packs * kPlanPackBytes, false, inputs) > kStagedWarpBytes;
+  return !may_stage || StagedBytes(packs * kPackBytes, false, inputs) > kStagedWarpBytes;
 }
 // Lanes that share a staged row: one, unless many of them would meet in a bank; then as many as
 // have a group of elements each. H200, float32, 64 columns, one element into a pack, fraction of
@@ -116,9 +113,11 @@ inline constexpr int kLongRowRegisters = 64;
 // columns, 48 registers of packs in 512 threads of 128 registers instead of 16 in 1024 of 64: 0.80
 // against 0.91; bfloat16 forward, 4 packs in 64 registers and 3 in 56: 131072 columns 0.94 and
 // 0.95, 524288 columns 0.85 and 0.88.
-constexpr int SmemRegisters(int pack, int inputs) { return pack == 8 && inputs == 1 ? 56 : 64; }
+constexpr int SmemRegisters(int pack, int inputs) {
+  return IsPackOfHalves(pack) && inputs == 1 ? 56 : 64;
+}
 JK_HOST_DEVICE constexpr int SmemHeldPacks(int pack, int inputs) {
-  return inputs == 2 ? 2 : (pack == 8 ? 3 : 4);
+  return inputs == 2 ? 2 : (IsPackOfHalves(pack) ? 3 : 4);
 }
 inline constexpr int kLeastSmemThreads = 128;
 inline constexpr int kMostSmemThreads = 1024;
@@ -137,7 +136,7 @@ JK_HOST_DEVICE constexpr int WholeSmemLines(int bytes) {
 //   float32, 8192 columns    1.20 and 1.31   1.10 and 1.10   1.10 and 1.10   1.08 and 1.07
 inline constexpr int kBlockPacks = 8;
 inline constexpr int kMostBlockThreads = 512;
-constexpr int BlockRegisters(int pack) { return pack == 8 ? 80 : 64; }
+constexpr int BlockRegisters(int pack) { return IsPackOfHalves(pack) ? 80 : 64; }
 // Rows that are too long for a warp go to the tier `block` if an SM holds so many of them, and
 // longer ones to shared memory, likewise. H200, block and block_smem (2026-11), fraction of the
 // copy rate: softmax, bfloat16, 3072 columns 1.01 and 0.98, 24576 columns 0.97 and 0.93, its
@@ -197,7 +196,7 @@ inline constexpr int kWaves = 32;
 constexpr bool TakesRowsInBatches(Operation operation, int pack, int blocks_of_row,
                                   int blocks_per_sm) {
   if (blocks_of_row == 1) return IsForward(operation) && blocks_per_sm == 1;
-  if (IsForward(operation)) return pack == 8 || blocks_per_sm <= 3;
+  if (IsForward(operation)) return IsPackOfHalves(pack) || blocks_per_sm <= 3;
   return blocks_per_sm <= 2;
 }
 // About as many workers share a batch as run at once. Clusters are fewer than their blocks would be
@@ -212,10 +211,9 @@ constexpr int64_t WorkersAtOnce(int sm_count, int blocks_of_row, int blocks_per_
 }
 
 // Scratch of the reductions: two lines of 32 values for those of a block (reduce.cuh), and two of
-// 16 pairs of values, each with a barrier, for those of a cluster (cluster.cuh). float64 packs hold
-// two values.
+// 16 pairs of values, each with a barrier, for those of a cluster (cluster.cuh).
 JK_HOST_DEVICE constexpr int ReductionScratchBytes(int pack) {
-  return WholeSmemLines(2 * (32 + 16 * 2) * (pack == 2 ? 8 : 4) + 2 * 8);
+  return WholeSmemLines(2 * (32 + 16 * 2) * (IsPackOfDoubles(pack) ? 8 : 4) + 2 * 8);
 }
 
 struct SoftmaxPlan {
@@ -238,16 +236,21 @@ struct SoftmaxPlan {
   int smem_bytes = 0;     // dynamic shared memory of one block
   int blocks_per_sm = 0;  // resident at once, by threads, shared memory and registers
 
-  // Every field, by reference: what is compared, hashed and copied.
+  static constexpr const char* kName = "SoftmaxPlan";
   template <typename Self>
   static auto FieldsOf(Self& self) {
-    return std::tie(self.part, self.tier, self.pack, self.aligned, self.on_packs, self.offset,
-                    self.staged, self.warp_shape, self.lanes, self.packs_per_lane, self.kept_packs,
-                    self.rows_per_access, self.cluster_blocks, self.block_threads, self.grid_blocks,
-                    self.batches.workers, self.batches.rounds, self.batches.halves, self.smem_bytes,
-                    self.blocks_per_sm);
+    return std::tuple(
+        Field("part", self.part, self.part != Part::kWhole), Field("tier", self.tier),
+        Field("pack", self.pack), Field("aligned", self.aligned), Field("on_packs", self.on_packs),
+        Field("offset", self.offset), Field("staged", self.staged),
+        Field("warp_shape", self.warp_shape, false), Field("lanes", self.lanes),
+        Field("packs_per_lane", self.packs_per_lane), Field("kept_packs", self.kept_packs),
+        Field("rows_per_access", self.rows_per_access),
+        Field("cluster_blocks", self.cluster_blocks), Field("block_threads", self.block_threads),
+        Field("grid_blocks", self.grid_blocks), Field("workers", self.batches.workers),
+        Field("rounds", self.batches.rounds), Field("halves", self.batches.halves),
+        Field("smem_bytes", self.smem_bytes), Field("blocks_per_sm", self.blocks_per_sm));
   }
-  bool operator==(const SoftmaxPlan& o) const { return FieldsOf(*this) == FieldsOf(o); }
 };
 
 // Packs that the window of a row can need: rows begin at multiples of gcd(cols, pack) within a
@@ -260,7 +263,7 @@ constexpr int64_t MaxPacksOfRow(int64_t cols, int pack, int offset = 0) {
 // Slots for the packs of a row in the shared memory of each of `blocks` blocks, in whole lines: a
 // window may begin up to seven packs before the row, at a cache line.
 constexpr int64_t SmemSlots(int64_t row_packs, int blocks) {
-  constexpr int kLine = kSmemLineBytes / kPlanPackBytes;
+  constexpr int kLine = kSmemLineBytes / kPackBytes;
   return (row_packs + kLine - 1 + kLine * blocks - 1) / (kLine * blocks) * kLine;
 }
 
@@ -284,10 +287,6 @@ struct SoftmaxPlanResult {
 };
 
 SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits& limits);
-
-const char* TierName(Tier tier);
-bool ParseTier(std::string_view name, Tier* tier);
-std::string ToString(const SoftmaxPlan& plan);
 
 }  // namespace jaxkernels
 

@@ -175,7 +175,7 @@ JK_INLINE void RunWideRow(const Inputs<Op>& in, int64_t cols, typename Op::C* te
 }
 
 template <typename Op>
-JK_INLINE void RunWide(const Inputs<Op>& in, const CpuRows& rows, typename Op::Storage* out) {
+JK_INLINE void RunWide(const Inputs<Op>& in, const RowArrays& rows, typename Op::Storage* out) {
   using T = typename Op::Storage;
   using C = typename Op::C;
   const int64_t cols = rows.cols;
@@ -269,7 +269,7 @@ JK_INLINE const T* Padded(const T* from, int64_t left, int64_t size, T* to) {
 }
 
 template <typename Op>
-JK_INLINE void RunNarrow(const Inputs<Op>& in, const CpuRows& rows, typename Op::Storage* out) {
+JK_INLINE void RunNarrow(const Inputs<Op>& in, const RowArrays& rows, typename Op::Storage* out) {
   using T = typename Op::Storage;
   constexpr int64_t kMostElements = kLanes * kNarrowCols<Op>;
   const int64_t all = rows.rows * rows.cols, size = kLanes * rows.cols;
@@ -291,7 +291,7 @@ JK_INLINE void RunNarrow(const Inputs<Op>& in, const CpuRows& rows, typename Op:
 
 // All rows of an operation, by the driver that fits their length.
 template <typename Op>
-JK_INLINE void RunAll(const CpuRows& rows) {
+JK_INLINE void RunAll(const RowArrays& rows) {
   using T = typename Op::Storage;
   const Inputs<Op> in = {static_cast<const T*>(rows.in[0]), static_cast<const T*>(rows.in[1])};
   if (rows.cols <= kNarrowCols<Op>) {

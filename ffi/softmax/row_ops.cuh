@@ -2,6 +2,7 @@
 // it.
 //
 // A row operation on storage type T (compute type C) is a struct, of which a kernel gets one, with
+//   kOperation   its row of the table in operations.h, which says the constants below as well
 //   kInputs      arrays it reads: 1 (x) or 2 (y and dy)
 //   kUsesMax     whether the maximum of the row is needed before the sum
 //   kKeepsTerm   whether the summand is all that the result needs, so that a tier may keep it in
@@ -21,6 +22,7 @@
 #define JAXKERNELS_SOFTMAX_ROW_OPS_CUH_
 
 #include "common/numeric.cuh"
+#include "softmax/operations.h"
 
 namespace jaxkernels {
 
@@ -50,6 +52,7 @@ struct ForwardOp : WholeRows {
 template <typename T>
 struct SoftmaxForward : ForwardOp<T> {
   using C = ComputeType<T>;
+  static constexpr Operation kOperation = Operation::kSoftmaxForward;
   static constexpr bool kKeepsTerm = true;
 
   struct Row {
@@ -78,6 +81,7 @@ struct SoftmaxForward : ForwardOp<T> {
 template <typename T>
 struct LogSoftmaxForward : ForwardOp<T> {
   using C = ComputeType<T>;
+  static constexpr Operation kOperation = Operation::kLogSoftmaxForward;
   static constexpr bool kKeepsTerm = false;
 
   struct Row {
@@ -115,6 +119,7 @@ template <typename T>
 struct SoftmaxGrad : LinearOp<T> {
   using C = ComputeType<T>;
   using Row = typename LinearOp<T>::Row;
+  static constexpr Operation kOperation = Operation::kSoftmaxGrad;
   __device__ static C Term(const C (&in)[2], C) { return in[0] * in[1]; }
   __device__ static C Finish(const C (&in)[2], const Row& row) { return in[0] * (in[1] - row.sum); }
 };
@@ -124,6 +129,7 @@ template <typename T>
 struct LogSoftmaxGrad : LinearOp<T> {
   using C = ComputeType<T>;
   using Row = typename LinearOp<T>::Row;
+  static constexpr Operation kOperation = Operation::kLogSoftmaxGrad;
   __device__ static C Term(const C (&in)[2], C) { return in[1]; }
   __device__ static C Finish(const C (&in)[2], const Row& row) {
     return fma(-Exp<T>(in[0]), row.sum, in[1]);
@@ -135,6 +141,7 @@ template <typename T>
 struct LogSoftmaxJvp : LinearOp<T> {
   using C = ComputeType<T>;
   using Row = typename LinearOp<T>::Row;
+  static constexpr Operation kOperation = Operation::kLogSoftmaxJvp;
   __device__ static C Term(const C (&in)[2], C) { return Exp<T>(in[0]) * in[1]; }
   __device__ static C Finish(const C (&in)[2], const Row& row) { return in[1] - row.sum; }
 };

@@ -3,6 +3,7 @@
 // ffi/softmax/row_ops.cuh says the same for CUDA.
 //
 // A row operation on storage type T (compute type C) is a struct with
+//   kOperation its row of the table in operations.h, which says the constants below as well
 //   kInputs    arrays it reads: 1 (x) or 2 (y and dy)
 //   kUsesMax   whether the maximum of the row is needed before the sum
 //   kKeepsTerm whether the summand is all that the result needs; a driver may then keep it in place
@@ -16,6 +17,7 @@
 #include <type_traits>
 
 #include "common/numeric_cpu.h"
+#include "softmax/operations.h"
 
 namespace jaxkernels {
 
@@ -56,6 +58,7 @@ template <typename T>
 struct SoftmaxForward : ForwardOp<T> {
   using typename ForwardOp<T>::C;
   using typename ForwardOp<T>::Row;
+  static constexpr Operation kOperation = Operation::kSoftmaxForward;
   static constexpr bool kKeepsTerm = true;
 
   JK_INLINE static Row MakeRow(C max, double sum) { return {max, C(sum), C(1) / C(sum)}; }
@@ -75,6 +78,7 @@ template <typename T>
 struct LogSoftmaxForward : ForwardOp<T> {
   using typename ForwardOp<T>::C;
   using typename ForwardOp<T>::Row;
+  static constexpr Operation kOperation = Operation::kLogSoftmaxForward;
   static constexpr bool kKeepsTerm = false;
 
   JK_INLINE static Row MakeRow(C max, double sum) {
@@ -107,6 +111,7 @@ template <typename T>
 struct SoftmaxGrad : LinearOp<T> {
   using typename LinearOp<T>::C;
   using typename LinearOp<T>::Row;
+  static constexpr Operation kOperation = Operation::kSoftmaxGrad;
   JK_INLINE static C Term(C y, C dy, C) { return y * dy; }
   JK_INLINE static C Finish(C y, C dy, const Row& row) { return y * (dy - row.sum); }
 };
@@ -116,6 +121,7 @@ template <typename T>
 struct LogSoftmaxGrad : LinearOp<T> {
   using typename LinearOp<T>::C;
   using typename LinearOp<T>::Row;
+  static constexpr Operation kOperation = Operation::kLogSoftmaxGrad;
   JK_INLINE static C Term(C, C dy, C) { return dy; }
   JK_INLINE static C Finish(C y, C dy, const Row& row) {
     return dy - Exp<false>(y, C(0)) * row.sum;
@@ -127,6 +133,7 @@ template <typename T>
 struct LogSoftmaxJvp : LinearOp<T> {
   using typename LinearOp<T>::C;
   using typename LinearOp<T>::Row;
+  static constexpr Operation kOperation = Operation::kLogSoftmaxJvp;
   JK_INLINE static C Term(C y, C dx, C) { return Exp<false>(y, C(0)) * dx; }
   JK_INLINE static C Finish(C, C dx, const Row& row) { return dx - row.sum; }
 };

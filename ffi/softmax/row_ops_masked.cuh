@@ -14,8 +14,8 @@ namespace jaxkernels {
 
 // The bytes of a mask, each 0 or 1, that belong to a pack of kSize elements.
 template <int kSize>
-struct alignas(4 * kMaskWords<kSize>) MaskBytes {
-  uint32_t word[kMaskWords<kSize>] = {};
+struct alignas(4 * MaskWords(kSize)) MaskBytes {
+  uint32_t word[MaskWords(kSize)] = {};
 
   __device__ void Set(int j) { word[j / 4] |= 1u << 8 * (j % 4); }
 };
@@ -60,6 +60,8 @@ struct AttentionForward : SoftmaxForward<T>, AttentionRows<T> {
   using typename AttentionRows<T>::View;
   using AttentionRows<T>::kHides;
   using MaskWord = MaskBytes<16 / sizeof(T)>;
+  static constexpr Operation kOperation =
+      kArrays == 1 ? Operation::kMaskedSoftmaxForward : Operation::kBiasedSoftmaxForward;
   static constexpr int kInputs = kArrays;
   static constexpr bool kSharesRows = kArrays == 1;
 
@@ -105,6 +107,7 @@ struct MaskedSoftmaxGrad : LinearOp<T>, AttentionRows<T> {
   using Row = typename LinearOp<T>::Row;
   using typename AttentionRows<T>::View;
   using AttentionRows<T>::kHides;
+  static constexpr Operation kOperation = Operation::kMaskedSoftmaxGrad;
 
   C scale = 1;
 

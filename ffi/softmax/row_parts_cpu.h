@@ -54,13 +54,13 @@ JK_INLINE void FinishRow(const Inputs<Op>& in, int64_t cols, const typename Op::
 }
 
 template <typename Op>
-JK_INLINE void RunPart(const CpuCall& call, int64_t begin, int64_t end) {
+JK_INLINE void RunPart(const RowCall& call, int64_t begin, int64_t end) {
   using T = typename Op::Storage;
-  const int64_t cols = call.rows.cols;
-  const Inputs<Op> in = {static_cast<const T*>(call.rows.in[0]),
-                         static_cast<const T*>(call.rows.in[1])};
+  const int64_t cols = call.arrays.cols;
+  const Inputs<Op> in = {static_cast<const T*>(call.arrays.in[0]),
+                         static_cast<const T*>(call.arrays.in[1])};
   auto* const statistics = static_cast<typename Op::C*>(call.statistics);
-  T* const out = static_cast<T*>(call.rows.out);
+  T* const out = static_cast<T*>(call.arrays.out);
   for (int64_t row = begin; row < end; ++row) {
     if (call.part == Part::kStatistics) {
       ReduceRow(in.At(row * cols), cols, statistics + 2 * row);
@@ -72,14 +72,14 @@ JK_INLINE void RunPart(const CpuCall& call, int64_t begin, int64_t end) {
 
 // As above for the forward operation on attention scores: a row that sees nothing is zero.
 template <typename T>
-JK_INLINE void RunAttentionForwardPart(const CpuCall& call, int64_t begin, int64_t end) {
+JK_INLINE void RunAttentionForwardPart(const RowCall& call, int64_t begin, int64_t end) {
   using C = CpuComputeType<T>;
   using Op = ForwardOfLoaded<T>;
-  const int64_t cols = call.rows.cols;
+  const int64_t cols = call.arrays.cols;
   std::vector<C> scores(cols), results(cols);
   for (int64_t row = begin; row < end; ++row) {
     C* const statistics = static_cast<C*>(call.statistics) + 2 * row;
-    LoadScores<T>(call.rows, call.attention, row, {0, static_cast<int>(cols)}, scores.data(),
+    LoadScores<T>(call.arrays, call.attention, row, {0, static_cast<int>(cols)}, scores.data(),
                   results.data());
     if (call.part == Part::kStatistics) {
       ReduceRow<Op>({scores.data(), nullptr}, cols, statistics);
@@ -90,26 +90,26 @@ JK_INLINE void RunAttentionForwardPart(const CpuCall& call, int64_t begin, int64
     } else {
       FinishRow<Op>({scores.data(), nullptr}, cols, statistics, results.data());
     }
-    NarrowAll(results.data(), cols, static_cast<T*>(call.rows.out) + row * cols);
+    NarrowAll(results.data(), cols, static_cast<T*>(call.arrays.out) + row * cols);
   }
 }
 
 template <typename T>
-JK_INLINE void RunAttentionGradPart(const CpuCall& call, int64_t begin, int64_t end) {
+JK_INLINE void RunAttentionGradPart(const RowCall& call, int64_t begin, int64_t end) {
   using C = CpuComputeType<T>;
   using Op = SoftmaxGrad<C>;
-  const int64_t cols = call.rows.cols;
+  const int64_t cols = call.arrays.cols;
   std::vector<C> y(cols), dy(cols), results(cols);
   for (int64_t row = begin; row < end; ++row) {
     C* const statistics = static_cast<C*>(call.statistics) + 2 * row;
-    LoadGradient<T>(call.rows, row, {0, static_cast<int>(cols)}, y.data(), dy.data());
+    LoadGradient<T>(call.arrays, row, {0, static_cast<int>(cols)}, y.data(), dy.data());
     if (call.part == Part::kStatistics) {
       ReduceRow<Op>({y.data(), dy.data()}, cols, statistics);
       continue;
     }
     FinishRow<Op>({y.data(), dy.data()}, cols, statistics, results.data());
     ScaleGradient(y.data(), cols, static_cast<C>(call.attention.scale), results.data());
-    NarrowAll(results.data(), cols, static_cast<T*>(call.rows.out) + row * cols);
+    NarrowAll(results.data(), cols, static_cast<T*>(call.arrays.out) + row * cols);
   }
 }
 

@@ -25,7 +25,7 @@
 namespace jaxkernels {
 
 template <typename Op>
-JK_INLINE CpuRows SliceRows(const CpuRows& all, int64_t begin, int64_t end) {
+JK_INLINE RowArrays SliceRows(const RowArrays& all, int64_t begin, int64_t end) {
   using T = typename Op::Storage;
   const int64_t offset = begin * all.cols;
   const T* const second = static_cast<const T*>(all.in[1]);
@@ -37,34 +37,35 @@ JK_INLINE CpuRows SliceRows(const CpuRows& all, int64_t begin, int64_t end) {
 }
 
 template <typename Op>
-JK_INLINE void RunPlain(const CpuCall& call, int64_t begin, int64_t end) {
+JK_INLINE void RunPlain(const RowCall& call, int64_t begin, int64_t end) {
+  static_assert(MatchesTable<Op>(), "operations.h says otherwise");
   if (call.part == Part::kWhole) {
-    RunAll<Op>(SliceRows<Op>(call.rows, begin, end));
+    RunAll<Op>(SliceRows<Op>(call.arrays, begin, end));
   } else {
     RunPart<Op>(call, begin, end);
   }
 }
 
 template <typename T>
-JK_INLINE void RunOperation(const CpuCall& call, int64_t begin, int64_t end) {
+JK_INLINE void RunOperation(const RowCall& call, int64_t begin, int64_t end) {
   const bool whole = call.part == Part::kWhole;
   switch (call.operation) {
-    case Operation::kSoftmaxForward:
+    case SoftmaxForward<T>::kOperation:
       return RunPlain<SoftmaxForward<T>>(call, begin, end);
-    case Operation::kLogSoftmaxForward:
+    case LogSoftmaxForward<T>::kOperation:
       return RunPlain<LogSoftmaxForward<T>>(call, begin, end);
-    case Operation::kSoftmaxGrad:
+    case SoftmaxGrad<T>::kOperation:
       return RunPlain<SoftmaxGrad<T>>(call, begin, end);
-    case Operation::kLogSoftmaxGrad:
+    case LogSoftmaxGrad<T>::kOperation:
       return RunPlain<LogSoftmaxGrad<T>>(call, begin, end);
-    case Operation::kLogSoftmaxJvp:
+    case LogSoftmaxJvp<T>::kOperation:
       return RunPlain<LogSoftmaxJvp<T>>(call, begin, end);
     case Operation::kMaskedSoftmaxForward:
     case Operation::kBiasedSoftmaxForward:
-      return whole ? RunAttentionForward<T>(call.rows, call.attention, begin, end)
+      return whole ? RunAttentionForward<T>(call.arrays, call.attention, begin, end)
                    : RunAttentionForwardPart<T>(call, begin, end);
     case Operation::kMaskedSoftmaxGrad:
-      return whole ? RunAttentionGrad<T>(call.rows, call.attention, begin, end)
+      return whole ? RunAttentionGrad<T>(call.arrays, call.attention, begin, end)
                    : RunAttentionGradPart<T>(call, begin, end);
   }
 }

@@ -16,7 +16,6 @@ import platform as python_platform
 import warnings
 from pathlib import Path
 from types import ModuleType
-from typing import get_args
 
 import jax
 import numpy as np
@@ -24,16 +23,17 @@ import numpy as np
 from jaxkernels._core import compat
 from jaxkernels.typing import Operation
 
-OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 _PACKAGE = Path(__file__).parent.parent
-# One target serves scores with a bias and without.
-_ROW_TARGETS = tuple(f"jaxkernels_{name}" for name in OPERATIONS if name != "biased_softmax_fwd")
-# The two parts of any of these operations.
-_PART_TARGETS = ("jaxkernels_row_statistics", "jaxkernels_row_finish")
+# Any row operation, and the two parts of any.
+ROWS_TARGET = "jaxkernels_rows"
+STATISTICS_TARGET = "jaxkernels_row_statistics"
+FINISH_TARGET = "jaxkernels_row_finish"
+SGEMM_TARGET = "jaxkernels_sgemm"
+_ROW_TARGETS = (ROWS_TARGET, STATISTICS_TARGET, FINISH_TARGET)
 # The targets of each platform, by JAX's name of it. A CPU's matrix products are XLA's own.
 TARGETS = {
-    "cpu": (*_ROW_TARGETS, *_PART_TARGETS),
-    "cuda": (*_ROW_TARGETS, *_PART_TARGETS, "jaxkernels_sgemm"),
+    "cpu": _ROW_TARGETS,
+    "cuda": (*_ROW_TARGETS, SGEMM_TARGET),
 }
 
 
@@ -65,7 +65,7 @@ class TargetStatus:
     """Whether one FFI target can be called on one platform.
 
     Attributes:
-        target: name of the target, e.g. "jaxkernels_softmax_fwd".
+        target: name of the target, e.g. "jaxkernels_rows".
         platform: "cpu" or "CUDA", as XLA spells them.
         live: a jitted program can call the target on this platform, here and now.
         why: the reason when it is not live, else empty.
@@ -141,14 +141,36 @@ def _register(module: ModuleType, platform: str, running: tuple[int, int] | None
         jax.ffi.register_ffi_target(target, registrations[target], _XLA_PLATFORM[platform])
 
 
+@dataclasses.dataclass(frozen=True)
+class RowOperation:
+    """What `ffi/softmax/operations.h` says of a row operation.
+
+    Attributes:
+        inputs: arrays that it reads, an element for each element of the result.
+        finds_max: whether it finds the maximum of a row before it sums.
+        hides: whether it works on attention scores, some of which a row may not see.
+        has_mask: whether it may have a mask.
+        shares_rows: whether all inputs have the shape of the result.
+    """
+
+    inputs: int
+    finds_max: bool
+    hides: bool
+    has_mask: bool
+    shares_rows: bool
+
+
 cpu_module = _load_cpu()
+ROW_OPERATIONS: dict[Operation, RowOperation] = {
+    name: RowOperation(**traits) for name, traits in cpu_module.row_operations().items()
+}
+OPERATIONS = tuple(ROW_OPERATIONS)
 cuda_module, _why_no_cuda = _load_cuda()
 _running_version = compat.running_ffi_api_version()
 _register(cpu_module, "cpu", _running_version)
 if cuda_module is not None:
     _register(cuda_module, "cuda", _running_version)
-for _target in _ROW_TARGETS:
-    jax.ffi.register_ffi_target_as_batch_partitionable(_target)
+jax.ffi.register_ffi_target_as_batch_partitionable(ROWS_TARGET)
 
 
 def has_cuda_module() -> bool:

@@ -15,14 +15,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxkernels._core import compat
-from jaxkernels._rows import derivatives, partitioning, parts, plan, primitive, reference
+from jaxkernels._cpu import UNBOUNDED
+from jaxkernels._rows import derivatives, partitioning, primitive, reference
 from jaxkernels.typing import Operation
 
 Window = int | tuple[int, int] | None
-
-# In place of a bound that is not there, or that no index reaches: the kernels count columns, and rows
-# within a band, up to 2^30.
-_UNBOUNDED = 1 << 30
 
 # The scale from which on the tangent of a bias is divided by it, to share a kernel with the scores'.
 _LEAST_FOLDED = 2.0**-20
@@ -49,10 +46,10 @@ class Band:
         return self.left is None and self.right is None
 
     def attributes(self) -> dict[str, Any]:
-        """The band as attributes of the kernels."""
+        """The band as attributes of the kernels, which count columns, and rows within a band, up to UNBOUNDED."""
         return {
-            "left": -_UNBOUNDED if self.left is None else max(self.left, -_UNBOUNDED),
-            "right": _UNBOUNDED if self.right is None else min(self.right, _UNBOUNDED),
+            "left": -UNBOUNDED if self.left is None else max(self.left, -UNBOUNDED),
+            "right": UNBOUNDED if self.right is None else min(self.right, UNBOUNDED),
             "from_end": self.from_end,
         }
 
@@ -82,7 +79,7 @@ def band_of(causal: bool, window: Window, *, from_end: bool) -> Band:
 def _row_dims(*, left: int, right: int, **others: Any) -> int:
     """A band ties a row to its place among the q rows of its matrix."""
     del others
-    return 1 if (left, right) == (-_UNBOUNDED, _UNBOUNDED) else 2
+    return 1 if (left, right) == (-UNBOUNDED, UNBOUNDED) else 2
 
 
 _OPEN = Band().attributes()
@@ -115,47 +112,29 @@ def _grad_at(
     return list(operands), {**attributes, **_OPEN}
 
 
-def _forward_operation(has_bias: bool) -> Operation:
+def _forward_operation(*, has_bias: bool, **others: Any) -> Operation:
+    del others
     return "biased_softmax_fwd" if has_bias else "masked_softmax_fwd"
 
 
-def _forward_parts(*, scale: float, has_mask: bool, has_bias: bool, **others: Any) -> parts.Parts:
-    del others
-    return parts.Parts(_forward_operation(has_bias), True, scale, has_mask)
-
-
-def _grad_parts(*, scale: float, **others: Any) -> parts.Parts:
-    del others
-    return parts.Parts("masked_softmax_grad", False, scale)
-
-
-def _check_forward(shape: Any, dtype: Any, tier: str, *, has_bias: bool, **others: Any) -> None:
-    del others
-    plan.check_tier(_forward_operation(has_bias), shape, dtype, tier)
-
-
-def _check_grad(shape: Any, dtype: Any, tier: str, **others: Any) -> None:
-    del others
-    plan.check_tier("masked_softmax_grad", shape, dtype, tier)
+def _grad_operation(**attributes: Any) -> Operation:
+    del attributes
+    return "masked_softmax_grad"
 
 
 masked_softmax_fwd = primitive.define(
     name="jaxkernels_masked_softmax_fwd",
     reference=reference.masked_softmax_fwd,
-    target="jaxkernels_masked_softmax_fwd",
-    check=_check_forward,
+    operation=_forward_operation,
     full_operands=1,
-    parts=_forward_parts,
     row_dims=_row_dims,
     at_place=_forward_at,
 )
 masked_softmax_grad = primitive.define(
     name="jaxkernels_masked_softmax_grad",
     reference=reference.masked_softmax_grad,
-    target="jaxkernels_masked_softmax_grad",
-    check=_check_grad,
+    operation=_grad_operation,
     full_operands=2,
-    parts=_grad_parts,
     row_dims=_row_dims,
     at_place=_grad_at,
 )

@@ -4,7 +4,7 @@ Every device reduces the columns that it has. What crosses the network is the ma
 operations) and the sum of each row, one all-reduce each. Then every device makes its own columns of
 the result. Each of the two kernels reads the operands once.
 
-Owns: the two FFI targets, and how the statistics of devices meet. Must not know: how arrays are
+Owns: the calls of the two FFI targets, and how the statistics of devices meet. Must not know: how arrays are
 split (`partitioning`).
 
 The maximum and the sum of parts of a row meet as in Milakov and Gimelshein, "Online normalizer
@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-STATISTICS_TARGET = "jaxkernels_row_statistics"
-FINISH_TARGET = "jaxkernels_row_finish"
+from jaxkernels._core import registry
+from jaxkernels.typing import Operation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,15 +31,18 @@ class Parts:
 
     Attributes:
         operation: its name.
-        finds_max: whether it finds a maximum before it sums.
         scale: of attention scores.
         has_mask: whether a mask of attention scores is the second operand.
     """
 
-    operation: str
-    finds_max: bool
+    operation: Operation
     scale: float = 1.0
     has_mask: bool = False
+
+    @property
+    def finds_max(self) -> bool:
+        """Whether the operation finds a maximum before it sums."""
+        return registry.ROW_OPERATIONS[self.operation].finds_max
 
 
 def apply(parts: Parts, operands: Sequence[jax.Array], axes: tuple[str, ...]) -> jax.Array:
@@ -58,10 +61,10 @@ def apply(parts: Parts, operands: Sequence[jax.Array], axes: tuple[str, ...]) ->
     }
     computed = np.float64 if first.dtype == np.float64 else np.float32
     pairs = jax.ShapeDtypeStruct((*first.shape[:-1], 2), computed)
-    own = jax.ffi.ffi_call(STATISTICS_TARGET, pairs)(*operands, **attributes)
+    own = jax.ffi.ffi_call(registry.STATISTICS_TARGET, pairs)(*operands, **attributes)
     result = jax.ShapeDtypeStruct(first.shape, first.dtype)
     whole = _of_all_devices(own, axes, parts.finds_max)
-    return jax.ffi.ffi_call(FINISH_TARGET, result)(whole, *operands, **attributes)
+    return jax.ffi.ffi_call(registry.FINISH_TARGET, result)(whole, *operands, **attributes)
 
 
 def _of_all_devices(own: jax.Array, axes: tuple[str, ...], finds_max: bool) -> jax.Array:

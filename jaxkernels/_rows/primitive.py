@@ -21,18 +21,29 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir, xla
 
 from jaxkernels._core import compat, experimental_rules, registry, sharding
+from jaxkernels._cpu import UNBOUNDED
 from jaxkernels._rows import partitioning as row_partitioning
 from jaxkernels._rows import parts as row_parts
+from jaxkernels._rows import plan
+from jaxkernels.typing import Operation
 
 Reference = Callable[..., jax.Array]
-# Gets the shape and the dtype of the result, the tier and the attributes of a call when it is traced;
-# raises if the tier cannot serve.
-Check = Callable[..., None]
-# From the attributes of a call to what runs where its rows are spread over devices.
-PartsOf = Callable[..., row_parts.Parts]
+# From the attributes of a call to the operation that it is.
+OperationOf = Callable[..., Operation]
 # From the operands of a device, their place in the whole arrays, and the attributes of a call to the
 # operands and attributes that give the result there, wherever it is.
 AtPlace = Callable[..., tuple[list[jax.Array], dict[str, Any]]]
+
+
+# The attributes of the FFI target, besides operation and tier, as they are where a kernel has none of
+# them.
+_WITHOUT = {
+    "scale": 1.0,
+    "left": -UNBOUNDED,
+    "right": UNBOUNDED,
+    "from_end": False,
+    "has_mask": False,
+}
 
 
 def _one_row_dim(**attributes: Any) -> int:
@@ -51,8 +62,7 @@ class RowKernel:
         full_operands: how many operands have the shape of the result; the others broadcast.
         row_dims: from the attributes of a call to the number of last dimensions that it needs whole
             and in their order: 1, or 2 where it matters at which place of its matrix a row stands.
-        target: name of the FFI target.
-        parts: what runs where rows are spread over devices.
+        operation: from the attributes of a call to the operation that it is.
         at_place: what to run on a part of a matrix where it matters where it lies; None if it never
             does.
     """
@@ -61,8 +71,7 @@ class RowKernel:
     reference: Reference
     full_operands: int
     row_dims: Callable[..., int]
-    target: str
-    parts: PartsOf
+    operation: OperationOf
     at_place: AtPlace | None
 
     def __call__(
@@ -76,20 +85,24 @@ class RowKernel:
             tier: "auto", or the tier to force.
             require_kernel: a platform without kernels is an error when lowering, instead of a
                 reason to run the reference.
-            attributes: static arguments of the FFI target and of the reference.
+            attributes: static arguments of the reference. Those that the FFI target knows are given
+                to it, too.
         """
         equal = sharding.equalize(operands, self.full_operands)
         return self.primitive.bind(*equal, tier=tier, require_kernel=require_kernel, **attributes)
+
+    def call_attributes(self, tier: str, **attributes: Any) -> dict[str, Any]:
+        """The attributes of the call of the FFI target."""
+        known = {name: attributes.get(name, value) for name, value in _WITHOUT.items()}
+        return {"operation": self.operation(**attributes), "tier": tier, **known}
 
 
 def define(
     name: str,
     reference: Reference,
-    target: str,
-    check: Check,
+    operation: OperationOf,
     *,
     full_operands: int,
-    parts: PartsOf,
     row_dims: Callable[..., int] = _one_row_dim,
     at_place: AtPlace | None = None,
 ) -> RowKernel:
@@ -99,10 +112,8 @@ def define(
         name: name of the primitive, seen in jaxprs.
         reference: plain-JAX function of the operands, over the last axis; runs where there are no
             kernels.
-        target: name of the FFI target, registered by `registry`.
-        check: called whenever the primitive is traced.
+        operation: see `RowKernel`.
         full_operands: see `RowKernel`.
-        parts: see `RowKernel`.
         row_dims: see `RowKernel`.
         at_place: see `RowKernel`; needed if `row_dims` may be 2.
 
@@ -110,9 +121,9 @@ def define(
         The kernel, ready to be called on any number of dimensions >= 1.
     """
     primitive = Primitive(name)
-    kernel = RowKernel(primitive, reference, full_operands, row_dims, target, parts, at_place)
+    kernel = RowKernel(primitive, reference, full_operands, row_dims, operation, at_place)
     primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
-    primitive.def_abstract_eval(functools.partial(_abstract_eval, kernel, check))
+    primitive.def_abstract_eval(functools.partial(_abstract_eval, kernel))
     batching.fancy_primitive_batchers[primitive] = functools.partial(_batch, kernel)
     mlir.register_lowering(primitive, functools.partial(_lower_reference, kernel))
     for platform in ("cpu", "cuda"):
@@ -135,7 +146,6 @@ def _reference(
 
 def _abstract_eval(
     kernel: RowKernel,
-    check: Check,
     *avals: Any,
     tier: str,
     require_kernel: bool,
@@ -145,7 +155,7 @@ def _abstract_eval(
     first, name = avals[0], kernel.primitive.name
     if any((a.shape, a.dtype) != (first.shape, first.dtype) for a in avals[: kernel.full_operands]):
         raise TypeError(f"{name}: operands must agree in shape and dtype, got {avals}")
-    check(first.shape, first.dtype, tier, **attributes)
+    plan.check_tier(kernel.operation(**attributes), first.shape, first.dtype, tier)
     # `update` keeps what a fresh ShapedArray would lose: explicit sharding and the mesh axes it
     # varies over.
     return first.update(weak_type=False)
@@ -192,22 +202,25 @@ def _lower_kernel(
     **attributes: Any,
 ) -> Any:
     del require_kernel
+    name = kernel.primitive.name
     shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
     if 0 not in shapes[0] and compat.partitions_custom_calls(ctx):
         function = row_partitioning.partitioned(_split_call(kernel, tier, attributes), shapes)
-        name = f"{kernel.target} {tier} {sorted(attributes.items())} {registry.fingerprint()}"
+        name = f"{name} {tier} {sorted(attributes.items())} {registry.fingerprint()}"
         return compat.lower_partitioned(function, ctx, operands, name)
     partitioning = compat.batch_partitioning_attributes(ctx, kernel.row_dims(**attributes))
-    rule = jax.ffi.ffi_lowering(kernel.target, extra_attributes=partitioning)
-    return rule(ctx, *operands, tier=tier, **attributes)
+    rule = jax.ffi.ffi_lowering(registry.ROWS_TARGET, extra_attributes=partitioning)
+    return rule(ctx, *operands, **kernel.call_attributes(tier, **attributes))
 
 
 def _split_call(
     kernel: RowKernel, tier: str, attributes: dict[str, Any]
 ) -> row_partitioning.SplitCall:
+    given = kernel.call_attributes(tier, **attributes)
+
     def whole(first: jax.Array, *others: jax.Array) -> jax.Array:
-        call = jax.ffi.ffi_call(kernel.target, jax.ShapeDtypeStruct(first.shape, first.dtype))
-        return call(first, *others, tier=tier, **attributes)
+        result = jax.ShapeDtypeStruct(first.shape, first.dtype)
+        return jax.ffi.ffi_call(registry.ROWS_TARGET, result)(first, *others, **given)
 
     def at_place(operands: Sequence[jax.Array], place: row_partitioning.Place) -> Any:
         assert kernel.at_place is not None
@@ -215,7 +228,7 @@ def _split_call(
         return _split_call(kernel, tier, attributes_there), there
 
     depends_on_place = kernel.row_dims(**attributes) > 1
-    parts = kernel.parts(**attributes)
+    parts = row_parts.Parts(given["operation"], given["scale"], given["has_mask"])
     return row_partitioning.SplitCall(whole, parts, at_place if depends_on_place else None)
 
 

@@ -20,32 +20,28 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
-from jaxkernels._core import compat, validate
-from jaxkernels._rows import derivatives, parts, plan, primitive
+from jaxkernels._core import compat, registry, validate
+from jaxkernels._rows import derivatives, primitive
 from jaxkernels._rows import reference as plain
 from jaxkernels.typing import Implementation, Operation, Tier
 
 Axis = int | tuple[int, ...] | list[int] | None
 
 
-def _kernel(
-    operation: Operation, reference: Callable[..., jax.Array], operands: int
-) -> primitive.RowKernel:
+def _kernel(operation: Operation) -> primitive.RowKernel:
     return primitive.define(
         name=f"jaxkernels_{operation}",
-        reference=reference,
-        target=f"jaxkernels_{operation}",
-        check=lambda shape, dtype, tier: plan.check_tier(operation, shape, dtype, tier),
-        full_operands=operands,
-        parts=lambda: parts.Parts(operation, finds_max=operation.endswith("_fwd")),
+        reference=getattr(plain, operation),
+        operation=lambda: operation,
+        full_operands=registry.ROW_OPERATIONS[operation].inputs,
     )
 
 
-softmax_fwd = _kernel("softmax_fwd", plain.softmax_fwd, 1)
-softmax_grad = _kernel("softmax_grad", plain.softmax_grad, 2)
-log_softmax_fwd = _kernel("log_softmax_fwd", plain.log_softmax_fwd, 1)
-log_softmax_grad = _kernel("log_softmax_grad", plain.log_softmax_grad, 2)
-log_softmax_jvp = _kernel("log_softmax_jvp", plain.log_softmax_jvp, 2)
+softmax_fwd = _kernel("softmax_fwd")
+softmax_grad = _kernel("softmax_grad")
+log_softmax_fwd = _kernel("log_softmax_fwd")
+log_softmax_grad = _kernel("log_softmax_grad")
+log_softmax_jvp = _kernel("log_softmax_jvp")
 
 # The Jacobian of softmax, diag(y) - y y^T, is symmetric; that of log_softmax, I - 1 exp(y)^T, is
 # not.
@@ -118,8 +114,7 @@ def softmax(
         * Where x and `where` have different ranks, x is broadcast first, and `axis` counts in the
           result. (jax.nn takes the maximum along another axis there, up to JAX 0.11.)
         * `jax.export` refuses custom calls that it is not told about:
-          `disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("jaxkernels_softmax_fwd")]`,
-          and the same with `jaxkernels_softmax_grad` for derivatives.
+          `disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("jaxkernels_rows")]`.
 
     References:
         Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv:1805.02867.
@@ -178,11 +173,8 @@ def log_softmax(
             a platform without kernels it is raised when the program is lowered.
 
     Notes:
-        The notes of `softmax` hold here as well. Reverse mode keeps the result y: dx = dy - exp(y)
-        * sum(dy). Forward mode is dy = dx - sum(exp(y) * dx). The targets for `jax.export` are
-          `jaxkernels_log_softmax_fwd`,
-        `jaxkernels_log_softmax_grad` (reverse mode) and `jaxkernels_log_softmax_jvp` (forward
-        mode).
+        The notes of `softmax` hold here as well. Reverse mode keeps the result y:
+        dx = dy - exp(y) * sum(dy). Forward mode is dy = dx - sum(exp(y) * dx).
 
     References:
         As for `softmax`.

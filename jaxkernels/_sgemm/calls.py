@@ -14,10 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkernels._core import registry
+from jaxkernels._cpu import MAX_BATCH_DIMS
 from jaxkernels._sgemm import plan
 from jaxkernels._sgemm.options import Options, matrix_dims
 
-TARGET = "jaxkernels_sgemm"
+TARGET = registry.SGEMM_TARGET
 
 
 def reference(
@@ -78,6 +80,7 @@ def ffi_multiply(
         alpha=np.float32(options.alpha),
         beta=np.float32(options.beta),
         algorithm=options.algorithm,
+        for_batch=options.for_batch,
         split_k=scheme.split_k,
         pad_a=scheme.pad_a,
         pad_b=scheme.pad_b,
@@ -89,13 +92,12 @@ def _pad_rows(x: jax.Array, elements: int) -> jax.Array:
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, elements)]) if elements else x
 
 
-# Batch dimensions that broadcast by turns, more often than the kernels can step: one operand is
-# repeated in memory, so that all of them become one dimension.
-_MAX_BATCH_DIMS = 4
-
-
 def _with_few_batch_dims(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    if a.ndim - 2 <= _MAX_BATCH_DIMS:
+    """Operands whose batch dimensions broadcast by turns no more often than the kernels can step.
+
+    Others are repeated in memory, so that all of them become one dimension.
+    """
+    if a.ndim - 2 <= MAX_BATCH_DIMS:
         return a, b
     batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     whole = [jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b)]

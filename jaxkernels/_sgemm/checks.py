@@ -105,7 +105,7 @@ def asks_for_xla(algorithm: str | None, implementation: str | None) -> bool:
 
 def check_no_kernel_is_forced(algorithm: str | None, implementation: str | None) -> None:
     """Raises NotImplementedError if a kernel is asked for where only XLA's own product serves."""
-    if implementation == "ffi" or algorithm not in (None, "auto_for_batch"):
+    if implementation == "ffi" or algorithm is not None:
         raise NotImplementedError(
             "a kernel was asked for, but dimensions that are sharded over explicit mesh axes "
             "would have to be merged, or out_sharding was given; only XLA's product does that"

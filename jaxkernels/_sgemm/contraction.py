@@ -32,6 +32,8 @@ def dot_general(
     out_sharding: Any,
     algorithm: str | None,
     implementation: str | None,
+    *,
+    for_batch: bool = False,
 ) -> jax.Array:
     """The contraction of two float32 arrays as a product of matrices.
 
@@ -40,8 +42,9 @@ def dot_general(
         rhs: float32 array.
         dimension_numbers: as for `lax.dot_general`.
         out_sharding: None, or the sharding of the result, which XLA's own product serves.
-        algorithm: None, a rung of the ladder, or "auto_for_batch".
+        algorithm: None, or a rung of the ladder.
         implementation: None, or "ffi": an error where no kernel can serve.
+        for_batch: see `primitive.Options`.
     """
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
     # Pairs of contracted dimensions may come in any order: lhs keeps the order that it has.
@@ -61,9 +64,8 @@ def dot_general(
         )
     row_dims = a.ndim - len(lhs_batch) - 2
     b = jnp.expand_dims(b, range(len(lhs_batch), len(lhs_batch) + row_dims))
-    options = options_of(
-        algorithm, implementation, trans_a=trans_a, trans_b=not b_along_k, row_dims=row_dims
-    )
+    flags = {"trans_a": trans_a, "trans_b": not b_along_k, "for_batch": for_batch}
+    options = options_of(algorithm, implementation, **flags, row_dims=row_dims)
     product = primitive.multiply(a, b, options=options)
     return product.reshape(*product.shape[: len(lhs_batch)], *a_free, *b_free)
 
@@ -75,7 +77,7 @@ def batched_dot_general(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any) 
     as in attention (2026-11): 0.77 ms, `dot_general` 1.02 ms, because alone such a product is split
     along k to fill the device.
     """
-    return dot_general(lhs, rhs, dimension_numbers, None, "auto_for_batch", None)
+    return dot_general(lhs, rhs, dimension_numbers, None, None, None, for_batch=True)
 
 
 def _as_matrices(

@@ -14,8 +14,9 @@ class Options:
         trans_b: b is stored as (n, k) instead of (k, n).
         alpha: factor of the product; 0 means that a and b are not read.
         beta: factor of c; 0 means that c is not read.
-        algorithm: "auto", or the rung of the ladder to run, or "auto_for_batch": the members of a
-            batch may be summed in another order than they would be alone, if that is faster.
+        algorithm: "auto", or the rung of the ladder to run.
+        for_batch: the members of a batch may be summed in another order than they would be alone, if
+            that is faster.
         require_kernel: a platform without kernels is an error when lowering, instead of a reason to
             run XLA's own product.
         row_dims: the last so many batch dimensions are further rows of a, of size 1 in b; not with
@@ -28,6 +29,7 @@ class Options:
     alpha: float = 1.0
     beta: float = 0.0
     algorithm: str = "auto"
+    for_batch: bool = False
     require_kernel: bool = False
     row_dims: int = 0
 
