@@ -54,7 +54,8 @@ int64_t StagedWarpBytes(const SoftmaxProblem& problem) {
 }
 
 int64_t MostStagedBytes(const SoftmaxProblem& problem) {
-  return StagedRowLanes(problem.cols, PackOf(problem.dtype)) > 1 ? kSharedRowsWarpBytes : kStagedWarpBytes;
+  return StagedRowLanes(problem.cols, PackOf(problem.dtype)) > 1 ? kSharedRowsWarpBytes
+                                                                 : kStagedWarpBytes;
 }
 
 void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
