@@ -7,13 +7,13 @@ set(JK_HAVE_CUDA FALSE)
 
 # The one list of CUDA sources. Templates are instantiated in several launch*.cu files, so that they
 # compile side by side.
-file(GLOB JK_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/ffi/*/*.cu)
-list(APPEND JK_CUDA_SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/ffi/common/function_attributes.cc
-     ${CMAKE_CURRENT_SOURCE_DIR}/ffi/softmax/handlers_cuda.cc
-     ${CMAKE_CURRENT_SOURCE_DIR}/ffi/softmax/launch.cc
-     ${CMAKE_CURRENT_SOURCE_DIR}/ffi/softmax/read_call.cc
-     ${CMAKE_CURRENT_SOURCE_DIR}/ffi/sgemm/handlers_cuda.cc
-     ${CMAKE_CURRENT_SOURCE_DIR}/ffi/sgemm/tensor_map.cc)
+file(GLOB_RECURSE JK_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/ffi/*.cu)
+list(APPEND JK_CUDA_SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/ffi/core/function_attributes.cc
+     ${CMAKE_CURRENT_SOURCE_DIR}/ffi/rows/cuda/handlers.cc
+     ${CMAKE_CURRENT_SOURCE_DIR}/ffi/rows/cuda/launch.cc
+     ${CMAKE_CURRENT_SOURCE_DIR}/ffi/rows/read_call.cc
+     ${CMAKE_CURRENT_SOURCE_DIR}/ffi/sgemm/handlers.cc
+     ${CMAKE_CURRENT_SOURCE_DIR}/ffi/sgemm/pipelined/tensor_map.cc)
 
 # Two threads because a build machine has at least two cores, and "0" would not be understood in
 # every spelling. Kernels of releases are packed to the smallest size. Elsewhere they take a third

@@ -4,8 +4,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 
-#include "common/api_version.h"
-#include "common/registrations.h"
+#include "core/api_version.h"
+#include "core/registrations.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace nb = nanobind;

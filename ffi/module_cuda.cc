@@ -10,9 +10,9 @@
 #include <string>
 #include <tuple>
 
-#include "common/api_version.h"
-#include "common/device_query.h"
-#include "common/registrations.h"
+#include "core/api_version.h"
+#include "core/device_query.h"
+#include "core/registrations.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace nb = nanobind;

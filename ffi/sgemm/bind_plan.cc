@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "common/bind_value.h"
+#include "core/bind_value.h"
 #include "sgemm/plan.h"
 
 namespace nb = nanobind;

@@ -17,9 +17,9 @@
 #include <string_view>
 #include <tuple>
 
-#include "common/device_limits.h"
-#include "common/fields.h"
-#include "sgemm/pipelined_tile.h"
+#include "core/device_limits.h"
+#include "core/fields.h"
+#include "sgemm/pipelined/tile.h"
 #include "sgemm/problem.h"
 
 namespace jaxkernels {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "common/shape_text.h"
+#include "core/shape_text.h"
 
 namespace jaxkernels {
 namespace {

@@ -143,7 +143,7 @@ def _register(module: ModuleType, platform: str, running: tuple[int, int] | None
 
 @dataclasses.dataclass(frozen=True)
 class RowOperation:
-    """What `ffi/softmax/operations.h` says of a row operation.
+    """What `ffi/rows/operations.h` says of a row operation.
 
     Attributes:
         inputs: arrays that it reads, an element for each element of the result.

@@ -1,6 +1,6 @@
 """Plans of row operations: the public function, and what of a plan a program is traced for.
 
-Owns: checks of its arguments. Must not know: how a plan is made (`ffi/softmax/plan.cc`).
+Owns: checks of its arguments. Must not know: how a plan is made (`ffi/rows/plan.cc`).
 """
 
 from __future__ import annotations

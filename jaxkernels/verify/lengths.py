@@ -32,7 +32,7 @@ PLAIN = tuple(
 )
 
 
-# A CPU sums rows of up to so many elements in one lane each (kMostNarrowCols in row_drivers_cpu.h).
+# A CPU sums rows of up to so many elements in one lane each (kMostNarrowCols in rows/cpu/row_drivers.h).
 _NARROW_COLS = 48
 
 

@@ -1,0 +1,18 @@
+// The version of the XLA FFI headers that a module is compiled with.
+//
+// Owns: how it is told to Python, which refuses a module made for a newer jaxlib than the running
+// one.
+#ifndef JAXKERNELS_CORE_API_VERSION_H_
+#define JAXKERNELS_CORE_API_VERSION_H_
+
+#include <utility>
+
+#include "xla/ffi/api/c_api.h"
+
+namespace jaxkernels {
+
+inline std::pair<int, int> FfiApiVersion() { return {XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR}; }
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_CORE_API_VERSION_H_

@@ -1,0 +1,109 @@
+// Checks that every handler makes of its buffers, on the CPU and on CUDA alike.
+//
+// Owns: the wording of errors about dtypes and shapes. A failed check is a value, ffi::Error, that
+// names the operation, the operand, what was expected and what came. Nothing throws; texts are put
+// together without iostreams, whose number formatting crashes where a process holds two copies of
+// the C++ library. Must not know: any operation, any device.
+#ifndef JAXKERNELS_CORE_CHECKS_H_
+#define JAXKERNELS_CORE_CHECKS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "core/dtype.h"
+#include "core/shape_text.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxkernels {
+
+namespace ffi = xla::ffi;
+
+// A buffer and the name by which errors call it.
+struct NamedBuffer {
+  std::string_view name;
+  ffi::AnyBuffer buffer;
+};
+
+// The storage type of a buffer, if the kernels serve it.
+inline std::optional<DType> ToDType(ffi::DataType type) {
+  switch (type) {
+    case ffi::DataType::F32:
+      return DType::kFloat32;
+    case ffi::DataType::BF16:
+      return DType::kBFloat16;
+    case ffi::DataType::F16:
+      return DType::kFloat16;
+    case ffi::DataType::F64:
+      return DType::kFloat64;
+    default:
+      return std::nullopt;
+  }
+}
+
+// "float32", or "XLA type 4" for a type without kernels.
+inline std::string DTypeName(ffi::DataType type) {
+  if (const std::optional<DType> dtype = ToDType(type)) {
+    return std::string(NameOf(*dtype));
+  }
+  return "XLA type " + std::to_string(static_cast<int>(type));
+}
+
+inline ffi::Error MismatchError(std::string_view operation, std::string_view name,
+                                std::string_view quantity, std::string_view expected,
+                                std::string_view got) {
+  const auto text = [](std::string_view view) { return std::string(view); };
+  return ffi::Error::InvalidArgument(text(operation) + ": " + text(quantity) + " of " + text(name) +
+                                     ": expected " + text(expected) + ", got " + text(got));
+}
+
+// The kernels serve the dtype of `operand`.
+inline ffi::Error CheckDType(std::string_view operation, const NamedBuffer& operand) {
+  const ffi::DataType type = operand.buffer.element_type();
+  if (ToDType(type)) return ffi::Error::Success();
+  return MismatchError(operation, operand.name, "dtype", "float32, bfloat16, float16 or float64",
+                       DTypeName(type));
+}
+
+// `operand` has at least one axis, so that it has rows.
+inline ffi::Error CheckHasRows(std::string_view operation, const NamedBuffer& operand) {
+  const std::size_t rank = operand.buffer.dimensions().size();
+  if (rank > 0) return ffi::Error::Success();
+  return MismatchError(operation, operand.name, "rank", "1 or more", std::to_string(rank));
+}
+
+// `other` has the dtype and the shape of `reference`.
+inline ffi::Error CheckSameAs(std::string_view operation, const NamedBuffer& other,
+                              const NamedBuffer& reference) {
+  const ffi::AnyBuffer& a = other.buffer;
+  const ffi::AnyBuffer& b = reference.buffer;
+  const std::string suffix = " as " + std::string(reference.name) + " has";
+  if (a.element_type() != b.element_type()) {
+    return MismatchError(operation, other.name, "dtype", DTypeName(b.element_type()) + suffix,
+                         DTypeName(a.element_type()));
+  }
+  if (!(a.dimensions() == b.dimensions())) {
+    return MismatchError(operation, other.name, "shape", ShapeText(b.dimensions()) + suffix,
+                         ShapeText(a.dimensions()));
+  }
+  return ffi::Error::Success();
+}
+
+// The last axis of a buffer is a row; all other axes count rows. A buffer without elements has
+// none.
+struct RowShape {
+  int64_t rows;
+  int64_t cols;
+};
+
+inline RowShape RowShapeOf(const ffi::AnyBuffer& buffer) {
+  const int64_t cols = buffer.dimensions().back();
+  const int64_t elements = static_cast<int64_t>(buffer.element_count());
+  return {cols == 0 ? 0 : elements / cols, cols};
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_CORE_CHECKS_H_

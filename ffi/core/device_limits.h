@@ -1,0 +1,60 @@
+// What a launch plan needs to know about a GPU, as a plain value.
+//
+// Owns: the DeviceLimits struct and the limits of well-known devices, so that plans can be made and
+// tested on a machine without a GPU. Must not know: the CUDA runtime (device_query.cu fills a
+// DeviceLimits from a live device).
+#ifndef JAXKERNELS_CORE_DEVICE_LIMITS_H_
+#define JAXKERNELS_CORE_DEVICE_LIMITS_H_
+
+#include <string>
+#include <tuple>
+
+#include "core/fields.h"
+
+namespace jaxkernels {
+
+struct DeviceLimits {
+  std::string name;
+  int sm_count = 0;
+  int smem_per_block = 0;  // bytes one block can be granted after opting in, not the default 48 KiB
+  int smem_per_sm = 0;     // bytes
+  int threads_per_sm = 0;
+  int blocks_per_sm = 0;
+  int registers_per_sm = 0;    // 32-bit registers
+  int compute_capability = 0;  // 90 for 9.0
+  int cluster_blocks = 1;      // the most in a cluster; 1 where there are no clusters
+
+  static constexpr const char* kName = "DeviceLimits";
+  template <typename Self>
+  static auto FieldsOf(Self& self) {
+    return std::tuple(
+        Field("name", self.name), Field("sm_count", self.sm_count),
+        Field("smem_per_block", self.smem_per_block), Field("smem_per_sm", self.smem_per_sm),
+        Field("threads_per_sm", self.threads_per_sm), Field("blocks_per_sm", self.blocks_per_sm),
+        Field("registers_per_sm", self.registers_per_sm),
+        Field("compute_capability", self.compute_capability),
+        Field("cluster_blocks", self.cluster_blocks));
+  }
+};
+
+// CUDA keeps this much shared memory of every resident block for itself (compute capability 8.0 and
+// later).
+inline constexpr int kReservedSmemPerBlock = 1024;
+
+// From the CUDA C++ programming guide, "Technical Specifications per Compute Capability", and the
+// vendor's SM counts. Clusters have up to 8 blocks from compute capability 9.0 on, and up to 16
+// where so many SMs share a part of the chip; the code that runs must have been compiled for them.
+inline const DeviceLimits kNamedDevices[] = {
+    {"a100", 108, 163 * 1024, 164 * 1024, 2048, 32, 65536, 80, 1},
+    {"rtx3090", 82, 99 * 1024, 100 * 1024, 1536, 16, 65536, 86, 1},
+    {"l4", 58, 99 * 1024, 100 * 1024, 1536, 24, 65536, 89, 1},
+    {"rtx4090", 128, 99 * 1024, 100 * 1024, 1536, 24, 65536, 89, 1},
+    {"h100", 132, 227 * 1024, 228 * 1024, 2048, 32, 65536, 90, 16},
+    {"h200", 132, 227 * 1024, 228 * 1024, 2048, 32, 65536, 90, 16},
+    {"b200", 148, 227 * 1024, 228 * 1024, 2048, 32, 65536, 100, 16},
+    {"rtx5090", 170, 99 * 1024, 100 * 1024, 1536, 24, 65536, 120, 8},
+};
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_CORE_DEVICE_LIMITS_H_

@@ -1,0 +1,99 @@
+#include <cuda_runtime_api.h>
+
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "core/device_query.h"
+
+namespace jaxkernels {
+namespace {
+
+__global__ void Probe() {}
+
+// The most blocks of a cluster that can run on the current device at once, if each fills an SM. One
+// where the code that is loaded was compiled for a GPU without clusters: it runs on a newer one
+// too, and there takes every block for a cluster of its own.
+cudaError_t FindMostClusterBlocks(int smem_per_block, int* most) {
+  *most = 1;
+  cudaFuncAttributes attributes;
+  cudaError_t error = cudaFuncGetAttributes(&attributes, Probe);
+  if (error != cudaSuccess || attributes.ptxVersion < 90) return error;
+  error = cudaFuncSetAttribute(Probe, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  if (error != cudaSuccess) return error;
+  error = cudaFuncSetAttribute(Probe, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_per_block);
+  if (error != cudaSuccess) return error;
+  for (int blocks = 16; blocks > 1; blocks /= 2) {
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(blocks);
+    config.blockDim = dim3(1024);
+    config.dynamicSmemBytes = smem_per_block;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    int clusters = 0;
+    error = cudaOccupancyMaxActiveClusters(&clusters, Probe, &config);
+    // These two say that the GPU has no clusters of this size.
+    if (error == cudaErrorInvalidClusterSize || error == cudaErrorInvalidValue) continue;
+    if (error != cudaSuccess) return error;
+    if (clusters > 0) {
+      *most = blocks;
+      return cudaSuccess;
+    }
+  }
+  return cudaSuccess;
+}
+
+// What CUDA says of clusters is about the current device, and is asked in a thread that has no
+// other: to go back to the device that was current before would make that one ready for use, too.
+cudaError_t FindMostClusterBlocksOf(int ordinal, int smem_per_block, int* most) {
+  cudaError_t error = cudaSuccess;
+  std::thread([&] {
+    error = cudaSetDevice(ordinal);
+    if (error == cudaSuccess) error = FindMostClusterBlocks(smem_per_block, most);
+  }).join();
+  return error;
+}
+
+cudaError_t Query(int ordinal, DeviceLimits* limits) {
+  cudaDeviceProp device;
+  if (const cudaError_t error = cudaGetDeviceProperties(&device, ordinal); error != cudaSuccess) {
+    return error;
+  }
+  *limits = {device.name,
+             device.multiProcessorCount,
+             static_cast<int>(device.sharedMemPerBlockOptin),
+             static_cast<int>(device.sharedMemPerMultiprocessor),
+             device.maxThreadsPerMultiProcessor,
+             device.maxBlocksPerMultiProcessor,
+             device.regsPerMultiprocessor,
+             10 * device.major + device.minor};
+  return FindMostClusterBlocksOf(ordinal, limits->smem_per_block, &limits->cluster_blocks);
+}
+
+DeviceLimitsResult Failure(int ordinal, const std::string& why) {
+  return {nullptr, "CUDA device " + std::to_string(ordinal) + " cannot be used: " + why};
+}
+
+}  // namespace
+
+DeviceLimitsResult LimitsOfDevice(int ordinal) {
+  static std::mutex mutex;
+  static auto* const known = new std::map<int, DeviceLimits>;  // whose values stay where they are
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (const auto found = known->find(ordinal); found != known->end()) return {&found->second, ""};
+  int count = 0;
+  cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess) return Failure(ordinal, cudaGetErrorString(error));
+  if (ordinal < 0 || ordinal >= count) {
+    return Failure(ordinal, "this process sees " + std::to_string(count) + " of them");
+  }
+  DeviceLimits limits;
+  error = Query(ordinal, &limits);
+  if (error != cudaSuccess) return Failure(ordinal, cudaGetErrorString(error));
+  return {&known->emplace(ordinal, limits).first->second, ""};
+}
+
+}  // namespace jaxkernels

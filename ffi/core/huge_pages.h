@@ -1,0 +1,35 @@
+// Advice to the operating system about large result buffers.
+//
+// Owns: when huge pages are asked for. Must not know: what is written.
+#ifndef JAXKERNELS_CORE_HUGE_PAGES_H_
+#define JAXKERNELS_CORE_HUGE_PAGES_H_
+
+#include <cstdint>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+namespace jaxkernels {
+
+inline constexpr int64_t kHugePageBytes = 2 * 1024 * 1024;
+
+// XLA takes a fresh buffer from the operating system for every large result, and the first write to
+// each of its pages is a page fault. Where the system gives huge pages on demand only (Linux's
+// default, "madvise"), 4 KiB pages make those faults dearer than the arithmetic: float32 softmax of
+// 4096 x 4096 on two cores of an EPYC (Zen 5), 2026-11, takes 33 ms without this advice and 11 ms
+// with it (medians, other work on the machine; 22 and 8 ms at best).
+inline void AdviseHugePages([[maybe_unused]] void* data, [[maybe_unused]] int64_t bytes) {
+#ifdef __linux__
+  const auto begin = (reinterpret_cast<uintptr_t>(data) + kHugePageBytes - 1) &
+                     ~static_cast<uintptr_t>(kHugePageBytes - 1);
+  const auto end = (reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(bytes)) &
+                   ~static_cast<uintptr_t>(kHugePageBytes - 1);
+  // Advice only: where it is refused, the buffer works as before.
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_CORE_HUGE_PAGES_H_

@@ -1,0 +1,193 @@
+// Arithmetic of the CPU kernels: storage type to compute type and back, and exponentials.
+//
+// Owns: how each storage type is computed with (float16 and bfloat16 in float32) and how accurate
+// that is. Everything is plain arithmetic without branches, so that the compiler can vectorise the
+// loops around it for whatever instruction set they are compiled for. Must not know: rows.
+//
+// XLA's threads flush denormal numbers to zero, so nothing here relies on a denormal in between.
+#ifndef JAXKERNELS_CORE_NUMERIC_CPU_H_
+#define JAXKERNELS_CORE_NUMERIC_CPU_H_
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+// Inlined into every clone of a multiversioned function, and compiled for its instruction set.
+#define JK_INLINE __attribute__((always_inline)) inline
+// The same for a lambda; stands behind its parameters.
+#define JK_INLINE_LAMBDA __attribute__((always_inline))
+
+namespace jaxkernels {
+
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+
+template <typename T>
+using CpuComputeType = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+// What float32 sums go on in, so that a row's sum is as good as exact. Half types need no such
+// care.
+template <typename T>
+using CpuSumType = std::conditional_t<std::is_same_v<T, float>, double, CpuComputeType<T>>;
+
+template <typename C>
+inline constexpr C kInf = std::numeric_limits<C>::infinity();
+
+template <typename To, typename From>
+JK_INLINE To BitCast(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+JK_INLINE float Widen(float value) { return value; }
+JK_INLINE double Widen(double value) { return value; }
+JK_INLINE float Widen(BFloat16 value) {
+  return BitCast<float>(static_cast<uint32_t>(value.bits) << 16);
+}
+JK_INLINE float Widen(Float16 value) {
+  // Exponent and fraction move to their places; the exponent's bias grows from 15 to 127.
+  const uint32_t magnitude = (value.bits & 0x7fffu) << 13;
+  const uint32_t sign = (value.bits & 0x8000u) << 16;
+  const uint32_t normal = magnitude + (112u << 23);
+  const uint32_t special = magnitude + (224u << 23);  // infinity and NaN: exponent 31 -> 255
+  // Denormal: fraction * 2^-24 is the difference of two normal float32 numbers.
+  const uint32_t denormal =
+      BitCast<uint32_t>(BitCast<float>(magnitude + (113u << 23)) - BitCast<float>(113u << 23));
+  const uint32_t finite = magnitude < (1u << 23) ? denormal : normal;
+  return BitCast<float>(sign | (magnitude < (31u << 23) ? finite : special));
+}
+
+JK_INLINE void Narrow(float from, float* to) { *to = from; }
+JK_INLINE void Narrow(double from, double* to) { *to = from; }
+JK_INLINE void Narrow(float from, BFloat16* to) {
+  const uint32_t bits = BitCast<uint32_t>(from);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const uint32_t nan = (bits >> 16) | 0x40u;
+  to->bits = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+}
+JK_INLINE void Narrow(float from, Float16* to) {
+  const uint32_t bits = BitCast<uint32_t>(from);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  const uint32_t sign = (bits >> 16) & 0x8000u;
+  const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  // Adding 1/2 rounds a magnitude below 2^-14 to a multiple of 2^-24, float16's smallest number.
+  const uint32_t denormal = BitCast<uint32_t>(BitCast<float>(magnitude) + 0.5f) - (126u << 23);
+  const uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
+  const uint32_t finite = magnitude < (113u << 23) ? denormal : normal;
+  // From 65520 on, half way beyond the largest finite float16, everything rounds to infinity.
+  to->bits = static_cast<uint16_t>(sign | (magnitude < 0x477ff000u ? finite : special));
+}
+
+// The rounding error of the difference a - b (Knuth's TwoDiff): a - b == difference + error
+// exactly. Zero where the difference is not finite, or so small that its exponential is zero
+// anyway.
+template <typename C>
+JK_INLINE C DifferenceError(C a, C b, C difference) {
+  const C b_part = a - difference;
+  const C error = (a - (difference + b_part)) + (b_part - b);
+  return difference > C(-1000) ? error : C(0);
+}
+
+template <typename C>
+struct ExpConstants;
+
+template <>
+struct ExpConstants<float> {
+  using Bits = uint32_t;
+  static constexpr int kFractionBits = 23;
+  static constexpr Bits kBias = 127;
+  static constexpr float kMin = -104.0f, kMax = 89.0f;  // 0 and infinity from there on
+  static constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  static constexpr float kLog2E = 1.44269504f;
+  // log 2 in two parts; an integer below 2^9 times the first is exact.
+  static constexpr float kLog2High = 0.693359375f, kLog2Low = -2.12194440e-4f;
+  // exp(r) = 1 + r + r^2 (c0 + c1 r + ...) for |r| <= log(2)/2, minimax: relative error 2^-28.3.
+  static constexpr float kPolynomial[] = {0.499999934f, 0.166665204f, 0.0416683908f, 0.00836874511f,
+                                          0.00138145402f};
+};
+
+template <>
+struct ExpConstants<double> {
+  using Bits = uint64_t;
+  static constexpr int kFractionBits = 52;
+  static constexpr Bits kBias = 1023;
+  static constexpr double kMin = -746.0, kMax = 710.0;
+  static constexpr double kRounder = 6755399441055744.0;  // 1.5 * 2^52
+  static constexpr double kLog2E = 1.4426950408889634;
+  // An integer below 2^12 times the first part is exact.
+  static constexpr double kLog2High = 0x1.62e42fefap-1, kLog2Low = 0x1.cf79abc9e3b3ap-40;
+  // Relative error 2^-63.
+  static constexpr double kPolynomial[] = {
+      0.500000000000000001,   0.166666666666666834,   0.041666666666666616,
+      0.00833333333331682211, 0.0013888888888911515,  0.000198412698973173365,
+      2.48015872607524813e-5, 2.75572336852040039e-6, 2.75573375203693489e-7,
+      2.51124960530832312e-8, 2.08927361733341768e-9};
+};
+
+// exp(x + error) to about one unit in the last place, for |error| far below 1. Negative infinity
+// gives 0, NaN stays NaN, denormal results are rounded once. x <= 0 if kNonPositive, which is
+// cheaper.
+template <bool kNonPositive, typename C>
+JK_INLINE C Exp(C x, C error) {
+  using K = ExpConstants<C>;
+  using Bits = typename K::Bits;
+  x = x < K::kMin ? K::kMin : x;  // these comparisons are false for NaN
+  if constexpr (!kNonPositive) x = x > K::kMax ? K::kMax : x;
+  // x = n log 2 + r
+  const C rounded = x * K::kLog2E + K::kRounder;
+  const C n = rounded - K::kRounder;
+  const C r = (x - n * K::kLog2High) + (error - n * K::kLog2Low);
+  constexpr int kTerms = sizeof(K::kPolynomial) / sizeof(C);
+  C p = K::kPolynomial[kTerms - 1];
+  for (int i = kTerms - 2; i >= 0; --i) p = p * r + K::kPolynomial[i];
+  p = (p * r + C(1)) * r + C(1);
+  // Times 2^n as two factors, each a normal number: n reaches from below the smallest exponent to
+  // above the largest.
+  const Bits integer = BitCast<Bits>(rounded) - BitCast<Bits>(K::kRounder);
+  if constexpr (kNonPositive) {
+    constexpr Bits kShift = K::kBias / 2 + 1;  // 2^(n + kShift) is normal for all n <= 0 above kMin
+    const C scale = BitCast<C>((integer + K::kBias + kShift) << K::kFractionBits);
+    return p * scale * BitCast<C>((K::kBias - kShift) << K::kFractionBits);
+  } else {
+    // Halved as an unsigned number, since AVX2 cannot shift 64 signed bits.
+    constexpr Bits kOffset = 4 * K::kBias;
+    const Bits shifted = integer + kOffset;
+    const Bits half = shifted >> 1;
+    const C scale1 = BitCast<C>((half - kOffset / 2 + K::kBias) << K::kFractionBits);
+    const C scale2 = BitCast<C>((shifted - half - kOffset / 2 + K::kBias) << K::kFractionBits);
+    return p * scale1 * scale2;
+  }
+}
+
+// log(x) for normal x > 0 to about one unit in the last place; infinity and NaN give NaN.
+JK_INLINE double Log(double x) {
+  constexpr uint64_t kFraction = (uint64_t{1} << 52) - 1;
+  constexpr uint64_t kSqrtHalf = 0x3fe6a09e667f3bcd;
+  // x = 2^e m with m in [sqrt(1/2), sqrt(2))
+  const uint64_t bits = BitCast<uint64_t>(x);
+  const uint64_t above = bits - kSqrtHalf + (uint64_t{1024} << 52);
+  const uint64_t biased = above >> 52;  // e + 1024
+  const double e = BitCast<double>(biased | (uint64_t{0x433} << 52)) - (0x1p52 + 1024);
+  const double m = BitCast<double>((above & kFraction) + kSqrtHalf);
+  // log m = 2 artanh(s) with s = (m-1)/(m+1), as (m-1) - square/2 + s (square/2 + series)
+  const double f = m - 1;
+  const double s = f / (f + 2);
+  const double z = s * s;
+  double series = 2.0 / 23;
+  for (int k = 21; k >= 3; k -= 2) series = series * z + 2.0 / k;
+  const double half_square = 0.5 * f * f;
+  using K = ExpConstants<double>;
+  const double low = s * (half_square + series * z) + e * K::kLog2Low;
+  return (e * K::kLog2High - ((half_square - low) - f)) + (x - x);
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_CORE_NUMERIC_CPU_H_

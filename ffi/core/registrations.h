@@ -1,0 +1,45 @@
+// How an extension module hands its FFI targets to Python.
+//
+// Owns: what Python registers, a capsule for each name. Must not know: which targets there are.
+#ifndef JAXKERNELS_CORE_REGISTRATIONS_H_
+#define JAXKERNELS_CORE_REGISTRATIONS_H_
+
+#include <nanobind/nanobind.h>
+
+#include <initializer_list>
+
+#include "core/guard.h"
+#include "xla/ffi/api/c_api.h"
+
+namespace jaxkernels {
+
+// The name that a custom call gives, and the handler that serves it. Made by Of alone, so that no
+// target is without its guard.
+class Target {
+ public:
+  template <XLA_FFI_Handler* kHandler>
+  static Target Of(const char* name) {
+    return Target(name, Guarded<kHandler>);
+  }
+
+  const char* name() const { return name_; }
+  XLA_FFI_Handler* handler() const { return handler_; }
+
+ private:
+  Target(const char* name, XLA_FFI_Handler* handler) : name_(name), handler_(handler) {}
+
+  const char* name_;
+  XLA_FFI_Handler* handler_;
+};
+
+inline nanobind::dict RegistrationsOf(std::initializer_list<Target> targets) {
+  nanobind::dict capsules;
+  for (const Target& target : targets) {
+    capsules[target.name()] = nanobind::capsule(reinterpret_cast<void*>(target.handler()));
+  }
+  return capsules;
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_CORE_REGISTRATIONS_H_

@@ -1,0 +1,25 @@
+// A shape as errors spell it.
+//
+// Owns: that spelling, which is Python's. Must not know: XLA, CUDA, Python. Texts are put together
+// without iostreams, whose number formatting crashes where a process holds two copies of the C++
+// library.
+#ifndef JAXKERNELS_CORE_SHAPE_TEXT_H_
+#define JAXKERNELS_CORE_SHAPE_TEXT_H_
+
+#include <cstddef>
+#include <string>
+
+namespace jaxkernels {
+
+// "(2, 3)", "(3,)"; `dims` is a vector of integers or XLA's view of one.
+template <typename Dims>
+std::string ShapeText(const Dims& dims) {
+  std::string text = "(";
+  for (std::size_t i = 0; i < dims.size(); ++i)
+    text += (i == 0 ? "" : ", ") + std::to_string(dims[i]);
+  return text + (dims.size() == 1 ? ",)" : ")");
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_CORE_SHAPE_TEXT_H_

@@ -1,0 +1,114 @@
+// SoftmaxPlan and DeviceLimits as Python classes.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <string>
+#include <string_view>
+
+#include "core/bind_value.h"
+#include "rows/masked_rows.h"
+#include "rows/plan.h"
+
+namespace nb = nanobind;
+
+namespace jaxkernels {
+namespace {
+
+template <typename Enum>
+Enum FromName(const std::string& name, const char* what) {
+  Enum value;
+  if (ParseName(name, &value)) return value;
+  throw nb::value_error(("unknown " + std::string(what) + " '" + name + "'").c_str());
+}
+
+SoftmaxPlan Plan(int64_t rows, int64_t cols, const std::string& dtype, const std::string& operation,
+                 const DeviceLimits& limits, const std::string& tier, const std::string& part,
+                 int offset, bool shifted) {
+  if (rows < 0 || cols < 1) {
+    throw nb::value_error(("rows must be at least 0 and cols at least 1, got " +
+                           std::to_string(rows) + " and " + std::to_string(cols))
+                              .c_str());
+  }
+  SoftmaxProblem problem;
+  problem.rows = rows;
+  problem.cols = cols;
+  problem.dtype = FromName<DType>(dtype, "dtype");
+  problem.operation = FromName<Operation>(operation, "operation");
+  problem.part = FromName<Part>(part, "part");
+  problem.tier = FromName<Tier>(tier, "tier");
+  const int pack = PackOf(problem.dtype);
+  if (offset < 0 || offset >= pack) {
+    throw nb::value_error(("offset must be at least 0 and below " + std::to_string(pack) +
+                           ", got " + std::to_string(offset))
+                              .c_str());
+  }
+  problem.offset = offset;
+  problem.shifted = shifted;
+  const SoftmaxPlanResult planned = PlanSoftmax(problem, limits);
+  if (!planned.error.empty()) throw nb::value_error(planned.error.c_str());
+  return planned.plan;
+}
+
+nb::tuple RowsOf(const SoftmaxPlan& plan, int64_t worker, int64_t rows) {
+  if (worker < 0 || worker >= plan.batches.CountWorkers(rows)) {
+    throw nb::index_error(("the plan has no worker " + std::to_string(worker)).c_str());
+  }
+  const RowBatches::Rows taken = plan.batches.RowsOf(worker, rows);
+  return nb::make_tuple(taken.first, taken.end, taken.step);
+}
+
+nb::dict RowOperations() {
+  nb::dict operations;
+  for (const OperationTraits& traits : kOperations) {
+    nb::dict row;
+    row["inputs"] = traits.inputs;
+    row["finds_max"] = traits.finds_max;
+    row["has_mask"] = traits.has_mask;
+    row["hides"] = traits.hides;
+    row["shares_rows"] = traits.shares_rows;
+    operations[nb::str(traits.name.data(), traits.name.size())] = row;
+  }
+  return operations;
+}
+
+nb::dict NamedDevices() {
+  nb::dict devices;
+  for (const DeviceLimits& limits : kNamedDevices) devices[limits.name.c_str()] = limits;
+  return devices;
+}
+
+}  // namespace
+
+void BindSoftmaxPlan(nb::module_& module) {
+  BindValue<DeviceLimits>(module, "What a plan needs to know about a GPU.")
+      .def(
+          "__init__",
+          [](DeviceLimits* self, const std::string& name, int sm_count, int smem_per_block,
+             int smem_per_sm, int threads_per_sm, int blocks_per_sm, int registers_per_sm,
+             int compute_capability, int cluster_blocks) {
+            if (sm_count < 1) throw nb::value_error("sm_count must be at least 1");
+            new (self) DeviceLimits{
+                name,          sm_count,         smem_per_block,     smem_per_sm,   threads_per_sm,
+                blocks_per_sm, registers_per_sm, compute_capability, cluster_blocks};
+          },
+          nb::kw_only(), nb::arg("name"), nb::arg("sm_count"), nb::arg("smem_per_block"),
+          nb::arg("smem_per_sm"), nb::arg("threads_per_sm"), nb::arg("blocks_per_sm"),
+          nb::arg("registers_per_sm"), nb::arg("compute_capability"),
+          nb::arg("cluster_blocks") = 1);
+
+  BindValue<SoftmaxPlan>(module, "How a row operation is launched on a GPU.")
+      .def("rows_of", &RowsOf, nb::arg("worker"), nb::arg("rows"),
+           "Of so many rows as the plan is for, those of a worker (a block or cluster) as (first, "
+           "end, step); tiers 'block_smem' and 'cluster' only.");
+
+  module.attr("UNBOUNDED") = MaskedRows::kUnbounded;
+  module.def("row_operations", &RowOperations,
+             "What operations.h says of each row operation, by its name.");
+  module.def("named_devices", &NamedDevices, "Limits of well-known GPUs, by name.");
+  module.def("plan_softmax", &Plan, nb::arg("rows"), nb::arg("cols"), nb::arg("dtype"),
+             nb::arg("operation"), nb::arg("limits"), nb::arg("tier"), nb::arg("part") = "whole",
+             nb::arg("offset") = 0, nb::arg("shifted") = false,
+             "The plan of a row operation; raises ValueError where the tier cannot serve it.");
+}
+
+}  // namespace jaxkernels

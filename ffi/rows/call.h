@@ -1,0 +1,35 @@
+// A call of a row operation, as all that follows the parser sees it, on the CPU and on CUDA alike.
+//
+// Owns: that plain value. Must not know: XLA (read_call.h makes it of a call of XLA), any device.
+#ifndef JAXKERNELS_ROWS_CALL_H_
+#define JAXKERNELS_ROWS_CALL_H_
+
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "rows/masked_rows.h"
+#include "rows/operations.h"
+
+namespace jaxkernels {
+
+// Aligned to their elements, and of shape (rows, cols), but for a bias that broadcasts.
+struct RowArrays {
+  const void* in[2];  // x; or scores and their bias; or y and its cotangent (tangent)
+  void* out;          // null if the part is kStatistics
+  int64_t rows;
+  int64_t cols;
+};
+
+struct RowCall {
+  Operation operation = Operation::kSoftmaxForward;
+  Part part = Part::kWhole;
+  Tier tier = Tier::kAuto;  // of the GPU's kernels
+  DType dtype = DType::kFloat32;
+  RowArrays arrays = {};
+  MaskedRows attention = {};   // of the operations on attention scores
+  void* statistics = nullptr;  // of the parts: maximum and sum of every row, in the compute type
+};
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ROWS_CALL_H_

@@ -1,0 +1,187 @@
+// The operations on attention scores on the CPU: rows are brought into a buffer in the compute
+// type, scaled, biased and masked; there the plain operations run on them.
+//
+// Owns: what a row loads and stores. Must not know: how a row is reduced (row_drivers.h), XLA,
+// threads.
+#ifndef JAXKERNELS_ROWS_CPU_ATTENTION_ROWS_H_
+#define JAXKERNELS_ROWS_CPU_ATTENTION_ROWS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "core/numeric_cpu.h"
+#include "rows/cpu/kernels.h"
+#include "rows/cpu/row_drivers.h"
+#include "rows/cpu/row_ops.h"
+#include "rows/masked_rows.h"
+
+namespace jaxkernels {
+
+// Rows that go through the drivers together: short ones need company, one in each lane.
+inline int64_t AttentionRowsAtOnce(int64_t cols) { return cols <= kMostNarrowCols ? kLanes : 1; }
+
+template <typename T>
+JK_INLINE void WidenAll(const T* from, int64_t n, CpuComputeType<T>* to) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) to[i] = Widen(from[i]);
+}
+
+template <typename T>
+JK_INLINE void NarrowAll(const CpuComputeType<T>* from, int64_t n, T* to) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) Narrow(from[i], &to[i]);
+}
+
+// t = scale * x + bias where the row sees a column of `range`, else -inf. Returns whether there is
+// anything but -inf.
+template <typename T>
+JK_INLINE bool LoadScores(const RowArrays& all, const MaskedRows& attention, int64_t row,
+                          const ColumnRange& range, CpuComputeType<T>* t,
+                          CpuComputeType<T>* buffer) {
+  using C = CpuComputeType<T>;
+  const int64_t n = range.end - range.begin;
+  const C scale = static_cast<C>(attention.scale);
+  WidenAll(static_cast<const T*>(all.in[0]) + row * all.cols + range.begin, n, t);
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) t[i] = scale * t[i];
+  if (all.in[1] != nullptr) {
+    const int64_t first = attention.bias_rows.Of(row) * all.cols + range.begin;
+    WidenAll(static_cast<const T*>(all.in[1]) + first, n, buffer);
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) t[i] += buffer[i];
+  }
+  if (const uint8_t* mask = attention.MaskOf(row, all.cols)) {
+    mask += range.begin;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) t[i] = mask[i] != 0 ? t[i] : -kInf<C>;
+  }
+  int64_t seen = 0;
+#pragma omp simd reduction(+ : seen)
+  for (int64_t i = 0; i < n; ++i) seen += t[i] == -kInf<C> ? 0 : 1;  // NaN is something
+  return seen > 0;
+}
+
+// y and dy of a row. Where y is zero, as it is under the mask, dy does not matter, be it NaN.
+template <typename T>
+JK_INLINE void LoadGradient(const RowArrays& all, int64_t row, const ColumnRange& range,
+                            CpuComputeType<T>* y, CpuComputeType<T>* dy) {
+  using C = CpuComputeType<T>;
+  const int64_t n = range.end - range.begin, first = row * all.cols + range.begin;
+  WidenAll(static_cast<const T*>(all.in[0]) + first, n, y);
+  WidenAll(static_cast<const T*>(all.in[1]) + first, n, dy);
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) dy[i] = y[i] == C(0) ? C(0) : dy[i];
+}
+
+// Rows [begin, end) of `all`, `step` at a time. `load(row, range, r)` brings what row `row` sees of
+// `range` into slot r of the buffers, and returns whether it sees anything; `run(rows, cols)` makes
+// the results from them.
+template <typename T, typename Load, typename Run>
+JK_INLINE void ForRows(const RowArrays& all, const MaskedRows& attention, int64_t begin,
+                       int64_t end, const CpuComputeType<T>* results, Load load, Run run) {
+  const int64_t cols = all.cols, step = AttentionRowsAtOnce(cols);
+  T* const out = static_cast<T*>(all.out);
+  T zero;
+  Narrow(CpuComputeType<T>(0), &zero);
+  for (int64_t first = begin; first < end; first += step) {
+    const int64_t rows = std::min(step, end - first);
+    // Rows in company are all of one length; a long row is as long as its band.
+    ColumnRange range = {0, static_cast<int>(cols)};
+    if (step == 1) range = attention.ColumnsOf(first, cols);
+    const int64_t n = range.end - range.begin;
+    bool sees[kLanes];
+    for (int64_t r = 0; r < rows; ++r) sees[r] = load(first + r, range, r);
+    if (n > 0) run(rows, n);
+    for (int64_t r = 0; r < rows; ++r) {
+      T* const to = out + (first + r) * cols;
+      if (sees[r]) {
+        std::fill(to, to + range.begin, zero);
+        NarrowAll(results + r * n, n, to + range.begin);
+        std::fill(to + range.end, to + cols, zero);
+      } else {
+        std::fill(to, to + cols, zero);
+      }
+    }
+  }
+}
+
+// Replaces what lies outside the band of a row by `fill`.
+template <typename C>
+JK_INLINE void FillOutside(const ColumnRange& band, int64_t cols, C fill, C* row) {
+  std::fill(row, row + band.begin, fill);
+  std::fill(row + band.end, row + cols, fill);
+}
+
+// Softmax of values whose results are rounded to 16 bits: the rounding error of x - max is not
+// worth keeping.
+struct SoftmaxForwardOfHalf : SoftmaxForward<float> {
+  JK_INLINE static float Term(float x, float, float max) { return Exp<true>(x - max, 0.0f); }
+  JK_INLINE static float Finish(float x, float unused, const Row& row) {
+    return FinishTerm(Term(x, unused, row.max), row);
+  }
+};
+
+// What runs on scores that are loaded.
+template <typename T>
+using ForwardOfLoaded = std::conditional_t<std::is_same_v<T, CpuComputeType<T>>,
+                                           SoftmaxForward<CpuComputeType<T>>, SoftmaxForwardOfHalf>;
+static_assert(ReducesAs<ForwardOfLoaded<float>>(Operation::kMaskedSoftmaxForward) &&
+                  ReducesAs<ForwardOfLoaded<float>>(Operation::kBiasedSoftmaxForward) &&
+                  ReducesAs<SoftmaxForwardOfHalf>(Operation::kMaskedSoftmaxForward) &&
+                  ReducesAs<SoftmaxGrad<float>>(Operation::kMaskedSoftmaxGrad),
+              "operations.h says otherwise");
+
+template <typename T>
+JK_INLINE void RunAttentionForward(const RowArrays& all, const MaskedRows& attention, int64_t begin,
+                                   int64_t end) {
+  using C = CpuComputeType<T>;
+  const int64_t cols = all.cols, size = AttentionRowsAtOnce(cols) * cols;
+  std::vector<C> scores(size), results(size);
+  const auto load = [&](int64_t row, const ColumnRange& range, int64_t r) JK_INLINE_LAMBDA {
+    C* const t = &scores[r * (range.end - range.begin)];
+    const ColumnRange band = attention.ColumnsOf(row, cols);
+    FillOutside({band.begin - range.begin, band.end - range.begin}, range.end - range.begin,
+                -kInf<C>, t);
+    return LoadScores<T>(all, attention, row, band, t + (band.begin - range.begin),
+                         &results[r * (range.end - range.begin)]);
+  };
+  const auto run = [&](int64_t rows, int64_t n) JK_INLINE_LAMBDA {
+    RunAll<ForwardOfLoaded<T>>({{scores.data(), nullptr}, results.data(), rows, n});
+  };
+  ForRows<T>(all, attention, begin, end, results.data(), load, run);
+}
+
+template <typename C>
+JK_INLINE void ScaleGradient(const C* y, int64_t n, C scale, C* dx) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) dx[i] = y[i] == C(0) ? C(0) : scale * dx[i];
+}
+
+template <typename T>
+JK_INLINE void RunAttentionGrad(const RowArrays& all, const MaskedRows& attention, int64_t begin,
+                                int64_t end) {
+  using C = CpuComputeType<T>;
+  const int64_t cols = all.cols, size = AttentionRowsAtOnce(cols) * cols;
+  const C scale = static_cast<C>(attention.scale);
+  std::vector<C> y(size), dy(size), results(size);
+  const auto load = [&](int64_t row, const ColumnRange& range, int64_t r) JK_INLINE_LAMBDA {
+    const int64_t n = range.end - range.begin;
+    const ColumnRange band = attention.ColumnsOf(row, cols);
+    const ColumnRange inner = {band.begin - range.begin, band.end - range.begin};
+    FillOutside(inner, n, C(0), &y[r * n]);
+    FillOutside(inner, n, C(0), &dy[r * n]);
+    LoadGradient<T>(all, row, band, &y[r * n + inner.begin], &dy[r * n + inner.begin]);
+    return true;
+  };
+  const auto run = [&](int64_t rows, int64_t n) JK_INLINE_LAMBDA {
+    RunAll<SoftmaxGrad<C>>({{y.data(), dy.data()}, results.data(), rows, n});
+    ScaleGradient(y.data(), rows * n, scale, results.data());
+  };
+  ForRows<T>(all, attention, begin, end, results.data(), load, run);
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ROWS_CPU_ATTENTION_ROWS_H_

@@ -1,0 +1,44 @@
+// The FFI handlers of the row operations on the CPU.
+//
+// Owns: the way from an XLA call to the threads of its pool. Must not know: what a call must look
+// like (read_call.h), how a row is computed, how threads share rows.
+#include <cstdint>
+#include <utility>
+
+#include "core/huge_pages.h"
+#include "core/parallel_for.h"
+#include "rows/cpu/kernels.h"
+#include "rows/read_call.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxkernels {
+namespace {
+
+// Splits the rows of a call over the threads of the pool.
+ffi::Future Run(ffi::ThreadPool& pool, const RowCall& call) {
+  const RowArrays& arrays = call.arrays;
+  const int64_t width = ByteWidth(call.dtype);
+  if (arrays.out != nullptr) AdviseHugePages(arrays.out, arrays.rows * arrays.cols * width);
+  const int64_t row_bytes = arrays.cols * width * (InputsOf(call.operation) + 1);
+  return ParallelFor(pool, arrays.rows, row_bytes,
+                     [=](int64_t begin, int64_t end) { RunRows(call, begin, end); });
+}
+
+// A handler whose call is read by kRead.
+template <auto kRead>
+constexpr auto kHandler = [](ffi::ThreadPool pool, auto... arguments) {
+  RowCall call;
+  ffi::Error error = kRead(arguments..., &call);
+  return error.failure() ? ReadyFuture(std::move(error)) : Run(pool, call);
+};
+
+auto OnPool() { return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>(); }
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernelsRowsCpu, kHandler<ReadWhole>, BindWhole(OnPool()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernelsRowStatisticsCpu, kHandler<ReadStatistics>,
+                              BindStatistics(OnPool()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxkernelsRowFinishCpu, kHandler<ReadFinish>, BindFinish(OnPool()));
+
+}  // namespace jaxkernels

@@ -1,0 +1,118 @@
+// The two parts of a row operation on the CPU: the statistics of a row, and its result from given
+// statistics. For rows of which this device has some columns only.
+//
+// Owns: the walk over one row in either part. Must not know: what lies on other devices, XLA,
+// threads.
+#ifndef JAXKERNELS_ROWS_CPU_ROW_PARTS_H_
+#define JAXKERNELS_ROWS_CPU_ROW_PARTS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "rows/cpu/attention_rows.h"
+#include "rows/cpu/row_drivers.h"
+
+namespace jaxkernels {
+
+// Calls body(begin, n) for the tiles of a row.
+template <typename C, typename Body>
+JK_INLINE void ForTiles(int64_t cols, Body body) {
+  for (int64_t i = 0; i < cols; i += kTile<C>) body(i, std::min(kTile<C>, cols - i));
+}
+
+// The maximum, and the sum of the terms relative to it; relative to 0 where all is -inf, so that
+// the columns of other devices decide what such a row gives.
+template <typename Op>
+JK_INLINE void ReduceRow(const Inputs<Op>& in, int64_t cols, typename Op::C* statistics) {
+  using C = typename Op::C;
+  C max = -kInf<C>;
+  if constexpr (Op::kUsesMax) {
+    ForTiles<C>(cols, [&](int64_t i, int64_t n) JK_INLINE_LAMBDA {
+      C buffer[kTile<C>];
+      max = MaxOf(Load(in.first + i, n, buffer), n, max);
+    });
+  }
+  const C reference = max == -kInf<C> ? C(0) : max;
+  double sum = 0, lost = 0;
+  ForTiles<C>(cols, [&](int64_t i, int64_t n) JK_INLINE_LAMBDA {
+    const double part = SumOf<Op, false, false>(in.At(i), n, 0, reference, nullptr);
+    lost += SumError(sum, part);
+    sum += part;
+  });
+  statistics[0] = Op::kUsesMax ? max : C(0);
+  statistics[1] = static_cast<C>(Corrected(sum, lost));
+}
+
+template <typename Op>
+JK_INLINE void FinishRow(const Inputs<Op>& in, int64_t cols, const typename Op::C* statistics,
+                         typename Op::Storage* out) {
+  using C = typename Op::C;
+  const typename Op::Row row = Op::MakeRow(statistics[0], statistics[1]);
+  ForTiles<C>(cols, [&](int64_t i, int64_t n)
+                        JK_INLINE_LAMBDA { Store<Op, false>(in.At(i), n, row, nullptr, out + i); });
+}
+
+template <typename Op>
+JK_INLINE void RunPart(const RowCall& call, int64_t begin, int64_t end) {
+  using T = typename Op::Storage;
+  const int64_t cols = call.arrays.cols;
+  const Inputs<Op> in = {static_cast<const T*>(call.arrays.in[0]),
+                         static_cast<const T*>(call.arrays.in[1])};
+  auto* const statistics = static_cast<typename Op::C*>(call.statistics);
+  T* const out = static_cast<T*>(call.arrays.out);
+  for (int64_t row = begin; row < end; ++row) {
+    if (call.part == Part::kStatistics) {
+      ReduceRow(in.At(row * cols), cols, statistics + 2 * row);
+    } else {
+      FinishRow(in.At(row * cols), cols, statistics + 2 * row, out + row * cols);
+    }
+  }
+}
+
+// As above for the forward operation on attention scores: a row that sees nothing is zero.
+template <typename T>
+JK_INLINE void RunAttentionForwardPart(const RowCall& call, int64_t begin, int64_t end) {
+  using C = CpuComputeType<T>;
+  using Op = ForwardOfLoaded<T>;
+  const int64_t cols = call.arrays.cols;
+  std::vector<C> scores(cols), results(cols);
+  for (int64_t row = begin; row < end; ++row) {
+    C* const statistics = static_cast<C*>(call.statistics) + 2 * row;
+    LoadScores<T>(call.arrays, call.attention, row, {0, static_cast<int>(cols)}, scores.data(),
+                  results.data());
+    if (call.part == Part::kStatistics) {
+      ReduceRow<Op>({scores.data(), nullptr}, cols, statistics);
+      continue;
+    }
+    if (statistics[1] == C(0)) {
+      std::fill(results.begin(), results.end(), C(0));
+    } else {
+      FinishRow<Op>({scores.data(), nullptr}, cols, statistics, results.data());
+    }
+    NarrowAll(results.data(), cols, static_cast<T*>(call.arrays.out) + row * cols);
+  }
+}
+
+template <typename T>
+JK_INLINE void RunAttentionGradPart(const RowCall& call, int64_t begin, int64_t end) {
+  using C = CpuComputeType<T>;
+  using Op = SoftmaxGrad<C>;
+  const int64_t cols = call.arrays.cols;
+  std::vector<C> y(cols), dy(cols), results(cols);
+  for (int64_t row = begin; row < end; ++row) {
+    C* const statistics = static_cast<C*>(call.statistics) + 2 * row;
+    LoadGradient<T>(call.arrays, row, {0, static_cast<int>(cols)}, y.data(), dy.data());
+    if (call.part == Part::kStatistics) {
+      ReduceRow<Op>({y.data(), dy.data()}, cols, statistics);
+      continue;
+    }
+    FinishRow<Op>({y.data(), dy.data()}, cols, statistics, results.data());
+    ScaleGradient(y.data(), cols, static_cast<C>(call.attention.scale), results.data());
+    NarrowAll(results.data(), cols, static_cast<T*>(call.arrays.out) + row * cols);
+  }
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ROWS_CPU_ROW_PARTS_H_

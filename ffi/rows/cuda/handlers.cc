@@ -1,0 +1,108 @@
+// The FFI handlers of the row operations on CUDA.
+//
+// Owns: the way from an XLA call to a launch. Must not know: what a call must look like
+// (read_call.h), how a plan is chosen, how a kernel works. Handlers neither allocate nor
+// synchronise, so that they can be captured into CUDA graphs.
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <string>
+
+#include "core/device_query.h"
+#include "rows/cuda/launch.h"
+#include "rows/plan.h"
+#include "rows/read_call.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxkernels {
+namespace {
+
+ffi::Error Explain(Operation operation, const std::string& problem) {
+  return ffi::Error::InvalidArgument(std::string(NameOf(operation)) + ": " + problem);
+}
+
+ffi::Error Unavailable(Operation operation, const std::string& problem) {
+  return ffi::Error(ffi::ErrorCode::kUnavailable, std::string(NameOf(operation)) + ": " + problem);
+}
+
+SoftmaxProblem ProblemOf(const RowCall& call) {
+  SoftmaxProblem problem;
+  problem.rows = call.arrays.rows;
+  problem.cols = call.arrays.cols;
+  problem.dtype = call.dtype;
+  problem.operation = call.operation;
+  problem.tier = call.tier;
+  problem.part = call.part;
+  return problem;
+}
+
+// Where the arrays of a call begin within a pack: XLA hands a call the slice of a buffer in place.
+// False where one of them does not even begin at an element.
+bool FindAlignment(const RowCall& call, SoftmaxProblem* problem) {
+  const auto place = [](const void* array, int bytes) {
+    return static_cast<int>(reinterpret_cast<std::uintptr_t>(array) % bytes);
+  };
+  const int width = ByteWidth(call.dtype);
+  const RowArrays& arrays = call.arrays;
+  const void* const leading = arrays.out != nullptr ? arrays.out : arrays.in[0];
+  const int begin = place(leading, kPackBytes);
+  problem->offset = begin / width;
+  bool at_elements = begin % width == 0;
+  problem->broadcast_aligned = place(call.attention.mask, kMostMaskBytes) == 0;
+  for (int i = 0; i < InputsOf(call.operation); ++i) {
+    const int at = place(arrays.in[i], kPackBytes);
+    at_elements &= at % width == 0;
+    if (i == 0 || SharesRows(call.operation)) {
+      problem->shifted |= at != begin;
+    } else {
+      problem->broadcast_aligned &= at == 0;
+    }
+  }
+  return at_elements;
+}
+
+ffi::Error Run(cudaStream_t stream, int32_t ordinal, RowCall& call) {
+  if (call.arrays.rows == 0 || call.arrays.cols == 0) return ffi::Error::Success();
+  SoftmaxProblem problem = ProblemOf(call);
+  if (!FindAlignment(call, &problem)) {
+    return Explain(call.operation, "buffers must be aligned to their elements");
+  }
+  const DeviceLimitsResult found = LimitsOfDevice(ordinal);
+  if (found.limits == nullptr) return Unavailable(call.operation, found.error);
+  const SoftmaxPlanResult planned = PlanSoftmax(problem, *found.limits);
+  if (!planned.error.empty()) return Explain(call.operation, planned.error);
+  if (call.part == Part::kWhole && call.attention.mask != nullptr) {
+    const int64_t row_bytes = 2 * problem.cols * ByteWidth(problem.dtype);
+    call.attention.order = OrderOfRows(call.attention.mask_rows, problem.rows, row_bytes);
+  }
+
+  const cudaError_t status = LaunchSoftmax(call, planned.plan, stream);
+  if (status == cudaSuccess) return ffi::Error::Success();
+  return ffi::Error::Internal(std::string(NameOf(call.operation)) + ": the launch of " +
+                              TextOf(planned.plan) + " failed: " + cudaGetErrorString(status));
+}
+
+// A handler whose call is read by kRead.
+template <auto kRead>
+constexpr auto kHandler = [](cudaStream_t stream, int32_t ordinal, auto... arguments) {
+  RowCall call;
+  ffi::Error error = kRead(arguments..., &call);
+  return error.failure() ? error : Run(stream, ordinal, call);
+};
+
+auto OnStream() {
+  return ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>().Ctx<ffi::DeviceOrdinal>();
+}
+
+}  // namespace
+
+#define JK_CUDA_HANDLER(symbol, function, binding) \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(symbol, function, binding, {ffi::Traits::kCmdBufferCompatible})
+
+JK_CUDA_HANDLER(JaxkernelsRowsCuda, kHandler<ReadWhole>, BindWhole(OnStream()));
+JK_CUDA_HANDLER(JaxkernelsRowStatisticsCuda, kHandler<ReadStatistics>, BindStatistics(OnStream()));
+JK_CUDA_HANDLER(JaxkernelsRowFinishCuda, kHandler<ReadFinish>, BindFinish(OnStream()));
+
+#undef JK_CUDA_HANDLER
+
+}  // namespace jaxkernels

@@ -1,0 +1,151 @@
+// plan -> template instantiation.
+//
+// The table of warp kernels is generated from the same kWarpShapes that the plan chooses from, so
+// the two cannot drift.
+#ifndef JAXKERNELS_ROWS_CUDA_LAUNCH_CUH_
+#define JAXKERNELS_ROWS_CUDA_LAUNCH_CUH_
+
+#include <array>
+#include <utility>
+
+#include "rows/cuda/launch.h"
+#include "rows/cuda/row_ops.cuh"
+#include "rows/cuda/row_ops_masked.cuh"
+#include "rows/cuda/tier_block_uncached.cuh"
+#include "rows/cuda/tier_registers.cuh"
+#include "rows/cuda/tier_smem.cuh"
+#include "rows/cuda/tier_stream.cuh"
+#include "rows/cuda/tier_warp_staged.cuh"
+#include "rows/cuda/tier_warp_staged_slices.cuh"
+
+namespace jaxkernels {
+
+template <typename Op>
+using RowKernel = void (*)(RowArgs<Op>);
+
+template <typename Op, int kShape, bool kAligned>
+constexpr RowKernel<Op> WarpKernelOf() {
+  constexpr WarpShape shape = kWarpShapes[kShape];
+  constexpr int kPack = Pack<typename Op::Storage>::kSize;
+  if constexpr (IsWarpShapeTaken(kShape, kPack, Op::kInputs, Op::kHides, Op::kSharesRows,
+                                 kAligned)) {
+    return &WarpTierKernel<Op, shape.lanes, shape.packs_per_lane, shape.rows_per_access, kAligned>;
+  } else {
+    return nullptr;  // the plan never chooses it
+  }
+}
+
+template <typename Op, bool kAligned, int... kShapes>
+RowKernel<Op> FindWarpKernel(int shape, std::integer_sequence<int, kShapes...>) {
+  static constexpr std::array<RowKernel<Op>, sizeof...(kShapes)> kKernels = {
+      WarpKernelOf<Op, kShapes, kAligned>()...};
+  return kKernels[shape];
+}
+
+template <typename Op>
+RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
+  switch (plan.tier) {
+    case Tier::kWarp: {
+      constexpr auto kShapes = std::make_integer_sequence<int, kWarpShapeCount>();
+      if constexpr (Op::kSharesRows) {
+        if (plan.staged) {
+          const bool chunks_are_packs = plan.on_packs && plan.lanes == 1;
+          return chunks_are_packs ? &WarpStagedTierKernel<Op> : &WarpStagedSlicesTierKernel<Op>;
+        }
+      }
+      return plan.aligned ? FindWarpKernel<Op, true>(plan.warp_shape, kShapes)
+                          : FindWarpKernel<Op, false>(plan.warp_shape, kShapes);
+    }
+    case Tier::kBlock:
+      return plan.aligned ? &BlockTierKernel<Op, true> : &BlockTierKernel<Op, false>;
+    case Tier::kBlockSmem:
+    case Tier::kCluster:
+      return plan.aligned ? &SmemTierKernel<Op, true> : &SmemTierKernel<Op, false>;
+    default:
+      return plan.aligned ? &BlockUncachedTierKernel<Op, true>
+                          : &BlockUncachedTierKernel<Op, false>;
+  }
+}
+
+template <typename Op, bool kAligned>
+const void* FindPart(const SoftmaxPlan& plan) {
+  using C = typename Op::C;
+  if (plan.part == Part::kFinish) {
+    return reinterpret_cast<const void*>(&RowFinishKernel<Op, kAligned>);
+  }
+  switch (plan.lanes) {
+    case kStreamLanes:
+      return reinterpret_cast<const void*>(
+          &RowStatisticsKernel<Op, LaneGroup<C, kStreamLanes, 1>, kAligned>);
+    case kWarpSize:
+      return reinterpret_cast<const void*>(
+          &RowStatisticsKernel<Op, LaneGroup<C, kWarpSize, 1>, kAligned>);
+    default:
+      return reinterpret_cast<const void*>(&RowStatisticsKernel<Op, BlockGroup<C>, kAligned>);
+  }
+}
+
+template <typename Op>
+const void* FindFunction(const SoftmaxPlan& plan) {
+  if (plan.part == Part::kWhole) return reinterpret_cast<const void*>(FindKernel<Op>(plan));
+  return plan.aligned ? FindPart<Op, true>(plan) : FindPart<Op, false>(plan);
+}
+
+// Whether an operation hides and loads elements as the table says.
+template <typename Op>
+constexpr bool LoadsAsTable() {
+  const OperationTraits& traits = TraitsOf(Op::kOperation);
+  return Op::kHides == traits.hides && kHasMask<Op> == traits.has_mask &&
+         Op::kSharesRows == traits.shares_rows;
+}
+
+template <typename Op>
+cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
+  static_assert(MatchesTable<Op>() && LoadsAsTable<Op>(), "operations.h says otherwise");
+  using T = typename Op::Storage;
+  const RowArrays& arrays = call.arrays;
+  RowArgs<Op> args = {};
+  for (int i = 0; i < Op::kInputs; ++i) {
+    args.in[i] = static_cast<const T*>(arrays.in[i]) - plan.offset;
+  }
+  // The statistics of a row have no result.
+  if (arrays.out != nullptr) args.out = static_cast<T*>(arrays.out) - plan.offset;
+  args.offset = plan.offset;
+  args.rows = arrays.rows;
+  args.cols = arrays.cols;
+  args.kept_packs = plan.kept_packs;
+  args.lanes = plan.lanes;
+  args.batches = plan.batches;
+  if constexpr (Op::kHides) args.op = Op(call.attention);
+
+  void* statistics = call.statistics;
+  void* kernel_args[] = {&args, &statistics};  // whole operations take the first alone
+  return StartKernel(FindFunction<Op>(plan), plan, kernel_args, stream);
+}
+
+template <typename T>
+cudaError_t LaunchOperation(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
+  switch (call.operation) {
+    case SoftmaxForward<T>::kOperation:
+      return LaunchRowOp<SoftmaxForward<T>>(call, plan, stream);
+    case LogSoftmaxForward<T>::kOperation:
+      return LaunchRowOp<LogSoftmaxForward<T>>(call, plan, stream);
+    case SoftmaxGrad<T>::kOperation:
+      return LaunchRowOp<SoftmaxGrad<T>>(call, plan, stream);
+    case LogSoftmaxGrad<T>::kOperation:
+      return LaunchRowOp<LogSoftmaxGrad<T>>(call, plan, stream);
+    case LogSoftmaxJvp<T>::kOperation:
+      return LaunchRowOp<LogSoftmaxJvp<T>>(call, plan, stream);
+    case MaskedSoftmaxForward<T>::kOperation:
+      return LaunchRowOp<MaskedSoftmaxForward<T>>(call, plan, stream);
+    case BiasedSoftmaxForward<T>::kOperation:
+      return LaunchRowOp<BiasedSoftmaxForward<T>>(call, plan, stream);
+    case MaskedSoftmaxGrad<T>::kOperation:
+      return LaunchRowOp<MaskedSoftmaxGrad<T>>(call, plan, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ROWS_CUDA_LAUNCH_CUH_

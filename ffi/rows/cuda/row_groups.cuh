@@ -1,0 +1,58 @@
+// The threads that share a row: which rows are theirs, and how their partial results meet.
+#ifndef JAXKERNELS_ROWS_CUDA_ROW_GROUPS_CUH_
+#define JAXKERNELS_ROWS_CUDA_ROW_GROUPS_CUH_
+
+#include "core/reduce.cuh"
+
+namespace jaxkernels {
+
+// kLanes neighbouring lanes share a row. All groups of a warp make the same number of turns,
+// because the shuffles need every lane.
+template <typename C, int kLanes, int kRows>
+struct LaneGroup {
+  struct Scratch {};
+
+  LaneGroup() = default;
+  __device__ explicit LaneGroup(Scratch& /*scratch*/) {}
+
+  __device__ static int64_t Thread() {
+    return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  }
+  __device__ static int Lanes() { return kLanes; }
+  __device__ static int Lane() { return threadIdx.x % kLanes; }
+  __device__ static int64_t FirstRow() { return Thread() / kLanes * kRows; }
+  __device__ static int64_t FirstRowInStep() {
+    return Thread() / kWarpSize * (kWarpSize / kLanes) * kRows;
+  }
+  __device__ static int64_t RowsOfGrid() {
+    return static_cast<int64_t>(gridDim.x) * blockDim.x / kLanes * kRows;
+  }
+  template <typename Reduction>
+  __device__ C AllReduce(C value) {
+    return GroupAllReduce<Reduction, kLanes>(value);
+  }
+};
+
+// All threads of a block share a row.
+template <typename C>
+struct BlockGroup {
+  using Scratch = typename BlockReducer<C>::Scratch;
+
+  BlockReducer<C> block;
+
+  __device__ explicit BlockGroup(Scratch& scratch) : block(scratch) {}
+
+  __device__ static int Lanes() { return blockDim.x; }
+  __device__ static int Lane() { return threadIdx.x; }
+  __device__ static int64_t FirstRow() { return blockIdx.x; }
+  __device__ static int64_t FirstRowInStep() { return blockIdx.x; }
+  __device__ static int64_t RowsOfGrid() { return gridDim.x; }
+  template <typename Reduction>
+  __device__ C AllReduce(C value) {
+    return block.template AllReduce<Reduction>(value);
+  }
+};
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ROWS_CUDA_ROW_GROUPS_CUH_

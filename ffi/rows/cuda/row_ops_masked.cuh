@@ -1,0 +1,127 @@
+// The row operations of attention scores: scale, bias, mask and band belong to the load of a row.
+//
+// The method is OneFlow's: what is fused with the softmax is a LOAD functor. A hidden element is
+// replaced by Fill() as soon as its pack is there, and packs of which a row sees nothing are not
+// loaded.
+#ifndef JAXKERNELS_ROWS_CUDA_ROW_OPS_MASKED_CUH_
+#define JAXKERNELS_ROWS_CUDA_ROW_OPS_MASKED_CUH_
+
+#include "rows/cuda/row_ops.cuh"
+#include "rows/masked_rows.h"
+#include "rows/plan.h"
+
+namespace jaxkernels {
+
+// The bytes of a mask, each 0 or 1, that belong to a pack of kSize elements.
+template <int kSize>
+struct alignas(4 * MaskWords(kSize)) MaskBytes {
+  uint32_t word[MaskWords(kSize)] = {};
+
+  __device__ void Set(int j) { word[j / 4] |= 1u << 8 * (j % 4); }
+};
+
+// Rows of attention scores: which columns one of them sees.
+template <typename T>
+struct AttentionRows {
+  using C = ComputeType<T>;
+  static constexpr bool kHides = true;
+
+  struct View {
+    int begin = 0, end = 0;         // columns within the band
+    const uint8_t* mask = nullptr;  // of this row
+    int64_t bias_shift = 0;         // from the row's place in the scores to that in the bias
+  };
+
+  MaskedRows rows;
+
+  AttentionRows() = default;
+  explicit AttentionRows(const MaskedRows& rows) : rows(rows) {}
+
+  template <typename Index>
+  __device__ View ViewOf(Index row, int64_t cols) const {
+    const ColumnRange range = rows.ColumnsOf(row, cols);
+    const int64_t bias_row = rows.bias_rows.Of(row);
+    return {range.begin, range.end, rows.MaskOf(row, cols), (bias_row - int64_t{row}) * cols};
+  }
+};
+
+// Products that are rounded: contracted with what follows, a multiplication would not give the
+// maximum the same value, and a row of finite scores could become NaN.
+__device__ inline float RoundedProduct(float a, float b) { return __fmul_rn(a, b); }
+__device__ inline double RoundedProduct(double a, double b) { return __dmul_rn(a, b); }
+
+// y = softmax(t) with t = scale * x + bias where the row sees a column, else -inf. A row that sees
+// nothing is zero. (Half types are not taken in units of log 2, though it would spare a
+// multiplication: the largest bfloat16 times log2(e) is infinite.)
+template <typename T, int kArrays>
+struct AttentionForward : SoftmaxForward<T>, AttentionRows<T> {
+  using C = ComputeType<T>;
+  using Row = typename SoftmaxForward<T>::Row;
+  using typename AttentionRows<T>::View;
+  using AttentionRows<T>::kHides;
+  using MaskWord = MaskBytes<16 / sizeof(T)>;
+  static constexpr Operation kOperation =
+      kArrays == 1 ? Operation::kMaskedSoftmaxForward : Operation::kBiasedSoftmaxForward;
+  static constexpr int kInputs = kArrays;
+  static constexpr bool kSharesRows = kArrays == 1;
+
+  C scale = 1;
+
+  AttentionForward() = default;
+  explicit AttentionForward(const MaskedRows& rows)
+      : AttentionRows<T>(rows), scale(static_cast<C>(rows.scale)) {}
+
+  __device__ C Value(const C (&in)[kArrays]) const {
+    if constexpr (kArrays == 1) {
+      return RoundedProduct(scale, in[0]);
+    } else {
+      return fma(scale, in[0], in[1]);
+    }
+  }
+  // Where all is hidden the terms are taken relative to 0: they vanish, and no inf - inf makes a
+  // NaN.
+  __device__ static C Reference(C max) { return max == -kInfinity<C> ? C(0) : max; }
+  __device__ static C Hidden(const Row& row) { return C(0) * row.sum; }  // NaN if the row is
+  __device__ C Term(const C (&in)[kArrays], C max) const {
+    return ExpDifference<T>(Value(in), max);
+  }
+  __device__ C Finish(const C (&in)[kArrays], const Row& row) const {
+    if constexpr (kIsHalf<T>) {  // the division within the exponent
+      return FastExp2(fma(Value(in) - row.max, kLog2E, -row.log2_sum));
+    } else {
+      return this->FinishTerm(Term(in, row.max), row);
+    }
+  }
+};
+
+template <typename T>
+using MaskedSoftmaxForward = AttentionForward<T, 1>;
+template <typename T>
+using BiasedSoftmaxForward = AttentionForward<T, 2>;
+
+// dx = scale * y * (dy - sum(dy * y)). Where y is zero, as it is under the mask, dy does not
+// matter, be it NaN.
+template <typename T>
+struct MaskedSoftmaxGrad : LinearOp<T>, AttentionRows<T> {
+  using C = ComputeType<T>;
+  using Row = typename LinearOp<T>::Row;
+  using typename AttentionRows<T>::View;
+  using AttentionRows<T>::kHides;
+  static constexpr Operation kOperation = Operation::kMaskedSoftmaxGrad;
+
+  C scale = 1;
+
+  MaskedSoftmaxGrad() = default;
+  explicit MaskedSoftmaxGrad(const MaskedRows& rows)
+      : AttentionRows<T>(rows), scale(static_cast<C>(rows.scale)) {}
+
+  __device__ static C Hidden(const Row& /*row*/) { return C(0); }
+  __device__ static C Term(const C (&in)[2], C) { return in[0] == C(0) ? C(0) : in[0] * in[1]; }
+  __device__ C Finish(const C (&in)[2], const Row& row) const {
+    return in[0] == C(0) ? C(0) : scale * (in[0] * (in[1] - row.sum));
+  }
+};
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ROWS_CUDA_ROW_OPS_MASKED_CUH_

@@ -1,0 +1,102 @@
+// Tier `block_uncached`: the row does not fit; a block reads it twice, but for the part that it can
+// keep. It also serves rows whose inputs begin elsewhere within a pack than the result.
+//
+// Work split: thread t owns packs t, t + blockDim.x, ... of the window; a block walks the rows
+// grid-stride. Memory: two reads and one write per element at most, because maximum and sum are
+// found together, online (Milakov and
+//   Gimelshein 2018, arXiv 1805.02867), where OneFlow reads three times. The first args.kept_packs
+//   packs of every input stay in shared memory; the second read of the others walks backwards, from
+//   the packs that the first one left in the L2 cache.
+// Requires: blockDim.x is a multiple of 32; shared memory for kInputs * args.kept_packs packs.
+#ifndef JAXKERNELS_ROWS_CUDA_TIER_BLOCK_UNCACHED_CUH_
+#define JAXKERNELS_ROWS_CUDA_TIER_BLOCK_UNCACHED_CUH_
+
+#include "rows/cuda/online_sum.cuh"
+#include "rows/plan.h"
+
+namespace jaxkernels {
+
+template <typename Op, bool kAligned>
+__global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<Op> args) {
+  using T = typename Op::Storage;
+  using C = ComputeType<T>;
+  using View = RowView<Op, kAligned>;
+  __shared__ typename BlockReducer<C>::Scratch scratch;
+  BlockReducer<C> block(scratch);
+  extern __shared__ __align__(kPackBytes) unsigned char dynamic_smem[];
+  Pack<T>* const kept = reinterpret_cast<Pack<T>*>(dynamic_smem);
+  constexpr int kUnroll = kUncachedPacksInFlight / Op::kInputs;
+  const int step = blockDim.x * kUnroll;
+
+  for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
+    const View view = View(args, row).StartAtLine();
+    // Up to kUnroll packs of each input, all on their way before the first use. The second time the
+    // kept ones come from shared memory; every thread keeps its own packs, so no barrier is needed.
+    InputPacks<Op> pack[kUnroll];
+    const auto load = [&](int first, bool again) {
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int index = first + u * blockDim.x;
+        if (!view.Sees(index)) {
+          FillPacks<Op>(pack[u]);
+        } else if (again && index < args.kept_packs) {
+#pragma unroll
+          for (int i = 0; i < Op::kInputs; ++i) {
+            pack[u].input[i] = kept[i * args.kept_packs + index];
+          }
+        } else {
+          LoadInputs<Inputs::kAnywhere>(pack[u], args, view, index);
+          if constexpr (kHasMask<Op>) {
+            if (view.IsMasked()) LoadMask<Op>(pack[u].mask, view, index);
+          }
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int index = first + u * blockDim.x;
+        if (again && index < args.kept_packs) continue;
+        MaskPacks<Op>(pack[u], args, view, index);
+        HidePacks<Op>(pack[u], view, index);
+        if (index < args.kept_packs) {
+#pragma unroll
+          for (int i = 0; i < Op::kInputs; ++i) {
+            kept[i * args.kept_packs + index] = pack[u].input[i];
+          }
+        }
+      }
+    };
+
+    // Load and reduce; then load again, backwards, and store. One loop does both, since the loads
+    // are most of the code.
+    OnlineSum<Op> online = {Op::Fill(), 0};
+    typename Op::Row constants(0, 1);  // of no row yet
+    const int turns = (view.packs + step - 1) / step;
+#pragma unroll 1
+    for (int turn = 0; turn < 2 * turns; ++turn) {
+      const bool again = turn >= turns;
+      const int first = (again ? 2 * turns - 1 - turn : turn) * step + threadIdx.x;
+      load(first, again);
+      if (!again) {
+        online.Add(args.op, pack);
+        if (turn + 1 < turns) continue;
+        online.Meet(block);
+        C max = online.max;
+        if constexpr (Op::kUsesMax) max = Op::Reference(max);
+        constants = typename Op::Row(max, online.sum);
+        continue;
+      }
+#pragma unroll
+      for (int u = kUnroll - 1; u >= 0; --u) {
+        const int index = first + u * blockDim.x;
+        if (!view.Has(index)) continue;
+        C result[Pack<T>::kSize];
+        FinishPacks(args.op, pack[u], constants, result);
+        StorePack(args.out, view, index, result);
+      }
+    }
+  }
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ROWS_CUDA_TIER_BLOCK_UNCACHED_CUH_

@@ -1,0 +1,110 @@
+// Tiers `warp` and `block`: a row lives in the registers of those who share it, the lanes of a
+// group within a warp, or all threads of a block.
+//
+// Work split: lane l of a group owns packs l, l + lanes, ... of its row, kPacks of them at most; a
+// group works on kRows
+//   rows at a time (two where a row is short, to keep more loads in flight) and walks the rows
+//   grid-stride; a block has one row, as long as a grid may have so many blocks.
+// Memory: every element is read once and written once, in 16-byte packs, neighbouring lanes on
+// neighbouring packs. Requires: inputs on the packs of the result; the window of a row has at most
+// lanes * kPacks packs; blockDim.x is a multiple of 32. Short rows that begin within a pack go
+// through tier_warp_staged.cuh.
+#ifndef JAXKERNELS_ROWS_CUDA_TIER_REGISTERS_CUH_
+#define JAXKERNELS_ROWS_CUDA_TIER_REGISTERS_CUH_
+
+#include "rows/cuda/row_groups.cuh"
+#include "rows/cuda/row_steps.cuh"
+#include "rows/plan.h"
+
+namespace jaxkernels {
+
+template <typename Op, typename Group, int kPacks, int kRows, bool kAligned>
+__device__ void RunInRegisters(const RowArgs<Op>& args) {
+  using T = typename Op::Storage;
+  using C = ComputeType<T>;
+  __shared__ typename Group::Scratch scratch;
+  Group group(scratch);
+  const int lanes = Group::Lanes(), lane = Group::Lane();
+
+  // A row past the end has an empty window.
+  const int64_t group_row = Group::FirstRow(), first = Group::FirstRowInStep();
+  for (int64_t offset = 0; first + offset < args.rows; offset += Group::RowsOfGrid()) {
+    RowView<Op, kAligned> view[kRows];
+    InputPacks<Op> pack[kRows][kPacks];
+    C term[kRows][kPacks][Pack<T>::kSize];
+    C max[kRows], sum[kRows];
+
+    // Load: all packs of all rows and inputs before the first use.
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      view[r] = RowView<Op, kAligned>(args, group_row + offset + r);
+      LoadPacks<Inputs::kOnPacks>(pack[r], args, view[r], lane, lanes);
+    }
+
+    // Reduce.
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      MaskAndHidePacks(pack[r], args, view[r], lane, lanes);
+      max[r] = Op::Fill();
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        if constexpr (Op::kUsesMax) max[r] = Max(max[r], MaxOfPacks(args.op, pack[r][p]));
+        ForgetPacks<Op>(pack[r][p]);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if constexpr (Op::kUsesMax) {
+        max[r] = Op::Reference(group.template AllReduce<MaxReduction<C>>(max[r]));
+      }
+      sum[r] = 0;
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        if (Op::kKeepsTerm && view[r].IsBlind(p * lanes, lanes)) {
+#pragma unroll
+          for (C& nothing : term[r][p]) nothing = 0;
+          continue;
+        }
+        sum[r] += SumOfPacks(args.op, pack[r][p], max[r], term[r][p]);
+        ForgetPacks<Op>(pack[r][p]);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) sum[r] = group.template AllReduce<SumReduction<C>>(sum[r]);
+
+    // Store.
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const typename Op::Row row(max[r], sum[r]);
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const int index = p * lanes + lane;
+        if (!view[r].Has(index)) continue;
+        C result[Pack<T>::kSize];
+        if constexpr (Op::kKeepsTerm) {
+          FinishTerms(args.op, term[r][p], row, result);
+        } else {
+          FinishPacks(args.op, pack[r][p], row, result);
+        }
+        StorePack(args.out, view[r], index, result);
+      }
+    }
+  }
+}
+
+template <typename Op, int kLanes, int kPacks, int kRows, bool kAligned>
+__global__ void __launch_bounds__(kWarpTierThreads) WarpTierKernel(RowArgs<Op> args) {
+  using Group = LaneGroup<typename Op::C, kLanes, kRows>;
+  RunInRegisters<Op, Group, kPacks, kRows, kAligned>(args);
+}
+
+template <typename Op, bool kAligned>
+__global__ void __maxnreg__(BlockRegisters(Pack<typename Op::Storage>::kSize))
+    BlockTierKernel(RowArgs<Op> args) {
+  constexpr int kPacks = kBlockPacks / Op::kInputs;
+  RunInRegisters<Op, BlockGroup<typename Op::C>, kPacks, 1, kAligned>(args);
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ROWS_CUDA_TIER_REGISTERS_CUH_

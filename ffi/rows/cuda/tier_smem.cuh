@@ -1,0 +1,224 @@
+// Tiers `block_smem` and `cluster`: a row lands in the shared memory of a block, or of several that
+// form a cluster, and lives there and in the blocks' registers.
+//
+// Work split: of the window of a row each block of a cluster has as many cache lines, its part (a
+//   block that is alone has all of it); thread t owns packs t, t + blockDim.x, ... of the part; a
+//   cluster, or a block that is alone, walks its rows (row_batches.h).
+// Memory: one read and one write per element. A row travels to shared memory by asynchronous
+//   copies, all in flight at once. A thread takes its first kHeld packs into registers, and the
+//   same packs of the next row set out for their places at once; what is left of the row stays in
+//   shared memory until its result is stored, and then makes place too. So loads run below the
+//   arithmetic and the stores, even where one row fills the SM. Every thread touches only packs
+//   that it copied itself, so the data needs no barrier, as the reductions do.
+// Clusters: each block takes its terms relative to the maximum of its own part, as in
+//   online_sum.cuh, so that maximum and sum cross the cluster together, once a row. With the maxima
+//   apart it took 5 percent longer (H200, float32, 131072 columns, 2026-11, while the blocks met at
+//   a barrier of the whole cluster).
+// Banks: a part is kept pack-major: a pack whole, and neighbouring packs (= neighbouring lanes)
+//   side by side. The 8 lanes of each quarter warp then cover all 32 banks with their 16-byte
+//   accesses: no conflicts. Lines of the cache arrive as lines of the 32 banks: parts that began 16
+//   bytes off took a tenth longer (H200, float32, 24576 columns, fraction of the copy rate: 0.97,
+//   shifted 0.89).
+// Requires: inputs on the packs of the result; shared memory for kInputs * args.kept_packs packs,
+// which are SmemSlots, and the mask words behind them; blockDim.x is a multiple of 32.
+#ifndef JAXKERNELS_ROWS_CUDA_TIER_SMEM_CUH_
+#define JAXKERNELS_ROWS_CUDA_TIER_SMEM_CUH_
+
+#include "core/cluster.cuh"
+#include "rows/cuda/online_sum.cuh"
+#include "rows/cuda/row_groups.cuh"
+#include "rows/plan.h"
+
+namespace jaxkernels {
+
+static_assert(kSmemLineBytes == kLinePacks * kPackBytes,
+              "lines of the cache become lines of banks");
+
+template <typename Op, bool kAligned>
+__global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op::kInputs))
+    SmemTierKernel(RowArgs<Op> args) {
+  using T = typename Op::Storage;
+  using C = ComputeType<T>;
+  using View = RowView<Op, kAligned>;
+  // A kept term goes back to shared memory, where only a value of the same size fits.
+  constexpr bool kKeep = Op::kKeepsTerm && sizeof(T) == sizeof(C);
+  static_assert(!kKeep || Op::kUsesMax, "an infinite sum of kept terms is one of far larger ones");
+  constexpr int kHeld = SmemHeldPacks(Pack<T>::kSize, Op::kInputs);
+  // Under a name of its own: to the compiler, equal names are one array of one alignment.
+  extern __shared__ __align__(kSmemLineBytes) unsigned char row_smem[];
+  Pack<T>* const row_packs = reinterpret_cast<Pack<T>*>(row_smem);
+  __shared__ typename BlockReducer<C>::Scratch scratch;
+  __shared__ typename ClusterExchange<OnlineSum<Op>>::Scratch cluster_scratch;
+  static_assert(WholeSmemLines(sizeof(scratch) + sizeof(cluster_scratch)) ==
+                ReductionScratchBytes(Pack<T>::kSize));
+  BlockReducer<C> block(scratch);
+  const int slots = args.kept_packs;
+  auto* const row_mask = reinterpret_cast<typename Op::MaskWord*>(row_packs + Op::kInputs * slots);
+  const int threads = blockDim.x, lane = threadIdx.x % kWarpSize;
+
+  const RowBatches::Rows rows = args.batches.RowsOf(blockIdx.x / ClusterBlocks(), args.rows);
+  // Past the last of its rows there is nothing to fetch, as past the last of all.
+  const auto view_of = [&](int64_t row) {
+    return View(args, row < rows.end ? row : args.rows).PartFromLine(ClusterRank(), slots);
+  };
+  const auto start_copy = [&](const View& view, int index) {
+    if (!view.Sees(index)) return;
+#pragma unroll
+    for (int i = 0; i < Op::kInputs; ++i) {
+      Pack<T>* const to = &row_packs[i * slots + index];
+      if (i == 0 || Op::kSharesRows) {
+        // As in LoadPack: the one pack that the array does not fill is left to MaskPack.
+        if (view.Present(index) < Pack<T>::kSize) continue;
+        CopyPackAsync(to, reinterpret_cast<const Pack<T>*>(args.in[i]) + view.first + index);
+      } else if constexpr (!Op::kSharesRows) {
+        CopyShiftedPack<Op>(to, args.in[i], view, index);
+      }
+    }
+    if constexpr (kHasMask<Op>) {
+      if (view.IsMasked()) CopyMask<Op>(&row_mask[index], view, index);
+    }
+  };
+  const auto read = [&](int index, InputPacks<Op>& pack) {
+#pragma unroll
+    for (int i = 0; i < Op::kInputs; ++i) pack.input[i] = row_packs[i * slots + index];
+  };
+  // Reads a pack for the first time, and replaces what the row does not see of it.
+  const auto read_masked = [&](const View& view, int index, InputPacks<Op>& pack) {
+    read(index, pack);
+    if constexpr (kHasMask<Op>) pack.mask = row_mask[index];
+    MaskPacks<Op>(pack, args, view, index);
+    HidePacks<Op>(pack, view, index);
+  };
+  // Masks packs that are not held where they lie, so that the loops over them need not ask. Only
+  // the last one may need it, unless the operation hides elements.
+  const auto mask_rest = [&](const View& view) {
+    const int last = view.packs - 1, first_rest = kHeld * threads;
+    if (!Op::kHides && (kAligned || last < first_rest || last % threads != threadIdx.x)) return;
+    const int begin = Op::kHides ? first_rest + threadIdx.x : last;
+    for (int p = begin; p <= last; p += threads) {
+      if (!view.Sees(p) || !(view.IsMasked() || view.IsCut(p) || view.IsPartial(p))) continue;
+      InputPacks<Op> pack;
+      read_masked(view, p, pack);
+#pragma unroll
+      for (int i = 0; i < Op::kInputs; ++i) row_packs[i * slots + p] = pack.input[i];
+    }
+  };
+
+  View view = view_of(rows.first);
+  for (int p = threadIdx.x; p < view.packs; p += threads) start_copy(view, p);
+  ClusterExchange<OnlineSum<Op>> cluster(cluster_scratch);  // waits for the other blocks meanwhile
+
+  for (int64_t row = rows.first; row < rows.end; row += rows.step) {
+    const View next = view_of(row + rows.step);
+    InputPacks<Op> held[kHeld];
+    C held_term[kHeld][Pack<T>::kSize];
+    OnlineSum<Op> online = {Op::Fill(), 0};
+    // The held packs in turn; a warp skips the turns in which none of its lanes has a pack.
+    const auto for_held = [&](auto body) {
+#pragma unroll
+      for (int h = 0; h < kHeld; ++h) {
+        const int p = threadIdx.x + h * threads;
+        if (p - lane < view.packs) body(h, p);
+      }
+    };
+    const int rest = threadIdx.x + kHeld * threads;
+
+    // Load.
+    WaitForCopies();
+    mask_rest(view);
+    for_held([&](int h, int p) {
+      if (view.Sees(p)) {
+        read_masked(view, p, held[h]);
+      } else {
+        FillPacks<Op>(held[h]);
+      }
+    });
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) start_copy(next, threadIdx.x + h * threads);
+
+    // Reduce.
+    if constexpr (Op::kUsesMax) {
+      for_held([&](int h, int) {
+        online.max = Max(online.max, MaxOfPacks(args.op, held[h]));
+        ForgetPacks<Op>(held[h]);
+      });
+#pragma unroll 4
+      for (int p = rest; p < view.packs; p += threads) {
+        if (view.IsBlind(p, 1)) continue;
+        InputPacks<Op> pack;
+        read(p, pack);
+        online.max = Max(online.max, MaxOfPacks(args.op, pack));
+      }
+      online.max = block.template AllReduce<MaxReduction<C>>(online.max);
+    }
+    const C reference = online.Reference(online.max);
+    for_held([&](int h, int p) {
+      if (view.IsBlind(p - lane, kWarpSize)) return;
+      online.sum += SumOfPacks(args.op, held[h], reference, held_term[h]);
+      ForgetPacks<Op>(held[h]);
+    });
+#pragma unroll 4
+    for (int p = rest; p < view.packs; p += threads) {
+      if (view.IsBlind(p, 1)) continue;
+      InputPacks<Op> pack;
+      C term[Pack<T>::kSize];
+      read(p, pack);
+      online.sum += SumOfPacks(args.op, pack, reference, term);
+      if constexpr (kKeep) row_packs[p] = *reinterpret_cast<const Pack<T>*>(term);
+    }
+    online.sum = block.template AllReduce<SumReduction<C>>(online.sum);
+    if (ClusterBlocks() > 1) {
+      LaneGroup<C, kMostClusterBlocks, 1> blocks;
+      OnlineSum<Op> all = cluster.AllGather(online, {Op::Fill(), 0});
+      if constexpr (kKeep) {
+        // The terms of this block stay relative to its own maximum. Where that is so far below the
+        // row's that the sum overflows, the results are subnormal, and zero.
+        online.max = blocks.template AllReduce<MaxReduction<C>>(all.max);
+        const C sum = blocks.template AllReduce<SumReduction<C>>(all.SumRelativeTo(reference));
+        online.sum = sum == kInfinity<C> ? C(0) : sum;
+      } else {
+        all.Meet(blocks);
+        online = all;
+      }
+    }
+
+    // Store.
+    if constexpr (Op::kUsesMax) online.max = Op::Reference(online.max);
+    if constexpr (kKeep) online.sum += online.max - online.max;  // NaN if it is infinite
+    const typename Op::Row constants(online.max, online.sum);
+    for_held([&](int h, int p) {
+      if (!view.Has(p)) return;
+      C result[Pack<T>::kSize];
+      if (view.IsBlind(p - lane, kWarpSize)) {
+        if constexpr (Op::kHides) FinishHidden<Op>(constants, result);
+      } else if constexpr (kKeep) {
+        FinishTerms(args.op, held_term[h], constants, result);
+      } else {
+        FinishPacks(args.op, held[h], constants, result);
+      }
+      StorePack(args.out, view, p, result);
+    });
+#pragma unroll 2
+    for (int p = rest; p < slots; p += threads) {
+      if (p < view.packs) {
+        C result[Pack<T>::kSize];
+        if (view.IsBlind(p, 1)) {
+          if constexpr (Op::kHides) FinishHidden<Op>(constants, result);
+        } else if constexpr (kKeep) {
+          FinishTerms(args.op, row_packs[p].element, constants, result);
+        } else {
+          InputPacks<Op> pack;
+          read(p, pack);
+          FinishPacks(args.op, pack, constants, result);
+        }
+        StorePack(args.out, view, p, result);
+      }
+      start_copy(next, p);
+    }
+    view = next;
+  }
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ROWS_CUDA_TIER_SMEM_CUH_

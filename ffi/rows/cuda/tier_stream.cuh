@@ -1,0 +1,81 @@
+// Tier `stream`: the two parts of an operation, for rows that are spread over devices. Each part
+// reads a row once and keeps nothing of it.
+//
+// Work split: some lanes, a warp or a block walk their rows, in their order, grid-stride; lane l
+// owns packs l, l + lanes, ... of a row. Memory: the statistics read every element once and write
+// two values a row; the result reads and writes every element once. Requires: any cols; blockDim.x
+// is a multiple of 32.
+#ifndef JAXKERNELS_ROWS_CUDA_TIER_STREAM_CUH_
+#define JAXKERNELS_ROWS_CUDA_TIER_STREAM_CUH_
+
+#include "rows/cuda/online_sum.cuh"
+#include "rows/cuda/row_groups.cuh"
+#include "rows/plan.h"
+
+namespace jaxkernels {
+
+// statistics[row] = {maximum, sum of the terms}; relative to 0 where all is -inf, so that the
+// columns of other devices decide what such a row gives.
+template <typename Op, typename Group, bool kAligned>
+__global__ void __maxnreg__(kLongRowRegisters)
+    RowStatisticsKernel(RowArgs<Op> args, typename Op::C* statistics) {
+  using C = typename Op::C;
+  constexpr int kUnroll = kStreamPacksInFlight / Op::kInputs;
+  __shared__ typename Group::Scratch scratch;
+  Group group(scratch);
+  const int lanes = Group::Lanes(), lane = Group::Lane();
+
+  const int64_t group_row = Group::FirstRow(), first_row = Group::FirstRowInStep();
+  for (int64_t offset = 0; first_row + offset < args.rows; offset += Group::RowsOfGrid()) {
+    const int64_t row = group_row + offset;
+    const RowView<Op, kAligned> view(args, row);  // empty past the end
+    OnlineSum<Op> online = {Op::Fill(), 0};
+    for (int first = lane; first < view.packs; first += lanes * kUnroll) {
+      InputPacks<Op> pack[kUnroll];
+      LoadPacks<Inputs::kAnywhere>(pack, args, view, first, lanes);
+      MaskAndHidePacks(pack, args, view, first, lanes);
+      online.Add(args.op, pack);
+    }
+    online.Meet(group);
+    if (lane == 0 && row < args.rows) {
+      statistics[2 * row] = online.max;
+      statistics[2 * row + 1] = online.sum;
+    }
+  }
+}
+
+// The result from the statistics of whole rows; args.lanes neighbouring threads share a row.
+template <typename Op, bool kAligned>
+__global__ void __maxnreg__(kLongRowRegisters)
+    RowFinishKernel(RowArgs<Op> args, const typename Op::C* statistics) {
+  using C = typename Op::C;
+  using T = typename Op::Storage;
+  constexpr int kUnroll = kStreamPacksInFlight / Op::kInputs;
+  const int lanes = args.lanes;
+  const int groups = blockDim.x / lanes, lane = threadIdx.x % lanes;
+
+  for (int64_t row = int64_t{blockIdx.x} * groups + threadIdx.x / lanes; row < args.rows;
+       row += int64_t{gridDim.x} * groups) {
+    const RowView<Op, kAligned> view(args, row);
+    C max = statistics[2 * row];
+    if constexpr (Op::kUsesMax) max = Op::Reference(max);
+    const typename Op::Row constants(max, statistics[2 * row + 1]);
+    for (int first = lane; first < view.packs; first += lanes * kUnroll) {
+      InputPacks<Op> pack[kUnroll];
+      LoadPacks<Inputs::kAnywhere>(pack, args, view, first, lanes);
+      MaskAndHidePacks(pack, args, view, first, lanes);
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int index = first + u * lanes;
+        if (!view.Has(index)) continue;
+        C result[Pack<T>::kSize];
+        FinishPacks(args.op, pack[u], constants, result);
+        StorePack(args.out, view, index, result);
+      }
+    }
+  }
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ROWS_CUDA_TIER_STREAM_CUH_

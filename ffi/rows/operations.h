@@ -1,0 +1,101 @@
+// The row operations, as all layers name them.
+//
+// Owns: the table of what each operation is. Plans, calls and Python read it, and every struct that
+// is an operation, on the CPU or on CUDA, is held to its row (MatchesTable). Must not know: XLA,
+// CUDA, Python.
+#ifndef JAXKERNELS_ROWS_OPERATIONS_H_
+#define JAXKERNELS_ROWS_OPERATIONS_H_
+
+#include <array>
+#include <cstddef>
+#include <string_view>
+
+#include "core/names.h"
+
+namespace jaxkernels {
+
+enum class Operation {
+  kSoftmaxForward,
+  kLogSoftmaxForward,
+  kSoftmaxGrad,
+  kLogSoftmaxGrad,
+  kLogSoftmaxJvp,
+  kMaskedSoftmaxForward,
+  kBiasedSoftmaxForward,
+  kMaskedSoftmaxGrad
+};
+
+struct OperationTraits {
+  std::string_view name;
+  int inputs;  // arrays that are read, an element for each element of the result
+  std::string_view input_names[2];
+  bool finds_max;    // the maximum of a row before its sum, as forward operations do
+  bool keeps_term;   // the summand is all that the result needs, besides the constants of the row
+  bool hides;        // it works on attention scores, some of which a row may not see
+  bool has_mask;     // it may have a mask
+  bool shares_rows;  // all inputs have the result's shape; a bias may broadcast against the scores
+};
+
+// In the order of the enum.
+// clang-format off
+inline constexpr OperationTraits kOperations[] = {
+    //                                               finds  keeps         has    shares
+    // name                inputs                    max    term   hides  mask   rows
+    {"softmax_fwd",         1, {"x"},                true,  true,  false, false, true},
+    {"log_softmax_fwd",     1, {"x"},                true,  false, false, false, true},
+    {"softmax_grad",        2, {"y", "dy"},          false, false, false, false, true},
+    {"log_softmax_grad",    2, {"y", "dy"},          false, false, false, false, true},
+    {"log_softmax_jvp",     2, {"y", "dx"},          false, false, false, false, true},
+    {"masked_softmax_fwd",  1, {"scores"},           true,  true,  true,  true,  true},
+    {"biased_softmax_fwd",  2, {"scores", "bias"},   true,  true,  true,  true,  false},
+    {"masked_softmax_grad", 2, {"y", "dy"},          false, false, true,  false, true},
+};
+// clang-format on
+inline constexpr std::size_t kOperationCount = sizeof(kOperations) / sizeof(kOperations[0]);
+
+constexpr const OperationTraits& TraitsOf(Operation operation) {
+  return kOperations[static_cast<std::size_t>(operation)];
+}
+
+constexpr std::array<std::string_view, kOperationCount> NamesOf(Operation) {
+  std::array<std::string_view, kOperationCount> names{};
+  for (std::size_t i = 0; i < kOperationCount; ++i) names[i] = kOperations[i].name;
+  return names;
+}
+
+// Whether a struct reduces a row as the table says of `operation`.
+template <typename Op>
+constexpr bool ReducesAs(Operation operation) {
+  const OperationTraits& traits = TraitsOf(operation);
+  return Op::kUsesMax == traits.finds_max && Op::kKeepsTerm == traits.keeps_term;
+}
+
+// Whether a struct is what the table says of its own operation.
+template <typename Op>
+constexpr bool MatchesTable() {
+  return ReducesAs<Op>(Op::kOperation) && Op::kInputs == TraitsOf(Op::kOperation).inputs;
+}
+
+// An operation runs as a whole, or in two parts, so that a row may be spread over devices: the
+// statistics (maximum and sum) of the columns that are here, and the result of these columns from
+// the statistics of the whole row.
+enum class Part { kWhole, kStatistics, kFinish };
+inline constexpr std::string_view kPartNames[] = {"whole", "statistics", "finish"};
+constexpr const auto& NamesOf(Part) { return kPartNames; }
+
+// Where a row of the GPU's kernels lives between its reductions (ffi/README.md). kAuto: where the
+// plan finds best.
+enum class Tier { kAuto, kWarp, kBlock, kBlockSmem, kCluster, kBlockUncached, kStream };
+inline constexpr std::string_view kTierNames[] = {
+    "auto", "warp", "block", "block_smem", "cluster", "block_uncached", "stream"};
+constexpr const auto& NamesOf(Tier) { return kTierNames; }
+
+constexpr int InputsOf(Operation operation) { return TraitsOf(operation).inputs; }
+constexpr bool IsForward(Operation operation) { return TraitsOf(operation).finds_max; }
+constexpr bool HasMask(Operation operation) { return TraitsOf(operation).has_mask; }
+constexpr bool Hides(Operation operation) { return TraitsOf(operation).hides; }
+constexpr bool SharesRows(Operation operation) { return TraitsOf(operation).shares_rows; }
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ROWS_OPERATIONS_H_

@@ -1,0 +1,204 @@
+#include "rows/read_call.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <string>
+
+namespace jaxkernels {
+namespace {
+
+constexpr int64_t kNone = MaskedRows::kUnbounded;
+
+// What a call says besides its buffers.
+struct RowAttributes {
+  std::string_view operation;
+  double scale;
+  bool has_mask;
+  std::string_view tier = NameOf(Tier::kAuto);
+  int64_t left = -kNone, right = kNone;
+  bool from_end = false;
+
+  bool HasLeft() const { return left > -kNone && left < kNone; }
+  bool HasRight() const { return right > -kNone && right < kNone; }
+  bool HasBand() const { return HasLeft() || HasRight(); }
+};
+
+ffi::Error Refuse(const OperationTraits& traits, const std::string& why) {
+  return ffi::Error::InvalidArgument(std::string(traits.name) + ": " + why);
+}
+
+ffi::Error ReadNames(const RowAttributes& attributes, RowCall* call) {
+  if (!ParseName(attributes.operation, &call->operation)) {
+    return ffi::Error::InvalidArgument("unknown operation '" + std::string(attributes.operation) +
+                                       "'");
+  }
+  const OperationTraits& traits = TraitsOf(call->operation);
+  if (!ParseName(attributes.tier, &call->tier)) {
+    return Refuse(traits, "unknown tier '" + std::string(attributes.tier) + "'");
+  }
+  if (attributes.has_mask && !traits.has_mask) return Refuse(traits, "it takes no mask");
+  if (!traits.hides && (attributes.scale != 1 || attributes.HasBand())) {
+    return Refuse(traits, "it takes no scale and no band");
+  }
+  return ffi::Error::Success();
+}
+
+// {maximum, sum} of every row of `x`, in the type that it is computed in.
+ffi::Error CheckStatistics(const OperationTraits& traits, const ffi::AnyBuffer& statistics,
+                           const NamedBuffer& x) {
+  const ffi::AnyBuffer::Dimensions dims = statistics.dimensions(), full = x.buffer.dimensions();
+  if (full.back() == 0) {
+    return MismatchError(traits.name, x.name, "columns", "1 or more", "0");
+  }
+  const bool is_double = x.buffer.element_type() == ffi::DataType::F64;
+  if (statistics.element_type() != (is_double ? ffi::DataType::F64 : ffi::DataType::F32)) {
+    return MismatchError(traits.name, "the statistics", "dtype", is_double ? "float64" : "float32",
+                         DTypeName(statistics.element_type()));
+  }
+  bool fits = dims.size() == full.size() && dims.back() == 2;
+  for (std::size_t i = 0; fits && i + 1 < full.size(); ++i) fits = dims[i] == full[i];
+  if (fits) return ffi::Error::Success();
+  return MismatchError(traits.name, "the statistics", "shape",
+                       ShapeText(full) + " with 2 in place of the last dimension", ShapeText(dims));
+}
+
+// A mask or a bias: the dimensions of the scores, or 1, and all columns.
+ffi::Error ReadBroadcastRows(const OperationTraits& traits, const NamedBuffer& operand,
+                             const ffi::AnyBuffer& scores, BroadcastRows* rows) {
+  const ffi::AnyBuffer::Dimensions full = scores.dimensions(), dims = operand.buffer.dimensions();
+  bool fits = dims.size() == full.size() && dims.back() == full.back();
+  for (std::size_t i = 0; fits && i < full.size(); ++i) fits = dims[i] == full[i] || dims[i] == 1;
+  if (!fits) {
+    return MismatchError(traits.name, operand.name, "shape",
+                         ShapeText(full) + ", or 1 in place of a dimension but the last",
+                         ShapeText(dims));
+  }
+  if (MakeBroadcastRows(full.begin(), dims.begin(), full.size() - 1, rows)) {
+    return ffi::Error::Success();
+  }
+  return MismatchError(traits.name, operand.name, "shape",
+                       "dimensions that broadcast and do not by turns at most " +
+                           std::to_string(BroadcastRows::kMaxDims) + " times",
+                       ShapeText(dims));
+}
+
+// Scores are matrices of rows; indices are compared as integers of 32 bits.
+ffi::Error ReadScaleAndBand(const OperationTraits& traits, const RowAttributes& attributes,
+                            const NamedBuffer& scores, MaskedRows* rows) {
+  constexpr int64_t kMost = kNone - 1;
+  const ffi::AnyBuffer::Dimensions dims = scores.buffer.dimensions();
+  if (dims.size() < 2) {
+    return MismatchError(traits.name, scores.name, "rank", "2 or more",
+                         std::to_string(dims.size()));
+  }
+  const int64_t q = dims[dims.size() - 2], k = dims.back();
+  if (k > kMost || (attributes.HasBand() && q > kMost)) {
+    return MismatchError(traits.name, scores.name, "shape",
+                         "columns, and rows that a band counts, fewer than 2^30", ShapeText(dims));
+  }
+  const auto bound = [&](int64_t distance) {
+    const int64_t from_first = distance + (attributes.from_end ? k - q : 0);
+    return static_cast<int>(std::clamp(from_first, -kMost, kMost));
+  };
+  rows->scale = attributes.scale;
+  rows->by_q = Divider(std::max<int64_t>(q, 1), RowShapeOf(scores.buffer).rows);
+  if (attributes.HasLeft()) rows->left = bound(attributes.left);
+  if (attributes.HasRight()) rows->right = bound(attributes.right);
+  return ffi::Error::Success();
+}
+
+ffi::Error ReadMask(const OperationTraits& traits, const ffi::AnyBuffer& mask,
+                    const ffi::AnyBuffer& scores, MaskedRows* rows) {
+  if (mask.element_type() != ffi::DataType::PRED) {
+    return MismatchError(traits.name, "mask", "dtype", "bool", DTypeName(mask.element_type()));
+  }
+  rows->mask = static_cast<const uint8_t*>(mask.untyped_data());
+  return ReadBroadcastRows(traits, {"mask", mask}, scores, &rows->mask_rows);
+}
+
+ffi::Error ReadBias(const OperationTraits& traits, const NamedBuffer& bias,
+                    const NamedBuffer& scores, MaskedRows* rows) {
+  const ffi::DataType wanted = scores.buffer.element_type(), got = bias.buffer.element_type();
+  if (got != wanted) {
+    return MismatchError(traits.name, bias.name, "dtype",
+                         DTypeName(wanted) + " as " + std::string(scores.name) + " has",
+                         DTypeName(got));
+  }
+  return ReadBroadcastRows(traits, bias, scores.buffer, &rows->bias_rows);
+}
+
+// `result` and `statistics`: null where the part has none.
+ffi::Error ReadCall(Part part, const RowAttributes& attributes, const ffi::RemainingArgs& operands,
+                    const ffi::AnyBuffer* result, const ffi::AnyBuffer* statistics, RowCall* call) {
+  if (ffi::Error error = ReadNames(attributes, call); error.failure()) return error;
+  const OperationTraits& traits = TraitsOf(call->operation);
+  const std::size_t number = traits.inputs + (attributes.has_mask ? 1 : 0);
+  if (operands.size() != number) {
+    return MismatchError(traits.name, "the operands", "number", std::to_string(number),
+                         std::to_string(operands.size()));
+  }
+  const ffi::ErrorOr<ffi::AnyBuffer> first = operands.get<ffi::AnyBuffer>(0);
+  const ffi::ErrorOr<ffi::AnyBuffer> last = operands.get<ffi::AnyBuffer>(number - 1);
+  if (!first) return first.error();
+  if (!last) return last.error();
+  const NamedBuffer x = {traits.input_names[0], *first};
+  std::optional<NamedBuffer> second;
+  if (traits.inputs == 2) second = NamedBuffer{traits.input_names[1], *last};
+
+  ffi::Error error = CheckDType(traits.name, x);
+  if (error.success()) error = CheckHasRows(traits.name, x);
+  if (error.success() && second && traits.shares_rows) {
+    error = CheckSameAs(traits.name, *second, x);
+  }
+  if (error.success() && result != nullptr) {
+    error = CheckSameAs(traits.name, {"the result", *result}, x);
+  }
+  if (error.success() && statistics != nullptr) error = CheckStatistics(traits, *statistics, x);
+  if (error.success() && traits.hides) {
+    error = ReadScaleAndBand(traits, attributes, x, &call->attention);
+  }
+  if (error.success() && attributes.has_mask) {
+    const ffi::ErrorOr<ffi::AnyBuffer> mask = operands.get<ffi::AnyBuffer>(1);
+    error = mask ? ReadMask(traits, *mask, x.buffer, &call->attention) : mask.error();
+  }
+  if (error.success() && second && !traits.shares_rows) {
+    error = ReadBias(traits, *second, x, &call->attention);
+  }
+  if (error.failure()) return error;
+
+  const RowShape shape = RowShapeOf(x.buffer);
+  call->part = part;
+  call->dtype = *ToDType(x.buffer.element_type());
+  call->arrays = {{x.buffer.untyped_data(), second ? second->buffer.untyped_data() : nullptr},
+                  result != nullptr ? result->untyped_data() : nullptr,
+                  shape.rows,
+                  shape.cols};
+  if (statistics != nullptr) call->statistics = statistics->untyped_data();
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+ffi::Error ReadWhole(const ffi::RemainingArgs& operands, ffi::Result<ffi::AnyBuffer> result,
+                     std::string_view operation, std::string_view tier, double scale, int64_t left,
+                     int64_t right, bool from_end, bool has_mask, RowCall* call) {
+  const RowAttributes attributes = {operation, scale, has_mask, tier, left, right, from_end};
+  return ReadCall(Part::kWhole, attributes, operands, &*result, nullptr, call);
+}
+
+ffi::Error ReadStatistics(const ffi::RemainingArgs& operands,
+                          ffi::Result<ffi::AnyBuffer> statistics, std::string_view operation,
+                          double scale, bool has_mask, RowCall* call) {
+  const RowAttributes attributes = {operation, scale, has_mask};
+  return ReadCall(Part::kStatistics, attributes, operands, nullptr, &*statistics, call);
+}
+
+ffi::Error ReadFinish(ffi::AnyBuffer statistics, const ffi::RemainingArgs& operands,
+                      ffi::Result<ffi::AnyBuffer> result, std::string_view operation, double scale,
+                      bool has_mask, RowCall* call) {
+  const RowAttributes attributes = {operation, scale, has_mask};
+  return ReadCall(Part::kFinish, attributes, operands, &*result, &statistics, call);
+}
+
+}  // namespace jaxkernels

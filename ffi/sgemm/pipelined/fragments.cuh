@@ -1,0 +1,90 @@
+// The lines that a thread multiplies, on their way from a tile in shared memory to its registers.
+//
+// Owns: which elements of a tile a thread reads, and when. Must not know: how tiles arrive.
+//
+// Both kinds have two generations of registers, so that a later k is on its way while this one is
+// multiplied:
+//   First(slice, line)   where a thread begins to read a tile
+//   Load(from, k)        called for every k of a slice in turn, one k before it is multiplied
+//   Of(k)                its elements
+#ifndef JAXKERNELS_SGEMM_PIPELINED_FRAGMENTS_CUH_
+#define JAXKERNELS_SGEMM_PIPELINED_FRAGMENTS_CUH_
+
+#include "sgemm/pipelined/tensor_map.h"
+
+namespace jaxkernels {
+
+// Thread tiles consist of quads of neighbouring lines, kLanes quads apart.
+template <int kLanes>
+struct Quads {
+  static __device__ constexpr int LineOf(int i) { return i / 4 * 4 * kLanes + i % 4; }
+};
+
+// From a tile with a row of kPitch lines for every k; a slice has kDepth of them.
+template <int kLines, int kLanes, int kPitch, int kDepth>
+class FragmentOfRows {
+ public:
+  static __device__ int First(int slice, int line) { return slice * kDepth * kPitch + line; }
+
+  __device__ void Load(const float* from, int k) {
+#pragma unroll
+    for (int i = 0; i < kLines; i += 4) {
+      const float4 quad =
+          *reinterpret_cast<const float4*>(from + k * kPitch + Quads<kLanes>::LineOf(i));
+      v_[k % 2][i] = quad.x;
+      v_[k % 2][i + 1] = quad.y;
+      v_[k % 2][i + 2] = quad.z;
+      v_[k % 2][i + 3] = quad.w;
+    }
+  }
+
+  __device__ const float (&Of(int k) const)[kLines] { return v_[k % 2]; }
+
+ private:
+  float v_[2][kLines];
+};
+
+// From a tile of kTileLines lines that lie along k, in boxes as the tensor memory accelerator
+// writes them: pack p, of four k, of line l lies at place p ^ (l % 8) of the line (the 128-byte
+// swizzle). A thread reads a pack of each line at once.
+template <int kLines, int kLanes, int kTileLines, int kDepth>
+class FragmentAlongK {
+  static constexpr int kBoxPacks = kBoxDepth / 4, kPacks = kDepth / 4;
+  // Then the bits of a pack's place that depend on the thread are not those that depend on i.
+  static_assert(kPacks == 4 && kBoxPacks == 8 && kLanes % 2 == 0);
+
+ public:
+  // Requires: line % 4 == 0.
+  static __device__ int First(int slice, int line) {
+    const int pack = slice * kPacks;
+    return (pack / kBoxPacks * kTileLines + line) * kBoxDepth +
+           (pack % kBoxPacks ^ line % kBoxPacks) * 4;
+  }
+
+  // The first pack with the first k, the others as soon as there are registers.
+  __device__ void Load(const float* from, int k) {
+    if (k == 0) LoadPack(from, 0);
+    if (k % 4 == 1 && k / 4 + 1 < kPacks) LoadPack(from, k / 4 + 1);
+  }
+
+  __device__ const float (&Of(int k) const)[kLines] { return v_[k / 4 % 2][k % 4]; }
+
+ private:
+  __device__ void LoadPack(const float* from, int pack) {
+#pragma unroll
+    for (int i = 0; i < kLines; ++i) {
+      const float4 quad = *reinterpret_cast<const float4*>(
+          from + Quads<kLanes>::LineOf(i) * kBoxDepth + (pack ^ i % 4) * 4);
+      v_[pack % 2][0][i] = quad.x;
+      v_[pack % 2][1][i] = quad.y;
+      v_[pack % 2][2][i] = quad.z;
+      v_[pack % 2][3][i] = quad.w;
+    }
+  }
+
+  float v_[2][4][kLines];
+};
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SGEMM_PIPELINED_FRAGMENTS_CUH_

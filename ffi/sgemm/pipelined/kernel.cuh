@@ -1,0 +1,288 @@
+// The top rung: tiles arrive asynchronously, several stages ahead, and hardly an instruction but
+// FFMA is issued.
+//
+// Work split: a block computes block_m x block_n of C over its share of k; a thread block_m x
+// block_n / threads of it, in quads of 4 rows x 4 columns that lie apart, as in split_tile.
+// Memory: on Hopper and later the tensor memory accelerator fills the stages (stages.cuh); a thread
+// holds thread_m x thread_n sums and two generations of fragments in registers.
+//
+// What limits it: an SM sub-partition issues one instruction a cycle and reads two registers a
+// cycle, one from each bank. An FFMA has three operands, so one has to come from the reuse cache of
+// the instruction before; it does as long as a row of the thread tile is worked through from left
+// to right. What is left on an H200 (2026-11, 8x16 thread tile): 128 FFMA, 6 loads of fragments and
+// 9 bank conflicts for every k.
+#ifndef JAXKERNELS_SGEMM_PIPELINED_KERNEL_CUH_
+#define JAXKERNELS_SGEMM_PIPELINED_KERNEL_CUH_
+
+#include <type_traits>
+
+#include "sgemm/args.cuh"
+#include "sgemm/epilogue.cuh"
+#include "sgemm/pipelined/fragments.cuh"
+#include "sgemm/pipelined/stages.cuh"
+#include "sgemm/rungs/outer_product.cuh"
+
+namespace jaxkernels {
+
+// How blocks share the work. 32 bits, because 64-bit divisions would take longer than a small tile.
+struct PipelinedGrid {
+  unsigned tiles_m, tiles_n, split_k;
+  unsigned batch;
+  unsigned part;        // of k, where several launches share it
+  int64_t k_per_split;  // a multiple of block_k
+  unsigned sm_count;
+  unsigned stagger_cycles;  // by which the second block of an SM starts late
+};
+
+// Blocks of one SM take equally long. Those that start together store their sums together, time
+// after time, while the arithmetic stands still; so the second one starts late.
+__device__ inline void StaggerSecondBlock(const PipelinedGrid& grid) {
+  if (grid.stagger_cycles == 0 || blockIdx.x / grid.sm_count != 1) return;
+  const long long begin = clock64();
+  while (clock64() - begin < grid.stagger_cycles) __nanosleep(100);
+}
+
+// Tiles are visited in bands of this many tile rows, column by column, so that the blocks that run
+// at the same time share lines of A and of B in the L2.
+inline constexpr unsigned kBandTiles = 8;
+
+struct BlockWork {
+  unsigned tile_m, tile_n, split, member;
+};
+
+// Divisions stand between a block's start and its first copy: a small product gets by with one.
+__device__ inline BlockWork WorkOfBlock(const PipelinedGrid& grid) {
+  BlockWork work = {};
+  unsigned index = blockIdx.x;
+  const unsigned tiles = grid.tiles_m * grid.tiles_n;
+  if (gridDim.x > tiles) {
+    const unsigned rest = index / tiles;
+    index %= tiles;
+    work.split = rest % grid.split_k;
+    work.member = rest / grid.split_k;
+  }
+  unsigned rows = grid.tiles_m;
+  if (rows > kBandTiles) {
+    const unsigned tiles_of_band = kBandTiles * grid.tiles_n;
+    work.tile_m = index / tiles_of_band * kBandTiles;
+    index %= tiles_of_band;
+    rows = min(kBandTiles, grid.tiles_m - work.tile_m);
+  }
+  work.tile_m += index % rows;
+  work.tile_n = index / rows;
+  return work;
+}
+
+template <int kTile, Engine kEngine, bool kAlongKA, bool kAlongKB>
+struct Pipelined {
+  static constexpr PipelinedTile kShape = kPipelinedTiles[kTile];
+  static constexpr PipelinedStages kStaging = StagesOf(kShape, kEngine, kAlongKA, kAlongKB);
+  static constexpr int kBlockM = kShape.block_m, kBlockN = kShape.block_n;
+  static constexpr int kThreadM = kShape.thread_m, kThreadN = kShape.thread_n;
+  static constexpr int kBlockK = kStaging.block_k, kStages = kStaging.stages;
+  static constexpr int kSlices = kShape.slices, kThreadsOfSlice = kShape.ThreadsOfSlice();
+  static constexpr int kThreads = kThreadsOfSlice * kSlices;
+  static constexpr int kLanesM = kShape.lanes_m, kLanesN = 32 / kLanesM;
+  static constexpr int kWarpsM = kBlockM / (kLanesM * kThreadM);
+  static constexpr int kWarpsOfSlice = kThreadsOfSlice / 32;
+  static constexpr int kDepth = kBlockK / kSlices;  // k of a stage that a thread works on
+  static constexpr int kSums = kThreadM * kThreadN;
+  static constexpr bool kAllSlicesAdd = kShape.AllSlicesAdd();
+  // Rows of a thread tile that a slice adds up and stores; they lie below each other.
+  static constexpr int kRowsOfSlice = kAllSlicesAdd ? kThreadM / kSlices : kThreadM;
+  static_assert(kThreadM % kRowsOfSlice == 0 && (4 % kRowsOfSlice == 0 || kRowsOfSlice % 4 == 0));
+
+  static constexpr bool kTransposesA = TransposesA(kShape, kAlongKA);
+  static constexpr bool kReadsAlongK = kEngine == Engine::kTma && kAlongKA && !kTransposesA;
+
+  // Two k are unrolled: more would not stay in the instruction cache with all its neighbours, and
+  // the compiler finds the fewest bank conflicts so. H200, 4096^3, unrolled by 2, 4, 16 (2026-11):
+  // 54.3, 53.3, 52.0 TFLOP/s. Small sliced tiles, whose blocks have few warps, do all of a stage's
+  // k at once: 256^3 TN, 2 and 16 (2026-11): 4.6 and 4.0 us.
+  static constexpr int kUnroll = kEngine == Engine::kTma && kShape.AllSlicesAdd() ? kDepth : 2;
+  static constexpr int kSteps = kDepth / kUnroll;
+  static_assert(!kReadsAlongK || kUnroll == kDepth, "FragmentAlongK counts the k of a tile");
+  // Tiles are prepared one step before they are needed, if there are several, so that the barrier
+  // does not wait for it.
+  static constexpr int kPrepareStep = kSteps > 1 ? kSteps - 1 : 1;
+
+  using TmaEngine =
+      TmaStages<kBlockM, kBlockN, kBlockK, kStages, kThreads, kAlongKA, kAlongKB, kTransposesA>;
+  using FloatEngine =
+      FloatStages<kBlockM, kBlockN, kBlockK, kStages, kThreads, kSteps, kAlongKA, kAlongKB>;
+  using Stages = std::conditional_t<kEngine == Engine::kTma, TmaEngine, FloatEngine>;
+  using FragmentA =
+      std::conditional_t<kReadsAlongK, FragmentAlongK<kThreadM, kLanesM, kBlockM, kDepth>,
+                         FragmentOfRows<kThreadM, kLanesM, Stages::kPitchA, kDepth>>;
+  using FragmentB = FragmentOfRows<kThreadN, kLanesN, Stages::kPitchB, kDepth>;
+
+  // Where a thread stands in its block.
+  int slice, line_m, line_n;
+
+  __device__ Pipelined() {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    slice = warp / kWarpsOfSlice;
+    const int warp_of_slice = warp % kWarpsOfSlice;
+    line_m = warp_of_slice % kWarpsM * (kLanesM * kThreadM) + lane / kLanesN * 4;
+    line_n = warp_of_slice / kWarpsM * (kLanesN * kThreadN) + lane % kLanesN * 4;
+  }
+
+  float acc[kThreadM][kThreadN];
+
+  __device__ void Clear() {
+#pragma unroll
+    for (int i = 0; i < kThreadM; ++i) {
+#pragma unroll
+      for (int j = 0; j < kThreadN; ++j) acc[i][j] = 0.0f;
+    }
+  }
+
+  // Sums over all tiles of k and finishes C. `stages` has begun to copy the first tiles;
+  // `destination(row)` is that of the thread tile from this row on, counted from its first.
+  template <class MakeDestination>
+  __device__ void Run(Stages& stages, int tiles, float* smem, const MakeDestination& destination,
+                      bool aligned_c) {
+    FragmentA a;
+    FragmentB b;
+    const int offset_a = FragmentA::First(slice, line_m);
+    const int offset_b = FragmentB::First(slice, line_n);
+    const float* from_a;
+    const float* from_b;
+    const auto go_to = [&](int tile) {
+      __syncthreads();
+      from_a = stages.A(tile) + offset_a;
+      from_b = stages.B(tile) + offset_b;
+      stages.Refill(tile);
+    };
+    stages.Prepare(0);
+    go_to(0);
+    a.Load(from_a, 0);
+    b.Load(from_b, 0);
+    Clear();
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; ++tile) {
+#pragma unroll 1
+      for (int step = 1; step <= kSteps; ++step) {
+        stages.Step();
+#pragma unroll
+        for (int u = 0; u < kUnroll; ++u) {
+          // The fragments of the next k are on their way while those of this k are multiplied.
+          const int next = (u + 1) % kUnroll;
+          if (next == 0) {
+            from_a += kUnroll * Stages::kPitchA;
+            from_b += kUnroll * Stages::kPitchB;
+            if (step >= kPrepareStep) {
+              if (step == kPrepareStep) stages.Prepare(tile + 1);
+              if (step == kSteps) go_to(tile + 1);
+            }
+          }
+          a.Load(from_a, next);
+          b.Load(from_b, next);
+          AddOuterProduct(a.Of(u), b.Of(u), acc);
+        }
+      }
+    }
+    stages.Drain();
+    if constexpr (!kAllSlicesAdd) {
+      if constexpr (kSlices > 1) AddSlicesToFirst(smem);
+      if (slice == 0) FinishThreadTile<Pipelined>(destination(0), aligned_c, acc);
+    } else {
+      float sums[kRowsOfSlice][kThreadN];
+      AddSlices(smem, sums);
+      FinishThreadTile<Pipelined>(destination(RowOf(slice * kRowsOfSlice)), aligned_c, sums);
+    }
+  }
+
+  // This thread's place among the sums of a slice in shared memory.
+  __device__ float* SumsOf(int slice_of_sums, float* smem) const {
+    return smem + slice_of_sums * kSums * kThreadsOfSlice + threadIdx.x % kThreadsOfSlice;
+  }
+  __device__ void WriteSums(float* to) const {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) to[i * kThreadsOfSlice] = acc[i / kThreadN][i % kThreadN];
+  }
+
+  // Adds the sums of the other slices to those of slice 0, in their order.
+  __device__ void AddSlicesToFirst(float* smem) {
+    __syncthreads();
+    if (slice > 0) WriteSums(SumsOf(slice - 1, smem));
+    __syncthreads();
+    if (slice > 0) return;
+#pragma unroll 1
+    for (int other = 0; other < kSlices - 1; ++other) {
+      const float* const from = SumsOf(other, smem);
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) acc[i / kThreadN][i % kThreadN] += from[i * kThreadsOfSlice];
+    }
+  }
+
+  // The same, but every slice adds the sums of all for its rows of the thread tile.
+  __device__ void AddSlices(float* smem, float (&sums)[kRowsOfSlice][kThreadN]) {
+    __syncthreads();
+    WriteSums(SumsOf(slice, smem));
+    __syncthreads();
+    const int first = slice * kRowsOfSlice * kThreadN;
+#pragma unroll
+    for (int i = 0; i < kRowsOfSlice * kThreadN; ++i) {
+      float& sum = sums[i / kThreadN][i % kThreadN];
+      sum = SumsOf(0, smem)[(first + i) * kThreadsOfSlice];
+#pragma unroll
+      for (int other = 1; other < kSlices; ++other) {
+        sum += SumsOf(other, smem)[(first + i) * kThreadsOfSlice];
+      }
+    }
+  }
+
+  static __device__ int RowOf(int i) { return Quads<kLanesM>::LineOf(i); }
+  static __device__ int ColumnOf(int j) { return Quads<kLanesN>::LineOf(j); }
+};
+
+template <int kTile, Engine kEngine, bool kAlongKA, bool kAlongKB>
+__global__ void __launch_bounds__(kPipelinedTiles[kTile].Threads(),
+                                  kPipelinedTiles[kTile].blocks_per_sm)
+    PipelinedSgemm(const __grid_constant__ CUtensorMap map_a,
+                   const __grid_constant__ CUtensorMap map_b,
+                   const __grid_constant__ SgemmArgs args,
+                   const __grid_constant__ PipelinedGrid grid) {
+  using Kernel = Pipelined<kTile, kEngine, kAlongKA, kAlongKB>;
+  extern __shared__ __align__(1024) float smem[];
+
+  StaggerSecondBlock(grid);
+  const BlockWork work = WorkOfBlock(grid);
+  const int64_t first_m = int64_t{work.tile_m} * Kernel::kBlockM;
+  const int64_t first_n = int64_t{work.tile_n} * Kernel::kBlockN;
+  const int64_t first_k = (grid.part + work.split) * grid.k_per_split;
+  const int64_t depth = min(grid.k_per_split, args.k - first_k);
+  const int tiles = static_cast<int>((depth + Kernel::kBlockK - 1) / Kernel::kBlockK);
+  const MemberIndices members = IndicesOfMember(args, work.member);
+  const OperandWindow a{args.a, args.m, args.k, args.pitch_a, members.a, first_m, first_k};
+  const OperandWindow b{args.b, args.n, args.k, args.pitch_b, members.b, first_n, first_k};
+
+  Kernel kernel;
+  const auto destination = [&](int below) {
+    const bool whole = grid.split_k == 1;  // otherwise alpha, beta and C are left to ReduceSplits
+    const int64_t row = first_m + kernel.line_m + below, column = first_n + kernel.line_n;
+    const int64_t first = (work.member * args.m + row) * args.n + column;
+    float* out = whole ? args.out : args.partial + work.split * grid.batch * args.m * args.n;
+    return Destination{whole ? args.alpha : 1.0f,
+                       whole ? args.beta : 0.0f,
+                       args.c + first,
+                       out + first,
+                       args.n,
+                       args.m - row,
+                       args.n - column};
+  };
+  if constexpr (kEngine == Engine::kTma) {
+#if __CUDA_ARCH__ >= 900
+    typename Kernel::Stages stages(smem, map_a, map_b, a, b, tiles);
+    kernel.Run(stages, tiles, smem, destination, args.aligned_c);
+#endif
+  } else {
+    typename Kernel::Stages stages(smem, a, b, depth);
+    kernel.Run(stages, tiles, smem, destination, args.aligned_c);
+  }
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SGEMM_PIPELINED_KERNEL_CUH_

@@ -1,0 +1,286 @@
+// How the tiles of A and B come into shared memory, several stages ahead of the arithmetic.
+//
+// Owns: which thread copies what, and where it lies. A tile ready for use is block_k rows of
+// neighbouring lines (a line is a row of op(A) or a column of op(B)), whatever the operand looks
+// like, or an A along k as the tensor memory accelerator brings it, where the kernel reads that.
+// Beyond the ends of an operand everything is zero. Must not know: what the tiles are for.
+//
+// Both engines have the same life cycle, in calls that all threads of the block make together:
+//   Stages stages(...)    begins to copy the first tiles
+//   Prepare(t)            waits for tile t and transposes what is to be transposed
+//   __syncthreads()       by the caller: tile t is ready, tile t - 1 is not read any more
+//   Refill(t)             begins to copy the next tile in place of what is no longer read, or
+//   Step()                does so in equal parts, each time that some k of a tile are worked off
+//   Drain()               waits for copies that nobody waited for
+//   A(t), B(t)            where tile t lies
+#ifndef JAXKERNELS_SGEMM_PIPELINED_STAGES_CUH_
+#define JAXKERNELS_SGEMM_PIPELINED_STAGES_CUH_
+
+#include <cstdint>
+
+#include "sgemm/args.cuh"
+#include "sgemm/pipelined/async_copy.cuh"
+#include "sgemm/pipelined/tensor_map.h"
+#include "sgemm/pipelined/tile.h"
+
+namespace jaxkernels {
+
+// The part of an operand that a block works on.
+struct OperandWindow {
+  const float* data;   // of all members of the batch
+  int64_t lines;       // of one member
+  int64_t depth;       // k of one member
+  int64_t pitch;       // elements from one stored row to the next
+  int member;          // which one
+  int64_t first_line;  // of the block's tile
+  int64_t first_k;     // of the block's share of k
+};
+
+// One thread asks the tensor memory accelerator for whole tiles. An operand along k arrives line by
+// line, kBoxDepth k of each, and is transposed in shared memory, A only if kTransposesA.
+template <int kBlockM, int kBlockN, int kBlockK, int kStages, int kThreads, bool kAlongKA,
+          bool kAlongKB, bool kTransposesA>
+class TmaStages {
+  static constexpr int kFloatsA = kBlockM * kBlockK;
+  static constexpr int kFloatsB = kBlockN * kBlockK;
+  static constexpr int kFloats = kFloatsA + kFloatsB;
+  // A stage is free once its tile is transposed, if both operands are, else one tile later.
+  static constexpr int kHeld = kTransposesA && kAlongKB ? 0 : 1;
+
+ public:
+  static constexpr int kPitchA = kBlockM;
+  static constexpr int kPitchB = kBlockN;
+
+  // `smem` is aligned to 1024 bytes, the period of the swizzle; the barriers lie behind the tiles.
+  __device__ TmaStages(float* smem, const CUtensorMap& map_a, const CUtensorMap& map_b,
+                       const OperandWindow& a, const OperandWindow& b, int tiles)
+      : smem_(smem),
+        barriers_(reinterpret_cast<uint64_t*>(smem + kStages * kFloats +
+                                              2 * (kTransposesA ? kFloatsA : 0) +
+                                              2 * (kAlongKB ? kFloatsB : 0))),
+        map_a_(map_a),
+        map_b_(map_b),
+        line_a_(static_cast<int>(a.first_line)),
+        line_b_(static_cast<int>(b.first_line)),
+        member_a_(a.member),
+        member_b_(b.member),
+        first_k_(static_cast<int>(a.first_k)),
+        tiles_(tiles) {
+    if (threadIdx.x == 0) {
+      for (int stage = 0; stage < kStages; ++stage) ByteBarrier(barriers_ + stage).Init();
+      FenceBarriers();
+      for (int tile = 0; tile < kStages && tile < tiles_; ++tile) Fetch(tile, tile);
+    }
+    __syncthreads();
+  }
+
+  __device__ void Prepare(int tile) {
+    if (tile >= tiles_) return;
+    ByteBarrier(barriers_ + stage_of_prepared_).Wait(parity_);
+    const float* stage = smem_ + stage_of_prepared_ * kFloats;
+    if constexpr (kTransposesA) Transpose<kBlockM>(stage, TransposedA(tile));
+    if constexpr (kAlongKB) Transpose<kBlockN>(stage + kFloatsA, TransposedB(tile));
+  }
+
+  __device__ void Refill(int tile) {
+    const int freed = tile - kHeld;
+    const int stage = stage_of_prepared_ >= kHeld ? stage_of_prepared_ - kHeld : kStages - 1;
+    if (threadIdx.x == 0 && freed >= 0 && freed + kStages < tiles_) Fetch(freed + kStages, stage);
+    if (kStages == 1 || stage_of_prepared_ == kStages - 1) {
+      stage_of_prepared_ = 0;
+      parity_ ^= 1;
+    } else {
+      ++stage_of_prepared_;
+    }
+  }
+
+  __device__ void Step() {}
+  __device__ void Drain() {}
+
+  // Before Refill(tile).
+  __device__ const float* A(int tile) const {
+    return kTransposesA ? TransposedA(tile) : smem_ + stage_of_prepared_ * kFloats;
+  }
+  __device__ const float* B(int tile) const {
+    return kAlongKB ? TransposedB(tile) : smem_ + stage_of_prepared_ * kFloats + kFloatsA;
+  }
+
+ private:
+  __device__ void Fetch(int tile, int stage) {
+    const ByteBarrier barrier(barriers_ + stage);
+    const uint32_t to_a = SharedAddress(smem_ + stage * kFloats);
+    const uint32_t to_b = to_a + kFloatsA * sizeof(float);
+    const int k = first_k_ + tile * kBlockK;
+    barrier.Expect(kFloats * sizeof(float));
+    Ask<kBlockM, kAlongKA>(barrier, to_a, map_a_, line_a_, k, member_a_);
+    Ask<kBlockN, kAlongKB>(barrier, to_b, map_b_, line_b_, k, member_b_);
+  }
+
+  template <int kLines, bool kAlongK>
+  __device__ static void Ask(const ByteBarrier& barrier, uint32_t to, const CUtensorMap& map,
+                             int line, int k, int member) {
+    if constexpr (kAlongK) {
+#pragma unroll
+      for (int box = 0; box < kBlockK; box += kBoxDepth) {
+        CopyBox(to + box * kLines * sizeof(float), map, k + box, line, member, barrier);
+      }
+    } else {
+      CopyBox(to, map, line, k, member, barrier);
+    }
+  }
+
+  // Neighbouring threads take neighbouring lines: 16 bytes each, which the swizzle spreads over the
+  // banks, and write four floats each to side by side.
+  template <int kLines>
+  __device__ static void Transpose(const float* from, float* to) {
+    static_assert(kThreads % kLines == 0, "a thread stays with its line");
+    const int line = threadIdx.x % kLines;
+    const int first_pack = kThreads == kLines ? 0 : threadIdx.x / kLines;
+    constexpr int kBoxPacks = kBoxDepth / 4;
+    const int swizzled = line * kBoxDepth + line % kBoxPacks * 4;
+    to += first_pack * 4 * kLines + line;
+#pragma unroll
+    for (int step = 0; step < kBlockK / 4; step += kThreads / kLines) {
+      const int pack = first_pack + step;
+      const float4 v = *reinterpret_cast<const float4*>(
+          from + pack / kBoxPacks * kLines * kBoxDepth + (swizzled ^ pack % kBoxPacks * 4));
+      to[(step * 4 + 0) * kLines] = v.x;
+      to[(step * 4 + 1) * kLines] = v.y;
+      to[(step * 4 + 2) * kLines] = v.z;
+      to[(step * 4 + 3) * kLines] = v.w;
+    }
+  }
+
+  // Two each: one is read while the next is written.
+  __device__ float* TransposedA(int tile) const {
+    return smem_ + kStages * kFloats + tile % 2 * kFloatsA;
+  }
+  __device__ float* TransposedB(int tile) const {
+    return smem_ + kStages * kFloats + (kTransposesA ? 2 * kFloatsA : 0) + tile % 2 * kFloatsB;
+  }
+
+  float* smem_;
+  uint64_t* barriers_;
+  const CUtensorMap& map_a_;
+  const CUtensorMap& map_b_;
+  int line_a_, line_b_, member_a_, member_b_, first_k_, tiles_;
+  int stage_of_prepared_ = 0;
+  uint32_t parity_ = 0;  // of the phase in which its tile arrives
+};
+
+// Every thread copies single floats by cp.async, for any alignment and any GPU. A tile is copied in
+// kSteps parts, because many copies at once would block the way of the loads of fragments.
+template <int kLines, int kBlockK, int kThreads, int kSteps, bool kAlongK>
+class FloatCopies {
+  // Along k neighbouring threads copy neighbouring k, part of a tile's depth; otherwise
+  // neighbouring lines. Either way a step is one or two copies of a thread, one below the other.
+  static constexpr int kCopies = kLines * kBlockK / (kThreads * kSteps);
+  static constexpr int kDepthAtOnce = kAlongK ? kBlockK / kCopies : kThreads / kLines;
+  static constexpr int kLinesAtOnce = kAlongK ? kThreads / kDepthAtOnce : kLines;
+  static constexpr int kPitch = PitchOf(kLines, Engine::kFloats, kAlongK);
+  static_assert(kLines * kBlockK == kCopies * kThreads * kSteps, "equal steps");
+
+ public:
+  __device__ explicit FloatCopies(const OperandWindow& window)
+      : k_(kAlongK ? threadIdx.x % kDepthAtOnce : threadIdx.x / kLines),
+        step_k_(kAlongK ? 1 : window.pitch),
+        step_line_(kAlongK ? window.pitch : 1) {
+    const int line = kAlongK ? threadIdx.x / kDepthAtOnce : threadIdx.x % kLines;
+    const int64_t exist = window.lines - window.first_line - line;
+    lines_left_ = static_cast<int>(min(exist, int64_t{kLines}));
+    to_ = (k_ * kPitch + line) * sizeof(float);
+    const int64_t rows = kAlongK ? window.lines : window.depth;
+    from_ = window.data + window.member * rows * window.pitch +
+            (window.first_line + line) * step_line_ + (window.first_k + k_) * step_k_;
+  }
+
+  // The next part of a tile, of whose k only `depth` exist.
+  __device__ void Copy(uint32_t tile, int step, int depth) {
+    const bool line_exists = (kAlongK ? step * kLinesAtOnce : 0) < lines_left_;
+    const int k = k_ + (kAlongK ? 0 : step * kCopies * kDepthAtOnce);
+#pragma unroll
+    for (int copy = 0; copy < kCopies; ++copy) {
+      CopyFloatAsync(tile + to_ + copy * kDepthAtOnce * kPitch * sizeof(float),
+                     from_ + copy * kDepthAtOnce * step_k_,
+                     line_exists && k + copy * kDepthAtOnce < depth);
+    }
+    to_ += kToStep;
+    from_ += kAlongK ? kLinesAtOnce * step_line_ : kCopies * kDepthAtOnce * step_k_;
+  }
+
+  // From the last part of a tile to the first of the next.
+  __device__ void Advance() {
+    to_ -= kSteps * kToStep;
+    if constexpr (kAlongK) from_ += kBlockK - kLines * step_line_;
+  }
+
+ private:
+  static constexpr uint32_t kToStep =
+      (kAlongK ? kLinesAtOnce : kCopies * kDepthAtOnce * kPitch) * sizeof(float);
+
+  int k_, lines_left_;
+  int64_t step_k_, step_line_;
+  uint32_t to_;  // within a tile
+  const float* from_;
+};
+
+template <int kBlockM, int kBlockN, int kBlockK, int kStages, int kThreads, int kSteps,
+          bool kAlongKA, bool kAlongKB>
+class FloatStages {
+ public:
+  static constexpr int kPitchA = PitchOf(kBlockM, Engine::kFloats, kAlongKA);
+  static constexpr int kPitchB = PitchOf(kBlockN, Engine::kFloats, kAlongKB);
+
+  // `depth`: the block's share of k.
+  __device__ FloatStages(float* smem, const OperandWindow& a, const OperandWindow& b, int64_t depth)
+      : smem_(smem), copies_a_(a), copies_b_(b), depth_left_(depth) {
+    for (int stage = 0; stage < kStages - 1; ++stage) {
+      for (int step = 0; step < kSteps; ++step) Step();
+      Advance();
+    }
+  }
+
+  // Part of the tile that takes the place of the one before that which is worked on.
+  __device__ void Step() {
+    const uint32_t to = SharedAddress(smem_ + filling_ * kFloats);
+    const int depth = static_cast<int>(min(depth_left_, int64_t{kBlockK}));
+    copies_a_.Copy(to, step_, depth);
+    copies_b_.Copy(to + kFloatsA * sizeof(float), step_, depth);
+    ++step_;
+  }
+
+  // When tile t is prepared, the copies of tile t + kStages - 3 have been committed.
+  static_assert(kStages >= 3, "one is read, one is ready, one is being filled");
+  __device__ void Prepare(int) { WaitForAsyncGroups<kStages - 3>(); }
+  __device__ void Refill(int tile) {
+    if (tile > 0) Advance();
+  }
+  __device__ void Drain() { WaitForAllAsync(); }
+
+  __device__ const float* A(int tile) const { return smem_ + tile % kStages * kFloats; }
+  __device__ const float* B(int tile) const { return A(tile) + kFloatsA; }
+
+ private:
+  static constexpr int kFloatsA = kPitchA * kBlockK;
+  static constexpr int kFloats = kFloatsA + kPitchB * kBlockK;
+
+  // A group is committed even when nothing was left to copy, so that counting groups counts tiles.
+  __device__ void Advance() {
+    CommitAsyncGroup();
+    copies_a_.Advance();
+    copies_b_.Advance();
+    depth_left_ -= kBlockK;
+    step_ = 0;
+    filling_ = filling_ == kStages - 1 ? 0 : filling_ + 1;
+  }
+
+  float* smem_;
+  FloatCopies<kBlockM, kBlockK, kThreads, kSteps, kAlongKA> copies_a_;
+  FloatCopies<kBlockN, kBlockK, kThreads, kSteps, kAlongKB> copies_b_;
+  int64_t depth_left_;
+  int filling_ = 0, step_ = 0;
+};
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SGEMM_PIPELINED_STAGES_CUH_

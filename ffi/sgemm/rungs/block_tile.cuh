@@ -1,0 +1,50 @@
+// The second rung: a block copies tiles of A and B into shared memory, where 32 threads use every
+// element.
+//
+// Work split: 32 x 32 threads, one element of C each; k is worked through in tiles of 32. Memory:
+// each operand is read from global memory once for every 32 rows (or columns) of C, coalesced
+// whether it is transposed or not. 2 * 32 * 33 floats of shared memory: the odd pitch spreads a
+// column over the banks.
+#ifndef JAXKERNELS_SGEMM_RUNGS_BLOCK_TILE_CUH_
+#define JAXKERNELS_SGEMM_RUNGS_BLOCK_TILE_CUH_
+
+#include "sgemm/args.cuh"
+#include "sgemm/rungs/rung_grid.cuh"
+
+namespace jaxkernels {
+
+template <bool kAlongKA, bool kAlongKB>
+__global__ void __launch_bounds__(1024)
+    BlockTileSgemm(const __grid_constant__ SgemmArgs args, const __grid_constant__ RungGrid grid) {
+  constexpr int kTile = 32;
+  __shared__ float a_smem[kTile][kTile + 1];  // [row of C][k]
+  __shared__ float b_smem[kTile][kTile + 1];  // [column of C][k]
+
+  const RungBlock block = BlockOfGrid(args, grid);
+  const int y = threadIdx.x / kTile, x = threadIdx.x % kTile;
+  const int64_t first_m = block.tile_m * kTile, first_n = block.tile_n * kTile;
+  const Operand<kAlongKA> a{block.a, args.m, args.k};
+  const Operand<kAlongKB> b{block.b, args.n, args.k};
+  // Neighbouring threads load what are neighbours in memory.
+  const int a_line = kAlongKA ? y : x, a_k = kAlongKA ? x : y;
+  const int b_line = kAlongKB ? y : x, b_k = kAlongKB ? x : y;
+
+  float sum = 0.0f;
+  for (int64_t k0 = 0; k0 < args.k; k0 += kTile) {
+    a_smem[a_line][a_k] = a.At(first_m + a_line, k0 + a_k);
+    b_smem[b_line][b_k] = b.At(first_n + b_line, k0 + b_k);
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < kTile; ++k) sum = fmaf(a_smem[y][k], b_smem[x][k], sum);
+    __syncthreads();
+  }
+
+  const int64_t row = first_m + y, column = first_n + x;
+  if (row >= args.m || column >= args.n) return;
+  const int64_t offset = block.c_offset + row * args.n + column;
+  args.out[offset] = Combine(args.alpha, args.beta, sum, args.c + offset);
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SGEMM_RUNGS_BLOCK_TILE_CUH_

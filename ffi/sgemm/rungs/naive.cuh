@@ -1,0 +1,35 @@
+// The first rung: a thread computes one element of C and reads a whole row of op(A) and a whole
+// column of op(B) for it from global memory.
+//
+// Work split: 32 x 32 threads, neighbouring threads in a row of C, so that a warp reads
+// neighbouring columns of B and one element of A. Memory: 2 * m * n * k reads, of which the caches
+// save many.
+#ifndef JAXKERNELS_SGEMM_RUNGS_NAIVE_CUH_
+#define JAXKERNELS_SGEMM_RUNGS_NAIVE_CUH_
+
+#include "sgemm/args.cuh"
+#include "sgemm/rungs/rung_grid.cuh"
+
+namespace jaxkernels {
+
+template <bool kAlongKA, bool kAlongKB>
+__global__ void __launch_bounds__(1024)
+    NaiveSgemm(const __grid_constant__ SgemmArgs args, const __grid_constant__ RungGrid grid) {
+  const RungBlock block = BlockOfGrid(args, grid);
+  const int64_t row = block.tile_m * 32 + threadIdx.x / 32;
+  const int64_t column = block.tile_n * 32 + threadIdx.x % 32;
+  if (row >= args.m || column >= args.n) return;
+
+  const Operand<kAlongKA> a{block.a, args.m, args.k};
+  const Operand<kAlongKB> b{block.b, args.n, args.k};
+  float sum = 0.0f;
+  for (int64_t k = 0; k < args.k; ++k) {
+    sum = fmaf(a.data[a.Offset(row, k)], b.data[b.Offset(column, k)], sum);
+  }
+  const int64_t offset = block.c_offset + row * args.n + column;
+  args.out[offset] = Combine(args.alpha, args.beta, sum, args.c + offset);
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SGEMM_RUNGS_NAIVE_CUH_

@@ -1,0 +1,148 @@
+// The frame of the rungs thread_tile, warp_tile and split_tile: a block of 256 threads computes 128
+// x 128 elements of C, a thread 8 x 8 of them in registers. What tells the rungs apart is a layout:
+// how A lies in shared memory, which elements a thread owns, and whether the next tiles are fetched
+// below the arithmetic.
+//
+// Memory: tiles of 8 k of both operands in shared memory, loaded 16 bytes a thread; each operand is
+// read from global memory once for every 128 rows (or columns) of C. 64 sums, 16 fragments and,
+// where tiles are prefetched, 8 floats on their way in registers.
+#ifndef JAXKERNELS_SGEMM_RUNGS_REGISTER_TILE_CUH_
+#define JAXKERNELS_SGEMM_RUNGS_REGISTER_TILE_CUH_
+
+#include "sgemm/args.cuh"
+#include "sgemm/epilogue.cuh"
+#include "sgemm/rungs/outer_product.cuh"
+#include "sgemm/rungs/rung_grid.cuh"
+
+namespace jaxkernels {
+
+inline constexpr int kRungTile = 128;  // rows and columns of C of a block
+inline constexpr int kRungTileK = 8;   // k of a tile
+inline constexpr int kRungThreads = 256;
+
+// How a tile lies in shared memory.
+enum class TileOrder { kAsStored, kTransposed };  // [line][k], [k][line]
+
+// From one k to the next in a transposed tile. A warp that transposes writes 16 lines of k and of
+// k + 4 at once; with 128 floats from row to row those would share 16 banks.
+inline constexpr int kRungPitch = kRungTile + 4;
+inline constexpr int kRungTileFloats = kRungPitch * kRungTileK;
+
+// Four neighbouring elements of a thread on their way from global to shared memory. 256 threads x 4
+// elements are 128 lines x 8 k.
+template <bool kAlongK>
+class TileQuad {
+ public:
+  __device__ TileQuad(const Operand<kAlongK>& operand, int64_t first_line)
+      : line_(kAlongK ? threadIdx.x / 2 : threadIdx.x % 32 * 4),
+        depth_(kAlongK ? threadIdx.x % 2 * 4 : threadIdx.x / 32),
+        lines_left_(static_cast<int>(min(operand.lines - first_line - line_, int64_t{kRungTile}))),
+        aligned_(operand.IsQuadAligned()),
+        from_(operand.data + operand.Offset(first_line + line_, depth_)) {}
+
+  // The quad of the next tile, of whose k only `depth_left` exist; zero beyond the operand.
+  __device__ void Load(int64_t depth_left, int64_t lines) {
+    const bool exists = lines_left_ > 0 && depth_ < depth_left;
+    if (aligned_ && exists) {
+      *reinterpret_cast<float4*>(v_) = *reinterpret_cast<const float4*>(from_);
+    } else {
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+        const bool inside = exists && (kAlongK ? depth_ + q < depth_left : q < lines_left_);
+        v_[q] = inside ? from_[q] : 0.0f;
+      }
+    }
+    from_ += kAlongK ? kRungTileK : kRungTileK * lines;
+  }
+
+  template <TileOrder kOrder>
+  __device__ void Store(float* tile) const {
+    constexpr int kLineStep = kOrder == TileOrder::kTransposed ? 1 : kRungTileK;
+    constexpr int kDepthStep = kOrder == TileOrder::kTransposed ? kRungPitch : 1;
+    constexpr int kStep = kAlongK ? kDepthStep : kLineStep;
+    float* to = tile + line_ * kLineStep + depth_ * kDepthStep;
+    if constexpr (kStep == 1) {
+      *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(v_);
+    } else {
+#pragma unroll
+      for (int q = 0; q < 4; ++q) to[q * kStep] = v_[q];
+    }
+  }
+
+ private:
+  int line_, depth_, lines_left_;
+  bool aligned_;
+  const float* from_;
+  float v_[4];
+};
+
+template <class Layout, bool kAlongKA, bool kAlongKB>
+__global__ void __launch_bounds__(kRungThreads)
+    RegisterTileSgemm(const __grid_constant__ SgemmArgs args,
+                      const __grid_constant__ RungGrid grid) {
+  constexpr int kBuffers = Layout::kPrefetches ? 2 : 1;
+  __shared__ __align__(16) float a_smem[kBuffers][kRungTileFloats];
+  __shared__ __align__(16) float b_smem[kBuffers][kRungTileFloats];
+
+  const RungBlock block = BlockOfGrid(args, grid);
+  const int64_t first_m = block.tile_m * kRungTile, first_n = block.tile_n * kRungTile;
+  TileQuad<kAlongKA> a_quad({block.a, args.m, args.k}, first_m);
+  TileQuad<kAlongKB> b_quad({block.b, args.n, args.k}, first_n);
+  const Layout layout;
+  float acc[8][8] = {};
+
+  const auto load = [&](int64_t first_k) {
+    a_quad.Load(args.k - first_k, args.m);
+    b_quad.Load(args.k - first_k, args.n);
+  };
+  const auto store = [&](int buffer) {
+    a_quad.template Store<Layout::kOrderOfA>(a_smem[buffer]);
+    b_quad.template Store<TileOrder::kTransposed>(b_smem[buffer]);
+  };
+  const auto compute = [&](int buffer) {
+#pragma unroll 2
+    for (int k = 0; k < kRungTileK; ++k) {
+      float a_frag[8], b_frag[8];
+      layout.LoadA(a_smem[buffer], k, a_frag);
+      layout.LoadB(b_smem[buffer], k, b_frag);
+      AddOuterProduct(a_frag, b_frag, acc);
+    }
+  };
+
+  load(0);
+  store(0);
+  int buffer = 0;
+  for (int64_t k = 0; k < args.k; k += kRungTileK) {
+    __syncthreads();
+    if constexpr (Layout::kPrefetches) {
+      load(k + kRungTileK);  // on its way while this tile is multiplied; zero after the last
+      compute(buffer);
+      buffer ^= 1;
+      store(buffer);
+    } else {
+      compute(0);
+      __syncthreads();
+      load(k + kRungTileK);
+      store(0);
+    }
+  }
+
+  const int64_t row = first_m + layout.row, column = first_n + layout.column;
+  const int64_t first = block.c_offset + row * args.n + column;
+  const Destination to{args.alpha, args.beta,    args.c + first, args.out + first,
+                       args.n,     args.m - row, args.n - column};
+  FinishThreadTile<Layout>(to, args.aligned_c, acc);
+}
+
+// Eight neighbours, or two quads kApart apart, of row k of a transposed tile: two loads of 16
+// bytes.
+template <int kApart>
+__device__ void LoadQuads(const float* tile, int k, int line, float (&fragment)[8]) {
+  const float* from = tile + k * kRungPitch + line;
+  *reinterpret_cast<float4*>(fragment) = *reinterpret_cast<const float4*>(from);
+  *reinterpret_cast<float4*>(fragment + 4) = *reinterpret_cast<const float4*>(from + kApart);
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SGEMM_RUNGS_REGISTER_TILE_CUH_
