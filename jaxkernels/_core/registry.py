@@ -161,16 +161,22 @@ class RowOperation:
 
 
 cpu_module = _load_cpu()
-ROW_OPERATIONS: dict[Operation, RowOperation] = {
-    name: RowOperation(**traits) for name, traits in cpu_module.row_operations().items()
-}
-OPERATIONS = tuple(ROW_OPERATIONS)
 cuda_module, _why_no_cuda = _load_cuda()
 _running_version = compat.running_ffi_api_version()
 _register(cpu_module, "cpu", _running_version)
 if cuda_module is not None:
     _register(cuda_module, "cuda", _running_version)
 jax.ffi.register_ffi_target_as_batch_partitionable(ROWS_TARGET)
+
+ROW_OPERATIONS: dict[Operation, RowOperation] = {
+    name: RowOperation(**traits) for name, traits in cpu_module.row_operations().items()
+}
+OPERATIONS = tuple(ROW_OPERATIONS)
+# Of a band: no bound on a side, or one that no index reaches. The kernels count columns, and rows
+# within a band, up to it.
+UNBOUNDED: int = cpu_module.UNBOUNDED
+# Of a product: how often its batch dimensions may broadcast by turns.
+MAX_BATCH_DIMS: int = cpu_module.MAX_BATCH_DIMS
 
 
 def has_cuda_module() -> bool:

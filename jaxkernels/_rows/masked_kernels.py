@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxkernels._core import compat
-from jaxkernels._cpu import UNBOUNDED
+from jaxkernels._core.registry import UNBOUNDED
 from jaxkernels._rows import derivatives, partitioning, primitive, reference
 from jaxkernels.typing import Operation
 

@@ -4,8 +4,8 @@ Every device reduces the columns that it has. What crosses the network is the ma
 operations) and the sum of each row, one all-reduce each. Then every device makes its own columns of
 the result. Each of the two kernels reads the operands once.
 
-Owns: the calls of the two FFI targets, and how the statistics of devices meet. Must not know: how arrays are
-split (`partitioning`).
+Owns: the calls of the two FFI targets, and how the statistics of devices meet. Must not know: how
+arrays are split (`partitioning`).
 
 The maximum and the sum of parts of a row meet as in Milakov and Gimelshein, "Online normalizer
 calculation for softmax", 2018, arXiv:1805.02867.

@@ -21,7 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir, xla
 
 from jaxkernels._core import compat, experimental_rules, registry, sharding
-from jaxkernels._cpu import UNBOUNDED
+from jaxkernels._core.registry import UNBOUNDED
 from jaxkernels._rows import partitioning as row_partitioning
 from jaxkernels._rows import parts as row_parts
 from jaxkernels._rows import plan

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkernels._core import registry
-from jaxkernels._cpu import MAX_BATCH_DIMS
+from jaxkernels._core.registry import MAX_BATCH_DIMS
 from jaxkernels._sgemm import plan
 from jaxkernels._sgemm.options import Options, matrix_dims
 

@@ -44,7 +44,7 @@ def dot_general(
         out_sharding: None, or the sharding of the result, which XLA's own product serves.
         algorithm: None, or a rung of the ladder.
         implementation: None, or "ffi": an error where no kernel can serve.
-        for_batch: see `primitive.Options`.
+        for_batch: see `Options`.
     """
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
     # Pairs of contracted dimensions may come in any order: lhs keeps the order that it has.

@@ -97,7 +97,11 @@ def scheme_of_sgemm(
     if not all(isinstance(size, int) for size in (*a_shape, *b_shape)):
         return SgemmScheme()
     plan = registry.cpu_module.plan_sgemm(
-        *(a_shape, b_shape, options.trans_a, options.trans_b, devices.limits_of(None)),
+        a_shape,
+        b_shape,
+        options.trans_a,
+        options.trans_b,
+        devices.limits_of(None),
         algorithm=options.algorithm,
         for_batch=options.for_batch,
     )
