@@ -145,6 +145,7 @@ def last_place(size, dtype):
     return np.exp2(np.floor(np.log2(size)) - (digits - 1))
 
 
+@pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize("function", [jk.softmax, jk.log_softmax], ids=lambda f: f.__name__)
 @dtypes
 def test_error_is_never_worse_than_jax_nn(dtype, function):
