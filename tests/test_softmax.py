@@ -177,6 +177,7 @@ def test_repeats_bit_for_bit(operation, dtype, tier):
                 assert np.asarray(function(x)).tobytes() == first
 
 
+@pytest.mark.usefixtures("optimized")
 @dtypes
 @operations
 def test_error_is_never_worse_than_jax_nn(operation, dtype):
