@@ -171,9 +171,12 @@ def _temp_bytes(function: Function, arguments: Arguments) -> int:
 
 
 def _kernels(function: Function, arguments: Arguments) -> list[str]:
-    """Our kernels in the compiled program; none where it is XLA's own."""
+    """Our kernels in the compiled program, row operations by their names; none where it is XLA's own."""
     text = function.lower(*arguments).compile().as_text() or ""
-    return sorted(set(re.findall(r'custom_call_target="jaxkernels_(\w+)"', text)))
+    found = re.findall(
+        r'custom_call_target="jaxkernels_(\w+)"(?:.*? operation = \\*"(\w+?)\\*")?', text
+    )
+    return sorted({operation or target for target, operation in found})
 
 
 def contenders(case: Case, options: Options | None = None) -> Mapping[str, Program]:
