@@ -10,10 +10,12 @@ import pytest
 pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
 
+import cases
 import jax
 import numpy as np
 from bench_cases import QUICK
 
+from jaxkernels._core import registry
 from jaxkernels.bench import attention, records
 from jaxkernels.bench.__main__ import main
 from jaxkernels.bench.attention import heads_case
@@ -60,9 +62,11 @@ def test_json_of_layers(run):
         assert (m["batch"], m["heads"], m["length"], m["depth"]) == (1, 2, 32, 8)
         assert m.seconds("xla")
         assert m.seconds("ours")
-        # A CPU's products are XLA's own.
+        # The products of other dtypes, and all products of a CPU, are XLA's own.
         backward = ["masked_softmax_grad"] if m["direction"] == "both" else []
-        assert m.records["ours"].extra["kernels"] == ["masked_softmax_fwd", *backward]
+        products = ["sgemm"] if registry.has_kernels("cuda") and m["dtype"] == "float32" else []
+        kernels = ["masked_softmax_fwd", *backward, *(products if cases.ON_GPU else [])]
+        assert m.records["ours"].extra["kernels"] == kernels
         # cuDNN has a time or a reason, and is not asked in float32.
         assert ("cudnn" in m.records) == (m["dtype"] == "bfloat16")
 

@@ -37,7 +37,7 @@ def test_every_boundary_of_every_plan(dtype):
     """Row lengths at which any operation's plan changes, one less and one more; the plans tell them.
 
     The plans are those of a GPU. A CPU's kernels do not know them; what they do changes at tiles and kept terms
-    (row_drivers_cpu.h), so there the neighbours of these are tried.
+    (rows/cpu/row_drivers.h), so there the neighbours of these are tried.
     """
     boundaries = cases.plan_boundaries(dtype)
     assert len(boundaries) >= 10, boundaries

@@ -30,7 +30,7 @@ struct OperationTraits {
   int inputs;  // arrays that are read, an element for each element of the result
   std::string_view input_names[2];
   bool finds_max;    // the maximum of a row before its sum, as forward operations do
-  bool keeps_term;   // the summand is all that the result needs, besides the constants of the row
+  bool keeps_term;   // the result follows from the summand, as exp(x - max) / sum does
   bool hides;        // it works on attention scores, some of which a row may not see
   bool has_mask;     // it may have a mask
   bool shares_rows;  // all inputs have the result's shape; a bias may broadcast against the scores

@@ -38,8 +38,8 @@ def plan_softmax(
             first CUDA device, or "h200" on a machine without one.
         tier: the tier to force, "warp", "block", "block_smem", "cluster" or "block_uncached"; None
             lets the plan choose.
-        offset: how many elements of 16 bytes come before the result in memory: a slice that XLA hands
-            over in place may begin anywhere. A forced tier that cannot serve such rows gives way.
+        offset: how many elements lie between the last multiple of 16 bytes in memory and the result: a
+            slice that XLA hands over in place may begin anywhere. A forced tier that cannot serve such rows gives way.
         shifted: an operand of the result's shape has another offset.
 
     Returns:

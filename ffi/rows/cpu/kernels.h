@@ -15,7 +15,7 @@ namespace jaxkernels {
 // stand around it.
 void RunRows(const RowCall& call, int64_t begin, int64_t end);
 
-// The same for one storage type. Each is compiled in a file of its own, kernels_cpu_<dtype>.cc, so
+// The same for one storage type. Each is compiled in a file of its own, kernels_<dtype>.cc, so
 // that they compile side by side.
 template <DType kDType>
 void RunRowsOf(const RowCall& call, int64_t begin, int64_t end);

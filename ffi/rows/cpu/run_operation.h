@@ -1,7 +1,7 @@
 // operation -> loops, for one storage type.
 //
 // Owns: which operation runs which code. The drivers and operations are inlined into one function
-// for each storage type, in kernels_cpu_<dtype>.cc, which the compiler makes once for each
+// for each storage type, in kernels_<dtype>.cc, which the compiler makes once for each
 // instruction set of JK_TARGET_CLONES (cmake/JaxKernelsSimd.cmake) and chooses from when the module
 // is loaded. Must not know: XLA, threads, how a row is walked.
 #ifndef JAXKERNELS_ROWS_CPU_RUN_OPERATION_H_

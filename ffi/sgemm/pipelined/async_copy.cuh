@@ -1,6 +1,6 @@
 // Copies from global to shared memory that run below the arithmetic, and how to wait for them.
 //
-// Owns: the PTX. Two engines: cp.async, issued by every thread for four bytes (compute capability
+// Owns: the PTX. Two ways: cp.async, issued by every thread for four bytes (compute capability
 // 8.0), and the tensor memory accelerator, which one thread asks for a whole tile (9.0) and which
 // counts its bytes at a barrier. Must not know: matrices.
 #ifndef JAXKERNELS_SGEMM_PIPELINED_ASYNC_COPY_CUH_
