@@ -143,7 +143,9 @@ class Truth:
         sum_error = sum_error + (s + 1) * u * total(most * (np.abs(dp) + dp_error))
         ds = p * difference
         ds_error = p_error * np.abs(difference) + most * (dp_error + sum_error)
-        ds_error = ds_error + (us + 3 * u) * (np.abs(ds) + ds_error) + floor
+        # The kernel scales ds before it stores it, and so flushes what is below the normal numbers then.
+        scaled_floor = floor * max(1.0, 1 / abs(self.scale)) if self.scale else floor
+        ds_error = ds_error + (us + 3 * u) * (np.abs(ds) + ds_error) + scaled_floor
 
         def product(x: np.ndarray, wrong: np.ndarray, y: np.ndarray, terms: int) -> Any:
             sums = (terms + 2) * u * (np.abs(x) + wrong)
