@@ -149,7 +149,7 @@ class Truth:
 
         def product(x: np.ndarray, wrong: np.ndarray, y: np.ndarray, terms: int) -> Any:
             sums = (terms + 2) * u * (np.abs(x) + wrong)
-            return x @ y, (wrong + sums) @ np.abs(y)
+            return x @ y, (wrong + sums) @ np.abs(y) + terms * floor  # each term may be flushed
 
         def turned(x: np.ndarray) -> np.ndarray:
             return x.swapaxes(-1, -2)
