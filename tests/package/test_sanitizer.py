@@ -13,7 +13,7 @@ import sys
 import oracle
 import pytest
 from conftest import skip_or_fail
-from programs import ROOT
+from programs import SUPPORT
 
 # After an access out of bounds the sweep goes on, so that one run shows all of them.
 OPTIONS = {"memcheck": ("--destroy-on-device-error", "kernel")}
@@ -45,7 +45,7 @@ def test_sweep(gpu, tool):
             *(*OPTIONS.get(tool, ()), sys.executable, "sanitizer_sweep.py", "gpu"),
             *ARGUMENTS[tool],
         ],
-        cwd=ROOT / "tests",
+        cwd=SUPPORT,
         # Every buffer is an allocation of its own, so that its end is the end of what may be touched.
         env={
             **os.environ,

@@ -7,11 +7,12 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+SUPPORT = Path(__file__).resolve().parent
+ROOT = SUPPORT.parent.parent
 
 
 def run_python(*arguments, expect=0, timeout=300, **environment):
-    """Runs `python *arguments` outside the source tree and returns what it printed.
+    """Runs `python *arguments` in this folder, outside the package's source tree, and returns what it printed.
 
     Args:
       *arguments: of the interpreter.
@@ -24,7 +25,7 @@ def run_python(*arguments, expect=0, timeout=300, **environment):
     """
     result = subprocess.run(
         [sys.executable, *map(str, arguments)],
-        cwd=ROOT / "tests",
+        cwd=SUPPORT,
         env=_merged(environment),
         capture_output=True,
         text=True,
@@ -58,7 +59,7 @@ def run_python_together(*commands, timeout=120, **environment):
                     programs.append(
                         subprocess.Popen(
                             [sys.executable, *map(str, command)],
-                            cwd=ROOT / "tests",
+                            cwd=SUPPORT,
                             env=_merged(environment),
                             stdout=file,
                             stderr=subprocess.STDOUT,

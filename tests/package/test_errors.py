@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ffi_calls import ffi_call
 
 import jaxkernels as jk
 from jaxkernels import _cpu
@@ -146,16 +147,6 @@ def _fits(cols, operation):
     except ValueError:
         return False
     return True
-
-
-def ffi_call(target, shapes, result, tier: object = "auto", **more):
-    """Calls a target as only a broken Python layer could, and returns what the handler says."""
-    operands = [jnp.ones(shape, dtype) for shape, dtype in shapes]
-    attributes = {"tier": tier} | more
-    call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(*result))
-    with pytest.raises(jax.errors.JaxRuntimeError) as raised:
-        jax.block_until_ready(jax.jit(lambda *a: call(*a, **attributes))(*operands))
-    return str(raised.value)
 
 
 F32 = "float32"

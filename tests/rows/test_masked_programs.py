@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ffi_calls import ffi_call
 from masked_cases import case
-from test_errors import ffi_call
-from test_memory import SLACK, stats
+from memory_stats import SLACK, stats
 
 import jaxkernels as jk
 

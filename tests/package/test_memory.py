@@ -10,24 +10,19 @@ import gemm_cases
 import jax
 import jax.numpy as jnp
 import pytest
+from memory_stats import SLACK, stats
 
 import jaxkernels as jk
 
 both = pytest.mark.parametrize("function", [jk.softmax, jk.log_softmax], ids=lambda f: f.__name__)
 dtypes = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 SHAPE = (512, 1024)
-# XLA rounds buffers up, and may keep a few bytes of constants.
-SLACK = 4096
 
 
 def masked(x):
     """With a mask that all rows share."""
     mask = jnp.arange(x.shape[-1]) % 5 > 0
     return jk.scaled_masked_softmax(x, mask, scale=0.5, causal=True)
-
-
-def stats(function, *arrays, **options):
-    return jax.jit(function, **options).lower(*arrays).compile().memory_analysis()
 
 
 @both

@@ -11,7 +11,7 @@ import typing
 import jax.numpy as jnp
 import pytest
 from jax.typing import DTypeLike
-from programs import ROOT
+from programs import ROOT, SUPPORT
 
 import jaxkernels as jk
 import jaxkernels.flax
@@ -96,12 +96,12 @@ def test_every_choice_is_taken():
 
 
 def test_a_type_checker_sees_misspellings_and_overloads():
-    """tests/typing_choices.py says what it has to see. The lint step of .ci/run runs it as well."""
+    """tests/support/typing_choices.py says what it has to see. The lint step of .ci/run runs it as well."""
     if importlib.util.find_spec("pyright") is None:
         pytest.skip("pyright is not installed; the lint step of .ci/run has it")
     command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
     answer = subprocess.run(
-        [*command, str(ROOT / "tests" / "typing_choices.py")],
+        [*command, str(SUPPORT / "typing_choices.py")],
         capture_output=True,
         text=True,
         cwd=ROOT,
