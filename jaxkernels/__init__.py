@@ -1,8 +1,7 @@
 """Row kernels and FP32 matrix products for JAX, called through XLA's foreign function interface.
 
 `matmul`, `dot_general` and `sgemm` multiply in true float32 whatever the global precision flag
-says. `softmax` and `log_softmax` take the place of `jax.nn.softmax` and `jax.nn.log_softmax` in any JAX
-program: CUDA kernels on NVIDIA GPUs, C++ kernels on CPUs, plain JAX on everything else.
+says. `softmax`, `log_softmax` and `logsumexp` take the place of those of `jax.nn` in any JAX program: CUDA kernels on NVIDIA GPUs, C++ kernels on CPUs, plain JAX on everything else.
 `plan_softmax` and `plan_sgemm` show which kernel a GPU would run. `python -m jaxkernels` tells what is installed
 and checks that it works.
 
@@ -28,6 +27,7 @@ from jaxkernels._cpu import DeviceLimits as DeviceLimits
 from jaxkernels._cpu import SgemmPlan as SgemmPlan
 from jaxkernels._cpu import SoftmaxPlan as SoftmaxPlan
 from jaxkernels._patch import patch_jax_nn as patch_jax_nn
+from jaxkernels._rows.logsumexp import logsumexp as logsumexp
 from jaxkernels._rows.masked import scaled_masked_softmax as scaled_masked_softmax
 from jaxkernels._rows.plan import plan_softmax as plan_softmax
 from jaxkernels._rows.softmax import log_softmax as log_softmax
@@ -48,6 +48,7 @@ __all__ = [
     "dot_general",
     "dot_product_attention",
     "log_softmax",
+    "logsumexp",
     "matmul",
     "patch_jax_nn",
     "plan_sgemm",

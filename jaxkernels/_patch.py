@@ -6,17 +6,23 @@ Owns: which attributes are replaced, and their return. Must not know: softmax.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
-from jaxkernels._rows import softmax
+from jaxkernels._rows import logsumexp, softmax
 
-_REPLACEMENTS = {"softmax": softmax.softmax, "log_softmax": softmax.log_softmax}
+_REPLACEMENTS = {
+    "softmax": softmax.softmax,
+    "log_softmax": softmax.log_softmax,
+    "logsumexp": logsumexp.logsumexp,
+}
 # jax.nn itself, and the modules that hold names of their own for its functions.
 _MODULES = (
     "jax.nn",
+    "jax.scipy.special",
     "flax.core.nn",
     "flax.linen",
     "flax.linen.activation",
@@ -31,12 +37,12 @@ _originals: dict[tuple[str, str], Any] = {}
 
 @contextlib.contextmanager
 def patch_jax_nn() -> Iterator[None]:
-    """Replaces `jax.nn.softmax` and `jax.nn.log_softmax` by this package's, inside a block.
+    """Replaces `jax.nn`'s softmax, log_softmax and logsumexp by this package's, inside a block.
 
     It reaches code that calls them as attributes of `jax.nn`, which is what the attention of
-    flax.linen, Equinox, Haiku and Keras does, and those of optax's losses that have a softmax
-    (docs/attention.md lists them; not the one of integer labels); and `flax.linen.softmax`,
-    `flax.nnx.softmax` and their log_softmax, if Flax is imported before the block ends. Blocks nest,
+    flax.linen, Equinox, Haiku and Keras does, and optax's losses that have a softmax or a
+    log-sum-exp (docs/attention.md lists them); `jax.scipy.special.logsumexp`; and the three names in
+    `flax.linen` and `flax.nnx`, if Flax is imported before the block ends. Blocks nest,
     in any order of ending; the originals are back when the last one ends, also by an exception. The
     function can be a decorator as well: `@patch_jax_nn()`.
 
@@ -74,6 +80,9 @@ def patch_jax_nn() -> Iterator[None]:
 
 def _enter() -> None:
     global _open_blocks
+    importlib.import_module(
+        "jax.scipy.special"
+    )  # it takes its logsumexp from nowhere we could patch
     with _lock:
         if _open_blocks == 0:
             jax_nn = {name: getattr(sys.modules["jax.nn"], name) for name in _REPLACEMENTS}

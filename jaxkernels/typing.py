@@ -56,6 +56,9 @@ Operation: TypeAlias = Literal[
     "masked_softmax_fwd",
     "biased_softmax_fwd",
     "masked_softmax_grad",
+    "logsumexp_fwd",
+    "logsumexp_grad",
+    "logsumexp_jvp",
 ]
 
 # GPUs that plans know by name.

@@ -9,6 +9,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 namespace jaxkernels {
@@ -23,6 +24,8 @@ inline constexpr bool kIsHalf = std::is_same_v<T, __half> || std::is_same_v<T, _
 
 template <typename C>
 inline constexpr C kInfinity = C(INFINITY);
+template <typename C>
+inline constexpr C kLargestFinite = std::numeric_limits<C>::max();
 // The largest integer whose exponential is finite.
 template <typename C>
 inline constexpr C kLargestExponent = sizeof(C) == 8 ? C(709) : C(88);

@@ -66,6 +66,9 @@ nb::dict RowOperations() {
     row["has_mask"] = traits.has_mask;
     row["hides"] = traits.hides;
     row["shares_rows"] = traits.shares_rows;
+    row["sums"] = traits.sums;
+    row["takes_scalar"] = traits.takes_scalar;
+    row["stores_scalar"] = traits.stores_scalar;
     operations[nb::str(traits.name.data(), traits.name.size())] = row;
   }
   return operations;

@@ -15,9 +15,16 @@ namespace jaxkernels {
 // Aligned to their elements, and of shape (rows, cols), but for a bias that broadcasts.
 struct RowArrays {
   const void* in[2];  // x; or scores and their bias; or y and its cotangent (tangent)
-  void* out;          // null if the part is kStatistics
+  void* out;          // null if the part is kStatistics, or the operation stores row scalars
   int64_t rows;
   int64_t cols;
+};
+
+// A number for each row: of the dtype of the arrays or, if wide, of the type that they are computed
+// in.
+struct RowScalars {
+  void* data;
+  bool wide;
 };
 
 struct RowCall {
@@ -26,8 +33,9 @@ struct RowCall {
   Tier tier = Tier::kAuto;  // of the GPU's kernels
   DType dtype = DType::kFloat32;
   RowArrays arrays = {};
-  MaskedRows attention = {};   // of the operations on attention scores
-  void* statistics = nullptr;  // of the parts: maximum and sum of every row, in the compute type
+  MaskedRows attention = {};  // of the operations on attention scores
+  RowScalars scalars_in = {}, scalars_out = {};
+  void* statistics = nullptr;  // of the parts: maximum and sums of every row, in the compute type
 };
 
 }  // namespace jaxkernels

@@ -22,33 +22,42 @@ enum class Operation {
   kLogSoftmaxJvp,
   kMaskedSoftmaxForward,
   kBiasedSoftmaxForward,
-  kMaskedSoftmaxGrad
+  kMaskedSoftmaxGrad,
+  kLogSumExpForward,
+  kLogSumExpGrad,
+  kLogSumExpJvp
 };
 
 struct OperationTraits {
   std::string_view name;
-  int inputs;  // arrays that are read, an element for each element of the result
+  int inputs;  // arrays that are read, each an element for each element of a row
   std::string_view input_names[2];
-  bool finds_max;    // the maximum of a row before its sum, as forward operations do
-  bool keeps_term;   // the result follows from the summand, as exp(x - max) / sum does
-  bool hides;        // it works on attention scores, some of which a row may not see
-  bool has_mask;     // it may have a mask
-  bool shares_rows;  // all inputs have the result's shape; a bias may broadcast against the scores
+  bool finds_max;      // the maximum of a row before its sum, as forward operations do
+  bool keeps_term;     // the result follows from the summand, as exp(x - max) / sum does
+  bool hides;          // it works on attention scores, some of which a row may not see
+  bool has_mask;       // it may have a mask
+  bool shares_rows;    // all inputs have one shape; a bias may broadcast against the scores
+  int sums;            // numbers that a row sums, side by side
+  bool takes_scalar;   // it reads a number for each row, behind its inputs
+  bool stores_scalar;  // its result is a number for each row, instead of one for each element
 };
 
 // In the order of the enum.
 // clang-format off
 inline constexpr OperationTraits kOperations[] = {
-    //                                               finds  keeps         has    shares
-    // name                inputs                    max    term   hides  mask   rows
-    {"softmax_fwd",         1, {"x"},                true,  true,  false, false, true},
-    {"log_softmax_fwd",     1, {"x"},                true,  false, false, false, true},
-    {"softmax_grad",        2, {"y", "dy"},          false, false, false, false, true},
-    {"log_softmax_grad",    2, {"y", "dy"},          false, false, false, false, true},
-    {"log_softmax_jvp",     2, {"y", "dx"},          false, false, false, false, true},
-    {"masked_softmax_fwd",  1, {"scores"},           true,  true,  true,  true,  true},
-    {"biased_softmax_fwd",  2, {"scores", "bias"},   true,  true,  true,  true,  false},
-    {"masked_softmax_grad", 2, {"y", "dy"},          false, false, true,  false, true},
+    //                                              finds  keeps         has    shares    takes  stores
+    // name                 inputs                  max    term   hides  mask   rows  sums scalar scalar
+    {"softmax_fwd",         1, {"x"},               true,  true,  false, false, true,  1,  false, false},
+    {"log_softmax_fwd",     1, {"x"},               true,  false, false, false, true,  1,  false, false},
+    {"softmax_grad",        2, {"y", "dy"},         false, false, false, false, true,  1,  false, false},
+    {"log_softmax_grad",    2, {"y", "dy"},         false, false, false, false, true,  1,  false, false},
+    {"log_softmax_jvp",     2, {"y", "dx"},         false, false, false, false, true,  1,  false, false},
+    {"masked_softmax_fwd",  1, {"scores"},          true,  true,  true,  true,  true,  1,  false, false},
+    {"biased_softmax_fwd",  2, {"scores", "bias"},  true,  true,  true,  true,  false, 1,  false, false},
+    {"masked_softmax_grad", 2, {"y", "dy"},         false, false, true,  false, true,  1,  false, false},
+    {"logsumexp_fwd",       1, {"x"},               true,  false, false, false, true,  1,  false, true},
+    {"logsumexp_grad",      1, {"x"},               true,  true,  false, false, true,  1,  true,  false},
+    {"logsumexp_jvp",       2, {"x", "dx"},         true,  false, false, false, true,  2,  false, true},
 };
 // clang-format on
 inline constexpr std::size_t kOperationCount = sizeof(kOperations) / sizeof(kOperations[0]);
@@ -67,17 +76,20 @@ constexpr std::array<std::string_view, kOperationCount> NamesOf(Operation) {
 template <typename Op>
 constexpr bool ReducesAs(Operation operation) {
   const OperationTraits& traits = TraitsOf(operation);
-  return Op::kUsesMax == traits.finds_max && Op::kKeepsTerm == traits.keeps_term;
+  return Op::kUsesMax == traits.finds_max && Op::kKeepsTerm == traits.keeps_term &&
+         Op::kSums == traits.sums;
 }
 
 // Whether a struct is what the table says of its own operation.
 template <typename Op>
 constexpr bool MatchesTable() {
-  return ReducesAs<Op>(Op::kOperation) && Op::kInputs == TraitsOf(Op::kOperation).inputs;
+  const OperationTraits& traits = TraitsOf(Op::kOperation);
+  return ReducesAs<Op>(Op::kOperation) && Op::kInputs == traits.inputs &&
+         Op::kTakesScalar == traits.takes_scalar && Op::kStoresScalar == traits.stores_scalar;
 }
 
 // An operation runs as a whole, or in two parts, so that a row may be spread over devices: the
-// statistics (maximum and sum) of the columns that are here, and the result of these columns from
+// statistics (maximum and sums) of the columns that are here, and the result of these columns from
 // the statistics of the whole row.
 enum class Part { kWhole, kStatistics, kFinish };
 inline constexpr std::string_view kPartNames[] = {"whole", "statistics", "finish"};
@@ -95,6 +107,8 @@ constexpr bool IsForward(Operation operation) { return TraitsOf(operation).finds
 constexpr bool HasMask(Operation operation) { return TraitsOf(operation).has_mask; }
 constexpr bool Hides(Operation operation) { return TraitsOf(operation).hides; }
 constexpr bool SharesRows(Operation operation) { return TraitsOf(operation).shares_rows; }
+constexpr int SumsOf(Operation operation) { return TraitsOf(operation).sums; }
+constexpr bool StoresScalar(Operation operation) { return TraitsOf(operation).stores_scalar; }
 
 }  // namespace jaxkernels
 

@@ -13,16 +13,22 @@ int FindWarpShape(int64_t packs, int pack, int inputs, bool hides, bool aligned)
   return -1;
 }
 
-int BlocksPerSm(int threads, int smem_bytes, int registers, int pack, const DeviceLimits& limits) {
+// What the reductions of a block take of its shared memory.
+int ScratchBytes(const SoftmaxProblem& problem) {
+  return ReductionScratchBytes(PackOf(problem.dtype), SumsOf(problem.operation));
+}
+
+int BlocksPerSm(const SoftmaxProblem& problem, int threads, int smem_bytes, int registers,
+                const DeviceLimits& limits) {
   const int by_smem =
-      limits.smem_per_sm / (smem_bytes + ReductionScratchBytes(pack) + kReservedSmemPerBlock);
+      limits.smem_per_sm / (smem_bytes + ScratchBytes(problem) + kReservedSmemPerBlock);
   const int by_registers = limits.registers_per_sm / (registers * threads);
   return std::min({limits.threads_per_sm / threads, by_smem, by_registers, limits.blocks_per_sm});
 }
 
 // Dynamic shared memory that a block may have.
-int SmemRoom(int pack, const DeviceLimits& limits) {
-  return limits.smem_per_block - ReductionScratchBytes(pack);
+int SmemRoom(const SoftmaxProblem& problem, const DeviceLimits& limits) {
+  return limits.smem_per_block - ScratchBytes(problem);
 }
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -41,7 +47,7 @@ void PlanWarp(const SoftmaxProblem& problem, const DeviceLimits& limits, Softmax
   plan.packs_per_lane = shape.packs_per_lane;
   plan.rows_per_access = shape.rows_per_access;
   plan.block_threads = kWarpTierThreads;
-  plan.blocks_per_sm = BlocksPerSm(kWarpTierThreads, 0, 32, plan.pack, limits);
+  plan.blocks_per_sm = BlocksPerSm(problem, kWarpTierThreads, 0, 32, limits);
   const int64_t rows_per_block = int64_t{kWarpTierThreads / shape.lanes} * shape.rows_per_access;
   plan.grid_blocks = GridBlocks(CeilDiv(problem.rows, rows_per_block), plan.blocks_per_sm, limits);
 }
@@ -66,7 +72,7 @@ void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, S
   plan.rows_per_access = 32;
   plan.block_threads = kStagedTierThreads;
   plan.smem_bytes = static_cast<int>(StagedWarpBytes(problem) * kWarps);
-  plan.blocks_per_sm = BlocksPerSm(plan.block_threads, plan.smem_bytes, 64, plan.pack, limits);
+  plan.blocks_per_sm = BlocksPerSm(problem, plan.block_threads, plan.smem_bytes, 64, limits);
   plan.grid_blocks = GridBlocks(CeilDiv(problem.rows, 32 * kWarps), plan.blocks_per_sm, limits);
 }
 
@@ -80,7 +86,7 @@ int64_t BlockThreads(const SoftmaxProblem& problem, int pack) {
 int RowsOfBlocks(const SoftmaxProblem& problem, int pack, const DeviceLimits& limits) {
   const int64_t threads = BlockThreads(problem, pack);
   if (threads > kMostBlockThreads) return 0;
-  return BlocksPerSm(static_cast<int>(threads), 0, BlockRegisters(pack), pack, limits);
+  return BlocksPerSm(problem, static_cast<int>(threads), 0, BlockRegisters(pack), limits);
 }
 
 // A block for each row.
@@ -107,10 +113,10 @@ SharedRow ShareRow(const SoftmaxProblem& problem, int pack, int blocks,
   SharedRow row;
   row.slots = SmemSlots(MaxPacksOfRow(problem.cols, pack, problem.offset), blocks);
   row.bytes = row.slots * (kPackBytes * InputsOf(problem.operation) + 4 * mask_words);
-  if (row.bytes > SmemRoom(pack, limits)) return row;
+  if (row.bytes > SmemRoom(problem, limits)) return row;
   row.blocks = blocks;
-  row.blocks_per_sm = BlocksPerSm(kLeastSmemThreads, static_cast<int>(row.bytes),
-                                  SmemRegisters(pack, InputsOf(problem.operation)), pack, limits);
+  row.blocks_per_sm = BlocksPerSm(problem, kLeastSmemThreads, static_cast<int>(row.bytes),
+                                  SmemRegisters(pack, InputsOf(problem.operation)), limits);
   return row;
 }
 
@@ -147,7 +153,7 @@ void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const De
   plan.blocks_per_sm = row.blocks_per_sm;
   const int registers = SmemRegisters(plan.pack, InputsOf(problem.operation));
   for (int threads = kLeastSmemThreads; threads <= kMostSmemThreads; threads += 32) {
-    const int blocks = BlocksPerSm(threads, plan.smem_bytes, registers, plan.pack, limits);
+    const int blocks = BlocksPerSm(problem, threads, plan.smem_bytes, registers, limits);
     if (blocks == plan.blocks_per_sm) plan.block_threads = threads;
   }
   plan.lanes = plan.block_threads * row.blocks;
@@ -155,17 +161,18 @@ void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const De
   plan.grid_blocks = std::max<int64_t>(plan.batches.CountWorkers(problem.rows), 1) * row.blocks;
 }
 
-// Keeps up to `kept_packs` of a row.
+// Keeps up to `kept_packs` of a row, if it is read again.
 void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits,
                        int64_t kept_packs, int threads, SoftmaxPlan& plan) {
   const int pack_bytes = kPackBytes * InputsOf(problem.operation);
-  const int64_t room = SmemRoom(plan.pack, limits) / pack_bytes;
+  const int64_t room = SmemRoom(problem, limits) / pack_bytes;
   plan.tier = Tier::kBlockUncached;
-  plan.kept_packs = static_cast<int>(std::min(kept_packs, room));
+  plan.kept_packs =
+      StoresScalar(problem.operation) ? 0 : static_cast<int>(std::min(kept_packs, room));
   plan.smem_bytes = plan.kept_packs * pack_bytes;
   plan.block_threads = threads;
   plan.lanes = plan.block_threads;
-  plan.blocks_per_sm = BlocksPerSm(threads, plan.smem_bytes, kLongRowRegisters, plan.pack, limits);
+  plan.blocks_per_sm = BlocksPerSm(problem, threads, plan.smem_bytes, kLongRowRegisters, limits);
   plan.grid_blocks = GridBlocks(problem.rows, plan.blocks_per_sm, limits);
 }
 
@@ -191,7 +198,7 @@ void PlanStream(const SoftmaxProblem& problem, const DeviceLimits& limits, Softm
   plan.lanes = packs <= kMostPacksOfStreamingLanes  ? kStreamLanes
                : packs <= kMostPacksOfStreamingWarp ? 32
                                                     : kStreamThreads;
-  plan.blocks_per_sm = BlocksPerSm(kStreamThreads, 0, kLongRowRegisters, plan.pack, limits);
+  plan.blocks_per_sm = BlocksPerSm(problem, kStreamThreads, 0, kLongRowRegisters, limits);
   const int64_t blocks = CeilDiv(problem.rows, kStreamThreads / plan.lanes);
   plan.grid_blocks = GridBlocks(blocks, plan.blocks_per_sm, limits);
 }
@@ -256,7 +263,7 @@ SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& 
     return {{},
             "tier 'block_smem' needs " + std::to_string(of_block.bytes) +
                 " bytes of shared memory for a row, and " + limits.name + " grants a block " +
-                std::to_string(SmemRoom(plan.pack, limits))};
+                std::to_string(SmemRoom(problem, limits))};
   }
   if (tier == Tier::kCluster && limits.cluster_blocks <= 1) {
     return {{},
@@ -269,7 +276,7 @@ SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& 
             "tier 'cluster' needs " + std::to_string(of_cluster.bytes) +
                 " bytes of shared memory in each of " + std::to_string(limits.cluster_blocks) +
                 " blocks for a row, and " + limits.name + " grants a block " +
-                std::to_string(SmemRoom(plan.pack, limits))};
+                std::to_string(SmemRoom(problem, limits))};
   }
   if (tier != Tier::kWarp) plan.warp_shape = -1;
   switch (tier) {

@@ -211,9 +211,12 @@ constexpr int64_t WorkersAtOnce(int sm_count, int blocks_of_row, int blocks_per_
 }
 
 // Scratch of the reductions: two lines of 32 values for those of a block (reduce.cuh), and two of
-// 16 pairs of values, each with a barrier, for those of a cluster (cluster.cuh).
-JK_HOST_DEVICE constexpr int ReductionScratchBytes(int pack) {
-  return WholeSmemLines(2 * (32 + 16 * 2) * (IsPackOfDoubles(pack) ? 8 : 4) + 2 * 8);
+// the statistics of 16 blocks, in words of eight bytes, each line with a barrier, for those of a
+// cluster (cluster.cuh).
+JK_HOST_DEVICE constexpr int ReductionScratchBytes(int pack, int sums) {
+  const int value_bytes = IsPackOfDoubles(pack) ? 8 : 4;
+  const int statistics_bytes = ((1 + sums) * value_bytes + 7) / 8 * 8;
+  return WholeSmemLines(2 * (32 * value_bytes + 16 * statistics_bytes) + 2 * 8);
 }
 
 struct SoftmaxPlan {

@@ -44,23 +44,63 @@ ffi::Error ReadNames(const RowAttributes& attributes, RowCall* call) {
   return ffi::Error::Success();
 }
 
-// {maximum, sum} of every row of `x`, in the type that it is computed in.
+// Whether an array has `count` numbers for each row of one of the shape `full`.
+bool IsPerRow(const ffi::AnyBuffer::Dimensions& dims, const ffi::AnyBuffer::Dimensions& full,
+              int count) {
+  bool fits = dims.size() == full.size() && dims.back() == count;
+  for (std::size_t i = 0; fits && i + 1 < full.size(); ++i) fits = dims[i] == full[i];
+  return fits;
+}
+
+std::string PerRowText(const ffi::AnyBuffer::Dimensions& full, int count) {
+  return ShapeText(full) + " with " + std::to_string(count) + " in place of the last dimension";
+}
+
+// A number for each row of `x`, of its dtype or of the type that it is computed in.
+ffi::Error ReadRowScalars(const OperationTraits& traits, const NamedBuffer& scalars,
+                          const NamedBuffer& x, RowScalars* read) {
+  const ffi::AnyBuffer::Dimensions full = x.buffer.dimensions();
+  const ffi::DataType of_x = x.buffer.element_type(), got = scalars.buffer.element_type();
+  const bool wide = of_x != ffi::DataType::F64 && got == ffi::DataType::F32;
+  if (got != of_x && !wide) {
+    return MismatchError(traits.name, scalars.name, "dtype", DTypeName(of_x) + " or float32",
+                         DTypeName(got));
+  }
+  if (!IsPerRow(scalars.buffer.dimensions(), full, 1)) {
+    return MismatchError(traits.name, scalars.name, "shape", PerRowText(full, 1),
+                         ShapeText(scalars.buffer.dimensions()));
+  }
+  *read = {scalars.buffer.untyped_data(), wide};
+  return ffi::Error::Success();
+}
+
+// {maximum, sums} of every row of `x`, in the type that it is computed in.
 ffi::Error CheckStatistics(const OperationTraits& traits, const ffi::AnyBuffer& statistics,
                            const NamedBuffer& x) {
   const ffi::AnyBuffer::Dimensions dims = statistics.dimensions(), full = x.buffer.dimensions();
-  if (full.back() == 0) {
-    return MismatchError(traits.name, x.name, "columns", "1 or more", "0");
-  }
   const bool is_double = x.buffer.element_type() == ffi::DataType::F64;
   if (statistics.element_type() != (is_double ? ffi::DataType::F64 : ffi::DataType::F32)) {
     return MismatchError(traits.name, "the statistics", "dtype", is_double ? "float64" : "float32",
                          DTypeName(statistics.element_type()));
   }
-  bool fits = dims.size() == full.size() && dims.back() == 2;
-  for (std::size_t i = 0; fits && i + 1 < full.size(); ++i) fits = dims[i] == full[i];
-  if (fits) return ffi::Error::Success();
-  return MismatchError(traits.name, "the statistics", "shape",
-                       ShapeText(full) + " with 2 in place of the last dimension", ShapeText(dims));
+  if (IsPerRow(dims, full, 1 + traits.sums)) return ffi::Error::Success();
+  return MismatchError(traits.name, "the statistics", "shape", PerRowText(full, 1 + traits.sums),
+                       ShapeText(dims));
+}
+
+// A row of no columns has no statistics, and nothing that follows from them.
+ffi::Error CheckHasColumns(const OperationTraits& traits, const NamedBuffer& x) {
+  if (x.buffer.dimensions().back() > 0) return ffi::Error::Success();
+  return MismatchError(traits.name, x.name, "columns", "1 or more", "0");
+}
+
+// The result: as many elements as `x` has, or a number for each of its rows.
+ffi::Error ReadResult(const OperationTraits& traits, const ffi::AnyBuffer& result,
+                      const NamedBuffer& x, RowCall* call) {
+  const NamedBuffer named = {"the result", result};
+  if (traits.stores_scalar) return ReadRowScalars(traits, named, x, &call->scalars_out);
+  call->arrays.out = result.untyped_data();
+  return CheckSameAs(traits.name, named, x);
 }
 
 // A mask or a bias: the dimensions of the scores, or 1, and all columns.
@@ -117,15 +157,18 @@ ffi::Error ReadMask(const OperationTraits& traits, const ffi::AnyBuffer& mask,
   return ReadBroadcastRows(traits, {"mask", mask}, scores, &rows->mask_rows);
 }
 
-ffi::Error ReadBias(const OperationTraits& traits, const NamedBuffer& bias,
-                    const NamedBuffer& scores, MaskedRows* rows) {
-  const ffi::DataType wanted = scores.buffer.element_type(), got = bias.buffer.element_type();
+// The second input: of the shape of the first, or a bias.
+ffi::Error ReadSecond(const OperationTraits& traits, const NamedBuffer& second,
+                      const NamedBuffer& first, RowCall* call) {
+  call->arrays.in[1] = second.buffer.untyped_data();
+  if (traits.shares_rows) return CheckSameAs(traits.name, second, first);
+  const ffi::DataType wanted = first.buffer.element_type(), got = second.buffer.element_type();
   if (got != wanted) {
-    return MismatchError(traits.name, bias.name, "dtype",
-                         DTypeName(wanted) + " as " + std::string(scores.name) + " has",
+    return MismatchError(traits.name, second.name, "dtype",
+                         DTypeName(wanted) + " as " + std::string(first.name) + " has",
                          DTypeName(got));
   }
-  return ReadBroadcastRows(traits, bias, scores.buffer, &rows->bias_rows);
+  return ReadBroadcastRows(traits, second, first.buffer, &call->attention.bias_rows);
 }
 
 // `result` and `statistics`: null where the part has none.
@@ -133,28 +176,38 @@ ffi::Error ReadCall(Part part, const RowAttributes& attributes, const ffi::Remai
                     const ffi::AnyBuffer* result, const ffi::AnyBuffer* statistics, RowCall* call) {
   if (ffi::Error error = ReadNames(attributes, call); error.failure()) return error;
   const OperationTraits& traits = TraitsOf(call->operation);
-  const std::size_t number = traits.inputs + (attributes.has_mask ? 1 : 0);
+  if (part == Part::kFinish && traits.stores_scalar) {
+    return Refuse(traits, "its result follows from the statistics alone");
+  }
+  const bool takes_scalar = traits.takes_scalar && part != Part::kStatistics;
+  const std::size_t second_at = attributes.has_mask ? 2 : 1;
+  const std::size_t scalar_at = second_at + traits.inputs - 1;
+  const std::size_t number = scalar_at + (takes_scalar ? 1 : 0);
   if (operands.size() != number) {
     return MismatchError(traits.name, "the operands", "number", std::to_string(number),
                          std::to_string(operands.size()));
   }
   const ffi::ErrorOr<ffi::AnyBuffer> first = operands.get<ffi::AnyBuffer>(0);
-  const ffi::ErrorOr<ffi::AnyBuffer> last = operands.get<ffi::AnyBuffer>(number - 1);
   if (!first) return first.error();
-  if (!last) return last.error();
   const NamedBuffer x = {traits.input_names[0], *first};
-  std::optional<NamedBuffer> second;
-  if (traits.inputs == 2) second = NamedBuffer{traits.input_names[1], *last};
-
   ffi::Error error = CheckDType(traits.name, x);
   if (error.success()) error = CheckHasRows(traits.name, x);
-  if (error.success() && second && traits.shares_rows) {
-    error = CheckSameAs(traits.name, *second, x);
+  if (error.failure()) return error;
+
+  const RowShape shape = RowShapeOf(x.buffer);
+  call->part = part;
+  call->dtype = *ToDType(x.buffer.element_type());
+  call->arrays = {{x.buffer.untyped_data(), nullptr}, nullptr, shape.rows, shape.cols};
+  if (statistics != nullptr || traits.stores_scalar) error = CheckHasColumns(traits, x);
+  if (error.success() && traits.inputs == 2) {
+    const ffi::ErrorOr<ffi::AnyBuffer> second = operands.get<ffi::AnyBuffer>(second_at);
+    error = second ? ReadSecond(traits, {traits.input_names[1], *second}, x, call) : second.error();
   }
-  if (error.success() && result != nullptr) {
-    error = CheckSameAs(traits.name, {"the result", *result}, x);
+  if (error.success() && result != nullptr) error = ReadResult(traits, *result, x, call);
+  if (error.success() && statistics != nullptr) {
+    call->statistics = statistics->untyped_data();
+    error = CheckStatistics(traits, *statistics, x);
   }
-  if (error.success() && statistics != nullptr) error = CheckStatistics(traits, *statistics, x);
   if (error.success() && traits.hides) {
     error = ReadScaleAndBand(traits, attributes, x, &call->attention);
   }
@@ -162,20 +215,12 @@ ffi::Error ReadCall(Part part, const RowAttributes& attributes, const ffi::Remai
     const ffi::ErrorOr<ffi::AnyBuffer> mask = operands.get<ffi::AnyBuffer>(1);
     error = mask ? ReadMask(traits, *mask, x.buffer, &call->attention) : mask.error();
   }
-  if (error.success() && second && !traits.shares_rows) {
-    error = ReadBias(traits, *second, x, &call->attention);
+  if (error.success() && takes_scalar) {
+    const ffi::ErrorOr<ffi::AnyBuffer> scalars = operands.get<ffi::AnyBuffer>(scalar_at);
+    error = scalars ? ReadRowScalars(traits, {"the row scalars", *scalars}, x, &call->scalars_in)
+                    : scalars.error();
   }
-  if (error.failure()) return error;
-
-  const RowShape shape = RowShapeOf(x.buffer);
-  call->part = part;
-  call->dtype = *ToDType(x.buffer.element_type());
-  call->arrays = {{x.buffer.untyped_data(), second ? second->buffer.untyped_data() : nullptr},
-                  result != nullptr ? result->untyped_data() : nullptr,
-                  shape.rows,
-                  shape.cols};
-  if (statistics != nullptr) call->statistics = statistics->untyped_data();
-  return ffi::Error::Success();
+  return error;
 }
 
 }  // namespace

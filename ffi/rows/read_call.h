@@ -16,8 +16,10 @@
 
 namespace jaxkernels {
 
-// Operands are the first input of the operation, the mask if there is one, and the second input if
-// the operation has two, in this order. Scale, band and mask are of the operations on attention
+// Operands are the first input of the operation, the mask if there is one, the second input if the
+// operation has two, and the row scalars if it takes some, in this order. Row scalars, taken or
+// stored, have 1 in place of the last dimension of the first input, and its dtype or, for half
+// types, float32. Scale, band and mask are of the operations on attention
 // scores; of others the scale is 1 and the band open (MaskedRows::kUnbounded on both sides).
 
 // The operands -> the result.
@@ -38,7 +40,7 @@ ffi::Error ReadWhole(const ffi::RemainingArgs& operands, ffi::Result<ffi::AnyBuf
                      std::string_view operation, std::string_view tier, double scale, int64_t left,
                      int64_t right, bool from_end, bool has_mask, RowCall* call);
 
-// The operands -> the statistics of their rows.
+// The operands, without row scalars -> the statistics of their rows.
 template <typename Binding>
 auto BindStatistics(Binding&& binding) {
   return std::forward<Binding>(binding)
@@ -52,7 +54,7 @@ ffi::Error ReadStatistics(const ffi::RemainingArgs& operands,
                           ffi::Result<ffi::AnyBuffer> statistics, std::string_view operation,
                           double scale, bool has_mask, RowCall* call);
 
-// The statistics of whole rows, and the operands -> the result.
+// The statistics of whole rows, and the operands -> the result, of operations that store elements.
 template <typename Binding>
 auto BindFinish(Binding&& binding) {
   return BindStatistics(std::forward<Binding>(binding).template Arg<ffi::AnyBuffer>());

@@ -242,37 +242,48 @@ def batch_partitioning_attributes(
 ) -> dict[str, ir.Attribute]:
     """Attributes that let XLA split a custom call along every dimension but the last `row_dims`.
 
-    All operands and results have one shape. Both partitioners are told: GSPMD by the number of
-    batch dimensions (its target must be registered as batch partitionable), Shardy by a rule that
-    ties equal dimensions of all arrays together and asks for the last ones to be gathered, because
-    a row must be whole where it is reduced. Where an operand broadcasts, neither would split the
-    call.
+    All operands and results have the shape of the first, or 1 in place of its last dimension. Both
+    partitioners are told: GSPMD by the number of batch dimensions (its target must be registered as
+    batch partitionable), Shardy by a rule that ties equal dimensions of all arrays together and asks
+    for the last ones to be gathered, because a row must be whole where it is reduced. Where an
+    operand broadcasts in other dimensions, neither would split the call.
     """
-    shape = ctx.avals_out[0].shape  # pyright: ignore[reportAttributeAccessIssue]
-    shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
+    avals = [*ctx.avals_in, *ctx.avals_out]  # pyright: ignore[reportAttributeAccessIssue]
+    shapes = [aval.shape for aval in avals]
+    shape = shapes[0]
     # A symbolic dimension (jax.export) cannot be written into the rule, nor can an empty one.
     if not all(isinstance(dim, int) and dim > 0 for dim in shape):
         return {}
-    if any(other != shape for other in shapes):
+    if any(other[:-1] != shape[:-1] or other[-1] not in (1, shape[-1]) for other in shapes):
         return {}
     batch = {"num_batch_dims": str(max(len(shape) - row_dims, 0))}
     attributes = {"mhlo.frontend_attributes": mlir.ir_attribute(batch)}
     if jax.config.jax_use_shardy_partitioner:  # pyright: ignore[reportAttributeAccessIssue]
-        rule = _shardy_rule(shape, len(shapes), row_dims)
+        rule = _shardy_rule(shapes, row_dims)
         attributes["sdy.sharding_rule"] = ir.Attribute.parse(rule)
     return attributes
 
 
-def _shardy_rule(shape: Sequence[int], num_operands: int, row_dims: int) -> str:
+def _shardy_rule(shapes: Sequence[Sequence[int]], row_dims: int) -> str:
+    """The rule for operands and one result, of which the first shape is that of whole rows."""
     overflow = (f"z_{k}" for k in itertools.count(1))
-    names = itertools.chain(_FACTOR_LETTERS, overflow)
-    factors = list(itertools.islice(names, len(shape)))
-    array = "[" + ", ".join(factors) + "]"
-    operands = ", ".join([array] * num_operands)
-    sizes = ", ".join(f"{name}={dim}" for name, dim in zip(factors, shape, strict=True))
+    letters = itertools.chain(_FACTOR_LETTERS, overflow)
+    shape = shapes[0]
+    *factors, per_row = itertools.islice(letters, len(shape) + 1)
+    sizes = dict(zip(factors, shape, strict=True))
+
+    def array(of: Sequence[int]) -> str:
+        names = factors
+        if of[-1] != shape[-1]:
+            names, sizes[per_row] = [*factors[:-1], per_row], 1
+        return "[" + ", ".join(names) + "]"
+
+    *operands, result = map(array, shapes)
+    whole = [*factors[-row_dims:], *sizes.keys() - factors]
+    sized = ", ".join(f"{name}={size}" for name, size in sizes.items())
     return (
-        f"#sdy.op_sharding_rule<({operands})->({array}) {{{sizes}}} "
-        f"need_replication={{{', '.join(factors[-row_dims:])}}}, custom>"
+        f"#sdy.op_sharding_rule<({', '.join(operands)})->({result}) {{{sized}}} "
+        f"need_replication={{{', '.join(whole)}}}, custom>"
     )
 
 

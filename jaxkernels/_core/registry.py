@@ -146,11 +146,14 @@ class RowOperation:
     """What `ffi/rows/operations.h` says of a row operation.
 
     Attributes:
-        inputs: arrays that it reads, an element for each element of the result.
+        inputs: arrays that it reads, each an element for each element of a row.
         finds_max: whether it finds the maximum of a row before it sums.
         hides: whether it works on attention scores, some of which a row may not see.
         has_mask: whether it may have a mask.
-        shares_rows: whether all inputs have the shape of the result.
+        shares_rows: whether all inputs have one shape.
+        sums: numbers that a row sums, side by side.
+        takes_scalar: whether it reads a number for each row, behind its inputs.
+        stores_scalar: whether its result is a number for each row, instead of one for each element.
     """
 
     inputs: int
@@ -158,6 +161,9 @@ class RowOperation:
     hides: bool
     has_mask: bool
     shares_rows: bool
+    sums: int
+    takes_scalar: bool
+    stores_scalar: bool
 
 
 cpu_module = _load_cpu()

@@ -56,6 +56,30 @@ def check_choice(argument: str, value: Any, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{argument} must be None or one of {listed}; got {value!r}")
 
 
+def check_row_options(implementation: Any, tier: Any) -> None:
+    """Raises ValueError unless a function of rows has these options, and both together."""
+    check_choice("implementation", implementation, IMPLEMENTATIONS)
+    check_choice("tier", tier, TIERS)
+    if implementation == "xla" and tier is not None:
+        raise ValueError(f'implementation="xla" has no tiers; got tier={tier!r}')
+
+
+def why_no_row_kernel(dtype: Any, axis: Any) -> str:
+    """The reason why no row kernel can serve, whatever the platform; empty if one can."""
+    if dtype.name not in DTYPES:
+        return f"kernels exist for {', '.join(DTYPES)}; got {dtype.name}"
+    if names_mapped_axis(axis):
+        return f"kernels reduce over positional axes; got axis={axis!r}"
+    return ""
+
+
+def check_needs_no_kernel(function: str, why_not: str, implementation: Any, tier: Any) -> None:
+    """Raises NotImplementedError if the caller insists on a kernel where there is none."""
+    if implementation == "ffi" or tier is not None:
+        wanted = 'implementation="ffi"' if implementation == "ffi" else f"tier={tier!r}"
+        raise NotImplementedError(f"{function}: {wanted}, but {why_not}")
+
+
 def as_array(function: str, argument: str, value: Any, *, nested: bool = False) -> jax.Array:
     """`value` as a JAX array.
 

@@ -43,17 +43,18 @@ class SplitCall:
     """A call of a row kernel, as its partitions need to see it.
 
     Attributes:
-        whole: the result of one device from whole rows; it has the shape of the first operand.
+        whole: the result of one device from whole rows; it has the shape of the first operand, or 1
+            in place of its last dimension.
         parts: what runs where rows are spread over devices.
+        stores_scalar: whether it has 1 there.
         at_place: None, or, if a row's result depends on its place in its matrix, from the operands
             of a device and their place to the call and the operands that give it there.
     """
 
     whole: Callable[..., jax.Array]
     parts: row_parts.Parts
-    at_place: Callable[[Sequence[jax.Array], Place], tuple[SplitCall, list[jax.Array]]] | None = (
-        None
-    )
+    stores_scalar: bool
+    at_place: Callable[[Sequence[jax.Array], Place], tuple[SplitCall, list[jax.Array]]] | None
 
 
 def partitioned(call: SplitCall, shapes: Sequence[tuple[int, ...]]) -> Callable[..., jax.Array]:
@@ -72,6 +73,7 @@ def partitioned(call: SplitCall, shapes: Sequence[tuple[int, ...]]) -> Callable[
         ]
         for n, shape in enumerate(shapes)
     ]
+    result = [*names[0][:-1], "result"] if call.stores_scalar else names[0]
 
     def partition(mesh: Any, operands: Any, result_info: Any) -> Any:
         del result_info  # where it asks for another split than the operands give, XLA reshards
@@ -80,21 +82,20 @@ def partitioned(call: SplitCall, shapes: Sequence[tuple[int, ...]]) -> Callable[
         if full[-1] % math.prod(mesh.shape[axis] for axis in axes[-1]):
             axes[-1] = ()
         axes_of = {f"d{i}": mesh_axes for i, mesh_axes in enumerate(axes) if mesh_axes}
-        shardings = tuple(
-            NamedSharding(mesh, PartitionSpec(*(axes_of.get(name) for name in dims)))
-            for dims in names
-        )
+
+        def sharding_of(dims: Sequence[str]) -> NamedSharding:
+            return NamedSharding(mesh, PartitionSpec(*map(axes_of.get, dims)))
 
         def lowered(*parts: jax.Array) -> jax.Array:
             # XLA may ask in a thread where this is off.
             with jax.enable_x64(parts[0].dtype == np.float64):
                 return _local(call, parts, full, axes)
 
-        return mesh, lowered, shardings[0], shardings
+        return mesh, lowered, sharding_of(result), tuple(map(sharding_of, names))
 
     function = custom_partitioning(lambda *operands: call.whole(*operands))
     operands = ", ".join(" ".join(dims) for dims in names)
-    function.def_partition(partition=partition, sharding_rule=f"{operands} -> {' '.join(names[0])}")
+    function.def_partition(partition=partition, sharding_rule=f"{operands} -> {' '.join(result)}")
     return function
 
 

@@ -1,8 +1,8 @@
 """Row operations on rows that are spread over devices.
 
 Every device reduces the columns that it has. What crosses the network is the maximum (of forward
-operations) and the sum of each row, one all-reduce each. Then every device makes its own columns of
-the result. Each of the two kernels reads the operands once.
+operations) and the sums of each row, one all-reduce each. Then every device makes its own columns of
+the result, or the row scalar that it is. Each of the two kernels reads the operands once.
 
 Owns: the calls of the two FFI targets, and how the statistics of devices meet. Must not know: how
 arrays are split (`partitioning`).
@@ -22,6 +22,7 @@ import numpy as np
 from jax import lax
 
 from jaxkernels._core import registry
+from jaxkernels._rows import reference
 from jaxkernels.typing import Operation
 
 
@@ -33,16 +34,18 @@ class Parts:
         operation: its name.
         scale: of attention scores.
         has_mask: whether a mask of attention scores is the second operand.
+        wide: whether a row scalar that is the result has the dtype that rows are computed in.
     """
 
     operation: Operation
     scale: float = 1.0
     has_mask: bool = False
+    wide: bool = False
 
     @property
-    def finds_max(self) -> bool:
-        """Whether the operation finds a maximum before it sums."""
-        return registry.ROW_OPERATIONS[self.operation].finds_max
+    def traits(self) -> registry.RowOperation:
+        """What the table of operations says."""
+        return registry.ROW_OPERATIONS[self.operation]
 
 
 def apply(parts: Parts, operands: Sequence[jax.Array], axes: tuple[str, ...]) -> jax.Array:
@@ -53,25 +56,31 @@ def apply(parts: Parts, operands: Sequence[jax.Array], axes: tuple[str, ...]) ->
         operands: of this device, as the whole operation has them.
         axes: of the mesh, by name.
     """
-    first = operands[0]
+    first, traits = operands[0], parts.traits
     attributes = {
         "operation": parts.operation,
         "scale": np.float64(parts.scale),
         "has_mask": parts.has_mask,
     }
-    computed = np.float64 if first.dtype == np.float64 else np.float32
-    pairs = jax.ShapeDtypeStruct((*first.shape[:-1], 2), computed)
-    own = jax.ffi.ffi_call(registry.STATISTICS_TARGET, pairs)(*operands, **attributes)
+    computed = reference.compute_dtype(first)
+    statistics = jax.ShapeDtypeStruct((*first.shape[:-1], 1 + traits.sums), computed)
+    elements = operands[:-1] if traits.takes_scalar else operands
+    own = jax.ffi.ffi_call(registry.STATISTICS_TARGET, statistics)(*elements, **attributes)
+    whole = _of_all_devices(own, axes, traits.finds_max)
+    if traits.stores_scalar:
+        scalar = reference.FROM_STATISTICS[parts.operation](whole)
+        return scalar if parts.wide else scalar.astype(first.dtype)
     result = jax.ShapeDtypeStruct(first.shape, first.dtype)
-    whole = _of_all_devices(own, axes, parts.finds_max)
     return jax.ffi.ffi_call(registry.FINISH_TARGET, result)(whole, *operands, **attributes)
 
 
 def _of_all_devices(own: jax.Array, axes: tuple[str, ...], finds_max: bool) -> jax.Array:
-    """The maximum and the sum of whole rows from those of parts, each a pair at the end of an array."""
-    largest, total = own[..., 0], own[..., 1]
+    """The maximum and the sums of whole rows from those of parts, side by side at the end of an array."""
+    largest, sums = own[..., :1], own[..., 1:]
     if finds_max:
         own_largest, largest = largest, lax.pmax(largest, axes)
-        # A part of nothing but -inf has the sum 0 and must add nothing, also where all parts are so.
-        total = total * jnp.exp(own_largest - jnp.where(largest == -jnp.inf, 0, largest))
-    return jnp.stack([largest, lax.psum(total, axes)], axis=-1)
+        # A part of nothing but -inf has the sum 0 and must add nothing. A part that has the maximum
+        # keeps its sums, also where that is infinite.
+        distance = own_largest - jnp.where(largest == -jnp.inf, 0, largest)
+        sums = sums * jnp.exp(jnp.where(own_largest == largest, 0, distance))
+    return jnp.concatenate([largest, lax.psum(sums, axes)], axis=-1)

@@ -1,8 +1,9 @@
 """Makes JAX primitives out of row kernels: where a kernel meets JAX's transformations.
 
 A row kernel reduces over the last axis of its operands; all other dimensions are rows. Its full
-operands and its result have one shape and dtype; operands behind them may have dimensions of size 1
-in place of the result's (masks, biases). Such a primitive gets evaluation, typing, batching, a
+operands have one shape and dtype; operands behind them may have dimensions of size 1 in place of
+theirs (masks, biases), or are row scalars: a number for each row, with 1 in place of the last
+dimension. The result has the full shape, or is a row scalar. Such a primitive gets evaluation, typing, batching, a
 lowering per platform and a rule for partitioning from `define`, and its derivatives from
 `derivatives`.
 
@@ -25,6 +26,7 @@ from jaxkernels._core.registry import UNBOUNDED
 from jaxkernels._rows import partitioning as row_partitioning
 from jaxkernels._rows import parts as row_parts
 from jaxkernels._rows import plan
+from jaxkernels._rows.reference import compute_dtype
 from jaxkernels.typing import Operation
 
 Reference = Callable[..., jax.Array]
@@ -59,7 +61,11 @@ class RowKernel:
     Attributes:
         primitive: what JAX traces.
         reference: the same function in plain JAX, of the operands and the attributes.
-        full_operands: how many operands have the shape of the result; the others broadcast.
+        full_operands: how many operands have the full shape; the others broadcast.
+        row_scalars: how many operands behind them are row scalars.
+        stores_scalar: whether the result is a row scalar. A static argument of the reference,
+            `wide`, then says whether it has the dtype of the first operand or the one that this is
+            computed in.
         row_dims: from the attributes of a call to the number of last dimensions that it needs whole
             and in their order: 1, or 2 where it matters at which place of its matrix a row stands.
         operation: from the attributes of a call to the operation that it is.
@@ -70,6 +76,8 @@ class RowKernel:
     primitive: Primitive
     reference: Reference
     full_operands: int
+    row_scalars: int
+    stores_scalar: bool
     row_dims: Callable[..., int]
     operation: OperationOf
     at_place: AtPlace | None
@@ -81,7 +89,8 @@ class RowKernel:
 
         Args:
             operands: the full ones of shape (..., cols), all of one shape and dtype; the others
-                with as many dimensions.
+                with as many dimensions; row scalars of shape (..., 1), of that dtype or the one
+                that it is computed in.
             tier: "auto", or the tier to force.
             require_kernel: a platform without kernels is an error when lowering, instead of a
                 reason to run the reference.
@@ -103,6 +112,8 @@ def define(
     operation: OperationOf,
     *,
     full_operands: int,
+    row_scalars: int = 0,
+    stores_scalar: bool = False,
     row_dims: Callable[..., int] = _one_row_dim,
     at_place: AtPlace | None = None,
 ) -> RowKernel:
@@ -114,6 +125,8 @@ def define(
             kernels.
         operation: see `RowKernel`.
         full_operands: see `RowKernel`.
+        row_scalars: see `RowKernel`.
+        stores_scalar: see `RowKernel`.
         row_dims: see `RowKernel`.
         at_place: see `RowKernel`; needed if `row_dims` may be 2.
 
@@ -121,7 +134,10 @@ def define(
         The kernel, ready to be called on any number of dimensions >= 1.
     """
     primitive = Primitive(name)
-    kernel = RowKernel(primitive, reference, full_operands, row_dims, operation, at_place)
+    kernel = RowKernel(
+        *(primitive, reference, full_operands, row_scalars, stores_scalar),
+        *(row_dims, operation, at_place),
+    )
     primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
     primitive.def_abstract_eval(functools.partial(_abstract_eval, kernel))
     batching.fancy_primitive_batchers[primitive] = functools.partial(_batch, kernel)
@@ -155,7 +171,15 @@ def _abstract_eval(
     first, name = avals[0], kernel.primitive.name
     if any((a.shape, a.dtype) != (first.shape, first.dtype) for a in avals[: kernel.full_operands]):
         raise TypeError(f"{name}: operands must agree in shape and dtype, got {avals}")
+    scalars = avals[kernel.full_operands :][: kernel.row_scalars]
+    dtypes = (first.dtype, compute_dtype(first))
+    if any(a.shape != (*first.shape[:-1], 1) or a.dtype not in dtypes for a in scalars):
+        raise TypeError(f"{name}: a row scalar must be a number for each row, got {avals}")
     plan.check_tier(kernel.operation(**attributes), first.shape, first.dtype, tier)
+    if kernel.stores_scalar:
+        shape, spec = (*first.shape[:-1], 1), (*compat.aval_spec(first)[:-1], None)
+        dtype = dtypes[1] if attributes["wide"] else first.dtype
+        return compat.with_shape_and_spec(first, shape, spec).update(dtype=dtype)
     # `update` keeps what a fresh ShapedArray would lose: explicit sharding and the mesh axes it
     # varies over.
     return first.update(weak_type=False)
@@ -172,7 +196,7 @@ def _batch(
     **attributes: Any,
 ) -> tuple[jax.Array, int | None]:
     call = functools.partial(kernel, tier=tier, require_kernel=require_kernel, **attributes)
-    full = kernel.full_operands
+    full = kernel.full_operands + kernel.row_scalars  # a number for each row, and so each member
     if all(d is None for d in batch_dims):
         return call(*operands), None
     # A batch dimension is one more dimension of rows wherever it stands, unless it stands among
@@ -204,6 +228,9 @@ def _lower_kernel(
     del require_kernel
     name = kernel.primitive.name
     shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
+    if kernel.stores_scalar and shapes[0][-1] == 0:  # what nothing sums to needs no kernel
+        reference = functools.partial(kernel.reference, **attributes)
+        return mlir.lower_fun(reference, multiple_results=False)(ctx, *operands)
     if 0 not in shapes[0] and compat.partitions_custom_calls(ctx):
         function = row_partitioning.partitioned(_split_call(kernel, tier, attributes), shapes)
         name = f"{name} {tier} {sorted(attributes.items())} {registry.fingerprint()}"
@@ -219,7 +246,7 @@ def _split_call(
     given = kernel.call_attributes(tier, **attributes)
 
     def whole(first: jax.Array, *others: jax.Array) -> jax.Array:
-        result = jax.ShapeDtypeStruct(first.shape, first.dtype)
+        result = jax.eval_shape(functools.partial(kernel.reference, **attributes), first, *others)
         return jax.ffi.ffi_call(registry.ROWS_TARGET, result)(first, *others, **given)
 
     def at_place(operands: Sequence[jax.Array], place: row_partitioning.Place) -> Any:
@@ -228,8 +255,12 @@ def _split_call(
         return _split_call(kernel, tier, attributes_there), there
 
     depends_on_place = kernel.row_dims(**attributes) > 1
-    parts = row_parts.Parts(given["operation"], given["scale"], given["has_mask"])
-    return row_partitioning.SplitCall(whole, parts, at_place if depends_on_place else None)
+    parts = row_parts.Parts(
+        *(given["operation"], given["scale"], given["has_mask"], attributes.get("wide", False))
+    )
+    return row_partitioning.SplitCall(
+        whole, parts, kernel.stores_scalar, at_place if depends_on_place else None
+    )
 
 
 def _lower_reference(

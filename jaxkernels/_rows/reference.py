@@ -67,6 +67,54 @@ def log_softmax_jvp(y: jax.Array, dx: jax.Array) -> jax.Array:
     return (wide_dx - _row_sum(jnp.exp(_widen(y)) * wide_dx)).astype(y.dtype)
 
 
+def _log_sum_exp_terms(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What the terms are relative to, the maximum where it is finite, and the terms."""
+    largest = jnp.max(x, axis=-1, keepdims=True, initial=-jnp.inf)
+    relative_to = _finite(largest)
+    return relative_to, jnp.exp(x - relative_to)
+
+
+def _finite(largest: jax.Array) -> jax.Array:
+    most = jnp.finfo(largest.dtype).max
+    return jnp.where(largest == -jnp.inf, 0, jnp.where(largest == jnp.inf, most, largest))
+
+
+def _quotient(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
+    """0 where the denominator is: of a row of -inf alone."""
+    is_zero = denominator == 0
+    return jnp.where(is_zero, 0, numerator / jnp.where(is_zero, 1, denominator))
+
+
+def _narrow(scalar: jax.Array, x: jax.Array, wide: bool) -> jax.Array:
+    return scalar if wide else scalar.astype(x.dtype)
+
+
+def logsumexp_fwd(x: jax.Array, *, wide: bool) -> jax.Array:
+    """Log of a sum of exponentials, for each row: y = max x + log sum exp(x - max x)."""
+    relative_to, terms = _log_sum_exp_terms(_widen(x))
+    return _narrow(jnp.log(_row_sum(terms)) + relative_to, x, wide)
+
+
+def logsumexp_grad(x: jax.Array, dy: jax.Array, *, wide: bool) -> jax.Array:
+    """Gradient: dx = dy * exp(x - max x) / sum exp(x - max x), for a dy of shape (..., 1)."""
+    del wide  # is the dtype of dy
+    _, terms = _log_sum_exp_terms(_widen(x))
+    return (terms * _quotient(dy.astype(terms.dtype), _row_sum(terms))).astype(x.dtype)
+
+
+def logsumexp_jvp(x: jax.Array, dx: jax.Array, *, wide: bool) -> jax.Array:
+    """Tangent: dy = sum(exp(x - max x) * dx) / sum exp(x - max x)."""
+    _, terms = _log_sum_exp_terms(_widen(x))
+    return _narrow(_quotient(_row_sum(terms * _widen(dx)), _row_sum(terms)), x, wide)
+
+
+# Row scalars from the statistics of whole rows, (..., {maximum, sums}).
+FROM_STATISTICS = {
+    "logsumexp_fwd": lambda found: jnp.log(found[..., 1:]) + _finite(found[..., :1]),
+    "logsumexp_jvp": lambda found: _quotient(found[..., 2:], found[..., 1:2]),
+}
+
+
 def band(shape: Sequence[int], left: int, right: int, from_end: bool) -> jax.Array:
     """Which columns the rows of (q, k) matrices see: i + left <= j <= i + right for row i.
 

@@ -17,11 +17,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
 from jaxkernels._core import compat, registry, validate
-from jaxkernels._rows import derivatives, primitive
+from jaxkernels._rows import derivatives, last_axis, primitive
 from jaxkernels._rows import reference as plain
 from jaxkernels.typing import Implementation, Operation, Tier
 
@@ -199,21 +198,16 @@ def _apply(
     tier: Tier | None,
     implementation: Implementation | None,
 ) -> jax.Array:
-    validate.check_choice("implementation", implementation, validate.IMPLEMENTATIONS)
-    validate.check_choice("tier", tier, validate.TIERS)
+    validate.check_row_options(implementation, tier)
     validate.check_static(axis=axis)
     if implementation == "xla":
-        if tier is not None:
-            raise ValueError(f'implementation="xla" has no tiers; got tier={tier!r}')
         return algorithm.jax_nn(x, axis, where)
 
     x = validate.as_array(algorithm.name, "x", x)
     dtype = validate.computation_dtype(x)
-    why_not = _why_no_kernel(dtype, axis)
-    if why_not and (implementation == "ffi" or tier is not None):
-        wanted = 'implementation="ffi"' if implementation == "ffi" else f"tier={tier!r}"
-        raise NotImplementedError(f"{algorithm.name}: {wanted}, but {why_not}")
+    why_not = validate.why_no_row_kernel(dtype, axis)
     if why_not:
+        validate.check_needs_no_kernel(algorithm.name, why_not, implementation, tier)
         return algorithm.jax_nn(x, axis, where)
 
     mask = None if where is None else validate.as_mask(algorithm.name, "where", where)
@@ -229,15 +223,6 @@ def _apply(
         axes,
     )
     return y if mask is None else jnp.where(mask, y, algorithm.masked)
-
-
-def _why_no_kernel(dtype: Any, axis: Any) -> str:
-    """The reason why no kernel can serve, whatever the platform; empty if one can."""
-    if dtype.name not in validate.DTYPES:
-        return f"kernels exist for {', '.join(validate.DTYPES)}; got {dtype.name}"
-    if validate.names_mapped_axis(axis):
-        return f"kernels reduce over positional axes; got axis={axis!r}"
-    return ""
 
 
 def _unmasked(x: jax.Array, mask: jax.Array, axes: tuple[int, ...]) -> jax.Array:
@@ -261,17 +246,11 @@ def _along_last_axis(
         return jnp.squeeze(function(jnp.expand_dims(x, -1)), -1)
     if axes == (x.ndim - 1,):
         return function(x)
-    kept = tuple(d for d in range(x.ndim) if d not in axes)
-    order = kept + axes
-    moved = jnp.transpose(x, order)
+    moved = last_axis.moved_last(x, axes)
+    order = last_axis.order(x.ndim, axes)
     back = tuple(order.index(d) for d in range(x.ndim))
     if len(axes) == 1:
         return jnp.transpose(function(moved), back)
-    # An explicit sharding of the merged dimensions has no counterpart in the merged array: gather
-    # them, as the kernel would, and shard the result again.
-    spec = compat.explicit_spec(moved)
-    whole = PartitionSpec(*spec[: len(kept)], *[None] * len(axes))
-    gathered = moved if spec == whole else compat.reshard(moved, whole)
-    rows = gathered.reshape(*moved.shape[: len(kept)], math.prod(moved.shape[len(kept) :]))
-    y = function(rows).reshape(moved.shape)
+    spec, whole = compat.explicit_spec(moved), last_axis.unsharded_spec(moved, len(axes))
+    y = function(last_axis.merged(moved, len(axes))).reshape(moved.shape)
     return jnp.transpose(y if spec == whole else compat.reshard(y, spec), back)

@@ -1,7 +1,7 @@
 // How the CPU walks rows: two drivers, one for long rows and one for groups of short ones.
 //
-// Owns: vector widths, tiles, the rest of a row that fills no vector. An operation (row_ops.h)
-// says what is reduced and stored. Must not know: which operation does what, XLA, threads.
+// Owns: which elements of which rows come together, the rest of a row that fills no vector. What is
+// done with them: row_steps.h. Must not know: which operation does what, XLA, threads.
 #ifndef JAXKERNELS_ROWS_CPU_ROW_DRIVERS_H_
 #define JAXKERNELS_ROWS_CPU_ROW_DRIVERS_H_
 
@@ -9,18 +9,9 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "core/numeric_cpu.h"
-#include "rows/cpu/kernels.h"
+#include "rows/cpu/row_steps.h"
 
 namespace jaxkernels {
-
-// Elements summed in CpuSumType before the sum goes on in double. Short for float64, which has no
-// wider type to sum in: there the rounding errors of the second stage are corrected.
-template <typename C>
-inline constexpr int64_t kTile = std::is_same_v<C, double> ? 128 : 512;
-
-// Loops of exactly this length fill the widest vector registers.
-inline constexpr int64_t kLanes = 16;
 
 // Rows up to this length are computed kLanes at a time, one row in each lane, where that is faster
 // than having the lanes along the row. EPYC (Zen 5), one core, 2026-11, 33 columns, ns per element,
@@ -38,108 +29,11 @@ inline constexpr int64_t kNarrowCols =
 // twice (bfloat16 softmax, same machine: 0.25 ns per element against 0.36).
 inline constexpr int64_t kKeptTerms = 4096;
 
-// The arrays that an operation reads, from some element on.
-template <typename Op>
-struct Inputs {
-  using T = typename Op::Storage;
-  const T* first;
-  const T* second;  // null unless the operation reads two arrays
-
-  JK_INLINE Inputs At(int64_t i) const {
-    return {first + i, Op::kInputs == 1 ? nullptr : second + i};
-  }
-};
-
-// The rounding error of the sum a + b (Knuth's TwoSum).
-JK_INLINE double SumError(double a, double b) {
-  const double sum = a + b;
-  const double b_part = sum - a;
-  return (a - (sum - b_part)) + (b - b_part);
-}
-
-// A sum and what its roundings lost; an infinite sum has lost nothing that could be named.
-JK_INLINE double Corrected(double sum, double lost) { return lost == lost ? sum + lost : sum; }
-
-// n elements in the compute type: where they are, or widened into `buffer`. Widening is a loop of
-// its own, because loops over elements of one size alone fill the vector registers.
-template <typename C>
-JK_INLINE const C* Load(const C* from, int64_t /*n*/, C* /*buffer*/) {
-  return from;
-}
-template <typename T, typename C>
-JK_INLINE const C* Load(const T* __restrict from, int64_t n, C* __restrict buffer) {
-  for (int64_t i = 0; i < n; ++i) buffer[i] = Widen(from[i]);
-  return buffer;
-}
-
-// Where n results in the compute type are to be written before Flush narrows them to their place.
-template <typename C>
-JK_INLINE C* ResultBuffer(C* to, C* /*buffer*/) {
-  return to;
-}
-template <typename T, typename C>
-JK_INLINE C* ResultBuffer(T* /*to*/, C* buffer) {
-  return buffer;
-}
-template <typename C>
-JK_INLINE void Flush(const C* /*buffer*/, int64_t /*n*/, C* /*to*/) {}
-template <typename T, typename C>
-JK_INLINE void Flush(const C* __restrict buffer, int64_t n, T* __restrict to) {
-  for (int64_t i = 0; i < n; ++i) Narrow(buffer[i], &to[i]);
-}
-
-template <typename C>
-JK_INLINE C MaxOf(const C* x, int64_t n, C max) {
-#pragma omp simd reduction(max : max)
-  for (int64_t i = 0; i < n; ++i)
-    max = x[i] > max ? x[i] : max;  // passes over NaN: the sum finds it
-  return max;
-}
-
-// The sum of n <= kTile terms without the first `skip`; all are also kept in `terms` if kKeep.
-template <typename Op, bool kKeep, bool kSkip>
-JK_INLINE double SumOf(const Inputs<Op>& in, int64_t n, int64_t skip, typename Op::C max,
-                       typename Op::C* terms) {
-  using C = typename Op::C;
-  C first_buffer[kTile<C>], second_buffer[kTile<C>];
-  const C* first = Load(in.first, n, first_buffer);
-  const C* second = Op::kInputs == 2 ? Load(in.second, n, second_buffer) : nullptr;
-  CpuSumType<typename Op::Storage> sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) {
-    const C term = Op::Term(first[i], Op::kInputs == 2 ? second[i] : C(0), max);
-    sum += kSkip && i < skip ? C(0) : term;
-    if constexpr (kKeep) terms[i] = term;
-  }
-  return sum;
-}
-
-// Writes n <= kTile results.
-template <typename Op, bool kKeep>
-JK_INLINE void Store(const Inputs<Op>& in, int64_t n, const typename Op::Row& row,
-                     const typename Op::C* terms, typename Op::Storage* out) {
-  using C = typename Op::C;
-  C first_buffer[kTile<C>], second_buffer[kTile<C>], result_buffer[kTile<C>];
-  C* result = ResultBuffer(out, result_buffer);
-  if constexpr (kKeep) {
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) result[i] = Op::FinishTerm(terms[i], row);
-  } else {
-    const C* first = Load(in.first, n, first_buffer);
-    const C* second = Op::kInputs == 2 ? Load(in.second, n, second_buffer) : nullptr;
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) {
-      result[i] = Op::Finish(first[i], Op::kInputs == 2 ? second[i] : C(0), row);
-    }
-  }
-  Flush(result, n, out);
-}
-
 // One row of at least kLanes elements. Whole vectors first; what is left is computed with the last
 // kLanes elements of the row, some of which are then computed twice. `terms` may be `out`.
 template <typename Op, bool kKeep>
-JK_INLINE void RunWideRow(const Inputs<Op>& in, int64_t cols, typename Op::C* terms,
-                          typename Op::Storage* out) {
+JK_INLINE void RunWideRow(const Inputs<Op>& in, int64_t cols, const RowEnds<Op>& ends,
+                          int64_t index, typename Op::C* terms, typename Op::Storage* out) {
   using C = typename Op::C;
   const int64_t whole = cols / kLanes * kLanes;
   const int64_t last = cols - kLanes;
@@ -157,45 +51,50 @@ JK_INLINE void RunWideRow(const Inputs<Op>& in, int64_t cols, typename Op::C* te
     }
     if (has_rest) max = MaxOf(Load(in.first + last, kLanes, buffer), kLanes, max);
   }
-  double sum = 0, lost = 0;
+  max = Op::Reference(max);
+  RunningSums<Op> sums;
   for (int64_t i = 0; i < whole; i += kTile<C>) {
-    const double part =
-        SumOf<Op, kKeep, false>(in.At(i), tile(i), 0, max, kKeep ? terms + i : nullptr);
-    if constexpr (std::is_same_v<C, double>) lost += SumError(sum, part);
-    sum += part;
+    AddTerms<Op, kKeep, false, std::is_same_v<C, double>>(in.At(i), tile(i), 0, max,
+                                                          kKeep ? terms + i : nullptr, sums);
   }
   if (has_rest) {
-    sum += SumOf<Op, kKeep, true>(in.At(last), kLanes, whole - last, max, last_terms);
+    AddTerms<Op, kKeep, true, false>(in.At(last), kLanes, whole - last, max, last_terms, sums);
   }
-  const typename Op::Row row = Op::MakeRow(max, Corrected(sum, lost));
-  for (int64_t i = 0; i < whole; i += kTile<C>) {
-    Store<Op, kKeep>(in.At(i), tile(i), row, kKeep ? terms + i : nullptr, out + i);
+  const typename Op::Row row = RowOf(sums.Of(max), ends, index);
+  if constexpr (Op::kStoresScalar) {
+    ends.Store(index, Op::Result(row));
+  } else {
+    for (int64_t i = 0; i < whole; i += kTile<C>) {
+      Store<Op, kKeep>(in.At(i), tile(i), row, kKeep ? terms + i : nullptr, out + i);
+    }
+    if (has_rest) Store<Op, kKeep>(in.At(last), kLanes, row, last_terms, out + last);
   }
-  if (has_rest) Store<Op, kKeep>(in.At(last), kLanes, row, last_terms, out + last);
+}
+
+template <typename Op, bool kKeep, typename TermsOf>
+JK_INLINE void RunWideRows(const Inputs<Op>& in, const RowArrays& rows, const RowEnds<Op>& ends,
+                           typename Op::Storage* out, TermsOf terms_of) {
+  for (int64_t row = 0, i = 0; row < rows.rows; ++row, i += rows.cols) {
+    typename Op::Storage* const to = Op::kStoresScalar ? nullptr : out + i;
+    RunWideRow<Op, kKeep>(in.At(i), rows.cols, ends, row, terms_of(to), to);
+  }
 }
 
 template <typename Op>
-JK_INLINE void RunWide(const Inputs<Op>& in, const RowArrays& rows, typename Op::Storage* out) {
+JK_INLINE void RunWide(const Inputs<Op>& in, const RowArrays& rows, const RowEnds<Op>& ends,
+                       typename Op::Storage* out) {
   using T = typename Op::Storage;
   using C = typename Op::C;
-  const int64_t cols = rows.cols;
   if constexpr (Op::kKeepsTerm && std::is_same_v<T, C>) {
-    for (int64_t i = 0; i < rows.rows * cols; i += cols) {
-      RunWideRow<Op, true>(in.At(i), cols, out + i, out + i);
-    }
-    return;
+    return RunWideRows<Op, true>(in, rows, ends, out, [](C* to) JK_INLINE_LAMBDA { return to; });
   } else if constexpr (Op::kKeepsTerm) {
-    if (cols <= kKeptTerms) {
+    if (rows.cols <= kKeptTerms) {
       C terms[kKeptTerms];
-      for (int64_t i = 0; i < rows.rows * cols; i += cols) {
-        RunWideRow<Op, true>(in.At(i), cols, terms, out + i);
-      }
-      return;
+      return RunWideRows<Op, true>(in, rows, ends, out,
+                                   [&](T*) JK_INLINE_LAMBDA -> C* { return terms; });
     }
   }
-  for (int64_t i = 0; i < rows.rows * cols; i += cols) {
-    RunWideRow<Op, false>(in.At(i), cols, nullptr, out + i);
-  }
+  RunWideRows<Op, false>(in, rows, ends, out, [](T*) JK_INLINE_LAMBDA -> C* { return nullptr; });
 }
 
 // to[column][row] = from[row][column], for kLanes rows
@@ -220,45 +119,74 @@ JK_INLINE void StoreColumns(const C* from, int64_t cols, T* to) {
 }
 
 // kLanes rows of at most kNarrowCols elements, each in its own lane.
+// `index`: of the first; only `count` of them are rows of the array.
 template <typename Op>
-JK_INLINE void RunNarrowGroup(const Inputs<Op>& in, int64_t cols, typename Op::Storage* out) {
+JK_INLINE void RunNarrowGroup(const Inputs<Op>& in, int64_t cols, const RowEnds<Op>& ends,
+                              int64_t index, int64_t count, typename Op::Storage* out) {
   using C = typename Op::C;
   C first[kLanes * kNarrowCols<Op>], second[kLanes * kNarrowCols<Op>];
   C max[kLanes], sum[kLanes], extra[kLanes];
-  CpuSumType<typename Op::Storage> total[kLanes], lost[kLanes];
+  CpuSumType<typename Op::Storage> total[Op::kSums][kLanes], lost[Op::kSums][kLanes];
   LoadColumns(in.first, cols, first);
   if constexpr (Op::kInputs == 2) LoadColumns(in.second, cols, second);
 
-  for (int64_t r = 0; r < kLanes; ++r) max[r] = -kInf<C>, total[r] = 0, lost[r] = 0;
+  for (int64_t r = 0; r < kLanes; ++r) max[r] = -kInf<C>;
+  for (int s = 0; s < Op::kSums; ++s) {
+    for (int64_t r = 0; r < kLanes; ++r) total[s][r] = 0, lost[s][r] = 0;
+  }
   if constexpr (Op::kUsesMax) {
     for (int64_t i = 0; i < kLanes * cols; i += kLanes) {
 #pragma omp simd
       for (int64_t r = 0; r < kLanes; ++r) max[r] = first[i + r] > max[r] ? first[i + r] : max[r];
     }
+#pragma omp simd
+    for (int64_t r = 0; r < kLanes; ++r) max[r] = Op::Reference(max[r]);
   }
+  const auto add = [&](int s, int64_t r, C term) JK_INLINE_LAMBDA {
+    if constexpr (std::is_same_v<typename Op::Storage, double>) {
+      lost[s][r] += SumError(total[s][r], term);
+    }
+    total[s][r] += term;
+  };
   for (int64_t i = 0; i < kLanes * cols; i += kLanes) {
 #pragma omp simd
     for (int64_t r = 0; r < kLanes; ++r) {
       const C term = Op::Term(first[i + r], Op::kInputs == 2 ? second[i + r] : C(0), max[r]);
-      if constexpr (std::is_same_v<typename Op::Storage, double>) {
-        lost[r] += SumError(total[r], term);
-      }
-      total[r] += term;
+      add(0, r, term);
+      if constexpr (Op::kSums == 2) add(1, r, Op::SecondTerm(term, second[i + r]));
     }
+  }
+  C taken[kLanes] = {};
+  if constexpr (Op::kTakesScalar) {
+    for (int64_t r = 0; r < count; ++r) taken[r] = ends.Take(index + r);
   }
 #pragma omp simd
   for (int64_t r = 0; r < kLanes; ++r) {
-    const typename Op::Row row = Op::MakeRow(max[r], Corrected(total[r], lost[r]));
+    typename Op::Found found;
+    found.max = max[r];
+    for (int s = 0; s < Op::kSums; ++s) found.sum[s] = Corrected(total[s][r], lost[s][r]);
+    typename Op::Row row;
+    if constexpr (Op::kTakesScalar) {
+      row = Op::MakeRow(found, taken[r]);
+    } else {
+      row = Op::MakeRow(found);
+    }
     max[r] = row.max, sum[r] = row.sum, extra[r] = row.extra;
   }
-  for (int64_t i = 0; i < kLanes * cols; i += kLanes) {
-#pragma omp simd
-    for (int64_t r = 0; r < kLanes; ++r) {
-      const typename Op::Row row = {max[r], sum[r], extra[r]};
-      first[i + r] = Op::Finish(first[i + r], Op::kInputs == 2 ? second[i + r] : C(0), row);
+  if constexpr (Op::kStoresScalar) {
+    for (int64_t r = 0; r < count; ++r) {
+      ends.Store(index + r, Op::Result({max[r], sum[r], extra[r]}));
     }
+  } else {
+    for (int64_t i = 0; i < kLanes * cols; i += kLanes) {
+#pragma omp simd
+      for (int64_t r = 0; r < kLanes; ++r) {
+        const typename Op::Row row = {max[r], sum[r], extra[r]};
+        first[i + r] = Op::Finish(first[i + r], Op::kInputs == 2 ? second[i + r] : C(0), row);
+      }
+    }
+    StoreColumns(first, cols, out);
   }
-  StoreColumns(first, cols, out);
 }
 
 // The first `left` of `size` elements, and zeros.
@@ -269,7 +197,8 @@ JK_INLINE const T* Padded(const T* from, int64_t left, int64_t size, T* to) {
 }
 
 template <typename Op>
-JK_INLINE void RunNarrow(const Inputs<Op>& in, const RowArrays& rows, typename Op::Storage* out) {
+JK_INLINE void RunNarrow(const Inputs<Op>& in, const RowArrays& rows, const RowEnds<Op>& ends,
+                         typename Op::Storage* out) {
   using T = typename Op::Storage;
   constexpr int64_t kMostElements = kLanes * kNarrowCols<Op>;
   const int64_t all = rows.rows * rows.cols, size = kLanes * rows.cols;
@@ -284,20 +213,21 @@ JK_INLINE void RunNarrow(const Inputs<Op>& in, const RowArrays& rows, typename O
       group.first = Padded(group.first, left, size, first);
       if constexpr (Op::kInputs == 2) group.second = Padded(group.second, left, size, second);
     }
-    RunNarrowGroup<Op>(group, rows.cols, is_whole ? out + i : last);
-    if (!is_whole) std::copy_n(last, left, out + i);
+    const int64_t index = i / rows.cols, count = std::min(kLanes, rows.rows - index);
+    RunNarrowGroup<Op>(group, rows.cols, ends, index, count, is_whole ? out + i : last);
+    if (!is_whole && !Op::kStoresScalar) std::copy_n(last, left, out + i);
   }
 }
 
 // All rows of an operation, by the driver that fits their length.
 template <typename Op>
-JK_INLINE void RunAll(const RowArrays& rows) {
+JK_INLINE void RunAll(const RowArrays& rows, const RowEnds<Op>& ends = {}) {
   using T = typename Op::Storage;
   const Inputs<Op> in = {static_cast<const T*>(rows.in[0]), static_cast<const T*>(rows.in[1])};
   if (rows.cols <= kNarrowCols<Op>) {
-    RunNarrow(in, rows, static_cast<T*>(rows.out));
+    RunNarrow(in, rows, ends, static_cast<T*>(rows.out));
   } else {
-    RunWide(in, rows, static_cast<T*>(rows.out));
+    RunWide(in, rows, ends, static_cast<T*>(rows.out));
   }
 }
 

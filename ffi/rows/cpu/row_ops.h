@@ -8,18 +8,31 @@
 //   kUsesMax   whether the maximum of the row is needed before the sum
 //   kKeepsTerm whether the summand is all that the result needs; a driver may then keep it in place
 //              of the result until the sum is known
-//   Term       one summand of the row's sum, from one element of each input and the row's maximum
-//   MakeRow    the constants of a row, made once from its maximum and sum
+//   kSums      numbers that a row sums side by side: one, or two
+//   kTakesScalar whether it reads a number for each row, which MakeRow then gets too
+//   kStoresScalar whether the result is a number for each row: Result; then there is no Finish
+//   Reference  from the row's maximum to what Term and MakeRow get as the maximum
+//   Term       one summand of the row's sum, from one element of each input and the maximum
+//   SecondTerm of the second sum, from the first and the inputs
+//   MakeRow    the constants of a row, made once from its statistics
 //   Finish     one element of the result from the inputs; FinishTerm the same from a kept summand
 #ifndef JAXKERNELS_ROWS_CPU_ROW_OPS_H_
 #define JAXKERNELS_ROWS_CPU_ROW_OPS_H_
 
+#include <limits>
 #include <type_traits>
 
 #include "core/numeric_cpu.h"
 #include "rows/operations.h"
 
 namespace jaxkernels {
+
+// What a row, or a part of one, is reduced to: its maximum, and sums of terms relative to it.
+template <typename C, int kCount>
+struct Statistics {
+  C max;
+  double sum[kCount];
+};
 
 // The constants of a row. `extra` belongs to the operation. One layout for all operations, so that
 // a driver can keep the rows of a group in three arrays.
@@ -41,12 +54,24 @@ JK_INLINE C ExpDifference(C x, C max) {
   }
 }
 
-// Forward operations read x and need the maximum, so that no exponential overflows.
-template <typename T>
-struct ForwardOp {
+// What an operation is unless it says otherwise.
+template <typename T, int kCount = 1>
+struct RowOp {
   using Storage = T;
   using C = CpuComputeType<T>;
   using Row = RowConstants<C>;
+  using Found = Statistics<C, kCount>;
+  static constexpr int kSums = kCount;
+  static constexpr bool kTakesScalar = false;
+  static constexpr bool kStoresScalar = false;
+
+  JK_INLINE static C Reference(C max) { return max; }
+};
+
+// Forward operations read x and need the maximum, so that no exponential overflows.
+template <typename T>
+struct ForwardOp : RowOp<T> {
+  using typename RowOp<T>::C;
   static constexpr int kInputs = 1;
   static constexpr bool kUsesMax = true;
 
@@ -58,10 +83,13 @@ template <typename T>
 struct SoftmaxForward : ForwardOp<T> {
   using typename ForwardOp<T>::C;
   using typename ForwardOp<T>::Row;
+  using typename ForwardOp<T>::Found;
   static constexpr Operation kOperation = Operation::kSoftmaxForward;
   static constexpr bool kKeepsTerm = true;
 
-  JK_INLINE static Row MakeRow(C max, double sum) { return {max, C(sum), C(1) / C(sum)}; }
+  JK_INLINE static Row MakeRow(const Found& of) {
+    return {of.max, C(of.sum[0]), C(1) / C(of.sum[0])};
+  }
   // One Newton step on the quotient rounds it as a division would; half storage does not need it.
   JK_INLINE static C FinishTerm(C term, const Row& row) {
     const C quotient = term * row.extra;
@@ -78,12 +106,13 @@ template <typename T>
 struct LogSoftmaxForward : ForwardOp<T> {
   using typename ForwardOp<T>::C;
   using typename ForwardOp<T>::Row;
+  using typename ForwardOp<T>::Found;
   static constexpr Operation kOperation = Operation::kLogSoftmaxForward;
   static constexpr bool kKeepsTerm = false;
 
-  JK_INLINE static Row MakeRow(C max, double sum) {
-    const double log_sum = Log(sum);
-    return {max, C(log_sum), C(log_sum - double(C(log_sum)))};
+  JK_INLINE static Row MakeRow(const Found& of) {
+    const double log_sum = Log(of.sum[0]);
+    return {of.max, C(log_sum), C(log_sum - double(C(log_sum)))};
   }
   JK_INLINE static C Finish(C x, C, const Row& row) {
     const C difference = x - row.max;
@@ -95,15 +124,15 @@ struct LogSoftmaxForward : ForwardOp<T> {
 
 // Gradients (and tangents) read the output y and a cotangent (tangent), and need one sum.
 template <typename T>
-struct LinearOp {
-  using Storage = T;
-  using C = CpuComputeType<T>;
-  using Row = RowConstants<C>;
+struct LinearOp : RowOp<T> {
+  using typename RowOp<T>::C;
+  using typename RowOp<T>::Row;
+  using typename RowOp<T>::Found;
   static constexpr int kInputs = 2;
   static constexpr bool kUsesMax = false;
   static constexpr bool kKeepsTerm = false;
 
-  JK_INLINE static Row MakeRow(C, double sum) { return {C(0), C(sum), C(0)}; }
+  JK_INLINE static Row MakeRow(const Found& of) { return {C(0), C(of.sum[0]), C(0)}; }
 };
 
 // dx = y * (dy - sum(dy * y)). The Jacobian is symmetric: a tangent of x becomes one of y likewise.
@@ -136,6 +165,81 @@ struct LogSoftmaxJvp : LinearOp<T> {
   static constexpr Operation kOperation = Operation::kLogSoftmaxJvp;
   JK_INLINE static C Term(C y, C dx, C) { return Exp<false>(y, C(0)) * dx; }
   JK_INLINE static C Finish(C, C dx, const Row& row) { return dx - row.sum; }
+};
+
+// The sums behind log sum exp(x). Terms are relative to the maximum where it is finite: no inf -
+// inf makes a NaN. A row of -inf alone has the sum 0, and a derivative of 0.
+template <typename T, int kCount = 1>
+struct LogSumExpOp : RowOp<T, kCount> {
+  using typename RowOp<T, kCount>::C;
+  static constexpr bool kUsesMax = true;
+
+  JK_INLINE static C Reference(C max) {
+    constexpr C kLargest = std::numeric_limits<C>::max();
+    return max == -kInf<C> ? C(0) : max > kLargest ? kLargest : max;
+  }
+  JK_INLINE static C Term(C x, C, C max) {
+    return x == kInf<C> ? kInf<C> : ExpDifference<T>(x, max);
+  }
+};
+
+// y = max + log(sum exp(x - max)), for each row
+template <typename T>
+struct LogSumExpForward : LogSumExpOp<T> {
+  using typename LogSumExpOp<T>::C;
+  using typename LogSumExpOp<T>::Row;
+  using typename LogSumExpOp<T>::Found;
+  static constexpr Operation kOperation = Operation::kLogSumExpForward;
+  static constexpr int kInputs = 1;
+  static constexpr bool kKeepsTerm = false;
+  static constexpr bool kStoresScalar = true;
+
+  JK_INLINE static Row MakeRow(const Found& of) {
+    const double sum = of.sum[0];
+    const double log_sum = sum > 0 && sum < kInf<double> ? Log(sum)
+                           : sum == 0                    ? -kInf<double>
+                                                         : sum;
+    return {of.max, C(of.max + log_sum), C(0)};
+  }
+  JK_INLINE static C Result(const Row& row) { return row.sum; }
+};
+
+// dx = dy * exp(x - max) / sum exp(x - max), with a dy for each row
+template <typename T>
+struct LogSumExpGrad : LogSumExpOp<T> {
+  using typename LogSumExpOp<T>::C;
+  using typename LogSumExpOp<T>::Row;
+  using typename LogSumExpOp<T>::Found;
+  static constexpr Operation kOperation = Operation::kLogSumExpGrad;
+  static constexpr int kInputs = 1;
+  static constexpr bool kKeepsTerm = true;
+  static constexpr bool kTakesScalar = true;
+
+  JK_INLINE static Row MakeRow(const Found& of, C dy) {
+    return {of.max, of.sum[0] == 0 ? C(0) : C(dy / of.sum[0]), C(0)};
+  }
+  JK_INLINE static C FinishTerm(C term, const Row& row) { return term * row.sum; }
+  JK_INLINE static C Finish(C x, C unused, const Row& row) {
+    return FinishTerm(LogSumExpOp<T>::Term(x, unused, row.max), row);
+  }
+};
+
+// dy = sum(exp(x - max) * dx) / sum exp(x - max), for each row: the transpose of LogSumExpGrad
+template <typename T>
+struct LogSumExpJvp : LogSumExpOp<T, 2> {
+  using typename LogSumExpOp<T, 2>::C;
+  using typename LogSumExpOp<T, 2>::Row;
+  using typename LogSumExpOp<T, 2>::Found;
+  static constexpr Operation kOperation = Operation::kLogSumExpJvp;
+  static constexpr int kInputs = 2;
+  static constexpr bool kKeepsTerm = false;
+  static constexpr bool kStoresScalar = true;
+
+  JK_INLINE static C SecondTerm(C term, C dx) { return term * dx; }
+  JK_INLINE static Row MakeRow(const Found& of) {
+    return {of.max, of.sum[0] == 0 ? C(0) : C(of.sum[1] / of.sum[0]), C(0)};
+  }
+  JK_INLINE static C Result(const Row& row) { return row.sum; }
 };
 
 }  // namespace jaxkernels

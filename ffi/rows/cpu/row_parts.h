@@ -21,7 +21,7 @@ JK_INLINE void ForTiles(int64_t cols, Body body) {
   for (int64_t i = 0; i < cols; i += kTile<C>) body(i, std::min(kTile<C>, cols - i));
 }
 
-// The maximum, and the sum of the terms relative to it; relative to 0 where all is -inf, so that
+// The maximum, and the sums of the terms relative to it; relative to 0 where all is -inf, so that
 // the columns of other devices decide what such a row gives.
 template <typename Op>
 JK_INLINE void ReduceRow(const Inputs<Op>& in, int64_t cols, typename Op::C* statistics) {
@@ -33,22 +33,23 @@ JK_INLINE void ReduceRow(const Inputs<Op>& in, int64_t cols, typename Op::C* sta
       max = MaxOf(Load(in.first + i, n, buffer), n, max);
     });
   }
-  const C reference = max == -kInf<C> ? C(0) : max;
-  double sum = 0, lost = 0;
+  const C reference = max == -kInf<C> ? C(0) : Op::Reference(max);
+  RunningSums<Op> sums;
   ForTiles<C>(cols, [&](int64_t i, int64_t n) JK_INLINE_LAMBDA {
-    const double part = SumOf<Op, false, false>(in.At(i), n, 0, reference, nullptr);
-    lost += SumError(sum, part);
-    sum += part;
+    AddTerms<Op, false, false, true>(in.At(i), n, 0, reference, nullptr, sums);
   });
+  const typename Op::Found found = sums.Of(max);
   statistics[0] = Op::kUsesMax ? max : C(0);
-  statistics[1] = static_cast<C>(Corrected(sum, lost));
+  for (int s = 0; s < Op::kSums; ++s) statistics[1 + s] = static_cast<C>(found.sum[s]);
 }
 
+// The result of row `index` of an operation that stores elements.
 template <typename Op>
 JK_INLINE void FinishRow(const Inputs<Op>& in, int64_t cols, const typename Op::C* statistics,
-                         typename Op::Storage* out) {
+                         const RowEnds<Op>& ends, int64_t index, typename Op::Storage* out) {
   using C = typename Op::C;
-  const typename Op::Row row = Op::MakeRow(statistics[0], statistics[1]);
+  const typename Op::Found found = {Op::Reference(statistics[0]), {statistics[1]}};
+  const typename Op::Row row = RowOf(found, ends, index);
   ForTiles<C>(cols, [&](int64_t i, int64_t n)
                         JK_INLINE_LAMBDA { Store<Op, false>(in.At(i), n, row, nullptr, out + i); });
 }
@@ -59,13 +60,14 @@ JK_INLINE void RunPart(const RowCall& call, int64_t begin, int64_t end) {
   const int64_t cols = call.arrays.cols;
   const Inputs<Op> in = {static_cast<const T*>(call.arrays.in[0]),
                          static_cast<const T*>(call.arrays.in[1])};
-  auto* const statistics = static_cast<typename Op::C*>(call.statistics);
+  const RowEnds<Op> ends = {call.scalars_in, call.scalars_out};
   T* const out = static_cast<T*>(call.arrays.out);
   for (int64_t row = begin; row < end; ++row) {
+    auto* const statistics = static_cast<typename Op::C*>(call.statistics) + row * (1 + Op::kSums);
     if (call.part == Part::kStatistics) {
-      ReduceRow(in.At(row * cols), cols, statistics + 2 * row);
-    } else {
-      FinishRow(in.At(row * cols), cols, statistics + 2 * row, out + row * cols);
+      ReduceRow(in.At(row * cols), cols, statistics);
+    } else if constexpr (!Op::kStoresScalar) {
+      FinishRow(in.At(row * cols), cols, statistics, ends, row, out + row * cols);
     }
   }
 }
@@ -88,7 +90,7 @@ JK_INLINE void RunAttentionForwardPart(const RowCall& call, int64_t begin, int64
     if (statistics[1] == C(0)) {
       std::fill(results.begin(), results.end(), C(0));
     } else {
-      FinishRow<Op>({scores.data(), nullptr}, cols, statistics, results.data());
+      FinishRow<Op>({scores.data(), nullptr}, cols, statistics, {}, row, results.data());
     }
     NarrowAll(results.data(), cols, static_cast<T*>(call.arrays.out) + row * cols);
   }
@@ -107,7 +109,7 @@ JK_INLINE void RunAttentionGradPart(const RowCall& call, int64_t begin, int64_t 
       ReduceRow<Op>({y.data(), dy.data()}, cols, statistics);
       continue;
     }
-    FinishRow<Op>({y.data(), dy.data()}, cols, statistics, results.data());
+    FinishRow<Op>({y.data(), dy.data()}, cols, statistics, {}, row, results.data());
     ScaleGradient(y.data(), cols, static_cast<C>(call.attention.scale), results.data());
     NarrowAll(results.data(), cols, static_cast<T*>(call.arrays.out) + row * cols);
   }

@@ -29,9 +29,10 @@ JK_INLINE RowArrays SliceRows(const RowArrays& all, int64_t begin, int64_t end) 
   using T = typename Op::Storage;
   const int64_t offset = begin * all.cols;
   const T* const second = static_cast<const T*>(all.in[1]);
+  T* const out = static_cast<T*>(all.out);
   return {
       {static_cast<const T*>(all.in[0]) + offset, second == nullptr ? nullptr : second + offset},
-      static_cast<T*>(all.out) + offset,
+      out == nullptr ? nullptr : out + offset,
       end - begin,
       all.cols};
 }
@@ -40,7 +41,7 @@ template <typename Op>
 JK_INLINE void RunPlain(const RowCall& call, int64_t begin, int64_t end) {
   static_assert(MatchesTable<Op>(), "operations.h says otherwise");
   if (call.part == Part::kWhole) {
-    RunAll<Op>(SliceRows<Op>(call.arrays, begin, end));
+    RunAll<Op>(SliceRows<Op>(call.arrays, begin, end), {call.scalars_in, call.scalars_out, begin});
   } else {
     RunPart<Op>(call, begin, end);
   }
@@ -60,6 +61,12 @@ JK_INLINE void RunOperation(const RowCall& call, int64_t begin, int64_t end) {
       return RunPlain<LogSoftmaxGrad<T>>(call, begin, end);
     case LogSoftmaxJvp<T>::kOperation:
       return RunPlain<LogSoftmaxJvp<T>>(call, begin, end);
+    case LogSumExpForward<T>::kOperation:
+      return RunPlain<LogSumExpForward<T>>(call, begin, end);
+    case LogSumExpGrad<T>::kOperation:
+      return RunPlain<LogSumExpGrad<T>>(call, begin, end);
+    case LogSumExpJvp<T>::kOperation:
+      return RunPlain<LogSumExpJvp<T>>(call, begin, end);
     case Operation::kMaskedSoftmaxForward:
     case Operation::kBiasedSoftmaxForward:
       return whole ? RunAttentionForward<T>(call.arrays, call.attention, begin, end)

@@ -49,6 +49,9 @@ bool FindAlignment(const RowCall& call, SoftmaxProblem* problem) {
   problem->offset = begin / width;
   bool at_elements = begin % width == 0;
   problem->broadcast_aligned = place(call.attention.mask, kMostMaskBytes) == 0;
+  for (const RowScalars& scalars : {call.scalars_in, call.scalars_out}) {
+    at_elements &= place(scalars.data, scalars.wide ? ByteWidth(DType::kFloat32) : width) == 0;
+  }
   for (int i = 0; i < InputsOf(call.operation); ++i) {
     const int at = place(arrays.in[i], kPackBytes);
     at_elements &= at % width == 0;

@@ -71,7 +71,11 @@ template <typename Op, bool kAligned>
 const void* FindPart(const SoftmaxPlan& plan) {
   using C = typename Op::C;
   if (plan.part == Part::kFinish) {
-    return reinterpret_cast<const void*>(&RowFinishKernel<Op, kAligned>);
+    if constexpr (Op::kStoresScalar) {
+      return nullptr;  // read_call.cc refuses it
+    } else {
+      return reinterpret_cast<const void*>(&RowFinishKernel<Op, kAligned>);
+    }
   }
   switch (plan.lanes) {
     case kStreamLanes:
@@ -108,7 +112,7 @@ cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream
   for (int i = 0; i < Op::kInputs; ++i) {
     args.in[i] = static_cast<const T*>(arrays.in[i]) - plan.offset;
   }
-  // The statistics of a row have no result.
+  // Statistics and row scalars are no elements.
   if (arrays.out != nullptr) args.out = static_cast<T*>(arrays.out) - plan.offset;
   args.offset = plan.offset;
   args.rows = arrays.rows;
@@ -116,6 +120,8 @@ cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream
   args.kept_packs = plan.kept_packs;
   args.lanes = plan.lanes;
   args.batches = plan.batches;
+  args.scalars_in = call.scalars_in;
+  args.scalars_out = call.scalars_out;
   if constexpr (Op::kHides) args.op = Op(call.attention);
 
   void* statistics = call.statistics;
@@ -142,6 +148,12 @@ cudaError_t LaunchOperation(const RowCall& call, const SoftmaxPlan& plan, cudaSt
       return LaunchRowOp<BiasedSoftmaxForward<T>>(call, plan, stream);
     case MaskedSoftmaxGrad<T>::kOperation:
       return LaunchRowOp<MaskedSoftmaxGrad<T>>(call, plan, stream);
+    case LogSumExpForward<T>::kOperation:
+      return LaunchRowOp<LogSumExpForward<T>>(call, plan, stream);
+    case LogSumExpGrad<T>::kOperation:
+      return LaunchRowOp<LogSumExpGrad<T>>(call, plan, stream);
+    case LogSumExpJvp<T>::kOperation:
+      return LaunchRowOp<LogSumExpJvp<T>>(call, plan, stream);
   }
   return cudaErrorInvalidValue;
 }

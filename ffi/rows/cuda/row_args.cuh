@@ -5,20 +5,39 @@
 
 #include "core/reduce.cuh"
 #include "core/row_window.cuh"
+#include "rows/call.h"
 #include "rows/row_batches.h"
 
 namespace jaxkernels {
 
 template <typename Op>
 struct RowArgs {
-  const typename Op::Storage* in[Op::kInputs];
-  typename Op::Storage* out;
+  using T = typename Op::Storage;
+  using C = ComputeType<T>;
+
+  const T* in[Op::kInputs];
+  T* out;
   int64_t rows, cols;
   int kept_packs;  // of each input, in the shared memory of a block; long rows only
   int offset;      // elements of the first pack before the result begins; the pointers are there
   int lanes;       // that share a row; staged slices and the parts of an operation only
   Op op;
   RowBatches batches;  // block_smem and cluster only
+  RowScalars scalars_in, scalars_out;
+
+  __device__ C LoadScalar(int64_t row) const {
+    return scalars_in.wide ? static_cast<const C*>(scalars_in.data)[row]
+                           : static_cast<C>(static_cast<const T*>(scalars_in.data)[row]);
+  }
+  // Past the end there is no row.
+  __device__ void StoreScalar(int64_t row, C value) const {
+    if (row >= rows) return;
+    if (scalars_out.wide) {
+      static_cast<C*>(scalars_out.data)[row] = value;
+    } else {
+      static_cast<T*>(scalars_out.data)[row] = static_cast<T>(value);
+    }
+  }
 };
 
 // The window of a row, and what its operation sees of it.
@@ -106,6 +125,12 @@ struct RowView : RowWindow<typename Op::Storage, kAligned> {
   }
 };
 
+// The element that stands for what a row does not see of input `i`.
+template <typename Op>
+__device__ typename Op::Storage FillOf(int i) {
+  return static_cast<typename Op::Storage>(Op::Fill(i));
+}
+
 // One pack of each input, and of the mask.
 template <typename Op>
 struct InputPacks {
@@ -123,10 +148,9 @@ __device__ void LoadShiftedPack(Pack<typename Op::Storage>& pack, const typename
   if constexpr (kAligned) {
     CopyPack(&pack, shifted, row.first + index);
   } else {
-    const auto fill = static_cast<typename Op::Storage>(Op::Fill());
     const int column = row.Column(index);
     GatherPack(&pack, shifted + (row.first + index) * P::kSize, row.seen.begin - column,
-               row.seen.end - column, fill);
+               row.seen.end - column, FillOf<Op>(1));
   }
 }
 
@@ -200,32 +224,30 @@ __device__ void LoadInputs(InputPacks<Op>& pack, const RowArgs<Op>& args,
 // or wholly outside and so filled already.
 template <typename Op, bool kAligned>
 __device__ void HidePacks(InputPacks<Op>& pack, const RowView<Op, kAligned>& row, int index) {
-  const auto fill = static_cast<typename Op::Storage>(Op::Fill());
   if constexpr (kHasMask<Op>) {
 #pragma unroll
     for (int i = 0; i < Op::kInputs && row.IsMasked(); ++i) {
-      SelectElements(pack.input[i], pack.mask.word, fill);
+      SelectElements(pack.input[i], pack.mask.word, FillOf<Op>(i));
     }
   }
   if constexpr (Op::kHides) {
     const int column = row.Column(index);
 #pragma unroll
     for (int i = 0; i < Op::kInputs && row.IsCut(index); ++i) {
-      KeepElements(pack.input[i], row.seen.begin - column, row.seen.end - column, fill);
+      KeepElements(pack.input[i], row.seen.begin - column, row.seen.end - column, FillOf<Op>(i));
     }
   }
 }
 
-// Replaces what does not belong to the row by Op::Fill(), which all storage types can represent.
+// Replaces what does not belong to the row by Op::Fill, which all storage types can represent.
 // Requires: packs that the row does not see are filled.
 template <typename Op, bool kAligned>
 __device__ void MaskPacks(InputPacks<Op>& pack, const RowArgs<Op>& args,
                           const RowView<Op, kAligned>& row, int index) {
   if (Op::kHides && !row.Sees(index)) return;
-  const auto fill = static_cast<typename Op::Storage>(Op::Fill());
 #pragma unroll
   for (int i = 0; i < (Op::kSharesRows ? Op::kInputs : 1); ++i) {
-    MaskPack(pack.input[i], args.in[i], row, index, fill);
+    MaskPack(pack.input[i], args.in[i], row, index, FillOf<Op>(i));
   }
 }
 
@@ -233,7 +255,7 @@ template <typename Op>
 __device__ void FillPacks(InputPacks<Op>& pack) {
 #pragma unroll
   for (int i = 0; i < Op::kInputs; ++i) {
-    FillPack(pack.input[i], static_cast<typename Op::Storage>(Op::Fill()));
+    FillPack(pack.input[i], FillOf<Op>(i));
   }
 }
 

@@ -10,12 +10,16 @@
 //   kSharesRows  whether all inputs have their rows at the same place
 //   kHides       whether some elements of a row are hidden; then View and MaskWord say which, as in
 //                row_ops_masked.cuh
-//   Fill()       the value that stands for elements outside the row and for hidden ones: it changes
-//                neither maximum nor sum
+//   kSums        numbers that a row sums side by side: one, or two
+//   kTakesScalar whether it reads a number for each row, which Row then gets too
+//   kStoresScalar whether the result is a number for each row: Row::result; then there is no Finish
+//   Fill(i)      the value that stands for elements of input i outside the row and for hidden ones:
+//                it changes neither maximum nor sums
 //   Value        of which the maximum is taken; it rises with the input, if there is one only
 //   Reference    from the row's maximum to what Term gets as `max`
 //   Term         one summand of the row's sum, from one element of each input and the maximum
-//   Row          the constants of a row, made once from its maximum and sum
+//   SecondTerm   of the second sum, from the first and the inputs
+//   Row          the constants of a row, made once from its statistics
 //   Finish       one element of the result from the inputs; FinishTerm the same from a kept summand
 // How to add one: ffi/README.md.
 #ifndef JAXKERNELS_ROWS_CUDA_ROW_OPS_CUH_
@@ -26,41 +30,56 @@
 
 namespace jaxkernels {
 
-// Operations on whole rows.
-struct WholeRows {
+// What a row, or a part of one, is reduced to: its maximum, and sums of terms relative to it. Its
+// bytes are what blocks of a cluster exchange, in words of eight.
+template <typename C, int kCount>
+struct alignas(8) Statistics {
+  C max;  // 0 of operations that need none
+  C sum[kCount];
+};
+
+// What an operation is unless it says otherwise.
+template <typename T, int kCount = 1>
+struct RowOp {
+  using Storage = T;
+  using C = ComputeType<T>;
+  using Found = Statistics<C, kCount>;
+  static constexpr int kSums = kCount;
+  static constexpr bool kTakesScalar = false;
+  static constexpr bool kStoresScalar = false;
   static constexpr bool kHides = false;
   static constexpr bool kSharesRows = true;
   struct View {};
   struct MaskWord {};
 };
 
-// Forward operations read x and need the maximum, so that no exponential overflows.
-template <typename T>
-struct ForwardOp : WholeRows {
-  using Storage = T;
-  using C = ComputeType<T>;
-  static constexpr int kInputs = 1;
+// Operations that read x need its maximum, so that no exponential overflows.
+template <typename T, int kArrays = 1, int kCount = 1>
+struct ForwardOp : RowOp<T, kCount> {
+  using typename RowOp<T, kCount>::C;
+  static constexpr int kInputs = kArrays;
   static constexpr bool kUsesMax = true;
 
-  __device__ static C Fill() { return -kInfinity<C>; }
-  __device__ static C Value(const C (&in)[1]) { return in[0]; }
+  __device__ static C Fill(int input) { return input == 0 ? -kInfinity<C> : C(0); }
+  __device__ static C Value(const C (&in)[kArrays]) { return in[0]; }
   __device__ static C Reference(C max) { return max; }
-  __device__ static C Term(const C (&in)[1], C max) { return ExpDifference<T>(in[0], max); }
+  __device__ static C Term(const C (&in)[kArrays], C max) { return ExpDifference<T>(in[0], max); }
 };
 
 // y = exp(x - max) / sum exp(x - max)
 template <typename T>
 struct SoftmaxForward : ForwardOp<T> {
-  using C = ComputeType<T>;
+  using typename ForwardOp<T>::C;
+  using typename ForwardOp<T>::Found;
   static constexpr Operation kOperation = Operation::kSoftmaxForward;
   static constexpr bool kKeepsTerm = true;
 
   struct Row {
     C max, sum, inverse, log2_sum;
     // The sum is zero only if all is hidden; then so are the results.
-    __device__ Row(C max, C sum)
-        : max(max),
-          sum(sum),
+    __device__ explicit Row(const Found& of)
+        : max(of.max),
+          sum(of.sum[0]),
           inverse(sum == C(0) ? C(0) : Inverse<T>(sum)),
           log2_sum(sum == C(0) ? C(0) : log2(sum)) {}
   };
@@ -80,13 +99,14 @@ struct SoftmaxForward : ForwardOp<T> {
 // y = (x - max) - log(sum exp(x - max))
 template <typename T>
 struct LogSoftmaxForward : ForwardOp<T> {
-  using C = ComputeType<T>;
+  using typename ForwardOp<T>::C;
+  using typename ForwardOp<T>::Found;
   static constexpr Operation kOperation = Operation::kLogSoftmaxForward;
   static constexpr bool kKeepsTerm = false;
 
   struct Row {
     C max, log_sum;
-    __device__ Row(C max, C sum) : max(max), log_sum(log(sum)) {}
+    __device__ explicit Row(const Found& of) : max(of.max), log_sum(log(of.sum[0])) {}
   };
 
   __device__ static C Finish(const C (&in)[1], const Row& row) {
@@ -98,27 +118,27 @@ struct LogSoftmaxForward : ForwardOp<T> {
 
 // Gradients (and tangents) read the output y and a cotangent (tangent), and need one sum.
 template <typename T>
-struct LinearOp : WholeRows {
-  using Storage = T;
-  using C = ComputeType<T>;
+struct LinearOp : RowOp<T> {
+  using typename RowOp<T>::C;
+  using typename RowOp<T>::Found;
   static constexpr int kInputs = 2;
   static constexpr bool kUsesMax = false;
   static constexpr bool kKeepsTerm = false;
 
   struct Row {
     C sum;
-    __device__ Row(C /*max*/, C sum) : sum(sum) {}
+    __device__ explicit Row(const Found& of) : sum(of.sum[0]) {}
   };
 
-  __device__ static C Fill() { return C(0); }
+  __device__ static C Fill(int) { return C(0); }
 };
 
 // dx = y * (dy - sum(dy * y)). The Jacobian is symmetric: from the tangent of x this makes the
 // tangent of y.
 template <typename T>
 struct SoftmaxGrad : LinearOp<T> {
-  using C = ComputeType<T>;
-  using Row = typename LinearOp<T>::Row;
+  using typename LinearOp<T>::C;
+  using typename LinearOp<T>::Row;
   static constexpr Operation kOperation = Operation::kSoftmaxGrad;
   __device__ static C Term(const C (&in)[2], C) { return in[0] * in[1]; }
   __device__ static C Finish(const C (&in)[2], const Row& row) { return in[0] * (in[1] - row.sum); }
@@ -127,8 +147,8 @@ struct SoftmaxGrad : LinearOp<T> {
 // dx = dy - exp(y) * sum(dy)
 template <typename T>
 struct LogSoftmaxGrad : LinearOp<T> {
-  using C = ComputeType<T>;
-  using Row = typename LinearOp<T>::Row;
+  using typename LinearOp<T>::C;
+  using typename LinearOp<T>::Row;
   static constexpr Operation kOperation = Operation::kLogSoftmaxGrad;
   __device__ static C Term(const C (&in)[2], C) { return in[1]; }
   __device__ static C Finish(const C (&in)[2], const Row& row) {
@@ -139,11 +159,76 @@ struct LogSoftmaxGrad : LinearOp<T> {
 // dy = dx - sum(exp(y) * dx), the transpose of LogSoftmaxGrad.
 template <typename T>
 struct LogSoftmaxJvp : LinearOp<T> {
-  using C = ComputeType<T>;
-  using Row = typename LinearOp<T>::Row;
+  using typename LinearOp<T>::C;
+  using typename LinearOp<T>::Row;
   static constexpr Operation kOperation = Operation::kLogSoftmaxJvp;
   __device__ static C Term(const C (&in)[2], C) { return Exp<T>(in[0]) * in[1]; }
   __device__ static C Finish(const C (&in)[2], const Row& row) { return in[1] - row.sum; }
+};
+
+// The sums behind log sum exp(x). Terms are relative to the maximum where it is finite: no inf -
+// inf makes a NaN. A row of -inf alone has the sum 0, and a derivative of 0.
+template <typename T, int kArrays = 1, int kCount = 1>
+struct LogSumExpOp : ForwardOp<T, kArrays, kCount> {
+  using typename ForwardOp<T, kArrays, kCount>::C;
+
+  __device__ static C Reference(C max) {
+    return max == -kInfinity<C> ? C(0) : fmin(max, kLargestFinite<C>);
+  }
+};
+
+// y = max + log(sum exp(x - max)), for each row
+template <typename T>
+struct LogSumExpForward : LogSumExpOp<T> {
+  using typename LogSumExpOp<T>::C;
+  using typename LogSumExpOp<T>::Found;
+  static constexpr Operation kOperation = Operation::kLogSumExpForward;
+  static constexpr bool kKeepsTerm = false;
+  static constexpr bool kStoresScalar = true;
+
+  struct Row {
+    C result;
+    __device__ explicit Row(const Found& of) : result(of.max + log(of.sum[0])) {}
+  };
+};
+
+// dx = dy * exp(x - max) / sum exp(x - max), with a dy for each row
+template <typename T>
+struct LogSumExpGrad : LogSumExpOp<T> {
+  using typename LogSumExpOp<T>::C;
+  using typename LogSumExpOp<T>::Found;
+  static constexpr Operation kOperation = Operation::kLogSumExpGrad;
+  static constexpr bool kKeepsTerm = true;
+  static constexpr bool kTakesScalar = true;
+
+  struct Row {
+    C max, factor;
+    __device__ Row(const Found& of, C dy)
+        : max(of.max), factor(of.sum[0] == C(0) ? C(0) : dy / of.sum[0]) {}
+  };
+
+  __device__ static C FinishTerm(C term, const Row& row) { return term * row.factor; }
+  __device__ static C Finish(const C (&in)[1], const Row& row) {
+    return FinishTerm(LogSumExpGrad::Term(in, row.max), row);
+  }
+};
+
+// dy = sum(exp(x - max) * dx) / sum exp(x - max), for each row: the transpose of LogSumExpGrad
+template <typename T>
+struct LogSumExpJvp : LogSumExpOp<T, 2, 2> {
+  using typename LogSumExpOp<T, 2, 2>::C;
+  using typename LogSumExpOp<T, 2, 2>::Found;
+  static constexpr Operation kOperation = Operation::kLogSumExpJvp;
+  static constexpr bool kKeepsTerm = false;
+  static constexpr bool kStoresScalar = true;
+
+  struct Row {
+    C result;
+    __device__ explicit Row(const Found& of)
+        : result(of.sum[0] == C(0) ? C(0) : of.sum[1] / of.sum[0]) {}
+  };
+
+  __device__ static C SecondTerm(C term, const C (&in)[2]) { return term * in[1]; }
 };
 
 }  // namespace jaxkernels

@@ -56,7 +56,7 @@ __device__ inline double RoundedProduct(double a, double b) { return __dmul_rn(a
 template <typename T, int kArrays>
 struct AttentionForward : SoftmaxForward<T>, AttentionRows<T> {
   using C = ComputeType<T>;
-  using Row = typename SoftmaxForward<T>::Row;
+  using typename SoftmaxForward<T>::Row;
   using typename AttentionRows<T>::View;
   using AttentionRows<T>::kHides;
   using MaskWord = MaskBytes<16 / sizeof(T)>;
@@ -71,6 +71,7 @@ struct AttentionForward : SoftmaxForward<T>, AttentionRows<T> {
   explicit AttentionForward(const MaskedRows& rows)
       : AttentionRows<T>(rows), scale(static_cast<C>(rows.scale)) {}
 
+  __device__ static C Fill(int) { return -kInfinity<C>; }
   __device__ C Value(const C (&in)[kArrays]) const {
     if constexpr (kArrays == 1) {
       return RoundedProduct(scale, in[0]);
@@ -104,7 +105,7 @@ using BiasedSoftmaxForward = AttentionForward<T, 2>;
 template <typename T>
 struct MaskedSoftmaxGrad : LinearOp<T>, AttentionRows<T> {
   using C = ComputeType<T>;
-  using Row = typename LinearOp<T>::Row;
+  using typename LinearOp<T>::Row;
   using typename AttentionRows<T>::View;
   using AttentionRows<T>::kHides;
   static constexpr Operation kOperation = Operation::kMaskedSoftmaxGrad;

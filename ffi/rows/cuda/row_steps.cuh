@@ -1,5 +1,5 @@
-// The steps of a row operation on packs and on a handful of elements: maximum, terms and their sum,
-// results.
+// The steps of a row operation on packs and on a handful of elements: maximum, terms and their
+// sums, results.
 #ifndef JAXKERNELS_ROWS_CUDA_ROW_STEPS_CUH_
 #define JAXKERNELS_ROWS_CUDA_ROW_STEPS_CUH_
 
@@ -37,11 +37,9 @@ __device__ C MaxOf(const Op& op, const C (&value)[kSize][Op::kInputs]) {
   return max;
 }
 
-// Leaves the terms, as Op::FinishTerm takes them, and returns their sum, added pairwise.
-template <typename Op, typename C, int kSize>
-__device__ C SumOf(const Op& op, const C (&value)[kSize][Op::kInputs], C max, C (&term)[kSize]) {
-#pragma unroll
-  for (int j = 0; j < kSize; ++j) term[j] = op.Term(value[j], max);
+// The sum of some numbers, added pairwise.
+template <typename C, int kSize>
+__device__ C SumPairwise(const C (&term)[kSize]) {
   C sum[kSize];
 #pragma unroll
   for (int j = 0; j < kSize; ++j) sum[j] = term[j];
@@ -51,6 +49,39 @@ __device__ C SumOf(const Op& op, const C (&value)[kSize][Op::kInputs], C max, C 
     for (int j = 0; j < width; ++j) sum[j] += sum[j + width];
   }
   return sum[0];
+}
+
+// Leaves the terms, as Op::FinishTerm takes them, and adds them to the sums.
+template <typename Op, typename C, int kSize>
+__device__ void AddTerms(const Op& op, const C (&value)[kSize][Op::kInputs], C max,
+                         C (&term)[kSize], C (&sum)[Op::kSums]) {
+#pragma unroll
+  for (int j = 0; j < kSize; ++j) term[j] = op.Term(value[j], max);
+  sum[0] += SumPairwise(term);
+  if constexpr (Op::kSums == 2) {
+    C second[kSize];
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) second[j] = op.SecondTerm(term[j], value[j]);
+    sum[1] += SumPairwise(second);
+  }
+}
+
+// The sums of all lanes of a group.
+template <typename Group, typename C, int kSums>
+__device__ void AllReduceSums(Group& group, C (&sum)[kSums]) {
+#pragma unroll
+  for (C& one : sum) one = group.template AllReduce<SumReduction<C>>(one);
+}
+
+// The constants of row `row`, which may be past the end.
+template <typename Op>
+__device__ typename Op::Row RowOf(const RowArgs<Op>& args, int64_t row,
+                                  const typename Op::Found& found) {
+  if constexpr (Op::kTakesScalar) {
+    return typename Op::Row(found, row < args.rows ? args.LoadScalar(row) : 0);
+  } else {
+    return typename Op::Row(found);
+  }
 }
 
 template <typename Op, typename C, int kSize>
@@ -88,11 +119,11 @@ __device__ typename Op::C MaxOfPacks(const Op& op, const InputPacks<Op>& pack) {
 }
 
 template <typename Op, typename C>
-__device__ C SumOfPacks(const Op& op, const InputPacks<Op>& pack, C max,
-                        C (&term)[Pack<typename Op::Storage>::kSize]) {
+__device__ void AddPacks(const Op& op, const InputPacks<Op>& pack, C max,
+                         C (&term)[Pack<typename Op::Storage>::kSize], C (&sum)[Op::kSums]) {
   C value[Pack<typename Op::Storage>::kSize][Op::kInputs];
   Widen<Op>(pack, value);
-  return SumOf(op, value, max, term);
+  AddTerms(op, value, max, term, sum);
 }
 
 template <typename Op, typename C>

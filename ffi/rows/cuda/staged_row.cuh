@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "rows/cuda/row_groups.cuh"
-#include "rows/cuda/row_steps.cuh"
+#include "rows/cuda/row_statistics.cuh"
 #include "rows/plan.h"
 
 namespace jaxkernels {
@@ -58,12 +58,12 @@ class StagedRow {
       const bool in_band = column >= seen.begin && column < seen.end;
       if (in_band && (seen.mask == nullptr || seen.mask[column] != 0)) continue;
 #pragma unroll
-      for (int i = 0; i < Op::kInputs; ++i) At(k, i) = static_cast<T>(Op::Fill());
+      for (int i = 0; i < Op::kInputs; ++i) At(k, i) = FillOf<Op>(i);
     }
   }
 
   __device__ C MaxOfLane() {
-    C max = Op::Fill();
+    C max = -kInfinity<C>;
     ForGroups([&](auto whole, int k) {
       C value[kGroup][Op::kInputs];
       Gather(whole, k, value);
@@ -72,15 +72,13 @@ class StagedRow {
     return max;
   }
 
-  __device__ C SumOfLane(C max) {
-    C sum = 0;
+  __device__ void AddTermsOfLane(C max, C (&sum)[Op::kSums]) {
     ForGroups([&](auto whole, int k) {
       C value[kGroup][Op::kInputs], term[kGroup];
       Gather(whole, k, value);
-      sum += SumOf(op_, value, max, term);
+      AddTerms(op_, value, max, term, sum);
       if constexpr (kKeep) Scatter(whole, k, term);
     });
-    return sum;
   }
 
   __device__ void FinishInPlace(const typename Op::Row& constants) {
@@ -117,7 +115,7 @@ class StagedRow {
     for (int j = 0; j < kGroup; ++j) {
 #pragma unroll
       for (int i = 0; i < Op::kInputs; ++i) {
-        value[j][i] = Whole::value || k + j < count_ ? static_cast<C>(At(k + j, i)) : Op::Fill();
+        value[j][i] = Whole::value || k + j < count_ ? static_cast<C>(At(k + j, i)) : Op::Fill(i);
       }
     }
   }

@@ -2,8 +2,8 @@
 // keep. It also serves rows whose inputs begin elsewhere within a pack than the result.
 //
 // Work split: thread t owns packs t, t + blockDim.x, ... of the window; a block walks the rows
-// grid-stride. Memory: two reads and one write per element at most, because maximum and sum are
-// found together, online (Milakov and
+// grid-stride. Memory: two reads and one write per element at most, one read where the result is a
+// row scalar, because maximum and sums are found together, online (Milakov and
 //   Gimelshein 2018, arXiv 1805.02867), where OneFlow reads three times. The first args.kept_packs
 //   packs of every input stay in shared memory; the second read of the others walks backwards, from
 //   the packs that the first one left in the L2 cache.
@@ -11,7 +11,7 @@
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_BLOCK_UNCACHED_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_BLOCK_UNCACHED_CUH_
 
-#include "rows/cuda/online_sum.cuh"
+#include "rows/cuda/row_statistics.cuh"
 #include "rows/plan.h"
 
 namespace jaxkernels {
@@ -66,32 +66,36 @@ __global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<O
       }
     };
 
-    // Load and reduce; then load again, backwards, and store. One loop does both, since the loads
-    // are most of the code.
-    OnlineSum<Op> online = {Op::Fill(), 0};
-    typename Op::Row constants(0, 1);  // of no row yet
+    // Load and reduce; then load again, backwards, and store, unless the result is a row scalar.
+    // One loop does both, since the loads are most of the code.
+    auto online = RowStatistics<Op>::Empty();
+    typename Op::Row constants = RowOf(args, args.rows, online);  // of no row yet
     const int turns = (view.packs + step - 1) / step;
 #pragma unroll 1
-    for (int turn = 0; turn < 2 * turns; ++turn) {
+    for (int turn = 0; turn < (Op::kStoresScalar ? 1 : 2) * turns; ++turn) {
       const bool again = turn >= turns;
       const int first = (again ? 2 * turns - 1 - turn : turn) * step + threadIdx.x;
       load(first, again);
       if (!again) {
         online.Add(args.op, pack);
         if (turn + 1 < turns) continue;
-        online.Meet(block);
-        C max = online.max;
-        if constexpr (Op::kUsesMax) max = Op::Reference(max);
-        constants = typename Op::Row(max, online.sum);
+        online.MergeOver(block);
+        if constexpr (Op::kUsesMax) online.max = Op::Reference(online.max);
+        constants = RowOf(args, row, online);
+        if constexpr (Op::kStoresScalar) {
+          if (threadIdx.x == 0) args.StoreScalar(row, constants.result);
+        }
         continue;
       }
+      if constexpr (!Op::kStoresScalar) {
 #pragma unroll
-      for (int u = kUnroll - 1; u >= 0; --u) {
-        const int index = first + u * blockDim.x;
-        if (!view.Has(index)) continue;
-        C result[Pack<T>::kSize];
-        FinishPacks(args.op, pack[u], constants, result);
-        StorePack(args.out, view, index, result);
+        for (int u = kUnroll - 1; u >= 0; --u) {
+          const int index = first + u * blockDim.x;
+          if (!view.Has(index)) continue;
+          C result[Pack<T>::kSize];
+          FinishPacks(args.op, pack[u], constants, result);
+          StorePack(args.out, view, index, result);
+        }
       }
     }
   }

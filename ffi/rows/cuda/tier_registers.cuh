@@ -5,15 +5,15 @@
 // group works on kRows
 //   rows at a time (two where a row is short, to keep more loads in flight) and walks the rows
 //   grid-stride; a block has one row, as long as a grid may have so many blocks.
-// Memory: every element is read once and written once, in 16-byte packs, neighbouring lanes on
-// neighbouring packs. Requires: inputs on the packs of the result; the window of a row has at most
-// lanes * kPacks packs; blockDim.x is a multiple of 32. Short rows that begin within a pack go
-// through tier_warp_staged.cuh.
+// Memory: every element is read once and written once (or the row's scalar is), in 16-byte packs,
+// neighbouring lanes on neighbouring packs. Requires: inputs on the packs of the result; the window
+// of a row has at most lanes * kPacks packs; blockDim.x is a multiple of 32. Short rows that begin
+// within a pack go through tier_warp_staged.cuh.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_REGISTERS_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_REGISTERS_CUH_
 
 #include "rows/cuda/row_groups.cuh"
-#include "rows/cuda/row_steps.cuh"
+#include "rows/cuda/row_statistics.cuh"
 #include "rows/plan.h"
 
 namespace jaxkernels {
@@ -32,7 +32,7 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
     RowView<Op, kAligned> view[kRows];
     InputPacks<Op> pack[kRows][kPacks];
     C term[kRows][kPacks][Pack<T>::kSize];
-    C max[kRows], sum[kRows];
+    RowStatistics<Op> found[kRows];
 
     // Load: all packs of all rows and inputs before the first use.
 #pragma unroll
@@ -45,19 +45,20 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       MaskAndHidePacks(pack[r], args, view[r], lane, lanes);
-      max[r] = Op::Fill();
+      found[r] = RowStatistics<Op>::Empty();
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
-        if constexpr (Op::kUsesMax) max[r] = Max(max[r], MaxOfPacks(args.op, pack[r][p]));
+        if constexpr (Op::kUsesMax) {
+          found[r].max = Max(found[r].max, MaxOfPacks(args.op, pack[r][p]));
+        }
         ForgetPacks<Op>(pack[r][p]);
       }
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if constexpr (Op::kUsesMax) {
-        max[r] = Op::Reference(group.template AllReduce<MaxReduction<C>>(max[r]));
+        found[r].max = Op::Reference(group.template AllReduce<MaxReduction<C>>(found[r].max));
       }
-      sum[r] = 0;
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         if (Op::kKeepsTerm && view[r].IsBlind(p * lanes, lanes)) {
@@ -65,28 +66,32 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
           for (C& nothing : term[r][p]) nothing = 0;
           continue;
         }
-        sum[r] += SumOfPacks(args.op, pack[r][p], max[r], term[r][p]);
+        AddPacks(args.op, pack[r][p], found[r].max, term[r][p], found[r].sum);
         ForgetPacks<Op>(pack[r][p]);
       }
     }
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) sum[r] = group.template AllReduce<SumReduction<C>>(sum[r]);
+    for (int r = 0; r < kRows; ++r) AllReduceSums(group, found[r].sum);
 
     // Store.
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const typename Op::Row row(max[r], sum[r]);
+      const typename Op::Row row = RowOf(args, group_row + offset + r, found[r]);
+      if constexpr (Op::kStoresScalar) {
+        if (lane == 0) args.StoreScalar(group_row + offset + r, row.result);
+      } else {
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        const int index = p * lanes + lane;
-        if (!view[r].Has(index)) continue;
-        C result[Pack<T>::kSize];
-        if constexpr (Op::kKeepsTerm) {
-          FinishTerms(args.op, term[r][p], row, result);
-        } else {
-          FinishPacks(args.op, pack[r][p], row, result);
+        for (int p = 0; p < kPacks; ++p) {
+          const int index = p * lanes + lane;
+          if (!view[r].Has(index)) continue;
+          C result[Pack<T>::kSize];
+          if constexpr (Op::kKeepsTerm) {
+            FinishTerms(args.op, term[r][p], row, result);
+          } else {
+            FinishPacks(args.op, pack[r][p], row, result);
+          }
+          StorePack(args.out, view[r], index, result);
         }
-        StorePack(args.out, view[r], index, result);
       }
     }
   }

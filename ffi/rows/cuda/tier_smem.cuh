@@ -11,9 +11,9 @@
 //   arithmetic and the stores, even where one row fills the SM. Every thread touches only packs
 //   that it copied itself, so the data needs no barrier, as the reductions do.
 // Clusters: each block takes its terms relative to the maximum of its own part, as in
-//   online_sum.cuh, so that maximum and sum cross the cluster together, once a row. With the maxima
-//   apart it took 5 percent longer (H200, float32, 131072 columns, 2026-11, while the blocks met at
-//   a barrier of the whole cluster).
+//   row_statistics.cuh, so that maximum and sum cross the cluster together, once a row. With the
+//   maxima apart it took 5 percent longer (H200, float32, 131072 columns, 2026-11, while the blocks
+//   met at a barrier of the whole cluster).
 // Banks: a part is kept pack-major: a pack whole, and neighbouring packs (= neighbouring lanes)
 //   side by side. The 8 lanes of each quarter warp then cover all 32 banks with their 16-byte
 //   accesses: no conflicts. Lines of the cache arrive as lines of the 32 banks: parts that began 16
@@ -25,8 +25,8 @@
 #define JAXKERNELS_ROWS_CUDA_TIER_SMEM_CUH_
 
 #include "core/cluster.cuh"
-#include "rows/cuda/online_sum.cuh"
 #include "rows/cuda/row_groups.cuh"
+#include "rows/cuda/row_statistics.cuh"
 #include "rows/plan.h"
 
 namespace jaxkernels {
@@ -42,15 +42,16 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
   using View = RowView<Op, kAligned>;
   // A kept term goes back to shared memory, where only a value of the same size fits.
   constexpr bool kKeep = Op::kKeepsTerm && sizeof(T) == sizeof(C);
-  static_assert(!kKeep || Op::kUsesMax, "an infinite sum of kept terms is one of far larger ones");
+  static_assert(!kKeep || (Op::kUsesMax && Op::kSums == 1),
+                "an infinite sum of kept terms is one of far larger ones");
   constexpr int kHeld = SmemHeldPacks(Pack<T>::kSize, Op::kInputs);
   // Under a name of its own: to the compiler, equal names are one array of one alignment.
   extern __shared__ __align__(kSmemLineBytes) unsigned char row_smem[];
   Pack<T>* const row_packs = reinterpret_cast<Pack<T>*>(row_smem);
   __shared__ typename BlockReducer<C>::Scratch scratch;
-  __shared__ typename ClusterExchange<OnlineSum<Op>>::Scratch cluster_scratch;
+  __shared__ typename ClusterExchange<RowStatistics<Op>>::Scratch cluster_scratch;
   static_assert(WholeSmemLines(sizeof(scratch) + sizeof(cluster_scratch)) ==
-                ReductionScratchBytes(Pack<T>::kSize));
+                ReductionScratchBytes(Pack<T>::kSize, Op::kSums));
   BlockReducer<C> block(scratch);
   const int slots = args.kept_packs;
   auto* const row_mask = reinterpret_cast<typename Op::MaskWord*>(row_packs + Op::kInputs * slots);
@@ -106,13 +107,14 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
 
   View view = view_of(rows.first);
   for (int p = threadIdx.x; p < view.packs; p += threads) start_copy(view, p);
-  ClusterExchange<OnlineSum<Op>> cluster(cluster_scratch);  // waits for the other blocks meanwhile
+  ClusterExchange<RowStatistics<Op>> cluster(
+      cluster_scratch);  // waits for the other blocks meanwhile
 
   for (int64_t row = rows.first; row < rows.end; row += rows.step) {
     const View next = view_of(row + rows.step);
     InputPacks<Op> held[kHeld];
     C held_term[kHeld][Pack<T>::kSize];
-    OnlineSum<Op> online = {Op::Fill(), 0};
+    auto online = RowStatistics<Op>::Empty();
     // The held packs in turn; a warp skips the turns in which none of its lanes has a pack.
     const auto for_held = [&](auto body) {
 #pragma unroll
@@ -154,7 +156,7 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
     const C reference = online.Reference(online.max);
     for_held([&](int h, int p) {
       if (view.IsBlind(p - lane, kWarpSize)) return;
-      online.sum += SumOfPacks(args.op, held[h], reference, held_term[h]);
+      AddPacks(args.op, held[h], reference, held_term[h], online.sum);
       ForgetPacks<Op>(held[h]);
     });
 #pragma unroll 4
@@ -163,55 +165,62 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
       InputPacks<Op> pack;
       C term[Pack<T>::kSize];
       read(p, pack);
-      online.sum += SumOfPacks(args.op, pack, reference, term);
+      AddPacks(args.op, pack, reference, term, online.sum);
       if constexpr (kKeep) row_packs[p] = *reinterpret_cast<const Pack<T>*>(term);
     }
-    online.sum = block.template AllReduce<SumReduction<C>>(online.sum);
+    AllReduceSums(block, online.sum);
     if (ClusterBlocks() > 1) {
       LaneGroup<C, kMostClusterBlocks, 1> blocks;
-      OnlineSum<Op> all = cluster.AllGather(online, {Op::Fill(), 0});
+      auto all = cluster.AllGather(online, RowStatistics<Op>::Empty());
       if constexpr (kKeep) {
         // The terms of this block stay relative to its own maximum. Where that is so far below the
         // row's that the sum overflows, the results are subnormal, and zero.
         online.max = blocks.template AllReduce<MaxReduction<C>>(all.max);
-        const C sum = blocks.template AllReduce<SumReduction<C>>(all.SumRelativeTo(reference));
-        online.sum = sum == kInfinity<C> ? C(0) : sum;
+        all.MakeRelativeTo(reference);
+        AllReduceSums(blocks, all.sum);
+        online.sum[0] = all.sum[0] == kInfinity<C> ? C(0) : all.sum[0];
       } else {
-        all.Meet(blocks);
+        all.MergeOver(blocks);
         online = all;
       }
     }
 
     // Store.
     if constexpr (Op::kUsesMax) online.max = Op::Reference(online.max);
-    if constexpr (kKeep) online.sum += online.max - online.max;  // NaN if it is infinite
-    const typename Op::Row constants(online.max, online.sum);
-    for_held([&](int h, int p) {
-      if (!view.Has(p)) return;
-      C result[Pack<T>::kSize];
-      if (view.IsBlind(p - lane, kWarpSize)) {
-        if constexpr (Op::kHides) FinishHidden<Op>(constants, result);
-      } else if constexpr (kKeep) {
-        FinishTerms(args.op, held_term[h], constants, result);
-      } else {
-        FinishPacks(args.op, held[h], constants, result);
-      }
-      StorePack(args.out, view, p, result);
-    });
-#pragma unroll 2
-    for (int p = rest; p < slots; p += threads) {
-      if (p < view.packs) {
+    if constexpr (kKeep) online.sum[0] += online.max - online.max;  // NaN if it is infinite
+    const typename Op::Row constants = RowOf(args, row, online);
+    if constexpr (Op::kStoresScalar) {
+      if (threadIdx.x == 0 && ClusterRank() == 0) args.StoreScalar(row, constants.result);
+    } else {
+      for_held([&](int h, int p) {
+        if (!view.Has(p)) return;
         C result[Pack<T>::kSize];
-        if (view.IsBlind(p, 1)) {
+        if (view.IsBlind(p - lane, kWarpSize)) {
           if constexpr (Op::kHides) FinishHidden<Op>(constants, result);
         } else if constexpr (kKeep) {
-          FinishTerms(args.op, row_packs[p].element, constants, result);
+          FinishTerms(args.op, held_term[h], constants, result);
         } else {
-          InputPacks<Op> pack;
-          read(p, pack);
-          FinishPacks(args.op, pack, constants, result);
+          FinishPacks(args.op, held[h], constants, result);
         }
         StorePack(args.out, view, p, result);
+      });
+    }
+#pragma unroll 2
+    for (int p = rest; p < slots; p += threads) {
+      if constexpr (!Op::kStoresScalar) {
+        if (p < view.packs) {
+          C result[Pack<T>::kSize];
+          if (view.IsBlind(p, 1)) {
+            if constexpr (Op::kHides) FinishHidden<Op>(constants, result);
+          } else if constexpr (kKeep) {
+            FinishTerms(args.op, row_packs[p].element, constants, result);
+          } else {
+            InputPacks<Op> pack;
+            read(p, pack);
+            FinishPacks(args.op, pack, constants, result);
+          }
+          StorePack(args.out, view, p, result);
+        }
       }
       start_copy(next, p);
     }

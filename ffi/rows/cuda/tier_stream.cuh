@@ -8,13 +8,13 @@
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_STREAM_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_STREAM_CUH_
 
-#include "rows/cuda/online_sum.cuh"
 #include "rows/cuda/row_groups.cuh"
+#include "rows/cuda/row_statistics.cuh"
 #include "rows/plan.h"
 
 namespace jaxkernels {
 
-// statistics[row] = {maximum, sum of the terms}; relative to 0 where all is -inf, so that the
+// statistics[row] = {maximum, sums of the terms}; relative to 0 where all is -inf, so that the
 // columns of other devices decide what such a row gives.
 template <typename Op, typename Group, bool kAligned>
 __global__ void __maxnreg__(kLongRowRegisters)
@@ -29,27 +29,31 @@ __global__ void __maxnreg__(kLongRowRegisters)
   for (int64_t offset = 0; first_row + offset < args.rows; offset += Group::RowsOfGrid()) {
     const int64_t row = group_row + offset;
     const RowView<Op, kAligned> view(args, row);  // empty past the end
-    OnlineSum<Op> online = {Op::Fill(), 0};
+    auto online = RowStatistics<Op>::Empty();
     for (int first = lane; first < view.packs; first += lanes * kUnroll) {
       InputPacks<Op> pack[kUnroll];
       LoadPacks<Inputs::kAnywhere>(pack, args, view, first, lanes);
       MaskAndHidePacks(pack, args, view, first, lanes);
       online.Add(args.op, pack);
     }
-    online.Meet(group);
+    online.MergeOver(group);
     if (lane == 0 && row < args.rows) {
-      statistics[2 * row] = online.max;
-      statistics[2 * row + 1] = online.sum;
+      C* const to = statistics + row * (1 + Op::kSums);
+      to[0] = online.max;
+#pragma unroll
+      for (int s = 0; s < Op::kSums; ++s) to[1 + s] = online.sum[s];
     }
   }
 }
 
-// The result from the statistics of whole rows; args.lanes neighbouring threads share a row.
+// The result from the statistics of whole rows; args.lanes neighbouring threads share a row. (A row
+// scalar follows from its statistics without the row.)
 template <typename Op, bool kAligned>
 __global__ void __maxnreg__(kLongRowRegisters)
     RowFinishKernel(RowArgs<Op> args, const typename Op::C* statistics) {
   using C = typename Op::C;
   using T = typename Op::Storage;
+  static_assert(Op::kSums == 1 && !Op::kStoresScalar);
   constexpr int kUnroll = kStreamPacksInFlight / Op::kInputs;
   const int lanes = args.lanes;
   const int groups = blockDim.x / lanes, lane = threadIdx.x % lanes;
@@ -57,9 +61,9 @@ __global__ void __maxnreg__(kLongRowRegisters)
   for (int64_t row = int64_t{blockIdx.x} * groups + threadIdx.x / lanes; row < args.rows;
        row += int64_t{gridDim.x} * groups) {
     const RowView<Op, kAligned> view(args, row);
-    C max = statistics[2 * row];
-    if constexpr (Op::kUsesMax) max = Op::Reference(max);
-    const typename Op::Row constants(max, statistics[2 * row + 1]);
+    typename Op::Found found = {statistics[2 * row], {statistics[2 * row + 1]}};
+    if constexpr (Op::kUsesMax) found.max = Op::Reference(found.max);
+    const typename Op::Row constants = RowOf(args, row, found);
     for (int first = lane; first < view.packs; first += lanes * kUnroll) {
       InputPacks<Op> pack[kUnroll];
       LoadPacks<Inputs::kAnywhere>(pack, args, view, first, lanes);

@@ -137,12 +137,18 @@ __device__ __forceinline__ void ComputeChunk(int lanes, const RowArgs<Op>& args,
     if constexpr (Op::kHides) {
       if (first_row + row < args.rows) part.Hide(first_row + row, args.cols, column);
     }
-    C max = Op::Fill();
+    auto found = RowStatistics<Op>::Empty();
     if constexpr (Op::kUsesMax) {
-      max = Op::Reference(group.template AllReduce<MaxReduction<C>>(part.MaxOfLane()));
+      found.max = Op::Reference(group.template AllReduce<MaxReduction<C>>(part.MaxOfLane()));
     }
-    const C sum = group.template AllReduce<SumReduction<C>>(part.SumOfLane(max));
-    part.FinishInPlace(typename Op::Row(max, sum));
+    part.AddTermsOfLane(found.max, found.sum);
+    AllReduceSums(group, found.sum);
+    const typename Op::Row constants = RowOf(args, first_row + row, found);
+    if constexpr (Op::kStoresScalar) {
+      if (column == 0) args.StoreScalar(first_row + row, constants.result);
+    } else {
+      part.FinishInPlace(constants);
+    }
   }
 }
 
@@ -156,7 +162,7 @@ __global__ void __launch_bounds__(kStagedTierThreads) WarpStagedSlicesTierKernel
   Pack<T>* const pack = reinterpret_cast<Pack<T>*>(dynamic_smem) + warp * Op::kInputs * chunk.packs;
   const int64_t total = args.rows * args.cols;
   // Each pack of the result comes out of one pack of the chunk, into which the next can be fetched.
-  const bool packs_match = chunk.place[0] == chunk.offset;
+  const bool packs_match = Op::kStoresScalar || chunk.place[0] == chunk.offset;
 
   const int64_t step = static_cast<int64_t>(gridDim.x) * warps_per_block * chunk.size;
   int64_t begin = (static_cast<int64_t>(blockIdx.x) * warps_per_block + warp) * chunk.size;
@@ -180,7 +186,7 @@ __global__ void __launch_bounds__(kStagedTierThreads) WarpStagedSlicesTierKernel
     // Store, and fetch the next chunk into the places that become free.
     __syncwarp();
     for (int p = lane; p < chunk.packs; p += kWarpSize) {
-      StoreStagedPack(args, chunk, pack, begin, total - begin, p);
+      if constexpr (!Op::kStoresScalar) StoreStagedPack(args, chunk, pack, begin, total - begin, p);
       if (packs_match) fetch(begin + step, p);
     }
     if (packs_match) continue;

@@ -1,0 +1,187 @@
+// The steps of a row operation on up to a tile of elements: load, maximum, terms and their sums,
+// store.
+//
+// Owns: vector widths, tiles, and how sums keep what they lose. Must not know: which operation does
+// what (row_ops.h), how rows are walked (row_drivers.h), XLA, threads.
+#ifndef JAXKERNELS_ROWS_CPU_ROW_STEPS_H_
+#define JAXKERNELS_ROWS_CPU_ROW_STEPS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "core/numeric_cpu.h"
+#include "rows/call.h"
+
+namespace jaxkernels {
+
+// Elements summed in CpuSumType before the sum goes on in double. Short for float64, which has no
+// wider type to sum in: there the rounding errors of the second stage are corrected.
+template <typename C>
+inline constexpr int64_t kTile = std::is_same_v<C, double> ? 128 : 512;
+
+// Loops of exactly this length fill the widest vector registers.
+inline constexpr int64_t kLanes = 16;
+
+// The arrays that an operation reads, from some element on.
+template <typename Op>
+struct Inputs {
+  using T = typename Op::Storage;
+  const T* first;
+  const T* second;  // null unless the operation reads two arrays
+
+  JK_INLINE Inputs At(int64_t i) const {
+    return {first + i, Op::kInputs == 1 ? nullptr : second + i};
+  }
+};
+
+// The numbers of rows, not of elements, that an operation reads or writes.
+template <typename Op>
+struct RowEnds {
+  using T = typename Op::Storage;
+  using C = typename Op::C;
+  RowScalars in = {}, out = {};
+  int64_t first = 0;  // row of the arrays, to which indices are added
+
+  JK_INLINE C Take(int64_t index) const {
+    return in.wide ? static_cast<const C*>(in.data)[first + index]
+                   : Widen(static_cast<const T*>(in.data)[first + index]);
+  }
+  JK_INLINE void Store(int64_t index, C value) const {
+    if (out.wide) {
+      static_cast<C*>(out.data)[first + index] = value;
+    } else {
+      Narrow(value, &static_cast<T*>(out.data)[first + index]);
+    }
+  }
+};
+
+// The rounding error of the sum a + b (Knuth's TwoSum).
+JK_INLINE double SumError(double a, double b) {
+  const double sum = a + b;
+  const double b_part = sum - a;
+  return (a - (sum - b_part)) + (b - b_part);
+}
+
+// A sum and what its roundings lost; an infinite sum has lost nothing that could be named.
+JK_INLINE double Corrected(double sum, double lost) { return lost == lost ? sum + lost : sum; }
+
+// n elements in the compute type: where they are, or widened into `buffer`. Widening is a loop of
+// its own, because loops over elements of one size alone fill the vector registers.
+template <typename C>
+JK_INLINE const C* Load(const C* from, int64_t /*n*/, C* /*buffer*/) {
+  return from;
+}
+template <typename T, typename C>
+JK_INLINE const C* Load(const T* __restrict from, int64_t n, C* __restrict buffer) {
+  for (int64_t i = 0; i < n; ++i) buffer[i] = Widen(from[i]);
+  return buffer;
+}
+
+// Where n results in the compute type are to be written before Flush narrows them to their place.
+template <typename C>
+JK_INLINE C* ResultBuffer(C* to, C* /*buffer*/) {
+  return to;
+}
+template <typename T, typename C>
+JK_INLINE C* ResultBuffer(T* /*to*/, C* buffer) {
+  return buffer;
+}
+template <typename C>
+JK_INLINE void Flush(const C* /*buffer*/, int64_t /*n*/, C* /*to*/) {}
+template <typename T, typename C>
+JK_INLINE void Flush(const C* __restrict buffer, int64_t n, T* __restrict to) {
+  for (int64_t i = 0; i < n; ++i) Narrow(buffer[i], &to[i]);
+}
+
+template <typename C>
+JK_INLINE C MaxOf(const C* x, int64_t n, C max) {
+#pragma omp simd reduction(max : max)
+  for (int64_t i = 0; i < n; ++i)
+    max = x[i] > max ? x[i] : max;  // passes over NaN: the sum finds it
+  return max;
+}
+
+// What the sums of a row have come to, and what their roundings lost.
+template <typename Op>
+struct RunningSums {
+  double sum[Op::kSums] = {}, lost[Op::kSums] = {};
+
+  // kExact: the roundings are kept.
+  template <bool kExact>
+  JK_INLINE void Add(int s, double part) {
+    if constexpr (kExact) lost[s] += SumError(sum[s], part);
+    sum[s] += part;
+  }
+  JK_INLINE typename Op::Found Of(typename Op::C max) const {
+    typename Op::Found found;
+    found.max = max;
+    for (int s = 0; s < Op::kSums; ++s) found.sum[s] = Corrected(sum[s], lost[s]);
+    return found;
+  }
+};
+
+// Adds n <= kTile terms without the first `skip`; all are also kept in `terms` if kKeep.
+template <typename Op, bool kKeep, bool kSkip, bool kExact>
+JK_INLINE void AddTerms(const Inputs<Op>& in, int64_t n, int64_t skip, typename Op::C max,
+                        typename Op::C* terms, RunningSums<Op>& sums) {
+  using C = typename Op::C;
+  C first_buffer[kTile<C>], second_buffer[kTile<C>];
+  const C* first = Load(in.first, n, first_buffer);
+  const C* second = Op::kInputs == 2 ? Load(in.second, n, second_buffer) : nullptr;
+  CpuSumType<typename Op::Storage> sum = 0, second_sum = 0;
+  if constexpr (Op::kSums == 1) {
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; ++i) {
+      const C term = Op::Term(first[i], Op::kInputs == 2 ? second[i] : C(0), max);
+      sum += kSkip && i < skip ? C(0) : term;
+      if constexpr (kKeep) terms[i] = term;
+    }
+  } else {
+    static_assert(!kKeep && Op::kInputs == 2);
+#pragma omp simd reduction(+ : sum, second_sum)
+    for (int64_t i = 0; i < n; ++i) {
+      const C term = Op::Term(first[i], second[i], max);
+      sum += kSkip && i < skip ? C(0) : term;
+      second_sum += kSkip && i < skip ? C(0) : Op::SecondTerm(term, second[i]);
+    }
+    sums.template Add<kExact>(1, second_sum);
+  }
+  sums.template Add<kExact>(0, sum);
+}
+
+// Writes n <= kTile results.
+template <typename Op, bool kKeep>
+JK_INLINE void Store(const Inputs<Op>& in, int64_t n, const typename Op::Row& row,
+                     const typename Op::C* terms, typename Op::Storage* out) {
+  using C = typename Op::C;
+  C first_buffer[kTile<C>], second_buffer[kTile<C>], result_buffer[kTile<C>];
+  C* result = ResultBuffer(out, result_buffer);
+  if constexpr (kKeep) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) result[i] = Op::FinishTerm(terms[i], row);
+  } else {
+    const C* first = Load(in.first, n, first_buffer);
+    const C* second = Op::kInputs == 2 ? Load(in.second, n, second_buffer) : nullptr;
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) {
+      result[i] = Op::Finish(first[i], Op::kInputs == 2 ? second[i] : C(0), row);
+    }
+  }
+  Flush(result, n, out);
+}
+
+// The constants of row `row`.
+template <typename Op>
+JK_INLINE typename Op::Row RowOf(const typename Op::Found& found, const RowEnds<Op>& ends,
+                                 int64_t row) {
+  if constexpr (Op::kTakesScalar) {
+    return Op::MakeRow(found, ends.Take(row));
+  } else {
+    return Op::MakeRow(found);
+  }
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ROWS_CPU_ROW_STEPS_H_

@@ -1,0 +1,82 @@
+// The statistics of a row, maximum and sums, found together, or from parts that do not know each
+// other's maximum (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax", arXiv
+// 1805.02867).
+#ifndef JAXKERNELS_ROWS_CUDA_ROW_STATISTICS_CUH_
+#define JAXKERNELS_ROWS_CUDA_ROW_STATISTICS_CUH_
+
+#include "rows/cuda/row_steps.cuh"
+
+namespace jaxkernels {
+
+// The running maximum of a sequence and the sums of its terms relative to that maximum.
+template <typename Op>
+struct RowStatistics : Op::Found {
+  using T = typename Op::Storage;
+  using C = typename Op::C;
+  using Found = typename Op::Found;
+  using Found::max;
+  using Found::sum;
+
+  // Those of no element.
+  __device__ static RowStatistics Empty() {
+    RowStatistics none;
+    none.max = Op::kUsesMax ? -kInfinity<C> : C(0);
+#pragma unroll
+    for (C& one : none.sum) one = 0;
+    return none;
+  }
+
+  // While every element is -inf the terms are taken relative to 0: they vanish, and no inf - inf
+  // makes a NaN.
+  __device__ static C Reference(C max) {
+    if constexpr (Op::kUsesMax) {
+      return max == -kInfinity<C> ? C(0) : Op::Reference(max);
+    } else {
+      return max;
+    }
+  }
+
+  template <int kCount>
+  __device__ void Add(const Op& op, const InputPacks<Op> (&pack)[kCount]) {
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) {
+      if constexpr (Op::kUsesMax) RaiseMax(MaxOfPacks(op, pack[u]));
+      C term[Pack<T>::kSize];
+      AddPacks(op, pack[u], Reference(max), term, sum);
+    }
+  }
+
+  // Makes the sums relative to `reference` instead of Reference(max); infinite where that is too
+  // large, and NaN where they are.
+  __device__ void MakeRelativeTo(C reference) {
+    if constexpr (Op::kUsesMax) {
+      const bool is_large = max - reference > kLargestExponent<C>;
+      const C factor = is_large ? kInfinity<C> : ExpDifference<T>(max, reference);
+#pragma unroll
+      for (C& one : sum) one *= factor;
+    }
+  }
+
+  // Merges those of all lanes of a group.
+  template <typename Group>
+  __device__ void MergeOver(Group& group) {
+    C of_group = max;
+    if constexpr (Op::kUsesMax) of_group = group.template AllReduce<MaxReduction<C>>(max);
+    MakeRelativeTo(Reference(of_group));
+    AllReduceSums(group, sum);
+    max = of_group;
+  }
+
+ private:
+  __device__ void RaiseMax(C new_max) {
+    if (!(new_max > max)) return;
+    const C factor = ExpDifference<T>(max, new_max);
+#pragma unroll
+    for (C& one : sum) one *= factor;
+    max = new_max;
+  }
+};
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ROWS_CUDA_ROW_STATISTICS_CUH_

@@ -1,0 +1,209 @@
+"""logsumexp: a drop-in for jax.nn's and jax.scipy.special's, on row kernels.
+
+Owns: the public function, and how its arguments become rows of a kernel. Must not know: how a
+primitive works, or how a kernel is launched.
+
+The kernels are those of softmax without its result: a row gives one number, log sum exp(x). Its
+gradient is softmax times a number for each row, computed from x again, so that reverse mode keeps x
+and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jaxkernels._core import registry, validate
+from jaxkernels._rows import derivatives, last_axis, primitive
+from jaxkernels._rows import reference as plain
+from jaxkernels.typing import Implementation, Operation, Tier
+
+Axis = int | tuple[int, ...] | list[int] | None
+
+_jax_nn_logsumexp = jax.nn.logsumexp  # also inside `patch_jax_nn`
+
+
+def _kernel(operation: Operation) -> primitive.RowKernel:
+    traits = registry.ROW_OPERATIONS[operation]
+    return primitive.define(
+        name=f"jaxkernels_{operation}",
+        reference=getattr(plain, operation),
+        operation=lambda **_: operation,
+        full_operands=traits.inputs,
+        row_scalars=int(traits.takes_scalar),
+        stores_scalar=traits.stores_scalar,
+    )
+
+
+logsumexp_fwd = _kernel("logsumexp_fwd")
+logsumexp_grad = _kernel("logsumexp_grad")
+logsumexp_jvp = _kernel("logsumexp_jvp")
+
+# The Jacobian of a row is softmax(x): both kernels compute it from x.
+derivatives.define_jvp(
+    logsumexp_fwd,
+    lambda _, primals, tangents, **params: logsumexp_jvp(*primals, *tangents, **params),
+)
+derivatives.define_linear(logsumexp_jvp, transpose=logsumexp_grad)
+derivatives.define_linear(logsumexp_grad, transpose=logsumexp_jvp)
+
+
+def logsumexp(
+    a: ArrayLike,
+    axis: Axis = None,
+    b: ArrayLike | None = None,
+    keepdims: bool = False,
+    return_sign: bool = False,
+    where: ArrayLike | None = None,
+    *,
+    tier: Tier | None = None,
+    implementation: Implementation | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    r"""Logarithm of a sum of exponentials along one or more axes: log(sum_j b_j exp(a_j)).
+
+    A drop-in for `jax.nn.logsumexp` and `jax.scipy.special.logsumexp`, edge cases included, that runs
+    this package's kernels on CPUs and NVIDIA GPUs, and plain JAX elsewhere. It composes with jit,
+    vmap, scan, remat, shard_map and derivatives of every order and mode.
+
+    Args:
+        a: array of any shape; kernels serve float32, bfloat16, float16 and float64. Integers and
+            bool are converted to a floating type; what has no kernel (complex, float8) is given to
+            `jax.nn.logsumexp`.
+        axis: the axis or axes that are summed over; None means all of them. The last axis is the
+            fast one, others are transposed to it.
+        b: factors of the exponentials; None means 1. They broadcast against a. Where all elements of
+            a sum have the same factor (b has size 1, or no dimension, along `axis`) the kernel runs
+            and log|b| is added to its result; other factors are given to `jax.nn.logsumexp`.
+        keepdims: the summed axes stay in the result, with size 1.
+        return_sign: returns the sign of the sum as well. Without it the logarithm of a negative sum
+            is NaN.
+        where: mask that broadcasts against a (and a against it); elements where it is False are left
+            out.
+        tier: as for `softmax`.
+        implementation: None takes kernels where there are some, "ffi" raises where there are none,
+            "xla" calls `jax.nn.logsumexp`.
+
+    Returns:
+        Array of the shape of a (broadcast against `where` and b) without the summed axes, of their
+        common dtype (floating); with `return_sign` a pair of such arrays, log|sum| and its sign, -1,
+        0 or 1.
+
+    Raises:
+        TypeError: an argument is not an array or number, or `axis` is not made of integers, or
+            traced.
+        ValueError: `axis` is out of bounds or has duplicates, `where` or b does not broadcast, `tier`
+            or `implementation` is not one of the above, or the registers of the tier cannot hold
+            such a row. (Where shared memory cannot, the program fails as it runs.)
+        NotImplementedError: `implementation="ffi"`, or a forced tier, where there is no kernel; for
+            a platform without kernels it is raised when the program is lowered.
+
+    Notes:
+        * 16-bit types are computed in float32 and rounded once, also in the gradient.
+        * A row of -inf alone, or one of which the mask hides all, gives -inf. Its gradient is 0
+          (that of `jax.nn.logsumexp` is NaN for a row of -inf). +inf gives +inf, NaN gives NaN.
+        * Rows of no elements give -inf.
+
+    References:
+        P. Blanchard, D. J. Higham and N. J. Higham, "Accurately computing the log-sum-exp and softmax
+        functions", IMA Journal of Numerical Analysis 41 (2021). M. Milakov and N. Gimelshein, "Online
+        normalizer calculation for softmax", 2018, arXiv:1805.02867.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import jaxkernels as jk
+        >>> print(jk.logsumexp(jnp.array([[0.0, 0.0], [1000.0, -jnp.inf]]), axis=-1))
+        [6.931472e-01 1.000000e+03]
+        >>> print(jax.grad(jk.logsumexp)(jnp.zeros(4)))
+        [0.25 0.25 0.25 0.25]
+    """
+    validate.check_row_options(implementation, tier)
+    validate.check_static(axis=axis, keepdims=keepdims, return_sign=return_sign)
+    if implementation == "xla":
+        return _jax_nn_logsumexp(a, axis, b, keepdims, return_sign, where)
+
+    x = validate.as_array("logsumexp", "a", a)
+    factor = None if b is None else validate.as_array("logsumexp", "b", b)
+    mask = None if where is None else validate.as_array("logsumexp", "where", where)
+    dtype = _result_dtype(x, factor)
+    why_not = validate.why_no_row_kernel(dtype, axis) or _why_factors_vary(x, factor, mask, axis)
+    if why_not:
+        validate.check_needs_no_kernel("logsumexp", why_not, implementation, tier)
+        return _jax_nn_logsumexp(a, axis, b, keepdims, return_sign, where)
+
+    validate.broadcast_all("logsumexp", a=x, where=mask)
+    x = x.astype(dtype)
+    if mask is not None:
+        x = jnp.where(mask != 0, x, jnp.asarray(-jnp.inf, dtype))
+    axes = validate.canonical_axes(axis, x.ndim, x.ndim)
+    log_sum = _reduce(x, axes, tier, implementation)
+    if factor is None:
+        sign = _sign_of(log_sum)
+    else:
+        # Per row, as the result is.
+        factor = factor.astype(dtype).reshape((1,) * (x.ndim - factor.ndim) + factor.shape)
+        factor = jnp.squeeze(factor, axes)
+        log_sum, sign = _multiplied(log_sum, factor)
+        if not return_sign:
+            log_sum = jnp.where(sign < 0, jnp.asarray(jnp.nan, dtype), log_sum)
+    if keepdims:
+        log_sum, sign = jnp.expand_dims(log_sum, axes), jnp.expand_dims(sign, axes)
+    return (log_sum, sign) if return_sign else log_sum
+
+
+def _result_dtype(x: jax.Array, factor: jax.Array | None) -> Any:
+    """As JAX promotes the arguments of a function that needs floating numbers."""
+    given = x if factor is None else jnp.empty((), validate.promoted_dtype(x, factor))
+    return jnp.dtype("float32") if given.dtype == jnp.bool_ else validate.computation_dtype(given)
+
+
+def _why_factors_vary(
+    x: jax.Array, factor: jax.Array | None, mask: jax.Array | None, axis: Any
+) -> str:
+    """The reason why the factors of a sum do not come out of it; empty if they do."""
+    if factor is None:
+        return ""
+    ndim = max(x.ndim, 0 if mask is None else mask.ndim)
+    if factor.ndim > ndim:
+        return f"b has {factor.ndim} dimensions, and a has {ndim}"
+    axes = validate.canonical_axes(axis, ndim, ndim)
+    sizes = (1,) * (ndim - factor.ndim) + factor.shape
+    if all(sizes[d] == 1 for d in axes):
+        return ""
+    return f"factors that differ within a sum have no kernel; b has the shape {factor.shape}"
+
+
+def _reduce(
+    x: jax.Array, axes: tuple[int, ...], tier: Tier | None, implementation: Implementation | None
+) -> jax.Array:
+    """Log sum exp over `axes` (ascending), which are left out of the result."""
+    if axes == (x.ndim - 1,):
+        rows = x
+    elif axes:
+        rows = last_axis.merged(last_axis.moved_last(x, axes), len(axes))
+    else:  # every element is a row of its own
+        rows = jnp.expand_dims(x, -1)
+    result = logsumexp_fwd(
+        rows, tier=tier or "auto", require_kernel=implementation == "ffi", wide=False
+    )
+    return jnp.squeeze(result, -1)
+
+
+def _sign_of(log_sum: jax.Array) -> jax.Array:
+    """The sign of a sum of exponentials, from its logarithm: 0 or 1, NaN of NaN."""
+    is_zero = jnp.where(log_sum == -jnp.inf, 0, 1).astype(log_sum.dtype)
+    return jnp.where(jnp.isnan(log_sum), log_sum, is_zero)
+
+
+def _multiplied(log_sum: jax.Array, factor: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Log |b s| and the sign of b s, from log s and b. A factor of 0 hides its elements, NaN included."""
+    is_zero = factor == 0
+    log_factor = jnp.log(jnp.abs(jnp.where(is_zero, 1, factor)))
+    zero = jnp.asarray(-jnp.inf, log_sum.dtype)
+    return (
+        jnp.where(is_zero, zero, log_sum + log_factor),
+        jnp.where(is_zero, 0, jnp.sign(factor) * _sign_of(log_sum)),
+    )
