@@ -97,9 +97,8 @@ class RowModel:
     def rate(self, m: Measured, name: str = "auto") -> float | None:
         """The model bytes per second of a contender, or of the fastest one of a ceiling."""
         passes = CEILINGS.get(name) or {name: self.traffic[m["direction"]]}
-        times = ((moved, m.seconds(contender)) for contender, moved in passes.items())
-        rates = [moved.size(m) / seconds for moved, seconds in times if seconds is not None]
-        return max(rates, default=None)
+        rates = (m.rate(moved.size(m), contender) for contender, moved in passes.items())
+        return max((rate for rate in rates if rate is not None), default=None)
 
     def ceiling(self, m: Measured) -> str:
         """The pass over memory that a case is compared with."""

@@ -15,23 +15,82 @@ from jaxkernels.typing import Tier
 
 _DIRECTIONS = {"fwd": "forward", "grad": "backward"}
 
-_FEW_ROWS = t.View(
-    title=lambda m: f"{m['operation']} fwd on few rows (microseconds per call)",
-    labels=(t.Column("rows x cols", lambda m: f"{m['rows']} x {m['cols']}"),),
-    lines=t.same(lambda m: (m["rows"], m["cols"])),
-    columns=(
-        t.Column("jax.nn", lambda m: m.seconds("xla"), "{:.1f}", 1e6),
-        t.Column("ours", lambda m: m.seconds("auto"), "{:.1f}", 1e6),
-    ),
-    across="dtype",
-    select=lambda m: not is_rows(m),
-)
-
 
 def views(model: RowModel, run: Run, markdown: bool) -> list[t.View]:
     """Every length and contender; in a document dtypes side by side; then regions and few rows."""
     unit, scale = t.unit(run.platform)
-    measured = list(filter(is_rows, run.measured))
+    of_ceiling, has_tier = model.of_ceiling, any(m["tier"] for m in run.measured)
+    forced = [name for name in get_args(Tier) if any(name in m.records for m in run.measured)]
+
+    def rate(head: str, name: str) -> t.Column:
+        return t.Column(head, lambda m: model.rate(m, name), t.rate, scale)
+
+    def compared(members: Sequence[Measured]) -> list[t.Column]:
+        ceiling = model.ceiling(members[0])
+        return [
+            *(rate(ceiling, ceiling), rate("jax.nn", "xla"), rate("ours", "auto")),
+            t.Column(f"of {ceiling}", of_ceiling, "{:.2f}" if markdown else "{:.3f}"),
+            t.times_faster("x jax.nn", "xla", "auto"),
+        ]
+
+    def detailed(members: Sequence[Measured]) -> list[t.Column]:
+        tier = [t.field("tier")] if has_tier else []
+        return [*compared(members), *tier, *(rate(name, name) for name in forced)]
+
+    def of_region(members: Sequence[Measured]) -> list[t.Column]:
+        least, mean = (f"{what} of {model.ceiling(members[0])}" for what in ("least", "mean"))
+        return [
+            t.Column("cols", lambda m: m["cols"], reduce=t.span),
+            t.Column(least, of_ceiling, "{:.3f}", reduce=t.least, at=lambda m: m["cols"]),
+            t.Column(mean, of_ceiling, "{:.3f}", reduce=t.geometric_mean),
+            t.Column("x jax.nn", over_xla, "{:.2f}", reduce=t.geometric_mean),
+        ]
+
+    def noise(members: Sequence[Measured]) -> list[str]:
+        """How far the same pass over memory differs from case to case."""
+        name, notes = model.ceiling(members[0]), []
+        for dtype, those in t.group_by(members, lambda m: m["dtype"]).items():
+            rates = sorted(rate * scale for m in those if (rate := model.rate(m, name)))
+            least, median, most = map(t.rate, (rates[0], statistics.median(rates), rates[-1]))
+            notes.append(
+                f"{name}, {dtype}, over all cases: {least} to {most} {unit}, median {median}; "
+                f"no fraction of {name} is known better than that."
+            )
+        return notes
+
+    detail = t.View(
+        title=lambda m: f"{m['operation']} {m['direction']}, {m['dtype']} ({unit} of model bytes)",
+        by=kind,
+        labels=(t.field("cols"), t.field("rows")),
+        columns=detailed,
+        select=is_rows,
+    )
+    overview = t.View(
+        title=lambda m: f"{m['operation']} {m['direction']} ({unit} of model bytes)",
+        by=lambda m: m["direction"],
+        labels=(t.field("cols"),),
+        lines=t.same(lambda m: m["cols"]),
+        columns=compared,
+        across="dtype",
+        select=is_rows,
+        refusals=False,
+    )
+    regions = t.View(
+        title=lambda m: (
+            f"ours (auto) by region: fraction of {model.ceiling(m)}, "
+            "speed-up over jax.nn (geometric means)"
+        ),
+        by=model.ceiling,
+        labels=(
+            t.Column("region", lambda m: REGIONS[model.region(m)]),
+            *(t.field("dtype"), t.field("direction")),
+        ),
+        lines=t.same(lambda m: (*kind(m), model.region(m))),
+        columns=of_region,
+        select=lambda m: is_rows(m) and of_ceiling(m) is not None,
+        notes=noise,
+        refusals=False,
+    )
     odd = t.View(
         title=lambda m: "odd over even row length, ours (auto), throughput",
         labels=(
@@ -43,115 +102,15 @@ def views(model: RowModel, run: Run, markdown: bool) -> list[t.View]:
         select=lambda m: model.rate(m) is not None,
         refusals=False,
     )
-    lengths = _side_by_side if markdown else _in_detail
-    return [
-        *lengths(model, measured, unit, scale),
-        *_by_region(model, measured, unit, scale),
-        odd,
-        _FEW_ROWS,
-    ]
-
-
-def _rate(model: RowModel, head: str, name: str, scale: float) -> t.Column:
-    return t.Column(head, lambda m: model.rate(m, name), t.rate, scale)
-
-
-def _compared(model: RowModel, ceiling: str, pattern: str, scale: float) -> list[t.Column]:
-    names = {ceiling: ceiling, "jax.nn": "xla", "ours": "auto"}
-    return [
-        *(_rate(model, head, name, scale) for head, name in names.items()),
-        t.Column(f"of {ceiling}", model.of_ceiling, pattern),
-        t.times_faster("x jax.nn", "xla", "auto"),
-    ]
-
-
-def _in_detail(
-    model: RowModel, measured: Sequence[Measured], unit: str, scale: float
-) -> list[t.View]:
-    """A table for each dtype and direction."""
-    tier = [t.field("tier")] if any(m["tier"] for m in measured) else []
-    forced = [n for n in get_args(Tier) if any(n in m.records for m in measured)]
-    tiers = [*tier, *(_rate(model, name, name, scale) for name in forced)]
-    return [
-        t.View(
-            title=lambda m: (
-                f"{m['operation']} {m['direction']}, {m['dtype']} ({unit} of model bytes)"
-            ),
-            labels=(t.field("cols"), t.field("rows")),
-            columns=(*_compared(model, model.ceiling(members[0]), "{:.3f}", scale), *tiers),
-            select=lambda m, of=of: is_rows(m) and kind(m) == of,
-        )
-        for of, members in t.group_by(measured, kind).items()
-    ]
-
-
-def _side_by_side(
-    model: RowModel, measured: Sequence[Measured], unit: str, scale: float
-) -> list[t.View]:
-    """A table for each direction."""
-    directions = t.group_by(measured, lambda m: m["direction"])
-    return [
-        t.View(
-            title=lambda m: f"{m['operation']} {m['direction']} ({unit} of model bytes)",
-            labels=(t.field("cols"),),
-            lines=t.same(lambda m: m["cols"]),
-            columns=_compared(model, model.ceiling(members[0]), "{:.2f}", scale),
-            across="dtype",
-            select=lambda m, direction=direction: is_rows(m) and m["direction"] == direction,
-            refusals=False,
-        )
-        for direction, members in directions.items()
-    ]
-
-
-def _by_region(
-    model: RowModel, measured: Sequence[Measured], unit: str, scale: float
-) -> list[t.View]:
-    """A table for each ceiling."""
-    measured = [m for m in measured if model.of_ceiling(m) is not None]
-
-    def columns(ceiling: str) -> list[t.Column]:
-        least, mean, of = f"least of {ceiling}", f"mean of {ceiling}", model.of_ceiling
-        return [
-            t.Column("cols", lambda m: m["cols"], reduce=t.span),
-            t.Column(least, of, "{:.3f}", reduce=t.least, at=lambda m: m["cols"]),
-            t.Column(mean, of, "{:.3f}", reduce=t.geometric_mean),
-            t.Column("x jax.nn", over_xla, "{:.2f}", reduce=t.geometric_mean),
-        ]
-
-    return [
-        t.View(
-            title=lambda m: (
-                f"ours (auto) by region: fraction of {model.ceiling(m)}, "
-                "speed-up over jax.nn (geometric means)"
-            ),
-            labels=(
-                t.Column("region", lambda m: REGIONS[model.region(m)]),
-                *(t.field("dtype"), t.field("direction")),
-            ),
-            lines=t.same(lambda m: (*kind(m), model.region(m))),
-            columns=columns(str(ceiling)),
-            select=lambda m, ceiling=ceiling: (
-                is_rows(m) and model.ceiling(m) == ceiling and model.of_ceiling(m) is not None
-            ),
-            notes=_notes(model, members, unit, scale),
-            refusals=False,
-        )
-        for ceiling, members in t.group_by(measured, model.ceiling).items()
-    ]
-
-
-def _notes(model: RowModel, measured: Sequence[Measured], unit: str, scale: float) -> list[str]:
-    """How far the same pass over memory differs from case to case: the run's noise."""
-    name, notes = model.ceiling(measured[0]), []
-    for dtype, members in t.group_by(measured, lambda m: m["dtype"]).items():
-        rates = sorted(rate * scale for m in members if (rate := model.rate(m, name)))
-        least, median, most = map(t.rate, (rates[0], statistics.median(rates), rates[-1]))
-        notes.append(
-            f"{name}, {dtype}, over all cases: {least} to {most} {unit}, median {median}; "
-            f"no fraction of {name} is known better than that."
-        )
-    return notes
+    few_rows = t.View(
+        title=lambda m: f"{m['operation']} fwd on few rows (microseconds per call)",
+        labels=(t.Column("rows x cols", lambda m: f"{m['rows']} x {m['cols']}"),),
+        lines=t.same(lambda m: (m["rows"], m["cols"])),
+        columns=(t.microseconds("jax.nn", "xla"), t.microseconds("ours", "auto")),
+        across="dtype",
+        select=lambda m: not is_rows(m),
+    )
+    return [overview if markdown else detail, regions, odd, few_rows]
 
 
 # In drawing order: what matters most is drawn last, on top. Label, colour, width, dashes.
