@@ -27,9 +27,9 @@ import jaxkernels as jk
 from jaxkernels.bench import rows, rows_report
 from jaxkernels.bench.programs import normal
 from jaxkernels.bench.records import Case
-from jaxkernels.bench.rows import DTYPES, Draw, draw, row_case
+from jaxkernels.bench.rows import DTYPES, draw, row_case
 from jaxkernels.bench.rows_model import RowModel, Traffic
-from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, Watched
+from jaxkernels.bench.suite import Arguments, Draw, Function, Options, Program, Suite, Watched
 
 # Lengths of every tier: powers of two, odd ones, vocabularies.
 GPU_COLS = (

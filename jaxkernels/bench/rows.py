@@ -24,10 +24,8 @@ from jaxkernels.bench.options import count, several
 from jaxkernels.bench.programs import draw_normal, rotations
 from jaxkernels.bench.records import Case
 from jaxkernels.bench.rows_model import CEILINGS, DTYPES
-from jaxkernels.bench.suite import Arguments, Axis, Function, Options, Program
+from jaxkernels.bench.suite import Arguments, Axis, Draw, Function, Options, Program
 from jaxkernels.typing import Operation, Tier
-
-Draw = Callable[[], Sequence[Arguments]]
 
 TIERS = ("auto", *get_args(Tier))
 CPU_COLS = (64, 1024, 4096, 32768, 50257)
@@ -81,14 +79,7 @@ def _with_tier(case: Case) -> Case:
 def row_cases(
     operation: str, directions: Iterable[str], gpu_cols: Sequence[int], options: Options
 ) -> Iterable[Case]:
-    """Every dtype, direction and length, on inputs of one size.
-
-    Args:
-        operation: what is measured.
-        directions: its passes.
-        gpu_cols: the row lengths of a GPU where none were asked for.
-        options: as the command line has them.
-    """
+    """Every dtype, direction and length, on inputs of one size; the lengths may be asked for."""
     on_cpu = jax.default_backend() == "cpu"
     elements = options.elements or (CPU_ELEMENTS if on_cpu else GPU_ELEMENTS)
     lengths = sorted(set(options.cols or (CPU_COLS if on_cpu else gpu_cols)))
@@ -104,13 +95,9 @@ def label(case: Case) -> str:
 
 
 def draw(case: Case, arrays: int, touched: int) -> list[Arguments]:
-    """Matrices (rows, cols) for each rotation.
+    """Some arrays (rows, cols) for each rotation.
 
-    Args:
-        case: what is measured.
-        arrays: how many of them a call takes.
-        touched: how many of them the contender touches that touches least, which decides how many
-            rotations there are.
+    The contender that touches least, `touched` such arrays, decides how many rotations there are.
     """
     shape = (case["rows"], case["cols"])
     size = case["rows"] * case["cols"] * jnp.dtype(case["dtype"]).itemsize
@@ -131,15 +118,7 @@ def jitted(make: Callable[[], Function], drawn: Draw) -> Program:
 def compared(
     options: Options, ceiling: str, drawn: Draw, xla: Program, ours: Callable[[str], Program]
 ) -> Mapping[str, Program]:
-    """The contenders of a case: a ceiling, XLA and each tier of ours.
-
-    Args:
-        options: as the command line has them.
-        ceiling: of `CEILINGS`.
-        drawn: makes x for the ceiling.
-        xla: its program.
-        ours: from a tier to its program.
-    """
+    """The contenders of a case: those of a ceiling on (x,) as drawn, XLA, and ours by each tier."""
     tiers = options.tiers or (TIERS[:1] if jax.default_backend() == "cpu" else TIERS)
     passes = {name: jitted(lambda name=name: _CEILINGS[name], drawn) for name in CEILINGS[ceiling]}
     return {**passes, "xla": xla, **{tier: ours(tier) for tier in tiers}}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from jaxkernels.bench.records import Measured
 
-DTYPES = ("float32", "bfloat16", "float16")
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPES = tuple(_ITEM_BYTES)
 
 
 @dataclass(frozen=True)

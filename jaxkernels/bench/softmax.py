@@ -33,9 +33,9 @@ import jaxkernels as jk
 from jaxkernels.bench import rows, rows_report
 from jaxkernels.bench.programs import CHAIN_CALLS, chain
 from jaxkernels.bench.records import Case
-from jaxkernels.bench.rows import DTYPES, Draw, draw, row_case
+from jaxkernels.bench.rows import DTYPES, draw, row_case
 from jaxkernels.bench.rows_model import RowModel, Traffic
-from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, Watched
+from jaxkernels.bench.suite import Arguments, Draw, Function, Options, Program, Suite, Watched
 
 # Powers of two, model widths, vocabularies, and odd lengths beside their even neighbours.
 GPU_COLS = (
