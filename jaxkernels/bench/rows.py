@@ -68,8 +68,8 @@ def row_case(
 
 
 def _with_tier(case: Case) -> Case:
-    """The case with the tier that would be chosen on this GPU; as it is on other platforms."""
-    if jax.default_backend() != "gpu":
+    """The case with the tier that would be chosen on this GPU, where it is one kernel that runs."""
+    if jax.default_backend() != "gpu" or case["direction"] == "both":
         return case
     operation = cast(Operation, f"{case['operation']}_{case['direction']}")
     shape, dtype = (case["rows"], case["cols"]), jnp.dtype(case["dtype"])

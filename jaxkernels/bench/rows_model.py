@@ -110,7 +110,7 @@ class RowModel:
         return None if ceiling is None or own is None else own / ceiling
 
     def region(self, m: Measured) -> str:
-        """The region of row lengths of a case, of `REGIONS`; "all" without a plan (CPU)."""
+        """The region of row lengths of a case, of `REGIONS`; "all" without a plan."""
         if not m["tier"]:
             return "all"
         if m["cols"] <= _SHORT_COLS:

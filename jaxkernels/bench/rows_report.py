@@ -13,7 +13,7 @@ from jaxkernels.bench.records import Measured, Run
 from jaxkernels.bench.rows_model import REGIONS, RowModel, is_rows, kind, odd_pairs, over_xla
 from jaxkernels.typing import Tier
 
-_DIRECTIONS = {"fwd": "forward", "grad": "backward"}
+_DIRECTIONS = {"fwd": "forward", "grad": "backward", "both": "forward and backward"}
 
 
 def views(model: RowModel, run: Run, markdown: bool) -> list[t.View]:

@@ -51,7 +51,10 @@ def test_json(run):
     found = records.read(run / "b.json", "logsumexp")
     cases = [(m["dtype"], m["direction"], m["cols"]) for m in found.measured]
     assert cases == [
-        (d, r, c) for d in ("float32", "bfloat16") for r in ("fwd", "grad") for c in (64, 1001)
+        (dtype, direction, cols)
+        for dtype in ("float32", "bfloat16")
+        for direction in ("fwd", "grad", "both")
+        for cols in (64, 1001)
     ]
     for m in found.measured:
         assert m["rows"] == 2**13 // m["cols"]
@@ -81,20 +84,23 @@ def results(direction, rows=4, cols=33, dtype="float32"):
     return found, drawn["row_max" if direction == "fwd" else "copy"][0]
 
 
-@pytest.mark.parametrize("direction", ["fwd", "grad"])
+@pytest.mark.parametrize("direction", ["fwd", "grad", "both"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_contenders_compute_the_same(direction, dtype):
     """A comparison of different things is none."""
     found, x = results(direction, dtype=dtype)
     tolerance = 1e-5 if dtype == "float32" else 0.05
-    assert found["auto"].shape == ((4,) if direction == "fwd" else (4, 33))
-    assert found["auto"].dtype == dtype
-    assert jnp.allclose(found["auto"], found["xla"], rtol=tolerance, atol=tolerance)
-    if direction == "grad":
-        assert jnp.array_equal(found["copy"], x)
-    else:
+    ours, xla = jax.tree.leaves(found["auto"]), jax.tree.leaves(found["xla"])
+    shapes = {"fwd": [(4,)], "grad": [(4, 33)], "both": [(4,), (4, 33)]}[direction]
+    assert [y.shape for y in ours] == [y.shape for y in xla] == shapes
+    for y, peer in zip(ours, xla, strict=True):
+        assert y.dtype == peer.dtype == dtype
+        assert jnp.allclose(y, peer, rtol=tolerance, atol=tolerance)
+    if direction != "grad":
         truth = jnp.log(jnp.exp(x.astype(jnp.float32)).sum(-1))
-        assert jnp.allclose(found["auto"], truth, rtol=tolerance, atol=tolerance)
+        assert jnp.allclose(ours[0], truth, rtol=tolerance, atol=tolerance)
+    if direction != "fwd":
+        assert jnp.array_equal(found["copy"], x)
 
 
 @pytest.mark.parametrize("shape", [(4, 33), (9, 1000), (2, 4096)])
@@ -169,6 +175,11 @@ def test_gradient_by_hand():
     text = text_of(logsumexp.SUITE, [m])
     assert "fraction of copy" in text
     assert "of read" not in text
+
+
+def test_both_move_what_each_of_them_moves():
+    sizes = {d: moved.size(made_up(d)) for d, moved in logsumexp.TRAFFIC.items()}
+    assert sizes["both"] == sizes["fwd"] + sizes["grad"]
 
 
 def test_what_is_the_fastest_read_is_found_in_each_case():
