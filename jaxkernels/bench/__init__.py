@@ -15,7 +15,9 @@ Layout:
   ``compare``      two runs of one machine: what became slower
   ``console``      progress on stderr, tables on stdout or as Markdown
   ``runner``       the sub-command of a suite; ``options`` has the types of its options
-  ``softmax``, ``sgemm``, ``attention``, ``scaling``
+  ``rows``         what the suites of row operations share: cases and contenders; ``rows_model`` has
+                   what they are compared with, ``rows_report`` what is shown of them
+  ``softmax``, ``logsumexp``, ``sgemm``, ``attention``, ``scaling``
                    the suites: what is measured; what is shown of it is in ``*_report``
   ``regress``      ours alone, over the cells that the suites watch: two runs of one machine compared
 """

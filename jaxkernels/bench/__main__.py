@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from jaxkernels.bench import attention, regress, runner, scaling, sgemm, softmax
+from jaxkernels.bench import attention, logsumexp, regress, runner, scaling, sgemm, softmax
 
-OPERATIONS = (softmax.SUITE, attention.SUITE, sgemm.SUITE, scaling.SUITE)
+OPERATIONS = (softmax.SUITE, logsumexp.SUITE, attention.SUITE, sgemm.SUITE, scaling.SUITE)
 # What regress watches is what every operation's suite gives it.
 SUITES = (*OPERATIONS, regress.suite_of(OPERATIONS))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from jaxkernels.bench import plot
 from jaxkernels.bench import tables as t
@@ -50,8 +51,7 @@ def model_bytes(case: Case) -> int:
 
 def copy_rate(m: Measured) -> float | None:
     """Bytes per second of the copy: read once, written once."""
-    seconds, size = m.seconds("copy"), _ITEM_BYTES[m["dtype"]]
-    return None if seconds is None else 2 * math.prod(scores_shape(m.case)) * size / seconds
+    return m.rate(2 * math.prod(scores_shape(m.case)) * _ITEM_BYTES[m["dtype"]], "copy")
 
 
 def of_model(m: Measured, name: str = "ours") -> float | None:
@@ -99,19 +99,19 @@ def views(run: Run, markdown: bool) -> list[t.View]:
         for name, text in names.items()
     ]
     copy = t.Column(f"copy {unit}", copy_rate, t.rate, scale)
-    scores = [
-        t.View(
-            title=lambda m: f"scale, mask and softmax, {DIRECTIONS[m['direction']]}, {m['dtype']}",
-            labels=(t.Column("length xbatchxheads", _scores),),
-            columns=(copy, *times, gain, *model, *(memory if direction == "both" else ())),
-            select=lambda m, dtype=dtype, direction=direction: (
-                (m["group"], m["dtype"], m["direction"]) == ("scores", dtype, direction)
-            ),
-            notes=("of model: time over that of the model bytes at the rate of the copy",),
-        )
-        for dtype in DTYPES
-        for direction in DIRECTIONS
-    ]
+
+    def columns(members: Sequence[Measured]) -> list[t.Column]:
+        is_both = members[0]["direction"] == "both"
+        return [copy, *times, gain, *model, *(memory if is_both else ())]
+
+    scores = t.View(
+        title=lambda m: f"scale, mask and softmax, {DIRECTIONS[m['direction']]}, {m['dtype']}",
+        by=lambda m: (m["dtype"], m["direction"]),
+        labels=(t.Column("length xbatchxheads", _scores),),
+        columns=columns,
+        select=lambda m: m["group"] == "scores",
+        notes=("of model: time over that of the model bytes at the rate of the copy",),
+    )
     kernels = sorted({name for m in run.measured for name in m.extra("ours", "kernels") or ()})
     layers = t.View(
         title=lambda m: "attention layers (batch, length, heads, depth)",
@@ -129,7 +129,7 @@ def views(run: Run, markdown: bool) -> list[t.View]:
             f"our kernels in our programs: {', '.join(kernels) or 'none'}",
         ),
     )
-    return [*scores, layers]
+    return [scores, layers]
 
 
 def figure(run: Run) -> plot.Figure:

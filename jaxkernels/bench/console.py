@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -111,14 +112,10 @@ def progress(title: str, total: int) -> Iterator[Callable[[str], None]]:
         A function to call with a description when a step begins.
     """
     if rich is None or not sys.stderr.isatty():
-        done = 0
-
-        def announce(description: str) -> None:
-            nonlocal done
-            done += 1
-            print(f"{title} [{done}/{total}] {description}", file=sys.stderr, flush=True)
-
-        yield announce
+        numbers = itertools.count(1)
+        yield lambda description: print(
+            f"{title} [{next(numbers)}/{total}] {description}", file=sys.stderr, flush=True
+        )
         return
     columns = (
         rich.progress.TextColumn("{task.fields[title]}"),
@@ -129,13 +126,7 @@ def progress(title: str, total: int) -> Iterator[Callable[[str], None]]:
     )
     console = rich.console.Console(stderr=True)
     with rich.progress.Progress(*columns, console=console, transient=True) as bar:
-        # The bar counts finished steps, so the first announcement advances nothing.
-        task = bar.add_task("", total=total, title=title)
-        started = False
-
-        def advance(description: str) -> None:
-            nonlocal started
-            bar.update(task, description=description, advance=1 if started else 0)
-            started = True
-
-        yield advance
+        task, finished = bar.add_task("", total=total, title=title), itertools.count()
+        yield lambda description: bar.update(
+            task, description=description, completed=next(finished)
+        )

@@ -76,20 +76,25 @@ class Measured:
         """A field of the case; None if it has none of this name."""
         return self.case.get(name)
 
-    def seconds(self, contender: str) -> float | None:
-        """The median time of a contender; None if it has none."""
-        record = self.records.get(contender)
+    def seconds(self, contender: str = "") -> float | None:
+        """The median time of a contender, or of the line's own; None if it has none."""
+        record = self.records.get(contender or self.contender)
         seconds = None if record is None else record.seconds
         return seconds if seconds is not None and 0 < seconds < math.inf else None
 
-    def ratio(self, peer: str, contender: str) -> float | None:
-        """How many times faster than a peer a contender is; None unless both have a time."""
+    def rate(self, amount: float, contender: str = "") -> float | None:
+        """An amount per second of a contender's, or of the line's own; None without a time."""
+        seconds = self.seconds(contender)
+        return None if seconds is None else amount / seconds
+
+    def ratio(self, peer: str, contender: str = "") -> float | None:
+        """How many times faster than a peer a contender, or the line's own, is; None without both."""
         slow, fast = self.seconds(peer), self.seconds(contender)
         return None if slow is None or fast is None else slow / fast
 
     def extra(self, contender: str, name: str) -> Any:
-        """What else is known of a contender; None if it is not."""
-        record = self.records.get(contender)
+        """What else is known of a contender, or, where it is empty, of the line's own; or None."""
+        record = self.records.get(contender or self.contender)
         return None if record is None else record.extra.get(name)
 
 

@@ -38,7 +38,7 @@ def views(run: Run, markdown: bool) -> list[t.View]:
             by=lambda m: m["group"],
             labels=(t.field("cell"),),
             columns=(
-                t.Column("us", lambda m: m.seconds("ours"), "{:.2f}", 1e6),
+                t.microseconds("us", "ours", "{:.2f}"),
                 t.Column("first quartile", lambda m: ours(m).quartiles[0], "{:.2f}", 1e6),
                 t.Column("third", lambda m: ours(m).quartiles[1], "{:.2f}", 1e6),
                 t.Column("spread", lambda m: ours(m).spread, "{:.2%}"),

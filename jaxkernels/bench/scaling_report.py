@@ -22,7 +22,7 @@ def size(m: Measured) -> str:
 
 def efficiency(m: Measured) -> float | None:
     """The time on 1 device over that on the devices that a line is about."""
-    return m.ratio("1", m.contender)
+    return m.ratio("1")
 
 
 def label(case: Case) -> str:
@@ -41,7 +41,7 @@ def _collectives(head: str, name: str = "") -> t.Column:
     def text(found: dict[str, int]) -> str:
         return ", ".join(f"{count} {kind}" for kind, count in found.items()) or "none"
 
-    return t.Column(head, lambda m: m.extra(name or m.contender, "collectives"), text)
+    return t.Column(head, lambda m: m.extra(name, "collectives"), text)
 
 
 def views(run: Run, markdown: bool) -> list[t.View]:
@@ -62,7 +62,7 @@ def views(run: Run, markdown: bool) -> list[t.View]:
             t.Column("devices", lambda m: m.contender),
         ),
         columns=(
-            t.Column("ms", lambda m: m.seconds(m.contender), "{:.3f}", 1e3),
+            t.milliseconds("ms"),
             t.Column("efficiency", efficiency, "{:.3f}"),
             _collectives("collectives"),
         ),

@@ -77,8 +77,7 @@ def kind(m: Measured) -> str:
 
 def rate(m: Measured, name: str) -> float | None:
     """Operations per second of a contender; None without a time."""
-    seconds = m.seconds(name)
-    return None if seconds is None else flops(m.case) / seconds
+    return m.rate(flops(m.case), name)
 
 
 def error(m: Measured, name: str, what: str) -> float | None:
@@ -104,14 +103,14 @@ def views(run: Run, markdown: bool) -> list[t.View]:
         return None if found is None or peak is None else found / peak
 
     def columns(name: str = "") -> list[t.Column]:
-        """The columns of a contender; without a name, of the one that a line is about."""
+        """The columns of a contender; without a name, of the line's own."""
         return [
-            t.Column("us", lambda m: m.seconds(name or m.contender), "{:.1f}", 1e6),
-            t.Column(unit, lambda m: rate(m, name or m.contender), "{:.2f}", scale),
-            t.Column(f"of {peer}", lambda m: over_xla(m, name or m.contender), "{:.3f}"),
-            t.Column("of peak", lambda m: of_peak(m, name or m.contender), "{:.3f}"),
-            t.Column("relF", lambda m: error(m, name or m.contender, "relF"), "{:.1e}"),
-            t.Column("of bound", lambda m: error(m, name or m.contender, "of_bound"), "{:.3f}"),
+            t.microseconds("us", name),
+            t.Column(unit, lambda m: rate(m, name), "{:.2f}", scale),
+            t.Column(f"of {peer}", lambda m: over_xla(m, name), "{:.3f}"),
+            t.Column("of peak", lambda m: of_peak(m, name), "{:.3f}"),
+            t.Column("relF", lambda m: error(m, name, "relF"), "{:.1e}"),
+            t.Column("of bound", lambda m: error(m, name, "of_bound"), "{:.3f}"),
         ]
 
     xla, ours = columns("xla"), columns("pipelined")

@@ -22,33 +22,32 @@ two thirds of the copy's rate.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import product
-from typing import Any, cast, get_args
 
 import jax
 import jax.numpy as jnp
 
 import jaxkernels as jk
-from jaxkernels.bench import softmax_report
-from jaxkernels.bench.options import count, several
-from jaxkernels.bench.programs import CHAIN_CALLS, chain, draw_normal, rotations
+from jaxkernels.bench import rows, rows_report
+from jaxkernels.bench.programs import CHAIN_CALLS, chain
 from jaxkernels.bench.records import Case
-from jaxkernels.bench.softmax_report import STREAMS
-from jaxkernels.bench.suite import Arguments, Axis, Function, Options, Program, Suite, Watched
-from jaxkernels.typing import Operation, Tier
+from jaxkernels.bench.rows import DTYPES, draw, row_case
+from jaxkernels.bench.rows_model import RowModel, Traffic
+from jaxkernels.bench.suite import Arguments, Draw, Function, Options, Program, Suite, Watched
 
-DTYPES = ("float32", "bfloat16", "float16")
-TIERS = ("auto", *get_args(Tier))
 # Powers of two, model widths, vocabularies, and odd lengths beside their even neighbours.
 GPU_COLS = (
     *(32, 64, 128, 256, 512, 768, 1000, 1001, 1024, 2048, 3072, 4096, 5120, 8192, 12288, 16384),
     *(24576, 32768, 50256, 50257, 65536, 131072, 151935, 151936, 262144, 524288, 1048576),
 )
-CPU_COLS = (64, 1024, 4096, 32768, 50257)
-GPU_ELEMENTS, CPU_ELEMENTS = 2**28, 2**24
 FEW_ROWS = ((1, 32768), (1, 131072), (8, 131072), (64, 128256), (256, 256), (4096, 128))
+TRAFFIC = {
+    "fwd": Traffic(reads=1, writes=1, ceiling="copy"),
+    "grad": Traffic(reads=2, writes=1, ceiling="copy"),
+}
+MODEL = RowModel(TRAFFIC)
 
 _OURS = {"softmax": jk.softmax, "log_softmax": jk.log_softmax}
 _XLA = {"softmax": jax.nn.softmax, "log_softmax": jax.nn.log_softmax}
@@ -59,100 +58,57 @@ _XLA_BACKWARD: dict[str, Function] = {
 }
 
 
-def rows_case(
-    operation: str, direction: str, dtype: str, rows: int, cols: int, group: str = "rows"
-) -> Case:
-    """A case of the suite, without the tier that is planned for it."""
-    names = ("group", "operation", "direction", "dtype", "rows", "cols")
-    return dict(zip(names, (group, operation, direction, dtype, rows, cols), strict=True))
-
-
-def _with_tier(case: Case) -> Case:
-    """The case with the tier that would be chosen on this GPU; as it is on other platforms."""
-    if jax.default_backend() != "gpu":
-        return case
-    operation = cast(Operation, f"{case['operation']}_{case['direction']}")
-    shape, dtype = (case["rows"], case["cols"]), jnp.dtype(case["dtype"])
-    return {**case, "tier": str(jk.plan_softmax(shape, dtype, operation=operation).tier)}
-
-
 def cases(options: Options) -> Iterable[Case]:
     """Every dtype, direction and length, then the small inputs."""
-    on_cpu = jax.default_backend() == "cpu"
-    elements = options.elements or (CPU_ELEMENTS if on_cpu else GPU_ELEMENTS)
-    of = options.operation
-    lengths = sorted(set(options.cols or (CPU_COLS if on_cpu else GPU_COLS)))
-    for dtype, direction, cols in product(DTYPES, STREAMS, lengths):
-        yield _with_tier(rows_case(of, direction, dtype, max(1, elements // cols), cols))
-    if options.few_rows or (options.few_rows is None and not on_cpu):
+    yield from rows.row_cases(options.operation, TRAFFIC, GPU_COLS, options)
+    few_rows = options.few_rows
+    if few_rows or (few_rows is None and jax.default_backend() != "cpu"):
         for dtype, shape in product(DTYPES, FEW_ROWS):
-            yield rows_case(of, "fwd", dtype, *shape, group="few_rows")
+            yield row_case(options.operation, "fwd", dtype, *shape, group="few_rows")
 
 
-def ours(case: Case, tier: Any = "auto") -> Function:
-    """Our function, from x or from (y, dy); it refuses instead of falling back to XLA."""
-    forced = None if tier == "auto" else tier
-    function = partial(_OURS[case["operation"]], tier=forced, implementation="ffi")
-    return function if case["direction"] == "fwd" else backward(function, case)
-
-
-def backward(function: Callable[[jax.Array], jax.Array], case: Case) -> Function:
-    """Returns (y, dy) -> dx: the vjp of a function of x as a function of its only residual, y.
-
-    ``jax.vjp`` returns a pytree whose leaves are the residuals. Its structure comes from an
-    abstract evaluation, and y takes the place of the leaf, so the forward runs nowhere.
+def ours(case: Case, tier: str = "auto") -> Function:
+    """Our function, from x or from (y, dy).
 
     Raises:
         RuntimeError: if the backward pass keeps anything besides y.
     """
-    x = jax.ShapeDtypeStruct((case["rows"], case["cols"]), case["dtype"])
-    pullback = jax.eval_shape(lambda primal: jax.vjp(function, primal)[1], x)
-    residuals, structure = jax.tree.flatten(pullback)
+    function = rows.forced(_OURS[case["operation"]], tier)
+    if case["direction"] == "fwd":
+        return function
+    residuals, backward = rows.pullback(function, case)
     kept = [(leaf.shape, leaf.dtype) for leaf in residuals]
-    if kept != [(x.shape, x.dtype)]:
+    if kept != [((case["rows"], case["cols"]), case["dtype"])]:
         raise RuntimeError(f"the backward pass must keep y alone, it keeps {kept}")
-    return jax.jit(lambda y, dy: jax.tree.unflatten(structure, [y])(dy)[0])
-
-
-def _draw(case: Case, arrays: int, touched: int = 2) -> list[Arguments]:
-    """Matrices for each rotation: as many rotations as a call needs that touches so many of them.
-
-    Where a copy is compared, it decides, for it touches least.
-    """
-    shape = (case["rows"], case["cols"])
-    size = case["rows"] * case["cols"] * jnp.dtype(case["dtype"]).itemsize
-    turns = 1 if case["group"] == "few_rows" else rotations(touched * size)
-    return draw_normal(shape, case["dtype"], arrays, turns)
+    return backward
 
 
 def _draw_results(case: Case) -> list[Arguments]:
     """(y, dy) for each rotation, where y is a result of XLA's."""
     forward = jax.jit(_XLA[case["operation"]])
-    return [(forward(x), dy) for x, dy in _draw(case, 2)]
+    return [(forward(x), dy) for x, dy in draw(case, 2, touched=2)]
 
 
 def contenders(case: Case, options: Options) -> Mapping[str, Program]:
     """Copy, XLA and ours of one case; of few rows XLA and ours."""
-    draw = partial(_draw, case, 1)
+    operation, of_x = case["operation"], partial(draw, case, 1, touched=2)
     if case["group"] == "few_rows":
-        return {
-            "xla": _chained(lambda: _XLA[case["operation"]], draw),
-            "auto": _chained(partial(ours, case), draw),
-        }
-    xla = _XLA if case["direction"] == "fwd" else _XLA_BACKWARD
-    drawn = draw if case["direction"] == "fwd" else partial(_draw_results, case)
-    on_cpu = jax.default_backend() == "cpu"
-    programs = {
-        "copy": Program(lambda _: jax.jit(jnp.copy), draw),
-        "xla": Program(lambda _: jax.jit(xla[case["operation"]]), drawn),
-    }
-    for tier in options.tiers or (TIERS[:1] if on_cpu else TIERS):
-        programs[tier] = Program(lambda _, tier=tier: jax.jit(ours(case, tier)), drawn)
-    return programs
+        xla = Program(lambda _: jax.jit(chain(_XLA[operation])), of_x, CHAIN_CALLS)
+        return {"xla": xla, "auto": _chained(case, of_x)}
+    is_forward = case["direction"] == "fwd"
+    drawn = of_x if is_forward else partial(_draw_results, case)
+    xla = (_XLA if is_forward else _XLA_BACKWARD)[operation]
+    return rows.compared(
+        options,
+        "copy",
+        of_x,
+        xla=rows.jitted(lambda: xla, drawn),
+        ours=lambda tier: rows.jitted(partial(ours, case, tier), drawn),
+    )
 
 
-def _chained(make: Callable[[], Function], draw: Callable[[], Sequence[Arguments]]) -> Program:
-    return Program(lambda _: jax.jit(chain(make())), draw, CHAIN_CALLS)
+def _chained(case: Case, drawn: Draw) -> Program:
+    return Program(lambda _: jax.jit(chain(ours(case))), drawn, CHAIN_CALLS)
 
 
 def watched(platform: str) -> Iterable[Watched]:
@@ -172,27 +128,22 @@ def watched(platform: str) -> Iterable[Watched]:
             ("softmax", (1001,), ("float16",)),
         )
     for operation, lengths, dtypes in kinds:
-        for dtype, direction, cols in product(dtypes, STREAMS, lengths):
-            case = rows_case(operation, direction, dtype, max(1, elements // cols), cols)
-            # What its y holds does not matter for its time: the forward need not run.
-            draw = partial(_draw, case, STREAMS[direction] - 1, STREAMS[direction])
-            yield Watched("rows", case, Program(lambda _, case=case: jax.jit(ours(case)), draw))
+        for dtype, direction, cols in product(dtypes, TRAFFIC, lengths):
+            case = row_case(operation, direction, dtype, max(1, elements // cols), cols)
+            yield Watched("rows", case, rows.jitted(partial(ours, case), _draw_any(case)))
     for dtype in float32_bfloat16:
         for direction, each in shapes.items():
             for shape in each:
-                case = rows_case("softmax", direction, dtype, *shape, group="few_rows")
-                draw = partial(_draw, case, STREAMS[direction] - 1)
-                yield Watched("few_rows", case, _chained(partial(ours, case), draw))
+                case = row_case("softmax", direction, dtype, *shape, group="few_rows")
+                yield Watched("few_rows", case, _chained(case, _draw_any(case)))
 
 
-def label(case: Case) -> str:
-    """The case in one line."""
-    shape = f"{case['rows']}x{case['cols']}"
-    return f"{case['operation']} {case['direction']} {case['dtype']} {shape}"
+def _draw_any(case: Case) -> Draw:
+    """What ours reads; what its y holds does not matter for its time: the forward need not run."""
+    moved = TRAFFIC[case["direction"]]
+    return partial(draw, case, moved.reads, touched=moved.reads + moved.writes)
 
 
-_TIERS_HELP = "auto and the tiers to force (default: all on a GPU, auto on a CPU)"
-_ELEMENTS_HELP = "size of each input, rows = N // cols (default: 2^28 on a GPU, 2^24 on a CPU)"
 _FEW_ROWS_HELP = "also measure the latency on small inputs (default: on a GPU)"
 
 SUITE = Suite(
@@ -200,15 +151,13 @@ SUITE = Suite(
     summary="softmax and log_softmax, forward and backward, beside jax.nn's and a plain copy",
     cases=cases,
     contenders=contenders,
-    label=label,
-    views=softmax_report.views,
-    figure=softmax_report.figure,
-    axes=(Axis("dtype", DTYPES, ("float32", "bfloat16")), Axis("direction", tuple(STREAMS))),
+    label=rows.label,
+    views=partial(rows_report.views, MODEL),
+    figure=partial(rows_report.figure, MODEL),
+    axes=rows.axes(TRAFFIC),
     options={
         "--operation": {"choices": tuple(_OURS), "default": "softmax"},
-        "--cols": several(count, "N", "row lengths, such as 1000 or 2^15"),
-        "--tiers": {"nargs": "+", "choices": TIERS, "help": _TIERS_HELP},
-        "--elements": {"type": count, "metavar": "N", "help": _ELEMENTS_HELP},
+        **rows.OPTIONS,
         "--few-rows": {"action": argparse.BooleanOptionalAction, "help": _FEW_ROWS_HELP},
     },
     watched=watched,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -20,6 +21,7 @@ from jaxkernels.bench.timing import REFUSALS, Contender, first_line, measure_tog
 Function = Callable[..., Any]
 Arguments = tuple[Any, ...]
 Options = argparse.Namespace
+Draw = Callable[[], Sequence[Arguments]]
 
 
 @dataclass(frozen=True)
@@ -28,15 +30,15 @@ class Program:
 
     Attributes:
         make: from the first arguments to the function to time. What it refuses is an empty cell.
-        draw: makes the arguments, one tuple for each rotation; programs of a case that have the same
-            `draw` get the same arguments.
+        draw: makes the arguments, one tuple for each rotation; programs that have the same `draw` get
+            the same arguments.
         operations: how many operations one call does; times are divided by it.
         inspect: what else is to be known of a contender with a time, by name: from the function that
             was timed and its first arguments.
     """
 
     make: Callable[[Arguments], Function]
-    draw: Callable[[], Sequence[Arguments]]
+    draw: Draw
     operations: int = 1
     inspect: Mapping[str, Callable[[Function, Arguments], Any]] = field(default_factory=dict)
 
@@ -132,32 +134,29 @@ def measure(suite: Suite, options: Options, part: Sequence[Case]) -> list[Record
         A record for each contender of each case. One that was refused, or ran out of memory, says
         so, and the others are measured all the same.
     """
-    programs: dict[str, tuple[Case, str, Program]] = {}
+    programs = {
+        f"{number} {name}": (case, name, program)
+        for number, case in enumerate(part)
+        for name, program in suite.contenders(case, options).items()
+    }
+    drawn: dict[Draw, Sequence[Arguments]] = {}
     arguments: dict[str, Sequence[Arguments]] = {}
     functions: dict[str, Function] = {}
     refused: dict[str, str] = {}
-    for number, case in enumerate(part):
-        drawn: dict[Callable[[], Sequence[Arguments]], Sequence[Arguments]] = {}
-        for name, program in suite.contenders(case, options).items():
-            key = f"{number} {name}"
-            programs[key] = (case, name, program)
-            try:
-                if program.draw not in drawn:
-                    drawn[program.draw] = program.draw()
-            except REFUSALS as error:
-                refused[key] = first_line(error)
-            else:
-                arguments[key] = drawn[program.draw]
+    for key, (_, _, program) in programs.items():
+        try:
+            if program.draw not in drawn:
+                drawn[program.draw] = program.draw()
+            arguments[key] = drawn[program.draw]
+        except REFUSALS as error:
+            refused[key] = first_line(error)
 
-    def making(key: str) -> Callable[[], Function]:
-        def make() -> Function:
-            functions[key] = programs[key][2].make(arguments[key][0])
-            return functions[key]
-
-        return make
+    def make(key: str) -> Function:
+        functions[key] = programs[key][2].make(arguments[key][0])
+        return functions[key]
 
     timings, without = measure_together(
-        [Contender(key, making(key), each) for key, each in arguments.items()],
+        [Contender(key, partial(make, key), each) for key, each in arguments.items()],
         repeats=options.repeats,
         min_sample_seconds=options.min_sample_ms / 1e3,
     )

@@ -129,23 +129,23 @@ class View:
     Attributes:
         title: of a table, from its first case.
         labels: the columns that name a line.
-        columns: the columns of values.
+        columns: the columns of values, or what they are for the cases of a table.
         select: which cases are shown.
         by: a table for each value of this key.
         lines: which cases of a table share a line.
         across: a field whose values stand side by side, each with all columns of values.
-        notes: lines below each table.
+        notes: lines below each table, or what they are for its cases.
         refusals: whether reasons for missing values follow the notes.
     """
 
     title: Callable[[Measured], str]
     labels: Sequence[Column]
-    columns: Sequence[Column]
+    columns: Sequence[Column] | Callable[[Sequence[Measured]], Sequence[Column]]
     select: Callable[[Measured], bool] = lambda m: True
     by: Key = lambda m: ()
     lines: Callable[[Sequence[Measured]], list[Sequence[Measured]]] = cases
     across: str = ""
-    notes: Sequence[str] = ()
+    notes: Sequence[str] | Callable[[Sequence[Measured]], Sequence[str]] = ()
     refusals: bool = True
 
     def tables(self, measured: Iterable[Measured], label: Callable[[Case], str]) -> list[Table]:
@@ -159,14 +159,16 @@ class View:
         return [table for members in groups if (table := self._table(members, label)).rows]
 
     def _table(self, members: Sequence[Measured], label: Callable[[Case], str]) -> Table:
+        columns = self.columns(members) if callable(self.columns) else self.columns
+        notes = self.notes(members) if callable(self.notes) else self.notes
         values = list(group_by(members, lambda m: m[self.across])) if self.across else [None]
-        heads = [f"{v} {c.head}" if self.across else c.head for v in values for c in self.columns]
+        heads = [f"{v} {c.head}" if self.across else c.head for v in values for c in columns]
         rows = []
         for line in self.lines(members):
             parts = [[m for m in line if not self.across or m[self.across] == v] for v in values]
             cells = [c.cell(line) for c in self.labels]
-            rows.append((*cells, *(c.cell(part) for part in parts for c in self.columns)))
-        notes = (*self.notes, *(refusals(members, label) if self.refusals else ()))
+            rows.append((*cells, *(c.cell(part) for part in parts for c in columns)))
+        notes = (*notes, *(refusals(members, label) if self.refusals else ()))
         headers = (*(c.head for c in self.labels), *heads)
         return Table(self.title(members[0]), headers, tuple(rows), notes)
 
@@ -209,9 +211,14 @@ def field(name: str, head: str = "") -> Column:
     return Column(head or name, lambda m: m[name])
 
 
-def milliseconds(head: str, contender: str) -> Column:
-    """A column of a contender's times."""
+def milliseconds(head: str, contender: str = "") -> Column:
+    """A column of the times of a contender, or of that which a line is about."""
     return Column(head, lambda m: m.seconds(contender), "{:.3f}", 1e3)
+
+
+def microseconds(head: str, contender: str = "", pattern: str = "{:.1f}") -> Column:
+    """A column of the same, in microseconds."""
+    return Column(head, lambda m: m.seconds(contender), pattern, 1e6)
 
 
 def times_faster(head: str, peer: str, contender: str) -> Column:

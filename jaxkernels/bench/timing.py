@@ -34,7 +34,7 @@ _GPU_CACHE_BYTES = 128 * 2**20
 _CPU_CACHE_BYTES = 32 * 2**20
 _MAX_ROTATIONS = 16
 # What a kernel or a device may refuse; anything else is a bug and must surface.
-_REFUSALS = REFUSALS = (ValueError, NotImplementedError, jax.errors.JaxRuntimeError)
+REFUSALS = (ValueError, NotImplementedError, jax.errors.JaxRuntimeError)
 
 
 @dataclass(frozen=True)

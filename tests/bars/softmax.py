@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from jaxkernels.bench.records import Measured
-from jaxkernels.bench.softmax_report import is_rows, kind, odd_pairs, of_copy, over_xla, throughput
-from jaxkernels.bench.softmax_report import region as region_of
+from jaxkernels.bench.rows_model import is_rows, kind, odd_pairs, over_xla
+from jaxkernels.bench.softmax import MODEL
 from jaxkernels.bench.tables import geometric_mean, group_by, least, over_second
 
 from .bar import Bar, Members, complete, without_time
@@ -45,8 +45,8 @@ def _by_dtype(members: Members) -> list[Members]:
 def _of_region(region: str, direction: str, of: str, reduce, limit: float) -> Bar:
     return Bar(
         what=lambda members: f"{members[0]['dtype']} {direction} {region}, of copy, {of}",
-        select=lambda m: is_rows(m) and (region_of(m), m["direction"]) == (region, direction),
-        metric=of_copy,
+        select=lambda m: is_rows(m) and (MODEL.region(m), m["direction"]) == (region, direction),
+        metric=MODEL.of_ceiling,
         reduce=reduce,
         limit=limit,
         groups=_by_dtype,
@@ -63,7 +63,7 @@ BARS = {
         complete(_missing),
         *(_of_region(*where, "least", least, limit) for where, limit in _EACH.items()),
         *(_of_region(*where, "geometric mean", geometric_mean, v) for where, v in _MEAN.items()),
-        Bar(_odd, is_rows, throughput, over_second, _ODD_BAR, groups=odd_pairs),
+        Bar(_odd, is_rows, MODEL.rate, over_second, _ODD_BAR, groups=odd_pairs),
     ],
     # Odd row lengths have no bar on a CPU.
     "cpu": [

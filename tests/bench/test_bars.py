@@ -9,7 +9,7 @@ from bench_cases import QUICK, measured
 from programs import ROOT, run_python
 
 from jaxkernels.bench.__main__ import main as bench
-from jaxkernels.bench.softmax import rows_case
+from jaxkernels.bench.rows import row_case
 
 RUNS = {
     "softmax": ["--cols", "64", "--elements", "2^10", "--no-few-rows"],
@@ -72,7 +72,7 @@ def softmax(dtype="float32", direction="fwd", cols=1024, tier="warp", of_copy=1.
     streams = 1 if direction == "fwd" else 1.5
     ours = streams / of_copy
     seconds = {"copy": 1.0, "auto": ours, "xla": ours * over_xla}
-    return measured(rows_case("softmax", direction, dtype, 8, cols) | {"tier": tier}, seconds)
+    return measured(row_case("softmax", direction, dtype, 8, cols) | {"tier": tier}, seconds)
 
 
 def failed(cases, platform="gpu"):
@@ -132,7 +132,7 @@ def test_bars_of_softmax_on_a_cpu(dtype, bar):
 
 
 def test_what_was_not_measured_is_a_failure():
-    case = rows_case("softmax", "fwd", "float32", 8, 512) | {"tier": "warp"}
+    case = row_case("softmax", "fwd", "float32", 8, 512) | {"tier": "warp"}
     without = measured(case, {"copy": 1.0, "xla": 1.0}, refused={"auto": "no memory"})
     found = judge("softmax", [softmax(), without], "gpu")
     assert {v.what for v in found if not v.passed} == {"contenders measured", SHORT, MEAN}

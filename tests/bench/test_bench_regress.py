@@ -15,13 +15,13 @@ from bench_cases import QUICK
 
 import jaxkernels as jk
 from jaxkernels.bench import __main__ as command
-from jaxkernels.bench import attention, records, regress, sgemm, softmax
+from jaxkernels.bench import attention, logsumexp, records, regress, sgemm, softmax
 from jaxkernels.bench.__main__ import main
 from jaxkernels.bench.compare import compare
 from jaxkernels.bench.records import Record
 from jaxkernels.bench.suite import Watched
 
-OPERATIONS = (softmax.SUITE, attention.SUITE, sgemm.SUITE)
+OPERATIONS = (softmax.SUITE, logsumexp.SUITE, attention.SUITE, sgemm.SUITE)
 
 
 def small(suite, keep):
@@ -228,7 +228,7 @@ def test_cells_of_a_group_and_a_dtype_are_sampled_in_turn():
             re.findall(r" (b?float\d+) ", case["cell"])[0] for case in part if group != {"products"}
         }
         assert len(dtypes) == (0 if group == {"products"} else 1)
-    assert len(parts) == 5 + 2 + 2 + 2 + products
+    assert len(parts) == 5 + 2 + 2 + 2 + 2 + products
 
 
 @pytest.mark.parametrize(
@@ -255,14 +255,14 @@ def cells(platform):
     return [(w.group, s.label(w.case), w.case) for s in OPERATIONS for w in s.watched(platform)]
 
 
-@pytest.mark.parametrize(("platform", "count"), [("gpu", 105), ("cpu", 40)])
+@pytest.mark.parametrize(("platform", "count"), [("gpu", 113), ("cpu", 44)])
 def test_cells_are_few_enough_and_cover_every_operation(platform, count):
     found = cells(platform)
     assert len(found) == len({label for _, label, _ in found}) == count <= 120
     groups = [group for group, _, _ in found]
     assert list(dict.fromkeys(groups)) == list(regress.GROUPS)
     by_group = {g: [case for group, _, case in found if group == g] for g in regress.GROUPS}
-    kinds = set(itertools.product(("softmax", "log_softmax"), ("fwd", "grad")))
+    kinds = set(itertools.product(("softmax", "log_softmax", "logsumexp"), ("fwd", "grad")))
     assert {(case["operation"], case["direction"]) for case in by_group["rows"]} == kinds
     assert {case["direction"] for case in by_group["few_rows"]} == {"fwd", "grad"}
     assert {case["variant"] for case in by_group["scores"]} == {"plain", "mask", "causal"}
@@ -291,7 +291,7 @@ def test_names_of_cells_stay():
 
 
 def test_cells_of_a_gpu_reach_every_tier():
-    rows = [case for group, _, case in cells("gpu") if group == "rows"]
+    rows = [w.case for w in softmax.SUITE.watched("gpu") if w.group == "rows"]
     tiers = {
         str(
             jk.plan_softmax(

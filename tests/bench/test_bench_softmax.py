@@ -10,7 +10,7 @@ pytest.importorskip("rich")
 
 from bench_cases import QUICK, measured, run_of, text_of
 
-from jaxkernels.bench import records, softmax, softmax_report
+from jaxkernels.bench import records, rows_report, softmax
 from jaxkernels.bench.__main__ import main
 
 SMALL = ["softmax", "--cols", "64", "1001", "--elements", "2^13", *QUICK]
@@ -75,7 +75,7 @@ def test_table(capsys):
 @pytest.mark.parametrize("direction", ["fwd", "grad"])
 def test_contenders_compute_the_same(operation, direction):
     """A comparison of different things is none."""
-    case = softmax.rows_case(operation, direction, "float32", 4, 33)
+    case = softmax.row_case(operation, direction, "float32", 4, 33)
     found = {}
     programs = softmax.contenders(case, argparse.Namespace(tiers=["auto"]))
     assert set(programs) == {"copy", "xla", "auto"}
@@ -87,7 +87,7 @@ def test_contenders_compute_the_same(operation, direction):
 
 
 def test_few_rows_are_chains():
-    case = softmax.rows_case("softmax", "fwd", "float32", 2, 8, group="few_rows")
+    case = softmax.row_case("softmax", "fwd", "float32", 2, 8, group="few_rows")
     for name, program in softmax.contenders(case, argparse.Namespace(tiers=None)).items():
         (arguments,) = program.draw()
         text = program.make(arguments).lower(*arguments).as_text()
@@ -122,12 +122,12 @@ def test_wrong_arguments(wrong, capsys):
 )
 def test_regions(cols, tier, direction, region):
     """A row that one SM could hold counts as shared, whatever tier it takes."""
-    case = softmax.rows_case("softmax", direction, "float32", 8, cols) | {"tier": tier}
-    assert softmax_report.region(measured(case, {})) == region
+    case = softmax.row_case("softmax", direction, "float32", 8, cols) | {"tier": tier}
+    assert softmax.MODEL.region(measured(case, {})) == region
 
 
 def _softmax(cols, auto, tier="warp", **times):
-    case = softmax.rows_case("softmax", "fwd", "float32", 2**20 // cols, cols) | {"tier": tier}
+    case = softmax.row_case("softmax", "fwd", "float32", 2**20 // cols, cols) | {"tier": tier}
     return measured(case, {"copy": 2e-6, "xla": 4e-6, "auto": auto, **times})
 
 
@@ -145,7 +145,7 @@ def test_tables_by_hand():
 
 
 def test_gradients_move_three_arrays_and_the_copy_two():
-    case = softmax.rows_case("softmax", "grad", "float32", 1024, 1024) | {"tier": "warp"}
+    case = softmax.row_case("softmax", "grad", "float32", 1024, 1024) | {"tier": "warp"}
     text = text_of(softmax.SUITE, [measured(case, {"copy": 2e-6, "xla": 6e-6, "auto": 3e-6})])
     assert "('1024', '1024', '4.19', '2.10', '4.19', '1.000', '2.00', 'warp')" in text
 
@@ -160,7 +160,7 @@ def test_odd_lengths_beside_even_ones():
 def test_figure_has_every_contender_and_tier():
     cases = [_softmax(n, 2e-6, tier, warp=3e-6) for n, tier in ((512, "warp"), (1024, "warp"))]
     cases += [_softmax(1025, 3e-6, "block"), _softmax(4096, 3e-6, "block")]
-    ((panel,),) = softmax_report.figure(run_of(cases)).panels
+    ((panel,),) = rows_report.figure(softmax.MODEL, run_of(cases)).panels
     labels = [curve.label for curve in panel.curves]
     assert labels[0] == "warp, forced"
     assert labels[-1] == "jaxkernels (auto), odd length"
