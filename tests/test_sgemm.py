@@ -98,6 +98,24 @@ def test_alpha_and_beta(algorithm, k):
 
 
 @algorithms
+@pytest.mark.parametrize("shape", [(70, 67, 33), (72, 64, 36), (64, 64, 8192), (40, 30, 0)])
+def test_factors_round_alike_on_every_rung(gpu, algorithm, shape):
+    """fma(alpha, sum, beta * c), bit for bit, with and without a split of k. The sums are exact."""
+    m, n, k = shape
+    plan = jk.plan_sgemm(m, n, k, algorithm=algorithm, device=gpu)
+    assert (plan.split_k > 1) == (k == 8192 and algorithm in (None, "pipelined"))
+    a, b = cases.operand("integers", (m, k)), cases.operand("integers", (k, n), seed=1)
+    c = cases.operand("integers", (m, n), seed=2)
+    alpha, beta = np.float32(1 / 3), np.float32(0.7)
+    got = np.asarray(jk.sgemm(a, b, c, alpha=alpha, beta=beta, algorithm=algorithm))
+    # float64 holds the products by alpha and these sums as they are: below 2^20, multiples of 2^-25.
+    scaled = np.float64(alpha) * cases.truth(a, b)
+    assert np.array_equal(got, (scaled + np.float64(beta * c)).astype(np.float32))
+    other = (np.float64(scaled.astype(np.float32)) + np.float64(beta) * c).astype(np.float32)
+    assert k == 0 or not np.array_equal(got, other)  # alpha * sum, rounded
+
+
+@algorithms
 @pytest.mark.parametrize("shape", [(70, 67, 33), (64, 64, 4096), (128, 128, 0)])
 def test_nan_in_c_with_beta_zero(algorithm, shape):
     m, n, k = shape

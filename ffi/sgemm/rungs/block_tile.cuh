@@ -9,6 +9,7 @@
 #define JAXKERNELS_SGEMM_RUNGS_BLOCK_TILE_CUH_
 
 #include "sgemm/args.cuh"
+#include "sgemm/epilogue.cuh"
 #include "sgemm/rungs/rung_grid.cuh"
 
 namespace jaxkernels {
@@ -42,7 +43,7 @@ __global__ void __launch_bounds__(1024)
   const int64_t row = first_m + y, column = first_n + x;
   if (row >= args.m || column >= args.n) return;
   const int64_t offset = block.c_offset + row * args.n + column;
-  args.out[offset] = Combine(args.alpha, args.beta, sum, args.c + offset);
+  args.out[offset] = CombineWith(args.alpha, sum, args.beta, args.c + offset);
 }
 
 }  // namespace jaxkernels

@@ -8,6 +8,7 @@
 #define JAXKERNELS_SGEMM_RUNGS_NAIVE_CUH_
 
 #include "sgemm/args.cuh"
+#include "sgemm/epilogue.cuh"
 #include "sgemm/rungs/rung_grid.cuh"
 
 namespace jaxkernels {
@@ -27,7 +28,7 @@ __global__ void __launch_bounds__(1024)
     sum = fmaf(a.data[a.Offset(row, k)], b.data[b.Offset(column, k)], sum);
   }
   const int64_t offset = block.c_offset + row * args.n + column;
-  args.out[offset] = Combine(args.alpha, args.beta, sum, args.c + offset);
+  args.out[offset] = CombineWith(args.alpha, sum, args.beta, args.c + offset);
 }
 
 }  // namespace jaxkernels
