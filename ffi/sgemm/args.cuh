@@ -22,10 +22,6 @@ struct Operand {
   __device__ int64_t Offset(int64_t line, int64_t k) const {
     return kAlongK ? line * depth + k : k * lines + line;
   }
-  // Whether four neighbours that begin at a multiple of four lie at a multiple of 16 bytes.
-  __device__ bool IsQuadAligned() const {
-    return (kAlongK ? depth : lines) % 4 == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
-  }
   // Zero outside, whatever lies there.
   __device__ float At(int64_t line, int64_t k) const {
     return line < lines && k < depth ? data[Offset(line, k)] : 0.0f;

@@ -25,16 +25,36 @@ Rung RungOf(Algorithm algorithm) {
   }
 }
 
-// The tensor memory accelerator came with compute capability 9.0. The lines of both operands have
-// to begin at multiples of 16 bytes, and two blocks have to fit an SM, so that one computes while
-// the other waits.
+// Elements of 16 bytes.
+constexpr int kPack = 4;
+
+// Whether stored rows begin at multiples of 16 bytes.
+bool HasAlignedRowsA(const SgemmProblem& problem) {
+  return problem.aligned_a && problem.PitchA() % kPack == 0;
+}
+bool HasAlignedRowsB(const SgemmProblem& problem) {
+  return problem.aligned_b && problem.PitchB() % kPack == 0;
+}
+
+// Whether the numbers of a tensor map reach: 32 bits for a coordinate, 40 for a stride in bytes.
+bool FitsTensorMap(int64_t rows, int64_t pitch, int64_t members) {
+  constexpr int64_t kMaxSize = int64_t{1} << 31, kMaxStride = int64_t{1} << 38;
+  return std::max({rows, pitch, members}) < kMaxSize && rows * pitch < kMaxStride;
+}
+
+// The tensor memory accelerator came with compute capability 9.0. Both operands have to lie as it
+// can read them, and two blocks have to fit an SM, so that one computes while the other waits.
 Engine EngineOf(const SgemmProblem& problem, const DeviceLimits& limits,
                 const PipelinedTile& tile) {
   const bool a_along_k = !problem.trans_a, b_along_k = problem.trans_b;
-  const bool aligned = problem.PitchA() % 4 == 0 && problem.PitchB() % 4 == 0;
+  const bool aligned = HasAlignedRowsA(problem) && HasAlignedRowsB(problem);
+  const bool mapped = FitsTensorMap(problem.trans_a ? problem.k : problem.m, problem.PitchA(),
+                                    problem.MembersOf(&BatchDim::stride_a)) &&
+                      FitsTensorMap(problem.trans_b ? problem.n : problem.k, problem.PitchB(),
+                                    problem.MembersOf(&BatchDim::stride_b));
   const int smem_bytes = SmemBytesOf(tile, Engine::kTma, a_along_k, b_along_k);
   const bool fits = 2 * (smem_bytes + kReservedSmemPerBlock) <= limits.smem_per_sm;
-  return aligned && fits && limits.compute_capability >= 90 ? Engine::kTma : Engine::kFloats;
+  return aligned && mapped && fits && limits.compiled_for >= 90 ? Engine::kTma : Engine::kFloats;
 }
 
 // Blocks of a tile that are resident on one SM at once.
@@ -199,8 +219,21 @@ void PlanRung(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan
   plan.thread_n = rung.thread_n;
   plan.block_threads = rung.block_threads;
   plan.blocks_per_sm = limits.threads_per_sm / rung.block_threads;
-  if (rung.thread_m > 1) plan.blocks_per_sm = std::min(plan.blocks_per_sm, 2);  // by registers
   plan.k_per_split = problem.k;
+  if (rung.thread_m == 1) return;
+  plan.blocks_per_sm = std::min(plan.blocks_per_sm, 2);  // by registers
+  plan.pack_a = HasAlignedRowsA(problem) ? kPack : 1;
+  plan.pack_b = HasAlignedRowsB(problem) ? kPack : 1;
+}
+
+// From so many elements on a thread of the kernel that adds up the splits of k takes a pack of
+// them; fewer are spread over many threads.
+constexpr int64_t kMinElementsInPacks = 1 << 18;
+
+int ReducePackOf(const SgemmProblem& problem) {
+  const int64_t elements = problem.m * problem.n * problem.Batch();
+  const bool in_packs = problem.aligned_c && elements % kPack == 0;
+  return in_packs && elements >= kMinElementsInPacks ? kPack : 1;
 }
 
 // Padding, which is a copy of an operand, for lines that begin at multiples of 16 bytes.
@@ -216,11 +249,26 @@ struct PaddingCost {
   static constexpr double kMaxBytes = 2.0 * (1 << 30);
 };
 
+// Rows of A below which a shared B makes members of the batch into rows: tiles would be mostly
+// empty otherwise. From here on a member is better off with its own tiles, and keeps the bits that
+// it has alone.
+constexpr int64_t kMaxRowsToFold = 64;
+
 }  // namespace
+
+SgemmProblem WithTallRows(SgemmProblem problem) {
+  // One batch dimension that B lacks: it is A's, whose members lie side by side.
+  const bool shared_b = problem.batch_dims == 1 && problem.batch[0].stride_b == 0;
+  if (shared_b && !problem.trans_a && problem.m < kMaxRowsToFold) {
+    problem.m *= problem.batch[0].size;
+    problem.batch_dims = 0;
+  }
+  return problem;
+}
 
 SgemmProblem WithPadding(SgemmProblem problem, const DeviceLimits& limits, Algorithm algorithm) {
   const bool is_pipelined = algorithm == Algorithm::kAuto || algorithm == Algorithm::kPipelined;
-  if (!is_pipelined || limits.compute_capability < 90) return problem;
+  if (!is_pipelined) return problem;
   SgemmProblem padded = problem;
   padded.pad_a = static_cast<int>(-problem.PitchA() & 3);
   padded.pad_b = static_cast<int>(-problem.PitchB() & 3);
@@ -278,6 +326,10 @@ SgemmPlanResult PlanSgemm(const SgemmProblem& problem, const DeviceLimits& limit
     plan.stagger_cycles = IsStaggered(plan, limits) ? kStaggerCycles : 0;
   }
   if (plan.split_k > 1) plan.partial_elements = problem.m * problem.n * plan.split_k * batch;
+  if (problem.k == 0) plan.launches = 0;
+  if (plan.split_k > 1 || problem.k == 0) plan.reduce_pack = ReducePackOf(problem);
+  const bool stores_packs = plan.thread_n >= kPack && problem.n % kPack == 0;
+  plan.pack_c = stores_packs && problem.aligned_c ? kPack : 1;
   return {plan, ""};
 }
 

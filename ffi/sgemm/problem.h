@@ -34,6 +34,9 @@ struct SgemmProblem {
   bool trans_b = false;  // B is stored as (n, k) instead of (k, n)
   int pad_a = 0;         // elements behind every row of A in memory that do not count
   int pad_b = 0;
+  bool aligned_a = true;  // A begins at a multiple of 16 bytes
+  bool aligned_b = true;
+  bool aligned_c = true;   // so do C, the result and the sums of the splits
   bool for_batch = false;  // members may be summed in another order than they would be alone
   int batch_dims = 0;
   BatchDim batch[kMaxBatchDims];  // outermost first; sizes are at least 2
@@ -62,8 +65,7 @@ struct SgemmProblemResult {
 };
 
 // The problem of two operands of equal rank >= 2 whose leading dimensions broadcast (equal, or 1 in
-// one of them). Neighbouring batch dimensions become one wherever both operands allow it, and those
-// of A become rows of A where B is shared by all and A has few rows of its own.
+// one of them). Neighbouring batch dimensions become one wherever both operands allow it.
 SgemmProblemResult MakeSgemmProblem(const std::vector<int64_t>& a_shape,
                                     const std::vector<int64_t>& b_shape, bool trans_a,
                                     bool trans_b);

@@ -52,13 +52,11 @@ cudaError_t StartPipelined(const SgemmPlan& plan, const SgemmArgs& args, bool a_
                      narrow(plan.split_k),  narrow(plan.grid_blocks / tiles),
                      narrow(part),          plan.k_per_split,
                      narrow(plan.sm_count), narrow(plan.stagger_cycles)};
-  const PipelinedTile& tile = kPipelinedTiles[plan.tile];
-  const int smem_bytes = SmemBytesOf(tile, kEngine, a_along_k, b_along_k);
   const void* function = reinterpret_cast<const void*>(kernel);
   if (const cudaError_t error = AllowAllSharedMemory(function); error != cudaSuccess) return error;
   void* arguments[] = {&map_a, &map_b, &kernel_args, &grid};
-  return cudaLaunchKernel(function, dim3(narrow(plan.grid_blocks)), dim3(tile.Threads()), arguments,
-                          smem_bytes, stream);
+  return cudaLaunchKernel(function, dim3(narrow(plan.grid_blocks)), dim3(plan.block_threads),
+                          arguments, plan.smem_bytes, stream);
 }
 
 }  // namespace jaxkernels
