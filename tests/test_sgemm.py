@@ -39,21 +39,13 @@ def test_every_size(algorithm, trans_a, trans_b):
         cases.check_all(problems[first : first + 216], algorithm)
 
 
-@pytest.mark.parametrize(
-    "shapes",
-    cases.EDGES_OF_TILES.values(),
-    ids=[f"{m}x{n}-{engine}" for m, n, engine in cases.EDGES_OF_TILES],
-)
+@pytest.mark.parametrize("shapes", cases.EDGES_OF_TILES.values(), ids=cases.EDGE_IDS)
 def test_edges_of_the_tiles(gpu, shapes):
     """Results that end within a tile, by both engines, in all transposes, with C and without."""
     cases.check_all(cases.edge_products(shapes))
 
 
-@pytest.mark.parametrize(
-    "shapes",
-    cases.EDGES_OF_TILES.values(),
-    ids=[f"{m}x{n}-{engine}" for m, n, engine in cases.EDGES_OF_TILES],
-)
+@pytest.mark.parametrize("shapes", cases.EDGES_OF_TILES.values(), ids=cases.EDGE_IDS)
 @transposes
 def test_nan_does_not_cross_the_edges_of_the_tiles(gpu, shapes, trans_a, trans_b):
     """A spoilt member, and in another one a spoilt last row and last column."""

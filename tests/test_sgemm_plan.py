@@ -91,17 +91,27 @@ def test_order_of_summation_does_not_depend_on_the_batch(m, n, k, batch, device,
         assert alone.block_k == together.block_k
 
 
-@pytest.mark.parametrize(("block_m", "block_n", "engine"), gemm_cases.EDGES_OF_TILES)
+def test_every_tile_has_value_tests():
+    """The table of ffi/sgemm/tiles.h, by both engines."""
+    tiles = registry.cpu_module.sgemm_tiles()
+    assert len(set(tiles)) == len(tiles)
+    both = {(*tile, engine) for tile in tiles for engine in ("tma", "floats")}
+    assert both == set(gemm_cases.EDGES_OF_TILES)
+
+
+@pytest.mark.parametrize(
+    ("tile", "shapes"), gemm_cases.EDGES_OF_TILES.items(), ids=gemm_cases.EDGE_IDS
+)
 @pytest.mark.parametrize(("trans_a", "trans_b"), gemm_cases.TRANSPOSES)
-def test_the_value_tests_reach_the_tiles(block_m, block_n, engine, trans_a, trans_b):
+def test_the_value_tests_reach_the_tiles(tile, shapes, trans_a, trans_b):
     """The shapes of test_sgemm.py and the sanitizer's sweep end within the tile that they are named after."""
-    for batch, m, n, k in gemm_cases.EDGES_OF_TILES[block_m, block_n, engine]:
+    for batch, m, n, k in shapes:
         plan = jk.plan_sgemm(m, n, k, batch=batch, trans_a=trans_a, trans_b=trans_b, device="h200")
-        assert (plan.block_m, plan.block_n, plan.engine) == (block_m, block_n, engine)
-        assert plan.slices == (1 if block_m == 128 else 4)
-        assert plan.stages * plan.block_k < k or block_m == 128  # a stage is filled twice
-        assert m % block_m
-        assert n % block_n
+        assert (plan.block_m, plan.block_n, plan.slices, plan.engine) == tile
+        assert tile[:3] == registry.cpu_module.sgemm_tiles()[plan.tile]
+        assert plan.stages * plan.block_k < k or plan.block_m == 128  # a stage is filled twice
+        assert m % plan.block_m
+        assert n % plan.block_n
         assert k % plan.block_k
 
 

@@ -51,6 +51,14 @@ SgemmPlan Plan(const std::vector<int64_t>& a_shape, const std::vector<int64_t>& 
   return planned.plan;
 }
 
+nb::list Tiles() {
+  nb::list tiles;
+  for (const PipelinedTile& tile : kPipelinedTiles) {
+    tiles.append(nb::make_tuple(tile.block_m, tile.block_n, tile.slices));
+  }
+  return tiles;
+}
+
 std::vector<std::string> Algorithms() { return {kAlgorithmNames, std::end(kAlgorithmNames)}; }
 
 }  // namespace
@@ -58,6 +66,8 @@ std::vector<std::string> Algorithms() { return {kAlgorithmNames, std::end(kAlgor
 void BindSgemmPlan(nb::module_& module) {
   BindValue<SgemmPlan>(module, "How a matrix product is launched on a GPU.");
   module.def("sgemm_algorithms", &Algorithms, "The rungs of the ladder by name, \"auto\" first.");
+  module.def("sgemm_tiles", &Tiles,
+             "(block_m, block_n, slices) of each tile of the pipelined kernel, by SgemmPlan.tile.");
   module.attr("MAX_BATCH_DIMS") = kMaxBatchDims;
   module.def("sgemm_problem", &ProblemFields, nb::arg("a_shape"), nb::arg("b_shape"),
              nb::arg("trans_a"), nb::arg("trans_b"),

@@ -1,5 +1,5 @@
 // The policy of the matrix product: (problem, device limits) -> plan. Every launch rule lives in
-// plan.cc.
+// plan.cc, or in tile_choice.cc, which it asks.
 //
 // Owns: which rung of the ladder runs, its tile, how k is split, and the grid. A plan is a plain
 // value that can be compared and printed; it is made without a GPU. Must not know: CUDA, XLA,
@@ -19,8 +19,8 @@
 
 #include "core/device_limits.h"
 #include "core/fields.h"
-#include "sgemm/pipelined/tile.h"
 #include "sgemm/problem.h"
+#include "sgemm/tiles.h"
 
 namespace jaxkernels {
 

@@ -13,6 +13,7 @@
 namespace jaxkernels {
 
 inline constexpr int kMaxBatchDims = 4;
+inline constexpr int kFloatsOfPack = 4;  // 16 bytes
 
 // A batch dimension: how far apart its members lie, in matrices. Stride 0 is an operand that all
 // members share. Members of C and of the result lie side by side, the last dimension fastest.
@@ -56,6 +57,10 @@ struct SgemmProblem {
   // Elements from the beginning of a stored row to that of the next.
   int64_t PitchA() const { return (trans_a ? m : k) + pad_a; }
   int64_t PitchB() const { return (trans_b ? k : n) + pad_b; }
+  // Whether all stored rows begin at multiples of 16 bytes.
+  bool HasAlignedRowsA() const { return aligned_a && PitchA() % kFloatsOfPack == 0; }
+  bool HasAlignedRowsB() const { return aligned_b && PitchB() % kFloatsOfPack == 0; }
+  bool HasAlignedRowsC() const { return aligned_c && n % kFloatsOfPack == 0; }
 };
 
 // A problem, or why there is none.

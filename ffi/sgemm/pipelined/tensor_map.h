@@ -28,7 +28,7 @@ inline constexpr int kBoxDepth = 32;
 // other operand has (lines, depth, members) and boxes of block_lines x block_k as they are.
 //
 // Requires, of every plan that names kTma: stored rows begin at multiples of 16 bytes, and sizes
-// and strides fit a map (EngineOf in plan.cc).
+// and strides fit a map (EngineOf in tile_choice.cc).
 cudaError_t MapOperand(const TmaOperand& operand, CUtensorMap* map);
 
 }  // namespace jaxkernels

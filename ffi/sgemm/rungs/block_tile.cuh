@@ -11,13 +11,16 @@
 #include "sgemm/args.cuh"
 #include "sgemm/epilogue.cuh"
 #include "sgemm/rungs/rung_grid.cuh"
+#include "sgemm/tiles.h"
 
 namespace jaxkernels {
 
 template <bool kAlongKA, bool kAlongKB>
-__global__ void __launch_bounds__(1024)
+__global__ void __launch_bounds__(kSharedTile.Threads())
     BlockTileSgemm(const __grid_constant__ SgemmArgs args, const __grid_constant__ RungGrid grid) {
-  constexpr int kTile = 32;
+  constexpr int kTile = kSharedTile.block_k;
+  static_assert(kSharedTile.block_m == kTile && kSharedTile.block_n == kTile,
+                "a thread loads one element of each operand");
   __shared__ float a_smem[kTile][kTile + 1];  // [row of C][k]
   __shared__ float b_smem[kTile][kTile + 1];  // [column of C][k]
 

@@ -13,12 +13,16 @@
 #include "sgemm/epilogue.cuh"
 #include "sgemm/rungs/outer_product.cuh"
 #include "sgemm/rungs/rung_grid.cuh"
+#include "sgemm/tiles.h"
 
 namespace jaxkernels {
 
-inline constexpr int kRungTile = 128;  // rows and columns of C of a block
-inline constexpr int kRungTileK = 8;   // k of a tile
-inline constexpr int kRungThreads = 256;
+inline constexpr int kRungTile = kRegisterTile.block_m;   // rows and columns of C of a block
+inline constexpr int kRungTileK = kRegisterTile.block_k;  // k of a tile
+inline constexpr int kRungThreads = kRegisterTile.Threads();
+static_assert(kRegisterTile.block_n == kRungTile && kRungThreads * 4 == kRungTile * kRungTileK,
+              "a thread loads four elements of each operand");
+static_assert(kRegisterTile.thread_m == 8 && kRegisterTile.thread_n == 8, "layouts are of 8 x 8");
 
 // How a tile lies in shared memory.
 enum class TileOrder { kAsStored, kTransposed };  // [line][k], [k][line]
