@@ -23,6 +23,9 @@ struct DeviceLimits {
   int registers_per_sm = 0;    // 32-bit registers
   int compute_capability = 0;  // 90 for 9.0
   int cluster_blocks = 1;      // the most in a cluster; 1 where there are no clusters
+  // The compute capability that the code was compiled for: code for an older GPU runs on a newer
+  // one too, without what has come since.
+  int compiled_for = compute_capability;
 
   static constexpr const char* kName = "DeviceLimits";
   template <typename Self>
@@ -33,7 +36,7 @@ struct DeviceLimits {
         Field("threads_per_sm", self.threads_per_sm), Field("blocks_per_sm", self.blocks_per_sm),
         Field("registers_per_sm", self.registers_per_sm),
         Field("compute_capability", self.compute_capability),
-        Field("cluster_blocks", self.cluster_blocks));
+        Field("cluster_blocks", self.cluster_blocks), Field("compiled_for", self.compiled_for));
   }
 };
 

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "core/device_query.h"
+#include "core/function_attributes.h"
 
 namespace jaxkernels {
 namespace {
@@ -14,12 +15,11 @@ __global__ void Probe() {}
 // The most blocks of a cluster that can run on the current device at once, if each fills an SM. One
 // where the code that is loaded was compiled for a GPU without clusters: it runs on a newer one
 // too, and there takes every block for a cluster of its own.
-cudaError_t FindMostClusterBlocks(int smem_per_block, int* most) {
+cudaError_t FindMostClusterBlocks(int compiled_for, int smem_per_block, int* most) {
   *most = 1;
-  cudaFuncAttributes attributes;
-  cudaError_t error = cudaFuncGetAttributes(&attributes, Probe);
-  if (error != cudaSuccess || attributes.ptxVersion < 90) return error;
-  error = cudaFuncSetAttribute(Probe, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  if (compiled_for < 90) return cudaSuccess;
+  cudaError_t error =
+      cudaFuncSetAttribute(Probe, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   if (error != cudaSuccess) return error;
   error = cudaFuncSetAttribute(Probe, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_per_block);
   if (error != cudaSuccess) return error;
@@ -46,13 +46,18 @@ cudaError_t FindMostClusterBlocks(int smem_per_block, int* most) {
   return cudaSuccess;
 }
 
-// What CUDA says of clusters is about the current device, and is asked in a thread that has no
-// other: to go back to the device that was current before would make that one ready for use, too.
-cudaError_t FindMostClusterBlocksOf(int ordinal, int smem_per_block, int* most) {
+// What CUDA says of code and clusters is about the current device, and is asked in a thread that
+// has no other: to go back to the device that was current before would make that one ready for use,
+// too.
+cudaError_t QueryCode(int ordinal, DeviceLimits* limits) {
   cudaError_t error = cudaSuccess;
   std::thread([&] {
     error = cudaSetDevice(ordinal);
-    if (error == cudaSuccess) error = FindMostClusterBlocks(smem_per_block, most);
+    if (error != cudaSuccess) return;
+    error = FindCodeVersion(reinterpret_cast<const void*>(Probe), &limits->compiled_for);
+    if (error != cudaSuccess) return;
+    error = FindMostClusterBlocks(limits->compiled_for, limits->smem_per_block,
+                                  &limits->cluster_blocks);
   }).join();
   return error;
 }
@@ -70,7 +75,7 @@ cudaError_t Query(int ordinal, DeviceLimits* limits) {
              device.maxBlocksPerMultiProcessor,
              device.regsPerMultiprocessor,
              10 * device.major + device.minor};
-  return FindMostClusterBlocksOf(ordinal, limits->smem_per_block, &limits->cluster_blocks);
+  return QueryCode(ordinal, limits);
 }
 
 DeviceLimitsResult Failure(int ordinal, const std::string& why) {

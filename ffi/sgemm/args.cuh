@@ -1,7 +1,6 @@
 // How a kernel of the ladder looks at its arguments.
 //
-// Owns: an operand as lines by k, the batch member of a block, and the last step, alpha and beta.
-// Must not know: plans, tiles.
+// Owns: an operand as lines by k, and the batch member of a block. Must not know: plans, tiles.
 #ifndef JAXKERNELS_SGEMM_ARGS_CUH_
 #define JAXKERNELS_SGEMM_ARGS_CUH_
 
@@ -22,10 +21,6 @@ struct Operand {
 
   __device__ int64_t Offset(int64_t line, int64_t k) const {
     return kAlongK ? line * depth + k : k * lines + line;
-  }
-  // Whether four neighbours that begin at a multiple of four lie at a multiple of 16 bytes.
-  __device__ bool IsQuadAligned() const {
-    return (kAlongK ? depth : lines) % 4 == 0 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
   }
   // Zero outside, whatever lies there.
   __device__ float At(int64_t line, int64_t k) const {
@@ -51,11 +46,6 @@ __device__ inline MemberIndices IndicesOfMember(const SgemmArgs& args, int membe
     indices.b += position * static_cast<int>(args.batch[i].stride_b);
   }
   return indices;
-}
-
-// alpha * sum + beta * C; beta = 0 does not read C, so that a NaN there does no harm.
-__device__ inline float Combine(float alpha, float beta, float sum, const float* c) {
-  return beta == 0.0f ? alpha * sum : fmaf(beta, *c, alpha * sum);
 }
 
 }  // namespace jaxkernels

@@ -21,8 +21,9 @@ struct SgemmArgs {
   int batch_dims;
   BatchDim batch[kMaxBatchDims];
   float alpha, beta;
-  bool quads_c;    // C, the result and the sums of the splits begin at multiples of 16 bytes
-  bool aligned_c;  // so do all of their rows
+  bool aligned_a;  // stored rows of A begin at multiples of 16 bytes; rungs with thread tiles only
+  bool aligned_b;
+  bool aligned_c;  // so do rows of C, of the result and of the sums of the splits
 };
 
 }  // namespace jaxkernels

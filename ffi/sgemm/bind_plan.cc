@@ -18,7 +18,7 @@ SgemmProblem Problem(const std::vector<int64_t>& a_shape, const std::vector<int6
                      bool trans_a, bool trans_b) {
   const SgemmProblemResult made = MakeSgemmProblem(a_shape, b_shape, trans_a, trans_b);
   if (!made.error.empty()) throw nb::value_error(made.error.c_str());
-  return made.problem;
+  return WithTallRows(made.problem);
 }
 
 nb::tuple ProblemFields(const std::vector<int64_t>& a_shape, const std::vector<int64_t>& b_shape,
@@ -34,17 +34,29 @@ nb::tuple ProblemFields(const std::vector<int64_t>& a_shape, const std::vector<i
 
 SgemmPlan Plan(const std::vector<int64_t>& a_shape, const std::vector<int64_t>& b_shape,
                bool trans_a, bool trans_b, const DeviceLimits& limits,
-               const std::string& algorithm_name, int split_k, bool for_batch) {
+               const std::string& algorithm_name, int split_k, bool for_batch, bool aligned_a,
+               bool aligned_b, bool aligned_c) {
   Algorithm algorithm;
   if (!ParseName(algorithm_name, &algorithm)) {
     throw nb::value_error(("unknown algorithm '" + algorithm_name + "'").c_str());
   }
   SgemmProblem problem = Problem(a_shape, b_shape, trans_a, trans_b);
   problem.for_batch = for_batch;
-  const SgemmPlanResult planned =
-      PlanSgemm(WithPadding(problem, limits, algorithm), limits, algorithm, split_k);
+  problem = WithPadding(problem, limits, algorithm);
+  problem.aligned_a = aligned_a;
+  problem.aligned_b = aligned_b;
+  problem.aligned_c = aligned_c;
+  const SgemmPlanResult planned = PlanSgemm(problem, limits, algorithm, split_k);
   if (!planned.error.empty()) throw nb::value_error(planned.error.c_str());
   return planned.plan;
+}
+
+nb::list Tiles() {
+  nb::list tiles;
+  for (const PipelinedTile& tile : kPipelinedTiles) {
+    tiles.append(nb::make_tuple(tile.block_m, tile.block_n, tile.slices));
+  }
+  return tiles;
 }
 
 std::vector<std::string> Algorithms() { return {kAlgorithmNames, std::end(kAlgorithmNames)}; }
@@ -54,6 +66,8 @@ std::vector<std::string> Algorithms() { return {kAlgorithmNames, std::end(kAlgor
 void BindSgemmPlan(nb::module_& module) {
   BindValue<SgemmPlan>(module, "How a matrix product is launched on a GPU.");
   module.def("sgemm_algorithms", &Algorithms, "The rungs of the ladder by name, \"auto\" first.");
+  module.def("sgemm_tiles", &Tiles,
+             "(block_m, block_n, slices) of each tile of the pipelined kernel, by SgemmPlan.tile.");
   module.attr("MAX_BATCH_DIMS") = kMaxBatchDims;
   module.def("sgemm_problem", &ProblemFields, nb::arg("a_shape"), nb::arg("b_shape"),
              nb::arg("trans_a"), nb::arg("trans_b"),
@@ -61,7 +75,8 @@ void BindSgemmPlan(nb::module_& module) {
              "the canonical form of a product; raises ValueError where there is none.");
   module.def("plan_sgemm", &Plan, nb::arg("a_shape"), nb::arg("b_shape"), nb::arg("trans_a"),
              nb::arg("trans_b"), nb::arg("limits"), nb::arg("algorithm") = "auto",
-             nb::arg("split_k") = 0, nb::arg("for_batch") = false,
+             nb::arg("split_k") = 0, nb::arg("for_batch") = false, nb::arg("aligned_a") = true,
+             nb::arg("aligned_b") = true, nb::arg("aligned_c") = true,
              "The plan of a matrix product of operands of these shapes; raises ValueError where "
              "there is none.");
 }

@@ -1,12 +1,26 @@
-// The last step of every rung that keeps sums in registers: out = alpha * sum + beta * C.
+// The last step of every rung, and of the splits of k: out = alpha * sum + beta * C.
 //
-// Owns: the stores, guarded at the edges of C. Must not know: how the sums came about.
+// Owns: its arithmetic, and the stores of sums that are kept in registers, guarded at the edges of
+// C. Must not know: how the sums came about.
 #ifndef JAXKERNELS_SGEMM_EPILOGUE_CUH_
 #define JAXKERNELS_SGEMM_EPILOGUE_CUH_
 
 #include <cstdint>
 
 namespace jaxkernels {
+
+// beta * c is rounded, alpha * sum is not, as in CUTLASS: with a beta of 1 (C += alpha A B, and the
+// parts of k that several launches add to C) the result is rounded once. By reference: by value the
+// compiler tests `aligned` again for every row of a thread tile.
+__device__ inline float Combine(const float& alpha, const float& sum, const float& beta,
+                                const float& c) {
+  return fmaf(alpha, sum, beta * c);
+}
+
+// The same of a c in memory, which a beta of 0 does not read, so that a NaN there does no harm.
+__device__ inline float CombineWith(float alpha, float sum, float beta, const float* c) {
+  return Combine(alpha, sum, beta, beta == 0.0f ? 0.0f : *c);
+}
 
 // Where a thread writes.
 struct Destination {
@@ -24,8 +38,8 @@ __device__ inline void StoreQuad(const Destination& to, int64_t offset, const fl
   float4 old = {};
   if constexpr (kReadC) old = *reinterpret_cast<const float4*>(to.c + offset);
   *reinterpret_cast<float4*>(to.out + offset) = {
-      fmaf(to.alpha, sums[0], to.beta * old.x), fmaf(to.alpha, sums[1], to.beta * old.y),
-      fmaf(to.alpha, sums[2], to.beta * old.z), fmaf(to.alpha, sums[3], to.beta * old.w)};
+      Combine(to.alpha, sums[0], to.beta, old.x), Combine(to.alpha, sums[1], to.beta, old.y),
+      Combine(to.alpha, sums[2], to.beta, old.z), Combine(to.alpha, sums[3], to.beta, old.w)};
 }
 
 // Element (i, j) of the thread lies at row `RowOf(i)`, column `ColumnOf(j)` from its first one;
@@ -47,7 +61,7 @@ __device__ void StoreElements(const Destination& to, bool aligned, const float (
           if (column + q < to.columns) {
             const int64_t offset = row + column + q;
             const float old = kReadC ? to.c[offset] : 0.0f;
-            to.out[offset] = fmaf(to.alpha, sums[i][j + q], to.beta * old);
+            to.out[offset] = Combine(to.alpha, sums[i][j + q], to.beta, old);
           }
         }
       }

@@ -57,9 +57,7 @@ ffi::Error CheckShape(std::string_view name, const ffi::AnyBuffer& buffer,
   return MismatchError("sgemm", name, "shape", ShapeText(expected), ShapeText(buffer.dimensions()));
 }
 
-bool IsQuadAligned(const void* pointer) {
-  return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0;
-}
+bool IsAligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
 
 ffi::Error Sgemm(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer a, ffi::AnyBuffer b,
                  ffi::RemainingArgs rest, ffi::Result<ffi::AnyBuffer> out,
@@ -78,7 +76,7 @@ ffi::Error Sgemm(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer a, ffi::An
   }
   a_shape.back() -= pad_a;
   b_shape.back() -= pad_b;
-  SgemmProblemResult made = MakeSgemmProblem(a_shape, b_shape, trans_a, trans_b);
+  const SgemmProblemResult made = MakeSgemmProblem(a_shape, b_shape, trans_a, trans_b);
   if (!made.error.empty()) return Explain(made.error);
   const std::vector<int64_t> shape = ResultShape(a_shape, b_shape, trans_a, trans_b);
   if (ffi::Error error = CheckShape("the result", *out, shape); error.failure()) return error;
@@ -101,10 +99,14 @@ ffi::Error Sgemm(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer a, ffi::An
   }
   const DeviceLimitsResult found = LimitsOfDevice(ordinal);
   if (found.limits == nullptr) return Unavailable(found.error);
-  SgemmProblem& problem = made.problem;
+  SgemmProblem problem = WithTallRows(made.problem);
   problem.for_batch = for_batch;
   problem.pad_a = static_cast<int>(pad_a);
   problem.pad_b = static_cast<int>(pad_b);
+  problem.aligned_a = IsAligned(a.untyped_data());
+  problem.aligned_b = IsAligned(b.untyped_data());
+  problem.aligned_c =
+      IsAligned(c_data) && IsAligned(out->untyped_data()) && IsAligned(partial->untyped_data());
   const SgemmPlanResult planned =
       PlanSgemm(problem, *found.limits, algorithm, static_cast<int>(split_k));
   if (!planned.error.empty()) return Explain(planned.error);
@@ -131,8 +133,9 @@ ffi::Error Sgemm(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer a, ffi::An
   std::copy(std::begin(problem.batch), std::end(problem.batch), args.batch);
   args.alpha = alpha;
   args.beta = beta;
-  args.quads_c = IsQuadAligned(args.c) && IsQuadAligned(args.out) && IsQuadAligned(args.partial);
-  args.aligned_c = args.quads_c && problem.n % 4 == 0;
+  args.aligned_a = plan.pack_a > 1;
+  args.aligned_b = plan.pack_b > 1;
+  args.aligned_c = plan.pack_c > 1;
   const cudaError_t status = LaunchSgemm(plan, args, trans_a, trans_b, stream);
   if (status == cudaSuccess) return ffi::Error::Success();
   return ffi::Error::Internal("sgemm: the launch of " + TextOf(plan) +

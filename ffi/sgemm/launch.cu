@@ -4,43 +4,44 @@
 namespace jaxkernels {
 namespace {
 
-// out = alpha * (sum of the splits) + beta * C, for all `elements` of the result.
-cudaError_t LaunchReduceSplits(const SgemmArgs& args, int64_t elements, int splits,
-                               cudaStream_t stream) {
-  // Few elements are spread over many threads.
-  const bool in_quads = elements % 4 == 0 && args.quads_c;
-  const int pack = in_quads && elements >= (1 << 18) ? 4 : 1;
-  const void* kernel = pack == 4 ? reinterpret_cast<const void*>(ReduceSplits<4>)
-                                 : reinterpret_cast<const void*>(ReduceSplits<1>);
-  const int64_t per_block = int64_t{kReduceThreads} * pack;
+// out = alpha * (sum of the splits) + beta * C.
+cudaError_t LaunchReduceSplits(const SgemmPlan& plan, const SgemmArgs& args, cudaStream_t stream) {
+  const void* kernel = plan.reduce_pack == 4 ? reinterpret_cast<const void*>(ReduceSplits<4>)
+                                             : reinterpret_cast<const void*>(ReduceSplits<1>);
+  const int64_t per_block = int64_t{kReduceThreads} * plan.reduce_pack;
+  int splits = plan.split_k * plan.launches;
+  int64_t elements = args.m * args.n;
+  for (int i = 0; i < args.batch_dims; ++i) elements *= args.batch[i].size;
   SgemmArgs kernel_args = args;
   void* arguments[] = {&kernel_args, &elements, &splits};
   const auto blocks = static_cast<unsigned>((elements + per_block - 1) / per_block);
   return cudaLaunchKernel(kernel, dim3(blocks), dim3(kReduceThreads), arguments, 0, stream);
 }
 
+// The kernel of a rung, for all of k or for one part of it.
+cudaError_t LaunchPart(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k, bool b_along_k,
+                       int part, cudaStream_t stream) {
+  if (plan.algorithm != Algorithm::kPipelined) {
+    return LaunchRung(plan, args, a_along_k, b_along_k, stream);
+  }
+  const auto launch = plan.engine == Engine::kTma ? LaunchPipelinedTma : LaunchPipelinedFloats;
+  return launch(plan, args, a_along_k, b_along_k, part, stream);
+}
+
 }  // namespace
 
 cudaError_t LaunchSgemm(const SgemmPlan& plan, const SgemmArgs& args, bool trans_a, bool trans_b,
                         cudaStream_t stream) {
-  int64_t elements = args.m * args.n;
-  for (int i = 0; i < args.batch_dims; ++i) elements *= args.batch[i].size;
-  if (elements == 0) return cudaSuccess;
-  if (args.k == 0) return LaunchReduceSplits(args, elements, 0, stream);
-
+  if (plan.grid_blocks == 0) return cudaSuccess;
   const bool a_along_k = !trans_a, b_along_k = trans_b;
-  if (plan.algorithm != Algorithm::kPipelined) {
-    return LaunchRung(plan, args, a_along_k, b_along_k, stream);
-  }
   SgemmArgs part_args = args;
   for (int part = 0; part < plan.launches; ++part) {
-    const cudaError_t error = LaunchPipelined(plan, part_args, a_along_k, b_along_k, part, stream);
+    const cudaError_t error = LaunchPart(plan, part_args, a_along_k, b_along_k, part, stream);
     if (error != cudaSuccess) return error;
     part_args.c = args.out;  // what the parts so far have summed up to
     part_args.beta = 1.0f;
   }
-  if (plan.split_k == 1) return cudaSuccess;
-  return LaunchReduceSplits(args, elements, plan.split_k, stream);
+  return plan.reduce_pack > 0 ? LaunchReduceSplits(plan, args, stream) : cudaSuccess;
 }
 
 }  // namespace jaxkernels

@@ -20,8 +20,8 @@ cudaError_t LaunchSgemm(const SgemmPlan& plan, const SgemmArgs& args, bool trans
 cudaError_t LaunchRung(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k, bool b_along_k,
                        cudaStream_t stream);
 // `part`: which part of k, where several launches share it.
-cudaError_t LaunchPipelined(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
-                            bool b_along_k, int part, cudaStream_t stream);
+cudaError_t LaunchPipelinedTma(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
+                               bool b_along_k, int part, cudaStream_t stream);
 cudaError_t LaunchPipelinedFloats(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
                                   bool b_along_k, int part, cudaStream_t stream);
 

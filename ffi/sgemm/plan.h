@@ -1,5 +1,5 @@
 // The policy of the matrix product: (problem, device limits) -> plan. Every launch rule lives in
-// plan.cc.
+// plan.cc, or in tile_choice.cc, which it asks.
 //
 // Owns: which rung of the ladder runs, its tile, how k is split, and the grid. A plan is a plain
 // value that can be compared and printed; it is made without a GPU. Must not know: CUDA, XLA,
@@ -19,8 +19,8 @@
 
 #include "core/device_limits.h"
 #include "core/fields.h"
-#include "sgemm/pipelined/tile.h"
 #include "sgemm/problem.h"
+#include "sgemm/tiles.h"
 
 namespace jaxkernels {
 
@@ -43,7 +43,7 @@ constexpr const auto& NamesOf(Algorithm) { return kAlgorithmNames; }
 struct SgemmPlan {
   Algorithm algorithm = Algorithm::kAuto;
   int tile = -1;                    // index into kPipelinedTiles; pipelined only
-  Engine engine = Engine::kFloats;  // pipelined only; operands must be aligned for kTma
+  Engine engine = Engine::kFloats;  // pipelined only
   int block_m = 0, block_n = 0, block_k = 0;
   int thread_m = 0, thread_n = 0;
   int block_threads = 0;
@@ -60,6 +60,9 @@ struct SgemmPlan {
   int blocks_per_sm = 0;
   int64_t partial_elements = 0;  // float32 elements of the splits' sums
   int pad_a = 0, pad_b = 0;      // elements behind every stored row of an operand
+  int pack_a = 1, pack_b = 1;    // elements that a thread loads at once; not of kTma
+  int pack_c = 1;                // elements of C and of the result or its parts, likewise
+  int reduce_pack = 0;           // elements of a thread of ReduceSplits; 0 where it does not run
 
   static constexpr const char* kName = "SgemmPlan";
   template <typename Self>
@@ -77,7 +80,9 @@ struct SgemmPlan {
         Field("stagger_cycles", self.stagger_cycles), Field("smem_bytes", self.smem_bytes),
         Field("blocks_per_sm", self.blocks_per_sm),
         Field("partial_elements", self.partial_elements), Field("pad_a", self.pad_a),
-        Field("pad_b", self.pad_b));
+        Field("pad_b", self.pad_b), Field("pack_a", self.pack_a, self.engine != Engine::kTma),
+        Field("pack_b", self.pack_b, self.engine != Engine::kTma), Field("pack_c", self.pack_c),
+        Field("reduce_pack", self.reduce_pack));
   }
 };
 
@@ -87,8 +92,13 @@ struct SgemmPlanResult {
   std::string error;
 };
 
+// The problem with the members of the batch as rows of one tall matrix, where all of them share B
+// and have few rows of their own.
+SgemmProblem WithTallRows(SgemmProblem problem);
+
 // The problem with padding behind the rows of its operands, where it is worth a copy: the
-// tensor memory accelerator reads lines that begin at multiples of 16 bytes.
+// tensor memory accelerator reads lines that begin at multiples of 16 bytes. Where operands will
+// begin is not known then.
 SgemmProblem WithPadding(SgemmProblem problem, const DeviceLimits& limits, Algorithm algorithm);
 
 // split_k = 0 lets the policy choose; any other number is taken as it is (a program that was

@@ -18,11 +18,6 @@ bool Merges(int64_t outer_stride, int64_t inner_stride, int64_t inner_size) {
   return outer_stride == inner_stride * inner_size;
 }
 
-// Rows of A below which a shared B makes members of the batch into rows: tiles would be mostly
-// empty otherwise. From here on a member is better off with its own tiles, and keeps the bits that
-// it has alone.
-constexpr int64_t kMaxRowsToFold = 64;
-
 }  // namespace
 
 SgemmProblemResult MakeSgemmProblem(const std::vector<int64_t>& a_shape,
@@ -63,12 +58,6 @@ SgemmProblemResult MakeSgemmProblem(const std::vector<int64_t>& a_shape,
     } else {
       dims.push_back(dim);
     }
-  }
-  // All of them are A's then, and its members lie side by side.
-  const bool shared_b = dims.size() == 1 && dims[0].stride_b == 0;
-  if (shared_b && !trans_a && problem.m < kMaxRowsToFold) {
-    problem.m *= dims[0].size;
-    dims.clear();
   }
   if (dims.size() > kMaxBatchDims) {
     return {problem, "batch dimensions that broadcast by turns more than " +

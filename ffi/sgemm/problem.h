@@ -13,6 +13,7 @@
 namespace jaxkernels {
 
 inline constexpr int kMaxBatchDims = 4;
+inline constexpr int kFloatsOfPack = 4;  // 16 bytes
 
 // A batch dimension: how far apart its members lie, in matrices. Stride 0 is an operand that all
 // members share. Members of C and of the result lie side by side, the last dimension fastest.
@@ -34,6 +35,9 @@ struct SgemmProblem {
   bool trans_b = false;  // B is stored as (n, k) instead of (k, n)
   int pad_a = 0;         // elements behind every row of A in memory that do not count
   int pad_b = 0;
+  bool aligned_a = true;  // A begins at a multiple of 16 bytes
+  bool aligned_b = true;
+  bool aligned_c = true;   // so do C, the result and the sums of the splits
   bool for_batch = false;  // members may be summed in another order than they would be alone
   int batch_dims = 0;
   BatchDim batch[kMaxBatchDims];  // outermost first; sizes are at least 2
@@ -53,6 +57,10 @@ struct SgemmProblem {
   // Elements from the beginning of a stored row to that of the next.
   int64_t PitchA() const { return (trans_a ? m : k) + pad_a; }
   int64_t PitchB() const { return (trans_b ? k : n) + pad_b; }
+  // Whether all stored rows begin at multiples of 16 bytes.
+  bool HasAlignedRowsA() const { return aligned_a && PitchA() % kFloatsOfPack == 0; }
+  bool HasAlignedRowsB() const { return aligned_b && PitchB() % kFloatsOfPack == 0; }
+  bool HasAlignedRowsC() const { return aligned_c && n % kFloatsOfPack == 0; }
 };
 
 // A problem, or why there is none.
@@ -62,8 +70,7 @@ struct SgemmProblemResult {
 };
 
 // The problem of two operands of equal rank >= 2 whose leading dimensions broadcast (equal, or 1 in
-// one of them). Neighbouring batch dimensions become one wherever both operands allow it, and those
-// of A become rows of A where B is shared by all and A has few rows of its own.
+// one of them). Neighbouring batch dimensions become one wherever both operands allow it.
 SgemmProblemResult MakeSgemmProblem(const std::vector<int64_t>& a_shape,
                                     const std::vector<int64_t>& b_shape, bool trans_a,
                                     bool trans_b);

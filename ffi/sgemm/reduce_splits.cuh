@@ -8,7 +8,8 @@
 
 #include <cstdint>
 
-#include "sgemm/args.cuh"
+#include "sgemm/args.h"
+#include "sgemm/epilogue.cuh"
 
 namespace jaxkernels {
 
@@ -33,7 +34,7 @@ __global__ void __launch_bounds__(kReduceThreads)
   }
 #pragma unroll
   for (int i = 0; i < kPack; ++i)
-    args.out[index + i] = Combine(args.alpha, args.beta, sum.v[i], args.c + index + i);
+    args.out[index + i] = CombineWith(args.alpha, sum.v[i], args.beta, args.c + index + i);
 }
 
 }  // namespace jaxkernels

@@ -25,6 +25,9 @@ def plan_sgemm(
     trans_b: bool = False,
     algorithm: Algorithm | None = None,
     device: DeviceName | Device | None = None,
+    aligned_a: bool = True,
+    aligned_b: bool = True,
+    aligned_c: bool = True,
 ) -> SgemmPlan:
     """The launch plan of a matrix product on a GPU; needs no GPU for devices known by name.
 
@@ -38,11 +41,16 @@ def plan_sgemm(
         algorithm: the rung of the ladder, "naive", "block_tile", "thread_tile", "warp_tile",
             "split_tile" or "pipelined"; None lets the plan choose.
         device: as for `plan_softmax`.
+        aligned_a: a, or the padded copy of it, begins at a multiple of 16 bytes; a slice that XLA
+            hands over in place may begin at any element.
+        aligned_b: so does b.
+        aligned_c: so do c and the result.
 
     Returns:
         The plan: a value that can be compared and printed, with fields such as `block_m`, `stages`,
         `split_k`, `grid_blocks`; `pad_a` and `pad_b` are elements of padding that an operand's
-        stored rows are copied with, up to 2 GiB of it, where that pays.
+        stored rows are copied with, up to 2 GiB of it, where that pays; `pack_a`, `pack_b` and
+        `pack_c` are elements that a thread moves at once.
 
     Raises:
         TypeError: `device` is neither a name nor a device.
@@ -68,6 +76,9 @@ def plan_sgemm(
         bool(trans_b),
         devices.limits_of(device),
         algorithm or "auto",
+        aligned_a=bool(aligned_a),
+        aligned_b=bool(aligned_b),
+        aligned_c=bool(aligned_c),
     )
 
 

@@ -19,6 +19,7 @@ MAKERS = {
         blocks_per_sm=16,
         registers_per_sm=65536,
         compute_capability=89,
+        compiled_for=80,
     ),
     "SoftmaxPlan": lambda: jk.plan_softmax((4096, 50257), "bfloat16", device="h200"),
     "SoftmaxPlan of a part": lambda: _cpu.plan_softmax(

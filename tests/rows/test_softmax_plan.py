@@ -28,6 +28,7 @@ DEVICE_FIELDS = (
     "registers_per_sm",
     "compute_capability",
     "cluster_blocks",
+    "compiled_for",
 )
 MASKED = ("masked_softmax_fwd", "biased_softmax_fwd", "masked_softmax_grad")
 

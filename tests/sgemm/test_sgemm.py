@@ -39,21 +39,13 @@ def test_every_size(algorithm, trans_a, trans_b):
         cases.check_all(problems[first : first + 216], algorithm)
 
 
-@pytest.mark.parametrize(
-    "shapes",
-    cases.EDGES_OF_TILES.values(),
-    ids=[f"{m}x{n}-{engine}" for m, n, engine in cases.EDGES_OF_TILES],
-)
+@pytest.mark.parametrize("shapes", cases.EDGES_OF_TILES.values(), ids=cases.EDGE_IDS)
 def test_edges_of_the_tiles(gpu, shapes):
     """Results that end within a tile, by both engines, in all transposes, with C and without."""
     cases.check_all(cases.edge_products(shapes))
 
 
-@pytest.mark.parametrize(
-    "shapes",
-    cases.EDGES_OF_TILES.values(),
-    ids=[f"{m}x{n}-{engine}" for m, n, engine in cases.EDGES_OF_TILES],
-)
+@pytest.mark.parametrize("shapes", cases.EDGES_OF_TILES.values(), ids=cases.EDGE_IDS)
 @transposes
 def test_nan_does_not_cross_the_edges_of_the_tiles(gpu, shapes, trans_a, trans_b):
     """A spoilt member, and in another one a spoilt last row and last column."""
@@ -95,6 +87,24 @@ def test_alpha_and_beta(algorithm, k):
         for alpha, beta in itertools.product((0.0, 1.0, -0.5), repeat=2):
             problems.append((a, b, c, {"alpha": alpha, "beta": beta}))
     cases.check_all(problems, algorithm)
+
+
+@algorithms
+@pytest.mark.parametrize("shape", [(70, 67, 33), (72, 64, 36), (64, 64, 8192), (40, 30, 0)])
+def test_factors_round_alike_on_every_rung(gpu, algorithm, shape):
+    """fma(alpha, sum, beta * c), bit for bit, with and without a split of k. The sums are exact."""
+    m, n, k = shape
+    plan = jk.plan_sgemm(m, n, k, algorithm=algorithm, device=gpu)
+    assert (plan.split_k > 1) == (k == 8192 and algorithm in (None, "pipelined"))
+    a, b = cases.operand("integers", (m, k)), cases.operand("integers", (k, n), seed=1)
+    c = cases.operand("integers", (m, n), seed=2)
+    alpha, beta = np.float32(1 / 3), np.float32(0.7)
+    got = np.asarray(jk.sgemm(a, b, c, alpha=alpha, beta=beta, algorithm=algorithm))
+    # float64 holds the products by alpha and these sums as they are: below 2^20, multiples of 2^-25.
+    scaled = np.float64(alpha) * cases.truth(a, b)
+    assert np.array_equal(got, (scaled + np.float64(beta * c)).astype(np.float32))
+    other = (np.float64(scaled.astype(np.float32)) + np.float64(beta) * c).astype(np.float32)
+    assert k == 0 or not np.array_equal(got, other)  # alpha * sum, rounded
 
 
 @algorithms

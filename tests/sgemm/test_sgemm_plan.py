@@ -7,7 +7,7 @@ import pytest
 
 import jaxkernels as jk
 from jaxkernels import _cpu
-from jaxkernels._core import registry
+from jaxkernels._core import devices, registry
 
 DEVICES = sorted(registry.cpu_module.named_devices())
 sizes = st.one_of(st.integers(0, 300), st.integers(1, 70000), st.sampled_from([64, 128, 4096]))
@@ -34,7 +34,8 @@ def test_tiles_and_splits_cover_the_problem(m, n, k, device, algorithm, trans_a,
     assert plan.algorithm == (algorithm or "pipelined")
     assert 0 <= plan.tiles_m * plan.block_m - m < plan.block_m
     assert 0 <= plan.tiles_n * plan.block_n - n < plan.block_n
-    assert min(plan.split_k, plan.launches) == 1
+    assert min(plan.split_k, plan.launches) == min(k, 1)  # no k is no launch, but of the reduction
+    assert (plan.reduce_pack > 0) == (plan.split_k > 1 or k == 0)
     parts = plan.split_k * plan.launches
     assert parts * plan.k_per_split >= k
     assert (parts - 1) * plan.k_per_split < max(k, 1)  # none is empty
@@ -90,17 +91,27 @@ def test_order_of_summation_does_not_depend_on_the_batch(m, n, k, batch, device,
         assert alone.block_k == together.block_k
 
 
-@pytest.mark.parametrize(("block_m", "block_n", "engine"), gemm_cases.EDGES_OF_TILES)
+def test_every_tile_has_value_tests():
+    """The table of ffi/sgemm/tiles.h, by both engines."""
+    tiles = registry.cpu_module.sgemm_tiles()
+    assert len(set(tiles)) == len(tiles)
+    both = {(*tile, engine) for tile in tiles for engine in ("tma", "floats")}
+    assert both == set(gemm_cases.EDGES_OF_TILES)
+
+
+@pytest.mark.parametrize(
+    ("tile", "shapes"), gemm_cases.EDGES_OF_TILES.items(), ids=gemm_cases.EDGE_IDS
+)
 @pytest.mark.parametrize(("trans_a", "trans_b"), gemm_cases.TRANSPOSES)
-def test_the_value_tests_reach_the_tiles(block_m, block_n, engine, trans_a, trans_b):
+def test_the_value_tests_reach_the_tiles(tile, shapes, trans_a, trans_b):
     """The shapes of test_sgemm.py and the sanitizer's sweep end within the tile that they are named after."""
-    for batch, m, n, k in gemm_cases.EDGES_OF_TILES[block_m, block_n, engine]:
+    for batch, m, n, k in shapes:
         plan = jk.plan_sgemm(m, n, k, batch=batch, trans_a=trans_a, trans_b=trans_b, device="h200")
-        assert (plan.block_m, plan.block_n, plan.engine) == (block_m, block_n, engine)
-        assert plan.slices == (1 if block_m == 128 else 4)
-        assert plan.stages * plan.block_k < k or block_m == 128  # a stage is filled twice
-        assert m % block_m
-        assert n % block_n
+        assert (plan.block_m, plan.block_n, plan.slices, plan.engine) == tile
+        assert tile[:3] == registry.cpu_module.sgemm_tiles()[plan.tile]
+        assert plan.stages * plan.block_k < k or plan.block_m == 128  # a stage is filled twice
+        assert m % plan.block_m
+        assert n % plan.block_n
         assert k % plan.block_k
 
 
@@ -118,6 +129,94 @@ def test_tma_needs_hopper_and_aligned_lines():
     assert engine("h200", **{**small, "n": 255}) == "floats"
     assert engine("h200", **{**small, "m": 255}) == "tma"
     assert engine("h200", **{**small, "m": 255}, trans_a=True) == "floats"
+
+
+@pytest.mark.parametrize(
+    "size", [(256, 256, 256), (4096, 4096, 4096), (64, 4096, 4096), (2047, 2047, 2047)], ids=str
+)
+def test_tma_needs_operands_that_begin_at_16_bytes(size):
+    """Which do is known when a program runs: by then it has its order of summation, its scratch and its padding."""
+    plan = jk.plan_sgemm(*size, device="h200")
+    assert plan.engine == "tma"
+    assert jk.plan_sgemm(*size, device="h200", aligned_c=False).engine == "tma"
+    for flag in ("aligned_a", "aligned_b"):
+        shifted = jk.plan_sgemm(*size, device="h200", **{flag: False})
+        assert shifted.engine == "floats"
+        for field in ("split_k", "launches", "k_per_split", "slices", "partial_elements"):
+            assert getattr(shifted, field) == getattr(plan, field)
+        assert (shifted.pad_a, shifted.pad_b) == (plan.pad_a, plan.pad_b)
+
+
+def test_tma_needs_code_that_was_compiled_for_it():
+    """Code for an older GPU runs on a Hopper, and has no use for padding there."""
+    h200 = limits("h200")
+    fields = {name: getattr(h200, name) for name in dir(h200) if not name.startswith("_")}
+    assert jk.DeviceLimits(**fields) == h200
+    old = jk.DeviceLimits(**{**fields, "compiled_for": 80})
+    assert old != h200
+    for size, pad in ((4096, 0), (2047, 1)):
+        shapes = (size, size), (size, size), False, False
+        plans = [registry.cpu_module.plan_sgemm(*shapes, gpu) for gpu in (h200, old)]
+        assert [plan.engine for plan in plans] == ["tma", "floats"]
+        assert [plan.pad_a for plan in plans] == [pad, 0]
+
+
+def test_plan_of_this_gpu(gpu):
+    """A live device knows its code, and gives the plan of its name."""
+    live = devices.limits_of(gpu)
+    assert 80 <= live.compiled_for <= live.compute_capability
+    plan = jk.plan_sgemm(2047, 2048, 2049, device=gpu)
+    for name in DEVICES:
+        if name in gpu.device_kind.lower().replace(" ", ""):
+            assert live.compiled_for == limits(name).compute_capability
+            assert plan == jk.plan_sgemm(2047, 2048, 2049, device=name)
+
+
+def test_tma_needs_sizes_that_its_maps_hold():
+    def engine(m, n, k, **flags):
+        return jk.plan_sgemm(m, n, k, device="h200", **flags).engine
+
+    assert engine(2**31 - 4, 4, 4) == engine(2**31 - 4, 4, 4, trans_a=True) == "tma"
+    assert engine(2**31, 4, 4) == engine(2**31, 4, 4, trans_a=True) == "floats"
+    assert engine(4, 4, 2**31, trans_b=True) == engine(4, 4, 2**31) == "floats"
+    assert engine(2**19, 4, 2**18) == "tma"
+    assert engine(2**20, 4, 2**18) == "floats"  # a member of 2^40 bytes
+
+
+def test_threads_move_packs_where_rows_begin_at_16_bytes():
+    def packs(m, n, k, algorithm="warp_tile", **options):
+        plan = jk.plan_sgemm(m, n, k, algorithm=algorithm, device="h200", **options)
+        return plan.pack_a, plan.pack_b, plan.pack_c
+
+    assert packs(63, 64, 64) == (4, 4, 4)
+    assert packs(63, 64, 64, trans_a=True) == (1, 4, 4)
+    assert packs(64, 63, 64) == (4, 1, 1)
+    assert packs(64, 63, 64, trans_b=True) == (4, 4, 1)
+    assert packs(64, 64, 63) == (1, 4, 4)
+    assert packs(64, 64, 64, aligned_a=False) == (1, 4, 4)
+    assert packs(64, 64, 64, aligned_b=False) == (4, 1, 4)
+    assert packs(64, 64, 64, aligned_c=False) == (4, 4, 1)
+    assert packs(64, 64, 64, "naive") == packs(64, 64, 64, "block_tile") == (1, 1, 1)
+    assert packs(64, 64, 64, "pipelined") == packs(64, 64, 62, "pipelined") == (1, 1, 4)
+    assert packs(64, 62, 64, "pipelined") == (1, 1, 1)
+
+
+def test_what_runs_behind_the_launches():
+    """The kernel that adds up splits, which also finishes C alone where there is no k."""
+
+    def behind(m, n, k, **options):
+        plan = jk.plan_sgemm(m, n, k, device="h200", **options)
+        assert plan.launches == (1 if k else 0)
+        return plan.reduce_pack
+
+    assert behind(1024, 1024, 1024) == 0
+    assert behind(64, 64, 8192) == 1  # few elements, for many threads
+    assert behind(8192, 128, 8192) == 4
+    assert behind(8192, 127, 8192) == 4  # whose rows do not count
+    assert behind(8191, 127, 8192) == behind(8192, 128, 8192, aligned_c=False) == 1
+    for algorithm in (None, *gemm_cases.RUNGS):
+        assert behind(512, 512, 0, algorithm=algorithm) == 4
+        assert behind(512, 511, 0, algorithm=algorithm) == 1
 
 
 def test_rows_are_padded_where_a_copy_costs_less_than_it_saves():

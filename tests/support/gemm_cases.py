@@ -15,19 +15,23 @@ RUNGS = ("naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipel
 # On a CPU all rungs are XLA's product (test_matmul.py shows it), so one pass is enough there.
 ALGORITHMS = (None, *RUNGS[:-1]) if ON_GPU else (None,)
 TRANSPOSES = ((False, False), (False, True), (True, False), (True, True))
-# (batch, m, n, k) that end within the tiles of the pipelined rung, of which single products get the
-# larger ones only from about a thousand rows on. Lines that begin at multiples of 16 bytes, as the
-# tensor memory accelerator needs them, and lines that do not. test_sgemm_plan.py holds them to it.
+# (batch, m, n, k) that end within the tiles of the pipelined rung (rows and columns of a block, slices;
+# engine), of which single products get the larger ones only from about a thousand rows on. Lines that
+# begin at multiples of 16 bytes, as the tensor memory accelerator needs them, and lines that do not.
+# test_sgemm_plan.py holds them to it, and to every tile.
 EDGES_OF_TILES = {
-    (128, 128, "tma"): ((6, 508, 516, 36), (6, 516, 644, 28)),
-    (128, 128, "floats"): ((6, 511, 513, 17), (6, 513, 645, 15)),
-    (64, 64, "tma"): ((6, 252, 260, 516), (8, 260, 324, 260)),
-    (64, 64, "floats"): ((6, 255, 257, 161), (8, 257, 325, 261)),
-    (32, 32, "tma"): ((4, 252, 260, 516), (4, 260, 228, 452)),  # stages are used again and again
-    (32, 32, "floats"): ((4, 255, 257, 161), (4, 257, 225, 261)),
-    (32, 16, "tma"): ((4, 100, 108, 388), (4, 108, 76, 324)),
-    (32, 16, "floats"): ((4, 101, 103, 161), (4, 97, 75, 261)),
+    (128, 128, 1, "tma"): ((6, 508, 516, 36), (6, 516, 644, 28)),
+    (128, 128, 1, "floats"): ((6, 511, 513, 17), (6, 513, 645, 15)),
+    (32, 32, 1, "tma"): ((4, 260, 228, 108), (4, 252, 260, 100)),
+    (32, 32, 1, "floats"): ((4, 257, 255, 99), (4, 225, 257, 127)),
+    (64, 64, 4, "tma"): ((6, 252, 260, 516), (8, 260, 324, 260)),
+    (64, 64, 4, "floats"): ((6, 255, 257, 161), (8, 257, 325, 261)),
+    (32, 32, 4, "tma"): ((4, 252, 260, 516), (4, 260, 228, 452)),  # stages are used again and again
+    (32, 32, 4, "floats"): ((4, 255, 257, 161), (4, 257, 225, 261)),
+    (32, 16, 4, "tma"): ((4, 100, 108, 388), (4, 108, 76, 324)),
+    (32, 16, 4, "floats"): ((4, 101, 103, 161), (4, 97, 75, 261)),
 }
+EDGE_IDS = tuple(f"{m}x{n}x{slices}-{engine}" for m, n, slices, engine in EDGES_OF_TILES)
 
 # (batch, m, n, k) whose operands get padding behind their rows: one by slices, one whose k is split.
 PADDED = ((1, 1501, 1502, 1503), (3, 1301, 1301, 1301))

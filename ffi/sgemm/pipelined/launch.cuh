@@ -5,6 +5,8 @@
 #ifndef JAXKERNELS_SGEMM_PIPELINED_LAUNCH_CUH_
 #define JAXKERNELS_SGEMM_PIPELINED_LAUNCH_CUH_
 
+#include <utility>
+
 #include "core/function_attributes.h"
 #include "sgemm/launch.h"
 #include "sgemm/pipelined/kernel.cuh"
@@ -14,7 +16,7 @@ namespace jaxkernels {
 using PipelinedKernel = void (*)(CUtensorMap, CUtensorMap, SgemmArgs, PipelinedGrid);
 
 template <Engine kEngine, int kTile>
-PipelinedKernel FindPipelined(bool a_along_k, bool b_along_k) {
+PipelinedKernel FindKernel(bool a_along_k, bool b_along_k) {
   if (a_along_k) {
     return b_along_k ? PipelinedSgemm<kTile, kEngine, true, true>
                      : PipelinedSgemm<kTile, kEngine, true, false>;
@@ -23,20 +25,12 @@ PipelinedKernel FindPipelined(bool a_along_k, bool b_along_k) {
                    : PipelinedSgemm<kTile, kEngine, false, false>;
 }
 
-template <Engine kEngine>
-PipelinedKernel FindPipelined(int tile, bool a_along_k, bool b_along_k) {
-  switch (tile) {
-    case kLargeTile:
-      return FindPipelined<kEngine, kLargeTile>(a_along_k, b_along_k);
-    case kSmallTile:
-      return FindPipelined<kEngine, kSmallTile>(a_along_k, b_along_k);
-    case kMediumSlicedTile:
-      return FindPipelined<kEngine, kMediumSlicedTile>(a_along_k, b_along_k);
-    case kSmallSlicedTile:
-      return FindPipelined<kEngine, kSmallSlicedTile>(a_along_k, b_along_k);
-    default:
-      return FindPipelined<kEngine, kTinySlicedTile>(a_along_k, b_along_k);
-  }
+// One for each tile of the table.
+template <Engine kEngine, int... kTiles>
+PipelinedKernel FindPipelined(int tile, bool a_along_k, bool b_along_k,
+                              std::integer_sequence<int, kTiles...>) {
+  static constexpr PipelinedKernel (*kFind[])(bool, bool) = {FindKernel<kEngine, kTiles>...};
+  return kFind[tile](a_along_k, b_along_k);
 }
 
 // `part` of k, where launches share it. The maps are read by kTma alone.
@@ -44,7 +38,8 @@ template <Engine kEngine>
 cudaError_t StartPipelined(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
                            bool b_along_k, int part, CUtensorMap map_a, CUtensorMap map_b,
                            cudaStream_t stream) {
-  PipelinedKernel kernel = FindPipelined<kEngine>(plan.tile, a_along_k, b_along_k);
+  PipelinedKernel kernel =
+      FindPipelined<kEngine>(plan.tile, a_along_k, b_along_k, PipelinedTileIndices{});
   SgemmArgs kernel_args = args;
   const auto narrow = [](int64_t value) { return static_cast<unsigned>(value); };  // < 2^31
   const int64_t tiles = plan.tiles_m * plan.tiles_n * plan.split_k;
@@ -52,13 +47,11 @@ cudaError_t StartPipelined(const SgemmPlan& plan, const SgemmArgs& args, bool a_
                      narrow(plan.split_k),  narrow(plan.grid_blocks / tiles),
                      narrow(part),          plan.k_per_split,
                      narrow(plan.sm_count), narrow(plan.stagger_cycles)};
-  const PipelinedTile& tile = kPipelinedTiles[plan.tile];
-  const int smem_bytes = SmemBytesOf(tile, kEngine, a_along_k, b_along_k);
   const void* function = reinterpret_cast<const void*>(kernel);
   if (const cudaError_t error = AllowAllSharedMemory(function); error != cudaSuccess) return error;
   void* arguments[] = {&map_a, &map_b, &kernel_args, &grid};
-  return cudaLaunchKernel(function, dim3(narrow(plan.grid_blocks)), dim3(tile.Threads()), arguments,
-                          smem_bytes, stream);
+  return cudaLaunchKernel(function, dim3(narrow(plan.grid_blocks)), dim3(plan.block_threads),
+                          arguments, plan.smem_bytes, stream);
 }
 
 }  // namespace jaxkernels

@@ -21,7 +21,7 @@
 #include "sgemm/args.cuh"
 #include "sgemm/pipelined/async_copy.cuh"
 #include "sgemm/pipelined/tensor_map.h"
-#include "sgemm/pipelined/tile.h"
+#include "sgemm/tiles.h"
 
 namespace jaxkernels {
 

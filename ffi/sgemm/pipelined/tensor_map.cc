@@ -34,14 +34,6 @@ cudaError_t FindEncode(EncodeFunction* encode) {
 
 }  // namespace
 
-bool CanMap(const TmaOperand& operand) {
-  constexpr int64_t kMaxSize = int64_t{1} << 31;
-  return operand.pitch % 4 == 0 && reinterpret_cast<uintptr_t>(operand.data) % 16 == 0 &&
-         operand.lines < kMaxSize && operand.depth < kMaxSize && operand.members < kMaxSize &&
-         operand.pitch < (int64_t{1} << 38) &&
-         operand.pitch * (operand.along_k ? operand.lines : operand.depth) < (int64_t{1} << 38);
-}
-
 cudaError_t MapOperand(const TmaOperand& operand, CUtensorMap* map) {
   EncodeFunction encode = nullptr;
   if (const cudaError_t error = FindEncode(&encode); error != cudaSuccess) return error;

@@ -20,16 +20,15 @@ struct TmaOperand {
   int block_lines, block_k;
 };
 
-// Whether the accelerator can read it: lines that begin at multiples of 16 bytes, and sizes that
-// fit into its 32-bit coordinates.
-bool CanMap(const TmaOperand& operand);
-
 // How many k of an operand along k one box holds: a line of it fills 128 bytes of shared memory.
 inline constexpr int kBoxDepth = 32;
 
 // An operand along k has the dimensions (depth, lines, members) and boxes of kBoxDepth x
 // block_lines, whose 16-byte packs are swizzled: pack p of line l lies where p ^ (l % 8) would. Any
 // other operand has (lines, depth, members) and boxes of block_lines x block_k as they are.
+//
+// Requires, of every plan that names kTma: stored rows begin at multiples of 16 bytes, and sizes
+// and strides fit a map (EngineOf in tile_choice.cc).
 cudaError_t MapOperand(const TmaOperand& operand, CUtensorMap* map);
 
 }  // namespace jaxkernels

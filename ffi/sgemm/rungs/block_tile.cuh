@@ -9,14 +9,18 @@
 #define JAXKERNELS_SGEMM_RUNGS_BLOCK_TILE_CUH_
 
 #include "sgemm/args.cuh"
+#include "sgemm/epilogue.cuh"
 #include "sgemm/rungs/rung_grid.cuh"
+#include "sgemm/tiles.h"
 
 namespace jaxkernels {
 
 template <bool kAlongKA, bool kAlongKB>
-__global__ void __launch_bounds__(1024)
+__global__ void __launch_bounds__(kSharedTile.Threads())
     BlockTileSgemm(const __grid_constant__ SgemmArgs args, const __grid_constant__ RungGrid grid) {
-  constexpr int kTile = 32;
+  constexpr int kTile = kSharedTile.block_k;
+  static_assert(kSharedTile.block_m == kTile && kSharedTile.block_n == kTile,
+                "a thread loads one element of each operand");
   __shared__ float a_smem[kTile][kTile + 1];  // [row of C][k]
   __shared__ float b_smem[kTile][kTile + 1];  // [column of C][k]
 
@@ -42,7 +46,7 @@ __global__ void __launch_bounds__(1024)
   const int64_t row = first_m + y, column = first_n + x;
   if (row >= args.m || column >= args.n) return;
   const int64_t offset = block.c_offset + row * args.n + column;
-  args.out[offset] = Combine(args.alpha, args.beta, sum, args.c + offset);
+  args.out[offset] = CombineWith(args.alpha, sum, args.beta, args.c + offset);
 }
 
 }  // namespace jaxkernels

@@ -8,16 +8,19 @@
 #define JAXKERNELS_SGEMM_RUNGS_NAIVE_CUH_
 
 #include "sgemm/args.cuh"
+#include "sgemm/epilogue.cuh"
 #include "sgemm/rungs/rung_grid.cuh"
+#include "sgemm/tiles.h"
 
 namespace jaxkernels {
 
 template <bool kAlongKA, bool kAlongKB>
-__global__ void __launch_bounds__(1024)
+__global__ void __launch_bounds__(kNaiveTile.Threads())
     NaiveSgemm(const __grid_constant__ SgemmArgs args, const __grid_constant__ RungGrid grid) {
   const RungBlock block = BlockOfGrid(args, grid);
-  const int64_t row = block.tile_m * 32 + threadIdx.x / 32;
-  const int64_t column = block.tile_n * 32 + threadIdx.x % 32;
+  constexpr int kRows = kNaiveTile.block_m, kColumns = kNaiveTile.block_n;
+  const int64_t row = block.tile_m * kRows + threadIdx.x / kColumns;
+  const int64_t column = block.tile_n * kColumns + threadIdx.x % kColumns;
   if (row >= args.m || column >= args.n) return;
 
   const Operand<kAlongKA> a{block.a, args.m, args.k};
@@ -27,7 +30,7 @@ __global__ void __launch_bounds__(1024)
     sum = fmaf(a.data[a.Offset(row, k)], b.data[b.Offset(column, k)], sum);
   }
   const int64_t offset = block.c_offset + row * args.n + column;
-  args.out[offset] = Combine(args.alpha, args.beta, sum, args.c + offset);
+  args.out[offset] = CombineWith(args.alpha, sum, args.beta, args.c + offset);
 }
 
 }  // namespace jaxkernels

@@ -13,12 +13,16 @@
 #include "sgemm/epilogue.cuh"
 #include "sgemm/rungs/outer_product.cuh"
 #include "sgemm/rungs/rung_grid.cuh"
+#include "sgemm/tiles.h"
 
 namespace jaxkernels {
 
-inline constexpr int kRungTile = 128;  // rows and columns of C of a block
-inline constexpr int kRungTileK = 8;   // k of a tile
-inline constexpr int kRungThreads = 256;
+inline constexpr int kRungTile = kRegisterTile.block_m;   // rows and columns of C of a block
+inline constexpr int kRungTileK = kRegisterTile.block_k;  // k of a tile
+inline constexpr int kRungThreads = kRegisterTile.Threads();
+static_assert(kRegisterTile.block_n == kRungTile && kRungThreads * 4 == kRungTile * kRungTileK,
+              "a thread loads four elements of each operand");
+static_assert(kRegisterTile.thread_m == 8 && kRegisterTile.thread_n == 8, "layouts are of 8 x 8");
 
 // How a tile lies in shared memory.
 enum class TileOrder { kAsStored, kTransposed };  // [line][k], [k][line]
@@ -33,11 +37,12 @@ inline constexpr int kRungTileFloats = kRungPitch * kRungTileK;
 template <bool kAlongK>
 class TileQuad {
  public:
-  __device__ TileQuad(const Operand<kAlongK>& operand, int64_t first_line)
+  // `aligned`: stored rows begin at multiples of 16 bytes.
+  __device__ TileQuad(const Operand<kAlongK>& operand, int64_t first_line, bool aligned)
       : line_(kAlongK ? threadIdx.x / 2 : threadIdx.x % 32 * 4),
         depth_(kAlongK ? threadIdx.x % 2 * 4 : threadIdx.x / 32),
         lines_left_(static_cast<int>(min(operand.lines - first_line - line_, int64_t{kRungTile}))),
-        aligned_(operand.IsQuadAligned()),
+        aligned_(aligned),
         from_(operand.data + operand.Offset(first_line + line_, depth_)) {}
 
   // The quad of the next tile, of whose k only `depth_left` exist; zero beyond the operand.
@@ -86,8 +91,8 @@ __global__ void __launch_bounds__(kRungThreads)
 
   const RungBlock block = BlockOfGrid(args, grid);
   const int64_t first_m = block.tile_m * kRungTile, first_n = block.tile_n * kRungTile;
-  TileQuad<kAlongKA> a_quad({block.a, args.m, args.k}, first_m);
-  TileQuad<kAlongKB> b_quad({block.b, args.n, args.k}, first_n);
+  TileQuad<kAlongKA> a_quad({block.a, args.m, args.k}, first_m, args.aligned_a);
+  TileQuad<kAlongKB> b_quad({block.b, args.n, args.k}, first_n, args.aligned_b);
   const Layout layout;
   float acc[8][8] = {};
 
