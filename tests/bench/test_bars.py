@@ -13,6 +13,7 @@ from jaxkernels.bench.rows import row_case
 
 RUNS = {
     "softmax": ["--cols", "64", "--elements", "2^10", "--no-few-rows"],
+    "logsumexp": ["--cols", "64", "--elements", "2^10"],
     "sgemm": ["--shapes", "16"],
     "attention": ["--shapes", "1x1x8", "--layer-shapes", "1x1x8x4", "--dtypes", "float32"],
     "scaling": ["--devices", "1", "--groups", "softmax", "--softmax-shape", "4x8"],

@@ -1,6 +1,7 @@
 """The suite of logsumexp runs at a small size, and its bars. Nothing here depends on how long anything takes."""
 
 import argparse
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,6 @@ import pytest
 pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
 
-from bars import __main__ as bars
 from bars import judge
 from bench_cases import QUICK, measured, run_of, text_of
 
@@ -18,29 +18,14 @@ import jaxkernels as jk
 from jaxkernels.bench import logsumexp, records, rows_report
 from jaxkernels.bench.__main__ import main
 from jaxkernels.bench.rows import row_case
+from jaxkernels.typing import Tier
 
 SMALL = ["logsumexp", "--cols", "64", "1001", "--elements", "2^13", *QUICK]
 READS = {"row_max", "sum", "piece_max"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def operation():
-    """Where the package has no logsumexp yet, one that takes the same arguments."""
-
-    def standing_in(a, axis=None, *, tier=None, implementation=None):
-        if tier == "warp":
-            raise ValueError("not by a warp")
-        assert implementation == "ffi"
-        return jax.nn.logsumexp(a, axis=axis)
-
-    with pytest.MonkeyPatch.context() as patch:
-        if not hasattr(jk, "logsumexp"):
-            patch.setattr(jk, "logsumexp", standing_in, raising=False)
-        yield
-
-
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, operation):
+def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
     written = ["--json", str(folder / "b.json"), "--plot", str(folder / "b.png")]
     assert main([*SMALL, *written]) == 0
@@ -217,12 +202,14 @@ def test_cells_for_regress():
     assert len(list(logsumexp.watched("gpu"))) == 8
 
 
-def test_a_run_can_be_judged(run, capsys):
-    code = bars.main([str(run / "b.json")])
-    out = capsys.readouterr().out
-    complete = next(line for line in out.splitlines() if "contenders measured" in line)
-    assert complete.endswith("pass")
-    assert code == (1 if "FAIL" in out else 0)
+@pytest.mark.parametrize("direction", ["fwd", "grad"])
+def test_lengths_of_a_gpu_reach_every_tier(direction):
+    operation = f"logsumexp_{direction}"
+    tiers = {
+        str(jk.plan_softmax((8, cols), "float32", operation=operation, device="h200").tier)
+        for cols in logsumexp.GPU_COLS
+    }
+    assert tiers == set(get_args(Tier))
 
 
 def failed(*cases, platform="gpu"):
