@@ -80,6 +80,10 @@ __device__ inline float FastExp2(float t) {
   return result;
 }
 
+// exp(x), in float32 to about |x| 2^-23 + 2^-22 of it.
+__device__ inline float FastExp(float x) { return FastExp2(x * kLog2E); }
+__device__ inline double FastExp(double x) { return exp(x); }
+
 // The rounding error of the difference a - b (Knuth's TwoDiff): a - b == difference + error
 // exactly. Requires: the difference is finite. Half inputs do not need it: they differ exactly, or
 // by less than they are rounded to.
@@ -119,7 +123,7 @@ template <typename T>
 __device__ ComputeType<T> ExpDifference(ComputeType<T> x, ComputeType<T> max) {
   const ComputeType<T> difference = x - max;
   if constexpr (kIsHalf<T>) {
-    return FastExp2(difference * kLog2E);
+    return FastExp(difference);
   } else {
     return ExpWithError(difference, DifferenceError<T>(x, max, difference));
   }
@@ -129,7 +133,7 @@ __device__ ComputeType<T> ExpDifference(ComputeType<T> x, ComputeType<T> max) {
 template <typename T>
 __device__ ComputeType<T> Exp(ComputeType<T> y) {
   if constexpr (kIsHalf<T>) {
-    return FastExp2(y * kLog2E);
+    return FastExp(y);
   } else {
     return exp(y);
   }

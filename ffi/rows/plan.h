@@ -36,11 +36,13 @@ struct WarpShape {
 
 // The layouts, in the order in which they are tried: the first that covers the row is taken. Two
 // rows per access while a lane holds one pack of each, so that two loads are in flight.
+// clang-format off
 inline constexpr WarpShape kWarpShapes[] = {
-    {1, 1, 2},  {2, 1, 2},  {4, 1, 2},  {8, 1, 2},   {16, 1, 2},
-    {32, 1, 2}, {16, 4, 1}, {16, 8, 1}, {32, 2, 1},  {32, 3, 1},
-    {32, 4, 1}, {32, 6, 1}, {32, 8, 1}, {32, 12, 1}, {32, 16, 1},
+    {1, 1, 2},  {2, 1, 2},  {4, 1, 2},  {8, 1, 2},  {16, 1, 2},  {2, 4, 1},  {4, 4, 1},
+    {8, 4, 1},  {32, 1, 2}, {16, 4, 1}, {16, 8, 1}, {32, 2, 1},  {32, 3, 1}, {32, 4, 1},
+    {32, 6, 1}, {32, 8, 1}, {32, 12, 1}, {32, 16, 1},
 };
+// clang-format on
 inline constexpr int kWarpShapeCount = sizeof(kWarpShapes) / sizeof(kWarpShapes[0]);
 
 // Registers of row data that a lane may hold, in the compute type; the warp tier ends there. H200,
@@ -49,14 +51,20 @@ inline constexpr int kWarpShapeCount = sizeof(kWarpShapes) / sizeof(kWarpShapes[
 // registers: float32 gradient 1536 columns 0.97 to 1.01; 128 registers: bfloat16 gradient 2048
 // columns 0.88 to 1.02.
 inline constexpr int kWarpMaxRowRegisters = 64;
-// Half a warp with several packs a lane is for the operations on attention scores: finding out what
-// a row sees costs as much as some packs, and a warp does it for two rows at once.
-constexpr bool WarpShapeFits(const WarpShape& shape, int pack, int inputs, bool hides,
+// Less than a warp with several packs a lane is for rows that cost as much as some packs besides
+// their elements, so that a warp pays it for several rows at once: attention scores, half a warp
+// each, where finding out what a row sees costs that much; and row scalars, which write nearly
+// nothing, and so have half the time of other operations.
+constexpr bool WarpShapeFits(const WarpShape& shape, const OperationTraits& traits, int pack,
                              bool aligned) {
   const int registers_per_value = IsPackOfDoubles(pack) ? 2 : 1;
   const bool fits =
-      shape.packs_per_lane * pack * registers_per_value * inputs <= kWarpMaxRowRegisters;
-  if (shape.lanes == 16 && shape.packs_per_lane > 1 && !hides) return false;
+      shape.packs_per_lane * pack * registers_per_value * traits.inputs <= kWarpMaxRowRegisters;
+  if (shape.lanes < 32) {
+    const bool is_deep = shape.packs_per_lane > 1;
+    if (traits.stores_scalar && shape.packs_per_lane != 4 && shape.lanes > 2) return false;
+    if (is_deep && !traits.stores_scalar && !(traits.hides && shape.lanes == 16)) return false;
+  }
   return fits && (aligned || shape.lanes == 32);  // short misaligned rows are staged
 }
 
@@ -80,20 +88,20 @@ constexpr int64_t StagedBytes(int64_t row_bytes, bool on_packs, int inputs) {
 }
 // Whether any row takes a layout of the warp tier: none before it holds as much, and not all of its
 // rows are staged. Others are not compiled.
-constexpr bool IsWarpShapeTaken(int index, int pack, int inputs, bool hides, bool shares_rows,
-                                bool aligned) {
+constexpr bool IsWarpShapeTaken(int index, Operation operation, int pack, bool aligned) {
+  const OperationTraits& traits = TraitsOf(operation);
   const WarpShape& shape = kWarpShapes[index];
-  if (!WarpShapeFits(shape, pack, inputs, hides, aligned)) return false;
+  if (!WarpShapeFits(shape, traits, pack, aligned)) return false;
   const int packs = shape.lanes * shape.packs_per_lane;
   for (int i = 0; i < index; ++i) {
     const WarpShape& earlier = kWarpShapes[i];
     if (earlier.lanes * earlier.packs_per_lane >= packs &&
-        WarpShapeFits(earlier, pack, inputs, hides, aligned)) {
+        WarpShapeFits(earlier, traits, pack, aligned)) {
       return false;
     }
   }
-  const bool may_stage = !aligned && shares_rows;
-  return !may_stage || StagedBytes(packs * kPackBytes, false, inputs) > kStagedWarpBytes;
+  const bool may_stage = !aligned && traits.shares_rows;
+  return !may_stage || StagedBytes(packs * kPackBytes, false, traits.inputs) > kStagedWarpBytes;
 }
 // Lanes that share a staged row: one, unless many of them would meet in a bank; then as many as
 // have a group of elements each. H200, float32, 64 columns, one element into a pack, fraction of
@@ -166,6 +174,20 @@ inline constexpr int kClusterBlocks[] = {2, 4, 8, 16};
 inline constexpr int kLeastSharesOfCluster = 4;
 inline constexpr int kPortableClusterBlocks = 8;  // every GPU with clusters takes them unasked
 inline constexpr int kUncachedThreads = 1024;
+// Row scalars need one read where maximum and sums are found together, and nothing that keeps the
+// row. Rows that begin within a pack do better in shared memory.
+// H200, logsumexp, read TB/s, block_uncached, block_smem and cluster (2026-11):
+//   float32, 65536 columns 4.18, -, 3.69; 32003 columns 2.47, 3.58, 3.47.
+//   bfloat16, 65536 columns 3.87, 2.73, 3.34; 32003 columns 2.21, 2.95, 3.29.
+constexpr bool PrefersOneRead(Operation operation, bool aligned) {
+  return StoresScalar(operation) && aligned;
+}
+// Several blocks an SM for what is read once, so that some load while others end.
+// H200, logsumexp, float32, 65536 columns, read TB/s (2026-11): 1024 threads 3.19, 256
+// threads 4.18.
+constexpr int UncachedThreads(Operation operation) {
+  return StoresScalar(operation) ? 256 : kUncachedThreads;
+}
 inline constexpr int kUncachedPacksInFlight = 4;   // of a thread, over all inputs
 inline constexpr int kLeastGatheringThreads = 32;  // where it serves rows of shifted inputs
 // The tier `stream`, of the parts of an operation: threads of a block, packs that a thread has in
@@ -237,7 +259,7 @@ struct SoftmaxPlan {
   int64_t grid_blocks = 0;
   RowBatches batches;     // which block or cluster takes which rows; block_smem and cluster only
   int smem_bytes = 0;     // dynamic shared memory of one block
-  int blocks_per_sm = 0;  // resident at once, by threads, shared memory and registers
+  int blocks_per_sm = 0;  // resident at once, by threads, shared memory and registers (warp: 32)
 
   static constexpr const char* kName = "SoftmaxPlan";
   template <typename Self>

@@ -27,8 +27,7 @@ template <typename Op, int kShape, bool kAligned>
 constexpr RowKernel<Op> WarpKernelOf() {
   constexpr WarpShape shape = kWarpShapes[kShape];
   constexpr int kPack = Pack<typename Op::Storage>::kSize;
-  if constexpr (IsWarpShapeTaken(kShape, kPack, Op::kInputs, Op::kHides, Op::kSharesRows,
-                                 kAligned)) {
+  if constexpr (IsWarpShapeTaken(kShape, Op::kOperation, kPack, kAligned)) {
     return &WarpTierKernel<Op, shape.lanes, shape.packs_per_lane, shape.rows_per_access, kAligned>;
   } else {
     return nullptr;  // the plan never chooses it

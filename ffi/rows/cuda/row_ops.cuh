@@ -166,8 +166,11 @@ struct LogSoftmaxJvp : LinearOp<T> {
   __device__ static C Finish(const C (&in)[2], const Row& row) { return in[1] - row.sum; }
 };
 
-// The sums behind log sum exp(x). Terms are relative to the maximum where it is finite: no inf -
-// inf makes a NaN. A row of -inf alone has the sum 0, and a derivative of 0.
+// The sums behind log sum exp(x). Terms are relative to the maximum where it is finite: no
+// inf - inf makes a NaN. A row of -inf alone has the sum 0, and a derivative of 0.
+//
+// No term is a result, and the far ones, whose exponents are the least exact, weigh least: float32
+// terms are the hardware's, as those of half types are.
 template <typename T, int kArrays = 1, int kCount = 1>
 struct LogSumExpOp : ForwardOp<T, kArrays, kCount> {
   using typename ForwardOp<T, kArrays, kCount>::C;
@@ -175,6 +178,7 @@ struct LogSumExpOp : ForwardOp<T, kArrays, kCount> {
   __device__ static C Reference(C max) {
     return max == -kInfinity<C> ? C(0) : fmin(max, kLargestFinite<C>);
   }
+  __device__ static C Term(const C (&in)[kArrays], C max) { return FastExp(in[0] - max); }
 };
 
 // y = max + log(sum exp(x - max)), for each row
@@ -207,9 +211,10 @@ struct LogSumExpGrad : LogSumExpOp<T> {
         : max(of.max), factor(of.sum[0] == C(0) ? C(0) : dy / of.sum[0]) {}
   };
 
+  __device__ static C Term(const C (&in)[1], C max) { return ExpDifference<T>(in[0], max); }
   __device__ static C FinishTerm(C term, const Row& row) { return term * row.factor; }
   __device__ static C Finish(const C (&in)[1], const Row& row) {
-    return FinishTerm(LogSumExpGrad::Term(in, row.max), row);
+    return FinishTerm(Term(in, row.max), row);
   }
 };
 

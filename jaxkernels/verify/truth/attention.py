@@ -122,7 +122,8 @@ class Truth:
         """The result and its bound, (B, T, N, H)."""
         o = self.rows * (self.p @ self.v)
         sums = self.p.shape[-1] * self.u * (self.p + self.p_error)
-        error = self.rows * ((self.p_error + sums) @ np.abs(self.v))
+        # XLA's product of 16-bit operands may round sums of its parts to their type.
+        error = self.rows * ((self.p_error + sums + self.us * self.p) @ np.abs(self.v))
         error = error + (self.us + self.u) * (np.abs(o) + error) + self.floor
         return o.swapaxes(1, 2), error.swapaxes(1, 2)
 

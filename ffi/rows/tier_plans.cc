@@ -1,0 +1,198 @@
+#include "rows/tier_plans.h"
+
+namespace jaxkernels {
+namespace {
+
+// What the reductions of a block take of its shared memory.
+int ScratchBytes(const SoftmaxProblem& problem) {
+  return ReductionScratchBytes(PackOf(problem.dtype), SumsOf(problem.operation));
+}
+
+int BlocksPerSm(const SoftmaxProblem& problem, int threads, int smem_bytes, int registers,
+                const DeviceLimits& limits) {
+  const int by_smem =
+      limits.smem_per_sm / (smem_bytes + ScratchBytes(problem) + kReservedSmemPerBlock);
+  const int by_registers = limits.registers_per_sm / (registers * threads);
+  return std::min({limits.threads_per_sm / threads, by_smem, by_registers, limits.blocks_per_sm});
+}
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t BlocksOfWaves(int blocks_per_sm, const DeviceLimits& limits) {
+  return int64_t{kWaves} * limits.sm_count * std::max(blocks_per_sm, 1);
+}
+
+int64_t GridBlocks(int64_t blocks_of_work, int blocks_per_sm, const DeviceLimits& limits) {
+  return std::clamp<int64_t>(blocks_of_work, 1, BlocksOfWaves(blocks_per_sm, limits));
+}
+
+// Bytes of the 32 rows that a warp stages at a time.
+int64_t StagedWarpBytes(const SoftmaxProblem& problem) {
+  const bool on_packs = problem.offset == 0 && !problem.shifted;
+  return StagedBytes(problem.cols * ByteWidth(problem.dtype), on_packs,
+                     InputsOf(problem.operation));
+}
+
+// Threads of the tier `block`: as many warps as the row needs.
+int64_t BlockThreads(const SoftmaxProblem& problem, int pack) {
+  const int packs_per_warp = 32 * (kBlockPacks / InputsOf(problem.operation));
+  return CeilDiv(MaxPacksOfRow(problem.cols, pack, problem.offset), packs_per_warp) * 32;
+}
+
+}  // namespace
+
+int SmemRoom(const SoftmaxProblem& problem, const DeviceLimits& limits) {
+  return limits.smem_per_block - ScratchBytes(problem);
+}
+
+int FindWarpShape(int64_t packs, Operation operation, int pack, bool aligned) {
+  for (int i = 0; i < kWarpShapeCount; ++i) {
+    const WarpShape& shape = kWarpShapes[i];
+    if (!WarpShapeFits(shape, TraitsOf(operation), pack, aligned)) continue;
+    if (packs <= shape.lanes * shape.packs_per_lane) return i;
+  }
+  return -1;
+}
+
+void PlanWarp(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
+  const WarpShape& shape = kWarpShapes[plan.warp_shape];
+  plan.lanes = shape.lanes;
+  plan.packs_per_lane = shape.packs_per_lane;
+  plan.rows_per_access = shape.rows_per_access;
+  plan.block_threads = kWarpTierThreads;
+  plan.blocks_per_sm = BlocksPerSm(problem, kWarpTierThreads, 0, 32, limits);
+  const int64_t rows_per_block = int64_t{kWarpTierThreads / shape.lanes} * shape.rows_per_access;
+  plan.grid_blocks = GridBlocks(CeilDiv(problem.rows, rows_per_block), plan.blocks_per_sm, limits);
+}
+
+bool MayStage(const SoftmaxProblem& problem) {
+  const bool shared = StagedRowLanes(problem.cols, PackOf(problem.dtype)) > 1;
+  return SharesRows(problem.operation) &&
+         StagedWarpBytes(problem) <= (shared ? kSharedRowsWarpBytes : kStagedWarpBytes);
+}
+
+void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
+  constexpr int kWarps = kStagedTierThreads / 32;
+  plan.staged = true;
+  plan.warp_shape = -1;
+  plan.lanes = StagedRowLanes(problem.cols, plan.pack);
+  plan.rows_per_access = 32;
+  plan.block_threads = kStagedTierThreads;
+  plan.smem_bytes = static_cast<int>(StagedWarpBytes(problem) * kWarps);
+  plan.blocks_per_sm = BlocksPerSm(problem, plan.block_threads, plan.smem_bytes, 64, limits);
+  plan.grid_blocks = GridBlocks(CeilDiv(problem.rows, 32 * kWarps), plan.blocks_per_sm, limits);
+}
+
+int RowsOfBlocks(const SoftmaxProblem& problem, const DeviceLimits& limits) {
+  const int pack = PackOf(problem.dtype);
+  const int64_t threads = BlockThreads(problem, pack);
+  if (threads > kMostBlockThreads) return 0;
+  return BlocksPerSm(problem, static_cast<int>(threads), 0, BlockRegisters(pack), limits);
+}
+
+void PlanBlock(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
+  plan.tier = Tier::kBlock;
+  plan.packs_per_lane = kBlockPacks / InputsOf(problem.operation);
+  plan.block_threads = static_cast<int>(BlockThreads(problem, plan.pack));
+  plan.lanes = plan.block_threads;
+  plan.blocks_per_sm = RowsOfBlocks(problem, limits);
+  plan.grid_blocks = std::clamp<int64_t>(problem.rows, 1, INT32_MAX);
+}
+
+SharedRow ShareRow(const SoftmaxProblem& problem, int blocks, const DeviceLimits& limits) {
+  const int pack = PackOf(problem.dtype);
+  const int mask_words = HasMask(problem.operation) ? MaskWords(pack) : 0;
+  SharedRow row;
+  row.slots = SmemSlots(MaxPacksOfRow(problem.cols, pack, problem.offset), blocks);
+  row.bytes = row.slots * (kPackBytes * InputsOf(problem.operation) + 4 * mask_words);
+  if (row.bytes > SmemRoom(problem, limits)) return row;
+  row.blocks = blocks;
+  row.blocks_per_sm = BlocksPerSm(problem, kLeastSmemThreads, static_cast<int>(row.bytes),
+                                  SmemRegisters(pack, InputsOf(problem.operation)), limits);
+  return row;
+}
+
+SharedRow ShareRowOverCluster(const SoftmaxProblem& problem, const DeviceLimits& limits) {
+  SharedRow row;
+  for (const int blocks : kClusterBlocks) {
+    const int wanted = blocks > kPortableClusterBlocks ? kLeastRowsOfBlocks : kLeastSharesOfCluster;
+    if (blocks > limits.cluster_blocks || row.blocks_per_sm >= wanted) break;
+    row = ShareRow(problem, blocks, limits);
+  }
+  return row;
+}
+
+namespace {
+
+RowBatches BatchesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
+                     const DeviceLimits& limits) {
+  const int blocks = plan.cluster_blocks;
+  RowBatches batches;
+  batches.halves = TakesRowsInBatches(problem.operation, plan.pack, blocks, plan.blocks_per_sm);
+  batches.workers = batches.halves ? WorkersAtOnce(limits.sm_count, blocks, plan.blocks_per_sm)
+                                   : BlocksOfWaves(plan.blocks_per_sm, limits) / blocks;
+  batches.rounds = CeilDiv(problem.rows, batches.workers);
+  return batches;
+}
+
+}  // namespace
+
+// Block size by occupancy, as OneFlow's softmax chooses it: the most resident blocks first, then
+// the most threads.
+void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const DeviceLimits& limits,
+                   SoftmaxPlan& plan) {
+  plan.tier = row.blocks == 1 ? Tier::kBlockSmem : Tier::kCluster;
+  plan.cluster_blocks = row.blocks;
+  plan.kept_packs = static_cast<int>(row.slots);
+  plan.smem_bytes = static_cast<int>(row.bytes);
+  plan.blocks_per_sm = row.blocks_per_sm;
+  const int registers = SmemRegisters(plan.pack, InputsOf(problem.operation));
+  for (int threads = kLeastSmemThreads; threads <= kMostSmemThreads; threads += 32) {
+    const int blocks = BlocksPerSm(problem, threads, plan.smem_bytes, registers, limits);
+    if (blocks == plan.blocks_per_sm) plan.block_threads = threads;
+  }
+  plan.lanes = plan.block_threads * row.blocks;
+  plan.batches = BatchesOf(problem, plan, limits);
+  plan.grid_blocks = std::max<int64_t>(plan.batches.CountWorkers(problem.rows), 1) * row.blocks;
+}
+
+void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits,
+                       int64_t kept_packs, int threads, SoftmaxPlan& plan) {
+  const int pack_bytes = kPackBytes * InputsOf(problem.operation);
+  const int64_t room = SmemRoom(problem, limits) / pack_bytes;
+  plan.tier = Tier::kBlockUncached;
+  plan.kept_packs =
+      StoresScalar(problem.operation) ? 0 : static_cast<int>(std::min(kept_packs, room));
+  plan.smem_bytes = plan.kept_packs * pack_bytes;
+  plan.block_threads = threads;
+  plan.lanes = plan.block_threads;
+  plan.blocks_per_sm = BlocksPerSm(problem, threads, plan.smem_bytes, kLongRowRegisters, limits);
+  plan.grid_blocks = GridBlocks(problem.rows, plan.blocks_per_sm, limits);
+}
+
+void PlanGathered(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
+  const int64_t packs = SmemSlots(MaxPacksOfRow(problem.cols, plan.pack, problem.offset), 1);
+  const int packs_of_warp = 32 * (kUncachedPacksInFlight / InputsOf(problem.operation));
+  const int64_t threads = 32 * CeilDiv(packs, packs_of_warp);
+  PlanBlockUncached(
+      problem, limits, packs,
+      static_cast<int>(std::clamp<int64_t>(threads, kLeastGatheringThreads, kUncachedThreads)),
+      plan);
+}
+
+void PlanStream(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
+  const int64_t packs =
+      MaxPacksOfRow(problem.cols, plan.pack, problem.offset) * InputsOf(problem.operation);
+  plan.tier = Tier::kStream;
+  plan.part = problem.part;
+  plan.warp_shape = -1;
+  plan.block_threads = kStreamThreads;
+  plan.lanes = packs <= kMostPacksOfStreamingLanes  ? kStreamLanes
+               : packs <= kMostPacksOfStreamingWarp ? 32
+                                                    : kStreamThreads;
+  plan.blocks_per_sm = BlocksPerSm(problem, kStreamThreads, 0, kLongRowRegisters, limits);
+  const int64_t blocks = CeilDiv(problem.rows, kStreamThreads / plan.lanes);
+  plan.grid_blocks = GridBlocks(blocks, plan.blocks_per_sm, limits);
+}
+
+}  // namespace jaxkernels
