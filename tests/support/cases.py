@@ -4,7 +4,7 @@ import functools
 
 import jax
 import numpy as np
-from oracle import OPERATIONS
+from oracle import OPERATIONS, row_scalars
 
 import jaxkernels as jk
 from jaxkernels._core import validate
@@ -56,13 +56,13 @@ def plan_or_none(shape, dtype, operation, tier):
 
 
 def serves(tier, shape, dtype):
-    """Whether a tier can run all five operations on this shape."""
+    """Whether a tier can run all operations on this shape."""
     return tier is None or all(plan_or_none(shape, dtype, op, tier) for op in OPERATIONS)
 
 
 @functools.partial(jax.jit, static_argnames="tier")
 def all_operations(xs, ts, tier=None):
-    """Runs the five operations on many arrays in one program, so that many shapes cost one compilation.
+    """Runs all operations on many arrays in one program, so that many shapes cost one compilation.
 
     Returns:
       For every pair of x and (co)tangent, a dict from operation to result.
@@ -72,6 +72,8 @@ def all_operations(xs, ts, tier=None):
         y, pull = jax.vjp(functools.partial(jk.softmax, tier=tier), x)
         log_softmax = functools.partial(jk.log_softmax, tier=tier)
         log_y, log_pull = jax.vjp(log_softmax, x)
+        logsumexp = functools.partial(jk.logsumexp, axis=-1, keepdims=True, tier=tier)
+        log_sum, sum_pull = jax.vjp(logsumexp, x)
         results.append(
             {
                 "softmax_fwd": y,
@@ -79,13 +81,16 @@ def all_operations(xs, ts, tier=None):
                 "log_softmax_fwd": log_y,
                 "log_softmax_grad": log_pull(t)[0],
                 "log_softmax_jvp": jax.jvp(log_softmax, (x,), (t,))[1],
+                "logsumexp_fwd": log_sum,
+                "logsumexp_grad": sum_pull(row_scalars(t))[0],
+                "logsumexp_jvp": jax.jvp(logsumexp, (x,), (t,))[1],
             }
         )
     return results
 
 
 def check_all(pairs, dtype, tier=None, operations=OPERATIONS):
-    """Runs the five operations on (x, t) pairs of 2-D arrays and holds each result against the truth.
+    """Runs all operations on (x, t) pairs of 2-D arrays and holds each result against the truth.
 
     The gradients are held against the truth for the y that the forward pass gave, which is their operand.
     """
@@ -98,13 +103,21 @@ def check_all(pairs, dtype, tier=None, operations=OPERATIONS):
 
 def check_results(x, t, result, dtype, tier=None, operations=OPERATIONS):
     """Holds one of the results of `all_operations` against the truth."""
-    operands = {
-        "softmax_fwd": (x,),
-        "softmax_grad": (result["softmax_fwd"], t),
-        "log_softmax_fwd": (x,),
-        "log_softmax_grad": (result["log_softmax_fwd"], t),
-        "log_softmax_jvp": (result["log_softmax_fwd"], t),
-    }
+    operands = operands_of(x, t, result["softmax_fwd"], result["log_softmax_fwd"])
     for operation in operations:
         lanes = accumulators(operation, x.shape, dtype, tier)
         check(result[operation], operation, *operands[operation], accumulators=lanes)
+
+
+def operands_of(x, t, y, log_y):
+    """What each operation reads: x, a (co)tangent of it, and the results of softmax and log_softmax."""
+    return {
+        "softmax_fwd": (x,),
+        "softmax_grad": (y, t),
+        "log_softmax_fwd": (x,),
+        "log_softmax_grad": (log_y, t),
+        "log_softmax_jvp": (log_y, t),
+        "logsumexp_fwd": (x,),
+        "logsumexp_grad": (x, row_scalars(t)),
+        "logsumexp_jvp": (x, t),
+    }

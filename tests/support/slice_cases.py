@@ -35,15 +35,9 @@ def lanes_of(x, cols):
 
 
 def check(result, x, t, dtype):
-    """Holds the five operations against the truth."""
+    """Holds all operations against the truth."""
     lanes = lanes_of(x, x.shape[-1])
-    operands = {
-        "softmax_fwd": (x,),
-        "softmax_grad": (result["softmax_fwd"], t),
-        "log_softmax_fwd": (x,),
-        "log_softmax_grad": (result["log_softmax_fwd"], t),
-        "log_softmax_jvp": (result["log_softmax_fwd"], t),
-    }
+    operands = cases.operands_of(x, t, result["softmax_fwd"], result["log_softmax_fwd"])
     for operation, of in operands.items():
         got = np.asarray(result[operation])
         assert got.dtype == oracle.storage(dtype)
@@ -51,7 +45,7 @@ def check(result, x, t, dtype):
 
 
 def check_at_every_offset(dtype, shape):
-    """The five operations, of x and a cotangent that begin at the same place and at different ones."""
+    """All operations, of x and a cotangent that begin at the same place and at different ones."""
     places = [(x, (x + shift) % len(offsets(dtype))) for x in offsets(dtype) for shift in (0, 1)]
 
     @jax.jit
