@@ -80,8 +80,8 @@ def logsumexp(
         keepdims: the summed axes stay in the result, with size 1.
         return_sign: returns the sign of the sum as well. Without it the logarithm of a negative sum
             is NaN.
-        where: mask that broadcasts against a (and a against it); elements where it is False are left
-            out.
+        where: boolean mask that broadcasts against a (and a against it); elements where it is False
+            are left out.
         tier: as for `softmax`.
         implementation: None takes kernels where there are some, "ffi" raises where there are none,
             "xla" calls `jax.nn.logsumexp`.
@@ -94,9 +94,10 @@ def logsumexp(
     Raises:
         TypeError: an argument is not an array or number, or `axis` is not made of integers, or
             traced.
-        ValueError: `axis` is out of bounds or has duplicates, `where` or b does not broadcast, `tier`
-            or `implementation` is not one of the above, or the registers of the tier cannot hold
-            such a row. (Where shared memory cannot, the program fails as it runs.)
+        ValueError: `axis` is out of bounds or has duplicates, `where` is not of type bool, it or b
+            does not broadcast, `tier` or `implementation` is not one of the above, or the registers
+            of the tier cannot hold such a row. (Where shared memory cannot, the program fails as it
+            runs.)
         NotImplementedError: `implementation="ffi"`, or a forced tier, where there is no kernel; for
             a platform without kernels it is raised when the program is lowered.
 
@@ -127,17 +128,17 @@ def logsumexp(
 
     x = validate.as_array("logsumexp", "a", a)
     factor = None if b is None else validate.as_array("logsumexp", "b", b)
-    mask = None if where is None else validate.as_array("logsumexp", "where", where)
+    mask = None if where is None else validate.as_mask("logsumexp", "where", where)
     dtype = _result_dtype(x, factor)
     why_not = validate.why_no_row_kernel(dtype, axis) or _why_factors_vary(x, factor, mask, axis)
     if why_not:
         validate.check_needs_no_kernel("logsumexp", why_not, implementation, tier)
         return _jax_nn_logsumexp(a, axis, b, keepdims, return_sign, where)
 
-    validate.broadcast_all("logsumexp", a=x, where=mask)
+    validate.broadcast_all("logsumexp", a=x, where=mask, b=factor)
     x = x.astype(dtype)
     if mask is not None:
-        x = jnp.where(mask != 0, x, jnp.asarray(-jnp.inf, dtype))
+        x = jnp.where(mask, x, jnp.asarray(-jnp.inf, dtype))
     axes = validate.canonical_axes(axis, x.ndim, x.ndim)
     log_sum = _reduce(x, axes, tier, implementation)
     if factor is None:
