@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import ArrayLike
 
 from jaxkernels._core import registry, validate
@@ -141,18 +142,19 @@ def logsumexp(
         x = jnp.where(mask, x, jnp.asarray(-jnp.inf, dtype))
     axes = validate.canonical_axes(axis, x.ndim, x.ndim)
     log_sum = _reduce(x, axes, tier, implementation)
-    if factor is None:
-        sign = _sign_of(log_sum)
-    else:
-        # Per row, as the result is.
+    sign = None
+    if factor is not None:  # for each row, as the result is
         factor = factor.astype(dtype).reshape((1,) * (x.ndim - factor.ndim) + factor.shape)
         factor = jnp.squeeze(factor, axes)
         log_sum, sign = _multiplied(log_sum, factor)
         if not return_sign:
             log_sum = jnp.where(sign < 0, jnp.asarray(jnp.nan, dtype), log_sum)
     if keepdims:
-        log_sum, sign = jnp.expand_dims(log_sum, axes), jnp.expand_dims(sign, axes)
-    return (log_sum, sign) if return_sign else log_sum
+        log_sum = jnp.expand_dims(log_sum, axes)
+    if not return_sign:
+        return log_sum
+    sign = _sign_of(log_sum) if sign is None else sign
+    return log_sum, sign.reshape(log_sum.shape)
 
 
 def _result_dtype(x: jax.Array, factor: jax.Array | None) -> Any:
@@ -195,8 +197,9 @@ def _reduce(
 
 def _sign_of(log_sum: jax.Array) -> jax.Array:
     """The sign of a sum of exponentials, from its logarithm: 0 or 1, NaN of NaN."""
-    is_zero = jnp.where(log_sum == -jnp.inf, 0, 1).astype(log_sum.dtype)
-    return jnp.where(jnp.isnan(log_sum), log_sum, is_zero)
+    zero, one = lax.full_like(log_sum, 0), lax.full_like(log_sum, 1)
+    sign = lax.select(log_sum == -jnp.inf, zero, one)
+    return lax.select(jnp.isnan(log_sum), log_sum, sign)
 
 
 def _multiplied(log_sum: jax.Array, factor: jax.Array) -> tuple[jax.Array, jax.Array]:
