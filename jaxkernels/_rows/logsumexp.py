@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
@@ -148,7 +149,8 @@ def logsumexp(
         factor = jnp.squeeze(factor, axes)
         log_sum, sign = _multiplied(log_sum, factor)
         if not return_sign:
-            log_sum = jnp.where(sign < 0, jnp.asarray(jnp.nan, dtype), log_sum)
+            # NumPy's, because jax_debug_nans would not let JAX make a NaN that is for nobody.
+            log_sum = jnp.where(sign < 0, np.asarray(np.nan, dtype), log_sum)
     if keepdims:
         log_sum = jnp.expand_dims(log_sum, axes)
     if not return_sign:
