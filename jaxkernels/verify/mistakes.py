@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxkernels.verify.families.softmax import axes_of, rows_and_cols
 from jaxkernels.verify.families.terms import Terms
 from jaxkernels.verify.problem import Arrays, Problem
 
@@ -87,7 +88,8 @@ def _is_log_sum_exp(problem: Problem) -> bool:
 
 
 def _has_cotangents_of_rows(problem: Problem) -> bool:
-    return _is_log_sum_exp(problem) and problem.wants_gradient
+    is_gradient = problem.operation == "logsumexp" and problem.wants_gradient
+    return is_gradient and _has_elements(problem) and rows_and_cols(problem)[0] > 1
 
 
 def _may_be_nan(problem: Problem) -> bool:
@@ -169,8 +171,11 @@ def _numbers_of_rows_swapped(problem: Problem, operands: Arrays, y: np.ndarray) 
 
 
 def _cotangent_of_the_row_before(problem: Problem, operands: Arrays, d: np.ndarray) -> np.ndarray:
-    t = operands["t"].astype(np.float64).reshape(*d.shape[:-1], 1)
-    return (d.astype(np.float64) * (np.roll(t, 1, axis=-2) / t)).astype(d.dtype)
+    summed = axes_of(problem)
+    per_row = [1 if i in summed else n for i, n in enumerate(problem.options["shape"])]
+    t = operands["t"].astype(np.float64).reshape(len(d), -1)
+    ratio = (np.roll(t, 1, axis=-1) / t).reshape(len(d), *per_row)
+    return (d.astype(np.float64) * ratio).astype(d.dtype)
 
 
 def _mask_column_lost(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
