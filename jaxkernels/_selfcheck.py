@@ -36,6 +36,10 @@ _PRODUCTS = ((68, 132, 44), (67, 129, 45))
 _ALPHA, _BETA = 0.5, -2.0
 # Of attention scores; a power of two, so that the product is exact.
 _SCALE = 0.5
+_LOGARITHMS = {
+    "log_softmax": softmax.log_softmax,
+    "logsumexp": partial(logsumexp.logsumexp, keepdims=True),
+}
 _NOT_CALLED = "the compiled program does not call the target"
 
 
@@ -73,12 +77,6 @@ def _softmax_results(tier: Tier | None, x: jax.Array, t: jax.Array) -> dict[str,
     return {"softmax_fwd": y, "softmax_grad": pullback(t)[0]}
 
 
-_LOGARITHMS = {
-    "log_softmax": softmax.log_softmax,
-    "logsumexp": partial(logsumexp.logsumexp, keepdims=True),
-}
-
-
 def _logarithm_results(
     name: str, tier: Tier | None, x: jax.Array, t: jax.Array
 ) -> dict[str, jax.Array]:
@@ -91,13 +89,8 @@ def _logarithm_results(
 
 def _attention_results(tier: Tier | None, x: jax.Array, t: jax.Array) -> dict[str, jax.Array]:
     """Returns y of scores x under a causal mask and, for the cotangent t, dx."""
-    function = partial(
-        masked.scaled_masked_softmax,
-        scale=_SCALE,
-        causal=True,
-        tier=tier,
-        implementation="ffi",
-    )
+    function = partial(masked.scaled_masked_softmax, scale=_SCALE, causal=True)
+    function = partial(function, tier=tier, implementation="ffi")
     y, pullback = jax.vjp(function, x)
     return {"masked_softmax_fwd": y, "masked_softmax_grad": pullback(t)[0]}
 
