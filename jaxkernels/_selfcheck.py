@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxkernels._core import registry, validate
-from jaxkernels._rows import masked, plan, softmax
+from jaxkernels._rows import logsumexp, masked, plan, softmax
 from jaxkernels._rows import parts as row_parts
 from jaxkernels._sgemm import matmul, primitive
 from jaxkernels.typing import Algorithm, Tier
@@ -36,6 +36,10 @@ _PRODUCTS = ((68, 132, 44), (67, 129, 45))
 _ALPHA, _BETA = 0.5, -2.0
 # Of attention scores; a power of two, so that the product is exact.
 _SCALE = 0.5
+_LOGARITHMS = {
+    "log_softmax": softmax.log_softmax,
+    "logsumexp": partial(logsumexp.logsumexp, keepdims=True),
+}
 _NOT_CALLED = "the compiled program does not call the target"
 
 
@@ -73,27 +77,20 @@ def _softmax_results(tier: Tier | None, x: jax.Array, t: jax.Array) -> dict[str,
     return {"softmax_fwd": y, "softmax_grad": pullback(t)[0]}
 
 
-def _log_softmax_results(tier: Tier | None, x: jax.Array, t: jax.Array) -> dict[str, jax.Array]:
-    """Returns y and, with t as the cotangent and as the tangent, dx and dy."""
-    function = partial(softmax.log_softmax, tier=tier, implementation="ffi")
+def _logarithm_results(
+    name: str, tier: Tier | None, x: jax.Array, t: jax.Array
+) -> dict[str, jax.Array]:
+    """Returns y, dx for the cotangent t (or its first column, if y has one), and dy for the tangent t."""
+    function = partial(_LOGARITHMS[name], axis=-1, tier=tier, implementation="ffi")
     y, pullback = jax.vjp(function, x)
-    tangent = jax.jvp(function, (x,), (t,))[1]
-    return {
-        "log_softmax_fwd": y,
-        "log_softmax_grad": pullback(t)[0],
-        "log_softmax_jvp": tangent,
-    }
+    dx, dy = pullback(t[:, : y.shape[-1]])[0], jax.jvp(function, (x,), (t,))[1]
+    return {f"{name}_fwd": y, f"{name}_grad": dx, f"{name}_jvp": dy}
 
 
 def _attention_results(tier: Tier | None, x: jax.Array, t: jax.Array) -> dict[str, jax.Array]:
     """Returns y of scores x under a causal mask and, for the cotangent t, dx."""
-    function = partial(
-        masked.scaled_masked_softmax,
-        scale=_SCALE,
-        causal=True,
-        tier=tier,
-        implementation="ffi",
-    )
+    function = partial(masked.scaled_masked_softmax, scale=_SCALE, causal=True)
+    function = partial(function, tier=tier, implementation="ffi")
     y, pullback = jax.vjp(function, x)
     return {"masked_softmax_fwd": y, "masked_softmax_grad": pullback(t)[0]}
 
@@ -142,12 +139,19 @@ def _expected(
         rows, cols = x.shape
         x = np.where(np.tri(rows, cols, cols - rows, bool), _SCALE * x, -np.inf)
     shifted = x - x.max(axis=-1, keepdims=True)
+    share = np.exp(shifted) / _sum(np.exp(shifted))
     if operation in ("softmax_fwd", "masked_softmax_fwd"):
-        truth = np.exp(shifted) / _sum(np.exp(shifted))
-        return truth, truth
+        return share, share
     if operation == "log_softmax_fwd":
         truth = shifted - np.log(_sum(np.exp(shifted)))
         return truth, np.abs(truth) + 1.0
+    if operation == "logsumexp_fwd":
+        truth = x.max(axis=-1, keepdims=True) + np.log(_sum(np.exp(shifted)))
+        return truth, np.abs(truth) + 1.0
+    if operation == "logsumexp_grad":
+        return share * t[:, :1], share * np.abs(t[:, :1])
+    if operation == "logsumexp_jvp":
+        return _sum(share * t), _sum(share * np.abs(t))
     if operation == "masked_softmax_grad":
         t = _SCALE * t
     if operation in ("softmax_grad", "masked_softmax_grad"):
@@ -262,7 +266,7 @@ def _cases(platform: str) -> Iterator[tuple[str, str, str, Callable[[], list[Che
     for dtype, tier in tiers:
         for name, evaluate in (
             ("softmax", _softmax_results),
-            ("log_softmax", _log_softmax_results),
+            *((name, partial(_logarithm_results, name)) for name in _LOGARITHMS),
             ("scaled_masked_softmax", _attention_results),
         ):
             yield dtype, tier, name, partial(_run_case, platform, dtype, tier, evaluate)

@@ -14,6 +14,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 
 from jaxkernels._core import registry, validate
@@ -80,8 +82,8 @@ def logsumexp(
         keepdims: the summed axes stay in the result, with size 1.
         return_sign: returns the sign of the sum as well. Without it the logarithm of a negative sum
             is NaN.
-        where: mask that broadcasts against a (and a against it); elements where it is False are left
-            out.
+        where: boolean mask that broadcasts against a (and a against it); elements where it is False
+            are left out.
         tier: as for `softmax`.
         implementation: None takes kernels where there are some, "ffi" raises where there are none,
             "xla" calls `jax.nn.logsumexp`.
@@ -94,9 +96,10 @@ def logsumexp(
     Raises:
         TypeError: an argument is not an array or number, or `axis` is not made of integers, or
             traced.
-        ValueError: `axis` is out of bounds or has duplicates, `where` or b does not broadcast, `tier`
-            or `implementation` is not one of the above, or the registers of the tier cannot hold
-            such a row. (Where shared memory cannot, the program fails as it runs.)
+        ValueError: `axis` is out of bounds or has duplicates, `where` is not of type bool, it or b
+            does not broadcast, `tier` or `implementation` is not one of the above, or the registers
+            of the tier cannot hold such a row. (Where shared memory cannot, the program fails as it
+            runs.)
         NotImplementedError: `implementation="ffi"`, or a forced tier, where there is no kernel; for
             a platform without kernels it is raised when the program is lowered.
 
@@ -127,31 +130,33 @@ def logsumexp(
 
     x = validate.as_array("logsumexp", "a", a)
     factor = None if b is None else validate.as_array("logsumexp", "b", b)
-    mask = None if where is None else validate.as_array("logsumexp", "where", where)
+    mask = None if where is None else validate.as_mask("logsumexp", "where", where)
     dtype = _result_dtype(x, factor)
     why_not = validate.why_no_row_kernel(dtype, axis) or _why_factors_vary(x, factor, mask, axis)
     if why_not:
         validate.check_needs_no_kernel("logsumexp", why_not, implementation, tier)
         return _jax_nn_logsumexp(a, axis, b, keepdims, return_sign, where)
 
-    validate.broadcast_all("logsumexp", a=x, where=mask)
+    validate.broadcast_all("logsumexp", a=x, where=mask, b=factor)
     x = x.astype(dtype)
     if mask is not None:
-        x = jnp.where(mask != 0, x, jnp.asarray(-jnp.inf, dtype))
+        x = jnp.where(mask, x, jnp.asarray(-jnp.inf, dtype))
     axes = validate.canonical_axes(axis, x.ndim, x.ndim)
     log_sum = _reduce(x, axes, tier, implementation)
-    if factor is None:
-        sign = _sign_of(log_sum)
-    else:
-        # Per row, as the result is.
+    sign = None
+    if factor is not None:  # for each row, as the result is
         factor = factor.astype(dtype).reshape((1,) * (x.ndim - factor.ndim) + factor.shape)
         factor = jnp.squeeze(factor, axes)
         log_sum, sign = _multiplied(log_sum, factor)
         if not return_sign:
-            log_sum = jnp.where(sign < 0, jnp.asarray(jnp.nan, dtype), log_sum)
+            # NumPy's, because jax_debug_nans would not let JAX make a NaN that is for nobody.
+            log_sum = jnp.where(sign < 0, np.asarray(np.nan, dtype), log_sum)
     if keepdims:
-        log_sum, sign = jnp.expand_dims(log_sum, axes), jnp.expand_dims(sign, axes)
-    return (log_sum, sign) if return_sign else log_sum
+        log_sum = jnp.expand_dims(log_sum, axes)
+    if not return_sign:
+        return log_sum
+    sign = _sign_of(log_sum) if sign is None else sign
+    return log_sum, sign.reshape(log_sum.shape)
 
 
 def _result_dtype(x: jax.Array, factor: jax.Array | None) -> Any:
@@ -194,8 +199,9 @@ def _reduce(
 
 def _sign_of(log_sum: jax.Array) -> jax.Array:
     """The sign of a sum of exponentials, from its logarithm: 0 or 1, NaN of NaN."""
-    is_zero = jnp.where(log_sum == -jnp.inf, 0, 1).astype(log_sum.dtype)
-    return jnp.where(jnp.isnan(log_sum), log_sum, is_zero)
+    zero, one = lax.full_like(log_sum, 0), lax.full_like(log_sum, 1)
+    sign = lax.select(log_sum == -jnp.inf, zero, one)
+    return lax.select(jnp.isnan(log_sum), log_sum, sign)
 
 
 def _multiplied(log_sum: jax.Array, factor: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -246,7 +246,12 @@ def _split_call(
     given = kernel.call_attributes(tier, **attributes)
 
     def whole(first: jax.Array, *others: jax.Array) -> jax.Array:
-        result = jax.eval_shape(functools.partial(kernel.reference, **attributes), first, *others)
+        # Without tracing anything of it: a program may be lowered where float64 is off.
+        shape, dtype = first.shape, first.dtype
+        if kernel.stores_scalar:
+            shape = (*shape[:-1], 1)
+            dtype = compute_dtype(first) if attributes["wide"] else dtype
+        result = jax.ShapeDtypeStruct(shape, dtype)
         return jax.ffi.ffi_call(registry.ROWS_TARGET, result)(first, *others, **given)
 
     def at_place(operands: Sequence[jax.Array], place: row_partitioning.Place) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxkernels.verify.families.softmax import axes_of, rows_and_cols
 from jaxkernels.verify.families.terms import Terms
 from jaxkernels.verify.problem import Arrays, Problem
 
@@ -59,7 +60,7 @@ class Mistake:
 def _is_rows(problem: Problem) -> bool:
     """Softmax and its kin along the last axis, of several rows and columns."""
     shape = problem.options.get("shape")
-    last = problem.options.get("axis", -1) == -1
+    last = problem.options.get("axis", -1) == -1 and problem.operation != "logsumexp"
     return bool(shape) and last and len(shape) > 1 and shape[-1] > 2 and shape[-2] > 1
 
 
@@ -76,6 +77,27 @@ def _is_softmax(problem: Problem) -> bool:
 
 def _is_plain_softmax(problem: Problem) -> bool:
     return _is_softmax(problem) and _is_rows(problem) and not problem.options["where"]
+
+
+def _is_log_sum_exp(problem: Problem) -> bool:
+    """Along the last axis of several rows and columns, all of which are seen."""
+    o = problem.options
+    if problem.operation != "logsumexp" or o["axis"] != -1 or o["where"] or len(o["shape"]) < 2:
+        return False
+    return o["shape"][-1] > 2 and o["shape"][-2] > 1
+
+
+def _has_cotangents_of_rows(problem: Problem) -> bool:
+    is_gradient = problem.operation == "logsumexp" and problem.wants_gradient
+    return is_gradient and _has_elements(problem) and rows_and_cols(problem)[0] > 1
+
+
+def _may_be_nan(problem: Problem) -> bool:
+    return _is_softmax(problem) or problem.operation == "logsumexp"
+
+
+def _may_be_infinite(problem: Problem) -> bool:
+    return _is_log_softmax(problem) or problem.operation == "logsumexp"
 
 
 def _is_log_softmax(problem: Problem) -> bool:
@@ -129,6 +151,31 @@ def _no_maximum(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray
     total = e.sum(-1, keepdims=True, dtype=np.float32)
     wrong = e / total if problem.operation == "softmax" else operands["x"] - np.log(total)
     return wrong.astype(y.dtype)
+
+
+def _sum_lacks_the_last(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+    wide, last = y.astype(np.float64), operands["x"][..., -1].astype(np.float64)
+    lost = np.exp(last.reshape(wide.shape) - wide)
+    return (wide + np.log1p(-np.minimum(lost, 1))).astype(y.dtype)
+
+
+def _relative_to_zero(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+    e = np.exp(operands["x"].astype(np.float32))
+    return np.log(e.sum(-1, dtype=np.float32)).reshape(y.shape).astype(y.dtype)
+
+
+def _numbers_of_rows_swapped(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+    rows = y.reshape(*operands["x"].shape[:-1])
+    rows[..., [0, 1]] = rows[..., [1, 0]]
+    return rows.reshape(y.shape)
+
+
+def _cotangent_of_the_row_before(problem: Problem, operands: Arrays, d: np.ndarray) -> np.ndarray:
+    summed = axes_of(problem)
+    per_row = [1 if i in summed else n for i, n in enumerate(problem.options["shape"])]
+    t = operands["t"].astype(np.float64).reshape(len(d), -1)
+    ratio = (np.roll(t, 1, axis=-1) / t).reshape(len(d), *per_row)
+    return (d.astype(np.float64) * ratio).astype(d.dtype)
 
 
 def _mask_column_lost(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
@@ -203,6 +250,15 @@ MISTAKES = {
     for mistake in (
         Mistake("last term lost from a sum", _sums_lack_the_last, _is_rows),
         Mistake("no maximum subtracted", _no_maximum, _is_plain_softmax),
+        Mistake("last term lost from a sum of exponentials", _sum_lacks_the_last, _is_log_sum_exp),
+        Mistake("exponentials relative to zero", _relative_to_zero, _is_log_sum_exp),
+        Mistake("numbers of rows swapped", _numbers_of_rows_swapped, _is_log_sum_exp),
+        Mistake(
+            "cotangent of the row before",
+            _cotangent_of_the_row_before,
+            _has_cotangents_of_rows,
+            "d",
+        ),
         Mistake("column of a mask lost", _mask_column_lost, _has_mask),
         Mistake("rounded one unit up", _one_ulp_up, _is_narrow),
         Mistake("last element not stored", _tail_not_stored, _has_elements),
@@ -210,8 +266,8 @@ MISTAKES = {
         Mistake("TF32", _tf32, _is_product),
         Mistake("alpha lost", _scaled(1.5), _is_sgemm),
         Mistake("c left out", _without_c, _reads_c),
-        Mistake("NaN swallowed", _no_nan, _is_softmax),
-        Mistake("infinity swallowed", _no_infinity, _is_log_softmax),
+        Mistake("NaN swallowed", _no_nan, _may_be_nan),
+        Mistake("infinity swallowed", _no_infinity, _may_be_infinite),
         Mistake("rows swapped", _swapped(-2), _is_rows),
         Mistake("members swapped", _swapped(0), _has_members),
         Mistake("derivative rounded to 9 bits", _scaled(1 + 2.0**-9), _has_exact_derivative, "d"),

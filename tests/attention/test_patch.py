@@ -17,20 +17,27 @@ import pytest
 
 import jaxkernels as jk
 
-NAMES = ("softmax", "log_softmax")
+NAMES = ("softmax", "log_softmax", "logsumexp")
 HOLDERS = (
     jax.nn,
+    jax.scipy.special,
     flax.linen,
     flax.linen.activation,
     flax.nnx,
     flax.nnx.nn.activations,
     importlib.import_module("flax.core.nn"),
 )
-BEFORE = {(module.__name__, name): getattr(module, name) for module in HOLDERS for name in NAMES}
+HELD = [
+    (module, name)
+    for module in HOLDERS
+    for name in NAMES
+    if getattr(module, name, None) is getattr(jax.nn, name)
+]
+BEFORE = {(module.__name__, name): getattr(module, name) for module, name in HELD}
 
 
 def is_ours():
-    return all(getattr(module, name) is getattr(jk, name) for module in HOLDERS for name in NAMES)
+    return all(getattr(module, name) is getattr(jk, name) for module, name in HELD)
 
 
 def is_as_before():
@@ -49,6 +56,13 @@ def restored():
 
 def lowered(function, *args):
     return jax.jit(function).lower(*args).as_text()
+
+
+def test_the_names_that_there_are():
+    """Flax has all of jax.nn's under its public names; of those of jax.scipy.special, logsumexp is jax.nn's."""
+    for module in (jax.nn, flax.linen, flax.linen.activation, flax.nnx, flax.nnx.nn.activations):
+        assert {name for holder, name in HELD if holder is module} == set(NAMES)
+    assert [name for holder, name in HELD if holder is jax.scipy.special] == ["logsumexp"]
 
 
 def test_inside_and_outside():
@@ -145,7 +159,20 @@ def test_it_reaches_programs():
     def of_nnx(x):
         return flax.nnx.softmax(x)
 
-    programs = {linen_attention: "softmax_fwd", of_nnx: "softmax_fwd", loss: "log_softmax_fwd"}
+    def integer_labels(x):
+        labels = jnp.zeros(x.shape[:-1], jnp.int32)
+        return optax.softmax_cross_entropy_with_integer_labels(x, labels).sum()
+
+    programs = {
+        linen_attention: "softmax_fwd",
+        of_nnx: "softmax_fwd",
+        loss: "log_softmax_fwd",
+        integer_labels: "logsumexp_fwd",
+        jax.grad(integer_labels): "logsumexp_grad",
+        lambda x: jax.scipy.special.logsumexp(x, axis=(0, 2)): "logsumexp_fwd",
+        lambda x: flax.nnx.logsumexp(x): "logsumexp_fwd",
+        lambda x: flax.linen.logsumexp(x, axis=1, keepdims=True): "logsumexp_fwd",
+    }
     for program, operation in programs.items():
         assert "jaxkernels" not in lowered(lambda x, f=program: f(x), x)
         with jk.patch_jax_nn():
@@ -162,6 +189,30 @@ def test_a_jitted_function_keeps_what_it_was_compiled_with():
         inside(x)
         assert "jaxkernels" not in outside.lower(x).as_text()
     assert hlo.operations(inside.lower(x).as_text()) == ["softmax_fwd"]
+
+
+def test_losses_of_integer_labels_keep_their_values():
+    """Padding by -inf and masks included, with gradients."""
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((3, 4, 7)).astype(np.float32)
+    x[1, :, 5:] = -np.inf
+    labels, where = rng.integers(0, 5, (3, 4)), rng.random((3, 4, 7)) < 0.7
+    np.put_along_axis(where, labels[..., None], True, -1)
+
+    def program(x):
+        def loss(x, **options):
+            of = optax.softmax_cross_entropy_with_integer_labels
+            return jnp.sum(of(x, labels, **options))
+
+        return jax.value_and_grad(loss)(x), jax.value_and_grad(loss)(x, where=where)
+
+    want = jax.jit(lambda x: program(x))(x)
+    with jk.patch_jax_nn():
+        patched = jax.jit(lambda x: program(x)).lower(x)
+    assert hlo.operations(patched.as_text()).count("logsumexp_grad") == 2
+    got = patched.compile()(x)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 FALL_BACKS = [
@@ -183,7 +234,7 @@ def test_our_fall_backs_call_jax_nn_itself(name, x, options):
     np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES[:2])
 def test_every_call_that_jax_nn_takes(name):
     x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
     mask = x > -0.5
@@ -199,3 +250,19 @@ def test_every_call_that_jax_nn_takes(name):
         with jk.patch_jax_nn():
             got = getattr(jax.nn, name)(*args, **options)
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_every_call_that_logsumexp_takes():
+    """In all arguments of jax.nn's by their places, and by those names that jax.scipy.special has."""
+    x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+    for args, options in (
+        ((x,), {}),
+        ((x, (0, 2), None, True, True, x > -0.5), {}),
+        ((x, 1, x), {"return_sign": True}),
+        ((x,), {"axis": -1, "b": 0.5, "keepdims": True, "where": x > -0.5}),
+    ):
+        want = BEFORE["jax.nn", "logsumexp"](*args, **options)
+        with jk.patch_jax_nn():
+            got = jax.scipy.special.logsumexp(*args, **options)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -14,6 +14,9 @@ RNG = np.random.default_rng(2)
 X = RNG.standard_normal((3, 5)).astype(np.float32)
 # The second row sees nothing.
 WHERE = np.array([[True] * 5, [False] * 5, [True, False, True, False, True]])
+ROWS_OF_MINUS_INF = X.copy()
+ROWS_OF_MINUS_INF[1] = -np.inf
+ZERO_FACTOR = np.array([[2.0], [3.0], [0.0]], np.float32)
 Q = RNG.standard_normal((2, 3, 2, 4)).astype(np.float32)
 K = RNG.standard_normal((2, 5, 2, 4)).astype(np.float32)
 LENGTHS = np.array([0, 2], np.int32)
@@ -35,6 +38,11 @@ FUNCTIONS = {
     "softmax-leading": (functools.partial(jk.softmax, where=WHERE[None]), X),
     "log_softmax": (functools.partial(jk.log_softmax, where=WHERE), X),
     "log_softmax-axis": (functools.partial(jk.log_softmax, axis=0, where=WHERE.T), X.T),
+    "logsumexp": (functools.partial(jk.logsumexp, axis=-1, where=WHERE), X),
+    "logsumexp-all": (functools.partial(jk.logsumexp, where=np.array(False)), X),
+    "logsumexp-minus-inf": (functools.partial(jk.logsumexp, axis=-1), ROWS_OF_MINUS_INF),
+    "logsumexp-columns": (functools.partial(jk.logsumexp, axis=0), ROWS_OF_MINUS_INF.T),
+    "logsumexp-factors": (functools.partial(jk.logsumexp, axis=-1, b=ZERO_FACTOR), X),
     "scores": (scores(mask=WHERE, causal=True), X),
     "scores-mean": (scores(mask=WHERE, empty_rows="mean"), X),
     "scores-xla": (scores(mask=WHERE, implementation="xla"), X),

@@ -12,11 +12,9 @@ ACCUMULATORS = 8  # NumPy's pairwise summation keeps eight
 
 
 def operands_for(operation, kind, rows, cols, dtype):
-    x = cases.logits(kind, rows, cols, dtype)
-    if operation.endswith("_fwd"):
-        return (x,)
-    forward = "log_softmax_fwd" if operation.startswith("log") else "softmax_fwd"
-    return oracle.model(forward, x), cases.cotangents(rows, cols, dtype)
+    x, t = cases.logits(kind, rows, cols, dtype), cases.cotangents(rows, cols, dtype)
+    y, log_y = (oracle.model(f, x) for f in ("softmax_fwd", "log_softmax_fwd"))
+    return cases.operands_of(x, t, y, log_y)[operation]
 
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES)

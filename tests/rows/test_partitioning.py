@@ -243,17 +243,23 @@ def test_this_file_would_notice_a_gather(cpu_devices):
     assert custom_calls(text) == ["f32[16,24]"]
 
 
-def test_a_program_that_is_lowered_without_x64(cpu_devices):
+@pytest.mark.parametrize(
+    ("function", "peer"),
+    [(jk.softmax, jax.nn.softmax), (jk.logsumexp, jax.nn.logsumexp)],
+    ids=["softmax", "logsumexp"],
+)
+def test_a_program_that_is_lowered_without_x64(function, peer, cpu_devices):
     """Traced where float64 is on and lowered where it is off: neither it nor those after it go wrong."""
+    function, peer = (functools.partial(f, axis=-1) for f in (function, peer))
     mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
     with jax.enable_x64(True):
         x = jax.device_put(X.astype(np.float64), NamedSharding(mesh, P(None, None, "a")))
-        traced = jax.jit(jk.softmax).trace(x)
+        traced = jax.jit(function).trace(x)
     compiled = traced.lower().compile()
     with jax.enable_x64(True):
-        want = jax.nn.softmax(X.astype(np.float64))
+        want = peer(X.astype(np.float64))
         np.testing.assert_allclose(compiled(x), want, rtol=1e-14)
-        np.testing.assert_allclose(jax.jit(lambda x: jk.softmax(x))(x), want, rtol=1e-14)
+        np.testing.assert_allclose(jax.jit(lambda x: function(x))(x), want, rtol=1e-14)
 
 
 @both

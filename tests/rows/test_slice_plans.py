@@ -69,15 +69,18 @@ def test_every_place_has_a_plan(dtype, tier):
         if (
             plan.staged
         ):  # 32 rows of each input for each of two warps, and a pack for what is before the first
-            inputs = 2 if operation.endswith(("_grad", "_jvp")) else 1
+            inputs = registry.ROW_OPERATIONS[operation].inputs
             room = plan.smem_bytes // (2 * inputs)
             assert room == 32 * cols * width + (16 if offset or shifted else 0)
             assert plan.lanes == 1 or cols % pack == 0
         if plan.tier == "warp" and not plan.staged and not plan.aligned:
             # Layouts that hold fewer packs are not compiled, because such rows are staged.
-            inputs = 2 if operation.endswith(("_grad", "_jvp")) else 1
-            shares_rows = operation != "biased_softmax_fwd"
-            assert not shares_rows or 512 * plan.lanes * plan.packs_per_lane * inputs > 23 * 1024
+            traits = registry.ROW_OPERATIONS[operation]
+            inputs = traits.inputs
+            assert (
+                not traits.shares_rows
+                or 512 * plan.lanes * plan.packs_per_lane * inputs > 23 * 1024
+            )
         if plan.tier in ("warp", "block") and not plan.staged:
             packs = -(-(cols + (pack - 1 if offset or cols % pack else 0)) // pack)
             assert plan.lanes * plan.packs_per_lane >= min(packs, -(-(cols + offset) // pack))

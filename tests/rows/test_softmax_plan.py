@@ -8,7 +8,7 @@ import pytest
 
 import jaxkernels as jk
 from jaxkernels import _cpu
-from jaxkernels._core import validate
+from jaxkernels._core import registry, validate
 
 DEVICES = tuple(_cpu.named_devices())
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
@@ -34,7 +34,7 @@ MASKED = ("masked_softmax_fwd", "biased_softmax_fwd", "masked_softmax_grad")
 
 
 def inputs(operation):
-    return 1 if operation.endswith("_fwd") and operation != "biased_softmax_fwd" else 2
+    return registry.ROW_OPERATIONS[operation].inputs
 
 
 def plan(cols, dtype="float32", operation="softmax_fwd", device="h200", tier=None, rows=4096):

@@ -4,10 +4,11 @@ import functools
 
 import jax
 import numpy as np
-from oracle import OPERATIONS
+from oracle import OPERATIONS, row_scalars
 
 import jaxkernels as jk
 from jaxkernels._core import validate
+from jaxkernels._rows import logsumexp
 from jaxkernels.verify import values
 from jaxkernels.verify.lengths import accumulators as accumulators
 from jaxkernels.verify.lengths import plan_boundaries as plan_boundaries
@@ -56,19 +57,27 @@ def plan_or_none(shape, dtype, operation, tier):
 
 
 def serves(tier, shape, dtype):
-    """Whether a tier can run all five operations on this shape."""
+    """Whether a tier can run all operations on this shape."""
     return tier is None or all(plan_or_none(shape, dtype, op, tier) for op in OPERATIONS)
 
 
 @functools.partial(jax.jit, static_argnames="tier")
-def all_operations(xs, ts, tier=None):
-    """Runs the five operations on many arrays in one program, so that many shapes cost one compilation.
+def all_operations(xs, ts, scalars, tier=None):
+    """Runs all operations on many arrays in one program, so that many shapes cost one compilation.
+
+    Args:
+      xs: 2-D arrays.
+      ts: of each a (co)tangent.
+      scalars: of each a number for each row. (As slices of the cotangents they would be kernels of XLA's own, and
+        those cost more than all of ours.)
+      tier: to force.
 
     Returns:
-      For every pair of x and (co)tangent, a dict from operation to result.
+      For every x a dict from operation to result.
     """
+    options = {"tier": tier or "auto", "require_kernel": False, "wide": False}
     results = []
-    for x, t in zip(xs, ts, strict=True):
+    for x, t, scalar in zip(xs, ts, scalars, strict=True):
         y, pull = jax.vjp(functools.partial(jk.softmax, tier=tier), x)
         log_softmax = functools.partial(jk.log_softmax, tier=tier)
         log_y, log_pull = jax.vjp(log_softmax, x)
@@ -79,18 +88,23 @@ def all_operations(xs, ts, tier=None):
                 "log_softmax_fwd": log_y,
                 "log_softmax_grad": log_pull(t)[0],
                 "log_softmax_jvp": jax.jvp(log_softmax, (x,), (t,))[1],
+                # Its primitives: what the function adds to them, programs of many arrays feel.
+                "logsumexp_fwd": logsumexp.logsumexp_fwd(x, **options),
+                "logsumexp_grad": logsumexp.logsumexp_grad(x, scalar, **options),
+                "logsumexp_jvp": logsumexp.logsumexp_jvp(x, t, **options),
             }
         )
     return results
 
 
 def check_all(pairs, dtype, tier=None, operations=OPERATIONS):
-    """Runs the five operations on (x, t) pairs of 2-D arrays and holds each result against the truth.
+    """Runs all operations on (x, t) pairs of 2-D arrays and holds each result against the truth.
 
     The gradients are held against the truth for the y that the forward pass gave, which is their operand.
     """
     with x64(dtype):
-        results = all_operations([x for x, _ in pairs], [t for _, t in pairs], tier=tier)
+        xs, ts = [x for x, _ in pairs], [t for _, t in pairs]
+        results = all_operations(xs, ts, [row_scalars(t) for t in ts], tier=tier)
         results = jax.device_get(results)
     for (x, t), result in zip(pairs, results, strict=True):
         check_results(x, t, result, dtype, tier, operations)
@@ -98,13 +112,23 @@ def check_all(pairs, dtype, tier=None, operations=OPERATIONS):
 
 def check_results(x, t, result, dtype, tier=None, operations=OPERATIONS):
     """Holds one of the results of `all_operations` against the truth."""
-    operands = {
-        "softmax_fwd": (x,),
-        "softmax_grad": (result["softmax_fwd"], t),
-        "log_softmax_fwd": (x,),
-        "log_softmax_grad": (result["log_softmax_fwd"], t),
-        "log_softmax_jvp": (result["log_softmax_fwd"], t),
-    }
+    operands = operands_of(x, t, result["softmax_fwd"], result["log_softmax_fwd"])
     for operation in operations:
         lanes = accumulators(operation, x.shape, dtype, tier)
         check(result[operation], operation, *operands[operation], accumulators=lanes)
+
+
+def operands_of(x, t, y, log_y, scalars=None):
+    """What each operation reads: x, a (co)tangent of it, the results of softmax and log_softmax, and a number for each
+    row, which may be the first of the cotangent."""
+    scalars = row_scalars(t) if scalars is None else scalars
+    return {
+        "softmax_fwd": (x,),
+        "softmax_grad": (y, t),
+        "log_softmax_fwd": (x,),
+        "log_softmax_grad": (log_y, t),
+        "log_softmax_jvp": (log_y, t),
+        "logsumexp_fwd": (x,),
+        "logsumexp_grad": (x, scalars),
+        "logsumexp_jvp": (x, t),
+    }

@@ -13,8 +13,8 @@ def collectives(text):
 
 
 def reduced_shapes(text):
-    """Shapes of the results of all-reduces in HLO."""
-    found = re.findall(r"= \w+\[([\d,]*)\]\S* all-reduce(?:-start)?\(", text)
+    """Shapes of the results of all-reduces in HLO, without a last dimension of one number."""
+    found = re.findall(r"= \w+\[([\d,]*?)(?:,1)?\]\S* all-reduce(?:-start)?\(", text)
     return [tuple(map(int, shape.split(","))) for shape in found]
 
 

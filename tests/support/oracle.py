@@ -1,4 +1,4 @@
-"""A NumPy model of the kernels of the five row operations, beside their truth (`jaxkernels.verify.truth.rows`).
+"""A NumPy model of the kernels of the row operations of one array, beside their truth (`jaxkernels.verify.truth.rows`).
 
 The model imitates the kernels' arithmetic step by step; a mistake can be planted into it, which is how
 ``test_tolerance.py`` shows that the tolerances are tight enough to notice.
@@ -8,26 +8,51 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkernels.verify.truth.compare import compute, storage, widen
-from jaxkernels.verify.truth.rows import DTYPES, OPERATIONS, truth
+from jaxkernels.verify.truth.rows import DTYPES, OPERATIONS, is_forward, is_log_sum_exp, truth
 
-__all__ = ["DTYPES", "MISTAKES", "OPERATIONS", "compute", "model", "storage", "truth", "widen"]
+__all__ = [
+    "DTYPES",
+    "MISTAKES",
+    "OPERATIONS",
+    "compute",
+    "is_forward",
+    "is_log_sum_exp",
+    "model",
+    "row_scalars",
+    "storage",
+    "truth",
+    "widen",
+]
 
 # Planted mistakes and the operations and storage types that each one spoils.
 _ALL = DTYPES
 _HALF = ("bfloat16", "float16")
+_LOG_SUM_EXP = tuple(filter(is_log_sum_exp, OPERATIONS))
+_SOFTMAX_LINEAR = tuple(o for o in OPERATIONS if not is_forward(o) and not is_log_sum_exp(o))
+_STORE_ELEMENTS = tuple(o for o in OPERATIONS if o not in ("logsumexp_fwd", "logsumexp_jvp"))
 MISTAKES = {
-    "no max subtraction": (OPERATIONS[:2], _ALL),
+    "no max subtraction": ((*filter(is_forward, OPERATIONS), *_LOG_SUM_EXP[1:]), _ALL),
     "uncompensated difference": (("softmax_fwd",), ("float32",)),
     "tail element lost from the sum": (OPERATIONS, _ALL),
     "neighbour's element in the sum": (OPERATIONS, _ALL),
-    "tail element not stored": (OPERATIONS, _ALL),
+    "tail element not stored": (_STORE_ELEMENTS, _ALL),
     "sum of the row before": (OPERATIONS, _ALL),
     "row offset by one element": (OPERATIONS, _ALL),
     "sum kept in the storage type": (OPERATIONS, _HALF),
     "result rounded twice": (("softmax_fwd",), ("float32",)),
-    "swapped sign": (OPERATIONS[2:], _ALL),
-    "y for exp(y)": (OPERATIONS[3:], _ALL),
+    "swapped sign": ((*_SOFTMAX_LINEAR, "logsumexp_fwd"), _ALL),
+    "y for exp(y)": (_SOFTMAX_LINEAR[1:], _ALL),
+    "number of the row before": (("logsumexp_grad",), _ALL),
+    "number narrowed": (("logsumexp_grad",), ("float32",)),
+    "no division": (_LOG_SUM_EXP[1:], _ALL),
+    "maximum left out": (("logsumexp_fwd",), _ALL),
+    "logarithm to base two": (("logsumexp_fwd",), _ALL),
 }
+
+
+def row_scalars(t):
+    """A number for each row, out of a (co)tangent for each element; rows of no elements have it too."""
+    return t[:, :1] if t.shape[-1] else np.zeros((len(t), 1), t.dtype)
 
 
 def model(operation, *operands, mistake=None):
@@ -35,7 +60,7 @@ def model(operation, *operands, mistake=None):
 
     Args:
       operation: one of ``OPERATIONS``.
-      *operands: x, or y and the (co)tangent, of shape (rows, cols) in the storage type.
+      *operands: as for ``truth``, with rows in one dimension, in the storage type.
       mistake: None, or a key of ``MISTAKES``.
 
     Returns:
@@ -45,8 +70,11 @@ def model(operation, *operands, mistake=None):
     wide = compute(jnp.dtype(dtype).name)
     with np.errstate(all="ignore"):
         inputs = [np.asarray(a).astype(wide) for a in operands]
-        forward = len(inputs) == 1
-        result = (_model_forward if forward else _model_linear)(operation, inputs, dtype, mistake)
+        if is_log_sum_exp(operation):
+            result = _model_log_sum_exp(operation, inputs, dtype, mistake)
+        else:
+            of = _model_forward if is_forward(operation) else _model_linear
+            result = of(operation, inputs, dtype, mistake)
         if mistake == "result rounded twice":
             result = result.astype(np.float32) * np.float32(1 + 2**-18)
         if mistake == "tail element not stored":
@@ -71,17 +99,22 @@ def _row_sum(terms, dtype, mistake):
     return np.roll(total, 1, axis=0) if mistake == "sum of the row before" else total
 
 
-def _model_forward(operation, inputs, dtype, mistake):
-    (x,) = inputs
-    peak = x.max(-1, keepdims=True)
-    if mistake == "no max subtraction":
-        peak = np.zeros_like(peak)
+def _exponentials(x, peak, dtype, mistake):
+    """Exp(x - peak), the difference, and what its rounding lost."""
     d = x - peak
     error = np.zeros_like(d)
     if dtype == np.float32 and mistake != "uncompensated difference":
         part = x - d  # TwoDiff: x - peak == d + error exactly
         error = np.where(d > -128, (x - (d + (x - d))) + (part - peak), 0).astype(x.dtype)
-    e = np.exp(d) * (1 + error)
+    return np.exp(d) * (1 + error), d, error
+
+
+def _model_forward(operation, inputs, dtype, mistake):
+    (x,) = inputs
+    peak = x.max(-1, keepdims=True)
+    if mistake == "no max subtraction":
+        peak = np.zeros_like(peak)
+    e, d, error = _exponentials(x, peak, dtype, mistake)
     total = _row_sum(e, dtype, mistake)
     return e / total if operation == "softmax_fwd" else (d - np.log(total)) + error
 
@@ -95,3 +128,27 @@ def _model_linear(operation, inputs, dtype, mistake):
     if operation == "log_softmax_grad":
         return t - sign * exp_y * _row_sum(t, dtype, mistake)
     return t - sign * _row_sum(exp_y * t, dtype, mistake)
+
+
+def _model_log_sum_exp(operation, inputs, dtype, mistake):
+    x, *others = inputs
+    peak = x.max(-1, keepdims=True)
+    peak = np.where(np.isneginf(peak), 0, peak).astype(x.dtype)
+    if mistake == "no max subtraction":
+        peak = np.zeros_like(peak)
+    e, _, _ = _exponentials(x, peak, dtype, mistake)
+    total = _row_sum(e, dtype, mistake)
+    if operation == "logsumexp_fwd":
+        log = np.log2(total) if mistake == "logarithm to base two" else np.log(total)
+        if mistake == "maximum left out":
+            return log
+        return peak - log if mistake == "swapped sign" else peak + log
+    (t,) = others
+    divide_by = np.ones_like(total) if mistake == "no division" else np.where(total == 0, 1, total)
+    if operation == "logsumexp_jvp":
+        return _row_sum(e * t, dtype, mistake) / divide_by
+    if mistake == "number of the row before":
+        t = np.roll(t, 1, axis=0)
+    if mistake == "number narrowed":
+        t = t.astype(storage("bfloat16")).astype(t.dtype)
+    return e * (t / divide_by)

@@ -42,20 +42,28 @@ def right_call(target: str, rng: np.random.Generator) -> Call:
         sizes = {"for_batch": False, "split_k": 1, "pad_a": 0, "pad_b": 0}
         return Call([a, b], [out, ((0,), F32)], {**flags, **floats, "algorithm": "naive", **sizes})
     operation = str(rng.choice(registry.OPERATIONS))
-    on_scores = operation.startswith(("masked", "biased"))
-    has_mask = bool(rng.integers(0, 2)) and on_scores and operation.endswith("_fwd")
-    second = operation.startswith("biased") or not operation.endswith("_fwd")
-    operands = [x, *[(shape, PRED)] * has_mask, *[x] * second]
-    scale = np.float64(0.5 if on_scores else 1.0)
+    traits = registry.ROW_OPERATIONS[operation]
+    if target == "jaxkernels_row_finish" and traits.stores_scalar:
+        return right_call(target, rng)  # its result follows from the statistics alone
+    has_mask = bool(rng.integers(0, 2)) and traits.has_mask
+    wide = np.dtype("float64" if dtype == np.float64 else "float32")
+    scalars = ((*shape[:-1], 1), dtype if rng.integers(0, 2) else wide)
+    takes_scalar = traits.takes_scalar and target != "jaxkernels_row_statistics"
+    result = scalars if traits.stores_scalar else x
+    operands = [
+        *(x, *[(shape, PRED)] * has_mask, *[x] * (traits.inputs - 1)),
+        *[scalars] * takes_scalar,
+    ]
+    scale = np.float64(0.5 if traits.hides else 1.0)
     attributes = {"operation": operation, "scale": scale, "has_mask": has_mask}
-    statistics = ((*shape[:-1], 2), np.dtype("float64" if dtype == np.float64 else "float32"))
+    statistics = ((*shape[:-1], 1 + traits.sums), wide)
     if target == "jaxkernels_row_statistics":
         return Call(operands, [statistics], attributes)
     if target == "jaxkernels_row_finish":
-        return Call([statistics, *operands], [x], attributes)
-    right = int(rng.integers(-3, 3)) if on_scores else 2**30
+        return Call([statistics, *operands], [result], attributes)
+    right = int(rng.integers(-3, 3)) if traits.hides else 2**30
     band = {"left": -(2**30), "right": right, "from_end": bool(rng.integers(0, 2))}
-    return Call(operands, [x], {**attributes, **band, "tier": "auto"})
+    return Call(operands, [result], {**attributes, **band, "tier": "auto"})
 
 
 def other_shape(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[int, ...]:

@@ -29,10 +29,8 @@ def in_parts(operation, *operands, scale=1.0, has_mask=False):
 
 
 def _operands_of(operation, x, t):
-    if operation.endswith("_fwd"):
-        return (x,)
-    forward = "softmax_fwd" if operation.startswith("softmax") else "log_softmax_fwd"
-    return oracle.truth(forward, x).astype(x.dtype), t
+    y, log_y = (oracle.truth(f, x).astype(x.dtype) for f in ("softmax_fwd", "log_softmax_fwd"))
+    return cases.operands_of(x, t, y, log_y)[operation]
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -42,7 +40,7 @@ def results_of(operations, operands):
 
 
 def check_all(pairs, dtype):
-    """Runs the five operations in parts on (x, t) pairs and holds each result against the truth."""
+    """Runs all operations in parts on (x, t) pairs and holds each result against the truth."""
     calls = [(op, _operands_of(op, x, t)) for x, t in pairs for op in oracle.OPERATIONS]
 
     with cases.x64(dtype):

@@ -34,16 +34,10 @@ def lanes_of(x, cols):
     return 1 if cols * x.dtype.itemsize <= 768 else 32
 
 
-def check(result, x, t, dtype):
-    """Holds the five operations against the truth."""
+def check(result, x, t, scalars, dtype):
+    """Holds all operations against the truth."""
     lanes = lanes_of(x, x.shape[-1])
-    operands = {
-        "softmax_fwd": (x,),
-        "softmax_grad": (result["softmax_fwd"], t),
-        "log_softmax_fwd": (x,),
-        "log_softmax_grad": (result["log_softmax_fwd"], t),
-        "log_softmax_jvp": (result["log_softmax_fwd"], t),
-    }
+    operands = cases.operands_of(x, t, result["softmax_fwd"], result["log_softmax_fwd"], scalars)
     for operation, of in operands.items():
         got = np.asarray(result[operation])
         assert got.dtype == oracle.storage(dtype)
@@ -51,17 +45,20 @@ def check(result, x, t, dtype):
 
 
 def check_at_every_offset(dtype, shape):
-    """The five operations, of x and a cotangent that begin at the same place and at different ones."""
+    """All operations, of x, a cotangent and a number for each row that begin at the same place and at different ones."""
+    per_row = (*shape[:-1], 1)
     places = [(x, (x + shift) % len(offsets(dtype))) for x in offsets(dtype) for shift in (0, 1)]
 
     @jax.jit
     def program(flat_x, flat_t):
         xs = [cut(flat_x, x, shape) for x, _ in places]
         ts = [cut(flat_t, t, shape) for _, t in places]
-        return cases.all_operations.__wrapped__(xs, ts)
+        scalars = [cut(flat_t, t, per_row) for _, t in places]
+        return cases.all_operations.__wrapped__(xs, ts, scalars)
 
     flat_x, flat_t = flat_arrays(dtype, shape, 1)
     with cases.x64(dtype):
         results = jax.device_get(program(flat_x, flat_t))
     for (x, t), result in zip(places, results, strict=True):
-        check(result, cut(flat_x, x, shape), cut(flat_t, t, shape), dtype)
+        operands = cut(flat_x, x, shape), cut(flat_t, t, shape), cut(flat_t, t, per_row)
+        check(result, *operands, dtype)

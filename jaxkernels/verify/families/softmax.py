@@ -53,8 +53,8 @@ class Softmax:
 
     def member(self, problem: Problem, rng: np.random.Generator) -> tuple[Arrays, bool]:
         """x, where, and t or t_x."""
-        shape, axes = problem.options["shape"], _axes(problem)
-        count, cols = _rows_and_cols(problem)
+        shape, axes = problem.options["shape"], axes_of(problem)
+        count, cols = rows_and_cols(problem)
         kind, t_kind = str(rng.choice(values.KINDS)), str(rng.choice(values.COTANGENTS))
 
         def from_rows(x: np.ndarray) -> np.ndarray:
@@ -90,10 +90,10 @@ class Softmax:
         self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray
     ) -> dict[str, Judged]:
         """Y for the x given, derivatives for the y that the program gave, which is their operand."""
-        count, cols = _rows_and_cols(problem)
+        count, cols = rows_and_cols(problem)
         dtype = storage(problem.dtype)
         shape = tuple(problem.options["shape"])
-        axes = [d + 1 for d in _axes(problem)]
+        axes = [d + 1 for d in axes_of(problem)]
         order = [d for d in range(len(shape) + 1) if d not in axes] + axes
 
         def to_rows(x: np.ndarray) -> np.ndarray:
@@ -151,14 +151,16 @@ def _layout(count: int, cols: int, rng: np.random.Generator) -> tuple[list[int],
     return ([count, cols] if count > 1 or rng.random() < 0.5 else [cols]), -1
 
 
-def _axes(problem: Problem) -> list[int]:
+def axes_of(problem: Problem) -> list[int]:
+    """The dimensions that rows are made of, ascending."""
     axis, rank = problem.options["axis"], len(problem.options["shape"])
     if axis is None:
         return list(range(rank))
     return sorted(d % rank for d in (axis if isinstance(axis, list) else [axis]))
 
 
-def _rows_and_cols(problem: Problem) -> tuple[int, int]:
-    shape, axes = problem.options["shape"], _axes(problem)
+def rows_and_cols(problem: Problem) -> tuple[int, int]:
+    """How many rows there are, and how long they are."""
+    shape, axes = problem.options["shape"], axes_of(problem)
     cols = math.prod(shape[d] for d in axes)
     return math.prod(size for d, size in enumerate(shape) if d not in axes), cols

@@ -1,4 +1,4 @@
-"""The five row operations in exact arithmetic, but for the roundings of a much wider type."""
+"""The row operations of one array in exact arithmetic, but for the roundings of a much wider type."""
 
 from __future__ import annotations
 
@@ -16,7 +16,20 @@ OPERATIONS = (
     "softmax_grad",
     "log_softmax_grad",
     "log_softmax_jvp",
+    "logsumexp_fwd",
+    "logsumexp_grad",
+    "logsumexp_jvp",
 )
+
+
+def is_forward(operation: str) -> bool:
+    """Whether an operation is a function of x alone."""
+    return operation.endswith("_fwd")
+
+
+def is_log_sum_exp(operation: str) -> bool:
+    """Whether it is one of those of logsumexp, whose derivatives read x instead of y."""
+    return operation.startswith("logsumexp")
 
 
 def truth(operation: str, *operands: Any) -> np.ndarray:
@@ -24,7 +37,9 @@ def truth(operation: str, *operands: Any) -> np.ndarray:
 
     Args:
         operation: one of `OPERATIONS`.
-        *operands: x, or y and the (co)tangent, in the storage type, shape (..., cols).
+        *operands: x, or y (logsumexp: x) and the (co)tangent, in the storage type, shape (..., cols);
+            what has a number for each row, the cotangent of logsumexp and the results of
+            logsumexp_fwd and logsumexp_jvp, has the shape (..., 1).
 
     Example:
         >>> truth("softmax_fwd", np.zeros((1, 2), np.float32))
@@ -52,10 +67,40 @@ def _log_softmax_fwd(x: np.ndarray) -> np.ndarray:
     return d - np.log(_sum(np.exp(d)))
 
 
+def log_sum_exp_terms(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The maximum where it is finite, and the exponentials of x relative to it.
+
+    Where it is +inf, the terms are relative to the largest number, and those of finite x vanish.
+    """
+    largest = np.max(x, axis=-1, keepdims=True, initial=-np.inf)
+    relative_to = np.clip(np.where(largest == -np.inf, 0, largest), None, np.finfo(x.dtype).max)
+    return relative_to, np.exp(x - relative_to)
+
+
+def _logsumexp_fwd(x: np.ndarray) -> np.ndarray:
+    relative_to, e = log_sum_exp_terms(x)
+    return relative_to + np.log(_sum(e))
+
+
+def _logsumexp_grad(x: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    _, e = log_sum_exp_terms(x)
+    total = _sum(e)
+    return np.where(total == 0, 0, e * (dy / total))
+
+
+def _logsumexp_jvp(x: np.ndarray, dx: np.ndarray) -> np.ndarray:
+    _, e = log_sum_exp_terms(x)
+    total = _sum(e)
+    return np.where(total == 0, 0, _sum(e * dx) / total)
+
+
 _TRUTHS: dict[str, Callable[..., np.ndarray]] = {
     "softmax_fwd": _softmax_fwd,
     "log_softmax_fwd": _log_softmax_fwd,
     "softmax_grad": lambda y, dy: y * (dy - _sum(dy * y)),
     "log_softmax_grad": lambda y, dy: dy - np.exp(y) * _sum(dy),
     "log_softmax_jvp": lambda y, dx: dx - _sum(np.exp(y) * dx),
+    "logsumexp_fwd": _logsumexp_fwd,
+    "logsumexp_grad": _logsumexp_grad,
+    "logsumexp_jvp": _logsumexp_jvp,
 }

@@ -18,18 +18,21 @@ type, d = x - max, S = sum exp(d). Every bound is elementwise, in units of u, an
   smallest normal number is allowed where the exponent range is float32's. float16 results keep their subnormals.
   In a derivative every operand, product and sum of a row may be flushed: those of y or exp(y) cost that number times the
   (co)tangent.
+* logsumexp is max + log S, of which both terms are rounded to u and their sum once more; what S errs by is an absolute
+  error. Its derivatives are quotients by S, so that what the exponentials and S err by is relative. A part of a row
+  that was summed relative to a smaller maximum is multiplied by one more exponential: an error like that of a term.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from jaxkernels.verify.truth.compare import largest_ratio, widen
-from jaxkernels.verify.truth.rows import truth
+from jaxkernels.verify.truth.compare import compute, largest_ratio, widen
+from jaxkernels.verify.truth.rows import is_log_sum_exp, log_sum_exp_terms, truth
 
 SUM_LAMBDA = 4.0
 EXP_ERROR, LOG_ERROR, DIVIDE_ERROR = 2.0, 2.0, 2.0
@@ -82,29 +85,36 @@ def sum_error(cols: int, accumulators: int, alike: Any = False) -> Any:
     return random if alike is False else np.where(alike, chain, random)
 
 
-def bound(operation: str, *operands: Any, accumulators: int, alike: Any = False) -> np.ndarray:
+def bound(
+    operation: str, *operands: Any, accumulators: int, alike: Any = False, wide: bool = False
+) -> np.ndarray:
     """The largest error that correct arithmetic can make, elementwise.
 
     Args:
       operation: one of ``rows.OPERATIONS``.
-      *operands: x, or y and the (co)tangent, in the storage type, shape (..., cols).
+      *operands: as for ``rows.truth``.
       accumulators: how many partial sums a row has at least.
       alike: as for `sum_error`; an array broadcasts against the operands.
+      wide: the result, a number for each row, is not rounded to the storage type.
 
     Returns:
-      Array of the operands' shape in the type of the truth; NaN where the truth is.
+      Array of the result's shape in the type of the truth; NaN where the truth is.
     """
     p = PRECISION[np.asarray(operands[0]).dtype.name]
+    if wide:
+        p = replace(p, us=p.u, smallest=p.flush)
     sigma = sum_error(operands[0].shape[-1], accumulators, alike)
-    wide = [widen(a) for a in operands]
+    given = [widen(a) for a in operands]
     result = truth(operation, *operands)
     with np.errstate(all="ignore"):
-        if len(wide) == 1:
-            return _forward_bound(operation, wide[0], result, p, sigma) + p.smallest
-        t = np.abs(wide[1])
+        if is_log_sum_exp(operation):
+            return _log_sum_exp_bound(operation, given, result, p, sigma) + p.smallest
+        if len(given) == 1:
+            return _forward_bound(operation, given[0], result, p, sigma) + p.smallest
+        t = np.abs(given[1])
         flushed = t + t.sum(-1, keepdims=True) + 2 * (result.shape[-1] + 1)
         return (
-            _linear_bound(operation, wide[0], wide[1], result, p, sigma)
+            _linear_bound(operation, given[0], given[1], result, p, sigma)
             + p.smallest
             + p.flush * flushed
         )
@@ -152,6 +162,35 @@ def _linear_bound(
     return p.u * (sigma * total(size) + total(size * (exp_error + 1))) + stored
 
 
+def _log_sum_exp_bound(
+    operation: str, operands: list[np.ndarray], result: np.ndarray, p: Precision, sigma: Any
+) -> np.ndarray:
+    relative_to, e = log_sum_exp_terms(operands[0])
+
+    def total(values: np.ndarray) -> np.ndarray:
+        return np.sum(values, axis=-1, keepdims=True)
+
+    # What is infinite is exact, or NaN; so is a row of -inf alone.
+    e = np.where(np.isfinite(e), e, 0)
+    s = np.where(total(e) > 0, total(e), 1)
+    weight = e / s
+    d = np.where(np.isfinite(operands[0]), np.abs(relative_to - operands[0]), 0)
+    exp_error = p.exp_error + p.argument_error * d
+    s_error = sigma + total(exp_error * weight) + p.exp_error
+    size = np.where(np.isfinite(result), np.abs(result), 0)
+    stored = (p.us + p.u if p.us > p.u else p.u) * size
+    if operation == "logsumexp_fwd":
+        return stored + p.u * (s_error + LOG_ERROR * np.log(s))
+    t = np.abs(operands[1])
+    if operation == "logsumexp_grad":
+        relative = exp_error + s_error + DIVIDE_ERROR
+        return p.u * size * relative + stored + p.flush * (t + 2)
+    terms = weight * t
+    numerator = sigma * total(terms) + total(terms * (exp_error + p.exp_error + 1))
+    flushed = total(t) / s + result.shape[-1] + operands[0].shape[-1] + 1
+    return p.u * (numerator + size * (s_error + DIVIDE_ERROR)) + stored + p.flush * flushed
+
+
 def masked_bound(
     p: Precision,
     y: np.ndarray,
@@ -186,19 +225,24 @@ def masked_bound(
     return p.u * y * (each + s_error + divide)
 
 
-def worst(got: np.ndarray, operation: str, *operands: Any, accumulators: int) -> tuple[float, str]:
+def worst(
+    got: np.ndarray, operation: str, *operands: Any, accumulators: int, wide: bool = False
+) -> tuple[float, str]:
     """The largest error of a result in units of its bound, with a description of the place."""
-    limit = bound(operation, *operands, accumulators=accumulators)
+    limit = bound(operation, *operands, accumulators=accumulators, wide=wide)
     ratio, place = largest_ratio(got, truth(operation, *operands), limit)
     return ratio, f"{operation} {got.dtype} {got.shape} {place}"
 
 
-def check(got: Any, operation: str, *operands: Any, accumulators: int) -> None:
-    """Asserts that a result lies within its bound."""
+def check(got: Any, operation: str, *operands: Any, accumulators: int, wide: bool = False) -> None:
+    """Asserts that a result lies within its bound, and has its dtype and shape."""
     got = np.asarray(got)
-    assert got.dtype == operands[0].dtype, f"{operation}: {got.dtype}, not {operands[0].dtype}"
-    assert got.shape == operands[0].shape, f"{operation}: {got.shape}, not {operands[0].shape}"
-    ratio, text = worst(got, operation, *operands, accumulators=accumulators)
+    x = operands[0]
+    dtype = compute(x.dtype.name) if wide else x.dtype
+    shape = truth(operation, *operands).shape
+    assert got.dtype == dtype, f"{operation}: {got.dtype}, not {dtype}"
+    assert got.shape == shape, f"{operation}: {got.shape}, not {shape}"
+    ratio, text = worst(got, operation, *operands, accumulators=accumulators, wide=wide)
     assert ratio <= 1, text
 
 

@@ -1,0 +1,223 @@
+"""Values of logsumexp and of its derivatives against the truth.
+
+Every row length, boundary of a plan and kind of input is tried with the other operations, in test_softmax_grad.py; here
+is what they have not: numbers of rows in either width, and rows whose sum is 0 or infinite.
+"""
+
+import functools
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+
+import jaxkernels as jk
+from jaxkernels._rows import logsumexp
+from jaxkernels.verify.truth import tolerance
+
+tiers = pytest.mark.parametrize("tier", cases.TIERS)
+dtypes = pytest.mark.parametrize("dtype", oracle.DTYPES)
+# A cluster's on a GPU. On a CPU the widest type of the truth is slow on infinities and NaN.
+LONG = 40003 if cases.ON_GPU else 4499
+OPERATIONS = ("logsumexp_fwd", "logsumexp_grad", "logsumexp_jvp")
+
+
+@functools.partial(jax.jit, static_argnames=("tier", "wide"))
+def results_of(calls, tier=None, wide=False):
+    """The three kernels of many (x, dx, dy), in one program."""
+    options = {"tier": tier or "auto", "require_kernel": True, "wide": wide}
+    return [
+        (
+            logsumexp.logsumexp_fwd(x, **options),
+            logsumexp.logsumexp_grad(x, dy, **options),
+            logsumexp.logsumexp_jvp(x, dx, **options),
+        )
+        for x, dx, dy in calls
+    ]
+
+
+def calls_of(xs, dtype, tier=None, wide=False, seed=0):
+    """Operands of the kernels for some x, without those that the tier cannot hold."""
+    calls = []
+    for x in xs:
+        if not cases.serves(tier, x.shape, dtype):
+            continue
+        dx = cases.cotangents(*x.shape, dtype, seed)
+        dy = cases.cotangents(x.shape[0], 1, oracle.compute(dtype) if wide else dtype, seed)
+        calls.append((x, dx, dy))
+    return calls
+
+
+def check(xs, dtype, tier=None, wide=False):
+    """Holds the three kernels against the truth; returns their results."""
+    calls = calls_of(xs, dtype, tier, wide)
+    with cases.x64(dtype):
+        found = jax.device_get(results_of(calls, tier=tier, wide=wide))
+    for (x, dx, dy), results in zip(calls, found, strict=True):
+        for operation, others, got in zip(OPERATIONS, ((), (dy,), (dx,)), results, strict=True):
+            lanes = cases.accumulators(operation, x.shape, dtype, tier)
+            is_wide = wide and operation != "logsumexp_grad"
+            tolerance.check(got, operation, x, *others, accumulators=lanes, wide=is_wide)
+    return found
+
+
+@tiers
+@dtypes
+def test_numbers_of_rows_in_the_type_of_computation(dtype, tier):
+    """Half types give and take float32 there: no rounding to 16 bits, in either direction."""
+    shapes = ((33, 5), (17, 128), (35, 47), (9, 1001), (3, 4099), (2, 50257))
+    xs = [cases.logits(kind, *s, dtype) for kind in ("normal", "offset") for s in shapes]
+    found = check(xs, dtype, tier, wide=True)
+    if dtype in ("bfloat16", "float16"):
+        narrow = [y.astype(oracle.storage(dtype)) for y, _, _ in found]
+        assert all((y != n).any() for (y, _, _), n in zip(found, narrow, strict=True))
+        again = jax.device_get(results_of(calls_of(xs, dtype, tier), tier=tier))
+        for n, (y, _, _) in zip(narrow, again, strict=True):
+            np.testing.assert_array_equal(n, y)
+
+
+@tiers
+@pytest.mark.parametrize("wide", [False, True])
+@dtypes
+def test_special_rows(dtype, tier, wide):
+    """-inf alone gives -inf and a derivative of 0; +inf gives +inf, NaN gives NaN, and neighbours feel nothing."""
+    xs = []
+    for cols in (1, 2, 7, 48, 64, 257, 1030, LONG):
+        x = cases.logits("normal", 11, cols, dtype)
+        x[1] = -np.inf
+        x[3, 0] = np.inf
+        x[4, -1] = np.inf
+        x[5, cols // 2] = np.nan
+        x[6, 0] = -np.inf
+        x[7, -1] = -np.inf
+        x[8] = 3.25
+        x[9] = float(jnp.finfo(dtype).max)
+        x[10] = float(jnp.finfo(dtype).min)
+        xs.append(x)
+    for x, (y, dx, dy) in zip(
+        (x for x in xs if cases.serves(tier, x.shape, dtype)),
+        check(xs, dtype, tier, wide),
+        strict=True,
+    ):
+        y, dx, dy = (oracle.widen(a) for a in (y, dx, dy))
+        assert y[1] == -np.inf
+        assert (dx[1] == 0).all()
+        assert dy[1] == 0
+        assert (y[[3, 4]] == np.inf).all()
+        assert np.isnan(y[5])
+        if x.shape[-1] > 1:
+            others = np.isfinite(oracle.widen(x))
+            assert (dx[[3, 4]][others[[3, 4]]] == 0).all()
+            assert np.isfinite(y[[0, 2, 6, 7, 8]]).all()
+
+
+@tiers
+@dtypes
+def test_parts_of_a_row_that_are_far_apart(dtype, tier):
+    """Whoever has one part of a row knows nothing of the others: as for softmax, and with +inf beside -inf."""
+    ends = [(-np.inf, -300), (-np.inf, 300), (0, -300), (300, 0), (-300, -302), (-np.inf, np.inf)]
+    xs = []
+    for cols in (37, 1001, LONG):
+        x = cases.logits("normal", 4 * len(ends), cols, "float64")
+        middle = cols // 2
+        for row, (first, second) in enumerate(ends):
+            x[row, :middle], x[row, middle:] = first, x[row, middle:] + second
+        once, reverse, nan, infinite = np.split(x, 4)
+        reverse[:] = once[:, ::-1]
+        nan[:], infinite[:] = once, once
+        nan[:, -1], infinite[:, 0] = np.nan, np.inf
+        xs.append(x.astype(oracle.storage(dtype)))
+    check(xs, dtype, tier)
+
+
+@dtypes
+def test_opposite_extremes(dtype):
+    """The difference overflows to -inf, not to NaN; the largest numbers alone may overflow, by log(cols)."""
+    most = float(jnp.finfo(dtype).max)
+    x = np.zeros((3, 40), oracle.storage(dtype))
+    x[0, ::3], x[0, 1::3] = most, -most
+    x[1], x[2, 0] = -most, most
+    for y, dx, dy in check([x], dtype):
+        y, dx, dy = (oracle.widen(a) for a in (y, dx, dy))
+        np.testing.assert_allclose(y[:, 0], [most, -most, most], rtol=1e-3)
+        assert np.isfinite(dx).all()
+        assert np.isfinite(dy).all()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 15, 16, 17, 65537])
+def test_numbers_of_rows(rows):
+    for dtype in ("float32", "bfloat16"):
+        check([cases.logits("normal", rows, cols, dtype) for cols in (1, 19)], dtype, wide=True)
+
+
+@dtypes
+def test_rows_of_no_columns(dtype):
+    """A sum of nothing: -inf, without a kernel, and derivatives of its shape."""
+    with cases.x64(dtype):
+        x = jnp.zeros((3, 0), dtype)
+        y, pull = jax.vjp(lambda x: jk.logsumexp(x, axis=-1), x)
+        np.testing.assert_array_equal(oracle.widen(y), [-np.inf] * 3)
+        assert pull(y)[0].shape == (3, 0)
+        tangent = jax.jvp(lambda x: jk.logsumexp(x, axis=-1), (x,), (x,))[1]
+        np.testing.assert_array_equal(oracle.widen(tangent), [0] * 3)
+        assert jk.logsumexp(jnp.zeros((0, 3), dtype), axis=-1).shape == (0,)
+        assert jk.logsumexp(jnp.zeros((0, 3), dtype), axis=0).shape == (3,)
+
+
+def test_half_types_accumulate_in_float32():
+    for dtype in ("float16", "bfloat16"):
+        x = jnp.zeros((1, 70000), dtype)
+        y = np.asarray(jk.logsumexp(x, axis=-1), np.float64)
+        np.testing.assert_allclose(y, np.log(70000), rtol=2.0**-8)
+        dx = np.asarray(jax.grad(lambda x: jk.logsumexp(x))(x), np.float64)
+        np.testing.assert_allclose(dx, 1 / 70000, rtol=2.0**-6)
+
+
+@pytest.mark.usefixtures("optimized")
+@dtypes
+def test_error_is_never_worse_than_jax_nn(dtype):
+    """Largest error in units in the last place, of the result and of its gradient; a unit is a tie, as for softmax.
+
+    A result near 0 is a difference, max against log of the sum: it is measured in the last place of numbers of order 1.
+    """
+
+    def program(f):
+        return jax.jit(lambda xs: [jax.vjp(lambda x: f(x, axis=-1), x) for x in xs])
+
+    kinds = ("normal", "wide", "outliers", "offset", "equal")
+    shapes = ((64, 10), (16, 1000), (2, 32768))
+    xs = [cases.logits(kind, *shape, dtype, seed=7) for kind in kinds for shape in shapes]
+    with cases.x64(dtype):
+        ours, theirs = (
+            jax.device_get([(y, *pull(jnp.ones_like(y))) for y, pull in program(f)(xs)])
+            for f in (jk.logsumexp, jax.nn.logsumexp)
+        )
+    for x, (y, dx), (peer_y, peer_dx) in zip(xs, ours, theirs, strict=True):
+        want = oracle.truth("logsumexp_fwd", x)[:, 0]
+        slope = oracle.truth("logsumexp_grad", x, np.ones((len(x), 1), x.dtype))
+        error, peer = (tolerance.ulps(a, want, 1.0) for a in (y, peer_y))
+        assert error <= peer + 1, f"{x.shape}: {error:.2f} ulp, jax.nn {peer:.2f} ulp"
+        error, peer = (tolerance.ulps(a, slope) for a in (dx, peer_dx))
+        assert error <= peer + 1, f"gradient {x.shape}: {error:.2f} ulp, jax.nn {peer:.2f} ulp"
+
+
+@pytest.mark.xdist_group("large arrays")
+@pytest.mark.parametrize(("cols", "tier"), [(1024, "warp"), (151935, None)])
+def test_more_than_two_to_the_31_elements(gpu, cols, tier):
+    """Offsets of elements are 64-bit, and numbers of rows come from the right ones."""
+    rows = 2**31 // cols + 3
+    if (gpu.memory_stats() or {}).get("bytes_limit", 2**34) < 30e9:
+        from conftest import skip_or_fail
+
+        skip_or_fail("this GPU has less than 30 GB")
+    probe = np.unique(np.r_[0, 1, rows // 2, rows - 6 : rows])
+    x = jax.random.normal(jax.random.key(0), (rows, cols), jnp.bfloat16)
+    t = jax.random.normal(jax.random.key(1), (rows,), jnp.bfloat16)
+    y, pull = jax.vjp(functools.partial(jk.logsumexp, axis=-1, tier=tier), x)
+    dx = pull(t)[0]
+    x, t, y, dx = (np.asarray(a[probe]) for a in (x, t, y, dx))
+    lanes = cases.accumulators("logsumexp_fwd", (rows, cols), "bfloat16", tier)
+    tolerance.check(y[:, None], "logsumexp_fwd", x, accumulators=lanes)
+    tolerance.check(dx, "logsumexp_grad", x, t[:, None], accumulators=lanes)

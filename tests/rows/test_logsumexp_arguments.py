@@ -1,0 +1,303 @@
+"""The arguments of logsumexp, in all their forms: what jax.nn gives, or its class of error."""
+
+import functools
+import inspect
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkernels as jk
+
+OURS, PEER = jk.logsumexp, jax.nn.logsumexp
+ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11, "float64": 2.0**-53}
+RNG = np.random.default_rng(5)
+SHAPE = (2, 3, 4, 5)
+A = RNG.standard_normal(SHAPE).astype(np.float32)
+MASK = RNG.random(SHAPE) < 0.6
+MASK[0, 1, 2], MASK[:, :, :, 0] = False, True
+MASK[0, 1, 2, 0] = False
+FACTORS = RNG.standard_normal((2, 3, 4, 1)).astype(np.float32)
+FACTORS[1, 2, 3], FACTORS[0, 0, 0] = 0, -2
+
+# Arguments by name; those that are arrays belong to the program.
+CALLS = {
+    "all": {},
+    **{
+        f"axis {axis}": {"axis": axis}
+        for axis in (0, 1, 2, 3, -1, -2, -4, (0,), (1, 3), (3, 1), (-1, 0), (0, 1, 2, 3), ())
+    },
+    "list of axes": {"axis": [0, 2]},
+    "keepdims": {"axis": (1, -1), "keepdims": True},
+    "keepdims of all": {"keepdims": True},
+    "sign": {"axis": 1, "return_sign": True},
+    "sign and keepdims": {"axis": (0, 3), "return_sign": True, "keepdims": True},
+    "sign of no axis": {"axis": (), "return_sign": True},
+    "b one number": {"axis": -1, "b": np.float32(0.25)},
+    "b a number of Python": {"axis": -1, "b": 3},
+    "b negative": {"axis": -1, "b": -2.0},
+    "b negative, sign": {"axis": -1, "b": -2.0, "return_sign": True},
+    "b zero": {"axis": (2, 3), "b": 0.0},
+    "b zero, sign": {"axis": -1, "b": 0, "return_sign": True},
+    "b of rows": {"axis": -1, "b": FACTORS},
+    "b of rows, sign": {"axis": -1, "b": FACTORS, "return_sign": True, "keepdims": True},
+    "b of rows, another axis": {"axis": 1, "b": FACTORS[:, :1, :, :1], "return_sign": True},
+    "b of lower rank": {"axis": 1, "b": FACTORS[0, :1, :, 0, None]},
+    "b of no dimension along the axes": {"axis": (0, 1), "b": FACTORS[1, 1]},
+    "b of integers": {"axis": -1, "b": np.array([[1], [2], [0], [-3]]), "return_sign": True},
+    "b of bool": {"axis": -1, "b": np.array([[True], [False], [True], [True]])},
+    "b of elements": {"axis": -1, "b": A, "return_sign": True},
+    "b of elements, all axes": {"b": A, "return_sign": True},
+    "b of larger rank": {"axis": -1, "b": np.abs(RNG.standard_normal((2, *SHAPE))) + 0.5},
+    "b and where": {"axis": -1, "b": FACTORS, "where": MASK, "return_sign": True},
+    "where": {"axis": -1, "where": MASK},
+    "where, all axes": {"where": MASK},
+    "where of rows": {"axis": -1, "where": MASK[..., 1:2]},
+    "where all hidden": {"axis": -1, "where": np.zeros(SHAPE, bool), "return_sign": True},
+    "where one bool": {"axis": -1, "where": True},
+    "where of lower rank": {"axis": (0, -1), "where": MASK[1, 0]},
+    "where of larger rank": {"axis": -1, "where": np.stack([MASK, ~MASK])},
+}
+
+
+def close(got, want, message=""):
+    """Equal type, shape and weakness; values within a few of jax.nn's own rounding errors."""
+    assert (got.shape, got.dtype) == (want.shape, want.dtype), message
+    assert got.weak_type == want.weak_type, message
+    u = ROUNDOFF.get(got.dtype.name, 2.0**-24)
+    wide = np.complex128 if got.dtype.kind == "c" else np.float64
+    got, want = (np.asarray(a).astype(wide) for a in (got, want))
+    np.testing.assert_allclose(got, want, rtol=32 * u, atol=32 * u, err_msg=message)
+
+
+def all_close(got, want, message=""):
+    assert jax.tree.structure(got) == jax.tree.structure(want), message
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        close(a, b, message)
+
+
+def same(*args, **kwargs):
+    """The same result as jax.nn, or the same class of error."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            want = PEER(*args, **kwargs)
+    except Exception as error:
+        with pytest.raises(type(error)):
+            OURS(*args, **kwargs)
+        return
+    all_close(OURS(*args, **kwargs), want, f"{args} {kwargs}")
+
+
+def is_served(options):
+    """Whether the factors of a sum are one."""
+    return not (isinstance(options.get("b"), np.ndarray) and options["b"].shape[-4:] == SHAPE)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_every_call_of_jax_nn(dtype):
+    """In one program; a result of kernels wherever the factors of a sum are one."""
+    a = jnp.asarray(A, dtype)
+
+    def program(f):
+        return jax.jit(lambda a: [f(a, **options) for options in CALLS.values()])
+
+    for name, got, want in zip(CALLS, program(OURS)(a), program(PEER)(a), strict=True):
+        all_close(got, want, name)
+
+
+def test_which_calls_have_kernels():
+    for name, options in CALLS.items():
+        jaxpr = str(jax.make_jaxpr(functools.partial(OURS, **options))(A))
+        assert ("jaxkernels_logsumexp_fwd" in jaxpr) == is_served(options), name
+        insists = functools.partial(OURS, implementation="ffi", **options)
+        if is_served(options):
+            jax.eval_shape(insists, A)
+        else:
+            with pytest.raises(NotImplementedError, match=r"b has (the shape|5 dimensions)"):
+                insists(A)
+
+
+def test_gradients_of_every_call():
+    """Of all that is finite; what is hidden has a gradient of 0."""
+
+    def program(f, a):
+        def loss(a, options):
+            results = jax.tree.leaves(f(a, **options))
+            return sum(jnp.sum(jnp.sin(jnp.where(jnp.isfinite(y), y, 0))) for y in results)
+
+        return [jax.grad(loss)(a, options) for options in CALLS.values()]
+
+    got, want = jax.jit(lambda a: [program(f, a) for f in (OURS, PEER)])(A)
+    for name, ours, theirs in zip(CALLS, got, want, strict=True):
+        assert np.isfinite(ours).all(), name
+        finite = np.isfinite(theirs)  # jax.nn's are NaN where it takes the logarithm of 0
+        np.testing.assert_allclose(ours[finite], theirs[finite], rtol=2e-5, atol=2e-6, err_msg=name)
+    hidden = got[list(CALLS).index("where")]
+    assert (np.asarray(hidden)[~MASK] == 0).all()
+
+
+def test_factors_have_gradients():
+    """Of log |b s| it is 1 / b where all elements of a sum have the same factor."""
+
+    def gradient(f, b):
+        return jax.grad(lambda b: jnp.sum(f(A, -1, b, False, True)[0] * jnp.cos(A[..., 0])))(b)
+
+    b = np.where(FACTORS == 0, 1, FACTORS)
+    got, want = jax.jit(lambda b: [gradient(f, b) for f in (OURS, PEER)])(b)
+    np.testing.assert_allclose(got, want, rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"axis": 4},
+        {"axis": -5},
+        {"axis": (0, 4)},
+        {"axis": (0, 0)},
+        {"axis": (1, -3)},
+        {"axis": 1.5},
+        {"axis": (0, 1.5)},
+        {"axis": "batch"},
+        {"where": np.ones((2, 3), bool)},
+        {"where": np.ones(SHAPE, np.int32)},
+        {"where": np.ones(SHAPE, np.int32), "b": A},
+        {"b": np.ones((7, 1), np.float32), "axis": -1},
+        {"b": np.ones((7, 5), np.float32), "axis": -1},
+        {"b": [1.0, 2.0], "axis": 0},
+        {"b": "text"},
+    ],
+    ids=str,
+)
+def test_wrong_arguments_raise_as_jax_nn_does(options):
+    with pytest.raises(Exception) as theirs:  # noqa: PT011 - whatever it is
+        PEER(A, **options)
+    with pytest.raises(type(theirs.value)):
+        OURS(A, **options)
+
+
+@pytest.mark.parametrize(
+    "value", [2.0, 2, True, [1.0, 2.0], (1.0, 2.0), "text", None, np.float64(2), np.int32(2)]
+)
+def test_python_values(value):
+    same(value)
+
+
+def test_options_of_our_own():
+    x = jnp.asarray(A)
+    for options, message in (
+        ({"tier": "smem"}, "tier must be"),
+        ({"implementation": "cuda"}, "implementation must be"),
+        ({"implementation": "xla", "tier": "warp"}, "has no tiers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            OURS(x, **options)
+    complex_x = x.astype(jnp.complex64)
+    for options, why in (({"implementation": "ffi"}, "ffi"), ({"tier": "warp"}, "warp")):
+        with pytest.raises(NotImplementedError, match=f"{why}.*complex64"):
+            OURS(complex_x, **options)
+        with pytest.raises(NotImplementedError, match=f"{why}.*factors"):
+            OURS(x, -1, A, **options)
+    with pytest.raises(ValueError, match="tier 'warp' cannot hold a row"):
+        jax.eval_shape(
+            lambda x: OURS(x, -1, tier="warp"), jax.ShapeDtypeStruct((2, 100_000), jnp.float32)
+        )
+    with pytest.raises(TypeError):
+        OURS(x, -1, None, False, False, None, "warp")  # pyright: ignore[reportCallIssue]
+    assert np.array_equal(OURS(x, implementation="ffi"), OURS(x))
+    assert np.array_equal(OURS(x, implementation="xla"), PEER(x))
+    text = jax.jit(lambda x: OURS(x, implementation="xla")).lower(x).as_text()
+    assert "jaxkernels" not in text
+
+
+def test_the_signature_begins_as_jax_nns():
+    theirs = list(inspect.signature(PEER).parameters.values())
+    ours = list(inspect.signature(OURS).parameters.values())
+    assert [(p.name, p.default, p.kind) for p in ours[: len(theirs)]] == [
+        (p.name, p.default, p.kind) for p in theirs
+    ]
+    assert {p.kind for p in ours[len(theirs) :]} == {inspect.Parameter.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize("name", ["axis", "keepdims", "return_sign"])
+def test_what_decides_may_not_be_traced(name):
+    value = {"axis": 1, "keepdims": True, "return_sign": True}[name]
+    with pytest.raises(jax.errors.ConcretizationTypeError, match=name):
+        jax.jit(lambda x, value: OURS(x, **{name: value}))(A, value)
+    jax.jit(OURS, static_argnames=name)(A, **{name: value})
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bool", "int8", "int16", "int32", "uint8", "uint32", "complex64"]
+)
+def test_promotion(dtype):
+    x = jnp.asarray([[3, 1, 2], [0, 5, 5]], dtype)
+    same(x)
+    same(x, -1)
+    same(x, -1, jnp.asarray([[2], [3]], jnp.bfloat16))
+
+
+def test_promotion_with_x64():
+    x = np.array([[3, 1, 2], [0, 5, 5]])
+    for dtype in ("int32", "int64", "float32", "float64"):
+        with jax.enable_x64(True):
+            same(jnp.asarray(x, dtype), -1)
+            same(jnp.asarray(x, dtype), -1, jnp.asarray([[2.0], [-1.0]]), return_sign=True)
+            same(jnp.asarray(x, dtype), -1, 2.0)
+
+
+def test_float8_goes_to_jax_nn():
+    x = jnp.asarray([[1, 2, 3]], jnp.float8_e4m3fn)
+    got, want = OURS(x, -1), PEER(x, -1)
+    assert got.dtype == want.dtype
+    assert np.array_equal(np.asarray(got).view(np.uint8), np.asarray(want).view(np.uint8))
+
+
+def test_weak_types():
+    weak = jnp.asarray(1.0) * jnp.ones((), jnp.float32)
+    for x in (2.0, 2, jnp.asarray(2.0), weak, jax.lax.full((3,), 1.0)):
+        same(x)
+        same(x, b=2.0)
+
+
+def test_strict_promotion_and_rank_promotion():
+    """What JAX allows there, and no error of our own."""
+    b = jnp.asarray(FACTORS)
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        for dtype in (jnp.float32, jnp.bfloat16):
+            x = jnp.asarray(A, dtype)
+            OURS(x)
+            OURS(x, (0, 2), return_sign=True)
+            OURS(x, -1, where=MASK)
+            OURS(x, -1, b.astype(dtype), where=MASK, return_sign=True)
+            OURS(x, -1, 2.0)
+            jax.grad(lambda x: OURS(x).astype(jnp.float32))(x)
+            jax.jvp(lambda x: OURS(x, -1, 2.0), (x,), (x,))
+
+
+def test_rank_zero_and_no_elements():
+    for x, axis in (
+        (np.float32(3), None),
+        (np.float32(3), ()),
+        (np.zeros((2, 0), np.float32), -1),
+        (np.zeros((0, 2), np.float32), -1),
+        (np.zeros((0, 2), np.float32), None),
+        (np.zeros((2, 0, 3), np.float32), (0, 2)),
+        (np.zeros((2, 0, 3), np.float32), 1),
+        (np.zeros((3, 0), np.float32), ()),
+    ):
+        same(x, axis)
+        same(x, axis, return_sign=True, keepdims=True)
+        loss = jax.grad(lambda x, axis=axis: jnp.sum(OURS(x, axis)))
+        assert loss(jnp.asarray(x)).shape == x.shape
+    assert float(jax.grad(OURS)(3.0)) == 1
+
+
+def test_infinities_and_nan():
+    x = jnp.asarray([[-np.inf] * 3, [1, np.inf, 2], [1, -np.inf, 2], [np.nan, 1, 2]], jnp.float32)
+    same(x, -1)
+    same(x, -1, return_sign=True)
+    same(x, -1, jnp.asarray([[2.0], [-1.0], [0.0], [0.0]]), return_sign=True)
+    same(x, 0)
+    same(x)

@@ -1,0 +1,258 @@
+"""logsumexp of arrays on many devices, of slices, and in exported programs."""
+
+import functools
+import itertools
+import warnings
+
+import cases
+import hlo
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from slice_cases import cut, flat_arrays, lanes_of, offsets
+
+import jaxkernels as jk
+from jaxkernels._core import registry
+from jaxkernels.verify.truth import tolerance
+
+X = cases.logits("normal", 16 * 8, 24, "float32").reshape(16, 8, 24)
+T = cases.cotangents(16 * 8, 24, "float32").reshape(16, 8, 24)
+on_a_cpu = pytest.mark.usefixtures("on_a_cpu")
+
+
+def forward(x, t):
+    return jk.logsumexp(x, -1)
+
+
+def gradient(x, t):
+    return jax.vjp(lambda x: jk.logsumexp(x, -1), x)[1](t[..., 0])[0]
+
+
+def tangent(x, t):
+    return jax.jvp(lambda x: jk.logsumexp(x, -1), (x,), (t,))[1]
+
+
+def mapped(x, t):
+    return jax.vmap(lambda x: jk.logsumexp(x, -1), 1, 1)(x)
+
+
+PROGRAMS = (forward, gradient, tangent, mapped)
+each_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+
+
+@functools.cache
+def on_one_device(program):
+    return np.asarray(jax.jit(program)(X, T))
+
+
+def result_spec(program, spec):
+    """A result for each element is sharded as x is; one for each row has no columns."""
+    return spec if program is gradient else P(*(*spec, None, None)[:2])
+
+
+@on_a_cpu
+@each_program
+@pytest.mark.parametrize(
+    ("spec", "local"),
+    [
+        (P("a"), (4, 8)),
+        (P(("a", "b")), (2, 8)),
+        (P("a", "b"), (4, 4)),
+        (P(None, "b"), (16, 4)),
+    ],
+    ids=str,
+)
+def test_sharded_rows_run_without_collectives(program, spec, local, mesh):
+    """Every device runs the kernel on its own rows, and that is all that happens."""
+    x, t = (jax.device_put(a, NamedSharding(mesh, spec)) for a in (X, T))
+    compiled = jax.jit(program).lower(x, t).compile()
+    text = compiled.as_text()
+    assert not hlo.collectives(text), text
+    last = 24 if program is gradient else 1
+    assert hlo.custom_calls(text) == [f"f32[{local[0]},{local[1]},{last}]"], text
+    got = compiled(x, t)
+    assert got.sharding.is_equivalent_to(NamedSharding(mesh, result_spec(program, spec)), got.ndim)
+    np.testing.assert_array_equal(got, on_one_device(program))
+
+
+@on_a_cpu
+@each_program
+@pytest.mark.parametrize(
+    ("spec", "rows"),
+    [
+        (P(None, None, "a"), (16, 8)),
+        (P("a", None, "b"), (4, 8)),
+        (P(None, "b", "a"), (16, 4)),
+        (P(None, None, ("a", "b")), (16, 8)),
+    ],
+    ids=str,
+)
+def test_sharded_columns_are_distributed(program, spec, rows, mesh):
+    """Of each row the maximum and the sums cross the network, and of a gradient its cotangent need not."""
+    x = jax.device_put(X, NamedSharding(mesh, spec))
+    t = jax.device_put(T, NamedSharding(mesh, result_spec(forward, spec)))
+    if program is tangent:
+        t = jax.device_put(T, NamedSharding(mesh, spec))
+    compiled = jax.jit(program).lower(x, t).compile()
+    text = compiled.as_text()
+    assert set(hlo.collectives(text)) == {"all-reduce"}, text
+    sums = (*rows, 2) if program is tangent else rows
+    assert sorted(hlo.reduced_shapes(text)) == [rows, sums], text
+    assert len(hlo.custom_calls(text)) == (2 if program is gradient else 1)
+    got = compiled(x, t)
+    assert got.sharding.is_equivalent_to(NamedSharding(mesh, result_spec(program, spec)), got.ndim)
+    np.testing.assert_allclose(got, on_one_device(program), rtol=2e-6, atol=2e-6)
+
+
+@on_a_cpu
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=("auto", "explicit"))
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_special_values_in_sharded_columns(dtype, kind, cpu_devices):
+    """Devices that see nothing but -inf, +inf on one of them, on several, beside -inf, and NaN; within the bounds of
+    one device's kernels."""
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(kind,), devices=cpu_devices)
+    x = cases.logits("normal", 11, 64, dtype)
+    most = float(jnp.finfo(dtype).max)
+    x[0] = -np.inf
+    x[1, :56], x[1, 56:] = -np.inf, -300
+    x[2, 5] = np.nan
+    x[3, 17] = np.inf
+    x[4, [1, 60]] = np.inf
+    x[5, :8], x[5, 8] = -np.inf, np.inf
+    x[6, :8], x[6, 8:16] = 300, -300
+    x[7] = -most
+    x[8, 1] = most
+    x[9, 8:16], x[9, 20] = np.nan, np.inf
+    t = cases.cotangents(11, 64, dtype)
+
+    def program(x, t, t_rows):
+        y, pull = jax.vjp(lambda x: jk.logsumexp(x, -1, keepdims=True), x)
+        dy = jax.jvp(lambda x: jk.logsumexp(x, -1, keepdims=True), (x,), (t,))[1]
+        return y, pull(t_rows)[0], dy
+
+    with cases.x64(dtype):
+        columns, whole = NamedSharding(mesh, P(None, "a")), NamedSharding(mesh, P())
+        given = [jax.device_put(a, columns) for a in (x, t)]
+        t_rows = oracle.row_scalars(t)
+        y, dx, dy = jax.device_get(jax.jit(program)(*given, jax.device_put(t_rows, whole)))
+    tolerance.check(y, "logsumexp_fwd", x, accumulators=4)
+    tolerance.check(dx, "logsumexp_grad", x, t_rows, accumulators=4)
+    tolerance.check(dy, "logsumexp_jvp", x, t, accumulators=4)
+
+
+def explicit_spec(f, x, axis):
+    return jax.eval_shape(lambda x: f(x, axis), x).sharding.spec
+
+
+@on_a_cpu
+@pytest.mark.parametrize("spec", [P("a"), P("a", "b"), P(None, "a", "b")], ids=str)
+def test_any_axes_of_sharded_arrays(spec, mesh):
+    """Sums over dimensions that devices share, or that are merged; an explicit sharding of a result is jax.nn's."""
+    all_axes = (0, 1, (0, 2), (1, 2), (0, 1), None)
+    x = jax.device_put(X, NamedSharding(mesh, spec))
+
+    def program(f, x):
+        def loss(x, axis):
+            y = f(x, axis, keepdims=True)
+            return jnp.sum(y**2), y
+
+        return [jax.value_and_grad(loss, has_aux=True)(x, axis) for axis in all_axes]
+
+    got, want = (
+        jax.jit(functools.partial(program, f))(x) for f in (jk.logsumexp, jax.nn.logsumexp)
+    )
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    if mesh.axis_types[0] == AxisType.Explicit:
+        for axis in all_axes:
+            assert explicit_spec(jk.logsumexp, x, axis) == explicit_spec(jax.nn.logsumexp, x, axis)
+
+
+@on_a_cpu
+def test_columns_that_do_not_divide_are_gathered(cpu_devices):
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
+
+    def program(x):
+        return forward(
+            jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, None, "a"))), x
+        )
+
+    x = jax.device_put(X[..., :21], NamedSharding(mesh, P("a")))
+    np.testing.assert_array_equal(jax.jit(program)(x), forward(X[..., :21], X))
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_results_of_slices_and_into_slices(dtype):
+    """Operands and numbers of rows from anywhere in a buffer, results into the midst of one, as a loop writes them."""
+    shape = (5, 37)
+
+    @jax.jit
+    def program(flat_x, flat_t):
+        def body(i, kept):
+            x = jax.lax.dynamic_slice(flat_x, (i,), (185,)).reshape(shape)
+            t = jax.lax.dynamic_slice(flat_t, (2 * i,), (5,))
+            y, pull = jax.vjp(lambda x: jk.logsumexp(x, -1), x)
+            ys, dxs = kept
+            return ys.at[i, 1:6].set(y), dxs.at[i].set(pull(t)[0])
+
+        count = len(offsets(dtype))
+        ys, dxs = jnp.zeros((count, 7), dtype), jnp.zeros((count, *shape), dtype)
+        return jax.lax.fori_loop(0, count, body, (ys, dxs))
+
+    flat_x, flat_t = flat_arrays(dtype, shape, 5)
+    with cases.x64(dtype):
+        ys, dxs = jax.device_get(program(flat_x, flat_t))
+    for offset, y, dx in zip(offsets(dtype), ys, dxs, strict=True):
+        x, t = cut(flat_x, offset, shape), cut(flat_t, 2 * offset, (5, 1))
+        lanes = lanes_of(x, 37)
+        tolerance.check(y[1:6, None], "logsumexp_fwd", x, accumulators=lanes)
+        tolerance.check(dx, "logsumexp_grad", x, t, accumulators=lanes)
+        assert (y[[0, 6]] == 0).all()
+
+
+@pytest.mark.parametrize("program", [forward, gradient, tangent], ids=lambda f: f.__name__)
+def test_export_of_symbolic_shapes(program):
+    """From any machine for any platform, for rows and columns of any number."""
+    rows, cols = jax.export.symbolic_shape("rows, cols")
+    checks = [jax.export.DisabledSafetyCheck.custom_call(registry.ROWS_TARGET)]
+    x = jax.ShapeDtypeStruct((rows, cols), jnp.float32)
+    with warnings.catch_warnings(action="ignore"):  # a build without CUDA says so, once
+        exported = jax.export.export(
+            jax.jit(program), platforms=["cpu", "cuda", "tpu"], disabled_checks=checks
+        )(x, x)
+    assert f"@{registry.ROWS_TARGET}" in exported.mlir_module()
+    reloaded = jax.export.deserialize(exported.serialize())
+    for shape in ((1, 3), (17, 40)):
+        x, t = cases.logits("normal", *shape, "float32"), cases.cotangents(*shape, "float32")
+        np.testing.assert_allclose(reloaded.call(x, t), program(x, t), rtol=2e-6, atol=2e-6)
+
+
+def test_the_reference_computes_the_same():
+    """What other platforms lower to, special rows included."""
+    from jaxkernels._rows import logsumexp
+    from jaxkernels._rows import reference as plain
+
+    x = X[:3].copy()
+    x[0, 0], x[0, 1, 3], x[0, 2, 3] = -np.inf, np.inf, np.nan
+    t = T[:3]
+    for kernel, operands in (
+        ("logsumexp_fwd", (x,)),
+        ("logsumexp_grad", (x, t[..., :1])),
+        ("logsumexp_jvp", (x, t)),
+    ):
+        for dtype, wide in itertools.product(("float32", "bfloat16"), (False, True)):
+            given = [jnp.asarray(a, dtype) for a in operands]
+            call = functools.partial(getattr(logsumexp, kernel), tier="auto", require_kernel=True)
+            got, want = call(*given, wide=wide), getattr(plain, kernel)(*given, wide=wide)
+            assert got.dtype == want.dtype
+            eps = float(jnp.finfo(got.dtype).eps)
+            np.testing.assert_allclose(
+                *(np.asarray(a, np.float64) for a in (got, want)),
+                rtol=16 * eps,
+                atol=16 * eps,
+                err_msg=f"{kernel} {dtype} {wide}",
+            )
