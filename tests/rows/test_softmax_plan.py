@@ -195,8 +195,27 @@ def tier_ends(dtype, operation, device):
     return ends
 
 
+def stores_scalar(operation):
+    return registry.ROW_OPERATIONS[operation].stores_scalar
+
+
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("operation", oracle.OPERATIONS)
+@pytest.mark.parametrize("operation", [*filter(stores_scalar, oracle.OPERATIONS)])
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_tiers_of_row_scalars(dtype, operation, device):
+    """What is read once needs no shared memory: small blocks behind the registers, which keep nothing. Rows that begin
+    within a pack take shared memory while it holds them."""
+    warp_end, block_end, smem_end, cluster_end = tier_ends(dtype, operation, device)
+    assert 128 <= warp_end < block_end == smem_end == cluster_end
+    pack = 16 // BYTES[dtype]
+    for cols in (block_end + pack, 1 << 20):
+        p = plan(cols, dtype, operation, device)
+        assert (p.tier, p.block_threads, p.kept_packs) == ("block_uncached", 256, 0)
+    assert plan(block_end + 1, dtype, operation, device).tier in ("block_smem", "cluster")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("operation", [*itertools.filterfalse(stores_scalar, oracle.OPERATIONS)])
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_tiers_follow_one_another(dtype, operation, device):
     """warp, block while an SM holds two rows (but not of log-softmax), block_smem as far as it holds two and, without

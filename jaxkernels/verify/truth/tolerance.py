@@ -176,6 +176,9 @@ def _log_sum_exp_bound(
     weight = e / s
     d = np.where(np.isfinite(operands[0]), np.abs(relative_to - operands[0]), 0)
     exp_error = p.exp_error + p.argument_error * d
+    if operation != "logsumexp_grad" and p.u > PRECISION["float64"].u:
+        # No term is a result: float32 takes the exponential of half types.
+        exp_error = HALF_EXP_ERROR + HALF_ARGUMENT_ERROR * d
     s_error = sigma + total(exp_error * weight) + p.exp_error
     size = np.where(np.isfinite(result), np.abs(result), 0)
     stored = (p.us + p.u if p.us > p.u else p.u) * size
