@@ -76,12 +76,11 @@ def apply(parts: Parts, operands: Sequence[jax.Array], axes: tuple[str, ...]) ->
 
 def _of_all_devices(own: jax.Array, axes: tuple[str, ...], finds_max: bool) -> jax.Array:
     """The maximum and the sums of whole rows from those of parts, side by side at the end of an array."""
-    largest, *sums = (own[..., i] for i in range(own.shape[-1]))
+    largest, sums = own[..., :1], own[..., 1:]
     if finds_max:
         own_largest, largest = largest, lax.pmax(largest, axes)
         # A part of nothing but -inf has the sum 0 and must add nothing. A part that has the maximum
         # keeps its sums, also where that is infinite.
         distance = own_largest - jnp.where(largest == -jnp.inf, 0, largest)
-        factor = jnp.exp(jnp.where(own_largest == largest, 0, distance))
-        sums = [total * factor for total in sums]
-    return jnp.stack([largest, *lax.psum(sums, axes)], axis=-1)
+        sums = sums * jnp.exp(jnp.where(own_largest == largest, 0, distance))
+    return jnp.concatenate([largest, lax.psum(sums, axes)], axis=-1)

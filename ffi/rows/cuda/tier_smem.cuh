@@ -178,7 +178,8 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
         online.max = blocks.template AllReduce<MaxReduction<C>>(all.max);
         all.MakeRelativeTo(reference);
         AllReduceSums(blocks, all.sum);
-        online.sum[0] = all.sum[0] == kInfinity<C> ? C(0) : all.sum[0];
+        const bool vanishes = all.sum[0] == kInfinity<C> && online.max < kInfinity<C>;
+        online.sum[0] = vanishes ? C(0) : all.sum[0];
       } else {
         all.MergeOver(blocks);
         online = all;
