@@ -59,10 +59,8 @@ def result_spec(program, spec):
 @pytest.mark.parametrize(
     ("spec", "local"),
     [
-        (P("a"), (4, 8)),
         (P(("a", "b")), (2, 8)),
         (P("a", "b"), (4, 4)),
-        (P(None, "b"), (16, 4)),
     ],
     ids=str,
 )
@@ -84,9 +82,7 @@ def test_sharded_rows_run_without_collectives(program, spec, local, mesh):
 @pytest.mark.parametrize(
     ("spec", "rows"),
     [
-        (P(None, None, "a"), (16, 8)),
         (P("a", None, "b"), (4, 8)),
-        (P(None, "b", "a"), (16, 4)),
         (P(None, None, ("a", "b")), (16, 8)),
     ],
     ids=str,
@@ -109,8 +105,11 @@ def test_sharded_columns_are_distributed(program, spec, rows, mesh):
 
 
 @on_a_cpu
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=("auto", "explicit"))
-@pytest.mark.parametrize("dtype", oracle.DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [*((dtype, AxisType.Auto) for dtype in oracle.DTYPES), ("float32", AxisType.Explicit)],
+    ids=str,
+)
 def test_special_values_in_sharded_columns(dtype, kind, cpu_devices):
     """Devices that see nothing but -inf, +inf on one of them, on several, beside -inf, and NaN; within the bounds of
     one device's kernels."""
@@ -149,10 +148,10 @@ def explicit_spec(f, x, axis):
 
 
 @on_a_cpu
-@pytest.mark.parametrize("spec", [P("a"), P("a", "b"), P(None, "a", "b")], ids=str)
+@pytest.mark.parametrize("spec", [P("a", "b"), P(None, "a", "b")], ids=str)
 def test_any_axes_of_sharded_arrays(spec, mesh):
     """Sums over dimensions that devices share, or that are merged; an explicit sharding of a result is jax.nn's."""
-    all_axes = (0, 1, (0, 2), (1, 2), (0, 1), None)
+    all_axes = (0, (0, 2), (1, 2), None)
     x = jax.device_put(X, NamedSharding(mesh, spec))
 
     def program(f, x):

@@ -14,7 +14,7 @@ DEVICES = tuple(_cpu.named_devices())
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 MOST_THREADS = 1024
 # Room that a block's reductions may need beside its rows, and what CUDA keeps of every block.
-SCRATCH = {"float32": 640, "bfloat16": 640, "float16": 640, "float64": 1152}
+SCRATCH = {("float32", 1): 640, ("float32", 2): 896, ("float64", 1): 1152, ("float64", 2): 1408}
 RESERVED = 1024
 
 
@@ -30,6 +30,11 @@ DEVICE_FIELDS = (
     "cluster_blocks",
 )
 MASKED = ("masked_softmax_fwd", "biased_softmax_fwd", "masked_softmax_grad")
+
+
+def scratch_of(dtype, operation):
+    """By the type of computation, and how many sums a row has."""
+    return SCRATCH[oracle.compute(dtype).name, registry.ROW_OPERATIONS[operation].sums]
 
 
 def inputs(operation):
@@ -84,7 +89,6 @@ def masked_boundaries(dtype, operation="masked_softmax_fwd"):
 
 def check_invariants(all_cols, operations, dtype, device):
     limits = _cpu.named_devices()[device]
-    scratch = SCRATCH[dtype]
     tiers = (None, *validate.TIERS)
     for cols, operation, tier in itertools.product(all_cols, operations, tiers):
         for rows in (0, 1, 65537, 1 << 40):
@@ -94,6 +98,7 @@ def check_invariants(all_cols, operations, dtype, device):
                 assert tier in ("warp", "block", "block_smem", "cluster"), (cols, operation, tier)
                 continue
             where = (cols, operation, tier, rows, p)
+            scratch = scratch_of(dtype, operation)
             assert p.tier == (tier or p.tier), where
             assert p.pack == 16 // BYTES[dtype], where
             assert p.aligned == (cols % p.pack == 0), where
@@ -234,7 +239,9 @@ def _check_clusters(first, last, pack, dtype, operation, device):
         part = -(-(packs_of(cols, dtype) + 7) // (8 * blocks)) * 8 * 16 * inputs(operation)
         is_half_forward = BYTES[dtype] == 2 and inputs(operation) == 1
         threads = limits.registers_per_sm // (56 if is_half_forward else 64)
-        return min(limits.smem_per_sm // (part + SCRATCH[dtype] + RESERVED), threads // 128)
+        return min(
+            limits.smem_per_sm // (part + scratch_of(dtype, operation) + RESERVED), threads // 128
+        )
 
     seen = set()
     for cols in range(first, last, pack * 512):
