@@ -211,9 +211,10 @@ def test_tiers_follow_one_another(dtype, operation, device):
     limits = _cpu.named_devices()[device]
     row = BYTES[dtype] * inputs(operation)
     room = limits.smem_per_sm / 2 if limits.cluster_blocks > 1 else limits.smem_per_block
+    least = 0.98 * room - 3 * 1024  # beside what the reductions take
     # Registers may hold two rows where shared memory does not.
-    assert smem_end == block_end or 0.98 * room - 3 * 1024 < smem_end * row <= room
-    assert smem_end > block_end or block_end * row > room
+    assert smem_end == block_end or least < smem_end * row <= room
+    assert smem_end > block_end or block_end * row > least
     pack = 16 // BYTES[dtype]
     for cols in (pack, warp_end):
         assert plan(cols, dtype, operation, device).tier == "warp"
