@@ -80,14 +80,18 @@ def all_close(got, want, message=""):
 
 def same(*args, **kwargs):
     """The same result as jax.nn, or the same class of error."""
+
+    def traced(f):
+        return jax.jit(lambda: f(*args, **kwargs))()  # one program instead of one an operation
+
     try:
         with warnings.catch_warnings(action="ignore"):
-            want = PEER(*args, **kwargs)
+            want = traced(PEER)
     except Exception as error:
         with pytest.raises(type(error)):
-            OURS(*args, **kwargs)
+            traced(OURS)
         return
-    all_close(OURS(*args, **kwargs), want, f"{args} {kwargs}")
+    all_close(traced(OURS), want, f"{args} {kwargs}")
 
 
 def is_served(options):
@@ -95,14 +99,33 @@ def is_served(options):
     return not (isinstance(options.get("b"), np.ndarray) and options["b"].shape[-4:] == SHAPE)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_every_call_of_jax_nn(dtype):
-    """In one program; a result of kernels wherever the factors of a sum are one."""
-    a = jnp.asarray(A, dtype)
+def results_and_gradients(f, a):
+    """Of every call: what it gives, and the gradient of what of that is finite."""
 
+    def loss(a, options):
+        results = f(a, **options)
+        finite = [jnp.where(jnp.isfinite(y), y, 0) for y in jax.tree.leaves(results)]
+        return sum(jnp.sum(jnp.sin(y)) for y in finite), results
+
+    return [jax.grad(loss, has_aux=True)(a, options) for options in CALLS.values()]
+
+
+@functools.cache
+def of_every_call():
+    """Of ours and of jax.nn, in one program."""
+    return jax.jit(lambda a: [results_and_gradients(f, a) for f in (OURS, PEER)])(A)
+
+
+def test_every_call_of_jax_nn():
+    for name, (_, got), (_, want) in zip(CALLS, *of_every_call(), strict=True):
+        all_close(got, want, name)
+
+
+def test_every_call_with_half_types():
     def program(f):
         return jax.jit(lambda a: [f(a, **options) for options in CALLS.values()])
 
+    a = jnp.asarray(A, jnp.bfloat16)
     for name, got, want in zip(CALLS, program(OURS)(a), program(PEER)(a), strict=True):
         all_close(got, want, name)
 
@@ -121,15 +144,7 @@ def test_which_calls_have_kernels():
 
 def test_gradients_of_every_call():
     """Of all that is finite; what is hidden has a gradient of 0."""
-
-    def program(f, a):
-        def loss(a, options):
-            results = jax.tree.leaves(f(a, **options))
-            return sum(jnp.sum(jnp.sin(jnp.where(jnp.isfinite(y), y, 0))) for y in results)
-
-        return [jax.grad(loss)(a, options) for options in CALLS.values()]
-
-    got, want = jax.jit(lambda a: [program(f, a) for f in (OURS, PEER)])(A)
+    got, want = ([gradient for gradient, _ in of] for of in of_every_call())
     for name, ours, theirs in zip(CALLS, got, want, strict=True):
         assert np.isfinite(ours).all(), name
         finite = np.isfinite(theirs)  # jax.nn's are NaN where it takes the logarithm of 0
@@ -228,21 +243,17 @@ def test_what_decides_may_not_be_traced(name):
     jax.jit(OURS, static_argnames=name)(A, **{name: value})
 
 
-@pytest.mark.parametrize(
-    "dtype", ["bool", "int8", "int16", "int32", "uint8", "uint32", "complex64"]
-)
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int32", "uint32", "complex64"])
 def test_promotion(dtype):
     x = jnp.asarray([[3, 1, 2], [0, 5, 5]], dtype)
-    same(x)
     same(x, -1)
     same(x, -1, jnp.asarray([[2], [3]], jnp.bfloat16))
 
 
 def test_promotion_with_x64():
     x = np.array([[3, 1, 2], [0, 5, 5]])
-    for dtype in ("int32", "int64", "float32", "float64"):
+    for dtype in ("int32", "int64", "float64"):
         with jax.enable_x64(True):
-            same(jnp.asarray(x, dtype), -1)
             same(jnp.asarray(x, dtype), -1, jnp.asarray([[2.0], [-1.0]]), return_sign=True)
             same(jnp.asarray(x, dtype), -1, 2.0)
 
@@ -266,14 +277,18 @@ def test_strict_promotion_and_rank_promotion():
     b = jnp.asarray(FACTORS)
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         for dtype in (jnp.float32, jnp.bfloat16):
-            x = jnp.asarray(A, dtype)
-            OURS(x)
-            OURS(x, (0, 2), return_sign=True)
-            OURS(x, -1, where=MASK)
-            OURS(x, -1, b.astype(dtype), where=MASK, return_sign=True)
-            OURS(x, -1, 2.0)
-            jax.grad(lambda x: OURS(x).astype(jnp.float32))(x)
-            jax.jvp(lambda x: OURS(x, -1, 2.0), (x,), (x,))
+
+            def program(x):
+                return (
+                    OURS(x),
+                    OURS(x, (0, 2), return_sign=True),
+                    OURS(x, -1, where=MASK),
+                    OURS(x, -1, b.astype(x.dtype), where=MASK, return_sign=True),
+                    jax.grad(lambda x: OURS(x).astype(jnp.float32))(x),
+                    jax.jvp(lambda x: OURS(x, -1, 2.0), (x,), (x,)),
+                )
+
+            jax.eval_shape(program, jnp.asarray(A, dtype))
 
 
 def test_rank_zero_and_no_elements():
@@ -287,10 +302,14 @@ def test_rank_zero_and_no_elements():
         (np.zeros((2, 0, 3), np.float32), 1),
         (np.zeros((3, 0), np.float32), ()),
     ):
-        same(x, axis)
-        same(x, axis, return_sign=True, keepdims=True)
+
+        def program(f, x, axis=axis):
+            return f(x, axis), f(x, axis, return_sign=True, keepdims=True)
+
+        ours, peer = (jax.jit(functools.partial(program, f))(x) for f in (OURS, PEER))
+        all_close(ours, peer, f"{x.shape} {axis}")
         loss = jax.grad(lambda x, axis=axis: jnp.sum(OURS(x, axis)))
-        assert loss(jnp.asarray(x)).shape == x.shape
+        assert jax.eval_shape(loss, x).shape == x.shape
     assert float(jax.grad(OURS)(3.0)) == 1
 
 

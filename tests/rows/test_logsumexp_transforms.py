@@ -129,7 +129,7 @@ def test_transform(name):
 
 def test_without_jit():
     """Operation by operation, where kernels are called by themselves."""
-    for name in ("value-and-grad", "vmap-1", "factors"):
+    for name in ("value-and-grad", "vmap-1"):
         for a, b in zip(
             jax.tree.leaves(TRANSFORMS[name](OURS, X)),
             jax.tree.leaves(results()[1][name]),
@@ -138,7 +138,7 @@ def test_without_jit():
             np.testing.assert_allclose(a, b, rtol=4e-6, atol=4e-6)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_other_types(dtype):
     """Against jax.nn in float64, from the same rounded input."""
 
