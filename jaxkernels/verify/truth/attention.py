@@ -10,6 +10,8 @@ The bounds are elementwise. u is the unit roundoff of the compute type, us that 
   steps add a relative error: exponential, its argument |s - max|, sum of S terms, quotient.
 * Backward every operand goes into a product with the error that it has already: the cotangent of the weights
   dp = do.v, the sum D of p dp, ds = p (dp - D), then dq, dk and dv.
+* Products of 16-bit operands are XLA's, which may sum parts of a row apart and round these sums to 16 bits: us of the
+  sum of all sizes. (H200, bfloat16, one query and 130 keys: 0.58 us; as float32 products 0.42.)
 """
 
 from __future__ import annotations
@@ -122,7 +124,6 @@ class Truth:
         """The result and its bound, (B, T, N, H)."""
         o = self.rows * (self.p @ self.v)
         sums = self.p.shape[-1] * self.u * (self.p + self.p_error)
-        # XLA's product of 16-bit operands may round sums of its parts to their type.
         error = self.rows * ((self.p_error + sums + self.us * self.p) @ np.abs(self.v))
         error = error + (self.us + self.u) * (np.abs(o) + error) + self.floor
         return o.swapaxes(1, 2), error.swapaxes(1, 2)
@@ -138,7 +139,7 @@ class Truth:
 
         p, p_error = self.p_of_scores, np.where(self.p_of_scores > 0, self.p_error, 0)
         dp, dp_size = do @ self.v.swapaxes(-1, -2), np.abs(do) @ np.abs(self.v).swapaxes(-1, -2)
-        dp_error = (h + 1) * u * dp_size + us * np.abs(dp) + floor
+        dp_error = ((h + 1) * u + us) * dp_size + floor
         most, difference = p + p_error, dp - total(p * dp)
         sum_error = total(p_error * np.abs(dp) + most * dp_error)
         sum_error = sum_error + (s + 1) * u * total(most * (np.abs(dp) + dp_error))
@@ -149,7 +150,7 @@ class Truth:
         ds_error = ds_error + (us + 3 * u) * (np.abs(ds) + ds_error) + scaled_floor
 
         def product(x: np.ndarray, wrong: np.ndarray, y: np.ndarray, terms: int) -> Any:
-            sums = (terms + 2) * u * (np.abs(x) + wrong)
+            sums = ((terms + 2) * u + us) * (np.abs(x) + wrong)
             return x @ y, (wrong + sums) @ np.abs(y) + terms * floor  # each term may be flushed
 
         def turned(x: np.ndarray) -> np.ndarray:
