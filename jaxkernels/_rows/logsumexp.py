@@ -104,7 +104,8 @@ def logsumexp(
             a platform without kernels it is raised when the program is lowered.
 
     Notes:
-        * 16-bit types are computed in float32 and rounded once, also in the gradient.
+        * 16-bit types are computed in float32 and rounded once, also in the gradient; with b, log|b| is
+          added to the rounded result.
         * A row of -inf alone, or one of which the mask hides all, gives -inf. Its gradient is 0
           (that of `jax.nn.logsumexp` is NaN for a row of -inf). +inf gives +inf, NaN gives NaN.
         * Rows of no elements give -inf.

@@ -40,8 +40,10 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
   using T = typename Op::Storage;
   using C = ComputeType<T>;
   using View = RowView<Op, kAligned>;
-  // A kept term goes back to shared memory, where only a value of the same size fits.
-  constexpr bool kKeep = Op::kKeepsTerm && sizeof(T) == sizeof(C);
+  // A kept term goes back to shared memory, where only a value of the same size fits. Where a row
+  // scalar multiplies it, it is computed again, relative to the maximum of the whole row: a sum
+  // relative to that of one block may leave the range of its type, and the product with it.
+  constexpr bool kKeep = Op::kKeepsTerm && !Op::kTakesScalar && sizeof(T) == sizeof(C);
   static_assert(!kKeep || (Op::kUsesMax && Op::kSums == 1),
                 "an infinite sum of kept terms is one of far larger ones");
   constexpr int kHeld = SmemHeldPacks(Pack<T>::kSize, Op::kInputs);
@@ -178,8 +180,7 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
         online.max = blocks.template AllReduce<MaxReduction<C>>(all.max);
         all.MakeRelativeTo(reference);
         AllReduceSums(blocks, all.sum);
-        const bool vanishes = all.sum[0] == kInfinity<C> && online.max < kInfinity<C>;
-        online.sum[0] = vanishes ? C(0) : all.sum[0];
+        online.sum[0] = all.sum[0] == kInfinity<C> ? C(0) : all.sum[0];
       } else {
         all.MergeOver(blocks);
         online = all;
