@@ -1,9 +1,9 @@
 """How a row kernel is split over devices.
 
 Dimensions of rows are split as those of the first operand, without communication; a dimension of
-size 1 stays whole. Where the columns are split, the operation runs in two parts (`parts`), and
-a maximum and one or two sums a row cross the network. Columns that do not divide by the number of devices are
-gathered, because padding would take part in the reductions.
+size 1 stays whole. Where the columns are split, the operation runs in two parts (`parts`), and a
+maximum and one or two sums of each row cross the network. Columns that do not divide by the number
+of devices are gathered, because padding would take part in the reductions.
 
 Owns: the rule and the partitions. Must not know: which operations exist.
 """
