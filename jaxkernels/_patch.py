@@ -80,9 +80,7 @@ def patch_jax_nn() -> Iterator[None]:
 
 def _enter() -> None:
     global _open_blocks
-    importlib.import_module(
-        "jax.scipy.special"
-    )  # it takes its logsumexp from nowhere we could patch
+    importlib.import_module("jax.scipy.special")  # JAX loads it late
     with _lock:
         if _open_blocks == 0:
             jax_nn = {name: getattr(sys.modules["jax.nn"], name) for name in _REPLACEMENTS}

@@ -18,31 +18,18 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from jaxkernels._core import registry, validate
+from jaxkernels._core import validate
 from jaxkernels._rows import derivatives, last_axis, primitive
-from jaxkernels._rows import reference as plain
-from jaxkernels.typing import Implementation, Operation, Tier
+from jaxkernels.typing import Implementation, Tier
 
 Axis = int | tuple[int, ...] | list[int] | None
 
 _jax_nn_logsumexp = jax.nn.logsumexp  # also inside `patch_jax_nn`
 
 
-def _kernel(operation: Operation) -> primitive.RowKernel:
-    traits = registry.ROW_OPERATIONS[operation]
-    return primitive.define(
-        name=f"jaxkernels_{operation}",
-        reference=getattr(plain, operation),
-        operation=lambda **_: operation,
-        full_operands=traits.inputs,
-        row_scalars=int(traits.takes_scalar),
-        stores_scalar=traits.stores_scalar,
-    )
-
-
-logsumexp_fwd = _kernel("logsumexp_fwd")
-logsumexp_grad = _kernel("logsumexp_grad")
-logsumexp_jvp = _kernel("logsumexp_jvp")
+logsumexp_fwd = primitive.of_operation("logsumexp_fwd")
+logsumexp_grad = primitive.of_operation("logsumexp_grad")
+logsumexp_jvp = primitive.of_operation("logsumexp_jvp")
 
 # The Jacobian of a row is softmax(x): both kernels compute it from x.
 derivatives.define_jvp(

@@ -26,6 +26,7 @@ from jaxkernels._core.registry import UNBOUNDED
 from jaxkernels._rows import partitioning as row_partitioning
 from jaxkernels._rows import parts as row_parts
 from jaxkernels._rows import plan
+from jaxkernels._rows import reference as reference_functions
 from jaxkernels._rows.reference import compute_dtype
 from jaxkernels.typing import Operation
 
@@ -150,6 +151,23 @@ def define(
     compat.needs_devices_for_lowering(primitive)
     experimental_rules.define_rules(primitive, functools.partial(_reference, kernel))
     return kernel
+
+
+def of_operation(operation: Operation) -> RowKernel:
+    """Makes the primitive of an operation that has no attributes but those of row scalars.
+
+    Args:
+        operation: its name, also that of its reference; the rest is in the table of operations.
+    """
+    traits = registry.ROW_OPERATIONS[operation]
+    return define(
+        name=f"jaxkernels_{operation}",
+        reference=getattr(reference_functions, operation),
+        operation=lambda **_: operation,
+        full_operands=traits.inputs,
+        row_scalars=int(traits.takes_scalar),
+        stores_scalar=traits.stores_scalar,
+    )
 
 
 def _reference(

@@ -19,28 +19,18 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxkernels._core import compat, registry, validate
+from jaxkernels._core import compat, validate
 from jaxkernels._rows import derivatives, last_axis, primitive
-from jaxkernels._rows import reference as plain
-from jaxkernels.typing import Implementation, Operation, Tier
+from jaxkernels.typing import Implementation, Tier
 
 Axis = int | tuple[int, ...] | list[int] | None
 
 
-def _kernel(operation: Operation) -> primitive.RowKernel:
-    return primitive.define(
-        name=f"jaxkernels_{operation}",
-        reference=getattr(plain, operation),
-        operation=lambda: operation,
-        full_operands=registry.ROW_OPERATIONS[operation].inputs,
-    )
-
-
-softmax_fwd = _kernel("softmax_fwd")
-softmax_grad = _kernel("softmax_grad")
-log_softmax_fwd = _kernel("log_softmax_fwd")
-log_softmax_grad = _kernel("log_softmax_grad")
-log_softmax_jvp = _kernel("log_softmax_jvp")
+softmax_fwd = primitive.of_operation("softmax_fwd")
+softmax_grad = primitive.of_operation("softmax_grad")
+log_softmax_fwd = primitive.of_operation("log_softmax_fwd")
+log_softmax_grad = primitive.of_operation("log_softmax_grad")
+log_softmax_jvp = primitive.of_operation("log_softmax_jvp")
 
 # The Jacobian of softmax, diag(y) - y y^T, is symmetric; that of log_softmax, I - 1 exp(y)^T, is
 # not.

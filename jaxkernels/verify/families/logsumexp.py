@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
-import jaxkernels as jk
 from jaxkernels.verify import lengths, values
 from jaxkernels.verify.families.softmax import Softmax, axes_of, rows_and_cols
-from jaxkernels.verify.problem import Arrays, Judged, Problem, differentiated, expect
+from jaxkernels.verify.problem import Arrays, Judged, Problem, expect
 from jaxkernels.verify.truth import rows, tolerance
 from jaxkernels.verify.truth.compare import storage
 
@@ -38,23 +34,9 @@ class LogSumExp(Softmax):
             operands["t"] = t.reshape(_result_shape(problem))
         return operands, alike
 
-    def core(self, problem: Problem) -> Callable[[dict[str, jax.Array]], dict[str, jax.Array]]:
-        """The call."""
-        axis = problem.options["axis"]
-        logsumexp: Callable[..., Any] = jk.logsumexp  # its tier is any text here
-        function = functools.partial(
-            logsumexp,
-            axis=tuple(axis) if isinstance(axis, list) else axis,
-            keepdims=problem.options["keepdims"],
-            tier=problem.how,
-        )
-
-        def call(operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
-            return differentiated(
-                problem, lambda o: function(o["x"], where=o.get("where")), operands, ("x",)
-            )
-
-        return call
+    def keywords(self, problem: Problem) -> dict[str, Any]:
+        """Whether the summed axes stay."""
+        return {"keepdims": problem.options["keepdims"]}
 
     def judge(
         self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray

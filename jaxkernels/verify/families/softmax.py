@@ -70,6 +70,11 @@ class Softmax:
             operands[name] = from_rows(values.cotangents(t_kind, count, cols, problem.dtype, rng))
         return operands, bool(values.ALIKE & {kind, t_kind})
 
+    def keywords(self, problem: Problem) -> dict[str, Any]:
+        """What the call gets besides its axis and tier."""
+        del problem
+        return {}
+
     def core(self, problem: Problem) -> Callable[[dict[str, jax.Array]], dict[str, jax.Array]]:
         """The call."""
         axis = problem.options["axis"]
@@ -77,6 +82,7 @@ class Softmax:
             getattr(jk, problem.operation),
             axis=tuple(axis) if isinstance(axis, list) else axis,
             tier=problem.how,
+            **self.keywords(problem),
         )
 
         def call(operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
