@@ -32,7 +32,7 @@ class HasDtype(Protocol):
 Dtype: TypeAlias = DtypeName | type[Any] | np.dtype[Any] | HasDtype
 
 # The tiers of the row kernels that can be forced.
-Tier: TypeAlias = Literal["warp", "block", "block_smem", "cluster", "block_uncached"]
+Tier: TypeAlias = Literal["warp", "block", "block_smem", "cluster", "block_uncached", "spread"]
 
 # The rungs of the SGEMM ladder.
 Algorithm: TypeAlias = Literal[

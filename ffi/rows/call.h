@@ -35,6 +35,8 @@ struct RowCall {
   RowArrays arrays = {};
   MaskedRows attention = {};  // of the operations on attention scores
   RowScalars scalars_in = {}, scalars_out = {};
+  void* scratch = nullptr;  // of the tier `spread`
+  int64_t scratch_bytes = 0;
   void* statistics = nullptr;  // of the parts: maximum and sums of every row, in the compute type
 };
 

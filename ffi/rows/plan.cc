@@ -13,6 +13,10 @@ struct TierChoices {
   SharedRow of_block, of_cluster;
 
   bool WarpFits() const { return stages || warp_shape >= 0; }
+  // For registers and shared memory, of a cluster too.
+  bool TooLong() const {
+    return !WarpFits() && rows_of_blocks == 0 && of_block.blocks == 0 && of_cluster.blocks == 0;
+  }
 };
 
 TierChoices ChoicesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
@@ -118,6 +122,12 @@ SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& 
 
   const TierChoices choices = ChoicesOf(problem, plan, limits);
   Tier tier = problem.tier;
+  if (tier == Tier::kSpread || (tier == Tier::kAuto && choices.TooLong())) {
+    SoftmaxPlan spread = plan;
+    PlanSpread(problem, limits, spread);
+    if (spread.scratch_bytes <= problem.scratch_bytes) return {spread, ""};
+    tier = Tier::kAuto;  // the program was not lowered for this tier
+  }
   const bool takes_staged = choices.stages && (tier == Tier::kAuto || tier == Tier::kWarp);
   if (problem.shifted && !takes_staged) {
     if (tier != Tier::kAuto && tier != Tier::kBlockUncached) {

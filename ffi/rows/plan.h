@@ -200,6 +200,15 @@ inline constexpr int kStreamPacksInFlight = 4;
 inline constexpr int kStreamLanes = 8;
 inline constexpr int kMostPacksOfStreamingLanes = 64;
 inline constexpr int kMostPacksOfStreamingWarp = 1024;
+// The tier `spread`: warps of a block, which have a leaf each (leaf.cuh), the fewest packs of a leaf
+// that a lane has, the most blocks that share a row, and packs that a thread has in flight over all
+// inputs. The second of its kernels reads what the first has left in the L2 cache: so many bytes of
+// inputs at a time.
+inline constexpr int kBranchLeaves = 8;
+inline constexpr int kLeastLeafTurns = 8;
+inline constexpr int kMostBranches = 128;
+inline constexpr int kSpreadPacksInFlight = 4;
+inline constexpr int64_t kSpreadGroupBytes = int64_t{16} << 20;
 inline constexpr int kWaves = 32;
 // Blocks and clusters take rows in one of two ways (row_batches.h). By fixed turns: kWaves waves of
 // them start, in the order of the rows, so that what is under way lies close together; but each
@@ -232,13 +241,18 @@ constexpr int64_t WorkersAtOnce(int sm_count, int blocks_of_row, int blocks_per_
   return std::max<int64_t>(workers, 1);
 }
 
+// The statistics of a row, or of a part of one, in words of eight bytes.
+JK_HOST_DEVICE constexpr int StatisticsBytes(int pack, int sums) {
+  const int value_bytes = IsPackOfDoubles(pack) ? 8 : 4;
+  return ((1 + sums) * value_bytes + 7) / 8 * 8;
+}
+
 // Scratch of the reductions: two lines of 32 values for those of a block (reduce.cuh), and two of
 // the statistics of 16 blocks, in words of eight bytes, each line with a barrier, for those of a
 // cluster (cluster.cuh).
 JK_HOST_DEVICE constexpr int ReductionScratchBytes(int pack, int sums) {
   const int value_bytes = IsPackOfDoubles(pack) ? 8 : 4;
-  const int statistics_bytes = ((1 + sums) * value_bytes + 7) / 8 * 8;
-  return WholeSmemLines(2 * (32 * value_bytes + 16 * statistics_bytes) + 2 * 8);
+  return WholeSmemLines(2 * (32 * value_bytes + 16 * StatisticsBytes(pack, sums)) + 2 * 8);
 }
 
 struct SoftmaxPlan {
@@ -255,6 +269,10 @@ struct SoftmaxPlan {
   int kept_packs = 0;       // of each input, that a block keeps in shared memory, or has room for
   int rows_per_access = 1;  // rows that a group of lanes (staged: a warp) moves together
   int cluster_blocks = 1;   // blocks that share a row
+  int leaf_turns = 0;       // packs of a leaf that a lane has; spread only
+  int branches = 0;         // blocks that share a row; spread only
+  int64_t rows_at_once = 0; // of which the L2 cache keeps the inputs; spread only
+  int64_t scratch_bytes = 0;  // of all rows; spread only
   int block_threads = 0;
   int64_t grid_blocks = 0;
   RowBatches batches;     // which block or cluster takes which rows; block_smem and cluster only
@@ -272,7 +290,9 @@ struct SoftmaxPlan {
         Field("warp_shape", self.warp_shape, false), Field("lanes", self.lanes),
         Field("packs_per_lane", self.packs_per_lane), Field("kept_packs", self.kept_packs),
         Field("rows_per_access", self.rows_per_access),
-        Field("cluster_blocks", self.cluster_blocks), Field("block_threads", self.block_threads),
+        Field("cluster_blocks", self.cluster_blocks), Field("leaf_turns", self.leaf_turns, false),
+        Field("branches", self.branches, false), Field("rows_at_once", self.rows_at_once, false),
+        Field("scratch_bytes", self.scratch_bytes, false), Field("block_threads", self.block_threads),
         Field("grid_blocks", self.grid_blocks), Field("workers", self.batches.workers),
         Field("rounds", self.batches.rounds), Field("halves", self.batches.halves),
         Field("smem_bytes", self.smem_bytes), Field("blocks_per_sm", self.blocks_per_sm));
@@ -304,6 +324,7 @@ struct SoftmaxProblem {
   int offset = 0;        // elements of a pack before the result (else the first input) begins
   bool shifted = false;  // an input of its shape begins elsewhere within a pack: it is gathered
   bool broadcast_aligned = true;  // a mask and a bias begin at a pack boundary
+  int64_t scratch_bytes = INT64_MAX;  // that the call has for the tier `spread`
 };
 
 // A plan, or why there is none.

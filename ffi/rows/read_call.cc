@@ -226,9 +226,20 @@ ffi::Error ReadCall(Part part, const RowAttributes& attributes, const ffi::Remai
 }  // namespace
 
 ffi::Error ReadWhole(const ffi::RemainingArgs& operands, ffi::Result<ffi::AnyBuffer> result,
-                     std::string_view operation, std::string_view tier, double scale, int64_t left,
-                     int64_t right, bool from_end, bool has_mask, RowCall* call) {
+                     const ffi::RemainingRets& scratch, std::string_view operation,
+                     std::string_view tier, double scale, int64_t left, int64_t right,
+                     bool from_end, bool has_mask, RowCall* call) {
   const RowAttributes attributes = {operation, scale, has_mask, tier, left, right, from_end};
+  if (scratch.size() > 1) {
+    return MismatchError("a row operation", "the results", "number", "1, or 2 with scratch",
+                         std::to_string(scratch.size() + 1));
+  }
+  if (scratch.size() == 1) {
+    const ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> room = scratch.get<ffi::AnyBuffer>(0);
+    if (!room) return room.error();
+    call->scratch = (*room)->untyped_data();
+    call->scratch_bytes = static_cast<int64_t>((*room)->size_bytes());
+  }
   return ReadCall(Part::kWhole, attributes, operands, &*result, nullptr, call);
 }
 

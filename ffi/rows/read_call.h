@@ -22,12 +22,14 @@ namespace jaxkernels {
 // types, float32. Scale, band and mask are of the operations on attention
 // scores; of others the scale is 1 and the band open (MaskedRows::kUnbounded on both sides).
 
-// The operands -> the result.
+// The operands -> the result, and scratch of any shape and dtype, or none: without it rows of the
+// tier `spread` take another.
 template <typename Binding>
 auto BindWhole(Binding&& binding) {
   return std::forward<Binding>(binding)
       .RemainingArgs()
       .template Ret<ffi::AnyBuffer>()
+      .RemainingRets()
       .template Attr<std::string_view>("operation")
       .template Attr<std::string_view>("tier")
       .template Attr<double>("scale")
@@ -37,8 +39,9 @@ auto BindWhole(Binding&& binding) {
       .template Attr<bool>("has_mask");
 }
 ffi::Error ReadWhole(const ffi::RemainingArgs& operands, ffi::Result<ffi::AnyBuffer> result,
-                     std::string_view operation, std::string_view tier, double scale, int64_t left,
-                     int64_t right, bool from_end, bool has_mask, RowCall* call);
+                     const ffi::RemainingRets& scratch, std::string_view operation,
+                     std::string_view tier, double scale, int64_t left, int64_t right,
+                     bool from_end, bool has_mask, RowCall* call);
 
 // The operands, without row scalars -> the statistics of their rows.
 template <typename Binding>

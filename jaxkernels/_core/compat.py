@@ -136,6 +136,12 @@ def partitions_custom_calls(ctx: mlir.LoweringRuleContext) -> bool:
     )
 
 
+def runs_on_one_device(ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether the program, or the part of it that is lowered, is one device's: no partitioner sees it."""
+    axis_context = ctx.module_context.axis_context
+    return isinstance(axis_context, mlir.ShardingContext) and axis_context.num_devices == 1
+
+
 def _fine_mesh(axis_context: Any) -> Mesh:
     """The devices of a program as a mesh with an axis for every prime factor of their number.
 

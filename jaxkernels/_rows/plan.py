@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jaxkernels._core import devices, registry, validate
@@ -37,8 +38,8 @@ def plan_softmax(
             "masked_softmax_grad".
         device: a name such as "h200", "a100" or "rtx4090", or a CUDA device of JAX; None means the
             first CUDA device, or "h200" on a machine without one.
-        tier: the tier to force, "warp", "block", "block_smem", "cluster" or "block_uncached"; None
-            lets the plan choose.
+        tier: the tier to force, "warp", "block", "block_smem", "cluster", "block_uncached" or "spread";
+            None lets the plan choose.
         offset: how many elements lie between the last multiple of 16 bytes in memory and the result: a
             slice that XLA hands over in place may begin anywhere. A forced tier that cannot serve such rows gives way.
         shifted: an operand of the result's shape has another offset.
@@ -74,6 +75,21 @@ def plan_softmax(
         offset=offset,
         shifted=shifted,
     )
+
+
+def scratch_of_rows(operation: Operation, aval: Any, tier: str) -> jax.core.ShapedArray | None:
+    """The scratch that a program needs for the GPU of this machine, as an array; None if it needs none.
+
+    Decided when the program is lowered, because XLA allocates it. Dimensions that jax.export leaves open
+    get none: such rows take another tier, as they do on a GPU whose plan needs more.
+    """
+    shape = aval.shape
+    if tier not in ("auto", "spread") or not all(isinstance(dim, int) and dim > 0 for dim in shape):
+        return None
+    plan = plan_softmax(shape, aval.dtype, operation=operation, tier=None if tier == "auto" else tier)
+    if plan.tier != "spread":
+        return None
+    return jax.core.ShapedArray((plan.scratch_bytes,), jnp.uint8)
 
 
 def has_clusters() -> bool:

@@ -146,7 +146,7 @@ def define(
     for platform in ("cpu", "cuda"):
         if registry.has_kernels(platform):
             mlir.register_lowering(
-                primitive, functools.partial(_lower_kernel, kernel), platform=platform
+                primitive, functools.partial(_lower_kernel, kernel, platform), platform=platform
             )
     compat.needs_devices_for_lowering(primitive)
     experimental_rules.define_rules(primitive, functools.partial(_reference, kernel))
@@ -237,6 +237,7 @@ def _batch(
 
 def _lower_kernel(
     kernel: RowKernel,
+    platform: str,
     ctx: mlir.LoweringRuleContext,
     *operands: Any,
     tier: str,
@@ -253,9 +254,16 @@ def _lower_kernel(
         function = row_partitioning.partitioned(_split_call(kernel, tier, attributes), shapes)
         name = f"{name} {tier} {sorted(attributes.items())} {registry.fingerprint()}"
         return compat.lower_partitioned(function, ctx, operands, name)
+    given = kernel.call_attributes(tier, **attributes)
+    if platform == "cuda" and compat.runs_on_one_device(ctx):
+        scratch = plan.scratch_of_rows(given["operation"], ctx.avals_in[0], tier)
+        if scratch is not None:
+            with_scratch = ctx.replace(avals_out=[*ctx.avals_out, scratch])
+            rule = jax.ffi.ffi_lowering(registry.ROWS_TARGET)
+            return rule(with_scratch, *operands, **given)[:1]
     partitioning = compat.batch_partitioning_attributes(ctx, kernel.row_dims(**attributes))
     rule = jax.ffi.ffi_lowering(registry.ROWS_TARGET, extra_attributes=partitioning)
-    return rule(ctx, *operands, **kernel.call_attributes(tier, **attributes))
+    return rule(ctx, *operands, **given)
 
 
 def _split_call(

@@ -5,6 +5,7 @@
 #ifndef JAXKERNELS_ROWS_CUDA_LAUNCH_CUH_
 #define JAXKERNELS_ROWS_CUDA_LAUNCH_CUH_
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -14,6 +15,7 @@
 #include "rows/cuda/tier_block_uncached.cuh"
 #include "rows/cuda/tier_registers.cuh"
 #include "rows/cuda/tier_smem.cuh"
+#include "rows/cuda/tier_spread.cuh"
 #include "rows/cuda/tier_stream.cuh"
 #include "rows/cuda/tier_warp_staged.cuh"
 #include "rows/cuda/tier_warp_staged_slices.cuh"
@@ -102,6 +104,28 @@ constexpr bool LoadsAsTable() {
          Op::kSharesRows == traits.shares_rows;
 }
 
+// The two kernels of the tier `spread`, over some rows at a time.
+template <typename Op, bool kAligned>
+cudaError_t StartSpread(RowArgs<Op> args, void* statistics, SoftmaxPlan plan,
+                        cudaStream_t stream) {
+  static_assert(sizeof(typename Op::Found) ==
+                StatisticsBytes(Pack<typename Op::Storage>::kSize, Op::kSums));
+  const int64_t at_once = plan.rows_at_once;
+  for (int64_t first = 0; first < args.rows; first += at_once) {
+    void* kernel_args[] = {&args, &statistics, &first};
+    const auto start = [&](const void* kernel, int64_t blocks_of_row) {
+      plan.grid_blocks = std::min(at_once, args.rows - first) * blocks_of_row;
+      return StartKernel(kernel, plan, kernel_args, stream);
+    };
+    const auto* const reduce = reinterpret_cast<const void*>(&SpreadStatisticsKernel<Op, kAligned>);
+    const auto* const finish = reinterpret_cast<const void*>(&SpreadFinishKernel<Op, kAligned>);
+    cudaError_t error = start(reduce, plan.branches);
+    if (error == cudaSuccess) error = start(finish, plan.branches);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
 template <typename Op>
 cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
   static_assert(MatchesTable<Op>() && LoadsAsTable<Op>(), "operations.h says otherwise");
@@ -118,11 +142,17 @@ cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream
   args.cols = arrays.cols;
   args.kept_packs = plan.kept_packs;
   args.lanes = plan.lanes;
+  args.leaf_turns = plan.leaf_turns;
+  args.branches = plan.branches;
   args.batches = plan.batches;
   args.scalars_in = call.scalars_in;
   args.scalars_out = call.scalars_out;
   if constexpr (Op::kHides) args.op = Op(call.attention);
 
+  if (plan.tier == Tier::kSpread) {
+    return plan.aligned ? StartSpread<Op, true>(args, call.scratch, plan, stream)
+                        : StartSpread<Op, false>(args, call.scratch, plan, stream);
+  }
   void* statistics = call.statistics;
   void* kernel_args[] = {&args, &statistics};  // whole operations take the first alone
   return StartKernel(FindFunction<Op>(plan), plan, kernel_args, stream);

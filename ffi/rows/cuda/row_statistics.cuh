@@ -17,6 +17,9 @@ struct RowStatistics : Op::Found {
   using Found::max;
   using Found::sum;
 
+  RowStatistics() = default;
+  __device__ explicit RowStatistics(const Found& found) : Found(found) {}
+
   // Those of no element.
   __device__ static RowStatistics Empty() {
     RowStatistics none;
