@@ -125,8 +125,9 @@ SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& 
   if (tier == Tier::kSpread || (tier == Tier::kAuto && choices.TooLong())) {
     SoftmaxPlan spread = plan;
     PlanSpread(problem, limits, spread);
-    if (spread.scratch_bytes <= problem.scratch_bytes) return {spread, ""};
-    tier = Tier::kAuto;  // the program was not lowered for this tier
+    const bool has_scratch = spread.scratch_bytes <= problem.scratch_bytes;
+    if (has_scratch && spread.grid_blocks <= INT32_MAX) return {spread, ""};
+    tier = Tier::kAuto;  // the program was not lowered for this tier, or has billions of rows
   }
   const bool takes_staged = choices.stages && (tier == Tier::kAuto || tier == Tier::kWarp);
   if (problem.shifted && !takes_staged) {

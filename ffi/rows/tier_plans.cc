@@ -183,18 +183,15 @@ void PlanGathered(const SoftmaxProblem& problem, const DeviceLimits& limits, Sof
 void PlanSpread(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
   const int64_t packs = CeilDiv(problem.cols, plan.pack);
   const int64_t turns = CeilDiv(packs, int64_t{32} * kBranchLeaves * kMostBranches);
-  const int64_t row_bytes = problem.cols * ByteWidth(problem.dtype) * InputsOf(problem.operation);
   plan.tier = Tier::kSpread;
   plan.leaf_turns = static_cast<int>(std::max<int64_t>(turns, kLeastLeafTurns));
-  plan.branches =
-      static_cast<int>(CeilDiv(packs, int64_t{32} * kBranchLeaves * plan.leaf_turns));
-  plan.rows_at_once = std::max<int64_t>(kSpreadGroupBytes / row_bytes, 1);
+  plan.branches = static_cast<int>(CeilDiv(packs, int64_t{32} * kBranchLeaves * plan.leaf_turns));
   plan.scratch_bytes =
       problem.rows * plan.branches * StatisticsBytes(plan.pack, SumsOf(problem.operation));
   plan.block_threads = 32 * kBranchLeaves;
-  plan.lanes = plan.block_threads * plan.branches;
+  plan.lanes = static_cast<int>(32 * CeilDiv(packs, int64_t{32} * plan.leaf_turns));
   plan.blocks_per_sm = BlocksPerSm(problem, plan.block_threads, 0, kLongRowRegisters, limits);
-  plan.grid_blocks = std::min(plan.rows_at_once, std::max<int64_t>(problem.rows, 1)) * plan.branches;
+  plan.grid_blocks = std::max<int64_t>(problem.rows, 1) * plan.branches;
 }
 
 void PlanStream(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {

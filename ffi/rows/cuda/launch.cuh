@@ -5,7 +5,6 @@
 #ifndef JAXKERNELS_ROWS_CUDA_LAUNCH_CUH_
 #define JAXKERNELS_ROWS_CUDA_LAUNCH_CUH_
 
-#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -104,23 +103,18 @@ constexpr bool LoadsAsTable() {
          Op::kSharesRows == traits.shares_rows;
 }
 
-// The two kernels of the tier `spread`, over some rows at a time.
+// The two kernels of the tier `spread`, one after the other.
 template <typename Op, bool kAligned>
-cudaError_t StartSpread(RowArgs<Op> args, void* statistics, SoftmaxPlan plan,
+cudaError_t StartSpread(RowArgs<Op> args, void* statistics, const SoftmaxPlan& plan,
                         cudaStream_t stream) {
   static_assert(sizeof(typename Op::Found) ==
                 StatisticsBytes(Pack<typename Op::Storage>::kSize, Op::kSums));
-  const int64_t at_once = plan.rows_at_once;
-  for (int64_t first = 0; first < args.rows; first += at_once) {
-    void* kernel_args[] = {&args, &statistics, &first};
-    const auto start = [&](const void* kernel, int64_t blocks_of_row) {
-      plan.grid_blocks = std::min(at_once, args.rows - first) * blocks_of_row;
-      return StartKernel(kernel, plan, kernel_args, stream);
-    };
-    const auto* const reduce = reinterpret_cast<const void*>(&SpreadStatisticsKernel<Op, kAligned>);
-    const auto* const finish = reinterpret_cast<const void*>(&SpreadFinishKernel<Op, kAligned>);
-    cudaError_t error = start(reduce, plan.branches);
-    if (error == cudaSuccess) error = start(finish, plan.branches);
+  void* kernel_args[] = {&args, &statistics};
+  const void* const kernels[] = {
+      reinterpret_cast<const void*>(&SpreadStatisticsKernel<Op, kAligned>),
+      reinterpret_cast<const void*>(&SpreadFinishKernel<Op, kAligned>)};
+  for (const void* const kernel : kernels) {
+    const cudaError_t error = StartKernel(kernel, plan, kernel_args, stream);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

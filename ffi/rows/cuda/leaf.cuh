@@ -32,8 +32,8 @@ __device__ void KeepOfLeaf(InputPacks<Op>& pack, bool is_spill, LeafShift shift)
     constexpr int kSize = Pack<typename Op::Storage>::kSize;
 #pragma unroll
     for (int i = 0; i < Op::kInputs; ++i) {
-      KeepElements(pack.input[i], is_spill ? 0 : shift.elements,
-                   is_spill ? shift.elements : kSize, FillOf<Op>(i));
+      KeepElements(pack.input[i], is_spill ? 0 : shift.elements, is_spill ? shift.elements : kSize,
+                   FillOf<Op>(i));
     }
   } else if (is_spill ? lane >= shift.packs : lane < shift.packs) {
     FillPacks<Op>(pack);

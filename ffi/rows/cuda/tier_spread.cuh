@@ -2,13 +2,14 @@
 //
 // Work split: a row is cut into branches of kBranchLeaves leaves (leaf.cuh), a block for each. The
 //   first kernel finds the statistics of every branch, a leaf in each warp; the second merges those
-//   of a row, in every warp, and makes its results. Both run over some rows at a time, as many as
-//   the L2 cache keeps for the second.
-// Memory: two reads and one write per element, the second read from the L2 cache; one read where
-//   the result is a row scalar. A leaf is read for its maximum, and again, from the L1 cache, for
-//   its sums.
-// Order: that of leaf.cuh, so that a row gives the same bits wherever it lies, and beside any number
-// of rows.
+//   of a row, in every warp, and makes its results.
+// Memory: two reads and one write per element; one read where the result is a row scalar. The
+//   second kernel begins with the last rows, which the first has left in the L2 cache. A leaf is
+//   read for its maximum, and again, from the L1 cache, for its sums.
+// Order: that of leaf.cuh, so that a row gives the same bits wherever it lies, and beside any
+// number
+//   of rows.
+// Requires: a grid of args.rows * args.branches blocks of kBranchLeaves warps.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_SPREAD_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_SPREAD_CUH_
 
@@ -26,8 +27,8 @@ struct Branch {
   int index;  // within the row
   RowView<Op, kAligned> view;
 
-  __device__ Branch(const RowArgs<Op>& args, int64_t first_row)
-      : row(first_row + blockIdx.x / args.branches),
+  __device__ Branch(const RowArgs<Op>& args, int64_t row)
+      : row(row),
         index(static_cast<int>(blockIdx.x % args.branches)),
         view(RowView<Op, kAligned>(args, row).StartAtLine()) {}
 
@@ -38,41 +39,35 @@ struct Branch {
   __device__ void ForPacks(const RowArgs<Op>& args, int turns, bool with_spill, Body body) const {
     const int lane = threadIdx.x % kWarpSize;
     const int leaf = index * kBranchLeaves + static_cast<int>(threadIdx.x / kWarpSize);
-    const int first = leaf * turns * kWarpSize + lane, end = first + turns * kWarpSize;
-    const auto run = [&](auto& pack, int at, int count) {
+    const int first = leaf * turns * kWarpSize + lane, of_spill = first + turns * kWarpSize;
+    const int end = of_spill + (with_spill && lane < Shift().Spill() ? 1 : 0);
+#pragma unroll 1
+    for (int at = first; at < end; at += kUnroll * kWarpSize) {
+      InputPacks<Op> pack[kUnroll];
       LoadPacks<Inputs::kAnywhere>(pack, args, view, at, kWarpSize);
       MaskAndHidePacks(pack, args, view, at, kWarpSize);
 #pragma unroll
-      for (int u = 0; u < count; ++u) {
+      for (int u = 0; u < kUnroll; ++u) {
         const int here = at + u * kWarpSize;
-        if (here > end || (here == end && !with_spill)) continue;
-        body(pack[u],
-             here == first ? LeafPlace::kFirst
-             : here == end ? LeafPlace::kSpill
-                           : LeafPlace::kWithin,
-             here);
+        if (here >= end) continue;
+        const auto place = here == first      ? LeafPlace::kFirst
+                           : here == of_spill ? LeafPlace::kSpill
+                                              : LeafPlace::kWithin;
+        body(pack[u], place, here);
       }
-    };
-    const bool has_spill = with_spill && lane < Shift().Spill();
-#pragma unroll 1
-    for (int at = first; at < end + (has_spill ? 1 : 0); at += kUnroll * kWarpSize) {
-      InputPacks<Op> pack[kUnroll];
-      run(pack, at, kUnroll);
     }
   }
 };
 
-// statistics[row * branches + branch] = {maximum, sums of the terms}
 template <typename Op, bool kAligned>
 __global__ void __launch_bounds__(kBranchLeaves * 32, 4)
-    SpreadStatisticsKernel(RowArgs<Op> args, typename Op::Found* statistics, int64_t first_row) {
+    SpreadStatisticsKernel(RowArgs<Op> args, typename Op::Found* statistics) {
   __shared__ typename Op::Found leaves[kBranchLeaves];
-  const Branch<Op, kAligned> branch(args, first_row);
+  const Branch<Op, kAligned> branch(args, blockIdx.x / args.branches);
   const auto of_leaf = StatisticsOfLeaf<kAligned>(args.op, branch.Shift(), [&](bool, auto body) {
-    branch.ForPacks(args, args.leaf_turns, branch.Shift().Any(),
-                    [&](const InputPacks<Op>& pack, LeafPlace place, int /*index*/) {
-                      body(pack, place);
-                    });
+    branch.ForPacks(
+        args, args.leaf_turns, branch.Shift().Any(),
+        [&](const InputPacks<Op>& pack, LeafPlace place, int /*index*/) { body(pack, place); });
   });
   if (threadIdx.x % kWarpSize == 0) leaves[threadIdx.x / kWarpSize] = of_leaf;
   __syncthreads();
@@ -83,12 +78,11 @@ __global__ void __launch_bounds__(kBranchLeaves * 32, 4)
 
 template <typename Op, bool kAligned>
 __global__ void __launch_bounds__(kBranchLeaves * 32, 4)
-    SpreadFinishKernel(RowArgs<Op> args, const typename Op::Found* statistics, int64_t first_row) {
+    SpreadFinishKernel(RowArgs<Op> args, const typename Op::Found* statistics) {
   using T = typename Op::Storage;
-  const Branch<Op, kAligned> branch(args, first_row);
+  const Branch<Op, kAligned> branch(args, args.rows - 1 - blockIdx.x / args.branches);
   if (Op::kStoresScalar && branch.index > 0) return;
-  auto of_row =
-      StatisticsOfLeaves<Op>(statistics + branch.row * args.branches, args.branches);
+  auto of_row = StatisticsOfLeaves<Op>(statistics + branch.row * args.branches, args.branches);
   if constexpr (Op::kUsesMax) of_row.max = Op::Reference(of_row.max);
   const typename Op::Row constants = RowOf(args, branch.row, of_row);
   if constexpr (Op::kStoresScalar) {
