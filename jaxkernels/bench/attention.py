@@ -18,31 +18,34 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import jaxkernels as jk
-from jaxkernels.bench import attention_report
-from jaxkernels.bench.attention_report import DIRECTIONS, DTYPES, layer_shape, scores_shape
-from jaxkernels.bench.options import several, sizes
+from jaxkernels.bench import plot
+from jaxkernels.bench import tables as t
 from jaxkernels.bench.programs import SCALE, draw_normal, forward, rotations, with_gradient
-from jaxkernels.bench.records import Case
-from jaxkernels.bench.suite import Arguments, Axis, Function, Options, Program, Suite, Watched
+from jaxkernels.bench.records import Case, Measured, Run
+from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, shapes
 from jaxkernels.bench.timing import first_line
 
 GROUPS = ("scores", "layers")
+DTYPES = ("bfloat16", "float32")
 VARIANTS = ("plain", "mask", "causal")
+DIRECTIONS = {"fwd": "forward", "both": "forward and backward"}
 # (batch, heads, length), and the depth of a head, which scores do not depend on.
-GPU_SCORES = ((64, 16, 512), (16, 16, 1024), (4, 16, 2048), (1, 16, 4096), (1, 16, 8192))
-GPU_LAYERS = ((4, 16, 2048, 64),)
+GPU_SHAPES = {
+    "scores": ((64, 16, 512), (16, 16, 1024), (4, 16, 2048), (1, 16, 4096), (1, 16, 8192)),
+    "layers": ((4, 16, 2048, 64),),
+}
 # Where the GPU's shapes are too large: the CPU gets this part of their batch x heads.
 CPU_PART = 16
 _DEPTH = 64
+_SIZES = ("batch", "heads", "length", "depth")
 
 
 def part(shape: Sequence[int], divisor: int = CPU_PART) -> tuple[int, ...]:
@@ -59,23 +62,29 @@ def part(shape: Sequence[int], divisor: int = CPU_PART) -> tuple[int, ...]:
 
 def heads_case(group: str, dtype: str, variant: str, direction: str, shape: Sequence[int]) -> Case:
     """A case of (batch, heads, length), for layers with a depth."""
-    names = (
-        ("batch", "heads", "length", "depth") if group == "layers" else ("batch", "heads", "length")
-    )
     kind = {"group": group, "dtype": dtype, "variant": variant, "direction": direction}
-    return kind | dict(zip(names, (*shape, _DEPTH), strict=False))
+    return kind | dict(zip(_SIZES[: 4 if group == "layers" else 3], (*shape, _DEPTH), strict=False))
 
 
 def cases(options: Options) -> Iterable[Case]:
     """Every dtype, shape, variant and direction; layers have no mask."""
     on_cpu = jax.default_backend() == "cpu"
-    default = {"scores": GPU_SCORES, "layers": GPU_LAYERS}
     asked = {"scores": options.shapes, "layers": options.layer_shapes}
     for group in GROUPS:
-        shapes = asked[group] or [part(s) if on_cpu else s for s in default[group]]
+        shapes = asked[group] or [part(s) if on_cpu else s for s in GPU_SHAPES[group]]
         variants = [v for v in VARIANTS if group == "scores" or v != "mask"]
         for dtype, shape, variant, direction in product(DTYPES, shapes, variants, DIRECTIONS):
             yield heads_case(group, dtype, variant, direction, shape)
+
+
+def scores_shape(case: Case) -> tuple[int, int, int, int]:
+    """Shape of the scores."""
+    return (case["batch"], case["heads"], case["length"], case["length"])
+
+
+def layer_shape(case: Case) -> tuple[int, int, int, int]:
+    """Shape of queries, keys and values."""
+    return (case["batch"], case["length"], case["heads"], case["depth"])
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -114,25 +123,17 @@ def _xla_softmax(variant: str, x: jax.Array, mask: jax.Array | None = None) -> j
     return jax.nn.softmax(scaled)
 
 
-def _xla_layer(
-    variant: str, q: jax.Array, k: jax.Array, v: jax.Array, *, implementation: str = "xla"
-) -> jax.Array:
+def _xla_layer(variant: str, *qkv: jax.Array, implementation: str = "xla") -> jax.Array:
     """jax.nn's layer; float32 at the highest precision, for its default is TF32."""
-    precision = "highest" if q.dtype == jnp.float32 else "default"
-    causal = variant == "causal"
+    precision = "highest" if qkv[0].dtype == jnp.float32 else "default"
+    how: dict = {"is_causal": variant == "causal", "implementation": implementation}
     with jax.default_matmul_precision(precision):
-        return jax.nn.dot_product_attention(
-            q,
-            k,
-            v,
-            is_causal=causal,
-            implementation=implementation,  # type: ignore[arg-type]
-        )
+        return jax.nn.dot_product_attention(*qkv, **how)
 
 
-def _our_layer(variant: str, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def _our_layer(variant: str, *qkv: jax.Array) -> jax.Array:
     """Ours, as a user gets it."""
-    return jk.dot_product_attention(q, k, v, is_causal=variant == "causal")
+    return jk.dot_product_attention(*qkv, is_causal=variant == "causal")
 
 
 _SCORES = {
@@ -187,11 +188,8 @@ def contenders(case: Case, options: Options | None = None) -> Mapping[str, Progr
     for name, function in (_SCORES if is_scores else _LAYERS).items():
         if name == "cudnn" and case["dtype"] == "float32":
             continue
-        look: dict[str, Callable] = {}
-        if is_scores and is_both and name != "copy":
-            look["temp_bytes"] = _temp_bytes
-        if not is_scores and name == "ours":
-            look["kernels"] = _kernels
+        look = {"temp_bytes": _temp_bytes} if is_scores and is_both and name != "copy" else {}
+        look |= {"kernels": _kernels} if not is_scores and name == "ours" else {}
         of_variant = partial(function, case["variant"])
         copies = name == "copy" or not is_both
         whole = forward(of_variant) if copies else with_gradient(of_variant, 1 if is_scores else 3)
@@ -199,42 +197,142 @@ def contenders(case: Case, options: Options | None = None) -> Mapping[str, Progr
     return programs
 
 
-def watched(platform: str) -> Iterable[Watched]:
-    """Ours of scores and layers of one shape."""
-    on_cpu = platform == "cpu"
-    kinds = {
-        "scores": (VARIANTS, (1, 4, 256) if on_cpu else (4, 16, 1024)),
-        "layers": (("causal",), (1, 4, 128, 32))
-        if on_cpu
-        else (("plain", "causal"), (4, 16, 1024)),
-    }
+def watched(platform: str) -> Iterable[tuple[str, Case]]:
+    """Scores and layers of one shape."""
+    kinds = {"scores": (VARIANTS, (4, 16, 1024)), "layers": (("plain", "causal"), (4, 16, 1024))}
+    if platform == "cpu":
+        kinds = {"scores": (VARIANTS, (1, 4, 256)), "layers": (("causal",), (1, 4, 128, 32))}
     for group, (variants, shape) in kinds.items():
         for dtype, direction, variant in product(("float32", "bfloat16"), DIRECTIONS, variants):
-            case = heads_case(group, dtype, variant, direction, shape)
-            program = contenders(case)["ours"]
-            yield Watched(group, case, Program(program.make, program.draw))
+            yield group, heads_case(group, dtype, variant, direction, shape)
 
 
-def _option(of: str) -> dict[str, Any]:
-    form = "batchxheadsxlength or batchxheadsxlengthxdepth"
-    default = f"a CPU's default has 1/{CPU_PART} of a GPU's batch x heads"
-    return several(sizes(form, 3, 4), "SHAPE", f"{of} as {form}; {default}")
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
+
+def model_bytes(case: Case) -> int:
+    """The bytes that cannot but move: each array once, where a causal row ends at its diagonal.
+
+    Forward reads the scores (and the mask, a byte an element, once for all heads) and writes y.
+    Backward reads y and dy and writes the gradient. Zeros beyond the diagonal are written, not
+    read. What lies behind a mask counts as read.
+
+    Example:
+        >>> case = {"batch": 1, "heads": 2, "length": 4, "dtype": "float32"}
+        >>> model_bytes({**case, "variant": "mask", "direction": "fwd"})
+        272
+    """
+    elements = seen = math.prod(scores_shape(case))
+    if case["variant"] == "causal":
+        seen = elements // case["length"] * (case["length"] + 1) // 2
+    mask = elements // case["heads"] if case["variant"] == "mask" else 0
+    backward = 2 * seen + elements if case["direction"] == "both" else 0
+    return _ITEM_BYTES[case["dtype"]] * (seen + elements + backward) + mask
+
+
+def copy_rate(m: Measured) -> float | None:
+    """Bytes per second of the copy: read once, written once."""
+    return m.rate(2 * math.prod(scores_shape(m.case)) * _ITEM_BYTES[m["dtype"]], "copy")
+
+
+def of_model(m: Measured, name: str = "ours") -> float | None:
+    """A contender's time over that of its model bytes at the rate of the copy."""
+    seconds, rate = m.seconds(name), copy_rate(m)
+    return None if seconds is None or rate is None else seconds * rate / model_bytes(m.case)
+
+
+def over_xla(m: Measured) -> float | None:
+    """How many times faster than XLA ours is."""
+    return m.ratio("xla", "ours")
+
+
+def label(case: Case) -> str:
+    """The case in one line."""
+    size = "x".join(str(case[name]) for name in _SIZES if name in case)
+    return f"{case['group']} {case['variant']} {case['direction']} {case['dtype']} {size}"
+
+
+def views(run: Run) -> list[t.View]:
+    """Scores, a table for each dtype and direction, and all layers."""
+    unit, text = t.rates(run.platform)
+    times = [t.time("XLA ms", "xla"), t.time("ours ms", "ours")]
+    gain = t.times_faster("x XLA", "xla", "ours")
+
+    def scores(m: Measured) -> list[t.Column]:
+        found = t.fields("length", "batch", "heads", "variant")
+        found += [t.Column(f"copy {unit}", copy_rate, text), *times, gain]
+        for name, head in (("xla", "XLA"), ("ours", "ours")):
+            model, memory = partial(of_model, name=name), lambda m, n=name: m.extra(n, "temp_bytes")
+            found.append(t.Column(f"{head} of model", model, "{:.2f}"))
+            if m["direction"] == "both":
+                mib = t.Column(f"{head} temp MiB", memory, lambda size: f"{size / 2**20:.1f}")
+                found.append(mib)
+        return found
+
+    kernels = sorted({name for m in run.measured for name in m.extra("ours", "kernels") or ()})
+    return [
+        t.View(
+            title=lambda m: f"scale, mask and softmax, {DIRECTIONS[m['direction']]}, {m['dtype']}",
+            by=lambda m: (m["dtype"], m["direction"]),
+            columns=scores,
+            select=lambda m: m["group"] == "scores",
+            notes=("of model: time over that of the model bytes at the rate of the copy",),
+        ),
+        t.View(
+            title=lambda m: "attention layers (batch, length, heads, depth)",
+            columns=(
+                *t.fields("dtype", "direction", "variant"),
+                t.Column("shape", lambda m: layer_shape(m.case)),
+                t.time("cuDNN ms", "cudnn"),
+                *times,
+                gain,
+                t.times_faster("x cuDNN", "cudnn", "ours"),
+            ),
+            select=lambda m: m["group"] == "layers",
+            notes=(
+                "XLA's float32 at the highest precision; cuDNN has no float32",
+                f"our kernels in our programs: {', '.join(kernels) or 'none'}",
+            ),
+        ),
+    ]
+
+
+def figure(run: Run) -> plot.Figure:
+    """The forward beside its model bytes, and all other gains over XLA."""
+    parts = t.group_by(run.measured, lambda m: (m["group"], m["direction"]) == ("scores", "fwd"))
+    model = {
+        head: {label(m.case): of_model(m, name) for m in parts.get(True, ())}
+        for name, head in (("xla", "XLA"), ("ours", "ours"))
+    }
+    gains = {"ours": {label(m.case): over_xla(m) for m in parts.get(False, ())}}
+    panels = [
+        partial(plot.dots, title=title, series=series)
+        for title, series in (
+            ("forward: time over that of the model bytes", model),
+            ("times faster than XLA", gains),
+        )
+        if series["ours"]
+    ]
+    most = max(map(len, parts.values()))
+    return plot.Figure("attention: scores and layers", [panels], (6.5, 1.0 + 0.18 * most))
+
+
+_FORM = "batchxheadsxlength or batchxheadsxlengthxdepth"
+_DEFAULT = f"a CPU's default has 1/{CPU_PART} of a GPU's batch x heads"
 
 SUITE = Suite(
     name="attention",
     summary="scale, mask and softmax of scores, and attention layers, beside XLA, cuDNN and a copy",
     cases=cases,
     contenders=contenders,
-    label=attention_report.label,
-    views=attention_report.views,
-    figure=attention_report.figure,
-    axes=(
-        Axis("group", GROUPS),
-        Axis("dtype", DTYPES),
-        Axis("variant", VARIANTS),
-        Axis("direction", tuple(DIRECTIONS)),
-    ),
-    options={"--shapes": _option("scores"), "--layer-shapes": _option("layers")},
+    label=label,
+    views=views,
+    figure=figure,
+    axes={"group": GROUPS, "dtype": DTYPES, "variant": VARIANTS, "direction": tuple(DIRECTIONS)},
+    options={
+        "--shapes": shapes(_FORM, f"scores ({_DEFAULT})", 3, 4, nargs="+"),
+        "--layer-shapes": shapes(_FORM, f"layers ({_DEFAULT})", 3, 4, nargs="+"),
+    },
     watched=watched,
+    ours=lambda case: contenders(case)["ours"],
 )

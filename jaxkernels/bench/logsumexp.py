@@ -25,12 +25,11 @@ from itertools import product
 import jax
 
 import jaxkernels as jk
-from jaxkernels.bench import rows, rows_report
+from jaxkernels.bench import rows
 from jaxkernels.bench.programs import normal, with_gradient
 from jaxkernels.bench.records import Case
-from jaxkernels.bench.rows import DTYPES, draw, row_case
-from jaxkernels.bench.rows_model import RowModel, Traffic
-from jaxkernels.bench.suite import Arguments, Draw, Function, Options, Program, Suite, Watched
+from jaxkernels.bench.rows import DTYPES, Model, Traffic, draw, row_case
+from jaxkernels.bench.suite import Arguments, Draw, Function, Options, Program
 
 # Lengths of every tier: powers of two, odd ones, vocabularies.
 GPU_COLS = (
@@ -42,7 +41,7 @@ TRAFFIC = {
     "grad": Traffic(reads=1, writes=1, scalars=1, ceiling="copy"),
     "both": Traffic(reads=2, writes=1, scalars=2, ceiling="copy"),
 }
-MODEL = RowModel(TRAFFIC)
+MODEL = Model(TRAFFIC)
 
 _ours: Function = partial(jk.logsumexp, axis=-1)
 _xla: Function = partial(jax.nn.logsumexp, axis=-1)
@@ -91,23 +90,19 @@ def contenders(case: Case, options: Options) -> Mapping[str, Program]:
     )
 
 
-def watched(platform: str) -> Iterable[Watched]:
+def watched(platform: str) -> Iterable[tuple[str, Case]]:
     """Rows of a warp and of a cluster, on any GPU."""
     elements, lengths = (2**20, (1001,)) if platform == "cpu" else (2**26, (197, 50257))
     for dtype, direction, cols in product(DTYPES[:2], ("fwd", "grad"), lengths):
-        case = row_case("logsumexp", direction, dtype, max(1, elements // cols), cols)
-        yield Watched("rows", case, _program(rows.forced(_ours), case, _draw_x(case)))
+        yield "rows", row_case("logsumexp", direction, dtype, max(1, elements // cols), cols)
 
 
-SUITE = Suite(
-    name="logsumexp",
+SUITE = rows.suite(
+    "logsumexp",
+    MODEL,
     summary="logsumexp, forward, backward and both, beside jax.nn's, a plain read and a plain copy",
     cases=cases,
     contenders=contenders,
-    label=rows.label,
-    views=partial(rows_report.views, MODEL),
-    figure=partial(rows_report.figure, MODEL),
-    axes=rows.axes(TRAFFIC),
-    options=rows.OPTIONS,
     watched=watched,
+    ours=lambda case: _program(rows.forced(_ours), case, _draw_x(case)),
 )

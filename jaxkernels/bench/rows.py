@@ -1,4 +1,4 @@
-"""What the suites of row operations share: cases, inputs, ceilings, tiers, gradients.
+"""What the suites of row operations share: cases, inputs, ceilings, tiers, gradients, tables.
 
 Two passes over memory are measured anew beside every case, as ceilings:
 
@@ -11,26 +11,45 @@ Two passes over memory are measured anew beside every case, as ceilings:
 
 from __future__ import annotations
 
+import itertools
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from operator import itemgetter
 from typing import Any, cast, get_args
 
 import jax
 import jax.numpy as jnp
 
 import jaxkernels as jk
-from jaxkernels.bench.options import count, several
+from jaxkernels.bench import plot
+from jaxkernels.bench import tables as t
 from jaxkernels.bench.programs import draw_normal, rotations
-from jaxkernels.bench.records import Case
-from jaxkernels.bench.rows_model import CEILINGS, DTYPES
-from jaxkernels.bench.suite import Arguments, Axis, Draw, Function, Options, Program
+from jaxkernels.bench.records import Case, Measured, Run
+from jaxkernels.bench.suite import Arguments, Draw, Function, Options, Program, Suite, count
 from jaxkernels.typing import Operation, Tier
 
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPES = tuple(_ITEM_BYTES)
 TIERS = ("auto", *get_args(Tier))
 CPU_COLS = (64, 1024, 4096, 32768, 50257)
-GPU_ELEMENTS, CPU_ELEMENTS = 2**28, 2**24
 _PIECE = 4096
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a pass over the rows of x cannot but move."""
+
+    reads: int  # arrays of the size of x
+    writes: int = 0  # arrays of the same size
+    scalars: int = 0  # elements besides, for each row
+    ceiling: str = ""  # the pass over memory that it is compared with, of `CEILINGS`
+
+    def size(self, m: Measured) -> int:
+        """Bytes in a case."""
+        row = (self.reads + self.writes) * m["cols"] + self.scalars
+        return m["rows"] * row * _ITEM_BYTES[m["dtype"]]
 
 
 def _piece_max(x: jax.Array) -> jax.Array:
@@ -38,25 +57,43 @@ def _piece_max(x: jax.Array) -> jax.Array:
     return jnp.max(x.reshape(-1)[: x.size // piece * piece].reshape(-1, piece), axis=-1)
 
 
-_CEILINGS: dict[str, Function] = {
-    "copy": jnp.copy,
-    "row_max": partial(jnp.max, axis=-1),
-    "sum": jnp.sum,
-    "piece_max": _piece_max,
-}
-
-_TIERS_HELP = "auto and the tiers to force (default: all on a GPU, auto on a CPU)"
-_ELEMENTS_HELP = "size of each input, rows = N // cols (default: 2^28 on a GPU, 2^24 on a CPU)"
-OPTIONS: dict[str, dict[str, Any]] = {
-    "--cols": several(count, "N", "row lengths, such as 1000 or 2^15"),
-    "--tiers": {"nargs": "+", "choices": TIERS, "help": _TIERS_HELP},
-    "--elements": {"type": count, "metavar": "N", "help": _ELEMENTS_HELP},
+# Passes over memory: the contenders that make them, of which the fastest one counts.
+CEILINGS: dict[str, dict[str, tuple[Function, Traffic]]] = {
+    "copy": {"copy": (jnp.copy, Traffic(reads=1, writes=1))},
+    "read": {
+        "row_max": (partial(jnp.max, axis=-1), Traffic(reads=1, scalars=1)),
+        "sum": (jnp.sum, Traffic(reads=1)),
+        "piece_max": (_piece_max, Traffic(reads=1)),
+    },
 }
 
 
-def axes(directions: Iterable[str]) -> tuple[Axis, Axis]:
-    """The fields that the command line chooses from."""
-    return Axis("dtype", DTYPES, ("float32", "bfloat16")), Axis("direction", tuple(directions))
+@dataclass(frozen=True)
+class Model:
+    """What a row operation moves in each of its directions."""
+
+    traffic: Mapping[str, Traffic]
+
+    def rate(self, m: Measured, name: str = "auto") -> float | None:
+        """The model bytes per second of a contender, or of the fastest one of a ceiling."""
+        one = {name: (None, self.traffic[m["direction"]])}
+        passes = (CEILINGS.get(name) or one).items()
+        rates = (m.rate(moved.size(m), contender) for contender, (_, moved) in passes)
+        return max((rate for rate in rates if rate is not None), default=None)
+
+    def ceiling(self, m: Measured) -> str:
+        """The pass over memory that a case is compared with."""
+        return self.traffic[m["direction"]].ceiling
+
+    def of_ceiling(self, m: Measured) -> float | None:
+        """The rate of ours as a fraction of the ceiling's in this very case."""
+        ceiling, own = self.rate(m, self.ceiling(m)), self.rate(m)
+        return None if ceiling is None or own is None else own / ceiling
+
+
+def is_rows(m: Measured) -> bool:
+    """Whether a case is one of throughput, and not of few rows."""
+    return m["group"] == "rows"
 
 
 def row_case(
@@ -81,9 +118,9 @@ def row_cases(
 ) -> Iterable[Case]:
     """Every dtype, direction and length, on inputs of one size; the lengths may be asked for."""
     on_cpu = jax.default_backend() == "cpu"
-    elements = options.elements or (CPU_ELEMENTS if on_cpu else GPU_ELEMENTS)
+    elements = options.elements or (2**24 if on_cpu else 2**28)
     lengths = sorted(set(options.cols or (CPU_COLS if on_cpu else gpu_cols)))
-    for dtype, direction, cols in product(DTYPES, directions, lengths):
+    for dtype, direction, cols in itertools.product(DTYPES, directions, lengths):
         rows = max(1, elements // cols)
         yield _with_tier(row_case(operation, direction, dtype, rows, cols))
 
@@ -100,7 +137,7 @@ def draw(case: Case, arrays: int, touched: int) -> list[Arguments]:
     The contender that touches least, `touched` such arrays, decides how many rotations there are.
     """
     shape = (case["rows"], case["cols"])
-    size = case["rows"] * case["cols"] * jnp.dtype(case["dtype"]).itemsize
+    size = case["rows"] * case["cols"] * _ITEM_BYTES[case["dtype"]]
     turns = 1 if case["group"] == "few_rows" else rotations(touched * size)
     return draw_normal(shape, case["dtype"], arrays, turns)
 
@@ -120,7 +157,7 @@ def compared(
 ) -> Mapping[str, Program]:
     """The contenders of a case: those of a ceiling on (x,) as drawn, XLA, and ours by each tier."""
     tiers = options.tiers or (TIERS[:1] if jax.default_backend() == "cpu" else TIERS)
-    passes = {name: jitted(lambda name=name: _CEILINGS[name], drawn) for name in CEILINGS[ceiling]}
+    passes = {n: jitted(lambda f=f: f, drawn) for n, (f, _) in CEILINGS[ceiling].items()}
     return {**passes, "xla": xla, **{tier: ours(tier) for tier in tiers}}
 
 
@@ -144,3 +181,159 @@ def pullback(
         return jax.tree.unflatten(structure, residuals)(cotangent)[0]
 
     return kept, jax.jit(backward)
+
+
+def views(model: Model, run: Run) -> list[t.View]:
+    """Every length and contender, ours by direction and tier, and few rows."""
+    unit, text = t.rates(run.platform)
+    forced = [name for name in get_args(Tier) if any(name in m.records for m in run.measured)]
+    gain = t.times_faster("x jax.nn", "xla", "auto")
+
+    def rate(head: str, name: str) -> t.Column:
+        return t.Column(head, lambda m: model.rate(m, name), text)
+
+    def detailed(m: Measured) -> list[t.Column]:
+        ceiling = model.ceiling(m)
+        rates = [rate(ceiling, ceiling), rate("jax.nn", "xla"), rate("ours", "auto")]
+        tiers = [*(t.fields("tier") if m["tier"] else ()), *(rate(n, n) for n in forced)]
+        of_ceiling = t.Column(f"of {ceiling}", model.of_ceiling, "{:.3f}")
+        return [*t.fields("cols", "rows"), *rates, of_ceiling, gain, *tiers]
+
+    def of_tier(m: Measured) -> list[t.Column]:
+        ceiling, cols, mean = model.ceiling(m), itemgetter("cols"), statistics.geometric_mean
+        return [
+            *t.fields("dtype", "direction", "tier"),
+            t.Column("columns", cols, lambda all: f"{min(all)} to {max(all)}", list),
+            # No fraction of the ceiling is known better than it is known itself.
+            replace(
+                rate(f"{ceiling} {unit}", ceiling),
+                pattern=lambda all: f"{text(min(all))} to {text(max(all))}",
+                reduce=list,
+            ),
+            t.Column(f"least of {ceiling}", model.of_ceiling, "{:.3f}", min, cols),
+            t.Column(f"mean of {ceiling}", model.of_ceiling, "{:.3f}", mean),
+            replace(gain, reduce=mean),
+        ]
+
+    return [
+        t.View(
+            title=lambda m: (
+                f"{m['operation']} {m['direction']}, {m['dtype']} ({unit}, model bytes)"
+            ),
+            by=lambda m: (m["dtype"], m["direction"]),
+            columns=detailed,
+            select=is_rows,
+        ),
+        t.View(
+            title=lambda m: f"ours (auto), fraction of {model.ceiling(m)} (geometric means)",
+            by=model.ceiling,
+            line=lambda m: (m["dtype"], m["direction"], m["tier"]),
+            columns=of_tier,
+            select=lambda m: is_rows(m) and model.of_ceiling(m) is not None,
+        ),
+        t.View(
+            title=lambda m: f"{m['operation']} on few rows (microseconds per call)",
+            columns=[
+                *t.fields("rows", "cols", "dtype"),
+                *(t.time(h, n, "us", 1) for h, n in (("jax.nn", "xla"), ("ours", "auto"))),
+            ],
+            select=lambda m: not is_rows(m),
+        ),
+    ]
+
+
+# In drawing order: what matters most is drawn last, on top. Label, colour, width, dashes.
+_STYLES = {
+    "warp": ("warp, forced", "#0d9488", 1.2, (0, (1, 1.2))),
+    "block": ("block, forced", "#db2777", 1.2, (0, (2, 1.2))),
+    "block_smem": ("block_smem, forced", "#8b5cf6", 1.2, (0, (4, 1.4))),
+    "cluster": ("cluster, forced", "#65a30d", 1.2, (0, (3, 1.2))),
+    "block_uncached": ("block_uncached, forced", "#d4a017", 1.2, (0, (5, 1.4, 1, 1.4))),
+    "read": ("device read", "#374151", 1.5, (0, (6, 2))),
+    "copy": ("device copy", "#374151", 1.5, (0, (6, 2))),
+    "xla": ("jax.nn (XLA)", plot.PEER, 1.9, "-"),
+    "auto": ("jaxkernels (auto)", plot.OURS, 2.5, "-"),
+}
+
+
+def _curves(model: Model, members: Sequence[Measured], scale: float) -> list[plot.Curve]:
+    """A line for each contender; odd lengths, which would be spikes beside even ones, are hollow."""
+    curves = []
+    for name, (text, colour, width, dashes) in _STYLES.items():
+        rates = [(m["cols"], rate * scale) for m in members if (rate := model.rate(m, name))]
+        even, odd = ([p for p in rates if p[0] % 2 == rest] for rest in (0, 1))
+        even, odd = (even, odd) if len(even) > 1 else (rates, [])
+        is_compared = name in ("xla", "auto")
+        if even:
+            marker = "o" if is_compared else ""
+            curves.append(plot.Curve(text, even, colour, width, dashes, marker))
+        if odd and is_compared:
+            curves.append(plot.Curve(f"{text}, odd length", odd, colour, 0, marker="D"))
+    return curves
+
+
+def _spans(members: Sequence[Measured]) -> list[tuple[float, str]]:
+    """Where each planned tier begins: (geometrically) midway between two lengths."""
+    planned = [(m["cols"], m["tier"]) for m in members if m["tier"]]
+    pairs = itertools.pairwise(planned)
+    borders = [((a * b) ** 0.5, tier) for (a, before), (b, tier) in pairs if tier != before]
+    return [*planned[:1], *borders]
+
+
+def figure(model: Model, run: Run) -> plot.Figure:
+    """Throughput over row length: a row of panels for each direction, a panel for each dtype."""
+    unit, scale = t.rates(run.platform)[0], 1e-9 if run.platform == "cpu" else 1e-12
+    measured = list(filter(is_rows, run.measured))
+    lengths = [m["cols"] for m in measured]
+    powers = [2**e for e in range(32) if min(lengths) <= 2**e <= max(lengths)]
+    rates = [rate for m in measured for name in _STYLES if (rate := model.rate(m, name))]
+
+    def panel(members: Sequence[Measured]) -> plot.Panel:
+        of = f"{members[0]['operation']} {members[0]['direction']}, {members[0]['dtype']}"
+        return partial(
+            plot.lines,
+            labels=(of, "row length (columns)", f"throughput ({unit} of model bytes)"),
+            curves=_curves(model, members, scale),
+            ticks=powers[:: 2 if len(powers) > 9 else 1],
+            ylim=(0.0, 1.06 * scale * max(rates, default=1 / scale)),
+            spans=_spans(members),
+        )
+
+    rows = [
+        [panel(members) for members in t.group_by(across, lambda m: m["dtype"]).values()]
+        for across in t.group_by(measured, lambda m: m["direction"]).values()
+    ]
+    return plot.Figure(f"{measured[0]['operation']}: throughput by row length", rows, (6.4, 3.5))
+
+
+_TIERS_HELP = "auto and the tiers to force (default: all on a GPU, auto on a CPU)"
+_ELEMENTS_HELP = "size of each input, rows = N // cols (default: 2^28 on a GPU, 2^24 on a CPU)"
+_COLS_HELP = "row lengths, such as 1000 or 2^15"
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "--cols": {"type": count, "metavar": "N", "help": _COLS_HELP, "nargs": "+"},
+    "--tiers": {"nargs": "+", "choices": TIERS, "help": _TIERS_HELP},
+    "--elements": {"type": count, "metavar": "N", "help": _ELEMENTS_HELP},
+}
+
+
+def suite(
+    name: str, model: Model, *, options: Mapping[str, Any] | None = None, **more: Any
+) -> Suite:
+    """The suite of a row operation.
+
+    Args:
+        name: of the sub-command.
+        model: what the operation moves.
+        options: beyond those of all row operations.
+        more: of `Suite`: its cases and contenders, and what regress watches.
+    """
+    return Suite(
+        name=name,
+        label=label,
+        views=partial(views, model),
+        figure=partial(figure, model),
+        axes={"dtype": DTYPES, "direction": tuple(model.traffic)},
+        defaults={"dtypes": DTYPES[:2]},
+        options={**_OPTIONS, **(options or {})},
+        **more,
+    )

@@ -28,7 +28,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 from typing import Any
@@ -39,13 +39,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxkernels as jk
-from jaxkernels.bench import scaling_report
-from jaxkernels.bench.options import count, several, sizes
+from jaxkernels.bench import plot
+from jaxkernels.bench import tables as t
 from jaxkernels.bench.programs import SCALE, rotations, with_gradient
-from jaxkernels.bench.records import Case
-from jaxkernels.bench.scaling_report import DIRECTIONS
-from jaxkernels.bench.suite import Arguments, Axis, Function, Options, Program, Suite
+from jaxkernels.bench.records import Case, Measured, Run
+from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, count, shapes
 
+CONTENDERS = {"gathered": "gathered", "xla": "XLA", "ours": "ours"}
+DIRECTIONS = {"fwd": "forward", "both": "forward and backward"}
 # The dtypes of each group.
 DTYPES = {
     "softmax": ("float32", "bfloat16"),
@@ -167,7 +168,7 @@ def count_collectives(text: str) -> dict[str, int]:
     return dict(sorted(Counter(_COLLECTIVE.findall(text)).items()))
 
 
-def _collectives(program: Any, arguments: Arguments) -> dict[str, int]:
+def _count(program: Any, arguments: Arguments) -> dict[str, int]:
     text = program.as_text()
     if text is None:
         raise NotImplementedError("this backend does not show the compiled program")
@@ -182,7 +183,7 @@ def contenders(case: Case, options: Options) -> Mapping[str, Program]:
 
     def program(function: Function, drawn: partial) -> Program:
         directed = function if direction == "fwd" else with_gradient(function)
-        return Program(partial(compiled, directed), drawn, inspect={"collectives": _collectives})
+        return Program(partial(compiled, directed), drawn, inspect={"collectives": _count})
 
     if group == "vocabulary":
         sharding = cut(case["devices"], 1)
@@ -205,14 +206,115 @@ def _devices(text: str) -> int:
     return asked
 
 
-def _option(group: str, of: str) -> dict[str, Any]:
-    form, on_cpu = ("x".join(map(str, shapes[group])) for shapes in (GPU_SHAPES, CPU_SHAPES))
-    rank = len(GPU_SHAPES[group])
-    return {
-        "type": sizes(f"{rank} positive sizes joined by x", rank),
-        "metavar": "SHAPE",
-        "help": f"{of}, as {form}, which is a GPU's default; a CPU's is {on_cpu}",
+def is_weak(m: Measured) -> bool:
+    """Whether the data grows with the number of devices."""
+    return m["group"] != "vocabulary"
+
+
+def efficiency(m: Measured) -> float | None:
+    """The time on 1 device over that on the devices that a line is about."""
+    return m.ratio("1")
+
+
+def label(case: Case) -> str:
+    """The case in one line."""
+    devices = f" on {case['devices']}" if "devices" in case else ""
+    shape = "x".join(map(str, case["shape"]))
+    return f"{case['group']} {case['dtype']} {case['direction']} {shape}{devices}"
+
+
+def _collectives(head: str, name: str = "") -> t.Column:
+    def text(found: dict[str, int]) -> str:
+        return ", ".join(f"{count} {kind}" for kind, count in found.items()) or "none"
+
+    return t.Column(head, lambda m: m.extra(name, "collectives"), text)
+
+
+def views(run: Run) -> list[t.View]:
+    """Weak scaling by direction, and a vocabulary by direction, with the collectives."""
+    used = {1 if name in CONTENDERS else int(name) for m in run.measured for name in m.records}
+    used |= {m["devices"] or 1 for m in run.measured}
+    notes = ("one device: there is nothing to compare",) if used == {1} else ()
+    if run.platform == "cpu":
+        notes = (*notes, "simulated devices share the cores of the CPU")
+    array = t.Column("array", lambda m: label({**m.case, "devices": 1}).removesuffix(" on 1"))
+    weak = (
+        array,
+        t.Column("devices", lambda m: m.contender),
+        t.time("ms"),
+        t.Column("efficiency", efficiency, "{:.3f}"),
+        _collectives("collectives"),
+    )
+    strong = (
+        array,
+        *t.fields("devices"),
+        *(t.time(f"{text} ms", name) for name, text in CONTENDERS.items()),
+        t.times_faster("x gathered", "gathered", "ours"),
+        t.times_faster("x XLA", "xla", "ours"),
+        *(_collectives(f"{text} collectives", name) for name, text in CONTENDERS.items()),
+    )
+    return [
+        t.View(
+            title=lambda m: f"rows and batches over devices, {DIRECTIONS[m['direction']]}",
+            by=lambda m: m["direction"],
+            columns=weak,
+            contenders=lambda m: m.records,
+            select=is_weak,
+            notes=(
+                "weak scaling: the shape is what each device has, whatever their number",
+                "efficiency: the time on 1 device over the time on n",
+                *notes,
+            ),
+        ),
+        t.View(
+            title=lambda m: f"log_softmax, vocabulary over devices, {DIRECTIONS[m['direction']]}",
+            by=lambda m: m["direction"],
+            columns=strong,
+            select=lambda m: not is_weak(m),
+            notes=("strong scaling: one array, whatever the number of devices", *notes),
+        ),
+    ]
+
+
+def figure(run: Run) -> plot.Figure:
+    """Efficiencies of weak scaling, then gains on a vocabulary that is cut."""
+    weak = list(filter(is_weak, run.measured))
+    cut = t.group_by((m for m in run.measured if not is_weak(m)), lambda m: m["direction"])
+    efficiencies = {
+        (label(m.case), m["direction"], plot.PEER if m["group"] == "attention" else plot.OURS): [
+            (int(name), efficiency(replace(m, contender=name))) for name in m.records
+        ]
+        for m in weak
     }
+    gains = {
+        (f"over {CONTENDERS[peer]}, {direction}", direction, colour): [
+            (m["devices"], m.ratio(peer, "ours")) for m in members
+        ]
+        for peer, colour in (("gathered", plot.OURS), ("xla", plot.PEER))
+        for direction, members in cut.items()
+    }
+
+    def panel(title: str, found: Mapping[Any, Any], **how: Any) -> list[plot.Panel]:
+        curves = []
+        for (text, direction, colour), points in found.items():
+            known = [point for point in points if point[1] is not None]
+            dashes = "-" if direction == "fwd" else "--"
+            curves += [plot.Curve(text, known, colour, 1.5, dashes, "o")] if known else []
+        ticks = sorted({x for curve in curves for x, _ in curve.points})
+        how |= {"labels": (title, "devices", ""), "curves": curves, "ticks": ticks}
+        return [partial(plot.lines, **how)] if curves else []
+
+    # What is at stake in efficiency lies between 0.9 and 1; where more is lost, the axis goes on down.
+    panels = panel("weak scaling: efficiency", efficiencies, ylim=(0.9, 1.01))
+    panels += panel("log_softmax of a vocabulary cut over devices: times faster", gains, log_y=True)
+    return plot.Figure("scaling over devices", [panels])
+
+
+def _option(group: str, of: str) -> dict[str, Any]:
+    form, on_cpu = ("x".join(map(str, sizes[group])) for sizes in (GPU_SHAPES, CPU_SHAPES))
+    default = f"{of} (default: {form} on a GPU, {on_cpu} on a CPU)"
+    rank = len(GPU_SHAPES[group])
+    return shapes(f"{rank} positive sizes joined by x", default, rank)
 
 
 _DEVICES_HELP = "numbers of devices; 1 is always measured (default: 1, 2, 4, ... up to all)"
@@ -222,12 +324,12 @@ SUITE = Suite(
     summary="arrays sharded over 1, 2, 4, ... devices, in one process: rows, batches, a vocabulary",
     cases=cases,
     contenders=contenders,
-    label=scaling_report.label,
-    views=scaling_report.views,
-    figure=scaling_report.figure,
-    axes=(Axis("group", tuple(DTYPES)), Axis("direction", tuple(DIRECTIONS))),
+    label=label,
+    views=views,
+    figure=figure,
+    axes={"group": tuple(DTYPES), "direction": tuple(DIRECTIONS)},
     options={
-        "--devices": several(_devices, "N", _DEVICES_HELP),
+        "--devices": {"nargs": "+", "type": _devices, "metavar": "N", "help": _DEVICES_HELP},
         "--softmax-shape": _option("softmax", "rows and columns on each device"),
         "--attention-shape": _option("attention", "batch, heads, queries, keys on each device"),
         "--vocabulary-shape": _option("vocabulary", "rows and columns of all devices together"),

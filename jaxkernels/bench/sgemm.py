@@ -16,22 +16,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial, reduce
-from typing import Any
+from statistics import geometric_mean
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import jaxkernels as jk
-from jaxkernels.bench import sgemm_report
-from jaxkernels.bench.options import several, sizes
+from jaxkernels.bench import plot
+from jaxkernels.bench import tables as t
 from jaxkernels.bench.programs import normal, rotations
-from jaxkernels.bench.records import Case
-from jaxkernels.bench.sgemm_report import GROUPS, RUNGS, flops, is_square
-from jaxkernels.bench.suite import Arguments, Axis, Function, Options, Program, Suite, Watched
+from jaxkernels.bench.records import Case, Measured, Run, key_of
+from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, shapes
 from jaxkernels.bench.timing import last_level_cache_bytes
+from jaxkernels.typing import Algorithm
 
+RUNGS: tuple[Algorithm, ...] = get_args(Algorithm)
+GROUPS = {
+    "square": "squares",
+    "other": "other shapes (m, n, k), batch x (m, n, k)",
+    "transposed": "transposes: N as it is, T transposed in memory",
+    "ladder": "the rungs at one size",
+}
+# Multiply-adds of an SM in a cycle, times 2, SMs and the highest clock: the FP32 peak by data sheet.
+_PEAKS = {"NVIDIA H200": 66.9e12, "NVIDIA H100 80GB HBM3": 66.9e12, "NVIDIA A100": 19.5e12}
 _PROGRAM_SECONDS = 1e-3
 _MAX_PRODUCTS = 64
 # What a product takes at most, by guess: a part of a GPU's rate, and the latency of a launch.
@@ -47,14 +58,8 @@ _EPSILON = 2.0**-24
 
 def product(group: str, batch: int, m: int, n: int, k: int, transposes: str = "NN") -> Case:
     """C[m, n] = A[m, k] B[k, n], `batch` times; `transposes` says how a and b lie in memory."""
-    sizes_of = {"batch": batch, "m": m, "n": n, "k": k}
-    return {"group": group, **sizes_of, "transposes": transposes}
-
-
-def _of_sizes(shape: tuple[int, ...]) -> Case:
-    """The product of an option: n, (m, n, k) or (batch, m, n, k)."""
-    batch, m, n, k = (1, *shape * 3) if len(shape) == 1 else (1, *shape)[-4:]
-    return product("square" if batch == 1 and m == n == k else "other", batch, m, n, k)
+    sizes = {"batch": batch, "m": m, "n": n, "k": k}
+    return {"group": group, **sizes, "transposes": transposes}
 
 
 def _squares(*lengths: int) -> list[Case]:
@@ -65,34 +70,44 @@ def _transposed(*lengths: int, kinds: Sequence[str] = ("NN", "NT", "TN", "TT")) 
     return [product("transposed", 1, n, n, n, kind) for n in lengths for kind in kinds]
 
 
-_OTHERS = {
-    shape: _of_sizes(shape) | {"group": "other"}
-    for shape in (
-        (4096, 4096, 64),
-        (64, 4096, 4096),
-        (8192, 128, 8192),
-        (128, 128, 65536),
-        (4097, 4095, 4093),
-        (1000, 1000, 1000),
-        (50257, 768, 1024),
-        (64, 512, 512, 64),
-        (512, 128, 128, 128),
-    )
-}
+_OTHERS = (
+    product("other", 1, 4096, 4096, 64),
+    product("other", 1, 64, 4096, 4096),
+    product("other", 1, 8192, 128, 8192),
+    product("other", 1, 128, 128, 65536),
+    product("other", 1, 4097, 4095, 4093),
+    product("other", 1, 1000, 1000, 1000),
+    product("other", 1, 50257, 768, 1024),
+    product("other", 64, 512, 512, 64),
+    product("other", 512, 128, 128, 128),
+)
+_LADDER = product("ladder", 1, 4096, 4096, 4096)
 GPU_PRODUCTS = (
     *_squares(256, 512, 1024, 2048, 4096, 8192),
-    *_OTHERS.values(),
+    *_OTHERS,
     *_transposed(1024, 4096),
-    product("ladder", 1, 4096, 4096, 4096),
+    _LADDER,
 )
 CPU_PRODUCTS = (*_squares(256, 512), product("other", 4, 96, 80, 64))
 
 
+def is_square(case: Case) -> bool:
+    """Whether all matrices have one shape, and there is one product: those make a chain."""
+    return case["m"] == case["n"] == case["k"] and case["batch"] == 1
+
+
 def cases(options: Options) -> Iterable[Case]:
-    """The shapes that were asked for, or the platform's."""
-    if options.shapes:
-        return [_of_sizes(shape) for shape in options.shapes]
-    return CPU_PRODUCTS if jax.default_backend() == "cpu" else GPU_PRODUCTS
+    """The shapes that were asked for, n, (m, n, k) or (batch, m, n, k), or the platform's."""
+    if not options.shapes:
+        return CPU_PRODUCTS if jax.default_backend() == "cpu" else GPU_PRODUCTS
+    sizes = [(1, *shape * 3) if len(shape) == 1 else (1, *shape)[-4:] for shape in options.shapes]
+    asked = [product("other", *four) for four in sizes]
+    return [{**case, "group": "square"} if is_square(case) else case for case in asked]
+
+
+def flops(case: Case) -> float:
+    """Operations of the product: a multiplication and an addition for each of m n k."""
+    return 2.0 * case["batch"] * case["m"] * case["n"] * case["k"]
 
 
 def touched_bytes(case: Case) -> int:
@@ -185,60 +200,150 @@ def _errors(case: Case, name: str) -> dict[str, float]:
         return {"relF": float(relative), "of_bound": float(jnp.max(jnp.abs(error) / bound))}
 
 
-def _plan(case: Case) -> str:
-    """The plan of the kernel that "pipelined" runs."""
-    trans_a, trans_b = _is_transposed(case)
-    batch = case["batch"] if case["batch"] > 1 else ()
-    m, n, k = case["m"], case["n"], case["k"]
-    return repr(jk.plan_sgemm(m, n, k, batch=batch, trans_a=trans_a, trans_b=trans_b))
-
-
 def contenders(case: Case, options: Options) -> Mapping[str, Program]:
     """XLA and rungs: those asked for, all of the ladder, the fastest one of other products."""
     rungs = options.algorithms or (RUNGS if case["group"] == "ladder" else ("pipelined",))
     count = products_per_call(case, jax.default_backend())
     drawn = partial(draw, case, count)
-    programs = {}
-    for name in ("xla", *rungs):
-        look: dict[str, Any] = {"errors": lambda *_, name=name: _errors(case, name)}
-        if name == "pipelined" and jax.default_backend() == "gpu":
-            look["plan"] = lambda *_: _plan(case)
-        programs[name] = Program(lambda _, name=name: program(case, name), drawn, count, look)
-    return programs
+
+    def of(name: str) -> Program:
+        look = {"errors": lambda *_: _errors(case, name)}
+        return Program(lambda _: program(case, name), drawn, count, look)
+
+    return {name: of(name) for name in ("xla", *rungs)}
 
 
-def watched(platform: str) -> Iterable[Watched]:
-    """Products of many kinds, by the fastest rung."""
+def watched(platform: str) -> Iterable[tuple[str, Case]]:
+    """Products of many kinds."""
     products = (CPU_PRODUCTS[0], CPU_PRODUCTS[-1])
     if platform != "cpu":
-        left_out = ((8192, 128, 8192), (1000, 1000, 1000))
-        products = (
-            *_squares(256, 512, 1024, 2048, 4096),
-            *(case for shape, case in _OTHERS.items() if shape not in left_out),
-            *_transposed(1024, kinds=("NT", "TN", "TT")),
-        )
-    for case in products:
-        count = products_per_call(case, jax.default_backend())
-        make = lambda _, case=case: program(case, "pipelined")  # noqa: E731
-        yield Watched("products", case, Program(make, partial(draw, case, count), count))
+        squares, transposed = _squares(256, 512, 1024, 2048, 4096), _transposed(1024)[1:]
+        products = (*squares, *_OTHERS[:2], *_OTHERS[3:5], *_OTHERS[6:], *transposed)
+    return (("products", case) for case in products)
 
 
-_FORM = "n, mxnxk or batchxmxnxk"
-_SHAPES_HELP = f"products as {_FORM} (default: squares, other shapes, transposes)"
+def size(case: Case) -> str:
+    """The product as tables name it."""
+    text = f"{case['m']}^3" if is_square(case) else f"({case['m']}, {case['n']}, {case['k']})"
+    text = text if case["batch"] == 1 else f"{case['batch']} x {text}"
+    return text if case["transposes"] == "NN" else f"{text} {case['transposes']}"
+
+
+def peak_of(device: str) -> float | None:
+    """FP32 operations per second of a device; None where it is not known, or a part of one."""
+    if " MIG " in device:
+        return None
+    return next((peak for name, peak in _PEAKS.items() if device.startswith(name)), None)
+
+
+def over_xla(m: Measured, name: str = "pipelined") -> float | None:
+    """How many times XLA's rate a rung's is."""
+    return m.ratio("xla", name)
+
+
+def kind(m: Measured) -> str:
+    """What a product counts as in the summary; empty for none."""
+    if m["group"] == "square":
+        return "squares from 1024" if m["n"] >= 1024 else "squares below 1024"
+    return "other shapes" if m["group"] == "other" else ""
+
+
+def error(m: Measured, name: str, what: str) -> float | None:
+    """An error of a contender, "relF" or "of_bound"; None if it was not measured."""
+    return (m.extra(name, "errors") or {}).get(what)
+
+
+def _is_ladder(m: Measured) -> bool:
+    """Whether rungs are compared with one another, and not the fastest one with XLA."""
+    return m["group"] == "ladder" or set(m.records) != {"xla", "pipelined"}
+
+
+def _peer(run: Run) -> str:
+    """What serves XLA's float32 product at the highest precision on a platform."""
+    return "cuBLAS" if run.platform == "gpu" else "XLA"
+
+
+def views(run: Run) -> list[t.View]:
+    """Ours beside XLA's for each group of products, the rungs of a ladder, and means."""
+    unit, text = t.rates(run.platform, "FLOP")
+    peer, peak = _peer(run), peak_of(run.environment["device"])
+    notes = ("on a CPU both are XLA's own product",) if run.platform == "cpu" else ()
+    if peak is not None:
+        notes = (f"of peak: of {peak / 1e12:.1f} TFLOP/s, by data sheet",)
+
+    def columns(name: str = "") -> list[t.Column]:
+        """Of a contender; without a name, of the line's own."""
+        of_peak = [t.Column("of peak", lambda m: m.rate(flops(m.case) / peak, name), "{:.3f}")]
+        return [
+            t.time("us", name, "us", 1),
+            t.Column(unit, lambda m: m.rate(flops(m.case), name), text),
+            t.Column("relF", lambda m: error(m, name, "relF"), "{:.1e}"),
+            t.Column("of bound", lambda m: error(m, name, "of_bound"), "{:.3f}"),
+            t.Column(f"of {peer}", lambda m: over_xla(m, name), "{:.3f}"),
+            *(of_peak if peak else ()),
+        ]
+
+    of_product = t.Column("product", lambda m: size(m.case))
+    of_peer = [replace(c, head=f"{peer} {c.head}") for c in columns("xla")[:3]]
+    means = t.Column("geometric mean", over_xla, "{:.3f}", geometric_mean)
+    least = t.Column("least", over_xla, "{:.3f}", min, lambda m: size(m.case))
+    return [
+        t.View(
+            title=lambda m: GROUPS[m["group"]],
+            by=lambda m: m["group"],
+            columns=[of_product, *of_peer, *columns("pipelined")],
+            select=lambda m: not _is_ladder(m),
+            notes=notes,
+        ),
+        t.View(
+            title=lambda m: f"the ladder at {size(m.case)}",
+            by=lambda m: key_of(m.case),
+            columns=[
+                t.Column("rung", lambda m: peer if m.contender == "xla" else m.contender),
+                *columns(),
+            ],
+            contenders=lambda m: [name for name in (*RUNGS, "xla") if name in m.records],
+            select=_is_ladder,
+            notes=notes,
+        ),
+        t.View(
+            title=lambda m: f"ours, of {peer}",
+            columns=[t.Column("products", kind), means, least],
+            line=kind,
+            select=lambda m: bool(kind(m)) and over_xla(m) is not None,
+        ),
+    ]
+
+
+def figure(run: Run) -> plot.Figure:
+    """The rungs at one size (where they were measured), and all products, beside XLA's."""
+    ladders = [m for m in run.measured if m["group"] == "ladder"]
+    rungs = {f"{name} {size(m.case)}": over_xla(m, name) for m in ladders for name in RUNGS}
+    products = {size(m.case): over_xla(m) for m in run.measured if m["group"] != "ladder"}
+    panels = [
+        partial(plot.dots, title=f"{what}, times {_peer(run)}'s rate", series={"ours": values})
+        for what, values in (("the ladder", rungs), ("pipelined", products))
+        if any(values.values())
+    ]
+    return plot.Figure("sgemm: float32 products", [panels], (6.0, 4.2))
+
+
 _ALGORITHMS_HELP = "rungs of every product (default: all for the ladder, pipelined for the others)"
+_SHAPES_HELP = "products (default: squares, other shapes, transposes)"
 
 SUITE = Suite(
     name="sgemm",
     summary="float32 matrix products, every rung of the ladder, beside XLA's at the highest precision",
     cases=cases,
     contenders=contenders,
-    label=sgemm_report.label,
-    views=sgemm_report.views,
-    figure=sgemm_report.figure,
-    axes=(Axis("group", tuple(GROUPS)),),
+    label=lambda case: f"product {size(case)}",
+    views=views,
+    figure=figure,
+    axes={"group": tuple(GROUPS)},
     options={
-        "--shapes": several(sizes(_FORM, 1, 3, 4), "SHAPE", _SHAPES_HELP),
+        "--shapes": shapes("n, mxnxk or batchxmxnxk", _SHAPES_HELP, 1, 3, 4, nargs="+"),
         "--algorithms": {"nargs": "+", "choices": RUNGS, "help": _ALGORITHMS_HELP},
     },
     watched=watched,
+    ours=lambda case: contenders(case, Options(algorithms=["pipelined"]))["pipelined"],
 )

@@ -30,12 +30,11 @@ import jax
 import jax.numpy as jnp
 
 import jaxkernels as jk
-from jaxkernels.bench import rows, rows_report
+from jaxkernels.bench import rows
 from jaxkernels.bench.programs import CHAIN_CALLS, chain
 from jaxkernels.bench.records import Case
-from jaxkernels.bench.rows import DTYPES, draw, row_case
-from jaxkernels.bench.rows_model import RowModel, Traffic
-from jaxkernels.bench.suite import Arguments, Draw, Function, Options, Program, Suite, Watched
+from jaxkernels.bench.rows import DTYPES, Model, Traffic, draw, row_case
+from jaxkernels.bench.suite import Arguments, Draw, Function, Options, Program
 
 # Powers of two, model widths, vocabularies, and odd lengths beside their even neighbours.
 GPU_COLS = (
@@ -47,7 +46,7 @@ TRAFFIC = {
     "fwd": Traffic(reads=1, writes=1, ceiling="copy"),
     "grad": Traffic(reads=2, writes=1, ceiling="copy"),
 }
-MODEL = RowModel(TRAFFIC)
+MODEL = Model(TRAFFIC)
 
 _OURS = {"softmax": jk.softmax, "log_softmax": jk.log_softmax}
 _XLA = {"softmax": jax.nn.softmax, "log_softmax": jax.nn.log_softmax}
@@ -94,7 +93,7 @@ def contenders(case: Case, options: Options) -> Mapping[str, Program]:
     operation, of_x = case["operation"], partial(draw, case, 1, touched=2)
     if case["group"] == "few_rows":
         xla = Program(lambda _: jax.jit(chain(_XLA[operation])), of_x, CHAIN_CALLS)
-        return {"xla": xla, "auto": _chained(case, of_x)}
+        return {"xla": xla, "auto": _program(case, of_x)}
     is_forward = case["direction"] == "fwd"
     drawn = of_x if is_forward else partial(_draw_results, case)
     xla = (_XLA if is_forward else _XLA_BACKWARD)[operation]
@@ -103,15 +102,23 @@ def contenders(case: Case, options: Options) -> Mapping[str, Program]:
         "copy",
         of_x,
         xla=rows.jitted(lambda: xla, drawn),
-        ours=lambda tier: rows.jitted(partial(ours, case, tier), drawn),
+        ours=lambda tier: _program(case, drawn, tier),
     )
 
 
-def _chained(case: Case, drawn: Draw) -> Program:
-    return Program(lambda _: jax.jit(chain(ours(case))), drawn, CHAIN_CALLS)
+def _program(case: Case, drawn: Draw, tier: str = "auto") -> Program:
+    if case["group"] == "few_rows":
+        return Program(lambda _: jax.jit(chain(ours(case))), drawn, CHAIN_CALLS)
+    return rows.jitted(partial(ours, case, tier), drawn)
 
 
-def watched(platform: str) -> Iterable[Watched]:
+def _draw_any(case: Case) -> list[Arguments]:
+    """What ours reads; what its y holds does not matter for its time: the forward need not run."""
+    moved = TRAFFIC[case["direction"]]
+    return draw(case, moved.reads, touched=moved.reads + moved.writes)
+
+
+def watched(platform: str) -> Iterable[tuple[str, Case]]:
     """Of every tier a length or two, on any GPU, and few rows."""
     float32_bfloat16 = DTYPES[:2]
     elements, shapes = 2**26, {"fwd": FEW_ROWS, "grad": FEW_ROWS[2:5]}
@@ -129,36 +136,25 @@ def watched(platform: str) -> Iterable[Watched]:
         )
     for operation, lengths, dtypes in kinds:
         for dtype, direction, cols in product(dtypes, TRAFFIC, lengths):
-            case = row_case(operation, direction, dtype, max(1, elements // cols), cols)
-            yield Watched("rows", case, rows.jitted(partial(ours, case), _draw_any(case)))
+            yield "rows", row_case(operation, direction, dtype, max(1, elements // cols), cols)
     for dtype in float32_bfloat16:
         for direction, each in shapes.items():
             for shape in each:
-                case = row_case("softmax", direction, dtype, *shape, group="few_rows")
-                yield Watched("few_rows", case, _chained(case, _draw_any(case)))
-
-
-def _draw_any(case: Case) -> Draw:
-    """What ours reads; what its y holds does not matter for its time: the forward need not run."""
-    moved = TRAFFIC[case["direction"]]
-    return partial(draw, case, moved.reads, touched=moved.reads + moved.writes)
+                yield "few_rows", row_case("softmax", direction, dtype, *shape, group="few_rows")
 
 
 _FEW_ROWS_HELP = "also measure the latency on small inputs (default: on a GPU)"
 
-SUITE = Suite(
-    name="softmax",
+SUITE = rows.suite(
+    "softmax",
+    MODEL,
     summary="softmax and log_softmax, forward and backward, beside jax.nn's and a plain copy",
     cases=cases,
     contenders=contenders,
-    label=rows.label,
-    views=partial(rows_report.views, MODEL),
-    figure=partial(rows_report.figure, MODEL),
-    axes=rows.axes(TRAFFIC),
     options={
         "--operation": {"choices": tuple(_OURS), "default": "softmax"},
-        **rows.OPTIONS,
         "--few-rows": {"action": argparse.BooleanOptionalAction, "help": _FEW_ROWS_HELP},
     },
     watched=watched,
+    ours=lambda case: _program(case, partial(_draw_any, case)),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxkernels.bench.logsumexp import MODEL
 from jaxkernels.bench.records import Measured
-from jaxkernels.bench.tables import group_by, least
+from jaxkernels.bench.tables import group_by
 
 from .bar import Bar, Members, complete, without_time
 
@@ -29,7 +29,7 @@ BARS = {
             what=lambda members: f"{members[0]['dtype']} fwd, of read, least",
             select=lambda m: m["direction"] == "fwd",
             metric=MODEL.of_ceiling,
-            reduce=least,
+            reduce=min,
             limit=_FORWARD,
             groups=_by_dtype,
         ),

@@ -4,8 +4,7 @@ import pytest
 from bars import judge
 from bench_cases import measured, text_of
 
-from jaxkernels.bench.scaling import SUITE
-from jaxkernels.bench.scaling_report import CONTENDERS
+from jaxkernels.bench.scaling import CONTENDERS, SUITE
 
 NAN = float("nan")
 KNOWN = {"collectives": {}}

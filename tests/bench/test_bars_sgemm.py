@@ -4,8 +4,7 @@ import pytest
 from bars import judge
 from bench_cases import measured
 
-from jaxkernels.bench.sgemm import product
-from jaxkernels.bench.sgemm_report import RUNGS
+from jaxkernels.bench.sgemm import RUNGS, product
 
 NAN = float("nan")
 

@@ -15,7 +15,7 @@ from bars import judge
 from bench_cases import QUICK, measured, run_of, text_of
 
 import jaxkernels as jk
-from jaxkernels.bench import logsumexp, records, rows_report
+from jaxkernels.bench import logsumexp, records, rows
 from jaxkernels.bench.__main__ import main
 from jaxkernels.bench.rows import row_case
 from jaxkernels.typing import Tier
@@ -53,9 +53,12 @@ def test_json(run):
 def test_tables(run, capsys):
     assert main(["logsumexp", "--from-json", str(run / "b.json"), "--markdown"]) == 0
     out = capsys.readouterr().out
-    forward, backward = out.split("**logsumexp grad")
-    assert "float32 of read" in forward
-    assert "bfloat16 of copy" in backward.split("**")[1]
+    _, *parts = out.split("**")
+    detail = dict(zip(parts[:12:2], parts[1:12:2], strict=True))
+    assert len(detail) == 6
+    for title, table in detail.items():
+        assert ("| of read |" in table) == (" fwd, " in title)
+        assert ("| of copy |" in table) == (" fwd, " not in title)
     assert main(["logsumexp", "--from-json", str(run / "b.json")]) == 0
     assert "logsumexp grad, bfloat16" in capsys.readouterr().out
 
@@ -114,8 +117,6 @@ def test_the_backward_pass_runs_no_forward():
 
 
 def test_rotations_have_their_own_inputs(monkeypatch):
-    from jaxkernels.bench import rows
-
     monkeypatch.setattr(rows, "rotations", lambda touched: 3)
     case = row_case("logsumexp", "grad", "float32", 4, 33)
     program = logsumexp.contenders(case, argparse.Namespace(tiers=["auto"]))["auto"]
@@ -139,7 +140,7 @@ def test_forward_by_hand():
     text = text_of(logsumexp.SUITE, [m])
     assert "('1024', '1024', '4.19', '2.10', '4.20', '1.001', '2.00', 'warp')" in text
     assert "fraction of read" in text
-    assert "read, float32, over all cases: 4.19 to 4.19 TB/s" in text
+    assert "'4.19 to 4.19', '1.001 at 1024', '1.001', '2.00')" in text
     assert "copy" not in text
 
 
@@ -182,21 +183,21 @@ def test_figure_compares_each_direction_with_its_ceiling():
         for n, tier in ((512, "warp"), (4096, "block"))
     ]
     cases += [made_up("grad", cols=n, copy=1.0, auto=1.0, xla=2.0) for n in (512, 4096)]
-    (forward,), (backward,) = rows_report.figure(logsumexp.MODEL, run_of(cases)).panels
-    assert forward.curves[0].label == "device read"
-    assert backward.curves[0].label == "device copy"
-    assert [name for _, name in forward.spans] == ["warp", "block"]
+    (forward,), (backward,) = rows.figure(logsumexp.MODEL, run_of(cases)).panels
+    assert forward.keywords["curves"][0].label == "device read"
+    assert backward.keywords["curves"][0].label == "device copy"
+    assert [name for _, name in forward.keywords["spans"]] == ["warp", "block"]
 
 
 def test_cells_for_regress():
-    cells = {logsumexp.SUITE.label(w.case): w for w in logsumexp.watched("cpu")}
+    cells = {logsumexp.SUITE.label(w): (group, w) for group, w in logsumexp.watched("cpu")}
     assert list(cells) == [
         f"logsumexp {direction} {dtype} 1047x1001"
         for dtype in ("float32", "bfloat16")
         for direction in ("fwd", "grad")
     ]
-    assert {w.group for w in cells.values()} == {"rows"}
-    program = cells["logsumexp fwd float32 1047x1001"].program
+    assert {group for group, _ in cells.values()} == {"rows"}
+    program = logsumexp.SUITE.ours(cells["logsumexp fwd float32 1047x1001"][1])
     arguments = program.draw()[0]
     assert program.make(arguments)(*arguments).shape == (1047,)
     assert len(list(logsumexp.watched("gpu"))) == 8

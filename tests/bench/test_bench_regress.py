@@ -17,16 +17,14 @@ import jaxkernels as jk
 from jaxkernels.bench import __main__ as command
 from jaxkernels.bench import attention, logsumexp, records, regress, sgemm, softmax
 from jaxkernels.bench.__main__ import main
-from jaxkernels.bench.compare import compare
 from jaxkernels.bench.records import Record
-from jaxkernels.bench.suite import Watched
 
 OPERATIONS = (softmax.SUITE, logsumexp.SUITE, attention.SUITE, sgemm.SUITE)
 
 
 def small(suite, keep):
     """The suite with a few of the cells that it watches on a CPU."""
-    kept = [w for w in suite.watched("cpu") if keep(w.case)]
+    kept = [(group, case) for group, case in suite.watched("cpu") if keep(case)]
     return dataclasses.replace(suite, watched=lambda platform: kept)
 
 
@@ -34,10 +32,7 @@ def keep_row(case):
     return case["cols"] == 512 or (case["cols"] == 1001 and case["dtype"] != "float16")
 
 
-def products(platform):
-    for case in (sgemm.product("square", 1, 16, 16, 16), sgemm.product("other", 3, 8, 8, 8)):
-        program = sgemm.contenders(case, argparse.Namespace(algorithms=None))["pipelined"]
-        yield Watched("products", case, dataclasses.replace(program, inspect={}))
+PRODUCTS = (sgemm.product("square", 1, 16, 16, 16), sgemm.product("other", 3, 8, 8, 8))
 
 
 SUITE = regress.suite_of(
@@ -46,7 +41,9 @@ SUITE = regress.suite_of(
         small(
             attention.SUITE, lambda case: case["dtype"] == "float32" and case["direction"] == "both"
         ),
-        dataclasses.replace(sgemm.SUITE, watched=products),
+        dataclasses.replace(
+            sgemm.SUITE, watched=lambda platform: [("products", p) for p in PRODUCTS]
+        ),
     )
 )
 COUNT = {"rows": 8, "few_rows": 4, "scores": 3, "layers": 1, "products": 2}
@@ -101,10 +98,10 @@ def test_json_has_every_cell_with_its_samples_and_the_device(run):
         assert set(record.extra) <= {"operations"}
 
 
-def test_tables_show_median_and_quartiles(run, capsys):
+def test_tables_show_median_and_spread(run, capsys):
     assert main(["regress", "--from-json", str(run), "--markdown"]) == 0
     out = capsys.readouterr().out
-    assert "| cell | us | first quartile | third | spread |" in out
+    assert "| cell | us | spread |" in out
     for record in records.read(run).records:
         assert f"| {record.case['cell']} |" in out
 
@@ -247,12 +244,12 @@ def test_slower_means_beyond_two_percent_and_the_spread(old, new, slower):
     def ours(samples):
         return Record("regress", {"cell": "a"}, "ours", sorted(samples)[len(samples) // 2], samples)
 
-    found = compare([ours(old)], [ours(new)], lambda case: case["cell"])
-    assert bool(found.slower) == found.is_slower == slower
+    assert (regress.change(ours(old), ours(new)) == "slower") == slower
+    assert (regress.change(ours(new), ours(old)) == "faster") == slower
 
 
 def cells(platform):
-    return [(w.group, s.label(w.case), w.case) for s in OPERATIONS for w in s.watched(platform)]
+    return [(group, s.label(case), case) for s in OPERATIONS for group, case in s.watched(platform)]
 
 
 @pytest.mark.parametrize(("platform", "count"), [("gpu", 113), ("cpu", 44)])
@@ -291,7 +288,7 @@ def test_names_of_cells_stay():
 
 
 def test_cells_of_a_gpu_reach_every_tier():
-    rows = [w.case for w in softmax.SUITE.watched("gpu") if w.group == "rows"]
+    rows = [case for group, case in softmax.SUITE.watched("gpu") if group == "rows"]
     tiers = {
         str(
             jk.plan_softmax(

@@ -17,7 +17,7 @@ from bench_cases import QUICK
 from jaxkernels.bench import records, scaling
 from jaxkernels.bench.__main__ import main
 from jaxkernels.bench.programs import with_gradient
-from jaxkernels.bench.scaling_report import CONTENDERS, DIRECTIONS, is_weak
+from jaxkernels.bench.scaling import CONTENDERS, DIRECTIONS, is_weak
 
 SMALL = ["--softmax-shape", "4x24", "--attention-shape", "1x2x8x8", "--vocabulary-shape", "4x64"]
 SHAPES = {"softmax": [4, 24], "attention": [1, 2, 8, 8], "vocabulary": [4, 64]}
@@ -75,8 +75,8 @@ def test_plot_and_tables_again_from_json(run, counts, capsys):
     assert (run / "b.png").read_bytes().startswith(b"\x89PNG")
     assert main(["scaling", "--from-json", str(run / "b.json"), "--markdown"]) == 0
     out = capsys.readouterr().out
-    assert f"| attention bfloat16 1x2x8x8 | {counts[-1]} |" in out
-    assert f"| log_softmax bfloat16 both 4x64 on {counts[-1]} |" in out
+    assert f"| attention bfloat16 both 1x2x8x8 | {counts[-1]} |" in out
+    assert f"| vocabulary bfloat16 both 4x64 | {counts[-1]} |" in out
     for word in ("weak scaling", "strong scaling", "efficiency", "x gathered", "x XLA", "| none |"):
         assert word in out
     assert ("nothing to compare" in out) == (len(counts) == 1)
