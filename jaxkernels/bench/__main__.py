@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _show(suite, run, options.markdown)
     if options.against is None:
         return 0
-    return regress.compare_runs(earlier[options.against], run, suite.label, options.markdown)
+    return regress.compare(earlier[options.against], run, options.markdown)
 
 
 def _measure(options: argparse.Namespace) -> records.Run:
@@ -120,19 +120,16 @@ def _measure(options: argparse.Namespace) -> records.Run:
 
 def refusals(run: records.Run, suite: Suite) -> list[str]:
     """One line for each reason of a contender: where it came first, and how often."""
+    refused = group_by((r for r in run.records if r.refused), lambda r: (r.contender, r.refused))
     return [
         f"{name}: {why} ({suite.label(first.case)}" + (f" and {len(more)} more)" if more else ")")
-        for (name, why), (first, *more) in group_by(
-            (r for r in run.records if r.refused), lambda r: (r.contender, r.refused)
-        ).items()
+        for (name, why), (first, *more) in refused.items()
     ]
 
 
 def _show(suite: Suite, run: records.Run, markdown: bool) -> None:
     """Prints where a run was made, its tables, and why what is missing in them is."""
-    command = run.environment["command"]
-    made = f"; made by `{command}`" if markdown else f"\n{command}"
-    print(f"{environment.summarise(run.environment)}{made}\n")
+    print(f"{environment.summarise(run.environment)}; made by `{run.environment['command']}`\n")
     for view in suite.views(run):
         for table in view.tables(run.measured):
             print_table(table, markdown)

@@ -30,13 +30,14 @@ from jaxkernels.bench import plot
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.programs import SCALE, draw_normal, forward, rotations, with_gradient
 from jaxkernels.bench.records import Case, Measured, Run
-from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, shapes
+from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, several, sizes
 from jaxkernels.bench.timing import first_line
 
 GROUPS = ("scores", "layers")
 DTYPES = ("bfloat16", "float32")
 VARIANTS = ("plain", "mask", "causal")
-DIRECTIONS = {"fwd": "forward", "both": "forward and backward"}
+DIRECTIONS = ("fwd", "both")
+_HEADS = {"xla": "XLA", "ours": "ours"}
 # (batch, heads, length), and the depth of a head, which scores do not depend on.
 GPU_SHAPES = {
     "scores": ((64, 16, 512), (16, 16, 1024), (4, 16, 2048), (1, 16, 4096), (1, 16, 8192)),
@@ -197,17 +198,15 @@ def contenders(case: Case, options: Options | None = None) -> Mapping[str, Progr
     return programs
 
 
-def watched(platform: str) -> Iterable[tuple[str, Case]]:
+def watched(platform: str) -> Iterable[tuple[str, Case, Program]]:
     """Scores and layers of one shape."""
     kinds = {"scores": (VARIANTS, (4, 16, 1024)), "layers": (("plain", "causal"), (4, 16, 1024))}
     if platform == "cpu":
         kinds = {"scores": (VARIANTS, (1, 4, 256)), "layers": (("causal",), (1, 4, 128, 32))}
     for group, (variants, shape) in kinds.items():
         for dtype, direction, variant in product(("float32", "bfloat16"), DIRECTIONS, variants):
-            yield group, heads_case(group, dtype, variant, direction, shape)
-
-
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+            case = heads_case(group, dtype, variant, direction, shape)
+            yield group, case, contenders(case)["ours"]
 
 
 def model_bytes(case: Case) -> int:
@@ -227,12 +226,12 @@ def model_bytes(case: Case) -> int:
         seen = elements // case["length"] * (case["length"] + 1) // 2
     mask = elements // case["heads"] if case["variant"] == "mask" else 0
     backward = 2 * seen + elements if case["direction"] == "both" else 0
-    return _ITEM_BYTES[case["dtype"]] * (seen + elements + backward) + mask
+    return jnp.dtype(case["dtype"]).itemsize * (seen + elements + backward) + mask
 
 
 def copy_rate(m: Measured) -> float | None:
     """Bytes per second of the copy: read once, written once."""
-    return m.rate(2 * math.prod(scores_shape(m.case)) * _ITEM_BYTES[m["dtype"]], "copy")
+    return m.rate(model_bytes({**m.case, "variant": "plain", "direction": "fwd"}), "copy")
 
 
 def of_model(m: Measured, name: str = "ours") -> float | None:
@@ -255,40 +254,35 @@ def label(case: Case) -> str:
 def views(run: Run) -> list[t.View]:
     """Scores, a table for each dtype and direction, and all layers."""
     unit, text = t.rates(run.platform)
-    times = [t.time("XLA ms", "xla"), t.time("ours ms", "ours")]
+    xla, ours = t.time("XLA ms", "xla"), t.time("ours ms", "ours")
     gain = t.times_faster("x XLA", "xla", "ours")
 
     def scores(m: Measured) -> list[t.Column]:
-        found = t.fields("length", "batch", "heads", "variant")
-        found += [t.Column(f"copy {unit}", copy_rate, text), *times, gain]
-        for name, head in (("xla", "XLA"), ("ours", "ours")):
-            model, memory = partial(of_model, name=name), lambda m, n=name: m.extra(n, "temp_bytes")
-            found.append(t.Column(f"{head} of model", model, "{:.2f}"))
-            if m["direction"] == "both":
-                mib = t.Column(f"{head} temp MiB", memory, lambda size: f"{size / 2**20:.1f}")
-                found.append(mib)
-        return found
+        columns = t.fields("length", "batch", "heads", "variant")
+        columns += [t.Column(f"copy {unit}", copy_rate, text), xla, ours, gain]
+        for name, head in _HEADS.items():
+            columns.append(t.Column(f"{head} of model", partial(of_model, name=name), "{:.2f}"))
+        for name, head in _HEADS.items() if m["direction"] == "both" else ():
+            memory = partial(Measured.extra, contender=name, name="temp_bytes")
+            columns.append(t.Column(f"{head} temp MiB", memory, lambda b: f"{b / 2**20:.1f}"))
+        return columns
 
+    layers = t.fields("dtype", "direction", "variant", "batch", "length", "heads", "depth")
+    layers += [xla, t.time("cuDNN ms", "cudnn"), ours, gain]
+    layers += [t.times_faster("x cuDNN", "cudnn", "ours")]
     kernels = sorted({name for m in run.measured for name in m.extra("ours", "kernels") or ()})
     return [
         t.View(
-            title=lambda m: f"scale, mask and softmax, {DIRECTIONS[m['direction']]}, {m['dtype']}",
-            by=lambda m: (m["dtype"], m["direction"]),
-            columns=scores,
-            select=lambda m: m["group"] == "scores",
+            "scale, mask and softmax, {direction}, {dtype}",
+            scores,
+            lambda m: m["group"] == "scores",
+            by=("dtype", "direction"),
             notes=("of model: time over that of the model bytes at the rate of the copy",),
         ),
         t.View(
-            title=lambda m: "attention layers (batch, length, heads, depth)",
-            columns=(
-                *t.fields("dtype", "direction", "variant"),
-                t.Column("shape", lambda m: layer_shape(m.case)),
-                t.time("cuDNN ms", "cudnn"),
-                *times,
-                gain,
-                t.times_faster("x cuDNN", "cudnn", "ours"),
-            ),
-            select=lambda m: m["group"] == "layers",
+            "attention layers",
+            layers,
+            lambda m: m["group"] == "layers",
             notes=(
                 "XLA's float32 at the highest precision; cuDNN has no float32",
                 f"our kernels in our programs: {', '.join(kernels) or 'none'}",
@@ -299,26 +293,21 @@ def views(run: Run) -> list[t.View]:
 
 def figure(run: Run) -> plot.Figure:
     """The forward beside its model bytes, and all other gains over XLA."""
-    parts = t.group_by(run.measured, lambda m: (m["group"], m["direction"]) == ("scores", "fwd"))
-    model = {
-        head: {label(m.case): of_model(m, name) for m in parts.get(True, ())}
-        for name, head in (("xla", "XLA"), ("ours", "ours"))
-    }
-    gains = {"ours": {label(m.case): over_xla(m) for m in parts.get(False, ())}}
+    forward = [m for m in run.measured if (m["group"], m["direction"]) == ("scores", "fwd")]
+    others = [m for m in run.measured if m not in forward]
+    model = {head: {label(m.case): of_model(m, n) for m in forward} for n, head in _HEADS.items()}
+    gains = {"ours": {label(m.case): over_xla(m) for m in others}}
+    titles = {"forward: time over that of the model bytes": model, "times faster than XLA": gains}
     panels = [
         partial(plot.dots, title=title, series=series)
-        for title, series in (
-            ("forward: time over that of the model bytes", model),
-            ("times faster than XLA", gains),
-        )
+        for title, series in titles.items()
         if series["ours"]
     ]
-    most = max(map(len, parts.values()))
+    most = max(len(forward), len(others))
     return plot.Figure("attention: scores and layers", [panels], (6.5, 1.0 + 0.18 * most))
 
 
-_FORM = "batchxheadsxlength or batchxheadsxlengthxdepth"
-_DEFAULT = f"a CPU's default has 1/{CPU_PART} of a GPU's batch x heads"
+_HELP = "as batchxheadsxlength[xdepth]; a CPU's default has 1/16 of a GPU's batch x heads"
 
 SUITE = Suite(
     name="attention",
@@ -328,11 +317,10 @@ SUITE = Suite(
     label=label,
     views=views,
     figure=figure,
-    axes={"group": GROUPS, "dtype": DTYPES, "variant": VARIANTS, "direction": tuple(DIRECTIONS)},
+    axes={"group": GROUPS, "dtype": DTYPES, "variant": VARIANTS, "direction": DIRECTIONS},
     options={
-        "--shapes": shapes(_FORM, f"scores ({_DEFAULT})", 3, 4, nargs="+"),
-        "--layer-shapes": shapes(_FORM, f"layers ({_DEFAULT})", 3, 4, nargs="+"),
+        "--shapes": several(sizes(3, 4), "SHAPE", f"scores, {_HELP}"),
+        "--layer-shapes": several(sizes(3, 4), "SHAPE", f"layers, {_HELP}"),
     },
     watched=watched,
-    ours=lambda case: contenders(case)["ours"],
 )

@@ -22,7 +22,7 @@ class Curve(NamedTuple):
     """A line of `lines`; of width 0 it is hollow markers alone."""
 
     label: str  # in the legend, where curves of several panels with one label have one entry
-    points: Sequence[tuple[float, float]]  # (x, y), ascending
+    points: Sequence[tuple[float, float | None]]  # (x, y), ascending; None leaves a point out
     colour: str = OURS
     width: float = 1.5
     dashes: Any = "-"  # matplotlib's style of lines
@@ -62,13 +62,14 @@ def lines(
     from matplotlib.ticker import NullFormatter, NullLocator, ScalarFormatter
 
     for curve in curves:
+        points = [point for point in curve.points if point[1] is not None]
         axes.plot(
-            *zip(*curve.points, strict=True),
-            label=curve.label,
+            *(zip(*points, strict=True) if points else ((), ())),
+            label=curve.label if points else None,
             color=curve.colour,
             linewidth=curve.width,
             linestyle=curve.dashes if curve.width else "",
-            marker=curve.marker or ("o" if len(curve.points) == 1 else ""),
+            marker=curve.marker or ("o" if len(points) == 1 else ""),
             markersize=4 if curve.width else 5.4,
             markerfacecolor=curve.colour if curve.width else "white",
             zorder=2 if curve.width else 5,
@@ -117,7 +118,7 @@ def dots(axes: Any, *, title: str, series: Mapping[str, Mapping[str, float | Non
     axes.set_title(title)
 
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlelocation": "left",

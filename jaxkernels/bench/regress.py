@@ -14,7 +14,7 @@ is then 1. ``--from-json`` compares two files without measuring.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,7 @@ import jax
 
 from jaxkernels.bench import environment
 from jaxkernels.bench import tables as t
-from jaxkernels.bench.records import Case, Record, Run, key_of
+from jaxkernels.bench.records import Case, Record, Run
 from jaxkernels.bench.suite import Options, Program, Suite
 
 GROUPS = ("rows", "few_rows", "scores", "layers", "products")
@@ -34,14 +34,8 @@ TOLERANCE = 0.02
 def views(run: Run) -> list[t.View]:
     """One table for each group: the median and the spread of every cell."""
     spread = t.Column("spread", lambda m: m.records["ours"].spread, "{:.2%}")
-    return [
-        t.View(
-            title=lambda m: f"ours, {m['group'].replace('_', ' ')}",
-            by=lambda m: m["group"],
-            columns=[*t.fields("cell"), t.time("us", "ours", "us", 2), spread],
-            select=lambda m: m.seconds("ours") is not None,
-        )
-    ]
+    columns = [*t.fields("cell"), t.time("us", "ours", "us", 2), spread]
+    return [t.View("ours, {group}", columns, lambda m: bool(m.seconds("ours")), by=("group",))]
 
 
 def suite_of(suites: Sequence[Suite]) -> Suite:
@@ -52,26 +46,22 @@ def suite_of(suites: Sequence[Suite]) -> Suite:
     """
 
     @cache
-    def cells(platform: str) -> dict[str, tuple[str, Case, Suite]]:
-        return {
-            suite.label(case): (group, case, suite)
-            for suite in suites
-            for group, case in suite.watched(platform)
-        }
+    def cells() -> dict[str, tuple[str, Case, Program]]:
+        platform = jax.default_backend()
+        found = (
+            (suite.label(cell[1]), cell) for suite in suites for cell in suite.watched(platform)
+        )
+        return dict(found)
 
     def cases(options: Options) -> Iterable[Case]:
-        found = cells(jax.default_backend()).items()
-        return ({"group": group, "cell": name} for name, (group, _, _) in found)
+        return ({"group": group, "cell": name} for name, (group, *_) in cells().items())
 
     def contenders(case: Case, options: Options) -> Mapping[str, Program]:
-        _, watched, suite = cells(jax.default_backend())[case["cell"]]
-        assert suite.ours is not None
-        return {"ours": replace(suite.ours(watched), inspect={})}
+        return {"ours": replace(cells()[case["cell"]][2], inspect={})}
 
     def together(case: Case) -> tuple[str, str]:
         # What has one storage type: so many inputs are in memory at once. Products have none.
-        group, watched, _ = cells(jax.default_backend())[case["cell"]]
-        return group, watched.get("dtype", case["cell"])
+        return case["group"], cells()[case["cell"]][1].get("dtype", case["cell"])
 
     text = "an earlier run of this machine (--json); the exit code is 1 if a cell is slower"
     return Suite(
@@ -89,58 +79,51 @@ def suite_of(suites: Sequence[Suite]) -> Suite:
 
 
 def change(old: Record, new: Record) -> str:
-    """What a cell with two times became: "slower", "faster" or neither, which is empty."""
-    if old.seconds is None or new.seconds is None:
-        return ""
-    limit = 1 + TOLERANCE + max(old.spread, new.spread)
-    ratio = new.seconds / old.seconds
+    """What a cell of two runs became: "lost", "slower", "faster" or none of these, which is empty."""
+    if not old.seconds or not new.seconds:
+        return "lost" if old.seconds else ""
+    limit, ratio = 1 + TOLERANCE + max(old.spread, new.spread), new.seconds / old.seconds
     return "slower" if ratio > limit else "faster" if 1 / ratio > limit else ""
 
 
-def compare_runs(
-    before: Run, after: Run, label: Callable[[Case], str], markdown: bool = False
-) -> int:
+def compare(before: Run, after: Run, markdown: bool = False) -> int:
     """Prints what became slower or faster.
 
     Returns:
         1 if a cell is slower, or had a time and has none; 2 if the runs cannot be compared.
     """
-    for name in ("device", "platform"):
-        if before.environment[name] != after.environment[name]:
-            pair = f"{before.environment[name]} and {after.environment[name]}"
-            print(f"cannot compare runs of different machines: {pair}", file=sys.stderr)
-            return 2
-    earlier, later = ({key_of(r.case): r for r in run.records} for run in (before, after))
-    shared = [(label(old.case), old, later[key]) for key, old in earlier.items() if key in later]
-    lost = [(name, new.refused) for name, old, new in shared if old.seconds and not new.seconds]
-    timed = [cell for cell in shared if cell[1].seconds and cell[2].seconds]
-    slower, faster = (
-        [cell for cell in timed if change(*cell[1:]) == what] for what in ("slower", "faster")
-    )
-    unmatched = sorted(label((earlier | later)[key].case) for key in earlier.keys() ^ later.keys())
+    machines = [(run.environment["device"], run.platform) for run in (before, after)]
+    if machines[0] != machines[1]:
+        print(f"cannot compare runs of different machines: {machines}", file=sys.stderr)
+        return 2
+    cells, later = ({r.case["cell"]: r for r in run.records} for run in (before, after))
+    unmatched = sorted(cells.keys() ^ later.keys())
+    pairs = [(old, later[name]) for name, old in cells.items() if name in later]
+    compared = [pair for pair in pairs if pair[0].seconds]
+    changed = t.group_by(compared, lambda pair: change(*pair))
+    slower, lost = changed.get("slower", []), changed.get("lost", [])
+    timed = len(compared) - len(lost)
     notes = [
-        f"{len(slower) or 'no'} cell{'s' if slower[1:] else ''} slower, of {len(timed)}: by more "
-        f"than {TOLERANCE:.0%} beyond the spread, the larger distance of quartiles of the two runs"
+        f"{len(slower) or 'no'} cell{'s' if slower[1:] else ''} slower, of {timed}: by more than "
+        f"{TOLERANCE:.0%} beyond the spread, the larger distance of quartiles of the two runs"
     ]
-    notes += [f"lost: {name}: {why}" for name, why in lost]
+    notes += [f"lost: {new.case['cell']}: {new.refused}" for _, new in lost]
     if unmatched:
-        more = f" and {len(unmatched) - 1} more" if unmatched[1:] else ""
-        notes.append(f"in one of the runs only: {unmatched[0]}{more}")
+        notes.append(f"in one of the runs only: {unmatched[0]} and {len(unmatched) - 1} more")
     rows = [
-        (
-            name,
-            f"{old.seconds * 1e6:.2f}",
-            f"{new.seconds * 1e6:.2f}",
+        [
+            old.case["cell"],
+            *(f"{r.seconds * 1e6:.2f}" for r in (old, new)),
             f"{new.seconds / old.seconds:.3f}",
             f"{max(old.spread, new.spread):.2%}",
             change(old, new),
-        )
-        for name, old, new in (*slower, *faster)
+        ]
+        for old, new in (*slower, *changed.get("faster", []))
     ]
     heads = ("cell", "us before", "us", "ratio", "spread", "")
     title = f"against {environment.summarise(before.environment)}"
     t.print_table(t.Table(title, heads, rows, notes), markdown)
-    if not timed and not lost:
+    if not compared:
         print("cannot compare: the two runs have no cell in common", file=sys.stderr)
         return 2
     return 1 if slower or lost else 0

@@ -12,12 +12,9 @@ Two passes over memory are measured anew beside every case, as ceilings:
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from operator import itemgetter
-from typing import Any, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +24,16 @@ from jaxkernels.bench import plot
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.programs import draw_normal, rotations
 from jaxkernels.bench.records import Case, Measured, Run
-from jaxkernels.bench.suite import Arguments, Draw, Function, Options, Program, Suite, count
+from jaxkernels.bench.suite import (
+    Arguments,
+    Draw,
+    Function,
+    Options,
+    Program,
+    Suite,
+    count,
+    several,
+)
 from jaxkernels.typing import Operation, Tier
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -37,8 +43,7 @@ CPU_COLS = (64, 1024, 4096, 32768, 50257)
 _PIECE = 4096
 
 
-@dataclass(frozen=True)
-class Traffic:
+class Traffic(NamedTuple):
     """What a pass over the rows of x cannot but move."""
 
     reads: int  # arrays of the size of x
@@ -52,6 +57,18 @@ class Traffic:
         return m["rows"] * row * _ITEM_BYTES[m["dtype"]]
 
 
+_SOFTMAX = {"fwd": Traffic(1, 1, ceiling="copy"), "grad": Traffic(2, 1, ceiling="copy")}
+TRAFFIC: dict[str, dict[str, Traffic]] = {
+    "softmax": _SOFTMAX,
+    "log_softmax": _SOFTMAX,
+    "logsumexp": {
+        "fwd": Traffic(1, scalars=1, ceiling="read"),
+        "grad": Traffic(1, 1, scalars=1, ceiling="copy"),
+        "both": Traffic(2, 1, scalars=2, ceiling="copy"),
+    },
+}
+
+
 def _piece_max(x: jax.Array) -> jax.Array:
     piece = min(_PIECE, x.size)
     return jnp.max(x.reshape(-1)[: x.size // piece * piece].reshape(-1, piece), axis=-1)
@@ -59,36 +76,31 @@ def _piece_max(x: jax.Array) -> jax.Array:
 
 # Passes over memory: the contenders that make them, of which the fastest one counts.
 CEILINGS: dict[str, dict[str, tuple[Function, Traffic]]] = {
-    "copy": {"copy": (jnp.copy, Traffic(reads=1, writes=1))},
+    "copy": {"copy": (jnp.copy, Traffic(1, 1))},
     "read": {
-        "row_max": (partial(jnp.max, axis=-1), Traffic(reads=1, scalars=1)),
-        "sum": (jnp.sum, Traffic(reads=1)),
-        "piece_max": (_piece_max, Traffic(reads=1)),
+        "row_max": (partial(jnp.max, axis=-1), Traffic(1, scalars=1)),
+        "sum": (jnp.sum, Traffic(1)),
+        "piece_max": (_piece_max, Traffic(1)),
     },
 }
 
 
-@dataclass(frozen=True)
-class Model:
-    """What a row operation moves in each of its directions."""
+def traffic(case: Case | Measured) -> Traffic:
+    """What a case moves."""
+    return TRAFFIC[case["operation"]][case["direction"]]
 
-    traffic: Mapping[str, Traffic]
 
-    def rate(self, m: Measured, name: str = "auto") -> float | None:
-        """The model bytes per second of a contender, or of the fastest one of a ceiling."""
-        one = {name: (None, self.traffic[m["direction"]])}
-        passes = (CEILINGS.get(name) or one).items()
-        rates = (m.rate(moved.size(m), contender) for contender, (_, moved) in passes)
-        return max((rate for rate in rates if rate is not None), default=None)
+def rate(m: Measured, name: str = "auto") -> float | None:
+    """The model bytes per second of a contender, or of the fastest one of a ceiling."""
+    passes = CEILINGS.get(name) or {name: (None, traffic(m))}
+    rates = (m.rate(moved.size(m), contender) for contender, (_, moved) in passes.items())
+    return max((rate for rate in rates if rate is not None), default=None)
 
-    def ceiling(self, m: Measured) -> str:
-        """The pass over memory that a case is compared with."""
-        return self.traffic[m["direction"]].ceiling
 
-    def of_ceiling(self, m: Measured) -> float | None:
-        """The rate of ours as a fraction of the ceiling's in this very case."""
-        ceiling, own = self.rate(m, self.ceiling(m)), self.rate(m)
-        return None if ceiling is None or own is None else own / ceiling
+def of_ceiling(m: Measured) -> float | None:
+    """The rate of ours as a fraction of the ceiling's in this very case."""
+    ceiling, own = rate(m, traffic(m).ceiling), rate(m)
+    return None if ceiling is None or own is None else own / ceiling
 
 
 def is_rows(m: Measured) -> bool:
@@ -113,14 +125,12 @@ def _with_tier(case: Case) -> Case:
     return {**case, "tier": str(jk.plan_softmax(shape, dtype, operation=operation).tier)}
 
 
-def row_cases(
-    operation: str, directions: Iterable[str], gpu_cols: Sequence[int], options: Options
-) -> Iterable[Case]:
+def row_cases(operation: str, gpu_cols: Sequence[int], options: Options) -> Iterable[Case]:
     """Every dtype, direction and length, on inputs of one size; the lengths may be asked for."""
     on_cpu = jax.default_backend() == "cpu"
     elements = options.elements or (2**24 if on_cpu else 2**28)
     lengths = sorted(set(options.cols or (CPU_COLS if on_cpu else gpu_cols)))
-    for dtype, direction, cols in itertools.product(DTYPES, directions, lengths):
+    for dtype, direction, cols in itertools.product(DTYPES, TRAFFIC[operation], lengths):
         rows = max(1, elements // cols)
         yield _with_tier(row_case(operation, direction, dtype, rows, cols))
 
@@ -153,12 +163,13 @@ def jitted(make: Callable[[], Function], drawn: Draw) -> Program:
 
 
 def compared(
-    options: Options, ceiling: str, drawn: Draw, xla: Program, ours: Callable[[str], Program]
+    case: Case, options: Options, drawn: Draw, xla: Program, ours: Callable[[str], Program]
 ) -> Mapping[str, Program]:
     """The contenders of a case: those of a ceiling on (x,) as drawn, XLA, and ours by each tier."""
     tiers = options.tiers or (TIERS[:1] if jax.default_backend() == "cpu" else TIERS)
-    passes = {n: jitted(lambda f=f: f, drawn) for n, (f, _) in CEILINGS[ceiling].items()}
-    return {**passes, "xla": xla, **{tier: ours(tier) for tier in tiers}}
+    passes = CEILINGS[traffic(case).ceiling].items()
+    ceiling = {name: jitted(lambda f=f: f, drawn) for name, (f, _) in passes}
+    return {**ceiling, "xla": xla, **{tier: ours(tier) for tier in tiers}}
 
 
 def pullback(
@@ -183,61 +194,32 @@ def pullback(
     return kept, jax.jit(backward)
 
 
-def views(model: Model, run: Run) -> list[t.View]:
-    """Every length and contender, ours by direction and tier, and few rows."""
+def views(run: Run) -> list[t.View]:
+    """Every length and contender, and few rows."""
     unit, text = t.rates(run.platform)
-    forced = [name for name in get_args(Tier) if any(name in m.records for m in run.measured)]
-    gain = t.times_faster("x jax.nn", "xla", "auto")
+    forced = [name for name in TIERS[1:] if any(name in m.records for m in run.measured)]
 
-    def rate(head: str, name: str) -> t.Column:
-        return t.Column(head, lambda m: model.rate(m, name), text)
+    def columns(m: Measured) -> list[t.Column]:
+        ceiling = traffic(m).ceiling
+        names = {ceiling: ceiling, "jax.nn": "xla", "ours": "auto"} | {n: n for n in forced}
+        rates = [t.Column(head, partial(rate, name=name), text) for head, name in names.items()]
+        of = t.Column(f"of {ceiling}", of_ceiling, "{:.3f}")
+        gain = t.times_faster("x jax.nn", "xla", "auto")
+        tier = t.fields("tier") if m["tier"] else []
+        return [*t.fields("cols", "rows"), *rates[:3], of, gain, *tier, *rates[3:]]
 
-    def detailed(m: Measured) -> list[t.Column]:
-        ceiling = model.ceiling(m)
-        rates = [rate(ceiling, ceiling), rate("jax.nn", "xla"), rate("ours", "auto")]
-        tiers = [*(t.fields("tier") if m["tier"] else ()), *(rate(n, n) for n in forced)]
-        of_ceiling = t.Column(f"of {ceiling}", model.of_ceiling, "{:.3f}")
-        return [*t.fields("cols", "rows"), *rates, of_ceiling, gain, *tiers]
-
-    def of_tier(m: Measured) -> list[t.Column]:
-        ceiling, cols, mean = model.ceiling(m), itemgetter("cols"), statistics.geometric_mean
-        return [
-            *t.fields("dtype", "direction", "tier"),
-            t.Column("columns", cols, lambda all: f"{min(all)} to {max(all)}", list),
-            # No fraction of the ceiling is known better than it is known itself.
-            replace(
-                rate(f"{ceiling} {unit}", ceiling),
-                pattern=lambda all: f"{text(min(all))} to {text(max(all))}",
-                reduce=list,
-            ),
-            t.Column(f"least of {ceiling}", model.of_ceiling, "{:.3f}", min, cols),
-            t.Column(f"mean of {ceiling}", model.of_ceiling, "{:.3f}", mean),
-            replace(gain, reduce=mean),
-        ]
-
+    times = [t.time("jax.nn us", "xla", "us", 1), t.time("ours us", "auto", "us", 1)]
     return [
         t.View(
-            title=lambda m: (
-                f"{m['operation']} {m['direction']}, {m['dtype']} ({unit}, model bytes)"
-            ),
-            by=lambda m: (m["dtype"], m["direction"]),
-            columns=detailed,
-            select=is_rows,
+            "{operation} {direction}, {dtype}" + f" ({unit} of model bytes)",
+            columns,
+            is_rows,
+            by=("dtype", "direction"),
         ),
         t.View(
-            title=lambda m: f"ours (auto), fraction of {model.ceiling(m)} (geometric means)",
-            by=model.ceiling,
-            line=lambda m: (m["dtype"], m["direction"], m["tier"]),
-            columns=of_tier,
-            select=lambda m: is_rows(m) and model.of_ceiling(m) is not None,
-        ),
-        t.View(
-            title=lambda m: f"{m['operation']} on few rows (microseconds per call)",
-            columns=[
-                *t.fields("rows", "cols", "dtype"),
-                *(t.time(h, n, "us", 1) for h, n in (("jax.nn", "xla"), ("ours", "auto"))),
-            ],
-            select=lambda m: not is_rows(m),
+            "{operation} on few rows",
+            [*t.fields("rows", "cols", "dtype"), *times],
+            lambda m: not is_rows(m),
         ),
     ]
 
@@ -256,18 +238,18 @@ _STYLES = {
 }
 
 
-def _curves(model: Model, members: Sequence[Measured], scale: float) -> list[plot.Curve]:
+def _curves(members: Sequence[Measured], scale: float) -> list[plot.Curve]:
     """A line for each contender; odd lengths, which would be spikes beside even ones, are hollow."""
     curves = []
     for name, (text, colour, width, dashes) in _STYLES.items():
-        rates = [(m["cols"], rate * scale) for m in members if (rate := model.rate(m, name))]
-        even, odd = ([p for p in rates if p[0] % 2 == rest] for rest in (0, 1))
-        even, odd = (even, odd) if len(even) > 1 else (rates, [])
+        points = [(m["cols"], r * scale) for m in members if (r := rate(m, name))]
+        even = [point for point in points if point[0] % 2 == 0]
+        line = even if len(even) > 1 else points
         is_compared = name in ("xla", "auto")
-        if even:
+        if line:
             marker = "o" if is_compared else ""
-            curves.append(plot.Curve(text, even, colour, width, dashes, marker))
-        if odd and is_compared:
+            curves.append(plot.Curve(text, line, colour, width, dashes, marker))
+        if is_compared and (odd := [point for point in points if point not in line]):
             curves.append(plot.Curve(f"{text}, odd length", odd, colour, 0, marker="D"))
     return curves
 
@@ -280,20 +262,21 @@ def _spans(members: Sequence[Measured]) -> list[tuple[float, str]]:
     return [*planned[:1], *borders]
 
 
-def figure(model: Model, run: Run) -> plot.Figure:
+def figure(run: Run) -> plot.Figure:
     """Throughput over row length: a row of panels for each direction, a panel for each dtype."""
     unit, scale = t.rates(run.platform)[0], 1e-9 if run.platform == "cpu" else 1e-12
     measured = list(filter(is_rows, run.measured))
     lengths = [m["cols"] for m in measured]
     powers = [2**e for e in range(32) if min(lengths) <= 2**e <= max(lengths)]
-    rates = [rate for m in measured for name in _STYLES if (rate := model.rate(m, name))]
+    rates = [r for m in measured for name in _STYLES if (r := rate(m, name))]
 
     def panel(members: Sequence[Measured]) -> plot.Panel:
-        of = f"{members[0]['operation']} {members[0]['direction']}, {members[0]['dtype']}"
+        first = members[0]
+        title = f"{first['operation']} {first['direction']}, {first['dtype']}"
         return partial(
             plot.lines,
-            labels=(of, "row length (columns)", f"throughput ({unit} of model bytes)"),
-            curves=_curves(model, members, scale),
+            labels=(title, "row length (columns)", f"throughput ({unit} of model bytes)"),
+            curves=_curves(members, scale),
             ticks=powers[:: 2 if len(powers) > 9 else 1],
             ylim=(0.0, 1.06 * scale * max(rates, default=1 / scale)),
             spans=_spans(members),
@@ -308,31 +291,27 @@ def figure(model: Model, run: Run) -> plot.Figure:
 
 _TIERS_HELP = "auto and the tiers to force (default: all on a GPU, auto on a CPU)"
 _ELEMENTS_HELP = "size of each input, rows = N // cols (default: 2^28 on a GPU, 2^24 on a CPU)"
-_COLS_HELP = "row lengths, such as 1000 or 2^15"
 _OPTIONS: dict[str, dict[str, Any]] = {
-    "--cols": {"type": count, "metavar": "N", "help": _COLS_HELP, "nargs": "+"},
+    "--cols": several(count, "N", "row lengths, such as 1000 or 2^15"),
     "--tiers": {"nargs": "+", "choices": TIERS, "help": _TIERS_HELP},
     "--elements": {"type": count, "metavar": "N", "help": _ELEMENTS_HELP},
 }
 
 
-def suite(
-    name: str, model: Model, *, options: Mapping[str, Any] | None = None, **more: Any
-) -> Suite:
+def suite(name: str, options: Mapping[str, Any] | None = None, **more: Any) -> Suite:
     """The suite of a row operation.
 
     Args:
-        name: of the sub-command.
-        model: what the operation moves.
+        name: of the sub-command and of the operation in `TRAFFIC`.
         options: beyond those of all row operations.
         more: of `Suite`: its cases and contenders, and what regress watches.
     """
     return Suite(
         name=name,
         label=label,
-        views=partial(views, model),
-        figure=partial(figure, model),
-        axes={"dtype": DTYPES, "direction": tuple(model.traffic)},
+        views=views,
+        figure=figure,
+        axes={"dtype": DTYPES, "direction": tuple(TRAFFIC[name])},
         defaults={"dtypes": DTYPES[:2]},
         options={**_OPTIONS, **(options or {})},
         **more,

@@ -23,12 +23,11 @@ times tell nothing of a GPU.
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from itertools import product
 from typing import Any
@@ -43,10 +42,20 @@ from jaxkernels.bench import plot
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.programs import SCALE, rotations, with_gradient
 from jaxkernels.bench.records import Case, Measured, Run
-from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, count, shapes
+from jaxkernels.bench.suite import (
+    Arguments,
+    Function,
+    Options,
+    Program,
+    Suite,
+    count,
+    several,
+    sizes,
+)
 
 CONTENDERS = {"gathered": "gathered", "xla": "XLA", "ours": "ours"}
-DIRECTIONS = {"fwd": "forward", "both": "forward and backward"}
+DIRECTIONS = ("fwd", "both")
+_DASHES = {"fwd": "-", "both": "--"}
 # The dtypes of each group.
 DTYPES = {
     "softmax": ("float32", "bfloat16"),
@@ -61,11 +70,7 @@ GPU_SHAPES = {
     "attention": (24, 16, 2048, 2048),
     "vocabulary": (8192, 131072),
 }
-CPU_SHAPES = {
-    "softmax": (256, 4096),
-    "attention": (1, 4, 512, 512),
-    "vocabulary": (64, 32768),
-}
+CPU_SHAPES = {"softmax": (256, 4096), "attention": (1, 4, 512, 512), "vocabulary": (64, 32768)}
 # Ours refuse instead of falling back to XLA.
 WEAK: dict[str, Function] = {
     "softmax": partial(jk.softmax, implementation="ffi"),
@@ -135,27 +140,16 @@ def draw(
     return [tuple(drawing(each * turn + i) for i in range(each)) for turn in range(turns)]
 
 
-@dataclass(frozen=True)
-class _Waiting:
-    """A compiled program each of whose calls is waited for.
-
-    Several programs in flight starve each other's collectives of the threads of a CPU.
-    """
-
-    program: jax.stages.Compiled
-
-    def __call__(self, *arguments: jax.Array) -> Any:
-        return jax.block_until_ready(self.program(*arguments))
-
-    def as_text(self) -> str | None:
-        return self.program.as_text()
+def _waited(program: Any, *arguments: jax.Array) -> Any:
+    """A call that is waited for: several in flight starve each other's collectives of a CPU's threads."""
+    return jax.block_until_ready(program(*arguments))
 
 
 def compiled(function: Function, arguments: Arguments) -> Any:
     """The program whose results are sharded as the first argument is."""
     sharding = arguments[0].sharding
     program = jax.jit(function, out_shardings=sharding).lower(*arguments).compile()
-    return _Waiting(program) if jax.default_backend() == "cpu" else program
+    return partial(_waited, program) if jax.default_backend() == "cpu" else program
 
 
 def count_collectives(text: str) -> dict[str, int]:
@@ -169,8 +163,8 @@ def count_collectives(text: str) -> dict[str, int]:
 
 
 def _count(program: Any, arguments: Arguments) -> dict[str, int]:
-    text = program.as_text()
-    if text is None:
+    program = program.args[0] if isinstance(program, partial) else program
+    if (text := program.as_text()) is None:
         raise NotImplementedError("this backend does not show the compiled program")
     return count_collectives(text)
 
@@ -198,11 +192,11 @@ def contenders(case: Case, options: Options) -> Mapping[str, Program]:
     return programs
 
 
-def _devices(text: str) -> int:
-    """A number of devices, of those that are there."""
-    asked, visible = count(text), len(jax.devices())
-    if asked > visible:
-        raise argparse.ArgumentTypeError(f"{asked} devices were asked for, {visible} are visible")
+def devices(text: str) -> int:
+    """A type of options: a number of devices, of those that are there."""
+    asked = count(text)
+    if asked > len(jax.devices()):
+        raise ValueError(text)
     return asked
 
 
@@ -232,34 +226,21 @@ def _collectives(head: str, name: str = "") -> t.Column:
 
 def views(run: Run) -> list[t.View]:
     """Weak scaling by direction, and a vocabulary by direction, with the collectives."""
-    used = {1 if name in CONTENDERS else int(name) for m in run.measured for name in m.records}
-    used |= {m["devices"] or 1 for m in run.measured}
-    notes = ("one device: there is nothing to compare",) if used == {1} else ()
-    if run.platform == "cpu":
-        notes = (*notes, "simulated devices share the cores of the CPU")
-    array = t.Column("array", lambda m: label({**m.case, "devices": 1}).removesuffix(" on 1"))
-    weak = (
-        array,
-        t.Column("devices", lambda m: m.contender),
-        t.time("ms"),
-        t.Column("efficiency", efficiency, "{:.3f}"),
-        _collectives("collectives"),
-    )
-    strong = (
-        array,
-        *t.fields("devices"),
-        *(t.time(f"{text} ms", name) for name, text in CONTENDERS.items()),
-        t.times_faster("x gathered", "gathered", "ours"),
-        t.times_faster("x XLA", "xla", "ours"),
-        *(_collectives(f"{text} collectives", name) for name, text in CONTENDERS.items()),
-    )
+    notes = ("simulated devices share the cores of the CPU",) if run.platform == "cpu" else ()
+    array = t.Column("array", lambda m: label(m.case).partition(" on ")[0])
+    weak = [array, t.Column("devices", lambda m: m.contender), t.time("ms")]
+    weak += [t.Column("efficiency", efficiency, "{:.3f}"), _collectives("collectives")]
+    strong = [array, *t.fields("devices")]
+    strong += [t.time(f"{head} ms", name) for name, head in CONTENDERS.items()]
+    strong += [t.times_faster(f"x {CONTENDERS[n]}", n, "ours") for n in ("gathered", "xla")]
+    strong += [_collectives(f"{head} collectives", name) for name, head in CONTENDERS.items()]
     return [
         t.View(
-            title=lambda m: f"rows and batches over devices, {DIRECTIONS[m['direction']]}",
-            by=lambda m: m["direction"],
-            columns=weak,
+            "rows and batches over devices, {direction}",
+            weak,
+            is_weak,
+            by=("direction",),
             contenders=lambda m: m.records,
-            select=is_weak,
             notes=(
                 "weak scaling: the shape is what each device has, whatever their number",
                 "efficiency: the time on 1 device over the time on n",
@@ -267,10 +248,10 @@ def views(run: Run) -> list[t.View]:
             ),
         ),
         t.View(
-            title=lambda m: f"log_softmax, vocabulary over devices, {DIRECTIONS[m['direction']]}",
-            by=lambda m: m["direction"],
-            columns=strong,
-            select=lambda m: not is_weak(m),
+            "log_softmax over a vocabulary cut over devices, {direction}",
+            strong,
+            lambda m: not is_weak(m),
+            by=("direction",),
             notes=("strong scaling: one array, whatever the number of devices", *notes),
         ),
     ]
@@ -278,31 +259,33 @@ def views(run: Run) -> list[t.View]:
 
 def figure(run: Run) -> plot.Figure:
     """Efficiencies of weak scaling, then gains on a vocabulary that is cut."""
-    weak = list(filter(is_weak, run.measured))
+    efficiencies = [
+        plot.Curve(
+            label(m.case),
+            [(int(name), efficiency(replace(m, contender=name))) for name in m.records],
+            plot.PEER if m["group"] == "attention" else plot.OURS,
+            dashes=_DASHES[m["direction"]],
+            marker="o",
+        )
+        for m in filter(is_weak, run.measured)
+    ]
     cut = t.group_by((m for m in run.measured if not is_weak(m)), lambda m: m["direction"])
-    efficiencies = {
-        (label(m.case), m["direction"], plot.PEER if m["group"] == "attention" else plot.OURS): [
-            (int(name), efficiency(replace(m, contender=name))) for name in m.records
-        ]
-        for m in weak
-    }
-    gains = {
-        (f"over {CONTENDERS[peer]}, {direction}", direction, colour): [
-            (m["devices"], m.ratio(peer, "ours")) for m in members
-        ]
+    gains = [
+        plot.Curve(
+            f"over {CONTENDERS[peer]}, {direction}",
+            [(m["devices"], m.ratio(peer, "ours")) for m in members],
+            colour,
+            dashes=_DASHES[direction],
+            marker="o",
+        )
         for peer, colour in (("gathered", plot.OURS), ("xla", plot.PEER))
         for direction, members in cut.items()
-    }
+    ]
 
-    def panel(title: str, found: Mapping[Any, Any], **how: Any) -> list[plot.Panel]:
-        curves = []
-        for (text, direction, colour), points in found.items():
-            known = [point for point in points if point[1] is not None]
-            dashes = "-" if direction == "fwd" else "--"
-            curves += [plot.Curve(text, known, colour, 1.5, dashes, "o")] if known else []
-        ticks = sorted({x for curve in curves for x, _ in curve.points})
-        how |= {"labels": (title, "devices", ""), "curves": curves, "ticks": ticks}
-        return [partial(plot.lines, **how)] if curves else []
+    def panel(title: str, curves: list[plot.Curve], **how: Any) -> list[plot.Panel]:
+        ticks = sorted({x for curve in curves for x, y in curve.points if y is not None})
+        labels = (title, "devices", "")
+        return [partial(plot.lines, labels=labels, curves=curves, ticks=ticks, **how)] * bool(ticks)
 
     # What is at stake in efficiency lies between 0.9 and 1; where more is lost, the axis goes on down.
     panels = panel("weak scaling: efficiency", efficiencies, ylim=(0.9, 1.01))
@@ -310,14 +293,15 @@ def figure(run: Run) -> plot.Figure:
     return plot.Figure("scaling over devices", [panels])
 
 
-def _option(group: str, of: str) -> dict[str, Any]:
-    form, on_cpu = ("x".join(map(str, sizes[group])) for sizes in (GPU_SHAPES, CPU_SHAPES))
-    default = f"{of} (default: {form} on a GPU, {on_cpu} on a CPU)"
-    rank = len(GPU_SHAPES[group])
-    return shapes(f"{rank} positive sizes joined by x", default, rank)
-
-
 _DEVICES_HELP = "numbers of devices; 1 is always measured (default: 1, 2, 4, ... up to all)"
+_SHAPES = {
+    f"--{group}-shape": {
+        "type": sizes(len(shape)),
+        "metavar": "SHAPE",
+        "help": f"{'of all' if group == 'vocabulary' else 'on each'} (default: {shape} on a GPU)",
+    }
+    for group, shape in GPU_SHAPES.items()
+}
 
 SUITE = Suite(
     name="scaling",
@@ -327,13 +311,8 @@ SUITE = Suite(
     label=label,
     views=views,
     figure=figure,
-    axes={"group": tuple(DTYPES), "direction": tuple(DIRECTIONS)},
-    options={
-        "--devices": {"nargs": "+", "type": _devices, "metavar": "N", "help": _DEVICES_HELP},
-        "--softmax-shape": _option("softmax", "rows and columns on each device"),
-        "--attention-shape": _option("attention", "batch, heads, queries, keys on each device"),
-        "--vocabulary-shape": _option("vocabulary", "rows and columns of all devices together"),
-    },
+    axes={"group": tuple(DTYPES), "direction": DIRECTIONS},
+    options={"--devices": several(devices, "N", _DEVICES_HELP), **_SHAPES},
     # The start and the end of a sample on several devices take a millisecond or two.
     defaults={"min_sample_ms": 200.0},
 )

@@ -18,7 +18,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
-from statistics import geometric_mean
 from typing import get_args
 
 import jax
@@ -29,20 +28,13 @@ import jaxkernels as jk
 from jaxkernels.bench import plot
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.programs import normal, rotations
-from jaxkernels.bench.records import Case, Measured, Run, key_of
-from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, shapes
+from jaxkernels.bench.records import Case, Measured, Run
+from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, several, sizes
 from jaxkernels.bench.timing import last_level_cache_bytes
 from jaxkernels.typing import Algorithm
 
 RUNGS: tuple[Algorithm, ...] = get_args(Algorithm)
-GROUPS = {
-    "square": "squares",
-    "other": "other shapes (m, n, k), batch x (m, n, k)",
-    "transposed": "transposes: N as it is, T transposed in memory",
-    "ladder": "the rungs at one size",
-}
-# Multiply-adds of an SM in a cycle, times 2, SMs and the highest clock: the FP32 peak by data sheet.
-_PEAKS = {"NVIDIA H200": 66.9e12, "NVIDIA H100 80GB HBM3": 66.9e12, "NVIDIA A100": 19.5e12}
+GROUPS = ("square", "other", "transposed", "ladder")
 _PROGRAM_SECONDS = 1e-3
 _MAX_PRODUCTS = 64
 # What a product takes at most, by guess: a part of a GPU's rate, and the latency of a launch.
@@ -58,8 +50,8 @@ _EPSILON = 2.0**-24
 
 def product(group: str, batch: int, m: int, n: int, k: int, transposes: str = "NN") -> Case:
     """C[m, n] = A[m, k] B[k, n], `batch` times; `transposes` says how a and b lie in memory."""
-    sizes = {"batch": batch, "m": m, "n": n, "k": k}
-    return {"group": group, **sizes, "transposes": transposes}
+    case = {"group": group, "batch": batch, "m": m, "n": n, "k": k}
+    return {**case, "transposes": transposes}
 
 
 def _squares(*lengths: int) -> list[Case]:
@@ -100,8 +92,8 @@ def cases(options: Options) -> Iterable[Case]:
     """The shapes that were asked for, n, (m, n, k) or (batch, m, n, k), or the platform's."""
     if not options.shapes:
         return CPU_PRODUCTS if jax.default_backend() == "cpu" else GPU_PRODUCTS
-    sizes = [(1, *shape * 3) if len(shape) == 1 else (1, *shape)[-4:] for shape in options.shapes]
-    asked = [product("other", *four) for four in sizes]
+    four = ((1, *shape * 3) if len(shape) == 1 else (1, *shape)[-4:] for shape in options.shapes)
+    asked = [product("other", b, m, n, k) for b, m, n, k in four]
     return [{**case, "group": "square"} if is_square(case) else case for case in asked]
 
 
@@ -213,13 +205,14 @@ def contenders(case: Case, options: Options) -> Mapping[str, Program]:
     return {name: of(name) for name in ("xla", *rungs)}
 
 
-def watched(platform: str) -> Iterable[tuple[str, Case]]:
+def watched(platform: str) -> Iterable[tuple[str, Case, Program]]:
     """Products of many kinds."""
     products = (CPU_PRODUCTS[0], CPU_PRODUCTS[-1])
     if platform != "cpu":
         squares, transposed = _squares(256, 512, 1024, 2048, 4096), _transposed(1024)[1:]
         products = (*squares, *_OTHERS[:2], *_OTHERS[3:5], *_OTHERS[6:], *transposed)
-    return (("products", case) for case in products)
+    options = Options(algorithms=["pipelined"])
+    return (("products", case, contenders(case, options)["pipelined"]) for case in products)
 
 
 def size(case: Case) -> str:
@@ -229,23 +222,9 @@ def size(case: Case) -> str:
     return text if case["transposes"] == "NN" else f"{text} {case['transposes']}"
 
 
-def peak_of(device: str) -> float | None:
-    """FP32 operations per second of a device; None where it is not known, or a part of one."""
-    if " MIG " in device:
-        return None
-    return next((peak for name, peak in _PEAKS.items() if device.startswith(name)), None)
-
-
 def over_xla(m: Measured, name: str = "pipelined") -> float | None:
     """How many times XLA's rate a rung's is."""
     return m.ratio("xla", name)
-
-
-def kind(m: Measured) -> str:
-    """What a product counts as in the summary; empty for none."""
-    if m["group"] == "square":
-        return "squares from 1024" if m["n"] >= 1024 else "squares below 1024"
-    return "other shapes" if m["group"] == "other" else ""
 
 
 def error(m: Measured, name: str, what: str) -> float | None:
@@ -264,53 +243,39 @@ def _peer(run: Run) -> str:
 
 
 def views(run: Run) -> list[t.View]:
-    """Ours beside XLA's for each group of products, the rungs of a ladder, and means."""
+    """Ours beside XLA's for each group of products, and the rungs of a ladder."""
     unit, text = t.rates(run.platform, "FLOP")
-    peer, peak = _peer(run), peak_of(run.environment["device"])
+    peer = _peer(run)
     notes = ("on a CPU both are XLA's own product",) if run.platform == "cpu" else ()
-    if peak is not None:
-        notes = (f"of peak: of {peak / 1e12:.1f} TFLOP/s, by data sheet",)
+    names = [t.Column("product", lambda m: size(m.case))]
+    rung = t.Column("rung", lambda m: peer if m.contender == "xla" else m.contender)
 
     def columns(name: str = "") -> list[t.Column]:
         """Of a contender; without a name, of the line's own."""
-        of_peak = [t.Column("of peak", lambda m: m.rate(flops(m.case) / peak, name), "{:.3f}")]
         return [
             t.time("us", name, "us", 1),
             t.Column(unit, lambda m: m.rate(flops(m.case), name), text),
             t.Column("relF", lambda m: error(m, name, "relF"), "{:.1e}"),
             t.Column("of bound", lambda m: error(m, name, "of_bound"), "{:.3f}"),
             t.Column(f"of {peer}", lambda m: over_xla(m, name), "{:.3f}"),
-            *(of_peak if peak else ()),
         ]
 
-    of_product = t.Column("product", lambda m: size(m.case))
-    of_peer = [replace(c, head=f"{peer} {c.head}") for c in columns("xla")[:3]]
-    means = t.Column("geometric mean", over_xla, "{:.3f}", geometric_mean)
-    least = t.Column("least", over_xla, "{:.3f}", min, lambda m: size(m.case))
+    names_of_rungs = [*names, rung]
+    names += [replace(c, head=f"{peer} {c.head}") for c in columns("xla")[:3]]
     return [
         t.View(
-            title=lambda m: GROUPS[m["group"]],
-            by=lambda m: m["group"],
-            columns=[of_product, *of_peer, *columns("pipelined")],
-            select=lambda m: not _is_ladder(m),
+            "{group}: (m, n, k), batch x (m, n, k), T is transposed in memory",
+            [*names, *columns("pipelined")],
+            lambda m: not _is_ladder(m),
+            by=("group",),
             notes=notes,
         ),
         t.View(
-            title=lambda m: f"the ladder at {size(m.case)}",
-            by=lambda m: key_of(m.case),
-            columns=[
-                t.Column("rung", lambda m: peer if m.contender == "xla" else m.contender),
-                *columns(),
-            ],
+            "the rungs",
+            [*names_of_rungs, *columns()],
+            _is_ladder,
             contenders=lambda m: [name for name in (*RUNGS, "xla") if name in m.records],
-            select=_is_ladder,
             notes=notes,
-        ),
-        t.View(
-            title=lambda m: f"ours, of {peer}",
-            columns=[t.Column("products", kind), means, least],
-            line=kind,
-            select=lambda m: bool(kind(m)) and over_xla(m) is not None,
         ),
     ]
 
@@ -329,7 +294,7 @@ def figure(run: Run) -> plot.Figure:
 
 
 _ALGORITHMS_HELP = "rungs of every product (default: all for the ladder, pipelined for the others)"
-_SHAPES_HELP = "products (default: squares, other shapes, transposes)"
+_SHAPES_HELP = "as n, mxnxk or batchxmxnxk (default: squares, other shapes, transposes)"
 
 SUITE = Suite(
     name="sgemm",
@@ -339,11 +304,10 @@ SUITE = Suite(
     label=lambda case: f"product {size(case)}",
     views=views,
     figure=figure,
-    axes={"group": tuple(GROUPS)},
+    axes={"group": GROUPS},
     options={
-        "--shapes": shapes("n, mxnxk or batchxmxnxk", _SHAPES_HELP, 1, 3, 4, nargs="+"),
+        "--shapes": several(sizes(1, 3, 4), "SHAPE", _SHAPES_HELP),
         "--algorithms": {"nargs": "+", "choices": RUNGS, "help": _ALGORITHMS_HELP},
     },
     watched=watched,
-    ours=lambda case: contenders(case, Options(algorithms=["pipelined"]))["pipelined"],
 )

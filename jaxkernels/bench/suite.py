@@ -55,9 +55,8 @@ class Suite:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # for add_argument
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of options, where others are meant
     together: Callable[[Case], Hashable] = key_of  # neighbours of one key are sampled in turn
-    # What regress measures on a platform, a group beside each case, and our program of a case.
-    watched: Callable[[str], Iterable[tuple[str, Case]]] = lambda platform: ()
-    ours: Callable[[Case], Program] | None = None
+    # What regress measures on a platform: a group, a case, and our program of it.
+    watched: Callable[[str], Iterable[tuple[str, Case, Program]]] = lambda platform: ()
 
     def chosen(self, options: Options) -> list[list[Case]]:
         """The cases that were asked for, in the parts that are sampled in turn.
@@ -129,31 +128,36 @@ def measure(suite: Suite, options: Options, part: Sequence[Case]) -> list[Record
 
 
 def count(text: str) -> int:
-    """Parses a positive integer written as 268435456 or as 2^28.
+    """A type of options: a positive integer, written as 268435456 or as 2^28.
 
     Example:
         >>> count("2^10"), count("1000")
         (1024, 1000)
     """
     base, _, exponent = text.partition("^")
-    if not base.isdigit() or not int(base) or not (exponent or "1").isdigit():
-        expected = "expected a positive count such as 4096 or 2^12"
-        raise argparse.ArgumentTypeError(f"{expected}, got {text!r}")
-    return int(base) ** int(exponent or 1)
+    value = int(base) ** int(exponent or 1)
+    if value < 1:
+        raise ValueError(text)
+    return value
 
 
-def shapes(form: str, text: str, *ranks: int, **more: Any) -> dict[str, Any]:
-    """What ``add_argument`` takes for an option of sizes joined by "x", of some ranks.
+def sizes(*ranks: int) -> Callable[[str], tuple[int, ...]]:
+    """A type of options: as many positive sizes as one of the ranks, joined by "x".
 
     Example:
-        >>> shapes("mxnxk", "products", 3)["type"]("64x4096x8")
+        >>> sizes(1, 3)("64x4096x8")
         (64, 4096, 8)
     """
 
-    def parse(sizes: str) -> tuple[int, ...]:
-        parts = sizes.split("x")
-        if len(parts) in ranks and all(part.isdigit() and int(part) > 0 for part in parts):
-            return tuple(int(part) for part in parts)
-        raise argparse.ArgumentTypeError(f"expected {form}, got {sizes!r}")
+    def shape(text: str) -> tuple[int, ...]:
+        found = tuple(int(part) for part in text.split("x"))
+        if len(found) not in ranks or min(found) < 1:
+            raise ValueError(text)
+        return found
 
-    return {"type": parse, "metavar": "SHAPE", "help": f"{text}, as {form}", **more}
+    return shape
+
+
+def several(kind: Callable[[str], Any], metavar: str, text: str) -> dict[str, Any]:
+    """What ``add_argument`` takes for an option of one value or more."""
+    return {"nargs": "+", "type": kind, "metavar": metavar, "help": text}

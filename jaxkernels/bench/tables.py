@@ -1,7 +1,6 @@
 """The pivot: tables from records, the same from a run and from its file; and how they are printed.
 
-A `View` says which cases are in a table, which of them share a line, and what its columns are. A
-`Column` is a metric of each case of a line, and a reduction where a line has several.
+A `View` says which cases are in a table and what its columns are, a `Column` what is shown of each.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
-from jaxkernels.bench.records import Measured, key_of
+from jaxkernels.bench.records import Measured
 
 try:
     import rich.box
@@ -26,7 +25,6 @@ except ImportError:  # it comes with the extra "bench"; Markdown serves as well
 _STYLES = {"pass": "green", "FAIL": "bold red", "slower": "bold red", "faster": "green"}
 
 Metric = Callable[[Measured], Any]
-Key = Callable[[Measured], Hashable]
 
 
 @dataclass(frozen=True)
@@ -87,45 +85,36 @@ class Column:
     head: str
     metric: Metric  # the value of a case; None shows as "-"
     pattern: str | Callable[[Any], str] = "{}"  # a format, or a function of the value
-    reduce: Callable[[list[Any]], Any] = lambda values: values[0]  # of the cases of a line
-    at: Metric | None = None  # names the case whose value a reduction chose
 
-    def cell(self, members: Iterable[Measured]) -> str:
-        """The text for the cases of a line."""
-        values = [(v, m) for m in members if (v := self.metric(m)) is not None]
-        if not values:
+    def cell(self, m: Measured) -> str:
+        """The text for a line."""
+        if (value := self.metric(m)) is None:
             return "-"
-        value = self.reduce([v for v, _ in values])
-        text = self.pattern(value) if callable(self.pattern) else self.pattern.format(value)
-        if self.at is None:
-            return text
-        return f"{text} at {next(self.at(m) for v, m in values if v == value)}"
+        return self.pattern.format(value) if isinstance(self.pattern, str) else self.pattern(value)
 
 
 @dataclass(frozen=True)
 class View:
-    """Some tables of one form."""
+    """Some tables of one form, with a line for each case."""
 
-    title: Callable[[Measured], str]  # of a table, from its first case
-    columns: Sequence[Column] | Callable[[Measured], Sequence[Column]]  # or from its first case
+    title: str  # with fields of the first case in braces
+    columns: Sequence[Column] | Callable[[Measured], Sequence[Column]]  # or from the first case
     select: Callable[[Measured], bool] = lambda m: True
-    by: Key = lambda m: ()  # a table for each value
-    contenders: Callable[[Measured], Iterable[str]] | None = None  # that have a line each
-    line: Key = lambda m: (key_of(m.case), m.contender)  # a line for each value
+    by: Sequence[str] = ()  # fields, for each value of which there is a table
+    contenders: Callable[[Measured], Iterable[str]] | None = None  # with a line each
     notes: Sequence[str] = ()
 
     def tables(self, measured: Iterable[Measured]) -> list[Table]:
         """The tables of a run."""
-        chosen = list(filter(self.select, measured))
+        lines = list(filter(self.select, measured))
         if self.contenders is not None:
-            chosen = [replace(m, contender=name) for m in chosen for name in self.contenders(m)]
+            lines = [replace(m, contender=name) for m in lines for name in self.contenders(m)]
         found = []
-        for members in group_by(chosen, self.by).values():
+        for members in group_by(lines, lambda m: tuple(map(m.case.get, self.by))).values():
             columns = self.columns(members[0]) if callable(self.columns) else self.columns
-            lines = group_by(members, self.line).values()
-            rows = tuple(tuple(column.cell(line) for column in columns) for line in lines)
-            heads = tuple(column.head for column in columns)
-            found.append(Table(self.title(members[0]), heads, rows, self.notes))
+            rows = [[column.cell(m) for column in columns] for m in members]
+            title = self.title.format(**members[0].case)
+            found.append(Table(title, [column.head for column in columns], rows, self.notes))
         return found
 
 

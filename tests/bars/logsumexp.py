@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxkernels.bench.logsumexp import MODEL
+from jaxkernels.bench import rows
 from jaxkernels.bench.records import Measured
 from jaxkernels.bench.tables import group_by
 
@@ -13,8 +13,8 @@ _FORWARD = 0.92
 
 
 def _missing(m: Measured) -> list[str]:
-    ceiling = MODEL.ceiling(m)
-    without = [] if MODEL.rate(m, ceiling) else [ceiling]
+    ceiling = rows.traffic(m).ceiling
+    without = [] if rows.rate(m, ceiling) else [ceiling]
     return [*without, *without_time(m, "xla", "auto")]
 
 
@@ -28,7 +28,7 @@ BARS = {
         Bar(
             what=lambda members: f"{members[0]['dtype']} fwd, of read, least",
             select=lambda m: m["direction"] == "fwd",
-            metric=MODEL.of_ceiling,
+            metric=rows.of_ceiling,
             reduce=min,
             limit=_FORWARD,
             groups=_by_dtype,

@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import geometric_mean
 
 from jaxkernels.bench.records import Measured
-from jaxkernels.bench.sgemm import RUNGS, error, flops, kind, over_xla, size
+from jaxkernels.bench.sgemm import RUNGS, error, flops, over_xla, size
 
 from .bar import Bar, Members, complete, over, over_second
 
@@ -17,6 +17,13 @@ _OF_XLA = {
     "squares below 1024": (1.0, 1.0),
     "other shapes": (1.0, 0.9),
 }
+
+
+def kind(m: Measured) -> str:
+    """What a product counts as; empty for none."""
+    if m["group"] == "square":
+        return "squares from 1024" if m["n"] >= 1024 else "squares below 1024"
+    return "other shapes" if m["group"] == "other" else ""
 
 
 def _missing(m: Measured) -> list[str]:

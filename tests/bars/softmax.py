@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from statistics import geometric_mean
 
+from jaxkernels.bench import rows
 from jaxkernels.bench.records import Measured
 from jaxkernels.bench.rows import is_rows
-from jaxkernels.bench.softmax import MODEL
 from jaxkernels.bench.tables import group_by
 
 from .bar import Bar, Members, complete, over_second, without_time
@@ -52,7 +52,7 @@ def region(m: Measured) -> str:
         return "uncached"
     # Rows of clusters count as shared where the memory of an SM would hold them, and as a
     # region of their own where an SM has room for one part of a row only.
-    reads = MODEL.traffic[m["direction"]].reads
+    reads = rows.traffic(m).reads
     read = reads * m["cols"] * (4 if m["dtype"] == "float32" else 2)
     if m["tier"] != "cluster" or read <= _SM_BYTES:
         return "shared"
@@ -83,7 +83,7 @@ def _of_region(name: str, direction: str, of: str, reduce, limit: float) -> Bar:
     return Bar(
         what=lambda members: f"{members[0]['dtype']} {direction} {name}, of copy, {of}",
         select=lambda m: is_rows(m) and (region(m), m["direction"]) == (name, direction),
-        metric=MODEL.of_ceiling,
+        metric=rows.of_ceiling,
         reduce=reduce,
         limit=limit,
         groups=_by_dtype,
@@ -100,7 +100,7 @@ BARS = {
         complete(_missing),
         *(_of_region(*where, "least", min, limit) for where, limit in _EACH.items()),
         *(_of_region(*where, "geometric mean", geometric_mean, v) for where, v in _MEAN.items()),
-        Bar(_odd, is_rows, MODEL.rate, over_second, _ODD_BAR, groups=odd_pairs),
+        Bar(_odd, is_rows, rows.rate, over_second, _ODD_BAR, groups=odd_pairs),
     ],
     # Odd row lengths have no bar on a CPU.
     "cpu": [
