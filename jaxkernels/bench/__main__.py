@@ -71,12 +71,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one sub-command: measures, or reads an earlier run, and writes what was asked for.
 
-    Args:
-        argv: the arguments after the program's name; ``sys.argv[1:]`` when None.
-
-    Returns:
-        The exit code: 1 if something is slower than in the run of ``--against``; 2 if a file cannot
-        be read or compared, or matplotlib is missing.
+    Returns 1 if something is slower than in the run of ``--against``, 2 if a file cannot be read or
+    compared, or matplotlib is missing.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     options = build_parser().parse_args(arguments)

@@ -37,28 +37,19 @@ GROUPS = ("scores", "layers")
 DTYPES = ("bfloat16", "float32")
 VARIANTS = ("plain", "mask", "causal")
 DIRECTIONS = ("fwd", "both")
-_HEADS = {"xla": "XLA", "ours": "ours"}
+_HEADS = {"ours": "ours", "xla": "XLA"}
 # (batch, heads, length), and the depth of a head, which scores do not depend on.
-GPU_SHAPES = {
+GPU_SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     "scores": ((64, 16, 512), (16, 16, 1024), (4, 16, 2048), (1, 16, 4096), (1, 16, 8192)),
     "layers": ((4, 16, 2048, 64),),
 }
-# Where the GPU's shapes are too large: the CPU gets this part of their batch x heads.
-CPU_PART = 16
+# A sixteenth of the batch x heads of a GPU.
+CPU_SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
+    "scores": ((4, 16, 512), (1, 16, 1024), (1, 4, 2048), (1, 1, 4096), (1, 1, 8192)),
+    "layers": ((1, 4, 2048, 64),),
+}
 _DEPTH = 64
 _SIZES = ("batch", "heads", "length", "depth")
-
-
-def part(shape: Sequence[int], divisor: int = CPU_PART) -> tuple[int, ...]:
-    """The shape with batch * heads divided: the batch as far as it goes, then the heads.
-
-    Example:
-        >>> part((64, 16, 512)), part((4, 16, 2048))
-        ((4, 16, 512), (1, 4, 2048))
-    """
-    batch, heads, *rest = shape
-    of_batch = math.gcd(batch, divisor)
-    return (batch // of_batch, heads // math.gcd(heads, divisor // of_batch), *rest)
 
 
 def heads_case(group: str, dtype: str, variant: str, direction: str, shape: Sequence[int]) -> Case:
@@ -69,23 +60,13 @@ def heads_case(group: str, dtype: str, variant: str, direction: str, shape: Sequ
 
 def cases(options: Options) -> Iterable[Case]:
     """Every dtype, shape, variant and direction; layers have no mask."""
-    on_cpu = jax.default_backend() == "cpu"
+    default = CPU_SHAPES if jax.default_backend() == "cpu" else GPU_SHAPES
     asked = {"scores": options.shapes, "layers": options.layer_shapes}
     for group in GROUPS:
-        shapes = asked[group] or [part(s) if on_cpu else s for s in GPU_SHAPES[group]]
+        shapes = asked[group] or default[group]
         variants = [v for v in VARIANTS if group == "scores" or v != "mask"]
         for dtype, shape, variant, direction in product(DTYPES, shapes, variants, DIRECTIONS):
             yield heads_case(group, dtype, variant, direction, shape)
-
-
-def scores_shape(case: Case) -> tuple[int, int, int, int]:
-    """Shape of the scores."""
-    return (case["batch"], case["heads"], case["length"], case["length"])
-
-
-def layer_shape(case: Case) -> tuple[int, int, int, int]:
-    """Shape of queries, keys and values."""
-    return (case["batch"], case["length"], case["heads"], case["depth"])
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -98,10 +79,12 @@ def padding(batch: int, length: int) -> jax.Array:
 
 def draw(case: Case) -> list[Arguments]:
     """(cotangent, scores), and the mask if there is one; or (cotangent, queries, keys, values)."""
-    is_scores = case["group"] == "scores"
-    shape, arrays = (scores_shape(case), 2) if is_scores else (layer_shape(case), 4)
+    batch, heads, length = (case[name] for name in _SIZES[:3])
+    shape, arrays = (batch, heads, length, length), 2
+    if case["group"] == "layers":
+        shape, arrays = (batch, length, heads, case["depth"]), 4
     touched = arrays * math.prod(shape) * jnp.dtype(case["dtype"]).itemsize
-    mask = (padding(case["batch"], case["length"]),) if case["variant"] == "mask" else ()
+    mask = (padding(batch, length),) if case["variant"] == "mask" else ()
     drawn = draw_normal(shape, case["dtype"], arrays, rotations(touched))
     return [(*arguments, *mask) for arguments in drawn]
 
@@ -137,25 +120,15 @@ def _our_layer(variant: str, *qkv: jax.Array) -> jax.Array:
     return jk.dot_product_attention(*qkv, is_causal=variant == "causal")
 
 
-_SCORES = {
-    "copy": lambda variant, x, mask=None: jnp.copy(x),  # read and written once, whatever else
-    "xla": _xla_softmax,
-    "ours": _our_softmax,
-}
-_LAYERS = {
-    "xla": _xla_layer,
-    "ours": _our_layer,
-    "cudnn": partial(_xla_layer, implementation="cudnn"),
-}
+# The copy reads the scores and writes as much, whatever else.
+_COPY = lambda variant, x, mask=None: jnp.copy(x)  # noqa: E731
+_CUDNN = partial(_xla_layer, implementation="cudnn")
+_SCORES = {"copy": _COPY, "xla": _xla_softmax, "ours": _our_softmax}
+_LAYERS = {"xla": _xla_layer, "ours": _our_layer, "cudnn": _CUDNN}
 
 
 def _make(name: str, function: Function, arguments: Arguments) -> Function:
-    """The function under jit.
-
-    Raises:
-        NotImplementedError: cuDNN is not there, which JAX says by a bare RuntimeError when it
-            traces. From anything else that is a bug.
-    """
+    """The function under jit; where cuDNN is not there, JAX says so by a bare RuntimeError."""
     if name == "cudnn":
         try:
             jax.eval_shape(function, *arguments)
@@ -221,7 +194,7 @@ def model_bytes(case: Case) -> int:
         >>> model_bytes({**case, "variant": "mask", "direction": "fwd"})
         272
     """
-    elements = seen = math.prod(scores_shape(case))
+    elements = seen = case["batch"] * case["heads"] * case["length"] ** 2
     if case["variant"] == "causal":
         seen = elements // case["length"] * (case["length"] + 1) // 2
     mask = elements // case["heads"] if case["variant"] == "mask" else 0
@@ -293,18 +266,16 @@ def views(run: Run) -> list[t.View]:
 
 def figure(run: Run) -> plot.Figure:
     """The forward beside its model bytes, and all other gains over XLA."""
-    forward = [m for m in run.measured if (m["group"], m["direction"]) == ("scores", "fwd")]
-    others = [m for m in run.measured if m not in forward]
-    model = {head: {label(m.case): of_model(m, n) for m in forward} for n, head in _HEADS.items()}
-    gains = {"ours": {label(m.case): over_xla(m) for m in others}}
-    titles = {"forward: time over that of the model bytes": model, "times faster than XLA": gains}
-    panels = [
-        partial(plot.dots, title=title, series=series)
-        for title, series in titles.items()
-        if series["ours"]
-    ]
-    most = max(len(forward), len(others))
-    return plot.Figure("attention: scores and layers", [panels], (6.5, 1.0 + 0.18 * most))
+
+    def is_forward(m: Measured) -> bool:
+        return (m["group"], m["direction"]) == ("scores", "fwd")
+
+    model = {head: partial(of_model, name=name) for name, head in _HEADS.items()}
+    panels = {
+        "forward: time over that of the model bytes": (is_forward, model),
+        "times faster than XLA": (lambda m: not is_forward(m), {"ours": over_xla}),
+    }
+    return plot.of_dots("attention: scores and layers", run, label, panels)
 
 
 _HELP = "as batchxheadsxlength[xdepth]; a CPU's default has 1/16 of a GPU's batch x heads"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import os
 import platform
 import re
@@ -11,6 +10,10 @@ import subprocess
 from pathlib import Path
 
 import jax
+import jaxlib
+import numpy
+
+import jaxkernels
 
 
 def _nvidia_driver() -> str:
@@ -33,13 +36,6 @@ def _cpu() -> str:
     return f"{name}, {len(may_use(0)) if may_use else os.cpu_count()} cores"
 
 
-def _version_of(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
 def describe(command: str) -> dict[str, str]:
     """Describes the machine and the software of a run, and the command that makes it again."""
     device = jax.devices()[0]
@@ -51,7 +47,7 @@ def describe(command: str) -> dict[str, str]:
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": command,
         "python": platform.python_version(),
-        **{name: _version_of(name) for name in ("jaxkernels", "jax", "jaxlib", "numpy")},
+        **{module.__name__: module.__version__ for module in (jaxkernels, jax, jaxlib, numpy)},
     }
 
 

@@ -1,30 +1,35 @@
 """Pictures: what is drawn as values, and matplotlib to draw it.
 
 matplotlib is optional: it is imported where a picture is drawn. A panel is a function of axes of
-matplotlib; a suite makes it of `lines` or `dots` with ``functools.partial``.
+matplotlib; a suite makes it of `lines` with ``functools.partial``, or all of them by `of_dots`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from jaxkernels.bench.records import Case, Measured, Run
 
 INK, MUTED, OURS, PEER = "#111827", "#6b7280", "#2563eb", "#ea580c"
 _GRID, _BAND = "#e5e7eb", "#f5f7fa"
 _DASHES = (0, (5, 2))
 
 Panel = Callable[[Any], None]
+Metric = Callable[[Measured], float | None]
+Label = Callable[[Case], str]
 
 
 class Curve(NamedTuple):
     """A line of `lines`; of width 0 it is hollow markers alone."""
 
     label: str  # in the legend, where curves of several panels with one label have one entry
-    points: Sequence[tuple[float, float | None]]  # (x, y), ascending; None leaves a point out
-    colour: str = OURS
-    width: float = 1.5
+    points: Sequence[tuple[float, float]]  # (x, y), ascending
+    colour: str
+    width: float
     dashes: Any = "-"  # matplotlib's style of lines
     marker: str = ""
 
@@ -44,32 +49,24 @@ def lines(
     labels: tuple[str, str, str],
     curves: Sequence[Curve],
     ticks: Sequence[int],
-    ylim: tuple[float, float] | None = None,
-    log_y: bool = False,
+    top: float,
     spans: Sequence[tuple[float, str]] = (),
 ) -> None:
-    """Curves over a logarithmic axis.
+    """Curves over a logarithmic axis, from back to front, y from 0 to `top`.
 
-    Args:
-        axes: of matplotlib.
-        labels: the title, and those of the two axes.
-        curves: from back to front.
-        ticks: of the x axis.
-        ylim: the least and the greatest y; None for those of the points.
-        log_y: whether the y axis is logarithmic as well.
-        spans: (x, name) where a shaded span begins, ascending.
+    `labels` are the title and those of the axes; a span of `spans`, (x, name), is shaded and begins
+    at x.
     """
-    from matplotlib.ticker import NullFormatter, NullLocator, ScalarFormatter
+    from matplotlib.ticker import NullLocator
 
     for curve in curves:
-        points = [point for point in curve.points if point[1] is not None]
         axes.plot(
-            *(zip(*points, strict=True) if points else ((), ())),
-            label=curve.label if points else None,
+            *zip(*curve.points, strict=True),
+            label=curve.label,
             color=curve.colour,
             linewidth=curve.width,
             linestyle=curve.dashes if curve.width else "",
-            marker=curve.marker or ("o" if len(points) == 1 else ""),
+            marker=curve.marker or ("o" if len(curve.points) == 1 else ""),
             markersize=4 if curve.width else 5.4,
             markerfacecolor=curve.colour if curve.width else "white",
             zorder=2 if curve.width else 5,
@@ -81,11 +78,7 @@ def lines(
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
-    if log_y:
-        axes.set_yscale("log", base=2)
-        axes.yaxis.set_major_formatter(ScalarFormatter())
-        axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set_ylim(ylim)
+    axes.set_ylim(0, top)
     axes.grid(color=_GRID, linewidth=0.8)
     left, right = axes.get_xlim()
     axes.set_xlim(left, right)
@@ -97,28 +90,43 @@ def lines(
         axes.text((start * end) ** 0.5, 0.025, name, fontsize=8.5, color=MUTED, **where)
 
 
-def dots(axes: Any, *, title: str, series: Mapping[str, Mapping[str, float | None]]) -> None:
-    """A line of dots for each label, the first label on top; those of one series are joined with 1.
-
-    Args:
-        axes: of matplotlib.
-        title: above the panel.
-        series: by its name in the legend, the values by label.
-    """
-    labels = list(next(iter(series.values())))
-    for name, values in series.items():
-        points = [(v, -p) for p, label in enumerate(labels) if (v := values[label]) is not None]
-        x, y = zip(*points, strict=True) if points else ((), ())
-        colour = PEER if name == "XLA" else OURS
-        axes.plot(x, y, "o", color=colour, markersize=5, label=name)
-        if len(series) == 1:
-            axes.hlines(y, 1.0, x, color=colour, linewidth=2, alpha=0.35)
+def dots(
+    axes: Any,
+    *,
+    title: str,
+    members: Sequence[Measured],
+    label: Label,
+    series: Mapping[str, Metric],
+) -> None:
+    """A line of dots for each case, the first one on top: the values of metrics by their names."""
+    for name, metric in series.items():
+        points = [(v, -y) for y, m in enumerate(members) if (v := metric(m)) is not None]
+        axes.plot(*(zip(*points, strict=True) if points else ((), ())), "o", label=name)
+    if len(series) > 1:
+        axes.legend(fontsize=8, frameon=False)
     axes.axvline(1.0, color=MUTED, linewidth=1.2, linestyle=_DASHES)
-    axes.set_yticks([-p for p in range(len(labels))], labels)
+    axes.set_yticks([-y for y in range(len(members))], [label(m.case) for m in members])
     axes.set_title(title)
 
 
+def of_dots(
+    title: str,
+    run: Run,
+    label: Label,
+    panels: Mapping[str, tuple[Callable[[Measured], bool], Mapping[str, Metric]]],
+) -> Figure:
+    """A picture of dots: by the title of a panel, which cases are in it, and their metrics."""
+    chosen = {text: list(filter(select, run.measured)) for text, (select, _) in panels.items()}
+    found = [
+        partial(dots, title=text, members=members, label=label, series=panels[text][1])
+        for text, members in chosen.items()
+        if members
+    ]
+    return Figure(title, [found], (6.5, 1.5 + 0.18 * max(map(len, chosen.values()))))
+
+
 _STYLE: dict[Any, Any] = {
+    "axes.prop_cycle": "cycler('color', ['2563eb', 'ea580c', '0d9488', 'db2777', '8b5cf6', '6b7280'])",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlelocation": "left",
@@ -148,8 +156,9 @@ def draw(figure: Figure, subtitle: str, path: Path) -> None:
         for index, panel in enumerate(panel for row in figure.panels for panel in row):
             axes = drawn.add_subplot(rows, columns, index + 1)
             panel(axes)
-            found, labels = axes.get_legend_handles_labels()
-            handles |= dict(zip(labels, found, strict=True))
+            if axes.get_legend() is None:
+                found, labels = axes.get_legend_handles_labels()
+                handles |= dict(zip(labels, found, strict=True))
     if len(handles) > 1:
         where = {"loc": "outside lower left", "ncols": 3 * max(1, columns), "frameon": False}
         # Long enough for dashes.

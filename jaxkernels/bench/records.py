@@ -127,16 +127,7 @@ def write(run: Run, path: Path) -> None:
 
 
 def read(path: Path, suite: str | None = None) -> Run:
-    """Reads what `write` wrote.
-
-    Args:
-        path: the file.
-        suite: name of the benchmark that it has to be of; None for any.
-
-    Raises:
-        ValueError: if it is no file of that benchmark.
-        OSError: if it cannot be read.
-    """
+    """Reads what `write` wrote, of one suite or of any; ValueError if the file is of no such run."""
     text = path.read_text()
     try:
         try:

@@ -39,11 +39,7 @@ def views(run: Run) -> list[t.View]:
 
 
 def suite_of(suites: Sequence[Suite]) -> Suite:
-    """The suite of all cells that some suites want to be watched.
-
-    Args:
-        suites: of the operations.
-    """
+    """The suite of all cells that the suites of operations want to be watched."""
 
     @cache
     def cells() -> dict[str, tuple[str, Case, Program]]:
@@ -87,11 +83,7 @@ def change(old: Record, new: Record) -> str:
 
 
 def compare(before: Run, after: Run, markdown: bool = False) -> int:
-    """Prints what became slower or faster.
-
-    Returns:
-        1 if a cell is slower, or had a time and has none; 2 if the runs cannot be compared.
-    """
+    """Prints what became slower or faster; 1 if a cell is slower or lost, 2 if nothing compares."""
     machines = [(run.environment["device"], run.platform) for run in (before, after)]
     if machines[0] != machines[1]:
         print(f"cannot compare runs of different machines: {machines}", file=sys.stderr)

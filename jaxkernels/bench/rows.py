@@ -112,8 +112,8 @@ def row_case(
     operation: str, direction: str, dtype: str, rows: int, cols: int, group: str = "rows"
 ) -> Case:
     """A case of (rows, cols), without the tier that is planned for it."""
-    names = ("group", "operation", "direction", "dtype", "rows", "cols")
-    return dict(zip(names, (group, operation, direction, dtype, rows, cols), strict=True))
+    kind = {"group": group, "operation": operation, "direction": direction, "dtype": dtype}
+    return {**kind, "rows": rows, "cols": cols}
 
 
 def _with_tier(case: Case) -> Case:
@@ -175,13 +175,10 @@ def compared(
 def pullback(
     function: Callable[[jax.Array], jax.Array], case: Case
 ) -> tuple[list[jax.ShapeDtypeStruct], Function]:
-    """The backward pass of a function of x, alone: the forward runs nowhere inside.
+    """What the residuals of a function of x are, and its jitted (*residuals, cotangent) -> dx.
 
-    ``jax.vjp`` returns a pytree whose leaves are the residuals. Its structure comes from an
-    abstract evaluation.
-
-    Returns:
-        What the residuals are, and the jitted (*residuals, cotangent) -> dx.
+    The forward runs nowhere inside: ``jax.vjp`` returns a pytree whose leaves are the residuals, and
+    its structure comes from an abstract evaluation.
     """
     x = jax.ShapeDtypeStruct((case["rows"], case["cols"]), case["dtype"])
     abstract = jax.eval_shape(lambda primal: jax.vjp(function, primal)[1], x)
@@ -278,7 +275,7 @@ def figure(run: Run) -> plot.Figure:
             labels=(title, "row length (columns)", f"throughput ({unit} of model bytes)"),
             curves=_curves(members, scale),
             ticks=powers[:: 2 if len(powers) > 9 else 1],
-            ylim=(0.0, 1.06 * scale * max(rates, default=1 / scale)),
+            top=1.06 * scale * max(rates, default=1 / scale),
             spans=_spans(members),
         )
 
@@ -299,13 +296,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def suite(name: str, options: Mapping[str, Any] | None = None, **more: Any) -> Suite:
-    """The suite of a row operation.
-
-    Args:
-        name: of the sub-command and of the operation in `TRAFFIC`.
-        options: beyond those of all row operations.
-        more: of `Suite`: its cases and contenders, and what regress watches.
-    """
+    """The suite of a row operation of `TRAFFIC`, with options beyond those of all of them."""
     return Suite(
         name=name,
         label=label,

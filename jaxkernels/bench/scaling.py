@@ -27,7 +27,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import cache, partial
 from itertools import product
 from typing import Any
@@ -55,7 +54,6 @@ from jaxkernels.bench.suite import (
 
 CONTENDERS = {"gathered": "gathered", "xla": "XLA", "ours": "ours"}
 DIRECTIONS = ("fwd", "both")
-_DASHES = {"fwd": "-", "both": "--"}
 # The dtypes of each group.
 DTYPES = {
     "softmax": ("float32", "bfloat16"),
@@ -152,21 +150,12 @@ def compiled(function: Function, arguments: Arguments) -> Any:
     return partial(_waited, program) if jax.default_backend() == "cpu" else program
 
 
-def count_collectives(text: str) -> dict[str, int]:
-    """Counts the collectives of an HLO program.
-
-    Example:
-        >>> count_collectives("a = f32[8] all-gather-start(x); b = f32[8] all-gather-done(a)")
-        {'all-gather': 1}
-    """
-    return dict(sorted(Counter(_COLLECTIVE.findall(text)).items()))
-
-
-def _count(program: Any, arguments: Arguments) -> dict[str, int]:
+def collectives(program: Any, arguments: Arguments) -> dict[str, int]:
+    """Counts the collectives of a compiled program."""
     program = program.args[0] if isinstance(program, partial) else program
     if (text := program.as_text()) is None:
         raise NotImplementedError("this backend does not show the compiled program")
-    return count_collectives(text)
+    return dict(sorted(Counter(_COLLECTIVE.findall(text)).items()))
 
 
 def contenders(case: Case, options: Options) -> Mapping[str, Program]:
@@ -177,7 +166,7 @@ def contenders(case: Case, options: Options) -> Mapping[str, Program]:
 
     def program(function: Function, drawn: partial) -> Program:
         directed = function if direction == "fwd" else with_gradient(function)
-        return Program(partial(compiled, directed), drawn, inspect={"collectives": _count})
+        return Program(partial(compiled, directed), drawn, inspect={"collectives": collectives})
 
     if group == "vocabulary":
         sharding = cut(case["devices"], 1)
@@ -258,39 +247,20 @@ def views(run: Run) -> list[t.View]:
 
 
 def figure(run: Run) -> plot.Figure:
-    """Efficiencies of weak scaling, then gains on a vocabulary that is cut."""
-    efficiencies = [
-        plot.Curve(
-            label(m.case),
-            [(int(name), efficiency(replace(m, contender=name))) for name in m.records],
-            plot.PEER if m["group"] == "attention" else plot.OURS,
-            dashes=_DASHES[m["direction"]],
-            marker="o",
-        )
-        for m in filter(is_weak, run.measured)
-    ]
-    cut = t.group_by((m for m in run.measured if not is_weak(m)), lambda m: m["direction"])
-    gains = [
-        plot.Curve(
-            f"over {CONTENDERS[peer]}, {direction}",
-            [(m["devices"], m.ratio(peer, "ours")) for m in members],
-            colour,
-            dashes=_DASHES[direction],
-            marker="o",
-        )
-        for peer, colour in (("gathered", plot.OURS), ("xla", plot.PEER))
-        for direction, members in cut.items()
-    ]
-
-    def panel(title: str, curves: list[plot.Curve], **how: Any) -> list[plot.Panel]:
-        ticks = sorted({x for curve in curves for x, y in curve.points if y is not None})
-        labels = (title, "devices", "")
-        return [partial(plot.lines, labels=labels, curves=curves, ticks=ticks, **how)] * bool(ticks)
-
-    # What is at stake in efficiency lies between 0.9 and 1; where more is lost, the axis goes on down.
-    panels = panel("weak scaling: efficiency", efficiencies, ylim=(0.9, 1.01))
-    panels += panel("log_softmax of a vocabulary cut over devices: times faster", gains, log_y=True)
-    return plot.Figure("scaling over devices", [panels])
+    """Efficiencies of weak scaling, and gains on a vocabulary that is cut."""
+    numbers = {name: None for m in run.measured if is_weak(m) for name in m.records if name != "1"}
+    efficiencies = {
+        f"{name} devices": partial(Measured.ratio, peer="1", contender=name) for name in numbers
+    }
+    gains = {
+        f"over {CONTENDERS[n]}": partial(Measured.ratio, peer=n, contender="ours")
+        for n in ("gathered", "xla")
+    }
+    panels = {
+        "rows and batches: time on 1 device over that on n": (is_weak, efficiencies),
+        "log_softmax over a vocabulary: times faster": (lambda m: not is_weak(m), gains),
+    }
+    return plot.of_dots("scaling over devices", run, label, panels)
 
 
 _DEVICES_HELP = "numbers of devices; 1 is always measured (default: 1, 2, 4, ... up to all)"

@@ -281,16 +281,13 @@ def views(run: Run) -> list[t.View]:
 
 
 def figure(run: Run) -> plot.Figure:
-    """The rungs at one size (where they were measured), and all products, beside XLA's."""
-    ladders = [m for m in run.measured if m["group"] == "ladder"]
-    rungs = {f"{name} {size(m.case)}": over_xla(m, name) for m in ladders for name in RUNGS}
-    products = {size(m.case): over_xla(m) for m in run.measured if m["group"] != "ladder"}
-    panels = [
-        partial(plot.dots, title=f"{what}, times {_peer(run)}'s rate", series={"ours": values})
-        for what, values in (("the ladder", rungs), ("pipelined", products))
-        if any(values.values())
-    ]
-    return plot.Figure("sgemm: float32 products", [panels], (6.0, 4.2))
+    """The rungs where they were measured, and the fastest one of other products, beside XLA's."""
+    times = f"times {_peer(run)}'s rate"
+    panels = {
+        f"the ladder, {times}": (_is_ladder, {n: partial(over_xla, name=n) for n in RUNGS}),
+        f"pipelined, {times}": (lambda m: not _is_ladder(m), {"ours": over_xla}),
+    }
+    return plot.of_dots("sgemm: float32 products", run, size, panels)
 
 
 _ALGORITHMS_HELP = "rungs of every product (default: all for the ladder, pipelined for the others)"

@@ -70,16 +70,10 @@ class Suite:
 
 
 def measure(suite: Suite, options: Options, part: Sequence[Case]) -> list[Record]:
-    """Measures cases, all of their contenders in turn; see ``timing`` for the method.
+    """Measures a part of `Suite.chosen`, all contenders of all of its cases in turn.
 
-    Args:
-        suite: the benchmark.
-        options: as its command line has them.
-        part: some cases of `Suite.chosen`.
-
-    Returns:
-        A record for each contender of each case. One that was refused, or ran out of memory, says
-        so, and the others are measured all the same.
+    A contender that was refused, or ran out of memory, has a record that says so, and the others
+    are measured all the same.
     """
     programs = {
         f"{number} {name}": (case, name, program)

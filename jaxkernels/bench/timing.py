@@ -95,15 +95,14 @@ def measure_together(
     """Times contenders in turn; see the module's docstring for the method.
 
     Args:
-        makes: by contender, what returns the function to time. It runs inside the guard that turns
-            a refusal (a tier that cannot serve the row length) into an empty cell.
+        makes: by contender, what returns the function to time. It may refuse, as a tier does that
+            cannot serve the row length.
         arguments: by contender, a tuple for each rotation; call i takes ``arguments[i % len]``.
         repeats: samples per contender.
         min_sample_seconds: the least duration of one sample.
 
     Returns:
-        The samples, seconds per call, by contender, and, for each that refused or ran out of
-        memory, the reason.
+        By contender the samples, seconds per call, or why there are none.
     """
     ready: dict[str, tuple[Callable[..., Any], int]] = {}
     samples: dict[str, list[float]] = {}

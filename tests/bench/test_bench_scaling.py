@@ -182,14 +182,18 @@ def test_collectives_are_counted():
       %e = f32[8]{0} all-to-all(%y)
       %f = f32[8]{0} collective-permute-start(%y)
     """
-    assert scaling.count_collectives(text) == {
+
+    def counted(text):
+        return scaling.collectives(argparse.Namespace(as_text=lambda: text), ())
+
+    assert counted(text) == {
         "all-gather": 2,
         "all-reduce": 1,
         "all-to-all": 1,
         "collective-permute": 1,
         "reduce-scatter": 1,
     }
-    assert scaling.count_collectives("%a = f32[8] add(%x, %y)") == {}
+    assert counted("%a = f32[8] add(%x, %y)") == {}
 
 
 @pytest.mark.parametrize("where", ["draw", "compiled", "text"])
