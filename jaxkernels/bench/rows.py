@@ -24,16 +24,7 @@ from jaxkernels.bench import plot
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.programs import draw_normal, rotations
 from jaxkernels.bench.records import Case, Measured, Run
-from jaxkernels.bench.suite import (
-    Arguments,
-    Draw,
-    Function,
-    Options,
-    Program,
-    Suite,
-    count,
-    several,
-)
+from jaxkernels.bench.suite import Draw, Function, Options, Program, Suite, count, several
 from jaxkernels.typing import Operation, Tier
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -141,7 +132,7 @@ def label(case: Case) -> str:
     return f"{case['operation']} {case['direction']} {case['dtype']} {shape}"
 
 
-def draw(case: Case, arrays: int, touched: int) -> list[Arguments]:
+def draw(case: Case, arrays: int, touched: int) -> list[tuple]:
     """Some arrays (rows, cols) for each rotation.
 
     The contender that touches least, `touched` such arrays, decides how many rotations there are.

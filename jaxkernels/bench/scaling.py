@@ -41,16 +41,7 @@ from jaxkernels.bench import plot
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.programs import SCALE, rotations, with_gradient
 from jaxkernels.bench.records import Case, Measured, Run
-from jaxkernels.bench.suite import (
-    Arguments,
-    Function,
-    Options,
-    Program,
-    Suite,
-    count,
-    several,
-    sizes,
-)
+from jaxkernels.bench.suite import Function, Options, Program, Suite, count, several, sizes
 
 CONTENDERS = {"gathered": "gathered", "xla": "XLA", "ours": "ours"}
 DIRECTIONS = ("fwd", "both")
@@ -132,7 +123,7 @@ def _drawing(shape: tuple[int, ...], dtype: str, sharding: NamedSharding) -> Fun
 
 def draw(
     shape: tuple[int, ...], dtype: str, sharding: NamedSharding, direction: str, turns: int
-) -> list[Arguments]:
+) -> list[tuple]:
     """(x,) or (cotangent, x), as often as calls rotate."""
     drawing, each = _drawing(shape, dtype, sharding), 1 if direction == "fwd" else 2
     return [tuple(drawing(each * turn + i) for i in range(each)) for turn in range(turns)]
@@ -143,14 +134,14 @@ def _waited(program: Any, *arguments: jax.Array) -> Any:
     return jax.block_until_ready(program(*arguments))
 
 
-def compiled(function: Function, arguments: Arguments) -> Any:
+def compiled(function: Function, arguments: tuple) -> Any:
     """The program whose results are sharded as the first argument is."""
     sharding = arguments[0].sharding
     program = jax.jit(function, out_shardings=sharding).lower(*arguments).compile()
     return partial(_waited, program) if jax.default_backend() == "cpu" else program
 
 
-def collectives(program: Any, arguments: Arguments) -> dict[str, int]:
+def collectives(program: Any, arguments: tuple) -> dict[str, int]:
     """Counts the collectives of a compiled program."""
     program = program.args[0] if isinstance(program, partial) else program
     if (text := program.as_text()) is None:

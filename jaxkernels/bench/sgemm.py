@@ -54,31 +54,23 @@ def product(group: str, batch: int, m: int, n: int, k: int, transposes: str = "N
     return {**case, "transposes": transposes}
 
 
-def _squares(*lengths: int) -> list[Case]:
-    return [product("square", 1, n, n, n) for n in lengths]
+def _squares(*lengths: int, group: str = "square", kinds: Sequence[str] = ("NN",)) -> list[Case]:
+    return [product(group, 1, n, n, n, kind) for n in lengths for kind in kinds]
 
 
-def _transposed(*lengths: int, kinds: Sequence[str] = ("NN", "NT", "TN", "TT")) -> list[Case]:
-    return [product("transposed", 1, n, n, n, kind) for n in lengths for kind in kinds]
-
-
-_OTHERS = (
-    product("other", 1, 4096, 4096, 64),
-    product("other", 1, 64, 4096, 4096),
-    product("other", 1, 8192, 128, 8192),
-    product("other", 1, 128, 128, 65536),
-    product("other", 1, 4097, 4095, 4093),
-    product("other", 1, 1000, 1000, 1000),
+_KINDS = ("NN", "NT", "TN", "TT")
+_OTHERS = [
+    *(product("other", 1, 4096, 4096, 64), product("other", 1, 64, 4096, 4096)),
+    *(product("other", 1, 8192, 128, 8192), product("other", 1, 128, 128, 65536)),
+    *(product("other", 1, 4097, 4095, 4093), product("other", 1, 1000, 1000, 1000)),
     product("other", 1, 50257, 768, 1024),
-    product("other", 64, 512, 512, 64),
-    product("other", 512, 128, 128, 128),
-)
-_LADDER = product("ladder", 1, 4096, 4096, 4096)
+    *(product("other", 64, 512, 512, 64), product("other", 512, 128, 128, 128)),
+]
 GPU_PRODUCTS = (
     *_squares(256, 512, 1024, 2048, 4096, 8192),
     *_OTHERS,
-    *_transposed(1024, 4096),
-    _LADDER,
+    *_squares(1024, 4096, group="transposed", kinds=_KINDS),
+    *_squares(4096, group="ladder"),
 )
 CPU_PRODUCTS = (*_squares(256, 512), product("other", 4, 96, 80, 64))
 
@@ -149,8 +141,6 @@ def products_per_call(case: Case, platform: str) -> int:
     Example:
         >>> products_per_call(product("square", 1, 4096, 4096, 4096), "gpu")
         4
-        >>> products_per_call(product("other", 1, 256, 256, 64), "gpu")
-        64
         >>> products_per_call(product("square", 1, 16, 16, 16), "gpu")
         1024
     """
@@ -209,8 +199,9 @@ def watched(platform: str) -> Iterable[tuple[str, Case, Program]]:
     """Products of many kinds."""
     products = (CPU_PRODUCTS[0], CPU_PRODUCTS[-1])
     if platform != "cpu":
-        squares, transposed = _squares(256, 512, 1024, 2048, 4096), _transposed(1024)[1:]
-        products = (*squares, *_OTHERS[:2], *_OTHERS[3:5], *_OTHERS[6:], *transposed)
+        transposed = _squares(1024, group="transposed", kinds=_KINDS[1:])
+        others = (*_OTHERS[:2], *_OTHERS[3:5], *_OTHERS[6:])
+        products = (*_squares(256, 512, 1024, 2048, 4096), *others, *transposed)
     options = Options(algorithms=["pipelined"])
     return (("products", case, contenders(case, options)["pipelined"]) for case in products)
 
