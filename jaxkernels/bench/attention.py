@@ -266,16 +266,14 @@ def views(run: Run) -> list[t.View]:
 
 def figure(run: Run) -> plot.Figure:
     """The forward beside its model bytes, and all other gains over XLA."""
-
-    def is_forward(m: Measured) -> bool:
-        return (m["group"], m["direction"]) == ("scores", "fwd")
-
+    forward = [m for m in run.measured if (m["group"], m["direction"]) == ("scores", "fwd")]
+    others = [m for m in run.measured if m not in forward]
     model = {head: partial(of_model, name=name) for name, head in _HEADS.items()}
     panels = {
-        "forward: time over that of the model bytes": (is_forward, model),
-        "times faster than XLA": (lambda m: not is_forward(m), {"ours": over_xla}),
+        "forward: time over that of the model bytes": (forward, model),
+        "times faster than XLA": (others, {"ours": over_xla}),
     }
-    return plot.of_dots("attention: scores and layers", run, label, panels)
+    return plot.of_dots("attention: scores and layers", lambda m: label(m.case), panels)
 
 
 _HELP = "as batchxheadsxlength[xdepth]; a CPU's default has 1/16 of a GPU's batch x heads"

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxkernels.bench.records import Case, Measured, Run
+from jaxkernels.bench.records import Measured
 
 INK, MUTED, OURS, PEER = "#111827", "#6b7280", "#2563eb", "#ea580c"
 _GRID, _BAND = "#e5e7eb", "#f5f7fa"
@@ -20,7 +20,7 @@ _DASHES = (0, (5, 2))
 
 Panel = Callable[[Any], None]
 Metric = Callable[[Measured], float | None]
-Label = Callable[[Case], str]
+Label = Callable[[Measured], str]
 
 
 class Curve(NamedTuple):
@@ -105,24 +105,23 @@ def dots(
     if len(series) > 1:
         axes.legend(fontsize=8, frameon=False)
     axes.axvline(1.0, color=MUTED, linewidth=1.2, linestyle=_DASHES)
-    axes.set_yticks([-y for y in range(len(members))], [label(m.case) for m in members])
+    axes.set_yticks([-y for y in range(len(members))], list(map(label, members)))
     axes.set_title(title)
 
 
 def of_dots(
     title: str,
-    run: Run,
     label: Label,
-    panels: Mapping[str, tuple[Callable[[Measured], bool], Mapping[str, Metric]]],
+    panels: Mapping[str, tuple[Sequence[Measured], Mapping[str, Metric]]],
 ) -> Figure:
-    """A picture of dots: by the title of a panel, which cases are in it, and their metrics."""
-    chosen = {text: list(filter(select, run.measured)) for text, (select, _) in panels.items()}
+    """A picture of dots: by the title of a panel the cases that are in it, and their metrics."""
     found = [
-        partial(dots, title=text, members=members, label=label, series=panels[text][1])
-        for text, members in chosen.items()
+        partial(dots, title=text, members=members, label=label, series=series)
+        for text, (members, series) in panels.items()
         if members
     ]
-    return Figure(title, [found], (6.5, 1.5 + 0.18 * max(map(len, chosen.values()))))
+    most = max(len(members) for members, _ in panels.values())
+    return Figure(title, [found], (6.5, 1.5 + 0.18 * most))
 
 
 _STYLE: dict[Any, Any] = {

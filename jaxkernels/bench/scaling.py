@@ -44,6 +44,7 @@ from jaxkernels.bench.records import Case, Measured, Run
 from jaxkernels.bench.suite import Function, Options, Program, Suite, count, several, sizes
 
 CONTENDERS = {"gathered": "gathered", "xla": "XLA", "ours": "ours"}
+_PEERS = ("gathered", "xla")
 DIRECTIONS = ("fwd", "both")
 # The dtypes of each group.
 DTYPES = {
@@ -212,7 +213,7 @@ def views(run: Run) -> list[t.View]:
     weak += [t.Column("efficiency", efficiency, "{:.3f}"), _collectives("collectives")]
     strong = [array, *t.fields("devices")]
     strong += [t.time(f"{head} ms", name) for name, head in CONTENDERS.items()]
-    strong += [t.times_faster(f"x {CONTENDERS[n]}", n, "ours") for n in ("gathered", "xla")]
+    strong += [t.times_faster(f"x {CONTENDERS[n]}", n, "ours") for n in _PEERS]
     strong += [_collectives(f"{head} collectives", name) for name, head in CONTENDERS.items()]
     return [
         t.View(
@@ -239,19 +240,20 @@ def views(run: Run) -> list[t.View]:
 
 def figure(run: Run) -> plot.Figure:
     """Efficiencies of weak scaling, and gains on a vocabulary that is cut."""
-    numbers = {name: None for m in run.measured if is_weak(m) for name in m.records if name != "1"}
-    efficiencies = {
-        f"{name} devices": partial(Measured.ratio, peer="1", contender=name) for name in numbers
-    }
-    gains = {
-        f"over {CONTENDERS[n]}": partial(Measured.ratio, peer=n, contender="ours")
-        for n in ("gathered", "xla")
-    }
+    weak = list(filter(is_weak, run.measured))
+    cut = [m for m in run.measured if not is_weak(m)]
+    numbers = {name: None for m in weak for name in m.records if name != "1"}
     panels = {
-        "rows and batches: time on 1 device over that on n": (is_weak, efficiencies),
-        "log_softmax over a vocabulary: times faster": (lambda m: not is_weak(m), gains),
+        "rows and batches: time on 1 device over that on n": (
+            weak,
+            {f"{n} devices": partial(Measured.ratio, peer="1", contender=n) for n in numbers},
+        ),
+        "log_softmax over a vocabulary: times faster": (
+            cut,
+            {f"than {n}": partial(Measured.ratio, peer=n, contender="ours") for n in _PEERS},
+        ),
     }
-    return plot.of_dots("scaling over devices", run, label, panels)
+    return plot.of_dots("scaling over devices", lambda m: label(m.case), panels)
 
 
 _DEVICES_HELP = "numbers of devices; 1 is always measured (default: 1, 2, 4, ... up to all)"

@@ -273,12 +273,16 @@ def views(run: Run) -> list[t.View]:
 
 def figure(run: Run) -> plot.Figure:
     """The rungs where they were measured, and the fastest one of other products, beside XLA's."""
+    rungs = [replace(m, contender=n) for m in run.measured if _is_ladder(m) for n in RUNGS]
+    products = [m for m in run.measured if not _is_ladder(m)]
     times = f"times {_peer(run)}'s rate"
     panels = {
-        f"the ladder, {times}": (_is_ladder, {n: partial(over_xla, name=n) for n in RUNGS}),
-        f"pipelined, {times}": (lambda m: not _is_ladder(m), {"ours": over_xla}),
+        f"the ladder, {times}": (rungs, {"ours": lambda m: over_xla(m, m.contender)}),
+        f"pipelined, {times}": (products, {"ours": over_xla}),
     }
-    return plot.of_dots("sgemm: float32 products", run, size, panels)
+    return plot.of_dots(
+        "sgemm: float32 products", lambda m: f"{m.contender} {size(m.case)}", panels
+    )
 
 
 _ALGORITHMS_HELP = "rungs of every product (default: all for the ladder, pipelined for the others)"

@@ -73,6 +73,7 @@ def test_the_package_ships_no_bars():
     ("cols", "tier", "direction", "region"),
     [
         (4096, "block", "fwd", "short"),
+        (4097, "block", "fwd", "shared"),
         (16384, "block", "fwd", "shared"),
         (50257, "cluster", "fwd", "shared"),  # as block_smem would hold it
         (65536, "cluster", "fwd", "cluster"),

@@ -54,6 +54,15 @@ def test_bars_notice(what, failing):
         assert any(what in name for name in _failed(*cases))
 
 
+@pytest.mark.parametrize(("n", "name"), [(1023, "below"), (1024, "from"), (4096, "from")])
+def test_squares_are_of_two_kinds(n, name):
+    """0.98 of cuBLAS: short squares have to reach it each, large ones in the mean."""
+    found = _failed(_measured({"xla": 0.98, "pipelined": 1.0}, n=n))
+    what = f"squares {name} 1024, of cuBLAS"
+    least = [f"{what}, least"] if name == "below" else []
+    assert found == [f"{what}, geometric mean", *least]
+
+
 def test_ladder_has_to_rise():
     def failed(*seconds):
         return _failed(_ladder_of(*seconds))
