@@ -10,14 +10,11 @@ Layout:
   ``records``      what was measured: one contender in one case, one line of JSON
   ``suite``        one operation's benchmark as a value, and how every suite is measured
   ``programs``     what the programs of several suites are made of: inputs, chains, gradients
-  ``tables``       the pivot that makes every table of records
+  ``tables``       the pivot that makes every table of records, and how it is printed
   ``plot``         pictures as values, and matplotlib to draw them
-  ``compare``      two runs of one machine: what became slower
-  ``console``      progress on stderr, tables on stdout or as Markdown
-  ``runner``       the sub-command of a suite; ``options`` has the types of its options
-  ``rows``         what the suites of row operations share: cases and contenders; ``rows_model`` has
-                   what they are compared with, ``rows_report`` what is shown of them
+  ``rows``         what the suites of row operations share: cases, contenders, tables, picture
   ``softmax``, ``logsumexp``, ``sgemm``, ``attention``, ``scaling``
-                   the suites: what is measured; what is shown of it is in ``*_report``
+                   the suites
   ``regress``      ours alone, over the cells that the suites watch: two runs of one machine compared
+  ``__main__``     the command line, derived from the suites
 """

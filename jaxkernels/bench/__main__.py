@@ -1,16 +1,58 @@
-"""Command line of the benchmarks: one sub-command per suite."""
+"""Command line of the benchmarks: one sub-command per suite, derived from it."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from jaxkernels.bench import attention, logsumexp, regress, runner, scaling, sgemm, softmax
+from jaxkernels.bench import (
+    attention,
+    environment,
+    logsumexp,
+    plot,
+    records,
+    regress,
+    scaling,
+    sgemm,
+    softmax,
+)
+from jaxkernels.bench.suite import Suite, count, measure
+from jaxkernels.bench.tables import group_by, print_table
 
 OPERATIONS = (softmax.SUITE, logsumexp.SUITE, attention.SUITE, sgemm.SUITE, scaling.SUITE)
 # What regress watches is what every operation's suite gives it.
 SUITES = (*OPERATIONS, regress.suite_of(OPERATIONS))
+
+# Options that say nothing of how a run was measured.
+_OUTPUTS = {"benchmark", "json", "plot", "markdown", "from_json", "against", "suite", "command"}
+
+
+def _add_parser(commands: Any, suite: Suite) -> None:
+    parser = commands.add_parser(suite.name, help=suite.summary, description=suite.summary)
+    what = parser.add_argument_group("what to measure")
+    for name, choices in suite.axes.items():
+        what.add_argument(f"--{name}s", nargs="+", choices=choices, default=choices)
+    for flag, keywords in suite.options.items():
+        what.add_argument(flag, **keywords)
+    how = parser.add_argument_group("how to measure")
+    how.add_argument("--repeats", type=count, default=5, metavar="N", help="samples per median")
+    how.add_argument(
+        "--min-sample-ms", type=float, default=20.0, metavar="MS", help="least length of a sample"
+    )
+    out = parser.add_argument_group("what to write")
+    files = {"--json": "keep every number, a record a line"}
+    if suite.figure is not None:
+        files["--plot"] = "draw the run (PNG, SVG, PDF)"
+    files["--from-json"] = "show an earlier run, measure nothing"
+    for flag, text in files.items():
+        out.add_argument(flag, type=Path, metavar="FILE", help=text)
+    out.add_argument("--markdown", action="store_true", help="print Markdown, ready for a README")
+    parser.set_defaults(suite=suite, **suite.defaults)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -19,25 +61,75 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m jaxkernels.bench",
         description="Measure jaxkernels beside XLA and a plain copy, in one process and one run.",
     )
+    parser.set_defaults(plot=None, against=None)
     commands = parser.add_subparsers(title="operations", dest="benchmark", required=True)
     for suite in SUITES:
-        runner.add_parser(commands, suite)
+        _add_parser(commands, suite)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one sub-command.
+    """Runs one sub-command: measures, or reads an earlier run, and writes what was asked for.
 
-    Args:
-        argv: the arguments after the program's name; ``sys.argv[1:]`` when None.
-
-    Returns:
-        The exit code.
+    Returns 1 if something is slower than in the run of ``--against``, 2 if a file cannot be read or
+    compared, or matplotlib is missing.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     options = build_parser().parse_args(arguments)
-    options.command_line = arguments
-    return runner.run(options)
+    options.command = "python -m jaxkernels.bench " + shlex.join(arguments)
+    suite: Suite = options.suite
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        # Said before minutes of measuring, not after.
+        print("--plot needs matplotlib: pip install 'jaxkernels[bench]'", file=sys.stderr)
+        return 2
+    earlier: dict[Path, records.Run] = {}
+    for path in filter(None, (options.against, options.from_json)):
+        try:
+            earlier[path] = records.read(path, suite.name)
+        except (OSError, ValueError) as error:
+            print(f"cannot read {path}: {error}", file=sys.stderr)
+            return 2
+    run = earlier[options.from_json] if options.from_json else _measure(options)
+    if options.json:
+        records.write(run, options.json)
+    if options.plot and suite.figure is not None:
+        plot.draw(suite.figure(run), environment.summarise(run.environment), options.plot)
+    _show(suite, run, options.markdown)
+    if options.against is None:
+        return 0
+    return regress.compare(earlier[options.against], run, options.markdown)
+
+
+def _measure(options: argparse.Namespace) -> records.Run:
+    suite: Suite = options.suite
+    parts = suite.chosen(options)
+    found: list[records.Record] = []
+    for number, part in enumerate(parts, 1):
+        more = f" and {len(part) - 1} more" if part[1:] else ""
+        progress = f"{suite.name} [{number}/{len(parts)}] {suite.label(part[0])}{more}"
+        print(progress, file=sys.stderr, flush=True)
+        found += measure(suite, options, part)
+    settings = {name: value for name, value in vars(options).items() if name not in _OUTPUTS}
+    about = environment.describe(options.command)
+    return records.Run(suite.name, about, settings, tuple(found))
+
+
+def refusals(run: records.Run, suite: Suite) -> list[str]:
+    """One line for each reason of a contender: where it came first, and how often."""
+    refused = group_by((r for r in run.records if r.refused), lambda r: (r.contender, r.refused))
+    return [
+        f"{name}: {why} ({suite.label(first.case)}" + (f" and {len(more)} more)" if more else ")")
+        for (name, why), (first, *more) in refused.items()
+    ]
+
+
+def _show(suite: Suite, run: records.Run, markdown: bool) -> None:
+    """Prints where a run was made, its tables, and why what is missing in them is."""
+    print(f"{environment.summarise(run.environment)}; made by `{run.environment['command']}`\n")
+    for view in suite.views(run):
+        for table in view.tables(run.measured):
+            print_table(table, markdown)
+    print("\n\n".join(refusals(run, suite)))
 
 
 if __name__ == "__main__":

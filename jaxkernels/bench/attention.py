@@ -18,61 +18,52 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import jaxkernels as jk
-from jaxkernels.bench import attention_report
-from jaxkernels.bench.attention_report import DIRECTIONS, DTYPES, layer_shape, scores_shape
-from jaxkernels.bench.options import several, sizes
+from jaxkernels.bench import plot
+from jaxkernels.bench import tables as t
 from jaxkernels.bench.programs import SCALE, draw_normal, forward, rotations, with_gradient
-from jaxkernels.bench.records import Case
-from jaxkernels.bench.suite import Arguments, Axis, Function, Options, Program, Suite, Watched
+from jaxkernels.bench.records import Case, Measured, Run
+from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, several, sizes
 from jaxkernels.bench.timing import first_line
 
 GROUPS = ("scores", "layers")
+DTYPES = ("bfloat16", "float32")
 VARIANTS = ("plain", "mask", "causal")
+DIRECTIONS = ("fwd", "both")
+_HEADS = {"ours": "ours", "xla": "XLA"}
 # (batch, heads, length), and the depth of a head, which scores do not depend on.
-GPU_SCORES = ((64, 16, 512), (16, 16, 1024), (4, 16, 2048), (1, 16, 4096), (1, 16, 8192))
-GPU_LAYERS = ((4, 16, 2048, 64),)
-# Where the GPU's shapes are too large: the CPU gets this part of their batch x heads.
-CPU_PART = 16
+GPU_SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
+    "scores": ((64, 16, 512), (16, 16, 1024), (4, 16, 2048), (1, 16, 4096), (1, 16, 8192)),
+    "layers": ((4, 16, 2048, 64),),
+}
+# A sixteenth of the batch x heads of a GPU.
+CPU_SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
+    "scores": ((4, 16, 512), (1, 16, 1024), (1, 4, 2048), (1, 1, 4096), (1, 1, 8192)),
+    "layers": ((1, 4, 2048, 64),),
+}
 _DEPTH = 64
-
-
-def part(shape: Sequence[int], divisor: int = CPU_PART) -> tuple[int, ...]:
-    """The shape with batch * heads divided: the batch as far as it goes, then the heads.
-
-    Example:
-        >>> part((64, 16, 512)), part((4, 16, 2048))
-        ((4, 16, 512), (1, 4, 2048))
-    """
-    batch, heads, *rest = shape
-    of_batch = math.gcd(batch, divisor)
-    return (batch // of_batch, heads // math.gcd(heads, divisor // of_batch), *rest)
+_SIZES = ("batch", "heads", "length", "depth")
 
 
 def heads_case(group: str, dtype: str, variant: str, direction: str, shape: Sequence[int]) -> Case:
     """A case of (batch, heads, length), for layers with a depth."""
-    names = (
-        ("batch", "heads", "length", "depth") if group == "layers" else ("batch", "heads", "length")
-    )
     kind = {"group": group, "dtype": dtype, "variant": variant, "direction": direction}
-    return kind | dict(zip(names, (*shape, _DEPTH), strict=False))
+    return kind | dict(zip(_SIZES[: 4 if group == "layers" else 3], (*shape, _DEPTH), strict=False))
 
 
 def cases(options: Options) -> Iterable[Case]:
     """Every dtype, shape, variant and direction; layers have no mask."""
-    on_cpu = jax.default_backend() == "cpu"
-    default = {"scores": GPU_SCORES, "layers": GPU_LAYERS}
+    default = CPU_SHAPES if jax.default_backend() == "cpu" else GPU_SHAPES
     asked = {"scores": options.shapes, "layers": options.layer_shapes}
     for group in GROUPS:
-        shapes = asked[group] or [part(s) if on_cpu else s for s in default[group]]
+        shapes = asked[group] or default[group]
         variants = [v for v in VARIANTS if group == "scores" or v != "mask"]
         for dtype, shape, variant, direction in product(DTYPES, shapes, variants, DIRECTIONS):
             yield heads_case(group, dtype, variant, direction, shape)
@@ -88,10 +79,12 @@ def padding(batch: int, length: int) -> jax.Array:
 
 def draw(case: Case) -> list[Arguments]:
     """(cotangent, scores), and the mask if there is one; or (cotangent, queries, keys, values)."""
-    is_scores = case["group"] == "scores"
-    shape, arrays = (scores_shape(case), 2) if is_scores else (layer_shape(case), 4)
+    batch, heads, length = (case[name] for name in _SIZES[:3])
+    shape, arrays = (batch, heads, length, length), 2
+    if case["group"] == "layers":
+        shape, arrays = (batch, length, heads, case["depth"]), 4
     touched = arrays * math.prod(shape) * jnp.dtype(case["dtype"]).itemsize
-    mask = (padding(case["batch"], case["length"]),) if case["variant"] == "mask" else ()
+    mask = (padding(batch, length),) if case["variant"] == "mask" else ()
     drawn = draw_normal(shape, case["dtype"], arrays, rotations(touched))
     return [(*arguments, *mask) for arguments in drawn]
 
@@ -114,46 +107,28 @@ def _xla_softmax(variant: str, x: jax.Array, mask: jax.Array | None = None) -> j
     return jax.nn.softmax(scaled)
 
 
-def _xla_layer(
-    variant: str, q: jax.Array, k: jax.Array, v: jax.Array, *, implementation: str = "xla"
-) -> jax.Array:
+def _xla_layer(variant: str, *qkv: jax.Array, implementation: str = "xla") -> jax.Array:
     """jax.nn's layer; float32 at the highest precision, for its default is TF32."""
-    precision = "highest" if q.dtype == jnp.float32 else "default"
-    causal = variant == "causal"
+    precision = "highest" if qkv[0].dtype == jnp.float32 else "default"
+    how: dict = {"is_causal": variant == "causal", "implementation": implementation}
     with jax.default_matmul_precision(precision):
-        return jax.nn.dot_product_attention(
-            q,
-            k,
-            v,
-            is_causal=causal,
-            implementation=implementation,  # type: ignore[arg-type]
-        )
+        return jax.nn.dot_product_attention(*qkv, **how)
 
 
-def _our_layer(variant: str, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def _our_layer(variant: str, *qkv: jax.Array) -> jax.Array:
     """Ours, as a user gets it."""
-    return jk.dot_product_attention(q, k, v, is_causal=variant == "causal")
+    return jk.dot_product_attention(*qkv, is_causal=variant == "causal")
 
 
-_SCORES = {
-    "copy": lambda variant, x, mask=None: jnp.copy(x),  # read and written once, whatever else
-    "xla": _xla_softmax,
-    "ours": _our_softmax,
-}
-_LAYERS = {
-    "xla": _xla_layer,
-    "ours": _our_layer,
-    "cudnn": partial(_xla_layer, implementation="cudnn"),
-}
+# The copy reads the scores and writes as much, whatever else.
+_COPY = lambda variant, x, mask=None: jnp.copy(x)  # noqa: E731
+_CUDNN = partial(_xla_layer, implementation="cudnn")
+_SCORES = {"copy": _COPY, "xla": _xla_softmax, "ours": _our_softmax}
+_LAYERS = {"xla": _xla_layer, "ours": _our_layer, "cudnn": _CUDNN}
 
 
 def _make(name: str, function: Function, arguments: Arguments) -> Function:
-    """The function under jit.
-
-    Raises:
-        NotImplementedError: cuDNN is not there, which JAX says by a bare RuntimeError when it
-            traces. From anything else that is a bug.
-    """
+    """The function under jit; where cuDNN is not there, JAX says so by a bare RuntimeError."""
     if name == "cudnn":
         try:
             jax.eval_shape(function, *arguments)
@@ -187,11 +162,8 @@ def contenders(case: Case, options: Options | None = None) -> Mapping[str, Progr
     for name, function in (_SCORES if is_scores else _LAYERS).items():
         if name == "cudnn" and case["dtype"] == "float32":
             continue
-        look: dict[str, Callable] = {}
-        if is_scores and is_both and name != "copy":
-            look["temp_bytes"] = _temp_bytes
-        if not is_scores and name == "ours":
-            look["kernels"] = _kernels
+        look = {"temp_bytes": _temp_bytes} if is_scores and is_both and name != "copy" else {}
+        look |= {"kernels": _kernels} if not is_scores and name == "ours" else {}
         of_variant = partial(function, case["variant"])
         copies = name == "copy" or not is_both
         whole = forward(of_variant) if copies else with_gradient(of_variant, 1 if is_scores else 3)
@@ -199,42 +171,125 @@ def contenders(case: Case, options: Options | None = None) -> Mapping[str, Progr
     return programs
 
 
-def watched(platform: str) -> Iterable[Watched]:
-    """Ours of scores and layers of one shape."""
-    on_cpu = platform == "cpu"
-    kinds = {
-        "scores": (VARIANTS, (1, 4, 256) if on_cpu else (4, 16, 1024)),
-        "layers": (("causal",), (1, 4, 128, 32))
-        if on_cpu
-        else (("plain", "causal"), (4, 16, 1024)),
-    }
+def watched(platform: str) -> Iterable[tuple[str, Case, Program]]:
+    """Scores and layers of one shape."""
+    kinds = {"scores": (VARIANTS, (4, 16, 1024)), "layers": (("plain", "causal"), (4, 16, 1024))}
+    if platform == "cpu":
+        kinds = {"scores": (VARIANTS, (1, 4, 256)), "layers": (("causal",), (1, 4, 128, 32))}
     for group, (variants, shape) in kinds.items():
         for dtype, direction, variant in product(("float32", "bfloat16"), DIRECTIONS, variants):
             case = heads_case(group, dtype, variant, direction, shape)
-            program = contenders(case)["ours"]
-            yield Watched(group, case, Program(program.make, program.draw))
+            yield group, case, contenders(case)["ours"]
 
 
-def _option(of: str) -> dict[str, Any]:
-    form = "batchxheadsxlength or batchxheadsxlengthxdepth"
-    default = f"a CPU's default has 1/{CPU_PART} of a GPU's batch x heads"
-    return several(sizes(form, 3, 4), "SHAPE", f"{of} as {form}; {default}")
+def model_bytes(case: Case) -> int:
+    """The bytes that cannot but move: each array once, where a causal row ends at its diagonal.
 
+    Forward reads the scores (and the mask, a byte an element, once for all heads) and writes y.
+    Backward reads y and dy and writes the gradient. Zeros beyond the diagonal are written, not
+    read. What lies behind a mask counts as read.
+
+    Example:
+        >>> case = {"batch": 1, "heads": 2, "length": 4, "dtype": "float32"}
+        >>> model_bytes({**case, "variant": "mask", "direction": "fwd"})
+        272
+    """
+    elements = seen = case["batch"] * case["heads"] * case["length"] ** 2
+    if case["variant"] == "causal":
+        seen = elements // case["length"] * (case["length"] + 1) // 2
+    mask = elements // case["heads"] if case["variant"] == "mask" else 0
+    backward = 2 * seen + elements if case["direction"] == "both" else 0
+    return jnp.dtype(case["dtype"]).itemsize * (seen + elements + backward) + mask
+
+
+def copy_rate(m: Measured) -> float | None:
+    """Bytes per second of the copy: read once, written once."""
+    return m.rate(model_bytes({**m.case, "variant": "plain", "direction": "fwd"}), "copy")
+
+
+def of_model(m: Measured, name: str = "ours") -> float | None:
+    """A contender's time over that of its model bytes at the rate of the copy."""
+    seconds, rate = m.seconds(name), copy_rate(m)
+    return None if seconds is None or rate is None else seconds * rate / model_bytes(m.case)
+
+
+def over_xla(m: Measured) -> float | None:
+    """How many times faster than XLA ours is."""
+    return m.ratio("xla", "ours")
+
+
+def label(case: Case) -> str:
+    """The case in one line."""
+    size = "x".join(str(case[name]) for name in _SIZES if name in case)
+    return f"{case['group']} {case['variant']} {case['direction']} {case['dtype']} {size}"
+
+
+def views(run: Run) -> list[t.View]:
+    """Scores, a table for each dtype and direction, and all layers."""
+    unit, text = t.rates(run.platform)
+    xla, ours = t.time("XLA ms", "xla"), t.time("ours ms", "ours")
+    gain = t.times_faster("x XLA", "xla", "ours")
+
+    def scores(m: Measured) -> list[t.Column]:
+        columns = t.fields("length", "batch", "heads", "variant")
+        columns += [t.Column(f"copy {unit}", copy_rate, text), xla, ours, gain]
+        for name, head in _HEADS.items():
+            columns.append(t.Column(f"{head} of model", partial(of_model, name=name), "{:.2f}"))
+        for name, head in _HEADS.items() if m["direction"] == "both" else ():
+            memory = partial(Measured.extra, contender=name, name="temp_bytes")
+            columns.append(t.Column(f"{head} temp MiB", memory, lambda b: f"{b / 2**20:.1f}"))
+        return columns
+
+    layers = t.fields("dtype", "direction", "variant", "batch", "length", "heads", "depth")
+    layers += [xla, t.time("cuDNN ms", "cudnn"), ours, gain]
+    layers += [t.times_faster("x cuDNN", "cudnn", "ours")]
+    kernels = sorted({name for m in run.measured for name in m.extra("ours", "kernels") or ()})
+    return [
+        t.View(
+            "scale, mask and softmax, {direction}, {dtype}",
+            scores,
+            lambda m: m["group"] == "scores",
+            by=("dtype", "direction"),
+            notes=("of model: time over that of the model bytes at the rate of the copy",),
+        ),
+        t.View(
+            "attention layers",
+            layers,
+            lambda m: m["group"] == "layers",
+            notes=(
+                "XLA's float32 at the highest precision; cuDNN has no float32",
+                f"our kernels in our programs: {', '.join(kernels) or 'none'}",
+            ),
+        ),
+    ]
+
+
+def figure(run: Run) -> plot.Figure:
+    """The forward beside its model bytes, and all other gains over XLA."""
+    forward = [m for m in run.measured if (m["group"], m["direction"]) == ("scores", "fwd")]
+    others = [m for m in run.measured if m not in forward]
+    model = {head: partial(of_model, name=name) for name, head in _HEADS.items()}
+    panels = {
+        "forward: time over that of the model bytes": (forward, model),
+        "times faster than XLA": (others, {"ours": over_xla}),
+    }
+    return plot.of_dots("attention: scores and layers", lambda m: label(m.case), panels)
+
+
+_HELP = "as batchxheadsxlength[xdepth]; a CPU's default has 1/16 of a GPU's batch x heads"
 
 SUITE = Suite(
     name="attention",
     summary="scale, mask and softmax of scores, and attention layers, beside XLA, cuDNN and a copy",
     cases=cases,
     contenders=contenders,
-    label=attention_report.label,
-    views=attention_report.views,
-    figure=attention_report.figure,
-    axes=(
-        Axis("group", GROUPS),
-        Axis("dtype", DTYPES),
-        Axis("variant", VARIANTS),
-        Axis("direction", tuple(DIRECTIONS)),
-    ),
-    options={"--shapes": _option("scores"), "--layer-shapes": _option("layers")},
+    label=label,
+    views=views,
+    figure=figure,
+    axes={"group": GROUPS, "dtype": DTYPES, "variant": VARIANTS, "direction": DIRECTIONS},
+    options={
+        "--shapes": several(sizes(3, 4), "SHAPE", f"scores, {_HELP}"),
+        "--layer-shapes": several(sizes(3, 4), "SHAPE", f"layers, {_HELP}"),
+    },
     watched=watched,
 )

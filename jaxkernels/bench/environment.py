@@ -3,98 +3,61 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import os
 import platform
 import re
-import shlex
-import shutil
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+import jaxlib
+import numpy
 
-_PACKAGES = ("jaxkernels", "jax", "jaxlib", "numpy")
+import jaxkernels
 
 
 def _nvidia_driver() -> str:
-    """Returns the version of the NVIDIA driver, or an empty string where it cannot be asked."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ""
-    query = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
+    """The version of the NVIDIA driver; empty where it cannot be asked."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
-    lines = answer.stdout.split()
-    return lines[0] if lines else ""
+    return next(iter(answer.stdout.split()), "")
 
 
-def _cpu_name() -> str:
-    """Returns the model name of the CPU."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        text = ""
+def _cpu() -> str:
+    """The CPU and how many of its cores this process may use."""
+    info = Path("/proc/cpuinfo")
+    text = info.read_text() if info.exists() else ""
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found.group(1).strip() if found else platform.processor() or platform.machine()
+    name = found[1].strip() if found else platform.processor() or platform.machine()
+    may_use = getattr(os, "sched_getaffinity", None)
+    return f"{name}, {len(may_use(0)) if may_use else os.cpu_count()} cores"
 
 
-def _cpu_count() -> int:
-    """Returns the number of CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _version_of(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-def describe_environment(benchmark: str, command_line: Sequence[str]) -> dict[str, str]:
-    """Describes the machine and the software of this run.
-
-    Args:
-        benchmark: the sub-command, for the command that makes the run again.
-        command_line: the arguments after ``python -m jaxkernels.bench``.
-
-    Returns:
-        ``device``, ``platform``, ``driver`` (empty if unknown), ``date`` (UTC), ``command``,
-        ``python`` and one entry per package with its version.
-    """
+def describe(command: str) -> dict[str, str]:
+    """Describes the machine and the software of a run, and the command that makes it again."""
     device = jax.devices()[0]
     on_cpu = device.platform == "cpu"
-    name = f"{_cpu_name()}, {_cpu_count()} cores" if on_cpu else device.device_kind
-    arguments = list(command_line) or [benchmark]
     return {
-        "device": name,
+        "device": _cpu() if on_cpu else device.device_kind,
         "platform": device.platform,
         "driver": "" if on_cpu else _nvidia_driver(),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": "python -m jaxkernels.bench " + shlex.join(arguments),
+        "command": command,
         "python": platform.python_version(),
-        **{package: _version_of(package) for package in _PACKAGES},
+        **{module.__name__: module.__version__ for module in (jaxkernels, jax, jaxlib, numpy)},
     }
 
 
-def summarise_environment(environment: dict[str, str]) -> str:
-    """Returns one line: device, driver, versions and date.
+def summarise(environment: dict[str, str]) -> str:
+    """One line: device, driver, versions and date.
 
     Example:
-        >>> summarise_environment({"device": "H200", "driver": "580", "jax": "0.11.2",
-        ...                        "jaxkernels": "0.1.0", "date": "2026-11-21"})
-        'H200, driver 580, JAX 0.11.2, jaxkernels 0.1.0, 2026-11-21'
+        >>> summarise({"device": "H200", "driver": "580", "jax": "0.11.2", "date": "2026-11-21"})
+        'H200, driver 580, JAX 0.11.2, 2026-11-21'
     """
-    parts = [environment["device"]]
-    if environment.get("driver"):
-        parts.append(f"driver {environment['driver']}")
-    parts.append(f"JAX {environment['jax']}")
-    if environment.get("jaxkernels"):
-        parts.append(f"jaxkernels {environment['jaxkernels']}")
-    parts.append(environment["date"])
-    return ", ".join(parts)
+    heads = {"device": "", "driver": "driver ", "jax": "JAX ", "jaxkernels": "jaxkernels "}
+    names = {**heads, "date": ""}
+    return ", ".join(f"{head}{environment[n]}" for n, head in names.items() if environment.get(n))

@@ -25,32 +25,24 @@ from itertools import product
 import jax
 
 import jaxkernels as jk
-from jaxkernels.bench import rows, rows_report
+from jaxkernels.bench import rows
 from jaxkernels.bench.programs import normal, with_gradient
 from jaxkernels.bench.records import Case
 from jaxkernels.bench.rows import DTYPES, draw, row_case
-from jaxkernels.bench.rows_model import RowModel, Traffic
-from jaxkernels.bench.suite import Arguments, Draw, Function, Options, Program, Suite, Watched
+from jaxkernels.bench.suite import Arguments, Draw, Function, Options, Program
 
 # Lengths of every tier: powers of two, odd ones, vocabularies.
 GPU_COLS = (
     *(8, 17, 33, 128, 197, 512, 1001, 1024, 2048, 4096, 8192, 16384),
     *(24576, 32003, 32768, 50257, 65536, 128256, 131072, 262144, 1048576),
 )
-TRAFFIC = {
-    "fwd": Traffic(reads=1, scalars=1, ceiling="read"),
-    "grad": Traffic(reads=1, writes=1, scalars=1, ceiling="copy"),
-    "both": Traffic(reads=2, writes=1, scalars=2, ceiling="copy"),
-}
-MODEL = RowModel(TRAFFIC)
-
 _ours: Function = partial(jk.logsumexp, axis=-1)
 _xla: Function = partial(jax.nn.logsumexp, axis=-1)
 
 
 def cases(options: Options) -> Iterable[Case]:
     """Every dtype, direction and length."""
-    return rows.row_cases("logsumexp", TRAFFIC, GPU_COLS, options)
+    return rows.row_cases("logsumexp", GPU_COLS, options)
 
 
 def _draw_x(case: Case) -> Draw:
@@ -83,31 +75,26 @@ def contenders(case: Case, options: Options) -> Mapping[str, Program]:
     """A ceiling, XLA and ours of one case."""
     of_x = _draw_x(case)
     return rows.compared(
+        case,
         options,
-        TRAFFIC[case["direction"]].ceiling,
         of_x,
         xla=_program(_xla, case, of_x),
         ours=lambda tier: _program(rows.forced(_ours, tier), case, of_x),
     )
 
 
-def watched(platform: str) -> Iterable[Watched]:
+def watched(platform: str) -> Iterable[tuple[str, Case, Program]]:
     """Rows of a warp and of a cluster, on any GPU."""
     elements, lengths = (2**20, (1001,)) if platform == "cpu" else (2**26, (197, 50257))
     for dtype, direction, cols in product(DTYPES[:2], ("fwd", "grad"), lengths):
         case = row_case("logsumexp", direction, dtype, max(1, elements // cols), cols)
-        yield Watched("rows", case, _program(rows.forced(_ours), case, _draw_x(case)))
+        yield "rows", case, _program(rows.forced(_ours), case, _draw_x(case))
 
 
-SUITE = Suite(
-    name="logsumexp",
+SUITE = rows.suite(
+    "logsumexp",
     summary="logsumexp, forward, backward and both, beside jax.nn's, a plain read and a plain copy",
     cases=cases,
     contenders=contenders,
-    label=rows.label,
-    views=partial(rows_report.views, MODEL),
-    figure=partial(rows_report.figure, MODEL),
-    axes=rows.axes(TRAFFIC),
-    options=rows.OPTIONS,
     watched=watched,
 )

@@ -19,17 +19,17 @@ CHAIN_CALLS = 64
 
 @partial(jax.jit, static_argnums=(1, 2))
 def normal(seed: int, shape: tuple[int, ...], dtype: str = "float32") -> jax.Array:
-    """Returns random normal numbers, drawn on the device in float32, rounded to `dtype`."""
+    """Random normal numbers, drawn on the device in float32, rounded to `dtype`."""
     return jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(dtype)
 
 
 def rotations(touched_bytes: int) -> int:
-    """Returns how many copies of what a call touches push it past this platform's cache."""
+    """How many copies of what a call touches push it past this platform's cache."""
     return rotations_for(touched_bytes, last_level_cache_bytes(jax.default_backend()))
 
 
 def draw_normal(shape: tuple[int, ...], dtype: str, arrays: int, count: int) -> list[tuple]:
-    """Returns `count` tuples of as many arrays of random normal numbers, all different."""
+    """So many tuples of as many arrays of random normal numbers, all different."""
     return [
         tuple(normal(arrays * turn + i, shape, dtype) for i in range(arrays))
         for turn in range(count)
@@ -37,9 +37,7 @@ def draw_normal(shape: tuple[int, ...], dtype: str, arrays: int, count: int) -> 
 
 
 def chain(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Returns a function that applies `function` again and again to its own result.
-
-    The result takes the place of the last argument; the others stay as they are.
+    """Applies a function again and again: its result takes the place of the last argument.
 
     The calls depend on one another, so they cannot overlap. The barrier keeps XLA from fusing the
     end of one call with the beginning of the next. The chain is unrolled, because each turn of a

@@ -23,49 +23,30 @@ Case = dict[str, Any]
 
 @dataclass(frozen=True)
 class Record:
-    """What was measured of one contender in one case.
-
-    Attributes:
-        suite: name of the benchmark.
-        case: the fields that say what was measured.
-        contender: who did it, such as "xla", "copy" or "ours".
-        seconds: median time of one operation; None without a time.
-        samples: the times behind the median.
-        extra: what else is known of the contender, by name.
-        refused: why there is no time, or why something of `extra` is not there; else empty.
-    """
+    """What was measured of one contender in one case."""
 
     suite: str
     case: Case
-    contender: str
-    seconds: float | None = None
-    samples: Sequence[float] = ()
-    extra: dict[str, Any] = field(default_factory=dict)
-    refused: str = ""
-
-    @property
-    def quartiles(self) -> tuple[float, float]:
-        """The first and the third quartile of the samples; of one sample, that."""
-        if len(self.samples) < 2:
-            return self.samples[0], self.samples[0]
-        first, _, third = statistics.quantiles(self.samples, n=4, method="inclusive")
-        return first, third
+    contender: str  # such as "xla", "copy" or "ours"
+    seconds: float | None = None  # median time of one operation
+    samples: Sequence[float] = ()  # the times behind the median
+    extra: dict[str, Any] = field(default_factory=dict)  # what else is known, by name
+    refused: str = ""  # why there is no time, or why something of `extra` is not there
 
     @property
     def spread(self) -> float:
-        """The distance of the quartiles as a part of the median."""
-        first, third = self.quartiles
-        return (third - first) / statistics.median(self.samples)
+        """The distance of the quartiles of the samples as a part of the median."""
+        if len(self.samples) < 2:
+            return 0.0
+        first, median, third = statistics.quantiles(self.samples, n=4, method="inclusive")
+        return (third - first) / median
 
 
 @dataclass(frozen=True)
 class Measured:
     """One case with the records of all its contenders.
 
-    Attributes:
-        case: the fields that say what was measured.
-        records: by contender.
-        contender: the one that a line of a table is about; empty where it is about all of them.
+    Where a name of a contender is left out, the one is meant that a line of a table is about.
     """
 
     case: Case
@@ -77,41 +58,34 @@ class Measured:
         return self.case.get(name)
 
     def seconds(self, contender: str = "") -> float | None:
-        """The median time of a contender, or of the line's own; None if it has none."""
+        """The median time of a contender; None if it has none."""
         record = self.records.get(contender or self.contender)
         seconds = None if record is None else record.seconds
         return seconds if seconds is not None and 0 < seconds < math.inf else None
 
     def rate(self, amount: float, contender: str = "") -> float | None:
-        """An amount per second of a contender's, or of the line's own; None without a time."""
+        """An amount per second; None without a time."""
         seconds = self.seconds(contender)
         return None if seconds is None else amount / seconds
 
     def ratio(self, peer: str, contender: str = "") -> float | None:
-        """How many times faster than a peer a contender, or the line's own, is; None without both."""
-        slow, fast = self.seconds(peer), self.seconds(contender)
-        return None if slow is None or fast is None else slow / fast
+        """How many times faster than a peer a contender is; None without both times."""
+        slow = self.seconds(peer)
+        return None if slow is None else self.rate(slow, contender)
 
     def extra(self, contender: str, name: str) -> Any:
-        """What else is known of a contender, or, where it is empty, of the line's own; or None."""
+        """What else is known of a contender; None if it is not."""
         record = self.records.get(contender or self.contender)
         return None if record is None else record.extra.get(name)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: where, how, and what came out.
-
-    Attributes:
-        suite: name of the benchmark.
-        environment: as `environment.describe_environment` gives it.
-        settings: the options by which it was measured.
-        records: all that was measured.
-    """
+    """One run: where, how, and what came out."""
 
     suite: str
-    environment: dict[str, str]
-    settings: dict[str, Any]
+    environment: dict[str, str]  # as `environment.describe` gives it
+    settings: dict[str, Any]  # the options by which it was measured
     records: tuple[Record, ...]
 
     @property
@@ -134,8 +108,8 @@ def by_case(records: Iterable[Record]) -> list[Measured]:
     """Brings the records of each case together.
 
     Example:
-        >>> a, b = (Record("s", {"cols": 8}, name, seconds) for name, seconds in (("a", 2.0), ("b", 1.0)))
-        >>> [m.ratio("a", "b") for m in by_case([a, b])]
+        >>> found = by_case(Record("s", {"cols": 8}, name, len(name)) for name in ("a", "bb"))
+        >>> [m.ratio("bb", "a") for m in found]
         [2.0]
     """
     found: dict[str, dict[str, Record]] = {}
@@ -153,40 +127,26 @@ def write(run: Run, path: Path) -> None:
 
 
 def read(path: Path, suite: str | None = None) -> Run:
-    """Reads what `write` wrote.
-
-    Args:
-        path: the file.
-        suite: name of the benchmark that it has to be of; None for any.
-
-    Raises:
-        ValueError: if it is no file of that benchmark.
-        OSError: if it cannot be read.
-    """
+    """Reads what `write` wrote, of one suite or of any; ValueError if the file is of no such run."""
     text = path.read_text()
     try:
-        about, *lines = [json.loads(line) for line in text.splitlines() if line.strip()]
-    except ValueError:
-        about, lines = _first_schema(json.loads(text))
-    found = (about.get("suite"), about.get("schema")) if isinstance(about, dict) else None
-    if found is None or found[1] != SCHEMA or suite not in (None, found[0]):
-        wanted = f"a {suite} benchmark" if suite else "a benchmark"
-        raise ValueError(f"expected {wanted} of schema {SCHEMA}, got {found}")
-    try:
+        try:
+            about, *lines = [json.loads(line) for line in text.splitlines() if line.strip()]
+        except ValueError:
+            about, lines = _first_schema(json.loads(text))
+        if about["schema"] != SCHEMA or suite not in (None, about["suite"]):
+            found = f"{about['suite']} of schema {about['schema']}"
+            raise ValueError(f"expected {suite or 'a benchmark'} of schema {SCHEMA}, got {found}")
         records = tuple(Record(**line) for line in lines)
         return Run(about["suite"], about["environment"], about["settings"], records)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"damaged: {error}") from error
+        raise ValueError(f"no run of a benchmark: {error!r}") from error
 
 
 def _first_schema(content: Any) -> tuple[Any, list[dict[str, Any]]]:
-    """A run of regress as version 0.1's first files kept it, so that old kernels can be compared.
-
-    Anything else is returned as it is, for `read` to refuse.
-    """
-    kind = (content.get("benchmark"), content.get("schema")) if isinstance(content, dict) else None
-    if kind != ("regress", 1):
-        return {"suite": kind and kind[0], "schema": kind and kind[1]}, []
+    """A run of regress as version 0.1's first files kept it, so that old kernels can be compared."""
+    if (content["benchmark"], content["schema"]) != ("regress", 1):
+        return {"suite": content["benchmark"], "schema": content["schema"]}, []
     lines = [
         {
             "suite": "regress",

@@ -13,66 +13,53 @@ is then 1. ``--from-json`` compares two files without measuring.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import jax
 
+from jaxkernels.bench import environment
 from jaxkernels.bench import tables as t
-from jaxkernels.bench.records import Case, Measured, Record, Run
-from jaxkernels.bench.suite import Axis, Options, Program, Suite, Watched
+from jaxkernels.bench.records import Case, Record, Run
+from jaxkernels.bench.suite import Options, Program, Suite
 
 GROUPS = ("rows", "few_rows", "scores", "layers", "products")
+# A time is slower, or faster, if its median differs by more than this beyond the spread.
+TOLERANCE = 0.02
 
 
-def views(run: Run, markdown: bool) -> list[t.View]:
-    """One table for each group: the median, the quartiles and the spread of every cell."""
-    del run, markdown  # the tables are the same everywhere
-
-    def ours(m: Measured) -> Record:
-        return m.records["ours"]
-
-    return [
-        t.View(
-            title=lambda m: f"ours, {m['group'].replace('_', ' ')}",
-            by=lambda m: m["group"],
-            labels=(t.field("cell"),),
-            columns=(
-                t.microseconds("us", "ours", "{:.2f}"),
-                t.Column("first quartile", lambda m: ours(m).quartiles[0], "{:.2f}", 1e6),
-                t.Column("third", lambda m: ours(m).quartiles[1], "{:.2f}", 1e6),
-                t.Column("spread", lambda m: ours(m).spread, "{:.2%}"),
-            ),
-            lines=lambda members: [[m] for m in members if m.seconds("ours")],
-        )
-    ]
+def views(run: Run) -> list[t.View]:
+    """One table for each group: the median and the spread of every cell."""
+    spread = t.Column("spread", lambda m: m.records["ours"].spread, "{:.2%}")
+    columns = [*t.fields("cell"), t.time("us", "ours", "us", 2), spread]
+    return [t.View("ours, {group}", columns, lambda m: bool(m.seconds("ours")), by=("group",))]
 
 
 def suite_of(suites: Sequence[Suite]) -> Suite:
-    """The suite of all cells that some suites want to be watched.
-
-    Args:
-        suites: of the operations.
-    """
+    """The suite of all cells that the suites of operations want to be watched."""
 
     @cache
-    def cells(platform: str) -> dict[str, Watched]:
-        return {s.label(w.case): w for s in suites for w in s.watched(platform)}
+    def cells() -> dict[str, tuple[str, Case, Program]]:
+        platform = jax.default_backend()
+        found = (
+            (suite.label(cell[1]), cell) for suite in suites for cell in suite.watched(platform)
+        )
+        return dict(found)
 
     def cases(options: Options) -> Iterable[Case]:
-        return (
-            {"group": watched.group, "cell": name}
-            for name, watched in cells(jax.default_backend()).items()
-        )
+        return ({"group": group, "cell": name} for name, (group, *_) in cells().items())
 
     def contenders(case: Case, options: Options) -> Mapping[str, Program]:
-        return {"ours": cells(jax.default_backend())[case["cell"]].program}
+        return {"ours": replace(cells()[case["cell"]][2], inspect={})}
 
     def together(case: Case) -> tuple[str, str]:
         # What has one storage type: so many inputs are in memory at once. Products have none.
-        watched = cells(jax.default_backend())[case["cell"]]
-        return watched.group, watched.case.get("dtype", case["cell"])
+        return case["group"], cells()[case["cell"]][1].get("dtype", case["cell"])
 
+    text = "an earlier run of this machine (--json); the exit code is 1 if a cell is slower"
     return Suite(
         name="regress",
         summary="ours over all operations in minutes, and what became slower since an earlier run",
@@ -80,8 +67,55 @@ def suite_of(suites: Sequence[Suite]) -> Suite:
         contenders=contenders,
         label=lambda case: case["cell"],
         views=views,
-        axes=(Axis("group", GROUPS),),
+        axes={"group": GROUPS},
+        options={"--against": {"type": Path, "metavar": "FILE", "help": text}},
         defaults={"repeats": 9, "min_sample_ms": 10.0},
         together=together,
-        compares=True,
     )
+
+
+def change(old: Record, new: Record) -> str:
+    """What a cell of two runs became: "lost", "slower", "faster" or none of these, which is empty."""
+    if not old.seconds or not new.seconds:
+        return "lost" if old.seconds else ""
+    limit, ratio = 1 + TOLERANCE + max(old.spread, new.spread), new.seconds / old.seconds
+    return "slower" if ratio > limit else "faster" if 1 / ratio > limit else ""
+
+
+def compare(before: Run, after: Run, markdown: bool = False) -> int:
+    """Prints what became slower or faster; 1 if a cell is slower or lost, 2 if nothing compares."""
+    machines = [(run.environment["device"], run.platform) for run in (before, after)]
+    if machines[0] != machines[1]:
+        print(f"cannot compare runs of different machines: {machines}", file=sys.stderr)
+        return 2
+    cells, later = ({r.case["cell"]: r for r in run.records} for run in (before, after))
+    unmatched = sorted(cells.keys() ^ later.keys())
+    pairs = [(old, later[name]) for name, old in cells.items() if name in later]
+    compared = [pair for pair in pairs if pair[0].seconds]
+    changed = t.group_by(compared, lambda pair: change(*pair))
+    slower, lost = changed.get("slower", []), changed.get("lost", [])
+    timed = len(compared) - len(lost)
+    notes = [
+        f"{len(slower) or 'no'} cell{'s' if slower[1:] else ''} slower, of {timed}: by more than "
+        f"{TOLERANCE:.0%} beyond the spread, the larger distance of quartiles of the two runs"
+    ]
+    notes += [f"lost: {new.case['cell']}: {new.refused}" for _, new in lost]
+    if unmatched:
+        notes.append(f"in one of the runs only: {unmatched[0]} and {len(unmatched) - 1} more")
+    rows = [
+        [
+            old.case["cell"],
+            *(f"{r.seconds * 1e6:.2f}" for r in (old, new)),
+            f"{new.seconds / old.seconds:.3f}",
+            f"{max(old.spread, new.spread):.2%}",
+            change(old, new),
+        ]
+        for old, new in (*slower, *changed.get("faster", []))
+    ]
+    heads = ("cell", "us before", "us", "ratio", "spread", "")
+    title = f"against {environment.summarise(before.environment)}"
+    t.print_table(t.Table(title, heads, rows, notes), markdown)
+    if not compared:
+        print("cannot compare: the two runs have no cell in common", file=sys.stderr)
+        return 2
+    return 1 if slower or lost else 0

@@ -23,12 +23,10 @@ times tell nothing of a GPU.
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
 from typing import Any
@@ -39,13 +37,15 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxkernels as jk
-from jaxkernels.bench import scaling_report
-from jaxkernels.bench.options import count, several, sizes
+from jaxkernels.bench import plot
+from jaxkernels.bench import tables as t
 from jaxkernels.bench.programs import SCALE, rotations, with_gradient
-from jaxkernels.bench.records import Case
-from jaxkernels.bench.scaling_report import DIRECTIONS
-from jaxkernels.bench.suite import Arguments, Axis, Function, Options, Program, Suite
+from jaxkernels.bench.records import Case, Measured, Run
+from jaxkernels.bench.suite import Function, Options, Program, Suite, count, several, sizes
 
+CONTENDERS = {"gathered": "gathered", "xla": "XLA", "ours": "ours"}
+_PEERS = ("gathered", "xla")
+DIRECTIONS = ("fwd", "both")
 # The dtypes of each group.
 DTYPES = {
     "softmax": ("float32", "bfloat16"),
@@ -60,11 +60,7 @@ GPU_SHAPES = {
     "attention": (24, 16, 2048, 2048),
     "vocabulary": (8192, 131072),
 }
-CPU_SHAPES = {
-    "softmax": (256, 4096),
-    "attention": (1, 4, 512, 512),
-    "vocabulary": (64, 32768),
-}
+CPU_SHAPES = {"softmax": (256, 4096), "attention": (1, 4, 512, 512), "vocabulary": (64, 32768)}
 # Ours refuse instead of falling back to XLA.
 WEAK: dict[str, Function] = {
     "softmax": partial(jk.softmax, implementation="ffi"),
@@ -128,50 +124,30 @@ def _drawing(shape: tuple[int, ...], dtype: str, sharding: NamedSharding) -> Fun
 
 def draw(
     shape: tuple[int, ...], dtype: str, sharding: NamedSharding, direction: str, turns: int
-) -> list[Arguments]:
+) -> list[tuple]:
     """(x,) or (cotangent, x), as often as calls rotate."""
     drawing, each = _drawing(shape, dtype, sharding), 1 if direction == "fwd" else 2
     return [tuple(drawing(each * turn + i) for i in range(each)) for turn in range(turns)]
 
 
-@dataclass(frozen=True)
-class _Waiting:
-    """A compiled program each of whose calls is waited for.
-
-    Several programs in flight starve each other's collectives of the threads of a CPU.
-    """
-
-    program: jax.stages.Compiled
-
-    def __call__(self, *arguments: jax.Array) -> Any:
-        return jax.block_until_ready(self.program(*arguments))
-
-    def as_text(self) -> str | None:
-        return self.program.as_text()
+def _waited(program: Any, *arguments: jax.Array) -> Any:
+    """A call that is waited for: several in flight starve each other's collectives of a CPU's threads."""
+    return jax.block_until_ready(program(*arguments))
 
 
-def compiled(function: Function, arguments: Arguments) -> Any:
+def compiled(function: Function, arguments: tuple) -> Any:
     """The program whose results are sharded as the first argument is."""
     sharding = arguments[0].sharding
     program = jax.jit(function, out_shardings=sharding).lower(*arguments).compile()
-    return _Waiting(program) if jax.default_backend() == "cpu" else program
+    return partial(_waited, program) if jax.default_backend() == "cpu" else program
 
 
-def count_collectives(text: str) -> dict[str, int]:
-    """Counts the collectives of an HLO program.
-
-    Example:
-        >>> count_collectives("a = f32[8] all-gather-start(x); b = f32[8] all-gather-done(a)")
-        {'all-gather': 1}
-    """
-    return dict(sorted(Counter(_COLLECTIVE.findall(text)).items()))
-
-
-def _collectives(program: Any, arguments: Arguments) -> dict[str, int]:
-    text = program.as_text()
-    if text is None:
+def collectives(program: Any, arguments: tuple) -> dict[str, int]:
+    """Counts the collectives of a compiled program."""
+    program = program.args[0] if isinstance(program, partial) else program
+    if (text := program.as_text()) is None:
         raise NotImplementedError("this backend does not show the compiled program")
-    return count_collectives(text)
+    return dict(sorted(Counter(_COLLECTIVE.findall(text)).items()))
 
 
 def contenders(case: Case, options: Options) -> Mapping[str, Program]:
@@ -182,7 +158,7 @@ def contenders(case: Case, options: Options) -> Mapping[str, Program]:
 
     def program(function: Function, drawn: partial) -> Program:
         directed = function if direction == "fwd" else with_gradient(function)
-        return Program(partial(compiled, directed), drawn, inspect={"collectives": _collectives})
+        return Program(partial(compiled, directed), drawn, inspect={"collectives": collectives})
 
     if group == "vocabulary":
         sharding = cut(case["devices"], 1)
@@ -197,41 +173,109 @@ def contenders(case: Case, options: Options) -> Mapping[str, Program]:
     return programs
 
 
-def _devices(text: str) -> int:
-    """A number of devices, of those that are there."""
-    asked, visible = count(text), len(jax.devices())
-    if asked > visible:
-        raise argparse.ArgumentTypeError(f"{asked} devices were asked for, {visible} are visible")
+def devices(text: str) -> int:
+    """A type of options: a number of devices, of those that are there."""
+    asked = count(text)
+    if asked > len(jax.devices()):
+        raise ValueError(text)
     return asked
 
 
-def _option(group: str, of: str) -> dict[str, Any]:
-    form, on_cpu = ("x".join(map(str, shapes[group])) for shapes in (GPU_SHAPES, CPU_SHAPES))
-    rank = len(GPU_SHAPES[group])
-    return {
-        "type": sizes(f"{rank} positive sizes joined by x", rank),
-        "metavar": "SHAPE",
-        "help": f"{of}, as {form}, which is a GPU's default; a CPU's is {on_cpu}",
+def is_weak(m: Measured) -> bool:
+    """Whether the data grows with the number of devices."""
+    return m["group"] != "vocabulary"
+
+
+def efficiency(m: Measured) -> float | None:
+    """The time on 1 device over that on the devices that a line is about."""
+    return m.ratio("1")
+
+
+def label(case: Case) -> str:
+    """The case in one line."""
+    devices = f" on {case['devices']}" if "devices" in case else ""
+    shape = "x".join(map(str, case["shape"]))
+    return f"{case['group']} {case['dtype']} {case['direction']} {shape}{devices}"
+
+
+def _collectives(head: str, name: str = "") -> t.Column:
+    def text(found: dict[str, int]) -> str:
+        return ", ".join(f"{count} {kind}" for kind, count in found.items()) or "none"
+
+    return t.Column(head, lambda m: m.extra(name, "collectives"), text)
+
+
+def views(run: Run) -> list[t.View]:
+    """Weak scaling by direction, and a vocabulary by direction, with the collectives."""
+    notes = ("simulated devices share the cores of the CPU",) if run.platform == "cpu" else ()
+    array = t.Column("array", lambda m: label(m.case).partition(" on ")[0])
+    weak = [array, t.Column("devices", lambda m: m.contender), t.time("ms")]
+    weak += [t.Column("efficiency", efficiency, "{:.3f}"), _collectives("collectives")]
+    strong = [array, *t.fields("devices")]
+    strong += [t.time(f"{head} ms", name) for name, head in CONTENDERS.items()]
+    strong += [t.times_faster(f"x {CONTENDERS[n]}", n, "ours") for n in _PEERS]
+    strong += [_collectives(f"{head} collectives", name) for name, head in CONTENDERS.items()]
+    return [
+        t.View(
+            "rows and batches over devices, {direction}",
+            weak,
+            is_weak,
+            by=("direction",),
+            contenders=lambda m: m.records,
+            notes=(
+                "weak scaling: the shape is what each device has, whatever their number",
+                "efficiency: the time on 1 device over the time on n",
+                *notes,
+            ),
+        ),
+        t.View(
+            "log_softmax over a vocabulary cut over devices, {direction}",
+            strong,
+            lambda m: not is_weak(m),
+            by=("direction",),
+            notes=("strong scaling: one array, whatever the number of devices", *notes),
+        ),
+    ]
+
+
+def figure(run: Run) -> plot.Figure:
+    """Efficiencies of weak scaling, and gains on a vocabulary that is cut."""
+    weak = list(filter(is_weak, run.measured))
+    cut = [m for m in run.measured if not is_weak(m)]
+    numbers = {name: None for m in weak for name in m.records if name != "1"}
+    panels = {
+        "rows and batches: time on 1 device over that on n": (
+            weak,
+            {f"{n} devices": partial(Measured.ratio, peer="1", contender=n) for n in numbers},
+        ),
+        "log_softmax over a vocabulary: times faster": (
+            cut,
+            {f"than {n}": partial(Measured.ratio, peer=n, contender="ours") for n in _PEERS},
+        ),
     }
+    return plot.of_dots("scaling over devices", lambda m: label(m.case), panels)
 
 
 _DEVICES_HELP = "numbers of devices; 1 is always measured (default: 1, 2, 4, ... up to all)"
+_SHAPES = {
+    f"--{group}-shape": {
+        "type": sizes(len(shape)),
+        "metavar": "SHAPE",
+        "help": f"{'of all' if group == 'vocabulary' else 'on each'} (default: {shape} on a GPU)",
+    }
+    for group, shape in GPU_SHAPES.items()
+}
 
 SUITE = Suite(
     name="scaling",
     summary="arrays sharded over 1, 2, 4, ... devices, in one process: rows, batches, a vocabulary",
     cases=cases,
     contenders=contenders,
-    label=scaling_report.label,
-    views=scaling_report.views,
-    figure=scaling_report.figure,
-    axes=(Axis("group", tuple(DTYPES)), Axis("direction", tuple(DIRECTIONS))),
-    options={
-        "--devices": several(_devices, "N", _DEVICES_HELP),
-        "--softmax-shape": _option("softmax", "rows and columns on each device"),
-        "--attention-shape": _option("attention", "batch, heads, queries, keys on each device"),
-        "--vocabulary-shape": _option("vocabulary", "rows and columns of all devices together"),
-    },
+    label=label,
+    views=views,
+    figure=figure,
+    axes={"group": tuple(DTYPES), "direction": DIRECTIONS},
+    options={"--devices": several(devices, "N", _DEVICES_HELP), **_SHAPES},
     # The start and the end of a sample on several devices take a millisecond or two.
     defaults={"min_sample_ms": 200.0},
 )

@@ -16,22 +16,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial, reduce
-from typing import Any
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import jaxkernels as jk
-from jaxkernels.bench import sgemm_report
-from jaxkernels.bench.options import several, sizes
+from jaxkernels.bench import plot
+from jaxkernels.bench import tables as t
 from jaxkernels.bench.programs import normal, rotations
-from jaxkernels.bench.records import Case
-from jaxkernels.bench.sgemm_report import GROUPS, RUNGS, flops, is_square
-from jaxkernels.bench.suite import Arguments, Axis, Function, Options, Program, Suite, Watched
+from jaxkernels.bench.records import Case, Measured, Run
+from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, several, sizes
 from jaxkernels.bench.timing import last_level_cache_bytes
+from jaxkernels.typing import Algorithm
 
+RUNGS: tuple[Algorithm, ...] = get_args(Algorithm)
+GROUPS = ("square", "other", "transposed", "ladder")
 _PROGRAM_SECONDS = 1e-3
 _MAX_PRODUCTS = 64
 # What a product takes at most, by guess: a part of a GPU's rate, and the latency of a launch.
@@ -47,52 +50,48 @@ _EPSILON = 2.0**-24
 
 def product(group: str, batch: int, m: int, n: int, k: int, transposes: str = "NN") -> Case:
     """C[m, n] = A[m, k] B[k, n], `batch` times; `transposes` says how a and b lie in memory."""
-    sizes_of = {"batch": batch, "m": m, "n": n, "k": k}
-    return {"group": group, **sizes_of, "transposes": transposes}
+    case = {"group": group, "batch": batch, "m": m, "n": n, "k": k}
+    return {**case, "transposes": transposes}
 
 
-def _of_sizes(shape: tuple[int, ...]) -> Case:
-    """The product of an option: n, (m, n, k) or (batch, m, n, k)."""
-    batch, m, n, k = (1, *shape * 3) if len(shape) == 1 else (1, *shape)[-4:]
-    return product("square" if batch == 1 and m == n == k else "other", batch, m, n, k)
+def _squares(*lengths: int, group: str = "square", kinds: Sequence[str] = ("NN",)) -> list[Case]:
+    return [product(group, 1, n, n, n, kind) for n in lengths for kind in kinds]
 
 
-def _squares(*lengths: int) -> list[Case]:
-    return [product("square", 1, n, n, n) for n in lengths]
-
-
-def _transposed(*lengths: int, kinds: Sequence[str] = ("NN", "NT", "TN", "TT")) -> list[Case]:
-    return [product("transposed", 1, n, n, n, kind) for n in lengths for kind in kinds]
-
-
-_OTHERS = {
-    shape: _of_sizes(shape) | {"group": "other"}
-    for shape in (
-        (4096, 4096, 64),
-        (64, 4096, 4096),
-        (8192, 128, 8192),
-        (128, 128, 65536),
-        (4097, 4095, 4093),
-        (1000, 1000, 1000),
-        (50257, 768, 1024),
-        (64, 512, 512, 64),
-        (512, 128, 128, 128),
-    )
-}
+_KINDS = ("NN", "NT", "TN", "TT")
+_OTHERS = [
+    *(product("other", 1, 4096, 4096, 64), product("other", 1, 64, 4096, 4096)),
+    *(product("other", 1, 8192, 128, 8192), product("other", 1, 128, 128, 65536)),
+    *(product("other", 1, 4097, 4095, 4093), product("other", 1, 1000, 1000, 1000)),
+    product("other", 1, 50257, 768, 1024),
+    *(product("other", 64, 512, 512, 64), product("other", 512, 128, 128, 128)),
+]
 GPU_PRODUCTS = (
     *_squares(256, 512, 1024, 2048, 4096, 8192),
-    *_OTHERS.values(),
-    *_transposed(1024, 4096),
-    product("ladder", 1, 4096, 4096, 4096),
+    *_OTHERS,
+    *_squares(1024, 4096, group="transposed", kinds=_KINDS),
+    *_squares(4096, group="ladder"),
 )
 CPU_PRODUCTS = (*_squares(256, 512), product("other", 4, 96, 80, 64))
 
 
+def is_square(case: Case) -> bool:
+    """Whether all matrices have one shape, and there is one product: those make a chain."""
+    return case["m"] == case["n"] == case["k"] and case["batch"] == 1
+
+
 def cases(options: Options) -> Iterable[Case]:
-    """The shapes that were asked for, or the platform's."""
-    if options.shapes:
-        return [_of_sizes(shape) for shape in options.shapes]
-    return CPU_PRODUCTS if jax.default_backend() == "cpu" else GPU_PRODUCTS
+    """The shapes that were asked for, n, (m, n, k) or (batch, m, n, k), or the platform's."""
+    if not options.shapes:
+        return CPU_PRODUCTS if jax.default_backend() == "cpu" else GPU_PRODUCTS
+    four = ((1, *shape * 3) if len(shape) == 1 else (1, *shape)[-4:] for shape in options.shapes)
+    asked = [product("other", b, m, n, k) for b, m, n, k in four]
+    return [{**case, "group": "square"} if is_square(case) else case for case in asked]
+
+
+def flops(case: Case) -> float:
+    """Operations of the product: a multiplication and an addition for each of m n k."""
+    return 2.0 * case["batch"] * case["m"] * case["n"] * case["k"]
 
 
 def touched_bytes(case: Case) -> int:
@@ -142,8 +141,6 @@ def products_per_call(case: Case, platform: str) -> int:
     Example:
         >>> products_per_call(product("square", 1, 4096, 4096, 4096), "gpu")
         4
-        >>> products_per_call(product("other", 1, 256, 256, 64), "gpu")
-        64
         >>> products_per_call(product("square", 1, 16, 16, 16), "gpu")
         1024
     """
@@ -185,59 +182,123 @@ def _errors(case: Case, name: str) -> dict[str, float]:
         return {"relF": float(relative), "of_bound": float(jnp.max(jnp.abs(error) / bound))}
 
 
-def _plan(case: Case) -> str:
-    """The plan of the kernel that "pipelined" runs."""
-    trans_a, trans_b = _is_transposed(case)
-    batch = case["batch"] if case["batch"] > 1 else ()
-    m, n, k = case["m"], case["n"], case["k"]
-    return repr(jk.plan_sgemm(m, n, k, batch=batch, trans_a=trans_a, trans_b=trans_b))
-
-
 def contenders(case: Case, options: Options) -> Mapping[str, Program]:
     """XLA and rungs: those asked for, all of the ladder, the fastest one of other products."""
     rungs = options.algorithms or (RUNGS if case["group"] == "ladder" else ("pipelined",))
     count = products_per_call(case, jax.default_backend())
     drawn = partial(draw, case, count)
-    programs = {}
-    for name in ("xla", *rungs):
-        look: dict[str, Any] = {"errors": lambda *_, name=name: _errors(case, name)}
-        if name == "pipelined" and jax.default_backend() == "gpu":
-            look["plan"] = lambda *_: _plan(case)
-        programs[name] = Program(lambda _, name=name: program(case, name), drawn, count, look)
-    return programs
+
+    def of(name: str) -> Program:
+        look = {"errors": lambda *_: _errors(case, name)}
+        return Program(lambda _: program(case, name), drawn, count, look)
+
+    return {name: of(name) for name in ("xla", *rungs)}
 
 
-def watched(platform: str) -> Iterable[Watched]:
-    """Products of many kinds, by the fastest rung."""
+def watched(platform: str) -> Iterable[tuple[str, Case, Program]]:
+    """Products of many kinds."""
     products = (CPU_PRODUCTS[0], CPU_PRODUCTS[-1])
     if platform != "cpu":
-        left_out = ((8192, 128, 8192), (1000, 1000, 1000))
-        products = (
-            *_squares(256, 512, 1024, 2048, 4096),
-            *(case for shape, case in _OTHERS.items() if shape not in left_out),
-            *_transposed(1024, kinds=("NT", "TN", "TT")),
-        )
-    for case in products:
-        count = products_per_call(case, jax.default_backend())
-        make = lambda _, case=case: program(case, "pipelined")  # noqa: E731
-        yield Watched("products", case, Program(make, partial(draw, case, count), count))
+        transposed = _squares(1024, group="transposed", kinds=_KINDS[1:])
+        others = (*_OTHERS[:2], *_OTHERS[3:5], *_OTHERS[6:])
+        products = (*_squares(256, 512, 1024, 2048, 4096), *others, *transposed)
+    options = Options(algorithms=["pipelined"])
+    return (("products", case, contenders(case, options)["pipelined"]) for case in products)
 
 
-_FORM = "n, mxnxk or batchxmxnxk"
-_SHAPES_HELP = f"products as {_FORM} (default: squares, other shapes, transposes)"
+def size(case: Case) -> str:
+    """The product as tables name it."""
+    text = f"{case['m']}^3" if is_square(case) else f"({case['m']}, {case['n']}, {case['k']})"
+    text = text if case["batch"] == 1 else f"{case['batch']} x {text}"
+    return text if case["transposes"] == "NN" else f"{text} {case['transposes']}"
+
+
+def over_xla(m: Measured, name: str = "pipelined") -> float | None:
+    """How many times XLA's rate a rung's is."""
+    return m.ratio("xla", name)
+
+
+def error(m: Measured, name: str, what: str) -> float | None:
+    """An error of a contender, "relF" or "of_bound"; None if it was not measured."""
+    return (m.extra(name, "errors") or {}).get(what)
+
+
+def _is_ladder(m: Measured) -> bool:
+    """Whether rungs are compared with one another, and not the fastest one with XLA."""
+    return m["group"] == "ladder" or set(m.records) != {"xla", "pipelined"}
+
+
+def _peer(run: Run) -> str:
+    """What serves XLA's float32 product at the highest precision on a platform."""
+    return "cuBLAS" if run.platform == "gpu" else "XLA"
+
+
+def views(run: Run) -> list[t.View]:
+    """Ours beside XLA's for each group of products, and the rungs of a ladder."""
+    unit, text = t.rates(run.platform, "FLOP")
+    peer = _peer(run)
+    notes = ("on a CPU both are XLA's own product",) if run.platform == "cpu" else ()
+    names = [t.Column("product", lambda m: size(m.case))]
+    rung = t.Column("rung", lambda m: peer if m.contender == "xla" else m.contender)
+
+    def columns(name: str = "") -> list[t.Column]:
+        """Of a contender; without a name, of the line's own."""
+        return [
+            t.time("us", name, "us", 1),
+            t.Column(unit, lambda m: m.rate(flops(m.case), name), text),
+            t.Column("relF", lambda m: error(m, name, "relF"), "{:.1e}"),
+            t.Column("of bound", lambda m: error(m, name, "of_bound"), "{:.3f}"),
+            t.Column(f"of {peer}", lambda m: over_xla(m, name), "{:.3f}"),
+        ]
+
+    names_of_rungs = [*names, rung]
+    names += [replace(c, head=f"{peer} {c.head}") for c in columns("xla")[:3]]
+    return [
+        t.View(
+            "{group}: (m, n, k), batch x (m, n, k), T is transposed in memory",
+            [*names, *columns("pipelined")],
+            lambda m: not _is_ladder(m),
+            by=("group",),
+            notes=notes,
+        ),
+        t.View(
+            "the rungs",
+            [*names_of_rungs, *columns()],
+            _is_ladder,
+            contenders=lambda m: [name for name in (*RUNGS, "xla") if name in m.records],
+            notes=notes,
+        ),
+    ]
+
+
+def figure(run: Run) -> plot.Figure:
+    """The rungs where they were measured, and the fastest one of other products, beside XLA's."""
+    rungs = [replace(m, contender=n) for m in run.measured if _is_ladder(m) for n in RUNGS]
+    products = [m for m in run.measured if not _is_ladder(m)]
+    times = f"times {_peer(run)}'s rate"
+    panels = {
+        f"the ladder, {times}": (rungs, {"ours": lambda m: over_xla(m, m.contender)}),
+        f"pipelined, {times}": (products, {"ours": over_xla}),
+    }
+    return plot.of_dots(
+        "sgemm: float32 products", lambda m: f"{m.contender} {size(m.case)}", panels
+    )
+
+
 _ALGORITHMS_HELP = "rungs of every product (default: all for the ladder, pipelined for the others)"
+_SHAPES_HELP = "as n, mxnxk or batchxmxnxk (default: squares, other shapes, transposes)"
 
 SUITE = Suite(
     name="sgemm",
     summary="float32 matrix products, every rung of the ladder, beside XLA's at the highest precision",
     cases=cases,
     contenders=contenders,
-    label=sgemm_report.label,
-    views=sgemm_report.views,
-    figure=sgemm_report.figure,
-    axes=(Axis("group", tuple(GROUPS)),),
+    label=lambda case: f"product {size(case)}",
+    views=views,
+    figure=figure,
+    axes={"group": GROUPS},
     options={
-        "--shapes": several(sizes(_FORM, 1, 3, 4), "SHAPE", _SHAPES_HELP),
+        "--shapes": several(sizes(1, 3, 4), "SHAPE", _SHAPES_HELP),
         "--algorithms": {"nargs": "+", "choices": RUNGS, "help": _ALGORITHMS_HELP},
     },
     watched=watched,

@@ -30,12 +30,11 @@ import jax
 import jax.numpy as jnp
 
 import jaxkernels as jk
-from jaxkernels.bench import rows, rows_report
+from jaxkernels.bench import rows
 from jaxkernels.bench.programs import CHAIN_CALLS, chain
 from jaxkernels.bench.records import Case
 from jaxkernels.bench.rows import DTYPES, draw, row_case
-from jaxkernels.bench.rows_model import RowModel, Traffic
-from jaxkernels.bench.suite import Arguments, Draw, Function, Options, Program, Suite, Watched
+from jaxkernels.bench.suite import Arguments, Draw, Function, Options, Program
 
 # Powers of two, model widths, vocabularies, and odd lengths beside their even neighbours.
 GPU_COLS = (
@@ -43,12 +42,6 @@ GPU_COLS = (
     *(24576, 32768, 50256, 50257, 65536, 131072, 151935, 151936, 262144, 524288, 1048576),
 )
 FEW_ROWS = ((1, 32768), (1, 131072), (8, 131072), (64, 128256), (256, 256), (4096, 128))
-TRAFFIC = {
-    "fwd": Traffic(reads=1, writes=1, ceiling="copy"),
-    "grad": Traffic(reads=2, writes=1, ceiling="copy"),
-}
-MODEL = RowModel(TRAFFIC)
-
 _OURS = {"softmax": jk.softmax, "log_softmax": jk.log_softmax}
 _XLA = {"softmax": jax.nn.softmax, "log_softmax": jax.nn.log_softmax}
 # From (y, dy) to dx, as XLA compiles the autodiff of jax.nn.
@@ -60,7 +53,7 @@ _XLA_BACKWARD: dict[str, Function] = {
 
 def cases(options: Options) -> Iterable[Case]:
     """Every dtype, direction and length, then the small inputs."""
-    yield from rows.row_cases(options.operation, TRAFFIC, GPU_COLS, options)
+    yield from rows.row_cases(options.operation, GPU_COLS, options)
     few_rows = options.few_rows
     if few_rows or (few_rows is None and jax.default_backend() != "cpu"):
         for dtype, shape in product(DTYPES, FEW_ROWS):
@@ -68,11 +61,7 @@ def cases(options: Options) -> Iterable[Case]:
 
 
 def ours(case: Case, tier: str = "auto") -> Function:
-    """Our function, from x or from (y, dy).
-
-    Raises:
-        RuntimeError: if the backward pass keeps anything besides y.
-    """
+    """Our function, from x or from (y, dy): a backward pass that keeps y alone."""
     function = rows.forced(_OURS[case["operation"]], tier)
     if case["direction"] == "fwd":
         return function
@@ -94,24 +83,32 @@ def contenders(case: Case, options: Options) -> Mapping[str, Program]:
     operation, of_x = case["operation"], partial(draw, case, 1, touched=2)
     if case["group"] == "few_rows":
         xla = Program(lambda _: jax.jit(chain(_XLA[operation])), of_x, CHAIN_CALLS)
-        return {"xla": xla, "auto": _chained(case, of_x)}
+        return {"xla": xla, "auto": _program(case, of_x)}
     is_forward = case["direction"] == "fwd"
     drawn = of_x if is_forward else partial(_draw_results, case)
     xla = (_XLA if is_forward else _XLA_BACKWARD)[operation]
     return rows.compared(
+        case,
         options,
-        "copy",
         of_x,
         xla=rows.jitted(lambda: xla, drawn),
-        ours=lambda tier: rows.jitted(partial(ours, case, tier), drawn),
+        ours=lambda tier: _program(case, drawn, tier),
     )
 
 
-def _chained(case: Case, drawn: Draw) -> Program:
-    return Program(lambda _: jax.jit(chain(ours(case))), drawn, CHAIN_CALLS)
+def _program(case: Case, drawn: Draw, tier: str = "auto") -> Program:
+    if case["group"] == "few_rows":
+        return Program(lambda _: jax.jit(chain(ours(case))), drawn, CHAIN_CALLS)
+    return rows.jitted(partial(ours, case, tier), drawn)
 
 
-def watched(platform: str) -> Iterable[Watched]:
+def _draw_any(case: Case) -> list[Arguments]:
+    """What ours reads; what its y holds does not matter for its time: the forward need not run."""
+    moved = rows.traffic(case)
+    return draw(case, moved.reads, touched=moved.reads + moved.writes)
+
+
+def watched(platform: str) -> Iterable[tuple[str, Case, Program]]:
     """Of every tier a length or two, on any GPU, and few rows."""
     float32_bfloat16 = DTYPES[:2]
     elements, shapes = 2**26, {"fwd": FEW_ROWS, "grad": FEW_ROWS[2:5]}
@@ -127,37 +124,28 @@ def watched(platform: str) -> Iterable[Watched]:
             ("log_softmax", (1001,), float32_bfloat16),
             ("softmax", (1001,), ("float16",)),
         )
-    for operation, lengths, dtypes in kinds:
-        for dtype, direction, cols in product(dtypes, TRAFFIC, lengths):
-            case = row_case(operation, direction, dtype, max(1, elements // cols), cols)
-            yield Watched("rows", case, rows.jitted(partial(ours, case), _draw_any(case)))
-    for dtype in float32_bfloat16:
-        for direction, each in shapes.items():
-            for shape in each:
-                case = row_case("softmax", direction, dtype, *shape, group="few_rows")
-                yield Watched("few_rows", case, _chained(case, _draw_any(case)))
-
-
-def _draw_any(case: Case) -> Draw:
-    """What ours reads; what its y holds does not matter for its time: the forward need not run."""
-    moved = TRAFFIC[case["direction"]]
-    return partial(draw, case, moved.reads, touched=moved.reads + moved.writes)
+    cases = [
+        row_case(operation, direction, dtype, max(1, elements // cols), cols)
+        for operation, lengths, dtypes in kinds
+        for dtype, direction, cols in product(dtypes, ("fwd", "grad"), lengths)
+    ]
+    cases += [
+        row_case("softmax", direction, dtype, *shape, group="few_rows")
+        for dtype, (direction, each) in product(float32_bfloat16, shapes.items())
+        for shape in each
+    ]
+    return ((case["group"], case, _program(case, partial(_draw_any, case))) for case in cases)
 
 
 _FEW_ROWS_HELP = "also measure the latency on small inputs (default: on a GPU)"
 
-SUITE = Suite(
-    name="softmax",
+SUITE = rows.suite(
+    "softmax",
     summary="softmax and log_softmax, forward and backward, beside jax.nn's and a plain copy",
     cases=cases,
     contenders=contenders,
-    label=rows.label,
-    views=partial(rows_report.views, MODEL),
-    figure=partial(rows_report.figure, MODEL),
-    axes=rows.axes(TRAFFIC),
     options={
         "--operation": {"choices": tuple(_OURS), "default": "softmax"},
-        **rows.OPTIONS,
         "--few-rows": {"action": argparse.BooleanOptionalAction, "help": _FEW_ROWS_HELP},
     },
     watched=watched,

@@ -1,12 +1,13 @@
 """A suite: one operation's benchmark as a value, and how every suite is measured.
 
-A suite lists cases and gives the programs of every case. This module draws their data, hands them to
-``timing`` and makes the records. The command line, the file and the tables are ``runner``'s.
+A suite lists cases and gives the programs of every case. This module draws their data, hands them
+to ``timing`` and makes the records. The command line, the file and the tables are ``__main__``'s.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,9 +15,9 @@ from itertools import groupby
 from typing import Any
 
 from jaxkernels.bench.plot import Figure
-from jaxkernels.bench.records import Case, Record, Run
+from jaxkernels.bench.records import Case, Record, Run, key_of
 from jaxkernels.bench.tables import View
-from jaxkernels.bench.timing import REFUSALS, Contender, first_line, measure_together
+from jaxkernels.bench.timing import REFUSALS, first_line, measure_together
 
 Function = Callable[..., Any]
 Arguments = tuple[Any, ...]
@@ -26,113 +27,53 @@ Draw = Callable[[], Sequence[Arguments]]
 
 @dataclass(frozen=True)
 class Program:
-    """What a contender runs in one case.
+    """What a contender runs in one case."""
 
-    Attributes:
-        make: from the first arguments to the function to time. What it refuses is an empty cell.
-        draw: makes the arguments, one tuple for each rotation; programs that have the same `draw` get
-            the same arguments.
-        operations: how many operations one call does; times are divided by it.
-        inspect: what else is to be known of a contender with a time, by name: from the function that
-            was timed and its first arguments.
-    """
-
+    # From the first arguments to the function to time. What it refuses is an empty cell.
     make: Callable[[Arguments], Function]
+    # The arguments, one tuple for each rotation; programs with the same `draw` get the same ones.
     draw: Draw
-    operations: int = 1
+    operations: int = 1  # in one call; times are divided by it
+    # What else is to be known of a contender with a time, from the function that was timed and its
+    # first arguments.
     inspect: Mapping[str, Callable[[Function, Arguments], Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Axis:
-    """A field of cases; the command line chooses from its values, as in ``--dtypes float32``.
-
-    Attributes:
-        name: of the field.
-        choices: its values.
-        default: the values that are measured without being asked for; None for all.
-    """
-
-    name: str
-    choices: Sequence[str]
-    default: Sequence[str] | None = None
-
-
-@dataclass(frozen=True)
-class Watched:
-    """A case that ``regress`` measures of ours alone.
-
-    Attributes:
-        group: what the case belongs to, such as "rows".
-        case: names it.
-        program: ours.
-    """
-
-    group: str
-    case: Case
-    program: Program
-
-
-@dataclass(frozen=True)
 class Suite:
-    """One operation's benchmark.
+    """One operation's benchmark."""
 
-    Attributes:
-        name: of the sub-command.
-        summary: one line for its help.
-        cases: everything that the options ask for.
-        contenders: the programs of a case, by contender.
-        label: names a case in one line.
-        views: the tables of a run; True asks for those of a document.
-        axes: the fields that options choose from.
-        options: further options: what ``add_argument`` takes, by flag.
-        defaults: of options that all suites have.
-        figure: the picture of a run; None where there is none.
-        together: consecutive cases with the same key are sampled in turn; None: each by itself.
-        watched: the cases of a platform that ``regress`` measures.
-        compares: whether ``--against`` compares two runs.
-    """
-
-    name: str
-    summary: str
-    cases: Callable[[Options], Iterable[Case]]
+    name: str  # of the sub-command
+    summary: str  # one line for its help
+    cases: Callable[[Options], Iterable[Case]]  # everything that the options ask for
     contenders: Callable[[Case, Options], Mapping[str, Program]]
-    label: Callable[[Case], str]
-    views: Callable[[Run, bool], Sequence[View]]
-    axes: Sequence[Axis] = ()
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    label: Callable[[Case], str]  # names a case in one line
+    views: Callable[[Run], Sequence[View]]
     figure: Callable[[Run], Figure] | None = None
-    together: Callable[[Case], Hashable] | None = None
-    watched: Callable[[str], Iterable[Watched]] = lambda platform: ()
-    compares: bool = False
+    # Fields of cases and their values, of which the command line chooses: --dtypes float32.
+    axes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # for add_argument
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of options, where others are meant
+    together: Callable[[Case], Hashable] = key_of  # neighbours of one key are sampled in turn
+    # What regress measures on a platform: a group, a case, and our program of it.
+    watched: Callable[[str], Iterable[tuple[str, Case, Program]]] = lambda platform: ()
 
     def chosen(self, options: Options) -> list[list[Case]]:
         """The cases that were asked for, in the parts that are sampled in turn.
 
         An axis that a case does not have leaves it in.
         """
-        cases = [
-            case
-            for case in self.cases(options)
-            if all(case.get(a.name) in (None, *getattr(options, f"{a.name}s")) for a in self.axes)
-        ]
-        if self.together is None:
-            return [[case] for case in cases]
-        return [list(part) for _, part in groupby(cases, self.together)]
+        asked = {name: (None, *getattr(options, f"{name}s")) for name in self.axes}
+        cases = self.cases(options)
+        chosen = [c for c in cases if all(c.get(name) in some for name, some in asked.items())]
+        return [list(part) for _, part in groupby(chosen, self.together)]
 
 
 def measure(suite: Suite, options: Options, part: Sequence[Case]) -> list[Record]:
-    """Measures cases, all of their contenders in turn; see ``timing`` for the method.
+    """Measures a part of `Suite.chosen`, all contenders of all of its cases in turn.
 
-    Args:
-        suite: the benchmark.
-        options: as its command line has them.
-        part: some cases of `Suite.chosen`.
-
-    Returns:
-        A record for each contender of each case. One that was refused, or ran out of memory, says
-        so, and the others are measured all the same.
+    A contender that was refused, or ran out of memory, has a record that says so, and the others
+    are measured all the same.
     """
     programs = {
         f"{number} {name}": (case, name, program)
@@ -155,33 +96,62 @@ def measure(suite: Suite, options: Options, part: Sequence[Case]) -> list[Record
         functions[key] = programs[key][2].make(arguments[key][0])
         return functions[key]
 
-    timings, without = measure_together(
-        [Contender(key, partial(make, key), each) for key, each in arguments.items()],
+    timed, without = measure_together(
+        {key: partial(make, key) for key in arguments},
+        arguments,
         repeats=options.repeats,
         min_sample_seconds=options.min_sample_ms / 1e3,
     )
     refused |= without
     records = []
     for key, (case, name, program) in programs.items():
-        if key not in timings:
+        if key in refused:
             records.append(Record(suite.name, case, name, refused=refused[key]))
             continue
-        extra, missing = _inspect(program, functions[key], arguments[key][0])
-        timing, count = timings[key], program.operations
-        samples = [sample / count for sample in timing.samples]
-        records.append(
-            Record(suite.name, case, name, timing.seconds / count, samples, extra, missing)
-        )
+        extra: Case = {"operations": program.operations} if program.operations > 1 else {}
+        missing = []
+        for what, look in program.inspect.items():
+            try:
+                extra[what] = look(functions[key], arguments[key][0])
+            except REFUSALS as error:
+                missing.append(f"{what} not measured: {first_line(error)}")
+        samples = [sample / program.operations for sample in timed[key]]
+        seconds = statistics.median(samples)
+        records.append(Record(suite.name, case, name, seconds, samples, extra, "; ".join(missing)))
     return records
 
 
-def _inspect(program: Program, function: Function, arguments: Arguments) -> tuple[Case, str]:
-    """What else is to be known of a program, and what of it could not be."""
-    extra: dict[str, Any] = {} if program.operations == 1 else {"operations": program.operations}
-    missing = []
-    for name, look in program.inspect.items():
-        try:
-            extra[name] = look(function, arguments)
-        except REFUSALS as error:
-            missing.append(f"{name} not measured: {first_line(error)}")
-    return extra, "; ".join(missing)
+def count(text: str) -> int:
+    """A type of options: a positive integer, written as 268435456 or as 2^28.
+
+    Example:
+        >>> count("2^10"), count("1000")
+        (1024, 1000)
+    """
+    base, _, exponent = text.partition("^")
+    value = int(base) ** int(exponent or 1)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def sizes(*ranks: int) -> Callable[[str], tuple[int, ...]]:
+    """A type of options: as many positive sizes as one of the ranks, joined by "x".
+
+    Example:
+        >>> sizes(1, 3)("64x4096x8")
+        (64, 4096, 8)
+    """
+
+    def shape(text: str) -> tuple[int, ...]:
+        found = tuple(int(part) for part in text.split("x"))
+        if len(found) not in ranks or min(found) < 1:
+            raise ValueError(text)
+        return found
+
+    return shape
+
+
+def several(kind: Callable[[str], Any], metavar: str, text: str) -> dict[str, Any]:
+    """What ``add_argument`` takes for an option of one value or more."""
+    return {"nargs": "+", "type": kind, "metavar": metavar, "help": text}

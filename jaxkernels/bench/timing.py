@@ -19,10 +19,8 @@ Method, the same for every contender:
 from __future__ import annotations
 
 import math
-import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,33 +35,8 @@ _MAX_ROTATIONS = 16
 REFUSALS = (ValueError, NotImplementedError, jax.errors.JaxRuntimeError)
 
 
-@dataclass(frozen=True)
-class Contender:
-    """One function of a comparison.
-
-    Attributes:
-        name: its key in the results.
-        make: returns the callable to time. It runs inside the guard that turns a refusal (a tier
-          that cannot serve the row length) into an empty cell.
-        arguments: one tuple of arguments per rotation; call i takes ``arguments[i % len]``.
-    """
-
-    name: str
-    make: Callable[[], Callable[..., Any]]
-    arguments: Sequence[tuple[Any, ...]]
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds per call: the median, the samples behind it, and the calls in each sample."""
-
-    seconds: float
-    samples: tuple[float, ...]
-    calls: int
-
-
 def last_level_cache_bytes(platform: str) -> int:
-    """Returns a size no smaller than the last-level cache of ``platform``, in bytes."""
+    """A size no smaller than the last-level cache of a platform, in bytes."""
     if platform != "cpu":
         return _GPU_CACHE_BYTES
     sizes = []
@@ -75,11 +48,7 @@ def last_level_cache_bytes(platform: str) -> int:
 
 
 def rotations_for(working_set_bytes: int, cache_bytes: int) -> int:
-    """Returns how many copies of the inputs push the working set past four times the cache.
-
-    Args:
-        working_set_bytes: bytes that one call reads and writes.
-        cache_bytes: size of the last-level cache.
+    """How many copies of what one call reads and writes are more than four times the cache.
 
     Example:
         >>> rotations_for(2 << 30, 50 << 20), rotations_for(64 << 20, 32 << 20)
@@ -90,7 +59,7 @@ def rotations_for(working_set_bytes: int, cache_bytes: int) -> int:
 
 
 def calls_per_sample(seconds_per_call: float, min_sample_seconds: float) -> int:
-    """Returns the K of a sample that lasts at least ``min_sample_seconds``.
+    """The K of a sample that lasts at least ``min_sample_seconds``.
 
     Example:
         >>> calls_per_sample(0.0005, 0.02)
@@ -100,7 +69,7 @@ def calls_per_sample(seconds_per_call: float, min_sample_seconds: float) -> int:
 
 
 def _sample(call: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], calls: int) -> float:
-    """Returns the seconds per call of one sample of ``calls`` dispatches."""
+    """The seconds per call of one sample of ``calls`` dispatches."""
     result = None
     start = time.perf_counter()
     for index in range(calls):
@@ -111,47 +80,48 @@ def _sample(call: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], call
 
 
 def first_line(error: Exception) -> str:
-    """Returns a short reason, fit for a table's footnote."""
+    """A short reason, fit for a table's footnote."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:300]
 
 
 def measure_together(
-    contenders: Sequence[Contender], *, repeats: int, min_sample_seconds: float
-) -> tuple[dict[str, Timing], dict[str, str]]:
+    makes: Mapping[str, Callable[[], Callable[..., Any]]],
+    arguments: Mapping[str, Sequence[tuple[Any, ...]]],
+    *,
+    repeats: int,
+    min_sample_seconds: float,
+) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Times contenders in turn; see the module's docstring for the method.
 
     Args:
-        contenders: the functions to compare, each with its inputs.
+        makes: by contender, what returns the function to time. It may refuse, as a tier does that
+            cannot serve the row length.
+        arguments: by contender, a tuple for each rotation; call i takes ``arguments[i % len]``.
         repeats: samples per contender.
         min_sample_seconds: the least duration of one sample.
 
     Returns:
-        The timings by name, and, for each contender that refused or ran out of memory, the reason.
+        By contender the samples, seconds per call, or why there are none.
     """
-    ready: dict[str, tuple[Callable[..., Any], Sequence[tuple[Any, ...]], int]] = {}
+    ready: dict[str, tuple[Callable[..., Any], int]] = {}
     samples: dict[str, list[float]] = {}
     refused: dict[str, str] = {}
-    for contender in contenders:
+    for name, make in makes.items():
         try:
-            call = contender.make()
-            _sample(call, contender.arguments, len(contender.arguments))  # compiles
-            estimate = min(_sample(call, contender.arguments, 1) for _ in range(2))
+            call = make()
+            _sample(call, arguments[name], len(arguments[name]))  # compiles
+            estimate = min(_sample(call, arguments[name], 1) for _ in range(2))
         except REFUSALS as error:
-            refused[contender.name] = first_line(error)
+            refused[name] = first_line(error)
             continue
-        calls = calls_per_sample(estimate, min_sample_seconds)
-        ready[contender.name] = (call, contender.arguments, calls)
-        samples[contender.name] = []
+        ready[name] = (call, calls_per_sample(estimate, min_sample_seconds))
+        samples[name] = []
     for _ in range(repeats):
-        for name, (call, arguments, calls) in list(ready.items()):
+        for name, (call, calls) in list(ready.items()):
             try:
-                samples[name].append(_sample(call, arguments, calls))
+                samples[name].append(_sample(call, arguments[name], calls))
             except REFUSALS as error:
                 refused[name] = first_line(error)
                 del ready[name]
-    timings = {
-        name: Timing(statistics.median(samples[name]), tuple(samples[name]), calls)
-        for name, (_, _, calls) in ready.items()
-    }
-    return timings, refused
+    return {name: samples[name] for name in ready}, refused

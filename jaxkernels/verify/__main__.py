@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from jaxkernels.bench import environment
-from jaxkernels.bench.console import print_table, progress
+from jaxkernels.bench.tables import print_table
 from jaxkernels.verify import draw, selftest
 from jaxkernels.verify.families import OPERATIONS
 from jaxkernels.verify.mistakes import MISTAKES
@@ -174,8 +174,7 @@ def _report(
     if sys.stderr.isatty():
         print(file=sys.stderr)
     took = time.monotonic() - began
-    about = environment.describe_environment("verify", arguments)
-    about["command"] = "python -m jaxkernels.verify " + shlex.join(arguments)
+    about = environment.describe("python -m jaxkernels.verify " + shlex.join(arguments))
     for table in summary.tables():
         print_table(table)
     # One of each program.
@@ -184,7 +183,7 @@ def _report(
     print("\n".join(lines[:_SHOWN]))
     if len(lines) > _SHOWN:
         print(f"and {len(lines) - _SHOWN} more programs")
-    print(f"{environment.summarise_environment(about)}; {took:.0f} s")
+    print(f"{environment.summarise(about)}; {took:.0f} s")
     if options.json is not None:
         record = {"environment": about, "seconds": took, "seed": options.seed, **summary.as_json()}
         options.json.write_text(json.dumps(record, indent=1) + "\n")
@@ -200,8 +199,7 @@ def _tell(summary: Summary, seconds: float) -> None:
 
 
 def _self_test(seed: int) -> int:
-    with progress("self-test", 60) as announce:
-        table = selftest.check(seed, announce)
+    table = selftest.check(seed, lambda text: print(text, file=sys.stderr, flush=True))
     print_table(table)
     return 1 if any(row[-1] != "pass" for row in table.rows) else 0
 

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from jaxkernels.bench.console import Table
+from jaxkernels.bench.tables import Table
 from jaxkernels.verify import draw
 from jaxkernels.verify.problem import Problem, to_spec
 from jaxkernels.verify.run import Failure, Outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from jaxkernels.bench.console import Table
+from jaxkernels.bench.tables import Table
 from jaxkernels.verify import draw
 from jaxkernels.verify.mistakes import MISTAKES
 from jaxkernels.verify.run import Ran, judge, run

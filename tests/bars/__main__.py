@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxkernels.bench import console, records
+from jaxkernels.bench import records, tables
 
 from . import judge_run
 
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"cannot judge {path}: {error}", file=sys.stderr)
             return 2
         rows = tuple((v.what, v.reached, v.bar, "pass" if v.passed else "FAIL") for v in verdicts)
-        console.print_table(console.Table(str(path), ("what", "reached", "bar", "verdict"), rows))
+        tables.print_table(tables.Table(str(path), ("what", "reached", "bar", "verdict"), rows))
         passed = passed and all(v.passed for v in verdicts)
     return 0 if passed else 1
 

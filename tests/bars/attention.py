@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import operator
+from statistics import geometric_mean
 
-from jaxkernels.bench.attention_report import of_model, over_xla
+from jaxkernels.bench.attention import of_model, over_xla
 from jaxkernels.bench.records import Measured
-from jaxkernels.bench.tables import geometric_mean, least, most
 
 from .bar import Bar, complete, without_time
 
@@ -45,7 +45,7 @@ _MEMORY = Bar(
     what="temporary bytes of forward and backward over q k, most",
     select=_is_both,
     metric=_temporary_arrays,
-    reduce=most,
+    reduce=max,
     limit=1.0,
     passes=operator.lt,
 )
@@ -55,9 +55,9 @@ BARS = {
     # A CPU is held to no losses,
     "cpu": [
         complete(_missing),
-        Bar("scores, over XLA, least", _is_scores, over_xla, least, 1.0),
+        Bar("scores, over XLA, least", _is_scores, over_xla, min, 1.0),
         _MEMORY,
-        Bar(_LAYERS, _is_exact_layer, over_xla, least, 1.0),
+        Bar(_LAYERS, _is_exact_layer, over_xla, min, 1.0),
     ],
     # a GPU to the copy's rate and to gains.
     "gpu": [
@@ -66,7 +66,7 @@ BARS = {
             what="forward, time over that of the model bytes, most",
             select=lambda m: _is_scores(m) and not _is_both(m),
             metric=of_model,
-            reduce=most,
+            reduce=max,
             limit=_MODEL_BAR,
             passes=operator.le,
         ),
@@ -77,8 +77,8 @@ BARS = {
             reduce=geometric_mean,
             limit=_FUSED_BAR,
         ),
-        Bar("forward and backward, over XLA, least", _is_both, over_xla, least, 1.0),
+        Bar("forward and backward, over XLA, least", _is_both, over_xla, min, 1.0),
         _MEMORY,
-        Bar(_LAYERS, _is_exact_layer, over_xla, least, 1.0, operator.gt),
+        Bar(_LAYERS, _is_exact_layer, over_xla, min, 1.0, operator.gt),
     ],
 }

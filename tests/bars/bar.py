@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxkernels.bench.records import Case, Measured
-from jaxkernels.bench.tables import Metric, Reduction, Values
+from jaxkernels.bench.tables import Metric
 
 Members = Sequence[Measured]
 
@@ -32,7 +33,7 @@ class Bar:
         what: names the bar; of several groups from the cases of each.
         select: which cases it is about.
         metric: the value of a case.
-        reduce: one value of many, and the case that it comes from.
+        reduce: one value of many; of `min` and `max` it is said which case it comes from.
         limit: what the value is held against.
         passes: whether a value and the limit are in order; by default a value that is no less.
         groups: cases that are reduced together; all of them by default.
@@ -41,7 +42,7 @@ class Bar:
     what: str | Callable[[Members], str]
     select: Callable[[Measured], bool]
     metric: Metric
-    reduce: Reduction
+    reduce: Callable[[list[Any]], Any]
     limit: Any
     passes: Callable[[Any, Any], bool] = operator.ge
     groups: Callable[[Members], Iterable[Members]] = lambda members: [members]
@@ -57,8 +58,10 @@ class Bar:
         missing = [m for value, m in values if value is None or value != value]
         if missing:
             return Verdict(what, f"none at {label(missing[0].case)}", _text(self.limit), False)
-        value, where = self.reduce(values)
-        reached = _text(value) + ("" if where is None else f" at {label(where.case)}")
+        value = self.reduce([value for value, _ in values])
+        reached = _text(value)
+        if self.reduce in (min, max):
+            reached += f" at {label(next(m.case for v, m in values if v == value))}"
         return Verdict(what, reached, _text(self.limit), bool(self.passes(value, self.limit)))
 
 
@@ -73,19 +76,26 @@ def complete(missing: Callable[[Measured], Sequence[str]]) -> Bar:
         missing: names what a case lacks.
     """
 
-    def reduce(values: Values) -> tuple[str, None]:
-        lacks = [f"{name} at {fields(m)}" for names, m in values for name in names]
-        return (f"without {', '.join(lacks)}" if lacks else "all"), None
+    def lacking(m: Measured) -> list[str]:
+        fields = " ".join(str(value) for value in m.case.values())
+        return [f"{name} at {fields}" for name in missing(m)]
 
-    def fields(m: Measured) -> str:
-        return " ".join(str(value) for value in m.case.values())
+    def reduce(values: list[list[str]]) -> str:
+        lacks = ", ".join(itertools.chain.from_iterable(values))
+        return f"without {lacks}" if lacks else "all"
 
-    return Bar("contenders measured", lambda m: True, missing, reduce, "all", operator.eq)
+    return Bar("contenders measured", lambda m: True, lacking, reduce, "all", operator.eq)
 
 
 def without_time(m: Measured, *names: str) -> list[str]:
     """The contenders of a case, or some of them, that have no time."""
     return [name for name in names or m.records if m.seconds(name) is None]
+
+
+def over_second(values: list[float]) -> float:
+    """The first of two values over the second."""
+    first, second = values
+    return first / second
 
 
 def over(ours: float | None, peer: float | None) -> float | None:

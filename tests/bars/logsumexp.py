@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jaxkernels.bench.logsumexp import MODEL
+from jaxkernels.bench import rows
 from jaxkernels.bench.records import Measured
-from jaxkernels.bench.tables import group_by, least
+from jaxkernels.bench.tables import group_by
 
 from .bar import Bar, Members, complete, without_time
 
@@ -13,8 +13,8 @@ _FORWARD = 0.92
 
 
 def _missing(m: Measured) -> list[str]:
-    ceiling = MODEL.ceiling(m)
-    without = [] if MODEL.rate(m, ceiling) else [ceiling]
+    ceiling = rows.traffic(m).ceiling
+    without = [] if rows.rate(m, ceiling) else [ceiling]
     return [*without, *without_time(m, "xla", "auto")]
 
 
@@ -28,8 +28,8 @@ BARS = {
         Bar(
             what=lambda members: f"{members[0]['dtype']} fwd, of read, least",
             select=lambda m: m["direction"] == "fwd",
-            metric=MODEL.of_ceiling,
-            reduce=least,
+            metric=rows.of_ceiling,
+            reduce=min,
             limit=_FORWARD,
             groups=_by_dtype,
         ),

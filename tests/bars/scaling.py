@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jaxkernels.bench.records import Measured
-from jaxkernels.bench.scaling_report import efficiency, is_weak
-from jaxkernels.bench.tables import each_contender, group_by, least
+from jaxkernels.bench.scaling import efficiency, is_weak
+from jaxkernels.bench.tables import group_by
 
 from .bar import Bar, Members, complete, without_time
 
@@ -21,8 +23,7 @@ def _missing(m: Measured) -> list[str]:
 
 def _several_devices(members: Members) -> list[Members]:
     """All numbers of devices but one, of all cases."""
-    lines = each_contender()(members)
-    return [[m for line in lines for m in line if m.contender != "1"]]
+    return [[replace(m, contender=name) for m in members for name in m.records if name != "1"]]
 
 
 def _by_devices(members: Members) -> list[Members]:
@@ -44,7 +45,7 @@ BARS = {
                 what=f"{what}, efficiency, least",
                 select=lambda m, group=group: m["group"] == group,
                 metric=efficiency,
-                reduce=least,
+                reduce=min,
                 limit=_EFFICIENCY_BAR,
                 groups=_several_devices,
             )
@@ -57,7 +58,7 @@ BARS = {
             metric=lambda m: (
                 None if (r := m.ratio("gathered", "ours")) is None else r / m["devices"]
             ),
-            reduce=least,
+            reduce=min,
             limit=0.5,
             groups=_by_devices,
         ),

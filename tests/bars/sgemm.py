@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import operator
 from itertools import pairwise
+from statistics import geometric_mean
 
 from jaxkernels.bench.records import Measured
-from jaxkernels.bench.sgemm_report import RUNGS, error, kind, over_xla, rate, size
-from jaxkernels.bench.tables import geometric_mean, least, most, over_second
+from jaxkernels.bench.sgemm import RUNGS, error, flops, over_xla, size
 
-from .bar import Bar, Members, complete, over
+from .bar import Bar, Members, complete, over, over_second
 
 # What products have to reach of XLA's rate: the geometric mean of a kind, and every one.
 _OF_XLA = {
@@ -17,6 +17,13 @@ _OF_XLA = {
     "squares below 1024": (1.0, 1.0),
     "other shapes": (1.0, 0.9),
 }
+
+
+def kind(m: Measured) -> str:
+    """What a product counts as; empty for none."""
+    if m["group"] == "square":
+        return "squares from 1024" if m["n"] >= 1024 else "squares below 1024"
+    return "other shapes" if m["group"] == "other" else ""
 
 
 def _missing(m: Measured) -> list[str]:
@@ -37,7 +44,7 @@ def _beside_plain(members: Members) -> list[Members]:
 
 def _least_step(m: Measured) -> float:
     """The least ratio of a rung's rate to that of the rung below."""
-    rates = [found for rung in RUNGS if (found := rate(m, rung)) is not None]
+    rates = [found for rung in RUNGS if (found := m.rate(flops(m.case), rung)) is not None]
     return min((above / below for below, above in pairwise(rates)), default=float("inf"))
 
 
@@ -71,11 +78,11 @@ BARS = {
             _of_xla(name, "geometric mean", geometric_mean, mean)
             for name, (mean, _) in _OF_XLA.items()
         ),
-        *(_of_xla(name, "least", least, each) for name, (_, each) in _OF_XLA.items()),
+        *(_of_xla(name, "least", min, each) for name, (_, each) in _OF_XLA.items()),
         Bar(
             what=lambda members: f"{size(members[0].case)} over NN",
             select=lambda m: m["group"] == "transposed" and _has_ours(m),
-            metric=lambda m: rate(m, "pipelined"),
+            metric=lambda m: m.rate(flops(m.case), "pipelined"),
             reduce=over_second,
             limit=0.95,
             groups=_beside_plain,
@@ -84,19 +91,19 @@ BARS = {
             what="warp_tile, of cuBLAS",
             select=lambda m: _is_ladder(m) and "warp_tile" in m.records,
             metric=lambda m: over_xla(m, "warp_tile"),
-            reduce=least,
+            reduce=min,
             limit=0.80,
         ),
-        Bar("ladder, least step", _is_ladder, _least_step, least, 1.0, operator.gt),
+        Bar("ladder, least step", _is_ladder, _least_step, min, 1.0, operator.gt),
         Bar(
             what="largest error / (k eps |A| |B|)",
             select=lambda m: True,
             metric=_largest_error,
-            reduce=most,
+            reduce=max,
             limit=1.0,
             passes=operator.le,
         ),
         # Two orders of summation differ by luck; two equal ones do not.
-        Bar("relF over cuBLAS's, most", _has_ours, _over_xlas_error, most, 1.05, operator.le),
+        Bar("relF over cuBLAS's, most", _has_ours, _over_xlas_error, max, 1.05, operator.le),
     ],
 }

@@ -4,8 +4,7 @@ import pytest
 from bars import judge
 from bench_cases import measured
 
-from jaxkernels.bench.sgemm import product
-from jaxkernels.bench.sgemm_report import RUNGS
+from jaxkernels.bench.sgemm import RUNGS, product
 
 NAN = float("nan")
 
@@ -53,6 +52,15 @@ def test_bars_notice(what, failing):
     assert _failed(good) == []
     for cases in ((good, _measured(**failing)), (_measured(**failing), good)):
         assert any(what in name for name in _failed(*cases))
+
+
+@pytest.mark.parametrize(("n", "name"), [(1023, "below"), (1024, "from"), (4096, "from")])
+def test_squares_are_of_two_kinds(n, name):
+    """0.98 of cuBLAS: short squares have to reach it each, large ones in the mean."""
+    found = _failed(_measured({"xla": 0.98, "pipelined": 1.0}, n=n))
+    what = f"squares {name} 1024, of cuBLAS"
+    least = [f"{what}, least"] if name == "below" else []
+    assert found == [f"{what}, geometric mean", *least]
 
 
 def test_ladder_has_to_rise():

@@ -18,8 +18,7 @@ from bench_cases import QUICK
 from jaxkernels._core import registry
 from jaxkernels.bench import attention, records
 from jaxkernels.bench.__main__ import main
-from jaxkernels.bench.attention import heads_case
-from jaxkernels.bench.attention_report import model_bytes
+from jaxkernels.bench.attention import heads_case, model_bytes
 
 # Most tests here need one run of the benchmark, half a minute.
 pytestmark = pytest.mark.xdist_group("bench attention")
@@ -75,9 +74,9 @@ def test_plot_and_tables_again_from_json(run, capsys):
     assert (run / "b.png").read_bytes().startswith(b"\x89PNG")
     assert main(["attention", "--from-json", str(run / "b.json"), "--markdown"]) == 0
     out = capsys.readouterr().out
-    assert "| 24 x1x3 causal |" in out
-    assert "| float32 both causal (1, 32, 2, 8) |" in out
-    for word in ("forward and backward, bfloat16", "of model", "temp MiB"):
+    assert "| 24 | 1 | 3 | causal |" in out
+    assert "| float32 | both | causal | 1 | 32 | 2 | 8 |" in out
+    for word in ("softmax, both, bfloat16", "of model", "temp MiB"):
         assert word in out
 
 
@@ -109,12 +108,10 @@ def test_wrong_arguments(wrong, capsys):
 def test_a_cpu_gets_a_sixteenth(monkeypatch):
     monkeypatch.setattr(attention.jax, "default_backend", lambda: "cpu")
     cases = list(attention.cases(argparse.Namespace(shapes=None, layer_shapes=None)))
-    found = {(m["batch"], m["heads"], m["length"]) for m in cases if m["group"] == "scores"}
-    assert found == {(4, 16, 512), (1, 16, 1024), (1, 4, 2048), (1, 1, 4096), (1, 1, 8192)}
-    sizes = [np.prod(shape) for shape in attention.GPU_SCORES]
-    assert sum(sizes) == 16 * sum(np.prod(shape) for shape in found)
-    layers = {attention.layer_shape(m) for m in cases if m["group"] == "layers"}
-    assert layers == {(1, 2048, 4, 64)}
+    for group, shapes in attention.GPU_SHAPES.items():
+        found = {(m["batch"], m["heads"], m["length"]) for m in cases if m["group"] == group}
+        assert len(found) == len(shapes)
+        assert 16 * sum(map(np.prod, found)) == sum(np.prod(shape[:3]) for shape in shapes)
 
 
 def _run(program):

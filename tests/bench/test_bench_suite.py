@@ -1,6 +1,7 @@
 """A suite of a made-up operation: what the engine, the pivot and the command line make of it."""
 
 import argparse
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -8,15 +9,15 @@ import pytest
 
 pytest.importorskip("rich")
 
-from bench_cases import QUICK, measured
+from bench_cases import QUICK, measured, run_of
 
 from jaxkernels.bench import __main__ as command
-from jaxkernels.bench import records, runner
+from jaxkernels.bench import records, timing
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.__main__ import main
 from jaxkernels.bench.programs import draw_normal
 from jaxkernels.bench.records import Record
-from jaxkernels.bench.suite import Axis, Program, Suite, measure
+from jaxkernels.bench.suite import Program, Suite, measure
 
 DRAWN = []
 
@@ -58,17 +59,20 @@ SUITE = Suite(
     cases=_cases,
     contenders=_contenders,
     label=lambda case: f"{case['dtype']} {case['cols']}",
-    views=lambda run, markdown: [
+    views=lambda run: [
         t.View(
-            title=lambda m: f"copies of {m['dtype']}",
-            by=lambda m: m["dtype"],
-            labels=(t.field("cols"),),
-            columns=(t.milliseconds("ours ms", "ours"), t.times_faster("x twice", "twice", "ours")),
+            "copies of {dtype}",
+            by=("dtype",),
+            columns=(
+                *t.fields("cols"),
+                t.time("ours ms", "ours"),
+                t.times_faster("x twice", "twice", "ours"),
+            ),
         )
     ],
-    axes=(Axis("dtype", ("float32", "bfloat16"), ("float32",)),),
+    axes={"dtype": ("float32", "bfloat16")},
     options={"--cols": {"nargs": "+", "type": int}},
-    defaults={"repeats": 3},
+    defaults={"repeats": 3, "dtypes": ["float32"]},
 )
 OPTIONS = argparse.Namespace(repeats=2, min_sample_ms=0.01, cols=None, dtypes=("float32",))
 
@@ -94,15 +98,13 @@ def test_a_case_gives_a_record_for_each_contender():
 
 
 def test_times_are_of_one_operation(monkeypatch):
-    from jaxkernels.bench import suite, timing
+    from jaxkernels.bench import suite
 
-    def timed(contenders, **_):
-        contenders = [c for c in contenders if not c.name.endswith("none")]
-        for contender in contenders:
-            contender.make()
-        return {c.name: timing.Timing(6.0, (5.0, 6.0, 7.0), 1) for c in contenders}, {
-            "0 none": "no"
-        }
+    def timed(makes, arguments, **_):
+        timed = [key for key in makes if not key.endswith("none")]
+        for key in timed:
+            makes[key]()
+        return {key: [5.0, 6.0, 7.0] for key in timed}, {"0 none": "no"}
 
     monkeypatch.setattr(suite, "measure_together", timed)
     twice, ours, *_ = measure(SUITE, OPTIONS, [{"dtype": "float32", "cols": 4}])
@@ -115,9 +117,9 @@ def test_contenders_of_a_case_share_their_inputs_and_cases_do_not(monkeypatch):
 
     handed = {}
 
-    def record(contenders, **how):
-        handed.update({c.name: c.arguments for c in contenders}, how=how)
-        return {}, {c.name: "not timed" for c in contenders}
+    def record(makes, arguments, **how):
+        handed.update(arguments, how=how)
+        return {}, dict.fromkeys(makes, "not timed")
 
     monkeypatch.setattr(suite, "measure_together", record)
     cases = [{"dtype": "float32", "cols": cols} for cols in (4, 8)]
@@ -128,6 +130,32 @@ def test_contenders_of_a_case_share_their_inputs_and_cases_do_not(monkeypatch):
     assert handed["0 twice"] is handed["0 ours"] is handed["0 none"]
     assert handed["1 ours"] is handed["1 half"]
     assert handed["0 ours"] is not handed["1 ours"]
+
+
+def test_contenders_are_sampled_in_turn_through_their_rotations():
+    calls = []
+
+    def make(name):
+        def call(number):
+            if name == "late" and len(calls) > 12:
+                raise ValueError("no memory any more")
+            calls.append((name, number))
+
+        return lambda: call
+
+    def refuse():
+        raise NotImplementedError("never")
+
+    turns = [(0,), (1,)]
+    makes = {"a": make("a"), "late": make("late"), "never": refuse}
+    samples, refused = timing.measure_together(
+        makes, dict.fromkeys(makes, turns), repeats=3, min_sample_seconds=1e-7
+    )
+    assert {name: len(each) for name, each in samples.items()} == {"a": 3}
+    assert refused == {"never": "never", "late": "no memory any more"}
+    # Each is compiled and estimated first, through all of its inputs; then they take turns.
+    assert calls[:8] == [(n, i) for n in ("a", "late") for i in (0, 1, 0, 0)]
+    assert [name for name, _ in calls[8:]] == ["a", "late", "a", "late", "a"]
 
 
 def test_inputs_that_do_not_fit_are_a_refusal_of_that_case_alone():
@@ -141,7 +169,7 @@ def test_bugs_surface():
     def broken(case, options):
         return {"ours": Program(lambda _: jax.jit(lambda x: x.nothing), lambda: [(jnp.ones(4),)])}
 
-    suite = Suite("broken", "", _cases, broken, str, lambda run, markdown: [])
+    suite = Suite("broken", "", _cases, broken, str, lambda run: [])
     with pytest.raises(AttributeError):
         measure(suite, OPTIONS, [{"dtype": "float32", "cols": 4}])
 
@@ -190,9 +218,11 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path, capsys):
 
 
 def test_without_matplotlib_it_is_said_before_measuring(monkeypatch, capsys):
-    monkeypatch.setattr(runner.importlib.util, "find_spec", lambda name: None)
-    options = argparse.Namespace(suite=SUITE, plot="b.png")
-    assert runner.run(options) == 2
+    drawn = dataclasses.replace(SUITE, figure=lambda run: None)
+    monkeypatch.setattr(command, "SUITES", (drawn,))
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    assert main(["copying", "--plot", "b.png"]) == 2
+    assert not DRAWN
     assert "matplotlib" in capsys.readouterr().err
 
 
@@ -210,62 +240,46 @@ GAIN = t.times_faster("gain", "xla", "ours")
 
 
 def _tables(**fields):
-    view = t.View(
-        **{"title": lambda m: "T", "labels": (t.field("cols"),), "columns": (GAIN,), **fields}
-    )
-    return view.tables(CASES, lambda case: f"{case['kind']}{case['cols']}")
+    view = t.View(**{"title": "T", "columns": (*t.fields("cols"), GAIN), **fields})
+    return view.tables(CASES)
 
 
-def test_pivot_has_a_line_for_each_case():
+def test_a_table_has_a_line_for_each_case():
     (table,) = _tables()
-    assert table.rows == (("4", "1.00"), ("4", "0.25"), ("8", "2.00"), ("8", "-"))
-    assert table.notes == ("ours: no (b8)",)
+    assert table.headers == ["cols", "gain"]
+    assert table.rows == [["4", "1.00"], ["4", "0.25"], ["8", "2.00"], ["8", "-"]]
 
 
-def test_pivot_has_a_table_for_each_key():
-    a, b = _tables(by=lambda m: m["kind"], refusals=False)
-    assert a.rows == (("4", "1.00"), ("8", "2.00"))
-    assert b.rows == (("4", "0.25"), ("8", "-"))
-    assert b.notes == ()
+def test_there_is_a_table_for_each_value_of_fields():
+    a, b = _tables(title="T {kind}", by=("kind",))
+    assert (a.title, a.rows) == ("T a", [["4", "1.00"], ["8", "2.00"]])
+    assert (b.title, b.rows) == ("T b", [["4", "0.25"], ["8", "-"]])
+    assert _tables(select=lambda m: m["kind"] == "c") == []
 
 
-def test_pivot_puts_values_of_a_field_side_by_side():
-    (table,) = _tables(lines=t.same(lambda m: m["cols"]), across="kind")
-    assert table.headers == ("cols", "a gain", "b gain")
-    assert table.rows == (("4", "1.00", "0.25"), ("8", "2.00", "-"))
+def test_columns_may_depend_on_the_first_case_of_a_table():
+    a, b = _tables(by=("kind",), columns=lambda m: t.fields("cols", m["kind"]))
+    assert a.headers == ["cols", "a"]
+    assert b.headers == ["cols", "b"]
 
 
-def test_pivot_reduces_what_shares_a_line():
-    gain = GAIN.metric
-    kind = lambda m: m["kind"]  # noqa: E731
-    columns = (
-        t.Column("least", gain, "{:.2f}", reduce=t.least, at=lambda m: m["cols"]),
-        t.Column("most", gain, "{:.2f}", reduce=t.most, at=lambda m: m["cols"]),
-        t.Column("mean", gain, "{:.3f}", reduce=t.geometric_mean),
-        t.Column("cols", lambda m: m["cols"], reduce=t.span),
-    )
-    (table,) = _tables(labels=(t.field("kind"),), columns=columns, lines=t.same(kind))
-    assert table.rows == (
-        ("a", "1.00 at 4", "2.00 at 8", "1.414", "4..8"),
-        ("b", "0.25 at 4", "0.25 at 4", "0.250", "4..8"),
-    )
-
-
-def test_pivot_has_a_line_for_each_contender():
-    labels = (t.Column("who", lambda m: m.contender),)
-    columns = (t.Column("us", lambda m: m.seconds(m.contender), "{:.0f}", 1e6),)
+def test_a_line_for_each_contender():
     (table,) = _tables(
-        labels=labels,
-        columns=columns,
-        lines=t.each_contender("ours", "xla"),
+        columns=[t.Column("who", lambda m: m.contender), t.time("us", unit="us", digits=0)],
+        contenders=lambda m: ("ours", "xla"),
         select=lambda m: m["cols"] == 4,
     )
-    assert table.rows == (
-        ("ours", "2000000"),
-        ("xla", "2000000"),
-        ("ours", "8000000"),
-        ("xla", "2000000"),
-    )
+    ours, xla = ["ours", "2000000"], ["xla", "2000000"]
+    assert table.rows == [ours, xla, ["ours", "8000000"], xla]
+
+
+def test_reasons_are_counted_where_values_are_missing():
+    again = measured({"cols": 9, "kind": "c"}, {}, refused={"ours": "no", "xla": "never"})
+    run = run_of([*CASES, again])
+    assert command.refusals(run, dataclasses.replace(SUITE, label=lambda case: case["kind"])) == [
+        "ours: no (b and 1 more)",
+        "xla: never (c)",
+    ]
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, None])

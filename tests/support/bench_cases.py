@@ -1,6 +1,7 @@
 """What the tests of benchmarks and bars share: small quick runs, and measured cases made of given times."""
 
 from jaxkernels.bench import records
+from jaxkernels.bench.__main__ import refusals
 from jaxkernels.bench.records import Measured, Record
 
 QUICK = ["--repeats", "2", "--min-sample-ms", "0.1"]
@@ -39,10 +40,8 @@ def run_of(cases, platform="gpu", device="NVIDIA H200"):
     )
 
 
-def text_of(suite, cases, platform="gpu", device="NVIDIA H200", markdown=False):
-    """All tables of measured cases as one text."""
+def text_of(suite, cases, platform="gpu", device="NVIDIA H200"):
+    """All tables of measured cases, and why values are missing, as one text."""
     run = run_of(cases, platform, device)
-    found = [
-        t for view in suite.views(run, markdown) for t in view.tables(run.measured, suite.label)
-    ]
-    return "\n".join(map(str, found))
+    found = [t for view in suite.views(run) for t in view.tables(run.measured)]
+    return "\n".join([*map(str, found), *refusals(run, suite)])
