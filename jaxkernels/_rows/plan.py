@@ -86,7 +86,9 @@ def scratch_of_rows(operation: Operation, aval: Any, tier: str) -> jax.core.Shap
     shape = aval.shape
     if tier not in ("auto", "spread") or not all(isinstance(dim, int) and dim > 0 for dim in shape):
         return None
-    plan = plan_softmax(shape, aval.dtype, operation=operation, tier=None if tier == "auto" else tier)
+    plan = plan_softmax(
+        shape, aval.dtype, operation=operation, tier=None if tier == "auto" else tier
+    )
     if plan.tier != "spread":
         return None
     return jax.core.ShapedArray((plan.scratch_bytes,), jnp.uint8)

@@ -218,6 +218,7 @@ _STYLES = {
     "block": ("block, forced", "#db2777", 1.2, (0, (2, 1.2))),
     "block_smem": ("block_smem, forced", "#8b5cf6", 1.2, (0, (4, 1.4))),
     "cluster": ("cluster, forced", "#65a30d", 1.2, (0, (3, 1.2))),
+    "spread": ("spread, forced", "#9467bd", 1.2, (0, (2, 1))),
     "block_uncached": ("block_uncached, forced", "#d4a017", 1.2, (0, (5, 1.4, 1, 1.4))),
     "read": ("device read", "#374151", 1.5, (0, (6, 2))),
     "copy": ("device copy", "#374151", 1.5, (0, (6, 2))),

@@ -100,7 +100,8 @@ def check_invariants(all_cols, operations, dtype, device):
                 continue
             where = (cols, operation, tier, rows, p)
             scratch = scratch_of(dtype, operation)
-            assert p.tier == (tier or p.tier), where
+            grid_is_too_large = tier == "spread" and rows == 1 << 40
+            assert grid_is_too_large or p.tier == (tier or p.tier), where
             assert p.pack == 16 // BYTES[dtype], where
             assert p.aligned == (cols % p.pack == 0), where
             assert p.block_threads % 32 == 0, where
@@ -156,6 +157,16 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
         values = p.packs_per_lane * p.pack * inputs(operation) * max(1, BYTES[dtype] // 4)
         assert values <= 128, where  # 255 registers, and some are needed for everything else
         rows_at_once = p.block_threads // p.lanes * p.rows_per_access
+    elif p.tier == "spread":
+        leaf, packs = 32 * p.leaf_turns, -(-cols // p.pack)  # leaves are cut by element index
+        assert p.leaf_turns >= 8, where
+        assert p.block_threads == 8 * 32, where
+        assert p.branches <= 128, where
+        assert 8 * leaf * (p.branches - 1) < packs <= 8 * leaf * p.branches, where
+        assert p.lanes == 32 * -(-packs // leaf), where
+        assert p.grid_blocks == max(rows, 1) * p.branches, where
+        assert p.scratch_bytes >= rows * p.branches * (2 * max(BYTES[dtype], 4)), where
+        return
     else:
         assert p.lanes == p.block_threads * p.cluster_blocks, where
         assert (p.tier == "cluster") == (p.cluster_blocks > 1), where
@@ -186,10 +197,10 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
 
 
 def tier_ends(dtype, operation, device):
-    """The longest aligned rows of each tier but the last."""
+    """The longest aligned rows of each tier but the last two, which serve all."""
     pack = 16 // BYTES[dtype]
     ends, low = [], 1
-    for tier in validate.TIERS[:-1]:
+    for tier in validate.TIERS[:-2]:
         high = (1 << 22) // pack
         while low < high:
             middle = (low + high + 1) // 2
@@ -213,7 +224,7 @@ def test_tiers_of_row_scalars(dtype, operation, device):
     warp_end, block_end, smem_end, cluster_end = tier_ends(dtype, operation, device)
     assert 128 <= warp_end < block_end == smem_end == cluster_end
     pack = 16 // BYTES[dtype]
-    for cols in (block_end + pack, 1 << 20):
+    for cols in (block_end + pack, block_end + 8 * pack):
         p = plan(cols, dtype, operation, device)
         assert (p.tier, p.block_threads, p.kept_packs) == ("block_uncached", 256, 0)
     assert plan(block_end + 1, dtype, operation, device).tier in ("block_smem", "cluster")
@@ -224,7 +235,7 @@ def test_tiers_of_row_scalars(dtype, operation, device):
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_tiers_follow_one_another(dtype, operation, device):
     """warp, block while an SM holds two rows (but not of log-softmax), block_smem as far as it holds two and, without
-    clusters, as far as shared memory reaches (not to the 48 KiB of a plain launch), cluster, uncached."""
+    clusters, as far as shared memory reaches (not to the 48 KiB of a plain launch), cluster, spread."""
     warp_end, block_end, smem_end, cluster_end = tier_ends(dtype, operation, device)
     assert 128 <= warp_end <= block_end <= smem_end <= cluster_end
     assert (warp_end == block_end) == (operation == "log_softmax_fwd")
@@ -246,7 +257,7 @@ def test_tiers_follow_one_another(dtype, operation, device):
     if smem_end < cluster_end:
         _check_clusters(smem_end + pack, cluster_end, pack, dtype, operation, device)
     for cols in (cluster_end + pack, 4 * cluster_end):
-        assert plan(cols, dtype, operation, device).tier == "block_uncached"
+        assert plan(cols, dtype, operation, device).tier == "spread"
 
 
 def _check_clusters(first, last, pack, dtype, operation, device):
@@ -422,13 +433,13 @@ def test_tiers_of_attention_scores():
     lengths = (128, 2048, 4096, 24576, 24584, 1 << 16, 1 << 20)
     expected = ["warp", "warp", "block", "block", "block_smem", "cluster", "cluster"]
     assert tiers("masked_softmax_fwd", *lengths) == expected
-    assert tiers("masked_softmax_fwd", 1 << 21) == ["block_uncached"]
+    assert tiers("masked_softmax_fwd", 1 << 21) == ["spread"]
     assert tiers("masked_softmax_fwd", 2048, 2052, dtype="float32") == ["warp", "block"]
     assert tiers("masked_softmax_fwd", 4099) == tiers("biased_softmax_fwd", 4099) == ["block"]
     assert tiers("masked_softmax_grad", 4099) == ["block_smem"]
     for operation in ("biased_softmax_fwd", "masked_softmax_grad"):
         lengths = (1024, 1032, 12288, 12296, 1 << 16, 1 << 20)
-        expected = ["warp", "block", "block", "block_smem", "cluster", "block_uncached"]
+        expected = ["warp", "block", "block", "block_smem", "cluster", "spread"]
         assert tiers(operation, *lengths) == expected
 
 

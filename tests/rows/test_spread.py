@@ -1,0 +1,111 @@
+"""Rows that are too long for shared memory: two kernels over all SMs, and the scratch between them."""
+
+import functools
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+
+import jaxkernels as jk
+from jaxkernels._core import registry
+from jaxkernels._rows import plan as row_plans
+
+each_dtype = pytest.mark.parametrize("dtype", oracle.DTYPES)
+# Leaves that end within a pack, a lane, a warp and a block; several blocks.
+COLS = (1, 7, 129, 1001, 4096, 32768, 100001)
+
+
+def bits(x):
+    return np.asarray(x).view(f"u{x.dtype.itemsize}")
+
+
+def operations(tier):
+    """From x and a cotangent to the results of all public operations and their gradients."""
+
+    def run(x, t):
+        results = []
+        for function in (jk.softmax, jk.log_softmax):
+            y, pull = jax.vjp(functools.partial(function, tier=tier), x)
+            results += [y, pull(t)[0]]
+        y, pull = jax.vjp(lambda x: jk.logsumexp(x, axis=-1, tier=tier), x)
+        masked = jk.scaled_masked_softmax(x, t > 0, scale=0.5, tier=tier)
+        return [*results, y[:, None], pull(t[:, 0])[0], masked]
+
+    return jax.jit(run)
+
+
+@each_dtype
+@pytest.mark.parametrize("cols", COLS)
+def test_a_row_has_the_same_bits_wherever_it_lies(gpu, dtype, cols):
+    """Alone, among others, at every place of a pack (odd lengths) and in a slice."""
+    with cases.x64(dtype):
+        x = jnp.tile(jnp.asarray(cases.logits("wide", 1, cols, dtype)), (9, 1))
+        t = jnp.tile(jnp.asarray(cases.cotangents(1, cols, dtype)), (9, 1))
+        run = operations("spread")
+        sliced = jax.jit(lambda x, t: run(x[3:6], t[3:6]))(x, t)
+        for among, alone, part in zip(run(x, t), run(x[:1], t[:1]), sliced, strict=True):
+            want = bits(among)[:1]
+            assert (bits(among) == want).all()
+            assert (bits(alone) == want).all()
+            assert (bits(part) == want).all()
+
+
+@pytest.mark.parametrize(("dtype", "cols"), [("float32", 1_000_003), ("bfloat16", 2_000_005)])
+def test_long_rows_are_spread(gpu, dtype, cols):
+    """Without being asked; NaN, infinities and rows that see nothing are as in jax.nn."""
+    assert jk.plan_softmax((5, cols), dtype).tier == "spread"
+    x = jnp.asarray(cases.logits("normal", 5, cols, dtype))
+    x = x.at[1, 7].set(jnp.nan).at[2, cols // 2].set(jnp.inf).at[3].set(-jnp.inf)
+    x = x.at[4, : cols // 2].set(-jnp.inf)
+    for ours, peer in ((jk.softmax, jax.nn.softmax), (jk.log_softmax, jax.nn.log_softmax)):
+        y, want = (np.asarray(jax.jit(f)(x), np.float64) for f in (ours, peer))
+        # Both know float32; bfloat16 rounds to 8 bits.
+        tolerance = 1e-5 if dtype == "float32" else 2.0**-7
+        np.testing.assert_allclose(y, want, rtol=tolerance, atol=1e-30)
+    y = jax.jit(functools.partial(jk.logsumexp, axis=-1))(x)
+    np.testing.assert_allclose(
+        np.asarray(y, np.float64),
+        np.asarray(jax.nn.logsumexp(x.astype(jnp.float32), axis=-1)),
+        rtol=1e-6 if dtype == "float32" else 2.0**-8,
+    )
+
+
+def test_a_call_without_scratch_takes_another_tier(gpu):
+    """As a program that was lowered for a GPU on which such rows need none."""
+    x = jnp.asarray(cases.logits("normal", 2, 1_000_003, "float32"))
+    attributes = {"scale": np.float64(1), "left": np.int64(-(2**30)), "right": np.int64(2**30)}
+    call = jax.ffi.ffi_call("jaxkernels_rows", jax.ShapeDtypeStruct(x.shape, x.dtype))
+    for tier in ("auto", "spread"):
+        run = functools.partial(
+            call, operation="softmax_fwd", tier=tier, from_end=False, has_mask=False, **attributes
+        )
+        np.testing.assert_allclose(jax.jit(run)(x), jk.softmax(x), rtol=1e-5)
+
+
+def test_scratch():
+    """A program gets it for rows that the plan spreads; not where jax.export leaves a dimension open."""
+    long = jax.ShapeDtypeStruct((3, 1 << 21), jnp.float32)
+    scratch = row_plans.scratch_of_rows("softmax_fwd", long, "auto")
+    planned = jk.plan_softmax(long.shape, long.dtype)
+    assert scratch.shape == (planned.scratch_bytes,) == (3 * planned.branches * 8,)
+    assert row_plans.scratch_of_rows("softmax_fwd", long, "block_uncached") is None
+    assert (
+        row_plans.scratch_of_rows("softmax_fwd", jax.ShapeDtypeStruct((3, 64), "float32"), "auto")
+        is None
+    )
+    (rows,) = jax.export.symbolic_shape("rows")
+    open_rows = jax.ShapeDtypeStruct((rows, 1 << 21), jnp.float32)
+    assert row_plans.scratch_of_rows("softmax_fwd", open_rows, "auto") is None
+
+
+@pytest.mark.skipif(not registry.has_cuda_module(), reason="lowers for CUDA")
+def test_scratch_is_a_second_result():
+    def text(cols):
+        program = jax.jit(jk.softmax).trace(jnp.zeros((2, cols)))
+        return program.lower(lowering_platforms=("cuda",)).as_text()
+
+    assert "ui8>" in text(1 << 21)
+    assert "ui8>" not in text(64)
