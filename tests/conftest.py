@@ -18,6 +18,7 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     jax.config.update("jax_num_cpu_devices", 8)
 
 import jaxkernels._core.registry
+from jaxkernels.bench import programs as bench_programs
 
 # Nearly all of the time on a CPU goes into compiling small programs that run once. XLA's passes over a program stay; LLVM
 # optimises little, which changes no kernel of ours.
@@ -84,6 +85,15 @@ def optimized():
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", not OPTIMIZED)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_inputs_of_benchmarks():
+    """A benchmark's inputs are larger than the cache, and drawing them is what costs on a CPU. No test looks at times."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not OPTIMIZED:
+            patch.setattr(bench_programs, "last_level_cache_bytes", lambda platform: 1 << 16)
+        yield
 
 
 def pytest_collection_modifyitems(items):
