@@ -178,6 +178,7 @@ def test_weak_types(ours, peer):
         close(ours(x, axis=None), peer(x, axis=None))
 
 
+@pytest.mark.half_on_a_cpu
 @both
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ WRAPPERS = {
 wrappers = pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
 
 
+@pytest.mark.half_on_a_cpu
 @wrappers
 @pytest.mark.parametrize("beta", [0.0, 2.0])
 @pytest.mark.parametrize("alpha", [0.0, 3.0])
