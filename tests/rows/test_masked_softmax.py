@@ -70,6 +70,7 @@ def test_rows_that_many_blocks_share(dtype, tier, k):
     masked_cases.check_all(some, dtype, tier)
 
 
+@pytest.mark.half_on_a_cpu
 @tiers
 @dtypes
 def test_broadcast_operands(dtype, tier):
@@ -143,6 +144,7 @@ def test_bands_from_the_first_row(dtype, tier):
         assert np.array_equal(got == 0, want == 0)
 
 
+@pytest.mark.half_on_a_cpu
 @dtypes
 def test_scales(dtype):
     """Fused (positive numbers, NumPy's too), and multiplied in before: negative, zero, traced with its gradient."""
@@ -170,6 +172,7 @@ def test_bias_of_another_type_promotes(dtype):
     masked_cases.check_all(some, dtype)
 
 
+@pytest.mark.half_on_a_cpu
 @tiers
 @dtypes
 def test_rows_that_see_nothing(dtype, tier):
@@ -202,6 +205,7 @@ def spoiled(c, value):
     return masked_cases.dataclasses.replace(c, scores=scores, dy=dy, bias=bias)
 
 
+@pytest.mark.half_on_a_cpu
 @tiers
 @dtypes
 def test_what_is_hidden_does_not_matter(dtype, tier):
@@ -309,6 +313,7 @@ def test_plain_rows_agree_with_softmax(dtype):
                 np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.half_on_a_cpu
 @dtypes
 def test_the_plain_jax_implementation(dtype):
     """What runs where there are no kernels is held to the same bounds."""

@@ -160,6 +160,7 @@ def run(transform, functions, x):
     return jax.jit(lambda x: [transform(f, x) for f in functions])(x)
 
 
+@pytest.mark.half_on_a_cpu
 @both
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transform(ours, peer, name):
