@@ -18,6 +18,7 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     jax.config.update("jax_num_cpu_devices", 8)
 
 import jaxkernels._core.registry
+from jaxkernels.bench import programs as bench_programs
 
 # Nearly all of the time on a CPU goes into compiling small programs that run once. XLA's passes over a program stay; LLVM
 # optimises little, which changes no kernel of ours.
@@ -86,9 +87,53 @@ def optimized():
     jax.config.update("jax_disable_most_optimizations", not OPTIMIZED)
 
 
-def pytest_collection_modifyitems(items):
-    """The race check takes longest by far: it starts first, so that all other tests run beside it."""
+@pytest.fixture(scope="session", autouse=True)
+def small_inputs_of_benchmarks():
+    """A benchmark's inputs are larger than the cache, and drawing them is what costs on a CPU. No test looks at times."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not OPTIMIZED:
+            patch.setattr(bench_programs, "last_level_cache_bytes", lambda platform: 1 << 16)
+        yield
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--full", action="store_true", help="all cases of the tests marked half_on_a_cpu"
+    )
+
+
+def _half(items):
+    """All tests, but of those marked half_on_a_cpu the cases on the white squares of a board.
+
+    A board's sides are the parameters. With three or more every two values of two of them meet on a white square.
+    """
+    numbers = {}  # of the values of each parameter of each test, in the order in which they come
+    for item in items:
+        if item.get_closest_marker("half_on_a_cpu") is None:
+            yield item
+            continue
+        params = item.callspec.params
+        sides = [mark.args[0] for mark in item.iter_markers("parametrize")]
+        sides = [(names,) if isinstance(names, str) else tuple(names) for names in sides]
+        sides += [(name,) for name in params if not any(name in names for names in sides)]
+        place = 0
+        for names in sides:
+            known = numbers.setdefault((item.function, names), {})
+            place += known.setdefault(tuple(id(params[name]) for name in names), len(known))
+        if place % 2 == 0:
+            yield item
+
+
+def pytest_collection_modifyitems(config, items):
+    """The race check takes longest by far: it starts first, so that all other tests run beside it.
+
+    On a CPU, where compilation is what costs, tests that say so run half of the product of their parameters.
+    """
     items.sort(key=lambda item: "racecheck" not in item.nodeid)
+    if not OPTIMIZED and not config.getoption("--full"):
+        half = list(_half(items))
+        config.hook.pytest_deselected(items=list(set(items).difference(half)))
+        items[:] = half
 
 
 def pytest_report_header():

@@ -1,5 +1,7 @@
 """What jax.nn's attention takes beside arrays of the usual sizes and dtypes: nothing of it is refused."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,8 @@ from flax import linen, nnx
 
 import jaxkernels as jk
 import jaxkernels.flax as jkflax
+
+PEER = jax.nn.dot_product_attention
 
 # ---- sizes of 0 ----
 
@@ -42,25 +46,32 @@ def with_gradients(function, operands):
     return [function(*operands), *jax.grad(loss, (0, 1, 2))(*operands)]
 
 
+@pytest.mark.half_on_a_cpu
 @pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")  # jax.nn's, for no depth
 @pytest.mark.parametrize("implementation", [None, "ffi", "xla"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", SIZES)
 def test_sizes_of_0_give_what_they_give_for_jax_nn(name, dtype, implementation):
-    operands = empty_operands(name, dtype)
-    for arguments in ARGUMENTS.values():
-        ours = with_gradients(
-            lambda *a, kw=arguments: jk.dot_product_attention(
-                *a, implementation=implementation, **kw
-            ),
-            operands,
-        )
-        peer = with_gradients(
-            lambda *a, kw=arguments: jax.nn.dot_product_attention(*a, **kw), operands
-        )
+    function = functools.partial(jk.dot_product_attention, implementation=implementation)
+
+    @jax.jit
+    def program(*operands):
+        return [
+            [with_gradients(functools.partial(f, **arguments), operands) for f in (function, PEER)]
+            for arguments in ARGUMENTS.values()
+        ]
+
+    for ours, peer in program(*empty_operands(name, dtype)):
         for x, y in zip(ours, peer, strict=True):
             assert x.dtype == y.dtype
             np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_of_0_outside_of_jit(name):
+    operands = empty_operands(name, "float32")
+    np.testing.assert_array_equal(jk.dot_product_attention(*operands), PEER(*operands))
 
 
 def test_scores_without_depth_are_0():
@@ -123,6 +134,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.half_on_a_cpu
 @pytest.mark.usefixtures("exact_products")
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("operand", OPERANDS.values(), ids=OPERANDS)

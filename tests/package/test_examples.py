@@ -91,10 +91,10 @@ def loss_curves(tmp_path_factory):
         pytest.importorskip(module)
     folder = tmp_path_factory.mktemp("char_lm")
     curves = {}
-    for name, steps in (("flax", 200), ("jaxkernels", 500)):
+    for name, steps in (("flax", 80), ("jaxkernels", 160)):
         written = folder / f"{name}.json"
         options = ("--short", "--attention", name, "--steps", steps, "--json", written)
-        stdout, _ = run_python(LONG, *options)
+        stdout, _ = run_python(LONG, *options, JAX_DISABLE_MOST_OPTIMIZATIONS=None)
         assert "the model writes:\n\ndef " in stdout
         curves[name] = json.loads(written.read_text())["losses"]
     return curves
@@ -102,11 +102,11 @@ def loss_curves(tmp_path_factory):
 
 @one_process
 def test_language_model_learns(loss_curves):
-    """From a guess, log(128) = 4.85 or worse, to 2.3; counting letters would reach 3.1."""
+    """From a guess, log(128) = 4.85 or worse, to 2.5; counting letters would reach 3.1."""
     losses = loss_curves["jaxkernels"]
-    assert len(losses) == 500
+    assert len(losses) == 160
     assert losses[0] > 4.85
-    assert sum(losses[-20:]) / 20 < 2.6
+    assert sum(losses[-20:]) / 20 < 2.7
 
 
 @one_process
@@ -119,8 +119,8 @@ def test_language_model_learns_the_same_with_our_attention(loss_curves):
     to bfloat16 within 3 steps, a product in TF32 within 30.
     """
     flax, ours = loss_curves["flax"], loss_curves["jaxkernels"]
-    assert len(flax) == 200
-    for step, (theirs, mine) in enumerate(zip(flax, ours[:200], strict=True)):
+    assert len(flax) == 80
+    for step, (theirs, mine) in enumerate(zip(flax, ours[:80], strict=True)):
         assert abs(mine - theirs) <= 1e-5 * theirs, step
 
 

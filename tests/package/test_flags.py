@@ -136,6 +136,7 @@ def lower(function, shapes, dtype):
     traced.lower(lowering_platforms=("cpu", "tpu"))  # on a TPU the kernels' plain-JAX form runs
 
 
+@pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize(
     ("dtype", "x64"),
     [

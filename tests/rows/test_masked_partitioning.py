@@ -58,6 +58,7 @@ def compile_sharded(program, causal, mesh, spec):
     return compiled, arrays
 
 
+@pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize(
     ("spec", "causal", "local"),
@@ -84,6 +85,7 @@ def test_sharded_matrices_run_without_collectives(name, spec, causal, local, mes
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize(
     ("spec", "causal", "local"),
@@ -105,6 +107,7 @@ def test_sharded_rows_of_a_band_run_without_collectives(name, spec, causal, loca
     np.testing.assert_allclose(compiled(*arrays), want, rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize(
     ("spec", "causal", "rows"),

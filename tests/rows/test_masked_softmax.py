@@ -70,6 +70,7 @@ def test_rows_that_many_blocks_share(dtype, tier, k):
     masked_cases.check_all(some, dtype, tier)
 
 
+@pytest.mark.half_on_a_cpu
 @tiers
 @dtypes
 def test_broadcast_operands(dtype, tier):
@@ -121,21 +122,29 @@ def test_bands(dtype, tier):
 def test_bands_from_the_first_row(dtype, tier):
     """As attention counts them: the last row does not see the last columns, nor a last pack that is not whole."""
     tolerance = 8 * float(jnp.finfo(dtype).eps)
-    for left, right in ((None, 0), (None, 2), (-1, 1), (0, 0), (None, -1)):
-        band = masked_kernels.Band(left, right, from_end=False)
-        with cases.x64(dtype):
-            for shape in ((1, 5), (3, 7), (2, 5, 67), (1, 3, 1001)):
-                x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
-                apply = functools.partial(
-                    masked.apply, "test", mask=None, bias=None, scale=0.5, band=band
-                )
-                got = apply(x, tier=tier)
-                want = jax.jit(functools.partial(apply, implementation="xla"))(x)
-                got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-                np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * 1e-6)
-                assert np.array_equal(got == 0, want == 0)
+    shapes = ((1, 5), (3, 7), (2, 5, 67), (1, 3, 1001))
+    xs = [np.random.default_rng(0).standard_normal(shape).astype(dtype) for shape in shapes]
+
+    @jax.jit
+    def program(xs):
+        results = []
+        for left, right in ((None, 0), (None, 2), (-1, 1), (0, 0), (None, -1)):
+            band = masked_kernels.Band(left, right, from_end=False)
+            apply = functools.partial(
+                masked.apply, "test", mask=None, bias=None, scale=0.5, band=band
+            )
+            results += [(apply(x, tier=tier), apply(x, implementation="xla")) for x in xs]
+        return results
+
+    with cases.x64(dtype):
+        results = jax.device_get(program(xs))
+    for got, want in results:
+        got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * 1e-6)
+        assert np.array_equal(got == 0, want == 0)
 
 
+@pytest.mark.half_on_a_cpu
 @dtypes
 def test_scales(dtype):
     """Fused (positive numbers, NumPy's too), and multiplied in before: negative, zero, traced with its gradient."""
@@ -163,6 +172,7 @@ def test_bias_of_another_type_promotes(dtype):
     masked_cases.check_all(some, dtype)
 
 
+@pytest.mark.half_on_a_cpu
 @tiers
 @dtypes
 def test_rows_that_see_nothing(dtype, tier):
@@ -195,6 +205,7 @@ def spoiled(c, value):
     return masked_cases.dataclasses.replace(c, scores=scores, dy=dy, bias=bias)
 
 
+@pytest.mark.half_on_a_cpu
 @tiers
 @dtypes
 def test_what_is_hidden_does_not_matter(dtype, tier):
@@ -302,6 +313,7 @@ def test_plain_rows_agree_with_softmax(dtype):
                 np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.half_on_a_cpu
 @dtypes
 def test_the_plain_jax_implementation(dtype):
     """What runs where there are no kernels is held to the same bounds."""

@@ -187,6 +187,7 @@ def test_transform(name):
         np.testing.assert_allclose(a, b, rtol=3e-6, atol=3e-6 * max(1.0, float(np.max(np.abs(b)))))
 
 
+@pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 @pytest.mark.parametrize("name", ["vjp", "grad", "grad-of-grad", "vmap-grad", "scan-grad"])
 def test_transform_of_other_types(name, dtype):

@@ -53,6 +53,7 @@ def on_one_device(function, name):
     return np.asarray(jax.jit(functools.partial(program, function))(X, T))
 
 
+@pytest.mark.half_on_a_cpu
 @both
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize(
@@ -77,6 +78,7 @@ def test_sharded_rows_run_without_collectives(function, name, spec, local, mesh)
     np.testing.assert_array_equal(got, on_one_device(function, name))
 
 
+@pytest.mark.half_on_a_cpu
 @both
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize(
@@ -154,6 +156,7 @@ def test_special_values_in_a_sharded_axis(function, cpu_devices):
     np.testing.assert_allclose(compiled(sharded), function(x), rtol=2e-6, atol=1e-30)
 
 
+@pytest.mark.half_on_a_cpu
 @both
 @pytest.mark.parametrize("axis", [0, 1, (0, 2), (1, 2), None], ids=str)
 def test_other_axes(function, axis, mesh):

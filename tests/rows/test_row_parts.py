@@ -25,6 +25,7 @@ from jaxkernels.verify.truth import tolerance
 COLS = (1, 3, 8, 33, 127, 128, 1000, 1024, 1027, 2050, 8192, 20001)
 
 
+@pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("kind", ["normal", "wide", "minus_inf", "offset"])
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_parts_on_one_device(dtype, kind):

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import ON_GPU
 from hypothesis.extra import numpy as hnp
 
 import jaxkernels as jk
@@ -70,6 +71,7 @@ def same(ours, peer, *args, **kwargs):
     close(ours(*args, **kwargs), want)
 
 
+@pytest.mark.half_on_a_cpu
 @both
 @pytest.mark.parametrize(
     "axis", [0, 1, 2, 3, -1, -2, -4, (0,), (1, 3), (3, 1), [0, 2], (-1, 0), (0, 1, 2, 3), (), None]
@@ -178,6 +180,7 @@ def test_weak_types(ours, peer):
         close(ours(x, axis=None), peer(x, axis=None))
 
 
+@pytest.mark.half_on_a_cpu
 @both
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(
@@ -305,7 +308,7 @@ def calls(draw):
 
 
 @both
-@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=60 if ON_GPU else 30, deadline=None, derandomize=True)
 @hypothesis.given(call=calls())
 def test_fuzz_against_jax_nn(ours, peer, call):
     shape, dtype, axis, mask_shape, seed = call

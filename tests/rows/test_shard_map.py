@@ -11,6 +11,7 @@ from pairs import T, X, both, loss, remat
 AUTO = jax.sharding.AxisType.Auto
 
 
+@pytest.mark.half_on_a_cpu
 @both
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize(

@@ -177,6 +177,7 @@ def test_repeats_bit_for_bit(operation, dtype, tier):
                 assert np.asarray(function(x)).tobytes() == first
 
 
+@pytest.mark.half_on_a_cpu
 @pytest.mark.usefixtures("optimized")
 @dtypes
 @operations

@@ -160,6 +160,7 @@ def run(transform, functions, x):
     return jax.jit(lambda x: [transform(f, x) for f in functions])(x)
 
 
+@pytest.mark.half_on_a_cpu
 @both
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transform(ours, peer, name):
@@ -173,6 +174,7 @@ def test_transform(ours, peer, name):
         np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6 * max(1.0, float(np.max(np.abs(b)))))
 
 
+@pytest.mark.half_on_a_cpu
 @both
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 @pytest.mark.parametrize(

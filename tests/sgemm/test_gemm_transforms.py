@@ -165,6 +165,7 @@ def run(transform, functions):
     return jax.jit(lambda: [transform(f) for f in functions])()
 
 
+@pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transform(name, pair):

@@ -74,7 +74,7 @@ def contractions(draw):
     return shapes, numbers
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=60 if cases.ON_GPU else 30, deadline=None)
 @hypothesis.given(contractions())
 def test_any_dot_general(contraction):
     shapes, numbers = contraction

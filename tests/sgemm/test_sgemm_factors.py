@@ -43,6 +43,7 @@ WRAPPERS = {
 wrappers = pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
 
 
+@pytest.mark.half_on_a_cpu
 @wrappers
 @pytest.mark.parametrize("beta", [0.0, 2.0])
 @pytest.mark.parametrize("alpha", [0.0, 3.0])
@@ -69,6 +70,7 @@ def test_one_factor_is_differentiated():
     assert jax.grad(lambda a: jk.sgemm(A, B, C, alpha=a, beta=2.0).sum())(0.0) == AB.sum()
 
 
+@pytest.mark.half_on_a_cpu
 @wrappers
 def test_second_derivatives_where_the_factors_are_zero(wrap):
     """The mixed ones are those of a product, forward over reverse and in the other three orders."""

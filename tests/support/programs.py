@@ -7,8 +7,12 @@ import tempfile
 import time
 from pathlib import Path
 
+import jax
+
 SUPPORT = Path(__file__).resolve().parent
 ROOT = SUPPORT.parent.parent
+# As in the tests themselves (conftest.py). A program whose time is not compilation removes it.
+NOT_OPTIMIZED = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} if jax.default_backend() == "cpu" else {}
 
 
 def run_python(*arguments, expect=0, timeout=300, **environment):
@@ -89,5 +93,5 @@ def _wait_for_all(programs, timeout):
 
 
 def _merged(environment):
-    merged = {**os.environ, **environment}
+    merged = {**os.environ, **NOT_OPTIMIZED, **environment}
     return {name: value for name, value in merged.items() if value is not None}

@@ -1,6 +1,7 @@
 """Calls of the FFI targets as no lowering rule would write them: drawn mistakes in right calls. A program.
 
-Each is right, or refused as an INVALID_ARGUMENT; nothing ends the process. Arguments: names of targets.
+Each is right, or refused as an INVALID_ARGUMENT; nothing ends the process. Arguments: how many calls of each target, and
+names of targets.
 """
 
 import dataclasses
@@ -15,7 +16,6 @@ import numpy as np
 from jaxkernels._core import registry, validate
 
 ROWS, COLS = 5, 7
-CALLS = 200
 PRED, F32 = np.dtype(bool), np.dtype(np.float32)
 HUGE = (2**62, -(2**62), 2**63 - 1, -(2**63), 2**31, -(2**31), 2**30, -1)
 NUMBERS = (np.nan, np.inf, -np.inf, -0.0, 1e300, 5e-324)
@@ -164,13 +164,13 @@ def run(target: str, call: Call) -> bool:
     return True
 
 
-def main(targets):
+def main(calls, *targets):
     faulthandler.enable()
     jax.config.update("jax_enable_x64", True)
     for target in targets:
         rng = np.random.default_rng(sum(map(ord, target)))
         served = 0
-        for turn in range(CALLS):
+        for turn in range(int(calls)):
             call = right_call(target, rng)
             mistakes = 0 if turn % 20 == 0 else int(rng.integers(1, 3))
             for _ in range(mistakes):
@@ -180,8 +180,8 @@ def main(targets):
             fits = run(target, call)
             assert fits or mistakes, f"refused: {call}"
             served += fits
-        print(f"{target}: {served} of {CALLS} calls served")
+        print(f"{target}: {served} of {calls} calls served")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])
