@@ -1,4 +1,4 @@
-// SoftmaxPlan and DeviceLimits as Python classes.
+// SoftmaxPlan, DeviceLimits, the table of operations and the known devices, for Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
