@@ -5,7 +5,6 @@
 
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "core/bind_value.h"
 #include "rows/masked_rows.h"
