@@ -5,8 +5,8 @@
 set(JK_SIMD_FLAGS -fopenmp-simd -fno-math-errno -fno-trapping-math -fno-signed-zeros)
 
 # GCC's partial redundancy elimination computes the exponential of the smallest argument beforehand and
-# branches around the loop's body for it; a loop with a branch is not vectorised (2026-11, GCC 12: 2.6
-# instead of 1.1 ns per element for bfloat16 rows of 3).
+# branches around the loop's body for it. A loop with a branch is not vectorised.
+# GCC 12 bf16 rows of 3, ns per element (2026-11): with 2.6, without 1.1
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND JK_SIMD_FLAGS -fno-tree-pre)
   # More than half of the time of compiling went into common subexpressions across blocks, for which

@@ -21,7 +21,7 @@ struct DeviceLimits {
   int threads_per_sm = 0;
   int blocks_per_sm = 0;
   int registers_per_sm = 0;    // 32-bit registers
-  int compute_capability = 0;  // 90 for 9.0
+  int compute_capability = 0;  // 90 for 9.0; rules ask compiled_for
   int cluster_blocks = 1;      // the most in a cluster; 1 where there are no clusters
   // The compute capability that the code was compiled for: code for an older GPU runs on a newer
   // one too, without what has come since.

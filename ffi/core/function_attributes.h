@@ -24,7 +24,7 @@ cudaError_t PreferSharedMemory(const void* function);
 cudaError_t AllowLargeClusters(const void* function);
 
 // The architecture that the loaded code of `function` was compiled for: 90 for compute capability
-// 9.0. Asked once, because the question takes longer than a launch.
+// 9.0. Asked once for each function and device.
 cudaError_t FindCodeVersion(const void* function, int* version);
 
 }  // namespace jaxkernels

@@ -104,8 +104,9 @@ __device__ inline double ExpWithError(double difference, double error) {
 }
 
 // In float32 the rounding error of the product with log2(e) is kept as well, and both are
-// multiplied in at the end. 13 instructions; expf with the same correction takes 17 (H200, 50256
-// columns, fraction of the copy rate: 0.92 to 0.89). Results below 2^-126 are zero.
+// multiplied in at the end: 13 instructions, expf with the same correction 17. Results below
+// 2^-126 are zero.
+// H200 f32 50256 cols, fraction of the copy rate: this 0.92, expf 0.89
 __device__ inline float ExpWithError(float difference, float error) {
   constexpr float kLog2ELow = 1.925963033500e-8f;  // log2(e) - kLog2E
   constexpr float kLn2 = 0.6931471805599453f;

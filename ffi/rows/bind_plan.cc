@@ -1,11 +1,10 @@
-// SoftmaxPlan and DeviceLimits as Python classes.
+// SoftmaxPlan, DeviceLimits, the table of operations and the known devices, for Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include "core/bind_value.h"
 #include "rows/masked_rows.h"

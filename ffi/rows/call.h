@@ -14,8 +14,9 @@ namespace jaxkernels {
 
 // Aligned to their elements, and of shape (rows, cols), but for a bias that broadcasts.
 struct RowArrays {
-  const void* in[2];  // x; or scores and their bias; or y and its cotangent (tangent)
-  void* out;          // null if the part is kStatistics, or the operation stores row scalars
+  // x; scores and their bias; y and its cotangent (tangent); x and its tangent
+  const void* in[2];
+  void* out;  // null if the part is kStatistics, or the operation stores row scalars
   int64_t rows;
   int64_t cols;
 };

@@ -32,7 +32,7 @@ struct OperationTraits {
   std::string_view name;
   int inputs;  // arrays that are read, each an element for each element of a row
   std::string_view input_names[2];
-  bool finds_max;      // the maximum of a row before its sum, as forward operations do
+  bool finds_max;      // the maximum of a row before its sums
   bool keeps_term;     // the result follows from the summand, as exp(x - max) / sum does
   bool hides;          // it works on attention scores, some of which a row may not see
   bool has_mask;       // it may have a mask
@@ -105,7 +105,6 @@ constexpr const auto& NamesOf(Tier) { return kTierNames; }
 constexpr int InputsOf(Operation operation) { return TraitsOf(operation).inputs; }
 constexpr bool IsForward(Operation operation) { return TraitsOf(operation).finds_max; }
 constexpr bool HasMask(Operation operation) { return TraitsOf(operation).has_mask; }
-constexpr bool Hides(Operation operation) { return TraitsOf(operation).hides; }
 constexpr bool SharesRows(Operation operation) { return TraitsOf(operation).shares_rows; }
 constexpr int SumsOf(Operation operation) { return TraitsOf(operation).sums; }
 constexpr bool StoresScalar(Operation operation) { return TraitsOf(operation).stores_scalar; }

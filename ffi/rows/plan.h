@@ -1,13 +1,17 @@
-// The policy of the row kernels: (problem, device limits) -> plan. Every launch rule lives in this
-// file.
+// The policy of the row kernels: (problem, device limits) -> plan, made without a GPU.
 //
-// Owns: which tier runs, with how many lanes, packs, threads, blocks and bytes of shared memory. A
-// plan is a plain value that can be compared and printed; it is made without a GPU. Must not know:
-// CUDA, XLA, Python.
+// Owns: the rules and their constants, each beside its measurement, and the plan, a plain value
+// that can be compared and printed. Which tier a row takes: plan.cc. Its lanes, threads, blocks and
+// bytes there: tier_plans.cc. Must not know: CUDA, XLA, Python.
 //
-// Everything that decides in which order a row is summed depends on cols, dtype, operation, device
-// and where in a cache line the row begins (and whether its operands begin at one place of a pack),
-// never on rows: a row gives the same bits however many stand behind it.
+// The order in which a row is summed depends on cols, dtype, operation, device and where in a
+// cache line the row begins (and whether its operands begin at one place of a pack), never on rows:
+// a row gives the same bits however many stand behind it. In the tier `spread` it does not depend
+// on where the row begins either.
+//
+// Measurements are of 2026-11, one a line: device, dtype, direction (fwd or grad, of softmax unless
+// another is named), columns, what was compared. Numbers are fractions of the rate of a copy,
+// unless the sentence above them says otherwise.
 #ifndef JAXKERNELS_ROWS_PLAN_H_
 #define JAXKERNELS_ROWS_PLAN_H_
 
@@ -15,7 +19,6 @@
 #include <cstdint>
 #include <numeric>
 #include <string>
-#include <string_view>
 #include <tuple>
 
 #include "core/device_limits.h"
@@ -45,16 +48,17 @@ inline constexpr WarpShape kWarpShapes[] = {
 // clang-format on
 inline constexpr int kWarpShapeCount = sizeof(kWarpShapes) / sizeof(kWarpShapes[0]);
 
-// Registers of row data that a lane may hold, in the compute type; the warp tier ends there. H200,
-// 2^28 elements, fraction of the copy rate, warp against block_smem (2026-11): 64 registers:
-// float32 forward 2048 columns 0.98 to 0.97, bfloat16 forward 2048 columns 1.08 to 0.98; 96
-// registers: float32 gradient 1536 columns 0.97 to 1.01; 128 registers: bfloat16 gradient 2048
-// columns 0.88 to 1.02.
+// Registers of row data that a lane may hold, in the compute type. With more the warp tier loses to
+// block_smem, 2^28 elements:
+// H200 f32 fwd 2048 cols, 64 registers: warp 0.98, block_smem 0.97
+// H200 bf16 fwd 2048 cols, 64 registers: warp 1.08, block_smem 0.98
+// H200 f32 grad 1536 cols, 96 registers: warp 0.97, block_smem 1.01
+// H200 bf16 grad 2048 cols, 128 registers: warp 0.88, block_smem 1.02
 inline constexpr int kWarpMaxRowRegisters = 64;
 // Less than a warp with several packs a lane is for rows that cost as much as some packs besides
-// their elements, so that a warp pays it for several rows at once: attention scores, half a warp
-// each, where finding out what a row sees costs that much; and row scalars, which write nearly
-// nothing, and so have half the time of other operations.
+// their elements, so that a warp pays it for several rows at once. Attention scores do, half a warp
+// each: finding out what a row sees costs that much. Row scalars do: they write nearly nothing, and
+// so have half the time of other operations.
 constexpr bool WarpShapeFits(const WarpShape& shape, const OperationTraits& traits, int pack,
                              bool aligned) {
   const int registers_per_value = IsPackOfDoubles(pack) ? 2 : 1;
@@ -76,18 +80,21 @@ inline constexpr int kMostMaskBytes = 4 * MaskWords(kPackBytes / 2);
 inline constexpr int kWarpTierThreads = 128;
 inline constexpr int kStagedTierThreads = 64;
 // Shared memory for the rows of one warp up to which misaligned rows are staged: rows of which one
-// lane takes one, and rows that several lanes share.
-// H200, float32, fraction of the aligned rate (2026-11):
-//   192, 256 columns, shifted inputs: staged 0.23, 0.22; gathered 0.31, 0.39.
-//   one element into a pack: 128, 160 columns, staged, 0.34, 0.32; 192, 256, not, 0.85, 0.85.
+// lane takes one, and rows that several lanes share. Fractions of the aligned rate:
+// H200 f32 192 cols, shifted inputs: staged 0.23, gathered 0.31
+// H200 f32 256 cols, shifted inputs: staged 0.22, gathered 0.39
+// H200 f32 128 cols, one element into a pack: staged 0.34
+// H200 f32 160 cols, one element into a pack: staged 0.32
+// H200 f32 192 cols, one element into a pack: not staged 0.85
+// H200 f32 256 cols, one element into a pack: not staged 0.85
 inline constexpr int kStagedWarpBytes = 24 * 1024;
 inline constexpr int kSharedRowsWarpBytes = 16 * 1024;
 // What 32 rows take there. on_packs: all arrays begin at a pack boundary.
 constexpr int64_t StagedBytes(int64_t row_bytes, bool on_packs, int inputs) {
   return (32 * row_bytes + (on_packs ? 0 : kPackBytes)) * inputs;
 }
-// Whether any row takes a layout of the warp tier: none before it holds as much, and not all of its
-// rows are staged. Others are not compiled.
+// Whether any row takes a layout of the warp tier: no earlier layout holds as much, and some of its
+// rows are not staged. Others are not compiled.
 constexpr bool IsWarpShapeTaken(int index, Operation operation, int pack, bool aligned) {
   const OperationTraits& traits = TraitsOf(operation);
   const WarpShape& shape = kWarpShapes[index];
@@ -104,8 +111,8 @@ constexpr bool IsWarpShapeTaken(int index, Operation operation, int pack, bool a
   return !may_stage || StagedBytes(packs * kPackBytes, false, traits.inputs) > kStagedWarpBytes;
 }
 // Lanes that share a staged row: one, unless many of them would meet in a bank; then as many as
-// have a group of elements each. H200, float32, 64 columns, one element into a pack, fraction of
-// the aligned rate (2026-11): 32 lanes, half a group each, 0.28.
+// have a group of elements each. Fraction of the aligned rate:
+// H200 f32 64 cols, one element into a pack: 32 lanes, half a group each, 0.28
 inline constexpr int kStagedGroup = 4;  // elements that a lane works on together
 constexpr int StagedRowLanes(int64_t cols, int pack) {
   int lanes = 1;
@@ -116,11 +123,11 @@ constexpr int StagedRowLanes(int64_t cols, int pack) {
 // Registers a thread of block_uncached and stream may use.
 inline constexpr int kLongRowRegisters = 64;
 // Registers of block_smem and cluster, and packs of each input that a thread holds in some of them.
-// Half types do better with more threads, where that does not make registers spill (gradients of
-// rows that begin within a pack would). H200, fraction of the copy rate (2026-11): float32, 32768
-// columns, 48 registers of packs in 512 threads of 128 registers instead of 16 in 1024 of 64: 0.80
-// against 0.91; bfloat16 forward, 4 packs in 64 registers and 3 in 56: 131072 columns 0.94 and
-// 0.95, 524288 columns 0.85 and 0.88.
+// Half types do better with more threads, where registers do not spill: those of gradients of rows
+// that begin within a pack would.
+// H200 f32 32768 cols: 48 registers of packs in 512 threads of 128 0.80, 16 in 1024 of 64 0.91
+// H200 bf16 fwd 131072 cols: 4 packs in 64 registers 0.94, 3 in 56 0.95
+// H200 bf16 fwd 524288 cols: 4 packs in 64 registers 0.85, 3 in 56 0.88
 constexpr int SmemRegisters(int pack, int inputs) {
   return IsPackOfHalves(pack) && inputs == 1 ? 56 : 64;
 }
@@ -137,25 +144,34 @@ JK_HOST_DEVICE constexpr int WholeSmemLines(int bytes) {
 }
 // The tier `block`: packs of all inputs together that a thread holds, threads at most, and
 // registers of a thread, as few as hold the packs: the more rows are under way on an SM, the fewer
-// of its cycles pass without a load in flight. H200, time over that of a copy, masked and causal
-// scores (2026-11), with 32 waves of blocks that walk rows, and with a block for each row, as here:
-//                            4 packs in 64   4 in 40 or 48   8 in 64 or 80   with a block for each
-//   bfloat16, 8192 columns   1.12 and 1.13   1.09 and 1.10   1.09 and 1.08   1.07 and 1.07
-//   float32, 8192 columns    1.20 and 1.31   1.10 and 1.10   1.10 and 1.10   1.08 and 1.07
+// of its cycles pass without a load in flight. Time over that of a copy, masked and causal scores,
+// 32 waves of blocks that walk rows, but for the last lines (a block for each row, as here):
+// H200 bf16 8192 cols: 4 packs in 64 registers 1.12, 1.13
+// H200 bf16 8192 cols: 4 packs in 40 or 48 registers 1.09, 1.10
+// H200 bf16 8192 cols: 8 packs in 64 or 80 registers 1.09, 1.08
+// H200 bf16 8192 cols: a block for each row 1.07, 1.07
+// H200 f32 8192 cols: 4 packs in 64 registers 1.20, 1.31
+// H200 f32 8192 cols: 4 packs in 40 or 48 registers 1.10, 1.10
+// H200 f32 8192 cols: 8 packs in 64 or 80 registers 1.10, 1.10
+// H200 f32 8192 cols: a block for each row 1.08, 1.07
 inline constexpr int kBlockPacks = 8;
 inline constexpr int kMostBlockThreads = 512;
 constexpr int BlockRegisters(int pack) { return IsPackOfHalves(pack) ? 80 : 64; }
 // Rows that are too long for a warp go to the tier `block` if an SM holds so many of them, and
-// longer ones to shared memory, likewise. H200, block and block_smem (2026-11), fraction of the
-// copy rate: softmax, bfloat16, 3072 columns 1.01 and 0.98, 24576 columns 0.97 and 0.93, its
-// gradient, 3072 columns, 1.05 and 1.01; float32, 16384 columns, 0.99 and 0.96; one row an SM,
-// bfloat16, 32768 columns, 0.78 and 0.96. Time over that of a copy, masked scores: bfloat16, 16384
-// columns, 1.03 and 1.18; float32, 8192 columns, 1.08 and 1.13.
+// longer ones to shared memory, likewise.
+// H200 bf16 fwd 3072 cols: block 1.01, block_smem 0.98
+// H200 bf16 fwd 24576 cols: block 0.97, block_smem 0.93
+// H200 bf16 grad 3072 cols: block 1.05, block_smem 1.01
+// H200 f32 16384 cols: block 0.99, block_smem 0.96
+// H200 bf16 32768 cols, one row an SM: block 0.78, block_smem 0.96
+// H200 bf16 masked scores 16384 cols, time over that of a copy: block 1.03, block_smem 1.18
+// H200 f32 masked scores 8192 cols, time over that of a copy: block 1.08, block_smem 1.13
 inline constexpr int kLeastRowsOfBlocks = 2;
-// Two kinds of rows go to shared memory all the same, because they were slower: log-softmax, which
-// needs its input after its terms, so that registers spill (float32, 8192 columns, 0.78 and 0.98),
-// and, except forward on scores, rows that begin within a pack (gradient of scores, bfloat16, 12289
-// columns, 0.61 and 1.04; why was not found out).
+// Two kinds of rows go to shared memory all the same, because they are faster there: log-softmax,
+// which needs its input after its terms, so that registers spill; and, except forward on scores,
+// rows that begin within a pack (why was not found out).
+// H200 f32 log-softmax 8192 cols: block 0.78, block_smem 0.98
+// H200 bf16 grad of scores 12289 cols: block 0.61, block_smem 1.04
 constexpr bool PrefersBlock(Operation operation, bool aligned) {
   return HasMask(operation) || (aligned && operation != Operation::kLogSoftmaxForward);
 }
@@ -163,38 +179,43 @@ constexpr bool PrefersBlock(Operation operation, bool aligned) {
 // kLeastSharesOfCluster; while those of one row wait for one another, it works on others. (Two are
 // enough only for rows of other tiers, if this one is forced on them.) More than 8 blocks only
 // where an SM would not hold two of 8: fewer of the larger clusters find room in a group of 16 or
-// 18 SMs, and GPUs differ. H200, fraction of the copy rate, by turns (2026-11), blocks (and how
-// many an SM holds): float32 forward, 50256 columns, 2 (2) 0.94, 4 (4) 0.96, 8 (8) 0.96; 65536
-// columns, 4 (3) 0.94, 8 (6) 0.95; 131072 columns, 8 (3) 0.91 on two GPUs, 16 (6) 0.94 and 0.77;
-// float32 gradient, 32768 columns, 4 (3) 1.00, 8 (6) 1.01; bfloat16 forward, 131072 columns, 4 (3)
-// 0.94, 8 (6) 0.95. Rows of which all SMs of a cluster hold one, block_uncached and cluster, in
-// batches: float32 forward, 524288 columns, 0.64 and 0.66, 800000 columns, 0.60 and 0.72; bfloat16
-// forward, 1048576 columns, 0.65 both, 1600000 columns, 0.52 and 0.68.
+// 18 SMs, and GPUs differ. By turns, blocks (and how many an SM holds):
+// H200 f32 fwd 50256 cols: 2 (2) 0.94, 4 (4) 0.96, 8 (8) 0.96
+// H200 f32 fwd 65536 cols: 4 (3) 0.94, 8 (6) 0.95
+// H200 f32 fwd 131072 cols, two GPUs: 8 (3) 0.91 on both, 16 (6) 0.94 and 0.77
+// H200 f32 grad 32768 cols: 4 (3) 1.00, 8 (6) 1.01
+// H200 bf16 fwd 131072 cols: 4 (3) 0.94, 8 (6) 0.95
+// In batches, rows of which all SMs of a cluster hold one:
+// H200 f32 fwd 524288 cols: block_uncached 0.64, cluster 0.66
+// H200 f32 fwd 800000 cols: block_uncached 0.60, cluster 0.72
+// H200 bf16 fwd 1048576 cols: block_uncached 0.65, cluster 0.65
+// H200 bf16 fwd 1600000 cols: block_uncached 0.52, cluster 0.68
 inline constexpr int kClusterBlocks[] = {2, 4, 8, 16};
 inline constexpr int kLeastSharesOfCluster = 4;
 inline constexpr int kPortableClusterBlocks = 8;  // every GPU with clusters takes them unasked
 inline constexpr int kUncachedThreads = 1024;
 // Row scalars need one read where maximum and sums are found together, and nothing that keeps the
-// row. Rows that begin within a pack do better in shared memory.
-// H200, logsumexp, read TB/s, block_uncached, block_smem and cluster (2026-11):
-//   float32, 65536 columns 4.18, -, 3.69; 32003 columns 2.47, 3.58, 3.47.
-//   bfloat16, 65536 columns 3.87, 2.73, 3.34; 32003 columns 2.21, 2.95, 3.29.
+// row. Rows that begin within a pack do better in shared memory. TB/s read:
+// H200 f32 logsumexp 65536 cols: block_uncached 4.18, cluster 3.69
+// H200 f32 logsumexp 32003 cols: block_uncached 2.47, block_smem 3.58, cluster 3.47
+// H200 bf16 logsumexp 65536 cols: block_uncached 3.87, block_smem 2.73, cluster 3.34
+// H200 bf16 logsumexp 32003 cols: block_uncached 2.21, block_smem 2.95, cluster 3.29
 constexpr bool PrefersOneRead(Operation operation, bool aligned) {
   return StoresScalar(operation) && aligned;
 }
-// Several blocks an SM for what is read once, so that some load while others end.
-// H200, logsumexp, float32, 65536 columns, read TB/s (2026-11): 1024 threads 3.19, 256
-// threads 4.18.
+// Several blocks an SM for what is read once, so that some load while others end. TB/s read:
+// H200 f32 logsumexp 65536 cols: 1024 threads 3.19, 256 threads 4.18
 constexpr int UncachedThreads(Operation operation) {
   return StoresScalar(operation) ? 256 : kUncachedThreads;
 }
 inline constexpr int kUncachedPacksInFlight = 4;   // of a thread, over all inputs
 inline constexpr int kLeastGatheringThreads = 32;  // where it serves rows of shifted inputs
 // The tier `stream`, of the parts of an operation: threads of a block, packs that a thread has in
-// flight over all inputs, and the packs of a row up to which so many lanes of a warp serve it
-// instead of a block. H200, statistics of log-softmax, bfloat16, fraction of the copy rate
-// (2026-11): 4096 columns (512 packs), a block a row 0.42, a warp 0.99; 256 columns (32 packs), a
-// warp a row 0.28, 8 lanes 0.88; 32768 columns (4096 packs), a block 0.94.
+// flight over all inputs, lanes that share a short row, and the packs of a row up to which those
+// lanes, or a warp, serve it instead of a block. Statistics of log-softmax:
+// H200 bf16 256 cols (32 packs): a warp 0.28, 8 lanes 0.88
+// H200 bf16 4096 cols (512 packs): a block 0.42, a warp 0.99
+// H200 bf16 32768 cols (4096 packs): a block 0.94
 inline constexpr int kStreamThreads = 256;
 inline constexpr int kStreamPacksInFlight = 4;
 inline constexpr int kStreamLanes = 8;
@@ -202,9 +223,11 @@ inline constexpr int kMostPacksOfStreamingLanes = 64;
 inline constexpr int kMostPacksOfStreamingWarp = 1024;
 // The tier `spread`: warps of a block, which have a leaf each (leaf.cuh), the fewest packs of a
 // leaf that a lane has, the most blocks that share a row, and packs that a thread has in flight
-// over all inputs. H200, float32 forward, 1048576 columns, us (2026-11):
-//   1 row: spread 11, block_uncached 287; 16 rows: 73 and 301.
-//   128 rows, both kernels over as many rows at a time as 16 MiB hold: 655; block_uncached 440.
+// over all inputs. us a call:
+// H200 f32 fwd 1 x 1048576: spread 11, block_uncached 287
+// H200 f32 fwd 16 x 1048576: spread 73, block_uncached 301
+// Both kernels over as many rows at a time as 16 MiB hold, us a call:
+// H200 f32 fwd 128 x 1048576: spread 655, block_uncached 440
 inline constexpr int kBranchLeaves = 8;
 inline constexpr int kLeastLeafTurns = 8;
 inline constexpr int kMostBranches = 128;
@@ -214,16 +237,25 @@ inline constexpr int kWaves = 32;
 // them start, in the order of the rows, so that what is under way lies close together; but each
 // waits idly for its first row. In batches: few start, but they fall out of step. So batches are
 // for where an SM holds few rows, and has little else to do while one waits, and, forward, for
-// half types, whose arithmetic takes longest. H200, fraction of the copy rate, by turns and in
-// batches (2026-11), blocks of a row (and how many an SM holds); forward, float32: 65536 columns, 8
-// (6) 0.96 and 0.94; 98304, 8 (4) 0.93 both; 131072, 8 (3) 0.91 and 0.93; 196608, 8 (2) 0.86 and
-// 0.90; 262144, 16 (3) 0.86 and 0.89; bfloat16: 131072, 8 (6) 0.90 and 0.93; 524288, 16 (3) 0.85
-// and 0.89; 65536, alone (1) 0.81 and 0.90; gradients, float32: 131072, 16 (3) 1.02 and 1.00;
-// 100000, 8 (2) 1.02 and 1.00; 262144, 16 (1) 0.88 and 0.95; 16384, alone (1) 1.01 and 1.00;
-// bfloat16: 262144, 16 (3) 1.02 and 1.00; 393216, 16 (2) 0.95 and 1.00; 524288, 16 (1) 0.79 and
-// 0.92. That is with 2^28 elements. With 2^30 turns have a second row to fetch ahead, and
-// log-softmax of 8192 x 131072 bfloat16, 8 (6), took 1.06 ms, in batches, in another run, 1.09. Not
-// measured: float64, scores.
+// half types, whose arithmetic takes longest. Not measured: float64, scores.
+// 2^28 elements, blocks of a row (and how many an SM holds):
+// H200 f32 fwd 65536 cols, 8 (6): turns 0.96, batches 0.94
+// H200 f32 fwd 98304 cols, 8 (4): turns 0.93, batches 0.93
+// H200 f32 fwd 131072 cols, 8 (3): turns 0.91, batches 0.93
+// H200 f32 fwd 196608 cols, 8 (2): turns 0.86, batches 0.90
+// H200 f32 fwd 262144 cols, 16 (3): turns 0.86, batches 0.89
+// H200 bf16 fwd 131072 cols, 8 (6): turns 0.90, batches 0.93
+// H200 bf16 fwd 524288 cols, 16 (3): turns 0.85, batches 0.89
+// H200 bf16 fwd 65536 cols, alone (1): turns 0.81, batches 0.90
+// H200 f32 grad 131072 cols, 16 (3): turns 1.02, batches 1.00
+// H200 f32 grad 100000 cols, 8 (2): turns 1.02, batches 1.00
+// H200 f32 grad 262144 cols, 16 (1): turns 0.88, batches 0.95
+// H200 f32 grad 16384 cols, alone (1): turns 1.01, batches 1.00
+// H200 bf16 grad 262144 cols, 16 (3): turns 1.02, batches 1.00
+// H200 bf16 grad 393216 cols, 16 (2): turns 0.95, batches 1.00
+// H200 bf16 grad 524288 cols, 16 (1): turns 0.79, batches 0.92
+// 2^30 elements, where turns have a second row to fetch ahead; ms, in two runs:
+// H200 bf16 log-softmax 8192 x 131072, 8 (6): turns 1.06, batches 1.09
 constexpr bool TakesRowsInBatches(Operation operation, int pack, int blocks_of_row,
                                   int blocks_per_sm) {
   if (blocks_of_row == 1) return IsForward(operation) && blocks_per_sm == 1;
@@ -232,9 +264,10 @@ constexpr bool TakesRowsInBatches(Operation operation, int pack, int blocks_of_r
 }
 // About as many workers share a batch as run at once. Clusters are fewer than their blocks would be
 // alone, because each has to lie within a group of 16 or 18 SMs: an eighth of the room is lost.
-// H200, clusters by this rule, as CUDA counts them, and if there were no groups: 16 blocks, 3 an
-// SM, 21, 21 and 24; 1 an SM, 7, 7 and 8; 8 blocks, 3 an SM, 43, 45 and 49. One too many: float32
-// gradient, 262144 columns, 0.94 instead of 0.95.
+// H200 clusters of 16 blocks, 3 an SM: 21 by this rule, 21 as CUDA counts, 24 without groups
+// H200 clusters of 16 blocks, 1 an SM: 7 by this rule, 7 as CUDA counts, 8 without groups
+// H200 clusters of 8 blocks, 3 an SM: 43 by this rule, 45 as CUDA counts, 49 without groups
+// H200 f32 grad 262144 cols: one cluster too many 0.94, this rule 0.95
 constexpr int64_t WorkersAtOnce(int sm_count, int blocks_of_row, int blocks_per_sm) {
   const int64_t blocks = int64_t{sm_count} * blocks_per_sm;
   const int64_t workers = blocks_of_row == 1 ? blocks : blocks * 7 / 8 / blocks_of_row;
@@ -247,9 +280,9 @@ JK_HOST_DEVICE constexpr int StatisticsBytes(int pack, int sums) {
   return ((1 + sums) * value_bytes + 7) / 8 * 8;
 }
 
-// Scratch of the reductions: two lines of 32 values for those of a block (reduce.cuh), and two of
-// the statistics of 16 blocks, in words of eight bytes, each line with a barrier, for those of a
-// cluster (cluster.cuh).
+// Scratch of the reductions. Those of a block (reduce.cuh) take two lines of 32 values. Those of a
+// cluster (cluster.cuh) take two lines of the statistics of 16 blocks, in words of eight bytes, and
+// a barrier for each line.
 JK_HOST_DEVICE constexpr int ReductionScratchBytes(int pack, int sums) {
   const int value_bytes = IsPackOfDoubles(pack) ? 8 : 4;
   return WholeSmemLines(2 * (32 * value_bytes + 16 * StatisticsBytes(pack, sums)) + 2 * 8);

@@ -19,8 +19,8 @@ namespace jaxkernels {
 // Operands are the first input of the operation, the mask if there is one, the second input if the
 // operation has two, and the row scalars if it takes some, in this order. Row scalars, taken or
 // stored, have 1 in place of the last dimension of the first input, and its dtype or, for half
-// types, float32. Scale, band and mask are of the operations on attention
-// scores; of others the scale is 1 and the band open (MaskedRows::kUnbounded on both sides).
+// types, float32. Scale, band and mask are of the operations on attention scores; of others the
+// scale is 1 and the band open (MaskedRows::kUnbounded on both sides).
 
 // The operands -> the result, and scratch of any shape and dtype, or none: without it rows of the
 // tier `spread` take another.

@@ -92,9 +92,11 @@ int ReducePackOf(const SgemmProblem& problem) {
 
 // Padding, which is a copy of an operand, for lines that begin at multiples of 16 bytes.
 struct PaddingCost {
-  // What the accelerator saves of a product's time. H200, without and with padding, its copies
-  // counted (2026-11): (4097, 4095, 4093) 3159 and 2797 us, (8192, 50257, 768) 14980 and 12834,
-  // 2047^3 420 and 384; by slices, (1501, 1502, 1503) 219 and 200.
+  // What the accelerator saves of a product's time. Without and with padding, its copies counted:
+  // H200 (4097, 4095, 4093), us (2026-11): 3159, 2797
+  // H200 (8192, 50257, 768), us (2026-11): 14980, 12834
+  // H200 2047^3, us (2026-11): 420, 384
+  // H200 (1501, 1502, 1503), by slices, us (2026-11): 219, 200
   static constexpr double kSaved = 0.15;
   // Starting the copy, and the bytes that the memory moves in a cycle.
   static constexpr double kLaunchCycles = 5000;

@@ -118,8 +118,9 @@ def dot_product_attention(
         bias: None, or an array of any floating dtype that is added to the scaled scores. It
             broadcasts to (B, N, T, S).
         mask: None, or an array of bool that broadcasts to (B, N, T, S); True lets a query see a key.
-        scale: factor of the scores; None means 1 / sqrt(H), and 1 where H is 0. A Python or NumPy number becomes part of
-            the kernel; a JAX array may be differentiated, and costs a pass over the scores.
+        scale: factor of the scores; None means 1 / sqrt(H), and 1 where H is 0. A Python or NumPy
+            number becomes part of the kernel; a JAX array may be differentiated, and costs a pass
+            over the scores.
         is_causal: query i sees the keys j <= i. Both are counted from the first one, as in jax.nn,
             also where T and S differ (`scaled_masked_softmax` counts from the last).
         query_seq_lengths: None, or int32 array of shape (B,): the result is 0 for later queries.

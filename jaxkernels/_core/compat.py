@@ -1,7 +1,8 @@
 """The one module that touches what JAX does not promise to keep.
 
-Owns: every use of a JAX attribute or object that is outside its documented API, and nothing else,
-so that a new JAX release breaks this file alone. Must not know: softmax, or any other operation.
+Owns: every use of a private JAX module, and nothing else, so that a new JAX release breaks little
+but this file. The rules of primitives use `jax.interpreters` and `custom_partitioning`, in the
+files that define them. Must not know: softmax, or any other operation.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from jaxkernels._core import compat
 from jaxkernels.typing import Operation
 
 _PACKAGE = Path(__file__).parent.parent
-# Any row operation, and the two parts of any.
+# The targets of row operations: one for whole rows, two for the parts of one.
 ROWS_TARGET = "jaxkernels_rows"
 STATISTICS_TARGET = "jaxkernels_row_statistics"
 FINISH_TARGET = "jaxkernels_row_finish"

@@ -1,7 +1,7 @@
 """Checks of what users pass, before anything is traced.
 
 Owns: the errors of the public functions. Bad input gets the class of error that jax.nn raises for
-it, and the text names the offending value. Must not know: primitives, kernels, devices.
+it, and the text names the offending value. Must not know: primitives, devices.
 """
 
 from __future__ import annotations

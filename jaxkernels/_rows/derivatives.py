@@ -1,7 +1,8 @@
 """The derivatives of row kernels, of every order and mode.
 
-Reverse mode keeps the result y of a forward kernel and nothing else: a kernel's tangent is a linear
-kernel of y and the tangents of its operands, whose transpose is a kernel too.
+Reverse mode keeps one array, the result y of a forward kernel or, of logsumexp, x. A kernel's
+tangent is a linear kernel of that array and the tangents of its operands, whose transpose is a
+kernel too.
 
 Owns: how kernels become one another's derivatives. Must not know: which operations exist.
 """
@@ -48,9 +49,9 @@ def define_jvp(forward: RowKernel, tangent_of: Callable[..., jax.Array]) -> None
 
 
 def define_linear(linear: RowKernel, transpose: RowKernel) -> None:
-    """Gives a kernel of y and an operand in which it is linear its transpose and its derivatives.
+    """Gives a kernel of what was kept and an operand in which it is linear its derivatives.
 
-    The derivative with respect to y comes from its reference.
+    They are its transpose and, with respect to what was kept, the derivative of its reference.
     """
     ad.primitive_jvps[linear.primitive] = functools.partial(_linear_jvp, linear)
     ad.primitive_transposes[linear.primitive] = functools.partial(_transpose, transpose)

@@ -46,7 +46,10 @@ class Band:
         return self.left is None and self.right is None
 
     def attributes(self) -> dict[str, Any]:
-        """The band as attributes of the kernels, which count columns, and rows within a band, up to UNBOUNDED."""
+        """The band as attributes of the kernels.
+
+        They count columns, and rows within a band, up to UNBOUNDED.
+        """
         return {
             "left": -UNBOUNDED if self.left is None else max(self.left, -UNBOUNDED),
             "right": UNBOUNDED if self.right is None else min(self.right, UNBOUNDED),

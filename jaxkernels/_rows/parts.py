@@ -1,8 +1,9 @@
 """Row operations on rows that are spread over devices.
 
-Every device reduces the columns that it has. What crosses the network is the maximum (of forward
-operations) and the sums of each row, one all-reduce each. Then every device makes its own columns of
-the result, or the row scalar that it is. Each of the two kernels reads the operands once.
+Every device reduces the columns that it has. What crosses the network is the maximum (of
+operations that find one) and the sums of each row, one all-reduce each. Then every device makes its
+own columns of the result, or the row scalar that it is. Each of the two kernels reads the operands
+once.
 
 Owns: the calls of the two FFI targets, and how the statistics of devices meet. Must not know: how
 arrays are split (`partitioning`).

@@ -38,15 +38,17 @@ def plan_softmax(
             "masked_softmax_grad".
         device: a name such as "h200", "a100" or "rtx4090", or a CUDA device of JAX; None means the
             first CUDA device, or "h200" on a machine without one.
-        tier: the tier to force, "warp", "block", "block_smem", "cluster", "block_uncached" or "spread";
-            None lets the plan choose.
-        offset: how many elements lie between the last multiple of 16 bytes in memory and the result: a
-            slice that XLA hands over in place may begin anywhere. A forced tier that cannot serve such rows gives way.
+        tier: the tier to force, "warp", "block", "block_smem", "cluster", "block_uncached" or
+            "spread"; None lets the plan choose.
+        offset: how many elements lie between the last multiple of 16 bytes in memory and the
+            result: a slice that XLA hands over in place may begin anywhere. A forced tier that
+            cannot serve such rows gives way.
         shifted: an operand of the result's shape has another offset.
 
     Returns:
         The plan: a value that can be compared and printed, with fields such as `tier`,
-        `cluster_blocks` (blocks that share a row), `block_threads`, `smem_bytes`.
+        `cluster_blocks` (blocks of a cluster, which share a row), `block_threads`, `smem_bytes`.
+        A plan of the tier "spread" is that of a program for one device, which has `scratch_bytes`.
 
     Raises:
         TypeError: the dtype has no kernels, or `device` is neither a name nor a device.
@@ -78,10 +80,10 @@ def plan_softmax(
 
 
 def scratch_of_rows(operation: Operation, aval: Any, tier: str) -> jax.core.ShapedArray | None:
-    """The scratch that a program needs for the GPU of this machine, as an array; None if it needs none.
+    """The scratch that a program needs for the GPU of this machine, as an array; None if none.
 
-    Decided when the program is lowered, because XLA allocates it. Dimensions that jax.export leaves open
-    get none: such rows take another tier, as they do on a GPU whose plan needs more.
+    Decided when the program is lowered, because XLA allocates it. Dimensions that jax.export leaves
+    open get none: such rows take another tier, as they do on a GPU whose plan needs more.
     """
     shape = aval.shape
     if tier not in ("auto", "spread") or not all(isinstance(dim, int) and dim > 0 for dim in shape):

@@ -3,11 +3,12 @@
 A row kernel reduces over the last axis of its operands; all other dimensions are rows. Its full
 operands have one shape and dtype; operands behind them may have dimensions of size 1 in place of
 theirs (masks, biases), or are row scalars: a number for each row, with 1 in place of the last
-dimension. The result has the full shape, or is a row scalar. Such a primitive gets evaluation, typing, batching, a
-lowering per platform and a rule for partitioning from `define`, and its derivatives from
-`derivatives`.
+dimension. The result has the full shape, or is a row scalar. Such a primitive gets evaluation,
+typing, batching, a lowering per platform and a rule for partitioning from `define`, and its
+derivatives from `derivatives`.
 
-Owns: the transformation rules. Must not know: which operations exist, or what they compute.
+Owns: the transformation rules. Must not know: what operations compute. `of_operation` reads the
+table of operations and their references by name.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from jaxkernels.typing import Operation
 Reference = Callable[..., jax.Array]
 # From the attributes of a call to the operation that it is.
 OperationOf = Callable[..., Operation]
-# From the operands of a device, their place in the whole arrays, and the attributes of a call to the
-# operands and attributes that give the result there, wherever it is.
+# f(operands, place, **attributes) -> operands, attributes: the call of one device, given where its
+# part lies in the whole arrays.
 AtPlace = Callable[..., tuple[list[jax.Array], dict[str, Any]]]
 
 

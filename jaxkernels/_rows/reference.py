@@ -2,7 +2,7 @@
 
 Owns: the mathematics of one row, along the last axis. 16-bit types are computed in float32 and
 rounded once, as in the kernels. Also differentiated by JAX when a kernel's derivative with respect
-to its residual y is wanted. Must not know: axes, masks, primitives.
+to what reverse mode keeps (y; of logsumexp x) is wanted. Must not know: axes, masks, primitives.
 """
 
 from __future__ import annotations

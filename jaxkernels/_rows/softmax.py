@@ -74,9 +74,10 @@ def softmax(
             are left out, and are 0 in the result. A fully masked row is 0 throughout, with zero
             gradients.
         tier: forces the GPU kernel of one tier, "warp", "block", "block_smem", "cluster" (compute
-            capability 9.0 and later, and code compiled for it) or "block_uncached", which is of use
-            for measurements; None lets the plan choose (see `plan_softmax`). No effect on a CPU,
-            nor where a sharded axis is distributed.
+            capability 9.0 and later, and code compiled for it), "block_uncached" or "spread", which
+            is of use for measurements; None lets the plan choose (see `plan_softmax`). "spread"
+            needs a program for one device, else the plan chooses. No effect on a CPU, nor where a
+            sharded axis is distributed.
         implementation: None takes kernels where there are some, "ffi" raises where there are none,
             "xla" calls `jax.nn.softmax`.
 

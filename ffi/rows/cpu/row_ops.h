@@ -4,7 +4,7 @@
 //
 // A row operation on storage type T (compute type C) is a struct with
 //   kOperation its row of the table in operations.h, which says the constants below as well
-//   kInputs    arrays it reads: 1 (x) or 2 (y and dy)
+//   kInputs    arrays it reads, 1 or 2: x; y and dy; x and dx
 //   kUsesMax   whether the maximum of the row is needed before the sum
 //   kKeepsTerm whether the summand is all that the result needs; a driver may then keep it in place
 //              of the result until the sum is known

@@ -3,7 +3,7 @@
 //
 // A row operation on storage type T (compute type C) is a struct, of which a kernel gets one, with
 //   kOperation   its row of the table in operations.h, which says the constants below as well
-//   kInputs      arrays it reads: 1 (x) or 2 (y and dy)
+//   kInputs      arrays it reads, 1 or 2: x; y and dy; scores and bias; x and dx
 //   kUsesMax     whether the maximum of the row is needed before the sum
 //   kKeepsTerm   whether the summand is all that the result needs, so that a tier may keep it in
 //                place of the input

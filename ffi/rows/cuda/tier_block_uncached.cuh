@@ -2,11 +2,11 @@
 // keep. It also serves rows whose inputs begin elsewhere within a pack than the result.
 //
 // Work split: thread t owns packs t, t + blockDim.x, ... of the window; a block walks the rows
-// grid-stride. Memory: two reads and one write per element at most, one read where the result is a
-// row scalar, because maximum and sums are found together, online (Milakov and
-//   Gimelshein 2018, arXiv 1805.02867), where OneFlow reads three times. The first args.kept_packs
-//   packs of every input stay in shared memory; the second read of the others walks backwards, from
-//   the packs that the first one left in the L2 cache.
+// grid-stride.
+// Memory: at most two reads and one write per element; one read where the result is a row scalar.
+// Maximum and sums are found together, online (Milakov and Gimelshein 2018, arXiv 1805.02867),
+// where OneFlow reads three times. The first args.kept_packs packs of every input stay in shared
+// memory. The second read of the others walks backwards, from what the first left in the L2 cache.
 // Requires: blockDim.x is a multiple of 32; shared memory for kInputs * args.kept_packs packs.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_BLOCK_UNCACHED_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_BLOCK_UNCACHED_CUH_

@@ -1,14 +1,14 @@
 // Tiers `warp` and `block`: a row lives in the registers of those who share it, the lanes of a
 // group within a warp, or all threads of a block.
 //
-// Work split: lane l of a group owns packs l, l + lanes, ... of its row, kPacks of them at most; a
-// group works on kRows
-//   rows at a time (two where a row is short, to keep more loads in flight) and walks the rows
-//   grid-stride; a block has one row, as long as a grid may have so many blocks.
+// Work split: lane l of a group owns packs l, l + lanes, ... of its row, kPacks of them at most. A
+// group works on kRows rows at a time (two where a row is short, to keep more loads in flight) and
+// walks the rows grid-stride. A block has one row, as long as a grid may have so many blocks.
 // Memory: every element is read once and written once (or the row's scalar is), in 16-byte packs,
-// neighbouring lanes on neighbouring packs. Requires: inputs on the packs of the result; the window
-// of a row has at most lanes * kPacks packs; blockDim.x is a multiple of 32. Short rows that begin
-// within a pack go through tier_warp_staged.cuh.
+// neighbouring lanes on neighbouring packs.
+// Requires: inputs on the packs of the result; the window of a row has at most lanes * kPacks
+// packs; blockDim.x is a multiple of 32.
+// Short rows that begin within a pack: tier_warp_staged.cuh.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_REGISTERS_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_REGISTERS_CUH_
 

@@ -1,14 +1,12 @@
 // Tier `spread`: rows that are too long for shared memory are spread over all SMs, by two kernels.
 //
 // Work split: a row is cut into branches of kBranchLeaves leaves (leaf.cuh), a block for each. The
-//   first kernel finds the statistics of every branch, a leaf in each warp; the second merges those
-//   of a row, in every warp, and makes its results.
+// first kernel finds the statistics of every branch, a leaf in each warp. The second merges those
+// of a row, in every warp, and makes its results.
 // Memory: two reads and one write per element; one read where the result is a row scalar. The
-//   second kernel begins with the last rows, which the first has left in the L2 cache. A leaf is
-//   read for its maximum, and again, from the L1 cache, for its sums.
-// Order: that of leaf.cuh, so that a row gives the same bits wherever it lies, and beside any
-// number
-//   of rows.
+// second kernel begins with the last rows, which the first has left in the L2 cache. A leaf is read
+// for its maximum, and again, from the L1 cache, for its sums.
+// Order: that of leaf.cuh. A row gives the same bits wherever it lies, beside any number of rows.
 // Requires: a grid of args.rows * args.branches blocks of kBranchLeaves warps.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_SPREAD_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_SPREAD_CUH_

@@ -2,9 +2,10 @@
 // reads a row once and keeps nothing of it.
 //
 // Work split: some lanes, a warp or a block walk their rows, in their order, grid-stride; lane l
-// owns packs l, l + lanes, ... of a row. Memory: the statistics read every element once and write
-// two values a row; the result reads and writes every element once. Requires: any cols; blockDim.x
-// is a multiple of 32.
+// owns packs l, l + lanes, ... of a row.
+// Memory: the statistics read every element once and write a maximum and one or two sums a row; the
+// result reads and writes every element once.
+// Requires: any cols; blockDim.x is a multiple of 32.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_STREAM_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_STREAM_CUH_
 

@@ -96,9 +96,10 @@ struct Pipelined {
   static constexpr bool kReadsAlongK = kEngine == Engine::kTma && kAlongKA && !kTransposesA;
 
   // Two k are unrolled: more would not stay in the instruction cache with all its neighbours, and
-  // the compiler finds the fewest bank conflicts so. H200, 4096^3, unrolled by 2, 4, 16 (2026-11):
-  // 54.3, 53.3, 52.0 TFLOP/s. Small sliced tiles, whose blocks have few warps, do all of a stage's
-  // k at once: 256^3 TN, 2 and 16 (2026-11): 4.6 and 4.0 us.
+  // the compiler finds the fewest bank conflicts so. Small sliced tiles, whose blocks have few
+  // warps, do all of a stage's k at once.
+  // H200 4096^3, TFLOP/s (2026-11): by 2 54.3, by 4 53.3, by 16 52.0
+  // H200 256^3 TN, us (2026-11): by 2 4.6, by 16 4.0
   static constexpr int kUnroll = kEngine == Engine::kTma && kShape.AllSlicesAdd() ? kDepth : 2;
   static constexpr int kSteps = kDepth / kUnroll;
   static_assert(!kReadsAlongK || kUnroll == kDepth, "FragmentAlongK counts the k of a tile");

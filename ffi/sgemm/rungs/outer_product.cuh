@@ -9,8 +9,9 @@ namespace jaxkernels {
 // instruction before (the reuse cache) and the others lie in different banks, it costs one cycle,
 // else two. Rows are therefore worked through from end to end, even ones to the right and odd ones
 // back, so that a turn keeps b; pairs are swapped because the compiler then finds registers without
-// conflicts. Of the 128 FFMA of a row of 8 x 16 sums 121 take one cycle so; in plain order 114
-// (counted in the machine code, nvcc 13.0).
+// conflicts.
+// 8 x 16 sums, of 128 FFMA in one cycle (counted in the machine code, nvcc 13.0): so 121, in plain
+// order 114
 template <int kM, int kN>
 __device__ inline void AddOuterProduct(const float (&a)[kM], const float (&b)[kN],
                                        float (&sums)[kM][kN]) {
