@@ -68,22 +68,28 @@ __device__ void StoreToBlock(Value* to, int rank, const Value& value, const Byte
 #endif
 }
 
-// Partial results of the blocks of a cluster, of which each lane of a warp gets one. Their bytes
-// are counted where they arrive, instead of a barrier of the whole cluster: before that the
-// compiler puts a fence of all memory, which probably waits for the stores of the last row. H200,
-// float32, 50256 columns over 4 blocks, fraction of the copy rate (2026-11): 0.96, with such a
-// barrier 0.90.
-// Requires: all threads of the cluster take part, and blockDim.x is a multiple of 32.
-template <typename Partial>
-class ClusterExchange {
+// A table of which every block of a cluster has a copy, and each writes its part: the next one
+// every turn. The bytes that arrive are counted, instead of a barrier of the whole cluster: before
+// that the compiler puts a fence of all memory, which probably waits for the stores of the last
+// row. H200, float32, 50256 columns over 4 blocks, fraction of the copy rate (2026-11): 0.96, with
+// such a barrier 0.90.
+//
+// Two copies take turns. A warp may write the one that is read two turns before: to have come so
+// far it has waited for the turn between, to which every warp of every block contributed after it
+// had read that copy.
+// Requires: all threads of the cluster take part; every warp puts at least one entry a turn; and
+// blockDim.x is a multiple of 32.
+template <typename Entry>
+class ClusterTable {
  public:
   struct Scratch {
-    alignas(sizeof(uint64_t)) Partial line[2][kMostClusterBlocks];
-    uint64_t arrived[2];  // for each line
+    uint64_t arrived[2];  // for each copy
   };
 
-  // Waits until all blocks run: only then may they be written to.
-  __device__ explicit ClusterExchange(Scratch& scratch) : scratch_(scratch) {
+  // `copies`: room for two tables of `entries` each. Waits until all blocks run: only then may they
+  // be written to.
+  __device__ ClusterTable(Scratch& scratch, Entry* copies, int entries)
+      : scratch_(scratch), copies_(copies), entries_(entries) {
 #if JK_HAS_CLUSTERS
     if (ClusterBlocks() == 1) return;
     if (threadIdx.x == 0) {
@@ -95,31 +101,37 @@ class ClusterExchange {
 #endif
   }
 
-  // Sends this block's partial result to all blocks. Lane l gets that of block l % 16, or `none`
-  // where there are fewer blocks. Two lines take turns: a block writes a line again only after it
-  // has got the results of all blocks in the other one, which each sent when all its threads had
-  // read this one.
-  // Requires: several blocks, and a __syncthreads() since the last one.
-  __device__ Partial AllGather(const Partial& own, const Partial& none) {
-#if JK_HAS_CLUSTERS
-    Partial* const line = scratch_.line[turn_];
-    const ByteBarrier arrived(&scratch_.arrived[turn_]);
-    const int blocks = ClusterBlocks(), block = threadIdx.x % kMostClusterBlocks;
-    if (threadIdx.x == 0) arrived.Expect(blocks * sizeof(Partial));
-    if (static_cast<int>(threadIdx.x) < blocks) {
-      StoreToBlock(&line[ClusterRank()], threadIdx.x, own, arrived);
+  // Writes entry `index` of this turn's table, in all blocks. By all lanes of a warp, which have
+  // the same `entry`.
+  __device__ void Put(int index, const Entry& entry) {
+    const int lane = threadIdx.x % 32;
+    Entry* const to = &copies_[turn_ * entries_ + index];
+    if (ClusterBlocks() == 1) {
+      if (lane == 0) *to = entry;
+    } else if (lane < ClusterBlocks()) {
+      StoreToBlock(to, lane, entry, ByteBarrier(&scratch_.arrived[turn_]));
     }
-    arrived.WaitForCluster(parity_);
-    parity_ ^= turn_;
+  }
+
+  // This turn's table, once all blocks have written all entries.
+  __device__ const Entry* Wait() {
+    const Entry* const table = &copies_[turn_ * entries_];
+    if (ClusterBlocks() == 1) {
+      __syncthreads();
+    } else {
+      const ByteBarrier arrived(&scratch_.arrived[turn_]);
+      if (threadIdx.x == 0) arrived.Expect(entries_ * sizeof(Entry));
+      arrived.WaitForCluster(parity_);
+      parity_ ^= turn_;
+    }
     turn_ ^= 1;
-    return block < blocks ? line[block] : none;
-#else
-    return none;
-#endif
+    return table;
   }
 
  private:
   Scratch& scratch_;
+  Entry* const copies_;
+  const int entries_;
   int turn_ = 0, parity_ = 0;
 };
 

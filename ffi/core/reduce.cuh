@@ -35,6 +35,11 @@ __device__ inline float ShuffleXor(float value, int mask) {
 __device__ inline double ShuffleXor(double value, int mask) {
   return __shfl_xor_sync(0xffffffffu, value, mask);
 }
+// The value of the next lane, and of the first one behind the last.
+template <typename C>
+__device__ C ShuffleNext(C value) {
+  return __shfl_sync(0xffffffffu, value, (threadIdx.x + 1) % kWarpSize);
+}
 
 // Butterfly over kLanes neighbouring lanes; the result is valid in all of them.
 // Requires: all 32 lanes of the warp take part, groups that have no work included.

@@ -48,7 +48,7 @@ std::string WhyNot(Tier tier, const SoftmaxProblem& problem, const TierChoices& 
            " packs of 16 bytes";
   };
   const auto room = [&] {
-    return limits.name + " grants a block " + std::to_string(SmemRoom(problem, limits));
+    return limits.name + " grants a block " + std::to_string(SmemRoom(limits));
   };
   switch (tier) {
     case Tier::kStream:

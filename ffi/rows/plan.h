@@ -22,6 +22,7 @@
 #include "core/dtype.h"
 #include "core/fields.h"
 #include "core/host_device.h"
+#include "rows/leaves.h"
 #include "rows/operations.h"
 #include "rows/row_batches.h"
 
@@ -144,6 +145,7 @@ JK_HOST_DEVICE constexpr int WholeSmemLines(int bytes) {
 //   float32, 8192 columns    1.20 and 1.31   1.10 and 1.10   1.10 and 1.10   1.08 and 1.07
 inline constexpr int kBlockPacks = 8;
 inline constexpr int kMostBlockThreads = 512;
+inline constexpr int kMostBlockLeaves = kMostBlockThreads / 32 * kBlockPacks / kLeafTurns;
 constexpr int BlockRegisters(int pack) { return IsPackOfHalves(pack) ? 80 : 64; }
 // Rows that are too long for a warp go to the tier `block` if an SM holds so many of them, and
 // longer ones to shared memory, likewise. H200, block and block_smem (2026-11), fraction of the
@@ -188,7 +190,6 @@ constexpr bool PrefersOneRead(Operation operation, bool aligned) {
 constexpr int UncachedThreads(Operation operation) {
   return StoresScalar(operation) ? 256 : kUncachedThreads;
 }
-inline constexpr int kUncachedPacksInFlight = 4;   // of a thread, over all inputs
 inline constexpr int kLeastGatheringThreads = 32;  // where it serves rows of shifted inputs
 // The tier `stream`, of the parts of an operation: threads of a block, packs that a thread has in
 // flight over all inputs, and the packs of a row up to which so many lanes of a warp serve it
@@ -232,13 +233,10 @@ constexpr int64_t WorkersAtOnce(int sm_count, int blocks_of_row, int blocks_per_
   return std::max<int64_t>(workers, 1);
 }
 
-// Scratch of the reductions: two lines of 32 values for those of a block (reduce.cuh), and two of
-// the statistics of 16 blocks, in words of eight bytes, each line with a barrier, for those of a
-// cluster (cluster.cuh).
-JK_HOST_DEVICE constexpr int ReductionScratchBytes(int pack, int sums) {
+// The statistics of a leaf, in words of eight bytes (Statistics in row_ops.cuh).
+JK_HOST_DEVICE constexpr int StatisticsBytes(int pack, int sums) {
   const int value_bytes = IsPackOfDoubles(pack) ? 8 : 4;
-  const int statistics_bytes = ((1 + sums) * value_bytes + 7) / 8 * 8;
-  return WholeSmemLines(2 * (32 * value_bytes + 16 * statistics_bytes) + 2 * 8);
+  return ((1 + sums) * value_bytes + 7) / 8 * 8;
 }
 
 struct SoftmaxPlan {
@@ -252,7 +250,9 @@ struct SoftmaxPlan {
   int warp_shape = -1;      // index into kWarpShapes; warp tier only
   int lanes = 0;            // threads that share a row
   int packs_per_lane = 0;   // capacity; warp and block tiers only
-  int kept_packs = 0;       // of each input, that a block keeps in shared memory, or has room for
+  int kept_packs = 0;       // of each input, that a block keeps in shared memory
+  int leaves = 0;           // of a row in each block; block_smem and cluster only
+  int leaf_slots = 0;       // places for the packs of a leaf in shared memory
   int rows_per_access = 1;  // rows that a group of lanes (staged: a warp) moves together
   int cluster_blocks = 1;   // blocks that share a row
   int block_threads = 0;
@@ -271,6 +271,7 @@ struct SoftmaxPlan {
         Field("offset", self.offset), Field("staged", self.staged),
         Field("warp_shape", self.warp_shape, false), Field("lanes", self.lanes),
         Field("packs_per_lane", self.packs_per_lane), Field("kept_packs", self.kept_packs),
+        Field("leaves", self.leaves), Field("leaf_slots", self.leaf_slots),
         Field("rows_per_access", self.rows_per_access),
         Field("cluster_blocks", self.cluster_blocks), Field("block_threads", self.block_threads),
         Field("grid_blocks", self.grid_blocks), Field("workers", self.batches.workers),
@@ -284,13 +285,6 @@ struct SoftmaxPlan {
 constexpr int64_t MaxPacksOfRow(int64_t cols, int pack, int offset = 0) {
   const int64_t step = std::gcd<int64_t>(std::gcd<int64_t>(cols, pack), offset);
   return (cols + (pack - step) + pack - 1) / pack;
-}
-
-// Slots for the packs of a row in the shared memory of each of `blocks` blocks, in whole lines: a
-// window may begin up to seven packs before the row, at a cache line.
-constexpr int64_t SmemSlots(int64_t row_packs, int blocks) {
-  constexpr int kLine = kSmemLineBytes / kPackBytes;
-  return (row_packs + kLine - 1 + kLine * blocks - 1) / (kLine * blocks) * kLine;
 }
 
 // What a plan is made for.

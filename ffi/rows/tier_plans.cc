@@ -3,17 +3,16 @@
 namespace jaxkernels {
 namespace {
 
-// What the reductions of a block take of its shared memory.
-int ScratchBytes(const SoftmaxProblem& problem) {
-  return ReductionScratchBytes(PackOf(problem.dtype), SumsOf(problem.operation));
-}
-
-int BlocksPerSm(const SoftmaxProblem& problem, int threads, int smem_bytes, int registers,
-                const DeviceLimits& limits) {
-  const int by_smem =
-      limits.smem_per_sm / (smem_bytes + ScratchBytes(problem) + kReservedSmemPerBlock);
+// Blocks of `smem_bytes` of shared memory, in all, that an SM holds at once.
+int BlocksPerSm(int threads, int64_t smem_bytes, int registers, const DeviceLimits& limits) {
+  const int by_smem = static_cast<int>(limits.smem_per_sm / (smem_bytes + kReservedSmemPerBlock));
   const int by_registers = limits.registers_per_sm / (registers * threads);
   return std::min({limits.threads_per_sm / threads, by_smem, by_registers, limits.blocks_per_sm});
+}
+
+// Bytes of a table of statistics that the blocks of a row fill by turns.
+int64_t TableBytes(const SoftmaxProblem& problem, int64_t leaves) {
+  return 2 * leaves * StatisticsBytes(PackOf(problem.dtype), SumsOf(problem.operation));
 }
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -41,9 +40,7 @@ int64_t BlockThreads(const SoftmaxProblem& problem, int pack) {
 
 }  // namespace
 
-int SmemRoom(const SoftmaxProblem& problem, const DeviceLimits& limits) {
-  return limits.smem_per_block - ScratchBytes(problem);
-}
+int SmemRoom(const DeviceLimits& limits) { return limits.smem_per_block - kSmemLineBytes; }
 
 int FindWarpShape(int64_t packs, Operation operation, int pack, bool aligned) {
   for (int i = 0; i < kWarpShapeCount; ++i) {
@@ -60,7 +57,7 @@ void PlanWarp(const SoftmaxProblem& problem, const DeviceLimits& limits, Softmax
   plan.packs_per_lane = shape.packs_per_lane;
   plan.rows_per_access = shape.rows_per_access;
   plan.block_threads = kWarpTierThreads;
-  plan.blocks_per_sm = BlocksPerSm(problem, kWarpTierThreads, 0, 32, limits);
+  plan.blocks_per_sm = BlocksPerSm(kWarpTierThreads, 0, 32, limits);
   const int64_t rows_per_block = int64_t{kWarpTierThreads / shape.lanes} * shape.rows_per_access;
   plan.grid_blocks = GridBlocks(CeilDiv(problem.rows, rows_per_block), plan.blocks_per_sm, limits);
 }
@@ -79,7 +76,7 @@ void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, S
   plan.rows_per_access = 32;
   plan.block_threads = kStagedTierThreads;
   plan.smem_bytes = static_cast<int>(StagedWarpBytes(problem) * kWarps);
-  plan.blocks_per_sm = BlocksPerSm(problem, plan.block_threads, plan.smem_bytes, 64, limits);
+  plan.blocks_per_sm = BlocksPerSm(plan.block_threads, plan.smem_bytes, 64, limits);
   plan.grid_blocks = GridBlocks(CeilDiv(problem.rows, 32 * kWarps), plan.blocks_per_sm, limits);
 }
 
@@ -87,7 +84,8 @@ int RowsOfBlocks(const SoftmaxProblem& problem, const DeviceLimits& limits) {
   const int pack = PackOf(problem.dtype);
   const int64_t threads = BlockThreads(problem, pack);
   if (threads > kMostBlockThreads) return 0;
-  return BlocksPerSm(problem, static_cast<int>(threads), 0, BlockRegisters(pack), limits);
+  return BlocksPerSm(static_cast<int>(threads), TableBytes(problem, kMostBlockLeaves),
+                     BlockRegisters(pack), limits);
 }
 
 void PlanBlock(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
@@ -103,11 +101,19 @@ SharedRow ShareRow(const SoftmaxProblem& problem, int blocks, const DeviceLimits
   const int pack = PackOf(problem.dtype);
   const int mask_words = HasMask(problem.operation) ? MaskWords(pack) : 0;
   SharedRow row;
-  row.slots = SmemSlots(MaxPacksOfRow(problem.cols, pack, problem.offset), blocks);
-  row.bytes = row.slots * (kPackBytes * InputsOf(problem.operation) + 4 * mask_words);
-  if (row.bytes > SmemRoom(problem, limits)) return row;
+  // A window may begin up to seven packs before the row, at a cache line.
+  const bool at_lines =
+      problem.cols % (kSmemLineBytes / ByteWidth(problem.dtype)) == 0 && problem.offset == 0;
+  const int lead = at_lines ? 0 : kSmemLineBytes / kPackBytes - 1;
+  const int64_t packs = MaxPacksOfRow(problem.cols, pack, problem.offset) + lead;
+  row.leaf_slots = kLeafPacks + (at_lines ? 0 : kSmemLineBytes / kPackBytes);
+  row.leaves = CeilDiv(CeilDiv(packs, kLeafPacks), blocks);
+  row.bytes = row.leaves * row.leaf_slots *
+                  (kPackBytes * InputsOf(problem.operation) + 4 * mask_words) +
+              TableBytes(problem, row.leaves * blocks);
+  if (row.bytes > SmemRoom(limits)) return row;
   row.blocks = blocks;
-  row.blocks_per_sm = BlocksPerSm(problem, kLeastSmemThreads, static_cast<int>(row.bytes),
+  row.blocks_per_sm = BlocksPerSm(kLeastSmemThreads, row.bytes + kSmemLineBytes,
                                   SmemRegisters(pack, InputsOf(problem.operation)), limits);
   return row;
 }
@@ -143,13 +149,16 @@ void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const De
                    SoftmaxPlan& plan) {
   plan.tier = row.blocks == 1 ? Tier::kBlockSmem : Tier::kCluster;
   plan.cluster_blocks = row.blocks;
-  plan.kept_packs = static_cast<int>(row.slots);
+  plan.leaves = static_cast<int>(row.leaves);
+  plan.leaf_slots = row.leaf_slots;
   plan.smem_bytes = static_cast<int>(row.bytes);
   plan.blocks_per_sm = row.blocks_per_sm;
   const int registers = SmemRegisters(plan.pack, InputsOf(problem.operation));
-  for (int threads = kLeastSmemThreads; threads <= kMostSmemThreads; threads += 32) {
-    const int blocks = BlocksPerSm(problem, threads, plan.smem_bytes, registers, limits);
-    if (blocks == plan.blocks_per_sm) plan.block_threads = threads;
+  const int most = static_cast<int>(std::min<int64_t>(32 * row.leaves, kMostSmemThreads));
+  for (int threads = 32; threads <= most; threads += 32) {
+    const int blocks =
+        BlocksPerSm(threads, plan.smem_bytes + kSmemLineBytes, registers, limits);
+    if (blocks >= plan.blocks_per_sm) plan.block_threads = threads;
   }
   plan.lanes = plan.block_threads * row.blocks;
   plan.batches = BatchesOf(problem, plan, limits);
@@ -159,21 +168,21 @@ void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const De
 void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits,
                        int64_t kept_packs, int threads, SoftmaxPlan& plan) {
   const int pack_bytes = kPackBytes * InputsOf(problem.operation);
-  const int64_t room = SmemRoom(problem, limits) / pack_bytes;
+  const int table_bytes = static_cast<int>(TableBytes(problem, kTreeLeaves));
+  const int64_t room = (limits.smem_per_block - table_bytes) / pack_bytes;
   plan.tier = Tier::kBlockUncached;
   plan.kept_packs =
       StoresScalar(problem.operation) ? 0 : static_cast<int>(std::min(kept_packs, room));
   plan.smem_bytes = plan.kept_packs * pack_bytes;
   plan.block_threads = threads;
   plan.lanes = plan.block_threads;
-  plan.blocks_per_sm = BlocksPerSm(problem, threads, plan.smem_bytes, kLongRowRegisters, limits);
+  plan.blocks_per_sm = BlocksPerSm(threads, plan.smem_bytes + table_bytes, kLongRowRegisters, limits);
   plan.grid_blocks = GridBlocks(problem.rows, plan.blocks_per_sm, limits);
 }
 
 void PlanGathered(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
-  const int64_t packs = SmemSlots(MaxPacksOfRow(problem.cols, plan.pack, problem.offset), 1);
-  const int packs_of_warp = 32 * (kUncachedPacksInFlight / InputsOf(problem.operation));
-  const int64_t threads = 32 * CeilDiv(packs, packs_of_warp);
+  const int64_t packs = MaxPacksOfRow(problem.cols, plan.pack, problem.offset) + kSmemLineBytes / kPackBytes - 1;
+  const int64_t threads = 32 * CeilDiv(packs, kLeafPacks);
   PlanBlockUncached(
       problem, limits, packs,
       static_cast<int>(std::clamp<int64_t>(threads, kLeastGatheringThreads, kUncachedThreads)),
@@ -190,7 +199,7 @@ void PlanStream(const SoftmaxProblem& problem, const DeviceLimits& limits, Softm
   plan.lanes = packs <= kMostPacksOfStreamingLanes  ? kStreamLanes
                : packs <= kMostPacksOfStreamingWarp ? 32
                                                     : kStreamThreads;
-  plan.blocks_per_sm = BlocksPerSm(problem, kStreamThreads, 0, kLongRowRegisters, limits);
+  plan.blocks_per_sm = BlocksPerSm(kStreamThreads, 0, kLongRowRegisters, limits);
   const int64_t blocks = CeilDiv(problem.rows, kStreamThreads / plan.lanes);
   plan.grid_blocks = GridBlocks(blocks, plan.blocks_per_sm, limits);
 }

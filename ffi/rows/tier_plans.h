@@ -10,7 +10,7 @@
 namespace jaxkernels {
 
 // Dynamic shared memory that a block may have.
-int SmemRoom(const SoftmaxProblem& problem, const DeviceLimits& limits);
+int SmemRoom(const DeviceLimits& limits);
 
 // The first layout of the warp tier that covers `packs`, or -1.
 int FindWarpShape(int64_t packs, Operation operation, int pack, bool aligned);
@@ -29,7 +29,8 @@ void PlanBlock(const SoftmaxProblem& problem, const DeviceLimits& limits, Softma
 // Shared memory of each of the blocks that share a row.
 struct SharedRow {
   int blocks = 0;  // none: the row does not fit
-  int64_t slots = 0;
+  int64_t leaves = 0;
+  int leaf_slots = 0;
   int64_t bytes = 0;
   int blocks_per_sm = 0;  // at most
 };

@@ -11,10 +11,11 @@
 #include "rows/cuda/launch.h"
 #include "rows/cuda/row_ops.cuh"
 #include "rows/cuda/row_ops_masked.cuh"
+#include "rows/cuda/tier_block.cuh"
 #include "rows/cuda/tier_block_uncached.cuh"
-#include "rows/cuda/tier_registers.cuh"
 #include "rows/cuda/tier_smem.cuh"
 #include "rows/cuda/tier_stream.cuh"
+#include "rows/cuda/tier_warp.cuh"
 #include "rows/cuda/tier_warp_staged.cuh"
 #include "rows/cuda/tier_warp_staged_slices.cuh"
 
@@ -117,6 +118,8 @@ cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream
   args.rows = arrays.rows;
   args.cols = arrays.cols;
   args.kept_packs = plan.kept_packs;
+  args.leaves = plan.leaves;
+  args.leaf_slots = plan.leaf_slots;
   args.lanes = plan.lanes;
   args.batches = plan.batches;
   args.scalars_in = call.scalars_in;

@@ -18,7 +18,8 @@ struct RowArgs {
   const T* in[Op::kInputs];
   T* out;
   int64_t rows, cols;
-  int kept_packs;  // of each input, in the shared memory of a block; long rows only
+  int kept_packs;  // of each input, in the shared memory of a block; block_uncached only
+  int leaves, leaf_slots;  // of a block, and places for packs of each; block_smem and cluster only
   int offset;      // elements of the first pack before the result begins; the pointers are there
   int lanes;       // that share a row; staged slices and the parts of an operation only
   Op op;
@@ -72,11 +73,11 @@ struct RowView : RowWindow<typename Op::Storage, kAligned> {
     if constexpr (Op::kHides) view.FindBand();
     return view;
   }
-  // The same, and of it part `part`, where a part has `slots` packs.
-  __device__ RowView PartFromLine(int part, int slots) const {
+  // The same, and of it `count` packs from `begin` on.
+  __device__ RowView PartFromLine(int begin, int count) const {
     RowView view = *this;
     view.Window::StartAtLine();
-    view.Window::TakePart(part * slots, slots);
+    view.Window::TakePart(begin, count);
     if constexpr (Op::kHides) {
       view.FindBand();
       view.end_seen = min(view.end_seen, view.packs);

@@ -17,6 +17,9 @@ struct RowStatistics : Op::Found {
   using Found::max;
   using Found::sum;
 
+  RowStatistics() = default;
+  __device__ explicit RowStatistics(const Found& found) : Found(found) {}
+
   // Those of no element.
   __device__ static RowStatistics Empty() {
     RowStatistics none;
@@ -55,6 +58,16 @@ struct RowStatistics : Op::Found {
 #pragma unroll
       for (C& one : sum) one *= factor;
     }
+  }
+
+  // Adds those of what comes next.
+  __device__ void Merge(RowStatistics next) {
+    const C of_both = Op::kUsesMax ? Max(max, next.max) : max;
+    MakeRelativeTo(Reference(of_both));
+    next.MakeRelativeTo(Reference(of_both));
+#pragma unroll
+    for (int s = 0; s < Op::kSums; ++s) sum[s] += next.sum[s];
+    max = of_both;
   }
 
   // Merges those of all lanes of a group.

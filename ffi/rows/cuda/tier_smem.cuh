@@ -1,32 +1,30 @@
 // Tiers `block_smem` and `cluster`: a row lands in the shared memory of a block, or of several that
 // form a cluster, and lives there and in the blocks' registers.
 //
-// Work split: of the window of a row each block of a cluster has as many cache lines, its part (a
-//   block that is alone has all of it); thread t owns packs t, t + blockDim.x, ... of the part; a
-//   cluster, or a block that is alone, walks its rows (row_batches.h).
+// Work split: of the window of a row each block of a cluster has as many leaves; warp w owns leaves
+//   w, w + warps, ... of them, and lane l packs l, l + 32, ... of a leaf; a cluster, or a block that
+//   is alone, walks its rows (row_batches.h).
 // Memory: one read and one write per element. A row travels to shared memory by asynchronous
-//   copies, all in flight at once. A thread takes its first kHeld packs into registers, and the
-//   same packs of the next row set out for their places at once; what is left of the row stays in
-//   shared memory until its result is stored, and then makes place too. So loads run below the
-//   arithmetic and the stores, even where one row fills the SM. Every thread touches only packs
-//   that it copied itself, so the data needs no barrier, as the reductions do.
-// Clusters: each block takes its terms relative to the maximum of its own part, as in
-//   row_statistics.cuh, so that maximum and sum cross the cluster together, once a row. With the
-//   maxima apart it took 5 percent longer (H200, float32, 131072 columns, 2026-11, while the blocks
-//   met at a barrier of the whole cluster).
-// Banks: a part is kept pack-major: a pack whole, and neighbouring packs (= neighbouring lanes)
+//   copies, all in flight at once. A warp takes its first leaf into registers, and the same packs of
+//   the next row set out for their places at once; what is left of the row stays in shared memory
+//   until its result is stored, and then makes place too. So loads run below the arithmetic and the
+//   stores, even where one row fills the SM. Every thread touches only packs that it copied itself,
+//   so the data needs no barrier. Where the window begins before the row, the end of a leaf lies in
+//   the first packs of the next one; its own warp copies these too, the spill.
+// Statistics: those of all leaves are gathered in a table that every block has, once a row.
+// Banks: a leaf is kept pack-major: a pack whole, and neighbouring packs (= neighbouring lanes)
 //   side by side. The 8 lanes of each quarter warp then cover all 32 banks with their 16-byte
 //   accesses: no conflicts. Lines of the cache arrive as lines of the 32 banks: parts that began 16
 //   bytes off took a tenth longer (H200, float32, 24576 columns, fraction of the copy rate: 0.97,
 //   shifted 0.89).
-// Requires: inputs on the packs of the result; shared memory for kInputs * args.kept_packs packs,
-// which are SmemSlots, and the mask words behind them; blockDim.x is a multiple of 32.
+// Requires: inputs on the packs of the result; shared memory for kInputs * args.leaves *
+// args.leaf_slots packs, behind them the mask words, and behind them the table; blockDim.x is a
+// multiple of 32; every warp has a leaf.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_SMEM_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_SMEM_CUH_
 
 #include "core/cluster.cuh"
-#include "rows/cuda/row_groups.cuh"
-#include "rows/cuda/row_statistics.cuh"
+#include "rows/cuda/leaf_tree.cuh"
 #include "rows/plan.h"
 
 namespace jaxkernels {
@@ -40,35 +38,41 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
   using T = typename Op::Storage;
   using C = ComputeType<T>;
   using View = RowView<Op, kAligned>;
-  // A kept term goes back to shared memory, where only a value of the same size fits. Where a row
-  // scalar multiplies it, it is computed again, relative to the maximum of the whole row: a sum
-  // relative to that of one block may leave the range of its type, and the product with it.
-  constexpr bool kKeep = Op::kKeepsTerm && !Op::kTakesScalar && sizeof(T) == sizeof(C);
-  static_assert(!kKeep || (Op::kUsesMax && Op::kSums == 1),
-                "an infinite sum of kept terms is one of far larger ones");
+  using Found = typename Op::Found;
   constexpr int kHeld = SmemHeldPacks(Pack<T>::kSize, Op::kInputs);
   // Under a name of its own: to the compiler, equal names are one array of one alignment.
   extern __shared__ __align__(kSmemLineBytes) unsigned char row_smem[];
+  __shared__ typename ClusterTable<Found>::Scratch table_scratch;
+  const int slots = args.leaves * args.leaf_slots;
   Pack<T>* const row_packs = reinterpret_cast<Pack<T>*>(row_smem);
-  __shared__ typename BlockReducer<C>::Scratch scratch;
-  __shared__ typename ClusterExchange<RowStatistics<Op>>::Scratch cluster_scratch;
-  static_assert(WholeSmemLines(sizeof(scratch) + sizeof(cluster_scratch)) ==
-                ReductionScratchBytes(Pack<T>::kSize, Op::kSums));
-  BlockReducer<C> block(scratch);
-  const int slots = args.kept_packs;
   auto* const row_mask = reinterpret_cast<typename Op::MaskWord*>(row_packs + Op::kInputs * slots);
-  const int threads = blockDim.x, lane = threadIdx.x % kWarpSize;
+  void* const behind_masks = row_mask + (kHasMask<Op> ? slots : 0);
+  const int lane = threadIdx.x % kWarpSize;
+  const int first_leaf = threadIdx.x / kWarpSize, warps = blockDim.x / kWarpSize;
+  const int leaf_count = CountLeaves(args.cols, Pack<T>::kSize);
+  const int first_pack = ClusterRank() * args.leaves * kLeafPacks;
 
   const RowBatches::Rows rows = args.batches.RowsOf(blockIdx.x / ClusterBlocks(), args.rows);
   // Past the last of its rows there is nothing to fetch, as past the last of all.
   const auto view_of = [&](int64_t row) {
-    return View(args, row < rows.end ? row : args.rows).PartFromLine(ClusterRank(), slots);
+    return View(args, row < rows.end ? row : args.rows)
+        .PartFromLine(first_pack, args.leaves * kLeafPacks + kLinePacks);
   };
-  const auto start_copy = [&](const View& view, int index) {
+  const auto shift_of = [&](const View& view) {
+    return LeafShift{view.packs > 0 ? view.lead + first_pack : 0, view.head};
+  };
+  const auto slot_of = [&](int leaf, int turn) {
+    return leaf * args.leaf_slots + turn * kWarpSize + lane;
+  };
+  const auto index_of = [&](int leaf, int turn) {
+    return leaf * kLeafPacks + turn * kWarpSize + lane;
+  };
+  const auto start_copy = [&](const View& view, int leaf, int turn) {
+    const int index = index_of(leaf, turn), slot = slot_of(leaf, turn);
     if (!view.Sees(index)) return;
 #pragma unroll
     for (int i = 0; i < Op::kInputs; ++i) {
-      Pack<T>* const to = &row_packs[i * slots + index];
+      Pack<T>* const to = &row_packs[i * slots + slot];
       if (i == 0 || Op::kSharesRows) {
         // As in LoadPack: the one pack that the array does not fill is left to MaskPack.
         if (view.Present(index) < Pack<T>::kSize) continue;
@@ -78,153 +82,121 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
       }
     }
     if constexpr (kHasMask<Op>) {
-      if (view.IsMasked()) CopyMask<Op>(&row_mask[index], view, index);
+      if (view.IsMasked()) CopyMask<Op>(&row_mask[slot], view, index);
     }
   };
-  const auto read = [&](int index, InputPacks<Op>& pack) {
-#pragma unroll
-    for (int i = 0; i < Op::kInputs; ++i) pack.input[i] = row_packs[i * slots + index];
+  const auto start_spill = [&](const View& view, int leaf) {
+    if (lane < shift_of(view).Spill()) start_copy(view, leaf, kLeafTurns);
   };
-  // Reads a pack for the first time, and replaces what the row does not see of it.
-  const auto read_masked = [&](const View& view, int index, InputPacks<Op>& pack) {
-    read(index, pack);
-    if constexpr (kHasMask<Op>) pack.mask = row_mask[index];
+  const auto read = [&](int slot, InputPacks<Op>& pack) {
+#pragma unroll
+    for (int i = 0; i < Op::kInputs; ++i) pack.input[i] = row_packs[i * slots + slot];
+  };
+  // Reads a pack for the first time, and replaces what the row does not see of it; where it lies,
+  // too, if it will be read again.
+  const auto read_masked = [&](const View& view, int leaf, int turn, bool is_held,
+                               InputPacks<Op>& pack) {
+    const int index = index_of(leaf, turn), slot = slot_of(leaf, turn);
+    if (!view.Sees(index) || (turn == kLeafTurns && lane >= shift_of(view).Spill())) {
+      FillPacks<Op>(pack);
+      return;
+    }
+    read(slot, pack);
+    if (!(view.IsMasked() || view.IsCut(index) || view.IsPartial(index))) return;
+    if constexpr (kHasMask<Op>) pack.mask = row_mask[slot];
     MaskPacks<Op>(pack, args, view, index);
     HidePacks<Op>(pack, view, index);
-  };
-  // Masks packs that are not held where they lie, so that the loops over them need not ask. Only
-  // the last one may need it, unless the operation hides elements.
-  const auto mask_rest = [&](const View& view) {
-    const int last = view.packs - 1, first_rest = kHeld * threads;
-    if (!Op::kHides && (kAligned || last < first_rest || last % threads != threadIdx.x)) return;
-    const int begin = Op::kHides ? first_rest + threadIdx.x : last;
-    for (int p = begin; p <= last; p += threads) {
-      if (!view.Sees(p) || !(view.IsMasked() || view.IsCut(p) || view.IsPartial(p))) continue;
-      InputPacks<Op> pack;
-      read_masked(view, p, pack);
+    if (is_held) return;
 #pragma unroll
-      for (int i = 0; i < Op::kInputs; ++i) row_packs[i * slots + p] = pack.input[i];
-    }
+    for (int i = 0; i < Op::kInputs; ++i) row_packs[i * slots + slot] = pack.input[i];
   };
 
   View view = view_of(rows.first);
-  for (int p = threadIdx.x; p < view.packs; p += threads) start_copy(view, p);
-  ClusterExchange<RowStatistics<Op>> cluster(
-      cluster_scratch);  // waits for the other blocks meanwhile
+  for (int leaf = first_leaf; leaf < args.leaves; leaf += warps) {
+#pragma unroll
+    for (int turn = 0; turn < kLeafTurns; ++turn) start_copy(view, leaf, turn);
+    start_spill(view, leaf);
+  }
+  ClusterTable<Found> table(table_scratch, static_cast<Found*>(behind_masks),
+                            args.leaves * ClusterBlocks());  // waits for the other blocks meanwhile
 
   for (int64_t row = rows.first; row < rows.end; row += rows.step) {
     const View next = view_of(row + rows.step);
+    const LeafShift shift = shift_of(view);
     InputPacks<Op> held[kHeld];
-    C held_term[kHeld][Pack<T>::kSize];
-    auto online = RowStatistics<Op>::Empty();
-    // The held packs in turn; a warp skips the turns in which none of its lanes has a pack.
-    const auto for_held = [&](auto body) {
-#pragma unroll
-      for (int h = 0; h < kHeld; ++h) {
-        const int p = threadIdx.x + h * threads;
-        if (p - lane < view.packs) body(h, p);
-      }
-    };
-    const int rest = threadIdx.x + kHeld * threads;
 
     // Load.
     WaitForCopies();
-    mask_rest(view);
-    for_held([&](int h, int p) {
-      if (view.Sees(p)) {
-        read_masked(view, p, held[h]);
-      } else {
-        FillPacks<Op>(held[h]);
-      }
-    });
 #pragma unroll
-    for (int h = 0; h < kHeld; ++h) start_copy(next, threadIdx.x + h * threads);
+    for (int h = 0; h < kHeld; ++h) read_masked(view, first_leaf, h, true, held[h]);
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) start_copy(next, first_leaf, h);
 
     // Reduce.
-    if constexpr (Op::kUsesMax) {
-      for_held([&](int h, int) {
-        online.max = Max(online.max, MaxOfPacks(args.op, held[h]));
-        ForgetPacks<Op>(held[h]);
-      });
-#pragma unroll 4
-      for (int p = rest; p < view.packs; p += threads) {
-        if (view.IsBlind(p, 1)) continue;
-        InputPacks<Op> pack;
-        read(p, pack);
-        online.max = Max(online.max, MaxOfPacks(args.op, pack));
+    const auto reduce = [&](int leaf, auto is_first) {
+      constexpr bool kFirst = decltype(is_first)::value;
+      auto found = RowStatistics<Op>::Empty();
+      if (!view.IsBlind(leaf * kLeafPacks, kLeafPacks + kLinePacks)) {
+        found = StatisticsOfLeaf<kAligned>(args.op, shift, [&](int turn, bool again) {
+          InputPacks<Op> pack;
+          if (kFirst && turn < kHeld) {
+            pack = held[turn < kHeld ? turn : 0];
+            ForgetPacks<Op>(pack);
+          } else if (again && view.Sees(index_of(leaf, turn)) &&
+                     (turn < kLeafTurns || lane < shift.Spill())) {
+            read(slot_of(leaf, turn), pack);
+          } else if (again) {
+            FillPacks<Op>(pack);
+          } else {
+            read_masked(view, leaf, turn, false, pack);
+          }
+          return pack;
+        });
       }
-      online.max = block.template AllReduce<MaxReduction<C>>(online.max);
+      table.Put(ClusterRank() * args.leaves + leaf, found);
+    };
+    reduce(first_leaf, std::true_type());
+#pragma unroll 1
+    for (int leaf = first_leaf + warps; leaf < args.leaves; leaf += warps) {
+      reduce(leaf, std::false_type());
     }
-    const C reference = online.Reference(online.max);
-    for_held([&](int h, int p) {
-      if (view.IsBlind(p - lane, kWarpSize)) return;
-      AddPacks(args.op, held[h], reference, held_term[h], online.sum);
-      ForgetPacks<Op>(held[h]);
-    });
-#pragma unroll 4
-    for (int p = rest; p < view.packs; p += threads) {
-      if (view.IsBlind(p, 1)) continue;
-      InputPacks<Op> pack;
-      C term[Pack<T>::kSize];
-      read(p, pack);
-      AddPacks(args.op, pack, reference, term, online.sum);
-      if constexpr (kKeep) row_packs[p] = *reinterpret_cast<const Pack<T>*>(term);
-    }
-    AllReduceSums(block, online.sum);
-    if (ClusterBlocks() > 1) {
-      LaneGroup<C, kMostClusterBlocks, 1> blocks;
-      auto all = cluster.AllGather(online, RowStatistics<Op>::Empty());
-      if constexpr (kKeep) {
-        // The terms of this block stay relative to its own maximum. Where that is so far below the
-        // row's that the sum overflows, the results are subnormal, and zero.
-        online.max = blocks.template AllReduce<MaxReduction<C>>(all.max);
-        all.MakeRelativeTo(reference);
-        AllReduceSums(blocks, all.sum);
-        online.sum[0] = all.sum[0] == kInfinity<C> ? C(0) : all.sum[0];
-      } else {
-        all.MergeOver(blocks);
-        online = all;
-      }
-    }
+    auto of_row = StatisticsOfRow<Op>(table.Wait(), leaf_count);
 
     // Store.
-    if constexpr (Op::kUsesMax) online.max = Op::Reference(online.max);
-    if constexpr (kKeep) online.sum[0] += online.max - online.max;  // NaN if it is infinite
-    const typename Op::Row constants = RowOf(args, row, online);
+    if constexpr (Op::kUsesMax) of_row.max = Op::Reference(of_row.max);
+    const typename Op::Row constants = RowOf(args, row, of_row);
     if constexpr (Op::kStoresScalar) {
       if (threadIdx.x == 0 && ClusterRank() == 0) args.StoreScalar(row, constants.result);
-    } else {
-      for_held([&](int h, int p) {
-        if (!view.Has(p)) return;
-        C result[Pack<T>::kSize];
-        if (view.IsBlind(p - lane, kWarpSize)) {
-          if constexpr (Op::kHides) FinishHidden<Op>(constants, result);
-        } else if constexpr (kKeep) {
-          FinishTerms(args.op, held_term[h], constants, result);
-        } else {
-          FinishPacks(args.op, held[h], constants, result);
-        }
-        StorePack(args.out, view, p, result);
-      });
     }
-#pragma unroll 2
-    for (int p = rest; p < slots; p += threads) {
-      if constexpr (!Op::kStoresScalar) {
-        if (p < view.packs) {
-          C result[Pack<T>::kSize];
-          if (view.IsBlind(p, 1)) {
-            if constexpr (Op::kHides) FinishHidden<Op>(constants, result);
-          } else if constexpr (kKeep) {
-            FinishTerms(args.op, row_packs[p].element, constants, result);
-          } else {
-            InputPacks<Op> pack;
-            read(p, pack);
-            FinishPacks(args.op, pack, constants, result);
-          }
-          StorePack(args.out, view, p, result);
-        }
+    const auto finish = [&](int leaf, int turn, auto get) {
+      const int index = index_of(leaf, turn);
+      if (Op::kStoresScalar || !view.Has(index)) return;
+      C result[Pack<T>::kSize];
+      if (view.IsBlind(index - lane, kWarpSize)) {
+        if constexpr (Op::kHides) FinishHidden<Op>(constants, result);
+      } else {
+        InputPacks<Op> pack;
+        get(pack);
+        if constexpr (!Op::kStoresScalar) FinishPacks(args.op, pack, constants, result);
       }
-      start_copy(next, p);
+      StorePack(args.out, view, index, result);
+    };
+    const auto finish_rest = [&](int leaf, int turn) {
+      finish(leaf, turn, [&](InputPacks<Op>& pack) { read(slot_of(leaf, turn), pack); });
+      start_copy(next, leaf, turn);
+    };
+#pragma unroll
+    for (int h = 0; h < kHeld; ++h) {
+      finish(first_leaf, h, [&](InputPacks<Op>& pack) { pack = held[h]; });
+    }
+#pragma unroll
+    for (int turn = kHeld; turn < kLeafTurns; ++turn) finish_rest(first_leaf, turn);
+    start_spill(next, first_leaf);
+#pragma unroll 1
+    for (int leaf = first_leaf + warps; leaf < args.leaves; leaf += warps) {
+#pragma unroll
+      for (int turn = 0; turn < kLeafTurns; ++turn) finish_rest(leaf, turn);
+      start_spill(next, leaf);
     }
     view = next;
   }

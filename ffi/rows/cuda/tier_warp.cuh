@@ -1,30 +1,30 @@
-// Tiers `warp` and `block`: a row lives in the registers of those who share it, the lanes of a
-// group within a warp, or all threads of a block.
+// Tier `warp`: a row lives in the registers of some neighbouring lanes, as one leaf (leaf.cuh) of
+// up to kPacks packs a lane.
 //
-// Work split: lane l of a group owns packs l, l + lanes, ... of its row, kPacks of them at most; a
-// group works on kRows
+// Work split: lane l of a group owns packs l, l + kLanes, ... of its row; a group works on kRows
 //   rows at a time (two where a row is short, to keep more loads in flight) and walks the rows
-//   grid-stride; a block has one row, as long as a grid may have so many blocks.
+//   grid-stride.
 // Memory: every element is read once and written once (or the row's scalar is), in 16-byte packs,
 // neighbouring lanes on neighbouring packs. Requires: inputs on the packs of the result; the window
-// of a row has at most lanes * kPacks packs; blockDim.x is a multiple of 32. Short rows that begin
-// within a pack go through tier_warp_staged.cuh.
-#ifndef JAXKERNELS_ROWS_CUDA_TIER_REGISTERS_CUH_
-#define JAXKERNELS_ROWS_CUDA_TIER_REGISTERS_CUH_
+// of a row has at most kLanes * kPacks packs; kLanes is 32 where rows begin within a pack; blockDim.x
+// is a multiple of 32. Short rows that begin within a pack go through tier_warp_staged.cuh.
+#ifndef JAXKERNELS_ROWS_CUDA_TIER_WARP_CUH_
+#define JAXKERNELS_ROWS_CUDA_TIER_WARP_CUH_
 
-#include "rows/cuda/row_groups.cuh"
-#include "rows/cuda/row_statistics.cuh"
+#include "rows/cuda/leaf.cuh"
 #include "rows/plan.h"
 
 namespace jaxkernels {
 
-template <typename Op, typename Group, int kPacks, int kRows, bool kAligned>
-__device__ void RunInRegisters(const RowArgs<Op>& args) {
+template <typename Op, int kLanes, int kPacks, int kRows, bool kAligned>
+__global__ void __launch_bounds__(kWarpTierThreads) WarpTierKernel(RowArgs<Op> args) {
   using T = typename Op::Storage;
   using C = ComputeType<T>;
-  __shared__ typename Group::Scratch scratch;
-  Group group(scratch);
-  const int lanes = Group::Lanes(), lane = Group::Lane();
+  using Group = LaneGroup<C, kLanes, kRows>;
+  static_assert(kAligned || kLanes == kWarpSize, "slots are rotated over a whole warp");
+  Group group;
+  constexpr int lanes = kLanes;
+  const int lane = Group::Lane();
 
   // A row past the end has an empty window.
   const int64_t group_row = Group::FirstRow(), first = Group::FirstRowInStep();
@@ -59,6 +59,7 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
       if constexpr (Op::kUsesMax) {
         found[r].max = Op::Reference(group.template AllReduce<MaxReduction<C>>(found[r].max));
       }
+      ClassSums<Op> sums;
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         if (Op::kKeepsTerm && view[r].IsBlind(p * lanes, lanes)) {
@@ -66,12 +67,11 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
           for (C& nothing : term[r][p]) nothing = 0;
           continue;
         }
-        AddPacks(args.op, pack[r][p], found[r].max, term[r][p], found[r].sum);
+        sums.Add(args.op, pack[r][p], found[r].max, term[r][p]);
         ForgetPacks<Op>(pack[r][p]);
       }
+      sums.TotalOver(group, kAligned ? 0 : view[r].head, found[r].sum);
     }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) AllReduceSums(group, found[r].sum);
 
     // Store.
 #pragma unroll
@@ -97,19 +97,6 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
   }
 }
 
-template <typename Op, int kLanes, int kPacks, int kRows, bool kAligned>
-__global__ void __launch_bounds__(kWarpTierThreads) WarpTierKernel(RowArgs<Op> args) {
-  using Group = LaneGroup<typename Op::C, kLanes, kRows>;
-  RunInRegisters<Op, Group, kPacks, kRows, kAligned>(args);
-}
-
-template <typename Op, bool kAligned>
-__global__ void __maxnreg__(BlockRegisters(Pack<typename Op::Storage>::kSize))
-    BlockTierKernel(RowArgs<Op> args) {
-  constexpr int kPacks = kBlockPacks / Op::kInputs;
-  RunInRegisters<Op, BlockGroup<typename Op::C>, kPacks, 1, kAligned>(args);
-}
-
 }  // namespace jaxkernels
 
-#endif  // JAXKERNELS_ROWS_CUDA_TIER_REGISTERS_CUH_
+#endif  // JAXKERNELS_ROWS_CUDA_TIER_WARP_CUH_

@@ -1,0 +1,135 @@
+// A leaf of a row: its statistics, in one order of additions, wherever the leaf lies in memory.
+//
+// Element i of a leaf is of class i mod (32 * pack). Each class is summed in ascending order. The
+// classes meet in one tree: those of a pack first, half a pack apart, a quarter, and so on; then
+// the packs of the lanes, 16 apart, 8, 4, 2, 1.
+// A lane sums the classes of one pack, a slot each. A leaf that begins some packs into the window
+// of its warp only rotates the lanes: the tree gives the same bits, because a + b is b + a. One
+// that begins within a pack rotates the slots too, and RotateSlots takes that back.
+#ifndef JAXKERNELS_ROWS_CUDA_LEAF_CUH_
+#define JAXKERNELS_ROWS_CUDA_LEAF_CUH_
+
+#include "rows/cuda/row_groups.cuh"
+#include "rows/cuda/row_statistics.cuh"
+#include "rows/leaves.h"
+
+namespace jaxkernels {
+
+// Where the leaves of a row begin: so many packs and elements behind every kLeafPacks-th pack of
+// its window.
+struct LeafShift {
+  int packs, elements;
+
+  __device__ bool Any() const { return packs + elements > 0; }
+  // Packs of the next kLeafPacks that hold the end of a leaf.
+  __device__ int Spill() const { return packs + (elements > 0 ? 1 : 0); }
+};
+
+// Replaces elements of a lane's pack of turn `turn` that belong to the leaf before (turn 0) or
+// behind (turn kLeafTurns, the spill).
+template <typename Op>
+__device__ void KeepOfLeaf(InputPacks<Op>& pack, int turn, LeafShift shift) {
+  const int lane = threadIdx.x % kWarpSize;
+  const bool is_spill = turn == kLeafTurns;
+  if (lane == shift.packs && shift.elements > 0) {
+    constexpr int kSize = Pack<typename Op::Storage>::kSize;
+#pragma unroll
+    for (int i = 0; i < Op::kInputs; ++i) {
+      KeepElements(pack.input[i], is_spill ? 0 : shift.elements,
+                   is_spill ? shift.elements : kSize, FillOf<Op>(i));
+    }
+  } else if (is_spill ? lane >= shift.packs : lane < shift.packs) {
+    FillPacks<Op>(pack);
+  }
+}
+
+// Gives slot j the value of slot (j + by) mod kSize, from the next lane where that is past the end.
+// Requires: `by` is the same in all lanes.
+template <typename C, int kSize>
+__device__ void RotateSlots(C (&slot)[kSize], int by) {
+#pragma unroll
+  for (int step = 1; step < kSize; step *= 2) {
+    if ((by & step) == 0) continue;
+    C moved[kSize];
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) {
+      moved[j] = j + step < kSize ? slot[j + step] : ShuffleNext(slot[j + step - kSize]);
+    }
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) slot[j] = moved[j];
+  }
+}
+
+// The sums of the classes of one pack.
+template <typename Op>
+struct ClassSums {
+  using C = typename Op::C;
+  static constexpr int kSize = Pack<typename Op::Storage>::kSize;
+
+  C slot[Op::kSums][kSize] = {};
+
+  // Leaves the terms of a pack, and adds them.
+  __device__ void Add(const Op& op, const InputPacks<Op>& pack, C max, C (&term)[kSize]) {
+    C value[kSize][Op::kInputs];
+    Widen<Op>(pack, value);
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) {
+      term[j] = op.Term(value[j], max);
+      slot[0][j] += term[j];
+    }
+    if constexpr (Op::kSums == 2) {
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) slot[1][j] += op.SecondTerm(term[j], value[j]);
+    }
+  }
+
+  // Of all classes that the group has, where element 0 lies in slot `shift`.
+  template <typename Group>
+  __device__ void TotalOver(Group& group, int shift, C (&sum)[Op::kSums]) {
+#pragma unroll
+    for (int s = 0; s < Op::kSums; ++s) {
+      if (shift > 0) RotateSlots(slot[s], shift);
+      sum[s] = group.template AllReduce<SumReduction<C>>(SumPairwise(slot[s]));
+    }
+  }
+};
+
+// The statistics of one leaf, by a warp; valid in all lanes. `pack_of(turn, again)` gives the
+// lane's pack of a turn: first for the maximum, then, `again`, for the sums. Turn kLeafTurns is the
+// spill.
+template <bool kAligned, typename Op, typename PackOf>
+__device__ RowStatistics<Op> StatisticsOfLeaf(const Op& op, LeafShift shift, PackOf pack_of) {
+  using C = typename Op::C;
+  LaneGroup<C, kWarpSize, 1> warp;
+  auto found = RowStatistics<Op>::Empty();
+  const auto for_packs = [&](bool again, auto body) {
+#pragma unroll
+    for (int turn = 0; turn < kLeafTurns; ++turn) {
+      InputPacks<Op> pack = pack_of(turn, again);
+      if (turn == 0 && shift.Any()) KeepOfLeaf(pack, turn, shift);
+      body(pack);
+    }
+    if (!shift.Any()) return;
+    InputPacks<Op> pack = pack_of(kLeafTurns, again);
+    KeepOfLeaf(pack, kLeafTurns, shift);
+    body(pack);
+  };
+  if constexpr (Op::kUsesMax) {
+    for_packs(false, [&](const InputPacks<Op>& pack) {
+      found.max = Max(found.max, MaxOfPacks(op, pack));
+    });
+    found.max = warp.template AllReduce<MaxReduction<C>>(found.max);
+  }
+  const C reference = found.Reference(found.max);
+  ClassSums<Op> sums;
+  for_packs(Op::kUsesMax, [&](const InputPacks<Op>& pack) {
+    C term[Pack<typename Op::Storage>::kSize];
+    sums.Add(op, pack, reference, term);
+  });
+  sums.TotalOver(warp, kAligned ? 0 : shift.elements, found.sum);
+  return found;
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ROWS_CUDA_LEAF_CUH_
