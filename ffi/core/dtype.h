@@ -22,6 +22,7 @@ constexpr int ByteWidth(DType dtype) {
 
 // A pack is what one access moves: so many bytes, and so many elements of a type.
 inline constexpr int kPackBytes = 16;
+inline constexpr int kLinePacks = 8;  // of a line of the L2 cache
 constexpr int PackOf(DType dtype) { return kPackBytes / ByteWidth(dtype); }
 
 // What so many elements of a pack say of their type.

@@ -20,8 +20,6 @@
 
 namespace jaxkernels {
 
-// Packs of a 128-byte line of the L2 cache.
-inline constexpr int kLinePacks = 8;
 
 // The packs that cover one row. kAligned: every row of every array begins at a pack boundary, so
 // that every pack is whole.

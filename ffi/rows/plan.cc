@@ -22,8 +22,8 @@ TierChoices ChoicesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
   choices.stages = !plan.aligned && MayStage(problem);
   choices.warp_shape = FindWarpShape(packs, problem.operation, plan.pack, plan.aligned);
   choices.rows_of_blocks = RowsOfBlocks(problem, limits);
-  choices.of_block = ShareRow(problem, 1, limits);
-  choices.of_cluster = ShareRowOverCluster(problem, limits);
+  choices.of_block = ShareRow(problem, plan.leaf_turns, 1, limits);
+  choices.of_cluster = ShareRowOverCluster(problem, plan.leaf_turns, limits);
   return choices;
 }
 
@@ -83,6 +83,7 @@ void PlanIn(Tier tier, const SoftmaxProblem& problem, const TierChoices& choices
   switch (tier) {
     case Tier::kWarp:
       plan.tier = Tier::kWarp;
+      plan.leaf_turns = 0;  // the row is one leaf
       plan.warp_shape = choices.warp_shape;
       return choices.stages ? PlanWarpStaged(problem, limits, plan)
                             : PlanWarp(problem, limits, plan);
@@ -116,6 +117,7 @@ SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& 
     return {plan, ""};
   }
 
+  plan.leaf_turns = LeafTurns(problem, limits);
   const TierChoices choices = ChoicesOf(problem, plan, limits);
   Tier tier = problem.tier;
   const bool takes_staged = choices.stages && (tier == Tier::kAuto || tier == Tier::kWarp);

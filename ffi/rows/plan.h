@@ -132,10 +132,7 @@ inline constexpr int kLeastSmemThreads = 128;
 inline constexpr int kMostSmemThreads = 1024;
 // A line of the shared memory's 32 banks: block_smem and cluster keep each input from the beginning
 // of one.
-inline constexpr int kSmemLineBytes = 128;
-JK_HOST_DEVICE constexpr int WholeSmemLines(int bytes) {
-  return (bytes + kSmemLineBytes - 1) / kSmemLineBytes * kSmemLineBytes;
-}
+inline constexpr int kSmemLineBytes = kLinePacks * kPackBytes;
 // The tier `block`: packs of all inputs together that a thread holds, threads at most, and
 // registers of a thread, as few as hold the packs: the more rows are under way on an SM, the fewer
 // of its cycles pass without a load in flight. H200, time over that of a copy, masked and causal
@@ -145,7 +142,6 @@ JK_HOST_DEVICE constexpr int WholeSmemLines(int bytes) {
 //   float32, 8192 columns    1.20 and 1.31   1.10 and 1.10   1.10 and 1.10   1.08 and 1.07
 inline constexpr int kBlockPacks = 8;
 inline constexpr int kMostBlockThreads = 512;
-inline constexpr int kMostBlockLeaves = kMostBlockThreads / 32 * kBlockPacks / kLeafTurns;
 constexpr int BlockRegisters(int pack) { return IsPackOfHalves(pack) ? 80 : 64; }
 // Rows that are too long for a warp go to the tier `block` if an SM holds so many of them, and
 // longer ones to shared memory, likewise. H200, block and block_smem (2026-11), fraction of the
@@ -175,6 +171,11 @@ constexpr bool PrefersBlock(Operation operation, bool aligned) {
 inline constexpr int kClusterBlocks[] = {2, 4, 8, 16};
 inline constexpr int kLeastSharesOfCluster = 4;
 inline constexpr int kPortableClusterBlocks = 8;  // every GPU with clusters takes them unasked
+// Whether to try a cluster of `blocks` where fewer give `blocks_per_sm`.
+constexpr bool WantsMoreBlocks(int blocks, int blocks_per_sm, const DeviceLimits& limits) {
+  const int wanted = blocks > kPortableClusterBlocks ? kLeastRowsOfBlocks : kLeastSharesOfCluster;
+  return blocks <= limits.cluster_blocks && blocks_per_sm < wanted;
+}
 inline constexpr int kUncachedThreads = 1024;
 // Row scalars need one read where maximum and sums are found together, and nothing that keeps the
 // row. Rows that begin within a pack do better in shared memory.
@@ -190,6 +191,7 @@ constexpr bool PrefersOneRead(Operation operation, bool aligned) {
 constexpr int UncachedThreads(Operation operation) {
   return StoresScalar(operation) ? 256 : kUncachedThreads;
 }
+inline constexpr int kUncachedPacksInFlight = 4;   // of a thread, over all inputs
 inline constexpr int kLeastGatheringThreads = 32;  // where it serves rows of shifted inputs
 // The tier `stream`, of the parts of an operation: threads of a block, packs that a thread has in
 // flight over all inputs, and the packs of a row up to which so many lanes of a warp serve it
@@ -251,6 +253,7 @@ struct SoftmaxPlan {
   int lanes = 0;            // threads that share a row
   int packs_per_lane = 0;   // capacity; warp and block tiers only
   int kept_packs = 0;       // of each input, that a block keeps in shared memory
+  int leaf_turns = 0;       // packs of a leaf that a lane has; rows longer than a warp holds
   int leaves = 0;           // of a row in each block; block_smem and cluster only
   int leaf_slots = 0;       // places for the packs of a leaf in shared memory
   int rows_per_access = 1;  // rows that a group of lanes (staged: a warp) moves together
@@ -271,7 +274,7 @@ struct SoftmaxPlan {
         Field("offset", self.offset), Field("staged", self.staged),
         Field("warp_shape", self.warp_shape, false), Field("lanes", self.lanes),
         Field("packs_per_lane", self.packs_per_lane), Field("kept_packs", self.kept_packs),
-        Field("leaves", self.leaves), Field("leaf_slots", self.leaf_slots),
+        Field("leaf_turns", self.leaf_turns), Field("leaves", self.leaves), Field("leaf_slots", self.leaf_slots),
         Field("rows_per_access", self.rows_per_access),
         Field("cluster_blocks", self.cluster_blocks), Field("block_threads", self.block_threads),
         Field("grid_blocks", self.grid_blocks), Field("workers", self.batches.workers),

@@ -32,15 +32,71 @@ int64_t StagedWarpBytes(const SoftmaxProblem& problem) {
                      InputsOf(problem.operation));
 }
 
-// Threads of the tier `block`: as many warps as the row needs.
-int64_t BlockThreads(const SoftmaxProblem& problem, int pack) {
-  const int packs_per_warp = 32 * (kBlockPacks / InputsOf(problem.operation));
-  return CeilDiv(MaxPacksOfRow(problem.cols, pack, problem.offset), packs_per_warp) * 32;
+// Leaves of a row of the tier `block`, a warp for each.
+int64_t LeavesOfBlock(const SoftmaxProblem& problem) {
+  const int turns = kBlockPacks / InputsOf(problem.operation);
+  return CountLeaves(problem.cols, PackOf(problem.dtype), turns);
+}
+
+// Bytes of a block's leaves in shared memory, of `slots` packs each, with their masks.
+int64_t LeafBytes(const SoftmaxProblem& problem, int64_t leaves, int64_t slots) {
+  const int mask_words = HasMask(problem.operation) ? MaskWords(PackOf(problem.dtype)) : 0;
+  return leaves * slots * (kPackBytes * InputsOf(problem.operation) + 4 * mask_words);
+}
+
+// Warps of a block that shares a row, and its blocks on an SM: the most blocks first, then the most
+// warps.
+struct WarpsOfBlock {
+  int warps = 0, blocks_per_sm = 0;
+};
+template <typename BytesOf>
+WarpsOfBlock ChooseWarps(const SoftmaxProblem& problem, int64_t most_warps, BytesOf bytes_of,
+                         const DeviceLimits& limits) {
+  const int registers = SmemRegisters(PackOf(problem.dtype), InputsOf(problem.operation));
+  WarpsOfBlock chosen;
+  for (int64_t warps = std::min(most_warps, int64_t{kLeastSmemThreads / 32});
+       warps <= std::min(most_warps, int64_t{kMostSmemThreads / 32}); ++warps) {
+    const int64_t bytes = bytes_of(warps);
+    if (bytes > SmemRoom(limits)) continue;
+    const int blocks =
+        BlocksPerSm(static_cast<int>(32 * warps), bytes + kSmemLineBytes, registers, limits);
+    if (blocks >= chosen.blocks_per_sm) chosen = {static_cast<int>(warps), blocks};
+  }
+  return chosen;
+}
+
+// The same if each warp has one leaf, which it has where the row takes its own tier.
+WarpsOfBlock WarpsOfLeaves(const SoftmaxProblem& problem, int blocks, const DeviceLimits& limits) {
+  const int64_t packs = CeilDiv(problem.cols, PackOf(problem.dtype));
+  const auto bytes_of = [&](int64_t warps) {
+    const int64_t turns = CeilDiv(packs, 32 * blocks * warps);
+    return LeafBytes(problem, warps, 32 * turns + kLinePacks) +
+           TableBytes(problem, blocks * warps);
+  };
+  return ChooseWarps(problem, kMostSmemThreads / 32, bytes_of, limits);
 }
 
 }  // namespace
 
 int SmemRoom(const DeviceLimits& limits) { return limits.smem_per_block - kSmemLineBytes; }
+
+int LeafTurns(const SoftmaxProblem& problem, const DeviceLimits& limits) {
+  if (LeavesOfBlock(problem) <= kMostBlockThreads / 32) {
+    return kBlockPacks / InputsOf(problem.operation);
+  }
+  const int64_t packs = CeilDiv(problem.cols, PackOf(problem.dtype));
+  int blocks = 1;
+  WarpsOfBlock chosen = WarpsOfLeaves(problem, blocks, limits);
+  if (chosen.blocks_per_sm < kLeastRowsOfBlocks) {
+    for (const int more : kClusterBlocks) {
+      if (!WantsMoreBlocks(more, chosen.blocks_per_sm, limits)) break;
+      blocks = more;
+      chosen = WarpsOfLeaves(problem, blocks, limits);
+    }
+  }
+  const int64_t warps = chosen.warps > 0 ? blocks * chosen.warps : kMostLeaves;
+  return static_cast<int>(CeilDiv(packs, 32 * std::min<int64_t>(warps, kMostLeaves)));
+}
 
 int FindWarpShape(int64_t packs, Operation operation, int pack, bool aligned) {
   for (int i = 0; i < kWarpShapeCount; ++i) {
@@ -81,49 +137,45 @@ void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, S
 }
 
 int RowsOfBlocks(const SoftmaxProblem& problem, const DeviceLimits& limits) {
-  const int pack = PackOf(problem.dtype);
-  const int64_t threads = BlockThreads(problem, pack);
+  const int64_t threads = 32 * LeavesOfBlock(problem);
   if (threads > kMostBlockThreads) return 0;
-  return BlocksPerSm(static_cast<int>(threads), TableBytes(problem, kMostBlockLeaves),
-                     BlockRegisters(pack), limits);
+  return BlocksPerSm(static_cast<int>(threads), TableBytes(problem, kMostBlockThreads / 32),
+                     BlockRegisters(PackOf(problem.dtype)), limits);
 }
 
 void PlanBlock(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
   plan.tier = Tier::kBlock;
   plan.packs_per_lane = kBlockPacks / InputsOf(problem.operation);
-  plan.block_threads = static_cast<int>(BlockThreads(problem, plan.pack));
+  plan.block_threads = static_cast<int>(32 * LeavesOfBlock(problem));
   plan.lanes = plan.block_threads;
   plan.blocks_per_sm = RowsOfBlocks(problem, limits);
   plan.grid_blocks = std::clamp<int64_t>(problem.rows, 1, INT32_MAX);
 }
 
-SharedRow ShareRow(const SoftmaxProblem& problem, int blocks, const DeviceLimits& limits) {
-  const int pack = PackOf(problem.dtype);
-  const int mask_words = HasMask(problem.operation) ? MaskWords(pack) : 0;
-  SharedRow row;
+SharedRow ShareRow(const SoftmaxProblem& problem, int turns, int blocks,
+                   const DeviceLimits& limits) {
   // A window may begin up to seven packs before the row, at a cache line.
   const bool at_lines =
       problem.cols % (kSmemLineBytes / ByteWidth(problem.dtype)) == 0 && problem.offset == 0;
-  const int lead = at_lines ? 0 : kSmemLineBytes / kPackBytes - 1;
-  const int64_t packs = MaxPacksOfRow(problem.cols, pack, problem.offset) + lead;
-  row.leaf_slots = kLeafPacks + (at_lines ? 0 : kSmemLineBytes / kPackBytes);
-  row.leaves = CeilDiv(CeilDiv(packs, kLeafPacks), blocks);
-  row.bytes = row.leaves * row.leaf_slots *
-                  (kPackBytes * InputsOf(problem.operation) + 4 * mask_words) +
+  SharedRow row;
+  row.leaf_slots = 32 * turns + (at_lines ? 0 : kLinePacks);
+  row.leaves = CeilDiv(CountLeaves(problem.cols, PackOf(problem.dtype), turns), blocks);
+  row.bytes = LeafBytes(problem, row.leaves, row.leaf_slots) +
               TableBytes(problem, row.leaves * blocks);
-  if (row.bytes > SmemRoom(limits)) return row;
-  row.blocks = blocks;
-  row.blocks_per_sm = BlocksPerSm(kLeastSmemThreads, row.bytes + kSmemLineBytes,
-                                  SmemRegisters(pack, InputsOf(problem.operation)), limits);
+  const WarpsOfBlock chosen =
+      ChooseWarps(problem, row.leaves, [&](int64_t) { return row.bytes; }, limits);
+  row.warps = chosen.warps;
+  row.blocks_per_sm = chosen.blocks_per_sm;
+  if (chosen.warps > 0) row.blocks = blocks;
   return row;
 }
 
-SharedRow ShareRowOverCluster(const SoftmaxProblem& problem, const DeviceLimits& limits) {
+SharedRow ShareRowOverCluster(const SoftmaxProblem& problem, int turns,
+                              const DeviceLimits& limits) {
   SharedRow row;
   for (const int blocks : kClusterBlocks) {
-    const int wanted = blocks > kPortableClusterBlocks ? kLeastRowsOfBlocks : kLeastSharesOfCluster;
-    if (blocks > limits.cluster_blocks || row.blocks_per_sm >= wanted) break;
-    row = ShareRow(problem, blocks, limits);
+    if (!WantsMoreBlocks(blocks, row.blocks_per_sm, limits)) break;
+    row = ShareRow(problem, turns, blocks, limits);
   }
   return row;
 }
@@ -143,8 +195,7 @@ RowBatches BatchesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
 
 }  // namespace
 
-// Block size by occupancy, as OneFlow's softmax chooses it: the most resident blocks first, then
-// the most threads.
+// Block size by occupancy, as OneFlow's softmax chooses it.
 void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const DeviceLimits& limits,
                    SoftmaxPlan& plan) {
   plan.tier = row.blocks == 1 ? Tier::kBlockSmem : Tier::kCluster;
@@ -153,13 +204,7 @@ void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const De
   plan.leaf_slots = row.leaf_slots;
   plan.smem_bytes = static_cast<int>(row.bytes);
   plan.blocks_per_sm = row.blocks_per_sm;
-  const int registers = SmemRegisters(plan.pack, InputsOf(problem.operation));
-  const int most = static_cast<int>(std::min<int64_t>(32 * row.leaves, kMostSmemThreads));
-  for (int threads = 32; threads <= most; threads += 32) {
-    const int blocks =
-        BlocksPerSm(threads, plan.smem_bytes + kSmemLineBytes, registers, limits);
-    if (blocks >= plan.blocks_per_sm) plan.block_threads = threads;
-  }
+  plan.block_threads = 32 * row.warps;
   plan.lanes = plan.block_threads * row.blocks;
   plan.batches = BatchesOf(problem, plan, limits);
   plan.grid_blocks = std::max<int64_t>(plan.batches.CountWorkers(problem.rows), 1) * row.blocks;
@@ -168,21 +213,22 @@ void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const De
 void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits,
                        int64_t kept_packs, int threads, SoftmaxPlan& plan) {
   const int pack_bytes = kPackBytes * InputsOf(problem.operation);
-  const int table_bytes = static_cast<int>(TableBytes(problem, kTreeLeaves));
+  const int64_t leaves = CountLeaves(problem.cols, plan.pack, plan.leaf_turns);
+  const int table_bytes = static_cast<int>(TableBytes(problem, leaves));
   const int64_t room = (limits.smem_per_block - table_bytes) / pack_bytes;
   plan.tier = Tier::kBlockUncached;
   plan.kept_packs =
       StoresScalar(problem.operation) ? 0 : static_cast<int>(std::min(kept_packs, room));
-  plan.smem_bytes = plan.kept_packs * pack_bytes;
+  plan.smem_bytes = plan.kept_packs * pack_bytes + table_bytes;
   plan.block_threads = threads;
   plan.lanes = plan.block_threads;
-  plan.blocks_per_sm = BlocksPerSm(threads, plan.smem_bytes + table_bytes, kLongRowRegisters, limits);
+  plan.blocks_per_sm = BlocksPerSm(threads, plan.smem_bytes, kLongRowRegisters, limits);
   plan.grid_blocks = GridBlocks(problem.rows, plan.blocks_per_sm, limits);
 }
 
 void PlanGathered(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
-  const int64_t packs = MaxPacksOfRow(problem.cols, plan.pack, problem.offset) + kSmemLineBytes / kPackBytes - 1;
-  const int64_t threads = 32 * CeilDiv(packs, kLeafPacks);
+  const int64_t packs = MaxPacksOfRow(problem.cols, plan.pack, problem.offset) + kLinePacks - 1;
+  const int64_t threads = 32 * CountLeaves(problem.cols, plan.pack, plan.leaf_turns);
   PlanBlockUncached(
       problem, limits, packs,
       static_cast<int>(std::clamp<int64_t>(threads, kLeastGatheringThreads, kUncachedThreads)),

@@ -26,17 +26,24 @@ int RowsOfBlocks(const SoftmaxProblem& problem, const DeviceLimits& limits);
 // A block for each row.
 void PlanBlock(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan);
 
+// Packs of a leaf that a lane has, of rows that are longer than a warp holds: as many as give each
+// warp that shares the row one leaf, in the tier that serves such rows best. It must not depend on
+// where the row lies, nor on the tier that was asked for.
+int LeafTurns(const SoftmaxProblem& problem, const DeviceLimits& limits);
+
 // Shared memory of each of the blocks that share a row.
 struct SharedRow {
   int blocks = 0;  // none: the row does not fit
   int64_t leaves = 0;
   int leaf_slots = 0;
   int64_t bytes = 0;
-  int blocks_per_sm = 0;  // at most
+  int warps = 0, blocks_per_sm = 0;
 };
-SharedRow ShareRow(const SoftmaxProblem& problem, int blocks, const DeviceLimits& limits);
+SharedRow ShareRow(const SoftmaxProblem& problem, int turns, int blocks,
+                   const DeviceLimits& limits);
 // Over a cluster.
-SharedRow ShareRowOverCluster(const SoftmaxProblem& problem, const DeviceLimits& limits);
+SharedRow ShareRowOverCluster(const SoftmaxProblem& problem, int turns,
+                              const DeviceLimits& limits);
 // Tier `block_smem` or `cluster`.
 void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const DeviceLimits& limits,
                    SoftmaxPlan& plan);

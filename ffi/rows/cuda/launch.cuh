@@ -118,6 +118,7 @@ cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream
   args.rows = arrays.rows;
   args.cols = arrays.cols;
   args.kept_packs = plan.kept_packs;
+  args.leaf_turns = plan.leaf_turns;
   args.leaves = plan.leaves;
   args.leaf_slots = plan.leaf_slots;
   args.lanes = plan.lanes;

@@ -15,22 +15,19 @@
 
 namespace jaxkernels {
 
-// Where the leaves of a row begin: so many packs and elements behind every kLeafPacks-th pack of
-// its window.
+// Where the leaves of a row begin: so many packs and elements behind the first pack of their warp.
 struct LeafShift {
   int packs, elements;
 
   __device__ bool Any() const { return packs + elements > 0; }
-  // Packs of the next kLeafPacks that hold the end of a leaf.
+  // Lanes whose next pack, behind those of the leaf's warp, holds the end of the leaf: its spill.
   __device__ int Spill() const { return packs + (elements > 0 ? 1 : 0); }
 };
 
-// Replaces elements of a lane's pack of turn `turn` that belong to the leaf before (turn 0) or
-// behind (turn kLeafTurns, the spill).
+// Replaces elements of a lane's first pack that belong to the leaf before or, of the spill, behind.
 template <typename Op>
-__device__ void KeepOfLeaf(InputPacks<Op>& pack, int turn, LeafShift shift) {
+__device__ void KeepOfLeaf(InputPacks<Op>& pack, bool is_spill, LeafShift shift) {
   const int lane = threadIdx.x % kWarpSize;
-  const bool is_spill = turn == kLeafTurns;
   if (lane == shift.packs && shift.elements > 0) {
     constexpr int kSize = Pack<typename Op::Storage>::kSize;
 #pragma unroll
@@ -68,18 +65,20 @@ struct ClassSums {
 
   C slot[Op::kSums][kSize] = {};
 
-  // Leaves the terms of a pack, and adds them.
+  // Leaves the terms of a pack, and adds them. kIsResult: the result may be made of them.
+  template <bool kIsResult>
   __device__ void Add(const Op& op, const InputPacks<Op>& pack, C max, C (&term)[kSize]) {
     C value[kSize][Op::kInputs];
     Widen<Op>(pack, value);
 #pragma unroll
     for (int j = 0; j < kSize; ++j) {
-      term[j] = op.Term(value[j], max);
+      if constexpr (Op::kUsesMax && !kIsResult) {
+        term[j] = op.Summand(value[j], max);
+      } else {
+        term[j] = op.Term(value[j], max);
+      }
       slot[0][j] += term[j];
-    }
-    if constexpr (Op::kSums == 2) {
-#pragma unroll
-      for (int j = 0; j < kSize; ++j) slot[1][j] += op.SecondTerm(term[j], value[j]);
+      if constexpr (Op::kSums == 2) slot[1][j] += op.SecondTerm(term[j], value[j]);
     }
   }
 
@@ -94,37 +93,42 @@ struct ClassSums {
   }
 };
 
-// The statistics of one leaf, by a warp; valid in all lanes. `pack_of(turn, again)` gives the
-// lane's pack of a turn: first for the maximum, then, `again`, for the sums. Turn kLeafTurns is the
-// spill.
-template <bool kAligned, typename Op, typename PackOf>
-__device__ RowStatistics<Op> StatisticsOfLeaf(const Op& op, LeafShift shift, PackOf pack_of) {
+// Whether a result is made of the term that its leaf summed, times a factor of the leaf. Another
+// exponential would take too long for the units of float64; it is more exact, so that the others
+// take it.
+template <typename Op>
+inline constexpr bool kKeepsLeafTerms =
+    Op::kKeepsTerm && !Op::kTakesScalar && sizeof(typename Op::Storage) == 8;
+
+// Where a pack lies in its leaf.
+enum class LeafPlace { kFirst, kWithin, kSpill };
+
+// The statistics of one leaf, by a warp; valid in all lanes. for_packs(again, body) gives
+// body(pack, place, term) each of the lane's packs in its order: first for the maximum, then,
+// `again`, for the sums; `term` gets the terms.
+template <bool kAligned, typename Op, typename ForPacks>
+__device__ RowStatistics<Op> StatisticsOfLeaf(const Op& op, LeafShift shift, ForPacks for_packs) {
   using C = typename Op::C;
+  using Terms = C (&)[Pack<typename Op::Storage>::kSize];
   LaneGroup<C, kWarpSize, 1> warp;
   auto found = RowStatistics<Op>::Empty();
-  const auto for_packs = [&](bool again, auto body) {
-#pragma unroll
-    for (int turn = 0; turn < kLeafTurns; ++turn) {
-      InputPacks<Op> pack = pack_of(turn, again);
-      if (turn == 0 && shift.Any()) KeepOfLeaf(pack, turn, shift);
-      body(pack);
+  const auto keep_own = [&](InputPacks<Op>& pack, LeafPlace place) {
+    if (place != LeafPlace::kWithin && shift.Any()) {
+      KeepOfLeaf(pack, place == LeafPlace::kSpill, shift);
     }
-    if (!shift.Any()) return;
-    InputPacks<Op> pack = pack_of(kLeafTurns, again);
-    KeepOfLeaf(pack, kLeafTurns, shift);
-    body(pack);
   };
   if constexpr (Op::kUsesMax) {
-    for_packs(false, [&](const InputPacks<Op>& pack) {
+    for_packs(false, [&](InputPacks<Op> pack, LeafPlace place, Terms /*term*/) {
+      keep_own(pack, place);
       found.max = Max(found.max, MaxOfPacks(op, pack));
     });
     found.max = warp.template AllReduce<MaxReduction<C>>(found.max);
   }
   const C reference = found.Reference(found.max);
   ClassSums<Op> sums;
-  for_packs(Op::kUsesMax, [&](const InputPacks<Op>& pack) {
-    C term[Pack<typename Op::Storage>::kSize];
-    sums.Add(op, pack, reference, term);
+  for_packs(Op::kUsesMax, [&](InputPacks<Op> pack, LeafPlace place, Terms term) {
+    keep_own(pack, place);
+    sums.template Add<kKeepsLeafTerms<Op>>(op, pack, reference, term);
   });
   sums.TotalOver(warp, kAligned ? 0 : shift.elements, found.sum);
   return found;

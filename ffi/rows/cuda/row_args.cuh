@@ -18,6 +18,7 @@ struct RowArgs {
   const T* in[Op::kInputs];
   T* out;
   int64_t rows, cols;
+  int leaf_turns;  // packs of a leaf that a lane has (leaves.h); rows longer than a warp holds
   int kept_packs;  // of each input, in the shared memory of a block; block_uncached only
   int leaves, leaf_slots;  // of a block, and places for packs of each; block_smem and cluster only
   int offset;      // elements of the first pack before the result begins; the pointers are there

@@ -18,6 +18,7 @@
 //   Value        of which the maximum is taken; it rises with the input, if there is one only
 //   Reference    from the row's maximum to what Term gets as `max`
 //   Term         one summand of the row's sum, from one element of each input and the maximum
+//   Summand      the same where it is summed only, and the result does not need it
 //   SecondTerm   of the second sum, from the first and the inputs
 //   Row          the constants of a row, made once from its statistics
 //   Finish       one element of the result from the inputs; FinishTerm the same from a kept summand
@@ -64,6 +65,9 @@ struct ForwardOp : RowOp<T, kCount> {
   __device__ static C Value(const C (&in)[kArrays]) { return in[0]; }
   __device__ static C Reference(C max) { return max; }
   __device__ static C Term(const C (&in)[kArrays], C max) { return ExpDifference<T>(in[0], max); }
+  // The far terms, whose exponents are the least exact, weigh least in a sum: float32 terms are the
+  // hardware's, as those of half types are.
+  __device__ static C Summand(const C (&in)[kArrays], C max) { return FastExp(in[0] - max); }
 };
 
 // y = exp(x - max) / sum exp(x - max)
@@ -169,8 +173,7 @@ struct LogSoftmaxJvp : LinearOp<T> {
 // The sums behind log sum exp(x). Terms are relative to the maximum where it is finite: no
 // inf - inf makes a NaN. A row of -inf alone has the sum 0, and a derivative of 0.
 //
-// No term is a result, and the far ones, whose exponents are the least exact, weigh least: float32
-// terms are the hardware's, as those of half types are.
+// No term is a result.
 template <typename T, int kArrays = 1, int kCount = 1>
 struct LogSumExpOp : ForwardOp<T, kArrays, kCount> {
   using typename ForwardOp<T, kArrays, kCount>::C;
@@ -178,7 +181,8 @@ struct LogSumExpOp : ForwardOp<T, kArrays, kCount> {
   __device__ static C Reference(C max) {
     return max == -kInfinity<C> ? C(0) : fmin(max, kLargestFinite<C>);
   }
-  __device__ static C Term(const C (&in)[kArrays], C max) { return FastExp(in[0] - max); }
+  __device__ static C Term(const C (&in)[kArrays], C max) { return Summand(in, max); }
+  __device__ static C Summand(const C (&in)[kArrays], C max) { return FastExp(in[0] - max); }
 };
 
 // y = max + log(sum exp(x - max)), for each row

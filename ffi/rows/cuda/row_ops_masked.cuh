@@ -86,6 +86,7 @@ struct AttentionForward : SoftmaxForward<T>, AttentionRows<T> {
   __device__ C Term(const C (&in)[kArrays], C max) const {
     return ExpDifference<T>(Value(in), max);
   }
+  __device__ C Summand(const C (&in)[kArrays], C max) const { return FastExp(Value(in) - max); }
   __device__ C Finish(const C (&in)[kArrays], const Row& row) const {
     if constexpr (kIsHalf<T>) {  // the division within the exponent
       return FastExp2(fma(Value(in) - row.max, kLog2E, -row.log2_sum));

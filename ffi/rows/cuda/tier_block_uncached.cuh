@@ -3,11 +3,12 @@
 //
 // Work split: warp w owns leaves w, w + warps, ... of the window, and lane l packs l, l + 32, ... of
 // a leaf; a block walks the rows grid-stride. Memory: two reads and one write per element at most,
-// one read where the result is a row scalar, because maximum and sums are found together, online
-// (Milakov and Gimelshein 2018, arXiv 1805.02867), where OneFlow reads three times. The first
-// args.kept_packs packs of every input stay in shared memory; the second read of the others walks
-// backwards, from the packs that the first one left in the L2 cache.
-// Requires: blockDim.x is a multiple of 32; shared memory for kInputs * args.kept_packs packs.
+// one read where the result is a row scalar. A leaf is read for its maximum, and again, from the
+// cache, for its sums. The first args.kept_packs packs of every input stay in shared memory; the
+// second read of the others walks backwards, from the packs that the first one left in the L2
+// cache.
+// Requires: blockDim.x is a multiple of 32; shared memory for the statistics of all leaves, twice,
+// and kInputs * args.kept_packs packs.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_BLOCK_UNCACHED_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_BLOCK_UNCACHED_CUH_
 
@@ -16,109 +17,132 @@
 
 namespace jaxkernels {
 
-// The statistics of one leaf of a row that is read from global memory. `visit(turn, index, pack)`
-// sees each pack of the lane but the spill.
-template <Inputs kInputs, typename Op, bool kAligned, typename Visit>
-__device__ RowStatistics<Op> LoadLeaf(const RowArgs<Op>& args, const RowView<Op, kAligned>& view,
-                                      int leaf, Visit visit) {
-  const int first = leaf * kLeafPacks + threadIdx.x % kWarpSize;
-  const LeafShift shift = {view.lead, view.head};
-  InputPacks<Op> pack[kLeafTurns], spill[1];
-  LoadPacks<kInputs>(pack, args, view, first, kWarpSize);
-  const bool has_spill = static_cast<int>(threadIdx.x % kWarpSize) < shift.Spill();
-  LoadPacks<kInputs>(spill, args, view, has_spill ? first + kLeafPacks : view.packs, kWarpSize);
-  MaskAndHidePacks(pack, args, view, first, kWarpSize);
-  MaskAndHidePacks(spill, args, view, first + kLeafPacks, kWarpSize);
+// One leaf of a row that is read from global memory, but for the packs that are kept.
+template <typename Op, bool kAligned>
+struct GlobalLeaf {
+  using T = typename Op::Storage;
+  static constexpr int kUnroll = kUncachedPacksInFlight / Op::kInputs;
+
+  const RowArgs<Op>& args;
+  const RowView<Op, kAligned>& view;
+  Pack<T>* const kept;
+  const int leaf;
+
+  __device__ LeafShift Shift() const { return {view.lead, view.head}; }
+  // The first pack of the lane, and the one behind its last.
+  __device__ int First() const {
+    return leaf * args.leaf_turns * kWarpSize + static_cast<int>(threadIdx.x % kWarpSize);
+  }
+  __device__ int End() const { return First() + args.leaf_turns * kWarpSize; }
+
+  // body(pack, place, index) for the lane's packs and, if it has one, its spill: some of them on
+  // their way before the first use. again: the kept ones lie in shared memory; else they are put
+  // there. Every thread keeps packs of its own, so they need no barrier.
+  template <typename Body>
+  __device__ void ForPacks(bool again, bool with_spill, Body body) const {
+    const bool has_spill =
+        with_spill && static_cast<int>(threadIdx.x % kWarpSize) < Shift().Spill();
+    const int end = End() + (has_spill ? 1 : 0);
+    for (int at = First(); at < end; at += kUnroll * kWarpSize) {
+      InputPacks<Op> pack[kUnroll];
+      const auto index_of = [&](int u) { return at + u * kWarpSize; };
+      const auto is_kept = [&](int index) { return index < args.kept_packs && index < End(); };
 #pragma unroll
-  for (int turn = 0; turn < kLeafTurns; ++turn) visit(first + turn * kWarpSize, pack[turn]);
-  return StatisticsOfLeaf<kAligned>(args.op, shift, [&](int turn, bool /*again*/) {
-    return turn < kLeafTurns ? pack[turn] : spill[0];
-  });
-}
+      for (int u = 0; u < kUnroll; ++u) {
+        const int index = index_of(u);
+        FillPacks<Op>(pack[u]);
+        if (index >= end || !view.Sees(index)) continue;
+        if (again && is_kept(index)) {
+#pragma unroll
+          for (int i = 0; i < Op::kInputs; ++i) {
+            pack[u].input[i] = kept[i * args.kept_packs + index];
+          }
+        } else {
+          LoadInputs<Inputs::kAnywhere>(pack[u], args, view, index);
+          if constexpr (kHasMask<Op>) {
+            if (view.IsMasked()) LoadMask<Op>(pack[u].mask, view, index);
+          }
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        const int index = index_of(u);
+        if (index >= end) continue;
+        if (!(again && is_kept(index))) {
+          MaskPacks<Op>(pack[u], args, view, index);
+          HidePacks<Op>(pack[u], view, index);
+          if (is_kept(index)) {
+#pragma unroll
+            for (int i = 0; i < Op::kInputs; ++i) {
+              kept[i * args.kept_packs + index] = pack[u].input[i];
+            }
+          }
+        }
+        const auto place = index >= End()      ? LeafPlace::kSpill
+                           : index == First()  ? LeafPlace::kFirst
+                                               : LeafPlace::kWithin;
+        body(pack[u], place, index);
+      }
+    }
+  }
+
+  __device__ RowStatistics<Op> Statistics() const {
+    return StatisticsOfLeaf<kAligned>(args.op, Shift(), [&](bool again, auto body) {
+      typename Op::C term[Pack<T>::kSize];
+      ForPacks(again && Op::kUsesMax, Shift().Any(),
+               [&](const InputPacks<Op>& pack, LeafPlace place, int /*index*/) {
+                 body(pack, place, term);
+               });
+    });
+  }
+};
 
 template <typename Op, bool kAligned>
 __global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<Op> args) {
   using T = typename Op::Storage;
   using C = ComputeType<T>;
   using View = RowView<Op, kAligned>;
-  __shared__ typename Op::Found found[2][kTreeLeaves];
+  using Found = typename Op::Found;
   extern __shared__ __align__(kPackBytes) unsigned char dynamic_smem[];
   Pack<T>* const kept = reinterpret_cast<Pack<T>*>(dynamic_smem);
+  Found* const tables = reinterpret_cast<Found*>(kept + Op::kInputs * args.kept_packs);
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize, warps = blockDim.x / kWarpSize;
-  const int leaf_count = CountLeaves(args.cols, Pack<T>::kSize);
+  const int leaf_count = CountLeaves(args.cols, Pack<T>::kSize, args.leaf_turns);
   int turn_of_table = 0;
 
   for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
     const View view = View(args, row).StartAtLine();
-    // Every thread keeps packs of its own, so no barrier is needed.
-    const auto keep = [&](int index, const InputPacks<Op>& pack) {
-      if (index >= args.kept_packs) return;
-#pragma unroll
-      for (int i = 0; i < Op::kInputs; ++i) kept[i * args.kept_packs + index] = pack.input[i];
-    };
+    Found* const table = tables + turn_of_table * leaf_count;
+    turn_of_table ^= 1;
 
-    // Load and reduce, a tree at a time.
-    auto of_row = RowStatistics<Op>::Empty();
-    for (int first = 0; first < leaf_count; first += kTreeLeaves) {
-      const int count = min(leaf_count - first, kTreeLeaves);
-      typename Op::Found* const table = found[turn_of_table];
-      turn_of_table ^= 1;
-      for (int i = warp; i < count; i += warps) {
-        const auto of_leaf = LoadLeaf<Inputs::kAnywhere>(args, view, first + i, keep);
-        if (lane == 0) table[i] = of_leaf;
-      }
-      __syncthreads();
-      of_row.Merge(StatisticsOfTree<Op>(table, count));
+    // Load and reduce.
+    for (int leaf = warp; leaf < leaf_count; leaf += warps) {
+      const auto found = GlobalLeaf<Op, kAligned>{args, view, kept, leaf}.Statistics();
+      if (lane == 0) table[leaf] = found;
     }
-    if constexpr (Op::kUsesMax) of_row.max = Op::Reference(of_row.max);
-    const typename Op::Row constants = RowOf(args, row, of_row);
+    __syncthreads();
+    const auto of_row = StatisticsOfRow<Op>(table, leaf_count);
 
     // Store; load again, backwards, unless the result is a row scalar.
     if constexpr (Op::kStoresScalar) {
-      if (threadIdx.x == 0) args.StoreScalar(row, constants.result);
+      if (warp == 0) {
+        const LeafConstants<Op> constants(args, row, of_row, table, 0);
+        if (lane == 0) args.StoreScalar(row, constants.own.result);
+      }
     } else {
-      const int chunks = (view.packs + kLeafPacks - 1) / kLeafPacks;
 #pragma unroll 1
-      for (int chunk = (chunks - 1 - warp) / warps * warps + warp; chunk >= 0; chunk -= warps) {
-        if (chunk >= chunks) continue;
-        const int first_pack = chunk * kLeafPacks + lane;
-        InputPacks<Op> pack[kLeafTurns];
-const auto is_kept = [&](int index) {
-          return index < args.kept_packs && chunk < leaf_count;
-        };
-#pragma unroll
-        for (int turn = 0; turn < kLeafTurns; ++turn) {
-          const int index = first_pack + turn * kWarpSize;
-          if (!view.Sees(index)) {
-            FillPacks<Op>(pack[turn]);
-          } else if (is_kept(index)) {
-#pragma unroll
-            for (int i = 0; i < Op::kInputs; ++i) {
-              pack[turn].input[i] = kept[i * args.kept_packs + index];
-            }
-          } else {
-            LoadInputs<Inputs::kAnywhere>(pack[turn], args, view, index);
-            if constexpr (kHasMask<Op>) {
-              if (view.IsMasked()) LoadMask<Op>(pack[turn].mask, view, index);
-            }
-          }
-        }
-#pragma unroll
-        for (int turn = 0; turn < kLeafTurns; ++turn) {
-          const int index = first_pack + turn * kWarpSize;
-          if (is_kept(index)) continue;
-          MaskPacks<Op>(pack[turn], args, view, index);
-          HidePacks<Op>(pack[turn], view, index);
-        }
-#pragma unroll
-        for (int turn = 0; turn < kLeafTurns; ++turn) {
-          const int index = first_pack + turn * kWarpSize;
-          if (!view.Has(index)) continue;
-          C result[Pack<T>::kSize];
-          FinishPacks(args.op, pack[turn], constants, result);
-          StorePack(args.out, view, index, result);
-        }
+      for (int i = warp + (leaf_count - 1 - warp) / warps * warps; i >= 0; i -= warps) {
+        if (i >= leaf_count) continue;
+        const GlobalLeaf<Op, kAligned> leaf = {args, view, kept, i};
+        const LeafConstants<Op> constants(args, row, of_row, table, i);
+        leaf.ForPacks(true, i == leaf_count - 1,  // whose spill is no other's
+                      [&](const InputPacks<Op>& pack, LeafPlace place, int index) {
+                        if (!view.Has(index)) return;
+                        C result[Pack<T>::kSize];
+                        constants.Finish(args.op, pack, place, leaf.Shift(), result);
+                        StorePack(args.out, view, index, result);
+                      });
       }
     }
   }

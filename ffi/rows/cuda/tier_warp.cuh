@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kWarpTierThreads) WarpTierKernel(RowArgs<Op> a
           for (C& nothing : term[r][p]) nothing = 0;
           continue;
         }
-        sums.Add(args.op, pack[r][p], found[r].max, term[r][p]);
+        sums.template Add<Op::kKeepsTerm>(args.op, pack[r][p], found[r].max, term[r][p]);
         ForgetPacks<Op>(pack[r][p]);
       }
       sums.TotalOver(group, kAligned ? 0 : view[r].head, found[r].sum);
