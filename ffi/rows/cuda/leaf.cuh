@@ -103,6 +103,13 @@ inline constexpr bool kKeepsLeafTerms =
 // Where a pack lies in its leaf.
 enum class LeafPlace { kFirst, kWithin, kSpill };
 
+// Whether the terms of a pack may take its place: not where the shift cuts it, whose other elements
+// belong to another leaf.
+template <typename Op>
+__device__ bool IsTerm(LeafPlace place, LeafShift shift) {
+  return kKeepsLeafTerms<Op> && (place == LeafPlace::kWithin || !shift.Any());
+}
+
 // The statistics of one leaf, by a warp; valid in all lanes. for_packs(again, body) gives
 // body(pack, place, term) each of the lane's packs in its order: first for the maximum, then,
 // `again`, for the sums; `term` gets the terms.

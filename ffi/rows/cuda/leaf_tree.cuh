@@ -49,10 +49,14 @@ struct LeafConstants {
     }
   }
 
-  // The results of a pack.
+  // The results of a pack, or of the terms in its place.
   __device__ void Finish(const Op& op, const InputPacks<Op>& pack, LeafPlace place,
-                         LeafShift shift, C (&result)[kSize]) const {
-    if (kKeepsLeafTerms<Op> && place == LeafPlace::kFirst && shift.Any()) {
+                         LeafShift shift, bool is_term, C (&result)[kSize]) const {
+    if (kKeepsLeafTerms<Op> && is_term) {
+      if constexpr (kKeepsLeafTerms<Op>) {
+        FinishTerms(op, pack.input[0].element, own, result);
+      }
+    } else if (kKeepsLeafTerms<Op> && place == LeafPlace::kFirst && shift.Any()) {
       C value[kSize][Op::kInputs];
       Widen<Op>(pack, value);
       const int lane = threadIdx.x % kWarpSize;

@@ -52,11 +52,14 @@ __global__ void __maxnreg__(BlockRegisters(Pack<typename Op::Storage>::kSize))
     turn_of_table ^= 1;
     auto of_leaf = RowStatistics<Op>::Empty();
     if (!view.IsBlind(first - lane, kTurns * kWarpSize + 1)) {
-      of_leaf = StatisticsOfLeaf<kAligned>(args.op, shift, [&](bool /*again*/, auto body) {
+      of_leaf = StatisticsOfLeaf<kAligned>(args.op, shift, [&](bool again, auto body) {
         for_packs([&](InputPacks<Op>& one, LeafPlace place, int /*index*/) {
           C term[Pack<T>::kSize];
           body(one, place, term);
           ForgetPacks<Op>(one);
+          if (again && IsTerm<Op>(place, shift)) {
+            one.input[0] = reinterpret_cast<const Pack<T>&>(term);
+          }
         });
       });
     }
@@ -76,7 +79,7 @@ __global__ void __maxnreg__(BlockRegisters(Pack<typename Op::Storage>::kSize))
         if (view.IsBlind(index - lane, kWarpSize)) {
           if constexpr (Op::kHides) FinishHidden<Op>(constants.own, result);
         } else {
-          constants.Finish(args.op, one, place, shift, result);
+          constants.Finish(args.op, one, place, shift, IsTerm<Op>(place, shift), result);
         }
         StorePack(args.out, view, index, result);
       });

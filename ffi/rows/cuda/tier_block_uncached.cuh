@@ -140,7 +140,7 @@ __global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<O
                       [&](const InputPacks<Op>& pack, LeafPlace place, int index) {
                         if (!view.Has(index)) return;
                         C result[Pack<T>::kSize];
-                        constants.Finish(args.op, pack, place, leaf.Shift(), result);
+                        constants.Finish(args.op, pack, place, leaf.Shift(), false, result);
                         StorePack(args.out, view, index, result);
                       });
       }

@@ -59,8 +59,9 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
   const auto shift_of = [&](const View& view) {
     return LeafShift{view.packs > 0 ? view.lead + ClusterRank() * block_packs : 0, view.head};
   };
+  // Requires: the row has the pack.
   const auto start_copy = [&](const View& view, int index, int slot) {
-    if (!view.Sees(index)) return;
+    if (Op::kHides && !view.Sees(index)) return;
 #pragma unroll
     for (int i = 0; i < Op::kInputs; ++i) {
       Pack<T>* const to = &row_packs[i * slots + slot];
@@ -80,104 +81,118 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
 #pragma unroll
     for (int i = 0; i < Op::kInputs; ++i) pack.input[i] = row_packs[i * slots + slot];
   };
-  // Reads a pack for the first time, and replaces what the row does not see of it; where it lies,
-  // too, if it will be read again.
-  const auto read_masked = [&](const View& view, int index, int slot, bool is_held,
-                               InputPacks<Op>& pack) {
-    if (!view.Sees(index)) return FillPacks<Op>(pack);
-    read(slot, pack);
-    if (!(view.IsMasked() || view.IsCut(index) || view.IsPartial(index))) return;
-    if constexpr (kHasMask<Op>) pack.mask = row_mask[slot];
-    MaskPacks<Op>(pack, args, view, index);
-    HidePacks<Op>(pack, view, index);
-    if (is_held) return;
+  // The packs of the lane in a leaf that the row has: those of turns [begin, end), and its spill.
+  struct Turns {
+    int index, slot;  // of turn 0
+    int begin, end;
+    bool has_spill;
+  };
+  const auto turns_of = [&](const View& view, int leaf) {
+    const int index = leaf * leaf_packs + lane, left = view.packs - index;
+    return Turns{index, leaf * args.leaf_slots + lane, index < view.lead ? 1 : 0,
+                 min(max((left + kWarpSize - 1) / kWarpSize, 0), turns),
+                 lane < shift_of(view).Spill() && left > leaf_packs};
+  };
+  const auto copy_turns = [&](const View& view, const Turns& own, int begin, int end) {
+#pragma unroll 4
+    for (int turn = max(begin, own.begin); turn < min(end, own.end); ++turn) {
+      start_copy(view, own.index + turn * kWarpSize, own.slot + turn * kWarpSize);
+    }
+  };
+  const auto copy_spill = [&](const View& view, const Turns& own) {
+    if (own.has_spill) start_copy(view, own.index + leaf_packs, own.slot + leaf_packs);
+  };
+  // Replaces what the row does not see of a pack, where it lies.
+  const auto mask_there = [&](const View& view, int index, int slot) {
+    InputPacks<Op> pack;
+    if (view.Sees(index)) {
+      if (!(view.IsMasked() || view.IsCut(index) || view.IsPartial(index))) return;
+      read(slot, pack);
+      if constexpr (kHasMask<Op>) pack.mask = row_mask[slot];
+      MaskPacks<Op>(pack, args, view, index);
+      HidePacks<Op>(pack, view, index);
+    } else {
+      FillPacks<Op>(pack);
+    }
 #pragma unroll
     for (int i = 0; i < Op::kInputs; ++i) row_packs[i * slots + slot] = pack.input[i];
   };
-  // The packs of the lane in a leaf: some turns of it, and the spill.
-  const auto for_turns = [&](int leaf, int begin, int end, auto body) {
-    int index = leaf * leaf_packs + begin * kWarpSize + lane;
-    int slot = leaf * args.leaf_slots + begin * kWarpSize + lane;
-#pragma unroll 4
-    for (int turn = begin; turn < end; ++turn, index += kWarpSize, slot += kWarpSize) {
-      body(index, slot);
+  // The same for all packs of the lane, so that the loops over them need not ask. Only the last one
+  // of the row may need it, unless the operation hides elements; elements before the row are those
+  // before its first leaf.
+  const auto mask_all = [&](const View& view, const Turns& own) {
+    if constexpr (Op::kHides) {
+      for (int turn = own.begin; turn < own.end; ++turn) {
+        mask_there(view, own.index + turn * kWarpSize, own.slot + turn * kWarpSize);
+      }
+      if (own.has_spill) mask_there(view, own.index + leaf_packs, own.slot + leaf_packs);
+    } else if constexpr (!kAligned) {
+      const int to_last = view.packs - 1 - own.index;
+      const bool is_last = to_last >= 0 && to_last % kWarpSize == 0;
+      const bool is_turn = is_last && to_last < leaf_packs;
+      if (is_turn || (is_last && to_last == leaf_packs && own.has_spill)) {
+        mask_there(view, own.index + to_last, own.slot + to_last);
+      }
     }
-  };
-  const auto for_spill = [&](const View& view, int leaf, auto body) {
-    if (lane >= shift_of(view).Spill()) return;
-    body((leaf + 1) * leaf_packs + lane, leaf * args.leaf_slots + leaf_packs + lane);
   };
 
   View view = view_of(rows.first);
   for (int leaf = first_leaf; leaf < args.leaves; leaf += warps) {
-    const auto copy = [&](int index, int slot) { start_copy(view, index, slot); };
-    for_turns(leaf, 0, turns, copy);
-    for_spill(view, leaf, copy);
+    const Turns own = turns_of(view, leaf);
+    copy_turns(view, own, 0, turns);
+    copy_spill(view, own);
   }
   ClusterTable<Found> table(table_scratch, static_cast<Found*>(behind_masks),
                             args.leaves * ClusterBlocks());  // waits for the other blocks meanwhile
 
   for (int64_t row = rows.first; row < rows.end; row += rows.step) {
-    const View next = view_of(row + rows.step);
     const LeafShift shift = shift_of(view);
-    const auto fetch = [&](int index, int slot) { start_copy(next, index, slot); };
     InputPacks<Op> held[kHeld];
-    // The held packs in turn. (A leaf may have fewer turns.)
-    const auto for_held = [&](auto body) {
-#pragma unroll
-      for (int h = 0; h < kHeld; ++h) {
-        if (h < turns) body(held[h], h, first_leaf * leaf_packs + h * kWarpSize + lane);
-      }
-    };
 
-    // Load.
+    // Load and reduce.
     WaitForCopies();
-    for_held([&](InputPacks<Op>& pack, int h, int index) {
-      read_masked(view, index, first_leaf * args.leaf_slots + h * kWarpSize + lane, true, pack);
-    });
-    for_turns(first_leaf, 0, min(kHeld, turns), fetch);
-
-    // Reduce.
     const auto reduce = [&](int leaf, auto is_first) {
       constexpr bool kFirst = decltype(is_first)::value;
-      const int leaf_index = leaf * leaf_packs + lane;
+      const Turns own = turns_of(view, leaf);
+      mask_all(view, own);
+      if constexpr (kFirst) {
+#pragma unroll
+        for (int h = 0; h < kHeld; ++h) {
+          if (h < own.end) read(own.slot + h * kWarpSize, held[h]);
+        }
+        const View next = view_of(row + rows.step);
+        copy_turns(next, turns_of(next, leaf), 0, kHeld);
+      }
       auto found = RowStatistics<Op>::Empty();
-      if (!view.IsBlind(leaf_index - lane, leaf_packs + kLinePacks)) {
+      if (!view.IsBlind(own.index - lane, leaf_packs + kLinePacks)) {
         found = StatisticsOfLeaf<kAligned>(args.op, shift, [&](bool again, auto body) {
-          const auto visit = [&](int index, int slot) {
+          const auto visit = [&](int slot, LeafPlace place) {
             InputPacks<Op> pack;
             C term[Pack<T>::kSize];
-            if (!again || !Op::kUsesMax) {
-              read_masked(view, index, slot, false, pack);
-            } else if (view.Sees(index)) {
-              read(slot, pack);
-            } else {
-              FillPacks<Op>(pack);
-            }
-            const auto place = index >= leaf_index - lane + leaf_packs ? LeafPlace::kSpill
-                               : index == leaf_index                  ? LeafPlace::kFirst
-                                                                      : LeafPlace::kWithin;
+            read(slot, pack);
             body(pack, place, term);
-            if constexpr (kKeepsLeafTerms<Op>) {
-              if (again && (place == LeafPlace::kWithin || !shift.Any())) {
-                row_packs[slot] = *reinterpret_cast<const Pack<T>*>(term);
-              }
-            }
+            if (again && IsTerm<Op>(place, shift)) row_packs[slot] = reinterpret_cast<const Pack<T>&>(term);
           };
           if constexpr (kFirst) {
-            for_held([&](InputPacks<Op>& pack, int h, int /*index*/) {
+#pragma unroll
+            for (int h = 0; h < kHeld; ++h) {
+              if (h >= own.end) continue;
+              const auto place = h == 0 ? LeafPlace::kFirst : LeafPlace::kWithin;
               C term[Pack<T>::kSize];
-              body(pack, h == 0 ? LeafPlace::kFirst : LeafPlace::kWithin, term);
-              ForgetPacks<Op>(pack);
-              if constexpr (kKeepsLeafTerms<Op>) {
-                if (again && (h > 0 || !shift.Any())) {
-                  pack.input[0] = *reinterpret_cast<const Pack<T>*>(term);
-                }
+              body(held[h], place, term);
+              ForgetPacks<Op>(held[h]);
+              if (again && IsTerm<Op>(place, shift)) {
+                held[h].input[0] = reinterpret_cast<const Pack<T>&>(term);
               }
-            });
+            }
+          } else if (own.end > 0) {
+            visit(own.slot, LeafPlace::kFirst);
           }
-          for_turns(leaf, kFirst ? kHeld : 0, turns, visit);
-          if (shift.Any()) for_spill(view, leaf, visit);
+#pragma unroll 4
+          for (int turn = kFirst ? kHeld : 1; turn < own.end; ++turn) {
+            visit(own.slot + turn * kWarpSize, LeafPlace::kWithin);
+          }
+          if (own.has_spill) visit(own.slot + leaf_packs, LeafPlace::kSpill);
         });
       }
       table.Put(leaf_of_block + leaf, found);
@@ -190,54 +205,55 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
     const Found* const leaves = table.Wait();
     const auto of_row = StatisticsOfRow<Op>(leaves, leaf_count);
 
-    // Store.
+    // Store, and fetch the next row.
+    const View next = view_of(row + rows.step);
     const auto finish_leaf = [&](int leaf, auto is_first) {
       constexpr bool kFirst = decltype(is_first)::value;
-      const int leaf_index = leaf * leaf_packs + lane;
+      const Turns own = turns_of(view, leaf), of_next = turns_of(next, leaf);
       const LeafConstants<Op> constants(args, row, of_row, leaves, leaf_of_block + leaf);
       if constexpr (Op::kStoresScalar) {
-        if (leaf_of_block + leaf == 0 && lane == 0) {
-          args.StoreScalar(row, constants.own.result);
-        }
-        for_turns(leaf, kFirst ? kHeld : 0, turns, fetch);
+        if (leaf_of_block + leaf == 0 && lane == 0) args.StoreScalar(row, constants.own.result);
+        copy_turns(next, of_next, kFirst ? kHeld : 0, turns);
       } else {
         const auto finish = [&](const InputPacks<Op>& pack, int index, LeafPlace place) {
           C result[Pack<T>::kSize];
-          const bool is_term = place == LeafPlace::kWithin || !shift.Any();
           if (view.IsBlind(index, 1)) {
             if constexpr (Op::kHides) FinishHidden<Op>(constants.own, result);
-          } else if (kKeepsLeafTerms<Op> && is_term) {
-            if constexpr (kKeepsLeafTerms<Op>) {
-              FinishTerms(args.op, pack.input[0].element, constants.own, result);
-            }
           } else {
-            constants.Finish(args.op, pack, place, shift, result);
+            constants.Finish(args.op, pack, place, shift, IsTerm<Op>(place, shift), result);
           }
           StorePack(args.out, view, index, result);
         };
-        const auto finish_rest = [&](int index, int slot, LeafPlace place) {
-          if (!view.Has(index)) return;
+        const auto finish_there = [&](int distance, LeafPlace place) {
           InputPacks<Op> pack;
-          read(slot, pack);
-          finish(pack, index, place);
+          read(own.slot + distance, pack);
+          finish(pack, own.index + distance, place);
         };
         if constexpr (kFirst) {
-          for_held([&](const InputPacks<Op>& pack, int h, int index) {
-            if (!view.Has(index)) return;
-            finish(pack, index, h == 0 ? LeafPlace::kFirst : LeafPlace::kWithin);
-          });
+#pragma unroll
+          for (int h = 0; h < kHeld; ++h) {
+            if (h < own.end && (h > 0 || own.begin == 0)) {
+              finish(held[h], own.index + h * kWarpSize,
+                     h == 0 ? LeafPlace::kFirst : LeafPlace::kWithin);
+            }
+          }
+        } else {
+          if (own.begin == 0 && own.end > 0) finish_there(0, LeafPlace::kFirst);
+          copy_turns(next, of_next, 0, 1);
         }
-        for_turns(leaf, kFirst ? kHeld : 0, turns, [&](int index, int slot) {
-          finish_rest(index, slot, index == leaf_index ? LeafPlace::kFirst : LeafPlace::kWithin);
-          fetch(index, slot);
-        });
-        if (leaf_of_block + leaf == leaf_count - 1) {  // whose spill is no other's
-          for_spill(view, leaf, [&](int index, int slot) {
-            finish_rest(index, slot, LeafPlace::kSpill);
-          });
+#pragma unroll 2
+        for (int turn = kFirst ? kHeld : 1; turn < own.end; ++turn) {
+          finish_there(turn * kWarpSize, LeafPlace::kWithin);
+          if (turn < of_next.end) {
+            start_copy(next, of_next.index + turn * kWarpSize, of_next.slot + turn * kWarpSize);
+          }
+        }
+        copy_turns(next, of_next, max(own.end, kFirst ? kHeld : 1), turns);
+        if (own.has_spill && leaf_of_block + leaf == leaf_count - 1) {  // no other's
+          finish_there(leaf_packs, LeafPlace::kSpill);
         }
       }
-      for_spill(next, leaf, fetch);
+      copy_spill(next, of_next);
     };
     finish_leaf(first_leaf, std::true_type());
 #pragma unroll 1
