@@ -224,10 +224,10 @@ inline constexpr int kMostPacksOfStreamingWarp = 1024;
 // The tier `spread`: warps of a block, which have a leaf each (leaf.cuh), the fewest packs of a
 // leaf that a lane has, the most blocks that share a row, and packs that a thread has in flight
 // over all inputs. us a call:
-// H200 f32 fwd 1 x 1048576: spread 11, block_uncached 287
-// H200 f32 fwd 16 x 1048576: spread 73, block_uncached 301
-// Both kernels over as many rows at a time as 16 MiB hold, us a call:
-// H200 f32 fwd 128 x 1048576: spread 655, block_uncached 440
+// H200 f32 fwd 1 x 1048576: spread 11, block_uncached 267
+// H200 f32 fwd 16 x 1048576: spread 67, block_uncached 282
+// H200 f32 fwd 128 x 1048576: spread 458, block_uncached 443
+// H200 f32 fwd 1 x 16777216: spread 106, block_uncached 4000
 inline constexpr int kBranchLeaves = 8;
 inline constexpr int kLeastLeafTurns = 8;
 inline constexpr int kMostBranches = 128;

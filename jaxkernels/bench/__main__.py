@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -115,11 +116,18 @@ def _measure(options: argparse.Namespace) -> records.Run:
 
 
 def refusals(run: records.Run, suite: Suite) -> list[str]:
-    """One line for each reason of a contender: where it came first, and how often."""
-    refused = group_by((r for r in run.records if r.refused), lambda r: (r.contender, r.refused))
+    """One line for each reason of a contender: where it came first, and how often.
+
+    Reasons that differ in numbers alone are one.
+    """
+    refused = group_by(
+        (r for r in run.records if r.refused),
+        lambda r: (r.contender, re.sub(r"\d+", "", r.refused)),
+    )
     return [
-        f"{name}: {why} ({suite.label(first.case)}" + (f" and {len(more)} more)" if more else ")")
-        for (name, why), (first, *more) in refused.items()
+        f"{name}: {first.refused} ({suite.label(first.case)}"
+        + (f" and {len(more)} more)" if more else ")")
+        for (name, _), (first, *more) in refused.items()
     ]
 
 
