@@ -96,6 +96,14 @@ def small_inputs_of_benchmarks():
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs():
+    """Every program that JAX 0.10 keeps slows down the lowering of all later ones: twice as slow after half of the tests."""
+    yield
+    if not OPTIMIZED:
+        jax.clear_caches()
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--full", action="store_true", help="all cases of the tests marked half_on_a_cpu"
