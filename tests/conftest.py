@@ -113,16 +113,18 @@ def pytest_addoption(parser):
 def _half(items):
     """All tests, but of those marked half_on_a_cpu the cases on the white squares of a board.
 
-    A board's sides are the parameters. With three or more every two values of two of them meet on a white square.
+    A board's sides are the parameters. Every two values of two of them meet on a white square where a third has two
+    values or more; of a board of two sides half of the pairs are left out.
     """
     numbers = {}  # of the values of each parameter of each test, in the order in which they come
     for item in items:
-        if item.get_closest_marker("half_on_a_cpu") is None:
+        if item.get_closest_marker("half_on_a_cpu") is None or not hasattr(item, "callspec"):
             yield item
             continue
         params = item.callspec.params
         sides = [mark.args[0] for mark in item.iter_markers("parametrize")]
-        sides = [(names,) if isinstance(names, str) else tuple(names) for names in sides]
+        sides = [n.split(",") if isinstance(n, str) else n for n in sides]
+        sides = [tuple(name.strip() for name in names) for names in sides]
         sides += [(name,) for name in params if not any(name in names for names in sides)]
         place = 0
         for names in sides:

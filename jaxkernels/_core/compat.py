@@ -138,9 +138,17 @@ def partitions_custom_calls(ctx: mlir.LoweringRuleContext) -> bool:
 
 
 def runs_on_one_device(ctx: mlir.LoweringRuleContext) -> bool:
-    """Whether the program, or the part of it that is lowered, is one device's: no partitioner sees it."""
-    axis_context = ctx.module_context.axis_context
-    return isinstance(axis_context, mlir.ShardingContext) and axis_context.num_devices == 1
+    """Whether the whole program is one device's, so that no partitioner sees it.
+
+    An exported program may be called on any number of devices.
+    """
+    module = ctx.module_context
+    axis_context = module.axis_context
+    return (
+        not module.lowering_parameters.for_export
+        and isinstance(axis_context, mlir.ShardingContext)
+        and axis_context.num_devices == 1
+    )
 
 
 def _fine_mesh(axis_context: Any) -> Mesh:

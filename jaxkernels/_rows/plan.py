@@ -79,17 +79,31 @@ def plan_softmax(
     )
 
 
-def scratch_of_rows(operation: Operation, aval: Any, tier: str) -> jax.core.ShapedArray | None:
-    """The scratch that a program needs for the GPU of this machine, as an array; None if none.
+# Bytes of shared memory that every GPU with kernels has for a block, and more: such rows need no
+# scratch.
+_FITS_ANYWHERE = 48 * 1024
 
-    Decided when the program is lowered, because XLA allocates it. Dimensions that jax.export leaves
-    open get none: such rows take another tier, as they do on a GPU whose plan needs more.
+
+def scratch_of_rows(operation: Operation, aval: Any, tier: str) -> jax.core.ShapedArray | None:
+    """The scratch that a program needs for the GPU of this machine; None if it needs none.
+
+    Decided when the program is lowered, because XLA allocates it. Rows of a program that has none
+    take another tier, as they do on a GPU whose plan needs more.
+
+    Args:
+        operation: its name.
+        aval: the type of the first operand. Dimensions that jax.export leaves open get no scratch.
+        tier: "auto", or the tier to force.
     """
     shape = aval.shape
     if tier not in ("auto", "spread") or not all(isinstance(dim, int) and dim > 0 for dim in shape):
         return None
+    if tier == "auto":
+        row_bytes = shape[-1] * aval.dtype.itemsize * registry.ROW_OPERATIONS[operation].inputs
+        if row_bytes <= _FITS_ANYWHERE:
+            return None
     plan = plan_softmax(
-        shape, aval.dtype, operation=operation, tier=None if tier == "auto" else tier
+        shape, aval.dtype, operation=operation, tier=None if tier == "auto" else "spread"
     )
     if plan.tier != "spread":
         return None

@@ -76,7 +76,7 @@ def softmax(
         tier: forces the GPU kernel of one tier, "warp", "block", "block_smem", "cluster" (compute
             capability 9.0 and later, and code compiled for it), "block_uncached" or "spread", which
             is of use for measurements; None lets the plan choose (see `plan_softmax`). "spread"
-            needs a program for one device, else the plan chooses. No effect on a CPU, nor where a
+            needs a program for one device, not exported, else the plan chooses. No effect on a CPU, nor where a
             sharded axis is distributed.
         implementation: None takes kernels where there are some, "ffi" raises where there are none,
             "xla" calls `jax.nn.softmax`.

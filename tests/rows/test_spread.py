@@ -109,3 +109,9 @@ def test_scratch_is_a_second_result():
 
     assert "ui8>" in text(1 << 21)
     assert "ui8>" not in text(64)
+    # Whoever calls an exported program may split its rows.
+    checks = [jax.export.DisabledSafetyCheck.custom_call("jaxkernels_rows")]
+    export = jax.export.export(jax.jit(jk.softmax), platforms=("cuda",), disabled_checks=checks)
+    exported = export(jax.ShapeDtypeStruct((2, 1 << 21), jnp.float32)).mlir_module()
+    assert "ui8>" not in exported
+    assert "num_batch_dims" in exported
