@@ -234,7 +234,7 @@ ffi::Error ReadWhole(const ffi::RemainingArgs& operands, ffi::Result<ffi::AnyBuf
                          std::to_string(scratch.size() + 1));
   }
   if (scratch.size() == 1) {
-    const ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> room = scratch.get<ffi::AnyBuffer>(0);
+    ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> room = scratch.get<ffi::AnyBuffer>(0);
     if (!room) return room.error();
     call->scratch = (*room)->untyped_data();
     call->scratch_bytes = static_cast<int64_t>((*room)->size_bytes());
