@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 
 from jaxkernels._core import devices, registry, validate
 from jaxkernels._cpu import SoftmaxPlan
@@ -84,7 +84,7 @@ def plan_softmax(
 _FITS_ANYWHERE = 48 * 1024
 
 
-def scratch_of_rows(operation: Operation, aval: Any, tier: str) -> jax.core.ShapedArray | None:
+def scratch_of_rows(operation: Operation, aval: Any, tier: str) -> ShapedArray | None:
     """The scratch that a program needs for the GPU of this machine; None if it needs none.
 
     Decided when the program is lowered, because XLA allocates it. Rows of a program that has none
@@ -107,7 +107,7 @@ def scratch_of_rows(operation: Operation, aval: Any, tier: str) -> jax.core.Shap
     )
     if plan.tier != "spread":
         return None
-    return jax.core.ShapedArray((plan.scratch_bytes,), jnp.uint8)
+    return ShapedArray((plan.scratch_bytes,), jnp.uint8)
 
 
 def has_clusters() -> bool:
