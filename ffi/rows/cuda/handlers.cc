@@ -50,7 +50,7 @@ bool FindAlignment(const RowCall& call, SoftmaxProblem* problem) {
   problem->offset = begin / width;
   bool at_elements = begin % width == 0;
   problem->broadcast_aligned = place(call.attention.mask, kMostMaskBytes) == 0;
-  // Of statistics in words of eight bytes; as any array whose size is none, it may begin anywhere.
+  // Scratch holds statistics, in words of eight bytes. If it begins within one it counts as none.
   if (place(call.scratch, sizeof(double)) != 0) problem->scratch_bytes = 0;
   for (const RowScalars& scalars : {call.scalars_in, call.scalars_out}) {
     at_elements &= place(scalars.data, scalars.wide ? ByteWidth(DType::kFloat32) : width) == 0;

@@ -5,7 +5,7 @@
 // of a row, in every warp, and makes its results.
 // Memory: two reads and one write per element; one read where the result is a row scalar. The
 // second kernel begins with the last rows, which the first has left in the L2 cache. A leaf is read
-// for its maximum, and again, from the L1 cache, for its sums.
+// for its maximum, and again for its sums; by its size the L1 cache could hold it (not counted).
 // Order: that of leaf.cuh. A row gives the same bits wherever it lies, beside any number of rows.
 // Requires: a grid of args.rows * args.branches blocks of kBranchLeaves warps.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_SPREAD_CUH_
