@@ -7,7 +7,7 @@ namespace {
 
 // What each tier would make of a problem.
 struct TierChoices {
-  bool stages;  // short misaligned rows, in the warp tier
+  bool stages;  // short rows, in the warp tier
   int warp_shape;
   int rows_of_blocks;
   SharedRow of_block, of_cluster;
@@ -23,8 +23,12 @@ TierChoices ChoicesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
                       const DeviceLimits& limits) {
   const int64_t packs = MaxPacksOfRow(problem.cols, plan.pack, problem.offset);
   TierChoices choices;
-  choices.stages = !plan.aligned && MayStage(problem);
   choices.warp_shape = FindWarpShape(packs, problem.operation, plan.pack, plan.aligned);
+  choices.stages = MayStage(problem);
+  if (plan.aligned) {
+    choices.stages &= choices.warp_shape >= 0 && PrefersStaged(TraitsOf(problem.operation), packs,
+                                                               kWarpShapes[choices.warp_shape]);
+  }
   choices.rows_of_blocks = RowsOfBlocks(problem, limits);
   choices.of_block = ShareRow(problem, 1, limits);
   choices.of_cluster = ShareRowOverCluster(problem, limits);

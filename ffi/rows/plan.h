@@ -78,20 +78,35 @@ JK_HOST_DEVICE constexpr int MaskWords(int pack) { return (pack + 3) / 4; }
 inline constexpr int kMostMaskBytes = 4 * MaskWords(kPackBytes / 2);
 
 inline constexpr int kWarpTierThreads = 128;
-inline constexpr int kStagedTierThreads = 64;
-// Shared memory for the rows of one warp up to which misaligned rows are staged: rows of which one
-// lane takes one, and rows that several lanes share. Fractions of the aligned rate:
-// H200 f32 192 cols, shifted inputs: staged 0.23, gathered 0.31
-// H200 f32 256 cols, shifted inputs: staged 0.22, gathered 0.39
-// H200 f32 128 cols, one element into a pack: staged 0.34
-// H200 f32 160 cols, one element into a pack: staged 0.32
-// H200 f32 192 cols, one element into a pack: not staged 0.85
-// H200 f32 256 cols, one element into a pack: not staged 0.85
-inline constexpr int kStagedWarpBytes = 24 * 1024;
-inline constexpr int kSharedRowsWarpBytes = 16 * 1024;
-// What 32 rows take there. on_packs: all arrays begin at a pack boundary.
-constexpr int64_t StagedBytes(int64_t row_bytes, bool on_packs, int inputs) {
-  return (32 * row_bytes + (on_packs ? 0 : kPackBytes)) * inputs;
+// Short rows are staged where the layouts above do badly: rows that begin within a pack, and aligned
+// ones that leave much of their layout empty. Threads of a block; bytes of each input that a warp
+// moves together, or up to twice as many:
+// H200 f32 fwd 65 cols: 2 KiB 0.89, 4 KiB 0.96, 8 KiB 0.90
+// H200 f32 grad 129 cols: 2 KiB 0.95, 4 KiB 1.01, 8 KiB 0.99
+// H200 bf16 fwd 17 cols, fewer elements a lane: 2 KiB 0.75, 4 KiB 0.81, 8 KiB 0.69
+inline constexpr int kStagedTierThreads = 128;
+inline constexpr int kStagedChunkBytes = 4 * 1024;
+// Elements of a row that a lane holds, at most: the more, the more of them share what a row costs.
+// H200 bf16 fwd 17 cols: 4 lanes 0.81, 2 lanes 0.97
+// H200 bf16 fwd 129 cols: 32 lanes 0.80, 16 lanes 0.92
+constexpr int MostStagedElements(int pack) { return IsPackOfDoubles(pack) ? 8 : 16; }
+// The longest rows that are staged.
+// H200 f32 fwd 333 cols: a warp's registers 0.86, staged 0.96
+// H200 f32 grad 255, 333 cols: a warp's registers 0.99, 0.98; staged 0.99, 0.95
+// H200 bf16 grad 257, 401 cols: a warp's registers 0.70, 0.93; staged 1.01 (300 cols), 0.94
+constexpr int MostStagedCols(int pack, int inputs) {
+  return 32 * MostStagedElements(pack) / (IsPackOfHalves(pack) ? 1 : inputs);
+}
+// Whether aligned rows are staged, which have so many packs and a layout of so many: softmax and
+// log-softmax that fill less than three quarters of up to two packs a lane.
+// H200 f32 fwd 36, 136, 200 cols: registers 0.77, 0.80, 0.94; staged 0.95, 0.95, 0.98
+// H200 f32 fwd 264 cols, three packs a lane: registers 0.97, staged 0.92
+// H200 bf16 fwd 72, 136, 264 cols: registers 0.80, 0.77, 0.82; staged 0.97, 0.95, 0.97
+constexpr bool PrefersStaged(const OperationTraits& traits, int64_t packs, const WarpShape& shape) {
+  const int layout_packs = shape.lanes * shape.packs_per_lane;
+  const bool is_softmax =
+      traits.inputs == 1 && !traits.hides && !traits.takes_scalar && !traits.stores_scalar;
+  return is_softmax && layout_packs <= 64 && 4 * packs < 3 * layout_packs;
 }
 // Whether any row takes a layout of the warp tier: no earlier layout holds as much, and some of its
 // rows are not staged. Others are not compiled.
@@ -108,17 +123,42 @@ constexpr bool IsWarpShapeTaken(int index, Operation operation, int pack, bool a
     }
   }
   const bool may_stage = !aligned && traits.shares_rows;
-  return !may_stage || StagedBytes(packs * kPackBytes, false, traits.inputs) > kStagedWarpBytes;
+  return !may_stage || packs * pack > MostStagedCols(pack, traits.inputs);
 }
-// Lanes that share a staged row: one, unless many of them would meet in a bank; then as many as
-// have a group of elements each. Fraction of the aligned rate:
-// H200 f32 64 cols, one element into a pack: 32 lanes, half a group each, 0.28
-inline constexpr int kStagedGroup = 4;  // elements that a lane works on together
+// Lanes that share a staged row, the fewest that hold it, and elements that each has of it. There
+// are kernels for even numbers of them.
 constexpr int StagedRowLanes(int64_t cols, int pack) {
   int lanes = 1;
-  if (cols % pack != 0) return lanes;
-  while (lanes < 32 && 2 * lanes * kStagedGroup <= cols) lanes *= 2;
+  while (lanes * MostStagedElements(pack) < cols) lanes *= 2;
   return lanes;
+}
+constexpr int StagedElements(int64_t cols, int pack) {
+  const int64_t row_lanes = 2 * StagedRowLanes(cols, pack);
+  return 2 * std::max(static_cast<int>((cols + row_lanes - 1) / row_lanes), 1);
+}
+// How far apart the rows are that a warp computes at once: 1, 2, 4 or 8, so that the fewest of its
+// lanes meet in a bank of shared memory.
+// H200 bf16 fwd 65, 127, 33 cols, neighbouring rows: 0.65, 0.71, 0.82
+constexpr int StagedRowSpacing(int64_t cols, int pack, int64_t rows) {
+  constexpr int kBanks = 32, kBankBytes = 4;
+  const int lanes = StagedRowLanes(cols, pack), row_groups = 32 / lanes;
+  int best = 1, fewest = 33;
+  for (int spacing = 1; spacing <= 8 && spacing * row_groups <= rows; spacing *= 2) {
+    int64_t word_of[32] = {};
+    int meeting = 0;
+    for (int lane = 0; lane < 32; ++lane) {
+      const int64_t element = lane / lanes * spacing * cols + lane % lanes;
+      word_of[lane] = element * (kPackBytes / pack) / kBankBytes;
+      int others = 0;  // words of this bank that lanes before it read
+      for (int other = 0; other < lane; ++other) {
+        const bool same_bank = word_of[other] % kBanks == word_of[lane] % kBanks;
+        others += same_bank && word_of[other] != word_of[lane] ? 1 : 0;
+      }
+      meeting = std::max(meeting, others);
+    }
+    if (meeting < fewest) best = spacing, fewest = meeting;
+  }
+  return best;
 }
 // Registers a thread of block_uncached and stream may use.
 inline constexpr int kLongRowRegisters = 64;
@@ -301,6 +341,8 @@ struct SoftmaxPlan {
   int packs_per_lane = 0;     // capacity; warp and block tiers only
   int kept_packs = 0;         // of each input, that a block keeps in shared memory, or has room for
   int rows_per_access = 1;    // rows that a group of lanes (staged: a warp) moves together
+  int elements_per_lane = 0;  // of a row, capacity; staged rows only
+  int row_spacing = 0;        // of the rows that a warp computes at once; staged rows only
   int cluster_blocks = 1;     // blocks that share a row
   int leaf_turns = 0;         // packs of a leaf that a lane has; spread only
   int branches = 0;           // blocks that share a row; spread only
@@ -322,6 +364,8 @@ struct SoftmaxPlan {
         Field("warp_shape", self.warp_shape, false), Field("lanes", self.lanes),
         Field("packs_per_lane", self.packs_per_lane), Field("kept_packs", self.kept_packs),
         Field("rows_per_access", self.rows_per_access),
+        Field("elements_per_lane", self.elements_per_lane, false),
+        Field("row_spacing", self.row_spacing, false),
         Field("cluster_blocks", self.cluster_blocks), Field("leaf_turns", self.leaf_turns, false),
         Field("branches", self.branches, false), Field("scratch_bytes", self.scratch_bytes, false),
         Field("block_threads", self.block_threads), Field("grid_blocks", self.grid_blocks),

@@ -26,13 +26,6 @@ int64_t GridBlocks(int64_t blocks_of_work, int blocks_per_sm, const DeviceLimits
   return std::clamp<int64_t>(blocks_of_work, 1, BlocksOfWaves(blocks_per_sm, limits));
 }
 
-// Bytes of the 32 rows that a warp stages at a time.
-int64_t StagedWarpBytes(const SoftmaxProblem& problem) {
-  const bool on_packs = problem.offset == 0 && !problem.shifted;
-  return StagedBytes(problem.cols * ByteWidth(problem.dtype), on_packs,
-                     InputsOf(problem.operation));
-}
-
 // Threads of the tier `block`: as many warps as the row needs.
 int64_t BlockThreads(const SoftmaxProblem& problem, int pack) {
   const int packs_per_warp = 32 * (kBlockPacks / InputsOf(problem.operation));
@@ -66,21 +59,40 @@ void PlanWarp(const SoftmaxProblem& problem, const DeviceLimits& limits, Softmax
 }
 
 bool MayStage(const SoftmaxProblem& problem) {
-  const bool shared = StagedRowLanes(problem.cols, PackOf(problem.dtype)) > 1;
   return SharesRows(problem.operation) &&
-         StagedWarpBytes(problem) <= (shared ? kSharedRowsWarpBytes : kStagedWarpBytes);
+         problem.cols <= MostStagedCols(PackOf(problem.dtype), InputsOf(problem.operation));
 }
+
+namespace {
+
+// Rows that a warp stages together: whole packs, as many as it computes at once or a multiple. More
+// make a chunk cheaper, while there are enough chunks for all warps.
+int64_t StagedRows(const SoftmaxProblem& problem, int lanes, const DeviceLimits& limits) {
+  const int pack = PackOf(problem.dtype);
+  const int64_t row_bytes = problem.cols * ByteWidth(problem.dtype);
+  const int64_t warps = int64_t{limits.sm_count} * (limits.threads_per_sm / 32);
+  int64_t rows = std::max<int64_t>(32 / lanes, pack / std::gcd<int64_t>(problem.cols, pack));
+  while (rows * row_bytes < kStagedChunkBytes && 2 * rows * warps <= problem.rows) rows *= 2;
+  return rows;
+}
+
+}  // namespace
 
 void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
   constexpr int kWarps = kStagedTierThreads / 32;
   plan.staged = true;
   plan.warp_shape = -1;
   plan.lanes = StagedRowLanes(problem.cols, plan.pack);
-  plan.rows_per_access = 32;
+  plan.elements_per_lane = StagedElements(problem.cols, plan.pack);
+  const int64_t rows = StagedRows(problem, plan.lanes, limits);
+  plan.rows_per_access = static_cast<int>(rows);
+  plan.row_spacing = StagedRowSpacing(problem.cols, plan.pack, rows);
   plan.block_threads = kStagedTierThreads;
-  plan.smem_bytes = static_cast<int>(StagedWarpBytes(problem) * kWarps);
-  plan.blocks_per_sm = BlocksPerSm(problem, plan.block_threads, plan.smem_bytes, 64, limits);
-  plan.grid_blocks = GridBlocks(CeilDiv(problem.rows, 32 * kWarps), plan.blocks_per_sm, limits);
+  const int64_t chunk_bytes =
+      rows * problem.cols * ByteWidth(problem.dtype) + (plan.on_packs ? 0 : kPackBytes);
+  plan.smem_bytes = static_cast<int>(chunk_bytes * InputsOf(problem.operation) * kWarps);
+  plan.blocks_per_sm = BlocksPerSm(problem, plan.block_threads, plan.smem_bytes, 48, limits);
+  plan.grid_blocks = GridBlocks(CeilDiv(problem.rows, rows * kWarps), plan.blocks_per_sm, limits);
 }
 
 int RowsOfBlocks(const SoftmaxProblem& problem, const DeviceLimits& limits) {

@@ -17,7 +17,7 @@ int FindWarpShape(int64_t packs, Operation operation, int pack, bool aligned);
 // In layout plan.warp_shape.
 void PlanWarp(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan);
 
-// Whether the shared memory of a warp is to hold 32 such rows.
+// Whether rows that begin within a pack are to go through the shared memory of a warp.
 bool MayStage(const SoftmaxProblem& problem);
 void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan);
 

@@ -76,7 +76,7 @@ def plan_boundaries(dtype: Any, device: Any = None) -> list[int]:
                 meet = (
                     (p.lanes,) if in_registers else (p.block_threads > 128, p.block_threads > 256)
                 )
-                return p.tier, p.packs_per_lane, p.rows_per_access, p.cluster_blocks, meet
+                return p.tier, p.packs_per_lane, p.elements_per_lane, p.cluster_blocks, meet
 
             last = (1 << 20) // pack
             for packs in _changes(layout, 1, last):

@@ -66,21 +66,20 @@ def test_every_place_has_a_plan(dtype, tier):
         assert plan.smem_bytes <= 227 * 1024
         gathers = plan.staged or plan.tier in ("block_uncached", "spread")
         assert gathers or not shifted, (operation, cols, plan)
-        if (
-            plan.staged
-        ):  # 32 rows of each input for each of two warps, and a pack for what is before the first
-            inputs = registry.ROW_OPERATIONS[operation].inputs
-            room = plan.smem_bytes // (2 * inputs)
-            assert room == 32 * cols * width + (16 if offset or shifted else 0)
-            assert plan.lanes == 1 or cols % pack == 0
+        if plan.staged:  # some rows of each input for each of four warps, and a pack for what is before the first
+            traits = registry.ROW_OPERATIONS[operation]
+            rows = plan.rows_per_access
+            room = plan.smem_bytes // (4 * traits.inputs)
+            assert room == rows * cols * width + (16 if offset or shifted else 0)
+            assert rows % (32 // plan.lanes) == 0 and rows * cols % pack == 0
+            assert plan.elements_per_lane % 2 == 0
+            fewest, most = plan.elements_per_lane - 2, plan.elements_per_lane
+            assert plan.lanes * fewest <= cols <= plan.lanes * most
         if plan.tier == "warp" and not plan.staged and not plan.aligned:
             # Layouts that hold fewer packs are not compiled, because such rows are staged.
-            traits = registry.ROW_OPERATIONS[operation]
-            inputs = traits.inputs
-            assert (
-                not traits.shares_rows
-                or 512 * plan.lanes * plan.packs_per_lane * inputs > 23 * 1024
-            )
+            shares_rows = registry.ROW_OPERATIONS[operation].shares_rows
+            longest = 32 * (8 if dtype == "float64" else 16)
+            assert not shares_rows or plan.lanes * plan.packs_per_lane * pack > longest
         if plan.tier in ("warp", "block") and not plan.staged:
             packs = -(-(cols + (pack - 1 if offset or cols % pack else 0)) // pack)
             assert plan.lanes * plan.packs_per_lane >= min(packs, -(-(cols + offset) // pack))

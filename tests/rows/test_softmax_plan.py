@@ -155,8 +155,9 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
         warps = p.block_threads // 32
         assert not p.aligned, where
         assert operation != "biased_softmax_fwd", where  # its rows lie elsewhere in the bias
-        assert p.smem_bytes >= warps * 32 * row_bytes, where
-        rows_at_once = 32 * warps
+        assert p.smem_bytes >= warps * p.rows_per_access * row_bytes, where
+        assert p.lanes * p.elements_per_lane >= cols, where
+        rows_at_once = p.rows_per_access * warps
     elif p.tier == "warp":
         assert p.lanes in (1, 2, 4, 8, 16, 32), where
         assert p.lanes * p.packs_per_lane >= packs_of(cols, dtype), where

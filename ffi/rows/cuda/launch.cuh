@@ -17,7 +17,6 @@
 #include "rows/cuda/tier_spread.cuh"
 #include "rows/cuda/tier_stream.cuh"
 #include "rows/cuda/tier_warp_staged.cuh"
-#include "rows/cuda/tier_warp_staged_slices.cuh"
 
 namespace jaxkernels {
 
@@ -42,15 +41,23 @@ RowKernel<Op> FindWarpKernel(int shape, std::integer_sequence<int, kShapes...>) 
   return kKernels[shape];
 }
 
+template <typename Op, int... kPairs>
+RowKernel<Op> FindStagedKernel(int elements_per_lane, std::integer_sequence<int, kPairs...>) {
+  static constexpr std::array<RowKernel<Op>, sizeof...(kPairs)> kKernels = {
+      &WarpStagedTierKernel<Op, 2 * (kPairs + 1)>...};
+  return kKernels[elements_per_lane / 2 - 1];
+}
+
 template <typename Op>
 RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
   switch (plan.tier) {
     case Tier::kWarp: {
       constexpr auto kShapes = std::make_integer_sequence<int, kWarpShapeCount>();
       if constexpr (Op::kSharesRows) {
+        constexpr int kPairs = MostStagedElements(Pack<typename Op::Storage>::kSize) / 2;
         if (plan.staged) {
-          const bool chunks_are_packs = plan.on_packs && plan.lanes == 1;
-          return chunks_are_packs ? &WarpStagedTierKernel<Op> : &WarpStagedSlicesTierKernel<Op>;
+          return FindStagedKernel<Op>(plan.elements_per_lane,
+                                      std::make_integer_sequence<int, kPairs>());
         }
       }
       return plan.aligned ? FindWarpKernel<Op, true>(plan.warp_shape, kShapes)
@@ -136,6 +143,8 @@ cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream
   args.cols = arrays.cols;
   args.kept_packs = plan.kept_packs;
   args.lanes = plan.lanes;
+  args.staged_rows = plan.rows_per_access;
+  args.row_spacing = plan.row_spacing;
   args.leaf_turns = plan.leaf_turns;
   args.branches = plan.branches;
   args.batches = plan.batches;

@@ -37,17 +37,25 @@ __device__ C MaxOf(const Op& op, const C (&value)[kSize][Op::kInputs]) {
   return max;
 }
 
-// The sum of some numbers, added pairwise.
+// Adds the numbers from kWidth on to those before, then the second half of those to the first, and
+// so on: number 0 becomes the sum.
+template <int kWidth, typename C, int kSize>
+__device__ void AddHalves(C (&sum)[kSize]) {
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    if (j + kWidth < kSize) sum[j] += sum[j + kWidth];
+  }
+  if constexpr (kWidth > 1) AddHalves<kWidth / 2>(sum);
+}
+
+// The sum of some numbers, added pairwise, as if zeros filled them up to a power of two.
 template <typename C, int kSize>
 __device__ C SumPairwise(const C (&term)[kSize]) {
+  static_assert(kSize <= 16);
   C sum[kSize];
 #pragma unroll
   for (int j = 0; j < kSize; ++j) sum[j] = term[j];
-#pragma unroll
-  for (int width = kSize / 2; width > 0; width /= 2) {
-#pragma unroll
-    for (int j = 0; j < width; ++j) sum[j] += sum[j + width];
-  }
+  AddHalves<8>(sum);
   return sum[0];
 }
 

@@ -1,100 +1,135 @@
-// Tier `warp`, short rows that begin within a pack: one lane works on a row in the shared memory of
-// its warp.
+// Tier `warp`, short rows that begin within a pack: some rows together, a chunk, are one piece of
+// memory, which goes through the shared memory of a warp.
 //
-// Peeling the head and tail of a short row costs more than the row. 32 rows together, a chunk,
-// begin and end on pack boundaries again. H200, bfloat16, 33 columns, fraction of the copy rate
-// (2026-11): peeled 0.40.
+// Peeling the head and tail of a short row costs more than the row.
+// H200 bf16 fwd 33 cols, fraction of the copy rate (2026-11): peeled 0.40
 //
-// Work split: a warp owns a chunk of 32 consecutive rows and walks the chunks grid-stride. Lane l
-//   moves packs l, l + 32, ... of the chunk and computes row l, so that no lane waits for another
-//   in a reduction.
-// Memory: one read and one write per element in 16-byte packs. The asynchronous copies of the
-//   warp's next chunk start as soon as the packs of this one are stored.
-// Banks: lanes are cols elements apart; as cols is no multiple of a pack, at most two of them meet
-//   in a bank.
-// Requires: 32 * cols is a multiple of the pack (any cols); shared memory for kInputs chunks a
-//   warp.
+// Work split: a warp owns a chunk (staged_chunk.cuh) and walks the chunks grid-stride. args.lanes
+//   neighbouring lanes compute a row: lane l has elements l, l + lanes, ... of it, in registers.
+// Memory: one read and one write per element in 16-byte packs. The copies of the warp's next chunk
+//   start as soon as this one is stored; meanwhile other warps compute.
+// Banks: the lanes of a row are side by side, and rows cols elements apart. At most two lanes meet
+//   in a bank where cols is no multiple of a pack, else up to four.
+// Requires: cols is at most args.lanes * kPerLane and at least args.lanes * (kPerLane - 2);
+//   args.staged_rows rows are whole packs, and a multiple of what a warp computes at once; shared
+//   memory for kInputs chunks a warp, each a pack larger where any array begins within one.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_WARP_STAGED_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_WARP_STAGED_CUH_
 
-#include "rows/cuda/staged_row.cuh"
+#include "rows/cuda/row_groups.cuh"
+#include "rows/cuda/row_statistics.cuh"
+#include "rows/cuda/staged_chunk.cuh"
 #include "rows/plan.h"
 
 namespace jaxkernels {
 
-template <typename Op>
-__global__ void __launch_bounds__(kStagedTierThreads) WarpStagedTierKernel(RowArgs<Op> args) {
-  using T = typename Op::Storage;
-  extern __shared__ __align__(kPackBytes) unsigned char dynamic_smem[];
-  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-  const int warps_per_block = blockDim.x / kWarpSize;
-  const int cols = static_cast<int>(args.cols);
-  const int chunk_size = kWarpSize * cols;
-  const int chunk_packs = chunk_size / Pack<T>::kSize;
-  Pack<T>* const chunk_pack =
-      reinterpret_cast<Pack<T>*>(dynamic_smem) + warp * Op::kInputs * chunk_packs;
-  T* const chunk_element = reinterpret_cast<T*>(chunk_pack);
-  const int64_t total = args.rows * args.cols;
+__device__ inline int Log2OfPower(int power) { return __ffs(power) - 1; }
 
-  // Elements that the array has in pack `p` of the chunk that begins at element `begin`.
-  const auto present = [&](int64_t begin, int p) {
-    const int64_t left = total - (begin + p * Pack<T>::kSize);
-    return static_cast<int>(left < 0 ? 0 : left < Pack<T>::kSize ? left : Pack<T>::kSize);
-  };
-  const auto start_copy = [&](int64_t begin, int p) {
-    const int count = present(begin, p);
+// The lanes that share a row, a power of two of them.
+class RowLanes {
+ public:
+  __device__ explicit RowLanes(int lanes) : lanes_(lanes), log2_(Log2OfPower(lanes)) {}
+
+  __device__ int Lane() const { return threadIdx.x & (lanes_ - 1); }
+  // Which of the rows that a warp computes at once is this lane's, and how many they are.
+  __device__ int Row() const { return threadIdx.x % kWarpSize >> log2_; }
+  __device__ int Rows() const { return kWarpSize >> log2_; }
+  // Without branches, which take longer than the steps that they would spare.
+  template <typename Reduction>
+  __device__ typename Reduction::Value AllReduce(typename Reduction::Value value) const {
 #pragma unroll
-    for (int i = 0; i < Op::kInputs; ++i) {
-      Pack<T>& to = chunk_pack[i * chunk_packs + p];
-      const auto* const from = reinterpret_cast<const Pack<T>*>(args.in[i] + begin) + p;
-      if (count == Pack<T>::kSize) {
-        CopyPackAsync(&to, from);
-      } else {
-        for (int j = 0; j < count; ++j) to.element[j] = from->element[j];
-      }
+    for (int mask = kWarpSize / 2; mask > 0; mask /= 2) {
+      const auto other = ShuffleXor(value, mask);
+      value = Reduction::Combine(value, mask < lanes_ ? other : Reduction::Identity());
     }
-  };
-  const auto store = [&](int64_t begin, int p) {
-    T* const target = args.out + begin + p * Pack<T>::kSize;
-    const int count = present(begin, p);
-    if (count == Pack<T>::kSize) {
-      *reinterpret_cast<Pack<T>*>(target) = chunk_pack[p];
+    return value;
+  }
+
+ private:
+  const int lanes_, log2_;
+};
+
+// Computes row `row` of a chunk in place; it is row `index` of the array, or past its end.
+template <int kPerLane, typename Op>
+__device__ void ComputeStagedRow(const RowArgs<Op>& args, const StagedChunk<Op>& chunk,
+                                 const RowLanes& group, int row, int64_t index) {
+  using C = typename Op::C;
+  const int lanes = args.lanes, first = group.Lane();
+  // All lanes have all turns but the last two.
+  const auto has = [&](int k) { return k < kPerLane - 2 || first + k * lanes < chunk.cols; };
+  C value[kPerLane][Op::kInputs], term[kPerLane];
+  auto found = RowStatistics<Op>::Empty();
+
+  // Load.
+#pragma unroll
+  for (int i = 0; i < Op::kInputs; ++i) {
+    const auto* const from = chunk.Element(i, row * chunk.cols + first);
+#pragma unroll
+    for (int k = 0; k < kPerLane; ++k) {
+      value[k][i] = has(k) ? static_cast<C>(from[k * lanes]) : Op::Fill(i);
+    }
+  }
+  if constexpr (Op::kHides) {
+    typename Op::View seen;
+    if (index < args.rows) seen = args.op.ViewOf(index, args.cols);
+#pragma unroll
+    for (int k = 0; k < kPerLane; ++k) {
+      const int column = first + k * lanes;
+      const bool in_band = column >= seen.begin && column < seen.end;
+      if (in_band && (seen.mask == nullptr || seen.mask[column] != 0)) continue;
+#pragma unroll
+      for (int i = 0; i < Op::kInputs; ++i) value[k][i] = Op::Fill(i);
+    }
+  }
+
+  // Reduce.
+  if constexpr (Op::kUsesMax) {
+    found.max = Op::Reference(group.template AllReduce<MaxReduction<C>>(MaxOf(args.op, value)));
+  }
+  AddTerms(args.op, value, found.max, term, found.sum);
+  AllReduceSums(group, found.sum);
+
+  // Store.
+  const typename Op::Row constants = RowOf(args, index, found);
+  if constexpr (Op::kStoresScalar) {
+    if (first == 0) args.StoreScalar(index, constants.result);
+  } else {
+    C result[kPerLane];
+    if constexpr (Op::kKeepsTerm) {
+      FinishTerms(args.op, term, constants, result);
     } else {
-      for (int j = 0; j < count; ++j) target[j] = chunk_pack[p].element[j];
+      Finish(args.op, value, constants, result);
     }
-  };
-  StagedRow<Op> row(args.op, chunk_element + lane * cols, cols, chunk_size, 1);
+    auto* const to = chunk.Element(0, row * chunk.cols + first);
+#pragma unroll
+    for (int k = 0; k < kPerLane; ++k) {
+      if (has(k)) to[k * lanes] = static_cast<typename Op::Storage>(result[k]);
+    }
+  }
+}
 
-  const int64_t step = static_cast<int64_t>(gridDim.x) * warps_per_block * chunk_size;
-  int64_t begin = (static_cast<int64_t>(blockIdx.x) * warps_per_block + warp) * chunk_size;
-  for (int p = lane; p < chunk_packs; p += kWarpSize) start_copy(begin, p);
+template <typename Op, int kPerLane>
+__global__ void __launch_bounds__(kStagedTierThreads) WarpStagedTierKernel(RowArgs<Op> args) {
+  extern __shared__ __align__(kPackBytes) unsigned char dynamic_smem[];
+  const StagedChunk<Op> chunk(args, dynamic_smem);
+  const RowLanes group(args.lanes);
+  const int64_t warps = static_cast<int64_t>(gridDim.x) * (blockDim.x / kWarpSize);
+  const int64_t chunks = (args.rows + chunk.rows - 1) / chunk.rows;
+  int64_t turn = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarpSize;
 
-  for (; begin < total; begin += step) {
-    // Load.
+  for (; turn < chunks; turn += warps) {
+    chunk.Fetch(turn * chunk.size);
     WaitForCopies();
     __syncwarp();
-    const int64_t index = begin / cols + lane;
-    if constexpr (Op::kHides) {
-      if (index < args.rows) row.Hide(index, cols, 0);
+#pragma unroll 1
+    for (int i = 0; i < chunk.rows / group.Rows(); ++i) {
+      const int within = i & (args.row_spacing - 1);  // of the rows between those of two groups
+      const int row = (i - within) * group.Rows() + group.Row() * args.row_spacing + within;
+      ComputeStagedRow<kPerLane>(args, chunk, group, row, turn * chunk.rows + row);
     }
-
-    // Reduce, and finish in place.
-    auto found = RowStatistics<Op>::Empty();
-    if constexpr (Op::kUsesMax) found.max = Op::Reference(row.MaxOfLane());
-    row.AddTermsOfLane(found.max, found.sum);
-    const typename Op::Row constants = RowOf(args, index, found);
-    if constexpr (Op::kStoresScalar) {
-      args.StoreScalar(index, constants.result);
-    } else {
-      row.FinishInPlace(constants);
-    }
-
-    // Store, and fetch the next chunk into the places that become free.
     __syncwarp();
-    for (int p = lane; p < chunk_packs; p += kWarpSize) {
-      if constexpr (!Op::kStoresScalar) store(begin, p);
-      start_copy(begin + step, p);
-    }
+    if constexpr (!Op::kStoresScalar) chunk.Store(turn * chunk.size);
+    __syncwarp();
   }
 }
 
