@@ -39,7 +39,7 @@ TierChoices ChoicesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
 Tier BestTier(const SoftmaxProblem& problem, const SoftmaxPlan& plan, const TierChoices& choices) {
   if (choices.WarpFits()) return Tier::kWarp;
   if (choices.rows_of_blocks >= kLeastRowsOfBlocks &&
-      PrefersBlock(problem.operation, plan.aligned)) {
+      PrefersBlock(problem.operation, plan.pack, plan.aligned, problem.cols)) {
     return Tier::kBlock;
   }
   if (PrefersOneRead(problem.operation, plan.aligned)) return Tier::kBlockUncached;

@@ -54,7 +54,9 @@ inline constexpr int kWarpShapeCount = sizeof(kWarpShapes) / sizeof(kWarpShapes[
 // H200 bf16 fwd 2048 cols, 64 registers: warp 1.08, block_smem 0.98
 // H200 f32 grad 1536 cols, 96 registers: warp 0.97, block_smem 1.01
 // H200 bf16 grad 2048 cols, 128 registers: warp 0.88, block_smem 1.02
-inline constexpr int kWarpMaxRowRegisters = 64;
+// H200 f64 fwd 577 cols, 48 registers: warp 0.94
+// H200 f64 fwd 1000 cols, 64 registers: warp 0.56, block_smem 0.89
+constexpr int WarpMaxRowRegisters(int pack) { return IsPackOfDoubles(pack) ? 48 : 64; }
 // Less than a warp with several packs a lane is for rows that cost as much as some packs besides
 // their elements, so that a warp pays it for several rows at once. Attention scores do, half a warp
 // each: finding out what a row sees costs that much. Row scalars do: they write nearly nothing, and
@@ -62,8 +64,8 @@ inline constexpr int kWarpMaxRowRegisters = 64;
 constexpr bool WarpShapeFits(const WarpShape& shape, const OperationTraits& traits, int pack,
                              bool aligned) {
   const int registers_per_value = IsPackOfDoubles(pack) ? 2 : 1;
-  const bool fits =
-      shape.packs_per_lane * pack * registers_per_value * traits.inputs <= kWarpMaxRowRegisters;
+  const bool fits = shape.packs_per_lane * pack * registers_per_value * traits.inputs <=
+                    WarpMaxRowRegisters(pack);
   if (shape.lanes < 32) {
     const bool is_deep = shape.packs_per_lane > 1;
     if (traits.stores_scalar && shape.packs_per_lane != 4 && shape.lanes > 2) return false;
@@ -78,12 +80,11 @@ JK_HOST_DEVICE constexpr int MaskWords(int pack) { return (pack + 3) / 4; }
 inline constexpr int kMostMaskBytes = 4 * MaskWords(kPackBytes / 2);
 
 inline constexpr int kWarpTierThreads = 128;
-// Short rows are staged where the layouts above do badly: rows that begin within a pack, and aligned
-// ones that leave much of their layout empty. Threads of a block; bytes of each input that a warp
-// moves together, or up to twice as many:
-// H200 f32 fwd 65 cols: 2 KiB 0.89, 4 KiB 0.96, 8 KiB 0.90
-// H200 f32 grad 129 cols: 2 KiB 0.95, 4 KiB 1.01, 8 KiB 0.99
-// H200 bf16 fwd 17 cols, fewer elements a lane: 2 KiB 0.75, 4 KiB 0.81, 8 KiB 0.69
+// Short rows are staged where the layouts above do badly: rows that begin within a pack, and
+// aligned ones that leave much of their layout empty. Threads of a block; bytes of each input that
+// a warp moves together, or up to twice as many: H200 f32 fwd 65 cols: 2 KiB 0.89, 4 KiB 0.96, 8
+// KiB 0.90 H200 f32 grad 129 cols: 2 KiB 0.95, 4 KiB 1.01, 8 KiB 0.99 H200 bf16 fwd 17 cols, fewer
+// elements a lane: 2 KiB 0.75, 4 KiB 0.81, 8 KiB 0.69
 inline constexpr int kStagedTierThreads = 128;
 inline constexpr int kStagedChunkBytes = 4 * 1024;
 // Elements of a row that a lane holds, at most: the more, the more of them share what a row costs.
@@ -207,13 +208,23 @@ constexpr int BlockRegisters(int pack) { return IsPackOfHalves(pack) ? 80 : 64; 
 // H200 bf16 masked scores 16384 cols, time over that of a copy: block 1.03, block_smem 1.18
 // H200 f32 masked scores 8192 cols, time over that of a copy: block 1.08, block_smem 1.13
 inline constexpr int kLeastRowsOfBlocks = 2;
-// Two kinds of rows go to shared memory all the same, because they are faster there: log-softmax,
-// which needs its input after its terms, so that registers spill; and, except forward on scores,
-// rows that begin within a pack (why was not found out).
+// Three kinds of rows go to shared memory all the same, because they are faster there: log-softmax,
+// which needs its input after its terms, so that registers spill; exponentials of doubles, which
+// spill likewise; and rows that begin within a pack, except short ones of softmax, and scores.
 // H200 f32 log-softmax 8192 cols: block 0.78, block_smem 0.98
+// H200 f64 fwd 1024, 2048, 4096 cols: block 0.89, 0.87, 0.86; block_smem 0.90, 0.96, 0.97
+// H200 f32 fwd 2049, 3003, 9001 cols: block 0.98, 0.97, 0.96; block_smem 0.77, 0.90, 0.94
+// H200 f32 fwd 12289, 16001 cols: block 0.94, 0.95; block_smem 0.94, 0.94
+// H200 bf16 fwd 2049, 3003, 5121 cols: block 0.78, 0.98, 0.98; block_smem 0.62, 0.75, 0.85
+// H200 bf16 fwd 8191, 9001 cols: block 0.92, 0.95; block_smem 0.97, 0.96
 // H200 bf16 grad of scores 12289 cols: block 0.61, block_smem 1.04
-constexpr bool PrefersBlock(Operation operation, bool aligned) {
-  return HasMask(operation) || (aligned && operation != Operation::kLogSoftmaxForward);
+constexpr bool PrefersBlock(Operation operation, int pack, bool aligned, int64_t cols) {
+  const bool stores_terms = IsForward(operation) && !StoresScalar(operation);
+  if (IsPackOfDoubles(pack) && stores_terms) return false;
+  if (HasMask(operation)) return true;
+  if (operation == Operation::kLogSoftmaxForward) return false;
+  const int64_t most_misaligned = IsPackOfHalves(pack) ? 6144 : 12288;
+  return aligned || (operation == Operation::kSoftmaxForward && cols <= most_misaligned);
 }
 // The tier `cluster`: blocks that share a row, the fewest of which an SM holds
 // kLeastSharesOfCluster; while those of one row wait for one another, it works on others. (Two are
@@ -365,9 +376,9 @@ struct SoftmaxPlan {
         Field("packs_per_lane", self.packs_per_lane), Field("kept_packs", self.kept_packs),
         Field("rows_per_access", self.rows_per_access),
         Field("elements_per_lane", self.elements_per_lane, false),
-        Field("row_spacing", self.row_spacing, false),
-        Field("cluster_blocks", self.cluster_blocks), Field("leaf_turns", self.leaf_turns, false),
-        Field("branches", self.branches, false), Field("scratch_bytes", self.scratch_bytes, false),
+        Field("row_spacing", self.row_spacing, false), Field("cluster_blocks", self.cluster_blocks),
+        Field("leaf_turns", self.leaf_turns, false), Field("branches", self.branches, false),
+        Field("scratch_bytes", self.scratch_bytes, false),
         Field("block_threads", self.block_threads), Field("grid_blocks", self.grid_blocks),
         Field("workers", self.batches.workers), Field("rounds", self.batches.rounds),
         Field("halves", self.batches.halves), Field("smem_bytes", self.smem_bytes),

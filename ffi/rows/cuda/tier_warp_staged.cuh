@@ -121,11 +121,13 @@ __global__ void __launch_bounds__(kStagedTierThreads) WarpStagedTierKernel(RowAr
     chunk.Fetch(turn * chunk.size);
     WaitForCopies();
     __syncwarp();
+    const int step = group.Rows() * args.row_spacing;
 #pragma unroll 1
-    for (int i = 0; i < chunk.rows / group.Rows(); ++i) {
-      const int within = i & (args.row_spacing - 1);  // of the rows between those of two groups
-      const int row = (i - within) * group.Rows() + group.Row() * args.row_spacing + within;
-      ComputeStagedRow<kPerLane>(args, chunk, group, row, turn * chunk.rows + row);
+    for (int first = group.Row() * args.row_spacing; first < chunk.rows; first += step) {
+#pragma unroll 1
+      for (int row = first; row < first + args.row_spacing; ++row) {
+        ComputeStagedRow<kPerLane>(args, chunk, group, row, turn * chunk.rows + row);
+      }
     }
     __syncwarp();
     if constexpr (!Op::kStoresScalar) chunk.Store(turn * chunk.size);
