@@ -188,6 +188,7 @@ def test_command_line_is_derived_from_the_suite(tmp_path, capsys):
         "cols": [4, 16],
         "repeats": 2,
         "min_sample_ms": 0.1,
+        "limit": None,
     }
     options = command.build_parser().parse_args(["copying", "--dtypes", "bfloat16"])
     assert options.repeats == 3
