@@ -29,6 +29,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from itertools import product
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -108,45 +109,44 @@ def _draw(case: Case, turns: int, most: int) -> list[Arguments]:
     shape, reads = (case["rows"], case["cols"]), rows.traffic(case).reads
     size = math.prod(shape)
     noise = _noise(max(size, most) + 2**18, case["dtype"])
-    starts = (range(turn * reads, (turn + 1) * reads) for turn in range(turns))
-    found = [
-        tuple(jax.device_put(noise[4099 * n :][:size].reshape(shape)) for n in numbers)
-        for numbers in starts
-    ]
+
+    def array(number: int) -> jax.Array:
+        return jax.device_put(noise[4099 * number :][:size].reshape(shape))
+
+    found = [tuple(array(reads * turn + i) for i in range(reads)) for turn in range(turns)]
     return [tuple(found)] if case["group"] == "few_rows" else found
 
 
-def kernels(program: Function, arguments: Arguments) -> int:
+def kernels(program: Any, arguments: Arguments) -> int:
     """How many kernels a compiled program runs."""
     return len(_KERNEL.findall(program.as_text()))
 
 
-def _program(make: Callable[[], Function], case: Case, turns: int, draw: Callable) -> Program:
-    """A program whose compilation begins now, on another thread."""
-    few = case["group"] == "few_rows"
-    x = jax.ShapeDtypeStruct((case["rows"], case["cols"]), case["dtype"])
-    arguments = (x,) * rows.traffic(case).reads
-
-    def compiled() -> Function:
-        if few:
-            return jax.jit(chain(make(), _ROUNDS)).lower(*[arguments] * turns).compile()
-        return make().lower(*arguments).compile()
-
-    future = _POOL.submit(compiled)
-    if few:
-        return Program(lambda _: future.result(), draw, _ROUNDS * turns, {"kernels": kernels})
-    return Program(lambda _: future.result(), draw)
-
-
 def contenders(suite: Suite, case: Case, options: Options) -> Mapping[str, Program]:
-    """A copy, XLA and ours of one case, as another suite has them."""
-    turns = rotations(2 * case["rows"] * case["cols"] * rows.ITEM_BYTES[case["dtype"]])
-    draw = partial(_draw, case, turns, _elements(case["dtype"], options))
+    """A copy, XLA and ours of one case, as another suite has them; they begin to compile now."""
+    few, dtype = case["group"] == "few_rows", case["dtype"]
+    turns = rotations(2 * case["rows"] * case["cols"] * rows.ITEM_BYTES[dtype])
+    x = jax.ShapeDtypeStruct((case["rows"], case["cols"]), dtype)
+    arguments = (x,) * rows.traffic(case).reads
+    draw = partial(_draw, case, turns, _elements(dtype, options))
     alone = suite.contenders({**case, "group": "rows"}, argparse.Namespace(tiers=("auto",)))
-    makes = {name: partial(program.make, ()) for name, program in alone.items()}
-    copy = jnp.negative if case["group"] == "few_rows" else jnp.copy
-    makes["copy"] = lambda: jax.jit(lambda *arguments: copy(arguments[-1]))
-    return {name: _program(make, case, turns, draw) for name, make in makes.items()}
+
+    def copied(_: Arguments) -> Function:
+        copy = jnp.negative if few else jnp.copy
+        return jax.jit(lambda *arguments: copy(arguments[-1]))
+
+    def compiled(make: Callable[[Arguments], Function]) -> Function:
+        if few:
+            return jax.jit(chain(make(()), _ROUNDS)).lower(*[arguments] * turns).compile()
+        return make(()).lower(*arguments).compile()
+
+    def program(make: Callable[[Arguments], Function]) -> Program:
+        future = _POOL.submit(compiled, make)
+        operations = _ROUNDS * turns if few else 1
+        return Program(lambda _: future.result(), draw, operations, {"kernels": kernels})
+
+    makes = {name: found.make for name, found in alone.items()} | {"copy": copied}
+    return {name: program(make) for name, make in makes.items()}
 
 
 def gain(m: Measured) -> float | None:
@@ -155,7 +155,7 @@ def gain(m: Measured) -> float | None:
 
 
 # What a map shows of a cell, by the title of its panel.
-_METRICS = {"rate, of a copy's": rows.of_ceiling, "speed, times jax.nn's": gain}
+_METRICS = {"rate over a copy's": rows.of_ceiling, "speed over jax.nn's": gain}
 
 
 def _said(ratios: Collection[float]) -> str:
@@ -224,21 +224,22 @@ def views(run: Run) -> list[t.View]:
 
 
 def _panel(metric: plot.Metric, title: str, members: Sequence[Measured]) -> plot.Panel:
-    def line(m: Measured) -> tuple[str, str]:
+    def line(m: Measured) -> plot.Place:
         return str(sum(m["cols"] > end for end in (128, 4096))), str(m["cols"])
 
-    def column(m: Measured) -> tuple[str, str]:
-        return f"{_height(m)} rows", m["direction"]
+    def column(m: Measured) -> plot.Place:
+        height = _height(m)
+        return ("1 row" if height == "1" else f"{height} rows"), m["direction"]
 
     found = ((line(m), column(m), metric(m)) for m in members)
     values = {(y, x): value for y, x, value in found if value is not None}
     return partial(
         plot.heat,
-        title=f"{members[0]['dtype']}: {title}",
+        title=f"{members[0]['dtype']}: {title}, by columns and rows",
+        note=_said(values.values()),
         lines=list(dict.fromkeys(map(line, sorted(members, key=lambda m: m["cols"])))),
         columns=list(dict.fromkeys(map(column, members))),
         values=values,
-        note=_said(values.values()),
     )
 
 

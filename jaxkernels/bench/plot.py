@@ -1,7 +1,8 @@
 """Pictures: what is drawn as values, and matplotlib to draw it.
 
 matplotlib is optional: it is imported where a picture is drawn. A panel is a function of axes of
-matplotlib; a suite makes it of `lines` with ``functools.partial``, or all of them by `of_dots`.
+matplotlib; a suite makes it of `lines` or `heat` with ``functools.partial``, or all of them by
+`of_dots`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from jaxkernels.bench.records import Measured
 INK, MUTED, OURS, PEER = "#111827", "#6b7280", "#2563eb", "#ea580c"
 _GRID, _BAND = "#e5e7eb", "#f5f7fa"
 _DASHES = (0, (5, 2))
+_HEAT_TICKS = (0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
 
 Panel = Callable[[Any], None]
 Metric = Callable[[Measured], float | None]
 Label = Callable[[Measured], str]
+Place = tuple[str, str]  # a line or a column of `heat`: its group and its name
 
 
 class Curve(NamedTuple):
@@ -90,10 +93,10 @@ def lines(
         axes.text((start * end) ** 0.5, 0.025, name, fontsize=8.5, color=MUTED, **where)
 
 
-def _places(keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], float]:
-    """Where lines or columns begin; there is a gap between groups, which come first in their keys."""
-    groups = list(dict.fromkeys(group for group, _ in keys))
-    return {key: i + 0.4 * groups.index(key[0]) for i, key in enumerate(keys)}
+def _starts(places: Sequence[Place]) -> dict[Place, float]:
+    """Where lines or columns begin, with a gap between groups."""
+    groups = list(dict.fromkeys(group for group, _ in places))
+    return {place: i + 0.4 * groups.index(place[0]) for i, place in enumerate(places)}
 
 
 def _two_digits(value: float) -> str:
@@ -112,55 +115,44 @@ def heat(
     axes: Any,
     *,
     title: str,
-    lines: Sequence[tuple[str, str]],
-    columns: Sequence[tuple[str, str]],
-    values: Mapping[tuple[tuple[str, str], tuple[str, str]], float],
     note: str,
+    lines: Sequence[Place],
+    columns: Sequence[Place],
+    values: Mapping[tuple[Place, Place], float],
 ) -> None:
-    """A map of ratios by line and column: 1 is white, what is below is warm, what is above is cold.
+    """A map of ratios by line and column: 1 is white, less is warm, more is cold.
 
-    Lines and columns are (group, name); the groups of columns are named above them. The note stands
-    below the title.
+    The groups of columns are named above them, the note stands below the title.
     """
-    import numpy as np
     from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import FuncNorm, LinearSegmentedColormap
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm
     from matplotlib.patches import Rectangle
 
-    def shade(ratio: Any) -> Any:
-        log = np.log2(np.maximum(ratio, 0.01))
-        return np.sign(log) * np.abs(log) ** 0.75
-
-    def ratio(shade: Any) -> Any:
-        return 2 ** (np.sign(shade) * np.abs(shade) ** (4 / 3))
-
-    scale = ScalarMappable(
-        FuncNorm((shade, ratio), 0.5, 2.0),
-        LinearSegmentedColormap.from_list("", [PEER, "white", OURS]),
-    )
-    ys, xs = _places(lines), _places(columns)
+    colours = LinearSegmentedColormap.from_list("", [PEER, "white", OURS])
+    scale = LogNorm(0.625, 1.6)
+    ys, xs = _starts(lines), _starts(columns)
     for (line, column), value in values.items():
-        x, y = xs[column], ys[line]
-        box = {"facecolor": scale.to_rgba(value), "edgecolor": _GRID, "linewidth": 0.6}
+        x, y, shade = xs[column], ys[line], float(scale(value))
+        box = {"facecolor": colours(shade), "edgecolor": _GRID, "linewidth": 0.6}
         axes.add_patch(Rectangle((x, y), 1, 1, **box))
-        ink = "white" if abs(shade(value)) > 0.6 else INK
-        where = {"ha": "center", "va": "center_baseline", "color": ink}
-        axes.text(x + 0.5, y + 0.5, _two_digits(value), fontsize=7, **where)
+        ink = {"color": INK if 0.2 < shade < 0.8 else "white", "fontsize": 7}
+        axes.text(x + 0.5, y + 0.5, _two_digits(value), ha="center", va="center_baseline", **ink)
+    for group in dict.fromkeys(group for group, _ in columns):
+        inside = [x for column, x in xs.items() if column[0] == group]
+        middle = (inside[0] + inside[-1] + 1) / 2
+        axes.text(middle, -1.1, group, fontsize=7, color=MUTED, ha="center")
+    axes.text(0, -2.4, note, fontsize=8, color=MUTED)
+    axes.set_title(title, pad=46)
     axes.set_xlim(0, max(xs.values()) + 1)
     axes.set_ylim(max(ys.values()) + 1, 0)
     axes.set_xticks([x + 0.5 for x in xs.values()], [name for _, name in columns])
     axes.set_yticks([y + 0.5 for y in ys.values()], [name for _, name in lines])
-    axes.tick_params(length=0, pad=2, labelsize=7, top=True, labeltop=True, labelbottom=False)
-    for group in dict.fromkeys(group for group, _ in columns):
-        inside = [x for key, x in xs.items() if key[0] == group]
-        middle = (inside[0] + inside[-1] + 1) / 2
-        axes.text(middle, -1.1, group, fontsize=7, color=MUTED, ha="center")
+    axes.tick_params(length=0, pad=2, labelsize=7, labeltop=True, labelbottom=False)
     axes.spines[:].set_visible(False)
-    axes.set_title(title, pad=42)
-    axes.text(0, -2.3, note, fontsize=8, color=MUTED)
-    ticks = [0.5, 0.7, 0.9, 1.0, 1.1, 1.4, 2.0]
-    bar = axes.figure.colorbar(scale, ax=axes, location="bottom", aspect=50, pad=0.01, ticks=ticks)
-    bar.ax.set_xticklabels([f"{tick:g}" for tick in ticks], fontsize=7)
+    where = {"location": "bottom", "aspect": 50, "pad": 0.01, "ticks": _HEAT_TICKS}
+    bar = axes.figure.colorbar(ScalarMappable(scale, colours), ax=axes, **where)
+    bar.ax.minorticks_off()
+    bar.ax.set_xticklabels(map(str, _HEAT_TICKS), fontsize=7)
     bar.outline.set_visible(False)
 
 
