@@ -252,7 +252,7 @@ def figure(run: Run) -> plot.Figure:
     ]
     lines, columns = len({m["cols"] for m in cells}), len(panels[0][0].keywords["columns"])
     title = f"softmax, lengths of seed {run.settings['seed']}"
-    return plot.Figure(title, panels, (1.2 + 0.36 * columns, 1.2 + 0.19 * lines))
+    return plot.Figure(title, panels, (max(4.5, 1.2 + 0.36 * columns), 1.8 + 0.19 * lines))
 
 
 _SEED_HELP = f"draws the lengths (default: {TUNING}, for tuning; {PUBLISHED} is what is published)"
