@@ -137,12 +137,16 @@ def heat(
         axes.add_patch(Rectangle((x, y), 1, 1, **box))
         ink = {"color": INK if 0.2 < shade < 0.8 else "white", "fontsize": 7}
         axes.text(x + 0.5, y + 0.5, _two_digits(value), ha="center", va="center_baseline", **ink)
+
+    def above(x: float, points: float, text: str, **style: Any) -> None:
+        where = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        axes.annotate(text, (x, 1), (0, points), color=MUTED, **where, **style)
+
     for group in dict.fromkeys(group for group, _ in columns):
         inside = [x for column, x in xs.items() if column[0] == group]
-        middle = (inside[0] + inside[-1] + 1) / 2
-        axes.text(middle, -1.1, group, fontsize=7, color=MUTED, ha="center")
-    axes.text(0, -2.4, note, fontsize=8, color=MUTED)
-    axes.set_title(title, pad=46)
+        above((inside[0] + inside[-1] + 1) / 2, 15, group, fontsize=7, ha="center")
+    above(0, 31, note, fontsize=8)
+    axes.set_title(title, pad=44)
     axes.set_xlim(0, max(xs.values()) + 1)
     axes.set_ylim(max(ys.values()) + 1, 0)
     axes.set_xticks([x + 0.5 for x in xs.values()], [name for _, name in columns])
