@@ -119,7 +119,7 @@ def _draw(case: Case, turns: int, most: int) -> list[Arguments]:
 
 def kernels(program: Any, arguments: Arguments) -> int:
     """How many kernels a compiled program runs."""
-    return len(_KERNEL.findall(program.as_text()))
+    return len(_KERNEL.findall(program.as_text() or ""))
 
 
 def contenders(suite: Suite, case: Case, options: Options) -> Mapping[str, Program]:
