@@ -15,6 +15,7 @@ Layout:
   ``rows``         what the suites of row operations share: cases, contenders, tables, picture
   ``softmax``, ``logsumexp``, ``sgemm``, ``attention``, ``scaling``
                    the suites
+  ``maps``         ``map``: the softmax suite's programs at lengths that a seed draws
   ``regress``      ours alone, over the cells that the suites watch: two runs of one machine compared
   ``__main__``     the command line, derived from the suites
 """

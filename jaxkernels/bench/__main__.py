@@ -7,6 +7,7 @@ import importlib.util
 import re
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from jaxkernels.bench import (
     attention,
     environment,
     logsumexp,
+    maps,
     plot,
     records,
     regress,
@@ -27,7 +29,7 @@ from jaxkernels.bench.tables import group_by, print_table
 
 OPERATIONS = (softmax.SUITE, logsumexp.SUITE, attention.SUITE, sgemm.SUITE, scaling.SUITE)
 # What regress watches is what every operation's suite gives it.
-SUITES = (*OPERATIONS, regress.suite_of(OPERATIONS))
+SUITES = (*OPERATIONS, maps.suite_of(softmax.SUITE), regress.suite_of(OPERATIONS))
 
 # Options that say nothing of how a run was measured.
 _OUTPUTS = {"benchmark", "json", "plot", "markdown", "from_json", "against", "suite", "command"}
@@ -45,6 +47,7 @@ def _add_parser(commands: Any, suite: Suite) -> None:
     how.add_argument(
         "--min-sample-ms", type=float, default=20.0, metavar="MS", help="least length of a sample"
     )
+    how.add_argument("--limit", type=float, metavar="S", help="begin nothing after so many seconds")
     out = parser.add_argument_group("what to write")
     files = {"--json": "keep every number, a record a line"}
     if suite.figure is not None:
@@ -105,7 +108,12 @@ def _measure(options: argparse.Namespace) -> records.Run:
     suite: Suite = options.suite
     parts = suite.chosen(options)
     found: list[records.Record] = []
+    start = time.monotonic()
     for number, part in enumerate(parts, 1):
+        if options.limit is not None and time.monotonic() - start > options.limit:
+            left = sum(map(len, parts[number - 1 :]))
+            print(f"{suite.name}: {left} cases left out for --limit", file=sys.stderr)
+            break
         more = f" and {len(part) - 1} more" if part[1:] else ""
         progress = f"{suite.name} [{number}/{len(parts)}] {suite.label(part[0])}{more}"
         print(progress, file=sys.stderr, flush=True)

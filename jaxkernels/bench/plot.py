@@ -1,7 +1,8 @@
 """Pictures: what is drawn as values, and matplotlib to draw it.
 
 matplotlib is optional: it is imported where a picture is drawn. A panel is a function of axes of
-matplotlib; a suite makes it of `lines` with ``functools.partial``, or all of them by `of_dots`.
+matplotlib; a suite makes it of `lines` or `heat` with ``functools.partial``, or all of them by
+`of_dots`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from jaxkernels.bench.records import Measured
 INK, MUTED, OURS, PEER = "#111827", "#6b7280", "#2563eb", "#ea580c"
 _GRID, _BAND = "#e5e7eb", "#f5f7fa"
 _DASHES = (0, (5, 2))
+_HEAT_TICKS = (0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
 
 Panel = Callable[[Any], None]
 Metric = Callable[[Measured], float | None]
 Label = Callable[[Measured], str]
+Place = tuple[str, str]  # a line or a column of `heat`: its group and its name
 
 
 class Curve(NamedTuple):
@@ -88,6 +91,73 @@ def lines(
         start, end = starts[index : index + 2]
         axes.axvspan(start, end, color=_BAND if index % 2 else "none", zorder=0)
         axes.text((start * end) ** 0.5, 0.025, name, fontsize=8.5, color=MUTED, **where)
+
+
+def _starts(places: Sequence[Place]) -> dict[Place, float]:
+    """Where lines or columns begin, with a gap between groups."""
+    groups = list(dict.fromkeys(group for group, _ in places))
+    return {place: i + 0.4 * groups.index(place[0]) for i, place in enumerate(places)}
+
+
+def _two_digits(value: float) -> str:
+    """A number of a cell.
+
+    Example:
+        >>> [_two_digits(value) for value in (0.968, 0.999, 1.04, 12.3)]
+        ['.97', '1.0', '1.0', '12']
+    """
+    if value < 0.995:
+        return f"{value:.2f}"[1:]
+    return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
+
+
+def heat(
+    axes: Any,
+    *,
+    title: str,
+    note: str,
+    lines: Sequence[Place],
+    columns: Sequence[Place],
+    values: Mapping[tuple[Place, Place], float],
+) -> None:
+    """A map of ratios by line and column: 1 is white, less is warm, more is cold.
+
+    The groups of columns are named above them, the note stands below the title.
+    """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm
+    from matplotlib.patches import Rectangle
+
+    colours = LinearSegmentedColormap.from_list("", [PEER, "white", OURS])
+    scale = LogNorm(0.625, 1.6)
+    ys, xs = _starts(lines), _starts(columns)
+    for (line, column), value in values.items():
+        x, y, shade = xs[column], ys[line], float(scale(value))
+        box = {"facecolor": colours(shade), "edgecolor": _GRID, "linewidth": 0.6}
+        axes.add_patch(Rectangle((x, y), 1, 1, **box))
+        ink = {"color": INK if 0.2 < shade < 0.8 else "white", "fontsize": 7}
+        axes.text(x + 0.5, y + 0.5, _two_digits(value), ha="center", va="center_baseline", **ink)
+
+    def above(x: float, points: float, text: str, **style: Any) -> None:
+        where = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        axes.annotate(text, (x, 1), (0, points), color=MUTED, **where, **style)
+
+    for group in dict.fromkeys(group for group, _ in columns):
+        inside = [x for column, x in xs.items() if column[0] == group]
+        above((inside[0] + inside[-1] + 1) / 2, 15, group, fontsize=7, ha="center")
+    above(0, 31, note, fontsize=8)
+    axes.set_title(title, pad=44)
+    axes.set_xlim(0, max(xs.values()) + 1)
+    axes.set_ylim(max(ys.values()) + 1, 0)
+    axes.set_xticks([x + 0.5 for x in xs.values()], [name for _, name in columns])
+    axes.set_yticks([y + 0.5 for y in ys.values()], [name for _, name in lines])
+    axes.tick_params(length=0, pad=2, labelsize=7, labeltop=True, labelbottom=False)
+    axes.spines[:].set_visible(False)
+    where = {"location": "bottom", "aspect": 50, "pad": 0.01, "ticks": _HEAT_TICKS}
+    bar = axes.figure.colorbar(ScalarMappable(scale, colours), ax=axes, **where)
+    bar.ax.minorticks_off()
+    bar.ax.set_xticklabels(map(str, _HEAT_TICKS), fontsize=7)
+    bar.outline.set_visible(False)
 
 
 def dots(

@@ -36,19 +36,23 @@ def draw_normal(shape: tuple[int, ...], dtype: str, arrays: int, count: int) -> 
     ]
 
 
-def chain(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Applies a function again and again: its result takes the place of the last argument.
+def chain(
+    function: Callable[..., jax.Array], rounds: int = CHAIN_CALLS
+) -> Callable[..., list[jax.Array]]:
+    """Applies a function to tuples of arguments in turn, round after round.
 
-    The calls depend on one another, so they cannot overlap. The barrier keeps XLA from fusing the
-    end of one call with the beginning of the next. The chain is unrolled, because each turn of a
-    jitted loop would cost more than these kernels take.
+    A result takes the place of its tuple's last argument. The barrier before each call holds all of
+    those, so that it waits for the call before it and XLA can neither fuse nor reorder the two. The
+    chain is unrolled, because each turn of a jitted loop would cost more than these kernels take.
     """
 
-    def chained(*arguments: jax.Array) -> jax.Array:
-        *others, x = arguments
-        for _ in range(CHAIN_CALLS):
-            x = function(*others, jax.lax.optimization_barrier(x))
-        return x
+    def chained(*tuples: tuple[jax.Array, ...]) -> list[jax.Array]:
+        last = [arguments[-1] for arguments in tuples]
+        for _ in range(rounds):
+            for i, (*others, _) in enumerate(tuples):
+                last = list(jax.lax.optimization_barrier(last))
+                last[i] = function(*others, last[i])
+        return last
 
     return chained
 

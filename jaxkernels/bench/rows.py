@@ -27,8 +27,8 @@ from jaxkernels.bench.records import Case, Measured, Run
 from jaxkernels.bench.suite import Draw, Function, Options, Program, Suite, count, several
 from jaxkernels.typing import Operation, Tier
 
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-DTYPES = tuple(_ITEM_BYTES)
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPES = tuple(ITEM_BYTES)
 TIERS = ("auto", *get_args(Tier))
 CPU_COLS = (64, 1024, 4096, 32768, 50257)
 _PIECE = 4096
@@ -45,7 +45,7 @@ class Traffic(NamedTuple):
     def size(self, m: Measured) -> int:
         """Bytes in a case."""
         row = (self.reads + self.writes) * m["cols"] + self.scalars
-        return m["rows"] * row * _ITEM_BYTES[m["dtype"]]
+        return m["rows"] * row * ITEM_BYTES[m["dtype"]]
 
 
 _SOFTMAX = {"fwd": Traffic(1, 1, ceiling="copy"), "grad": Traffic(2, 1, ceiling="copy")}
@@ -107,7 +107,7 @@ def row_case(
     return {**kind, "rows": rows, "cols": cols}
 
 
-def _with_tier(case: Case) -> Case:
+def with_tier(case: Case) -> Case:
     """The case with the tier that would be chosen on this GPU, where it is one kernel that runs."""
     if jax.default_backend() != "gpu" or case["direction"] == "both":
         return case
@@ -123,7 +123,7 @@ def row_cases(operation: str, gpu_cols: Sequence[int], options: Options) -> Iter
     lengths = sorted(set(options.cols or (CPU_COLS if on_cpu else gpu_cols)))
     for dtype, direction, cols in itertools.product(DTYPES, TRAFFIC[operation], lengths):
         rows = max(1, elements // cols)
-        yield _with_tier(row_case(operation, direction, dtype, rows, cols))
+        yield with_tier(row_case(operation, direction, dtype, rows, cols))
 
 
 def label(case: Case) -> str:
@@ -133,14 +133,15 @@ def label(case: Case) -> str:
 
 
 def draw(case: Case, arrays: int, touched: int) -> list[tuple]:
-    """Some arrays (rows, cols) for each rotation.
+    """Some arrays (rows, cols) for each rotation; of few rows all that a chain takes.
 
     The contender that touches least, `touched` such arrays, decides how many rotations there are.
     """
     shape = (case["rows"], case["cols"])
-    size = case["rows"] * case["cols"] * _ITEM_BYTES[case["dtype"]]
-    turns = 1 if case["group"] == "few_rows" else rotations(touched * size)
-    return draw_normal(shape, case["dtype"], arrays, turns)
+    size = case["rows"] * case["cols"] * ITEM_BYTES[case["dtype"]]
+    if case["group"] == "few_rows":
+        return [tuple(draw_normal(shape, case["dtype"], arrays, 1))]
+    return draw_normal(shape, case["dtype"], arrays, rotations(touched * size))
 
 
 def forced(function: Function, tier: str = "auto") -> Function:

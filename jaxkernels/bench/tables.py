@@ -103,10 +103,13 @@ class View:
     by: Sequence[str] = ()  # fields, for each value of which there is a table
     contenders: Callable[[Measured], Iterable[str]] | None = None  # with a line each
     notes: Sequence[str] = ()
+    order: Callable[[Measured], Any] | None = None  # of the lines, if not that of measuring
 
     def tables(self, measured: Iterable[Measured]) -> list[Table]:
         """The tables of a run."""
         lines = list(filter(self.select, measured))
+        if self.order is not None:
+            lines.sort(key=self.order)
         if self.contenders is not None:
             lines = [replace(m, contender=name) for m in lines for name in self.contenders(m)]
         found = []

@@ -104,12 +104,17 @@ def measure_together(
     Returns:
         By contender the samples, seconds per call, or why there are none.
     """
+    made: dict[str, Callable[..., Any]] = {}
     ready: dict[str, tuple[Callable[..., Any], int]] = {}
     samples: dict[str, list[float]] = {}
     refused: dict[str, str] = {}
     for name, make in makes.items():
         try:
-            call = make()
+            made[name] = make()
+        except REFUSALS as error:
+            refused[name] = first_line(error)
+    for name, call in made.items():
+        try:
             _sample(call, arguments[name], len(arguments[name]))  # compiles
             estimate = min(_sample(call, arguments[name], 1) for _ in range(2))
         except REFUSALS as error:

@@ -188,6 +188,7 @@ def test_command_line_is_derived_from_the_suite(tmp_path, capsys):
         "cols": [4, 16],
         "repeats": 2,
         "min_sample_ms": 0.1,
+        "limit": None,
     }
     options = command.build_parser().parse_args(["copying", "--dtypes", "bfloat16"])
     assert options.repeats == 3
@@ -196,6 +197,17 @@ def test_command_line_is_derived_from_the_suite(tmp_path, capsys):
         main(["copying", "--plot", "b.png"])
     with pytest.raises(SystemExit):
         main(["copying", "--against", str(path)])
+
+
+def test_a_limit_leaves_cases_out(monkeypatch, tmp_path, capsys):
+    clock = iter([0.0, 1.0, 3.0])
+    monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(command, "measure", lambda suite, options, part: [])
+    assert main(["copying", "--cols", "4", "8", "16", "--limit", "2"]) == 0
+    said = capsys.readouterr().err
+    assert "[1/3]" in said
+    assert "[2/3]" not in said
+    assert "2 cases left out" in said
 
 
 def test_a_file_has_a_record_a_line(tmp_path):
