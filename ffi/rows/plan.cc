@@ -25,9 +25,10 @@ TierChoices ChoicesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
   TierChoices choices;
   choices.warp_shape = FindWarpShape(packs, problem.operation, plan.pack, plan.aligned);
   choices.stages = MayStage(problem);
-  if (plan.aligned) {
-    choices.stages &= choices.warp_shape >= 0 && PrefersStaged(TraitsOf(problem.operation), packs,
-                                                               kWarpShapes[choices.warp_shape]);
+  if (plan.aligned && choices.stages) {
+    choices.stages =
+        choices.warp_shape >= 0 && PrefersStaged(TraitsOf(problem.operation), plan.pack, packs,
+                                                 kWarpShapes[choices.warp_shape]);
   }
   choices.rows_of_blocks = RowsOfBlocks(problem, limits);
   choices.of_block = ShareRow(problem, 1, limits);

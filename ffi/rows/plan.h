@@ -98,16 +98,17 @@ constexpr int MostStagedElements(int pack) { return IsPackOfDoubles(pack) ? 8 : 
 constexpr int MostStagedCols(int pack, int inputs) {
   return 32 * MostStagedElements(pack) / (IsPackOfHalves(pack) ? 1 : inputs);
 }
-// Whether aligned rows are staged, which have so many packs and a layout of so many: softmax and
-// log-softmax that fill less than three quarters of up to two packs a lane.
-// H200 f32 fwd 36, 136, 200 cols: registers 0.77, 0.80, 0.94; staged 0.95, 0.95, 0.98
-// H200 f32 fwd 264 cols, three packs a lane: registers 0.97, staged 0.92
-// H200 bf16 fwd 72, 136, 264 cols: registers 0.80, 0.77, 0.82; staged 0.97, 0.95, 0.97
-constexpr bool PrefersStaged(const OperationTraits& traits, int64_t packs, const WarpShape& shape) {
+// Whether aligned rows are staged, of so many packs, for which the layout `shape` was found:
+// softmax and log-softmax that fill less than three quarters of up to two packs a lane. Doubles
+// were not measured. H200 f32 fwd 36, 136, 200 cols: registers 0.77, 0.80, 0.94; staged 0.95, 0.95,
+// 0.98 H200 f32 fwd 264 cols, three packs a lane: registers 0.97, staged 0.92 H200 bf16 fwd 72,
+// 136, 264 cols: registers 0.80, 0.77, 0.82; staged 0.97, 0.95, 0.97
+constexpr bool PrefersStaged(const OperationTraits& traits, int pack, int64_t packs,
+                             const WarpShape& shape) {
   const int layout_packs = shape.lanes * shape.packs_per_lane;
   const bool is_softmax =
       traits.inputs == 1 && !traits.hides && !traits.takes_scalar && !traits.stores_scalar;
-  return is_softmax && layout_packs <= 64 && 4 * packs < 3 * layout_packs;
+  return is_softmax && !IsPackOfDoubles(pack) && layout_packs <= 64 && 4 * packs < 3 * layout_packs;
 }
 // Whether any row takes a layout of the warp tier: no earlier layout holds as much, and some of its
 // rows are not staged. Others are not compiled.

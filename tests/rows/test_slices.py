@@ -77,6 +77,31 @@ def test_results_in_the_midst_of_an_array(dtype, shape):
         tolerance.check(y, "log_softmax_fwd", cut(flat, last, shape), accumulators=lanes)
 
 
+# Rows of odd lengths that a GPU stages, and those that its tier `spread` takes.
+SAME_BITS = ((67, 3), (35, 17), (19, 197), (11, 255), (2, 1200001))
+
+
+@each_dtype
+@pytest.mark.parametrize("shape", SAME_BITS if cases.ON_GPU else SAME_BITS[:3], ids=str)
+def test_staged_and_spread_rows_give_the_same_bits_anywhere(dtype, shape):
+    """At every offset, in place of the operand, alone and among others."""
+    flat, _ = flat_arrays(dtype, shape, 3)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def in_place(flat, start):
+        x = lax.dynamic_slice(flat, (start,), (math.prod(shape),)).reshape(shape)
+        return lax.dynamic_update_slice(flat, jk.softmax(x).reshape(-1), (start,))
+
+    with cases.x64(dtype):
+        x = cut(flat, 0, shape)
+        want = np.asarray(jk.softmax(x))
+        np.testing.assert_array_equal(np.asarray(jk.softmax(x[1:2])), want[1:2])
+        for offset in offsets(dtype):
+            moved = jnp.array(np.roll(flat, offset))
+            got = cut(np.asarray(in_place(moved, offset)), offset, shape)
+            np.testing.assert_array_equal(got, want)
+
+
 PROGRAMS = {
     "leading rows": lambda f, b: f(b[1:65]),
     "all but the first": lambda f, b: f(b[1:]),

@@ -4,6 +4,7 @@ import itertools
 import random
 
 import cases
+import numpy as np
 import oracle
 import pytest
 
@@ -153,7 +154,7 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
     rows_at_once = 1
     if p.tier == "warp" and p.staged:
         warps = p.block_threads // 32
-        assert not p.aligned, where
+        assert not p.aligned or operation in ("softmax_fwd", "log_softmax_fwd"), where
         assert operation != "biased_softmax_fwd", where  # its rows lie elsewhere in the bias
         assert p.smem_bytes >= warps * p.rows_per_access * row_bytes, where
         assert p.lanes * p.elements_per_lane >= cols, where
@@ -241,11 +242,13 @@ def test_tiers_of_row_scalars(dtype, operation, device):
 @pytest.mark.parametrize("operation", [*itertools.filterfalse(stores_scalar, oracle.OPERATIONS)])
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_tiers_follow_one_another(dtype, operation, device):
-    """warp, block while an SM holds two rows (but not of log-softmax), block_smem as far as it holds two and, without
+    """warp, block while an SM holds two rows (but not of log-softmax, nor terms of doubles), block_smem as far as it holds two and, without
     clusters, as far as shared memory reaches (not to the 48 KiB of a plain launch), cluster, spread."""
     warp_end, block_end, smem_end, cluster_end = tier_ends(dtype, operation, device)
     assert 128 <= warp_end <= block_end <= smem_end <= cluster_end
-    assert (warp_end == block_end) == (operation == "log_softmax_fwd")
+    stores_terms = registry.ROW_OPERATIONS[operation].finds_max and not stores_scalar(operation)
+    skips_block = operation == "log_softmax_fwd" or (dtype == "float64" and stores_terms)
+    assert (warp_end == block_end) == skips_block
     limits = _cpu.named_devices()[device]
     row = BYTES[dtype] * inputs(operation)
     room = limits.smem_per_sm / 2 if limits.cluster_blocks > 1 else limits.smem_per_block
@@ -304,6 +307,45 @@ def _check_end_of_block_tier(first, last, pack, dtype, operation, device):
         assert plan(last + pack, dtype, operation, device, tier="block").blocks_per_sm == 1
     misaligned = plan(last - 1, dtype, operation, device)
     assert misaligned.tier in ("block_smem", "cluster")
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_misaligned_softmax_takes_registers_of_a_block_first(dtype):
+    """While its rows are short; other operations, and doubles, take shared memory at once."""
+    longest = {"float32": 12288, "float64": 0}.get(dtype, 6144)
+    for cols in (3001, 6001, 6145, 12287, 12289):
+        tier = plan(cols, dtype).tier
+        assert (tier == "block") == (cols <= longest), cols
+        for operation in ("log_softmax_fwd", "softmax_grad"):
+            assert plan(cols, dtype, operation).tier in ("block_smem", "cluster"), cols
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_which_aligned_rows_are_staged(dtype):
+    """Rows of softmax that leave more than a quarter of up to two packs a lane empty."""
+    pack = 16 // BYTES[dtype]
+    for packs, staged in ((9, True), (12, False), (16, False), (17, True), (24, False), (33, True)):
+        assert plan(packs * pack, dtype).staged == (staged and dtype != "float64"), packs
+    assert not plan(65 * pack, dtype).staged
+    for operation in ("softmax_grad", "logsumexp_fwd", "masked_softmax_fwd"):
+        assert not plan(9 * pack, dtype, operation).staged
+
+
+def banks_met(p, cols, dtype):
+    """Lanes of a warp that read different words of one bank of shared memory at once, at most."""
+    lane = np.arange(32)
+    element = lane // p.lanes * p.row_spacing * cols + lane % p.lanes
+    words = np.unique(element * BYTES[dtype] // 4)
+    return np.bincount(words % 32).max()
+
+
+def test_staged_rows_keep_out_of_each_others_banks():
+    for dtype in ("bfloat16", "float32"):
+        for cols in range(17, 512, 2):
+            p = plan(cols, dtype, rows=1 << 20)
+            assert p.staged
+            assert banks_met(p, cols, dtype) <= 2, cols
+    assert banks_met(plan(65, "bfloat16", rows=1 << 20), 65, "bfloat16") == 1
 
 
 @pytest.mark.parametrize("operation", ["softmax_fwd", "softmax_grad", "masked_softmax_fwd"])
