@@ -36,7 +36,8 @@ MASKED = ("masked_softmax_fwd", "biased_softmax_fwd", "masked_softmax_grad")
 
 def scratch_of(dtype, operation):
     """By the type of computation, and how many sums a row has."""
-    return SCRATCH[oracle.compute(dtype).name, registry.ROW_OPERATIONS[operation].sums]
+    sums = registry.ROW_OPERATIONS[operation].sums_of(oracle.storage(dtype))
+    return SCRATCH[oracle.compute(dtype).name, sums]
 
 
 def inputs(operation):

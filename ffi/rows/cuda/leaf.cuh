@@ -71,9 +71,9 @@ struct ClassSums {
     Widen<Op>(pack, value);
 #pragma unroll
     for (int j = 0; j < kSize; ++j) {
-      const C term = op.Term(value[j], max);
-      slot[0][j] += term;
+      C term = op.Term(value[j], max);
       if constexpr (Op::kSums == 2) slot[1][j] += op.SecondTerm(term, value[j]);
+      slot[0][j] += term;
     }
   }
 

@@ -54,9 +54,7 @@ struct RowStatistics : Op::Found {
   __device__ void MakeRelativeTo(C reference) {
     if constexpr (Op::kUsesMax) {
       const bool is_large = max - reference > kLargestExponent<C>;
-      const C factor = is_large ? kInfinity<C> : ExpDifference<T>(max, reference);
-#pragma unroll
-      for (C& one : sum) one *= factor;
+      Op::Rescale(sum, is_large ? kInfinity<C> : ExpDifference<T>(max, reference));
     }
   }
 
@@ -73,9 +71,7 @@ struct RowStatistics : Op::Found {
  private:
   __device__ void RaiseMax(C new_max) {
     if (!(new_max > max)) return;
-    const C factor = ExpDifference<T>(max, new_max);
-#pragma unroll
-    for (C& one : sum) one *= factor;
+    Op::Rescale(sum, ExpDifference<T>(max, new_max));
     max = new_max;
   }
 };
