@@ -15,7 +15,7 @@ DEVICES = tuple(_cpu.named_devices())
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 MOST_THREADS = 1024
 # Room that a block's reductions may need beside its rows, and what CUDA keeps of every block.
-SCRATCH = {("float32", 1): 640, ("float32", 2): 896, ("float64", 1): 1152, ("float64", 2): 1408}
+SCRATCH = {("float32", 1): 640, ("float32", 2): 1152, ("float64", 1): 1152, ("float64", 2): 1920}
 RESERVED = 1024
 
 

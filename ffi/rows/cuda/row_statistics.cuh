@@ -62,7 +62,7 @@ struct RowStatistics : Op::Found {
   template <typename Group>
   __device__ void MergeOver(Group& group) {
     C of_group = max;
-    if constexpr (Op::kUsesMax) of_group = group.template AllReduce<MaxReduction<C>>(max);
+    if constexpr (Op::kUsesMax) of_group = AllReduce<MaxReduction<C>>(group, max);
     MakeRelativeTo(Reference(of_group));
     AllReduceSums(group, sum);
     max = of_group;

@@ -69,8 +69,7 @@ __device__ void AddTerms(const Op& op, const C (&value)[kSize][Op::kInputs], C m
 // The sums of all lanes of a group.
 template <typename Group, typename C, int kSums>
 __device__ void AllReduceSums(Group& group, C (&sum)[kSums]) {
-#pragma unroll
-  for (C& one : sum) one = group.template AllReduce<SumReduction<C>>(one);
+  group.template AllReduce<SumReduction<C>>(sum);
 }
 
 // The constants of row `row`, which may be past the end.

@@ -25,13 +25,10 @@ class RowLanes {
   __device__ int Lane() const { return threadIdx.x & (lanes_ - 1); }
   // The number of lanes divides `threads`, rounded down.
   __device__ int RowOf(int threads) const { return threads >> log2_; }
-  template <typename Reduction>
-  __device__ typename Reduction::Value AllReduce(typename Reduction::Value value) const {
+  template <typename Reduction, int kCount>
+  __device__ void AllReduce(typename Reduction::Value (&value)[kCount]) const {
 #pragma unroll 1
-    for (int mask = lanes_ / 2; mask > 0; mask /= 2) {
-      value = Reduction::Combine(value, ShuffleXor(value, mask));
-    }
-    return value;
+    for (int mask = lanes_ / 2; mask > 0; mask /= 2) CombineAcross<Reduction>(mask, value);
   }
 
  private:

@@ -139,7 +139,7 @@ __device__ __forceinline__ void ComputeChunk(int lanes, const RowArgs<Op>& args,
     }
     auto found = RowStatistics<Op>::Empty();
     if constexpr (Op::kUsesMax) {
-      found.max = Op::Reference(group.template AllReduce<MaxReduction<C>>(part.MaxOfLane()));
+      found.max = Op::Reference(AllReduce<MaxReduction<C>>(group, part.MaxOfLane()));
     }
     part.AddTermsOfLane(found.max, found.sum);
     AllReduceSums(group, found.sum);
