@@ -188,6 +188,13 @@ JK_INLINE double Log(double x) {
   return (e * K::kLog2High - ((half_square - low) - f)) + (x - x);
 }
 
+// log(1 + x) for x >= 0 that is 0 or normal; infinity and NaN give NaN. What the sum rounds away
+// comes back to first order.
+JK_INLINE double Log1p(double x) {
+  const double sum = 1 + x;
+  return Log(sum) + (x - (sum - 1)) / sum;
+}
+
 }  // namespace jaxkernels
 
 #endif  // JAXKERNELS_CORE_NUMERIC_CPU_H_

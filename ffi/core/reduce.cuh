@@ -41,48 +41,75 @@ __device__ C ShuffleNext(C value) {
   return __shfl_sync(0xffffffffu, value, (threadIdx.x + 1) % kWarpSize);
 }
 
-// Butterfly over kLanes neighbouring lanes; the result is valid in all of them.
-// Requires: all 32 lanes of the warp take part, groups that have no work included.
-template <typename Reduction, int kLanes>
-__device__ typename Reduction::Value GroupAllReduce(typename Reduction::Value value) {
+// One step of a butterfly, of several values side by side.
+template <typename Reduction, int kCount>
+__device__ void CombineAcross(int mask, typename Reduction::Value (&value)[kCount]) {
 #pragma unroll
-  for (int mask = kLanes / 2; mask > 0; mask /= 2) {
-    value = Reduction::Combine(value, ShuffleXor(value, mask));
-  }
-  return value;
+  for (auto& one : value) one = Reduction::Combine(one, ShuffleXor(one, mask));
+}
+
+// Butterfly over kLanes neighbouring lanes; the results are valid in all of them.
+// Requires: all 32 lanes of the warp take part, groups that have no work included.
+template <typename Reduction, int kLanes, int kCount>
+__device__ void GroupAllReduce(typename Reduction::Value (&value)[kCount]) {
+#pragma unroll
+  for (int mask = kLanes / 2; mask > 0; mask /= 2) CombineAcross<Reduction>(mask, value);
+}
+
+// One value over a group of threads, which reduces several side by side.
+template <typename Reduction, typename Group>
+__device__ typename Reduction::Value AllReduce(Group& group, typename Reduction::Value value) {
+  typename Reduction::Value one[] = {value};
+  group.template AllReduce<Reduction>(one);
+  return one[0];
 }
 
 // All-reductions over a block, one barrier each: every warp reduces the warps' partial results for
 // itself. Two scratch lines take turns: a warp that is already in the next reduction writes the
 // other line, and it can only come back to this one after a barrier that all readers have passed.
+// Up to kMost values are reduced side by side.
 // Requires: all threads of the block take part, and blockDim.x is a multiple of 32.
-template <typename Value>
+template <typename Value, int kMost>
 class BlockReducer {
  public:
   struct Scratch {
-    Value line[2][kMaxWarpsPerBlock];
+    Value line[2][kMost][kMaxWarpsPerBlock];
   };
 
   __device__ explicit BlockReducer(Scratch& scratch) : scratch_(scratch) {}
 
-  template <typename Reduction>
-  __device__ Value AllReduce(Value value) {
+  template <typename Reduction, int kCount>
+  __device__ void AllReduce(Value (&value)[kCount]) {
+    static_assert(kCount <= kMost);
     const int lane = threadIdx.x % kWarpSize, warps = blockDim.x / kWarpSize;
-    Value* line = scratch_.line[turn_];
+    auto* line = scratch_.line[turn_];
     turn_ ^= 1;
-    value = GroupAllReduce<Reduction, kWarpSize>(value);
-    if (lane == 0) line[threadIdx.x / kWarpSize] = value;
+    GroupAllReduce<Reduction, kWarpSize>(value);
+    if (lane == 0) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) line[i][threadIdx.x / kWarpSize] = value[i];
+    }
     __syncthreads();
-    if (warps > 8) return Meet<Reduction, kMaxWarpsPerBlock>(line, warps);
-    return warps > 4 ? Meet<Reduction, 8>(line, warps) : Meet<Reduction, 4>(line, warps);
+    if (warps > 8) {
+      Meet<Reduction, kMaxWarpsPerBlock>(line, warps, value);
+    } else if (warps > 4) {
+      Meet<Reduction, 8>(line, warps, value);
+    } else {
+      Meet<Reduction, 4>(line, warps, value);
+    }
   }
 
  private:
   // Of up to kWidth warps.
-  template <typename Reduction, int kWidth>
-  __device__ static Value Meet(const Value* line, int warps) {
+  template <typename Reduction, int kWidth, int kCount>
+  __device__ static void Meet(const Value (*line)[kMaxWarpsPerBlock], int warps,
+                              Value (&value)[kCount]) {
     const int warp = threadIdx.x % kWidth;
-    return GroupAllReduce<Reduction, kWidth>(warp < warps ? line[warp] : Reduction::Identity());
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      value[i] = warp < warps ? line[i][warp] : Reduction::Identity();
+    }
+    GroupAllReduce<Reduction, kWidth>(value);
   }
 
   Scratch& scratch_;

@@ -68,6 +68,7 @@ nb::dict RowOperations() {
     row["hides"] = traits.hides;
     row["shares_rows"] = traits.shares_rows;
     row["sums"] = traits.sums;
+    row["counts_max"] = traits.counts_max;
     row["takes_scalar"] = traits.takes_scalar;
     row["stores_scalar"] = traits.stores_scalar;
     operations[nb::str(traits.name.data(), traits.name.size())] = row;

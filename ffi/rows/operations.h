@@ -38,6 +38,7 @@ struct OperationTraits {
   bool has_mask;       // it may have a mask
   bool shares_rows;    // all inputs have one shape; a bias may broadcast against the scores
   int sums;            // numbers that a row sums, side by side
+  bool counts_max;     // besides, unless of half types: how many terms are those of the maximum
   bool takes_scalar;   // it reads a number for each row, behind its inputs
   bool stores_scalar;  // its result is a number for each row, instead of one for each element
 };
@@ -45,19 +46,19 @@ struct OperationTraits {
 // In the order of the enum.
 // clang-format off
 inline constexpr OperationTraits kOperations[] = {
-    //                                              finds  keeps         has    shares    takes  stores
-    // name                 inputs                  max    term   hides  mask   rows  sums scalar scalar
-    {"softmax_fwd",         1, {"x"},               true,  true,  false, false, true,  1,  false, false},
-    {"log_softmax_fwd",     1, {"x"},               true,  false, false, false, true,  1,  false, false},
-    {"softmax_grad",        2, {"y", "dy"},         false, false, false, false, true,  1,  false, false},
-    {"log_softmax_grad",    2, {"y", "dy"},         false, false, false, false, true,  1,  false, false},
-    {"log_softmax_jvp",     2, {"y", "dx"},         false, false, false, false, true,  1,  false, false},
-    {"masked_softmax_fwd",  1, {"scores"},          true,  true,  true,  true,  true,  1,  false, false},
-    {"biased_softmax_fwd",  2, {"scores", "bias"},  true,  true,  true,  true,  false, 1,  false, false},
-    {"masked_softmax_grad", 2, {"y", "dy"},         false, false, true,  false, true,  1,  false, false},
-    {"logsumexp_fwd",       1, {"x"},               true,  false, false, false, true,  1,  false, true},
-    {"logsumexp_grad",      1, {"x"},               true,  true,  false, false, true,  1,  true,  false},
-    {"logsumexp_jvp",       2, {"x", "dx"},         true,  false, false, false, true,  2,  false, true},
+    //                                              finds  keeps         has    shares      counts takes  stores
+    // name                 inputs                  max    term   hides  mask   rows   sums max    scalar scalar
+    {"softmax_fwd",         1, {"x"},               true,  true,  false, false, true,  1,   false, false, false},
+    {"log_softmax_fwd",     1, {"x"},               true,  false, false, false, true,  1,   true,  false, false},
+    {"softmax_grad",        2, {"y", "dy"},         false, false, false, false, true,  1,   false, false, false},
+    {"log_softmax_grad",    2, {"y", "dy"},         false, false, false, false, true,  1,   false, false, false},
+    {"log_softmax_jvp",     2, {"y", "dx"},         false, false, false, false, true,  1,   false, false, false},
+    {"masked_softmax_fwd",  1, {"scores"},          true,  true,  true,  true,  true,  1,   false, false, false},
+    {"biased_softmax_fwd",  2, {"scores", "bias"},  true,  true,  true,  true,  false, 1,   false, false, false},
+    {"masked_softmax_grad", 2, {"y", "dy"},         false, false, true,  false, true,  1,   false, false, false},
+    {"logsumexp_fwd",       1, {"x"},               true,  false, false, false, true,  1,   false, false, true},
+    {"logsumexp_grad",      1, {"x"},               true,  true,  false, false, true,  1,   false, true,  false},
+    {"logsumexp_jvp",       2, {"x", "dx"},         true,  false, false, false, true,  2,   false, false, true},
 };
 // clang-format on
 inline constexpr std::size_t kOperationCount = sizeof(kOperations) / sizeof(kOperations[0]);
@@ -72,12 +73,17 @@ constexpr std::array<std::string_view, kOperationCount> NamesOf(Operation) {
   return names;
 }
 
+// The numbers that a row of elements of so many bytes sums.
+constexpr int SumsOf(const OperationTraits& traits, std::size_t item_bytes) {
+  return traits.sums + (traits.counts_max && item_bytes > 2 ? 1 : 0);
+}
+
 // Whether a struct reduces a row as the table says of `operation`.
 template <typename Op>
 constexpr bool ReducesAs(Operation operation) {
   const OperationTraits& traits = TraitsOf(operation);
   return Op::kUsesMax == traits.finds_max && Op::kKeepsTerm == traits.keeps_term &&
-         Op::kSums == traits.sums;
+         Op::kSums == SumsOf(traits, sizeof(typename Op::Storage));
 }
 
 // Whether a struct is what the table says of its own operation.
@@ -106,7 +112,6 @@ constexpr int InputsOf(Operation operation) { return TraitsOf(operation).inputs;
 constexpr bool IsForward(Operation operation) { return TraitsOf(operation).finds_max; }
 constexpr bool HasMask(Operation operation) { return TraitsOf(operation).has_mask; }
 constexpr bool SharesRows(Operation operation) { return TraitsOf(operation).shares_rows; }
-constexpr int SumsOf(Operation operation) { return TraitsOf(operation).sums; }
 constexpr bool StoresScalar(Operation operation) { return TraitsOf(operation).stores_scalar; }
 
 }  // namespace jaxkernels

@@ -332,12 +332,12 @@ JK_HOST_DEVICE constexpr int StatisticsBytes(int pack, int sums) {
   return ((1 + sums) * value_bytes + 7) / 8 * 8;
 }
 
-// Scratch of the reductions. Those of a block (reduce.cuh) take two lines of 32 values. Those of a
+// Scratch of the reductions. Those of a block (reduce.cuh) take two lines of 32 sums. Those of a
 // cluster (cluster.cuh) take two lines of the statistics of 16 blocks, in words of eight bytes, and
 // a barrier for each line.
 JK_HOST_DEVICE constexpr int ReductionScratchBytes(int pack, int sums) {
   const int value_bytes = IsPackOfDoubles(pack) ? 8 : 4;
-  return WholeSmemLines(2 * (32 * value_bytes + 16 * StatisticsBytes(pack, sums)) + 2 * 8);
+  return WholeSmemLines(2 * (32 * sums * value_bytes + 16 * StatisticsBytes(pack, sums)) + 2 * 8);
 }
 
 struct SoftmaxPlan {

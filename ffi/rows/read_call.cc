@@ -82,8 +82,9 @@ ffi::Error CheckStatistics(const OperationTraits& traits, const ffi::AnyBuffer& 
     return MismatchError(traits.name, "the statistics", "dtype", is_double ? "float64" : "float32",
                          DTypeName(statistics.element_type()));
   }
-  if (IsPerRow(dims, full, 1 + traits.sums)) return ffi::Error::Success();
-  return MismatchError(traits.name, "the statistics", "shape", PerRowText(full, 1 + traits.sums),
+  const int size = 1 + SumsOf(traits, ffi::ByteWidth(x.buffer.element_type()));
+  if (IsPerRow(dims, full, size)) return ffi::Error::Success();
+  return MismatchError(traits.name, "the statistics", "shape", PerRowText(full, size),
                        ShapeText(dims));
 }
 

@@ -3,9 +3,13 @@
 namespace jaxkernels {
 namespace {
 
+int SumsOf(const SoftmaxProblem& problem) {
+  return SumsOf(TraitsOf(problem.operation), ByteWidth(problem.dtype));
+}
+
 // What the reductions of a block take of its shared memory.
 int ScratchBytes(const SoftmaxProblem& problem) {
-  return ReductionScratchBytes(PackOf(problem.dtype), SumsOf(problem.operation));
+  return ReductionScratchBytes(PackOf(problem.dtype), SumsOf(problem));
 }
 
 int BlocksPerSm(const SoftmaxProblem& problem, int threads, int smem_bytes, int registers,
@@ -198,8 +202,7 @@ void PlanSpread(const SoftmaxProblem& problem, const DeviceLimits& limits, Softm
   plan.tier = Tier::kSpread;
   plan.leaf_turns = static_cast<int>(std::max<int64_t>(turns, kLeastLeafTurns));
   plan.branches = static_cast<int>(CeilDiv(packs, int64_t{32} * kBranchLeaves * plan.leaf_turns));
-  plan.scratch_bytes =
-      problem.rows * plan.branches * StatisticsBytes(plan.pack, SumsOf(problem.operation));
+  plan.scratch_bytes = problem.rows * plan.branches * StatisticsBytes(plan.pack, SumsOf(problem));
   plan.block_threads = 32 * kBranchLeaves;
   plan.lanes = static_cast<int>(32 * CeilDiv(packs, int64_t{32} * plan.leaf_turns));
   plan.blocks_per_sm = BlocksPerSm(problem, plan.block_threads, 0, kLongRowRegisters, limits);

@@ -152,6 +152,7 @@ class RowOperation:
         has_mask: whether it may have a mask.
         shares_rows: whether all inputs have one shape.
         sums: numbers that a row sums, side by side.
+        counts_max: whether it also counts the terms of the maximum, unless they are of a 16-bit type.
         takes_scalar: whether it reads a number for each row, behind its inputs.
         stores_scalar: whether its result is a number for each row, instead of one for each element.
     """
@@ -162,8 +163,17 @@ class RowOperation:
     has_mask: bool
     shares_rows: bool
     sums: int
+    counts_max: bool
     takes_scalar: bool
     stores_scalar: bool
+
+    def counts_max_of(self, dtype: np.dtype) -> bool:
+        """Whether it counts the terms of the maximum of a row of this dtype."""
+        return self.counts_max and dtype.itemsize > 2
+
+    def sums_of(self, dtype: np.dtype) -> int:
+        """The numbers that a row of this dtype sums, such a count included."""
+        return self.sums + self.counts_max_of(dtype)
 
 
 cpu_module = _load_cpu()

@@ -8,6 +8,9 @@ once.
 Owns: the calls of the two FFI targets, and how the statistics of devices meet. Must not know: how
 arrays are split (`partitioning`).
 
+Of float32 and float64 log_softmax also counts the terms of the maximum. Terms of a part whose
+maximum is smaller than the row's join the others.
+
 The maximum and the sum of parts of a row meet as in Milakov and Gimelshein, "Online normalizer
 calculation for softmax", 2018, arXiv:1805.02867.
 """
@@ -64,10 +67,11 @@ def apply(parts: Parts, operands: Sequence[jax.Array], axes: tuple[str, ...]) ->
         "has_mask": parts.has_mask,
     }
     computed = reference.compute_dtype(first)
-    statistics = jax.ShapeDtypeStruct((*first.shape[:-1], 1 + traits.sums), computed)
+    size = 1 + traits.sums_of(first.dtype)
+    statistics = jax.ShapeDtypeStruct((*first.shape[:-1], size), computed)
     elements = operands[:-1] if traits.takes_scalar else operands
     own = jax.ffi.ffi_call(registry.STATISTICS_TARGET, statistics)(*elements, **attributes)
-    whole = _of_all_devices(own, axes, traits.finds_max)
+    whole = _of_all_devices(own, axes, traits.finds_max, traits.counts_max_of(first.dtype))
     if traits.stores_scalar:
         scalar = reference.FROM_STATISTICS[parts.operation](whole)
         return scalar if parts.wide else scalar.astype(first.dtype)
@@ -75,13 +79,19 @@ def apply(parts: Parts, operands: Sequence[jax.Array], axes: tuple[str, ...]) ->
     return jax.ffi.ffi_call(registry.FINISH_TARGET, result)(whole, *operands, **attributes)
 
 
-def _of_all_devices(own: jax.Array, axes: tuple[str, ...], finds_max: bool) -> jax.Array:
+def _of_all_devices(
+    own: jax.Array, axes: tuple[str, ...], finds_max: bool, counts_max: bool
+) -> jax.Array:
     """The maximum and the sums of whole rows from those of parts, side by side at the end of an array."""
     largest, sums = own[..., :1], own[..., 1:]
     if finds_max:
         own_largest, largest = largest, lax.pmax(largest, axes)
-        # A part of nothing but -inf has the sum 0 and must add nothing. A part that has the maximum
-        # keeps its sums, also where that is infinite.
-        distance = own_largest - jnp.where(largest == -jnp.inf, 0, largest)
-        sums = sums * jnp.exp(jnp.where(own_largest == largest, 0, distance))
+        has_largest = own_largest == largest
+        if counts_max:  # terms of a smaller maximum join the others
+            count = sums[..., 1:]
+            joining = jnp.where(has_largest, 0, count)
+            sums = jnp.concatenate([sums[..., :1] + joining, count - joining], axis=-1)
+        # A part that has the maximum keeps its sums, also where that is infinite.
+        both = (jnp.where(has_largest, 0, value) for value in (own_largest, largest))
+        sums = sums * reference.exp_difference(*both)
     return jnp.concatenate([largest, lax.psum(sums, axes)], axis=-1)

@@ -29,21 +29,47 @@ def _row_sum(x: jax.Array) -> jax.Array:
     return jnp.sum(x, axis=-1, keepdims=True)
 
 
-def _shift(x: jax.Array) -> jax.Array:
-    """Returns x - max x, so that no exponential overflows. `initial` lets rows of no columns pass."""
-    return x - jnp.max(x, axis=-1, keepdims=True, initial=-jnp.inf)
+def _largest(x: jax.Array) -> jax.Array:
+    """The maximum of each row; `initial` lets rows of no columns pass."""
+    return jnp.max(x, axis=-1, keepdims=True, initial=-jnp.inf)
+
+
+def _difference_error(a: jax.Array, b: jax.Array, difference: jax.Array) -> jax.Array:
+    """The rounding error of a - b (Knuth's TwoDiff), 0 where the difference is not finite."""
+    is_finite = jnp.isfinite(difference)
+    a, b, difference = (jnp.where(is_finite, value, 0) for value in (a, b, difference))
+    b_part = a - difference
+    return (a - (difference + b_part)) + (b_part - b)
+
+
+def exp_difference(x: jax.Array, largest: jax.Array) -> jax.Array:
+    """exp(x - largest). The rounding error of x - largest alone would cost up to 90 units in the last place."""
+    difference = x - largest
+    exponential = jnp.exp(difference)
+    return exponential + exponential * _difference_error(x, largest, difference)
 
 
 def softmax_fwd(x: jax.Array) -> jax.Array:
     """Softmax: y = exp(x - max x) / sum exp(x - max x)."""
-    unnormalized = jnp.exp(_shift(_widen(x)))
+    wide = _widen(x)
+    unnormalized = jnp.exp(wide - _largest(wide))  # so that no exponential overflows
     return (unnormalized / _row_sum(unnormalized)).astype(x.dtype)
 
 
 def log_softmax_fwd(x: jax.Array) -> jax.Array:
-    """Log of softmax: y = x - max x - log sum exp(x - max x)."""
-    shifted = _shift(_widen(x))
-    return (shifted - jnp.log(_row_sum(jnp.exp(shifted)))).astype(x.dtype)
+    """Log of softmax: y = x - max x - log sum exp(x - max x).
+
+    In 1 + 1e-9 the small terms would be lost, and with them results near 0. So terms of the maximum,
+    which are exactly 1, are counted apart.
+    """
+    wide = _widen(x)
+    largest = _largest(wide)
+    shifted = wide - largest
+    terms = exp_difference(wide, largest)
+    is_largest = (terms == 1).astype(terms.dtype)
+    log_sum = jnp.log1p(_row_sum(terms - is_largest) + (_row_sum(is_largest) - 1))
+    y = (shifted - log_sum) + _difference_error(wide, largest, shifted)
+    return y.astype(x.dtype)
 
 
 def softmax_grad(y: jax.Array, dy: jax.Array) -> jax.Array:
@@ -69,8 +95,7 @@ def log_softmax_jvp(y: jax.Array, dx: jax.Array) -> jax.Array:
 
 def _log_sum_exp_terms(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """What the terms are relative to, the maximum where it is finite, and the terms."""
-    largest = jnp.max(x, axis=-1, keepdims=True, initial=-jnp.inf)
-    relative_to = _finite(largest)
+    relative_to = _finite(_largest(x))
     return relative_to, jnp.exp(x - relative_to)
 
 
@@ -158,7 +183,7 @@ def masked_softmax_fwd(
     if has_mask:
         seen = seen & mask_and_bias[0]
     t = jnp.where(seen, t, -jnp.inf)
-    largest = jnp.max(t, axis=-1, keepdims=True, initial=-jnp.inf)
+    largest = _largest(t)
     unnormalized = jnp.exp(t - jnp.where(largest == -jnp.inf, 0, largest))
     total = _row_sum(unnormalized)
     return (unnormalized / jnp.where(total == 0, 1, total)).astype(scores.dtype)

@@ -104,6 +104,10 @@ def _is_log_softmax(problem: Problem) -> bool:
     return problem.operation == "log_softmax"
 
 
+def _is_exact_log_softmax(problem: Problem) -> bool:
+    return _is_log_softmax(problem) and _has_elements(problem) and not _is_narrow(problem)
+
+
 def _has_mask(problem: Problem) -> bool:
     return _is_rows(problem) and bool(problem.options.get("mask"))
 
@@ -151,6 +155,14 @@ def _no_maximum(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray
     total = e.sum(-1, keepdims=True, dtype=np.float32)
     wrong = e / total if problem.operation == "softmax" else operands["x"] - np.log(total)
     return wrong.astype(y.dtype)
+
+
+def _maximum_summed_with_the_others(
+    problem: Problem, operands: Arrays, y: np.ndarray
+) -> np.ndarray:
+    """Results near 0 are lost: the sum is 1 and a small rest, which is rounded away."""
+    with np.errstate(all="ignore"):
+        return np.log(np.exp(y))
 
 
 def _sum_lacks_the_last(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
@@ -249,6 +261,11 @@ MISTAKES = {
     mistake.name: mistake
     for mistake in (
         Mistake("last term lost from a sum", _sums_lack_the_last, _is_rows),
+        Mistake(
+            "maximum summed with the others",
+            _maximum_summed_with_the_others,
+            _is_exact_log_softmax,
+        ),
         Mistake("no maximum subtracted", _no_maximum, _is_plain_softmax),
         Mistake("last term lost from a sum of exponentials", _sum_lacks_the_last, _is_log_sum_exp),
         Mistake("exponentials relative to zero", _relative_to_zero, _is_log_sum_exp),

@@ -16,7 +16,7 @@ DEVICES = tuple(_cpu.named_devices())
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 MOST_THREADS = 1024
 # Room that a block's reductions may need beside its rows, and what CUDA keeps of every block.
-SCRATCH = {("float32", 1): 640, ("float32", 2): 896, ("float64", 1): 1152, ("float64", 2): 1408}
+SCRATCH = {("float32", 1): 640, ("float32", 2): 1152, ("float64", 1): 1152, ("float64", 2): 1920}
 RESERVED = 1024
 
 
@@ -37,7 +37,8 @@ MASKED = ("masked_softmax_fwd", "biased_softmax_fwd", "masked_softmax_grad")
 
 def scratch_of(dtype, operation):
     """By the type of computation, and how many sums a row has."""
-    return SCRATCH[oracle.compute(dtype).name, registry.ROW_OPERATIONS[operation].sums]
+    sums = registry.ROW_OPERATIONS[operation].sums_of(oracle.storage(dtype))
+    return SCRATCH[oracle.compute(dtype).name, sums]
 
 
 def inputs(operation):

@@ -31,6 +31,7 @@ _LOG_SUM_EXP = tuple(filter(is_log_sum_exp, OPERATIONS))
 _SOFTMAX_LINEAR = tuple(o for o in OPERATIONS if not is_forward(o) and not is_log_sum_exp(o))
 _STORE_ELEMENTS = tuple(o for o in OPERATIONS if o not in ("logsumexp_fwd", "logsumexp_jvp"))
 MISTAKES = {
+    "maximum summed with the others": (("log_softmax_fwd",), ("float32", "float64")),
     "no max subtraction": ((*filter(is_forward, OPERATIONS), *_LOG_SUM_EXP[1:]), _ALL),
     "uncompensated difference": (("softmax_fwd",), ("float32",)),
     "tail element lost from the sum": (OPERATIONS, _ALL),
@@ -115,8 +116,18 @@ def _model_forward(operation, inputs, dtype, mistake):
     if mistake == "no max subtraction":
         peak = np.zeros_like(peak)
     e, d, error = _exponentials(x, peak, dtype, mistake)
-    total = _row_sum(e, dtype, mistake)
-    return e / total if operation == "softmax_fwd" else (d - np.log(total)) + error
+    if operation == "softmax_fwd":
+        return e / _row_sum(e, dtype, mistake)
+    return (d - _log_sum(e, dtype, mistake)) + error
+
+
+def _log_sum(e, dtype, mistake):
+    """Log of the sum of a row's terms; those of the maximum, which are exactly 1, are counted apart."""
+    if dtype.itemsize == 2 or mistake == "maximum summed with the others":
+        return np.log(_row_sum(e, dtype, mistake))
+    is_largest = (e == 1).astype(e.dtype)
+    rest, count = (_row_sum(terms, dtype, mistake) for terms in (e - is_largest, is_largest))
+    return np.log1p(rest + (count - 1))
 
 
 def _model_linear(operation, inputs, dtype, mistake):

@@ -56,7 +56,7 @@ def right_call(target: str, rng: np.random.Generator) -> Call:
     ]
     scale = np.float64(0.5 if traits.hides else 1.0)
     attributes = {"operation": operation, "scale": scale, "has_mask": has_mask}
-    statistics = ((*shape[:-1], 1 + traits.sums), wide)
+    statistics = ((*shape[:-1], 1 + traits.sums_of(dtype)), wide)
     if target == "jaxkernels_row_statistics":
         return Call(operands, [statistics], attributes)
     if target == "jaxkernels_row_finish":

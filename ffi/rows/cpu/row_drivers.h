@@ -153,9 +153,10 @@ JK_INLINE void RunNarrowGroup(const Inputs<Op>& in, int64_t cols, const RowEnds<
   for (int64_t i = 0; i < kLanes * cols; i += kLanes) {
 #pragma omp simd
     for (int64_t r = 0; r < kLanes; ++r) {
-      const C term = Op::Term(first[i + r], Op::kInputs == 2 ? second[i + r] : C(0), max[r]);
+      const C other = Op::kInputs == 2 ? second[i + r] : C(0);
+      C term = Op::Term(first[i + r], other, max[r]);
+      if constexpr (Op::kSums == 2) add(1, r, Op::SecondTerm(term, other));
       add(0, r, term);
-      if constexpr (Op::kSums == 2) add(1, r, Op::SecondTerm(term, second[i + r]));
     }
   }
   C taken[kLanes] = {};

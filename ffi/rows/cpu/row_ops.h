@@ -13,7 +13,7 @@
 //   kStoresScalar whether the result is a number for each row: Result; then there is no Finish
 //   Reference  from the row's maximum to what Term and MakeRow get as the maximum
 //   Term       one summand of the row's sum, from one element of each input and the maximum
-//   SecondTerm of the second sum, from the first and the inputs
+//   SecondTerm of the second sum, from the first and the inputs; it may change the first
 //   MakeRow    the constants of a row, made once from its statistics
 //   Finish     one element of the result from the inputs; FinishTerm the same from a kept summand
 #ifndef JAXKERNELS_ROWS_CPU_ROW_OPS_H_
@@ -69,9 +69,9 @@ struct RowOp {
 };
 
 // Forward operations read x and need the maximum, so that no exponential overflows.
-template <typename T>
-struct ForwardOp : RowOp<T> {
-  using typename RowOp<T>::C;
+template <typename T, int kCount = 1>
+struct ForwardOp : RowOp<T, kCount> {
+  using typename RowOp<T, kCount>::C;
   static constexpr int kInputs = 1;
   static constexpr bool kUsesMax = true;
 
@@ -102,16 +102,34 @@ struct SoftmaxForward : ForwardOp<T> {
 };
 
 // y = (x - max) - log(sum exp(x - max)); the logarithm in two parts, `sum` and `extra`
+//
+// In 1 + 1e-9 the small term would be lost, and with it results near 0. So terms of the maximum,
+// which are exactly 1, are counted apart. Half types sum all terms: it is faster, and their results
+// near 0 err by about 2^-24.
 template <typename T>
-struct LogSoftmaxForward : ForwardOp<T> {
-  using typename ForwardOp<T>::C;
-  using typename ForwardOp<T>::Row;
-  using typename ForwardOp<T>::Found;
+struct LogSoftmaxForward : ForwardOp<T, std::is_same_v<T, CpuComputeType<T>> ? 2 : 1> {
+  using Base = ForwardOp<T, std::is_same_v<T, CpuComputeType<T>> ? 2 : 1>;
+  using typename Base::C;
+  using typename Base::Found;
+  using typename Base::Row;
   static constexpr Operation kOperation = Operation::kLogSoftmaxForward;
   static constexpr bool kKeepsTerm = false;
 
+  // How many terms of the maximum this is, 1 or 0.
+  JK_INLINE static C SecondTerm(C& term, C) {
+    const C count = term == C(1) ? C(1) : C(0);
+    term -= count;
+    return count;
+  }
+  JK_INLINE static double LogSum(const Found& of) {
+    if constexpr (Base::kSums == 2) {
+      return Log1p(of.sum[0] + (of.sum[1] - 1));
+    } else {
+      return Log(of.sum[0]);
+    }
+  }
   JK_INLINE static Row MakeRow(const Found& of) {
-    const double log_sum = Log(of.sum[0]);
+    const double log_sum = LogSum(of);
     return {of.max, C(log_sum), C(log_sum - double(C(log_sum)))};
   }
   JK_INLINE static C Finish(C x, C, const Row& row) {

@@ -48,7 +48,8 @@ template <typename Op>
 JK_INLINE void FinishRow(const Inputs<Op>& in, int64_t cols, const typename Op::C* statistics,
                          const RowEnds<Op>& ends, int64_t index, typename Op::Storage* out) {
   using C = typename Op::C;
-  const typename Op::Found found = {Op::Reference(statistics[0]), {statistics[1]}};
+  typename Op::Found found = {Op::Reference(statistics[0])};
+  std::copy_n(statistics + 1, Op::kSums, found.sum);
   const typename Op::Row row = RowOf(found, ends, index);
   ForTiles<C>(cols, [&](int64_t i, int64_t n)
                         JK_INLINE_LAMBDA { Store<Op, false>(in.At(i), n, row, nullptr, out + i); });

@@ -138,12 +138,14 @@ JK_INLINE void AddTerms(const Inputs<Op>& in, int64_t n, int64_t skip, typename 
       if constexpr (kKeep) terms[i] = term;
     }
   } else {
-    static_assert(!kKeep && Op::kInputs == 2);
+    static_assert(!kKeep);
 #pragma omp simd reduction(+ : sum, second_sum)
     for (int64_t i = 0; i < n; ++i) {
-      const C term = Op::Term(first[i], second[i], max);
+      const C other = Op::kInputs == 2 ? second[i] : C(0);
+      C term = Op::Term(first[i], other, max);
+      const C second_term = Op::SecondTerm(term, other);
       sum += kSkip && i < skip ? C(0) : term;
-      second_sum += kSkip && i < skip ? C(0) : Op::SecondTerm(term, second[i]);
+      second_sum += kSkip && i < skip ? C(0) : second_term;
     }
     sums.template Add<kExact>(1, second_sum);
   }

@@ -92,7 +92,8 @@ const void* FindPart(const SoftmaxPlan& plan) {
       return reinterpret_cast<const void*>(
           &RowStatisticsKernel<Op, LaneGroup<C, kWarpSize, 1>, kAligned>);
     default:
-      return reinterpret_cast<const void*>(&RowStatisticsKernel<Op, BlockGroup<C>, kAligned>);
+      return reinterpret_cast<const void*>(
+          &RowStatisticsKernel<Op, BlockGroup<C, Op::kSums>, kAligned>);
   }
 }
 

@@ -71,9 +71,9 @@ struct ClassSums {
     Widen<Op>(pack, value);
 #pragma unroll
     for (int j = 0; j < kSize; ++j) {
-      const C term = op.Term(value[j], max);
-      slot[0][j] += term;
+      C term = op.Term(value[j], max);
       if constexpr (Op::kSums == 2) slot[1][j] += op.SecondTerm(term, value[j]);
+      slot[0][j] += term;
     }
   }
 
@@ -83,8 +83,9 @@ struct ClassSums {
 #pragma unroll
     for (int s = 0; s < Op::kSums; ++s) {
       if (shift > 0) RotateSlots(slot[s], shift);
-      sum[s] = group.template AllReduce<SumReduction<C>>(SumPairwise(slot[s]));
+      sum[s] = SumPairwise(slot[s]);
     }
+    AllReduceSums(group, sum);
   }
 };
 
@@ -109,7 +110,7 @@ __device__ RowStatistics<Op> StatisticsOfLeaf(const Op& op, LeafShift shift, For
       keep_own(pack, place);
       found.max = Max(found.max, MaxOfPacks(op, pack));
     });
-    found.max = warp.template AllReduce<MaxReduction<C>>(found.max);
+    found.max = AllReduce<MaxReduction<C>>(warp, found.max);
   }
   const C reference = found.Reference(found.max);
   ClassSums<Op> sums;
@@ -132,7 +133,7 @@ __device__ RowStatistics<Op> StatisticsOfLeaves(const Found* leaves, int count) 
   const int lane = threadIdx.x % kWarpSize;
   if constexpr (Op::kUsesMax) {
     for (int i = lane; i < count; i += kWarpSize) found.max = Max(found.max, leaves[i].max);
-    found.max = warp.template AllReduce<MaxReduction<C>>(found.max);
+    found.max = AllReduce<MaxReduction<C>>(warp, found.max);
   }
   const C reference = found.Reference(found.max);
   for (int i = lane; i < count; i += kWarpSize) {

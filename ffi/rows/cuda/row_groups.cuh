@@ -27,18 +27,18 @@ struct LaneGroup {
   __device__ static int64_t RowsOfGrid() {
     return static_cast<int64_t>(gridDim.x) * blockDim.x / kLanes * kRows;
   }
-  template <typename Reduction>
-  __device__ C AllReduce(C value) {
-    return GroupAllReduce<Reduction, kLanes>(value);
+  template <typename Reduction, int kCount>
+  __device__ void AllReduce(C (&value)[kCount]) {
+    GroupAllReduce<Reduction, kLanes>(value);
   }
 };
 
 // All threads of a block share a row.
-template <typename C>
+template <typename C, int kSums>
 struct BlockGroup {
-  using Scratch = typename BlockReducer<C>::Scratch;
+  using Scratch = typename BlockReducer<C, kSums>::Scratch;
 
-  BlockReducer<C> block;
+  BlockReducer<C, kSums> block;
 
   __device__ explicit BlockGroup(Scratch& scratch) : block(scratch) {}
 
@@ -47,9 +47,9 @@ struct BlockGroup {
   __device__ static int64_t FirstRow() { return blockIdx.x; }
   __device__ static int64_t FirstRowInStep() { return blockIdx.x; }
   __device__ static int64_t RowsOfGrid() { return gridDim.x; }
-  template <typename Reduction>
-  __device__ C AllReduce(C value) {
-    return block.template AllReduce<Reduction>(value);
+  template <typename Reduction, int kCount>
+  __device__ void AllReduce(C (&value)[kCount]) {
+    block.template AllReduce<Reduction>(value);
   }
 };
 

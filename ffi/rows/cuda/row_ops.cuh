@@ -18,7 +18,8 @@
 //   Value        of which the maximum is taken; it rises with the input, if there is one only
 //   Reference    from the row's maximum to what Term gets as `max`
 //   Term         one summand of the row's sum, from one element of each input and the maximum
-//   SecondTerm   of the second sum, from the first and the inputs
+//   SecondTerm   of the second sum, from the first and the inputs; it may change the first
+//   Rescale      multiplies the sums, relative to a smaller maximum, by exp(smaller - larger)
 //   Row          the constants of a row, made once from its statistics
 //   Finish       one element of the result from the inputs; FinishTerm the same from a kept summand
 // How to add one: ffi/README.md.
@@ -51,6 +52,11 @@ struct RowOp {
   static constexpr bool kSharesRows = true;
   struct View {};
   struct MaskWord {};
+
+  __device__ static void Rescale(C (&sum)[kCount], C factor) {
+#pragma unroll
+    for (C& one : sum) one *= factor;
+  }
 };
 
 // Operations that read x need its maximum, so that no exponential overflows.
@@ -97,17 +103,46 @@ struct SoftmaxForward : ForwardOp<T> {
 };
 
 // y = (x - max) - log(sum exp(x - max))
+//
+// In 1 + 1e-9 the small term would be lost, and with it results near 0. So terms of the maximum,
+// which are exactly 1, are counted apart. Half types sum all terms: it is faster, and their results
+// near 0 err by about 2^-24.
 template <typename T>
-struct LogSoftmaxForward : ForwardOp<T> {
-  using typename ForwardOp<T>::C;
-  using typename ForwardOp<T>::Found;
+struct LogSoftmaxForward : ForwardOp<T, 1, kIsHalf<T> ? 1 : 2> {
+  using Base = ForwardOp<T, 1, kIsHalf<T> ? 1 : 2>;
+  using typename Base::C;
+  using typename Base::Found;
   static constexpr Operation kOperation = Operation::kLogSoftmaxForward;
   static constexpr bool kKeepsTerm = false;
+  static constexpr bool kCounts = Base::kSums == 2;
 
   struct Row {
     C max, log_sum;
-    __device__ explicit Row(const Found& of) : max(of.max), log_sum(log(of.sum[0])) {}
+    __device__ explicit Row(const Found& of) : max(of.max), log_sum(LogSum(of)) {}
   };
+
+  __device__ static C LogSum(const Found& of) {
+    if constexpr (kCounts) {
+      return log1p(of.sum[0] + (of.sum[1] - 1));
+    } else {
+      return log(of.sum[0]);
+    }
+  }
+  // How many terms of the maximum this is, 1 or 0.
+  __device__ static C SecondTerm(C& term, const C (&)[1]) {
+    const C count = term == C(1) ? C(1) : C(0);
+    term -= count;
+    return count;
+  }
+  // Terms of a maximum join the others where there is a larger one.
+  __device__ static void Rescale(C (&sum)[Base::kSums], C factor) {
+    if constexpr (kCounts) {
+      const C joining = factor == C(1) ? C(0) : sum[1];
+      sum[0] += joining;
+      sum[1] -= joining;
+    }
+    sum[0] *= factor;
+  }
 
   __device__ static C Finish(const C (&in)[1], const Row& row) {
     const C difference = in[0] - row.max;

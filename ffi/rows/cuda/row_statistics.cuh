@@ -54,9 +54,7 @@ struct RowStatistics : Op::Found {
   __device__ void MakeRelativeTo(C reference) {
     if constexpr (Op::kUsesMax) {
       const bool is_large = max - reference > kLargestExponent<C>;
-      const C factor = is_large ? kInfinity<C> : ExpDifference<T>(max, reference);
-#pragma unroll
-      for (C& one : sum) one *= factor;
+      Op::Rescale(sum, is_large ? kInfinity<C> : ExpDifference<T>(max, reference));
     }
   }
 
@@ -64,7 +62,7 @@ struct RowStatistics : Op::Found {
   template <typename Group>
   __device__ void MergeOver(Group& group) {
     C of_group = max;
-    if constexpr (Op::kUsesMax) of_group = group.template AllReduce<MaxReduction<C>>(max);
+    if constexpr (Op::kUsesMax) of_group = AllReduce<MaxReduction<C>>(group, max);
     MakeRelativeTo(Reference(of_group));
     AllReduceSums(group, sum);
     max = of_group;
@@ -73,9 +71,7 @@ struct RowStatistics : Op::Found {
  private:
   __device__ void RaiseMax(C new_max) {
     if (!(new_max > max)) return;
-    const C factor = ExpDifference<T>(max, new_max);
-#pragma unroll
-    for (C& one : sum) one *= factor;
+    Op::Rescale(sum, ExpDifference<T>(max, new_max));
     max = new_max;
   }
 };

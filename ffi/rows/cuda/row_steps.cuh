@@ -65,20 +65,19 @@ __device__ void AddTerms(const Op& op, const C (&value)[kSize][Op::kInputs], C m
                          C (&term)[kSize], C (&sum)[Op::kSums]) {
 #pragma unroll
   for (int j = 0; j < kSize; ++j) term[j] = op.Term(value[j], max);
-  sum[0] += SumPairwise(term);
   if constexpr (Op::kSums == 2) {
     C second[kSize];
 #pragma unroll
     for (int j = 0; j < kSize; ++j) second[j] = op.SecondTerm(term[j], value[j]);
     sum[1] += SumPairwise(second);
   }
+  sum[0] += SumPairwise(term);
 }
 
 // The sums of all lanes of a group.
 template <typename Group, typename C, int kSums>
 __device__ void AllReduceSums(Group& group, C (&sum)[kSums]) {
-#pragma unroll
-  for (C& one : sum) one = group.template AllReduce<SumReduction<C>>(one);
+  group.template AllReduce<SumReduction<C>>(sum);
 }
 
 // The constants of row `row`, which may be past the end.

@@ -57,7 +57,7 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if constexpr (Op::kUsesMax) {
-        found[r].max = Op::Reference(group.template AllReduce<MaxReduction<C>>(found[r].max));
+        found[r].max = Op::Reference(AllReduce<MaxReduction<C>>(group, found[r].max));
       }
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
@@ -107,7 +107,7 @@ template <typename Op, bool kAligned>
 __global__ void __maxnreg__(BlockRegisters(Pack<typename Op::Storage>::kSize))
     BlockTierKernel(RowArgs<Op> args) {
   constexpr int kPacks = kBlockPacks / Op::kInputs;
-  RunInRegisters<Op, BlockGroup<typename Op::C>, kPacks, 1, kAligned>(args);
+  RunInRegisters<Op, BlockGroup<typename Op::C, Op::kSums>, kPacks, 1, kAligned>(args);
 }
 
 }  // namespace jaxkernels

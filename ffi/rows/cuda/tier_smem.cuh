@@ -53,11 +53,11 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
   // Under a name of its own: to the compiler, equal names are one array of one alignment.
   extern __shared__ __align__(kSmemLineBytes) unsigned char row_smem[];
   Pack<T>* const row_packs = reinterpret_cast<Pack<T>*>(row_smem);
-  __shared__ typename BlockReducer<C>::Scratch scratch;
+  __shared__ typename BlockReducer<C, Op::kSums>::Scratch scratch;
   __shared__ typename ClusterExchange<RowStatistics<Op>>::Scratch cluster_scratch;
   static_assert(WholeSmemLines(sizeof(scratch) + sizeof(cluster_scratch)) ==
                 ReductionScratchBytes(Pack<T>::kSize, Op::kSums));
-  BlockReducer<C> block(scratch);
+  BlockReducer<C, Op::kSums> block(scratch);
   const int slots = args.kept_packs;
   auto* const row_mask = reinterpret_cast<typename Op::MaskWord*>(row_packs + Op::kInputs * slots);
   const int threads = blockDim.x, lane = threadIdx.x % kWarpSize;
@@ -156,7 +156,7 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
         read(p, pack);
         online.max = Max(online.max, MaxOfPacks(args.op, pack));
       }
-      online.max = block.template AllReduce<MaxReduction<C>>(online.max);
+      online.max = AllReduce<MaxReduction<C>>(block, online.max);
     }
     const C reference = online.Reference(online.max);
     for_held([&](int h, int p) {
@@ -180,7 +180,7 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
       if constexpr (kKeep) {
         // The terms of this block stay relative to its own maximum. Where that is so far below the
         // row's that the sum overflows, the results are subnormal, and zero.
-        online.max = blocks.template AllReduce<MaxReduction<C>>(all.max);
+        online.max = AllReduce<MaxReduction<C>>(blocks, all.max);
         all.MakeRelativeTo(reference);
         AllReduceSums(blocks, all.sum);
         online.sum[0] = all.sum[0] == kInfinity<C> ? C(0) : all.sum[0];

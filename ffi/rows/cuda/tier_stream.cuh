@@ -54,7 +54,7 @@ __global__ void __maxnreg__(kLongRowRegisters)
     RowFinishKernel(RowArgs<Op> args, const typename Op::C* statistics) {
   using C = typename Op::C;
   using T = typename Op::Storage;
-  static_assert(Op::kSums == 1 && !Op::kStoresScalar);
+  static_assert(!Op::kStoresScalar);
   constexpr int kUnroll = kStreamPacksInFlight / Op::kInputs;
   const int lanes = args.lanes;
   const int groups = blockDim.x / lanes, lane = threadIdx.x % lanes;
@@ -62,8 +62,11 @@ __global__ void __maxnreg__(kLongRowRegisters)
   for (int64_t row = int64_t{blockIdx.x} * groups + threadIdx.x / lanes; row < args.rows;
        row += int64_t{gridDim.x} * groups) {
     const RowView<Op, kAligned> view(args, row);
-    typename Op::Found found = {statistics[2 * row], {statistics[2 * row + 1]}};
+    const C* const from = statistics + row * (1 + Op::kSums);
+    typename Op::Found found = {from[0]};
     if constexpr (Op::kUsesMax) found.max = Op::Reference(found.max);
+#pragma unroll
+    for (int s = 0; s < Op::kSums; ++s) found.sum[s] = from[1 + s];
     const typename Op::Row constants = RowOf(args, row, found);
     for (int first = lane; first < view.packs; first += lanes * kUnroll) {
       InputPacks<Op> pack[kUnroll];

@@ -35,14 +35,16 @@ class RowLanes {
   __device__ int Row() const { return threadIdx.x % kWarpSize >> log2_; }
   __device__ int Rows() const { return kWarpSize >> log2_; }
   // Without branches, which take longer than the steps that they would spare.
-  template <typename Reduction>
-  __device__ typename Reduction::Value AllReduce(typename Reduction::Value value) const {
+  template <typename Reduction, int kCount>
+  __device__ void AllReduce(typename Reduction::Value (&value)[kCount]) const {
 #pragma unroll
     for (int mask = kWarpSize / 2; mask > 0; mask /= 2) {
-      const auto other = ShuffleXor(value, mask);
-      value = Reduction::Combine(value, mask < lanes_ ? other : Reduction::Identity());
+#pragma unroll
+      for (auto& one : value) {
+        const auto other = ShuffleXor(one, mask);
+        one = Reduction::Combine(one, mask < lanes_ ? other : Reduction::Identity());
+      }
     }
-    return value;
   }
 
  private:
@@ -84,7 +86,7 @@ __device__ void ComputeStagedRow(const RowArgs<Op>& args, const StagedChunk<Op>&
 
   // Reduce.
   if constexpr (Op::kUsesMax) {
-    found.max = Op::Reference(group.template AllReduce<MaxReduction<C>>(MaxOf(args.op, value)));
+    found.max = Op::Reference(AllReduce<MaxReduction<C>>(group, MaxOf(args.op, value)));
   }
   AddTerms(args.op, value, found.max, term, found.sum);
   AllReduceSums(group, found.sum);

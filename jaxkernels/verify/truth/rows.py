@@ -63,8 +63,11 @@ def _softmax_fwd(x: np.ndarray) -> np.ndarray:
 
 
 def _log_softmax_fwd(x: np.ndarray) -> np.ndarray:
+    # Terms of the maximum are counted apart: added to them, small ones would be lost.
     d = _shifted(x)
-    return d - np.log(_sum(np.exp(d)))
+    is_largest = d == 0
+    rest = _sum(np.where(is_largest, 0, np.exp(d)))
+    return d - np.log1p(rest + (_sum(is_largest) - 1))
 
 
 def log_sum_exp_terms(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -18,6 +18,9 @@ type, d = x - max, S = sum exp(d). Every bound is elementwise, in units of u, an
   smallest normal number is allowed where the exponent range is float32's. float16 results keep their subnormals.
   In a derivative every operand, product and sum of a row may be flushed: those of y or exp(y) cost that number times the
   (co)tangent.
+* log_softmax of float32 and float64 counts the terms of the maximum, which are exactly 1, apart. So S errs only by what
+  the other terms do, weighed by their share of it, and a result near 0 is right to a few units of its own last place. A
+  term may be flushed, and one of a part of a row is multiplied by one more exponential (see below).
 * logsumexp is max + log S, of which both terms are rounded to u and their sum once more; what S errs by is an absolute
   error. Its derivatives are quotients by S, so that what the exponentials and S err by is relative. A part of a row
   that was summed relative to a smaller maximum is multiplied by one more exponential: an error like that of a term.
@@ -132,10 +135,16 @@ def _forward_bound(
     if operation == "softmax_fwd":
         relative = p.u * (exp_error + s_error + DIVIDE_ERROR)
         return y * (relative + (p.us if p.us > p.u else 0))
+    flushed = 0.0
+    if p.us == p.u:
+        others = -np.expm1(np.max(y, axis=-1, keepdims=True, initial=-np.inf))
+        each = np.where(d > 0, exp_error + p.exp_error + 1, 0)
+        s_error = (sigma + 2) * others + np.sum(each * weight, axis=-1, keepdims=True)
+        flushed = p.flush * x.shape[-1]
     size = np.where(np.isfinite(y), np.abs(y), 0)
     log_s = np.abs(d - size)
     lost = d if p.argument_error else 0
-    return p.us * size + p.u * (size + lost + (1 + LOG_ERROR) * log_s + s_error)
+    return p.us * size + p.u * (size + lost + (1 + LOG_ERROR) * log_s + s_error) + flushed
 
 
 def _linear_bound(
