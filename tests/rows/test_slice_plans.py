@@ -77,9 +77,9 @@ def test_every_place_has_a_plan(dtype, tier):
             assert plan.lanes * fewest <= cols <= plan.lanes * most
         if plan.tier == "warp" and not plan.staged and not plan.aligned:
             # Layouts that hold fewer packs are not compiled, because such rows are staged.
-            shares_rows = registry.ROW_OPERATIONS[operation].shares_rows
-            longest = 32 * (8 if dtype == "float64" else 16)
-            assert not shares_rows or plan.lanes * plan.packs_per_lane * pack > longest
+            traits = registry.ROW_OPERATIONS[operation]
+            longest = 32 * (8 if width == 8 else 16) // (1 if width == 2 else traits.inputs)
+            assert not traits.shares_rows or plan.lanes * plan.packs_per_lane * pack > longest
         if plan.tier in ("warp", "block") and not plan.staged:
             packs = -(-(cols + (pack - 1 if offset or cols % pack else 0)) // pack)
             assert plan.lanes * plan.packs_per_lane >= min(packs, -(-(cols + offset) // pack))
