@@ -182,16 +182,21 @@ void PlanGathered(const SoftmaxProblem& problem, const DeviceLimits& limits, Sof
 
 void PlanSpread(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
   const int64_t packs = CeilDiv(problem.cols, plan.pack);
-  const int64_t turns = CeilDiv(packs, int64_t{32} * kBranchLeaves * kMostBranches);
+  constexpr int64_t kLeastBranch = int64_t{32} * kBranchLeaves * kLeastLeafTurns;
   plan.tier = Tier::kSpread;
-  plan.leaf_turns = static_cast<int>(std::max<int64_t>(turns, kLeastLeafTurns));
+  plan.leaf_turns =
+      static_cast<int>(kLeastLeafTurns * CeilDiv(packs, kLeastBranch * kMostBranches));
   plan.branches = static_cast<int>(CeilDiv(packs, int64_t{32} * kBranchLeaves * plan.leaf_turns));
-  plan.scratch_bytes =
-      problem.rows * plan.branches * StatisticsBytes(plan.pack, SumsOf(problem.operation));
   plan.block_threads = 32 * kBranchLeaves;
   plan.lanes = static_cast<int>(32 * CeilDiv(packs, int64_t{32} * plan.leaf_turns));
-  plan.blocks_per_sm = BlocksPerSm(problem, plan.block_threads, 0, kLongRowRegisters, limits);
-  plan.grid_blocks = std::max<int64_t>(problem.rows, 1) * plan.branches;
+  plan.blocks_per_sm = BlocksPerSm(problem, plan.block_threads, 0, kSpreadRegisters, limits);
+  // Statistics run ahead by a row and half of the blocks that run at once: then hardly any waits.
+  const int64_t branches = problem.rows * plan.branches;
+  const int64_t ahead = plan.branches + int64_t{limits.sm_count} * plan.blocks_per_sm / 2;
+  plan.ahead = StoresScalar(problem.operation) || branches <= ahead ? 0 : ahead;
+  plan.grid_blocks = std::max<int64_t>(branches, plan.branches) * (plan.ahead > 0 ? 2 : 1);
+  plan.scratch_bytes = branches * StatisticsBytes(plan.pack, SumsOf(problem.operation));
+  if (plan.ahead > 0) plan.scratch_bytes += SpreadCountBytes(problem.rows);
 }
 
 void PlanStream(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {

@@ -103,21 +103,34 @@ constexpr bool LoadsAsTable() {
          Op::kSharesRows == traits.shares_rows;
 }
 
-// The two kernels of the tier `spread`, one after the other.
+// The tier `spread`: one launch, with counts behind the statistics, or two.
 template <typename Op, bool kAligned>
-cudaError_t StartSpread(RowArgs<Op> args, void* statistics, const SoftmaxPlan& plan,
-                        cudaStream_t stream) {
-  static_assert(sizeof(typename Op::Found) ==
-                StatisticsBytes(Pack<typename Op::Storage>::kSize, Op::kSums));
-  void* kernel_args[] = {&args, &statistics};
-  const void* const kernels[] = {
-      reinterpret_cast<const void*>(&SpreadStatisticsKernel<Op, kAligned>),
-      reinterpret_cast<const void*>(&SpreadFinishKernel<Op, kAligned>)};
-  for (const void* const kernel : kernels) {
-    const cudaError_t error = StartKernel(kernel, plan, kernel_args, stream);
-    if (error != cudaSuccess) return error;
+cudaError_t StartSpread(RowArgs<Op> args, void* scratch, SoftmaxPlan plan, cudaStream_t stream) {
+  using Found = typename Op::Found;
+  static_assert(sizeof(Found) == StatisticsBytes(Pack<typename Op::Storage>::kSize, Op::kSums));
+  auto* statistics = static_cast<Found*>(scratch);
+  const auto start = [&](auto kernel, auto... more) {
+    void* kernel_args[] = {&args, &statistics, &more...};
+    return StartKernel(reinterpret_cast<const void*>(kernel), plan, kernel_args, stream);
+  };
+  if constexpr (!Op::kStoresScalar) {
+    if (plan.ahead > 0) {
+      const SpreadOrder order = {args.rows * args.branches, plan.ahead};
+      auto* const counts = reinterpret_cast<unsigned*>(statistics + order.branches);
+      const cudaError_t error = cudaMemsetAsync(counts, 0, SpreadCountBytes(args.rows), stream);
+      if (error != cudaSuccess) return error;
+      return start(&SpreadKernel<Op, kAligned>, SpreadCounts{counts, counts + 1}, order);
+    }
   }
-  return cudaSuccess;
+  const cudaError_t error = start(&SpreadStatisticsKernel<Op, kAligned>);
+  if (error != cudaSuccess) return error;
+  if constexpr (Op::kStoresScalar) {
+    plan.grid_blocks = args.rows;
+    plan.block_threads = kWarpSize;
+    return start(&SpreadScalarKernel<Op>);
+  } else {
+    return start(&SpreadFinishKernel<Op, kAligned>);
+  }
 }
 
 template <typename Op>

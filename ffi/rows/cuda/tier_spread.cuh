@@ -1,18 +1,24 @@
-// Tier `spread`: rows that are too long for shared memory are spread over all SMs, by two kernels.
+// Tier `spread`: rows that are too long for shared memory are spread over all SMs.
 //
 // Work split: a row is cut into branches of kBranchLeaves leaves (leaf.cuh), a block for each. The
-// first kernel finds the statistics of every branch, a leaf in each warp. The second merges those
-// of a row, in every warp, and makes its results.
-// Memory: two reads and one write per element; one read where the result is a row scalar. The
-// second kernel begins with the last rows, which the first has left in the L2 cache. A leaf is read
-// for its maximum, and again for its sums; by its size the L1 cache could hold it (not counted).
+// statistics of a branch are found by a leaf in each warp. A block that makes results merges those
+// of its row, in every warp.
+// Launches: few rows take two kernels, one for all statistics, one for all results. The second
+// begins with the last branches, which the first has left in the L2 cache. Many rows take one: its
+// blocks take branches in an order in which the statistics of some run ahead of the results of
+// others (SpreadOrder), so that all results are made from the L2 cache.
+// Memory: two reads and one write per element, of which the L2 cache serves the second read; one
+// read where the result is a row scalar.
 // Order: that of leaf.cuh. A row gives the same bits wherever it lies, beside any number of rows.
-// Requires: a grid of args.rows * args.branches blocks of kBranchLeaves warps.
+// Requires: blocks of kBranchLeaves warps, one for each branch; of SpreadKernel two.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_SPREAD_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_SPREAD_CUH_
 
+#include <cuda/atomic>
+
 #include "rows/cuda/leaf.cuh"
 #include "rows/plan.h"
+#include "rows/spread_order.h"
 
 namespace jaxkernels {
 
@@ -20,82 +26,124 @@ namespace jaxkernels {
 template <typename Op, bool kAligned>
 struct Branch {
   static constexpr int kUnroll = kSpreadPacksInFlight / Op::kInputs;
+  static_assert(kLeastLeafTurns % kUnroll == 0, "a leaf ends between two loads of kUnroll packs");
 
   int64_t row;
   int index;  // within the row
   RowView<Op, kAligned> view;
 
-  __device__ Branch(const RowArgs<Op>& args, int64_t row)
-      : row(row),
-        index(static_cast<int>(blockIdx.x % args.branches)),
+  // Number `number` of all branches of all rows.
+  __device__ Branch(const RowArgs<Op>& args, int64_t number)
+      : row(number / args.branches),
+        index(static_cast<int>(number % args.branches)),
         view(RowView<Op, kAligned>(args, row).StartAtLine()) {}
 
-  __device__ LeafShift Shift() const { return {view.lead, view.head}; }
-
-  // body(pack, place, index) for the lane's packs of a warp's leaf; with_spill: of the spill, too.
-  template <typename Body>
-  __device__ void ForPacks(const RowArgs<Op>& args, int turns, bool with_spill, Body body) const {
-    const int lane = threadIdx.x % kWarpSize;
-    const int leaf = index * kBranchLeaves + static_cast<int>(threadIdx.x / kWarpSize);
-    const int first = leaf * turns * kWarpSize + lane, of_spill = first + turns * kWarpSize;
-    const int end = of_spill + (with_spill && lane < Shift().Spill() ? 1 : 0);
-#pragma unroll 1
-    for (int at = first; at < end; at += kUnroll * kWarpSize) {
-      InputPacks<Op> pack[kUnroll];
-      LoadPacks<Inputs::kAnywhere>(pack, args, view, at, kWarpSize);
-      MaskAndHidePacks(pack, args, view, at, kWarpSize);
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        const int here = at + u * kWarpSize;
-        if (here >= end) continue;
-        const auto place = here == first      ? LeafPlace::kFirst
-                           : here == of_spill ? LeafPlace::kSpill
-                                              : LeafPlace::kWithin;
-        body(pack[u], place, here);
-      }
-    }
+  // The first pack of leaf `leaf`, of this branch; past the last, of the next.
+  __device__ int FirstPack(const RowArgs<Op>& args, int leaf) const {
+    return (index * kBranchLeaves + leaf) * args.leaf_turns * kWarpSize;
   }
 };
 
+// The statistics of a branch; valid in all lanes of the first warp.
 template <typename Op, bool kAligned>
-__global__ void __launch_bounds__(kBranchLeaves * 32, 4)
-    SpreadStatisticsKernel(RowArgs<Op> args, typename Op::Found* statistics) {
+__device__ RowStatistics<Op> StatisticsOfBranch(const RowArgs<Op>& args,
+                                                const Branch<Op, kAligned>& branch) {
+  constexpr int kUnroll = Branch<Op, kAligned>::kUnroll;
   __shared__ typename Op::Found leaves[kBranchLeaves];
-  const Branch<Op, kAligned> branch(args, blockIdx.x / args.branches);
-  const auto of_leaf = StatisticsOfLeaf<kAligned>(args.op, branch.Shift(), [&](bool, auto body) {
-    branch.ForPacks(
-        args, args.leaf_turns, branch.Shift().Any(),
-        [&](const InputPacks<Op>& pack, LeafPlace place, int /*index*/) { body(pack, place); });
-  });
-  if (threadIdx.x % kWarpSize == 0) leaves[threadIdx.x / kWarpSize] = of_leaf;
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+  const LeafShift shift = {branch.view.lead, branch.view.head};
+  const int first = branch.FirstPack(args, warp) + lane;
+  const int end = first + args.leaf_turns * kWarpSize;
+
+  InputPacks<Op> pack[kUnroll], spill[1];
+  const bool keeps_packs = args.leaf_turns == kUnroll;
+  const auto for_packs = [&](bool again, auto body) {
+#pragma unroll 1
+    for (int at = first; at < end; at += kUnroll * kWarpSize) {
+      if (!again || !keeps_packs) TakePacks(pack, args, branch.view, at, kWarpSize);
+      if (!again && at + kUnroll * kWarpSize >= end && lane < shift.Spill()) {
+        TakePacks(spill, args, branch.view, end, kWarpSize);
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        ForgetPacks(pack[u]);
+        body(pack[u], u == 0 && at == first);
+      }
+    }
+  };
+  const auto of_leaf = StatisticsOfLeaf<kAligned>(args.op, shift, spill[0], for_packs);
+  if (lane == 0) leaves[warp] = of_leaf;
   __syncthreads();
-  if (threadIdx.x >= kWarpSize) return;
-  const auto of_branch = StatisticsOfLeaves<Op>(leaves, kBranchLeaves);
-  if (threadIdx.x == 0) statistics[branch.row * args.branches + branch.index] = of_branch;
+  if (warp > 0) return of_leaf;
+  return StatisticsOfLeaves<Op>(leaves, kBranchLeaves);
+}
+
+// The constants of a row, from the statistics of its branches; valid in all lanes.
+template <typename Op>
+__device__ typename Op::Row RowOfBranches(const RowArgs<Op>& args, int64_t row,
+                                          const typename Op::Found* statistics) {
+  auto of_row = StatisticsOfLeaves<Op>(statistics + row * args.branches, args.branches);
+  if constexpr (Op::kUsesMax) of_row.max = Op::Reference(of_row.max);
+  return RowOf(args, row, of_row);
+}
+
+// The results of a branch.
+template <typename Op, bool kAligned>
+__device__ void FinishBranch(const RowArgs<Op>& args, const Branch<Op, kAligned>& branch,
+                             const typename Op::Found* statistics) {
+  const bool is_last = branch.index == args.branches - 1;
+  FinishRow<kSpreadFinishPacksInFlight / Op::kInputs>(
+      args, branch.view, RowOfBranches(args, branch.row, statistics),
+      branch.FirstPack(args, 0) + static_cast<int>(threadIdx.x),
+      is_last ? branch.view.packs : branch.FirstPack(args, kBranchLeaves), blockDim.x);
 }
 
 template <typename Op, bool kAligned>
-__global__ void __launch_bounds__(kBranchLeaves * 32, 4)
+__global__ void __launch_bounds__(kBranchLeaves * 32, kSpreadBlocksPerSm)
+    SpreadStatisticsKernel(RowArgs<Op> args, typename Op::Found* statistics) {
+  const auto of_branch = StatisticsOfBranch(args, Branch<Op, kAligned>(args, blockIdx.x));
+  if (threadIdx.x == 0) statistics[blockIdx.x] = of_branch;
+}
+
+template <typename Op, bool kAligned>
+__global__ void __launch_bounds__(kBranchLeaves * 32, kSpreadBlocksPerSm)
     SpreadFinishKernel(RowArgs<Op> args, const typename Op::Found* statistics) {
-  using T = typename Op::Storage;
-  const Branch<Op, kAligned> branch(args, args.rows - 1 - blockIdx.x / args.branches);
-  if (Op::kStoresScalar && branch.index > 0) return;
-  auto of_row = StatisticsOfLeaves<Op>(statistics + branch.row * args.branches, args.branches);
-  if constexpr (Op::kUsesMax) of_row.max = Op::Reference(of_row.max);
-  const typename Op::Row constants = RowOf(args, branch.row, of_row);
-  if constexpr (Op::kStoresScalar) {
-    if (threadIdx.x == 0) args.StoreScalar(branch.row, constants.result);
+  FinishBranch(args, Branch<Op, kAligned>(args, gridDim.x - 1 - blockIdx.x), statistics);
+}
+
+// The same for row scalars. Requires: a block of one warp for each row.
+template <typename Op>
+__global__ void SpreadScalarKernel(RowArgs<Op> args, const typename Op::Found* statistics) {
+  const typename Op::Row constants = RowOfBranches(args, blockIdx.x, statistics);
+  if (threadIdx.x == 0) args.StoreScalar(blockIdx.x, constants.result);
+}
+
+// Both in one launch. What a block waits for was taken earlier, by blocks that run.
+// Requires: *counts are 0.
+template <typename Op, bool kAligned>
+__global__ void __launch_bounds__(kBranchLeaves * 32, kSpreadBlocksPerSm)
+    SpreadKernel(RowArgs<Op> args, typename Op::Found* statistics, SpreadCounts counts,
+                 SpreadOrder order) {
+  using Count = cuda::atomic_ref<unsigned, cuda::thread_scope_device>;
+  __shared__ unsigned turn;
+  if (threadIdx.x == 0) turn = Count(*counts.turns).fetch_add(1, cuda::memory_order_relaxed);
+  __syncthreads();
+  const SpreadTask task = order.TaskOf(turn);
+  const Branch<Op, kAligned> branch(args, task.branch);
+  Count found(counts.found[branch.row]);
+  if (task.finishes) {
+    if (threadIdx.x == 0) {
+      while (found.load(cuda::memory_order_acquire) < static_cast<unsigned>(args.branches)) {
+        __nanosleep(100);
+      }
+    }
+    __syncthreads();
+    FinishBranch(args, branch, statistics);
   } else {
-    // The spill of the last leaf is no other's.
-    const bool is_last = branch.index == args.branches - 1 &&
-                         static_cast<int>(threadIdx.x / kWarpSize) == kBranchLeaves - 1;
-    branch.ForPacks(args, args.leaf_turns, is_last,
-                    [&](const InputPacks<Op>& pack, LeafPlace /*place*/, int index) {
-                      if (!branch.view.Has(index)) return;
-                      typename Op::C result[Pack<T>::kSize];
-                      FinishPacks(args.op, pack, constants, result);
-                      StorePack(args.out, branch.view, index, result);
-                    });
+    const auto of_branch = StatisticsOfBranch(args, branch);
+    if (threadIdx.x > 0) return;
+    statistics[task.branch] = of_branch;
+    found.fetch_add(1, cuda::memory_order_release);
   }
 }
 
