@@ -72,8 +72,10 @@ struct ClassSums {
 #pragma unroll
     for (int j = 0; j < kSize; ++j) {
       const C term = op.Term(value[j], max);
-      slot[0][j] += term;
-      if constexpr (Op::kSums == 2) slot[1][j] += op.SecondTerm(term, value[j]);
+      slot[0][j] = RoundedSum(slot[0][j], term);
+      if constexpr (Op::kSums == 2) {
+        slot[1][j] = RoundedSum(slot[1][j], op.SecondTerm(term, value[j]));
+      }
     }
   }
 
@@ -144,7 +146,7 @@ __device__ RowStatistics<Op> StatisticsOfLeaves(const Found* leaves, int count) 
     RowStatistics<Op> leaf(leaves[i]);
     leaf.MakeRelativeTo(reference);
 #pragma unroll
-    for (int s = 0; s < Op::kSums; ++s) found.sum[s] += leaf.sum[s];
+    for (int s = 0; s < Op::kSums; ++s) found.sum[s] = RoundedSum(found.sum[s], leaf.sum[s]);
   }
   AllReduceSums(warp, found.sum);
   return found;
