@@ -9,7 +9,6 @@
 #include "core/bind_value.h"
 #include "rows/masked_rows.h"
 #include "rows/plan.h"
-#include "rows/spread_order.h"
 
 namespace nb = nanobind;
 
@@ -57,14 +56,6 @@ nb::tuple RowsOf(const SoftmaxPlan& plan, int64_t worker, int64_t rows) {
   }
   const RowBatches::Rows taken = plan.batches.RowsOf(worker, rows);
   return nb::make_tuple(taken.first, taken.end, taken.step);
-}
-
-nb::tuple TaskOf(const SoftmaxPlan& plan, int64_t turn) {
-  if (plan.ahead == 0 || turn < 0 || turn >= plan.grid_blocks) {
-    throw nb::index_error(("the plan has no turn " + std::to_string(turn)).c_str());
-  }
-  const SpreadTask task = SpreadOrder{plan.grid_blocks / 2, plan.ahead}.TaskOf(turn);
-  return nb::make_tuple(task.finishes, task.branch);
 }
 
 nb::dict RowOperations() {
@@ -119,10 +110,7 @@ void BindSoftmaxPlan(nb::module_& module) {
   BindValue<SoftmaxPlan>(module, "How a row operation is launched on a GPU.")
       .def("rows_of", &RowsOf, nb::arg("worker"), nb::arg("rows"),
            "Of so many rows as the plan is for, those of a worker (a block or cluster) as (first, "
-           "end, step); tiers 'block_smem' and 'cluster' only.")
-      .def("task_of", &TaskOf, nb::arg("turn"),
-           "What the block whose turn it is does, as (whether it makes results, branch of all "
-           "rows); one launch of the tier 'spread' only.");
+           "end, step); tiers 'block_smem' and 'cluster' only.");
 
   module.attr("UNBOUNDED") = MaskedRows::kUnbounded;
   module.def("row_operations", &RowOperations,

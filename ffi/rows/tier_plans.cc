@@ -189,14 +189,11 @@ void PlanSpread(const SoftmaxProblem& problem, const DeviceLimits& limits, Softm
   plan.branches = static_cast<int>(CeilDiv(packs, int64_t{32} * kBranchLeaves * plan.leaf_turns));
   plan.block_threads = 32 * kBranchLeaves;
   plan.lanes = static_cast<int>(32 * CeilDiv(packs, int64_t{32} * plan.leaf_turns));
-  plan.blocks_per_sm = BlocksPerSm(problem, plan.block_threads, 0, kSpreadRegisters, limits);
-  // Statistics run ahead by a row and half of the blocks that run at once: then hardly any waits.
-  const int64_t branches = problem.rows * plan.branches;
-  const int64_t ahead = plan.branches + int64_t{limits.sm_count} * plan.blocks_per_sm / 2;
-  plan.ahead = StoresScalar(problem.operation) || branches <= ahead ? 0 : ahead;
-  plan.grid_blocks = std::max<int64_t>(branches, plan.branches) * (plan.ahead > 0 ? 2 : 1);
-  plan.scratch_bytes = branches * StatisticsBytes(plan.pack, SumsOf(problem.operation));
-  if (plan.ahead > 0) plan.scratch_bytes += SpreadCountBytes(problem.rows);
+  const int registers = SpreadRegisters(problem.operation, plan.pack);
+  plan.blocks_per_sm = BlocksPerSm(problem, plan.block_threads, 0, registers, limits);
+  plan.grid_blocks = std::max<int64_t>(problem.rows, 1) * plan.branches;
+  plan.scratch_bytes =
+      problem.rows * plan.branches * StatisticsBytes(plan.pack, SumsOf(problem.operation));
 }
 
 void PlanStream(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {

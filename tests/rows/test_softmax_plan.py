@@ -170,8 +170,7 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
         assert p.branches <= 512, where
         assert 8 * leaf * (p.branches - 1) < packs <= 8 * leaf * p.branches, where
         assert p.lanes == 32 * -(-packs // leaf), where
-        assert p.grid_blocks == max(rows, 1) * p.branches * (2 if p.ahead else 1), where
-        assert p.ahead == 0 or p.branches <= p.ahead < rows * p.branches, where
+        assert p.grid_blocks == max(rows, 1) * p.branches, where
         assert p.scratch_bytes >= rows * p.branches * (2 * max(BYTES[dtype], 4)), where
         return
     else:
@@ -389,33 +388,6 @@ def test_every_row_has_one_worker(cols, dtype, operation, tier, sm_count):
 def test_other_tiers_have_no_workers():
     with pytest.raises(IndexError, match="no worker"):
         plan(1024).rows_of(0, 4096)
-
-
-@pytest.mark.parametrize(("rows", "cols"), [(5, 1_000_003), (64, 1 << 20), (2, 1 << 24)])
-def test_results_wait_for_earlier_turns_only(rows, cols):
-    """Each branch has two turns; those of the statistics that a result needs come first."""
-    p = _cpu.plan_softmax(rows, cols, "float32", "softmax_fwd", with_sms(132), "spread")
-    found, finished = set(), set()
-    for turn in range(p.grid_blocks):
-        finishes, branch = p.task_of(turn)
-        if finishes:
-            first = branch // p.branches * p.branches
-            assert found.issuperset(range(first, first + p.branches)), turn
-        tasks = finished if finishes else found
-        assert branch not in tasks, turn
-        tasks.add(branch)
-    assert found == finished == set(range(rows * p.branches))
-    for wrong in (-1, p.grid_blocks):
-        with pytest.raises(IndexError, match="no turn"):
-            p.task_of(wrong)
-
-
-def test_few_rows_take_two_launches():
-    for rows, operation in ((1, "softmax_fwd"), (128, "logsumexp_fwd")):
-        p = _cpu.plan_softmax(rows, 1 << 20, "float32", operation, with_sms(132), "spread")
-        assert (p.ahead, p.grid_blocks) == (0, rows * p.branches)
-        with pytest.raises(IndexError, match="no turn"):
-            p.task_of(0)
 
 
 def test_limits_of_a_device_without_processors():

@@ -103,25 +103,15 @@ constexpr bool LoadsAsTable() {
          Op::kSharesRows == traits.shares_rows;
 }
 
-// The tier `spread`: one launch, with counts behind the statistics, or two.
+// The two kernels of the tier `spread`.
 template <typename Op, bool kAligned>
-cudaError_t StartSpread(RowArgs<Op> args, void* scratch, SoftmaxPlan plan, cudaStream_t stream) {
-  using Found = typename Op::Found;
-  static_assert(sizeof(Found) == StatisticsBytes(Pack<typename Op::Storage>::kSize, Op::kSums));
-  auto* statistics = static_cast<Found*>(scratch);
-  const auto start = [&](auto kernel, auto... more) {
-    void* kernel_args[] = {&args, &statistics, &more...};
+cudaError_t StartSpread(RowArgs<Op> args, void* statistics, SoftmaxPlan plan, cudaStream_t stream) {
+  static_assert(sizeof(typename Op::Found) ==
+                StatisticsBytes(Pack<typename Op::Storage>::kSize, Op::kSums));
+  const auto start = [&](auto* kernel) {
+    void* kernel_args[] = {&args, &statistics};
     return StartKernel(reinterpret_cast<const void*>(kernel), plan, kernel_args, stream);
   };
-  if constexpr (!Op::kStoresScalar) {
-    if (plan.ahead > 0) {
-      const SpreadOrder order = {args.rows * args.branches, plan.ahead};
-      auto* const counts = reinterpret_cast<unsigned*>(statistics + order.branches);
-      const cudaError_t error = cudaMemsetAsync(counts, 0, SpreadCountBytes(args.rows), stream);
-      if (error != cudaSuccess) return error;
-      return start(&SpreadKernel<Op, kAligned>, SpreadCounts{counts, counts + 1}, order);
-    }
-  }
   const cudaError_t error = start(&SpreadStatisticsKernel<Op, kAligned>);
   if (error != cudaSuccess) return error;
   if constexpr (Op::kStoresScalar) {

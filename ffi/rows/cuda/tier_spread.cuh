@@ -1,31 +1,27 @@
 // Tier `spread`: rows that are too long for shared memory are spread over all SMs.
 //
-// Work split: a row is cut into branches of kBranchLeaves leaves (leaf.cuh), a block for each. The
-// statistics of a branch are found by a leaf in each warp. A block that makes results merges those
-// of its row, in every warp.
-// Launches: few rows take two kernels, one for all statistics, one for all results. The second
-// begins with the last branches, which the first has left in the L2 cache. Many rows take one: its
-// blocks take branches in an order in which the statistics of some run ahead of the results of
-// others (SpreadOrder), so that all results are made from the L2 cache.
-// Memory: two reads and one write per element, of which the L2 cache serves the second read; one
-// read where the result is a row scalar.
+// Work split: a row is cut into branches of kBranchLeaves leaves (leaf.cuh), a block for each. One
+// kernel finds the statistics of all branches, by a leaf in each warp. Another merges those of a
+// row, in every warp, and makes the results; it begins with the last branches, which the L2 cache
+// holds.
+// Memory: two reads and one write per element; one read where the result is a row scalar.
 // Order: that of leaf.cuh. A row gives the same bits wherever it lies, beside any number of rows.
-// Requires: blocks of kBranchLeaves warps, one for each branch; of SpreadKernel two.
+// Requires: blocks of kBranchLeaves warps, one for each branch.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_SPREAD_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_SPREAD_CUH_
 
-#include <cuda/atomic>
-
 #include "rows/cuda/leaf.cuh"
 #include "rows/plan.h"
-#include "rows/spread_order.h"
 
 namespace jaxkernels {
 
 // The part of a row that a block works on.
 template <typename Op, bool kAligned>
 struct Branch {
-  static constexpr int kUnroll = kSpreadPacksInFlight / Op::kInputs;
+  // Packs of each input that a thread has in flight: where it finds statistics, and results.
+  static constexpr int kPack = Pack<typename Op::Storage>::kSize;
+  static constexpr int kUnroll = SpreadPacksInFlight(Op::kOperation, kPack) / Op::kInputs;
+  static constexpr int kFinishUnroll = kSpreadFinishPacksInFlight / Op::kInputs;
   static_assert(kLeastLeafTurns % kUnroll == 0, "a leaf ends between two loads of kUnroll packs");
 
   int64_t row;
@@ -92,21 +88,21 @@ template <typename Op, bool kAligned>
 __device__ void FinishBranch(const RowArgs<Op>& args, const Branch<Op, kAligned>& branch,
                              const typename Op::Found* statistics) {
   const bool is_last = branch.index == args.branches - 1;
-  FinishRow<kSpreadFinishPacksInFlight / Op::kInputs>(
+  FinishRow<Branch<Op, kAligned>::kFinishUnroll>(
       args, branch.view, RowOfBranches(args, branch.row, statistics),
       branch.FirstPack(args, 0) + static_cast<int>(threadIdx.x),
       is_last ? branch.view.packs : branch.FirstPack(args, kBranchLeaves), blockDim.x);
 }
 
 template <typename Op, bool kAligned>
-__global__ void __launch_bounds__(kBranchLeaves * 32, kSpreadBlocksPerSm)
+__global__ void __maxnreg__(SpreadRegisters(Op::kOperation, Pack<typename Op::Storage>::kSize))
     SpreadStatisticsKernel(RowArgs<Op> args, typename Op::Found* statistics) {
   const auto of_branch = StatisticsOfBranch(args, Branch<Op, kAligned>(args, blockIdx.x));
   if (threadIdx.x == 0) statistics[blockIdx.x] = of_branch;
 }
 
 template <typename Op, bool kAligned>
-__global__ void __launch_bounds__(kBranchLeaves * 32, kSpreadBlocksPerSm)
+__global__ void __maxnreg__(SpreadRegisters(Op::kOperation, Pack<typename Op::Storage>::kSize))
     SpreadFinishKernel(RowArgs<Op> args, const typename Op::Found* statistics) {
   FinishBranch(args, Branch<Op, kAligned>(args, gridDim.x - 1 - blockIdx.x), statistics);
 }
@@ -116,35 +112,6 @@ template <typename Op>
 __global__ void SpreadScalarKernel(RowArgs<Op> args, const typename Op::Found* statistics) {
   const typename Op::Row constants = RowOfBranches(args, blockIdx.x, statistics);
   if (threadIdx.x == 0) args.StoreScalar(blockIdx.x, constants.result);
-}
-
-// Both in one launch. What a block waits for was taken earlier, by blocks that run.
-// Requires: *counts are 0.
-template <typename Op, bool kAligned>
-__global__ void __launch_bounds__(kBranchLeaves * 32, kSpreadBlocksPerSm)
-    SpreadKernel(RowArgs<Op> args, typename Op::Found* statistics, SpreadCounts counts,
-                 SpreadOrder order) {
-  using Count = cuda::atomic_ref<unsigned, cuda::thread_scope_device>;
-  __shared__ unsigned turn;
-  if (threadIdx.x == 0) turn = Count(*counts.turns).fetch_add(1, cuda::memory_order_relaxed);
-  __syncthreads();
-  const SpreadTask task = order.TaskOf(turn);
-  const Branch<Op, kAligned> branch(args, task.branch);
-  Count found(counts.found[branch.row]);
-  if (task.finishes) {
-    if (threadIdx.x == 0) {
-      while (found.load(cuda::memory_order_acquire) < static_cast<unsigned>(args.branches)) {
-        __nanosleep(100);
-      }
-    }
-    __syncthreads();
-    FinishBranch(args, branch, statistics);
-  } else {
-    const auto of_branch = StatisticsOfBranch(args, branch);
-    if (threadIdx.x > 0) return;
-    statistics[task.branch] = of_branch;
-    found.fetch_add(1, cuda::memory_order_release);
-  }
 }
 
 }  // namespace jaxkernels
