@@ -390,6 +390,23 @@ def test_other_tiers_have_no_workers():
         plan(1024).rows_of(0, 4096)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "operation", "blocks"),
+    [
+        ("float32", "softmax_fwd", 4),
+        ("float32", "softmax_grad", 3),
+        ("float32", "masked_softmax_fwd", 3),
+        ("bfloat16", "softmax_fwd", 3),
+        ("float64", "softmax_fwd", 3),
+    ],
+)
+def test_blocks_of_spread_rows(dtype, operation, blocks):
+    """More blocks, of fewer registers, where one float32 array is read."""
+    for rows in (1, 128):
+        p = plan(1 << 22, dtype, operation, tier="spread", rows=rows)
+        assert (p.blocks_per_sm, p.grid_blocks) == (blocks, rows * p.branches)
+
+
 def test_limits_of_a_device_without_processors():
     with pytest.raises(ValueError, match="sm_count must be at least 1"):
         with_sms(0)
