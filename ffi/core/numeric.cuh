@@ -59,6 +59,11 @@ __device__ inline float Max(float a, float b) { return fmaxf(a, b); }
 // same. Three instructions, fmax six.
 __device__ inline double Max(double a, double b) { return a < b ? b : a; }
 
+// a + b, rounded. The compiler may make one fused operation of `a * b + c`, and does so in some
+// kernels and not in others; of this it never does, so that all give the same bits.
+__device__ inline float RoundedSum(float a, float b) { return __fadd_rn(a, b); }
+__device__ inline double RoundedSum(double a, double b) { return __dadd_rn(a, b); }
+
 // Pairwise maximum of two neighbouring elements, into the first operand.
 __device__ inline void Max2(float* max, const float* x) {
   max[0] = Max(max[0], x[0]), max[1] = Max(max[1], x[1]);

@@ -78,6 +78,9 @@ struct RowWindow {
   __device__ bool IsPartial(int index) const {
     return !kAligned && (index == lead || index == packs - 1);
   }
+  // Whether packs `from` to `to` lie between the first and the last of the row, so that all are
+  // whole.
+  __device__ bool IsWithin(int from, int to) const { return from > lead && to < packs - 1; }
   // The row's elements of pack `index` are [Begin, End).
   __device__ int Begin(int index) const { return index == lead ? head : 0; }
   __device__ int End(int index) const { return index == packs - 1 ? tail : kSize; }

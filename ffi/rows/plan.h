@@ -273,17 +273,34 @@ inline constexpr int kStreamPacksInFlight = 4;
 inline constexpr int kStreamLanes = 8;
 inline constexpr int kMostPacksOfStreamingLanes = 64;
 inline constexpr int kMostPacksOfStreamingWarp = 1024;
-// The tier `spread`: warps of a block, which have a leaf each (leaf.cuh), the fewest packs of a
-// leaf that a lane has, the most blocks that share a row, and packs that a thread has in flight
-// over all inputs. us a call:
-// H200 f32 fwd 1 x 1048576: spread 11, block_uncached 267
-// H200 f32 fwd 16 x 1048576: spread 67, block_uncached 282
-// H200 f32 fwd 128 x 1048576: spread 458, block_uncached 443
-// H200 f32 fwd 1 x 16777216: spread 106, block_uncached 4000
+// The tier `spread`: warps of a block, which have a leaf each (leaf.cuh); the fewest packs of a
+// leaf that a lane has; the most blocks that share a row. us a call:
+// H200 f32 fwd 1 x 16777216: 512 blocks a row 76, 128 blocks a row 99
 inline constexpr int kBranchLeaves = 8;
 inline constexpr int kLeastLeafTurns = 8;
-inline constexpr int kMostBranches = 128;
-inline constexpr int kSpreadPacksInFlight = 4;
+inline constexpr int kMostBranches = 512;
+// Packs that a thread has in flight over all inputs where it finds statistics, and registers for
+// them, with which hardly any kernel spills. Where as many packs of one input are in flight as the
+// shortest leaf has, it is read once. us a call:
+// H200 f32 fwd 128 x 1048576: 8 packs in 80 registers 400, in 64 390; 4 packs in 64 432
+// H200 f32 fwd 64 x 1000003: 8 packs in 80 registers 216, in 64 211; 4 packs in 64 223
+// H200 f32 fwd 64 x 1000003, gathered: 8 packs in 80 registers 321, in 64 297; 4 packs in 64 332
+// H200 f32 logsumexp 128 x 1048576: 8 packs in 80 registers 122, in 64 122; 4 packs in 64 153
+// H200 f32 grad 64 x 1048576: 8 packs in 80 registers 311, in 64 311; 4 packs in 64 311
+// H200 bf16 fwd 64 x 2097152: 8 packs in 80 registers 202, in 64 199; 4 packs in 64 217
+// H200 bf16 grad 64 x 1000003: 8 packs in 80 registers 156, in 64 187; 4 packs in 64 158
+// float64: as many as do not spill; not measured.
+constexpr bool ReadsOneArray(Operation operation) {
+  return InputsOf(operation) == 1 && !HasMask(operation);
+}
+constexpr int SpreadPacksInFlight(Operation operation, int pack) {
+  return IsPackOfDoubles(pack) || (IsPackOfHalves(pack) && !ReadsOneArray(operation)) ? 4 : 8;
+}
+constexpr int SpreadRegisters(Operation operation, int pack) {
+  const bool is_float = !IsPackOfDoubles(pack) && !IsPackOfHalves(pack);
+  return is_float && ReadsOneArray(operation) ? 64 : 80;
+}
+inline constexpr int kSpreadFinishPacksInFlight = 4;  // where it makes results
 inline constexpr int kWaves = 32;
 // Blocks and clusters take rows in one of two ways (row_batches.h). By fixed turns: kWaves waves of
 // them start, in the order of the rows, so that what is under way lies close together; but each

@@ -198,15 +198,17 @@ void PlanGathered(const SoftmaxProblem& problem, const DeviceLimits& limits, Sof
 
 void PlanSpread(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
   const int64_t packs = CeilDiv(problem.cols, plan.pack);
-  const int64_t turns = CeilDiv(packs, int64_t{32} * kBranchLeaves * kMostBranches);
+  constexpr int64_t kLeastBranch = int64_t{32} * kBranchLeaves * kLeastLeafTurns;
   plan.tier = Tier::kSpread;
-  plan.leaf_turns = static_cast<int>(std::max<int64_t>(turns, kLeastLeafTurns));
+  plan.leaf_turns =
+      static_cast<int>(kLeastLeafTurns * CeilDiv(packs, kLeastBranch * kMostBranches));
   plan.branches = static_cast<int>(CeilDiv(packs, int64_t{32} * kBranchLeaves * plan.leaf_turns));
-  plan.scratch_bytes = problem.rows * plan.branches * StatisticsBytes(plan.pack, SumsOf(problem));
   plan.block_threads = 32 * kBranchLeaves;
   plan.lanes = static_cast<int>(32 * CeilDiv(packs, int64_t{32} * plan.leaf_turns));
-  plan.blocks_per_sm = BlocksPerSm(problem, plan.block_threads, 0, kLongRowRegisters, limits);
+  const int registers = SpreadRegisters(problem.operation, plan.pack);
+  plan.blocks_per_sm = BlocksPerSm(problem, plan.block_threads, 0, registers, limits);
   plan.grid_blocks = std::max<int64_t>(problem.rows, 1) * plan.branches;
+  plan.scratch_bytes = problem.rows * plan.branches * StatisticsBytes(plan.pack, SumsOf(problem));
 }
 
 void PlanStream(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {

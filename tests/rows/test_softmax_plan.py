@@ -170,7 +170,7 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
         leaf, packs = 32 * p.leaf_turns, -(-cols // p.pack)  # leaves are cut by element index
         assert p.leaf_turns >= 8, where
         assert p.block_threads == 8 * 32, where
-        assert p.branches <= 128, where
+        assert p.branches <= 512, where
         assert 8 * leaf * (p.branches - 1) < packs <= 8 * leaf * p.branches, where
         assert p.lanes == 32 * -(-packs // leaf), where
         assert p.grid_blocks == max(rows, 1) * p.branches, where
@@ -432,6 +432,23 @@ def test_every_row_has_one_worker(cols, dtype, operation, tier, sm_count):
 def test_other_tiers_have_no_workers():
     with pytest.raises(IndexError, match="no worker"):
         plan(1024).rows_of(0, 4096)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "operation", "blocks"),
+    [
+        ("float32", "softmax_fwd", 4),
+        ("float32", "softmax_grad", 3),
+        ("float32", "masked_softmax_fwd", 3),
+        ("bfloat16", "softmax_fwd", 3),
+        ("float64", "softmax_fwd", 3),
+    ],
+)
+def test_blocks_of_spread_rows(dtype, operation, blocks):
+    """More blocks, of fewer registers, where one float32 array is read."""
+    for rows in (1, 128):
+        p = plan(1 << 22, dtype, operation, tier="spread", rows=rows)
+        assert (p.blocks_per_sm, p.grid_blocks) == (blocks, rows * p.branches)
 
 
 def test_limits_of_a_device_without_processors():

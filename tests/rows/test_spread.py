@@ -15,7 +15,7 @@ from jaxkernels._rows import plan as row_plans
 
 each_dtype = pytest.mark.parametrize("dtype", oracle.DTYPES)
 # Leaves that end within a pack, a lane, a warp and a block; several blocks.
-COLS = (1, 7, 129, 1001, 4096, 32768, 100001)
+COLS = (1, 7, 129, 1001, 4096, 32768, 100001, 1000003)
 
 
 def bits(x):

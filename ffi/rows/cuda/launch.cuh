@@ -111,21 +111,24 @@ constexpr bool LoadsAsTable() {
          Op::kSharesRows == traits.shares_rows;
 }
 
-// The two kernels of the tier `spread`, one after the other.
+// The two kernels of the tier `spread`.
 template <typename Op, bool kAligned>
-cudaError_t StartSpread(RowArgs<Op> args, void* statistics, const SoftmaxPlan& plan,
-                        cudaStream_t stream) {
+cudaError_t StartSpread(RowArgs<Op> args, void* statistics, SoftmaxPlan plan, cudaStream_t stream) {
   static_assert(sizeof(typename Op::Found) ==
                 StatisticsBytes(Pack<typename Op::Storage>::kSize, Op::kSums));
-  void* kernel_args[] = {&args, &statistics};
-  const void* const kernels[] = {
-      reinterpret_cast<const void*>(&SpreadStatisticsKernel<Op, kAligned>),
-      reinterpret_cast<const void*>(&SpreadFinishKernel<Op, kAligned>)};
-  for (const void* const kernel : kernels) {
-    const cudaError_t error = StartKernel(kernel, plan, kernel_args, stream);
-    if (error != cudaSuccess) return error;
+  const auto start = [&](auto* kernel) {
+    void* kernel_args[] = {&args, &statistics};
+    return StartKernel(reinterpret_cast<const void*>(kernel), plan, kernel_args, stream);
+  };
+  const cudaError_t error = start(&SpreadStatisticsKernel<Op, kAligned>);
+  if (error != cudaSuccess) return error;
+  if constexpr (Op::kStoresScalar) {
+    plan.grid_blocks = args.rows;
+    plan.block_threads = kWarpSize;
+    return start(&SpreadScalarKernel<Op>);
+  } else {
+    return start(&SpreadFinishKernel<Op, kAligned>);
   }
-  return cudaSuccess;
 }
 
 template <typename Op>

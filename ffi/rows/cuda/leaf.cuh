@@ -72,8 +72,10 @@ struct ClassSums {
 #pragma unroll
     for (int j = 0; j < kSize; ++j) {
       C term = op.Term(value[j], max);
-      if constexpr (Op::kSums == 2) slot[1][j] += op.SecondTerm(term, value[j]);
-      slot[0][j] += term;
+      if constexpr (Op::kSums == 2) {
+        slot[1][j] = RoundedSum(slot[1][j], op.SecondTerm(term, value[j]));
+      }
+      slot[0][j] = RoundedSum(slot[0][j], term);
     }
   }
 
@@ -89,35 +91,40 @@ struct ClassSums {
   }
 };
 
-// Where a pack lies in its leaf.
-enum class LeafPlace { kFirst, kWithin, kSpill };
-
 // The statistics of one leaf, by a warp; valid in all lanes. for_packs(again, body) gives
-// body(pack, place) each of the lane's packs in its order: first for the maximum, then, `again`,
-// for the sums.
+// body(pack, is_first) each of the lane's packs in its order: first for the maximum, then, `again`,
+// for the sums. The first time it also loads `spill`, in the lanes that have one.
 template <bool kAligned, typename Op, typename ForPacks>
-__device__ RowStatistics<Op> StatisticsOfLeaf(const Op& op, LeafShift shift, ForPacks for_packs) {
+__device__ RowStatistics<Op> StatisticsOfLeaf(const Op& op, LeafShift shift, InputPacks<Op>& spill,
+                                              ForPacks for_packs) {
   using C = typename Op::C;
   LaneGroup<C, kWarpSize, 1> warp;
   auto found = RowStatistics<Op>::Empty();
-  const auto keep_own = [&](InputPacks<Op>& pack, LeafPlace place) {
-    if (place != LeafPlace::kWithin && shift.Any()) {
-      KeepOfLeaf(pack, place == LeafPlace::kSpill, shift);
-    }
+  const bool is_shifted = shift.Any();
+  const auto keep_own = [&](InputPacks<Op>& pack, bool is_first) {
+    if (is_first && is_shifted) KeepOfLeaf(pack, false, shift);
   };
   if constexpr (Op::kUsesMax) {
-    for_packs(false, [&](InputPacks<Op> pack, LeafPlace place) {
-      keep_own(pack, place);
+    for_packs(false, [&](InputPacks<Op> pack, bool is_first) {
+      keep_own(pack, is_first);
       found.max = Max(found.max, MaxOfPacks(op, pack));
     });
+    if (is_shifted) {
+      KeepOfLeaf(spill, true, shift);
+      found.max = Max(found.max, MaxOfPacks(op, spill));
+    }
     found.max = AllReduce<MaxReduction<C>>(warp, found.max);
   }
   const C reference = found.Reference(found.max);
   ClassSums<Op> sums;
-  for_packs(Op::kUsesMax, [&](InputPacks<Op> pack, LeafPlace place) {
-    keep_own(pack, place);
+  for_packs(Op::kUsesMax, [&](InputPacks<Op> pack, bool is_first) {
+    keep_own(pack, is_first);
     sums.Add(op, pack, reference);
   });
+  if (is_shifted) {
+    KeepOfLeaf(spill, true, shift);
+    sums.Add(op, spill, reference);
+  }
   sums.TotalOver(warp, kAligned ? 0 : shift.elements, found.sum);
   return found;
 }
@@ -140,7 +147,7 @@ __device__ RowStatistics<Op> StatisticsOfLeaves(const Found* leaves, int count) 
     RowStatistics<Op> leaf(leaves[i]);
     leaf.MakeRelativeTo(reference);
 #pragma unroll
-    for (int s = 0; s < Op::kSums; ++s) found.sum[s] += leaf.sum[s];
+    for (int s = 0; s < Op::kSums; ++s) found.sum[s] = RoundedSum(found.sum[s], leaf.sum[s]);
   }
   AllReduceSums(warp, found.sum);
   return found;

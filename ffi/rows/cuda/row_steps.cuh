@@ -3,7 +3,7 @@
 #ifndef JAXKERNELS_ROWS_CUDA_ROW_STEPS_CUH_
 #define JAXKERNELS_ROWS_CUDA_ROW_STEPS_CUH_
 
-#include "rows/cuda/row_args.cuh"
+#include "rows/cuda/row_packs.cuh"
 
 namespace jaxkernels {
 
@@ -139,6 +139,26 @@ __device__ void FinishPacks(const Op& op, const InputPacks<Op>& pack, const type
   C value[Pack<typename Op::Storage>::kSize][Op::kInputs];
   Widen<Op>(pack, value);
   Finish(op, value, row, result);
+}
+
+// Makes and stores the results of a lane's packs of a row: `first`, and on to before `end`,
+// `stride` apart; kCount of them are on their way at once.
+template <int kCount, typename Op, bool kAligned>
+__device__ void FinishRow(const RowArgs<Op>& args, const RowView<Op, kAligned>& view,
+                          const typename Op::Row& row, int first, int end, int stride) {
+#pragma unroll 1
+  for (; first < end; first += kCount * stride) {
+    InputPacks<Op> pack[kCount];
+    TakePacks(pack, args, view, first, stride);
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) {
+      const int index = first + u * stride;
+      if (index >= end || !view.Has(index)) continue;
+      typename Op::C result[Pack<typename Op::Storage>::kSize];
+      FinishPacks(args.op, pack[u], row, result);
+      StorePack(args.out, view, index, result);
+    }
+  }
 }
 
 }  // namespace jaxkernels

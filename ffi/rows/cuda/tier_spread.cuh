@@ -1,13 +1,12 @@
-// Tier `spread`: rows that are too long for shared memory are spread over all SMs, by two kernels.
+// Tier `spread`: rows that are too long for shared memory are spread over all SMs.
 //
-// Work split: a row is cut into branches of kBranchLeaves leaves (leaf.cuh), a block for each. The
-// first kernel finds the statistics of every branch, a leaf in each warp. The second merges those
-// of a row, in every warp, and makes its results.
-// Memory: two reads and one write per element; one read where the result is a row scalar. The
-// second kernel begins with the last rows, which the first has left in the L2 cache. A leaf is read
-// for its maximum, and again for its sums; by its size the L1 cache could hold it (not counted).
+// Work split: a row is cut into branches of kBranchLeaves leaves (leaf.cuh), a block for each. One
+// kernel finds the statistics of all branches, by a leaf in each warp. Another merges those of a
+// row, in every warp, and makes the results; it begins with the last branches, which the L2 cache
+// holds.
+// Memory: two reads and one write per element; one read where the result is a row scalar.
 // Order: that of leaf.cuh. A row gives the same bits wherever it lies, beside any number of rows.
-// Requires: a grid of args.rows * args.branches blocks of kBranchLeaves warps.
+// Requires: blocks of kBranchLeaves warps, one for each branch.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_SPREAD_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_SPREAD_CUH_
 
@@ -19,84 +18,100 @@ namespace jaxkernels {
 // The part of a row that a block works on.
 template <typename Op, bool kAligned>
 struct Branch {
-  static constexpr int kUnroll = kSpreadPacksInFlight / Op::kInputs;
+  // Packs of each input that a thread has in flight: where it finds statistics, and results.
+  static constexpr int kPack = Pack<typename Op::Storage>::kSize;
+  static constexpr int kUnroll = SpreadPacksInFlight(Op::kOperation, kPack) / Op::kInputs;
+  static constexpr int kFinishUnroll = kSpreadFinishPacksInFlight / Op::kInputs;
+  static_assert(kLeastLeafTurns % kUnroll == 0, "a leaf ends between two loads of kUnroll packs");
 
   int64_t row;
   int index;  // within the row
   RowView<Op, kAligned> view;
 
-  __device__ Branch(const RowArgs<Op>& args, int64_t row)
-      : row(row),
-        index(static_cast<int>(blockIdx.x % args.branches)),
+  // Number `number` of all branches of all rows.
+  __device__ Branch(const RowArgs<Op>& args, int64_t number)
+      : row(number / args.branches),
+        index(static_cast<int>(number % args.branches)),
         view(RowView<Op, kAligned>(args, row).StartAtLine()) {}
 
-  __device__ LeafShift Shift() const { return {view.lead, view.head}; }
-
-  // body(pack, place, index) for the lane's packs of a warp's leaf; with_spill: of the spill, too.
-  template <typename Body>
-  __device__ void ForPacks(const RowArgs<Op>& args, int turns, bool with_spill, Body body) const {
-    const int lane = threadIdx.x % kWarpSize;
-    const int leaf = index * kBranchLeaves + static_cast<int>(threadIdx.x / kWarpSize);
-    const int first = leaf * turns * kWarpSize + lane, of_spill = first + turns * kWarpSize;
-    const int end = of_spill + (with_spill && lane < Shift().Spill() ? 1 : 0);
-#pragma unroll 1
-    for (int at = first; at < end; at += kUnroll * kWarpSize) {
-      InputPacks<Op> pack[kUnroll];
-      LoadPacks<Inputs::kAnywhere>(pack, args, view, at, kWarpSize);
-      MaskAndHidePacks(pack, args, view, at, kWarpSize);
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        const int here = at + u * kWarpSize;
-        if (here >= end) continue;
-        const auto place = here == first      ? LeafPlace::kFirst
-                           : here == of_spill ? LeafPlace::kSpill
-                                              : LeafPlace::kWithin;
-        body(pack[u], place, here);
-      }
-    }
+  // The first pack of leaf `leaf`, of this branch; past the last, of the next.
+  __device__ int FirstPack(const RowArgs<Op>& args, int leaf) const {
+    return (index * kBranchLeaves + leaf) * args.leaf_turns * kWarpSize;
   }
 };
 
+// The statistics of a branch; valid in all lanes of the first warp.
 template <typename Op, bool kAligned>
-__global__ void __launch_bounds__(kBranchLeaves * 32, 4)
-    SpreadStatisticsKernel(RowArgs<Op> args, typename Op::Found* statistics) {
+__device__ RowStatistics<Op> StatisticsOfBranch(const RowArgs<Op>& args,
+                                                const Branch<Op, kAligned>& branch) {
+  constexpr int kUnroll = Branch<Op, kAligned>::kUnroll;
   __shared__ typename Op::Found leaves[kBranchLeaves];
-  const Branch<Op, kAligned> branch(args, blockIdx.x / args.branches);
-  const auto of_leaf = StatisticsOfLeaf<kAligned>(args.op, branch.Shift(), [&](bool, auto body) {
-    branch.ForPacks(
-        args, args.leaf_turns, branch.Shift().Any(),
-        [&](const InputPacks<Op>& pack, LeafPlace place, int /*index*/) { body(pack, place); });
-  });
-  if (threadIdx.x % kWarpSize == 0) leaves[threadIdx.x / kWarpSize] = of_leaf;
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+  const LeafShift shift = {branch.view.lead, branch.view.head};
+  const int first = branch.FirstPack(args, warp) + lane;
+  const int end = first + args.leaf_turns * kWarpSize;
+
+  InputPacks<Op> pack[kUnroll], spill[1];
+  const bool keeps_packs = args.leaf_turns == kUnroll;
+  const auto for_packs = [&](bool again, auto body) {
+#pragma unroll 1
+    for (int at = first; at < end; at += kUnroll * kWarpSize) {
+      if (!again || !keeps_packs) TakePacks(pack, args, branch.view, at, kWarpSize);
+      if (!again && at + kUnroll * kWarpSize >= end && lane < shift.Spill()) {
+        TakePacks(spill, args, branch.view, end, kWarpSize);
+      }
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        ForgetPacks(pack[u]);
+        body(pack[u], u == 0 && at == first);
+      }
+    }
+  };
+  const auto of_leaf = StatisticsOfLeaf<kAligned>(args.op, shift, spill[0], for_packs);
+  if (lane == 0) leaves[warp] = of_leaf;
   __syncthreads();
-  if (threadIdx.x >= kWarpSize) return;
-  const auto of_branch = StatisticsOfLeaves<Op>(leaves, kBranchLeaves);
-  if (threadIdx.x == 0) statistics[branch.row * args.branches + branch.index] = of_branch;
+  if (warp > 0) return of_leaf;
+  return StatisticsOfLeaves<Op>(leaves, kBranchLeaves);
+}
+
+// The constants of a row, from the statistics of its branches; valid in all lanes.
+template <typename Op>
+__device__ typename Op::Row RowOfBranches(const RowArgs<Op>& args, int64_t row,
+                                          const typename Op::Found* statistics) {
+  auto of_row = StatisticsOfLeaves<Op>(statistics + row * args.branches, args.branches);
+  if constexpr (Op::kUsesMax) of_row.max = Op::Reference(of_row.max);
+  return RowOf(args, row, of_row);
+}
+
+// The results of a branch.
+template <typename Op, bool kAligned>
+__device__ void FinishBranch(const RowArgs<Op>& args, const Branch<Op, kAligned>& branch,
+                             const typename Op::Found* statistics) {
+  const bool is_last = branch.index == args.branches - 1;
+  FinishRow<Branch<Op, kAligned>::kFinishUnroll>(
+      args, branch.view, RowOfBranches(args, branch.row, statistics),
+      branch.FirstPack(args, 0) + static_cast<int>(threadIdx.x),
+      is_last ? branch.view.packs : branch.FirstPack(args, kBranchLeaves), blockDim.x);
 }
 
 template <typename Op, bool kAligned>
-__global__ void __launch_bounds__(kBranchLeaves * 32, 4)
+__global__ void __maxnreg__(SpreadRegisters(Op::kOperation, Pack<typename Op::Storage>::kSize))
+    SpreadStatisticsKernel(RowArgs<Op> args, typename Op::Found* statistics) {
+  const auto of_branch = StatisticsOfBranch(args, Branch<Op, kAligned>(args, blockIdx.x));
+  if (threadIdx.x == 0) statistics[blockIdx.x] = of_branch;
+}
+
+template <typename Op, bool kAligned>
+__global__ void __maxnreg__(SpreadRegisters(Op::kOperation, Pack<typename Op::Storage>::kSize))
     SpreadFinishKernel(RowArgs<Op> args, const typename Op::Found* statistics) {
-  using T = typename Op::Storage;
-  const Branch<Op, kAligned> branch(args, args.rows - 1 - blockIdx.x / args.branches);
-  if (Op::kStoresScalar && branch.index > 0) return;
-  auto of_row = StatisticsOfLeaves<Op>(statistics + branch.row * args.branches, args.branches);
-  if constexpr (Op::kUsesMax) of_row.max = Op::Reference(of_row.max);
-  const typename Op::Row constants = RowOf(args, branch.row, of_row);
-  if constexpr (Op::kStoresScalar) {
-    if (threadIdx.x == 0) args.StoreScalar(branch.row, constants.result);
-  } else {
-    // The spill of the last leaf is no other's.
-    const bool is_last = branch.index == args.branches - 1 &&
-                         static_cast<int>(threadIdx.x / kWarpSize) == kBranchLeaves - 1;
-    branch.ForPacks(args, args.leaf_turns, is_last,
-                    [&](const InputPacks<Op>& pack, LeafPlace /*place*/, int index) {
-                      if (!branch.view.Has(index)) return;
-                      typename Op::C result[Pack<T>::kSize];
-                      FinishPacks(args.op, pack, constants, result);
-                      StorePack(args.out, branch.view, index, result);
-                    });
-  }
+  FinishBranch(args, Branch<Op, kAligned>(args, gridDim.x - 1 - blockIdx.x), statistics);
+}
+
+// The same for row scalars. Requires: a block of one warp for each row.
+template <typename Op>
+__global__ void SpreadScalarKernel(RowArgs<Op> args, const typename Op::Found* statistics) {
+  const typename Op::Row constants = RowOfBranches(args, blockIdx.x, statistics);
+  if (threadIdx.x == 0) args.StoreScalar(blockIdx.x, constants.result);
 }
 
 }  // namespace jaxkernels

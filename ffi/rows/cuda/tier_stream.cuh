@@ -53,9 +53,7 @@ template <typename Op, bool kAligned>
 __global__ void __maxnreg__(kLongRowRegisters)
     RowFinishKernel(RowArgs<Op> args, const typename Op::C* statistics) {
   using C = typename Op::C;
-  using T = typename Op::Storage;
   static_assert(!Op::kStoresScalar);
-  constexpr int kUnroll = kStreamPacksInFlight / Op::kInputs;
   const int lanes = args.lanes;
   const int groups = blockDim.x / lanes, lane = threadIdx.x % lanes;
 
@@ -68,19 +66,7 @@ __global__ void __maxnreg__(kLongRowRegisters)
 #pragma unroll
     for (int s = 0; s < Op::kSums; ++s) found.sum[s] = from[1 + s];
     const typename Op::Row constants = RowOf(args, row, found);
-    for (int first = lane; first < view.packs; first += lanes * kUnroll) {
-      InputPacks<Op> pack[kUnroll];
-      LoadPacks<Inputs::kAnywhere>(pack, args, view, first, lanes);
-      MaskAndHidePacks(pack, args, view, first, lanes);
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        const int index = first + u * lanes;
-        if (!view.Has(index)) continue;
-        C result[Pack<T>::kSize];
-        FinishPacks(args.op, pack[u], constants, result);
-        StorePack(args.out, view, index, result);
-      }
-    }
+    FinishRow<kStreamPacksInFlight / Op::kInputs>(args, view, constants, lane, view.packs, lanes);
   }
 }
 
