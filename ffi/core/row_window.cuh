@@ -91,7 +91,7 @@ struct RowWindow {
 };
 
 // Whether the packs of an input may lie elsewhere than those of the result. Most kernels are given
-// no such input (plan.h): to be able to gather costs registers and time even where nothing is
+// no such input (plan.cc): to be able to gather costs registers and time even where nothing is
 // gathered. H200, rows of odd lengths, with and without (2026-11): 3 to 12 percent.
 enum class Inputs { kOnPacks, kAnywhere };
 

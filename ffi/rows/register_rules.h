@@ -1,0 +1,203 @@
+// The rules of rows that live in registers: the tier `warp`, staged or not, and the tier `block`.
+//
+// Owns: constants and choices, each beside its measurement. Rows in shared memory and beyond:
+// memory_rules.h.
+//
+// Measurements are of 2026-11, one a line: device, dtype, direction (fwd or grad, of softmax unless
+// another is named), columns, what was compared. Numbers are fractions of the rate of a copy,
+// unless the sentence above them says otherwise.
+#ifndef JAXKERNELS_ROWS_REGISTER_RULES_H_
+#define JAXKERNELS_ROWS_REGISTER_RULES_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "core/host_device.h"
+#include "rows/operations.h"
+
+namespace jaxkernels {
+
+// A register layout of the warp tier: lanes per row, packs per lane, rows per access.
+struct WarpShape {
+  int lanes;
+  int packs_per_lane;
+  int rows_per_access;
+};
+
+// The layouts, in the order in which they are tried: the first that covers the row is taken. Two
+// rows per access while a lane holds one pack of each, so that two loads are in flight.
+// clang-format off
+inline constexpr WarpShape kWarpShapes[] = {
+    {1, 1, 2},  {2, 1, 2},  {4, 1, 2},  {8, 1, 2},  {16, 1, 2},  {2, 4, 1},  {4, 4, 1},
+    {8, 4, 1},  {32, 1, 2}, {16, 4, 1}, {16, 8, 1}, {32, 2, 1},  {32, 3, 1}, {32, 4, 1},
+    {32, 6, 1}, {32, 8, 1}, {32, 12, 1}, {32, 16, 1},
+};
+// clang-format on
+inline constexpr int kWarpShapeCount = sizeof(kWarpShapes) / sizeof(kWarpShapes[0]);
+
+// Registers of row data that a lane may hold, in the compute type. With more the warp tier loses to
+// block_smem, 2^28 elements:
+// H200 f32 fwd 2048 cols, 64 registers: warp 0.98, block_smem 0.97
+// H200 bf16 fwd 2048 cols, 64 registers: warp 1.08, block_smem 0.98
+// H200 f32 grad 1536 cols, 96 registers: warp 0.97, block_smem 1.01
+// H200 bf16 grad 2048 cols, 128 registers: warp 0.88, block_smem 1.02
+// H200 f64 fwd 577 cols, 48 registers: warp 0.94
+// H200 f64 fwd 1000 cols, 64 registers: warp 0.56, block_smem 0.89
+constexpr int WarpMaxRowRegisters(int pack) { return IsPackOfDoubles(pack) ? 48 : 64; }
+// Less than a warp with several packs a lane is for rows that cost as much as some packs besides
+// their elements, so that a warp pays it for several rows at once. Attention scores do, half a warp
+// each: finding out what a row sees costs that much. Row scalars do: they write nearly nothing, and
+// so have half the time of other operations.
+constexpr bool WarpShapeFits(const WarpShape& shape, const OperationTraits& traits, int pack,
+                             bool aligned) {
+  const int registers_per_value = IsPackOfDoubles(pack) ? 2 : 1;
+  const bool fits = shape.packs_per_lane * pack * registers_per_value * traits.inputs <=
+                    WarpMaxRowRegisters(pack);
+  if (shape.lanes < 32) {
+    const bool is_deep = shape.packs_per_lane > 1;
+    if (traits.stores_scalar && shape.packs_per_lane != 4 && shape.lanes > 2) return false;
+    if (is_deep && !traits.stores_scalar && !(traits.hides && shape.lanes == 16)) return false;
+  }
+  return fits && (aligned || shape.lanes == 32);  // short misaligned rows are staged
+}
+
+// Words of 4 bytes that hold the mask of a pack, a byte for each element.
+JK_HOST_DEVICE constexpr int MaskWords(int pack) { return (pack + 3) / 4; }
+// What aligned rows read of a mask at once, at most.
+inline constexpr int kMostMaskBytes = 4 * MaskWords(kPackBytes / 2);
+
+inline constexpr int kWarpTierThreads = 128;
+// Short rows are staged where the layouts above do badly: rows that begin within a pack, and
+// aligned ones that leave much of their layout empty. Threads of a block, and bytes of each input
+// that a warp moves together, or up to twice as many:
+//
+// H200 f32 fwd 65 cols: 2 KiB 0.89, 4 KiB 0.96, 8 KiB 0.90
+// H200 f32 grad 129 cols: 2 KiB 0.95, 4 KiB 1.01, 8 KiB 0.99
+// H200 bf16 fwd 17 cols, 4 lanes: 2 KiB 0.75, 4 KiB 0.81, 8 KiB 0.69
+inline constexpr int kStagedTierThreads = 128;
+inline constexpr int kStagedChunkBytes = 4 * 1024;
+// Elements of a row that a lane holds, at most: the more, the more of them share what a row costs.
+// H200 bf16 fwd 17 cols: 4 lanes 0.81, 2 lanes 0.97
+// H200 bf16 fwd 129 cols: 32 lanes 0.80, 16 lanes 0.92
+constexpr int MostStagedElements(int pack) { return IsPackOfDoubles(pack) ? 8 : 16; }
+// The longest rows that are staged.
+// H200 f32 fwd 333 cols: a warp's registers 0.86, staged 0.96
+// H200 f32 grad 255, 333 cols: a warp's registers 0.99, 0.98; staged 0.99, 0.95
+// H200 bf16 grad 257, 401 cols: a warp's registers 0.70, 0.93; staged 1.01 (300 cols), 0.94
+constexpr int MostStagedCols(int pack, int inputs) {
+  return 32 * MostStagedElements(pack) / (IsPackOfHalves(pack) ? 1 : inputs);
+}
+// Whether aligned rows are staged, of so many packs, for which `shape` was found: softmax and
+// log-softmax that fill less than three quarters of up to two packs a lane; of doubles not
+// measured.
+//
+// H200 f32 fwd 36, 136, 200 cols: registers 0.77, 0.80, 0.94; staged 0.95, 0.95, 0.98
+// H200 f32 fwd 264 cols, three packs a lane: registers 0.97, staged 0.92
+// H200 bf16 fwd 72, 136, 264 cols: registers 0.80, 0.77, 0.82; staged 0.97, 0.95, 0.97
+constexpr bool PrefersStaged(const OperationTraits& traits, int pack, int64_t packs,
+                             const WarpShape& shape) {
+  const int layout_packs = shape.lanes * shape.packs_per_lane;
+  const bool is_softmax =
+      traits.inputs == 1 && !traits.hides && !traits.takes_scalar && !traits.stores_scalar;
+  return is_softmax && !IsPackOfDoubles(pack) && layout_packs <= 64 && 4 * packs < 3 * layout_packs;
+}
+// Whether any row takes a layout of the warp tier: no earlier layout holds as much, and some of its
+// rows are not staged. Others are not compiled.
+constexpr bool IsWarpShapeTaken(int index, Operation operation, int pack, bool aligned) {
+  const OperationTraits& traits = TraitsOf(operation);
+  const WarpShape& shape = kWarpShapes[index];
+  if (!WarpShapeFits(shape, traits, pack, aligned)) return false;
+  const int packs = shape.lanes * shape.packs_per_lane;
+  for (int i = 0; i < index; ++i) {
+    const WarpShape& earlier = kWarpShapes[i];
+    if (earlier.lanes * earlier.packs_per_lane >= packs &&
+        WarpShapeFits(earlier, traits, pack, aligned)) {
+      return false;
+    }
+  }
+  const bool may_stage = !aligned && traits.shares_rows;
+  return !may_stage || packs * pack > MostStagedCols(pack, traits.inputs);
+}
+// Lanes that share a staged row, the fewest that hold it, and elements that each has of it, for
+// which there are kernels of even numbers.
+constexpr int StagedRowLanes(int64_t cols, int pack) {
+  int lanes = 1;
+  while (lanes * MostStagedElements(pack) < cols) lanes *= 2;
+  return lanes;
+}
+constexpr int StagedElements(int64_t cols, int pack) {
+  const int64_t row_lanes = 2 * StagedRowLanes(cols, pack);
+  return 2 * std::max(static_cast<int>((cols + row_lanes - 1) / row_lanes), 1);
+}
+// How far apart the staged rows are that a warp computes at once, 1, 2, 4 or 8: the fewest of its
+// lanes meet in a bank of shared memory.
+// H200 bf16 fwd 65, 127, 33 cols, neighbouring rows: 0.65, 0.71, 0.82
+constexpr int StagedRowSpacing(int64_t cols, int pack, int64_t rows) {
+  constexpr int kBanks = 32, kBankBytes = 4;
+  const int lanes = StagedRowLanes(cols, pack), row_groups = 32 / lanes;
+  int best = 1, fewest = 33;
+  for (int spacing = 1; spacing <= 8 && spacing * row_groups <= rows; spacing *= 2) {
+    int64_t word_of[32] = {};
+    int meeting = 0;
+    for (int lane = 0; lane < 32; ++lane) {
+      const int64_t element = lane / lanes * spacing * cols + lane % lanes;
+      word_of[lane] = element * (kPackBytes / pack) / kBankBytes;
+      int others = 0;  // words of this bank that lanes before it read
+      for (int other = 0; other < lane; ++other) {
+        const bool same_bank = word_of[other] % kBanks == word_of[lane] % kBanks;
+        others += same_bank && word_of[other] != word_of[lane] ? 1 : 0;
+      }
+      meeting = std::max(meeting, others);
+    }
+    if (meeting < fewest) best = spacing, fewest = meeting;
+  }
+  return best;
+}
+// The tier `block`: packs of all inputs together that a thread holds, threads at most, and
+// registers of a thread, as few as hold the packs: the more rows are under way on an SM, the fewer
+// of its cycles pass without a load in flight. Time over that of a copy, masked and causal scores,
+// 32 waves of blocks that walk rows, but for the last lines (a block for each row, as here):
+// H200 bf16 8192 cols: 4 packs in 64 registers 1.12, 1.13
+// H200 bf16 8192 cols: 4 packs in 40 or 48 registers 1.09, 1.10
+// H200 bf16 8192 cols: 8 packs in 64 or 80 registers 1.09, 1.08
+// H200 bf16 8192 cols: a block for each row 1.07, 1.07
+// H200 f32 8192 cols: 4 packs in 64 registers 1.20, 1.31
+// H200 f32 8192 cols: 4 packs in 40 or 48 registers 1.10, 1.10
+// H200 f32 8192 cols: 8 packs in 64 or 80 registers 1.10, 1.10
+// H200 f32 8192 cols: a block for each row 1.08, 1.07
+inline constexpr int kBlockPacks = 8;
+inline constexpr int kMostBlockThreads = 512;
+constexpr int BlockRegisters(int pack) { return IsPackOfHalves(pack) ? 80 : 64; }
+// Rows that are too long for a warp go to the tier `block` if an SM holds so many of them, and
+// longer ones to shared memory, likewise.
+// H200 bf16 fwd 3072 cols: block 1.01, block_smem 0.98
+// H200 bf16 fwd 24576 cols: block 0.97, block_smem 0.93
+// H200 bf16 grad 3072 cols: block 1.05, block_smem 1.01
+// H200 f32 16384 cols: block 0.99, block_smem 0.96
+// H200 bf16 32768 cols, one row an SM: block 0.78, block_smem 0.96
+// H200 bf16 masked scores 16384 cols, time over that of a copy: block 1.03, block_smem 1.18
+// H200 f32 masked scores 8192 cols, time over that of a copy: block 1.08, block_smem 1.13
+inline constexpr int kLeastRowsOfBlocks = 2;
+// Three kinds of rows go to shared memory all the same, because they are faster there: log-softmax,
+// which needs its input after its terms, so that registers spill; exponentials of doubles, which
+// spill likewise; and rows that begin within a pack, except short ones of softmax, and scores.
+// H200 f32 log-softmax 8192 cols: block 0.78, block_smem 0.98
+// H200 f64 fwd 1024, 2048, 4096 cols: block 0.89, 0.87, 0.86; block_smem 0.90, 0.96, 0.97
+// H200 f32 fwd 2049, 3003, 9001 cols: block 0.98, 0.97, 0.96; block_smem 0.77, 0.90, 0.94
+// H200 f32 fwd 12289, 16001 cols: block 0.94, 0.95; block_smem 0.94, 0.94
+// H200 bf16 fwd 2049, 3003, 5121 cols: block 0.78, 0.98, 0.98; block_smem 0.62, 0.75, 0.85
+// H200 bf16 fwd 8191, 9001 cols: block 0.92, 0.95; block_smem 0.97, 0.96
+// H200 bf16 grad of scores 12289 cols: block 0.61, block_smem 1.04
+constexpr bool PrefersBlock(Operation operation, int pack, bool aligned, int64_t cols) {
+  const bool stores_terms = IsForward(operation) && !StoresScalar(operation);
+  if (IsPackOfDoubles(pack) && stores_terms) return false;
+  if (HasMask(operation)) return true;
+  if (operation == Operation::kLogSoftmaxForward) return false;
+  const int64_t most_misaligned = IsPackOfHalves(pack) ? 6144 : 12288;
+  return aligned || (operation == Operation::kSoftmaxForward && cols <= most_misaligned);
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ROWS_REGISTER_RULES_H_
