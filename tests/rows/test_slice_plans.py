@@ -71,7 +71,8 @@ def test_every_place_has_a_plan(dtype, tier):
             rows = plan.rows_per_access
             room = plan.smem_bytes // (4 * traits.inputs)
             assert room == rows * cols * width + (16 if offset or shifted else 0)
-            assert rows % (32 // plan.lanes) == 0 and rows * cols % pack == 0
+            assert rows % (32 // plan.lanes) == 0
+            assert rows * cols % pack == 0
             assert plan.elements_per_lane % 2 == 0
             fewest, most = plan.elements_per_lane - 2, plan.elements_per_lane
             assert plan.lanes * fewest <= cols <= plan.lanes * most
