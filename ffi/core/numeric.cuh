@@ -106,8 +106,8 @@ __device__ ComputeType<T> DifferenceError(ComputeType<T> a, ComputeType<T> b,
 }
 
 // exp(difference + error) for difference <= kLargestExponent and a tiny error. Results below the
-// smallest normal number are zero.
-// Where the difference is not finite the error is NaN and the result 0 or NaN without it.
+// smallest normal number are zero. A difference that is not finite comes with an error of NaN,
+// which is ignored: -inf gives 0, inf gives inf, NaN gives NaN.
 __device__ inline double ExpWithError(double difference, double error) {
   return ExpDouble(difference, error);
 }

@@ -188,7 +188,7 @@ JK_INLINE double Log(double x) {
   return (e * K::kLog2High - ((half_square - low) - f)) + (x - x);
 }
 
-// log(1 + x) for x >= 0 that is 0 or normal; infinity and NaN give NaN. What the sum rounds away
+// log(1 + x) for x >= 0 that is 0 or normal; -1, infinity and NaN give NaN. What the sum rounds away
 // comes back to first order.
 JK_INLINE double Log1p(double x) {
   const double sum = 1 + x;

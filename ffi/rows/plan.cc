@@ -24,12 +24,7 @@ TierChoices ChoicesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
   const int64_t packs = MaxPacksOfRow(problem.cols, plan.pack, problem.offset);
   TierChoices choices;
   choices.warp_shape = FindWarpShape(packs, problem.operation, plan.pack, plan.aligned);
-  choices.stages = MayStage(problem);
-  if (plan.aligned && choices.stages) {
-    choices.stages =
-        choices.warp_shape >= 0 && PrefersStaged(TraitsOf(problem.operation), plan.pack, packs,
-                                                 kWarpShapes[choices.warp_shape]);
-  }
+  choices.stages = PrefersStaged(problem, plan, choices.warp_shape);
   choices.rows_of_blocks = RowsOfBlocks(problem, limits);
   choices.of_block = ShareRow(problem, 1, limits);
   choices.of_cluster = ShareRowOverCluster(problem, limits);
@@ -115,8 +110,9 @@ SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& 
   plan.offset = problem.offset;
   plan.on_packs = problem.offset == 0 && !problem.shifted;
   plan.aligned = problem.cols % plan.pack == 0 && plan.on_packs && problem.broadcast_aligned;
-  // The kernels count packs in 32 bits and stride over them by some thousands.
-  if (MaxPacksOfRow(problem.cols, plan.pack, problem.offset) > INT32_MAX - (1 << 16)) {
+  // The kernels count packs in 32 bits and stride past the end of a row, by a branch at most
+  // (`spread`), which has 2^22 packs in the longest rows.
+  if (MaxPacksOfRow(problem.cols, plan.pack, problem.offset) > INT32_MAX - (1 << 23)) {
     return {{},
             "cols=" + std::to_string(problem.cols) + " is about 2^31 packs of 16 bytes or more"};
   }

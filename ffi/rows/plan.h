@@ -50,7 +50,7 @@ struct SoftmaxPlan {
   RowBatches batches;     // which block or cluster takes which rows; block_smem and cluster only
   int smem_bytes = 0;     // dynamic shared memory of one block
   int blocks_per_sm = 0;  // resident at once, by threads, shared memory and registers, of which
-                          // `warp` is counted with 32
+                          // `warp` is counted with 32, staged rows with kStagedRegisters
 
   static constexpr const char* kName = "SoftmaxPlan";
   template <typename Self>

@@ -75,7 +75,9 @@ inline constexpr int kWarpTierThreads = 128;
 // H200 f32 fwd 65 cols: 2 KiB 0.89, 4 KiB 0.96, 8 KiB 0.90
 // H200 f32 grad 129 cols: 2 KiB 0.95, 4 KiB 1.01, 8 KiB 0.99
 // H200 bf16 fwd 17 cols, 4 lanes: 2 KiB 0.75, 4 KiB 0.81, 8 KiB 0.69
+// GPUs of 100 KiB an SM were not measured: two inputs of 511 columns let one block in there.
 inline constexpr int kStagedTierThreads = 128;
+inline constexpr int kStagedRegisters = 48;  // of a thread; the kernels have 32 to 72
 inline constexpr int kStagedChunkBytes = 4 * 1024;
 // Elements of a row that a lane holds, at most: the more, the more of them share what a row costs.
 // H200 bf16 fwd 17 cols: 4 lanes 0.81, 2 lanes 0.97
@@ -88,15 +90,15 @@ constexpr int MostStagedElements(int pack) { return IsPackOfDoubles(pack) ? 8 : 
 constexpr int MostStagedCols(int pack, int inputs) {
   return 32 * MostStagedElements(pack) / (IsPackOfHalves(pack) ? 1 : inputs);
 }
-// Whether aligned rows are staged, of so many packs, for which `shape` was found: softmax and
-// log-softmax that fill less than three quarters of up to two packs a lane; of doubles not
-// measured.
+// Whether aligned rows of so many packs are staged, for they leave too much of layout `shape`
+// empty: softmax and log-softmax that fill less than three quarters of up to two packs a lane.
+// Doubles were not measured.
 //
 // H200 f32 fwd 36, 136, 200 cols: registers 0.77, 0.80, 0.94; staged 0.95, 0.95, 0.98
 // H200 f32 fwd 264 cols, three packs a lane: registers 0.97, staged 0.92
 // H200 bf16 fwd 72, 136, 264 cols: registers 0.80, 0.77, 0.82; staged 0.97, 0.95, 0.97
-constexpr bool PrefersStaged(const OperationTraits& traits, int pack, int64_t packs,
-                             const WarpShape& shape) {
+constexpr bool LeavesLanesIdle(const OperationTraits& traits, int pack, int64_t packs,
+                               const WarpShape& shape) {
   const int layout_packs = shape.lanes * shape.packs_per_lane;
   const bool is_softmax =
       traits.inputs == 1 && !traits.hides && !traits.takes_scalar && !traits.stores_scalar;
@@ -132,25 +134,21 @@ constexpr int StagedElements(int64_t cols, int pack) {
 }
 // How far apart the staged rows are that a warp computes at once, 1, 2, 4 or 8: the fewest of its
 // lanes meet in a bank of shared memory.
-// H200 bf16 fwd 65, 127, 33 cols, neighbouring rows: 0.65, 0.71, 0.82
+// H200 bf16 fwd 33, 65, 127 cols: neighbouring rows 0.82, 0.65, 0.71; this rule 0.97, 0.95, 0.96
 constexpr int StagedRowSpacing(int64_t cols, int pack, int64_t rows) {
   constexpr int kBanks = 32, kBankBytes = 4;
   const int lanes = StagedRowLanes(cols, pack), row_groups = 32 / lanes;
   int best = 1, fewest = 33;
   for (int spacing = 1; spacing <= 8 && spacing * row_groups <= rows; spacing *= 2) {
-    int64_t word_of[32] = {};
-    int meeting = 0;
+    int words_of[kBanks] = {}, most = 0;
+    int64_t last = -1;
     for (int lane = 0; lane < 32; ++lane) {
       const int64_t element = lane / lanes * spacing * cols + lane % lanes;
-      word_of[lane] = element * (kPackBytes / pack) / kBankBytes;
-      int others = 0;  // words of this bank that lanes before it read
-      for (int other = 0; other < lane; ++other) {
-        const bool same_bank = word_of[other] % kBanks == word_of[lane] % kBanks;
-        others += same_bank && word_of[other] != word_of[lane] ? 1 : 0;
-      }
-      meeting = std::max(meeting, others);
+      const int64_t word = element * (kPackBytes / pack) / kBankBytes;
+      if (word != last) most = std::max(most, ++words_of[word % kBanks]);
+      last = word;
     }
-    if (meeting < fewest) best = spacing, fewest = meeting;
+    if (most < fewest) best = spacing, fewest = most;
   }
   return best;
 }

@@ -1,5 +1,8 @@
 #include "rows/tier_plans.h"
 
+#include <algorithm>
+#include <numeric>
+
 namespace jaxkernels {
 namespace {
 
@@ -62,9 +65,12 @@ void PlanWarp(const SoftmaxProblem& problem, const DeviceLimits& limits, Softmax
   plan.grid_blocks = GridBlocks(CeilDiv(problem.rows, rows_per_block), plan.blocks_per_sm, limits);
 }
 
-bool MayStage(const SoftmaxProblem& problem) {
-  return SharesRows(problem.operation) &&
-         problem.cols <= MostStagedCols(PackOf(problem.dtype), InputsOf(problem.operation));
+bool PrefersStaged(const SoftmaxProblem& problem, const SoftmaxPlan& plan, int warp_shape) {
+  if (!SharesRows(problem.operation)) return false;
+  if (problem.cols > MostStagedCols(plan.pack, InputsOf(problem.operation))) return false;
+  if (!plan.aligned) return true;
+  return warp_shape >= 0 && LeavesLanesIdle(TraitsOf(problem.operation), plan.pack,
+                                            problem.cols / plan.pack, kWarpShapes[warp_shape]);
 }
 
 namespace {
@@ -95,7 +101,8 @@ void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, S
   const int64_t chunk_bytes =
       rows * problem.cols * ByteWidth(problem.dtype) + (plan.on_packs ? 0 : kPackBytes);
   plan.smem_bytes = static_cast<int>(chunk_bytes * InputsOf(problem.operation) * kWarps);
-  plan.blocks_per_sm = BlocksPerSm(problem, plan.block_threads, plan.smem_bytes, 48, limits);
+  plan.blocks_per_sm =
+      BlocksPerSm(problem, plan.block_threads, plan.smem_bytes, kStagedRegisters, limits);
   plan.grid_blocks = GridBlocks(CeilDiv(problem.rows, rows * kWarps), plan.blocks_per_sm, limits);
 }
 

@@ -17,8 +17,9 @@ int FindWarpShape(int64_t packs, Operation operation, int pack, bool aligned);
 // In layout plan.warp_shape.
 void PlanWarp(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan);
 
-// Whether rows that begin within a pack are to go through the shared memory of a warp.
-bool MayStage(const SoftmaxProblem& problem);
+// Whether short rows go through the shared memory of a warp, instead of layout `warp_shape` (-1:
+// none holds them).
+bool PrefersStaged(const SoftmaxProblem& problem, const SoftmaxPlan& plan, int warp_shape);
 void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan);
 
 // Blocks of the tier `block`, and so rows, on an SM at once; none where a block cannot hold a row.

@@ -8,7 +8,7 @@
 
 #include "rows/cuda/row_ops.cuh"
 #include "rows/masked_rows.h"
-#include "rows/plan.h"
+#include "rows/register_rules.h"
 
 namespace jaxkernels {
 

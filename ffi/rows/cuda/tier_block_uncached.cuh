@@ -12,7 +12,7 @@
 #define JAXKERNELS_ROWS_CUDA_TIER_BLOCK_UNCACHED_CUH_
 
 #include "rows/cuda/row_statistics.cuh"
-#include "rows/plan.h"
+#include "rows/memory_rules.h"
 
 namespace jaxkernels {
 

@@ -14,7 +14,7 @@
 
 #include "rows/cuda/row_groups.cuh"
 #include "rows/cuda/row_statistics.cuh"
-#include "rows/plan.h"
+#include "rows/register_rules.h"
 
 namespace jaxkernels {
 

@@ -27,7 +27,7 @@
 #include "core/cluster.cuh"
 #include "rows/cuda/row_groups.cuh"
 #include "rows/cuda/row_statistics.cuh"
-#include "rows/plan.h"
+#include "rows/memory_rules.h"
 
 namespace jaxkernels {
 
