@@ -8,7 +8,8 @@ Each cell has ours (``auto``), ``jax.nn.softmax`` and a copy of the same bytes, 
 in ``jaxkernels.bench.timing``; ``fwd`` and ``grad`` are those of ``jaxkernels.bench.softmax``.
 
 * ``many_rows``: arrays of 2^28 bytes, a call at a time.
-* ``few_rows``: 1 to 132 rows of 8192 columns or more. Such calls take microseconds, so many are
+* ``few_rows``: 1 to 132 rows of 8192 columns or more, as far as two such arrays have the bytes of
+  one of many rows. Such calls take microseconds, so many are
   chained in one program over several arrays, in the same way for all three. There are 16 arrays at
   most, so small ones may stay in the cache, for all three. In place of the copy, which XLA could
   leave out of a chain, x is negated. ``kernels`` in the file is how many a program runs: no whole

@@ -1,4 +1,4 @@
-"""log_softmax near 0: a row that one element wins by 1e-9 has a result of -1e-9, not of 0.
+"""log_softmax near 0: where all others together have the probability 1e-9, the largest has -1e-9, not 0.
 
 float32 and float64. Half types sum all terms: near 0 they err by about 2^-24.
 """

@@ -240,3 +240,21 @@ def test_more_than_two_to_the_31_elements(gpu, operation, cols, tier):
     dx = jax.jit(lambda x, t: jax.vjp(functools.partial(jk.softmax, tier=tier), x)[1](t)[0])(x, x)
     operands = np.asarray(y[probe]), np.asarray(x[probe])
     tolerance.check(np.asarray(dx[probe]), operation, *operands, accumulators=lanes)
+
+
+@pytest.mark.parametrize("cols", [2, 3000], ids=["warp", "block_smem"])
+def test_exponentials_of_doubles_at_their_edges(cols):
+    """Where the reduction changes its multiple of log 2, and where results leave the normal numbers."""
+    halves = np.log(2) * (np.arange(0, 1022, 97) + 0.5)
+    edges = [708.39, 708.3964, 708.397, 709.0, 744.0, 745.2, 1e300, np.inf, 0.0]
+    far = -np.concatenate([edges, *(np.nextafter(halves, h) for h in (0, np.inf)), halves])
+    x = np.full((far.size, cols), -np.inf)
+    x[:, 0], x[:, 1] = 0, far
+    with jax.enable_x64(True):
+        got = np.asarray(jax.jit(jk.softmax)(x))[:, 1]
+    term = np.exp(far.astype(np.longdouble))
+    want = (term / (1 + term)).astype(np.float64)
+    normal = want >= np.finfo(np.float64).tiny * (1 + 1e-12)
+    assert (got[want < np.finfo(np.float64).tiny * (1 - 1e-12)] == 0).all()
+    ulps = np.abs(got - want)[normal] / np.spacing(want[normal])
+    assert ulps.max() <= 4

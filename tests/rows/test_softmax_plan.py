@@ -332,6 +332,18 @@ def test_which_aligned_rows_are_staged(dtype):
         assert not plan(9 * pack, dtype, operation).staged
 
 
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_spread_counts_the_packs_of_the_longest_rows(dtype):
+    """In 32 bits, up to the end of the last branch, which lies behind the row."""
+    pack = 16 // BYTES[dtype]
+    longest = (2**31 - 1 - 2**23) * pack
+    p = plan(longest, dtype, rows=1)
+    assert p.tier == "spread"
+    assert 256 * p.leaf_turns * (p.branches + 1) < 2**31
+    with pytest.raises(ValueError, match="2\\^31 packs"):
+        plan(longest + pack, dtype, rows=1)
+
+
 def banks_met(p, cols, dtype):
     """Lanes of a warp that read different words of one bank of shared memory at once, at most."""
     lane = np.arange(32)

@@ -30,8 +30,8 @@ def flat_arrays(dtype, shape, seed):
 
 
 def lanes_of(x, cols):
-    """Chains of additions of a row, wherever it begins: staged rows have one, others 32 or more."""
-    return 1 if cols <= 512 else 32
+    """Chains of additions of a row, wherever it begins: a lane of staged rows has up to 16 elements; others are 32 or more."""
+    return max(cols // 16, 1) if cols <= 512 else 32
 
 
 def check(result, x, t, scalars, dtype):
