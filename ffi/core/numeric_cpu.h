@@ -188,8 +188,8 @@ JK_INLINE double Log(double x) {
   return (e * K::kLog2High - ((half_square - low) - f)) + (x - x);
 }
 
-// log(1 + x) for x >= 0 that is 0 or normal; -1, infinity and NaN give NaN. What the sum rounds away
-// comes back to first order.
+// log(1 + x) for x >= 0 that is 0 or normal; -1, infinity and NaN give NaN. What the sum rounds
+// away comes back to first order.
 JK_INLINE double Log1p(double x) {
   const double sum = 1 + x;
   return Log(sum) + (x - (sum - 1)) / sum;
