@@ -2,17 +2,15 @@
 // because they begin within a pack. Some rows together, a chunk, are one piece of memory, which
 // goes through the shared memory of a warp.
 //
-// H200 bf16 fwd 33 cols, fraction of the copy rate (2026-11): head and tail peeled 0.40, staged
-// 0.97
+// H200 bf16 fwd 33 cols, of the copy rate (2026-11): head and tail peeled 0.40, staged 0.97
 //
 // Work split: a warp owns a chunk (staged_chunk.cuh) and walks the chunks grid-stride. args.lanes
 //   neighbouring lanes compute a row: lane l has elements l, l + lanes, ... of it, in registers.
 // Memory: one read and one write per element in 16-byte packs. The copies of the warp's next chunk
 //   start as soon as this one is stored; meanwhile other warps compute.
-// Banks: the lanes of a row are side by side, and the rows that a warp computes at once so far
-// apart
-//   that at most two words of a bank are read, where cols is odd and rows are many. Rows of whole
-//   packs that begin within one meet in few banks: up to 16 words of one.
+// Banks: the lanes of a row are side by side. The rows that a warp computes at once are so far
+//   apart that at most two words of a bank are read, where cols is odd and rows are many. Rows of
+//   whole packs that begin within one meet in few banks: up to 16 words of one.
 // Requires: cols is at most args.lanes * kPerLane and at least args.lanes * (kPerLane - 2);
 //   args.staged_rows rows are whole packs, and a multiple of what a warp computes at once; shared
 //   memory for kInputs chunks a warp, each a pack larger where any array begins within one.
