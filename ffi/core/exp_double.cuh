@@ -16,8 +16,9 @@ namespace jaxkernels {
 
 // exp(r) = 1 + r + r^2 (c0 + c1 r + ...) for |r| <= log(2) / 2, minimax: relative error 2^-57.9. In
 // constant memory, and not const, so that each is one load of a warp and not two literal words: 40
-// instructions an exponential instead of 45.
-static __constant__ double kExpPolynomial[] = {
+// instructions an exponential instead of 45. A template, so that only kernels of doubles have it.
+template <typename C>
+__constant__ C kExpPolynomial[] = {
     0x1.000000000000ap-1,  0x1.55555555554f9p-3,  0x1.55555555508d7p-5,  0x1.1111111127f55p-7,
     0x1.6c16c18415905p-10, 0x1.a01a0128d3208p-13, 0x1.a0199a461b781p-16, 0x1.71df298022d9bp-19,
     0x1.28ad3ba6d68f6p-22, 0x1.ad77934db5d2fp-26};
@@ -25,7 +26,9 @@ static __constant__ double kExpPolynomial[] = {
 // exp(difference + error) for difference <= kLargestExponent or infinite, and a tiny error, to 1.1
 // units in the last place (the largest error among 10^7 arguments). Results below the smallest
 // normal number are zero. What is infinite or NaN may come with any error.
-__device__ inline double ExpDouble(double difference, double error) {
+template <typename C>
+__device__ C ExpDouble(C difference, C error) {
+  static_assert(sizeof(C) == 8);
   constexpr double kLog2E = 0x1.71547652b82fep+0;
   constexpr double kLn2 = 0x1.62e42fefa39efp-1, kLn2Low = 0x1.abc9e3b39803fp-56;
   constexpr double kRounder = 0x1.8p52;  // adding it rounds to an integer
@@ -39,11 +42,11 @@ __device__ inline double ExpDouble(double difference, double error) {
 
   // Even and odd powers apart: two chains, half as long.
   const double r2 = r * r;
-  double even = kExpPolynomial[8], odd = kExpPolynomial[9];
+  double even = kExpPolynomial<C>[8], odd = kExpPolynomial<C>[9];
 #pragma unroll
   for (int i = 6; i >= 0; i -= 2) {
-    even = fma(even, r2, kExpPolynomial[i]);
-    odd = fma(odd, r2, kExpPolynomial[i + 1]);
+    even = fma(even, r2, kExpPolynomial<C>[i]);
+    odd = fma(odd, r2, kExpPolynomial<C>[i + 1]);
   }
   const double of_r = fma(fma(odd, r, even), r2, r) + 1.0;
 

@@ -91,8 +91,12 @@ __device__ inline float FastExp2(float t) {
 
 // exp(x), in float32 to about |x| 2^-23 + 2^-22 of it.
 __device__ inline float FastExp(float x) { return FastExp2(x * kLog2E); }
-// For x <= kLargestExponent, or infinite.
-__device__ inline double FastExp(double x) { return ExpDouble(x, 0); }
+// In float64, for x <= kLargestExponent, or infinite. Templates where they name ExpDouble, whose
+// constants are then in no cubin but that of float64.
+template <typename C>
+__device__ C FastExp(C x) {
+  return ExpDouble(x, C(0));
+}
 
 // The rounding error of the difference a - b (Knuth's TwoDiff): a - b == difference + error
 // exactly. Requires: the difference is finite. Half inputs do not need it: they differ exactly, or
@@ -108,7 +112,8 @@ __device__ ComputeType<T> DifferenceError(ComputeType<T> a, ComputeType<T> b,
 // exp(difference + error) for difference <= kLargestExponent and a tiny error. Results below the
 // smallest normal number are zero. A difference that is not finite comes with an error of NaN,
 // which is ignored: -inf gives 0, inf gives inf, NaN gives NaN.
-__device__ inline double ExpWithError(double difference, double error) {
+template <typename C>
+__device__ C ExpWithError(C difference, C error) {
   return ExpDouble(difference, error);
 }
 
