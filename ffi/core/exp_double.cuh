@@ -16,7 +16,9 @@ namespace jaxkernels {
 
 // exp(r) = 1 + r + r^2 (c0 + c1 r + ...) for |r| <= log(2) / 2, minimax: relative error 2^-57.9. In
 // constant memory, and not const, so that each is one load of a warp and not two literal words: 40
-// instructions an exponential instead of 45. A template, so that only kernels of doubles have it.
+// instructions an exponential instead of 45. A template, so that only kernels of doubles have it:
+// a kernel beside constants starts later.
+// H200 f32 256 x 256 in a captured graph (2026-11): with constants 2.24 us, without 2.03
 template <typename C>
 __constant__ C kExpPolynomial[] = {
     0x1.000000000000ap-1,  0x1.55555555554f9p-3,  0x1.55555555508d7p-5,  0x1.1111111127f55p-7,

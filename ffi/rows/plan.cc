@@ -31,7 +31,13 @@ TierChoices ChoicesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
   return choices;
 }
 
-// The tier that the measurements beside its constants speak for.
+// Whether a row goes over all SMs, if the call has scratch.
+bool Spreads(const SoftmaxProblem& problem, const SoftmaxPlan& plan, const TierChoices& choices) {
+  return choices.TooLong() ||
+         PrefersSpread(problem.operation, plan.pack, choices.of_cluster.blocks_per_sm);
+}
+
+// The tier that the measurements beside its constants speak for, without scratch.
 Tier BestTier(const SoftmaxProblem& problem, const SoftmaxPlan& plan, const TierChoices& choices) {
   if (choices.WarpFits()) return Tier::kWarp;
   if (choices.rows_of_blocks >= kLeastRowsOfBlocks &&
@@ -39,8 +45,8 @@ Tier BestTier(const SoftmaxProblem& problem, const SoftmaxPlan& plan, const Tier
     return Tier::kBlock;
   }
   if (PrefersOneRead(problem.operation, plan.aligned)) return Tier::kBlockUncached;
-  const bool few_rows = choices.of_block.blocks_per_sm < kLeastRowsOfBlocks;
-  if (few_rows && choices.of_cluster.blocks > 0) return Tier::kCluster;
+  const bool holds_few = choices.of_block.blocks_per_sm < LeastRowsAlone(plan.pack);
+  if (holds_few && choices.of_cluster.blocks > 0) return Tier::kCluster;
   return choices.of_block.blocks > 0 ? Tier::kBlockSmem : Tier::kBlockUncached;
 }
 
@@ -123,7 +129,7 @@ SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& 
 
   const TierChoices choices = ChoicesOf(problem, plan, limits);
   Tier tier = problem.tier;
-  if (tier == Tier::kSpread || (tier == Tier::kAuto && choices.TooLong())) {
+  if (tier == Tier::kSpread || (tier == Tier::kAuto && Spreads(problem, plan, choices))) {
     SoftmaxPlan spread = plan;
     PlanSpread(problem, limits, spread);
     const bool has_scratch = spread.scratch_bytes <= problem.scratch_bytes;

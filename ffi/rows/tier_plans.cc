@@ -138,7 +138,9 @@ SharedRow ShareRow(const SoftmaxProblem& problem, int blocks, const DeviceLimits
 SharedRow ShareRowOverCluster(const SoftmaxProblem& problem, const DeviceLimits& limits) {
   SharedRow row;
   for (const int blocks : kClusterBlocks) {
-    const int wanted = blocks > kPortableClusterBlocks ? kLeastRowsOfBlocks : kLeastSharesOfCluster;
+    const int wanted = blocks > kPortableClusterBlocks
+                           ? kLeastSharesOfPortableCluster
+                           : LeastSharesOfCluster(PackOf(problem.dtype));
     if (blocks > limits.cluster_blocks || row.blocks_per_sm >= wanted) break;
     row = ShareRow(problem, blocks, limits);
   }
@@ -150,10 +152,11 @@ namespace {
 RowBatches BatchesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
                      const DeviceLimits& limits) {
   const int blocks = plan.cluster_blocks;
+  const int64_t at_once = WorkersAtOnce(limits.sm_count, blocks, plan.blocks_per_sm);
   RowBatches batches;
-  batches.halves = TakesRowsInBatches(problem.operation, plan.pack, blocks, plan.blocks_per_sm);
-  batches.workers = batches.halves ? WorkersAtOnce(limits.sm_count, blocks, plan.blocks_per_sm)
-                                   : BlocksOfWaves(plan.blocks_per_sm, limits) / blocks;
+  batches.halves = TakesRowsInBatches(problem.operation, plan.pack, blocks, plan.blocks_per_sm,
+                                      CeilDiv(problem.rows, at_once));
+  batches.workers = batches.halves ? at_once : BlocksOfWaves(plan.blocks_per_sm, limits) / blocks;
   batches.rounds = CeilDiv(problem.rows, batches.workers);
   return batches;
 }

@@ -48,8 +48,6 @@ VOCABULARIES = (32000, 50257, 128256, 151936)
 # Shorter rows are few only where a call is nothing but its launch.
 _FEW_ROWS_FROM = 8192
 _LONGEST = 1_000_000
-# How often a chain goes through its arrays.
-_ROUNDS = 2
 # Cells whose programs are compiled together, and whose arrays are in memory together.
 _PART = 24
 # Ours is slower where it takes longer than so many times XLA's time.
@@ -127,6 +125,9 @@ def contenders(suite: Suite, case: Case, options: Options) -> Mapping[str, Progr
     """A copy, XLA and ours of one case, as another suite has them; they begin to compile now."""
     few, dtype = case["group"] == "few_rows", case["dtype"]
     turns = rotations(2 * case["rows"] * case["cols"] * rows.ITEM_BYTES[dtype])
+    # Small arrays, which are many, 128 times: dispatching a program with all of them takes as long
+    # as 32 of the shortest calls.
+    rounds = max(2, turns // 2)
     x = jax.ShapeDtypeStruct((case["rows"], case["cols"]), dtype)
     arguments = (x,) * rows.traffic(case).reads
     draw = partial(_draw, case, turns, _elements(dtype, options))
@@ -138,12 +139,12 @@ def contenders(suite: Suite, case: Case, options: Options) -> Mapping[str, Progr
 
     def compiled(make: Callable[[Arguments], Function]) -> Function:
         if few:
-            return jax.jit(chain(make(()), _ROUNDS)).lower(*[arguments] * turns).compile()
+            return jax.jit(chain(make(()), rounds)).lower(*[arguments] * turns).compile()
         return make(()).lower(*arguments).compile()
 
     def program(make: Callable[[Arguments], Function]) -> Program:
         future = _POOL.submit(compiled, make)
-        operations = _ROUNDS * turns if few else 1
+        operations = rounds * turns if few else 1
         return Program(lambda _: future.result(), draw, operations, {"kernels": kernels})
 
     makes = {name: found.make for name, found in alone.items()} | {"copy": copied}
