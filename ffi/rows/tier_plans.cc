@@ -126,11 +126,13 @@ SharedRow ShareRow(const SoftmaxProblem& problem, int blocks, const DeviceLimits
   const int pack = PackOf(problem.dtype);
   const int mask_words = HasMask(problem.operation) ? MaskWords(pack) : 0;
   SharedRow row;
-  row.slots = SmemSlots(MaxPacksOfRow(problem.cols, pack, problem.offset), blocks);
+  const int64_t packs = MaxPacksOfRow(problem.cols, pack, problem.offset);
+  row.slots = SmemSlots(packs, blocks);
   row.bytes = row.slots * (kPackBytes * InputsOf(problem.operation) + 4 * mask_words);
   if (row.bytes > SmemRoom(problem, limits)) return row;
   row.blocks = blocks;
-  row.blocks_per_sm = BlocksPerSm(problem, kLeastSmemThreads, static_cast<int>(row.bytes),
+  row.threads = LeastSmemThreads(packs, blocks);
+  row.blocks_per_sm = BlocksPerSm(problem, row.threads, static_cast<int>(row.bytes),
                                   SmemRegisters(pack, InputsOf(problem.operation)), limits);
   return row;
 }
@@ -173,7 +175,7 @@ void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const De
   plan.smem_bytes = static_cast<int>(row.bytes);
   plan.blocks_per_sm = row.blocks_per_sm;
   const int registers = SmemRegisters(plan.pack, InputsOf(problem.operation));
-  for (int threads = kLeastSmemThreads; threads <= kMostSmemThreads; threads += 32) {
+  for (int threads = row.threads; threads <= kMostSmemThreads; threads += 32) {
     const int blocks = BlocksPerSm(problem, threads, plan.smem_bytes, registers, limits);
     if (blocks == plan.blocks_per_sm) plan.block_threads = threads;
   }

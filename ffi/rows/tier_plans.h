@@ -32,6 +32,7 @@ struct SharedRow {
   int blocks = 0;  // none: the row does not fit
   int64_t slots = 0;
   int64_t bytes = 0;
+  int threads = 0;        // of a block, at least
   int blocks_per_sm = 0;  // at most
 };
 SharedRow ShareRow(const SoftmaxProblem& problem, int blocks, const DeviceLimits& limits);

@@ -243,8 +243,8 @@ def test_tiers_of_row_scalars(dtype, operation, device):
 @pytest.mark.parametrize("operation", [*itertools.filterfalse(stores_scalar, oracle.OPERATIONS)])
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_tiers_follow_one_another(dtype, operation, device):
-    """warp, block while an SM holds two rows (but not of log-softmax, nor terms of doubles), block_smem as far as it holds two and, without
-    clusters, as far as shared memory reaches (not to the 48 KiB of a plain launch), cluster, spread."""
+    """warp, block while an SM holds two rows (but not of log-softmax, nor terms of doubles), block_smem as far as it holds four
+    (doubles two) and, without clusters, as far as shared memory reaches (not to the 48 KiB of a plain launch), cluster, spread."""
     warp_end, block_end, smem_end, cluster_end = tier_ends(dtype, operation, device)
     assert 128 <= warp_end <= block_end <= smem_end <= cluster_end
     stores_terms = registry.ROW_OPERATIONS[operation].finds_max and not stores_scalar(operation)
@@ -252,9 +252,10 @@ def test_tiers_follow_one_another(dtype, operation, device):
     assert (warp_end == block_end) == skips_block
     limits = _cpu.named_devices()[device]
     row = BYTES[dtype] * inputs(operation)
-    room = limits.smem_per_sm / 2 if limits.cluster_blocks > 1 else limits.smem_per_block
+    alone = 2 if dtype == "float64" else 4
+    room = limits.smem_per_sm / alone if limits.cluster_blocks > 1 else limits.smem_per_block
     least = 0.98 * room - 3 * 1024  # beside what the reductions take
-    # Registers may hold two rows where shared memory does not.
+    # Registers may hold two rows where shared memory does not hold enough.
     assert smem_end == block_end or least < smem_end * row <= room
     assert smem_end > block_end or block_end * row > least
     pack = 16 // BYTES[dtype]
@@ -272,11 +273,15 @@ def test_tiers_follow_one_another(dtype, operation, device):
 
 
 def _check_clusters(first, last, pack, dtype, operation, device):
-    """The fewest blocks of which an SM holds four; more than 8 only where it would hold fewer than two of 8."""
+    """The fewest blocks of which an SM holds eight (doubles four); more than 8 only where it would hold fewer than three of 8.
+    Where it holds one share of the largest, and one array is read for its maximum, rows are spread (but doubles)."""
     limits = _cpu.named_devices()[device]
     longest = plan(last, dtype, operation, device)
     assert (longest.tier, longest.cluster_blocks) == ("cluster", limits.cluster_blocks)
-    assert longest.blocks_per_sm == 1
+    traits = registry.ROW_OPERATIONS[operation]
+    is_spread_early = traits.finds_max and traits.inputs == 1 and dtype != "float64"
+    assert longest.blocks_per_sm == (2 if is_spread_early else 1)
+    shares = 4 if dtype == "float64" else 8
 
     def held_by_an_sm(cols, blocks):
         part = -(-(packs_of(cols, dtype) + 7) // (8 * blocks)) * 8 * 16 * inputs(operation)
@@ -291,12 +296,14 @@ def _check_clusters(first, last, pack, dtype, operation, device):
         now = plan(cols, dtype, operation, device)
         assert now.tier == "cluster"
         held = {blocks: held_by_an_sm(cols, blocks) for blocks in (2, 4, 8)}
-        enough = [blocks for blocks in held if held[blocks] >= (2 if blocks == 8 else 4)]
+        enough = [blocks for blocks in held if held[blocks] >= (3 if blocks == 8 else shares)]
         assert now.cluster_blocks == (min(enough) if enough else limits.cluster_blocks), cols
         if enough:
             assert now.blocks_per_sm == held[now.cluster_blocks]
         seen.add(now.cluster_blocks)
-    assert seen == {4, 8, limits.cluster_blocks}
+    # Where registers hold long rows, those that 4 blocks would share take them.
+    assert seen - {4} == {8, limits.cluster_blocks} - {4}
+    assert 4 in seen or device not in ("h100", "h200")
 
 
 def _check_end_of_block_tier(first, last, pack, dtype, operation, device):
@@ -379,32 +386,49 @@ def test_grid_is_about_32_waves():
         assert p.grid_blocks == whole // p.cluster_blocks * p.cluster_blocks, cols
 
 
-# Blocks of a row, how many of them an SM holds, and how many rows run at once.
+# Blocks of a row, how many of them an SM holds, and how many rows run at once. In batches, however many rows there are:
 BATCHED = {
     (131072, "float32", "softmax_fwd", None): (8, 3, 43),
+    (196608, "float32", "softmax_fwd", None): (16, 4, 28),
     (262144, "float32", "softmax_fwd", None): (16, 3, 21),
-    (131072, "bfloat16", "softmax_fwd", None): (8, 6, 86),
-    (393216, "bfloat16", "softmax_grad", None): (16, 2, 14),
     (262144, "float32", "softmax_grad", None): (16, 1, 7),
     (50000, "float32", "softmax_fwd", "block_smem"): (1, 1, 132),
 }
+# In batches for fewer than 24 rounds of rows:
+BATCHED_WHERE_FEW = {
+    (24576, "float32", "softmax_fwd", None): (4, 8, 231),
+    (65536, "float32", "softmax_fwd", None): (8, 6, 86),
+    (131072, "bfloat16", "softmax_fwd", None): (8, 6, 86),
+    (131072, "float32", "softmax_grad", None): (16, 3, 21),
+    (393216, "bfloat16", "softmax_grad", None): (16, 2, 14),
+}
 BY_TURNS = (
-    (24576, "float32", "softmax_fwd", None),
-    (65536, "float32", "softmax_fwd", None),
-    (131072, "float32", "softmax_grad", None),
     (16384, "float32", "softmax_grad", "block_smem"),
+    (65536, "float64", "softmax_fwd", None),
 )
 
 
 def test_which_rows_are_handed_out_in_batches():
+    def at_once(p):
+        return p.cluster_blocks, p.blocks_per_sm, p.workers
+
+    def goes_by_turns(p):
+        return not p.halves and p.workers == 32 * 132 * p.blocks_per_sm // p.cluster_blocks
+
     for (cols, dtype, operation, tier), expected in BATCHED.items():
-        p = plan(cols, dtype, operation, tier=tier, rows=10_000)
-        assert p.halves, cols
-        assert (p.cluster_blocks, p.blocks_per_sm, p.workers) == expected, cols
+        for rows in (1, 10_000):
+            p = plan(cols, dtype, operation, tier=tier, rows=rows)
+            assert (p.halves, at_once(p)) == (True, expected), (cols, rows)
+    for (cols, dtype, operation, tier), expected in BATCHED_WHERE_FEW.items():
+        for rows in (1, 23 * expected[2]):
+            p = plan(cols, dtype, operation, tier=tier, rows=rows)
+            assert (p.halves, at_once(p)) == (True, expected), (cols, rows)
+        assert goes_by_turns(plan(cols, dtype, operation, tier=tier, rows=23 * expected[2] + 1)), (
+            cols
+        )
     for cols, dtype, operation, tier in BY_TURNS:
-        p = plan(cols, dtype, operation, tier=tier, rows=10_000)
-        assert not p.halves, cols
-        assert p.workers == 32 * 132 * p.blocks_per_sm // p.cluster_blocks, cols
+        for rows in (1, 10_000):
+            assert goes_by_turns(plan(cols, dtype, operation, tier=tier, rows=rows)), (cols, rows)
 
 
 def with_sms(sm_count):
@@ -414,7 +438,9 @@ def with_sms(sm_count):
 
 
 @pytest.mark.parametrize("sm_count", [1, 2, 17, 132])
-@pytest.mark.parametrize(("cols", "dtype", "operation", "tier"), [*BATCHED, *BY_TURNS])
+@pytest.mark.parametrize(
+    ("cols", "dtype", "operation", "tier"), [*BATCHED, *BATCHED_WHERE_FEW, *BY_TURNS]
+)
 def test_every_row_has_one_worker(cols, dtype, operation, tier, sm_count):
     """And every worker a row, however many rows there are; half as many in each batch, rounded up."""
 
@@ -435,7 +461,7 @@ def test_every_row_has_one_worker(cols, dtype, operation, tier, sm_count):
             with pytest.raises(IndexError, match="no worker"):
                 p.rows_of(wrong, rows)
         left = p.rounds
-        for of_first in taken[::workers]:  # of the first worker of each batch
+        for of_first in taken[:: p.workers]:  # of the first worker of each batch
             assert len(of_first) == ((left + 1) // 2 if p.halves else left), rows
             left -= len(of_first)
         assert left == 0
@@ -510,7 +536,7 @@ def test_tiers_of_attention_scores():
         return [plan(cols, dtype, operation).tier for cols in lengths]
 
     lengths = (128, 2048, 4096, 24576, 24584, 1 << 16, 1 << 20)
-    expected = ["warp", "warp", "block", "block", "block_smem", "cluster", "cluster"]
+    expected = ["warp", "warp", "block", "block", "cluster", "cluster", "cluster"]
     assert tiers("masked_softmax_fwd", *lengths) == expected
     assert tiers("masked_softmax_fwd", 1 << 21) == ["spread"]
     assert tiers("masked_softmax_fwd", 2048, 2052, dtype="float32") == ["warp", "block"]
@@ -518,7 +544,7 @@ def test_tiers_of_attention_scores():
     assert tiers("masked_softmax_grad", 4099) == ["block_smem"]
     for operation in ("biased_softmax_fwd", "masked_softmax_grad"):
         lengths = (1024, 1032, 12288, 12296, 1 << 16, 1 << 20)
-        expected = ["warp", "block", "block", "block_smem", "cluster", "spread"]
+        expected = ["warp", "block", "block", "cluster", "cluster", "spread"]
         assert tiers(operation, *lengths) == expected
 
 
