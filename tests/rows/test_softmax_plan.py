@@ -543,7 +543,7 @@ def test_tiers_of_attention_scores():
     assert tiers("masked_softmax_fwd", 4099) == tiers("biased_softmax_fwd", 4099) == ["block"]
     assert tiers("masked_softmax_grad", 4099) == ["block_smem"]
     for operation in ("biased_softmax_fwd", "masked_softmax_grad"):
-        lengths = (1024, 1032, 12288, 12296, 1 << 16, 1 << 20)
+        lengths = (1024, 1032, 12288, 16392, 1 << 16, 1 << 20)
         expected = ["warp", "block", "block", "cluster", "cluster", "spread"]
         assert tiers(operation, *lengths) == expected
 
