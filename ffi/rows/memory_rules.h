@@ -34,7 +34,8 @@ JK_HOST_DEVICE constexpr int SmemHeldPacks(int pack, int inputs) {
 }
 inline constexpr int kMostSmemThreads = 1024;
 // Threads of a block at least. One that has a row alone gets more where each has six packs all the
-// same: few rows take less time. 2^26 elements, 2^28, and us a call of one row:
+// same: few rows take less time. Not measured: other types, gradients, other GPUs. 2^28 bytes,
+// 2^30, and us a call of one row:
 // H200 bf16 fwd 12288 cols: 192 threads 0.94, 0.97, 5.2; 256 threads 0.93, 0.97, 3.9
 // H200 bf16 fwd 20001 cols: 224 threads 0.93, 0.96, 6.7; 256 threads 0.94, 0.96, 6.1
 constexpr int LeastSmemThreads(int64_t row_packs, int blocks) {
@@ -52,7 +53,7 @@ JK_HOST_DEVICE constexpr int WholeSmemLines(int bytes) {
 // rows reach many SMs. Float64, whose arithmetic takes longest, does better with fewer blocks, or
 // with one. More than 8 blocks only where an SM would not hold three of 8: fewer of the larger
 // clusters find room in a group of 16 or 18 SMs, and GPUs differ. Blocks (and how many an SM
-// holds), 2^26 elements, 2^28, and us a call of one row:
+// holds), 2^28 bytes, 2^30, and us a call of one row:
 // H200 f32 fwd 24576 cols: 1 (2) 0.91, 0.96, 7.2; 4 (8) 0.91, 0.95, 6.2; 8 (8) 0.91, 0.94, 4.4
 // H200 f32 fwd 32000 cols: 4 (6) 0.88, 0.95, 6.5; 8 (8) 0.93, 0.96, 4.8
 // H200 f32 fwd 50257 cols: 4 (4) 0.83, 0.94, 7.4; 8 (8) 0.90, 0.94, 6.9
@@ -66,16 +67,16 @@ JK_HOST_DEVICE constexpr int WholeSmemLines(int bytes) {
 // H200 bf16 fwd 393216 cols: 8 (2) 0.79, 0.89, 9.3; 16 (4) 0.85, 0.91, 7.5
 // H200 bf16 grad 24413 cols: 1 (2) 0.99, 1.00, 5.6; 4 (8) 0.97, 1.01, 5.1
 // Another H200, f32 fwd 131072 cols, by turns: 8 (3) 0.91, 16 (6) 0.77
-// 2^26 elements, by turns and in batches alike:
+// 2^28 bytes, by turns:
 // H200 f64 fwd 8192 cols: 1 (3) 0.93, 2 (6) 0.88
 // H200 f64 fwd 32768 cols: 4 (3) 0.77, 8 (6) 0.81, 9 (7) 0.82
 inline constexpr int kClusterBlocks[] = {2, 4, 8, 16};
 constexpr int LeastSharesOfCluster(int pack) { return IsPackOfDoubles(pack) ? 4 : 8; }
 inline constexpr int kPortableClusterBlocks = 8;  // every GPU with clusters takes them unasked
 inline constexpr int kLeastSharesOfPortableCluster = 3;
-// Rows of which an SM holds so many stay in one block:
-// H200 f32 fwd 12001 cols: 1 (4) 0.93, 0.96, 6.3; 2 (8) 0.90, 0.96, 6.6
-// H200 bf16 fwd 20001 cols: 1 (5) 0.93, 0.96, 6.7; 2 (9) 0.91, 0.96, 6.3
+// Rows of which an SM holds so many stay in one block. (Four of 256 threads have all its
+// registers.) H200 f32 fwd 12001 cols: 1 (4) 0.93, 0.96, 6.3; 2 (8) 0.90, 0.96, 6.6 H200 bf16 fwd
+// 20001 cols: 1 (5) 0.93, 0.96, 6.7; 2 (9) 0.91, 0.96, 6.3
 constexpr int LeastRowsAlone(int pack) { return IsPackOfDoubles(pack) ? 2 : 4; }
 inline constexpr int kUncachedThreads = 1024;
 // Row scalars need one read where maximum and sums are found together, and nothing that keeps the
@@ -135,53 +136,63 @@ constexpr int SpreadRegisters(Operation operation, int pack) {
   return is_float && ReadsOneArray(operation) ? 64 : 80;
 }
 inline constexpr int kSpreadFinishPacksInFlight = 4;  // where it makes results
-// Rows of which an SM would hold one share of the largest cluster are spread too, where they are
-// read alone: clusters leave SMs idle then. us a call:
+// Rows of which an SM would hold one share of a cluster of 16 are spread too, where they are read
+// alone: clusters leave SMs idle then. (Row scalars, too, which need one read either way.) us a
+// call:
 // H200 f32 fwd 1, 16, 128 x 524288: cluster 13.6, 38.8, 224; spread 8.5, 30.4, 214
 // H200 f32 fwd 1, 16, 107 x 627064: cluster 15.0, 44.1, 214; spread 9.0, 37.3, 222
 // H200 f32 fwd 1, 16, 83 x 800000: cluster 17.3, 53.2, 215; spread 10.2, 46.2, 219
 // H200 bf16 fwd 1, 16, 134 x 1000000: cluster 13.3, 37.6, 219; spread 8.2, 29.4, 215
 // H200 f32 fwd 1, 16, 223 x 300000, two shares: cluster 10.2, 21.3, 167; spread 7.6, 20.8, 214
-constexpr bool PrefersSpread(Operation operation, int pack, int shares_per_sm) {
-  return shares_per_sm == 1 && IsForward(operation) && ReadsOneArray(operation) &&
-         !IsPackOfDoubles(pack);
+constexpr bool PrefersSpread(Operation operation, int pack, int cluster_blocks, int shares_per_sm) {
+  return cluster_blocks > kPortableClusterBlocks && shares_per_sm == 1 && IsForward(operation) &&
+         ReadsOneArray(operation) && !IsPackOfDoubles(pack);
 }
 inline constexpr int kWaves = 32;
 // Blocks and clusters take rows in one of two ways (row_batches.h). By fixed turns: kWaves waves of
 // them start, in the order of the rows, so that what is under way lies close together; but each
 // waits idly for its first row. In batches: few start, each for several rows, but they fall out of
 // step. So batches are for few rounds of rows, and for where an SM holds few shares and has little
-// else to do while one waits, or a row has more than 8 blocks. Rows that SMs hold whole go by
-// turns, unless they fill one. Not measured: scores; between 12 and 46 rounds. 12 rounds, blocks of
-// a row (and how many an SM holds): H200 f32 fwd 32000 cols, 8 (8): turns 0.85, batches 0.93 H200
-// f32 fwd 65536 cols, 8 (6): turns 0.87, batches 0.90 H200 f32 fwd 131072 cols, 8 (3): turns 0.83,
-// batches 0.87 H200 f32 grad 97035 cols, 16 (4): turns 0.96, batches 0.98 H200 bf16 fwd 131072
-// cols, 8 (6): turns 0.85, batches 0.89 H200 bf16 grad 128256 cols, 8 (3): turns 0.95, batches 0.98
+// else to do while one waits, or, forward, a row has more than 8 blocks. Rows that SMs hold whole
+// go by turns; forward, not those that fill an SM. Not measured: scores.
+// 12 rounds, blocks of a row (and how many an SM holds):
+// H200 f32 fwd 32000 cols, 8 (8): turns 0.85, batches 0.93
+// H200 f32 fwd 65536 cols, 8 (6): turns 0.87, batches 0.90
+// H200 f32 fwd 131072 cols, 8 (3): turns 0.83, batches 0.87
+// H200 bf16 fwd 131072 cols, 8 (6): turns 0.85, batches 0.89
+// H200 bf16 grad 128256 cols, 8 (3): turns 0.95, batches 0.98
+// 24 rounds:
+// H200 f32 grad 97035 cols, 16 (4): turns 0.96, batches 0.98
+// H200 f32 grad 131072 cols, 16 (3): turns 0.98, batches 0.99
+// H200 f32 grad 200000 cols, 16 (2): turns 0.89, batches 0.97
+// H200 bf16 grad 262144 cols, 16 (3): turns 0.95, batches 0.98
 // 46 rounds and more:
 // H200 f32 fwd 32000 cols, 8 (8): turns 0.96, batches 0.95
 // H200 f32 fwd 65536 cols, 8 (6): turns 0.95, batches 0.93
 // H200 f32 fwd 131072 cols, 8 (3): turns 0.91, batches 0.92
 // H200 f32 fwd 196608 cols, 8 (2): turns 0.87, batches 0.90
-// H200 f32 grad 97035 cols, 8 (2): turns 1.00, batches 0.98
+// H200 f32 fwd 196608 cols, 16 (4): turns 0.90, batches 0.92
+// H200 f32 fwd 24576 cols, alone (2): turns 0.96, batches 0.93
+// H200 f32 fwd 32000 cols, alone (1): turns 0.89, batches 0.93
+// H200 f32 grad 131072 cols, 16 (3): turns 1.01, batches 0.99
+// H200 f32 grad 200000 cols, 16 (2): turns 1.00, batches 0.99
 // H200 f32 grad 131072 cols, 8 (1): turns 0.97, batches 0.98
 // H200 bf16 fwd 131072 cols, 8 (6): turns 0.94, batches 0.93
-// H200 f32 fwd 196608 cols, 16 (4): turns 0.90, batches 0.92
 // H200 bf16 fwd 262144 cols, 8 (3): turns 0.90, batches 0.92
 // H200 bf16 fwd 393216 cols, 16 (4): turns 0.88, batches 0.91
 // H200 bf16 grad 128256 cols, 8 (3): turns 1.01, batches 0.98
-// H200 f32 fwd 32000 cols, alone (1): turns 0.89, batches 0.93
-// H200 f32 fwd 24576 cols, alone (2): turns 0.96, batches 0.93
+// H200 bf16 grad 393216 cols, 16 (2): turns 0.95, batches 1.00
 // 12 rounds and fewer:
 // H200 f64 fwd 65536 cols, 8 (3): turns 0.77, batches 0.77
 // H200 f64 fwd 128256 cols, 16 (3): turns 0.74, batches 0.72
 // H200 f64 fwd 128256 cols, 8 (1): turns 0.51, batches 0.57
-inline constexpr int kLeastRoundsOfTurns = 24;
+inline constexpr int kLeastRoundsOfTurns = 32;
 constexpr bool TakesRowsInBatches(Operation operation, int pack, int blocks_of_row,
                                   int blocks_per_sm, int64_t rounds) {
   if (blocks_of_row == 1) return IsForward(operation) && blocks_per_sm == 1;
   if (IsPackOfDoubles(pack)) return blocks_per_sm == 1;
   if (rounds < kLeastRoundsOfTurns) return true;
-  if (!IsForward(operation)) return blocks_per_sm == 1;
+  if (!IsForward(operation)) return blocks_per_sm <= 2;
   return blocks_per_sm <= 3 || blocks_of_row > kPortableClusterBlocks;
 }
 // About as many workers share a batch as run at once. Clusters are fewer than their blocks would be

@@ -33,8 +33,8 @@ TierChoices ChoicesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
 
 // Whether a row goes over all SMs, if the call has scratch.
 bool Spreads(const SoftmaxProblem& problem, const SoftmaxPlan& plan, const TierChoices& choices) {
-  return choices.TooLong() ||
-         PrefersSpread(problem.operation, plan.pack, choices.of_cluster.blocks_per_sm);
+  return choices.TooLong() || PrefersSpread(problem.operation, plan.pack, choices.of_cluster.blocks,
+                                            choices.of_cluster.blocks_per_sm);
 }
 
 // The tier that the measurements beside its constants speak for, without scratch.
@@ -163,6 +163,7 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
   aligned.shifted = false;
   aligned.broadcast_aligned = true;
   anywhere.tier = Tier::kAuto;
+  anywhere.scratch_bytes = 0;  // a program that forces another tier has none
   return PlanOnTier(aligned, limits).error.empty() ? PlanOnTier(anywhere, limits) : planned;
 }
 

@@ -33,6 +33,7 @@ COLS = (
     4096,
     20001,
     131072,
+    500000,
     1200000,
 )
 PLACES = [(0, False), (0, True), (1, False), (1, True), (-1, False), (-1, True)]
@@ -66,6 +67,7 @@ def test_every_place_has_a_plan(dtype, tier):
         assert plan.smem_bytes <= 227 * 1024
         gathers = plan.staged or plan.tier in ("block_uncached", "spread")
         assert gathers or not shifted, (operation, cols, plan)
+        assert plan.tier != "spread" or tier in (None, "spread")  # a forced tier has no scratch
         if plan.staged:  # some rows of each input for each of four warps, and a pack for what is before the first
             traits = registry.ROW_OPERATIONS[operation]
             rows = plan.rows_per_access

@@ -185,8 +185,8 @@ def test_error_is_never_worse_than_jax_nn(operation, dtype):
     """Largest error over the array in units in the last place, ours against jax.nn's, on the same input.
 
     Largest errors of two right implementations differ by luck: each has an exponential and a division (or a logarithm
-    and a difference) of half a unit or more behind it. So one unit is a tie. Where blocks of a cluster have a row, the sum
-    of each is multiplied by one exponential more: three units.
+    and a difference) of half a unit or more behind it. So one unit is a tie. Where blocks of a cluster share a float32 row,
+    their sums meet by exponentials, and err by those: three units (on an H200, 4 x 32768 of the kind offset, 5.3 against 3.2).
     """
     for kind in ("normal", "wide", "outliers", "offset", "equal"):
         for rows, cols in ((64, 10), (64, 128), (16, 1000), (4, 32768)):
@@ -198,7 +198,8 @@ def test_error_is_never_worse_than_jax_nn(operation, dtype):
             scale = 1.0 if operation == "log_softmax_fwd" else 0.0
             error, peer = (tolerance.ulps(y, want, scale) for y in (ours, theirs))
             plan = jk.plan_softmax(x.shape, dtype, operation=operation)
-            tie = 3 if cases.ON_GPU and plan.tier == "cluster" else 1
+            meets = cases.ON_GPU and plan.tier == "cluster" and dtype == "float32"
+            tie = 3 if meets and operation == "softmax_fwd" else 1
             assert error <= peer + tie, f"{kind} {x.shape}: {error:.2f} ulp, jax.nn {peer:.2f} ulp"
 
 

@@ -1,5 +1,7 @@
 """Values of the derivatives against the truth, and all operations over every row length that matters."""
 
+import functools
+
 import cases
 import jax
 import jax.numpy as jnp
@@ -63,8 +65,7 @@ def test_kinds_of_input(dtype, tier):
 
 @dtypes
 def test_rows_that_clusters_take_by_turns(gpu, dtype):
-    """Six rows a cluster, or seven: the places where its blocks meet, and the signs of arrival, are used again. In the
-    operations that hand out rows in batches it is a hundred and less."""
+    """Six rows a cluster, or seven: the places where its blocks meet, and the signs of arrival, are used again."""
     if not cases.serves("cluster", (1, 37), dtype):
         pytest.skip("this GPU has no clusters")
     workers = [
@@ -72,6 +73,22 @@ def test_rows_that_clusters_take_by_turns(gpu, dtype):
         for o in oracle.OPERATIONS
     ]
     cases.check_all(pairs_of([(6 * max(workers) + 1, 37)], dtype), dtype, "cluster")
+
+
+@dtypes
+def test_rows_by_turns_are_the_same_bits_as_in_batches(gpu, dtype):
+    """Many rounds of rows go by turns, few in batches."""
+    if not cases.serves("cluster", (1, 37), dtype):
+        pytest.skip("this GPU has no clusters")
+    plans = [
+        jk.plan_softmax((rows, 37), dtype, device=gpu, tier="cluster") for rows in (6, 1 << 17)
+    ]
+    if dtype != "float64":
+        assert [plan.halves for plan in plans] == [True, False]
+    with cases.x64(dtype):
+        x = jnp.asarray(cases.logits("normal", 1 << 17, 37, dtype))
+        softmax = jax.jit(functools.partial(jk.softmax, tier="cluster"))
+        assert jnp.array_equal(softmax(x)[:6], softmax(x[:6]))
 
 
 @pytest.mark.xdist_group("large arrays")
