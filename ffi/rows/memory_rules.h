@@ -36,7 +36,7 @@ inline constexpr int kMostSmemThreads = 1024;
 // Threads of a block at least. One that has a row alone gets more where each has six packs all the
 // same: few rows take less time. Not measured: other types, gradients, other GPUs. 2^28 bytes,
 // 2^30, and us a call of one row:
-// H200 bf16 fwd 12288 cols: 192 threads 0.94, 0.97, 5.2; 256 threads 0.93, 0.97, 3.9
+// H200 bf16 fwd 12288 cols: 128 threads 0.94, 0.97, 5.2; 256 threads 0.93, 0.97, 3.9
 // H200 bf16 fwd 20001 cols: 224 threads 0.93, 0.96, 6.7; 256 threads 0.94, 0.96, 6.1
 constexpr int LeastSmemThreads(int64_t row_packs, int blocks) {
   const int64_t whole_warps = row_packs / 6 / 32 * 32;
@@ -63,7 +63,7 @@ JK_HOST_DEVICE constexpr int WholeSmemLines(int bytes) {
 // H200 f32 grad 97035 cols: 8 (2) 0.98, 1.01, 5.9; 16 (4) 0.98, 1.01, 5.1
 // H200 bf16 fwd 32000 cols: 1 (3) 0.94, 0.96, 6.0; 4 (9) 0.92, 0.96, 4.8
 // H200 bf16 fwd 56720 cols: 1 (2) 0.89, 0.96, 8.7; 8 (9) 0.91, 0.95, 4.6
-// H200 bf16 fwd 97035 cols: 4 (4) 0.85, 0.92, 7.9; 8 (9) 0.89, 0.95, 7.0
+// H200 bf16 fwd 97035 cols: 4 (4) 0.85, 0.92, 7.9; 8 (8) 0.89, 0.95, 7.0
 // H200 bf16 fwd 393216 cols: 8 (2) 0.79, 0.89, 9.3; 16 (4) 0.85, 0.91, 7.5
 // H200 bf16 grad 24413 cols: 1 (2) 0.99, 1.00, 5.6; 4 (8) 0.97, 1.01, 5.1
 // Another H200, f32 fwd 131072 cols, by turns: 8 (3) 0.91, 16 (6) 0.77
@@ -74,9 +74,10 @@ inline constexpr int kClusterBlocks[] = {2, 4, 8, 16};
 constexpr int LeastSharesOfCluster(int pack) { return IsPackOfDoubles(pack) ? 4 : 8; }
 inline constexpr int kPortableClusterBlocks = 8;  // every GPU with clusters takes them unasked
 inline constexpr int kLeastSharesOfPortableCluster = 3;
-// Rows of which an SM holds so many stay in one block. (Four of 256 threads have all its
-// registers.) H200 f32 fwd 12001 cols: 1 (4) 0.93, 0.96, 6.3; 2 (8) 0.90, 0.96, 6.6 H200 bf16 fwd
-// 20001 cols: 1 (5) 0.93, 0.96, 6.7; 2 (9) 0.91, 0.96, 6.3
+// Rows of which an SM holds so many stay in one block. Four blocks of 256 threads have all of its
+// registers. Blocks (and how many an SM holds), and numbers, as above:
+// H200 f32 fwd 12001 cols: 1 (4) 0.93, 0.96, 6.3; 2 (8) 0.90, 0.96, 6.6
+// H200 bf16 fwd 20001 cols: 1 (5) 0.93, 0.96, 6.7; 2 (9) 0.91, 0.96, 6.3
 constexpr int LeastRowsAlone(int pack) { return IsPackOfDoubles(pack) ? 2 : 4; }
 inline constexpr int kUncachedThreads = 1024;
 // Row scalars need one read where maximum and sums are found together, and nothing that keeps the
@@ -136,9 +137,9 @@ constexpr int SpreadRegisters(Operation operation, int pack) {
   return is_float && ReadsOneArray(operation) ? 64 : 80;
 }
 inline constexpr int kSpreadFinishPacksInFlight = 4;  // where it makes results
-// Rows of which an SM would hold one share of a cluster of 16 are spread too, where they are read
-// alone: clusters leave SMs idle then. (Row scalars, too, which need one read either way.) us a
-// call:
+// Rows of which an SM would hold one share of a cluster of 16 are spread too, where one array is
+// read: clusters leave SMs idle then. So are row scalars, which need one read either way; they
+// were not measured at these lengths. us a call:
 // H200 f32 fwd 1, 16, 128 x 524288: cluster 13.6, 38.8, 224; spread 8.5, 30.4, 214
 // H200 f32 fwd 1, 16, 107 x 627064: cluster 15.0, 44.1, 214; spread 9.0, 37.3, 222
 // H200 f32 fwd 1, 16, 83 x 800000: cluster 17.3, 53.2, 215; spread 10.2, 46.2, 219
@@ -155,16 +156,16 @@ inline constexpr int kWaves = 32;
 // step. So batches are for few rounds of rows, and for where an SM holds few shares and has little
 // else to do while one waits, or, forward, a row has more than 8 blocks. Rows that SMs hold whole
 // go by turns; forward, not those that fill an SM. Not measured: scores.
-// 12 rounds, blocks of a row (and how many an SM holds):
+// 12 rounds (32000 columns 19), blocks of a row (and how many an SM holds):
 // H200 f32 fwd 32000 cols, 8 (8): turns 0.85, batches 0.93
 // H200 f32 fwd 65536 cols, 8 (6): turns 0.87, batches 0.90
 // H200 f32 fwd 131072 cols, 8 (3): turns 0.83, batches 0.87
 // H200 bf16 fwd 131072 cols, 8 (6): turns 0.85, batches 0.89
-// H200 bf16 grad 128256 cols, 8 (3): turns 0.95, batches 0.98
 // 24 rounds:
 // H200 f32 grad 97035 cols, 16 (4): turns 0.96, batches 0.98
 // H200 f32 grad 131072 cols, 16 (3): turns 0.98, batches 0.99
 // H200 f32 grad 200000 cols, 16 (2): turns 0.89, batches 0.97
+// H200 bf16 grad 128256 cols, 8 (3): turns 0.95, batches 0.98
 // H200 bf16 grad 262144 cols, 16 (3): turns 0.95, batches 0.98
 // 46 rounds and more:
 // H200 f32 fwd 32000 cols, 8 (8): turns 0.96, batches 0.95
@@ -182,7 +183,7 @@ inline constexpr int kWaves = 32;
 // H200 bf16 fwd 393216 cols, 16 (4): turns 0.88, batches 0.91
 // H200 bf16 grad 128256 cols, 8 (3): turns 1.01, batches 0.98
 // H200 bf16 grad 393216 cols, 16 (2): turns 0.95, batches 1.00
-// 12 rounds and fewer:
+// 12 to 19 rounds:
 // H200 f64 fwd 65536 cols, 8 (3): turns 0.77, batches 0.77
 // H200 f64 fwd 128256 cols, 16 (3): turns 0.74, batches 0.72
 // H200 f64 fwd 128256 cols, 8 (1): turns 0.51, batches 0.57

@@ -13,7 +13,9 @@ from programs import ROOT, run_python
 import jaxkernels as jk
 
 DOCUMENTS = sorted(
-    path for folder in (".", "docs", "ffi", "ffi/sgemm") for path in (ROOT / folder).glob("*.md")
+    path
+    for folder in (".", "docs", "ffi", "ffi/rows", "ffi/sgemm")
+    for path in (ROOT / folder).glob("*.md")
 )
 # Of the blocks between fences; another one is a slip of the pen, and its block would not be run.
 LANGUAGES = {"python", "bash", ""}
