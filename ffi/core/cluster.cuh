@@ -43,6 +43,12 @@ __device__ inline int ClusterRank() {
 #endif
 }
 
+// The number of this block's cluster within the grid; that of the block, if it is alone.
+// Requires: the blocks of a cluster are a power of two.
+__device__ inline int ClusterIndex() {
+  return static_cast<int>(blockIdx.x >> (31 - __clz(ClusterBlocks())));
+}
+
 // Stores to where `to` of this block's shared memory lies in that of block `rank`, whose barrier at
 // the place of `arrived` counts the bytes. Returns at once.
 template <typename Value>
@@ -81,7 +87,7 @@ class ClusterExchange {
     uint64_t arrived[2];  // for each line
   };
 
-  // Waits until all blocks run: only then may they be written to.
+  // Tells the other blocks that this one runs, and waits neither for them nor for memory.
   __device__ explicit ClusterExchange(Scratch& scratch) : scratch_(scratch) {
 #if JK_HAS_CLUSTERS
     if (ClusterBlocks() == 1) return;
@@ -89,8 +95,14 @@ class ClusterExchange {
       for (const uint64_t& barrier : scratch.arrived) ByteBarrier(&barrier).Init();
       FenceBarriers();
     }
-    __cluster_barrier_arrive();
-    __cluster_barrier_wait();
+    __cluster_barrier_arrive_relaxed();
+#endif
+  }
+
+  // Once, before the first AllGather: until all blocks run. Only then may they be written to.
+  __device__ void WaitForBlocks() const {
+#if JK_HAS_CLUSTERS
+    if (ClusterBlocks() > 1) __cluster_barrier_wait();
 #endif
   }
 

@@ -62,7 +62,7 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
   auto* const row_mask = reinterpret_cast<typename Op::MaskWord*>(row_packs + Op::kInputs * slots);
   const int threads = blockDim.x, lane = threadIdx.x % kWarpSize;
 
-  const RowBatches::Rows rows = args.batches.RowsOf(blockIdx.x / ClusterBlocks(), args.rows);
+  const RowBatches::Rows rows = args.batches.RowsOf(ClusterIndex(), args.rows);
   // Past the last of its rows there is nothing to fetch, as past the last of all.
   const auto view_of = [&](int64_t row) {
     return View(args, row < rows.end ? row : args.rows).PartFromLine(ClusterRank(), slots);
@@ -112,8 +112,8 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
 
   View view = view_of(rows.first);
   for (int p = threadIdx.x; p < view.packs; p += threads) start_copy(view, p);
-  ClusterExchange<RowStatistics<Op>> cluster(
-      cluster_scratch);  // waits for the other blocks meanwhile
+  ClusterExchange<RowStatistics<Op>> cluster(cluster_scratch);
+  cluster.WaitForBlocks();
 
   for (int64_t row = rows.first; row < rows.end; row += rows.step) {
     const View next = view_of(row + rows.step);
