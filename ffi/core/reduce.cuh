@@ -25,7 +25,7 @@ struct MaxReduction {
 template <typename C>
 struct SumReduction {
   using Value = C;
-  __device__ static C Combine(C a, C b) { return a + b; }
+  __device__ static C Combine(C a, C b) { return RoundedSum(a, b); }
   __device__ static C Identity() { return C(0); }
 };
 
@@ -80,34 +80,48 @@ class BlockReducer {
 
   template <typename Reduction, int kCount>
   __device__ void AllReduce(Value (&value)[kCount]) {
-    static_assert(kCount <= kMost);
-    const int lane = threadIdx.x % kWarpSize, warps = blockDim.x / kWarpSize;
+    AllReduceClasses<Reduction>(reinterpret_cast<Value(&)[1][kCount]>(value));
+  }
+
+  // The same of values of one class or two, into those of the first. The second class of warp w
+  // takes the place of warp w + warps: the bits are those of twice as many threads with a class
+  // each, while a block could have so many.
+  template <typename Reduction, int kClasses, int kCount>
+  __device__ void AllReduceClasses(Value (&value)[kClasses][kCount]) {
+    static_assert(kClasses <= 2 && kCount <= kMost);
+    const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+    const int warps = blockDim.x / kWarpSize;
+    const bool apart = kClasses == 2 && 2 * warps <= kMaxWarpsPerBlock;
     auto* line = scratch_.line[turn_];
     turn_ ^= 1;
-    GroupAllReduce<Reduction, kWarpSize>(value);
-    if (lane == 0) {
+    GroupAllReduce<Reduction, kWarpSize>(reinterpret_cast<Value(&)[kClasses * kCount]>(value));
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) line[i][threadIdx.x / kWarpSize] = value[i];
+    for (int i = 0; i < kCount; ++i) {
+      const Value second = value[kClasses - 1][i];
+      if (kClasses == 2 && !apart) value[0][i] = Reduction::Combine(value[0][i], second);
+      if (lane == 0) line[i][warp] = value[0][i];
+      if (lane == 0 && apart) line[i][warp + warps] = second;
     }
     __syncthreads();
-    if (warps > 8) {
-      Meet<Reduction, kMaxWarpsPerBlock>(line, warps, value);
-    } else if (warps > 4) {
-      Meet<Reduction, 8>(line, warps, value);
+    const int entries = apart ? 2 * warps : warps;
+    if (entries > 8) {
+      Meet<Reduction, kMaxWarpsPerBlock>(line, entries, value[0]);
+    } else if (entries > 4) {
+      Meet<Reduction, 8>(line, entries, value[0]);
     } else {
-      Meet<Reduction, 4>(line, warps, value);
+      Meet<Reduction, 4>(line, entries, value[0]);
     }
   }
 
  private:
-  // Of up to kWidth warps.
+  // Of up to kWidth entries of a line.
   template <typename Reduction, int kWidth, int kCount>
-  __device__ static void Meet(const Value (*line)[kMaxWarpsPerBlock], int warps,
+  __device__ static void Meet(const Value (*line)[kMaxWarpsPerBlock], int entries,
                               Value (&value)[kCount]) {
-    const int warp = threadIdx.x % kWidth;
+    const int entry = threadIdx.x % kWidth;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      value[i] = warp < warps ? line[i][warp] : Reduction::Identity();
+      value[i] = entry < entries ? line[i][entry] : Reduction::Identity();
     }
     GroupAllReduce<Reduction, kWidth>(value);
   }

@@ -33,6 +33,30 @@ JK_HOST_DEVICE constexpr int SmemHeldPacks(int pack, int inputs) {
   return inputs == 2 ? 2 : (IsPackOfHalves(pack) ? 3 : 4);
 }
 inline constexpr int kMostSmemThreads = 1024;
+// Few rows of block_smem and cluster take twice as many threads, for which many rows would pay:
+// packs of all inputs together that a thread holds, and its registers. Other threads of
+// SmemTierKernel, one row, us a call in a captured graph:
+// H200 f32 fwd 36920 cols: 128 threads 5.3, 256 threads 4.2
+// H200 f32 fwd 56720 cols: 128 threads 6.6, 256 threads 4.9
+// H200 f32 fwd 65536 cols: 160 threads 6.6, 320 threads 5.3
+// H200 f32 fwd 128256 cols: 320 threads 7.5, 512 threads 6.8
+// H200 bf16 fwd 50257 cols: 128 threads 7.2, 256 threads 5.8
+// H200 bf16 fwd 128256 cols: 192 threads 6.1, 512 threads 5.1
+inline constexpr int kFewRowsPacks = 8;
+inline constexpr int kFewRowsRegisters = 64;
+// Of attention scores there are hardly ever few rows. Doubles would need twice the registers, and
+// row scalars are mostly read where nothing is kept.
+constexpr bool HasFewRowsLayout(Operation operation, int pack) {
+  return SharesRows(operation) && !HidesElements(operation) && !StoresScalar(operation) &&
+         !IsPackOfDoubles(pack);
+}
+// While each block has an SM alone, and their registers hold the row.
+constexpr bool TakesFewRowsLayout(Operation operation, int pack, int64_t blocks, int64_t slots,
+                                  int threads, int sm_count) {
+  return HasFewRowsLayout(operation, pack) && blocks <= sm_count &&
+         2 * threads <= kMostSmemThreads &&
+         slots <= int64_t{2} * threads * (kFewRowsPacks / InputsOf(operation));
+}
 // Threads of a block at least. One that has a row alone gets more where each has six packs all the
 // same: few rows take less time. Not measured: other types, gradients, other GPUs. 2^28 bytes,
 // 2^30, and us a call of one row:

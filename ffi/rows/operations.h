@@ -110,6 +110,7 @@ constexpr const auto& NamesOf(Tier) { return kTierNames; }
 
 constexpr int InputsOf(Operation operation) { return TraitsOf(operation).inputs; }
 constexpr bool IsForward(Operation operation) { return TraitsOf(operation).finds_max; }
+constexpr bool HidesElements(Operation operation) { return TraitsOf(operation).hides; }
 constexpr bool HasMask(Operation operation) { return TraitsOf(operation).has_mask; }
 constexpr bool SharesRows(Operation operation) { return TraitsOf(operation).shares_rows; }
 constexpr bool StoresScalar(Operation operation) { return TraitsOf(operation).stores_scalar; }

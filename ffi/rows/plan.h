@@ -6,8 +6,9 @@
 //
 // The order in which a row is summed depends on cols, dtype, operation, device and where in a
 // cache line the row begins (and whether its operands begin at one place of a pack), never on rows:
-// a row gives the same bits however many stand behind it. In the tier `spread`, and where rows are
-// staged, it does not depend on where the row begins either.
+// a row gives the same bits however many stand behind it. (Few rows may have another kernel, which
+// adds in the same order.) In the tier `spread`, and where rows are staged, it does not depend on
+// where the row begins either.
 #ifndef JAXKERNELS_ROWS_PLAN_H_
 #define JAXKERNELS_ROWS_PLAN_H_
 
@@ -36,12 +37,13 @@ struct SoftmaxPlan {
   bool staged = false;        // short rows in the warp tier, through shared memory
   int warp_shape = -1;        // index into kWarpShapes; warp tier only
   int lanes = 0;              // threads that share a row
-  int packs_per_lane = 0;     // capacity; warp and block tiers only
+  int packs_per_lane = 0;     // capacity; warp and block tiers, and few rows
   int kept_packs = 0;         // of each input, that a block keeps in shared memory, or has room for
   int rows_per_access = 1;    // rows that a group of lanes (staged: a warp) moves together
   int elements_per_lane = 0;  // of a row, capacity; staged rows only
   int row_spacing = 0;        // of the rows that a warp computes at once; staged rows only
   int cluster_blocks = 1;     // blocks that share a row
+  bool few_rows = false;      // block_smem and cluster in registers, with twice as many threads
   int leaf_turns = 0;         // packs of a leaf that a lane has; spread only
   int branches = 0;           // blocks that share a row; spread only
   int64_t scratch_bytes = 0;  // of all rows; spread only
@@ -64,6 +66,7 @@ struct SoftmaxPlan {
         Field("rows_per_access", self.rows_per_access),
         Field("elements_per_lane", self.elements_per_lane, false),
         Field("row_spacing", self.row_spacing, false), Field("cluster_blocks", self.cluster_blocks),
+        Field("few_rows", self.few_rows, self.few_rows),
         Field("leaf_turns", self.leaf_turns, false), Field("branches", self.branches, false),
         Field("scratch_bytes", self.scratch_bytes, false),
         Field("block_threads", self.block_threads), Field("grid_blocks", self.grid_blocks),

@@ -163,6 +163,18 @@ RowBatches BatchesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
   return batches;
 }
 
+// The same blocks for each row, with the row in the registers of twice as many threads.
+void PlanFewRows(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
+  plan.few_rows = true;
+  plan.packs_per_lane = kFewRowsPacks / InputsOf(problem.operation);
+  plan.block_threads *= 2;
+  plan.smem_bytes = 0;
+  plan.blocks_per_sm = BlocksPerSm(problem, plan.block_threads, 0, kFewRowsRegisters, limits);
+  plan.batches = {};
+  plan.batches.workers = std::max<int64_t>(problem.rows, 1);
+  plan.batches.rounds = CeilDiv(problem.rows, plan.batches.workers);
+}
+
 }  // namespace
 
 // Block size by occupancy, as OneFlow's softmax chooses it: the most resident blocks first, then
@@ -179,8 +191,12 @@ void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const De
     const int blocks = BlocksPerSm(problem, threads, plan.smem_bytes, registers, limits);
     if (blocks == plan.blocks_per_sm) plan.block_threads = threads;
   }
-  plan.lanes = plan.block_threads * row.blocks;
   plan.batches = BatchesOf(problem, plan, limits);
+  if (TakesFewRowsLayout(problem.operation, plan.pack, problem.rows * row.blocks, row.slots,
+                         plan.block_threads, limits.sm_count)) {
+    PlanFewRows(problem, limits, plan);
+  }
+  plan.lanes = plan.block_threads * row.blocks;
   plan.grid_blocks = std::max<int64_t>(plan.batches.CountWorkers(problem.rows), 1) * row.blocks;
 }
 

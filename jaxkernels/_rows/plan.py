@@ -47,7 +47,8 @@ def plan_softmax(
 
     Returns:
         The plan: a value that can be compared and printed, with fields such as `tier`,
-        `cluster_blocks` (blocks of a cluster, which share a row), `block_threads`, `smem_bytes`.
+        `cluster_blocks` (blocks of a cluster, which share a row), `block_threads`, `smem_bytes`,
+        `few_rows` (a kernel for few long rows, which gives the same bits as that for many).
         A plan of the tier "spread" is that of a program for one device, which has `scratch_bytes`.
 
     Raises:

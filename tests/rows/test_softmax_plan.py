@@ -189,7 +189,13 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
             # A window may begin seven packs early, and each part of a row begins at a line of eight.
             assert p.cluster_blocks * p.kept_packs >= packs_of(cols, dtype) + 7, where
             assert p.kept_packs % 8 == 0, where
-            assert p.smem_bytes >= p.kept_packs * 16 * inputs(operation), where
+            if p.few_rows:
+                assert p.smem_bytes == 0, where
+                assert p.kept_packs <= p.block_threads * p.packs_per_lane, where
+                assert p.packs_per_lane * inputs(operation) <= 8, where  # packs of 4 registers
+                assert rows * p.cluster_blocks <= limits.sm_count, where
+            else:
+                assert p.smem_bytes >= p.kept_packs * 16 * inputs(operation), where
             assert p.cluster_blocks <= limits.cluster_blocks, where
             assert p.grid_blocks % p.cluster_blocks == 0, where
         else:
@@ -376,12 +382,40 @@ def test_staged_rows_keep_out_of_each_others_banks():
 @pytest.mark.parametrize("operation", ["softmax_fwd", "softmax_grad", "masked_softmax_fwd"])
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_what_sums_a_row_depends_on_cols_not_on_rows(dtype, operation):
-    """So that a row gives the same bits however many there are."""
+    """So that a row gives the same bits however many there are. Few rows have twice as many threads, which is how many
+    classes of packs the threads of many rows sum."""
+
+    def shape(p):
+        if p.tier not in ("block_smem", "cluster"):
+            return p.tier, p.lanes, p.packs_per_lane, p.staged, p.block_threads
+        return p.tier, p.block_threads * (1 if p.few_rows else 2)
+
     for cols in interesting_cols(dtype):
         plans = [plan(cols, dtype, operation, rows=rows) for rows in (1, 2, 100, 1 << 20)]
-        shapes = {(p.tier, p.lanes, p.packs_per_lane, p.staged, p.block_threads) for p in plans}
+        shapes = {shape(p) for p in plans}
         assert len({(p.cluster_blocks, p.kept_packs) for p in plans}) == 1, cols
         assert len(shapes) == 1, (cols, shapes)
+
+
+@pytest.mark.parametrize("operation", ["softmax_fwd", "softmax_grad"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_few_rows_take_twice_as_many_threads(dtype, operation):
+    for cols in (40_000, 50_257, 65_536):
+        many = plan(cols, dtype, operation, rows=10_000)
+        most = 132 // many.cluster_blocks
+        assert not plan(cols, dtype, operation, rows=most + 1).few_rows
+        for rows in (1, most):
+            few = plan(cols, dtype, operation, rows=rows)
+            assert few.few_rows, cols
+            assert few.cluster_blocks == many.cluster_blocks > 1, cols
+            assert few.block_threads == 2 * many.block_threads, cols
+            assert few.grid_blocks == rows * few.cluster_blocks, cols
+
+
+@pytest.mark.parametrize("operation", ["masked_softmax_fwd", "logsumexp_jvp"])
+def test_which_few_rows_take_no_more_threads(operation):
+    assert not plan(50_257, "float32", operation, rows=1).few_rows
+    assert not plan(50_257, "float64", rows=1).few_rows
 
 
 def test_grid_is_about_32_waves():
@@ -421,18 +455,18 @@ def test_which_rows_are_handed_out_in_batches():
         return not p.halves and p.workers == 32 * 132 * p.blocks_per_sm // p.cluster_blocks
 
     for (cols, dtype, operation, tier), expected in BATCHED.items():
-        for rows in (1, 10_000):
+        for rows in (133, 10_000):  # more than have a layout of their own
             p = plan(cols, dtype, operation, tier=tier, rows=rows)
             assert (p.halves, at_once(p)) == (True, expected), (cols, rows)
     for (cols, dtype, operation, tier), expected in BATCHED_WHERE_FEW.items():
-        for rows in (1, 31 * expected[2]):
+        for rows in (133, 31 * expected[2]):
             p = plan(cols, dtype, operation, tier=tier, rows=rows)
             assert (p.halves, at_once(p)) == (True, expected), (cols, rows)
         assert goes_by_turns(plan(cols, dtype, operation, tier=tier, rows=31 * expected[2] + 1)), (
             cols
         )
     for cols, dtype, operation, tier in BY_TURNS:
-        for rows in (1, 10_000):
+        for rows in (133, 10_000):
             assert goes_by_turns(plan(cols, dtype, operation, tier=tier, rows=rows)), (cols, rows)
 
 
@@ -453,7 +487,7 @@ def test_every_row_has_one_worker(cols, dtype, operation, tier, sm_count):
         limits = with_sms(sm_count)
         return _cpu.plan_softmax(rows, cols, dtype, operation, limits, tier or "auto")
 
-    workers = plan_of(1).workers
+    workers = plan_of(1000).workers  # of many rows
     assert workers >= 1
     near = (workers - 1, workers, workers + 1, 2 * workers + 1, 3 * workers)
     for rows in (0, 1, 2, *near, 1000, 20_001):

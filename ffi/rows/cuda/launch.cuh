@@ -12,6 +12,7 @@
 #include "rows/cuda/row_ops.cuh"
 #include "rows/cuda/row_ops_masked.cuh"
 #include "rows/cuda/tier_block_uncached.cuh"
+#include "rows/cuda/tier_few_rows.cuh"
 #include "rows/cuda/tier_registers.cuh"
 #include "rows/cuda/tier_smem.cuh"
 #include "rows/cuda/tier_spread.cuh"
@@ -67,6 +68,11 @@ RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
       return plan.aligned ? &BlockTierKernel<Op, true> : &BlockTierKernel<Op, false>;
     case Tier::kBlockSmem:
     case Tier::kCluster:
+      if constexpr (HasFewRowsLayout(Op::kOperation, Pack<typename Op::Storage>::kSize)) {
+        if (plan.few_rows) {
+          return plan.aligned ? &FewRowsKernel<Op, true> : &FewRowsKernel<Op, false>;
+        }
+      }
       return plan.aligned ? &SmemTierKernel<Op, true> : &SmemTierKernel<Op, false>;
     default:
       return plan.aligned ? &BlockUncachedTierKernel<Op, true>

@@ -43,7 +43,7 @@ template <int kWidth, typename C, int kSize>
 __device__ void AddHalves(C (&sum)[kSize]) {
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
-    if (j + kWidth < kSize) sum[j] += sum[j + kWidth];
+    if (j + kWidth < kSize) sum[j] = RoundedSum(sum[j], sum[j + kWidth]);
   }
   if constexpr (kWidth > 1) AddHalves<kWidth / 2>(sum);
 }
@@ -59,7 +59,8 @@ __device__ C SumPairwise(const C (&term)[kSize]) {
   return sum[0];
 }
 
-// Leaves the terms, as Op::FinishTerm takes them, and adds them to the sums.
+// Leaves the terms, as Op::FinishTerm takes them, and adds them to the sums, to the same bits in
+// every kernel.
 template <typename Op, typename C, int kSize>
 __device__ void AddTerms(const Op& op, const C (&value)[kSize][Op::kInputs], C max,
                          C (&term)[kSize], C (&sum)[Op::kSums]) {
@@ -69,9 +70,9 @@ __device__ void AddTerms(const Op& op, const C (&value)[kSize][Op::kInputs], C m
     C second[kSize];
 #pragma unroll
     for (int j = 0; j < kSize; ++j) second[j] = op.SecondTerm(term[j], value[j]);
-    sum[1] += SumPairwise(second);
+    sum[1] = RoundedSum(sum[1], SumPairwise(second));
   }
-  sum[0] += SumPairwise(term);
+  sum[0] = RoundedSum(sum[0], SumPairwise(term));
 }
 
 // The sums of all lanes of a group.

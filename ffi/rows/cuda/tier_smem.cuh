@@ -10,10 +10,7 @@
 //   shared memory until its result is stored, and then makes place too. So loads run below the
 //   arithmetic and the stores, even where one row fills the SM. Every thread touches only packs
 //   that it copied itself, so the data needs no barrier, as the reductions do.
-// Clusters: each block takes its terms relative to the maximum of its own part, as in
-//   row_statistics.cuh, so that maximum and sum cross the cluster together, once a row. With the
-//   maxima apart it took 5 percent longer (H200, float32, 131072 columns, 2026-11, while the blocks
-//   met at a barrier of the whole cluster).
+// Order: that of row_shares.cuh, in which tier_few_rows.cuh adds too.
 // Banks: a part is kept pack-major: a pack whole, and neighbouring packs (= neighbouring lanes)
 //   side by side. The 8 lanes of each quarter warp then cover all 32 banks with their 16-byte
 //   accesses: no conflicts. Lines of the cache arrive as lines of the 32 banks: parts that began 16
@@ -24,9 +21,7 @@
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_SMEM_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_SMEM_CUH_
 
-#include "core/cluster.cuh"
-#include "rows/cuda/row_groups.cuh"
-#include "rows/cuda/row_statistics.cuh"
+#include "rows/cuda/row_shares.cuh"
 #include "rows/memory_rules.h"
 
 namespace jaxkernels {
@@ -40,16 +35,12 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
   using T = typename Op::Storage;
   using C = ComputeType<T>;
   using View = RowView<Op, kAligned>;
-  // A kept term goes back to shared memory, where only a value of the same size fits. Where a row
-  // scalar multiplies it, it is computed again, relative to the maximum of the whole row: a sum
-  // relative to that of one block may leave the range of its type, and the product with it.
-  constexpr bool kKeep = Op::kKeepsTerm && !Op::kTakesScalar && sizeof(T) == sizeof(C);
-  static_assert(!kKeep || (Op::kUsesMax && Op::kSums == 1),
-                "an infinite sum of kept terms is one of far larger ones");
+  constexpr bool kKeep = kKeepsShareTerms<Op>;
+  constexpr int kClasses = kShareClasses<Op>;  // a thread's packs are of each in turn
   constexpr int kHeld = SmemHeldPacks(Pack<T>::kSize, Op::kInputs);
   // Of the loop over terms that are not held. The exponentials of two doubles fill the registers:
   // 85 instructions a pack; by four turns at a time 101, of which 16 are spills.
-  constexpr int kTermTurns = IsPackOfDoubles(Pack<T>::kSize) ? 1 : 4;
+  constexpr int kTermTurns = IsPackOfDoubles(Pack<T>::kSize) ? 1 : 4 / kClasses;
   // Under a name of its own: to the compiler, equal names are one array of one alignment.
   extern __shared__ __align__(kSmemLineBytes) unsigned char row_smem[];
   Pack<T>* const row_packs = reinterpret_cast<Pack<T>*>(row_smem);
@@ -119,7 +110,8 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
     const View next = view_of(row + rows.step);
     InputPacks<Op> held[kHeld];
     C held_term[kHeld][Pack<T>::kSize];
-    auto online = RowStatistics<Op>::Empty();
+    auto found = RowStatistics<Op>::Empty();
+    C sum[kClasses][Op::kSums] = {};
     // The held packs in turn; a warp skips the turns in which none of its lanes has a pack.
     const auto for_held = [&](auto body) {
 #pragma unroll
@@ -146,7 +138,7 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
     // Reduce.
     if constexpr (Op::kUsesMax) {
       for_held([&](int h, int) {
-        online.max = Max(online.max, MaxOfPacks(args.op, held[h]));
+        found.max = Max(found.max, MaxOfPacks(args.op, held[h]));
         ForgetPacks<Op>(held[h]);
       });
 #pragma unroll 4
@@ -154,46 +146,40 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
         if (view.IsBlind(p, 1)) continue;
         InputPacks<Op> pack;
         read(p, pack);
-        online.max = Max(online.max, MaxOfPacks(args.op, pack));
+        found.max = Max(found.max, MaxOfPacks(args.op, pack));
       }
-      online.max = AllReduce<MaxReduction<C>>(block, online.max);
+      found.max = AllReduce<MaxReduction<C>>(block, found.max);
     }
-    const C reference = online.Reference(online.max);
+    const C reference = found.Reference(found.max);
     for_held([&](int h, int p) {
       if (view.IsBlind(p - lane, kWarpSize)) return;
-      AddPacks(args.op, held[h], reference, held_term[h], online.sum);
+      AddPacks(args.op, held[h], reference, held_term[h], sum[h % kClasses]);
       ForgetPacks<Op>(held[h]);
     });
-#pragma unroll kTermTurns
-    for (int p = rest; p < view.packs; p += threads) {
-      if (view.IsBlind(p, 1)) continue;
+    const auto add_rest = [&](int p, C(&of_class)[Op::kSums]) {
+      if (view.IsBlind(p, 1)) return;
       InputPacks<Op> pack;
       C term[Pack<T>::kSize];
       read(p, pack);
-      AddPacks(args.op, pack, reference, term, online.sum);
+      AddPacks(args.op, pack, reference, term, of_class);
       if constexpr (kKeep) row_packs[p] = *reinterpret_cast<const Pack<T>*>(term);
-    }
-    AllReduceSums(block, online.sum);
-    if (ClusterBlocks() > 1) {
-      LaneGroup<C, kMostClusterBlocks, 1> blocks;
-      auto all = cluster.AllGather(online, RowStatistics<Op>::Empty());
-      if constexpr (kKeep) {
-        // The terms of this block stay relative to its own maximum. Where that is so far below the
-        // row's that the sum overflows, the results are subnormal, and zero.
-        online.max = AllReduce<MaxReduction<C>>(blocks, all.max);
-        all.MakeRelativeTo(reference);
-        AllReduceSums(blocks, all.sum);
-        online.sum[0] = all.sum[0] == kInfinity<C> ? C(0) : all.sum[0];
-      } else {
-        all.MergeOver(blocks);
-        online = all;
+    };
+    int next_rest = rest;
+#pragma unroll kTermTurns
+    for (; next_rest + (kClasses - 1) * threads < view.packs; next_rest += kClasses * threads) {
+#pragma unroll
+      for (int c = 0; c < kClasses; ++c) {
+        add_rest(next_rest + c * threads, sum[(kHeld + c) % kClasses]);
       }
     }
+    if (kClasses > 1 && next_rest < view.packs) add_rest(next_rest, sum[kHeld % kClasses]);
+    block.template AllReduceClasses<SumReduction<C>>(sum);
+#pragma unroll
+    for (int s = 0; s < Op::kSums; ++s) found.sum[s] = sum[0][s];
+    MergeShares(cluster, found);
 
     // Store.
-    if constexpr (Op::kUsesMax) online.max = Op::Reference(online.max);
-    if constexpr (kKeep) online.sum[0] += online.max - online.max;  // NaN if it is infinite
-    const typename Op::Row constants = RowOf(args, row, online);
+    const typename Op::Row constants = RowOf(args, row, found);
     if constexpr (Op::kStoresScalar) {
       if (threadIdx.x == 0 && ClusterRank() == 0) args.StoreScalar(row, constants.result);
     } else {

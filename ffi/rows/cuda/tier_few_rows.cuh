@@ -1,0 +1,82 @@
+// Tiers `block_smem` and `cluster` where there are few rows: a row lives in the registers of the
+// same blocks, of twice as many threads each.
+//
+// Work split: the shares of a row are those of tier_smem.cuh. Thread t of a block owns packs t,
+//   t + blockDim.x, ... of its share, kPacks of them at most, which are one class of
+//   row_shares.cuh.
+// Memory: one read and one write per element. All loads of a row are in flight at once, beside the
+//   start of its cluster; nothing goes through shared memory but what the reductions exchange.
+// Order: that of row_shares.cuh, so that a row gives the same bits among few rows and many.
+// Requires: inputs on the packs of the result; a cluster, or a block, for each row; args.kept_packs
+// packs of a share, at most blockDim.x * kPacks; blockDim.x is a multiple of 32.
+#ifndef JAXKERNELS_ROWS_CUDA_TIER_FEW_ROWS_CUH_
+#define JAXKERNELS_ROWS_CUDA_TIER_FEW_ROWS_CUH_
+
+#include "rows/cuda/row_shares.cuh"
+#include "rows/memory_rules.h"
+
+namespace jaxkernels {
+
+template <typename Op, bool kAligned>
+__global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
+  using T = typename Op::Storage;
+  using C = typename Op::C;
+  static_assert(Op::kSharesRows && !Op::kHides && !Op::kStoresScalar);
+  constexpr int kPacks = kFewRowsPacks / Op::kInputs;
+  __shared__ typename BlockReducer<C, Op::kSums>::Scratch scratch;
+  __shared__ typename ClusterExchange<RowStatistics<Op>>::Scratch cluster_scratch;
+  BlockReducer<C, Op::kSums> block(scratch);
+  const int64_t row = ClusterIndex();
+  const auto view = RowView<Op, kAligned>(args, row).PartFromLine(ClusterRank(), args.kept_packs);
+  const int thread = threadIdx.x, threads = blockDim.x, warp_begin = thread / kWarpSize * kWarpSize;
+  // The packs in turn; a warp skips the turns in which none of its lanes has a pack.
+  const auto for_packs = [&](auto body) {
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      if (warp_begin + i * threads < view.packs) body(i);
+    }
+  };
+
+  // Load.
+  InputPacks<Op> pack[kPacks];
+  LoadPacks<Inputs::kOnPacks>(pack, args, view, thread, threads);
+  ClusterExchange<RowStatistics<Op>> cluster(cluster_scratch);
+  MaskAndHidePacks(pack, args, view, thread, threads);
+
+  // Reduce.
+  auto found = RowStatistics<Op>::Empty();
+  if constexpr (Op::kUsesMax) {
+    for_packs([&](int i) {
+      found.max = Max(found.max, MaxOfPacks(args.op, pack[i]));
+      ForgetPacks<Op>(pack[i]);
+    });
+    found.max = AllReduce<MaxReduction<C>>(block, found.max);
+  }
+  const C reference = found.Reference(found.max);
+  C term[kPacks][Pack<T>::kSize];
+  for_packs([&](int i) {
+    AddPacks(args.op, pack[i], reference, term[i], found.sum);
+    ForgetPacks<Op>(pack[i]);
+  });
+  AllReduceSums(block, found.sum);
+  cluster.WaitForBlocks();
+  MergeShares(cluster, found);
+
+  // Store.
+  const typename Op::Row constants = RowOf(args, row, found);
+  for_packs([&](int i) {
+    const int index = thread + i * threads;
+    if (!view.Has(index)) return;
+    C result[Pack<T>::kSize];
+    if constexpr (kKeepsShareTerms<Op>) {
+      FinishTerms(args.op, term[i], constants, result);
+    } else {
+      FinishPacks(args.op, pack[i], constants, result);
+    }
+    StorePack(args.out, view, index, result);
+  });
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ROWS_CUDA_TIER_FEW_ROWS_CUH_
