@@ -131,6 +131,41 @@ __device__ inline float ExpWithError(float difference, float error) {
   return fmaf(exponential, fminf(correction, 1.0f), exponential);
 }
 
+// The same without the hardware's exp2, within 2^-24 of it, as a rounding of the truth would be:
+// for what all terms of a sum inherit. The difference may not be inf. The reduction is that of
+// exp_double.cuh, and the polynomial's relative error is 2^-33.
+template <typename C>
+__device__ C PreciseExpWithError(C difference, C error) {
+  return ExpDouble(difference, error);
+}
+__device__ inline float PreciseExpWithError(float difference, float error) {
+  constexpr float kRounder = 0x1.8p23f;  // adding it rounds to an integer
+  constexpr float kLn2 = 0x1.62e4p-1f, kLn2Low = 0x1.7f7d1cp-20f;
+  constexpr float kLogOfSmallestNormal = -0x1.5d58ap+6f;
+
+  // difference + error = n log(2) + r + low. The step to r is exact.
+  const float rounded = fmaf(difference, kLog2E, kRounder);
+  const float n = rounded - kRounder;
+  const float r = fmaf(n, -kLn2, difference);
+  const float low = fmaf(n, -kLn2Low, fminf(error, 1.0f));
+
+  // exp(r) = 1 + r + r^2 (c0 + c1 r + ...) for |r| <= log(2) / 2.
+  const float sum = r + low;
+  float of_r = 0x1.9df792p-13f;
+  of_r = fmaf(of_r, sum, 0x1.6d4ccap-10f);
+  of_r = fmaf(of_r, sum, 0x1.11131p-7f);
+  of_r = fmaf(of_r, sum, 0x1.5554e8p-5f);
+  of_r = fmaf(of_r, sum, 0x1.555554p-3f);
+  of_r = fmaf(of_r, sum, 0.5f);
+  const float high = RoundedSum(1.0f, r);
+  const float rest = RoundedSum(RoundedSum(r, -RoundedSum(high, -1.0f)), low);
+  of_r = RoundedSum(high, fmaf(of_r * sum, sum, rest));
+
+  // 2^n: n, the low bits of `rounded`, becomes the exponent.
+  const float power = __uint_as_float((__float_as_uint(rounded) << 23) + __float_as_uint(1.0f));
+  return difference < kLogOfSmallestNormal ? 0.0f : of_r * power;
+}
+
 // exp(x - max) for x - max <= kLargestExponent, within a few units in the last place of the truth
 // over the whole range: the rounding error of x - max, which alone would cost up to 90 units in
 // float32, is kept.
@@ -141,6 +176,17 @@ __device__ ComputeType<T> ExpDifference(ComputeType<T> x, ComputeType<T> max) {
     return FastExp(difference);
   } else {
     return ExpWithError(difference, DifferenceError<T>(x, max, difference));
+  }
+}
+
+// The same as exactly as the type allows, for x - max != inf.
+template <typename T>
+__device__ ComputeType<T> PreciseExpDifference(ComputeType<T> x, ComputeType<T> max) {
+  const ComputeType<T> difference = x - max;
+  if constexpr (kIsHalf<T>) {
+    return FastExp(difference);
+  } else {
+    return PreciseExpWithError(difference, DifferenceError<T>(x, max, difference));
   }
 }
 

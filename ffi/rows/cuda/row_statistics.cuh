@@ -54,7 +54,7 @@ struct RowStatistics : Op::Found {
   __device__ void MakeRelativeTo(C reference) {
     if constexpr (Op::kUsesMax) {
       const bool is_large = max - reference > kLargestExponent<C>;
-      Op::Rescale(sum, is_large ? kInfinity<C> : ExpDifference<T>(max, reference));
+      Op::Rescale(sum, is_large ? kInfinity<C> : PreciseExpDifference<T>(max, reference));
     }
   }
 
@@ -71,7 +71,7 @@ struct RowStatistics : Op::Found {
  private:
   __device__ void RaiseMax(C new_max) {
     if (!(new_max > max)) return;
-    Op::Rescale(sum, ExpDifference<T>(max, new_max));
+    Op::Rescale(sum, PreciseExpDifference<T>(max, new_max));
     max = new_max;
   }
 };
