@@ -33,15 +33,20 @@ JK_HOST_DEVICE constexpr int SmemHeldPacks(int pack, int inputs) {
   return inputs == 2 ? 2 : (IsPackOfHalves(pack) ? 3 : 4);
 }
 inline constexpr int kMostSmemThreads = 1024;
-// Few rows of block_smem and cluster take twice as many threads, for which many rows would pay:
-// packs of all inputs together that a thread holds, and its registers. Other threads of
-// SmemTierKernel, one row, us a call in a captured graph:
-// H200 f32 fwd 36920 cols: 128 threads 5.3, 256 threads 4.2
-// H200 f32 fwd 56720 cols: 128 threads 6.6, 256 threads 4.9
-// H200 f32 fwd 65536 cols: 160 threads 6.6, 320 threads 5.3
-// H200 f32 fwd 128256 cols: 320 threads 7.5, 512 threads 6.8
-// H200 bf16 fwd 50257 cols: 128 threads 7.2, 256 threads 5.8
-// H200 bf16 fwd 128256 cols: 192 threads 6.1, 512 threads 5.1
+// Few rows of block_smem and cluster live in the registers of twice as many threads
+// (tier_few_rows.cuh): packs of all inputs together that a thread holds, and its registers. Rows
+// are few while all of them run at once. us a call in a captured graph over inputs in turn, and of
+// few rows the blocks of a row and their threads:
+// H200 f32 fwd 1, 16, 64 x 24576, 4 of 256: many 6.3, 6.8, 9.2; few 4.1, 4.8, 7.2
+// H200 f32 fwd 1, 16, 64 x 36920, 8 of 256: many 5.6, 6.4, 11.3; few 3.9, 5.2, 9.3
+// H200 f32 fwd 1, 16, 64 x 65536, 8 of 320: many 6.8, 8.2, 15.9; few 4.6, 6.7, 13.8
+// H200 f32 fwd 1, 8, 16 x 128256, 8 of 640: many 7.5, 8.4, 11.2; few 6.1, 7.4, 13.5
+// H200 f32 fwd 1, 8, 16 x 196608, 16 of 512: many 7.1, 10.3, 14.3; few 5.9, 9.7, 14.3
+// H200 f32 grad 1, 16, 64 x 24413, 8 of 256: many 3.9, 4.8, 8.4; few 3.0, 4.2, 7.3
+// H200 f32 grad 1, 8, 16 x 56720, 8 of 640: many 3.8, 4.6, 6.2; few 3.4, 4.5, 7.6
+// H200 bf16 fwd 1, 16, 64 x 50257, 4 of 256: many 7.2, 7.3, 9.8; few 5.1, 5.6, 8.3
+// H200 bf16 fwd 1, 16, 32 x 128256, 8 of 384: many 6.2, 8.0, 10.8; few 4.7, 7.0, 10.5
+// H200 bf16 fwd 1, 8, 16 x 229864, 8 of 768: many 6.6, 7.6, 10.7; few 6.2, 7.3, 13.4
 inline constexpr int kFewRowsPacks = 8;
 inline constexpr int kFewRowsRegisters = 64;
 // Of attention scores there are hardly ever few rows. Doubles would need twice the registers, and
@@ -50,11 +55,9 @@ constexpr bool HasFewRowsLayout(Operation operation, int pack) {
   return SharesRows(operation) && !HidesElements(operation) && !StoresScalar(operation) &&
          !IsPackOfDoubles(pack);
 }
-// While each block has an SM alone, and their registers hold the row.
-constexpr bool TakesFewRowsLayout(Operation operation, int pack, int64_t blocks, int64_t slots,
-                                  int threads, int sm_count) {
-  return HasFewRowsLayout(operation, pack) && blocks <= sm_count &&
-         2 * threads <= kMostSmemThreads &&
+// Whether twice as many threads may hold a block's part of a row, of `slots` packs.
+constexpr bool FitsFewRowsLayout(Operation operation, int pack, int64_t slots, int threads) {
+  return HasFewRowsLayout(operation, pack) && 2 * threads <= kMostSmemThreads &&
          slots <= int64_t{2} * threads * (kFewRowsPacks / InputsOf(operation));
 }
 // Threads of a block at least. One that has a row alone gets more where each has six packs all the

@@ -164,7 +164,8 @@ RowBatches BatchesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
 }
 
 // The same blocks for each row, with the row in the registers of twice as many threads.
-void PlanFewRows(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
+SoftmaxPlan FewRowsPlan(const SoftmaxProblem& problem, SoftmaxPlan plan,
+                        const DeviceLimits& limits) {
   plan.few_rows = true;
   plan.packs_per_lane = kFewRowsPacks / InputsOf(problem.operation);
   plan.block_threads *= 2;
@@ -173,6 +174,7 @@ void PlanFewRows(const SoftmaxProblem& problem, const DeviceLimits& limits, Soft
   plan.batches = {};
   plan.batches.workers = std::max<int64_t>(problem.rows, 1);
   plan.batches.rounds = CeilDiv(problem.rows, plan.batches.workers);
+  return plan;
 }
 
 }  // namespace
@@ -192,9 +194,10 @@ void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const De
     if (blocks == plan.blocks_per_sm) plan.block_threads = threads;
   }
   plan.batches = BatchesOf(problem, plan, limits);
-  if (TakesFewRowsLayout(problem.operation, plan.pack, problem.rows * row.blocks, row.slots,
-                         plan.block_threads, limits.sm_count)) {
-    PlanFewRows(problem, limits, plan);
+  if (FitsFewRowsLayout(problem.operation, plan.pack, row.slots, plan.block_threads)) {
+    const SoftmaxPlan few = FewRowsPlan(problem, plan, limits);
+    const int64_t at_once = WorkersAtOnce(limits.sm_count, row.blocks, few.blocks_per_sm);
+    if (problem.rows <= at_once) plan = few;
   }
   plan.lanes = plan.block_threads * row.blocks;
   plan.grid_blocks = std::max<int64_t>(plan.batches.CountWorkers(problem.rows), 1) * row.blocks;

@@ -402,7 +402,8 @@ def test_what_sums_a_row_depends_on_cols_not_on_rows(dtype, operation):
 def test_few_rows_take_twice_as_many_threads(dtype, operation):
     for cols in (40_000, 50_257, 65_536):
         many = plan(cols, dtype, operation, rows=10_000)
-        most = 132 // many.cluster_blocks
+        least = plan(cols, dtype, operation, rows=1)
+        most = 132 * least.blocks_per_sm * 7 // 8 // many.cluster_blocks
         assert not plan(cols, dtype, operation, rows=most + 1).few_rows
         for rows in (1, most):
             few = plan(cols, dtype, operation, rows=rows)
