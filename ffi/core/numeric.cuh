@@ -64,6 +64,10 @@ __device__ inline double Max(double a, double b) { return a < b ? b : a; }
 __device__ inline float RoundedSum(float a, float b) { return __fadd_rn(a, b); }
 __device__ inline double RoundedSum(double a, double b) { return __dadd_rn(a, b); }
 
+// The same of a * b.
+__device__ inline float RoundedProduct(float a, float b) { return __fmul_rn(a, b); }
+__device__ inline double RoundedProduct(double a, double b) { return __dmul_rn(a, b); }
+
 // Pairwise maximum of two neighbouring elements, into the first operand.
 __device__ inline void Max2(float* max, const float* x) {
   max[0] = Max(max[0], x[0]), max[1] = Max(max[1], x[1]);
@@ -200,28 +204,35 @@ __device__ ComputeType<T> Exp(ComputeType<T> y) {
   }
 }
 
-// 1 / denominator, for DivideBy. Requires: for half types, a denominator within [2^-126, 2^126].
+// 1 / (denominator + rest), of about twice the precision, so that a product with it is a quotient
+// rounded once: two operations, a division by Newton's step three. Half storage needs neither the
+// rest nor the precision. Requires: for half types, a denominator within [2^-126, 2^126].
 template <typename T>
-__device__ ComputeType<T> Inverse(ComputeType<T> denominator) {
-  if constexpr (kIsHalf<T>) {
-    return __fdividef(1.0f, denominator);
-  } else {
-    return 1 / denominator;
-  }
-}
+class Reciprocal {
+ public:
+  using C = ComputeType<T>;
 
-// numerator / denominator, given the denominator's Inverse. One Newton step on the quotient rounds
-// it as a division would, for two fused multiply-adds; half storage does not need it.
-template <typename T>
-__device__ ComputeType<T> DivideBy(ComputeType<T> numerator, ComputeType<T> denominator,
-                                   ComputeType<T> inverse) {
-  const ComputeType<T> quotient = numerator * inverse;
-  if constexpr (kIsHalf<T>) {
-    return quotient;
-  } else {
-    return fma(fma(-quotient, denominator, numerator), inverse, quotient);
+  Reciprocal() = default;  // 0
+  __device__ explicit Reciprocal(C denominator, C rest = 0) {
+    if constexpr (kIsHalf<T>) {
+      value_ = __fdividef(1.0f, denominator);
+    } else {
+      value_ = 1 / denominator;
+      rest_ = value_ * fma(-value_, rest, fma(-value_, denominator, C(1)));
+    }
   }
-}
+
+  __device__ C Times(C numerator) const {
+    if constexpr (kIsHalf<T>) {
+      return numerator * value_;
+    } else {
+      return fma(numerator, value_, numerator * rest_);
+    }
+  }
+
+ private:
+  C value_ = 0, rest_ = 0;
+};
 
 }  // namespace jaxkernels
 

@@ -35,8 +35,9 @@ JK_HOST_DEVICE constexpr int SmemHeldPacks(int pack, int inputs) {
 inline constexpr int kMostSmemThreads = 1024;
 // Few rows of block_smem and cluster live in the registers of twice as many threads
 // (tier_few_rows.cuh): packs of all inputs together that a thread holds, and its registers. Rows
-// are few while all of them run at once. us a call in a captured graph over inputs in turn, and of
-// few rows the blocks of a row and their threads:
+// are few while all of them run at once, or, where an SM holds three blocks, half as many more. us
+// a call in a captured graph over inputs in turn, and of few rows the blocks of a row and their
+// threads:
 // H200 f32 fwd 1, 16, 64 x 24576, 4 of 256: many 6.3, 6.8, 9.2; few 4.1, 4.8, 7.2
 // H200 f32 fwd 1, 16, 64 x 36920, 8 of 256: many 5.6, 6.4, 11.3; few 3.9, 5.2, 9.3
 // H200 f32 fwd 1, 16, 64 x 65536, 8 of 320: many 6.8, 8.2, 15.9; few 4.6, 6.7, 13.8
@@ -47,6 +48,8 @@ inline constexpr int kMostSmemThreads = 1024;
 // H200 bf16 fwd 1, 16, 64 x 50257, 4 of 256: many 7.2, 7.3, 9.8; few 5.1, 5.6, 8.3
 // H200 bf16 fwd 1, 16, 32 x 128256, 8 of 384: many 6.2, 8.0, 10.8; few 4.7, 7.0, 10.5
 // H200 bf16 fwd 1, 8, 16 x 229864, 8 of 768: many 6.6, 7.6, 10.7; few 6.2, 7.3, 13.4
+// H200 bf16 fwd 1, 128, 256 x 26000, 1 of 576: many 6.6, 8.8, 12.9; few 5.2, 7.8, 13.6
+// H200 bf16 fwd 128 x 50257, 4 of 256: many 13.9, few 11.8
 inline constexpr int kFewRowsPacks = 8;
 inline constexpr int kFewRowsRegisters = 64;
 // Of attention scores there are hardly ever few rows. Doubles would need twice the registers, and
@@ -59,6 +62,9 @@ constexpr bool HasFewRowsLayout(Operation operation, int pack) {
 constexpr bool FitsFewRowsLayout(Operation operation, int pack, int64_t slots, int threads) {
   return HasFewRowsLayout(operation, pack) && 2 * threads <= kMostSmemThreads &&
          slots <= int64_t{2} * threads * (kFewRowsPacks / InputsOf(operation));
+}
+constexpr int64_t MostFewRows(int64_t at_once, int blocks_per_sm) {
+  return blocks_per_sm > 2 ? at_once * 3 / 2 : at_once;
 }
 // Threads of a block at least. One that has a row alone gets more where each has six packs all the
 // same: few rows take less time. Not measured: other types, gradients, other GPUs. 2^28 bytes,
@@ -236,17 +242,21 @@ constexpr int64_t WorkersAtOnce(int sm_count, int blocks_of_row, int blocks_per_
 }
 
 // The statistics of a row, or of a part of one, in words of eight bytes.
-JK_HOST_DEVICE constexpr int StatisticsBytes(int pack, int sums) {
-  const int value_bytes = IsPackOfDoubles(pack) ? 8 : 4;
-  return ((1 + sums) * value_bytes + 7) / 8 * 8;
+constexpr int StatisticsBytes(Operation operation, int pack) {
+  const int item_bytes = kPackBytes / pack, value_bytes = IsPackOfDoubles(pack) ? 8 : 4;
+  const int sums = SumsOf(TraitsOf(operation), item_bytes);
+  const int rests = KeepsRest(TraitsOf(operation), item_bytes) ? sums : 0;
+  return ((1 + sums + rests) * value_bytes + 7) / 8 * 8;
 }
 
 // Scratch of the reductions. Those of a block (reduce.cuh) take two lines of 32 sums. Those of a
 // cluster (cluster.cuh) take two lines of the statistics of 16 blocks, in words of eight bytes, and
 // a barrier for each line.
-JK_HOST_DEVICE constexpr int ReductionScratchBytes(int pack, int sums) {
+constexpr int ReductionScratchBytes(Operation operation, int pack) {
   const int value_bytes = IsPackOfDoubles(pack) ? 8 : 4;
-  return WholeSmemLines(2 * (32 * sums * value_bytes + 16 * StatisticsBytes(pack, sums)) + 2 * 8);
+  const int sums = SumsOf(TraitsOf(operation), kPackBytes / pack);
+  return WholeSmemLines(2 * (32 * sums * value_bytes + 16 * StatisticsBytes(operation, pack)) +
+                        2 * 8);
 }
 
 }  // namespace jaxkernels

@@ -6,13 +6,9 @@
 namespace jaxkernels {
 namespace {
 
-int SumsOf(const SoftmaxProblem& problem) {
-  return SumsOf(TraitsOf(problem.operation), ByteWidth(problem.dtype));
-}
-
 // What the reductions of a block take of its shared memory.
 int ScratchBytes(const SoftmaxProblem& problem) {
-  return ReductionScratchBytes(PackOf(problem.dtype), SumsOf(problem));
+  return ReductionScratchBytes(problem.operation, PackOf(problem.dtype));
 }
 
 int BlocksPerSm(const SoftmaxProblem& problem, int threads, int smem_bytes, int registers,
@@ -197,7 +193,7 @@ void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const De
   if (FitsFewRowsLayout(problem.operation, plan.pack, row.slots, plan.block_threads)) {
     const SoftmaxPlan few = FewRowsPlan(problem, plan, limits);
     const int64_t at_once = WorkersAtOnce(limits.sm_count, row.blocks, few.blocks_per_sm);
-    if (problem.rows <= at_once) plan = few;
+    if (problem.rows <= MostFewRows(at_once, few.blocks_per_sm)) plan = few;
   }
   plan.lanes = plan.block_threads * row.blocks;
   plan.grid_blocks = std::max<int64_t>(plan.batches.CountWorkers(problem.rows), 1) * row.blocks;
@@ -239,7 +235,7 @@ void PlanSpread(const SoftmaxProblem& problem, const DeviceLimits& limits, Softm
   const int registers = SpreadRegisters(problem.operation, plan.pack);
   plan.blocks_per_sm = BlocksPerSm(problem, plan.block_threads, 0, registers, limits);
   plan.grid_blocks = std::max<int64_t>(problem.rows, 1) * plan.branches;
-  plan.scratch_bytes = problem.rows * plan.branches * StatisticsBytes(plan.pack, SumsOf(problem));
+  plan.scratch_bytes = problem.rows * plan.branches * StatisticsBytes(problem.operation, plan.pack);
 }
 
 void PlanStream(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {

@@ -128,6 +128,36 @@ def test_rows_in_batches_are_the_same_bits_as_alone(gpu, dtype, cols, tier):
         assert jnp.array_equal(together, jnp.concatenate(apart))
 
 
+@pytest.mark.xdist_group("large arrays")
+@pytest.mark.parametrize(
+    ("dtype", "cols"),
+    [
+        ("float32", 17_001),
+        ("float32", 36_921),
+        ("float32", 65_536),
+        ("bfloat16", 26_003),
+        ("bfloat16", 50_257),
+        ("float16", 128_256),
+    ],
+)
+def test_few_rows_are_the_same_bits_as_the_first_of_many(gpu, dtype, cols):
+    """Few rows have a kernel of their own, with twice as many threads a block."""
+    rows, few = 700, 5
+    if not jk.plan_softmax((few, cols), dtype, device=gpu).few_rows:
+        pytest.skip("this GPU takes these rows otherwise")
+    assert not jk.plan_softmax((rows, cols), dtype, device=gpu).few_rows
+    x = jax.device_put(jax.random.normal(jax.random.key(0), (rows, cols), dtype) * 3, gpu)
+
+    @jax.jit
+    def all_of(x):
+        y, vjp = jax.vjp(jk.softmax, x)
+        log_y, log_vjp = jax.vjp(jk.log_softmax, x)
+        return y, *vjp(-x), log_y, *log_vjp(-x)
+
+    for many, alone in zip(all_of(x), all_of(x[:few]), strict=True):
+        assert jnp.array_equal(many[:few], alone)
+
+
 @tiers
 def test_numbers_of_rows(tier):
     for dtype in ("float32", "bfloat16"):

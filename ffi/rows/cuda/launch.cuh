@@ -93,13 +93,12 @@ const void* FindPart(const SoftmaxPlan& plan) {
   switch (plan.lanes) {
     case kStreamLanes:
       return reinterpret_cast<const void*>(
-          &RowStatisticsKernel<Op, LaneGroup<C, kStreamLanes, 1>, kAligned>);
+          &RowStatisticsKernel<Op, LaneGroup<kStreamLanes, 1>, kAligned>);
     case kWarpSize:
       return reinterpret_cast<const void*>(
-          &RowStatisticsKernel<Op, LaneGroup<C, kWarpSize, 1>, kAligned>);
+          &RowStatisticsKernel<Op, LaneGroup<kWarpSize, 1>, kAligned>);
     default:
-      return reinterpret_cast<const void*>(
-          &RowStatisticsKernel<Op, BlockGroup<C, Op::kSums>, kAligned>);
+      return reinterpret_cast<const void*>(&RowStatisticsKernel<Op, BlockGroup<Op>, kAligned>);
   }
 }
 
@@ -121,7 +120,7 @@ constexpr bool LoadsAsTable() {
 template <typename Op, bool kAligned>
 cudaError_t StartSpread(RowArgs<Op> args, void* statistics, SoftmaxPlan plan, cudaStream_t stream) {
   static_assert(sizeof(typename Op::Found) ==
-                StatisticsBytes(Pack<typename Op::Storage>::kSize, Op::kSums));
+                StatisticsBytes(Op::kOperation, Pack<typename Op::Storage>::kSize));
   const auto start = [&](auto* kernel) {
     void* kernel_args[] = {&args, &statistics};
     return StartKernel(reinterpret_cast<const void*>(kernel), plan, kernel_args, stream);

@@ -81,13 +81,13 @@ struct ClassSums {
 
   // Of all classes that the group has, where element 0 lies in slot `shift`.
   template <typename Group>
-  __device__ void TotalOver(Group& group, int shift, C (&sum)[Op::kSums]) {
+  __device__ void TotalOver(Group& group, int shift, RowStatistics<Op>& found) {
 #pragma unroll
     for (int s = 0; s < Op::kSums; ++s) {
       if (shift > 0) RotateSlots(slot[s], shift);
-      sum[s] = SumPairwise(slot[s]);
+      found.SetSum(s, SumPairwise(slot[s]));
     }
-    AllReduceSums(group, sum);
+    AllReduceSums(group, found);
   }
 };
 
@@ -98,7 +98,7 @@ template <bool kAligned, typename Op, typename ForPacks>
 __device__ RowStatistics<Op> StatisticsOfLeaf(const Op& op, LeafShift shift, InputPacks<Op>& spill,
                                               ForPacks for_packs) {
   using C = typename Op::C;
-  LaneGroup<C, kWarpSize, 1> warp;
+  LaneGroup<kWarpSize, 1> warp;
   auto found = RowStatistics<Op>::Empty();
   const bool is_shifted = shift.Any();
   const auto keep_own = [&](InputPacks<Op>& pack, bool is_first) {
@@ -125,7 +125,7 @@ __device__ RowStatistics<Op> StatisticsOfLeaf(const Op& op, LeafShift shift, Inp
     KeepOfLeaf(spill, true, shift);
     sums.Add(op, spill, reference);
   }
-  sums.TotalOver(warp, kAligned ? 0 : shift.elements, found.sum);
+  sums.TotalOver(warp, kAligned ? 0 : shift.elements, found);
   return found;
 }
 
@@ -135,7 +135,8 @@ __device__ RowStatistics<Op> StatisticsOfLeaf(const Op& op, LeafShift shift, Inp
 template <typename Op, typename Found>
 __device__ RowStatistics<Op> StatisticsOfLeaves(const Found* leaves, int count) {
   using C = typename Op::C;
-  LaneGroup<C, kWarpSize, 1> warp;
+  using Exact = typename Op::Found::Exact;
+  LaneGroup<kWarpSize, 1> warp;
   auto found = RowStatistics<Op>::Empty();
   const int lane = threadIdx.x % kWarpSize;
   if constexpr (Op::kUsesMax) {
@@ -147,9 +148,11 @@ __device__ RowStatistics<Op> StatisticsOfLeaves(const Found* leaves, int count) 
     RowStatistics<Op> leaf(leaves[i]);
     leaf.MakeRelativeTo(reference);
 #pragma unroll
-    for (int s = 0; s < Op::kSums; ++s) found.sum[s] = RoundedSum(found.sum[s], leaf.sum[s]);
+    for (int s = 0; s < Op::kSums; ++s) {
+      found.SetSum(s, SumReduction<Exact>::Combine(found.ExactSum(s), leaf.ExactSum(s)));
+    }
   }
-  AllReduceSums(warp, found.sum);
+  AllReduceExactSums(warp, found);
   return found;
 }
 

@@ -8,9 +8,10 @@ namespace jaxkernels {
 
 // kLanes neighbouring lanes share a row. All groups of a warp make the same number of turns,
 // because the shuffles need every lane.
-template <typename C, int kLanes, int kRows>
+template <int kLanes, int kRows>
 struct LaneGroup {
   struct Scratch {};
+  static constexpr bool kHasWarps = false;
 
   LaneGroup() = default;
   __device__ explicit LaneGroup(Scratch& /*scratch*/) {}
@@ -28,29 +29,25 @@ struct LaneGroup {
     return static_cast<int64_t>(gridDim.x) * blockDim.x / kLanes * kRows;
   }
   template <typename Reduction, int kCount>
-  __device__ void AllReduce(C (&value)[kCount]) {
+  __device__ void AllReduce(typename Reduction::Value (&value)[kCount]) {
     GroupAllReduce<Reduction, kLanes>(value);
   }
 };
 
+// Of the maximum and the sums of an operation.
+template <typename Op>
+using RowBlockReducer = BlockReducer<typename Op::C, Op::kSums>;
+
 // All threads of a block share a row.
-template <typename C, int kSums>
-struct BlockGroup {
-  using Scratch = typename BlockReducer<C, kSums>::Scratch;
-
-  BlockReducer<C, kSums> block;
-
-  __device__ explicit BlockGroup(Scratch& scratch) : block(scratch) {}
+template <typename Op>
+struct BlockGroup : RowBlockReducer<Op> {
+  using RowBlockReducer<Op>::RowBlockReducer;
 
   __device__ static int Lanes() { return blockDim.x; }
   __device__ static int Lane() { return threadIdx.x; }
   __device__ static int64_t FirstRow() { return blockIdx.x; }
   __device__ static int64_t FirstRowInStep() { return blockIdx.x; }
   __device__ static int64_t RowsOfGrid() { return gridDim.x; }
-  template <typename Reduction, int kCount>
-  __device__ void AllReduce(C (&value)[kCount]) {
-    block.template AllReduce<Reduction>(value);
-  }
 };
 
 }  // namespace jaxkernels

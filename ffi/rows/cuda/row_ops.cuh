@@ -11,6 +11,7 @@
 //   kHides       whether some elements of a row are hidden; then View and MaskWord say which, as in
 //                row_ops_masked.cuh
 //   kSums        numbers that a row sums side by side: one, or two
+//   kKeepsRest   whether sums keep what they lose to rounding where parts of a row meet
 //   kTakesScalar whether it reads a number for each row, which Row then gets too
 //   kStoresScalar whether the result is a number for each row: Row::result; then there is no Finish
 //   Fill(i)      the value that stands for elements of input i outside the row and for hidden ones:
@@ -26,26 +27,59 @@
 #ifndef JAXKERNELS_ROWS_CUDA_ROW_OPS_CUH_
 #define JAXKERNELS_ROWS_CUDA_ROW_OPS_CUH_
 
-#include "core/numeric.cuh"
+#include "core/reduce.cuh"
 #include "rows/operations.h"
 
 namespace jaxkernels {
 
 // What a row, or a part of one, is reduced to: its maximum, and sums of terms relative to it. Its
-// bytes are what blocks of a cluster exchange, in words of eight.
-template <typename C, int kCount>
+// bytes are what blocks of a cluster exchange, in words of eight. Sums of parts meet as Exact.
+template <typename C, int kCount, bool kKeepsRest>
 struct alignas(8) Statistics {
+  using Exact = C;
+  static constexpr int kSums = kCount;
+
   C max;  // 0 of operations that need none
   C sum[kCount];
+
+  __device__ Exact ExactSum(int s) const { return sum[s]; }
+  __device__ void SetSum(int s, Exact exact) { sum[s] = exact; }
+  __device__ void SetSums(const Exact (&exact)[kCount]) {
+#pragma unroll
+    for (int s = 0; s < kCount; ++s) SetSum(s, exact[s]);
+  }
+};
+
+// The same where each sum keeps what it lost to rounding: the last additions, of the largest parts,
+// lose most, and all results of the row inherit it. Largest error of 40 rows of 24576 to 196608
+// columns, in 2^-24 of the result, without and with the rests:
+// H200 f32 fwd normal numbers: 5.1, 3.6
+// H200 f32 fwd blocks of a row have maxima 4 apart: 5.6, 4.1
+// H200 f32 fwd the same beside 1000: 5.4, 3.9
+template <int kCount>
+struct alignas(8) Statistics<float, kCount, true> {
+  using Exact = SumWithRest;
+  static constexpr int kSums = kCount;
+
+  float max;
+  float sum[kCount], rest[kCount];
+
+  __device__ Exact ExactSum(int s) const { return {sum[s], rest[s]}; }
+  __device__ void SetSum(int s, Exact exact) { sum[s] = exact.sum, rest[s] = exact.rest; }
+  __device__ void SetSums(const Exact (&exact)[kCount]) {
+#pragma unroll
+    for (int s = 0; s < kCount; ++s) SetSum(s, exact[s]);
+  }
 };
 
 // What an operation is unless it says otherwise.
-template <typename T, int kCount = 1>
+template <typename T, int kCount = 1, bool kHasRest = false>
 struct RowOp {
   using Storage = T;
   using C = ComputeType<T>;
-  using Found = Statistics<C, kCount>;
+  using Found = Statistics<C, kCount, kHasRest>;
   static constexpr int kSums = kCount;
+  static constexpr bool kKeepsRest = kHasRest;
   static constexpr bool kTakesScalar = false;
   static constexpr bool kStoresScalar = false;
   static constexpr bool kHides = false;
@@ -60,9 +94,9 @@ struct RowOp {
 };
 
 // Operations that read x need its maximum, so that no exponential overflows.
-template <typename T, int kArrays = 1, int kCount = 1>
-struct ForwardOp : RowOp<T, kCount> {
-  using typename RowOp<T, kCount>::C;
+template <typename T, int kArrays = 1, int kCount = 1, bool kHasRest = false>
+struct ForwardOp : RowOp<T, kCount, kHasRest> {
+  using typename RowOp<T, kCount, kHasRest>::C;
   static constexpr int kInputs = kArrays;
   static constexpr bool kUsesMax = true;
 
@@ -74,25 +108,29 @@ struct ForwardOp : RowOp<T, kCount> {
 
 // y = exp(x - max) / sum exp(x - max)
 template <typename T>
-struct SoftmaxForward : ForwardOp<T> {
-  using typename ForwardOp<T>::C;
-  using typename ForwardOp<T>::Found;
+struct SoftmaxForward : ForwardOp<T, 1, 1, std::is_same_v<T, float>> {
+  using Base = ForwardOp<T, 1, 1, std::is_same_v<T, float>>;
+  using typename Base::C;
+  using typename Base::Found;
   static constexpr Operation kOperation = Operation::kSoftmaxForward;
   static constexpr bool kKeepsTerm = true;
 
   struct Row {
-    C max, sum, inverse, log2_sum;
+    C max, sum;
+    Reciprocal<T> inverse;
+    C log2_sum;
     // The sum is zero only if all is hidden; then so are the results.
     __device__ explicit Row(const Found& of)
-        : max(of.max),
-          sum(of.sum[0]),
-          inverse(sum == C(0) ? C(0) : Inverse<T>(sum)),
-          log2_sum(sum == C(0) ? C(0) : log2(sum)) {}
+        : max(of.max), sum(of.sum[0]), log2_sum(sum == C(0) ? C(0) : log2(sum)) {
+      if constexpr (Base::kKeepsRest) {
+        if (sum != C(0)) inverse = Reciprocal<T>(sum, of.rest[0]);
+      } else {
+        if (sum != C(0)) inverse = Reciprocal<T>(sum);
+      }
+    }
   };
 
-  __device__ static C FinishTerm(C term, const Row& row) {
-    return DivideBy<T>(term, row.sum, row.inverse);
-  }
+  __device__ static C FinishTerm(C term, const Row& row) { return row.inverse.Times(term); }
   __device__ static C Finish(const C (&in)[1], const Row& row) {
     if constexpr (kIsHalf<T>) {  // the division within the exponent
       return FastExp2(fma(in[0] - row.max, kLog2E, -row.log2_sum));

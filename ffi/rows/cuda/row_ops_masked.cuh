@@ -45,11 +45,6 @@ struct AttentionRows {
   }
 };
 
-// Products that are rounded: contracted with what follows, a multiplication would not give the
-// maximum the same value, and a row of finite scores could become NaN.
-__device__ inline float RoundedProduct(float a, float b) { return __fmul_rn(a, b); }
-__device__ inline double RoundedProduct(double a, double b) { return __dmul_rn(a, b); }
-
 // y = softmax(t) with t = scale * x + bias where the row sees a column, else -inf. A row that sees
 // nothing is zero. (Half types are not taken in units of log 2, though it would spare a
 // multiplication: the largest bfloat16 times log2(e) is infinite.)
@@ -72,6 +67,8 @@ struct AttentionForward : SoftmaxForward<T>, AttentionRows<T> {
       : AttentionRows<T>(rows), scale(static_cast<C>(rows.scale)) {}
 
   __device__ static C Fill(int) { return -kInfinity<C>; }
+  // Contracted with what follows, the product would not give the maximum the same value, and a row
+  // of finite scores could become NaN.
   __device__ C Value(const C (&in)[kArrays]) const {
     if constexpr (kArrays == 1) {
       return RoundedProduct(scale, in[0]);

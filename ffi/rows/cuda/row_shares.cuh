@@ -43,7 +43,7 @@ __device__ void MergeShares(ClusterExchange<RowStatistics<Op>>& cluster, RowStat
   static_assert(!kKeep || (Op::kUsesMax && Op::kSums == 1),
                 "an infinite sum of kept terms is one of far larger ones");
   if (ClusterBlocks() > 1) {
-    LaneGroup<C, kMostClusterBlocks, 1> blocks;
+    LaneGroup<kMostClusterBlocks, 1> blocks;
     auto all = cluster.AllGather(found, RowStatistics<Op>::Empty());
     if constexpr (kKeep) {
       // The terms of this block stay relative to its own maximum. Where that is so far below the
@@ -51,8 +51,9 @@ __device__ void MergeShares(ClusterExchange<RowStatistics<Op>>& cluster, RowStat
       const C reference = found.Reference(found.max);
       found.max = AllReduce<MaxReduction<C>>(blocks, all.max);
       all.MakeRelativeTo(reference);
-      AllReduceSums(blocks, all.sum);
-      found.sum[0] = all.sum[0] == kInfinity<C> ? C(0) : all.sum[0];
+      AllReduceExactSums(blocks, all);
+      if (all.sum[0] == kInfinity<C>) all.SetSum(0, 0);
+      found.SetSum(0, all.ExactSum(0));
     } else {
       all.MergeOver(blocks);
       found = all;

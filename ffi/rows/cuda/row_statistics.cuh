@@ -25,7 +25,7 @@ struct RowStatistics : Op::Found {
     RowStatistics none;
     none.max = Op::kUsesMax ? -kInfinity<C> : C(0);
 #pragma unroll
-    for (C& one : none.sum) one = 0;
+    for (int s = 0; s < Op::kSums; ++s) none.SetSum(s, 0);
     return none;
   }
 
@@ -54,7 +54,13 @@ struct RowStatistics : Op::Found {
   __device__ void MakeRelativeTo(C reference) {
     if constexpr (Op::kUsesMax) {
       const bool is_large = max - reference > kLargestExponent<C>;
-      Op::Rescale(sum, is_large ? kInfinity<C> : PreciseExpDifference<T>(max, reference));
+      const C factor = is_large ? kInfinity<C> : PreciseExpDifference<T>(max, reference);
+      if constexpr (Op::kKeepsRest) {
+#pragma unroll
+        for (int s = 0; s < Op::kSums; ++s) this->SetSum(s, this->ExactSum(s) * factor);
+      } else {
+        Op::Rescale(sum, factor);
+      }
     }
   }
 
@@ -64,7 +70,7 @@ struct RowStatistics : Op::Found {
     C of_group = max;
     if constexpr (Op::kUsesMax) of_group = AllReduce<MaxReduction<C>>(group, max);
     MakeRelativeTo(Reference(of_group));
-    AllReduceSums(group, sum);
+    AllReduceSums(group, *this);
     max = of_group;
   }
 

@@ -75,10 +75,32 @@ __device__ void AddTerms(const Op& op, const C (&value)[kSize][Op::kInputs], C m
   sum[0] = RoundedSum(sum[0], SumPairwise(term));
 }
 
-// The sums of all lanes of a group.
-template <typename Group, typename C, int kSums>
-__device__ void AllReduceSums(Group& group, C (&sum)[kSums]) {
-  group.template AllReduce<SumReduction<C>>(sum);
+// The sums of all lanes of a group. What its warps lose when they meet is kept, if the operation
+// keeps it; what lanes lose hardly counts.
+template <typename Group, typename Found>
+__device__ void AllReduceSums(Group& group, Found& found) {
+  using OfLanes = SumReduction<decltype(found.max)>;
+  using Exact = typename Found::Exact;
+  Exact sum[Found::kSums];
+  if constexpr (Group::kHasWarps) {
+    group.template AllReduce<OfLanes, SumReduction<Exact>>(found.sum, sum);
+  } else {
+    group.template AllReduce<OfLanes>(found.sum);
+#pragma unroll
+    for (int s = 0; s < Found::kSums; ++s) sum[s] = found.sum[s];
+  }
+  found.SetSums(sum);
+}
+
+// The same of partial results that have kept something, which meet with all that they have.
+template <typename Group, typename Found>
+__device__ void AllReduceExactSums(Group& group, Found& found) {
+  using Exact = typename Found::Exact;
+  Exact sum[Found::kSums];
+#pragma unroll
+  for (int s = 0; s < Found::kSums; ++s) sum[s] = found.ExactSum(s);
+  group.template AllReduce<SumReduction<Exact>>(sum);
+  found.SetSums(sum);
 }
 
 // The constants of row `row`, which may be past the end.

@@ -21,8 +21,8 @@ __global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<O
   using T = typename Op::Storage;
   using C = ComputeType<T>;
   using View = RowView<Op, kAligned>;
-  __shared__ typename BlockReducer<C, Op::kSums>::Scratch scratch;
-  BlockReducer<C, Op::kSums> block(scratch);
+  __shared__ typename RowBlockReducer<Op>::Scratch scratch;
+  RowBlockReducer<Op> block(scratch);
   extern __shared__ __align__(kPackBytes) unsigned char dynamic_smem[];
   Pack<T>* const kept = reinterpret_cast<Pack<T>*>(dynamic_smem);
   constexpr int kUnroll = kUncachedPacksInFlight / Op::kInputs;

@@ -23,9 +23,9 @@ __global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
   using C = typename Op::C;
   static_assert(Op::kSharesRows && !Op::kHides && !Op::kStoresScalar);
   constexpr int kPacks = kFewRowsPacks / Op::kInputs;
-  __shared__ typename BlockReducer<C, Op::kSums>::Scratch scratch;
+  __shared__ typename RowBlockReducer<Op>::Scratch scratch;
   __shared__ typename ClusterExchange<RowStatistics<Op>>::Scratch cluster_scratch;
-  BlockReducer<C, Op::kSums> block(scratch);
+  RowBlockReducer<Op> block(scratch);
   const int64_t row = ClusterIndex();
   const auto view = RowView<Op, kAligned>(args, row).PartFromLine(ClusterRank(), args.kept_packs);
   const int thread = threadIdx.x, threads = blockDim.x, warp_begin = thread / kWarpSize * kWarpSize;
@@ -58,7 +58,7 @@ __global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
     AddPacks(args.op, pack[i], reference, term[i], found.sum);
     ForgetPacks<Op>(pack[i]);
   });
-  AllReduceSums(block, found.sum);
+  AllReduceSums(block, found);
   cluster.WaitForBlocks();
   MergeShares(cluster, found);
 

@@ -71,7 +71,7 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
       }
     }
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) AllReduceSums(group, found[r].sum);
+    for (int r = 0; r < kRows; ++r) AllReduceSums(group, found[r]);
 
     // Store.
 #pragma unroll
@@ -99,7 +99,7 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
 
 template <typename Op, int kLanes, int kPacks, int kRows, bool kAligned>
 __global__ void __launch_bounds__(kWarpTierThreads) WarpTierKernel(RowArgs<Op> args) {
-  using Group = LaneGroup<typename Op::C, kLanes, kRows>;
+  using Group = LaneGroup<kLanes, kRows>;
   RunInRegisters<Op, Group, kPacks, kRows, kAligned>(args);
 }
 
@@ -107,7 +107,7 @@ template <typename Op, bool kAligned>
 __global__ void __maxnreg__(BlockRegisters(Pack<typename Op::Storage>::kSize))
     BlockTierKernel(RowArgs<Op> args) {
   constexpr int kPacks = kBlockPacks / Op::kInputs;
-  RunInRegisters<Op, BlockGroup<typename Op::C, Op::kSums>, kPacks, 1, kAligned>(args);
+  RunInRegisters<Op, BlockGroup<Op>, kPacks, 1, kAligned>(args);
 }
 
 }  // namespace jaxkernels

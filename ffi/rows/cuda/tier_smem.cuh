@@ -29,11 +29,16 @@ namespace jaxkernels {
 static_assert(kSmemLineBytes == kLinePacks * kPackBytes,
               "lines of the cache become lines of banks");
 
+template <typename Op>
+inline constexpr int kScratchBytes =
+    ReductionScratchBytes(Op::kOperation, Pack<typename Op::Storage>::kSize);
+
 template <typename Op, bool kAligned>
 __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op::kInputs))
     SmemTierKernel(RowArgs<Op> args) {
   using T = typename Op::Storage;
   using C = ComputeType<T>;
+  using Exact = typename Op::Found::Exact;
   using View = RowView<Op, kAligned>;
   constexpr bool kKeep = kKeepsShareTerms<Op>;
   constexpr int kClasses = kShareClasses<Op>;  // a thread's packs are of each in turn
@@ -44,11 +49,10 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
   // Under a name of its own: to the compiler, equal names are one array of one alignment.
   extern __shared__ __align__(kSmemLineBytes) unsigned char row_smem[];
   Pack<T>* const row_packs = reinterpret_cast<Pack<T>*>(row_smem);
-  __shared__ typename BlockReducer<C, Op::kSums>::Scratch scratch;
+  __shared__ typename RowBlockReducer<Op>::Scratch scratch;
   __shared__ typename ClusterExchange<RowStatistics<Op>>::Scratch cluster_scratch;
-  static_assert(WholeSmemLines(sizeof(scratch) + sizeof(cluster_scratch)) ==
-                ReductionScratchBytes(Pack<T>::kSize, Op::kSums));
-  BlockReducer<C, Op::kSums> block(scratch);
+  static_assert(WholeSmemLines(sizeof(scratch) + sizeof(cluster_scratch)) == kScratchBytes<Op>);
+  RowBlockReducer<Op> block(scratch);
   const int slots = args.kept_packs;
   auto* const row_mask = reinterpret_cast<typename Op::MaskWord*>(row_packs + Op::kInputs * slots);
   const int threads = blockDim.x, lane = threadIdx.x % kWarpSize;
@@ -173,9 +177,9 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
       }
     }
     if (kClasses > 1 && next_rest < view.packs) add_rest(next_rest, sum[kHeld % kClasses]);
-    block.template AllReduceClasses<SumReduction<C>>(sum);
-#pragma unroll
-    for (int s = 0; s < Op::kSums; ++s) found.sum[s] = sum[0][s];
+    Exact exact[Op::kSums];
+    block.template AllReduceClasses<SumReduction<C>, SumReduction<Exact>>(sum, exact);
+    found.SetSums(exact);
     MergeShares(cluster, found);
 
     // Store.

@@ -64,7 +64,7 @@ __global__ void __maxnreg__(kLongRowRegisters)
     typename Op::Found found = {from[0]};
     if constexpr (Op::kUsesMax) found.max = Op::Reference(found.max);
 #pragma unroll
-    for (int s = 0; s < Op::kSums; ++s) found.sum[s] = from[1 + s];
+    for (int s = 0; s < Op::kSums; ++s) found.SetSum(s, from[1 + s]);
     const typename Op::Row constants = RowOf(args, row, found);
     FinishRow<kStreamPacksInFlight / Op::kInputs>(args, view, constants, lane, view.packs, lanes);
   }

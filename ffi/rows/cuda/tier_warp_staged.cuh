@@ -29,6 +29,8 @@ __device__ inline int Log2OfPower(int power) { return __ffs(power) - 1; }
 // The lanes that share a row, a power of two of them.
 class RowLanes {
  public:
+  static constexpr bool kHasWarps = false;
+
   __device__ explicit RowLanes(int lanes) : lanes_(lanes), log2_(Log2OfPower(lanes)) {}
 
   __device__ int Lane() const { return threadIdx.x & (lanes_ - 1); }
@@ -90,7 +92,7 @@ __device__ void ComputeStagedRow(const RowArgs<Op>& args, const StagedChunk<Op>&
     found.max = Op::Reference(AllReduce<MaxReduction<C>>(group, MaxOf(args.op, value)));
   }
   AddTerms(args.op, value, found.max, term, found.sum);
-  AllReduceSums(group, found.sum);
+  AllReduceSums(group, found);
 
   // Store.
   const typename Op::Row constants = RowOf(args, index, found);
