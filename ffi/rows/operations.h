@@ -78,8 +78,8 @@ constexpr int SumsOf(const OperationTraits& traits, std::size_t item_bytes) {
   return traits.sums + (traits.counts_max && item_bytes > 2 ? 1 : 0);
 }
 
-// Whether sums keep what they lose to rounding where parts of a row meet: where the result is a
-// term over the sum, in float32.
+// Whether sums of the GPU's kernels keep what they lose to rounding where parts of a row meet:
+// where the result is a term over the sum, in float32.
 constexpr bool KeepsRest(const OperationTraits& traits, std::size_t item_bytes) {
   return traits.keeps_term && !traits.takes_scalar && item_bytes == 4;
 }
@@ -89,8 +89,7 @@ template <typename Op>
 constexpr bool ReducesAs(Operation operation) {
   const OperationTraits& traits = TraitsOf(operation);
   return Op::kUsesMax == traits.finds_max && Op::kKeepsTerm == traits.keeps_term &&
-         Op::kSums == SumsOf(traits, sizeof(typename Op::Storage)) &&
-         Op::kKeepsRest == KeepsRest(traits, sizeof(typename Op::Storage));
+         Op::kSums == SumsOf(traits, sizeof(typename Op::Storage));
 }
 
 // Whether a struct is what the table says of its own operation.

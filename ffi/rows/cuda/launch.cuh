@@ -108,11 +108,12 @@ const void* FindFunction(const SoftmaxPlan& plan) {
   return plan.aligned ? FindPart<Op, true>(plan) : FindPart<Op, false>(plan);
 }
 
-// Whether an operation hides and loads elements as the table says.
+// Whether an operation hides, loads and sums elements as the table says.
 template <typename Op>
 constexpr bool LoadsAsTable() {
   const OperationTraits& traits = TraitsOf(Op::kOperation);
-  return Op::kHides == traits.hides && kHasMask<Op> == traits.has_mask &&
+  return Op::kKeepsRest == KeepsRest(traits, sizeof(typename Op::Storage)) &&
+         Op::kHides == traits.hides && kHasMask<Op> == traits.has_mask &&
          Op::kSharesRows == traits.shares_rows;
 }
 
