@@ -90,7 +90,8 @@ def test_scratch():
     long = jax.ShapeDtypeStruct((3, 1 << 21), jnp.float32)
     scratch = row_plans.scratch_of_rows("softmax_fwd", long, "auto")
     planned = jk.plan_softmax(long.shape, long.dtype)
-    assert scratch.shape == (planned.scratch_bytes,) == (3 * planned.branches * 8,)
+    of_branch = 16  # bytes: a maximum, a sum and what it lost to rounding, in words of eight
+    assert scratch.shape == (planned.scratch_bytes,) == (3 * planned.branches * of_branch,)
     assert row_plans.scratch_of_rows("softmax_fwd", long, "block_uncached") is None
     assert (
         row_plans.scratch_of_rows("softmax_fwd", jax.ShapeDtypeStruct((3, 64), "float32"), "auto")

@@ -11,6 +11,7 @@
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_BLOCK_UNCACHED_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_BLOCK_UNCACHED_CUH_
 
+#include "rows/cuda/row_groups.cuh"
 #include "rows/cuda/row_statistics.cuh"
 #include "rows/memory_rules.h"
 
