@@ -81,15 +81,15 @@ def test_rows_by_turns_are_the_same_bits_as_in_batches(gpu, dtype):
     if not cases.serves("cluster", (1, 37), dtype):
         pytest.skip("this GPU has no clusters")
     plans = [
-        jk.plan_softmax((rows, 37), dtype, device=gpu, tier="cluster") for rows in (200, 1 << 17)
+        jk.plan_softmax((rows, 37), dtype, device=gpu, tier="cluster") for rows in (2000, 1 << 17)
     ]
     if dtype != "float64":
         assert [plan.halves for plan in plans] == [True, False]
     with cases.x64(dtype):
         x = jnp.asarray(cases.logits("normal", 1 << 17, 37, dtype))
         softmax = jax.jit(functools.partial(jk.softmax, tier="cluster"))
-        assert jnp.array_equal(softmax(x)[:200], softmax(x[:200]))
-        assert jnp.array_equal(softmax(x)[:6], softmax(x[:6]))
+        for rows in (2000, 6):
+            assert jnp.array_equal(softmax(x)[:rows], softmax(x[:rows]))
 
 
 @pytest.mark.xdist_group("large arrays")
