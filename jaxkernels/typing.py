@@ -43,6 +43,9 @@ Implementation: TypeAlias = Literal["ffi", "xla"]
 # Of `dot_product_attention` alone.
 AttentionImplementation: TypeAlias = Literal["ffi", "xla", "cudnn"]
 
+# What becomes of the losses of rows.
+Reduction: TypeAlias = Literal["none", "mean", "sum"]
+
 # The result for a row, or a query, that sees nothing.
 EmptyRows: TypeAlias = Literal["zero", "mean"]
 
@@ -59,6 +62,9 @@ Operation: TypeAlias = Literal[
     "logsumexp_fwd",
     "logsumexp_grad",
     "logsumexp_jvp",
+    "cross_entropy_fwd",
+    "cross_entropy_fwd_grad",
+    "cross_entropy_grad",
 ]
 
 # GPUs that plans know by name.

@@ -1,4 +1,4 @@
-// All-reductions within a lane group and within a block.
+// Sums within a thread, all-reductions within a lane group and within a block.
 //
 // Owns: how partial results meet, and what their sums lose to rounding. Must not know: what is
 // reduced.
@@ -14,6 +14,28 @@ namespace jaxkernels {
 
 inline constexpr int kWarpSize = 32;
 inline constexpr int kMaxWarpsPerBlock = 32;
+
+// Adds the numbers from kWidth on to those before, then the second half of those to the first, and
+// so on: number 0 becomes the sum.
+template <int kWidth, typename C, int kSize>
+__device__ void AddHalves(C (&sum)[kSize]) {
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    if (j + kWidth < kSize) sum[j] = RoundedSum(sum[j], sum[j + kWidth]);
+  }
+  if constexpr (kWidth > 1) AddHalves<kWidth / 2>(sum);
+}
+
+// The sum of some numbers, added pairwise, as if zeros filled them up to a power of two.
+template <typename C, int kSize>
+__device__ C SumPairwise(const C (&term)[kSize]) {
+  static_assert(kSize <= 16);
+  C sum[kSize];
+#pragma unroll
+  for (int j = 0; j < kSize; ++j) sum[j] = term[j];
+  AddHalves<8>(sum);
+  return sum[0];
+}
 
 // A reduction is a type with `Combine(a, b)` and `Identity()`.
 template <typename C>

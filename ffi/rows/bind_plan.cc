@@ -69,8 +69,10 @@ nb::dict RowOperations() {
     row["shares_rows"] = traits.shares_rows;
     row["sums"] = traits.sums;
     row["counts_max"] = traits.counts_max;
-    row["takes_scalar"] = traits.takes_scalar;
-    row["stores_scalar"] = traits.stores_scalar;
+    row["takes_label"] = traits.takes_label;
+    row["takes"] = nb::make_tuple(traits.takes[0], traits.takes[1]);
+    row["stores_elements"] = traits.stores_elements;
+    row["stores"] = traits.stores;
     operations[nb::str(traits.name.data(), traits.name.size())] = row;
   }
   return operations;

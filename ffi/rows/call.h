@@ -16,13 +16,13 @@ namespace jaxkernels {
 struct RowArrays {
   // x; scores and their bias; y and its cotangent (tangent); x and its tangent
   const void* in[2];
-  void* out;  // null if the part is kStatistics, or the operation stores row scalars
+  void* out;  // null if the part is kStatistics, or the operation stores no elements
   int64_t rows;
   int64_t cols;
 };
 
-// A number for each row: of the dtype of the arrays or, if wide, of the type that they are computed
-// in.
+// Numbers of each row, side by side: of the dtype of the arrays or, if wide, of the type that they
+// are computed in.
 struct RowScalars {
   void* data;
   bool wide;
@@ -34,8 +34,10 @@ struct RowCall {
   Tier tier = Tier::kAuto;  // of the GPU's kernels
   DType dtype = DType::kFloat32;
   RowArrays arrays = {};
-  MaskedRows attention = {};  // of the operations on attention scores
-  RowScalars scalars_in = {}, scalars_out = {};
+  MaskedRows attention = {};        // of the operations on attention scores
+  const int32_t* labels = nullptr;  // a column of each row, or one that the row does not have
+  RowScalars scalars_in[2] = {}, scalars_out = {};
+  bool all_sums = false;    // cross entropy: what only smoothing and the entropy need, too
   void* scratch = nullptr;  // of the tier `spread`
   int64_t scratch_bytes = 0;
   void* statistics = nullptr;  // of the parts: maximum and sums of every row, in the compute type

@@ -55,7 +55,7 @@ inline constexpr int kFewRowsRegisters = 64;
 // Of attention scores there are hardly ever few rows. Doubles would need twice the registers, and
 // row scalars are mostly read where nothing is kept.
 constexpr bool HasFewRowsLayout(Operation operation, int pack) {
-  return SharesRows(operation) && !HidesElements(operation) && !StoresScalar(operation) &&
+  return SharesRows(operation) && !HidesElements(operation) && StoresElements(operation) &&
          !IsPackOfDoubles(pack);
 }
 // Whether twice as many threads may hold a block's part of a row, of `slots` packs.
@@ -120,12 +120,12 @@ inline constexpr int kUncachedThreads = 1024;
 // H200 bf16 logsumexp 65536 cols: block_uncached 3.87, block_smem 2.73, cluster 3.34
 // H200 bf16 logsumexp 32003 cols: block_uncached 2.21, block_smem 2.95, cluster 3.29
 constexpr bool PrefersOneRead(Operation operation, bool aligned) {
-  return StoresScalar(operation) && aligned;
+  return !StoresElements(operation) && aligned;
 }
 // Several blocks an SM for what is read once, so that some load while others end. TB/s read:
 // H200 f32 logsumexp 65536 cols: 1024 threads 3.19, 256 threads 4.18
 constexpr int UncachedThreads(Operation operation) {
-  return StoresScalar(operation) ? 256 : kUncachedThreads;
+  return StoresElements(operation) ? kUncachedThreads : 256;
 }
 inline constexpr int kUncachedPacksInFlight = 4;   // of a thread, over all inputs
 inline constexpr int kLeastGatheringThreads = 32;  // where it serves rows of shifted inputs
@@ -144,6 +144,10 @@ inline constexpr int kMostPacksOfStreamingWarp = 1024;
 // leaf that a lane has; the most blocks that share a row. us a call:
 // H200 f32 fwd 1 x 16777216: 512 blocks a row 76, 128 blocks a row 99
 inline constexpr int kBranchLeaves = 8;
+// The classes of a leaf (leaf.cuh) are as many registers for each sum.
+constexpr bool MaySpread(Operation operation) {
+  return Reduces(operation) && TraitsOf(operation).sums <= 2;
+}
 inline constexpr int kLeastLeafTurns = 8;
 inline constexpr int kMostBranches = 512;
 // Packs that a thread has in flight over all inputs where it finds statistics, and registers for

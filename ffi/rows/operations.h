@@ -25,40 +25,48 @@ enum class Operation {
   kMaskedSoftmaxGrad,
   kLogSumExpForward,
   kLogSumExpGrad,
-  kLogSumExpJvp
+  kLogSumExpJvp,
+  kCrossEntropyForward,
+  kCrossEntropyForwardGrad,
+  kCrossEntropyGrad
 };
 
 struct OperationTraits {
   std::string_view name;
   int inputs;  // arrays that are read, each an element for each element of a row
   std::string_view input_names[2];
-  bool finds_max;      // the maximum of a row before its sums
-  bool keeps_term;     // the result follows from the summand, as exp(x - max) / sum does
-  bool hides;          // it works on attention scores, some of which a row may not see
-  bool has_mask;       // it may have a mask
-  bool shares_rows;    // all inputs have one shape; a bias may broadcast against the scores
-  int sums;            // numbers that a row sums, side by side
-  bool counts_max;     // besides, unless of half types: how many terms are those of the maximum
-  bool takes_scalar;   // it reads a number for each row, behind its inputs
-  bool stores_scalar;  // its result is a number for each row, instead of one for each element
+  bool finds_max;        // the maximum of a row before its sums
+  bool keeps_term;       // the result follows from the summand, as exp(x - max) / sum does
+  bool hides;            // it works on attention scores, some of which a row may not see
+  bool has_mask;         // it may have a mask
+  bool shares_rows;      // all inputs have one shape; a bias may broadcast against the scores
+  int sums;              // numbers that a row sums, side by side; none: it reduces nothing
+  bool counts_max;       // besides, unless of half types: how many terms are those of the maximum
+  bool takes_label;      // it reads a column for each row, behind its inputs
+  int takes[2];          // numbers that it reads for each row, behind those, in up to two arrays
+  bool stores_elements;  // it has a result for each element
+  int stores;            // numbers that it stores for each row, in a result of their own
 };
 
 // In the order of the enum.
 // clang-format off
 inline constexpr OperationTraits kOperations[] = {
-    //                                              finds  keeps         has    shares      counts takes  stores
-    // name                 inputs                  max    term   hides  mask   rows   sums max    scalar scalar
-    {"softmax_fwd",         1, {"x"},               true,  true,  false, false, true,  1,   false, false, false},
-    {"log_softmax_fwd",     1, {"x"},               true,  false, false, false, true,  1,   true,  false, false},
-    {"softmax_grad",        2, {"y", "dy"},         false, false, false, false, true,  1,   false, false, false},
-    {"log_softmax_grad",    2, {"y", "dy"},         false, false, false, false, true,  1,   false, false, false},
-    {"log_softmax_jvp",     2, {"y", "dx"},         false, false, false, false, true,  1,   false, false, false},
-    {"masked_softmax_fwd",  1, {"scores"},          true,  true,  true,  true,  true,  1,   false, false, false},
-    {"biased_softmax_fwd",  2, {"scores", "bias"},  true,  true,  true,  true,  false, 1,   false, false, false},
-    {"masked_softmax_grad", 2, {"y", "dy"},         false, false, true,  false, true,  1,   false, false, false},
-    {"logsumexp_fwd",       1, {"x"},               true,  false, false, false, true,  1,   false, false, true},
-    {"logsumexp_grad",      1, {"x"},               true,  true,  false, false, true,  1,   false, true,  false},
-    {"logsumexp_jvp",       2, {"x", "dx"},         true,  false, false, false, true,  2,   false, false, true},
+    //                                                finds  keeps         has    shares      counts takes         stores
+    // name                   inputs                  max    term   hides  mask   rows   sums max    label takes  elements stores
+    {"softmax_fwd",            1, {"x"},                true,  true,  false, false, true,  1,   false, false, {0, 0}, true,     0},
+    {"log_softmax_fwd",        1, {"x"},                true,  false, false, false, true,  1,   true,  false, {0, 0}, true,     0},
+    {"softmax_grad",           2, {"y", "dy"},          false, false, false, false, true,  1,   false, false, {0, 0}, true,     0},
+    {"log_softmax_grad",       2, {"y", "dy"},          false, false, false, false, true,  1,   false, false, {0, 0}, true,     0},
+    {"log_softmax_jvp",        2, {"y", "dx"},          false, false, false, false, true,  1,   false, false, {0, 0}, true,     0},
+    {"masked_softmax_fwd",     1, {"scores"},           true,  true,  true,  true,  true,  1,   false, false, {0, 0}, true,     0},
+    {"biased_softmax_fwd",     2, {"scores", "bias"},   true,  true,  true,  true,  false, 1,   false, false, {0, 0}, true,     0},
+    {"masked_softmax_grad",    2, {"y", "dy"},          false, false, true,  false, true,  1,   false, false, {0, 0}, true,     0},
+    {"logsumexp_fwd",          1, {"x"},                true,  false, false, false, true,  1,   false, false, {0, 0}, false,    1},
+    {"logsumexp_grad",         1, {"x"},                true,  true,  false, false, true,  1,   false, false, {1, 0}, true,     0},
+    {"logsumexp_jvp",          2, {"x", "dx"},          true,  false, false, false, true,  2,   false, false, {0, 0}, false,    1},
+    {"cross_entropy_fwd",      1, {"x"},                true,  false, false, false, true,  5,   false, true,  {0, 0}, false,    7},
+    {"cross_entropy_fwd_grad", 1, {"x"},                true,  false, false, false, true,  5,   false, true,  {4, 0}, true,     7},
+    {"cross_entropy_grad",     1, {"x"},                false, false, false, false, true,  0,   false, true,  {7, 4}, true,     0},
 };
 // clang-format on
 inline constexpr std::size_t kOperationCount = sizeof(kOperations) / sizeof(kOperations[0]);
@@ -78,10 +86,13 @@ constexpr int SumsOf(const OperationTraits& traits, std::size_t item_bytes) {
   return traits.sums + (traits.counts_max && item_bytes > 2 ? 1 : 0);
 }
 
+// The numbers of a row that an operation reads.
+constexpr int TakesOf(const OperationTraits& traits) { return traits.takes[0] + traits.takes[1]; }
+
 // Whether sums of the GPU's kernels keep what they lose to rounding where parts of a row meet:
 // where the result is a term over the sum, in float32.
 constexpr bool KeepsRest(const OperationTraits& traits, std::size_t item_bytes) {
-  return traits.keeps_term && !traits.takes_scalar && item_bytes == 4;
+  return traits.keeps_term && TakesOf(traits) == 0 && item_bytes == 4;
 }
 
 // Whether a struct reduces a row as the table says of `operation`.
@@ -97,7 +108,8 @@ template <typename Op>
 constexpr bool MatchesTable() {
   const OperationTraits& traits = TraitsOf(Op::kOperation);
   return ReducesAs<Op>(Op::kOperation) && Op::kInputs == traits.inputs &&
-         Op::kTakesScalar == traits.takes_scalar && Op::kStoresScalar == traits.stores_scalar;
+         Op::kTakesLabel == traits.takes_label && Op::kTakes == TakesOf(traits) &&
+         Op::kStoresElements == traits.stores_elements && Op::kStores == traits.stores;
 }
 
 // An operation runs as a whole, or in two parts, so that a row may be spread over devices: the
@@ -106,6 +118,15 @@ constexpr bool MatchesTable() {
 enum class Part { kWhole, kStatistics, kFinish };
 inline constexpr std::string_view kPartNames[] = {"whole", "statistics", "finish"};
 constexpr const auto& NamesOf(Part) { return kPartNames; }
+
+// Whether an operation has a part. The result of one that stores row scalars follows from the
+// statistics alone.
+constexpr bool HasPart(const OperationTraits& traits, Part part) {
+  if (part == Part::kWhole) return true;
+  const bool stores_both = traits.stores_elements && traits.stores > 0;
+  if (traits.sums == 0 || stores_both) return false;
+  return part == Part::kStatistics || traits.stores_elements;
+}
 
 // Where a row of the GPU's kernels lives between its reductions (ffi/README.md). kAuto: where the
 // plan finds best.
@@ -119,7 +140,8 @@ constexpr bool IsForward(Operation operation) { return TraitsOf(operation).finds
 constexpr bool HidesElements(Operation operation) { return TraitsOf(operation).hides; }
 constexpr bool HasMask(Operation operation) { return TraitsOf(operation).has_mask; }
 constexpr bool SharesRows(Operation operation) { return TraitsOf(operation).shares_rows; }
-constexpr bool StoresScalar(Operation operation) { return TraitsOf(operation).stores_scalar; }
+constexpr bool Reduces(Operation operation) { return TraitsOf(operation).sums > 0; }
+constexpr bool StoresElements(Operation operation) { return TraitsOf(operation).stores_elements; }
 
 }  // namespace jaxkernels
 

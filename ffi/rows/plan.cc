@@ -122,20 +122,23 @@ SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& 
     return {{},
             "cols=" + std::to_string(problem.cols) + " is about 2^31 packs of 16 bytes or more"};
   }
-  if (problem.part != Part::kWhole) {
+  if (problem.part != Part::kWhole || !Reduces(problem.operation)) {
     PlanStream(problem, limits, plan);
     return {plan, ""};
   }
 
   const TierChoices choices = ChoicesOf(problem, plan, limits);
   Tier tier = problem.tier;
-  if (tier == Tier::kSpread || (tier == Tier::kAuto && Spreads(problem, plan, choices))) {
+  const bool wants_spread =
+      tier == Tier::kSpread || (tier == Tier::kAuto && Spreads(problem, plan, choices));
+  if (wants_spread && MaySpread(problem.operation)) {
     SoftmaxPlan spread = plan;
     PlanSpread(problem, limits, spread);
     const bool has_scratch = spread.scratch_bytes <= problem.scratch_bytes;
     if (has_scratch && spread.grid_blocks <= INT32_MAX) return {spread, ""};
-    tier = Tier::kAuto;  // the program was not lowered for this tier, or has billions of rows
   }
+  // The program was not lowered for this tier, has billions of rows, or sums too much.
+  if (wants_spread) tier = Tier::kAuto;
   const bool takes_staged = choices.stages && (tier == Tier::kAuto || tier == Tier::kWarp);
   if (problem.shifted && !takes_staged) {
     if (tier != Tier::kAuto && tier != Tier::kBlockUncached) {

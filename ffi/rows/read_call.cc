@@ -2,18 +2,21 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <string>
 
 namespace jaxkernels {
 namespace {
 
 constexpr int64_t kNone = MaskedRows::kUnbounded;
+// The columns that rows with labels have at most: those of the pack behind them have numbers too.
+constexpr int64_t kMostLabelled = INT32_MAX - 63;
 
 // What a call says besides its buffers.
 struct RowAttributes {
   std::string_view operation;
   double scale;
-  bool has_mask;
+  bool has_mask, all_sums;
   std::string_view tier = NameOf(Tier::kAuto);
   int64_t left = -kNone, right = kNone;
   bool from_end = false;
@@ -40,6 +43,7 @@ ffi::Error ReadNames(const RowAttributes& attributes, RowCall* call) {
   if (!traits.hides && (attributes.scale != 1 || attributes.HasBand())) {
     return Refuse(traits, "it takes no scale and no band");
   }
+  call->all_sums = attributes.all_sums;
   return ffi::Error::Success();
 }
 
@@ -55,8 +59,8 @@ std::string PerRowText(const ffi::AnyBuffer::Dimensions& full, int count) {
   return ShapeText(full) + " with " + std::to_string(count) + " in place of the last dimension";
 }
 
-// A number for each row of `x`, of its dtype or of the type that it is computed in.
-ffi::Error ReadRowScalars(const OperationTraits& traits, const NamedBuffer& scalars,
+// `count` numbers for each row of `x`, of its dtype or of the type that it is computed in.
+ffi::Error ReadRowScalars(const OperationTraits& traits, const NamedBuffer& scalars, int count,
                           const NamedBuffer& x, RowScalars* read) {
   const ffi::AnyBuffer::Dimensions full = x.buffer.dimensions();
   const ffi::DataType of_x = x.buffer.element_type(), got = scalars.buffer.element_type();
@@ -65,11 +69,31 @@ ffi::Error ReadRowScalars(const OperationTraits& traits, const NamedBuffer& scal
     return MismatchError(traits.name, scalars.name, "dtype", DTypeName(of_x) + " or float32",
                          DTypeName(got));
   }
-  if (!IsPerRow(scalars.buffer.dimensions(), full, 1)) {
-    return MismatchError(traits.name, scalars.name, "shape", PerRowText(full, 1),
+  if (!IsPerRow(scalars.buffer.dimensions(), full, count)) {
+    return MismatchError(traits.name, scalars.name, "shape", PerRowText(full, count),
                          ShapeText(scalars.buffer.dimensions()));
   }
   *read = {scalars.buffer.untyped_data(), wide};
+  return ffi::Error::Success();
+}
+
+// A column for each row of `x`. Columns are counted in 32 bits.
+ffi::Error ReadLabels(const OperationTraits& traits, const ffi::AnyBuffer& labels,
+                      const NamedBuffer& x, RowCall* call) {
+  const ffi::AnyBuffer::Dimensions full = x.buffer.dimensions();
+  if (labels.element_type() != ffi::DataType::S32) {
+    return MismatchError(traits.name, "the labels", "dtype", "int32",
+                         DTypeName(labels.element_type()));
+  }
+  if (!IsPerRow(labels.dimensions(), full, 1)) {
+    return MismatchError(traits.name, "the labels", "shape", PerRowText(full, 1),
+                         ShapeText(labels.dimensions()));
+  }
+  if (full.back() > kMostLabelled) {
+    return MismatchError(traits.name, x.name, "columns", "2^31 - 64 or fewer",
+                         std::to_string(full.back()));
+  }
+  call->labels = static_cast<const int32_t*>(labels.untyped_data());
   return ffi::Error::Success();
 }
 
@@ -94,13 +118,23 @@ ffi::Error CheckHasColumns(const OperationTraits& traits, const NamedBuffer& x) 
   return MismatchError(traits.name, x.name, "columns", "1 or more", "0");
 }
 
-// The result: as many elements as `x` has, or a number for each of its rows.
-ffi::Error ReadResult(const OperationTraits& traits, const ffi::AnyBuffer& result,
-                      const NamedBuffer& x, RowCall* call) {
-  const NamedBuffer named = {"the result", result};
-  if (traits.stores_scalar) return ReadRowScalars(traits, named, x, &call->scalars_out);
-  call->arrays.out = result.untyped_data();
-  return CheckSameAs(traits.name, named, x);
+// The results: as many elements as `x` has, numbers for each of its rows, or both.
+struct Results {
+  std::optional<ffi::AnyBuffer> elements, scalars;
+};
+
+ffi::Error ReadResults(const OperationTraits& traits, const Results& results, const NamedBuffer& x,
+                       RowCall* call) {
+  ffi::Error error = ffi::Error::Success();
+  if (results.elements) {
+    call->arrays.out = results.elements->untyped_data();
+    error = CheckSameAs(traits.name, {"the result", *results.elements}, x);
+  }
+  if (error.success() && results.scalars) {
+    error = ReadRowScalars(traits, {"the result", *results.scalars}, traits.stores, x,
+                           &call->scalars_out);
+  }
+  return error;
 }
 
 // A mask or a bias: the dimensions of the scores, or 1, and all columns.
@@ -171,18 +205,21 @@ ffi::Error ReadSecond(const OperationTraits& traits, const NamedBuffer& second,
   return ReadBroadcastRows(traits, second, first.buffer, &call->attention.bias_rows);
 }
 
-// `result` and `statistics`: null where the part has none.
+// `statistics`: null where the part has none.
 ffi::Error ReadCall(Part part, const RowAttributes& attributes, const ffi::RemainingArgs& operands,
-                    const ffi::AnyBuffer* result, const ffi::AnyBuffer* statistics, RowCall* call) {
-  if (ffi::Error error = ReadNames(attributes, call); error.failure()) return error;
+                    const Results& results, const ffi::AnyBuffer* statistics, RowCall* call) {
   const OperationTraits& traits = TraitsOf(call->operation);
-  if (part == Part::kFinish && traits.stores_scalar) {
-    return Refuse(traits, "its result follows from the statistics alone");
+  if (!HasPart(traits, part)) {
+    return Refuse(traits, traits.stores_elements ? "it has no parts"
+                                                 : "its result follows from the statistics alone");
   }
-  const bool takes_scalar = traits.takes_scalar && part != Part::kStatistics;
+  const bool is_statistics = part == Part::kStatistics;
+  const bool takes_label = traits.takes_label && !is_statistics;
   const std::size_t second_at = attributes.has_mask ? 2 : 1;
-  const std::size_t scalar_at = second_at + traits.inputs - 1;
-  const std::size_t number = scalar_at + (takes_scalar ? 1 : 0);
+  const std::size_t label_at = second_at + traits.inputs - 1;
+  const std::size_t scalars_at = label_at + (takes_label ? 1 : 0);
+  std::size_t number = scalars_at;
+  for (const int count : traits.takes) number += count > 0 && !is_statistics ? 1 : 0;
   if (operands.size() != number) {
     return MismatchError(traits.name, "the operands", "number", std::to_string(number),
                          std::to_string(operands.size()));
@@ -198,12 +235,12 @@ ffi::Error ReadCall(Part part, const RowAttributes& attributes, const ffi::Remai
   call->part = part;
   call->dtype = *ToDType(x.buffer.element_type());
   call->arrays = {{x.buffer.untyped_data(), nullptr}, nullptr, shape.rows, shape.cols};
-  if (statistics != nullptr || traits.stores_scalar) error = CheckHasColumns(traits, x);
+  if (statistics != nullptr || traits.stores > 0) error = CheckHasColumns(traits, x);
   if (error.success() && traits.inputs == 2) {
     const ffi::ErrorOr<ffi::AnyBuffer> second = operands.get<ffi::AnyBuffer>(second_at);
     error = second ? ReadSecond(traits, {traits.input_names[1], *second}, x, call) : second.error();
   }
-  if (error.success() && result != nullptr) error = ReadResult(traits, *result, x, call);
+  if (error.success()) error = ReadResults(traits, results, x, call);
   if (error.success() && statistics != nullptr) {
     call->statistics = statistics->untyped_data();
     error = CheckStatistics(traits, *statistics, x);
@@ -215,9 +252,15 @@ ffi::Error ReadCall(Part part, const RowAttributes& attributes, const ffi::Remai
     const ffi::ErrorOr<ffi::AnyBuffer> mask = operands.get<ffi::AnyBuffer>(1);
     error = mask ? ReadMask(traits, *mask, x.buffer, &call->attention) : mask.error();
   }
-  if (error.success() && takes_scalar) {
-    const ffi::ErrorOr<ffi::AnyBuffer> scalars = operands.get<ffi::AnyBuffer>(scalar_at);
-    error = scalars ? ReadRowScalars(traits, {"the row scalars", *scalars}, x, &call->scalars_in)
+  if (error.success() && takes_label) {
+    const ffi::ErrorOr<ffi::AnyBuffer> labels = operands.get<ffi::AnyBuffer>(label_at);
+    error = labels ? ReadLabels(traits, *labels, x, call) : labels.error();
+  }
+  for (std::size_t at = scalars_at; error.success() && at < number; ++at) {
+    const std::size_t i = at - scalars_at;
+    const ffi::ErrorOr<ffi::AnyBuffer> scalars = operands.get<ffi::AnyBuffer>(at);
+    error = scalars ? ReadRowScalars(traits, {"the row scalars", *scalars}, traits.takes[i], x,
+                                     &call->scalars_in[i])
                     : scalars.error();
   }
   return error;
@@ -225,36 +268,51 @@ ffi::Error ReadCall(Part part, const RowAttributes& attributes, const ffi::Remai
 
 }  // namespace
 
-ffi::Error ReadWhole(const ffi::RemainingArgs& operands, ffi::Result<ffi::AnyBuffer> result,
-                     const ffi::RemainingRets& scratch, std::string_view operation,
-                     std::string_view tier, double scale, int64_t left, int64_t right,
-                     bool from_end, bool has_mask, RowCall* call) {
-  const RowAttributes attributes = {operation, scale, has_mask, tier, left, right, from_end};
-  if (scratch.size() > 1) {
-    return MismatchError("a row operation", "the results", "number", "1, or 2 with scratch",
-                         std::to_string(scratch.size() + 1));
+ffi::Error ReadWhole(const ffi::RemainingArgs& operands, const ffi::RemainingRets& results,
+                     std::string_view operation, std::string_view tier, double scale, int64_t left,
+                     int64_t right, bool from_end, bool has_mask, bool all_sums, RowCall* call) {
+  const RowAttributes attributes = {operation, scale, has_mask, all_sums,
+                                    tier,      left,  right,    from_end};
+  if (ffi::Error error = ReadNames(attributes, call); error.failure()) return error;
+  const OperationTraits& traits = TraitsOf(call->operation);
+  const std::size_t stored = (traits.stores_elements ? 1 : 0) + (traits.stores > 0 ? 1 : 0);
+  if (results.size() != stored && results.size() != stored + 1) {
+    return MismatchError(
+        traits.name, "the results", "number",
+        std::to_string(stored) + ", or " + std::to_string(stored + 1) + " with scratch",
+        std::to_string(results.size()));
   }
-  if (scratch.size() == 1) {
-    ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> room = scratch.get<ffi::AnyBuffer>(0);
-    if (!room) return room.error();
-    call->scratch = (*room)->untyped_data();
-    call->scratch_bytes = static_cast<int64_t>((*room)->size_bytes());
+  // Elements come first, then row scalars, then scratch.
+  Results read;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> one = results.get<ffi::AnyBuffer>(i);
+    if (!one) return one.error();
+    if (i == 0 && traits.stores_elements) {
+      read.elements = **one;
+    } else if (i < stored) {
+      read.scalars = **one;
+    } else {
+      call->scratch = (*one)->untyped_data();
+      call->scratch_bytes = static_cast<int64_t>((*one)->size_bytes());
+    }
   }
-  return ReadCall(Part::kWhole, attributes, operands, &*result, nullptr, call);
+  return ReadCall(Part::kWhole, attributes, operands, read, nullptr, call);
 }
 
 ffi::Error ReadStatistics(const ffi::RemainingArgs& operands,
                           ffi::Result<ffi::AnyBuffer> statistics, std::string_view operation,
-                          double scale, bool has_mask, RowCall* call) {
-  const RowAttributes attributes = {operation, scale, has_mask};
-  return ReadCall(Part::kStatistics, attributes, operands, nullptr, &*statistics, call);
+                          double scale, bool has_mask, bool all_sums, RowCall* call) {
+  const RowAttributes attributes = {operation, scale, has_mask, all_sums};
+  if (ffi::Error error = ReadNames(attributes, call); error.failure()) return error;
+  return ReadCall(Part::kStatistics, attributes, operands, {}, &*statistics, call);
 }
 
 ffi::Error ReadFinish(ffi::AnyBuffer statistics, const ffi::RemainingArgs& operands,
                       ffi::Result<ffi::AnyBuffer> result, std::string_view operation, double scale,
-                      bool has_mask, RowCall* call) {
-  const RowAttributes attributes = {operation, scale, has_mask};
-  return ReadCall(Part::kFinish, attributes, operands, &*result, &statistics, call);
+                      bool has_mask, bool all_sums, RowCall* call) {
+  const RowAttributes attributes = {operation, scale, has_mask, all_sums};
+  if (ffi::Error error = ReadNames(attributes, call); error.failure()) return error;
+  return ReadCall(Part::kFinish, attributes, operands, {*result, std::nullopt}, &statistics, call);
 }
 
 }  // namespace jaxkernels

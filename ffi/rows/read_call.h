@@ -17,18 +17,18 @@
 namespace jaxkernels {
 
 // Operands are the first input of the operation, the mask if there is one, the second input if the
-// operation has two, and the row scalars if it takes some, in this order. Row scalars, taken or
-// stored, have 1 in place of the last dimension of the first input, and its dtype or, for half
-// types, float32. Scale, band and mask are of the operations on attention scores; of others the
-// scale is 1 and the band open (MaskedRows::kUnbounded on both sides).
+// operation has two, the labels if it takes them, and the row scalars if it takes some, in this
+// order. Row scalars, taken or stored, have their number in place of the last dimension of the
+// first input, and its dtype or, for half types, float32. Labels have 1 there, and are int32.
+// Scale, band and mask are of the operations on attention scores; of others the scale is 1 and the
+// band open (MaskedRows::kUnbounded on both sides). all_sums is of cross entropy.
 
-// The operands -> the result, and scratch of any shape and dtype, or none: without it rows of the
-// tier `spread` take another.
+// The operands -> elements, row scalars, or both, as the operation stores them; then scratch of any
+// shape and dtype, or none: without it rows of the tier `spread` take another.
 template <typename Binding>
 auto BindWhole(Binding&& binding) {
   return std::forward<Binding>(binding)
       .RemainingArgs()
-      .template Ret<ffi::AnyBuffer>()
       .RemainingRets()
       .template Attr<std::string_view>("operation")
       .template Attr<std::string_view>("tier")
@@ -36,14 +36,14 @@ auto BindWhole(Binding&& binding) {
       .template Attr<int64_t>("left")  // row i of a matrix sees columns i + left .. i + right,
       .template Attr<int64_t>("right")
       .template Attr<bool>("from_end")  // counted from the last row and column, not the first
-      .template Attr<bool>("has_mask");
+      .template Attr<bool>("has_mask")
+      .template Attr<bool>("all_sums");
 }
-ffi::Error ReadWhole(const ffi::RemainingArgs& operands, ffi::Result<ffi::AnyBuffer> result,
-                     const ffi::RemainingRets& scratch, std::string_view operation,
-                     std::string_view tier, double scale, int64_t left, int64_t right,
-                     bool from_end, bool has_mask, RowCall* call);
+ffi::Error ReadWhole(const ffi::RemainingArgs& operands, const ffi::RemainingRets& results,
+                     std::string_view operation, std::string_view tier, double scale, int64_t left,
+                     int64_t right, bool from_end, bool has_mask, bool all_sums, RowCall* call);
 
-// The operands, without row scalars -> the statistics of their rows.
+// The operands, without labels and row scalars -> the statistics of their rows.
 template <typename Binding>
 auto BindStatistics(Binding&& binding) {
   return std::forward<Binding>(binding)
@@ -51,20 +51,22 @@ auto BindStatistics(Binding&& binding) {
       .template Ret<ffi::AnyBuffer>()
       .template Attr<std::string_view>("operation")
       .template Attr<double>("scale")
-      .template Attr<bool>("has_mask");
+      .template Attr<bool>("has_mask")
+      .template Attr<bool>("all_sums");
 }
 ffi::Error ReadStatistics(const ffi::RemainingArgs& operands,
                           ffi::Result<ffi::AnyBuffer> statistics, std::string_view operation,
-                          double scale, bool has_mask, RowCall* call);
+                          double scale, bool has_mask, bool all_sums, RowCall* call);
 
-// The statistics of whole rows, and the operands -> the result, of operations that store elements.
+// The statistics of whole rows, and the operands -> the result, of operations that store elements
+// alone.
 template <typename Binding>
 auto BindFinish(Binding&& binding) {
   return BindStatistics(std::forward<Binding>(binding).template Arg<ffi::AnyBuffer>());
 }
 ffi::Error ReadFinish(ffi::AnyBuffer statistics, const ffi::RemainingArgs& operands,
                       ffi::Result<ffi::AnyBuffer> result, std::string_view operation, double scale,
-                      bool has_mask, RowCall* call);
+                      bool has_mask, bool all_sums, RowCall* call);
 
 }  // namespace jaxkernels
 

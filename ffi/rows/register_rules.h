@@ -48,16 +48,18 @@ constexpr int WarpMaxRowRegisters(int pack) { return IsPackOfDoubles(pack) ? 48 
 // Less than a warp with several packs a lane is for rows that cost as much as some packs besides
 // their elements, so that a warp pays it for several rows at once. Attention scores do, half a warp
 // each: finding out what a row sees costs that much. Row scalars do: they write nearly nothing, and
-// so have half the time of other operations.
+// so have half the time of other operations. Rows with labels are hardly ever that short: staged or
+// longer, they need no layout, and no kernels for it.
 constexpr bool WarpShapeFits(const WarpShape& shape, const OperationTraits& traits, int pack,
                              bool aligned) {
+  if (traits.takes_label) return false;
   const int registers_per_value = IsPackOfDoubles(pack) ? 2 : 1;
   const bool fits = shape.packs_per_lane * pack * registers_per_value * traits.inputs <=
                     WarpMaxRowRegisters(pack);
   if (shape.lanes < 32) {
     const bool is_deep = shape.packs_per_lane > 1;
-    if (traits.stores_scalar && shape.packs_per_lane != 4 && shape.lanes > 2) return false;
-    if (is_deep && !traits.stores_scalar && !(traits.hides && shape.lanes == 16)) return false;
+    if (!traits.stores_elements && shape.packs_per_lane != 4 && shape.lanes > 2) return false;
+    if (is_deep && traits.stores_elements && !(traits.hides && shape.lanes == 16)) return false;
   }
   return fits && (aligned || shape.lanes == 32);  // short misaligned rows are staged
 }
@@ -101,7 +103,7 @@ constexpr bool LeavesLanesIdle(const OperationTraits& traits, int pack, int64_t 
                                const WarpShape& shape) {
   const int layout_packs = shape.lanes * shape.packs_per_lane;
   const bool is_softmax =
-      traits.inputs == 1 && !traits.hides && !traits.takes_scalar && !traits.stores_scalar;
+      traits.inputs == 1 && !traits.hides && TakesOf(traits) == 0 && traits.stores == 0;
   return is_softmax && !IsPackOfDoubles(pack) && layout_packs <= 64 && 4 * packs < 3 * layout_packs;
 }
 // Whether any row takes a layout of the warp tier: no earlier layout holds as much, and some of its
@@ -178,7 +180,8 @@ constexpr int BlockRegisters(int pack) { return IsPackOfHalves(pack) ? 80 : 64; 
 // H200 f32 masked scores 8192 cols, time over that of a copy: block 1.08, block_smem 1.13
 inline constexpr int kLeastRowsOfBlocks = 2;
 // Three kinds of rows go to shared memory all the same, because they are faster there: log-softmax,
-// which needs its input after its terms, so that registers spill; exponentials of doubles, which
+// which needs its input after its terms, so that registers spill (and so does cross entropy with
+// its gradient, which was not measured); exponentials of doubles, which
 // spill likewise; and rows that begin within a pack, except short ones of softmax, and scores.
 // H200 f32 log-softmax 8192 cols: block 0.78, block_smem 0.98
 // H200 f64 fwd 1024, 2048, 4096 cols: block 0.89, 0.87, 0.86; block_smem 0.90, 0.96, 0.97
@@ -188,10 +191,11 @@ inline constexpr int kLeastRowsOfBlocks = 2;
 // H200 bf16 fwd 8191, 9001 cols: block 0.92, 0.95; block_smem 0.97, 0.96
 // H200 bf16 grad of scores 12289 cols: block 0.61, block_smem 1.04
 constexpr bool PrefersBlock(Operation operation, int pack, bool aligned, int64_t cols) {
-  const bool stores_terms = IsForward(operation) && !StoresScalar(operation);
+  const bool stores_terms = IsForward(operation) && StoresElements(operation);
   if (IsPackOfDoubles(pack) && stores_terms) return false;
   if (HasMask(operation)) return true;
   if (operation == Operation::kLogSoftmaxForward) return false;
+  if (operation == Operation::kCrossEntropyForwardGrad) return false;
   const int64_t most_misaligned = IsPackOfHalves(pack) ? 6144 : 12288;
   return aligned || (operation == Operation::kSoftmaxForward && cols <= most_misaligned);
 }

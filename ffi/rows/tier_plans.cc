@@ -64,7 +64,7 @@ void PlanWarp(const SoftmaxProblem& problem, const DeviceLimits& limits, Softmax
 bool PrefersStaged(const SoftmaxProblem& problem, const SoftmaxPlan& plan, int warp_shape) {
   if (!SharesRows(problem.operation)) return false;
   if (problem.cols > MostStagedCols(plan.pack, InputsOf(problem.operation))) return false;
-  if (!plan.aligned) return true;
+  if (!plan.aligned || TraitsOf(problem.operation).takes_label) return true;
   return warp_shape >= 0 && LeavesLanesIdle(TraitsOf(problem.operation), plan.pack,
                                             problem.cols / plan.pack, kWarpShapes[warp_shape]);
 }
@@ -205,7 +205,7 @@ void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits
   const int64_t room = SmemRoom(problem, limits) / pack_bytes;
   plan.tier = Tier::kBlockUncached;
   plan.kept_packs =
-      StoresScalar(problem.operation) ? 0 : static_cast<int>(std::min(kept_packs, room));
+      StoresElements(problem.operation) ? static_cast<int>(std::min(kept_packs, room)) : 0;
   plan.smem_bytes = plan.kept_packs * pack_bytes;
   plan.block_threads = threads;
   plan.lanes = plan.block_threads;

@@ -202,7 +202,11 @@ _partitioning_callbacks: dict[str, Any] = {}
 
 
 def lower_partitioned(
-    function: Callable[..., Any], ctx: mlir.LoweringRuleContext, operands: Any, name: str
+    function: Callable[..., Any],
+    ctx: mlir.LoweringRuleContext,
+    operands: Any,
+    name: str,
+    several: bool = False,
 ) -> Any:
     """Lowers a function made by `custom_partitioning`, so that its program can be cached and stored.
 
@@ -217,11 +221,12 @@ def lower_partitioned(
         operands: of the lowering rule.
         name: says all that decides what the callback does, but for the devices and types of the
             operands.
+        several: whether the function returns a list of results.
 
     Returns:
         What the lowering rule returns.
     """
-    results = mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
+    results = mlir.lower_fun(function, multiple_results=several)(ctx, *operands)
     module = ctx.module_context
     call = results[0].owner
     address = ir.StringAttr(call.attributes["backend_config"]).value
@@ -257,7 +262,7 @@ def batch_partitioning_attributes(
 ) -> dict[str, ir.Attribute]:
     """Attributes that let XLA split a custom call along every dimension but the last `row_dims`.
 
-    All operands and results have the shape of the first, or 1 in place of its last dimension. Both
+    All operands and results have the shape of the first, or but for its last dimension. Both
     partitioners are told: GSPMD by the number of batch dimensions (its target must be registered as
     batch partitionable), Shardy by a rule that ties equal dimensions of all arrays together and asks
     for the last ones to be gathered, because a row must be whole where it is reduced. Where an
@@ -269,36 +274,37 @@ def batch_partitioning_attributes(
     # A symbolic dimension (jax.export) cannot be written into the rule, nor can an empty one.
     if not all(isinstance(dim, int) and dim > 0 for dim in shape):
         return {}
-    if any(other[:-1] != shape[:-1] or other[-1] not in (1, shape[-1]) for other in shapes):
+    if any(other[:-1] != shape[:-1] for other in shapes):
         return {}
     batch = {"num_batch_dims": str(max(len(shape) - row_dims, 0))}
     attributes = {"mhlo.frontend_attributes": mlir.ir_attribute(batch)}
     if jax.config.jax_use_shardy_partitioner:  # pyright: ignore[reportAttributeAccessIssue]
-        rule = _shardy_rule(shapes, row_dims)
+        rule = _shardy_rule(shapes, len(ctx.avals_in), row_dims)  # pyright: ignore[reportAttributeAccessIssue]
         attributes["sdy.sharding_rule"] = ir.Attribute.parse(rule)
     return attributes
 
 
-def _shardy_rule(shapes: Sequence[Sequence[int]], row_dims: int) -> str:
-    """The rule for operands and one result, of which the first shape is that of whole rows."""
+def _shardy_rule(shapes: Sequence[Sequence[int]], operands: int, row_dims: int) -> str:
+    """The rule for operands and results, of which the first shape is that of whole rows."""
     overflow = (f"z_{k}" for k in itertools.count(1))
     letters = itertools.chain(_FACTOR_LETTERS, overflow)
     shape = shapes[0]
-    *factors, per_row = itertools.islice(letters, len(shape) + 1)
+    factors = list(itertools.islice(letters, len(shape)))
     sizes = dict(zip(factors, shape, strict=True))
+    last = {shape[-1]: factors[-1]}  # by its size; what has numbers for each row has another
 
     def array(of: Sequence[int]) -> str:
-        names = factors
-        if of[-1] != shape[-1]:
-            names, sizes[per_row] = [*factors[:-1], per_row], 1
-        return "[" + ", ".join(names) + "]"
+        if of[-1] not in last:
+            last[of[-1]] = next(letters)
+            sizes[last[of[-1]]] = of[-1]
+        return "[" + ", ".join([*factors[:-1], last[of[-1]]]) + "]"
 
-    *operands, result = map(array, shapes)
-    whole = [*factors[-row_dims:], *sizes.keys() - factors]
+    arrays = list(map(array, shapes))
+    whole = [*factors[-row_dims:], *(name for name in sizes if name not in factors)]
     sized = ", ".join(f"{name}={size}" for name, size in sizes.items())
     return (
-        f"#sdy.op_sharding_rule<({', '.join(operands)})->({result}) {{{sized}}} "
-        f"need_replication={{{', '.join(whole)}}}, custom>"
+        f"#sdy.op_sharding_rule<({', '.join(arrays[:operands])})->({', '.join(arrays[operands:])}) "
+        f"{{{sized}}} need_replication={{{', '.join(whole)}}}, custom>"
     )
 
 

@@ -153,8 +153,10 @@ class RowOperation:
         shares_rows: whether all inputs have one shape.
         sums: numbers that a row sums, side by side.
         counts_max: whether it also counts the terms of the maximum, unless they are of a 16-bit type.
-        takes_scalar: whether it reads a number for each row, behind its inputs.
-        stores_scalar: whether its result is a number for each row, instead of one for each element.
+        takes_label: whether it reads a column for each row, behind its inputs.
+        takes: numbers that it reads for each row, behind those, of two arrays; 0 where there is none.
+        stores_elements: whether it has a result for each element.
+        stores: numbers that it stores for each row, in a result of their own; 0 if it has none.
     """
 
     inputs: int
@@ -164,8 +166,10 @@ class RowOperation:
     shares_rows: bool
     sums: int
     counts_max: bool
-    takes_scalar: bool
-    stores_scalar: bool
+    takes_label: bool
+    takes: tuple[int, int]
+    stores_elements: bool
+    stores: int
 
     def counts_max_of(self, dtype: np.dtype) -> bool:
         """Whether it counts the terms of the maximum of a row of this dtype."""

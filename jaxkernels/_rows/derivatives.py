@@ -49,9 +49,10 @@ def define_jvp(forward: RowKernel, tangent_of: Callable[..., jax.Array]) -> None
 
 
 def define_linear(linear: RowKernel, transpose: RowKernel) -> None:
-    """Gives a kernel of what was kept and an operand in which it is linear its derivatives.
+    """Gives a kernel of what was kept and an operand, its last, in which it is linear its derivatives.
 
-    They are its transpose and, with respect to what was kept, the derivative of its reference.
+    They are its transpose and, with respect to the first of what was kept, the derivative of its
+    reference. What else was kept follows from that, and the reference has to make it again.
     """
     ad.primitive_jvps[linear.primitive] = functools.partial(_linear_jvp, linear)
     ad.primitive_transposes[linear.primitive] = functools.partial(_transpose, transpose)
@@ -67,19 +68,40 @@ def _linear_jvp(
     **attributes: Any,
 ) -> tuple[Any, Any]:
     call = functools.partial(linear, tier=tier, require_kernel=require_kernel, **attributes)
-    y, operand = primals
-    y_dot, operand_dot = tangents
+    y, *kept, operand = primals
+    y_dot, *_, operand_dot = tangents
+    result = call(y, *kept, operand)
     terms = []
     if type(operand_dot) is not ad.Zero:
-        terms.append(call(y, operand_dot))
+        terms.append(call(y, *kept, operand_dot))
     if type(y_dot) is not ad.Zero:
         terms.append(
-            jax.jvp(lambda y: linear.reference(y, operand, **attributes), (y,), (y_dot,))[1]
+            jax.jvp(lambda y: linear.reference(y, *kept, operand, **attributes), (y,), (y_dot,))[1]
         )
-    return call(y, operand), functools.reduce(jax.numpy.add, terms)
+    return result, functools.reduce(jax.numpy.add, terms)
 
 
-def _transpose(transpose: RowKernel, cotangent: Any, y: Any, operand: Any, **params: Any) -> Any:
+def _transpose(transpose: RowKernel, cotangent: Any, *kept_and_operand: Any, **params: Any) -> Any:
+    *kept, operand = kept_and_operand
     if type(cotangent) is ad.Zero:
-        return None, ad.Zero(operand.aval)
-    return None, transpose(y, cotangent, **params)
+        return *(None for _ in kept), ad.Zero(operand.aval)
+    return *(None for _ in kept), transpose(*kept, cotangent, **params)
+
+
+def define_jvp_by_reference(kernel: RowKernel) -> None:
+    """Gives a kernel the derivative of its reference: for what is differentiated rarely."""
+
+    def rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+        attributes = {k: v for k, v in params.items() if k not in ("tier", "require_kernel")}
+        moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+
+        def function_of(*values: jax.Array) -> Any:
+            operands = list(primals)
+            for i, value in zip(moving, values, strict=True):
+                operands[i] = value
+            return kernel.reference(*operands, **attributes)
+
+        given = [primals[i] for i in moving], [tangents[i] for i in moving]
+        return kernel(*primals, **params), jax.jvp(function_of, *given)[1]
+
+    ad.primitive_jvps[kernel.primitive] = rule

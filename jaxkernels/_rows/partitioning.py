@@ -20,8 +20,6 @@ import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxkernels._rows import parts as row_parts
-
 
 @dataclasses.dataclass(frozen=True)
 class Place:
@@ -43,21 +41,24 @@ class SplitCall:
     """A call of a row kernel, as its partitions need to see it.
 
     Attributes:
-        whole: the result of one device from whole rows; it has the shape of the first operand, or 1
-            in place of its last dimension.
-        parts: what runs where rows are spread over devices.
-        stores_scalar: whether it has 1 there.
+        whole: the result of one device from whole rows, or a list of results; each has the shape of
+            the first operand, or but for its last dimension.
+        in_parts: from the operands of a device and the mesh axes over which rows are spread to its
+            results.
+        row_scalars: how many operands behind the first have numbers for each row instead of elements.
+        results: of each result whether it has elements.
         at_place: None, or, if a row's result depends on its place in its matrix, from the operands
             of a device and their place to the call and the operands that give it there.
     """
 
-    whole: Callable[..., jax.Array]
-    parts: row_parts.Parts
-    stores_scalar: bool
+    whole: Callable[..., Any]
+    in_parts: Callable[[Sequence[jax.Array], tuple[str, ...]], Any]
+    row_scalars: int
+    results: tuple[bool, ...]
     at_place: Callable[[Sequence[jax.Array], Place], tuple[SplitCall, list[jax.Array]]] | None
 
 
-def partitioned(call: SplitCall, shapes: Sequence[tuple[int, ...]]) -> Callable[..., jax.Array]:
+def partitioned(call: SplitCall, shapes: Sequence[tuple[int, ...]]) -> Callable[..., Any]:
     """The call as a function that XLA's partitioner knows how to split.
 
     Args:
@@ -73,7 +74,9 @@ def partitioned(call: SplitCall, shapes: Sequence[tuple[int, ...]]) -> Callable[
         ]
         for n, shape in enumerate(shapes)
     ]
-    result = [*names[0][:-1], "result"] if call.stores_scalar else names[0]
+    for n in range(len(names) - call.row_scalars, len(names)):
+        names[n][-1] = f"scalars{n}"
+    results = [names[0] if has else [*names[0][:-1], "result"] for has in call.results]
 
     def partition(mesh: Any, operands: Any, result_info: Any) -> Any:
         del result_info  # where it asks for another split than the operands give, XLA reshards
@@ -91,11 +94,14 @@ def partitioned(call: SplitCall, shapes: Sequence[tuple[int, ...]]) -> Callable[
             with jax.enable_x64(parts[0].dtype == np.float64):
                 return _local(call, parts, full, axes)
 
-        return mesh, lowered, sharding_of(result), tuple(map(sharding_of, names))
+        shardings = [sharding_of(result) for result in results]
+        whole = shardings if len(shardings) > 1 else shardings[0]
+        return mesh, lowered, whole, tuple(map(sharding_of, names))
 
     function = custom_partitioning(lambda *operands: call.whole(*operands))
     operands = ", ".join(" ".join(dims) for dims in names)
-    function.def_partition(partition=partition, sharding_rule=f"{operands} -> {' '.join(result)}")
+    of_results = ", ".join(" ".join(dims) for dims in results)
+    function.def_partition(partition=partition, sharding_rule=f"{operands} -> {of_results}")
     return function
 
 
@@ -104,16 +110,17 @@ def _local(
     operands: Sequence[jax.Array],
     full: tuple[int, ...],
     axes: Sequence[tuple[str, ...]],
-) -> jax.Array:
+) -> Any:
     """The result of this device, which has a part of every dimension with mesh axes."""
     if call.at_place is not None and (axes[-2] or axes[-1]):
         rows, cols = operands[0].shape[-2:]
-        place = Place((full[-2], full[-1]), _index(axes[-2]) * rows, _index(axes[-1]) * cols)
+        place = Place((full[-2], full[-1]), index(axes[-2]) * rows, index(axes[-1]) * cols)
         call, operands = call.at_place(operands, place)
     if axes[-1]:
-        return row_parts.apply(call.parts, operands, axes[-1])
+        return call.in_parts(operands, axes[-1])
     return call.whole(*operands)
 
 
-def _index(axes: tuple[str, ...]) -> jax.Array | int:
+def index(axes: tuple[str, ...]) -> jax.Array | int:
+    """Which part of a dimension that is split over the mesh axes `axes` this device has."""
     return jax.lax.axis_index(axes) if axes else 0

@@ -65,14 +65,15 @@ def apply(parts: Parts, operands: Sequence[jax.Array], axes: tuple[str, ...]) ->
         "operation": parts.operation,
         "scale": np.float64(parts.scale),
         "has_mask": parts.has_mask,
+        "all_sums": False,
     }
     computed = reference.compute_dtype(first)
     size = 1 + traits.sums_of(first.dtype)
     statistics = jax.ShapeDtypeStruct((*first.shape[:-1], size), computed)
-    elements = operands[:-1] if traits.takes_scalar else operands
+    elements = operands[:-1] if any(traits.takes) else operands
     own = jax.ffi.ffi_call(registry.STATISTICS_TARGET, statistics)(*elements, **attributes)
     whole = _of_all_devices(own, axes, traits.finds_max, traits.counts_max_of(first.dtype))
-    if traits.stores_scalar:
+    if not traits.stores_elements:
         scalar = reference.FROM_STATISTICS[parts.operation](whole)
         return scalar if parts.wide else scalar.astype(first.dtype)
     result = jax.ShapeDtypeStruct(first.shape, first.dtype)

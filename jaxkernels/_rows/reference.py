@@ -21,15 +21,17 @@ def compute_dtype(x: jax.Array) -> Any:
     return jnp.dtype("float64" if x.dtype == jnp.float64 else "float32")
 
 
-def _widen(x: jax.Array) -> jax.Array:
+def widen(x: jax.Array) -> jax.Array:
+    """`x` in the type in which it is computed with."""
     return x.astype(compute_dtype(x))
 
 
-def _row_sum(x: jax.Array) -> jax.Array:
+def row_sum(x: jax.Array) -> jax.Array:
+    """The sum of each row."""
     return jnp.sum(x, axis=-1, keepdims=True)
 
 
-def _largest(x: jax.Array) -> jax.Array:
+def largest_of(x: jax.Array) -> jax.Array:
     """The maximum of each row; `initial` lets rows of no columns pass."""
     return jnp.max(x, axis=-1, keepdims=True, initial=-jnp.inf)
 
@@ -51,9 +53,9 @@ def exp_difference(x: jax.Array, largest: jax.Array) -> jax.Array:
 
 def softmax_fwd(x: jax.Array) -> jax.Array:
     """Softmax: y = exp(x - max x) / sum exp(x - max x)."""
-    wide = _widen(x)
-    unnormalized = jnp.exp(wide - _largest(wide))  # so that no exponential overflows
-    return (unnormalized / _row_sum(unnormalized)).astype(x.dtype)
+    wide = widen(x)
+    unnormalized = jnp.exp(wide - largest_of(wide))  # so that no exponential overflows
+    return (unnormalized / row_sum(unnormalized)).astype(x.dtype)
 
 
 def log_softmax_fwd(x: jax.Array) -> jax.Array:
@@ -62,12 +64,12 @@ def log_softmax_fwd(x: jax.Array) -> jax.Array:
     In 1 + 1e-9 the small terms would be lost, and with them results near 0. So terms of the maximum,
     which are exactly 1, are counted apart.
     """
-    wide = _widen(x)
-    largest = _largest(wide)
+    wide = widen(x)
+    largest = largest_of(wide)
     shifted = wide - largest
     terms = exp_difference(wide, largest)
     is_largest = (terms == 1).astype(terms.dtype)
-    log_sum = jnp.log1p(_row_sum(terms - is_largest) + (_row_sum(is_largest) - 1))
+    log_sum = jnp.log1p(row_sum(terms - is_largest) + (row_sum(is_largest) - 1))
     y = (shifted - log_sum) + _difference_error(wide, largest, shifted)
     return y.astype(x.dtype)
 
@@ -77,25 +79,25 @@ def softmax_grad(y: jax.Array, dy: jax.Array) -> jax.Array:
 
     J is symmetric, so this is the jvp too.
     """
-    wide_y, wide_dy = _widen(y), _widen(dy)
-    return (wide_y * (wide_dy - _row_sum(wide_dy * wide_y))).astype(y.dtype)
+    wide_y, wide_dy = widen(y), widen(dy)
+    return (wide_y * (wide_dy - row_sum(wide_dy * wide_y))).astype(y.dtype)
 
 
 def log_softmax_grad(y: jax.Array, dy: jax.Array) -> jax.Array:
     """Gradient: dx = J^T dy = dy - exp(y) * sum(dy), with J = I - 1 exp(y)^T."""
-    wide_dy = _widen(dy)
-    return (wide_dy - jnp.exp(_widen(y)) * _row_sum(wide_dy)).astype(y.dtype)
+    wide_dy = widen(dy)
+    return (wide_dy - jnp.exp(widen(y)) * row_sum(wide_dy)).astype(y.dtype)
 
 
 def log_softmax_jvp(y: jax.Array, dx: jax.Array) -> jax.Array:
     """Tangent: dy = J dx = dx - sum(exp(y) * dx), with J = I - 1 exp(y)^T."""
-    wide_dx = _widen(dx)
-    return (wide_dx - _row_sum(jnp.exp(_widen(y)) * wide_dx)).astype(y.dtype)
+    wide_dx = widen(dx)
+    return (wide_dx - row_sum(jnp.exp(widen(y)) * wide_dx)).astype(y.dtype)
 
 
 def _log_sum_exp_terms(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """What the terms are relative to, the maximum where it is finite, and the terms."""
-    relative_to = _finite(_largest(x))
+    relative_to = _finite(largest_of(x))
     return relative_to, jnp.exp(x - relative_to)
 
 
@@ -104,8 +106,8 @@ def _finite(largest: jax.Array) -> jax.Array:
     return jnp.where(largest == -jnp.inf, 0, jnp.where(largest == jnp.inf, most, largest))
 
 
-def _quotient(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
-    """0 where the denominator is: of a row of -inf alone."""
+def quotient(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
+    """The quotient, 0 where the denominator is: of a row of -inf alone."""
     is_zero = denominator == 0
     return jnp.where(is_zero, 0, numerator / jnp.where(is_zero, 1, denominator))
 
@@ -116,27 +118,27 @@ def _narrow(scalar: jax.Array, x: jax.Array, wide: bool) -> jax.Array:
 
 def logsumexp_fwd(x: jax.Array, *, wide: bool) -> jax.Array:
     """Log of a sum of exponentials, for each row: y = max x + log sum exp(x - max x)."""
-    relative_to, terms = _log_sum_exp_terms(_widen(x))
-    return _narrow(jnp.log(_row_sum(terms)) + relative_to, x, wide)
+    relative_to, terms = _log_sum_exp_terms(widen(x))
+    return _narrow(jnp.log(row_sum(terms)) + relative_to, x, wide)
 
 
 def logsumexp_grad(x: jax.Array, dy: jax.Array, *, wide: bool) -> jax.Array:
     """Gradient: dx = dy * exp(x - max x) / sum exp(x - max x), for a dy of shape (..., 1)."""
     del wide  # is the dtype of dy
-    _, terms = _log_sum_exp_terms(_widen(x))
-    return (terms * _quotient(dy.astype(terms.dtype), _row_sum(terms))).astype(x.dtype)
+    _, terms = _log_sum_exp_terms(widen(x))
+    return (terms * quotient(dy.astype(terms.dtype), row_sum(terms))).astype(x.dtype)
 
 
 def logsumexp_jvp(x: jax.Array, dx: jax.Array, *, wide: bool) -> jax.Array:
     """Tangent: dy = sum(exp(x - max x) * dx) / sum exp(x - max x)."""
-    _, terms = _log_sum_exp_terms(_widen(x))
-    return _narrow(_quotient(_row_sum(terms * _widen(dx)), _row_sum(terms)), x, wide)
+    _, terms = _log_sum_exp_terms(widen(x))
+    return _narrow(quotient(row_sum(terms * widen(dx)), row_sum(terms)), x, wide)
 
 
 # Row scalars from the statistics of whole rows, (..., {maximum, sums}).
 FROM_STATISTICS = {
     "logsumexp_fwd": lambda found: jnp.log(found[..., 1:]) + _finite(found[..., :1]),
-    "logsumexp_jvp": lambda found: _quotient(found[..., 2:], found[..., 1:2]),
+    "logsumexp_jvp": lambda found: quotient(found[..., 2:], found[..., 1:2]),
 }
 
 
@@ -176,16 +178,16 @@ def masked_softmax_fwd(
     has_bias: bool,
 ) -> jax.Array:
     """Softmax of t = scale * scores + bias over what each row sees; a row that sees nothing is 0."""
-    t = _widen(scores) * scale
+    t = widen(scores) * scale
     if has_bias:
-        t = t + _widen(mask_and_bias[-1])
+        t = t + widen(mask_and_bias[-1])
     seen = band(scores.shape, left, right, from_end)
     if has_mask:
         seen = seen & mask_and_bias[0]
     t = jnp.where(seen, t, -jnp.inf)
-    largest = _largest(t)
+    largest = largest_of(t)
     unnormalized = jnp.exp(t - jnp.where(largest == -jnp.inf, 0, largest))
-    total = _row_sum(unnormalized)
+    total = row_sum(unnormalized)
     return (unnormalized / jnp.where(total == 0, 1, total)).astype(scores.dtype)
 
 
@@ -194,7 +196,7 @@ def masked_softmax_grad(
 ) -> jax.Array:
     """Gradient of the scores: dx = scale * y * (dy - sum(dy * y)); where y is 0, dy is ignored."""
     del left, right, from_end  # y is 0 outside the band
-    wide_y = _widen(y)
-    wide_dy = jnp.where(wide_y == 0, 0, _widen(dy))
-    difference = jnp.where(wide_y == 0, 0, wide_dy - _row_sum(wide_dy * wide_y))
+    wide_y = widen(y)
+    wide_dy = jnp.where(wide_y == 0, 0, widen(dy))
+    difference = jnp.where(wide_y == 0, 0, wide_dy - row_sum(wide_dy * wide_y))
     return (scale * (wide_y * difference)).astype(y.dtype)

@@ -1,5 +1,7 @@
 """What bad input raises: jax.nn's class of error, with the offending value in the text."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -152,14 +154,21 @@ def _fits(cols, operation):
 F32 = "float32"
 
 
-OPEN = {"scale": 1.0, "left": -(1 << 30), "right": 1 << 30, "from_end": True, "has_mask": False}
+OPEN = {
+    **{"scale": 1.0, "left": -(1 << 30), "right": 1 << 30, "from_end": True, "has_mask": False},
+    "all_sums": False,
+}
 
 
 def _call(operation, *arguments, **attributes):
     return ffi_call("jaxkernels_rows", *arguments, operation=operation, **{**OPEN, **attributes})
 
 
-@pytest.mark.parametrize("operation", registry.OPERATIONS)
+def takes_label(operation):
+    return registry.ROW_OPERATIONS[operation].takes_label
+
+
+@pytest.mark.parametrize("operation", [*itertools.filterfalse(takes_label, registry.OPERATIONS)])
 def test_handlers_check_shapes_and_dtypes_by_name(operation):
     """Handlers return errors that name the operation, what they expected and what they got; nothing crashes."""
     arity = 1 if operation.endswith("fwd") and operation != "biased_softmax_fwd" else 2
@@ -192,6 +201,27 @@ def test_handlers_check_shapes_and_dtypes_by_name(operation):
         assert "INVALID_ARGUMENT" in text
         text = _call(operation, [good, ((2, 3), "bfloat16")], good)
         assert "INVALID_ARGUMENT" in text
+
+
+def test_handlers_check_labels_and_row_scalars():
+    """Of each its dtype and its numbers of a row; and the number of the results."""
+    x, label, kept = ((2, 3), F32), ((2, 1), "int32"), ((2, 7), F32)
+    fwd, grad = "cross_entropy_fwd", "cross_entropy_grad"
+    text = _call(fwd, [x, ((2, 1), "int16")], kept)
+    assert "cross_entropy_fwd: dtype of the labels: expected int32" in text
+    text = _call(fwd, [x, ((2, 3), "int32")], kept)
+    assert "shape of the labels: expected (2, 3) with 1 in place of the last dimension" in text
+    text = _call(fwd, [x, label], ((2, 6), F32))
+    assert "shape of the result: expected (2, 3) with 7 in place of the last dimension" in text
+    assert "number of the operands: expected 2, got 1" in _call(fwd, [x], kept)
+    text = _call(grad, [x, label, kept, ((2, 3), F32)], x)
+    assert "shape of the row scalars: expected (2, 3) with 4 in place" in text
+    text = _call(grad, [x, label, kept, ((2, 4), "bfloat16")], x)
+    assert "dtype of the row scalars: expected float32 or float32, got bfloat16" in text
+    text = _call("cross_entropy_fwd_grad", [x, label, ((2, 4), F32)], x)
+    assert "number of the results: expected 2, or 3 with scratch, got 1" in text
+    text = _call(fwd, [((2, 0), F32), label], ((2, 7), F32))
+    assert "columns of x: expected 1 or more, got 0" in text
 
 
 def test_handlers_refuse_what_is_not_of_the_operation():

@@ -33,6 +33,7 @@ CHOICES = {
     "empty_rows": (choices.EmptyRows,),
     "operation": (choices.Operation,),
     "device": (choices.DeviceName,),
+    "reduction": (choices.Reduction,),
 }
 
 
@@ -69,6 +70,7 @@ def test_tables_of_the_checks_are_these_types():
     assert args(choices.EmptyRows) == masked.EMPTY_ROWS
     assert args(choices.Operation) == registry.OPERATIONS
     assert args(choices.Algorithm) == validate.ALGORITHMS
+    assert args(choices.Reduction) == validate.REDUCTIONS
 
 
 def test_tables_of_the_extension_module_are_these_types():
@@ -76,7 +78,9 @@ def test_tables_of_the_extension_module_are_these_types():
     assert set(typing.get_args(choices.DeviceName)) == set(_cpu.named_devices())
     assert ("auto", *typing.get_args(choices.Algorithm)) == tuple(_cpu.sgemm_algorithms())
     for dtype in validate.DTYPES:
-        for operation in registry.OPERATIONS:
+        for operation, traits in registry.ROW_OPERATIONS.items():
+            if traits.takes_label:
+                continue  # not all tiers serve them
             for tier in validate.TIERS:
                 assert _cpu.plan_softmax(1, 8, dtype, operation, h200, tier).tier == tier
 

@@ -203,7 +203,7 @@ def _fits(plan, cols):
     return True
 
 
-BAND = {"scale": 1.0, "left": 0, "right": 0, "from_end": True}
+BAND = {"scale": 1.0, "left": 0, "right": 0, "from_end": True, "all_sums": False}
 MASKED, BIASED = "masked_softmax_fwd", "biased_softmax_fwd"
 
 

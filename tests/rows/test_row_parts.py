@@ -140,11 +140,15 @@ def test_handlers_refuse(call, message):
 
 def statistics(x, *others, operation="softmax_fwd", result=(4, 2), dtype="float32", has_mask=False):
     call = jax.ffi.ffi_call(registry.STATISTICS_TARGET, jax.ShapeDtypeStruct(result, dtype))
-    call = functools.partial(call, operation=operation, scale=np.float64(1), has_mask=has_mask)
+    call = functools.partial(
+        call, operation=operation, scale=np.float64(1), has_mask=has_mask, all_sums=False
+    )
     return jax.jit(call)(x, *others)
 
 
 def finish(x, operation="softmax_fwd", pairs=(4, 2), result=(4, 8), dtype="float32"):
     call = jax.ffi.ffi_call(registry.FINISH_TARGET, jax.ShapeDtypeStruct(result, dtype))
-    call = functools.partial(call, operation=operation, scale=np.float64(1), has_mask=False)
+    call = functools.partial(
+        call, operation=operation, scale=np.float64(1), has_mask=False, all_sums=False
+    )
     return jax.jit(call)(jnp.ones(pairs), x)

@@ -44,7 +44,9 @@ each_dtype = pytest.mark.parametrize("dtype", oracle.DTYPES)
 def plans(dtype, tier=None):
     """(operation, cols, offset, shifted, plan) over operations, lengths and places; a forced tier never fails for the place."""
     pack = 16 // oracle.storage(dtype).itemsize
-    for operation, cols, (place, shifted) in itertools.product(registry.OPERATIONS, COLS, PLACES):
+    # What reduces nothing has one plan, for every place.
+    operations = [name for name, traits in registry.ROW_OPERATIONS.items() if traits.sums > 0]
+    for operation, cols, (place, shifted) in itertools.product(operations, COLS, PLACES):
         options = {"operation": operation, "device": "h200", "tier": tier}
         try:
             jk.plan_softmax((64, cols), dtype, **options)

@@ -227,7 +227,7 @@ def tier_ends(dtype, operation, device):
 
 
 def stores_scalar(operation):
-    return registry.ROW_OPERATIONS[operation].stores_scalar
+    return not registry.ROW_OPERATIONS[operation].stores_elements
 
 
 @pytest.mark.parametrize("device", DEVICES)

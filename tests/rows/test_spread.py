@@ -79,9 +79,8 @@ def test_a_call_without_scratch_takes_another_tier(gpu):
     attributes = {"scale": np.float64(1), "left": np.int64(-(2**30)), "right": np.int64(2**30)}
     call = jax.ffi.ffi_call("jaxkernels_rows", jax.ShapeDtypeStruct(x.shape, x.dtype))
     for tier in ("auto", "spread"):
-        run = functools.partial(
-            call, operation="softmax_fwd", tier=tier, from_end=False, has_mask=False, **attributes
-        )
+        flags = dict.fromkeys(("from_end", "has_mask", "all_sums"), False)
+        run = functools.partial(call, operation="softmax_fwd", tier=tier, **flags, **attributes)
         np.testing.assert_allclose(jax.jit(run)(x), jk.softmax(x), rtol=1e-5)
 
 

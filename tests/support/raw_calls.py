@@ -43,27 +43,35 @@ def right_call(target: str, rng: np.random.Generator) -> Call:
         return Call([a, b], [out, ((0,), F32)], {**flags, **floats, "algorithm": "naive", **sizes})
     operation = str(rng.choice(registry.OPERATIONS))
     traits = registry.ROW_OPERATIONS[operation]
-    if target == "jaxkernels_row_finish" and traits.stores_scalar:
+    is_part = target != "jaxkernels_rows"
+    stores_both = traits.stores_elements and traits.stores > 0
+    if is_part and (traits.sums == 0 or stores_both):
+        return right_call(target, rng)  # it has no parts
+    if target == "jaxkernels_row_finish" and not traits.stores_elements:
         return right_call(target, rng)  # its result follows from the statistics alone
     has_mask = bool(rng.integers(0, 2)) and traits.has_mask
     wide = np.dtype("float64" if dtype == np.float64 else "float32")
-    scalars = ((*shape[:-1], 1), dtype if rng.integers(0, 2) else wide)
-    takes_scalar = traits.takes_scalar and target != "jaxkernels_row_statistics"
-    result = scalars if traits.stores_scalar else x
-    operands = [
-        *(x, *[(shape, PRED)] * has_mask, *[x] * (traits.inputs - 1)),
-        *[scalars] * takes_scalar,
-    ]
+
+    def scalars(number: int) -> tuple:
+        return (*shape[:-1], number), dtype if rng.integers(0, 2) else wide
+
+    operands = [x, *[(shape, PRED)] * has_mask, *[x] * (traits.inputs - 1)]
+    if target != "jaxkernels_row_statistics":
+        operands += [((*shape[:-1], 1), np.dtype("int32"))] * traits.takes_label
+        operands += [scalars(number) for number in traits.takes if number > 0]
+    results = [x] * traits.stores_elements
+    results += [scalars(traits.stores)] * (traits.stores > 0)
     scale = np.float64(0.5 if traits.hides else 1.0)
     attributes = {"operation": operation, "scale": scale, "has_mask": has_mask}
+    attributes["all_sums"] = bool(rng.integers(0, 2))
     statistics = ((*shape[:-1], 1 + traits.sums_of(dtype)), wide)
     if target == "jaxkernels_row_statistics":
         return Call(operands, [statistics], attributes)
     if target == "jaxkernels_row_finish":
-        return Call([statistics, *operands], [result], attributes)
+        return Call([statistics, *operands], results, attributes)
     right = int(rng.integers(-3, 3)) if traits.hides else 2**30
     band = {"left": -(2**30), "right": right, "from_end": bool(rng.integers(0, 2))}
-    return Call(operands, [result], {**attributes, **band, "tier": "auto"})
+    return Call(operands, results, {**attributes, **band, "tier": "auto"})
 
 
 def other_shape(shape: tuple[int, ...], rng: np.random.Generator) -> tuple[int, ...]:

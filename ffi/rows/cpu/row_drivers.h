@@ -63,7 +63,7 @@ JK_INLINE void RunWideRow(const Inputs<Op>& in, int64_t cols, const RowEnds<Op>&
     AddTerms<Op, kKeep, true, false>(in.At(last), kLanes, whole - last, max, last_terms, sums);
   }
   const typename Op::Row row = RowOf(sums.Of(max), ends, index);
-  if constexpr (Op::kStoresScalar) {
+  if constexpr (!Op::kStoresElements) {
     ends.Store(index, Op::Result(row));
   } else {
     for (int64_t i = 0; i < whole; i += kTile<C>) {
@@ -77,7 +77,7 @@ template <typename Op, bool kKeep, typename TermsOf>
 JK_INLINE void RunWideRows(const Inputs<Op>& in, const RowArrays& rows, const RowEnds<Op>& ends,
                            typename Op::Storage* out, TermsOf terms_of) {
   for (int64_t row = 0, i = 0; row < rows.rows; ++row, i += rows.cols) {
-    typename Op::Storage* const to = Op::kStoresScalar ? nullptr : out + i;
+    typename Op::Storage* const to = Op::kStoresElements ? out + i : nullptr;
     RunWideRow<Op, kKeep>(in.At(i), rows.cols, ends, row, terms_of(to), to);
   }
 }
@@ -160,7 +160,7 @@ JK_INLINE void RunNarrowGroup(const Inputs<Op>& in, int64_t cols, const RowEnds<
     }
   }
   C taken[kLanes] = {};
-  if constexpr (Op::kTakesScalar) {
+  if constexpr (Op::kTakes > 0) {
     for (int64_t r = 0; r < count; ++r) taken[r] = ends.Take(index + r);
   }
 #pragma omp simd
@@ -169,14 +169,14 @@ JK_INLINE void RunNarrowGroup(const Inputs<Op>& in, int64_t cols, const RowEnds<
     found.max = max[r];
     for (int s = 0; s < Op::kSums; ++s) found.sum[s] = Corrected(total[s][r], lost[s][r]);
     typename Op::Row row;
-    if constexpr (Op::kTakesScalar) {
+    if constexpr (Op::kTakes > 0) {
       row = Op::MakeRow(found, taken[r]);
     } else {
       row = Op::MakeRow(found);
     }
     max[r] = row.max, sum[r] = row.sum, extra[r] = row.extra;
   }
-  if constexpr (Op::kStoresScalar) {
+  if constexpr (!Op::kStoresElements) {
     for (int64_t r = 0; r < count; ++r) {
       ends.Store(index + r, Op::Result({max[r], sum[r], extra[r]}));
     }
@@ -218,7 +218,7 @@ JK_INLINE void RunNarrow(const Inputs<Op>& in, const RowArrays& rows, const RowE
     }
     const int64_t index = i / rows.cols, count = std::min(kLanes, rows.rows - index);
     RunNarrowGroup<Op>(group, rows.cols, ends, index, count, is_whole ? out + i : last);
-    if (!is_whole && !Op::kStoresScalar) std::copy_n(last, left, out + i);
+    if (!is_whole && Op::kStoresElements) std::copy_n(last, left, out + i);
   }
 }
 

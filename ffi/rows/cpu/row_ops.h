@@ -1,6 +1,6 @@
 // The row operations on the CPU: what each one reduces and stores. No operation knows how rows are
 // walked; the drivers in row_drivers.h know nothing else of an operation.
-// ffi/rows/cuda/row_ops.cuh says the same for CUDA.
+// ffi/rows/cuda/row_ops.cuh says the same for CUDA. Cross entropy: cross_entropy_rows.h.
 //
 // A row operation on storage type T (compute type C) is a struct with
 //   kOperation its row of the table in operations.h, which says the constants below as well
@@ -9,8 +9,9 @@
 //   kKeepsTerm whether the summand is all that the result needs; a driver may then keep it in place
 //              of the result until the sum is known
 //   kSums      numbers that a row sums side by side: one, or two
-//   kTakesScalar whether it reads a number for each row, which MakeRow then gets too
-//   kStoresScalar whether the result is a number for each row: Result; then there is no Finish
+//   kTakes     numbers that it reads for each row: none, or one, which MakeRow then gets too
+//   kStoresElements whether it has a result for each element; if not there is no Finish
+//   kStores    numbers that it stores for each row: none, or one: Result
 //   Reference  from the row's maximum to what Term and MakeRow get as the maximum
 //   Term       one summand of the row's sum, from one element of each input and the maximum
 //   SecondTerm of the second sum, from the first and the inputs; it may change the first
@@ -62,8 +63,10 @@ struct RowOp {
   using Row = RowConstants<C>;
   using Found = Statistics<C, kCount>;
   static constexpr int kSums = kCount;
-  static constexpr bool kTakesScalar = false;
-  static constexpr bool kStoresScalar = false;
+  static constexpr bool kTakesLabel = false;
+  static constexpr int kTakes = 0;
+  static constexpr bool kStoresElements = true;
+  static constexpr int kStores = 0;
 
   JK_INLINE static C Reference(C max) { return max; }
 };
@@ -210,7 +213,8 @@ struct LogSumExpForward : LogSumExpOp<T> {
   static constexpr Operation kOperation = Operation::kLogSumExpForward;
   static constexpr int kInputs = 1;
   static constexpr bool kKeepsTerm = false;
-  static constexpr bool kStoresScalar = true;
+  static constexpr bool kStoresElements = false;
+  static constexpr int kStores = 1;
 
   JK_INLINE static Row MakeRow(const Found& of) {
     const double sum = of.sum[0];
@@ -231,7 +235,7 @@ struct LogSumExpGrad : LogSumExpOp<T> {
   static constexpr Operation kOperation = Operation::kLogSumExpGrad;
   static constexpr int kInputs = 1;
   static constexpr bool kKeepsTerm = true;
-  static constexpr bool kTakesScalar = true;
+  static constexpr int kTakes = 1;
 
   JK_INLINE static Row MakeRow(const Found& of, C dy) {
     return {of.max, of.sum[0] == 0 ? C(0) : C(dy / of.sum[0]), C(0)};
@@ -251,7 +255,8 @@ struct LogSumExpJvp : LogSumExpOp<T, 2> {
   static constexpr Operation kOperation = Operation::kLogSumExpJvp;
   static constexpr int kInputs = 2;
   static constexpr bool kKeepsTerm = false;
-  static constexpr bool kStoresScalar = true;
+  static constexpr bool kStoresElements = false;
+  static constexpr int kStores = 1;
 
   JK_INLINE static C SecondTerm(C term, C dx) { return term * dx; }
   JK_INLINE static Row MakeRow(const Found& of) {

@@ -67,7 +67,7 @@ JK_INLINE void RunPart(const RowCall& call, int64_t begin, int64_t end) {
     auto* const statistics = static_cast<typename Op::C*>(call.statistics) + row * (1 + Op::kSums);
     if (call.part == Part::kStatistics) {
       ReduceRow(in.At(row * cols), cols, statistics);
-    } else if constexpr (!Op::kStoresScalar) {
+    } else if constexpr (Op::kStoresElements) {
       FinishRow(in.At(row * cols), cols, statistics, ends, row, out + row * cols);
     }
   }

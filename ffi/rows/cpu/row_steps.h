@@ -40,18 +40,26 @@ template <typename Op>
 struct RowEnds {
   using T = typename Op::Storage;
   using C = typename Op::C;
-  RowScalars in = {}, out = {};
+  const RowScalars* in = nullptr;
+  RowScalars out = {};
   int64_t first = 0;  // row of the arrays, to which indices are added
 
-  JK_INLINE C Take(int64_t index) const {
-    return in.wide ? static_cast<const C*>(in.data)[first + index]
-                   : Widen(static_cast<const T*>(in.data)[first + index]);
+  // Number i of those that a row takes, and of those that it stores.
+  JK_INLINE C Take(int64_t index, int i = 0) const {
+    constexpr int kFirst = TraitsOf(Op::kOperation).takes[0];
+    const bool is_first = i < kFirst;
+    const RowScalars& from = in[is_first ? 0 : 1];
+    const int64_t at = is_first ? (first + index) * kFirst + i
+                                : (first + index) * (Op::kTakes - kFirst) + i - kFirst;
+    return from.wide ? static_cast<const C*>(from.data)[at]
+                     : Widen(static_cast<const T*>(from.data)[at]);
   }
-  JK_INLINE void Store(int64_t index, C value) const {
+  JK_INLINE void Store(int64_t index, C value, int i = 0) const {
+    const int64_t at = (first + index) * Op::kStores + i;
     if (out.wide) {
-      static_cast<C*>(out.data)[first + index] = value;
+      static_cast<C*>(out.data)[at] = value;
     } else {
-      Narrow(value, &static_cast<T*>(out.data)[first + index]);
+      Narrow(value, &static_cast<T*>(out.data)[at]);
     }
   }
 };
@@ -177,7 +185,7 @@ JK_INLINE void Store(const Inputs<Op>& in, int64_t n, const typename Op::Row& ro
 template <typename Op>
 JK_INLINE typename Op::Row RowOf(const typename Op::Found& found, const RowEnds<Op>& ends,
                                  int64_t row) {
-  if constexpr (Op::kTakesScalar) {
+  if constexpr (Op::kTakes > 0) {
     return Op::MakeRow(found, ends.Take(row));
   } else {
     return Op::MakeRow(found);

@@ -11,6 +11,7 @@
 
 #include "core/numeric_cpu.h"
 #include "rows/cpu/attention_rows.h"
+#include "rows/cpu/cross_entropy_rows.h"
 #include "rows/cpu/kernels.h"
 #include "rows/cpu/row_drivers.h"
 #include "rows/cpu/row_ops.h"
@@ -67,6 +68,12 @@ JK_INLINE void RunOperation(const RowCall& call, int64_t begin, int64_t end) {
       return RunPlain<LogSumExpGrad<T>>(call, begin, end);
     case LogSumExpJvp<T>::kOperation:
       return RunPlain<LogSumExpJvp<T>>(call, begin, end);
+    case CrossEntropyForward<T>::kOperation:
+      return RunCrossEntropy<CrossEntropyForward<T>>(call, begin, end);
+    case CrossEntropyForwardGrad<T>::kOperation:
+      return RunCrossEntropy<CrossEntropyForwardGrad<T>>(call, begin, end);
+    case CrossEntropyGrad<T>::kOperation:
+      return RunCrossEntropy<CrossEntropyGrad<T>>(call, begin, end);
     case Operation::kMaskedSoftmaxForward:
     case Operation::kBiasedSoftmaxForward:
       return whole ? RunAttentionForward<T>(call.arrays, call.attention, begin, end)

@@ -52,9 +52,10 @@ bool FindAlignment(const RowCall& call, SoftmaxProblem* problem) {
   problem->broadcast_aligned = place(call.attention.mask, kMostMaskBytes) == 0;
   // Scratch holds statistics, in words of eight bytes. If it begins within one it counts as none.
   if (place(call.scratch, sizeof(double)) != 0) problem->scratch_bytes = 0;
-  for (const RowScalars& scalars : {call.scalars_in, call.scalars_out}) {
+  for (const RowScalars& scalars : {call.scalars_in[0], call.scalars_in[1], call.scalars_out}) {
     at_elements &= place(scalars.data, scalars.wide ? ByteWidth(DType::kFloat32) : width) == 0;
   }
+  at_elements &= place(call.labels, sizeof(int32_t)) == 0;
   for (int i = 0; i < InputsOf(call.operation); ++i) {
     const int at = place(arrays.in[i], kPackBytes);
     at_elements &= at % width == 0;

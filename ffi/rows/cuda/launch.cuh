@@ -5,11 +5,13 @@
 #ifndef JAXKERNELS_ROWS_CUDA_LAUNCH_CUH_
 #define JAXKERNELS_ROWS_CUDA_LAUNCH_CUH_
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
 #include "rows/cuda/launch.h"
 #include "rows/cuda/row_ops.cuh"
+#include "rows/cuda/row_ops_losses.cuh"
 #include "rows/cuda/row_ops_masked.cuh"
 #include "rows/cuda/tier_block_uncached.cuh"
 #include "rows/cuda/tier_few_rows.cuh"
@@ -80,32 +82,41 @@ RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
   }
 }
 
+// Null for a part that read_call.cc refuses.
 template <typename Op, bool kAligned>
 const void* FindPart(const SoftmaxPlan& plan) {
   using C = typename Op::C;
-  if (plan.part == Part::kFinish) {
-    if constexpr (Op::kStoresScalar) {
-      return nullptr;  // read_call.cc refuses it
-    } else {
+  constexpr OperationTraits kTraits = TraitsOf(Op::kOperation);
+  if constexpr (HasPart(kTraits, Part::kFinish)) {
+    if (plan.part == Part::kFinish) {
       return reinterpret_cast<const void*>(&RowFinishKernel<Op, kAligned>);
     }
   }
-  switch (plan.lanes) {
-    case kStreamLanes:
-      return reinterpret_cast<const void*>(
-          &RowStatisticsKernel<Op, LaneGroup<kStreamLanes, 1>, kAligned>);
-    case kWarpSize:
-      return reinterpret_cast<const void*>(
-          &RowStatisticsKernel<Op, LaneGroup<kWarpSize, 1>, kAligned>);
-    default:
-      return reinterpret_cast<const void*>(&RowStatisticsKernel<Op, BlockGroup<Op>, kAligned>);
+  if constexpr (HasPart(kTraits, Part::kStatistics)) {
+    switch (plan.lanes) {
+      case kStreamLanes:
+        return reinterpret_cast<const void*>(
+            &RowStatisticsKernel<Op, LaneGroup<kStreamLanes, 1>, kAligned>);
+      case kWarpSize:
+        return reinterpret_cast<const void*>(
+            &RowStatisticsKernel<Op, LaneGroup<kWarpSize, 1>, kAligned>);
+      default:
+        return reinterpret_cast<const void*>(
+            &RowStatisticsKernel<Op, BlockGroup<Op>, kAligned>);
+    }
   }
+  return nullptr;
 }
 
 template <typename Op>
 const void* FindFunction(const SoftmaxPlan& plan) {
-  if (plan.part == Part::kWhole) return reinterpret_cast<const void*>(FindKernel<Op>(plan));
-  return plan.aligned ? FindPart<Op, true>(plan) : FindPart<Op, false>(plan);
+  if constexpr (!Reduces(Op::kOperation)) {
+    return plan.aligned ? reinterpret_cast<const void*>(&RowFinishKernel<Op, true>)
+                        : reinterpret_cast<const void*>(&RowFinishKernel<Op, false>);
+  } else {
+    if (plan.part == Part::kWhole) return reinterpret_cast<const void*>(FindKernel<Op>(plan));
+    return plan.aligned ? FindPart<Op, true>(plan) : FindPart<Op, false>(plan);
+  }
 }
 
 // Whether an operation hides, loads and sums elements as the table says.
@@ -128,7 +139,7 @@ cudaError_t StartSpread(RowArgs<Op> args, void* statistics, SoftmaxPlan plan, cu
   };
   const cudaError_t error = start(&SpreadStatisticsKernel<Op, kAligned>);
   if (error != cudaSuccess) return error;
-  if constexpr (Op::kStoresScalar) {
+  if constexpr (!Op::kStoresElements) {
     plan.grid_blocks = args.rows;
     plan.block_threads = kWarpSize;
     return start(&SpreadScalarKernel<Op>);
@@ -158,16 +169,20 @@ cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream
   args.leaf_turns = plan.leaf_turns;
   args.branches = plan.branches;
   args.batches = plan.batches;
-  args.scalars_in = call.scalars_in;
+  args.labels = call.labels;
+  std::copy_n(call.scalars_in, 2, args.scalars_in);
   args.scalars_out = call.scalars_out;
   if constexpr (Op::kHides) args.op = Op(call.attention);
+  if constexpr (Op::kTakesLabel && Op::kSums > 0) args.op.all_sums = call.all_sums;
 
-  if (plan.tier == Tier::kSpread) {
-    return plan.aligned ? StartSpread<Op, true>(args, call.scratch, plan, stream)
-                        : StartSpread<Op, false>(args, call.scratch, plan, stream);
+  if constexpr (MaySpread(Op::kOperation)) {
+    if (plan.tier == Tier::kSpread) {
+      return plan.aligned ? StartSpread<Op, true>(args, call.scratch, plan, stream)
+                          : StartSpread<Op, false>(args, call.scratch, plan, stream);
+    }
   }
   void* statistics = call.statistics;
-  void* kernel_args[] = {&args, &statistics};  // whole operations take the first alone
+  void* kernel_args[] = {&args, &statistics};  // most kernels take the first alone
   return StartKernel(FindFunction<Op>(plan), plan, kernel_args, stream);
 }
 
@@ -196,6 +211,12 @@ cudaError_t LaunchOperation(const RowCall& call, const SoftmaxPlan& plan, cudaSt
       return LaunchRowOp<LogSumExpGrad<T>>(call, plan, stream);
     case LogSumExpJvp<T>::kOperation:
       return LaunchRowOp<LogSumExpJvp<T>>(call, plan, stream);
+    case CrossEntropyForward<T>::kOperation:
+      return LaunchRowOp<CrossEntropyForward<T>>(call, plan, stream);
+    case CrossEntropyForwardGrad<T>::kOperation:
+      return LaunchRowOp<CrossEntropyForwardGrad<T>>(call, plan, stream);
+    case CrossEntropyGrad<T>::kOperation:
+      return LaunchRowOp<CrossEntropyGrad<T>>(call, plan, stream);
   }
   return cudaErrorInvalidValue;
 }

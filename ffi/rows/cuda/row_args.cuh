@@ -3,17 +3,33 @@
 #ifndef JAXKERNELS_ROWS_CUDA_ROW_ARGS_CUH_
 #define JAXKERNELS_ROWS_CUDA_ROW_ARGS_CUH_
 
+#include <cmath>
+
 #include "core/reduce.cuh"
 #include "core/row_window.cuh"
 #include "rows/call.h"
+#include "rows/operations.h"
 #include "rows/row_batches.h"
 
 namespace jaxkernels {
+
+// What a row is given besides its elements; nothing past the last row.
+template <typename Op>
+struct GivenRow {
+  using C = typename Op::C;
+
+  int64_t cols = 0;
+  C scalar[Op::kTakes > 0 ? Op::kTakes : 1] = {};
+  int label = -1;
+  C labelled = 0;  // the element at the label; NaN if that is beyond the row
+};
 
 template <typename Op>
 struct RowArgs {
   using T = typename Op::Storage;
   using C = ComputeType<T>;
+  // The numbers of a row that come from the first array of row scalars.
+  static constexpr int kTakesFirst = TraitsOf(Op::kOperation).takes[0];
 
   const T* in[Op::kInputs];
   T* out;
@@ -25,19 +41,46 @@ struct RowArgs {
   int staged_rows, row_spacing;  // rows that a warp moves together, distance of those it computes
   Op op;
   RowBatches batches;  // block_smem and cluster only
-  RowScalars scalars_in, scalars_out;
+  const int32_t* labels;
+  RowScalars scalars_in[2], scalars_out;
 
-  __device__ C LoadScalar(int64_t row) const {
-    return scalars_in.wide ? static_cast<const C*>(scalars_in.data)[row]
-                           : static_cast<C>(static_cast<const T*>(scalars_in.data)[row]);
+  __device__ static C LoadScalar(const RowScalars& from, int64_t at) {
+    return from.wide ? static_cast<const C*>(from.data)[at]
+                     : static_cast<C>(static_cast<const T*>(from.data)[at]);
+  }
+  // Asked for before the elements of a row, so that it arrives while they are reduced.
+  __device__ GivenRow<Op> GivenOf(int64_t row) const {
+    GivenRow<Op> given;
+    if (row >= rows) return given;
+    given.cols = cols;
+#pragma unroll
+    for (int i = 0; i < Op::kTakes; ++i) {
+      given.scalar[i] =
+          i < kTakesFirst
+              ? LoadScalar(scalars_in[0], row * kTakesFirst + i)
+              : LoadScalar(scalars_in[1], row * (Op::kTakes - kTakesFirst) + i - kTakesFirst);
+    }
+    if constexpr (Op::kTakesLabel) {
+      // Without branches, so that nothing waits for the label here.
+      given.label = labels[row];
+      const int64_t column = min(max(int64_t{given.label}, int64_t{0}), cols - 1);
+      const C element = static_cast<C>(in[0][offset + row * cols + column]);
+      given.labelled = given.label < 0 ? C(0) : given.label < cols ? element : C(NAN);
+    }
+    return given;
   }
   // Past the end there is no row.
-  __device__ void StoreScalar(int64_t row, C value) const {
+  template <int kCount>
+  __device__ void StoreScalars(int64_t row, const C (&value)[kCount]) const {
     if (row >= rows) return;
-    if (scalars_out.wide) {
-      static_cast<C*>(scalars_out.data)[row] = value;
-    } else {
-      static_cast<T*>(scalars_out.data)[row] = static_cast<T>(value);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int64_t at = row * kCount + i;
+      if (scalars_out.wide) {
+        static_cast<C*>(scalars_out.data)[at] = value[i];
+      } else {
+        static_cast<T*>(scalars_out.data)[at] = static_cast<T>(value[i]);
+      }
     }
   }
 };

@@ -10,17 +10,22 @@
 //   kSharesRows  whether all inputs have their rows at the same place
 //   kHides       whether some elements of a row are hidden; then View and MaskWord say which, as in
 //                row_ops_masked.cuh
-//   kSums        numbers that a row sums side by side: one, or two
+//   kSums        numbers that a row sums side by side; none: Row follows from what the row is given
 //   kKeepsRest   whether sums keep what they lose to rounding where parts of a row meet
-//   kTakesScalar whether it reads a number for each row, which Row then gets too
-//   kStoresScalar whether the result is a number for each row: Row::result; then there is no Finish
+//   kTakesLabel  whether it reads a column for each row; Row::other then says which columns have
+//                another result, and what it is
+//   kTakes       numbers that it reads for each row; Row gets them and the label as a GivenRow
+//   kStoresElements whether it has a result for each element; if not there is no Finish
+//   kStores      numbers that it stores for each row: Row::scalars
 //   Fill(i)      the value that stands for elements of input i outside the row and for hidden ones:
 //                it changes neither maximum nor sums
 //   Value        of which the maximum is taken; it rises with the input, if there is one only
 //   Reference    from the row's maximum to what Term gets as `max`
 //   Term         one summand of the row's sum, from one element of each input and the maximum
 //   SecondTerm   of the second sum, from the first and the inputs; it may change the first
-//   Rescale      multiplies the sums, relative to a smaller maximum, by exp(smaller - larger)
+//   AddMore      adds to the third sum and those behind it
+//   Rescale      makes the sums relative to a larger maximum, given exp(smaller - larger) and
+//                smaller - larger
 //   Row          the constants of a row, made once from its statistics
 //   Finish       one element of the result from the inputs; FinishTerm the same from a kept summand
 // How to add one: ffi/README.md.
@@ -80,14 +85,16 @@ struct RowOp {
   using Found = Statistics<C, kCount, kHasRest>;
   static constexpr int kSums = kCount;
   static constexpr bool kKeepsRest = kHasRest;
-  static constexpr bool kTakesScalar = false;
-  static constexpr bool kStoresScalar = false;
+  static constexpr bool kTakesLabel = false;
+  static constexpr int kTakes = 0;
+  static constexpr bool kStoresElements = true;
+  static constexpr int kStores = 0;
   static constexpr bool kHides = false;
   static constexpr bool kSharesRows = true;
   struct View {};
   struct MaskWord {};
 
-  __device__ static void Rescale(C (&sum)[kCount], C factor) {
+  __device__ static void Rescale(C (&sum)[kCount], C factor, C /*difference*/) {
 #pragma unroll
     for (C& one : sum) one *= factor;
   }
@@ -173,7 +180,7 @@ struct LogSoftmaxForward : ForwardOp<T, 1, kIsHalf<T> ? 1 : 2> {
     return count;
   }
   // Terms of a maximum join the others where there is a larger one.
-  __device__ static void Rescale(C (&sum)[Base::kSums], C factor) {
+  __device__ static void Rescale(C (&sum)[Base::kSums], C factor, C /*difference*/) {
     if constexpr (kCounts) {
       const C joining = factor == C(1) ? C(0) : sum[1];
       sum[0] += joining;
@@ -261,11 +268,12 @@ struct LogSumExpForward : LogSumExpOp<T> {
   using typename LogSumExpOp<T>::Found;
   static constexpr Operation kOperation = Operation::kLogSumExpForward;
   static constexpr bool kKeepsTerm = false;
-  static constexpr bool kStoresScalar = true;
+  static constexpr bool kStoresElements = false;
+  static constexpr int kStores = 1;
 
   struct Row {
-    C result;
-    __device__ explicit Row(const Found& of) : result(of.max + log(of.sum[0])) {}
+    C scalars[1];
+    __device__ explicit Row(const Found& of) : scalars{of.max + log(of.sum[0])} {}
   };
 };
 
@@ -276,12 +284,13 @@ struct LogSumExpGrad : LogSumExpOp<T> {
   using typename LogSumExpOp<T>::Found;
   static constexpr Operation kOperation = Operation::kLogSumExpGrad;
   static constexpr bool kKeepsTerm = true;
-  static constexpr bool kTakesScalar = true;
+  static constexpr int kTakes = 1;
 
   struct Row {
     C max, factor;
-    __device__ Row(const Found& of, C dy)
-        : max(of.max), factor(of.sum[0] == C(0) ? C(0) : dy / of.sum[0]) {}
+    template <typename Given>
+    __device__ Row(const Found& of, const Given& given)
+        : max(of.max), factor(of.sum[0] == C(0) ? C(0) : given.scalar[0] / of.sum[0]) {}
   };
 
   __device__ static C Term(const C (&in)[1], C max) { return ExpDifference<T>(in[0], max); }
@@ -298,12 +307,13 @@ struct LogSumExpJvp : LogSumExpOp<T, 2, 2> {
   using typename LogSumExpOp<T, 2, 2>::Found;
   static constexpr Operation kOperation = Operation::kLogSumExpJvp;
   static constexpr bool kKeepsTerm = false;
-  static constexpr bool kStoresScalar = true;
+  static constexpr bool kStoresElements = false;
+  static constexpr int kStores = 1;
 
   struct Row {
-    C result;
+    C scalars[1];
     __device__ explicit Row(const Found& of)
-        : result(of.sum[0] == C(0) ? C(0) : of.sum[1] / of.sum[0]) {}
+        : scalars{of.sum[0] == C(0) ? C(0) : of.sum[1] / of.sum[0]} {}
   };
 
   __device__ static C SecondTerm(C term, const C (&in)[2]) { return term * in[1]; }

@@ -32,7 +32,7 @@ inline constexpr int kShareClasses =
 // and the product with it.
 template <typename Op>
 inline constexpr bool kKeepsShareTerms =
-    Op::kKeepsTerm && !Op::kTakesScalar && sizeof(typename Op::Storage) == sizeof(typename Op::C);
+    Op::kKeepsTerm && Op::kTakes == 0 && sizeof(typename Op::Storage) == sizeof(typename Op::C);
 
 // From the statistics of this block's share to those that the results of the share are made from.
 // Requires: all threads have them, and a __syncthreads() since the last time.

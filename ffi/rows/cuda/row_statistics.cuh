@@ -59,7 +59,7 @@ struct RowStatistics : Op::Found {
 #pragma unroll
         for (int s = 0; s < Op::kSums; ++s) this->SetSum(s, this->ExactSum(s) * factor);
       } else {
-        Op::Rescale(sum, factor);
+        Op::Rescale(sum, factor, max - reference);
       }
     }
   }
@@ -77,7 +77,7 @@ struct RowStatistics : Op::Found {
  private:
   __device__ void RaiseMax(C new_max) {
     if (!(new_max > max)) return;
-    Op::Rescale(sum, PreciseExpDifference<T>(max, new_max));
+    Op::Rescale(sum, PreciseExpDifference<T>(max, new_max), max - new_max);
     max = new_max;
   }
 };

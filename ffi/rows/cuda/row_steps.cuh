@@ -37,28 +37,6 @@ __device__ C MaxOf(const Op& op, const C (&value)[kSize][Op::kInputs]) {
   return max;
 }
 
-// Adds the numbers from kWidth on to those before, then the second half of those to the first, and
-// so on: number 0 becomes the sum.
-template <int kWidth, typename C, int kSize>
-__device__ void AddHalves(C (&sum)[kSize]) {
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) {
-    if (j + kWidth < kSize) sum[j] = RoundedSum(sum[j], sum[j + kWidth]);
-  }
-  if constexpr (kWidth > 1) AddHalves<kWidth / 2>(sum);
-}
-
-// The sum of some numbers, added pairwise, as if zeros filled them up to a power of two.
-template <typename C, int kSize>
-__device__ C SumPairwise(const C (&term)[kSize]) {
-  static_assert(kSize <= 16);
-  C sum[kSize];
-#pragma unroll
-  for (int j = 0; j < kSize; ++j) sum[j] = term[j];
-  AddHalves<8>(sum);
-  return sum[0];
-}
-
 // Leaves the terms, as Op::FinishTerm takes them, and adds them to the sums, to the same bits in
 // every kernel.
 template <typename Op, typename C, int kSize>
@@ -66,13 +44,14 @@ __device__ void AddTerms(const Op& op, const C (&value)[kSize][Op::kInputs], C m
                          C (&term)[kSize], C (&sum)[Op::kSums]) {
 #pragma unroll
   for (int j = 0; j < kSize; ++j) term[j] = op.Term(value[j], max);
-  if constexpr (Op::kSums == 2) {
+  if constexpr (Op::kSums >= 2) {
     C second[kSize];
 #pragma unroll
     for (int j = 0; j < kSize; ++j) second[j] = op.SecondTerm(term[j], value[j]);
     sum[1] = RoundedSum(sum[1], SumPairwise(second));
   }
   sum[0] = RoundedSum(sum[0], SumPairwise(term));
+  if constexpr (Op::kSums > 2) op.AddMore(value, term, max, sum);
 }
 
 // The sums of all lanes of a group. What its warps lose when they meet is kept, if the operation
@@ -103,12 +82,11 @@ __device__ void AllReduceExactSums(Group& group, Found& found) {
   found.SetSums(sum);
 }
 
-// The constants of row `row`, which may be past the end.
+// The constants of a row, from its statistics and what it is given.
 template <typename Op>
-__device__ typename Op::Row RowOf(const RowArgs<Op>& args, int64_t row,
-                                  const typename Op::Found& found) {
-  if constexpr (Op::kTakesScalar) {
-    return typename Op::Row(found, row < args.rows ? args.LoadScalar(row) : 0);
+__device__ typename Op::Row RowOf(const typename Op::Found& found, const GivenRow<Op>& given) {
+  if constexpr (Op::kTakes > 0 || Op::kTakesLabel) {
+    return typename Op::Row(found, given);
   } else {
     return typename Op::Row(found);
   }
@@ -164,6 +142,24 @@ __device__ void FinishPacks(const Op& op, const InputPacks<Op>& pack, const type
   Finish(op, value, row, result);
 }
 
+// Stores the results of a pack. Of operations that take labels, some columns have another result.
+template <typename Op, bool kAligned, typename C>
+__device__ void StoreResult(const RowArgs<Op>& args, const RowView<Op, kAligned>& view,
+                            const typename Op::Row& row, int index,
+                            C (&result)[Pack<typename Op::Storage>::kSize]) {
+  if constexpr (Op::kTakesLabel) {
+    constexpr int kSize = Pack<typename Op::Storage>::kSize;
+    const int column = view.Column(index);
+    if (row.other.begin < column + kSize && row.other.end > column) {
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) {
+        if (row.other.Has(column + j)) result[j] = row.other.result;
+      }
+    }
+  }
+  StorePack(args.out, view, index, result);
+}
+
 // Makes and stores the results of a lane's packs of a row: `first`, and on to before `end`,
 // `stride` apart; kCount of them are on their way at once.
 template <int kCount, typename Op, bool kAligned>
@@ -179,7 +175,7 @@ __device__ void FinishRow(const RowArgs<Op>& args, const RowView<Op, kAligned>& 
       if (index >= end || !view.Has(index)) continue;
       typename Op::C result[Pack<typename Op::Storage>::kSize];
       FinishPacks(args.op, pack[u], row, result);
-      StorePack(args.out, view, index, result);
+      StoreResult(args, view, row, index, result);
     }
   }
 }

@@ -31,6 +31,7 @@ __global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<O
 
   for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
     const View view = View(args, row).StartAtLine();
+    const GivenRow<Op> given = args.GivenOf(row);
     // Up to kUnroll packs of each input, all on their way before the first use. The second time the
     // kept ones come from shared memory; every thread keeps its own packs, so no barrier is needed.
     InputPacks<Op> pack[kUnroll];
@@ -70,10 +71,10 @@ __global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<O
     // Load and reduce; then load again, backwards, and store, unless the result is a row scalar.
     // One loop does both, since the loads are most of the code.
     auto online = RowStatistics<Op>::Empty();
-    typename Op::Row constants = RowOf(args, args.rows, online);  // of no row yet
+    typename Op::Row constants = RowOf<Op>(online, {});  // of no row yet
     const int turns = (view.packs + step - 1) / step;
 #pragma unroll 1
-    for (int turn = 0; turn < (Op::kStoresScalar ? 1 : 2) * turns; ++turn) {
+    for (int turn = 0; turn < (Op::kStoresElements ? 2 : 1) * turns; ++turn) {
       const bool again = turn >= turns;
       const int first = (again ? 2 * turns - 1 - turn : turn) * step + threadIdx.x;
       load(first, again);
@@ -82,20 +83,20 @@ __global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<O
         if (turn + 1 < turns) continue;
         online.MergeOver(block);
         if constexpr (Op::kUsesMax) online.max = Op::Reference(online.max);
-        constants = RowOf(args, row, online);
-        if constexpr (Op::kStoresScalar) {
-          if (threadIdx.x == 0) args.StoreScalar(row, constants.result);
+        constants = RowOf(online, given);
+        if constexpr (Op::kStores > 0) {
+          if (threadIdx.x == 0) args.StoreScalars(row, constants.scalars);
         }
         continue;
       }
-      if constexpr (!Op::kStoresScalar) {
+      if constexpr (Op::kStoresElements) {
 #pragma unroll
         for (int u = kUnroll - 1; u >= 0; --u) {
           const int index = first + u * blockDim.x;
           if (!view.Has(index)) continue;
           C result[Pack<T>::kSize];
           FinishPacks(args.op, pack[u], constants, result);
-          StorePack(args.out, view, index, result);
+          StoreResult(args, view, constants, index, result);
         }
       }
     }

@@ -21,7 +21,7 @@ template <typename Op, bool kAligned>
 __global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
   using T = typename Op::Storage;
   using C = typename Op::C;
-  static_assert(Op::kSharesRows && !Op::kHides && !Op::kStoresScalar);
+  static_assert(Op::kSharesRows && !Op::kHides && Op::kStoresElements);
   constexpr int kPacks = kFewRowsPacks / Op::kInputs;
   __shared__ typename RowBlockReducer<Op>::Scratch scratch;
   __shared__ typename ClusterExchange<RowStatistics<Op>>::Scratch cluster_scratch;
@@ -38,6 +38,7 @@ __global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
   };
 
   // Load.
+  const GivenRow<Op> given = args.GivenOf(row);
   InputPacks<Op> pack[kPacks];
   LoadPacks<Inputs::kOnPacks>(pack, args, view, thread, threads);
   ClusterExchange<RowStatistics<Op>> cluster(cluster_scratch);
@@ -63,7 +64,10 @@ __global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
   MergeShares(cluster, found);
 
   // Store.
-  const typename Op::Row constants = RowOf(args, row, found);
+  const typename Op::Row constants = RowOf<Op>(found, given);
+  if constexpr (Op::kStores > 0) {
+    if (thread == 0 && ClusterRank() == 0) args.StoreScalars(row, constants.scalars);
+  }
   for_packs([&](int i) {
     const int index = thread + i * threads;
     if (!view.Has(index)) return;
@@ -73,7 +77,7 @@ __global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
     } else {
       FinishPacks(args.op, pack[i], constants, result);
     }
-    StorePack(args.out, view, index, result);
+    StoreResult(args, view, constants, index, result);
   });
 }
 

@@ -30,6 +30,7 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
   const int64_t group_row = Group::FirstRow(), first = Group::FirstRowInStep();
   for (int64_t offset = 0; first + offset < args.rows; offset += Group::RowsOfGrid()) {
     RowView<Op, kAligned> view[kRows];
+    GivenRow<Op> given[kRows];
     InputPacks<Op> pack[kRows][kPacks];
     C term[kRows][kPacks][Pack<T>::kSize];
     RowStatistics<Op> found[kRows];
@@ -38,6 +39,7 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       view[r] = RowView<Op, kAligned>(args, group_row + offset + r);
+      given[r] = args.GivenOf(group_row + offset + r);
       LoadPacks<Inputs::kOnPacks>(pack[r], args, view[r], lane, lanes);
     }
 
@@ -76,10 +78,11 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
     // Store.
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const typename Op::Row row = RowOf(args, group_row + offset + r, found[r]);
-      if constexpr (Op::kStoresScalar) {
-        if (lane == 0) args.StoreScalar(group_row + offset + r, row.result);
-      } else {
+      const typename Op::Row row = RowOf(found[r], given[r]);
+      if constexpr (Op::kStores > 0) {
+        if (lane == 0) args.StoreScalars(group_row + offset + r, row.scalars);
+      }
+      if constexpr (Op::kStoresElements) {
 #pragma unroll
         for (int p = 0; p < kPacks; ++p) {
           const int index = p * lanes + lane;
@@ -90,7 +93,7 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
           } else {
             FinishPacks(args.op, pack[r][p], row, result);
           }
-          StorePack(args.out, view[r], index, result);
+          StoreResult(args, view[r], row, index, result);
         }
       }
     }

@@ -116,6 +116,7 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
     C held_term[kHeld][Pack<T>::kSize];
     auto found = RowStatistics<Op>::Empty();
     C sum[kClasses][Op::kSums] = {};
+    const GivenRow<Op> given = args.GivenOf(row);
     // The held packs in turn; a warp skips the turns in which none of its lanes has a pack.
     const auto for_held = [&](auto body) {
 #pragma unroll
@@ -183,10 +184,11 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
     MergeShares(cluster, found);
 
     // Store.
-    const typename Op::Row constants = RowOf(args, row, found);
-    if constexpr (Op::kStoresScalar) {
-      if (threadIdx.x == 0 && ClusterRank() == 0) args.StoreScalar(row, constants.result);
-    } else {
+    const typename Op::Row constants = RowOf(found, given);
+    if constexpr (Op::kStores > 0) {
+      if (threadIdx.x == 0 && ClusterRank() == 0) args.StoreScalars(row, constants.scalars);
+    }
+    if constexpr (Op::kStoresElements) {
       for_held([&](int h, int p) {
         if (!view.Has(p)) return;
         C result[Pack<T>::kSize];
@@ -197,12 +199,12 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
         } else {
           FinishPacks(args.op, held[h], constants, result);
         }
-        StorePack(args.out, view, p, result);
+        StoreResult(args, view, constants, p, result);
       });
     }
 #pragma unroll 2
     for (int p = rest; p < slots; p += threads) {
-      if constexpr (!Op::kStoresScalar) {
+      if constexpr (Op::kStoresElements) {
         if (p < view.packs) {
           C result[Pack<T>::kSize];
           if (view.IsBlind(p, 1)) {
@@ -214,7 +216,7 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
             read(p, pack);
             FinishPacks(args.op, pack, constants, result);
           }
-          StorePack(args.out, view, p, result);
+          StoreResult(args, view, constants, p, result);
         }
       }
       start_copy(next, p);

@@ -80,7 +80,7 @@ __device__ typename Op::Row RowOfBranches(const RowArgs<Op>& args, int64_t row,
                                           const typename Op::Found* statistics) {
   auto of_row = StatisticsOfLeaves<Op>(statistics + row * args.branches, args.branches);
   if constexpr (Op::kUsesMax) of_row.max = Op::Reference(of_row.max);
-  return RowOf(args, row, of_row);
+  return RowOf(of_row, args.GivenOf(row));
 }
 
 // The results of a branch.
@@ -111,7 +111,7 @@ __global__ void __maxnreg__(SpreadRegisters(Op::kOperation, Pack<typename Op::St
 template <typename Op>
 __global__ void SpreadScalarKernel(RowArgs<Op> args, const typename Op::Found* statistics) {
   const typename Op::Row constants = RowOfBranches(args, blockIdx.x, statistics);
-  if (threadIdx.x == 0) args.StoreScalar(blockIdx.x, constants.result);
+  if (threadIdx.x == 0) args.StoreScalars(blockIdx.x, constants.scalars);
 }
 
 }  // namespace jaxkernels

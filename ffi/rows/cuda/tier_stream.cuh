@@ -47,25 +47,29 @@ __global__ void __maxnreg__(kLongRowRegisters)
   }
 }
 
-// The result from the statistics of whole rows; args.lanes neighbouring threads share a row. (A row
-// scalar follows from its statistics without the row.)
+// The result from the statistics of whole rows, or of operations that reduce nothing;
+// args.lanes neighbouring threads share a row. (A row scalar follows from its statistics without
+// the row.)
 template <typename Op, bool kAligned>
 __global__ void __maxnreg__(kLongRowRegisters)
     RowFinishKernel(RowArgs<Op> args, const typename Op::C* statistics) {
   using C = typename Op::C;
-  static_assert(!Op::kStoresScalar);
+  static_assert(Op::kStoresElements && Op::kStores == 0);
   const int lanes = args.lanes;
   const int groups = blockDim.x / lanes, lane = threadIdx.x % lanes;
 
   for (int64_t row = int64_t{blockIdx.x} * groups + threadIdx.x / lanes; row < args.rows;
        row += int64_t{gridDim.x} * groups) {
     const RowView<Op, kAligned> view(args, row);
-    const C* const from = statistics + row * (1 + Op::kSums);
-    typename Op::Found found = {from[0]};
-    if constexpr (Op::kUsesMax) found.max = Op::Reference(found.max);
+    typename Op::Found found = {};
+    if constexpr (Op::kSums > 0) {
+      const C* const from = statistics + row * (1 + Op::kSums);
+      found.max = from[0];
+      if constexpr (Op::kUsesMax) found.max = Op::Reference(found.max);
 #pragma unroll
-    for (int s = 0; s < Op::kSums; ++s) found.SetSum(s, from[1 + s]);
-    const typename Op::Row constants = RowOf(args, row, found);
+      for (int s = 0; s < Op::kSums; ++s) found.SetSum(s, from[1 + s]);
+    }
+    const typename Op::Row constants = RowOf<Op>(found, args.GivenOf(row));
     FinishRow<kStreamPacksInFlight / Op::kInputs>(args, view, constants, lane, view.packs, lanes);
   }
 }

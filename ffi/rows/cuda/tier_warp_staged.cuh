@@ -64,6 +64,7 @@ __device__ void ComputeStagedRow(const RowArgs<Op>& args, const StagedChunk<Op>&
   const auto has = [&](int k) { return k < kPerLane - 2 || first + k * lanes < chunk.cols; };
   C value[kPerLane][Op::kInputs], term[kPerLane];
   auto found = RowStatistics<Op>::Empty();
+  const GivenRow<Op> given = args.GivenOf(index);
 
   // Load.
 #pragma unroll
@@ -95,15 +96,22 @@ __device__ void ComputeStagedRow(const RowArgs<Op>& args, const StagedChunk<Op>&
   AllReduceSums(group, found);
 
   // Store.
-  const typename Op::Row constants = RowOf(args, index, found);
-  if constexpr (Op::kStoresScalar) {
-    if (first == 0) args.StoreScalar(index, constants.result);
-  } else {
+  const typename Op::Row constants = RowOf(found, given);
+  if constexpr (Op::kStores > 0) {
+    if (first == 0) args.StoreScalars(index, constants.scalars);
+  }
+  if constexpr (Op::kStoresElements) {
     C result[kPerLane];
     if constexpr (Op::kKeepsTerm) {
       FinishTerms(args.op, term, constants, result);
     } else {
       Finish(args.op, value, constants, result);
+    }
+    if constexpr (Op::kTakesLabel) {
+#pragma unroll
+      for (int k = 0; k < kPerLane; ++k) {
+        if (constants.other.Has(first + k * lanes)) result[k] = constants.other.result;
+      }
     }
     auto* const to = chunk.Element(0, row * chunk.cols + first);
 #pragma unroll
@@ -135,7 +143,7 @@ __global__ void __launch_bounds__(kStagedTierThreads) WarpStagedTierKernel(RowAr
       }
     }
     __syncwarp();
-    if constexpr (!Op::kStoresScalar) chunk.Store(turn * chunk.size);
+    if constexpr (Op::kStoresElements) chunk.Store(turn * chunk.size);
     __syncwarp();
   }
 }
