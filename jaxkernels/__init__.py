@@ -1,7 +1,7 @@
 """Row kernels and FP32 matrix products for JAX, called through XLA's foreign function interface.
 
-`softmax`, `log_softmax` and `logsumexp` take the place of those of `jax.nn` in any JAX program:
-CUDA kernels on NVIDIA GPUs, C++ kernels on CPUs, plain JAX on everything else. `matmul`,
+`softmax`, `log_softmax` and `logsumexp` take the place of those of `jax.nn` in any JAX program, and
+`cross_entropy` that of optax's: CUDA kernels on NVIDIA GPUs, C++ kernels on CPUs, plain JAX on everything else. `matmul`,
 `dot_general` and `sgemm` multiply in true float32 whatever the global precision flag says.
 `plan_softmax` and `plan_sgemm` show which kernel a GPU would run. `python -m jaxkernels` tells what
 is installed and checks that it works.
@@ -28,11 +28,13 @@ from jaxkernels._cpu import DeviceLimits as DeviceLimits
 from jaxkernels._cpu import SgemmPlan as SgemmPlan
 from jaxkernels._cpu import SoftmaxPlan as SoftmaxPlan
 from jaxkernels._patch import patch_jax_nn as patch_jax_nn
+from jaxkernels._rows.cross_entropy import cross_entropy as cross_entropy
 from jaxkernels._rows.logsumexp import logsumexp as logsumexp
 from jaxkernels._rows.masked import scaled_masked_softmax as scaled_masked_softmax
 from jaxkernels._rows.plan import plan_softmax as plan_softmax
 from jaxkernels._rows.softmax import log_softmax as log_softmax
 from jaxkernels._rows.softmax import softmax as softmax
+from jaxkernels._rows.token_log_probs import token_log_probs as token_log_probs
 from jaxkernels._sgemm.matmul import dot_general as dot_general
 from jaxkernels._sgemm.matmul import matmul as matmul
 from jaxkernels._sgemm.matmul import sgemm as sgemm
@@ -46,6 +48,7 @@ __all__ = [
     "SoftmaxPlan",
     "__version__",
     "checkpoint_policies",
+    "cross_entropy",
     "dot_general",
     "dot_product_attention",
     "log_softmax",
@@ -57,6 +60,7 @@ __all__ = [
     "scaled_masked_softmax",
     "sgemm",
     "softmax",
+    "token_log_probs",
 ]
 
 

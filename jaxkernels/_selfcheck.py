@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxkernels._core import registry, validate
-from jaxkernels._rows import logsumexp, masked, plan, softmax
+from jaxkernels._rows import cross_entropy, logsumexp, masked, plan, softmax
 from jaxkernels._rows import parts as row_parts
 from jaxkernels._sgemm import matmul, primitive
 from jaxkernels.typing import Algorithm, Tier
@@ -40,6 +40,10 @@ _LOGARITHMS = {
     "log_softmax": softmax.log_softmax,
     "logsumexp": partial(logsumexp.logsumexp, keepdims=True),
 }
+# A label for each row.
+_LABELS = 37 * np.arange(_SHAPE[0]) % _SHAPE[1]
+# Tiers that cannot hold such a row with a label, or have no kernels for it.
+_NOT_OF_LOSSES = ("warp", "spread")
 _NOT_CALLED = "the compiled program does not call the target"
 
 
@@ -95,6 +99,18 @@ def _attention_results(tier: Tier | None, x: jax.Array, t: jax.Array) -> dict[st
     return {"masked_softmax_fwd": y, "masked_softmax_grad": pullback(t)[0]}
 
 
+def _loss_results(tier: Tier | None, x: jax.Array, t: jax.Array) -> dict[str, jax.Array]:
+    """Returns the loss of each row, dx for the first column of the cotangent t, and that of their sum."""
+    function = partial(cross_entropy.cross_entropy, tier=tier, implementation="ffi")
+    loss, pullback = jax.vjp(lambda x: function(x, _LABELS), x)
+    results = {"cross_entropy_fwd": loss[:, None]}
+    results["cross_entropy_grad"] = pullback(t[:, 0].astype(loss.dtype))[0]
+    if x.dtype != np.float16:  # whose gradient waits for the cotangent
+        of_sum = jax.grad(lambda x: function(x, _LABELS, reduction="sum"))
+        results["cross_entropy_fwd_grad"] = of_sum(x)
+    return results
+
+
 def _results_in_parts(
     platform: str, tier: Tier | None, x: jax.Array, t: jax.Array
 ) -> dict[str, jax.Array]:
@@ -148,6 +164,14 @@ def _expected(
     if operation == "logsumexp_fwd":
         truth = x.max(axis=-1, keepdims=True) + np.log(_sum(np.exp(shifted)))
         return truth, np.abs(truth) + 1.0
+    is_label = np.arange(x.shape[-1]) == _LABELS[:, None]
+    if operation == "cross_entropy_fwd":
+        truth = np.log(_sum(np.exp(shifted))) - _sum(np.where(is_label, shifted, 0))
+        return truth, truth + 1.0
+    if operation == "cross_entropy_grad":
+        return (share - is_label) * t[:, :1], (share + is_label) * np.abs(t[:, :1])
+    if operation == "cross_entropy_fwd_grad":
+        return share - is_label, share + is_label
     if operation == "logsumexp_grad":
         return share * t[:, :1], share * np.abs(t[:, :1])
     if operation == "logsumexp_jvp":
@@ -268,7 +292,10 @@ def _cases(platform: str) -> Iterator[tuple[str, str, str, Callable[[], list[Che
             ("softmax", _softmax_results),
             *((name, partial(_logarithm_results, name)) for name in _LOGARITHMS),
             ("scaled_masked_softmax", _attention_results),
+            ("cross_entropy", _loss_results),
         ):
+            if name == "cross_entropy" and tier in _NOT_OF_LOSSES:
+                continue
             yield dtype, tier, name, partial(_run_case, platform, dtype, tier, evaluate)
     for dtype in validate.DTYPES:
         evaluate = partial(_results_in_parts, platform)

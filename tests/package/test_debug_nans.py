@@ -14,6 +14,8 @@ RNG = np.random.default_rng(2)
 X = RNG.standard_normal((3, 5)).astype(np.float32)
 # The second row sees nothing.
 WHERE = np.array([[True] * 5, [False] * 5, [True, False, True, False, True]])
+SOME = np.array([False, False, False, False, True])
+LABEL = np.array([2, -1, 0])
 ROWS_OF_MINUS_INF = X.copy()
 ROWS_OF_MINUS_INF[1] = -np.inf
 ZERO_FACTOR = np.array([[2.0], [3.0], [0.0]], np.float32)
@@ -43,6 +45,16 @@ FUNCTIONS = {
     "logsumexp-minus-inf": (functools.partial(jk.logsumexp, axis=-1), ROWS_OF_MINUS_INF),
     "logsumexp-columns": (functools.partial(jk.logsumexp, axis=0), ROWS_OF_MINUS_INF.T),
     "logsumexp-factors": (functools.partial(jk.logsumexp, axis=-1, b=ZERO_FACTOR), X),
+    "cross_entropy": (lambda x: jk.cross_entropy(x, LABEL), X),
+    "cross_entropy-where": (lambda x: jk.cross_entropy(x, LABEL, where=WHERE | SOME), X),
+    "cross_entropy-hidden": (lambda x: jk.cross_entropy(x, LABEL + 1, where=WHERE | SOME), X),
+    "cross_entropy-mean": (
+        lambda x: jk.cross_entropy(x, LABEL, label_smoothing=0.1, reduction="mean"),
+        X,
+    ),
+    "cross_entropy-nothing": (lambda x: jk.cross_entropy(x, 0 * LABEL - 1, reduction="mean"), X),
+    "cross_entropy-probabilities": (lambda x: jk.cross_entropy(x, np.eye(3, 5, dtype="f")), X),
+    "token_log_probs": (lambda x: jk.token_log_probs(x, LABEL, where=WHERE | SOME), X),
     "scores": (scores(mask=WHERE, causal=True), X),
     "scores-mean": (scores(mask=WHERE, empty_rows="mean"), X),
     "scores-xla": (scores(mask=WHERE, implementation="xla"), X),

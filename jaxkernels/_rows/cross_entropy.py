@@ -1,0 +1,215 @@
+"""Cross entropy over a vocabulary, on row kernels.
+
+Owns: the public function, and how labels, weights and options become rows of a kernel. Must not know:
+how a primitive works, or how a kernel is launched.
+
+A kernel reads the logits once and keeps a few numbers of each row. Where the loss is reduced to one
+number, its gradient is known up to a factor, and is written as the loss is made.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jaxkernels._core import validate
+from jaxkernels._rows import cross_entropy_kernels as kernels
+from jaxkernels._rows import cross_entropy_reference as reference
+from jaxkernels._rows import loss_arguments
+from jaxkernels.typing import Implementation, Reduction, Tier
+
+
+@overload
+def cross_entropy(
+    logits: ArrayLike,
+    labels: ArrayLike,
+    *,
+    axis: int = -1,
+    where: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
+    label_smoothing: ArrayLike = 0.0,
+    z_loss: ArrayLike = 0.0,
+    logit_soft_cap: ArrayLike | None = None,
+    temperature: ArrayLike = 1.0,
+    reduction: Reduction = "none",
+    return_lse: Literal[False] = ...,
+    return_entropy: Literal[False] = ...,
+    tier: Tier | None = None,
+    implementation: Implementation | None = None,
+) -> jax.Array: ...
+
+
+@overload
+def cross_entropy(
+    logits: ArrayLike,
+    labels: ArrayLike,
+    *,
+    axis: int = -1,
+    where: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
+    label_smoothing: ArrayLike = 0.0,
+    z_loss: ArrayLike = 0.0,
+    logit_soft_cap: ArrayLike | None = None,
+    temperature: ArrayLike = 1.0,
+    reduction: Reduction = "none",
+    return_lse: bool = False,
+    return_entropy: bool = False,
+    tier: Tier | None = None,
+    implementation: Implementation | None = None,
+) -> jax.Array | tuple[jax.Array, ...]: ...
+
+
+def cross_entropy(
+    logits: ArrayLike,
+    labels: ArrayLike,
+    *,
+    axis: int = -1,
+    where: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
+    label_smoothing: ArrayLike = 0.0,
+    z_loss: ArrayLike = 0.0,
+    logit_soft_cap: ArrayLike | None = None,
+    temperature: ArrayLike = 1.0,
+    reduction: Reduction = "none",
+    return_lse: bool = False,
+    return_entropy: bool = False,
+    tier: Tier | None = None,
+    implementation: Implementation | None = None,
+) -> jax.Array | tuple[jax.Array, ...]:
+    r"""Cross entropy of labels against the softmax of logits: log sum_j exp(x_j) - x_label.
+
+    With smoothing e over V classes and a z-loss of weight z, where lse = log sum_j exp(x_j):
+    (1 - e) (lse - x_label) + e / V sum_j (lse - x_j) + z lse^2.
+
+    It runs this package's kernels on CPUs and NVIDIA GPUs, and plain JAX elsewhere, and composes with
+    jit, vmap, scan, remat, shard_map and derivatives of every order and mode.
+
+    Args:
+        logits: array of shape (..., V, ...), the V classes along `axis`; kernels serve float32,
+            bfloat16, float16 and float64. Integers are converted to a floating type, float8 to float32.
+        labels: integers of any dtype, of the shape of logits without `axis` or broadcasting against
+            it: the class of each row. A negative one leaves its row out: loss 0, gradient 0, whatever
+            the logits are. Or floating numbers of the shape of logits, or broadcasting against it: a
+            probability for each class; where it is 0, so is its part of the sum.
+        axis: the axis of the classes. The last one is the fast one, others are transposed to it.
+        where: mask of bool that broadcasts against logits; classes where it is False are left out. A
+            label that is left out has the loss inf.
+        weights: a factor for the loss of each row, of the shape of the loss or broadcasting against it.
+            A row of the weight 0 has the loss 0 and the gradient 0.
+        label_smoothing: e above, from 0 to 1. Classes of the logit -inf, such as those that `where`
+            leaves out, have no part in the sum.
+        z_loss: z above.
+        logit_soft_cap: None, or t > 0: logits x become t tanh(x / t), before anything else.
+        temperature: logits are divided by it, behind the cap: a number, or an array of the shape of
+            the loss or broadcasting against it.
+        reduction: "none" gives the loss of each row; "sum" their sum; "mean" divides that by the
+            number of rows that have a label or, with `weights`, by the sum of their weights. The mean
+            of no rows is 0.
+        return_lse: returns the log-sum-exp of each row as well.
+        return_entropy: returns the entropy of the softmax of each row as well.
+        tier: as for `softmax`.
+        implementation: None takes kernels where there are some, "ffi" raises where there are none,
+            "xla" runs plain JAX.
+
+    Returns:
+        The loss, an array of the shape of logits without `axis`, or a number; float32, or float64 of
+        float64. With `return_lse` or `return_entropy` a tuple: the loss, and the one or both of them,
+        which no reduction, weight or negative label changes.
+
+    Raises:
+        TypeError: an argument is not an array or number, logits are bool or complex, labels are bool,
+            or `axis` is not an integer.
+        ValueError: `axis` is out of bounds, shapes do not broadcast, `where` is not of type bool, a
+            label that is known is V or larger, an option is out of its range, or `reduction`, `tier`
+            or `implementation` is not one of the above.
+        NotImplementedError: `implementation="ffi"` where there is no kernel, when the program is
+            lowered.
+
+    Notes:
+        * Of traced labels, one that is V or larger gives NaN, in the loss and in the gradient.
+        * A row that is won by 1 - 1e-9 has the loss 1e-9, to nearly all digits.
+        * "none" in reverse mode reads the logits twice and writes their gradient. "mean" and "sum" read
+          them once: the gradient is rounded to the dtype of the logits, and then multiplied by the
+          cotangent of the loss. So it is rounded once where that is a power of two, as it is 1 in
+          `jax.value_and_grad`, and else twice. float16, whose range a mean leaves soon, goes the way of
+          "none", and so does a call that returns more than the loss.
+        * A soft cap, a temperature and `where` are applied by XLA in front of the kernels; a cap or a
+          temperature costs an array of the logits in the type that they are computed in.
+        * Where `axis` is sharded, a maximum and six sums a row cross the network, and nothing in the
+          gradient.
+
+    References:
+        Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv:1805.02867.
+        Szegedy et al., "Rethinking the Inception architecture for computer vision", CVPR 2016, for
+        smoothing. Chowdhery et al., "PaLM", 2022, arXiv:2204.02311, for the z-loss.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import jaxkernels as jk
+        >>> logits = jnp.array([[2.0, 2.0], [0.0, -jnp.inf], [1.0, 5.0]])
+        >>> print(jk.cross_entropy(logits, jnp.array([0, 0, -1])))
+        [0.6931472 0.        0.       ]
+        >>> mean = lambda x: jk.cross_entropy(x, jnp.array([0, 0, -1]), reduction="mean")
+        >>> print(jax.grad(mean)(logits))
+        [[-0.25  0.25]
+         [ 0.    0.  ]
+         [ 0.    0.  ]]
+    """
+    name = "cross_entropy"
+    validate.check_row_options(implementation, tier)
+    validate.check_static(
+        axis=axis, reduction=reduction, return_lse=return_lse, return_entropy=return_entropy
+    )
+    if reduction not in validate.REDUCTIONS:
+        listed = ", ".join(map(repr, validate.REDUCTIONS))
+        raise ValueError(f"reduction must be one of {listed}; got {reduction!r}")
+    loss_arguments.check_range("label_smoothing", label_smoothing, 0.0, 1.0)
+    x = loss_arguments.rows_of_logits(name, logits, axis, where, logit_soft_cap, temperature)
+    given = loss_arguments.as_labels(name, "labels", labels)
+    smooths = not loss_arguments.is_known(label_smoothing, 0.0)
+    calls = kernels.Calls(tier or "auto", implementation, smooths or return_entropy)
+
+    has_ids = jnp.issubdtype(given.dtype, jnp.integer)
+    if has_ids:
+        label = loss_arguments.ids(name, "labels", given, x)
+        is_counted = label >= 0
+    else:
+        label = jnp.full((*x.shape[:-1], 1), -1, jnp.int32)
+        is_counted = jnp.ones_like(label, bool)
+    weight = loss_arguments.weights_of_rows(name, weights, is_counted, x)
+    numbers = loss_arguments.numbers_of_rows(
+        loss_arguments.reducing(weight, reduction), label_smoothing, z_loss, x
+    )
+    alone = not (return_lse or return_entropy)
+    # A mean leaves the range of float16 soon: there the gradient waits for the cotangent.
+    if reduction != "none" and alone and has_ids and x.dtype != jnp.float16:
+        return jnp.sum(calls.weighted_loss(x, label, numbers))
+
+    measures, largest = calls.measures(x, label)
+    own = measures
+    if not has_ids:
+        nll = _of_probabilities(
+            x, loss_arguments.probabilities(name, given, x, axis), measures, largest
+        )
+        own = jnp.concatenate([nll, measures[..., 1:]], axis=-1)
+    loss = reference.loss_of(is_counted, own, largest, numbers)
+    results = [jnp.squeeze(loss, -1) if reduction == "none" else jnp.sum(loss)]
+    if return_lse:
+        results.append(jnp.squeeze(largest + measures[..., 1:2], -1))
+    if return_entropy:
+        results.append(jnp.squeeze(measures[..., 2:3], -1))
+    return results[0] if alone else tuple(results)
+
+
+def _of_probabilities(
+    x: jax.Array, probabilities: jax.Array, measures: jax.Array, largest: jax.Array
+) -> jax.Array:
+    """Sum_j p_j (lse - x_j) of each row; where p_j is 0, an infinite factor is too."""
+    distance = (largest - x.astype(largest.dtype)) + measures[..., 1:2]
+    is_nothing = (probabilities == 0) & ~jnp.isfinite(distance)
+    distance = jnp.where(is_nothing, 0, distance)
+    return jnp.sum(probabilities * distance, axis=-1, keepdims=True)

@@ -1,0 +1,244 @@
+"""The row kernels of cross entropy, and the two functions of rows that they make.
+
+Of a row of logits with a label a kernel keeps seven numbers (`KEPT`). From them follow, in
+plain JAX, the measures of a row: lse - x_l, lse - max, the entropy and sum (lse - x), of which losses
+are made; and from these numbers and x the gradient, by a kernel that reduces nothing.
+
+Owns: the primitives, their derivatives, and what they do where rows are spread over devices. Must not
+know: what users may pass (`cross_entropy`), how a kernel is launched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxkernels._core import registry
+from jaxkernels._rows import cross_entropy_reference as reference
+from jaxkernels._rows import derivatives, partitioning, primitive
+from jaxkernels._rows.reference import compute_dtype
+from jaxkernels.typing import Implementation
+
+# Attributes of the targets that cross entropy has no use for.
+_PLAIN = {"scale": 1.0, "has_mask": False}
+
+
+def _own_label(label: jax.Array, cols: int, axes: tuple[str, ...]) -> jax.Array:
+    """The label as this device counts its columns; not one of them where another device has it."""
+    return label - partitioning.index(axes) * cols
+
+
+def _fwd_in_parts(
+    operands: Sequence[jax.Array], axes: tuple[str, ...], *, all_sums: bool
+) -> jax.Array:
+    """What is kept of rows that are spread over `axes`: a maximum and six sums a row are sent."""
+    x, label = operands
+    cols, dtype = x.shape[-1], compute_dtype(x)
+    sums = registry.ROW_OPERATIONS["cross_entropy_fwd"].sums_of(x.dtype)
+    statistics = jax.ShapeDtypeStruct((*x.shape[:-1], 1 + sums), dtype)
+    call = jax.ffi.ffi_call(registry.STATISTICS_TARGET, statistics)
+    own = call(x, operation="cross_entropy_fwd", all_sums=all_sums, **_PLAIN)
+    own_largest, *own_sums = jnp.split(own, 1 + sums, axis=-1)
+    largest = lax.pmax(own_largest, axes)
+    relative = _relative_to(largest, own_largest, own_sums)
+
+    own_label = _own_label(label, cols, axes)
+    has_label = (own_label >= 0) & (own_label < cols)
+    labelled = jnp.take_along_axis(x, jnp.clip(own_label, 0, cols - 1), axis=-1).astype(dtype)
+    labelled = jnp.where(has_label, labelled, 0)
+    *all_of, labelled = jnp.split(
+        lax.psum(jnp.concatenate([*relative, labelled], axis=-1), axes), 1 + sums, axis=-1
+    )
+    is_beyond = label >= cols * lax.axis_size(axes)
+    largest = jnp.where(largest == -jnp.inf, 0, largest)
+    return jnp.concatenate([largest, *all_of, jnp.where(is_beyond, jnp.nan, labelled)], axis=-1)
+
+
+def _relative_to(
+    largest: jax.Array, own_largest: jax.Array, own_sums: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """The sums of a part of each row, made relative to the maximum of the whole row."""
+    rest, count, spread, total, seen = own_sums
+    has_any = own_largest != -jnp.inf
+    difference = jnp.where(has_any, own_largest - largest, 0)
+    factor = jnp.where(has_any, jnp.exp(difference), 0)
+    is_largest = own_largest == largest
+    joining = jnp.where(is_largest, 0, count)
+    spread = factor * (spread + difference * (rest + count))
+    return [
+        (rest + joining) * factor,
+        (count - joining) * factor,
+        jnp.where(factor == 0, 0, spread),
+        total + difference * seen,
+        seen,
+    ]
+
+
+def _grad_in_parts(operands: Sequence[jax.Array], axes: tuple[str, ...]) -> jax.Array:
+    """The gradient of the columns of this device, from what was kept of whole rows."""
+    x, label, kept, cotangent = operands
+    own_label = _own_label(label, x.shape[-1], axes)
+    call = jax.ffi.ffi_call(registry.ROWS_TARGET, jax.ShapeDtypeStruct(x.shape, x.dtype))
+    return call(x, own_label, kept, cotangent, **cross_entropy_grad.call_attributes("auto"))
+
+
+def _fwd_grad_in_parts(
+    operands: Sequence[jax.Array], axes: tuple[str, ...], *, all_sums: bool
+) -> list[jax.Array]:
+    x, label, numbers = operands
+    kept = _fwd_in_parts([x, label], axes, all_sums=all_sums)
+    cotangent = reference.cotangent_of(label, kept, numbers)
+    return [_grad_in_parts([x, label, kept, cotangent], axes), kept]
+
+
+cross_entropy_fwd = primitive.of_operation(
+    "cross_entropy_fwd", reference.cross_entropy_fwd, _fwd_in_parts
+)
+cross_entropy_fwd_grad = primitive.of_operation(
+    "cross_entropy_fwd_grad", reference.cross_entropy_fwd_grad, _fwd_grad_in_parts
+)
+cross_entropy_grad = primitive.of_operation(
+    "cross_entropy_grad", reference.cross_entropy_grad, _grad_in_parts
+)
+# XLA's own kernels: forward mode is rarely what a training step waits for.
+cross_entropy_jvp = primitive.define(
+    name="jaxkernels_cross_entropy_jvp",
+    reference=reference.cross_entropy_jvp,
+    operation=None,
+    full_operands=1,
+    takes_label=True,
+    takes=(len(reference.KEPT),),
+    stores_elements=False,
+    stores=4,
+)
+
+# The two functions below have rules of their own. These are for derivatives of the second order on.
+derivatives.define_jvp_by_reference(cross_entropy_fwd)
+derivatives.define_jvp_by_reference(cross_entropy_fwd_grad)
+derivatives.define_linear(cross_entropy_jvp, transpose=cross_entropy_grad)
+derivatives.define_linear(cross_entropy_grad, transpose=cross_entropy_jvp)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
+def measures(
+    x: jax.Array, label: jax.Array, all_sums: bool, tier: str, require_kernel: bool
+) -> tuple[jax.Array, jax.Array]:
+    """The measures of each row and its maximum. Reverse mode reads x twice and writes its gradient.
+
+    Args:
+        x: logits of shape (..., cols).
+        label: int32, of shape (..., 1): a column, or a negative number for none, where the first
+            measure means nothing. It is NaN for one that is too large.
+        all_sums: whether the last two measures are wanted; without it they are not theirs.
+        tier: as for all kernels.
+        require_kernel: as for all kernels.
+
+    Returns:
+        (lse - x_l, lse - max, entropy, sum (lse - x)) of shape (..., 4), of which the last goes over
+        the elements that are not -inf, and the maximum of shape (..., 1), whose derivative is left
+        to the second. Both in the type that x is computed in.
+    """
+    options = {"tier": tier, "require_kernel": require_kernel}
+    kept = cross_entropy_fwd(x, label, all_sums=all_sums, **options)
+    return reference.measures_of(kept), lax.stop_gradient(kept[..., :1])
+
+
+@measures.defjvp
+def _measures_jvp(
+    all_sums: bool, tier: str, require_kernel: bool, primals: Any, tangents: Any
+) -> Any:
+    x, label = primals
+    options = {"tier": tier, "require_kernel": require_kernel}
+    kept = cross_entropy_fwd(x, label, all_sums=all_sums, **options)
+    largest = lax.stop_gradient(kept[..., :1])
+    tangent = cross_entropy_jvp(x, label, lax.stop_gradient(kept), tangents[0], **options)
+    return (reference.measures_of(kept), largest), (tangent, jnp.zeros_like(largest))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3, 4, 5))
+def weighted_loss(
+    x: jax.Array,
+    label: jax.Array,
+    numbers: jax.Array,
+    all_sums: bool,
+    tier: str,
+    require_kernel: bool,
+) -> jax.Array:
+    """Of each row weight * (q (lse - x_l) + share sum (lse - x) + z lse^2).
+
+    Reverse mode reads x once and writes its gradient as it makes the loss; then that is multiplied by
+    the cotangent of each row. Derivatives of the numbers are there too.
+
+    Args:
+        x: as for `measures`.
+        label: as for `measures`; a row without one gives 0, whatever x is.
+        numbers: of shape (..., 4), (weight, q, share, z) of each row, in the type that x is computed
+            in. A row of the weight 0 has the gradient 0, whatever x is.
+        all_sums: whether a share is not 0.
+        tier: as for all kernels.
+        require_kernel: as for all kernels.
+
+    Returns:
+        Array of shape (..., 1) in the type that x is computed in.
+    """
+    options = {"tier": tier, "require_kernel": require_kernel}
+    kept = cross_entropy_fwd(x, label, all_sums=all_sums, **options)
+    return _loss_of(label, kept, numbers)
+
+
+@weighted_loss.defjvp
+def _weighted_loss_jvp(
+    all_sums: bool, tier: str, require_kernel: bool, primals: Any, tangents: Any
+) -> Any:
+    x, label, numbers = primals
+    dx, _, dnumbers = tangents
+    options = {"tier": tier, "require_kernel": require_kernel}
+    gradient, kept = cross_entropy_fwd_grad(x, label, numbers, all_sums=all_sums, **options)
+    loss, of_numbers = jax.jvp(functools.partial(_loss_of, label, kept), (numbers,), (dnumbers,))
+    wide = loss.dtype
+    of_x = jnp.sum(gradient.astype(wide) * dx.astype(wide), axis=-1, keepdims=True)
+    return loss, of_x + of_numbers
+
+
+def _loss_of(label: jax.Array, kept: jax.Array, numbers: jax.Array) -> jax.Array:
+    """The weighted loss from what was kept of each row."""
+    of_row = reference.measures_of(kept)
+    return reference.loss_of(label >= 0, of_row, kept[..., :1], numbers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Calls:
+    """How `measures` and `weighted_loss` are called.
+
+    Attributes:
+        tier: "auto", or the tier to force.
+        implementation: as the public functions have it.
+        all_sums: as for the two functions.
+    """
+
+    tier: str
+    implementation: Implementation | None
+    all_sums: bool
+
+    @property
+    def _of_kernels(self) -> tuple[bool, str, bool]:
+        return self.all_sums, self.tier, self.implementation == "ffi"
+
+    def measures(self, x: jax.Array, label: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """As the function of that name."""
+        if self.implementation != "xla":
+            return measures(x, label, *self._of_kernels)
+        kept = reference.cross_entropy_fwd(x, label, all_sums=self.all_sums)
+        return reference.measures_of(kept), kept[..., :1]
+
+    def weighted_loss(self, x: jax.Array, label: jax.Array, numbers: jax.Array) -> jax.Array:
+        """As the function of that name."""
+        if self.implementation != "xla":
+            return weighted_loss(x, label, numbers, *self._of_kernels)
+        return reference.loss_of(label >= 0, *self.measures(x, label), numbers)

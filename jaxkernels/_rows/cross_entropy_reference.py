@@ -1,0 +1,149 @@
+"""Cross entropy in plain JAX: what its kernels compute, or runs in their stead, and what follows from it.
+
+Owns: the mathematics of one row, along the last axis. Row scalars have the type that the logits are
+computed in. Also differentiated by JAX, for derivatives of the second order on. Must not know: axes,
+weights, primitives.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxkernels._rows.reference import largest_of, quotient, row_sum, widen
+
+# What cross entropy keeps of a row: its maximum; of exp(x - max) the sum without the maxima, which are
+# exactly 1, their number, and the sum of the terms times x - max; the sum of x - max, and the number,
+# of elements that are not -inf; the element at the label, 0 without one and NaN beyond the row.
+KEPT = ("largest", "rest", "count", "spread", "total", "seen", "labelled")
+
+
+def _logit_terms(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The maximum of each row of logits, 0 of one of -inf alone; x - max, and its exponential.
+
+    Nothing depends on what the terms are relative to, so that it needs no derivative.
+    """
+    wide = widen(x)
+    largest = jax.lax.stop_gradient(largest_of(wide))
+    largest = jnp.where(largest == -jnp.inf, 0, largest)
+    difference = wide - largest
+    return largest, difference, jnp.exp(difference)
+
+
+def _at_label(x: jax.Array, label: jax.Array) -> jax.Array:
+    """Whether an element of a row is the one at its label."""
+    return jax.lax.broadcasted_iota(label.dtype, x.shape, x.ndim - 1) == label
+
+
+def _row_sum_where(where: jax.Array, x: jax.Array) -> jax.Array:
+    return row_sum(jnp.where(where, x, 0))
+
+
+def cross_entropy_fwd(x: jax.Array, label: jax.Array, *, all_sums: bool) -> jax.Array:
+    """What is kept of each row, (..., 7); without `all_sums` three of the numbers are 0."""
+    largest, difference, terms = _logit_terms(x)
+    is_largest = (terms == 1).astype(terms.dtype)
+    if all_sums:
+        is_seen = difference != -jnp.inf
+        finite = jnp.where(is_seen, difference, 0)
+        more = [row_sum(terms * finite), row_sum(finite), row_sum(is_seen.astype(terms.dtype))]
+    else:
+        more = [jnp.zeros_like(largest)] * 3
+    labelled = _row_sum_where(_at_label(x, label), widen(x))
+    kept = (largest, row_sum(terms - is_largest), row_sum(is_largest), *more)
+    is_beyond = label >= x.shape[-1]
+    return jnp.concatenate([*kept, jnp.where(is_beyond, jnp.nan, labelled)], axis=-1)
+
+
+def measures_of(kept: jax.Array) -> jax.Array:
+    """From what is kept of each row to (..., 4): lse - x_l, lse - max, entropy, sum (lse - x)."""
+    largest, rest, count, spread, total, seen, labelled = jnp.split(kept, len(KEPT), axis=-1)
+    log_sum = jnp.log1p(rest + (count - 1))
+    # A label of the logit -inf has no probability, also in a row of nothing else.
+    is_hidden = (labelled == -jnp.inf) & ~jnp.isnan(log_sum)
+    nll = jnp.where(is_hidden, jnp.inf, log_sum + (largest - jnp.where(is_hidden, 0, labelled)))
+    entropy = log_sum - quotient(spread, rest + count)
+    distance = jnp.where(seen == 0, 0, seen * log_sum) - total
+    return jnp.concatenate([nll, log_sum, entropy, distance], axis=-1)
+
+
+def cross_entropy_fwd_grad(
+    x: jax.Array, label: jax.Array, numbers: jax.Array, *, all_sums: bool
+) -> list[jax.Array]:
+    """The gradient of weight * (q (lse - x_l) + share sum (lse - x) + z lse^2), and what is kept.
+
+    Args:
+        x: the logits.
+        label: of shape (..., 1).
+        numbers: of shape (..., 4), (weight, q, share, z) of each row.
+        all_sums: as for `cross_entropy_fwd`; needed where a share is not 0.
+    """
+    kept = cross_entropy_fwd(x, label, all_sums=all_sums)
+    cotangent = cotangent_of(label, kept, numbers)
+    return [cross_entropy_grad(x, label, kept, cotangent), kept]
+
+
+def loss_of(
+    is_counted: jax.Array, measures: jax.Array, largest: jax.Array, numbers: jax.Array
+) -> jax.Array:
+    """Weight * (q (lse - x_l) + share sum (lse - x) + z lse^2) of each row; 0 if it is not counted.
+
+    A row of the weight 0 gives 0 even where its measures are not finite.
+    """
+    weight, q, share, z = jnp.split(numbers, 4, axis=-1)
+    is_finite = jnp.all(jnp.isfinite(measures), axis=-1, keepdims=True)
+    is_counted = is_counted & ((weight != 0) | is_finite)
+    nll, log_sum, _, distance = jnp.split(jnp.where(is_counted, measures, 0), 4, axis=-1)
+    lse = largest + log_sum
+    lse = jnp.where((z == 0) & ~jnp.isfinite(lse), 0, lse)
+    loss = q * nll + share * distance + z * lse**2
+    return jnp.where(is_counted, weight * loss, 0)
+
+
+def cotangent_of(label: jax.Array, kept: jax.Array, numbers: jax.Array) -> jax.Array:
+    """The derivative of that loss with respect to the measures."""
+    weight, q, share, z = jnp.split(numbers, 4, axis=-1)
+    lse = kept[..., :1] + measures_of(kept)[..., 1:2]
+    parts = [weight * q, 2 * weight * z * lse, jnp.zeros_like(weight), weight * share]
+    is_counted = (label >= 0) & (weight != 0)
+    return jnp.where(is_counted, jnp.concatenate(parts, axis=-1), 0)
+
+
+def cross_entropy_grad(
+    x: jax.Array, label: jax.Array, kept: jax.Array, cotangent: jax.Array
+) -> jax.Array:
+    """Gradient of the measures; rows whose cotangents are 0 have the gradient 0.
+
+    It is the derivative of x alone: what was kept is made again.
+    """
+    del kept
+    of_loss, of_lse, of_entropy, of_distance = jnp.split(cotangent, 4, axis=-1)
+    measures = measures_of(cross_entropy_fwd(x, label, all_sums=True))
+    loss, log_sum, entropy, _ = jnp.split(measures, 4, axis=-1)
+    _, difference, terms = _logit_terms(x)
+    p = terms / jnp.exp(log_sum)
+    is_seen = difference != -jnp.inf
+    log_p = jnp.where(is_seen, difference, 0) - log_sum
+    seen = row_sum(is_seen.astype(p.dtype))
+    dx = p * (of_lse - of_entropy * (log_p + entropy) + of_distance * seen) - of_distance
+    # p - 1 at the label, without the rounding of 1 - 1e-9
+    dx = dx + of_loss * jnp.where(_at_label(x, label), jnp.expm1(-loss), p)
+    dx = jnp.where((label >= x.shape[-1]) & (of_loss != 0), jnp.nan, dx)
+    return jnp.where(jnp.any(cotangent != 0, -1, keepdims=True), dx, 0).astype(x.dtype)
+
+
+def cross_entropy_jvp(x: jax.Array, label: jax.Array, kept: jax.Array, dx: jax.Array) -> jax.Array:
+    """Tangents of the measures, the transpose of `cross_entropy_grad`."""
+    del kept
+    measures = measures_of(cross_entropy_fwd(x, label, all_sums=True))
+    _, log_sum, entropy, _ = jnp.split(measures, 4, axis=-1)
+    _, difference, terms = _logit_terms(x)
+    p = terms / jnp.exp(log_sum)
+    is_seen = difference != -jnp.inf
+    log_p = jnp.where(is_seen, difference, 0) - log_sum
+    wide = widen(dx)
+    of_lse = row_sum(p * wide)
+    at_label = _row_sum_where(_at_label(x, label), wide)
+    of_entropy = -row_sum(p * (log_p + entropy) * wide)
+    of_distance = row_sum(is_seen.astype(p.dtype)) * of_lse - row_sum(wide)
+    return jnp.concatenate([of_lse - at_label, of_lse, of_entropy, of_distance], axis=-1)

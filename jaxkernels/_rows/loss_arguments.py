@@ -1,0 +1,163 @@
+"""The arguments of losses over a vocabulary, checked, as rows that the kernels read.
+
+Owns: shapes, dtypes and ranges, and their errors. `name` is the function that errors speak of. Must not
+know: what a loss is made of.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from jaxkernels._core import validate
+from jaxkernels._rows import last_axis
+from jaxkernels._rows.reference import compute_dtype
+from jaxkernels.typing import Reduction
+
+
+def is_known(value: Any, number: float) -> bool:
+    """Whether an option is this number, and not something traced that may be."""
+    return isinstance(value, (int, float)) and value == number
+
+
+def check_range(argument: str, value: Any, least: float, most: float) -> None:
+    """Raises ValueError for a known number outside of a range."""
+    if isinstance(value, (int, float)) and not least <= value <= most:
+        raise ValueError(f"{argument} must be from {least} to {most}; got {value}")
+
+
+def _check_positive(argument: str, value: Any) -> None:
+    """Raises ValueError for a known number that is not positive."""
+    if isinstance(value, (int, float)) and not value > 0:
+        raise ValueError(f"{argument} must be positive; got {value}")
+
+
+def rows_of_logits(
+    name: str, logits: Any, axis: Any, where: Any, soft_cap: Any, temperature: Any
+) -> jax.Array:
+    """The logits as the kernels read them: classes along the last axis, scaled, -inf where hidden."""
+    x = validate.as_array(name, "logits", logits)
+    if not jnp.issubdtype(x.dtype, jnp.integer) and not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"{name}: logits must be real numbers; got {x.dtype}")
+    x = x.astype(validate.computation_dtype(x))
+    if x.dtype.name not in validate.DTYPES:
+        x = x.astype(jnp.float32)
+    try:
+        at = operator.index(axis)
+    except TypeError:
+        raise TypeError(f"{name}: axis must be an integer; got {axis!r}") from None
+    (at,) = validate.canonical_axes(at, x.ndim, x.ndim)
+    mask = None
+    if where is not None:
+        mask = validate.as_mask(name, "where", where)
+        _check_broadcasts(name, "where", mask, "logits", x.shape)
+        mask = _moved_last(mask, x.ndim, at)
+    x = _scaled(name, last_axis.moved_last(x, (at,)), soft_cap, temperature)
+    return x if mask is None else jnp.where(mask, x, jnp.asarray(-jnp.inf, x.dtype))
+
+
+def _moved_last(array: jax.Array, ndim: int, axis: int) -> jax.Array:
+    """An array that broadcasts against one of `ndim` dimensions, whose `axis` moves to the end."""
+    whole = array.reshape((1,) * (ndim - array.ndim) + array.shape)
+    return last_axis.moved_last(whole, (axis,))
+
+
+def _check_broadcasts(
+    name: str, argument: str, array: jax.Array, to: str, shape: tuple[int, ...]
+) -> None:
+    try:
+        fits = jnp.broadcast_shapes(array.shape, shape) == shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{name}: {argument} has shape {array.shape}, which does not broadcast against the shape "
+            f"{shape} of {to}"
+        )
+
+
+def _scaled(name: str, x: jax.Array, soft_cap: Any, temperature: Any) -> jax.Array:
+    """The logits behind the soft cap and the temperature, in the type that they are computed in."""
+    _check_positive("logit_soft_cap", soft_cap)
+    _check_positive("temperature", temperature)
+    wide = compute_dtype(x)
+    if soft_cap is not None:
+        cap = jnp.asarray(soft_cap, wide)
+        x = cap * jnp.tanh(x.astype(wide) / cap)
+    if not is_known(temperature, 1.0):
+        divisor = validate.as_array(name, "temperature", temperature)
+        x = x.astype(wide) / _of_rows(name, "temperature", divisor, x).astype(wide)
+    return x
+
+
+def _of_rows(name: str, argument: str, array: jax.Array, x: jax.Array) -> jax.Array:
+    """Something for each row, with 1 in place of the last dimension of x."""
+    rows = x.shape[:-1]
+    _check_broadcasts(name, argument, array, "the loss", rows)
+    return jnp.expand_dims(jnp.broadcast_to(array, rows), -1)
+
+
+def as_labels(name: str, argument: str, value: Any) -> jax.Array:
+    """`value` as a JAX array. Integers that JAX would cut off at 32 bits stay too large, or too small."""
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype in (np.int64, np.uint64):
+        limits = np.iinfo(np.int32)
+        value = np.clip(value, limits.min if value.dtype == np.int64 else 0, limits.max)
+    return validate.as_array(name, argument, value)
+
+
+def ids(name: str, argument: str, given: jax.Array, x: jax.Array) -> jax.Array:
+    """Labels as the kernels take them: int32, negative for none, the number of classes for too large."""
+    classes = x.shape[-1]
+    if not isinstance(given, Tracer) and given.is_fully_addressable:
+        largest = np.max(np.asarray(given), initial=-1)
+        if largest >= classes:
+            raise ValueError(
+                f"{name}: {argument} must be smaller than {classes}, the number of classes; "
+                f"got {largest}"
+            )
+    limits = np.iinfo(given.dtype)
+    if limits.max > np.iinfo(np.int32).max:
+        given = jnp.clip(given, max(limits.min, -1), classes)
+    return _of_rows(name, argument, given.astype(jnp.int32), x)
+
+
+def probabilities(name: str, given: jax.Array, x: jax.Array, axis: int) -> jax.Array:
+    """A probability for each class, with the classes along the last axis."""
+    if not jnp.issubdtype(given.dtype, jnp.floating):
+        raise TypeError(f"{name}: labels must be integers or probabilities; got {given.dtype}")
+    at = operator.index(axis) % x.ndim
+    shape = (*x.shape[:at], x.shape[-1], *x.shape[at:-1])
+    _check_broadcasts(name, "labels", given, "logits", shape)
+    return _moved_last(given, x.ndim, at).astype(compute_dtype(x))
+
+
+def weights_of_rows(name: str, weights: Any, is_counted: jax.Array, x: jax.Array) -> jax.Array:
+    """The factor of each row; 0 of those that do not count."""
+    wide = compute_dtype(x)
+    if weights is None:
+        return is_counted.astype(wide)
+    given = validate.as_array(name, "weights", weights)
+    return jnp.where(is_counted, _of_rows(name, "weights", given, x).astype(wide), 0)
+
+
+def reducing(weight: jax.Array, reduction: Reduction) -> jax.Array:
+    """The factor of each row within the sum that the reduction is."""
+    if reduction != "mean":
+        return weight
+    total = jnp.sum(weight)
+    return jnp.where(total == 0, 0, weight / jnp.where(total == 0, 1, total))
+
+
+def numbers_of_rows(weight: jax.Array, smoothing: Any, z_loss: Any, x: jax.Array) -> jax.Array:
+    """(weight, q, share, z) of each row, as `kernels.weighted_loss` takes them."""
+    smoothing = jnp.asarray(smoothing, weight.dtype)
+    share = smoothing / max(x.shape[-1], 1)
+    of_all = jnp.stack(
+        [jnp.ones_like(smoothing), 1 - smoothing, share, jnp.asarray(z_loss, share.dtype)]
+    )
+    return jnp.where(jnp.arange(4) == 0, weight, of_all)

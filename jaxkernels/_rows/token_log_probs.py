@@ -1,0 +1,126 @@
+"""The log-probabilities of tokens, on the row kernels of cross entropy.
+
+Owns: the public function. Must not know: how a primitive works, or how a kernel is launched.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jaxkernels._core import validate
+from jaxkernels._rows import cross_entropy_kernels as kernels
+from jaxkernels._rows import loss_arguments
+from jaxkernels.typing import Implementation, Tier
+
+
+@overload
+def token_log_probs(
+    logits: ArrayLike,
+    ids: ArrayLike,
+    *,
+    axis: int = -1,
+    where: ArrayLike | None = None,
+    logit_soft_cap: ArrayLike | None = None,
+    temperature: ArrayLike = 1.0,
+    return_entropy: Literal[False] = ...,
+    tier: Tier | None = None,
+    implementation: Implementation | None = None,
+) -> jax.Array: ...
+
+
+@overload
+def token_log_probs(
+    logits: ArrayLike,
+    ids: ArrayLike,
+    *,
+    axis: int = -1,
+    where: ArrayLike | None = None,
+    logit_soft_cap: ArrayLike | None = None,
+    temperature: ArrayLike = 1.0,
+    return_entropy: Literal[True],
+    tier: Tier | None = None,
+    implementation: Implementation | None = None,
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+@overload
+def token_log_probs(
+    logits: ArrayLike,
+    ids: ArrayLike,
+    *,
+    axis: int = -1,
+    where: ArrayLike | None = None,
+    logit_soft_cap: ArrayLike | None = None,
+    temperature: ArrayLike = 1.0,
+    return_entropy: bool,
+    tier: Tier | None = None,
+    implementation: Implementation | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
+
+
+def token_log_probs(
+    logits: ArrayLike,
+    ids: ArrayLike,
+    *,
+    axis: int = -1,
+    where: ArrayLike | None = None,
+    logit_soft_cap: ArrayLike | None = None,
+    temperature: ArrayLike = 1.0,
+    return_entropy: bool = False,
+    tier: Tier | None = None,
+    implementation: Implementation | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    r"""Log-probabilities of tokens under the softmax of logits: x_id - log sum_j exp(x_j).
+
+    What reinforcement learning on language models needs of each token, with a differentiable entropy
+    of its distribution from the same read of the logits. No array of the size of the logits is made
+    but, in reverse mode, their gradient.
+
+    Args:
+        logits: array of shape (..., V, ...), as for `cross_entropy`.
+        ids: integers of any dtype, of the shape of logits without `axis` or broadcasting against it:
+            the token of each row. A negative one leaves its row out: 0, with the gradient 0.
+        axis: the axis of the tokens.
+        where: mask of bool that broadcasts against logits; tokens where it is False are left out, and
+            have the log-probability -inf.
+        logit_soft_cap: as for `cross_entropy`.
+        temperature: as for `cross_entropy`.
+        return_entropy: returns the entropy of the softmax of each row as well.
+        tier: as for `softmax`.
+        implementation: as for `cross_entropy`.
+
+    Returns:
+        The log-probabilities, of the shape of logits without `axis`; float32, or float64 of float64.
+        With `return_entropy` a pair of such arrays, the second that of the entropies.
+
+    Raises:
+        As `cross_entropy`.
+
+    Notes:
+        Those of `cross_entropy` with the reduction "none" hold here.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jaxkernels as jk
+        >>> log_probs, entropy = jk.token_log_probs(
+        ...     jnp.array([[0.0, 0.0], [9.0, -jnp.inf]]), jnp.array([1, 0]), return_entropy=True
+        ... )
+        >>> print(log_probs, entropy)
+        [-0.6931472  0.       ] [0.6931472 0.       ]
+    """
+    name = "token_log_probs"
+    validate.check_row_options(implementation, tier)
+    validate.check_static(axis=axis, return_entropy=return_entropy)
+    given = loss_arguments.as_labels(name, "ids", ids)
+    if not jnp.issubdtype(given.dtype, jnp.integer):
+        raise TypeError(f"{name}: ids must be integers; got {given.dtype}")
+    x = loss_arguments.rows_of_logits(name, logits, axis, where, logit_soft_cap, temperature)
+    label = loss_arguments.ids(name, "ids", given, x)
+    measures, _ = kernels.Calls(tier or "auto", implementation, return_entropy).measures(x, label)
+    # A difference is 0 where the loss is, not -0.
+    log_probs = jnp.squeeze(0 - jnp.where(label >= 0, measures[..., :1], 0), -1)
+    return (log_probs, jnp.squeeze(measures[..., 2:3], -1)) if return_entropy else log_probs

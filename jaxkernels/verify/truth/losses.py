@@ -1,0 +1,182 @@
+"""Cross entropy in exact arithmetic, but for the roundings of a much wider type, and how far a kernel may be from it.
+
+A row x with a label l has four measures: lse - x_l, lse, the entropy and sum (lse - x), the last over what is not -inf.
+Losses are made of them, and gradients follow from their cotangents. The bounds are derived as those of `tolerance`,
+whose notation holds here: u, d = x - max, S, sigma. In units of u:
+
+* The kernels keep the sum of the terms without the maxima, of which each errs by its exponential (4 + 3 |d| of
+  float32, whose exponentials are the hardware's here as those of half types are), by one more where parts of a row meet,
+  and by sigma. log S = log1p(rest + count - 1) errs by all that, weighed by the terms' share of S, so that a loss near 0
+  is right to a few units of its own last place.
+* Differences x - max are rounded once, and so is what is added to them.
+* A sum of exp(d) d errs by its terms, each by |d| more, and by sigma; a sum of d by sigma. Where parts meet, both get
+  another maximum: two roundings more of each.
+* A gradient is p (a + b d) - c. p errs by its exponential, which is compensated in float32, and by S; a and b by a few
+  roundings and what the entropy's mean of d errs by. At the label it is expm1(-loss), which errs by the loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxkernels.verify.truth.compare import widen
+from jaxkernels.verify.truth.tolerance import (
+    HALF_ARGUMENT_ERROR,
+    HALF_EXP_ERROR,
+    LOG_ERROR,
+    PRECISION,
+    sum_error,
+)
+
+MEASURES = ("nll", "lse", "entropy", "distance")
+
+
+def _total(values: np.ndarray) -> np.ndarray:
+    return np.sum(values, axis=-1, keepdims=True)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of logits with a label each.
+
+    Attributes:
+        x: of shape (rows, cols), in the storage type.
+        label: of shape (rows,); negative for none.
+        accumulators: partial sums that a row has at least.
+    """
+
+    x: np.ndarray
+    label: np.ndarray
+    accumulators: int
+
+    @property
+    def precision(self) -> Any:
+        """What is known of the storage type."""
+        return PRECISION[self.x.dtype.name]
+
+    @property
+    def wide(self) -> np.ndarray:
+        """The logits in the type of the truth."""
+        return widen(self.x)
+
+    @property
+    def d(self) -> np.ndarray:
+        """The logits less their maximum."""
+        return self.wide - np.max(self.wide, axis=-1, keepdims=True, initial=-np.inf)
+
+    @property
+    def rest(self) -> np.ndarray:
+        """S - 1."""
+        is_largest = self.d == 0
+        return _total(np.where(is_largest, 0, np.exp(self.d))) + (_total(is_largest) - 1)
+
+    @property
+    def p(self) -> np.ndarray:
+        """The softmax."""
+        return np.exp(self.d) / (1 + self.rest)
+
+    @property
+    def is_label(self) -> np.ndarray:
+        """Whether an element is the one at its row's label."""
+        return np.arange(self.x.shape[-1]) == self.label[:, None]
+
+    @property
+    def finite(self) -> np.ndarray:
+        """The differences d, 0 where they are infinite or NaN."""
+        return np.where(np.isfinite(self.d), self.d, 0)
+
+    @property
+    def seen(self) -> np.ndarray:
+        """The elements that are not -inf."""
+        return _total(self.d != -np.inf)
+
+    def measures(self) -> np.ndarray:
+        """The truth of the measures, (rows, 4)."""
+        with np.errstate(all="ignore"):
+            largest, log_sum = self.wide.max(-1, keepdims=True), np.log1p(self.rest)
+            at_label = _total(np.where(self.is_label, self.d, 0))
+            beyond = (self.label >= self.x.shape[-1])[:, None]
+            nll = np.where(beyond, np.nan, log_sum - at_label)
+            entropy = log_sum - _total(self.p * self.finite)
+            distance = self.seen * log_sum - _total(self.finite)
+            # Of rows with NaN or inf.
+            nan = 0 * _total(np.where(self.d == -np.inf, 0, self.d))
+            lse = largest + log_sum
+            return np.concatenate([nll, lse, entropy + nan, distance + nan], axis=-1)
+
+    def _errors(self) -> dict[str, np.ndarray]:
+        p, size = self.precision, np.abs(self.finite)
+        weight = np.where(np.isfinite(self.p), self.p, 0)
+        single = self.x.dtype.name != "float64"
+        exp_error = HALF_EXP_ERROR + HALF_ARGUMENT_ERROR * size if single else p.exp_error + size
+        each = exp_error + p.exp_error + 1
+        sigma = sum_error(self.x.shape[-1], self.accumulators, alike=True) + 2
+        others = np.where(self.finite < 0, weight, 0)
+        log_sum = np.where(np.isfinite(self.rest), np.log1p(self.rest), 0)
+        flush = p.flush * self.x.shape[-1] / p.u
+        log_error = _total(others * (each + sigma)) + LOG_ERROR * log_sum + flush
+        mean = _total(weight * size)
+        mean_error = _total(weight * size * (each + sigma + 4)) + 4 * mean + flush
+        return {"log": log_error, "mean": mean_error, "log_sum": log_sum, "sigma": sigma}
+
+    def measure_bounds(self) -> np.ndarray:
+        """The largest errors of the measures, (rows, 4)."""
+        with np.errstate(all="ignore"):
+            truth = self.measures()
+            size = np.where(np.isfinite(truth), np.abs(truth), 0)
+            error, log_sum = self._errors(), self._errors()["log_sum"]
+            at_label = _total(np.where(self.is_label, np.abs(self.finite), 0))
+            of_entropy = error["log"] + error["mean"] + 2 * log_sum + size[:, 2:3]
+            distances = (error["sigma"] + 2) * _total(np.abs(self.finite))
+            of_distance = self.seen * (error["log"] + log_sum) + distances + size[:, 3:]
+            bounds = [
+                error["log"] + at_label + size[:, :1],
+                error["log"] + size[:, 1:2],
+                of_entropy,
+                of_distance,
+            ]
+            return self.precision.u * np.concatenate(bounds, axis=-1)
+
+    def gradient(self, cotangent: np.ndarray) -> np.ndarray:
+        """The truth of the gradient, given the cotangents of the measures, (rows, 4)."""
+        with np.errstate(all="ignore"):
+            of_nll, of_lse, of_entropy, of_distance = np.split(widen(cotangent), 4, axis=-1)
+            measures = self.measures()
+            log_p = self.finite - np.log1p(self.rest)
+            entropy_part = np.where(of_entropy == 0, 0, of_entropy * (log_p + measures[:, 2:3]))
+            dx = self.p * (of_lse - entropy_part + of_distance * self.seen) - of_distance
+            nll = np.where(np.isnan(measures[:, :1]), 0, measures[:, :1])
+            dx = dx + of_nll * np.where(self.is_label, np.expm1(-nll), self.p)
+            dx = np.where((of_nll != 0) & (self.label >= self.x.shape[-1])[:, None], np.nan, dx)
+            return np.where((widen(cotangent) != 0).any(-1, keepdims=True), dx, 0)
+
+    def gradient_bound(
+        self, cotangent: np.ndarray, cotangent_error: np.ndarray | float = 0.0
+    ) -> np.ndarray:
+        """The largest error of the gradient; the cotangents may err by `cotangent_error`, (rows, 4)."""
+        with np.errstate(all="ignore"):
+            p = self.precision
+            g = np.where(np.isfinite(cotangent), np.abs(widen(cotangent)), 0)
+            of_nll, of_lse, of_entropy, of_distance = np.split(g, 4, axis=-1)
+            off = np.broadcast_to(widen(np.asarray(cotangent_error, np.float64)), g.shape)
+            error = self._errors()
+            weight, d = np.where(np.isfinite(self.p), self.p, 0), np.abs(self.finite)
+            truth = self.gradient(cotangent)
+            size = np.where(np.isfinite(truth), np.abs(truth), 0)
+            exp_error = p.exp_error + p.argument_error * d
+            s_error = error["log"] + LOG_ERROR  # of log S, and so relative of S
+            mean = _total(weight * d)
+            parts = of_nll + of_lse + of_distance * self.seen + of_entropy * (mean + d)
+            own = weight * (
+                parts * (exp_error + s_error + 8) + of_entropy * (error["mean"] + 4 * (mean + d))
+            )
+            loss = np.where(np.isfinite(self.measures()[:, :1]), self.measures()[:, :1], 0)
+            at_label = of_nll * (self.measure_bounds()[:, :1] / p.u * weight + 3 * -np.expm1(-loss))
+            at_label = at_label + weight * parts * (self.measure_bounds()[:, :1] / p.u + 4)
+            own = own + np.where(self.is_label, np.where(np.isfinite(at_label), at_label, 0), 0)
+            of_cotangents = weight * _total(off * [1, 1, 1, 1]) * (1 + self.seen + mean + d)
+            stored = (p.us + p.u) * size + p.u * 2 * of_distance
+            return p.u * own + of_cotangents + stored + p.smallest + p.flush * (parts + 2)

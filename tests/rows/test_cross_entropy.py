@@ -1,0 +1,368 @@
+"""Values of cross entropy, of its gradients and of what is returned beside it, against the truth in float64."""
+
+import functools
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from rows_of_losses import assert_within
+
+import jaxkernels as jk
+from jaxkernels._rows import cross_entropy_kernels as kernels
+from jaxkernels._rows import cross_entropy_reference
+from jaxkernels.verify.truth.losses import MEASURES, Rows
+
+dtypes = pytest.mark.parametrize("dtype", oracle.DTYPES)
+tiers = pytest.mark.parametrize("tier", cases.TIERS)
+KINDS = ("normal", "wide", "outliers", "offset", "equal", "minus_inf")
+# Lengths on either side of what the kernels do differently: a tile of the CPU, a pack, staged rows, the tiers.
+SHAPES = (
+    (9, 1),
+    (17, 2),
+    (33, 5),
+    (16, 48),
+    (9, 49),
+    (17, 128),
+    (5, 257),
+    (9, 1001),
+    (4, 1024),
+    (3, 4099),
+    (2, 50257),
+)
+
+
+def labels_of(rows, cols, seed=0):
+    """Labels, of which one in five is negative."""
+    rng = np.random.default_rng([seed, rows, cols])
+    label = rng.integers(0, cols, rows).astype(np.int32)
+    return np.where(rng.random(rows) < 0.2, -1, label).astype(np.int32)
+
+
+def rows_of(x, label, dtype, tier=None):
+    lanes = cases.accumulators("cross_entropy_fwd", x.shape, dtype, tier)
+    return Rows(x, label, min(lanes, 4))
+
+
+def serves(tier, shape, dtype):
+    operations = ("cross_entropy_fwd", "cross_entropy_fwd_grad")
+    return tier is None or all(cases.plan_or_none(shape, dtype, op, tier) for op in operations)
+
+
+@functools.partial(jax.jit, static_argnames="tier")
+def kernels_of(calls, tier):
+    """The three kernels of many (x, label, numbers, cotangent), in one program."""
+    options = {"tier": tier or "auto", "require_kernel": True}
+    results = []
+    for x, label, numbers, cotangent in calls:
+        kept = kernels.cross_entropy_fwd(x, label, all_sums=True, **options)
+        both = kernels.cross_entropy_fwd_grad(x, label, numbers, all_sums=True, **options)
+        dx = kernels.cross_entropy_grad(x, label, kept, cotangent, **options)
+        results.append((cross_entropy_reference.measures_of(kept), kept, both, dx))
+    return results
+
+
+def check_kernels(xs, dtype, tier=None, seed=0):
+    """Holds the kernels against the truth, with random numbers and cotangents for each row."""
+    wide = oracle.compute(dtype)
+    calls = []
+    for x in xs:
+        rng = np.random.default_rng([seed, *x.shape])
+        label = labels_of(*x.shape, seed)
+        numbers = rng.uniform(0.05, 1, (len(x), 4)).astype(wide) / [1, 1, x.shape[-1], 50]
+        numbers[1::4, 0] = 0
+        cotangent = rng.standard_normal((len(x), 4)).astype(wide) / [1, 1, 1, x.shape[-1]]
+        cotangent[label < 0, 0] = 0
+        calls.append((x, label[:, None], numbers.astype(wide), cotangent.astype(wide)))
+    with cases.x64(dtype):
+        found = jax.device_get(kernels_of(calls, tier))
+    for (x, label, numbers, cotangent), (measures, kept, both, dx) in zip(
+        calls, found, strict=True
+    ):
+        rows = rows_of(x, label[:, 0], dtype, tier)
+        truth, bounds = rows.measures(), rows.measure_bounds()
+        measures = np.array(measures)
+        measures[:, 1] += kept[:, 0]
+        for i, name in enumerate(MEASURES):
+            with_label = label[:, 0] >= 0 if name == "nll" else slice(None)
+            got, want, limit = (a[with_label, i] for a in (measures, truth, bounds))
+            assert_within(got, want, limit, f"{name} {x.shape} {dtype}")
+        assert_within(
+            dx,
+            rows.gradient(cotangent),
+            rows.gradient_bound(cotangent),
+            f"gradient {x.shape} {dtype}",
+        )
+        np.testing.assert_array_equal(both[1], kept)
+        weight, q, share, z = (oracle.widen(n)[:, None] for n in numbers.T)
+        with np.errstate(all="ignore"):
+            of_lse = 2 * weight * z * truth[:, 1:2]
+            given = np.concatenate([weight * q, of_lse, 0 * q, weight * share], axis=-1)
+            given = np.where((label >= 0) & (weight != 0), given, 0)
+            off = np.zeros_like(given)
+            off[:, 1:2] = np.abs(2 * weight * z * bounds[:, 1:2])
+        limit = rows.gradient_bound(given, np.where(np.isfinite(off), off, 0))
+        limit = limit + 8 * rows.precision.u * np.abs(given).sum(-1, keepdims=True)
+        assert_within(both[0], rows.gradient(given), limit, f"with the loss {x.shape} {dtype}")
+
+
+@tiers
+@dtypes
+def test_kernels_of_all_kinds(dtype, tier):
+    xs = [
+        cases.logits(kind, *shape, dtype)
+        for kind in KINDS
+        for shape in SHAPES
+        if serves(tier, shape, dtype) and (cases.ON_GPU or shape[-1] < 50000 or kind == "normal")
+    ]
+    check_kernels(xs, dtype, tier)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 16, 257])
+def test_numbers_of_rows(rows):
+    for dtype in ("float32", "bfloat16"):
+        check_kernels([cases.logits("normal", rows, cols, dtype) for cols in (1, 19, 600)], dtype)
+
+
+@dtypes
+def test_a_confident_row_keeps_the_digits_of_its_loss(dtype):
+    """1e-9 beside 1 is lost where terms of the maximum are summed with the others."""
+    x = np.full((3, 40), -30, oracle.storage(dtype))
+    x[:, 7] = [-9.28125, -8.5, -2]  # exact in all types; the first row is won by 1 - 1e-9
+    label = np.full(3, 7, np.int32)
+    want = Rows(x, label, 4).measures()[:, 0]
+    assert 0 < want[0] < 1e-7
+    with cases.x64(dtype):
+        loss, dx = jax.value_and_grad(lambda x: jk.cross_entropy(x, label).sum())(x)
+        losses = jk.cross_entropy(x, label)
+        mean = jax.grad(lambda x: jk.cross_entropy(x, label, reduction="sum"))(x)
+    np.testing.assert_allclose(losses, want.astype(np.float64), rtol=2e-6)
+    np.testing.assert_allclose(loss, float(want.sum()), rtol=2e-6)
+    eps = max(float(jnp.finfo(dtype).eps), 2e-6)
+    if dtype != "float16":  # in which a gradient of 1e-9 is 0
+        for gradient in (dx, mean):
+            np.testing.assert_allclose(
+                oracle.widen(gradient)[:, 7].astype(np.float64),
+                np.expm1(-want).astype(np.float64),
+                rtol=eps,
+            )
+
+
+@dtypes
+def test_special_rows(dtype):
+    """NaN propagates, and to no neighbour; -inf is a class of no probability, of a label it is infinite."""
+    x = cases.logits("normal", 8, 70, dtype)
+    x[1, 3] = np.nan
+    x[2, 5] = -np.inf
+    x[3, :] = -np.inf
+    x[3, 9] = 2
+    x[4, 5] = np.inf
+    label = np.array([0, 1, 5, 9, 1, -1, 69, 2], np.int32)
+    with cases.x64(dtype):
+        loss, dx = jax.jit(
+            lambda x: (
+                jk.cross_entropy(x, label),
+                jax.grad(lambda x: jk.cross_entropy(x, label).sum())(x),
+            )
+        )(x)
+    loss, dx = (np.asarray(oracle.widen(a), np.float64) for a in (loss, dx))
+    assert np.isnan(loss[[1, 4]]).all()
+    assert np.isnan(dx[1]).all()
+    assert loss[2] == np.inf
+    assert dx[2, 5] == -1
+    assert np.isfinite(dx[[0, 2, 3, 5, 6, 7]]).all()
+    assert loss[3] == 0
+    assert (dx[3] == 0).all()
+    assert np.isfinite(loss[[0, 3, 5, 6, 7]]).all()
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@dtypes
+def test_rows_without_labels_and_weights_change_nothing(dtype, reduction):
+    """Their loss and gradient are 0, be their logits NaN, and the others' are what they are without them."""
+    x = cases.logits("normal", 6, 33, dtype)
+    label = np.array([4, -1, 0, 32, -7, 9], np.int32)
+    weights = np.array([0.5, 3, 2, 0, 1, 1], np.float32)
+    x[[1, 3]] = np.nan
+    counted = np.array([0, 2, 5])
+
+    def loss(x, label, weights):
+        return jnp.sum(jk.cross_entropy(x, label, weights=weights, reduction=reduction))
+
+    with cases.x64(dtype):
+        value = jax.jit(jax.value_and_grad(loss))
+        got, dx = value(x, label, weights)
+        want, dx_of_counted = value(x[counted], label[counted], weights[counted])
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    assert (np.asarray(dx, np.float32)[[1, 3, 4]] == 0).all()
+    eps = float(jnp.finfo(dtype).eps)
+    a, b = (oracle.widen(d).astype(np.float64) for d in (dx[counted], dx_of_counted))
+    np.testing.assert_allclose(a, b, rtol=4 * eps, atol=eps * 1e-3)
+
+
+def test_a_batch_without_labels():
+    x = cases.logits("normal", 5, 40, "float32")
+    label = np.full(5, -1)
+    for reduction in ("mean", "sum"):
+        loss, dx = jax.value_and_grad(functools.partial(jk.cross_entropy, reduction=reduction))(
+            x, label
+        )
+        assert loss == 0
+        assert (dx == 0).all()
+    mean = jk.cross_entropy(x, np.zeros(5, int), weights=np.zeros(5), reduction="mean")
+    assert mean == 0
+
+
+def test_reductions():
+    """The mean is that of the rows that count, or of their weights."""
+    x, label = cases.logits("normal", 12, 30, "float32"), labels_of(12, 30)
+    weights = np.linspace(0.1, 2, 12).astype(np.float32)
+    losses = np.asarray(jk.cross_entropy(x, label), np.float64)
+    counted = label >= 0
+    assert 0 < counted.sum() < 12
+    mean, total = (jk.cross_entropy(x, label, reduction=r) for r in ("mean", "sum"))
+    np.testing.assert_allclose([mean, total], [losses[counted].mean(), losses.sum()], rtol=1e-6)
+    weighted = np.asarray(jk.cross_entropy(x, label, weights=weights), np.float64)
+    np.testing.assert_allclose(weighted, losses * weights, rtol=1e-6)
+    mean = jk.cross_entropy(x, label, weights=weights, reduction="mean")
+    np.testing.assert_allclose(mean, weighted.sum() / weights[counted].sum(), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+)
+def test_labels_of_every_dtype(dtype):
+    """Also where there are more classes than the type can count."""
+    x = cases.logits("normal", 4, 300, "float32")
+    label = np.array([0, 3, 100, 127], dtype)
+    with jax.enable_x64(True):
+        got = jax.jit(jk.cross_entropy)(x, label)
+        signed = np.issubdtype(dtype, np.signedinteger)
+        if signed:
+            label[1] = np.iinfo(dtype).min
+            assert jax.jit(jk.cross_entropy)(x, label)[1] == 0
+        if np.iinfo(dtype).max > 300:
+            label[2] = np.iinfo(dtype).max
+            assert np.isnan(jax.jit(jk.cross_entropy)(x, label)[2])
+    want = jk.cross_entropy(x, np.array([0, 3, 100, 127]))
+    np.testing.assert_array_equal(got, want)
+
+
+def test_a_label_beyond_the_classes():
+    """An error where labels are known; where they are traced, NaN in that row and its gradient alone."""
+    x, label = cases.logits("normal", 3, 10, "float32"), np.array([9, 10, 0])
+    with pytest.raises(
+        ValueError, match=r"labels must be smaller than 10, the number of classes; got 10"
+    ):
+        jk.cross_entropy(x, label)
+    with pytest.raises(ValueError, match=r"token_log_probs: .* smaller than 10"):
+        jk.token_log_probs(x, jnp.asarray(label))
+    with pytest.raises(ValueError, match="smaller than 10"):  # and not 3, as JAX would make of it
+        jk.cross_entropy(x, np.array([0, 2**32 + 3, 0]))
+    for reduction in ("none", "sum"):
+        loss = jax.jit(lambda x, label: jnp.sum(jk.cross_entropy(x, label, reduction=reduction)))  # noqa: B023
+        value, dx = jax.value_and_grad(loss)(x, label)
+        assert np.isnan(value)
+        assert np.isnan(dx[1]).all()
+        assert np.isfinite(dx[np.array([0, 2])]).all()
+    losses = jax.jit(jk.cross_entropy)(x, label)
+    np.testing.assert_array_equal(np.isnan(losses), [False, True, False])
+
+
+def test_loss_scaling_of_float16():
+    """A hundred thousand tokens: 1 / N is nearly nothing in float16, and times 65536 it is something again."""
+    rows, cols, scale = 100_000, 4, 65536.0
+    x = np.random.default_rng(0).standard_normal((rows, cols)).astype(np.float16)
+    label = np.arange(rows) % cols
+
+    def loss(x, dtype):
+        return scale * jk.cross_entropy(x.astype(dtype), label, reduction="mean")
+
+    with jax.enable_x64(True):
+        dx = np.asarray(
+            jax.jit(jax.grad(functools.partial(loss, dtype=jnp.float16)))(x), np.float64
+        )
+        want = np.asarray(
+            jax.jit(jax.grad(functools.partial(loss, dtype=jnp.float64)))(x.astype(np.float64))
+        )
+    np.testing.assert_allclose(dx, want, rtol=2.0**-10, atol=1e-9)
+
+
+def test_gradients_of_a_mean_are_rounded_once():
+    """Those of bfloat16 with a cotangent of 1 are those of float32, rounded."""
+    x = cases.logits("normal", 16, 100, "bfloat16")
+    label = np.arange(16)
+    dx = jax.grad(lambda x: jk.cross_entropy(x, label, reduction="mean"))(x)
+    want = jax.grad(lambda x: jk.cross_entropy(x, label, reduction="mean"))(x.astype(np.float32))
+    assert dx.dtype == jnp.bfloat16
+    apart = np.abs(oracle.widen(dx) - oracle.widen(want)) / np.abs(oracle.widen(want))
+    assert apart.max() <= 2.0**-8 * 1.01
+    powers = jax.grad(lambda x: 4 * jk.cross_entropy(x, label, reduction="mean"))(x)
+    np.testing.assert_array_equal(powers, 4 * dx)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_give_the_same_bits_whatever_the_batch(dtype):
+    for cols in (33, 1000, 5003):
+        x, label = cases.logits("normal", 12, cols, dtype), np.arange(12)
+        program = jax.jit(
+            jax.value_and_grad(lambda x, label: jnp.sum(jk.cross_entropy(x, label) ** 2))
+        )
+        losses = jax.jit(jk.cross_entropy)
+        _, dx = program(x, label)
+        for _ in range(3):
+            np.testing.assert_array_equal(dx, program(x, label)[1])
+        for rows in (slice(0, 1), slice(3, 8), slice(11, 12)):
+            np.testing.assert_array_equal(losses(x[rows], label[rows]), losses(x, label)[rows])
+            np.testing.assert_array_equal(program(x[rows], label[rows])[1], dx[rows])
+
+
+MISTAKES = {
+    "label off by one": lambda x, label, e: truth_of(x, (label + 1) % x.shape[-1], e),
+    "smoothing without its -e": lambda x, label, e: (
+        truth_of(x, label, e) + e * truth_of(x, label, 0)
+    ),
+    "sum over a padded row": lambda x, label, e: truth_of(np.pad(x, ((0, 0), (0, 1))), label, e),
+    "tail element lost": lambda x, label, e: truth_of(x[:, :-1], label, e),
+    "log to base two": lambda x, label, e: truth_of(x, label, e) / np.log(2),
+}
+
+
+def truth_of(x, label, smoothing):
+    measures = Rows(x, label, 4).measures()
+    return (1 - smoothing) * measures[:, 0] + smoothing / x.shape[-1] * measures[:, 3]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_bounds_notice_mistakes(mistake):
+    for smoothing in (0.0, 0.1):
+        if smoothing == 0 and mistake == "smoothing without its -e":
+            continue
+        x = cases.logits("normal", 6, 60, "float32") / 6
+        label = np.arange(6)
+        bounds = Rows(x, label, 4).measure_bounds()
+        limit = bounds[:, 0] + smoothing / 60 * bounds[:, 3]
+        right = np.asarray(jk.cross_entropy(x, label, label_smoothing=smoothing))
+        assert_within(right, truth_of(x, label, smoothing), limit + 1e-6, "right")
+        wrong = MISTAKES[mistake](x, label, smoothing)
+        assert (np.abs(wrong - truth_of(x, label, smoothing)) > 4 * (limit + 1e-6)).all()
+
+
+def test_ignored_rows_counted_in_the_mean_are_noticed():
+    x, label = cases.logits("normal", 6, 50, "float32"), np.array([1, -1, 2, 3, -1, 4])
+    wrong = np.asarray(jk.cross_entropy(x, label)).mean()
+    assert abs(wrong - jk.cross_entropy(x, label, reduction="mean")) > 0.1
+
+
+@dtypes
+def test_rows_of_no_columns_and_no_rows(dtype):
+    with cases.x64(dtype):
+        x = jnp.zeros((0, 7), dtype)
+        label = jnp.zeros((0,), int)
+        assert jk.cross_entropy(x, label).shape == (0,)
+        assert jk.cross_entropy(x, label, reduction="mean") == 0
+        assert jax.grad(lambda x: jk.cross_entropy(x, label).sum())(x).shape == (0, 7)
+        empty = jax.jit(jk.cross_entropy)(jnp.zeros((3, 0), dtype), jnp.array([-1, 0, -1]))
+        np.testing.assert_array_equal(np.isnan(empty), [False, True, False])

@@ -1,0 +1,191 @@
+"""What cross entropy and its siblings take, and what they raise."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkernels as jk
+from jaxkernels.verify.truth.losses import Rows
+
+X = np.random.default_rng(0).standard_normal((3, 5, 7)).astype(np.float32)
+LABEL = np.random.default_rng(1).integers(0, 7, (3, 5))
+
+
+def nll(x, label):
+    return -np.take_along_axis(np.asarray(jax.nn.log_softmax(x)), label[..., None], -1)[..., 0]
+
+
+def close(got, want):
+    np.testing.assert_allclose(got, want, rtol=3e-6, atol=3e-6)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
+def test_any_axis(axis):
+    x = np.moveaxis(X, -1, axis)
+    close(jk.cross_entropy(x, LABEL, axis=axis), nll(X, LABEL))
+    close(jk.token_log_probs(x, LABEL, axis=axis), -nll(X, LABEL))
+    probabilities = np.moveaxis(np.eye(7, dtype=np.float32)[LABEL], -1, axis)
+    close(jk.cross_entropy(x, probabilities, axis=axis), nll(X, LABEL))
+    dx = jax.grad(lambda x: jk.cross_entropy(x, LABEL, axis=axis, reduction="sum"))(x)
+    want = jax.grad(lambda x: jk.cross_entropy(x, LABEL, reduction="sum"))(X)
+    close(np.moveaxis(dx, axis, -1), want)
+
+
+def test_shapes_that_broadcast():
+    """Labels, weights and temperatures against the loss; masks and probabilities against the logits."""
+    close(jk.cross_entropy(X, 3), nll(X, np.full((3, 5), 3)))
+    close(jk.cross_entropy(X, LABEL[0]), nll(X, np.broadcast_to(LABEL[0], (3, 5))))
+    close(jk.cross_entropy(X[0, 0], 2), nll(X[0, 0], np.array(2)))
+    weights = np.array([[1.0], [2], [3]], np.float32)
+    close(jk.cross_entropy(X, LABEL, weights=weights), nll(X, LABEL) * weights)
+    close(jk.cross_entropy(X, LABEL, temperature=weights), nll(X / weights[..., None], LABEL))
+    uniform = jk.cross_entropy(X, np.full(7, 1 / 7, np.float32))
+    close(uniform, -np.mean(jax.nn.log_softmax(X), -1))
+    seen = np.arange(7) > 2
+    hidden = np.where(seen, X, -np.inf)
+    with np.errstate(all="ignore"):
+        close(jk.cross_entropy(X, LABEL, where=seen), nll(hidden, LABEL))
+
+
+def test_hidden_classes():
+    """A label among them is infinite; smoothing goes over the others; their gradient is 0, be they NaN."""
+    seen = np.random.default_rng(2).random(X.shape) < 0.6
+    seen[0, 0] = False
+    x = np.where(seen, X, np.nan).astype(np.float32)
+    loss, lse, entropy = jk.cross_entropy(
+        *(x, LABEL), where=seen, return_lse=True, return_entropy=True
+    )
+    log_p = np.asarray(jax.nn.log_softmax(np.where(seen, X, -np.inf)), np.float64)
+    label_is_seen = np.take_along_axis(seen, LABEL[..., None], -1)[..., 0]
+    assert (~label_is_seen).any()
+    assert (np.asarray(loss)[~label_is_seen] == np.inf).all()
+    close(np.asarray(loss)[label_is_seen], nll(np.where(seen, X, -np.inf), LABEL)[label_is_seen])
+    assert lse[0, 0] == -np.inf
+    some = seen.any(-1)
+    with np.errstate(all="ignore"):
+        want = -np.sum(np.where(seen, np.exp(log_p) * log_p, 0), -1)
+    close(np.asarray(entropy)[some], want[some])
+    smooth = jk.cross_entropy(x, LABEL, where=seen, label_smoothing=0.2)
+    rest = -np.sum(np.where(seen, log_p, 0), -1) * 0.2 / 7
+    close(np.asarray(smooth)[label_is_seen], (0.8 * np.asarray(loss) + rest)[label_is_seen])
+    for reduction in ("none", "sum"):
+        dx = jax.grad(
+            lambda x: jnp.sum(
+                jk.cross_entropy(x, LABEL, where=seen, label_smoothing=0.2, reduction=reduction)  # noqa: B023
+            )
+        )(x)
+        assert (np.asarray(dx)[~seen] == 0).all()
+        assert np.isfinite(np.asarray(dx)[label_is_seen]).all()
+
+
+def test_probabilities():
+    """Any that are not negative; where one is 0, what it multiplies may be infinite."""
+    p = np.random.default_rng(3).random(X.shape).astype(np.float32)
+    p[..., 2] = 0
+    x = X.copy()
+    x[..., 2] = -np.inf
+    log_p = np.asarray(jax.nn.log_softmax(x), np.float64)
+    with np.errstate(all="ignore"):
+        want = -np.sum(np.where(p == 0, 0, p * log_p), -1)
+    close(jk.cross_entropy(x, p), want)
+    close(jk.cross_entropy(x, p, reduction="mean"), want.mean())
+    dx = jax.grad(lambda x: jk.cross_entropy(x, p, reduction="sum"))(x)
+    close(dx, p.sum(-1, keepdims=True) * np.exp(log_p) - p)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "float8_e4m3fn", "float16", "bfloat16"])
+def test_dtypes_of_logits(dtype):
+    x = jnp.asarray(np.arange(12).reshape(3, 4), dtype)
+    loss = jk.cross_entropy(x, np.array([0, 1, 2]))
+    assert loss.dtype == jnp.float32
+    close(loss, nll(np.asarray(x, np.float32), np.array([0, 1, 2])))
+
+
+def test_results():
+    loss, lse, entropy = jk.cross_entropy(X, LABEL, return_lse=True, return_entropy=True)
+    rows = Rows(X.reshape(-1, 7), LABEL.reshape(-1), 1).measures()
+    for got, want in zip((loss, lse, entropy), rows.T[:3], strict=True):
+        close(np.ravel(got), want)
+    mean, lse = jk.cross_entropy(X, LABEL, reduction="mean", return_lse=True)
+    assert mean.shape == ()
+    assert lse.shape == LABEL.shape
+    ignored = np.full_like(LABEL, -1)
+    close(jk.cross_entropy(X, ignored, return_lse=True)[1], lse)
+
+
+WRONG = [
+    # arguments, error, what its text has to contain
+    pytest.param({"axis": 3}, ValueError, "axis 3.*dimension 3", id="axis"),
+    pytest.param({"axis": (0, 1)}, TypeError, r"axis must be an integer; got \(0, 1\)", id="axes"),
+    pytest.param(
+        {"reduction": "average"}, ValueError, "reduction.*'mean'.*'average'", id="reduction"
+    ),
+    pytest.param({"label_smoothing": 1.5}, ValueError, "label_smoothing.*1.5", id="smoothing"),
+    pytest.param({"logit_soft_cap": 0}, ValueError, "logit_soft_cap must be positive", id="cap"),
+    pytest.param({"temperature": -1.0}, ValueError, "temperature.*-1.0", id="temperature"),
+    pytest.param({"temperature": jnp.ones(4)}, ValueError, r"\(4,\).*\(3, 5\)", id="temperatures"),
+    pytest.param(
+        {"weights": jnp.ones((2, 5))}, ValueError, r"weights.*\(2, 5\).*\(3, 5\)", id="weights"
+    ),
+    pytest.param({"where": jnp.ones(7)}, ValueError, "where must be .*boolean", id="where-dtype"),
+    pytest.param(
+        {"where": jnp.ones(6, bool)}, ValueError, r"where.*\(6,\).*\(3, 5, 7\)", id="where"
+    ),
+    pytest.param({"labels": jnp.ones((3, 4), int)}, ValueError, r"labels.*\(3, 4\)", id="labels"),
+    pytest.param(
+        {"labels": jnp.ones((3, 5, 7), int)}, ValueError, r"\(3, 5, 7\)", id="one-hot-ids"
+    ),
+    pytest.param({"labels": jnp.ones((3, 5, 6))}, ValueError, r"\(3, 5, 6\)", id="probabilities"),
+    pytest.param({"labels": jnp.ones((3, 5), bool)}, TypeError, "labels.*bool", id="bool-labels"),
+    pytest.param({"labels": LABEL + 6}, ValueError, "labels must be smaller than 7", id="large"),
+    pytest.param({"labels": "three"}, TypeError, "labels must be an array", id="text"),
+    pytest.param({"logits": X > 0}, TypeError, "logits.*bool", id="bool-logits"),
+    pytest.param({"logits": X * 1j}, TypeError, "logits.*complex64", id="complex"),
+    pytest.param({"tier": "wrap"}, ValueError, "tier.*'wrap'", id="tier"),
+    pytest.param(
+        {"implementation": "cuda"}, ValueError, "implementation.*'cuda'", id="implementation"
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "text"), WRONG)
+def test_wrong_arguments(arguments, error, text):
+    """Raised by the call and, but for labels that are known only to it, under jit."""
+    given = {"logits": X, "labels": LABEL, **arguments}
+    logits, labels = given.pop("logits"), given.pop("labels")
+    with pytest.raises(error, match=text):
+        jk.cross_entropy(logits, labels, **given)
+
+
+def test_wrong_ids():
+    with pytest.raises(TypeError, match=r"token_log_probs: ids must be integers; got float32"):
+        jk.token_log_probs(X, X[..., 0])
+    with pytest.raises(ValueError, match=r"token_log_probs: ids has shape \(2,\)"):
+        jk.token_log_probs(X, np.zeros(2, int))
+
+
+def test_traced_options_that_decide_the_program():
+    for option in ("axis", "reduction", "return_lse"):
+        with pytest.raises(
+            (jax.errors.ConcretizationTypeError, jax.errors.TracerBoolConversionError)
+        ):
+            jax.jit(lambda v: jk.cross_entropy(X, LABEL, **{option: v}))(0)  # noqa: B023
+
+
+def test_traced_numbers():
+    """Smoothing, the weight of the z-loss, a cap and a temperature may be traced."""
+
+    def loss(e, z, cap, temperature):
+        return jk.cross_entropy(
+            *(X, LABEL),
+            label_smoothing=e,
+            z_loss=z,
+            logit_soft_cap=cap,
+            temperature=temperature,
+            reduction="mean",
+        )
+
+    numbers = (0.1, 0.01, 5.0, 2.0)
+    close(jax.jit(loss)(*numbers), loss(*numbers))
+    assert all(np.isfinite(jax.grad(loss, (0, 1, 2, 3))(*numbers)))
