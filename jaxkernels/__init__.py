@@ -28,6 +28,7 @@ from jaxkernels._cpu import DeviceLimits as DeviceLimits
 from jaxkernels._cpu import SgemmPlan as SgemmPlan
 from jaxkernels._cpu import SoftmaxPlan as SoftmaxPlan
 from jaxkernels._patch import patch_jax_nn as patch_jax_nn
+from jaxkernels._patch import patch_optax as patch_optax
 from jaxkernels._rows.cross_entropy import cross_entropy as cross_entropy
 from jaxkernels._rows.logsumexp import logsumexp as logsumexp
 from jaxkernels._rows.masked import scaled_masked_softmax as scaled_masked_softmax
@@ -55,6 +56,7 @@ __all__ = [
     "logsumexp",
     "matmul",
     "patch_jax_nn",
+    "patch_optax",
     "plan_sgemm",
     "plan_softmax",
     "scaled_masked_softmax",

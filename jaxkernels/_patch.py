@@ -1,6 +1,6 @@
-"""patch_jax_nn: programs that call jax.nn.softmax run this package's kernels, unchanged.
+"""patch_jax_nn and patch_optax: programs that call jax.nn's or optax's functions run this package's kernels, unchanged.
 
-Owns: which attributes are replaced, and their return. Must not know: softmax.
+Owns: which attributes are replaced, and their return. Must not know: what the functions do.
 """
 
 from __future__ import annotations
@@ -9,30 +9,105 @@ import contextlib
 import importlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxkernels._rows import logsumexp, softmax
+from jaxkernels._rows import logsumexp, optax_losses, softmax
 
-_REPLACEMENTS = {
-    "softmax": softmax.softmax,
-    "log_softmax": softmax.log_softmax,
-    "logsumexp": logsumexp.logsumexp,
-}
-# jax.nn itself, and the modules that hold names of their own for its functions.
-_MODULES = (
-    "jax.nn",
-    "jax.scipy.special",
-    "flax.core.nn",
-    "flax.linen",
-    "flax.linen.activation",
-    "flax.nnx",
-    "flax.nnx.nn.activations",
+
+class _Patch:
+    """Attributes of modules that are replaced while any block is open.
+
+    Attributes:
+        imported: modules that are imported before the first block opens.
+        home: the module whose own functions are replaced.
+        modules: that module, and those that hold names of their own for its functions.
+        replacements: by name.
+    """
+
+    def __init__(
+        self,
+        imported: tuple[str, ...],
+        home: str,
+        modules: tuple[str, ...],
+        replacements: dict[str, Callable[..., Any]],
+    ) -> None:
+        self.imported = imported
+        self.home = home
+        self.modules = modules
+        self.replacements = replacements
+        self._lock = threading.Lock()
+        self._open_blocks = 0
+        self._originals: dict[tuple[str, str], Any] = {}
+
+    @contextlib.contextmanager
+    def block(self) -> Iterator[None]:
+        """Replaces them, and takes the replacements back when the last block ends."""
+        self._enter()
+        try:
+            yield
+        finally:
+            self._exit()
+
+    def _enter(self) -> None:
+        for module in self.imported:
+            importlib.import_module(module)
+        with self._lock:
+            if self._open_blocks == 0:
+                own = {name: getattr(sys.modules[self.home], name) for name in self.replacements}
+                for module in self.modules:
+                    for name, original in own.items():
+                        # What is not the home's is somebody's own patch, and stays.
+                        if getattr(sys.modules.get(module), name, None) is original:
+                            self._originals[module, name] = original
+            for module, name in self._originals:
+                setattr(sys.modules[module], name, self.replacements[name])
+            self._open_blocks += 1
+
+    def _exit(self) -> None:
+        with self._lock:
+            self._open_blocks -= 1
+            if self._open_blocks > 0:
+                return
+            for module in self.modules:
+                for name, replacement in self.replacements.items():
+                    # A module that was imported inside the block took ours from the home.
+                    if getattr(sys.modules.get(module), name, None) is replacement:
+                        setattr(sys.modules[module], name, self._originals[self.home, name])
+            self._originals.clear()
+
+
+_JAX_NN = _Patch(
+    imported=("jax.scipy.special",),  # JAX loads it late
+    home="jax.nn",
+    modules=(
+        "jax.nn",
+        "jax.scipy.special",
+        "flax.core.nn",
+        "flax.linen",
+        "flax.linen.activation",
+        "flax.nnx",
+        "flax.nnx.nn.activations",
+    ),
+    replacements={
+        "softmax": softmax.softmax,
+        "log_softmax": softmax.log_softmax,
+        "logsumexp": logsumexp.logsumexp,
+    },
 )
-
-_lock = threading.Lock()
-_open_blocks = 0
-_originals: dict[tuple[str, str], Any] = {}
+_OPTAX = _Patch(
+    imported=("optax",),
+    home="optax",
+    modules=("optax", "optax.losses", "optax.losses._classification"),
+    replacements={
+        function.__name__: function
+        for function in (
+            optax_losses.softmax_cross_entropy_with_integer_labels,
+            optax_losses.softmax_cross_entropy,
+            optax_losses.safe_softmax_cross_entropy,
+        )
+    },
+)
 
 
 @contextlib.contextmanager
@@ -71,38 +146,31 @@ def patch_jax_nn() -> Iterator[None]:
         >>> print(jax.nn.softmax is jk.softmax)
         False
     """
-    _enter()
-    try:
+    with _JAX_NN.block():
         yield
-    finally:
-        _exit()
 
 
-def _enter() -> None:
-    global _open_blocks
-    importlib.import_module("jax.scipy.special")  # JAX loads it late
-    with _lock:
-        if _open_blocks == 0:
-            jax_nn = {name: getattr(sys.modules["jax.nn"], name) for name in _REPLACEMENTS}
-            for module in _MODULES:
-                for name, original in jax_nn.items():
-                    # What is not jax.nn's is somebody's own patch, and stays.
-                    if getattr(sys.modules.get(module), name, None) is original:
-                        _originals[module, name] = original
-        for module, name in _originals:
-            setattr(sys.modules[module], name, _REPLACEMENTS[name])
-        _open_blocks += 1
+@contextlib.contextmanager
+def patch_optax() -> Iterator[None]:
+    """Replaces optax's cross entropies of a softmax by this package's, inside a block.
 
+    These are `optax.softmax_cross_entropy_with_integer_labels`, `optax.softmax_cross_entropy` and
+    `optax.safe_softmax_cross_entropy`, also as attributes of `optax.losses`; see `jaxkernels.optax`.
+    Blocks nest, as those of `patch_jax_nn`, whose notes hold here. Both may be open at once.
 
-def _exit() -> None:
-    global _open_blocks
-    with _lock:
-        _open_blocks -= 1
-        if _open_blocks > 0:
-            return
-        for module in _MODULES:
-            for name, replacement in _REPLACEMENTS.items():
-                # A module that was imported inside the block took ours from jax.nn.
-                if getattr(sys.modules.get(module), name, None) is replacement:
-                    setattr(sys.modules[module], name, _originals["jax.nn", name])
-        _originals.clear()
+    Returns:
+        A context manager that gives None. The function can be a decorator as well.
+
+    Raises:
+        ModuleNotFoundError: optax is not installed.
+
+    Example:
+        >>> import optax
+        >>> import jaxkernels as jk
+        >>> import jaxkernels.optax
+        >>> with jk.patch_optax():
+        ...     print(optax.softmax_cross_entropy is jaxkernels.optax.softmax_cross_entropy)
+        True
+    """
+    with _OPTAX.block():
+        yield

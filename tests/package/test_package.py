@@ -18,7 +18,7 @@ def names_shown():
 
 def test_dir_shows_the_public_names_alone():
     """Submodules without an underscore are public; they show once they are imported."""
-    submodules = {"bench", "flax", "typing", "verify"}
+    submodules = {"bench", "flax", "optax", "typing", "verify"}
     assert names_shown() - submodules == set(jk.__all__) - {"__version__"}
     assert {"__version__", "__doc__", "__all__"} <= set(dir(jk))
     assert len(dir(jk)) == len(set(dir(jk)))

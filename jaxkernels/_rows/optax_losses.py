@@ -1,0 +1,144 @@
+"""optax's losses of logits, with optax's arguments, on `cross_entropy`.
+
+Owns: the three functions of `jaxkernels.optax`, and what in optax's semantics is not ours. Must not
+know: kernels. optax itself is not imported.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jaxkernels._core import validate
+from jaxkernels._rows import cross_entropy, last_axis
+
+Axis = int | tuple[int, ...] | None
+
+
+def softmax_cross_entropy_with_integer_labels(
+    logits: ArrayLike,
+    labels: ArrayLike,
+    axis: int | tuple[int, ...] = -1,
+    where: ArrayLike | None = None,
+) -> jax.Array:
+    """As `optax.softmax_cross_entropy_with_integer_labels`: log sum_j exp(x_j) - x_label.
+
+    Args:
+        logits: floating array of shape (..., V), or with the classes along `axis`.
+        labels: integers of the shape of logits without `axis`; a negative one counts from the last
+            class.
+        axis: the axis of the classes, or several, of which a label is an index into their product.
+        where: mask of bool, of the shape of logits or of the loss: what takes part in the sum. A row
+            of which nothing does has the loss 0. The label takes part by itself, whatever its mask.
+
+    Returns:
+        Array of the shape of logits without `axis`, of the dtype of logits.
+
+    Raises:
+        TypeError: logits are not floating, or labels are not integers.
+        ValueError: `axis` is out of bounds or has duplicates, or shapes do not broadcast.
+
+    Notes:
+        A label that is not one of the classes gives NaN. Values are computed in float32 or wider and
+        rounded once.
+    """
+    name = "softmax_cross_entropy_with_integer_labels"
+    x = _floating(name, logits)
+    ids = validate.as_array(name, "labels", labels)
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise TypeError(f"{name}: labels must be integers; got {ids.dtype}")
+    rows, mask = _merged(name, x, axis, where)
+    classes = rows.shape[-1]
+    ids = ids.astype(jnp.promote_types(ids.dtype, jnp.int32))
+    ids = jnp.where(ids < 0, ids + classes, ids)
+    ids = jnp.where((ids < 0) | (ids >= classes), classes, ids)
+    if mask is None:
+        return cross_entropy.cross_entropy(rows, ids).astype(x.dtype)
+    # The label's own logit counts even where it is hidden, and the rows of which all is hidden do not.
+    no_label = jnp.full(rows.shape[:-1], -1, jnp.int32)
+    _, lse, *_ = cross_entropy.cross_entropy(rows, no_label, where=mask, return_lse=True)
+    is_seen = jnp.any(mask, axis=-1)
+    at_label = jnp.take_along_axis(rows, jnp.expand_dims(ids, -1), axis=-1)
+    loss = jnp.where(is_seen, lse, 0) - jnp.squeeze(at_label, -1).astype(lse.dtype)
+    return jnp.where(is_seen, loss, 0).astype(x.dtype)
+
+
+def softmax_cross_entropy(
+    logits: ArrayLike, labels: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None
+) -> jax.Array:
+    """As `optax.softmax_cross_entropy`: - sum_j p_j log softmax(x)_j.
+
+    Args:
+        logits: floating array of shape (..., V), or with the classes along `axis`.
+        labels: a probability for each class, of the shape of logits or broadcasting against it.
+        axis: the axis of the classes, or several; None means all.
+        where: mask of bool, of the shape of logits or of the loss: what takes part in both sums.
+
+    Returns:
+        Array of the shape of logits without `axis`, of the dtype of logits and labels together.
+
+    Raises:
+        TypeError: logits are not floating.
+        ValueError: `axis` is out of bounds or has duplicates, or shapes do not broadcast.
+
+    Notes:
+        Where a label is 0, so is its part of the sum; optax has NaN there for the logit -inf, and
+        `safe_softmax_cross_entropy` for where not.
+    """
+    name = "softmax_cross_entropy"
+    x = _floating(name, logits)
+    given = validate.as_array(name, "labels", labels)
+    dtype = validate.promoted_dtype(x, given)
+    rows, mask = _merged(name, x, axis, where)
+    probabilities, _ = _merged(name, jnp.broadcast_to(given, x.shape), axis, None)
+    probabilities = probabilities.astype(jnp.promote_types(dtype, jnp.float32))
+    if mask is not None:
+        is_seen = jnp.any(mask, axis=-1, keepdims=True)
+        # Of a row of which nothing is seen the sum is 0, and no kernel needs to make a NaN of it.
+        probabilities = jnp.where(mask, probabilities, 0)
+        mask = mask | ~is_seen
+    return cross_entropy.cross_entropy(rows, probabilities, where=mask).astype(dtype)
+
+
+def safe_softmax_cross_entropy(logits: ArrayLike, labels: ArrayLike) -> jax.Array:
+    """As `optax.safe_softmax_cross_entropy`: `softmax_cross_entropy` where 0 log 0 = 0.
+
+    Args:
+        logits: floating array of shape (..., V).
+        labels: a probability for each class, of a shape that broadcasts against that of logits.
+
+    Returns:
+        Array of the shape of logits without its last dimension, of the dtype of both together.
+
+    Raises:
+        TypeError: logits are not floating.
+        ValueError: labels do not broadcast against logits.
+    """
+    return softmax_cross_entropy(logits, labels)
+
+
+def _floating(name: str, logits: Any) -> jax.Array:
+    x = validate.as_array(name, "logits", logits)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"{name}: logits must be floating numbers; got {x.dtype}")
+    return x
+
+
+def _merged(name: str, x: jax.Array, axis: Axis, where: Any) -> tuple[jax.Array, jax.Array | None]:
+    """The array, and the mask, with the axes of the classes as the last one."""
+    axes = validate.canonical_axes(axis, x.ndim, x.ndim)
+    order = axes if axis is None or isinstance(axis, int) else tuple(a % x.ndim for a in axis)
+
+    def merged(array: jax.Array) -> jax.Array:
+        kept = tuple(d for d in range(x.ndim) if d not in axes)
+        return last_axis.merged(jnp.transpose(array, kept + order), len(axes))
+
+    if where is None:
+        return merged(x), None
+    mask = validate.as_mask(name, "where", where)
+    if mask.ndim != x.ndim:
+        mask = jnp.expand_dims(mask, axes)
+    return merged(x), merged(jnp.broadcast_to(mask, x.shape))

@@ -1,0 +1,145 @@
+"""jaxkernels.optax: the values, shapes, dtypes and derivatives of optax's functions, and their replacement."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxkernels as jk
+import jaxkernels.optax
+from jaxkernels.optax import (
+    safe_softmax_cross_entropy,
+    softmax_cross_entropy,
+    softmax_cross_entropy_with_integer_labels,
+)
+
+RNG = np.random.default_rng(5)
+X = RNG.standard_normal((4, 6, 9)).astype(np.float32) * 3
+LABEL = RNG.integers(0, 9, (4, 6)).astype(np.int32)
+P = np.asarray(jax.nn.softmax(RNG.standard_normal((4, 6, 9)).astype(np.float32)))
+SEEN = RNG.random(X.shape) < 0.7
+SEEN[0, 0] = False
+MASKS = {"none": None, "classes": SEEN, "rows": SEEN[..., 0], "whole-rows": SEEN & SEEN[..., :1]}
+masks = pytest.mark.parametrize("where", MASKS.values(), ids=MASKS)
+PAIRS = [
+    pytest.param(
+        *(softmax_cross_entropy_with_integer_labels, LABEL),
+        optax.softmax_cross_entropy_with_integer_labels,
+        id="ids",
+    ),
+    pytest.param(softmax_cross_entropy, P, optax.softmax_cross_entropy, id="probabilities"),
+]
+
+
+def compare(ours, peer, *arguments, wide=False):
+    """Equal types, and values within the rounding of theirs."""
+    got, want = ours(*arguments), peer(*arguments)
+    assert jax.tree.map(lambda a: (a.shape, a.dtype), got) == jax.tree.map(
+        lambda a: (a.shape, a.dtype), want
+    )
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        eps = 16 * float(jnp.finfo(b.dtype).eps)
+        a, b = (np.asarray(v, np.float64) for v in (a, b))
+        np.testing.assert_allclose(a, b, rtol=eps, atol=eps * (16 if wide else 1))
+
+
+@masks
+@pytest.mark.parametrize(("ours", "labels", "peer"), PAIRS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_values_and_gradients(ours, labels, peer, where, dtype):
+    labels = jnp.asarray(labels, dtype if labels.dtype == np.float32 else labels.dtype)
+    x = jnp.asarray(X, dtype)
+
+    def program(f):
+        return lambda x: (
+            f(x, labels, where=where),
+            jax.grad(lambda x: jnp.sum(jnp.sin(f(x, labels, where=where).astype("float32"))))(x),
+        )
+
+    with jax.debug_nans(False):
+        compare(jax.jit(program(ours)), jax.jit(program(peer)), x, wide=dtype != "float32")
+
+
+@pytest.mark.parametrize(("ours", "labels", "peer"), PAIRS)
+def test_axes(ours, labels, peer):
+    for axis in (0, 1, -1):
+        x = np.moveaxis(X, -1, axis)
+        given = labels if labels.ndim == 2 else np.moveaxis(labels, -1, axis)
+        compare(lambda x, y: ours(x, y, axis=axis), lambda x, y: peer(x, y, axis=axis), x, given)  # noqa: B023
+    several = (2, 1)
+    given = RNG.integers(0, 54, 4) if labels.ndim == 2 else labels
+    compare(lambda x: ours(x, given, axis=several), lambda x: peer(x, given, axis=several), X)
+
+
+def test_every_axis():
+    compare(
+        lambda x: softmax_cross_entropy(x, P, axis=None),
+        lambda x: optax.softmax_cross_entropy(x, P, axis=None),
+        X,
+    )
+
+
+def test_labels_that_are_no_classes():
+    """Negative ones count from the end, as indices do; others give NaN."""
+    for label in (np.array([-1, -9, 3, 8, 0, 2]), np.array([9, -10, 3, 100, 0, 2], np.int16)):
+        ours, peer = (
+            jax.jit(f)
+            for f in (
+                softmax_cross_entropy_with_integer_labels,
+                optax.softmax_cross_entropy_with_integer_labels,
+            )
+        )
+        compare(ours, peer, X[0], label)
+
+
+def test_promotion_of_probabilities():
+    """The loss has the type of both together, and is computed in it throughout; optax rounds the logarithm before."""
+    x = jnp.asarray(X, "bfloat16")
+    got, want = softmax_cross_entropy(x, P), optax.softmax_cross_entropy(x.astype("float32"), P)
+    assert got.dtype == optax.softmax_cross_entropy(x, P).dtype == jnp.float32
+    np.testing.assert_allclose(got, want, rtol=2e-6)
+    compare(softmax_cross_entropy, optax.softmax_cross_entropy, X, P[0, 0])
+
+
+def test_safe_softmax_cross_entropy():
+    """0 log 0 = 0, in the loss and in its gradient."""
+    p, x = P.copy(), X.copy()
+    p[..., 3], x[..., 3] = 0, -np.inf
+
+    def program(f):
+        return lambda x: (f(x, p), jax.grad(lambda x: jnp.sum(f(x, p)))(x))
+
+    compare(program(safe_softmax_cross_entropy), program(optax.safe_softmax_cross_entropy), x)
+
+
+def test_errors():
+    with pytest.raises(TypeError, match="logits must be floating numbers; got int32"):
+        softmax_cross_entropy(np.zeros((2, 3), np.int32), np.zeros((2, 3)))
+    with pytest.raises(TypeError, match="labels must be integers; got float32"):
+        softmax_cross_entropy_with_integer_labels(X, P)
+    with pytest.raises(ValueError, match="axis 3 is out of bounds"):
+        softmax_cross_entropy_with_integer_labels(X, LABEL, axis=3)
+
+
+def test_patch_optax():
+    """Inside a block optax's names are ours, also in its submodule; behind it they are what they were."""
+    originals = {name: getattr(optax, name) for name in jaxkernels.optax.__all__}
+    with jk.patch_optax():
+        for name in jaxkernels.optax.__all__:
+            for module in (optax, optax.losses):
+                assert getattr(module, name) is getattr(jaxkernels.optax, name)
+        with jk.patch_optax(), jk.patch_jax_nn():
+            assert jax.nn.softmax is jk.softmax
+        assert optax.softmax_cross_entropy is softmax_cross_entropy
+        text = str(jax.make_jaxpr(optax.softmax_cross_entropy_with_integer_labels)(X, LABEL))
+        assert "jaxkernels_cross_entropy_fwd" in text
+    for name, original in originals.items():
+        for module in (optax, optax.losses):
+            assert getattr(module, name) is original
+
+    @jk.patch_optax()
+    def inside():
+        return optax.safe_softmax_cross_entropy is safe_softmax_cross_entropy
+
+    assert inside()
