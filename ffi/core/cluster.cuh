@@ -134,6 +134,51 @@ class ClusterExchange {
   int turn_ = 0, parity_ = 0;
 };
 
+// Values that the threads of a cluster send to its first block, each to a place of its own. A block
+// that is alone sends to itself, any number of times; a cluster does so once.
+template <typename Value>
+class ClusterInbox {
+ public:
+  // `count` values are to come; `arrived` is in shared memory, as they are.
+  // Requires: all threads of the cluster take part.
+  __device__ ClusterInbox(Value* values, const uint64_t& arrived, int count)
+      : values_(values), arrived_(&arrived) {
+#if JK_HAS_CLUSTERS
+    if (ClusterBlocks() == 1) return;
+    if (threadIdx.x == 0 && ClusterRank() == 0) {
+      arrived_.Init();
+      FenceBarriers();
+      arrived_.Expect(count * sizeof(Value));
+    }
+    __cluster_barrier_arrive_relaxed();
+    __cluster_barrier_wait();
+#endif
+  }
+
+  // By one thread for each index.
+  __device__ void Send(int index, const Value& value) const {
+    if (ClusterBlocks() == 1) {
+      values_[index] = value;
+    } else {
+      StoreToBlock(&values_[index], 0, value, arrived_);
+    }
+  }
+
+  // Until all values are there.
+  // Requires: all threads of the first block take part.
+  __device__ void Wait() const {
+    if (ClusterBlocks() == 1) {
+      __syncthreads();
+    } else {
+      arrived_.WaitForCluster(0);
+    }
+  }
+
+ private:
+  Value* values_;
+  ByteBarrier arrived_;
+};
+
 }  // namespace jaxkernels
 
 #endif  // JAXKERNELS_CORE_CLUSTER_CUH_

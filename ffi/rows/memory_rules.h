@@ -103,16 +103,53 @@ JK_HOST_DEVICE constexpr int WholeSmemLines(int bytes) {
 // 2^28 bytes, by turns:
 // H200 f64 fwd 8192 cols: 1 (3) 0.93, 2 (6) 0.88
 // H200 f64 fwd 32768 cols: 4 (3) 0.77, 8 (6) 0.81, 9 (7) 0.82
+// Losses with their gradients cost each thread more besides its elements, and so do better with
+// fewer blocks. 2^30 bytes:
+// H200 f32 loss with gradient 50304 cols: 8 (8) 0.77, 4 (4) 0.84, 2 (2) 0.92
+// H200 f32 loss with gradient 100003 cols: 8 (4) 0.86, 4 (2) 0.88, 2 (1) 0.87
+// H200 bf16 loss with gradient 128256 cols: 8 (6) 0.69, 4 (3) 0.78, 2 (1) 0.71
+// H200 bf16 loss with gradient 151936 cols: 8 (5) 0.79, 4 (2) 0.73
 inline constexpr int kClusterBlocks[] = {2, 4, 8, 16};
-constexpr int LeastSharesOfCluster(int pack) { return IsPackOfDoubles(pack) ? 4 : 8; }
+constexpr int LeastSharesOfCluster(Operation operation, int pack) {
+  if (IsPackOfDoubles(pack)) return 4;
+  return TraitsOf(operation).takes_label ? (IsPackOfHalves(pack) ? 3 : 2) : 8;
+}
 inline constexpr int kPortableClusterBlocks = 8;  // every GPU with clusters takes them unasked
 inline constexpr int kLeastSharesOfPortableCluster = 3;
 // Rows of which an SM holds so many stay in one block. Four blocks of 256 threads have all of its
 // registers. Blocks (and how many an SM holds), and numbers, as above:
 // H200 f32 fwd 12001 cols: 1 (4) 0.93, 0.96, 6.3; 2 (8) 0.90, 0.96, 6.6
 // H200 bf16 fwd 20001 cols: 1 (5) 0.93, 0.96, 6.7; 2 (9) 0.91, 0.96, 6.3
-constexpr int LeastRowsAlone(int pack) { return IsPackOfDoubles(pack) ? 2 : 4; }
+// Losses with their gradients, 2^30 bytes:
+// H200 f32 loss with gradient 24576 cols: 1 (2) 0.96, 2 (4) 0.95, 4 (8) 0.91
+// H200 bf16 loss with gradient 32000 cols: 1 (3) 0.90, 2 (6) 0.85, 4 (9) 0.74
+// H200 bf16 loss with gradient 50304 cols: 1 (2) 0.86, 2 (4) 0.86, 4 (8) 0.81
+constexpr int LeastRowsAlone(Operation operation, int pack) {
+  return IsPackOfDoubles(pack) || TraitsOf(operation).takes_label ? 2 : 4;
+}
 inline constexpr int kUncachedThreads = 1024;
+// Losses have a kernel of their own for that, tier_one_read.cuh, wherever rows begin. Packs that a
+// lane has in flight, the most leaves of a row, registers, the most warps of a block and blocks of
+// a row. Fractions of the rate of a read, 2^30 bytes; before, losses took the tiers of logsumexp:
+// H200 bf16 loss 50257 cols: cluster 0.53, in leaves 0.83
+// H200 bf16 loss 128256 cols: block_uncached 0.73, in leaves 0.91
+// H200 f32 loss 50257 cols: cluster 0.70, in leaves 0.92
+// H200 bf16 loss 128256 cols, all sums: 64 registers 0.33, 80 registers 0.73
+// H200 bf16 loss 32000 cols: 1, 2, 4, 8 warps 0.87, 0.87, 0.83, 0.69
+// H200 bf16 loss 128256 cols: 1, 2, 3, 4, 8 warps 0.81, 0.89, 0.91, 0.89, 0.88
+// H200 f32 loss 262144 cols: 1, 2, 3, 4, 8 warps 0.69, 0.95, 0.96, 0.82, 0.96
+// us of a call of one row, 128256 columns: bf16 loss 17.7, in 8 blocks 5.1; f32 23.6, 6.0
+constexpr bool IsReadInLeaves(Operation operation) {
+  return TraitsOf(operation).takes_label && Reduces(operation) && !StoresElements(operation);
+}
+inline constexpr int kOneReadPacks = 8;
+inline constexpr int kOneReadRegisters = 80;
+inline constexpr int kMostReadLeaves = 256;
+inline constexpr int kMostReadWarps = 8;
+// What a row costs a block besides its turns, in halves of one: with it WarpsForLeaves finds the
+// best warps above, or nearly so.
+inline constexpr int kReadHalfTurnsOfRow = 3;
+inline constexpr int kMostReadBlocks = kPortableClusterBlocks;
 // Row scalars need one read where maximum and sums are found together, and nothing that keeps the
 // row. Rows that begin within a pack do better in shared memory. TB/s read:
 // H200 f32 logsumexp 65536 cols: block_uncached 4.18, cluster 3.69
@@ -120,7 +157,7 @@ inline constexpr int kUncachedThreads = 1024;
 // H200 bf16 logsumexp 65536 cols: block_uncached 3.87, block_smem 2.73, cluster 3.34
 // H200 bf16 logsumexp 32003 cols: block_uncached 2.21, block_smem 2.95, cluster 3.29
 constexpr bool PrefersOneRead(Operation operation, bool aligned) {
-  return !StoresElements(operation) && aligned;
+  return !StoresElements(operation) && (aligned || IsReadInLeaves(operation));
 }
 // Several blocks an SM for what is read once, so that some load while others end. TB/s read:
 // H200 f32 logsumexp 65536 cols: 1024 threads 3.19, 256 threads 4.18
@@ -138,6 +175,8 @@ inline constexpr int kLeastGatheringThreads = 32;  // where it serves rows of sh
 inline constexpr int kStreamThreads = 256;
 inline constexpr int kStreamPacksInFlight = 4;
 inline constexpr int kStreamLanes = 8;
+// Packs of the part of a row, of all inputs, that a block makes results of.
+inline constexpr int kStreamPartPacks = 1024;
 inline constexpr int kMostPacksOfStreamingLanes = 64;
 inline constexpr int kMostPacksOfStreamingWarp = 1024;
 // The tier `spread`: warps of a block, which have a leaf each (leaf.cuh); the fewest packs of a

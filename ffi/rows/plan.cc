@@ -45,7 +45,8 @@ Tier BestTier(const SoftmaxProblem& problem, const SoftmaxPlan& plan, const Tier
     return Tier::kBlock;
   }
   if (PrefersOneRead(problem.operation, plan.aligned)) return Tier::kBlockUncached;
-  const bool holds_few = choices.of_block.blocks_per_sm < LeastRowsAlone(plan.pack);
+  const bool holds_few =
+      choices.of_block.blocks_per_sm < LeastRowsAlone(problem.operation, plan.pack);
   if (holds_few && choices.of_cluster.blocks > 0) return Tier::kCluster;
   return choices.of_block.blocks > 0 ? Tier::kBlockSmem : Tier::kBlockUncached;
 }
@@ -103,6 +104,7 @@ void PlanIn(Tier tier, const SoftmaxProblem& problem, const TierChoices& choices
     case Tier::kCluster:
       return PlanSharedRow(problem, choices.of_cluster, limits, plan);
     default:
+      if (IsReadInLeaves(problem.operation)) return PlanOneRead(problem, limits, plan);
       // A row that would fit keeps nothing: the tier was asked for, so it shows what two reads
       // cost.
       return PlanBlockUncached(problem, limits, choices.of_block.blocks > 0 ? 0 : INT32_MAX,

@@ -49,13 +49,15 @@ constexpr int WarpMaxRowRegisters(int pack) { return IsPackOfDoubles(pack) ? 48 
 // their elements, so that a warp pays it for several rows at once. Attention scores do, half a warp
 // each: finding out what a row sees costs that much. Row scalars do: they write nearly nothing, and
 // so have half the time of other operations. Rows with labels are hardly ever that short: staged or
-// longer, they need no layout, and no kernels for it.
+// longer, they have two layouts of a whole warp, which spares kernels.
 constexpr bool WarpShapeFits(const WarpShape& shape, const OperationTraits& traits, int pack,
                              bool aligned) {
-  if (traits.takes_label) return false;
   const int registers_per_value = IsPackOfDoubles(pack) ? 2 : 1;
-  const bool fits = shape.packs_per_lane * pack * registers_per_value * traits.inputs <=
-                    WarpMaxRowRegisters(pack);
+  const int registers = shape.packs_per_lane * pack * registers_per_value * traits.inputs;
+  const bool fits = registers <= WarpMaxRowRegisters(pack);
+  if (traits.takes_label) {
+    return shape.lanes == 32 && (registers == 32 || registers == WarpMaxRowRegisters(pack));
+  }
   if (shape.lanes < 32) {
     const bool is_deep = shape.packs_per_lane > 1;
     if (!traits.stores_elements && shape.packs_per_lane != 4 && shape.lanes > 2) return false;
@@ -180,8 +182,8 @@ constexpr int BlockRegisters(int pack) { return IsPackOfHalves(pack) ? 80 : 64; 
 // H200 f32 masked scores 8192 cols, time over that of a copy: block 1.08, block_smem 1.13
 inline constexpr int kLeastRowsOfBlocks = 2;
 // Three kinds of rows go to shared memory all the same, because they are faster there: log-softmax,
-// which needs its input after its terms, so that registers spill (and so does cross entropy with
-// its gradient, which was not measured); exponentials of doubles, which
+// which needs its input after its terms, so that registers spill (as those of float32 cross entropy
+// with its gradient do); exponentials of doubles, which
 // spill likewise; and rows that begin within a pack, except short ones of softmax, and scores.
 // H200 f32 log-softmax 8192 cols: block 0.78, block_smem 0.98
 // H200 f64 fwd 1024, 2048, 4096 cols: block 0.89, 0.87, 0.86; block_smem 0.90, 0.96, 0.97
@@ -190,12 +192,15 @@ inline constexpr int kLeastRowsOfBlocks = 2;
 // H200 bf16 fwd 2049, 3003, 5121 cols: block 0.78, 0.98, 0.98; block_smem 0.62, 0.75, 0.85
 // H200 bf16 fwd 8191, 9001 cols: block 0.92, 0.95; block_smem 0.97, 0.96
 // H200 bf16 grad of scores 12289 cols: block 0.61, block_smem 1.04
+// H200 f32 loss with gradient 4096, 8192 cols: block 0.88, 0.89; block_smem 0.91, 0.96
+// H200 bf16 loss with gradient 4096, 8192 cols: block 0.85, 0.85; block_smem 0.72, 0.79
+// H200 bf16 loss with gradient 12289 cols: block 0.66, block_smem 0.69
 constexpr bool PrefersBlock(Operation operation, int pack, bool aligned, int64_t cols) {
   const bool stores_terms = IsForward(operation) && StoresElements(operation);
   if (IsPackOfDoubles(pack) && stores_terms) return false;
   if (HasMask(operation)) return true;
   if (operation == Operation::kLogSoftmaxForward) return false;
-  if (operation == Operation::kCrossEntropyForwardGrad) return false;
+  if (operation == Operation::kCrossEntropyForwardGrad) return aligned && IsPackOfHalves(pack);
   const int64_t most_misaligned = IsPackOfHalves(pack) ? 6144 : 12288;
   return aligned || (operation == Operation::kSoftmaxForward && cols <= most_misaligned);
 }

@@ -138,7 +138,7 @@ SharedRow ShareRowOverCluster(const SoftmaxProblem& problem, const DeviceLimits&
   for (const int blocks : kClusterBlocks) {
     const int wanted = blocks > kPortableClusterBlocks
                            ? kLeastSharesOfPortableCluster
-                           : LeastSharesOfCluster(PackOf(problem.dtype));
+                           : LeastSharesOfCluster(problem.operation, PackOf(problem.dtype));
     if (blocks > limits.cluster_blocks || row.blocks_per_sm >= wanted) break;
     row = ShareRow(problem, blocks, limits);
   }
@@ -213,6 +213,50 @@ void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits
   plan.grid_blocks = GridBlocks(problem.rows, plan.blocks_per_sm, limits);
 }
 
+namespace {
+
+// Blocks that an SM has of the kernel of PlanOneRead.
+int ReadBlocksPerSm(int warps, const DeviceLimits& limits) {
+  return std::min(limits.registers_per_sm / (32 * kOneReadRegisters * warps), limits.blocks_per_sm);
+}
+
+// Warps of a block that has so many leaves of a row: those with which the last blocks end first. A
+// block takes as long as its turns, and kReadHalfTurnsOfRow halves of one.
+int WarpsForLeaves(int64_t leaves, int64_t blocks, const DeviceLimits& limits) {
+  int best = 1;
+  int64_t least = INT64_MAX;
+  for (int warps = 1; warps <= std::min<int64_t>(leaves, kMostReadWarps); ++warps) {
+    const int64_t at_once = int64_t{limits.sm_count} * ReadBlocksPerSm(warps, limits);
+    const int64_t time =
+        CeilDiv(blocks, at_once) * (2 * CeilDiv(leaves, warps) + kReadHalfTurnsOfRow);
+    if (time <= least) best = warps, least = time;
+  }
+  return best;
+}
+
+}  // namespace
+
+void PlanOneRead(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
+  constexpr int64_t kTurn = int64_t{32} * kOneReadPacks;
+  // The window may begin almost a line before the row.
+  const int64_t packs = SmemSlots(MaxPacksOfRow(problem.cols, plan.pack, problem.offset), 1);
+  plan.tier = Tier::kBlockUncached;
+  plan.leaf_turns = static_cast<int>(CeilDiv(packs, kTurn * kMostReadLeaves));
+  const int64_t leaves = CeilDiv(packs, kTurn * plan.leaf_turns);
+  const int64_t blocks_at_once = int64_t{limits.sm_count} * ReadBlocksPerSm(kMostReadWarps, limits);
+  while (plan.cluster_blocks < std::min(kMostReadBlocks, limits.cluster_blocks) &&
+         plan.cluster_blocks * kMostReadWarps < leaves &&
+         2 * plan.cluster_blocks * problem.rows <= blocks_at_once) {
+    plan.cluster_blocks *= 2;
+  }
+  plan.block_threads = 32 * WarpsForLeaves(CeilDiv(leaves, plan.cluster_blocks),
+                                           problem.rows * plan.cluster_blocks, limits);
+  plan.lanes = plan.block_threads * plan.cluster_blocks;
+  plan.blocks_per_sm = ReadBlocksPerSm(plan.block_threads / 32, limits);
+  plan.grid_blocks =
+      std::clamp<int64_t>(problem.rows, 1, INT32_MAX / kMostReadBlocks) * plan.cluster_blocks;
+}
+
 void PlanGathered(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
   const int64_t packs = SmemSlots(MaxPacksOfRow(problem.cols, plan.pack, problem.offset), 1);
   const int packs_of_warp = 32 * (kUncachedPacksInFlight / InputsOf(problem.operation));
@@ -249,7 +293,11 @@ void PlanStream(const SoftmaxProblem& problem, const DeviceLimits& limits, Softm
                : packs <= kMostPacksOfStreamingWarp ? 32
                                                     : kStreamThreads;
   plan.blocks_per_sm = BlocksPerSm(problem, kStreamThreads, 0, kLongRowRegisters, limits);
-  const int64_t blocks = CeilDiv(problem.rows, kStreamThreads / plan.lanes);
+  plan.branches = 1;
+  if (problem.part != Part::kStatistics && plan.lanes == kStreamThreads) {
+    plan.branches = static_cast<int>(CeilDiv(packs, kStreamPartPacks));
+  }
+  const int64_t blocks = CeilDiv(problem.rows * plan.branches, kStreamThreads / plan.lanes);
   plan.grid_blocks = GridBlocks(blocks, plan.blocks_per_sm, limits);
 }
 

@@ -45,6 +45,8 @@ void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const De
 // Tier `block_uncached`, which keeps up to `kept_packs` of a row, if it is read again.
 void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits,
                        int64_t kept_packs, int threads, SoftmaxPlan& plan);
+// The same in leaves, for operations of which IsReadInLeaves.
+void PlanOneRead(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan);
 // The same for rows of inputs that are gathered: as many threads as have the row in flight at once.
 void PlanGathered(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan);
 

@@ -14,7 +14,9 @@ from jaxkernels._rows.reference import largest_of, quotient, row_sum, widen
 
 # What cross entropy keeps of a row: its maximum; of exp(x - max) the sum without the maxima, which are
 # exactly 1, their number, and the sum of the terms times x - max; the sum of x - max, and the number,
-# of elements that are not -inf; the element at the label, 0 without one and NaN beyond the row.
+# of elements that are not -inf; the element at the label, 0 without one and NaN beyond the row. Where
+# the maxima and the rest make up 2 or more, kernels may count one maximum only, and the rest has the
+# others.
 KEPT = ("largest", "rest", "count", "spread", "total", "seen", "labelled")
 
 

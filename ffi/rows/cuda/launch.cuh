@@ -15,6 +15,7 @@
 #include "rows/cuda/row_ops_masked.cuh"
 #include "rows/cuda/tier_block_uncached.cuh"
 #include "rows/cuda/tier_few_rows.cuh"
+#include "rows/cuda/tier_one_read.cuh"
 #include "rows/cuda/tier_registers.cuh"
 #include "rows/cuda/tier_smem.cuh"
 #include "rows/cuda/tier_spread.cuh"
@@ -77,6 +78,7 @@ RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
       }
       return plan.aligned ? &SmemTierKernel<Op, true> : &SmemTierKernel<Op, false>;
     default:
+      if constexpr (IsReadInLeaves(Op::kOperation)) return &OneReadKernel<Op>;
       return plan.aligned ? &BlockUncachedTierKernel<Op, true>
                           : &BlockUncachedTierKernel<Op, false>;
   }
@@ -101,8 +103,7 @@ const void* FindPart(const SoftmaxPlan& plan) {
         return reinterpret_cast<const void*>(
             &RowStatisticsKernel<Op, LaneGroup<kWarpSize, 1>, kAligned>);
       default:
-        return reinterpret_cast<const void*>(
-            &RowStatisticsKernel<Op, BlockGroup<Op>, kAligned>);
+        return reinterpret_cast<const void*>(&RowStatisticsKernel<Op, BlockGroup<Op>, kAligned>);
     }
   }
   return nullptr;

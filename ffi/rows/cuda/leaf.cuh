@@ -81,13 +81,13 @@ struct ClassSums {
 
   // Of all classes that the group has, where element 0 lies in slot `shift`.
   template <typename Group>
-  __device__ void TotalOver(Group& group, int shift, RowStatistics<Op>& found) {
+  __device__ void TotalOver(const Op& op, Group& group, int shift, RowStatistics<Op>& found) {
 #pragma unroll
     for (int s = 0; s < Op::kSums; ++s) {
       if (shift > 0) RotateSlots(slot[s], shift);
       found.SetSum(s, SumPairwise(slot[s]));
     }
-    AllReduceSums(group, found);
+    AllReduceSums(op, group, found);
   }
 };
 
@@ -125,7 +125,7 @@ __device__ RowStatistics<Op> StatisticsOfLeaf(const Op& op, LeafShift shift, Inp
     KeepOfLeaf(spill, true, shift);
     sums.Add(op, spill, reference);
   }
-  sums.TotalOver(warp, kAligned ? 0 : shift.elements, found);
+  sums.TotalOver(op, warp, kAligned ? 0 : shift.elements, found);
   return found;
 }
 

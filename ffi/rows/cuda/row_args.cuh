@@ -44,30 +44,46 @@ struct RowArgs {
   const int32_t* labels;
   RowScalars scalars_in[2], scalars_out;
 
-  __device__ static C LoadScalar(const RowScalars& from, int64_t at) {
-    return from.wide ? static_cast<const C*>(from.data)[at]
-                     : static_cast<C>(static_cast<const T*>(from.data)[at]);
+  // Scalars [kBegin, kEnd) of a row, which are an array.
+  template <int kBegin, int kEnd, int kSize>
+  __device__ static void LoadScalars(const RowScalars& from, int64_t row, C (&scalar)[kSize]) {
+    const auto load = [&](const auto* row_scalars) {
+#pragma unroll
+      for (int i = kBegin; i < kEnd; ++i) scalar[i] = static_cast<C>(row_scalars[i - kBegin]);
+    };
+    const int64_t at = row * (kEnd - kBegin);
+    if (from.wide) {
+      load(static_cast<const C*>(from.data) + at);
+    } else {
+      load(static_cast<const T*>(from.data) + at);
+    }
   }
-  // Asked for before the elements of a row, so that it arrives while they are reduced.
-  __device__ GivenRow<Op> GivenOf(int64_t row) const {
+  // The label of a row; none past the last. To be asked for before the elements of the row: it
+  // arrives with them, and GivenOf, which loads by it, need not wait.
+  __device__ int LabelOf(int64_t row) const {
+    if constexpr (Op::kTakesLabel) {
+      if (row < rows) return labels[row];
+    }
+    return -1;
+  }
+  // To be asked for before the sums of the row meet, so that it arrives meanwhile. `elements` are
+  // those of the row, wherever they are.
+  __device__ GivenRow<Op> GivenOf(int64_t row, int label, const T* elements) const {
     GivenRow<Op> given;
     if (row >= rows) return given;
     given.cols = cols;
-#pragma unroll
-    for (int i = 0; i < Op::kTakes; ++i) {
-      given.scalar[i] =
-          i < kTakesFirst
-              ? LoadScalar(scalars_in[0], row * kTakesFirst + i)
-              : LoadScalar(scalars_in[1], row * (Op::kTakes - kTakesFirst) + i - kTakesFirst);
-    }
+    LoadScalars<0, kTakesFirst>(scalars_in[0], row, given.scalar);
+    LoadScalars<kTakesFirst, Op::kTakes>(scalars_in[1], row, given.scalar);
     if constexpr (Op::kTakesLabel) {
-      // Without branches, so that nothing waits for the label here.
-      given.label = labels[row];
-      const int64_t column = min(max(int64_t{given.label}, int64_t{0}), cols - 1);
-      const C element = static_cast<C>(in[0][offset + row * cols + column]);
-      given.labelled = given.label < 0 ? C(0) : given.label < cols ? element : C(NAN);
+      given.label = label;
+      const int64_t column = min(max(int64_t{label}, int64_t{0}), cols - 1);
+      const C element = static_cast<C>(elements[column]);
+      given.labelled = label < 0 ? C(0) : label < cols ? element : C(NAN);
     }
     return given;
+  }
+  __device__ GivenRow<Op> GivenOf(int64_t row, int label) const {
+    return GivenOf(row, label, in[0] + offset + row * cols);
   }
   // Past the end there is no row.
   template <int kCount>

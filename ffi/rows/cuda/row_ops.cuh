@@ -23,7 +23,7 @@
 //   Reference    from the row's maximum to what Term gets as `max`
 //   Term         one summand of the row's sum, from one element of each input and the maximum
 //   SecondTerm   of the second sum, from the first and the inputs; it may change the first
-//   AddMore      adds to the third sum and those behind it
+//   AddMore      of more than two sums: adds to all but the first, and may change the terms
 //   Rescale      makes the sums relative to a larger maximum, given exp(smaller - larger) and
 //                smaller - larger
 //   Row          the constants of a row, made once from its statistics

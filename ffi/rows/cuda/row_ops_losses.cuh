@@ -4,7 +4,7 @@
 // With S = sum exp(x - max), the loss of label l is log S + (max - x_l), and whatever smoothing,
 // the square of the log-sum-exp or the entropy add to it follows from a few more numbers of the
 // row. The gradient is a (multiple of) softmax plus a constant, and something else at the label:
-// (p_l - 1) as expm1(-loss), since 1 - 1e-9 would be rounded to 1.
+// p_l - 1, which is made from the sum of the others, since 1 - 1e-9 would be rounded to 1.
 //
 // The loss is float32 also of half types. So all types count the terms of the maximum apart, as
 // log-softmax does of float32.
@@ -42,42 +42,60 @@ struct CrossEntropyOp : ForwardOp<T, 1, 5> {
   static constexpr bool kKeepsTerm = false;
   static constexpr bool kTakesLabel = true;
   static constexpr int kStores = 7;
-  // Below it exponentials are zero.
-  static constexpr C kLeastExponent = -1000;
-
   bool all_sums;
 
   // A row of -inf alone has no terms.
   __device__ static C Reference(C max) { return max == -kInfinity<C> ? C(0) : max; }
   __device__ static C Term(const C (&in)[1], C max) { return FastExp(in[0] - max); }
-  __device__ static C SecondTerm(C& term, const C (&)[1]) {
-    const C count = term == C(1) ? C(1) : C(0);
-    term -= count;
-    return count;
+  // Whether S - 1 would have lost digits, where the first sum has all terms. A row of -inf alone
+  // has none.
+  __device__ static bool NeedsCount(const Found& of) { return of.sum[0] > 0 && of.sum[0] < 2; }
+  // Otherwise one term of the maximum is as good as all of them.
+  __device__ static void CountOneMax(Found& of) {
+    if (of.sum[0] == C(0)) return;
+    of.sum[0] -= 1;
+    of.sum[1] = 1;
   }
-  // Fills are -inf, as elements of the row may be: a sum that is -inf is taken again, element by
-  // element.
+  // Terms of the maximum leave the first sum for the second.
   template <int kSize>
-  __device__ void AddMore(const C (&value)[kSize][1], const C (&term)[kSize], C max,
-                          C (&sum)[5]) const {
-    if (!all_sums) return;
-    C spread[kSize], difference[kSize];
+  __device__ static void CountMax(C (&term)[kSize], C& count) {
 #pragma unroll
-    for (int j = 0; j < kSize; ++j) {
-      difference[j] = value[j][0] - max;
-      spread[j] = term[j] * fmax(difference[j], kLeastExponent);
+    for (C& one : term) {
+      if (one != C(1)) continue;
+      one = 0;
+      count += 1;
     }
+  }
+  template <int kSize>
+  __device__ void AddMore(const C (&value)[kSize][1], C max, bool has_max, C (&term)[kSize],
+                          C (&sum)[5]) const {
+    if (all_sums) AddWeighted(value, max, term, sum);
+    if (has_max) CountMax(term, sum[1]);
+  }
+  // Fills are -inf, as elements of the row may be. They are left out one by one where there are
+  // some, which the sum tells.
+  template <int kSize>
+  __device__ static void AddWeighted(const C (&value)[kSize][1], C max, const C (&term)[kSize],
+                                     C (&sum)[5]) {
+    C difference[kSize], spread = 0;
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) difference[j] = value[j][0] - max;
     C total = SumPairwise(difference), seen = kSize;
     if (total == -kInfinity<C>) {
       total = seen = 0;
 #pragma unroll
-      for (int j = 0; j < kSize; ++j) {
-        if (difference[j] == -kInfinity<C>) continue;
-        total += difference[j];
-        seen += 1;
+      for (C& one : difference) {
+        if (one == -kInfinity<C>) {
+          one = 0;
+        } else {
+          total += one;
+          seen += 1;
+        }
       }
     }
-    sum[2] += SumPairwise(spread);
+#pragma unroll
+    for (int j = 0; j < kSize; ++j) spread = fma(term[j], difference[j], spread);
+    sum[2] += spread;
     sum[3] += total;
     sum[4] += seen;
   }
@@ -90,6 +108,12 @@ struct CrossEntropyOp : ForwardOp<T, 1, 5> {
     sum[1] = (sum[1] - joining) * factor;
     sum[2] = factor == C(0) ? C(0) : spread * factor;
     sum[3] += sum[4] == C(0) ? C(0) : difference * sum[4];
+  }
+
+  // (p - 1) S of an element, given its term, p S. Where it is the maximum, the others make it up;
+  // where it is not, p is 1/2 at most, and nothing is lost.
+  __device__ static C LessThanOne(C term, C rest, C count) {
+    return (term - 1) - (rest + (count - 1));
   }
 
   // What is kept of a row, for the loss and for its derivatives.
@@ -138,16 +162,18 @@ struct CrossEntropyForwardGrad : CrossEntropyOp<T> {
     template <typename Given>
     __device__ Row(const Found& of, const Given& given) : max(of.max) {
       CrossEntropyOp<T>::Keep(of, given, scalars);
-      const C weight = given.scalar[0], share = given.scalar[2], seen = of.sum[4];
-      const C log_sum = log1p(of.sum[0] + (of.sum[1] - 1));
-      const C loss = log_sum + (of.max - given.labelled);
-      const C slope = 2 * given.scalar[3] * (of.max + log_sum);
+      const C weight = given.scalar[0], share = given.scalar[2], z = given.scalar[3];
+      const C seen = of.sum[4], sum = of.sum[0] + of.sum[1];
+      C slope = 0;
+      if (z != C(0)) slope = 2 * z * (of.max + log1p(of.sum[0] + (of.sum[1] - 1)));
       const C mass = given.scalar[1] + share * seen + slope;  // what multiplies softmax
-      factor = weight * mass / (of.sum[0] + of.sum[1]);
+      const C inverse = C(1) / sum;
+      factor = weight * mass * inverse;
       constant = -weight * share;
       const int cols = static_cast<int>(given.cols);  // labels reach as far
-      other = {given.label, given.label + 1,
-               weight * (mass * expm1(-loss) + (share * (seen - 1) + slope))};
+      const C term = ExpDifference<T>(given.labelled, of.max);
+      const C less = CrossEntropyOp<T>::LessThanOne(term, of.sum[0], of.sum[1]) * inverse;
+      other = {given.label, given.label + 1, weight * (mass * less + (share * (seen - 1) + slope))};
       if (given.label < 0 || weight == C(0)) {
         other = {0, cols, C(0)};
       } else if (given.label >= cols) {
@@ -176,6 +202,8 @@ struct CrossEntropyGrad : RowOp<T> {
   static constexpr int kSums = 0;
   static constexpr bool kTakesLabel = true;
   static constexpr int kTakes = 11;
+  // Below it exponentials are zero.
+  static constexpr C kLeastExponent = -1000;
 
   // dx = exp(x - max) (factor + slope (x - max)) + constant, but at the label
   struct Row {
@@ -184,19 +212,20 @@ struct CrossEntropyGrad : RowOp<T> {
     template <typename Given>
     __device__ Row(const Found&, const Given& given) : max(given.scalar[0]) {
       const C rest = given.scalar[1], count = given.scalar[2], sum = rest + count;
-      const C mean = given.scalar[3] / sum, seen = given.scalar[5], labelled = given.scalar[6];
+      const C inverse = C(1) / sum, mean = given.scalar[3] * inverse;
+      const C seen = given.scalar[5], labelled = given.scalar[6];
       const C of_loss = given.scalar[7], of_lse = given.scalar[8], of_entropy = given.scalar[9];
       const C of_rest = given.scalar[10];
       const C others = of_lse + of_rest * seen;
-      factor = (of_loss + others + of_entropy * mean) / sum;
-      slope = -of_entropy / sum;
+      factor = (of_loss + others + of_entropy * mean) * inverse;
+      slope = -of_entropy * inverse;
       constant = -of_rest;
-      // 1 - 1e-9 would be rounded to 1.
-      const C minus_loss = (labelled - max) - log1p(rest + (count - 1));
-      const C difference = fmax(labelled - max, CrossEntropyOp<T>::kLeastExponent);
-      other = {given.label, given.label + 1,
-               of_loss * expm1(minus_loss) +
-                   exp(minus_loss) * (others - of_entropy * (difference - mean)) - of_rest};
+      const C term = ExpDifference<T>(labelled, max);
+      const C less = CrossEntropyOp<T>::LessThanOne(term, rest, count) * inverse;
+      const C difference = fmax(labelled - max, kLeastExponent);
+      other = {
+          given.label, given.label + 1,
+          of_loss * less + term * inverse * (others - of_entropy * (difference - mean)) - of_rest};
       const int cols = static_cast<int>(given.cols);  // labels reach as far
       if (of_loss == C(0) && of_lse == C(0) && of_entropy == C(0) && of_rest == C(0)) {
         other = {0, cols, C(0)};
@@ -208,7 +237,7 @@ struct CrossEntropyGrad : RowOp<T> {
 
   __device__ static C Fill(int) { return C(0); }
   __device__ static C Finish(const C (&in)[1], const Row& row) {
-    const C difference = fmax(in[0] - row.max, CrossEntropyOp<T>::kLeastExponent);
+    const C difference = fmax(in[0] - row.max, kLeastExponent);
     return fma(ExpDifference<T>(in[0], row.max), fma(row.slope, difference, row.factor),
                row.constant);
   }

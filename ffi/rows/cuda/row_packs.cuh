@@ -181,10 +181,11 @@ __device__ bool AreOnPacks(const RowArgs<Op>& args) {
 
 // Both steps, wherever the inputs lie. Nearly all packs are whole, and take plain loads: to put
 // them together and to mask them takes longer than to read them.
-template <typename Op, bool kAligned, int kCount>
+template <Inputs kInputs = Inputs::kAnywhere, typename Op, bool kAligned, int kCount>
 __device__ void TakePacks(InputPacks<Op> (&pack)[kCount], const RowArgs<Op>& args,
                           const RowView<Op, kAligned>& row, int first, int stride) {
-  if (!Op::kHides && AreOnPacks(args) && row.IsWithin(first, first + (kCount - 1) * stride)) {
+  const bool on_packs = kInputs == Inputs::kOnPacks || AreOnPacks(args);
+  if (!Op::kHides && on_packs && row.IsWithin(first, first + (kCount - 1) * stride)) {
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
 #pragma unroll
@@ -193,7 +194,7 @@ __device__ void TakePacks(InputPacks<Op> (&pack)[kCount], const RowArgs<Op>& arg
       }
     }
   } else {
-    LoadPacks<Inputs::kAnywhere>(pack, args, row, first, stride);
+    LoadPacks<kInputs>(pack, args, row, first, stride);
     MaskAndHidePacks(pack, args, row, first, stride);
   }
 }

@@ -37,7 +37,8 @@ inline constexpr bool kKeepsShareTerms =
 // From the statistics of this block's share to those that the results of the share are made from.
 // Requires: all threads have them, and a __syncthreads() since the last time.
 template <typename Op>
-__device__ void MergeShares(ClusterExchange<RowStatistics<Op>>& cluster, RowStatistics<Op>& found) {
+__device__ void MergeShares(const Op& op, ClusterExchange<RowStatistics<Op>>& cluster,
+                            RowStatistics<Op>& found) {
   using C = typename Op::C;
   constexpr bool kKeep = kKeepsShareTerms<Op>;
   static_assert(!kKeep || (Op::kUsesMax && Op::kSums == 1),
@@ -55,7 +56,7 @@ __device__ void MergeShares(ClusterExchange<RowStatistics<Op>>& cluster, RowStat
       if (all.sum[0] == kInfinity<C>) all.SetSum(0, 0);
       found.SetSum(0, all.ExactSum(0));
     } else {
-      all.MergeOver(blocks);
+      all.MergeOver(op, blocks);
       found = all;
     }
   }

@@ -64,13 +64,23 @@ struct RowStatistics : Op::Found {
     }
   }
 
+  // Merges those of other elements.
+  __device__ void Merge(RowStatistics other) {
+    const C larger = Max(max, other.max);
+    MakeRelativeTo(Reference(larger));
+    other.MakeRelativeTo(Reference(larger));
+#pragma unroll
+    for (int s = 0; s < Op::kSums; ++s) sum[s] = RoundedSum(sum[s], other.sum[s]);
+    max = larger;
+  }
+
   // Merges those of all lanes of a group.
   template <typename Group>
-  __device__ void MergeOver(Group& group) {
+  __device__ void MergeOver(const Op& op, Group& group) {
     C of_group = max;
     if constexpr (Op::kUsesMax) of_group = AllReduce<MaxReduction<C>>(group, max);
     MakeRelativeTo(Reference(of_group));
-    AllReduceSums(group, *this);
+    AllReduceSums(op, group, *this);
     max = of_group;
   }
 

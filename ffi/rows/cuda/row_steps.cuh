@@ -38,37 +38,69 @@ __device__ C MaxOf(const Op& op, const C (&value)[kSize][Op::kInputs]) {
 }
 
 // Leaves the terms, as Op::FinishTerm takes them, and adds them to the sums, to the same bits in
-// every kernel.
+// every kernel. has_max: whether an element may have the value `max`.
 template <typename Op, typename C, int kSize>
-__device__ void AddTerms(const Op& op, const C (&value)[kSize][Op::kInputs], C max,
+__device__ void AddTerms(const Op& op, const C (&value)[kSize][Op::kInputs], C max, bool has_max,
                          C (&term)[kSize], C (&sum)[Op::kSums]) {
 #pragma unroll
   for (int j = 0; j < kSize; ++j) term[j] = op.Term(value[j], max);
-  if constexpr (Op::kSums >= 2) {
+  if constexpr (Op::kSums > 2) op.AddMore(value, max, has_max, term, sum);
+  if constexpr (Op::kSums == 2) {
     C second[kSize];
 #pragma unroll
     for (int j = 0; j < kSize; ++j) second[j] = op.SecondTerm(term[j], value[j]);
     sum[1] = RoundedSum(sum[1], SumPairwise(second));
   }
   sum[0] = RoundedSum(sum[0], SumPairwise(term));
-  if constexpr (Op::kSums > 2) op.AddMore(value, term, max, sum);
 }
 
 // The sums of all lanes of a group. What its warps lose when they meet is kept, if the operation
 // keeps it; what lanes lose hardly counts.
-template <typename Group, typename Found>
-__device__ void AllReduceSums(Group& group, Found& found) {
-  using OfLanes = SumReduction<decltype(found.max)>;
-  using Exact = typename Found::Exact;
-  Exact sum[Found::kSums];
+template <typename Op, typename Group>
+__device__ void AllReduceSums(const Op& op, Group& group, typename Op::Found& found) {
+  using OfLanes = SumReduction<typename Op::C>;
+  using Exact = typename Op::Found::Exact;
+  if constexpr (Op::kSums > 2) {
+    if (!op.all_sums) {  // the others are zero
+      typename Op::C first[2] = {found.sum[0], found.sum[1]};
+      group.template AllReduce<OfLanes>(first);
+      found.sum[0] = first[0], found.sum[1] = first[1];
+      return;
+    }
+  }
+  Exact sum[Op::kSums];
   if constexpr (Group::kHasWarps) {
     group.template AllReduce<OfLanes, SumReduction<Exact>>(found.sum, sum);
   } else {
     group.template AllReduce<OfLanes>(found.sum);
 #pragma unroll
-    for (int s = 0; s < Found::kSums; ++s) sum[s] = found.sum[s];
+    for (int s = 0; s < Op::kSums; ++s) sum[s] = found.sum[s];
   }
   found.SetSums(sum);
+}
+
+// The same of sums of classes, which the threads of a block have.
+template <typename Op, typename Block, typename C, int kClasses>
+__device__ void AllReduceClassSums(const Op& op, Block& block, C (&sum)[kClasses][Op::kSums],
+                                   typename Op::Found& found) {
+  using Exact = typename Op::Found::Exact;
+  const auto meet = [&](auto& of_classes, auto& total) {
+    block.template AllReduceClasses<SumReduction<C>, SumReduction<Exact>>(of_classes, total);
+  };
+  if constexpr (Op::kSums > 2) {
+    if (!op.all_sums) {
+      C first[kClasses][2];
+      Exact total[2];
+#pragma unroll
+      for (int c = 0; c < kClasses; ++c) first[c][0] = sum[c][0], first[c][1] = sum[c][1];
+      meet(first, total);
+      found.SetSum(0, total[0]), found.SetSum(1, total[1]);
+      return;
+    }
+  }
+  Exact total[Op::kSums];
+  meet(sum, total);
+  found.SetSums(total);
 }
 
 // The same of partial results that have kept something, which meet with all that they have.
@@ -126,12 +158,16 @@ __device__ typename Op::C MaxOfPacks(const Op& op, const InputPacks<Op>& pack) {
   }
 }
 
+// counts_max: whether terms of the maximum are counted, by operations that do so.
 template <typename Op, typename C>
 __device__ void AddPacks(const Op& op, const InputPacks<Op>& pack, C max,
-                         C (&term)[Pack<typename Op::Storage>::kSize], C (&sum)[Op::kSums]) {
+                         C (&term)[Pack<typename Op::Storage>::kSize], C (&sum)[Op::kSums],
+                         bool counts_max = true) {
   C value[Pack<typename Op::Storage>::kSize][Op::kInputs];
   Widen<Op>(pack, value);
-  AddTerms(op, value, max, term, sum);
+  bool has_max = counts_max;
+  if constexpr (Op::kSums > 2) has_max = counts_max && MaxOfPacks(op, pack) == max;
+  AddTerms(op, value, max, has_max, term, sum);
 }
 
 template <typename Op, typename C>
@@ -161,14 +197,19 @@ __device__ void StoreResult(const RowArgs<Op>& args, const RowView<Op, kAligned>
 }
 
 // Makes and stores the results of a lane's packs of a row: `first`, and on to before `end`,
-// `stride` apart; kCount of them are on their way at once.
-template <int kCount, typename Op, bool kAligned>
+// `stride` apart; kCount of them are on their way at once. make_row gives the constants of the row
+// when the first are.
+template <int kCount, typename Op, bool kAligned, typename MakeRow>
 __device__ void FinishRow(const RowArgs<Op>& args, const RowView<Op, kAligned>& view,
-                          const typename Op::Row& row, int first, int end, int stride) {
+                          MakeRow make_row, int first, int end, int stride) {
+  typename Op::Row row = RowOf<Op>({}, {});
+  bool has_row = false;
 #pragma unroll 1
   for (; first < end; first += kCount * stride) {
     InputPacks<Op> pack[kCount];
     TakePacks(pack, args, view, first, stride);
+    if (!has_row) row = make_row();
+    has_row = true;
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
       const int index = first + u * stride;

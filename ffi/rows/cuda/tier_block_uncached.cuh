@@ -31,7 +31,7 @@ __global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<O
 
   for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
     const View view = View(args, row).StartAtLine();
-    const GivenRow<Op> given = args.GivenOf(row);
+    const int label = args.LabelOf(row);
     // Up to kUnroll packs of each input, all on their way before the first use. The second time the
     // kept ones come from shared memory; every thread keeps its own packs, so no barrier is needed.
     InputPacks<Op> pack[kUnroll];
@@ -81,9 +81,10 @@ __global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<O
       if (!again) {
         online.Add(args.op, pack);
         if (turn + 1 < turns) continue;
-        online.MergeOver(block);
+        const GivenRow<Op> given = args.GivenOf(row, label);
+        online.MergeOver(args.op, block);
         if constexpr (Op::kUsesMax) online.max = Op::Reference(online.max);
-        constants = RowOf(online, given);
+        constants = RowOf<Op>(online, given);
         if constexpr (Op::kStores > 0) {
           if (threadIdx.x == 0) args.StoreScalars(row, constants.scalars);
         }

@@ -38,7 +38,7 @@ __global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
   };
 
   // Load.
-  const GivenRow<Op> given = args.GivenOf(row);
+  const int label = args.LabelOf(row);
   InputPacks<Op> pack[kPacks];
   LoadPacks<Inputs::kOnPacks>(pack, args, view, thread, threads);
   ClusterExchange<RowStatistics<Op>> cluster(cluster_scratch);
@@ -59,9 +59,10 @@ __global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
     AddPacks(args.op, pack[i], reference, term[i], found.sum);
     ForgetPacks<Op>(pack[i]);
   });
-  AllReduceSums(block, found);
+  const GivenRow<Op> given = args.GivenOf(row, label);
+  AllReduceSums(args.op, block, found);
   cluster.WaitForBlocks();
-  MergeShares(cluster, found);
+  MergeShares(args.op, cluster, found);
 
   // Store.
   const typename Op::Row constants = RowOf<Op>(found, given);

@@ -30,6 +30,7 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
   const int64_t group_row = Group::FirstRow(), first = Group::FirstRowInStep();
   for (int64_t offset = 0; first + offset < args.rows; offset += Group::RowsOfGrid()) {
     RowView<Op, kAligned> view[kRows];
+    int label[kRows];
     GivenRow<Op> given[kRows];
     InputPacks<Op> pack[kRows][kPacks];
     C term[kRows][kPacks][Pack<T>::kSize];
@@ -39,7 +40,7 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       view[r] = RowView<Op, kAligned>(args, group_row + offset + r);
-      given[r] = args.GivenOf(group_row + offset + r);
+      label[r] = args.LabelOf(group_row + offset + r);
       LoadPacks<Inputs::kOnPacks>(pack[r], args, view[r], lane, lanes);
     }
 
@@ -71,14 +72,15 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
         AddPacks(args.op, pack[r][p], found[r].max, term[r][p], found[r].sum);
         ForgetPacks<Op>(pack[r][p]);
       }
+      given[r] = args.GivenOf(group_row + offset + r, label[r]);
     }
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) AllReduceSums(group, found[r]);
+    for (int r = 0; r < kRows; ++r) AllReduceSums(args.op, group, found[r]);
 
     // Store.
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const typename Op::Row row = RowOf(found[r], given[r]);
+      const typename Op::Row row = RowOf<Op>(found[r], given[r]);
       if constexpr (Op::kStores > 0) {
         if (lane == 0) args.StoreScalars(group_row + offset + r, row.scalars);
       }

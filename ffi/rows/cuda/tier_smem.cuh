@@ -38,7 +38,6 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
     SmemTierKernel(RowArgs<Op> args) {
   using T = typename Op::Storage;
   using C = ComputeType<T>;
-  using Exact = typename Op::Found::Exact;
   using View = RowView<Op, kAligned>;
   constexpr bool kKeep = kKeepsShareTerms<Op>;
   constexpr int kClasses = kShareClasses<Op>;  // a thread's packs are of each in turn
@@ -116,7 +115,7 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
     C held_term[kHeld][Pack<T>::kSize];
     auto found = RowStatistics<Op>::Empty();
     C sum[kClasses][Op::kSums] = {};
-    const GivenRow<Op> given = args.GivenOf(row);
+    const int label = args.LabelOf(row);
     // The held packs in turn; a warp skips the turns in which none of its lanes has a pack.
     const auto for_held = [&](auto body) {
 #pragma unroll
@@ -178,13 +177,12 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
       }
     }
     if (kClasses > 1 && next_rest < view.packs) add_rest(next_rest, sum[kHeld % kClasses]);
-    Exact exact[Op::kSums];
-    block.template AllReduceClasses<SumReduction<C>, SumReduction<Exact>>(sum, exact);
-    found.SetSums(exact);
-    MergeShares(cluster, found);
+    const GivenRow<Op> given = args.GivenOf(row, label);
+    AllReduceClassSums(args.op, block, sum, found);
+    MergeShares(args.op, cluster, found);
 
     // Store.
-    const typename Op::Row constants = RowOf(found, given);
+    const typename Op::Row constants = RowOf<Op>(found, given);
     if constexpr (Op::kStores > 0) {
       if (threadIdx.x == 0 && ClusterRank() == 0) args.StoreScalars(row, constants.scalars);
     }

@@ -80,7 +80,7 @@ __device__ typename Op::Row RowOfBranches(const RowArgs<Op>& args, int64_t row,
                                           const typename Op::Found* statistics) {
   auto of_row = StatisticsOfLeaves<Op>(statistics + row * args.branches, args.branches);
   if constexpr (Op::kUsesMax) of_row.max = Op::Reference(of_row.max);
-  return RowOf(of_row, args.GivenOf(row));
+  return RowOf(of_row, args.GivenOf(row, args.LabelOf(row)));
 }
 
 // The results of a branch.
@@ -88,8 +88,9 @@ template <typename Op, bool kAligned>
 __device__ void FinishBranch(const RowArgs<Op>& args, const Branch<Op, kAligned>& branch,
                              const typename Op::Found* statistics) {
   const bool is_last = branch.index == args.branches - 1;
+  const auto row = RowOfBranches(args, branch.row, statistics);
   FinishRow<Branch<Op, kAligned>::kFinishUnroll>(
-      args, branch.view, RowOfBranches(args, branch.row, statistics),
+      args, branch.view, [&] { return row; },
       branch.FirstPack(args, 0) + static_cast<int>(threadIdx.x),
       is_last ? branch.view.packs : branch.FirstPack(args, kBranchLeaves), blockDim.x);
 }

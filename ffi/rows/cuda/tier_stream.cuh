@@ -37,7 +37,7 @@ __global__ void __maxnreg__(kLongRowRegisters)
       MaskAndHidePacks(pack, args, view, first, lanes);
       online.Add(args.op, pack);
     }
-    online.MergeOver(group);
+    online.MergeOver(args.op, group);
     if (lane == 0 && row < args.rows) {
       C* const to = statistics + row * (1 + Op::kSums);
       to[0] = online.max;
@@ -48,29 +48,39 @@ __global__ void __maxnreg__(kLongRowRegisters)
 }
 
 // The result from the statistics of whole rows, or of operations that reduce nothing;
-// args.lanes neighbouring threads share a row. (A row scalar follows from its statistics without
-// the row.)
+// args.lanes neighbouring threads share a row, or each of its args.branches parts. (A row scalar
+// follows from its statistics without the row.)
 template <typename Op, bool kAligned>
 __global__ void __maxnreg__(kLongRowRegisters)
     RowFinishKernel(RowArgs<Op> args, const typename Op::C* statistics) {
-  using C = typename Op::C;
   static_assert(Op::kStoresElements && Op::kStores == 0);
   const int lanes = args.lanes;
   const int groups = blockDim.x / lanes, lane = threadIdx.x % lanes;
 
-  for (int64_t row = int64_t{blockIdx.x} * groups + threadIdx.x / lanes; row < args.rows;
-       row += int64_t{gridDim.x} * groups) {
-    const RowView<Op, kAligned> view(args, row);
-    typename Op::Found found = {};
-    if constexpr (Op::kSums > 0) {
-      const C* const from = statistics + row * (1 + Op::kSums);
-      found.max = from[0];
-      if constexpr (Op::kUsesMax) found.max = Op::Reference(found.max);
+  for (int64_t part = int64_t{blockIdx.x} * groups + threadIdx.x / lanes;
+       part < args.rows * args.branches; part += int64_t{gridDim.x} * groups) {
+    const int64_t row = part <= UINT32_MAX
+                            ? static_cast<uint32_t>(part) / static_cast<uint32_t>(args.branches)
+                            : part / args.branches;
+    const int index = static_cast<int>(part - row * args.branches);
+    const int label = args.LabelOf(row);
+    // Long rows from a line on, each part whole warps' worth of packs.
+    RowView<Op, kAligned> view(args, row);
+    if (lanes > kWarpSize) view = view.StartAtLine();
+    const int turn = args.branches * lanes, share = (view.packs + turn - 1) / turn * lanes;
+    const auto make_row = [&] {
+      typename Op::Found found = {};
+      if constexpr (Op::kSums > 0) {
+        const typename Op::C* const from = statistics + row * (1 + Op::kSums);
+        found.max = from[0];
+        if constexpr (Op::kUsesMax) found.max = Op::Reference(found.max);
 #pragma unroll
-      for (int s = 0; s < Op::kSums; ++s) found.SetSum(s, from[1 + s]);
-    }
-    const typename Op::Row constants = RowOf<Op>(found, args.GivenOf(row));
-    FinishRow<kStreamPacksInFlight / Op::kInputs>(args, view, constants, lane, view.packs, lanes);
+        for (int s = 0; s < Op::kSums; ++s) found.SetSum(s, from[1 + s]);
+      }
+      return RowOf<Op>(found, args.GivenOf(row, label));
+    };
+    FinishRow<kStreamPacksInFlight / Op::kInputs>(args, view, make_row, index * share + lane,
+                                                  min(view.packs, (index + 1) * share), lanes);
   }
 }
 

@@ -64,7 +64,7 @@ __device__ void ComputeStagedRow(const RowArgs<Op>& args, const StagedChunk<Op>&
   const auto has = [&](int k) { return k < kPerLane - 2 || first + k * lanes < chunk.cols; };
   C value[kPerLane][Op::kInputs], term[kPerLane];
   auto found = RowStatistics<Op>::Empty();
-  const GivenRow<Op> given = args.GivenOf(index);
+  const int label = args.LabelOf(index);
 
   // Load.
 #pragma unroll
@@ -89,11 +89,14 @@ __device__ void ComputeStagedRow(const RowArgs<Op>& args, const StagedChunk<Op>&
   }
 
   // Reduce.
+  C own_max = found.max;
   if constexpr (Op::kUsesMax) {
-    found.max = Op::Reference(AllReduce<MaxReduction<C>>(group, MaxOf(args.op, value)));
+    own_max = MaxOf(args.op, value);
+    found.max = Op::Reference(AllReduce<MaxReduction<C>>(group, own_max));
   }
-  AddTerms(args.op, value, found.max, term, found.sum);
-  AllReduceSums(group, found);
+  AddTerms(args.op, value, found.max, own_max == found.max, term, found.sum);
+  const GivenRow<Op> given = args.GivenOf(index, label, chunk.Element(0, row * chunk.cols));
+  AllReduceSums(args.op, group, found);
 
   // Store.
   const typename Op::Row constants = RowOf(found, given);

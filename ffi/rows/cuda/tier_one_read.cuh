@@ -1,0 +1,122 @@
+// Tier `block_uncached` of operations that are reduced to a few numbers a row, and count the terms
+// of the maximum: a row is read once, and nothing of it is kept.
+//
+// Work split: the window of a row is cut into leaves, args.leaf_turns times kOneReadPacks packs for
+//   each lane of a warp. Warps of a row take its leaves in turns, and one of them merges what they
+//   found. Few rows have several blocks each, a cluster, whose first block gets all statistics.
+// Memory: one read per element, kOneReadPacks packs of a thread in flight.
+// Order: that of the leaves. They begin with a cache line, so a row gives the same bits beside any
+//   number of rows, whatever number of warps and blocks share it.
+// Digits: the loss is log S, S = sum exp(x - max). Where S is nearly 1, S - 1 has to be summed
+//   without the term of the maximum. Only below 2, and only the leaf of the maximum is read again
+//   for that. To count in all leaves took as many instructions as all the rest.
+// Requires: at most kMostReadLeaves leaves in a window that begins with a line; blockDim.x is a
+// multiple of 32; a cluster for each row, if there are clusters.
+#ifndef JAXKERNELS_ROWS_CUDA_TIER_ONE_READ_CUH_
+#define JAXKERNELS_ROWS_CUDA_TIER_ONE_READ_CUH_
+
+#include "core/cluster.cuh"
+#include "rows/cuda/leaf.cuh"
+#include "rows/memory_rules.h"
+
+namespace jaxkernels {
+
+// The statistics of a leaf, by a warp; valid in all lanes. kCounts: the terms of the maximum are
+// counted apart, if `counts`, and all sums are made that the operation wants. Otherwise the first
+// sum has all terms, and there is no other.
+template <bool kCounts, typename Op>
+__device__ RowStatistics<Op> StatisticsOfPacks(const RowArgs<Op>& args,
+                                               const RowView<Op, false>& view, int leaf,
+                                               bool counts) {
+  using C = typename Op::C;
+  LaneGroup<kWarpSize, 1> warp;
+  const int lane = threadIdx.x % kWarpSize;
+  Op op = args.op;
+  if (!kCounts) op.all_sums = false;
+  auto found = RowStatistics<Op>::Empty();
+#pragma unroll 1
+  for (int turn = 0; turn < args.leaf_turns; ++turn) {
+    const int first = (leaf * args.leaf_turns + turn) * kOneReadPacks * kWarpSize + lane;
+    InputPacks<Op> pack[kOneReadPacks];
+    TakePacks<Inputs::kOnPacks>(pack, args, view, first, kWarpSize);
+    auto of_turn = RowStatistics<Op>::Empty();
+#pragma unroll
+    for (auto& one : pack) {
+      of_turn.max = Max(of_turn.max, MaxOfPacks(op, one));
+      ForgetPacks<Op>(one);
+    }
+    of_turn.max = AllReduce<MaxReduction<C>>(warp, of_turn.max);
+    const C reference = of_turn.Reference(of_turn.max);
+#pragma unroll
+    for (auto& one : pack) {
+      C term[Pack<typename Op::Storage>::kSize];
+      AddPacks(op, one, reference, term, of_turn.sum, kCounts && counts);
+      ForgetPacks<Op>(one);
+    }
+    if constexpr (kCounts) {
+      AllReduceSums(op, warp, of_turn);
+    } else {
+      of_turn.sum[0] = AllReduce<SumReduction<C>>(warp, of_turn.sum[0]);
+    }
+    found.Merge(of_turn);
+  }
+  return found;
+}
+
+// The statistics of a row from those of its leaves, by a warp; valid in all lanes.
+template <typename Op>
+__device__ RowStatistics<Op> CountedStatistics(const RowArgs<Op>& args,
+                                               const RowView<Op, false>& view,
+                                               typename Op::Found* leaves, int count) {
+  const int lane = threadIdx.x % kWarpSize;
+  auto found = StatisticsOfLeaves<Op>(leaves, count);
+  if (!Op::NeedsCount(found)) {
+    Op::CountOneMax(found);
+    return found;
+  }
+  int winner = -1;
+  for (int i = lane; i < count; i += kWarpSize) {
+    if (leaves[i].max == found.max) winner = i;
+  }
+  const unsigned has_winner = __ballot_sync(0xffffffffu, winner >= 0);
+  winner = __shfl_sync(0xffffffffu, winner, __ffs(static_cast<int>(has_winner)) - 1);
+  const auto again = StatisticsOfPacks<true>(args, view, winner, true);
+  if (lane == 0) leaves[winner] = again;
+  __syncwarp();
+  return StatisticsOfLeaves<Op>(leaves, count);
+}
+
+template <typename Op>
+__global__ void __maxnreg__(kOneReadRegisters) OneReadKernel(RowArgs<Op> args) {
+  __shared__ typename Op::Found leaves[kMostReadLeaves];
+  __shared__ uint64_t arrived;
+  const int lane = threadIdx.x % kWarpSize, warps = blockDim.x / kWarpSize;
+  const int warp = ClusterRank() * warps + threadIdx.x / kWarpSize;
+  const int leaf_packs = args.leaf_turns * kOneReadPacks * kWarpSize;
+
+  for (int64_t row = ClusterIndex(); row < args.rows; row += gridDim.x / ClusterBlocks()) {
+    const int label = args.LabelOf(row);
+    const auto view = RowView<Op, false>(args, row).StartAtLine();
+    const int count = (view.packs + leaf_packs - 1) / leaf_packs;
+    ClusterInbox<typename Op::Found> inbox(leaves, arrived, count);
+    for (int leaf = warp; leaf < count; leaf += warps * ClusterBlocks()) {
+      const auto found = args.op.all_sums ? StatisticsOfPacks<true>(args, view, leaf, false)
+                                          : StatisticsOfPacks<false>(args, view, leaf, false);
+      if (lane == 0) inbox.Send(leaf, found);
+    }
+    if (ClusterRank() > 0) return;
+    inbox.Wait();
+    if (warp == 0) {
+      const GivenRow<Op> given = args.GivenOf(row, label);
+      auto found = CountedStatistics(args, view, leaves, count);
+      found.max = Op::Reference(found.max);
+      const typename Op::Row constants = RowOf<Op>(found, given);
+      if (lane == 0) args.StoreScalars(row, constants.scalars);
+    }
+    __syncthreads();  // before the leaves of another row
+  }
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ROWS_CUDA_TIER_ONE_READ_CUH_
