@@ -110,7 +110,8 @@ class ClusterExchange {
   // where there are fewer blocks. Two lines take turns: a block writes a line again only after it
   // has got the results of all blocks in the other one, which each sent when all its threads had
   // read this one.
-  // Requires: several blocks, and a __syncthreads() since the last one.
+  // Requires: several blocks, WaitForBlocks() before the first, and a __syncthreads() since the
+  // last one.
   __device__ Partial AllGather(const Partial& own, const Partial& none) {
 #if JK_HAS_CLUSTERS
     Partial* const line = scratch_.line[turn_];

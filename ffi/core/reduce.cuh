@@ -127,7 +127,7 @@ __device__ typename Reduction::Value AllReduce(Group& group, typename Reduction:
 template <typename Value, int kMost>
 class BlockReducer {
  public:
-  static constexpr bool kHasWarps = true;
+  static constexpr bool kMeetsInTwoSteps = true;  // the lanes of a warp, and then the warps
 
   struct Scratch {
     Value line[2][kMost][kMaxWarpsPerBlock];
@@ -137,18 +137,25 @@ class BlockReducer {
 
   template <typename Reduction, int kCount>
   __device__ void AllReduce(Value (&value)[kCount]) {
-    AllReduce<Reduction, Reduction>(value, value);
+    Value result[kCount];
+    AllReduce<Reduction, Reduction>(value, result);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) value[i] = result[i];
   }
 
   // The same, where the lanes of a warp meet by one reduction and the warps by another.
   template <typename OfLanes, typename OfWarps, int kCount>
-  __device__ void AllReduce(Value (&value)[kCount], typename OfWarps::Value (&result)[kCount]) {
-    AllReduceClasses<OfLanes, OfWarps>(reinterpret_cast<Value(&)[1][kCount]>(value), result);
+  __device__ void AllReduce(const Value (&value)[kCount],
+                            typename OfWarps::Value (&result)[kCount]) {
+    Value one_class[1][kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) one_class[0][i] = value[i];
+    AllReduceClasses<OfLanes, OfWarps>(one_class, result);
   }
 
   // The same of values of one class or two. The second class of warp w takes the place of warp w +
-  // warps: the bits are those of twice as many threads with a class each, while a block could have
-  // so many.
+  // warps, so that the bits are those of twice as many threads with a class each. Where a block
+  // cannot have so many, the two classes of a warp meet first. Leaves `value` changed.
   template <typename OfLanes, typename OfWarps, int kClasses, int kCount>
   __device__ void AllReduceClasses(Value (&value)[kClasses][kCount],
                                    typename OfWarps::Value (&result)[kCount]) {
@@ -158,7 +165,8 @@ class BlockReducer {
     const bool apart = kClasses == 2 && 2 * warps <= kMaxWarpsPerBlock;
     auto* line = scratch_.line[turn_];
     turn_ ^= 1;
-    GroupAllReduce<OfLanes, kWarpSize>(reinterpret_cast<Value(&)[kClasses * kCount]>(value));
+#pragma unroll
+    for (auto& of_class : value) GroupAllReduce<OfLanes, kWarpSize>(of_class);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const Value second = value[kClasses - 1][i];

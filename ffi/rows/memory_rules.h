@@ -53,12 +53,12 @@ inline constexpr int kMostSmemThreads = 1024;
 inline constexpr int kFewRowsPacks = 8;
 inline constexpr int kFewRowsRegisters = 64;
 // Of attention scores there are hardly ever few rows. Doubles would need twice the registers, and
-// row scalars are mostly read where nothing is kept.
+// where only row scalars are stored, nothing is mostly kept.
 constexpr bool HasFewRowsLayout(Operation operation, int pack) {
   return SharesRows(operation) && !HidesElements(operation) && StoresElements(operation) &&
          !IsPackOfDoubles(pack);
 }
-// Whether twice as many threads may hold a block's part of a row, of `slots` packs.
+// Whether twice as many threads may hold a block's share of a row, of `slots` packs.
 constexpr bool FitsFewRowsLayout(Operation operation, int pack, int64_t slots, int threads) {
   return HasFewRowsLayout(operation, pack) && 2 * threads <= kMostSmemThreads &&
          slots <= int64_t{2} * threads * (kFewRowsPacks / InputsOf(operation));
@@ -109,7 +109,7 @@ JK_HOST_DEVICE constexpr int WholeSmemLines(int bytes) {
 // H200 f32 loss with gradient 100003 cols: 8 (4) 0.86, 4 (2) 0.88, 2 (1) 0.87
 // H200 bf16 loss with gradient 128256 cols: 8 (6) 0.69, 4 (3) 0.78, 2 (1) 0.71
 // H200 bf16 loss with gradient 151936 cols: 8 (5) 0.79, 4 (2) 0.73
-inline constexpr int kClusterBlocks[] = {2, 4, 8, 16};
+inline constexpr int kClusterBlocks[] = {2, 4, 8, 16};  // powers of two, as ClusterIndex needs
 constexpr int LeastSharesOfCluster(Operation operation, int pack) {
   if (IsPackOfDoubles(pack)) return 4;
   return TraitsOf(operation).takes_label ? (IsPackOfHalves(pack) ? 3 : 2) : 8;

@@ -38,7 +38,8 @@ struct SoftmaxPlan {
   int warp_shape = -1;        // index into kWarpShapes; warp tier only
   int lanes = 0;              // threads that share a row
   int packs_per_lane = 0;     // capacity; warp and block tiers, and few rows
-  int kept_packs = 0;         // of each input, that a block keeps in shared memory, or has room for
+  int kept_packs = 0;         // of each input, that a block keeps in shared memory or, of few rows,
+                              // in registers, or has room for
   int rows_per_access = 1;    // rows that a group of lanes (staged: a warp) moves together
   int elements_per_lane = 0;  // of a row, capacity; staged rows only
   int row_spacing = 0;        // of the rows that a warp computes at once; staged rows only
@@ -49,7 +50,8 @@ struct SoftmaxPlan {
   int64_t scratch_bytes = 0;  // of all rows; spread only
   int block_threads = 0;
   int64_t grid_blocks = 0;
-  RowBatches batches;     // which block or cluster takes which rows; block_smem and cluster only
+  RowBatches batches;     // which block or cluster takes which rows; block_smem and cluster only,
+                          // where few rows take one each
   int smem_bytes = 0;     // dynamic shared memory of one block
   int blocks_per_sm = 0;  // resident at once, by threads, shared memory and registers, of which
                           // `warp` is counted with 32, staged rows with kStagedRegisters

@@ -159,7 +159,8 @@ RowBatches BatchesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
   return batches;
 }
 
-// The same blocks for each row, with the row in the registers of twice as many threads.
+// The same blocks for each row, with the row in the registers of twice as many threads. As many
+// workers as rows, each of which takes one.
 SoftmaxPlan FewRowsPlan(const SoftmaxProblem& problem, SoftmaxPlan plan,
                         const DeviceLimits& limits) {
   plan.few_rows = true;

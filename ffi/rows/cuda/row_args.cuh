@@ -34,7 +34,7 @@ struct RowArgs {
   const T* in[Op::kInputs];
   T* out;
   int64_t rows, cols;
-  int kept_packs;  // of each input, in the shared memory of a block; long rows only
+  int kept_packs;  // of each input, in the shared memory of a block, or of few rows its registers
   int offset;      // elements of the first pack before the result begins; the pointers are there
   int leaf_turns, branches;      // packs of a leaf that a lane has, blocks of a row; spread only
   int lanes;                     // that share a row; staged rows and the parts of an operation only

@@ -11,7 +11,7 @@ namespace jaxkernels {
 template <int kLanes, int kRows>
 struct LaneGroup {
   struct Scratch {};
-  static constexpr bool kHasWarps = false;
+  static constexpr bool kMeetsInTwoSteps = false;
 
   LaneGroup() = default;
   __device__ explicit LaneGroup(Scratch& /*scratch*/) {}

@@ -2,10 +2,11 @@
 // order it is added up, and how the shares meet. The kernels of tier_smem.cuh and tier_few_rows.cuh
 // give the same bits by it.
 //
-// A share is a part of the row's window, some cache lines long. Its pack p is of class
-// p mod (2 * threads), where `threads` are those of a block of SmemTierKernel. (Of operations
-// without few rows' layout: p mod threads.) Each class is summed in ascending order. Then classes
-// meet in groups of 32 neighbours, those groups meet (BlockReducer), and then the blocks do.
+// A share is some cache lines of the row's window. Its pack p is of class p mod (2 * threads),
+// where `threads` are those of a block of SmemTierKernel. (Of operations without few rows' layout:
+// p mod threads.) Each class is summed in ascending order. Then classes meet in groups of 32
+// neighbours, those groups meet (BlockReducer), and then the blocks do. Where a block has more than
+// 512 threads, and no few rows' layout, the two groups of a warp meet before.
 //
 // Clusters: each block takes its terms relative to the maximum of its own share, as in
 // row_statistics.cuh, so that maximum and sum cross the cluster together, once a row. With the
@@ -26,6 +27,14 @@ template <typename Op>
 inline constexpr int kShareClasses =
     HasFewRowsLayout(Op::kOperation, Pack<typename Op::Storage>::kSize) ? 2 : 1;
 
+static_assert(kMostSmemThreads == kMaxWarpsPerBlock * kWarpSize,
+              "classes stay apart wherever few rows have their layout");
+
+// The scratch of the reductions, as plans count it.
+template <typename Op>
+inline constexpr int kShareScratchBytes =
+    ReductionScratchBytes(Op::kOperation, Pack<typename Op::Storage>::kSize);
+
 // Whether results are made from kept terms. A term goes where its input was, and only a value of
 // the same size fits. Where a row scalar multiplies it, it is computed again, relative to the
 // maximum of the whole row: a sum relative to that of one block may leave the range of its type,
@@ -43,6 +52,7 @@ __device__ void MergeShares(const Op& op, ClusterExchange<RowStatistics<Op>>& cl
   constexpr bool kKeep = kKeepsShareTerms<Op>;
   static_assert(!kKeep || (Op::kUsesMax && Op::kSums == 1),
                 "an infinite sum of kept terms is one of far larger ones");
+  static_assert(kKeep || !Op::kKeepsRest, "MergeOver passes over the rests of sums");
   if (ClusterBlocks() > 1) {
     LaneGroup<kMostClusterBlocks, 1> blocks;
     auto all = cluster.AllGather(found, RowStatistics<Op>::Empty());

@@ -8,7 +8,9 @@
 
 namespace jaxkernels {
 
-// The running maximum of a sequence and the sums of its terms relative to that maximum.
+// The running maximum of a sequence and the sums of its terms relative to that maximum. Rests of
+// sums arise where warps, blocks or leaves meet; what adds elements, or merges without saying that
+// it keeps rests, requires that there are none yet.
 template <typename Op>
 struct RowStatistics : Op::Found {
   using T = typename Op::Storage;

@@ -69,7 +69,7 @@ __device__ void AllReduceSums(const Op& op, Group& group, typename Op::Found& fo
     }
   }
   Exact sum[Op::kSums];
-  if constexpr (Group::kHasWarps) {
+  if constexpr (Group::kMeetsInTwoSteps) {
     group.template AllReduce<OfLanes, SumReduction<Exact>>(found.sum, sum);
   } else {
     group.template AllReduce<OfLanes>(found.sum);

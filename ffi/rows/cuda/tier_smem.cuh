@@ -1,8 +1,8 @@
 // Tiers `block_smem` and `cluster`: a row lands in the shared memory of a block, or of several that
 // form a cluster, and lives there and in the blocks' registers.
 //
-// Work split: of the window of a row each block of a cluster has as many cache lines, its part (a
-//   block that is alone has all of it); thread t owns packs t, t + blockDim.x, ... of the part; a
+// Work split: of the window of a row each block of a cluster has as many cache lines, its share (a
+//   block that is alone has all of it); thread t owns packs t, t + blockDim.x, ... of the share; a
 //   cluster, or a block that is alone, walks its rows (row_batches.h).
 // Memory: one read and one write per element. A row travels to shared memory by asynchronous
 //   copies, all in flight at once. A thread takes its first kHeld packs into registers, and the
@@ -11,11 +11,11 @@
 //   arithmetic and the stores, even where one row fills the SM. Every thread touches only packs
 //   that it copied itself, so the data needs no barrier, as the reductions do.
 // Order: that of row_shares.cuh, in which tier_few_rows.cuh adds too.
-// Banks: a part is kept pack-major: a pack whole, and neighbouring packs (= neighbouring lanes)
+// Banks: a share is kept pack-major: a pack whole, and neighbouring packs (= neighbouring lanes)
 //   side by side. The 8 lanes of each quarter warp then cover all 32 banks with their 16-byte
-//   accesses: no conflicts. Lines of the cache arrive as lines of the 32 banks: parts that began 16
-//   bytes off took a tenth longer (H200, float32, 24576 columns, fraction of the copy rate: 0.97,
-//   shifted 0.89).
+//   accesses: no conflicts. Lines of the cache arrive as lines of the 32 banks: shares that began
+//   16 bytes off took a tenth longer (H200, float32, 24576 columns, fraction of the copy rate:
+//   0.97, shifted 0.89).
 // Requires: inputs on the packs of the result; shared memory for kInputs * args.kept_packs packs,
 // which are SmemSlots, and the mask words behind them; blockDim.x is a multiple of 32.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_SMEM_CUH_
@@ -28,10 +28,6 @@ namespace jaxkernels {
 
 static_assert(kSmemLineBytes == kLinePacks * kPackBytes,
               "lines of the cache become lines of banks");
-
-template <typename Op>
-inline constexpr int kScratchBytes =
-    ReductionScratchBytes(Op::kOperation, Pack<typename Op::Storage>::kSize);
 
 template <typename Op, bool kAligned>
 __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op::kInputs))
@@ -50,7 +46,8 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
   Pack<T>* const row_packs = reinterpret_cast<Pack<T>*>(row_smem);
   __shared__ typename RowBlockReducer<Op>::Scratch scratch;
   __shared__ typename ClusterExchange<RowStatistics<Op>>::Scratch cluster_scratch;
-  static_assert(WholeSmemLines(sizeof(scratch) + sizeof(cluster_scratch)) == kScratchBytes<Op>);
+  static_assert(WholeSmemLines(sizeof(scratch) + sizeof(cluster_scratch)) ==
+                kShareScratchBytes<Op>);
   RowBlockReducer<Op> block(scratch);
   const int slots = args.kept_packs;
   auto* const row_mask = reinterpret_cast<typename Op::MaskWord*>(row_packs + Op::kInputs * slots);

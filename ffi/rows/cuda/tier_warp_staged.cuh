@@ -29,7 +29,7 @@ __device__ inline int Log2OfPower(int power) { return __ffs(power) - 1; }
 // The lanes that share a row, a power of two of them.
 class RowLanes {
  public:
-  static constexpr bool kHasWarps = false;
+  static constexpr bool kMeetsInTwoSteps = false;
 
   __device__ explicit RowLanes(int lanes) : lanes_(lanes), log2_(Log2OfPower(lanes)) {}
 
