@@ -257,6 +257,19 @@ def needs_devices_for_lowering(primitive: Primitive) -> None:
     dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
+def is_donated(value: ir.Value) -> bool:
+    """Whether a value is an argument of the whole program, whose memory the caller has given away.
+
+    That of a function within the program, or of a loop, is not known to be.
+    """
+    block = value.owner
+    if not isinstance(block, ir.Block) or "arg_attrs" not in block.owner.attributes:
+        return False
+    about = ir.ArrayAttr(block.owner.attributes["arg_attrs"])
+    about = ir.DictAttr(about[ir.BlockArgument(value).arg_number])
+    return "tf.aliasing_output" in about or "jax.buffer_donor" in about
+
+
 def batch_partitioning_attributes(
     ctx: mlir.LoweringRuleContext, row_dims: int
 ) -> dict[str, ir.Attribute]:

@@ -136,6 +136,7 @@ def cross_entropy(
           cotangent of the loss. So it is rounded once where that is a power of two, as it is 1 in
           `jax.value_and_grad`, and else twice. float16, whose range a mean leaves soon, goes the way of
           "none", and so does a call that returns more than the loss.
+        * Logits that `jax.jit` is given with `donate_argnums` become their gradient in place.
         * A soft cap, a temperature and `where` are applied by XLA in front of the kernels; a cap or a
           temperature costs an array of the logits in the type that they are computed in.
         * Where `axis` is sharded, a maximum and six sums a row cross the network, and nothing in the

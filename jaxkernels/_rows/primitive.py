@@ -73,6 +73,8 @@ class RowKernel:
         stores: how many numbers each row has in a result of its own, the last; 0 if there is none. A
             static argument of the reference, `wide`, says whether they have the dtype of the first
             operand or, as they do without it, the one that this is computed in.
+        in_place: whether the result of the full shape may take the memory of the first operand: then
+            it does where the caller of the program has given that away.
         row_dims: from the attributes of a call to the number of last dimensions that it needs whole
             and in their order: 1, or 2 where it matters at which place of its matrix a row stands.
         operation: from the attributes of a call to the operation that it is; None if there is none,
@@ -90,6 +92,7 @@ class RowKernel:
     takes: tuple[int, ...]
     stores_elements: bool
     stores: int
+    in_place: bool
     row_dims: Callable[..., int]
     operation: OperationOf | None
     at_place: AtPlace | None
@@ -138,6 +141,7 @@ def define(
     takes: tuple[int, ...] = (),
     stores_elements: bool = True,
     stores: int = 0,
+    in_place: bool = False,
     row_dims: Callable[..., int] = _one_row_dim,
     at_place: AtPlace | None = None,
     in_parts: InParts | None = None,
@@ -154,6 +158,7 @@ def define(
         takes: see `RowKernel`.
         stores_elements: see `RowKernel`.
         stores: see `RowKernel`.
+        in_place: see `RowKernel`.
         row_dims: see `RowKernel`.
         at_place: see `RowKernel`; needed if `row_dims` may be 2.
         in_parts: see `RowKernel`.
@@ -165,7 +170,7 @@ def define(
     primitive.multiple_results = stores_elements and stores > 0
     kernel = RowKernel(
         *(primitive, reference, full_operands, takes_label, takes, stores_elements, stores),
-        *(row_dims, operation, at_place, in_parts),
+        *(in_place, row_dims, operation, at_place, in_parts),
     )
     primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
     primitive.def_abstract_eval(functools.partial(_abstract_eval, kernel))
@@ -173,9 +178,9 @@ def define(
     mlir.register_lowering(primitive, functools.partial(_lower_reference, kernel))
     for platform in ("cpu", "cuda"):
         if operation is not None and registry.has_kernels(platform):
-            mlir.register_lowering(
-                primitive, functools.partial(_lower_kernel, kernel, platform), platform=platform
-            )
+            rule = functools.partial(_lower_kernel, kernel, platform)
+            # A lowering that is cached is a function of its own, which no caller gives memory to.
+            mlir.register_lowering(primitive, rule, platform=platform, cacheable=not in_place)
     compat.needs_devices_for_lowering(primitive)
     experimental_rules.define_rules(primitive, functools.partial(_reference, kernel))
     return kernel
@@ -201,6 +206,7 @@ def of_operation(
         takes=tuple(filter(None, traits.takes)),
         stores_elements=traits.stores_elements,
         stores=traits.stores,
+        in_place=traits.stores_elements and traits.takes_label,
         in_parts=in_parts,
     )
 
@@ -294,12 +300,14 @@ def _lower_kernel(
     name = kernel.primitive.name
     shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
     several = kernel.primitive.multiple_results
+    aliases = {0: 0} if kernel.in_place and compat.is_donated(operands[0]) else {}
     if kernel.stores > 0 and shapes[0][-1] == 0:  # what nothing sums to needs no kernel
         reference = functools.partial(kernel.reference, **attributes)
         return mlir.lower_fun(reference, multiple_results=several)(ctx, *operands)
     if 0 not in shapes[0] and compat.partitions_custom_calls(ctx):
-        function = row_partitioning.partitioned(_split_call(kernel, tier, attributes), shapes)
-        name = f"{name} {tier} {sorted(attributes.items())} {registry.fingerprint()}"
+        call = _split_call(kernel, tier, attributes, aliases)
+        function = row_partitioning.partitioned(call, shapes)
+        name = f"{name} {tier} {aliases} {sorted(attributes.items())} {registry.fingerprint()}"
         return compat.lower_partitioned(function, ctx, operands, name, several)
     given = kernel.call_attributes(tier, **attributes)
     if platform == "cuda" and compat.runs_on_one_device(ctx):
@@ -309,12 +317,14 @@ def _lower_kernel(
             rule = jax.ffi.ffi_lowering(registry.ROWS_TARGET)
             return rule(with_scratch, *operands, **given)[: len(ctx.avals_out)]
     partitioning = compat.batch_partitioning_attributes(ctx, kernel.row_dims(**attributes))
-    rule = jax.ffi.ffi_lowering(registry.ROWS_TARGET, extra_attributes=partitioning)
+    rule = jax.ffi.ffi_lowering(
+        registry.ROWS_TARGET, operand_output_aliases=aliases, extra_attributes=partitioning
+    )
     return rule(ctx, *operands, **given)
 
 
 def _split_call(
-    kernel: RowKernel, tier: str, attributes: dict[str, Any]
+    kernel: RowKernel, tier: str, attributes: dict[str, Any], aliases: dict[int, int]
 ) -> row_partitioning.SplitCall:
     given = kernel.call_attributes(tier, **attributes)
 
@@ -327,7 +337,8 @@ def _split_call(
             shape = (*first.shape[:-1], kernel.stores)
             results.append(jax.ShapeDtypeStruct(shape, _dtype_of_scalars(first, attributes)))
         results = results if kernel.primitive.multiple_results else results[0]
-        return jax.ffi.ffi_call(registry.ROWS_TARGET, results)(first, *others, **given)
+        call = jax.ffi.ffi_call(registry.ROWS_TARGET, results, input_output_aliases=aliases)
+        return call(first, *others, **given)
 
     def in_parts(operands: Sequence[jax.Array], axes: tuple[str, ...]) -> Any:
         if kernel.in_parts is not None:
@@ -339,7 +350,7 @@ def _split_call(
     def at_place(operands: Sequence[jax.Array], place: row_partitioning.Place) -> Any:
         assert kernel.at_place is not None
         there, attributes_there = kernel.at_place(operands, place, **attributes)
-        return _split_call(kernel, tier, attributes_there), there
+        return _split_call(kernel, tier, attributes_there, aliases), there
 
     depends_on_place = kernel.row_dims(**attributes) > 1
     results = (True,) * kernel.stores_elements + (False,) * (kernel.stores > 0)

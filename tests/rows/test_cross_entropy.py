@@ -302,6 +302,8 @@ def test_gradients_of_a_mean_are_rounded_once():
     assert apart.max() <= 2.0**-8 * 1.01
     powers = jax.grad(lambda x: 4 * jk.cross_entropy(x, label, reduction="mean"))(x)
     np.testing.assert_array_equal(powers, 4 * dx)
+    twice = jax.grad(lambda x: 3 * jk.cross_entropy(x, label, reduction="mean"))(x)
+    np.testing.assert_array_equal(twice, 3 * dx)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
