@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
 from jaxkernels._core import registry
 from jaxkernels._rows import cross_entropy_reference as reference
@@ -192,18 +193,25 @@ def weighted_loss(
     return _loss_of(label, kept, numbers)
 
 
-@weighted_loss.defjvp
+# Zeros stay symbolic: weights that do not vary would make NaN of a loss that is infinite.
+@functools.partial(weighted_loss.defjvp, symbolic_zeros=True)
 def _weighted_loss_jvp(
     all_sums: bool, tier: str, require_kernel: bool, primals: Any, tangents: Any
 ) -> Any:
     x, label, numbers = primals
     dx, _, dnumbers = tangents
     options = {"tier": tier, "require_kernel": require_kernel}
+    call = functools.partial(_loss_of, label)
+    if isinstance(dx, SymbolicZero):
+        kept = cross_entropy_fwd(x, label, all_sums=all_sums, **options)
+        return jax.jvp(functools.partial(call, kept), (numbers,), (dnumbers,))
     gradient, kept = cross_entropy_fwd_grad(x, label, numbers, all_sums=all_sums, **options)
-    loss, of_numbers = jax.jvp(functools.partial(_loss_of, label, kept), (numbers,), (dnumbers,))
-    wide = loss.dtype
-    of_x = jnp.sum(gradient.astype(wide) * dx.astype(wide), axis=-1, keepdims=True)
-    return loss, of_x + of_numbers
+    along = gradient.astype(numbers.dtype) * dx.astype(numbers.dtype)
+    tangent = jnp.sum(along, axis=-1, keepdims=True)
+    if isinstance(dnumbers, SymbolicZero):
+        return call(kept, numbers), tangent
+    loss, of_numbers = jax.jvp(functools.partial(call, kept), (numbers,), (dnumbers,))
+    return loss, tangent + of_numbers
 
 
 def _loss_of(label: jax.Array, kept: jax.Array, numbers: jax.Array) -> jax.Array:

@@ -114,7 +114,7 @@ def ids(name: str, argument: str, given: jax.Array, x: jax.Array) -> jax.Array:
     """Labels as the kernels take them: int32, negative for none, the number of classes for too large."""
     classes = x.shape[-1]
     if not isinstance(given, Tracer) and given.is_fully_addressable:
-        largest = np.max(np.asarray(given), initial=-1)
+        largest = int(np.max(np.asarray(given))) if given.size else -1
         if largest >= classes:
             raise ValueError(
                 f"{name}: {argument} must be smaller than {classes}, the number of classes; "

@@ -22,7 +22,15 @@ _SIZES = ((2500, 64, 0.85), (25_000, 12, 0.12), (250_000, 3, 0.03))
 _LARGER_ON_GPU = 4
 _EAGER_DRAWS = 8
 _DTYPES = {"float32": 0.5, "bfloat16": 0.25, "float16": 0.25}
-_WEIGHTS = {"softmax": 3.0, "log_softmax": 3.0, "logsumexp": 3.0, "scaled_masked_softmax": 4.0}
+_WEIGHTS = {
+    "softmax": 3.0,
+    "log_softmax": 3.0,
+    "logsumexp": 3.0,
+    "scaled_masked_softmax": 4.0,
+    "cross_entropy": 4.0,
+}
+# Those that have results of the shape of what is given away.
+_IN_PLACE = ("softmax", "log_softmax", "scaled_masked_softmax", "dot_product_attention", "sgemm")
 
 
 def bundle(seed: int, index: int, only: tuple[str, ...] = OPERATIONS) -> list[Problem]:
@@ -57,7 +65,7 @@ def _problem(
     if operation in ("matmul", "dot_general") and dtype != "float32":
         derivative = "value"
     delivery = "eager" if eager else str(rng.choice([x for x in DELIVERIES if x != "eager"]))
-    if delivery == "donated" and (derivative != "value" or operation == "logsumexp"):
+    if delivery == "donated" and (derivative != "value" or operation not in _IN_PLACE):
         delivery = "slices"
     members = 1 if delivery in ALONE else int(rng.integers(2, 5))
     most, draws, _ = _SIZES[rng.choice(len(_SIZES), p=[chance for _, _, chance in _SIZES])]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxkernels.verify import loss_mistakes
 from jaxkernels.verify.families.softmax import axes_of, rows_and_cols
 from jaxkernels.verify.families.terms import Terms
 from jaxkernels.verify.problem import Arrays, Problem
@@ -27,7 +28,7 @@ class Mistake:
         name: in a few words.
         change: from a problem, operands and one result to what a wrong kernel would give.
         fits: the problems that have what it spoils.
-        result: which result is spoilt, "y" or that of the derivative, "d".
+        result: which result is spoilt, "y" or that of the derivative, "d" and more.
         second_run_only: the first run is right.
     """
 
@@ -51,7 +52,7 @@ class Mistake:
         return dataclasses.replace(ran, results=results, again=again)
 
     def _spoilt(self, ran: Ran, operands: Arrays, results: Arrays) -> Arrays:
-        name = "y" if self.result == "y" else next(x for x in results if x != "y")
+        name = next(x for x in results if x.startswith(self.result))
         with np.errstate(all="ignore"):
             wrong = self.change(ran.problem, operands, results[name].copy())
         return results | {name: np.asarray(wrong)}
@@ -60,7 +61,8 @@ class Mistake:
 def _is_rows(problem: Problem) -> bool:
     """Softmax and its kin along the last axis, of several rows and columns."""
     shape = problem.options.get("shape")
-    last = problem.options.get("axis", -1) == -1 and problem.operation != "logsumexp"
+    is_softmax = _is_softmax(problem) or problem.operation == "scaled_masked_softmax"
+    last = problem.options.get("axis", -1) == -1 and is_softmax
     return bool(shape) and last and len(shape) > 1 and shape[-1] > 2 and shape[-2] > 1
 
 
@@ -114,8 +116,8 @@ def _has_mask(problem: Problem) -> bool:
 
 def _is_narrow(problem: Problem) -> bool:
     """Results are rounded to 16 bits."""
-    is_product = "labels" in problem.options
-    return _has_elements(problem) and problem.dtype in ("bfloat16", "float16") and not is_product
+    is_wide = "labels" in problem.options or "label_dtype" in problem.options
+    return _has_elements(problem) and problem.dtype in ("bfloat16", "float16") and not is_wide
 
 
 def _is_product(problem: Problem) -> bool:
@@ -275,6 +277,16 @@ MISTAKES = {
             _cotangent_of_the_row_before,
             _has_cotangents_of_rows,
             "d",
+        ),
+        Mistake("label off by one", loss_mistakes.label_off_by_one, loss_mistakes.is_of_rows),
+        Mistake(
+            "smoothing without its -e", loss_mistakes.smoothed_twice, loss_mistakes.is_smoothed
+        ),
+        Mistake("sum over a padded row", loss_mistakes.padding_summed, loss_mistakes.is_of_rows),
+        Mistake(
+            "rows left out are counted",
+            loss_mistakes.rows_left_out_are_counted,
+            loss_mistakes.leaves_rows_out,
         ),
         Mistake("column of a mask lost", _mask_column_lost, _has_mask),
         Mistake("rounded one unit up", _one_ulp_up, _is_narrow),

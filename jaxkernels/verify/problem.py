@@ -164,32 +164,35 @@ def expect(results: Arrays, name: str, shape: Sequence[int], dtype: Any) -> np.n
 
 def differentiated(
     problem: Problem,
-    function: Callable[[dict[str, jax.Array]], jax.Array],
+    function: Callable[[dict[str, jax.Array]], jax.Array | dict[str, jax.Array]],
     operands: dict[str, jax.Array],
     active: tuple[str, ...],
 ) -> dict[str, jax.Array]:
-    """The result "y" of a function of named operands, and what the problem wants of its derivative.
+    """The results of a function of named operands, and what the problem wants of its derivative.
 
     Args:
         problem: says which.
-        function: from operands to an array.
-        operands: with "t", a cotangent of the result, or "t_" and the name of each active operand, its tangent.
+        function: from operands to an array, which is called "y", or to several by their names.
+        operands: with "t", a cotangent of "y", and "t_" and the name of each other result, theirs; or with "t_" and the
+            name of each active operand, its tangent.
         active: what is differentiated.
 
     Returns:
-        y and, by "d" and the name, cotangents; or y and "dy", the tangent.
+        The results and, by "d" and the name of an operand, cotangents; or by "d" and that of a result, tangents.
     """
-    if problem.derivative == "value":
-        return {"y": function(operands)}
 
-    def of_active(some: dict[str, jax.Array]) -> jax.Array:
-        return function(operands | some)
+    def of_active(some: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        found = function(operands | some)
+        return found if isinstance(found, dict) else {"y": found}
 
     chosen = {name: operands[name] for name in active}
+    if problem.derivative == "value":
+        return of_active(chosen)
     if problem.derivative == "jvp":
         tangents = {name: operands[f"t_{name}"] for name in active}
-        y, dy = jax.jvp(of_active, (chosen,), (tangents,))
-        return {"y": y, "dy": dy}
+        results, moved = jax.jvp(of_active, (chosen,), (tangents,))
+        return results | {f"d{name}": x for name, x in moved.items()}
     checked = jax.checkpoint(of_active) if problem.derivative == "remat" else of_active
-    y, pull = jax.vjp(checked, chosen)
-    return {"y": y} | {f"d{name}": x for name, x in pull(operands["t"])[0].items()}
+    results, pull = jax.vjp(checked, chosen)
+    given = {name: operands["t" if name == "y" else f"t_{name}"] for name in results}
+    return results | {f"d{name}": x for name, x in pull(given)[0].items()}

@@ -324,3 +324,20 @@ def test_token_log_probs():
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(jk.token_log_probs(X, LABEL), -jk.cross_entropy(X, LABEL))
+
+
+def test_a_loss_that_is_infinite_has_a_tangent():
+    """That of weights which do not vary is no 0 times infinity."""
+    x = jnp.array([[0.0, -jnp.inf, 1.0], [1.0, 2.0, 3.0]])
+    for reduction in ("none", "mean", "sum"):
+        loss = functools.partial(ours, label=np.array([1, 0]), reduction=reduction, e=0.0)
+        y, tangent = jax.jvp(loss, (x,), (jnp.ones_like(x).at[0, 1].set(0),))
+        assert np.isinf(y).any()
+        assert np.isfinite(tangent).all()
+
+
+def test_derivatives_of_weights_alone_make_no_gradient():
+    weights = jnp.arange(1.0, 7).reshape(2, 3)
+    mean = functools.partial(jk.cross_entropy, X, LABEL, reduction="mean")
+    counts = kernels_in(jax.grad(lambda w: mean(weights=w)), weights)
+    assert counts == {"fwd": 1, "fwd_grad": 0, "grad": 0, "jvp": 0}

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from jaxkernels.verify.families.attention import Attention
 from jaxkernels.verify.families.logsumexp import LogSumExp
+from jaxkernels.verify.families.losses import TokenLosses
 from jaxkernels.verify.families.masked import Masked
+from jaxkernels.verify.families.optax import OptaxLosses
 from jaxkernels.verify.families.products import Products
 from jaxkernels.verify.families.softmax import Softmax
 from jaxkernels.verify.problem import Family
 
-FAMILIES: tuple[Family, ...] = (Softmax(), LogSumExp(), Masked(), Attention(), Products())
+FAMILIES: tuple[Family, ...] = (
+    Softmax(),
+    LogSumExp(),
+    Masked(),
+    TokenLosses(),
+    OptaxLosses(),
+    Attention(),
+    Products(),
+)
 OPERATIONS = tuple(operation for family in FAMILIES for operation in family.operations)
 
 

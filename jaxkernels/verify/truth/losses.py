@@ -119,6 +119,9 @@ class Rows:
         flush = p.flush * self.x.shape[-1] / p.u
         log_error = _total(others * (each + sigma)) + LOG_ERROR * log_sum + flush
         mean = _total(weight * size)
+        # A term that is flushed is lost with its d.
+        is_small = (weight > 0) & (weight < 4 * p.flush)
+        flush = flush + p.flush / p.u * _total(np.where(is_small, size, 0))
         mean_error = _total(weight * size * (each + sigma + 4)) + 4 * mean + flush
         return {"log": log_error, "mean": mean_error, "log_sum": log_sum, "sigma": sigma}
 
@@ -145,8 +148,9 @@ class Rows:
         with np.errstate(all="ignore"):
             of_nll, of_lse, of_entropy, of_distance = np.split(widen(cotangent), 4, axis=-1)
             measures = self.measures()
-            log_p = self.finite - np.log1p(self.rest)
-            entropy_part = np.where(of_entropy == 0, 0, of_entropy * (log_p + measures[:, 2:3]))
+            # log p + entropy, in which log S is not subtracted from itself
+            excess = self.finite - _total(self.p * self.finite)
+            entropy_part = np.where(of_entropy == 0, 0, of_entropy * excess)
             dx = self.p * (of_lse - entropy_part + of_distance * self.seen) - of_distance
             nll = np.where(np.isnan(measures[:, :1]), 0, measures[:, :1])
             dx = dx + of_nll * np.where(self.is_label, np.expm1(-nll), self.p)

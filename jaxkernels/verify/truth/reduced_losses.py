@@ -1,0 +1,298 @@
+"""Weighted losses of rows, their sum or mean, and their derivatives; and how far a program may be from each.
+
+Rows and their measures are those of `losses`, whose notation holds here. In units of u:
+
+* A loss of a row is q nll + share distance + z lse^2 times its factor: what its measures err by, and `_TERMS` roundings
+  of each term. A factor of a mean errs by the sum of the weights, which is exact where it counts rows.
+* A sum over rows errs by what they err by, and by its additions; rows that are alike may all round the same way.
+* Logits behind a soft cap or a temperature are not exact. By d of each logit the log-sum-exp moves by no more than
+  sum p d, the entropy by sum p |log p + entropy| d, and log p by d and sum p d.
+* A gradient of a sum or a mean that a kernel makes beside the loss is rounded to the storage type, and again where the
+  cotangent multiplies it. At the label it is a difference of what all terms make together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxkernels.verify.truth.compare import widen
+from jaxkernels.verify.truth.losses import Rows
+from jaxkernels.verify.truth.tolerance import PRECISION, sum_error
+
+# Of q, share, z, lse^2 and the factor: each rounded, multiplied and added.
+_TERMS = 8
+# XLA's tanh is a quotient of two polynomials.
+_TANH_ERROR = 8
+
+
+class Bounded(NamedTuple):
+    """A value, and the largest error of what computes it."""
+
+    value: np.ndarray
+    limit: np.ndarray
+
+
+def total(values: np.ndarray) -> np.ndarray:
+    """The sum of each row."""
+    return np.sum(values, axis=-1, keepdims=True)
+
+
+def finite(values: np.ndarray) -> np.ndarray:
+    """The absolute values, 0 where they are infinite or NaN."""
+    return np.where(np.isfinite(values), np.abs(values), 0)
+
+
+@dataclass(frozen=True)
+class Logits:
+    """Logits as a kernel reads them.
+
+    Attributes:
+        x: of shape (rows, cols), in the type that the kernel reads.
+        slack: how far that may be from what the program has.
+        slope: the derivative with respect to the logits that the program is given.
+        slope_error: of that.
+        is_given: whether they are what the program is given.
+    """
+
+    x: np.ndarray
+    slack: np.ndarray
+    slope: np.ndarray
+    slope_error: np.ndarray
+    is_given: bool = False
+
+
+def scaled(x: np.ndarray, cap: float | None, temperature: np.ndarray | None, dtype: Any) -> Logits:
+    """Finite logits behind a soft cap and a temperature.
+
+    Args:
+        x: of shape (rows, cols), in the storage type.
+        cap: None, or the soft cap.
+        temperature: None, or that of each row, (rows, 1).
+        dtype: the type that both are computed in.
+    """
+    result = widen(x)
+    slope, slope_error = np.ones_like(result), np.zeros_like(result)
+    if cap is None and temperature is None:
+        return Logits(x, slope_error, slope, slope_error, is_given=True)
+    p, roundings = PRECISION[np.dtype(dtype).name], 1
+    if cap is not None:
+        limit = widen(np.asarray(cap, dtype))
+        capped = np.tanh(result / limit)
+        result, slope, roundings = limit * capped, 1 - capped**2, roundings + _TANH_ERROR + 3
+        slope_error = slope_error + 2 * _TANH_ERROR + 4
+    if temperature is not None:
+        wide = widen(temperature)
+        result, slope, slope_error = result / wide, slope / wide, slope_error / wide
+        roundings += 3
+    slack = p.u * roundings * np.abs(result) + 4 * p.flush
+    return Logits(result.astype(dtype), slack, slope, p.u * (slope_error + 4 * np.abs(slope)))
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses of rows.
+
+    Attributes:
+        logits: of the rows of all members.
+        label: the label of each, int32; negative for none.
+        accumulators: as for `Rows`.
+        weight: of each row, (rows, 1); 0 of those without a label.
+        smoothing: of labels.
+        z_loss: the weight of the square of the log-sum-exp.
+        reduction: as for `jaxkernels.cross_entropy`.
+        members: how many calls the rows are those of, one after the other.
+        alike: whether a row is among ones that are alike, (rows, 1).
+        weighs: whether weights are summed by a mean, and not rows counted.
+        in_one_read: whether a kernel makes the gradient with the loss.
+    """
+
+    logits: Logits
+    label: np.ndarray
+    accumulators: int
+    weight: np.ndarray
+    smoothing: float
+    z_loss: float
+    reduction: str
+    members: int
+    alike: np.ndarray
+    weighs: bool
+    in_one_read: bool
+
+    @property
+    def rows(self) -> Rows:
+        """The rows of the logits."""
+        return Rows(self.logits.x, self.label, self.accumulators)
+
+    @property
+    def u(self) -> float:
+        """The unit of losses."""
+        return self.rows.precision.u
+
+    def of_members(self, values: np.ndarray) -> np.ndarray:
+        """The sum over the rows of each member, (members, 1)."""
+        return total(values.reshape(self.members, -1))
+
+    def to_rows(self, values: np.ndarray) -> np.ndarray:
+        """What each member, or each row, has, for each row, (rows, 1)."""
+        return np.repeat(values.reshape(-1), len(self.label) // values.size)[:, None]
+
+    def summed(self, of_rows: Bounded) -> Bounded:
+        """The sum over the rows of each member."""
+        count = len(self.label) // self.members
+        alike = self.alike.reshape(self.members, -1).any(-1, keepdims=True)
+        additions = sum_error(count, 1, alike) * self.u * self.of_members(finite(of_rows.value))
+        limit = self.of_members(of_rows.limit) + additions
+        return Bounded(self.of_members(of_rows.value), limit)
+
+    def total_weight(self) -> np.ndarray:
+        """What a mean divides by, (rows, 1); 1 where that is 0."""
+        whole = self.to_rows(self.of_members(self.weight))
+        return np.where(whole == 0, 1, whole)
+
+    def factor(self) -> Bounded:
+        """What multiplies the loss of each row."""
+        if self.reduction != "mean":
+            return Bounded(self.weight, 0 * self.weight)
+        value = self.weight / self.total_weight()
+        additions = sum_error(len(self.label) // self.members, 1) if self.weighs else 0
+        return Bounded(value, self.u * (additions + 2) * np.abs(value))
+
+    def _moved(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """By how much the slack of the logits moves log S, log p, and the entropy."""
+        rows, slack = self.rows, self.logits.slack
+        p = np.where(np.isfinite(rows.p), rows.p, 0)
+        of_sum = 1.01 * total(p * slack)
+        log_p = rows.finite - np.log1p(rows.rest)
+        of_entropy = 1.01 * total(p * np.abs(log_p + rows.measures()[:, 2:3]) * slack)
+        return of_sum, slack + of_sum, finite(of_entropy)
+
+    def measures(self) -> Bounded:
+        """Those of `Rows`, (rows, 4)."""
+        value, limit = self.rows.measures(), self.rows.measure_bounds()
+        if self.logits.is_given:
+            return Bounded(value, limit)
+        of_sum, _, of_entropy = self._moved()
+        at_label = total(np.where(self.rows.is_label, self.logits.slack, 0))
+        of_all = self.rows.seen * of_sum + total(self.logits.slack)
+        moved = np.concatenate([of_sum + at_label, of_sum, of_entropy, of_all], axis=-1)
+        return Bounded(value, limit + moved)
+
+    def _parts(self) -> tuple[Any, Any, Any]:
+        dtype = np.float64 if self.logits.x.dtype == np.float64 else np.float32
+        smoothing = widen(np.asarray(self.smoothing, dtype))
+        share = smoothing / self.logits.x.shape[-1]
+        return 1 - smoothing, share, widen(np.asarray(self.z_loss, dtype))
+
+    def of_rows(self) -> Bounded:
+        """The loss of each row before its factor, (rows, 1)."""
+        (q, share, z), (value, limit) = self._parts(), self.measures()
+        nll, lse, _, distance = np.split(value, 4, axis=-1)
+        terms = [k * of for k, of in ((q, nll), (share, distance), (z, lse**2)) if k != 0]
+        errors = np.concatenate(
+            [q * limit[:, :1], share * limit[:, 3:], z * limit[:, 1:2] * (2 * finite(lse) + 1)],
+            axis=-1,
+        )
+        zero = np.zeros_like(nll)
+        size = sum(map(finite, terms), zero)
+        return Bounded(sum(terms, zero), total(errors) + _TERMS * self.u * size)
+
+    def losses(self) -> Bounded:
+        """The loss of each row, (rows, 1)."""
+        (loss, error), (factor, off) = self.of_rows(), self.factor()
+        limit = np.abs(factor) * error + (off + 2 * self.u * np.abs(factor)) * finite(loss)
+        with np.errstate(all="ignore"):
+            value, limit = (np.where(factor == 0, 0, a) for a in (factor * loss, limit))
+        return Bounded(value, limit + self.rows.precision.flush)
+
+    def loss(self) -> Bounded:
+        """What the program gives: (rows, 1), or (members, 1)."""
+        return self.losses() if self.reduction == "none" else self.summed(self.losses())
+
+    def cotangents(
+        self, of_loss: np.ndarray, of_lse: np.ndarray, of_entropy: np.ndarray
+    ) -> Bounded:
+        """Those of the measures, (rows, 4), given those of the results for each row, (rows, 1)."""
+        (q, share, z), (value, limit) = self._parts(), self.measures()
+        factor, off = self.factor()
+        c = np.where(factor == 0, 0, of_loss * factor)
+        lse = np.where(c * z == 0, 0, value[:, 1:2])
+        given = [c * q, 2 * c * z * lse + of_lse, of_entropy + 0 * c, c * share]
+        error = _TERMS * self.u * np.abs(c) + finite(of_loss * off)
+        of_slope = 2 * (np.abs(c * z) * limit[:, 1:2] + error * z * finite(lse))
+        of_slope = of_slope + 2 * self.u * finite(given[1])
+        errors = [error * q, finite(of_slope), 0 * c, error * share]
+        return Bounded(np.concatenate(given, axis=-1), np.concatenate(errors, axis=-1))
+
+    def gradient(self, cotangents: Bounded, of_loss: np.ndarray) -> Bounded:
+        """With respect to what the kernel reads; `of_loss` multiplies a gradient that is rounded."""
+        rows, p = self.rows, self.rows.precision
+        given, off = cotangents
+        value, limit = rows.gradient(given), rows.gradient_bound(given, off)
+        limit = limit + np.where(rows.is_label, off[:, :1], 0) + off[:, 3:]
+        if not self.logits.is_given:
+            _, of_log_p, of_entropy = self._moved()
+            nll, lse, entropy, distance = np.split(finite(given), 4, axis=-1)
+            log_p = rows.finite - np.log1p(rows.rest)
+            parts = nll + lse + distance * rows.seen
+            parts = parts + entropy * (1 + np.abs(log_p + rows.measures()[:, 2:3]))
+            limit = limit + rows.p * (parts * of_log_p + entropy * of_entropy)
+        if self.in_one_read:
+            nll, lse, _, distance = np.split(finite(given), 4, axis=-1)
+            terms = nll + lse + distance * rows.seen
+            limit = limit + np.where(rows.is_label, 6 * p.u * terms, 0)
+            limit = limit + (p.us + p.u) * finite(value) + p.smallest * (1 + finite(of_loss))
+        return Bounded(value, limit)
+
+    def through_scaling(self, gradient: Bounded, dtype: Any) -> Bounded:
+        """With respect to the logits that the program was given, in their storage type."""
+        if self.logits.is_given:
+            return gradient
+        p, (of_x, limit) = PRECISION[np.dtype(dtype).name], gradient
+        value = of_x * self.logits.slope
+        error = limit * np.abs(self.logits.slope) + np.abs(of_x) * self.logits.slope_error
+        return Bounded(value, error + (p.us + 2 * p.u) * finite(value) + p.smallest)
+
+    def of_temperature(self, gradient: Bounded, temperature: np.ndarray) -> Bounded:
+        """With respect to the temperature of each row, (rows, 1)."""
+        wide, x = widen(temperature), widen(self.logits.x)
+        x = np.where(np.isfinite(x), x, 0)  # what is hidden has no gradient
+        value = -total(gradient.value * x) / wide
+        size = total(np.abs(gradient.value * x))
+        additions = sum_error(x.shape[-1], 1, alike=True) + 6
+        moved = total(np.abs(gradient.value) * self.logits.slack)
+        error = total(gradient.limit * np.abs(x)) + moved + self.u * additions * size
+        return Bounded(value, error / wide)
+
+    def of_weights(self, of_loss: np.ndarray) -> Bounded:
+        """With respect to the weight of each row, (rows, 1).
+
+        0 of those without a label, where no weight is left, and of rows of the weight 0 whose loss is not finite.
+        """
+        loss, error = self.of_rows()
+        has_any = (self.label >= 0)[:, None] & ((self.weight != 0) | np.isfinite(loss))
+        loss, size = np.where(has_any, loss, 0), finite(loss)
+        if self.reduction == "mean":
+            whole, mean = self.total_weight(), self.losses()
+            of_mean = self.summed(mean)
+            additions = sum_error(len(self.label) // self.members, 1) + 8
+            loss = (loss - self.to_rows(of_mean.value)) / whole
+            size = (size + self.to_rows(self.of_members(finite(mean.value)))) / whole
+            error = (error + self.to_rows(of_mean.limit)) / whole + self.u * additions * size
+            has_any = (self.label >= 0)[:, None] & self.to_rows(self.of_members(self.weight) != 0)
+        limit = np.abs(of_loss) * (error + 4 * self.u * size) + self.rows.precision.flush
+        return Bounded(np.where(has_any, of_loss * loss, 0), np.where(has_any, limit, 0))
+
+    def tangent(self, cotangents: Bounded, t: np.ndarray) -> Bounded:
+        """The gradient along a tangent of what the kernel reads, (rows, 1)."""
+        value, limit = self.gradient(cotangents, np.ones_like(cotangents.value[:, :1]))
+        wide, rows = widen(t), self.rows
+        additions = sum_error(t.shape[-1], 1, alike=True) + _TERMS
+        size = total(finite(value * wide)) + total(finite(cotangents.value)) * (
+            total(rows.p * np.abs(wide)) + total(np.where(rows.is_label, np.abs(wide), 0))
+        )
+        size = size + finite(cotangents.value[:, 3:]) * total(np.abs(wide))
+        error = total(limit * np.abs(wide)) + self.u * additions * size
+        return Bounded(total(value * wide), error)
