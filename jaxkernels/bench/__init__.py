@@ -13,8 +13,8 @@ Layout:
   ``tables``       the pivot that makes every table of records, and how it is printed
   ``plot``         pictures as values, and matplotlib to draw them
   ``rows``         what the suites of row operations share: cases, contenders, tables, picture
-  ``softmax``, ``logsumexp``, ``sgemm``, ``attention``, ``scaling``
-                   the suites
+  ``softmax``, ``logsumexp``, ``losses``, ``sgemm``, ``attention``, ``scaling``
+                   the suites; ``torch_losses`` is what ``losses`` runs of torch
   ``maps``         ``map``: the softmax suite's programs at lengths that a seed draws
   ``regress``      ours alone, over the cells that the suites watch: two runs of one machine compared
   ``__main__``     the command line, derived from the suites

@@ -16,6 +16,7 @@ from jaxkernels.bench import (
     attention,
     environment,
     logsumexp,
+    losses,
     maps,
     plot,
     records,
@@ -27,7 +28,14 @@ from jaxkernels.bench import (
 from jaxkernels.bench.suite import Suite, count, measure
 from jaxkernels.bench.tables import group_by, print_table
 
-OPERATIONS = (softmax.SUITE, logsumexp.SUITE, attention.SUITE, sgemm.SUITE, scaling.SUITE)
+OPERATIONS = (
+    softmax.SUITE,
+    logsumexp.SUITE,
+    losses.SUITE,
+    attention.SUITE,
+    sgemm.SUITE,
+    scaling.SUITE,
+)
 # What regress watches is what every operation's suite gives it.
 SUITES = (*OPERATIONS, maps.suite_of(softmax.SUITE), regress.suite_of(OPERATIONS))
 

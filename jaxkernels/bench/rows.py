@@ -57,6 +57,12 @@ TRAFFIC: dict[str, dict[str, Traffic]] = {
         "grad": Traffic(1, 1, scalars=1, ceiling="copy"),
         "both": Traffic(2, 1, scalars=2, ceiling="copy"),
     },
+    "losses": {
+        "loss": Traffic(1, ceiling="read"),
+        "mean": Traffic(1, 1, ceiling="copy"),
+        "none": Traffic(2, 1, ceiling="copy"),
+        "log_probs": Traffic(1, ceiling="read"),
+    },
 }
 
 
@@ -88,9 +94,9 @@ def rate(m: Measured, name: str = "auto") -> float | None:
     return max((rate for rate in rates if rate is not None), default=None)
 
 
-def of_ceiling(m: Measured) -> float | None:
+def of_ceiling(m: Measured, name: str = "auto") -> float | None:
     """The rate of ours as a fraction of the ceiling's in this very case."""
-    ceiling, own = rate(m, traffic(m).ceiling), rate(m)
+    ceiling, own = rate(m, traffic(m).ceiling), rate(m, name)
     return None if ceiling is None or own is None else own / ceiling
 
 
