@@ -15,11 +15,11 @@ from bench_cases import QUICK
 
 import jaxkernels as jk
 from jaxkernels.bench import __main__ as command
-from jaxkernels.bench import attention, logsumexp, records, regress, sgemm, softmax
+from jaxkernels.bench import attention, logsumexp, losses, records, regress, sgemm, softmax
 from jaxkernels.bench.__main__ import main
 from jaxkernels.bench.records import Record
 
-OPERATIONS = (softmax.SUITE, logsumexp.SUITE, attention.SUITE, sgemm.SUITE)
+OPERATIONS = (softmax.SUITE, logsumexp.SUITE, losses.SUITE, attention.SUITE, sgemm.SUITE)
 
 
 def small(suite, keep):
@@ -226,7 +226,7 @@ def test_cells_of_a_group_and_a_dtype_are_sampled_in_turn():
             re.findall(r" (b?float\d+) ", case["cell"])[0] for case in part if group != {"products"}
         }
         assert len(dtypes) == (0 if group == {"products"} else 1)
-    assert len(parts) == 5 + 2 + 2 + 2 + 2 + products
+    assert len(parts) == 7 + 2 + 2 + 2 + 2 + products
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def cells(platform):
     return [(group, s.label(case), case) for s, group, case, _ in watched]
 
 
-@pytest.mark.parametrize(("platform", "count"), [("gpu", 113), ("cpu", 44)])
+@pytest.mark.parametrize(("platform", "count"), [("gpu", 119), ("cpu", 50)])
 def test_cells_are_few_enough_and_cover_every_operation(platform, count):
     found = cells(platform)
     assert len(found) == len({label for _, label, _ in found}) == count <= 120
@@ -262,6 +262,7 @@ def test_cells_are_few_enough_and_cover_every_operation(platform, count):
     assert list(dict.fromkeys(groups)) == list(regress.GROUPS)
     by_group = {g: [case for group, _, case in found if group == g] for g in regress.GROUPS}
     kinds = set(itertools.product(("softmax", "log_softmax", "logsumexp"), ("fwd", "grad")))
+    kinds |= {("losses", direction) for direction in ("loss", "mean", "none")}
     assert {(case["operation"], case["direction"]) for case in by_group["rows"]} == kinds
     assert {case["direction"] for case in by_group["few_rows"]} == {"fwd", "grad"}
     assert {case["variant"] for case in by_group["scores"]} == {"plain", "mask", "causal"}

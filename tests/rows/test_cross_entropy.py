@@ -8,12 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from rows_of_losses import assert_within
+from rows_of_losses import assert_within, check_kernels, labels_of, serves
 
 import jaxkernels as jk
-from jaxkernels._rows import cross_entropy_kernels as kernels
-from jaxkernels._rows import cross_entropy_reference
-from jaxkernels.verify.truth.losses import MEASURES, Rows
+from jaxkernels.verify.truth.losses import Rows
 
 dtypes = pytest.mark.parametrize("dtype", oracle.DTYPES)
 tiers = pytest.mark.parametrize("tier", cases.TIERS)
@@ -32,81 +30,6 @@ SHAPES = (
     (3, 4099),
     (2, 50257),
 )
-
-
-def labels_of(rows, cols, seed=0):
-    """Labels, of which one in five is negative."""
-    rng = np.random.default_rng([seed, rows, cols])
-    label = rng.integers(0, cols, rows).astype(np.int32)
-    return np.where(rng.random(rows) < 0.2, -1, label).astype(np.int32)
-
-
-def rows_of(x, label, dtype, tier=None):
-    lanes = cases.accumulators("cross_entropy_fwd", x.shape, dtype, tier)
-    return Rows(x, label, min(lanes, 4))
-
-
-def serves(tier, shape, dtype):
-    operations = ("cross_entropy_fwd", "cross_entropy_fwd_grad")
-    return tier is None or all(cases.plan_or_none(shape, dtype, op, tier) for op in operations)
-
-
-@functools.partial(jax.jit, static_argnames="tier")
-def kernels_of(calls, tier):
-    """The three kernels of many (x, label, numbers, cotangent), in one program."""
-    options = {"tier": tier or "auto", "require_kernel": True}
-    results = []
-    for x, label, numbers, cotangent in calls:
-        kept = kernels.cross_entropy_fwd(x, label, all_sums=True, **options)
-        both = kernels.cross_entropy_fwd_grad(x, label, numbers, all_sums=True, **options)
-        dx = kernels.cross_entropy_grad(x, label, kept, cotangent, **options)
-        measures = [cross_entropy_reference.measures_of(row) for row in (kept, both[1])]
-        results.append((measures, (kept, both[1]), both[0], dx))
-    return results
-
-
-def check_kernels(xs, dtype, tier=None, seed=0):
-    """Holds the kernels against the truth, with random numbers and cotangents for each row."""
-    wide = oracle.compute(dtype)
-    calls = []
-    for x in xs:
-        rng = np.random.default_rng([seed, *x.shape])
-        label = labels_of(*x.shape, seed)
-        numbers = rng.uniform(0.05, 1, (len(x), 4)).astype(wide) / [1, 1, x.shape[-1], 50]
-        numbers[1::4, 0] = 0
-        cotangent = rng.standard_normal((len(x), 4)).astype(wide) / [1, 1, 1, x.shape[-1]]
-        cotangent[label < 0, 0] = 0
-        calls.append((x, label[:, None], numbers.astype(wide), cotangent.astype(wide)))
-    with cases.x64(dtype):
-        found = jax.device_get(kernels_of(calls, tier))
-    for (x, label, numbers, cotangent), (of_both, kept_by_both, with_loss, dx) in zip(
-        calls, found, strict=True
-    ):
-        rows = rows_of(x, label[:, 0], dtype, tier)
-        truth, bounds = rows.measures(), rows.measure_bounds()
-        for measures, kept in zip(of_both, kept_by_both, strict=True):
-            measures = np.array(measures)
-            measures[:, 1] += kept[:, 0]
-            for i, name in enumerate(MEASURES):
-                with_label = label[:, 0] >= 0 if name == "nll" else slice(None)
-                got, want, limit = (a[with_label, i] for a in (measures, truth, bounds))
-                assert_within(got, want, limit, f"{name} {x.shape} {dtype}")
-        assert_within(
-            dx,
-            rows.gradient(cotangent),
-            rows.gradient_bound(cotangent),
-            f"gradient {x.shape} {dtype}",
-        )
-        weight, q, share, z = (oracle.widen(n)[:, None] for n in numbers.T)
-        with np.errstate(all="ignore"):
-            of_lse = 2 * weight * z * truth[:, 1:2]
-            given = np.concatenate([weight * q, of_lse, 0 * q, weight * share], axis=-1)
-            given = np.where((label >= 0) & (weight != 0), given, 0)
-            off = np.zeros_like(given)
-            off[:, 1:2] = np.abs(2 * weight * z * bounds[:, 1:2])
-        limit = rows.gradient_bound(given, np.where(np.isfinite(off), off, 0))
-        limit = limit + 8 * rows.precision.u * np.abs(given).sum(-1, keepdims=True)
-        assert_within(with_loss, rows.gradient(given), limit, f"with the loss {x.shape} {dtype}")
 
 
 @tiers

@@ -12,6 +12,7 @@ import gemm_cases
 import jax
 import masked_cases
 import row_parts_cases
+import rows_of_losses
 import slice_cases
 from masked_cases import case
 
@@ -101,6 +102,21 @@ def sweep_rows(dtype, tiers):
     return count
 
 
+def sweep_losses(dtype, tiers):
+    """Rows with labels, of which some are left out: the loss, both at once, and the gradient from what was kept."""
+    count = 0
+    for tier in tiers:
+        shapes = ((70, 3), (35, 37), (9, 128), (5, 513), (3, 1030), (2, 4099), (2, 70001))
+        xs = [
+            cases.logits("normal", *shape, dtype)
+            for shape in shapes
+            if rows_of_losses.serves(tier, shape, dtype)
+        ]
+        rows_of_losses.check_kernels(xs, dtype, tier)
+        count += len(xs)
+    return count
+
+
 def sweep_slices(dtype):
     """Operands that begin anywhere within 16 bytes: rows that are staged, gathered, and in parts."""
     shapes = ((35, 3), (35, 8), (33, 64), (5, 1024), (2, 20001))
@@ -116,12 +132,14 @@ def main(backend, dtypes, as_arguments):
         masked_cases.results_of = with_constants(masked_cases.results_of)
         gemm_cases.sgemm_all = with_constants(gemm_cases.sgemm_all)
         row_parts_cases.results_of = with_constants(row_parts_cases.results_of)
+        rows_of_losses.kernels_of = with_constants(rows_of_losses.kernels_of)
     on_gpu = backend == "gpu"
     count = sweep_products() if on_gpu else 0
     # A CPU knows no tiers, and this one serves all rows.
     tiers = validate.TIERS if on_gpu else ("block_uncached",)
     for dtype in dtypes:
         count += sweep_parts(dtype) + sweep_slices(dtype) + sweep_rows(dtype, tiers)
+        count += sweep_losses(dtype, tiers)
     print(f"{count} shapes right")
 
 
