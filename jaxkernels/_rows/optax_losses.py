@@ -52,7 +52,8 @@ def softmax_cross_entropy_with_integer_labels(
         raise TypeError(f"{name}: labels must be integers; got {ids.dtype}")
     rows, mask = _merged(name, x, axis, where)
     classes = rows.shape[-1]
-    ids = ids.astype(jnp.promote_types(ids.dtype, jnp.int32))
+    if ids.dtype.itemsize < 4:  # wide enough for the number of classes
+        ids = ids.astype(jnp.int32)
     ids = jnp.where(ids < 0, ids + classes, ids)
     ids = jnp.where((ids < 0) | (ids >= classes), classes, ids)
     if mask is None:
@@ -94,7 +95,7 @@ def softmax_cross_entropy(
     dtype = validate.promoted_dtype(x, given)
     rows, mask = _merged(name, x, axis, where)
     probabilities, _ = _merged(name, jnp.broadcast_to(given, x.shape), axis, None)
-    probabilities = probabilities.astype(jnp.promote_types(dtype, jnp.float32))
+    probabilities = probabilities.astype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
     if mask is not None:
         is_seen = jnp.any(mask, axis=-1, keepdims=True)
         # Of a row of which nothing is seen the sum is 0, and no kernel needs to make a NaN of it.

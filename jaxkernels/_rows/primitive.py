@@ -73,8 +73,6 @@ class RowKernel:
         stores: how many numbers each row has in a result of its own, the last; 0 if there is none. A
             static argument of the reference, `wide`, says whether they have the dtype of the first
             operand or, as they do without it, the one that this is computed in.
-        in_place: whether the result of the full shape may take the memory of the first operand: then
-            it does where the caller of the program has given that away.
         row_dims: from the attributes of a call to the number of last dimensions that it needs whole
             and in their order: 1, or 2 where it matters at which place of its matrix a row stands.
         operation: from the attributes of a call to the operation that it is; None if there is none,
@@ -92,7 +90,6 @@ class RowKernel:
     takes: tuple[int, ...]
     stores_elements: bool
     stores: int
-    in_place: bool
     row_dims: Callable[..., int]
     operation: OperationOf | None
     at_place: AtPlace | None
@@ -158,7 +155,8 @@ def define(
         takes: see `RowKernel`.
         stores_elements: see `RowKernel`.
         stores: see `RowKernel`.
-        in_place: see `RowKernel`.
+        in_place: whether the result of the full shape takes the memory of the first operand where the
+            caller of the program has given that away.
         row_dims: see `RowKernel`.
         at_place: see `RowKernel`; needed if `row_dims` may be 2.
         in_parts: see `RowKernel`.
@@ -170,20 +168,43 @@ def define(
     primitive.multiple_results = stores_elements and stores > 0
     kernel = RowKernel(
         *(primitive, reference, full_operands, takes_label, takes, stores_elements, stores),
-        *(in_place, row_dims, operation, at_place, in_parts),
+        *(row_dims, operation, at_place, in_parts),
     )
     primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
     primitive.def_abstract_eval(functools.partial(_abstract_eval, kernel))
     batching.fancy_primitive_batchers[primitive] = functools.partial(_batch, kernel)
-    mlir.register_lowering(primitive, functools.partial(_lower_reference, kernel))
+    lowered = _in_place(kernel) if in_place else primitive
+    mlir.register_lowering(lowered, functools.partial(_lower_reference, kernel))
     for platform in ("cpu", "cuda"):
         if operation is not None and registry.has_kernels(platform):
-            rule = functools.partial(_lower_kernel, kernel, platform)
-            # A lowering that is cached is a function of its own, which no caller gives memory to.
-            mlir.register_lowering(primitive, rule, platform=platform, cacheable=not in_place)
+            rule = functools.partial(_lower_kernel, kernel, platform, {})
+            mlir.register_lowering(lowered, rule, platform=platform)
     compat.needs_devices_for_lowering(primitive)
     experimental_rules.define_rules(primitive, functools.partial(_reference, kernel))
     return kernel
+
+
+def _in_place(kernel: RowKernel) -> Primitive:
+    """Lets a kernel write over an operand that is given away, and returns what is lowered where it may not.
+
+    A lowering is cached as a function of its own, which nobody gives memory to. So that of the kernel is
+    not cached, has one rule for all platforms (JAX lowers no other for several at once), and leaves
+    everything else to a second primitive, whose lowering is.
+    """
+    plain = Primitive(kernel.primitive.name)
+    plain.multiple_results = kernel.primitive.multiple_results
+    plain.def_abstract_eval(functools.partial(_abstract_eval, kernel))
+    compat.needs_devices_for_lowering(plain)
+
+    def rule(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
+        platform, *others = compat.lowering_platforms(ctx)
+        if not others and registry.has_kernels(platform) and compat.is_donated(operands[0]):
+            return _lower_kernel(kernel, platform, {0: 0}, ctx, *operands, **params)
+        function = functools.partial(plain.bind, **params)
+        return mlir.lower_fun(function, multiple_results=plain.multiple_results)(ctx, *operands)
+
+    mlir.register_lowering(kernel.primitive, rule, cacheable=False)
+    return plain
 
 
 def of_operation(
@@ -290,6 +311,7 @@ def _batch(
 def _lower_kernel(
     kernel: RowKernel,
     platform: str,
+    aliases: dict[int, int],
     ctx: mlir.LoweringRuleContext,
     *operands: Any,
     tier: str,
@@ -300,7 +322,6 @@ def _lower_kernel(
     name = kernel.primitive.name
     shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
     several = kernel.primitive.multiple_results
-    aliases = {0: 0} if kernel.in_place and compat.is_donated(operands[0]) else {}
     if kernel.stores > 0 and shapes[0][-1] == 0:  # what nothing sums to needs no kernel
         reference = functools.partial(kernel.reference, **attributes)
         return mlir.lower_fun(reference, multiple_results=several)(ctx, *operands)

@@ -29,6 +29,13 @@ def masked(x, mask, bias):
     return jk.scaled_masked_softmax(x, mask, bias, scale=0.6)
 
 
+LABEL = np.arange(X.size // 24, dtype=np.int32).reshape(FULL[:-1]) % 24 - 1
+
+
+def mean(x, label):
+    return jk.cross_entropy(x, label, label_smoothing=0.1, reduction="mean")
+
+
 ROWS = P("x", "y")
 # By name a function, its operands and how they are split over a mesh of 4 by 2.
 PROGRAMS = {
@@ -42,6 +49,12 @@ PROGRAMS = {
         cases.with_gradient(masked),
         (SCORES.scores, SCORES.mask, SCORES.bias, SCORES.dy),
         (ROWS, P("x"), P(None, "y"), ROWS),
+    ),
+    "cross_entropy": (jax.value_and_grad(mean), (X, LABEL), (ROWS, ROWS)),
+    "cross_entropy-classes": (
+        jax.value_and_grad(mean),
+        (X, LABEL),
+        (P("x", None, None, "y"), P("x")),
     ),
     "matmul": (jk.matmul, (A, B), (P("y", "x"), P("x"))),
 }
@@ -71,7 +84,7 @@ def check(name, got, device):
     for g, w in zip(got, want, strict=True):
         if name == "matmul":
             gemm_cases.check(g, *operands)
-        elif name == "log_softmax":
+        elif name == "log_softmax" or name.startswith("cross_entropy"):
             np.testing.assert_allclose(g, w, rtol=2e-6, atol=4e-6)
         else:
             np.testing.assert_array_equal(g, w)

@@ -12,8 +12,12 @@ from flax import linen, nnx
 
 import jaxkernels as jk
 import jaxkernels.flax as jkflax
+import jaxkernels.optax as jkoptax
 
 MASK = np.tril(np.ones((4, 5), bool))
+LABEL = np.array([1, 4, 0, 2], np.int32)
+ROW = np.stack([LABEL, LABEL])
+EVEN = np.full((4, 5), 0.25)
 LENGTHS = np.array([1, 4], np.int32)
 ROWS = [(2, 4, 5)]
 BIASED = [(2, 4, 5), (4, 5)]
@@ -42,6 +46,36 @@ CASES = {
     "softmax-where": (functools.partial(jk.softmax, where=MASK[None]), ROWS),
     "log_softmax": (jk.log_softmax, ROWS),
     "log_softmax-where": (functools.partial(jk.log_softmax, axis=1, where=MASK[None]), ROWS),
+    "cross_entropy": (functools.partial(jk.cross_entropy, labels=LABEL), ROWS),
+    "cross_entropy-options": (
+        functools.partial(
+            jk.cross_entropy,
+            labels=LABEL.astype(np.uint8),
+            where=MASK[None] | (LABEL[:, None] == np.arange(5)),
+            weights=np.arange(4, dtype=np.float32),
+            label_smoothing=0.1,
+            z_loss=0.01,
+            logit_soft_cap=3.0,
+            temperature=2.0,
+            reduction="mean",
+        ),
+        ROWS,
+    ),
+    "cross_entropy-sum": (functools.partial(jk.cross_entropy, labels=1, reduction="sum"), ROWS),
+    "cross_entropy-probabilities": (
+        lambda x: jk.cross_entropy(x, jnp.asarray(EVEN, x.dtype), return_lse=True)[1],
+        ROWS,
+    ),
+    "token_log_probs": (
+        lambda x: sum(jk.token_log_probs(x, LABEL, temperature=0.5, return_entropy=True)),
+        ROWS,
+    ),
+    "optax-ids": (lambda x: jkoptax.softmax_cross_entropy_with_integer_labels(x, ROW), ROWS),
+    "optax-narrow-ids": (
+        lambda x: jkoptax.softmax_cross_entropy_with_integer_labels(x, ROW.astype(np.int8)),
+        ROWS,
+    ),
+    "optax": (lambda x: jkoptax.softmax_cross_entropy(x, jnp.asarray(EVEN, x.dtype)), [(4, 5)]),
     "scores": (scores(), ROWS),
     "scores-scale": (lambda x, scale: jk.scaled_masked_softmax(x, scale=scale), [(4, 5), ()]),
     "scores-mask": (scores(mask=MASK, causal=True), ROWS),

@@ -27,6 +27,21 @@ STATIC = {
         functools.partial(jk.log_softmax, X),
         {"axis": [0], "tier": 1, "implementation": 1},
     ),
+    "cross_entropy": (
+        functools.partial(jk.cross_entropy, X, 1),
+        {
+            "axis": 0,
+            "reduction": 1,
+            "return_lse": True,
+            "return_entropy": True,
+            "tier": 1,
+            "implementation": 1,
+        },
+    ),
+    "token_log_probs": (
+        functools.partial(jk.token_log_probs, X, 1),
+        {"axis": 0, "return_entropy": True, "tier": 1, "implementation": 1},
+    ),
     "scores": (
         functools.partial(jk.scaled_masked_softmax, X),
         {"causal": True, "window": 3, "empty_rows": 1, "tier": 1, "implementation": 1},
@@ -107,6 +122,9 @@ def test_the_same_arguments_are_taken_as_static_ones():
     "call",
     [
         lambda s: jk.scaled_masked_softmax(X, scale=s),
+        lambda s: jk.cross_entropy(
+            X, 1, label_smoothing=s, z_loss=s, temperature=s, logit_soft_cap=s, weights=s
+        ),
         lambda s: attention(scale=s),
         lambda s: jkflax.dot_product_attention(Q, Q, Q, scale=s),
         lambda s: jk.sgemm(X, X.T, jnp.ones((3, 3)), alpha=s, beta=s),

@@ -31,6 +31,12 @@ def row_operations(x, t):
     y, pull = jax.vjp(jk.softmax, x)
     return y, pull(t), jk.log_softmax(x)
 
+def losses(x, t):
+    label = jnp.arange(len(x)) - 1
+    each, pull = jax.vjp(lambda x: jk.cross_entropy(x, label, label_smoothing=0.1), x)
+    mean = jax.value_and_grad(lambda x: jk.cross_entropy(x, label, reduction="mean"))
+    return each, pull(t[:, 0].astype(each.dtype)), mean(x)
+
 def masked(x, t):
     y, pull = jax.vjp(lambda x: jk.scaled_masked_softmax(x, t > 0, t, scale=0.5, window=x.shape[1] // 3), x)
     return y, pull(t)
@@ -43,7 +49,7 @@ def products(x, t):
     return jk.matmul(a, b.T), jk.matmul(a.T[:512], b), jk.sgemm(a, b, trans_b=True, algorithm="split_tile")
 
 calls = []
-for function in (row_operations, masked, parts, products):
+for function in (row_operations, losses, masked, parts, products):
     for dtype in WORDS if function is not products else ("float32",):
         program = jax.jit(function)
         for cols in COLS:
