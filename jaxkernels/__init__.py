@@ -27,6 +27,9 @@ from jaxkernels._core import registry as _registry
 from jaxkernels._cpu import DeviceLimits as DeviceLimits
 from jaxkernels._cpu import SgemmPlan as SgemmPlan
 from jaxkernels._cpu import SoftmaxPlan as SoftmaxPlan
+from jaxkernels._linear_loss.cross_entropy import linear_cross_entropy as linear_cross_entropy
+from jaxkernels._linear_loss.plan import LinearCrossEntropyPlan as LinearCrossEntropyPlan
+from jaxkernels._linear_loss.plan import plan_linear_cross_entropy as plan_linear_cross_entropy
 from jaxkernels._patch import patch_jax_nn as patch_jax_nn
 from jaxkernels._patch import patch_optax as patch_optax
 from jaxkernels._rows.cross_entropy import cross_entropy as cross_entropy
@@ -45,6 +48,7 @@ __version__ = _registry.VERSION
 
 __all__ = [
     "DeviceLimits",
+    "LinearCrossEntropyPlan",
     "SgemmPlan",
     "SoftmaxPlan",
     "__version__",
@@ -52,11 +56,13 @@ __all__ = [
     "cross_entropy",
     "dot_general",
     "dot_product_attention",
+    "linear_cross_entropy",
     "log_softmax",
     "logsumexp",
     "matmul",
     "patch_jax_nn",
     "patch_optax",
+    "plan_linear_cross_entropy",
     "plan_sgemm",
     "plan_softmax",
     "scaled_masked_softmax",

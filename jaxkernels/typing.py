@@ -46,6 +46,9 @@ AttentionImplementation: TypeAlias = Literal["ffi", "xla", "cudnn"]
 # What becomes of the losses of rows.
 Reduction: TypeAlias = Literal["none", "mean", "sum"]
 
+# What the logits of a linear layer are rounded to, where that is not the dtype of its operands.
+LogitsDtype: TypeAlias = Literal["float32"]
+
 # The result for a row, or a query, that sees nothing.
 EmptyRows: TypeAlias = Literal["zero", "mean"]
 

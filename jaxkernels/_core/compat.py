@@ -151,6 +151,26 @@ def runs_on_one_device(ctx: mlir.LoweringRuleContext) -> bool:
     )
 
 
+def runs_on_its_own(ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether no partitioner splits what is lowered: one device, or a shard_map over all mesh axes."""
+    module = ctx.module_context
+    axis_context = module.axis_context
+    return runs_on_one_device(ctx) or (
+        not module.lowering_parameters.for_export
+        and isinstance(axis_context, sharding_impls.SPMDAxisContext)
+        and axis_context.manual_axes == frozenset(axis_context.mesh.axis_names)
+    )
+
+
+def without_types_of_shardings(ctx: mlir.LoweringRuleContext) -> mlir.LoweringRuleContext:
+    """The context with operands that are types of shape and dtype alone.
+
+    What a lowering rule traces need not say how its values are sharded, or over which axes they vary.
+    """
+    avals: Sequence[Any] = ctx.avals_in  # pyright: ignore[reportAttributeAccessIssue]
+    return ctx.replace(avals_in=[core.ShapedArray(aval.shape, aval.dtype) for aval in avals])
+
+
 def _fine_mesh(axis_context: Any) -> Mesh:
     """The devices of a program as a mesh with an axis for every prime factor of their number.
 

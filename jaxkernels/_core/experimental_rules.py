@@ -18,7 +18,7 @@ from jax.extend.core import Primitive
 
 from jaxkernels._core import compat
 
-Function = Callable[..., jax.Array]
+Function = Callable[..., Any]
 
 
 def define_rules(primitive: Primitive, reference: Function, sparse: Function | None = None) -> None:

@@ -165,9 +165,7 @@ def cross_entropy(
     validate.check_static(
         axis=axis, reduction=reduction, return_lse=return_lse, return_entropy=return_entropy
     )
-    if reduction not in validate.REDUCTIONS:
-        listed = ", ".join(map(repr, validate.REDUCTIONS))
-        raise ValueError(f"reduction must be one of {listed}; got {reduction!r}")
+    loss_arguments.check_reduction(reduction)
     loss_arguments.check_range("label_smoothing", label_smoothing, 0.0, 1.0)
     x = loss_arguments.rows_of_logits(name, logits, axis, where, logit_soft_cap, temperature)
     given = loss_arguments.as_labels(name, "labels", labels)

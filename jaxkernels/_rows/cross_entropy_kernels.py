@@ -30,7 +30,7 @@ from jaxkernels.typing import Implementation
 _PLAIN = {"scale": 1.0, "has_mask": False}
 
 
-def _own_label(label: jax.Array, cols: int, axes: tuple[str, ...]) -> jax.Array:
+def label_on_device(label: jax.Array, cols: int, axes: tuple[str, ...]) -> jax.Array:
     """The label as this device counts its columns; not one of them where another device has it."""
     return label - partitioning.index(axes) * cols
 
@@ -49,7 +49,7 @@ def _fwd_in_parts(
     largest = lax.pmax(own_largest, axes)
     relative = _relative_to(largest, own_largest, own_sums)
 
-    own_label = _own_label(label, cols, axes)
+    own_label = label_on_device(label, cols, axes)
     has_label = (own_label >= 0) & (own_label < cols)
     labelled = jnp.take_along_axis(x, jnp.clip(own_label, 0, cols - 1), axis=-1).astype(dtype)
     labelled = jnp.where(has_label, labelled, 0)
@@ -84,7 +84,7 @@ def _relative_to(
 def _grad_in_parts(operands: Sequence[jax.Array], axes: tuple[str, ...]) -> jax.Array:
     """The gradient of the columns of this device, from what was kept of whole rows."""
     x, label, kept, cotangent = operands
-    own_label = _own_label(label, x.shape[-1], axes)
+    own_label = label_on_device(label, x.shape[-1], axes)
     call = jax.ffi.ffi_call(registry.ROWS_TARGET, jax.ShapeDtypeStruct(x.shape, x.dtype))
     return call(x, own_label, kept, cotangent, **cross_entropy_grad.call_attributes("auto"))
 

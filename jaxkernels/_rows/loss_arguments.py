@@ -7,7 +7,7 @@ know: what a loss is made of.
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,9 @@ from jaxkernels._core import validate
 from jaxkernels._rows import last_axis
 from jaxkernels._rows.reference import compute_dtype
 from jaxkernels.typing import Reduction
+
+# Logits, or their type where they are never kept.
+Logits: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 
 
 def is_known(value: Any, number: float) -> bool:
@@ -35,6 +38,13 @@ def _check_positive(argument: str, value: Any) -> None:
     """Raises ValueError for a known number that is not positive."""
     if isinstance(value, (int, float)) and not value > 0:
         raise ValueError(f"{argument} must be positive; got {value}")
+
+
+def check_reduction(reduction: Any) -> None:
+    """Raises ValueError for a reduction that there is not."""
+    if reduction not in validate.REDUCTIONS:
+        listed = ", ".join(map(repr, validate.REDUCTIONS))
+        raise ValueError(f"reduction must be one of {listed}; got {reduction!r}")
 
 
 def rows_of_logits(
@@ -95,7 +105,23 @@ def _scaled(name: str, x: jax.Array, soft_cap: Any, temperature: Any) -> jax.Arr
     return x
 
 
-def _of_rows(name: str, argument: str, array: jax.Array, x: jax.Array) -> jax.Array:
+def scales_of_rows(name: str, soft_cap: Any, temperature: Any, x: Logits) -> jax.Array | None:
+    """The temperature of each row and, if there is one, the cap behind it; None where neither scales."""
+    _check_positive("logit_soft_cap", soft_cap)
+    _check_positive("temperature", temperature)
+    if soft_cap is None and is_known(temperature, 1.0):
+        return None
+    given = {"temperature": temperature}
+    if soft_cap is not None:
+        given["logit_soft_cap"] = soft_cap
+    arrays = [
+        _of_rows(name, argument, validate.as_array(name, argument, value), x)
+        for argument, value in given.items()
+    ]
+    return jnp.concatenate([array.astype(compute_dtype(x)) for array in arrays], axis=-1)
+
+
+def _of_rows(name: str, argument: str, array: jax.Array, x: Logits) -> jax.Array:
     """Something for each row, with 1 in place of the last dimension of x."""
     rows = x.shape[:-1]
     _check_broadcasts(name, argument, array, "the loss", rows)
@@ -110,7 +136,7 @@ def as_labels(name: str, argument: str, value: Any) -> jax.Array:
     return validate.as_array(name, argument, value)
 
 
-def ids(name: str, argument: str, given: jax.Array, x: jax.Array) -> jax.Array:
+def ids(name: str, argument: str, given: jax.Array, x: Logits) -> jax.Array:
     """Labels as the kernels take them: int32, negative for none, the number of classes for too large."""
     classes = x.shape[-1]
     if not isinstance(given, Tracer) and given.is_fully_addressable:
@@ -136,7 +162,7 @@ def probabilities(name: str, given: jax.Array, x: jax.Array, axis: int) -> jax.A
     return _moved_last(given, x.ndim, at).astype(compute_dtype(x))
 
 
-def weights_of_rows(name: str, weights: Any, is_counted: jax.Array, x: jax.Array) -> jax.Array:
+def weights_of_rows(name: str, weights: Any, is_counted: jax.Array, x: Logits) -> jax.Array:
     """The factor of each row; 0 of those that do not count."""
     wide = compute_dtype(x)
     if weights is None:
@@ -153,7 +179,7 @@ def reducing(weight: jax.Array, reduction: Reduction) -> jax.Array:
     return jnp.where(total == 0, 0, weight / jnp.where(total == 0, 1, total))
 
 
-def numbers_of_rows(weight: jax.Array, smoothing: Any, z_loss: Any, x: jax.Array) -> jax.Array:
+def numbers_of_rows(weight: jax.Array, smoothing: Any, z_loss: Any, x: Logits) -> jax.Array:
     """(weight, q, share, z) of each row, as `kernels.weighted_loss` takes them."""
     smoothing = jnp.asarray(smoothing, weight.dtype)
     share = smoothing / max(x.shape[-1], 1)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 _LARGEST_INDEX = (1 << 31) - 1
 
 
-def compute_dtype(x: jax.Array) -> Any:
+def compute_dtype(x: jax.Array | jax.ShapeDtypeStruct) -> Any:
     """The type in which `x` is computed with: float32 for the 16-bit types, otherwise its own."""
     return jnp.dtype("float64" if x.dtype == jnp.float64 else "float32")
 

@@ -1,0 +1,263 @@
+"""The cross entropy of a linear layer, chunk by chunk of rows, on one device.
+
+An operation is made of pieces. A piece makes the logits of some rows, lets row kernels make what is
+kept of them or, in their place, their gradient, and multiplies that gradient by w and by x. Rows of a
+chunk depend on no others, and only the gradients of w and of the bias are summed over chunks.
+
+| operation | operands besides x, w, label, bias, scales | results |
+|---|---|---|
+| measures | | measures, kept |
+| loss | numbers | loss |
+| fwd_grad | numbers | kept, and of dx, dw, dbias, dscales what is wanted |
+| grad | kept, cotangent | of dx, dw, dbias, dscales what is wanted |
+| jvp | kept, and of x_dot, w_dot, bias_dot, scales_dot what there is | tangent |
+
+Shapes: x (..., H), w (H, V) or (V, H), bias (V,); of each row label 1, scales 1 or 2 (temperature, cap),
+numbers 4, kept 7, measures, cotangent and tangent 4. A loss is the sum over all rows but for its
+`members` first dimensions.
+
+Owns: the mathematics, and the order of chunks. Must not know: primitives, devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxkernels._linear_loss.options import Options
+from jaxkernels._linear_loss.row_calls import RowCalls
+from jaxkernels._rows import cross_entropy_reference as reference
+from jaxkernels._rows.reference import compute_dtype
+from jaxkernels._sgemm import primitive as sgemm_primitive
+from jaxkernels._sgemm.options import Options as ProductOptions
+from jaxkernels._sgemm.options import matrix_dims
+
+Arrays = dict[str, jax.Array]
+
+# What all rows share; everything else has something for each row.
+SHARED = frozenset({"w", "bias", "w_dot", "bias_dot"})
+# Results that are sums over rows.
+SUMS = frozenset({"dw", "dbias"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """An operation with all that is static.
+
+    Attributes:
+        operation: its name.
+        names: of its operands, in their order.
+        wanted: names of its results, in their order.
+        options: what users ask for.
+        members: how many first dimensions of the rows the loss has.
+    """
+
+    operation: str
+    names: tuple[str, ...]
+    wanted: tuple[str, ...]
+    options: Options
+    members: int = 0
+
+
+def run(
+    call: Call, operands: Sequence[jax.Array], rows: RowCalls, chunk_rows: int | None
+) -> list[jax.Array]:
+    """The results of an operation.
+
+    Args:
+        call: which one.
+        operands: in the order of `call.names`.
+        rows: how row kernels are called.
+        chunk_rows: of how many rows the logits are made at once; None for all of them.
+    """
+    given = dict(zip(call.names, operands, strict=True))
+    lead = given["x"].shape[:-1]
+    count = math.prod(lead)
+    flat = {
+        name: value if name in SHARED else value.reshape(count, value.shape[-1])
+        for name, value in given.items()
+    }
+    if call.operation == "grad" and (chunk_rows is not None or "scales" in flat):
+        # Else XLA takes the logits that the forward pass made of the first chunk, and keeps them for that.
+        flat |= dict(zip(flat, lax.optimization_barrier(list(flat.values())), strict=True))
+    piece = _Piece(call, rows)
+    found = piece(flat) if chunk_rows is None else _in_chunks(piece, flat, count, chunk_rows)
+    for of, name in (("w", "dw"), ("bias", "dbias")):
+        if name in found:
+            found[name] = found[name].astype(given[of].dtype)
+    if call.operation == "measures":
+        found["measures"] = reference.measures_of(found["kept"])
+    if call.operation == "loss":
+        kept, numbers, is_counted = found["kept"], flat["numbers"], flat["label"] >= 0
+        measures = reference.measures_of(kept)
+        loss = reference.loss_of(is_counted, measures, kept[:, :1], numbers)
+        shape = lead[: call.members]
+        found["loss"] = jnp.sum(loss.reshape(*shape, math.prod(lead[call.members :])), axis=-1)
+    return [
+        x if name in SUMS or name == "loss" else x.reshape(*lead, x.shape[-1])
+        for name, x in ((name, found[name]) for name in call.wanted)
+    ]
+
+
+def _in_chunks(piece: Callable[..., Arrays], flat: Arrays, count: int, chunk_rows: int) -> Arrays:
+    """The results of all rows; the first chunk is the one that may be smaller."""
+    chunks = -(-count // chunk_rows)
+    first = count - (chunks - 1) * chunk_rows
+
+    def rows_from(start: jax.Array | int, size: int) -> Arrays:
+        return {
+            name: x if name in SHARED else lax.dynamic_slice_in_dim(x, start, size)
+            for name, x in flat.items()
+        }
+
+    def placed(whole: Arrays, found: Arrays, start: jax.Array | int) -> Arrays:
+        return {
+            name: x
+            if name in SUMS
+            else lax.dynamic_update_slice_in_dim(whole[name], x, start, axis=0)
+            for name, x in found.items()
+        }
+
+    def step(i: jax.Array, whole: Arrays) -> Arrays:
+        start = first + i * chunk_rows
+        sums = {name: x for name, x in whole.items() if name in SUMS}
+        return placed(whole, piece(rows_from(start, chunk_rows), sums), start)
+
+    found = piece(rows_from(0, first), {})
+    empty = {
+        name: jnp.zeros((count, x.shape[-1]), x.dtype)
+        for name, x in found.items()
+        if name not in SUMS
+    }
+    return lax.fori_loop(0, chunks - 1, step, placed(empty, found, 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Piece:
+    """What an operation gives for some rows. With `sums`, what is summed over rows is added to them."""
+
+    call: Call
+    rows: RowCalls
+
+    def __call__(self, given: Arrays, sums: Arrays | None = None) -> Arrays:
+        options, operation = self.call.options, self.call.operation
+        x, w, label = given["x"], given["w"], given["label"]
+        dtype = jnp.dtype(options.logits_dtype or x.dtype)
+        logits = _product(x, w, ProductOptions(trans_b=options.trans_w), dtype, options)
+        if "bias" in given:
+            logits = _plus(logits, given["bias"])
+        if operation == "jvp":
+            return {"tangent": self._tangent(given, logits)}
+        scaled = logits
+        if "scales" in given:
+            scaled = _scaled(logits, given["scales"], options)
+        if operation in ("measures", "loss"):
+            return {"kept": self.rows.fwd(scaled, label)}
+        if operation == "fwd_grad":
+            cotangent = given["numbers"]
+            dscaled, kept = self.rows.fwd_grad(scaled, label, cotangent)
+            is_used = (label >= 0) & (cotangent[:, :1] != 0)
+            found = {"kept": kept}
+        else:
+            kept, cotangent = given["kept"], given["cotangent"]
+            dscaled = self.rows.grad(scaled, label, kept, cotangent)
+            is_used = jnp.any(cotangent != 0, axis=-1, keepdims=True)
+            found = {}
+        found |= self._gradients(given, logits, dscaled, is_used, sums)
+        return {name: found[name] for name in found if name in ("kept", *self.call.wanted)}
+
+    def _gradients(
+        self,
+        given: Arrays,
+        logits: jax.Array,
+        dscaled: jax.Array,
+        is_used: jax.Array,
+        sums: Arrays | None,
+    ) -> Arrays:
+        """From the gradient of the logits to those of what they are made of; rows that are not used have none."""
+        options, wanted = self.call.options, self.call.wanted
+        x, w = given["x"], given["w"]
+        found = {}
+        dlogits = dscaled
+        if "scales" in given:
+            # The logits before the cap are made again from those that are kept, element by element.
+            scale = jax.checkpoint(lambda x, s: _scaled(x, s, options))
+            dlogits, found["dscales"] = jax.vjp(scale, logits, given["scales"])[1](dscaled)
+        wide = compute_dtype(x)
+        if "dbias" in wanted:
+            dbias = jnp.sum(dlogits.astype(wide), axis=0)
+            found["dbias"] = dbias if not sums else sums["dbias"] + dbias
+        dlogits = dlogits.astype(x.dtype)
+        if "dx" in wanted:
+            dx = _product(
+                *(dlogits, w, ProductOptions(trans_b=not options.trans_w), x.dtype, options)
+            )
+            found["dx"] = jnp.where(is_used, dx, 0)
+        if "dw" in wanted:
+            x = jnp.where(is_used, x, 0)  # whatever it is, it is multiplied by 0
+            pair = (dlogits, x) if options.trans_w else (x, dlogits)
+            dtype = w.dtype if sums is None else wide
+            of = ProductOptions(trans_a=True)
+            found["dw"] = _product(*pair, of, dtype, options, sums["dw"] if sums else None)
+        return found
+
+    def _tangent(self, given: Arrays, logits: jax.Array) -> jax.Array:
+        """The tangents of the measures."""
+        options, dtype = self.call.options, logits.dtype
+        of_x = ProductOptions(trans_b=options.trans_w)
+        logits_dot = jnp.zeros_like(logits)
+        if "x_dot" in given:
+            logits_dot += _product(given["x_dot"], given["w"], of_x, dtype, options)
+        if "w_dot" in given:
+            logits_dot += _product(given["x"], given["w_dot"], of_x, dtype, options)
+        if "bias_dot" in given:
+            logits_dot = _plus(logits_dot, given["bias_dot"])
+        if "scales" in given:
+            scales = given["scales"]
+            scales_dot = given.get("scales_dot", jnp.zeros_like(scales))
+            logits, logits_dot = jax.jvp(
+                lambda x, s: _scaled(x, s, options), (logits, scales), (logits_dot, scales_dot)
+            )
+        return reference.cross_entropy_jvp(logits, given["label"], given["kept"], logits_dot)
+
+
+def _plus(logits: jax.Array, bias: jax.Array) -> jax.Array:
+    """The logits and the bias, added in the type that they are computed in."""
+    wide = compute_dtype(logits)
+    return (logits.astype(wide) + bias.astype(wide)).astype(logits.dtype)
+
+
+def _scaled(logits: jax.Array, scales: jax.Array, options: Options) -> jax.Array:
+    """The logits behind the soft cap and the temperature, in the type that they are computed in."""
+    x = logits.astype(scales.dtype)
+    if options.has_cap:
+        cap = scales[:, 1:2]
+        x = cap * jnp.tanh(x / cap)
+    return x / scales[:, :1]
+
+
+def _product(
+    a: jax.Array,
+    b: jax.Array,
+    transposed: ProductOptions,
+    dtype: jnp.dtype,
+    options: Options,
+    addend: jax.Array | None = None,
+) -> jax.Array:
+    """A product of matrices in `dtype`, in true float32 where that is the operands', and what is added."""
+    if a.dtype == jnp.float32 and options.implementation != "xla":
+        beta = 0.0 if addend is None else 1.0
+        with_factor = dataclasses.replace(transposed, beta=beta)
+        return sgemm_primitive.multiply(a, b, addend, options=with_factor)
+    (_, k), (k_of_b, _) = matrix_dims(transposed)
+    product = lax.dot_general(
+        *(a, b, (((k % 2,), (k_of_b % 2,)), ((), ()))),
+        precision=lax.Precision.HIGHEST,
+        preferred_element_type=dtype,
+    )
+    return product if addend is None else addend + product

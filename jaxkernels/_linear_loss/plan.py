@@ -1,0 +1,213 @@
+"""Plans of the cross entropy of a linear layer: how many rows a chunk has, and what memory that takes.
+
+Owns: the public function, and the choice. Must not know: how a chunk is computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxkernels._core import validate
+from jaxkernels._linear_loss.chunks import SUMS, Call
+from jaxkernels._sgemm import plan as sgemm_plan
+from jaxkernels.typing import Dtype, LogitsDtype
+
+# What a chunk may take where no bound is given.
+_CHUNK_BYTES = 1 << 30
+# Rows of a chunk are a multiple of this, so that products fill their tiles.
+_ROW_STEP = 128
+# Numbers of each row that are kept, or made, beside its logits.
+_ROW_NUMBERS = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearCrossEntropyPlan:
+    """How the rows of a linear layer's cross entropy become chunks. All bytes are those of one device.
+
+    Attributes:
+        rows: rows of x.
+        chunk_rows: rows of a chunk; the first one may have fewer.
+        chunks: how many there are.
+        logits_bytes: the logits of a chunk, and other arrays of their size.
+        sums_bytes: sums over chunks in float32, with what is added to them; 0 for one chunk.
+        scratch_bytes: scratch of float32 products on a GPU.
+        row_bytes: slices of x and of its gradient, and numbers of each row.
+    """
+
+    rows: int
+    chunk_rows: int
+    chunks: int
+    logits_bytes: int
+    sums_bytes: int
+    scratch_bytes: int
+    row_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All memory beyond operands and results."""
+        return self.logits_bytes + self.sums_bytes + self.scratch_bytes + self.row_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class _Problem:
+    """What a plan is made for: sizes, dtypes of operands and of logits, and what is computed."""
+
+    rows: int
+    features: int
+    classes: int
+    dtype: jnp.dtype
+    logits_dtype: jnp.dtype
+    is_scaled: bool
+    sums: bool
+    platform: str
+
+    def of_chunk(self, chunk_rows: int) -> LinearCrossEntropyPlan:
+        """The plan with chunks of so many rows."""
+        chunks = -(-self.rows // chunk_rows)
+        wide = 8 if self.dtype.itemsize == 8 else 4
+        own, of_logits = self.dtype.itemsize, self.logits_dtype.itemsize
+        # A gradient takes the place of the logits, unless it has another dtype.
+        element = of_logits + (own if own != of_logits else 0)
+        if self.is_scaled:
+            element += wide + of_logits
+        matrix = self.features * self.classes
+        sums = 0
+        if chunks > 1 and self.sums:
+            # The sums; of the dtype of w they become the result. XLA's products on a CPU are made
+            # beside what they are added to.
+            copies = (wide != own) + (self.platform != "cuda")
+            sums = wide * (copies * matrix + 2 * self.classes)
+        return LinearCrossEntropyPlan(
+            rows=self.rows,
+            chunk_rows=chunk_rows,
+            chunks=chunks,
+            logits_bytes=chunk_rows * self.classes * element,
+            sums_bytes=sums,
+            scratch_bytes=self._scratch(chunk_rows),
+            row_bytes=4 * own * chunk_rows * self.features + _ROW_NUMBERS * wide * self.rows,
+        )
+
+    def _scratch(self, chunk_rows: int) -> int:
+        """What the float32 products of a chunk need one after the other."""
+        if self.platform != "cuda" or self.dtype != jnp.float32:
+            return 0
+        rows, features, classes = chunk_rows, self.features, self.classes
+        found = []
+        for m, n, k in (
+            (rows, classes, features),
+            (rows, features, classes),
+            (features, classes, rows),
+        ):
+            of = sgemm_plan.plan_sgemm(m, n, k)
+            padding = m * (k + of.pad_a) * (of.pad_a > 0) + k * (n + of.pad_b) * (of.pad_b > 0)
+            found.append(4 * (of.partial_elements + padding))
+        return max(found)
+
+    def within(self, max_bytes: int | None) -> LinearCrossEntropyPlan:
+        """The plan of the fewest chunks whose memory stays within a bound."""
+        one = self.of_chunk(self.rows)
+        least = self.of_chunk(1)
+        constant = least.total_bytes - least.logits_bytes
+        bound = constant + _CHUNK_BYTES if max_bytes is None else max_bytes
+        if one.total_bytes <= bound or self.rows == 1:
+            plan = one
+        else:
+            per_row = least.logits_bytes + 4 * self.dtype.itemsize * self.features
+            largest = max((bound - constant) // per_row, 1)
+            even = -(-self.rows // -(-self.rows // largest))
+            stepped = -(-even // _ROW_STEP) * _ROW_STEP
+            plan = self.of_chunk(stepped if stepped <= largest else even)
+            while plan.total_bytes > bound and plan.chunk_rows > 1:
+                plan = self.of_chunk(-(-plan.chunk_rows // 2))
+        if max_bytes is not None and plan.total_bytes > max_bytes:
+            raise ValueError(
+                f"max_bytes={max_bytes} is too little: a chunk of one row takes {plan.total_bytes} "
+                f"bytes, of which {plan.sums_bytes} are sums over chunks; all rows at once take "
+                f"{one.total_bytes}"
+            )
+        return plan
+
+
+def plan_linear_cross_entropy(
+    rows: int,
+    features: int,
+    classes: int,
+    dtype: Dtype,
+    *,
+    logits_dtype: LogitsDtype | None = None,
+    is_scaled: bool = False,
+    w_is_constant: bool = False,
+    max_bytes: int | None = None,
+    platform: str = "cuda",
+) -> LinearCrossEntropyPlan:
+    """How `linear_cross_entropy` cuts rows into chunks on one device; needs no GPU.
+
+    Args:
+        rows: all rows of x, in a sharded program those of a device.
+        features: H.
+        classes: V, in a sharded program those of a device.
+        dtype: of x and w: float32, bfloat16, float16 or float64.
+        logits_dtype: as for `linear_cross_entropy`.
+        is_scaled: whether there is a soft cap or a temperature.
+        w_is_constant: whether no gradient of w or of a bias is asked for, so that nothing is summed.
+        max_bytes: as for `linear_cross_entropy`.
+        platform: "cuda" or "cpu". On a GPU a product is added to the sum in place.
+
+    Returns:
+        The plan, a value that can be compared and printed. `total_bytes` is what the loss and its
+        gradients take together beyond operands and results, but for the workspace of XLA's products.
+
+    Raises:
+        TypeError: the dtype has no kernels.
+        ValueError: a size is not positive, or not even one row fits into `max_bytes`.
+
+    Example:
+        >>> import jaxkernels as jk
+        >>> jk.plan_linear_cross_entropy(4096, 4096, 128256, "bfloat16").chunks
+        1
+        >>> plan = jk.plan_linear_cross_entropy(32768, 2560, 128256, "bfloat16")
+        >>> plan.chunks, plan.sums_bytes == 4 * (2560 * 128256 + 2 * 128256)
+        (8, True)
+    """
+    if min(rows, features, classes) < 1:
+        raise ValueError(f"sizes must be positive; got {rows=}, {features=}, {classes=}")
+    validate.check_choice("platform", platform, ("cuda", "cpu"))
+    name = jnp.dtype(dtype).name
+    if name not in validate.DTYPES:
+        raise TypeError(f"dtype must be one of {', '.join(validate.DTYPES)}; got {name}")
+    of_logits = jnp.dtype(logits_dtype or name)
+    problem = _Problem(
+        *(rows, features, classes, jnp.dtype(name), of_logits),
+        *(is_scaled, not w_is_constant, platform),
+    )
+    return problem.within(max_bytes)
+
+
+def chunk_rows(
+    call: Call, shapes: Sequence[Sequence[Any]], operands: Sequence[Any], platform: str
+) -> int | None:
+    """The rows of a chunk of an operation on this device; None for all rows at once.
+
+    Args:
+        call: the operation.
+        shapes: those of the operands here. Sizes that jax.export leaves open are not cut.
+        operands: arrays, or their types.
+        platform: JAX's name of it.
+    """
+    sizes = dict(zip(call.names, shapes, strict=True))
+    if any(not isinstance(size, int) or size == 0 for shape in shapes for size in shape):
+        return None
+    x, w = sizes["x"], sizes["w"]
+    dtype = jnp.dtype(operands[call.names.index("x")].dtype)
+    of_logits = jnp.dtype(call.options.logits_dtype or dtype)
+    problem = _Problem(
+        *(math.prod(x[:-1]), x[-1], w[0 if call.options.trans_w else 1], dtype, of_logits),
+        *("scales" in sizes, not SUMS.isdisjoint(call.wanted), platform),
+    )
+    plan = problem.within(call.options.max_bytes)
+    return None if plan.chunks == 1 else plan.chunk_rows

@@ -1,0 +1,277 @@
+"""The primitives of the cross entropy of a linear layer: where chunks meet JAX's transformations.
+
+With z = x w + b the logits of a row, behind cap and temperature, and g their gradient:
+    dx = g w^T,   dw = sum x^T g,   db = sum g,
+of which no program keeps z or g for more rows than a chunk has. `measures` and `loss` are what is
+differentiated. The tangent of the measures is the linear primitive `jvp`, whose transpose `grad` makes the
+logits again. The tangent of a loss is (dx, x') + (dw, w') + ..., which `fwd_grad` makes with the loss.
+Derivatives of the second order on are those of one chunk, as JAX finds them.
+
+Owns: the transformation rules. Must not know: what users may pass, or how a chunk is computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+
+from jaxkernels._core import compat, experimental_rules, registry, sharding
+from jaxkernels._linear_loss import chunks, partitioning, plan
+from jaxkernels._linear_loss.chunks import SHARED, Arrays, Call
+from jaxkernels._linear_loss.options import Options
+from jaxkernels._linear_loss.row_calls import InPlace, Traced
+from jaxkernels._rows import cross_entropy_reference as reference
+from jaxkernels._rows.reference import compute_dtype
+
+# What may be differentiated, in the order of the operands and of their gradients.
+MOVING = ("x", "w", "bias", "scales")
+_OPERATIONS = ("measures", "loss", "fwd_grad", "grad", "jvp")
+_PRIMITIVES = {name: Primitive(f"jaxkernels_linear_cross_entropy_{name}") for name in _OPERATIONS}
+
+
+def measures(given: Arrays, options: Options) -> tuple[jax.Array, jax.Array]:
+    """The measures of each row and its maximum, as `cross_entropy_kernels.measures` has them.
+
+    Args:
+        given: the operands of `chunks`, by their names.
+        options: what users ask for.
+    """
+    of_rows, kept = _bind("measures", given, ("measures", "kept"), options)
+    return of_rows, kept[..., :1]
+
+
+def loss(given: Arrays, options: Options) -> jax.Array:
+    """The weighted loss, summed over all rows. Reverse mode makes its gradient in the forward pass.
+
+    Args:
+        given: the operands of `chunks`, numbers included, by their names.
+        options: what users ask for.
+    """
+    return _bind("loss", given, ("loss",), options)[0]
+
+
+def _bind(
+    operation: str, given: Arrays, wanted: Sequence[str], options: Options, members: int = 0
+) -> list[jax.Array]:
+    call = Call(operation, tuple(given), tuple(wanted), options, members)
+    return _PRIMITIVES[operation].bind(*_equalized(given), call=call)
+
+
+def _equalized(given: Arrays) -> list[jax.Array]:
+    """Operands that vary over devices alike, and of which those with rows are sharded as x is."""
+    equal = dict(zip(given, sharding.equalize_varying(list(given.values())), strict=True))
+    of_rows = ["x", *(name for name in given if name not in SHARED and name != "x")]
+    rows = sharding.equalize([equal[name] for name in of_rows], 1, len(of_rows) - 1)
+    equal |= dict(zip(of_rows, rows, strict=True))
+    return list(equal.values())
+
+
+def _abstract_eval(*avals: Any, call: Call) -> list[Any]:
+    given = dict(zip(call.names, avals, strict=True))
+    x = given["x"]
+    rows, spec = x.shape[:-1], list(compat.aval_spec(x))[:-1]
+
+    def of_rows(size: int) -> Any:
+        like = compat.with_shape_and_spec(x, (*rows, size), (*spec, None))
+        return like.update(dtype=compute_dtype(x))
+
+    def of(name: str) -> Any:
+        if name == "loss":
+            members = call.members
+            like = compat.with_shape_and_spec(x, rows[:members], spec[:members])
+            return like.update(dtype=compute_dtype(x))
+        if name in ("measures", "tangent"):
+            return of_rows(4)
+        if name == "kept":
+            return of_rows(len(reference.KEPT))
+        return given[name.removeprefix("d")].update(weak_type=False)
+
+    return [of(name) for name in call.wanted]
+
+
+def _jvp_of_measures(primals: Any, tangents: Any, *, call: Call) -> Any:
+    given = dict(zip(call.names, primals, strict=True))
+    results = _PRIMITIVES["measures"].bind(*primals, call=call)
+    of_rows, kept = results
+    dots = _dots(call, tangents)
+    if dots:
+        operands = given | {"kept": lax.stop_gradient(kept)} | dots
+        (tangent,) = _bind("jvp", operands, ("tangent",), call.options)
+    else:
+        tangent = jnp.zeros_like(of_rows)
+    return results, [tangent, ad.Zero(jax.typeof(kept).to_tangent_aval())]
+
+
+def _dots(call: Call, tangents: Any) -> Arrays:
+    """The tangents that there are, by the names that they have as operands."""
+    known = dict(zip(call.names, tangents, strict=True))
+    return {f"{n}_dot": t for n, t in known.items() if n in MOVING and type(t) is not ad.Zero}
+
+
+def _jvp_of_loss(primals: Any, tangents: Any, *, call: Call) -> Any:
+    given = dict(zip(call.names, primals, strict=True))
+    dots = _dots(call, tangents)
+    if call.members > 0:
+        # Of several losses each has a gradient of w of its own, which only their measures can do without.
+        return _jvp_of(functools.partial(_loss_by_measures, call), primals, tangents)
+    wanted = ("kept", *(f"d{name.removesuffix('_dot')}" for name in dots))
+    kept, *gradients = _bind("fwd_grad", given, wanted, call.options)
+    numbers = given["numbers"]
+    dnumbers = ad.instantiate_zeros(dict(zip(call.names, tangents, strict=True))["numbers"])
+    of_numbers = functools.partial(_weighted, given["label"], reference.measures_of(kept), kept)
+    value, tangent = jax.jvp(of_numbers, (numbers,), (dnumbers,))
+    for gradient, dot in zip(gradients, dots.values(), strict=True):
+        tangent += jnp.sum(gradient.astype(tangent.dtype) * dot.astype(tangent.dtype))
+    return [value], [tangent]
+
+
+def _weighted(
+    label: jax.Array, of_rows: jax.Array, kept: jax.Array, numbers: jax.Array, members: int = 0
+) -> jax.Array:
+    """The weighted loss, summed over all dimensions of rows but the first `members`."""
+    of_row = reference.loss_of(label >= 0, of_rows, kept[..., :1], numbers)
+    return jnp.sum(of_row, axis=tuple(range(members, of_row.ndim)))
+
+
+def _loss_by_measures(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    given = dict(zip(call.names, operands, strict=True))
+    numbers = given.pop("numbers")
+    of_rows, kept = _bind("measures", given, ("measures", "kept"), call.options)
+    return [_weighted(given["label"], of_rows, kept, numbers, call.members)]
+
+
+def _jvp_of_whole(primals: Any, tangents: Any, *, call: Call) -> Any:
+    """The derivative of an operation as that of all rows at once."""
+
+    def whole(operands: Sequence[jax.Array]) -> list[jax.Array]:
+        return chunks.run(call, operands, _traced(call.options), None)
+
+    results = _PRIMITIVES[call.operation].bind(*primals, call=call)
+    return results, _jvp_of(whole, primals, tangents)[1]
+
+
+def _jvp_of(function: Callable[[Sequence[jax.Array]], Any], primals: Any, tangents: Any) -> Any:
+    """`jax.jvp` of a function of a list, of whose elements some have no tangent."""
+    moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+
+    def of(*values: jax.Array) -> Any:
+        operands = list(primals)
+        for i, value in zip(moving, values, strict=True):
+            operands[i] = value
+        return function(operands)
+
+    return jax.jvp(of, [primals[i] for i in moving], [tangents[i] for i in moving])
+
+
+def _transpose_of_jvp(cotangents: Any, *operands: Any, call: Call) -> list[Any]:
+    (cotangent,) = cotangents
+    linear = [n for n, x in zip(call.names, operands, strict=True) if ad.is_undefined_primal(x)]
+    if type(cotangent) is ad.Zero:
+        found = {
+            n: ad.Zero(x.aval) for n, x in zip(call.names, operands, strict=True) if n in linear
+        }
+    else:
+        given = {
+            name: x
+            for name, x in zip(call.names, operands, strict=True)
+            if not name.endswith("_dot")
+        }
+        wanted = [f"d{name.removesuffix('_dot')}" for name in linear]
+        given["cotangent"] = cotangent
+        found = dict(zip(linear, _bind("grad", given, wanted, call.options), strict=True))
+    return [found.get(name) for name in call.names]
+
+
+def _batch(axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], *, call: Call) -> Any:
+    """A mapped dimension of rows is one more of them; for each w of several it is a loop."""
+    mapped = [name for name, dim in zip(call.names, dims, strict=True) if dim is not None]
+    primitive = _PRIMITIVES[call.operation]
+    if not mapped:
+        return primitive.bind(*operands, call=call), [None] * len(call.wanted)
+    if SHARED.isdisjoint(mapped) and chunks.SUMS.isdisjoint(call.wanted):
+        merged = dataclasses.replace(call, members=call.members + 1)
+        placed = [
+            x if name in SHARED else compat.batch_at_front(axis_data, x, dim)
+            for name, x, dim in zip(call.names, operands, dims, strict=True)
+        ]
+        return primitive.bind(*placed, call=merged), [0] * len(call.wanted)
+    given = dict(zip(call.names, operands, strict=True))
+    several = {
+        name: compat.batch_at_front(axis_data, x, dim)
+        for name, x, dim in zip(call.names, operands, dims, strict=True)
+        if dim is not None
+    }
+
+    def member(own: Arrays) -> list[jax.Array]:
+        return _bind(call.operation, given | own, call.wanted, call.options, call.members)
+
+    return lax.map(member, several), [0] * len(call.wanted)
+
+
+def _traced(options: Options) -> Traced:
+    is_plain = options.implementation == "xla"
+    return Traced(options.all_sums, is_plain, options.implementation == "ffi")
+
+
+def _lower(
+    has_kernels: bool, platform: str, ctx: mlir.LoweringRuleContext, *operands: Any, call: Call
+) -> Any:
+    """Lowers to chunks of the rows of each device."""
+    ctx = compat.without_types_of_shardings(ctx)
+    avals: Sequence[Any] = ctx.avals_in  # pyright: ignore[reportAttributeAccessIssue]
+    shapes = [aval.shape for aval in avals]
+    has_elements = all(0 not in shape for shape in shapes)
+    is_plain = call.options.implementation == "xla" or not has_elements
+    uses_kernels = has_kernels and not is_plain
+    # Where a kernel is required and there is none, its primitive says so.
+    can_split = has_kernels or call.options.implementation != "ffi"
+    with jax.enable_x64(avals[0].dtype == jnp.float64):
+        if can_split and has_elements and compat.partitions_custom_calls(ctx):
+            function = partitioning.partitioned(call, shapes, platform, uses_kernels)
+            name = f"{_PRIMITIVES[call.operation].name} {call} {registry.fingerprint()}"
+            return compat.lower_partitioned(function, ctx, operands, name, several=True)
+        options = call.options
+        rows = _traced(options)
+        if is_plain:
+            rows = Traced(options.all_sums, True, False)
+        elif uses_kernels and compat.runs_on_its_own(ctx):
+            rows = InPlace(options.all_sums)
+        chunk_rows = plan.chunk_rows(call, shapes, avals, platform)
+        function = functools.partial(_run, call, rows, chunk_rows)
+        return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
+
+
+def _run(call: Call, rows: Any, chunk_rows: int | None, *operands: jax.Array) -> list[jax.Array]:
+    return chunks.run(call, operands, rows, chunk_rows)
+
+
+def _reference(*operands: jax.Array, call: Call) -> list[jax.Array]:
+    plain = Traced(call.options.all_sums, True, False)
+    return chunks.run(call, operands, plain, None)
+
+
+for _operation, _primitive in _PRIMITIVES.items():
+    _primitive.multiple_results = True
+    _primitive.def_impl(functools.partial(xla.apply_primitive, _primitive))
+    _primitive.def_abstract_eval(_abstract_eval)
+    batching.fancy_primitive_batchers[_primitive] = _batch
+    mlir.register_lowering(_primitive, functools.partial(_lower, False, ""))
+    for _platform in ("cpu", "cuda"):
+        if registry.has_kernels(_platform):
+            mlir.register_lowering(
+                _primitive, functools.partial(_lower, True, _platform), platform=_platform
+            )
+    compat.needs_devices_for_lowering(_primitive)
+    experimental_rules.define_rules(_primitive, _reference)
+    ad.primitive_jvps[_primitive] = _jvp_of_whole
+ad.primitive_jvps[_PRIMITIVES["measures"]] = _jvp_of_measures
+ad.primitive_jvps[_PRIMITIVES["loss"]] = _jvp_of_loss
+ad.primitive_transposes[_PRIMITIVES["jvp"]] = _transpose_of_jvp
