@@ -124,6 +124,8 @@ def _in_chunks(piece: Callable[..., Arrays], flat: Arrays, count: int, chunk_row
         }
 
     def step(i: jax.Array, whole: Arrays) -> Arrays:
+        # A loop of one step is none to XLA, which would make the logits of both chunks at once.
+        i, whole = lax.optimization_barrier((i, whole))
         start = first + i * chunk_rows
         sums = {name: x for name, x in whole.items() if name in SUMS}
         return placed(whole, piece(rows_from(start, chunk_rows), sums), start)

@@ -1,0 +1,309 @@
+"""Values of the cross entropy of a linear layer and of its gradients against the truth, and memory of its programs."""
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from linear_losses import PLATFORM, Layer, bound_for
+from memory_stats import SLACK, stats
+
+import jaxkernels as jk
+
+dtypes = pytest.mark.parametrize("dtype", oracle.DTYPES)
+in_chunks = pytest.mark.parametrize("chunks", [1, 2, 4])
+reductions = pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+SHAPE = (61, 9, 33)  # rows, features, classes
+
+
+def draw(dtype, shape=SHAPE, kind="normal", seed=0, bias=True):
+    """Operands and labels, of which one in five is negative. A peaked row is won by its label, by far."""
+    rows, features, classes = shape
+    rng = np.random.default_rng([seed, rows, features, classes])
+    x, w = rng.standard_normal((rows, features)), rng.standard_normal((features, classes))
+    label = rng.integers(0, classes, rows).astype(np.int32)
+    if kind == "peaked":
+        x, w = x + 20 * w[:, label].T / features, 4 * w
+    if kind == "large":
+        x = 50 * x
+    if kind == "equal":
+        w[:] = w[:, :1]
+    label = np.where(rng.random(rows) < 0.2, -1, label).astype(np.int32)
+    b = rng.standard_normal(classes).astype(np.float32 if dtype != "float64" else dtype)
+    storage = oracle.storage(dtype)
+    return x.astype(storage), w.astype(storage), b if bias else None, label
+
+
+def program(label, reduction, **options):
+    """The loss and its gradients; of rows those of their sum."""
+
+    def loss_of(x, w, *bias):
+        b = bias[0] if bias else None
+        loss = jk.linear_cross_entropy(x, w, label, bias=b, reduction=reduction, **options)
+        return jnp.sum(loss), loss
+
+    def both(*operands):
+        argnums = tuple(range(len(operands)))
+        (_, loss), gradients = jax.value_and_grad(loss_of, argnums, has_aux=True)(*operands)
+        return loss, *gradients
+
+    return jax.jit(both)
+
+
+def checked(operands, reduction, max_bytes, *, trans_w=False, weights=None, **options):
+    """Runs the loss with its gradients, and holds them against the truth."""
+    x, w, bias, label = operands
+    weight = np.ones(len(x)) if weights is None else np.asarray(weights, np.float64)
+    if reduction == "mean":
+        total = np.sum(np.where(label >= 0, weight, 0))
+        weight = weight / total if total else 0 * weight
+    layer_options = {
+        "smoothing": options.get("label_smoothing", 0.0),
+        "z_loss": options.get("z_loss", 0.0),
+        "logits_dtype": options.get("logits_dtype"),
+    }
+    layer = Layer(x, w, bias, label, weight, **layer_options)
+    with cases.x64(x.dtype.name):
+        given = [jnp.asarray(x), jnp.asarray(w.T if trans_w else w)]
+        given += [] if bias is None else [jnp.asarray(bias)]
+        run = program(
+            *(label, reduction),
+            **{"trans_w": trans_w, "weights": weights, "max_bytes": max_bytes, **options},
+        )
+        loss, dx, dw, *rest = jax.device_get(run(*given))
+    layer.check(loss, [dx, dw.T if trans_w else dw, *rest], reduction)
+    return loss, dx, dw, *rest
+
+
+@dtypes
+@in_chunks
+@reductions
+def test_values(dtype, chunks, reduction):
+    """Of four chunks the first has fewer rows than the others."""
+    bound = bound_for(chunks, *SHAPE, dtype)
+    checked(draw(dtype), reduction, bound)
+
+
+@dtypes
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"label_smoothing": 0.1},
+        {"z_loss": 0.01},
+        {"label_smoothing": 0.3, "z_loss": 0.02, "trans_w": True},
+    ],
+    ids=["smoothing", "z", "both"],
+)
+def test_options(dtype, options, reduction):
+    bound = bound_for(2, *SHAPE, dtype)
+    weights = np.random.default_rng(5).random(SHAPE[0]).astype(np.float32)
+    weights[::7] = 0
+    checked(draw(dtype, bias=False), reduction, bound, weights=weights, **options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("kind", ["peaked", "large", "equal"])
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_kinds(dtype, kind, reduction):
+    checked(draw(dtype, kind=kind), reduction, bound_for(2, *SHAPE, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@in_chunks
+def test_logits_in_float32(dtype, chunks):
+    """The bound of the loss is then that of float32: 2^16 times narrower than bfloat16's."""
+    bound = bound_for(chunks, *SHAPE, dtype, logits_dtype="float32")
+    operands = draw(dtype, kind="peaked")
+    loss, *_ = checked(operands, "none", bound, logits_dtype="float32")
+    rounded, *_ = program(operands[3], "none")(*operands[:3])
+    assert np.max(np.abs(loss - rounded)) > 1e-3
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 1), (1, 4, 7), (40, 1, 5), (300, 8, 257)], ids=str)
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_shapes(shape, reduction):
+    loss, *_ = checked(draw("float32", shape), reduction, None)
+    if shape[-1] == 1:
+        np.testing.assert_array_equal(loss, 0)
+
+
+@reductions
+@in_chunks
+def test_nothing_counts(chunks, reduction):
+    """Losses of 0 and gradients of 0, whatever x is."""
+    x, w, bias, label = draw("float32")
+    x[3], x[5] = np.nan, np.inf
+    bound = bound_for(chunks, *SHAPE, "float32")
+    found = program(np.full_like(label, -1), reduction, max_bytes=bound)(x, w, bias)
+    for array in found:
+        np.testing.assert_array_equal(array, np.zeros_like(array))
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_no_rows(reduction):
+    x, w, _, _ = draw("float32")
+    loss, dx, dw = program(np.zeros(0, np.int32), reduction)(x[:0], w)
+    assert loss.shape == ((0,) if reduction == "none" else ())
+    assert dx.shape == (0, x.shape[1])
+    np.testing.assert_array_equal(dw, 0 * w)
+    np.testing.assert_array_equal(jnp.sum(loss), 0)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@in_chunks
+def test_rows_that_are_left_out_do_no_harm(chunks, reduction):
+    """NaN in a row that is left out by its label or its weight reaches nothing; in another one all that it meets."""
+    x, w, bias, label = draw("float32")
+    label[:2] = 3
+    weights = np.ones(len(x), np.float32)
+    label[7], weights[11] = -1, 0
+    bound = bound_for(chunks, *SHAPE, "float32")
+    run = program(label, reduction, max_bytes=bound, weights=weights)
+    want = run(x, w, bias)
+    x[7], x[11] = np.nan, np.inf
+    for got, whole in zip(run(x, w, bias), want, strict=True):
+        np.testing.assert_allclose(got, whole, rtol=1e-6, atol=1e-7)
+    x[1, 2] = np.nan
+    loss, dx, dw, _ = run(x, w, bias)
+    assert np.isnan(np.sum(loss))
+    assert np.isnan(dx[1]).all()
+    assert not np.isnan(dx[0]).any()
+    assert np.isnan(dw).all()
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_labels_beyond_the_classes(reduction):
+    """Traced, they give NaN, and do so in the row's gradient."""
+    x, w, _, label = draw("float32")
+    label[4] = 33
+
+    def mean(x, label):
+        return jnp.sum(jk.linear_cross_entropy(x, w, label, reduction=reduction))
+
+    loss, dx = jax.jit(jax.value_and_grad(mean))(x, label)
+    assert np.isnan(loss)
+    assert np.isnan(dx[4]).all()
+    assert np.isfinite(np.delete(dx, 4, 0)).all()
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_a_bias_of_minus_infinity_hides_a_class(reduction):
+    x, w, _, label = draw("float32")
+    label = label % 30
+    bias = np.where(np.arange(33) < 30, 0, -np.inf).astype(np.float32)
+    loss, dx, dw, dbias = program(label, reduction)(x, w, bias)
+    want = program(label, reduction)(x, w[:, :30])
+    for got, truth in zip((loss, dx, dw[:, :30]), want, strict=True):
+        np.testing.assert_allclose(got, truth, rtol=2e-6, atol=2e-6)
+    np.testing.assert_array_equal(dw[:, 30:], 0)
+    np.testing.assert_array_equal(dbias[30:], 0)
+
+
+def test_what_is_returned_beside_the_loss():
+    """Of all rows, those without a label too; as cross entropy has them of the logits."""
+    x, w, bias, label = draw("float32")
+    logits = np.matmul(x, w) + bias
+    options = {"return_lse": True, "return_entropy": True, "reduction": "mean"}
+    bound = bound_for(3, *SHAPE, "float32")
+    ours = jk.linear_cross_entropy(x, w, label, bias=bias, max_bytes=bound, **options)
+    theirs = jk.cross_entropy(logits, label, **options)
+    assert [y.shape for y in ours] == [(), (61,), (61,)]
+    for got, want in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_bits_are_the_same_from_run_to_run():
+    x, w, bias, label = draw("bfloat16")
+    run = program(label, "mean", max_bytes=bound_for(4, *SHAPE, "bfloat16"))
+    for a, b in zip(run(x, w, bias), run(x, w, bias), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_float16_takes_the_cotangent_of_a_scaled_loss():
+    """1e5 tokens: a mean's gradient is below what float16 has, and 65536 times it is not."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((100_000, 4)).astype(np.float16)
+    w = rng.standard_normal((4, 8)).astype(np.float16)
+    label = rng.integers(0, 8, 100_000)
+
+    def scaled(x, w):
+        return 65536 * jk.linear_cross_entropy(x, w, label, reduction="mean")
+
+    def plain(x, w):
+        x, w = x.astype(jnp.float32), w.astype(jnp.float32)
+        return 65536 * jk.cross_entropy(jk.matmul(x, w), label, reduction="mean")
+
+    got = jax.jit(jax.grad(scaled, (0, 1)))(x, w)
+    want = jax.jit(jax.grad(plain, (0, 1)))(x, w)
+    for a, b in zip(got, want, strict=True):
+        error = np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64))
+        assert np.max(error) < 0.01 * np.max(np.abs(np.asarray(b, np.float64)))
+
+
+MEMORY = (1021, 64, 2048)  # a prime number of rows
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("chunks", [1, 2, 5])
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("constant", [False, True])
+def test_memory_stays_within_the_bound(reduction, chunks, scaled, constant):
+    """Of a loss with its gradients: what the compiled program takes beyond operands and results."""
+    options = {"logit_soft_cap": 30.0} if scaled else {}
+    about = {"is_scaled": scaled, "w_is_constant": constant, "platform": PLATFORM}
+    bound = bound_for(chunks, *MEMORY, "float32", **about)
+    plan = jk.plan_linear_cross_entropy(*MEMORY, "float32", max_bytes=bound, **about)
+    assert plan.chunks >= chunks
+    rows, features, classes = MEMORY
+    x, w = jnp.zeros((rows, features)), jnp.zeros((features, classes))
+    label = jnp.zeros(rows, jnp.int32)
+
+    def loss(x, w, label):
+        losses = jk.linear_cross_entropy(
+            *(x, w, label), reduction=reduction, max_bytes=bound, **options
+        )
+        return jnp.sum(losses)
+
+    step = jax.value_and_grad(loss, 0 if constant else (0, 1))
+    used = stats(step, x, w, label).temp_size_in_bytes
+    assert used <= plan.total_bytes + SLACK
+    assert plan.total_bytes <= bound
+    # A chunk's logits are there, so that the bound would notice another array of their size.
+    assert used >= 4 * plan.chunk_rows * classes
+
+
+MISTAKES = {
+    # From right operands to those that a mistake would have used; what they give is held to the truth of the right ones.
+    "label off by one": lambda x, w, b, label: (
+        x,
+        w,
+        b,
+        np.where(label >= 0, (label + 1) % 33, -1),
+    ),
+    "a row is summed twice": lambda x, w, b, label: (
+        *(np.concatenate([x, x[-1:]]), w, b),
+        np.append(label, 3),
+    ),
+    "ignored rows count": lambda x, w, b, label: (x, w, b, np.maximum(label, 0)),
+    "a logit is rounded to bfloat16": lambda x, w, b, label: (
+        *(x, np.asarray(jnp.asarray(w, jnp.bfloat16), np.float32)),
+        *(b, label),
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_truth_notices(mistake):
+    x, w, bias, label = draw("float32")
+    counted = np.sum(label >= 0)
+    layer = Layer(x, w, bias, label, np.full(len(x), 1 / counted))
+    wrong = MISTAKES[mistake](x, w, bias, label)
+    found = jax.device_get(program(wrong[3], "mean")(*wrong[:3]))
+    with pytest.raises(AssertionError):
+        layer.check(found[0], (), "mean")
+    for name, got in zip(("dx", "dw", "dbias"), found[1:], strict=True):
+        truth, limit = layer.gradients()[name]
+        got = got[: len(truth)]
+        assert (np.abs(got - truth) > limit).any(), name

@@ -1,0 +1,212 @@
+"""Transformations of the cross entropy of a linear layer, each beside that of cross entropy in plain JAX of its logits."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from linear_losses import PLATFORM, bound_for
+
+import jaxkernels as jk
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((7, 11, 12)).astype(np.float32)
+W = RNG.standard_normal((12, 33)).astype(np.float32)
+B = RNG.standard_normal(33).astype(np.float32)
+LABEL = RNG.integers(-1, 33, (7, 11)).astype(np.int32)
+SCALE = RNG.uniform(0.5, 1.5, (7, 11)).astype(np.float32)
+TANGENTS = (np.sin(X), np.cos(W), np.sin(B))
+OPTIONS = {"label_smoothing": 0.1, "z_loss": 0.02}
+ALL = (0, 1, 2)
+BOUNDS = {chunks: bound_for(chunks, 77, 12, 33, "float32") for chunks in (1, 3)}
+pytestmark = pytest.mark.usefixtures("exact_products")
+
+each_reduction = pytest.mark.parametrize("reduction", ["none", "mean"])
+in_chunks = pytest.mark.parametrize("chunks", BOUNDS)
+
+
+def ours(x, w, b, label, chunks=3, **options):
+    return jk.linear_cross_entropy(x, w, label, bias=b, max_bytes=BOUNDS[chunks], **options)
+
+
+def plain(x, w, b, label, chunks=3, **options):
+    del chunks
+    return jk.cross_entropy(jnp.matmul(x, w) + b, label, implementation="xla", **options)
+
+
+def check(program, tolerance=2e-5):
+    """A program of the loss gives the same with either."""
+    got, want = (jax.tree.leaves(program(f)) for f in (ours, plain))
+    assert len(got) == len(want)
+    for a, b in zip(got, want, strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.max(np.abs(b)))
+
+
+def total(f, reduction, chunks=3, **options):
+    """A number that is not linear in the losses, of which one may be no part at all."""
+    options = {"reduction": reduction, "chunks": chunks, **OPTIONS, **options}
+    return lambda x, w, b: jnp.sum(jnp.sin(f(x, w, b, LABEL, **options)))
+
+
+@each_reduction
+@in_chunks
+@pytest.mark.parametrize("jit", [False, True])
+def test_reverse_and_forward(reduction, chunks, jit):
+    wrapped = jax.jit if jit else lambda f: f
+    check(lambda f: wrapped(jax.value_and_grad(total(f, reduction, chunks), ALL))(X, W, B))
+    check(lambda f: wrapped(lambda *a: jax.jvp(total(f, reduction, chunks), a, TANGENTS))(X, W, B))
+
+
+@each_reduction
+@pytest.mark.parametrize("argnums", [0, 1, 2, (0, 2), (1, 2)])
+def test_some_operands_are_constants(reduction, argnums):
+    """And forward mode moves some alone."""
+    check(lambda f: jax.grad(total(f, reduction), argnums)(X, W, B))
+    moving = (argnums,) if isinstance(argnums, int) else argnums
+    tangents = [TANGENTS[i] if i in moving else np.zeros_like(TANGENTS[i]) for i in range(3)]
+    check(lambda f: jax.jvp(total(f, reduction), (X, W, B), tuple(tangents)))
+
+
+def test_a_constant_w_has_no_gradient():
+    """Neither its product nor its sum is in the program."""
+    program = jax.make_jaxpr(jax.grad(total(ours, "mean")))(X, W, B)
+    (call,) = [e for e in str(program).split("\n") if "linear_cross_entropy_fwd_grad" in e]
+    assert "dx" in call
+    assert "dw" not in call
+
+
+@each_reduction
+def test_second_order(reduction):
+    """Hessian-vector products, each order of modes."""
+
+    def dot(a, b):
+        return sum(jnp.vdot(p, q) for p, q in zip(a, b, strict=True))
+
+    def gradient(f):
+        return jax.grad(total(f, reduction), ALL)
+
+    check(lambda f: jax.jvp(gradient(f), (X, W, B), TANGENTS), 1e-4)
+    check(lambda f: jax.grad(lambda *a: dot(gradient(f)(*a), TANGENTS), ALL)(X, W, B), 1e-4)
+    tangent = lambda f: lambda *a: jax.jvp(total(f, reduction), a, TANGENTS)[1]  # noqa: E731
+    check(lambda f: jax.grad(tangent(f), ALL)(X, W, B), 1e-4)
+
+
+@each_reduction
+@in_chunks
+def test_mapped_rows(reduction, chunks):
+    """Over any axis; with a gradient of the sum, and one of each member."""
+
+    def mapped(f, axis=0):
+        options = {"reduction": reduction, "chunks": chunks, **OPTIONS}
+        axes = (axis, None, None, axis)
+        return jax.vmap(functools.partial(f, **options), axes)
+
+    check(lambda f: mapped(f)(X, W, B, LABEL))
+    check(lambda f: mapped(f, 1)(X, W, B, LABEL))
+    of_sum = lambda f: lambda x, w, b: jnp.sum(jnp.sin(mapped(f)(x, w, b, LABEL)))  # noqa: E731
+    check(lambda f: jax.grad(of_sum(f), ALL)(X, W, B))
+    check(lambda f: jax.jvp(of_sum(f), (X, W, B), TANGENTS))
+
+    def member(f):
+        return lambda x, w, b, label: jnp.sum(f(x, w, b, label, chunks, reduction=reduction))
+
+    each = lambda f: jax.vmap(jax.grad(member(f), ALL), (0, None, None, 0))  # noqa: E731
+    check(lambda f: each(f)(X, W, B, LABEL))
+
+
+def test_mapped_rows_share_chunks():
+    """A mean of each member, and the gradient of w of all of them: nothing has w's size for each member."""
+    x, w = jnp.zeros((64, 8, 16)), jnp.zeros((16, 512))
+    label = jnp.zeros((64, 8), jnp.int32)
+
+    def loss(w):
+        member = functools.partial(jk.linear_cross_entropy, reduction="mean")
+        return jnp.sum(jax.vmap(member, (0, None, 0))(x, w, label))
+
+    used = jax.jit(jax.grad(loss)).lower(w).compile().memory_analysis().temp_size_in_bytes
+    assert used <= jk.plan_linear_cross_entropy(512, 16, 512, "float32").total_bytes + 64 * 1024
+    assert used < 64 * w.nbytes / 2
+
+
+@each_reduction
+def test_mapped_weights(reduction):
+    """Of several w each has chunks of its own."""
+    ws, bs = np.stack([W, 2 * W, np.sin(W)]), np.stack([B, B, 2 * B])
+    check(lambda f: jax.vmap(total(f, reduction), (None, 0, 0))(X, ws, bs))
+    check(lambda f: jax.vmap(jax.grad(total(f, reduction), ALL), (None, 0, 0))(X, ws, bs))
+    check(lambda f: jax.vmap(lambda b: jax.jvp(total(f, reduction), (X, W, b), TANGENTS))(bs))
+
+
+@each_reduction
+def test_in_a_scan_and_under_remat(reduction):
+    def scanned(f):
+        def step(carry, row):
+            loss = lambda w: jnp.sum(f(row[0], w, B, row[1], reduction=reduction))  # noqa: E731
+            value, gradient = jax.value_and_grad(loss)(W)
+            return carry + gradient, value
+
+        return jax.jit(lambda: jax.lax.scan(step, jnp.zeros_like(W), (X, LABEL)))()
+
+    check(scanned)
+    check(lambda f: jax.jit(jax.grad(jax.checkpoint(total(f, reduction)), ALL))(X, W, B))
+    check(lambda f: jax.linearize(total(f, reduction), X, W, B)[1](*TANGENTS))
+
+
+@each_reduction
+@in_chunks
+def test_scales_weights_and_options_are_differentiated(reduction, chunks):
+    """A temperature for each row, a soft cap, weights; smoothing and z."""
+
+    def of(f):
+        def loss(x, w, temperature, cap, weights, smoothing, z):
+            values = f(
+                *(x, w, B, LABEL),
+                chunks=chunks,
+                reduction=reduction,
+                **{"temperature": temperature, "logit_soft_cap": cap, "weights": weights},
+                **{"label_smoothing": smoothing, "z_loss": z},
+            )
+            return jnp.sum(jnp.sin(values))
+
+        return loss
+
+    operands = (X, W, SCALE, 3.0, SCALE + 1, 0.1, 0.02)
+    tangents = (X, W, SCALE, 1.0, SCALE, 1.0, 0.5)
+    check(lambda f: jax.value_and_grad(of(f), tuple(range(7)))(*operands))
+    check(lambda f: jax.jvp(of(f), operands, tangents))
+
+
+@each_reduction
+def test_what_is_returned_beside_the_loss_is_differentiated(reduction):
+    options = {"return_lse": True, "return_entropy": True, "reduction": reduction}
+
+    def of(f):
+        return lambda x, w, b: sum(
+            jnp.sum(jnp.sin(y)) for y in f(x, w, b, LABEL, **options, **OPTIONS)
+        )
+
+    check(lambda f: jax.value_and_grad(of(f), ALL)(X, W, B))
+
+
+@each_reduction
+def test_strict_promotion_and_nan_checks(reduction):
+    with jax.numpy_dtype_promotion("strict"), jax.debug_nans(True), jax.debug_infs(True):
+        options = {"reduction": reduction, "chunks": 3, **OPTIONS}
+        for dtype in (jnp.float32, jnp.bfloat16):
+            x, w = jnp.asarray(X, dtype), jnp.asarray(W, dtype)
+            loss = lambda x, w: jnp.sum(ours(x, w, None, LABEL, **options))  # noqa: E731
+            found = jax.jit(jax.value_and_grad(loss, (0, 1)))(x, w)
+            assert [y.dtype for y in jax.tree.leaves(found)] == [jnp.float32, dtype, dtype]
+
+
+def test_a_frozen_w_keeps_no_sum():
+    """The bound that a plan of sums would break."""
+    bound = bound_for(3, 77, 12, 33, "float32", w_is_constant=True)
+    with pytest.raises(ValueError, match="are sums over chunks"):
+        jk.plan_linear_cross_entropy(77, 12, 33, "float32", max_bytes=bound // 2, platform=PLATFORM)
+    loss = lambda x: jk.linear_cross_entropy(x, W, LABEL, reduction="sum", max_bytes=bound)  # noqa: E731
+    want = jax.grad(lambda x: plain(x, W, 0.0, LABEL, reduction="sum"))(X)
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(X), want, rtol=2e-5, atol=2e-6)
