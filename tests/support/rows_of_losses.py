@@ -109,4 +109,4 @@ def check_kernels(xs, dtype, tier=None, seed=0):
             off[:, 1:2] = np.abs(2 * weight * z * bounds[:, 1:2])
         limit = rows.gradient_bound(given, np.where(np.isfinite(off), off, 0))
         limit = limit + 8 * rows.precision.u * np.abs(given).sum(-1, keepdims=True)
-        assert_within(both[0], rows.gradient(given), limit, f"with the loss {x.shape} {dtype}")
+        assert_within(with_loss, rows.gradient(given), limit, f"with the loss {x.shape} {dtype}")
