@@ -119,11 +119,12 @@ class _Problem:
         else:
             per_row = least.logits_bytes + 4 * self.dtype.itemsize * self.features
             largest = max((bound - constant) // per_row, 1)
-            even = -(-self.rows // -(-self.rows // largest))
-            stepped = -(-even // _ROW_STEP) * _ROW_STEP
-            plan = self.of_chunk(stepped if stepped <= largest else even)
+            step = _ROW_STEP if largest >= _ROW_STEP else 1
+            chunks = -(-self.rows // (largest // step * step))
+            plan = self.of_chunk(-(-self.rows // (chunks * step)) * step)
             while plan.total_bytes > bound and plan.chunk_rows > 1:
-                plan = self.of_chunk(-(-plan.chunk_rows // 2))
+                step = _ROW_STEP if plan.chunk_rows > _ROW_STEP else 1
+                plan = self.of_chunk(plan.chunk_rows - step)
         if max_bytes is not None and plan.total_bytes > max_bytes:
             raise ValueError(
                 f"max_bytes={max_bytes} is too little: a chunk of one row takes {plan.total_bytes} "
