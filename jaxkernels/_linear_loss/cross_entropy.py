@@ -111,7 +111,7 @@ def linear_cross_entropy(
         logits_dtype: None rounds the logits, and their gradient, to the dtype of x. "float32" keeps
             them in float32 until the gradient is multiplied, for more memory.
         max_bytes: bound of the memory that the loss and its gradients take on one device beyond
-            operands and results. None: 1 GiB for a chunk, beside the sums over chunks.
+            operands and results. None: 1 GiB for the logits of a chunk, and what has to be beside it.
         implementation: as for `cross_entropy`. It is about the row kernels; products are XLA's, or of
             float32 those of `matmul`, or with "xla" XLA's own at the highest precision.
 

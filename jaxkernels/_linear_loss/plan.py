@@ -17,7 +17,7 @@ from jaxkernels._linear_loss.chunks import SUMS, Call
 from jaxkernels._sgemm import plan as sgemm_plan
 from jaxkernels.typing import Dtype, LogitsDtype
 
-# What a chunk may take where no bound is given.
+# What the logits of a chunk may take where no bound is given.
 _CHUNK_BYTES = 1 << 30
 # Rows of a chunk are a multiple of this, so that products fill their tiles.
 _ROW_STEP = 128
@@ -110,15 +110,16 @@ class _Problem:
 
     def within(self, max_bytes: int | None) -> LinearCrossEntropyPlan:
         """The plan of the fewest chunks whose memory stays within a bound."""
-        one = self.of_chunk(self.rows)
-        least = self.of_chunk(1)
-        constant = least.total_bytes - least.logits_bytes
-        bound = constant + _CHUNK_BYTES if max_bytes is None else max_bytes
-        if one.total_bytes <= bound or self.rows == 1:
-            plan = one
+        one, least = self.of_chunk(self.rows), self.of_chunk(1)
+        if max_bytes is None:
+            largest = max(_CHUNK_BYTES // least.logits_bytes, 1)
+            bound = self.of_chunk(min(largest, self.rows)).total_bytes
         else:
             per_row = least.logits_bytes + 4 * self.dtype.itemsize * self.features
-            largest = max((bound - constant) // per_row, 1)
+            largest = max((max_bytes - least.total_bytes) // per_row + 1, 1)
+            bound = max_bytes
+        plan = one
+        if one.total_bytes > bound:
             step = _ROW_STEP if largest >= _ROW_STEP else 1
             chunks = -(-self.rows // (largest // step * step))
             plan = self.of_chunk(-(-self.rows // (chunks * step)) * step)

@@ -72,10 +72,9 @@ def test_some_operands_are_constants(reduction, argnums):
 
 def test_a_constant_w_has_no_gradient():
     """Neither its product nor its sum is in the program."""
-    program = jax.make_jaxpr(jax.grad(total(ours, "mean")))(X, W, B)
-    (call,) = [e for e in str(program).split("\n") if "linear_cross_entropy_fwd_grad" in e]
-    assert "dx" in call
-    assert "dw" not in call
+    program = str(jax.make_jaxpr(jax.grad(total(ours, "mean")))(X, W, B))
+    assert "wanted=('kept', 'dx')" in program
+    assert "'dw'" in str(jax.make_jaxpr(jax.grad(total(ours, "mean"), 1))(X, W, B))
 
 
 @each_reduction
@@ -119,16 +118,15 @@ def test_mapped_rows(reduction, chunks):
 
 def test_mapped_rows_share_chunks():
     """A mean of each member, and the gradient of w of all of them: nothing has w's size for each member."""
-    x, w = jnp.zeros((64, 8, 16)), jnp.zeros((16, 512))
-    label = jnp.zeros((64, 8), jnp.int32)
+    x, w = jnp.zeros((64, 2, 64)), jnp.zeros((64, 512))
+    label = jnp.zeros((64, 2), jnp.int32)
 
     def loss(w):
         member = functools.partial(jk.linear_cross_entropy, reduction="mean")
         return jnp.sum(jax.vmap(member, (0, None, 0))(x, w, label))
 
     used = jax.jit(jax.grad(loss)).lower(w).compile().memory_analysis().temp_size_in_bytes
-    assert used <= jk.plan_linear_cross_entropy(512, 16, 512, "float32").total_bytes + 64 * 1024
-    assert used < 64 * w.nbytes / 2
+    assert used < 8 * w.nbytes
 
 
 @each_reduction
