@@ -1,7 +1,7 @@
 """Trains a small Flax transformer on the standard library's source, character by character.
 
-``--attention jaxkernels`` (the default) or ``flax`` chooses the layers' attention function; all
-else is the same, and so is the loss, but for rounding. At the end the model writes some Python of
+The loss is ``jaxkernels.cross_entropy``. ``--attention jaxkernels`` (the default) or ``flax`` chooses
+the layers' attention function; all else is the same, and so are the losses, but for rounding. At the end the model writes some Python of
 its own. On a GPU, or with ``--compare``, a training step is measured with both attention functions.
 
 Run: python examples/train_char_lm.py [--short] [--attention flax|jaxkernels] [--compare]
@@ -27,6 +27,7 @@ from flax import linen
 from rich.console import Console
 from rich.progress import Progress
 
+import jaxkernels as jk
 import jaxkernels.flax
 
 # Every Python has them; a fixed list, so that a version of Python always gives the same text.
@@ -129,7 +130,7 @@ def make_training(form: Form, attention: Attention, text: jax.Array) -> tuple[St
 
     def loss_of(params: Any, batch: jax.Array) -> jax.Array:
         logits = cast(jax.Array, model.apply({"params": params}, batch[:, :-1], window[:-1]))
-        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:]).mean()
+        return jk.cross_entropy(logits, batch[:, 1:], reduction="mean")
 
     @jax.jit
     def step(state: State) -> tuple[State, jax.Array]:
