@@ -1,9 +1,9 @@
 """Row kernels and FP32 matrix products for JAX, called through XLA's foreign function interface.
 
 `softmax`, `log_softmax` and `logsumexp` take the place of those of `jax.nn` in any JAX program, and
-`cross_entropy` that of optax's: CUDA kernels on NVIDIA GPUs, C++ kernels on CPUs, plain JAX on everything else. `matmul`,
-`dot_general` and `sgemm` multiply in true float32 whatever the global precision flag says.
-`plan_softmax` and `plan_sgemm` show which kernel a GPU would run. `python -m jaxkernels` tells what
+`cross_entropy` that of optax's: CUDA kernels on NVIDIA GPUs, C++ kernels on CPUs, plain JAX on everything else.
+`linear_cross_entropy` is that of a layer whose logits are never kept. `matmul`, `dot_general` and `sgemm` multiply in
+true float32 whatever the global precision flag says. `plan_softmax` and `plan_sgemm` show which kernel a GPU would run. `python -m jaxkernels` tells what
 is installed and checks that it works.
 
 Example:

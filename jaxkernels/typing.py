@@ -49,6 +49,9 @@ Reduction: TypeAlias = Literal["none", "mean", "sum"]
 # What the logits of a linear layer are rounded to, where that is not the dtype of its operands.
 LogitsDtype: TypeAlias = Literal["float32"]
 
+# Whose products a plan of that is for.
+PlanPlatform: TypeAlias = Literal["cuda", "cpu"]
+
 # The result for a row, or a query, that sees nothing.
 EmptyRows: TypeAlias = Literal["zero", "mean"]
 

@@ -6,7 +6,7 @@ chunk is computed.
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from typing import Any, Literal, get_args, overload
 
 import jax
 import jax.numpy as jnp
@@ -157,7 +157,7 @@ def linear_cross_entropy(
         2.0794415 [-0.075 -0.075 -0.075 -0.075 -0.075  0.125  0.125  0.125]
     """
     validate.check_choice("implementation", implementation, validate.IMPLEMENTATIONS)
-    validate.check_choice("logits_dtype", logits_dtype, ("float32",))
+    validate.check_choice("logits_dtype", logits_dtype, get_args(LogitsDtype))
     validate.check_static(
         trans_w=trans_w,
         reduction=reduction,

@@ -8,14 +8,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import jax.numpy as jnp
 
 from jaxkernels._core import validate
 from jaxkernels._linear_loss.chunks import SUMS, Call
 from jaxkernels._sgemm import plan as sgemm_plan
-from jaxkernels.typing import Dtype, LogitsDtype
+from jaxkernels.typing import Dtype, LogitsDtype, PlanPlatform
 
 # What the logits of a chunk may take where no bound is given.
 _CHUNK_BYTES = 1 << 30
@@ -145,7 +145,7 @@ def plan_linear_cross_entropy(
     is_scaled: bool = False,
     w_is_constant: bool = False,
     max_bytes: int | None = None,
-    platform: str = "cuda",
+    platform: PlanPlatform = "cuda",
 ) -> LinearCrossEntropyPlan:
     """How `linear_cross_entropy` cuts rows into chunks on one device; needs no GPU.
 
@@ -178,13 +178,13 @@ def plan_linear_cross_entropy(
     """
     if min(rows, features, classes) < 1:
         raise ValueError(f"sizes must be positive; got {rows=}, {features=}, {classes=}")
-    validate.check_choice("platform", platform, ("cuda", "cpu"))
+    validate.check_choice("platform", platform, get_args(PlanPlatform))
     name = jnp.dtype(dtype).name
     if name not in validate.DTYPES:
         raise TypeError(f"dtype must be one of {', '.join(validate.DTYPES)}; got {name}")
-    of_logits = jnp.dtype(logits_dtype or name)
+    validate.check_choice("logits_dtype", logits_dtype, get_args(LogitsDtype))
     problem = _Problem(
-        *(rows, features, classes, jnp.dtype(name), of_logits),
+        *(rows, features, classes, jnp.dtype(name), jnp.dtype(logits_dtype or name)),
         *(is_scaled, not w_is_constant, platform),
     )
     return problem.within(max_bytes)

@@ -54,6 +54,11 @@ FUNCTIONS = {
     ),
     "cross_entropy-nothing": (lambda x: jk.cross_entropy(x, 0 * LABEL - 1, reduction="mean"), X),
     "cross_entropy-probabilities": (lambda x: jk.cross_entropy(x, np.eye(3, 5, dtype="f")), X),
+    "linear_cross_entropy": (lambda x: jk.linear_cross_entropy(x, X.T, 0 * LABEL), X),
+    "linear_cross_entropy-mean": (
+        lambda x: jk.linear_cross_entropy(x, X.T, 0 * LABEL - 1, reduction="mean"),
+        X,
+    ),
     "token_log_probs": (lambda x: jk.token_log_probs(x, LABEL, where=WHERE | SOME), X),
     "scores": (scores(mask=WHERE, causal=True), X),
     "scores-mean": (scores(mask=WHERE, empty_rows="mean"), X),

@@ -79,6 +79,18 @@ STATIC = {
         functools.partial(jk.dot_general, X, X.T),
         {"dimension_numbers": NUMBERS},
     ),
+    "linear_cross_entropy": (
+        functools.partial(jk.linear_cross_entropy, X, X.T, 0),
+        {
+            "trans_w": False,
+            "reduction": 1,
+            "return_lse": True,
+            "return_entropy": True,
+            "logits_dtype": 1,
+            "max_bytes": 1,
+            "implementation": 1,
+        },
+    ),
     "sgemm": (
         functools.partial(jk.sgemm, X, X.T),
         {"trans_a": False, "trans_b": 0, "algorithm": 1, "implementation": 1},

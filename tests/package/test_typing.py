@@ -34,6 +34,8 @@ CHOICES = {
     "operation": (choices.Operation,),
     "device": (choices.DeviceName,),
     "reduction": (choices.Reduction,),
+    "logits_dtype": (choices.LogitsDtype,),
+    "platform": (choices.PlanPlatform,),
 }
 
 
