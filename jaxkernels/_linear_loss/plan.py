@@ -62,6 +62,7 @@ class _Problem:
     classes: int
     dtype: jnp.dtype
     logits_dtype: jnp.dtype
+    trans_w: bool
     is_scaled: bool
     sums: bool
     platform: str
@@ -93,20 +94,17 @@ class _Problem:
         )
 
     def _scratch(self, chunk_rows: int) -> int:
-        """What the float32 products of a chunk need one after the other."""
+        """What the float32 products of a chunk need. XLA may keep the padded w of all chunks."""
         if self.platform != "cuda" or self.dtype != jnp.float32:
             return 0
         rows, features, classes = chunk_rows, self.features, self.classes
-        found = []
-        for m, n, k in (
-            (rows, classes, features),
-            (rows, features, classes),
-            (features, classes, rows),
-        ):
-            of = sgemm_plan.plan_sgemm(m, n, k)
-            padding = m * (k + of.pad_a) * (of.pad_a > 0) + k * (n + of.pad_b) * (of.pad_b > 0)
-            found.append(4 * (of.partial_elements + padding))
-        return max(found)
+        of_w = (classes, features) if self.trans_w else (features, classes)
+        products = (
+            (rows, classes, features, False, self.trans_w),
+            (rows, features, classes, False, not self.trans_w),
+            (*of_w, rows, True, False),
+        )
+        return sum(_scratch_of(*product) for product in products)
 
     def within(self, max_bytes: int | None) -> LinearCrossEntropyPlan:
         """The plan of the fewest chunks whose memory stays within a bound."""
@@ -135,12 +133,23 @@ class _Problem:
         return plan
 
 
+def _scratch_of(m: int, n: int, k: int, trans_a: bool, trans_b: bool) -> int:
+    """Bytes of the partial sums of a float32 product, and of operands that are copied with padding."""
+    of = sgemm_plan.plan_sgemm(m, n, k, trans_a=trans_a, trans_b=trans_b)
+    elements = of.partial_elements
+    for stored, is_transposed, pad in (((m, k), trans_a, of.pad_a), ((k, n), trans_b, of.pad_b)):
+        rows, cols = stored[::-1] if is_transposed else stored
+        elements += rows * (cols + pad) if pad else 0
+    return 4 * elements
+
+
 def plan_linear_cross_entropy(
     rows: int,
     features: int,
     classes: int,
     dtype: Dtype,
     *,
+    trans_w: bool = False,
     logits_dtype: LogitsDtype | None = None,
     is_scaled: bool = False,
     w_is_constant: bool = False,
@@ -154,6 +163,7 @@ def plan_linear_cross_entropy(
         features: H.
         classes: V, in a sharded program those of a device.
         dtype: of x and w: float32, bfloat16, float16 or float64.
+        trans_w: as for `linear_cross_entropy`.
         logits_dtype: as for `linear_cross_entropy`.
         is_scaled: whether there is a soft cap or a temperature.
         w_is_constant: whether no gradient of w or of a bias is asked for, so that nothing is summed.
@@ -185,7 +195,7 @@ def plan_linear_cross_entropy(
     validate.check_choice("logits_dtype", logits_dtype, get_args(LogitsDtype))
     problem = _Problem(
         *(rows, features, classes, jnp.dtype(name), jnp.dtype(logits_dtype or name)),
-        *(is_scaled, not w_is_constant, platform),
+        *(bool(trans_w), is_scaled, not w_is_constant, platform),
     )
     return problem.within(max_bytes)
 
@@ -209,7 +219,7 @@ def chunk_rows(
     of_logits = jnp.dtype(call.options.logits_dtype or dtype)
     problem = _Problem(
         *(math.prod(x[:-1]), x[-1], w[0 if call.options.trans_w else 1], dtype, of_logits),
-        *("scales" in sizes, not SUMS.isdisjoint(call.wanted), platform),
+        *(call.options.trans_w, "scales" in sizes, not SUMS.isdisjoint(call.wanted), platform),
     )
     plan = problem.within(call.options.max_bytes)
     return None if plan.chunks == 1 else plan.chunk_rows

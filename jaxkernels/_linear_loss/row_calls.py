@@ -37,7 +37,13 @@ class RowCalls(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """By primitives, or plain JAX: what JAX can differentiate, split and export."""
+    """By primitives, or plain JAX: what JAX can differentiate, split and export.
+
+    Attributes:
+        all_sums: whether the entropy or a share of the smoothing is wanted.
+        is_plain: whether it is plain JAX.
+        require_kernel: as for all kernels.
+    """
 
     all_sums: bool
     is_plain: bool
@@ -91,7 +97,7 @@ class InPlace:
 
 @dataclasses.dataclass(frozen=True)
 class InParts:
-    """By calls of the kernels on this device's columns of rows that are spread over mesh axes."""
+    """By calls of the kernels on this device's columns of rows that are spread over the mesh axes `axes`."""
 
     all_sums: bool
     axes: tuple[str, ...]
