@@ -166,7 +166,8 @@ def plan_linear_cross_entropy(
         trans_w: as for `linear_cross_entropy`.
         logits_dtype: as for `linear_cross_entropy`.
         is_scaled: whether there is a soft cap or a temperature.
-        w_is_constant: whether no gradient of w or of a bias is asked for, so that nothing is summed.
+        w_is_constant: whether no gradient of w or of a bias is asked for, so that nothing is summed, as
+            in the forward pass of "none".
         max_bytes: as for `linear_cross_entropy`.
         platform: "cuda" or "cpu". On a GPU a product is added to the sum in place.
 
