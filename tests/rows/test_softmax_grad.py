@@ -81,10 +81,12 @@ def test_rows_by_turns_are_the_same_bits_as_in_batches(gpu, dtype):
     if not cases.serves("cluster", (1, 37), dtype):
         pytest.skip("this GPU has no clusters")
     plans = [
-        jk.plan_softmax((rows, 37), dtype, device=gpu, tier="cluster") for rows in (2000, 1 << 17)
+        jk.plan_softmax((rows, 37), dtype, device=gpu, tier="cluster")
+        for rows in (6, 2000, 1 << 17)
     ]
     if dtype != "float64":
-        assert [plan.halves for plan in plans] == [True, False]
+        assert [plan.few_rows for plan in plans] == [True, False, False]
+        assert [plan.halves for plan in plans[1:]] == [True, False]
     with cases.x64(dtype):
         x = jnp.asarray(cases.logits("normal", 1 << 17, 37, dtype))
         softmax = jax.jit(functools.partial(jk.softmax, tier="cluster"))
@@ -141,21 +143,41 @@ def test_rows_in_batches_are_the_same_bits_as_alone(gpu, dtype, cols, tier):
     ],
 )
 def test_few_rows_are_the_same_bits_as_the_first_of_many(gpu, dtype, cols):
-    """Few rows have a kernel of their own, with twice as many threads a block."""
-    rows, few = 700, 5
-    if not jk.plan_softmax((few, cols), dtype, device=gpu).few_rows:
-        pytest.skip("this GPU takes these rows otherwise")
-    assert not jk.plan_softmax((rows, cols), dtype, device=gpu).few_rows
-    x = jax.device_put(jax.random.normal(jax.random.key(0), (rows, cols), dtype) * 3, gpu)
+    """Few rows have a kernel of their own, with twice as many threads a block.
+
+    The parts of some rows have maxima far apart, or are -inf, infinite or NaN.
+    """
+    rows, few = 700, 6
+    if not cases.serves("cluster", (few, cols), dtype):
+        pytest.skip("this GPU has no clusters")
+    for operation in ("softmax_fwd", "log_softmax_fwd", "softmax_grad", "log_softmax_grad"):
+        few_rows = [
+            jk.plan_softmax((n, cols), dtype, operation=operation, device=gpu).few_rows
+            for n in (few, rows)
+        ]
+        assert few_rows == [True, False], operation
+    x = jax.random.normal(jax.random.key(0), (rows, cols), dtype) * 3
+    x = (
+        x.at[1, : cols // 2]
+        .add(1000)
+        .at[2, : cols // 2]
+        .set(-30000)
+        .at[3, cols // 3 :]
+        .set(-jnp.inf)
+    )
+    x = x.at[4, cols // 2].set(jnp.inf).at[5, cols - 7].set(jnp.nan)
 
     @jax.jit
-    def all_of(x):
+    def all_of(x, t):
         y, vjp = jax.vjp(jk.softmax, x)
         log_y, log_vjp = jax.vjp(jk.log_softmax, x)
-        return y, *vjp(-x), log_y, *log_vjp(-x)
+        lse, lse_vjp = jax.vjp(jk.logsumexp, x)
+        return y, *vjp(t), log_y, *log_vjp(t), *lse_vjp(jnp.ones_like(lse))
 
-    for many, alone in zip(all_of(x), all_of(x[:few]), strict=True):
-        assert jnp.array_equal(many[:few], alone)
+    t = jax.random.normal(jax.random.key(1), x.shape, dtype)
+    x, t = (jax.device_put(a, gpu) for a in (x, t))
+    for many, alone in zip(all_of(x, t), all_of(x[:few], t[:few]), strict=True):
+        assert jnp.array_equal(many[:few], alone, equal_nan=True)
 
 
 @tiers

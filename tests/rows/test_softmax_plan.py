@@ -17,6 +17,9 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 MOST_THREADS = 1024
 # Room that a block's reductions may need beside its rows, and what CUDA keeps of every block.
 SCRATCH = {("float32", 1): 640, ("float32", 2): 1152, ("float64", 1): 1152, ("float64", 2): 1920}
+SCRATCH_WITH_RESTS = 896
+# Operations whose float32 sums keep what they lose to rounding.
+WITH_RESTS = ("softmax_fwd", "masked_softmax_fwd", "biased_softmax_fwd")
 RESERVED = 1024
 
 
@@ -37,8 +40,21 @@ MASKED = ("masked_softmax_fwd", "biased_softmax_fwd", "masked_softmax_grad")
 
 def scratch_of(dtype, operation):
     """By the type of computation, and how many sums a row has."""
+    if keeps_rest(dtype, operation):
+        return SCRATCH_WITH_RESTS
     sums = registry.ROW_OPERATIONS[operation].sums_of(oracle.storage(dtype))
     return SCRATCH[oracle.compute(dtype).name, sums]
+
+
+def keeps_rest(dtype, operation):
+    return dtype == "float32" and operation in WITH_RESTS
+
+
+def branch_bytes(dtype, operation):
+    """Of the statistics of a branch: a maximum, the sums and their rests, in words of eight bytes."""
+    sums = registry.ROW_OPERATIONS[operation].sums_of(oracle.storage(dtype))
+    numbers = 1 + sums * (2 if keeps_rest(dtype, operation) else 1)
+    return -(-numbers * max(BYTES[dtype], 4) // 8) * 8
 
 
 def inputs(operation):
@@ -95,7 +111,7 @@ def masked_boundaries(dtype, operation="masked_softmax_fwd"):
 def check_invariants(all_cols, operations, dtype, device):
     """Chosen tiers have every number of rows; forced ones take one by chance, of hundreds of row lengths."""
     limits = _cpu.named_devices()[device]
-    numbers = (0, 1, 65537, 1 << 40)
+    numbers = (0, 1, 40, 65537, 1 << 40)
     chance = random.Random(f"{dtype} {device}")
     for cols, operation in itertools.product(all_cols, operations):
         calls = [(None, rows) for rows in numbers]
@@ -174,7 +190,7 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
         assert 8 * leaf * (p.branches - 1) < packs <= 8 * leaf * p.branches, where
         assert p.lanes == 32 * -(-packs // leaf), where
         assert p.grid_blocks == max(rows, 1) * p.branches, where
-        assert p.scratch_bytes >= rows * p.branches * (2 * max(BYTES[dtype], 4)), where
+        assert p.scratch_bytes == rows * p.branches * branch_bytes(dtype, operation), where
         return
     else:
         assert p.lanes == p.block_threads * p.cluster_blocks, where
@@ -193,7 +209,10 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
                 assert p.smem_bytes == 0, where
                 assert p.kept_packs <= p.block_threads * p.packs_per_lane, where
                 assert p.packs_per_lane * inputs(operation) <= 8, where  # packs of 4 registers
-                assert rows * p.cluster_blocks <= limits.sm_count, where
+                assert p.grid_blocks == max(rows, 1) * p.cluster_blocks, where
+                # As many as run at once, or half as many more.
+                at_once = max(limits.sm_count * p.blocks_per_sm, p.cluster_blocks)
+                assert p.grid_blocks <= at_once * 3 // 2, where
             else:
                 assert p.smem_bytes >= p.kept_packs * 16 * inputs(operation), where
             assert p.cluster_blocks <= limits.cluster_blocks, where
