@@ -45,8 +45,8 @@ struct SoftmaxPlan {
   int row_spacing = 0;        // of the rows that a warp computes at once; staged rows only
   int cluster_blocks = 1;     // blocks that share a row
   bool few_rows = false;      // block_smem and cluster in registers, with twice as many threads
-  int leaf_turns = 0;         // packs of a leaf that a lane has; spread only
-  int branches = 0;           // blocks that share a row; spread only
+  int leaf_turns = 0;         // packs of a leaf that a lane has; spread, and losses read once
+  int branches = 0;           // blocks that share a row; spread, and results of stream
   int64_t scratch_bytes = 0;  // of all rows; spread only
   int block_threads = 0;
   int64_t grid_blocks = 0;

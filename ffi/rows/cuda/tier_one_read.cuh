@@ -9,7 +9,7 @@
 //   number of rows, whatever number of warps and blocks share it.
 // Digits: the loss is log S, S = sum exp(x - max). Where S is nearly 1, S - 1 has to be summed
 //   without the term of the maximum. Only below 2, and only the leaf of the maximum is read again
-//   for that. To count in all leaves took as many instructions as all the rest.
+//   for that.
 // Requires: at most kMostReadLeaves leaves in a window that begins with a line; blockDim.x is a
 // multiple of 32; a cluster for each row, if there are clusters.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_ONE_READ_CUH_
