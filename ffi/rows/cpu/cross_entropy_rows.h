@@ -140,7 +140,9 @@ JK_INLINE LogitGradient<typename Op::C> GradientOf(const typename Op::Found& of,
   gradient.max = of.max;
   gradient.factor = C(weight * mass / (of.sum[0] + of.sum[1]));
   gradient.constant = C(-weight * share);
-  gradient.there = C(weight * (mass * std::expm1(-loss) + (share * (seen - 1) + slope)));
+  // Not mass * expm1(-loss) + ..., where slope would cancel.
+  const double others = (share * seen + slope) * std::exp(-loss) - share;
+  gradient.there = C(weight * (q * std::expm1(-loss) + others));
   if (label < 0 || weight == 0) {
     gradient.there = 0, gradient.is_everywhere = true;
   } else if (label >= cols) {

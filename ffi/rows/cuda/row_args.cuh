@@ -20,8 +20,8 @@ struct GivenRow {
 
   int64_t cols = 0;
   C scalar[Op::kTakes > 0 ? Op::kTakes : 1] = {};
-  int label = -1;
-  C labelled = 0;  // the element at the label; NaN if that is beyond the row
+  int label = -1;  // cols, if it is beyond the row
+  C labelled = 0;  // the element at the label, where the row is reduced; NaN if that is beyond it
 };
 
 template <typename Op>
@@ -75,10 +75,12 @@ struct RowArgs {
     LoadScalars<0, kTakesFirst>(scalars_in[0], row, given.scalar);
     LoadScalars<kTakesFirst, Op::kTakes>(scalars_in[1], row, given.scalar);
     if constexpr (Op::kTakesLabel) {
-      given.label = label;
-      const int64_t column = min(max(int64_t{label}, int64_t{0}), cols - 1);
-      const C element = static_cast<C>(elements[column]);
-      given.labelled = label < 0 ? C(0) : label < cols ? element : C(NAN);
+      given.label = static_cast<int>(min(int64_t{label}, cols));
+      if constexpr (Op::kSums > 0) {  // else it is among the scalars, and may be stored over
+        const int64_t column = min(max(int64_t{label}, int64_t{0}), cols - 1);
+        const C element = static_cast<C>(elements[column]);
+        given.labelled = label < 0 ? C(0) : label < cols ? element : C(NAN);
+      }
     }
     return given;
   }

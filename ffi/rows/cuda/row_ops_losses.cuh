@@ -33,7 +33,7 @@ struct OtherColumns {
 //   spread  exp(x - max) (x - max)
 //   total   x - max, but for elements that are -inf
 //   seen    the elements that are not -inf
-// The last three are zero unless all sums are wanted.
+// The last three mean nothing unless all sums are wanted.
 template <typename T>
 struct CrossEntropyOp : ForwardOp<T, 1, 5> {
   using Base = ForwardOp<T, 1, 5>;
@@ -172,8 +172,10 @@ struct CrossEntropyForwardGrad : CrossEntropyOp<T> {
       constant = -weight * share;
       const int cols = static_cast<int>(given.cols);  // labels reach as far
       const C term = ExpDifference<T>(given.labelled, of.max);
-      const C less = CrossEntropyOp<T>::LessThanOne(term, of.sum[0], of.sum[1]) * inverse;
-      other = {given.label, given.label + 1, weight * (mass * less + (share * (seen - 1) + slope))};
+      const C less = CrossEntropyOp<T>::LessThanOne(term, of.sum[0], of.sum[1]) / sum;
+      // Not mass * less + ..., where slope would cancel.
+      const C others = (share * seen + slope) * (term * inverse) - share;
+      other = {given.label, given.label + 1, weight * fma(given.scalar[1], less, others)};
       if (given.label < 0 || weight == C(0)) {
         other = {0, cols, C(0)};
       } else if (given.label >= cols) {
@@ -221,7 +223,7 @@ struct CrossEntropyGrad : RowOp<T> {
       slope = -of_entropy * inverse;
       constant = -of_rest;
       const C term = ExpDifference<T>(labelled, max);
-      const C less = CrossEntropyOp<T>::LessThanOne(term, rest, count) * inverse;
+      const C less = CrossEntropyOp<T>::LessThanOne(term, rest, count) / sum;
       const C difference = fmax(labelled - max, kLeastExponent);
       other = {
           given.label, given.label + 1,

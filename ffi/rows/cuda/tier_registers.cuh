@@ -74,6 +74,8 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
       }
       given[r] = args.GivenOf(group_row + offset + r, label[r]);
     }
+    // The result may be stored over the input, by other lanes than those that read the labels'.
+    if constexpr (Op::kTakesLabel) __syncwarp();
 #pragma unroll
     for (int r = 0; r < kRows; ++r) AllReduceSums(args.op, group, found[r]);
 

@@ -96,6 +96,7 @@ __device__ void ComputeStagedRow(const RowArgs<Op>& args, const StagedChunk<Op>&
   }
   AddTerms(args.op, value, found.max, own_max == found.max, term, found.sum);
   const GivenRow<Op> given = args.GivenOf(index, label, chunk.Element(0, row * chunk.cols));
+  if constexpr (Op::kTakesLabel) __syncwarp();  // before another lane stores over that element
   AllReduceSums(args.op, group, found);
 
   // Store.
