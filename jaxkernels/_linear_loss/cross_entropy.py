@@ -194,7 +194,7 @@ def linear_cross_entropy(
     alone = not (return_lse or return_entropy)
     is_vector = jnp.ndim(x) == 1
     # A mean leaves the range of float16 soon: there the gradient waits for the cotangent.
-    if reduction != "none" and alone and logits.dtype != jnp.float16:
+    if reduction != "none" and alone and given["x"].dtype != jnp.float16:
         return primitive.loss(given | {"numbers": numbers}, options)
 
     measures, largest = primitive.measures(given, options)

@@ -221,7 +221,8 @@ def test_bits_are_the_same_from_run_to_run():
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
-def test_float16_takes_the_cotangent_of_a_scaled_loss():
+@pytest.mark.parametrize("logits_dtype", [None, "float32"])
+def test_float16_takes_the_cotangent_of_a_scaled_loss(logits_dtype):
     """1e5 tokens: a mean's gradient is below what float16 has, and 65536 times it is not."""
     rng = np.random.default_rng(1)
     x = rng.standard_normal((100_000, 4)).astype(np.float16)
@@ -229,7 +230,9 @@ def test_float16_takes_the_cotangent_of_a_scaled_loss():
     label = rng.integers(0, 8, 100_000)
 
     def scaled(x, w):
-        return 65536 * jk.linear_cross_entropy(x, w, label, reduction="mean")
+        return 65536 * jk.linear_cross_entropy(
+            x, w, label, logits_dtype=logits_dtype, reduction="mean"
+        )
 
     def plain(x, w):
         x, w = x.astype(jnp.float32), w.astype(jnp.float32)
@@ -239,7 +242,7 @@ def test_float16_takes_the_cotangent_of_a_scaled_loss():
     want = jax.jit(jax.grad(plain, (0, 1)))(x, w)
     for a, b in zip(got, want, strict=True):
         error = np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64))
-        assert np.max(error) < 0.01 * np.max(np.abs(np.asarray(b, np.float64)))
+        assert np.max(error) < 0.002 * np.max(np.abs(np.asarray(b, np.float64)))
 
 
 MEMORY = (1021, 64, 2048)  # a prime number of rows
