@@ -231,7 +231,7 @@ class _Piece:
 def _plus(logits: jax.Array, bias: jax.Array) -> jax.Array:
     """The logits and the bias, added in the type that they are computed in."""
     wide = compute_dtype(logits)
-    return (logits.astype(wide) + bias.astype(wide)).astype(logits.dtype)
+    return (logits.astype(wide) + bias.astype(wide)[None]).astype(logits.dtype)
 
 
 def _scaled(logits: jax.Array, scales: jax.Array, options: Options) -> jax.Array:

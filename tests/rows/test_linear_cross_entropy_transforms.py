@@ -190,14 +190,30 @@ def test_what_is_returned_beside_the_loss_is_differentiated(reduction):
 
 
 @each_reduction
-def test_strict_promotion_and_nan_checks(reduction):
-    with jax.numpy_dtype_promotion("strict"), jax.debug_nans(True), jax.debug_infs(True):
-        options = {"reduction": reduction, "chunks": 3, **OPTIONS}
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_strict_promotion_and_nan_checks(reduction, has_bias):
+    """Neither dtypes nor ranks are promoted."""
+    options = {"reduction": reduction, "chunks": 3, **OPTIONS}
+    with (
+        jax.numpy_dtype_promotion("strict"),
+        jax.numpy_rank_promotion("raise"),
+        jax.debug_nans(True),
+        jax.debug_infs(True),
+    ):
         for dtype in (jnp.float32, jnp.bfloat16):
-            x, w = jnp.asarray(X, dtype), jnp.asarray(W, dtype)
-            loss = lambda x, w: jnp.sum(ours(x, w, None, LABEL, **options))  # noqa: E731
-            found = jax.jit(jax.value_and_grad(loss, (0, 1)))(x, w)
-            assert [y.dtype for y in jax.tree.leaves(found)] == [jnp.float32, dtype, dtype]
+            given = [jnp.asarray(X, dtype), jnp.asarray(W, dtype)]
+            if has_bias:
+                given.append(jnp.asarray(B))
+
+            def loss(x, w, b=None):
+                return jnp.sum(ours(x, w, b, LABEL, **options))
+
+            found = jax.jit(jax.value_and_grad(loss, range(len(given))))(*given)
+            assert [y.dtype for y in jax.tree.leaves(found)] == [
+                jnp.float32,
+                *(a.dtype for a in given),
+            ]
+            jax.jit(lambda *a: jax.jvp(loss, a, a))(*given)  # noqa: B023
 
 
 def test_a_frozen_w_keeps_no_sum():
