@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxkernels._core import validate
-from jaxkernels._rows import cross_entropy, last_axis
+from jaxkernels._rows import cross_entropy, last_axis, loss_arguments
 
 Axis = int | tuple[int, ...] | None
 
@@ -47,7 +47,7 @@ def softmax_cross_entropy_with_integer_labels(
     """
     name = "softmax_cross_entropy_with_integer_labels"
     x = _floating(name, logits)
-    ids = validate.as_array(name, "labels", labels)
+    ids = loss_arguments.as_labels(name, "labels", labels)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise TypeError(f"{name}: labels must be integers; got {ids.dtype}")
     rows, mask = _merged(name, x, axis, where)
@@ -55,9 +55,12 @@ def softmax_cross_entropy_with_integer_labels(
     if ids.dtype.itemsize < 4:  # wide enough for the number of classes
         ids = ids.astype(jnp.int32)
     ids = jnp.where(ids < 0, ids + classes, ids)
-    ids = jnp.where((ids < 0) | (ids >= classes), classes, ids)
+    is_class = (ids >= 0) & (ids < classes)
     if mask is None:
-        return cross_entropy.cross_entropy(rows, ids).astype(x.dtype)
+        # A label that is too large is an error of `cross_entropy` where it is known, and NaN here.
+        loss = cross_entropy.cross_entropy(rows, jnp.where(is_class, ids, 0))
+        return (loss * jnp.where(is_class, 1, jnp.nan).astype(loss.dtype)).astype(x.dtype)
+    ids = jnp.where(is_class, ids, classes)
     # The label's own logit counts even where it is hidden, and the rows of which all is hidden do not.
     no_label = jnp.full(rows.shape[:-1], -1, jnp.int32)
     _, lse, *_ = cross_entropy.cross_entropy(rows, no_label, where=mask, return_lse=True)

@@ -80,17 +80,27 @@ def test_every_axis():
     )
 
 
-def test_labels_that_are_no_classes():
-    """Negative ones count from the end, as indices do; others give NaN."""
-    for label in (np.array([-1, -9, 3, 8, 0, 2]), np.array([9, -10, 3, 100, 0, 2], np.int16)):
-        ours, peer = (
-            jax.jit(f)
-            for f in (
-                softmax_cross_entropy_with_integer_labels,
-                optax.softmax_cross_entropy_with_integer_labels,
-            )
-        )
+@pytest.mark.parametrize("jit", [False, True])
+def test_labels_that_are_no_classes(jit):
+    """Negative ones count from the end, as indices do; others give NaN, in the gradient too."""
+    wrapped = jax.jit if jit else lambda f: f
+    ours = wrapped(softmax_cross_entropy_with_integer_labels)
+    peer = wrapped(optax.softmax_cross_entropy_with_integer_labels)
+    beyond = np.array([9, -10, 3, 100, 0, 2], np.int16)
+    for label in (np.array([-1, -9, 3, 8, 0, 2]), beyond):
         compare(ours, peer, X[0], label)
+    dx = jax.grad(lambda x: jnp.sum(ours(x, beyond)))(X[0])
+    np.testing.assert_array_equal(
+        np.isnan(dx), np.broadcast_to([[v] for v in (1, 1, 0, 1, 0, 0)], X[0].shape)
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_labels_beyond_32_bits_are_no_classes(dtype):
+    """And do not come back as others."""
+    label = np.array([2**32 + 1, 1], dtype)
+    loss = softmax_cross_entropy_with_integer_labels(X[0, :2], label)
+    np.testing.assert_array_equal(np.isnan(loss), [True, False])
 
 
 def test_promotion_of_probabilities():
