@@ -213,7 +213,7 @@ def test_strict_promotion_and_nan_checks(reduction, has_bias):
                 jnp.float32,
                 *(a.dtype for a in given),
             ]
-            jax.jit(lambda *a: jax.jvp(loss, a, a))(*given)  # noqa: B023
+            jax.jit(lambda *a: jax.jvp(loss, a, a))(*given)
 
 
 def test_a_frozen_w_keeps_no_sum():
