@@ -166,6 +166,7 @@ def linear_cross_entropy(
         max_bytes=max_bytes,
     )
     loss_arguments.check_reduction(reduction)
+    loss_arguments.check_numbers(_NAME, label_smoothing=label_smoothing, z_loss=z_loss)
     loss_arguments.check_range("label_smoothing", label_smoothing, 0.0, 1.0)
     given, logits = _operands(x, w, bias, trans_w, logits_dtype)
     label_array = loss_arguments.as_labels(_NAME, "labels", labels)

@@ -166,6 +166,7 @@ def cross_entropy(
         axis=axis, reduction=reduction, return_lse=return_lse, return_entropy=return_entropy
     )
     loss_arguments.check_reduction(reduction)
+    loss_arguments.check_numbers(name, label_smoothing=label_smoothing, z_loss=z_loss)
     loss_arguments.check_range("label_smoothing", label_smoothing, 0.0, 1.0)
     x = loss_arguments.rows_of_logits(name, logits, axis, where, logit_soft_cap, temperature)
     given = loss_arguments.as_labels(name, "labels", labels)

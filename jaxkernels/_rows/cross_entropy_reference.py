@@ -90,12 +90,14 @@ def loss_of(
 ) -> jax.Array:
     """Weight * (q (lse - x_l) + share sum (lse - x) + z lse^2) of each row; 0 if it is not counted.
 
-    A row of the weight 0 gives 0 even where its measures are not finite.
+    A row of the weight 0 gives 0 even where its measures are not finite. A hidden label has no part in
+    the loss where q is 0.
     """
     weight, q, share, z = jnp.split(numbers, 4, axis=-1)
     is_finite = jnp.all(jnp.isfinite(measures), axis=-1, keepdims=True)
     is_counted = is_counted & ((weight != 0) | is_finite)
     nll, log_sum, _, distance = jnp.split(jnp.where(is_counted, measures, 0), 4, axis=-1)
+    nll = jnp.where((q == 0) & (nll == jnp.inf), 0, nll)
     lse = largest + log_sum
     lse = jnp.where((z == 0) & ~jnp.isfinite(lse), 0, lse)
     loss = q * nll + share * distance + z * lse**2

@@ -28,15 +28,39 @@ def is_known(value: Any, number: float) -> bool:
     return isinstance(value, (int, float)) and value == number
 
 
+def _known(value: Any) -> np.ndarray | None:
+    """A number or an array on the host; None where it is traced, on other hosts, or neither of them.
+
+    Arrays of devices are waited for and copied explicitly, which a transfer guard allows.
+    """
+    if isinstance(value, jax.Array):
+        is_here = not isinstance(value, Tracer) and value.is_fully_addressable
+        return jax.device_get(value) if is_here else None
+    is_number = isinstance(value, (int, float, np.ndarray, np.generic))
+    return np.asarray(value) if is_number else None
+
+
+def check_numbers(name: str, **options: Any) -> None:
+    """Raises TypeError or ValueError for an option that is not one number."""
+    for argument, value in options.items():
+        shape = validate.as_array(name, argument, value).shape
+        if shape:
+            raise ValueError(
+                f"{name}: {argument} must be a number; got an array of the shape {shape}"
+            )
+
+
 def check_range(argument: str, value: Any, least: float, most: float) -> None:
     """Raises ValueError for a known number outside of a range."""
-    if isinstance(value, (int, float)) and not least <= value <= most:
+    known = _known(value)
+    if known is not None and not least <= known <= most:
         raise ValueError(f"{argument} must be from {least} to {most}; got {value}")
 
 
 def _check_positive(argument: str, value: Any) -> None:
-    """Raises ValueError for a known number that is not positive."""
-    if isinstance(value, (int, float)) and not value > 0:
+    """Raises ValueError for known numbers that are not all positive."""
+    known = _known(value)
+    if known is not None and not np.all(known > 0):
         raise ValueError(f"{argument} must be positive; got {value}")
 
 
@@ -51,6 +75,8 @@ def rows_of_logits(
     name: str, logits: Any, axis: Any, where: Any, soft_cap: Any, temperature: Any
 ) -> jax.Array:
     """The logits as the kernels read them: classes along the last axis, scaled, -inf where hidden."""
+    if soft_cap is not None:
+        check_numbers(name, logit_soft_cap=soft_cap)
     x = validate.as_array(name, "logits", logits)
     if not jnp.issubdtype(x.dtype, jnp.integer) and not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name}: logits must be real numbers; got {x.dtype}")
@@ -113,6 +139,7 @@ def scales_of_rows(name: str, soft_cap: Any, temperature: Any, x: Logits) -> jax
         return None
     given = {"temperature": temperature}
     if soft_cap is not None:
+        check_numbers(name, logit_soft_cap=soft_cap)
         given["logit_soft_cap"] = soft_cap
     arrays = [
         _of_rows(name, argument, validate.as_array(name, argument, value), x)
@@ -131,7 +158,7 @@ def _of_rows(name: str, argument: str, array: jax.Array, x: Logits) -> jax.Array
 def as_labels(name: str, argument: str, value: Any) -> jax.Array:
     """`value` as a JAX array. Integers that JAX would cut off at 32 bits stay too large, or too small."""
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype in (np.int64, np.uint64):
-        limits = np.iinfo(np.int32)
+        limits = jnp.iinfo(jnp.int32)
         value = np.clip(value, limits.min if value.dtype == np.int64 else 0, limits.max)
     return validate.as_array(name, argument, value)
 
@@ -139,15 +166,14 @@ def as_labels(name: str, argument: str, value: Any) -> jax.Array:
 def ids(name: str, argument: str, given: jax.Array, x: Logits) -> jax.Array:
     """Labels as the kernels take them: int32, negative for none, the number of classes for too large."""
     classes = x.shape[-1]
-    if not isinstance(given, Tracer) and given.is_fully_addressable:
-        largest = int(np.max(np.asarray(given))) if given.size else -1
-        if largest >= classes:
-            raise ValueError(
-                f"{name}: {argument} must be smaller than {classes}, the number of classes; "
-                f"got {largest}"
-            )
-    limits = np.iinfo(given.dtype)
-    if limits.max > np.iinfo(np.int32).max:
+    known = _known(given)
+    if known is not None and known.size and int(np.max(known)) >= classes:
+        raise ValueError(
+            f"{name}: {argument} must be smaller than {classes}, the number of classes; "
+            f"got {np.max(known)}"
+        )
+    limits = jnp.iinfo(given.dtype)
+    if limits.max > jnp.iinfo(jnp.int32).max:
         given = jnp.clip(given, max(limits.min, -1), classes)
     return _of_rows(name, argument, given.astype(jnp.int32), x)
 

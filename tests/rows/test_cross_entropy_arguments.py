@@ -79,6 +79,34 @@ def test_hidden_classes():
         assert np.isfinite(np.asarray(dx)[label_is_seen]).all()
 
 
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+@pytest.mark.parametrize("implementation", [None, "xla"])
+def test_a_hidden_label_under_smoothing_alone(reduction, implementation):
+    """It has no part in the loss, in which the other classes are; one that is no class still gives NaN."""
+    x = X[0].copy()
+    x[0, 3] = -np.inf
+    log_p = np.asarray(jax.nn.log_softmax(x))
+
+    def loss(x, smoothing, label=(3, 3, 3, 3, 3)):
+        return jnp.sum(
+            jk.cross_entropy(
+                *(x, jnp.array(label)),
+                label_smoothing=smoothing,
+                reduction=reduction,
+                implementation=implementation,
+            )
+        )
+
+    want = -np.sum(np.where(np.isinf(log_p), 0, log_p)) / 7
+    close(loss(x, 1.0), want)
+    assert np.isfinite(jax.grad(loss)(x, 1.0)).all()
+    assert np.isnan(jax.jit(loss)(x, 1.0, jnp.array([9, 3, 3, 3, 3])))
+    # Smoothing is differentiated there too, where labels are not hidden.
+    got = jax.grad(loss, 1)(X[0], 1.0)
+    log_p = np.asarray(jax.nn.log_softmax(X[0]))
+    close(got, np.sum(log_p[:, 3]) - np.sum(log_p) / 7)
+
+
 def test_probabilities():
     """Any that are not negative; where one is 0, what it multiplies may be infinite."""
     p = np.random.default_rng(3).random(X.shape).astype(np.float32)
@@ -114,6 +142,22 @@ def test_results():
     close(jk.cross_entropy(X, ignored, return_lse=True)[1], lse)
 
 
+@pytest.mark.parametrize("dtype", [jnp.int4, jnp.uint4])
+def test_labels_of_few_bits(dtype):
+    for label in (LABEL.astype(dtype), jnp.asarray(LABEL, dtype)):
+        close(jk.cross_entropy(X, label), nll(X, LABEL))
+        close(jk.token_log_probs(X, label), -nll(X, LABEL))
+
+
+def test_known_labels_are_copied_as_guards_allow():
+    """And one that is too large is still found."""
+    x, label = jnp.asarray(X), jnp.asarray(LABEL)
+    with jax.transfer_guard_device_to_host("disallow"):
+        jk.cross_entropy(x, label)
+        with pytest.raises(ValueError, match="labels must be smaller than 7"):
+            jk.cross_entropy(x, label + 7)
+
+
 WRONG = [
     # arguments, error, what its text has to contain
     pytest.param({"axis": 3}, ValueError, "axis 3.*dimension 3", id="axis"),
@@ -122,6 +166,27 @@ WRONG = [
         {"reduction": "average"}, ValueError, "reduction.*'mean'.*'average'", id="reduction"
     ),
     pytest.param({"label_smoothing": 1.5}, ValueError, "label_smoothing.*1.5", id="smoothing"),
+    pytest.param(
+        {"label_smoothing": np.float32(1.5)}, ValueError, "label_smoothing.*1.5", id="np-smoothing"
+    ),
+    pytest.param({"label_smoothing": None}, TypeError, "label_smoothing.*None", id="no-smoothing"),
+    pytest.param(
+        {"label_smoothing": jnp.array([0.1, 0.2])},
+        *(ValueError, r"label_smoothing must be a number.*\(2,\)"),
+        id="smoothings",
+    ),
+    pytest.param({"z_loss": jnp.ones(5)}, ValueError, r"z_loss.*number.*\(5,\)", id="z-losses"),
+    pytest.param(
+        {"logit_soft_cap": jnp.ones(5)}, ValueError, r"logit_soft_cap.*number.*\(5,\)", id="caps"
+    ),
+    pytest.param(
+        {"logit_soft_cap": jnp.float32(0)}, ValueError, "cap must be positive", id="jax-cap"
+    ),
+    pytest.param(
+        {"temperature": jnp.array([1.0, 1, 0, 1, 1])},
+        *(ValueError, "temperature must be positive"),
+        id="a-temperature",
+    ),
     pytest.param({"logit_soft_cap": 0}, ValueError, "logit_soft_cap must be positive", id="cap"),
     pytest.param({"temperature": -1.0}, ValueError, "temperature.*-1.0", id="temperature"),
     pytest.param({"temperature": jnp.ones(4)}, ValueError, r"\(4,\).*\(3, 5\)", id="temperatures"),

@@ -45,7 +45,7 @@ def test_a_table_of_embeddings():
     close(dw(W.T), want.T)
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64, np.uint64])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64, np.uint64, jnp.int4])
 def test_dtypes_of_labels(dtype):
     close(jk.linear_cross_entropy(X, W, LABEL.astype(dtype)), plain(X, W, LABEL))
     wide = RNG.standard_normal((6, 300)).astype(np.float32)
@@ -93,6 +93,27 @@ WRONG = [
     ),
     pytest.param(
         {"temperature": 0.0}, ValueError, "temperature must be positive", id="temperature"
+    ),
+    pytest.param(
+        {"label_smoothing": np.float32(1.5)}, ValueError, "label_smoothing.*1.5", id="np-smoothing"
+    ),
+    pytest.param({"label_smoothing": None}, TypeError, "label_smoothing.*None", id="no-smoothing"),
+    pytest.param(
+        {"label_smoothing": jnp.array([0.1, 0.2])},
+        *(ValueError, r"label_smoothing must be a number.*\(2,\)"),
+        id="smoothings",
+    ),
+    pytest.param({"z_loss": jnp.ones(5)}, ValueError, r"z_loss.*number.*\(5,\)", id="z-losses"),
+    pytest.param(
+        {"logit_soft_cap": jnp.ones(5)}, ValueError, r"logit_soft_cap.*number.*\(5,\)", id="caps"
+    ),
+    pytest.param(
+        {"logit_soft_cap": jnp.float32(0)}, ValueError, "cap must be positive", id="jax-cap"
+    ),
+    pytest.param(
+        {"temperature": jnp.array([1.0, 1, 0, 1, 1])},
+        *(ValueError, "temperature must be positive"),
+        id="a-temperature",
     ),
     pytest.param({"logit_soft_cap": 0}, ValueError, "logit_soft_cap must be positive", id="cap"),
     pytest.param({"label_smoothing": 2.0}, ValueError, "label_smoothing.*2.0", id="smoothing"),
