@@ -17,6 +17,9 @@ from jaxkernels.bench import losses, records, rows, torch_losses
 from jaxkernels.bench.__main__ import build_parser, main
 from jaxkernels.bench.rows import row_case
 
+# Where torch is installed, its compiler warns of itself when it is imported.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+
 SMALL = ["losses", "--cols", "64", "1001", "--elements", "2^13", *QUICK]
 READS = {"row_max", "sum", "piece_max"}
 OURS = {"xla", "log_softmax", "ours"}
