@@ -112,6 +112,7 @@ def linear_cross_entropy(
             them in float32 until the gradient is multiplied, for more memory.
         max_bytes: bound of the memory that the loss and its gradients take on one device beyond
             operands and results. None: 1 GiB for the logits of a chunk, and what has to be beside it.
+            Forward mode of "none" takes more, see below.
         implementation: as for `cross_entropy`. It is about the row kernels; products are XLA's, or of
             float32 those of `matmul`, or with "xla" XLA's own at the highest precision.
 
@@ -138,6 +139,9 @@ def linear_cross_entropy(
           of w is summed in float32 over chunks, and rounded once; of one chunk it is the product.
         * Under vmap, rows of all members share chunks, as long as they share w; and so does the
           gradient of a sum of their losses.
+        * Labels and options that are known are checked, as those of `cross_entropy` are.
+        * Forward mode of "none" has the chunks of its loss, and makes up to five arrays of the size of a
+          chunk's logits, in float32: it may take several times `max_bytes`.
         * Derivatives of the second order keep the logits of all rows.
         * Rows sharded: the sums of the gradients of w and bias cross the network. Classes sharded: a
           maximum and six sums a row, and the sum of the gradient of x. Forward mode gathers w.

@@ -99,15 +99,15 @@ def cross_entropy(
             label that is left out has the loss inf.
         weights: a factor for the loss of each row, of the shape of the loss or broadcasting against it.
             A row of the weight 0 has the loss 0 and the gradient 0.
-        label_smoothing: e above, from 0 to 1. Classes of the logit -inf, such as those that `where`
+        label_smoothing: e above, a number from 0 to 1. Where it is 1, a hidden label has no part either. Classes of the logit -inf, such as those that `where`
             leaves out, have no part in the sum.
-        z_loss: z above.
-        logit_soft_cap: None, or t > 0: logits x become t tanh(x / t), before anything else.
+        z_loss: z above, a number.
+        logit_soft_cap: None, or a number t > 0: logits x become t tanh(x / t), before anything else.
         temperature: logits are divided by it, behind the cap: a number, or an array of the shape of
             the loss or broadcasting against it.
         reduction: "none" gives the loss of each row; "sum" their sum; "mean" divides that by the
             number of rows that have a label or, with `weights`, by the sum of their weights. The mean
-            of no rows is 0.
+            of no rows is 0, and so is any whose weights have the sum 0.
         return_lse: returns the log-sum-exp of each row as well.
         return_entropy: returns the entropy of the softmax of each row as well.
         tier: as for `softmax`.
@@ -136,7 +136,11 @@ def cross_entropy(
           cotangent of the loss. So it is rounded once where that is a power of two, as it is 1 in
           `jax.value_and_grad`, and else twice. float16, whose range a mean leaves soon, goes the way of
           "none", and so does a call that returns more than the loss.
-        * Logits that `jax.jit` is given with `donate_argnums` become their gradient in place.
+        * Labels and options that are known are checked. Those of a device are copied to the host for
+          that, by `jax.device_get`, and waited for; traced ones are neither.
+        * Logits that `jax.jit` is given with `donate_argnums` become their gradient in place, where the
+          argument itself reaches the kernel with whole rows: not inside a loop, not reshaped, scaled or
+          masked before, not of another `axis` than the last, and not with classes spread over devices.
         * A soft cap, a temperature and `where` are applied by XLA in front of the kernels; a cap or a
           temperature costs an array of the logits in the type that they are computed in.
         * Where `axis` is sharded, a maximum and six sums a row cross the network, and nothing in the

@@ -78,7 +78,8 @@ def token_log_probs(
 
     What reinforcement learning on language models needs of each token, with a differentiable entropy
     of its distribution from the same read of the logits. No array of the size of the logits is made
-    but, in reverse mode, their gradient.
+    but, in reverse mode, their gradient, unless there is a mask, a cap or a temperature: each of them
+    makes logits of its own for the kernels, the latter two in the type that they are computed in.
 
     Args:
         logits: array of shape (..., V, ...), as for `cross_entropy`.

@@ -48,6 +48,13 @@ def test_shapes_that_broadcast():
         close(jk.cross_entropy(X, LABEL, where=seen), nll(hidden, LABEL))
 
 
+def test_weights_whose_sum_is_0():
+    """Their mean is that of no rows, also where they are not 0."""
+    weights = np.array([1.0, -1, 0, 2, -2], np.float32)
+    assert jk.cross_entropy(X, LABEL, weights=weights, reduction="mean") == 0
+    assert jk.cross_entropy(X, LABEL, weights=weights, reduction="sum") != 0
+
+
 def test_hidden_classes():
     """A label among them is infinite; smoothing goes over the others; their gradient is 0, be they NaN."""
     seen = np.random.default_rng(2).random(X.shape) < 0.6
