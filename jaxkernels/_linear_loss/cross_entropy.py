@@ -179,7 +179,7 @@ def linear_cross_entropy(
             f"{_NAME}: labels must be integers; got {label_array.dtype}. Probabilities have as many "
             "elements as the logits: jaxkernels.cross_entropy takes them"
         )
-    label = given["label"] = loss_arguments.ids(_NAME, "labels", label_array, logits)
+    label = given["label"] = loss_arguments.ids(_NAME, "labels", labels, label_array, logits)
     scales = loss_arguments.scales_of_rows(_NAME, logit_soft_cap, temperature, logits)
     if scales is not None:
         given["scales"] = scales

@@ -179,7 +179,7 @@ def cross_entropy(
 
     has_ids = jnp.issubdtype(given.dtype, jnp.integer)
     if has_ids:
-        label = loss_arguments.ids(name, "labels", given, x)
+        label = loss_arguments.ids(name, "labels", labels, given, x)
         is_counted = label >= 0
     else:
         label = jnp.full((*x.shape[:-1], 1), -1, jnp.int32)

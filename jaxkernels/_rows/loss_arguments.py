@@ -163,10 +163,15 @@ def as_labels(name: str, argument: str, value: Any) -> jax.Array:
     return validate.as_array(name, argument, value)
 
 
-def ids(name: str, argument: str, given: jax.Array, x: Logits) -> jax.Array:
-    """Labels as the kernels take them: int32, negative for none, the number of classes for too large."""
+def ids(name: str, argument: str, value: Any, given: jax.Array, x: Logits) -> jax.Array:
+    """Labels as the kernels take them: int32, negative for none, the number of classes for too large.
+
+    `value` is what `given` was made of. NumPy's are known under jit too, and need no copy from a device.
+    """
     classes = x.shape[-1]
-    known = _known(given)
+    known = _known(value)
+    if known is None:
+        known = _known(given)
     if known is not None and known.size and int(np.max(known)) >= classes:
         raise ValueError(
             f"{name}: {argument} must be smaller than {classes}, the number of classes; "

@@ -120,7 +120,7 @@ def token_log_probs(
     if not jnp.issubdtype(given.dtype, jnp.integer):
         raise TypeError(f"{name}: ids must be integers; got {given.dtype}")
     x = loss_arguments.rows_of_logits(name, logits, axis, where, logit_soft_cap, temperature)
-    label = loss_arguments.ids(name, "ids", given, x)
+    label = loss_arguments.ids(name, "ids", ids, given, x)
     measures, _ = kernels.Calls(tier or "auto", implementation, return_entropy).measures(x, label)
     # A difference is 0 where the loss is, not -0.
     log_probs = jnp.squeeze(0 - jnp.where(label >= 0, measures[..., :1], 0), -1)

@@ -157,12 +157,15 @@ def test_labels_of_few_bits(dtype):
 
 
 def test_known_labels_are_copied_as_guards_allow():
-    """And one that is too large is still found."""
+    """And one that is too large is found, of NumPy under jit too."""
     x, label = jnp.asarray(X), jnp.asarray(LABEL)
     with jax.transfer_guard_device_to_host("disallow"):
         jk.cross_entropy(x, label)
         with pytest.raises(ValueError, match="labels must be smaller than 7"):
             jk.cross_entropy(x, label + 7)
+    for function in (jk.cross_entropy, jk.token_log_probs):
+        with pytest.raises(ValueError, match="must be smaller than 7"):
+            jax.jit(lambda x: function(x, LABEL + 7))(x)  # noqa: B023
 
 
 WRONG = [
