@@ -157,7 +157,7 @@ class _Piece:
             return {"tangent": self._tangent(given, logits)}
         scaled = logits
         if "scales" in given:
-            scaled = _scaled(logits, given["scales"], options)
+            scaled = reference.scaled(logits, given["scales"])
         if operation in ("measures", "loss"):
             return {"kept": self.rows.fwd(scaled, label)}
         if operation == "fwd_grad":
@@ -188,7 +188,7 @@ class _Piece:
         dlogits = dscaled
         if "scales" in given:
             # The logits before the cap are made again from those that are kept, element by element.
-            scale = jax.checkpoint(lambda x, s: _scaled(x, s, options))
+            scale = jax.checkpoint(reference.scaled)
             dlogits, found["dscales"] = jax.vjp(scale, logits, given["scales"])[1](dscaled)
         wide = compute_dtype(x)
         if "dbias" in wanted:
@@ -223,7 +223,7 @@ class _Piece:
             scales = given["scales"]
             scales_dot = given.get("scales_dot", jnp.zeros_like(scales))
             logits, logits_dot = jax.jvp(
-                lambda x, s: _scaled(x, s, options), (logits, scales), (logits_dot, scales_dot)
+                reference.scaled, (logits, scales), (logits_dot, scales_dot)
             )
         return reference.cross_entropy_jvp(logits, given["label"], given["kept"], logits_dot)
 
@@ -232,15 +232,6 @@ def _plus(logits: jax.Array, bias: jax.Array) -> jax.Array:
     """The logits and the bias, added in the type that they are computed in."""
     wide = compute_dtype(logits)
     return (logits.astype(wide) + bias.astype(wide)[None]).astype(logits.dtype)
-
-
-def _scaled(logits: jax.Array, scales: jax.Array, options: Options) -> jax.Array:
-    """The logits behind the soft cap and the temperature, in the type that they are computed in."""
-    x = logits.astype(scales.dtype)
-    if options.has_cap:
-        cap = scales[:, 1:2]
-        x = cap * jnp.tanh(x / cap)
-    return x / scales[:, :1]
 
 
 def _product(

@@ -190,7 +190,6 @@ def linear_cross_entropy(
     smooths = not loss_arguments.is_known(label_smoothing, 0.0)
     options = Options(
         trans_w=bool(trans_w),
-        has_cap=logit_soft_cap is not None,
         all_sums=smooths or bool(return_entropy),
         logits_dtype=logits_dtype,
         max_bytes=max_bytes,

@@ -13,7 +13,6 @@ class Options:
 
     Attributes:
         trans_w: w is stored as (V, H) instead of (H, V).
-        has_cap: the scales of a row are a temperature and a soft cap, not a temperature alone.
         all_sums: the entropy or a share of the smoothing is wanted.
         logits_dtype: None for that of x.
         max_bytes: see `plan_linear_cross_entropy`.
@@ -21,7 +20,6 @@ class Options:
     """
 
     trans_w: bool = False
-    has_cap: bool = False
     all_sums: bool = False
     logits_dtype: LogitsDtype | None = None
     max_bytes: int | None = None

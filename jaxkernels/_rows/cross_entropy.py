@@ -188,6 +188,7 @@ def cross_entropy(
     numbers = loss_arguments.numbers_of_rows(
         loss_arguments.reducing(weight, reduction), label_smoothing, z_loss, x
     )
+    x = calls.leaving_out(x, numbers[..., :1] == 0)
     alone = not (return_lse or return_entropy)
     # A mean leaves the range of float16 soon: there the gradient waits for the cotangent.
     if reduction != "none" and alone and has_ids and x.dtype != jnp.float16:

@@ -23,7 +23,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxkernels._core import registry
 from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows import derivatives, partitioning, primitive
-from jaxkernels._rows.reference import compute_dtype
+from jaxkernels._rows.reference import compute_dtype, largest_of
 from jaxkernels.typing import Implementation
 
 # Attributes of the targets that cross entropy has no use for.
@@ -237,6 +237,13 @@ class Calls:
     @property
     def _of_kernels(self) -> tuple[bool, str, bool]:
         return self.all_sums, self.tier, self.implementation == "ffi"
+
+    def leaving_out(self, x: jax.Array, is_left_out: jax.Array) -> jax.Array:
+        """The logits, of which rows that are left out have the gradient 0 in plain JAX too, be they NaN."""
+        if self.implementation != "xla":
+            return x
+        is_harmful = is_left_out & ~jnp.isfinite(largest_of(x))
+        return jnp.where(is_harmful, lax.stop_gradient(x), x)
 
     def measures(self, x: jax.Array, label: jax.Array) -> tuple[jax.Array, jax.Array]:
         """As the function of that name."""

@@ -7,8 +7,12 @@ weights, primitives.
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from jaxkernels._rows.reference import largest_of, quotient, row_sum, widen
 
@@ -18,6 +22,50 @@ from jaxkernels._rows.reference import largest_of, quotient, row_sum, widen
 # the maxima and the rest make up 2 or more, kernels may count one maximum only, and the rest has the
 # others.
 KEPT = ("largest", "rest", "count", "spread", "total", "seen", "labelled")
+
+
+def _finite(x: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isfinite(x), x, 0)
+
+
+@jax.custom_jvp
+def scaled(x: jax.Array, scales: jax.Array) -> jax.Array:
+    """Logits behind a soft cap, if there is one, and a temperature.
+
+    Args:
+        x: the logits.
+        scales: of shape (..., 1), the temperature of each row, or (..., 2), with its cap behind that.
+
+    Returns:
+        Array of the shape of x and the dtype of scales.
+    """
+    x = x.astype(scales.dtype)
+    if scales.shape[-1] == 2:
+        cap = scales[..., 1:]
+        x = cap * jnp.tanh(x / cap)
+    return x / scales[..., :1]
+
+
+# Factors that are not finite are 0 here, so that a gradient of 0 stays 0 behind them. Where such a row
+# counts, the gradient that they multiply is NaN already.
+@functools.partial(scaled.defjvp, symbolic_zeros=True)
+def _scaled_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    x, scales = primals
+    dx, dscales = tangents
+    y = scaled(x, scales)
+    temperature = scales[..., :1]
+    scales_move = not isinstance(dscales, SymbolicZero)
+    tangent = jnp.zeros_like(y) if isinstance(dx, SymbolicZero) else dx.astype(y.dtype)
+    if scales.shape[-1] == 2:
+        ratio = x.astype(y.dtype) / scales[..., 1:]
+        capped = jnp.tanh(ratio)
+        slope = _finite((1 - capped) * (1 + capped))
+        tangent *= slope
+        if scales_move:
+            tangent += _finite(capped - _finite(ratio) * slope) * dscales[..., 1:]
+    if scales_move:
+        tangent -= _finite(y) * dscales[..., :1]
+    return y, tangent / jnp.where(jnp.abs(temperature) > 0, temperature, 1)
 
 
 def _logit_terms(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

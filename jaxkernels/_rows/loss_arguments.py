@@ -15,6 +15,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxkernels._core import validate
+from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows import last_axis
 from jaxkernels._rows.reference import compute_dtype
 from jaxkernels.typing import Reduction
@@ -93,7 +94,9 @@ def rows_of_logits(
         mask = validate.as_mask(name, "where", where)
         _check_broadcasts(name, "where", mask, "logits", x.shape)
         mask = _moved_last(mask, x.ndim, at)
-    x = _scaled(name, last_axis.moved_last(x, (at,)), soft_cap, temperature)
+    x = last_axis.moved_last(x, (at,))
+    scales = scales_of_rows(name, soft_cap, temperature, x)
+    x = x if scales is None else reference.scaled(x, scales)
     return x if mask is None else jnp.where(mask, x, jnp.asarray(-jnp.inf, x.dtype))
 
 
@@ -115,20 +118,6 @@ def _check_broadcasts(
             f"{name}: {argument} has shape {array.shape}, which does not broadcast against the shape "
             f"{shape} of {to}"
         )
-
-
-def _scaled(name: str, x: jax.Array, soft_cap: Any, temperature: Any) -> jax.Array:
-    """The logits behind the soft cap and the temperature, in the type that they are computed in."""
-    _check_positive("logit_soft_cap", soft_cap)
-    _check_positive("temperature", temperature)
-    wide = compute_dtype(x)
-    if soft_cap is not None:
-        cap = jnp.asarray(soft_cap, wide)
-        x = cap * jnp.tanh(x.astype(wide) / cap)
-    if not is_known(temperature, 1.0):
-        divisor = validate.as_array(name, "temperature", temperature)
-        x = x.astype(wide) / _of_rows(name, "temperature", divisor, x).astype(wide)
-    return x
 
 
 def scales_of_rows(name: str, soft_cap: Any, temperature: Any, x: Logits) -> jax.Array | None:

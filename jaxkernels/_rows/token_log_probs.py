@@ -121,7 +121,8 @@ def token_log_probs(
         raise TypeError(f"{name}: ids must be integers; got {given.dtype}")
     x = loss_arguments.rows_of_logits(name, logits, axis, where, logit_soft_cap, temperature)
     label = loss_arguments.ids(name, "ids", ids, given, x)
-    measures, _ = kernels.Calls(tier or "auto", implementation, return_entropy).measures(x, label)
+    calls = kernels.Calls(tier or "auto", implementation, return_entropy)
+    measures, _ = calls.measures(calls.leaving_out(x, label < 0), label)
     # A difference is 0 where the loss is, not -0.
     log_probs = jnp.squeeze(0 - jnp.where(label >= 0, measures[..., :1], 0), -1)
     return (log_probs, jnp.squeeze(measures[..., 2:3], -1)) if return_entropy else log_probs

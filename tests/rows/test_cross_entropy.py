@@ -126,6 +126,51 @@ def test_rows_without_labels_and_weights_change_nothing(dtype, reduction):
     np.testing.assert_allclose(a, b, rtol=4 * eps, atol=eps * 1e-3)
 
 
+SCALES = [{}, {"temperature": 2.0}, {"logit_soft_cap": 5.0, "temperature": 2.0}]
+
+
+@pytest.mark.parametrize("implementation", [None, "xla"])
+@pytest.mark.parametrize("options", SCALES, ids=lambda options: "+".join(options) or "plain")
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_rows_that_are_left_out_do_no_harm(implementation, options, reduction):
+    """Behind scales and in plain JAX too, whatever is not finite; and NaN in another row is not lost."""
+    x = cases.logits("normal", 6, 33, "float32")
+    label = np.array([4, -1, -1, 0, 3, 9], np.int32)
+    weights = np.array([0.5, 3, 2, 0, 0, 1], np.float32)
+    given = {"weights": weights, "reduction": reduction, "implementation": implementation}
+
+    def loss(x, scales):
+        return jnp.sum(jk.cross_entropy(x, label, **given, **scales))
+
+    def gradients(x):
+        return jax.tree.leaves(jax.jit(jax.grad(loss, (0, 1)))(x, options))
+
+    want = gradients(x)
+    x[1], x[2, 3], x[3], x[4, 5] = np.nan, np.inf, np.nan, np.inf
+    got = gradients(x)
+    assert (got[0][1:5] == 0).all()
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+    x[5, 2] = np.nan
+    got = gradients(x)
+    assert np.isnan(got[0][5]).all()
+    assert np.isfinite(got[0][:5]).all()
+    assert np.isnan(got[-1]).any()
+
+
+@pytest.mark.parametrize("implementation", [None, "xla"])
+def test_tokens_that_are_left_out_do_no_harm(implementation):
+    x = cases.logits("normal", 3, 33, "float32")
+    x[1] = np.nan
+
+    def total(x):
+        return jnp.sum(jk.token_log_probs(x, np.array([4, -1, 7]), implementation=implementation))
+
+    dx = jax.grad(total)(x)
+    assert (dx[1] == 0).all()
+    assert (dx[::2] != 0).all()
+
+
 def test_a_batch_without_labels():
     x = cases.logits("normal", 5, 40, "float32")
     label = np.full(5, -1)

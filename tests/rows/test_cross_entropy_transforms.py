@@ -234,6 +234,29 @@ def test_derivatives_of_other_arguments():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("mode", [jax.jacrev, jax.jacfwd])
+@pytest.mark.parametrize("options", [{}, {"logit_soft_cap": 3.0}], ids=str)
+@pytest.mark.parametrize("hidden", [-np.inf, np.nan])
+def test_derivatives_of_a_temperature_with_hidden_classes(mode, options, hidden):
+    """They are those of the classes that are seen."""
+    label = np.array([0, 1, 3])
+    x = T.reshape(-1, T.shape[-1])[:3]
+    seen = np.arange(x.shape[-1]) < 4
+    where = None if hidden == -np.inf and not options else seen
+
+    def loss(x, temperature, where=None):
+        found = jk.cross_entropy(
+            *(x, label), where=where, temperature=temperature, reduction="mean", **options
+        )
+        return jnp.sum(found)
+
+    of_seen = mode(loss, (0, 1))(x[:, :4], 0.7)
+    of_all = mode(functools.partial(loss, where=where), (0, 1))(np.where(seen, x, hidden), 0.7)
+    np.testing.assert_allclose(of_all[0][:, :4], of_seen[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(of_all[0][:, 4:], 0)
+    np.testing.assert_allclose(of_all[1], of_seen[1], rtol=1e-5, atol=1e-6)
+
+
 def kernels_in(function, *arguments):
     text = str(jax.make_jaxpr(function)(*arguments))
     names = ("fwd", "fwd_grad", "grad", "jvp")

@@ -174,6 +174,57 @@ def test_rows_that_are_left_out_do_no_harm(chunks, reduction):
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("has_cap", [False, True])
+@in_chunks
+def test_rows_that_are_left_out_do_no_harm_behind_scales(chunks, has_cap, reduction):
+    """NaN in such a row, and a temperature of 0, reach neither the shared gradients nor those of scales."""
+    x, w, bias, label = draw("float32")
+    label[:2] = 3
+    weights, temperature = np.ones((2, len(x)), np.float32)
+    label[7], weights[11] = -1, 0
+    bound = bound_for(chunks, *SHAPE, "float32")
+
+    def loss(x, w, bias, temperature, cap):
+        found = jk.linear_cross_entropy(
+            *(x, w, label),
+            **{"bias": bias, "weights": weights, "temperature": temperature},
+            **{"logit_soft_cap": cap if has_cap else None},
+            **{"reduction": reduction, "max_bytes": bound},
+        )
+        return jnp.sum(found)
+
+    run = jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3, 4)))
+    want = jax.tree.leaves(run(x, w, bias, temperature, 5.0))
+    x[7], x[11], temperature[7] = np.nan, np.inf, 0
+    got = jax.tree.leaves(run(x, w, bias, temperature, 5.0))
+    for ours, whole in zip(got, want, strict=True):
+        np.testing.assert_allclose(ours, whole, rtol=1e-5, atol=1e-6)
+    x[1, 2] = np.nan
+    _, (dx, dw, dbias, dtemperature, _) = run(x, w, bias, temperature, 5.0)
+    assert np.isnan(dx[1]).all()
+    assert np.isnan(dw).all()
+    assert np.isnan(dbias).all()
+    assert np.isnan(dtemperature[1])
+
+
+@pytest.mark.parametrize("mode", [jax.jacrev, jax.jacfwd])
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_the_derivative_of_a_temperature_with_hidden_classes(mode, reduction):
+    x, w, _, label = draw("float32")
+    label = label % 30
+    bias = np.where(np.arange(33) < 30, 0, -np.inf).astype(np.float32)
+
+    def loss(temperature, w, bias=None):
+        found = jk.linear_cross_entropy(
+            *(x, w, label), bias=bias, temperature=temperature, reduction=reduction
+        )
+        return jnp.sum(found)
+
+    got, want = mode(loss)(0.7, w, bias), mode(loss)(0.7, w[:, :30])
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_labels_beyond_the_classes(reduction):
     """Traced, they give NaN, and do so in the row's gradient."""
     x, w, _, label = draw("float32")
