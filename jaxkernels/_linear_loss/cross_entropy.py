@@ -184,8 +184,8 @@ def linear_cross_entropy(
     if scales is not None:
         given["scales"] = scales
     weight = loss_arguments.weights_of_rows(_NAME, weights, label >= 0, logits)
-    numbers = loss_arguments.numbers_of_rows(
-        loss_arguments.reducing(weight, reduction), label_smoothing, z_loss, logits
+    numbers = reference.numbers_of_rows(
+        reference.reducing(weight, reduction), label_smoothing, z_loss, logits.shape[-1]
     )
     smooths = not loss_arguments.is_known(label_smoothing, 0.0)
     options = Options(
@@ -202,12 +202,15 @@ def linear_cross_entropy(
         return primitive.loss(given | {"numbers": numbers}, options)
 
     measures, largest = primitive.measures(given, options)
-    loss = reference.loss_of(label >= 0, measures, largest, numbers)
-    results = [jnp.sum(loss) if reduction != "none" else jnp.squeeze(loss, -1)]
-    if return_lse:
-        results.append(jnp.squeeze(largest + measures[..., 1:2], -1))
-    if return_entropy:
-        results.append(jnp.squeeze(measures[..., 2:3], -1))
+    results = reference.results_of(
+        label >= 0,
+        measures,
+        largest,
+        numbers,
+        reduction,
+        return_lse=return_lse,
+        return_entropy=return_entropy,
+    )
     results = [jnp.squeeze(y, 0) if is_vector and y.ndim else y for y in results]
     return results[0] if alone else tuple(results)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -29,6 +29,7 @@ from jaxkernels._linear_loss.chunks import SHARED, Arrays, Call
 from jaxkernels._linear_loss.options import Options
 from jaxkernels._linear_loss.row_calls import InPlace, Traced
 from jaxkernels._rows import cross_entropy_reference as reference
+from jaxkernels._rows import derivatives
 from jaxkernels._rows.reference import compute_dtype
 
 # What may be differentiated, in the order of the operands and of their gradients.
@@ -121,7 +122,7 @@ def _jvp_of_loss(primals: Any, tangents: Any, *, call: Call) -> Any:
     dots = _dots(call, tangents)
     if call.members > 0:
         # Of several losses each has a gradient of w of its own, which only their measures can do without.
-        return _jvp_of(functools.partial(_loss_by_measures, call), primals, tangents)
+        return derivatives.jvp_of(functools.partial(_loss_by_measures, call), primals, tangents)
     wanted = ("kept", *(f"d{name.removesuffix('_dot')}" for name in dots))
     kept, *gradients = _bind("fwd_grad", given, wanted, call.options)
     numbers = given["numbers"]
@@ -155,20 +156,7 @@ def _jvp_of_whole(primals: Any, tangents: Any, *, call: Call) -> Any:
         return chunks.run(call, operands, _traced(call.options), None)
 
     results = _PRIMITIVES[call.operation].bind(*primals, call=call)
-    return results, _jvp_of(whole, primals, tangents)[1]
-
-
-def _jvp_of(function: Callable[[Sequence[jax.Array]], Any], primals: Any, tangents: Any) -> Any:
-    """`jax.jvp` of a function of a list, of whose elements some have no tangent."""
-    moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
-
-    def of(*values: jax.Array) -> Any:
-        operands = list(primals)
-        for i, value in zip(moving, values, strict=True):
-            operands[i] = value
-        return function(operands)
-
-    return jax.jvp(of, [primals[i] for i in moving], [tangents[i] for i in moving])
+    return results, derivatives.jvp_of(whole, primals, tangents)[1]
 
 
 def _transpose_of_jvp(cotangents: Any, *operands: Any, call: Call) -> list[Any]:

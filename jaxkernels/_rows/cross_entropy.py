@@ -185,8 +185,8 @@ def cross_entropy(
         label = jnp.full((*x.shape[:-1], 1), -1, jnp.int32)
         is_counted = jnp.ones_like(label, bool)
     weight = loss_arguments.weights_of_rows(name, weights, is_counted, x)
-    numbers = loss_arguments.numbers_of_rows(
-        loss_arguments.reducing(weight, reduction), label_smoothing, z_loss, x
+    numbers = reference.numbers_of_rows(
+        reference.reducing(weight, reduction), label_smoothing, z_loss, x.shape[-1]
     )
     x = calls.leaving_out(x, numbers[..., :1] == 0)
     alone = not (return_lse or return_entropy)
@@ -195,18 +195,20 @@ def cross_entropy(
         return jnp.sum(calls.weighted_loss(x, label, numbers))
 
     measures, largest = calls.measures(x, label)
-    own = measures
     if not has_ids:
         nll = _of_probabilities(
             x, loss_arguments.probabilities(name, given, x, axis), measures, largest
         )
-        own = jnp.concatenate([nll, measures[..., 1:]], axis=-1)
-    loss = reference.loss_of(is_counted, own, largest, numbers)
-    results = [jnp.squeeze(loss, -1) if reduction == "none" else jnp.sum(loss)]
-    if return_lse:
-        results.append(jnp.squeeze(largest + measures[..., 1:2], -1))
-    if return_entropy:
-        results.append(jnp.squeeze(measures[..., 2:3], -1))
+        measures = jnp.concatenate([nll, measures[..., 1:]], axis=-1)
+    results = reference.results_of(
+        is_counted,
+        measures,
+        largest,
+        numbers,
+        reduction,
+        return_lse=return_lse,
+        return_entropy=return_entropy,
+    )
     return results[0] if alone else tuple(results)
 
 

@@ -2,7 +2,7 @@
 
 Owns: the mathematics of one row, along the last axis. Row scalars have the type that the logits are
 computed in. Also differentiated by JAX, for derivatives of the second order on. Must not know: axes,
-weights, primitives.
+how arguments are checked, primitives.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
+from jax.typing import ArrayLike
 
 from jaxkernels._rows.reference import largest_of, quotient, row_sum, widen
+from jaxkernels.typing import Reduction
 
 # What cross entropy keeps of a row: its maximum; of exp(x - max) the sum without the maxima, which are
 # exactly 1, their number, and the sum of the terms times x - max; the sum of x - max, and the number,
@@ -133,6 +135,26 @@ def cross_entropy_fwd_grad(
     return [cross_entropy_grad(x, label, kept, cotangent), kept]
 
 
+def reducing(weight: jax.Array, reduction: Reduction) -> jax.Array:
+    """The factor of each row within the sum that the reduction is."""
+    if reduction != "mean":
+        return weight
+    total = jnp.sum(weight)
+    return jnp.where(total == 0, 0, weight / jnp.where(total == 0, 1, total))
+
+
+def numbers_of_rows(
+    weight: jax.Array, smoothing: ArrayLike, z_loss: ArrayLike, classes: int
+) -> jax.Array:
+    """(weight, q, share, z) of each row, as `kernels.weighted_loss` takes them."""
+    smoothing = jnp.asarray(smoothing, weight.dtype)
+    share = smoothing / max(classes, 1)
+    of_all = jnp.stack(
+        [jnp.ones_like(smoothing), 1 - smoothing, share, jnp.asarray(z_loss, share.dtype)]
+    )
+    return jnp.where(jnp.arange(4) == 0, weight, of_all)
+
+
 def loss_of(
     is_counted: jax.Array, measures: jax.Array, largest: jax.Array, numbers: jax.Array
 ) -> jax.Array:
@@ -150,6 +172,26 @@ def loss_of(
     lse = jnp.where((z == 0) & ~jnp.isfinite(lse), 0, lse)
     loss = q * nll + share * distance + z * lse**2
     return jnp.where(is_counted, weight * loss, 0)
+
+
+def results_of(
+    is_counted: jax.Array,
+    measures: jax.Array,
+    largest: jax.Array,
+    numbers: jax.Array,
+    reduction: Reduction,
+    *,
+    return_lse: bool,
+    return_entropy: bool,
+) -> list[jax.Array]:
+    """The loss of each row, or their sum, and the log-sum-exp and the entropy of each where wanted."""
+    loss = loss_of(is_counted, measures, largest, numbers)
+    results = [jnp.squeeze(loss, -1) if reduction == "none" else jnp.sum(loss)]
+    if return_lse:
+        results.append(jnp.squeeze(largest + measures[..., 1:2], -1))
+    if return_entropy:
+        results.append(jnp.squeeze(measures[..., 2:3], -1))
+    return results
 
 
 def cotangent_of(label: jax.Array, kept: jax.Array, numbers: jax.Array) -> jax.Array:

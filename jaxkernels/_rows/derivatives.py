@@ -10,7 +10,7 @@ Owns: how kernels become one another's derivatives. Must not know: which operati
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -93,15 +93,23 @@ def define_jvp_by_reference(kernel: RowKernel) -> None:
 
     def rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         attributes = {k: v for k, v in params.items() if k not in ("tier", "require_kernel")}
-        moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
 
-        def function_of(*values: jax.Array) -> Any:
-            operands = list(primals)
-            for i, value in zip(moving, values, strict=True):
-                operands[i] = value
+        def plain(operands: Sequence[jax.Array]) -> Any:
             return kernel.reference(*operands, **attributes)
 
-        given = [primals[i] for i in moving], [tangents[i] for i in moving]
-        return kernel(*primals, **params), jax.jvp(function_of, *given)[1]
+        return kernel(*primals, **params), jvp_of(plain, primals, tangents)[1]
 
     ad.primitive_jvps[kernel.primitive] = rule
+
+
+def jvp_of(function: Callable[[Sequence[jax.Array]], Any], primals: Any, tangents: Any) -> Any:
+    """`jax.jvp` of a function of a list, of whose elements some have no tangent."""
+    moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+
+    def of(*values: jax.Array) -> Any:
+        operands = list(primals)
+        for i, value in zip(moving, values, strict=True):
+            operands[i] = value
+        return function(operands)
+
+    return jax.jvp(of, [primals[i] for i in moving], [tangents[i] for i in moving])

@@ -18,7 +18,6 @@ from jaxkernels._core import validate
 from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows import last_axis
 from jaxkernels._rows.reference import compute_dtype
-from jaxkernels.typing import Reduction
 
 # Logits, or their type where they are never kept.
 Logits: TypeAlias = jax.Array | jax.ShapeDtypeStruct
@@ -189,21 +188,3 @@ def weights_of_rows(name: str, weights: Any, is_counted: jax.Array, x: Logits) -
         return is_counted.astype(wide)
     given = validate.as_array(name, "weights", weights)
     return jnp.where(is_counted, _of_rows(name, "weights", given, x).astype(wide), 0)
-
-
-def reducing(weight: jax.Array, reduction: Reduction) -> jax.Array:
-    """The factor of each row within the sum that the reduction is."""
-    if reduction != "mean":
-        return weight
-    total = jnp.sum(weight)
-    return jnp.where(total == 0, 0, weight / jnp.where(total == 0, 1, total))
-
-
-def numbers_of_rows(weight: jax.Array, smoothing: Any, z_loss: Any, x: Logits) -> jax.Array:
-    """(weight, q, share, z) of each row, as `kernels.weighted_loss` takes them."""
-    smoothing = jnp.asarray(smoothing, weight.dtype)
-    share = smoothing / max(x.shape[-1], 1)
-    of_all = jnp.stack(
-        [jnp.ones_like(smoothing), 1 - smoothing, share, jnp.asarray(z_loss, share.dtype)]
-    )
-    return jnp.where(jnp.arange(4) == 0, weight, of_all)
