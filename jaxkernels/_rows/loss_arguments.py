@@ -75,8 +75,6 @@ def rows_of_logits(
     name: str, logits: Any, axis: Any, where: Any, soft_cap: Any, temperature: Any
 ) -> jax.Array:
     """The logits as the kernels read them: classes along the last axis, scaled, -inf where hidden."""
-    if soft_cap is not None:
-        check_numbers(name, logit_soft_cap=soft_cap)
     x = validate.as_array(name, "logits", logits)
     if not jnp.issubdtype(x.dtype, jnp.integer) and not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name}: logits must be real numbers; got {x.dtype}")
@@ -121,13 +119,14 @@ def _check_broadcasts(
 
 def scales_of_rows(name: str, soft_cap: Any, temperature: Any, x: Logits) -> jax.Array | None:
     """The temperature of each row and, if there is one, the cap behind it; None where neither scales."""
+    if soft_cap is not None:
+        check_numbers(name, logit_soft_cap=soft_cap)
     _check_positive("logit_soft_cap", soft_cap)
     _check_positive("temperature", temperature)
     if soft_cap is None and is_known(temperature, 1.0):
         return None
     given = {"temperature": temperature}
     if soft_cap is not None:
-        check_numbers(name, logit_soft_cap=soft_cap)
         given["logit_soft_cap"] = soft_cap
     arrays = [
         _of_rows(name, argument, validate.as_array(name, argument, value), x)
