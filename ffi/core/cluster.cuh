@@ -168,11 +168,10 @@ class ClusterInbox {
   // Until all values are there.
   // Requires: all threads of the first block take part.
   __device__ void Wait() const {
-    if (ClusterBlocks() == 1) {
-      __syncthreads();
-    } else {
-      arrived_.WaitForCluster(0);
-    }
+#if JK_HAS_CLUSTERS
+    if (ClusterBlocks() > 1) return arrived_.WaitForCluster(0);
+#endif
+    __syncthreads();
   }
 
  private:
