@@ -55,13 +55,13 @@ __device__ void AddTerms(const Op& op, const C (&value)[kSize][Op::kInputs], C m
 }
 
 // The sums of all lanes of a group. What its warps lose when they meet is kept, if the operation
-// keeps it; what lanes lose hardly counts.
+// keeps it; what lanes lose is not.
 template <typename Op, typename Group>
 __device__ void AllReduceSums(const Op& op, Group& group, typename Op::Found& found) {
   using OfLanes = SumReduction<typename Op::C>;
   using Exact = typename Op::Found::Exact;
   if constexpr (Op::kSums > 2) {
-    if (!op.all_sums) {  // the others are zero
+    if (!op.all_sums) {  // the others mean nothing
       typename Op::C first[2] = {found.sum[0], found.sum[1]};
       group.template AllReduce<OfLanes>(first);
       found.sum[0] = first[0], found.sum[1] = first[1];
