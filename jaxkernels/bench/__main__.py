@@ -15,6 +15,7 @@ from typing import Any
 from jaxkernels.bench import (
     attention,
     environment,
+    linear_loss,
     logsumexp,
     losses,
     maps,
@@ -32,6 +33,7 @@ OPERATIONS = (
     softmax.SUITE,
     logsumexp.SUITE,
     losses.SUITE,
+    linear_loss.SUITE,
     attention.SUITE,
     sgemm.SUITE,
     scaling.SUITE,

@@ -28,7 +28,14 @@ import jax.numpy as jnp
 import jaxkernels as jk
 from jaxkernels.bench import plot
 from jaxkernels.bench import tables as t
-from jaxkernels.bench.programs import SCALE, draw_normal, forward, rotations, with_gradient
+from jaxkernels.bench.programs import (
+    SCALE,
+    draw_normal,
+    forward,
+    rotations,
+    temp_bytes,
+    with_gradient,
+)
 from jaxkernels.bench.records import Case, Measured, Run
 from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, several, sizes
 from jaxkernels.bench.timing import first_line
@@ -137,14 +144,6 @@ def _make(name: str, function: Function, arguments: Arguments) -> Function:
     return jax.jit(function)
 
 
-def _temp_bytes(function: Function, arguments: Arguments) -> int:
-    """Temporary memory of the compiled program, beyond arguments and results."""
-    analysis = function.lower(*arguments).compile().memory_analysis()
-    if analysis is None:
-        raise NotImplementedError("this backend does not tell")
-    return int(analysis.temp_size_in_bytes)
-
-
 def _kernels(function: Function, arguments: Arguments) -> list[str]:
     """Our kernels in the compiled program, row operations by their names; none where it is XLA's own."""
     text = function.lower(*arguments).compile().as_text() or ""
@@ -162,7 +161,7 @@ def contenders(case: Case, options: Options | None = None) -> Mapping[str, Progr
     for name, function in (_SCORES if is_scores else _LAYERS).items():
         if name == "cudnn" and case["dtype"] == "float32":
             continue
-        look = {"temp_bytes": _temp_bytes} if is_scores and is_both and name != "copy" else {}
+        look = {"temp_bytes": temp_bytes} if is_scores and is_both and name != "copy" else {}
         look |= {"kernels": _kernels} if not is_scores and name == "ours" else {}
         of_variant = partial(function, case["variant"])
         copies = name == "copy" or not is_both

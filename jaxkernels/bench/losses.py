@@ -134,8 +134,14 @@ def _link(contender: str, direction: str) -> Function:
     function = function_of(contender, direction)
     if direction == "mean":
         return lambda label, x: function(x, label)[1]
-    # No loss is below 0; XLA does not know that.
-    return lambda x, label: label + (function(x, label) < 0).astype(label.dtype)
+
+    def of_loss(x: jax.Array, label: jax.Array) -> jax.Array:
+        # Else XLA sees the same x in every link, and takes the log-sum-exp of it once for all of them.
+        x, label = jax.lax.optimization_barrier((x, label))
+        # No loss is below 0; XLA does not know that.
+        return label + (function(x, label) < 0).astype(label.dtype)
+
+    return of_loss
 
 
 def _draw(case: Case) -> list[Arguments]:

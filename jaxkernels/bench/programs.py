@@ -74,3 +74,11 @@ def with_gradient(function: Callable[..., Any], differentiated: int = 1) -> Call
         return (y, *pullback(cotangent))
 
     return result_and_gradients
+
+
+def temp_bytes(function: Callable[..., Any], arguments: tuple[Any, ...]) -> int:
+    """Temporary memory of the compiled program of a jitted function, beyond arguments and results."""
+    analysis = function.lower(*arguments).compile().memory_analysis()  # pyright: ignore[reportFunctionMemberAccess]
+    if analysis is None:
+        raise NotImplementedError("this backend does not tell")
+    return int(analysis.temp_size_in_bytes)

@@ -4,7 +4,7 @@ The benchmarks of the package measure, and judge nothing; the JSON file of a run
 the bars here. They are for the machines that they were set on: a GPU of a data centre, and a CPU.
 
 * ``bar``: the form of a bar, and what was reached.
-* ``softmax``, ``logsumexp``, ``losses``, ``sgemm``, ``attention``, ``scaling``: the bars of a suite, by platform.
+* ``softmax``, ``logsumexp``, ``losses``, ``linear_loss``, ``sgemm``, ``attention``, ``scaling``: the bars of a suite, by platform.
 * ``__main__``: the command. Its exit status is 1 if a bar is not reached, 2 if a file cannot be read.
 """
 
@@ -15,13 +15,14 @@ from collections.abc import Iterable, Sequence
 from jaxkernels.bench.__main__ import SUITES
 from jaxkernels.bench.records import Measured, Run
 
-from . import attention, logsumexp, losses, scaling, sgemm, softmax
+from . import attention, linear_loss, logsumexp, losses, scaling, sgemm, softmax
 from .bar import Bar, Verdict
 
 BARS: dict[str, dict[str, Sequence[Bar]]] = {
     "softmax": softmax.BARS,
     "logsumexp": logsumexp.BARS,
     "losses": losses.BARS,
+    "linear_loss": linear_loss.BARS,
     "sgemm": sgemm.BARS,
     "attention": attention.BARS,
     "scaling": scaling.BARS,

@@ -17,8 +17,11 @@ from jaxkernels.bench import losses, records, rows, torch_losses
 from jaxkernels.bench.__main__ import build_parser, main
 from jaxkernels.bench.rows import row_case
 
-# Where torch is installed, its compiler warns of itself when it is imported.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+# Where torch is installed, its compiler warns of itself when it is imported, and of how it cuts long rows.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
+    pytest.mark.filterwarnings("ignore:\\s*Online softmax is disabled:UserWarning"),
+]
 
 SMALL = ["losses", "--cols", "64", "1001", "--elements", "2^13", *QUICK]
 READS = {"row_max", "sum", "piece_max"}
@@ -94,6 +97,16 @@ def test_chains_of_few_rows(direction, monkeypatch):
 
 
 losses_chain = losses.chain
+
+
+def test_every_link_of_a_chain_computes_its_loss(monkeypatch):
+    """XLA would take the log-sum-exp of logits that stay as they are once for all links."""
+    monkeypatch.setattr(losses, "chain", lambda link: losses_chain(link, 3))
+    case = row_case("losses", "loss", "float32", 6, 133, "few_rows")
+    program = losses.contenders(case, OPTIONS)["xla"]
+    (drawn,) = program.draw()
+    text = program.make(drawn).lower(*drawn).compile().as_text()
+    assert text.count(" exponential(") == 3
 
 
 def chosen(*arguments):
