@@ -79,9 +79,9 @@ class _Problem:
         matrix = self.features * self.classes
         sums = 0
         if chunks > 1 and self.sums:
-            # The sums; of the dtype of w they become the result. XLA's products on a CPU are made
-            # beside what they are added to.
-            copies = (wide != own) + (self.platform != "cuda")
+            # The sums; of the dtype of w they become the result. XLA's products are made beside what
+            # they are added to.
+            copies = (wide != own) + (self.platform != "cuda" or self.dtype != jnp.float32)
             sums = wide * (copies * matrix + 2 * self.classes)
         return LinearCrossEntropyPlan(
             rows=self.rows,
@@ -169,7 +169,7 @@ def plan_linear_cross_entropy(
         w_is_constant: whether no gradient of w or of a bias is asked for, so that nothing is summed, as
             in the forward pass of "none".
         max_bytes: as for `linear_cross_entropy`.
-        platform: "cuda" or "cpu". On a GPU a product is added to the sum in place.
+        platform: "cuda" or "cpu". On a GPU a float32 product is added to the sum in place.
 
     Returns:
         The plan, a value that can be compared and printed. `total_bytes` is what the loss and its
@@ -184,7 +184,7 @@ def plan_linear_cross_entropy(
         >>> jk.plan_linear_cross_entropy(4096, 4096, 128256, "bfloat16").chunks
         1
         >>> plan = jk.plan_linear_cross_entropy(32768, 2560, 128256, "bfloat16")
-        >>> plan.chunks, plan.sums_bytes == 4 * (2560 * 128256 + 2 * 128256)
+        >>> plan.chunks, plan.sums_bytes == 4 * (2 * 2560 * 128256 + 2 * 128256)
         (8, True)
     """
     if min(rows, features, classes) < 1:

@@ -80,7 +80,7 @@ def test_what_a_gpu_measures(monkeypatch):
     assert tuple(linear_loss.cases(options)) == linear_loss.GPU_CASES
     case = linear_loss.GPU_CASES[1]
     assert linear_loss._chunks("ours", case) == 8
-    assert linear_loss._chunks("bounded", case) == 37
+    assert linear_loss._chunks("bounded", case) == 18
     assert "bounded" not in linear_loss.contenders(linear_loss.GPU_CASES[0], options)
     assert jnp.dtype(case["dtype"]) == jnp.bfloat16
 
