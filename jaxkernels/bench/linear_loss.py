@@ -53,7 +53,7 @@ CPU_CASES = (linear_case(512, 256, 8192, "float32", 12_000_000),)
 def cases(options: Options) -> Iterable[Case]:
     """The sizes that were asked for, in every dtype, or the platform's."""
     if options.shapes:
-        return [linear_case(*shape, dtype) for shape in options.shapes for dtype in DTYPES]
+        return [linear_case(m, k, n, dtype) for m, k, n in options.shapes for dtype in DTYPES]
     return CPU_CASES if jax.default_backend() == "cpu" else GPU_CASES
 
 
