@@ -39,6 +39,7 @@ from jaxkernels._rows.plan import plan_softmax as plan_softmax
 from jaxkernels._rows.softmax import log_softmax as log_softmax
 from jaxkernels._rows.softmax import softmax as softmax
 from jaxkernels._rows.token_log_probs import token_log_probs as token_log_probs
+from jaxkernels._sgemm.default_algorithm import default_algorithm as default_algorithm
 from jaxkernels._sgemm.matmul import dot_general as dot_general
 from jaxkernels._sgemm.matmul import matmul as matmul
 from jaxkernels._sgemm.matmul import sgemm as sgemm
@@ -54,6 +55,7 @@ __all__ = [
     "__version__",
     "checkpoint_policies",
     "cross_entropy",
+    "default_algorithm",
     "dot_general",
     "dot_product_attention",
     "linear_cross_entropy",

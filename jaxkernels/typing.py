@@ -36,7 +36,7 @@ Tier: TypeAlias = Literal["warp", "block", "block_smem", "cluster", "block_uncac
 
 # The rungs of the SGEMM ladder.
 Algorithm: TypeAlias = Literal[
-    "naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined"
+    "naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined", "tensor"
 ]
 
 Implementation: TypeAlias = Literal["ffi", "xla"]

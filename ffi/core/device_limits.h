@@ -26,6 +26,9 @@ struct DeviceLimits {
   // The compute capability that the code was compiled for: code for an older GPU runs on a newer
   // one too, without what has come since.
   int compiled_for = compute_capability;
+  // Whether Hopper's warpgroup products (wgmma) are in it: code for "sm_90a" has them, for "sm_90"
+  // not.
+  bool has_wgmma = compute_capability == 90 && compiled_for == 90;
 
   static constexpr const char* kName = "DeviceLimits";
   template <typename Self>
@@ -36,7 +39,8 @@ struct DeviceLimits {
         Field("threads_per_sm", self.threads_per_sm), Field("blocks_per_sm", self.blocks_per_sm),
         Field("registers_per_sm", self.registers_per_sm),
         Field("compute_capability", self.compute_capability),
-        Field("cluster_blocks", self.cluster_blocks), Field("compiled_for", self.compiled_for));
+        Field("cluster_blocks", self.cluster_blocks), Field("compiled_for", self.compiled_for),
+        Field("has_wgmma", self.has_wgmma));
   }
 };
 

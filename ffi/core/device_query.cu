@@ -12,6 +12,15 @@ namespace {
 
 __global__ void Probe() {}
 
+// Code for sm_90a takes shared memory here, any other does not: by nothing else does a program see
+// which of the two it has.
+__global__ void ProbeProducts() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  __shared__ volatile int mark;
+  mark = 0;
+#endif
+}
+
 // The most blocks of a cluster that can run on the current device at once, if each fills an SM. One
 // where the code that is loaded was compiled for a GPU without clusters: it runs on a newer one
 // too, and there takes every block for a cluster of its own.
@@ -58,6 +67,10 @@ cudaError_t QueryCode(int ordinal, DeviceLimits* limits) {
     if (error != cudaSuccess) return;
     error = FindMostClusterBlocks(limits->compiled_for, limits->smem_per_block,
                                   &limits->cluster_blocks);
+    if (error != cudaSuccess) return;
+    cudaFuncAttributes attributes;
+    error = cudaFuncGetAttributes(&attributes, ProbeProducts);
+    limits->has_wgmma = error == cudaSuccess && attributes.sharedSizeBytes > 0;
   }).join();
   return error;
 }

@@ -92,8 +92,10 @@ void BindSoftmaxPlan(nb::module_& module) {
           "__init__",
           [](DeviceLimits* self, const std::string& name, int sm_count, int smem_per_block,
              int smem_per_sm, int threads_per_sm, int blocks_per_sm, int registers_per_sm,
-             int compute_capability, int cluster_blocks, std::optional<int> compiled_for) {
+             int compute_capability, int cluster_blocks, std::optional<int> compiled_for,
+             std::optional<bool> has_wgmma) {
             if (sm_count < 1) throw nb::value_error("sm_count must be at least 1");
+            const int code = compiled_for.value_or(compute_capability);
             new (self) DeviceLimits{name,
                                     sm_count,
                                     smem_per_block,
@@ -103,12 +105,13 @@ void BindSoftmaxPlan(nb::module_& module) {
                                     registers_per_sm,
                                     compute_capability,
                                     cluster_blocks,
-                                    compiled_for.value_or(compute_capability)};
+                                    code};
+            if (has_wgmma) self->has_wgmma = *has_wgmma;
           },
           nb::kw_only(), nb::arg("name"), nb::arg("sm_count"), nb::arg("smem_per_block"),
           nb::arg("smem_per_sm"), nb::arg("threads_per_sm"), nb::arg("blocks_per_sm"),
           nb::arg("registers_per_sm"), nb::arg("compute_capability"), nb::arg("cluster_blocks") = 1,
-          nb::arg("compiled_for") = nb::none());
+          nb::arg("compiled_for") = nb::none(), nb::arg("has_wgmma") = nb::none());
 
   BindValue<SoftmaxPlan>(module, "How a row operation is launched on a GPU.")
       .def("rows_of", &RowsOf, nb::arg("worker"), nb::arg("rows"),

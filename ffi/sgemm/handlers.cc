@@ -135,7 +135,7 @@ ffi::Error Sgemm(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer a, ffi::An
   args.aligned_a = plan.pack_a > 1;
   args.aligned_b = plan.pack_b > 1;
   args.aligned_c = plan.pack_c > 1;
-  const cudaError_t status = LaunchSgemm(plan, args, trans_a, trans_b, stream);
+  const cudaError_t status = LaunchSgemm(plan, planned.repairs, args, trans_a, trans_b, stream);
   if (status == cudaSuccess) return ffi::Error::Success();
   return ffi::Error::Internal("sgemm: the launch of " + TextOf(plan) +
                               " failed: " + cudaGetErrorString(status));

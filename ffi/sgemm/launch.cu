@@ -28,12 +28,9 @@ cudaError_t LaunchPart(const SgemmPlan& plan, const SgemmArgs& args, bool a_alon
   return launch(plan, args, a_along_k, b_along_k, part, stream);
 }
 
-}  // namespace
-
-cudaError_t LaunchSgemm(const SgemmPlan& plan, const SgemmArgs& args, bool trans_a, bool trans_b,
-                        cudaStream_t stream) {
-  if (plan.grid_blocks == 0) return cudaSuccess;
-  const bool a_along_k = !trans_a, b_along_k = trans_b;
+// All parts of k, one after the other.
+cudaError_t LaunchParts(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
+                        bool b_along_k, cudaStream_t stream) {
   SgemmArgs part_args = args;
   for (int part = 0; part < plan.launches; ++part) {
     const cudaError_t error = LaunchPart(plan, part_args, a_along_k, b_along_k, part, stream);
@@ -42,6 +39,21 @@ cudaError_t LaunchSgemm(const SgemmPlan& plan, const SgemmArgs& args, bool trans
     part_args.beta = 1.0f;
   }
   return plan.reduce_pack > 0 ? LaunchReduceSplits(plan, args, stream) : cudaSuccess;
+}
+
+}  // namespace
+
+cudaError_t LaunchSgemm(const SgemmPlan& plan, const SgemmPlan& repairs, const SgemmArgs& args,
+                        bool trans_a, bool trans_b, cudaStream_t stream) {
+  if (plan.grid_blocks == 0) return cudaSuccess;
+  const bool a_along_k = !trans_a, b_along_k = trans_b;
+  if (plan.algorithm != Algorithm::kTensor) {
+    return LaunchParts(plan, args, a_along_k, b_along_k, stream);
+  }
+  SgemmArgs again = args;
+  const cudaError_t error = LaunchTensor(plan, args, a_along_k, b_along_k, &again.made, stream);
+  if (error != cudaSuccess) return error;
+  return LaunchParts(repairs, again, a_along_k, b_along_k, stream);
 }
 
 }  // namespace jaxkernels

@@ -12,9 +12,9 @@
 
 namespace jaxkernels {
 
-// out = alpha * op(A) op(B) + beta * C by any rung.
-cudaError_t LaunchSgemm(const SgemmPlan& plan, const SgemmArgs& args, bool trans_a, bool trans_b,
-                        cudaStream_t stream);
+// out = alpha * op(A) op(B) + beta * C by any rung. `repairs` is read where that is `tensor`.
+cudaError_t LaunchSgemm(const SgemmPlan& plan, const SgemmPlan& repairs, const SgemmArgs& args,
+                        bool trans_a, bool trans_b, cudaStream_t stream);
 
 // Its parts. "Along k": elements of one row of op(A), or of one column of op(B), are neighbours.
 cudaError_t LaunchRung(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k, bool b_along_k,
@@ -24,6 +24,10 @@ cudaError_t LaunchPipelinedTma(const SgemmPlan& plan, const SgemmArgs& args, boo
                                bool b_along_k, int part, cudaStream_t stream);
 cudaError_t LaunchPipelinedFloats(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
                                   bool b_along_k, int part, cudaStream_t stream);
+
+// All but marked tiles, whose marks are written to `made`.
+cudaError_t LaunchTensor(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
+                         bool b_along_k, TileMarks* made, cudaStream_t stream);
 
 }  // namespace jaxkernels
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "sgemm/rung_choice.h"
+#include "sgemm/tensor/layout.h"
 #include "sgemm/tile_choice.h"
 
 namespace jaxkernels {
@@ -40,12 +42,13 @@ int StaggerOf(const SgemmPlan& plan, const DeviceLimits& limits) {
   return stores_often && plan.blocks_per_sm == 2 ? kPipelinedTiles[plan.tile].stagger_cycles : 0;
 }
 
-void PlanPipelined(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
-                   SgemmPlan& plan) {
-  const TileChoice one = ChooseOrder(problem, limits, split_k);
-  plan.tile = ChooseTile(problem, limits, one);
-  plan.engine = EngineOf(problem, limits, kPipelinedTiles[plan.tile]);
-  const PipelinedTile& tile = kPipelinedTiles[plan.tile];
+// The kernel of a tile. `one`: how a member of the batch is summed.
+void PlanTile(const SgemmProblem& problem, const DeviceLimits& limits, const TileChoice& one,
+              int index, SgemmPlan& plan) {
+  const PipelinedTile& tile = kPipelinedTiles[index];
+  plan.algorithm = Algorithm::kPipelined;
+  plan.tile = index;
+  plan.engine = EngineOf(problem, limits, tile);
   const bool a_along_k = !problem.trans_a, b_along_k = problem.trans_b;
   const PipelinedStages staging = StagesOf(tile, plan.engine, a_along_k, b_along_k);
   plan.block_m = tile.block_m;
@@ -63,6 +66,29 @@ void PlanPipelined(const SgemmProblem& problem, const DeviceLimits& limits, int 
     plan.launches = static_cast<int>(CeilDiv(problem.k, kDepthOfLaunch * tile.slices));
   }
   plan.k_per_split = KPerSplit(problem.k, one.split_k * plan.launches);
+}
+
+// Tiles of 128 x 128, as the rung `tensor` has them, without splits: they are many, or few are made
+// again.
+void PlanRepairs(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan) {
+  static_assert(kPipelinedTiles[kRepairTile].block_m == kTensorLines &&
+                kPipelinedTiles[kRepairTile].block_n == kTensorLines);
+  PlanTile(problem, limits, {kRepairTile, 1}, kRepairTile, plan);
+}
+
+void PlanTensor(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan) {
+  plan.block_m = plan.block_n = kTensorLines;
+  plan.block_k = kTensorStepK;
+  plan.thread_m = kTensorThreadM;
+  plan.thread_n = kTensorThreadN;
+  plan.block_threads = kTensorThreads;
+  plan.stages = kTensorStages;
+  plan.smem_bytes = kTensorSmemBytes;
+  plan.blocks_per_sm = 1;
+  plan.k_per_split = problem.k;
+  plan.pack_a = problem.HasAlignedRowsA() ? kFloatsOfPack : 1;
+  plan.pack_b = problem.HasAlignedRowsB() ? kFloatsOfPack : 1;
+  plan.partial_elements = ScratchOf(problem).bytes / static_cast<int64_t>(sizeof(float));
 }
 
 void PlanRung(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan) {
@@ -88,6 +114,38 @@ int ReducePackOf(const SgemmProblem& problem) {
   const int64_t elements = problem.m * problem.n * problem.Batch();
   const bool in_packs = problem.aligned_c && elements % kFloatsOfPack == 0;
   return in_packs && elements >= kMinElementsInPacks ? kFloatsOfPack : 1;
+}
+
+// What follows from the tile. Returns why there is no plan, if so.
+std::string FinishPlan(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan) {
+  plan.pad_a = problem.pad_a;
+  plan.pad_b = problem.pad_b;
+  plan.tiles_m = CeilDiv(problem.m, plan.block_m);
+  plan.tiles_n = CeilDiv(problem.n, plan.block_n);
+  const int64_t batch = problem.Batch();
+  const bool is_tensor = plan.algorithm == Algorithm::kTensor;
+  plan.grid_blocks = plan.tiles_m * plan.tiles_n * plan.split_k * batch;
+  if (plan.grid_blocks >= int64_t{1} << 31) {
+    return "the grid would have " + std::to_string(plan.grid_blocks) +
+           " blocks, more than a GPU takes";
+  }
+  if (is_tensor) {
+    // A block takes one tile after the other.
+    plan.grid_blocks = std::min<int64_t>(plan.grid_blocks, limits.sm_count);
+    plan.sm_count = limits.sm_count;
+    plan.pack_c = problem.HasAlignedPairsC() ? 2 : 1;
+    return "";
+  }
+  if (plan.algorithm == Algorithm::kPipelined) {
+    plan.sm_count = limits.sm_count;
+    plan.stagger_cycles = StaggerOf(plan, limits);
+  }
+  if (plan.split_k > 1) plan.partial_elements = problem.m * problem.n * plan.split_k * batch;
+  if (problem.k == 0) plan.launches = 0;
+  if (plan.split_k > 1 || problem.k == 0) plan.reduce_pack = ReducePackOf(problem);
+  const bool stores_packs = plan.thread_n >= kFloatsOfPack;
+  plan.pack_c = stores_packs && problem.HasAlignedRowsC() ? kFloatsOfPack : 1;
+  return "";
 }
 
 // Padding, which is a copy of an operand, for lines that begin at multiples of 16 bytes.
@@ -123,8 +181,7 @@ SgemmProblem WithTallRows(SgemmProblem problem) {
 }
 
 SgemmProblem WithPadding(SgemmProblem problem, const DeviceLimits& limits, Algorithm algorithm) {
-  const bool is_pipelined = algorithm == Algorithm::kAuto || algorithm == Algorithm::kPipelined;
-  if (!is_pipelined) return problem;
+  if (RungOf(problem, limits, algorithm) != Algorithm::kPipelined) return problem;
   SgemmProblem padded = problem;
   padded.pad_a = static_cast<int>(-problem.PitchA() & (kFloatsOfPack - 1));
   padded.pad_b = static_cast<int>(-problem.PitchB() & (kFloatsOfPack - 1));
@@ -151,42 +208,31 @@ SgemmProblem WithPadding(SgemmProblem problem, const DeviceLimits& limits, Algor
 
 SgemmPlanResult PlanSgemm(const SgemmProblem& problem, const DeviceLimits& limits,
                           Algorithm algorithm, int split_k) {
-  SgemmPlan plan;
-  plan.algorithm = algorithm == Algorithm::kAuto ? Algorithm::kPipelined : algorithm;
+  SgemmPlanResult result;
+  SgemmPlan& plan = result.plan;
+  plan.algorithm = RungOf(problem, limits, algorithm);
   if (split_k < 0 || split_k > kMaxSplit) {
-    return {plan, "split_k must be between 0 and " + std::to_string(kMaxSplit) + ", got " +
-                      std::to_string(split_k)};
+    result.error = "split_k must be between 0 and " + std::to_string(kMaxSplit) + ", got " +
+                   std::to_string(split_k);
+    return result;
   }
   if (plan.algorithm == Algorithm::kPipelined) {
-    PlanPipelined(problem, limits, split_k, plan);
+    const TileChoice one = ChooseOrder(problem, limits, split_k);
+    PlanTile(problem, limits, one, ChooseTile(problem, limits, one), plan);
   } else if (split_k > 1) {
-    return {plan, std::string(NameOf(algorithm)) +
-                      " does not split k; got split_k=" + std::to_string(split_k)};
+    result.error = std::string(NameOf(plan.algorithm)) +
+                   " does not split k; got split_k=" + std::to_string(split_k);
+  } else if (plan.algorithm == Algorithm::kTensor) {
+    PlanTensor(problem, limits, plan);
+    PlanRepairs(problem, limits, result.repairs);
+    result.error = FinishPlan(problem, limits, result.repairs);
   } else if (problem.pad_a + problem.pad_b > 0) {
-    return {plan, std::string(NameOf(algorithm)) + " reads rows without padding only"};
+    result.error = std::string(NameOf(algorithm)) + " reads rows without padding only";
   } else {
     PlanRung(problem, limits, plan);
   }
-  plan.pad_a = problem.pad_a;
-  plan.pad_b = problem.pad_b;
-  plan.tiles_m = CeilDiv(problem.m, plan.block_m);
-  plan.tiles_n = CeilDiv(problem.n, plan.block_n);
-  const int64_t batch = problem.Batch();
-  plan.grid_blocks = plan.tiles_m * plan.tiles_n * plan.split_k * batch;
-  if (plan.grid_blocks >= int64_t{1} << 31) {
-    return {plan, "the grid would have " + std::to_string(plan.grid_blocks) +
-                      " blocks, more than a GPU takes"};
-  }
-  if (plan.algorithm == Algorithm::kPipelined) {
-    plan.sm_count = limits.sm_count;
-    plan.stagger_cycles = StaggerOf(plan, limits);
-  }
-  if (plan.split_k > 1) plan.partial_elements = problem.m * problem.n * plan.split_k * batch;
-  if (problem.k == 0) plan.launches = 0;
-  if (plan.split_k > 1 || problem.k == 0) plan.reduce_pack = ReducePackOf(problem);
-  const bool stores_packs = plan.thread_n >= kFloatsOfPack;
-  plan.pack_c = stores_packs && problem.HasAlignedRowsC() ? kFloatsOfPack : 1;
-  return {plan, ""};
+  if (result.error.empty()) result.error = FinishPlan(problem, limits, plan);
+  return result;
 }
 
 }  // namespace jaxkernels

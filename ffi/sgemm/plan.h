@@ -14,31 +14,15 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <tuple>
 
 #include "core/device_limits.h"
 #include "core/fields.h"
 #include "sgemm/problem.h"
+#include "sgemm/rung_choice.h"
 #include "sgemm/tiles.h"
 
 namespace jaxkernels {
-
-// The rungs of the ladder; kAuto lets the policy choose.
-enum class Algorithm {
-  kAuto,
-  kNaive,
-  kBlockTile,
-  kThreadTile,
-  kWarpTile,
-  kSplitTile,
-  kPipelined,
-};
-
-inline constexpr std::string_view kAlgorithmNames[] = {
-    "auto", "naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined",
-};
-constexpr const auto& NamesOf(Algorithm) { return kAlgorithmNames; }
 
 struct SgemmPlan {
   Algorithm algorithm = Algorithm::kAuto;
@@ -58,7 +42,7 @@ struct SgemmPlan {
   int stagger_cycles = 0;  // by which the second block of every SM starts late
   int smem_bytes = 0;      // dynamic shared memory of one block
   int blocks_per_sm = 0;
-  int64_t partial_elements = 0;  // float32 elements of the splits' sums
+  int64_t partial_elements = 0;  // float32 elements of scratch: splits' sums, or split operands
   int pad_a = 0, pad_b = 0;      // elements behind every stored row of an operand
   int pack_a = 1, pack_b = 1;    // elements that a thread loads at once; not of kTma
   int pack_c = 1;                // elements of C and of the result or its parts, likewise
@@ -89,6 +73,7 @@ struct SgemmPlan {
 // A plan, or why there is none.
 struct SgemmPlanResult {
   SgemmPlan plan;
+  SgemmPlan repairs;  // by which the rung `tensor` makes tiles that pairs of float16 cannot hold
   std::string error;
 };
 

@@ -61,6 +61,8 @@ struct SgemmProblem {
   bool HasAlignedRowsA() const { return aligned_a && PitchA() % kFloatsOfPack == 0; }
   bool HasAlignedRowsB() const { return aligned_b && PitchB() % kFloatsOfPack == 0; }
   bool HasAlignedRowsC() const { return aligned_c && n % kFloatsOfPack == 0; }
+  // Whether pairs of elements of C begin at multiples of 8 bytes.
+  bool HasAlignedPairsC() const { return aligned_c && n % 2 == 0; }
 };
 
 // A problem, or why there is none.

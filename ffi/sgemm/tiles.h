@@ -87,6 +87,7 @@ inline constexpr PipelinedTile kPipelinedTiles[] = {
     {32, 16, 4, 4, 8, 4, 3, 4, 0.38, 0},        // for the smallest
 };
 inline constexpr int kPipelinedTileCount = sizeof(kPipelinedTiles) / sizeof(kPipelinedTiles[0]);
+inline constexpr int kRepairTile = 0;  // of the tiles that the rung `tensor` leaves to this one
 using PipelinedTileIndices = std::make_integer_sequence<int, kPipelinedTileCount>;
 
 // What every tile has to be; the kernel and its stages assert what else they need.

@@ -79,7 +79,7 @@ def ffi_multiply(
         trans_b=options.trans_b,
         alpha=np.float32(options.alpha),
         beta=np.float32(options.beta),
-        algorithm=options.algorithm,
+        algorithm=scheme.algorithm,
         for_batch=options.for_batch,
         split_k=scheme.split_k,
         pad_a=scheme.pad_a,

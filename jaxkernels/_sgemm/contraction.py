@@ -15,14 +15,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxkernels._core import compat, validate
-from jaxkernels._sgemm import checks, primitive
+from jaxkernels._sgemm import checks, default_algorithm, primitive
 from jaxkernels._sgemm.options import Options
 
 
 def options_of(algorithm: str | None, implementation: str | None, **options: Any) -> Options:
     """The options of a product, from what users pass and the rest as it is."""
     validate.check_static(algorithm=algorithm, implementation=implementation)
-    return Options(algorithm=algorithm or "auto", require_kernel=implementation == "ffi", **options)
+    rung = algorithm or default_algorithm.current() or "auto"
+    return Options(algorithm=rung, require_kernel=implementation == "ffi", **options)
 
 
 def dot_general(

@@ -50,7 +50,8 @@ def matmul(
             they are widened, which is exact, and multiplied in float32.
         out_sharding: sharding of the result on a mesh with explicit axes, as for `jnp.matmul`.
         algorithm: the rung of the ladder that a GPU is to run, "naive", "block_tile",
-            "thread_tile", "warp_tile", "split_tile" or "pipelined"; None takes the fastest.
+            "thread_tile", "warp_tile", "split_tile", "pipelined" or "tensor", see `plan_sgemm`; None
+            takes what `default_algorithm` says, or lets the plan choose.
         implementation: "ffi" requires a kernel, "xla" is XLA's own product at the highest precision,
             None chooses.
 

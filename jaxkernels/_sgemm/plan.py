@@ -39,7 +39,9 @@ def plan_sgemm(
         trans_a: a is stored as (k, m).
         trans_b: b is stored as (n, k).
         algorithm: the rung of the ladder, "naive", "block_tile", "thread_tile", "warp_tile",
-            "split_tile" or "pipelined"; None lets the plan choose.
+            "split_tile", "pipelined" or "tensor"; None lets the plan choose. Where "tensor" cannot
+            serve the plan is that of "pipelined": fewer than 16 of k, a GPU or code without
+            Hopper's tensor cores, or operands of more than 8 GiB.
         device: as for `plan_softmax`.
         aligned_a: a, or the padded copy of it, begins at a multiple of 16 bytes; a slice that XLA
             hands over in place may begin at any element.
@@ -48,7 +50,7 @@ def plan_sgemm(
 
     Returns:
         The plan: a value that can be compared and printed, with fields such as `block_m`, `stages`,
-        `split_k`, `grid_blocks`; `pad_a` and `pad_b` are elements of padding that an operand's
+        `split_k`, `grid_blocks`; `partial_elements` is the scratch in float32 elements; `pad_a` and `pad_b` are elements of padding that an operand's
         stored rows are copied with, up to 2 GiB of it, where that pays; `pack_a`, `pack_b` and
         `pack_c` are elements that a thread moves at once.
 
@@ -86,11 +88,13 @@ class SgemmScheme(NamedTuple):
     """What of a plan is decided when a program is lowered.
 
     Attributes:
+        algorithm: the rung. A GPU that cannot run it takes "pipelined".
         split_k: into how many parts k is split.
-        partial_elements: float32 elements of scratch for the sums of the parts.
+        partial_elements: float32 elements of scratch, for the sums of the parts or the split operands.
         pad_a, pad_b: elements of padding behind every stored row of the operands.
     """
 
+    algorithm: str
     split_k: int = 1
     partial_elements: int = 0
     pad_a: int = 0
@@ -103,10 +107,11 @@ def scheme_of_sgemm(
     """How a program is to make a product, for the GPU of this machine.
 
     Decided when it is lowered, because XLA allocates the scratch and pads the operands. Sizes that
-    jax.export leaves open are neither split nor padded.
+    jax.export leaves open are neither split nor padded, and have no scratch: the FFMA rungs serve them.
     """
     if not all(isinstance(size, int) for size in (*a_shape, *b_shape)):
-        return SgemmScheme()
+        is_ffma = options.algorithm not in ("auto", "tensor")
+        return SgemmScheme(options.algorithm if is_ffma else "pipelined")
     plan = registry.cpu_module.plan_sgemm(
         a_shape,
         b_shape,
@@ -116,4 +121,6 @@ def scheme_of_sgemm(
         algorithm=options.algorithm,
         for_batch=options.for_batch,
     )
-    return SgemmScheme(plan.split_k, plan.partial_elements, plan.pad_a, plan.pad_b)
+    return SgemmScheme(
+        *(plan.algorithm, plan.split_k, plan.partial_elements, plan.pad_a, plan.pad_b)
+    )

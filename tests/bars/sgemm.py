@@ -32,7 +32,7 @@ def _missing(m: Measured) -> list[str]:
 
 
 def _has_ours(m: Measured) -> bool:
-    return "pipelined" in m.records
+    return "auto" in m.records
 
 
 def _beside_plain(members: Members) -> list[Members]:
@@ -57,7 +57,7 @@ def _largest_error(m: Measured) -> float | None:
 
 
 def _over_xlas_error(m: Measured) -> float | None:
-    return over(error(m, "pipelined", "relF"), error(m, "xla", "relF"))
+    return over(error(m, "auto", "relF"), error(m, "xla", "relF"))
 
 
 def _of_xla(name: str, of: str, reduce, limit: float) -> Bar:
@@ -82,7 +82,7 @@ BARS = {
         Bar(
             what=lambda members: f"{size(members[0].case)} over NN",
             select=lambda m: m["group"] == "transposed" and _has_ours(m),
-            metric=lambda m: m.rate(flops(m.case), "pipelined"),
+            metric=lambda m: m.rate(flops(m.case), "auto"),
             reduce=over_second,
             limit=0.95,
             groups=_beside_plain,

@@ -92,7 +92,7 @@ def test_every_choice_is_taken():
     for device in typing.get_args(choices.DeviceName):
         assert jk.plan_softmax((4, 8), "float32", device=device).tier == "warp"
     for algorithm in typing.get_args(choices.Algorithm):
-        assert jk.plan_sgemm(8, 8, 8, algorithm=algorithm, device="h200").algorithm == algorithm
+        assert jk.plan_sgemm(8, 8, 16, algorithm=algorithm, device="h200").algorithm == algorithm
     for implementation in typing.get_args(choices.Implementation):
         assert jk.softmax(x, implementation=implementation).shape == x.shape
     for empty_rows in typing.get_args(choices.EmptyRows):

@@ -34,6 +34,7 @@ DEVICE_FIELDS = (
     "compute_capability",
     "cluster_blocks",
     "compiled_for",
+    "has_wgmma",
 )
 MASKED = ("masked_softmax_fwd", "biased_softmax_fwd", "masked_softmax_grad")
 

@@ -253,16 +253,17 @@ def test_deep_sums_of_whole_numbers_are_exact(algorithm, shape):
 def test_deep_products_are_summed_in_parts(gpu, k):
     """Several launches, aligned and not, each of which adds to C: alpha, beta and C come in once."""
     n = 2048
-    plan = jk.plan_sgemm(n, n, k, device=gpu)
+    plan = jk.plan_sgemm(n, n, k, algorithm="pipelined", device=gpu)
     assert plan.launches > 1
     a, b = cases.operand("normal", (n, k)), cases.operand("normal", (k, n), seed=1)
     c = cases.operand("outliers", (n, n))
     options = {"alpha": -0.5, "beta": 3.0}
-    got = np.asarray(jk.sgemm(a, b, c, **options))
+    got = np.asarray(jk.sgemm(a, b, c, algorithm="pipelined", **options))
     some = np.r_[0:3, 126:130, n - 3 : n]
     cases.check(got[some], a[some], b, c[some], **options)
     spoilt = np.full_like(c, np.nan)
-    cases.check(np.asarray(jk.sgemm(a, b, spoilt, alpha=2.0))[some], a[some], b, alpha=2.0)
+    got = np.asarray(jk.sgemm(a, b, spoilt, alpha=2.0, algorithm="pipelined"))
+    cases.check(got[some], a[some], b, alpha=2.0)
 
 
 @pytest.mark.parametrize("n", [256, 1000, 2048])
@@ -285,23 +286,25 @@ def test_rows_with_padding(gpu):
     problems = cases.edge_products(cases.PADDED)
     _, _, n, k = cases.PADDED[0]
     shared = cases.operand("normal", (64, 33, k)), cases.operand("normal", (1, k, n), seed=1)
-    cases.check_all([*problems, (*shared, None, {})])
+    cases.check_all([*problems, (*shared, None, {})], "pipelined")
 
 
 @pytest.mark.parametrize("shape", cases.PADDED)
-def test_a_padded_member_gets_the_bits_that_it_has_alone(gpu, shape):
+@pytest.mark.parametrize("algorithm", [None, "pipelined"])
+def test_a_padded_member_gets_the_bits_that_it_has_alone(gpu, algorithm, shape):
     _, m, n, k = shape
     a, b = cases.operand("normal", (9, m, k)), cases.operand("normal", (9, k, n), seed=1)
-    together = np.asarray(jk.sgemm(a, b))
+    together = np.asarray(jk.sgemm(a, b, algorithm=algorithm))
     for member in (0, 8):
-        assert np.asarray(jk.sgemm(a[member], b[member])).tobytes() == together[member].tobytes()
+        alone = np.asarray(jk.sgemm(a[member], b[member], algorithm=algorithm))
+        assert alone.tobytes() == together[member].tobytes()
 
 
 def call_with_padding(a, b, pads, **changes):
     """The kernels' target itself, which may have been lowered for another GPU; `changes` of its attributes."""
     attributes = {
         **{"trans_a": False, "trans_b": False, "alpha": np.float32(1), "beta": np.float32(0)},
-        **{"algorithm": "auto", "for_batch": False, "split_k": 1},
+        **{"algorithm": "pipelined", "for_batch": False, "split_k": 1},
         **{"pad_a": pads[0], "pad_b": pads[1], **changes},
     }
     flags = attributes["trans_a"], attributes["trans_b"]
@@ -345,7 +348,7 @@ def test_padding_is_part_of_the_program(monkeypatch):
     monkeypatch.setattr(devices, "default_device", lambda: "h200")
     _, m, n, k = cases.PADDED[0]
     a, b = jax.ShapeDtypeStruct((m, k), jnp.float32), jax.ShapeDtypeStruct((k, n), jnp.float32)
-    multiply = functools.partial(calls.ffi_multiply, options=Options())
+    multiply = functools.partial(calls.ffi_multiply, options=Options(algorithm="pipelined"))
     call = next(e for e in jax.make_jaxpr(multiply)(a, b).eqns if e.primitive.name == "ffi_call")
     assert [x.aval.shape for x in call.invars] == [(m, k + 1), (k, n + 2)]
     assert call.outvars[0].aval.shape == (m, n)

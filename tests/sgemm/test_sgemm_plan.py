@@ -12,6 +12,13 @@ from jaxkernels._core import devices, registry
 DEVICES = sorted(registry.cpu_module.named_devices())
 sizes = st.one_of(st.integers(0, 300), st.integers(1, 70000), st.sampled_from([64, 128, 4096]))
 flags = {"trans_a": st.booleans(), "trans_b": st.booleans()}
+# Those of FFMA; `tensor` has tests of its own, in test_tensor_plan.py.
+RUNGS = tuple(rung for rung in gemm_cases.RUNGS if rung != "tensor")
+
+
+def plan_ffma(*sizes, algorithm=None, **options):
+    """As the plan is where the rung `tensor` is not chosen."""
+    return jk.plan_sgemm(*sizes, algorithm=algorithm or "pipelined", **options)
 
 
 def limits(device):
@@ -24,13 +31,11 @@ def limits(device):
     n=sizes,
     k=sizes,
     device=st.sampled_from(DEVICES),
-    algorithm=st.sampled_from((None, *gemm_cases.RUNGS)),
+    algorithm=st.sampled_from((None, *RUNGS)),
     **flags,
 )
 def test_tiles_and_splits_cover_the_problem(m, n, k, device, algorithm, trans_a, trans_b):
-    plan = jk.plan_sgemm(
-        m, n, k, trans_a=trans_a, trans_b=trans_b, algorithm=algorithm, device=device
-    )
+    plan = plan_ffma(m, n, k, trans_a=trans_a, trans_b=trans_b, algorithm=algorithm, device=device)
     assert plan.algorithm == (algorithm or "pipelined")
     assert 0 <= plan.tiles_m * plan.block_m - m < plan.block_m
     assert 0 <= plan.tiles_n * plan.block_n - n < plan.block_n
@@ -51,13 +56,11 @@ def test_tiles_and_splits_cover_the_problem(m, n, k, device, algorithm, trans_a,
     n=sizes,
     k=sizes,
     device=st.sampled_from(DEVICES),
-    algorithm=st.sampled_from((None, *gemm_cases.RUNGS)),
+    algorithm=st.sampled_from((None, *RUNGS)),
     **flags,
 )
 def test_blocks_fit_the_device(m, n, k, device, algorithm, trans_a, trans_b):
-    plan = jk.plan_sgemm(
-        m, n, k, trans_a=trans_a, trans_b=trans_b, algorithm=algorithm, device=device
-    )
+    plan = plan_ffma(m, n, k, trans_a=trans_a, trans_b=trans_b, algorithm=algorithm, device=device)
     gpu = limits(device)
     assert plan.smem_bytes <= gpu.smem_per_block
     assert plan.blocks_per_sm >= 1
@@ -84,7 +87,7 @@ def test_order_of_summation_does_not_depend_on_the_batch(m, n, k, batch, device,
     """A member of a batch gets the bits that it has alone."""
     hypothesis.assume(m * n * batch < 2**36)
     options = {"trans_a": trans_a, "trans_b": trans_b, "device": device}
-    alone, together = (jk.plan_sgemm(m, n, k, batch=b, **options) for b in ((), batch))
+    alone, together = (plan_ffma(m, n, k, batch=b, **options) for b in ((), batch))
     for field in ("split_k", "launches", "k_per_split", "slices"):
         assert getattr(alone, field) == getattr(together, field)
     if alone.slices > 1:  # which share a stage of block_k
@@ -117,7 +120,7 @@ def test_the_value_tests_reach_the_tiles(tile, shapes, trans_a, trans_b):
 
 def test_tma_needs_hopper_and_aligned_lines():
     def engine(device, m=4096, n=4096, k=4096, **options):
-        return jk.plan_sgemm(m, n, k, device=device, **options).engine
+        return plan_ffma(m, n, k, device=device, **options).engine
 
     assert engine("h200") == engine("b200") == "tma"
     assert engine("a100") == "floats"
@@ -136,11 +139,11 @@ def test_tma_needs_hopper_and_aligned_lines():
 )
 def test_tma_needs_operands_that_begin_at_16_bytes(size):
     """Which do is known when a program runs: by then it has its order of summation, its scratch and its padding."""
-    plan = jk.plan_sgemm(*size, device="h200")
+    plan = plan_ffma(*size, device="h200")
     assert plan.engine == "tma"
-    assert jk.plan_sgemm(*size, device="h200", aligned_c=False).engine == "tma"
+    assert plan_ffma(*size, device="h200", aligned_c=False).engine == "tma"
     for flag in ("aligned_a", "aligned_b"):
-        shifted = jk.plan_sgemm(*size, device="h200", **{flag: False})
+        shifted = plan_ffma(*size, device="h200", **{flag: False})
         assert shifted.engine == "floats"
         for field in ("split_k", "launches", "k_per_split", "slices", "partial_elements"):
             assert getattr(shifted, field) == getattr(plan, field)
@@ -156,7 +159,7 @@ def test_tma_needs_code_that_was_compiled_for_it():
     assert old != h200
     for size, pad in ((4096, 0), (2047, 1)):
         shapes = (size, size), (size, size), False, False
-        plans = [registry.cpu_module.plan_sgemm(*shapes, gpu) for gpu in (h200, old)]
+        plans = [registry.cpu_module.plan_sgemm(*shapes, gpu, "pipelined") for gpu in (h200, old)]
         assert [plan.engine for plan in plans] == ["tma", "floats"]
         assert [plan.pad_a for plan in plans] == [pad, 0]
 
@@ -165,16 +168,16 @@ def test_plan_of_this_gpu(gpu):
     """A live device knows its code, and gives the plan of its name."""
     live = devices.limits_of(gpu)
     assert 80 <= live.compiled_for <= live.compute_capability
-    plan = jk.plan_sgemm(2047, 2048, 2049, device=gpu)
+    plan = plan_ffma(2047, 2048, 2049, device=gpu)
     for name in DEVICES:
         if name in gpu.device_kind.lower().replace(" ", ""):
             assert live.compiled_for == limits(name).compute_capability
-            assert plan == jk.plan_sgemm(2047, 2048, 2049, device=name)
+            assert plan == plan_ffma(2047, 2048, 2049, device=name)
 
 
 def test_tma_needs_sizes_that_its_maps_hold():
     def engine(m, n, k, **flags):
-        return jk.plan_sgemm(m, n, k, device="h200", **flags).engine
+        return plan_ffma(m, n, k, device="h200", **flags).engine
 
     assert engine(2**31 - 4, 4, 4) == engine(2**31 - 4, 4, 4, trans_a=True) == "tma"
     assert engine(2**31, 4, 4) == engine(2**31, 4, 4, trans_a=True) == "floats"
@@ -185,7 +188,7 @@ def test_tma_needs_sizes_that_its_maps_hold():
 
 def test_threads_move_packs_where_rows_begin_at_16_bytes():
     def packs(m, n, k, algorithm="warp_tile", **options):
-        plan = jk.plan_sgemm(m, n, k, algorithm=algorithm, device="h200", **options)
+        plan = plan_ffma(m, n, k, algorithm=algorithm, device="h200", **options)
         return plan.pack_a, plan.pack_b, plan.pack_c
 
     assert packs(63, 64, 64) == (4, 4, 4)
@@ -205,7 +208,7 @@ def test_what_runs_behind_the_launches():
     """The kernel that adds up splits, which also finishes C alone where there is no k."""
 
     def behind(m, n, k, **options):
-        plan = jk.plan_sgemm(m, n, k, device="h200", **options)
+        plan = plan_ffma(m, n, k, device="h200", **options)
         assert plan.launches == (1 if k else 0)
         return plan.reduce_pack
 
@@ -221,7 +224,7 @@ def test_what_runs_behind_the_launches():
 
 def test_rows_are_padded_where_a_copy_costs_less_than_it_saves():
     def padding(m, n, k, device="h200", **options):
-        plan = jk.plan_sgemm(m, n, k, device=device, **options)
+        plan = plan_ffma(m, n, k, device=device, **options)
         assert plan.engine == ("floats" if device == "a100" else "tma") or not any(
             (plan.pad_a, plan.pad_b)
         )
@@ -243,7 +246,7 @@ def test_rows_are_padded_where_a_copy_costs_less_than_it_saves():
 @pytest.mark.parametrize(("trans_a", "trans_b"), gemm_cases.TRANSPOSES)
 def test_the_value_tests_reach_padding(shape, trans_a, trans_b):
     batch, m, n, k = shape
-    plan = jk.plan_sgemm(m, n, k, batch=batch, trans_a=trans_a, trans_b=trans_b, device="h200")
+    plan = plan_ffma(m, n, k, batch=batch, trans_a=trans_a, trans_b=trans_b, device="h200")
     rows = (m if trans_a else k), (k if trans_b else n)
     assert [plan.pad_a, plan.pad_b] == [-row % 4 for row in rows]
     assert min(plan.pad_a, plan.pad_b) > 0
@@ -252,56 +255,55 @@ def test_the_value_tests_reach_padding(shape, trans_a, trans_b):
 
 
 def test_splits_where_a_grid_would_be_too_small():
-    assert jk.plan_sgemm(8192, 8192, 8192, device="h200").split_k == 1
-    assert jk.plan_sgemm(128, 128, 65536, device="h200").split_k > 16
-    assert jk.plan_sgemm(8192, 128, 8192, device="h200").split_k > 1
-    assert jk.plan_sgemm(4096, 4096, 64, device="h200").split_k == 1
+    assert plan_ffma(8192, 8192, 8192, device="h200").split_k == 1
+    assert plan_ffma(128, 128, 65536, device="h200").split_k > 16
+    assert plan_ffma(8192, 128, 8192, device="h200").split_k > 1
+    assert plan_ffma(4096, 4096, 64, device="h200").split_k == 1
     # What trying every split finds, the finest, of 64 k each, among them.
     found = [
-        jk.plan_sgemm(128, 128, k, device="h200").split_k
-        for k in (512, 640, 768, 1024, 4096, 65536)
+        plan_ffma(128, 128, k, device="h200").split_k for k in (512, 640, 768, 1024, 4096, 65536)
     ]
     assert found == [8, 4, 12, 8, 16, 64]
 
 
 def test_deep_sums_are_made_in_parts():
     """Rounding errors grow with the number of terms of a sum."""
-    assert jk.plan_sgemm(4096, 4096, 4096, device="h200").launches == 1
-    deep = jk.plan_sgemm(8192, 8192, 8192, device="h200")
+    assert plan_ffma(4096, 4096, 4096, device="h200").launches == 1
+    deep = plan_ffma(8192, 8192, 8192, device="h200")
     assert deep.launches > 1
     assert deep.k_per_split < 4096
     assert deep.partial_elements == 0  # without scratch
 
 
 def test_values():
-    plan = jk.plan_sgemm(1024, 512, 256, device="h200")
-    assert plan == jk.plan_sgemm(1024, 512, 256, device="h200")
-    assert plan != jk.plan_sgemm(1024, 512, 255, device="h200")
+    plan = plan_ffma(1024, 512, 256, device="h200")
+    assert plan == plan_ffma(1024, 512, 256, device="h200")
+    assert plan != plan_ffma(1024, 512, 255, device="h200")
     assert plan != "SgemmPlan"
     assert "algorithm='pipelined'" in repr(plan)
     assert "block_m=" in repr(plan)
-    naive = jk.plan_sgemm(1024, 512, 256, algorithm="naive", device="a100")
+    naive = plan_ffma(1024, 512, 256, algorithm="naive", device="a100")
     assert (naive.block_m, naive.block_threads, naive.grid_blocks) == (32, 1024, 512)
 
 
 def test_arguments_that_are_refused():
     with pytest.raises(ValueError, match="algorithm must be None or one of"):
-        jk.plan_sgemm(1, 1, 1, algorithm="fast")
+        plan_ffma(1, 1, 1, algorithm="fast")
     with pytest.raises(ValueError, match="device must be one of"):
-        jk.plan_sgemm(1, 1, 1, device="tpu")
+        plan_ffma(1, 1, 1, device="tpu")
     with pytest.raises(ValueError, match="negative"):
-        jk.plan_sgemm(1, -1, 1)
+        plan_ffma(1, -1, 1)
     with pytest.raises(ValueError, match="does not split k"):
         registry.cpu_module.plan_sgemm((2, 3), (3, 4), False, False, limits("h200"), "naive", 2)
     with pytest.raises(ValueError, match="blocks, more than a GPU takes"):
-        jk.plan_sgemm(2**22, 2**22, 1, algorithm="naive", device="h200")
+        plan_ffma(2**22, 2**22, 1, algorithm="naive", device="h200")
 
 
 def test_second_blocks_start_late_where_short_sums_are_stored_often():
     """Not where there is one wave only, sums are long, or a block does not share its SM with one like it."""
 
     def stagger(m, n, k, batch=1):
-        return jk.plan_sgemm(m, n, k, batch=batch, device="h200").stagger_cycles
+        return plan_ffma(m, n, k, batch=batch, device="h200").stagger_cycles
 
     assert stagger(4096, 4096, 64) == 6000
     assert stagger(512, 512, 64, batch=64) == 6000

@@ -238,7 +238,17 @@ struct Pipelined {
   static __device__ int ColumnOf(int j) { return Quads<kLanesN>::LineOf(j); }
 };
 
-template <int kTile, Engine kEngine, bool kAlongKA, bool kAlongKB>
+// By one thread or more: whether the tile of a block is to be made.
+__device__ inline bool IsMade(const TileMarks& made, const PipelinedGrid& grid,
+                              const BlockWork& work) {
+  if (*made.count > made.most) return true;
+  const int64_t row = int64_t{work.member} * grid.tiles_m + work.tile_m;
+  return made.marks[row * grid.tiles_n + work.tile_n] != 0;
+}
+
+// kMarked: makes marked tiles alone. (A branch of its own, because a kernel that could return early
+// has other registers, and those decide.)
+template <int kTile, Engine kEngine, bool kAlongKA, bool kAlongKB, bool kMarked>
 __global__ void __launch_bounds__(kPipelinedTiles[kTile].Threads(),
                                   kPipelinedTiles[kTile].blocks_per_sm)
     PipelinedSgemm(const __grid_constant__ CUtensorMap map_a,
@@ -248,8 +258,11 @@ __global__ void __launch_bounds__(kPipelinedTiles[kTile].Threads(),
   using Kernel = Pipelined<kTile, kEngine, kAlongKA, kAlongKB>;
   extern __shared__ __align__(1024) float smem[];
 
-  StaggerSecondBlock(grid);
+  if constexpr (!kMarked) StaggerSecondBlock(grid);
   const BlockWork work = WorkOfBlock(grid);
+  if constexpr (kMarked) {
+    if (!IsMade(args.made, grid, work)) return;
+  }
   const int64_t first_m = int64_t{work.tile_m} * Kernel::kBlockM;
   const int64_t first_n = int64_t{work.tile_n} * Kernel::kBlockN;
   const int64_t first_k = (grid.part + work.split) * grid.k_per_split;

@@ -15,14 +15,14 @@ namespace jaxkernels {
 
 using PipelinedKernel = void (*)(CUtensorMap, CUtensorMap, SgemmArgs, PipelinedGrid);
 
-template <Engine kEngine, int kTile>
+template <Engine kEngine, int kTile, bool kMarked = false>
 PipelinedKernel FindKernel(bool a_along_k, bool b_along_k) {
   if (a_along_k) {
-    return b_along_k ? PipelinedSgemm<kTile, kEngine, true, true>
-                     : PipelinedSgemm<kTile, kEngine, true, false>;
+    return b_along_k ? PipelinedSgemm<kTile, kEngine, true, true, kMarked>
+                     : PipelinedSgemm<kTile, kEngine, true, false, kMarked>;
   }
-  return b_along_k ? PipelinedSgemm<kTile, kEngine, false, true>
-                   : PipelinedSgemm<kTile, kEngine, false, false>;
+  return b_along_k ? PipelinedSgemm<kTile, kEngine, false, true, kMarked>
+                   : PipelinedSgemm<kTile, kEngine, false, false, kMarked>;
 }
 
 // One for each tile of the table.
@@ -39,7 +39,9 @@ cudaError_t StartPipelined(const SgemmPlan& plan, const SgemmArgs& args, bool a_
                            bool b_along_k, int part, CUtensorMap map_a, CUtensorMap map_b,
                            cudaStream_t stream) {
   PipelinedKernel kernel =
-      FindPipelined<kEngine>(plan.tile, a_along_k, b_along_k, PipelinedTileIndices{});
+      args.made.marks != nullptr
+          ? FindKernel<kEngine, kRepairTile, true>(a_along_k, b_along_k)
+          : FindPipelined<kEngine>(plan.tile, a_along_k, b_along_k, PipelinedTileIndices{});
   SgemmArgs kernel_args = args;
   const auto narrow = [](int64_t value) { return static_cast<unsigned>(value); };  // < 2^31
   const int64_t tiles = plan.tiles_m * plan.tiles_n * plan.split_k;

@@ -1,0 +1,70 @@
+#include "sgemm/rung_choice.h"
+
+#include "sgemm/tile_choice.h"
+
+namespace jaxkernels {
+namespace {
+
+// What `tensor` takes, in the cycles of tile_choice.cc. H200, all launches of a call, us (2026-11):
+// 512^3 31, 1024^3 39, 2048^3 118, 4096^3 760, 8192^3 5240
+struct TensorCost {
+  // Starting five kernels instead of one.
+  static constexpr double kLaunchCycles = 30000;
+  // Splitting reads an element twice and writes as much once; so many bytes a cycle.
+  static constexpr double kBytesOfElement = 12;
+  static constexpr double kSplitBytesPerCycle = 2000;
+  // A tile of 128 x 128: from its last product to its last store, and 64 of k.
+  static constexpr double kTileCycles = 7600;
+  static constexpr double kStepCycles = 2400;
+};
+
+// A product of float16 pairs errs by up to 4 * 2^-23 of itself, which fewer terms than these do not
+// hide behind k eps.
+constexpr int64_t kLeastDepth = 16;
+
+// Memory that may be taken without having been asked for: it holds both operands again.
+constexpr int64_t kMaxScratchBytes = int64_t{8} << 30;
+
+// Tiles of C have numbers of 32 bits, in lists of elements too.
+constexpr int64_t kMaxTiles = int64_t{1} << 24;
+
+bool CanUseTensor(const SgemmProblem& problem, const DeviceLimits& limits) {
+  if (!limits.has_wgmma || problem.k < kLeastDepth || problem.m == 0 || problem.n == 0) {
+    return false;
+  }
+  const TensorScratch scratch = ScratchOf(problem);
+  return scratch.tiles > 0 && scratch.tiles <= kMaxTiles && scratch.bytes <= kMaxScratchBytes;
+}
+
+double CyclesOfTensor(const SgemmProblem& problem, const DeviceLimits& limits, int64_t members) {
+  const int64_t tiles =
+      CeilDiv(problem.m, kTensorLines) * CeilDiv(problem.n, kTensorLines) * members;
+  const double steps = static_cast<double>(CeilDiv(problem.k, kTensorStepK));
+  const double elements = static_cast<double>(problem.m + problem.n) * problem.k * members;
+  return TensorCost::kLaunchCycles +
+         elements * TensorCost::kBytesOfElement / TensorCost::kSplitBytesPerCycle +
+         CeilDiv(tiles, limits.sm_count) *
+             (TensorCost::kTileCycles + steps * TensorCost::kStepCycles);
+}
+
+// As a member of the batch would be made alone, or all of them where the problem says for_batch.
+bool TensorPays(const SgemmProblem& problem, const DeviceLimits& limits) {
+  const int64_t members = problem.for_batch ? problem.Batch() : 1;
+  const TileChoice ffma = ChooseOrder(problem, limits, 0);
+  return CyclesOfTensor(problem, limits, members) < CyclesOf(problem, limits, ffma, members);
+}
+
+}  // namespace
+
+Algorithm RungOf(const SgemmProblem& problem, const DeviceLimits& limits, Algorithm asked) {
+  if (asked != Algorithm::kAuto && asked != Algorithm::kTensor) return asked;
+  const bool is_wanted = asked == Algorithm::kTensor || TensorPays(problem, limits);
+  return is_wanted && CanUseTensor(problem, limits) ? Algorithm::kTensor : Algorithm::kPipelined;
+}
+
+TensorScratch ScratchOf(const SgemmProblem& problem) {
+  return MakeTensorScratch(problem.m, problem.n, problem.k, problem.MembersOf(&BatchDim::stride_a),
+                           problem.MembersOf(&BatchDim::stride_b), problem.Batch());
+}
+
+}  // namespace jaxkernels

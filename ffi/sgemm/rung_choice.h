@@ -1,0 +1,42 @@
+// Which rung of the ladder makes a product.
+//
+// Owns: the rungs by name, and when `tensor` can serve and pays. Must not know: CUDA, plans.
+#ifndef JAXKERNELS_SGEMM_RUNG_CHOICE_H_
+#define JAXKERNELS_SGEMM_RUNG_CHOICE_H_
+
+#include <string_view>
+
+#include "core/device_limits.h"
+#include "sgemm/problem.h"
+#include "sgemm/tensor/layout.h"
+
+namespace jaxkernels {
+
+// The rungs of the ladder; kAuto lets the policy choose.
+enum class Algorithm {
+  kAuto,
+  kNaive,
+  kBlockTile,
+  kThreadTile,
+  kWarpTile,
+  kSplitTile,
+  kPipelined,
+  kTensor,
+};
+
+inline constexpr std::string_view kAlgorithmNames[] = {
+    "auto", "naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined", "tensor",
+};
+constexpr const auto& NamesOf(Algorithm) { return kAlgorithmNames; }
+
+// The rung that runs where `asked` is asked for. `tensor` gives way to `pipelined` where it cannot
+// serve: it needs a GPU of compute capability 9.0, code with its instructions, 16 of k, and scratch
+// within bounds. It does not depend on the batch, unless the problem says for_batch.
+Algorithm RungOf(const SgemmProblem& problem, const DeviceLimits& limits, Algorithm asked);
+
+// What the rung `tensor` keeps in its scratch.
+TensorScratch ScratchOf(const SgemmProblem& problem);
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SGEMM_RUNG_CHOICE_H_

@@ -1,0 +1,51 @@
+// What the kernels of the rung `tensor` are given, by value.
+#ifndef JAXKERNELS_SGEMM_TENSOR_ARGS_CUH_
+#define JAXKERNELS_SGEMM_TENSOR_ARGS_CUH_
+
+#include <cuda_runtime.h>
+
+#include "sgemm/args.cuh"
+#include "sgemm/tensor/layout.h"
+
+namespace jaxkernels {
+
+// An operand, and the places for its split form. Padded lines count: line l of member i has the
+// number i * tiles * 128 + l.
+struct TensorOperand {
+  const float* data;
+  int64_t lines, depth;
+  int64_t pitch;  // elements from one stored row to the next
+  int64_t members;
+  bool along_k;
+  bool packs;  // stored rows begin at multiples of 16 bytes
+  int tiles, steps;
+  char* images;
+  float2* factors;         // the product of both undoes the scale of a line
+  float* thresholds;       // see kThresholdOfMarked
+  float* tile_thresholds;  // the largest of each tile, or 0
+  uint32_t* maxima;        // bits of the largest finite |x|
+
+  __host__ __device__ int64_t MemberElements() const { return pitch * (along_k ? lines : depth); }
+  __host__ __device__ int64_t Images() const { return members * tiles * steps; }
+};
+
+struct TensorArgs {
+  SgemmArgs product;
+  TensorOperand a, b;
+  uint32_t* flags;
+  TensorCounters* counters;
+  uint32_t most_flagged;  // where there are more flagged tiles, no tile of this rung is wanted
+  uint2* repairs;         // tile of C (of all members), row * 128 + column within it
+  int tiles_m, tiles_n, steps;
+  int batch;
+};
+
+// Whether so many tiles have been flagged that all of them will be computed again. The count only
+// grows, so that it passes the limit in every run or in none, whichever blocks see it in time.
+__device__ inline bool IsInVain(const TensorArgs& args) {
+  return *static_cast<const volatile uint32_t*>(&args.counters->flagged_tiles) > args.most_flagged;
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SGEMM_TENSOR_ARGS_CUH_

@@ -1,0 +1,152 @@
+// The end of a tile of C: scaled sums in registers become elements of C, unless a pair of float16
+// may not have held what they need.
+//
+// Owns: which sums are uncertain, the list of those that are computed again, and the stores. Must
+// not know: how the sums came about.
+#ifndef JAXKERNELS_SGEMM_TENSOR_FINISH_CUH_
+#define JAXKERNELS_SGEMM_TENSOR_FINISH_CUH_
+
+#include "sgemm/epilogue.cuh"
+#include "sgemm/tensor/args.cuh"
+#include "sgemm/tensor/pair.cuh"
+
+namespace jaxkernels {
+
+struct TensorTile {
+  int member, m, n;
+};
+
+// A thread's 64 elements of a tile, as wgmma.cuh has them: rows `row` and `row` + 8, pairs of
+// columns from `column` on. Bit i of a mask is that of sums[i].
+class TensorFinish {
+ public:
+  __device__ TensorFinish(const TensorArgs& args, const TensorTile& tile, int row, int column)
+      : args_(args), row_(row), column_(column) {
+    const MemberIndices members = IndicesOfMember(args.product, tile.member);
+    tile_a_ = members.a * args.tiles_m + tile.m;
+    tile_b_ = members.b * args.tiles_n + tile.n;
+    tile_ = (static_cast<uint32_t>(tile.member) * args.tiles_m + tile.m) * args.tiles_n + tile.n;
+    const int64_t first_row = int64_t{tile.m} * kTensorLines + row;
+    const int64_t first_column = int64_t{tile.n} * kTensorLines + column;
+    rows_ = args.product.m - first_row;
+    columns_ = args.product.n - first_column;
+    offset_ = (int64_t{tile.member} * args.product.m + first_row) * args.product.n + first_column;
+  }
+
+  // Finds uncertain sums. False if the warp has so many of them that the tile is to be computed
+  // again as a whole; then it is flagged.
+  __device__ bool Examine(const float (&sums)[64]) {
+    if (__any_sync(~0u, MayBeUncertain(sums))) uncertain_ = FindUncertain(sums);
+    count_ = __reduce_add_sync(~0u, __popcll(uncertain_));
+    if (count_ <= kMostRepairsOfWarp) return true;
+    if (threadIdx.x % 32 == 0 && atomicExch(&args_.flags[tile_], 1) == 0) {
+      atomicAdd(&args_.counters->flagged_tiles, 1);
+    }
+    return false;
+  }
+
+  // Stores what is certain, and lists the rest for repair.
+  __device__ void Store(const float (&sums)[64]) const {
+    if (count_ > 0) ListRepairs();
+    if (args_.product.beta == 0.0f) {
+      StoreAll<false>(sums);
+    } else {
+      StoreAll<true>(sums);
+    }
+  }
+
+ private:
+  static __device__ constexpr int RowOf(int i) { return i / 2 % 2 * 8; }
+  static __device__ constexpr int ColumnOf(int i) { return i / 4 * 8 + i % 2; }
+
+  // Never false where a sum is uncertain.
+  __device__ bool MayBeUncertain(const float (&sums)[64]) const {
+    float least = fabsf(sums[0]);
+#pragma unroll
+    for (int i = 1; i < 64; ++i) {  // NaN stays
+      asm("min.NaN.f32 %0, %0, %1;" : "+f"(least) : "f"(fabsf(sums[i])));
+    }
+    return !(least >= args_.a.tile_thresholds[tile_a_] + args_.b.tile_thresholds[tile_b_]);
+  }
+
+  __device__ uint64_t FindUncertain(const float (&sums)[64]) const {
+    const float* const of_a = args_.a.thresholds + int64_t{tile_a_} * kTensorLines + row_;
+    const float* const of_b = args_.b.thresholds + int64_t{tile_b_} * kTensorLines + column_;
+    const float a[2] = {of_a[0], of_a[8]};
+    uint64_t uncertain = 0;
+#pragma unroll
+    for (int i = 0; i < 64; ++i) {
+      const bool certain = fabsf(sums[i]) >= a[i / 2 % 2] + of_b[ColumnOf(i)];
+      if (!certain && RowOf(i) < rows_ && ColumnOf(i) < columns_) uncertain |= uint64_t{1} << i;
+    }
+    return uncertain;
+  }
+
+  // In any order: each of them is computed alone.
+  __device__ void ListRepairs() const {
+    uint64_t uncertain = uncertain_;
+    if (uncertain == 0) return;
+    uint32_t place = atomicAdd(&args_.counters->repairs, __popcll(uncertain));
+    for (; uncertain != 0; uncertain &= uncertain - 1) {
+      const int i = __ffsll(static_cast<long long>(uncertain)) - 1;
+      const int element = (row_ + RowOf(i)) * kTensorLines + column_ + ColumnOf(i);
+      args_.repairs[place++] = {tile_, static_cast<uint32_t>(element)};
+    }
+  }
+
+  template <bool kReadC>
+  __device__ void StoreAll(const float (&sums)[64]) const {
+    const bool all = count_ == 0 && RowOf(63) < rows_ && ColumnOf(63) < columns_;
+    if (all && args_.product.aligned_c) {
+      StoreElements<kReadC, true>(sums);
+    } else {
+      StoreElements<kReadC, false>(sums);
+    }
+  }
+
+  // kPairs: all elements are wanted and exist, and their pairs are aligned.
+  template <bool kReadC, bool kPairs>
+  __device__ void StoreElements(const float (&sums)[64]) const {
+    const SgemmArgs& product = args_.product;
+    const float2* const of_a = args_.a.factors + int64_t{tile_a_} * kTensorLines + row_;
+    const float2* const of_b = args_.b.factors + int64_t{tile_b_} * kTensorLines + column_;
+    const float2 a[2] = {of_a[0], of_a[8]};
+#pragma unroll
+    for (int i = 0; i < 64; i += 2) {
+      const float4 b = *reinterpret_cast<const float4*>(of_b + ColumnOf(i));
+      const float2 row = a[i / 2 % 2];
+      // Products of powers of two, of which neither overflows. One is zero only if the result is.
+      const float left = sums[i] * (row.x * b.x) * (row.y * b.y);
+      const float right = sums[i + 1] * (row.x * b.z) * (row.y * b.w);
+      const int64_t at = offset_ + RowOf(i) * product.n + ColumnOf(i);
+      const float* const c = product.c + at;
+      float* const out = product.out + at;
+      if constexpr (kPairs) {
+        float2 old = {};
+        if constexpr (kReadC) old = *reinterpret_cast<const float2*>(c);
+        *reinterpret_cast<float2*>(out) = {Combine(product.alpha, left, product.beta, old.x),
+                                           Combine(product.alpha, right, product.beta, old.y)};
+      } else {
+        const auto store = [&](int j, float value) {
+          if (RowOf(i) < rows_ && ColumnOf(i) + j < columns_ && (uncertain_ >> (i + j) & 1) == 0) {
+            out[j] = Combine(product.alpha, value, product.beta, kReadC ? c[j] : 0.0f);
+          }
+        };
+        store(0, left);
+        store(1, right);
+      }
+    }
+  }
+
+  const TensorArgs& args_;
+  int row_, column_;
+  int tile_a_, tile_b_;  // among the tiles of the operands of all members
+  uint32_t tile_;        // of C, of all members
+  int64_t rows_, columns_, offset_;
+  uint64_t uncertain_ = 0;
+  int count_ = 0;  // of the warp
+};
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SGEMM_TENSOR_FINISH_CUH_

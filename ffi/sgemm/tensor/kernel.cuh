@@ -1,0 +1,138 @@
+// The product of split operands on the tensor cores.
+//
+// Work split: a block computes one tile of 128 x 128 after the other: one warpgroup copies, two
+// multiply 64 x 128 each. While they store a tile the copies for the next one are on their way.
+//
+// Memory: three stages of 64 KiB. A thread that multiplies holds three times 64 sums.
+// Result valid in: C, but for the elements in the list of repairs and for flagged tiles.
+#ifndef JAXKERNELS_SGEMM_TENSOR_KERNEL_CUH_
+#define JAXKERNELS_SGEMM_TENSOR_KERNEL_CUH_
+
+#include "sgemm/tensor/args.cuh"
+#include "sgemm/tensor/finish.cuh"
+#include "sgemm/tensor/products.cuh"
+#include "sgemm/tensor/stages.cuh"
+
+namespace jaxkernels {
+
+// Of a thread, once its warpgroup is known to copy or to multiply: 128 x 40 + 256 x 232 of 65536.
+inline constexpr int kCopyRegisters = 40, kMultiplyRegisters = 232;
+
+// Tiles are visited in bands of this many tile rows, column by column, so that the blocks that run
+// at the same time share lines of A and of B in the L2.
+inline constexpr unsigned kTensorBandTiles = 16;
+
+__device__ inline TensorTile TileOfIndex(const TensorArgs& args, unsigned index) {
+  const unsigned rows = args.tiles_m, columns = args.tiles_n;
+  const unsigned member = index / (rows * columns);
+  index %= rows * columns;
+  const unsigned first_row = index / (kTensorBandTiles * columns) * kTensorBandTiles;
+  index -= first_row * columns;
+  const unsigned height = min(kTensorBandTiles, rows - first_row);
+  return {static_cast<int>(member), static_cast<int>(first_row + index % height),
+          static_cast<int>(index / height)};
+}
+
+// The images of a tile, for one step of k after the other.
+struct TileImages {
+  const char* a;
+  const char* b;
+
+  __device__ TileImages(const TensorArgs& args, const TensorTile& tile) {
+    const MemberIndices members = IndicesOfMember(args.product, tile.member);
+    const int64_t tile_a = int64_t{members.a} * args.tiles_m + tile.m;
+    const int64_t tile_b = int64_t{members.b} * args.tiles_n + tile.n;
+    a = args.a.images + tile_a * args.steps * kTensorImageBytes;
+    b = args.b.images + tile_b * args.steps * kTensorImageBytes;
+  }
+  __device__ void Advance() {
+    a += kTensorImageBytes;
+    b += kTensorImageBytes;
+  }
+};
+
+// Whether any thread of the warps that multiply says so; they all take part.
+__device__ inline bool VoteOfConsumers(bool vote) {
+  int any;
+  asm volatile(
+      "{\n"
+      ".reg .pred mine, all;\n"
+      "setp.ne.b32 mine, %1, 0;\n"
+      "barrier.cta.red.or.aligned.pred all, 1, %2, mine;\n"
+      "selp.b32 %0, 1, 0, all;\n"
+      "}\n"
+      : "=r"(any)
+      : "r"(static_cast<int>(vote)), "n"(kWarpsOfTensorTile * 32)
+      : "memory");
+  return any != 0;
+}
+
+// By one thread: fills stages for the tiles first, first + gridDim.x, ... Where the rest is in vain
+// it says so in `stopped` and with a last stage.
+__device__ inline void CopyTiles(const TensorArgs& args, const StageRing& ring, unsigned tiles,
+                                 volatile int& stopped) {
+  // With fewer steps a stage may be empty while there are warps that have not begun the last tile.
+  const bool may_stop = args.steps >= kTensorStages;
+  StageCursor cursor;
+  for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
+    if (may_stop && index != blockIdx.x && IsInVain(args)) {
+      ring.WaitEmpty(cursor);
+      stopped = 1;
+      ring.FillWithNothing(cursor.stage);
+      return;
+    }
+    TileImages images(args, TileOfIndex(args, index));
+    for (int step = 0; step < args.steps; ++step) {
+      ring.WaitEmpty(cursor);
+      ring.Fill(cursor.stage, images.a, images.b);
+      images.Advance();
+      cursor.Advance();
+    }
+  }
+}
+
+// By the threads of two warpgroups.
+__device__ inline void MultiplyTiles(const TensorArgs& args, const StageRing& ring, unsigned tiles,
+                                     const volatile int& stopped) {
+  const int thread = threadIdx.x - 128, lane = thread % 32;
+  StageCursor cursor;
+  for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
+    ring.WaitFull(cursor);
+    if (stopped != 0) return;
+    float sums[64];
+    SumTile(sums, ring, cursor, args.steps, thread / 128 * 64);
+    const int row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
+    TensorFinish finish(args, TileOfIndex(args, index), row, column);
+    bool certain = finish.Examine(sums);
+    // What is computed again as a whole may read C: then nothing of the tile is stored here.
+    if (args.product.beta != 0.0f) certain = !VoteOfConsumers(!certain);
+    if (certain) finish.Store(sums);
+  }
+}
+
+__global__ void __launch_bounds__(kTensorThreads, 1)
+    TensorProduct(const __grid_constant__ TensorArgs args) {
+#if JK_HAS_WGMMA
+  extern __shared__ char smem[];
+  __shared__ StageBarriers barriers;
+  __shared__ int stopped;
+  const StageRing ring(barriers, (SharedAddress(smem) + 1023) & ~1023u);
+  if (threadIdx.x == 0) {
+    ring.Init();
+    stopped = 0;
+  }
+  __syncthreads();
+  const unsigned tiles = static_cast<unsigned>(args.tiles_m) * args.tiles_n * args.batch;
+  if (threadIdx.x < 128) {
+    GiveRegisters<kCopyRegisters>();
+    if (threadIdx.x == 0) CopyTiles(args, ring, tiles, stopped);
+  } else {
+    TakeRegisters<kMultiplyRegisters>();
+    MultiplyTiles(args, ring, tiles, stopped);
+  }
+#endif
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SGEMM_TENSOR_KERNEL_CUH_

@@ -1,0 +1,100 @@
+// Starts the kernels of the rung `tensor`: split, multiply, repair.
+//
+// Owns: the places in its scratch as pointers, and the order of launches. Must not know: policy.
+#include <algorithm>
+
+#include "core/function_attributes.h"
+#include "sgemm/launch.h"
+#include "sgemm/tensor/kernel.cuh"
+#include "sgemm/tensor/repair.cuh"
+#include "sgemm/tensor/split.cuh"
+
+namespace jaxkernels {
+namespace {
+
+// Where more tiles than these are to be computed again, all of them are.
+constexpr int64_t kFewTiles = 8, kShareOfTiles = 32;
+
+template <typename T>
+T* At(const SgemmArgs& args, int64_t place) {
+  return reinterpret_cast<T*>(reinterpret_cast<char*>(args.partial) + place);
+}
+
+TensorScratch ScratchOf(const SgemmArgs& args) {
+  int64_t batch = 1;
+  for (int i = 0; i < args.batch_dims; ++i) batch *= args.batch[i].size;
+  return MakeTensorScratch(args.m, args.n, args.k, args.members_a, args.members_b, batch);
+}
+
+void FindPlaces(const SgemmArgs& args, const OperandScratch& places, TensorOperand& operand) {
+  operand.images = At<char>(args, places.images);
+  operand.factors = At<float2>(args, places.factors);
+  operand.maxima = At<uint32_t>(args, places.maxima);
+  operand.thresholds = At<float>(args, places.thresholds);
+  operand.tile_thresholds = At<float>(args, places.tile_thresholds);
+}
+
+TensorArgs ArgsOf(const SgemmArgs& args, const TensorScratch& scratch, bool a_along_k,
+                  bool b_along_k) {
+  TensorArgs tensor = {};
+  tensor.product = args;
+  const int steps = static_cast<int>(scratch.steps);
+  const int tiles_m = static_cast<int>(scratch.tiles_m),
+            tiles_n = static_cast<int>(scratch.tiles_n);
+  tensor.a = {args.a,    args.m,         args.k,  args.pitch_a, args.members_a,
+              a_along_k, args.aligned_a, tiles_m, steps};
+  tensor.b = {args.b,    args.n,         args.k,  args.pitch_b, args.members_b,
+              b_along_k, args.aligned_b, tiles_n, steps};
+  FindPlaces(args, scratch.a, tensor.a);
+  FindPlaces(args, scratch.b, tensor.b);
+  tensor.steps = steps;
+  tensor.tiles_m = tiles_m;
+  tensor.tiles_n = tiles_n;
+  tensor.batch = static_cast<int>(scratch.tiles / (scratch.tiles_m * scratch.tiles_n));
+  tensor.flags = At<uint32_t>(args, scratch.flags);
+  tensor.counters = At<TensorCounters>(args, scratch.counters);
+  tensor.repairs = At<uint2>(args, scratch.repairs);
+  // A result in place cannot be computed again as a whole once a tile is stored.
+  const int64_t most = std::max(kFewTiles, scratch.tiles / kShareOfTiles);
+  tensor.most_flagged = args.beta == 0.0f ? static_cast<uint32_t>(most) : ~0u;
+  return tensor;
+}
+
+cudaError_t Start(const void* kernel, int64_t blocks, int threads, int smem_bytes, void** arguments,
+                  cudaStream_t stream) {
+  if (const cudaError_t error = AllowAllSharedMemory(kernel); error != cudaSuccess) return error;
+  return cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(threads), arguments,
+                          smem_bytes, stream);
+}
+
+template <SplitPass kPass>
+cudaError_t StartSplit(TensorArgs& args, cudaStream_t stream) {
+  unsigned blocks_a = static_cast<unsigned>(args.a.Images());
+  void* arguments[] = {&args, &blocks_a};
+  return Start(reinterpret_cast<const void*>(SplitOperands<kPass>), blocks_a + args.b.Images(),
+               kSplitThreads, sizeof(SplitSmem), arguments, stream);
+}
+
+}  // namespace
+
+cudaError_t LaunchTensor(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
+                         bool b_along_k, TileMarks* made, cudaStream_t stream) {
+  const TensorScratch scratch = ScratchOf(args);
+  TensorArgs tensor = ArgsOf(args, scratch, a_along_k, b_along_k);
+  void* arguments[] = {&tensor};
+  cudaError_t error = cudaMemsetAsync(At<char>(args, scratch.zeroed), 0,
+                                      static_cast<size_t>(scratch.bytes - scratch.zeroed), stream);
+  if (error != cudaSuccess) return error;
+  error = StartSplit<SplitPass::kMaxima>(tensor, stream);
+  if (error != cudaSuccess) return error;
+  error = StartSplit<SplitPass::kPairs>(tensor, stream);
+  if (error != cudaSuccess) return error;
+  error = Start(reinterpret_cast<const void*>(TensorProduct), plan.grid_blocks, plan.block_threads,
+                plan.smem_bytes, arguments, stream);
+  if (error != cudaSuccess) return error;
+  *made = {tensor.flags, &tensor.counters->flagged_tiles, tensor.most_flagged};
+  return Start(reinterpret_cast<const void*>(RepairElements), kRepairBlocksOfSm * plan.sm_count,
+               kRepairThreads, 0, arguments, stream);
+}
+
+}  // namespace jaxkernels

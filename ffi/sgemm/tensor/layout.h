@@ -1,0 +1,96 @@
+// Where the scratch of the rung `tensor` has what: split operands, and what is known of their
+// lines.
+//
+// Owns: the sizes of its tiles, and the places in its scratch. Must not know: CUDA, plans.
+//
+// An operand becomes images, in the order [member][tile of lines][step of k]. An image is what a
+// stage of the product holds of an operand: the high parts of 128 lines x 64 k, then the low parts,
+// as wgmma.cuh wants tiles. A line is a row of op(A) or a column of op(B). Where a tile or a step
+// reaches beyond the operand there are zeros.
+#ifndef JAXKERNELS_SGEMM_TENSOR_LAYOUT_H_
+#define JAXKERNELS_SGEMM_TENSOR_LAYOUT_H_
+
+#include <cstdint>
+
+namespace jaxkernels {
+
+inline constexpr int kTensorLines = 128;  // of a tile of C on both sides: BM, BN
+inline constexpr int kTensorStepK = 64;   // BK
+inline constexpr int kTensorLineBytes = kTensorStepK * 2;
+inline constexpr int kTensorPartBytes = kTensorLines * kTensorLineBytes;
+inline constexpr int kTensorImageBytes = 2 * kTensorPartBytes;
+inline constexpr int kTensorStages = 3;
+inline constexpr int kTensorStageBytes = 2 * kTensorImageBytes;  // an image of A, one of B
+
+inline constexpr int kTensorSmemBytes = kTensorStages * kTensorStageBytes + 1024;
+inline constexpr int kTensorThreads = 384;                     // one warpgroup copies, two multiply
+inline constexpr int kTensorThreadM = 2, kTensorThreadN = 32;  // sums of a thread that multiplies
+
+// Elements of a warp's 16 x 128 sums that are repaired one by one; with more of them the whole tile
+// is.
+inline constexpr int kMostRepairsOfWarp = 32;
+inline constexpr int kWarpsOfTensorTile = 8;
+
+// Places in bytes from the beginning of the scratch. All are multiples of 1024.
+struct OperandScratch {
+  int64_t images;
+  int64_t factors;          // two float32 a line
+  int64_t maxima;           // uint32 a line, zero at first
+  int64_t thresholds;       // float32 a line, zero at first
+  int64_t tile_thresholds;  // float32 a tile of lines, zero at first
+};
+
+struct TensorScratch {
+  int64_t tiles_m, tiles_n, steps;
+  int64_t tiles;  // of C, of all members
+  OperandScratch a, b;
+  int64_t repairs;   // two uint32 each
+  int64_t flags;     // uint32 a tile of C, zero at first
+  int64_t counters;  // TensorCounters, zero at first
+  int64_t zeroed;    // from here on everything is zero before a product
+  int64_t bytes;
+};
+
+struct TensorCounters {
+  uint32_t repairs;        // elements in the list
+  uint32_t flagged_tiles;  // that are computed again as a whole
+};
+
+inline TensorScratch MakeTensorScratch(int64_t m, int64_t n, int64_t k, int64_t members_a,
+                                       int64_t members_b, int64_t batch) {
+  TensorScratch scratch = {};
+  const auto divide = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  scratch.tiles_m = divide(m, kTensorLines);
+  scratch.tiles_n = divide(n, kTensorLines);
+  scratch.steps = divide(k, kTensorStepK);
+  scratch.tiles = batch * scratch.tiles_m * scratch.tiles_n;
+  const auto take = [&](int64_t bytes) {
+    const int64_t place = scratch.bytes;
+    scratch.bytes += divide(bytes, 1024) * 1024;
+    return place;
+  };
+  const auto take_split = [&](OperandScratch& operand, int64_t lines) {
+    operand.images = take(lines / kTensorLines * scratch.steps * kTensorImageBytes);
+    operand.factors = take(lines * 8);
+  };
+  const auto take_zeroed = [&](OperandScratch& operand, int64_t lines) {
+    operand.maxima = take(lines * 4);
+    operand.thresholds = take(lines * 4);
+    operand.tile_thresholds = take(lines / kTensorLines * 4);
+  };
+  const int64_t lines_a = members_a * scratch.tiles_m * kTensorLines;
+  const int64_t lines_b = members_b * scratch.tiles_n * kTensorLines;
+  take_split(scratch.a, lines_a);
+  take_split(scratch.b, lines_b);
+  scratch.repairs = take(scratch.tiles * kMostRepairsOfWarp * kWarpsOfTensorTile * 8);
+  scratch.zeroed = scratch.bytes;
+  take_zeroed(scratch.a, lines_a);
+  take_zeroed(scratch.b, lines_b);
+  scratch.flags = take(scratch.tiles * 4);
+  scratch.counters = take(sizeof(TensorCounters));
+  return scratch;
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SGEMM_TENSOR_LAYOUT_H_

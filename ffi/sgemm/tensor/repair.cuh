@@ -1,0 +1,59 @@
+// Elements of C that pairs cannot hold, summed again from the operands as they are.
+//
+// Owns: their sums. Must not know: why an element is in the list (kernel.cuh).
+#ifndef JAXKERNELS_SGEMM_TENSOR_REPAIR_CUH_
+#define JAXKERNELS_SGEMM_TENSOR_REPAIR_CUH_
+
+#include "sgemm/epilogue.cuh"
+#include "sgemm/tensor/args.cuh"
+
+namespace jaxkernels {
+
+inline constexpr int kRepairThreads = 256, kRepairWarps = kRepairThreads / 32;
+inline constexpr int kRepairBlocksOfSm = 4;
+
+// A block, an element at a time, in an order of its own: the sum of an element depends on nothing
+// but its operands. In float64, because it costs nothing here.
+__global__ void __launch_bounds__(kRepairThreads)
+    RepairElements(const __grid_constant__ TensorArgs args) {
+  __shared__ double of_warp[kRepairWarps];
+  const SgemmArgs& product = args.product;
+  const uint32_t count = IsInVain(args) ? 0 : args.counters->repairs;
+  const unsigned of_member = args.tiles_m * args.tiles_n;
+  for (uint32_t index = blockIdx.x; index < count; index += gridDim.x) {
+    const uint2 repair = args.repairs[index];
+    const int member = static_cast<int>(repair.x / of_member);
+    const unsigned tile = repair.x % of_member;
+    const int64_t row = int64_t{tile / args.tiles_n} * kTensorLines + repair.y / kTensorLines;
+    const int64_t column = int64_t{tile % args.tiles_n} * kTensorLines + repair.y % kTensorLines;
+    const MemberIndices members = IndicesOfMember(product, member);
+    const auto begin_of = [](const TensorOperand& operand, int index, int64_t line) {
+      return operand.data + index * operand.MemberElements() +
+             line * (operand.along_k ? operand.pitch : 1);
+    };
+    const float* const a = begin_of(args.a, members.a, row);
+    const float* const b = begin_of(args.b, members.b, column);
+    const int64_t next_a = args.a.along_k ? 1 : args.a.pitch;
+    const int64_t next_b = args.b.along_k ? 1 : args.b.pitch;
+    double sum = 0.0;
+#pragma unroll 8
+    for (int64_t k = threadIdx.x; k < product.k; k += kRepairThreads) {
+      sum = fma(static_cast<double>(a[k * next_a]), static_cast<double>(b[k * next_b]), sum);
+    }
+#pragma unroll
+    for (int i = 16; i > 0; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      for (int i = 1; i < kRepairWarps; ++i) sum += of_warp[i];
+      const int64_t at = (int64_t{member} * product.m + row) * product.n + column;
+      product.out[at] =
+          CombineWith(product.alpha, static_cast<float>(sum), product.beta, product.c + at);
+    }
+  }
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SGEMM_TENSOR_REPAIR_CUH_

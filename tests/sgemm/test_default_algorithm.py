@@ -1,0 +1,105 @@
+"""default_algorithm and its environment variable: the rung of products that name none."""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+import jaxkernels as jk
+
+A = np.arange(12, dtype=np.float32).reshape(3, 4)
+B = np.ones((4, 2), np.float32)
+
+
+def rungs_of(function, *operands):
+    """The algorithms of the products in a trace, nested ones included."""
+    return re.findall(r"algorithm='(\w+)'", str(jax.make_jaxpr(function)(*operands)))
+
+
+def test_a_block_decides_and_ends():
+    assert rungs_of(jk.matmul, A, B) == ["auto"]
+    with jk.default_algorithm("warp_tile") as nothing:
+        assert nothing is None
+        assert rungs_of(jk.matmul, A, B) == ["warp_tile"]
+        assert rungs_of(lambda a, b: jk.sgemm(a, b), A, B) == ["warp_tile"]
+        with jk.default_algorithm(None):
+            assert rungs_of(jk.matmul, A, B) == ["auto"]
+        assert rungs_of(lambda a, b: jk.matmul(a, b, algorithm="naive"), A, B) == ["naive"]
+    assert rungs_of(jk.matmul, A, B) == ["auto"]
+    with pytest.raises(RuntimeError, match="out"), jk.default_algorithm("naive"):
+        raise RuntimeError("out")
+    assert rungs_of(jk.matmul, A, B) == ["auto"]
+
+
+def test_derivatives_keep_what_was_traced():
+    with jk.default_algorithm("warp_tile"):
+        found = rungs_of(jax.grad(lambda a: jk.matmul(a, B).sum()), A)
+    assert set(found) == {"warp_tile"}
+
+
+def test_a_jitted_function_is_traced_anew():
+    traced = []
+
+    @jax.jit
+    def function(a, b):
+        traced.append(1)
+        return jk.matmul(a, b)
+
+    function(A, B)
+    with jk.default_algorithm("pipelined"):
+        function(A, B)
+        function(A, B)
+    function(A, B)
+    assert len(traced) == 2
+
+
+def test_a_block_belongs_to_its_thread():
+    seen = []
+    with jk.default_algorithm("naive"):
+        thread = threading.Thread(target=lambda: seen.append(rungs_of(jk.matmul, A, B)))
+        thread.start()
+        thread.join()
+    assert seen == [["auto"]]
+
+
+def test_dot_general_inside_flax():
+    nn = pytest.importorskip("flax.linen")
+    layer = nn.Dense(2, dot_general=jk.dot_general)
+    weights = layer.init(jax.random.key(0), A)
+    with jk.default_algorithm("split_tile"):
+        assert rungs_of(layer.apply, weights, A) == ["split_tile"]
+
+
+@pytest.mark.parametrize(("value", "expected"), [("pipelined", "pipelined"), ("", "auto")])
+def test_the_environment_decides_outside_of_blocks(value, expected):
+    code = (
+        "import jax, numpy as np, jaxkernels as jk\n"
+        f"assert 'algorithm=\\'{expected}\\'' in str(jax.make_jaxpr(jk.matmul)("
+        "np.ones((2, 2), np.float32), np.ones((2, 2), np.float32)))\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "JAXKERNELS_ALGORITHM": value, "JAX_PLATFORMS": "cpu"},
+        check=True,
+        timeout=120,
+    )
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="algorithm must be None or one of"):
+        jk.default_algorithm("fastest")
+    result = subprocess.run(
+        [sys.executable, "-c", "import jaxkernels"],
+        env={**os.environ, "JAXKERNELS_ALGORITHM": "fastest", "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode != 0
+    assert "JAXKERNELS_ALGORITHM must be one of naive, " in result.stderr

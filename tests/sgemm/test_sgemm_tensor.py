@@ -1,0 +1,211 @@
+"""The rung `tensor`: float32 accuracy from pairs of float16, whatever the operands hold."""
+
+import functools
+import os
+import subprocess
+import sys
+
+import gemm_cases as cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensor_families as families
+from conftest import skip_or_fail
+
+import jaxkernels as jk
+
+tensor = functools.partial(jk.sgemm, algorithm="tensor")
+pytestmark = pytest.mark.usefixtures("hopper")
+
+
+@pytest.fixture
+def hopper(gpu):
+    """A GPU that has the rung; any other runs `pipelined`, whose tests are in test_sgemm.py."""
+    if jk.plan_sgemm(256, 256, 256, algorithm="tensor", device=gpu).algorithm != "tensor":
+        pytest.skip("this GPU, or this build, is without Hopper's tensor cores")
+
+
+def highest(a, b):
+    return jnp.matmul(a, b, precision="highest")
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.parametrize(
+    "shape", [(128, 128, 16), (257, 255, 129), (512, 512, 512), (300, 260, 4096)]
+)
+def test_error_is_that_of_float32(family, shape):
+    """No more than 1.05 times what cuBLAS makes of the same operands, or than a few units of float32."""
+    a, b = families.operands(family, *shape)
+    relative, largest = families.errors(tensor(a, b), a, b)
+    peer_relative, peer_largest = families.errors(highest(a, b), a, b)
+    assert relative <= max(1.05 * peer_relative, 6e-7)
+    assert largest <= max(1.05 * peer_largest, 1e-6)
+
+
+def test_dense_products_err_less_than_cublas():
+    """In geometric mean."""
+    ratios = []
+    for family in families.DENSE:
+        a, b = families.operands(family, 512, 512, 2048)
+        own, peer = (families.errors(f(a, b), a, b)[0] for f in (tensor, highest))
+        ratios.append(own / peer)
+    assert np.exp(np.mean(np.log(ratios))) < 1
+
+
+@pytest.mark.parametrize("k", [20_000, 200_000])
+def test_deep_sums(k):
+    """The sum of the high products starts anew; one that never did would be off by 1e-4 here."""
+    for family in ("normal", "uniform"):
+        a, b = families.operands(family, 128, 130, k)
+        relative, largest = families.errors(tensor(a, b), a, b)
+        peer_relative, peer_largest = families.errors(highest(a, b), a, b)
+        assert relative <= max(1.05 * peer_relative, 6e-7)
+        assert largest <= max(1.05 * peer_largest, 1e-6)
+
+
+def spoilt(values, seed=0):
+    """Operands with a few such elements, of which only some rows and columns know."""
+    rng = np.random.default_rng(seed)
+    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((300, 200), (200, 270)))
+    for x in (a, b):
+        x[rng.integers(0, len(x), 3), rng.integers(0, x.shape[1], 3)] = rng.choice(values, 3)
+    return a, b
+
+
+@pytest.mark.parametrize(
+    "values", [[np.inf], [np.nan], [np.inf, -np.inf, np.nan]], ids=("inf", "nan", "all")
+)
+@pytest.mark.parametrize("zeros", [False, True])
+def test_what_is_not_finite_is_where_float32_has_it(values, zeros):
+    a, b = spoilt(values)
+    if zeros:
+        b[:, ::3] = 0.0
+        a[::5] = 0.0
+    got, want = np.asarray(tensor(a, b)), np.asarray(jk.sgemm(a, b, algorithm="pipelined"))
+    assert np.array_equal(np.isnan(got), np.isnan(want))
+    assert np.array_equal(np.isinf(got) * np.sign(got), np.isinf(want) * np.sign(want))
+    cases.check(got, a, b)
+
+
+def test_overflow_is_infinite():
+    """Where the exact result is too large, and only there."""
+    a, b = families.operands("normal", 200, 210, 300)
+    a[::2] *= 1e25
+    b[:, ::3] *= 1e25
+    got = np.asarray(tensor(a, b))
+    with np.errstate(over="ignore"):
+        want = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.float32)
+    assert np.isinf(want).any()
+    assert np.isfinite(want).any()
+    assert np.array_equal(np.isinf(got), np.isinf(want))
+
+
+@pytest.mark.parametrize("beta", [0.0, -2.0])
+@pytest.mark.parametrize("share", [1e-5, 0.01, 0.5])
+def test_lines_that_no_pair_holds(beta, share):
+    """Elements 2^-60 below their row's largest, whose partners are zero but for their own: few are repaired one by
+    one, many by whole tiles, more by a product without tensor cores; C in place has to survive all three."""
+    rng = np.random.default_rng(int(1e6 * share))
+    k = 640
+    a = rng.standard_normal((k, k)).astype(np.float32)
+    b = np.eye(k, dtype=np.float32)[rng.permutation(k)]
+    small = rng.random((k, k)) < share
+    a[small] *= np.float32(2.0**-60)
+    c = cases.operand("normal", (k, k))
+    function = jax.jit(
+        lambda a, b, c: tensor(a, b, c, alpha=0.5, beta=beta), donate_argnums=2 if beta else ()
+    )
+    for _ in range(2):
+        got = np.asarray(function(a, b, jnp.array(c)))
+        want = 0.5 * (a.astype(np.float64) @ b.astype(np.float64)) + beta * c.astype(np.float64)
+        size = 0.5 * np.abs(a @ b).astype(np.float64) + abs(beta) * np.abs(c)
+        assert np.all(np.abs(got - want) <= 3e-7 * size)
+
+
+def test_the_same_bits_with_repairs():
+    """Which elements are repaired, and by whom, depends on the operands alone."""
+    a, b = families.operands("wide", 700, 500, 600)
+    first = np.asarray(tensor(a, b)).tobytes()
+    function = jax.jit(tensor)
+    assert all(np.asarray(function(a, b)).tobytes() == first for _ in range(5))
+
+
+@pytest.mark.parametrize(
+    "batches", [((3,), (3,)), ((4,), (1,)), ((1,), (4,)), ((2, 1, 3), (1, 5, 1))]
+)
+def test_a_member_has_its_own_scales_and_repairs(batches):
+    rng = np.random.default_rng(3)
+    shapes = (*batches[0], 140, 96), (*batches[1], 96, 150)
+    a, b = (rng.standard_normal(s).astype(np.float32) for s in shapes)
+    a *= np.exp2(rng.integers(-30, 30, (*batches[0], 1, 1))).astype(np.float32)
+    b[..., 5, :] *= np.float32(2.0**-50)
+    together = np.asarray(tensor(a, b))
+    cases.check(together, a, b)
+    wide = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    whole = [np.broadcast_to(x, (*wide, *x.shape[-2:])).reshape(-1, *x.shape[-2:]) for x in (a, b)]
+    for member, found in enumerate(together.reshape(-1, 140, 150)):
+        alone = np.asarray(tensor(whole[0][member], whole[1][member]))
+        assert alone.tobytes() == found.tobytes()
+
+
+@pytest.mark.parametrize("offset", [1, 2, 3])
+def test_operands_and_results_that_begin_anywhere(offset):
+    """Slices that XLA hands over in place, and stores into the middle of an array."""
+    m, n, k = 150, 131, 77
+    rng = np.random.default_rng(offset)
+    stored = rng.standard_normal(offset + m * k + k * n).astype(np.float32)
+
+    @jax.jit
+    def program(x):
+        a = jax.lax.dynamic_slice(x, (offset,), (m * k,)).reshape(m, k)
+        b = jax.lax.dynamic_slice(x, (offset + m * k,), (k * n,)).reshape(k, n)
+        return tensor(a, b)
+
+    a, b = stored[offset:][: m * k].reshape(m, k), stored[offset + m * k :].reshape(k, n)
+    cases.check(program(stored), a, b)
+
+
+@pytest.mark.xdist_group("large arrays")
+def test_more_than_two_to_the_31_elements(gpu):
+    """Offsets in C are 64-bit."""
+    if (gpu.memory_stats() or {}).get("bytes_limit", 2**34) < 60e9:
+        skip_or_fail("this GPU has less than 60 GB")
+    m, n, k = 2**16 + 1, 2**15 + 40, 32
+    keys = jax.random.split(jax.random.key(0))
+    a, b = jax.random.normal(keys[0], (m, k)), jax.random.normal(keys[1], (k, n))
+    assert jk.plan_sgemm(m, n, k, algorithm="tensor", device=gpu).algorithm == "tensor"
+    c = tensor(a, b)
+    rows, columns = np.r_[0, m // 2, m - 2 : m], np.r_[0:3, n // 2, n - 3 : n]
+    got = np.asarray(c[np.ix_(rows, columns)])
+    cases.check(got, np.asarray(a[rows]), np.asarray(b[:, columns]))
+
+
+def test_derivatives_stay_on_the_rung():
+    a, b = families.operands("normal", 300, 280, 320)
+    loss = lambda a, b: jnp.sum(jnp.sin(tensor(a, b)))  # noqa: E731
+    text = jax.jit(jax.grad(loss, (0, 1))).lower(a, b).as_text()
+    assert text.count('algorithm = "tensor"') == 3
+    got = jax.grad(loss, (0, 1))(a, b)
+    want = jax.grad(lambda a, b: jnp.sum(jnp.sin(highest(a, b))), (0, 1))(a, b)
+    for x, y in zip(got, want, strict=True):
+        np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-4)
+
+
+SWITCH = """
+import numpy as np, jaxkernels as jk, jax
+a = np.ones((256, 256), np.float32)
+text = jax.jit(jk.matmul).lower(a, a).as_text()
+assert 'algorithm = "tensor"' in text, text
+with jk.default_algorithm("pipelined"):
+    assert 'algorithm = "pipelined"' in jax.jit(jk.matmul).lower(a, a).as_text()
+"""
+
+
+def test_the_environment_chooses_for_a_process():
+    subprocess.run(
+        [sys.executable, "-c", SWITCH],
+        env={**os.environ, "JAXKERNELS_ALGORITHM": "tensor"},
+        check=True,
+        timeout=120,
+    )

@@ -1,0 +1,144 @@
+"""Plans of the rung `tensor`, on machines without a GPU."""
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+import jaxkernels as jk
+from jaxkernels._core import registry
+
+sizes = st.one_of(st.integers(1, 300), st.integers(1, 20000), st.sampled_from([64, 128, 4096]))
+flags = {"trans_a": st.booleans(), "trans_b": st.booleans()}
+
+
+def plan_of(m, n, k, device="h200", **options):
+    return jk.plan_sgemm(m, n, k, algorithm="tensor", device=device, **options)
+
+
+def limits(**changes):
+    h200 = registry.cpu_module.named_devices()["h200"]
+    fields = {name: getattr(h200, name) for name in dir(h200) if not name.startswith("_")}
+    return jk.DeviceLimits(**{**fields, **changes})
+
+
+def rung_on(gpu):
+    shape = (4096, 4096)
+    return registry.cpu_module.plan_sgemm(shape, shape, False, False, gpu, "tensor").algorithm
+
+
+@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.given(m=sizes, n=sizes, k=sizes, batch=st.integers(1, 9), **flags)
+def test_the_plan_covers_the_problem(m, n, k, batch, trans_a, trans_b):
+    plan = plan_of(m, n, k, batch=batch, trans_a=trans_a, trans_b=trans_b)
+    if k < 16:
+        assert plan.algorithm == "pipelined"
+        return
+    assert plan.algorithm == "tensor"
+    assert 0 <= plan.tiles_m * plan.block_m - m < plan.block_m
+    assert 0 <= plan.tiles_n * plan.block_n - n < plan.block_n
+    assert (plan.split_k, plan.launches, plan.reduce_pack) == (1, 1, 0)
+    # A block takes one tile after the other.
+    assert 1 <= plan.grid_blocks <= min(132, plan.tiles_m * plan.tiles_n * batch)
+    assert plan.grid_blocks == min(132, plan.tiles_m * plan.tiles_n * batch)
+    # One of three warpgroups copies.
+    multiplying = plan.block_threads - 128
+    assert multiplying * plan.thread_m * plan.thread_n == plan.block_m * plan.block_n
+    assert (plan.pad_a, plan.pad_b) == (0, 0)
+
+
+@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.given(m=sizes, n=sizes, k=st.integers(16, 20000), batch=st.integers(1, 9), **flags)
+def test_the_scratch_holds_split_operands_and_little_more(m, n, k, batch, trans_a, trans_b):
+    plan = plan_of(m, n, k, batch=batch, trans_a=trans_a, trans_b=trans_b)
+    steps = -(-k // plan.block_k)
+    lines = batch * (plan.tiles_m + plan.tiles_n) * 128
+    images = lines * steps * plan.block_k  # float32 elements: a pair takes four bytes
+    tiles = batch * plan.tiles_m * plan.tiles_n
+    assert images <= plan.partial_elements <= images + 8 * lines + 600 * tiles + 8192
+
+
+def test_a_shared_operand_is_split_once():
+    shared = registry.cpu_module.plan_sgemm(
+        (8, 4096, 512), (1, 512, 512), False, False, limits(), "tensor"
+    )
+    own = registry.cpu_module.plan_sgemm(
+        (8, 4096, 512), (8, 512, 512), False, False, limits(), "tensor"
+    )
+    assert own.partial_elements - shared.partial_elements >= 7 * 512 * 512
+
+
+def test_it_needs_hopper_and_code_for_it():
+    """Code for "sm_90", which CMake's "native" would give, has no such products."""
+    assert plan_of(4096, 4096, 4096).algorithm == "tensor"
+    assert plan_of(4096, 4096, 4096, device="h100").algorithm == "tensor"
+    for device in ("a100", "rtx4090", "b200", "rtx5090"):
+        assert plan_of(4096, 4096, 4096, device=device).algorithm == "pipelined"
+    assert limits().has_wgmma
+    assert not limits(has_wgmma=False).has_wgmma
+    assert not jk.DeviceLimits(
+        **{
+            **{name: getattr(limits(), name) for name in ("name", "sm_count", "smem_per_block")},
+            **{"smem_per_sm": 1, "threads_per_sm": 1, "blocks_per_sm": 1, "registers_per_sm": 1},
+            **{"compute_capability": 90, "compiled_for": 80},
+        }
+    ).has_wgmma
+    assert rung_on(limits()) == "tensor"
+    assert rung_on(limits(has_wgmma=False)) == "pipelined"
+
+
+def test_it_gives_way_where_it_cannot_serve():
+    assert plan_of(4096, 4096, 16).algorithm == "tensor"
+    assert plan_of(4096, 4096, 15).algorithm == "pipelined"  # the bound of float32 is k eps
+    for empty in ((0, 64, 64), (64, 0, 64), (64, 64, 0)):
+        assert plan_of(*empty).algorithm == "pipelined"
+    # Operands of more than 8 GiB are not kept twice.
+    assert plan_of(32768, 30000, 32768).algorithm == "tensor"
+    assert plan_of(40000, 32768, 32768).algorithm == "pipelined"
+
+
+@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.given(
+    m=sizes, n=sizes, k=sizes, batch=st.integers(2, 500), asked=st.sampled_from((None, "tensor"))
+)
+def test_the_rung_does_not_depend_on_the_batch(m, n, k, batch, asked):
+    """Unless the operands of all members have more than the bound of scratch."""
+    hypothesis.assume(4.4 * batch * (m + 128 + n + 128) * (k + 64) < 2**33)
+    alone, together = (
+        jk.plan_sgemm(m, n, k, batch=b, algorithm=asked, device="h200") for b in ((), batch)
+    )
+    assert alone.algorithm == together.algorithm
+
+
+def test_where_it_pays():
+    """By times of an H200, see ffi/sgemm/README.md."""
+
+    def rung(*sizes, **options):
+        return jk.plan_sgemm(*sizes, device="h200", **options).algorithm
+
+    for n in (1024, 2048, 4096, 8192, 16384):
+        assert rung(n, n, n) == "tensor"
+    for sizes in ((4097, 4095, 4093), (8192, 4096, 1024), (50257, 768, 1024)):
+        assert rung(*sizes) == "tensor"
+    for n in (1, 64, 256, 512):
+        assert rung(n, n, n) == "pipelined"
+    for sizes in ((4096, 4096, 64), (4096, 1, 4096), (65536, 64, 64), (64, 4096, 4096)):
+        assert rung(*sizes) == "pipelined"
+    assert rung(4096, 4096, 4096, algorithm="pipelined") == "pipelined"
+    assert jk.plan_sgemm(4096, 4096, 4096, device="a100").algorithm == "pipelined"
+
+
+def test_what_begins_anywhere_is_read_element_by_element():
+    plan = plan_of(256, 256, 256)
+    assert (plan.pack_a, plan.pack_b, plan.pack_c) == (4, 4, 2)
+    shifted = plan_of(256, 256, 256, aligned_a=False, aligned_c=False)
+    assert (shifted.pack_a, shifted.pack_b, shifted.pack_c) == (1, 4, 1)
+    assert shifted.partial_elements == plan.partial_elements
+    assert plan_of(256, 255, 256).pack_c == 1
+    assert plan_of(256, 255, 256).pack_b == 1
+
+
+def test_a_split_is_refused():
+    with pytest.raises(ValueError, match="tensor does not split k; got split_k=4"):
+        registry.cpu_module.plan_sgemm(
+            (256, 256), (256, 256), False, False, limits(), "tensor", split_k=4
+        )
