@@ -22,6 +22,10 @@ struct TensorCost {
 // hide behind k eps.
 constexpr int64_t kLeastDepth = 16;
 
+// The sums of 64 of k each are added one after the other. Simulated, relF of so many normal terms:
+// 4096 1.4e-7, 16384 2.8e-7, 65536 5.5e-7, 200000 1.0e-6. FFMA sums parts of 2816 apart.
+constexpr int64_t kMostDepth = 65536;
+
 // Memory that may be taken without having been asked for: it holds both operands again.
 constexpr int64_t kMaxScratchBytes = int64_t{8} << 30;
 
@@ -29,9 +33,8 @@ constexpr int64_t kMaxScratchBytes = int64_t{8} << 30;
 constexpr int64_t kMaxTiles = int64_t{1} << 24;
 
 bool CanUseTensor(const SgemmProblem& problem, const DeviceLimits& limits) {
-  if (!limits.has_wgmma || problem.k < kLeastDepth || problem.m == 0 || problem.n == 0) {
-    return false;
-  }
+  if (!limits.has_wgmma || problem.m == 0 || problem.n == 0) return false;
+  if (problem.k < kLeastDepth || problem.k > kMostDepth) return false;
   const TensorScratch scratch = ScratchOf(problem);
   return scratch.tiles > 0 && scratch.tiles <= kMaxTiles && scratch.bytes <= kMaxScratchBytes;
 }

@@ -30,8 +30,8 @@ inline constexpr std::string_view kAlgorithmNames[] = {
 constexpr const auto& NamesOf(Algorithm) { return kAlgorithmNames; }
 
 // The rung that runs where `asked` is asked for. `tensor` gives way to `pipelined` where it cannot
-// serve: it needs a GPU of compute capability 9.0, code with its instructions, 16 of k, and scratch
-// within bounds. It does not depend on the batch, unless the problem says for_batch.
+// serve: it needs a GPU of compute capability 9.0, code with its instructions, 16 to 65536 of k,
+// and scratch within bounds. It does not depend on the batch, unless the problem says for_batch.
 Algorithm RungOf(const SgemmProblem& problem, const DeviceLimits& limits, Algorithm asked);
 
 // What the rung `tensor` keeps in its scratch.

@@ -40,8 +40,8 @@ def plan_sgemm(
         trans_b: b is stored as (n, k).
         algorithm: the rung of the ladder, "naive", "block_tile", "thread_tile", "warp_tile",
             "split_tile", "pipelined" or "tensor"; None lets the plan choose. Where "tensor" cannot
-            serve the plan is that of "pipelined": fewer than 16 of k, a GPU or code without
-            Hopper's tensor cores, or operands of more than 8 GiB.
+            serve the plan is that of "pipelined": fewer than 16 of k or more than 65536, a GPU or
+            code without Hopper's tensor cores, or operands of more than 8 GiB.
         device: as for `plan_softmax`.
         aligned_a: a, or the padded copy of it, begins at a multiple of 16 bytes; a slice that XLA
             hands over in place may begin at any element.
