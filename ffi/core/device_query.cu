@@ -70,7 +70,8 @@ cudaError_t QueryCode(int ordinal, DeviceLimits* limits) {
     if (error != cudaSuccess) return;
     cudaFuncAttributes attributes;
     error = cudaFuncGetAttributes(&attributes, ProbeProducts);
-    limits->has_wgmma = error == cudaSuccess && attributes.sharedSizeBytes > 0;
+    limits->has_wgmma = error == cudaSuccess && attributes.sharedSizeBytes > 0 &&
+                        limits->compute_capability == 90 && limits->compiled_for == 90;
   }).join();
   return error;
 }

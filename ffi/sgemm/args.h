@@ -9,10 +9,10 @@
 namespace jaxkernels {
 
 // Which tiles of C are made, of those of 128 x 128: [member][tile_m][tile_n], those that are not 0.
-// Where more than `most` are marked all of them are made.
+// Of a member of which more than `most` are marked all tiles are made.
 struct TileMarks {
   const uint32_t* marks;  // null: all tiles are made
-  const uint32_t* count;  // of marked tiles
+  const uint32_t* count;  // of marked tiles, of each member
   uint32_t most;
 };
 

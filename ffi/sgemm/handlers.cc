@@ -96,6 +96,8 @@ ffi::Error Sgemm(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer a, ffi::An
   if (!ParseName(algorithm_name, &algorithm)) {
     return Explain("unknown algorithm '" + std::string(algorithm_name) + "'");
   }
+  // Lowering names the rung; a program that does not has no scratch for `tensor`.
+  if (algorithm == Algorithm::kAuto) algorithm = Algorithm::kPipelined;
   const DeviceLimitsResult found = LimitsOfDevice(ordinal);
   if (found.limits == nullptr) return Unavailable(found.error);
   SgemmProblem problem = WithTallRows(made.problem);
@@ -110,6 +112,9 @@ ffi::Error Sgemm(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer a, ffi::An
       PlanSgemm(problem, *found.limits, algorithm, static_cast<int>(split_k));
   if (!planned.error.empty()) return Explain(planned.error);
   const SgemmPlan& plan = planned.plan;
+  if (plan.algorithm == Algorithm::kTensor && !IsAligned(partial->untyped_data())) {
+    return Explain("the scratch does not begin at a multiple of 16 bytes");
+  }
   if (static_cast<int64_t>(partial->element_count()) < plan.partial_elements) {
     return Explain("the scratch has " + std::to_string(partial->element_count()) +
                    " elements, the plan needs " + std::to_string(plan.partial_elements));

@@ -51,6 +51,7 @@ cudaError_t LaunchSgemm(const SgemmPlan& plan, const SgemmPlan& repairs, const S
     return LaunchParts(plan, args, a_along_k, b_along_k, stream);
   }
   SgemmArgs again = args;
+  again.aligned_c = repairs.pack_c > 1;  // `tensor` stores smaller packs
   const cudaError_t error = LaunchTensor(plan, args, a_along_k, b_along_k, &again.made, stream);
   if (error != cudaSuccess) return error;
   return LaunchParts(repairs, again, a_along_k, b_along_k, stream);

@@ -8,8 +8,10 @@ namespace {
 // What `tensor` takes, in the cycles of tile_choice.cc. H200, all launches of a call, us (2026-11):
 // 512^3 31, 1024^3 39, 2048^3 118, 4096^3 760, 8192^3 5240
 struct TensorCost {
-  // Starting five kernels instead of one.
+  // Starting five kernels instead of one, and one for every so many k that finds nothing to do.
   static constexpr double kLaunchCycles = 30000;
+  static constexpr double kIdleLaunchCycles = 4000;
+  static constexpr double kDepthOfLaunch = 2816;
   // Splitting reads an element twice and writes as much once; so many bytes a cycle.
   static constexpr double kBytesOfElement = 12;
   static constexpr double kSplitBytesPerCycle = 2000;
@@ -45,6 +47,7 @@ double CyclesOfTensor(const SgemmProblem& problem, const DeviceLimits& limits, i
   const double steps = static_cast<double>(CeilDiv(problem.k, kTensorStepK));
   const double elements = static_cast<double>(problem.m + problem.n) * problem.k * members;
   return TensorCost::kLaunchCycles +
+         problem.k / TensorCost::kDepthOfLaunch * TensorCost::kIdleLaunchCycles +
          elements * TensorCost::kBytesOfElement / TensorCost::kSplitBytesPerCycle +
          CeilDiv(tiles, limits.sm_count) *
              (TensorCost::kTileCycles + steps * TensorCost::kStepCycles);

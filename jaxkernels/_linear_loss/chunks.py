@@ -242,10 +242,13 @@ def _product(
     options: Options,
     addend: jax.Array | None = None,
 ) -> jax.Array:
-    """A product of matrices in `dtype`, in true float32 where that is the operands', and what is added."""
+    """A product of matrices in `dtype`, in true float32 where that is the operands', and what is added.
+
+    The rung `tensor` would keep split operands, as large as these, beside what a bound of memory counts.
+    """
     if a.dtype == jnp.float32 and options.implementation != "xla":
         beta = 0.0 if addend is None else 1.0
-        with_factor = dataclasses.replace(transposed, beta=beta)
+        with_factor = dataclasses.replace(transposed, beta=beta, algorithm="pipelined")
         return sgemm_primitive.multiply(a, b, addend, options=with_factor)
     (_, k), (k_of_b, _) = matrix_dims(transposed)
     product = lax.dot_general(

@@ -135,7 +135,8 @@ class _Problem:
 
 def _scratch_of(m: int, n: int, k: int, trans_a: bool, trans_b: bool) -> int:
     """Bytes of the partial sums of a float32 product, and of operands that are copied with padding."""
-    of = sgemm_plan.plan_sgemm(m, n, k, trans_a=trans_a, trans_b=trans_b)
+    flags: dict[str, Any] = {"trans_a": trans_a, "trans_b": trans_b, "algorithm": "pipelined"}
+    of = sgemm_plan.plan_sgemm(m, n, k, **flags)
     elements = of.partial_elements
     for stored, is_transposed, pad in (((m, k), trans_a, of.pad_a), ((k, n), trans_b, of.pad_b)):
         rows, cols = stored[::-1] if is_transposed else stored

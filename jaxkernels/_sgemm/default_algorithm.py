@@ -35,10 +35,10 @@ _chosen = jax.make_user_context(_from_environment())
 def default_algorithm(algorithm: Algorithm | None) -> AbstractContextManager[None]:
     """Products that name no algorithm run on this rung, inside a block.
 
-    It reaches `dot_general` inside Flax's layers, which no caller can give an algorithm, float32
-    attention, and the products of derivatives of what is traced inside. A function that was jitted before is
-    traced anew. Blocks nest. The environment variable JAXKERNELS_ALGORITHM says what holds outside of
-    all of them.
+    It reaches `dot_general` inside Flax's layers, which no caller can give an algorithm, float32 attention,
+    the products of derivatives of what is traced inside, and `plan_sgemm`; not `linear_cross_entropy`,
+    which keeps to "pipelined" within its bound of memory. A function that was jitted before is traced
+    anew. Blocks nest. The environment variable JAXKERNELS_ALGORITHM says what holds outside of all of them.
 
     Args:
         algorithm: as for `matmul`; "pipelined" keeps to the FFMA units, None lets the plan choose.

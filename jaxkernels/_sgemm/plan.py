@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from jaxkernels._core import devices, registry, validate
 from jaxkernels._cpu import SgemmPlan
+from jaxkernels._sgemm import default_algorithm
 from jaxkernels._sgemm.options import Options
 from jaxkernels.typing import Algorithm, Device, DeviceName
 
@@ -39,9 +40,9 @@ def plan_sgemm(
         trans_a: a is stored as (k, m).
         trans_b: b is stored as (n, k).
         algorithm: the rung of the ladder, "naive", "block_tile", "thread_tile", "warp_tile",
-            "split_tile", "pipelined" or "tensor"; None lets the plan choose. Where "tensor" cannot
+            "split_tile", "pipelined" or "tensor"; None takes what `default_algorithm` says, or chooses. Where "tensor" cannot
             serve the plan is that of "pipelined": fewer than 16 of k or more than 65536, a GPU or
-            code without Hopper's tensor cores, or operands of more than 8 GiB.
+            code without Hopper's tensor cores, or scratch of more than 8 GiB for all members.
         device: as for `plan_softmax`.
         aligned_a: a, or the padded copy of it, begins at a multiple of 16 bytes; a slice that XLA
             hands over in place may begin at any element.
@@ -77,7 +78,7 @@ def plan_sgemm(
         bool(trans_a),
         bool(trans_b),
         devices.limits_of(device),
-        algorithm or "auto",
+        algorithm or default_algorithm.current() or "auto",
         aligned_a=bool(aligned_a),
         aligned_b=bool(aligned_b),
         aligned_c=bool(aligned_c),

@@ -15,10 +15,10 @@ to be told to CUDA graphs, which takes the host up to ten microseconds a product
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
-from typing import get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -201,7 +201,7 @@ def contenders(case: Case, options: Options) -> Mapping[str, Program]:
     drawn = partial(draw, case, count)
 
     def of(name: str) -> Program:
-        look = {"errors": lambda *_: _errors(case, name)}
+        look: dict[str, Callable[..., Any]] = {"errors": lambda *_: _errors(case, name)}
         if name == AUTO:
             look["rung"] = lambda *_: _planned(case)
         return Program(lambda _: program(case, name), drawn, count, look)

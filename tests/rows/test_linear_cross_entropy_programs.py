@@ -12,6 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
+from jaxkernels._core import registry
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((16, 8, 12)).astype(np.float32)
@@ -239,6 +240,12 @@ def test_export(reduction):
     label = jax.ShapeDtypeStruct((rows, 8), jnp.int32)
     program = jax.jit(functools.partial(step, reduction=reduction))
     exported = for_a_cpu(program)(x, W, B, label)
+    if registry.has_cuda_module():
+        both = [*checks, jax.export.DisabledSafetyCheck.custom_call("jaxkernels_sgemm")]
+        on_a_gpu = jax.export.export(program, platforms=["cuda"], disabled_checks=both)
+        text = on_a_gpu(x, W, B, label).mlir_module()
+        assert "@jaxkernels_rows" in text
+        assert "@jaxkernels_sgemm" in text
     again = jax.export.deserialize(exported.serialize())
     for n in (3, 16):
         got, want = again.call(X[:n], W, B, LABEL[:n]), program(X[:n], W, B, LABEL[:n])

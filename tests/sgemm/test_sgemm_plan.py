@@ -172,6 +172,9 @@ def test_plan_of_this_gpu(gpu):
     for name in DEVICES:
         if name in gpu.device_kind.lower().replace(" ", ""):
             assert live.compiled_for == limits(name).compute_capability
+            assert live.has_wgmma == limits(name).has_wgmma
+            auto = jk.plan_sgemm(2048, 2048, 2048, device=gpu)
+            assert auto == jk.plan_sgemm(2048, 2048, 2048, device=name)
             assert plan == plan_ffma(2047, 2048, 2049, device=name)
 
 

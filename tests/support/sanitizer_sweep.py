@@ -11,7 +11,6 @@ import cases
 import gemm_cases
 import jax
 import masked_cases
-import numpy as np
 import row_parts_cases
 import rows_of_losses
 import slice_cases
@@ -57,12 +56,13 @@ def sweep_products():
         count += len(problems)
     # What pairs of float16 do not hold: elements that are repaired one by one, tiles, the whole product.
     problems = []
-    for family in ("outliers", "spread_permutation", "wide"):
-        a, b = tensor_families.operands(family, 300, 200, 200)
-        problems += [
-            (a, b, None, {}),
-            (a, b, np.ones((300, b.shape[1]), np.float32), {"beta": 2.0}),
-        ]
+    for n in (200, 201, 202):
+        a, b = tensor_families.operands("spread_permutation", 300, n, n)
+        a[3, 5] = float("nan")
+        c = gemm_cases.operand("normal", (300, n))
+        problems += [(a, b, None, {}), (a, b, c, {"beta": 2.0, "trans_a": True})]
+    many = tensor_families.operands("spread_permutation", 1700, 1400, 1400)
+    problems.append((*many, None, {}))  # 154 tiles, of which FFMA makes all
     gemm_cases.check_all(problems, "tensor")
     count += len(problems)
     # The tiles of the pipelined rung.

@@ -241,7 +241,7 @@ struct Pipelined {
 // By one thread or more: whether the tile of a block is to be made.
 __device__ inline bool IsMade(const TileMarks& made, const PipelinedGrid& grid,
                               const BlockWork& work) {
-  if (*made.count > made.most) return true;
+  if (made.count[work.member] > made.most) return true;
   const int64_t row = int64_t{work.member} * grid.tiles_m + work.tile_m;
   return made.marks[row * grid.tiles_n + work.tile_n] != 0;
 }

@@ -32,18 +32,20 @@ struct TensorOperand {
 struct TensorArgs {
   SgemmArgs product;
   TensorOperand a, b;
-  uint32_t* flags;
-  TensorCounters* counters;
-  uint32_t most_flagged;  // where there are more flagged tiles, no tile of this rung is wanted
+  uint32_t* flags;        // tiles that are computed again as a whole
+  uint32_t* flagged;      // how many, of each member
+  uint32_t most_flagged;  // where a member has more, none of its tiles is wanted
   uint2* repairs;         // tile of C (of all members), row * 128 + column within it
+  uint32_t* repair_count;
   int tiles_m, tiles_n, steps;
   int batch;
 };
 
-// Whether so many tiles have been flagged that all of them will be computed again. The count only
-// grows, so that it passes the limit in every run or in none, whichever blocks see it in time.
-__device__ inline bool IsInVain(const TensorArgs& args) {
-  return *static_cast<const volatile uint32_t*>(&args.counters->flagged_tiles) > args.most_flagged;
+// Whether so many tiles of a member have been flagged that all of them will be computed again. The
+// count only grows, so that it passes the limit in every run or in none, whichever blocks see it in
+// time.
+__device__ inline bool IsInVain(const TensorArgs& args, int member) {
+  return static_cast<const volatile uint32_t*>(args.flagged)[member] > args.most_flagged;
 }
 
 }  // namespace jaxkernels

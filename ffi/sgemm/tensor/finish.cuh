@@ -21,7 +21,7 @@ struct TensorTile {
 class TensorFinish {
  public:
   __device__ TensorFinish(const TensorArgs& args, const TensorTile& tile, int row, int column)
-      : args_(args), row_(row), column_(column) {
+      : args_(args), member_(tile.member), row_(row), column_(column) {
     const MemberIndices members = IndicesOfMember(args.product, tile.member);
     tile_a_ = members.a * args.tiles_m + tile.m;
     tile_b_ = members.b * args.tiles_n + tile.n;
@@ -40,7 +40,7 @@ class TensorFinish {
     count_ = __reduce_add_sync(~0u, __popcll(uncertain_));
     if (count_ <= kMostRepairsOfWarp) return true;
     if (threadIdx.x % 32 == 0 && atomicExch(&args_.flags[tile_], 1) == 0) {
-      atomicAdd(&args_.counters->flagged_tiles, 1);
+      atomicAdd(&args_.flagged[member_], 1);
     }
     return false;
   }
@@ -86,7 +86,7 @@ class TensorFinish {
   __device__ void ListRepairs() const {
     uint64_t uncertain = uncertain_;
     if (uncertain == 0) return;
-    uint32_t place = atomicAdd(&args_.counters->repairs, __popcll(uncertain));
+    uint32_t place = atomicAdd(args_.repair_count, __popcll(uncertain));
     for (; uncertain != 0; uncertain &= uncertain - 1) {
       const int i = __ffsll(static_cast<long long>(uncertain)) - 1;
       const int element = (row_ + RowOf(i)) * kTensorLines + column_ + ColumnOf(i);
@@ -139,7 +139,7 @@ class TensorFinish {
   }
 
   const TensorArgs& args_;
-  int row_, column_;
+  int member_, row_, column_;
   int tile_a_, tile_b_;  // among the tiles of the operands of all members
   uint32_t tile_;        // of C, of all members
   int64_t rows_, columns_, offset_;

@@ -72,10 +72,10 @@ __device__ inline bool VoteOfConsumers(bool vote) {
 __device__ inline void CopyTiles(const TensorArgs& args, const StageRing& ring, unsigned tiles,
                                  volatile int& stopped) {
   // With fewer steps a stage may be empty while there are warps that have not begun the last tile.
-  const bool may_stop = args.steps >= kTensorStages;
+  const bool may_stop = args.batch == 1 && args.steps >= kTensorStages;
   StageCursor cursor;
   for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
-    if (may_stop && index != blockIdx.x && IsInVain(args)) {
+    if (may_stop && index != blockIdx.x && IsInVain(args, 0)) {
       ring.WaitEmpty(cursor);
       stopped = 1;
       ring.FillWithNothing(cursor.stage);

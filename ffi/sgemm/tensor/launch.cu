@@ -12,7 +12,7 @@
 namespace jaxkernels {
 namespace {
 
-// Where more tiles than these are to be computed again, all of them are.
+// Where more tiles of a member than these are to be computed again, all of them are.
 constexpr int64_t kFewTiles = 8, kShareOfTiles = 32;
 
 template <typename T>
@@ -52,10 +52,11 @@ TensorArgs ArgsOf(const SgemmArgs& args, const TensorScratch& scratch, bool a_al
   tensor.tiles_n = tiles_n;
   tensor.batch = static_cast<int>(scratch.tiles / (scratch.tiles_m * scratch.tiles_n));
   tensor.flags = At<uint32_t>(args, scratch.flags);
-  tensor.counters = At<TensorCounters>(args, scratch.counters);
+  tensor.flagged = At<uint32_t>(args, scratch.flagged);
+  tensor.repair_count = At<uint32_t>(args, scratch.repair_count);
   tensor.repairs = At<uint2>(args, scratch.repairs);
   // A result in place cannot be computed again as a whole once a tile is stored.
-  const int64_t most = std::max(kFewTiles, scratch.tiles / kShareOfTiles);
+  const int64_t most = std::max(kFewTiles, scratch.tiles_m * scratch.tiles_n / kShareOfTiles);
   tensor.most_flagged = args.beta == 0.0f ? static_cast<uint32_t>(most) : ~0u;
   return tensor;
 }
@@ -92,7 +93,7 @@ cudaError_t LaunchTensor(const SgemmPlan& plan, const SgemmArgs& args, bool a_al
   error = Start(reinterpret_cast<const void*>(TensorProduct), plan.grid_blocks, plan.block_threads,
                 plan.smem_bytes, arguments, stream);
   if (error != cudaSuccess) return error;
-  *made = {tensor.flags, &tensor.counters->flagged_tiles, tensor.most_flagged};
+  *made = {tensor.flags, tensor.flagged, tensor.most_flagged};
   return Start(reinterpret_cast<const void*>(RepairElements), kRepairBlocksOfSm * plan.sm_count,
                kRepairThreads, 0, arguments, stream);
 }

@@ -28,7 +28,7 @@ inline constexpr int kTensorThreadM = 2, kTensorThreadN = 32;  // sums of a thre
 
 // Elements of a warp's 16 x 128 sums that are repaired one by one; with more of them the whole tile
 // is.
-inline constexpr int kMostRepairsOfWarp = 32;
+inline constexpr int kMostRepairsOfWarp = 8;
 inline constexpr int kWarpsOfTensorTile = 8;
 
 // Places in bytes from the beginning of the scratch. All are multiples of 1024.
@@ -44,16 +44,12 @@ struct TensorScratch {
   int64_t tiles_m, tiles_n, steps;
   int64_t tiles;  // of C, of all members
   OperandScratch a, b;
-  int64_t repairs;   // two uint32 each
-  int64_t flags;     // uint32 a tile of C, zero at first
-  int64_t counters;  // TensorCounters, zero at first
-  int64_t zeroed;    // from here on everything is zero before a product
+  int64_t repairs;       // two uint32 each
+  int64_t flags;         // uint32 a tile of C, zero at first
+  int64_t flagged;       // uint32 a member: its flagged tiles, zero at first
+  int64_t repair_count;  // uint32, zero at first
+  int64_t zeroed;        // from here on everything is zero before a product
   int64_t bytes;
-};
-
-struct TensorCounters {
-  uint32_t repairs;        // elements in the list
-  uint32_t flagged_tiles;  // that are computed again as a whole
 };
 
 inline TensorScratch MakeTensorScratch(int64_t m, int64_t n, int64_t k, int64_t members_a,
@@ -87,7 +83,8 @@ inline TensorScratch MakeTensorScratch(int64_t m, int64_t n, int64_t k, int64_t 
   take_zeroed(scratch.a, lines_a);
   take_zeroed(scratch.b, lines_b);
   scratch.flags = take(scratch.tiles * 4);
-  scratch.counters = take(sizeof(TensorCounters));
+  scratch.flagged = take(batch * 4);
+  scratch.repair_count = take(4);
   return scratch;
 }
 

@@ -18,11 +18,12 @@ __global__ void __launch_bounds__(kRepairThreads)
     RepairElements(const __grid_constant__ TensorArgs args) {
   __shared__ double of_warp[kRepairWarps];
   const SgemmArgs& product = args.product;
-  const uint32_t count = IsInVain(args) ? 0 : args.counters->repairs;
+  const uint32_t count = *args.repair_count;
   const unsigned of_member = args.tiles_m * args.tiles_n;
   for (uint32_t index = blockIdx.x; index < count; index += gridDim.x) {
     const uint2 repair = args.repairs[index];
     const int member = static_cast<int>(repair.x / of_member);
+    if (IsInVain(args, member)) continue;
     const unsigned tile = repair.x % of_member;
     const int64_t row = int64_t{tile / args.tiles_n} * kTensorLines + repair.y / kTensorLines;
     const int64_t column = int64_t{tile % args.tiles_n} * kTensorLines + repair.y % kTensorLines;
