@@ -96,8 +96,6 @@ ffi::Error Sgemm(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer a, ffi::An
   if (!ParseName(algorithm_name, &algorithm)) {
     return Explain("unknown algorithm '" + std::string(algorithm_name) + "'");
   }
-  // Lowering names the rung; a program that does not has no scratch for `tensor`.
-  if (algorithm == Algorithm::kAuto) algorithm = Algorithm::kPipelined;
   const DeviceLimitsResult found = LimitsOfDevice(ordinal);
   if (found.limits == nullptr) return Unavailable(found.error);
   SgemmProblem problem = WithTallRows(made.problem);

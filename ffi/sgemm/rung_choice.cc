@@ -63,7 +63,8 @@ bool TensorPays(const SgemmProblem& problem, const DeviceLimits& limits) {
 }  // namespace
 
 Algorithm RungOf(const SgemmProblem& problem, const DeviceLimits& limits, Algorithm asked) {
-  if (asked != Algorithm::kAuto && asked != Algorithm::kTensor) return asked;
+  if (asked == Algorithm::kAuto) return Algorithm::kPipelined;
+  if (asked != Algorithm::kTensor && asked != Algorithm::kAutoTensor) return asked;
   const bool is_wanted = asked == Algorithm::kTensor || TensorPays(problem, limits);
   return is_wanted && CanUseTensor(problem, limits) ? Algorithm::kTensor : Algorithm::kPipelined;
 }

@@ -12,7 +12,7 @@
 
 namespace jaxkernels {
 
-// The rungs of the ladder; kAuto lets the policy choose.
+// The rungs of the ladder. kAuto lets the policy choose among those of FFMA, kAutoTensor among all.
 enum class Algorithm {
   kAuto,
   kNaive,
@@ -22,16 +22,19 @@ enum class Algorithm {
   kSplitTile,
   kPipelined,
   kTensor,
+  kAutoTensor,
 };
 
 inline constexpr std::string_view kAlgorithmNames[] = {
-    "auto", "naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined", "tensor",
+    "auto",       "naive",     "block_tile", "thread_tile", "warp_tile",
+    "split_tile", "pipelined", "tensor",     "auto_tensor",
 };
 constexpr const auto& NamesOf(Algorithm) { return kAlgorithmNames; }
 
 // The rung that runs where `asked` is asked for. `tensor` gives way to `pipelined` where it cannot
 // serve: it needs a GPU of compute capability 9.0, code with its instructions, 16 to 65536 of k,
-// and scratch within bounds. It does not depend on the batch, unless the problem says for_batch.
+// and scratch within bounds. Whether it pays does not depend on the batch, unless the problem says
+// for_batch; whether its scratch is within bounds does.
 Algorithm RungOf(const SgemmProblem& problem, const DeviceLimits& limits, Algorithm asked);
 
 // What the rung `tensor` keeps in its scratch.

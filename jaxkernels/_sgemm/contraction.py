@@ -22,7 +22,7 @@ from jaxkernels._sgemm.options import Options
 def options_of(algorithm: str | None, implementation: str | None, **options: Any) -> Options:
     """The options of a product, from what users pass and the rest as it is."""
     validate.check_static(algorithm=algorithm, implementation=implementation)
-    rung = algorithm or default_algorithm.current() or "auto"
+    rung = algorithm or default_algorithm.current()
     return Options(algorithm=rung, require_kernel=implementation == "ffi", **options)
 
 

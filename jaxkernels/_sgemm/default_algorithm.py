@@ -33,7 +33,7 @@ _chosen = jax.make_user_context(_from_environment())
 
 
 def default_algorithm(algorithm: Algorithm | None) -> AbstractContextManager[None]:
-    """Products that name no algorithm run on this rung, inside a block.
+    """Products that name no algorithm run on this rung, inside a block; on "tensor" where it pays.
 
     It reaches `dot_general` inside Flax's layers, which no caller can give an algorithm, float32 attention,
     the products of derivatives of what is traced inside, and `plan_sgemm`; not `linear_cross_entropy`,
@@ -41,7 +41,8 @@ def default_algorithm(algorithm: Algorithm | None) -> AbstractContextManager[Non
     anew. Blocks nest. The environment variable JAXKERNELS_ALGORITHM says what holds outside of all of them.
 
     Args:
-        algorithm: as for `matmul`; "pipelined" keeps to the FFMA units, None lets the plan choose.
+        algorithm: as for `matmul`. "tensor" lets the plan choose among all rungs, None among those of
+            the FFMA units, as it does outside of all blocks.
 
     Returns:
         A context manager that gives None, for the thread that enters it.
@@ -52,7 +53,7 @@ def default_algorithm(algorithm: Algorithm | None) -> AbstractContextManager[Non
     Example:
         >>> import jax.numpy as jnp
         >>> import jaxkernels as jk
-        >>> with jk.default_algorithm("pipelined"):
+        >>> with jk.default_algorithm("tensor"):
         ...     print(jk.matmul(jnp.ones((1, 2)), jnp.ones((2, 1))))
         [[2.]]
     """
@@ -61,6 +62,9 @@ def default_algorithm(algorithm: Algorithm | None) -> AbstractContextManager[Non
     return _chosen(algorithm)
 
 
-def current() -> Algorithm | None:
-    """The rung of products that are traced now and name none; None where the plan chooses."""
-    return _chosen.value
+def current() -> str:
+    """What plans are asked for where a product names no algorithm."""
+    chosen: Algorithm | None = _chosen.value
+    if chosen is None:
+        return "auto"
+    return "auto_tensor" if chosen == "tensor" else chosen

@@ -40,7 +40,8 @@ def plan_sgemm(
         trans_a: a is stored as (k, m).
         trans_b: b is stored as (n, k).
         algorithm: the rung of the ladder, "naive", "block_tile", "thread_tile", "warp_tile",
-            "split_tile", "pipelined" or "tensor"; None takes what `default_algorithm` says, or chooses. Where "tensor" cannot
+            "split_tile", "pipelined" or "tensor"; None takes what `default_algorithm` says, or chooses
+            among those of the FFMA units. Where "tensor" cannot
             serve the plan is that of "pipelined": fewer than 16 of k or more than 65536, a GPU or
             code without Hopper's tensor cores, or scratch of more than 8 GiB for all members.
         device: as for `plan_softmax`.
@@ -78,7 +79,7 @@ def plan_sgemm(
         bool(trans_a),
         bool(trans_b),
         devices.limits_of(device),
-        algorithm or default_algorithm.current() or "auto",
+        algorithm or default_algorithm.current(),
         aligned_a=bool(aligned_a),
         aligned_b=bool(aligned_b),
         aligned_c=bool(aligned_c),
@@ -111,7 +112,7 @@ def scheme_of_sgemm(
     jax.export leaves open are neither split nor padded, and have no scratch: the FFMA rungs serve them.
     """
     if not all(isinstance(size, int) for size in (*a_shape, *b_shape)):
-        is_ffma = options.algorithm not in ("auto", "tensor")
+        is_ffma = options.algorithm not in ("auto", "tensor", "auto_tensor")
         return SgemmScheme(options.algorithm if is_ffma else "pipelined")
     plan = registry.cpu_module.plan_sgemm(
         a_shape,

@@ -15,10 +15,10 @@ to be told to CUDA graphs, which takes the host up to ten microseconds a product
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
-from typing import Any, get_args
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,8 @@ from jaxkernels.bench.timing import last_level_cache_bytes
 from jaxkernels.typing import Algorithm
 
 RUNGS: tuple[Algorithm, ...] = get_args(Algorithm)
-AUTO = "auto"  # the rung that is planned
+AUTO = "auto"  # what is planned where no rung is named
+OURS = (AUTO, "tensor")
 GROUPS = ("square", "other", "transposed", "ladder")
 _PROGRAM_SECONDS = 1e-3
 _MAX_PRODUCTS = 64
@@ -184,26 +185,14 @@ def _errors(case: Case, name: str) -> dict[str, float]:
         return {"relF": float(relative), "of_bound": float(jnp.max(jnp.abs(error) / bound))}
 
 
-def _planned(case: Case) -> str:
-    """The rung that runs; a CPU has XLA's product."""
-    if jax.default_backend() != "gpu":
-        return "xla"
-    trans_a, trans_b = _is_transposed(case)
-    batch = case["batch"] if case["batch"] > 1 else ()
-    flags: dict = {"batch": batch, "trans_a": trans_a, "trans_b": trans_b}
-    return jk.plan_sgemm(case["m"], case["n"], case["k"], **flags).algorithm
-
-
 def contenders(case: Case, options: Options) -> Mapping[str, Program]:
-    """XLA and rungs: those asked for, all of the ladder, the planned one of other products."""
-    rungs = options.algorithms or (RUNGS if case["group"] == "ladder" else (AUTO,))
+    """XLA and rungs: those asked for, all of the ladder; what is planned, and tensor, of others."""
+    rungs = options.algorithms or (RUNGS if case["group"] == "ladder" else OURS)
     count = products_per_call(case, jax.default_backend())
     drawn = partial(draw, case, count)
 
     def of(name: str) -> Program:
-        look: dict[str, Callable[..., Any]] = {"errors": lambda *_: _errors(case, name)}
-        if name == AUTO:
-            look["rung"] = lambda *_: _planned(case)
+        look = {"errors": lambda *_: _errors(case, name)}
         return Program(lambda _: program(case, name), drawn, count, look)
 
     return {name: of(name) for name in ("xla", *rungs)}
@@ -232,9 +221,8 @@ def over_xla(m: Measured, name: str = AUTO) -> float | None:
     return m.ratio("xla", name)
 
 
-def rung_of(m: Measured) -> str | None:
-    """The rung that was planned for a product; None where its record does not say."""
-    return m.extra(AUTO, "rung")
+def _tensor_over_xla(m: Measured) -> float | None:
+    return over_xla(m, "tensor")
 
 
 def error(m: Measured, name: str, what: str) -> float | None:
@@ -244,7 +232,7 @@ def error(m: Measured, name: str, what: str) -> float | None:
 
 def _is_ladder(m: Measured) -> bool:
     """Whether rungs are compared with one another, and not the fastest one with XLA."""
-    return m["group"] == "ladder" or set(m.records) != {"xla", AUTO}
+    return m["group"] == "ladder" or set(m.records) != {"xla", *OURS}
 
 
 def _peer(run: Run) -> str:
@@ -272,10 +260,11 @@ def views(run: Run) -> list[t.View]:
 
     names_of_rungs = [*names, rung]
     names += [replace(c, head=f"{peer} {c.head}") for c in columns("xla")[:3]]
+    of_tensor = [replace(c, head=f"tensor {c.head}") for c in columns("tensor")]
     return [
         t.View(
             "{group}: (m, n, k), batch x (m, n, k), T is transposed in memory",
-            [*names, t.Column("rung", rung_of), *columns(AUTO)],
+            [*names, *columns(AUTO), *of_tensor],
             lambda m: not _is_ladder(m),
             by=("group",),
             notes=notes,
@@ -297,16 +286,14 @@ def figure(run: Run) -> plot.Figure:
     times = f"times {_peer(run)}'s rate"
     panels = {
         f"the ladder, {times}": (rungs, {"ours": lambda m: over_xla(m, m.contender)}),
-        f"as planned, {times}": (products, {"ours": over_xla}),
+        f"products, {times}": (products, {"as planned": over_xla, "tensor": _tensor_over_xla}),
     }
     return plot.of_dots(
         "sgemm: float32 products", lambda m: f"{m.contender} {size(m.case)}", panels
     )
 
 
-_ALGORITHMS_HELP = (
-    "rungs of every product (default: all for the ladder, what is planned for the others)"
-)
+_ALGORITHMS_HELP = "rungs of every product (default: all for the ladder, what is planned and tensor for the others)"
 _SHAPES_HELP = "as n, mxnxk or batchxmxnxk (default: squares, other shapes, transposes)"
 
 SUITE = Suite(

@@ -33,7 +33,7 @@ def test_json(products):
         (3, 8, 8, 8),
     ]
     for m in found:
-        assert {"xla", "auto"} == set(m.records)
+        assert {"xla", "auto", "tensor"} == set(m.records)
         for name, record in m.records.items():
             assert 0 < sgemm.error(m, name, "of_bound") <= 1
             assert 0 < sgemm.error(m, name, "relF") < 1e-5
@@ -49,7 +49,7 @@ def test_plot_and_table_again_from_json(products, capsys):
     assert "3 x (8, 8, 8)" in out
 
 
-def _product(group="square", n=1024, transposes="NN", names=("xla", "auto")):
+def _product(group="square", n=1024, transposes="NN", names=("xla", "auto", "tensor")):
     case = sgemm.product(group, 1, n, n, n, transposes)
     errors = {"errors": {"relF": 1e-6, "of_bound": 0.25}}
     times = {name: 1e-3 * (1 + place) for place, name in enumerate(names)}
@@ -57,12 +57,13 @@ def _product(group="square", n=1024, transposes="NN", names=("xla", "auto")):
 
 
 def test_tables_by_hand():
-    """2 n^3 operations in 1 ms and in 2 ms."""
+    """2 n^3 operations in 1 ms, in 2 ms and in 3 ms."""
     ladder = _product("ladder", 4096, names=(*sgemm.RUNGS, "xla"))
     text = text_of(sgemm.SUITE, [_product(), _product("transposed", 1024, "NT"), ladder])
-    xla, ours = "'1000.0', '2.15', '1.0e-06'", "'-', '2000.0', '1.07', '1.0e-06', '0.250', '0.500'"
-    assert f"['1024^3', {xla}, {ours}]" in text
-    assert f"['1024^3 NT', {xla}, {ours}]" in text
+    xla, ours = "'1000.0', '2.15', '1.0e-06'", "'2000.0', '1.07', '1.0e-06', '0.250', '0.500'"
+    tensor = "'3000.0', '0.72', '1.0e-06', '0.250', '0.333'"
+    assert f"['1024^3', {xla}, {ours}, {tensor}]" in text
+    assert f"['1024^3 NT', {xla}, {ours}, {tensor}]" in text
     assert "['4096^3', 'naive', '1000.0', '137.44', '1.0e-06', '0.250', '8.000']" in text
     assert "['4096^3', 'cuBLAS', '8000.0', '17.18', '1.0e-06', '0.250', '1.000']" in text
     for word in (*sgemm.RUNGS, "square: ", "transposed: ", "of cuBLAS"):
@@ -100,12 +101,12 @@ def test_algorithms_are_those_asked_for(tmp_path, capsys):
 
 
 def test_default_products_by_group():
-    """Every rung at one size, the fastest alone of all other products."""
+    """Every rung at one size; what is planned, and tensor, of all other products."""
     options = argparse.Namespace(algorithms=None)
     for case in sgemm.GPU_PRODUCTS:
         names = list(sgemm.contenders(case, options))
         ladder = case["group"] == "ladder"
-        assert names == ["xla", *(sgemm.RUNGS if ladder else ("auto",))]
+        assert names == ["xla", *(sgemm.RUNGS if ladder else ("auto", "tensor"))]
     groups = [case["group"] for case in sgemm.GPU_PRODUCTS]
     assert {group: groups.count(group) for group in sgemm.GROUPS} == {
         "square": 6,
@@ -157,7 +158,7 @@ def test_run_survives_a_product_without_memory(where, monkeypatch, tmp_path, cap
     assert main(["sgemm", "--shapes", "16", "24", "32", *QUICK, "--json", str(written)]) == 0
     found = records.read(written).measured
     refused = [{name for name, r in m.records.items() if r.refused} for m in found]
-    assert refused == [set(), {"xla", "auto"}, set()]
+    assert refused == [set(), {"xla", "auto", "tensor"}, set()]
     assert (found[1].seconds("auto") is None) == (where == "_inputs")
     why = "out of memory" if where == "_inputs" else "errors not measured: out of memory"
     assert f"auto: {why} (product 24^3)" in capsys.readouterr().out

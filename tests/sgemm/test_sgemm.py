@@ -344,7 +344,7 @@ def test_padding_that_cannot_be_is_refused(gpu, pads, changes, text):
 
 
 def test_a_program_that_names_no_rung_stays_on_ffma(gpu):
-    """As programs did that were lowered before there was a choice: without scratch, whatever the size."""
+    """As in programs that were lowered before there was a choice: without scratch, whatever the size."""
     a, b = cases.operand("normal", (1500, 1500)), cases.operand("normal", (1500, 1504), seed=1)
     got = call_with_padding(a, b, (0, 0), algorithm="auto")
     assert np.array_equal(got, jk.sgemm(a, b, algorithm="pipelined"))

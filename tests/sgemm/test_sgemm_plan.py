@@ -173,8 +173,9 @@ def test_plan_of_this_gpu(gpu):
         if name in gpu.device_kind.lower().replace(" ", ""):
             assert live.compiled_for == limits(name).compute_capability
             assert live.has_wgmma == limits(name).has_wgmma
-            auto = jk.plan_sgemm(2048, 2048, 2048, device=gpu)
-            assert auto == jk.plan_sgemm(2048, 2048, 2048, device=name)
+            for rung in (None, "tensor"):
+                of_gpu = jk.plan_sgemm(2048, 2048, 2048, algorithm=rung, device=gpu)
+                assert of_gpu == jk.plan_sgemm(2048, 2048, 2048, algorithm=rung, device=name)
             assert plan == plan_ffma(2047, 2048, 2049, device=name)
 
 

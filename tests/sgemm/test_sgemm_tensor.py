@@ -146,7 +146,7 @@ def test_lines_that_no_pair_holds(n, beta, share):
 
 @pytest.mark.parametrize("k", [64, 128, 192, 700])
 def test_a_product_that_is_left_to_ffma_as_a_whole(k):
-    """By blocks that have several tiles, and stop early; the result is exact then, and the same each time."""
+    """By blocks that have several tiles; the result is exact then, and the same each time."""
     a, b, want = permuted(2050, 2050, k, 0.5)
     function = jax.jit(tensor)
     for _ in range(10):
@@ -254,7 +254,7 @@ def test_derivatives_stay_on_the_rung():
 
 SWITCH = """
 import numpy as np, jaxkernels as jk, jax
-a = np.ones((256, 256), np.float32)
+a = np.ones((2048, 2048), np.float32)
 text = jax.jit(jk.matmul).lower(a, a).as_text()
 assert 'algorithm = "tensor"' in text, text
 with jk.default_algorithm("pipelined"):

@@ -21,7 +21,7 @@ struct TensorOperand {
   int tiles, steps;
   char* images;
   float2* factors;         // the product of both undoes the scale of a line
-  float* thresholds;       // see kThresholdOfMarked
+  float* thresholds;       // see ThresholdOfMarked
   float* tile_thresholds;  // the largest of each tile, or 0
   uint32_t* maxima;        // bits of the largest finite |x|
 
@@ -41,11 +41,10 @@ struct TensorArgs {
   int batch;
 };
 
-// Whether so many tiles of a member have been flagged that all of them will be computed again. The
-// count only grows, so that it passes the limit in every run or in none, whichever blocks see it in
-// time.
+// Once all tiles have been examined: whether so many of a member are flagged that all of them will
+// be computed again.
 __device__ inline bool IsInVain(const TensorArgs& args, int member) {
-  return static_cast<const volatile uint32_t*>(args.flagged)[member] > args.most_flagged;
+  return args.flagged[member] > args.most_flagged;
 }
 
 }  // namespace jaxkernels

@@ -67,20 +67,10 @@ __device__ inline bool VoteOfConsumers(bool vote) {
   return any != 0;
 }
 
-// By one thread: fills stages for the tiles first, first + gridDim.x, ... Where the rest is in vain
-// it says so in `stopped` and with a last stage.
-__device__ inline void CopyTiles(const TensorArgs& args, const StageRing& ring, unsigned tiles,
-                                 volatile int& stopped) {
-  // With fewer steps a stage may be empty while there are warps that have not begun the last tile.
-  const bool may_stop = args.batch == 1 && args.steps >= kTensorStages;
+// By one thread: fills stages for the block's tiles, one after the other.
+__device__ inline void CopyTiles(const TensorArgs& args, const StageRing& ring, unsigned tiles) {
   StageCursor cursor;
   for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
-    if (may_stop && index != blockIdx.x && IsInVain(args, 0)) {
-      ring.WaitEmpty(cursor);
-      stopped = 1;
-      ring.FillWithNothing(cursor.stage);
-      return;
-    }
     TileImages images(args, TileOfIndex(args, index));
     for (int step = 0; step < args.steps; ++step) {
       ring.WaitEmpty(cursor);
@@ -92,13 +82,11 @@ __device__ inline void CopyTiles(const TensorArgs& args, const StageRing& ring, 
 }
 
 // By the threads of two warpgroups.
-__device__ inline void MultiplyTiles(const TensorArgs& args, const StageRing& ring, unsigned tiles,
-                                     const volatile int& stopped) {
+__device__ inline void MultiplyTiles(const TensorArgs& args, const StageRing& ring,
+                                     unsigned tiles) {
   const int thread = threadIdx.x - 128, lane = thread % 32;
   StageCursor cursor;
   for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
-    ring.WaitFull(cursor);
-    if (stopped != 0) return;
     float sums[64];
     SumTile(sums, ring, cursor, args.steps, thread / 128 * 64);
     const int row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
@@ -115,20 +103,16 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
 #if JK_HAS_WGMMA
   extern __shared__ char smem[];
   __shared__ StageBarriers barriers;
-  __shared__ int stopped;
   const StageRing ring(barriers, (SharedAddress(smem) + 1023) & ~1023u);
-  if (threadIdx.x == 0) {
-    ring.Init();
-    stopped = 0;
-  }
+  if (threadIdx.x == 0) ring.Init();
   __syncthreads();
   const unsigned tiles = static_cast<unsigned>(args.tiles_m) * args.tiles_n * args.batch;
   if (threadIdx.x < 128) {
     GiveRegisters<kCopyRegisters>();
-    if (threadIdx.x == 0) CopyTiles(args, ring, tiles, stopped);
+    if (threadIdx.x == 0) CopyTiles(args, ring, tiles);
   } else {
     TakeRegisters<kMultiplyRegisters>();
-    MultiplyTiles(args, ring, tiles, stopped);
+    MultiplyTiles(args, ring, tiles);
   }
 #endif
 }

@@ -142,8 +142,9 @@ __device__ inline void SplitImage(const TensorOperand& operand, unsigned block, 
   } else if (threadIdx.x >= kSplitThreads - kTensorLines) {
     const int marked = threadIdx.x - (kSplitThreads - kTensorLines);
     if (smem.marks[marked] != 0) {
-      operand.thresholds[int64_t{tile} * kTensorLines + marked] = kThresholdOfMarked;
-      operand.tile_thresholds[tile] = kThresholdOfMarked;
+      const float threshold = ThresholdOfMarked(operand.depth);
+      operand.thresholds[int64_t{tile} * kTensorLines + marked] = threshold;
+      operand.tile_thresholds[tile] = threshold;
     }
   }
 }

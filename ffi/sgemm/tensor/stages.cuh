@@ -94,8 +94,6 @@ class StageRing {
     CopyBytes(AddressA(stage), image_a, kTensorImageBytes, full);
     CopyBytes(AddressB(stage), image_b, kTensorImageBytes, full);
   }
-  // Says that it is full, with whatever lies there.
-  __device__ void FillWithNothing(int stage) const { WarpBarrier(&barriers_.full[stage]).Arrive(); }
 
  private:
   const StageBarriers& barriers_;
