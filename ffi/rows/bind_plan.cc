@@ -96,16 +96,9 @@ void BindSoftmaxPlan(nb::module_& module) {
              std::optional<bool> has_wgmma) {
             if (sm_count < 1) throw nb::value_error("sm_count must be at least 1");
             const int code = compiled_for.value_or(compute_capability);
-            new (self) DeviceLimits{name,
-                                    sm_count,
-                                    smem_per_block,
-                                    smem_per_sm,
-                                    threads_per_sm,
-                                    blocks_per_sm,
-                                    registers_per_sm,
-                                    compute_capability,
-                                    cluster_blocks,
-                                    code};
+            new (self) DeviceLimits{
+                name,          sm_count,         smem_per_block,     smem_per_sm,    threads_per_sm,
+                blocks_per_sm, registers_per_sm, compute_capability, cluster_blocks, code};
             if (has_wgmma) self->has_wgmma = *has_wgmma;
           },
           nb::kw_only(), nb::arg("name"), nb::arg("sm_count"), nb::arg("smem_per_block"),
