@@ -21,7 +21,7 @@ struct TensorOperand {
   int tiles, steps;
   char* images;
   float2* factors;         // the product of both undoes the scale of a line
-  float* thresholds;       // see ThresholdOfMarked
+  float* thresholds;       // see kThresholdOfMarked
   float* tile_thresholds;  // the largest of each tile, or 0
   uint32_t* maxima;        // bits of the largest finite |x|
 

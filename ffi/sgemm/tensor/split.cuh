@@ -142,9 +142,8 @@ __device__ inline void SplitImage(const TensorOperand& operand, unsigned block, 
   } else if (threadIdx.x >= kSplitThreads - kTensorLines) {
     const int marked = threadIdx.x - (kSplitThreads - kTensorLines);
     if (smem.marks[marked] != 0) {
-      const float threshold = ThresholdOfMarked(operand.depth);
-      operand.thresholds[int64_t{tile} * kTensorLines + marked] = threshold;
-      operand.tile_thresholds[tile] = threshold;
+      operand.thresholds[int64_t{tile} * kTensorLines + marked] = kThresholdOfMarked;
+      operand.tile_thresholds[tile] = kThresholdOfMarked;
     }
   }
 }
