@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jax.interpreters import ad
 
-from jaxkernels._rows.primitive import RowKernel
+from jaxkernels._rows.row_kernel import RowKernel
 
 
 def define_derivatives(forward: RowKernel, jvp: RowKernel, grad: RowKernel) -> None:

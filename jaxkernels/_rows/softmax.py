@@ -21,6 +21,7 @@ from jax.typing import ArrayLike
 
 from jaxkernels._core import compat, validate
 from jaxkernels._rows import derivatives, last_axis, primitive
+from jaxkernels._rows.row_kernel import RowKernel
 from jaxkernels.typing import Implementation, Tier
 
 Axis = int | tuple[int, ...] | list[int] | None
@@ -41,7 +42,7 @@ derivatives.define_derivatives(log_softmax_fwd, jvp=log_softmax_jvp, grad=log_so
 @dataclasses.dataclass(frozen=True)
 class _Algorithm:
     name: str
-    forward: primitive.RowKernel
+    forward: RowKernel
     jax_nn: Callable[..., jax.Array]
     masked: float  # the result where the mask is False
 

@@ -16,9 +16,9 @@ from jaxkernels._rows import (
     cross_entropy_kernels,
     logsumexp,
     masked_kernels,
-    primitive,
     softmax,
 )
+from jaxkernels._rows.row_kernel import RowKernel
 from jaxkernels._sgemm import primitive as sgemm_primitive
 from jaxkernels._sgemm.options import Options
 
@@ -45,7 +45,7 @@ def _every_primitive():
         value.primitive.name: value
         for module in (softmax, logsumexp, masked_kernels, cross_entropy_kernels)
         for value in vars(module).values()
-        if isinstance(value, primitive.RowKernel)
+        if isinstance(value, RowKernel)
     }
     for name, kernel in kernels.items():
         call = functools.partial(kernel, tier="auto", require_kernel=False)

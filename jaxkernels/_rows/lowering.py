@@ -1,0 +1,145 @@
+"""How a row kernel becomes a custom call: on one device, on its part of several, or in place of an operand.
+
+Where there is no kernel the reference is lowered instead.
+
+Owns: the lowerings. Must not know: evaluation, batching, derivatives.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from jaxkernels._core import compat, registry
+from jaxkernels._rows import partitioning as row_partitioning
+from jaxkernels._rows import parts as row_parts
+from jaxkernels._rows import plan
+from jaxkernels._rows.row_kernel import RowKernel
+
+
+def lower_kernel(
+    kernel: RowKernel,
+    platform: str,
+    aliases: dict[int, int],
+    ctx: mlir.LoweringRuleContext,
+    *operands: Any,
+    tier: str,
+    require_kernel: bool,
+    **attributes: Any,
+) -> Any:
+    del require_kernel
+    name = kernel.primitive.name
+    shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
+    several = kernel.primitive.multiple_results
+    if kernel.stores > 0 and shapes[0][-1] == 0:  # what nothing sums to needs no kernel
+        reference = functools.partial(kernel.reference, **attributes)
+        return mlir.lower_fun(reference, multiple_results=several)(ctx, *operands)
+    if 0 not in shapes[0] and compat.partitions_custom_calls(ctx):
+        call = _split_call(kernel, tier, attributes, aliases)
+        function = row_partitioning.partitioned(call, shapes)
+        name = f"{name} {tier} {aliases} {sorted(attributes.items())} {registry.fingerprint()}"
+        return compat.lower_partitioned(function, ctx, operands, name, several)
+    given = kernel.call_attributes(tier, **attributes)
+    if platform == "cuda" and compat.runs_on_one_device(ctx):
+        scratch = plan.scratch_of_rows(given["operation"], ctx.avals_in[0], tier)
+        if scratch is not None:
+            with_scratch = ctx.replace(avals_out=[*ctx.avals_out, scratch])
+            rule = jax.ffi.ffi_lowering(registry.ROWS_TARGET)
+            return rule(with_scratch, *operands, **given)[: len(ctx.avals_out)]
+    partitioning = compat.batch_partitioning_attributes(ctx, kernel.row_dims(**attributes))
+    rule = jax.ffi.ffi_lowering(
+        registry.ROWS_TARGET, operand_output_aliases=aliases, extra_attributes=partitioning
+    )
+    return rule(ctx, *operands, **given)
+
+
+def _split_call(
+    kernel: RowKernel, tier: str, attributes: dict[str, Any], aliases: dict[int, int]
+) -> row_partitioning.SplitCall:
+    given = kernel.call_attributes(tier, **attributes)
+
+    def whole(first: jax.Array, *others: jax.Array) -> Any:
+        # Without tracing anything of it: a program may be lowered where float64 is off.
+        results = []
+        if kernel.stores_elements:
+            results.append(jax.ShapeDtypeStruct(first.shape, first.dtype))
+        if kernel.stores > 0:
+            shape = (*first.shape[:-1], kernel.stores)
+            results.append(
+                jax.ShapeDtypeStruct(shape, kernel.dtype_of_scalars(first, **attributes))
+            )
+        results = results if kernel.primitive.multiple_results else results[0]
+        call = jax.ffi.ffi_call(registry.ROWS_TARGET, results, input_output_aliases=aliases)
+        return call(first, *others, **given)
+
+    def in_parts(operands: Sequence[jax.Array], axes: tuple[str, ...]) -> Any:
+        if kernel.in_parts is not None:
+            return kernel.in_parts(operands, axes, **attributes)
+        wide = attributes.get("wide", False)
+        parts = row_parts.Parts(given["operation"], given["scale"], given["has_mask"], wide)
+        return row_parts.apply(parts, operands, axes)
+
+    def at_place(operands: Sequence[jax.Array], place: row_partitioning.Place) -> Any:
+        assert kernel.at_place is not None
+        there, attributes_there = kernel.at_place(operands, place, **attributes)
+        return _split_call(kernel, tier, attributes_there, aliases), there
+
+    depends_on_place = kernel.row_dims(**attributes) > 1
+    results = (True,) * kernel.stores_elements + (False,) * (kernel.stores > 0)
+    return row_partitioning.SplitCall(
+        *(whole, in_parts, kernel.row_scalars, results),
+        at_place if depends_on_place else None,
+    )
+
+
+def lower_reference(
+    kernel: RowKernel,
+    ctx: mlir.LoweringRuleContext,
+    *operands: Any,
+    tier: str,
+    require_kernel: bool,
+    **attributes: Any,
+) -> Any:
+    del tier
+    without = [p for p in compat.lowering_platforms(ctx) if not registry.has_kernels(p)]
+    if kernel.operation is None:
+        without = []
+    if require_kernel and without:
+        reasons = "; ".join(registry.why_no_kernels(platform) for platform in without)
+        raise NotImplementedError(
+            f'implementation="ffi": no kernel of {kernel.primitive.name} for platform '
+            f"{', '.join(map(repr, without))}: {reasons}"
+        )
+    if "cuda" in without:
+        registry.warn_missing_cuda()
+    reference = functools.partial(kernel.reference, **attributes)
+    several = kernel.primitive.multiple_results
+    return mlir.lower_fun(reference, multiple_results=several)(ctx, *operands)
+
+
+def in_place(kernel: RowKernel, abstract_eval: Callable[..., Any]) -> Primitive:
+    """Lets a kernel write over an operand that is given away, and returns what is lowered where it may not.
+
+    A lowering is cached as a function of its own, which nobody gives memory to. So that of the kernel is
+    not cached, has one rule for all platforms (JAX lowers no other for several at once), and leaves
+    everything else to a second primitive, whose lowering is.
+    """
+    plain = Primitive(kernel.primitive.name)
+    plain.multiple_results = kernel.primitive.multiple_results
+    plain.def_abstract_eval(functools.partial(abstract_eval, kernel))
+    compat.needs_devices_for_lowering(plain)
+
+    def rule(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
+        platform, *others = compat.lowering_platforms(ctx)
+        if not others and registry.has_kernels(platform) and compat.is_donated(operands[0]):
+            return lower_kernel(kernel, platform, {0: 0}, ctx, *operands, **params)
+        function = functools.partial(plain.bind, **params)
+        return mlir.lower_fun(function, multiple_results=plain.multiple_results)(ctx, *operands)
+
+    mlir.register_lowering(kernel.primitive, rule, cacheable=False)
+    return plain

@@ -1,0 +1,117 @@
+"""What a row kernel is: its operands and results, and the call of the FFI target.
+
+A row kernel reduces over the last axis of its operands; all other dimensions are rows. Its full
+operands have one shape and dtype; operands behind them may have dimensions of size 1 in place of
+theirs (masks, biases), or are row scalars: some numbers for each row, or its label, in place of the
+last dimension. A result has the full shape, or is such numbers.
+
+Owns: the record of a kernel. Must not know: JAX's transformations, what operations compute.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+
+from jaxkernels._core import sharding
+from jaxkernels._core.registry import UNBOUNDED
+from jaxkernels._rows.reference import compute_dtype
+from jaxkernels.typing import Operation
+
+Reference = Callable[..., Any]
+# From the attributes of a call to the operation that it is.
+OperationOf = Callable[..., Operation]
+# f(operands, place, **attributes) -> operands, attributes: the call of one device, given where its
+# part lies in the whole arrays.
+AtPlace = Callable[..., tuple[list[jax.Array], dict[str, Any]]]
+# f(operands, axes, **attributes) -> results: of rows that are spread over mesh axes.
+InParts = Callable[..., Any]
+
+
+# The attributes of the FFI target, besides operation and tier, as they are where a kernel has none of
+# them.
+_WITHOUT = {
+    "scale": 1.0,
+    "left": -UNBOUNDED,
+    "right": UNBOUNDED,
+    "from_end": False,
+    "has_mask": False,
+    "all_sums": False,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class RowKernel:
+    """A row kernel as a function of JAX arrays.
+
+    Attributes:
+        primitive: what JAX traces.
+        reference: the same function in plain JAX, of the operands and the attributes.
+        full_operands: how many operands have the full shape; the others broadcast.
+        takes_label: whether the operand behind them has a column for each row, int32.
+        takes: how many numbers each row has in the operands behind that.
+        stores_elements: whether there is a result of the full shape.
+        stores: how many numbers each row has in a result of its own, the last; 0 if there is none. A
+            static argument of the reference, `wide`, says whether they have the dtype of the first
+            operand or, as they do without it, the one that this is computed in.
+        row_dims: from the attributes of a call to the number of last dimensions that it needs whole
+            and in their order: 1, or 2 where it matters at which place of its matrix a row stands.
+        operation: from the attributes of a call to the operation that it is; None if there is none,
+            and the reference runs everywhere.
+        at_place: what to run on a part of a matrix where it matters where it lies; None if it never
+            does.
+        in_parts: what to run on rows that are spread over mesh axes, f(operands, axes, **attributes);
+            None for the two parts of the operation.
+    """
+
+    primitive: Primitive
+    reference: Reference
+    full_operands: int
+    takes_label: bool
+    takes: tuple[int, ...]
+    stores_elements: bool
+    stores: int
+    row_dims: Callable[..., int]
+    operation: OperationOf | None
+    at_place: AtPlace | None
+    in_parts: InParts | None
+
+    @property
+    def row_scalars(self) -> int:
+        """How many operands behind the full ones have something for each row."""
+        return self.takes_label + len(self.takes)
+
+    def __call__(
+        self, *operands: jax.Array, tier: str, require_kernel: bool, **attributes: Any
+    ) -> Any:
+        """Applies the kernel along the last axis.
+
+        Args:
+            operands: the full ones of shape (..., cols), all of one shape and dtype; the others
+                with as many dimensions; labels of shape (..., 1); row scalars of shape (..., n), of
+                that dtype or the one that it is computed in.
+            tier: "auto", or the tier to force.
+            require_kernel: a platform without kernels is an error when lowering, instead of a
+                reason to run the reference.
+            attributes: static arguments of the reference. Those that the FFI target knows are given
+                to it, too.
+
+        Returns:
+            The result, or a list of both.
+        """
+        equal = sharding.equalize(operands, self.full_operands, self.row_scalars)
+        return self.primitive.bind(*equal, tier=tier, require_kernel=require_kernel, **attributes)
+
+    def call_attributes(self, tier: str, **attributes: Any) -> dict[str, Any]:
+        """The attributes of the call of the FFI target."""
+        assert self.operation is not None
+        known = {name: attributes.get(name, value) for name, value in _WITHOUT.items()}
+        return {"operation": self.operation(**attributes), "tier": tier, **known}
+
+    def dtype_of_scalars(self, first: Any, **attributes: Any) -> Any:
+        """The dtype of the row scalars that it stores, from its first operand."""
+        return compute_dtype(first) if attributes.get("wide", True) else first.dtype
