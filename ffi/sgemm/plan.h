@@ -1,5 +1,5 @@
 // The policy of the matrix product: (problem, device limits) -> plan. Every launch rule lives in
-// plan.cc, or in tile_choice.cc, which it asks.
+// plan.cc, or in tile_choice.cc and rung_choice.cc, which it asks.
 //
 // Owns: which rung of the ladder runs, its tile, how k is split, and the grid. A plan is a plain
 // value that can be compared and printed; it is made without a GPU. Must not know: CUDA, XLA,
@@ -8,7 +8,8 @@
 // The order of summation (how k is split over blocks, and over the slices of a block) depends on m,
 // n, k, the transposes and the device alone, the one that a program is compiled for too: a member
 // of a batch gets the bits that it would get alone. The exceptions are a b that the members share
-// (under 64 rows each they are planned as one tall matrix), and problems that say for_batch.
+// (under 64 rows each they are planned as one tall matrix), problems that say for_batch, and
+// batches whose scratch for the rung `tensor` is beyond its bound where that of a member is not.
 #ifndef JAXKERNELS_SGEMM_PLAN_H_
 #define JAXKERNELS_SGEMM_PLAN_H_
 
