@@ -53,7 +53,7 @@ def matmul(
             "thread_tile", "warp_tile", "split_tile", "pipelined" or "tensor"; None takes what
             `default_algorithm` says, or the fastest of those without tensor cores. "tensor" computes
             with pairs of float16 on Hopper's tensor cores, three to four times as fast from 2048^3 on
-            and as precise; it takes scratch of the size of the operands, see `plan_sgemm`.
+            and about as precise; it takes scratch of the size of the operands, see `plan_sgemm`.
         implementation: "ffi" requires a kernel, "xla" is XLA's own product at the highest precision,
             None chooses.
 
@@ -71,7 +71,8 @@ def matmul(
     Notes:
         The error of an element is at most k * eps * (|a| |b|), eps = 2^-24. Results are bitwise the
         same from run to run, and for a member of a batch the same as alone, except where the members
-        share b: their rows become one tall matrix, whose sums may be split differently. With a
+        share b: their rows become one tall matrix, whose sums may be split differently; and except
+        where members fit the scratch of "tensor" alone but not together. With a
         sharded contraction every device multiplies its part, and one all-reduce, or one
         reduce-scatter, adds them. For `jax.export` the target is `jaxkernels_sgemm`. Under
         `jax.checkpoint` the policies that save products are those of

@@ -41,9 +41,9 @@ def plan_sgemm(
         trans_b: b is stored as (n, k).
         algorithm: the rung of the ladder, "naive", "block_tile", "thread_tile", "warp_tile",
             "split_tile", "pipelined" or "tensor"; None takes what `default_algorithm` says, or chooses
-            among those of the FFMA units. Where "tensor" cannot
-            serve the plan is that of "pipelined": fewer than 16 of k or more than 65536, a GPU or
-            code without Hopper's tensor cores, or scratch of more than 8 GiB for all members.
+            among those of the FFMA units. Where "tensor" cannot serve the plan is that of "pipelined":
+            fewer than 16 of k or more than 65536, a GPU or code without Hopper's tensor cores, or
+            scratch of more than 8 GiB for all members.
         device: as for `plan_softmax`.
         aligned_a: a, or the padded copy of it, begins at a multiple of 16 bytes; a slice that XLA
             hands over in place may begin at any element.
@@ -52,9 +52,9 @@ def plan_sgemm(
 
     Returns:
         The plan: a value that can be compared and printed, with fields such as `block_m`, `stages`,
-        `split_k`, `grid_blocks`; `partial_elements` is the scratch in float32 elements; `pad_a` and `pad_b` are elements of padding that an operand's
-        stored rows are copied with, up to 2 GiB of it, where that pays; `pack_a`, `pack_b` and
-        `pack_c` are elements that a thread moves at once.
+        `split_k`, `grid_blocks`; `partial_elements` is the scratch in float32 elements; `pad_a` and
+        `pad_b` are elements of padding that an operand's stored rows are copied with, up to 2 GiB of
+        it, where that pays; `pack_a`, `pack_b` and `pack_c` are elements that a thread moves at once.
 
     Raises:
         TypeError: `device` is neither a name nor a device.

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxkernels as jk
+from jaxkernels.bench import losses
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.programs import normal, rotations, temp_bytes
 from jaxkernels.bench.records import Case, Measured, Run
@@ -57,18 +58,10 @@ def cases(options: Options) -> Iterable[Case]:
     return CPU_CASES if jax.default_backend() == "cpu" else GPU_CASES
 
 
-def _of_optax(x: jax.Array, w: jax.Array, label: jax.Array) -> jax.Array:
-    try:
-        from optax import softmax_cross_entropy_with_integer_labels
-    except ImportError as error:
-        raise NotImplementedError("optax is not installed") from error
-    return jnp.mean(softmax_cross_entropy_with_integer_labels((x @ w).astype(jnp.float32), label))
-
-
 def _loss(name: str, case: Case) -> Function:
     """From (x, w, label) to the mean."""
     if name == "xla":
-        return _of_optax
+        return lambda x, w, label: jnp.mean(losses.of_optax(x @ w, label))
     if name == "logits":
         mean = partial(jk.cross_entropy, reduction="mean", implementation="ffi")
         return lambda x, w, label: mean(x @ w, label)

@@ -82,10 +82,11 @@ def _losses(contender: str) -> Function:
         log_p = jk.log_softmax(x, implementation="ffi")
         return -jnp.take_along_axis(log_p, label[:, None], -1)[:, 0].astype(jnp.float32)
 
-    return of_log_softmax if contender == "log_softmax" else _of_optax
+    return of_log_softmax if contender == "log_softmax" else of_optax
 
 
-def _of_optax(x: jax.Array, label: jax.Array) -> jax.Array:
+def of_optax(x: jax.Array, label: jax.Array) -> jax.Array:
+    """Optax's loss of each row, in float32; refused where optax is not installed."""
     try:
         from optax import softmax_cross_entropy_with_integer_labels
     except ImportError as error:

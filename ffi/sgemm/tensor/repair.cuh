@@ -1,6 +1,6 @@
 // Elements of C that pairs cannot hold, summed again from the operands as they are.
 //
-// Owns: their sums. Must not know: why an element is in the list (kernel.cuh).
+// Owns: their sums. Must not know: why an element is in the list (finish.cuh).
 #ifndef JAXKERNELS_SGEMM_TENSOR_REPAIR_CUH_
 #define JAXKERNELS_SGEMM_TENSOR_REPAIR_CUH_
 
