@@ -15,6 +15,8 @@ Layout:
   ``rows``         what the suites of row operations share: cases, contenders, tables, picture
   ``softmax``, ``logsumexp``, ``losses``, ``sgemm``, ``attention``, ``scaling``
                    the suites; ``torch_losses`` is what ``losses`` runs of torch
+  ``products``, ``families``, ``product_data``
+                   which products ``sgemm`` measures, of what operands, and their errors
   ``maps``         ``map``: the softmax suite's programs at lengths that a seed draws
   ``regress``      ours alone, over the cells that the suites watch: two runs of one machine compared
   ``__main__``     the command line, derived from the suites

@@ -10,6 +10,10 @@ On a GPU a chain from 256^3 on is as long as it takes to make its operands a too
 small b and results stay there, as they do between the layers of a network. Other inputs and results
 that would stay in the cache are not used in successive calls. (A chain's are, because new ones have
 to be told to CUDA graphs, which takes the host up to ten microseconds a product.)
+
+``families`` are products of what networks multiply, and of what is hard to hold in 16 bits. ``peers``
+are beside XLA's other ways to a product: TF32, sums of products of bfloat16 or TF32, and float16
+operands, whose rounding counts as their error.
 """
 
 from __future__ import annotations
@@ -18,107 +22,60 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
-from typing import get_args
+from statistics import geometric_mean
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax.lax import DotAlgorithmPreset, Precision
 
 import jaxkernels as jk
-from jaxkernels.bench import plot
+from jaxkernels.bench import plot, products
 from jaxkernels.bench import tables as t
-from jaxkernels.bench.programs import normal, rotations
+from jaxkernels.bench.product_data import errors, operands
+from jaxkernels.bench.products import flops, is_chain, is_transposed, size, touched_bytes
+from jaxkernels.bench.programs import rotations
 from jaxkernels.bench.records import Case, Measured, Run
-from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, several, sizes
+from jaxkernels.bench.suite import (
+    Arguments,
+    Function,
+    Options,
+    Program,
+    Suite,
+    count,
+    several,
+    sizes,
+)
 from jaxkernels.bench.timing import last_level_cache_bytes
 from jaxkernels.typing import Algorithm
 
 RUNGS: tuple[Algorithm, ...] = get_args(Algorithm)
 AUTO = "auto"  # what is planned where no rung is named
-OURS = (AUTO, "tensor")
-GROUPS = ("square", "other", "transposed", "ladder")
+OURS = (AUTO, "pipelined")
+# XLA's product of float32 by name; of float16, which has no such choice, as well.
+_PRECISIONS = {
+    "xla": Precision.HIGHEST,
+    "tf32_x3": DotAlgorithmPreset.TF32_TF32_F32_X3,
+    "bf16_x6": DotAlgorithmPreset.BF16_BF16_F32_X6,
+    "tf32": DotAlgorithmPreset.TF32_TF32_F32,
+    "float16": Precision.DEFAULT,
+}
+PEERS = tuple(_PRECISIONS)[1:]
 _PROGRAM_SECONDS = 1e-3
 _MAX_PRODUCTS = 64
-# What a product takes at most, by guess: a part of a GPU's rate, and the latency of a launch.
-_GUESSED_RATE = {"gpu": 50e12, "cpu": 50e9}
+# What a product takes at most, by guess: a part of a GPU's rates, and the latency of a launch.
+_GUESSED_RATE = {"gpu": 200e12, "cpu": 50e9}
+_GUESSED_BANDWIDTH = {"gpu": 3e12, "cpu": 10e9}
 _GUESSED_LATENCY = 5e-6
 # How many times the cache the operands a of a chain are, on a GPU, and the longest chain.
 _CACHES_OF_CHAIN = 2
 _MAX_CHAIN = 1024
-# Rows of C whose error is measured.
-_SAMPLED_ROWS = 256
-_EPSILON = 2.0**-24
-
-
-def product(group: str, batch: int, m: int, n: int, k: int, transposes: str = "NN") -> Case:
-    """C[m, n] = A[m, k] B[k, n], `batch` times; `transposes` says how a and b lie in memory."""
-    case = {"group": group, "batch": batch, "m": m, "n": n, "k": k}
-    return {**case, "transposes": transposes}
-
-
-def _squares(*lengths: int, group: str = "square", kinds: Sequence[str] = ("NN",)) -> list[Case]:
-    return [product(group, 1, n, n, n, kind) for n in lengths for kind in kinds]
-
-
-_KINDS = ("NN", "NT", "TN", "TT")
-_OTHERS = [
-    *(product("other", 1, 4096, 4096, 64), product("other", 1, 64, 4096, 4096)),
-    *(product("other", 1, 8192, 128, 8192), product("other", 1, 128, 128, 65536)),
-    *(product("other", 1, 4097, 4095, 4093), product("other", 1, 1000, 1000, 1000)),
-    product("other", 1, 50257, 768, 1024),
-    *(product("other", 64, 512, 512, 64), product("other", 512, 128, 128, 128)),
-]
-GPU_PRODUCTS = (
-    *_squares(256, 512, 1024, 2048, 4096, 8192),
-    *_OTHERS,
-    *_squares(1024, 4096, group="transposed", kinds=_KINDS),
-    *_squares(4096, group="ladder"),
-)
-CPU_PRODUCTS = (*_squares(256, 512), product("other", 4, 96, 80, 64))
-
-
-def is_square(case: Case) -> bool:
-    """Whether all matrices have one shape, and there is one product: those make a chain."""
-    return case["m"] == case["n"] == case["k"] and case["batch"] == 1
-
-
-def cases(options: Options) -> Iterable[Case]:
-    """The shapes that were asked for, n, (m, n, k) or (batch, m, n, k), or the platform's."""
-    if not options.shapes:
-        return CPU_PRODUCTS if jax.default_backend() == "cpu" else GPU_PRODUCTS
-    four = ((1, *shape * 3) if len(shape) == 1 else (1, *shape)[-4:] for shape in options.shapes)
-    asked = [product("other", b, m, n, k) for b, m, n, k in four]
-    return [{**case, "group": "square"} if is_square(case) else case for case in asked]
-
-
-def flops(case: Case) -> float:
-    """Operations of the product: a multiplication and an addition for each of m n k."""
-    return 2.0 * case["batch"] * case["m"] * case["n"] * case["k"]
-
-
-def touched_bytes(case: Case) -> int:
-    """Size of the operands and the result."""
-    batch, m, n, k = (case[name] for name in ("batch", "m", "n", "k"))
-    return 4 * batch * (m * k + k * n + m * n)
-
-
-def _is_transposed(case: Case) -> tuple[bool, bool]:
-    return case["transposes"][0] == "T", case["transposes"][1] == "T"
-
-
-def _inputs(case: Case, count: int) -> list[Arguments]:
-    """Operands of independent products, as they lie in memory."""
-    trans_a, trans_b = _is_transposed(case)
-    m, n, k = case["m"], case["n"], case["k"]
-    batch = (case["batch"],) if case["batch"] > 1 else ()
-    shapes = (*batch, *((k, m) if trans_a else (m, k))), (*batch, *((n, k) if trans_b else (k, n)))
-    return [tuple(normal(2 * i + j, s) for j, s in enumerate(shapes)) for i in range(count)]
 
 
 def _function(case: Case, name: str) -> Function:
     """One product by a contender; operands are read as they lie in memory by all of them."""
-    trans_a, trans_b = _is_transposed(case)
-    if name != "xla":
+    trans_a, trans_b = is_transposed(case)
+    if name not in _PRECISIONS:
         on_gpu = jax.default_backend() == "gpu"
         rung = None if name == AUTO else name
         options = {"algorithm": rung, "implementation": "ffi"} if on_gpu else {}
@@ -126,14 +83,19 @@ def _function(case: Case, name: str) -> Function:
     first = 1 if case["batch"] > 1 else 0
     contract = ((first + (0 if trans_a else 1),), (first + (1 if trans_b else 0),))
     batch = ((0,), (0,)) if first else ((), ())
-    highest = jax.lax.Precision.HIGHEST
-    return partial(jax.lax.dot_general, dimension_numbers=(contract, batch), precision=highest)
+    how: dict[str, Any] = {"preferred_element_type": jnp.float32, "precision": _PRECISIONS[name]}
+    return partial(jax.lax.dot_general, dimension_numbers=(contract, batch), **how)
+
+
+def _dtype(name: str) -> str:
+    """What a contender's operands are."""
+    return "float16" if name == "float16" else "float32"
 
 
 def program(case: Case, name: str) -> Function:
     """A chain of products, or several independent ones."""
     function = _function(case, name)
-    if is_square(case):
+    if is_chain(case):
         return jax.jit(lambda b, *many_a: reduce(lambda b, a: function(a, b), many_a, b))
     return jax.jit(lambda *pairs: [function(a, b) for a, b in pairs])
 
@@ -142,87 +104,62 @@ def products_per_call(case: Case, platform: str) -> int:
     """How many products make a program that lasts long enough, and a chain that no cache holds.
 
     Example:
-        >>> products_per_call(product("square", 1, 4096, 4096, 4096), "gpu")
+        >>> products_per_call(products.product("square", 1, 4096, 4096, 4096), "gpu")
         4
-        >>> products_per_call(product("square", 1, 16, 16, 16), "gpu")
+        >>> products_per_call(products.product("square", 1, 16, 16, 16), "gpu")
         1024
     """
-    guess = max(flops(case) / _GUESSED_RATE[platform], _GUESSED_LATENCY)
+    computing = flops(case) / _GUESSED_RATE[platform]
+    moving = touched_bytes(case) / _GUESSED_BANDWIDTH[platform]
+    guess = max(computing, moving, _GUESSED_LATENCY)
     count = max(1, min(_MAX_PRODUCTS, math.ceil(_PROGRAM_SECONDS / guess)))
-    if platform == "gpu" and is_square(case):
+    if platform == "gpu" and is_chain(case):
         cache = _CACHES_OF_CHAIN * last_level_cache_bytes(platform)
         count = max(count, min(_MAX_CHAIN, math.ceil(cache / (4 * case["m"] * case["k"]))))
     return count
 
 
-def draw(case: Case, count: int) -> list[Arguments]:
+def draw(case: Case, count: int, dtype: str = "float32") -> list[Arguments]:
     """What a program of `count` products takes; a chain's are scaled, so its results stay finite."""
-    keeps_inputs = jax.default_backend() == "gpu" and is_square(case)
+    keeps_inputs = jax.default_backend() == "gpu" and is_chain(case)
     turns = 1 if keeps_inputs else rotations(count * touched_bytes(case))
-    pairs = _inputs(case, turns * count)
+    pairs = operands(case, turns * count, dtype)
     calls = [pairs[first::turns] for first in range(turns)]
-    if not is_square(case):
+    if not is_chain(case):
         return [tuple(call) for call in calls]
     return [(call[0][1], *(a / math.sqrt(case["k"]) for a, _ in call)) for call in calls]
 
 
 def _errors(case: Case, name: str) -> dict[str, float]:
-    """Against float64, over sampled rows: RelF, and the largest error in units of k eps |A| |B|."""
-    a, b = _inputs(case, 1)[0]
-    c = jax.jit(_function(case, name))(a, b)
-    trans_a, trans_b = _is_transposed(case)
-    a = jnp.swapaxes(a, -1, -2) if trans_a else a
-    b = jnp.swapaxes(b, -1, -2) if trans_b else b
-    if case["batch"] > 1:
-        a, b, c = a[:2], b[:2], c[:2]
-    rows = np.unique(np.linspace(0, case["m"] - 1, _SAMPLED_ROWS).astype(int))
-    with jax.enable_x64(True):
-        wide_a, wide_b = a[..., rows, :].astype(jnp.float64), b.astype(jnp.float64)
-        truth = wide_a @ wide_b
-        error = c[..., rows, :].astype(jnp.float64) - truth
-        bound = case["k"] * _EPSILON * (jnp.abs(wide_a) @ jnp.abs(wide_b))
-        relative = jnp.linalg.norm(error.ravel()) / jnp.linalg.norm(truth.ravel())
-        return {"relF": float(relative), "of_bound": float(jnp.max(jnp.abs(error) / bound))}
+    """Those of a contender's product; from that of float32 operands, whatever it reads."""
+    (pair,) = operands(case, 1)
+    read = (x.astype(_dtype(name)) for x in pair)
+    return errors(case, pair, jax.jit(_function(case, name))(*read))
 
 
 def contenders(case: Case, options: Options) -> Mapping[str, Program]:
-    """XLA and rungs: those asked for, all of the ladder; what is planned, and tensor, of others."""
-    rungs = options.algorithms or (RUNGS if case["group"] == "ladder" else OURS)
+    """XLA and rungs that are asked for; or all of the ladder, of peers XLA's others, else what is planned and FFMA."""
+    names = {"ladder": RUNGS, "peers": (AUTO, *PEERS)}.get(case["group"], OURS)
     count = products_per_call(case, jax.default_backend())
-    drawn = partial(draw, case, count)
+    drawn = {dtype: partial(draw, case, count, dtype) for dtype in ("float32", "float16")}
 
     def of(name: str) -> Program:
         look = {"errors": lambda *_: _errors(case, name)}
-        return Program(lambda _: program(case, name), drawn, count, look)
+        return Program(lambda _: program(case, name), drawn[_dtype(name)], count, look)
 
-    return {name: of(name) for name in ("xla", *rungs)}
+    return {name: of(name) for name in ("xla", *(options.algorithms or names))}
 
 
 def watched(platform: str) -> Iterable[tuple[str, Case, Program]]:
     """Products of many kinds."""
-    products = (CPU_PRODUCTS[0], CPU_PRODUCTS[-1])
-    if platform != "cpu":
-        transposed = _squares(1024, group="transposed", kinds=_KINDS[1:])
-        others = (*_OTHERS[:2], *_OTHERS[3:5], *_OTHERS[6:])
-        products = (*_squares(256, 512, 1024, 2048, 4096), *others, *transposed)
     options = Options(algorithms=[AUTO])
-    return (("products", case, contenders(case, options)[AUTO]) for case in products)
-
-
-def size(case: Case) -> str:
-    """The product as tables name it."""
-    text = f"{case['m']}^3" if is_square(case) else f"({case['m']}, {case['n']}, {case['k']})"
-    text = text if case["batch"] == 1 else f"{case['batch']} x {text}"
-    return text if case["transposes"] == "NN" else f"{text} {case['transposes']}"
+    cases = products.watched(platform)
+    return (("products", case, contenders(case, options)[AUTO]) for case in cases)
 
 
 def over_xla(m: Measured, name: str = AUTO) -> float | None:
-    """How many times XLA's rate a rung's is."""
+    """How many times XLA's rate a contender's is."""
     return m.ratio("xla", name)
-
-
-def _tensor_over_xla(m: Measured) -> float | None:
-    return over_xla(m, "tensor")
 
 
 def error(m: Measured, name: str, what: str) -> float | None:
@@ -230,9 +167,9 @@ def error(m: Measured, name: str, what: str) -> float | None:
     return (m.extra(name, "errors") or {}).get(what)
 
 
-def _is_ladder(m: Measured) -> bool:
-    """Whether rungs are compared with one another, and not the fastest one with XLA."""
-    return m["group"] == "ladder" or set(m.records) != {"xla", *OURS}
+def _has_lines(m: Measured) -> bool:
+    """Whether contenders are compared with one another, and not what is planned with XLA."""
+    return set(m.records) != {"xla", *OURS}
 
 
 def _peer(run: Run) -> str:
@@ -240,13 +177,24 @@ def _peer(run: Run) -> str:
     return "cuBLAS" if run.platform == "gpu" else "XLA"
 
 
+def summary(members: Iterable[Measured], peer: str) -> str:
+    """The geometric mean and the least of what is planned over XLA's rate, and how many are below 1."""
+    gains = [(gain, size(m.case)) for m in members if (gain := over_xla(m)) is not None]
+    if not gains:
+        return "no product was measured"
+    mean, (least, where) = geometric_mean(gain for gain, _ in gains), min(gains)
+    below = sum(gain < 1 for gain, _ in gains)
+    of_all = f"{len(gains)} products, ours over {peer}: geometric mean {mean:.2f}"
+    return f"{of_all}, least {least:.2f} at {where}, {below} below 1"
+
+
 def views(run: Run) -> list[t.View]:
-    """Ours beside XLA's for each group of products, and the rungs of a ladder."""
+    """Ours beside XLA's for each group of products; a line for each contender of ladders and peers."""
     unit, text = t.rates(run.platform, "FLOP")
     peer = _peer(run)
     notes = ("on a CPU both are XLA's own product",) if run.platform == "cpu" else ()
     names = [t.Column("product", lambda m: size(m.case))]
-    rung = t.Column("rung", lambda m: peer if m.contender == "xla" else m.contender)
+    contender = t.Column("by", lambda m: peer if m.contender == "xla" else m.contender)
 
     def columns(name: str = "") -> list[t.Column]:
         """Of a contender; without a name, of the line's own."""
@@ -258,56 +206,70 @@ def views(run: Run) -> list[t.View]:
             t.Column(f"of {peer}", lambda m: over_xla(m, name), "{:.3f}"),
         ]
 
-    names_of_rungs = [*names, rung]
-    names += [replace(c, head=f"{peer} {c.head}") for c in columns("xla")[:3]]
-    of_tensor = [replace(c, head=f"tensor {c.head}") for c in columns("tensor")]
-    return [
-        t.View(
+    of_xla = [replace(c, head=f"{peer} {c.head}") for c in columns("xla")[:3]]
+    of_ffma = [replace(c, head=f"pipelined {c.head}") for c in columns("pipelined")]
+
+    def compared(group: str, members: Sequence[Measured]) -> t.View:
+        return t.View(
             "{group}: (m, n, k), batch x (m, n, k), T is transposed in memory",
-            [*names, *columns(AUTO), *of_tensor],
-            lambda m: not _is_ladder(m),
-            by=("group",),
-            notes=notes,
-        ),
-        t.View(
-            "the rungs",
-            [*names_of_rungs, *columns()],
-            _is_ladder,
-            contenders=lambda m: [name for name in (*RUNGS, "xla") if name in m.records],
-            notes=notes,
-        ),
-    ]
+            [*names, *of_xla, *columns(AUTO), *of_ffma],
+            lambda m: m["group"] == group and not _has_lines(m),
+            notes=(summary(members, peer), *notes),
+        )
+
+    groups = t.group_by((m for m in run.measured if not _has_lines(m)), lambda m: m["group"])
+    lines = t.View(
+        "{group}: a line for each contender",
+        [*names, contender, *columns()],
+        _has_lines,
+        by=("group",),
+        contenders=lambda m: sorted(m.records, key=lambda name: name == "xla"),
+        notes=notes,
+    )
+    return [*(compared(*pair) for pair in groups.items()), lines]
 
 
 def figure(run: Run) -> plot.Figure:
-    """The rungs where they were measured, and the fastest one of other products, beside XLA's."""
-    rungs = [replace(m, contender=n) for m in run.measured if _is_ladder(m) for n in RUNGS]
-    products = [m for m in run.measured if not _is_ladder(m)]
+    """What is planned and the FFMA units beside XLA; the contenders of ladders and peers."""
+    lines = [
+        replace(m, contender=name)
+        for m in run.measured
+        if _has_lines(m)
+        for name in m.records
+        if name != "xla"
+    ]
+    compared = [m for m in run.measured if not _has_lines(m)]
     times = f"times {_peer(run)}'s rate"
+    ours = {"as planned": over_xla, "pipelined": partial(over_xla, name="pipelined")}
     panels = {
-        f"the ladder, {times}": (rungs, {"ours": lambda m: over_xla(m, m.contender)}),
-        f"products, {times}": (products, {"as planned": over_xla, "tensor": _tensor_over_xla}),
+        f"ladder and peers, {times}": (lines, {"rate": lambda m: over_xla(m, m.contender)}),
+        f"products, {times}": (compared, ours),
     }
     return plot.of_dots(
         "sgemm: float32 products", lambda m: f"{m.contender} {size(m.case)}", panels
     )
 
 
-_ALGORITHMS_HELP = "rungs of every product (default: all for the ladder, what is planned and tensor for the others)"
+_ALGORITHMS_HELP = "rungs of every product (default: all for the ladder, what is planned and pipelined for the others)"
 _SHAPES_HELP = "as n, mxnxk or batchxmxnxk (default: squares, other shapes, transposes)"
+_DRAWN_HELP = "so many products that a seed draws, in place of the listed ones"
+_SEED_HELP = f"of --drawn (default: {products.TUNING}, for tuning; {products.PUBLISHED} is what is published)"
 
 SUITE = Suite(
     name="sgemm",
     summary="float32 matrix products, every rung of the ladder, beside XLA's at the highest precision",
-    cases=cases,
+    cases=products.cases,
     contenders=contenders,
     label=lambda case: f"product {size(case)}",
     views=views,
     figure=figure,
-    axes={"group": GROUPS},
+    axes={"group": products.GROUPS},
     options={
         "--shapes": several(sizes(1, 3, 4), "SHAPE", _SHAPES_HELP),
+        "--drawn": {"type": count, "metavar": "N", "help": _DRAWN_HELP},
+        "--seed": {"type": int, "default": products.TUNING, "metavar": "N", "help": _SEED_HELP},
         "--algorithms": {"nargs": "+", "choices": (AUTO, *RUNGS), "help": _ALGORITHMS_HELP},
     },
+    defaults={"groups": (*products.LISTED, "drawn")},
     watched=watched,
 )

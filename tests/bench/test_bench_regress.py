@@ -17,6 +17,7 @@ import jaxkernels as jk
 from jaxkernels.bench import __main__ as command
 from jaxkernels.bench import attention, logsumexp, losses, records, regress, sgemm, softmax
 from jaxkernels.bench.__main__ import main
+from jaxkernels.bench.products import product
 from jaxkernels.bench.records import Record
 
 OPERATIONS = (softmax.SUITE, logsumexp.SUITE, losses.SUITE, attention.SUITE, sgemm.SUITE)
@@ -34,7 +35,7 @@ def keep_row(case):
 
 def products(platform):
     options = argparse.Namespace(algorithms=None)
-    for case in (sgemm.product("square", 1, 16, 16, 16), sgemm.product("other", 3, 8, 8, 8)):
+    for case in (product("square", 1, 16, 16, 16), product("other", 3, 8, 8, 8)):
         yield "products", case, sgemm.contenders(case, options)["auto"]
 
 

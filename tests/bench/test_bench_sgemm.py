@@ -11,6 +11,7 @@ pytest.importorskip("rich")
 
 from bench_cases import QUICK, measured, run_of, text_of
 
+from jaxkernels.bench import products as shapes
 from jaxkernels.bench import programs, records, sgemm, timing
 from jaxkernels.bench.__main__ import main
 
@@ -33,7 +34,7 @@ def test_json(products):
         (3, 8, 8, 8),
     ]
     for m in found:
-        assert {"xla", "auto", "tensor"} == set(m.records)
+        assert {"xla", "auto", "pipelined"} == set(m.records)
         for name, record in m.records.items():
             assert 0 < sgemm.error(m, name, "of_bound") <= 1
             assert 0 < sgemm.error(m, name, "relF") < 1e-5
@@ -49,8 +50,8 @@ def test_plot_and_table_again_from_json(products, capsys):
     assert "3 x (8, 8, 8)" in out
 
 
-def _product(group="square", n=1024, transposes="NN", names=("xla", "auto", "tensor")):
-    case = sgemm.product(group, 1, n, n, n, transposes)
+def _product(group="square", n=1024, transposes="NN", names=("xla", "auto", "pipelined")):
+    case = shapes.product(group, 1, n, n, n, transposes)
     errors = {"errors": {"relF": 1e-6, "of_bound": 0.25}}
     times = {name: 1e-3 * (1 + place) for place, name in enumerate(names)}
     return measured(case, times, dict.fromkeys(names, errors))
@@ -61,9 +62,9 @@ def test_tables_by_hand():
     ladder = _product("ladder", 4096, names=(*sgemm.RUNGS, "xla"))
     text = text_of(sgemm.SUITE, [_product(), _product("transposed", 1024, "NT"), ladder])
     xla, ours = "'1000.0', '2.15', '1.0e-06'", "'2000.0', '1.07', '1.0e-06', '0.250', '0.500'"
-    tensor = "'3000.0', '0.72', '1.0e-06', '0.250', '0.333'"
-    assert f"['1024^3', {xla}, {ours}, {tensor}]" in text
-    assert f"['1024^3 NT', {xla}, {ours}, {tensor}]" in text
+    ffma = "'3000.0', '0.72', '1.0e-06', '0.250', '0.333'"
+    assert f"['1024^3', {xla}, {ours}, {ffma}]" in text
+    assert f"['1024^3 NT', {xla}, {ours}, {ffma}]" in text
     assert "['4096^3', 'naive', '1000.0', '137.44', '1.0e-06', '0.250', '8.000']" in text
     assert "['4096^3', 'cuBLAS', '8000.0', '17.18', '1.0e-06', '0.250', '1.000']" in text
     for word in (*sgemm.RUNGS, "square: ", "transposed: ", "of cuBLAS"):
@@ -93,26 +94,29 @@ def test_algorithms_are_those_asked_for(tmp_path, capsys):
         assert list(m.records) == ["xla", "naive", "warp_tile"]
         assert all(sgemm.error(m, name, "relF") for name in m.records)
     out = capsys.readouterr().out
-    table = [line.split() for line in out[out.index("the rungs") :].splitlines()]
+    table = [line.split() for line in out[out.index("a line for each") :].splitlines()]
     rungs = [line[-6] for line in table if len(line) > 6 and line[0] in ("32^3", "2")]
     assert rungs == ["naive", "warp_tile", PEER] * 2
     assert "auto" not in out
-    assert "square" not in out
+    assert "square: (m, n, k)" not in out
 
 
 def test_default_products_by_group():
-    """Every rung at one size; what is planned, and tensor, of all other products."""
+    """Every rung at one size; of peers XLA's other ways; what is planned, and FFMA, of all other products."""
     options = argparse.Namespace(algorithms=None)
-    for case in sgemm.GPU_PRODUCTS:
+    for case in shapes.GPU_PRODUCTS:
         names = list(sgemm.contenders(case, options))
-        ladder = case["group"] == "ladder"
-        assert names == ["xla", *(sgemm.RUNGS if ladder else ("auto", "tensor"))]
-    groups = [case["group"] for case in sgemm.GPU_PRODUCTS]
-    assert {group: groups.count(group) for group in sgemm.GROUPS} == {
-        "square": 6,
-        "other": 9,
-        "transposed": 8,
+        of_group = {"ladder": sgemm.RUNGS, "peers": ("auto", *sgemm.PEERS)}
+        assert names == ["xla", *of_group.get(case["group"], ("auto", "pipelined"))]
+    groups = [case["group"] for case in shapes.GPU_PRODUCTS]
+    assert {group: groups.count(group) for group in shapes.GROUPS} == {
+        "square": 7,
+        "other": 11,
+        "transposed": 12,
         "ladder": 1,
+        "drawn": 0,
+        "families": 6,
+        "peers": 5,
     }
 
 
@@ -120,12 +124,12 @@ def test_inputs_do_not_stay_in_the_cache(monkeypatch):
     """What is touched before a call has the same inputs again is twice the largest L2, of any GPU, at least."""
     gpu_cache = timing.last_level_cache_bytes("gpu")
     monkeypatch.setattr(programs, "last_level_cache_bytes", lambda _: gpu_cache)
-    monkeypatch.setattr(sgemm, "_inputs", lambda case, count: [(i, -1) for i in range(count)])
+    monkeypatch.setattr(sgemm, "operands", lambda case, count, *_: [(i, -1) for i in range(count)])
     monkeypatch.setattr(sgemm.jax, "default_backend", lambda: "gpu")
-    for case in sgemm.GPU_PRODUCTS:
+    for case in shapes.GPU_PRODUCTS:
         count = sgemm.products_per_call(case, "gpu")
         calls = sgemm.draw(case, count)
-        if sgemm.is_square(case):  # a chain: the first b, and every a once
+        if shapes.is_chain(case):  # the first b, and every a once
             (call,) = calls
             assert len(set(call[1:])) == len(call) - 1 == count
             assert count * 4 * case["m"] * case["k"] >= 2 * 126 * 2**20
@@ -133,18 +137,18 @@ def test_inputs_do_not_stay_in_the_cache(monkeypatch):
         inputs = [pair for call in calls for pair in call]
         assert {len(call) for call in calls} == {count}
         assert len(set(inputs)) == len(inputs)
-        assert len(inputs) * sgemm.touched_bytes(case) >= 2 * 126 * 2**20
+        assert len(inputs) * shapes.touched_bytes(case) >= 2 * 126 * 2**20
 
 
 def test_chain_stays_finite():
     """A chain's results keep their size, so that a GPU's switching power is that of any numbers."""
-    case = sgemm.product("square", 1, 64, 64, 64, "NT")
+    case = shapes.product("square", 1, 64, 64, 64, "NT")
     result = sgemm.program(case, "auto")(*sgemm.draw(case, 200)[0])
     assert result.shape == (64, 64)
     assert 1e-3 < float(jnp.linalg.norm(result)) / 64 < 10
 
 
-@pytest.mark.parametrize("where", ["_inputs", "_errors"])
+@pytest.mark.parametrize("where", ["operands", "_errors"])
 def test_run_survives_a_product_without_memory(where, monkeypatch, tmp_path, capsys):
     right = getattr(sgemm, where)
 
@@ -158,9 +162,9 @@ def test_run_survives_a_product_without_memory(where, monkeypatch, tmp_path, cap
     assert main(["sgemm", "--shapes", "16", "24", "32", *QUICK, "--json", str(written)]) == 0
     found = records.read(written).measured
     refused = [{name for name, r in m.records.items() if r.refused} for m in found]
-    assert refused == [set(), {"xla", "auto", "tensor"}, set()]
-    assert (found[1].seconds("auto") is None) == (where == "_inputs")
-    why = "out of memory" if where == "_inputs" else "errors not measured: out of memory"
+    assert refused == [set(), {"xla", "auto", "pipelined"}, set()]
+    assert (found[1].seconds("auto") is None) == (where == "operands")
+    why = "out of memory" if where == "operands" else "errors not measured: out of memory"
     assert f"auto: {why} (product 24^3)" in capsys.readouterr().out
 
 
@@ -170,8 +174,8 @@ def test_program_computes_every_product(name, k):
     """Neither merged nor left out: as many products in the compiled program as are divided by."""
     if jax.default_backend() != "cpu":
         pytest.skip("on a GPU the calls have other names")
-    case = sgemm.product("other", 1, 32, 32, k)
-    assert sgemm.is_square(case) == (k == 32)  # a chain
+    case = shapes.product("square" if k == 32 else "other", 1, 32, 32, k)
+    assert shapes.is_chain(case) == (k == 32)
     program = sgemm.program(case, name).lower(*sgemm.draw(case, 8)[0]).compile()
     assert program.as_text().count(" dot(") == 8
 

@@ -1,0 +1,144 @@
+"""The products of the suite ``sgemm``: which shapes, listed or drawn from a seed, and what they amount to.
+
+``drawn`` takes m, n and k from 1 to 65536, each size as likely as its double, so that most products
+are of a form that nobody tunes for. Seed 1 is for tuning; seed 2 is for what is published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import jax
+import numpy as np
+
+from jaxkernels.bench.families import FAMILIES
+from jaxkernels.bench.records import Case
+from jaxkernels.bench.suite import Options
+
+LISTED = ("square", "other", "transposed", "ladder")
+GROUPS = (*LISTED, "drawn", "families", "peers")
+TUNING, PUBLISHED = 1, 2
+_KINDS = ("NN", "NT", "TN", "TT")
+_LONGEST = 2**16
+_MOST_MEMBERS = 2**12
+_ONE_MEMBER = 0.75  # the probability of a product without a batch
+# The most of a drawn product: operations, and bytes of operands and result.
+_MOST = {"gpu": (2**40, 8 * 10**9), "cpu": (2**24, 2**24)}
+
+
+def product(group: str, batch: int, m: int, n: int, k: int, transposes: str = "NN") -> Case:
+    """C[m, n] = A[m, k] B[k, n], `batch` times; `transposes` says how a and b lie in memory."""
+    case = {"group": group, "batch": batch, "m": m, "n": n, "k": k}
+    return {**case, "transposes": transposes}
+
+
+def _squares(*lengths: int, group: str = "square", kinds: Sequence[str] = ("NN",)) -> list[Case]:
+    return [product(group, 1, n, n, n, kind) for n in lengths for kind in kinds]
+
+
+def _families(n: int) -> list[Case]:
+    return [{**case, "family": name} for case in _squares(n, group="families") for name in FAMILIES]
+
+
+_THIN = [product("other", 1, 4096, 4096, 64), product("other", 1, 64, 4096, 4096)]
+_ODD = [product("other", 1, 4097, 4095, 4093), product("other", 1, 1000, 1000, 1000)]
+_DEEP = product("other", 1, 128, 128, 65536)
+_BATCHES = [product("other", 64, 512, 512, 64), product("other", 512, 128, 128, 128)]
+_OTHERS = [
+    *(*_THIN, product("other", 1, 8192, 128, 8192), _DEEP, *_ODD),
+    *(product("other", 1, 50257, 768, 1024), *_BATCHES),
+    *(product("other", 1, 16384, 1280, 5120), product("other", 16, 1024, 1024, 1024)),
+]
+GPU_PRODUCTS = (
+    *_squares(256, 512, 1024, 2048, 4096, 8192, 16384),
+    *_OTHERS,
+    *_squares(1024, 4096, group="transposed", kinds=_KINDS),
+    *(product("transposed", 1, 8192, 4096, 1024, kind) for kind in _KINDS),
+    *_squares(4096, group="ladder"),
+    *_families(4096),
+    *_squares(1024, 2048, 4096, 8192, 16384, group="peers"),
+)
+CPU_PRODUCTS = (
+    *(*_squares(256, 512), product("other", 4, 96, 80, 64)),
+    *(*_families(128), *_squares(128, 256, group="peers")),
+)
+
+
+def drawn(count: int, seed: int, platform: str) -> list[Case]:
+    """So many products of a seed; more of one seed begin with the same.
+
+    Example:
+        >>> drawn(5, 1, "gpu") == drawn(9, 1, "gpu")[:5], drawn(5, 1, "gpu") == drawn(5, 2, "gpu")
+        (True, False)
+    """
+    most_operations, most_bytes = _MOST["cpu" if platform == "cpu" else "gpu"]
+    rng = np.random.default_rng(seed)
+
+    def size(most: int) -> int:
+        """Log-uniform from 1 to `most`."""
+        return round(2 ** rng.uniform(0, np.log2(most)))
+
+    found: list[Case] = []
+    while len(found) < count:
+        m, n, k = (size(_LONGEST) for _ in range(3))
+        batch = 1 if rng.uniform() < _ONE_MEMBER else size(_MOST_MEMBERS)
+        case = product("drawn", batch, m, n, k, _KINDS[rng.integers(len(_KINDS))])
+        fits = flops(case) <= most_operations and touched_bytes(case) <= most_bytes
+        if fits and case not in found:
+            found.append(case)
+    return found
+
+
+def cases(options: Options) -> Iterable[Case]:
+    """The shapes that were asked for, n, (m, n, k) or (batch, m, n, k); drawn ones; or the platform's."""
+    platform = jax.default_backend()
+    if options.drawn:
+        return drawn(options.drawn, options.seed, platform)
+    if not options.shapes:
+        return CPU_PRODUCTS if platform == "cpu" else GPU_PRODUCTS
+    four = ((1, *shape * 3) if len(shape) == 1 else (1, *shape)[-4:] for shape in options.shapes)
+    asked = [product("other", b, m, n, k) for b, m, n, k in four]
+    return [{**case, "group": "square"} if is_square(case) else case for case in asked]
+
+
+def watched(platform: str) -> list[Case]:
+    """Products of many kinds."""
+    if platform == "cpu":
+        return [CPU_PRODUCTS[0], product("other", 4, 96, 80, 64)]
+    transposed = _squares(1024, group="transposed", kinds=_KINDS[1:])
+    others = [*_THIN, _DEEP, _ODD[0], product("other", 1, 50257, 768, 1024), *_BATCHES]
+    return [*_squares(256, 512, 1024, 2048, 4096), *others, *transposed]
+
+
+def is_square(case: Case) -> bool:
+    """Whether all matrices have one shape, and there is one product."""
+    return case["m"] == case["n"] == case["k"] and case["batch"] == 1
+
+
+def is_chain(case: Case) -> bool:
+    """Whether each result is the next product's b; data of a family, and of 16 bits, would change."""
+    return is_square(case) and case["group"] in LISTED
+
+
+def is_transposed(case: Case) -> tuple[bool, bool]:
+    """Whether a and b lie transposed in memory."""
+    return case["transposes"][0] == "T", case["transposes"][1] == "T"
+
+
+def flops(case: Case) -> float:
+    """Operations of the product: a multiplication and an addition for each of m n k."""
+    return 2.0 * case["batch"] * case["m"] * case["n"] * case["k"]
+
+
+def touched_bytes(case: Case) -> int:
+    """Size of the operands and the result."""
+    batch, m, n, k = (case[name] for name in ("batch", "m", "n", "k"))
+    return 4 * batch * (m * k + k * n + m * n)
+
+
+def size(case: Case) -> str:
+    """The product as tables name it."""
+    text = f"{case['m']}^3" if is_square(case) else f"({case['m']}, {case['n']}, {case['k']})"
+    text = text if case["batch"] == 1 else f"{case['batch']} x {text}"
+    text = text if case["transposes"] == "NN" else f"{text} {case['transposes']}"
+    return f"{text} {case['family']}" if "family" in case else text

@@ -1,0 +1,123 @@
+"""Products that a seed draws, families of operands, XLA's other products, and the errors of all. Nothing depends on time."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("rich")
+
+from bench_cases import QUICK, measured
+
+from jaxkernels.bench import product_data, records, sgemm
+from jaxkernels.bench import products as shapes
+from jaxkernels.bench.__main__ import main
+from jaxkernels.bench.families import FAMILIES
+
+PEER = "XLA" if jax.default_backend() == "cpu" else "cuBLAS"
+
+
+def test_drawn_products_fit_and_are_those_of_the_seed():
+    found = shapes.drawn(300, 2, "gpu")
+    assert found == shapes.drawn(400, 2, "gpu")[:300]
+    assert found[:60] != shapes.drawn(60, 1, "gpu")
+    sides = [case[name] for case in found for name in ("m", "n", "k")]
+    assert min(sides) < 4
+    assert max(sides) > 2**14
+    assert 2 / 3 < sum(case["batch"] == 1 for case in found) / 300 < 0.95
+    assert {case["transposes"] for case in found} == {"NN", "NT", "TN", "TT"}
+    assert max(map(shapes.flops, found)) <= 2**40
+    assert max(map(shapes.touched_bytes, found)) <= 8e9
+    programs = [shapes.touched_bytes(c) * sgemm.products_per_call(c, "gpu") for c in found]
+    assert max(programs) < 16e9
+
+
+def test_drawn_products_run(tmp_path, capsys):
+    """A line for each, and what comes of all of them."""
+    written = tmp_path / "b.json"
+    what = ["--drawn", "4", "--seed", "3", *QUICK, "--json", str(written), "--markdown"]
+    assert main(["sgemm", *what]) == 0
+    platform = jax.default_backend()
+    run = records.read(written)
+    assert [m.case for m in run.measured] == shapes.drawn(4, 3, platform)
+    for m in run.measured:
+        assert list(m.records) == ["xla", "auto", "pipelined"]
+        assert all(sgemm.error(m, name, "of_bound") <= 1 for name in m.records)
+    out = capsys.readouterr().out
+    assert "**drawn: " in out
+    for m in run.measured:
+        assert f"| {shapes.size(m.case)} |" in out
+    assert f"4 products, ours over {PEER}: geometric mean " in out
+
+
+def test_summary_by_hand():
+    """4, 1 and 0.25 times XLA's rate; what was not measured does not count."""
+    names = ("xla", "auto")
+    cases = [
+        measured(shapes.product("drawn", 1, n, 2, 3), dict(zip(names, times, strict=True)))
+        for n, times in ((5, (4.0, 1.0)), (6, (1.0, 1.0)), (7, (1.0, 4.0)))
+    ]
+    refused = measured(shapes.product("drawn", 1, 8, 2, 3), {"xla": 1.0}, refused={"auto": "no"})
+    found = sgemm.summary([*cases, refused], "cuBLAS")
+    assert found == (
+        "3 products, ours over cuBLAS: geometric mean 1.00, least 0.25 at (7, 2, 3), 1 below 1"
+    )
+    assert sgemm.summary([refused], "cuBLAS") == "no product was measured"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_operands_of_a_family(name):
+    """As tests/support/tensor_families.py has them: probabilities, values of networks, outliers, wide."""
+    case = {**shapes.product("families", 1, 96, 80, 64), "family": name}
+    (a, b), (other, _) = product_data.operands(case, 2)
+    assert (a.shape, b.shape) == ((96, 64), (64, 80))
+    assert a.dtype == b.dtype == jnp.float32
+    assert not (a == other).all()
+    a, b = np.asarray(a), np.asarray(b)
+    expected = {
+        "softmax": np.allclose(a.sum(1), 1) and a.min() > 0,
+        "p_minus_y": np.allclose(a.sum(1), 0, atol=1e-6) and ((a < 0).sum(1) == 1).all(),
+        "gelu": -0.2 < a.min() < 0,
+        "relu": a.min() == 0 < (a == 0).mean() < 0.7,
+        "outliers": 0 < (abs(a) > 1e3).mean() < 0.01,
+        "wide": abs(a).max() > 1e3 * abs(a).mean() ** 0.5 and b.min() < 0 < b.max(),
+    }
+    assert expected[name]
+
+
+def test_families_and_peers_run(tmp_path, capsys, monkeypatch):
+    """Whatever XLA refuses here is an empty cell with its reason; float16 has the error of its operands."""
+    monkeypatch.setattr(
+        shapes,
+        "CPU_PRODUCTS",
+        (*shapes.CPU_PRODUCTS[:1], shapes._families(32)[0], shapes.product("peers", 1, 64, 64, 64)),
+    )
+    monkeypatch.setattr(shapes, "GPU_PRODUCTS", shapes.CPU_PRODUCTS)
+    written = tmp_path / "b.json"
+    groups = ["--groups", "families", "peers"]
+    assert main(["sgemm", *groups, *QUICK, "--json", str(written), "--markdown"]) == 0
+    family, peers = records.read(written).measured
+    assert list(family.records) == ["xla", "auto", "pipelined"]
+    assert list(peers.records) == ["xla", "auto", *sgemm.PEERS]
+    assert sgemm.error(peers, "auto", "relF") < 1e-6
+    assert 1e-5 < sgemm.error(peers, "float16", "relF") < 1e-3
+    out = capsys.readouterr().out
+    assert "| 32^3 softmax |" in out
+    for name in sgemm.PEERS:
+        assert f"| 64^3 | {name} |" in out
+        assert bool(peers.records[name].refused) == (f"{name}: " in out)
+
+
+def test_an_error_is_seen_in_rows_columns_and_members(monkeypatch):
+    """In what is sampled, and in how it lies: an element that is wrong by a tenth of itself."""
+    monkeypatch.setattr(product_data, "_SAMPLED_ROWS", 5)
+    monkeypatch.setattr(product_data, "_SAMPLED_COLS", 4)
+    for transposes in ("NN", "NT", "TN", "TT"):
+        case = shapes.product("other", 3, 40, 30, 20, transposes)
+        (pair,) = product_data.operands(case, 1)
+        c = jax.jit(sgemm._function(case, "xla"))(*pair)
+        assert product_data.errors(case, pair, c)["of_bound"] < 1
+        wrong = product_data.errors(case, pair, c.at[1, 39, 29].mul(1.1))
+        assert wrong["of_bound"] > 100
+        assert wrong["relF"] > 1e-3
