@@ -6,7 +6,7 @@ device copy, in one process and one run, and prints a table; ``--json`` keeps ev
 
 Layout:
   ``timing``       how a call is timed (the method is written down there); knows nothing of softmax
-  ``environment``  what a number depends on: device, driver, versions, date, command
+  ``environment``  what a number depends on: device, driver, clock and power, versions, date, command
   ``records``      what was measured: one contender in one case, one line of JSON
   ``suite``        one operation's benchmark as a value, and how every suite is measured
   ``programs``     what the programs of several suites are made of: inputs, chains, gradients

@@ -1,4 +1,4 @@
-"""What a measured number depends on: device, driver, versions, date and command."""
+"""What a measured number depends on: device, driver, clock and power, versions, date and command."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import jax
 import jaxlib
@@ -15,15 +16,30 @@ import numpy
 
 import jaxkernels
 
+# Text by name; None where nothing tells.
+Environment: TypeAlias = dict[str, Any]
 
-def _nvidia_driver() -> str:
-    """The version of the NVIDIA driver; empty where it cannot be asked."""
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+# What nvidia-smi is asked for, by the name in the file of a run.
+_GPU_STATE = {
+    "driver": "driver_version",
+    "sm_clock": "clocks.sm",
+    "most_sm_clock": "clocks.max.sm",
+    "power": "power.draw",
+    "power_limit": "enforced.power.limit",
+}
+
+
+def _gpu_state() -> dict[str, str | None]:
+    """The driver, the clock of the SMs and the power of the first NVIDIA GPU; None where nothing tells."""
+    query = [f"--query-gpu={','.join(_GPU_STATE.values())}", "--format=csv,noheader"]
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return next(iter(answer.stdout.split()), "")
+        answer = subprocess.run(
+            ["nvidia-smi", *query], capture_output=True, text=True, timeout=20, check=True
+        )
+        values = answer.stdout.splitlines()[0].split(", ")
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return dict.fromkeys(_GPU_STATE)
+    return dict(zip(_GPU_STATE, values, strict=True))
 
 
 def _cpu() -> str:
@@ -36,14 +52,18 @@ def _cpu() -> str:
     return f"{name}, {len(may_use(0)) if may_use else os.cpu_count()} cores"
 
 
-def describe(command: str) -> dict[str, str]:
-    """Describes the machine and the software of a run, and the command that makes it again."""
+def describe(command: str) -> Environment:
+    """Describes the machine and the software of a run, and the command that makes it again.
+
+    Called when the last program has been measured, so that the clock and the power of a GPU are those
+    that it was measured at.
+    """
     device = jax.devices()[0]
     on_cpu = device.platform == "cpu"
     return {
         "device": _cpu() if on_cpu else device.device_kind,
         "platform": device.platform,
-        "driver": "" if on_cpu else _nvidia_driver(),
+        **(dict.fromkeys(_GPU_STATE) if on_cpu else _gpu_state()),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": command,
         "python": platform.python_version(),
@@ -51,13 +71,27 @@ def describe(command: str) -> dict[str, str]:
     }
 
 
-def summarise(environment: dict[str, str]) -> str:
-    """One line: device, driver, versions and date.
+def _of(environment: Environment, head: str, value: str, most: str) -> str | None:
+    """A value beside its limit; None without one."""
+    found = environment.get(value)
+    return found and f"{head}{found} of {environment[most]}"
+
+
+def summarise(environment: Environment) -> str:
+    """One line: device, its clock and power, driver, versions and date.
 
     Example:
         >>> summarise({"device": "H200", "driver": "580", "jax": "0.11.2", "date": "2026-11-21"})
         'H200, driver 580, JAX 0.11.2, 2026-11-21'
+        >>> clock = {"sm_clock": "1830 MHz", "most_sm_clock": "1980 MHz"}
+        >>> summarise({"device": "H200", **clock, "driver": "580"})
+        'H200, SMs at 1830 MHz of 1980 MHz, driver 580'
     """
-    heads = {"device": "", "driver": "driver ", "jax": "JAX ", "jaxkernels": "jaxkernels "}
-    names = {**heads, "date": ""}
+    state = {
+        "clock": _of(environment, "SMs at ", "sm_clock", "most_sm_clock"),
+        "watts": _of(environment, "", "power", "power_limit"),
+    }
+    environment = {**environment, **state}
+    heads = {"device": "", "clock": "", "watts": "", "driver": "driver ", "jax": "JAX "}
+    names = {**heads, "jaxkernels": "jaxkernels ", "date": ""}
     return ", ".join(f"{head}{environment[n]}" for n, head in names.items() if environment.get(n))

@@ -84,7 +84,7 @@ class Run:
     """One run: where, how, and what came out."""
 
     suite: str
-    environment: dict[str, str]  # as `environment.describe` gives it
+    environment: dict[str, Any]  # as `environment.describe` gives it
     settings: dict[str, Any]  # the options by which it was measured
     records: tuple[Record, ...]
 
