@@ -13,10 +13,12 @@ Layout:
   ``tables``       the pivot that makes every table of records, and how it is printed
   ``plot``         pictures as values, and matplotlib to draw them
   ``rows``         what the suites of row operations share: cases, contenders, tables, picture
-  ``softmax``, ``logsumexp``, ``losses``, ``sgemm``, ``attention``, ``scaling``
+  ``softmax``, ``logsumexp``, ``losses``, ``sgemm``, ``float32``, ``attention``, ``scaling``
                    the suites; ``torch_losses`` is what ``losses`` runs of torch
   ``products``, ``families``, ``product_data``
                    which products ``sgemm`` measures, of what operands, and their errors
+  ``float32_models``
+                   the models of ``float32``, of Flax
   ``maps``         ``map``: the softmax suite's programs at lengths that a seed draws
   ``regress``      ours alone, over the cells that the suites watch: two runs of one machine compared
   ``__main__``     the command line, derived from the suites

@@ -15,6 +15,7 @@ from typing import Any
 from jaxkernels.bench import (
     attention,
     environment,
+    float32,
     linear_loss,
     logsumexp,
     losses,
@@ -36,6 +37,7 @@ OPERATIONS = (
     linear_loss.SUITE,
     attention.SUITE,
     sgemm.SUITE,
+    float32.SUITE,
     scaling.SUITE,
 )
 # What regress watches is what every operation's suite gives it.
