@@ -55,8 +55,8 @@ def _cpu() -> str:
 def describe(command: str) -> Environment:
     """Describes the machine and the software of a run, and the command that makes it again.
 
-    Called when the last program has been measured, so that the clock and the power of a GPU are those
-    that it was measured at.
+    Called when all has been measured, so that the clock and the power are those of a GPU that has just
+    been busy. They are not those of a certain program.
     """
     device = jax.devices()[0]
     on_cpu = device.platform == "cpu"

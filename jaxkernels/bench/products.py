@@ -90,15 +90,13 @@ def drawn(count: int, seed: int, platform: str) -> list[Case]:
 
 
 def cases(options: Options) -> Iterable[Case]:
-    """The shapes that were asked for, n, (m, n, k) or (batch, m, n, k); drawn ones; or the platform's."""
-    platform = jax.default_backend()
-    if options.drawn:
-        return drawn(options.drawn, options.seed, platform)
-    if not options.shapes:
-        return CPU_PRODUCTS if platform == "cpu" else GPU_PRODUCTS
-    four = ((1, *shape * 3) if len(shape) == 1 else (1, *shape)[-4:] for shape in options.shapes)
+    """The shapes that were asked for, n, (m, n, k) or (batch, m, n, k), and drawn ones; or the platform's."""
+    platform, shapes = jax.default_backend(), options.shapes or ()
+    four = ((1, *shape * 3) if len(shape) == 1 else (1, *shape)[-4:] for shape in shapes)
     asked = [product("other", b, m, n, k) for b, m, n, k in four]
-    return [{**case, "group": "square"} if is_square(case) else case for case in asked]
+    asked = [{**case, "group": "square"} if is_square(case) else case for case in asked]
+    asked += drawn(options.drawn or 0, options.seed, platform)
+    return asked or (CPU_PRODUCTS if platform == "cpu" else GPU_PRODUCTS)
 
 
 def watched(platform: str) -> list[Case]:

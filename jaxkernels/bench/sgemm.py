@@ -9,7 +9,8 @@ results are returned. The number of products makes a program last about a millis
 On a GPU a chain from 256^3 on is as long as it takes to make its operands a too many for the cache;
 small b and results stay there, as they do between the layers of a network. Other inputs and results
 that would stay in the cache are not used in successive calls. (A chain's are, because new ones have
-to be told to CUDA graphs, which takes the host up to ten microseconds a product.)
+to be told to CUDA graphs, which takes the host up to ten microseconds a product; those of drawn
+products that take less are used again too.)
 
 ``families`` are products of what networks multiply, and of what is hard to hold in 16 bits. ``peers``
 are beside XLA's other ways to a product: TF32, sums of products of bfloat16 or TF32, and float16
@@ -67,6 +68,8 @@ _MAX_PRODUCTS = 64
 _GUESSED_RATE = {"gpu": 200e12, "cpu": 50e9}
 _GUESSED_BANDWIDTH = {"gpu": 3e12, "cpu": 10e9}
 _GUESSED_LATENCY = 5e-6
+# What it takes to tell CUDA graphs of a product's new inputs.
+_TELLING_SECONDS = 10e-6
 # How many times the cache the operands a of a chain are, on a GPU, and the longest chain.
 _CACHES_OF_CHAIN = 2
 _MAX_CHAIN = 1024
@@ -100,6 +103,12 @@ def program(case: Case, name: str) -> Function:
     return jax.jit(lambda *pairs: [function(a, b) for a, b in pairs])
 
 
+def _guessed_seconds(case: Case, platform: str) -> float:
+    computing = flops(case) / _GUESSED_RATE[platform]
+    moving = touched_bytes(case) / _GUESSED_BANDWIDTH[platform]
+    return max(computing, moving, _GUESSED_LATENCY)
+
+
 def products_per_call(case: Case, platform: str) -> int:
     """How many products make a program that lasts long enough, and a chain that no cache holds.
 
@@ -109,20 +118,25 @@ def products_per_call(case: Case, platform: str) -> int:
         >>> products_per_call(products.product("square", 1, 16, 16, 16), "gpu")
         1024
     """
-    computing = flops(case) / _GUESSED_RATE[platform]
-    moving = touched_bytes(case) / _GUESSED_BANDWIDTH[platform]
-    guess = max(computing, moving, _GUESSED_LATENCY)
-    count = max(1, min(_MAX_PRODUCTS, math.ceil(_PROGRAM_SECONDS / guess)))
+    wanted = math.ceil(_PROGRAM_SECONDS / _guessed_seconds(case, platform))
+    count = max(1, min(_MAX_PRODUCTS, wanted))
     if platform == "gpu" and is_chain(case):
         cache = _CACHES_OF_CHAIN * last_level_cache_bytes(platform)
         count = max(count, min(_MAX_CHAIN, math.ceil(cache / (4 * case["m"] * case["k"]))))
     return count
 
 
+def _keeps_inputs(case: Case) -> bool:
+    """Whether successive calls have the same inputs."""
+    if jax.default_backend() != "gpu":
+        return False
+    is_short = _guessed_seconds(case, "gpu") < _TELLING_SECONDS
+    return is_chain(case) or (case["group"] == "drawn" and is_short)
+
+
 def draw(case: Case, count: int, dtype: str = "float32") -> list[Arguments]:
     """What a program of `count` products takes; a chain's are scaled, so its results stay finite."""
-    keeps_inputs = jax.default_backend() == "gpu" and is_chain(case)
-    turns = 1 if keeps_inputs else rotations(count * touched_bytes(case))
+    turns = 1 if _keeps_inputs(case) else rotations(count * touched_bytes(case))
     pairs = operands(case, turns * count, dtype)
     calls = [pairs[first::turns] for first in range(turns)]
     if not is_chain(case):

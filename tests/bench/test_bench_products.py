@@ -33,14 +33,25 @@ def test_drawn_products_fit_and_are_those_of_the_seed():
     assert max(programs) < 16e9
 
 
-def test_drawn_products_run(tmp_path, capsys):
-    """A line for each, and what comes of all of them."""
+def test_inputs_of_drawn_products(monkeypatch):
+    """Those of a product that is short are used again: its time is not that of telling a GPU of others."""
+    monkeypatch.setattr(sgemm, "operands", lambda case, count, *_: [(i, -1) for i in range(count)])
+    monkeypatch.setattr(sgemm.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(sgemm, "rotations", lambda _: 3)
+    short, long = (shapes.product("drawn", 1, 100, 100, k) for k in (2**8, 2**16))
+    assert len(sgemm.draw(short, 5)) == 1
+    assert len(sgemm.draw(long, 5)) == 3
+    assert len(sgemm.draw({**short, "group": "other"}, 5)) == 3
+
+
+def test_drawn_products_run(tmp_path, capsys, monkeypatch):
+    """A line for each, and what comes of all of them; on a GPU as small ones as on a CPU."""
+    monkeypatch.setitem(shapes._MOST, "gpu", shapes._MOST["cpu"])
     written = tmp_path / "b.json"
     what = ["--drawn", "4", "--seed", "3", *QUICK, "--json", str(written), "--markdown"]
     assert main(["sgemm", *what]) == 0
-    platform = jax.default_backend()
     run = records.read(written)
-    assert [m.case for m in run.measured] == shapes.drawn(4, 3, platform)
+    assert [m.case for m in run.measured] == shapes.drawn(4, 3, "cpu")
     for m in run.measured:
         assert list(m.records) == ["xla", "auto", "pipelined"]
         assert all(sgemm.error(m, name, "of_bound") <= 1 for name in m.records)
