@@ -198,8 +198,8 @@ def summary(members: Iterable[Measured], peer: str) -> str:
         return "no product was measured"
     mean, (least, where) = geometric_mean(gain for gain, _ in gains), min(gains)
     below = sum(gain < 1 for gain, _ in gains)
-    of_all = f"{len(gains)} products, ours over {peer}: geometric mean {mean:.2f}"
-    return f"{of_all}, least {least:.2f} at {where}, {below} below 1"
+    said = f"ours over {peer}: geometric mean {mean:.2f}, least {least:.2f} at {where}"
+    return f"{said}; {below} of {len(gains)} below 1"
 
 
 def views(run: Run) -> list[t.View]:

@@ -59,7 +59,8 @@ def test_drawn_products_run(tmp_path, capsys, monkeypatch):
     assert "**drawn: " in out
     for m in run.measured:
         assert f"| {shapes.size(m.case)} |" in out
-    assert f"4 products, ours over {PEER}: geometric mean " in out
+    assert f"ours over {PEER}: geometric mean " in out
+    assert " of 4 below 1" in out
 
 
 def test_summary_by_hand():
@@ -72,7 +73,7 @@ def test_summary_by_hand():
     refused = measured(shapes.product("drawn", 1, 8, 2, 3), {"xla": 1.0}, refused={"auto": "no"})
     found = sgemm.summary([*cases, refused], "cuBLAS")
     assert found == (
-        "3 products, ours over cuBLAS: geometric mean 1.00, least 0.25 at (7, 2, 3), 1 below 1"
+        "ours over cuBLAS: geometric mean 1.00, least 0.25 at (7, 2, 3); 1 of 3 below 1"
     )
     assert sgemm.summary([refused], "cuBLAS") == "no product was measured"
 
