@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/ceil_div.h"
+
 namespace jaxkernels {
 namespace {
 
@@ -18,8 +20,6 @@ int BlocksPerSm(const SoftmaxProblem& problem, int threads, int smem_bytes, int 
   const int by_registers = limits.registers_per_sm / (registers * threads);
   return std::min({limits.threads_per_sm / threads, by_smem, by_registers, limits.blocks_per_sm});
 }
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t BlocksOfWaves(int blocks_per_sm, const DeviceLimits& limits) {
   return int64_t{kWaves} * limits.sm_count * std::max(blocks_per_sm, 1);

@@ -65,9 +65,8 @@ std::vector<std::string> Algorithms() { return {kAlgorithmNames, std::end(kAlgor
 
 void BindSgemmPlan(nb::module_& module) {
   BindValue<SgemmPlan>(module, "How a matrix product is launched on a GPU.");
-  module.def(
-      "sgemm_algorithms", &Algorithms,
-      "The rungs of the ladder by name, and the two that let the plan choose, \"auto\" first.");
+  module.def("sgemm_algorithms", &Algorithms,
+             "The rungs of the ladder by name, after \"auto\", which lets the plan choose.");
   module.def("sgemm_tiles", &Tiles,
              "(block_m, block_n, slices) of each tile of the pipelined kernel, by SgemmPlan.tile.");
   module.attr("MAX_BATCH_DIMS") = kMaxBatchDims;

@@ -96,6 +96,8 @@ ffi::Error Sgemm(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer a, ffi::An
   if (!ParseName(algorithm_name, &algorithm)) {
     return Explain("unknown algorithm '" + std::string(algorithm_name) + "'");
   }
+  // A program that names no rung was lowered for any device, without scratch for `tensor`.
+  if (algorithm == Algorithm::kAuto) algorithm = Algorithm::kPipelined;
   const DeviceLimitsResult found = LimitsOfDevice(ordinal);
   if (found.limits == nullptr) return Unavailable(found.error);
   SgemmProblem problem = WithTallRows(made.problem);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/ceil_div.h"
 #include "sgemm/rung_choice.h"
 #include "sgemm/tensor/layout.h"
 #include "sgemm/tile_choice.h"
@@ -25,12 +26,6 @@ int BlocksPerSm(const PipelinedTile& tile, int smem_bytes, const DeviceLimits& l
   const int by_smem = limits.smem_per_sm / (smem_bytes + kReservedSmemPerBlock);
   return std::min({by_smem, tile.blocks_per_sm, limits.threads_per_sm / tile.Threads()});
 }
-
-// A thread's sum over more k than this is made by several launches, each of which adds its part to
-// C, for the sake of accuracy: rounding errors grow with the square root of the number of terms.
-// H200, 8192^3 (2026-11): relF 1.6e-6 in one launch, where cuBLAS has 9.4e-7.
-constexpr int64_t kMaxDepthOfLaunch = 4096;
-constexpr int64_t kDepthOfLaunch = 2816;
 
 // Where blocks of equal length store short sums over and over, those of tiles that gain by it are
 // kept out of step.
@@ -69,12 +64,24 @@ void PlanTile(const SgemmProblem& problem, const DeviceLimits& limits, const Til
 }
 
 // Tiles of 128 x 128, as the rung `tensor` has them, without splits: they are many, or few are made
-// again.
+// again. Where the rung compensates its sums, those of a launch are short.
 void PlanRepairs(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan) {
   static_assert(kPipelinedTiles[kRepairTile].block_m == kTensorLines &&
                 kPipelinedTiles[kRepairTile].block_n == kTensorLines);
   PlanTile(problem, limits, {kRepairTile, 1}, kRepairTile, plan);
+  if (IsCompensated(problem, limits)) {
+    plan.launches = static_cast<int>(CeilDiv(problem.k, kMaxDepthPlain));
+    plan.k_per_split = KPerSplit(problem.k, plan.launches);
+  }
 }
+
+// Where more tiles of a member than these are to be made again, all of them are.
+constexpr int64_t kFewTiles = 8, kShareOfTiles = 32;
+
+// A product of more tiles than so many for each SM looks once, after the first ones, whether all
+// are to be made again. Whether it is worth the two microseconds between two launches: the first
+// tiles are at most a quarter of its time.
+constexpr int64_t kTilesWithoutLook = 4;
 
 void PlanTensor(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan) {
   plan.block_m = plan.block_n = kTensorLines;
@@ -131,8 +138,14 @@ std::string FinishPlan(const SgemmProblem& problem, const DeviceLimits& limits, 
   }
   if (is_tensor) {
     // A block takes one tile after the other.
-    plan.grid_blocks = std::min<int64_t>(plan.grid_blocks, limits.sm_count);
+    const int64_t tiles = plan.grid_blocks;
+    plan.compensated = IsCompensated(problem, limits);
+    plan.grid_blocks = std::min<int64_t>(tiles, limits.sm_count);
     plan.sm_count = limits.sm_count;
+    plan.most_marked_tiles = std::max(kFewTiles, plan.tiles_m * plan.tiles_n / kShareOfTiles);
+    if (batch == 1 && tiles > kTilesWithoutLook * limits.sm_count) {
+      plan.tiles_before_look = limits.sm_count;
+    }
     plan.pack_c = problem.HasAlignedPairsC() ? 2 : 1;
     return "";
   }

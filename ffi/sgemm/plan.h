@@ -43,11 +43,14 @@ struct SgemmPlan {
   int stagger_cycles = 0;  // by which the second block of every SM starts late
   int smem_bytes = 0;      // dynamic shared memory of one block
   int blocks_per_sm = 0;
-  int64_t partial_elements = 0;  // float32 elements of scratch: splits' sums, or split operands
-  int pad_a = 0, pad_b = 0;      // elements behind every stored row of an operand
-  int pack_a = 1, pack_b = 1;    // elements that a thread loads at once; not of kTma
-  int pack_c = 1;                // elements of C and of the result or its parts, likewise
-  int reduce_pack = 0;           // elements of a thread of ReduceSplits; 0 where it does not run
+  int64_t partial_elements = 0;   // float32 elements of scratch: splits' sums, or split operands
+  bool compensated = false;       // tensor: what sums lose is added to them at the end
+  int64_t most_marked_tiles = 0;  // tensor: with more of a member all its tiles are made again
+  int64_t tiles_before_look = 0;  // after them it looks whether that is so; 0: at the end alone
+  int pad_a = 0, pad_b = 0;       // elements behind every stored row of an operand
+  int pack_a = 1, pack_b = 1;     // elements that a thread loads at once; not of kTma
+  int pack_c = 1;                 // elements of C and of the result or its parts, likewise
+  int reduce_pack = 0;            // elements of a thread of ReduceSplits; 0 where it does not run
 
   static constexpr const char* kName = "SgemmPlan";
   template <typename Self>
@@ -64,8 +67,12 @@ struct SgemmPlan {
         Field("grid_blocks", self.grid_blocks), Field("sm_count", self.sm_count),
         Field("stagger_cycles", self.stagger_cycles), Field("smem_bytes", self.smem_bytes),
         Field("blocks_per_sm", self.blocks_per_sm),
-        Field("partial_elements", self.partial_elements), Field("pad_a", self.pad_a),
-        Field("pad_b", self.pad_b), Field("pack_a", self.pack_a, self.engine != Engine::kTma),
+        Field("partial_elements", self.partial_elements),
+        Field("compensated", self.compensated, self.algorithm == Algorithm::kTensor),
+        Field("most_marked_tiles", self.most_marked_tiles, self.algorithm == Algorithm::kTensor),
+        Field("tiles_before_look", self.tiles_before_look, self.algorithm == Algorithm::kTensor),
+        Field("pad_a", self.pad_a), Field("pad_b", self.pad_b),
+        Field("pack_a", self.pack_a, self.engine != Engine::kTma),
         Field("pack_b", self.pack_b, self.engine != Engine::kTma), Field("pack_c", self.pack_c),
         Field("reduce_pack", self.reduce_pack));
   }

@@ -33,16 +33,17 @@ _chosen = jax.make_user_context(_from_environment())
 
 
 def default_algorithm(algorithm: Algorithm | None) -> AbstractContextManager[None]:
-    """Products that name no algorithm run on this rung, inside a block; on "tensor" where it pays.
+    """Products that name no algorithm run on this rung, inside a block.
 
-    It reaches `dot_general` inside Flax's layers, which no caller can give an algorithm, float32 attention,
-    the products of derivatives of what is traced inside, and `plan_sgemm`; not `linear_cross_entropy`,
-    which keeps to "pipelined" within its bound of memory. A function that was jitted before is traced
-    anew. Blocks nest. The environment variable JAXKERNELS_ALGORITHM says what holds outside of all of them.
+    "pipelined" brings back the FFMA units and their bits where the plan would take the tensor cores.
+    It reaches `dot_general` inside Flax's layers, which no caller can give an algorithm, float32
+    attention, the products of derivatives of what is traced inside, and `plan_sgemm`; not
+    `linear_cross_entropy`, which keeps to "pipelined" within its bound of memory. A function that was
+    jitted before is traced anew. Blocks nest. The environment variable JAXKERNELS_ALGORITHM says what
+    holds outside of all of them.
 
     Args:
-        algorithm: as for `matmul`. "tensor" lets the plan choose among all rungs, None among those of
-            the FFMA units, as it does outside of all blocks.
+        algorithm: as for `matmul`; None lets the plan choose, as it does outside of all blocks.
 
     Returns:
         A context manager that gives None, for the thread that enters it.
@@ -53,7 +54,7 @@ def default_algorithm(algorithm: Algorithm | None) -> AbstractContextManager[Non
     Example:
         >>> import jax.numpy as jnp
         >>> import jaxkernels as jk
-        >>> with jk.default_algorithm("tensor"):
+        >>> with jk.default_algorithm("pipelined"):
         ...     print(jk.matmul(jnp.ones((1, 2)), jnp.ones((2, 1))))
         [[2.]]
     """
@@ -65,6 +66,4 @@ def default_algorithm(algorithm: Algorithm | None) -> AbstractContextManager[Non
 def current() -> str:
     """What plans are asked for where a product names no algorithm."""
     chosen: Algorithm | None = _chosen.value
-    if chosen is None:
-        return "auto"
-    return "auto_tensor" if chosen == "tensor" else chosen
+    return chosen or "auto"

@@ -51,9 +51,9 @@ def matmul(
         out_sharding: sharding of the result on a mesh with explicit axes, as for `jnp.matmul`.
         algorithm: the rung of the ladder that a GPU is to run, "naive", "block_tile",
             "thread_tile", "warp_tile", "split_tile", "pipelined" or "tensor"; None takes what
-            `default_algorithm` says, or the fastest of those without tensor cores. "tensor" computes
-            with pairs of float16 on Hopper's tensor cores, three to four times as fast from 2048^3 on
-            and about as precise; it takes scratch of the size of the operands, see `plan_sgemm`.
+            `default_algorithm` says, or the faster one of the last two. "tensor" computes with pairs
+            of float16 on Hopper's tensor cores, three to four times as fast from 2048^3 on and as
+            precise; it takes scratch of the size of the operands, see `plan_sgemm`.
         implementation: "ffi" requires a kernel, "xla" is XLA's own product at the highest precision,
             None chooses.
 

@@ -14,8 +14,7 @@ class Options:
         trans_b: b is stored as (n, k) instead of (k, n).
         alpha: factor of the product; 0 means that a and b are not read.
         beta: factor of c; 0 means that c is not read.
-        algorithm: the rung of the ladder to run; "auto" and "auto_tensor" let the plan choose, the second
-            among all rungs.
+        algorithm: the rung of the ladder to run; "auto" lets the plan choose.
         for_batch: the members of a batch may be summed in another order than they would be alone, if
             that is faster.
         require_kernel: a platform without kernels is an error when lowering, instead of a reason to

@@ -41,7 +41,7 @@ def plan_sgemm(
         trans_b: b is stored as (n, k).
         algorithm: the rung of the ladder, "naive", "block_tile", "thread_tile", "warp_tile",
             "split_tile", "pipelined" or "tensor"; None takes what `default_algorithm` says, or chooses
-            among those of the FFMA units. Where "tensor" cannot serve the plan is that of "pipelined":
+            the faster one of the last two. Where "tensor" cannot serve the plan is that of "pipelined":
             fewer than 16 of k or more than 65536, a GPU or code without Hopper's tensor cores, or
             scratch of more than 8 GiB for all members.
         device: as for `plan_softmax`.
@@ -112,7 +112,7 @@ def scheme_of_sgemm(
     jax.export leaves open are neither split nor padded, and have no scratch: the FFMA rungs serve them.
     """
     if not all(isinstance(size, int) for size in (*a_shape, *b_shape)):
-        is_ffma = options.algorithm not in ("auto", "tensor", "auto_tensor")
+        is_ffma = options.algorithm not in ("auto", "tensor")
         return SgemmScheme(options.algorithm if is_ffma else "pipelined")
     plan = registry.cpu_module.plan_sgemm(
         a_shape,

@@ -21,6 +21,11 @@ def limits(**changes):
     return jk.DeviceLimits(**{**fields, **changes})
 
 
+def assume_room(m, n, k, batch):
+    """Assume that the operands of all members, once more, are well within the bound of scratch, 8 GiB."""
+    hypothesis.assume(4.4 * batch * (m + 128 + n + 128) * (k + 64) < 2**33)
+
+
 def rung_on(gpu):
     shape = (4096, 4096)
     return registry.cpu_module.plan_sgemm(shape, shape, False, False, gpu, "tensor").algorithm
@@ -29,6 +34,7 @@ def rung_on(gpu):
 @hypothesis.settings(max_examples=300, deadline=None)
 @hypothesis.given(m=sizes, n=sizes, k=sizes, batch=st.integers(1, 9), **flags)
 def test_the_plan_covers_the_problem(m, n, k, batch, trans_a, trans_b):
+    assume_room(m, n, k, batch)
     plan = plan_of(m, n, k, batch=batch, trans_a=trans_a, trans_b=trans_b)
     if k < 16:
         assert plan.algorithm == "pipelined"
@@ -104,17 +110,15 @@ def test_it_gives_way_where_it_cannot_serve():
     m=sizes, n=sizes, k=sizes, batch=st.integers(2, 500), asked=st.sampled_from((None, "tensor"))
 )
 def test_the_rung_does_not_depend_on_the_batch(m, n, k, batch, asked):
-    """Unless the operands of all members have more than the bound of scratch."""
-    hypothesis.assume(4.4 * batch * (m + 128 + n + 128) * (k + 64) < 2**33)
-    with jk.default_algorithm("tensor"):  # where it pays
-        alone, together = (
-            jk.plan_sgemm(m, n, k, batch=b, algorithm=asked, device="h200") for b in ((), batch)
-        )
+    assume_room(m, n, k, batch)
+    alone, together = (
+        jk.plan_sgemm(m, n, k, batch=b, algorithm=asked, device="h200") for b in ((), batch)
+    )
     assert alone.algorithm == together.algorithm
 
 
 def test_where_it_pays():
-    """By times of an H200, see ffi/sgemm/README.md; and only where it is asked for."""
+    """By times of an H200, see ffi/sgemm/README.md."""
 
     def rung(*sizes, **options):
         return jk.plan_sgemm(*sizes, device="h200", **options).algorithm
@@ -123,12 +127,27 @@ def test_where_it_pays():
     large += [(4097, 4095, 4093), (8192, 4096, 1024), (50257, 768, 1024)]
     small = [(n, n, n) for n in (1, 64, 256, 512)]
     small += [(4096, 4096, 64), (4096, 1, 4096), (65536, 64, 64), (64, 4096, 4096)]
-    assert {rung(*sizes) for sizes in large + small} == {"pipelined"}
-    with jk.default_algorithm("tensor"):
-        assert {rung(*sizes) for sizes in large} == {"tensor"}
-        assert {rung(*sizes) for sizes in small} == {"pipelined"}
-        assert rung(4096, 4096, 4096, algorithm="pipelined") == "pipelined"
-        assert jk.plan_sgemm(4096, 4096, 4096, device="a100").algorithm == "pipelined"
+    assert {rung(*sizes) for sizes in large} == {"tensor"}
+    assert {rung(*sizes) for sizes in small} == {"pipelined"}
+    assert rung(4096, 4096, 4096, algorithm="pipelined") == "pipelined"
+    assert jk.plan_sgemm(4096, 4096, 4096, device="a100").algorithm == "pipelined"
+
+
+def test_which_sums_are_compensated():
+    """Deep ones of so few tiles that other kernels split k; repairs by FFMA are split then, by launches."""
+    assert plan_of(300, 260, 4096).compensated
+    assert not plan_of(300, 260, 1024).compensated
+    assert not plan_of(4096, 4096, 4096).compensated
+    alone, together = plan_of(1024, 1024, 2048), plan_of(1024, 1024, 2048, batch=7)
+    assert alone.compensated
+    assert together.compensated
+
+
+def test_when_it_looks_whether_all_is_to_be_made_again():
+    """After a first tile of every SM, where those are a small part of one large product."""
+    few, many, batch = plan_of(2048, 2048, 64), plan_of(4096, 4096, 64), plan_of(1, 1, 64, batch=999)
+    assert (few.tiles_before_look, many.tiles_before_look, batch.tiles_before_look) == (0, 132, 0)
+    assert (few.most_marked_tiles, many.most_marked_tiles) == (8, 32)
 
 
 def test_what_begins_anywhere_is_read_element_by_element():

@@ -20,10 +20,11 @@ struct TensorOperand {
   bool packs;  // stored rows begin at multiples of 16 bytes
   int tiles, steps;
   char* images;
-  float2* factors;         // the product of both undoes the scale of a line
-  float* thresholds;       // see kThresholdOfMarked
-  float* tile_thresholds;  // the largest of each tile, or 0
-  uint32_t* maxima;        // bits of the largest finite |x|
+  float2* factors;       // the product of both undoes the scale of a line
+  uint32_t* maxima;      // bits of the largest finite |x|
+  uint32_t* norms;       // of the scaled lines, see LineFacts
+  uint32_t* marks;       // 1: the line is marked
+  uint32_t* tile_marks;  // 1: a line of the tile is
 
   __host__ __device__ int64_t MemberElements() const { return pitch * (along_k ? lines : depth); }
   __host__ __device__ int64_t Images() const { return members * tiles * steps; }
@@ -34,15 +35,15 @@ struct TensorArgs {
   TensorOperand a, b;
   uint32_t* flags;        // tiles that are computed again as a whole
   uint32_t* flagged;      // how many, of each member
-  uint32_t most_flagged;  // where a member has more, none of its tiles is wanted
+  uint32_t most_flagged;  // where a member has more, all its tiles are computed again
   uint2* repairs;         // tile of C (of all members), row * 128 + column within it
   uint32_t* repair_count;
   int tiles_m, tiles_n, steps;
   int batch;
 };
 
-// Once all tiles have been examined: whether so many of a member are flagged that all of them will
-// be computed again.
+// Whether so many tiles of a member are flagged that all of them will be computed again. It may
+// become true while tiles are examined, and never false.
 __device__ inline bool IsInVain(const TensorArgs& args, int member) {
   return args.flagged[member] > args.most_flagged;
 }

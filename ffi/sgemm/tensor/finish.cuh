@@ -66,17 +66,29 @@ class TensorFinish {
     for (int i = 1; i < 64; ++i) {  // NaN stays
       asm("min.NaN.f32 %0, %0, %1;" : "+f"(least) : "f"(fabsf(sums[i])));
     }
-    return !(least >= args_.a.tile_thresholds[tile_a_] + args_.b.tile_thresholds[tile_b_]);
+    const uint32_t marks = args_.a.tile_marks[tile_a_] + args_.b.tile_marks[tile_b_];
+    const float norm = kMostOfElement * static_cast<float>(args_.product.k);
+    return !(least >= kLeastSumOfNorm * norm * static_cast<float>(marks));
   }
 
   __device__ uint64_t FindUncertain(const float (&sums)[64]) const {
-    const float* const of_a = args_.a.thresholds + int64_t{tile_a_} * kTensorLines + row_;
-    const float* const of_b = args_.b.thresholds + int64_t{tile_b_} * kTensorLines + column_;
-    const float a[2] = {of_a[0], of_a[8]};
+    const int64_t line_a = int64_t{tile_a_} * kTensorLines + row_;
+    const int64_t line_b = int64_t{tile_b_} * kTensorLines + column_;
+    const auto is_marked = [](const TensorOperand& operand, int64_t line) {
+      return operand.marks[line] != 0;
+    };
+    const auto least_of = [](const TensorOperand& operand, int64_t line) {
+      return kLeastSumOfNorm * static_cast<float>(operand.norms[line]);
+    };
+    const bool marked_a[2] = {is_marked(args_.a, line_a), is_marked(args_.a, line_a + 8)};
+    const float least_a[2] = {least_of(args_.a, line_a), least_of(args_.a, line_a + 8)};
     uint64_t uncertain = 0;
 #pragma unroll
     for (int i = 0; i < 64; ++i) {
-      const bool certain = fabsf(sums[i]) >= a[i / 2 % 2] + of_b[ColumnOf(i)];
+      const int64_t line = line_b + ColumnOf(i);
+      const float for_a = marked_a[i / 2 % 2] ? least_of(args_.b, line) : 0.0f;
+      const float for_b = is_marked(args_.b, line) ? least_a[i / 2 % 2] : 0.0f;
+      const bool certain = fabsf(sums[i]) >= for_a + for_b;
       if (!certain && RowOf(i) < rows_ && ColumnOf(i) < columns_) uncertain |= uint64_t{1} << i;
     }
     return uncertain;

@@ -15,8 +15,8 @@
 
 namespace jaxkernels {
 
-// Of a thread, once its warpgroup is known to copy or to multiply: 128 x 40 + 256 x 232 of 65536.
-inline constexpr int kCopyRegisters = 40, kMultiplyRegisters = 232;
+// Of a thread, once its warpgroup is known to copy or to multiply: 128 x 24 + 256 x 240 of 65536.
+inline constexpr int kCopyRegisters = 24, kMultiplyRegisters = 240;
 
 // Tiles are visited in bands of this many tile rows, column by column, so that the blocks that run
 // at the same time share lines of A and of B in the L2.
@@ -67,10 +67,16 @@ __device__ inline bool VoteOfConsumers(bool vote) {
   return any != 0;
 }
 
+// A launch computes these tiles: of all members, in the order of TileOfIndex.
+struct TileRange {
+  unsigned begin, end;
+};
+
 // By one thread: fills stages for the block's tiles, one after the other.
-__device__ inline void CopyTiles(const TensorArgs& args, const StageRing& ring, unsigned tiles) {
+__device__ inline void CopyTiles(const TensorArgs& args, const StageRing& ring,
+                                 const TileRange& tiles) {
   StageCursor cursor;
-  for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
+  for (unsigned index = tiles.begin + blockIdx.x; index < tiles.end; index += gridDim.x) {
     TileImages images(args, TileOfIndex(args, index));
     for (int step = 0; step < args.steps; ++step) {
       ring.WaitEmpty(cursor);
@@ -82,13 +88,14 @@ __device__ inline void CopyTiles(const TensorArgs& args, const StageRing& ring, 
 }
 
 // By the threads of two warpgroups.
+template <bool kCompensated>
 __device__ inline void MultiplyTiles(const TensorArgs& args, const StageRing& ring,
-                                     unsigned tiles) {
+                                     const TileRange& tiles) {
   const int thread = threadIdx.x - 128, lane = thread % 32;
   StageCursor cursor;
-  for (unsigned index = blockIdx.x; index < tiles; index += gridDim.x) {
+  for (unsigned index = tiles.begin + blockIdx.x; index < tiles.end; index += gridDim.x) {
     float sums[64];
-    SumTile(sums, ring, cursor, args.steps, thread / 128 * 64);
+    SumTile<kCompensated>(sums, ring, cursor, args.steps, thread / 128 * 64);
     const int row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
     TensorFinish finish(args, TileOfIndex(args, index), row, column);
     bool certain = finish.Examine(sums);
@@ -98,21 +105,27 @@ __device__ inline void MultiplyTiles(const TensorArgs& args, const StageRing& ri
   }
 }
 
+// A launch after the first is for a batch of one, and ends where that is in vain.
+template <bool kCompensated>
 __global__ void __launch_bounds__(kTensorThreads, 1)
-    TensorProduct(const __grid_constant__ TensorArgs args) {
+    TensorProduct(const __grid_constant__ TensorArgs args, TileRange tiles) {
 #if JK_HAS_WGMMA
   extern __shared__ char smem[];
   __shared__ StageBarriers barriers;
+  __shared__ bool in_vain;  // for all threads alike: other blocks flag tiles meanwhile
   const StageRing ring(barriers, (SharedAddress(smem) + 1023) & ~1023u);
-  if (threadIdx.x == 0) ring.Init();
+  if (threadIdx.x == 0) {
+    in_vain = tiles.begin > 0 && IsInVain(args, 0);
+    ring.Init();
+  }
   __syncthreads();
-  const unsigned tiles = static_cast<unsigned>(args.tiles_m) * args.tiles_n * args.batch;
+  if (in_vain) return;
   if (threadIdx.x < 128) {
     GiveRegisters<kCopyRegisters>();
     if (threadIdx.x == 0) CopyTiles(args, ring, tiles);
   } else {
     TakeRegisters<kMultiplyRegisters>();
-    MultiplyTiles(args, ring, tiles);
+    MultiplyTiles<kCompensated>(args, ring, tiles);
   }
 #endif
 }

@@ -12,9 +12,6 @@
 namespace jaxkernels {
 namespace {
 
-// Where more tiles of a member than these are to be computed again, all of them are.
-constexpr int64_t kFewTiles = 8, kShareOfTiles = 32;
-
 template <typename T>
 T* At(const SgemmArgs& args, int64_t place) {
   return reinterpret_cast<T*>(reinterpret_cast<char*>(args.partial) + place);
@@ -30,12 +27,13 @@ void FindPlaces(const SgemmArgs& args, const OperandScratch& places, TensorOpera
   operand.images = At<char>(args, places.images);
   operand.factors = At<float2>(args, places.factors);
   operand.maxima = At<uint32_t>(args, places.maxima);
-  operand.thresholds = At<float>(args, places.thresholds);
-  operand.tile_thresholds = At<float>(args, places.tile_thresholds);
+  operand.norms = At<uint32_t>(args, places.norms);
+  operand.marks = At<uint32_t>(args, places.marks);
+  operand.tile_marks = At<uint32_t>(args, places.tile_marks);
 }
 
-TensorArgs ArgsOf(const SgemmArgs& args, const TensorScratch& scratch, bool a_along_k,
-                  bool b_along_k) {
+TensorArgs ArgsOf(const SgemmPlan& plan, const SgemmArgs& args, const TensorScratch& scratch,
+                  bool a_along_k, bool b_along_k) {
   TensorArgs tensor = {};
   tensor.product = args;
   const int steps = static_cast<int>(scratch.steps);
@@ -56,8 +54,7 @@ TensorArgs ArgsOf(const SgemmArgs& args, const TensorScratch& scratch, bool a_al
   tensor.repair_count = At<uint32_t>(args, scratch.repair_count);
   tensor.repairs = At<uint2>(args, scratch.repairs);
   // A result in place cannot be computed again as a whole once a tile is stored.
-  const int64_t most = std::max(kFewTiles, scratch.tiles_m * scratch.tiles_n / kShareOfTiles);
-  tensor.most_flagged = args.beta == 0.0f ? static_cast<uint32_t>(most) : ~0u;
+  tensor.most_flagged = args.beta == 0.0f ? static_cast<uint32_t>(plan.most_marked_tiles) : ~0u;
   return tensor;
 }
 
@@ -70,10 +67,22 @@ cudaError_t Start(const void* kernel, int64_t blocks, int threads, int smem_byte
 
 template <SplitPass kPass>
 cudaError_t StartSplit(TensorArgs& args, cudaStream_t stream) {
-  unsigned blocks_a = static_cast<unsigned>(args.a.Images());
+  unsigned blocks_a = static_cast<unsigned>(SplitBlocks<kPass>(args.a));
+  const int64_t blocks = blocks_a + SplitBlocks<kPass>(args.b);
+  if (blocks == 0) return cudaSuccess;
   void* arguments[] = {&args, &blocks_a};
-  return Start(reinterpret_cast<const void*>(SplitOperands<kPass>), blocks_a + args.b.Images(),
-               kSplitThreads, sizeof(SplitSmem), arguments, stream);
+  return Start(reinterpret_cast<const void*>(SplitOperands<kPass>), blocks, kSplitThreads,
+               sizeof(SplitSmem), arguments, stream);
+}
+
+cudaError_t StartProduct(const SgemmPlan& plan, TensorArgs& args, TileRange tiles,
+                         cudaStream_t stream) {
+  if (tiles.begin == tiles.end) return cudaSuccess;
+  void* arguments[] = {&args, &tiles};
+  const auto kernel = plan.compensated ? TensorProduct<true> : TensorProduct<false>;
+  return Start(reinterpret_cast<const void*>(kernel),
+               std::min<int64_t>(plan.grid_blocks, tiles.end - tiles.begin), plan.block_threads,
+               plan.smem_bytes, arguments, stream);
 }
 
 }  // namespace
@@ -81,7 +90,7 @@ cudaError_t StartSplit(TensorArgs& args, cudaStream_t stream) {
 cudaError_t LaunchTensor(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
                          bool b_along_k, TileMarks* made, cudaStream_t stream) {
   const TensorScratch scratch = ScratchOf(args);
-  TensorArgs tensor = ArgsOf(args, scratch, a_along_k, b_along_k);
+  TensorArgs tensor = ArgsOf(plan, args, scratch, a_along_k, b_along_k);
   void* arguments[] = {&tensor};
   cudaError_t error = cudaMemsetAsync(At<char>(args, scratch.zeroed), 0,
                                       static_cast<size_t>(scratch.bytes - scratch.zeroed), stream);
@@ -90,8 +99,11 @@ cudaError_t LaunchTensor(const SgemmPlan& plan, const SgemmArgs& args, bool a_al
   if (error != cudaSuccess) return error;
   error = StartSplit<SplitPass::kPairs>(tensor, stream);
   if (error != cudaSuccess) return error;
-  error = Start(reinterpret_cast<const void*>(TensorProduct), plan.grid_blocks, plan.block_threads,
-                plan.smem_bytes, arguments, stream);
+  const auto first = static_cast<unsigned>(plan.tiles_before_look);
+  const auto tiles = static_cast<unsigned>(scratch.tiles);
+  error = StartProduct(plan, tensor, {0, first}, stream);
+  if (error != cudaSuccess) return error;
+  error = StartProduct(plan, tensor, {first, tiles}, stream);
   if (error != cudaSuccess) return error;
   *made = {tensor.flags, tensor.flagged, tensor.most_flagged};
   return Start(reinterpret_cast<const void*>(RepairElements), kRepairBlocksOfSm * plan.sm_count,

@@ -12,6 +12,8 @@
 
 #include <cstdint>
 
+#include "core/ceil_div.h"
+
 namespace jaxkernels {
 
 inline constexpr int kTensorLines = 128;  // of a tile of C on both sides: BM, BN
@@ -34,10 +36,11 @@ inline constexpr int kWarpsOfTensorTile = 8;
 // Places in bytes from the beginning of the scratch. All are multiples of 1024.
 struct OperandScratch {
   int64_t images;
-  int64_t factors;          // two float32 a line
-  int64_t maxima;           // uint32 a line, zero at first
-  int64_t thresholds;       // float32 a line, zero at first
-  int64_t tile_thresholds;  // float32 a tile of lines, zero at first
+  int64_t factors;     // two float32 a line
+  int64_t maxima;      // uint32 a line, zero at first
+  int64_t norms;       // uint32 a line, zero at first
+  int64_t marks;       // uint32 a line, zero at first
+  int64_t tile_marks;  // uint32 a tile of lines, zero at first
 };
 
 struct TensorScratch {
@@ -55,14 +58,13 @@ struct TensorScratch {
 inline TensorScratch MakeTensorScratch(int64_t m, int64_t n, int64_t k, int64_t members_a,
                                        int64_t members_b, int64_t batch) {
   TensorScratch scratch = {};
-  const auto divide = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  scratch.tiles_m = divide(m, kTensorLines);
-  scratch.tiles_n = divide(n, kTensorLines);
-  scratch.steps = divide(k, kTensorStepK);
+  scratch.tiles_m = CeilDiv(m, kTensorLines);
+  scratch.tiles_n = CeilDiv(n, kTensorLines);
+  scratch.steps = CeilDiv(k, kTensorStepK);
   scratch.tiles = batch * scratch.tiles_m * scratch.tiles_n;
   const auto take = [&](int64_t bytes) {
     const int64_t place = scratch.bytes;
-    scratch.bytes += divide(bytes, 1024) * 1024;
+    scratch.bytes += CeilDiv(bytes, 1024) * 1024;
     return place;
   };
   const auto take_split = [&](OperandScratch& operand, int64_t lines) {
@@ -71,8 +73,9 @@ inline TensorScratch MakeTensorScratch(int64_t m, int64_t n, int64_t k, int64_t 
   };
   const auto take_zeroed = [&](OperandScratch& operand, int64_t lines) {
     operand.maxima = take(lines * 4);
-    operand.thresholds = take(lines * 4);
-    operand.tile_thresholds = take(lines / kTensorLines * 4);
+    operand.norms = take(lines * 4);
+    operand.marks = take(lines * 4);
+    operand.tile_marks = take(lines / kTensorLines * 4);
   };
   const int64_t lines_a = members_a * scratch.tiles_m * kTensorLines;
   const int64_t lines_b = members_b * scratch.tiles_n * kTensorLines;

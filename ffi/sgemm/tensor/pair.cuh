@@ -18,13 +18,12 @@ namespace jaxkernels {
 inline constexpr float kLowScale = 2048.0f;
 inline constexpr float kLeastExact = 0x1p-13f;
 
-// A scaled sum of a marked line (one that has a non-zero element below kLeastExact) is uncertain if
-// it is smaller. What the line's pairs lack is at most 2^-36 * 2^15 for every term, and 2^-21 k is
-// a sixteenth of float32's k eps |sum|. Simulated for lognormal(4) operands, k 16 to 4096, the
-// largest |C - C64| / (|A| |B|) that pairs make is 4.2e-7.
-inline constexpr float kThresholdOfMarked = 128.0f;
-// Thresholds of both lines are added. A line of zeros makes exact zeros.
-inline constexpr float kThresholdOfZeros = -1e30f;
+// A line is marked if it has a non-zero element below kLeastExact. What its pairs lack is at most
+// 2^-36 |y| for every term, y the partner, and so 2^-36 times the norm of the other line for a sum.
+// A sum of at least 2^-15 times that norm is certain: what it lacks is 2^-21 of it at most.
+inline constexpr float kLeastSumOfNorm = 0x1p-15f;
+// No norm is larger than k times this.
+inline constexpr float kMostOfElement = 0x1p15f;
 
 // 2^exponent. Requires: -126 <= exponent <= 127.
 __device__ inline float PowerOfTwo(int exponent) { return __int_as_float((exponent + 127) << 23); }
@@ -50,12 +49,18 @@ struct Pair {
   __half high, low;
 };
 
-// A non-finite x becomes NaN, with which every sum of its line is NaN. `marks` is set if the pair
-// holds fewer than 23 bits.
-__device__ inline Pair SplitIntoPair(float x, const LineScale& scale, bool& marks) {
+// What a thread learns of the elements of a line that it splits.
+struct LineFacts {
+  uint32_t norm = 0;  // the sum of all |x|, scaled and rounded up; integers, so in any order
+  bool marked = false;
+};
+
+// A non-finite x becomes NaN, with which every sum of its line is NaN.
+__device__ inline Pair SplitIntoPair(float x, const LineScale& scale, LineFacts& facts) {
   float scaled = x * scale.first * scale.second;
   if (!(fabsf(x) <= 3.402823466e38f)) scaled = __int_as_float(0x7fffffff);
-  if (fabsf(scaled) < kLeastExact && x != 0.0f) marks = true;
+  if (fabsf(scaled) < kLeastExact && x != 0.0f) facts.marked = true;
+  facts.norm += __float2uint_ru(fabsf(scaled));
   const __half high = __float2half_rn(scaled);
   return {high, __float2half_rn((scaled - __half2float(high)) * kLowScale)};
 }

@@ -4,10 +4,8 @@
 // who fills stages, what becomes of the sums.
 //
 // A B = high high + (high low + low high) / 2^11; low low is below what a pair keeps. wgmma adds
-// with a few extra bits and truncates, so the sums of high high start anew with every step of k and
-// are added in float32. The others are 2^-11 smaller and need not.
-// H200, uniform [0, 1), 1024^3, relF (2026-11): anew every 64 of k 1.9e-7, every 128 4.7e-7;
-// one chain of FFMA 4.3e-7
+// with a few extra bits and truncates, so the sums of high high start anew with every kAnewK of k
+// and are added in float32. The others are 2^-11 smaller and need not.
 #ifndef JAXKERNELS_SGEMM_TENSOR_PRODUCTS_CUH_
 #define JAXKERNELS_SGEMM_TENSOR_PRODUCTS_CUH_
 
@@ -40,28 +38,63 @@ __device__ inline void StartProducts(float (&main)[64], float (&cross)[64], uint
   CommitProducts();
 }
 
+// sums += main. Compensated: main becomes what is lost, exactly where |sums| >= |main| (Dekker's
+// fast two-sum). New sums take the registers of those before them, in ascending or in descending
+// order.
+template <bool kCompensated, bool kAscending>
+__device__ inline void Promote(float (&sums)[64], float (&main)[64]) {
+#pragma unroll
+  for (int j = 0; j < 64; ++j) {
+    const int i = kAscending ? j : 63 - j;
+    const float sum = sums[i] + main[i];
+    if constexpr (kCompensated) main[i] -= sum - sums[i];
+    sums[i] = sum;
+  }
+}
+
+// Adds the products of a stage. While sums are promoted the cross products are on their way, and
+// those of the other warpgroup while this one waits for them. Waiting less (the next stage's
+// products before these are done) was not faster: 629 to 638 us instead of 610 at 4096^3 (H200,
+// 2026-11).
+template <bool kCompensated, bool kAscending>
+__device__ inline void SumStage(float (&sums)[64], float (&main)[64], float (&cross)[64],
+                                const StageRing& ring, StageCursor& cursor, int first_line) {
+  ring.WaitFull(cursor);
+  StartProducts(main, cross, ring.AddressA(cursor.stage) + first_line * kTensorLineBytes,
+                ring.AddressB(cursor.stage));
+  WaitForProducts<1>();
+  Touch(main);
+  Promote<kCompensated, kAscending>(sums, main);
+  WaitForProducts<0>();
+  ring.Release(cursor.stage);
+  cursor.Advance();
+  if constexpr (kCompensated) {
+    Touch(cross);
+#pragma unroll
+    for (int i = 0; i < 64; ++i) cross[i] = fmaf(main[i], kLowScale, cross[i]);
+  }
+}
+
 // sums = those of 64 x 128 elements by a warpgroup, over `steps` stages from `cursor` on.
 // `first_line`: of the 128 lines of A.
-// While sums are promoted the cross products are on their way, and those of the other warpgroup
-// while this one waits for them. Waiting less (the next stage's products before these are done) was
-// not faster: 629 to 638 us instead of 610 at 4096^3 (H200, 2026-11).
+template <bool kCompensated>
 __device__ inline void SumTile(float (&sums)[64], const StageRing& ring, StageCursor& cursor,
                                int steps, int first_line) {
   float main[64], cross[64];
 #pragma unroll
   for (int i = 0; i < 64; ++i) cross[i] = sums[i] = 0.0f;
+  if constexpr (kCompensated) {  // after two steps no register has to be moved back
 #pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
-    ring.WaitFull(cursor);
-    StartProducts(main, cross, ring.AddressA(cursor.stage) + first_line * kTensorLineBytes,
-                  ring.AddressB(cursor.stage));
-    WaitForProducts<1>();
-    Touch(main);
-#pragma unroll
-    for (int i = 0; i < 64; ++i) sums[i] += main[i];
-    WaitForProducts<0>();
-    ring.Release(cursor.stage);
-    cursor.Advance();
+    for (int step = 0; step + 1 < steps; step += 2) {
+      SumStage<true, true>(sums, main, cross, ring, cursor, first_line);
+      SumStage<true, false>(sums, main, cross, ring, cursor, first_line);
+    }
+    if (steps % 2 == 1) SumStage<true, true>(sums, main, cross, ring, cursor, first_line);
+  } else {
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      SumStage<false, true>(sums, main, cross, ring, cursor, first_line);
+    }
   }
   Touch(cross);
 #pragma unroll

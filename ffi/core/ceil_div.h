@@ -1,0 +1,14 @@
+// How many parts of a size cover a number: used where plans and layouts count tiles.
+#ifndef JAXKERNELS_CORE_CEIL_DIV_H_
+#define JAXKERNELS_CORE_CEIL_DIV_H_
+
+#include <cstdint>
+
+namespace jaxkernels {
+
+// a / b, rounded up. Requires: a >= 0, b > 0.
+constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_CORE_CEIL_DIV_H_
