@@ -2,7 +2,8 @@
 
 On an NVIDIA GPU a float32 ``Dense`` layer computes in TF32, with a relative error of 3e-4, unless a
 precision is set. ``dot_general=jaxkernels.dot_general`` makes the products of a layer float32,
-forward and backward, on our SGEMM kernels. The same small network is written with flax.linen and
+forward and backward, on our SGEMM kernels (large ones on Hopper's tensor cores, with the accuracy of
+float32; ``jaxkernels.default_algorithm`` decides otherwise). The same small network is written with flax.linen and
 with flax.nnx, trained on a function that is easy to check, and compared with XLA's product at the
 highest precision.
 

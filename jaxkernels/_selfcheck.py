@@ -30,7 +30,7 @@ from jaxkernels.typing import Algorithm, Tier
 _SHAPE = (48, 1001)
 # Roundings of exp, division, subtraction and product, in units of the compute type's epsilon.
 _ELEMENTARY = 4.0
-# (m, k, n): lines that are whole packs and lines that are not, which the top rung copies in two ways;
+# (m, k, n): lines that are whole packs and lines that are not, which `pipelined` copies in two ways;
 # ends within a tile.
 _PRODUCTS = ((68, 132, 44), (67, 129, 45))
 _ALPHA, _BETA = 0.5, -2.0

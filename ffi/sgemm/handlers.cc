@@ -96,12 +96,13 @@ ffi::Error Sgemm(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer a, ffi::An
   if (!ParseName(algorithm_name, &algorithm)) {
     return Explain("unknown algorithm '" + std::string(algorithm_name) + "'");
   }
-  // A program that names no rung was lowered for any device, without scratch for `tensor`.
+  // Only a call that is not of this package names no rung; it has no scratch for `tensor`.
   if (algorithm == Algorithm::kAuto) algorithm = Algorithm::kPipelined;
   const DeviceLimitsResult found = LimitsOfDevice(ordinal);
   if (found.limits == nullptr) return Unavailable(found.error);
   SgemmProblem problem = WithTallRows(made.problem);
   problem.for_batch = for_batch;
+  problem.adds_c = beta != 0.0f;
   problem.pad_a = static_cast<int>(pad_a);
   problem.pad_b = static_cast<int>(pad_b);
   problem.aligned_a = IsAligned(a.untyped_data());

@@ -69,19 +69,25 @@ void PlanRepairs(const SgemmProblem& problem, const DeviceLimits& limits, SgemmP
   static_assert(kPipelinedTiles[kRepairTile].block_m == kTensorLines &&
                 kPipelinedTiles[kRepairTile].block_n == kTensorLines);
   PlanTile(problem, limits, {kRepairTile, 1}, kRepairTile, plan);
-  if (IsCompensated(problem, limits)) {
-    plan.launches = static_cast<int>(CeilDiv(problem.k, kMaxDepthPlain));
-    plan.k_per_split = KPerSplit(problem.k, plan.launches);
-  }
+  plan.launches = static_cast<int>(LaunchesOfRepairs(problem, limits));
+  plan.k_per_split = KPerSplit(problem.k, plan.launches);
 }
 
 // Where more tiles of a member than these are to be made again, all of them are.
 constexpr int64_t kFewTiles = 8, kShareOfTiles = 32;
 
-// A product of more tiles than so many for each SM looks once, after the first ones, whether all
-// are to be made again. Whether it is worth the two microseconds between two launches: the first
-// tiles are at most a quarter of its time.
-constexpr int64_t kTilesWithoutLook = 4;
+// A product of one member looks once whether all its tiles are to be made again: after twice as
+// many as must be marked, and a whole number for each SM. Only where that is a small part of them;
+// two launches instead of one take two microseconds more.
+constexpr int64_t kMostShareOfLook = 4;
+
+int64_t TilesBeforeLook(const SgemmProblem& problem, const DeviceLimits& limits,
+                        const SgemmPlan& plan) {
+  const int64_t tiles = plan.tiles_m * plan.tiles_n;
+  if (problem.Batch() > 1 || plan.most_marked_tiles >= tiles) return 0;
+  const int64_t look = CeilDiv(2 * plan.most_marked_tiles, limits.sm_count) * limits.sm_count;
+  return kMostShareOfLook * look <= tiles ? look : 0;
+}
 
 void PlanTensor(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan) {
   plan.block_m = plan.block_n = kTensorLines;
@@ -138,14 +144,13 @@ std::string FinishPlan(const SgemmProblem& problem, const DeviceLimits& limits, 
   }
   if (is_tensor) {
     // A block takes one tile after the other.
-    const int64_t tiles = plan.grid_blocks;
-    plan.compensated = IsCompensated(problem, limits);
-    plan.grid_blocks = std::min<int64_t>(tiles, limits.sm_count);
+    plan.grid_blocks = std::min<int64_t>(plan.grid_blocks, limits.sm_count);
     plan.sm_count = limits.sm_count;
-    plan.most_marked_tiles = std::max(kFewTiles, plan.tiles_m * plan.tiles_n / kShareOfTiles);
-    if (batch == 1 && tiles > kTilesWithoutLook * limits.sm_count) {
-      plan.tiles_before_look = limits.sm_count;
-    }
+    plan.compensated = IsCompensated(problem, limits);
+    const int64_t tiles = plan.tiles_m * plan.tiles_n;
+    // A result in place cannot be made again as a whole once a tile is stored.
+    plan.most_marked_tiles = problem.adds_c ? tiles : std::max(kFewTiles, tiles / kShareOfTiles);
+    plan.tiles_before_look = TilesBeforeLook(problem, limits, plan);
     plan.pack_c = problem.HasAlignedPairsC() ? 2 : 1;
     return "";
   }

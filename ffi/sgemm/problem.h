@@ -38,6 +38,7 @@ struct SgemmProblem {
   bool aligned_a = true;  // A begins at a multiple of 16 bytes
   bool aligned_b = true;
   bool aligned_c = true;   // so do C, the result and the sums of the splits
+  bool adds_c = false;     // beta is not zero, or not known to be
   bool for_batch = false;  // members may be summed in another order than they would be alone
   int batch_dims = 0;
   BatchDim batch[kMaxBatchDims];  // outermost first; sizes are at least 2

@@ -6,18 +6,16 @@
 namespace jaxkernels {
 namespace {
 
-// What `tensor` takes, in the cycles of tile_choice.cc. Fitted to 310 products; where it errs by
-// more than a tenth of the time, FFMA and `tensor` are far apart, or members of a batch would gain
-// together what one of them would lose alone.
+// What `tensor` takes, in the cycles of tile_choice.cc. Fitted to 310 products, of which four
+// get a rung that is more than 5 % slower than the other (README.md).
 // H200, all launches of a call in a graph, us (2026-11):
 // 512^3 26, 1024^3 37, 2048^3 113, 4096^3 732, 8192^3 5310
 struct TensorCost {
   // Starting five kernels instead of one, and those of repairs that find nothing to do.
   static constexpr double kLaunchCycles = 15000;
   static constexpr double kIdleLaunchCycles = 2000;
-  // Splitting reads an element once, along k, or twice, and writes as much once; so many bytes a
-  // cycle.
-  static constexpr double kBytesAlongK = 8, kBytesAcrossK = 12;
+  // Splitting reads an element once or twice, and writes as much once; so many bytes a cycle.
+  static constexpr double kBytesReadOnce = 8, kBytesReadTwice = 12;
   static constexpr double kSplitBytesPerCycle = 1800;
   // A tile of 128 x 128: from its last product to its last store, and 64 of k.
   static constexpr double kTileCycles = 15000;
@@ -27,63 +25,76 @@ struct TensorCost {
 // How much longer FFMA takes where the accelerator cannot read lines; `tensor` reads any.
 constexpr double kFfmaOfFloats = 1.15;
 
-// A product of float16 pairs errs by up to 4 * 2^-23 of itself, which fewer terms than these do not
-// hide behind k eps.
-constexpr int64_t kLeastDepth = 16;
+// A product of float16 pairs errs by up to 2^-21 of itself, repairs leave as much (pair.cuh), and
+// wgmma truncates: fewer terms than these do not hide that behind k eps.
+constexpr int64_t kLeastDepth = 32;
 
-// The sums of 64 of k each are added one after the other. Simulated, relF of so many normal terms:
-// 4096 1.4e-7, 16384 2.8e-7, 65536 5.5e-7, 200000 1.0e-6. FFMA sums parts of 2816 apart.
-constexpr int64_t kMostDepth = 65536;
-
-// Memory that may be taken without having been asked for: it holds both operands again.
+// It holds both operands again.
 constexpr int64_t kMaxScratchBytes = int64_t{8} << 30;
+constexpr int64_t kMaxScratchBytesUnasked = int64_t{4} << 30;
 
 // Tiles of C have numbers of 32 bits, in lists of elements too.
 constexpr int64_t kMaxTiles = int64_t{1} << 24;
 
-bool CanUseTensor(const SgemmProblem& problem, const DeviceLimits& limits) {
+bool CanUseTensor(const SgemmProblem& problem, const DeviceLimits& limits, int64_t most_bytes) {
   if (!limits.has_wgmma || problem.m == 0 || problem.n == 0) return false;
-  if (problem.k < kLeastDepth || problem.k > kMostDepth) return false;
+  if (problem.k < kLeastDepth || problem.k > kTensorMostDepth) return false;
   const TensorScratch scratch = ScratchOf(problem);
-  return scratch.tiles > 0 && scratch.tiles <= kMaxTiles && scratch.bytes <= kMaxScratchBytes;
+  return scratch.tiles > 0 && scratch.tiles <= kMaxTiles && scratch.bytes <= most_bytes;
 }
 
 double CyclesOfTensor(const SgemmProblem& problem, const DeviceLimits& limits, int64_t members) {
   const int64_t tiles =
       CeilDiv(problem.m, kTensorLines) * CeilDiv(problem.n, kTensorLines) * members;
   const double steps = static_cast<double>(CeilDiv(problem.k, kTensorStepK));
+  const auto bytes_of = [&](bool along_k) {
+    const bool once = along_k && problem.k <= kMostDepthByLines;
+    return once ? TensorCost::kBytesReadOnce : TensorCost::kBytesReadTwice;
+  };
   const double bytes_of_k =
-      problem.m * (problem.trans_a ? TensorCost::kBytesAcrossK : TensorCost::kBytesAlongK) +
-      problem.n * (problem.trans_b ? TensorCost::kBytesAlongK : TensorCost::kBytesAcrossK);
-  const bool compensated = IsCompensated(problem, limits);
-  const int64_t depth = compensated ? kMaxDepthPlain : kDepthOfLaunch;
-  const double step = compensated ? TensorCost::kCompensatedStepCycles : TensorCost::kStepCycles;
-  return TensorCost::kLaunchCycles +
-         static_cast<double>(problem.k / depth) * TensorCost::kIdleLaunchCycles +
+      problem.m * bytes_of(!problem.trans_a) + problem.n * bytes_of(problem.trans_b);
+  const double step =
+      IsCompensated(problem, limits) ? TensorCost::kCompensatedStepCycles : TensorCost::kStepCycles;
+  const auto idle_launches = static_cast<double>(LaunchesOfRepairs(problem, limits) - 1);
+  return TensorCost::kLaunchCycles + idle_launches * TensorCost::kIdleLaunchCycles +
          bytes_of_k * problem.k * members / TensorCost::kSplitBytesPerCycle +
          CeilDiv(tiles, limits.sm_count) * (TensorCost::kTileCycles + steps * step);
 }
 
 // As a member of the batch would be made alone, or all of them where the problem says for_batch.
-bool TensorPays(const SgemmProblem& problem, const DeviceLimits& limits) {
+bool TensorPays(SgemmProblem problem, const DeviceLimits& limits) {
+  problem.aligned_a = problem.aligned_b = true;  // not known when a program is lowered
   const int64_t members = problem.for_batch ? problem.Batch() : 1;
   const TileChoice ffma = ChooseOrder(problem, limits, 0);
   const Engine engine = EngineOf(problem, limits, kPipelinedTiles[ffma.tile]);
+  const double slower = engine == Engine::kTma ? 1 : kFfmaOfFloats;
   return CyclesOfTensor(problem, limits, members) <
-         CyclesOf(problem, limits, ffma, members) * (engine == Engine::kTma ? 1 : kFfmaOfFloats);
+         CyclesOf(problem, limits, ffma, members) * slower;
 }
 
 }  // namespace
 
 Algorithm RungOf(const SgemmProblem& problem, const DeviceLimits& limits, Algorithm asked) {
-  if (asked != Algorithm::kTensor && asked != Algorithm::kAuto) return asked;
-  const bool is_wanted = asked == Algorithm::kTensor || TensorPays(problem, limits);
-  return is_wanted && CanUseTensor(problem, limits) ? Algorithm::kTensor : Algorithm::kPipelined;
+  bool takes_tensor = false;
+  if (asked == Algorithm::kTensor) {
+    takes_tensor = CanUseTensor(problem, limits, kMaxScratchBytes);
+  } else if (asked == Algorithm::kAuto) {
+    takes_tensor =
+        CanUseTensor(problem, limits, kMaxScratchBytesUnasked) && TensorPays(problem, limits);
+  } else {
+    return asked;
+  }
+  return takes_tensor ? Algorithm::kTensor : Algorithm::kPipelined;
 }
 
 bool IsCompensated(const SgemmProblem& problem, const DeviceLimits& limits) {
   const int64_t tiles = CeilDiv(problem.m, kTensorLines) * CeilDiv(problem.n, kTensorLines);
   return problem.k > kMaxDepthPlain && tiles <= limits.sm_count;
+}
+
+int64_t LaunchesOfRepairs(const SgemmProblem& problem, const DeviceLimits& limits) {
+  if (IsCompensated(problem, limits)) return CeilDiv(problem.k, kMaxDepthPlain);
+  return problem.k > kMaxDepthOfLaunch ? CeilDiv(problem.k, kDepthOfLaunch) : 1;
 }
 
 TensorScratch ScratchOf(const SgemmProblem& problem) {

@@ -114,7 +114,8 @@ def linear_cross_entropy(
             operands and results. None: 1 GiB for the logits of a chunk, and what has to be beside it.
             Forward mode of "none" takes more, see below.
         implementation: as for `cross_entropy`. It is about the row kernels; products are XLA's, or of
-            float32 those of `matmul`, or with "xla" XLA's own at the highest precision.
+            float32 those of `matmul` on the rung "pipelined" (the scratch of "tensor" would not
+            fit the bound), or with "xla" XLA's own at the highest precision.
 
     Returns:
         The loss, an array of shape (...), or a number; float32, or float64 of float64. With `return_lse`

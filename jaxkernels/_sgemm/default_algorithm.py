@@ -33,9 +33,10 @@ _chosen = jax.make_user_context(_from_environment())
 
 
 def default_algorithm(algorithm: Algorithm | None) -> AbstractContextManager[None]:
-    """Products that name no algorithm run on this rung, inside a block.
+    """Products that name no algorithm run on this rung, inside a block, also where another is faster.
 
-    "pipelined" brings back the FFMA units and their bits where the plan would take the tensor cores.
+    "pipelined" brings back the FFMA units, and the bits of that rung, where the plan would take the
+    tensor cores.
     It reaches `dot_general` inside Flax's layers, which no caller can give an algorithm, float32
     attention, the products of derivatives of what is traced inside, and `plan_sgemm`; not
     `linear_cross_entropy`, which keeps to "pipelined" within its bound of memory. A function that was
@@ -43,7 +44,8 @@ def default_algorithm(algorithm: Algorithm | None) -> AbstractContextManager[Non
     holds outside of all of them.
 
     Args:
-        algorithm: as for `matmul`; None lets the plan choose, as it does outside of all blocks.
+        algorithm: as for `matmul`; None lets the plan choose, whatever the environment variable
+            says.
 
     Returns:
         A context manager that gives None, for the thread that enters it.

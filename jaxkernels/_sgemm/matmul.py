@@ -50,10 +50,12 @@ def matmul(
             they are widened, which is exact, and multiplied in float32.
         out_sharding: sharding of the result on a mesh with explicit axes, as for `jnp.matmul`.
         algorithm: the rung of the ladder that a GPU is to run, "naive", "block_tile",
-            "thread_tile", "warp_tile", "split_tile", "pipelined" or "tensor"; None takes what
-            `default_algorithm` says, or the faster one of the last two. "tensor" computes with pairs
-            of float16 on Hopper's tensor cores, three to four times as fast from 2048^3 on and as
-            precise; it takes scratch of the size of the operands, see `plan_sgemm`.
+            "thread_tile", "warp_tile", "split_tile", "pipelined" or "tensor". None takes what
+            `default_algorithm` says, else "tensor" where a model of times says that it pays and
+            "pipelined" elsewhere. "tensor" computes with pairs of float16 on the tensor cores of
+            compute capability 9.0, from 2048^3 on in a third to a quarter of the time of
+            "pipelined", under the same bound of error. It takes scratch of the size of both
+            operands, see `plan_sgemm`.
         implementation: "ffi" requires a kernel, "xla" is XLA's own product at the highest precision,
             None chooses.
 
@@ -69,18 +71,20 @@ def matmul(
             kernels it is raised when the program is lowered.
 
     Notes:
-        The error of an element is at most k * eps * (|a| |b|), eps = 2^-24. Results are bitwise the
+        The error of an element is at most k * eps * (|a| |b|), eps = 2^-24, on every rung. On
+        "tensor" a single product errs by up to 2^-21 of itself, so that a by an identity or a
+        one-hot matrix is exact on the other rungs alone. Results are bitwise the
         same from run to run, and for a member of a batch the same as alone, except where the members
-        share b: their rows become one tall matrix, whose sums may be split differently; and except
-        where members fit the scratch of "tensor" alone but not together. With a
+        share b: their rows become one tall matrix, which may be split differently or run on the
+        other one of the two top rungs; and except where members fit the scratch of "tensor" alone but not together. With a
         sharded contraction every device multiplies its part, and one all-reduce, or one
         reduce-scatter, adds them. For `jax.export` the target is `jaxkernels_sgemm`. Under
         `jax.checkpoint` the policies that save products are those of
         `jaxkernels.checkpoint_policies`; JAX's know XLA's products alone.
 
     References:
-        The ladder of tiles follows the article behind github.com/AyakaGEMM/Hands-on-GEMM; the top
-        rung is ours (ffi/sgemm/README.md).
+        The ladder of tiles follows the article behind github.com/AyakaGEMM/Hands-on-GEMM; the two
+        top rungs are ours (ffi/sgemm/README.md).
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,7 +1,7 @@
 """compute-sanitizer finds nothing in a small sweep of all tiers: no access out of bounds, no race, no read of memory that
 nobody wrote, no barrier that some threads miss.
 
-One process for each tool: several at once would share the device in slices, and all other tests with them.
+A process for each tool and part of the sweep, so that none takes longer than some minutes.
 """
 
 import os
@@ -14,6 +14,7 @@ import oracle
 import pytest
 from conftest import skip_or_fail
 from programs import SUPPORT
+from sanitizer_sweep import PARTS
 
 # After an access out of bounds the sweep goes on, so that one run shows all of them.
 OPTIONS = {"memcheck": ("--destroy-on-device-error", "kernel")}
@@ -32,8 +33,9 @@ SUMMARY = dict.fromkeys(ARGUMENTS, r"ERROR SUMMARY: 0 errors") | {
 }
 
 
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("tool", SUMMARY)
-def test_sweep(gpu, tool):
+def test_sweep(gpu, tool, part):
     sanitizer = shutil.which("compute-sanitizer") or shutil.which(
         "compute-sanitizer", path="/usr/local/cuda/bin"
     )
@@ -43,7 +45,7 @@ def test_sweep(gpu, tool):
         [
             *(sanitizer, "--tool", tool, "--error-exitcode", "99", "--show-backtrace", "no"),
             *(*OPTIONS.get(tool, ()), sys.executable, "sanitizer_sweep.py", "gpu"),
-            *ARGUMENTS[tool],
+            *(*ARGUMENTS[tool], "--parts", part),
         ],
         cwd=SUPPORT,
         # Every buffer is an allocation of its own, so that its end is the end of what may be touched.

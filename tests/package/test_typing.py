@@ -1,5 +1,6 @@
 """The types of the public functions name every choice, and nothing but what the checks at run time accept."""
 
+import ast
 import importlib.util
 import inspect
 import json
@@ -88,12 +89,21 @@ def test_tables_of_the_extension_module_are_these_types():
                 assert _cpu.plan_softmax(1, 8, dtype, operation, h200, tier).tier == tier
 
 
+def test_the_stub_has_the_fields_of_plans():
+    stub = ast.parse((ROOT / "jaxkernels" / "_cpu.pyi").read_text())
+    classes = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}
+    for plan in (_cpu.SgemmPlan, _cpu.SoftmaxPlan, _cpu.DeviceLimits):
+        in_stub = {x.name for x in classes[plan.__name__].body if isinstance(x, ast.FunctionDef)}
+        public = {name for name in dir(plan) if not name.startswith("_")}
+        assert public == {name for name in in_stub if not name.startswith("_")}, plan
+
+
 def test_every_choice_is_taken():
     x, q = jnp.ones((4, 8)), jnp.ones((1, 4, 2, 8))
     for device in typing.get_args(choices.DeviceName):
         assert jk.plan_softmax((4, 8), "float32", device=device).tier == "warp"
     for algorithm in typing.get_args(choices.Algorithm):
-        assert jk.plan_sgemm(8, 8, 16, algorithm=algorithm, device="h200").algorithm == algorithm
+        assert jk.plan_sgemm(8, 8, 32, algorithm=algorithm, device="h200").algorithm == algorithm
     for implementation in typing.get_args(choices.Implementation):
         assert jk.softmax(x, implementation=implementation).shape == x.shape
     for empty_rows in typing.get_args(choices.EmptyRows):

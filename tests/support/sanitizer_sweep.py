@@ -137,7 +137,11 @@ def sweep_slices(dtype):
     return len(shapes)
 
 
-def main(backend, dtypes, as_arguments):
+# What a process may keep to: a tool takes minutes for any of them.
+PARTS = ("products", "rows", "losses")
+
+
+def main(backend, dtypes, parts, as_arguments):
     assert jax.default_backend() == backend
     if not as_arguments:
         cases.all_operations = with_constants(cases.all_operations)
@@ -146,12 +150,14 @@ def main(backend, dtypes, as_arguments):
         row_parts_cases.results_of = with_constants(row_parts_cases.results_of)
         rows_of_losses.kernels_of = with_constants(rows_of_losses.kernels_of)
     on_gpu = backend == "gpu"
-    count = sweep_products() if on_gpu else 0
+    count = sweep_products() if on_gpu and "products" in parts else 0
     # A CPU knows no tiers, and this one serves all rows.
     tiers = validate.TIERS if on_gpu else ("block_uncached",)
     for dtype in dtypes:
-        count += sweep_parts(dtype) + sweep_slices(dtype) + sweep_rows(dtype, tiers)
-        count += sweep_losses(dtype, tiers)
+        if "rows" in parts:
+            count += sweep_parts(dtype) + sweep_slices(dtype) + sweep_rows(dtype, tiers)
+        if "losses" in parts:
+            count += sweep_losses(dtype, tiers)
     print(f"{count} shapes right")
 
 
@@ -159,8 +165,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("backend", choices=("cpu", "gpu"), help="what JAX has to run on")
     parser.add_argument("dtypes", nargs="+", help="of rows")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="(default: all)")
     parser.add_argument(
         "--as-arguments", action="store_true", help="operands are no constants of the programs"
     )
     arguments = parser.parse_args()
-    main(arguments.backend, arguments.dtypes, arguments.as_arguments)
+    main(arguments.backend, arguments.dtypes, arguments.parts, arguments.as_arguments)

@@ -70,6 +70,7 @@ __device__ inline bool VoteOfConsumers(bool vote) {
 // A launch computes these tiles: of all members, in the order of TileOfIndex.
 struct TileRange {
   unsigned begin, end;
+  bool looks;  // first, whether the work on the one member that there is is in vain
 };
 
 // By one thread: fills stages for the block's tiles, one after the other.
@@ -105,17 +106,18 @@ __device__ inline void MultiplyTiles(const TensorArgs& args, const StageRing& ri
   }
 }
 
-// A launch after the first is for a batch of one, and ends where that is in vain.
+// A block that ends at once changes no result: all tiles are computed again then.
 template <bool kCompensated>
 __global__ void __launch_bounds__(kTensorThreads, 1)
-    TensorProduct(const __grid_constant__ TensorArgs args, TileRange tiles) {
+    TensorProduct(const __grid_constant__ TensorArgs args,
+                  const __grid_constant__ TileRange tiles) {
 #if JK_HAS_WGMMA
   extern __shared__ char smem[];
   __shared__ StageBarriers barriers;
-  __shared__ bool in_vain;  // for all threads alike: other blocks flag tiles meanwhile
+  __shared__ bool in_vain;  // read once for all threads: other blocks flag tiles meanwhile
   const StageRing ring(barriers, (SharedAddress(smem) + 1023) & ~1023u);
   if (threadIdx.x == 0) {
-    in_vain = tiles.begin > 0 && IsInVain(args, 0);
+    in_vain = tiles.looks && IsInVain(args, 0);
     ring.Init();
   }
   __syncthreads();

@@ -53,8 +53,7 @@ TensorArgs ArgsOf(const SgemmPlan& plan, const SgemmArgs& args, const TensorScra
   tensor.flagged = At<uint32_t>(args, scratch.flagged);
   tensor.repair_count = At<uint32_t>(args, scratch.repair_count);
   tensor.repairs = At<uint2>(args, scratch.repairs);
-  // A result in place cannot be computed again as a whole once a tile is stored.
-  tensor.most_flagged = args.beta == 0.0f ? static_cast<uint32_t>(plan.most_marked_tiles) : ~0u;
+  tensor.most_flagged = static_cast<uint32_t>(plan.most_marked_tiles);
   return tensor;
 }
 
@@ -95,15 +94,15 @@ cudaError_t LaunchTensor(const SgemmPlan& plan, const SgemmArgs& args, bool a_al
   cudaError_t error = cudaMemsetAsync(At<char>(args, scratch.zeroed), 0,
                                       static_cast<size_t>(scratch.bytes - scratch.zeroed), stream);
   if (error != cudaSuccess) return error;
-  error = StartSplit<SplitPass::kMaxima>(tensor, stream);
+  error = StartSplit<SplitPass::kFirst>(tensor, stream);
   if (error != cudaSuccess) return error;
-  error = StartSplit<SplitPass::kPairs>(tensor, stream);
+  error = StartSplit<SplitPass::kSecond>(tensor, stream);
   if (error != cudaSuccess) return error;
   const auto first = static_cast<unsigned>(plan.tiles_before_look);
   const auto tiles = static_cast<unsigned>(scratch.tiles);
-  error = StartProduct(plan, tensor, {0, first}, stream);
+  error = StartProduct(plan, tensor, {0, first, false}, stream);
   if (error != cudaSuccess) return error;
-  error = StartProduct(plan, tensor, {first, tiles}, stream);
+  error = StartProduct(plan, tensor, {first, tiles, first > 0}, stream);
   if (error != cudaSuccess) return error;
   *made = {tensor.flags, tensor.flagged, tensor.most_flagged};
   return Start(reinterpret_cast<const void*>(RepairElements), kRepairBlocksOfSm * plan.sm_count,

@@ -13,17 +13,21 @@
 
 #include <cstdint>
 
+#include "sgemm/tensor/layout.h"
+
 namespace jaxkernels {
 
 inline constexpr float kLowScale = 2048.0f;
 inline constexpr float kLeastExact = 0x1p-13f;
 
-// A line is marked if it has a non-zero element below kLeastExact. What its pairs lack is at most
-// 2^-36 |y| for every term, y the partner, and so 2^-36 times the norm of the other line for a sum.
-// A sum of at least 2^-15 times that norm is certain: what it lacks is 2^-21 of it at most.
-inline constexpr float kLeastSumOfNorm = 0x1p-15f;
+// A line is marked if it has a non-zero element below kLeastExact. In a product of such an element
+// x with y, scaled both, 2^-36 |y| are missing at most because x was rounded, and as much because
+// low low is left out: 2^-35 of the other line's norm, the sum of its |y|, in all of a sum. A sum
+// of at least 2^-14 of that norm is certain: it lacks 2^-21 of itself at most.
+inline constexpr float kLeastSumOfNorm = 0x1p-14f;
 // No norm is larger than k times this.
 inline constexpr float kMostOfElement = 0x1p15f;
+static_assert(kTensorMostDepth * double{kMostOfElement} < 0x1p32, "norms are uint32");
 
 // 2^exponent. Requires: -126 <= exponent <= 127.
 __device__ inline float PowerOfTwo(int exponent) { return __int_as_float((exponent + 127) << 23); }
@@ -51,7 +55,7 @@ struct Pair {
 
 // What a thread learns of the elements of a line that it splits.
 struct LineFacts {
-  uint32_t norm = 0;  // the sum of all |x|, scaled and rounded up; integers, so in any order
+  uint32_t norm = 0;  // the sum of all |x|, scaled, each rounded up: integers, so in any order
   bool marked = false;
 };
 

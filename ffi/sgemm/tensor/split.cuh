@@ -1,6 +1,6 @@
 // The pass before the product: scales of lines, and lines as pairs.
 //
-// Owns: which way an operand takes, and its launches. Must not know: the product.
+// Owns: which way an operand takes, its blocks, and the kernel. Must not know: the product.
 #ifndef JAXKERNELS_SGEMM_TENSOR_SPLIT_CUH_
 #define JAXKERNELS_SGEMM_TENSOR_SPLIT_CUH_
 
@@ -16,7 +16,7 @@ namespace jaxkernels {
 template <SplitPass kPass>
 int64_t SplitBlocks(const TensorOperand& operand) {
   if (!HasShortLines(operand)) return operand.Images();
-  return kPass == SplitPass::kMaxima ? BlocksOfLines(operand) : 0;
+  return kPass == SplitPass::kFirst ? BlocksOfLines(operand) : 0;
 }
 
 // The first `blocks_a` blocks are for A, the others for B. The second pass begins with what the
@@ -25,11 +25,11 @@ template <SplitPass kPass>
 __global__ void __launch_bounds__(kSplitThreads, 4)
     SplitOperands(const __grid_constant__ TensorArgs args, unsigned blocks_a) {
   extern __shared__ __align__(128) char bytes[];
-  const unsigned index = kPass == SplitPass::kMaxima ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
+  const unsigned index = kPass == SplitPass::kFirst ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
   const bool of_a = index < blocks_a;
   const TensorOperand& operand = of_a ? args.a : args.b;
   const unsigned block = of_a ? index : index - blocks_a;
-  if (kPass == SplitPass::kMaxima && HasShortLines(operand)) {
+  if (kPass == SplitPass::kFirst && HasShortLines(operand)) {
     SplitLines(operand, block);
   } else {
     SplitImageOf<kPass>(operand, block, *reinterpret_cast<SplitSmem*>(bytes));

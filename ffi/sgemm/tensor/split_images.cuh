@@ -17,7 +17,8 @@
 
 namespace jaxkernels {
 
-enum class SplitPass { kMaxima, kPairs };
+// Images: the first finds the largest elements, the second makes pairs.
+enum class SplitPass { kFirst, kSecond };
 
 struct SplitSmem {
   alignas(128) char image[kTensorImageBytes];
@@ -106,7 +107,7 @@ __device__ inline void SplitImage(const TensorOperand& operand, unsigned block, 
   using Share = SplitShare<kRead>;
   float v[Share::kSets][Share::kCount];
   ReadShare<kRead>(from, v);
-  if constexpr (kPass == SplitPass::kMaxima) {
+  if constexpr (kPass == SplitPass::kFirst) {
     if (has_line) smem.maxima[threadIdx.x] = 0;
     __syncthreads();
     FindMaxima<kRead>(v, smem);

@@ -12,10 +12,11 @@
 namespace jaxkernels {
 
 inline constexpr int kChunk = 8, kFewChunks = 2, kMostChunks = 4;
+static_assert(kSplitThreads * kMostChunks * kChunk == kMostDepthByLines);
 
 // Whether an operand is split by lines.
 __host__ __device__ inline bool HasShortLines(const TensorOperand& operand) {
-  return operand.along_k && operand.steps * kTensorStepK <= kSplitThreads * kMostChunks * kChunk;
+  return operand.along_k && operand.depth <= kMostDepthByLines;
 }
 
 // Threads that share a line: a power of two, at least a warp.
@@ -41,7 +42,8 @@ __device__ inline void ReadChunks(const TensorOperand& operand, int member, int6
     if (operand.packs && k + kChunk <= depth) {
 #pragma unroll
       for (int j = 0; j < kChunk; j += 4) {
-        *reinterpret_cast<float4*>(&v[i][j]) = *reinterpret_cast<const float4*>(from + k + j);
+        const float4 pack = *reinterpret_cast<const float4*>(from + k + j);
+        v[i][j] = pack.x, v[i][j + 1] = pack.y, v[i][j + 2] = pack.z, v[i][j + 3] = pack.w;
       }
     } else {
 #pragma unroll
@@ -89,9 +91,12 @@ __device__ inline void SplitLinesInChunks(const TensorOperand& operand, unsigned
     StorePairs<kChunk>(image, static_cast<int>(number % kTensorLines), k % kTensorStepK, v[i],
                        scale, facts);
   }
-  if (facts.marked) KeepMark(operand, number);
+  const bool marked = __any_sync(~0u, facts.marked);
   facts.norm = __reduce_add_sync(~0u, facts.norm);
-  if (threadIdx.x % 32 == 0) KeepNorm(operand, number, facts.norm);
+  if (threadIdx.x % 32 == 0) {
+    if (marked) KeepMark(operand, number);
+    KeepNorm(operand, number, facts.norm);
+  }
 }
 
 __device__ inline void SplitLines(const TensorOperand& operand, unsigned block) {

@@ -1,7 +1,7 @@
 // What both ways to split an operand have in common: what the product wants to know of a line, and
 // the places of pairs in an image.
 //
-// Must not know: which thread reads what.
+// Owns: KeepScale, KeepNorm, KeepMark and StorePairs. Must not know: which thread reads what.
 #ifndef JAXKERNELS_SGEMM_TENSOR_SPLIT_PAIRS_CUH_
 #define JAXKERNELS_SGEMM_TENSOR_SPLIT_PAIRS_CUH_
 
@@ -9,8 +9,6 @@
 #include "sgemm/tensor/pair.cuh"
 
 namespace jaxkernels {
-
-inline constexpr int kSplitThreads = 256;
 
 // Bits of |x|, as numbers in the order of |x|; 0 for what is not finite.
 __device__ inline uint32_t FiniteBits(float x) {
