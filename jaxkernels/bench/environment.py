@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,8 +21,8 @@ import jaxkernels
 Environment: TypeAlias = dict[str, Any]
 
 # What nvidia-smi is asked for, by the name in the file of a run.
+_DRIVER = {"driver": "driver_version"}
 _GPU_STATE = {
-    "driver": "driver_version",
     "sm_clock": "clocks.sm",
     "most_sm_clock": "clocks.max.sm",
     "power": "power.draw",
@@ -29,17 +30,33 @@ _GPU_STATE = {
 }
 
 
-def _gpu_state() -> dict[str, str | None]:
-    """The driver, the clock of the SMs and the power of the first NVIDIA GPU; None where nothing tells."""
-    query = [f"--query-gpu={','.join(_GPU_STATE.values())}", "--format=csv,noheader"]
+def _asked(fields: Mapping[str, str], *of_gpu: str) -> dict[str, str | None]:
+    """What nvidia-smi says of a GPU, or of the first; None where nothing tells."""
+    command = ["nvidia-smi", *of_gpu, f"--query-gpu={','.join(fields.values())}"]
     try:
         answer = subprocess.run(
-            ["nvidia-smi", *query], capture_output=True, text=True, timeout=20, check=True
+            [*command, "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
         )
         values = answer.stdout.splitlines()[0].split(", ")
-    except (OSError, subprocess.SubprocessError, IndexError):
-        return dict.fromkeys(_GPU_STATE)
-    return dict(zip(_GPU_STATE, values, strict=True))
+        found = dict(zip(fields, values, strict=True))
+    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
+        return dict.fromkeys(fields)
+    # In brackets it says why there is no value.
+    return {name: None if value.startswith("[") else value for name, value in found.items()}
+
+
+def _gpu_state() -> dict[str, str | None]:
+    """The driver, and the clock of the SMs and the power of the first GPU that CUDA may use.
+
+    CUDA and nvidia-smi number GPUs of one kind alike. The driver is asked for alone, so that it is
+    known where the rest is not.
+    """
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
+    return _asked(_DRIVER) | _asked(_GPU_STATE, f"--id={first}")
 
 
 def _cpu() -> str:
@@ -63,7 +80,7 @@ def describe(command: str) -> Environment:
     return {
         "device": _cpu() if on_cpu else device.device_kind,
         "platform": device.platform,
-        **(dict.fromkeys(_GPU_STATE) if on_cpu else _gpu_state()),
+        **(dict.fromkeys((*_DRIVER, *_GPU_STATE)) if on_cpu else _gpu_state()),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": command,
         "python": platform.python_version(),
@@ -72,9 +89,9 @@ def describe(command: str) -> Environment:
 
 
 def _of(environment: Environment, head: str, value: str, most: str) -> str | None:
-    """A value beside its limit; None without one."""
-    found = environment.get(value)
-    return found and f"{head}{found} of {environment[most]}"
+    """A value beside its limit, as far as they are known; None without a value."""
+    found, limit = environment.get(value), environment.get(most)
+    return found and f"{head}{found}" + (f" of {limit}" if limit else "")
 
 
 def summarise(environment: Environment) -> str:

@@ -7,7 +7,6 @@ import pytest
 
 from jaxkernels.bench import environment
 
-ANSWER = "580.159.04, 1830 MHz, 1980 MHz, 612.40 W, 700.00 W\n"
 STATE = {
     "driver": "580.159.04",
     "sm_clock": "1830 MHz",
@@ -15,34 +14,69 @@ STATE = {
     "power": "612.40 W",
     "power_limit": "700.00 W",
 }
+DRIVER = STATE["driver"] + "\n"
+ANSWER = ", ".join([*STATE.values()][1:]) + "\n"
+_FIELDS = "clocks.sm,clocks.max.sm,power.draw,enforced.power.limit"
 
 
-def answering(text):
-    """subprocess.run of a machine whose program gives this answer."""
+def answering(driver, state, gpu="0"):
+    """subprocess.run of a machine whose program answers this of the driver, and of the state of a GPU."""
 
     def run(command, **_):
         assert command[0] == "nvidia-smi"
-        fields = "driver_version,clocks.sm,clocks.max.sm,power.draw,enforced.power.limit"
-        assert command[1:] == [f"--query-gpu={fields}", "--format=csv,noheader"]
-        if isinstance(text, Exception):
-            raise text
-        return subprocess.CompletedProcess(command, 0, text)
+        answers = {
+            ("--query-gpu=driver_version",): driver,
+            (f"--id={gpu}", f"--query-gpu={_FIELDS}"): state,
+        }
+        assert command[-1] == "--format=csv,noheader"
+        answer = answers[tuple(command[1:-1])]
+        if isinstance(answer, Exception):
+            raise answer
+        return subprocess.CompletedProcess(command, 0, answer)
 
     return run
 
 
-@pytest.mark.parametrize("gpus", [1, 4])
-def test_state_of_the_first_gpu(gpus, monkeypatch):
-    monkeypatch.setattr(subprocess, "run", answering(ANSWER + (gpus - 1) * "5, 1, 2, 3, 4\n"))
+@pytest.mark.parametrize(
+    ("visible", "gpu"), [(None, "0"), ("", "0"), ("3", "3"), ("2, 1", "2"), ("GPU-7f,0", "GPU-7f")]
+)
+def test_state_of_the_gpu_that_is_used(visible, gpu, monkeypatch):
+    """The first that CUDA may use, of a machine with four."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(subprocess, "run", answering(4 * DRIVER, ANSWER, gpu))
     assert environment._gpu_state() == STATE
 
 
 @pytest.mark.parametrize(
-    "answer", ["", FileNotFoundError("none here"), subprocess.TimeoutExpired("nvidia-smi", 20)]
+    "answer",
+    [
+        "",
+        "No devices were found\n",
+        FileNotFoundError("none here"),
+        subprocess.TimeoutExpired("nvidia-smi", 20),
+        subprocess.CalledProcessError(2, "nvidia-smi"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
+    ],
 )
-def test_nothing_tells(answer, monkeypatch):
-    monkeypatch.setattr(subprocess, "run", answering(answer))
-    assert environment._gpu_state() == dict.fromkeys(STATE)
+def test_nothing_tells_of_the_state(answer, monkeypatch):
+    """The driver is known all the same, if it is told."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(subprocess, "run", answering(DRIVER, answer))
+    assert environment._gpu_state() == {**dict.fromkeys(STATE), "driver": STATE["driver"]}
+    if isinstance(answer, Exception):
+        monkeypatch.setattr(subprocess, "run", answering(answer, answer))
+        assert environment._gpu_state() == dict.fromkeys(STATE)
+
+
+def test_some_values_are_not_known(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    answer = "1830 MHz, [N/A], [Not Supported], 700.00 W\n"
+    monkeypatch.setattr(subprocess, "run", answering(DRIVER, answer))
+    found = environment._gpu_state()
+    assert found == {**STATE, "most_sm_clock": None, "power": None}
+    assert environment.summarise(found) == "SMs at 1830 MHz, driver 580.159.04"
 
 
 def test_a_run_says_them():
