@@ -91,7 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     compared, or matplotlib is missing.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
-    options = build_parser().parse_args(arguments)
+    parser = build_parser()
+    options = parser.parse_args(arguments)
     options.command = "python -m jaxkernels.bench " + shlex.join(arguments)
     suite: Suite = options.suite
     if options.plot and importlib.util.find_spec("matplotlib") is None:
@@ -105,7 +106,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (OSError, ValueError) as error:
             print(f"cannot read {path}: {error}", file=sys.stderr)
             return 2
-    run = earlier[options.from_json] if options.from_json else _measure(options)
+    if options.from_json:
+        run = earlier[options.from_json]
+    elif parts := suite.chosen(options):
+        run = _measure(options, parts)
+    else:
+        parser.error(f"nothing to measure: what was asked of {suite.name} leaves out all cases")
     if options.json:
         records.write(run, options.json)
     if options.plot and suite.figure is not None:
@@ -116,9 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return regress.compare(earlier[options.against], run, options.markdown)
 
 
-def _measure(options: argparse.Namespace) -> records.Run:
+def _measure(options: argparse.Namespace, parts: Sequence[Sequence[records.Case]]) -> records.Run:
     suite: Suite = options.suite
-    parts = suite.chosen(options)
     found: list[records.Record] = []
     start = time.monotonic()
     for number, part in enumerate(parts, 1):

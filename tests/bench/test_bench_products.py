@@ -63,6 +63,16 @@ def test_drawn_products_run(tmp_path, capsys, monkeypatch):
     assert " of 4 below 1" in out
 
 
+@pytest.mark.parametrize(
+    "what", [["drawn"], ["families", "--drawn", "2"], ["peers", "--shapes", "64"]], ids=" ".join
+)
+def test_groups_that_leave_out_all_products(what, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["sgemm", "--groups", *what])
+    assert stopped.value.code == 2
+    assert "nothing to measure: what was asked of sgemm" in capsys.readouterr().err
+
+
 def test_summary_by_hand():
     """4, 1 and 0.25 times XLA's rate; what was not measured does not count."""
     names = ("xla", "auto")
