@@ -181,11 +181,6 @@ def error(m: Measured, name: str, what: str) -> float | None:
     return (m.extra(name, "errors") or {}).get(what)
 
 
-def _has_lines(m: Measured) -> bool:
-    """Whether contenders are compared with one another, and not what is planned with XLA."""
-    return set(m.records) != {"xla", *OURS}
-
-
 def _peer(run: Run) -> str:
     """What serves XLA's float32 product at the highest precision on a platform."""
     return "cuBLAS" if run.platform == "gpu" else "XLA"
@@ -198,66 +193,47 @@ def summary(members: Iterable[Measured], peer: str) -> str:
         return "no product was measured"
     mean, (least, where) = geometric_mean(gain for gain, _ in gains), min(gains)
     below = sum(gain < 1 for gain, _ in gains)
-    said = f"ours over {peer}: geometric mean {mean:.2f}, least {least:.2f} at {where}"
+    said = f"auto over {peer}: geometric mean {mean:.2f}, least {least:.2f} at {where}"
     return f"{said}; {below} of {len(gains)} below 1"
 
 
 def views(run: Run) -> list[t.View]:
-    """Ours beside XLA's for each group of products; a line for each contender of ladders and peers."""
+    """A table for each group of products, with a line for each contender, XLA's product last."""
     unit, text = t.rates(run.platform, "FLOP")
     peer = _peer(run)
-    notes = ("on a CPU both are XLA's own product",) if run.platform == "cpu" else ()
-    names = [t.Column("product", lambda m: size(m.case))]
-    contender = t.Column("by", lambda m: peer if m.contender == "xla" else m.contender)
+    on_cpu = ("on a CPU both are XLA's own product",) if run.platform == "cpu" else ()
+    columns = [
+        t.Column("product", lambda m: size(m.case)),
+        t.Column("by", lambda m: peer if m.contender == "xla" else m.contender),
+        t.time("us", unit="us", digits=1),
+        t.Column(unit, lambda m: m.rate(flops(m.case)), text),
+        t.Column("relF", lambda m: error(m, "", "relF"), "{:.1e}"),
+        t.Column("of bound", lambda m: error(m, "", "of_bound"), "{:.3f}"),
+        t.Column(f"of {peer}", lambda m: over_xla(m, ""), "{:.3f}"),
+    ]
 
-    def columns(name: str = "") -> list[t.Column]:
-        """Of a contender; without a name, of the line's own."""
-        return [
-            t.time("us", name, "us", 1),
-            t.Column(unit, lambda m: m.rate(flops(m.case), name), text),
-            t.Column("relF", lambda m: error(m, name, "relF"), "{:.1e}"),
-            t.Column("of bound", lambda m: error(m, name, "of_bound"), "{:.3f}"),
-            t.Column(f"of {peer}", lambda m: over_xla(m, name), "{:.3f}"),
-        ]
-
-    of_xla = [replace(c, head=f"{peer} {c.head}") for c in columns("xla")[:3]]
-    of_ffma = [replace(c, head=f"pipelined {c.head}") for c in columns("pipelined")]
-
-    def compared(group: str, members: Sequence[Measured]) -> t.View:
+    def view(group: str, members: Sequence[Measured]) -> t.View:
+        is_planned = any(AUTO in m.records for m in members)
         return t.View(
             "{group}: (m, n, k), batch x (m, n, k), T is transposed in memory",
-            [*names, *of_xla, *columns(AUTO), *of_ffma],
-            lambda m: m["group"] == group and not _has_lines(m),
-            notes=(summary(members, peer), *notes),
+            columns,
+            lambda m: m["group"] == group,
+            contenders=lambda m: sorted(m.records, key=lambda name: name == "xla"),
+            notes=(*((summary(members, peer),) if is_planned else ()), *on_cpu),
         )
 
-    groups = t.group_by((m for m in run.measured if not _has_lines(m)), lambda m: m["group"])
-    lines = t.View(
-        "{group}: a line for each contender",
-        [*names, contender, *columns()],
-        _has_lines,
-        by=("group",),
-        contenders=lambda m: sorted(m.records, key=lambda name: name == "xla"),
-        notes=notes,
-    )
-    return [*(compared(*pair) for pair in groups.items()), lines]
+    return [view(*pair) for pair in t.group_by(run.measured, lambda m: m["group"]).items()]
 
 
 def figure(run: Run) -> plot.Figure:
     """What is planned and the FFMA units beside XLA; the contenders of ladders and peers."""
-    lines = [
-        replace(m, contender=name)
-        for m in run.measured
-        if _has_lines(m)
-        for name in m.records
-        if name != "xla"
-    ]
-    compared = [m for m in run.measured if not _has_lines(m)]
+    compared = [m for m in run.measured if set(m.records) == {"xla", *OURS}]
+    others = [m for m in run.measured if m not in compared]
+    lines = [replace(m, contender=n) for m in others for n in m.records if n != "xla"]
     times = f"times {_peer(run)}'s rate"
-    ours = {"as planned": over_xla, "pipelined": partial(over_xla, name="pipelined")}
     panels = {
-        f"ladder and peers, {times}": (lines, {"rate": lambda m: over_xla(m, m.contender)}),
-        f"products, {times}": (compared, ours),
+        f"ladder and peers, {times}": (lines, {"rate": lambda m: over_xla(m, "")}),
+        f"products, {times}": (compared, {name: partial(over_xla, name=name) for name in OURS}),
     }
     return plot.of_dots(
         "sgemm: float32 products", lambda m: f"{m.contender} {size(m.case)}", panels

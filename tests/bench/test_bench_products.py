@@ -58,8 +58,9 @@ def test_drawn_products_run(tmp_path, capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "**drawn: " in out
     for m in run.measured:
-        assert f"| {shapes.size(m.case)} |" in out
-    assert f"ours over {PEER}: geometric mean " in out
+        for name in (PEER, "auto", "pipelined"):
+            assert f"| {shapes.size(m.case)} | {name} |" in out
+    assert f"auto over {PEER}: geometric mean " in out
     assert " of 4 below 1" in out
 
 
@@ -83,7 +84,7 @@ def test_summary_by_hand():
     refused = measured(shapes.product("drawn", 1, 8, 2, 3), {"xla": 1.0}, refused={"auto": "no"})
     found = sgemm.summary([*cases, refused], "cuBLAS")
     assert found == (
-        "ours over cuBLAS: geometric mean 1.00, least 0.25 at (7, 2, 3); 1 of 3 below 1"
+        "auto over cuBLAS: geometric mean 1.00, least 0.25 at (7, 2, 3); 1 of 3 below 1"
     )
     assert sgemm.summary([refused], "cuBLAS") == "no product was measured"
 
