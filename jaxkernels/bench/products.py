@@ -1,7 +1,8 @@
 """The products of the suite ``sgemm``: which shapes, listed or drawn from a seed, and what they amount to.
 
-``drawn`` takes m, n and k from 1 to 65536, each size as likely as its double, so that most products
-are of a form that nobody tunes for. Seed 1 is for tuning; seed 2 is for what is published.
+``drawn`` takes m, n and k from 1 to 65536, uniform in the logarithm: each octave is as likely as the
+next, as far as products fit, so that most are of a form that nobody tunes for. Seed 1 is for tuning;
+seed 2 is for what is published.
 """
 
 from __future__ import annotations
