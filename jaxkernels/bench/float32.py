@@ -1,34 +1,38 @@
 """The suite ``float32``: programs of users in float32, forward and as a training step.
 
 Compared in one run, timed as written down in ``jaxkernels.bench.timing``: the same model of Flax with
-our products, attention and loss (``ours``), and with XLA's own at the highest precision of products
-(``highest``) and at JAX's default (``default``), which on an NVIDIA GPU is TF32.
+our products, attention and loss (``ours``), with those whose products all run on the FFMA units
+(``pipelined``), and with XLA's own at the highest precision of products (``highest``) and at JAX's
+default (``default``), which on an NVIDIA GPU is TF32.
 
 * ``attention``: an attention layer. ``mlp``: two linear layers with a GELU between them.
   ``char_lm``: the character-level transformer of ``examples/train_char_lm.py``.
 * ``fwd``: the result. ``step``: the loss and the gradients of all parameters.
 
-``temp GB`` is memory of the compiled program beyond arguments and results.
+``temp GB`` is memory of the compiled program beyond arguments and results. ``relF`` is the norm of the
+difference from the result of ``highest``, over the norm of that; of a step, of all gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import partial
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
 from itertools import product
 from types import ModuleType
 
 import jax
+import jax.numpy as jnp
 
+import jaxkernels as jk
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.programs import rotations, temp_bytes
-from jaxkernels.bench.records import Case, Measured, Run
+from jaxkernels.bench.records import Case, Run
 from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite
 
 DIRECTIONS = ("fwd", "step")
-# What each contender's products of XLA are made at; ours has none.
-_PRECISIONS = {"ours": "default", "highest": "highest", "default": "default"}
-NAMES = tuple(_PRECISIONS)
+OURS = ("ours", "pipelined")
+NAMES = (*OURS, "highest", "default")
 GPU_SIZES: Mapping[str, Mapping[str, int]] = {
     "attention": {"batch": 4, "length": 2048, "heads": 16, "depth": 64},
     "mlp": {"rows": 8192, "features": 1024, "hidden": 4096},
@@ -51,21 +55,24 @@ def cases(options: Options) -> Iterable[Case]:
 
 def _models() -> ModuleType:
     """The models; refused where Flax is not installed."""
-    try:
-        from jaxkernels.bench import float32_models
-    except ImportError as error:
-        raise NotImplementedError("Flax is not installed") from error
+    if importlib.util.find_spec("flax") is None:
+        raise NotImplementedError("Flax is not installed")
+    from jaxkernels.bench import float32_models
+
     return float32_models
 
 
 def _make(case: Case, name: str) -> Function:
     """From the parameters and the inputs to the result, or to the loss and the gradients."""
     models = _models()
-    model = models.model_of(case, models.OURS if name == "ours" else models.XLA)
+    model = models.model_of(case, models.OURS if name in OURS else models.XLA)
     whole = jax.value_and_grad(model.loss) if case["direction"] == "step" else model.apply
 
     def program(*arguments: jax.Array) -> object:
-        with jax.default_matmul_precision(_PRECISIONS[name]):
+        """Each setting is for products of one kind: XLA's, and ours."""
+        precision = "highest" if name == "highest" else "default"
+        rung = "pipelined" if name == "pipelined" else None
+        with jax.default_matmul_precision(precision), jk.default_algorithm(rung):
             return whole(*arguments)
 
     return jax.jit(program)
@@ -77,16 +84,36 @@ def _draw(case: Case) -> list[Arguments]:
     model = models.model_of(case, models.XLA)
     params = model.init()
     taken = slice(None if case["direction"] == "step" else 1)
-    touched = sum(x.nbytes for x in jax.tree.leaves((params, model.draw(0)[taken])))
-    return [(params, *model.draw(seed)[taken]) for seed in range(rotations(touched))]
+    rotated = sum(x.nbytes for x in model.draw(0)[taken])
+    return [(params, *model.draw(seed)[taken]) for seed in range(rotations(rotated))]
+
+
+def _error(
+    case: Case, truth: Callable[[], Function], function: Function, arguments: Arguments
+) -> float:
+    """RelF of the result, or of all gradients."""
+
+    def arrays(function: Function) -> list[jax.Array]:
+        found = function(*arguments)
+        return jax.tree.leaves(found[1] if case["direction"] == "step" else found)
+
+    def norm(parts: Iterable[jax.Array]) -> float:
+        return float(jnp.linalg.norm(jnp.stack([jnp.linalg.norm(x.ravel()) for x in parts])))
+
+    want = arrays(truth())
+    off = [x - y for x, y in zip(arrays(function), want, strict=True)]
+    return norm(off) / norm(want)
 
 
 def contenders(case: Case, options: Options) -> Mapping[str, Program]:
-    """Ours, and XLA at two precisions."""
-    drawn, look = partial(_draw, case), {"temp_bytes": temp_bytes}
+    """Ours, on tensor cores where that pays and without them, and XLA at two precisions."""
+    drawn, makes = partial(_draw, case), {name: cache(partial(_make, case, name)) for name in NAMES}
 
     def of(name: str) -> Program:
-        return Program(lambda _: _make(case, name), drawn, inspect=look)
+        look: dict[str, Function] = {"temp_bytes": temp_bytes}
+        if name != "highest":
+            look["relF"] = partial(_error, case, makes["highest"])
+        return Program(lambda _: makes[name](), drawn, inspect=look)
 
     return {name: of(name) for name in NAMES}
 
@@ -97,20 +124,19 @@ def _size(case: Case) -> str:
 
 
 def views(run: Run) -> list[t.View]:
-    """A line for each program."""
-
-    def memory(m: Measured, name: str) -> float | None:
-        return m.extra(name, "temp_bytes")
-
-    columns = [*t.fields("model", "direction"), *(t.time(f"{name} ms", name) for name in NAMES)]
-    columns += [t.times_faster(f"x {name}", name, "ours") for name in NAMES[1:]]
-    columns += [
-        t.Column(f"{name} temp GB", partial(memory, name=name), lambda b: f"{b / 1e9:.3f}")
-        for name in NAMES
+    """A line for each contender of each program."""
+    columns = [
+        *t.fields("model", "direction"),
+        t.Column("by", lambda m: m.contender),
+        t.time("ms"),
+        t.times_faster("x highest", "highest", ""),
+        t.Column("temp GB", lambda m: m.extra("", "temp_bytes"), lambda b: f"{b / 1e9:.3f}"),
+        t.Column("relF", lambda m: m.extra("", "relF"), "{:.1e}"),
     ]
     sizes = t.group_by(run.measured, lambda m: m["model"]).values()
     notes = [f"{first['model']}: {_size(first.case)}" for first, *_ in sizes]
-    return [t.View("programs of Flax in float32", columns, notes=notes)]
+    title = "programs of Flax in float32"
+    return [t.View(title, columns, contenders=lambda m: m.records, notes=notes)]
 
 
 SUITE = Suite(
