@@ -6,7 +6,7 @@ our products, attention and loss (``ours``), with those whose products all run o
 default (``default``), which on an NVIDIA GPU is TF32.
 
 * ``attention``: an attention layer. ``mlp``: two linear layers with a GELU between them.
-  ``char_lm``: the character-level transformer of ``examples/train_char_lm.py``.
+  ``char_lm``: a decoder-only transformer of characters.
 * ``fwd``: the result. ``step``: the loss and the gradients of all parameters.
 
 ``temp GB`` is memory of the compiled program beyond arguments and results. ``relF`` is the norm of the
