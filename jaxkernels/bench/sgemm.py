@@ -9,8 +9,8 @@ results are returned. The number of products makes a program last about a millis
 On a GPU a chain from 256^3 on is as long as it takes to make its operands a too many for the cache;
 small b and results stay there, as they do between the layers of a network. Other inputs and results
 that would stay in the cache are not used in successive calls. (A chain's are, because new ones have
-to be told to CUDA graphs, which takes the host up to ten microseconds a product; those of drawn
-products that take less are used again too.)
+to be told to CUDA graphs, which takes the host up to ten microseconds a product; those of products
+that take less, by guess, are used again too.)
 
 ``families`` are products of what networks multiply, and of what is hard to hold in 16 bits. ``peers``
 are beside XLA's other ways to a product: TF32, sums of products of bfloat16 or TF32, and float16
@@ -130,8 +130,7 @@ def _keeps_inputs(case: Case) -> bool:
     """Whether successive calls have the same inputs."""
     if jax.default_backend() != "gpu":
         return False
-    is_short = _guessed_seconds(case, "gpu") < _TELLING_SECONDS
-    return is_chain(case) or (case["group"] == "drawn" and is_short)
+    return is_chain(case) or _guessed_seconds(case, "gpu") < _TELLING_SECONDS
 
 
 def draw(case: Case, count: int, dtype: str = "float32") -> list[Arguments]:

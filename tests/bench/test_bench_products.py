@@ -33,15 +33,15 @@ def test_drawn_products_fit_and_are_those_of_the_seed():
     assert max(programs) < 16e9
 
 
-def test_inputs_of_drawn_products(monkeypatch):
+@pytest.mark.parametrize("group", ["drawn", "other", "families", "peers"])
+def test_inputs_of_short_products(group, monkeypatch):
     """Those of a product that is short are used again: its time is not that of telling a GPU of others."""
     monkeypatch.setattr(sgemm, "operands", lambda case, count, *_: [(i, -1) for i in range(count)])
     monkeypatch.setattr(sgemm.jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(sgemm, "rotations", lambda _: 3)
-    short, long = (shapes.product("drawn", 1, 100, 100, k) for k in (2**8, 2**16))
+    short, long = (shapes.product(group, 1, 100, 100, k) for k in (2**8, 2**16))
     assert len(sgemm.draw(short, 5)) == 1
     assert len(sgemm.draw(long, 5)) == 3
-    assert len(sgemm.draw({**short, "group": "other"}, 5)) == 3
 
 
 def test_drawn_products_run(tmp_path, capsys, monkeypatch):
