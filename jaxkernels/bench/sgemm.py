@@ -150,6 +150,14 @@ def _errors(case: Case, name: str) -> dict[str, float]:
     return errors(case, pair, jax.jit(_function(case, name))(*read))
 
 
+def _rung(case: Case) -> str:
+    """What is planned on this GPU."""
+    trans_a, trans_b = is_transposed(case)
+    shape = (case["m"], case["n"], case["k"])
+    plan = jk.plan_sgemm(*shape, batch=case["batch"], trans_a=trans_a, trans_b=trans_b)
+    return plan.algorithm
+
+
 def contenders(case: Case, options: Options) -> Mapping[str, Program]:
     """XLA and rungs that are asked for; or all of the ladder, of peers XLA's others, else what is planned and FFMA."""
     names = {"ladder": RUNGS, "peers": (AUTO, *PEERS)}.get(case["group"], OURS)
@@ -157,7 +165,9 @@ def contenders(case: Case, options: Options) -> Mapping[str, Program]:
     drawn = {dtype: partial(draw, case, count, dtype) for dtype in ("float32", "float16")}
 
     def of(name: str) -> Program:
-        look = {"errors": lambda *_: _errors(case, name)}
+        look: dict[str, Function] = {"errors": lambda *_: _errors(case, name)}
+        if name == AUTO and jax.default_backend() == "gpu":
+            look["rung"] = lambda *_: _rung(case)
         return Program(lambda _: program(case, name), drawn[_dtype(name)], count, look)
 
     return {name: of(name) for name in ("xla", *(options.algorithms or names))}
@@ -186,14 +196,20 @@ def _peer(run: Run) -> str:
 
 
 def summary(members: Iterable[Measured], peer: str) -> str:
-    """The geometric mean and the least of what is planned over XLA's rate, and how many are below 1."""
-    gains = [(gain, size(m.case)) for m in members if (gain := over_xla(m)) is not None]
+    """The geometric mean and the least of what is planned over XLA's rate, and how many are below 1.
+
+    And how many ran on tensor cores, where that is known: the others say nothing of those.
+    """
+    timed = [(gain, m) for m in members if (gain := over_xla(m)) is not None]
+    gains = [(gain, size(m.case)) for gain, m in timed]
     if not gains:
         return "no product was measured"
     mean, (least, where) = geometric_mean(gain for gain, _ in gains), min(gains)
     below = sum(gain < 1 for gain, _ in gains)
     said = f"auto over {peer}: geometric mean {mean:.2f}, least {least:.2f} at {where}"
-    return f"{said}; {below} of {len(gains)} below 1"
+    said = f"{said}; {below} of {len(gains)} below 1"
+    rungs = [m.extra(AUTO, "rung") for _, m in timed]
+    return f"{said}, {rungs.count('tensor')} on tensor cores" if any(rungs) else said
 
 
 def views(run: Run) -> list[t.View]:

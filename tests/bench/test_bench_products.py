@@ -1,5 +1,7 @@
 """Products that a seed draws, families of operands, XLA's other products, and the errors of all. Nothing depends on time."""
 
+import argparse
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -87,6 +89,26 @@ def test_summary_by_hand():
         "auto over cuBLAS: geometric mean 1.00, least 0.25 at (7, 2, 3); 1 of 3 below 1"
     )
     assert sgemm.summary([refused], "cuBLAS") == "no product was measured"
+    rungs = ("tensor", "pipelined", "tensor")
+    known = [
+        measured(m.case, {name: m.seconds(name) for name in names}, {"auto": {"rung": rung}})
+        for m, rung in zip(cases, rungs, strict=True)
+    ]
+    assert sgemm.summary([*known, refused], "cuBLAS") == f"{found}, 2 on tensor cores"
+
+
+def test_a_gpu_says_which_rung_is_planned(monkeypatch):
+    """By the operands as they lie, all members together."""
+    options = argparse.Namespace(algorithms=None)
+    case = shapes.product("other", 3, 160, 4096, 512, "TN")
+    monkeypatch.setattr(sgemm.jax, "default_backend", lambda: "gpu")
+    asked = []
+    plan = argparse.Namespace(algorithm="tensor")
+    monkeypatch.setattr(sgemm.jk, "plan_sgemm", lambda *a, **k: asked.append((a, k)) or plan)
+    looks = {name: p.inspect.get("rung") for name, p in sgemm.contenders(case, options).items()}
+    assert [name for name, look in looks.items() if look] == ["auto"]
+    assert looks["auto"](None, ()) == "tensor"
+    assert asked == [((160, 4096, 512), {"batch": 3, "trans_a": True, "trans_b": False})]
 
 
 def _is_wide(x):
