@@ -88,7 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one sub-command: measures, or reads an earlier run, and writes what was asked for.
 
     Returns 1 if something is slower than in the run of ``--against``, 2 if a file cannot be read or
-    compared, or matplotlib is missing.
+    compared, or matplotlib is missing. Exits with 2 if the arguments are wrong, or leave nothing to
+    measure.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     parser = build_parser()
