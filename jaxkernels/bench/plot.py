@@ -7,6 +7,7 @@ matplotlib; a suite makes it of `lines` or `heat` with ``functools.partial``, or
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from jaxkernels.bench.records import Measured
 INK, MUTED, OURS, PEER = "#111827", "#6b7280", "#2563eb", "#ea580c"
 _GRID, _BAND = "#e5e7eb", "#f5f7fa"
 _DASHES = (0, (5, 2))
+_LETTERS_OF_INCH = 16  # of the text below a title, at most
 _HEAT_TICKS = (0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
 
 Panel = Callable[[Any], None]
@@ -212,14 +214,18 @@ _STYLE: dict[Any, Any] = {
 
 
 def draw(figure: Figure, subtitle: str, path: Path) -> None:
-    """Draws a picture, with a line below its title, into a file, whose suffix says the format."""
+    """Draws a picture, with some lines below its title, into a file, whose suffix says the format."""
     import matplotlib.figure
 
     rows, columns = len(figure.panels), max(map(len, figure.panels), default=1)
-    size = (figure.size[0] * max(1, columns), 1.4 + figure.size[1] * rows)
+    width = figure.size[0] * max(1, columns)
+    below = textwrap.wrap(subtitle, int(_LETTERS_OF_INCH * width))
+    size = (width, 1.4 + figure.size[1] * rows)
     drawn = matplotlib.figure.Figure(figsize=size, layout="constrained")
-    drawn.suptitle(f"{figure.title}\n", x=0.01, ha="left", fontsize=13, color=INK)
-    drawn.text(0.01, 1 - 0.45 / size[1], subtitle, fontsize=8, color=MUTED)
+    room = "\n" * max(1, len(below))
+    drawn.suptitle(f"{figure.title}{room}", x=0.01, ha="left", fontsize=13, color=INK)
+    top = 1 - 0.34 / size[1]
+    drawn.text(0.01, top, "\n".join(below), va="top", fontsize=8, color=MUTED)
     handles: dict[str, Any] = {}
     with matplotlib.rc_context(_STYLE):
         for index, panel in enumerate(panel for row in figure.panels for panel in row):

@@ -12,7 +12,7 @@ pytest.importorskip("rich")
 from bench_cases import QUICK, measured, run_of
 
 from jaxkernels.bench import __main__ as command
-from jaxkernels.bench import records, timing
+from jaxkernels.bench import plot, records, timing
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.__main__ import main
 from jaxkernels.bench.programs import draw_normal
@@ -300,3 +300,20 @@ def test_what_is_no_time_counts_as_none(seconds):
     assert m.seconds("ours") is None
     assert m.ratio("xla", "ours") is None
     assert m.ratio("ours", "xla") is None
+
+
+def test_what_stands_below_a_title_ends_within_the_picture(tmp_path, monkeypatch):
+    figures = pytest.importorskip("matplotlib.figure")
+    ends = []
+
+    def savefig(drawn, path, dpi):
+        drawn.canvas.draw()
+        right = drawn.bbox.x1
+        ends.extend(text.get_window_extent().x1 / right for text in drawn.texts)
+
+    monkeypatch.setattr(figures.Figure, "savefig", savefig)
+    subtitle = "NVIDIA H200, SMs at 1980 MHz of 1980 MHz, " * 4
+    for panels in ([[]], [[lambda axes: None] * 2]):
+        plot.draw(plot.Figure("made up", panels), subtitle, tmp_path / "b.png")
+    assert len(ends) == 4  # a title and what stands below it, twice
+    assert max(ends) < 1
