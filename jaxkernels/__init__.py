@@ -27,6 +27,7 @@ from jaxkernels._core import registry as _registry
 from jaxkernels._cpu import DeviceLimits as DeviceLimits
 from jaxkernels._cpu import SgemmPlan as SgemmPlan
 from jaxkernels._cpu import SoftmaxPlan as SoftmaxPlan
+from jaxkernels._export import export_checks as export_checks
 from jaxkernels._linear_loss.cross_entropy import linear_cross_entropy as linear_cross_entropy
 from jaxkernels._linear_loss.plan import LinearCrossEntropyPlan as LinearCrossEntropyPlan
 from jaxkernels._linear_loss.plan import plan_linear_cross_entropy as plan_linear_cross_entropy
@@ -40,6 +41,8 @@ from jaxkernels._rows.softmax import log_softmax as log_softmax
 from jaxkernels._rows.softmax import softmax as softmax
 from jaxkernels._rows.token_log_probs import token_log_probs as token_log_probs
 from jaxkernels._sgemm.default_algorithm import default_algorithm as default_algorithm
+from jaxkernels._sgemm.einsum import einsum as einsum
+from jaxkernels._sgemm.einsum import tensordot as tensordot
 from jaxkernels._sgemm.matmul import dot_general as dot_general
 from jaxkernels._sgemm.matmul import matmul as matmul
 from jaxkernels._sgemm.matmul import sgemm as sgemm
@@ -58,6 +61,8 @@ __all__ = [
     "default_algorithm",
     "dot_general",
     "dot_product_attention",
+    "einsum",
+    "export_checks",
     "linear_cross_entropy",
     "log_softmax",
     "logsumexp",
@@ -70,6 +75,7 @@ __all__ = [
     "scaled_masked_softmax",
     "sgemm",
     "softmax",
+    "tensordot",
     "token_log_probs",
 ]
 

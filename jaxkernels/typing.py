@@ -40,6 +40,8 @@ Algorithm: TypeAlias = Literal[
 ]
 
 Implementation: TypeAlias = Literal["ffi", "xla"]
+# Whose product operands are given to that have no kernel.
+OtherDtypes: TypeAlias = Literal["xla"]
 # Of `dot_product_attention` alone.
 AttentionImplementation: TypeAlias = Literal["ffi", "xla", "cudnn"]
 

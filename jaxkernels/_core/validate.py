@@ -15,13 +15,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxkernels.typing import Algorithm, DtypeName, Implementation, Reduction, Tier
+from jaxkernels.typing import (
+    Algorithm,
+    DtypeName,
+    Implementation,
+    OtherDtypes,
+    Reduction,
+    Tier,
+)
 
 DTYPES: tuple[DtypeName, ...] = get_args(DtypeName)
 TIERS: tuple[Tier, ...] = get_args(Tier)
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
+OTHER_DTYPES: tuple[OtherDtypes, ...] = get_args(OtherDtypes)
 
 _AXIS_TYPE = "axis must be an integer, a tuple of integers or None"
 

@@ -53,6 +53,25 @@ def as_float32(
     return a.astype(jnp.float32), b.astype(jnp.float32)
 
 
+def passes_to_xla(
+    other_dtypes: str | None,
+    algorithm: str | None,
+    implementation: str | None,
+    a: jax.Array,
+    b: jax.Array,
+    preferred_element_type: Any,
+) -> bool:
+    """Whether operands that no kernel serves are XLA's: where that is asked for, and no kernel is forced."""
+    validate.check_choice("other_dtypes", other_dtypes, validate.OTHER_DTYPES)
+    if other_dtypes is None or algorithm is not None or implementation is not None:
+        return False
+    preferred = None if preferred_element_type is None else jnp.dtype(preferred_element_type)
+    dtypes = {a.dtype.name, b.dtype.name}
+    if preferred is None:
+        return dtypes != {"float32"}
+    return preferred != jnp.float32 or not dtypes <= {"float32", "bfloat16", "float16"}
+
+
 def check_float32(function: str, argument: str, x: jax.Array) -> None:
     """Raises TypeError unless the array is float32."""
     if x.dtype != jnp.float32:

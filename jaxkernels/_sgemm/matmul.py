@@ -19,7 +19,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxkernels._core import eager, validate
 from jaxkernels._sgemm import checks, contraction, primitive
 from jaxkernels._sgemm import sgemm as sgemm_call
-from jaxkernels.typing import Algorithm, Implementation
+from jaxkernels.typing import Algorithm, Implementation, OtherDtypes
 
 DotDimensionNumbers = tuple[
     tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]
@@ -34,6 +34,7 @@ def matmul(
     out_sharding: Any = None,
     algorithm: Algorithm | None = None,
     implementation: Implementation | None = None,
+    other_dtypes: OtherDtypes | None = None,
 ) -> jax.Array:
     """Matrix product in true float32, with the shapes of `jnp.matmul`.
 
@@ -58,9 +59,12 @@ def matmul(
             operands, see `plan_sgemm`.
         implementation: "ffi" requires a kernel, "xla" is XLA's own product at the highest precision,
             None chooses.
+        other_dtypes: "xla" leaves operands that are not float32 to `jnp.matmul` as it is, where no
+            kernel is forced; None refuses them.
 
     Returns:
-        float32 array of shape (..., m, n), without the dimensions that 1-dimensional operands lack.
+        Array of shape (..., m, n), without the dimensions that 1-dimensional operands lack; float32
+        unless `other_dtypes` let other operands pass.
 
     Raises:
         TypeError: the operands are not float32 (16-bit ones: without `preferred_element_type`), or
@@ -93,7 +97,9 @@ def matmul(
         [[1. 2.]
          [3. 4.]]
     """
-    return _matmul(a, b, preferred_element_type, out_sharding, algorithm, implementation)
+    return _matmul(
+        a, b, preferred_element_type, out_sharding, algorithm, implementation, other_dtypes
+    )
 
 
 @eager.jit_when_eager(operands=2)
@@ -104,8 +110,13 @@ def _matmul(
     out_sharding: Any,
     algorithm: Algorithm | None,
     implementation: Implementation | None,
+    other_dtypes: OtherDtypes | None,
 ) -> jax.Array:
     a, b = checks.as_operands("matmul", a, b)
+    kinds = (other_dtypes, algorithm, implementation)
+    if checks.passes_to_xla(*kinds, a, b, preferred_element_type):
+        options = {"preferred_element_type": preferred_element_type, "out_sharding": out_sharding}
+        return jnp.matmul(a, b, **options)
     reference = functools.partial(
         jnp.matmul,
         precision=lax.Precision.HIGHEST,
@@ -144,6 +155,7 @@ def dot_general(
     out_sharding: Any = None,
     algorithm: Algorithm | None = None,
     implementation: Implementation | None = None,
+    other_dtypes: OtherDtypes | None = None,
 ) -> jax.Array:
     """Contraction in true float32, with the signature and the result of `jax.lax.dot_general`.
 
@@ -161,6 +173,7 @@ def dot_general(
         out_sharding: sharding of the result on a mesh with explicit axes.
         algorithm: as for `matmul`.
         implementation: as for `matmul`.
+        other_dtypes: as for `matmul`; then `precision` holds, as in `jax.lax.dot_general`.
 
     Returns:
         float32 array with the batch dimensions first, then the remaining ones of lhs, then those of
@@ -199,6 +212,7 @@ def dot_general(
         out_sharding,
         algorithm,
         implementation,
+        other_dtypes,
     )
 
 
@@ -212,6 +226,7 @@ def _dot_general(
     out_sharding: Any,
     algorithm: Algorithm | None,
     implementation: Implementation | None,
+    other_dtypes: OtherDtypes | None,
 ) -> jax.Array:
     lhs, rhs = checks.as_operands("dot_general", lhs, rhs)
     reference = functools.partial(
@@ -220,6 +235,9 @@ def _dot_general(
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
     )
+    kinds = (other_dtypes, algorithm, implementation)
+    if checks.passes_to_xla(*kinds, lhs, rhs, preferred_element_type):
+        return reference(lhs, rhs, precision=precision)
     if checks.asks_for_xla(algorithm, implementation):
         return reference(lhs, rhs, precision=lax.Precision.HIGHEST)
     if "64" in str(precision):

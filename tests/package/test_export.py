@@ -15,8 +15,15 @@ from jax.sharding import PartitionSpec as P
 from pairs import T, X, both, loss
 
 import jaxkernels as jk
+from jaxkernels._core import registry
 
-CHECKS = [jax.export.DisabledSafetyCheck.custom_call("jaxkernels_rows")]
+CHECKS = jk.export_checks()
+
+
+def test_the_checks_name_every_target():
+    named = {check.is_custom_call() for check in CHECKS}
+    assert named == {target for targets in registry.TARGETS.values() for target in targets}
+    assert len(CHECKS) == len(named)
 
 
 @both
@@ -56,8 +63,6 @@ def test_export_with_symbolic_dimensions(ours, peer):
 @both
 def test_export_for_other_platforms(ours, peer):
     """From any machine for any platform: kernels for cpu and, if they were built, cuda; plain HLO for tpu."""
-    from jaxkernels._core import registry
-
     del peer
     cuda = registry.has_cuda_module()
     x = jax.ShapeDtypeStruct(X.shape, X.dtype)

@@ -36,6 +36,7 @@ CHOICES = {
     "device": (choices.DeviceName,),
     "reduction": (choices.Reduction,),
     "logits_dtype": (choices.LogitsDtype,),
+    "other_dtypes": (choices.OtherDtypes,),
     "platform": (choices.PlanPlatform,),
 }
 
@@ -74,6 +75,7 @@ def test_tables_of_the_checks_are_these_types():
     assert args(choices.Operation) == registry.OPERATIONS
     assert args(choices.Algorithm) == validate.ALGORITHMS
     assert args(choices.Reduction) == validate.REDUCTIONS
+    assert args(choices.OtherDtypes) == validate.OTHER_DTYPES
 
 
 def test_tables_of_the_extension_module_are_these_types():

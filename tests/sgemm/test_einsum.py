@@ -1,0 +1,183 @@
+"""einsum and tensordot: jax.numpy's functions, with products that are true float32; and other dtypes as XLA has them."""
+
+import functools
+import inspect
+
+import flax.linen
+import gemm_cases as cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkernels as jk
+from jaxkernels._sgemm import primitive
+
+EQUATIONS = {
+    "ij,jk->ik": ((33, 20), (20, 17)),
+    "ij,jk": ((33, 20), (20, 17)),
+    "bij,bjk->bik": ((3, 9, 20), (3, 20, 7)),
+    "bhqd,bhkd->bhqk": ((2, 3, 5, 8), (2, 3, 6, 8)),
+    "...ij,jk->...ik": ((2, 3, 9, 20), (20, 7)),
+    "ij,kj->ki": ((9, 20), (7, 20)),
+    "i,i->": ((40,), (40,)),
+    "i,j->ij": ((9,), (7,)),
+    "ij,jk,kl->il": ((9, 20), (20, 7), (7, 11)),
+    "ii->i": ((6, 6),),
+    "ij->j": ((9, 7),),
+    "bi,bi->b": ((4, 30), (4, 30)),
+    "ij,jk->k": ((9, 20), (20, 7)),
+    "bij,jk->bik": ((1, 9, 20), (20, 7)),
+}
+# (shape of a, of b, axes)
+CONTRACTIONS = (
+    ((3, 4), (5,), 0),
+    ((3, 4, 5), (5, 2), 1),
+    ((3, 4, 5), (4, 5, 2), 2),
+    ((3, 4, 5), (4, 5, 2), ((1, 2), (0, 1))),
+    ((3, 4, 5), (5, 4, 2), [[2, 1], [0, 1]]),
+    ((3, 4, 5), (2, 5), (-1, 1)),
+    ((3, 4, 5), (2, 5), ((2,), (-1,))),
+    ((0, 4), (4, 3), 1),
+)
+PRODUCT = f" {primitive.sgemm_p.name}["
+
+
+def operands(shapes, dtype="float32"):
+    return [cases.operand("normal", s, seed=i).astype(dtype) for i, s in enumerate(shapes)]
+
+
+def products(function, *arguments):
+    """How many are ours, and how many XLA's."""
+    text = str(jax.make_jaxpr(function)(*arguments))
+    return text.count(PRODUCT), text.count(" dot_general[")
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_einsum(equation):
+    arrays = operands(EQUATIONS[equation])
+    got, like = jk.einsum(equation, *arrays), jnp.einsum(equation, *arrays)
+    assert (got.shape, got.dtype) == (like.shape, like.dtype)
+    want = np.einsum(equation, *(x.astype(np.float64) for x in arrays))
+    size = np.einsum(equation, *(np.abs(x).astype(np.float64) for x in arrays))
+    assert np.all(np.abs(got - want) <= 60 * 2.0**-24 * size)
+    ours, xlas = products(functools.partial(jk.einsum, equation), *arrays)
+    assert (ours, xlas) == (len(arrays) - 1, 0)
+
+
+def test_einsum_of_arrays_and_labels_as_numbers():
+    a, b = operands(((9, 20), (20, 7)))
+    assert np.array_equal(jk.einsum(a, [0, 1], b, [1, 2], [0, 2]), jk.einsum("ij,jk->ik", a, b))
+
+
+@pytest.mark.parametrize(("a_shape", "b_shape", "axes"), CONTRACTIONS)
+def test_tensordot(a_shape, b_shape, axes):
+    a, b = operands((a_shape, b_shape))
+    got, like = jk.tensordot(a, b, axes), jnp.tensordot(a, b, axes)
+    assert (got.shape, got.dtype) == (like.shape, like.dtype)
+    want = np.tensordot(a.astype(np.float64), b.astype(np.float64), axes)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    assert products(lambda a, b: jk.tensordot(a, b, axes), a, b) == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["einsum", "tensordot"])
+def test_signatures_are_jax_numpys(name):
+    theirs = dict(inspect.signature(getattr(jnp, name)).parameters)
+    theirs.pop("_dot_general", None)
+    ours = inspect.signature(getattr(jk, name)).parameters
+    assert list(ours) == list(theirs)
+    for x in ours:
+        assert (ours[x].kind, ours[x].default) == (theirs[x].kind, theirs[x].default), x
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "bool", "complex64"])
+def test_other_dtypes_are_xlas(dtype):
+    a, b = operands(((9, 20), (20, 7)), dtype)
+    for ours, theirs in (
+        (functools.partial(jk.einsum, "ij,jk->ik"), functools.partial(jnp.einsum, "ij,jk->ik")),
+        (functools.partial(jk.tensordot, axes=1), functools.partial(jnp.tensordot, axes=1)),
+        (functools.partial(jk.matmul, other_dtypes="xla"), jnp.matmul),
+    ):
+        got, want = ours(a, b), theirs(a, b)
+        assert got.dtype == want.dtype
+        assert np.array_equal(got, want)
+        assert products(ours, a, b) == (0, 1)
+
+
+def test_operands_of_several_dtypes():
+    """Promoted as jax.numpy does it; 16-bit ones are widened where float32 is what comes of them."""
+    a, b = operands(((9, 20), (20, 7)))
+    half = b.astype(jnp.bfloat16)
+    for function in (
+        functools.partial(jk.einsum, "ij,jk->ik"),
+        functools.partial(jk.tensordot, axes=1),
+    ):
+        got = function(a, half)
+        cases.check(np.asarray(got), a, half.astype(np.float32))
+        got = function(half.T, half, preferred_element_type=jnp.float32)
+        cases.check(np.asarray(got), half.T.astype(np.float32), half.astype(np.float32))
+        assert products(
+            functools.partial(function, preferred_element_type=jnp.float32), half.T, half
+        ) == (1, 0)
+
+
+def test_a_layer_of_any_dtype():
+    x = operands(((4, 6),))[0]
+    for dtype in (jnp.float32, jnp.bfloat16):
+        layer = flax.linen.Dense(
+            3, dtype=dtype, dot_general=functools.partial(jk.dot_general, other_dtypes="xla")
+        )
+        weights = layer.init(jax.random.key(0), x)
+        assert layer.apply(weights, x).dtype == dtype
+        assert sum(products(layer.apply, weights, x)) == 1
+        assert products(layer.apply, weights, x)[0] == (dtype == jnp.float32)
+
+
+def test_what_is_forced_passes_nothing_on():
+    a, b = operands(((9, 20), (20, 7)), "bfloat16")
+    for forced in ({"algorithm": "pipelined"}, {"implementation": "ffi"}):
+        with pytest.raises(TypeError, match="must be float32"):
+            jk.matmul(a, b, other_dtypes="xla", **forced)
+    with pytest.raises(ValueError, match="other_dtypes must be None or one of 'xla'"):
+        jk.matmul(a, b, other_dtypes="float64")
+
+
+def test_flags_and_precision_change_no_float32_product():
+    a, b = operands(((40, 60), (60, 30)))
+    with jax.default_matmul_precision("bfloat16"):
+        cases.check(np.asarray(jk.einsum("ij,jk->ik", a, b, precision="default")), a, b)
+        cases.check(np.asarray(jk.tensordot(a, b, 1, precision="default")), a, b)
+
+
+def test_transformations():
+    a, b = operands(((5, 9, 20), (20, 7)))
+
+    def loss(einsum, a, b):
+        return jnp.sum(jnp.sin(einsum("bij,jk->bik", a, b)))
+
+    got = jax.jit(jax.grad(functools.partial(loss, jk.einsum), (0, 1)))(a, b)
+    want = jax.grad(
+        functools.partial(loss, functools.partial(jnp.einsum, precision="highest")), (0, 1)
+    )(a, b)
+    for x, y in zip(got, want, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
+    mapped = jax.vmap(functools.partial(jk.tensordot, axes=1), (0, None))(a, b)
+    np.testing.assert_allclose(mapped, jk.einsum("bij,jk->bik", a, b), rtol=1e-5, atol=1e-5)
+    _, tangent = jax.jvp(lambda a: jk.tensordot(a, b, 1), (a,), (jnp.ones_like(a),))
+    np.testing.assert_allclose(
+        tangent, np.broadcast_to(b.sum(0), tangent.shape), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_errors_are_jax_numpys():
+    a, b = operands(((9, 20), (21, 7)))
+    for ours, theirs in (
+        (lambda: jk.einsum("ij,jk->ik", a, b), lambda: jnp.einsum("ij,jk->ik", a, b)),
+        (lambda: jk.tensordot(a, b, 1), lambda: jnp.tensordot(a, b, 1)),
+        (lambda: jk.tensordot(a, b, ((0, 1), (0,))), lambda: jnp.tensordot(a, b, ((0, 1), (0,)))),
+        (lambda: jk.tensordot(a, b, 3), lambda: jnp.tensordot(a, b, 3)),
+    ):
+        with pytest.raises(Exception) as wanted:  # noqa: PT011
+            theirs()
+        with pytest.raises(wanted.type):
+            ours()
