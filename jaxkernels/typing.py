@@ -40,7 +40,7 @@ Algorithm: TypeAlias = Literal[
 ]
 
 Implementation: TypeAlias = Literal["ffi", "xla"]
-# Whose product operands are given to that have no kernel.
+# Who multiplies operands that no kernel serves.
 OtherDtypes: TypeAlias = Literal["xla"]
 # Of `dot_product_attention` alone.
 AttentionImplementation: TypeAlias = Literal["ffi", "xla", "cudnn"]

@@ -384,3 +384,8 @@ def _when_imported(module: str, register: Callable[[ModuleType], None]) -> None:
             register(loaded)
 
     import_hook.after_import(module, register_if_possible)
+
+
+def einsum(product: Any, subscripts: Any, *operands: Any, **options: Any) -> jax.Array:
+    """jnp.einsum with another product than lax.dot_general: its argument for that begins with an underscore."""
+    return jax.numpy.einsum(subscripts, *operands, _dot_general=product, **options)

@@ -29,9 +29,14 @@ def as_operands(function: str, a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def as_float32(
-    function: str, a: jax.Array, b: jax.Array, preferred_element_type: Any
+    function: str, a: jax.Array, b: jax.Array, preferred_element_type: Any, widens: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """The operands in float32; TypeError where that was not asked for, or would lose something."""
+    """The operands in float32; TypeError where that was not asked for, or would lose something.
+
+    `widens`: the operands have been found to be any that promote to it.
+    """
+    if widens:
+        return a.astype(jnp.float32), b.astype(jnp.float32)
     preferred = None if preferred_element_type is None else jnp.dtype(preferred_element_type)
     if preferred is not None and preferred != jnp.float32:
         raise TypeError(
@@ -53,23 +58,32 @@ def as_float32(
     return a.astype(jnp.float32), b.astype(jnp.float32)
 
 
-def passes_to_xla(
-    other_dtypes: str | None,
-    algorithm: str | None,
-    implementation: str | None,
-    a: jax.Array,
-    b: jax.Array,
-    preferred_element_type: Any,
+def takes_other_dtypes(
+    other_dtypes: str | None, algorithm: str | None, implementation: str | None
 ) -> bool:
-    """Whether operands that no kernel serves are XLA's: where that is asked for, and no kernel is forced."""
+    """Whether operands need not be float32: where that is asked for, and no kernel is forced."""
     validate.check_choice("other_dtypes", other_dtypes, validate.OTHER_DTYPES)
-    if other_dtypes is None or algorithm is not None or implementation is not None:
-        return False
-    preferred = None if preferred_element_type is None else jnp.dtype(preferred_element_type)
-    dtypes = {a.dtype.name, b.dtype.name}
-    if preferred is None:
-        return dtypes != {"float32"}
-    return preferred != jnp.float32 or not dtypes <= {"float32", "bfloat16", "float16"}
+    return other_dtypes is not None and algorithm is None and implementation is None
+
+
+def are_xlas(a: jax.Array, b: jax.Array, preferred_element_type: Any) -> bool:
+    """Whether operands of any dtype are XLA's: all whose product is not to be float32.
+
+    That are neither those whose promoted dtype it is, nor 16-bit ones where it is preferred.
+    """
+    with jax.numpy_dtype_promotion("standard"):
+        promoted = jnp.promote_types(a.dtype, b.dtype)
+    wanted = promoted
+    if preferred_element_type is not None:
+        wanted = jax.dtypes.canonicalize_dtype(preferred_element_type)
+    widens = promoted in (jnp.float32, jnp.bfloat16, jnp.float16)
+    return wanted != jnp.float32 or not widens
+
+
+def xlas_precision(a: jax.Array, b: jax.Array, precision: Any = None) -> Any:
+    """The precision of XLA's product: the highest for float32 operands, whatever they are to become."""
+    both = a.dtype == jnp.float32 and b.dtype == jnp.float32
+    return jax.lax.Precision.HIGHEST if both else precision
 
 
 def check_float32(function: str, argument: str, x: jax.Array) -> None:

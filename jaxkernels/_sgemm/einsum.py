@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxkernels._core import eager, validate
+from jaxkernels._core import compat, eager, validate
+from jaxkernels._sgemm import checks
 from jaxkernels._sgemm.matmul import dot_general
 
 # What jnp.einsum calls for each product. One object, because programs are cached by it.
@@ -33,16 +34,17 @@ def einsum(
 ) -> jax.Array:
     """Einstein's sums, with the signature of `jax.numpy.einsum`: float32 products are true float32.
 
-    Labels, orders of contraction and errors are jnp.einsum's. Each product of two float32 operands is
-    that of `matmul`, whatever `precision` and `jax_default_matmul_precision` say; 16-bit operands are
-    widened where `preferred_element_type` is float32. Products of other dtypes are XLA's own.
+    Labels, orders of contraction and errors are jnp.einsum's. Each product that is to be float32 is that
+    of `matmul`, whatever `precision` and `jax_default_matmul_precision` say: of operands whose promoted
+    dtype is float32, and of 16-bit ones where `preferred_element_type` is. All others are XLA's own, at
+    the highest precision where both operands are float32.
 
     Args:
         subscripts: the labels, such as "bij,bjk->bik", or the first array of the other form.
         *operands: arrays, of any dtype and shape that fit the labels.
         out: None.
         optimize: the order of contractions.
-        precision: of products that are not float32; a request for more than float32 is an error there.
+        precision: of products that are XLA's; float32 ones refuse a request for more, "F64_F64_F64".
         preferred_element_type: dtype of the result and of its sums.
         out_sharding: sharding of the result on a mesh with explicit axes; XLA's products serve it.
 
@@ -50,7 +52,10 @@ def einsum(
         The sums: an array of jnp.einsum's shape and dtype.
 
     Raises:
-        TypeError, ValueError: as jnp.einsum.
+        TypeError, ValueError: as jnp.einsum, and for more precision than float32 has.
+
+    Notes:
+        Outside of `jax.jit` a call costs the host what one of jnp.einsum does, ten times `matmul`'s.
 
     Example:
         >>> import jax.numpy as jnp
@@ -58,14 +63,14 @@ def einsum(
         >>> jk.einsum("bij,jk->bik", jnp.ones((5, 2, 3)), jnp.ones((3, 4))).shape
         (5, 2, 4)
     """
-    return jnp.einsum(
+    return compat.einsum(
+        _product,
         subscripts,
         *operands,
         out=out,
         optimize=optimize,
         precision=precision,
         preferred_element_type=preferred_element_type,
-        _dot_general=_product,
         out_sharding=out_sharding,
     )
 
@@ -94,7 +99,7 @@ def tensordot(
         Array with the remaining axes of a, then those of b.
 
     Raises:
-        TypeError, ValueError: as jnp.tensordot.
+        TypeError, ValueError: as jnp.tensordot, and for more precision than float32 has.
 
     Example:
         >>> import jax.numpy as jnp
@@ -103,10 +108,7 @@ def tensordot(
         (2, 5)
     """
     validate.check_static(axes=axes)
-    static: Any = axes
-    if isinstance(axes, Sequence):
-        static = tuple(tuple(x) if isinstance(x, Sequence) else x for x in axes)
-    return _tensordot(a, b, static, precision, preferred_element_type, out_sharding)
+    return _tensordot(a, b, _as_integers(axes), precision, preferred_element_type, out_sharding)
 
 
 @eager.jit_when_eager(operands=2)
@@ -126,18 +128,33 @@ def _tensordot(
         out_sharding=out_sharding,
     )
     like = jax.eval_shape(reference, a, b)  # raises what jnp.tensordot raises
-    if a.dtype != b.dtype:
-        a, b = (x.astype(jnp.promote_types(a.dtype, b.dtype)) for x in (a, b))
+    # What is weakly typed stays so.
+    if like.weak_type or checks.are_xlas(a, b, preferred_element_type):
+        return reference(a, b, precision=checks.xlas_precision(a, b, precision))
     contracted = _axes_of_each(axes, a.ndim, b.ndim)
-    product = _product(
+    return _product(
         a,
         b,
         (contracted, ((), ())),
         precision,
-        preferred_element_type=like.dtype,
+        preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
     )
-    return product.astype(like.dtype)
+
+
+def _as_integers(axes: Any) -> Any:
+    """The axes as integers and tuples of them; what is neither is left to jnp.tensordot, to refuse.
+
+    Example:
+        >>> _as_integers([[True, 2], 0])
+        ((1, 2), 0)
+    """
+    if isinstance(axes, (tuple, list)):
+        return tuple(_as_integers(x) for x in axes)
+    try:
+        return operator.index(axes)
+    except TypeError:
+        return axes
 
 
 def _axes_of_each(axes: Any, a_rank: int, b_rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -149,12 +166,7 @@ def _axes_of_each(axes: Any, a_rank: int, b_rank: int) -> tuple[tuple[int, ...],
         >>> _axes_of_each((-1, 0), 3, 4)
         ((2,), (0,))
     """
-    if isinstance(axes, Sequence):
-        sides = [x if isinstance(x, Sequence) else (x,) for x in axes]
-        of_a, of_b = (
-            tuple(operator.index(i) % rank for i in side)
-            for side, rank in zip(sides, (a_rank, b_rank), strict=True)
-        )
-        return of_a, of_b
-    count = operator.index(axes)
-    return tuple(range(a_rank - count, a_rank)), tuple(range(count))
+    if not isinstance(axes, tuple):
+        return tuple(range(a_rank - axes, a_rank)), tuple(range(axes))
+    of_a, of_b = (x if isinstance(x, tuple) else (x,) for x in axes)
+    return tuple(i % a_rank for i in of_a), tuple(i % b_rank for i in of_b)

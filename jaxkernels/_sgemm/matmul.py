@@ -54,13 +54,14 @@ def matmul(
             "thread_tile", "warp_tile", "split_tile", "pipelined" or "tensor". None takes what
             `default_algorithm` says, else "tensor" where a model of times says that it pays and
             "pipelined" elsewhere. "tensor" computes with pairs of float16 on the tensor cores of
-            compute capability 9.0, from 2048^3 on in a third to a quarter of the time of
+            compute capability 9.0, from 2048^3 on in a third to a fifth of the time of
             "pipelined", under the same bound of error. It takes scratch of the size of both
             operands, see `plan_sgemm`.
         implementation: "ffi" requires a kernel, "xla" is XLA's own product at the highest precision,
             None chooses.
-        other_dtypes: "xla" leaves operands that are not float32 to `jnp.matmul` as it is, where no
-            kernel is forced; None refuses them.
+        other_dtypes: None refuses operands that are not float32. "xla" widens those whose promoted
+            dtype is float32, and leaves the others to `jnp.matmul` as it is, unless `algorithm` or
+            `implementation` is given.
 
     Returns:
         Array of shape (..., m, n), without the dimensions that 1-dimensional operands lack; float32
@@ -113,20 +114,19 @@ def _matmul(
     other_dtypes: OtherDtypes | None,
 ) -> jax.Array:
     a, b = checks.as_operands("matmul", a, b)
-    kinds = (other_dtypes, algorithm, implementation)
-    if checks.passes_to_xla(*kinds, a, b, preferred_element_type):
-        options = {"preferred_element_type": preferred_element_type, "out_sharding": out_sharding}
-        return jnp.matmul(a, b, **options)
     reference = functools.partial(
         jnp.matmul,
-        precision=lax.Precision.HIGHEST,
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
     )
+    highest = functools.partial(reference, precision=lax.Precision.HIGHEST)
     if checks.asks_for_xla(algorithm, implementation):
-        return reference(a, b)
-    jax.eval_shape(reference, a, b)  # raises what jnp.matmul raises for bad shapes
-    a, b = checks.as_float32("matmul", a, b, preferred_element_type)
+        return highest(a, b)
+    widens = checks.takes_other_dtypes(other_dtypes, algorithm, implementation)
+    if widens and checks.are_xlas(a, b, preferred_element_type):
+        return reference(a, b, precision=checks.xlas_precision(a, b))
+    jax.eval_shape(highest, a, b)  # raises what jnp.matmul raises for bad shapes
+    a, b = checks.as_float32("matmul", a, b, preferred_element_type, widens)
     if a.ndim <= 2 or b.ndim <= 2:
         # At most one operand has batch dimensions; they become free ones.
         contracting = ((a.ndim - 1,), (max(b.ndim - 2, 0),))
@@ -139,7 +139,7 @@ def _matmul(
         return product if a.ndim == 1 else jnp.moveaxis(product, 0, -2)
     if out_sharding is not None:
         checks.check_no_kernel_is_forced(algorithm, implementation)
-        return reference(a, b)
+        return highest(a, b)
     rank = max(a.ndim, b.ndim)
     a, b = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
     return primitive.multiply(a, b, options=contraction.options_of(algorithm, implementation))
@@ -176,8 +176,8 @@ def dot_general(
         other_dtypes: as for `matmul`; then `precision` holds, as in `jax.lax.dot_general`.
 
     Returns:
-        float32 array with the batch dimensions first, then the remaining ones of lhs, then those of
-        rhs.
+        Array with the batch dimensions first, then the remaining ones of lhs, then those of rhs;
+        float32 unless `other_dtypes` let other operands pass.
 
     Raises:
         TypeError: operands that are not float32, or dimension numbers that do not fit.
@@ -235,16 +235,16 @@ def _dot_general(
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
     )
-    kinds = (other_dtypes, algorithm, implementation)
-    if checks.passes_to_xla(*kinds, lhs, rhs, preferred_element_type):
-        return reference(lhs, rhs, precision=precision)
     if checks.asks_for_xla(algorithm, implementation):
         return reference(lhs, rhs, precision=lax.Precision.HIGHEST)
+    widens = checks.takes_other_dtypes(other_dtypes, algorithm, implementation)
+    if widens and checks.are_xlas(lhs, rhs, preferred_element_type):
+        return reference(lhs, rhs, precision=checks.xlas_precision(lhs, rhs, precision))
     if "64" in str(precision):
-        raise ValueError(f"dot_general: products are in float32; got precision={precision!r}")
+        raise ValueError(f"products of float32 are in float32; got precision={precision!r}")
     # Raises what lax.dot_general raises for bad dimensions, or for no precision at all.
     jax.eval_shape(functools.partial(reference, precision=precision), lhs, rhs)
-    lhs, rhs = checks.as_float32("dot_general", lhs, rhs, preferred_element_type)
+    lhs, rhs = checks.as_float32("dot_general", lhs, rhs, preferred_element_type, widens)
     return contraction.dot_general(lhs, rhs, numbers, out_sharding, algorithm, implementation)
 
 

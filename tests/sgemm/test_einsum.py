@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import re
 
 import flax.linen
 import gemm_cases as cases
@@ -9,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
 from jaxkernels._sgemm import primitive
@@ -90,35 +93,101 @@ def test_signatures_are_jax_numpys(name):
         assert (ours[x].kind, ours[x].default) == (theirs[x].kind, theirs[x].default), x
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "bool", "complex64"])
-def test_other_dtypes_are_xlas(dtype):
-    a, b = operands(((9, 20), (20, 7)), dtype)
-    for ours, theirs in (
-        (functools.partial(jk.einsum, "ij,jk->ik"), functools.partial(jnp.einsum, "ij,jk->ik")),
-        (functools.partial(jk.tensordot, axes=1), functools.partial(jnp.tensordot, axes=1)),
-        (functools.partial(jk.matmul, other_dtypes="xla"), jnp.matmul),
-    ):
-        got, want = ours(a, b), theirs(a, b)
-        assert got.dtype == want.dtype
-        assert np.array_equal(got, want)
-        assert products(ours, a, b) == (0, 1)
+FUNCTIONS = (
+    (functools.partial(jk.einsum, "ij,jk->ik"), functools.partial(jnp.einsum, "ij,jk->ik")),
+    (functools.partial(jk.tensordot, axes=1), functools.partial(jnp.tensordot, axes=1)),
+    (functools.partial(jk.matmul, other_dtypes="xla"), jnp.matmul),
+)
+functions = pytest.mark.parametrize(
+    ("ours", "theirs"), FUNCTIONS, ids=("einsum", "tensordot", "matmul")
+)
 
 
-def test_operands_of_several_dtypes():
-    """Promoted as jax.numpy does it; 16-bit ones are widened where float32 is what comes of them."""
+def of_dtype(dtype):
+    """Two matrices that have something of all that a dtype holds."""
     a, b = operands(((9, 20), (20, 7)))
-    half = b.astype(jnp.bfloat16)
-    for function in (
-        functools.partial(jk.einsum, "ij,jk->ik"),
-        functools.partial(jk.tensordot, axes=1),
-    ):
-        got = function(a, half)
-        cases.check(np.asarray(got), a, half.astype(np.float32))
-        got = function(half.T, half, preferred_element_type=jnp.float32)
-        cases.check(np.asarray(got), half.T.astype(np.float32), half.astype(np.float32))
-        assert products(
-            functools.partial(function, preferred_element_type=jnp.float32), half.T, half
-        ) == (1, 0)
+    if dtype == "bool":
+        return a > 0.5, b > 0.5
+    if dtype == "complex64":
+        return (a + 1j * a[::-1]).astype(dtype), (b - 1j * b[::-1]).astype(dtype)
+    return (4 * a).astype(dtype), (4 * b).astype(dtype)
+
+
+@functions
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "bool", "complex64"])
+def test_other_dtypes_are_xlas(ours, theirs, dtype):
+    a, b = of_dtype(dtype)
+    got, want = ours(a, b), theirs(a, b)
+    assert got.dtype == want.dtype
+    assert np.array_equal(got, want)
+    assert products(ours, a, b) == (0, 1)
+
+
+@functions
+@pytest.mark.parametrize("other", ["bfloat16", "float16", "int32", "int8", "bool"])
+def test_operands_that_promote_to_float32_are_ours(ours, theirs, other):
+    a, b = of_dtype("float32")[0], of_dtype(other)[1]
+    got = ours(a, b)
+    assert got.dtype == theirs(a, b).dtype == jnp.float32
+    cases.check(np.asarray(got), a, np.asarray(b).astype(np.float32))
+    assert products(ours, a, b) == products(ours, b.T, a.T) == (1, 0)
+
+
+@functions
+def test_preferred_dtypes(ours, theirs):
+    a, b = of_dtype("bfloat16")
+    wide = functools.partial(ours, preferred_element_type=jnp.float32)
+    cases.check(np.asarray(wide(a, b)), a.astype(np.float32), b.astype(np.float32))
+    assert products(wide, a, b) == (1, 0)
+    a, b = of_dtype("float32")
+    narrow = functools.partial(ours, preferred_element_type=jnp.bfloat16)
+    assert narrow(a, b).dtype == jnp.bfloat16
+    assert products(narrow, a, b) == (0, 1)
+    assert "HIGHEST" in str(jax.make_jaxpr(narrow)(a, b))
+    with jax.enable_x64(True):
+        a, b = of_dtype("float64")
+        assert np.array_equal(ours(a, b), theirs(a, b))
+        assert ours(a, b).dtype == jnp.float64
+
+
+def test_precision_is_that_of_products_that_are_xlas():
+    a, b = of_dtype("bfloat16")
+    for function in (FUNCTIONS[0][0], FUNCTIONS[1][0]):
+        assert "HIGH" in str(jax.make_jaxpr(functools.partial(function, precision="high"))(a, b))
+    numbers = (((1,), (0,)), ((), ()))
+    general = functools.partial(jk.dot_general, dimension_numbers=numbers, other_dtypes="xla")
+    assert "HIGH" in str(jax.make_jaxpr(functools.partial(general, precision="high"))(a, b))
+    a, b = of_dtype("float32")
+    for function in (FUNCTIONS[0][0], FUNCTIONS[1][0], general):
+        with pytest.raises(ValueError, match="products of float32 are in float32"):
+            function(a, b, precision="F64_F64_F64")
+
+
+@functions
+def test_weak_types_and_strict_promotion(ours, theirs):
+    a, b = of_dtype("float32")
+    weak = jnp.full((9, 20), 2.0)
+    assert weak.weak_type
+    got, want = ours(weak, weak.T), theirs(weak, weak.T)
+    assert np.array_equal(got, want)
+    with jax.numpy_dtype_promotion("strict"):
+        np.testing.assert_allclose(ours(weak, b), theirs(weak, b), rtol=1e-5)
+        np.testing.assert_allclose(ours(a, b), theirs(a, b), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), FUNCTIONS[:2], ids=("einsum", "tensordot"))
+def test_on_a_mesh_with_explicit_axes(ours, theirs):
+    mesh = jax.make_mesh(
+        (2, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices("cpu")[:4]
+    )
+    a, b = operands(((8, 20), (20, 6)))
+    with jax.set_mesh(mesh):
+        a, b = jax.device_put(a, P("x", None)), jax.device_put(b, P(None, "y"))
+        for spec in (None, P("x", "y"), P(None, "y")):
+            options = {} if spec is None else {"out_sharding": NamedSharding(mesh, spec)}
+            got, want = ours(a, b, **options), theirs(a, b, precision="highest", **options)
+            assert got.sharding == want.sharding
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_a_layer_of_any_dtype():
@@ -145,6 +214,9 @@ def test_what_is_forced_passes_nothing_on():
 def test_flags_and_precision_change_no_float32_product():
     a, b = operands(((40, 60), (60, 30)))
     with jax.default_matmul_precision("bfloat16"):
+        for function in (FUNCTIONS[0][0], FUNCTIONS[1][0]):
+            exact = functools.partial(function, precision="default")
+            assert products(exact, a, b) == (1, 0)
         cases.check(np.asarray(jk.einsum("ij,jk->ik", a, b, precision="default")), a, b)
         cases.check(np.asarray(jk.tensordot(a, b, 1, precision="default")), a, b)
 
@@ -176,8 +248,13 @@ def test_errors_are_jax_numpys():
         (lambda: jk.tensordot(a, b, 1), lambda: jnp.tensordot(a, b, 1)),
         (lambda: jk.tensordot(a, b, ((0, 1), (0,))), lambda: jnp.tensordot(a, b, ((0, 1), (0,)))),
         (lambda: jk.tensordot(a, b, 3), lambda: jnp.tensordot(a, b, 3)),
+        (lambda: jk.tensordot(a, b, (1.0, 0.0)), lambda: jnp.tensordot(a, b, (1.0, 0.0))),
+        (
+            lambda: jk.tensordot(a, b, (range(1), range(1))),
+            lambda: jnp.tensordot(a, b, (range(1), range(1))),
+        ),
     ):
         with pytest.raises(Exception) as wanted:  # noqa: PT011
             theirs()
-        with pytest.raises(wanted.type):
+        with pytest.raises(wanted.type, match=re.escape(str(wanted.value)[:20])):
             ours()
