@@ -183,7 +183,7 @@ def test_arguments_that_are_refused():
     for function in (jk.matmul, jk.sgemm):
         with pytest.raises(ValueError, match="has no algorithms; got algorithm='naive'"):
             function(x, x, implementation="xla", algorithm="naive")
-    with pytest.raises(ValueError, match="products are in float32"):
+    with pytest.raises(ValueError, match="products of float32 are in float32"):
         jk.dot_general(x, x, (((1,), (0,)), ((), ())), jax.lax.DotAlgorithmPreset.F64_F64_F64)
     with pytest.raises((TypeError, ValueError)):
         jk.dot_general(x, x, (((1,), (0,)), ((), ())), "sloppy")
