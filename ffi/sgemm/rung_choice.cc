@@ -6,7 +6,7 @@
 namespace jaxkernels {
 namespace {
 
-// What `tensor` takes, in the cycles of tile_choice.cc. Fitted to 310 products, of which four
+// What `tensor` takes, in the cycles of tile_choice.cc. Fitted to 310 products, of which five
 // get a rung that is more than 5 % slower than the other (README.md).
 // H200, all launches of a call in a graph, us (2026-11):
 // 512^3 26, 1024^3 37, 2048^3 113, 4096^3 732, 8192^3 5310
