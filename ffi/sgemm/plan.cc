@@ -77,8 +77,8 @@ void PlanRepairs(const SgemmProblem& problem, const DeviceLimits& limits, SgemmP
 constexpr int64_t kFewTiles = 8, kShareOfTiles = 32;
 
 // A product of one member looks once whether all its tiles are to be made again: after twice as
-// many as must be marked, and a whole number for each SM. Only where that is a small part of them;
-// two launches instead of one take two microseconds more.
+// many as must be marked, and a whole number for each SM. Only where that is a small part of them:
+// between two launches the SMs run empty.
 constexpr int64_t kMostShareOfLook = 4;
 
 int64_t TilesBeforeLook(const SgemmProblem& problem, const DeviceLimits& limits,

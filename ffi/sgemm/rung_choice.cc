@@ -22,7 +22,8 @@ struct TensorCost {
   static constexpr double kStepCycles = 1700, kCompensatedStepCycles = 2400;
 };
 
-// How much longer FFMA takes where the accelerator cannot read lines; `tensor` reads any.
+// How much longer FFMA takes where the accelerator cannot read lines; `tensor` reads any. What
+// padding saves of it (PaddingCost in plan.cc, measured).
 constexpr double kFfmaOfFloats = 1.15;
 
 // A product of float16 pairs errs by up to 2^-21 of itself, repairs leave as much (pair.cuh), and

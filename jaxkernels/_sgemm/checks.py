@@ -67,9 +67,9 @@ def takes_other_dtypes(
 
 
 def are_xlas(a: jax.Array, b: jax.Array, preferred_element_type: Any) -> bool:
-    """Whether operands of any dtype are XLA's: all whose product is not to be float32.
+    """Whether operands of any dtype are XLA's.
 
-    That are neither those whose promoted dtype it is, nor 16-bit ones where it is preferred.
+    Ours are those whose promoted dtype is float32, and 16-bit ones where float32 is preferred.
     """
     with jax.numpy_dtype_promotion("standard"):
         promoted = jnp.promote_types(a.dtype, b.dtype)

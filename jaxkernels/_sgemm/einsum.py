@@ -1,6 +1,7 @@
 """Contractions by labels and by axes: einsum and tensordot, whose products are those of `dot_general`.
 
-Owns: what becomes of axes. Must not know: dtypes, how a product is computed (`matmul`).
+Owns: what becomes of axes. Must not know: which dtypes are whose (`checks`), how a product is computed
+(`matmul`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ namespace jaxkernels {
 // Blocks of a pass for an operand: by lines all is done in the first one.
 // H200, 4096^3, both passes by images, or by lines where they serve, us (2026-11):
 // NT 106, 75
-// NN 106, 92
+// NN 106, 95
 template <SplitPass kPass>
 int64_t SplitBlocks(const TensorOperand& operand) {
   if (!HasShortLines(operand)) return operand.Images();
