@@ -146,13 +146,16 @@ class ClusterInbox {
       : values_(values), arrived_(&arrived) {
 #if JK_HAS_CLUSTERS
     if (ClusterBlocks() == 1) return;
-    if (threadIdx.x == 0 && ClusterRank() == 0) {
+    const bool waits = threadIdx.x == 0 && ClusterRank() == 0;
+    if (waits) {
       arrived_.Init();
       FenceBarriers();
-      arrived_.Expect(count * sizeof(Value));
     }
     __cluster_barrier_arrive_relaxed();
     __cluster_barrier_wait();
+    // Bytes that arrive before they are expected count too. racecheck takes the two for a race
+    // where no barrier is between them.
+    if (waits) arrived_.Expect(count * sizeof(Value));
 #endif
   }
 

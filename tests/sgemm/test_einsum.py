@@ -164,7 +164,7 @@ def test_precision_is_that_of_products_that_are_xlas():
 
 
 @functions
-def test_weak_types_and_strict_promotion(ours, theirs):
+def test_weak_types_and_strict_promotion(exact_products, ours, theirs):
     a, b = of_dtype("float32")
     weak = jnp.full((9, 20), 2.0)
     assert weak.weak_type

@@ -139,6 +139,7 @@ def sweep_slices(dtype):
 
 # What a process may keep to: a tool takes minutes for any of them.
 PARTS = ("products", "rows", "losses")
+OF_DTYPES = ("rows", "losses")
 
 
 def main(backend, dtypes, parts, as_arguments):
