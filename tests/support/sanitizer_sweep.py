@@ -5,6 +5,7 @@ Only our kernels run: inputs come from the host and every program is a few custo
 """
 
 import argparse
+import faulthandler
 import functools
 
 import cases
@@ -142,7 +143,12 @@ PARTS = ("products", "rows", "losses")
 OF_DTYPES = ("rows", "losses")
 
 
+# By far more than any part takes. Whatever hangs then shows where.
+MOST_SECONDS = 400
+
+
 def main(backend, dtypes, parts, as_arguments):
+    faulthandler.dump_traceback_later(MOST_SECONDS, exit=True)
     assert jax.default_backend() == backend
     if not as_arguments:
         cases.all_operations = with_constants(cases.all_operations)
