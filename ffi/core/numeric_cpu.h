@@ -131,6 +131,16 @@ struct ExpConstants<double> {
       2.51124960530832312e-8, 2.08927361733341768e-9};
 };
 
+// exp(r) for |r| <= log(2)/2
+template <typename C>
+JK_INLINE C ExpOfRest(C r) {
+  using K = ExpConstants<C>;
+  constexpr int kTerms = sizeof(K::kPolynomial) / sizeof(C);
+  C p = K::kPolynomial[kTerms - 1];
+  for (int i = kTerms - 2; i >= 0; --i) p = p * r + K::kPolynomial[i];
+  return (p * r + C(1)) * r + C(1);
+}
+
 // exp(x + error) to about one unit in the last place, for |error| far below 1. Negative infinity
 // gives 0, NaN stays NaN, denormal results are rounded once. x <= 0 if kNonPositive, which is
 // cheaper.
@@ -144,10 +154,7 @@ JK_INLINE C Exp(C x, C error) {
   const C rounded = x * K::kLog2E + K::kRounder;
   const C n = rounded - K::kRounder;
   const C r = (x - n * K::kLog2High) + (error - n * K::kLog2Low);
-  constexpr int kTerms = sizeof(K::kPolynomial) / sizeof(C);
-  C p = K::kPolynomial[kTerms - 1];
-  for (int i = kTerms - 2; i >= 0; --i) p = p * r + K::kPolynomial[i];
-  p = (p * r + C(1)) * r + C(1);
+  const C p = ExpOfRest(r);
   // Times 2^n as two factors, each a normal number: n reaches from below the smallest exponent to
   // above the largest.
   const Bits integer = BitCast<Bits>(rounded) - BitCast<Bits>(K::kRounder);
@@ -164,6 +171,27 @@ JK_INLINE C Exp(C x, C error) {
     const C scale2 = BitCast<C>((shifted - half - kOffset / 2 + K::kBias) << K::kFractionBits);
     return p * scale1 * scale2;
   }
+}
+
+// exp(x) 2^-power to about one unit in the last place, for x <= kMostNear and whole numbers `power`
+// of about x log2(e) or more: without a difference whose rounding would have to be made up for.
+// What would be denormal is 0 or rounded once. Negative infinity gives 0, NaN stays NaN.
+inline constexpr float kMostNear = 250.0f;
+JK_INLINE bool IsNear(float x) { return x >= -kMostNear && x <= kMostNear; }
+JK_INLINE float NearestPower(float x) {
+  using K = ExpConstants<float>;
+  return (x * K::kLog2E + K::kRounder) - K::kRounder;
+}
+JK_INLINE float ExpTimesPower(float x, float power) {
+  using K = ExpConstants<float>;
+  const float least = (power - 126.9f) * 0.693147182f;  // 2^-127 has the bits of 0
+  x = x < least ? least : x;                            // false for NaN
+  const float rounded = x * K::kLog2E + K::kRounder;
+  const float n = rounded - K::kRounder;
+  const float r = (x - n * K::kLog2High) - n * K::kLog2Low;  // |n| < 2^9
+  const uint32_t exponent =
+      BitCast<uint32_t>(rounded) - BitCast<uint32_t>(power + K::kRounder) + K::kBias;
+  return ExpOfRest(r) * BitCast<float>(exponent << K::kFractionBits);
 }
 
 // log(x) for normal x > 0 to about one unit in the last place; infinity and NaN give NaN.

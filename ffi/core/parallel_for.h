@@ -1,7 +1,7 @@
-// A loop over rows on the thread pool that XLA hands to a handler.
+// Loops over rows on the thread pool that XLA hands to a handler.
 //
-// Owns: how rows are cut into chunks and which thread takes which. Must not know: what is done with
-// a row.
+// Owns: how rows are cut into chunks, which thread takes which, and who waits for whom. Must not
+// know: what is done with a row.
 #ifndef JAXKERNELS_CORE_PARALLEL_FOR_H_
 #define JAXKERNELS_CORE_PARALLEL_FOR_H_
 
@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "core/guard.h"
@@ -83,6 +84,56 @@ xla::ffi::Future ParallelFor(xla::ffi::ThreadPool& pool, int64_t rows, int64_t r
   });
   work->Run();
   return future;
+}
+
+// Calls body(step, unit) for all units of step 0, then for those of step 1, and so on, and returns
+// when all are done; an error if one has thrown.
+//
+// Only threads that are at work are waited for: the units of a step are taken before those of the
+// next one, so whoever waits for a unit waits for a thread that has it. (XLA's pool takes tasks
+// only while the handler runs, so that no step can begin from the end of the last one.)
+template <typename Body>
+xla::ffi::Error ParallelSteps(xla::ffi::ThreadPool& pool, int64_t steps, int64_t units, Body body) {
+  struct Work {
+    Work(Body body, int64_t steps, int64_t units, int64_t threads)
+        : body(std::move(body)), units(units), all(steps * units), threads(threads) {}
+
+    // The units of a step are dealt out from as many places as there are threads: two that work at
+    // the same time rarely meet in one huge page.
+    int64_t UnitOf(int64_t dealt) const {
+      const int64_t place = dealt % threads, longer = units % threads;
+      return place * (units / threads) + std::min(place, longer) + dealt / threads;
+    }
+
+    void WaitFor(int64_t count) const {
+      while (done.load(std::memory_order_acquire) < count) std::this_thread::yield();
+    }
+    void Run() {
+      for (;;) {
+        const int64_t taken = next.fetch_add(1, std::memory_order_relaxed);
+        if (taken >= all) return;
+        const int64_t step = taken / units;
+        WaitFor(step * units);
+        xla::ffi::Error thrown = ThrownBy([&] { body(step, UnitOf(taken % units)); });
+        if (!thrown.success() && !failed.exchange(true)) error = std::move(thrown);
+        done.fetch_add(1, std::memory_order_release);
+      }
+    }
+
+    const Body body;
+    const int64_t units, all, threads;
+    std::atomic<int64_t> next{0}, done{0};
+    std::atomic<bool> failed{false};
+    xla::ffi::Error error;  // the first; to be read when all is done
+  };
+  const int64_t threads = std::clamp<int64_t>(pool.num_threads(), 1, std::max<int64_t>(1, units));
+  auto work = std::make_shared<Work>(std::move(body), steps, units, threads);
+  ThrownBy([&] {
+    for (int64_t i = 1; i < threads; ++i) pool.Schedule([work] { work->Run(); });
+  });
+  work->Run();
+  work->WaitFor(work->all);
+  return work->error;
 }
 
 }  // namespace jaxkernels

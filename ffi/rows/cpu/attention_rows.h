@@ -148,7 +148,7 @@ JK_INLINE void RunAttentionForward(const RowArrays& all, const MaskedRows& atten
                          &results[r * (range.end - range.begin)]);
   };
   const auto run = [&](int64_t rows, int64_t n) JK_INLINE_LAMBDA {
-    RunAll<ForwardOfLoaded<T>>({{scores.data(), nullptr}, results.data(), rows, n});
+    RunRange<ForwardOfLoaded<T>>({{scores.data(), nullptr}, results.data(), rows, n}, {0, rows});
   };
   ForRows<T>(all, attention, begin, end, results.data(), load, run);
 }
@@ -176,7 +176,7 @@ JK_INLINE void RunAttentionGrad(const RowArrays& all, const MaskedRows& attentio
     return true;
   };
   const auto run = [&](int64_t rows, int64_t n) JK_INLINE_LAMBDA {
-    RunAll<SoftmaxGrad<C>>({{y.data(), dy.data()}, results.data(), rows, n});
+    RunRange<SoftmaxGrad<C>>({{y.data(), dy.data()}, results.data(), rows, n}, {0, rows});
     ScaleGradient(y.data(), rows * n, scale, results.data());
   };
   ForRows<T>(all, attention, begin, end, results.data(), load, run);

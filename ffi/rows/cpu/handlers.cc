@@ -3,7 +3,9 @@
 // Owns: the way from an XLA call to the threads of its pool. Must not know: what a call must look
 // like (read_call.h), how a row is computed, how threads share rows.
 #include <cstdint>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "core/huge_pages.h"
 #include "core/parallel_for.h"
@@ -14,14 +16,25 @@
 namespace jaxkernels {
 namespace {
 
+// Segments of long rows, in steps, over the threads of the pool.
+ffi::Future RunSharedRows(ffi::ThreadPool& pool, const RowCall& call) {
+  const int64_t units = call.arrays.rows * SegmentCount(call.arrays.cols);
+  const auto segments = std::make_shared<std::vector<SegmentStatistics>>(units);
+  constexpr RowStep kSteps[] = {RowStep::kMax, RowStep::kSums, RowStep::kResults};
+  return ReadyFuture(ParallelSteps(pool, 3, units, [=](int64_t step, int64_t unit) {
+    RunRows(call, {unit, unit + 1, kSteps[step], segments->data()});
+  }));
+}
+
 // Splits the rows of a call over the threads of the pool.
 ffi::Future Run(ffi::ThreadPool& pool, const RowCall& call) {
   const RowArrays& arrays = call.arrays;
   const int64_t width = ByteWidth(call.dtype);
   if (arrays.out != nullptr) AdviseHugePages(arrays.out, arrays.rows * arrays.cols * width);
+  if (arrays.rows < pool.num_threads() && MayShareRows(call)) return RunSharedRows(pool, call);
   const int64_t row_bytes = arrays.cols * width * (InputsOf(call.operation) + 1);
   return ParallelFor(pool, arrays.rows, row_bytes,
-                     [=](int64_t begin, int64_t end) { RunRows(call, begin, end); });
+                     [=](int64_t begin, int64_t end) { RunRows(call, {begin, end}); });
 }
 
 // A handler whose call is read by kRead.

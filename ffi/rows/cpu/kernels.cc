@@ -2,16 +2,22 @@
 
 namespace jaxkernels {
 
-void RunRows(const RowCall& call, int64_t begin, int64_t end) {
+bool MayShareRows(const RowCall& call) {
+  const OperationTraits& traits = TraitsOf(call.operation);
+  return SegmentCount(call.arrays.cols) > 1 && call.part == Part::kWhole && !traits.hides &&
+         !traits.takes_label;
+}
+
+void RunRows(const RowCall& call, const RowRange& range) {
   switch (call.dtype) {
     case DType::kFloat32:
-      return RunRowsOf<DType::kFloat32>(call, begin, end);
+      return RunRowsOf<DType::kFloat32>(call, range);
     case DType::kBFloat16:
-      return RunRowsOf<DType::kBFloat16>(call, begin, end);
+      return RunRowsOf<DType::kBFloat16>(call, range);
     case DType::kFloat16:
-      return RunRowsOf<DType::kFloat16>(call, begin, end);
+      return RunRowsOf<DType::kFloat16>(call, range);
     case DType::kFloat64:
-      return RunRowsOf<DType::kFloat64>(call, begin, end);
+      return RunRowsOf<DType::kFloat64>(call, range);
   }
 }
 

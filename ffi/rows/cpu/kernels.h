@@ -1,9 +1,10 @@
 // The row operations on the CPU: the door between the handlers and the vectorised loops.
 //
-// Owns: the entry point. Must not know: XLA, threads.
+// Owns: the entry point, and how threads may share a row. Must not know: XLA, threads.
 #ifndef JAXKERNELS_ROWS_CPU_KERNELS_H_
 #define JAXKERNELS_ROWS_CPU_KERNELS_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/dtype.h"
@@ -11,14 +12,43 @@
 
 namespace jaxkernels {
 
-// Computes rows [begin, end) in the calling thread. Every row gives the same bits whichever rows
-// stand around it.
-void RunRows(const RowCall& call, int64_t begin, int64_t end);
+// A row is added up in segments, whose sums meet in order. They follow from its length alone: so do
+// its bits, whoever computes which segment. All have this many columns; the last one has the rest
+// too.
+inline constexpr int64_t kLeastSegmentCols = 16384;
+inline constexpr int64_t kMostSegments = 256;
+inline int64_t SegmentCols(int64_t cols) {
+  const int64_t times = cols / (kMostSegments * kLeastSegmentCols) + 1;
+  return times * kLeastSegmentCols;
+}
+inline int64_t SegmentCount(int64_t cols) { return std::max<int64_t>(1, cols / SegmentCols(cols)); }
+
+// What a row takes. A thread that has all of a row makes all steps of it. Threads that share rows
+// make one after the other, each on some segments.
+enum class RowStep { kMax, kSums, kResults, kAll };
+
+struct SegmentStatistics {
+  double max, sum[2], lost[2];
+};
+
+struct RowRange {
+  int64_t begin, end;  // rows; segments of all rows, one row after the other, if threads share them
+  RowStep step = RowStep::kAll;
+  SegmentStatistics* segments = nullptr;  // of all rows, if threads share them
+};
+
+// Whether threads can share a row of this call: one of several segments, of an operation whose walk
+// over a row has steps.
+bool MayShareRows(const RowCall& call);
+
+// Computes a range in the calling thread. Every row gives the same bits whichever rows stand around
+// it.
+void RunRows(const RowCall& call, const RowRange& range);
 
 // The same for one storage type. Each is compiled in a file of its own, kernels_<dtype>.cc, so
 // that they compile side by side.
 template <DType kDType>
-void RunRowsOf(const RowCall& call, int64_t begin, int64_t end);
+void RunRowsOf(const RowCall& call, const RowRange& range);
 
 }  // namespace jaxkernels
 

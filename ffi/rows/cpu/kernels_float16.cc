@@ -3,15 +3,15 @@
 namespace jaxkernels {
 namespace {
 
-JK_MULTIVERSION void Run(const RowCall& call, int64_t begin, int64_t end) {
-  RunOperation<Float16>(call, begin, end);
+JK_MULTIVERSION void Run(const RowCall& call, const RowRange& range) {
+  RunOperation<Float16>(call, range);
 }
 
 }  // namespace
 
 template <>
-void RunRowsOf<DType::kFloat16>(const RowCall& call, int64_t begin, int64_t end) {
-  Run(call, begin, end);
+void RunRowsOf<DType::kFloat16>(const RowCall& call, const RowRange& range) {
+  Run(call, range);
 }
 
 }  // namespace jaxkernels

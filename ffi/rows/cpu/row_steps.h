@@ -42,20 +42,18 @@ struct RowEnds {
   using C = typename Op::C;
   const RowScalars* in = nullptr;
   RowScalars out = {};
-  int64_t first = 0;  // row of the arrays, to which indices are added
 
   // Number i of those that a row takes, and of those that it stores.
   JK_INLINE C Take(int64_t index, int i = 0) const {
     constexpr int kFirst = TraitsOf(Op::kOperation).takes[0];
     const bool is_first = i < kFirst;
     const RowScalars& from = in[is_first ? 0 : 1];
-    const int64_t at = is_first ? (first + index) * kFirst + i
-                                : (first + index) * (Op::kTakes - kFirst) + i - kFirst;
+    const int64_t at = is_first ? index * kFirst + i : index * (Op::kTakes - kFirst) + i - kFirst;
     return from.wide ? static_cast<const C*>(from.data)[at]
                      : Widen(static_cast<const T*>(from.data)[at]);
   }
   JK_INLINE void Store(int64_t index, C value, int i = 0) const {
-    const int64_t at = (first + index) * Op::kStores + i;
+    const int64_t at = index * Op::kStores + i;
     if (out.wide) {
       static_cast<C*>(out.data)[at] = value;
     } else {
@@ -121,6 +119,13 @@ struct RunningSums {
     if constexpr (kExact) lost[s] += SumError(sum[s], part);
     sum[s] += part;
   }
+  // Adds those of later elements.
+  JK_INLINE void Merge(const double* later_sum, const double* later_lost) {
+    for (int s = 0; s < Op::kSums; ++s) {
+      Add<true>(s, later_sum[s]);
+      lost[s] += later_lost[s];
+    }
+  }
   JK_INLINE typename Op::Found Of(typename Op::C max) const {
     typename Op::Found found;
     found.max = max;
@@ -130,7 +135,8 @@ struct RunningSums {
 };
 
 // Adds n <= kTile terms without the first `skip`; all are also kept in `terms` if kKeep.
-template <typename Op, bool kKeep, bool kSkip, bool kExact>
+// kNear: `max` is the reference of near terms.
+template <typename Op, bool kKeep, bool kSkip, bool kExact, bool kNear = false>
 JK_INLINE void AddTerms(const Inputs<Op>& in, int64_t n, int64_t skip, typename Op::C max,
                         typename Op::C* terms, RunningSums<Op>& sums) {
   using C = typename Op::C;
@@ -141,7 +147,12 @@ JK_INLINE void AddTerms(const Inputs<Op>& in, int64_t n, int64_t skip, typename 
   if constexpr (Op::kSums == 1) {
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < n; ++i) {
-      const C term = Op::Term(first[i], Op::kInputs == 2 ? second[i] : C(0), max);
+      C term;
+      if constexpr (kNear) {
+        term = Op::NearTerm(first[i], max);
+      } else {
+        term = Op::Term(first[i], Op::kInputs == 2 ? second[i] : C(0), max);
+      }
       sum += kSkip && i < skip ? C(0) : term;
       if constexpr (kKeep) terms[i] = term;
     }

@@ -26,48 +26,36 @@
 namespace jaxkernels {
 
 template <typename Op>
-JK_INLINE RowArrays SliceRows(const RowArrays& all, int64_t begin, int64_t end) {
-  using T = typename Op::Storage;
-  const int64_t offset = begin * all.cols;
-  const T* const second = static_cast<const T*>(all.in[1]);
-  T* const out = static_cast<T*>(all.out);
-  return {
-      {static_cast<const T*>(all.in[0]) + offset, second == nullptr ? nullptr : second + offset},
-      out == nullptr ? nullptr : out + offset,
-      end - begin,
-      all.cols};
-}
-
-template <typename Op>
-JK_INLINE void RunPlain(const RowCall& call, int64_t begin, int64_t end) {
+JK_INLINE void RunPlain(const RowCall& call, const RowRange& range) {
   static_assert(MatchesTable<Op>(), "operations.h says otherwise");
   if (call.part == Part::kWhole) {
-    RunAll<Op>(SliceRows<Op>(call.arrays, begin, end), {call.scalars_in, call.scalars_out, begin});
+    RunRange<Op>(call.arrays, range, {call.scalars_in, call.scalars_out});
   } else {
-    RunPart<Op>(call, begin, end);
+    RunPart<Op>(call, range.begin, range.end);
   }
 }
 
 template <typename T>
-JK_INLINE void RunOperation(const RowCall& call, int64_t begin, int64_t end) {
+JK_INLINE void RunOperation(const RowCall& call, const RowRange& range) {
+  const int64_t begin = range.begin, end = range.end;
   const bool whole = call.part == Part::kWhole;
   switch (call.operation) {
     case SoftmaxForward<T>::kOperation:
-      return RunPlain<SoftmaxForward<T>>(call, begin, end);
+      return RunPlain<SoftmaxForward<T>>(call, range);
     case LogSoftmaxForward<T>::kOperation:
-      return RunPlain<LogSoftmaxForward<T>>(call, begin, end);
+      return RunPlain<LogSoftmaxForward<T>>(call, range);
     case SoftmaxGrad<T>::kOperation:
-      return RunPlain<SoftmaxGrad<T>>(call, begin, end);
+      return RunPlain<SoftmaxGrad<T>>(call, range);
     case LogSoftmaxGrad<T>::kOperation:
-      return RunPlain<LogSoftmaxGrad<T>>(call, begin, end);
+      return RunPlain<LogSoftmaxGrad<T>>(call, range);
     case LogSoftmaxJvp<T>::kOperation:
-      return RunPlain<LogSoftmaxJvp<T>>(call, begin, end);
+      return RunPlain<LogSoftmaxJvp<T>>(call, range);
     case LogSumExpForward<T>::kOperation:
-      return RunPlain<LogSumExpForward<T>>(call, begin, end);
+      return RunPlain<LogSumExpForward<T>>(call, range);
     case LogSumExpGrad<T>::kOperation:
-      return RunPlain<LogSumExpGrad<T>>(call, begin, end);
+      return RunPlain<LogSumExpGrad<T>>(call, range);
     case LogSumExpJvp<T>::kOperation:
-      return RunPlain<LogSumExpJvp<T>>(call, begin, end);
+      return RunPlain<LogSumExpJvp<T>>(call, range);
     case CrossEntropyForward<T>::kOperation:
       return RunCrossEntropy<CrossEntropyForward<T>>(call, begin, end);
     case CrossEntropyForwardGrad<T>::kOperation:

@@ -1,0 +1,72 @@
+"""Few long rows on a CPU: threads share each of them, and no bit tells."""
+
+import os
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+
+import jaxkernels as jk
+
+# One segment, two with and without a rest, a last one that is nearly twice as long, segments of twice the size.
+COLS = (32767, 32768, 32773, 49151, 300001, 4_194_304 + 7)
+# More than any pool has threads.
+MANY = 4 * (os.cpu_count() or 1)
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(on_a_cpu):
+    """Beside a GPU too."""
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+@pytest.mark.parametrize("cols", COLS[:-1])
+def test_values(dtype, cols):
+    """Every operation, with kept terms and without, against the truth."""
+    kinds = ("normal", "wide", "minus_inf") if cols == 32773 else ("normal",)
+    pairs = [
+        (cases.logits(kind, 1, cols, dtype), cases.cotangents(1, cols, dtype)) for kind in kinds
+    ]
+    cases.check_all(pairs, dtype)
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+@pytest.mark.parametrize("cols", COLS)
+def test_a_row_has_the_same_bits_alone_and_among_many(dtype, cols):
+    rows = MANY if cols < 1_000_000 else 3
+    row = cases.logits("wide", 1, cols, dtype), cases.cotangents(1, cols, dtype)
+
+    @jax.jit
+    def run(x, t):
+        y, pull = jax.vjp(jk.softmax, x)
+        log_y, log_pull = jax.vjp(jk.log_softmax, x)
+        return y, pull(t)[0], log_y, log_pull(t)[0], jk.logsumexp(x, axis=-1, keepdims=True)
+
+    with cases.x64(dtype):
+        alone = run(*row)
+        among = run(*(jnp.tile(a, (rows, 1)) for a in row))
+        for one, many in zip(alone, among, strict=True):
+            one, many = (np.asarray(a).view(f"u{a.dtype.itemsize}") for a in (one, many))
+            assert (many == one).all()
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 20000, 70000])
+def test_special_values_in_any_segment(special, place):
+    x = np.zeros((1, 70001), np.float32)
+    x[0, place] = special
+    got, want = jk.softmax(x), jax.nn.softmax(x)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    np.testing.assert_allclose(jk.logsumexp(x, axis=-1), jax.nn.logsumexp(x, axis=-1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("edge", [250.0, np.nextafter(np.float32(250), np.float32(300)), -250.0])
+def test_both_ways_to_an_exponential(edge):
+    """Terms of float32 rows near 0 are not made of a difference: where the ways meet both are right."""
+    x = cases.logits("normal", 3, 1001, "float32") * 20
+    x += edge - x.max(axis=-1, keepdims=True)
+    x[:, 5] = edge
+    cases.check_all([(x, cases.cotangents(3, 1001, "float32"))], "float32")
