@@ -36,7 +36,7 @@ inline constexpr int64_t kKeptTerms = 4096;
 struct RowSpan {
   int64_t first, last;
   RowStep step;
-  SegmentStatistics* segments;  // of the row; null if the step is kAll
+  SegmentStatistics* segments;  // of the row; unused if the step is kAll
 
   JK_INLINE bool Makes(RowStep other) const { return step == other || step == RowStep::kAll; }
 };
@@ -130,17 +130,35 @@ JK_INLINE void RunWideRow(const Inputs<Op>& in, int64_t cols, const RowSpan& spa
   }
 }
 
+// Rows up to this length make each step in company: the processor does not wait for the sum of one
+// row, since that of the next depends on nothing of it.
+inline constexpr int64_t kMostCompanyCols = 512;
+inline constexpr int64_t kCompany = 8;
+static_assert(kMostCompanyCols * kCompany <= kKeptTerms);
+
 template <typename Op, bool kKeep, typename TermsOf>
 JK_INLINE void RunWideRows(const Inputs<Op>& in, int64_t cols, const RowRange& range,
                            const RowEnds<Op>& ends, typename Op::Storage* out, TermsOf terms_of) {
   const int64_t count = SegmentCount(cols);
   const bool whole_rows = range.step == RowStep::kAll;
-  for (int64_t i = range.begin; i < range.end; ++i) {
-    const int64_t row = whole_rows ? i : i / count, first = whole_rows ? 0 : i % count;
-    const RowSpan span = {first, whole_rows ? count : first + 1, range.step,
-                          whole_rows ? nullptr : range.segments + row * count};
-    typename Op::Storage* const to = Op::kStoresElements ? out + row * cols : nullptr;
-    RunWideRow<Op, kKeep>(in.At(row * cols), cols, span, ends, row, terms_of(to), to);
+  const bool in_company = whole_rows && cols <= kMostCompanyCols;
+  const int64_t at_once = in_company ? kCompany : 1;
+  constexpr RowStep kFirst = Op::kUsesMax ? RowStep::kMax : RowStep::kSums;
+  const RowStep begin = in_company ? kFirst : range.step;
+  const RowStep end = in_company ? RowStep::kResults : range.step;
+  SegmentStatistics of_company[kCompany];
+  for (int64_t i = range.begin; i < range.end; i += at_once) {
+    const int64_t stop = std::min(range.end, i + at_once);
+    for (int step = static_cast<int>(begin); step <= static_cast<int>(end); ++step) {
+      for (int64_t at = i; at < stop; ++at) {
+        const int64_t row = whole_rows ? at : at / count, first = whole_rows ? 0 : at % count;
+        const RowSpan span = {first, whole_rows ? count : first + 1, static_cast<RowStep>(step),
+                              whole_rows ? &of_company[at - i] : range.segments + row * count};
+        typename Op::Storage* const to = Op::kStoresElements ? out + row * cols : nullptr;
+        RunWideRow<Op, kKeep>(in.At(row * cols), cols, span, ends, row,
+                              terms_of(to, (at - i) * cols), to);
+      }
+    }
   }
 }
 
@@ -151,16 +169,16 @@ JK_INLINE void RunWide(const Inputs<Op>& in, int64_t cols, const RowRange& range
   using C = typename Op::C;
   if constexpr (Op::kKeepsTerm && std::is_same_v<T, C>) {
     return RunWideRows<Op, true>(in, cols, range, ends, out,
-                                 [](C* to) JK_INLINE_LAMBDA { return to; });
+                                 [](C* to, int64_t) JK_INLINE_LAMBDA { return to; });
   } else if constexpr (Op::kKeepsTerm) {
     if (cols <= kKeptTerms) {
       C terms[kKeptTerms];
       return RunWideRows<Op, true>(in, cols, range, ends, out,
-                                   [&](T*) JK_INLINE_LAMBDA -> C* { return terms; });
+                                   [&](T*, int64_t i) JK_INLINE_LAMBDA { return terms + i; });
     }
   }
   RunWideRows<Op, false>(in, cols, range, ends, out,
-                         [](T*) JK_INLINE_LAMBDA -> C* { return nullptr; });
+                         [](T*, int64_t) JK_INLINE_LAMBDA -> C* { return nullptr; });
 }
 
 // to[column][row] = from[row][column], for kLanes rows
