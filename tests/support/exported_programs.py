@@ -3,7 +3,8 @@
     python tests/support/exported_programs.py
 
 writes tests/package/exported/<version>_<name>.bin for the version that is installed, and leaves those of earlier versions
-as they are. It wants the CUDA module, so that a file holds the calls of both platforms, and no GPU.
+as they are. It wants the CUDA module, so that a file holds the calls of both platforms, but no GPU, and the oldest JAX that
+is supported, which does not read what newer ones write.
 """
 
 from pathlib import Path
