@@ -1,0 +1,79 @@
+"""Programs that an earlier version exported load and run: the policy that `export_checks` states.
+
+A failure here means that programs of users no longer run. What the file calls is kept beside what is new: a target that
+takes another attribute gets another name.
+"""
+
+import re
+
+import exported_programs
+import jax
+import numpy as np
+import pytest
+from programs import ROOT
+
+from jaxkernels._core import registry
+
+FILES = sorted(exported_programs.FOLDER.glob("*.bin"))
+files = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+
+
+def load(path):
+    return jax.export.deserialize(bytearray(path.read_bytes()))
+
+
+def name_of(path):
+    return path.stem.partition("_")[2]
+
+
+def test_each_program_is_kept():
+    assert {name_of(path) for path in FILES} == set(exported_programs.PROGRAMS)
+
+
+@files
+def test_it_runs_and_is_right(path):
+    operands = exported_programs.operands()[name_of(path)]
+    got = load(path).call(*operands)
+    want = exported_programs.TRUTHS[name_of(path)](*operands)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-6, atol=2e-6), got, want)
+
+
+def attributes_read():
+    """The names of the attributes that each target reads, from the sources: a CPU runs no product."""
+    attribute = re.compile(r'Attr<\S+>\("(\w+)"\)')
+    whole, parts = (ROOT / "ffi" / "rows" / "read_call.h").read_text().split("BindStatistics", 1)
+    product = (ROOT / "ffi" / "sgemm" / "handlers.cc").read_text()
+    return {
+        registry.ROWS_TARGET: set(attribute.findall(whole)),
+        registry.STATISTICS_TARGET: set(attribute.findall(parts)),
+        registry.FINISH_TARGET: set(attribute.findall(parts)),
+        registry.SGEMM_TARGET: set(attribute.findall(product)),
+    }
+
+
+def test_their_attributes_are_those_that_the_targets_read():
+    text = "\n".join(load(path).mlir_module() for path in FILES)
+    calls = re.findall(r"@(jaxkernels_\w+)\(.*?\) \{mhlo\.backend_config = \{(.*?)\}", text)
+    assert {target for target, _ in calls} == set(registry.TARGETS["cuda"])
+    for target, attributes in calls:
+        names = set(re.findall(r"(\w+) = ", attributes))
+        assert names == attributes_read()[target], target
+
+
+@pytest.mark.parametrize("change", ["one more", "one less"])
+def test_a_call_with_other_attributes_is_an_error(change):
+    """An unknown attribute is never ignored: it may be what a later version's result depends on."""
+    attributes = {
+        "operation": "softmax_fwd",
+        "scale": np.float64(1),
+        "has_mask": False,
+        "all_sums": False,
+    }
+    if change == "one more":
+        attributes["new"] = True
+    else:
+        del attributes["all_sums"]
+    statistics = jax.ShapeDtypeStruct((2, 2), np.float32)
+    call = jax.ffi.ffi_call(registry.STATISTICS_TARGET, statistics)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Wrong number of attributes"):
+        jax.block_until_ready(jax.jit(lambda x: call(x, **attributes))(np.ones((2, 8), np.float32)))
