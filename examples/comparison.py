@@ -1,4 +1,4 @@
-"""What several of the examples look at: how far two results differ, and which kernels a program calls."""
+"""What several examples look at: how far two results differ, and what kernels a program calls."""
 
 from __future__ import annotations
 

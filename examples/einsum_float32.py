@@ -1,10 +1,10 @@
 """Well-known contractions in true float32: jaxkernels.einsum and jaxkernels.tensordot.
 
 The two have the signatures of ``jax.numpy.einsum`` and ``jax.numpy.tensordot``. Each is run beside
-jnp's at JAX's default precision, and both are held to float64. On an NVIDIA GPU jnp's are TF32, and
-err a thousand times as much. On a CPU the errors are equal, but for the order of sums: XLA's float32
-product is true float32 there, and ours is that product. Operands that are bfloat16 pass to XLA, bit
-for bit.
+jnp's at JAX's default precision, and both are held to float64. On an NVIDIA GPU jnp's are TF32,
+and err a thousand times as much. On a CPU the errors are equal, but for the order of sums: XLA's
+float32 product is true float32 there, and ours is that product. Operands that are bfloat16 pass to
+XLA, bit for bit.
 
 Run: python examples/einsum_float32.py [--size N]
 """

@@ -2,9 +2,9 @@
 
 Equinox has no argument for a softmax. Its attention calls ``jax.nn.softmax``, so that inside
 ``jaxkernels.patch_jax_nn()`` it runs our kernel, unchanged. Or a module of one's own calls
-``jaxkernels.scaled_masked_softmax``, which has scale and mask in it. Both are held to Equinox's layer
-with the same weights, causal, under ``jax.vmap`` over the batch and a second one over the heads:
-outputs and gradients are equal within rounding, and the compiled program names our kernels.
+``jaxkernels.scaled_masked_softmax``, which has scale and mask in it. Both are held to Equinox's
+layer with the same weights, causal, under ``jax.vmap`` over the batch and a second one over the
+heads: outputs and gradients are equal within rounding, and the compiled program names our kernels.
 
 Run: python examples/equinox_module.py [--length N]    (exit code 1 if anything differs)
 """

@@ -1,11 +1,12 @@
 """A transformer block of Flax on our kernels: padding, dropout, training loss, in linen and in nnx.
 
-Three arguments and one call make the difference: ``attention_fn=`` of the attention layer,
-``dot_general=`` of the dense layers, and ``jaxkernels.cross_entropy`` for the loss, which leaves out
-padding by itself (a negative label). The same block with Flax's attention, JAX's product and optax's
-loss is run beside it, from the same weights and with the same random bits: dropout draws the pattern
-that Flax draws. Loss and gradients are equal within rounding. ``other_dtypes="xla"`` lets products of
-other dtypes pass to XLA, so that the same block serves bfloat16.
+Arguments and one call make the difference: ``attention_fn=`` of the attention layer,
+``dot_general=`` of the dense layers (of attention ``qkv_dot_general=`` and ``out_dot_general=``),
+and ``jaxkernels.cross_entropy`` for the loss, which leaves out padding by itself (a negative
+label). The same block with Flax's attention, JAX's product and optax's loss is run beside it, from
+the same weights and with the same random bits: dropout draws the pattern that Flax draws. Loss and
+gradients are equal within rounding. ``other_dtypes="xla"`` lets products of other dtypes pass to
+XLA, so that the same block serves bfloat16.
 
 Run: python examples/flax_transformer.py [--length N] [--dropout P] [--dtypes float32 bfloat16]
 (exit code 1 if they differ)
@@ -31,8 +32,8 @@ import jaxkernels as jk
 import jaxkernels.flax
 
 BATCH, HEADS, FEATURES, CLASSES = 4, 4, 32, 64
-# Relative to the largest entry of all gradients. An entry is a sum of some hundred terms, each rounded
-# by 6e-8 (1e-5 if all roundings agree in sign) or by 4e-3 (4e-2 if their signs are random).
+# Relative to the largest entry of all gradients. An entry is a sum of some hundred terms, each
+# rounded by 6e-8 (1e-5 if all roundings agree in sign) or by 4e-3 (4e-2 if the signs are random).
 ALLOWED = {"float32": 1e-5, "bfloat16": 4e-2}
 
 
@@ -125,6 +126,8 @@ class LinenModel(linen.Module):
             dropout_rate=self.dropout,
             deterministic=False,
             attention_fn=self.parts.attention,
+            qkv_dot_general=self.parts.dot_general,
+            out_dot_general=self.parts.dot_general,
         )
         x = x + drop()(attend(linen.LayerNorm(dtype=self.dtype)(x), mask=mask))
         y = linen.gelu(dense(4 * FEATURES)(linen.LayerNorm(dtype=self.dtype)(x)))
@@ -146,6 +149,8 @@ class NnxModel(nnx.Module):
             dropout_rate=dropout,
             deterministic=False,
             attention_fn=parts.attention,
+            qkv_dot_general=parts.dot_general,
+            out_dot_general=parts.dot_general,
             decode=False,
             rngs=rngs,
         )
@@ -235,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> list[Finding]:
 
     print(f"{batch.tokens.shape} tokens, dropout {options.dropout}, ", end="")
     print(jax.devices()[0].device_kind)
-    titles = ("block", "dtype", "loss", "difference", "of gradients", "our products", "")
+    titles = ("block", "dtype", "loss", "difference", "gradients", "products", "")
     table = Table(*titles, title="relative differences to Flax's attention and optax's loss")
     for found in findings:
         table.add_row(
@@ -245,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> list[Finding]:
         )
     Console().print(table)
     rows = sorted({operation for found in findings for operation in found.operations})
-    print(f"our row kernels in the programs: {', '.join(rows) or 'none'}")
+    print(f"products: by ours, of each program. Our row kernels: {', '.join(rows) or 'none'}")
     return findings
 
 

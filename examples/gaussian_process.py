@@ -1,14 +1,15 @@
 """Gaussian-process regression in true float32, and where TF32 breaks its Cholesky factorisation.
 
-A covariance matrix is positive definite by a small margin: its smallest eigenvalue is the noise of
-the data. Its entries come from a matrix product, |x|^2 + |z|^2 - 2 x z, and TF32 rounds the operands
-of that product to 10 explicit bits of mantissa. The errors are larger than the margin, the matrix
-gets negative eigenvalues, and the factorisation gives NaN. ``jaxkernels.matmul`` keeps float32 under
-any setting of JAX. Scale, length and noise are fitted by the gradient of the marginal likelihood,
-with both products, and both are held to float64.
+A covariance matrix is positive definite by a small margin, the variance of the noise. Its entries
+come from a matrix product, |x|^2 + |z|^2 - 2 x z, and TF32 rounds the operands of that product to
+10 explicit bits of mantissa. The errors are larger than the margin, the matrix gets negative
+eigenvalues, and the factorisation gives NaN. ``jaxkernels.matmul`` keeps float32 under any setting
+of JAX. Scale, length and noise are fitted by the gradient of the marginal likelihood, with both
+products, and both are held to float64.
 
-On an NVIDIA GPU the TF32 product is JAX's default. A CPU has no TF32: there the operands are rounded
-to 10 bits by ``jax.lax.reduce_precision`` and multiplied in float32, which is what TF32 does.
+On an NVIDIA GPU the TF32 product is JAX's default. A CPU has no TF32: there the operands are
+rounded to 10 bits by ``jax.lax.reduce_precision`` and multiplied in float32, as TF32 does, which
+sums in float32.
 
 Run: python examples/gaussian_process.py [--points N] [--steps N] [--plot FILE]
 """
@@ -98,7 +99,9 @@ def covariance(
 ) -> jax.Array:
     """exp(-|x - z|^2 / (2 length^2)) times the signal's variance, for all pairs; z=None: of x.
 
-    No distance is below 0, and that of a point to itself is 0, as in scikit-learn.
+    No distance is below 0, and that of a point to itself is 0, as in scikit-learn and GPyTorch. Were
+    the distances left as they come, a product that rounds both operands alike would keep the matrix
+    positive definite; its entries, the variances on the diagonal too, would be as wrong.
     """
     other = x if z is None else z
     squares = jnp.sum(x * x, axis=1)[:, None] + jnp.sum(other * other, axis=1)
@@ -135,7 +138,7 @@ def predict(hyper: Hyper, data: Data, z: jax.Array, product: Product) -> Posteri
 
 def fit(data: Data, product: Product, steps: int) -> tuple[Hyper, np.ndarray]:
     """Adam on the hyperparameters; their last values and the likelihood at each step."""
-    optimizer = optax.adam(0.1)
+    optimizer = optax.adam(optax.cosine_decay_schedule(0.2, steps))
     start = Hyper(jnp.zeros(()), jnp.zeros(()), jnp.log(jnp.float32(0.01)))
 
     def step(state: Any, _: None) -> Any:

@@ -1,8 +1,8 @@
 """Exports a model with our kernels to a file, and serves it in a process that has no model.
 
 ``jax.export`` writes the program, for CPUs and NVIDIA GPUs at once; ``jaxkernels.export_checks()``
-lets our kernels pass. The batch size stays open, so that one file serves all sizes. The server is a
-fresh process, which needs the file and ``import jaxkernels``, by which XLA finds the kernels. It
+lets our kernels pass. The batch size stays open, so that one file serves all sizes. The server is
+a fresh process, which needs the file and ``import jaxkernels``, by which XLA finds the kernels. It
 compiles the program for a few batch sizes before the first request comes, pads each request to the
 next of these sizes, and prints the times. The answers are held to those of the model itself.
 

@@ -1,13 +1,15 @@
 """The loss of a language model whose vocabulary is cut over eight devices, and what it sends.
 
 Each device holds an eighth of the classes: of the logits, or of the matrix that makes them. Under
-``jax.jit`` ``jaxkernels.cross_entropy`` and ``jaxkernels.linear_cross_entropy`` then send a maximum
-and six sums of each row; the logits stay where they are. Printed are the collectives of each compiled
-program, of loss and gradient together, and their bytes. Beside them stand optax's loss, which XLA
-splits by itself (it sends fewer sums of each row, for it has no options), and the same loss of logits
-that every device gathers first. Values and gradients are held to optax's on one device.
+``jax.jit`` ``jaxkernels.cross_entropy`` and ``jaxkernels.linear_cross_entropy`` then send a
+maximum and six sums of each row; the logits stay where they are. Printed are the collectives of
+each compiled program, of loss and gradient together, and their bytes. Beside them stand optax's
+loss, which XLA splits by itself (it sends fewer sums of each row, for it has no options), and the
+same loss of logits that every device gathers first. Values and gradients are held to optax's on
+one device.
 
-The devices are simulated on the CPU. A program for GPUs is the same: leave out DEVICES and ``"cpu"``.
+The devices are simulated on the CPU. A program for GPUs is the same: leave out DEVICES and
+``"cpu"``.
 
 Run: python examples/vocabulary_parallel.py [--rows N] [--vocabulary N]
 (exit code 1 if anything differs)
