@@ -71,6 +71,7 @@ class Finding(NamedTuple):
     likelihood_error: float  # of the log marginal likelihood, relative; NaN: not factorised
     noise_needed: float  # the least of NOISES with which the matrix can be factorised
     error: float  # root mean square at other points, with at least that noise
+    deviation: float  # root mean square of what the posterior expects that error to be
 
 
 def truth(x: Any) -> Any:
@@ -99,9 +100,9 @@ def covariance(
 ) -> jax.Array:
     """exp(-|x - z|^2 / (2 length^2)) times the signal's variance, for all pairs; z=None: of x.
 
-    No distance is below 0, and that of a point to itself is 0, as in scikit-learn and GPyTorch. Were
-    the distances left as they come, a product that rounds both operands alike would keep the matrix
-    positive definite; its entries, the variances on the diagonal too, would be as wrong.
+    No distance is below 0, and that of a point to itself is 0, as in scikit-learn and GPyTorch.
+    Were the distances left as they come, a product that rounds both operands alike would keep the
+    matrix positive definite; its entries, the variances on the diagonal too, would be as wrong.
     """
     other = x if z is None else z
     squares = jnp.sum(x * x, axis=1)[:, None] + jnp.sum(other * other, axis=1)
@@ -182,7 +183,7 @@ def examine(
     needed = least_noise(hyper, data, product)
     gap = float(likelihood(hyper, data, product)) - exact_likelihood
     noisy = hyper._replace(noise=jnp.maximum(hyper.noise, jnp.log(jnp.float32(needed))))
-    mean = predict(noisy, data, test.x, product).mean
+    mean, variance = predict(noisy, data, test.x, product)
     return Finding(
         name,
         int(np.argmin(np.isfinite(values))) if np.isnan(values).any() else len(values),
@@ -191,6 +192,7 @@ def examine(
         abs(gap / exact_likelihood),
         needed,
         float(jnp.sqrt(jnp.mean((mean - test.y) ** 2))),
+        float(jnp.sqrt(jnp.mean(variance))),
     )
 
 
@@ -249,7 +251,8 @@ def main(argv: Sequence[str] | None = None) -> list[Finding]:
         "smallest eigenvalue, without noise": ("eigenvalue", ".1e"),
         "log likelihood, relative error": ("likelihood_error", ".1e"),
         "noise that a factorisation needs": ("noise_needed", ".0e"),
-        "error at other points, with that noise": ("error", ".4f"),
+        "error at other points, noise as needed": ("error", ".4f"),
+        "what the posterior expects of it": ("deviation", ".4f"),
     }
     for title, (field, form) in rows.items():
         table.add_row(title, *(format(getattr(finding, field), form) for finding in findings))

@@ -64,9 +64,11 @@ def test_a_gaussian_process_needs_float32(tmp_path):
     assert ours.likelihood_error < 1e-3
     assert ours.noise_needed <= 1e-4
     assert ours.error < 0.2  # of a function between -3 and 3
+    assert ours.error / 3 < ours.deviation < 3 * ours.error
     assert tf32.steps < 30
     assert math.isnan(tf32.likelihood_error)
     assert tf32.eigenvalue < -1e-4
+    assert tf32.deviation > 1.5 * ours.deviation
     assert tf32.kernel_error > 100 * ours.kernel_error
     assert plot.stat().st_size > 10_000
 
