@@ -11,13 +11,13 @@ Run: python examples/flax_attention.py [--length N]    (exit code 1 if anything 
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+from comparison import operations_of, relative_difference
 from flax import linen, nnx
 
 import jaxkernels.flax
@@ -94,28 +94,15 @@ def nnx_program(attention: Attention) -> Program:
     return program
 
 
-def relative_difference(ours: Any, theirs: Any) -> float:
-    """The largest difference of two trees of arrays over the largest entry of the second.
-
-    The largest of the whole tree: the gradient of a key's bias is 0 but for rounding, because
-    softmax does not see what is added to a row, and has no scale of its own.
-    """
-    gaps = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), ours, theirs)
-    sizes = jax.tree.map(lambda b: jnp.max(jnp.abs(b)), theirs)
-    return float(jnp.max(jnp.array(jax.tree.leaves(gaps)))) / float(max(jax.tree.leaves(sizes)))
-
-
 def compare(name: str, ours: Program, theirs: Program, x: jax.Array, mask: jax.Array) -> Layer:
     """Runs both programs of a layer and finds our kernels in the first."""
     compiled = jax.jit(ours).lower(x, mask).compile()
-    call = r'custom_call_target="jaxkernels_rows".* operation = \\*"(\w+?)\\*"'
-    operations = re.findall(call, compiled.as_text() or "")
     (y, gradients), (their_y, their_gradients) = compiled(x, mask), jax.jit(theirs)(x, mask)
     return Layer(
         name,
         relative_difference(y, their_y),
         relative_difference(gradients, their_gradients),
-        sorted(set(operations)),
+        operations_of(compiled.as_text() or ""),
     )
 
 

@@ -3,35 +3,29 @@
 import doctest
 import functools
 import importlib
-import importlib.util
 import json
 import pkgutil
-import sys
 
 import hlo
 import pytest
-from programs import ROOT, run_python
+from example_modules import EXAMPLES, example
+from programs import run_python
 
 import jaxkernels
 
 # Trains for minutes unless asked for its short form, which its own test runs.
-LONG = ROOT / "examples" / "train_char_lm.py"
-EXAMPLES = sorted(set((ROOT / "examples").glob("*.py")) - {LONG})
+LONG = EXAMPLES / "train_char_lm.py"
+# What examples import.
+SHARED = EXAMPLES / "comparison.py"
+PROGRAMS = sorted(set(EXAMPLES.glob("*.py")) - {LONG, SHARED})
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda p: p.stem)
 def test_example_runs(path):
-    pytest.importorskip("sklearn")
+    for module in ("equinox", "flax", "optax", "rich", "sklearn"):
+        pytest.importorskip(module)
     stdout, _ = run_python(path)
     assert stdout
-
-
-def example(name):
-    """The example as a module; flax wants to find it among the modules that are loaded."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_digits_are_learned_by_our_kernels():
@@ -63,11 +57,10 @@ def test_flax_attention_layers_with_our_softmax():
         assert wanted <= set(layer.operations), layer
 
 
-def test_a_model_is_trained_without_its_logits(monkeypatch):
+def test_a_model_is_trained_without_its_logits():
     """The losses are those of the plain form, in less than half of its memory."""
     for module in ("flax", "optax", "rich"):
         pytest.importorskip(module)
-    monkeypatch.syspath_prepend(ROOT / "examples")
     plain, lean = example("train_without_logits").main(["--steps", "6"])
     assert lean.temporary_bytes < plain.temporary_bytes / 2
     for theirs, ours in zip(plain.losses, lean.losses, strict=True):

@@ -1,0 +1,266 @@
+"""Gaussian-process regression in true float32, and where TF32 breaks its Cholesky factorisation.
+
+A covariance matrix is positive definite by a small margin, the variance of the noise. Its entries
+come from a matrix product, |x|^2 + |z|^2 - 2 x z, and TF32 rounds the operands of that product to
+10 explicit bits of mantissa. The errors are larger than the margin, the matrix gets negative
+eigenvalues, and the factorisation gives NaN. ``jaxkernels.matmul`` keeps float32 under any setting
+of JAX. Scale, length and noise are fitted by the gradient of the marginal likelihood, with both
+products, and both are held to float64.
+
+On an NVIDIA GPU the TF32 product is JAX's default. A CPU has no TF32: there the operands are
+rounded to 10 bits by ``jax.lax.reduce_precision`` and multiplied in float32, as TF32 does, which
+sums in float32.
+
+Run: python examples/gaussian_process.py [--points N] [--steps N] [--plot FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.scipy.linalg import solve_triangular
+from rich.console import Console
+from rich.table import Table
+
+import jaxkernels as jk
+
+DIMENSIONS = 3
+NOISE = 0.03  # standard deviation of what is added to the data
+NOISES = tuple(10.0**power for power in range(-7, 1))  # variances that are tried
+
+# A product of two matrices.
+Product = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+class Hyper(NamedTuple):
+    """Logarithms of what is fitted."""
+
+    signal: jax.Array  # variance of the function
+    length: jax.Array  # over which it changes
+    noise: jax.Array  # variance of the noise
+
+
+class Data(NamedTuple):
+    """Points of a cube and what is measured there."""
+
+    x: jax.Array  # (n, DIMENSIONS)
+    y: jax.Array  # (n,)
+
+
+class Posterior(NamedTuple):
+    """What the process says of other points."""
+
+    mean: jax.Array
+    variance: jax.Array
+
+
+class Finding(NamedTuple):
+    """What one product came to, at the hyperparameters that float32 fitted."""
+
+    name: str
+    steps: int  # of the fit, until a likelihood was NaN
+    kernel_error: float  # the largest of an entry
+    eigenvalue: float  # the smallest of the covariance matrix without noise
+    likelihood_error: float  # of the log marginal likelihood, relative; NaN: not factorised
+    noise_needed: float  # the least of NOISES with which the matrix can be factorised
+    error: float  # root mean square at other points, with at least that noise
+    deviation: float  # root mean square of what the posterior expects that error to be
+
+
+def truth(x: Any) -> Any:
+    """The function that is to be learned."""
+    return np.sin(x[:, 0]) + 0.5 * np.cos(1.3 * x[:, 1]) * x[:, 2]
+
+
+def draw(points: int, seed: int, noise: float) -> Data:
+    """Points at random, and the function there."""
+    generator = np.random.default_rng(seed)
+    x = generator.uniform(-3, 3, (points, DIMENSIONS)).astype(np.float32)
+    y = truth(x.astype(np.float64)) + noise * generator.standard_normal(points)
+    return Data(jnp.asarray(x), jnp.asarray(y, jnp.float32))
+
+
+def tf32_product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """JAX's default product on a GPU, and what it would be on a CPU."""
+    if jax.default_backend() == "gpu":
+        return jnp.matmul(a, b, precision=jax.lax.Precision.DEFAULT)
+    a, b = (jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=10) for x in (a, b))
+    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+
+
+def covariance(
+    hyper: Hyper, x: jax.Array, product: Product, z: jax.Array | None = None
+) -> jax.Array:
+    """exp(-|x - z|^2 / (2 length^2)) times the signal's variance, for all pairs; z=None: of x.
+
+    No distance is below 0, and that of a point to itself is 0, as in scikit-learn and GPyTorch.
+    Were the distances left as they come, a product that rounds both operands alike would keep the
+    matrix positive definite; its entries, the variances on the diagonal too, would be as wrong.
+    """
+    other = x if z is None else z
+    squares = jnp.sum(x * x, axis=1)[:, None] + jnp.sum(other * other, axis=1)
+    squares = jnp.maximum(squares - 2 * product(x, other.T), 0)
+    if z is None:
+        squares = squares * (1 - jnp.eye(len(x)))
+    return jnp.exp(hyper.signal - 0.5 * squares * jnp.exp(-2 * hyper.length))
+
+
+@partial(jax.jit, static_argnames="product")
+def factor(hyper: Hyper, data: Data, product: Product) -> tuple[jax.Array, jax.Array]:
+    """The Cholesky factor L of the covariance of the data, and L^-1 y. NaN where there is none."""
+    matrix = covariance(hyper, data.x, product)
+    lower = jnp.linalg.cholesky(matrix + jnp.exp(hyper.noise) * jnp.eye(len(data.x)))
+    return lower, solve_triangular(lower, data.y, lower=True)
+
+
+@partial(jax.jit, static_argnames="product")
+def likelihood(hyper: Hyper, data: Data, product: Product) -> jax.Array:
+    """The logarithm of the marginal likelihood of the data, for each point."""
+    lower, whitened = factor(hyper, data, product)
+    terms = 0.5 * whitened**2 + jnp.log(jnp.diag(lower)) + 0.5 * jnp.log(2 * jnp.pi)
+    return -jnp.mean(terms)
+
+
+@partial(jax.jit, static_argnames="product")
+def predict(hyper: Hyper, data: Data, z: jax.Array, product: Product) -> Posterior:
+    """Mean and variance of the function at the points z."""
+    lower, whitened = factor(hyper, data, product)
+    across = solve_triangular(lower, covariance(hyper, data.x, product, z), lower=True)
+    variance = jnp.exp(hyper.signal) - jnp.sum(across * across, axis=0)
+    return Posterior(product(across.T, whitened[:, None])[:, 0], variance)
+
+
+def fit(data: Data, product: Product, steps: int) -> tuple[Hyper, np.ndarray]:
+    """Adam on the hyperparameters; their last values and the likelihood at each step."""
+    optimizer = optax.adam(optax.cosine_decay_schedule(0.2, steps))
+    start = Hyper(jnp.zeros(()), jnp.zeros(()), jnp.log(jnp.float32(0.01)))
+
+    def step(state: Any, _: None) -> Any:
+        hyper, moments = state
+        value, gradient = jax.value_and_grad(lambda h: -likelihood(h, data, product))(hyper)
+        change, moments = optimizer.update(gradient, moments)
+        return (optax.apply_updates(hyper, change), moments), -value
+
+    run = jax.jit(lambda state: jax.lax.scan(step, state, None, steps))
+    (hyper, _), values = run((start, optimizer.init(start)))
+    return hyper, np.asarray(values)
+
+
+def exact(hyper: Hyper, data: Data) -> tuple[np.ndarray, float]:
+    """The covariance matrix without noise, and the likelihood, in float64."""
+    signal, length, noise = (float(value) for value in hyper)
+    x, y = (np.asarray(a, np.float64) for a in data)
+    squares = np.sum((x[:, None] - x) ** 2, axis=-1)
+    matrix = np.exp(signal - 0.5 * squares * np.exp(-2 * length))
+    lower = np.linalg.cholesky(matrix + np.exp(noise) * np.eye(len(x)))
+    whitened = np.linalg.solve(lower, y)
+    terms = 0.5 * whitened**2 + np.log(np.diag(lower)) + 0.5 * np.log(2 * np.pi)
+    return matrix, -float(np.mean(terms))
+
+
+def least_noise(hyper: Hyper, data: Data, product: Product) -> float:
+    """The least variance of NOISES with which the covariance matrix can be factorised."""
+    for variance in NOISES:
+        lower, _ = factor(hyper._replace(noise=jnp.log(jnp.float32(variance))), data, product)
+        if jnp.all(jnp.isfinite(lower)):
+            return variance
+    return float("nan")
+
+
+def examine(
+    name: str, product: Product, values: np.ndarray, hyper: Hyper, data: Data, test: Data
+) -> Finding:
+    """Holds one product to float64, at the same hyperparameters for all."""
+    matrix = np.asarray(covariance(hyper, data.x, product), np.float64)
+    exact_matrix, exact_likelihood = exact(hyper, data)
+    needed = least_noise(hyper, data, product)
+    gap = float(likelihood(hyper, data, product)) - exact_likelihood
+    noisy = hyper._replace(noise=jnp.maximum(hyper.noise, jnp.log(jnp.float32(needed))))
+    mean, variance = predict(noisy, data, test.x, product)
+    return Finding(
+        name,
+        int(np.argmin(np.isfinite(values))) if np.isnan(values).any() else len(values),
+        float(np.max(np.abs(matrix - exact_matrix))),
+        float(np.linalg.eigvalsh(matrix)[0]),
+        abs(gap / exact_likelihood),
+        needed,
+        float(jnp.sqrt(jnp.mean((mean - test.y) ** 2))),
+        float(jnp.sqrt(jnp.mean(variance))),
+    )
+
+
+def plot(path: str, hyper: Hyper, data: Data, products: dict[str, Product]) -> None:
+    """Draws the posterior along a line through the cube, and the eigenvalues of both matrices."""
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    t = np.linspace(-3, 3, 200, dtype=np.float32)
+    line = np.stack([t, np.full_like(t, 0.5), np.full_like(t, -1.0)], axis=1)
+    mean, variance = predict(hyper, data, jnp.asarray(line), jk.matmul)
+    spread = 2 * np.sqrt(np.maximum(variance, 0))
+    left.fill_between(t, mean - spread, mean + spread, color="#56B4E9", alpha=0.4, label="2 sigma")
+    left.plot(t, mean, color="#0072B2", label="posterior mean, float32")
+    left.plot(t, truth(line), color="black", linestyle="--", label="truth")
+    left.set(xlabel="first coordinate", ylabel="function")
+    left.legend()
+    styles = zip(products.items(), ("#0072B2", "#D55E00"), ("-", ":"), strict=True)
+    for (name, product), color, style in styles:
+        matrix = np.asarray(covariance(hyper, data.x, product), np.float64)
+        right.plot(np.linalg.eigvalsh(matrix)[::-1], style, color=color, label=name)
+    right.axhline(float(jnp.exp(hyper.noise)), color="gray", linewidth=1, label="fitted noise")
+    right.set_yscale("symlog", linthresh=1e-4)
+    right.set(xlabel="number", ylabel="eigenvalue of the covariance")
+    right.legend()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def main(argv: Sequence[str] | None = None) -> list[Finding]:
+    """Fits with both products, prints what they came to and returns it: float32, then TF32."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--points", type=int, default=250)
+    parser.add_argument("--steps", type=int, default=40, help="of the fit")
+    parser.add_argument("--plot", metavar="FILE", help="draw the posterior and the eigenvalues")
+    options = parser.parse_args(argv)
+
+    data, test = draw(options.points, 0, NOISE), draw(200, 1, 0.0)
+    tf32 = "TF32" if jax.default_backend() == "gpu" else "TF32, emulated"
+    products: dict[str, Product] = {"jaxkernels.matmul": jk.matmul, tf32: tf32_product}
+    fits = {name: fit(data, product, options.steps) for name, product in products.items()}
+    hyper, _ = fits["jaxkernels.matmul"]
+    findings = [
+        examine(name, product, fits[name][1], hyper, data, test)
+        for name, product in products.items()
+    ]
+
+    signal, length, noise = (float(value) for value in jnp.exp(jnp.array(hyper)))
+    print(f"{options.points} points in {DIMENSIONS} dimensions, {jax.devices()[0].device_kind}")
+    print(f"fitted in float32: signal {signal:.3g}, length {length:.3g}, noise {noise:.2g}")
+    print(f"(variances; that of the noise in the data is {NOISE**2:.2g})")
+    table = Table("", *(finding.name for finding in findings))
+    rows = {
+        f"steps of the fit before NaN, of {options.steps}": ("steps", "d"),
+        "largest error of a covariance": ("kernel_error", ".1e"),
+        "smallest eigenvalue, without noise": ("eigenvalue", ".1e"),
+        "log likelihood, relative error": ("likelihood_error", ".1e"),
+        "noise that a factorisation needs": ("noise_needed", ".0e"),
+        "error at other points, noise as needed": ("error", ".4f"),
+        "what the posterior expects of it": ("deviation", ".4f"),
+    }
+    for title, (field, form) in rows.items():
+        table.add_row(title, *(format(getattr(finding, field), form) for finding in findings))
+    Console().print(table)
+    if options.plot:
+        plot(options.plot, hyper, data, products)
+    return findings
+
+
+if __name__ == "__main__":
+    main()
