@@ -2,9 +2,9 @@
 
 Each device holds an eighth of the classes: of the logits, or of the matrix that makes them. Under
 ``jax.jit`` ``jaxkernels.cross_entropy`` and ``jaxkernels.linear_cross_entropy`` then send a
-maximum and six sums of each row; the logits stay where they are. Printed are the collectives of
+maximum and three sums of each row; the logits stay where they are. Printed are the collectives of
 each compiled program, of loss and gradient together, and their bytes. Beside them stand optax's
-loss, which XLA splits by itself (it sends fewer sums of each row, for it has no options), and the
+loss, which XLA splits by itself (one sum less: it does not count the largest logits apart), and the
 same loss of logits that every device gathers first. Values and gradients are held to optax's on
 one device.
 

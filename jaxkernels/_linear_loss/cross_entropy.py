@@ -145,7 +145,8 @@ def linear_cross_entropy(
           chunk's logits, in float32: it may take several times `max_bytes`.
         * Derivatives of the second order keep the logits of all rows.
         * Rows sharded: the sums of the gradients of w and bias cross the network. Classes sharded: a
-          maximum and six sums a row, and the sum of the gradient of x. Forward mode gathers w.
+          maximum and three sums a row (with smoothing or entropy six), and the sum of the gradient of x.
+          Forward mode gathers w.
 
     References:
         Wijmans et al., "Cut your losses in large-vocabulary language models", 2024, arXiv:2411.09009,

@@ -143,8 +143,8 @@ def cross_entropy(
           masked before, not of another `axis` than the last, and not with classes spread over devices.
         * A soft cap, a temperature and `where` are applied by XLA in front of the kernels; a cap or a
           temperature costs an array of the logits in the type that they are computed in.
-        * Where `axis` is sharded, a maximum and six sums a row cross the network, and nothing in the
-          gradient.
+        * Where `axis` is sharded, a maximum and three sums a row cross the network (with smoothing or
+          entropy six), and nothing in the gradient.
 
     References:
         Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv:1805.02867.

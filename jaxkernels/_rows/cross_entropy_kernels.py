@@ -38,7 +38,10 @@ def label_on_device(label: jax.Array, cols: int, axes: tuple[str, ...]) -> jax.A
 def _fwd_in_parts(
     operands: Sequence[jax.Array], axes: tuple[str, ...], *, all_sums: bool
 ) -> jax.Array:
-    """What is kept of rows that are spread over `axes`: a maximum and six sums a row are sent."""
+    """What is kept of rows that are spread over `axes`.
+
+    A maximum of each row is sent, and three sums: six if all are wanted.
+    """
     x, label = operands
     cols, dtype = x.shape[-1], compute_dtype(x)
     sums = registry.ROW_OPERATIONS["cross_entropy_fwd"].sums_of(x.dtype)
@@ -53,9 +56,10 @@ def _fwd_in_parts(
     has_label = (own_label >= 0) & (own_label < cols)
     labelled = jnp.take_along_axis(x, jnp.clip(own_label, 0, cols - 1), axis=-1).astype(dtype)
     labelled = jnp.where(has_label, labelled, 0)
-    *all_of, labelled = jnp.split(
-        lax.psum(jnp.concatenate([*relative, labelled], axis=-1), axes), 1 + sums, axis=-1
-    )
+    sent = [*(relative if all_sums else relative[:2]), labelled]
+    summed = lax.psum(jnp.concatenate(sent, axis=-1), axes)
+    *all_of, labelled = jnp.split(summed, len(sent), axis=-1)
+    all_of += [jnp.zeros_like(largest)] * (1 + sums - len(sent))
     is_beyond = label >= cols * lax.axis_size(axes)
     largest = jnp.where(largest == -jnp.inf, 0, largest)
     return jnp.concatenate([largest, *all_of, jnp.where(is_beyond, jnp.nan, labelled)], axis=-1)
