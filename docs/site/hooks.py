@@ -21,6 +21,8 @@ EXAMPLES = "<!-- examples -->"  # what the list of examples takes the place of
 _log = logging.getLogger("mkdocs.plugins.site")  # with --strict a warning ends the build
 _WHOLE = re.compile(r'^{% include-markdown "(\S+)" %}$', re.MULTILINE)
 _TARGET = re.compile(r'(\]\(|\bsrc=")([^\s()"]+)')
+_FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"^ {2,3}(?=\S)", re.MULTILINE)
 _REFERENCE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 # Code in these is left as it is.
 _KEPT = re.compile(r"(<(a|pre|h[1-6]|autoref)\b.*?</\2>)", re.DOTALL)
@@ -64,7 +66,10 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
     to = _link(folder, page.file.src_uri, config["extra"]["repository"])
     if EXAMPLES in markdown:
         return markdown.replace(EXAMPLES, examples())
-    return _TARGET.sub(lambda found: found[1] + to(found[2]), markdown)
+    parts = _FENCED.split(markdown)
+    # What belongs to an item of a list has two or three spaces here, as GitHub wants it, and four there.
+    parts[::2] = [_INDENTED.sub("    ", text) for text in parts[::2]]
+    return _TARGET.sub(lambda found: found[1] + to(found[2]), "".join(parts))
 
 
 def _link(folder: str, page: str, repository: str) -> Callable[[str], str]:
