@@ -14,8 +14,8 @@ import jaxkernels as jk
 
 DOCUMENTS = sorted(
     path
-    for folder in (".", "docs", "ffi", "ffi/rows", "ffi/sgemm")
-    for path in (ROOT / folder).glob("*.md")
+    for pattern in ("*.md", "docs/**/*.md", "ffi/*.md", "ffi/rows/*.md", "ffi/sgemm/*.md")
+    for path in ROOT.glob(pattern)
 )
 # Of the blocks between fences; another one is a slip of the pen, and its block would not be run.
 LANGUAGES = {"python", "bash", ""}
@@ -49,8 +49,15 @@ def test_documents_have_programs():
     assert {name.partition(",")[0] for name in PROGRAMS} == {
         "README.md",
         "docs/attention.md",
+        "docs/index.md",
         "docs/losses.md",
         "docs/sharding.md",
+        "docs/tutorials/devices.md",
+        "docs/tutorials/flax_softmax.md",
+        "docs/tutorials/float32.md",
+        "docs/tutorials/loss.md",
+        "docs/tutorials/masks.md",
+        "docs/tutorials/row_operation.md",
     }
 
 

@@ -1,0 +1,116 @@
+"""What the site does beside its plugins: links out of docs/, the list of examples, names that lead to the reference.
+
+A page that includes a whole document of the repository is its place: links to that document lead to the page, and
+links to other files of the repository lead to the repository itself. `mkdocs.yml` has its address.
+"""
+
+from __future__ import annotations
+
+import ast
+import logging
+import posixpath
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+EXAMPLES = "<!-- examples -->"  # what the list of examples takes the place of
+
+_log = logging.getLogger("mkdocs.plugins.site")  # with --strict a warning ends the build
+_WHOLE = re.compile(r'^{% include-markdown "(\S+)" %}$', re.MULTILINE)
+_TARGET = re.compile(r'(\]\(|\bsrc=")([^\s()"]+)')
+_FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"^ {2,3}(?=\S)", re.MULTILINE)
+_REFERENCE = re.compile(r"^::: (\S+)$", re.MULTILINE)
+# Code in these is left as it is.
+_KEPT = re.compile(r"(<(a|pre|h[1-6]|autoref)\b.*?</\2>)", re.DOTALL)
+_NAME = re.compile(r"<code>((?:jk\.|jaxkernels\.)?[\w.]+)</code>")
+_PICTURE = re.compile(r'<img [^>]*src="([^"]+\.png)"[^>]*>')
+
+
+def places() -> dict[str, str]:
+    """The page of each document of the repository that is included as a whole."""
+    found = {}
+    for page in DOCS.rglob("*.md"):
+        for target in _WHOLE.findall(page.read_text()):
+            document = (page.parent / target).resolve().relative_to(ROOT)
+            found[document.as_posix()] = page.relative_to(DOCS).as_posix()
+    return found
+
+
+def references() -> set[str]:
+    """What has a place in the reference."""
+    pages = (DOCS / "reference").glob("*.md")
+    return {name for page in pages for name in _REFERENCE.findall(page.read_text())}
+
+
+def examples() -> str:
+    """A section for each file of examples/: its docstring, and the file."""
+    sections = []
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        source = path.read_text()
+        text = ast.get_docstring(ast.parse(source)) or ""
+        # The command, and what may stand behind it.
+        text = re.sub(r"^Run: (.*?)(  .*)?$", r"Run: `\1`\2", text, flags=re.MULTILINE)
+        shown = "".join(f"    {line}\n" if line else "\n" for line in source.splitlines())
+        fenced = f"    ````python\n{shown}    ````\n"
+        sections.append(f'## {path.name}\n\n{text}\n\n??? note "The file"\n{fenced}')
+    return "\n".join(sections)
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
+    """Called when the plugins have included what a page includes."""
+    folder = posixpath.join("docs", posixpath.dirname(page.file.src_uri))
+    to = _link(folder, page.file.src_uri, config["extra"]["repository"])
+    if EXAMPLES in markdown:
+        return markdown.replace(EXAMPLES, examples())
+    parts = _FENCED.split(markdown)
+    # What belongs to an item of a list has two or three spaces here, as GitHub wants it, and four there.
+    parts[::2] = [_INDENTED.sub("    ", text) for text in parts[::2]]
+    return _TARGET.sub(lambda found: found[1] + to(found[2]), "".join(parts))
+
+
+def _link(folder: str, page: str, repository: str) -> Callable[[str], str]:
+    """What becomes of the target of a link on a page: within docs/ nothing."""
+    raw = repository.replace("//github.com", "//raw.githubusercontent.com")
+    prefixes = (f"{repository}/blob/main/", f"{repository}/raw/main/", f"{raw}/main/")
+    by_document = places()
+
+    def to(target: str) -> str:
+        path, hash_, anchor = target.partition("#")
+        absolute = next((path.removeprefix(p) for p in prefixes if path.startswith(p)), None)
+        if absolute is None and not path.startswith("../"):
+            return target
+        document = absolute or posixpath.normpath(posixpath.join(folder, path))
+        if document in by_document:
+            document = posixpath.join("docs", by_document[document])
+        if document.startswith("docs/"):
+            return posixpath.relpath(document, folder) + hash_ + anchor
+        if not (ROOT / document).exists():
+            _log.warning("%s links to %s, which does not exist", page, document)
+        return f"{repository}/blob/main/{document}{hash_}{anchor}"
+
+    return to
+
+
+def on_page_content(html: str, *, page: Any, **_: Any) -> str:
+    """Names of the package lead to the reference, and pictures to themselves in full size."""
+    bare = page.file.src_uri.startswith("reference/")
+    known = references()
+
+    def linked(found: re.Match[str]) -> str:
+        name = re.sub(r"^jk\.", "jaxkernels.", found[1])
+        if bare and f"jaxkernels.{name}" in known:
+            name = f"jaxkernels.{name}"
+        if name not in known:
+            return found[0]
+        return f'<autoref identifier="{name}" optional>{found[0]}</autoref>'
+
+    parts = _KEPT.split(html)
+    for i in range(0, len(parts), 3):  # text, what is kept, its tag, text, ...
+        parts[i] = _PICTURE.sub(
+            r'<a class="picture" href="\1">\g<0></a>', _NAME.sub(linked, parts[i])
+        )
+    return "".join(part for i, part in enumerate(parts) if i % 3 != 2)

@@ -1,0 +1,109 @@
+"""The documentation site, without mkdocs: what its pages have to have, and what its hooks make of them."""
+
+import importlib.util
+import re
+import types
+
+import pytest
+from programs import ROOT, run_python
+
+import jaxkernels as jk
+import jaxkernels.optax
+
+
+def public_names():
+    """What a user may import: the package's names, those of its modules, and nothing that they import."""
+    policies = {
+        f"jaxkernels.checkpoint_policies.{name}"
+        for name, value in vars(jk.checkpoint_policies).items()
+        # A policy is a function of this module, or an object of a class of it.
+        if not name.startswith("_")
+        and getattr(value, "__module__", None) == "jaxkernels.checkpoint_policies"
+    }
+    losses = {f"jaxkernels.optax.{name}" for name in jaxkernels.optax.__all__}
+    modules = {"jaxkernels.flax.dot_product_attention", "jaxkernels.optax", "jaxkernels.typing"}
+    return {f"jaxkernels.{name}" for name in jk.__all__} | policies | losses | modules
+
+
+def test_every_public_name_has_its_place_in_the_reference():
+    """Once. What a command line is has a page of its own."""
+    pages = (ROOT / "docs" / "reference").glob("*.md")
+    places = [
+        name
+        for page in pages
+        for name in re.findall(r"^::: (\S+)$", page.read_text(), flags=re.MULTILINE)
+    ]
+    assert len(places) == len(set(places))
+    assert set(places) - {"jaxkernels.__main__"} == public_names()
+
+
+def table(text, title):
+    """The names in the first column of the table with this title, which may be several in a cell."""
+    rows = text[text.index(f"| {title} |") :].partition("\n\n")[0].splitlines()[2:]
+    return {name for row in rows for name in re.findall(r"`([\w-]+)", row.split("|")[1])}
+
+
+def test_the_reference_has_the_options_of_the_command_lines(capsys):
+    from jaxkernels.bench.__main__ import SUITES, build_parser
+
+    text = (ROOT / "docs" / "reference" / "commands.md").read_text()
+    assert table(text, "operation") == {suite.name for suite in SUITES}
+    options = table(text, "option of all") - {"--plot"}  # not all have a picture
+    for suite in SUITES:
+        with pytest.raises(SystemExit):
+            build_parser().parse_args([suite.name, "--help"])
+        assert options <= set(re.findall(r"--[\w-]+", capsys.readouterr().out)), suite.name
+    helped, _ = run_python("-m", "jaxkernels.verify", "--help")
+    verify = text[text.index("## python -m jaxkernels.verify") :]
+    described = set(re.findall(r"^  (--[\w-]+)", helped, flags=re.MULTILINE))
+    assert table(verify, "option") == described
+
+
+@pytest.fixture(scope="module")
+def hooks():
+    """What the site does with a page; it knows nothing of mkdocs."""
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "site" / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+REPOSITORY = "https://github.com/jaxkernels/jaxkernels"
+
+
+@pytest.mark.parametrize(
+    ("target", "wanted"),
+    [
+        ("../losses.md#memory", "../losses.md#memory"),
+        ("../../ffi/sgemm/README.md", "sgemm.md"),
+        ("../../CONTRIBUTING.md#test", "../contributing.md#test"),
+        ("../../ffi/core/pack.cuh", f"{REPOSITORY}/blob/main/ffi/core/pack.cuh"),
+        (f"{REPOSITORY}/blob/main/docs/losses.md", "../losses.md"),
+        (f"{REPOSITORY}/raw/main/docs/map_h200.png", "../map_h200.png"),
+        ("https://arxiv.org/abs/1805.02867", "https://arxiv.org/abs/1805.02867"),
+    ],
+)
+def test_links_of_the_site(hooks, target, wanted):
+    """Of a page in docs/how: to the place of a document, or to the repository."""
+    page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri="how/map.md"))
+    config = {"extra": {"repository": REPOSITORY}}
+    found = hooks.on_page_markdown(f"[a]({target})", page=page, config=config)
+    assert found == f"[a]({wanted})"
+
+
+def test_lists_within_lists(hooks):
+    """What is indented within fences stays as it is."""
+    page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri="faq.md"))
+    config = {"extra": {"repository": REPOSITORY}}
+    text = "- a\n  - b\n\n```\nif x:\n  y\n```\n"
+    found = hooks.on_page_markdown(text, page=page, config=config)
+    assert found == text.replace("  - b", "    - b")
+
+
+def test_the_site_lists_every_example(hooks):
+    assert hooks.EXAMPLES in (ROOT / "docs" / "examples.md").read_text()
+    listed = re.findall(r"^## (\S+)\n\n(.+)", hooks.examples(), flags=re.MULTILINE)
+    files = sorted((ROOT / "examples").glob("*.py"))
+    assert [name for name, _ in listed] == [path.name for path in files]
+    for (_, sentence), path in zip(listed, files, strict=True):
+        assert path.read_text().startswith(f'"""{sentence}')
