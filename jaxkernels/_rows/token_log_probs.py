@@ -99,7 +99,8 @@ def token_log_probs(
         With `return_entropy` a pair of such arrays, the second that of the entropies.
 
     Raises:
-        As `cross_entropy`.
+        TypeError: as `cross_entropy`.
+        ValueError: as `cross_entropy`.
 
     Notes:
         Those of `cross_entropy` with the reduction "none" hold here.
