@@ -41,7 +41,7 @@ GPU_SIZES: Mapping[str, Mapping[str, int]] = {
 CPU_SIZES: Mapping[str, Mapping[str, int]] = {
     "attention": {"batch": 2, "length": 64, "heads": 4, "depth": 16},
     "mlp": {"rows": 64, "features": 32, "hidden": 128},
-    "char_lm": {"batch": 2, "length": 32, "layers": 2, "heads": 4, "features": 64},
+    "char_lm": {"batch": 2, "length": 32, "layers": 1, "heads": 4, "features": 64},
 }
 MODELS = tuple(GPU_SIZES)
 

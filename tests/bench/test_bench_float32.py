@@ -76,7 +76,7 @@ def made(case):
 PRODUCTS = {
     "attention": (4 + 2, 3 * (4 + 2) - 3),
     "mlp": (2, 3 * 2 - 1),
-    "char_lm": (2 * 8 + 1, 3 * (2 * 8 + 1)),
+    "char_lm": (8 + 1, 3 * (8 + 1)),
 }
 
 

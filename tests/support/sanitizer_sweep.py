@@ -103,6 +103,7 @@ def sweep_rows(dtype, tiers):
     count = 0
     for tier in tiers:
         shapes = ((70, 3), (35, 37), (9, 128), (5, 513), (3, 1030), (2, 4099), (2, 70001))
+        shapes += ((1, 70003),)  # which threads of a CPU share
         pairs = [
             (cases.logits("normal", *shape, dtype), cases.cotangents(*shape, dtype))
             for shape in shapes
