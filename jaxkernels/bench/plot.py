@@ -7,6 +7,7 @@ matplotlib; a suite makes it of `lines` or `heat` with ``functools.partial``, or
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ INK, MUTED, OURS, PEER = "#111827", "#6b7280", "#2563eb", "#ea580c"
 _GRID, _BAND = "#e5e7eb", "#f5f7fa"
 _DASHES = (0, (5, 2))
 _LETTERS_OF_INCH = 16  # of the text below a title, at most
+_WIDTH_OF_LETTER = 0.085  # of a span's name, in inches, and some room
 _HEAT_TICKS = (0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
 
 Panel = Callable[[Any], None]
@@ -92,7 +94,22 @@ def lines(
     for index, (_, name) in enumerate(spans):
         start, end = starts[index : index + 2]
         axes.axvspan(start, end, color=_BAND if index % 2 else "none", zorder=0)
-        axes.text((start * end) ** 0.5, 0.025, name, fontsize=8.5, color=MUTED, **where)
+        share = math.log(end / start) / math.log(right / left)  # of the panel's width
+        fits = len(name) * _WIDTH_OF_LETTER < share * _width_of(axes)
+        axes.text(
+            (start * end) ** 0.5,
+            0.025,
+            name,
+            fontsize=8.5,
+            color=MUTED,
+            rotation=0 if fits else 90,
+            **where,
+        )
+
+
+def _width_of(axes: Any) -> float:
+    """The width of a panel in inches."""
+    return axes.get_position().width * axes.figure.get_figwidth()
 
 
 def _starts(places: Sequence[Place]) -> dict[Place, float]:
