@@ -58,7 +58,7 @@ if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND "$ENV{CUDAARCHS}" STREQUAL "")
   string(REGEX MATCHALL "[0-9]+\\.[0-9]+" capabilities "${gpus}")
   if(JK_CUDA_RELEASE)
     # Code for 8.0 runs on all of 8.x, for 10.0 on 10.3, for 12.0 on 12.1. With 8.6, 8.9 and PTX too
-    # the module has 44 MB instead of 26.
+    # a wheel has 44 MB instead of 26.
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 100-real 120-real)
   elseif(status EQUAL 0 AND capabilities)
     # CMake's "native" would give Hopper code without its warpgroup products, which 90a has.

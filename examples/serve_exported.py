@@ -125,7 +125,7 @@ def serve(folder: Path) -> None:
                 times.append(f"{1e3 * (time.perf_counter() - start):.2f}")
             table.add_row(str(len(request)), str(size), *times)
     Console().print(table)
-    np.savez(folder / ANSWERS, allow_pickle=False, **answers)
+    np.savez(folder / ANSWERS, **answers)
 
 
 def export_and_serve(folder: Path) -> Result:
@@ -140,7 +140,7 @@ def export_and_serve(folder: Path) -> Result:
     draw = np.random.default_rng(0).standard_normal
     shapes = {str(size): (size, LENGTH, FEATURES) for size in REQUESTED}
     requests = {name: draw(shape, np.float32) for name, shape in shapes.items()}
-    np.savez(folder / REQUESTS, allow_pickle=False, **requests)
+    np.savez(folder / REQUESTS, **requests)
     # This process may hold most of a GPU's memory already.
     environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     command = [sys.executable, __file__, "--folder", str(folder), "--serve"]

@@ -8,8 +8,7 @@ loss, which XLA splits by itself (one sum less: it does not count the largest lo
 same loss of logits that every device gathers first. Values and gradients are held to optax's on
 one device.
 
-The devices are simulated on the CPU. A program for GPUs is the same: leave out DEVICES and
-``"cpu"``.
+The devices are simulated on the CPU. A program for GPUs is the same, over ``jax.devices()``.
 
 Run: python examples/vocabulary_parallel.py [--rows N] [--vocabulary N]
 (exit code 1 if anything differs)

@@ -47,16 +47,18 @@ def references() -> set[str]:
 
 
 def examples() -> str:
-    """A section for each file of examples/: its docstring, and the file."""
-    sections = []
+    """A section for each file of examples/: its docstring, and the file. What is no program comes last."""
+    found = []
     for path in sorted((ROOT / "examples").glob("*.py")):
         source = path.read_text()
-        text = ast.get_docstring(ast.parse(source)) or ""
+        found.append((path, source, ast.get_docstring(ast.parse(source)) or ""))
+    sections = []
+    for path, source, text in sorted(found, key=lambda each: "Run:" not in each[2]):
         # The command, and what may stand behind it.
-        text = re.sub(r"^Run: (.*?)(  .*)?$", r"Run: `\1`\2", text, flags=re.MULTILINE)
+        shown_text = re.sub(r"^Run: (.*?)(  .*)?$", r"Run: `\1`\2", text, flags=re.MULTILINE)
         shown = "".join(f"    {line}\n" if line else "\n" for line in source.splitlines())
         fenced = f"    ````python\n{shown}    ````\n"
-        sections.append(f'## {path.name}\n\n{text}\n\n??? note "The file"\n{fenced}')
+        sections.append(f'## {path.name}\n\n{shown_text}\n\n??? note "The file"\n{fenced}')
     return "\n".join(sections)
 
 
