@@ -173,15 +173,20 @@ JK_INLINE C Exp(C x, C error) {
   }
 }
 
-// exp(x) 2^-power to about one unit in the last place, for x <= kMostNear and whole numbers `power`
-// of about x log2(e) or more: without a difference whose rounding would have to be made up for.
-// What would be denormal is 0 or rounded once. Negative infinity gives 0, NaN stays NaN.
+// How far from 0 the maximum of a row may be for ExpTimesPower: then whole numbers stay below 2^9.
 inline constexpr float kMostNear = 250.0f;
-JK_INLINE bool IsNear(float x) { return x >= -kMostNear && x <= kMostNear; }
-JK_INLINE float NearestPower(float x) {
+JK_INLINE bool IsNear(float max) { return max >= -kMostNear && max <= kMostNear; }
+
+// Of a row with this maximum. Its own exponential becomes 1.4 to 2.9: where another one would be
+// denormal, so would its share of the sum be.
+JK_INLINE float PowerOf(float max) {
   using K = ExpConstants<float>;
-  return (x * K::kLog2E + K::kRounder) - K::kRounder;
+  return (max * K::kLog2E + K::kRounder) - K::kRounder - 1;
 }
+
+// exp(x) 2^-power to about one unit in the last place, where `power` is PowerOf(max), IsNear(max)
+// and x <= max: without a difference whose rounding would have to be made up for. What would be
+// denormal is 0 or rounded once. Negative infinity gives 0, NaN stays NaN.
 JK_INLINE float ExpTimesPower(float x, float power) {
   using K = ExpConstants<float>;
   const float least = (power - 126.9f) * 0.693147182f;  // 2^-127 has the bits of 0

@@ -89,9 +89,10 @@ xla::ffi::Future ParallelFor(xla::ffi::ThreadPool& pool, int64_t rows, int64_t r
 // Calls body(step, unit) for all units of step 0, then for those of step 1, and so on, and returns
 // when all are done; an error if one has thrown.
 //
-// Only threads that are at work are waited for: the units of a step are taken before those of the
-// next one, so whoever waits for a unit waits for a thread that has it. (XLA's pool takes tasks
-// only while the handler runs, so that no step can begin from the end of the last one.)
+// Only threads that are at work are waited for, and others yield meanwhile: the units of a step are
+// taken before those of the next one, so whoever waits for a unit waits for a thread that has it.
+// (XLA's pool takes tasks only while the handler runs, so that no step can begin from the end of
+// the last one.)
 template <typename Body>
 xla::ffi::Error ParallelSteps(xla::ffi::ThreadPool& pool, int64_t steps, int64_t units, Body body) {
   struct Work {
@@ -114,15 +115,18 @@ xla::ffi::Error ParallelSteps(xla::ffi::ThreadPool& pool, int64_t steps, int64_t
         if (taken >= all) return;
         const int64_t step = taken / units;
         WaitFor(step * units);
-        xla::ffi::Error thrown = ThrownBy([&] { body(step, UnitOf(taken % units)); });
-        if (!thrown.success() && !failed.exchange(true)) error = std::move(thrown);
+        if (!failed.load(std::memory_order_relaxed)) {
+          xla::ffi::Error thrown = ThrownBy([&] { body(step, UnitOf(taken % units)); });
+          if (!thrown.success() && !failed.exchange(true)) error = std::move(thrown);
+        }
         done.fetch_add(1, std::memory_order_release);
       }
     }
 
     const Body body;
     const int64_t units, all, threads;
-    std::atomic<int64_t> next{0}, done{0};
+    alignas(64) std::atomic<int64_t> next{0};  // each in a cache line of its own
+    alignas(64) std::atomic<int64_t> done{0};
     std::atomic<bool> failed{false};
     xla::ffi::Error error;  // the first; to be read when all is done
   };

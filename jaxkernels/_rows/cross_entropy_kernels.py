@@ -56,10 +56,10 @@ def _fwd_in_parts(
     has_label = (own_label >= 0) & (own_label < cols)
     labelled = jnp.take_along_axis(x, jnp.clip(own_label, 0, cols - 1), axis=-1).astype(dtype)
     labelled = jnp.where(has_label, labelled, 0)
-    sent = [*(relative if all_sums else relative[:2]), labelled]
-    summed = lax.psum(jnp.concatenate(sent, axis=-1), axes)
-    *all_of, labelled = jnp.split(summed, len(sent), axis=-1)
-    all_of += [jnp.zeros_like(largest)] * (1 + sums - len(sent))
+    wanted = sums if all_sums else 2  # the rest and the count
+    sent = jnp.concatenate([*relative[:wanted], labelled], axis=-1)
+    *all_of, labelled = jnp.split(lax.psum(sent, axes), wanted + 1, axis=-1)
+    all_of += [jnp.zeros_like(largest)] * (sums - wanted)
     is_beyond = label >= cols * lax.axis_size(axes)
     largest = jnp.where(largest == -jnp.inf, 0, largest)
     return jnp.concatenate([largest, *all_of, jnp.where(is_beyond, jnp.nan, labelled)], axis=-1)

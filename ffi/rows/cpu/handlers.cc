@@ -1,7 +1,8 @@
 // The FFI handlers of the row operations on the CPU.
 //
 // Owns: the way from an XLA call to the threads of its pool. Must not know: what a call must look
-// like (read_call.h), how a row is computed, how threads share rows.
+// like (read_call.h), how a row or a segment is computed, how
+// threads take turns.
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -20,9 +21,11 @@ namespace {
 ffi::Future RunSharedRows(ffi::ThreadPool& pool, const RowCall& call) {
   const int64_t units = call.arrays.rows * SegmentCount(call.arrays.cols);
   const auto segments = std::make_shared<std::vector<SegmentStatistics>>(units);
-  constexpr RowStep kSteps[] = {RowStep::kMax, RowStep::kSums, RowStep::kResults};
-  return ReadyFuture(ParallelSteps(pool, 3, units, [=](int64_t step, int64_t unit) {
-    RunRows(call, {unit, unit + 1, kSteps[step], segments->data()});
+  constexpr int kEnd = static_cast<int>(RowStep::kResults) + 1;
+  const int first =
+      static_cast<int>(TraitsOf(call.operation).finds_max ? RowStep::kMax : RowStep::kSums);
+  return ReadyFuture(ParallelSteps(pool, kEnd - first, units, [=](int64_t step, int64_t unit) {
+    RunRows(call, {unit, unit + 1, static_cast<RowStep>(first + step), segments->data()});
   }));
 }
 

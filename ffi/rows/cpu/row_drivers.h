@@ -32,9 +32,9 @@ inline constexpr int64_t kNarrowCols =
 // twice. EPYC bf16 softmax, ns per element: kept 0.25, twice 0.36
 inline constexpr int64_t kKeptTerms = 4096;
 
-// Segments [first, last) of a row, and what is to be made of them.
+// Segments [begin, end) of a row, and what is to be made of them.
 struct RowSpan {
-  int64_t first, last;
+  int64_t begin, end;
   RowStep step;
   SegmentStatistics* segments;  // of the row; unused if the step is kAll
 
@@ -49,13 +49,13 @@ JK_INLINE void RunWideRow(const Inputs<Op>& in, int64_t cols, const RowSpan& spa
                           typename Op::Storage* out) {
   using C = typename Op::C;
   const int64_t whole = cols / kLanes * kLanes;
-  const int64_t last = cols - kLanes;
+  const int64_t tail = cols - kLanes;
   const int64_t count = SegmentCount(cols), size = SegmentCols(cols);
   const auto end_of = [=](int64_t segment) {
     return segment + 1 == count ? whole : (segment + 1) * size;
   };
-  const int64_t begin = span.first * size, end = end_of(span.last - 1);
-  const bool has_rest = whole < cols && span.last == count;
+  const int64_t first = span.begin * size, stop = end_of(span.end - 1);
+  const bool has_rest = whole < cols && span.end == count;
   const auto tile = [](int64_t i, int64_t end) { return std::min(end - i, kTile<C>); };
   C last_terms[kLanes];
 
@@ -63,16 +63,16 @@ JK_INLINE void RunWideRow(const Inputs<Op>& in, int64_t cols, const RowSpan& spa
   if constexpr (Op::kUsesMax) {
     if (span.Makes(RowStep::kMax)) {
       C buffer[kTile<C>];
-      for (int64_t i = begin; i < end; i += kTile<C>) {
-        max = MaxOf(Load(in.first + i, tile(i, end), buffer), tile(i, end), max);
+      for (int64_t i = first; i < stop; i += kTile<C>) {
+        max = MaxOf(Load(in.first + i, tile(i, stop), buffer), tile(i, stop), max);
       }
-      if (has_rest) max = MaxOf(Load(in.first + last, kLanes, buffer), kLanes, max);
+      if (has_rest) max = MaxOf(Load(in.first + tail, kLanes, buffer), kLanes, max);
     } else {
       for (int64_t s = 0; s < count; ++s) max = std::max(max, static_cast<C>(span.segments[s].max));
     }
   }
   if (span.step == RowStep::kMax) {
-    span.segments[span.first].max = max;
+    span.segments[span.begin].max = max;
     return;
   }
   max = Op::Reference(max);
@@ -96,37 +96,37 @@ JK_INLINE void RunWideRow(const Inputs<Op>& in, int64_t cols, const RowSpan& spa
 
   RunningSums<Op> sums;
   if (span.Makes(RowStep::kSums)) {
-    for (int64_t s = span.first; s < span.last; ++s) {
-      RunningSums<Op> of;
-      for (int64_t i = s * size, stop = end_of(s); i < stop; i += kTile<C>) {
-        add(i, tile(i, stop), std::false_type{}, 0, kKeep ? terms + i : nullptr, of);
+    for (int64_t s = span.begin; s < span.end; ++s) {
+      RunningSums<Op> part;
+      for (int64_t i = s * size, end = end_of(s); i < end; i += kTile<C>) {
+        add(i, tile(i, end), std::false_type{}, 0, kKeep ? terms + i : nullptr, part);
       }
       if (has_rest && s + 1 == count) {
-        add(last, kLanes, std::true_type{}, whole - last, last_terms, of);
+        add(tail, kLanes, std::true_type{}, whole - tail, last_terms, part);
       }
       if (span.step == RowStep::kSums) {
-        std::copy_n(of.sum, Op::kSums, span.segments[s].sum);
-        std::copy_n(of.lost, Op::kSums, span.segments[s].lost);
+        std::copy_n(part.sum, Op::kSums, span.segments[s].sum);
+        std::copy_n(part.lost, Op::kSums, span.segments[s].lost);
       }
-      sums.Merge(of.sum, of.lost);
+      sums.Merge(part.sum, part.lost);
     }
     if (kKeep && span.step == RowStep::kSums && has_rest) {
-      std::copy_n(last_terms, kLanes, terms + last);
+      std::copy_n(last_terms, kLanes, terms + tail);
     }
   } else {
     for (int64_t s = 0; s < count; ++s) sums.Merge(span.segments[s].sum, span.segments[s].lost);
-    if (kKeep && has_rest) std::copy_n(terms + last, kLanes, last_terms);
+    if (kKeep && has_rest) std::copy_n(terms + tail, kLanes, last_terms);
   }
   if (span.step == RowStep::kSums) return;
 
   const typename Op::Row row = RowOf(sums.Of(max), ends, index);
   if constexpr (!Op::kStoresElements) {
-    if (span.last == count) ends.Store(index, Op::Result(row));
+    if (span.end == count) ends.Store(index, Op::Result(row));
   } else {
-    for (int64_t i = begin; i < end; i += kTile<C>) {
-      Store<Op, kKeep>(in.At(i), tile(i, end), row, kKeep ? terms + i : nullptr, out + i);
+    for (int64_t i = first; i < stop; i += kTile<C>) {
+      Store<Op, kKeep>(in.At(i), tile(i, stop), row, kKeep ? terms + i : nullptr, out + i);
     }
-    if (has_rest) Store<Op, kKeep>(in.At(last), kLanes, row, last_terms, out + last);
+    if (has_rest) Store<Op, kKeep>(in.At(tail), kLanes, row, last_terms, out + tail);
   }
 }
 
@@ -144,12 +144,12 @@ JK_INLINE void RunWideRows(const Inputs<Op>& in, int64_t cols, const RowRange& r
   const bool in_company = whole_rows && cols <= kMostCompanyCols;
   const int64_t at_once = in_company ? kCompany : 1;
   constexpr RowStep kFirst = Op::kUsesMax ? RowStep::kMax : RowStep::kSums;
-  const RowStep begin = in_company ? kFirst : range.step;
-  const RowStep end = in_company ? RowStep::kResults : range.step;
+  const RowStep first_step = in_company ? kFirst : range.step;
+  const RowStep last_step = in_company ? RowStep::kResults : range.step;
   SegmentStatistics of_company[kCompany];
   for (int64_t i = range.begin; i < range.end; i += at_once) {
     const int64_t stop = std::min(range.end, i + at_once);
-    for (int step = static_cast<int>(begin); step <= static_cast<int>(end); ++step) {
+    for (int step = static_cast<int>(first_step); step <= static_cast<int>(last_step); ++step) {
       for (int64_t at = i; at < stop; ++at) {
         const int64_t row = whole_rows ? at : at / count, first = whole_rows ? 0 : at % count;
         const RowSpan span = {first, whole_rows ? count : first + 1, static_cast<RowStep>(step),
@@ -299,7 +299,8 @@ JK_INLINE void RunNarrow(const Inputs<Op>& in, int64_t cols, const RowRange& ran
       if constexpr (Op::kInputs == 2) group.second = Padded(group.second, left, size, second);
     }
     const int64_t index = i / cols, count = std::min(kLanes, range.end - index);
-    RunNarrowGroup<Op>(group, cols, ends, index, count, is_whole ? out + i : last);
+    T* const to = is_whole && Op::kStoresElements ? out + i : last;
+    RunNarrowGroup<Op>(group, cols, ends, index, count, to);
     if (!is_whole && Op::kStoresElements) std::copy_n(last, left, out + i);
   }
 }

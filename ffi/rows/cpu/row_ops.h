@@ -14,9 +14,8 @@
 //   kStores    numbers that it stores for each row: none, or one: Result
 //   Reference  from the row's maximum to what Term and MakeRow get as the maximum
 //   Term       one summand of the row's sum, from one element of each input and the maximum
-//   NearTerm   where kHasNear: a cheaper summand for rows whose maximum is near 0, with a factor
-//   that
-//              all terms of the row have; from NearReference(maximum) in place of the maximum
+//   NearTerm   where kHasNear: a cheaper summand for rows whose maximum is near 0. NearReference of
+//              the maximum takes its place, and all terms have a factor
 //   SecondTerm of the second sum, from the first and the inputs; it may change the first
 //   MakeRow    the constants of a row, made once from its statistics
 //   Finish     one element of the result from the inputs; FinishTerm the same from a kept summand
@@ -96,7 +95,7 @@ struct SoftmaxForward : ForwardOp<T> {
   static constexpr bool kHasNear = std::is_same_v<T, float>;
 
   // A quotient of terms does not feel their factor.
-  JK_INLINE static C NearReference(C max) { return NearestPower(max); }
+  JK_INLINE static C NearReference(C max) { return PowerOf(max); }
   JK_INLINE static C NearTerm(C x, C power) { return ExpTimesPower(x, power); }
   JK_INLINE static Row MakeRow(const Found& of) {
     return {of.max, C(of.sum[0]), C(1) / C(of.sum[0])};
