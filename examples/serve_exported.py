@@ -22,7 +22,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -139,7 +139,7 @@ def export_and_serve(folder: Path) -> Result:
 
     draw = np.random.default_rng(0).standard_normal
     shapes = {str(size): (size, LENGTH, FEATURES) for size in REQUESTED}
-    requests = {name: draw(shape, np.float32) for name, shape in shapes.items()}
+    requests: dict[str, Any] = {name: draw(shape, np.float32) for name, shape in shapes.items()}
     np.savez(folder / REQUESTS, **requests)
     # This process may hold most of a GPU's memory already.
     environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
