@@ -91,8 +91,8 @@ xla::ffi::Future ParallelFor(xla::ffi::ThreadPool& pool, int64_t rows, int64_t r
 //
 // Only threads that are at work are waited for, and others yield meanwhile: the units of a step are
 // taken before those of the next one, so whoever waits for a unit waits for a thread that has it.
-// (XLA's pool takes tasks only while the handler runs, so that no step can begin from the end of
-// the last one.)
+// (The pool is asked for threads only while the handler runs: so no step could begin from the end
+// of the last one.)
 template <typename Body>
 xla::ffi::Error ParallelSteps(xla::ffi::ThreadPool& pool, int64_t steps, int64_t units, Body body) {
   struct Work {

@@ -1,8 +1,7 @@
 // The FFI handlers of the row operations on the CPU.
 //
 // Owns: the way from an XLA call to the threads of its pool. Must not know: what a call must look
-// like (read_call.h), how a row or a segment is computed, how
-// threads take turns.
+// like (read_call.h), how a row or a segment is computed, how threads take turns.
 #include <cstdint>
 #include <memory>
 #include <utility>
