@@ -65,7 +65,8 @@ def test_a_gaussian_process_needs_float32(tmp_path):
     assert ours.noise_needed <= 1e-4
     assert ours.error < 0.2  # of a function between -3 and 3
     assert ours.error / 3 < ours.deviation < 3 * ours.error
-    assert tf32.steps < 30
+    # TF32's own fit ends in NaN, or keeps to more noise than there is.
+    assert tf32.noise_needed > 100 * ours.noise_needed
     assert math.isnan(tf32.likelihood_error)
     assert tf32.eigenvalue < -1e-4
     assert tf32.deviation > 1.5 * ours.deviation
