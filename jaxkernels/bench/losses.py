@@ -250,7 +250,7 @@ def figure(run: Run) -> plot.Figure:
     panels = [[panel(direction, dtype) for dtype in DTYPES] for direction in _MADE]
     found = [line for each in panels if (line := list(filter(None, each)))]
     widest = len({m["cols"] for m in measured})
-    return plot.Figure("losses: rate beside memory's", found, (max(3.6, 1.0 + 0.6 * widest), 2.3))
+    return plot.Figure("losses: rate beside memory's", found, (max(4.5, 1.0 + 0.6 * widest), 1.8))
 
 
 def watched(platform: str) -> Iterable[tuple[str, Case, Program]]:
