@@ -240,6 +240,7 @@ def _panel(metric: Metric, title: str, members: Sequence[Measured]) -> plot.Pane
         plot.heat,
         title=f"{members[0]['dtype']}: {title}, by columns and rows",
         note=_said(values.values()),
+        ylabel="columns",
         lines=list(dict.fromkeys(map(line, sorted(members, key=lambda m: m["cols"])))),
         columns=list(dict.fromkeys(map(column, members))),
         values=values,

@@ -187,6 +187,7 @@ def heat(
     *,
     title: str,
     note: str,
+    ylabel: str,
     lines: Sequence[Place],
     columns: Sequence[Place],
     values: Mapping[tuple[Place, Place], float],
@@ -206,7 +207,7 @@ def heat(
         x, y, shade = xs[column], ys[line], float(scale(value))
         box = {"facecolor": colours(shade), "edgecolor": GRID, "linewidth": 0.6}
         axes.add_patch(Rectangle((x, y), 1, 1, **box))
-        ink = {"color": INK if 0.2 < shade < 0.8 else "white", "fontsize": 7}
+        ink = {"color": INK if 0.1 < shade < 0.9 else "white", "fontsize": 7}
         axes.text(x + 0.5, y + 0.5, _two_digits(value), ha="center", va="center_baseline", **ink)
 
     for group in dict.fromkeys(group for group, _ in columns):
@@ -214,6 +215,7 @@ def heat(
         _above(axes, (inside[0] + inside[-1] + 1) / 2, 15, group, fontsize=7)
     _above(axes, 0, 31, note, "left", fontsize=8)
     axes.set_title(title, pad=44)
+    axes.set_ylabel(ylabel)
     axes.set_xlim(0, max(xs.values()) + 1)
     axes.set_ylim(max(ys.values()) + 1, 0)
     axes.set_xticks([x + 0.5 for x in xs.values()], [name for _, name in columns])
@@ -225,6 +227,7 @@ def heat(
     bar.ax.minorticks_off()
     bar.ax.set_xticklabels(map(str, _HEAT_TICKS), fontsize=7)
     bar.outline.set_visible(False)
+    bar.set_label("ratio", fontsize=8)
 
 
 _STYLE: dict[Any, Any] = {
