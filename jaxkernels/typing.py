@@ -15,8 +15,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-# Storage types that have kernels.
 DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
+"""Storage types that have kernels."""
 
 
 class HasDtype(Protocol):
@@ -28,36 +28,38 @@ class HasDtype(Protocol):
         ...
 
 
-# As `jax.typing.DTypeLike`, but for text that names no dtype with kernels.
 Dtype: TypeAlias = DtypeName | type[Any] | np.dtype[Any] | HasDtype
+"""As `jax.typing.DTypeLike`, but for text that names no dtype with kernels."""
 
-# The tiers of the row kernels that can be forced.
 Tier: TypeAlias = Literal["warp", "block", "block_smem", "cluster", "block_uncached", "spread"]
+"""The tiers of the row kernels that can be forced."""
 
-# The rungs of the SGEMM ladder.
 Algorithm: TypeAlias = Literal[
     "naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined", "tensor"
 ]
+"""The rungs of the SGEMM ladder."""
 
 Implementation: TypeAlias = Literal["ffi", "xla"]
-# Who multiplies operands that no kernel serves.
+"""What runs: "ffi" this package's kernels, or an error where there are none; "xla" plain JAX."""
+
 OtherDtypes: TypeAlias = Literal["xla"]
-# Of `dot_product_attention` alone.
+"""Who multiplies operands that no kernel serves."""
+
 AttentionImplementation: TypeAlias = Literal["ffi", "xla", "cudnn"]
+"""What runs in `dot_product_attention`: "ffi" as above, "xla" and "cudnn" are jax.nn's own."""
 
-# What becomes of the losses of rows.
 Reduction: TypeAlias = Literal["none", "mean", "sum"]
+"""What becomes of the losses of rows."""
 
-# What the logits of a linear layer are rounded to, where that is not the dtype of its operands.
 LogitsDtype: TypeAlias = Literal["float32"]
+"""What the logits of a linear layer are rounded to, where that is not the dtype of its operands."""
 
-# Whose products a plan of that is for.
 PlanPlatform: TypeAlias = Literal["cuda", "cpu"]
+"""Whose products a plan of `linear_cross_entropy` is for."""
 
-# The result for a row, or a query, that sees nothing.
 EmptyRows: TypeAlias = Literal["zero", "mean"]
+"""The result for a row, or a query, that sees nothing."""
 
-# The row operations, as plans name them.
 Operation: TypeAlias = Literal[
     "softmax_fwd",
     "log_softmax_fwd",
@@ -74,11 +76,12 @@ Operation: TypeAlias = Literal[
     "cross_entropy_fwd_grad",
     "cross_entropy_grad",
 ]
+"""The row operations, as plans name them."""
 
-# GPUs that plans know by name.
 DeviceName: TypeAlias = Literal[
     "a100", "rtx3090", "l4", "rtx4090", "h100", "h200", "b200", "rtx5090"
 ]
+"""GPUs that plans know by name."""
 
 
 class Device(Protocol):

@@ -11,7 +11,8 @@ Layout:
   ``suite``        one operation's benchmark as a value, and how every suite is measured
   ``programs``     what the programs of several suites are made of: inputs, chains, gradients
   ``tables``       the pivot that makes every table of records, and how it is printed
-  ``plot``         pictures as values, and matplotlib to draw them
+  ``plot``         pictures as values, and matplotlib to draw them: curves, bars, maps
+  ``dots``         pictures of dots, a line for each case
   ``rows``         what the suites of row operations share: cases, contenders, tables, picture
   ``softmax``, ``logsumexp``, ``losses``, ``sgemm``, ``float32``, ``attention``, ``scaling``
                    the suites; ``torch_losses`` is what ``losses`` runs of torch

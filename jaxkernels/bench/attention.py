@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import jaxkernels as jk
 from jaxkernels.bench import plot
 from jaxkernels.bench import tables as t
+from jaxkernels.bench.dots import Dots, of_dots
 from jaxkernels.bench.programs import (
     SCALE,
     draw_normal,
@@ -264,15 +265,29 @@ def views(run: Run) -> list[t.View]:
 
 
 def figure(run: Run) -> plot.Figure:
-    """The forward beside its model bytes, and all other gains over XLA."""
-    forward = [m for m in run.measured if (m["group"], m["direction"]) == ("scores", "fwd")]
-    others = [m for m in run.measured if m not in forward]
+    """Scores beside their model bytes, a panel for each direction and variant; gains of layers."""
     model = {head: partial(of_model, name=name) for name, head in _HEADS.items()}
-    panels = {
-        "forward: time over that of the model bytes": (forward, model),
-        "times faster than XLA": (others, {"ours": over_xla}),
+    over = {
+        f"ours over {head}": partial(Measured.ratio, peer=name, contender="ours")
+        for name, head in (("xla", "XLA"), ("cudnn", "cuDNN"))
     }
-    return plot.of_dots("attention: scores and layers", lambda m: label(m.case), panels)
+    directions = {"fwd": "forward", "both": "with gradient"}
+
+    def scores(direction: str, variant: str) -> Dots:
+        case = {"group": "scores", "direction": direction, "variant": variant}
+        members = [m for m in run.measured if case.items() <= m.case.items()]
+        title = f"scores, {variant}, {directions[direction]}"
+        return Dots(title, "time over that of the model bytes", members, _shape, model)
+
+    layers = [m for m in run.measured if m["group"] == "layers"]
+    rows = [[scores(direction, variant) for variant in VARIANTS] for direction in directions]
+    layer = lambda m: label(m.case).removeprefix("layers ")  # noqa: E731
+    rows.append([Dots("layers", "times as fast", layers, layer, over)])
+    return of_dots("attention: scores and layers", rows)
+
+
+def _shape(m: Measured) -> str:
+    return f"{m['dtype']} {'x'.join(str(m[name]) for name in _SIZES[:3])}"
 
 
 _HELP = "as batchxheadsxlength[xdepth]; a CPU's default has 1/16 of a GPU's batch x heads"

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxkernels as jk
-from jaxkernels.bench import rows, torch_losses
+from jaxkernels.bench import plot, rows, torch_losses
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.programs import CHAIN_CALLS, chain, normal
 from jaxkernels.bench.records import Case, Measured, Run
@@ -205,6 +205,54 @@ def views(run: Run) -> list[t.View]:
     ]
 
 
+# What a direction makes, and the contenders of the picture: their names there, and their colours.
+_MADE = {
+    "loss": "the mean",
+    "mean": "the mean and its gradient",
+    "none": "losses of rows and the gradient",
+    "log_probs": "log-probabilities and entropies",
+}
+_DRAWN = {
+    "ours": ("ours", plot.OURS),
+    "xla": ("optax", plot.PEER),
+    "compiled": ("torch.compile", plot.GREEN),
+}
+
+
+def figure(run: Run) -> plot.Figure:
+    """A row of panels for each direction, a panel for each dtype: the fraction of the ceiling by columns.
+
+    Of several sizes of logits the largest one of each length is drawn.
+    """
+    largest = {
+        (m["direction"], m["dtype"], m["cols"]): m
+        for m in sorted(filter(rows.is_rows, run.measured), key=lambda m: m["rows"])
+    }
+    measured = sorted(largest.values(), key=lambda m: m["cols"])
+    drawn = {n: of for n, of in _DRAWN.items() if any(n in m.records for m in measured)}
+
+    def panel(direction: str, dtype: str) -> plot.Panel | None:
+        members = [m for m in measured if (m["direction"], m["dtype"]) == (direction, dtype)]
+        if not members:
+            return None
+        ceiling = rows.TRAFFIC["losses"][direction].ceiling
+        return partial(
+            plot.bars,
+            labels=(f"{_MADE[direction]}, {dtype}", "columns", f"of the rate of a {ceiling}"),
+            groups=[str(m["cols"]) for m in members],
+            series={
+                name: [rows.of_ceiling(m, n) for m in members] for n, (name, _) in drawn.items()
+            },
+            colours=dict(drawn.values()),
+            ceiling=(1.0, "device read, device copy"),
+        )
+
+    panels = [[panel(direction, dtype) for dtype in DTYPES] for direction in _MADE]
+    found = [line for each in panels if (line := list(filter(None, each)))]
+    widest = len({m["cols"] for m in measured})
+    return plot.Figure("losses: rate beside memory's", found, (max(4.5, 1.0 + 0.6 * widest), 1.8))
+
+
 def watched(platform: str) -> Iterable[tuple[str, Case, Program]]:
     """A vocabulary of an odd length, alone and with its gradient."""
     elements, cols = (2**18, 1001) if platform == "cpu" else (2**26, 50257)
@@ -220,6 +268,7 @@ SUITE = Suite(
     contenders=contenders,
     label=rows.label,
     views=views,
+    figure=figure,
     axes={"dtype": DTYPES, "direction": tuple(rows.TRAFFIC["losses"])},
     options={
         "--cols": several(count, "N", "these lengths, such as 32000 or 2^15"),

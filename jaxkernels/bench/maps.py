@@ -38,6 +38,7 @@ import numpy as np
 
 from jaxkernels.bench import plot, rows
 from jaxkernels.bench import tables as t
+from jaxkernels.bench.dots import Metric
 from jaxkernels.bench.programs import chain, normal, rotations
 from jaxkernels.bench.records import Case, Measured, Run
 from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, count, several
@@ -225,7 +226,7 @@ def views(run: Run) -> list[t.View]:
     return [_view(members) for members in groups.values()]
 
 
-def _panel(metric: plot.Metric, title: str, members: Sequence[Measured]) -> plot.Panel:
+def _panel(metric: Metric, title: str, members: Sequence[Measured]) -> plot.Panel:
     def line(m: Measured) -> plot.Place:
         return str(sum(m["cols"] > end for end in (128, 4096))), str(m["cols"])
 
@@ -239,6 +240,7 @@ def _panel(metric: plot.Metric, title: str, members: Sequence[Measured]) -> plot
         plot.heat,
         title=f"{members[0]['dtype']}: {title}, by columns and rows",
         note=_said(values.values()),
+        ylabel="columns",
         lines=list(dict.fromkeys(map(line, sorted(members, key=lambda m: m["cols"])))),
         columns=list(dict.fromkeys(map(column, members))),
         values=values,

@@ -1,32 +1,31 @@
 """Pictures: what is drawn as values, and matplotlib to draw it.
 
 matplotlib is optional: it is imported where a picture is drawn. A panel is a function of axes of
-matplotlib; a suite makes it of `lines` or `heat` with ``functools.partial``, or all of them by
-`of_dots`.
+matplotlib; a suite makes it of `lines`, `bars` or `heat` with ``functools.partial``, or all of them
+by ``dots.of_dots``. Colours are those of Okabe and Ito, which colour-blind people tell apart.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxkernels.bench.records import Measured
-
-INK, MUTED, OURS, PEER = "#111827", "#6b7280", "#2563eb", "#ea580c"
-_GRID, _BAND = "#e5e7eb", "#f5f7fa"
-_DASHES = (0, (5, 2))
+OURS, PEER, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
+SKY, ORANGE = "#56b4e9", "#e69f00"
+INK, MUTED = "#111827", "#6b7280"
+GRID, _BAND = "#e5e7eb", "#f5f7fa"
+DASHES = (0, (5, 2))
 _LETTERS_OF_INCH = 16  # of the text below a title, at most
 _WIDTH_OF_LETTER = 0.085  # of a span's name, in inches, and some room
+_LINE = 11  # from a line of text above a panel to the next, in points
 _HEAT_TICKS = (0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
 
 Panel = Callable[[Any], None]
-Metric = Callable[[Measured], float | None]
-Label = Callable[[Measured], str]
 Place = tuple[str, str]  # a line or a column of `heat`: its group and its name
 
 
@@ -43,7 +42,10 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture: its title, and rows of panels of one size in inches."""
+    """A picture: its title, and rows of panels, whose size in inches is that of the longest row.
+
+    The panels of a shorter row are wider.
+    """
 
     title: str
     panels: Sequence[Sequence[Panel]]
@@ -61,8 +63,8 @@ def lines(
 ) -> None:
     """Curves over a logarithmic axis, from back to front, y from 0 to `top`.
 
-    `labels` are the title and those of the axes; a span of `spans`, (x, name), is shaded and begins
-    at x.
+    `labels` are the title and those of the axes; a span of `spans`, (x, name), is shaded, begins at
+    x, and is named above the panel.
     """
     from matplotlib.ticker import NullLocator
 
@@ -79,37 +81,87 @@ def lines(
             zorder=2 if curve.width else 5,
         )
     title, xlabel, ylabel = labels
-    axes.set_title(title)
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_ylim(0, top)
-    axes.grid(color=_GRID, linewidth=0.8)
+    axes.grid(color=GRID, linewidth=0.8)
     left, right = axes.get_xlim()
     axes.set_xlim(left, right)
     starts = [left, *(x for x, _ in spans[1:]), right]
-    where = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom"}
-    for index, (_, name) in enumerate(spans):
-        start, end = starts[index : index + 2]
+    for index, (start, end) in enumerate(itertools.pairwise(starts if spans else ())):
         axes.axvspan(start, end, color=_BAND if index % 2 else "none", zorder=0)
-        share = math.log(end / start) / math.log(right / left)  # of the panel's width
-        fits = len(name) * _WIDTH_OF_LETTER < share * _width_of(axes)
-        axes.text(
-            (start * end) ** 0.5,
-            0.025,
-            name,
-            fontsize=8.5,
-            color=MUTED,
-            rotation=0 if fits else 90,
-            **where,
-        )
+    share = [math.log(x / left) / math.log(right / left) for x in starts]
+    names = [name for _, name in spans]
+    placed = _in_lines([*zip(share, share[1:], names, strict=False)], _width_of(axes))
+    for (x, line), name in zip(placed, names, strict=True):
+        _above(axes, left * (right / left) ** x, 3 + _LINE * line, name, fontsize=8.5)
+    axes.set_title(title, pad=6 + _LINE * len({line for _, line in placed}))
+
+
+def _in_lines(spans: Sequence[tuple[float, float, str]], width: float) -> list[tuple[float, int]]:
+    """Where spans of a panel are named: the middle of each name, and its line above the panel.
+
+    A span is (start, end, name), as shares of the panel's width in inches. A name stands over the
+    middle of its span, within the panel, and in the first line where it meets no other.
+
+    Example:
+        >>> _in_lines([(0.0, 0.8, "warp"), (0.8, 0.875, "block_smem"), (0.875, 1.0, "cluster")], 4.0)
+        [(0.4, 0), (0.8375, 0), (0.925625, 1)]
+    """
+    ends: list[float] = []
+    placed = []
+    for start, end, name in spans:
+        half = len(name) * _WIDTH_OF_LETTER / width / 2
+        x = max(half, min((start + end) / 2, 1 - half))
+        line = next((i for i, taken in enumerate(ends) if taken <= x - half), len(ends))
+        ends[line : line + 1] = [x + half]
+        placed.append((x, line))
+    return placed
+
+
+def _above(axes: Any, x: float, points: float, text: str, ha: str = "center", **style: Any) -> None:
+    """Text so many points above a panel."""
+    where = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+    axes.annotate(text, (x, 1), (0, points), color=MUTED, ha=ha, **where, **style)
 
 
 def _width_of(axes: Any) -> float:
     """The width of a panel in inches."""
     return axes.get_position().width * axes.figure.get_figwidth()
+
+
+def bars(
+    axes: Any,
+    *,
+    labels: tuple[str, str, str],
+    groups: Sequence[str],
+    series: Mapping[str, Sequence[float | None]],
+    colours: Mapping[str, str],
+    ceiling: tuple[float, str],
+) -> None:
+    """Bars in groups, a bar of a group for each of `series`, below a ceiling: its height and its name.
+
+    `labels` are the title and those of the axes. What is None has no bar.
+    """
+    height, name = ceiling
+    width = 0.8 / max(1, len(series))
+    for place, (label, values) in enumerate(series.items()):
+        found = [(group, value) for group, value in enumerate(values) if value is not None]
+        xs = [group + width * (place - (len(series) - 1) / 2) for group, _ in found]
+        axes.bar(xs, [value for _, value in found], 0.9 * width, label=label, color=colours[label])
+    axes.axhline(height, color=INK, linewidth=1.2, linestyle=DASHES, label=name)
+    title, xlabel, ylabel = labels
+    axes.set_title(title)
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.tick_params(axis="x", length=0)
+    axes.set_ylim(0, 1.1 * max([height, *(v for each in series.values() for v in each if v)]))
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
 
 
 def _starts(places: Sequence[Place]) -> dict[Place, float]:
@@ -135,6 +187,7 @@ def heat(
     *,
     title: str,
     note: str,
+    ylabel: str,
     lines: Sequence[Place],
     columns: Sequence[Place],
     values: Mapping[tuple[Place, Place], float],
@@ -152,20 +205,17 @@ def heat(
     ys, xs = _starts(lines), _starts(columns)
     for (line, column), value in values.items():
         x, y, shade = xs[column], ys[line], float(scale(value))
-        box = {"facecolor": colours(shade), "edgecolor": _GRID, "linewidth": 0.6}
+        box = {"facecolor": colours(shade), "edgecolor": GRID, "linewidth": 0.6}
         axes.add_patch(Rectangle((x, y), 1, 1, **box))
-        ink = {"color": INK if 0.2 < shade < 0.8 else "white", "fontsize": 7}
+        ink = {"color": INK if 0.1 < shade < 0.9 else "white", "fontsize": 7}
         axes.text(x + 0.5, y + 0.5, _two_digits(value), ha="center", va="center_baseline", **ink)
-
-    def above(x: float, points: float, text: str, **style: Any) -> None:
-        where = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-        axes.annotate(text, (x, 1), (0, points), color=MUTED, **where, **style)
 
     for group in dict.fromkeys(group for group, _ in columns):
         inside = [x for column, x in xs.items() if column[0] == group]
-        above((inside[0] + inside[-1] + 1) / 2, 15, group, fontsize=7, ha="center")
-    above(0, 31, note, fontsize=8)
+        _above(axes, (inside[0] + inside[-1] + 1) / 2, 15, group, fontsize=7)
+    _above(axes, 0, 31, note, "left", fontsize=8)
     axes.set_title(title, pad=44)
+    axes.set_ylabel(ylabel)
     axes.set_xlim(0, max(xs.values()) + 1)
     axes.set_ylim(max(ys.values()) + 1, 0)
     axes.set_xticks([x + 0.5 for x in xs.values()], [name for _, name in columns])
@@ -177,44 +227,10 @@ def heat(
     bar.ax.minorticks_off()
     bar.ax.set_xticklabels(map(str, _HEAT_TICKS), fontsize=7)
     bar.outline.set_visible(False)
-
-
-def dots(
-    axes: Any,
-    *,
-    title: str,
-    members: Sequence[Measured],
-    label: Label,
-    series: Mapping[str, Metric],
-) -> None:
-    """A line of dots for each case, the first one on top: the values of metrics by their names."""
-    for name, metric in series.items():
-        points = [(v, -y) for y, m in enumerate(members) if (v := metric(m)) is not None]
-        axes.plot(*(zip(*points, strict=True) if points else ((), ())), "o", label=name)
-    if len(series) > 1:
-        axes.legend(fontsize=8, frameon=False)
-    axes.axvline(1.0, color=MUTED, linewidth=1.2, linestyle=_DASHES)
-    axes.set_yticks([-y for y in range(len(members))], list(map(label, members)))
-    axes.set_title(title)
-
-
-def of_dots(
-    title: str,
-    label: Label,
-    panels: Mapping[str, tuple[Sequence[Measured], Mapping[str, Metric]]],
-) -> Figure:
-    """A picture of dots: by the title of a panel the cases that are in it, and their metrics."""
-    found = [
-        partial(dots, title=text, members=members, label=label, series=series)
-        for text, (members, series) in panels.items()
-        if members
-    ]
-    most = max(len(members) for members, _ in panels.values())
-    return Figure(title, [found], (6.5, 1.5 + 0.18 * most))
+    bar.set_label("ratio", fontsize=8)
 
 
 _STYLE: dict[Any, Any] = {
-    "axes.prop_cycle": "cycler('color', ['2563eb', 'ea580c', '0d9488', 'db2777', '8b5cf6', '6b7280'])",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlelocation": "left",
@@ -244,11 +260,14 @@ def draw(figure: Figure, subtitle: str, path: Path) -> None:
     top = 1 - 0.34 / size[1]
     drawn.text(0.01, top, "\n".join(below), va="top", fontsize=8, color=MUTED)
     handles: dict[str, Any] = {}
+    cells = math.lcm(*(len(panels) or 1 for panels in figure.panels))
+    grid = drawn.add_gridspec(max(1, rows), cells)
     with matplotlib.rc_context(_STYLE):
-        for index, panel in enumerate(panel for row in figure.panels for panel in row):
-            axes = drawn.add_subplot(rows, columns, index + 1)
-            panel(axes)
-            if axes.get_legend() is None:
+        for row, panels in enumerate(figure.panels):
+            for column, panel in enumerate(panels):
+                wide = cells // len(panels)
+                axes = drawn.add_subplot(grid[row, column * wide : (column + 1) * wide])
+                panel(axes)
                 found, labels = axes.get_legend_handles_labels()
                 handles |= dict(zip(labels, found, strict=True))
     if len(handles) > 1:

@@ -221,14 +221,14 @@ def views(run: Run) -> list[t.View]:
 
 # In drawing order: what matters most is drawn last, on top. Label, colour, width, dashes.
 _STYLES = {
-    "warp": ("warp, forced", "#0d9488", 1.2, (0, (1, 1.2))),
-    "block": ("block, forced", "#db2777", 1.2, (0, (2, 1.2))),
-    "block_smem": ("block_smem, forced", "#8b5cf6", 1.2, (0, (4, 1.4))),
-    "cluster": ("cluster, forced", "#65a30d", 1.2, (0, (3, 1.2))),
-    "spread": ("spread, forced", "#9467bd", 1.2, (0, (2, 1))),
-    "block_uncached": ("block_uncached, forced", "#d4a017", 1.2, (0, (5, 1.4, 1, 1.4))),
-    "read": ("device read", "#374151", 1.5, (0, (6, 2))),
-    "copy": ("device copy", "#374151", 1.5, (0, (6, 2))),
+    "warp": ("warp, forced", plot.GREEN, 1.2, (0, (1, 1.2))),
+    "block": ("block, forced", plot.PURPLE, 1.2, (0, (2, 1.2))),
+    "block_smem": ("block_smem, forced", plot.SKY, 1.2, (0, (4, 1.4))),
+    "cluster": ("cluster, forced", plot.ORANGE, 1.2, (0, (3, 1.2))),
+    "spread": ("spread, forced", plot.INK, 1.2, (0, (2, 1))),
+    "block_uncached": ("block_uncached, forced", plot.MUTED, 1.2, (0, (5, 1.4, 1, 1.4))),
+    "read": ("device read", plot.INK, 1.5, (0, (6, 2))),
+    "copy": ("device copy", plot.INK, 1.5, (0, (6, 2))),
     "xla": ("jax.nn (XLA)", plot.PEER, 1.9, "-"),
     "auto": ("jaxkernels (auto)", plot.OURS, 2.5, "-"),
 }

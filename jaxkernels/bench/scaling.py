@@ -39,6 +39,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxkernels as jk
 from jaxkernels.bench import plot
 from jaxkernels.bench import tables as t
+from jaxkernels.bench.dots import Dots, of_dots
 from jaxkernels.bench.programs import SCALE, rotations, with_gradient
 from jaxkernels.bench.records import Case, Measured, Run
 from jaxkernels.bench.suite import Function, Options, Program, Suite, count, several, sizes
@@ -243,17 +244,16 @@ def figure(run: Run) -> plot.Figure:
     weak = list(filter(is_weak, run.measured))
     cut = [m for m in run.measured if not is_weak(m)]
     numbers = {name: None for m in weak for name in m.records if name != "1"}
-    panels = {
-        "rows and batches: time on 1 device over that on n": (
-            weak,
-            {f"{n} devices": partial(Measured.ratio, peer="1", contender=n) for n in numbers},
-        ),
-        "log_softmax over a vocabulary: times faster": (
-            cut,
-            {f"than {n}": partial(Measured.ratio, peer=n, contender="ours") for n in _PEERS},
-        ),
+    efficiencies = {f"{n} devices": partial(Measured.ratio, peer="1", contender=n) for n in numbers}
+    gains = {
+        f"than {CONTENDERS[n]}": partial(Measured.ratio, peer=n, contender="ours") for n in _PEERS
     }
-    return plot.of_dots("scaling over devices", lambda m: label(m.case), panels)
+    name = lambda m: label(m.case).removeprefix("vocabulary ")  # noqa: E731
+    panels = [
+        [Dots("rows and batches", "time on 1 device over that on n", weak, name, efficiencies)],
+        [Dots("log_softmax over a vocabulary", "times faster", cut, name, gains)],
+    ]
+    return of_dots("scaling over devices", panels)
 
 
 _DEVICES_HELP = "numbers of devices; 1 is always measured (default: 1, 2, 4, ... up to all)"

@@ -33,6 +33,7 @@ from jax.lax import DotAlgorithmPreset, Precision
 import jaxkernels as jk
 from jaxkernels.bench import plot, products
 from jaxkernels.bench import tables as t
+from jaxkernels.bench.dots import Dots, of_dots
 from jaxkernels.bench.product_data import errors, operands
 from jaxkernels.bench.products import flops, is_chain, is_transposed, size, touched_bytes
 from jaxkernels.bench.programs import rotations
@@ -240,19 +241,37 @@ def views(run: Run) -> list[t.View]:
     return [view(*pair) for pair in t.group_by(run.measured, lambda m: m["group"]).items()]
 
 
-def figure(run: Run) -> plot.Figure:
-    """What is planned and the FFMA units beside XLA; the contenders of ladders and peers."""
-    compared = [m for m in run.measured if set(m.records) == {"xla", *OURS}]
-    others = [m for m in run.measured if m not in compared]
-    lines = [replace(m, contender=n) for m in others for n in m.records if n != "xla"]
-    times = f"times {_peer(run)}'s rate"
-    panels = {
-        f"ladder and peers, {times}": (lines, {"rate": lambda m: over_xla(m, "")}),
-        f"products, {times}": (compared, {name: partial(over_xla, name=name) for name in OURS}),
-    }
-    return plot.of_dots(
-        "sgemm: float32 products", lambda m: f"{m.contender} {size(m.case)}", panels
+def _ladder(peer: str, m: Measured) -> plot.Panel:
+    """A bar for each rung, below XLA's rate."""
+    rungs = [name for name in m.records if name != "xla"]
+    return partial(
+        plot.bars,
+        labels=(f"the ladder at {size(m.case)}", "rung", f"times {peer}'s rate"),
+        groups=rungs,
+        series={"ours": [over_xla(m, name) for name in rungs]},
+        colours={"ours": plot.OURS},
+        ceiling=(1.0, peer),
     )
+
+
+def figure(run: Run) -> plot.Figure:
+    """The ladder, XLA's other ways, and what is planned and the FFMA units beside XLA."""
+    compared = [m for m in run.measured if set(m.records) == {"xla", *OURS}]
+    ladders = [m for m in run.measured if m["group"] == "ladder"]
+    others = [m for m in run.measured if m not in compared and m not in ladders]
+    lines = [replace(m, contender=n) for m in others for n in m.records if n != "xla"]
+    peer = _peer(run)
+    times = f"times {peer}'s rate"
+    of_one = {"rate": lambda m: over_xla(m, "")}
+    planned = {name: partial(over_xla, name=name) for name in OURS}
+    drawn = of_dots(
+        "sgemm: float32 products",
+        [
+            [Dots("peers", times, lines, lambda m: f"{m.contender} {size(m.case)}", of_one)],
+            [Dots("products", times, compared, lambda m: size(m.case), planned)],
+        ],
+    )
+    return replace(drawn, panels=[*([_ladder(peer, m)] for m in ladders), *drawn.panels])
 
 
 _ALGORITHMS_HELP = "rungs of every product (default: all for the ladder, what is planned and pipelined for the others)"

@@ -13,7 +13,7 @@ pytest.importorskip("rich")
 import cases
 import jax
 import numpy as np
-from bench_cases import QUICK
+from bench_cases import QUICK, measured, run_of
 
 from jaxkernels._core import registry
 from jaxkernels.bench import attention, records
@@ -186,6 +186,32 @@ def test_run_survives_a_refusal(where, monkeypatch, tmp_path, capsys):
     out = capsys.readouterr().out
     said = "temp_bytes not measured" if where == "memory" else "out of memory"
     assert f"ours: {said}" in out
+
+
+def test_picture_by_hand():
+    """A panel for each direction and variant of scores, then one of layers, which names its peers."""
+    pytest.importorskip("matplotlib")
+    times = {"copy": 1.0, "xla": 2.0, "ours": 1.0}
+    scores = [
+        measured(heads_case("scores", dtype, variant, direction, (2, 3, 4)), times)
+        for dtype in ("bfloat16", "float32")
+        for variant in ("plain", "causal")
+        for direction in ("fwd", "both")
+    ]
+    layer = measured(heads_case("layers", "bfloat16", "causal", "fwd", (2, 3, 4)), times)
+    drawn = attention.figure(run_of([*scores, layer])).panels
+    shown = [[panel.keywords["shown"] for panel in line] for line in drawn]
+    assert [[s.title for s in line] for line in shown] == [
+        ["scores, plain, forward", "scores, causal, forward"],
+        ["scores, plain, with gradient", "scores, causal, with gradient"],
+        ["layers"],
+    ]
+    plain, layers = shown[0][0], shown[2][0]
+    assert list(map(plain.label, plain.members)) == ["bfloat16 2x3x4", "float32 2x3x4"]
+    assert [metric(plain.members[0]) for metric in plain.series.values()] == [1.0, 2.0]
+    assert list(map(layers.label, layers.members)) == ["causal fwd bfloat16 2x3x4x64"]
+    over = {name: metric(layer) for name, metric in layers.series.items()}
+    assert over == {"ours over XLA": 2.0, "ours over cuDNN": None}
 
 
 def test_model_bytes_of_every_kind():

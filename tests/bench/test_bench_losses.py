@@ -1,6 +1,7 @@
 """The suite of losses runs at a small size, and its bars. Nothing here depends on how long anything takes."""
 
 import argparse
+import importlib.util
 import types
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 pytest.importorskip("optax")
 
 from bars import judge
-from bench_cases import QUICK, measured, text_of
+from bench_cases import QUICK, measured, run_of, text_of
 
 from jaxkernels.bench import losses, records, rows, torch_losses
 from jaxkernels.bench.__main__ import build_parser, main
@@ -31,8 +32,10 @@ OPTIONS = argparse.Namespace()
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    written = tmp_path_factory.mktemp("bench") / "b.json"
-    assert main([*SMALL, "--dtypes", "bfloat16", "--json", str(written)]) == 0
+    folder = tmp_path_factory.mktemp("bench")
+    drawn = ["--plot", str(folder / "b.png")] if importlib.util.find_spec("matplotlib") else []
+    written = folder / "b.json"
+    assert main([*SMALL, "--dtypes", "bfloat16", "--json", str(written), *drawn]) == 0
     return written
 
 
@@ -145,6 +148,27 @@ def test_traffic_by_hand():
     for direction, slower in (("mean", 1.0), ("none", 1.5)):
         m = made_up(direction, copy=1e-6, ours=slower * 1e-6)
         assert rows.of_ceiling(m, "ours") == pytest.approx(1)
+
+
+def test_picture(run):
+    """A row of panels for each direction; what is drawn is the fraction of the ceiling, of the largest size."""
+    pytest.importorskip("matplotlib")
+    assert (run.parent / "b.png").read_bytes().startswith(b"\x89PNG")
+    small = measured(row_case("losses", "mean", "float32", 8, 4096), {"copy": 1.0, "ours": 4.0})
+    cases = [made_up("mean", cols, copy=1.0, ours=2.0, xla=4.0) for cols in (4096, 64)]
+    few = measured(row_case("losses", "mean", "float32", 8, 99, "few_rows"), {"ours": 1.0})
+    none = made_up("none", 64, "bfloat16", copy=1.0, ours=3.0)
+    figure = losses.figure(run_of([*cases, small, few, none]))
+    (mean,), (each,) = [[panel.keywords for panel in line] for line in figure.panels]
+    assert mean["labels"][0] == "the mean and its gradient, float32"
+    assert mean["labels"][1:] == ("columns", "of the rate of a copy")
+    assert mean["groups"] == ["64", "4096"]
+    assert mean["series"] == {"ours": [0.5, 0.5], "optax": [0.25, 0.25]}
+    assert each["labels"][0] == "losses of rows and the gradient, bfloat16"
+    assert each["series"] == {"ours": [0.5], "optax": [None]}
+    compiled = made_up("mean", copy=1.0, ours=2.0, compiled=8.0)
+    ((panel,),) = losses.figure(run_of([compiled])).panels
+    assert panel.keywords["series"] == {"ours": [0.5], "torch.compile": [0.125]}
 
 
 def test_torch_is_compared_where_it_is(monkeypatch):

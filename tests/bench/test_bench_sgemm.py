@@ -74,6 +74,25 @@ def test_tables_by_hand():
     assert "no product" not in text
 
 
+def test_picture_by_hand():
+    """A bar for each rung; a dot for XLA's other ways, and for what is planned and pipelined."""
+    pytest.importorskip("matplotlib")
+    ladder = _product("ladder", 4096, names=("xla", "naive", "tensor"))
+    peers = _product("peers", names=("xla", "auto", "TF32"))
+    drawn = sgemm.figure(run_of([ladder, peers, _product(n=512)])).panels
+    bars, others, products = (panel.keywords for (panel,) in drawn)
+    assert bars["groups"] == ["naive", "tensor"]
+    assert bars["series"] == {"ours": [0.5, pytest.approx(1 / 3)]}
+    assert bars["ceiling"] == (1.0, "cuBLAS")
+    found = {
+        shown.label(m): [metric(m) for metric in shown.series.values()]
+        for shown in (others["shown"], products["shown"])
+        for m in shown.members
+    }
+    third = pytest.approx(1 / 3)
+    assert found == {"auto 1024^3": [0.5], "TF32 1024^3": [third], "512^3": [0.5, third]}
+
+
 @pytest.mark.parametrize(
     ("platform", "name", "other"), [("cpu", "XLA", "cuBLAS"), ("gpu", "cuBLAS", "XLA")]
 )

@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import inspect
 import json
+import pathlib
 import subprocess
 import sys
 import types
@@ -46,6 +47,19 @@ def members(hint):
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return [part for item in typing.get_args(hint) for part in members(item)]
     return [hint]
+
+
+def test_every_type_has_words():
+    """The reference shows the text below an alias, and no comment."""
+    tree = ast.parse(pathlib.Path(choices.__file__).read_text())
+    aliases = [(i, line) for i, line in enumerate(tree.body) if isinstance(line, ast.AnnAssign)]
+    assert aliases
+    for i, alias in aliases:
+        match tree.body[i + 1 : i + 2]:
+            case [ast.Expr(ast.Constant(str(text)))]:
+                assert text.endswith("."), ast.unparse(alias.target)
+            case _:
+                pytest.fail(f"{ast.unparse(alias.target)} has no words")
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
