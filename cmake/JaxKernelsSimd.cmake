@@ -28,7 +28,7 @@ check_cxx_source_compiles("
   #ifndef __GLIBC__
   #error needs glibc
   #endif
-  __attribute__((target_clones(${JK_CLONES}))) int f(int x) { return x + 1; }
+  template <typename T> __attribute__((target_clones(${JK_CLONES}))) T f(T x) { return x + 1; }
   int main(int argc, char**) { return f(argc); }" JK_HAS_TARGET_CLONES)
 unset(CMAKE_REQUIRED_FLAGS)
 

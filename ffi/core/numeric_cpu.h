@@ -13,6 +13,15 @@
 #include <limits>
 #include <type_traits>
 
+// Compiled once for each instruction set of JK_TARGET_CLONES (cmake/JaxKernelsSimd.cmake), of which
+// one is chosen when the module is loaded. Such functions are small: in large ones the compiler
+// keeps too little of a loop in registers, and takes twice as long.
+// f32 softmax of 47 columns, ns per element: all operations in one 0.62, short rows in one 0.50
+#ifdef JK_TARGET_CLONES
+#define JK_MULTIVERSION __attribute__((target_clones(JK_TARGET_CLONES), noinline))
+#else
+#define JK_MULTIVERSION
+#endif
 // Inlined into every clone of a multiversioned function, and compiled for its instruction set.
 #define JK_INLINE __attribute__((always_inline)) inline
 // The same for a lambda; stands behind its parameters.

@@ -23,8 +23,10 @@ PLAIN = tuple(
             6,
             11,
             23,
-            48,
+            41,
             100,
+            111,
+            112,
             1000,
             *(2**i + d for i in range(2, 13) for d in (-1, 0, 1)),
         }
@@ -32,8 +34,8 @@ PLAIN = tuple(
 )
 
 
-# A CPU sums rows of up to so many elements in one lane each (kMostNarrowCols in rows/cpu/row_drivers.h).
-_NARROW_COLS = 48
+# A CPU may sum rows of up to so many elements in one lane each, by the bytes of an element (rows/cpu/narrow_rows.h).
+_NARROW_COLS = {2: 111, 4: 111, 8: 31}
 
 
 def accumulators(
@@ -53,7 +55,8 @@ def accumulators(
         offsets = range(16 // storage(dtype).itemsize if anywhere else 1)
         places = [(offset, shifted) for offset in offsets for shifted in (False, anywhere)]
         return min(plan(offset=offset, shifted=shifted).lanes for offset, shifted in places)
-    return 1 if shape[-1] <= _NARROW_COLS else 16 // compute(dtype).itemsize
+    narrow = shape[-1] <= _NARROW_COLS[storage(dtype).itemsize]
+    return 1 if narrow else 16 // compute(dtype).itemsize
 
 
 @functools.cache

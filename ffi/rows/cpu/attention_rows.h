@@ -134,8 +134,8 @@ static_assert(ReducesAs<ForwardOfLoaded<float>>(Operation::kMaskedSoftmaxForward
               "operations.h says otherwise");
 
 template <typename T>
-JK_INLINE void RunAttentionForward(const RowArrays& all, const MaskedRows& attention, int64_t begin,
-                                   int64_t end) {
+JK_MULTIVERSION void RunAttentionForward(const RowArrays& all, const MaskedRows& attention,
+                                         int64_t begin, int64_t end) {
   using C = CpuComputeType<T>;
   const int64_t cols = all.cols, size = AttentionRowsAtOnce(cols) * cols;
   std::vector<C> scores(size), results(size);
@@ -160,8 +160,8 @@ JK_INLINE void ScaleGradient(const C* y, int64_t n, C scale, C* dx) {
 }
 
 template <typename T>
-JK_INLINE void RunAttentionGrad(const RowArrays& all, const MaskedRows& attention, int64_t begin,
-                                int64_t end) {
+JK_MULTIVERSION void RunAttentionGrad(const RowArrays& all, const MaskedRows& attention,
+                                      int64_t begin, int64_t end) {
   using C = CpuComputeType<T>;
   const int64_t cols = all.cols, size = AttentionRowsAtOnce(cols) * cols;
   const C scale = static_cast<C>(attention.scale);

@@ -203,7 +203,7 @@ JK_INLINE void StoreGradient(const T* x, int64_t cols, const LogitGradient<C>& o
 }
 
 template <typename Op>
-JK_INLINE void RunCrossEntropy(const RowCall& call, int64_t begin, int64_t end) {
+JK_MULTIVERSION void RunCrossEntropy(const RowCall& call, int64_t begin, int64_t end) {
   using T = typename Op::Storage;
   using C = typename Op::C;
   static_assert(MatchesTable<Op>(), "operations.h says otherwise");

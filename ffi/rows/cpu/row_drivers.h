@@ -152,8 +152,8 @@ JK_INLINE void RunWideRows(const Inputs<Op>& in, int64_t cols, const RowRange& r
 }
 
 template <typename Op>
-JK_INLINE void RunWide(const Inputs<Op>& in, int64_t cols, const RowRange& range,
-                       const RowEnds<Op>& ends, typename Op::Storage* out) {
+JK_MULTIVERSION void RunWide(const Inputs<Op>& in, int64_t cols, const RowRange& range,
+                             const RowEnds<Op>& ends, typename Op::Storage* out) {
   using T = typename Op::Storage;
   using C = typename Op::C;
   if constexpr (Op::kKeepsTerm && std::is_same_v<T, C>) {
@@ -172,8 +172,7 @@ JK_INLINE void RunWide(const Inputs<Op>& in, int64_t cols, const RowRange& range
 
 // A range of the rows of an operation, by the driver that fits their length.
 template <typename Op>
-JK_INLINE void RunRange(const RowArrays& rows, const RowRange& range,
-                        const RowEnds<Op>& ends = {}) {
+void RunRange(const RowArrays& rows, const RowRange& range, const RowEnds<Op>& ends = {}) {
   using T = typename Op::Storage;
   const Inputs<Op> in = {static_cast<const T*>(rows.in[0]), static_cast<const T*>(rows.in[1])};
   if (rows.cols <= kNarrowCols<Op>) {

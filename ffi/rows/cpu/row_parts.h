@@ -48,7 +48,8 @@ template <typename Op>
 JK_INLINE void FinishRow(const Inputs<Op>& in, int64_t cols, const typename Op::C* statistics,
                          const RowEnds<Op>& ends, int64_t index, typename Op::Storage* out) {
   using C = typename Op::C;
-  typename Op::Found found = {Op::Reference(statistics[0])};
+  typename Op::Found found;
+  found.max = Op::Reference(statistics[0]);
   std::copy_n(statistics + 1, Op::kSums, found.sum);
   const typename Op::Row row = RowOf(found, ends, index);
   ForTiles<C>(cols, [&](int64_t i, int64_t n)
@@ -56,7 +57,7 @@ JK_INLINE void FinishRow(const Inputs<Op>& in, int64_t cols, const typename Op::
 }
 
 template <typename Op>
-JK_INLINE void RunPart(const RowCall& call, int64_t begin, int64_t end) {
+JK_MULTIVERSION void RunPart(const RowCall& call, int64_t begin, int64_t end) {
   using T = typename Op::Storage;
   const int64_t cols = call.arrays.cols;
   const Inputs<Op> in = {static_cast<const T*>(call.arrays.in[0]),
@@ -75,7 +76,7 @@ JK_INLINE void RunPart(const RowCall& call, int64_t begin, int64_t end) {
 
 // As above for the forward operation on attention scores: a row that sees nothing is zero.
 template <typename T>
-JK_INLINE void RunAttentionForwardPart(const RowCall& call, int64_t begin, int64_t end) {
+JK_MULTIVERSION void RunAttentionForwardPart(const RowCall& call, int64_t begin, int64_t end) {
   using C = CpuComputeType<T>;
   using Op = ForwardOfLoaded<T>;
   const int64_t cols = call.arrays.cols;
@@ -98,7 +99,7 @@ JK_INLINE void RunAttentionForwardPart(const RowCall& call, int64_t begin, int64
 }
 
 template <typename T>
-JK_INLINE void RunAttentionGradPart(const RowCall& call, int64_t begin, int64_t end) {
+JK_MULTIVERSION void RunAttentionGradPart(const RowCall& call, int64_t begin, int64_t end) {
   using C = CpuComputeType<T>;
   using Op = SoftmaxGrad<C>;
   const int64_t cols = call.arrays.cols;

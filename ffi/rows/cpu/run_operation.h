@@ -1,9 +1,7 @@
 // operation -> loops, for one storage type.
 //
-// Owns: which operation runs which code. The drivers and operations are inlined into one function
-// for each storage type, in kernels_<dtype>.cc, which the compiler makes once for each
-// instruction set of JK_TARGET_CLONES (cmake/JaxKernelsSimd.cmake) and chooses from when the module
-// is loaded. Must not know: XLA, threads, how a row is walked.
+// Owns: which operation runs which code. kernels_<dtype>.cc has it for one storage type, so that
+// they compile side by side. Must not know: XLA, threads, how a row is walked.
 #ifndef JAXKERNELS_ROWS_CPU_RUN_OPERATION_H_
 #define JAXKERNELS_ROWS_CPU_RUN_OPERATION_H_
 
@@ -17,16 +15,10 @@
 #include "rows/cpu/row_ops.h"
 #include "rows/cpu/row_parts.h"
 
-#ifdef JK_TARGET_CLONES
-#define JK_MULTIVERSION __attribute__((target_clones(JK_TARGET_CLONES)))
-#else
-#define JK_MULTIVERSION
-#endif
-
 namespace jaxkernels {
 
 template <typename Op>
-JK_INLINE void RunPlain(const RowCall& call, const RowRange& range) {
+void RunPlain(const RowCall& call, const RowRange& range) {
   static_assert(MatchesTable<Op>(), "operations.h says otherwise");
   if (call.part == Part::kWhole) {
     RunRange<Op>(call.arrays, range, {call.scalars_in, call.scalars_out});
@@ -36,7 +28,7 @@ JK_INLINE void RunPlain(const RowCall& call, const RowRange& range) {
 }
 
 template <typename T>
-JK_INLINE void RunOperation(const RowCall& call, const RowRange& range) {
+void RunOperation(const RowCall& call, const RowRange& range) {
   const int64_t begin = range.begin, end = range.end;
   const bool whole = call.part == Part::kWhole;
   switch (call.operation) {
