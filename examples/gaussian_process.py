@@ -200,21 +200,23 @@ def plot(path: str, hyper: Hyper, data: Data, products: dict[str, Product]) -> N
     """Draws the posterior along a line through the cube, and the eigenvalues of both matrices."""
     import matplotlib.pyplot as plt
 
+    # Of Okabe and Ito, which colour-blind people tell apart, as in the project's own pictures.
+    blue, vermillion, sky, ink, grey = "#0072b2", "#d55e00", "#56b4e9", "#111827", "#6b7280"
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     t = np.linspace(-3, 3, 200, dtype=np.float32)
     line = np.stack([t, np.full_like(t, 0.5), np.full_like(t, -1.0)], axis=1)
     mean, variance = predict(hyper, data, jnp.asarray(line), jk.matmul)
     spread = 2 * np.sqrt(np.maximum(variance, 0))
-    left.fill_between(t, mean - spread, mean + spread, color="#56B4E9", alpha=0.4, label="2 sigma")
-    left.plot(t, mean, color="#0072B2", label="posterior mean, float32")
-    left.plot(t, truth(line), color="black", linestyle="--", label="truth")
+    left.fill_between(t, mean - spread, mean + spread, color=sky, alpha=0.4, label="2 sigma")
+    left.plot(t, mean, color=blue, label="posterior mean, float32")
+    left.plot(t, truth(line), color=ink, linestyle="--", label="truth")
     left.set(xlabel="first coordinate", ylabel="function")
     left.legend()
-    styles = zip(products.items(), ("#0072B2", "#D55E00"), ("-", ":"), strict=True)
+    styles = zip(products.items(), (blue, vermillion), ("-", ":"), strict=True)
     for (name, product), color, style in styles:
         matrix = np.asarray(covariance(hyper, data.x, product), np.float64)
         right.plot(np.linalg.eigvalsh(matrix)[::-1], style, color=color, label=name)
-    right.axhline(float(jnp.exp(hyper.noise)), color="gray", linewidth=1, label="fitted noise")
+    right.axhline(float(jnp.exp(hyper.noise)), color=grey, linewidth=1, label="fitted noise")
     right.set_yscale("symlog", linthresh=1e-4)
     right.set(xlabel="number", ylabel="eigenvalue of the covariance")
     right.legend()

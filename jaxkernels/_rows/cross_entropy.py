@@ -81,8 +81,10 @@ def cross_entropy(
 ) -> jax.Array | tuple[jax.Array, ...]:
     r"""Cross entropy of labels against the softmax of logits: log sum_j exp(x_j) - x_label.
 
-    With smoothing e over V classes and a z-loss of weight z, where lse = log sum_j exp(x_j):
-    (1 - e) (lse - x_label) + e / V sum_j (lse - x_j) + z lse^2.
+    With smoothing e over V classes and a z-loss of weight z it is:
+
+        lse = log sum_j exp(x_j)
+        loss = (1 - e) (lse - x_label) + e / V sum_j (lse - x_j) + z lse^2
 
     It runs this package's kernels on CPUs and NVIDIA GPUs, and plain JAX elsewhere, and composes with
     jit, vmap, scan, remat, shard_map and derivatives of every order and mode.

@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     suite: Suite = options.suite
     if options.plot and importlib.util.find_spec("matplotlib") is None:
         # Said before minutes of measuring, not after.
-        print("--plot needs matplotlib: pip install 'jaxkernels[bench]'", file=sys.stderr)
+        print("--plot needs matplotlib: pip install matplotlib", file=sys.stderr)
         return 2
     earlier: dict[Path, records.Run] = {}
     for path in filter(None, (options.against, options.from_json)):

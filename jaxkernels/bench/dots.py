@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from jaxkernels.bench import plot
 from jaxkernels.bench.records import Measured
@@ -20,6 +20,7 @@ _COLUMNS = 3  # of panels, at most
 _WIDTHS = {1: 6.5, 2: 5.0, 3: 3.6}  # of a panel in inches, by the number of columns
 _COLOURS = (plot.OURS, plot.PEER, plot.GREEN, plot.PURPLE, plot.ORANGE, plot.SKY)
 
+T = TypeVar("T")
 Metric = Callable[[Measured], float | None]
 Label = Callable[[Measured], str]
 Mark = tuple[str, str]  # colour, matplotlib's marker
@@ -58,22 +59,32 @@ def _panel(axes: Any, *, shown: Dots, marks: Mapping[str, Mark], is_named: bool)
     axes.set_xlabel(shown.xlabel)
 
 
+def cut(items: Sequence[T]) -> list[Sequence[T]]:
+    """What several panels have, `MOST_LINES` of the items each at most, as equal as can be.
+
+    Example:
+        >>> [len(part) for part in cut(range(25))], cut([])
+        ([9, 9, 7], [])
+    """
+    count = math.ceil(len(items) / MOST_LINES)
+    size = math.ceil(len(items) / max(1, count))
+    return [items[start : start + size] for start in range(0, len(items), max(1, size))]
+
+
 def parts(shown: Dots) -> list[Dots]:
-    """The panel, or panels of at most `MOST_LINES` lines each, as equal as can be; none of no lines.
+    """The panel, or several, where it has too many lines; none of no lines.
 
     Example:
         >>> many = Dots("products", "times", [Measured({}, {})] * 25, str, {})
         >>> [(part.title, len(part.members)) for part in parts(many)]
         [('products, 1 of 3', 9), ('products, 2 of 3', 9), ('products, 3 of 3', 7)]
     """
-    count = math.ceil(len(shown.members) / MOST_LINES)
-    if count < 2:
-        return [shown] if count else []
-    size = math.ceil(len(shown.members) / count)
-    cut = [shown.members[start : start + size] for start in range(0, len(shown.members), size)]
+    found = cut(shown.members)
+    if len(found) < 2:
+        return [shown] * len(found)
     return [
-        shown._replace(title=f"{shown.title}, {number} of {len(cut)}", members=members)
-        for number, members in enumerate(cut, 1)
+        shown._replace(title=f"{shown.title}, {number} of {len(found)}", members=members)
+        for number, members in enumerate(found, 1)
     ]
 
 
@@ -82,10 +93,12 @@ def of_dots(title: str, rows: Sequence[Sequence[Dots]]) -> plot.Figure:
 
     A panel whose lines are those of the panel on its left does not name them again.
     """
-    cut = [[part for shown in row for part in parts(shown)] for row in rows]
-    lines = [row[i : i + _COLUMNS] for row in cut for i in range(0, len(row), _COLUMNS)]
-    names = dict.fromkeys(name for row in lines for shown in row for name in shown.series)
-    marks = dict(zip(names, itertools.cycle(zip(_COLOURS, "oDs^vP", strict=True)), strict=False))
+    shorter = [[part for shown in row for part in parts(shown)] for row in rows]
+    lines = [row[i : i + _COLUMNS] for row in shorter for i in range(0, len(row), _COLUMNS)]
+    found = dict.fromkeys(name for row in lines for shown in row for name in shown.series)
+    names = sorted(found, key=lambda name: name != "ours")  # whose colour is the first one
+    every = zip(itertools.cycle(_COLOURS), itertools.cycle("oDs^vPX"), strict=False)
+    marks = dict(zip(names, every, strict=False))
 
     def is_named(row: Sequence[Dots], column: int) -> bool:
         left, here = row[max(0, column - 1)], row[column]

@@ -18,7 +18,7 @@ place of x, and losses in place of its first element.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import jaxkernels as jk
 from jaxkernels.bench import plot, rows, torch_losses
 from jaxkernels.bench import tables as t
+from jaxkernels.bench.dots import cut
 from jaxkernels.bench.programs import CHAIN_CALLS, chain, normal
 from jaxkernels.bench.records import Case, Measured, Run
 from jaxkernels.bench.rows import DTYPES, draw, row_case
@@ -218,11 +219,14 @@ _DRAWN = {
     "compiled": ("torch.compile", plot.GREEN),
 }
 
+_WIDEST = 14.0  # of a picture, in inches
+
 
 def figure(run: Run) -> plot.Figure:
-    """A row of panels for each direction, a panel for each dtype: the fraction of the ceiling by columns.
+    """Panels for each direction and dtype, of at most a dozen lengths each: the fraction of the ceiling.
 
-    Of several sizes of logits the largest one of each length is drawn.
+    Those of a direction stand side by side, as far as a page is wide. Of several sizes of logits the
+    largest one of each length is drawn.
     """
     largest = {
         (m["direction"], m["dtype"], m["cols"]): m
@@ -231,10 +235,7 @@ def figure(run: Run) -> plot.Figure:
     measured = sorted(largest.values(), key=lambda m: m["cols"])
     drawn = {n: of for n, of in _DRAWN.items() if any(n in m.records for m in measured)}
 
-    def panel(direction: str, dtype: str) -> plot.Panel | None:
-        members = [m for m in measured if (m["direction"], m["dtype"]) == (direction, dtype)]
-        if not members:
-            return None
+    def panel(direction: str, dtype: str, members: Sequence[Measured]) -> plot.Panel:
         ceiling = rows.TRAFFIC["losses"][direction].ceiling
         return partial(
             plot.bars,
@@ -247,10 +248,17 @@ def figure(run: Run) -> plot.Figure:
             ceiling=(1.0, "device read, device copy"),
         )
 
-    panels = [[panel(direction, dtype) for dtype in DTYPES] for direction in _MADE]
-    found = [line for each in panels if (line := list(filter(None, each)))]
-    widest = len({m["cols"] for m in measured})
-    return plot.Figure("losses: rate beside memory's", found, (max(4.5, 1.0 + 0.6 * widest), 1.8))
+    by_kind = t.group_by(measured, lambda m: (m["direction"], m["dtype"]))
+    parts = {kind: cut(members) for kind, members in by_kind.items()}
+    most = max((len(part) for found in parts.values() for part in found), default=0)
+    width = max(4.5, 1.0 + 0.6 * most)
+    across = max(1, int(_WIDEST / width))
+    rows_of_panels = []
+    for direction in _MADE:
+        kinds = [(direction, dtype) for dtype in DTYPES]
+        found = [panel(*kind, part) for kind in kinds for part in parts.get(kind, ())]
+        rows_of_panels += [found[i : i + across] for i in range(0, len(found), across)]
+    return plot.Figure("losses: rate beside memory's", rows_of_panels, (width, 1.8))
 
 
 def watched(platform: str) -> Iterable[tuple[str, Case, Program]]:

@@ -38,7 +38,7 @@ import numpy as np
 
 from jaxkernels.bench import plot, rows
 from jaxkernels.bench import tables as t
-from jaxkernels.bench.dots import Metric
+from jaxkernels.bench.dots import Metric, cut
 from jaxkernels.bench.programs import chain, normal, rotations
 from jaxkernels.bench.records import Case, Measured, Run
 from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, count, several
@@ -226,37 +226,54 @@ def views(run: Run) -> list[t.View]:
     return [_view(members) for members in groups.values()]
 
 
+def _column(m: Measured) -> plot.Place:
+    height = _height(m)
+    return ("1 row" if height == "1" else f"{height} rows"), m["direction"]
+
+
 def _panel(metric: Metric, title: str, members: Sequence[Measured]) -> plot.Panel:
-    def line(m: Measured) -> plot.Place:
-        return str(sum(m["cols"] > end for end in (128, 4096))), str(m["cols"])
-
-    def column(m: Measured) -> plot.Place:
-        height = _height(m)
-        return ("1 row" if height == "1" else f"{height} rows"), m["direction"]
-
-    found = ((line(m), column(m), metric(m)) for m in members)
+    found = ((str(m["cols"]), _column(m), metric(m)) for m in members)
     values = {(y, x): value for y, x, value in found if value is not None}
     return partial(
         plot.heat,
-        title=f"{members[0]['dtype']}: {title}, by columns and rows",
+        labels=(f"{members[0]['dtype']}: {title}", "rows, direction", "columns"),
         note=_said(values.values()),
-        ylabel="columns",
-        lines=list(dict.fromkeys(map(line, sorted(members, key=lambda m: m["cols"])))),
-        columns=list(dict.fromkeys(map(column, members))),
+        lines=[str(cols) for cols in sorted({m["cols"] for m in members})],
+        columns=list(dict.fromkeys(map(_column, members))),
         values=values,
     )
 
 
+def _parts(members: Sequence[Measured]) -> list[list[Measured]]:
+    """The cells of panels: at most a dozen lengths, up to 128, up to 4096, or longer."""
+    of_cols = t.group_by(sorted(members, key=lambda m: m["cols"]), lambda m: m["cols"])
+    kinds = t.group_by(of_cols, lambda cols: sum(cols > end for end in (128, 4096)))
+    lengths = [part for kind in kinds.values() for part in cut(kind)]
+    return [[m for m in members if m["cols"] in part] for part in lengths]
+
+
 def figure(run: Run) -> plot.Figure:
-    """A line of panels for each dtype: the rate beside a copy's, and the speed beside XLA's."""
-    cells = _sorted(run)
-    panels = [
-        [_panel(metric, title, members) for title, metric in _METRICS.items()]
-        for members in t.group_by(cells, lambda m: m["dtype"]).values()
-    ]
-    lines, columns = len({m["cols"] for m in cells}), len(panels[0][0].keywords["columns"])
+    """Two panels for some lengths of a dtype: the rate beside a copy's, and the speed beside XLA's.
+
+    Those of lengths that are measured with many rows alone are narrow: four of them make a row.
+    """
+    panels: list[list[plot.Panel]] = []
+    most = 0
+    for of_dtype in t.group_by(_sorted(run), lambda m: m["dtype"]).values():
+        narrow: list[plot.Panel] = []
+        for part in _parts(of_dtype):
+            pair = [_panel(metric, title, part) for title, metric in _METRICS.items()]
+            is_narrow = all(m["group"] == "many_rows" for m in part)
+            if is_narrow and len(narrow) == 2:
+                narrow += pair  # beside the two before
+                continue
+            panels.append(pair)
+            narrow = pair if is_narrow else []
+            most = max(most, len({_column(m) for m in part}))
+    width = 2 * max(5.6, 1.2 + 0.36 * most) / max(map(len, panels), default=1)
+    lines = max((len(panel.keywords["lines"]) for row in panels for panel in row), default=0)
     title = f"softmax, lengths of seed {run.settings['seed']}"
-    return plot.Figure(title, panels, (max(4.5, 1.2 + 0.36 * columns), 1.8 + 0.19 * lines))
+    return plot.Figure(title, panels, (width, 1.5 + 0.19 * lines))
 
 
 _SEED_HELP = f"draws the lengths (default: {TUNING}, for tuning; {PUBLISHED} is what is published)"

@@ -23,10 +23,10 @@ DASHES = (0, (5, 2))
 _LETTERS_OF_INCH = 16  # of the text below a title, at most
 _WIDTH_OF_LETTER = 0.085  # of a span's name, in inches, and some room
 _LINE = 11  # from a line of text above a panel to the next, in points
-_HEAT_TICKS = (0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
+_SHOWN_RATIOS = (0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
 
 Panel = Callable[[Any], None]
-Place = tuple[str, str]  # a line or a column of `heat`: its group and its name
+Place = tuple[str, str]  # a column of `heat`: its group and its name
 
 
 class Curve(NamedTuple):
@@ -144,14 +144,17 @@ def bars(
 ) -> None:
     """Bars in groups, a bar of a group for each of `series`, below a ceiling: its height and its name.
 
-    `labels` are the title and those of the axes. What is None has no bar.
+    `labels` are the title and those of the axes. What is None has no bar, and
+    leaves its place empty; a series of nothing else is not in the legend.
     """
     height, name = ceiling
     width = 0.8 / max(1, len(series))
     for place, (label, values) in enumerate(series.items()):
         found = [(group, value) for group, value in enumerate(values) if value is not None]
         xs = [group + width * (place - (len(series) - 1) / 2) for group, _ in found]
-        axes.bar(xs, [value for _, value in found], 0.9 * width, label=label, color=colours[label])
+        if found:  # bars of nothing would have no colour in the legend
+            heights = [value for _, value in found]
+            axes.bar(xs, heights, 0.9 * width, label=label, color=colours[label])
     axes.axhline(height, color=INK, linewidth=1.2, linestyle=DASHES, label=name)
     title, xlabel, ylabel = labels
     axes.set_title(title)
@@ -159,13 +162,14 @@ def bars(
     axes.set_ylabel(ylabel)
     axes.set_xticks(range(len(groups)), groups)
     axes.tick_params(axis="x", length=0)
+    axes.set_xlim(-0.6, len(groups) - 0.4)
     axes.set_ylim(0, 1.1 * max([height, *(v for each in series.values() for v in each if v)]))
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
 
 
 def _starts(places: Sequence[Place]) -> dict[Place, float]:
-    """Where lines or columns begin, with a gap between groups."""
+    """Where columns begin, with a gap between groups."""
     groups = list(dict.fromkeys(group for group, _ in places))
     return {place: i + 0.4 * groups.index(place[0]) for i, place in enumerate(places)}
 
@@ -185,49 +189,48 @@ def _two_digits(value: float) -> str:
 def heat(
     axes: Any,
     *,
-    title: str,
+    labels: tuple[str, str, str],
     note: str,
-    ylabel: str,
-    lines: Sequence[Place],
+    lines: Sequence[str],
     columns: Sequence[Place],
-    values: Mapping[tuple[Place, Place], float],
+    values: Mapping[tuple[str, Place], float],
 ) -> None:
     """A map of ratios by line and column: 1 is white, less is warm, more is cold.
 
-    The groups of columns are named above them, the note stands below the title.
+    `labels` are the title and those of the axes. The groups of columns are named above them, the
+    note stands below the title, and the legend says what colours mean.
     """
-    from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, LogNorm
     from matplotlib.patches import Rectangle
 
     colours = LinearSegmentedColormap.from_list("", [PEER, "white", OURS])
     scale = LogNorm(0.625, 1.6)
-    ys, xs = _starts(lines), _starts(columns)
+    edge = {"edgecolor": GRID, "linewidth": 0.6}
+    xs = _starts(columns)
     for (line, column), value in values.items():
-        x, y, shade = xs[column], ys[line], float(scale(value))
-        box = {"facecolor": colours(shade), "edgecolor": GRID, "linewidth": 0.6}
-        axes.add_patch(Rectangle((x, y), 1, 1, **box))
+        x, y, shade = xs[column], lines.index(line), float(scale(value))
+        axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colours(shade), **edge))
         ink = {"color": INK if 0.1 < shade < 0.9 else "white", "fontsize": 7}
         axes.text(x + 0.5, y + 0.5, _two_digits(value), ha="center", va="center_baseline", **ink)
 
     for group in dict.fromkeys(group for group, _ in columns):
         inside = [x for column, x in xs.items() if column[0] == group]
         _above(axes, (inside[0] + inside[-1] + 1) / 2, 15, group, fontsize=7)
-    _above(axes, 0, 31, note, "left", fontsize=8)
-    axes.set_title(title, pad=44)
+    below = textwrap.wrap(note, int(_LETTERS_OF_INCH * _width_of(axes)))
+    _above(axes, 0, 28, "\n".join(below), "left", va="bottom", fontsize=8)
+    title, xlabel, ylabel = labels
+    axes.set_title(title, pad=32 + _LINE * len(below))
+    axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.set_xlim(0, max(xs.values()) + 1)
-    axes.set_ylim(max(ys.values()) + 1, 0)
+    axes.set_ylim(len(lines), 0)
     axes.set_xticks([x + 0.5 for x in xs.values()], [name for _, name in columns])
-    axes.set_yticks([y + 0.5 for y in ys.values()], [name for _, name in lines])
+    axes.set_yticks([y + 0.5 for y in range(len(lines))], lines)
     axes.tick_params(length=0, pad=2, labelsize=7, labeltop=True, labelbottom=False)
     axes.spines[:].set_visible(False)
-    where = {"location": "bottom", "aspect": 50, "pad": 0.01, "ticks": _HEAT_TICKS}
-    bar = axes.figure.colorbar(ScalarMappable(scale, colours), ax=axes, **where)
-    bar.ax.minorticks_off()
-    bar.ax.set_xticklabels(map(str, _HEAT_TICKS), fontsize=7)
-    bar.outline.set_visible(False)
-    bar.set_label("ratio", fontsize=8)
+    for ratio in _SHOWN_RATIOS:
+        shown = {"facecolor": colours(float(scale(ratio))), "label": f"{ratio} times"}
+        axes.add_patch(Rectangle((0, 0), 0, 0, **shown, **edge))
 
 
 _STYLE: dict[Any, Any] = {
@@ -269,7 +272,8 @@ def draw(figure: Figure, subtitle: str, path: Path) -> None:
                 axes = drawn.add_subplot(grid[row, column * wide : (column + 1) * wide])
                 panel(axes)
                 found, labels = axes.get_legend_handles_labels()
-                handles |= dict(zip(labels, found, strict=True))
+                for label, handle in zip(labels, found, strict=True):
+                    handles.setdefault(label, handle)
     if len(handles) > 1:
         where = {"loc": "outside lower left", "ncols": 3 * max(1, columns), "frameon": False}
         # Long enough for dashes.

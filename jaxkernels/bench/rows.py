@@ -219,31 +219,30 @@ def views(run: Run) -> list[t.View]:
     ]
 
 
-# In drawing order: what matters most is drawn last, on top. Label, colour, width, dashes.
+# In drawing order: what matters most is drawn last, on top. Label, colour, width, dashes, marker.
 _STYLES = {
-    "warp": ("warp, forced", plot.GREEN, 1.2, (0, (1, 1.2))),
-    "block": ("block, forced", plot.PURPLE, 1.2, (0, (2, 1.2))),
-    "block_smem": ("block_smem, forced", plot.SKY, 1.2, (0, (4, 1.4))),
-    "cluster": ("cluster, forced", plot.ORANGE, 1.2, (0, (3, 1.2))),
-    "spread": ("spread, forced", plot.INK, 1.2, (0, (2, 1))),
-    "block_uncached": ("block_uncached, forced", plot.MUTED, 1.2, (0, (5, 1.4, 1, 1.4))),
-    "read": ("device read", plot.INK, 1.5, (0, (6, 2))),
-    "copy": ("device copy", plot.INK, 1.5, (0, (6, 2))),
-    "xla": ("jax.nn (XLA)", plot.PEER, 1.9, "-"),
-    "auto": ("jaxkernels (auto)", plot.OURS, 2.5, "-"),
+    "warp": ("warp, forced", plot.GREEN, 1.2, (0, (1, 1.2)), ""),
+    "block": ("block, forced", plot.PURPLE, 1.2, (0, (2, 1.2)), ""),
+    "block_smem": ("block_smem, forced", plot.SKY, 1.2, (0, (4, 1.4)), ""),
+    "cluster": ("cluster, forced", plot.ORANGE, 1.2, (0, (3, 1.2)), ""),
+    "spread": ("spread, forced", plot.GREEN, 1.2, "-", "^"),
+    "block_uncached": ("block_uncached, forced", plot.MUTED, 1.2, (0, (5, 1.4, 1, 1.4)), ""),
+    "read": ("device read", plot.INK, 1.5, (0, (6, 2)), ""),
+    "copy": ("device copy", plot.INK, 1.5, (0, (6, 2)), ""),
+    "xla": ("jax.nn (XLA)", plot.PEER, 1.9, "-", "o"),
+    "auto": ("ours", plot.OURS, 2.5, "-", "o"),
 }
 
 
 def _curves(members: Sequence[Measured], scale: float) -> list[plot.Curve]:
     """A line for each contender; odd lengths, which would be spikes beside even ones, are hollow."""
     curves = []
-    for name, (text, colour, width, dashes) in _STYLES.items():
+    for name, (text, colour, width, dashes, marker) in _STYLES.items():
         points = [(m["cols"], r * scale) for m in members if (r := rate(m, name))]
         even = [point for point in points if point[0] % 2 == 0]
         line = even if len(even) > 1 else points
         is_compared = name in ("xla", "auto")
         if line:
-            marker = "o" if is_compared else ""
             curves.append(plot.Curve(text, line, colour, width, dashes, marker))
         if is_compared and (odd := [point for point in points if point not in line]):
             curves.append(plot.Curve(f"{text}, odd length", odd, colour, 0, marker="D"))

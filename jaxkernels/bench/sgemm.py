@@ -248,27 +248,33 @@ def _ladder(peer: str, m: Measured) -> plot.Panel:
         plot.bars,
         labels=(f"the ladder at {size(m.case)}", "rung", f"times {peer}'s rate"),
         groups=rungs,
-        series={"ours": [over_xla(m, name) for name in rungs]},
-        colours={"ours": plot.OURS},
+        series={"rungs": [over_xla(m, name) for name in rungs]},
+        colours={"rungs": plot.OURS},
         ceiling=(1.0, peer),
     )
 
 
+def _name(contender: str) -> str:
+    """A contender in the legend of a picture."""
+    return "ours" if contender == AUTO else contender
+
+
 def figure(run: Run) -> plot.Figure:
-    """The ladder, XLA's other ways, and what is planned and the FFMA units beside XLA."""
-    compared = [m for m in run.measured if set(m.records) == {"xla", *OURS}]
+    """The ladder, XLA's other ways, and what is planned, or asked for, of all other products."""
     ladders = [m for m in run.measured if m["group"] == "ladder"]
-    others = [m for m in run.measured if m not in compared and m not in ladders]
-    lines = [replace(m, contender=n) for m in others for n in m.records if n != "xla"]
+    peers = [m for m in run.measured if m["group"] == "peers"]
+    others = [m for m in run.measured if m["group"] not in ("ladder", "peers")]
+    lines = [replace(m, contender=n) for m in peers for n in m.records if n != "xla"]
+    names = dict.fromkeys(n for m in others for n in m.records if n != "xla")
     peer = _peer(run)
     times = f"times {peer}'s rate"
     of_one = {"rate": lambda m: over_xla(m, "")}
-    planned = {name: partial(over_xla, name=name) for name in OURS}
+    series = {_name(name): partial(over_xla, name=name) for name in names}
     drawn = of_dots(
         "sgemm: float32 products",
         [
-            [Dots("peers", times, lines, lambda m: f"{m.contender} {size(m.case)}", of_one)],
-            [Dots("products", times, compared, lambda m: size(m.case), planned)],
+            [Dots("peers", times, lines, lambda m: f"{_name(m.contender)} {size(m.case)}", of_one)],
+            [Dots("products", times, others, lambda m: size(m.case), series)],
         ],
     )
     return replace(drawn, panels=[*([_ladder(peer, m)] for m in ladders), *drawn.panels])

@@ -171,6 +171,26 @@ def test_picture(run):
     assert panel.keywords["series"] == {"ours": [0.5], "torch.compile": [0.125]}
 
 
+@pytest.mark.parametrize(("count", "panels"), [(12, [12]), (16, [8, 8]), (25, [9, 9, 7])])
+def test_a_panel_has_at_most_a_dozen_lengths(count, panels):
+    """None is left out or drawn twice, and a picture is no wider than a page."""
+    dtypes = ("float32", "bfloat16", "float16")
+    cases = [
+        made_up("mean", 32000 + n, dtype, copy=1.0, ours=2.0)
+        for n in range(count)
+        for dtype in dtypes
+    ]
+    figure = losses.figure(run_of(cases))
+    drawn = [panel.keywords for row in figure.panels for panel in row]
+    assert [len(panel["groups"]) for panel in drawn] == panels * 3
+    of_dtype = [drawn[i : i + len(panels)] for i in range(0, len(drawn), len(panels))]
+    for dtype, found in zip(dtypes, of_dtype, strict=True):
+        assert {panel["labels"][0] for panel in found} == {f"the mean and its gradient, {dtype}"}
+        shown = [int(cols) for panel in found for cols in panel["groups"]]
+        assert shown == list(range(32000, 32000 + count))
+    assert figure.size[0] * max(map(len, figure.panels)) < 15
+
+
 def test_torch_is_compared_where_it_is(monkeypatch):
     """A stand-in: it is given JAX's arrays, its loss and its gradient are asked for, and it is waited for."""
     calls = []

@@ -1,5 +1,6 @@
 """Pictures: where text lies, how much a panel holds, and what a bar and a dot stand for."""
 
+import functools
 import itertools
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from bench_cases import measured
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from jaxkernels.bench import dots, plot
@@ -78,6 +80,33 @@ def test_a_bar_for_each_value_and_none_without():
     assert axes.get_ylim()[1] > 2.0
 
 
+def test_a_panel_without_a_series_keeps_places_and_colours(drawn):
+    """Whether the panel comes first or last; a series that no panel has is not in the legend."""
+    names = {"ours": plot.OURS, "peer": plot.PEER, "third": plot.GREEN}
+
+    def panel(peer):
+        series = {"ours": [0.5, 0.25], "peer": peer, "third": [None, None]}
+        labels = {"labels": LABELS, "groups": ["8", "16"], "ceiling": (1.0, "copy")}
+        return functools.partial(plot.bars, series=series, colours=names, **labels)
+
+    with_peer, without = panel([0.75, 1.0]), panel([None, None])
+    for panels in itertools.permutations([with_peer, without]):
+        figure = drawn(plot.Figure("made up", [panels]))
+        left, right = figure.axes
+        assert left.get_xlim() == right.get_xlim()
+        places = [[bar.get_x() for bar in axes.patches[:2]] for axes in (left, right)]
+        assert places[0] == places[1]
+        (legend,) = figure.legends
+        found = dict(
+            zip(
+                (text.get_text() for text in legend.get_texts()), legend.legend_handles, strict=True
+            )
+        )
+        assert set(found) == {"copy", "ours", "peer"}
+        for name in ("ours", "peer"):
+            assert to_hex(found[name].get_facecolor()) == names[name]
+
+
 def _dots(count, title="products", names=("ours", "peer")):
     members = [measured({"n": n}, {"ours": 1.0, "xla": 1.0 + n}) for n in range(count)]
     series = {name: lambda m: m.ratio("xla", "ours") for name in names}
@@ -107,5 +136,14 @@ def test_lines_of_a_row_are_named_once_and_a_metric_has_one_mark(drawn):
         for line in axes.lines[:-1]:  # the last one is where 1 is
             marks.setdefault(line.get_label(), set()).add((line.get_marker(), line.get_color()))
     assert {name: len(found) for name, found in marks.items()} == {"ours": 1, "peer": 1}
+    assert marks["ours"] == {("o", plot.OURS)}
     assert marks["ours"] != marks["peer"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ours", "peer"]
+
+
+def test_more_metrics_than_colours_have_marks_of_their_own(drawn):
+    names = [f"metric {n}" for n in range(8)] + ["ours"]
+    (axes,) = drawn(dots.of_dots("made up", [[_dots(3, names=names)]])).axes
+    marks = [(line.get_marker(), line.get_color()) for line in axes.lines[:-1]]
+    assert len(set(marks)) == len(marks) == 9
+    assert marks[-1] == ("o", plot.OURS)

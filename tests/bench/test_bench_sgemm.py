@@ -82,7 +82,7 @@ def test_picture_by_hand():
     drawn = sgemm.figure(run_of([ladder, peers, _product(n=512)])).panels
     bars, others, products = (panel.keywords for (panel,) in drawn)
     assert bars["groups"] == ["naive", "tensor"]
-    assert bars["series"] == {"ours": [0.5, pytest.approx(1 / 3)]}
+    assert bars["series"] == {"rungs": [0.5, pytest.approx(1 / 3)]}
     assert bars["ceiling"] == (1.0, "cuBLAS")
     found = {
         shown.label(m): [metric(m) for metric in shown.series.values()]
@@ -90,7 +90,23 @@ def test_picture_by_hand():
         for m in shown.members
     }
     third = pytest.approx(1 / 3)
-    assert found == {"auto 1024^3": [0.5], "TF32 1024^3": [third], "512^3": [0.5, third]}
+    assert found == {"ours 1024^3": [0.5], "TF32 1024^3": [third], "512^3": [0.5, third]}
+    assert list(products["shown"].series) == ["ours", "pipelined"]
+
+
+@pytest.mark.parametrize("names", [("auto", "pipelined"), ("naive",), ("tensor", "naive")])
+def test_rungs_that_are_asked_for_are_drawn_once(names):
+    """A ladder as bars alone, other products below one another, none beside XLA's other ways."""
+    of = {"names": ("xla", *names)}
+    run = run_of([_product("ladder", 4096, **of), _product(**of), _product("drawn", 99, **of)])
+    (ladder,), (products,) = sgemm.figure(run).panels
+    assert ladder.keywords["groups"] == list(names)
+    shown = products.keywords["shown"]
+    assert shown.title == "products"
+    assert [shown.label(m) for m in shown.members] == ["1024^3", "99^3"]
+    assert list(shown.series) == ["ours" if name == "auto" else name for name in names]
+    values = [0.5, pytest.approx(1 / 3)][: len(names)]
+    assert [[metric(m) for metric in shown.series.values()] for m in shown.members] == [values] * 2
 
 
 @pytest.mark.parametrize(

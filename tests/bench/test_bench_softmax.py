@@ -141,7 +141,17 @@ def test_figure_has_every_contender_and_tier():
     curves = panel.keywords["curves"]
     labels = [curve.label for curve in curves]
     assert labels[0] == "warp, forced"
-    assert labels[-1] == "jaxkernels (auto), odd length"
+    assert labels[-1] == "ours, odd length"
     assert {x for curve in curves for x, _ in curve.points} == {512, 1024, 1025, 4096}
     assert [name for _, name in panel.keywords["spans"]] == ["warp", "block"]
     assert 1024 < panel.keywords["spans"][1][0] < 1025
+
+
+def test_what_is_drawn_in_one_panel_differs_by_colour_or_marker():
+    """Dashes alone are hard to tell apart. A panel has one ceiling: a copy or a read."""
+    times = dict.fromkeys((name for name in rows.TIERS if name != "auto"), 3e-6)
+    cases = [_softmax(n, 2e-6, **times) for n in (512, 1024)]
+    ((panel,),) = rows.figure(run_of(cases)).panels
+    styles = {curve.label: (curve.colour, curve.marker) for curve in panel.keywords["curves"]}
+    assert len(styles) == len(rows.TIERS) + 2
+    assert len(set(styles.values())) == len(styles)
