@@ -1,0 +1,70 @@
+"""Short rows on a CPU: some are computed side by side, each in its own lane, and no bit tells in which company."""
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+
+import jaxkernels as jk
+
+# Around the longest rows that share vectors: 15, 31, 40 and 111 columns, by dtype and operation.
+COLS = (1, 3, 15, 16, 31, 32, 40, 41, 47, 64, 111, 112)
+ROWS = 37  # two groups, and a part of one
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(on_a_cpu):
+    """Beside a GPU too."""
+
+
+def mixed(cols, dtype):
+    """Rows near 0 and far from it, with infinities and NaN, next to one another."""
+    x = np.array(cases.logits("normal", ROWS, cols, "float32"))
+    x[1::4] *= 300
+    x[2::4] += 1000
+    x[3::8, 0] = -np.inf
+    x[5] = -np.inf
+    x[9, cols // 2] = np.nan
+    x[13, cols - 1] = np.inf
+    return jnp.asarray(x, dtype)
+
+
+@jax.jit
+def results(x, t):
+    y, pull = jax.vjp(jk.softmax, x)
+    log_y, log_pull = jax.vjp(jk.log_softmax, x)
+    return y, pull(t)[0], log_y, log_pull(t)[0], jk.logsumexp(x, axis=-1, keepdims=True)
+
+
+def bits(arrays):
+    """NaN is NaN, whatever its payload."""
+    return [np.where(np.isnan(a), np.nan, np.asarray(a, np.float64)) for a in arrays]
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+@pytest.mark.parametrize("cols", COLS)
+def test_a_row_has_its_bits_in_any_company(dtype, cols):
+    with cases.x64(dtype):
+        x, t = mixed(cols, dtype), cases.cotangents(ROWS, cols, dtype)
+        among = bits(results(x, t))
+        turned = bits(results(jnp.roll(x, 5, 0), jnp.roll(t, 5, 0)))
+        for row in (0, 1, 2, 3, 5, 15, 16, 33, ROWS - 1):
+            alone = bits(results(x[row : row + 1], t[row : row + 1]))
+            for one, many, other in zip(alone, among, turned, strict=True):
+                np.testing.assert_array_equal(many[row], one[0])
+                np.testing.assert_array_equal(np.roll(other, -5, 0)[row], one[0])
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_values(dtype):
+    """Every operation at every length, rows near 0 beside rows far from it."""
+    pairs = []
+    with cases.x64(dtype):
+        for cols in COLS:
+            x = np.array(cases.logits("normal", ROWS, cols, "float32"))
+            x[1::3] *= 30
+            x[2::3] += 300
+            pairs.append((jnp.asarray(x, dtype), cases.cotangents(ROWS, cols, dtype)))
+        cases.check_all(pairs, dtype)
