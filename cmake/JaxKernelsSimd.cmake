@@ -17,20 +17,27 @@ if(JK_HAS_PREFER_VECTOR_WIDTH)
 endif()
 
 # Function multiversioning needs the loader's indirect functions (Linux with glibc) and a compiler
-# that knows these names (GCC 12, Clang 17); elsewhere the one target of the build is used.
+# that knows these names (GCC 12; Clang 17, but not of templates); elsewhere the one target of the
+# build is used.
 set(JK_CLONES "\"arch=x86-64-v4\",\"arch=x86-64-v3\",\"default\"")
-set(CMAKE_REQUIRED_FLAGS -Werror)
-check_cxx_source_compiles("
-  #include <stdlib.h>
-  #ifndef __GLIBC__
-  #error needs glibc
-  #endif
-  template <typename T> __attribute__((target_clones(${JK_CLONES}))) T f(T x) { return x + 1; }
-  int main(int argc, char**) { return f(argc); }" JK_HAS_TARGET_CLONES)
-unset(CMAKE_REQUIRED_FLAGS)
+function(jk_check_clones declaration argument result)
+  set(CMAKE_REQUIRED_FLAGS -Werror)
+  check_cxx_source_compiles("
+    #include <stdlib.h>
+    #ifndef __GLIBC__
+    #error needs glibc
+    #endif
+    ${declaration} __attribute__((target_clones(${JK_CLONES}))) int f(${argument} x) { return x + 1; }
+    int main(int argc, char**) { return f(argc); }" ${result})
+endfunction()
+jk_check_clones("" int JK_HAS_TARGET_CLONES)
+jk_check_clones("template <typename T>" T JK_HAS_CLONES_OF_TEMPLATES)
 
 set_source_files_properties(${JK_SIMD_SOURCES} PROPERTIES COMPILE_OPTIONS "${JK_SIMD_FLAGS}")
 if(JK_HAS_TARGET_CLONES)
   set_property(SOURCE ${JK_SIMD_SOURCES} APPEND PROPERTY COMPILE_DEFINITIONS
                "JK_TARGET_CLONES=${JK_CLONES}")
+endif()
+if(JK_HAS_CLONES_OF_TEMPLATES)
+  set_property(SOURCE ${JK_SIMD_SOURCES} APPEND PROPERTY COMPILE_DEFINITIONS JK_CLONES_TEMPLATES)
 endif()

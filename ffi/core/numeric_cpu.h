@@ -13,19 +13,28 @@
 #include <limits>
 #include <type_traits>
 
+// Inlined into every version of a multiversioned function, and compiled for its instruction set.
+#define JK_INLINE __attribute__((always_inline)) inline
+// The same for a lambda; stands behind its parameters.
+#define JK_INLINE_LAMBDA __attribute__((always_inline))
+
 // Compiled once for each instruction set of JK_TARGET_CLONES (cmake/JaxKernelsSimd.cmake), of which
 // one is chosen when the module is loaded. Such functions are small: in large ones the compiler
 // keeps too little of a loop in registers, and takes twice as long.
 // f32 softmax of 47 columns, ns per element: all operations in one 0.62, short rows in one 0.50
-#ifdef JK_TARGET_CLONES
+//
+// JK_MULTIVERSION is for templates. Clang makes versions of plain functions alone: there what runs
+// all operations of a storage type is one, JK_MULTIVERSION_OF_ALL.
+#if defined(JK_TARGET_CLONES) && defined(JK_CLONES_TEMPLATES)
 #define JK_MULTIVERSION __attribute__((target_clones(JK_TARGET_CLONES), noinline))
+#define JK_MULTIVERSION_OF_ALL
+#elif defined(JK_TARGET_CLONES)
+#define JK_MULTIVERSION JK_INLINE
+#define JK_MULTIVERSION_OF_ALL __attribute__((target_clones(JK_TARGET_CLONES)))
 #else
 #define JK_MULTIVERSION
+#define JK_MULTIVERSION_OF_ALL
 #endif
-// Inlined into every clone of a multiversioned function, and compiled for its instruction set.
-#define JK_INLINE __attribute__((always_inline)) inline
-// The same for a lambda; stands behind its parameters.
-#define JK_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace jaxkernels {
 

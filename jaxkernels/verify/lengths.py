@@ -24,6 +24,7 @@ PLAIN = tuple(
             11,
             23,
             41,
+            80,
             100,
             111,
             112,
@@ -35,7 +36,7 @@ PLAIN = tuple(
 
 
 # A CPU may sum rows of up to so many elements in one lane each, by the bytes of an element (rows/cpu/narrow_rows.h).
-_NARROW_COLS = {2: 111, 4: 111, 8: 31}
+_NARROW_COLS = {2: 111, 4: 79, 8: 31}
 
 
 def accumulators(

@@ -20,7 +20,10 @@
 namespace jaxkernels {
 
 // Rows that go through the drivers together: short ones need company, one in each lane.
-inline int64_t AttentionRowsAtOnce(int64_t cols) { return cols <= kMostNarrowCols ? kLanes : 1; }
+template <typename Op>
+int64_t RowsAtOnce(int64_t cols) {
+  return cols <= kNarrowCols<Op> ? kLanes : 1;
+}
 
 template <typename T>
 JK_INLINE void WidenAll(const T* from, int64_t n, CpuComputeType<T>* to) {
@@ -80,8 +83,9 @@ JK_INLINE void LoadGradient(const RowArrays& all, int64_t row, const ColumnRange
 // the results from them.
 template <typename T, typename Load, typename Run>
 JK_INLINE void ForRows(const RowArrays& all, const MaskedRows& attention, int64_t begin,
-                       int64_t end, const CpuComputeType<T>* results, Load load, Run run) {
-  const int64_t cols = all.cols, step = AttentionRowsAtOnce(cols);
+                       int64_t end, int64_t step, const CpuComputeType<T>* results, Load load,
+                       Run run) {
+  const int64_t cols = all.cols;
   T* const out = static_cast<T*>(all.out);
   T zero;
   Narrow(CpuComputeType<T>(0), &zero);
@@ -137,7 +141,8 @@ template <typename T>
 JK_MULTIVERSION void RunAttentionForward(const RowArrays& all, const MaskedRows& attention,
                                          int64_t begin, int64_t end) {
   using C = CpuComputeType<T>;
-  const int64_t cols = all.cols, size = AttentionRowsAtOnce(cols) * cols;
+  using Op = ForwardOfLoaded<T>;
+  const int64_t cols = all.cols, step = RowsAtOnce<Op>(cols), size = step * cols;
   std::vector<C> scores(size), results(size);
   const auto load = [&](int64_t row, const ColumnRange& range, int64_t r) JK_INLINE_LAMBDA {
     C* const t = &scores[r * (range.end - range.begin)];
@@ -148,9 +153,9 @@ JK_MULTIVERSION void RunAttentionForward(const RowArrays& all, const MaskedRows&
                          &results[r * (range.end - range.begin)]);
   };
   const auto run = [&](int64_t rows, int64_t n) JK_INLINE_LAMBDA {
-    RunRange<ForwardOfLoaded<T>>({{scores.data(), nullptr}, results.data(), rows, n}, {0, rows});
+    RunRange<Op>({{scores.data(), nullptr}, results.data(), rows, n}, {0, rows}, {}, step > 1);
   };
-  ForRows<T>(all, attention, begin, end, results.data(), load, run);
+  ForRows<T>(all, attention, begin, end, step, results.data(), load, run);
 }
 
 template <typename C>
@@ -163,7 +168,8 @@ template <typename T>
 JK_MULTIVERSION void RunAttentionGrad(const RowArrays& all, const MaskedRows& attention,
                                       int64_t begin, int64_t end) {
   using C = CpuComputeType<T>;
-  const int64_t cols = all.cols, size = AttentionRowsAtOnce(cols) * cols;
+  using Op = SoftmaxGrad<C>;
+  const int64_t cols = all.cols, step = RowsAtOnce<Op>(cols), size = step * cols;
   const C scale = static_cast<C>(attention.scale);
   std::vector<C> y(size), dy(size), results(size);
   const auto load = [&](int64_t row, const ColumnRange& range, int64_t r) JK_INLINE_LAMBDA {
@@ -176,10 +182,10 @@ JK_MULTIVERSION void RunAttentionGrad(const RowArrays& all, const MaskedRows& at
     return true;
   };
   const auto run = [&](int64_t rows, int64_t n) JK_INLINE_LAMBDA {
-    RunRange<SoftmaxGrad<C>>({{y.data(), dy.data()}, results.data(), rows, n}, {0, rows});
+    RunRange<Op>({{y.data(), dy.data()}, results.data(), rows, n}, {0, rows}, {}, step > 1);
     ScaleGradient(y.data(), rows * n, scale, results.data());
   };
-  ForRows<T>(all, attention, begin, end, results.data(), load, run);
+  ForRows<T>(all, attention, begin, end, step, results.data(), load, run);
 }
 
 }  // namespace jaxkernels

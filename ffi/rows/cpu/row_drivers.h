@@ -170,12 +170,14 @@ JK_MULTIVERSION void RunWide(const Inputs<Op>& in, int64_t cols, const RowRange&
                          [](T*, int64_t) JK_INLINE_LAMBDA -> C* { return nullptr; });
 }
 
-// A range of the rows of an operation, by the driver that fits their length.
+// A range of the rows of an operation, by the driver that fits their length. `in_company`: whether
+// short rows come many together.
 template <typename Op>
-void RunRange(const RowArrays& rows, const RowRange& range, const RowEnds<Op>& ends = {}) {
+JK_INLINE void RunRange(const RowArrays& rows, const RowRange& range, const RowEnds<Op>& ends = {},
+                        bool in_company = true) {
   using T = typename Op::Storage;
   const Inputs<Op> in = {static_cast<const T*>(rows.in[0]), static_cast<const T*>(rows.in[1])};
-  if (rows.cols <= kNarrowCols<Op>) {
+  if (rows.cols < kLanes || (in_company && rows.cols <= kNarrowCols<Op>)) {
     RunNarrow(in, rows.cols, range, ends, static_cast<T*>(rows.out));
   } else {
     RunWide(in, rows.cols, range, ends, static_cast<T*>(rows.out));

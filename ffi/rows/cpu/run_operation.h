@@ -18,7 +18,7 @@
 namespace jaxkernels {
 
 template <typename Op>
-void RunPlain(const RowCall& call, const RowRange& range) {
+JK_INLINE void RunPlain(const RowCall& call, const RowRange& range) {
   static_assert(MatchesTable<Op>(), "operations.h says otherwise");
   if (call.part == Part::kWhole) {
     RunRange<Op>(call.arrays, range, {call.scalars_in, call.scalars_out});
@@ -28,7 +28,7 @@ void RunPlain(const RowCall& call, const RowRange& range) {
 }
 
 template <typename T>
-void RunOperation(const RowCall& call, const RowRange& range) {
+JK_INLINE void RunOperation(const RowCall& call, const RowRange& range) {
   const int64_t begin = range.begin, end = range.end;
   const bool whole = call.part == Part::kWhole;
   switch (call.operation) {
