@@ -168,9 +168,8 @@ def dot_product_attention(
         band=band,
         empty_rows=empty_rows,
         implementation=implementation,
+        result_dtype=None if force_fp32_for_softmax else dtype,
     )
-    if not force_fp32_for_softmax:
-        weights = weights.astype(dtype)
     _sow(module, weights)
     if not deterministic and dropout_rate > 0.0:
         weights = _dropout(weights, dropout_rng, dropout_rate, broadcast_dropout, dtype)

@@ -74,21 +74,24 @@ inline ffi::Error CheckHasRows(std::string_view operation, const NamedBuffer& op
   return MismatchError(operation, operand.name, "rank", "1 or more", std::to_string(rank));
 }
 
+// `other` has the shape of `reference`.
+inline ffi::Error CheckSameShape(std::string_view operation, const NamedBuffer& other,
+                                 const NamedBuffer& reference) {
+  const auto wanted = reference.buffer.dimensions(), got = other.buffer.dimensions();
+  if (got == wanted) return ffi::Error::Success();
+  return MismatchError(operation, other.name, "shape",
+                       ShapeText(wanted) + " as " + std::string(reference.name) + " has",
+                       ShapeText(got));
+}
+
 // `other` has the dtype and the shape of `reference`.
 inline ffi::Error CheckSameAs(std::string_view operation, const NamedBuffer& other,
                               const NamedBuffer& reference) {
-  const ffi::AnyBuffer& a = other.buffer;
-  const ffi::AnyBuffer& b = reference.buffer;
-  const std::string suffix = " as " + std::string(reference.name) + " has";
-  if (a.element_type() != b.element_type()) {
-    return MismatchError(operation, other.name, "dtype", DTypeName(b.element_type()) + suffix,
-                         DTypeName(a.element_type()));
-  }
-  if (!(a.dimensions() == b.dimensions())) {
-    return MismatchError(operation, other.name, "shape", ShapeText(b.dimensions()) + suffix,
-                         ShapeText(a.dimensions()));
-  }
-  return ffi::Error::Success();
+  const ffi::DataType wanted = reference.buffer.element_type(), got = other.buffer.element_type();
+  if (got == wanted) return CheckSameShape(operation, other, reference);
+  return MismatchError(operation, other.name, "dtype",
+                       DTypeName(wanted) + " as " + std::string(reference.name) + " has",
+                       DTypeName(got));
 }
 
 // The last axis of a buffer is a row; all other axes count rows. A buffer without elements has

@@ -14,9 +14,10 @@
 
 namespace jaxkernels {
 
-template <typename T>
-struct alignas(kPackBytes) Pack {
-  static constexpr int kSize = kPackBytes / sizeof(T);
+// kElements: another number than fills kPackBytes where as many narrower elements are stored.
+template <typename T, int kElements = kPackBytes / sizeof(T)>
+struct alignas(kElements * sizeof(T)) Pack {
+  static constexpr int kSize = kElements;
   T element[kSize];
 };
 

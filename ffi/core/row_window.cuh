@@ -127,14 +127,16 @@ __device__ void MaskPack(Pack<T>& pack, const T* base, const RowWindow<T, kAlign
   }
 }
 
-// Narrows to the storage type and stores those elements of pack `index` that belong to the row.
-template <typename T, bool kAligned>
-__device__ void StorePack(T* base, const RowWindow<T, kAligned>& window, int index,
+// Narrows to the type of the results and stores those elements of pack `index` that belong to the
+// row.
+template <typename R, typename T, bool kAligned>
+__device__ void StorePack(R* base, const RowWindow<T, kAligned>& window, int index,
                           const ComputeType<T> (&value)[Pack<T>::kSize]) {
-  Pack<T> pack;
+  using Results = Pack<R, Pack<T>::kSize>;
+  Results pack;
 #pragma unroll
   for (int j = 0; j < Pack<T>::kSize; j += 2) Narrow2(&value[j], &pack.element[j]);
-  Pack<T>* target = reinterpret_cast<Pack<T>*>(base) + window.first + index;
+  Results* target = reinterpret_cast<Results*>(base) + window.first + index;
   if (!window.IsPartial(index)) {
     *target = pack;
     return;

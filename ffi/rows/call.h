@@ -32,7 +32,8 @@ struct RowCall {
   Operation operation = Operation::kSoftmaxForward;
   Part part = Part::kWhole;
   Tier tier = Tier::kAuto;  // of the GPU's kernels
-  DType dtype = DType::kFloat32;
+  DType dtype = DType::kFloat32;         // of the elements
+  DType result_dtype = DType::kFloat32;  // of the results: the same, or narrower (MayNarrow)
   RowArrays arrays = {};
   MaskedRows attention = {};        // of the operations on attention scores
   const int32_t* labels = nullptr;  // a column of each row, or one that the row does not have

@@ -140,6 +140,8 @@ constexpr bool IsForward(Operation operation) { return TraitsOf(operation).finds
 constexpr bool HidesElements(Operation operation) { return TraitsOf(operation).hides; }
 constexpr bool HasMask(Operation operation) { return TraitsOf(operation).has_mask; }
 constexpr bool SharesRows(Operation operation) { return TraitsOf(operation).shares_rows; }
+// Whether results of float32 elements may be of a half type: weights that a product takes next.
+constexpr bool MayNarrow(const OperationTraits& traits) { return traits.hides && traits.finds_max; }
 constexpr bool Reduces(Operation operation) { return TraitsOf(operation).sums > 0; }
 constexpr bool StoresElements(Operation operation) { return TraitsOf(operation).stores_elements; }
 

@@ -101,6 +101,7 @@ struct SoftmaxProblem {
   Tier tier = Tier::kAuto;  // kAuto lets the policy choose
   Part part = Part::kWhole;
   int offset = 0;        // elements of a pack before the result (else the first input) begins
+  bool narrows = false;  // the result has a narrower type
   bool shifted = false;  // an input of its shape begins elsewhere within a pack: it is gathered
   bool broadcast_aligned = true;      // a mask and a bias begin at a pack boundary
   int64_t scratch_bytes = INT64_MAX;  // that the call has for the tier `spread`

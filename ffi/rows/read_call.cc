@@ -123,12 +123,27 @@ struct Results {
   std::optional<ffi::AnyBuffer> elements, scalars;
 };
 
+// Whether the result may have the dtype that it has, other than that of `x`.
+bool IsNarrowed(const RowCall& call, ffi::DataType result) {
+  const bool is_half = result == ffi::DataType::BF16 || result == ffi::DataType::F16;
+  return is_half && call.dtype == DType::kFloat32 && call.part == Part::kWhole &&
+         MayNarrow(TraitsOf(call.operation));
+}
+
 ffi::Error ReadResults(const OperationTraits& traits, const Results& results, const NamedBuffer& x,
                        RowCall* call) {
   ffi::Error error = ffi::Error::Success();
+  call->result_dtype = call->dtype;
   if (results.elements) {
-    call->arrays.out = results.elements->untyped_data();
-    error = CheckSameAs(traits.name, {"the result", *results.elements}, x);
+    const NamedBuffer elements = {"the result", *results.elements};
+    const ffi::DataType dtype = elements.buffer.element_type();
+    call->arrays.out = elements.buffer.untyped_data();
+    if (IsNarrowed(*call, dtype)) {
+      call->result_dtype = *ToDType(dtype);
+      error = CheckSameShape(traits.name, elements, x);
+    } else {
+      error = CheckSameAs(traits.name, elements, x);
+    }
   }
   if (error.success() && results.scalars) {
     error = ReadRowScalars(traits, {"the result", *results.scalars}, traits.stores, x,

@@ -223,6 +223,7 @@ def dot_product_attention(
         band=band,
         empty_rows=empty_rows or "zero",
         implementation=implementation,
+        result_dtype=k.dtype if k.dtype.name in ("bfloat16", "float16") else None,
     )
     result = heads.weighted_values(weights.astype(k.dtype), v, heads.dot_of(k.dtype))
     rows = _within(q_lengths, q.shape[1], (2, 3))

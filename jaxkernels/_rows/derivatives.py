@@ -31,19 +31,31 @@ def define_derivatives(forward: RowKernel, jvp: RowKernel, grad: RowKernel) -> N
     define_linear(grad, transpose=jvp)
 
 
-def define_jvp(forward: RowKernel, tangent_of: Callable[..., jax.Array]) -> None:
+def define_jvp(
+    forward: RowKernel,
+    tangent_of: Callable[..., jax.Array],
+    params_of_kept: Callable[..., dict[str, Any]] = dict,
+) -> None:
     """Gives `forward` its first derivative.
 
     Args:
         forward: the kernel.
         tangent_of: from the result y, the operands, their tangents (None where there is none) and
             the parameters of the call to the tangent of y.
+        params_of_kept: from these parameters to those with which y is made for it, in another dtype.
     """
 
+    of_result = (
+        forward.dtype_of_elements if forward.stores_elements else forward.dtype_of_scalars
+    )
+
     def rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
-        y = forward(*primals, **params)
+        kept = params_of_kept(**params)
+        y = forward(*primals, **kept)
         known = [None if type(t) is ad.Zero else t for t in tangents]
-        return y, tangent_of(y, primals, known, **params)
+        dy = tangent_of(y, primals, known, **kept)
+        dtype = of_result(primals[0], **params)
+        return y.astype(dtype), dy.astype(dtype)
 
     ad.primitive_jvps[forward.primitive] = rule
 

@@ -39,7 +39,10 @@ def lower_kernel(
     if kernel.stores > 0 and shapes[0][-1] == 0:  # what nothing sums to needs no kernel
         reference = functools.partial(kernel.reference, **attributes)
         return mlir.lower_fun(reference, multiple_results=several)(ctx, *operands)
-    if 0 not in shapes[0] and compat.partitions_custom_calls(ctx):
+    splits = 0 not in shapes[0] and compat.partitions_custom_calls(ctx)
+    if attributes.get("result_dtype") and (platform != "cuda" or splits):
+        return _lower_wide(kernel, ctx, operands, tier, attributes)
+    if splits:
         call = _split_call(kernel, tier, attributes, aliases)
         function = row_partitioning.partitioned(call, shapes)
         name = f"{name} {tier} {aliases} {sorted(attributes.items())} {registry.fingerprint()}"
@@ -56,6 +59,22 @@ def lower_kernel(
         registry.ROWS_TARGET, operand_output_aliases=aliases, extra_attributes=partitioning
     )
     return rule(ctx, *operands, **given)
+
+
+def _lower_wide(
+    kernel: RowKernel,
+    ctx: mlir.LoweringRuleContext,
+    operands: Sequence[Any],
+    tier: str,
+    attributes: dict[str, Any],
+) -> Any:
+    """Narrows behind the kernel, as only those of CUDA do it themselves, on whole rows."""
+    dtype, wide = attributes["result_dtype"], {**attributes, "result_dtype": None}
+
+    def function(*operands: jax.Array) -> jax.Array:
+        return kernel(*operands, tier=tier, require_kernel=False, **wide).astype(dtype)
+
+    return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
 
 
 def _split_call(

@@ -132,8 +132,12 @@ def apply(
     empty_rows: EmptyRows = "zero",
     tier: Tier | None = None,
     implementation: Implementation | None = None,
+    result_dtype: Any = None,
 ) -> jax.Array:
-    """`scaled_masked_softmax` with any band; `function` names the caller in errors."""
+    """`scaled_masked_softmax` with any band; `function` names the caller in errors.
+
+    Results of float32 scores may have a half type, `result_dtype`, to which the kernel rounds them.
+    """
     validate.check_choice("implementation", implementation, validate.IMPLEMENTATIONS)
     validate.check_choice("tier", tier, validate.TIERS)
     validate.check_static(empty_rows=empty_rows)
@@ -168,6 +172,10 @@ def apply(
         "has_bias": bias is not None,
         **band.attributes(),
     }
+    if result_dtype is not None:
+        dtype = jnp.dtype(result_dtype)
+        if x.dtype == jnp.float32 and dtype.itemsize == 2:
+            attributes["result_dtype"] = dtype.name
     x = jnp.broadcast_to(x, shape)
     if implementation == "xla":
         y = reference.masked_softmax_fwd(x, *sides, **attributes)

@@ -151,6 +151,7 @@ def _tangent(
     scale: float,
     has_mask: bool,
     has_bias: bool,
+    result_dtype: str | None = None,
     **params: Any,
 ) -> jax.Array:
     """The tangent of y: J (scale * dx + db), with J = diag(y) - y y^T.
@@ -159,8 +160,8 @@ def _tangent(
     dx = scale * J dy, and db is dx / scale summed over the dimensions that the bias lacks. No array
     of the scores' size is kept but y.
     """
-    del operands, has_mask
-    dx = tangents[0]
+    del operands, has_mask, result_dtype
+    dx = None if tangents[0] is None else tangents[0].astype(y.dtype)
     db = tangents[-1] if has_bias else None
     if db is None:
         return masked_softmax_grad(y, dx, scale=scale, **params)
@@ -174,6 +175,11 @@ def _tangent(
     return masked_softmax_grad(y, total.astype(y.dtype), scale=folded, **params)
 
 
-derivatives.define_jvp(masked_softmax_fwd, _tangent)
+def _params_of_kept(*, result_dtype: str | None = None, **params: Any) -> dict[str, Any]:
+    """Of float16, which holds small weights with few bits, reverse mode keeps float32."""
+    return {**params, "result_dtype": None if result_dtype == "float16" else result_dtype}
+
+
+derivatives.define_jvp(masked_softmax_fwd, _tangent, _params_of_kept)
 # J is symmetric, and so is the kernel's: jvp and gradient are the same.
 derivatives.define_linear(masked_softmax_grad, transpose=masked_softmax_grad)

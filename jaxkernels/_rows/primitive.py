@@ -141,7 +141,8 @@ def _abstract_eval(
         plan.check_tier(kernel.operation(**attributes), first.shape, first.dtype, tier)
     # `update` keeps what a fresh ShapedArray would lose: explicit sharding and the mesh axes it
     # varies over.
-    results = [first.update(weak_type=False)] if kernel.stores_elements else []
+    dtype = kernel.dtype_of_elements(first, **attributes)
+    results = [first.update(dtype=dtype, weak_type=False)] if kernel.stores_elements else []
     if kernel.stores > 0:
         shape = (*first.shape[:-1], kernel.stores)
         spec = (*compat.aval_spec(first)[:-1], None)

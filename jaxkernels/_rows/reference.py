@@ -176,6 +176,7 @@ def masked_softmax_fwd(
     from_end: bool,
     has_mask: bool,
     has_bias: bool,
+    result_dtype: str | None = None,
 ) -> jax.Array:
     """Softmax of t = scale * scores + bias over what each row sees; a row that sees nothing is 0."""
     t = widen(scores) * scale
@@ -188,7 +189,8 @@ def masked_softmax_fwd(
     largest = largest_of(t)
     unnormalized = jnp.exp(t - jnp.where(largest == -jnp.inf, 0, largest))
     total = row_sum(unnormalized)
-    return (unnormalized / jnp.where(total == 0, 1, total)).astype(scores.dtype)
+    y = unnormalized / jnp.where(total == 0, 1, total)
+    return y.astype(result_dtype or scores.dtype)
 
 
 def masked_softmax_grad(

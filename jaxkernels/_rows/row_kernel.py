@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Primitive
 
 from jaxkernels._core import sharding
@@ -111,6 +112,13 @@ class RowKernel:
         assert self.operation is not None
         known = {name: attributes.get(name, value) for name, value in _WITHOUT.items()}
         return {"operation": self.operation(**attributes), "tier": tier, **known}
+
+    def dtype_of_elements(self, first: Any, **attributes: Any) -> Any:
+        """The dtype of the result of the full shape, from its first operand.
+
+        A static argument of the reference, `result_dtype`, may name another one.
+        """
+        return jnp.dtype(attributes.get("result_dtype") or first.dtype)
 
     def dtype_of_scalars(self, first: Any, **attributes: Any) -> Any:
         """The dtype of the row scalars that it stores, from its first operand."""

@@ -4,6 +4,7 @@
 // like (read_call.h), how a row or a segment is computed, how threads take turns.
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -30,6 +31,11 @@ ffi::Future RunSharedRows(ffi::ThreadPool& pool, const RowCall& call) {
 
 // Splits the rows of a call over the threads of the pool.
 ffi::Future Run(ffi::ThreadPool& pool, const RowCall& call) {
+  if (call.result_dtype != call.dtype) {
+    return ReadyFuture(ffi::Error::InvalidArgument(
+        std::string(NameOf(call.operation)) + ": kernels of the CPU store results as " +
+        std::string(NameOf(call.dtype)) + ", got " + std::string(NameOf(call.result_dtype))));
+  }
   const RowArrays& arrays = call.arrays;
   const int64_t width = ByteWidth(call.dtype);
   if (arrays.out != nullptr) AdviseHugePages(arrays.out, arrays.rows * arrays.cols * width);

@@ -33,6 +33,7 @@ SoftmaxProblem ProblemOf(const RowCall& call) {
   problem.operation = call.operation;
   problem.tier = call.tier;
   problem.part = call.part;
+  problem.narrows = call.result_dtype != call.dtype;
   problem.scratch_bytes = call.scratch_bytes;
   return problem;
 }
@@ -45,10 +46,11 @@ bool FindAlignment(const RowCall& call, SoftmaxProblem* problem) {
   };
   const int width = ByteWidth(call.dtype);
   const RowArrays& arrays = call.arrays;
-  const void* const leading = arrays.out != nullptr ? arrays.out : arrays.in[0];
-  const int begin = place(leading, kPackBytes);
-  problem->offset = begin / width;
-  bool at_elements = begin % width == 0;
+  const bool has_out = arrays.out != nullptr;
+  const int leading_width = has_out ? ByteWidth(call.result_dtype) : width;
+  const int begin = place(has_out ? arrays.out : arrays.in[0], PackOf(call.dtype) * leading_width);
+  problem->offset = begin / leading_width;
+  bool at_elements = begin % leading_width == 0;
   problem->broadcast_aligned = place(call.attention.mask, kMostMaskBytes) == 0;
   // Scratch holds statistics, in words of eight bytes. If it begins within one it counts as none.
   if (place(call.scratch, sizeof(double)) != 0) problem->scratch_bytes = 0;
@@ -60,7 +62,7 @@ bool FindAlignment(const RowCall& call, SoftmaxProblem* problem) {
     const int at = place(arrays.in[i], kPackBytes);
     at_elements &= at % width == 0;
     if (i == 0 || SharesRows(call.operation)) {
-      problem->shifted |= at != begin;
+      problem->shifted |= at != problem->offset * width;
     } else {
       problem->broadcast_aligned &= at == 0;
     }

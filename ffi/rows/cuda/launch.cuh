@@ -27,6 +27,10 @@ namespace jaxkernels {
 template <typename Op>
 using RowKernel = void (*)(RowArgs<Op>);
 
+// Whether results are of another type than the elements.
+template <typename Op>
+inline constexpr bool kNarrows = !std::is_same_v<typename Op::Result, typename Op::Storage>;
+
 template <typename Op, int kShape, bool kAligned>
 constexpr RowKernel<Op> WarpKernelOf() {
   constexpr WarpShape shape = kWarpShapes[kShape];
@@ -57,7 +61,7 @@ RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
   switch (plan.tier) {
     case Tier::kWarp: {
       constexpr auto kShapes = std::make_integer_sequence<int, kWarpShapeCount>();
-      if constexpr (Op::kSharesRows) {
+      if constexpr (Op::kSharesRows && !kNarrows<Op>) {
         constexpr int kPairs = MostStagedElements(Pack<typename Op::Storage>::kSize) / 2;
         if (plan.staged) {
           return FindStagedKernel<Op>(plan.elements_per_lane,
@@ -114,6 +118,8 @@ const void* FindFunction(const SoftmaxPlan& plan) {
   if constexpr (!Reduces(Op::kOperation)) {
     return plan.aligned ? reinterpret_cast<const void*>(&RowFinishKernel<Op, true>)
                         : reinterpret_cast<const void*>(&RowFinishKernel<Op, false>);
+  } else if constexpr (kNarrows<Op>) {  // it has no parts
+    return reinterpret_cast<const void*>(FindKernel<Op>(plan));
   } else {
     if (plan.part == Part::kWhole) return reinterpret_cast<const void*>(FindKernel<Op>(plan));
     return plan.aligned ? FindPart<Op, true>(plan) : FindPart<Op, false>(plan);
@@ -159,7 +165,7 @@ cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream
     args.in[i] = static_cast<const T*>(arrays.in[i]) - plan.offset;
   }
   // Statistics and row scalars are no elements.
-  if (arrays.out != nullptr) args.out = static_cast<T*>(arrays.out) - plan.offset;
+  if (arrays.out != nullptr) args.out = static_cast<typename Op::Result*>(arrays.out) - plan.offset;
   args.offset = plan.offset;
   args.rows = arrays.rows;
   args.cols = arrays.cols;
@@ -187,6 +193,20 @@ cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream
   return StartKernel(FindFunction<Op>(plan), plan, kernel_args, stream);
 }
 
+// Op<T, R>: an operation on elements of type T, with results of type R.
+template <typename T, template <typename, typename> typename Op>
+cudaError_t LaunchForResult(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (call.result_dtype == DType::kBFloat16) {
+      return LaunchRowOp<Op<T, __nv_bfloat16>>(call, plan, stream);
+    }
+    if (call.result_dtype == DType::kFloat16) {
+      return LaunchRowOp<Op<T, __half>>(call, plan, stream);
+    }
+  }
+  return LaunchRowOp<Op<T, T>>(call, plan, stream);
+}
+
 template <typename T>
 cudaError_t LaunchOperation(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
   switch (call.operation) {
@@ -201,9 +221,9 @@ cudaError_t LaunchOperation(const RowCall& call, const SoftmaxPlan& plan, cudaSt
     case LogSoftmaxJvp<T>::kOperation:
       return LaunchRowOp<LogSoftmaxJvp<T>>(call, plan, stream);
     case MaskedSoftmaxForward<T>::kOperation:
-      return LaunchRowOp<MaskedSoftmaxForward<T>>(call, plan, stream);
+      return LaunchForResult<T, MaskedSoftmaxForward>(call, plan, stream);
     case BiasedSoftmaxForward<T>::kOperation:
-      return LaunchRowOp<BiasedSoftmaxForward<T>>(call, plan, stream);
+      return LaunchForResult<T, BiasedSoftmaxForward>(call, plan, stream);
     case MaskedSoftmaxGrad<T>::kOperation:
       return LaunchRowOp<MaskedSoftmaxGrad<T>>(call, plan, stream);
     case LogSumExpForward<T>::kOperation:

@@ -32,7 +32,7 @@ struct RowArgs {
   static constexpr int kTakesFirst = TraitsOf(Op::kOperation).takes[0];
 
   const T* in[Op::kInputs];
-  T* out;
+  typename Op::Result* out;
   int64_t rows, cols;
   int kept_packs;  // of each input, in the shared memory of a block, or of few rows its registers
   int offset;      // elements of the first pack before the result begins; the pointers are there

@@ -16,6 +16,7 @@
 //                another result, and what it is
 //   kTakes       numbers that it reads for each row; Row gets them and the label as a GivenRow
 //   kStoresElements whether it has a result for each element; if not there is no Finish
+//   Result       the storage type of these: T, or one of half types for T float
 //   kStores      numbers that it stores for each row: Row::scalars
 //   Fill(i)      the value that stands for elements of input i outside the row and for hidden ones:
 //                it changes neither maximum nor sums
@@ -81,6 +82,7 @@ struct alignas(8) Statistics<float, kCount, true> {
 template <typename T, int kCount = 1, bool kHasRest = false>
 struct RowOp {
   using Storage = T;
+  using Result = T;
   using C = ComputeType<T>;
   using Found = Statistics<C, kCount, kHasRest>;
   static constexpr int kSums = kCount;

@@ -48,9 +48,10 @@ struct AttentionRows {
 // y = softmax(t) with t = scale * x + bias where the row sees a column, else -inf. A row that sees
 // nothing is zero. (Half types are not taken in units of log 2, though it would spare a
 // multiplication: the largest bfloat16 times log2(e) is infinite.)
-template <typename T, int kArrays>
+template <typename T, int kArrays, typename R>
 struct AttentionForward : SoftmaxForward<T>, AttentionRows<T> {
   using C = ComputeType<T>;
+  using Result = R;
   using typename SoftmaxForward<T>::Row;
   using typename AttentionRows<T>::View;
   using AttentionRows<T>::kHides;
@@ -92,10 +93,10 @@ struct AttentionForward : SoftmaxForward<T>, AttentionRows<T> {
   }
 };
 
-template <typename T>
-using MaskedSoftmaxForward = AttentionForward<T, 1>;
-template <typename T>
-using BiasedSoftmaxForward = AttentionForward<T, 2>;
+template <typename T, typename R = T>
+using MaskedSoftmaxForward = AttentionForward<T, 1, R>;
+template <typename T, typename R = T>
+using BiasedSoftmaxForward = AttentionForward<T, 2, R>;
 
 // dx = scale * y * (dy - sum(dy * y)). Where y is zero, as it is under the mask, dy does not
 // matter, be it NaN.
