@@ -44,7 +44,6 @@ def define_jvp(
             the parameters of the call to the tangent of y.
         params_of_kept: from these parameters to those with which y is made for it, in another dtype.
     """
-
     of_result = (
         forward.dtype_of_elements if forward.stores_elements else forward.dtype_of_scalars
     )

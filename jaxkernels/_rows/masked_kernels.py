@@ -161,10 +161,10 @@ def _tangent(
     of the scores' size is kept but y.
     """
     del operands, has_mask, result_dtype
-    dx = None if tangents[0] is None else tangents[0].astype(y.dtype)
+    dx = tangents[0]
     db = tangents[-1] if has_bias else None
     if db is None:
-        return masked_softmax_grad(y, dx, scale=scale, **params)
+        return masked_softmax_grad(y, dx.astype(y.dtype), scale=scale, **params)
     # In float16 a quotient is soon too large, or too small; a sum of 16-bit types is one of float32.
     keeps = y.dtype != jnp.float16 and _LEAST_FOLDED <= scale <= 1 / _LEAST_FOLDED
     folded = scale if keeps else 1.0

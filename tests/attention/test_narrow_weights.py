@@ -1,0 +1,118 @@
+"""Weights that leave the softmax of float32 scores in a 16-bit dtype, as attention of 16 bits takes them."""
+
+import functools
+
+import cases
+import jax
+import jax.numpy as jnp
+import masked_cases
+import numpy as np
+import pytest
+from jax import lax
+from memory_stats import SLACK, stats
+
+import jaxkernels as jk
+from jaxkernels._rows import masked, masked_kernels
+
+each_half = pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+
+# Rows of all tiers, aligned and not: registers, shared memory, a cluster, twice read, spread.
+LENGTHS = [1, 2, 7, 64, 197, 333, 1000, 1030, 4096, 4097, 20001, 65536, 200001, 500000, 500002]
+
+
+def weights(scores, mask=None, bias=None, *, dtype=None, causal=False):
+    """The softmax of float32 scores, times a half, in `dtype`."""
+    band = masked_kernels.band_of(causal, None, from_end=True)
+    return masked.apply("weights", scores, mask, bias, scale=0.5, band=band, result_dtype=dtype)
+
+
+def of_length(cols, **options):
+    rows = 3 if cols > 4096 else 17
+    shape = (2, rows, cols)
+    return masked_cases.case(shape, "float32", mask=shape, bias=(1, rows, cols), **options)
+
+
+def assert_rounded(got, wide, dtype):
+    """`got` is `wide` rounded, but for half a unit of float32 on the other side of a tie."""
+    assert got.dtype == jnp.dtype(dtype)
+    want = np.asarray(wide.astype(dtype))
+    bits = np.abs(np.asarray(got).view(np.int16).astype(int) - want.view(np.int16).astype(int))
+    assert bits.max(initial=0) <= 1
+    assert np.count_nonzero(bits) <= 1e-3 * bits.size
+
+
+@each_half
+@pytest.mark.parametrize("causal", [False, True])
+def test_weights_are_those_of_float32_rounded(dtype, causal):
+    for cols in LENGTHS if cases.ON_GPU else LENGTHS[:9]:
+        c = of_length(cols)
+        for operands in ((c.scores,), (c.scores, c.mask), (c.scores, c.mask, c.bias)):
+            of = functools.partial(weights, causal=causal)
+            wide, got = jax.jit(lambda *a, of=of: (of(*a), of(*a, dtype=dtype)))(*operands)
+            assert_rounded(got, wide, dtype)
+
+
+@each_half
+def test_rows_that_see_nothing_and_nan(dtype):
+    scores = np.zeros((1, 4, 70), np.float32)
+    scores[0, 1, 3] = np.nan
+    mask = np.ones((4, 70), bool)
+    mask[2], mask[3, :69] = False, False
+    y = np.asarray(jax.jit(functools.partial(weights, dtype=dtype))(scores, mask))[0]
+    assert np.isnan(y[1]).all()
+    assert (y[2] == 0).all()
+    assert y[3, 69] == 1
+    np.testing.assert_allclose(y[0].astype(float), 1 / 70, rtol=2**-8)
+
+
+@each_half
+@pytest.mark.parametrize("cols", [7, 64, 1030, 4096])
+def test_weights_at_every_offset(dtype, cols):
+    """Scores and weights may begin anywhere within buffers of the program."""
+    c = of_length(cols)
+    size = c.scores.size
+    flat = np.pad(c.scores.reshape(-1), (0, 64))
+    wide = jax.jit(weights)(c.scores, c.mask, c.bias)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def write(target, flat, start, offset):
+        scores = lax.dynamic_slice(jnp.roll(flat, start), (start,), (size,)).reshape(wide.shape)
+        y = weights(scores, c.mask, c.bias, dtype=dtype)
+        return lax.dynamic_update_slice(target, y.reshape(-1), (offset,))
+
+    for start, offset in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 3), (3, 2), (4, 7), (5, 13)]:
+        target = np.asarray(write(jnp.ones(size + 64, dtype), flat, start, offset))
+        assert_rounded(target[offset : offset + size].reshape(wide.shape), wide, dtype)
+        assert (target[:offset] == 1).all()
+        assert (target[offset + size :] == 1).all()
+
+
+def attention_of(shape, dtype):
+    rng = np.random.default_rng(0)
+    query, key, value = (jnp.asarray(rng.standard_normal(shape), dtype) for _ in range(3))
+    return functools.partial(jk.dot_product_attention, implementation="ffi"), (query, key, value)
+
+
+def test_reverse_mode_keeps_bfloat16_weights_alone():
+    attention, operands = attention_of((1, 48, 2, 8), "bfloat16")
+    _, pull = jax.vjp(attention, *operands)
+    kept = {a.dtype.name for a in jax.tree.leaves(pull) if a.shape == (1, 2, 48, 48)}
+    assert kept == {"bfloat16"}
+
+
+def test_small_weights_of_float16_keep_their_gradients():
+    """Which has few bits for them."""
+    x = jnp.array([[[0.0, -12.0, -14.0, -16.0]]], "float32")
+    dy = jnp.array([[[0.0, 0.0, 100.0, 1000.0]]], "float16")
+    _, pull = jax.vjp(functools.partial(weights, dtype="float16"), x)
+    _, exact = jax.vjp(lambda x: jax.nn.softmax(0.5 * x), x)
+    np.testing.assert_allclose(pull(dy)[0], exact(dy.astype("float32"))[0], rtol=1e-3)
+
+
+def test_attention_allocates_one_array_of_float32_scores(gpu):
+    """The scores, and weights of half their size."""
+    attention, operands = attention_of((2, 512, 4, 64), "bfloat16")
+    scores = 2 * 4 * 512 * 512 * 4
+    transposed = 4 * operands[0].nbytes
+    allocated = stats(attention, *operands).temp_size_in_bytes
+    assert scores <= allocated <= 1.5 * scores + transposed + SLACK
