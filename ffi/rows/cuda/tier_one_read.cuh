@@ -1,5 +1,5 @@
-// Tier `block_uncached` of operations that are reduced to a few numbers a row, and count the terms
-// of the maximum: a row is read once, and nothing of it is kept.
+// Tier `block_uncached` of operations that reduce a row to a few numbers: it is read once, and
+// nothing of it is kept.
 //
 // Work split: the window of a row is cut into leaves, args.leaf_turns times kOneReadPacks packs for
 //   each lane of a warp. Warps of a row take its leaves in turns, and one of them merges what they
@@ -7,7 +7,7 @@
 // Memory: one read per element, kOneReadPacks packs of a thread in flight.
 // Order: that of the leaves. They begin with a cache line, so a row gives the same bits beside any
 //   number of rows, whatever number of warps and blocks share it.
-// Digits: the loss is log S, S = sum exp(x - max). Where S is nearly 1, S - 1 has to be summed
+// Digits: a loss is log S, S = sum exp(x - max). Where S is nearly 1, S - 1 has to be summed
 //   without the term of the maximum. Only below 2, and only the leaf of the maximum is read again
 //   for that.
 // Requires: at most kMostReadLeaves leaves in a window that begins with a line; blockDim.x is a
@@ -32,7 +32,7 @@ __device__ RowStatistics<Op> StatisticsOfPacks(const RowArgs<Op>& args,
   LaneGroup<kWarpSize, 1> warp;
   const int lane = threadIdx.x % kWarpSize;
   Op op = args.op;
-  if (!kCounts) op.all_sums = false;
+  if constexpr (Op::kTakesLabel && !kCounts) op.all_sums = false;
   auto found = RowStatistics<Op>::Empty();
 #pragma unroll 1
   for (int turn = 0; turn < args.leaf_turns; ++turn) {
@@ -63,27 +63,41 @@ __device__ RowStatistics<Op> StatisticsOfPacks(const RowArgs<Op>& args,
   return found;
 }
 
-// The statistics of a row from those of its leaves, by a warp; valid in all lanes.
+// The same, of what the operation wants of a leaf before its row is known.
 template <typename Op>
-__device__ RowStatistics<Op> CountedStatistics(const RowArgs<Op>& args,
-                                               const RowView<Op, false>& view,
-                                               typename Op::Found* leaves, int count) {
-  const int lane = threadIdx.x % kWarpSize;
+__device__ RowStatistics<Op> ReadLeaf(const RowArgs<Op>& args, const RowView<Op, false>& view,
+                                      int leaf) {
+  if constexpr (Op::kTakesLabel) {
+    if (args.op.all_sums) return StatisticsOfPacks<true>(args, view, leaf, false);
+  }
+  return StatisticsOfPacks<false>(args, view, leaf, false);
+}
+
+// The statistics of a row from those of its leaves, by a warp; valid in all lanes. Of a loss, with
+// the terms of the maximum counted.
+template <typename Op>
+__device__ RowStatistics<Op> StatisticsOfRow(const RowArgs<Op>& args,
+                                             const RowView<Op, false>& view,
+                                             typename Op::Found* leaves, int count) {
   auto found = StatisticsOfLeaves<Op>(leaves, count);
-  if (!Op::NeedsCount(found)) {
-    Op::CountOneMax(found);
-    return found;
+  if constexpr (Op::kTakesLabel) {
+    if (!Op::NeedsCount(found)) {
+      Op::CountOneMax(found);
+      return found;
+    }
+    const int lane = threadIdx.x % kWarpSize;
+    int winner = -1;
+    for (int i = lane; i < count; i += kWarpSize) {
+      if (leaves[i].max == found.max) winner = i;
+    }
+    const unsigned has_winner = __ballot_sync(0xffffffffu, winner >= 0);
+    winner = __shfl_sync(0xffffffffu, winner, __ffs(static_cast<int>(has_winner)) - 1);
+    const auto again = StatisticsOfPacks<true>(args, view, winner, true);
+    if (lane == 0) leaves[winner] = again;
+    __syncwarp();
+    found = StatisticsOfLeaves<Op>(leaves, count);
   }
-  int winner = -1;
-  for (int i = lane; i < count; i += kWarpSize) {
-    if (leaves[i].max == found.max) winner = i;
-  }
-  const unsigned has_winner = __ballot_sync(0xffffffffu, winner >= 0);
-  winner = __shfl_sync(0xffffffffu, winner, __ffs(static_cast<int>(has_winner)) - 1);
-  const auto again = StatisticsOfPacks<true>(args, view, winner, true);
-  if (lane == 0) leaves[winner] = again;
-  __syncwarp();
-  return StatisticsOfLeaves<Op>(leaves, count);
+  return found;
 }
 
 template <typename Op>
@@ -100,15 +114,14 @@ __global__ void __maxnreg__(kOneReadRegisters) OneReadKernel(RowArgs<Op> args) {
     const int count = (view.packs + leaf_packs - 1) / leaf_packs;
     ClusterInbox<typename Op::Found> inbox(leaves, arrived, count);
     for (int leaf = warp; leaf < count; leaf += warps * ClusterBlocks()) {
-      const auto found = args.op.all_sums ? StatisticsOfPacks<true>(args, view, leaf, false)
-                                          : StatisticsOfPacks<false>(args, view, leaf, false);
+      const auto found = ReadLeaf(args, view, leaf);
       if (lane == 0) inbox.Send(leaf, found);
     }
     if (ClusterRank() > 0) return;
     inbox.Wait();
     if (warp == 0) {
       const GivenRow<Op> given = args.GivenOf(row, label);
-      auto found = CountedStatistics(args, view, leaves, count);
+      auto found = StatisticsOfRow(args, view, leaves, count);
       found.max = Op::Reference(found.max);
       const typename Op::Row constants = RowOf<Op>(found, given);
       if (lane == 0) args.StoreScalars(row, constants.scalars);
