@@ -12,17 +12,12 @@ from typing import Literal, overload
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.typing import ArrayLike
 
-from jaxkernels._attention import checks, heads
+from jaxkernels._attention import checks, default, flash, heads, plain
 from jaxkernels._core import validate
-from jaxkernels._rows import masked, masked_kernels, reference
+from jaxkernels._rows import masked_kernels
 from jaxkernels.typing import AttentionImplementation, EmptyRows
-
-_NAME = checks.NAME
-# What jax.nn puts in the place of scores that the mask takes out.
-_FINITE_FLOOR = -0.7 * float(jnp.finfo(jnp.float32).max)
 
 
 @overload
@@ -189,82 +184,43 @@ def dot_product_attention(
         local_window_size=local_window_size,
         return_residual=return_residual,  # pyright: ignore[reportArgumentType]
     )
-    if implementation in checks.PEERS:
+    if implementation == "xla":
         return peer(implementation=implementation)
-    as_4d, as_array = checks.as_4d, checks.as_array
-    shape = as_array("query", query).shape
-    q, k, v = as_4d("query", query), as_4d("key", key), as_4d("value", value)
-    bias = None if bias is None else as_4d("bias", bias)
-    mask = None if mask is None else as_4d("mask", mask)
-    q_lengths = k_lengths = None
-    if query_seq_lengths is not None:
-        q_lengths = as_array("query_seq_lengths", query_seq_lengths)
-    if key_value_seq_lengths is not None:
-        k_lengths = as_array("key_value_seq_lengths", key_value_seq_lengths)
-    checks.check_operands(q, k, v, bias, mask, q_lengths, k_lengths)
-    if q.dtype.name not in validate.DTYPES and not jnp.issubdtype(q.dtype, jnp.integer):
-        checks.check_no_kernel_is_forced(q.dtype, implementation, empty_rows)
-        return peer()
+    shape = checks.as_array("query", query).shape
+    given = checks.as_operands(
+        *(query, key, value, bias, mask, query_seq_lengths, key_value_seq_lengths)
+    )
+    dtype, depth = given.q.dtype, given.q.shape[-1]
+    if dtype.name not in validate.DTYPES and not jnp.issubdtype(dtype, jnp.integer):
+        checks.check_no_kernel_is_forced(dtype, implementation, empty_rows)
+        return peer(implementation="cudnn" if implementation == "cudnn" else None)
     validate.check_static(
         is_causal=is_causal, local_window_size=local_window_size, return_residual=return_residual
     )
     band = masked_kernels.band_of(is_causal, local_window_size, from_end=False)
+    scale = heads.default_scale(depth) if scale is None else scale
 
-    scores = heads.scores(q, k, heads.dot_of(q.dtype, wide=True))
-    scale = heads.default_scale(q.shape[-1]) if scale is None else scale
-    scores, factor = masked.fused_scale(_NAME, scores, scale)
-    seen = _and(mask, _within(k_lengths, k.shape[1], (1, 2)))
-    weights = masked.apply(
-        _NAME,
-        scores,
-        seen,
-        bias,
-        scale=factor,
-        band=band,
+    path = default.Path("ffi")
+    if implementation != "ffi":
+        is_drop_in = not return_residual and empty_rows != "mean"
+        path = default.path_of(
+            given, scale, band, is_drop_in=is_drop_in, is_pinned=implementation == "cudnn"
+        )
+    if path.call is not None:
+        return flash.attention(given, path.call).reshape(shape)
+    if implementation == "cudnn":
+        return peer(implementation=implementation)
+    floor = None
+    if return_residual:
+        floor = plain.FINITE_FLOOR if empty_rows == "mean" else -math.inf
+    result, sums = plain.attention(
+        *(given, scale, band),
         empty_rows=empty_rows or "zero",
         implementation=implementation,
-        result_dtype=k.dtype if k.dtype.name in ("bfloat16", "float16") else None,
+        plain_on_gpus=path.implementation == "xla",
+        floor=floor,
     )
-    result = heads.weighted_values(weights.astype(k.dtype), v, heads.dot_of(k.dtype))
-    rows = _within(q_lengths, q.shape[1], (2, 3))
-    if rows is not None:
-        result = jnp.where(rows, result, 0)
     result = result.reshape(shape)
-    if not return_residual:
+    if sums is None:
         return result
-    seen = _and(seen, _within(q_lengths, q.shape[1], (1, 3)))
-    floor = _FINITE_FLOOR if empty_rows == "mean" else -math.inf
-    residual = _log_sum_exp(scores, seen, bias, factor, band, floor)
-    return result, jnp.swapaxes(residual, -1, -2).astype(k.dtype).reshape(shape[:-1])
-
-
-def _log_sum_exp(
-    scores: jax.Array,
-    seen: jax.Array | None,
-    bias: jax.Array | None,
-    scale: float,
-    band: masked_kernels.Band,
-    floor: float,
-) -> jax.Array:
-    """The log-sum-exp of the rows as the softmax sees them, with `floor` for what is masked."""
-    x = lax.stop_gradient(scores) * scale
-    if bias is not None:
-        bias = masked.bias_array(_NAME, lax.stop_gradient(bias), x)
-        x = x.astype(bias.dtype) + bias
-    if not band.is_open:
-        seen = _and(seen, reference.band(x.shape, **band.attributes()))
-    return jax.nn.logsumexp(x if seen is None else jnp.where(seen, x, floor), axis=-1)
-
-
-def _and(a: jax.Array | None, b: jax.Array | None) -> jax.Array | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a & b
-
-
-def _within(lengths: jax.Array | None, size: int, new_dims: tuple[int, int]) -> jax.Array | None:
-    """Which of `size` places lie within the lengths of shape (B,), with two dimensions added."""
-    if lengths is None:
-        return None
-    places = jnp.arange(size, dtype=lengths.dtype)
-    return jnp.expand_dims(places[None, :] < lengths[:, None], new_dims)
+    return result, jnp.swapaxes(sums, -1, -2).astype(dtype).reshape(shape[:-1])

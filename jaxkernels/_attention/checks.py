@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxkernels._attention import heads
+from jaxkernels._attention.problem import Operands
 from jaxkernels._core import validate
 from jaxkernels._rows import masked
 from jaxkernels.typing import AttentionImplementation
@@ -29,6 +30,30 @@ def as_4d(argument: str, x: Any) -> jax.Array:
     """The same with leading dimensions of size 1 where it has fewer than four."""
     x = as_array(argument, x)
     return x.reshape((1,) * (4 - x.ndim) + x.shape)
+
+
+def as_operands(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    mask: Any,
+    query_seq_lengths: Any,
+    key_value_seq_lengths: Any,
+) -> Operands:
+    """The operands as arrays of four dimensions that fit each other, and lengths."""
+    lengths = {
+        "query_seq_lengths": query_seq_lengths,
+        "key_value_seq_lengths": key_value_seq_lengths,
+    }
+    given = Operands(
+        *(as_4d("query", query), as_4d("key", key), as_4d("value", value)),
+        None if bias is None else as_4d("bias", bias),
+        None if mask is None else as_4d("mask", mask),
+        *(None if x is None else as_array(name, x) for name, x in lengths.items()),
+    )
+    check_operands(*given)
+    return given
 
 
 def check_choices(implementation: str | None, empty_rows: str | None) -> None:

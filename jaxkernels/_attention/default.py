@@ -1,0 +1,96 @@
+"""What a call of attention runs on this machine.
+
+Owns: the machine, and calls that the primitives of flash attention cannot hold. Must not know: the
+table (`choice`), or how anything is computed.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any, NamedTuple
+
+from jax.sharding import PartitionSpec
+
+from jaxkernels._attention import choice
+from jaxkernels._attention.choice import Machine
+from jaxkernels._attention.cudnn_version import cudnn_version
+from jaxkernels._attention.problem import Call, Operands, names_of, present
+from jaxkernels._core import compat, devices
+from jaxkernels._rows.masked_kernels import Band
+from jaxkernels.typing import AttentionImplementation
+
+
+class Path(NamedTuple):
+    """Who computes a call where the platform is CUDA.
+
+    Attributes:
+        implementation: who.
+        call: for cuDNN, what the primitive is told.
+    """
+
+    implementation: AttentionImplementation
+    call: Call | None = None
+
+
+def this_machine() -> Machine | None:
+    """The first CUDA device and cuDNN; None without such a device, or without kernels for it."""
+    device = devices.default_device()
+    if isinstance(device, str):
+        return None
+    limits = devices.limits_of(device)
+    return Machine(limits.name, limits.compute_capability, cudnn_version())
+
+
+def path_of(
+    given: Operands, scale: Any, band: Band, *, is_drop_in: bool, is_pinned: bool = False
+) -> Path:
+    """Who computes a call.
+
+    Args:
+        given: the operands, of four dimensions.
+        scale: factor of the scores: a number, or a scalar array.
+        band: which keys a query sees by its index.
+        is_drop_in: see `choice.Problem`.
+        is_pinned: the user asks for cuDNN; the path is "xla" if ours cannot call it.
+    """
+    if given.q.dtype.name not in choice.TYPES_OF_CUDNN:
+        return Path("xla" if is_pinned else "ffi")
+    factor = _positive(scale)
+    problem = choice.problem_of(given, band, scale=factor, is_drop_in=is_drop_in)
+    machine = this_machine()
+    serves = is_drop_in and _is_split_by_rows(given)
+    if is_pinned:
+        why_not = "no GPU" if machine is None else choice.why_not_cudnn(problem, machine)
+        chosen = alone = "cudnn" if serves and not why_not else "xla"
+    else:
+        chosen, alone = choice.choose_both(problem, machine)
+        if chosen == "cudnn" and not serves:
+            chosen = "ffi"
+    if chosen != "cudnn" or factor is None:
+        return Path(chosen)
+    return Path("cudnn", Call(names_of(given), factor, band, alone=alone, is_pinned=is_pinned))
+
+
+def _positive(scale: Any) -> float | None:
+    """A scale that can be a static number of a kernel."""
+    if isinstance(scale, numbers.Real) and 0 < float(scale) < math.inf:
+        return float(scale)
+    return None
+
+
+def _is_split_by_rows(given: Operands) -> bool:
+    """Whether types say of no dimension but batch and heads that it is sharded, and of all arrays alike."""
+    if not compat.is_explicitly_sharded(*present(given)):
+        return True
+    specs = [compat.explicit_spec(x) for x in present(given)]
+    batch, _, heads, _ = specs[0]
+    allowed = {
+        **dict.fromkeys(("q", "k", "v"), [PartitionSpec(batch, None, heads, None)]),
+        **dict.fromkeys(
+            ("bias", "mask"),
+            [PartitionSpec(b, n, None, None) for b in (batch, None) for n in (heads, None)],
+        ),
+        **dict.fromkeys(("q_lengths", "k_lengths"), [PartitionSpec(batch), PartitionSpec(None)]),
+    }
+    return all(spec in allowed[name] for name, spec in zip(names_of(given), specs, strict=True))

@@ -1,0 +1,189 @@
+"""Attention as primitives that cuDNN's flash attention can serve, and their derivatives.
+
+`attention` is differentiated: its tangent is a linear primitive, `tangent`, whose transpose is
+`backward`. Reverse mode keeps the operands, y and the logarithm of the sum of each row, never the
+scores. Derivatives of the second order on, and of the bias, are those of the form with scores in memory.
+
+Owns: the transformation rules. Must not know: what users may pass, how an operation is computed
+(`flash_forms`), or where (`flash_lowering`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+
+from jaxkernels._attention import flash_forms, flash_lowering
+from jaxkernels._attention.problem import MOVING, Call, Operands, present
+from jaxkernels._core import compat, experimental_rules, sharding
+from jaxkernels._rows import derivatives
+
+attention_p = Primitive("jaxkernels_flash_attention")
+_tangent_p = Primitive("jaxkernels_flash_attention_tangent")
+_backward_p = Primitive("jaxkernels_flash_attention_backward")
+
+
+def attention(given: Operands, call: Call) -> jax.Array:
+    """The result of attention, of shape (B, T, N, H).
+
+    Args:
+        given: the operands; q, k and v are bfloat16 or float16.
+        call: what the program is made for.
+    """
+    return attention_p.bind(*sharding.equalize_varying(present(given)), call=call)[0]
+
+
+def _attention_abstract_eval(*avals: Any, call: Call) -> list[Any]:
+    q = avals[0]
+    y = q.update(weak_type=False)
+    if not call.keeps_sums:
+        return [y]
+    (batch, t, heads, _), (of_batch, of_t, of_heads, _) = q.shape, compat.aval_spec(q)
+    sums = compat.with_shape_and_spec(q, (batch, heads, t), (of_batch, of_heads, of_t))
+    return [y, sums.update(dtype=jnp.dtype("float32"))]
+
+
+def _tangent_abstract_eval(*avals: Any, call: Call, moving: tuple[str, ...]) -> list[Any]:
+    del call, moving
+    return [avals[0].update(weak_type=False)]
+
+
+def _backward_abstract_eval(*avals: Any, call: Call) -> list[Any]:
+    del call
+    return [aval.update(weak_type=False) for aval in avals[:3]]
+
+
+def _attention_jvp(primals: Any, tangents: Any, *, call: Call) -> Any:
+    dots = dict(zip(call.names, tangents, strict=True))
+    if "bias" in dots and type(dots["bias"]) is not ad.Zero:
+        form = functools.partial(flash_forms.FORWARD.plain, call)
+        return derivatives.jvp_of(form, primals, tangents)
+    moving = tuple(name for name in MOVING if type(dots[name]) is not ad.Zero)
+    keeping = dataclasses.replace(call, keeps_sums=True)
+    y, sums = attention_p.bind(*primals, call=keeping)
+    kept = (lax.stop_gradient(sums), lax.stop_gradient(y))
+    operands = sharding.equalize_varying([*primals, *kept, *(dots[name] for name in moving)])
+    results, found = [y], _tangent_p.bind(*operands, call=keeping, moving=moving)
+    if call.keeps_sums:
+        results.append(sums)
+        found.append(ad.Zero(jax.typeof(sums).to_tangent_aval()))
+    return results, found
+
+
+def _jvp_by_plain_form(
+    primitive: Primitive, form: Callable[..., Any], primals: Any, tangents: Any, **params: Any
+) -> Any:
+    """The derivative of a form in all operands but y and the logarithms, which it makes again."""
+    results = primitive.bind(*primals, **params)
+
+    def whole(operands: Sequence[jax.Array]) -> Any:
+        return form(operands=operands, **params)
+
+    return results, derivatives.jvp_of(whole, primals, tangents)[1]
+
+
+def _tangent_transpose(
+    cotangents: Any, *operands: Any, call: Call, moving: tuple[str, ...]
+) -> list[Any]:
+    (dy,) = cotangents
+    kept, linear = operands[: -len(moving)], operands[-len(moving) :]
+    if type(dy) is ad.Zero:
+        return [*(None for _ in kept), *(ad.Zero(x.aval) for x in linear)]
+    found = _backward_p.bind(*sharding.equalize_varying([*kept, dy]), call=call)
+    of_name = dict(zip(MOVING, found, strict=True))
+    return [*(None for _ in kept), *(of_name[name] for name in moving)]
+
+
+def _backward_transpose(cotangents: Any, *operands: Any, call: Call) -> list[Any]:
+    *kept, dy = operands
+    of_name = dict(zip(MOVING, cotangents, strict=True))
+    moving = tuple(name for name in MOVING if type(of_name[name]) is not ad.Zero)
+    if not moving:
+        return [*(None for _ in kept), ad.Zero(dy.aval)]
+    given = sharding.equalize_varying([*kept, *(of_name[name] for name in moving)])
+    return [*(None for _ in kept), *_tangent_p.bind(*given, call=call, moving=moving)]
+
+
+def _batch(
+    primitive: Primitive,
+    form: Callable[..., Any],
+    axis_data: Any,
+    operands: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    call: Call,
+    **params: Any,
+) -> Any:
+    """A mapped dimension is folded into the batch; what all share and broadcasts stays shared."""
+    if all(dim is None for dim in dims):
+        results = primitive.bind(*operands, call=call, **params)
+        return results, [None] * len(results)
+    if (
+        axis_data.explicit_mesh_axis is not None
+    ):  # no reshape folds a dimension that is sharded by type
+
+        def member(*own: jax.Array) -> list[jax.Array]:
+            return form(operands=own, call=call, **params)
+
+        results = jax.vmap(member, tuple(dims), axis_size=axis_data.size)(*operands)
+        return results, [0] * len(results)
+    names = [*call.names, *(None for _ in operands[len(call.names) :])]
+    q = compat.batch_at_front(axis_data, operands[0], dims[0])
+    members, batch = q.shape[:2]
+    folded = []
+    for name, x, dim in zip(names, operands, dims, strict=True):
+        if name in ("bias", "mask") and dim is None and x.shape[0] == 1:
+            folded.append(x)
+            continue
+        x = compat.batch_at_front(axis_data, x, dim)
+        x = jnp.broadcast_to(x, (members, batch, *x.shape[2:]))
+        folded.append(x.reshape(members * batch, *x.shape[2:]))
+    results = primitive.bind(*folded, call=call, **params)
+    unfolded = [x.reshape(members, batch, *x.shape[1:]) for x in results]
+    return unfolded, [0] * len(unfolded)
+
+
+def _forward_form(*, call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    return flash_forms.FORWARD.plain(call, operands)
+
+
+def _backward_form(*, call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    return flash_forms.BACKWARD.plain(call, operands)
+
+
+def _define(primitive: Primitive, abstract_eval: Any, form: Callable[..., Any]) -> None:
+    primitive.multiple_results = True
+    primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
+    primitive.def_abstract_eval(abstract_eval)
+    batching.fancy_primitive_batchers[primitive] = functools.partial(_batch, primitive, form)
+    compat.needs_devices_for_lowering(primitive)
+
+    def reference(*operands: jax.Array, **params: Any) -> Any:
+        return form(operands=operands, **params)
+
+    experimental_rules.define_rules(primitive, reference)
+    ad.primitive_jvps[primitive] = functools.partial(_jvp_by_plain_form, primitive, form)
+
+
+_define(attention_p, _attention_abstract_eval, _forward_form)
+_define(_tangent_p, _tangent_abstract_eval, flash_forms.tangent)
+_define(_backward_p, _backward_abstract_eval, _backward_form)
+ad.primitive_jvps[attention_p] = _attention_jvp
+ad.primitive_transposes[_tangent_p] = _tangent_transpose
+ad.primitive_transposes[_backward_p] = _backward_transpose
+flash_lowering.define(attention_p, flash_forms.FORWARD, ("y", "sums"))
+flash_lowering.define(_backward_p, flash_forms.BACKWARD, MOVING)
+mlir.register_lowering(
+    _tangent_p,
+    lambda ctx, *operands, **params: flash_lowering.lower_form(
+        functools.partial(flash_forms.tangent, **params), ctx, operands
+    ),
+)

@@ -1,0 +1,156 @@
+"""The operations of flash attention, each computed in two ways: by cuDNN, or with the scores in memory.
+
+With p = softmax(scale q k^T + bias) and y = p v, of the cotangent dy:
+    dv = p^T dy,   dp = dy v^T,   ds = p (dp - sum(dy y)),   dq = scale ds k,   dk = scale ds^T q.
+cuDNN makes p again from q, k and the logarithm of the sum of each row (Dao, "FlashAttention-2", 2023,
+arXiv:2307.08691). So does the other way, from the scores. Both take and give the same arrays, so that
+what one way computed forward the other can take backward.
+
+Owns: what masks of bool, lengths and queries without keys are for cuDNN. Must not know: primitives, or
+who chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxkernels._attention import cudnn, plain
+from jaxkernels._attention.problem import MOVING, Call, Operands
+from jaxkernels._rows import reference
+
+# What hides a score in cuDNN, as jax.nn has it: finite, and so small that its exponential is 0.
+HIDDEN = {"bfloat16": -(2.0**41), "float16": -(2.0**15)}
+
+Form = Callable[[Call, Sequence[jax.Array]], list[jax.Array]]
+
+
+class Forms(NamedTuple):
+    """Two functions of one operation, from a call and its operands to its results."""
+
+    plain: Form
+    cudnn: Form
+
+
+def _plain_forward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    given = call.operands(operands)
+    floor = HIDDEN[given.q.dtype.name] if call.keeps_sums else None
+    on_xla = not call.keeps_sums and call.alone == "xla"
+    y, sums = plain.attention(given, call.scale, call.band, floor=floor, plain_on_gpus=on_xla)
+    return [y] if sums is None else [y, sums]
+
+
+def _cudnn_forward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    given = call.operands(operands)
+    y, *sums = cudnn.forward(
+        *(given.q, given.k, given.v, _added(given), _lengths(given), _kind(call)),
+        keeps_sums=call.keeps_sums,
+    )
+    return [_where_alive(call, given, y), *sums]
+
+
+def _plain_backward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    given, dy = call.operands(operands), operands[-1]
+
+    def of(*moving: jax.Array) -> jax.Array:
+        moved = given._replace(**dict(zip(MOVING, moving, strict=True)))
+        return plain.attention(moved, call.scale, call.band)[0]
+
+    return list(jax.vjp(of, given.q, given.k, given.v)[1](dy))
+
+
+def _cudnn_backward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    given = call.operands(operands)
+    sums, y, dy = operands[-3:]
+    dy = _where_alive(call, given, dy)
+    return cudnn.backward(
+        *(given.q, given.k, given.v, _added(given), _lengths(given)),
+        *(sums, y, dy, _kind(call)),
+    )
+
+
+# Operands: those of the call. Results: y, and perhaps the logarithms of the sums.
+FORWARD = Forms(_plain_forward, _cudnn_forward)
+# Operands: those of the call, the logarithms, y and dy. Results: dq, dk and dv.
+BACKWARD = Forms(_plain_backward, _cudnn_backward)
+
+
+def tangent(call: Call, moving: Sequence[str], operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """The tangent of y, with the scores in memory: cuDNN has none.
+
+    Args:
+        call: the call.
+        moving: the names of the operands that have tangents.
+        operands: those of the call, the logarithms and y, and the tangents.
+    """
+    given = call.operands(operands)
+    dots = operands[len(operands) - len(moving) :]
+
+    def of(*moved: jax.Array) -> jax.Array:
+        replaced = given._replace(**dict(zip(moving, moved, strict=True)))
+        return plain.attention(replaced, call.scale, call.band)[0]
+
+    primals = [getattr(given, name) for name in moving]
+    return [jax.jvp(of, primals, list(dots))[1]]
+
+
+def _kind(call: Call) -> cudnn.Kind:
+    """The band as cuDNN has it: all keys, those up to a query's own, or the last of these."""
+    if call.band.is_open:
+        return cudnn.Kind(call.scale)
+    left = call.band.left
+    return cudnn.Kind(call.scale, True, 0 if left is None else 1 - left)
+
+
+def _added(given: Operands) -> jax.Array | None:
+    """What is added to the scores: the bias, and a large negative number where they are hidden."""
+    seen = _unhidden(given)
+    if seen is None:
+        return None
+    dtype = given.q.dtype
+    hidden = jnp.asarray(HIDDEN[dtype.name], dtype)
+    # cuDNN makes NaN of the difference of two numbers like -3e38.
+    kept = jnp.zeros((), dtype) if given.bias is None else jnp.maximum(given.bias, hidden)
+    total = jnp.where(seen, kept, hidden)
+    return jnp.broadcast_to(total, (*total.shape[:2], given.q.shape[1], given.k.shape[1]))
+
+
+def _unhidden(given: Operands) -> jax.Array | None:
+    """Which scores mask and bias let through; None without both."""
+    finite = None if given.bias is None else given.bias != -jnp.inf
+    return plain.both(given.mask, finite)
+
+
+def _lengths(given: Operands) -> tuple[jax.Array, jax.Array] | None:
+    """Lengths of at least 1 and at most all: no row of cuDNN's is without keys."""
+    if given.q_lengths is None and given.k_lengths is None:
+        return None
+    found = []
+    for lengths, x in ((given.q_lengths, given.q), (given.k_lengths, given.k)):
+        size = x.shape[1]
+        whole = jnp.full(x.shape[:1], size, jnp.int32)
+        found.append(whole if lengths is None else jnp.clip(lengths, 1, size))
+    return found[0], found[1]
+
+
+def _where_alive(call: Call, given: Operands, rows: jax.Array) -> jax.Array:
+    """`rows`, (B, T, N, H), with 0 for the queries that see no key, or lie beyond their lengths."""
+    t, s = given.q.shape[1], given.k.shape[1]
+    of_keys = plain.within(given.k_lengths, s, (1, 2))
+    seen = _unhidden(given)
+    if seen is not None:
+        seen = plain.both(seen, of_keys)
+        if not call.band.is_open:
+            seen = seen & reference.band((1, 1, t, s), **call.band.attributes())
+        alive = jnp.any(seen, axis=-1, keepdims=True)
+    elif of_keys is not None:
+        alive = of_keys[..., :1]  # without a window every query sees the first key
+    else:
+        alive = None
+    alive = plain.both(alive, plain.within(given.q_lengths, t, (1, 3)))
+    if alive is None:
+        return rows
+    return jnp.where(jnp.swapaxes(alive, 1, 2), rows, jnp.zeros((), rows.dtype))

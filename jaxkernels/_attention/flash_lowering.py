@@ -1,0 +1,85 @@
+"""Where the operations of flash attention run: on cuDNN on CUDA devices, else with the scores in memory.
+
+Owns: the lowerings. Must not know: derivatives, batching, or what an operation computes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from jaxkernels._attention import flash_partitioning
+from jaxkernels._attention.flash_forms import Forms
+from jaxkernels._attention.problem import Call
+from jaxkernels._core import compat, registry
+
+
+def define(primitive: Primitive, forms: Forms, results: Sequence[str]) -> None:
+    """Gives a primitive its lowerings.
+
+    Args:
+        primitive: the primitive.
+        forms: what computes it.
+        results: their names, for `flash_partitioning`.
+    """
+    mlir.register_lowering(primitive, functools.partial(_lower_plain, forms))
+    rule = functools.partial(_lower_cuda, primitive.name, forms, results)
+    mlir.register_lowering(primitive, rule, platform="cuda")
+
+
+def lower_form(
+    form: Callable[..., Any], ctx: mlir.LoweringRuleContext, operands: Sequence[Any]
+) -> Any:
+    """Lowers a function of a list of operands."""
+
+    def of(*values: jax.Array) -> list[jax.Array]:
+        return form(operands=values)
+
+    ctx = compat.without_types_of_shardings(ctx)
+    return mlir.lower_fun(of, multiple_results=True)(ctx, *operands)
+
+
+def _lower_plain(forms: Forms, ctx: mlir.LoweringRuleContext, *operands: Any, call: Call) -> Any:
+    if call.is_pinned:
+        platforms = ", ".join(map(repr, compat.lowering_platforms(ctx)))
+        raise NotImplementedError(
+            f'dot_product_attention: implementation="cudnn" runs on CUDA devices, not on {platforms}'
+        )
+    return lower_form(functools.partial(_run, forms.plain, call), ctx, operands)
+
+
+def _lower_cuda(
+    name: str,
+    forms: Forms,
+    results: Sequence[str],
+    ctx: mlir.LoweringRuleContext,
+    *operands: Any,
+    call: Call,
+) -> Any:
+    """cuDNN's call on one device, and on the part of each of several.
+
+    A call that no callback splits, as in an exported program, would be one of whole arrays on every
+    device: nobody gets that who has not asked for it.
+    """
+    form = functools.partial(_run, forms.cudnn, call)
+    if not call.keeps_sums and call.alone != "cudnn":
+        return lower_form(functools.partial(_run, forms.plain, call), ctx, operands)
+    if compat.partitions_custom_calls(ctx):
+        ctx = compat.without_types_of_shardings(ctx)
+        shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
+        names = results[: len(ctx.avals_out)]
+        function = flash_partitioning.partitioned(call, forms, shapes, names)
+        key = f"{name} {call} {registry.fingerprint()}"
+        return compat.lower_partitioned(function, ctx, operands, key, several=True)
+    if not call.is_pinned and not compat.runs_on_its_own(ctx):
+        form = functools.partial(_run, forms.plain, call)
+    return lower_form(form, ctx, operands)
+
+
+def _run(form: Callable[..., Any], call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    return form(call, operands)

@@ -1,0 +1,103 @@
+"""Attention as products around this package's softmax: the scores are kept in memory.
+
+Owns: what masks, lengths and bands mean for the row operation. Must not know: what users may pass,
+layouts of products (`heads`), or how masks and windows reach a kernel (`masked`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxkernels._attention import heads
+from jaxkernels._attention.checks import NAME
+from jaxkernels._attention.problem import Operands
+from jaxkernels._rows import masked, masked_kernels, reference
+from jaxkernels.typing import EmptyRows, Implementation
+
+# What jax.nn puts in the place of scores that the mask takes out.
+FINITE_FLOOR = -0.7 * float(jnp.finfo(jnp.float32).max)
+
+
+def attention(
+    given: Operands,
+    scale: float | jax.Array,
+    band: masked_kernels.Band,
+    *,
+    empty_rows: EmptyRows = "zero",
+    implementation: Implementation | None = None,
+    plain_on_gpus: bool = False,
+    floor: float | None = None,
+) -> tuple[jax.Array, jax.Array | None]:
+    """The result of shape (B, T, N, H), and of each row the logarithm of its sum.
+
+    Args:
+        given: the operands.
+        scale: factor of the scores.
+        band: which keys a query sees by its index.
+        empty_rows: the result for a query that sees no key.
+        implementation: as for `masked.apply`.
+        plain_on_gpus: as for `masked.apply`.
+        floor: None for no logarithms, or what stands for a score that is not seen. They have the shape
+            (B, N, T), and no gradient.
+    """
+    q, k, v = given.q, given.k, given.v
+    scores = heads.scores(q, k, heads.dot_of(q.dtype, wide=True))
+    scores, factor = masked.fused_scale(NAME, scores, scale)
+    seen = both(given.mask, within(given.k_lengths, k.shape[1], (1, 2)))
+    weights = masked.apply(
+        NAME,
+        scores,
+        seen,
+        given.bias,
+        scale=factor,
+        band=band,
+        empty_rows=empty_rows,
+        implementation=implementation,
+        plain_on_gpus=plain_on_gpus,
+        result_dtype=k.dtype if k.dtype.name in ("bfloat16", "float16") else None,
+    )
+    result = heads.weighted_values(weights.astype(k.dtype), v, heads.dot_of(k.dtype))
+    rows = within(given.q_lengths, q.shape[1], (2, 3))
+    if rows is not None:
+        result = jnp.where(rows, result, 0)
+    if floor is None:
+        return result, None
+    seen = both(seen, within(given.q_lengths, q.shape[1], (1, 3)))
+    return result, _log_sum_exp(scores, seen, given.bias, factor, band, floor)
+
+
+def _log_sum_exp(
+    scores: jax.Array,
+    seen: jax.Array | None,
+    bias: jax.Array | None,
+    scale: float,
+    band: masked_kernels.Band,
+    floor: float,
+) -> jax.Array:
+    """The log-sum-exp of the rows as the softmax sees them, with `floor` for what is masked."""
+    x = lax.stop_gradient(scores) * scale
+    if bias is not None:
+        bias = masked.bias_array(NAME, lax.stop_gradient(bias), x)
+        x = x.astype(bias.dtype) + bias
+    if not band.is_open:
+        seen = both(seen, reference.band(x.shape, **band.attributes()))
+    return jax.nn.logsumexp(x if seen is None else jnp.where(seen, x, floor), axis=-1)
+
+
+def both(a: jax.Array | None, b: jax.Array | None) -> jax.Array | None:
+    """What two masks let through; None lets everything through."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a & b
+
+
+def within(lengths: jax.Array | None, size: int, new_dims: tuple[int, int]) -> jax.Array | None:
+    """Which of `size` places lie within the lengths of shape (B,), with two dimensions added."""
+    if lengths is None:
+        return None
+    places = jnp.arange(size, dtype=lengths.dtype)
+    return jnp.expand_dims(places[None, :] < lengths[:, None], new_dims)

@@ -1,0 +1,257 @@
+"""The primitives of flash attention: on a GPU cuDNN's values and gradients, elsewhere those of the other form."""
+
+import functools
+
+import attention_cases as cases
+import flash_cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import Truth, check
+from flash_cases import SIZES
+from oracle import storage
+
+import jaxkernels as jk
+from jaxkernels._attention import choice
+
+pytestmark = pytest.mark.filterwarnings("ignore:jaxkernels runs its pure-JAX reference")
+GROUPED = SIZES["grouped"]
+NAMES = "qkv"
+
+
+@pytest.fixture(autouse=True)
+def _flash(monkeypatch):
+    flash_cases.take_flash(monkeypatch)
+
+
+def pulled(q, k, v, dy, **options):
+    """The result, and the cotangents of q, k and v."""
+    y, pull = jax.vjp(lambda q, k, v: jk.dot_product_attention(q, k, v, **options), q, k, v)
+    return y, *pull(dy)
+
+
+def held(got, operands, dy, dtype, what, **options):
+    """Asserts that a result and cotangents lie within their bounds."""
+    truth = flash_cases.truth(operands, dtype, **options)
+    check(got[0], truth.result(), f"{what}: y")
+    want = truth.gradients(dy)
+    for name, x in zip(NAMES, got[1:], strict=True):
+        assert x.dtype == storage(dtype)
+        check(x, want[name], f"{what}: d{name}")
+
+
+@pytest.mark.parametrize("dtype", flash_cases.DTYPES)
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_values_and_gradients(sizes, dtype):
+    operands = cases.operands(sizes, dtype)
+    dy = cases.operands(sizes, dtype, seed=1)[0]
+    for name, options in flash_cases.arguments(sizes, dtype).items():
+        run = jax.jit(functools.partial(pulled, **options))
+        held(run(*operands, dy), operands, dy, dtype, name, **options)
+        y = jax.jit(functools.partial(jk.dot_product_attention, **options))(*operands)
+        check(y, flash_cases.truth(operands, dtype, **options).result(), f"{name}: y alone")
+
+
+def test_cudnn_runs_them():
+    operands = cases.operands(GROUPED, "bfloat16")
+    dy = operands[0]
+    for options in flash_cases.arguments(GROUPED, "bfloat16").values():
+        flash_cases.assert_on_cudnn(functools.partial(pulled, **options), *operands, dy)
+        flash_cases.assert_on_cudnn(
+            functools.partial(jk.dot_product_attention, **options), *operands
+        )
+
+
+def test_pinned():
+    operands = [jnp.asarray(x) for x in cases.operands(GROUPED, "bfloat16")]
+    run = jax.jit(functools.partial(pulled, implementation="cudnn", is_causal=True))
+    if jax.default_backend() != "gpu":
+        with pytest.raises(NotImplementedError, match="cudnn.*cpu"):
+            run(*operands, operands[0])
+        return
+    got = run(*operands, operands[0])
+    held(got, operands, operands[0], "bfloat16", "pinned", is_causal=True)
+
+
+def test_repeated():
+    """y, dk and dv of cuDNN are the same bit by bit; dq is not promised."""
+    operands = cases.operands(GROUPED, "bfloat16")
+    run = jax.jit(functools.partial(pulled, is_causal=True))
+    first, second = (run(*operands, operands[0]) for _ in range(2))
+    for i in (0, 2, 3):
+        assert np.array_equal(first[i], second[i])
+
+
+def test_three_dimensions_and_lists_of_lengths():
+    q, k, v = (x[0] for x in cases.operands(GROUPED, "bfloat16"))
+    got = jk.dot_product_attention(q, k, v, key_value_seq_lengths=[9])
+    want = Truth(q[None], k[None], v[None], "bfloat16", key_value_seq_lengths=[9]).result()
+    check(got, tuple(x[0] for x in want))
+
+
+def test_vmap():
+    sizes = cases.Sizes(4, *(getattr(GROUPED, name) for name in "TSNKH"))
+    operands = cases.operands(sizes, "bfloat16")
+    dy = cases.operands(sizes, "bfloat16", seed=1)[0]
+    options = flash_cases.arguments(sizes, "bfloat16")["everything"]
+    options |= {
+        "query_seq_lengths": np.array([50, 30, 0, 7], np.int32),
+        "key_value_seq_lengths": np.array([40, 60, 3, 0], np.int32),
+    }
+    static = {"scale": options.pop("scale"), "is_causal": options.pop("is_causal")}
+    bias = options.pop("bias")
+
+    def split(x):
+        return x.reshape(2, 2, *x.shape[1:])
+
+    def member(q, k, v, dy, mapped):
+        return pulled(q, k, v, dy, bias=bias, **mapped, **static)
+
+    got = jax.jit(jax.vmap(member))(*map(split, [*operands, dy]), jax.tree.map(split, options))
+    merged = [x.reshape(4, *x.shape[2:]) for x in got]
+    held(merged, operands, dy, "bfloat16", "vmap", bias=bias, **options, **static)
+
+
+def test_vmap_of_queries_alone():
+    q, k, v = cases.operands(GROUPED, "bfloat16")
+    biases = flash_cases.arguments(GROUPED, "bfloat16")["bias"]["bias"][:, :1]
+
+    def member(q, bias):
+        return jk.dot_product_attention(q, k, v, bias)
+
+    for dims in ((1, None), (None, 1), (1, 1)):
+        ours = jax.vmap(member, (1 if dims[0] else None, dims[1]))
+        stacked = np.stack([q, 2 * q], 1) if dims[0] else q
+        sides = np.stack([biases, biases - 1], 1) if dims[1] else biases
+        got = jax.jit(ours)(stacked, sides)
+        for i in range(2):
+            own = stacked[:, i] if dims[0] else q
+            side = sides[:, i] if dims[1] else biases
+            check(got[i], Truth(own, k, v, "bfloat16", bias=side).result(), f"{dims} {i}")
+
+
+def test_gradient_of_the_bias():
+    operands = cases.operands(GROUPED, "bfloat16")
+    dy = cases.operands(GROUPED, "bfloat16", seed=1)[0]
+    options = flash_cases.arguments(GROUPED, "bfloat16")["mask-and-bias"]
+    bias, others = options["bias"], {k: v for k, v in options.items() if k != "bias"}
+
+    def of(q, k, v, bias):
+        return jk.dot_product_attention(q, k, v, bias, **others)
+
+    y, pull = jax.vjp(of, *operands, bias)
+    *got, dbias = pull(dy)
+    held([y, *got], operands, dy, "bfloat16", "with a bias", **options)
+    ds, error = Truth(*operands, "bfloat16", **options).gradients(dy)["scores"]
+    error = error.sum(0, keepdims=True) + 2.0**-7 * np.abs(ds).sum(0, keepdims=True)
+    check(dbias, (ds.sum(0, keepdims=True), error), "dbias")
+
+
+def test_forward_mode():
+    operands = [jnp.asarray(x) for x in cases.operands(GROUPED, "bfloat16")]
+    dots = [jnp.asarray(x) for x in cases.operands(GROUPED, "bfloat16", seed=1)]
+    of = functools.partial(jk.dot_product_attention, is_causal=True)
+    y, y_dot = jax.jit(lambda x, t: jax.jvp(of, x, t))(operands, dots)
+    check(y, Truth(*operands, "bfloat16", is_causal=True).result())
+    ours = functools.partial(of, implementation="ffi")
+    want = jax.jit(lambda x, t: jax.jvp(ours, x, t)[1])(operands, dots)
+    assert np.array_equal(y_dot, want)
+
+
+def test_second_order():
+    """Forward over reverse, and reverse over reverse, beside our form of the same."""
+    sizes = cases.Sizes(1, 16, 16, 2, 1, 8)
+    operands = [jnp.asarray(x) for x in cases.operands(sizes, "bfloat16")]
+    dots = [jnp.asarray(x) for x in cases.operands(sizes, "bfloat16", seed=1)]
+
+    def hvps(implementation):
+        def loss(q, k, v):
+            y = jk.dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
+            return jnp.sum(jnp.sin(y.astype(jnp.float32)))
+
+        gradient = jax.grad(loss, (0, 1, 2))
+
+        def dotted(*x):
+            return sum(jnp.vdot(g.astype(jnp.float32), t) for g, t in zip(gradient(*x), dots))
+
+        def run(*x):
+            return jax.jvp(gradient, x, tuple(dots))[1], jax.grad(dotted, (0, 1, 2))(*x)
+
+        return jax.jit(run)(*operands)
+
+    for ours, want in zip(jax.tree.leaves(hvps(None)), jax.tree.leaves(hvps("ffi")), strict=True):
+        ours, want = (np.asarray(x, np.float32) for x in (ours, want))
+        assert np.abs(ours - want).max() <= 2.0**-4 * np.abs(want).max()
+
+
+def test_linear_transpose_of_a_pullback():
+    operands = [jnp.asarray(x) for x in cases.operands(GROUPED, "bfloat16")]
+    of = functools.partial(jk.dot_product_attention, is_causal=True)
+    _, pull = jax.vjp(of, *operands)
+    cotangents = tuple(jnp.asarray(x) for x in cases.operands(GROUPED, "bfloat16", seed=1))
+    (got,) = jax.linear_transpose(pull, operands[0])(cotangents)
+    want = jax.jvp(of, operands, list(cotangents))[1]
+    assert np.array_equal(got, want)
+
+
+def test_jit_and_remat():
+    operands = cases.operands(GROUPED, "bfloat16")
+    dy = cases.operands(GROUPED, "bfloat16", seed=1)[0]
+    of = jax.checkpoint(functools.partial(jk.dot_product_attention, is_causal=True))
+
+    def run(q, k, v, dy):
+        y, pull = jax.vjp(of, q, k, v)
+        return y, *pull(dy)
+
+    held(jax.jit(run)(*operands, dy), operands, dy, "bfloat16", "remat", is_causal=True)
+
+
+def test_donated():
+    operands = cases.operands(GROUPED, "bfloat16")
+    run = jax.jit(functools.partial(jk.dot_product_attention, is_causal=True), donate_argnums=0)
+    got = run(*(jnp.asarray(x) for x in operands))
+    check(got, Truth(*operands, "bfloat16", is_causal=True).result())
+
+
+def test_export_and_reload():
+    """An exported program holds no call of cuDNN, whose version where it runs nobody knows."""
+    operands = cases.operands(GROUPED, "bfloat16")
+    dy = cases.operands(GROUPED, "bfloat16", seed=1)[0]
+    run = jax.jit(functools.partial(pulled, is_causal=True))
+    exported = jax.export.export(
+        run, platforms=("cpu", "cuda"), disabled_checks=jk.export_checks()
+    )(*operands, dy)
+    assert "__cudnn" not in exported.mlir_module()
+    got = jax.export.deserialize(exported.serialize()).call(*operands, dy)
+    held(got, operands, dy, "bfloat16", "exported", is_causal=True)
+
+
+def test_the_other_form_has_the_bits_of_ours():
+    if jax.default_backend() == "gpu":
+        pytest.skip("cuDNN runs here")
+    operands = cases.operands(GROUPED, "bfloat16")
+    for options in flash_cases.arguments(GROUPED, "bfloat16").values():
+        flash, ours = (
+            jax.jit(functools.partial(pulled, **options, **pin))(*operands, operands[0])
+            for pin in ({}, {"implementation": "ffi"})
+        )
+        for x, y in zip(flash, ours, strict=True):
+            assert np.array_equal(x, y)
+
+
+def test_a_forward_pass_may_be_another_path(monkeypatch):
+    """What the table says of a call that is not differentiated."""
+    rules = (
+        choice.Rule(lambda p: p.with_gradients, choice.Choice("cudnn", "")),
+        choice.Rule(lambda p: True, choice.Choice("ffi", "")),
+    )
+    monkeypatch.setattr(choice, "TABLE", rules)
+    arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cases.operands(GROUPED, "bfloat16")]
+
+    def calls(function, *arrays):
+        lowered = jax.jit(function).trace(*arrays).lower(lowering_platforms=("cuda",))
+        return lowered.as_text().count("@__cudnn$fmha")
+
+    assert calls(jk.dot_product_attention, *arrays) == 0
+    assert calls(pulled, *arrays, arrays[0]) == 2

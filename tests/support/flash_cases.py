@@ -1,0 +1,103 @@
+"""Calls of attention that take the primitives of flash attention, at any size and without a GPU.
+
+On a GPU cuDNN runs them; elsewhere the machine is an H200 by name, and the primitives are lowered to the form with scores
+in memory.
+"""
+
+import attention_cases
+import jax
+import numpy as np
+from oracle import storage
+
+from jaxkernels._attention import choice, default
+
+H200 = choice.Machine("h200", 90, 91002)
+DTYPES = ("bfloat16", "float16")
+Sizes = attention_cases.Sizes
+
+SIZES = {
+    "heads": Sizes(2, 64, 64, 4, 4, 64),
+    "grouped": Sizes(2, 64, 96, 6, 2, 32),
+    "one-key-head": Sizes(1, 130, 66, 4, 1, 128),
+    "odd": Sizes(2, 37, 53, 2, 2, 8),
+    "deep": Sizes(1, 64, 128, 2, 2, 256),
+}
+
+
+def take_flash(monkeypatch):
+    """Lets the table choose cuDNN wherever it serves."""
+    monkeypatch.setattr(choice, "PAIRS_FOR_CUDNN", 0)
+    if jax.default_backend() != "gpu":
+        monkeypatch.setattr(default, "this_machine", lambda: H200)
+
+
+def arguments(sizes, dtype, seed=0):
+    """Sets of keyword arguments by name, all of which cuDNN serves; some leave queries without keys."""
+    rng = np.random.default_rng([seed, 2])
+    s = sizes
+
+    def bias(*shape):
+        return rng.standard_normal(shape).astype(storage(dtype))
+
+    def lengths(most, *some):
+        return np.minimum(np.array(some[: s.B], np.int32), most).astype(np.int32)
+
+    found = {
+        "plain": {},
+        "scale": {"scale": 0.3},
+        "causal": {"is_causal": True},
+        "query-lengths": {"query_seq_lengths": lengths(s.T, 0, 17)},
+        "key-lengths": {"key_value_seq_lengths": lengths(s.S, 21, 0)},
+        "causal-lengths": {
+            "is_causal": True,
+            "query_seq_lengths": lengths(s.T, 33, 200),
+            "key_value_seq_lengths": lengths(s.S, 200, 5),
+        },
+    }
+    if s.T <= s.S:
+        found["window"] = {"is_causal": True, "local_window_size": 9}
+        found["left-window"] = {"local_window_size": (12, 0)}
+    if s.T % 2 == 0 and s.S % 2 == 0:
+        empty = rng.random((s.B, 1, s.T, s.S)) < 0.6
+        empty[0, 0, 3] = False
+        # With the causal band the first queries see nothing, as of texts that are padded on the left.
+        padded = np.arange(s.S)[None, None, None] >= np.arange(5, 5 + s.B)[:, None, None, None]
+        hidden = bias(s.B, 1, s.T, s.S)
+        hidden[0, 0, 2] = -np.inf
+        hidden[:, :, :, 7] = -np.inf
+        found |= {
+            "mask": {"mask": empty},
+            "mask-heads": {"mask": rng.random((1, s.N, s.T, s.S)) < 0.6},
+            "mask-keys-causal": {"mask": padded, "is_causal": True},
+            "bias": {"bias": bias(s.B, s.N, s.T, s.S)},
+            "bias-heads": {"bias": bias(1, s.N, s.T, s.S)},
+            "bias-of-keys": {"bias": bias(1, 1, 1, s.S)},
+            "bias-infinite": {"bias": hidden},
+            "mask-and-bias": {"mask": empty, "bias": bias(1, s.N, s.T, s.S), "is_causal": True},
+            "everything": {
+                "mask": empty,
+                "bias": bias(1, s.N, 1, s.S),
+                "scale": 0.2,
+                "is_causal": True,
+                "query_seq_lengths": lengths(s.T, 50, 30),
+                "key_value_seq_lengths": lengths(s.S, 40, 60),
+            },
+        }
+    return found
+
+
+def assert_on_cudnn(function, *operands):
+    """Asserts that a function is cuDNN's on a GPU, and is the form with scores in memory elsewhere."""
+    text = jax.jit(function).lower(*operands).compile().as_text()
+    assert ("__cudnn$fmha" in text) == (jax.default_backend() == "gpu")
+
+
+def truth(operands, dtype, **options):
+    """The truth of a call, whose bias of -inf hides as a mask does."""
+    bias = options.get("bias")
+    if bias is not None and np.isneginf(bias.astype(np.float32)).any():
+        finite = ~np.isneginf(bias.astype(np.float32))
+        mask = options.get("mask")
+        options["mask"] = finite if mask is None else finite & mask
+        options["bias"] = np.where(finite, bias, 0)
+    return attention_cases.Truth(*operands, dtype, **options)
