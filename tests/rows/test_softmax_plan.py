@@ -193,6 +193,9 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
         assert p.grid_blocks == max(rows, 1) * p.branches, where
         assert p.scratch_bytes == rows * p.branches * branch_bytes(dtype, operation), where
         return
+    elif p.leaf_turns > 0:
+        _check_read_in_leaves(p, cols, rows, limits, where)
+        return
     else:
         assert p.lanes == p.block_threads * p.cluster_blocks, where
         assert (p.tier == "cluster") == (p.cluster_blocks > 1), where
@@ -231,6 +234,18 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
     assert p.grid_blocks <= max(1, waves) * limits.sm_count * p.blocks_per_sm, where
 
 
+def _check_read_in_leaves(p, cols, rows, limits, where):
+    """Leaves of a row are the same however many rows, warps and blocks there are."""
+    assert (p.tier, p.smem_bytes, p.kept_packs) == ("block_uncached", 0, 0), where
+    window = -(-cols // p.pack) + 8  # which begins with a line
+    most = 256 * 32 * 8  # packs of the leaves of a row, for each turn
+    assert most * (p.leaf_turns - 1) < window <= most * p.leaf_turns + 8, where
+    assert p.lanes == p.block_threads * p.cluster_blocks, where
+    assert p.block_threads <= 8 * 32, where
+    assert p.cluster_blocks <= min(8, limits.cluster_blocks), where
+    assert p.grid_blocks == min(max(rows, 1), (2**31 - 1) // 8) * p.cluster_blocks, where
+
+
 def tier_ends(dtype, operation, device):
     """The longest aligned rows of each tier but the last two, which serve all."""
     pack = 16 // BYTES[dtype]
@@ -254,15 +269,18 @@ def stores_scalar(operation):
 @pytest.mark.parametrize("operation", [*filter(stores_scalar, oracle.OPERATIONS)])
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_tiers_of_row_scalars(dtype, operation, device):
-    """What is read once needs no shared memory: small blocks behind the registers, which keep nothing. Rows that begin
-    within a pack take shared memory while it holds them."""
+    """What is read once needs no shared memory: small blocks behind the registers, which keep nothing. Rows of two inputs
+    that begin within a pack take shared memory while it holds them."""
     warp_end, block_end, smem_end, cluster_end = tier_ends(dtype, operation, device)
     assert 128 <= warp_end < block_end == smem_end == cluster_end
     pack = 16 // BYTES[dtype]
+    in_leaves = inputs(operation) == 1
     for cols in (block_end + pack, block_end + 8 * pack):
         p = plan(cols, dtype, operation, device)
-        assert (p.tier, p.block_threads, p.kept_packs) == ("block_uncached", 256, 0)
-    assert plan(block_end + 1, dtype, operation, device).tier in ("block_smem", "cluster")
+        assert (p.tier, p.kept_packs, p.leaf_turns > 0) == ("block_uncached", 0, in_leaves)
+        assert p.block_threads <= 256 if in_leaves else p.block_threads == 256
+    of_odd = plan(block_end + 1, dtype, operation, device).tier
+    assert of_odd in (("block_uncached",) if in_leaves else ("block_smem", "cluster"))
 
 
 @pytest.mark.parametrize("device", DEVICES)
