@@ -31,7 +31,7 @@ struct RowScalars {
 struct RowCall {
   Operation operation = Operation::kSoftmaxForward;
   Part part = Part::kWhole;
-  Tier tier = Tier::kAuto;  // of the GPU's kernels
+  Tier tier = Tier::kAuto;               // of the GPU's kernels
   DType dtype = DType::kFloat32;         // of the elements
   DType result_dtype = DType::kFloat32;  // of the results: the same, or narrower (MayNarrow)
   RowArrays arrays = {};

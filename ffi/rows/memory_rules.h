@@ -128,9 +128,21 @@ constexpr int LeastRowsAlone(Operation operation, int pack) {
   return IsPackOfDoubles(pack) || TraitsOf(operation).takes_label ? 2 : 4;
 }
 inline constexpr int kUncachedThreads = 1024;
-// Losses have a kernel of their own for that, tier_one_read.cuh, wherever rows begin. Packs that a
-// lane has in flight, the most leaves of a row, registers, the most warps of a block and blocks of
-// a row. Fractions of the rate of a read, 2^30 bytes; before, losses took the tiers of logsumexp:
+// Row scalars of one input have a kernel of their own for that, tier_one_read.cuh, wherever rows
+// begin. Fractions of the rate of a read, before and in leaves:
+// H200 f32 logsumexp 32003 cols: cluster 0.78, 0.95
+// H200 f32 logsumexp 50257 cols: cluster 0.87, 0.96
+// H200 f32 logsumexp 262144 cols: block_uncached 0.98, 0.95
+// H200 f32 logsumexp 400000 cols: block_uncached 0.82, 0.96
+// H200 bf16 logsumexp 32003 cols: cluster 0.60, 0.83
+// H200 bf16 logsumexp 50257 cols: cluster 0.79, 0.81
+// H200 bf16 logsumexp 262144 cols: block_uncached 0.92, 0.92
+// us a call of 64 in a program: H200 f32 logsumexp 1 x 131072: 24.9, 10.1
+// us a call of 64 in a program: H200 f32 logsumexp 4 x 128256: 30.0, 7.0
+// us a call of 64 in a program: H200 bf16 logsumexp 4 x 128256: 17.0, 10.4
+// Packs that a lane has in flight, the most leaves of a row, registers, the most warps of a block
+// and blocks of a row. Fractions of the rate of a read, 2^30 bytes; before, losses took the tiers
+// that logsumexp had:
 // H200 bf16 loss 50257 cols: cluster 0.53, in leaves 0.83
 // H200 bf16 loss 128256 cols: block_uncached 0.73, in leaves 0.91
 // H200 f32 loss 50257 cols: cluster 0.70, in leaves 0.92
@@ -151,11 +163,12 @@ inline constexpr int kMostReadWarps = 8;
 inline constexpr int kReadHalfTurnsOfRow = 3;
 inline constexpr int kMostReadBlocks = kPortableClusterBlocks;
 // Row scalars need one read where maximum and sums are found together, and nothing that keeps the
-// row. Rows that begin within a pack do better in shared memory. TB/s read:
-// H200 f32 logsumexp 65536 cols: block_uncached 4.18, cluster 3.69
-// H200 f32 logsumexp 32003 cols: block_uncached 2.47, block_smem 3.58, cluster 3.47
-// H200 bf16 logsumexp 65536 cols: block_uncached 3.87, block_smem 2.73, cluster 3.34
-// H200 bf16 logsumexp 32003 cols: block_uncached 2.21, block_smem 2.95, cluster 3.29
+// row. Without leaves, rows that begin within a pack do better in shared memory. Of logsumexp, TB/s
+// read:
+// H200 f32 65536 cols: block_uncached 4.18, cluster 3.69
+// H200 f32 32003 cols: block_uncached 2.47, block_smem 3.58, cluster 3.47
+// H200 bf16 65536 cols: block_uncached 3.87, block_smem 2.73, cluster 3.34
+// H200 bf16 32003 cols: block_uncached 2.21, block_smem 2.95, cluster 3.29
 constexpr bool PrefersOneRead(Operation operation, bool aligned) {
   return !StoresElements(operation) && (aligned || IsReadInLeaves(operation));
 }

@@ -109,8 +109,9 @@ constexpr bool LeavesLanesIdle(const OperationTraits& traits, int pack, int64_t 
   return is_softmax && !IsPackOfDoubles(pack) && layout_packs <= 64 && 4 * packs < 3 * layout_packs;
 }
 // Whether any row takes a layout of the warp tier: no earlier layout holds as much, and some of its
-// rows are not staged. Others are not compiled.
-constexpr bool IsWarpShapeTaken(int index, Operation operation, int pack, bool aligned) {
+// rows are not staged, as none are whose results are narrower. Others are not compiled.
+constexpr bool IsWarpShapeTaken(int index, Operation operation, int pack, bool aligned,
+                                bool narrows) {
   const OperationTraits& traits = TraitsOf(operation);
   const WarpShape& shape = kWarpShapes[index];
   if (!WarpShapeFits(shape, traits, pack, aligned)) return false;
@@ -122,7 +123,7 @@ constexpr bool IsWarpShapeTaken(int index, Operation operation, int pack, bool a
       return false;
     }
   }
-  const bool may_stage = !aligned && traits.shares_rows;
+  const bool may_stage = !aligned && traits.shares_rows && !narrows;
   return !may_stage || packs * pack > MostStagedCols(pack, traits.inputs);
 }
 // Lanes that share a staged row, the fewest that hold it, and elements that each has of it, for

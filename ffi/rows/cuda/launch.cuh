@@ -35,7 +35,7 @@ template <typename Op, int kShape, bool kAligned>
 constexpr RowKernel<Op> WarpKernelOf() {
   constexpr WarpShape shape = kWarpShapes[kShape];
   constexpr int kPack = Pack<typename Op::Storage>::kSize;
-  if constexpr (IsWarpShapeTaken(kShape, Op::kOperation, kPack, kAligned)) {
+  if constexpr (IsWarpShapeTaken(kShape, Op::kOperation, kPack, kAligned, kNarrows<Op>)) {
     return &WarpTierKernel<Op, shape.lanes, shape.packs_per_lane, shape.rows_per_access, kAligned>;
   } else {
     return nullptr;  // the plan never chooses it
