@@ -224,3 +224,14 @@ def test_more_than_two_to_the_31_elements(gpu, cols, tier):
     lanes = cases.accumulators("logsumexp_fwd", (rows, cols), "bfloat16", tier)
     tolerance.check(y[:, None], "logsumexp_fwd", x, accumulators=lanes)
     tolerance.check(dx, "logsumexp_grad", x, t[:, None], accumulators=lanes)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_give_the_same_bits_whatever_the_batch(dtype):
+    """Few rows have several blocks each. Rows of whole cache lines apart begin alike."""
+    program = jax.jit(functools.partial(jk.logsumexp, axis=-1))
+    for cols in (33, 1000, 50_003, 131_072) if cases.ON_GPU else (33, 1000, 50_003):
+        x = jnp.asarray(cases.logits("normal", 72, cols, dtype))
+        of_all = program(x)
+        for rows in (slice(0, 1), slice(0, 5), slice(64, 72)):
+            np.testing.assert_array_equal(program(x[rows]), of_all[rows])
