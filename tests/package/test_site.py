@@ -1,6 +1,7 @@
 """The documentation site, without mkdocs: what its pages have to have, and what its hooks make of them."""
 
 import importlib.util
+import inspect
 import re
 import types
 
@@ -35,6 +36,19 @@ def test_every_public_name_has_its_place_in_the_reference():
     ]
     assert len(places) == len(set(places))
     assert set(places) - {"jaxkernels.__main__"} == public_names()
+
+
+def test_what_runs_where_has_every_function():
+    """But those that plan, patch, export or set a default."""
+    text = (ROOT / "docs" / "what_runs_where.md").read_text()
+    rows = text[text.index("| function |") :].partition("\n\n")[0].splitlines()[2:]
+    named = {name for row in rows for name in re.findall(r"`([\w.]+)`", row.split("|")[1])}
+    functions = {name for name in jk.__all__ if inspect.isfunction(getattr(jk, name))}
+    computing = {
+        n for n in functions if not re.match("plan_|patch_|export_checks|default_algorithm", n)
+    }
+    losses = {f"optax.{name}" for name in jaxkernels.optax.__all__}
+    assert named == computing | losses | {"flax.dot_product_attention"}
 
 
 def table(text, title):
