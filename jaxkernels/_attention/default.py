@@ -62,7 +62,7 @@ def path_of(
         why_not = "no GPU" if machine is None else choice.why_not_cudnn(problem, machine)
         chosen = alone = "cudnn" if serves and not why_not else "xla"
     else:
-        chosen, alone = choice.choose_both(problem, machine)
+        chosen, alone = (x.implementation for x in choice.choose_both(problem, machine))
         if chosen == "cudnn" and not serves:
             chosen = "ffi"
     if chosen != "cudnn" or factor is None:
