@@ -3,7 +3,8 @@
 `softmax`, `log_softmax` and `logsumexp` take the place of those of `jax.nn` in any JAX program, and
 `cross_entropy` that of optax's: CUDA kernels on NVIDIA GPUs, C++ kernels on CPUs, plain JAX on everything else.
 `linear_cross_entropy` is that of a layer whose logits are never kept. `matmul`, `dot_general` and `sgemm` multiply in
-true float32 whatever the global precision flag says. `plan_softmax` and `plan_sgemm` show which kernel a GPU would run. `python -m jaxkernels` tells what
+true float32 whatever the global precision flag says. `plan_softmax`, `plan_sgemm` and `plan_attention`
+show what a GPU would run. `python -m jaxkernels` tells what
 is installed and checks that it works.
 
 Example:
@@ -23,6 +24,8 @@ __path__ = _extend_path(__path__, __name__)
 
 from jaxkernels import checkpoint_policies as checkpoint_policies
 from jaxkernels._attention.attention import dot_product_attention as dot_product_attention
+from jaxkernels._attention.plan import AttentionPlan as AttentionPlan
+from jaxkernels._attention.plan import plan_attention as plan_attention
 from jaxkernels._core import registry as _registry
 from jaxkernels._cpu import DeviceLimits as DeviceLimits
 from jaxkernels._cpu import SgemmPlan as SgemmPlan
@@ -51,6 +54,7 @@ from jaxkernels._sgemm.plan import plan_sgemm as plan_sgemm
 __version__ = _registry.VERSION
 
 __all__ = [
+    "AttentionPlan",
     "DeviceLimits",
     "LinearCrossEntropyPlan",
     "SgemmPlan",
@@ -69,6 +73,7 @@ __all__ = [
     "matmul",
     "patch_jax_nn",
     "patch_optax",
+    "plan_attention",
     "plan_linear_cross_entropy",
     "plan_sgemm",
     "plan_softmax",

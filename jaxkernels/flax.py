@@ -17,7 +17,7 @@ from flax import linen, nnx
 from flax.nnx.nn import dtypes
 from jax import random
 
-from jaxkernels._attention import heads
+from jaxkernels._attention import default, flash, folded, heads
 from jaxkernels._core import validate
 from jaxkernels._rows import masked, masked_kernels
 from jaxkernels.typing import EmptyRows, Implementation
@@ -145,6 +145,14 @@ def dot_product_attention(
     dtype = query.dtype
 
     hooked = einsum_dot_general is not None or qk_attn_weights_einsum is not None
+    drops = not deterministic and dropout_rate > 0.0
+    path = default.Path("ffi")
+    asks_more = hooked or drops or bool(force_fp32_for_softmax) or module is not None
+    if not asks_more and implementation is precision is None:
+        factor = heads.default_scale(query.shape[-1]) if scale is None else scale
+        given, path = _path_of(query, key, value, bias, mask, factor, band, empty_rows)
+        if path.call is not None:
+            return flash.attention(given, path.call).reshape(query.shape)
     if hooked:
         query = _scaled_queries(query, scale)
     if qk_attn_weights_einsum is not None:
@@ -168,10 +176,11 @@ def dot_product_attention(
         band=band,
         empty_rows=empty_rows,
         implementation=implementation,
+        plain_on_gpus=path.implementation == "xla",
         result_dtype=None if force_fp32_for_softmax else dtype,
     )
     _sow(module, weights)
-    if not deterministic and dropout_rate > 0.0:
+    if drops:
         weights = _dropout(weights, dropout_rng, dropout_rate, broadcast_dropout, dtype)
 
     if attn_weights_value_einsum is not None:
@@ -179,6 +188,25 @@ def dot_product_attention(
     common = validate.promoted_dtype(weights, value)
     dot = _dot(common, precision, einsum_dot_general)
     return heads.weighted_values(weights.astype(common), value.astype(common), dot)
+
+
+def _path_of(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: Any,
+    mask: Any,
+    scale: Any,
+    band: masked_kernels.Band,
+    empty_rows: EmptyRows,
+) -> tuple[Any, default.Path]:
+    """The operands as the primitive of flash attention takes them, and who computes them."""
+    scores = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
+    like = jax.ShapeDtypeStruct(scores, query.dtype)
+    given = folded.operands(query, key, value, _as_bias(bias, like), _as_mask(mask, like))
+    if given is None:
+        return None, default.Path("ffi")
+    return given, default.path_of(given, scale, band, is_drop_in=empty_rows == "zero")
 
 
 def _dot(dtype: Any, precision: Any, hook: Any, wide: bool = False) -> heads.Dot:
@@ -194,7 +222,7 @@ def _scaled_queries(query: jax.Array, scale: float | jax.Array | None) -> jax.Ar
     return query * jnp.asarray(scale, query.dtype)
 
 
-def _as_mask(mask: Any, scores: jax.Array) -> jax.Array | None:
+def _as_mask(mask: Any, scores: Any) -> jax.Array | None:
     if mask is None:
         return None
     mask = jnp.asarray(mask)
@@ -202,7 +230,7 @@ def _as_mask(mask: Any, scores: jax.Array) -> jax.Array | None:
     return mask if mask.dtype == jnp.bool_ else mask != 0
 
 
-def _as_bias(bias: Any, scores: jax.Array) -> jax.Array | None:
+def _as_bias(bias: Any, scores: Any) -> jax.Array | None:
     if bias is None:
         return None
     bias = jnp.asarray(bias)

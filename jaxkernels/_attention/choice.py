@@ -104,7 +104,7 @@ TABLE = (
 
 TYPES_OF_CUDNN = ("bfloat16", "float16")
 # The oldest that the oldest JAX which we support asks for.
-_LEAST_CUDNN = 90800
+LEAST_CUDNN = 90800
 _LEAST_CAPABILITY = 80
 _HOPPER = 90
 _CUDNN_OF_103 = 91100
@@ -133,20 +133,17 @@ def choose(problem: Problem, machine: Machine | None) -> Choice:
     return Choice(found.implementation, f"{found.why}; cuDNN: {why_not}")
 
 
-def choose_both(
-    problem: Problem, machine: Machine | None
-) -> tuple[AttentionImplementation, AttentionImplementation]:
+def choose_both(problem: Problem, machine: Machine | None) -> tuple[Choice, Choice]:
     """Who computes a problem of which nobody knows whether it will be differentiated.
 
     Returns:
         Who does, and who does where it is not. The two differ where reverse mode takes cuDNN alone: only
-        its primitive can still be lowered to the other.
+        its primitive can still be lowered to another.
     """
-    both = choose(dataclasses.replace(problem, with_gradients=True), machine).implementation
-    alone = choose(dataclasses.replace(problem, with_gradients=False), machine).implementation
-    if both != _CUDNN:
+    both = choose(dataclasses.replace(problem, with_gradients=True), machine)
+    if both.implementation != _CUDNN:
         return both, both
-    return both, alone
+    return both, choose(dataclasses.replace(problem, with_gradients=False), machine)
 
 
 def why_not_cudnn(problem: Problem, machine: Machine) -> str:
@@ -160,7 +157,7 @@ def why_not_cudnn(problem: Problem, machine: Machine) -> str:
     has_window = band.left is not None
     reasons = (
         (machine.cudnn is None, "there is none"),
-        ((machine.cudnn or 0) < _LEAST_CUDNN, f"{machine.cudnn} is older than {_LEAST_CUDNN}"),
+        ((machine.cudnn or 0) < LEAST_CUDNN, f"{machine.cudnn} is older than {LEAST_CUDNN}"),
         (machine.capability < _LEAST_CAPABILITY, "it has no kernels for such a GPU"),
         (
             machine.capability == 103 and (machine.cudnn or 0) < _CUDNN_OF_103,

@@ -10,12 +10,10 @@ import math
 import numbers
 from typing import Any, NamedTuple
 
-from jax.sharding import PartitionSpec
-
 from jaxkernels._attention import choice
 from jaxkernels._attention.choice import Machine
 from jaxkernels._attention.cudnn_version import cudnn_version
-from jaxkernels._attention.problem import Call, Operands, names_of, present
+from jaxkernels._attention.problem import MOVING, Call, Operands, names_of, present
 from jaxkernels._core import compat, devices
 from jaxkernels._rows.masked_kernels import Band
 from jaxkernels.typing import AttentionImplementation
@@ -64,7 +62,7 @@ def path_of(
         why_not = "no GPU" if machine is None else choice.why_not_cudnn(problem, machine)
         chosen = alone = "cudnn" if serves and not why_not else "xla"
     else:
-        chosen, alone = choice.choose_both(problem, machine)
+        chosen, alone = (x.implementation for x in choice.choose_both(problem, machine))
         if chosen == "cudnn" and not serves:
             chosen = "ffi"
     if chosen != "cudnn" or factor is None:
@@ -83,14 +81,15 @@ def _is_split_by_rows(given: Operands) -> bool:
     """Whether types say of no dimension but batch and heads that it is sharded, and of all arrays alike."""
     if not compat.is_explicitly_sharded(*present(given)):
         return True
-    specs = [compat.explicit_spec(x) for x in present(given)]
-    batch, _, heads, _ = specs[0]
-    allowed = {
-        **dict.fromkeys(("q", "k", "v"), [PartitionSpec(batch, None, heads, None)]),
-        **dict.fromkeys(
-            ("bias", "mask"),
-            [PartitionSpec(b, n, None, None) for b in (batch, None) for n in (heads, None)],
-        ),
-        **dict.fromkeys(("q_lengths", "k_lengths"), [PartitionSpec(batch), PartitionSpec(None)]),
-    }
-    return all(spec in allowed[name] for name, spec in zip(names_of(given), specs, strict=True))
+    specs = dict(zip(names_of(given), map(compat.explicit_spec, present(given)), strict=True))
+    batch, _, heads, _ = specs["q"]
+    for name, spec in specs.items():
+        if name in MOVING:
+            fits = tuple(spec) == (batch, None, heads, None)
+        elif name in ("bias", "mask"):
+            fits = spec[0] in (batch, None) and spec[1] in (heads, None) and not any(spec[2:])
+        else:
+            fits = spec[0] in (batch, None)
+        if not fits:
+            return False
+    return True

@@ -41,7 +41,8 @@ def attention(given: Operands, call: Call) -> jax.Array:
     return attention_p.bind(*sharding.equalize_varying(present(given)), call=call)[0]
 
 
-def _attention_abstract_eval(*avals: Any, call: Call) -> list[Any]:
+def attention_abstract_eval(*avals: Any, call: Call) -> list[Any]:
+    """The types of the results of `attention_p`."""
     q = avals[0]
     y = q.update(weak_type=False)
     if not call.keeps_sums:
@@ -173,7 +174,7 @@ def _define(primitive: Primitive, abstract_eval: Any, form: Callable[..., Any]) 
     ad.primitive_jvps[primitive] = functools.partial(_jvp_by_plain_form, primitive, form)
 
 
-_define(attention_p, _attention_abstract_eval, _forward_form)
+_define(attention_p, attention_abstract_eval, _forward_form)
 _define(_tangent_p, _tangent_abstract_eval, flash_forms.tangent)
 _define(_backward_p, _backward_abstract_eval, _backward_form)
 ad.primitive_jvps[attention_p] = _attention_jvp

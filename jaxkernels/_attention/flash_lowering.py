@@ -28,7 +28,7 @@ def define(primitive: Primitive, forms: Forms, results: Sequence[str]) -> None:
         results: their names, for `flash_partitioning`.
     """
     mlir.register_lowering(primitive, functools.partial(_lower_plain, forms))
-    rule = functools.partial(_lower_cuda, primitive.name, forms, results)
+    rule = functools.partial(lower_cuda, primitive.name, forms, results)
     mlir.register_lowering(primitive, rule, platform="cuda")
 
 
@@ -40,7 +40,6 @@ def lower_form(
     def of(*values: jax.Array) -> list[jax.Array]:
         return form(operands=values)
 
-    ctx = compat.without_types_of_shardings(ctx)
     return mlir.lower_fun(of, multiple_results=True)(ctx, *operands)
 
 
@@ -53,7 +52,7 @@ def _lower_plain(forms: Forms, ctx: mlir.LoweringRuleContext, *operands: Any, ca
     return lower_form(functools.partial(_run, forms.plain, call), ctx, operands)
 
 
-def _lower_cuda(
+def lower_cuda(
     name: str,
     forms: Forms,
     results: Sequence[str],
@@ -61,24 +60,23 @@ def _lower_cuda(
     *operands: Any,
     call: Call,
 ) -> Any:
-    """cuDNN's call on one device, and on the part of each of several.
+    """The call of cuDNN on one device, and on the part of each of several.
 
     A call that no callback splits, as in an exported program, would be one of whole arrays on every
     device: nobody gets that who has not asked for it.
     """
-    form = functools.partial(_run, forms.cudnn, call)
-    if not call.keeps_sums and call.alone != "cudnn":
-        return lower_form(functools.partial(_run, forms.plain, call), ctx, operands)
-    if compat.partitions_custom_calls(ctx):
+    is_plain = not call.keeps_sums and call.alone != "cudnn"
+    if not is_plain and compat.partitions_custom_calls(ctx):
         ctx = compat.without_types_of_shardings(ctx)
         shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
         names = results[: len(ctx.avals_out)]
         function = flash_partitioning.partitioned(call, forms, shapes, names)
         key = f"{name} {call} {registry.fingerprint()}"
         return compat.lower_partitioned(function, ctx, operands, key, several=True)
-    if not call.is_pinned and not compat.runs_on_its_own(ctx):
-        form = functools.partial(_run, forms.plain, call)
-    return lower_form(form, ctx, operands)
+    if is_plain or not (call.is_pinned or compat.runs_on_its_own(ctx)):
+        return lower_form(functools.partial(_run, forms.plain, call), ctx, operands)
+    ctx = compat.without_types_of_shardings(ctx)
+    return lower_form(functools.partial(_run, forms.cudnn, call), ctx, operands)
 
 
 def _run(form: Callable[..., Any], call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:

@@ -6,8 +6,6 @@ layouts of products (`heads`), or how masks and windows reach a kernel (`masked`
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 from jax import lax

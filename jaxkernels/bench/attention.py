@@ -12,6 +12,8 @@ Compared in one run, timed as written down in ``jaxkernels.bench.timing``:
 * Layers (batch, length, heads, depth): ``jaxkernels.dot_product_attention`` beside
   ``jax.nn.dot_product_attention``: in float32 at the highest precision, in bfloat16 as it is and
   by cuDNN's fused kernel.
+* With ``--drawn N``, in place of these, layers in 16 bits of sizes that a seed draws
+  (``jaxkernels.bench.attention_drawn``).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxkernels as jk
-from jaxkernels.bench import plot
+from jaxkernels.bench import attention_drawn, plot
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.dots import Dots, of_dots
 from jaxkernels.bench.programs import (
@@ -37,7 +39,7 @@ from jaxkernels.bench.programs import (
     temp_bytes,
     with_gradient,
 )
-from jaxkernels.bench.records import Case, Measured, Run
+from jaxkernels.bench.records import Case, Measured, Run, key_of
 from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, several, sizes
 from jaxkernels.bench.timing import first_line
 
@@ -67,7 +69,10 @@ def heads_case(group: str, dtype: str, variant: str, direction: str, shape: Sequ
 
 
 def cases(options: Options) -> Iterable[Case]:
-    """Every dtype, shape, variant and direction; layers have no mask."""
+    """Every dtype, shape, variant and direction; layers have no mask. Or drawn layers alone."""
+    if options.drawn:
+        yield from attention_drawn.cases(options.drawn, options.seed)
+        return
     default = CPU_SHAPES if jax.default_backend() == "cpu" else GPU_SHAPES
     asked = {"scores": options.shapes, "layers": options.layer_shapes}
     for group in GROUPS:
@@ -156,6 +161,8 @@ def _kernels(function: Function, arguments: Arguments) -> list[str]:
 
 def contenders(case: Case, options: Options | None = None) -> Mapping[str, Program]:
     """Copy, XLA and ours on scores; XLA, ours and, in bfloat16, cuDNN on layers."""
+    if case["group"] == attention_drawn.GROUP:
+        return attention_drawn.contenders(case)
     is_scores, is_both = case["group"] == "scores", case["direction"] == "both"
     drawn = partial(draw, case)
     programs = {}
@@ -220,12 +227,16 @@ def over_xla(m: Measured) -> float | None:
 
 def label(case: Case) -> str:
     """The case in one line."""
+    if case["group"] == attention_drawn.GROUP:
+        return attention_drawn.label(case)
     size = "x".join(str(case[name]) for name in _SIZES if name in case)
     return f"{case['group']} {case['variant']} {case['direction']} {case['dtype']} {size}"
 
 
 def views(run: Run) -> list[t.View]:
-    """Scores, a table for each dtype and direction, and all layers."""
+    """Scores, a table for each dtype and direction, and all layers; or drawn layers."""
+    if any(m["group"] == attention_drawn.GROUP for m in run.measured):
+        return [attention_drawn.view(run.measured)]
     unit, text = t.rates(run.platform)
     xla, ours = t.time("XLA ms", "xla"), t.time("ours ms", "ours")
     gain = t.times_faster("x XLA", "xla", "ours")
@@ -300,10 +311,17 @@ SUITE = Suite(
     label=label,
     views=views,
     figure=figure,
-    axes={"group": GROUPS, "dtype": DTYPES, "variant": VARIANTS, "direction": DIRECTIONS},
+    axes={
+        "group": (*GROUPS, attention_drawn.GROUP),
+        "dtype": (*DTYPES, "float16"),
+        "variant": VARIANTS,
+        "direction": DIRECTIONS,
+    },
     options={
+        **attention_drawn.OPTIONS,
         "--shapes": several(sizes(3, 4), "SHAPE", f"scores, {_HELP}"),
         "--layer-shapes": several(sizes(3, 4), "SHAPE", f"layers, {_HELP}"),
     },
     watched=watched,
+    together=lambda case: case.get("part", key_of(case)),
 )

@@ -24,7 +24,7 @@ class Problem:
     Attributes:
         operation: a public function of the package.
         dtype: storage type.
-        how: a tier or rung to force, or None.
+        how: a tier, rung or implementation to force, or None.
         derivative: "value", "vjp", "jvp", or "remat" (vjp of a checkpointed function).
         delivery: how operands reach the function; see `delivery`.
         members: calls of the function in the program.
@@ -51,6 +51,11 @@ class Problem:
     def wants_gradient(self) -> bool:
         """Whether the results are y and the cotangents of the operands."""
         return self.derivative in ("vjp", "remat")
+
+    @property
+    def unrepeated(self) -> frozenset[str]:
+        """The results that may have other bits the second time: cuDNN adds the parts of dq as they come."""
+        return frozenset({"dq"} if self.how == "cudnn" else ())
 
     @property
     def wide(self) -> bool:

@@ -109,7 +109,7 @@ def test_wrong_arguments(wrong, capsys):
 
 def test_a_cpu_gets_a_sixteenth(monkeypatch):
     monkeypatch.setattr(attention.jax, "default_backend", lambda: "cpu")
-    cases = list(attention.cases(argparse.Namespace(shapes=None, layer_shapes=None)))
+    cases = list(attention.cases(argparse.Namespace(shapes=None, layer_shapes=None, drawn=None)))
     for group, shapes in attention.GPU_SHAPES.items():
         found = {(m["batch"], m["heads"], m["length"]) for m in cases if m["group"] == group}
         assert len(found) == len(shapes)

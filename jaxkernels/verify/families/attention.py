@@ -1,4 +1,4 @@
-"""dot_product_attention: grouped heads, masks, biases, windows and lengths."""
+"""dot_product_attention: grouped heads, masks, biases, windows and lengths; on a GPU by cuDNN too, where it serves."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import jax
 import numpy as np
 
 import jaxkernels as jk
+from jaxkernels._attention import choice, default
+from jaxkernels._rows.masked_kernels import band_of
 from jaxkernels.verify.problem import Arrays, Judged, Problem, differentiated, expect
 from jaxkernels.verify.truth import attention
 from jaxkernels.verify.truth.compare import storage
@@ -62,7 +64,11 @@ class Attention:
             "lengths": [name for name in _LENGTHS if rng.random() < 0.2],
             "arguments": given,
         }
-        return options, None
+        # A program of these sizes would never be given to cuDNN unasked.
+        if not _cudnn_serves(dtype, options) or rng.random() < 0.3:
+            return options, None
+        given.pop("empty_rows", None)
+        return options, "cudnn"
 
     def member(self, problem: Problem, rng: np.random.Generator) -> tuple[Arrays, bool]:
         """q, k, v, mask, bias, lengths and t."""
@@ -104,6 +110,7 @@ class Attention:
                 operands.get("mask"),
                 **lengths,
                 **given,
+                implementation=problem.how,
             )
 
         return lambda operands: differentiated(problem, result, operands, ("q", "k", "v"))
@@ -136,6 +143,27 @@ class Attention:
             for name in ("q", "k", "v"):
                 judged[f"d{name}"] = held(f"d{name}", operands[name], *wanted[name])
         return judged
+
+
+def _cudnn_serves(dtype: str, options: dict[str, Any]) -> bool:
+    """Whether cuDNN can compute a problem on this machine."""
+    machine = default.this_machine()
+    if machine is None:
+        return False
+    batch, t, s, heads, k_heads, h = options["sizes"]
+    given = options["arguments"]
+    window = given.get("local_window_size")
+    window = tuple(window) if isinstance(window, list) else window
+    asked = choice.Problem(
+        (batch, t, s, heads, k_heads, h),
+        dtype,
+        bias=None if options["bias"] is None else dtype,
+        has_mask=options["mask"] is not None,
+        has_lengths=bool(options["lengths"]),
+        band=band_of(given.get("is_causal", False), window, from_end=False),
+        scale=given.get("scale", 1.0),
+    )
+    return not choice.why_not_cudnn(asked, machine)
 
 
 def _arguments(problem: Problem) -> dict[str, Any]:

@@ -1,0 +1,142 @@
+"""Plans of attention: the public function.
+
+Owns: checks of its arguments. Must not know: how a plan is made (`choice`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxkernels._attention import choice, heads
+from jaxkernels._attention.cudnn_version import cudnn_version as installed_version
+from jaxkernels._attention.problem import Operands
+from jaxkernels._core import devices, validate
+from jaxkernels._rows import masked, masked_kernels
+from jaxkernels.typing import AttentionImplementation, Device, DeviceName, Dtype, EmptyRows
+
+_NAME = "plan_attention"
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionPlan:
+    """Who computes a call of `dot_product_attention` that names nobody, on a GPU.
+
+    Attributes:
+        implementation: "cudnn", cuDNN's flash attention; "ffi", this package's softmax between products;
+            "xla", the same with a softmax that XLA fuses.
+        why: the reason.
+        keeps_scores: whether a matrix of queries by keys for every head is kept in memory.
+        is_repeatable: whether results are the same from run to run, bit by bit.
+        device: the GPU.
+        cudnn_version: the version of cuDNN, 91002 for 9.10.2; 0 for none.
+    """
+
+    implementation: AttentionImplementation
+    why: str
+    keeps_scores: bool
+    is_repeatable: bool
+    device: str
+    cudnn_version: int
+
+
+def plan_attention(
+    query_shape: Sequence[int],
+    key_shape: Sequence[int],
+    dtype: Dtype,
+    *,
+    bias: Dtype | None = None,
+    mask: bool = False,
+    lengths: bool = False,
+    is_causal: bool = False,
+    local_window_size: int | tuple[int, int] | None = None,
+    return_residual: bool = False,
+    empty_rows: EmptyRows | None = None,
+    with_gradients: bool = True,
+    device: DeviceName | Device | None = None,
+    cudnn_version: int | None = None,
+) -> AttentionPlan:
+    """What a GPU would run for a call of `dot_product_attention`, and why; needs no GPU.
+
+    Args:
+        query_shape: (B, T, N, H) or (T, N, H).
+        key_shape: (B, S, K, H) or (S, K, H), of the values too.
+        dtype: of queries, keys and values.
+        bias: the dtype of the bias, or None without one.
+        mask: whether there is a mask.
+        lengths: whether there are lengths of queries or keys.
+        is_causal: as for `dot_product_attention`.
+        local_window_size: as for `dot_product_attention`.
+        return_residual: as for `dot_product_attention`.
+        empty_rows: as for `dot_product_attention`.
+        with_gradients: whether it is differentiated in reverse mode, by queries, keys and values. (By
+            the bias too, the form with scores in memory runs in any case.)
+        device: as for `plan_softmax`.
+        cudnn_version: 91002 for 9.10.2, 0 for none; None means what is installed or, on a machine
+            without it, the oldest that is used.
+
+    Returns:
+        The plan: a value that can be compared and printed.
+
+    Raises:
+        TypeError: the dtype has no kernels, `device` is neither a name nor a device, or the window is
+            not made of integers.
+        ValueError: shapes that do not fit each other, an unknown device or `empty_rows`, or a negative
+            window.
+
+    References:
+        The table and its measurements: jaxkernels/_attention/choice.py.
+
+    Example:
+        >>> import jaxkernels as jk
+        >>> shape = (4, 2048, 16, 64)
+        >>> jk.plan_attention(shape, shape, "bfloat16", device="h200").implementation
+        'cudnn'
+        >>> jk.plan_attention(shape, shape, "float32", device="h200").why
+        'float32 products are ours, in full precision'
+    """
+    validate.check_choice("empty_rows", empty_rows, masked.EMPTY_ROWS)
+    name = jnp.dtype(dtype).name
+    if name not in validate.DTYPES:
+        raise TypeError(f"dtype must be one of {', '.join(validate.DTYPES)}; got {name}")
+    q, k = _type("query_shape", query_shape, dtype), _type("key_shape", key_shape, dtype)
+    if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
+        raise ValueError(
+            f"query_shape and key_shape must have one batch size and depth; got {q.shape}, {k.shape}"
+        )
+    heads.check_groups(_NAME, q.shape[2], k.shape[2])
+    given = Operands(
+        *(q, k, k),
+        bias=None if bias is None else jax.ShapeDtypeStruct((1, 1, 1, 1), bias),
+        mask=mask or None,
+        q_lengths=lengths or None,
+    )
+    problem = choice.problem_of(
+        given,
+        masked_kernels.band_of(is_causal, local_window_size, from_end=False),
+        is_drop_in=not return_residual and empty_rows != "mean",
+    )
+    limits = devices.limits_of(device)
+    version = installed_version() if cudnn_version is None else cudnn_version
+    version = choice.LEAST_CUDNN if version is None else version
+    machine = choice.Machine(limits.name, limits.compute_capability, version or None)
+    both, alone = choice.choose_both(problem, machine)
+    chosen = both if with_gradients else alone
+    on_cudnn = chosen.implementation == "cudnn"
+    return AttentionPlan(
+        *(chosen.implementation, chosen.why),
+        keeps_scores=not on_cudnn,
+        is_repeatable=not (on_cudnn and with_gradients),
+        device=limits.name,
+        cudnn_version=version,
+    )
+
+
+def _type(argument: str, shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
+    if len(shape) not in (3, 4) or any(size < 0 for size in shape):
+        raise ValueError(f"{argument} must be 3 or 4 sizes; got {tuple(shape)}")
+    return jax.ShapeDtypeStruct((*(1,) * (4 - len(shape)), *shape), dtype)

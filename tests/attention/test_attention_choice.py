@@ -1,0 +1,195 @@
+"""Who computes attention, without a GPU: the table, what cuDNN is refused, and plans."""
+
+import dataclasses
+import re
+
+import flash_cases
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxkernels as jk
+from jaxkernels._attention import choice, cudnn_version, default
+from jaxkernels._attention.choice import Machine, Problem
+from jaxkernels._attention.problem import Operands
+from jaxkernels._rows.masked_kernels import Band, band_of
+
+SHAPE = (4, 2048, 16, 64)
+LARGE = Problem((4, 2048, 2048, 16, 16, 64), "bfloat16")
+H200 = flash_cases.H200
+CAUSAL = Band(None, 0, from_end=False)
+
+
+def plan(query=SHAPE, key=None, dtype="bfloat16", **options):
+    options = {"device": "h200", "cudnn_version": 91002, **options}
+    return jk.plan_attention(query, query if key is None else key, dtype, **options)
+
+
+def test_the_default_of_large_attention_is_cudnn():
+    for options in (
+        {},
+        {"is_causal": True},
+        {"mask": True},
+        {"bias": "bfloat16"},
+        {"lengths": True},
+    ):
+        found = plan(**options)
+        assert found.implementation == "cudnn"
+        assert not found.keeps_scores
+        assert not found.is_repeatable
+    assert plan(with_gradients=False).is_repeatable
+
+
+# What cuDNN never gets, and a word of the reason.
+REFUSED = [
+    ({"dtype": "float32"}, "full precision"),
+    ({"dtype": "float64"}, "full precision"),
+    ({"return_residual": True}, "only ours"),
+    ({"empty_rows": "mean"}, "only ours"),
+    ({"bias": "float32"}, "rounded to bfloat16"),
+    ({"bias": "float16"}, "rounded to bfloat16"),
+    ({"local_window_size": 4}, "no such window"),
+    ({"local_window_size": (None, 0), "is_causal": True}, None),
+    ({"local_window_size": (4, 0), "mask": True}, "might see no key"),
+    ({"local_window_size": (4, 0), "lengths": True}, "might see no key"),
+    ({"query": (4, 4096, 16, 64), "key": SHAPE, "local_window_size": (4, 0)}, "might see no key"),
+    ({"query": (4, 2049, 16, 64), "mask": True}, "even lengths"),
+    ({"query": (4, 2048, 16, 65)}, "depth of 65"),
+    ({"query": (4, 2048, 16, 264)}, "depth of 264"),
+    ({"query": (4, 2048, 16, 136), "device": "a100"}, "depth of 136"),
+    ({"cudnn_version": 0}, "there is none"),
+    ({"cudnn_version": 90100}, "90100 is older"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), REFUSED)
+def test_what_cudnn_never_gets(options, text):
+    if text is None:
+        with pytest.raises(TypeError, match="window"):
+            plan(**options)
+        return
+    found = plan(**options)
+    assert found.implementation != "cudnn"
+    assert text in found.why
+    assert found.keeps_scores
+    assert found.is_repeatable
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"query": (4, 2049, 16, 64)},
+        {"query": (4, 2048, 16, 256)},
+        {"query": (4, 2048, 16, 128), "device": "a100"},
+        {"query": (1, 2048, 16, 64), "key": (1, 8192, 4, 64)},
+        {"query": (2048, 16, 64)},
+        {"local_window_size": (4, 0)},
+        {"local_window_size": 4, "is_causal": True},
+        {"dtype": jnp.float16, "bias": jnp.float16},
+    ],
+)
+def test_what_cudnn_serves(options):
+    assert plan(**options).implementation == "cudnn"
+
+
+def test_what_is_left_is_ours_if_causal_and_xla_fuses_the_rest():
+    assert plan(is_causal=True, cudnn_version=0).implementation == "ffi"
+    assert plan(cudnn_version=0).implementation == "xla"
+    assert plan((8, 384, 8, 32)).implementation == "xla"
+    assert plan((8, 384, 8, 32), is_causal=True).implementation == "ffi"
+
+
+def test_machines():
+    assert choice.choose(LARGE, None).implementation == "ffi"
+    for machine, served in (
+        (H200, True),
+        (H200._replace(cudnn=None), False),
+        (Machine("old", 75, 91002), False),
+        (Machine("b300", 103, 91002), False),
+        (Machine("b300", 103, 91100), True),
+    ):
+        assert (choice.choose(LARGE, machine).implementation == "cudnn") == served, machine
+
+
+def test_sizes_that_are_not_known():
+    (batch,) = jax.export.symbolic_shape("batch")
+    problem = dataclasses.replace(LARGE, shape=(batch, *LARGE.shape[1:]))
+    assert choice.choose(problem, H200).implementation == "ffi"
+    assert choice.why_not_cudnn(problem, H200)
+
+
+def test_arrays_without_elements():
+    assert plan((0, 2048, 16, 64)).implementation != "cudnn"
+    assert plan((4, 0, 16, 64)).implementation != "cudnn"
+
+
+def test_scales(monkeypatch):
+    flash_cases.take_flash(monkeypatch)
+    monkeypatch.setattr(default, "this_machine", lambda: H200)
+    x = jax.ShapeDtypeStruct((1, 64, 2, 64), jnp.bfloat16)
+    open_band = Band(from_end=False)
+    for scale, served in (
+        (0.5, True),
+        (2, True),
+        (-1.0, False),
+        (0.0, False),
+        (jnp.ones(()), False),
+    ):
+        found = default.path_of(Operands(*map(zeros, (x, x, x))), scale, open_band, is_drop_in=True)
+        assert (found.implementation == "cudnn") == served
+        assert (found.call is not None) == served
+
+
+def zeros(like):
+    return jnp.zeros(like.shape, like.dtype)
+
+
+def test_a_machine_without_a_gpu():
+    if jax.default_backend() == "gpu":
+        assert default.this_machine() is not None
+    else:
+        assert default.this_machine() is None
+
+
+def test_versions():
+    assert cudnn_version.number_of("9.10.2.21") == 91002
+    assert cudnn_version.number_of("9.8") == 90800
+    found = cudnn_version.cudnn_version()
+    assert found is None or found >= 90000
+
+
+def test_plans_are_values_that_say_why():
+    assert plan() == plan()
+    assert hash(plan()) == hash(plan())
+    assert plan() != plan(is_causal=True, cudnn_version=0)
+    assert re.search("AttentionPlan.*cudnn.*flash.*h200.*91002", repr(plan()))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"dtype": "int32"}, TypeError, "int32"),
+        ({"query": (2048, 64)}, ValueError, "3 or 4"),
+        ({"query": (4, 2048, 15, 64), "key": SHAPE}, ValueError, "15 and 16"),
+        ({"query": (4, 2048, 16, 32), "key": SHAPE}, ValueError, "one batch size and depth"),
+        ({"device": "abacus"}, ValueError, "abacus"),
+        ({"empty_rows": "nan"}, ValueError, "nan"),
+        ({"local_window_size": -1}, ValueError, "-1"),
+    ],
+)
+def test_wrong_arguments(options, error, text):
+    with pytest.raises(error, match=text):
+        plan(**options)
+
+
+def test_the_table_decides_everything():
+    """Its last rule holds for all, and is not cuDNN's."""
+    assert choice.TABLE[-1].holds(LARGE)
+    assert choice.TABLE[-1].choice.implementation != "cudnn"
+
+
+def test_bands():
+    assert dataclasses.replace(LARGE, band=CAUSAL).is_causal
+    assert dataclasses.replace(LARGE, band=band_of(False, (3, 0), from_end=False)).is_causal
+    assert not LARGE.is_causal
+    assert not dataclasses.replace(LARGE, band=band_of(False, 3, from_end=False)).is_causal
