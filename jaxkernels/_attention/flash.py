@@ -99,13 +99,13 @@ def _tangent_transpose(
     if type(dy) is ad.Zero:
         return [*(None for _ in kept), *(ad.Zero(x.aval) for x in linear)]
     found = _backward_p.bind(*sharding.equalize_varying([*kept, dy]), call=call)
-    of_name = dict(zip(MOVING, found, strict=True))
+    of_name: dict[str, Any] = dict(zip(MOVING, found, strict=True))
     return [*(None for _ in kept), *(of_name[name] for name in moving)]
 
 
 def _backward_transpose(cotangents: Any, *operands: Any, call: Call) -> list[Any]:
     *kept, dy = operands
-    of_name = dict(zip(MOVING, cotangents, strict=True))
+    of_name: dict[str, Any] = dict(zip(MOVING, cotangents, strict=True))
     moving = tuple(name for name in MOVING if type(of_name[name]) is not ad.Zero)
     if not moving:
         return [*(None for _ in kept), ad.Zero(dy.aval)]
