@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from attention_cases import Truth, check
 from flash_cases import SIZES
+from jax.experimental import checkify
+from jax.experimental.jet import jet
 from oracle import storage
 
 import jaxkernels as jk
@@ -265,3 +267,39 @@ def test_a_forward_pass_may_be_another_path(monkeypatch):
     arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cases.operands(GROUPED, "bfloat16")]
     assert flash_cases.calls_of_cudnn(jk.dot_product_attention, *arrays) == 0
     assert flash_cases.calls_of_cudnn(pulled, *arrays, arrays[0]) == 2
+
+
+def products_saved(policy):
+    """How often a checkpointed function runs attention forward, for its gradient."""
+
+    def layer(q):
+        return jk.dot_product_attention(jnp.sin(q), q, q)
+
+    x = jax.ShapeDtypeStruct((2, 64, 4, 64), jnp.bfloat16)
+    run = jax.checkpoint(layer, policy=policy)
+    gradient = jax.grad(lambda q: jnp.sum(run(q).astype(jnp.float32)))
+    return str(jax.make_jaxpr(gradient)(x)).count("jaxkernels_flash_attention[")
+
+
+def test_policies_of_remat():
+    """Attention is a product with batch dimensions."""
+    policies = jk.checkpoint_policies
+    assert products_saved(policies.dots_saveable) == 1
+    assert products_saved(policies.dots_with_no_batch_dims_saveable) == 2
+    assert products_saved(jax.checkpoint_policies.everything_saveable) == 1
+    assert products_saved(None) == 2
+
+
+def test_jet_and_checkify():
+    q = jnp.asarray(cases.operands(GROUPED, "bfloat16")[0])
+
+    def of(q):
+        return jk.dot_product_attention(q, q, q, is_causal=True)
+
+    y, (first,) = jet(of, (q,), ((jnp.ones_like(q),),))
+    check(y, Truth(*(np.asarray(q),) * 3, "bfloat16", is_causal=True).result())
+    assert first.shape == y.shape
+    for bad in (False, True):
+        given = q.at[0, 0, 0, 0].set(jnp.nan) if bad else q
+        error, _ = checkify.checkify(jax.jit(of), errors=checkify.float_checks)(given)
+        assert ("jaxkernels_flash_attention" in (error.get() or "")) == bad
