@@ -303,3 +303,12 @@ def test_jet_and_checkify():
         given = q.at[0, 0, 0, 0].set(jnp.nan) if bad else q
         error, _ = checkify.checkify(jax.jit(of), errors=checkify.float_checks)(given)
         assert ("jaxkernels_flash_attention" in (error.get() or "")) == bad
+
+
+def test_strict_promotion():
+    """The lowering for CUDA devices, too, promotes nothing by itself."""
+    operands = cases.operands(GROUPED, "bfloat16")
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        for name, options in flash_cases.arguments(GROUPED, "bfloat16").items():
+            run = functools.partial(pulled, **options)
+            assert flash_cases.calls_of_cudnn(run, *operands, operands[0]) == 2, name
