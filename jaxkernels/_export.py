@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import jax.export
 
+from jaxkernels._attention import cudnn
 from jaxkernels._core import registry
 
 
@@ -31,6 +32,9 @@ def export_checks() -> list[jax.export.DisabledSafetyCheck]:
     An attribute, an operation, a tier or a rung that a version does not know is an error of the call,
     never ignored: nothing runs. So a program of a later version may be refused by an earlier one.
 
+    The calls of cuDNN are among them, for `dot_product_attention(..., implementation="cudnn")`. They are
+    XLA's, and nothing is promised of them. A program that names no implementation is exported without.
+
     Returns:
         A check for each target.
 
@@ -44,5 +48,6 @@ def export_checks() -> list[jax.export.DisabledSafetyCheck]:
         >>> exported.out_avals[0].shape
         (4, 1000)
     """
-    targets = dict.fromkeys(name for names in registry.TARGETS.values() for name in names)
+    ours = (name for names in registry.TARGETS.values() for name in names)
+    targets = dict.fromkeys((*ours, *cudnn.TARGETS))
     return [jax.export.DisabledSafetyCheck.custom_call(name) for name in targets]

@@ -76,7 +76,8 @@ def dot_product_attention(
         module: None, or the linen or nnx module that the weights are sown into, under
             "attention_weights" and before dropout, as by Flax.
         force_fp32_for_softmax: for 16-bit computations. False: the scores are rounded to 16 bits,
-            which saves memory (the softmax still computes in float32). True: scores, weights and
+            which saves memory (the softmax still computes in float32; cuDNN keeps no scores, and rounds
+            none). True: scores, weights and
             result are float32, as in linen. None: float32 scores and softmax, 16-bit weights and
             result, as in nnx. linen's layer passes False or True, nnx's layer nothing.
         einsum_dot_general: None, or a function like `jax.lax.dot_general` for both products.
@@ -90,8 +91,9 @@ def dot_product_attention(
             i - left <= j <= i + right, counted from the first.
         empty_rows: the result for a query that sees no key: "zero", or "mean" for the mean of all
             values, which is what Flax gives.
-        implementation: None takes kernels where there are some, "ffi" raises where the softmax has
-            none, "xla" computes it in plain JAX.
+        implementation: None chooses: on a GPU 16-bit computations may be cuDNN's, as in
+            `jaxkernels.dot_product_attention`. "ffi" takes our softmax, and raises where it has no kernel,
+            "xla" computes it in plain JAX.
 
     Returns:
         Array of shape (..., q, heads, value_depth) and the dtype of the computation.

@@ -46,7 +46,7 @@ OtherDtypes: TypeAlias = Literal["xla"]
 """Who multiplies operands that no kernel serves."""
 
 AttentionImplementation: TypeAlias = Literal["ffi", "xla", "cudnn"]
-"""What runs in `dot_product_attention`: "ffi" as above, "xla" and "cudnn" are jax.nn's own."""
+"""What runs in `dot_product_attention`: "ffi" as above, "xla" is jax.nn's own, "cudnn" is cuDNN's."""
 
 Reduction: TypeAlias = Literal["none", "mean", "sum"]
 """What becomes of the losses of rows."""

@@ -98,8 +98,9 @@ def dot_product_attention(
     A drop-in for `jax.nn.dot_product_attention`, but for rows without any key (see `empty_rows`).
     Scale, bias, mask and window are part of the softmax kernel; float32 products are true float32,
     whatever `jax_default_matmul_precision` says (see `matmul`). It composes with jit, vmap, scan,
-    remat and derivatives of every order and mode. The scores are kept in memory: this is not a flash
-    attention.
+    remat and derivatives of every order and mode. In 16 bits cuDNN's flash attention computes it on
+    GPUs where that is the fastest that is right (`plan_attention`); elsewhere the scores are kept in
+    memory.
 
     Letters: B batch, T queries, S keys, N query heads, K key heads (N is a multiple of K; each key
     head serves N / K neighbouring query heads and is not copied), H depth.
@@ -122,12 +123,13 @@ def dot_product_attention(
         key_value_seq_lengths: None, or int32 array of shape (B,): later keys are not seen.
         local_window_size: None, or (left, right), or an integer for both: query i sees the keys
             i - left <= j <= i + right, counted from the first.
-        implementation: None takes kernels where there are some; "ffi" raises where the softmax has
-            none; "xla" and "cudnn" call `jax.nn.dot_product_attention` with that implementation.
+        implementation: None chooses; "ffi" takes our softmax, and raises where it has no kernel; "xla"
+            calls `jax.nn.dot_product_attention` with that implementation; "cudnn" calls cuDNN, or
+            jax.nn where only that can, whose errors it raises.
         return_residual: also return the logarithm of the sum of the exponentials of each row.
         empty_rows: the result for a query that sees no key: "zero", or "mean" for the mean of all S
             values, which is what jax.nn gives. The scores, bias and scale get no gradient from such
-            rows either way. None means "zero", and whatever jax.nn gives for "xla" and "cudnn".
+            rows either way. None means "zero", and whatever jax.nn gives where that is called.
 
     Returns:
         Array of the shape and dtype of query. With `return_residual` also one of shape (B, T, N) or
@@ -141,7 +143,8 @@ def dot_product_attention(
             window, an unknown `implementation` or `empty_rows`, or an `empty_rows` that the chosen
             implementation does not have.
         NotImplementedError: `implementation="ffi"` with a dtype that has no kernel; for a platform
-            without kernels it is raised when the program is lowered.
+            without kernels it is raised when the program is lowered, and so for
+            `implementation="cudnn"` on a platform without cuDNN.
 
     Notes:
         * 16-bit inputs: XLA multiplies them into float32 scores, as in jax.nn; the softmax is
@@ -153,11 +156,15 @@ def dot_product_attention(
           zero to the integers of the result, as in jax.nn.
         * Sequence lengths and windows need no mask of shape (T, S) in memory; a mask or bias that is
           common to heads or batch is not copied for each of them.
-        * Reverse mode keeps the result of the softmax, never the scores.
+        * Reverse mode keeps the result of the softmax, never the scores; in cuDNN neither, but the result
+          and a number for each row.
+        * In cuDNN the gradient of the queries may have other last bits in the next run, and a NaN in what a
+          mask hides may reach its row. `implementation="ffi"` has neither.
 
     References:
         Vaswani et al., "Attention is all you need", 2017, arXiv:1706.03762. Ainslie et al., "GQA",
-        2023, arXiv:2305.13245, for heads that share keys.
+        2023, arXiv:2305.13245, for heads that share keys. Dao, "FlashAttention-2", 2023,
+        arXiv:2307.08691.
 
     Example:
         >>> import jax.numpy as jnp

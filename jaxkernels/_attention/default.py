@@ -6,6 +6,7 @@ table (`choice`), or how anything is computed.
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from jaxkernels._attention.cudnn_version import cudnn_version
 from jaxkernels._attention.problem import MOVING, Call, Operands, names_of, present
 from jaxkernels._core import compat, devices
 from jaxkernels._rows.masked_kernels import Band
-from jaxkernels.typing import AttentionImplementation
+from jaxkernels.typing import AttentionImplementation, Device, DeviceName
 
 
 class Path(NamedTuple):
@@ -33,7 +34,11 @@ class Path(NamedTuple):
 
 def this_machine() -> Machine | None:
     """The first CUDA device and cuDNN; None without such a device, or without kernels for it."""
-    device = devices.default_device()
+    return _machine_of(devices.default_device())
+
+
+@functools.cache  # a call that is not jitted asks each time
+def _machine_of(device: DeviceName | Device) -> Machine | None:
     if isinstance(device, str):
         return None
     limits = devices.limits_of(device)
@@ -58,15 +63,17 @@ def path_of(
     problem = choice.problem_of(given, band, scale=factor, is_drop_in=is_drop_in)
     machine = this_machine()
     serves = is_drop_in and _is_split_by_rows(given)
-    if is_pinned:
-        why_not = "no GPU" if machine is None else choice.why_not_cudnn(problem, machine)
-        chosen = alone = "cudnn" if serves and not why_not else "xla"
-    else:
-        chosen, alone = (x.implementation for x in choice.choose_both(problem, machine))
-        if chosen == "cudnn" and not serves:
-            chosen = "ffi"
+    chosen: AttentionImplementation = "xla"
+    alone: AttentionImplementation = "cudnn"
+    if not is_pinned:
+        both = choice.choose_both(problem, machine)
+        chosen, alone = both[0].implementation, both[1].implementation
+    elif serves and machine is not None and not choice.why_not_cudnn(problem, machine):
+        chosen = "cudnn"
     if chosen != "cudnn" or factor is None:
         return Path(chosen)
+    if not serves:
+        return Path("ffi")
     return Path("cudnn", Call(names_of(given), factor, band, alone=alone, is_pinned=is_pinned))
 
 

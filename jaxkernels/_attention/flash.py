@@ -27,8 +27,8 @@ from jaxkernels._core import compat, experimental_rules, sharding
 from jaxkernels._rows import derivatives
 
 attention_p = Primitive("jaxkernels_flash_attention")
-_tangent_p = Primitive("jaxkernels_flash_attention_tangent")
-_backward_p = Primitive("jaxkernels_flash_attention_backward")
+tangent_p = Primitive("jaxkernels_flash_attention_tangent")
+backward_p = Primitive("jaxkernels_flash_attention_backward")
 
 
 def attention(given: Operands, call: Call) -> jax.Array:
@@ -72,7 +72,7 @@ def _attention_jvp(primals: Any, tangents: Any, *, call: Call) -> Any:
     y, sums = attention_p.bind(*primals, call=keeping)
     kept = (lax.stop_gradient(sums), lax.stop_gradient(y))
     operands = sharding.equalize_varying([*primals, *kept, *(dots[name] for name in moving)])
-    results, found = [y], _tangent_p.bind(*operands, call=keeping, moving=moving)
+    results, found = [y], tangent_p.bind(*operands, call=keeping, moving=moving)
     if call.keeps_sums:
         results.append(sums)
         found.append(ad.Zero(jax.typeof(sums).to_tangent_aval()))
@@ -98,19 +98,19 @@ def _tangent_transpose(
     kept, linear = operands[: -len(moving)], operands[-len(moving) :]
     if type(dy) is ad.Zero:
         return [*(None for _ in kept), *(ad.Zero(x.aval) for x in linear)]
-    found = _backward_p.bind(*sharding.equalize_varying([*kept, dy]), call=call)
-    of_name = dict(zip(MOVING, found, strict=True))
+    found = backward_p.bind(*sharding.equalize_varying([*kept, dy]), call=call)
+    of_name: dict[str, Any] = dict(zip(MOVING, found, strict=True))
     return [*(None for _ in kept), *(of_name[name] for name in moving)]
 
 
 def _backward_transpose(cotangents: Any, *operands: Any, call: Call) -> list[Any]:
     *kept, dy = operands
-    of_name = dict(zip(MOVING, cotangents, strict=True))
+    of_name: dict[str, Any] = dict(zip(MOVING, cotangents, strict=True))
     moving = tuple(name for name in MOVING if type(of_name[name]) is not ad.Zero)
     if not moving:
         return [*(None for _ in kept), ad.Zero(dy.aval)]
     given = sharding.equalize_varying([*kept, *(of_name[name] for name in moving)])
-    return [*(None for _ in kept), *_tangent_p.bind(*given, call=call, moving=moving)]
+    return [*(None for _ in kept), *tangent_p.bind(*given, call=call, moving=moving)]
 
 
 def _batch(
@@ -175,15 +175,15 @@ def _define(primitive: Primitive, abstract_eval: Any, form: Callable[..., Any]) 
 
 
 _define(attention_p, attention_abstract_eval, _forward_form)
-_define(_tangent_p, _tangent_abstract_eval, flash_forms.tangent)
-_define(_backward_p, _backward_abstract_eval, _backward_form)
+_define(tangent_p, _tangent_abstract_eval, flash_forms.tangent)
+_define(backward_p, _backward_abstract_eval, _backward_form)
 ad.primitive_jvps[attention_p] = _attention_jvp
-ad.primitive_transposes[_tangent_p] = _tangent_transpose
-ad.primitive_transposes[_backward_p] = _backward_transpose
+ad.primitive_transposes[tangent_p] = _tangent_transpose
+ad.primitive_transposes[backward_p] = _backward_transpose
 flash_lowering.define(attention_p, flash_forms.FORWARD, ("y", "sums"))
-flash_lowering.define(_backward_p, flash_forms.BACKWARD, MOVING)
+flash_lowering.define(backward_p, flash_forms.BACKWARD, MOVING)
 mlir.register_lowering(
-    _tangent_p,
+    tangent_p,
     lambda ctx, *operands, **params: flash_lowering.lower_form(
         functools.partial(flash_forms.tangent, **params), ctx, operands
     ),

@@ -141,15 +141,14 @@ def _where_alive(call: Call, given: Operands, rows: jax.Array) -> jax.Array:
     t, s = given.q.shape[1], given.k.shape[1]
     of_keys = plain.within(given.k_lengths, s, (1, 2))
     seen = _unhidden(given)
-    if seen is not None:
-        seen = plain.both(seen, of_keys)
+    if seen is None:
+        # Without a window every query sees the first key.
+        alive = None if of_keys is None else of_keys[..., :1]
+    else:
         if not call.band.is_open:
             seen = seen & reference.band((1, 1, t, s), **call.band.attributes())
+        seen = seen if of_keys is None else seen & of_keys
         alive = jnp.any(seen, axis=-1, keepdims=True)
-    elif of_keys is not None:
-        alive = of_keys[..., :1]  # without a window every query sees the first key
-    else:
-        alive = None
     alive = plain.both(alive, plain.within(given.q_lengths, t, (1, 3)))
     if alive is None:
         return rows

@@ -1,8 +1,10 @@
 """How flash attention is split over devices.
 
-A device has some members of the batch and some heads, for which it needs no other. Queries that are
-spread over devices stay so: each sees all keys, which are gathered, with the scores in memory, and the
-cotangents of keys and values are summed. A dimension that its devices do not divide is gathered.
+A device has some members of the batch and some heads, for which it needs no other. Where there are more
+devices than key heads, it has all of these and takes the one that its queries share. Queries that are
+spread over devices stay so: each sees all keys, which are gathered, with the scores in memory. The
+cotangents of keys and values that several devices have are summed. A dimension that its devices do not
+divide is gathered.
 
 Owns: the rule and the partitions. Must not know: what an operation computes.
 """
@@ -22,7 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxkernels._attention import plain
 from jaxkernels._attention.flash_forms import Forms
-from jaxkernels._attention.problem import Call, present
+from jaxkernels._attention.problem import Call, Operands, names_of, present
 from jaxkernels._rows import partitioning as row_partitioning
 from jaxkernels._rows import reference
 from jaxkernels._rows.masked_kernels import Band
@@ -70,18 +72,21 @@ def partitioned(
 
     operand_dims = [dims(name, shape) for name, shape in zip(names, shapes, strict=True)]
     result_dims = [dims(name) for name in results]
-    counts = (key_heads, q_heads)
+
+    def shares_keys(mesh: Any, axes: dict[str, _Axes]) -> bool:
+        return key_heads % math.prod(mesh.shape[axis] for axis in axes.get("heads", ())) != 0
 
     def partition(mesh: Any, operands: Any, result_info: Any) -> Any:
         del result_info  # where it asks for another split than the operands give, XLA reshards
-        axes = _axes(operands, operand_dims, mesh.shape, counts)
+        axes = _axes(operands, operand_dims, mesh.shape, key_heads)
 
         def sharding_of(of: Sequence[str]) -> NamedSharding:
-            known = axes | {"key_heads": axes.get("heads", ())}
+            known = axes | {"key_heads": () if shares_keys(mesh, axes) else axes.get("heads", ())}
             return NamedSharding(mesh, PartitionSpec(*(known.get(dim) or None for dim in of)))
 
         def lowered(*parts: jax.Array) -> list[jax.Array]:
-            return _local(call, forms, parts, axes.get("queries", ()), results)
+            shared = axes["heads"] if shares_keys(mesh, axes) else ()
+            return _local(call, forms, parts, axes.get("queries", ()), shared, results)
 
         found = [sharding_of(of) for of in result_dims]
         return mesh, lowered, found, tuple(map(sharding_of, operand_dims))
@@ -98,7 +103,7 @@ def _axes(
     operands: Sequence[Any],
     dims: Sequence[Sequence[str]],
     sizes: Any,
-    head_counts: tuple[int, int],
+    key_heads: int,
 ) -> dict[str, _Axes]:
     """The mesh axes of every dimension that may be split. The first operand that splits it decides.
 
@@ -120,8 +125,8 @@ def _axes(
     for dim in _SPLIT:
         axes = tuple(axis for axis in wanted.get(dim, ()) if axis not in taken)
         devices = math.prod(sizes[axis] for axis in axes)
-        counts = head_counts if dim == "heads" else (lengths[dim],)
-        if axes and all(count % devices == 0 for count in counts):
+        fits = dim != "heads" or key_heads % devices == 0 or devices % key_heads == 0
+        if axes and fits and lengths[dim] % devices == 0:
             found[dim] = axes
             taken |= set(axes)
     return found
@@ -132,12 +137,47 @@ def _local(
     forms: Forms,
     operands: Sequence[jax.Array],
     query_axes: _Axes,
+    shared_axes: _Axes,
     results: Sequence[str],
 ) -> list[jax.Array]:
-    """The results of this device. Where the queries are spread, a band depends on the place of its own."""
-    if not query_axes:
-        return forms.cudnn(call, operands)
-    given = call.operands(operands)
+    """The results of this device.
+
+    Args:
+        call: what is split.
+        forms: what computes it.
+        operands: of this device.
+        query_axes: the mesh axes over which queries are spread.
+        shared_axes: those over which heads are, if a device takes one of the key heads, of which it has
+            all.
+        results: their names.
+    """
+    given, behind = call.operands(operands), operands[len(call.names) :]
+    key_heads, mine = given.k.shape[2], 0
+    if shared_axes:
+        devices = lax.axis_size(shared_axes)
+        mine = row_partitioning.index(shared_axes) * key_heads // devices
+        k, v = (lax.dynamic_slice_in_dim(x, mine, 1, 2) for x in (given.k, given.v))
+        given = given._replace(k=k, v=v)
+    if query_axes:
+        found = _of_queries(call, forms, given, behind, query_axes)
+    else:
+        found = forms.cudnn(call, [*present(given), *behind])
+
+    def whole(x: jax.Array) -> jax.Array:
+        """A cotangent of all key heads, summed over the devices that have them."""
+        if shared_axes:
+            zeros = jnp.zeros((*x.shape[:2], key_heads, x.shape[3]), x.dtype)
+            x = lax.dynamic_update_slice_in_dim(zeros, x, mine, 2)
+        axes = (*query_axes, *shared_axes)
+        return lax.psum(x, axes) if axes else x
+
+    return [whole(x) if name in ("k", "v") else x for name, x in zip(results, found, strict=True)]
+
+
+def _of_queries(
+    call: Call, forms: Forms, given: Operands, behind: Sequence[jax.Array], query_axes: _Axes
+) -> list[jax.Array]:
+    """The results of some of the queries and all keys: a band depends on the place of these queries."""
     t, s = given.q.shape[1], given.k.shape[1]
     first = row_partitioning.index(query_axes) * t
     band = call.band
@@ -149,11 +189,5 @@ def _local(
         band = Band(from_end=False)
     if given.q_lengths is not None:
         given = given._replace(q_lengths=given.q_lengths - first)
-    names = tuple(name for name, x in given._asdict().items() if x is not None)
-    here = dataclasses.replace(call, names=names, band=band)
-    found = forms.plain(here, [*present(given), *operands[len(call.names) :]])
-    # Keys and values are those of all queries.
-    return [
-        lax.psum(x, query_axes) if name in ("k", "v") else x
-        for name, x in zip(results, found, strict=True)
-    ]
+    here = dataclasses.replace(call, names=names_of(given), band=band)
+    return forms.plain(here, [*present(given), *behind])

@@ -134,10 +134,12 @@ def draw(case: Case) -> list[Arguments]:
 def _attention(
     implementation: Any, kind: str, q: jax.Array, k: jax.Array, v: jax.Array, *side: jax.Array
 ) -> jax.Array:
-    name = {"padding": "mask", "lengths": "key_value_seq_lengths"}.get(kind, kind)
+    given = dict(zip((kind,), side, strict=False))
     return jk.dot_product_attention(
         *(q, k, v),
-        **dict(zip((name,), side, strict=False)),
+        bias=given.get("bias"),
+        mask=given.get("mask", given.get("padding")),
+        key_value_seq_lengths=given.get("lengths"),
         is_causal=kind == "causal",
         implementation=implementation,
     )

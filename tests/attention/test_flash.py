@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from attention_cases import Truth, check
 from flash_cases import SIZES
+from jax.experimental import checkify
+from jax.experimental.jet import jet
 from oracle import storage
 
 import jaxkernels as jk
@@ -41,26 +43,41 @@ def held(got, operands, dy, dtype, what, **options):
         check(x, want[name], f"{what}: d{name}")
 
 
+def together(function, sets):
+    """A function of operands with each of many sets of arguments, as one program."""
+    return jax.jit(lambda *x: {name: function(*x, **some) for name, some in sets.items()})
+
+
+@pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("dtype", flash_cases.DTYPES)
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_values_and_gradients(sizes, dtype):
     operands = cases.operands(sizes, dtype)
     dy = cases.operands(sizes, dtype, seed=1)[0]
-    for name, options in flash_cases.arguments(sizes, dtype).items():
-        run = jax.jit(functools.partial(pulled, **options))
-        held(run(*operands, dy), operands, dy, dtype, name, **options)
-        y = jax.jit(functools.partial(jk.dot_product_attention, **options))(*operands)
-        check(y, flash_cases.truth(operands, dtype, **options).result(), f"{name}: y alone")
+    sets = flash_cases.arguments(sizes, dtype)
+    for name, got in together(pulled, sets)(*operands, dy).items():
+        held(got, operands, dy, dtype, name, **sets[name])
+
+
+@pytest.mark.half_on_a_cpu
+@pytest.mark.parametrize("dtype", flash_cases.DTYPES)
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_values_alone(sizes, dtype):
+    """Nothing is kept for a backward pass."""
+    operands = cases.operands(sizes, dtype)
+    sets = flash_cases.arguments(sizes, dtype)
+    for name, y in together(jk.dot_product_attention, sets)(*operands).items():
+        check(y, flash_cases.truth(operands, dtype, **sets[name]).result(), name)
 
 
 def test_cudnn_runs_them():
     operands = cases.operands(GROUPED, "bfloat16")
-    dy = operands[0]
-    for options in flash_cases.arguments(GROUPED, "bfloat16").values():
-        flash_cases.assert_on_cudnn(functools.partial(pulled, **options), *operands, dy)
-        flash_cases.assert_on_cudnn(
-            functools.partial(jk.dot_product_attention, **options), *operands
-        )
+    for name, options in flash_cases.arguments(GROUPED, "bfloat16").items():
+        for run, given in (
+            (functools.partial(pulled, **options), (*operands, operands[0])),
+            (functools.partial(jk.dot_product_attention, **options), operands),
+        ):
+            assert flash_cases.calls_of_cudnn(run, *given) == len(given) - 2, name
 
 
 def test_pinned():
@@ -232,13 +249,12 @@ def test_the_other_form_has_the_bits_of_ours():
     if jax.default_backend() == "gpu":
         pytest.skip("cuDNN runs here")
     operands = cases.operands(GROUPED, "bfloat16")
-    for options in flash_cases.arguments(GROUPED, "bfloat16").values():
-        flash, ours = (
-            jax.jit(functools.partial(pulled, **options, **pin))(*operands, operands[0])
-            for pin in ({}, {"implementation": "ffi"})
-        )
-        for x, y in zip(flash, ours, strict=True):
-            assert np.array_equal(x, y)
+    sets = flash_cases.arguments(GROUPED, "bfloat16")
+    pinned = {name: {**some, "implementation": "ffi"} for name, some in sets.items()}
+    flash, ours = (together(pulled, some)(*operands, operands[0]) for some in (sets, pinned))
+    for name, results in flash.items():
+        for x, y in zip(results, ours[name], strict=True):
+            assert np.array_equal(x, y), name
 
 
 def test_a_forward_pass_may_be_another_path(monkeypatch):
@@ -249,10 +265,50 @@ def test_a_forward_pass_may_be_another_path(monkeypatch):
     )
     monkeypatch.setattr(choice, "TABLE", rules)
     arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cases.operands(GROUPED, "bfloat16")]
+    assert flash_cases.calls_of_cudnn(jk.dot_product_attention, *arrays) == 0
+    assert flash_cases.calls_of_cudnn(pulled, *arrays, arrays[0]) == 2
 
-    def calls(function, *arrays):
-        lowered = jax.jit(function).trace(*arrays).lower(lowering_platforms=("cuda",))
-        return lowered.as_text().count("@__cudnn$fmha")
 
-    assert calls(jk.dot_product_attention, *arrays) == 0
-    assert calls(pulled, *arrays, arrays[0]) == 2
+def products_saved(policy):
+    """How often a checkpointed function runs attention forward, for its gradient."""
+
+    def layer(q):
+        return jk.dot_product_attention(jnp.sin(q), q, q)
+
+    x = jax.ShapeDtypeStruct((2, 64, 4, 64), jnp.bfloat16)
+    run = jax.checkpoint(layer, policy=policy)
+    gradient = jax.grad(lambda q: jnp.sum(run(q).astype(jnp.float32)))
+    return str(jax.make_jaxpr(gradient)(x)).count("jaxkernels_flash_attention[")
+
+
+def test_policies_of_remat():
+    """Attention is a product with batch dimensions."""
+    policies = jk.checkpoint_policies
+    assert products_saved(policies.dots_saveable) == 1
+    assert products_saved(policies.dots_with_no_batch_dims_saveable) == 2
+    assert products_saved(jax.checkpoint_policies.everything_saveable) == 1
+    assert products_saved(None) == 2
+
+
+def test_jet_and_checkify():
+    q = jnp.asarray(cases.operands(GROUPED, "bfloat16")[0])
+
+    def of(q):
+        return jk.dot_product_attention(q, q, q, is_causal=True)
+
+    y, (first,) = jet(of, (q,), ((jnp.ones_like(q),),))
+    check(y, Truth(*(np.asarray(q),) * 3, "bfloat16", is_causal=True).result())
+    assert first.shape == y.shape
+    for bad in (False, True):
+        given = q.at[0, 0, 0, 0].set(jnp.nan) if bad else q
+        error, _ = checkify.checkify(jax.jit(of), errors=checkify.float_checks)(given)
+        assert ("jaxkernels_flash_attention" in (error.get() or "")) == bad
+
+
+def test_strict_promotion():
+    """The lowering for CUDA devices, too, promotes nothing by itself."""
+    operands = cases.operands(GROUPED, "bfloat16")
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        for name, options in flash_cases.arguments(GROUPED, "bfloat16").items():
+            run = functools.partial(pulled, **options)
+            assert flash_cases.calls_of_cudnn(run, *operands, operands[0]) == 2, name

@@ -22,6 +22,7 @@ from jaxkernels._rows.masked_kernels import Band
 
 EQUAL = cases.Sizes(4, 16, 24, 8, 8, 8)
 GROUPED = cases.Sizes(4, 16, 24, 8, 2, 8)
+SHARED = cases.Sizes(4, 16, 24, 8, 1, 8)
 ROWS = P("a", None, "b", None)
 
 
@@ -48,10 +49,10 @@ def operands(sizes):
     return [*arrays, cases.operands(sizes, "bfloat16", seed=1)[0]]
 
 
-def assert_near(got, want):
+def assert_near(got, want, what=""):
     for x, y in zip(got, want, strict=True):
         x, y = (np.asarray(z, np.float32) for z in (x, y))
-        assert np.abs(x - y).max() <= 2.0**-6 * np.abs(y).max()
+        assert np.abs(x - y).max() <= 2.0**-6 * np.abs(y).max(), what
 
 
 def test_batch_and_heads(mesh):
@@ -128,12 +129,14 @@ SPECS = {
 
 @pytest.mark.parametrize("operation", PLAIN)
 @pytest.mark.parametrize("band", BANDS.values(), ids=BANDS)
-@pytest.mark.parametrize("sizes", [EQUAL, GROUPED], ids=["equal", "grouped"])
+@pytest.mark.parametrize("sizes", [EQUAL, GROUPED, SHARED], ids=["equal", "grouped", "shared"])
 def test_partitions(operation, band, sizes, cpu_devices):
     split, whole, arrays = problem(sizes, band, operation)
     want = jax.jit(lambda *x: whole(x))(*arrays)
     mesh = mesh_of(cpu_devices)
     for name, (of_queries, of_keys) in SPECS.items():
+        if sizes is SHARED and "b" in (*of_keys, ""):
+            continue
         specs = [of_queries, of_keys, of_keys, *[P()] * (len(arrays) - 3)]
         if operation == "backward":
             specs[-2:] = [of_queries] * 2
@@ -141,7 +144,7 @@ def test_partitions(operation, band, sizes, cpu_devices):
             jax.device_put(x, NamedSharding(mesh, spec))
             for x, spec in zip(arrays, specs, strict=True)
         ]
-        assert_near(jax.jit(split)(*shards), want), name
+        assert_near(jax.jit(split)(*shards), want, name)
 
 
 @pytest.mark.parametrize("operation", PLAIN)
@@ -157,6 +160,21 @@ def test_partitions_of_batch_and_heads_ask_no_other_device(operation, sizes, cpu
     ]
     text = jax.jit(split).lower(*shards).compile().as_text()
     assert not collectives(text)
+
+
+@pytest.mark.parametrize("operation", PLAIN)
+def test_more_devices_than_key_heads(operation, cpu_devices):
+    """Nothing is sent forward, and backward the cotangents of keys and values alone."""
+    split, _, arrays = problem(GROUPED, BANDS["causal"], operation)
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
+    of_heads = P(None, None, "a")
+    behind = [] if operation == "forward" else [P(None, "a"), of_heads, of_heads]
+    specs = [of_heads, P(), P(), P(None, "a"), P(), P(), P(), *behind]
+    shards = [
+        jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(arrays, specs, strict=True)
+    ]
+    text = jax.jit(split).lower(*shards).compile().as_text()
+    assert set(collectives(text)) == ({"all-reduce"} if operation == "backward" else set())
 
 
 def test_queries_that_are_spread_stay_so(cpu_devices):

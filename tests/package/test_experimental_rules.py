@@ -12,12 +12,15 @@ from jax.experimental.jet import jet
 from programs import run_python
 
 import jaxkernels as jk
+from jaxkernels._attention import flash
+from jaxkernels._attention.problem import MOVING, Call
 from jaxkernels._rows import (
     cross_entropy_kernels,
     logsumexp,
     masked_kernels,
     softmax,
 )
+from jaxkernels._rows.masked_kernels import Band
 from jaxkernels._rows.row_kernel import RowKernel
 from jaxkernels._sgemm import primitive as sgemm_primitive
 from jaxkernels._sgemm.options import Options
@@ -62,6 +65,21 @@ def _every_primitive():
     yield pytest.param(name, sgemm_primitive.multiply, [normal(4, 3), normal(3, 5)], id=name)
     call = functools.partial(sgemm_primitive.multiply, options=options)
     yield pytest.param(name, call, [normal(4, 3), normal(3, 5), normal(4, 5)], id=f"{name}-c")
+    yield from _flash_attention()
+
+
+def _flash_attention():
+    """Its forward direction, its tangent, and what is its transpose."""
+    call = Call(MOVING, 0.5, Band(None, 0, from_end=False), keeps_sums=True)
+    q, k, y = (normal(2, 4, 2, 8).astype(jnp.bfloat16) for _ in range(3))
+    sums = normal(2, 2, 4)
+    for primitive, others, params in (
+        (flash.attention_p, (), {}),
+        (flash.tangent_p, (sums, y, q), {"moving": ("q",)}),
+        (flash.backward_p, (sums, y, y), {}),
+    ):
+        run = functools.partial(primitive.bind, call=call, **params)
+        yield pytest.param(primitive.name, run, [q, k, k, *others], id=primitive.name)
 
 
 EVERY_PRIMITIVE = list(_every_primitive())
@@ -69,7 +87,7 @@ every_primitive = pytest.mark.parametrize(("name", "call", "operands"), EVERY_PR
 
 
 def test_every_primitive_is_tried():
-    assert len({parameters.values[0] for parameters in EVERY_PRIMITIVE}) == 15
+    assert len({parameters.values[0] for parameters in EVERY_PRIMITIVE}) == 18
 
 
 # ---- checkify ----

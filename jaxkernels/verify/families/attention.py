@@ -99,6 +99,7 @@ class Attention:
     def core(self, problem: Problem) -> Callable[[dict[str, jax.Array]], dict[str, jax.Array]]:
         """The call."""
         given = _arguments(problem)
+        given |= {"implementation": problem.how}
 
         def result(operands: dict[str, jax.Array]) -> jax.Array:
             lengths = {name: operands[name] for name in problem.options["lengths"]}
@@ -110,7 +111,6 @@ class Attention:
                 operands.get("mask"),
                 **lengths,
                 **given,
-                implementation=problem.how,
             )
 
         return lambda operands: differentiated(problem, result, operands, ("q", "k", "v"))
