@@ -44,9 +44,7 @@ def define_jvp(
             the parameters of the call to the tangent of y.
         params_of_kept: from these parameters to those with which y is made for it, in another dtype.
     """
-    of_result = (
-        forward.dtype_of_elements if forward.stores_elements else forward.dtype_of_scalars
-    )
+    of_result = forward.dtype_of_elements if forward.stores_elements else forward.dtype_of_scalars
 
     def rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         kept = params_of_kept(**params)

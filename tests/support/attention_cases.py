@@ -28,6 +28,7 @@ SIZES = {
     "grouped": Sizes(2, 7, 5, 6, 2, 4),
     "one-key-head": Sizes(1, 6, 6, 3, 1, 8),
     "decode": Sizes(2, 1, 9, 4, 2, 16),
+    "vector": Sizes(2, 1, 16, 2, 2, 64),
 }
 
 
