@@ -12,6 +12,7 @@ who chooses.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -37,10 +38,14 @@ class Forms(NamedTuple):
 
 def _plain_forward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
     given = call.operands(operands)
-    floor = HIDDEN[given.q.dtype.name] if call.keeps_sums else None
-    on_xla = not call.keeps_sums and call.alone == "xla"
-    y, sums = plain.attention(given, call.scale, call.band, floor=floor, plain_on_gpus=on_xla)
-    return [y] if sums is None else [y, sums]
+    form = functools.partial(plain.attention, given, call.scale, call.band)
+    if not call.keeps_sums:
+        return [form(plain_on_gpus=call.alone == "xla")[0]]
+    hidden = HIDDEN[given.q.dtype.name]
+    y, sums = form(floor=-jnp.inf, least_bias=hidden)
+    assert sums is not None
+    # Backward, cuDNN takes the exponential of scores without the sum, which is to be 0 in empty rows.
+    return [y, jnp.where(sums == -jnp.inf, -hidden, sums)]
 
 
 def _cudnn_forward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:

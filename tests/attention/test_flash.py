@@ -312,3 +312,12 @@ def test_strict_promotion():
         for name, options in flash_cases.arguments(GROUPED, "bfloat16").items():
             run = functools.partial(pulled, **options)
             assert flash_cases.calls_of_cudnn(run, *operands, operands[0]) == 2, name
+
+
+def test_a_batch_that_vmap_makes_too_large(monkeypatch):
+    monkeypatch.setattr(choice, "MOST_BLOCKS", 4)
+    one = jax.ShapeDtypeStruct((2, 64, 2, 64), jnp.bfloat16)
+    for members, calls in ((2, 1), (3, 0)):
+        several = jax.ShapeDtypeStruct((members, *one.shape), one.dtype)
+        function = jax.vmap(lambda q: jk.dot_product_attention(q, q, q))
+        assert flash_cases.calls_of_cudnn(function, several) == calls
