@@ -132,6 +132,10 @@ def test_vmap():
 
 def test_vmap_of_queries_alone():
     q, k, v = cases.operands(GROUPED, "bfloat16")
+    masks = np.random.default_rng(5).random((2, GROUPED.T, GROUPED.S)) < 0.5
+    got = jax.jit(jax.vmap(lambda m: jk.dot_product_attention(q, k, v, mask=m)))(masks)
+    for i in range(2):  # each is common to the batch
+        check(got[i], Truth(q, k, v, "bfloat16", mask=masks[i]).result(), f"mask {i}")
     biases = flash_cases.arguments(GROUPED, "bfloat16")["bias"]["bias"][:, :1]
 
     def member(q, bias):

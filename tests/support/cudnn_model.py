@@ -1,9 +1,12 @@
 """What cuDNN's calls compute, in jax.numpy: as strict as it may be with rows that nobody should ask for.
 
-A row without keys is NaN, forward and backward; a row behind the length of the queries holds whatever was there, forward.
+A row without keys is NaN, forward and backward, and so is one with a bias of numbers like -3e38; a row behind the length of
+the queries holds whatever was there, forward.
 """
 
 import jax.numpy as jnp
+
+from jaxkernels._attention.flash_forms import HIDDEN
 
 GARBAGE = 777.0
 
@@ -16,7 +19,8 @@ def _scores(q, k, bias, lengths, kind):
     if bias is not None:
         assert bias.dtype == q.dtype
         assert bias.shape[2:] == scores.shape[2:]
-        scores += bias.astype(jnp.float32)
+        bias = bias.astype(jnp.float32)
+        scores += jnp.where(bias < HIDDEN[q.dtype.name], jnp.nan, bias)
     row, col = jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[1])
     seen = jnp.ones(scores.shape, bool)
     if kind.is_causal:
