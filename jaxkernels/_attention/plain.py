@@ -29,7 +29,6 @@ def attention(
     implementation: Implementation | None = None,
     plain_on_gpus: bool = False,
     floor: float | None = None,
-    least_bias: float | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """The result of shape (B, T, N, H), and of each row the logarithm of its sum.
 
@@ -42,7 +41,6 @@ def attention(
         plain_on_gpus: as for `masked.apply`.
         floor: None for no logarithms, or what stands for a score that is not seen. They have the shape
             (B, N, T), and no gradient.
-        least_bias: None, or what stands in them for a smaller bias.
     """
     q, k, v = given.q, given.k, given.v
     scores = heads.scores(q, k, heads.dot_of(q.dtype, wide=True))
@@ -66,7 +64,7 @@ def attention(
     if floor is None:
         return result, None
     seen = both(seen, within(given.q_lengths, q.shape[1], (1, 3)))
-    return result, _log_sum_exp(scores, seen, given.bias, factor, band, floor, least_bias)
+    return result, _log_sum_exp(scores, seen, given.bias, factor, band, floor)
 
 
 def _log_sum_exp(
@@ -76,13 +74,12 @@ def _log_sum_exp(
     scale: float,
     band: masked_kernels.Band,
     floor: float,
-    least_bias: float | None,
 ) -> jax.Array:
     """The log-sum-exp of the rows as the softmax sees them, with `floor` for what is masked."""
     x = lax.stop_gradient(scores) * scale
     if bias is not None:
         bias = masked.bias_array(NAME, lax.stop_gradient(bias), x)
-        x = x.astype(bias.dtype) + (bias if least_bias is None else jnp.maximum(bias, least_bias))
+        x = x.astype(bias.dtype) + bias
     if not band.is_open:
         seen = both(seen, reference.band(x.shape, **band.attributes()))
     return jax.nn.logsumexp(x if seen is None else jnp.where(seen, x, floor), axis=-1)

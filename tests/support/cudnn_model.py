@@ -1,7 +1,8 @@
 """What cuDNN's calls compute, in jax.numpy: as strict as it may be with rows that nobody should ask for.
 
-A row without keys is NaN, forward and backward, and so is one with a bias of numbers like -3e38; a row behind the length of
-the queries holds whatever was there, forward.
+A row without keys is NaN, forward and backward, and so is one with a bias of numbers like -3e38. A row whose largest score is
+near what hides scores is right forward; backward the exponential of its distance to the sum overflows, as that is no
+more than the rounding of both. A row behind the length of the queries holds whatever was there, forward.
 """
 
 import jax.numpy as jnp
@@ -57,7 +58,9 @@ def forward(q, k, v, bias, lengths, kind, *, keeps_sums):
 
 def backward(q, k, v, bias, lengths, sums, y, dy, kind):
     scores, rows = _scores(q, k, bias, lengths, kind)
-    p = jnp.where(rows, jnp.exp(scores - sums[..., None]), 0)
+    rounded = scores.max(-1, keepdims=True) < HIDDEN[q.dtype.name] / 2
+    p = jnp.where(rounded, jnp.inf, jnp.exp(scores - sums[..., None]))
+    p = jnp.where(rows, p, 0)
     groups = q.shape[2] // k.shape[2]
     wide = [x.astype(jnp.float32) for x in (q, jnp.repeat(k, groups, 2), jnp.repeat(v, groups, 2))]
     dy = dy.astype(jnp.float32)
