@@ -141,8 +141,8 @@ def _sees_a_key(call: Call, given: Operands, seen: jax.Array) -> jax.Array:
     t, s = given.q.shape[1], given.k.shape[1]
     if not call.band.is_open:
         seen = seen & reference.band((1, 1, t, s), **call.band.attributes())
-    if given.k_lengths is not None:
-        seen = seen & plain.within(given.k_lengths, s, (1, 2))
+    within = plain.within(given.k_lengths, s, (1, 2))
+    seen = seen if within is None else seen & within
     return jnp.any(seen, axis=-1, keepdims=True)
 
 

@@ -207,6 +207,21 @@ def test_second_order():
         assert np.abs(ours - want).max() <= 2.0**-4 * np.abs(want).max()
 
 
+def test_hessian():
+    operands = [jnp.asarray(x) for x in cases.operands(cases.Sizes(1, 4, 4, 1, 1, 8), "bfloat16")]
+
+    def hessian(implementation):
+        def loss(q):
+            y = jk.dot_product_attention(q, *operands[1:], implementation=implementation)
+            return jnp.sum(jnp.sin(y.astype(jnp.float32)))
+
+        return np.asarray(jax.jit(jax.hessian(loss))(operands[0]), np.float32)
+
+    ours, want = hessian(None), hessian("ffi")
+    assert ours.shape == (1, 4, 1, 8) * 2
+    assert np.abs(ours - want).max() <= 2.0**-4 * np.abs(want).max()
+
+
 def test_linear_transpose_of_a_pullback():
     operands = [jnp.asarray(x) for x in cases.operands(GROUPED, "bfloat16")]
     of = functools.partial(jk.dot_product_attention, is_causal=True)
