@@ -106,6 +106,8 @@ TYPES_OF_CUDNN = ("bfloat16", "float16")
 # The oldest that the oldest JAX which we support asks for.
 LEAST_CUDNN = 90800
 _LEAST_CAPABILITY = 80
+# A grid of CUDA blocks is no larger in its last two dimensions, which are heads and members.
+MOST_BLOCKS = 65535
 _HOPPER = 90
 _CUDNN_OF_103 = 91100
 
@@ -150,7 +152,7 @@ def why_not_cudnn(problem: Problem, machine: Machine) -> str:
     """The reason why cuDNN cannot serve, or not as documented; empty if it can."""
     if not all(isinstance(size, int) for size in problem.shape):
         return "sizes are not known"
-    _, t, s, _, _, depth = problem.shape
+    batch, t, s, heads, _, depth = problem.shape
     deepest = 256 if machine.capability >= _HOPPER else 128
     has_sides = problem.has_mask or problem.bias is not None
     band = problem.band
@@ -165,6 +167,7 @@ def why_not_cudnn(problem: Problem, machine: Machine) -> str:
         ),
         (problem.dtype not in TYPES_OF_CUDNN, f"it has no {problem.dtype}"),
         (0 in problem.shape, "there is nothing to compute"),
+        (max(batch, heads) > MOST_BLOCKS, f"it takes up to {MOST_BLOCKS} members and heads"),
         (
             depth % 8 != 0 or depth > deepest,
             f"a depth of {depth} is not one of 8, 16, ... {deepest}",

@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
@@ -70,8 +69,7 @@ def _attention_jvp(primals: Any, tangents: Any, *, call: Call) -> Any:
     moving = tuple(name for name in MOVING if type(dots[name]) is not ad.Zero)
     keeping = dataclasses.replace(call, keeps_sums=True)
     y, sums = attention_p.bind(*primals, call=keeping)
-    kept = (lax.stop_gradient(sums), lax.stop_gradient(y))
-    operands = sharding.equalize_varying([*primals, *kept, *(dots[name] for name in moving)])
+    operands = sharding.equalize_varying([*primals, sums, y, *(dots[name] for name in moving)])
     results, found = [y], tangent_p.bind(*operands, call=keeping, moving=moving)
     if call.keeps_sums:
         results.append(sums)

@@ -12,6 +12,7 @@ who chooses.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -22,7 +23,8 @@ from jaxkernels._attention import cudnn, plain
 from jaxkernels._attention.problem import MOVING, Call, Operands
 from jaxkernels._rows import reference
 
-# What hides a score in cuDNN, as jax.nn has it: finite, and so small that its exponential is 0.
+# What hides a score in cuDNN, as jax.nn has it: finite, and so small that its exponential is 0. A bias that
+# is no greater hides, too.
 HIDDEN = {"bfloat16": -(2.0**41), "float16": -(2.0**15)}
 
 Form = Callable[[Call, Sequence[jax.Array]], list[jax.Array]]
@@ -37,16 +39,20 @@ class Forms(NamedTuple):
 
 def _plain_forward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
     given = call.operands(operands)
-    floor = HIDDEN[given.q.dtype.name] if call.keeps_sums else None
-    on_xla = not call.keeps_sums and call.alone == "xla"
-    y, sums = plain.attention(given, call.scale, call.band, floor=floor, plain_on_gpus=on_xla)
-    return [y] if sums is None else [y, sums]
+    form = functools.partial(plain.attention, given, call.scale, call.band)
+    if not call.keeps_sums:
+        return [form(plain_on_gpus=call.alone == "xla")[0]]
+    hidden = HIDDEN[given.q.dtype.name]
+    y, sums = form(floor=-jnp.inf)
+    assert sums is not None
+    # Backward, cuDNN takes the exponential of scores without the sum, which is to be 0 in empty rows.
+    return [y, jnp.where(sums > hidden, sums, -hidden)]
 
 
 def _cudnn_forward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
     given = call.operands(operands)
     y, *sums = cudnn.forward(
-        *(given.q, given.k, given.v, _added(given), _lengths(given), _kind(call)),
+        *(given.q, given.k, given.v, _added(call, given), _lengths(given), _kind(call)),
         keeps_sums=call.keeps_sums,
     )
     return [_where_alive(call, given, y), *sums]
@@ -67,7 +73,7 @@ def _cudnn_backward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array
     sums, y, dy = operands[-3:]
     dy = _where_alive(call, given, dy)
     return cudnn.backward(
-        *(given.q, given.k, given.v, _added(given), _lengths(given)),
+        *(given.q, given.k, given.v, _added(call, given), _lengths(given)),
         *(sums, y, dy, _kind(call)),
     )
 
@@ -105,23 +111,39 @@ def _kind(call: Call) -> cudnn.Kind:
     return cudnn.Kind(call.scale, True, 0 if left is None else 1 - left)
 
 
-def _added(given: Operands) -> jax.Array | None:
-    """What is added to the scores: the bias, and a large negative number where they are hidden."""
+def _added(call: Call, given: Operands) -> jax.Array | None:
+    """What is added to the scores: the bias, and a large negative number where they are hidden.
+
+    A query that sees no key sees all of them instead, because its result and its cotangent become 0. Were
+    all its scores near -2^41, where float32 has steps of 2^18, the exponential of their distance to the sum
+    could be infinite.
+    """
     seen = _unhidden(given)
     if seen is None:
         return None
     dtype = given.q.dtype
+    zero = jnp.zeros((), dtype)
     hidden = jnp.asarray(HIDDEN[dtype.name], dtype)
-    # cuDNN makes NaN of the difference of two numbers like -3e38.
-    kept = jnp.zeros((), dtype) if given.bias is None else jnp.maximum(given.bias, hidden)
-    total = jnp.where(seen, kept, hidden)
+    total = jnp.where(seen, zero if given.bias is None else given.bias, hidden)
+    total = jnp.where(_sees_a_key(call, given, seen), total, zero)
     return jnp.broadcast_to(total, (*total.shape[:2], given.q.shape[1], given.k.shape[1]))
 
 
 def _unhidden(given: Operands) -> jax.Array | None:
     """Which scores mask and bias let through; None without both."""
-    finite = None if given.bias is None else given.bias != -jnp.inf
-    return plain.both(given.mask, finite)
+    if given.bias is None:
+        return given.mask
+    return plain.both(given.mask, ~(given.bias <= HIDDEN[given.q.dtype.name]))
+
+
+def _sees_a_key(call: Call, given: Operands, seen: jax.Array) -> jax.Array:
+    """Which queries see something of what mask and bias let through, (B or 1, N or 1, T or 1, 1)."""
+    t, s = given.q.shape[1], given.k.shape[1]
+    if not call.band.is_open:
+        seen = seen & reference.band((1, 1, t, s), **call.band.attributes())
+    within = plain.within(given.k_lengths, s, (1, 2))
+    seen = seen if within is None else seen & within
+    return jnp.any(seen, axis=-1, keepdims=True)
 
 
 def _lengths(given: Operands) -> tuple[jax.Array, jax.Array] | None:
@@ -138,17 +160,12 @@ def _lengths(given: Operands) -> tuple[jax.Array, jax.Array] | None:
 
 def _where_alive(call: Call, given: Operands, rows: jax.Array) -> jax.Array:
     """`rows`, (B, T, N, H), with 0 for the queries that see no key, or lie beyond their lengths."""
-    t, s = given.q.shape[1], given.k.shape[1]
-    of_keys = plain.within(given.k_lengths, s, (1, 2))
-    seen = _unhidden(given)
-    if seen is None:
-        # Without a window every query sees the first key.
-        alive = None if of_keys is None else of_keys[..., :1]
+    t, seen = given.q.shape[1], _unhidden(given)
+    if seen is not None:
+        alive = _sees_a_key(call, given, seen)
     else:
-        if not call.band.is_open:
-            seen = seen & reference.band((1, 1, t, s), **call.band.attributes())
-        seen = seen if of_keys is None else seen & of_keys
-        alive = jnp.any(seen, axis=-1, keepdims=True)
+        # Without a window every query sees the first key.
+        alive = plain.within(given.k_lengths, 1, (1, 2))
     alive = plain.both(alive, plain.within(given.q_lengths, t, (1, 3)))
     if alive is None:
         return rows

@@ -135,7 +135,10 @@ def _measure(options: argparse.Namespace, parts: Sequence[Sequence[records.Case]
         more = f" and {len(part) - 1} more" if part[1:] else ""
         progress = f"{suite.name} [{number}/{len(parts)}] {suite.label(part[0])}{more}"
         print(progress, file=sys.stderr, flush=True)
-        found += measure(suite, options, part)
+        measured = measure(suite, options, part)
+        for line in filter(None, map(suite.said, records.by_case(measured))):
+            print(line, file=sys.stderr, flush=True)
+        found += measured
     settings = {name: value for name, value in vars(options).items() if name not in _OUTPUTS}
     about = environment.describe(options.command)
     return records.Run(suite.name, about, settings, tuple(found))

@@ -324,4 +324,5 @@ SUITE = Suite(
     },
     watched=watched,
     together=lambda case: case.get("part", key_of(case)),
+    said=attention_drawn.said,
 )

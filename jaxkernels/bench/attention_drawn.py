@@ -41,7 +41,7 @@ _DEPTHS = (32, 40, 64, 64, 64, 72, 96, 128, 128, 160, 256)
 _MOST_SCORES = 2**28
 _CPU_SCORES = 2**18
 # Cases whose programs are compiled together, and whose arrays are in memory together.
-_PART = 10
+_PART = 5
 _SIZES = ("batch", "length", "keys", "heads", "key_heads", "depth")
 
 
@@ -204,6 +204,16 @@ def over_best(m: Measured) -> float | None:
     times = [seconds for name in NAMED if (seconds := m.seconds(name))]
     own = m.seconds("default")
     return own / min(times) if own and times else None
+
+
+def said(m: Measured) -> str:
+    """A drawn case with its times in one line; empty for another."""
+    if m["group"] != GROUP:
+        return ""
+    times = [f"{name} {s * 1e3:.3f}" for name in ("default", *NAMED) if (s := m.seconds(name))]
+    ratio = over_best(m)
+    over = "" if ratio is None else f", {ratio:.3f} of the best"
+    return f"{label(m.case)}: {m.extra('default', 'path')}; ms {', '.join(times)}{over}"
 
 
 def summary(members: Iterable[Measured]) -> str:

@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Any
 
 from jaxkernels.bench.plot import Figure
-from jaxkernels.bench.records import Case, Record, Run, key_of
+from jaxkernels.bench.records import Case, Measured, Record, Run, key_of
 from jaxkernels.bench.tables import View
 from jaxkernels.bench.timing import REFUSALS, first_line, measure_together
 
@@ -55,6 +55,8 @@ class Suite:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # for add_argument
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of options, where others are meant
     together: Callable[[Case], Hashable] = key_of  # neighbours of one key are sampled in turn
+    # What is said of a case as soon as it is measured; nothing if that is empty.
+    said: Callable[[Measured], str] = lambda measured: ""
     # What regress measures on a platform: a group, a case, and our program of it.
     watched: Callable[[str], Iterable[tuple[str, Case, Program]]] = lambda platform: ()
 

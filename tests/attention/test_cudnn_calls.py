@@ -4,13 +4,15 @@ import importlib
 import json
 import re
 
+import flash_cases
 import jax
 import jax.numpy as jnp
 import pytest
 
+import jaxkernels as jk
 from jaxkernels._attention import cudnn
 
-B, T, S, N, K, H = 2, 64, 32, 4, 2, 16
+B, T, S, N, K, H = 2, 64, 96, 4, 2, 16
 
 CASES = {
     "plain": {},
@@ -51,13 +53,13 @@ def split(case, others):
     return mask, tuple(others[-2:]) if "lengths" in case else None
 
 
-def peer_of(case, direction):
+def peer_of(case, direction, function=jax.nn.dot_product_attention):
     def run(q, k, v, dy, *others):
         mask, lengths = split(case, others)
         q_lengths, k_lengths = lengths or (None, None)
 
         def attention(q, k, v):
-            return jax.nn.dot_product_attention(
+            return function(
                 q,
                 k,
                 v,
@@ -123,3 +125,18 @@ def test_the_calls_are_those_of_jax_nn(without_a_gpu, case, direction, dtype):
     if "mask" in case and peers[-1][3].count("bf16>, tensor<2x1x64") > 1:
         pytest.skip("this JAX asks for the gradient of a mask")
     assert ours == peers
+
+
+@cases
+@directions
+def test_the_pinned_function_makes_the_same_calls(without_a_gpu, monkeypatch, case, direction):
+    """From what a user passes: scale, band, mask and lengths."""
+    flash_cases.take_flash(monkeypatch)
+    arrays = operands(case, "bfloat16")
+    want = calls(peer_of(case, direction), arrays)
+    ours = peer_of(case, direction, jk.dot_product_attention)
+    assert "jaxkernels_flash_attention" in str(jax.make_jaxpr(ours)(*arrays))  # not jax.nn's own
+    got = calls(ours, arrays)
+    if "mask" in case and want[-1][3].count("bf16>, tensor<2x1x64") > 1:
+        pytest.skip("this JAX asks for the gradient of a mask")
+    assert got == want

@@ -132,6 +132,10 @@ def test_vmap():
 
 def test_vmap_of_queries_alone():
     q, k, v = cases.operands(GROUPED, "bfloat16")
+    masks = np.random.default_rng(5).random((2, GROUPED.T, GROUPED.S)) < 0.5
+    got = jax.jit(jax.vmap(lambda m: jk.dot_product_attention(q, k, v, mask=m)))(masks)
+    for i in range(2):  # each is common to the batch
+        check(got[i], Truth(q, k, v, "bfloat16", mask=masks[i]).result(), f"mask {i}")
     biases = flash_cases.arguments(GROUPED, "bfloat16")["bias"]["bias"][:, :1]
 
     def member(q, bias):
@@ -201,6 +205,21 @@ def test_second_order():
     for ours, want in zip(jax.tree.leaves(hvps(None)), jax.tree.leaves(hvps("ffi")), strict=True):
         ours, want = (np.asarray(x, np.float32) for x in (ours, want))
         assert np.abs(ours - want).max() <= 2.0**-4 * np.abs(want).max()
+
+
+def test_hessian():
+    operands = [jnp.asarray(x) for x in cases.operands(cases.Sizes(1, 4, 4, 1, 1, 8), "bfloat16")]
+
+    def hessian(implementation):
+        def loss(q):
+            y = jk.dot_product_attention(q, *operands[1:], implementation=implementation)
+            return jnp.sum(jnp.sin(y.astype(jnp.float32)))
+
+        return np.asarray(jax.jit(jax.hessian(loss))(operands[0]), np.float32)
+
+    ours, want = hessian(None), hessian("ffi")
+    assert ours.shape == (1, 4, 1, 8) * 2
+    assert np.abs(ours - want).max() <= 2.0**-4 * np.abs(want).max()
 
 
 def test_linear_transpose_of_a_pullback():
@@ -312,3 +331,12 @@ def test_strict_promotion():
         for name, options in flash_cases.arguments(GROUPED, "bfloat16").items():
             run = functools.partial(pulled, **options)
             assert flash_cases.calls_of_cudnn(run, *operands, operands[0]) == 2, name
+
+
+def test_a_batch_that_vmap_makes_too_large(monkeypatch):
+    monkeypatch.setattr(choice, "MOST_BLOCKS", 4)
+    one = jax.ShapeDtypeStruct((2, 64, 2, 64), jnp.bfloat16)
+    for members, calls in ((2, 1), (3, 0)):
+        several = jax.ShapeDtypeStruct((members, *one.shape), one.dtype)
+        function = jax.vmap(lambda q: jk.dot_product_attention(q, q, q))
+        assert flash_cases.calls_of_cudnn(function, several) == calls

@@ -67,6 +67,25 @@ def test_batch_and_heads(mesh):
     assert_near(got, want)
 
 
+def test_types_that_say_more_than_batch_and_heads(cpu_devices):
+    """Explicit axes of queries are left to products and softmax, whose types say what becomes of them."""
+    mesh = jax.make_mesh(
+        (4, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2, devices=cpu_devices
+    )
+    arrays = operands(EQUAL)[:3]
+    with jax.set_mesh(mesh):
+        for of_queries, of_keys, takes in (
+            (ROWS, ROWS, True),
+            (P(None, "a"), P(), False),
+        ):
+            q, k, v = (
+                placed(mesh, [x], spec)[0]
+                for x, spec in zip(arrays, (of_queries, of_keys, of_keys), strict=True)
+            )
+            program = str(jax.make_jaxpr(jk.dot_product_attention)(q, k, v))
+            assert ("jaxkernels_flash_attention" in program) == takes
+
+
 @pytest.mark.parametrize("spec", [P(None, "a"), P("b", "a"), P(None, None, None, "b"), P("a", "b")])
 def test_other_dimensions(spec, cpu_devices):
     """A sequence or the depth that is sharded is no error."""

@@ -54,8 +54,9 @@ def test_arguments_fit_every_kind():
 def test_a_run_and_its_file(tmp_path, capsys):
     written = tmp_path / "b.json"
     assert main(["attention", "--drawn", "2", *QUICK, "--json", str(written)]) == 0
-    out = capsys.readouterr().out
+    out, error = capsys.readouterr()
     assert "default over the best of 2 cases" in out
+    assert error.count(" of the best") == 2
     found = records.read(written, "attention").measured
     assert [m["group"] for m in found] == ["drawn"] * 2
     for m in found:
@@ -76,3 +77,6 @@ def test_what_is_said_follows_from_the_times():
     assert "default over the best of 2 cases: geometric mean 1.414, worst 2.000" in said
     assert "1 beyond 1.03" in said
     assert attention_drawn.summary([]) == "no case was measured"
+    line = attention_drawn.said(cells[0])
+    assert line.endswith("; ms default 2000.000, ffi 1000.000, xla 4000.000, 2.000 of the best")
+    assert attention_drawn.said(measured({"group": "layers"}, {})) == ""
