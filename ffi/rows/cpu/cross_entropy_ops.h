@@ -73,6 +73,7 @@ JK_INLINE C LogitReference(C max) {
 // The numbers of up to kLanes rows, each in its own lane.
 struct LogitRows {
   double max[kLanes], sum[5][kLanes], labelled[kLanes];
+  double term_factor[kLanes];  // what makes exp(x - max) of a kept term
 };
 
 // Their gradients: exp(x - max) (factor + slope (x - max)) + constant, and `there` at the label, or
