@@ -149,14 +149,20 @@ struct ExpConstants<double> {
       2.51124960530832312e-8, 2.08927361733341768e-9};
 };
 
-// exp(r) for |r| <= log(2)/2
+// (exp(r) - 1) / r for |r| <= log(2)/2
 template <typename C>
-JK_INLINE C ExpOfRest(C r) {
+JK_INLINE C ExpSlope(C r) {
   using K = ExpConstants<C>;
   constexpr int kTerms = sizeof(K::kPolynomial) / sizeof(C);
   C p = K::kPolynomial[kTerms - 1];
   for (int i = kTerms - 2; i >= 0; --i) p = p * r + K::kPolynomial[i];
-  return (p * r + C(1)) * r + C(1);
+  return p * r + C(1);
+}
+
+// exp(r) for |r| <= log(2)/2
+template <typename C>
+JK_INLINE C ExpOfRest(C r) {
+  return ExpSlope(r) * r + C(1);
 }
 
 // exp(x + error) to about one unit in the last place, for |error| far below 1. Negative infinity
@@ -189,6 +195,18 @@ JK_INLINE C Exp(C x, C error) {
     const C scale2 = BitCast<C>((shifted - half - kOffset / 2 + K::kBias) << K::kFractionBits);
     return p * scale1 * scale2;
   }
+}
+
+// exp(x) - 1 for x <= 0, to some units in the last place, near 0 too. NaN stays NaN.
+JK_INLINE double ExpMinusOne(double x) {
+  using K = ExpConstants<double>;
+  x = x < -60.0 ? -60.0 : x;  // -1 from there on
+  const double rounded = x * K::kLog2E + K::kRounder;
+  const double n = rounded - K::kRounder;
+  const double r = (x - n * K::kLog2High) - n * K::kLog2Low;
+  const uint64_t integer = BitCast<uint64_t>(rounded) - BitCast<uint64_t>(K::kRounder);
+  const double power = BitCast<double>((integer + K::kBias) << K::kFractionBits);
+  return power * (ExpSlope(r) * r) + (power - 1);
 }
 
 // How far from 0 the maximum of a row may be for ExpTimesPower: then whole numbers stay below 2^9.

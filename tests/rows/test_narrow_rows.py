@@ -11,6 +11,8 @@ import jaxkernels as jk
 
 # Around the longest rows that share vectors: 15, 31, 40, 79 and 111 columns, by dtype and operation.
 COLS = (1, 3, 15, 16, 31, 32, 40, 41, 47, 64, 79, 80, 111, 112)
+# The same of losses: 47, 199 and 255 columns; and rows of which some keep their terms together.
+COLS_OF_LOSSES = (1, 3, 16, 47, 48, 199, 200, 255, 256, 520, 4100)
 ROWS = 37  # two groups, and a part of one
 
 
@@ -38,6 +40,17 @@ def results(x, t):
     return y, pull(t)[0], log_y, log_pull(t)[0], jk.logsumexp(x, axis=-1, keepdims=True)
 
 
+def losses(x, labels):
+    """What is stored of rows, with and without all sums, and both gradients."""
+
+    def total(x, smoothing):
+        return jk.cross_entropy(x, labels, label_smoothing=smoothing, reduction="sum")
+
+    one, pull = jax.vjp(lambda x: jk.cross_entropy(x, labels, z_loss=0.1), x)
+    smooth = jk.cross_entropy(x, labels, label_smoothing=0.1, return_entropy=True)
+    return *smooth, one, *pull(jnp.ones_like(one)), *(jax.grad(total)(x, e) for e in (0.0, 0.1))
+
+
 def bits(arrays):
     """As float64, with one NaN for all, and 0 and -0 apart."""
     wide = (np.asarray(a, np.float64) for a in arrays)
@@ -53,6 +66,23 @@ def test_a_row_has_its_bits_in_any_company(dtype, cols):
         turned = bits(results(jnp.roll(x, 5, 0), jnp.roll(t, 5, 0)))
         for row in (0, 1, 2, 3, 5, 9, 13, 15, 16, 33, ROWS - 1):
             alone = bits(results(x[row : row + 1], t[row : row + 1]))
+            for one, many, other in zip(alone, among, turned, strict=True):
+                np.testing.assert_array_equal(many[row], one[0])
+                np.testing.assert_array_equal(np.roll(other, -5, 0)[row], one[0])
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+@pytest.mark.parametrize("cols", COLS_OF_LOSSES)
+def test_a_loss_has_its_bits_in_any_company(dtype, cols):
+    run = jax.jit(losses)
+    with cases.x64(dtype):
+        x = mixed(cols, dtype)
+        labels = (jnp.arange(ROWS, dtype=jnp.int32) * 7) % cols
+        labels = labels.at[4].set(-1)
+        among = bits(run(x, labels))
+        turned = bits(run(jnp.roll(x, 5, 0), jnp.roll(labels, 5, 0)))
+        for row in (0, 1, 2, 3, 4, 5, 9, 13, 15, 16, 33, ROWS - 1):
+            alone = bits(run(x[row : row + 1], labels[row : row + 1]))
             for one, many, other in zip(alone, among, turned, strict=True):
                 np.testing.assert_array_equal(many[row], one[0])
                 np.testing.assert_array_equal(np.roll(other, -5, 0)[row], one[0])

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from rows_of_losses import check_kernels
 
 import jaxkernels as jk
 
@@ -51,6 +52,56 @@ def test_a_row_has_the_same_bits_alone_and_among_many(dtype, cols):
         for one, many in zip(alone, among, strict=True):
             one, many = (np.asarray(a).view(f"u{a.dtype.itemsize}") for a in (one, many))
             assert (many == one).all()
+
+
+def test_losses_of_all_kinds():
+    """Segments whose maxima lie far apart, or are near 0, or are -inf."""
+    for dtype in ("float32", "bfloat16"):
+        kinds = ("normal", "wide", "outliers", "offset", "minus_inf")
+        xs = [cases.logits(kind, 1, 70001, dtype) for kind in kinds]
+        steps = np.array(cases.logits("normal", 1, 70001, "float32"))
+        steps[:, :20000] -= 400
+        steps[:, 30000:] += 300
+        check_kernels([*xs, jnp.asarray(steps, dtype)], dtype, "auto")
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+@pytest.mark.parametrize("cols", COLS[1:-1])
+def test_a_loss_has_the_same_bits_alone_and_among_many(dtype, cols):
+    x = cases.logits("wide", 1, cols, dtype)
+
+    def run(x, labels):
+        def total(x, smoothing):
+            return jk.cross_entropy(x, labels, label_smoothing=smoothing, reduction="sum")
+
+        loss, pull = jax.vjp(lambda x: jk.cross_entropy(x, labels), x)
+        return loss, pull(jnp.ones_like(loss))[0], jax.grad(total)(x, 0.0), jax.grad(total)(x, 0.1)
+
+    with cases.x64(dtype):
+        for label in (0, 20000, cols - 1):
+            labels = jnp.full(MANY, label, jnp.int32)
+            alone = jax.jit(run)(x, labels[:1])
+            among = jax.jit(run)(jnp.tile(x, (MANY, 1)), labels)
+            for one, many in zip(alone, among, strict=True):
+                one, many = (np.asarray(a).view(f"u{a.dtype.itemsize}") for a in (one, many))
+                assert (many == one).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_donated_row_becomes_its_gradient(dtype):
+    """Terms stand where logits stood before the label is asked for."""
+    with cases.x64(dtype):
+        x = jnp.asarray(cases.logits("normal", 1, 70001, dtype))
+        labels = jnp.array([50000], jnp.int32)
+
+        def program(x):
+            loss = lambda x: jk.cross_entropy(x, labels, reduction="sum")
+            return jax.value_and_grad(loss)(x)
+
+        want = jax.jit(program)(x)
+        got = jax.jit(program, donate_argnums=0)(jax.device_put(x, may_alias=False))
+        for one, other in zip(got, want, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])

@@ -22,8 +22,7 @@ ffi::Future RunSharedRows(ffi::ThreadPool& pool, const RowCall& call) {
   const int64_t units = call.arrays.rows * SegmentCount(call.arrays.cols);
   const auto segments = std::make_shared<std::vector<SegmentStatistics>>(units);
   constexpr int kEnd = static_cast<int>(RowStep::kResults) + 1;
-  const int first =
-      static_cast<int>(TraitsOf(call.operation).finds_max ? RowStep::kMax : RowStep::kSums);
+  const int first = static_cast<int>(FirstStep(call.operation));
   return ReadyFuture(ParallelSteps(pool, kEnd - first, units, [=](int64_t step, int64_t unit) {
     RunRows(call, {unit, unit + 1, static_cast<RowStep>(first + step), segments->data()});
   }));

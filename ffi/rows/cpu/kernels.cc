@@ -4,8 +4,14 @@ namespace jaxkernels {
 
 bool MayShareRows(const RowCall& call) {
   const OperationTraits& traits = TraitsOf(call.operation);
-  return SegmentCount(call.arrays.cols) > 1 && call.part == Part::kWhole && !traits.hides &&
-         !traits.takes_label;
+  return SegmentCount(call.arrays.cols) > 1 && call.part == Part::kWhole && !traits.hides;
+}
+
+RowStep FirstStep(Operation operation) {
+  const OperationTraits& traits = TraitsOf(operation);
+  if (traits.sums == 0) return RowStep::kResults;
+  // Segments of logits have sums relative to their own maxima.
+  return traits.finds_max && !traits.takes_label ? RowStep::kMax : RowStep::kSums;
 }
 
 void RunRows(const RowCall& call, const RowRange& range) {

@@ -27,8 +27,10 @@ inline int64_t SegmentCount(int64_t cols) { return std::max<int64_t>(1, cols / S
 // make one after the other, each on some segments.
 enum class RowStep { kMax, kSums, kResults, kAll };
 
+// Unused ones are what they are.
 struct SegmentStatistics {
-  double max, sum[2], lost[2];
+  double max, sum[5], lost[2];
+  double labelled;  // the element at the label, if the segment has it
 };
 
 struct RowRange {
@@ -40,6 +42,9 @@ struct RowRange {
 // Whether threads can share a row of this call: one of several segments, of an operation whose walk
 // over a row has steps.
 bool MayShareRows(const RowCall& call);
+
+// The first step of rows that threads share; the last one is kResults.
+RowStep FirstStep(Operation operation);
 
 // Computes a range in the calling thread. Every row gives the same bits whichever rows stand around
 // it.

@@ -15,12 +15,6 @@
 
 namespace jaxkernels {
 
-// Calls body(begin, n) for the tiles of a row.
-template <typename C, typename Body>
-JK_INLINE void ForTiles(int64_t cols, Body body) {
-  for (int64_t i = 0; i < cols; i += kTile<C>) body(i, std::min(kTile<C>, cols - i));
-}
-
 // The maximum, and the sums of the terms relative to it; relative to 0 where all is -inf, so that
 // the columns of other devices decide what such a row gives.
 template <typename Op>

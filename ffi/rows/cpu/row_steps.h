@@ -23,6 +23,12 @@ inline constexpr int64_t kTile = std::is_same_v<C, double> ? 128 : 512;
 // Loops of exactly this length fill the widest vector registers.
 inline constexpr int64_t kLanes = 16;
 
+// Calls body(begin, n) for the tiles of a row.
+template <typename C, typename Body>
+JK_INLINE void ForTiles(int64_t cols, Body body) {
+  for (int64_t i = 0; i < cols; i += kTile<C>) body(i, std::min(kTile<C>, cols - i));
+}
+
 // The arrays that an operation reads, from some element on.
 template <typename Op>
 struct Inputs {

@@ -49,11 +49,11 @@ JK_INLINE void RunOperation(const RowCall& call, const RowRange& range) {
     case LogSumExpJvp<T>::kOperation:
       return RunPlain<LogSumExpJvp<T>>(call, range);
     case CrossEntropyForward<T>::kOperation:
-      return RunCrossEntropy<CrossEntropyForward<T>>(call, begin, end);
+      return RunCrossEntropy<CrossEntropyForward<T>>(call, range);
     case CrossEntropyForwardGrad<T>::kOperation:
-      return RunCrossEntropy<CrossEntropyForwardGrad<T>>(call, begin, end);
+      return RunCrossEntropy<CrossEntropyForwardGrad<T>>(call, range);
     case CrossEntropyGrad<T>::kOperation:
-      return RunCrossEntropy<CrossEntropyGrad<T>>(call, begin, end);
+      return RunCrossEntropy<CrossEntropyGrad<T>>(call, range);
     case Operation::kMaskedSoftmaxForward:
     case Operation::kBiasedSoftmaxForward:
       return whole ? RunAttentionForward<T>(call.arrays, call.attention, begin, end)

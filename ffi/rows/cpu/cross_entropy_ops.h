@@ -1,0 +1,164 @@
+// Cross entropy on the CPU: what a row of logits with a label is reduced to, and what the gradient
+// of its loss is made of. ffi/rows/cuda/row_ops_losses.cuh says the same for CUDA, and why.
+//
+// Owns: these operations, and the numbers of a row. Must not know: how rows are walked
+// (cross_entropy_rows.h), XLA, threads.
+#ifndef JAXKERNELS_ROWS_CPU_CROSS_ENTROPY_OPS_H_
+#define JAXKERNELS_ROWS_CPU_CROSS_ENTROPY_OPS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "core/numeric_cpu.h"
+#include "rows/call.h"
+#include "rows/cpu/kernels.h"
+#include "rows/cpu/row_ops.h"
+#include "rows/cpu/row_steps.h"
+
+namespace jaxkernels {
+
+// Below it exponentials are zero.
+inline constexpr int kLeastLogitExponent = -1000;
+
+// The sums of a row, in this order:
+//   rest    exp(x - max) of all but the maxima
+//   count   the maxima
+//   spread  exp(x - max) (x - max)
+//   total   x - max, but for elements that are -inf
+//   seen    the elements that are not -inf
+// The last three are zero unless all sums are wanted.
+template <typename T>
+struct CrossEntropyOp : RowOp<T, 5> {
+  using typename RowOp<T, 5>::C;
+  static constexpr int kInputs = 1;
+  static constexpr bool kUsesMax = true;
+  static constexpr bool kKeepsTerm = false;
+  static constexpr bool kTakesLabel = true;
+  static constexpr int kStores = 7;
+};
+
+// The statistics of a row, and the element at its label.
+template <typename T>
+struct CrossEntropyForward : CrossEntropyOp<T> {
+  static constexpr Operation kOperation = Operation::kCrossEntropyForward;
+  static constexpr bool kStoresElements = false;
+};
+
+// The same, and the gradient of weight * loss.
+template <typename T>
+struct CrossEntropyForwardGrad : CrossEntropyOp<T> {
+  static constexpr Operation kOperation = Operation::kCrossEntropyForwardGrad;
+  static constexpr int kTakes = 4;
+};
+
+// The gradient, given what was kept of the row and cotangents.
+template <typename T>
+struct CrossEntropyGrad : RowOp<T> {
+  static constexpr Operation kOperation = Operation::kCrossEntropyGrad;
+  static constexpr int kInputs = 1;
+  static constexpr bool kUsesMax = false;
+  static constexpr bool kKeepsTerm = false;
+  static constexpr int kSums = 0;
+  static constexpr bool kTakesLabel = true;
+  static constexpr int kTakes = 11;
+};
+
+// What terms are relative to: the maximum, but for a row of -inf alone, which has no terms.
+template <typename C>
+JK_INLINE C LogitReference(C max) {
+  return max == -kInf<C> ? C(0) : max;
+}
+
+// The numbers of up to kLanes rows, each in its own lane.
+struct LogitRows {
+  double max[kLanes], sum[5][kLanes], labelled[kLanes];
+  double term_factor[kLanes];  // what makes exp(x - max) of a kept term
+};
+
+// Their gradients: exp(x - max) (factor + slope (x - max)) + constant, and `there` at the label, or
+// everywhere.
+struct LogitGradients {
+  double max[kLanes], factor[kLanes], slope[kLanes], constant[kLanes], there[kLanes];
+  bool is_everywhere[kLanes];
+};
+
+template <typename Op>
+JK_INLINE void TakeLanes(const RowEnds<Op>& ends, int64_t first, int64_t count,
+                         double (*taken)[kLanes]) {
+  for (int i = 0; i < Op::kTakes; ++i) {
+    for (int64_t r = 0; r < kLanes; ++r) taken[i][r] = r < count ? ends.Take(first + r, i) : 0;
+  }
+}
+
+// The gradients of weight * loss, from the statistics of rows and the numbers that they take.
+template <typename Op>
+JK_MULTIVERSION void MakeGradients(const LogitRows& of, const RowEnds<Op>& ends,
+                                   const int32_t* labels, int64_t first, int64_t count,
+                                   int64_t cols, LogitGradients* to) {
+  double taken[4][kLanes];
+  TakeLanes(ends, first, count, taken);
+#pragma omp simd
+  for (int64_t r = 0; r < kLanes; ++r) {
+    const double weight = taken[0][r], q = taken[1][r], share = taken[2][r], z = taken[3][r];
+    const double seen = of.sum[4][r], max = of.max[r];
+    const double log_sum = Log1p(of.sum[0][r] + (of.sum[1][r] - 1));
+    const double loss = log_sum + (max - of.labelled[r]), slope = 2 * z * (max + log_sum);
+    const double mass = q + share * seen + slope;  // what multiplies softmax
+    to->max[r] = max;
+    to->factor[r] = weight * mass / (of.sum[0][r] + of.sum[1][r]);
+    to->slope[r] = 0;
+    to->constant[r] = -weight * share;
+    // Not mass * expm1(-loss) + ..., where slope would cancel.
+    const double others = (share * seen + slope) * Exp<true>(-loss, 0.0) - share;
+    to->there[r] = weight * (q * ExpMinusOne(-loss) + others);
+  }
+  for (int64_t r = 0; r < count; ++r) {
+    const int32_t label = labels[first + r];
+    const bool is_left_out = label < 0 || taken[0][r] == 0;
+    to->is_everywhere[r] = is_left_out || label >= cols;
+    if (is_left_out) {
+      to->there[r] = 0;
+    } else if (label >= cols) {
+      to->there[r] = std::numeric_limits<double>::quiet_NaN();
+    }
+  }
+}
+
+// The gradients from what was kept of rows, and the cotangents of lse - x_l, of lse, of the entropy
+// and of sum (lse - x).
+template <typename Op>
+JK_MULTIVERSION void MakeGradients(const RowEnds<Op>& ends, int64_t first, int64_t count,
+                                   LogitGradients* to) {
+  double taken[11][kLanes];
+  TakeLanes(ends, first, count, taken);
+#pragma omp simd
+  for (int64_t r = 0; r < kLanes; ++r) {
+    const double max = taken[0][r], rest = taken[1][r], number = taken[2][r];
+    const double sum = rest + number, mean = taken[3][r] / sum, seen = taken[5][r];
+    const double labelled = taken[6][r], of_loss = taken[7][r], of_entropy = taken[9][r];
+    const double of_rest = taken[10][r], others = taken[8][r] + of_rest * seen;
+    const double minus_loss = (labelled - max) - Log1p(rest + (number - 1));
+    const double least = kLeastLogitExponent;
+    const double difference = labelled - max < least ? least : labelled - max;
+    to->max[r] = max;
+    to->factor[r] = (of_loss + others + of_entropy * mean) / sum;
+    to->slope[r] = -of_entropy / sum;
+    to->constant[r] = -of_rest;
+    to->there[r] = of_loss * ExpMinusOne(minus_loss) +
+                   Exp<true>(minus_loss, 0.0) * (others - of_entropy * (difference - mean)) -
+                   of_rest;
+  }
+  for (int64_t r = 0; r < count; ++r) {
+    const double labelled = taken[6][r], of_loss = taken[7][r];
+    const bool is_left_out =
+        of_loss == 0 && taken[8][r] == 0 && taken[9][r] == 0 && taken[10][r] == 0;
+    const bool is_unknown = of_loss != 0 && labelled != labelled;
+    to->is_everywhere[r] = is_left_out || is_unknown;
+    if (to->is_everywhere[r]) to->there[r] = is_left_out ? 0 : labelled;
+  }
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ROWS_CPU_CROSS_ENTROPY_OPS_H_

@@ -1,0 +1,191 @@
+// The steps of cross entropy on the elements of a row, or of a segment of one: statistics, and the
+// gradient.
+//
+// Owns: what terms are relative to, and how segments meet. Must not know: how rows are walked
+// (cross_entropy_rows.h), XLA, threads.
+#ifndef JAXKERNELS_ROWS_CPU_CROSS_ENTROPY_STEPS_H_
+#define JAXKERNELS_ROWS_CPU_CROSS_ENTROPY_STEPS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "rows/cpu/cross_entropy_ops.h"
+
+namespace jaxkernels {
+
+JK_INLINE int64_t WholeLanes(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+
+// n <= kTile elements in the compute type, and `pad` behind them up to a whole vector.
+template <typename T, typename C>
+JK_INLINE const C* LoadPadded(const T* from, int64_t n, C pad, C* buffer) {
+  if (std::is_same_v<T, C> && n % kLanes == 0) return Load(from, n, buffer);
+  for (int64_t i = 0; i < n; ++i) buffer[i] = Widen(from[i]);
+  std::fill(buffer + n, buffer + WholeLanes(n), pad);
+  return buffer;
+}
+
+// The terms of a segment of float32 whose maximum is near 0 have another factor (ExpTimesPower).
+template <typename T>
+JK_INLINE bool HasNearLogits(double max, bool all_sums) {
+  return std::is_same_v<T, float> && !all_sums && IsNear(static_cast<float>(max));
+}
+// Of such a segment, what makes a term of exp(x - max).
+JK_INLINE double NearFactor(double max) {
+  return Exp<false>(double(PowerOf(static_cast<float>(max))) * 0.6931471805599453 - max, 0.0);
+}
+
+enum class LogitTerms { kNear, kFar, kFarAndAllSums };
+
+// Adds a tile of n terms, a multiple of kLanes; all are also kept if `terms` is not null.
+template <typename Op, LogitTerms kTerms, bool kKeep>
+JK_INLINE void AddLogits(const typename Op::C* x, int64_t n, typename Op::C max,
+                         typename Op::C* terms, RunningSums<Op>& sums) {
+  using T = typename Op::Storage;
+  using C = typename Op::C;
+  using Sum = CpuSumType<T>;
+  using Count = std::conditional_t<std::is_same_v<C, double>, int64_t, int32_t>;
+  Sum rest = 0, spread = 0, total = 0;
+  Count count = 0, seen = 0;
+  [[maybe_unused]] C power = 0;
+  if constexpr (kTerms == LogitTerms::kNear) power = PowerOf(max);
+#pragma omp simd reduction(+ : rest, count, spread, total, seen)
+  for (int64_t i = 0; i < n; ++i) {
+    C term;
+    if constexpr (kTerms == LogitTerms::kNear) {
+      term = ExpTimesPower(x[i], power);
+    } else {
+      term = ExpDifference<T>(x[i], max);
+    }
+    const bool is_max = kTerms == LogitTerms::kNear ? x[i] == max : term == C(1);
+    rest += is_max ? C(0) : term;
+    count += is_max ? 1 : 0;
+    if constexpr (kTerms == LogitTerms::kFarAndAllSums) {
+      const C difference = x[i] - max;
+      spread += term * std::max(difference, C(kLeastLogitExponent));
+      // By a product: of `total += hidden ? 0 : difference` GCC 12 makes wrong vectors.
+      const C is_seen = difference == -kInf<C> ? C(0) : C(1);
+      total += is_seen * std::max(difference, std::numeric_limits<C>::lowest());
+      seen += difference == -kInf<C> ? 0 : 1;
+    }
+    if constexpr (kKeep) terms[i] = term;
+  }
+  const double parts[] = {double(rest), double(count), double(spread), double(total), double(seen)};
+  constexpr int kCount = kTerms == LogitTerms::kFarAndAllSums ? 5 : 2;
+  for (int s = 0; s < kCount; ++s) sums.template Add<true>(s, parts[s]);
+}
+
+// The statistics of a segment, relative to its own maximum, which is -inf if all is. Its terms go
+// to `terms` if kKeep.
+template <typename Op, bool kKeep>
+JK_INLINE SegmentStatistics ReduceLogits(const typename Op::Storage* x, int64_t cols, bool all_sums,
+                                         typename Op::C* terms) {
+  using T = typename Op::Storage;
+  using C = typename Op::C;
+  C max = -kInf<C>;
+  ForTiles<C>(cols, [&](int64_t i, int64_t n) JK_INLINE_LAMBDA {
+    C buffer[kTile<C>];
+    max = MaxOf(LoadPadded(x + i, n, -kInf<C>, buffer), WholeLanes(n), max);
+  });
+  const C reference = LogitReference(max);
+  const bool is_near = HasNearLogits<T>(max, all_sums);
+  RunningSums<Op> sums;
+  ForTiles<C>(cols, [&](int64_t i, int64_t n) JK_INLINE_LAMBDA {
+    C buffer[kTile<C>], term_buffer[kTile<C>];
+    const int64_t whole = WholeLanes(n);
+    const C* from = LoadPadded(x + i, n, -kInf<C>, buffer);
+    C* const to = !kKeep ? nullptr : n == whole ? terms + i : term_buffer;
+    if (all_sums) {
+      AddLogits<Op, LogitTerms::kFarAndAllSums, kKeep>(from, whole, reference, to, sums);
+    } else if (std::is_same_v<T, float> && is_near) {
+      if constexpr (std::is_same_v<T, float>) {
+        AddLogits<Op, LogitTerms::kNear, kKeep>(from, whole, max, to, sums);
+      }
+    } else {
+      AddLogits<Op, LogitTerms::kFar, kKeep>(from, whole, reference, to, sums);
+    }
+    if (kKeep && n != whole) std::copy_n(term_buffer, n, terms + i);
+  });
+  SegmentStatistics found = {};
+  const typename Op::Found of_row = sums.Of(max);
+  found.max = max;
+  std::copy_n(of_row.sum, 5, found.sum);
+  if (is_near) found.sum[0] *= NearFactor(max);
+  return found;
+}
+
+// The statistics of a row from those of its segments.
+template <typename Op>
+JK_INLINE SegmentStatistics MeetingLogits(const SegmentStatistics* segments, int64_t count) {
+  using C = typename Op::C;
+  if (count == 1) return segments[0];
+  SegmentStatistics found = {};
+  found.max = -kInf<double>;
+  for (int64_t s = 0; s < count; ++s) found.max = std::max(found.max, segments[s].max);
+  RunningSums<Op> sums;
+  for (int64_t s = 0; s < count; ++s) {
+    const SegmentStatistics& of = segments[s];
+    // One of -inf alone has no terms, unless it has a NaN.
+    const bool has_max = of.max != -kInf<double>;
+    const double difference = has_max ? of.max - found.max : 0;
+    const double factor = has_max ? ExpDifference<C>(of.max, found.max) : 1;
+    const double joining = of.max == found.max ? 0 : of.sum[1];
+    const double spread = of.sum[2] + difference * (of.sum[0] + of.sum[1]);
+    const double parts[] = {factor * (of.sum[0] + joining), of.sum[1] - joining,
+                            factor == 0 ? 0 : factor * spread, of.sum[3] + difference * of.sum[4],
+                            of.sum[4]};
+    for (int i = 0; i < 5; ++i) sums.template Add<true>(i, parts[i]);
+    found.labelled += of.labelled;
+  }
+  for (int i = 0; i < 5; ++i) found.sum[i] = Corrected(sums.sum[i], sums.lost[i]);
+  return found;
+}
+
+// Writes n <= kTile results, `make` of whole vectors of elements.
+template <typename C, typename T, typename Make>
+JK_INLINE void StoreTile(const C* from, int64_t n, T* out, Make make) {
+  C buffer[kTile<C>];
+  const int64_t whole = WholeLanes(n);
+  C* const result = n == whole ? ResultBuffer(out, buffer) : buffer;
+#pragma omp simd
+  for (int64_t i = 0; i < whole; ++i) result[i] = make(from[i]);
+  if (std::is_same_v<T, C> && n == whole) return;
+  for (int64_t i = 0; i < n; ++i) Narrow(result[i], &out[i]);
+}
+
+// The gradient of a segment from its terms; `factor` also makes terms of them that are relative to
+// the maximum of the row. `out` may be where the terms are.
+template <typename T, typename C>
+JK_INLINE void StoreGradientOfTerms(const C* terms, int64_t cols, C factor, C constant, T* out) {
+  ForTiles<C>(cols, [&](int64_t i, int64_t n) JK_INLINE_LAMBDA {
+    C buffer[kTile<C>];
+    const C* from = LoadPadded(terms + i, n, C(0), buffer);
+    StoreTile(from, n, out + i, [&](C term) JK_INLINE_LAMBDA { return term * factor + constant; });
+  });
+}
+
+// The gradient of a segment from its elements. Only that of kept numbers has a slope.
+template <typename Op>
+JK_INLINE void StoreGradientOfLogits(const typename Op::Storage* x, int64_t cols,
+                                     const LogitGradients& of, int64_t r,
+                                     typename Op::Storage* out) {
+  using T = typename Op::Storage;
+  using C = typename Op::C;
+  const C max = C(of.max[r]), factor = C(of.factor[r]), slope = C(of.slope[r]);
+  const C constant = C(of.constant[r]);
+  ForTiles<C>(cols, [&](int64_t i, int64_t n) JK_INLINE_LAMBDA {
+    C buffer[kTile<C>];
+    const C* from = LoadPadded(x + i, n, C(0), buffer);
+    StoreTile(from, n, out + i, [&](C element) JK_INLINE_LAMBDA {
+      const C term = ExpDifference<T>(element, max);
+      if constexpr (Op::kSums > 0) return term * factor + constant;
+      const C difference = std::max(element - max, C(kLeastLogitExponent));
+      return term * (factor + slope * difference) + constant;
+    });
+  });
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_ROWS_CPU_CROSS_ENTROPY_STEPS_H_
