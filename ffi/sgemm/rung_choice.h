@@ -21,11 +21,12 @@ enum class Algorithm {
   kWarpTile,
   kSplitTile,
   kPipelined,
+  kThin,
   kTensor,
 };
 
 inline constexpr std::string_view kAlgorithmNames[] = {
-    "auto", "naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined", "tensor",
+    "auto", "naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined", "thin", "tensor",
 };
 constexpr const auto& NamesOf(Algorithm) { return kAlgorithmNames; }
 
