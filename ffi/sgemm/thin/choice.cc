@@ -92,9 +92,10 @@ ThinChoice ChooseFewLines(const SgemmProblem& problem, const DeviceLimits& limit
     return choice;
   }
   choice.form = ThinForm::kAcrossK;
-  const auto blocks_of = [&](int lanes) {
+  const auto blocks_of = [&](int lanes) {  // without a second kernel
     const int64_t least = kLeastStepsAcross * kThinThreads / lanes;
-    return CeilDiv(many, kAcrossLines * lanes) * std::max<int64_t>(problem.k / least, 1);
+    return CeilDiv(many, kAcrossLines * lanes) *
+           std::clamp<int64_t>(problem.k / least, 1, limits.cluster_blocks);
   };
   choice.lanes = kMostLanesAcross;
   while (choice.lanes > kLeastLanesAcross &&
