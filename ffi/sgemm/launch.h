@@ -24,7 +24,7 @@ cudaError_t LaunchPipelinedTma(const SgemmPlan& plan, const SgemmArgs& args, boo
                                bool b_along_k, int part, cudaStream_t stream);
 cudaError_t LaunchPipelinedFloats(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
                                   bool b_along_k, int part, cudaStream_t stream);
-// `plan.k_per_split` over the blocks of a cluster, all lines and members.
+// One split of k, or all of k.
 cudaError_t LaunchThin(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k, bool b_along_k,
                        cudaStream_t stream);
 

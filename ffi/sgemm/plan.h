@@ -1,5 +1,5 @@
 // The policy of the matrix product: (problem, device limits) -> plan. Every launch rule lives in
-// plan.cc, or in tile_choice.cc and rung_choice.cc, which it asks.
+// plan.cc, or in tile_choice.cc, thin/choice.cc and rung_choice.cc, which it asks.
 //
 // Owns: which rung of the ladder runs, its tile, how k is split, and the grid. A plan is a plain
 // value that can be compared and printed; it is made without a GPU. Must not know: CUDA, XLA,
@@ -69,12 +69,11 @@ struct SgemmPlan {
         Field("thread_n", self.thread_n), Field("block_threads", self.block_threads),
         Field("stages", self.stages), Field("slices", self.slices),
         Field("cluster_blocks", self.cluster_blocks, self.algorithm == Algorithm::kThin),
-        Field("split_k", self.split_k),
-        Field("launches", self.launches), Field("k_per_split", self.k_per_split),
-        Field("tiles_m", self.tiles_m), Field("tiles_n", self.tiles_n),
-        Field("grid_blocks", self.grid_blocks), Field("sm_count", self.sm_count),
-        Field("stagger_cycles", self.stagger_cycles), Field("smem_bytes", self.smem_bytes),
-        Field("blocks_per_sm", self.blocks_per_sm),
+        Field("split_k", self.split_k), Field("launches", self.launches),
+        Field("k_per_split", self.k_per_split), Field("tiles_m", self.tiles_m),
+        Field("tiles_n", self.tiles_n), Field("grid_blocks", self.grid_blocks),
+        Field("sm_count", self.sm_count), Field("stagger_cycles", self.stagger_cycles),
+        Field("smem_bytes", self.smem_bytes), Field("blocks_per_sm", self.blocks_per_sm),
         Field("partial_elements", self.partial_elements),
         Field("compensated", self.compensated, self.algorithm == Algorithm::kTensor),
         Field("most_marked_tiles", self.most_marked_tiles, self.algorithm == Algorithm::kTensor),

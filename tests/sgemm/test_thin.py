@@ -16,7 +16,14 @@ transposes = pytest.mark.parametrize(
 )
 kinds = pytest.mark.parametrize("kind", cases.EDGES_OF_THIN)
 # A product for each form and each layout of the operands, with lines that are whole packs and that are not.
-FORMS = ((4, 260, 1028), (259, 3, 1027), (1, 1001, 4099), (516, 1, 200), (130, 132, 32), (67, 129, 45))
+FORMS = (
+    (4, 260, 1028),
+    (259, 3, 1027),
+    (1, 1001, 4099),
+    (516, 1, 200),
+    (130, 132, 32),
+    (67, 129, 45),
+)
 
 
 @kinds
@@ -65,7 +72,7 @@ def test_nan_and_infinity_stay_in_their_rows_and_columns(shape, trans_a, trans_b
     assert np.isfinite(got[1]).sum() == (m - 1) * (n - 1)
 
 
-@pytest.mark.parametrize("kind", ("wide", "outliers"))
+@pytest.mark.parametrize("kind", ["wide", "outliers"])
 @pytest.mark.parametrize("shape", FORMS, ids=str)
 def test_kinds_of_input(kind, shape):
     m, n, k = shape
@@ -74,7 +81,7 @@ def test_kinds_of_input(kind, shape):
 
 
 @transposes
-@pytest.mark.parametrize("algorithm", (None, "thin"))
+@pytest.mark.parametrize("algorithm", [None, "thin"])
 @pytest.mark.parametrize("shape", FORMS, ids=str)
 def test_a_member_gets_the_bits_that_it_has_alone(gpu, shape, algorithm, trans_a, trans_b):
     m, n, k = shape
@@ -87,7 +94,7 @@ def test_a_member_gets_the_bits_that_it_has_alone(gpu, shape, algorithm, trans_a
         assert alone.tobytes() == together[member].tobytes()
 
 
-@pytest.mark.parametrize("shape", ((130, 132, 32), (67, 129, 45), (513, 16, 64), (1, 300, 7)))
+@pytest.mark.parametrize("shape", [(130, 132, 32), (67, 129, 45), (513, 16, 64), (1, 300, 7)])
 def test_few_k_have_the_bits_of_pipelined(gpu, shape):
     """So that a batch may choose the rung: both sum in the order of k, one term after the other."""
     m, n, k = shape

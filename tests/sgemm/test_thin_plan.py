@@ -62,7 +62,9 @@ def test_blocks_cover_the_problem_and_fit_the_device(sizes, batch, device, trans
 @hypothesis.given(sizes=thin_sizes(), batch=st.integers(2, 500), **flags)
 def test_order_of_summation_does_not_depend_on_the_batch(sizes, batch, trans_a, trans_b):
     hypothesis.assume(sizes[0] * sizes[1] * batch < 2**36)
-    alone, together = (plan_of(*sizes, batch=b, trans_a=trans_a, trans_b=trans_b) for b in ((), batch))
+    alone, together = (
+        plan_of(*sizes, batch=b, trans_a=trans_a, trans_b=trans_b) for b in ((), batch)
+    )
     for field in ("thin", "split_k", "cluster_blocks", "k_per_split", "slices"):
         assert getattr(alone, field) == getattr(together, field)
 
@@ -169,7 +171,9 @@ def test_where_operands_begin_changes_no_rung_and_no_split(sizes, trans_a, trans
     options = {"trans_a": trans_a, "trans_b": trans_b, "device": "h200"}
     for algorithm in ("thin", None):
         plan, shifted = (
-            jk.plan_sgemm(*sizes, **options, algorithm=algorithm, aligned_a=x, aligned_b=x, aligned_c=x)
+            jk.plan_sgemm(
+                *sizes, **options, algorithm=algorithm, aligned_a=x, aligned_b=x, aligned_c=x
+            )
             for x in (True, False)
         )
         for field in ("algorithm", "split_k", "cluster_blocks", "partial_elements"):

@@ -16,13 +16,27 @@
 
 namespace jaxkernels {
 
-// An operand of a block: its lines from the first one on.
+// What a block stages of an operand: so many lines by so many k exist.
 struct ShallowOperand {
-  const float* data;
-  int64_t lines;  // of the matrix, behind `first` too
-  int64_t first;
+  const float* data;  // of the first line and k
+  int64_t pitch;      // from line to line where lines lie along k, else from k to k
+  int lines, depth;
   bool along_k;
   bool in_packs;  // stored rows begin at multiples of 16 bytes
+
+  // Of a member of the batch, from line `first` on.
+  __device__ ShallowOperand(const float* member, int64_t all_lines, int64_t all_depth,
+                            int64_t first, int lines_of_block, bool along_k, bool in_packs)
+      : data(member + first * (along_k ? all_depth : 1)),
+        pitch(along_k ? all_depth : all_lines),
+        lines(static_cast<int>(min(all_lines - first, int64_t{lines_of_block}))),
+        along_k(along_k),
+        in_packs(in_packs) {}
+
+  __device__ const float* At(int line, int k) const {
+    return data + (along_k ? line * pitch + k : k * pitch + line);
+  }
+  __device__ void Advance(int k) { data += along_k ? k : k * pitch; }
 };
 
 // Passed to kernels by value.
@@ -36,37 +50,31 @@ struct ShallowArgs {
 };
 
 // Four k of a line, from `k` on; zeros where there are none.
-__device__ inline float4 LoadQuadOfK(const ShallowOperand& operand, int64_t line, int64_t k,
-                                     int64_t depth) {
-  line += operand.first;
-  if (line >= operand.lines) return {};
-  if (operand.along_k && operand.in_packs) {
-    if (k >= depth) return {};
-    return *reinterpret_cast<const float4*>(operand.data + line * depth + k);
-  }
-  const float* const from =
-      operand.data + (operand.along_k ? line * depth + k : k * operand.lines + line);
-  const int64_t stride = operand.along_k ? 1 : operand.lines;
-  return {k < depth ? from[0] : 0.0f, k + 1 < depth ? from[stride] : 0.0f,
-          k + 2 < depth ? from[2 * stride] : 0.0f, k + 3 < depth ? from[3 * stride] : 0.0f};
+__device__ inline float4 LoadQuadOfK(const ShallowOperand& operand, int line, int k) {
+  if (line >= operand.lines || k >= operand.depth) return {};
+  const float* const from = operand.At(line, k);
+  if (operand.along_k && operand.in_packs) return *reinterpret_cast<const float4*>(from);
+  const int64_t step = operand.along_k ? 1 : operand.pitch;
+  const int left = operand.depth - k;
+  return {from[0], left > 1 ? from[step] : 0.0f, left > 2 ? from[2 * step] : 0.0f,
+          left > 3 ? from[3 * step] : 0.0f};
 }
 
 // Rows of A by k: [row][k], `pitch` floats apart. Neighbouring threads read neighbours in memory,
 // but where lines lie along k and begin anywhere.
-__device__ inline void StageRows(const ShallowOperand& a, int rows, int64_t first_k, int64_t depth,
-                                 int quads, int pitch, float* staged) {
+__device__ inline void StageRows(const ShallowOperand& a, int rows, int quads, int pitch,
+                                 float* staged) {
 #pragma unroll 2
   for (int i = threadIdx.x; i < rows * quads; i += kThinThreads) {
     const int row = a.along_k ? i / quads : i % rows;
     const int quad = a.along_k ? i % quads : i / rows;
-    *reinterpret_cast<float4*>(staged + row * pitch + 4 * quad) =
-        LoadQuadOfK(a, row, first_k + 4 * quad, depth);
+    *reinterpret_cast<float4*>(staged + row * pitch + 4 * quad) = LoadQuadOfK(a, row, 4 * quad);
   }
 }
 
 // Columns of B by k: [k][column].
-__device__ inline void StageColumns(const ShallowOperand& b, int columns, int64_t first_k,
-                                    int64_t depth, int quads, int pitch, float* staged) {
+__device__ inline void StageColumns(const ShallowOperand& b, int columns, int quads, int pitch,
+                                    float* staged) {
   if (b.along_k) {
     const int pairs = (quads + 1) / 2;  // a warp stores 16 columns by 2 quads
 #pragma unroll 2
@@ -74,27 +82,25 @@ __device__ inline void StageColumns(const ShallowOperand& b, int columns, int64_
       const int chunk = i / 32;
       const int column = chunk / pairs * 16 + i % 16, quad = chunk % pairs * 2 + i / 16 % 2;
       if (quad >= quads) continue;
-      const float4 v = LoadQuadOfK(b, column, first_k + 4 * quad, depth);
+      const float4 v = LoadQuadOfK(b, column, 4 * quad);
       float* const to = staged + 4 * quad * pitch + column;
       to[0] = v.x, to[pitch] = v.y, to[2 * pitch] = v.z, to[3 * pitch] = v.w;
     }
   } else if (b.in_packs) {
     const int packs = columns / 4;
-#pragma unroll 4
+#pragma unroll 2
     for (int i = threadIdx.x; i < packs * quads * 4; i += kThinThreads) {
       const int k = i / packs, column = i % packs * 4;
-      const bool exists = first_k + k < depth && b.first + column < b.lines;
-      const float* const from = b.data + (first_k + k) * b.lines + b.first + column;
+      const bool exists = k < b.depth && column < b.lines;
       *reinterpret_cast<float4*>(staged + k * pitch + column) =
-          exists ? *reinterpret_cast<const float4*>(from) : float4{};
+          exists ? *reinterpret_cast<const float4*>(b.At(column, k)) : float4{};
     }
   } else {
-#pragma unroll 4
+#pragma unroll 2
     for (int i = threadIdx.x; i < columns * quads * 4; i += kThinThreads) {
       const int k = i / columns, column = i % columns;
-      const bool exists = first_k + k < depth && b.first + column < b.lines;
-      const float* const from = b.data + (first_k + k) * b.lines + b.first + column;
-      staged[k * pitch + column] = exists ? *from : 0.0f;
+      const bool exists = k < b.depth && column < b.lines;
+      staged[k * pitch + column] = exists ? *b.At(column, k) : 0.0f;
     }
   }
 }
@@ -148,20 +154,22 @@ __global__ void __launch_bounds__(kThinThreads, 3)
   const int64_t first_row = int64_t{tile / args.tiles_n} * rows;
   const int64_t first_column = int64_t{tile % args.tiles_n} * columns;
   const MemberIndices matrices = IndicesOfMember(product, static_cast<int>(member));
-  const ShallowOperand a{product.a + matrices.a * product.m * product.k, product.m, first_row,
-                         args.along_k_a, product.aligned_a};
-  const ShallowOperand b{product.b + matrices.b * product.n * product.k, product.n, first_column,
-                         args.along_k_b, product.aligned_b};
+  ShallowOperand a(product.a + matrices.a * product.m * product.k, product.m, product.k, first_row,
+                   rows, args.along_k_a, product.aligned_a);
+  ShallowOperand b(product.b + matrices.b * product.n * product.k, product.n, product.k,
+                   first_column, columns, args.along_k_b, product.aligned_b);
   float* const staged_b = staged + rows * pitch_a;
   const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes;
 
   float sums[kRows][kShallowColumns] = {};
   for (int64_t k = 0; k < product.k; k += args.depth) {
-    const int depth = static_cast<int>(min(product.k - k, int64_t{args.depth}));
-    const int quads = (depth + 3) / 4;
+    a.depth = b.depth = static_cast<int>(min(product.k - k, int64_t{args.depth}));
+    const int quads = (a.depth + 3) / 4;
     if (k > 0) __syncthreads();
-    StageRows(a, rows, k, product.k, quads, pitch_a, staged);
-    StageColumns(b, columns, k, product.k, quads, pitch_b, staged_b);
+    StageRows(a, rows, quads, pitch_a, staged);
+    StageColumns(b, columns, quads, pitch_b, staged_b);
+    a.Advance(args.depth);
+    b.Advance(args.depth);
     __syncthreads();
     const float* of_a = staged + group * pitch_a;
     const float* of_b = staged_b + ColumnOfThread<kPack>(lane, lanes, 0);
