@@ -88,7 +88,7 @@ __device__ inline void StageColumns(const ShallowOperand& b, int columns, int qu
     }
   } else if (b.in_packs) {
     const int packs = columns / 4;
-#pragma unroll 2
+#pragma unroll 4
     for (int i = threadIdx.x; i < packs * quads * 4; i += kThinThreads) {
       const int k = i / packs, column = i % packs * 4;
       const bool exists = k < b.depth && column < b.lines;
@@ -173,6 +173,7 @@ __global__ void __launch_bounds__(kThinThreads, 3)
     __syncthreads();
     const float* of_a = staged + group * pitch_a;
     const float* of_b = staged_b + ColumnOfThread<kPack>(lane, lanes, 0);
+#pragma unroll 1
     for (int quad = 0; quad < quads; ++quad, of_a += 4, of_b += 4 * pitch_b) {
       float y[4][kShallowColumns];
 #pragma unroll
