@@ -127,12 +127,12 @@ def test_it_gives_way_where_it_cannot_serve():
 
 def test_clusters_share_k_before_a_second_kernel_does():
     """Where lines are too few for all SMs; on a GPU without clusters the second kernel adds the shares."""
-    for options in ({}, {"trans_a": True}):
-        plan = plan_of(1024, 1, 8192, **options)
+    for trans_a in (False, True):
+        plan = plan_of(1024, 1, 8192, trans_a=trans_a)
         assert plan.cluster_blocks > 1
         assert plan.split_k == 1
         assert 2 * plan.grid_blocks >= 132
-        old = plan_of(1024, 1, 8192, device="a100", **options)
+        old = plan_of(1024, 1, 8192, device="a100", trans_a=trans_a)
         assert (old.cluster_blocks, old.split_k > 1) == (1, True)
     assert plan_of(65536, 1, 4096).cluster_blocks == 1
     assert plan_of(4, 4, 65536).split_k > 1
@@ -140,8 +140,8 @@ def test_clusters_share_k_before_a_second_kernel_does():
 
 def test_sums_of_a_thread_are_short():
     """Rounding errors grow with the number of terms."""
-    for options in ({}, {"trans_a": True}):
-        plan = plan_of(2**20, 1, 2**18, **options)
+    for trans_a in (False, True):
+        plan = plan_of(2**20, 1, 2**18, trans_a=trans_a)
         assert plan.k_per_split <= 1024 * plan.slices * plan.cluster_blocks
 
 
