@@ -31,8 +31,9 @@ _SHAPE = (48, 1001)
 # Roundings of exp, division, subtraction and product, in units of the compute type's epsilon.
 _ELEMENTARY = 4.0
 # (m, k, n): lines that are whole packs and lines that are not, which `pipelined` copies in two ways;
-# ends within a tile.
-_PRODUCTS = ((68, 132, 44), (67, 129, 45))
+# ends within a tile. Then one of each form of `thin`: few lines, of which the others lie along k and
+# across, and few k.
+_PRODUCTS = ((68, 132, 44), (67, 129, 45), (37, 129, 3), (3, 132, 37), (67, 33, 45))
 _ALPHA, _BETA = 0.5, -2.0
 # Of attention scores; a power of two, so that the product is exact.
 _SCALE = 0.5

@@ -35,7 +35,7 @@ Tier: TypeAlias = Literal["warp", "block", "block_smem", "cluster", "block_uncac
 """The tiers of the row kernels that can be forced."""
 
 Algorithm: TypeAlias = Literal[
-    "naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined", "tensor"
+    "naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined", "thin", "tensor"
 ]
 """The rungs of the SGEMM ladder."""
 

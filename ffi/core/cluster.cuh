@@ -49,6 +49,31 @@ __device__ inline int ClusterIndex() {
   return static_cast<int>(blockIdx.x >> (31 - __clz(ClusterBlocks())));
 }
 
+// Until all threads of the cluster are here; what they have stored before in shared memory is seen.
+__device__ inline void WaitForCluster() {
+#if JK_HAS_CLUSTERS
+  if (ClusterBlocks() > 1) {
+    __cluster_barrier_arrive();
+    __cluster_barrier_wait();
+    return;
+  }
+#endif
+  __syncthreads();
+}
+
+// What lies in the shared memory of block `rank` where `from` lies in this block's.
+__device__ inline float LoadFromBlock(const float* from, int rank) {
+#if JK_HAS_CLUSTERS
+  uint32_t there;
+  float value;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(SharedAddress(from)), "r"(rank));
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
+  return value;
+#else
+  return *from;
+#endif
+}
+
 // Stores to where `to` of this block's shared memory lies in that of block `rank`, whose barrier at
 // the place of `arrived` counts the bytes. Returns at once.
 template <typename Value>

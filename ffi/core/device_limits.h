@@ -48,6 +48,8 @@ struct DeviceLimits {
 // later).
 inline constexpr int kReservedSmemPerBlock = 1024;
 
+inline constexpr int kPortableClusterBlocks = 8;  // every GPU with clusters takes them unasked
+
 // From the CUDA C++ programming guide, "Technical Specifications per Compute Capability", and the
 // vendor's SM counts. Clusters have up to 8 blocks from compute capability 9.0 on, and up to 16
 // where so many SMs share a part of the chip; the code that runs must have been compiled for them.

@@ -114,7 +114,6 @@ constexpr int LeastSharesOfCluster(Operation operation, int pack) {
   if (IsPackOfDoubles(pack)) return 4;
   return TraitsOf(operation).takes_label ? (IsPackOfHalves(pack) ? 3 : 2) : 8;
 }
-inline constexpr int kPortableClusterBlocks = 8;  // every GPU with clusters takes them unasked
 inline constexpr int kLeastSharesOfPortableCluster = 3;
 // Rows of which an SM holds so many stay in one block. Four blocks of 256 threads have all of its
 // registers. Blocks (and how many an SM holds), and numbers, as above:

@@ -21,6 +21,9 @@ cudaError_t LaunchReduceSplits(const SgemmPlan& plan, const SgemmArgs& args, cud
 // The kernel of a rung, for all of k or for one part of it.
 cudaError_t LaunchPart(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k, bool b_along_k,
                        int part, cudaStream_t stream) {
+  if (plan.algorithm == Algorithm::kThin) {
+    return LaunchThin(plan, args, a_along_k, b_along_k, stream);
+  }
   if (plan.algorithm != Algorithm::kPipelined) {
     return LaunchRung(plan, args, a_along_k, b_along_k, stream);
   }

@@ -24,6 +24,9 @@ cudaError_t LaunchPipelinedTma(const SgemmPlan& plan, const SgemmArgs& args, boo
                                bool b_along_k, int part, cudaStream_t stream);
 cudaError_t LaunchPipelinedFloats(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
                                   bool b_along_k, int part, cudaStream_t stream);
+// One split of k, or all of k.
+cudaError_t LaunchThin(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k, bool b_along_k,
+                       cudaStream_t stream);
 
 // All but marked tiles, whose marks are written to `made`.
 cudaError_t LaunchTensor(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,

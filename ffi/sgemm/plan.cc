@@ -5,6 +5,7 @@
 #include "core/ceil_div.h"
 #include "sgemm/rung_choice.h"
 #include "sgemm/tensor/layout.h"
+#include "sgemm/thin/choice.h"
 #include "sgemm/tile_choice.h"
 
 namespace jaxkernels {
@@ -104,6 +105,45 @@ void PlanTensor(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPl
   plan.partial_elements = ScratchOf(problem).bytes / static_cast<int64_t>(sizeof(float));
 }
 
+// How the threads of a block are spread over lines of C and shares of k.
+void PlanThin(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
+              SgemmPlan& plan) {
+  const ThinChoice choice = ChooseThin(problem, limits, split_k);
+  plan.thin = choice.form;
+  plan.many_is_a = choice.many_is_a;
+  plan.block_threads = kThinThreads;
+  plan.cluster_blocks = choice.cluster_blocks;
+  plan.split_k = static_cast<int>(choice.split_k);
+  plan.k_per_split = choice.k_per_block * choice.cluster_blocks;
+  const int pack_a = problem.HasAlignedRowsA() ? kFloatsOfPack : 1;
+  const int pack_b = problem.HasAlignedRowsB() ? kFloatsOfPack : 1;
+  int few = 0, many = 0, thread_few = 0, thread_many = 0;
+  if (choice.form == ThinForm::kShallow) {
+    many = kShallowColumns * choice.lanes;
+    few = kThinThreads / choice.lanes * choice.rows;
+    thread_many = kShallowColumns;
+    thread_few = choice.rows;
+    plan.block_k = ShallowDepth(choice.lanes);
+    plan.smem_bytes = ShallowSmemBytes(problem.k, choice.lanes, choice.rows);
+    plan.pack_a = pack_a;
+    plan.pack_b = pack_b;
+  } else {
+    const bool along_k = choice.form == ThinForm::kAlongK;
+    thread_few = few = choice.few;
+    thread_many = along_k ? AlongTurns(few) * kAlongLinesOfWarp : kAcrossLines;
+    many = along_k ? AlongTurns(few) * kAlongLinesOfTurn : kAcrossLines * choice.lanes;
+    plan.slices = along_k ? kAlongSlices : kThinThreads / choice.lanes;
+    plan.block_k = along_k ? kAlongStepK : plan.slices;
+    plan.pack_a = choice.many_is_a ? pack_a : 1;
+    plan.pack_b = choice.many_is_a ? 1 : pack_b;
+  }
+  plan.block_m = choice.many_is_a ? many : few;
+  plan.block_n = choice.many_is_a ? few : many;
+  plan.thread_m = choice.many_is_a ? thread_many : thread_few;
+  plan.thread_n = choice.many_is_a ? thread_few : thread_many;
+  plan.blocks_per_sm = few == kThinMostFew && plan.slices > 1 ? 2 : 3;
+}
+
 void PlanRung(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan) {
   const RungTile& tile = TileOf(plan.algorithm);
   plan.block_m = tile.block_m;
@@ -129,6 +169,14 @@ int ReducePackOf(const SgemmProblem& problem) {
   return in_packs && elements >= kMinElementsInPacks ? kFloatsOfPack : 1;
 }
 
+// Elements of C that a thread of the rung `thin` stores at once: neighbours in a row, or in the
+// only column.
+int ThinPackC(const SgemmProblem& problem, const SgemmPlan& plan) {
+  if (plan.thin != ThinForm::kShallow) return 1;
+  const int64_t neighbours = plan.many_is_a ? problem.m : problem.n;
+  return problem.aligned_c && neighbours % kFloatsOfPack == 0 ? kFloatsOfPack : 1;
+}
+
 // What follows from the tile. Returns why there is no plan, if so.
 std::string FinishPlan(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan) {
   plan.pad_a = problem.pad_a;
@@ -137,7 +185,7 @@ std::string FinishPlan(const SgemmProblem& problem, const DeviceLimits& limits, 
   plan.tiles_n = CeilDiv(problem.n, plan.block_n);
   const int64_t batch = problem.Batch();
   const bool is_tensor = plan.algorithm == Algorithm::kTensor;
-  plan.grid_blocks = plan.tiles_m * plan.tiles_n * plan.split_k * batch;
+  plan.grid_blocks = plan.tiles_m * plan.tiles_n * plan.cluster_blocks * plan.split_k * batch;
   if (plan.grid_blocks >= int64_t{1} << 31) {
     return "the grid would have " + std::to_string(plan.grid_blocks) +
            " blocks, more than a GPU takes";
@@ -161,6 +209,10 @@ std::string FinishPlan(const SgemmProblem& problem, const DeviceLimits& limits, 
   if (plan.split_k > 1) plan.partial_elements = problem.m * problem.n * plan.split_k * batch;
   if (problem.k == 0) plan.launches = 0;
   if (plan.split_k > 1 || problem.k == 0) plan.reduce_pack = ReducePackOf(problem);
+  if (plan.algorithm == Algorithm::kThin) {
+    plan.pack_c = ThinPackC(problem, plan);
+    return "";
+  }
   const bool stores_packs = plan.thread_n >= kFloatsOfPack;
   plan.pack_c = stores_packs && problem.HasAlignedRowsC() ? kFloatsOfPack : 1;
   return "";
@@ -237,6 +289,8 @@ SgemmPlanResult PlanSgemm(const SgemmProblem& problem, const DeviceLimits& limit
   if (plan.algorithm == Algorithm::kPipelined) {
     const TileChoice one = ChooseOrder(problem, limits, split_k);
     PlanTile(problem, limits, one, ChooseTile(problem, limits, one), plan);
+  } else if (plan.algorithm == Algorithm::kThin && problem.pad_a + problem.pad_b == 0) {
+    PlanThin(problem, limits, split_k, plan);
   } else if (split_k > 1) {
     result.error = std::string(NameOf(plan.algorithm)) +
                    " does not split k; got split_k=" + std::to_string(split_k);

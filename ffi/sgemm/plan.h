@@ -1,5 +1,5 @@
 // The policy of the matrix product: (problem, device limits) -> plan. Every launch rule lives in
-// plan.cc, or in tile_choice.cc and rung_choice.cc, which it asks.
+// plan.cc, or in tile_choice.cc, thin/choice.cc and rung_choice.cc, which it asks.
 //
 // Owns: which rung of the ladder runs, its tile, how k is split, and the grid. A plan is a plain
 // value that can be compared and printed; it is made without a GPU. Must not know: CUDA, XLA,
@@ -21,6 +21,7 @@
 #include "core/fields.h"
 #include "sgemm/problem.h"
 #include "sgemm/rung_choice.h"
+#include "sgemm/thin/forms.h"
 #include "sgemm/tiles.h"
 
 namespace jaxkernels {
@@ -29,11 +30,14 @@ struct SgemmPlan {
   Algorithm algorithm = Algorithm::kAuto;
   int tile = -1;                    // index into kPipelinedTiles; pipelined only
   Engine engine = Engine::kFloats;  // pipelined only
+  ThinForm thin = ThinForm::kNone;  // thin only
+  bool many_is_a = false;           // thin: A has the many lines (shallow: C is one column)
   int block_m = 0, block_n = 0, block_k = 0;
   int thread_m = 0, thread_n = 0;
   int block_threads = 0;
   int stages = 1;           // tiles of A and B in shared memory at once
   int slices = 1;           // groups of threads of a block that share one tile of C
+  int cluster_blocks = 1;   // that share one tile of C, and k of it, without scratch; thin only
   int split_k = 1;          // blocks that share one tile of C
   int launches = 1;         // one after the other, each adds a part of k to C; or split_k, not both
   int64_t k_per_split = 0;  // that a split or a launch sums; the last one may have less
@@ -58,15 +62,18 @@ struct SgemmPlan {
     return std::tuple(
         Field("algorithm", self.algorithm), Field("tile", self.tile, false),
         Field("engine", self.engine, self.algorithm == Algorithm::kPipelined),
+        Field("thin", self.thin, self.algorithm == Algorithm::kThin),
+        Field("many_is_a", self.many_is_a, self.algorithm == Algorithm::kThin),
         Field("block_m", self.block_m), Field("block_n", self.block_n),
         Field("block_k", self.block_k), Field("thread_m", self.thread_m),
         Field("thread_n", self.thread_n), Field("block_threads", self.block_threads),
-        Field("stages", self.stages), Field("slices", self.slices), Field("split_k", self.split_k),
-        Field("launches", self.launches), Field("k_per_split", self.k_per_split),
-        Field("tiles_m", self.tiles_m), Field("tiles_n", self.tiles_n),
-        Field("grid_blocks", self.grid_blocks), Field("sm_count", self.sm_count),
-        Field("stagger_cycles", self.stagger_cycles), Field("smem_bytes", self.smem_bytes),
-        Field("blocks_per_sm", self.blocks_per_sm),
+        Field("stages", self.stages), Field("slices", self.slices),
+        Field("cluster_blocks", self.cluster_blocks, self.algorithm == Algorithm::kThin),
+        Field("split_k", self.split_k), Field("launches", self.launches),
+        Field("k_per_split", self.k_per_split), Field("tiles_m", self.tiles_m),
+        Field("tiles_n", self.tiles_n), Field("grid_blocks", self.grid_blocks),
+        Field("sm_count", self.sm_count), Field("stagger_cycles", self.stagger_cycles),
+        Field("smem_bytes", self.smem_bytes), Field("blocks_per_sm", self.blocks_per_sm),
         Field("partial_elements", self.partial_elements),
         Field("compensated", self.compensated, self.algorithm == Algorithm::kTensor),
         Field("most_marked_tiles", self.most_marked_tiles, self.algorithm == Algorithm::kTensor),

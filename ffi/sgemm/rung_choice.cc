@@ -1,6 +1,9 @@
 #include "sgemm/rung_choice.h"
 
+#include <algorithm>
+
 #include "core/ceil_div.h"
+#include "sgemm/thin/choice.h"
 #include "sgemm/tile_choice.h"
 
 namespace jaxkernels {
@@ -62,30 +65,65 @@ double CyclesOfTensor(const SgemmProblem& problem, const DeviceLimits& limits, i
          CeilDiv(tiles, limits.sm_count) * (TensorCost::kTileCycles + steps * step);
 }
 
-// As a member of the batch would be made alone, or all of them where the problem says for_batch.
-bool TensorPays(SgemmProblem problem, const DeviceLimits& limits) {
-  problem.aligned_a = problem.aligned_b = true;  // not known when a program is lowered
-  const int64_t members = problem.for_batch ? problem.Batch() : 1;
-  const TileChoice ffma = ChooseOrder(problem, limits, 0);
-  const Engine engine = EngineOf(problem, limits, kPipelinedTiles[ffma.tile]);
+double CyclesOfPipelined(const SgemmProblem& problem, const DeviceLimits& limits, int64_t members) {
+  const TileChoice choice = ChooseOrder(problem, limits, 0);
+  const Engine engine = EngineOf(problem, limits, kPipelinedTiles[choice.tile]);
   const double slower = engine == Engine::kTma ? 1 : kFfmaOfFloats;
-  return CyclesOfTensor(problem, limits, members) <
-         CyclesOf(problem, limits, ffma, members) * slower;
+  return CyclesOf(problem, limits, choice, members) * slower;
+}
+
+// As a member of the batch would be made alone, or all of them where the problem says for_batch.
+int64_t MembersSeen(const SgemmProblem& problem) { return problem.for_batch ? problem.Batch() : 1; }
+
+bool CanUseThin(const SgemmProblem& problem) {
+  return problem.k <= kMostDepthShallow || std::min(problem.m, problem.n) <= kThinMostFew;
+}
+
+// The model of the pipelined rung leaves out the traffic of the memory, which all its tiles have
+// alike. Where products are thin it counts, and hardly overlaps with the arithmetic: H200, (4096,
+// 4096, 64), 63.6 us (2026-11), of which arithmetic would be 50 and memory 17.
+constexpr double kMemoryBytesPerCycle = 2300;
+
+double CyclesOfMemory(const SgemmProblem& problem, int64_t members) {
+  const double elements =
+      1.0 * problem.m * problem.k + 1.0 * problem.n * problem.k + 1.0 * problem.m * problem.n;
+  return 4 * elements * members / kMemoryBytesPerCycle;
+}
+
+// Up to kMostDepthShallow both rungs sum in the order of k, one term after the other, so that the
+// batch may be seen.
+bool ThinPays(const SgemmProblem& problem, const DeviceLimits& limits) {
+  if (!CanUseThin(problem)) return false;
+  const int64_t members = problem.k <= kMostDepthShallow ? problem.Batch() : MembersSeen(problem);
+  return CyclesOfThin(problem, limits, members) <
+         CyclesOfPipelined(problem, limits, members) + CyclesOfMemory(problem, members);
+}
+
+bool TensorPays(const SgemmProblem& problem, const DeviceLimits& limits) {
+  const int64_t members = MembersSeen(problem);
+  const double cycles = CyclesOfTensor(problem, limits, members);
+  if (CanUseThin(problem) && CyclesOfThin(problem, limits, members) <= cycles) return false;
+  return cycles < CyclesOfPipelined(problem, limits, members);
 }
 
 }  // namespace
 
-Algorithm RungOf(const SgemmProblem& problem, const DeviceLimits& limits, Algorithm asked) {
-  bool takes_tensor = false;
-  if (asked == Algorithm::kTensor) {
-    takes_tensor = CanUseTensor(problem, limits, kMaxScratchBytes);
-  } else if (asked == Algorithm::kAuto) {
-    takes_tensor =
-        CanUseTensor(problem, limits, kMaxScratchBytesUnasked) && TensorPays(problem, limits);
-  } else {
-    return asked;
+Algorithm RungOf(const SgemmProblem& asked_problem, const DeviceLimits& limits, Algorithm asked) {
+  SgemmProblem problem = asked_problem;
+  problem.aligned_a = problem.aligned_b = true;  // not known when a program is lowered
+  switch (asked) {
+    case Algorithm::kTensor:
+      return CanUseTensor(problem, limits, kMaxScratchBytes) ? asked : Algorithm::kPipelined;
+    case Algorithm::kThin:
+      return CanUseThin(problem) ? asked : Algorithm::kPipelined;
+    case Algorithm::kAuto:
+      if (CanUseTensor(problem, limits, kMaxScratchBytesUnasked) && TensorPays(problem, limits)) {
+        return Algorithm::kTensor;
+      }
+      return ThinPays(problem, limits) ? Algorithm::kThin : Algorithm::kPipelined;
+    default:
+      return asked;
   }
-  return takes_tensor ? Algorithm::kTensor : Algorithm::kPipelined;
 }
 
 bool IsCompensated(const SgemmProblem& problem, const DeviceLimits& limits) {

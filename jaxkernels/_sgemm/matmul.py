@@ -51,9 +51,9 @@ def matmul(
             they are widened, which is exact, and multiplied in float32.
         out_sharding: sharding of the result on a mesh with explicit axes, as for `jnp.matmul`.
         algorithm: the rung of the ladder that a GPU is to run, "naive", "block_tile",
-            "thread_tile", "warp_tile", "split_tile", "pipelined" or "tensor". None takes what
-            `default_algorithm` says, else "tensor" where a model of times says that it pays and
-            "pipelined" elsewhere. "tensor" computes with pairs of float16 on the tensor cores of
+            "thread_tile", "warp_tile", "split_tile", "pipelined", "thin" or "tensor". None takes
+            what `default_algorithm` says, else the one of the last three that a model of times
+            says is the fastest. "thin" is for few k, or few rows or columns. "tensor" computes with pairs of float16 on the tensor cores of
             compute capability 9.0, from 2048^3 on in a third to a fifth of the time of
             "pipelined", under the same bound of error. It takes scratch of the size of both
             operands, see `plan_sgemm`.
@@ -81,14 +81,14 @@ def matmul(
         one-hot matrix is exact on the other rungs alone. Results are bitwise the
         same from run to run, and for a member of a batch the same as alone, except where the members
         share b: their rows become one tall matrix, which may be split differently or run on the
-        other one of the two top rungs; and except where members fit the scratch of "tensor" alone but not together. With a
+        another one of the three top rungs; and except where members fit the scratch of "tensor" alone but not together. With a
         sharded contraction every device multiplies its part, and one all-reduce, or one
         reduce-scatter, adds them. For `jax.export` the target is `jaxkernels_sgemm`. Under
         `jax.checkpoint` the policies that save products are those of
         `jaxkernels.checkpoint_policies`; JAX's know XLA's products alone.
 
     References:
-        The ladder of tiles follows the article behind github.com/AyakaGEMM/Hands-on-GEMM; the two
+        The ladder of tiles follows the article behind github.com/AyakaGEMM/Hands-on-GEMM; the three
         top rungs are ours (ffi/sgemm/README.md).
 
     Example:

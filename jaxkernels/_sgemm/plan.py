@@ -40,9 +40,10 @@ def plan_sgemm(
         trans_a: a is stored as (k, m).
         trans_b: b is stored as (n, k).
         algorithm: the rung of the ladder, "naive", "block_tile", "thread_tile", "warp_tile",
-            "split_tile", "pipelined" or "tensor"; None takes what `default_algorithm` says, or
-            chooses between the last two by a model of their times. Where "tensor" cannot serve the plan is that of "pipelined":
-            fewer than 32 of k or more than 65536, a GPU or code without Hopper's tensor cores, or
+            "split_tile", "pipelined", "thin" or "tensor"; None takes what `default_algorithm` says,
+            or chooses between the last three by a model of their times. Where a rung cannot serve
+            the plan is that of "pipelined". "thin": more than 64 of k and more than 16 rows and
+            columns. "tensor": fewer than 32 of k or more than 65536, a GPU or code without Hopper's tensor cores, or
             scratch of more than 8 GiB for all members (4 GiB where it is not named).
         device: as for `plan_softmax`.
         aligned_a: a, or the padded copy of it, begins at a multiple of 16 bytes; a slice that XLA
@@ -54,7 +55,8 @@ def plan_sgemm(
         The plan: a value that can be compared and printed, with fields such as `block_m`, `stages`,
         `split_k`, `grid_blocks`; `partial_elements` is the scratch in float32 elements; `pad_a` and
         `pad_b` are elements of padding that an operand's stored rows are copied with, up to 2 GiB of
-        it, where that pays, but not for "tensor", which reads any lines; `compensated` are sums of
+        it, where that pays, but not for "tensor", which reads any lines; `thin` is the form of "thin", "along_k", "across_k" or
+        "shallow", and `cluster_blocks` how many blocks share k without scratch; `compensated` are sums of
         "tensor" that keep what they lose to rounding; `pack_a`, `pack_b` and `pack_c` are elements that a thread moves at once.
 
     Raises:

@@ -52,6 +52,7 @@ from jaxkernels.bench.timing import last_level_cache_bytes
 from jaxkernels.typing import Algorithm
 
 RUNGS: tuple[Algorithm, ...] = get_args(Algorithm)
+LADDER = tuple(rung for rung in RUNGS if rung != "thin")  # that serve a large square
 AUTO = "auto"  # what is planned where no rung is named
 OURS = (AUTO, "pipelined")
 # XLA's product of float32 by name; of float16, which has no such choice, as well.
@@ -161,7 +162,7 @@ def _rung(case: Case) -> str:
 
 def contenders(case: Case, options: Options) -> Mapping[str, Program]:
     """XLA and rungs that are asked for; or all of the ladder, of peers XLA's others, else what is planned and FFMA."""
-    names = {"ladder": RUNGS, "peers": (AUTO, *PEERS)}.get(case["group"], OURS)
+    names = {"ladder": LADDER, "peers": (AUTO, *PEERS)}.get(case["group"], OURS)
     count = products_per_call(case, jax.default_backend())
     drawn = {dtype: partial(draw, case, count, dtype) for dtype in ("float32", "float16")}
 

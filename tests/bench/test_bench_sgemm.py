@@ -59,7 +59,7 @@ def _product(group="square", n=1024, transposes="NN", names=("xla", "auto", "pip
 
 def test_tables_by_hand():
     """2 n^3 operations in 1 ms, in 2 ms and in 3 ms."""
-    ladder = _product("ladder", 4096, names=(*sgemm.RUNGS, "xla"))
+    ladder = _product("ladder", 4096, names=(*sgemm.LADDER, "xla"))
     text = text_of(sgemm.SUITE, [_product(), _product("transposed", 1024, "NT"), ladder])
     for name in ("1024^3", "1024^3 NT"):
         assert f"['{name}', 'auto', '2000.0', '1.07', '1.0e-06', '0.250', '0.500']" in text
@@ -67,7 +67,7 @@ def test_tables_by_hand():
         assert f"['{name}', 'cuBLAS', '1000.0', '2.15', '1.0e-06', '0.250', '1.000']" in text
     assert "['4096^3', 'naive', '1000.0', '137.44', '1.0e-06', '0.250', '8.000']" in text
     assert "['4096^3', 'cuBLAS', '8000.0', '17.18', '1.0e-06', '0.250', '1.000']" in text
-    for word in (*sgemm.RUNGS, "square: ", "transposed: ", "of cuBLAS"):
+    for word in (*sgemm.LADDER, "square: ", "transposed: ", "of cuBLAS"):
         assert word in text
     # What is planned, of each group that has it.
     assert text.count("auto over cuBLAS: geometric mean 0.50") == 2
@@ -144,7 +144,7 @@ def test_default_products_by_group():
     options = argparse.Namespace(algorithms=None)
     for case in shapes.GPU_PRODUCTS:
         names = list(sgemm.contenders(case, options))
-        of_group = {"ladder": sgemm.RUNGS, "peers": ("auto", *sgemm.PEERS)}
+        of_group = {"ladder": sgemm.LADDER, "peers": ("auto", *sgemm.PEERS)}
         assert names == ["xla", *of_group.get(case["group"], ("auto", "pipelined"))]
     groups = {case["group"] for case in shapes.GPU_PRODUCTS}
     assert groups == {*shapes.GROUPS} - {"drawn"}

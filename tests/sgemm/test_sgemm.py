@@ -42,7 +42,7 @@ def test_every_size(algorithm, trans_a, trans_b):
 @pytest.mark.parametrize("shapes", cases.EDGES_OF_TILES.values(), ids=cases.EDGE_IDS)
 def test_edges_of_the_tiles(gpu, shapes):
     """Results that end within a tile, by both engines, in all transposes, with C and without."""
-    cases.check_all(cases.edge_products(shapes))
+    cases.check_all(cases.edge_products(shapes), "pipelined")
 
 
 @pytest.mark.parametrize("shapes", cases.EDGES_OF_TILES.values(), ids=cases.EDGE_IDS)
@@ -53,7 +53,7 @@ def test_nan_does_not_cross_the_edges_of_the_tiles(gpu, shapes, trans_a, trans_b
     a, b = cases.operand("normal", (batch, m, k)), cases.operand("normal", (batch, k, n))
     a[1], b[1] = np.nan, np.nan
     a[3, m - 1, k - 1], b[3, 0, n - 1] = np.nan, np.nan
-    flags = {"trans_a": trans_a, "trans_b": trans_b}
+    flags = {"trans_a": trans_a, "trans_b": trans_b, "algorithm": "pipelined"}
     got = np.asarray(jk.sgemm(cases.stored(a, trans_a), cases.stored(b, trans_b), **flags))
     assert np.isnan(got).sum() == m * n + m + n - 1
     cases.check(got, a, b)

@@ -12,12 +12,12 @@ from jaxkernels._core import devices, registry
 DEVICES = sorted(registry.cpu_module.named_devices())
 sizes = st.one_of(st.integers(0, 300), st.integers(1, 70000), st.sampled_from([64, 128, 4096]))
 flags = {"trans_a": st.booleans(), "trans_b": st.booleans()}
-# Those of FFMA; `tensor` has tests of its own, in test_tensor_plan.py.
-RUNGS = tuple(rung for rung in gemm_cases.RUNGS if rung != "tensor")
+# `thin` and `tensor` have tests of their own, in test_thin_plan.py and test_tensor_plan.py.
+RUNGS = tuple(rung for rung in gemm_cases.RUNGS if rung not in ("thin", "tensor"))
 
 
 def plan_ffma(*sizes, algorithm=None, **options):
-    """As the plan is where the rung `tensor` is not chosen."""
+    """As the plan is where neither `thin` nor `tensor` is chosen."""
     return jk.plan_sgemm(*sizes, algorithm=algorithm or "pipelined", **options)
 
 
@@ -109,7 +109,7 @@ def test_every_tile_has_value_tests():
 def test_the_value_tests_reach_the_tiles(tile, shapes, trans_a, trans_b):
     """The shapes of test_sgemm.py and the sanitizer's sweep end within the tile that they are named after."""
     for batch, m, n, k in shapes:
-        plan = jk.plan_sgemm(m, n, k, batch=batch, trans_a=trans_a, trans_b=trans_b, device="h200")
+        plan = plan_ffma(m, n, k, batch=batch, trans_a=trans_a, trans_b=trans_b, device="h200")
         assert (plan.block_m, plan.block_n, plan.slices, plan.engine) == tile
         assert tile[:3] == registry.cpu_module.sgemm_tiles()[plan.tile]
         assert plan.stages * plan.block_k < k or plan.block_m == 128  # a stage is filled twice

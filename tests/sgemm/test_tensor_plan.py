@@ -116,7 +116,8 @@ def test_the_rung_does_not_depend_on_the_batch(m, n, k, batch, asked):
     alone, together = (
         jk.plan_sgemm(m, n, k, batch=b, algorithm=asked, device="h200") for b in ((), batch)
     )
-    assert alone.algorithm == together.algorithm
+    # Among the FFMA rungs a batch may choose where bits are the same (test_thin_plan.py).
+    assert (alone.algorithm == "tensor") == (together.algorithm == "tensor")
 
 
 def test_where_it_pays():
@@ -130,7 +131,7 @@ def test_where_it_pays():
     small = [(n, n, n) for n in (1, 64, 256, 512)]
     small += [(4096, 4096, 64), (4096, 1, 4096), (65536, 64, 64), (64, 4096, 4096)]
     assert {rung(*sizes) for sizes in large} == {"tensor"}
-    assert {rung(*sizes) for sizes in small} == {"pipelined"}
+    assert {rung(*sizes) for sizes in small} <= {"pipelined", "thin"}
     assert rung(4096, 4096, 4096, algorithm="pipelined") == "pipelined"
     assert jk.plan_sgemm(4096, 4096, 4096, device="a100").algorithm == "pipelined"
 

@@ -11,7 +11,10 @@ from jaxkernels.verify.truth.compare import largest_ratio
 from jaxkernels.verify.truth.products import bound, truth
 
 ON_GPU = jax.default_backend() == "gpu"
-RUNGS = ("naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined", "tensor")
+RUNGS = (
+    *("naive", "block_tile", "thread_tile", "warp_tile", "split_tile"),
+    *("pipelined", "thin", "tensor"),
+)
 # On a CPU all rungs are XLA's product (test_matmul.py shows it), so one pass is enough there.
 ALGORITHMS = RUNGS if ON_GPU else (None,)
 TRANSPOSES = ((False, False), (False, True), (True, False), (True, True))
@@ -32,6 +35,43 @@ EDGES_OF_TILES = {
     (32, 16, 4, "floats"): ((4, 101, 103, 161), (4, 97, 75, 261)),
 }
 EDGE_IDS = tuple(f"{m}x{n}x{slices}-{engine}" for m, n, slices, engine in EDGES_OF_TILES)
+
+# (batch, m, n, k) of each form of the rung `thin`, in all transposes: lines, k and columns that end within
+# what a block, a warp, a thread and a pack have; few lines of each number that has a kernel, on both sides;
+# shares of k of blocks and of clusters. "lines" are along or across k, as the transposes say.
+EDGES_OF_THIN = {
+    "lines": (
+        *(
+            (2, 1, 1, 65),
+            (1, 1, 3, 127),
+            (3, 33, 1, 129),
+            (1, 1, 132, 4096),
+            (2, 2, 130, 514),
+            (1, 67, 3, 1023),
+        ),
+        *(
+            (1, 4, 260, 1028),
+            (2, 5, 33, 129),
+            (1, 16, 16, 65537),
+            (3, 260, 16, 132),
+            (1, 131, 15, 1031),
+        ),
+        *((1, 1001, 7, 100), (1, 17, 16, 9000), (1, 12, 4100, 80)),
+    ),
+    "shallow": (
+        *(
+            (2, 1, 1, 1),
+            (1, 1, 515, 7),
+            (3, 130, 1, 64),
+            (1, 17, 2, 33),
+            (2, 16, 16, 16),
+            (1, 31, 36, 3),
+        ),
+        *((1, 33, 17, 15), (2, 64, 64, 64), (1, 513, 4, 17), (1, 65, 132, 32), (3, 127, 129, 31)),
+        *((1, 2050, 8, 12), (1, 2050, 516, 9), (1, 2053, 515, 6), (1, 4097, 3, 60)),
+        *((1, 4100, 516, 5), (1, 4101, 515, 8)),
+    ),
+}
 
 # (batch, m, n, k) whose operands get padding behind their rows: one by slices, one whose k is split.
 PADDED = ((1, 1501, 1502, 1503), (3, 1301, 1301, 1301))

@@ -66,9 +66,13 @@ def sweep_products():
     problems.append((*many, None, {}))  # 154 tiles, of which FFMA makes all
     gemm_cases.check_all(problems, "tensor")
     count += len(problems)
+    for shapes in gemm_cases.EDGES_OF_THIN.values():
+        problems = gemm_cases.edge_products(shapes)
+        gemm_cases.check_all(problems, "thin")
+        count += len(problems)
     # The tiles of the pipelined rung.
     problems = gemm_cases.edge_products([s[0] for s in gemm_cases.EDGES_OF_TILES.values()])
-    gemm_cases.check_all(problems)
+    gemm_cases.check_all(problems, "pipelined")
     return count + len(problems)
 
 

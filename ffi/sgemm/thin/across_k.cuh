@@ -1,0 +1,162 @@
+// Lines across k by few lines: the long operand is read once, straight into registers.
+//
+// Work split: a thread sums four lines times all few lines; `lanes` threads side by side have
+// neighbouring lines, and groups of them take turns at k. Memory: the few lines' part of k lies in
+// shared memory, a chunk at a time, the lines of one k together. Result: groups add up their sums
+// in shared memory by halves, and the blocks of a cluster theirs (finish.cuh). Requires: kPack 4:
+// stored rows of the long operand begin at multiples of 16 bytes. `lanes` is a power of two.
+#ifndef JAXKERNELS_SGEMM_THIN_ACROSS_K_CUH_
+#define JAXKERNELS_SGEMM_THIN_ACROSS_K_CUH_
+
+#include <cstdint>
+
+#include "sgemm/thin/args.cuh"
+#include "sgemm/thin/finish.cuh"
+
+namespace jaxkernels {
+
+inline constexpr int kAcrossChunk = 512;  // k of the few lines in shared memory at once
+
+template <int kFew>
+__device__ void StageFewAcross(const ThinArgs& args, const float* few, int64_t first_k, int count,
+                               float* staged) {
+  if (args.few_along_k) {
+#pragma unroll 4
+    for (int line = 0; line < kFew; ++line) {
+      for (int k = threadIdx.x; k < count; k += kThinThreads) {
+        const bool exists = line < args.few;
+        staged[k * kFew + line] = exists ? few[line * args.product.k + first_k + k] : 0.0f;
+      }
+    }
+  } else {
+#pragma unroll 4
+    for (int i = threadIdx.x; i < count * kFew; i += kThinThreads) {
+      const int line = i % kFew;
+      const bool exists = line < args.few;
+      staged[i] = exists ? few[(first_k + i / kFew) * args.few + line] : 0.0f;
+    }
+  }
+}
+
+// The four lines of a thread: neighbours, or `lanes` apart where lines begin anywhere. Lines that
+// do not exist are read as the last one; nobody stores their sums.
+template <int kPack>
+struct LinesOfThread {
+  int64_t at[kPack == 4 ? 1 : kAcrossLines];
+
+  __device__ LinesOfThread(int64_t first, int lane, int lanes, int64_t many) {
+    if constexpr (kPack == 4) {
+      at[0] = min(first + kAcrossLines * lane, many - kAcrossLines);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kAcrossLines; ++j) at[j] = min(first + lane + j * lanes, many - 1);
+    }
+  }
+  __device__ void Load(const float* row, float (&v)[kAcrossLines]) const {
+    if constexpr (kPack == 4) {
+      const float4 pack = *reinterpret_cast<const float4*>(row + at[0]);
+      v[0] = pack.x, v[1] = pack.y, v[2] = pack.z, v[3] = pack.w;
+    } else {
+#pragma unroll
+      for (int j = 0; j < kAcrossLines; ++j) v[j] = row[at[j]];
+    }
+  }
+  __device__ static int LineOf(int j, int lane, int lanes) {
+    return kPack == 4 ? kAcrossLines * lane + j : lane + j * lanes;
+  }
+};
+
+template <int kFew>
+__device__ void AddOuter(const float (&v)[kAcrossLines], const float* few,
+                         float (&sums)[kFew][kAcrossLines]) {
+  float x[kFew];
+  if constexpr (kFew >= 4) {
+#pragma unroll
+    for (int f = 0; f < kFew; f += 4) {
+      const float4 pack = *reinterpret_cast<const float4*>(few + f);
+      x[f] = pack.x, x[f + 1] = pack.y, x[f + 2] = pack.z, x[f + 3] = pack.w;
+    }
+  } else {
+    x[0] = few[0];
+  }
+#pragma unroll
+  for (int f = 0; f < kFew; ++f) {
+#pragma unroll
+    for (int j = 0; j < kAcrossLines; ++j) sums[f][j] = fmaf(v[j], x[f], sums[f][j]);
+  }
+}
+
+template <int kFew, int kPack>
+__global__ void __launch_bounds__(kThinThreads, kFew > 4 ? 2 : 3)
+    SumAcrossK(const __grid_constant__ ThinArgs args) {
+  constexpr int kHalf = kThinThreads / 2;
+  constexpr int kTree = kFew * kAcrossLines * kHalf, kStaged = kAcrossChunk * kFew;
+  __shared__ alignas(16) float staged[kTree > kStaged ? kTree : kStaged];
+  __shared__ float sums_of_block[32 * kAcrossLines * kFew];
+  const int lanes = args.lanes, lines_of_block = kAcrossLines * lanes;
+  const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes, groups = kThinThreads / lanes;
+  const ThinBlock block = BlockOfThin(args, lines_of_block);
+  const LinesOfThread<kPack> lines(block.first_line, lane, lanes, args.many);
+  float sums[kFew][kAcrossLines] = {};
+
+  constexpr int kAtOnce = kFew > 1 ? 4 : 8;  // rows on their way to a thread
+  for (int64_t begin = 0; begin < block.count_k; begin += kAcrossChunk) {
+    const int count = static_cast<int>(min(block.count_k - begin, int64_t{kAcrossChunk}));
+    __syncthreads();
+    StageFewAcross<kFew>(args, block.few, block.first_k + begin, count, staged);
+    __syncthreads();
+    const float* row = block.many + (block.first_k + begin + group) * args.many;
+    const int64_t pitch = groups * args.many;
+    int k = group;
+    for (; k + (kAtOnce - 1) * groups < count; k += kAtOnce * groups) {
+      float v[kAtOnce][kAcrossLines];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) lines.Load(row + i * pitch, v[i]);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        AddOuter<kFew>(v[i], staged + (k + i * groups) * kFew, sums);
+      }
+      row += kAtOnce * pitch;
+    }
+    for (; k < count; k += groups, row += pitch) {
+      float v[kAcrossLines];
+      lines.Load(row, v);
+      AddOuter<kFew>(v, staged + k * kFew, sums);
+    }
+  }
+
+  // The upper half of the groups hands its sums to the lower one, until one is left.
+  const int thread = threadIdx.x;
+  for (int half = kHalf; half >= lanes; half /= 2) {
+    __syncthreads();
+    if (thread >= half && thread < 2 * half) {
+#pragma unroll
+      for (int i = 0; i < kFew * kAcrossLines; ++i) {
+        staged[i * half + thread - half] = sums[i / kAcrossLines][i % kAcrossLines];
+      }
+    }
+    __syncthreads();
+    if (thread < half) {
+#pragma unroll
+      for (int i = 0; i < kFew * kAcrossLines; ++i) {
+        sums[i / kAcrossLines][i % kAcrossLines] += staged[i * half + thread];
+      }
+    }
+  }
+  if (thread < lanes) {
+#pragma unroll
+    for (int f = 0; f < kFew; ++f) {
+      if (f >= args.few) continue;
+#pragma unroll
+      for (int j = 0; j < kAcrossLines; ++j) {
+        const int line = LinesOfThread<kPack>::LineOf(j, lane, lanes);
+        sums_of_block[PlaceOfSum(args, lines_of_block, line, f)] = sums[f][j];
+      }
+    }
+  }
+  StoreSums(args, block, lines_of_block, sums_of_block);
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SGEMM_THIN_ACROSS_K_CUH_

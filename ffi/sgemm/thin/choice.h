@@ -1,0 +1,39 @@
+// How a thin product is cut: its form, its blocks, and how k is shared among them.
+//
+// Owns: the choice and what it is expected to take. The order of summation follows from m, n, k,
+// the transposes and the device alone, for_batch aside. Must not know: CUDA, plans.
+#ifndef JAXKERNELS_SGEMM_THIN_CHOICE_H_
+#define JAXKERNELS_SGEMM_THIN_CHOICE_H_
+
+#include <cstdint>
+
+#include "core/device_limits.h"
+#include "sgemm/problem.h"
+#include "sgemm/thin/forms.h"
+
+namespace jaxkernels {
+
+// From so many k on products of few lines are no longer kShallow, and up to so many products of
+// many lines on both sides are.
+inline constexpr int64_t kMostDepthShallow = 64;
+
+struct ThinChoice {
+  ThinForm form = ThinForm::kNone;  // of a product that is not thin
+  bool many_is_a = false;           // kShallow: C is one column
+  int few = 1;                      // lines that a kernel has sums of; not of kShallow
+  int lanes = 32;                   // threads side by side along lines, or columns of C
+  int rows = 1;                     // kShallow: of a thread
+  int cluster_blocks = 1;
+  int64_t split_k = 1;
+  int64_t k_per_block = 0;
+};
+
+// split_k: as it was when the program was lowered, or 0.
+ThinChoice ChooseThin(const SgemmProblem& problem, const DeviceLimits& limits, int split_k);
+
+// What it is expected to take for so many members of the batch, in the cycles of tile_choice.h.
+double CyclesOfThin(const SgemmProblem& problem, const DeviceLimits& limits, int64_t members);
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SGEMM_THIN_CHOICE_H_

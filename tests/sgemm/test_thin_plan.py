@@ -1,0 +1,210 @@
+"""Plans of the rung `thin`, on machines without a GPU."""
+
+import gemm_cases
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+import jaxkernels as jk
+from jaxkernels._core import registry
+
+DEVICES = sorted(registry.cpu_module.named_devices())
+few = st.integers(1, 16)
+many = st.one_of(st.integers(1, 300), st.integers(1, 70000), st.sampled_from([64, 4096]))
+flags = {"trans_a": st.booleans(), "trans_b": st.booleans()}
+
+
+@st.composite
+def thin_sizes(draw):
+    """(m, n, k) that the rung serves: few k, or few lines on one side."""
+    if draw(st.booleans()):
+        return draw(many), draw(many), draw(st.integers(1, 64))
+    m, n = draw(few), draw(many)
+    return (*((m, n) if draw(st.booleans()) else (n, m)), draw(many))
+
+
+def plan_of(m, n, k, device="h200", **options):
+    return jk.plan_sgemm(m, n, k, algorithm="thin", device=device, **options)
+
+
+def limits(device="h200"):
+    return registry.cpu_module.named_devices()[device]
+
+
+@hypothesis.settings(max_examples=400, deadline=None)
+@hypothesis.given(
+    sizes=thin_sizes(), batch=st.integers(1, 9), device=st.sampled_from(DEVICES), **flags
+)
+def test_blocks_cover_the_problem_and_fit_the_device(sizes, batch, device, trans_a, trans_b):
+    m, n, k = sizes
+    plan = plan_of(m, n, k, device, batch=batch, trans_a=trans_a, trans_b=trans_b)
+    assert plan.algorithm == "thin"
+    assert 0 <= plan.tiles_m * plan.block_m - m < plan.block_m
+    assert 0 <= plan.tiles_n * plan.block_n - n < plan.block_n
+    blocks = plan.tiles_m * plan.tiles_n * plan.cluster_blocks * plan.split_k
+    assert plan.grid_blocks == blocks * batch
+    assert plan.block_threads * plan.thread_m * plan.thread_n == (
+        plan.block_m * plan.block_n * plan.slices
+    )
+    assert plan.split_k * plan.k_per_split >= k
+    assert (plan.split_k - 1) * plan.k_per_split < k  # none is empty
+    assert plan.partial_elements == (m * n * plan.split_k * batch if plan.split_k > 1 else 0)
+    assert (plan.reduce_pack > 0) == (plan.split_k > 1)
+    gpu = limits(device)
+    assert plan.cluster_blocks <= gpu.cluster_blocks
+    assert plan.cluster_blocks.bit_count() == 1
+    assert plan.k_per_split % plan.cluster_blocks == 0
+    assert plan.smem_bytes <= 48 * 1024  # what a launch may have without asking for it
+    assert (plan.pad_a, plan.pad_b) == (0, 0)
+
+
+@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.given(sizes=thin_sizes(), batch=st.integers(2, 500), **flags)
+def test_order_of_summation_does_not_depend_on_the_batch(sizes, batch, trans_a, trans_b):
+    hypothesis.assume(sizes[0] * sizes[1] * batch < 2**36)
+    alone, together = (
+        plan_of(*sizes, batch=b, trans_a=trans_a, trans_b=trans_b) for b in ((), batch)
+    )
+    for field in ("thin", "split_k", "cluster_blocks", "k_per_split", "slices"):
+        assert getattr(alone, field) == getattr(together, field)
+
+
+@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.given(sizes=thin_sizes(), **flags)
+def test_a_program_keeps_its_split(sizes, trans_a, trans_b):
+    """What a call is given when it runs, the split of the plan that it was lowered by, gives that plan again."""
+    m, n, k = sizes
+    plan = plan_of(*sizes, trans_a=trans_a, trans_b=trans_b)
+    shapes = ((k, m) if trans_a else (m, k)), ((n, k) if trans_b else (k, n))
+    again = registry.cpu_module.plan_sgemm(
+        *shapes, trans_a, trans_b, limits(), "thin", split_k=plan.split_k
+    )
+    assert again == plan
+
+
+@pytest.mark.parametrize("kind", gemm_cases.EDGES_OF_THIN)
+def test_the_value_tests_reach_all_kernels(kind):
+    """The shapes of test_thin.py and the sanitizer's sweep."""
+    kernels = set()
+    for batch, m, n, k in gemm_cases.EDGES_OF_THIN[kind]:
+        for trans_a, trans_b in gemm_cases.TRANSPOSES:
+            plan = plan_of(m, n, k, batch=batch, trans_a=trans_a, trans_b=trans_b)
+            assert (plan.thin == "shallow") == (kind == "shallow")
+            if kind == "shallow":
+                rows = plan.thread_n if plan.many_is_a else plan.thread_m
+                kernels.add((plan.thin, rows, plan.pack_c))
+            else:
+                lines = plan.block_n if plan.many_is_a else plan.block_m
+                kernels.add((plan.thin, lines, max(plan.pack_a, plan.pack_b)))
+    forms = ("shallow",) if kind == "shallow" else ("along_k", "across_k")
+    sizes = (2, 4, 8) if kind == "shallow" else (1, 4, 16)
+    assert kernels >= {(form, size, pack) for form in forms for size in sizes for pack in (1, 4)}
+
+
+def test_forms():
+    def form(*sizes, **options):
+        plan = plan_of(*sizes, **options)
+        return plan.thin, plan.many_is_a
+
+    assert form(4096, 1, 4096) == ("along_k", True)
+    assert form(4096, 16, 4096, trans_a=True) == ("across_k", True)
+    assert form(1, 4096, 4096) == ("across_k", False)
+    assert form(16, 4096, 4096, trans_b=True) == ("along_k", False)
+    assert form(4096, 4096, 64) == ("shallow", False)
+    assert form(4096, 16, 64) == ("shallow", False)
+    assert form(4096, 1, 64) == ("shallow", True)  # C is one column: a row of the transposes
+    assert form(1, 1, 64) == ("shallow", False)
+
+
+def test_it_gives_way_where_it_cannot_serve():
+    assert plan_of(17, 17, 64).algorithm == plan_of(16, 4096, 65).algorithm == "thin"
+    assert plan_of(17, 17, 65).algorithm == "pipelined"
+    assert plan_of(4096, 17, 4096).algorithm == "pipelined"
+    for empty in ((0, 64, 64), (64, 0, 100), (5, 5, 0)):
+        plan = plan_of(*empty)
+        assert (plan.algorithm, plan.grid_blocks > 0) == ("thin", min(empty[:2]) > 0)
+
+
+def test_clusters_share_k_before_a_second_kernel_does():
+    """Where lines are too few for all SMs; on a GPU without clusters the second kernel adds the shares."""
+    for trans_a in (False, True):
+        plan = plan_of(1024, 1, 8192, trans_a=trans_a)
+        assert plan.cluster_blocks > 1
+        assert plan.split_k == 1
+        assert 2 * plan.grid_blocks >= 132
+        old = plan_of(1024, 1, 8192, device="a100", trans_a=trans_a)
+        assert (old.cluster_blocks, old.split_k > 1) == (1, True)
+    assert plan_of(65536, 1, 4096).cluster_blocks == 1
+    assert plan_of(4, 4, 65536).split_k > 1
+
+
+def test_sums_of_a_thread_are_short():
+    """Rounding errors grow with the number of terms."""
+    for trans_a in (False, True):
+        plan = plan_of(2**20, 1, 2**18, trans_a=trans_a)
+        assert plan.k_per_split <= 1024 * plan.slices * plan.cluster_blocks
+
+
+def test_threads_move_packs_where_rows_begin_at_16_bytes():
+    def packs(*sizes, **options):
+        plan = plan_of(*sizes, **options)
+        return plan.pack_a, plan.pack_b, plan.pack_c
+
+    assert packs(4096, 1, 4096) == (4, 1, 1)
+    assert packs(4096, 1, 4095) == (1, 1, 1)
+    assert packs(4095, 1, 4096) == (4, 1, 1)
+    assert packs(4095, 1, 4096, trans_a=True) == (1, 1, 1)
+    assert packs(4, 4096, 4096) == (1, 4, 1)
+    assert packs(4, 4096, 4096, aligned_b=False) == (1, 1, 1)
+    assert packs(4096, 4096, 8) == (4, 4, 4)
+    assert packs(4096, 4095, 8) == (4, 1, 1)
+    assert packs(4096, 4096, 8, aligned_c=False) == (4, 4, 1)
+    assert packs(4096, 4096, 7) == (1, 4, 4)
+    assert packs(4096, 1, 8) == (4, 1, 4)  # C is a row of 4096
+    assert packs(4095, 1, 8) == (4, 1, 1)
+
+
+@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.given(sizes=thin_sizes(), **flags)
+def test_where_operands_begin_changes_no_rung_and_no_split(sizes, trans_a, trans_b):
+    """It is known when a program runs, and by then there is no scratch but what was asked for."""
+    options = {"trans_a": trans_a, "trans_b": trans_b, "device": "h200"}
+    for algorithm in ("thin", None):
+        plan, shifted = (
+            jk.plan_sgemm(
+                *sizes, **options, algorithm=algorithm, aligned_a=x, aligned_b=x, aligned_c=x
+            )
+            for x in (True, False)
+        )
+        for field in ("algorithm", "split_k", "cluster_blocks", "partial_elements"):
+            assert getattr(plan, field) == getattr(shifted, field)
+
+
+@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.given(sizes=thin_sizes(), batch=st.integers(2, 500), **flags)
+def test_a_batch_changes_the_rung_only_where_bits_are_the_same(sizes, batch, trans_a, trans_b):
+    """Up to 64 k `thin` and `pipelined` both sum in the order of k, one term after the other."""
+    hypothesis.assume(sizes[0] * sizes[1] * batch < 2**36)
+    options = {"trans_a": trans_a, "trans_b": trans_b, "device": "h200"}
+    alone, together = (jk.plan_sgemm(*sizes, batch=b, **options) for b in ((), batch))
+    if alone.algorithm != together.algorithm:
+        assert {alone.algorithm, together.algorithm} == {"thin", "pipelined"}
+        for plan in (alone, together):
+            assert plan.thin == "shallow" or plan.algorithm == "pipelined"
+            assert (plan.slices, plan.split_k, plan.launches) == (1, 1, 1)
+
+
+def test_where_it_pays():
+    """Expected by a model of times, not measured yet."""
+
+    def rung(*sizes, **options):
+        return jk.plan_sgemm(*sizes, device="h200", **options).algorithm
+
+    thin = [(4096, 1, 4096), (1, 4096, 4096), (4096, 16, 4096), (65536, 64, 64), (4096, 4096, 8)]
+    thin += [(65536, 16, 16), (16384, 4, 16384)]
+    others = [(64, 64, 4096), (64, 4096, 4096), (256, 256, 256), (4096, 4096, 4096)]
+    assert {rung(*sizes) for sizes in thin} == {"thin"}
+    assert "thin" not in {rung(*sizes) for sizes in others}
+    assert rung(4096, 1, 4096, algorithm="pipelined") == "pipelined"
+    with_member = jk.plan_sgemm(64, 64, 64, batch=1000, device="h200").algorithm
+    assert with_member == "thin"
