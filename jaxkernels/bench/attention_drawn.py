@@ -184,7 +184,10 @@ def contenders(case: Case) -> Mapping[str, Program]:
             failed: Future[Function] = Future()
             failed.set_exception(NotImplementedError(first_line(error)))
             return failed
-        return compiled.setdefault(lowered.as_text(), _pool().submit(_compile, lowered))
+        text = lowered.as_text()
+        if text not in compiled:
+            compiled[text] = _pool().submit(_compile, lowered)
+        return compiled[text]
 
     for name in ("default", *NAMED):
         look = {"path": path} if name == "default" else {}
