@@ -50,7 +50,9 @@ JK_INLINE void StoreGradient(const LogitCall<Op>& on, int64_t row, int64_t begin
 template <typename Op>
 JK_INLINE typename Op::C* TermsOf(const LogitCall<Op>& on, int64_t row, int64_t r,
                                   typename Op::C* kept) {
-  if constexpr (std::is_same_v<typename Op::Storage, typename Op::C>) {
+  if constexpr (!Op::kStoresElements) {
+    return nullptr;
+  } else if constexpr (std::is_same_v<typename Op::Storage, typename Op::C>) {
     return on.out + row * on.cols;
   } else {
     return on.cols <= kKeptLogits ? kept + r * on.cols : nullptr;

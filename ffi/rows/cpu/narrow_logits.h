@@ -158,7 +158,7 @@ JK_MULTIVERSION void RunNarrowLogits(const RowCall& call, int64_t begin, int64_t
     alignas(64) C columns[kLanes * kNarrowLogits<Op>];
     const int64_t count = std::min(kLanes, end - first);
     const T* from = on.x + first * cols;
-    T* to = on.out + first * cols;
+    T* to = Op::kStoresElements ? on.out + first * cols : nullptr;
     if (count < kLanes) from = Padded(from, count * cols, size, padded), to = padded;
     LoadColumns<kNarrowLogits<Op>>(from, cols, columns);
     LogitRows rows = {};
