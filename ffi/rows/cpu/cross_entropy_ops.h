@@ -70,6 +70,17 @@ JK_INLINE C LogitReference(C max) {
   return max == -kInf<C> ? C(0) : max;
 }
 
+// The terms of float32 rows, or segments, whose maximum is near 0 have another factor
+// (ExpTimesPower).
+template <typename T>
+JK_INLINE bool HasNearLogits(double max, bool all_sums) {
+  return std::is_same_v<T, float> && !all_sums && IsNear(static_cast<float>(max));
+}
+// Of such a one, what makes a term of exp(x - max).
+JK_INLINE double NearFactor(double max) {
+  return Exp<false>(double(PowerOf(static_cast<float>(max))) * 0.6931471805599453 - max, 0.0);
+}
+
 // The numbers of up to kLanes rows, each in its own lane.
 struct LogitRows {
   double max[kLanes], sum[5][kLanes], labelled[kLanes];
@@ -156,6 +167,60 @@ JK_MULTIVERSION void MakeGradients(const RowEnds<Op>& ends, int64_t first, int64
     const bool is_unknown = of_loss != 0 && labelled != labelled;
     to->is_everywhere[r] = is_left_out || is_unknown;
     if (to->is_everywhere[r]) to->there[r] = is_left_out ? 0 : labelled;
+  }
+}
+
+// A call, and what is done with the numbers of its rows.
+template <typename Op>
+struct LogitCall {
+  using T = typename Op::Storage;
+  using C = typename Op::C;
+  const RowCall& call;
+  int64_t cols = call.arrays.cols;
+  const T* x = static_cast<const T*>(call.arrays.in[0]);
+  T* out = static_cast<T*>(call.arrays.out);
+  RowEnds<Op> ends = {call.scalars_in, call.scalars_out};
+
+  // The element at the label if it is one of columns [begin, end), else 0. To be read before
+  // results are written, which may stand in the place of x.
+  JK_INLINE double LabelledOf(int64_t row, int64_t begin, int64_t end) const {
+    const int64_t label = call.labels == nullptr ? -1 : call.labels[row];
+    return label >= begin && label < end ? double(Widen(x[row * cols + label])) : 0;
+  }
+  // NaN for a label beyond the row.
+  JK_INLINE double Known(int64_t row, double labelled) const {
+    return call.labels[row] < cols ? labelled : std::numeric_limits<double>::quiet_NaN();
+  }
+  // What is kept of rows.
+  JK_INLINE void StoreNumbers(int64_t first, int64_t count, const LogitRows& rows) const {
+    for (int64_t r = 0; r < count; ++r) {
+      ends.Store(first + r, C(rows.max[r]), 0);
+      for (int s = 0; s < 5; ++s) ends.Store(first + r, C(rows.sum[s][r]), 1 + s);
+      ends.Store(first + r, C(rows.labelled[r]), 6);
+    }
+  }
+  // Replaces results that follow from no formula: at the label, or everywhere. Of columns
+  // [begin, end).
+  JK_INLINE void StoreExceptions(int64_t row, int64_t begin, int64_t end, bool is_everywhere,
+                                 double there) const {
+    const int64_t label = call.labels[row];
+    T value;
+    Narrow(C(there), &value);
+    if (is_everywhere) {
+      std::fill(out + row * cols + begin, out + row * cols + end, value);
+    } else if (label >= begin && label < end) {
+      out[row * cols + label] = value;
+    }
+  }
+};
+
+template <typename Op>
+JK_INLINE void MakeGradientsOf(const LogitCall<Op>& on, const LogitRows& rows, int64_t first,
+                               int64_t count, LogitGradients* gradients) {
+  if constexpr (Op::kSums == 0) {
+    MakeGradients(on.ends, first, count, gradients);
+  } else {
+    MakeGradients(rows, on.ends, on.call.labels, first, count, on.cols, gradients);
   }
 }
 

@@ -26,16 +26,6 @@ JK_INLINE const C* LoadPadded(const T* from, int64_t n, C pad, C* buffer) {
   return buffer;
 }
 
-// The terms of a segment of float32 whose maximum is near 0 have another factor (ExpTimesPower).
-template <typename T>
-JK_INLINE bool HasNearLogits(double max, bool all_sums) {
-  return std::is_same_v<T, float> && !all_sums && IsNear(static_cast<float>(max));
-}
-// Of such a segment, what makes a term of exp(x - max).
-JK_INLINE double NearFactor(double max) {
-  return Exp<false>(double(PowerOf(static_cast<float>(max))) * 0.6931471805599453 - max, 0.0);
-}
-
 enum class LogitTerms { kNear, kFar, kFarAndAllSums };
 
 // Adds a tile of n terms, a multiple of kLanes; all are also kept if `terms` is not null.

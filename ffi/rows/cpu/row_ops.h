@@ -1,6 +1,6 @@
 // The row operations on the CPU: what each one reduces and stores. No operation knows how rows are
 // walked; the drivers in row_drivers.h know nothing else of an operation.
-// ffi/rows/cuda/row_ops.cuh says the same for CUDA. Cross entropy: cross_entropy_rows.h.
+// ffi/rows/cuda/row_ops.cuh says the same for CUDA. Cross entropy: cross_entropy_ops.h.
 //
 // A row operation on storage type T (compute type C) is a struct with
 //   kOperation its row of the table in operations.h, which says the constants below as well
