@@ -75,34 +75,31 @@ double CyclesOfPipelined(const SgemmProblem& problem, const DeviceLimits& limits
 // As a member of the batch would be made alone, or all of them where the problem says for_batch.
 int64_t MembersSeen(const SgemmProblem& problem) { return problem.for_batch ? problem.Batch() : 1; }
 
-bool CanUseThin(const SgemmProblem& problem) {
-  return problem.k <= kMostDepthShallow || std::min(problem.m, problem.n) <= kThinMostFew;
-}
+// The model of the pipelined rung is for large products. Where they are thin the traffic of the
+// memory counts, half of which hides below the arithmetic, and a stage is made of more k than there
+// are. H200, (4096, 4096, k), us (2026-11): k = 1 to 32 35 to 43, 48 60.6, 64 60.6
+constexpr double kMemoryBytesPerCycle = 2 * 2300;
+constexpr int64_t kDepthOfStage = 32;
 
-// The model of the pipelined rung leaves out the traffic of the memory, which all its tiles have
-// alike. Where products are thin it counts, and hardly overlaps with the arithmetic: H200, (4096,
-// 4096, 64), 63.6 us (2026-11), of which arithmetic would be 50 and memory 17.
-constexpr double kMemoryBytesPerCycle = 2300;
-
-double CyclesOfMemory(const SgemmProblem& problem, int64_t members) {
+double CyclesOfThinPipelined(SgemmProblem problem, const DeviceLimits& limits, int64_t members) {
   const double elements =
       1.0 * problem.m * problem.k + 1.0 * problem.n * problem.k + 1.0 * problem.m * problem.n;
-  return 4 * elements * members / kMemoryBytesPerCycle;
+  problem.k = std::max(problem.k, kDepthOfStage);
+  return CyclesOfPipelined(problem, limits, members) +
+         4 * elements * members / kMemoryBytesPerCycle;
 }
 
-// Up to kMostDepthShallow both rungs sum in the order of k, one term after the other, so that the
-// batch may be seen.
+// Where both rungs sum in the same order the batch may be seen.
 bool ThinPays(const SgemmProblem& problem, const DeviceLimits& limits) {
-  if (!CanUseThin(problem)) return false;
-  const int64_t members = problem.k <= kMostDepthShallow ? problem.Batch() : MembersSeen(problem);
-  return CyclesOfThin(problem, limits, members) <
-         CyclesOfPipelined(problem, limits, members) + CyclesOfMemory(problem, members);
+  if (!IsThin(problem)) return false;
+  const int64_t members = SumsInOrder(problem) ? problem.Batch() : MembersSeen(problem);
+  return CyclesOfThin(problem, limits, members) < CyclesOfThinPipelined(problem, limits, members);
 }
 
 bool TensorPays(const SgemmProblem& problem, const DeviceLimits& limits) {
   const int64_t members = MembersSeen(problem);
   const double cycles = CyclesOfTensor(problem, limits, members);
-  if (CanUseThin(problem) && CyclesOfThin(problem, limits, members) <= cycles) return false;
+  if (IsThin(problem) && CyclesOfThin(problem, limits, members) <= cycles) return false;
   return cycles < CyclesOfPipelined(problem, limits, members);
 }
 
@@ -115,7 +112,7 @@ Algorithm RungOf(const SgemmProblem& asked_problem, const DeviceLimits& limits, 
     case Algorithm::kTensor:
       return CanUseTensor(problem, limits, kMaxScratchBytes) ? asked : Algorithm::kPipelined;
     case Algorithm::kThin:
-      return CanUseThin(problem) ? asked : Algorithm::kPipelined;
+      return IsThin(problem) ? asked : Algorithm::kPipelined;
     case Algorithm::kAuto:
       if (CanUseTensor(problem, limits, kMaxScratchBytesUnasked) && TensorPays(problem, limits)) {
         return Algorithm::kTensor;

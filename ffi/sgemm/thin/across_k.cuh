@@ -1,8 +1,9 @@
 // Lines across k by few lines: the long operand is read once, straight into registers.
 //
 // Work split: a thread sums four lines times all few lines; `lanes` threads side by side have
-// neighbouring lines, and groups of them take turns at k. Memory: the few lines' part of k lies in
-// shared memory, a chunk at a time, the lines of one k together. Result: groups add up their sums
+// neighbouring lines, and groups of them take turns at k. Memory: a single line of the few is read
+// as it lies; of more their part of k lies in shared memory, a chunk at a time, the lines of one k
+// together. Result: groups add up their sums
 // in shared memory by halves, and the blocks of a cluster theirs (finish.cuh). Requires: kPack 4:
 // stored rows of the long operand begin at multiples of 16 bytes. `lanes` is a power of two.
 #ifndef JAXKERNELS_SGEMM_THIN_ACROSS_K_CUH_
@@ -87,41 +88,45 @@ __device__ void AddOuter(const float (&v)[kAcrossLines], const float* few,
 }
 
 template <int kFew, int kPack>
-__global__ void __launch_bounds__(kThinThreads, kFew > 4 ? 2 : 3)
+__global__ void __launch_bounds__(kThinThreads, 3)
     SumAcrossK(const __grid_constant__ ThinArgs args) {
   constexpr int kHalf = kThinThreads / 2;
-  constexpr int kTree = kFew * kAcrossLines * kHalf, kStaged = kAcrossChunk * kFew;
+  constexpr bool kStages = kFew > 1;
+  constexpr int kTree = kFew * kAcrossLines * kHalf, kStaged = kStages ? kAcrossChunk * kFew : 0;
   __shared__ alignas(16) float staged[kTree > kStaged ? kTree : kStaged];
-  __shared__ float sums_of_block[32 * kAcrossLines * kFew];
+  __shared__ float sums_of_block[kAcrossMostLanes * kAcrossLines * kFew];
   const int lanes = args.lanes, lines_of_block = kAcrossLines * lanes;
   const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes, groups = kThinThreads / lanes;
   const ThinBlock block = BlockOfThin(args, lines_of_block);
   const LinesOfThread<kPack> lines(block.first_line, lane, lanes, args.many);
   float sums[kFew][kAcrossLines] = {};
 
-  constexpr int kAtOnce = kFew > 1 ? 4 : 8;  // rows on their way to a thread
-  for (int64_t begin = 0; begin < block.count_k; begin += kAcrossChunk) {
-    const int count = static_cast<int>(min(block.count_k - begin, int64_t{kAcrossChunk}));
-    __syncthreads();
-    StageFewAcross<kFew>(args, block.few, block.first_k + begin, count, staged);
-    __syncthreads();
+  constexpr int kAtOnce = kStages ? 4 : 8;  // rows on their way to a thread
+  const int64_t chunk = kStages ? kAcrossChunk : args.k_per_block;
+  for (int64_t begin = 0; begin < block.count_k; begin += chunk) {
+    const int64_t count = min(block.count_k - begin, chunk);
+    const float* few = block.few + block.first_k + begin;
+    if constexpr (kStages) {
+      __syncthreads();
+      StageFewAcross<kFew>(args, block.few, block.first_k + begin, static_cast<int>(count), staged);
+      __syncthreads();
+      few = staged;
+    }
     const float* row = block.many + (block.first_k + begin + group) * args.many;
     const int64_t pitch = groups * args.many;
-    int k = group;
+    int64_t k = group;
     for (; k + (kAtOnce - 1) * groups < count; k += kAtOnce * groups) {
       float v[kAtOnce][kAcrossLines];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) lines.Load(row + i * pitch, v[i]);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        AddOuter<kFew>(v[i], staged + (k + i * groups) * kFew, sums);
-      }
+      for (int i = 0; i < kAtOnce; ++i) AddOuter<kFew>(v[i], few + (k + i * groups) * kFew, sums);
       row += kAtOnce * pitch;
     }
     for (; k < count; k += groups, row += pitch) {
       float v[kAcrossLines];
       lines.Load(row, v);
-      AddOuter<kFew>(v, staged + k * kFew, sums);
+      AddOuter<kFew>(v, few + k * kFew, sums);
     }
   }
 
