@@ -171,7 +171,8 @@ ThinChoice ChooseThin(const SgemmProblem& problem, const DeviceLimits& limits, i
                                : ChooseShallow(problem, limits);
 }
 
-double CyclesOfThin(const SgemmProblem& problem, const DeviceLimits& limits, int64_t members) {
+double CyclesOfThin(SgemmProblem problem, const DeviceLimits& limits, int64_t members) {
+  if (members == 1) problem.batch_dims = 0;  // what a block takes may follow from the batch
   const ThinChoice choice = ChooseThin(problem, limits, 0);
   const double elements = static_cast<double>(problem.m) * problem.k +
                           static_cast<double>(problem.n) * problem.k +

@@ -36,7 +36,7 @@ struct ThinChoice {
 ThinChoice ChooseThin(const SgemmProblem& problem, const DeviceLimits& limits, int split_k);
 
 // What it is expected to take for so many members of the batch, in the cycles of tile_choice.h.
-double CyclesOfThin(const SgemmProblem& problem, const DeviceLimits& limits, int64_t members);
+double CyclesOfThin(SgemmProblem problem, const DeviceLimits& limits, int64_t members);
 
 }  // namespace jaxkernels
 

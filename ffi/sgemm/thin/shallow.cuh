@@ -1,4 +1,4 @@
-// Few k: C is written once, and that is what takes the time.
+// Few k: operands are read and C is written once, and that is what takes the time.
 //
 // Work split: a thread has four columns of C and kRows rows; `lanes` threads side by side share
 // rows. Memory: all k, or a part of them, of a block's rows of A and columns of B lie in shared
