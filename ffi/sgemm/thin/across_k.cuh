@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "core/shared_address.cuh"
+#include "sgemm/pipelined/async_copy.cuh"
 #include "sgemm/thin/args.cuh"
 #include "sgemm/thin/finish.cuh"
 
@@ -18,25 +20,18 @@ namespace jaxkernels {
 
 inline constexpr int kAcrossChunk = 512;  // k of the few lines in shared memory at once
 
+// Brings `count` k of the few lines, all at once on their way; zeros where there is no such line.
 template <int kFew>
 __device__ void StageFewAcross(const ThinArgs& args, const float* few, int64_t first_k, int count,
                                float* staged) {
-  if (args.few_along_k) {
-#pragma unroll 4
-    for (int line = 0; line < kFew; ++line) {
-      for (int k = threadIdx.x; k < count; k += kThinThreads) {
-        const bool exists = line < args.few;
-        staged[k * kFew + line] = exists ? few[line * args.product.k + first_k + k] : 0.0f;
-      }
-    }
-  } else {
-#pragma unroll 4
-    for (int i = threadIdx.x; i < count * kFew; i += kThinThreads) {
-      const int line = i % kFew;
-      const bool exists = line < args.few;
-      staged[i] = exists ? few[(first_k + i / kFew) * args.few + line] : 0.0f;
-    }
+  for (int i = threadIdx.x; i < count * kFew; i += kThinThreads) {
+    const int line = i % kFew, k = i / kFew;
+    const bool exists = line < args.few;
+    const int64_t from =
+        args.few_along_k ? line * args.product.k + first_k + k : (first_k + k) * args.few + line;
+    CopyFloatAsync(SharedAddress(staged + i), few + (exists ? from : 0), exists);
   }
+  WaitForAllAsync();
 }
 
 // The four lines of a thread: neighbours, or `lanes` apart where lines begin anywhere. Lines that

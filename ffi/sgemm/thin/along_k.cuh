@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "core/shared_address.cuh"
+#include "sgemm/pipelined/async_copy.cuh"
 #include "sgemm/thin/args.cuh"
 #include "sgemm/thin/finish.cuh"
 
@@ -19,26 +21,21 @@ namespace jaxkernels {
 // which are stored at once, in different banks.
 inline constexpr int kAlongChunk = 1024, kAlongPitch = kAlongChunk + 4;
 
-// Brings `width` k of the few lines; zeros where there is no such line or k.
+// Brings `width` k of the few lines, all at once on their way; zeros where there is no such line or
+// k.
 template <int kFew>
 __device__ void StageFewAlong(const ThinArgs& args, const float* few, int64_t first_k, int count,
                               int width, float* staged) {
-  if (args.few_along_k) {
-#pragma unroll 4
-    for (int line = 0; line < kFew; ++line) {
-      for (int k = threadIdx.x; k < width; k += kThinThreads) {
-        const bool exists = line < args.few && k < count;
-        staged[line * kAlongPitch + k] = exists ? few[line * args.product.k + first_k + k] : 0.0f;
-      }
-    }
-  } else {
-#pragma unroll 4
-    for (int i = threadIdx.x; i < width * kFew; i += kThinThreads) {
-      const int line = i % kFew, k = i / kFew;
-      const bool exists = line < args.few && k < count;
-      staged[line * kAlongPitch + k] = exists ? few[(first_k + k) * args.few + line] : 0.0f;
-    }
+  for (int i = threadIdx.x; i < width * kFew; i += kThinThreads) {
+    const int line = args.few_along_k ? i / width : i % kFew;
+    const int k = args.few_along_k ? i % width : i / kFew;
+    const bool exists = line < args.few && k < count;
+    const int64_t from =
+        args.few_along_k ? line * args.product.k + first_k + k : (first_k + k) * args.few + line;
+    CopyFloatAsync(SharedAddress(staged + line * kAlongPitch + k), few + (exists ? from : 0),
+                   exists);
   }
+  WaitForAllAsync();
 }
 
 // Four k of a line of each lane: neighbours, or 32 apart where lines begin anywhere.

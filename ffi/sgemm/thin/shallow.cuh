@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "core/shared_address.cuh"
 #include "sgemm/args.cuh"
 #include "sgemm/epilogue.cuh"
 #include "sgemm/pipelined/async_copy.cuh"
