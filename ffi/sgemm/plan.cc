@@ -123,25 +123,27 @@ void PlanThin(const SgemmProblem& problem, const DeviceLimits& limits, int split
     few = kThinThreads / choice.lanes * choice.rows;
     thread_many = kShallowColumns;
     thread_few = choice.rows;
-    plan.block_k = ShallowDepth(choice.lanes);
-    plan.smem_bytes = ShallowSmemBytes(problem.k, choice.lanes, choice.rows);
+    plan.block_k = ShallowDepth(problem.k, choice.lanes, choice.rows);
+    plan.smem_bytes = ShallowSmemBytes(plan.block_k, choice.lanes, choice.rows);
     plan.pack_a = pack_a;
     plan.pack_b = pack_b;
   } else {
     const bool along_k = choice.form == ThinForm::kAlongK;
     thread_few = few = choice.few;
-    thread_many = along_k ? AlongTurns(few) * kAlongLinesOfWarp : kAcrossLines;
-    many = along_k ? AlongTurns(few) * kAlongLinesOfTurn : kAcrossLines * choice.lanes;
+    thread_many = along_k ? choice.turns * kAlongLinesOfWarp : kAcrossLines;
+    many = along_k ? choice.turns * kAlongLinesOfTurn : kAcrossLines * choice.lanes;
     plan.slices = along_k ? kAlongSlices : kThinThreads / choice.lanes;
     plan.block_k = along_k ? kAlongStepK : plan.slices;
-    plan.pack_a = choice.many_is_a ? pack_a : 1;
-    plan.pack_b = choice.many_is_a ? 1 : pack_b;
+    // A single line is read in packs beside those that lie along k; of more a thread loads floats.
+    const bool in_packs = (choice.many_is_a ? pack_a : pack_b) > 1 &&
+                          (!along_k || few > 1 || (problem.aligned_a && problem.aligned_b));
+    (choice.many_is_a ? plan.pack_a : plan.pack_b) = in_packs ? kFloatsOfPack : 1;
   }
   plan.block_m = choice.many_is_a ? many : few;
   plan.block_n = choice.many_is_a ? few : many;
   plan.thread_m = choice.many_is_a ? thread_many : thread_few;
   plan.thread_n = choice.many_is_a ? thread_few : thread_many;
-  plan.blocks_per_sm = few == kThinMostFew && plan.slices > 1 ? 2 : 3;
+  plan.blocks_per_sm = 3;
 }
 
 void PlanRung(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan) {

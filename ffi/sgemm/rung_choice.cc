@@ -65,45 +65,50 @@ double CyclesOfTensor(const SgemmProblem& problem, const DeviceLimits& limits, i
          CeilDiv(tiles, limits.sm_count) * (TensorCost::kTileCycles + steps * step);
 }
 
-double CyclesOfPipelined(const SgemmProblem& problem, const DeviceLimits& limits, int64_t members) {
+// `least_depth`: of a sum, however few k there are. `of_floats`: how much longer it takes where the
+// accelerator cannot read lines.
+double CyclesOfPipelined(const SgemmProblem& problem, const DeviceLimits& limits, int64_t members,
+                         int64_t least_depth, double of_floats) {
   const TileChoice choice = ChooseOrder(problem, limits, 0);
   const Engine engine = EngineOf(problem, limits, kPipelinedTiles[choice.tile]);
-  const double slower = engine == Engine::kTma ? 1 : kFfmaOfFloats;
-  return CyclesOf(problem, limits, choice, members) * slower;
+  const double slower = engine == Engine::kTma ? 1 : of_floats;
+  SgemmProblem summed = problem;
+  summed.k = std::max(problem.k, least_depth);
+  return CyclesOf(summed, limits, choice, members) * slower;
 }
 
 // As a member of the batch would be made alone, or all of them where the problem says for_batch.
 int64_t MembersSeen(const SgemmProblem& problem) { return problem.for_batch ? problem.Batch() : 1; }
 
-bool CanUseThin(const SgemmProblem& problem) {
-  return problem.k <= kMostDepthShallow || std::min(problem.m, problem.n) <= kThinMostFew;
-}
+// The model of the pipelined rung is for large products. Where they are thin the traffic of the
+// memory counts, half of which hides below the arithmetic, and a stage is made of more k than there
+// are. H200, us (2026-11):
+// (4096, 4096, k): k = 1 to 32 35 to 43, 48 60.6, 64 60.6
+// (4095, 4093, k), which the accelerator cannot read: k = 8 98.9, 32 100.9
+constexpr double kThinOfFloats = 2.2;
+constexpr double kMemoryBytesPerCycle = 2 * 2300;
+constexpr int64_t kDepthOfStage = 32;
 
-// The model of the pipelined rung leaves out the traffic of the memory, which all its tiles have
-// alike. Where products are thin it counts, and hardly overlaps with the arithmetic: H200, (4096,
-// 4096, 64), 63.6 us (2026-11), of which arithmetic would be 50 and memory 17.
-constexpr double kMemoryBytesPerCycle = 2300;
-
-double CyclesOfMemory(const SgemmProblem& problem, int64_t members) {
+double CyclesOfThinPipelined(const SgemmProblem& problem, const DeviceLimits& limits,
+                             int64_t members) {
   const double elements =
       1.0 * problem.m * problem.k + 1.0 * problem.n * problem.k + 1.0 * problem.m * problem.n;
-  return 4 * elements * members / kMemoryBytesPerCycle;
+  return CyclesOfPipelined(problem, limits, members, kDepthOfStage, kThinOfFloats) +
+         4 * elements * members / kMemoryBytesPerCycle;
 }
 
-// Up to kMostDepthShallow both rungs sum in the order of k, one term after the other, so that the
-// batch may be seen.
+// Where both rungs sum in the same order the batch may be seen.
 bool ThinPays(const SgemmProblem& problem, const DeviceLimits& limits) {
-  if (!CanUseThin(problem)) return false;
-  const int64_t members = problem.k <= kMostDepthShallow ? problem.Batch() : MembersSeen(problem);
-  return CyclesOfThin(problem, limits, members) <
-         CyclesOfPipelined(problem, limits, members) + CyclesOfMemory(problem, members);
+  if (!IsThin(problem)) return false;
+  const int64_t members = SumsInOrder(problem) ? problem.Batch() : MembersSeen(problem);
+  return CyclesOfThin(problem, limits, members) < CyclesOfThinPipelined(problem, limits, members);
 }
 
 bool TensorPays(const SgemmProblem& problem, const DeviceLimits& limits) {
   const int64_t members = MembersSeen(problem);
   const double cycles = CyclesOfTensor(problem, limits, members);
-  if (CanUseThin(problem) && CyclesOfThin(problem, limits, members) <= cycles) return false;
-  return cycles < CyclesOfPipelined(problem, limits, members);
+  if (IsThin(problem) && CyclesOfThin(problem, limits, members) <= cycles) return false;
+  return cycles < CyclesOfPipelined(problem, limits, members, 0, kFfmaOfFloats);
 }
 
 }  // namespace
@@ -115,7 +120,7 @@ Algorithm RungOf(const SgemmProblem& asked_problem, const DeviceLimits& limits, 
     case Algorithm::kTensor:
       return CanUseTensor(problem, limits, kMaxScratchBytes) ? asked : Algorithm::kPipelined;
     case Algorithm::kThin:
-      return CanUseThin(problem) ? asked : Algorithm::kPipelined;
+      return IsThin(problem) ? asked : Algorithm::kPipelined;
     case Algorithm::kAuto:
       if (CanUseTensor(problem, limits, kMaxScratchBytesUnasked) && TensorPays(problem, limits)) {
         return Algorithm::kTensor;

@@ -42,8 +42,8 @@ def plan_sgemm(
         algorithm: the rung of the ladder, "naive", "block_tile", "thread_tile", "warp_tile",
             "split_tile", "pipelined", "thin" or "tensor"; None takes what `default_algorithm` says,
             or chooses between the last three by a model of their times. Where a rung cannot serve
-            the plan is that of "pipelined". "thin": more than 64 of k and more than 16 rows and
-            columns. "tensor": fewer than 32 of k or more than 65536, a GPU or code without Hopper's tensor cores, or
+            the plan is that of "pipelined". "thin": more than 64 of k, or 128 where there are up to
+            16 rows or columns, and more than 4 rows and columns. "tensor": fewer than 32 of k or more than 65536, a GPU or code without Hopper's tensor cores, or
             scratch of more than 8 GiB for all members (4 GiB where it is not named).
         device: as for `plan_softmax`.
         aligned_a: a, or the padded copy of it, begins at a multiple of 16 bytes; a slice that XLA

@@ -120,7 +120,7 @@ def tier_serves(tier: Any, shape: Any, dtype: Any, operations: tuple[Any, ...]) 
 def product_boundaries() -> tuple[tuple[int, int, int], ...]:
     """(m, n, k) at which the plan of a product changes as one of them grows, and their neighbours."""
     found = set()
-    for fixed in ((64, 48), (33, 260), (256, 64), (130, 1000), (512, 512)):
+    for fixed in ((64, 48), (33, 260), (256, 64), (130, 1000), (512, 512), (5, 700)):
         for place in range(3):
 
             def sizes(size: int, place: int = place, fixed: tuple[int, int] = fixed) -> Any:
@@ -128,7 +128,8 @@ def product_boundaries() -> tuple[tuple[int, int, int], ...]:
 
             def layout(size: int, sizes: Callable[[int], Any] = sizes) -> Any:
                 p = jk.plan_sgemm(*sizes(size))
-                return p.block_m, p.block_n, p.split_k, p.pad_a > 0, p.pad_b > 0
+                shares = p.cluster_blocks, p.split_k
+                return p.algorithm, p.block_m, p.block_n, *shares, p.pad_a > 0, p.pad_b > 0
 
             for edge in _changes(layout, 1, 4096):
                 found |= {sizes(edge + d) for d in (-1, 0, 1)}

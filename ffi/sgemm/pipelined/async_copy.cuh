@@ -1,6 +1,6 @@
 // Copies from global to shared memory that run below the arithmetic, and how to wait for them.
 //
-// Owns: the PTX. Two ways: cp.async, issued by every thread for four bytes (compute capability
+// Owns: the PTX. Two ways: cp.async, issued by every thread for 4 or 16 bytes (compute capability
 // 8.0), and the tensor memory accelerator, which one thread asks for a whole tile (9.0) and which
 // counts its bytes at a barrier. Must not know: matrices.
 #ifndef JAXKERNELS_SGEMM_PIPELINED_ASYNC_COPY_CUH_
@@ -20,6 +20,13 @@ namespace jaxkernels {
 __device__ inline void CopyFloatAsync(uint32_t to, const float* from, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
                "r"(valid ? 4 : 0)
+               : "memory");
+}
+
+// The same of 16 bytes, where both places begin at multiples of that; past the L1 cache.
+__device__ inline void CopyPackAsync(uint32_t to, const float* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(valid ? 16 : 0)
                : "memory");
 }
 

@@ -1,8 +1,9 @@
 // Lines across k by few lines: the long operand is read once, straight into registers.
 //
 // Work split: a thread sums four lines times all few lines; `lanes` threads side by side have
-// neighbouring lines, and groups of them take turns at k. Memory: the few lines' part of k lies in
-// shared memory, a chunk at a time, the lines of one k together. Result: groups add up their sums
+// neighbouring lines, and groups of them take turns at k. Memory: a single line of the few is read
+// as it lies; of more their part of k lies in shared memory, a chunk at a time, the lines of one k
+// together. Result: groups add up their sums
 // in shared memory by halves, and the blocks of a cluster theirs (finish.cuh). Requires: kPack 4:
 // stored rows of the long operand begin at multiples of 16 bytes. `lanes` is a power of two.
 #ifndef JAXKERNELS_SGEMM_THIN_ACROSS_K_CUH_
@@ -10,6 +11,8 @@
 
 #include <cstdint>
 
+#include "core/shared_address.cuh"
+#include "sgemm/pipelined/async_copy.cuh"
 #include "sgemm/thin/args.cuh"
 #include "sgemm/thin/finish.cuh"
 
@@ -17,25 +20,18 @@ namespace jaxkernels {
 
 inline constexpr int kAcrossChunk = 512;  // k of the few lines in shared memory at once
 
+// Brings `count` k of the few lines, all at once on their way; zeros where there is no such line.
 template <int kFew>
 __device__ void StageFewAcross(const ThinArgs& args, const float* few, int64_t first_k, int count,
                                float* staged) {
-  if (args.few_along_k) {
-#pragma unroll 4
-    for (int line = 0; line < kFew; ++line) {
-      for (int k = threadIdx.x; k < count; k += kThinThreads) {
-        const bool exists = line < args.few;
-        staged[k * kFew + line] = exists ? few[line * args.product.k + first_k + k] : 0.0f;
-      }
-    }
-  } else {
-#pragma unroll 4
-    for (int i = threadIdx.x; i < count * kFew; i += kThinThreads) {
-      const int line = i % kFew;
-      const bool exists = line < args.few;
-      staged[i] = exists ? few[(first_k + i / kFew) * args.few + line] : 0.0f;
-    }
+  for (int i = threadIdx.x; i < count * kFew; i += kThinThreads) {
+    const int line = i % kFew, k = i / kFew;
+    const bool exists = line < args.few;
+    const int64_t from =
+        args.few_along_k ? line * args.product.k + first_k + k : (first_k + k) * args.few + line;
+    CopyFloatAsync(SharedAddress(staged + i), few + (exists ? from : 0), exists);
   }
+  WaitForAllAsync();
 }
 
 // The four lines of a thread: neighbours, or `lanes` apart where lines begin anywhere. Lines that
@@ -87,41 +83,45 @@ __device__ void AddOuter(const float (&v)[kAcrossLines], const float* few,
 }
 
 template <int kFew, int kPack>
-__global__ void __launch_bounds__(kThinThreads, kFew > 4 ? 2 : 3)
+__global__ void __launch_bounds__(kThinThreads, 3)
     SumAcrossK(const __grid_constant__ ThinArgs args) {
   constexpr int kHalf = kThinThreads / 2;
-  constexpr int kTree = kFew * kAcrossLines * kHalf, kStaged = kAcrossChunk * kFew;
+  constexpr bool kStages = kFew > 1;
+  constexpr int kTree = kFew * kAcrossLines * kHalf, kStaged = kStages ? kAcrossChunk * kFew : 0;
   __shared__ alignas(16) float staged[kTree > kStaged ? kTree : kStaged];
-  __shared__ float sums_of_block[32 * kAcrossLines * kFew];
+  __shared__ float sums_of_block[kAcrossMostLanes * kAcrossLines * kFew];
   const int lanes = args.lanes, lines_of_block = kAcrossLines * lanes;
   const int lane = threadIdx.x % lanes, group = threadIdx.x / lanes, groups = kThinThreads / lanes;
   const ThinBlock block = BlockOfThin(args, lines_of_block);
   const LinesOfThread<kPack> lines(block.first_line, lane, lanes, args.many);
   float sums[kFew][kAcrossLines] = {};
 
-  constexpr int kAtOnce = kFew > 1 ? 4 : 8;  // rows on their way to a thread
-  for (int64_t begin = 0; begin < block.count_k; begin += kAcrossChunk) {
-    const int count = static_cast<int>(min(block.count_k - begin, int64_t{kAcrossChunk}));
-    __syncthreads();
-    StageFewAcross<kFew>(args, block.few, block.first_k + begin, count, staged);
-    __syncthreads();
+  constexpr int kAtOnce = kStages ? 4 : 8;  // rows on their way to a thread
+  const int64_t chunk = kStages ? kAcrossChunk : args.k_per_block;
+  for (int64_t begin = 0; begin < block.count_k; begin += chunk) {
+    const int64_t count = min(block.count_k - begin, chunk);
+    const float* few = block.few + block.first_k + begin;
+    if constexpr (kStages) {
+      __syncthreads();
+      StageFewAcross<kFew>(args, block.few, block.first_k + begin, static_cast<int>(count), staged);
+      __syncthreads();
+      few = staged;
+    }
     const float* row = block.many + (block.first_k + begin + group) * args.many;
     const int64_t pitch = groups * args.many;
-    int k = group;
+    int64_t k = group;
     for (; k + (kAtOnce - 1) * groups < count; k += kAtOnce * groups) {
       float v[kAtOnce][kAcrossLines];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) lines.Load(row + i * pitch, v[i]);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        AddOuter<kFew>(v[i], staged + (k + i * groups) * kFew, sums);
-      }
+      for (int i = 0; i < kAtOnce; ++i) AddOuter<kFew>(v[i], few + (k + i * groups) * kFew, sums);
       row += kAtOnce * pitch;
     }
     for (; k < count; k += groups, row += pitch) {
       float v[kAcrossLines];
       lines.Load(row, v);
-      AddOuter<kFew>(v, staged + k * kFew, sums);
+      AddOuter<kFew>(v, few + k * kFew, sums);
     }
   }
 

@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "core/shared_address.cuh"
+#include "sgemm/pipelined/async_copy.cuh"
 #include "sgemm/thin/args.cuh"
 #include "sgemm/thin/finish.cuh"
 
@@ -17,32 +19,23 @@ namespace jaxkernels {
 
 // k of the few lines in shared memory at once. Four floats behind each line keep those of a k,
 // which are stored at once, in different banks.
-template <int kFew>
-inline constexpr int kAlongChunk = kFew > 4 ? 512 : 1024;
-template <int kFew>
-inline constexpr int kAlongPitch = kAlongChunk<kFew> + 4;
+inline constexpr int kAlongChunk = 1024, kAlongPitch = kAlongChunk + 4;
 
-// Brings `width` k of the few lines; zeros where there is no such line or k.
+// Brings `width` k of the few lines, all at once on their way; zeros where there is no such line or
+// k.
 template <int kFew>
 __device__ void StageFewAlong(const ThinArgs& args, const float* few, int64_t first_k, int count,
                               int width, float* staged) {
-  constexpr int kPitch = kAlongPitch<kFew>;
-  if (args.few_along_k) {
-#pragma unroll 4
-    for (int line = 0; line < kFew; ++line) {
-      for (int k = threadIdx.x; k < width; k += kThinThreads) {
-        const bool exists = line < args.few && k < count;
-        staged[line * kPitch + k] = exists ? few[line * args.product.k + first_k + k] : 0.0f;
-      }
-    }
-  } else {
-#pragma unroll 2
-    for (int i = threadIdx.x; i < width * kFew; i += kThinThreads) {
-      const int line = i % kFew, k = i / kFew;
-      const bool exists = line < args.few && k < count;
-      staged[line * kPitch + k] = exists ? few[(first_k + k) * args.few + line] : 0.0f;
-    }
+  for (int i = threadIdx.x; i < width * kFew; i += kThinThreads) {
+    const int line = args.few_along_k ? i / width : i % kFew;
+    const int k = args.few_along_k ? i % width : i / kFew;
+    const bool exists = line < args.few && k < count;
+    const int64_t from =
+        args.few_along_k ? line * args.product.k + first_k + k : (first_k + k) * args.few + line;
+    CopyFloatAsync(SharedAddress(staged + line * kAlongPitch + k), few + (exists ? from : 0),
+                   exists);
   }
+  WaitForAllAsync();
 }
 
 // Four k of a line of each lane: neighbours, or 32 apart where lines begin anywhere.
@@ -69,10 +62,11 @@ struct LaneOfK {
   }
 };
 
-// A step of kAlongStepK: `count` of them exist, all of them where kWhole.
+// A step of kAlongStepK: `count` of them exist, all of them where kWhole. The few lines have zeros
+// behind their end, or, a single one, none.
 template <int kFew, int kPack, bool kWhole>
 __device__ void AddStep(const float* const (&lines)[kAlongLinesOfWarp], int64_t at, int count,
-                        const float* staged, const LaneOfK<kPack>& lane,
+                        const float* few, const LaneOfK<kPack>& lane,
                         float (&sums)[kAlongLinesOfWarp * kFew]) {
   float v[kAlongLinesOfWarp][4];
 #pragma unroll
@@ -82,7 +76,7 @@ __device__ void AddStep(const float* const (&lines)[kAlongLinesOfWarp], int64_t 
 #pragma unroll
   for (int f = 0; f < kFew; ++f) {
     float x[4];
-    lane.template Load<true>(staged + f * kAlongPitch<kFew> + at, 0, x);
+    lane.template Load<kWhole || (kFew > 1)>(few + f * kAlongPitch + at, count, x);
 #pragma unroll
     for (int r = 0; r < kAlongLinesOfWarp; ++r) {
 #pragma unroll
@@ -91,8 +85,8 @@ __device__ void AddStep(const float* const (&lines)[kAlongLinesOfWarp], int64_t 
   }
 }
 
-// Adds up the sums of a warp's lanes. Afterwards lane l has those that begin at l * kCount / 32 in
-// the first places, or, if they are less than lanes, some neighbouring lanes have the same one.
+// Adds up the sums of a warp's lanes, no more than these. Afterwards lane l has the sum number
+// l * kCount / 32 in the first place.
 template <int kCount>
 __device__ void AddLanes(int lane, float (&sums)[kCount]) {
   constexpr unsigned kAllLanes = 0xffffffff;
@@ -115,31 +109,36 @@ __device__ void AddLanes(int lane, float (&sums)[kCount]) {
   }
 }
 
-// As AlongTurns has it.
-template <int kFew>
-inline constexpr int kAlongTurns = AlongTurns(kFew);
-
 template <int kFew, int kPack>
-__global__ void __launch_bounds__(kThinThreads, kFew > 4 ? 2 : 3)
+__global__ void __launch_bounds__(kThinThreads, 3)
     SumAlongK(const __grid_constant__ ThinArgs args) {
-  constexpr int kTurns = kAlongTurns<kFew>, kLines = kTurns * kAlongLinesOfTurn;
   constexpr int kRows = kAlongLinesOfWarp, kSums = kRows * kFew;
-  __shared__ alignas(16) float staged[kFew * kAlongPitch<kFew>];
-  __shared__ float sums_of_block[kLines * kFew];
-  const ThinBlock block = BlockOfThin(args, kLines);
+  constexpr bool kStages = kFew > 1;
+  __shared__ alignas(16) float staged[kStages ? kFew * kAlongPitch : 1];
+  __shared__ float sums_of_block[kAlongMostTurns * kAlongLinesOfTurn * kFew];
+  const int lines_of_block = args.turns * kAlongLinesOfTurn;
+  const ThinBlock block = BlockOfThin(args, lines_of_block);
   const int warp = threadIdx.x / 32;
   const LaneOfK<kPack> lane{static_cast<int>(threadIdx.x % 32)};
-  for (int i = threadIdx.x; i < kLines * kFew; i += kThinThreads) sums_of_block[i] = 0.0f;
+  for (int i = threadIdx.x; i < lines_of_block * kFew; i += kThinThreads) sums_of_block[i] = 0.0f;
+  __syncthreads();
 
-  for (int64_t begin = 0; begin < block.count_k; begin += kAlongChunk<kFew>) {
-    const int count = static_cast<int>(min(block.count_k - begin, int64_t{kAlongChunk<kFew>}));
-    const int width = (count + kAlongStepK - 1) / kAlongStepK * kAlongStepK;
-    __syncthreads();
-    StageFewAlong<kFew>(args, block.few, block.first_k + begin, count, width, staged);
-    __syncthreads();
+  const int64_t chunk = kStages ? kAlongChunk : args.k_per_block;
+  for (int64_t begin = 0; begin < block.count_k; begin += chunk) {
+    const int64_t count = min(block.count_k - begin, chunk);
+    const float* few = block.few + block.first_k + begin;
+    if constexpr (kStages) {
+      const int width = static_cast<int>((count + kAlongStepK - 1) / kAlongStepK * kAlongStepK);
+      if (begin > 0) __syncthreads();
+      StageFewAlong<kFew>(args, block.few, block.first_k + begin, static_cast<int>(count), width,
+                          staged);
+      __syncthreads();
+      few = staged;
+    }
 #pragma unroll 1
-    for (int turn = 0; turn < kTurns; ++turn) {
+    for (int turn = 0; turn < args.turns; ++turn) {
       const int first = turn * kAlongLinesOfTurn + warp * kRows;
+      if (block.first_line + first >= args.many) break;
       const float* lines[kRows];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
@@ -147,26 +146,25 @@ __global__ void __launch_bounds__(kThinThreads, kFew > 4 ? 2 : 3)
         lines[r] = block.many + line * args.product.k + block.first_k + begin;
       }
       float sums[kSums] = {};
-      int k = 0;
+      int64_t k = 0;
 #pragma unroll(kFew > 1 ? 1 : 2)
       for (; k + kAlongStepK <= count; k += kAlongStepK) {
-        AddStep<kFew, kPack, true>(lines, k, 0, staged, lane, sums);
+        AddStep<kFew, kPack, true>(lines, k, 0, few, lane, sums);
       }
-      if (k < count) AddStep<kFew, kPack, false>(lines, k, count - k, staged, lane, sums);
+      if (k < count) {
+        AddStep<kFew, kPack, false>(lines, k, static_cast<int>(count - k), few, lane, sums);
+      }
       AddLanes(lane.lane, sums);
       // Each sum has one thread, in every chunk the same.
-      constexpr int kHeld = kSums > 32 ? kSums / 32 : 1, kLanesOfSum = kSums < 32 ? 32 / kSums : 1;
-#pragma unroll
-      for (int i = 0; i < kHeld; ++i) {
-        const int index = lane.lane / kLanesOfSum * kHeld + i;
-        const int line = first + index / kFew, few = index % kFew;
-        if (lane.lane % kLanesOfSum == 0 && few < args.few) {
-          sums_of_block[PlaceOfSum(args, kLines, line, few)] += sums[i];
-        }
+      constexpr int kLanesOfSum = 32 / kSums;
+      const int line = first + lane.lane / kLanesOfSum / kFew;
+      const int of_few = lane.lane / kLanesOfSum % kFew;
+      if (lane.lane % kLanesOfSum == 0 && of_few < args.few) {
+        sums_of_block[PlaceOfSum(args, lines_of_block, line, of_few)] += sums[0];
       }
     }
   }
-  StoreSums(args, block, kLines, sums_of_block);
+  StoreSums(args, block, lines_of_block, sums_of_block);
 }
 
 }  // namespace jaxkernels

@@ -19,6 +19,7 @@ struct ThinArgs {
   bool few_along_k;     // how the operand of few lines lies
   int few;              // its lines
   int lanes;            // kAcrossK: threads side by side along the lines
+  int turns;            // kAlongK: how often a block takes lines
   int64_t many;         // lines of the other one
   int64_t k_per_block;  // that a block sums; the last ones may have less, or none
   unsigned groups;      // of lines, each of which has `parts` blocks

@@ -7,15 +7,23 @@
 namespace jaxkernels {
 namespace {
 
-// Not measured yet; by arithmetic of an H200's data sheet, at 1.75 GHz.
+// Fitted to 223 products on an H200 (2026-11), at 1.75 GHz.
 struct ThinCost {
-  // From the start of the kernel to its end where there is nothing to do, and of a second one.
-  static constexpr double kLaunchCycles = 4000;
-  static constexpr double kReduceCycles = 4000;
-  // Of operands and results, 4.0 TB/s.
-  static constexpr double kBytesPerCycle = 2300;
-  // FFMA of an SM in a cycle that kShallow reaches.
-  static constexpr double kShallowFfmaPerCycle = 75;
+  // From the start of the kernel to its end where there is little to do, and what clusters and a
+  // second kernel add.
+  static constexpr double kLaunchCycles = 5000, kClusterCycles = 1500, kReduceCycles = 4000;
+  // Of operands and results; of four few lines. 16384 x 16384 by so many lines, us:
+  // 1 line along k 254, across 244
+  // 4 lines along k 385, across 258
+  static constexpr double kBytesPerCycle = 2400;
+  static constexpr double kBytesPerCycleAlongOfFour = 1700, kBytesPerCycleAcrossOfFour = 2200;
+  // kShallow: FFMA of an SM in a cycle, and what a block takes besides. (4096, 4096, k), us:
+  // k = 1 21.3, 8 24.6, 16 31.1, 32 45.0, 64 79.9
+  // Threads of fewer rows read more of shared memory: 1000 x (64, 64, 64), of four rows, 35.3 us.
+  static constexpr double kBlockCycles = 200;
+  static constexpr double ShallowFfmaPerCycle(int rows) {
+    return rows > 4 ? 75 : rows > 2 ? 55 : 35;
+  }
   // Bytes that an SM can ask for, so that few blocks are slower.
   static constexpr double kBytesPerCycleOfSm = 40;
 };
@@ -25,9 +33,11 @@ constexpr int64_t kBlocksForTwoSms = 3;
 
 // k of a block, at least: a few steps of every thread.
 constexpr int64_t kLeastDepthAlong = 512;
-constexpr int64_t kLeastStepsAcross = 8;
-// Lines that lie across k: those of a block, at most and at least.
-constexpr int kMostLanesAcross = 32, kLeastLanesAcross = 8;
+constexpr int64_t kLeastStepsAcross = 16;
+// Bytes of lines that a block should have, so that its beginning and end do not count.
+constexpr int64_t kBytesOfBlock = 64 * 1024;
+// Threads side by side on lines across k.
+constexpr int kUsualLanesAcross = 32, kLeastLanesAcross = 8;
 // The longest sum of a thread, for the sake of accuracy.
 constexpr int64_t kMostDepthOfThread = 1024;
 // Shares of k begin at multiples of 16 bytes.
@@ -78,6 +88,40 @@ void ShareDepth(const SgemmProblem& problem, const DeviceLimits& limits, int64_t
   choice->split_k = split_k > 0 ? split_k : CeilDiv(problem.k, choice->k_per_block * cluster);
 }
 
+// How many lines a block takes changes no sum, so that the batch may be seen.
+int ChooseTurns(const SgemmProblem& problem, const DeviceLimits& limits, int64_t many,
+                const ThinChoice& choice) {
+  const int64_t shares = choice.cluster_blocks * choice.split_k * problem.Batch();
+  int turns = 1;
+  while (turns < kAlongMostTurns &&
+         turns * kAlongLinesOfTurn * choice.k_per_block * 4 < kBytesOfBlock &&
+         CeilDiv(many, 2 * turns * kAlongLinesOfTurn) * shares >= int64_t{3} * limits.sm_count) {
+    turns *= 2;
+  }
+  return turns;
+}
+
+// As many as fill rows of 512 bytes, or twice as many; fewer where lines are few, or blocks would
+// be.
+int ChooseLanes(const SgemmProblem& problem, const DeviceLimits& limits, int64_t many) {
+  const auto blocks_of = [&](int lanes) {  // without a second kernel
+    const int64_t least = kLeastStepsAcross * kThinThreads / lanes;
+    return CeilDiv(many, kAcrossLines * lanes) *
+           std::clamp<int64_t>(problem.k / least, 1, limits.cluster_blocks);
+  };
+  const auto are_few = [&](int lanes) {
+    return 2 * blocks_of(lanes) < kBlocksForTwoSms * limits.sm_count;
+  };
+  if (!are_few(kAcrossMostLanes)) return kAcrossMostLanes;
+  int lanes = kUsualLanesAcross;
+  while (lanes > kLeastLanesAcross && kAcrossLines * lanes / 2 >= many) lanes /= 2;
+  while (lanes > kLeastLanesAcross && are_few(lanes) && blocks_of(lanes / 2) > blocks_of(lanes) &&
+         problem.k >= kLeastStepsAcross * 2 * kThinThreads / lanes) {
+    lanes /= 2;
+  }
+  return lanes;
+}
+
 ThinChoice ChooseFewLines(const SgemmProblem& problem, const DeviceLimits& limits, int split_k) {
   ThinChoice choice;
   choice.many_is_a = problem.m >= problem.n;
@@ -86,39 +130,49 @@ ThinChoice ChooseFewLines(const SgemmProblem& problem, const DeviceLimits& limit
   const bool along_k = choice.many_is_a ? !problem.trans_a : problem.trans_b;
   if (along_k) {
     choice.form = ThinForm::kAlongK;
-    const int64_t groups = CeilDiv(many, AlongTurns(choice.few) * kAlongLinesOfTurn);
-    ShareDepth(problem, limits, groups, kLeastDepthAlong, kMostDepthOfThread * kAlongStepK / 4,
-               split_k, &choice);
+    ShareDepth(problem, limits, CeilDiv(many, kAlongLinesOfTurn), kLeastDepthAlong,
+               kMostDepthOfThread * kAlongSlices, split_k, &choice);
+    choice.turns = ChooseTurns(problem, limits, many, choice);
     return choice;
   }
   choice.form = ThinForm::kAcrossK;
-  const auto blocks_of = [&](int lanes) {  // without a second kernel
-    const int64_t least = kLeastStepsAcross * kThinThreads / lanes;
-    return CeilDiv(many, kAcrossLines * lanes) *
-           std::clamp<int64_t>(problem.k / least, 1, limits.cluster_blocks);
-  };
-  choice.lanes = kMostLanesAcross;
-  while (choice.lanes > kLeastLanesAcross &&
-         2 * blocks_of(choice.lanes) < kBlocksForTwoSms * limits.sm_count) {
-    choice.lanes /= 2;
-  }
+  choice.lanes = ChooseLanes(problem, limits, many);
   const int64_t groups_of_k = kThinThreads / choice.lanes;
   ShareDepth(problem, limits, CeilDiv(many, kAcrossLines * choice.lanes),
              kLeastStepsAcross * groups_of_k, kMostDepthOfThread * groups_of_k, split_k, &choice);
   return choice;
 }
 
-}  // namespace
+// Where kShallow serves: products of few k, somewhat more where one side has few lines.
+constexpr int64_t kMostDepthShallow = 64, kMostDepthOfFewLines = 128;
+constexpr int64_t kFewLinesShallow = 16;
+// From so many k on very few lines have forms of their own.
+constexpr int64_t kLeastDepthOfLines = 17;
 
-ThinChoice ChooseThin(const SgemmProblem& problem, const DeviceLimits& limits, int split_k) {
-  if (problem.k <= kMostDepthShallow) return ChooseShallow(problem, limits);
-  if (std::min(problem.m, problem.n) <= kThinMostFew) {
-    return ChooseFewLines(problem, limits, split_k);
-  }
-  return {};
+bool IsOfFewLines(const SgemmProblem& problem) {
+  return std::min(problem.m, problem.n) <= kThinMostFew && problem.k >= kLeastDepthOfLines;
 }
 
-double CyclesOfThin(const SgemmProblem& problem, const DeviceLimits& limits, int64_t members) {
+}  // namespace
+
+bool IsThin(const SgemmProblem& problem) {
+  const bool few_lines = std::min(problem.m, problem.n) <= kFewLinesShallow;
+  return problem.k <= (few_lines ? kMostDepthOfFewLines : kMostDepthShallow) ||
+         IsOfFewLines(problem);
+}
+
+bool SumsInOrder(const SgemmProblem& problem) {
+  return problem.k <= kMostDepthShallow && !IsOfFewLines(problem);
+}
+
+ThinChoice ChooseThin(const SgemmProblem& problem, const DeviceLimits& limits, int split_k) {
+  if (!IsThin(problem)) return {};
+  return IsOfFewLines(problem) ? ChooseFewLines(problem, limits, split_k)
+                               : ChooseShallow(problem, limits);
+}
+
+double CyclesOfThin(SgemmProblem problem, const DeviceLimits& limits, int64_t members) {
+  if (members == 1) problem.batch_dims = 0;  // what a block takes may follow from the batch
   const ThinChoice choice = ChooseThin(problem, limits, 0);
   const double elements = static_cast<double>(problem.m) * problem.k +
                           static_cast<double>(problem.n) * problem.k +
@@ -132,18 +186,21 @@ double CyclesOfThin(const SgemmProblem& problem, const DeviceLimits& limits, int
     const int64_t n = choice.many_is_a ? problem.m : problem.n;
     const int64_t blocks = CeilDiv(m, lines_m) * CeilDiv(n, lines_n) * members;
     const double of_block = static_cast<double>(lines_m * lines_n) * problem.k;
-    const double computing =
-        CeilDiv(blocks, limits.sm_count) * of_block / ThinCost::kShallowFfmaPerCycle;
-    return cycles + std::max(bytes / ThinCost::kBytesPerCycle, computing);
+    const double waves = std::max(1.0, static_cast<double>(blocks) / limits.sm_count);
+    return cycles + bytes / ThinCost::kBytesPerCycle +
+           waves * (ThinCost::kBlockCycles + of_block / ThinCost::ShallowFfmaPerCycle(choice.rows));
   }
-  const int64_t lines = choice.form == ThinForm::kAlongK
-                            ? AlongTurns(choice.few) * kAlongLinesOfTurn
-                            : kAcrossLines * choice.lanes;
+  const bool along_k = choice.form == ThinForm::kAlongK;
+  const int64_t lines = along_k ? choice.turns * kAlongLinesOfTurn : kAcrossLines * choice.lanes;
   const int64_t groups = CeilDiv(std::max(problem.m, problem.n), lines);
   const int64_t blocks = groups * choice.cluster_blocks * choice.split_k * members;
   const double busy = static_cast<double>(std::min<int64_t>(blocks, limits.sm_count));
+  const double most = choice.few == 1 ? ThinCost::kBytesPerCycle
+                      : along_k       ? ThinCost::kBytesPerCycleAlongOfFour
+                                      : ThinCost::kBytesPerCycleAcrossOfFour;
+  if (choice.cluster_blocks > 1) cycles += ThinCost::kClusterCycles;
   if (choice.split_k > 1) cycles += ThinCost::kReduceCycles;
-  return cycles + bytes / std::min(ThinCost::kBytesPerCycle, busy * ThinCost::kBytesPerCycleOfSm);
+  return cycles + bytes / std::min(most, busy * ThinCost::kBytesPerCycleOfSm);
 }
 
 }  // namespace jaxkernels

@@ -13,9 +13,12 @@
 
 namespace jaxkernels {
 
-// From so many k on products of few lines are no longer kShallow, and up to so many products of
-// many lines on both sides are.
-inline constexpr int64_t kMostDepthShallow = 64;
+// Whether any form serves: few k, somewhat more where one side has few lines, or very few lines.
+bool IsThin(const SgemmProblem& problem);
+
+// Whether each element is one chain of FFMA in the order of k, as those of the pipelined rung are
+// up to 64 k: so few are neither split nor shared by slices.
+bool SumsInOrder(const SgemmProblem& problem);
 
 struct ThinChoice {
   ThinForm form = ThinForm::kNone;  // of a product that is not thin
@@ -23,6 +26,7 @@ struct ThinChoice {
   int few = 1;                      // lines that a kernel has sums of; not of kShallow
   int lanes = 32;                   // threads side by side along lines, or columns of C
   int rows = 1;                     // kShallow: of a thread
+  int turns = 1;                    // kAlongK: how often a block takes lines
   int cluster_blocks = 1;
   int64_t split_k = 1;
   int64_t k_per_block = 0;
@@ -32,7 +36,7 @@ struct ThinChoice {
 ThinChoice ChooseThin(const SgemmProblem& problem, const DeviceLimits& limits, int split_k);
 
 // What it is expected to take for so many members of the batch, in the cycles of tile_choice.h.
-double CyclesOfThin(const SgemmProblem& problem, const DeviceLimits& limits, int64_t members);
+double CyclesOfThin(SgemmProblem problem, const DeviceLimits& limits, int64_t members);
 
 }  // namespace jaxkernels
 

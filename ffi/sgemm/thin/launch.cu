@@ -22,14 +22,7 @@ const void* KernelOfFew(ThinForm form, bool in_packs) {
 }
 
 const void* FindKernel(ThinForm form, int few, bool in_packs) {
-  switch (few) {
-    case 1:
-      return KernelOfFew<1>(form, in_packs);
-    case 4:
-      return KernelOfFew<4>(form, in_packs);
-    default:
-      return KernelOfFew<16>(form, in_packs);
-  }
+  return few == 1 ? KernelOfFew<1>(form, in_packs) : KernelOfFew<4>(form, in_packs);
 }
 
 template <int kRows>
@@ -87,8 +80,8 @@ cudaError_t LaunchShallow(const SgemmPlan& plan, const SgemmArgs& product, bool 
   args.along_k_a = plan.many_is_a ? b_along_k : a_along_k;
   args.along_k_b = plan.many_is_a ? a_along_k : b_along_k;
   args.lanes = (plan.many_is_a ? plan.block_m : plan.block_n) / kShallowColumns;
-  args.depth = ShallowDepth(args.lanes);
-  args.pitch_a = ShallowPitchA(product.k, args.lanes);
+  args.depth = plan.block_k;
+  args.pitch_a = ShallowPitchA(args.depth);
   args.pitch_b = ShallowPitchB(args.lanes);
   args.tiles_m = static_cast<unsigned>(plan.many_is_a ? plan.tiles_n : plan.tiles_m);
   args.tiles_n = static_cast<unsigned>(plan.many_is_a ? plan.tiles_m : plan.tiles_n);
@@ -109,7 +102,9 @@ cudaError_t LaunchThin(const SgemmPlan& plan, const SgemmArgs& product, bool a_a
   args.few_along_k = plan.many_is_a ? b_along_k : a_along_k;
   args.few = static_cast<int>(plan.many_is_a ? product.n : product.m);
   args.many = plan.many_is_a ? product.m : product.n;
-  args.lanes = (plan.many_is_a ? plan.block_m : plan.block_n) / kAcrossLines;
+  const int lines_of_block = plan.many_is_a ? plan.block_m : plan.block_n;
+  args.lanes = lines_of_block / kAcrossLines;
+  args.turns = lines_of_block / kAlongLinesOfTurn;
   args.k_per_block = plan.k_per_split / plan.cluster_blocks;
   args.groups = static_cast<unsigned>(plan.tiles_m * plan.tiles_n);
   args.parts = static_cast<unsigned>(plan.cluster_blocks * plan.split_k);

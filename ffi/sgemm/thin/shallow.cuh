@@ -1,8 +1,9 @@
-// Few k: C is written once, and that is what takes the time.
+// Few k: operands are read and C is written once, and that is what takes the time.
 //
 // Work split: a thread has four columns of C and kRows rows; `lanes` threads side by side share
 // rows. Memory: all k, or a part of them, of a block's rows of A and columns of B lie in shared
-// memory. Nothing is fetched below the arithmetic: the blocks of an SM take turns at that.
+// memory; copies that pass by the registers keep many bytes on their way. Nothing is fetched below
+// the arithmetic: the blocks of an SM take turns at that.
 // Requires: kPack 4: rows of C and of the result begin at multiples of 16 bytes. `lanes` is a power
 // of two, 4 to 32.
 #ifndef JAXKERNELS_SGEMM_THIN_SHALLOW_CUH_
@@ -10,8 +11,10 @@
 
 #include <cstdint>
 
+#include "core/shared_address.cuh"
 #include "sgemm/args.cuh"
 #include "sgemm/epilogue.cuh"
+#include "sgemm/pipelined/async_copy.cuh"
 #include "sgemm/thin/forms.h"
 
 namespace jaxkernels {
@@ -49,58 +52,59 @@ struct ShallowArgs {
   unsigned tiles_m, tiles_n;
 };
 
-// Four k of a line, from `k` on; zeros where there are none.
-__device__ inline float4 LoadQuadOfK(const ShallowOperand& operand, int line, int k) {
-  if (line >= operand.lines || k >= operand.depth) return {};
-  const float* const from = operand.At(line, k);
-  if (operand.along_k && operand.in_packs) return *reinterpret_cast<const float4*>(from);
-  const int64_t step = operand.along_k ? 1 : operand.pitch;
-  const int left = operand.depth - k;
-  return {from[0], left > 1 ? from[step] : 0.0f, left > 2 ? from[2 * step] : 0.0f,
-          left > 3 ? from[3 * step] : 0.0f};
+// Copies four k of a line, from `k` on, to places `step` floats apart; zeros where there are none.
+__device__ inline void CopyQuadOfK(const ShallowOperand& operand, int line, int k, int step,
+                                   float* to) {
+  const bool exists = line < operand.lines;
+  const float* const from = exists ? operand.At(line, k) : operand.data;
+  const int64_t stride = operand.along_k ? 1 : operand.pitch;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const bool valid = exists && k + i < operand.depth;
+    CopyFloatAsync(SharedAddress(to + i * step), valid ? from + i * stride : operand.data, valid);
+  }
 }
 
 // Rows of A by k: [row][k], `pitch` floats apart. Neighbouring threads read neighbours in memory,
 // but where lines lie along k and begin anywhere.
-__device__ inline void StageRows(const ShallowOperand& a, int rows, int quads, int pitch,
-                                 float* staged) {
-#pragma unroll 2
+__device__ inline void CopyRows(const ShallowOperand& a, int rows, int quads, int pitch,
+                                float* staged) {
   for (int i = threadIdx.x; i < rows * quads; i += kThinThreads) {
     const int row = a.along_k ? i / quads : i % rows;
     const int quad = a.along_k ? i % quads : i / rows;
-    *reinterpret_cast<float4*>(staged + row * pitch + 4 * quad) = LoadQuadOfK(a, row, 4 * quad);
+    float* const to = staged + row * pitch + 4 * quad;
+    if (a.along_k && a.in_packs) {
+      const bool valid = row < a.lines;
+      CopyPackAsync(SharedAddress(to), valid ? a.At(row, 4 * quad) : a.data, valid);
+    } else {
+      CopyQuadOfK(a, row, 4 * quad, 1, to);
+    }
   }
 }
 
 // Columns of B by k: [k][column].
-__device__ inline void StageColumns(const ShallowOperand& b, int columns, int quads, int pitch,
-                                    float* staged) {
+__device__ inline void CopyColumns(const ShallowOperand& b, int columns, int quads, int pitch,
+                                   float* staged) {
   if (b.along_k) {
     const int pairs = (quads + 1) / 2;  // a warp stores 16 columns by 2 quads
-#pragma unroll 2
     for (int i = threadIdx.x; i < columns * pairs * 2; i += kThinThreads) {
       const int chunk = i / 32;
       const int column = chunk / pairs * 16 + i % 16, quad = chunk % pairs * 2 + i / 16 % 2;
       if (quad >= quads) continue;
-      const float4 v = LoadQuadOfK(b, column, 4 * quad);
-      float* const to = staged + 4 * quad * pitch + column;
-      to[0] = v.x, to[pitch] = v.y, to[2 * pitch] = v.z, to[3 * pitch] = v.w;
+      CopyQuadOfK(b, column, 4 * quad, pitch, staged + 4 * quad * pitch + column);
     }
-  } else if (b.in_packs) {
-    const int packs = columns / 4;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < packs * quads * 4; i += kThinThreads) {
-      const int k = i / packs, column = i % packs * 4;
-      const bool exists = k < b.depth && column < b.lines;
-      *reinterpret_cast<float4*>(staged + k * pitch + column) =
-          exists ? *reinterpret_cast<const float4*>(b.At(column, k)) : float4{};
-    }
-  } else {
-#pragma unroll 2
-    for (int i = threadIdx.x; i < columns * quads * 4; i += kThinThreads) {
-      const int k = i / columns, column = i % columns;
-      const bool exists = k < b.depth && column < b.lines;
-      staged[k * pitch + column] = exists ? *b.At(column, k) : 0.0f;
+    return;
+  }
+  const int width = b.in_packs ? 4 : 1, copies = columns / width;
+  for (int i = threadIdx.x; i < copies * quads * 4; i += kThinThreads) {
+    const int k = i / copies, column = i % copies * width;
+    const bool valid = k < b.depth && column < b.lines;
+    const float* const from = valid ? b.At(column, k) : b.data;
+    float* const to = staged + k * pitch + column;
+    if (b.in_packs) {
+      CopyPackAsync(SharedAddress(to), from, valid);
+    } else {
+      CopyFloatAsync(SharedAddress(to), from, valid);
     }
   }
 }
@@ -166,8 +170,9 @@ __global__ void __launch_bounds__(kThinThreads, 3)
     a.depth = b.depth = static_cast<int>(min(product.k - k, int64_t{args.depth}));
     const int quads = (a.depth + 3) / 4;
     if (k > 0) __syncthreads();
-    StageRows(a, rows, quads, pitch_a, staged);
-    StageColumns(b, columns, quads, pitch_b, staged_b);
+    CopyRows(a, rows, quads, pitch_a, staged);
+    CopyColumns(b, columns, quads, pitch_b, staged_b);
+    WaitForAllAsync();
     a.Advance(args.depth);
     b.Advance(args.depth);
     __syncthreads();
