@@ -178,7 +178,6 @@ def dot_product_attention(
         band=band,
         empty_rows=empty_rows,
         implementation=implementation,
-        plain_on_gpus=path.implementation == "xla",
         result_dtype=None if force_fp32_for_softmax else dtype,
     )
     _sow(module, weights)

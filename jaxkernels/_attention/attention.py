@@ -224,7 +224,6 @@ def dot_product_attention(
         *(given, scale, band),
         empty_rows=empty_rows or "zero",
         implementation=implementation,
-        plain_on_gpus=path.implementation == "xla",
         floor=floor,
     )
     result = result.reshape(shape)

@@ -47,7 +47,6 @@ class Problem:
         band: which keys a query sees by its index.
         scale: None if it is an array, or not positive.
         is_drop_in: all else is what cuDNN has: zero for queries without keys, and no residual.
-        with_gradients: whether reverse mode asks for gradients of q, k and v.
     """
 
     shape: tuple[Any, ...]
@@ -58,17 +57,18 @@ class Problem:
     band: Band = Band(from_end=False)  # noqa: RUF009 (it is frozen)
     scale: float | None = 1.0
     is_drop_in: bool = True
-    with_gradients: bool = True
 
     @property
-    def pairs(self) -> int:
-        """Pairs of a query and a key in each head."""
-        return self.shape[1] * self.shape[2]
+    def scores(self) -> int:
+        """Pairs of a query and a key, of all heads."""
+        batch, t, s, heads, _, _ = self.shape
+        return batch * heads * t * s
 
     @property
-    def is_causal(self) -> bool:
-        """Whether queries see no later keys."""
-        return self.band.right is not None and self.band.right <= 0
+    def blocks(self) -> int:
+        """Blocks of 128 queries that cuDNN's forward pass has, or of 128 keys its backward pass, the fewer."""
+        batch, t, s, heads, _, _ = self.shape
+        return batch * heads * -(-min(t, s) // _LINES_OF_BLOCK)
 
 
 class Choice(NamedTuple):
@@ -83,23 +83,28 @@ class Rule(NamedTuple):
     choice: Choice
 
 
-# Fewer pairs of a query and a key than these go past cuDNN.
-PAIRS_FOR_CUDNN = 512 * 512
-
-_OURS, _XLA, _CUDNN = "ffi", "xla", "cudnn"
-# One measurement a line: H200, bfloat16, (B, length, heads, H); ms forward / with gradients.
+_OURS, _CUDNN = "ffi", "cudnn"
+_LINES_OF_BLOCK = 128
+# Measured on an H200, 2026-11-24, in 16 bits, (B, T x S, N, H), ms forward, or with gradients "(g)": cuDNN, ours.
+# XLA's own softmax between its products is nowhere faster than ours by more than 6 % from 0.1 ms on.
 TABLE = (
-    # (4, 2048, 16, 64) causal: cuDNN 0.12 / 0.47, XLA 1.50 / 4.23, ours 1.33 / 3.15.
-    # (4, 2048, 16, 64): cuDNN 0.21 / 0.72, XLA 0.98 / 3.05, ours 1.57 / 3.42.
-    # (4, 1024, 16, 64): cuDNN 0.12 / 0.23, XLA 0.29 / 0.86, ours 0.43 / 0.91.
     Rule(
-        lambda p: p.pairs >= PAIRS_FOR_CUDNN,
+        # Fewer scores take ours no longer than cuDNN takes to begin.
+        # (1, 1664 x 1664, 2, 128) causal: 0.073, 0.052
+        # (8, 384 x 384, 8, 32): 0.072, 0.052; (g) 0.187, 0.108
+        # (2, 427 x 1280, 31, 40) causal: 0.086, 0.128
+        # (16, 512 x 512, 8, 64) mask: 0.091, 0.172; (g) 0.216, 0.319
+        # (4, 1024 x 1024, 16, 64): 0.089, 0.279; (g) 0.233, 0.534
+        # (4, 2048 x 2048, 16, 64): 0.181, 0.948; (g) 0.679, 1.791
+        # Fewer blocks leave most of the GPU idle.
+        # (2, 7296 x 1024, 2, 128) bias, 32 blocks: (g) 0.660, 0.367
+        # (16, 3520 x 320, 1, 128) bias, 48 blocks: (g) 0.359, 0.240
+        # (4, 2624 x 6784, 2, 64) causal, 168 blocks: 0.067, 0.402
+        lambda p: p.scores >= 2**24 and p.blocks >= 64,
         Choice(_CUDNN, "cuDNN's flash attention keeps no scores in memory"),
     ),
-    # (4, 2048, 16, 64) causal, without cuDNN: the kernel reads half of the scores.
-    Rule(lambda p: p.is_causal, Choice(_OURS, "our softmax reads only what a causal row sees")),
-    # (8, 384, 8, 32): XLA 0.06 / 0.17, cuDNN 0.07 / 0.13, ours 0.09 / 0.16.
-    Rule(lambda p: True, Choice(_XLA, "XLA fuses the softmax of short rows that see all keys")),
+    # (16, 896 x 896, 4, 256) bias, which cuDNN gets: 0.292, 0.273
+    Rule(lambda p: True, Choice(_OURS, "few scores: our softmax between XLA's products")),
 )
 
 TYPES_OF_CUDNN = ("bfloat16", "float16")
@@ -128,24 +133,9 @@ def choose(problem: Problem, machine: Machine | None) -> Choice:
     if not problem.is_drop_in:
         return Choice(_OURS, "only ours has what the arguments ask for")
     why_not = why_not_cudnn(problem, machine)
-    rules = (rule for rule in TABLE if rule.holds(problem))
-    if not why_not:
-        return next(rules).choice
-    found = next(rule.choice for rule in rules if rule.choice.implementation != _CUDNN)
-    return Choice(found.implementation, f"{found.why}; cuDNN: {why_not}")
-
-
-def choose_both(problem: Problem, machine: Machine | None) -> tuple[Choice, Choice]:
-    """Who computes a problem of which nobody knows whether it will be differentiated.
-
-    Returns:
-        Who does, and who does where it is not. The two differ where reverse mode takes cuDNN alone: only
-        its primitive can still be lowered to another.
-    """
-    both = choose(dataclasses.replace(problem, with_gradients=True), machine)
-    if both.implementation != _CUDNN:
-        return both, both
-    return both, choose(dataclasses.replace(problem, with_gradients=False), machine)
+    if why_not:
+        return Choice(_OURS, f"cuDNN: {why_not}")
+    return next(rule.choice for rule in TABLE if rule.holds(problem))
 
 
 def why_not_cudnn(problem: Problem, machine: Machine) -> str:

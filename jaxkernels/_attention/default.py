@@ -64,17 +64,15 @@ def path_of(
     machine = this_machine()
     serves = is_drop_in and _is_split_by_rows(given)
     chosen: AttentionImplementation = "xla"
-    alone: AttentionImplementation = "cudnn"
     if not is_pinned:
-        both = choice.choose_both(problem, machine)
-        chosen, alone = both[0].implementation, both[1].implementation
+        chosen = choice.choose(problem, machine).implementation
     elif serves and machine is not None and not choice.why_not_cudnn(problem, machine):
         chosen = "cudnn"
     if chosen != "cudnn" or factor is None:
         return Path(chosen)
     if not serves:
         return Path("ffi")
-    return Path("cudnn", Call(names_of(given), factor, band, alone=alone, is_pinned=is_pinned))
+    return Path("cudnn", Call(names_of(given), factor, band, is_pinned=is_pinned))
 
 
 def _positive(scale: Any) -> float | None:

@@ -41,7 +41,7 @@ def _plain_forward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]
     given = call.operands(operands)
     form = functools.partial(plain.attention, given, call.scale, call.band)
     if not call.keeps_sums:
-        return [form(plain_on_gpus=call.alone == "xla")[0]]
+        return [form()[0]]
     hidden = HIDDEN[given.q.dtype.name]
     y, sums = form(floor=-jnp.inf)
     assert sums is not None

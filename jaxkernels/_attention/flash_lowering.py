@@ -65,10 +65,9 @@ def lower_cuda(
     A call that no callback splits, as in an exported program, would be one of whole arrays on every
     device: nobody gets that who has not asked for it.
     """
-    is_plain = not call.keeps_sums and call.alone != "cudnn"
     # vmap may have made the batch larger than the table knew it, and jax.export may leave it open.
     batch = ctx.avals_in[0].shape[0]  # pyright: ignore[reportAttributeAccessIssue]
-    is_plain |= not (isinstance(batch, int) and batch <= choice.MOST_BLOCKS)
+    is_plain = not (isinstance(batch, int) and batch <= choice.MOST_BLOCKS)
     if not is_plain and compat.partitions_custom_calls(ctx):
         ctx = compat.without_types_of_shardings(ctx)
         shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]

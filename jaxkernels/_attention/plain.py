@@ -27,7 +27,6 @@ def attention(
     *,
     empty_rows: EmptyRows = "zero",
     implementation: Implementation | None = None,
-    plain_on_gpus: bool = False,
     floor: float | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """The result of shape (B, T, N, H), and of each row the logarithm of its sum.
@@ -38,7 +37,6 @@ def attention(
         band: which keys a query sees by its index.
         empty_rows: the result for a query that sees no key.
         implementation: as for `masked.apply`.
-        plain_on_gpus: as for `masked.apply`.
         floor: None for no logarithms, or what stands for a score that is not seen. They have the shape
             (B, N, T), and no gradient.
     """
@@ -55,7 +53,6 @@ def attention(
         band=band,
         empty_rows=empty_rows,
         implementation=implementation,
-        plain_on_gpus=plain_on_gpus,
         result_dtype=k.dtype if k.dtype.name in ("bfloat16", "float16") else None,
     )
     result = heads.weighted_values(weights.astype(k.dtype), v, heads.dot_of(k.dtype))

@@ -27,11 +27,11 @@ class AttentionPlan:
     """Who computes a call of `dot_product_attention` that names nobody, on a GPU.
 
     Attributes:
-        implementation: "cudnn", cuDNN's flash attention; "ffi", this package's softmax between products;
-            "xla", the same with a softmax that XLA fuses.
+        implementation: "cudnn", cuDNN's flash attention, or "ffi", this package's softmax between
+            products. (What a bias is differentiated by, and forward mode, is "ffi" in any case.)
         why: the reason.
         keeps_scores: whether a matrix of queries by keys for every head is kept in memory.
-        is_repeatable: whether results are the same from run to run, bit by bit.
+        is_repeatable: whether gradients too are the same from run to run, bit by bit.
         device: the GPU.
         cudnn_version: the version of cuDNN, 91002 for 9.10.2; 0 for none.
     """
@@ -56,7 +56,6 @@ def plan_attention(
     local_window_size: int | tuple[int, int] | None = None,
     return_residual: bool = False,
     empty_rows: EmptyRows | None = None,
-    with_gradients: bool = True,
     device: DeviceName | Device | None = None,
     cudnn_version: int | None = None,
 ) -> AttentionPlan:
@@ -73,8 +72,6 @@ def plan_attention(
         local_window_size: as for `dot_product_attention`.
         return_residual: as for `dot_product_attention`.
         empty_rows: as for `dot_product_attention`.
-        with_gradients: whether it is differentiated in reverse mode, by queries, keys and values. (By
-            the bias too, the form with scores in memory runs in any case.)
         device: as for `plan_softmax`.
         cudnn_version: 91002 for 9.10.2, 0 for none; None means what is installed or, on a machine
             without it, the oldest that is used.
@@ -124,13 +121,12 @@ def plan_attention(
     version = installed_version() if cudnn_version is None else cudnn_version
     version = choice.LEAST_CUDNN if version is None else version
     machine = choice.Machine(limits.name, limits.compute_capability, version or None)
-    both, alone = choice.choose_both(problem, machine)
-    chosen = both if with_gradients else alone
+    chosen = choice.choose(problem, machine)
     on_cudnn = chosen.implementation == "cudnn"
     return AttentionPlan(
         *(chosen.implementation, chosen.why),
         keeps_scores=not on_cudnn,
-        is_repeatable=not (on_cudnn and with_gradients),
+        is_repeatable=not on_cudnn,
         device=limits.name,
         cudnn_version=version,
     )

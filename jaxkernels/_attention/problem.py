@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxkernels._rows.masked_kernels import Band
-from jaxkernels.typing import AttentionImplementation
 
 
 class Operands(NamedTuple):
@@ -48,7 +47,6 @@ class Call:
         scale: factor of the scores.
         band: which keys a query sees by its index.
         keeps_sums: the forward direction also gives the logarithm of the sum of each row.
-        alone: who computes the forward direction where nothing is kept for the backward one.
         is_pinned: the user asked for cuDNN, so that its absence is an error.
     """
 
@@ -56,7 +54,6 @@ class Call:
     scale: float
     band: Band
     keeps_sums: bool = False
-    alone: AttentionImplementation = "cudnn"
     is_pinned: bool = False
 
     def operands(self, values: Sequence[Any]) -> Operands:

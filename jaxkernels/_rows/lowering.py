@@ -21,10 +21,6 @@ from jaxkernels._rows import parts as row_parts
 from jaxkernels._rows import plan
 from jaxkernels._rows.row_kernel import RowKernel
 
-# In the place of a tier: plain JAX on CUDA devices, where XLA fuses it with what stands around, and any
-# tier elsewhere.
-PLAIN_ON_GPUS = "plain_on_gpus"
-
 
 def lower_kernel(
     kernel: RowKernel,
@@ -40,11 +36,7 @@ def lower_kernel(
     name = kernel.primitive.name
     shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
     several = kernel.primitive.multiple_results
-    is_plain = platform == "cuda" and tier == PLAIN_ON_GPUS
-    tier = "auto" if tier == PLAIN_ON_GPUS else tier
-    if is_plain or (
-        kernel.stores > 0 and shapes[0][-1] == 0
-    ):  # what nothing sums to needs no kernel
+    if kernel.stores > 0 and shapes[0][-1] == 0:  # what nothing sums to needs no kernel
         reference = functools.partial(kernel.reference, **attributes)
         return mlir.lower_fun(reference, multiple_results=several)(ctx, *operands)
     splits = 0 not in shapes[0] and compat.partitions_custom_calls(ctx)

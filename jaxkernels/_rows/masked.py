@@ -21,7 +21,6 @@ from jax.typing import ArrayLike
 
 from jaxkernels._core import validate
 from jaxkernels._rows import reference
-from jaxkernels._rows.lowering import PLAIN_ON_GPUS
 from jaxkernels._rows.masked_kernels import Band, Window, band_of, masked_softmax_fwd
 from jaxkernels.typing import EmptyRows, Implementation, Tier
 
@@ -133,12 +132,10 @@ def apply(
     empty_rows: EmptyRows = "zero",
     tier: Tier | None = None,
     implementation: Implementation | None = None,
-    plain_on_gpus: bool = False,
     result_dtype: Any = None,
 ) -> jax.Array:
     """`scaled_masked_softmax` with any band; `function` names the caller in errors.
 
-    With `plain_on_gpus` and no tier it is plain JAX on CUDA devices, and the kernel's elsewhere.
     Results of float32 scores may have a half type, `result_dtype`, to which the kernel rounds them.
     """
     validate.check_choice("implementation", implementation, validate.IMPLEMENTATIONS)
@@ -183,9 +180,8 @@ def apply(
     if implementation == "xla":
         y = reference.masked_softmax_fwd(x, *sides, **attributes)
     else:
-        on_gpus = PLAIN_ON_GPUS if plain_on_gpus else "auto"
         y = masked_softmax_fwd(
-            x, *sides, tier=tier or on_gpus, require_kernel=implementation == "ffi", **attributes
+            x, *sides, tier=tier or "auto", require_kernel=implementation == "ffi", **attributes
         )
     if empty_rows == "mean" and (mask is not None or not band.is_open):
         mean = 1 / jnp.asarray(shape[-1], reference.compute_dtype(y))

@@ -12,12 +12,11 @@ import jaxkernels as jk
 from jaxkernels._attention import choice, cudnn_version, default
 from jaxkernels._attention.choice import Machine, Problem
 from jaxkernels._attention.problem import Operands
-from jaxkernels._rows.masked_kernels import Band, band_of
+from jaxkernels._rows.masked_kernels import Band
 
 SHAPE = (4, 2048, 16, 64)
 LARGE = Problem((4, 2048, 2048, 16, 16, 64), "bfloat16")
 H200 = flash_cases.H200
-CAUSAL = Band(None, 0, from_end=False)
 
 
 def plan(query=SHAPE, key=None, dtype="bfloat16", **options):
@@ -37,7 +36,6 @@ def test_the_default_of_large_attention_is_cudnn():
         assert found.implementation == "cudnn"
         assert not found.keeps_scores
         assert not found.is_repeatable
-    assert plan(with_gradients=False).is_repeatable
 
 
 # What cuDNN never gets, and a word of the reason.
@@ -92,11 +90,14 @@ def test_what_cudnn_serves(options):
     assert plan(**options).implementation == "cudnn"
 
 
-def test_what_is_left_is_ours_if_causal_and_xla_fuses_the_rest():
-    assert plan(is_causal=True, cudnn_version=0).implementation == "ffi"
-    assert plan(cudnn_version=0).implementation == "xla"
-    assert plan((8, 384, 8, 32)).implementation == "xla"
-    assert plan((8, 384, 8, 32), is_causal=True).implementation == "ffi"
+def test_what_is_small_or_leaves_the_gpu_idle_is_ours():
+    assert plan(cudnn_version=0).implementation == "ffi"
+    assert plan((8, 384, 8, 32)).implementation == "ffi"
+    assert plan((1, 1664, 2, 128)).implementation == "ffi"  # 5.5 million scores
+    assert plan((4, 1024, 16, 64)).implementation == "cudnn"
+    # 30 and 71 million scores; 32 and 168 blocks.
+    assert plan((2, 7296, 2, 128), (2, 1024, 2, 128)).implementation == "ffi"
+    assert plan((4, 2624, 2, 64), (4, 6784, 2, 64)).implementation == "cudnn"
 
 
 def test_machines():
@@ -186,10 +187,3 @@ def test_the_table_decides_everything():
     """Its last rule holds for all, and is not cuDNN's."""
     assert choice.TABLE[-1].holds(LARGE)
     assert choice.TABLE[-1].choice.implementation != "cudnn"
-
-
-def test_bands():
-    assert dataclasses.replace(LARGE, band=CAUSAL).is_causal
-    assert dataclasses.replace(LARGE, band=band_of(False, (3, 0), from_end=False)).is_causal
-    assert not LARGE.is_causal
-    assert not dataclasses.replace(LARGE, band=band_of(False, 3, from_end=False)).is_causal

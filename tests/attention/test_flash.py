@@ -276,18 +276,6 @@ def test_the_other_form_has_the_bits_of_ours():
             assert np.array_equal(x, y), name
 
 
-def test_a_forward_pass_may_be_another_path(monkeypatch):
-    """What the table says of a call that is not differentiated."""
-    rules = (
-        choice.Rule(lambda p: p.with_gradients, choice.Choice("cudnn", "")),
-        choice.Rule(lambda p: True, choice.Choice("ffi", "")),
-    )
-    monkeypatch.setattr(choice, "TABLE", rules)
-    arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cases.operands(GROUPED, "bfloat16")]
-    assert flash_cases.calls_of_cudnn(jk.dot_product_attention, *arrays) == 0
-    assert flash_cases.calls_of_cudnn(pulled, *arrays, arrays[0]) == 2
-
-
 def products_saved(policy):
     """How often a checkpointed function runs attention forward, for its gradient."""
 
