@@ -5,14 +5,14 @@ import functools
 import cases
 import jax
 import jax.numpy as jnp
-import masked_cases
+import narrow_cases
 import numpy as np
 import pytest
 from jax import lax
 from memory_stats import SLACK, stats
+from narrow_cases import assert_rounded, of_length, weights
 
 import jaxkernels as jk
-from jaxkernels._rows import masked, masked_kernels
 
 each_half = pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 
@@ -20,36 +20,11 @@ each_half = pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 LENGTHS = [1, 2, 7, 64, 197, 333, 1000, 1030, 4096, 4097, 20001, 65536, 200001, 500000, 500002]
 
 
-def weights(scores, mask=None, bias=None, *, dtype=None, causal=False):
-    """The softmax of float32 scores, times a half, in `dtype`."""
-    band = masked_kernels.band_of(causal, None, from_end=True)
-    return masked.apply("weights", scores, mask, bias, scale=0.5, band=band, result_dtype=dtype)
-
-
-def of_length(cols, **options):
-    rows = 3 if cols > 4096 else 17
-    shape = (2, rows, cols)
-    return masked_cases.case(shape, "float32", mask=shape, bias=(1, rows, cols), **options)
-
-
-def assert_rounded(got, wide, dtype):
-    """`got` is `wide` rounded, but for half a unit of float32 on the other side of a tie."""
-    assert got.dtype == jnp.dtype(dtype)
-    want = np.asarray(wide.astype(dtype))
-    bits = np.abs(np.asarray(got).view(np.int16).astype(int) - want.view(np.int16).astype(int))
-    assert bits.max(initial=0) <= 1
-    assert np.count_nonzero(bits) <= 1e-3 * bits.size
-
-
 @each_half
 @pytest.mark.parametrize("causal", [False, True])
 def test_weights_are_those_of_float32_rounded(dtype, causal):
     for cols in LENGTHS if cases.ON_GPU else LENGTHS[:9]:
-        c = of_length(cols)
-        for operands in ((c.scores,), (c.scores, c.mask), (c.scores, c.mask, c.bias)):
-            of = functools.partial(weights, causal=causal)
-            wide, got = jax.jit(lambda *a, of=of: (of(*a), of(*a, dtype=dtype)))(*operands)
-            assert_rounded(got, wide, dtype)
+        narrow_cases.check(cols, dtype, causal)
 
 
 @each_half

@@ -12,6 +12,7 @@ import cases
 import gemm_cases
 import jax
 import masked_cases
+import narrow_cases
 import row_parts_cases
 import rows_of_losses
 import slice_cases
@@ -120,6 +121,16 @@ def sweep_rows(dtype, tiers):
     return count
 
 
+def sweep_narrow(dtype):
+    """Weights of half the scores' width, of all tiers, aligned and not."""
+    if dtype != "float32":
+        return 0
+    lengths = (1, 7, 64, 197, 1030, 4096, 4099, 20001, 70001)
+    for cols in lengths:
+        narrow_cases.check(cols, "bfloat16", causal=cols % 2 == 0)
+    return len(lengths)
+
+
 def sweep_losses(dtype, tiers):
     """Rows with labels, of which some are left out: the loss, both at once, and the gradient from what was kept."""
     count = 0
@@ -158,6 +169,7 @@ def main(backend, dtypes, parts, as_arguments):
     if not as_arguments:
         cases.all_operations = with_constants(cases.all_operations)
         masked_cases.results_of = with_constants(masked_cases.results_of)
+        narrow_cases.results_of = with_constants(narrow_cases.results_of)
         gemm_cases.sgemm_all = with_constants(gemm_cases.sgemm_all)
         row_parts_cases.results_of = with_constants(row_parts_cases.results_of)
         rows_of_losses.kernels_of = with_constants(rows_of_losses.kernels_of)
@@ -168,6 +180,7 @@ def main(backend, dtypes, parts, as_arguments):
     for dtype in dtypes:
         if "rows" in parts:
             count += sweep_parts(dtype) + sweep_slices(dtype) + sweep_rows(dtype, tiers)
+            count += sweep_narrow(dtype)
         if "losses" in parts:
             count += sweep_losses(dtype, tiers)
     print(f"{count} shapes right")

@@ -1,0 +1,46 @@
+"""Weights that the softmax of float32 scores stores in a 16-bit dtype, held to those that it stores in float32."""
+
+import jax
+import jax.numpy as jnp
+import masked_cases
+import numpy as np
+
+from jaxkernels._rows import masked, masked_kernels
+
+
+def weights(scores, mask=None, bias=None, *, dtype=None, causal=False):
+    """The softmax of float32 scores, times a half, in `dtype`."""
+    band = masked_kernels.band_of(causal, None, from_end=True)
+    return masked.apply("weights", scores, mask, bias, scale=0.5, band=band, result_dtype=dtype)
+
+
+def of_length(cols, **options):
+    """A case of float32 rows with a mask and a bias."""
+    rows = 3 if cols > 4096 else 17
+    shape = (2, rows, cols)
+    return masked_cases.case(shape, "float32", mask=shape, bias=(1, rows, cols), **options)
+
+
+def results_of(scores, mask, bias, *, dtype, causal):
+    """In float32 and in `dtype`: without mask and bias, with the mask, with both."""
+    some = ((scores,), (scores, mask), (scores, mask, bias))
+    return [
+        (weights(*operands, causal=causal), weights(*operands, causal=causal, dtype=dtype))
+        for operands in some
+    ]
+
+
+def check(cols, dtype, causal):
+    """The results of rows of one length."""
+    c = of_length(cols)
+    for wide, got in results_of(c.scores, c.mask, c.bias, dtype=dtype, causal=causal):
+        assert_rounded(got, wide, dtype)
+
+
+def assert_rounded(got, wide, dtype):
+    """`got` is `wide` rounded, but for half a unit of float32 on the other side of a tie."""
+    assert got.dtype == jnp.dtype(dtype)
+    got, want = np.asarray(got), np.asarray(jax.device_get(wide)).astype(jnp.dtype(dtype))
+    bits = np.abs(got.view(np.int16).astype(int) - want.view(np.int16).astype(int))
+    assert bits.max(initial=0) <= 1
+    assert np.count_nonzero(bits) <= 1e-3 * bits.size
