@@ -1,6 +1,7 @@
 // Which rung of the ladder makes a product.
 //
-// Owns: the rungs by name, and when `thin` and `tensor` can serve and pay. Must not know: CUDA, plans.
+// Owns: the rungs by name, and when `thin` and `tensor` can serve and pay. Must not know: CUDA,
+// plans.
 #ifndef JAXKERNELS_SGEMM_RUNG_CHOICE_H_
 #define JAXKERNELS_SGEMM_RUNG_CHOICE_H_
 
@@ -26,14 +27,15 @@ enum class Algorithm {
 };
 
 inline constexpr std::string_view kAlgorithmNames[] = {
-    "auto", "naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined", "thin", "tensor",
+    "auto",       "naive",     "block_tile", "thread_tile", "warp_tile",
+    "split_tile", "pipelined", "thin",       "tensor",
 };
 constexpr const auto& NamesOf(Algorithm) { return kAlgorithmNames; }
 
-// The rung that runs where `asked` is asked for. `thin` gives way to `pipelined` where k is not short
-// and lines are many on both sides. `tensor` gives way to `pipelined` where it cannot
-// serve: it needs a GPU of compute capability 9.0, code with its instructions, 32 to 65536 of k,
-// and scratch within bounds. Whether it pays does not depend on the batch, unless the problem says
+// The rung that runs where `asked` is asked for. `thin` gives way to `pipelined` where k is not
+// short and lines are many on both sides. `tensor` gives way to `pipelined` where it cannot serve:
+// it needs a GPU of compute capability 9.0, code with its instructions, 32 to 65536 of k, and
+// scratch within bounds. Whether it pays does not depend on the batch, unless the problem says
 // for_batch; whether its scratch is within bounds does.
 Algorithm RungOf(const SgemmProblem& problem, const DeviceLimits& limits, Algorithm asked);
 

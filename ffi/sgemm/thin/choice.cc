@@ -7,25 +7,27 @@
 namespace jaxkernels {
 namespace {
 
-// Fitted to 223 products on an H200 (2026-11), at 1.75 GHz.
+// Fitted to 247 products on an H200 (2026-11), at 1.75 GHz; us below, in CUDA graphs.
 struct ThinCost {
   // From the start of the kernel to its end where there is little to do, and what clusters and a
   // second kernel add.
-  static constexpr double kLaunchCycles = 5000, kClusterCycles = 1500, kReduceCycles = 4000;
-  // Of operands and results; of four few lines. 16384 x 16384 by so many lines, us:
-  // 1 line along k 254, across 244
-  // 4 lines along k 385, across 258
+  static constexpr double kLaunchCycles = 3000, kClusterCycles = 1500, kReduceCycles = 4000;
+  // Of operands and results; of four few lines. 16384 x 16384 by so many lines:
+  // 1 line along k 257, across 246
+  // 4 lines along k 347, across 254
   static constexpr double kBytesPerCycle = 2400;
   static constexpr double kBytesPerCycleAlongOfFour = 1700, kBytesPerCycleAcrossOfFour = 2200;
-  // kShallow: FFMA of an SM in a cycle, and what a block takes besides. (4096, 4096, k), us:
-  // k = 1 21.3, 8 24.6, 16 31.1, 32 45.0, 64 79.9
-  // Threads of fewer rows read more of shared memory: 1000 x (64, 64, 64), of four rows, 35.3 us.
-  static constexpr double kBlockCycles = 200;
-  static constexpr double ShallowFfmaPerCycle(int rows) {
-    return rows > 4 ? 75 : rows > 2 ? 55 : 35;
-  }
   // Bytes that an SM can ask for, so that few blocks are slower.
   static constexpr double kBytesPerCycleOfSm = 40;
+  // kShallow: what a block takes besides its FFMA, and how many an SM makes in a cycle. Threads of
+  // fewer rows read more of shared memory.
+  // 8 rows, (4096, 4096, k): k = 1 20.5, 8 25.5, 16 32.3, 20 35.9, 48 64.8
+  // 4 rows: 1000 x (64, 64, 64) 30.3, 4096 x (64, 64, 64) 130
+  // 2 rows: (65536, 16, 64) 16.0 NN, 16.6 TN, 18.8 NT
+  static constexpr double kBlockCycles = 100;
+  static constexpr double ShallowFfmaPerCycle(int rows) {
+    return rows > 4 ? 88 : rows > 2 ? 50 : 28;
+  }
 };
 
 // So many blocks for each two SMs keep the memory busy.
@@ -112,7 +114,11 @@ int ChooseLanes(const SgemmProblem& problem, const DeviceLimits& limits, int64_t
   const auto are_few = [&](int lanes) {
     return 2 * blocks_of(lanes) < kBlocksForTwoSms * limits.sm_count;
   };
-  if (!are_few(kAcrossMostLanes)) return kAcrossMostLanes;
+  // Only where no cluster has to share k for it: (1, 4096, 4096) by 16 blocks takes 21.8 us, by 8
+  // with half the lanes, in an earlier form, 19.8.
+  if (2 * CeilDiv(many, kAcrossLines * kAcrossMostLanes) >= kBlocksForTwoSms * limits.sm_count) {
+    return kAcrossMostLanes;
+  }
   int lanes = kUsualLanesAcross;
   while (lanes > kLeastLanesAcross && kAcrossLines * lanes / 2 >= many) lanes /= 2;
   while (lanes > kLeastLanesAcross && are_few(lanes) && blocks_of(lanes / 2) > blocks_of(lanes) &&
