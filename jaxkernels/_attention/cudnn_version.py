@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.metadata
+import re
 
 # The packages from which JAX takes the library, before any other that the machine has.
 _PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
@@ -35,5 +36,5 @@ def number_of(version: str) -> int:
         >>> number_of("9.10.2.21")
         91002
     """
-    major, minor, patch, *_ = (*version.split("."), "0", "0")
-    return 10000 * int(major) + 100 * int(minor) + int(patch)
+    major, minor, patch = (int(n) for n in (*re.findall(r"\d+", version)[:3], 0, 0)[:3])
+    return 10000 * major + 100 * minor + patch

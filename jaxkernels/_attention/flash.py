@@ -125,9 +125,8 @@ def _batch(
     if all(dim is None for dim in dims):
         results = primitive.bind(*operands, call=call, **params)
         return results, [None] * len(results)
-    if (
-        axis_data.explicit_mesh_axis is not None
-    ):  # no reshape folds a dimension that is sharded by type
+    # No reshape folds a dimension that is sharded by type.
+    if axis_data.explicit_mesh_axis is not None or compat.is_explicitly_sharded(*operands):
 
         def member(*own: jax.Array) -> list[jax.Array]:
             return form(operands=own, call=call, **params)

@@ -27,6 +27,9 @@ from jaxkernels._rows import reference
 # is no greater hides, too.
 HIDDEN = {"bfloat16": -(2.0**41), "float16": -(2.0**15)}
 
+# Of a window, which XLA counts in 32 bits; longer than any sequence whose scores are counted in so many.
+_LONGEST_WINDOW = 2**30
+
 Form = Callable[[Call, Sequence[jax.Array]], list[jax.Array]]
 
 
@@ -108,7 +111,7 @@ def _kind(call: Call) -> cudnn.Kind:
     if call.band.is_open:
         return cudnn.Kind(call.scale)
     left = call.band.left
-    return cudnn.Kind(call.scale, True, 0 if left is None else 1 - left)
+    return cudnn.Kind(call.scale, True, 0 if left is None else min(1 - left, _LONGEST_WINDOW))
 
 
 def _added(call: Call, given: Operands) -> jax.Array | None:

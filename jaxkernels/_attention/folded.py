@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from jaxkernels._attention.choice import TYPES_OF_CUDNN
 from jaxkernels._attention.problem import Operands
+from jaxkernels._core import compat
 
 
 def operands(
@@ -37,6 +38,8 @@ def operands(
         return None
     if any(not isinstance(size, int) or size == 0 for size in sizes):
         return None
+    if len(batch) > 1 and compat.is_explicitly_sharded(query, key, value):
+        return None  # no reshape folds dimensions that are sharded by type
     q, k, v = (x.reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, value))
     return Operands(q, k, v, _side(bias, batch), _side(mask, batch))
 

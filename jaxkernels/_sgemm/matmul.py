@@ -80,8 +80,9 @@ def matmul(
         "tensor" a single product errs by up to 2^-21 of itself, so that a by an identity or a
         one-hot matrix is exact on the other rungs alone. Results are bitwise the
         same from run to run, and for a member of a batch the same as alone, except where the members
-        share b: their rows become one tall matrix, which may be split differently or run on the
-        another one of the three top rungs; and except where members fit the scratch of "tensor" alone but not together. With a
+        share b: their rows become one tall matrix, which may be split differently or run on another
+        one of the three top rungs; except where members fit the scratch of "tensor" alone but not
+        together; and except where few rows or columns begin elsewhere within 16 bytes. With a
         sharded contraction every device multiplies its part, and one all-reduce, or one
         reduce-scatter, adds them. For `jax.export` the target is `jaxkernels_sgemm`. Under
         `jax.checkpoint` the policies that save products are those of

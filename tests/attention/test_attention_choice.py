@@ -29,7 +29,6 @@ def test_the_default_of_large_attention_is_cudnn():
         {},
         {"is_causal": True},
         {"mask": True},
-        {"bias": "bfloat16"},
         {"lengths": True},
     ):
         found = plan(**options)
@@ -83,7 +82,7 @@ def test_what_cudnn_never_gets(options, text):
         {"query": (2048, 16, 64)},
         {"local_window_size": (4, 0)},
         {"local_window_size": 4, "is_causal": True},
-        {"dtype": jnp.float16, "bias": jnp.float16},
+        {"dtype": jnp.float16},
     ],
 )
 def test_what_cudnn_serves(options):
@@ -95,6 +94,8 @@ def test_what_is_small_or_leaves_the_gpu_idle_is_ours():
     assert plan((8, 384, 8, 32)).implementation == "ffi"
     assert plan((1, 1664, 2, 128)).implementation == "ffi"  # 5.5 million scores
     assert plan((4, 1024, 16, 64)).implementation == "cudnn"
+    assert plan(bias="bfloat16").implementation == "ffi"
+    assert plan(dtype="float16", mask=True).implementation == "ffi"
     # 30 and 71 million scores; 32 and 168 blocks.
     assert plan((2, 7296, 2, 128), (2, 1024, 2, 128)).implementation == "ffi"
     assert plan((4, 2624, 2, 64), (4, 6784, 2, 64)).implementation == "cudnn"

@@ -5,7 +5,7 @@ from bars import judge
 from bench_cases import measured
 
 from jaxkernels.bench.products import product
-from jaxkernels.bench.sgemm import RUNGS
+from jaxkernels.bench.sgemm import LADDER
 
 NAN = float("nan")
 
@@ -23,7 +23,7 @@ def _measured(seconds=None, ours=None, xla=None, group="square", n=4096, refused
 
 
 def _ladder_of(*seconds):
-    times = dict(zip(RUNGS, seconds, strict=True))
+    times = dict(zip(LADDER, seconds, strict=True))
     return _measured({**times, "xla": times["pipelined"]}, group="ladder")
 
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/ceil_div.h"
+#include "sgemm/tile_choice.h"
 
 namespace jaxkernels {
 namespace {
@@ -84,7 +85,8 @@ void ShareDepth(const SgemmProblem& problem, const DeviceLimits& limits, int64_t
   int64_t cluster = 1;
   while (cluster < parts && 2 * cluster <= limits.cluster_blocks) cluster *= 2;
   choice->cluster_blocks = static_cast<int>(cluster);
-  const int64_t splits = split_k > 0 ? split_k : CeilDiv(parts, cluster);
+  const int64_t splits =
+      split_k > 0 ? split_k : std::min<int64_t>(CeilDiv(parts, cluster), kMaxSplit);
   const int64_t share = CeilDiv(problem.k, cluster * splits);
   choice->k_per_block = CeilDiv(share, kDepthGranularity) * kDepthGranularity;
   choice->split_k = split_k > 0 ? split_k : CeilDiv(problem.k, choice->k_per_block * cluster);

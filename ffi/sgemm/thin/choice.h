@@ -1,7 +1,8 @@
 // How a thin product is cut: its form, its blocks, and how k is shared among them.
 //
 // Owns: the choice and what it is expected to take. The order of summation follows from m, n, k,
-// the transposes and the device alone, for_batch aside. Must not know: CUDA, plans.
+// the transposes and the device, for_batch aside; of kAlongK also from whether rows begin at
+// multiples of 16 bytes. Must not know: CUDA, plans.
 #ifndef JAXKERNELS_SGEMM_THIN_CHOICE_H_
 #define JAXKERNELS_SGEMM_THIN_CHOICE_H_
 
