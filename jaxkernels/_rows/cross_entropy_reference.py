@@ -151,7 +151,8 @@ def numbers_of_rows(
     share = smoothing / max(classes, 1)
     of_all = (1 - smoothing, share, jnp.asarray(z_loss, share.dtype))
     # Side by side, so that XLA takes each where it is used, and folds what is constant.
-    columns = (jnp.zeros_like(weight) + number for number in of_all)
+    no = jnp.zeros(1, bool)  # where, unlike a broadcast, gives them the sharding of the weight
+    columns = (jnp.where(no, weight, number) for number in of_all)
     return jnp.concatenate([weight, *columns], axis=-1)
 
 
