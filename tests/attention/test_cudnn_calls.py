@@ -122,7 +122,7 @@ def test_the_calls_are_those_of_jax_nn(without_a_gpu, case, direction, dtype):
     arrays = operands(case, dtype)
     ours, peers = (calls(make(case, direction), arrays) for make in (ours_of, peer_of))
     assert len(ours) == (1 if direction == "forward" else 2)
-    if "mask" in case and peers[-1][3].count("bf16>, tensor<2x1x64") > 1:
+    if "mask" in case and peers[-1][3].count("f16>, tensor<2x1x64") > 1:
         pytest.skip("this JAX asks for the gradient of a mask")
     assert ours == peers
 
