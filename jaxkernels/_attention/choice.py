@@ -86,7 +86,7 @@ class Rule(NamedTuple):
 _OURS, _CUDNN = "ffi", "cudnn"
 _LINES_OF_BLOCK = 128
 # Measured on an H200, 2026-11-24, in 16 bits, (B, T x S, N, H), ms forward, or with gradients "(g)": cuDNN, ours.
-# XLA's own softmax between its products is nowhere faster than ours by more than 6 % from 0.1 ms on.
+# Of 23 layers measured XLA's own softmax between its products was nowhere faster than ours by more than 6 % from 0.1 ms on.
 TABLE = (
     Rule(
         # Fewer scores take ours no longer than cuDNN takes to begin.
