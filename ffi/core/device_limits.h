@@ -6,12 +6,17 @@
 #ifndef JAXKERNELS_CORE_DEVICE_LIMITS_H_
 #define JAXKERNELS_CORE_DEVICE_LIMITS_H_
 
+#include <algorithm>
 #include <string>
 #include <tuple>
 
 #include "core/fields.h"
 
 namespace jaxkernels {
+
+// CUDA keeps this much shared memory of every resident block for itself (compute capability 8.0 and
+// later).
+inline constexpr int kReservedSmemPerBlock = 1024;
 
 struct DeviceLimits {
   std::string name;
@@ -30,6 +35,12 @@ struct DeviceLimits {
   // not.
   bool has_wgmma = compute_capability == 90 && compiled_for == 90;
 
+  // Blocks that an SM holds at once, if their registers allow it.
+  int BlocksPerSm(int threads, int smem_bytes) const {
+    const int by_smem = smem_per_sm / (smem_bytes + kReservedSmemPerBlock);
+    return std::min({threads_per_sm / threads, by_smem, blocks_per_sm});
+  }
+
   static constexpr const char* kName = "DeviceLimits";
   template <typename Self>
   static auto FieldsOf(Self& self) {
@@ -43,10 +54,6 @@ struct DeviceLimits {
         Field("has_wgmma", self.has_wgmma));
   }
 };
-
-// CUDA keeps this much shared memory of every resident block for itself (compute capability 8.0 and
-// later).
-inline constexpr int kReservedSmemPerBlock = 1024;
 
 inline constexpr int kPortableClusterBlocks = 8;  // every GPU with clusters takes them unasked
 

@@ -15,10 +15,8 @@ int ScratchBytes(const SoftmaxProblem& problem) {
 
 int BlocksPerSm(const SoftmaxProblem& problem, int threads, int smem_bytes, int registers,
                 const DeviceLimits& limits) {
-  const int by_smem =
-      limits.smem_per_sm / (smem_bytes + ScratchBytes(problem) + kReservedSmemPerBlock);
   const int by_registers = limits.registers_per_sm / (registers * threads);
-  return std::min({limits.threads_per_sm / threads, by_smem, by_registers, limits.blocks_per_sm});
+  return std::min(limits.BlocksPerSm(threads, smem_bytes + ScratchBytes(problem)), by_registers);
 }
 
 int64_t BlocksOfWaves(int blocks_per_sm, const DeviceLimits& limits) {

@@ -5,7 +5,7 @@
 #include "core/ceil_div.h"
 #include "sgemm/rung_choice.h"
 #include "sgemm/tensor/layout.h"
-#include "sgemm/thin/choice.h"
+#include "sgemm/thin/plan.h"
 #include "sgemm/tile_choice.h"
 
 namespace jaxkernels {
@@ -20,12 +20,6 @@ const RungTile& TileOf(Algorithm rung) {
     default:
       return kRegisterTile;
   }
-}
-
-// Blocks of a tile that are resident on one SM at once.
-int BlocksPerSm(const PipelinedTile& tile, int smem_bytes, const DeviceLimits& limits) {
-  const int by_smem = limits.smem_per_sm / (smem_bytes + kReservedSmemPerBlock);
-  return std::min({by_smem, tile.blocks_per_sm, limits.threads_per_sm / tile.Threads()});
 }
 
 // Where blocks of equal length store short sums over and over, those of tiles that gain by it are
@@ -56,7 +50,8 @@ void PlanTile(const SgemmProblem& problem, const DeviceLimits& limits, const Til
   plan.block_threads = tile.Threads();
   plan.stages = staging.stages;
   plan.smem_bytes = SmemBytesOf(tile, plan.engine, a_along_k, b_along_k);
-  plan.blocks_per_sm = BlocksPerSm(tile, plan.smem_bytes, limits);
+  plan.blocks_per_sm =
+      std::min(tile.blocks_per_sm, limits.BlocksPerSm(tile.Threads(), plan.smem_bytes));
   plan.split_k = static_cast<int>(one.split_k);
   if (one.split_k == 1 && problem.k > kMaxDepthOfLaunch * tile.slices) {
     plan.launches = static_cast<int>(CeilDiv(problem.k, kDepthOfLaunch * tile.slices));
@@ -105,47 +100,6 @@ void PlanTensor(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPl
   plan.partial_elements = ScratchOf(problem).bytes / static_cast<int64_t>(sizeof(float));
 }
 
-// How the threads of a block are spread over lines of C and shares of k.
-void PlanThin(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
-              SgemmPlan& plan) {
-  const ThinChoice choice = ChooseThin(problem, limits, split_k);
-  plan.thin = choice.form;
-  plan.many_is_a = choice.many_is_a;
-  plan.block_threads = kThinThreads;
-  plan.cluster_blocks = choice.cluster_blocks;
-  plan.split_k = static_cast<int>(choice.split_k);
-  plan.k_per_split = choice.k_per_block * choice.cluster_blocks;
-  const int pack_a = problem.HasAlignedRowsA() ? kFloatsOfPack : 1;
-  const int pack_b = problem.HasAlignedRowsB() ? kFloatsOfPack : 1;
-  int few = 0, many = 0, thread_few = 0, thread_many = 0;
-  if (choice.form == ThinForm::kShallow) {
-    many = kShallowColumns * choice.lanes;
-    few = kThinThreads / choice.lanes * choice.rows;
-    thread_many = kShallowColumns;
-    thread_few = choice.rows;
-    plan.block_k = ShallowDepth(problem.k, choice.lanes, choice.rows);
-    plan.smem_bytes = ShallowSmemBytes(plan.block_k, choice.lanes, choice.rows);
-    plan.pack_a = pack_a;
-    plan.pack_b = pack_b;
-  } else {
-    const bool along_k = choice.form == ThinForm::kAlongK;
-    thread_few = few = choice.few;
-    thread_many = along_k ? choice.turns * kAlongLinesOfWarp : kAcrossLines;
-    many = along_k ? choice.turns * kAlongLinesOfTurn : kAcrossLines * choice.lanes;
-    plan.slices = along_k ? kAlongSlices : kThinThreads / choice.lanes;
-    plan.block_k = along_k ? kAlongStepK : plan.slices;
-    // A single line is read in packs beside those that lie along k; of more a thread loads floats.
-    const bool in_packs = (choice.many_is_a ? pack_a : pack_b) > 1 &&
-                          (!along_k || few > 1 || (problem.aligned_a && problem.aligned_b));
-    (choice.many_is_a ? plan.pack_a : plan.pack_b) = in_packs ? kFloatsOfPack : 1;
-  }
-  plan.block_m = choice.many_is_a ? many : few;
-  plan.block_n = choice.many_is_a ? few : many;
-  plan.thread_m = choice.many_is_a ? thread_many : thread_few;
-  plan.thread_n = choice.many_is_a ? thread_few : thread_many;
-  plan.blocks_per_sm = 3;
-}
-
 void PlanRung(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan) {
   const RungTile& tile = TileOf(plan.algorithm);
   plan.block_m = tile.block_m;
@@ -154,7 +108,7 @@ void PlanRung(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan
   plan.thread_m = tile.thread_m;
   plan.thread_n = tile.thread_n;
   plan.block_threads = tile.Threads();
-  plan.blocks_per_sm = std::min(kRungBlocksPerSm, limits.threads_per_sm / tile.Threads());
+  plan.blocks_per_sm = std::min(kRungBlocksPerSm, limits.BlocksPerSm(tile.Threads(), 0));
   plan.k_per_split = problem.k;
   const bool loads_packs = tile.thread_m > 1;
   plan.pack_a = loads_packs && problem.HasAlignedRowsA() ? kFloatsOfPack : 1;
@@ -169,14 +123,6 @@ int ReducePackOf(const SgemmProblem& problem) {
   const int64_t elements = problem.m * problem.n * problem.Batch();
   const bool in_packs = problem.aligned_c && elements % kFloatsOfPack == 0;
   return in_packs && elements >= kMinElementsInPacks ? kFloatsOfPack : 1;
-}
-
-// Elements of C that a thread of the rung `thin` stores at once: neighbours in a row, or in the
-// only column.
-int ThinPackC(const SgemmProblem& problem, const SgemmPlan& plan) {
-  if (plan.thin != ThinForm::kShallow) return 1;
-  const int64_t neighbours = plan.many_is_a ? problem.m : problem.n;
-  return problem.aligned_c && neighbours % kFloatsOfPack == 0 ? kFloatsOfPack : 1;
 }
 
 // What follows from the tile. Returns why there is no plan, if so.
@@ -211,10 +157,7 @@ std::string FinishPlan(const SgemmProblem& problem, const DeviceLimits& limits, 
   if (plan.split_k > 1) plan.partial_elements = problem.m * problem.n * plan.split_k * batch;
   if (problem.k == 0) plan.launches = 0;
   if (plan.split_k > 1 || problem.k == 0) plan.reduce_pack = ReducePackOf(problem);
-  if (plan.algorithm == Algorithm::kThin) {
-    plan.pack_c = ThinPackC(problem, plan);
-    return "";
-  }
+  if (plan.algorithm == Algorithm::kThin) return "";
   const bool stores_packs = plan.thread_n >= kFloatsOfPack;
   plan.pack_c = stores_packs && problem.HasAlignedRowsC() ? kFloatsOfPack : 1;
   return "";

@@ -1,5 +1,5 @@
 // The policy of the matrix product: (problem, device limits) -> plan. Every launch rule lives in
-// plan.cc, or in tile_choice.cc, thin/choice.cc and rung_choice.cc, which it asks.
+// plan.cc, or in rung_choice.cc, tile_choice.cc, thin/choice.cc and thin/plan.cc, which it asks.
 //
 // Owns: which rung of the ladder runs, its tile, how k is split, and the grid. A plan is a plain
 // value that can be compared and printed; it is made without a GPU. Must not know: CUDA, XLA,

@@ -83,7 +83,7 @@ __device__ void AddOuter(const float (&v)[kAcrossLines], const float* few,
 }
 
 template <int kFew, int kPack>
-__global__ void __launch_bounds__(kThinThreads, 3)
+__global__ void __launch_bounds__(kThinThreads, kThinBlocksPerSm)
     SumAcrossK(const __grid_constant__ ThinArgs args) {
   constexpr int kHalf = kThinThreads / 2;
   constexpr bool kStages = kFew > 1;

@@ -110,7 +110,7 @@ __device__ void AddLanes(int lane, float (&sums)[kCount]) {
 }
 
 template <int kFew, int kPack>
-__global__ void __launch_bounds__(kThinThreads, 3)
+__global__ void __launch_bounds__(kThinThreads, kThinBlocksPerSm)
     SumAlongK(const __grid_constant__ ThinArgs args) {
   constexpr int kRows = kAlongLinesOfWarp, kSums = kRows * kFew;
   constexpr bool kStages = kFew > 1;

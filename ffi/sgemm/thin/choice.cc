@@ -207,7 +207,10 @@ double CyclesOfThin(SgemmProblem problem, const DeviceLimits& limits, int64_t me
                       : along_k       ? ThinCost::kBytesPerCycleAlongOfFour
                                       : ThinCost::kBytesPerCycleAcrossOfFour;
   if (choice.cluster_blocks > 1) cycles += ThinCost::kClusterCycles;
-  if (choice.split_k > 1) cycles += ThinCost::kReduceCycles;
+  if (choice.split_k > 1) {
+    const double parts = 2.0 * choice.split_k * problem.m * problem.n * members;
+    cycles += ThinCost::kReduceCycles + 4 * parts / ThinCost::kBytesPerCycle;
+  }
   return cycles + bytes / std::min(most, busy * ThinCost::kBytesPerCycleOfSm);
 }
 

@@ -16,7 +16,8 @@ inline constexpr std::string_view kThinFormNames[] = {"none", "along_k", "across
 constexpr const auto& NamesOf(ThinForm) { return kThinFormNames; }
 
 inline constexpr int kThinThreads = 256;
-inline constexpr int kThinMostFew = 4;  // lines of the operand of few
+inline constexpr int kThinBlocksPerSm = 3;  // that their registers allow
+inline constexpr int kThinMostFew = 4;      // lines of the operand of few
 
 // Of how many few lines a kernel has sums; lines that are missing are zeros.
 constexpr int ThinFewOf(int64_t few) { return few > 1 ? 4 : 1; }

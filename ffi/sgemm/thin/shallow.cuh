@@ -146,7 +146,7 @@ __device__ void StoreRows(const SgemmArgs& product, int64_t offset, int64_t rows
 }
 
 template <int kRows, int kPack>
-__global__ void __launch_bounds__(kThinThreads, 3)
+__global__ void __launch_bounds__(kThinThreads, kThinBlocksPerSm)
     SumShallow(const __grid_constant__ ShallowArgs args) {
   extern __shared__ __align__(16) float staged[];
   const SgemmArgs& product = args.product;

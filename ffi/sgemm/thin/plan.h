@@ -1,0 +1,21 @@
+// The plan of a thin product: how the threads of a block are spread over lines of C and shares of
+// k.
+//
+// Owns: how a choice becomes the fields of a plan. Must not know: why it was chosen (choice.h),
+// CUDA.
+#ifndef JAXKERNELS_SGEMM_THIN_PLAN_H_
+#define JAXKERNELS_SGEMM_THIN_PLAN_H_
+
+#include "core/device_limits.h"
+#include "sgemm/plan.h"
+#include "sgemm/problem.h"
+
+namespace jaxkernels {
+
+// The fields that follow from the choice; the grid is that of any rung. split_k: as ChooseThin.
+void PlanThin(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
+              SgemmPlan& plan);
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SGEMM_THIN_PLAN_H_
