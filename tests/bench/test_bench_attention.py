@@ -67,9 +67,6 @@ def test_json_of_layers(run):
         backward = ["masked_softmax_grad"] if m["direction"] == "both" else []
         products = ["sgemm"] if registry.has_kernels("cuda") and m["dtype"] == "float32" else []
         kernels = ["masked_softmax_fwd", *backward, *(products if cases.ON_GPU else [])]
-        # On a GPU the softmax of short 16-bit rows that see all keys is XLA's.
-        if cases.ON_GPU and (m["dtype"], m["variant"]) == ("bfloat16", "plain"):
-            kernels = []
         assert m.records["ours"].extra["kernels"] == kernels
         # cuDNN has a time or a reason, and is not asked in float32.
         assert ("cudnn" in m.records) == (m["dtype"] == "bfloat16")
