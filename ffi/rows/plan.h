@@ -1,8 +1,8 @@
 // The policy of the row kernels: (problem, device limits) -> plan, made without a GPU.
 //
 // Owns: what a plan is made for, and the plan, a plain value that can be compared and printed. The
-// rules: register_rules.h and memory_rules.h. Which tier a row takes: plan.cc. Its lanes, threads,
-// blocks and bytes there: tier_plans.cc. Must not know: CUDA, XLA, Python.
+// rules: register_rules.h, smem_rules.h, long_row_rules.h. Which tier a row takes: plan.cc. Its
+// lanes, threads, blocks and bytes there: tier_plans.cc. Must not know: CUDA, XLA, Python.
 //
 // The order in which a row is summed depends on cols, dtype, operation, device and where in a
 // cache line the row begins (and whether its operands begin at one place of a pack), never on rows:
@@ -20,10 +20,10 @@
 #include "core/device_limits.h"
 #include "core/dtype.h"
 #include "core/fields.h"
-#include "rows/memory_rules.h"
 #include "rows/operations.h"
 #include "rows/register_rules.h"
 #include "rows/row_batches.h"
+#include "rows/smem_rules.h"
 
 namespace jaxkernels {
 

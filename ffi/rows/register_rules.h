@@ -1,7 +1,7 @@
 // The rules of rows that live in registers: the tier `warp`, staged or not, and the tier `block`.
 //
-// Owns: constants and choices, each beside its measurement. Rows in shared memory and beyond:
-// memory_rules.h.
+// Owns: constants and choices, each beside its measurement. Rows in shared memory: smem_rules.h;
+// longer ones: long_row_rules.h.
 //
 // Measurements are of 2026-11, one a line: device, dtype, direction (fwd or grad, of softmax unless
 // another is named), columns, what was compared. Numbers are fractions of the rate of a copy,

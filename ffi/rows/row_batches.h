@@ -1,7 +1,7 @@
 // Which rows a block or cluster takes, where it takes several (tiers block_smem and cluster).
 //
 // Owns: the schedule, for plans and kernels alike. Must not know: which rows go by turns and which
-// in batches (memory_rules.h), what a row is.
+// in batches (smem_rules.h), what a row is.
 #ifndef JAXKERNELS_ROWS_ROW_BATCHES_H_
 #define JAXKERNELS_ROWS_ROW_BATCHES_H_
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "rows/long_row_rules.h"
 #include "rows/plan.h"
 
 namespace jaxkernels {

@@ -11,7 +11,6 @@
 
 #include "rows/cuda/row_groups.cuh"
 #include "rows/cuda/row_statistics.cuh"
-#include "rows/memory_rules.h"
 
 namespace jaxkernels {
 

@@ -18,7 +18,7 @@
 #include "core/cluster.cuh"
 #include "rows/cuda/row_groups.cuh"
 #include "rows/cuda/row_statistics.cuh"
-#include "rows/memory_rules.h"
+#include "rows/smem_rules.h"
 
 namespace jaxkernels {
 

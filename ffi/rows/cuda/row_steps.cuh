@@ -158,7 +158,9 @@ __device__ typename Op::C MaxOfPacks(const Op& op, const InputPacks<Op>& pack) {
   }
 }
 
-// counts_max: whether terms of the maximum are counted, by operations that do so.
+// counts_max: whether terms of the maximum are counted, by operations that do so. A pack is asked
+// whether it has the maximum. A warp, with a loop of its own where it has none, was slower, ms:
+// H200 bf16 loss with gradient 8371 x 128256: a pack 1.26, a warp 1.34
 template <typename Op, typename C>
 __device__ void AddPacks(const Op& op, const InputPacks<Op>& pack, C max,
                          C (&term)[Pack<typename Op::Storage>::kSize], C (&sum)[Op::kSums],

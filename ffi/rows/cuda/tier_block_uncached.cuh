@@ -13,7 +13,7 @@
 
 #include "rows/cuda/row_groups.cuh"
 #include "rows/cuda/row_statistics.cuh"
-#include "rows/memory_rules.h"
+#include "rows/long_row_rules.h"
 
 namespace jaxkernels {
 

@@ -13,7 +13,7 @@
 #define JAXKERNELS_ROWS_CUDA_TIER_FEW_ROWS_CUH_
 
 #include "rows/cuda/row_shares.cuh"
-#include "rows/memory_rules.h"
+#include "rows/smem_rules.h"
 
 namespace jaxkernels {
 

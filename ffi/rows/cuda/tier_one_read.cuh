@@ -17,7 +17,7 @@
 
 #include "core/cluster.cuh"
 #include "rows/cuda/leaf.cuh"
-#include "rows/memory_rules.h"
+#include "rows/long_row_rules.h"
 
 namespace jaxkernels {
 

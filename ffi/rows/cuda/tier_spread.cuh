@@ -11,7 +11,7 @@
 #define JAXKERNELS_ROWS_CUDA_TIER_SPREAD_CUH_
 
 #include "rows/cuda/leaf.cuh"
-#include "rows/memory_rules.h"
+#include "rows/long_row_rules.h"
 
 namespace jaxkernels {
 
