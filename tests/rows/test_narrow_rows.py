@@ -1,4 +1,4 @@
-"""Short rows on a CPU: some are computed side by side, each in its own lane, and no bit tells in which company."""
+"""Short rows on a CPU: some are computed side by side, and no bit tells in which company."""
 
 import cases
 import jax
@@ -9,8 +9,9 @@ import pytest
 
 import jaxkernels as jk
 
-# Around the longest rows that share vectors: 15, 31, 40, 79 and 111 columns, by dtype and operation.
-COLS = (1, 3, 15, 16, 31, 32, 40, 41, 47, 64, 79, 80, 111, 112)
+# Around the longest rows in a lane of their own, 15, 23, 31 and 47 columns by dtype and operation, and around
+# the longest in company, 192 and 512.
+COLS = (1, 3, 15, 16, 23, 24, 31, 32, 33, 47, 48, 64, 79, 192, 193, 200, 512, 513)
 # The same of losses: 47, 199 and 255 columns; and rows of which some keep their terms together.
 COLS_OF_LOSSES = (1, 3, 16, 47, 48, 199, 200, 255, 256, 520, 4100)
 ROWS = 37  # two groups, and a part of one

@@ -19,10 +19,17 @@
 
 namespace jaxkernels {
 
-// Rows that go through the drivers together: short ones need company, one in each lane.
+// Rows that go through the drivers together: short ones need company, but are computed outside of
+// their bands too then.
+// EPYC (Zen 4), 2026-11, ns per element of causal float32 scores, alone and in company: 128 columns
+// 1.14, 0.78; 256 columns 0.79, 0.72; 512 columns 0.56, 0.66
+inline constexpr int64_t kMostBandCompanyCols = 128;
 template <typename Op>
-int64_t RowsAtOnce(int64_t cols) {
-  return cols <= kNarrowCols<Op> ? kLanes : 1;
+int64_t RowsAtOnce(const MaskedRows& attention, int64_t cols) {
+  constexpr int kUnbounded = MaskedRows::kUnbounded;
+  const bool has_band = attention.left != -kUnbounded || attention.right != kUnbounded;
+  const int64_t most = std::min(kCompanyCols<Op>, has_band ? kMostBandCompanyCols : cols);
+  return cols <= std::max(kNarrowCols<Op>, most) ? kLanes : 1;
 }
 
 template <typename T>
@@ -142,7 +149,7 @@ JK_MULTIVERSION void RunAttentionForward(const RowArrays& all, const MaskedRows&
                                          int64_t begin, int64_t end) {
   using C = CpuComputeType<T>;
   using Op = ForwardOfLoaded<T>;
-  const int64_t cols = all.cols, step = RowsAtOnce<Op>(cols), size = step * cols;
+  const int64_t cols = all.cols, step = RowsAtOnce<Op>(attention, cols), size = step * cols;
   std::vector<C> scores(size), results(size);
   const auto load = [&](int64_t row, const ColumnRange& range, int64_t r) JK_INLINE_LAMBDA {
     C* const t = &scores[r * (range.end - range.begin)];
@@ -169,7 +176,7 @@ JK_MULTIVERSION void RunAttentionGrad(const RowArrays& all, const MaskedRows& at
                                       int64_t begin, int64_t end) {
   using C = CpuComputeType<T>;
   using Op = SoftmaxGrad<C>;
-  const int64_t cols = all.cols, step = RowsAtOnce<Op>(cols), size = step * cols;
+  const int64_t cols = all.cols, step = RowsAtOnce<Op>(attention, cols), size = step * cols;
   const C scale = static_cast<C>(attention.scale);
   std::vector<C> y(size), dy(size), results(size);
   const auto load = [&](int64_t row, const ColumnRange& range, int64_t r) JK_INLINE_LAMBDA {

@@ -10,27 +10,28 @@
 #include <type_traits>
 
 #include "rows/cpu/kernels.h"
+#include "rows/cpu/row_groups.h"
 #include "rows/cpu/row_steps.h"
 
 namespace jaxkernels {
 
 // Rows up to this length are computed kLanes at a time, one row in each lane, where that is faster
-// than lanes along the row. That way is best at whole vectors, as of 96 columns.
+// than lanes along the row (company_rows.h).
 //
-// EPYC (Zen 5), one core, 2026-11, ns per element, this way and that way, 33, 65 and 111 columns:
-// f32 softmax: 0.42, 1.05; 0.38, 0.63; 0.38, 0.45
-// f32 grad: 0.34, 0.49; 0.30, 0.29; 0.30, 0.19
-// bf16 softmax: 0.52, 1.78; 0.47, 1.00; 0.47, 0.65
-// bf16 grad: 0.41, 1.15; 0.37, 0.68; 0.39, 0.46
-// f64 softmax: 1.25, 1.50; 1.22, 1.09; 1.22, 0.83
-// AVX2, f32 softmax: 0.70, 1.19; 0.67, 0.76; 0.68, 0.55
-// AVX2, bf16 grad: 0.59, 1.09; 0.58, 0.73; 0.61, 0.52
+// EPYC (Zen 4), one core, 2026-11, ns per element, this way and that way, 17, 33, 47 and 64
+// columns:
+// f32 softmax: 0.75, 1.47; 0.68, 0.96; 0.65, 0.68; 0.62, 0.56
+// f32 grad: 0.59, 0.60; 0.53, 0.36; not measured from 41 on
+// f32 log-softmax: 1.20, 2.46; 1.09, 1.61; 1.07, 1.12; 1.04, 1.00
+// bf16 softmax: 0.91, 1.31; 0.81, 0.88; 0.80, 0.65; 0.76, 0.55
+// bf16 grad: 0.79, 0.65; 0.68, 0.46; 0.67, 0.37; 0.63, 0.32
+// f64 softmax: 1.84, 2.94; of 31 columns 1.80, 1.65
+// AVX2, f32 softmax of 33, 47 and 64 columns: 0.85, 1.11; 0.82, 0.78; 0.81, 0.65
 template <typename Op>
 constexpr int64_t NarrowCols() {
   constexpr bool kReadsOne = Op::kInputs == 1;
-  if (std::is_same_v<typename Op::Storage, double>) return kReadsOne ? 31 : 15;
-  if (std::is_same_v<typename Op::Storage, float>) return kReadsOne ? 79 : 40;
-  return 111;
+  if (std::is_same_v<typename Op::Storage, float>) return kReadsOne ? 47 : 23;
+  return kReadsOne ? 31 : 15;
 }
 template <typename Op>
 inline constexpr int64_t kNarrowCols = NarrowCols<Op>();
@@ -151,28 +152,8 @@ JK_INLINE void RunNarrowGroup(const Inputs<Op>& in, int64_t cols, const RowEnds<
     }
   }
   if (near_rows == 0) add_terms(std::false_type{}, std::true_type{});
-  C taken[kLanes] = {};
-  if constexpr (Op::kTakes > 0) {
-    for (int64_t r = 0; r < count; ++r) taken[r] = ends.Take(index + r);
-  }
-#pragma omp simd
-  for (int64_t r = 0; r < kLanes; ++r) {
-    typename Op::Found found;
-    found.max = max[r];
-    for (int s = 0; s < Op::kSums; ++s) found.sum[s] = Corrected(total[s][r], lost[s][r]);
-    typename Op::Row row;
-    if constexpr (Op::kTakes > 0) {
-      row = Op::MakeRow(found, taken[r]);
-    } else {
-      row = Op::MakeRow(found);
-    }
-    max[r] = row.max, sum[r] = row.sum, extra[r] = row.extra;
-  }
-  if constexpr (!Op::kStoresElements) {
-    for (int64_t r = 0; r < count; ++r) {
-      ends.Store(index + r, Op::Result({max[r], sum[r], extra[r]}));
-    }
-  } else {
+  MakeRows(total, lost, ends, index, count, max, sum, extra);
+  if constexpr (Op::kStoresElements) {
     for (int64_t i = 0; i < kLanes * cols; i += kLanes) {
 #pragma omp simd
       for (int64_t r = 0; r < kLanes; ++r) {

@@ -1,5 +1,5 @@
-// How the CPU walks rows: long rows here, one row after the other in steps, and groups of short
-// ones in narrow_rows.h.
+// How the CPU walks rows: long rows here, one row after the other in steps, groups of short ones in
+// narrow_rows.h and company_rows.h.
 //
 // Owns: which elements of which rows come together, the rest of a row that fills no vector, the
 // order of segments and steps. What is done with them: row_steps.h. Must not know: which operation
@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "rows/cpu/company_rows.h"
 #include "rows/cpu/kernels.h"
 #include "rows/cpu/narrow_rows.h"
 #include "rows/cpu/row_steps.h"
@@ -119,35 +120,17 @@ JK_INLINE void RunWideRow(const Inputs<Op>& in, int64_t cols, const RowSpan& spa
   }
 }
 
-// Rows up to this length make each step in company: the processor does not wait for the sum of one
-// row, since that of the next depends on nothing of it.
-inline constexpr int64_t kMostCompanyCols = 512;
-inline constexpr int64_t kCompany = 8;
-static_assert(kMostCompanyCols * kCompany <= kKeptTerms);
-
 template <typename Op, bool kKeep, typename TermsOf>
 JK_INLINE void RunWideRows(const Inputs<Op>& in, int64_t cols, const RowRange& range,
                            const RowEnds<Op>& ends, typename Op::Storage* out, TermsOf terms_of) {
   const int64_t count = SegmentCount(cols);
   const bool whole_rows = range.step == RowStep::kAll;
-  const bool in_company = whole_rows && cols <= kMostCompanyCols;
-  const int64_t at_once = in_company ? kCompany : 1;
-  constexpr RowStep kFirst = Op::kUsesMax ? RowStep::kMax : RowStep::kSums;
-  const RowStep first_step = in_company ? kFirst : range.step;
-  const RowStep last_step = in_company ? RowStep::kResults : range.step;
-  SegmentStatistics of_company[kCompany];
-  for (int64_t i = range.begin; i < range.end; i += at_once) {
-    const int64_t stop = std::min(range.end, i + at_once);
-    for (int step = static_cast<int>(first_step); step <= static_cast<int>(last_step); ++step) {
-      for (int64_t at = i; at < stop; ++at) {
-        const int64_t row = whole_rows ? at : at / count, first = whole_rows ? 0 : at % count;
-        const RowSpan span = {first, whole_rows ? count : first + 1, static_cast<RowStep>(step),
-                              whole_rows ? &of_company[at - i] : range.segments + row * count};
-        typename Op::Storage* const to = Op::kStoresElements ? out + row * cols : nullptr;
-        RunWideRow<Op, kKeep>(in.At(row * cols), cols, span, ends, row,
-                              terms_of(to, (at - i) * cols), to);
-      }
-    }
+  for (int64_t at = range.begin; at < range.end; ++at) {
+    const int64_t row = whole_rows ? at : at / count, first = whole_rows ? 0 : at % count;
+    const RowSpan span = {first, whole_rows ? count : first + 1, range.step,
+                          whole_rows ? nullptr : range.segments + row * count};
+    typename Op::Storage* const to = Op::kStoresElements ? out + row * cols : nullptr;
+    RunWideRow<Op, kKeep>(in.At(row * cols), cols, span, ends, row, terms_of(to), to);
   }
 }
 
@@ -158,16 +141,16 @@ JK_MULTIVERSION void RunWide(const Inputs<Op>& in, int64_t cols, const RowRange&
   using C = typename Op::C;
   if constexpr (Op::kKeepsTerm && std::is_same_v<T, C>) {
     return RunWideRows<Op, true>(in, cols, range, ends, out,
-                                 [](C* to, int64_t) JK_INLINE_LAMBDA { return to; });
+                                 [](C* to) JK_INLINE_LAMBDA { return to; });
   } else if constexpr (Op::kKeepsTerm) {
     if (cols <= kKeptTerms) {
       C terms[kKeptTerms];
       return RunWideRows<Op, true>(in, cols, range, ends, out,
-                                   [&](T*, int64_t i) JK_INLINE_LAMBDA { return terms + i; });
+                                   [&](T*) JK_INLINE_LAMBDA { return terms; });
     }
   }
   RunWideRows<Op, false>(in, cols, range, ends, out,
-                         [](T*, int64_t) JK_INLINE_LAMBDA -> C* { return nullptr; });
+                         [](T*) JK_INLINE_LAMBDA -> C* { return nullptr; });
 }
 
 // A range of the rows of an operation, by the driver that fits their length. `in_company`: whether
@@ -179,6 +162,8 @@ JK_INLINE void RunRange(const RowArrays& rows, const RowRange& range, const RowE
   const Inputs<Op> in = {static_cast<const T*>(rows.in[0]), static_cast<const T*>(rows.in[1])};
   if (rows.cols < kLanes || (in_company && rows.cols <= kNarrowCols<Op>)) {
     RunNarrow(in, rows.cols, range, ends, static_cast<T*>(rows.out));
+  } else if (in_company && rows.cols <= kCompanyCols<Op>) {
+    RunCompany(in, rows.cols, range, ends, static_cast<T*>(rows.out));
   } else {
     RunWide(in, rows.cols, range, ends, static_cast<T*>(rows.out));
   }
