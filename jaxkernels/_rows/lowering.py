@@ -40,7 +40,7 @@ def lower_kernel(
         reference = functools.partial(kernel.reference, **attributes)
         return mlir.lower_fun(reference, multiple_results=several)(ctx, *operands)
     splits = 0 not in shapes[0] and compat.partitions_custom_calls(ctx)
-    if attributes.get("result_dtype") and (platform != "cuda" or splits):
+    if attributes.get("result_dtype") and splits:
         return _lower_wide(kernel, ctx, operands, tier, attributes)
     if splits:
         call = _split_call(kernel, tier, attributes, aliases)
@@ -68,7 +68,7 @@ def _lower_wide(
     tier: str,
     attributes: dict[str, Any],
 ) -> Any:
-    """Narrows behind the kernel, as only those of CUDA do it themselves, on whole rows."""
+    """Narrows behind the kernel, which does it itself where no device needs another."""
     dtype, wide = attributes["result_dtype"], {**attributes, "result_dtype": None}
 
     def function(*operands: jax.Array) -> jax.Array:

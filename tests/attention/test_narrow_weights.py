@@ -1,6 +1,7 @@
 """Weights that leave the softmax of float32 scores in a 16-bit dtype, as attention of 16 bits takes them."""
 
 import functools
+import re
 
 import cases
 import jax
@@ -38,6 +39,15 @@ def test_rows_that_see_nothing_and_nan(dtype):
     assert (y[2] == 0).all()
     assert y[3, 69] == 1
     np.testing.assert_allclose(y[0].astype(float), 1 / 70, rtol=2**-8)
+
+
+@each_half
+def test_the_kernel_itself_rounds(dtype):
+    c = of_length(64)
+    run = jax.jit(functools.partial(weights, dtype=dtype))
+    text = run.lower(c.scores, c.mask, c.bias).compile().as_text()
+    (call,) = re.findall(r"= (\w+)\[\S* custom-call\(.*jaxkernels_rows", text)
+    assert call == {"bfloat16": "bf16", "float16": "f16"}[dtype]
 
 
 @each_half

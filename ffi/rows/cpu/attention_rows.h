@@ -87,15 +87,14 @@ JK_INLINE void LoadGradient(const RowArrays& all, int64_t row, const ColumnRange
 
 // Rows [begin, end) of `all`, `step` at a time. `load(row, range, r)` brings what row `row` sees of
 // `range` into slot r of the buffers, and returns whether it sees anything; `run(rows, cols)` makes
-// the results from them.
-template <typename T, typename Load, typename Run>
+// the results from them, in the compute type, to be stored as `Result`.
+template <typename Result, typename C, typename Load, typename Run>
 JK_INLINE void ForRows(const RowArrays& all, const MaskedRows& attention, int64_t begin,
-                       int64_t end, int64_t step, const CpuComputeType<T>* results, Load load,
-                       Run run) {
+                       int64_t end, int64_t step, const C* results, Load load, Run run) {
   const int64_t cols = all.cols;
-  T* const out = static_cast<T*>(all.out);
-  T zero;
-  Narrow(CpuComputeType<T>(0), &zero);
+  Result* const out = static_cast<Result*>(all.out);
+  Result zero;
+  Narrow(C(0), &zero);
   for (int64_t first = begin; first < end; first += step) {
     const int64_t rows = std::min(step, end - first);
     // Rows in company are all of one length; a long row is as long as its band.
@@ -106,7 +105,7 @@ JK_INLINE void ForRows(const RowArrays& all, const MaskedRows& attention, int64_
     for (int64_t r = 0; r < rows; ++r) sees[r] = load(first + r, range, r);
     if (n > 0) run(rows, n);
     for (int64_t r = 0; r < rows; ++r) {
-      T* const to = out + (first + r) * cols;
+      Result* const to = out + (first + r) * cols;
       if (sees[r]) {
         std::fill(to, to + range.begin, zero);
         NarrowAll(results + r * n, n, to + range.begin);
@@ -144,9 +143,9 @@ static_assert(ReducesAs<ForwardOfLoaded<float>>(Operation::kMaskedSoftmaxForward
                   ReducesAs<SoftmaxGrad<float>>(Operation::kMaskedSoftmaxGrad),
               "operations.h says otherwise");
 
-template <typename T>
-JK_MULTIVERSION void RunAttentionForward(const RowArrays& all, const MaskedRows& attention,
-                                         int64_t begin, int64_t end) {
+template <typename T, typename Result>
+JK_MULTIVERSION void RunAttentionForwardAs(const RowArrays& all, const MaskedRows& attention,
+                                           int64_t begin, int64_t end) {
   using C = CpuComputeType<T>;
   using Op = ForwardOfLoaded<T>;
   const int64_t cols = all.cols, step = RowsAtOnce<Op>(attention, cols), size = step * cols;
@@ -162,7 +161,22 @@ JK_MULTIVERSION void RunAttentionForward(const RowArrays& all, const MaskedRows&
   const auto run = [&](int64_t rows, int64_t n) JK_INLINE_LAMBDA {
     RunRange<Op>({{scores.data(), nullptr}, results.data(), rows, n}, {0, rows}, {}, step > 1);
   };
-  ForRows<T>(all, attention, begin, end, step, results.data(), load, run);
+  ForRows<Result>(all, attention, begin, end, step, results.data(), load, run);
+}
+
+// Results of float32 scores may be of a half type.
+template <typename T>
+JK_INLINE void RunAttentionForward(const RowCall& call, int64_t begin, int64_t end) {
+  const RowArrays& all = call.arrays;
+  if constexpr (std::is_same_v<T, float>) {
+    if (call.result_dtype == DType::kBFloat16) {
+      return RunAttentionForwardAs<T, BFloat16>(all, call.attention, begin, end);
+    }
+    if (call.result_dtype == DType::kFloat16) {
+      return RunAttentionForwardAs<T, Float16>(all, call.attention, begin, end);
+    }
+  }
+  RunAttentionForwardAs<T, T>(all, call.attention, begin, end);
 }
 
 template <typename C>

@@ -4,7 +4,6 @@
 // like (read_call.h), how a row or a segment is computed, how threads take turns.
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -30,14 +29,11 @@ ffi::Future RunSharedRows(ffi::ThreadPool& pool, const RowCall& call) {
 
 // Splits the rows of a call over the threads of the pool.
 ffi::Future Run(ffi::ThreadPool& pool, const RowCall& call) {
-  if (call.result_dtype != call.dtype) {
-    return ReadyFuture(ffi::Error::InvalidArgument(
-        std::string(NameOf(call.operation)) + ": kernels of the CPU store results as " +
-        std::string(NameOf(call.dtype)) + ", got " + std::string(NameOf(call.result_dtype))));
-  }
   const RowArrays& arrays = call.arrays;
   const int64_t width = ByteWidth(call.dtype);
-  if (arrays.out != nullptr) AdviseHugePages(arrays.out, arrays.rows * arrays.cols * width);
+  if (arrays.out != nullptr) {
+    AdviseHugePages(arrays.out, arrays.rows * arrays.cols * ByteWidth(call.result_dtype));
+  }
   if (arrays.rows < pool.num_threads() && MayShareRows(call)) return RunSharedRows(pool, call);
   const int64_t row_bytes = arrays.cols * width * (InputsOf(call.operation) + 1);
   return ParallelFor(pool, arrays.rows, row_bytes,

@@ -56,7 +56,7 @@ JK_INLINE void RunOperation(const RowCall& call, const RowRange& range) {
       return RunCrossEntropy<CrossEntropyGrad<T>>(call, range);
     case Operation::kMaskedSoftmaxForward:
     case Operation::kBiasedSoftmaxForward:
-      return whole ? RunAttentionForward<T>(call.arrays, call.attention, begin, end)
+      return whole ? RunAttentionForward<T>(call, begin, end)
                    : RunAttentionForwardPart<T>(call, begin, end);
     case Operation::kMaskedSoftmaxGrad:
       return whole ? RunAttentionGrad<T>(call.arrays, call.attention, begin, end)
