@@ -12,6 +12,7 @@ import pytest
 from rows_of_losses import check_kernels
 
 import jaxkernels as jk
+from jaxkernels._rows import masked, masked_kernels
 
 # One segment, two with and without a rest, a last one that is nearly twice as long, segments of twice the size.
 COLS = (32767, 32768, 32773, 49151, 300001, 4_194_304 + 7)
@@ -50,6 +51,33 @@ def test_a_row_has_the_same_bits_alone_and_among_many(dtype, cols):
     with cases.x64(dtype):
         alone = run(*row)
         among = run(*(jnp.tile(a, (rows, 1)) for a in row))
+        for one, many in zip(alone, among, strict=True):
+            one, many = (np.asarray(a).view(f"u{a.dtype.itemsize}") for a in (one, many))
+            assert (many == one).all()
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+@pytest.mark.parametrize("cols", COLS[:-1])
+def test_a_row_of_scores_has_the_same_bits_alone_and_among_many(dtype, cols):
+    rng = np.random.default_rng(cols)
+    mask = rng.random((1, cols)) < 0.9
+    bias = rng.standard_normal((1, cols)).astype(dtype)
+
+    @jax.jit
+    def run(x, t):
+        def softmax(x, mask=mask, bias=None):
+            return masked.apply("test", x, mask, bias, scale=0.5, band=masked_kernels.Band())
+
+        y, pull = jax.vjp(softmax, x)
+        hidden = softmax(x, jnp.zeros((1, cols), bool))
+        return y, pull(t)[0], softmax(x, None), softmax(x, mask, bias), hidden
+
+    row = cases.logits("wide", 1, cols, dtype), cases.cotangents(1, cols, dtype)
+    with cases.x64(dtype):
+        alone = run(*row)
+        among = run(*(jnp.tile(a, (MANY, 1)) for a in row))
+        assert not alone[-1].any()
+        assert (np.asarray(alone[0])[~mask] == 0).all()
         for one, many in zip(alone, among, strict=True):
             one, many = (np.asarray(a).view(f"u{a.dtype.itemsize}") for a in (one, many))
             assert (many == one).all()

@@ -26,9 +26,7 @@ namespace jaxkernels {
 inline constexpr int64_t kMostBandCompanyCols = 128;
 template <typename Op>
 int64_t RowsAtOnce(const MaskedRows& attention, int64_t cols) {
-  constexpr int kUnbounded = MaskedRows::kUnbounded;
-  const bool has_band = attention.left != -kUnbounded || attention.right != kUnbounded;
-  const int64_t most = std::min(kCompanyCols<Op>, has_band ? kMostBandCompanyCols : cols);
+  const int64_t most = std::min(kCompanyCols<Op>, attention.IsOpen() ? cols : kMostBandCompanyCols);
   return cols <= std::max(kNarrowCols<Op>, most) ? kLanes : 1;
 }
 
@@ -117,6 +115,34 @@ JK_INLINE void ForRows(const RowArrays& all, const MaskedRows& attention, int64_
   }
 }
 
+// One step of a segment of a row that threads share. `load(row, range, first, second, results)`
+// brings it into buffers, and returns whether it sees anything; `finish(n, first, results)` is
+// the last thing that is done with results.
+template <typename Op, typename Result, typename Load, typename Finish>
+JK_INLINE void RunSharedSegment(const RowCall& call, const RowRange& range, Load load,
+                                Finish finish) {
+  using C = typename Op::C;
+  const int64_t cols = call.arrays.cols, count = SegmentCount(cols), size = SegmentCols(cols);
+  const int64_t row = range.begin / count, s = range.begin % count;
+  const int64_t elements = call.arrays.rows * cols;
+  const int64_t begin = s * size, end = s + 1 == count ? cols : begin + size;
+  const ColumnRange columns = {static_cast<int>(begin), static_cast<int>(end)};
+  C* const first = static_cast<C*>(range.room);
+  C* const second = Op::kInputs == 2 ? first + elements : first;
+  C* const results = second + elements;
+  const int64_t at = row * cols + begin;
+  SegmentStatistics* const segments = range.segments + row * count;
+  if (range.step == FirstStep(call.operation)) {
+    segments[s].sees = load(row, columns, first + at, second + at, results + at);
+  }
+  RunWide(Inputs<Op>{first, Op::kInputs == 2 ? second : nullptr}, cols, range, {}, results);
+  if (range.step != RowStep::kResults) return;
+  const bool sees = std::any_of(segments, segments + count, [](const auto& of) { return of.sees; });
+  finish(end - begin, first + at, results + at);
+  if (!sees) std::fill(results + at, results + at + (end - begin), C(0));
+  NarrowAll(results + at, end - begin, static_cast<Result*>(call.arrays.out) + at);
+}
+
 // Replaces what lies outside the band of a row by `fill`.
 template <typename C>
 JK_INLINE void FillOutside(const ColumnRange& band, int64_t cols, C fill, C* row) {
@@ -144,10 +170,18 @@ static_assert(ReducesAs<ForwardOfLoaded<float>>(Operation::kMaskedSoftmaxForward
               "operations.h says otherwise");
 
 template <typename T, typename Result>
-JK_MULTIVERSION void RunAttentionForwardAs(const RowArrays& all, const MaskedRows& attention,
-                                           int64_t begin, int64_t end) {
+JK_MULTIVERSION void RunAttentionForwardAs(const RowCall& call, const RowRange& range) {
   using C = CpuComputeType<T>;
   using Op = ForwardOfLoaded<T>;
+  const RowArrays& all = call.arrays;
+  const MaskedRows& attention = call.attention;
+  if (range.step != RowStep::kAll) {
+    return RunSharedSegment<Op, Result>(
+        call, range,
+        [&](int64_t row, const ColumnRange& columns, C* t, C*, C* buffer)
+            JK_INLINE_LAMBDA { return LoadScores<T>(all, attention, row, columns, t, buffer); },
+        [](int64_t, const C*, C*) JK_INLINE_LAMBDA {});
+  }
   const int64_t cols = all.cols, step = RowsAtOnce<Op>(attention, cols), size = step * cols;
   std::vector<C> scores(size), results(size);
   const auto load = [&](int64_t row, const ColumnRange& range, int64_t r) JK_INLINE_LAMBDA {
@@ -161,22 +195,21 @@ JK_MULTIVERSION void RunAttentionForwardAs(const RowArrays& all, const MaskedRow
   const auto run = [&](int64_t rows, int64_t n) JK_INLINE_LAMBDA {
     RunRange<Op>({{scores.data(), nullptr}, results.data(), rows, n}, {0, rows}, {}, step > 1);
   };
-  ForRows<Result>(all, attention, begin, end, step, results.data(), load, run);
+  ForRows<Result>(all, attention, range.begin, range.end, step, results.data(), load, run);
 }
 
 // Results of float32 scores may be of a half type.
 template <typename T>
-JK_INLINE void RunAttentionForward(const RowCall& call, int64_t begin, int64_t end) {
-  const RowArrays& all = call.arrays;
+JK_INLINE void RunAttentionForward(const RowCall& call, const RowRange& range) {
   if constexpr (std::is_same_v<T, float>) {
     if (call.result_dtype == DType::kBFloat16) {
-      return RunAttentionForwardAs<T, BFloat16>(all, call.attention, begin, end);
+      return RunAttentionForwardAs<T, BFloat16>(call, range);
     }
     if (call.result_dtype == DType::kFloat16) {
-      return RunAttentionForwardAs<T, Float16>(all, call.attention, begin, end);
+      return RunAttentionForwardAs<T, Float16>(call, range);
     }
   }
-  RunAttentionForwardAs<T, T>(all, call.attention, begin, end);
+  RunAttentionForwardAs<T, T>(call, range);
 }
 
 template <typename C>
@@ -186,12 +219,22 @@ JK_INLINE void ScaleGradient(const C* y, int64_t n, C scale, C* dx) {
 }
 
 template <typename T>
-JK_MULTIVERSION void RunAttentionGrad(const RowArrays& all, const MaskedRows& attention,
-                                      int64_t begin, int64_t end) {
+JK_MULTIVERSION void RunAttentionGrad(const RowCall& call, const RowRange& range) {
   using C = CpuComputeType<T>;
   using Op = SoftmaxGrad<C>;
-  const int64_t cols = all.cols, step = RowsAtOnce<Op>(attention, cols), size = step * cols;
+  const RowArrays& all = call.arrays;
+  const MaskedRows& attention = call.attention;
   const C scale = static_cast<C>(attention.scale);
+  if (range.step != RowStep::kAll) {
+    return RunSharedSegment<Op, T>(
+        call, range,
+        [&](int64_t row, const ColumnRange& columns, C* y, C* dy, C*) JK_INLINE_LAMBDA {
+          LoadGradient<T>(all, row, columns, y, dy);
+          return true;
+        },
+        [&](int64_t n, const C* y, C* dx) JK_INLINE_LAMBDA { ScaleGradient(y, n, scale, dx); });
+  }
+  const int64_t cols = all.cols, step = RowsAtOnce<Op>(attention, cols), size = step * cols;
   std::vector<C> y(size), dy(size), results(size);
   const auto load = [&](int64_t row, const ColumnRange& range, int64_t r) JK_INLINE_LAMBDA {
     const int64_t n = range.end - range.begin;
@@ -206,7 +249,7 @@ JK_MULTIVERSION void RunAttentionGrad(const RowArrays& all, const MaskedRows& at
     RunRange<Op>({{y.data(), dy.data()}, results.data(), rows, n}, {0, rows}, {}, step > 1);
     ScaleGradient(y.data(), rows * n, scale, results.data());
   };
-  ForRows<T>(all, attention, begin, end, step, results.data(), load, run);
+  ForRows<T>(all, attention, range.begin, range.end, step, results.data(), load, run);
 }
 
 }  // namespace jaxkernels

@@ -20,10 +20,12 @@ namespace {
 ffi::Future RunSharedRows(ffi::ThreadPool& pool, const RowCall& call) {
   const int64_t units = call.arrays.rows * SegmentCount(call.arrays.cols);
   const auto segments = std::make_shared<std::vector<SegmentStatistics>>(units);
+  const std::shared_ptr<double[]> room(new double[RoomToShare(call) / sizeof(double) + 1]);
   constexpr int kEnd = static_cast<int>(RowStep::kResults) + 1;
   const int first = static_cast<int>(FirstStep(call.operation));
   return ReadyFuture(ParallelSteps(pool, kEnd - first, units, [=](int64_t step, int64_t unit) {
-    RunRows(call, {unit, unit + 1, static_cast<RowStep>(first + step), segments->data()});
+    RunRows(call,
+            {unit, unit + 1, static_cast<RowStep>(first + step), segments->data(), room.get()});
   }));
 }
 

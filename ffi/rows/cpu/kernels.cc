@@ -3,8 +3,15 @@
 namespace jaxkernels {
 
 bool MayShareRows(const RowCall& call) {
-  const OperationTraits& traits = TraitsOf(call.operation);
-  return SegmentCount(call.arrays.cols) > 1 && call.part == Part::kWhole && !traits.hides;
+  const bool is_open = !HidesElements(call.operation) || call.attention.IsOpen();
+  return SegmentCount(call.arrays.cols) > 1 && call.part == Part::kWhole && is_open;
+}
+
+int64_t RoomToShare(const RowCall& call) {
+  if (!HidesElements(call.operation)) return 0;
+  const int64_t arrays = IsForward(call.operation) ? 2 : 3;
+  const int64_t width = std::max<int64_t>(ByteWidth(call.dtype), sizeof(float));
+  return arrays * call.arrays.rows * call.arrays.cols * width;
 }
 
 RowStep FirstStep(Operation operation) {

@@ -56,11 +56,10 @@ JK_INLINE void RunOperation(const RowCall& call, const RowRange& range) {
       return RunCrossEntropy<CrossEntropyGrad<T>>(call, range);
     case Operation::kMaskedSoftmaxForward:
     case Operation::kBiasedSoftmaxForward:
-      return whole ? RunAttentionForward<T>(call, begin, end)
+      return whole ? RunAttentionForward<T>(call, range)
                    : RunAttentionForwardPart<T>(call, begin, end);
     case Operation::kMaskedSoftmaxGrad:
-      return whole ? RunAttentionGrad<T>(call.arrays, call.attention, begin, end)
-                   : RunAttentionGradPart<T>(call, begin, end);
+      return whole ? RunAttentionGrad<T>(call, range) : RunAttentionGradPart<T>(call, begin, end);
   }
 }
 
