@@ -180,7 +180,7 @@ def test_handlers_check_shapes_and_dtypes_by_name(operation):
     assert "3" in text
     assert "4" in text
 
-    # On a GPU these may round float32 to 16 bits.
+    # These may round float32 to 16 bits.
     rounds = operation in ("masked_softmax_fwd", "biased_softmax_fwd")
     for wrong in ("int32",) if rounds else ("int32", "float16"):
         text = _call(operation, [good] * arity, ((2, 3), wrong))
