@@ -180,13 +180,13 @@ struct MaskedRows {
   RowOrder order;
 
   // Whether rows see all columns but those that the mask hides.
-  JK_HOST_DEVICE bool IsOpen() const { return left == -kUnbounded && right == kUnbounded; }
+  bool IsOpen() const { return left == -kUnbounded && right == kUnbounded; }
   // Requires: all dividers were made for the same number of rows.
   JK_HOST_DEVICE bool IsShort() const { return by_q.IsShort(); }
   template <typename Index>
   JK_HOST_DEVICE ColumnRange ColumnsOf(Index row, int64_t cols) const {
     const int all = static_cast<int>(cols);
-    if (IsOpen()) return {0, all};
+    if (left == -kUnbounded && right == kUnbounded) return {0, all};
     const int i = static_cast<int>(by_q.Remainder(row));
     const int begin = Clamp(i + left, 0, all);
     return {begin, Clamp(i + right + 1, begin, all)};
