@@ -35,7 +35,7 @@ struct DeviceLimits {
   // not.
   bool has_wgmma = compute_capability == 90 && compiled_for == 90;
 
-  // Blocks that an SM holds at once, if their registers allow it.
+  // Blocks that an SM holds at once, if their registers and their static shared memory allow it.
   int BlocksPerSm(int threads, int smem_bytes) const {
     const int by_smem = smem_per_sm / (smem_bytes + kReservedSmemPerBlock);
     return std::min({threads_per_sm / threads, by_smem, blocks_per_sm});

@@ -1,5 +1,6 @@
 #include "rows/plan.h"
 
+#include "rows/long_row_rules.h"
 #include "rows/tier_plans.h"
 
 namespace jaxkernels {

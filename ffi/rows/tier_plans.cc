@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "core/ceil_div.h"
+#include "rows/long_row_rules.h"
 
 namespace jaxkernels {
 namespace {

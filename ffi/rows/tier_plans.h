@@ -5,7 +5,6 @@
 
 #include <cstdint>
 
-#include "rows/long_row_rules.h"
 #include "rows/plan.h"
 
 namespace jaxkernels {

@@ -68,7 +68,7 @@ def _lower_wide(
     tier: str,
     attributes: dict[str, Any],
 ) -> Any:
-    """Narrows behind the kernel, which does it itself where no device needs another."""
+    """Narrows behind the kernel, which does it itself on one device."""
     dtype, wide = attributes["result_dtype"], {**attributes, "result_dtype": None}
 
     def function(*operands: jax.Array) -> jax.Array:

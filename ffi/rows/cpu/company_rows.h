@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "rows/cpu/narrow_rows.h"
+#include "rows/cpu/kernels.h"
 #include "rows/cpu/row_groups.h"
 #include "rows/cpu/row_steps.h"
 
@@ -119,8 +119,8 @@ JK_INLINE void FinishVector(const typename Op::C* first, const typename Op::C* s
 }
 
 // `count` rows of kLanes to kCompanyCols elements. What is left of a row behind its whole
-// vectors is computed with its last kLanes elements, before them, because results may replace what
-// they are made of.
+// vectors is computed with its last kLanes elements, before them, because results of half types
+// replace the widened inputs.
 template <typename Op>
 JK_INLINE void RunCompanyGroup(const Inputs<Op>& in, int64_t cols, const RowEnds<Op>& ends,
                                int64_t index, int64_t count, typename Op::Storage* out) {

@@ -19,13 +19,15 @@ namespace {
 // Segments of long rows, in steps, over the threads of the pool.
 ffi::Future RunSharedRows(ffi::ThreadPool& pool, const RowCall& call) {
   const int64_t units = call.arrays.rows * SegmentCount(call.arrays.cols);
-  const auto segments = std::make_shared<std::vector<SegmentStatistics>>(units);
-  const std::shared_ptr<double[]> room(new double[RoomToShare(call) / sizeof(double) + 1]);
+  // Not the threads': one that never got to a unit may be the last to let go of its work.
+  std::vector<SegmentStatistics> of_units(units);
+  const std::unique_ptr<double[]> room_owner(new double[RoomToShare(call) / sizeof(double) + 1]);
+  SegmentStatistics* const segments = of_units.data();
+  double* const room = room_owner.get();
   constexpr int kEnd = static_cast<int>(RowStep::kResults) + 1;
   const int first = static_cast<int>(FirstStep(call.operation));
   return ReadyFuture(ParallelSteps(pool, kEnd - first, units, [=](int64_t step, int64_t unit) {
-    RunRows(call,
-            {unit, unit + 1, static_cast<RowStep>(first + step), segments->data(), room.get()});
+    RunRows(call, {unit, unit + 1, static_cast<RowStep>(first + step), segments, room});
   }));
 }
 

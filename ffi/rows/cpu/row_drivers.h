@@ -32,7 +32,8 @@ struct RowSpan {
 };
 
 // Steps of one row of at least kLanes elements. Whole vectors first; what is left is computed with
-// the last kLanes elements of the row, some of which are then computed twice. `terms` may be `out`.
+// the last kLanes elements of the row, some of which are then computed twice. `terms` may be `out`;
+// `out` may not be an input, whose end is read after results are stored.
 template <typename Op, bool kKeep>
 JK_INLINE void RunWideRow(const Inputs<Op>& in, int64_t cols, const RowSpan& span,
                           const RowEnds<Op>& ends, int64_t index, typename Op::C* terms,

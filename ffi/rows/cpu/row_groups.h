@@ -1,7 +1,7 @@
 // Groups of kLanes rows whose numbers stand side by side: row r in lane r.
 //
-// Owns: how the sums of a group become the constants of its rows. Must not know: how rows are
-// walked, which operation does what, XLA, threads.
+// Owns: how rows become columns and columns rows, how the sums of a group become the constants of
+// its rows. Must not know: how rows are walked, which operation does what, XLA, threads.
 #ifndef JAXKERNELS_ROWS_CPU_ROW_GROUPS_H_
 #define JAXKERNELS_ROWS_CPU_ROW_GROUPS_H_
 
@@ -10,6 +10,33 @@
 #include "rows/cpu/row_steps.h"
 
 namespace jaxkernels {
+
+// The quarters of 4 * `quarter` elements, interleaved.
+template <typename C>
+JK_INLINE void Interleave(const C* __restrict from, int64_t quarter, C* __restrict to) {
+  for (int64_t i = 0; i < quarter; ++i) {
+    to[4 * i] = from[i];
+    to[4 * i + 1] = from[quarter + i];
+    to[4 * i + 2] = from[2 * quarter + i];
+    to[4 * i + 3] = from[3 * quarter + i];
+  }
+}
+
+// The inverse.
+template <typename C>
+JK_INLINE void Deinterleave(const C* __restrict from, int64_t quarter, C* __restrict to) {
+  for (int64_t i = 0; i < quarter; ++i) {
+    to[i] = from[4 * i];
+    to[quarter + i] = from[4 * i + 1];
+    to[2 * quarter + i] = from[4 * i + 2];
+    to[3 * quarter + i] = from[4 * i + 3];
+  }
+}
+
+// A group of 16 rows becomes columns when its quarters are interleaved twice: then rows 0, 4, 8 and
+// 12 are neighbours in their columns, then all. Vectors are shuffled faster than elements gathered.
+// f32 softmax of 47 columns, ns per element: gathered 0.57, halves interleaved 0.49, quarters 0.42
+static_assert(kLanes == 16);
 
 // Sums of a group, and what their roundings lost. (All are arrays of their own: in a struct the
 // compiler leaves them in memory, and short rows take twice as long.)
