@@ -26,8 +26,8 @@ namespace jaxkernels {
 inline constexpr int64_t kMostBandCompanyCols = 128;
 template <typename Op>
 int64_t RowsAtOnce(const MaskedRows& attention, int64_t cols) {
-  const int64_t most = std::min(kCompanyCols<Op>, attention.IsOpen() ? cols : kMostBandCompanyCols);
-  return cols <= std::max(kNarrowCols<Op>, most) ? kLanes : 1;
+  const bool has_company = cols <= kNarrowCols<Op> || cols <= kCompanyCols<Op>;
+  return has_company && (attention.IsOpen() || cols <= kMostBandCompanyCols) ? kLanes : 1;
 }
 
 template <typename T>
