@@ -16,7 +16,7 @@ from jax.interpreters import mlir
 from jaxkernels._attention import choice, flash_partitioning
 from jaxkernels._attention.flash_forms import Forms
 from jaxkernels._attention.problem import Call
-from jaxkernels._core import compat, registry
+from jaxkernels._core import compat, partitioned_calls, registry
 
 
 def define(primitive: Primitive, forms: Forms, results: Sequence[str]) -> None:
@@ -68,14 +68,14 @@ def lower_cuda(
     # vmap may have made the batch larger than the table knew it, and jax.export may leave it open.
     batch = ctx.avals_in[0].shape[0]  # pyright: ignore[reportAttributeAccessIssue]
     is_plain = not (isinstance(batch, int) and batch <= choice.MOST_BLOCKS)
-    if not is_plain and compat.partitions_custom_calls(ctx):
+    if not is_plain and partitioned_calls.partitions_custom_calls(ctx):
         ctx = compat.without_types_of_shardings(ctx)
         shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
         names = results[: len(ctx.avals_out)]
         function = flash_partitioning.partitioned(call, forms, shapes, names)
         key = f"{name} {call} {registry.fingerprint()}"
-        return compat.lower_partitioned(function, ctx, operands, key, several=True)
-    if is_plain or not (call.is_pinned or compat.runs_on_its_own(ctx)):
+        return partitioned_calls.lower_partitioned(function, ctx, operands, key, several=True)
+    if is_plain or not (call.is_pinned or partitioned_calls.runs_on_its_own(ctx)):
         return lower_form(functools.partial(_run, forms.plain, call), ctx, operands)
     ctx = compat.without_types_of_shardings(ctx)
     return lower_form(functools.partial(_run, forms.cudnn, call), ctx, operands)

@@ -23,7 +23,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
-from jaxkernels._core import compat, experimental_rules, registry, sharding
+from jaxkernels._core import compat, experimental_rules, partitioned_calls, registry, sharding
 from jaxkernels._linear_loss import chunks, partitioning, plan
 from jaxkernels._linear_loss.chunks import SHARED, Arrays, Call
 from jaxkernels._linear_loss.options import Options
@@ -222,15 +222,15 @@ def _lower(
     # Where a kernel is required and there is none, its primitive says so.
     can_split = has_kernels or call.options.implementation != "ffi"
     with jax.enable_x64(avals[0].dtype == jnp.float64):
-        if can_split and has_elements and compat.partitions_custom_calls(ctx):
+        if can_split and has_elements and partitioned_calls.partitions_custom_calls(ctx):
             function = partitioning.partitioned(call, shapes, platform, uses_kernels)
             name = f"{_PRIMITIVES[call.operation].name} {call} {registry.fingerprint()}"
-            return compat.lower_partitioned(function, ctx, operands, name, several=True)
+            return partitioned_calls.lower_partitioned(function, ctx, operands, name, several=True)
         options = call.options
         rows = _traced(options)
         if is_plain:
             rows = Traced(options.all_sums, True, False)
-        elif uses_kernels and compat.runs_on_its_own(ctx):
+        elif uses_kernels and partitioned_calls.runs_on_its_own(ctx):
             rows = InPlace(options.all_sums)
         chunk_rows = plan.chunk_rows(call, shapes, avals, platform)
         function = functools.partial(_run, call, rows, chunk_rows)
@@ -257,7 +257,7 @@ for _operation, _primitive in _PRIMITIVES.items():
             mlir.register_lowering(
                 _primitive, functools.partial(_lower, True, _platform), platform=_platform
             )
-    compat.needs_devices_for_lowering(_primitive)
+    partitioned_calls.needs_devices_for_lowering(_primitive)
     experimental_rules.define_rules(_primitive, _reference)
     ad.primitive_jvps[_primitive] = _jvp_of_whole
 ad.primitive_jvps[_PRIMITIVES["measures"]] = _jvp_of_measures

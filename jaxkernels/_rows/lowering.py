@@ -15,7 +15,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from jaxkernels._core import compat, registry
+from jaxkernels._core import compat, partitioned_calls, registry
 from jaxkernels._rows import partitioning as row_partitioning
 from jaxkernels._rows import parts as row_parts
 from jaxkernels._rows import plan
@@ -39,22 +39,24 @@ def lower_kernel(
     if kernel.stores > 0 and shapes[0][-1] == 0:  # what nothing sums to needs no kernel
         reference = functools.partial(kernel.reference, **attributes)
         return mlir.lower_fun(reference, multiple_results=several)(ctx, *operands)
-    splits = 0 not in shapes[0] and compat.partitions_custom_calls(ctx)
+    splits = 0 not in shapes[0] and partitioned_calls.partitions_custom_calls(ctx)
     if attributes.get("result_dtype") and splits:
         return _lower_wide(kernel, ctx, operands, tier, attributes)
     if splits:
         call = _split_call(kernel, tier, attributes, aliases)
         function = row_partitioning.partitioned(call, shapes)
         name = f"{name} {tier} {aliases} {sorted(attributes.items())} {registry.fingerprint()}"
-        return compat.lower_partitioned(function, ctx, operands, name, several)
+        return partitioned_calls.lower_partitioned(function, ctx, operands, name, several)
     given = kernel.call_attributes(tier, **attributes)
-    if platform == "cuda" and compat.runs_on_one_device(ctx):
+    if platform == "cuda" and partitioned_calls.runs_on_one_device(ctx):
         scratch = plan.scratch_of_rows(given["operation"], ctx.avals_in[0], tier)
         if scratch is not None:
             with_scratch = ctx.replace(avals_out=[*ctx.avals_out, scratch])
             rule = jax.ffi.ffi_lowering(registry.ROWS_TARGET)
             return rule(with_scratch, *operands, **given)[: len(ctx.avals_out)]
-    partitioning = compat.batch_partitioning_attributes(ctx, kernel.row_dims(**attributes))
+    partitioning = partitioned_calls.batch_partitioning_attributes(
+        ctx, kernel.row_dims(**attributes)
+    )
     rule = jax.ffi.ffi_lowering(
         registry.ROWS_TARGET, operand_output_aliases=aliases, extra_attributes=partitioning
     )
@@ -151,7 +153,7 @@ def in_place(kernel: RowKernel, abstract_eval: Callable[..., Any]) -> Primitive:
     plain = Primitive(kernel.primitive.name)
     plain.multiple_results = kernel.primitive.multiple_results
     plain.def_abstract_eval(functools.partial(abstract_eval, kernel))
-    compat.needs_devices_for_lowering(plain)
+    partitioned_calls.needs_devices_for_lowering(plain)
 
     def rule(ctx: mlir.LoweringRuleContext, *operands: Any, **params: Any) -> Any:
         platform, *others = compat.lowering_platforms(ctx)

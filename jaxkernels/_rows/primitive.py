@@ -17,7 +17,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir, xla
 
-from jaxkernels._core import compat, experimental_rules, registry
+from jaxkernels._core import compat, experimental_rules, partitioned_calls, registry
 from jaxkernels._rows import lowering, plan
 from jaxkernels._rows import reference as reference_functions
 from jaxkernels._rows.reference import compute_dtype
@@ -82,7 +82,7 @@ def define(
         if operation is not None and registry.has_kernels(platform):
             rule = functools.partial(lowering.lower_kernel, kernel, platform, {})
             mlir.register_lowering(lowered, rule, platform=platform)
-    compat.needs_devices_for_lowering(primitive)
+    partitioned_calls.needs_devices_for_lowering(primitive)
     experimental_rules.define_rules(primitive, functools.partial(_reference, kernel))
     return kernel
 

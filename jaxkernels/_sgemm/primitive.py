@@ -25,7 +25,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
 
-from jaxkernels._core import compat, experimental_rules, registry, sharding
+from jaxkernels._core import compat, experimental_rules, partitioned_calls, registry, sharding
 from jaxkernels._sgemm import partitioning
 from jaxkernels._sgemm.calls import (
     TARGET,
@@ -143,11 +143,11 @@ def _lower_kernel(
 ) -> Any:
     """Lowers to `kernel(a, b, c=None, options=...)`, a custom call, split over devices if need be."""
     local = functools.partial(with_tall_rows, kernel)
-    if compat.partitions_custom_calls(ctx):
+    if partitioned_calls.partitions_custom_calls(ctx):
         shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
         function = partitioning.partitioned(local, shapes, options)
         name = f"{kernel.__module__}.{kernel.__qualname__} {options} {registry.fingerprint()}"
-        return compat.lower_partitioned(function, ctx, operands, name)
+        return partitioned_calls.lower_partitioned(function, ctx, operands, name)
     function = functools.partial(local, options=options)
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
 
@@ -238,5 +238,5 @@ ad.primitive_transposes[sgemm_p] = _transpose
 mlir.register_lowering(sgemm_p, _lower_reference)
 if registry.has_cuda_module():
     mlir.register_lowering(sgemm_p, functools.partial(_lower_kernel, ffi_multiply), platform="cuda")
-compat.needs_devices_for_lowering(sgemm_p)
+partitioned_calls.needs_devices_for_lowering(sgemm_p)
 experimental_rules.define_rules(sgemm_p, reference, sparse=sparse_product)

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import jaxkernels as jk
 from jaxkernels._attention import flash, flash_forms, flash_lowering, flash_partitioning
 from jaxkernels._attention.problem import MOVING, Call, Operands, names_of, present
-from jaxkernels._core import compat
+from jaxkernels._core import partitioned_calls
 from jaxkernels._rows.masked_kernels import Band
 
 EQUAL = cases.Sizes(4, 16, 24, 8, 8, 8)
@@ -252,7 +252,7 @@ def as_on_cuda(name, forms, results):
     primitive.def_abstract_eval(flash.attention_abstract_eval)
     rule = functools.partial(flash_lowering.lower_cuda, primitive.name, forms, results)
     mlir.register_lowering(primitive, rule, platform="cpu")
-    compat.needs_devices_for_lowering(primitive)
+    partitioned_calls.needs_devices_for_lowering(primitive)
     return primitive
 
 

@@ -14,7 +14,7 @@ from jax.interpreters import mlir
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxkernels._core import compat
+from jaxkernels._core import partitioned_calls
 from jaxkernels._sgemm import primitive
 
 A = cases.operand("normal", (16, 24))
@@ -36,7 +36,7 @@ def collectives_of(function, *arrays):
 product_p = Primitive("product_as_on_cuda")
 product_p.def_abstract_eval(primitive._abstract_eval)
 mlir.register_lowering(product_p, functools.partial(primitive._lower_kernel, primitive.reference))
-compat.needs_devices_for_lowering(product_p)
+partitioned_calls.needs_devices_for_lowering(product_p)
 
 
 def wrapped(options, *arrays):
