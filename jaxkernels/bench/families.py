@@ -1,42 +1,86 @@
-"""Families of operands: what networks multiply, drawn on the device, and what is hard to hold in 16 bits.
+"""Families of operands: what networks multiply, and what is hard to hold in 16 bits.
 
-A product that is as fast on all of them does not depend on what it is given.
+A product that is as fast, and as exact, on all of them does not depend on what it is given. One definition
+serves the device, where benchmarks draw operands, and the host, where tests draw them in float64.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-Pair = tuple[jax.Array, jax.Array]
-
-
-def _probabilities(x: jax.Array) -> jax.Array:
-    return jax.nn.softmax(5 * x)
+Array = Any  # of the module that a family is given
+# From numpy or jax.numpy, normal a and b, and numbers of [0, 1) of the shapes of a and b, to the operands.
+Family = Callable[[Any, Array, Array, Array, Array], tuple[Array, Array]]
 
 
-def _p_minus_y(x: jax.Array, key: jax.Array) -> jax.Array:
+def _probabilities(xp: Any, x: Array) -> Array:
+    e = xp.exp(5 * (x - xp.max(x, axis=-1, keepdims=True)))
+    return e / xp.sum(e, axis=-1, keepdims=True)
+
+
+def _gelu(xp: Any, x: Array) -> Array:
+    return 0.5 * x * (1 + xp.tanh(0.7978845608 * (x + 0.044715 * x**3)))
+
+
+def _one_hot(xp: Any, u: Array) -> Array:
+    """1 at a label of each row."""
+    cols = u.shape[-1]
+    label = xp.floor(u[..., :1] * cols)
+    return xp.where(xp.arange(cols) == label, xp.ones_like(u), 0)
+
+
+def _p_minus_y(xp: Any, x: Array, u: Array) -> Array:
     """The gradient of a cross entropy: probabilities, less 1 at the labels."""
-    label = jax.random.randint(key, x.shape[:-1], 0, x.shape[-1])
-    return _probabilities(x) - jax.nn.one_hot(label, x.shape[-1], dtype=x.dtype)
+    return _probabilities(xp, x) - _one_hot(xp, u)
 
 
-def _outliers(x: jax.Array, key: jax.Array) -> jax.Array:
-    return jnp.where(jax.random.uniform(key, x.shape) < 1e-3, 1e6 * x, x)
+def _wide(xp: Any, x: Array, u: Array) -> Array:
+    """Of sizes whose logarithms are normal, and of either sign."""
+    return xp.exp(4 * x) * xp.where(u < 0.5, -1, 1)
 
 
-def _wide(x: jax.Array, key: jax.Array) -> jax.Array:
-    return jnp.exp(4 * x) * jax.random.rademacher(key, x.shape, x.dtype)
+def _graded(xp: Any, x: Array, axis: int, log2: int = 40) -> Array:
+    """Lines along `axis`, -1 or -2, times powers of two, from 2^-log2 to 2^log2."""
+    powers = xp.exp2(xp.linspace(-log2, log2, x.shape[axis]))
+    return x * (powers if axis == -1 else powers[:, None])
 
 
-# From normal (a, b) and a key to the operands.
-FAMILIES: Mapping[str, Callable[[jax.Array, jax.Array, jax.Array], Pair]] = {
-    "softmax": lambda a, b, key: (_probabilities(a), b),
-    "p_minus_y": lambda a, b, key: (_p_minus_y(a, key), b),
-    "gelu": lambda a, b, key: (jax.nn.gelu(a), b),
-    "relu": lambda a, b, key: (jax.nn.relu(a), b),
-    "outliers": lambda a, b, key: (_outliers(a, key), b),
-    "wide": lambda a, b, key: (_wide(a, key), _wide(b, jax.random.fold_in(key, 1))),
+def _permutation(xp: Any, v: Array) -> Array:
+    """A square matrix with a 1 in each row and each column."""
+    return xp.eye(v.shape[-1])[xp.argsort(v[..., 0])]
+
+
+# Dense: no element needs another product than that of pairs of float16.
+DENSE: Mapping[str, Family] = {
+    "normal": lambda xp, a, b, u, v: (a, b),
+    "uniform": lambda xp, a, b, u, v: (u, v),
+    "signs": lambda xp, a, b, u, v: (2 * u - 1, 2 * v - 1),
+    "lognormal": lambda xp, a, b, u, v: (xp.exp(a), xp.exp(b)),
+    "relu": lambda xp, a, b, u, v: (xp.maximum(a, 0), b),
+    "gelu": lambda xp, a, b, u, v: (_gelu(xp, a), b),
+    "softmax": lambda xp, a, b, u, v: (_probabilities(xp, a), b),
+    "p_minus_y": lambda xp, a, b, u, v: (_p_minus_y(xp, a, u), b),
 }
+FAMILIES: Mapping[str, Family] = {
+    **DENSE,
+    "wide": lambda xp, a, b, u, v: (_wide(xp, a, u), _wide(xp, b, v)),
+    "graded_rows": lambda xp, a, b, u, v: (_graded(xp, a, -2), b),
+    "graded_k": lambda xp, a, b, u, v: (_graded(xp, a, -1), b[::-1]),
+    "graded_against": lambda xp, a, b, u, v: (_graded(xp, a, -1), _graded(xp, b, -2)[::-1]),
+    "outliers": lambda xp, a, b, u, v: (xp.where(u < 1e-3, 1e6 * a, a), b),
+    "one_hot": lambda xp, a, b, u, v: (_one_hot(xp, u), b),
+    "permutation": lambda xp, a, b, u, v: (a, _permutation(xp, v)),
+    "spread_permutation": lambda xp, a, b, u, v: (
+        a * xp.exp2(xp.floor(61 * u) - 60),
+        _permutation(xp, v),
+    ),
+    "tiny_times_huge": lambda xp, a, b, u, v: (1e-30 * a, 1e30 * b),
+    "tiny": lambda xp, a, b, u, v: (1e-18 * a, 1e-15 * b),
+    "huge": lambda xp, a, b, u, v: (1e30 * a, b),
+    "near_largest": lambda xp, a, b, u, v: (3.4e38 * (2 * u - 1), 1e-4 * b),
+    "subnormal_rows": lambda xp, a, b, u, v: (xp.where(u[..., :1] < 0.5, 1e-39 * a, a), b),
+    "zero_lines": lambda xp, a, b, u, v: (xp.where(u[..., :1] < 0.5, a, 0), b),
+}
+# Those that the suite ``sgemm`` measures.
+MEASURED = ("softmax", "p_minus_y", "gelu", "relu", "outliers", "wide")

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkernels.bench.families import FAMILIES, Pair
+from jaxkernels.bench.families import FAMILIES
 from jaxkernels.bench.products import is_transposed
 from jaxkernels.bench.programs import normal
 from jaxkernels.bench.records import Case
@@ -21,10 +21,14 @@ _SAMPLED_ROWS, _SAMPLED_COLS = 256, 1024
 _SAMPLED_MEMBERS = 2
 _EPSILON = 2.0**-24
 
+Pair = tuple[jax.Array, jax.Array]
+
 
 @partial(jax.jit, static_argnums=(0,))
 def _of_family(name: str, a: jax.Array, b: jax.Array, seed: int) -> Pair:
-    return FAMILIES[name](a, b, jax.random.fold_in(jax.random.key(seed), 1))
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1))
+    noise = (jax.random.uniform(key, x.shape) for key, x in zip(keys, (a, b), strict=True))
+    return FAMILIES[name](jnp, a, b, *noise)
 
 
 def operands(case: Case, count: int, dtype: str = "float32") -> list[Pair]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import jax
 import numpy as np
 
-from jaxkernels.bench.families import FAMILIES
+from jaxkernels.bench.families import MEASURED
 from jaxkernels.bench.records import Case
 from jaxkernels.bench.suite import Options
 
@@ -38,7 +38,7 @@ def _squares(*lengths: int, group: str = "square", kinds: Sequence[str] = ("NN",
 
 
 def _families(n: int) -> list[Case]:
-    return [{**case, "family": name} for case in _squares(n, group="families") for name in FAMILIES]
+    return [{**case, "family": name} for case in _squares(n, group="families") for name in MEASURED]
 
 
 _THIN = [product("other", 1, 4096, 4096, 64), product("other", 1, 64, 4096, 4096)]

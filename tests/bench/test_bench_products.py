@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensor_families
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
@@ -15,7 +16,7 @@ from bench_cases import QUICK, measured
 from jaxkernels.bench import product_data, records, sgemm
 from jaxkernels.bench import products as shapes
 from jaxkernels.bench.__main__ import main
-from jaxkernels.bench.families import FAMILIES
+from jaxkernels.bench.families import FAMILIES, MEASURED
 
 PEER = "XLA" if jax.default_backend() == "cpu" else "cuBLAS"
 
@@ -128,24 +129,68 @@ def test_other_numbers_are_not_wide():
     assert found == [True, False, False, False]
 
 
+def _powers(x, axis):
+    """The least and the largest power of two of the median sizes of lines."""
+    sizes = np.log2(np.median(abs(x), axis=axis))
+    return round(sizes.min() / 10), round(sizes.max() / 10)
+
+
+def _is_of_family(name, a, b):
+    """What a family promises."""
+    return {
+        "normal": lambda: abs(a.mean()) < 0.1 and abs(a.std() - 1) < 0.1 and abs(b.std() - 1) < 0.1,
+        "uniform": lambda: (
+            0 <= a.min() < 0.01 and 0.99 < a.max() < 1 and abs(b.mean() - 0.5) < 0.05
+        ),
+        "signs": lambda: -1 <= a.min() < -0.99 and 0.99 < a.max() < 1 and abs(b.mean()) < 0.05,
+        "lognormal": lambda: abs(np.log(a).std() - 1) < 0.1 and abs(np.log(b).std() - 1) < 0.1,
+        "softmax": lambda: np.allclose(a.sum(1), 1) and a.min() > 0,
+        "p_minus_y": lambda: np.allclose(a.sum(1), 0, atol=1e-6) and ((a < 0).sum(1) == 1).all(),
+        "gelu": lambda: -0.2 < a.min() < 0,
+        "relu": lambda: a.min() == 0 < (a == 0).mean() < 0.7,
+        "outliers": lambda: 0 < (abs(a) > 1e3).mean() < 0.01,
+        "wide": lambda: _is_wide(a) and _is_wide(b),
+        "graded_rows": lambda: _powers(a, 1) == (-4, 4) and _powers(b, 1) == (0, 0),
+        "graded_k": lambda: _powers(a, 0) == (-4, 4) and _powers(b, 1) == (0, 0),
+        "graded_against": lambda: (
+            _powers(a, 0) == _powers(b, 1) == (-4, 4) and abs(a[:, 0]).max() < 1 < abs(b[0]).min()
+        ),
+        "one_hot": lambda: (
+            (np.sort(a, 1) == np.eye(a.shape[1])[-1]).all() and len(set(a.argmax(1))) > 9
+        ),
+        "permutation": lambda: (
+            (b.sum(0) == 1).all() and (b.sum(1) == 1).all() and abs(a.std() - 1) < 0.1
+        ),
+        "spread_permutation": lambda: (b.sum(0) == 1).all() and -90 < np.log2(abs(a)).min() < -60,
+        "tiny_times_huge": lambda: 1e-31 < a.std() < 1e-29 < 1e29 < b.std() < 1e31,
+        "tiny": lambda: 1e-19 < a.std() < 1e-17 and 1e-16 < b.std() < 1e-14,
+        "huge": lambda: 1e29 < a.std() < 1e31 and abs(b.std() - 1) < 0.1,
+        "near_largest": lambda: 3e38 < abs(a).max() < np.inf and 1e-5 < b.std() < 1e-3,
+        "subnormal_rows": lambda: 0.2 < (abs(a).max(1) < 1e-37).mean() < 0.8,
+        "zero_lines": lambda: 0.2 < (a == 0).all(1).mean() == (a == 0).mean() < 0.8,
+    }[name]()
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_operands_of_a_family(name):
-    """Probabilities, values of networks, outliers, wide."""
+    """On the device, where they are measured, and on the host, as tests of products draw them."""
     case = {**shapes.product("families", 1, 96, 80, 64), "family": name}
-    (a, b), (other, _) = product_data.operands(case, 2)
-    assert (a.shape, b.shape) == ((96, 64), (64, 80))
+    case["n"] = 64 if name.endswith("permutation") else 80
+    (a, b), (other, others) = product_data.operands(case, 2)
+    assert (a.shape, b.shape) == ((96, 64), (64, case["n"]))
     assert a.dtype == b.dtype == jnp.float32
     assert not (a == other).all()
-    a, b = np.asarray(a), np.asarray(b)
-    expected = {
-        "softmax": np.allclose(a.sum(1), 1) and a.min() > 0,
-        "p_minus_y": np.allclose(a.sum(1), 0, atol=1e-6) and ((a < 0).sum(1) == 1).all(),
-        "gelu": -0.2 < a.min() < 0,
-        "relu": a.min() == 0 < (a == 0).mean() < 0.7,
-        "outliers": 0 < (abs(a) > 1e3).mean() < 0.01,
-        "wide": _is_wide(a) and _is_wide(b),
-    }
-    assert expected[name]
+    assert not (b == others).all()
+    assert _is_of_family(name, np.asarray(a, np.float64), np.asarray(b, np.float64))
+    a, b = tensor_families.operands(name, 96, 80, 64)
+    assert a.dtype == b.dtype == np.float32
+    with np.errstate(over="ignore"):
+        assert _is_of_family(name, a.astype(np.float64), b.astype(np.float64))
+
+
+def test_families_that_are_measured_are_families():
+    assert set(MEASURED) <= set(FAMILIES)
+    assert [case["family"] for case in shapes._families(32)] == list(MEASURED)
 
 
 def test_families_and_peers_run(tmp_path, capsys, monkeypatch):

@@ -15,6 +15,7 @@ from conftest import skip_or_fail
 
 import jaxkernels as jk
 from jaxkernels._core import devices
+from jaxkernels.bench.families import DENSE, FAMILIES
 
 tensor = functools.partial(jk.sgemm, algorithm="tensor")
 pytestmark = pytest.mark.usefixtures("hopper")
@@ -33,7 +34,7 @@ def highest(a, b):
     return jnp.matmul(a, b, precision="highest")
 
 
-@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "shape", [(128, 128, 32), (257, 255, 129), (512, 512, 512), (300, 260, 4096)]
 )
@@ -49,7 +50,7 @@ def test_error_is_that_of_float32(family, shape):
 def test_dense_products_err_less_than_cublas():
     """In geometric mean."""
     ratios = []
-    for family in families.DENSE:
+    for family in DENSE:
         a, b = families.operands(family, 512, 512, 2048)
         own, peer = (families.errors(f(a, b), a, b)[0] for f in (tensor, highest))
         ratios.append(own / peer)
