@@ -29,6 +29,8 @@ _WEIGHTS = {
     "scaled_masked_softmax": 4.0,
     "cross_entropy": 4.0,
 }
+# Products that may have 16-bit operands; their derivatives are not drawn then.
+_NARROW_PRODUCTS = ("matmul", "dot_general", "einsum", "tensordot")
 # Those that have results of the shape of what is given away.
 _IN_PLACE = ("softmax", "log_softmax", "scaled_masked_softmax", "dot_product_attention", "sgemm")
 
@@ -62,7 +64,7 @@ def _problem(
     chances = np.array([_DTYPES[x] for x in dtypes])
     dtype = "float64" if wide else str(rng.choice(dtypes, p=chances / chances.sum()))
     derivative = str(rng.choice(family.derivatives, p=_chances(family.derivatives)))
-    if operation in ("matmul", "dot_general") and dtype != "float32":
+    if operation in _NARROW_PRODUCTS and dtype != "float32":
         derivative = "value"
     delivery = "eager" if eager else str(rng.choice([x for x in DELIVERIES if x != "eager"]))
     if delivery == "donated" and (derivative != "value" or operation not in _IN_PLACE):

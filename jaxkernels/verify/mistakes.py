@@ -1,4 +1,4 @@
-"""Mistakes that are planted into results, to show that each would be noticed."""
+"""Mistakes that are planted into results, to show that each would be noticed: those of any function, and the list of all."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxkernels.verify import loss_mistakes
-from jaxkernels.verify.families.softmax import axes_of, rows_and_cols
-from jaxkernels.verify.families.terms import Terms
+from jaxkernels.verify import loss_mistakes as of_losses
+from jaxkernels.verify import product_mistakes as of_products
+from jaxkernels.verify import row_mistakes as of_rows
 from jaxkernels.verify.problem import Arrays, Problem
 
 if TYPE_CHECKING:
@@ -58,145 +58,27 @@ class Mistake:
         return results | {name: np.asarray(wrong)}
 
 
-def _is_rows(problem: Problem) -> bool:
-    """Softmax and its kin along the last axis, of several rows and columns."""
-    shape = problem.options.get("shape")
-    is_softmax = _is_softmax(problem) or problem.operation == "scaled_masked_softmax"
-    last = problem.options.get("axis", -1) == -1 and is_softmax
-    return bool(shape) and last and len(shape) > 1 and shape[-1] > 2 and shape[-2] > 1
-
-
 def _has_elements(problem: Problem) -> bool:
-    """Results of several elements."""
-    o = problem.options
-    shape = o.get("shape") or o.get("sizes") or [n for x in o["shapes"] for n in x]
-    return min(shape) > 0 and max(shape) > 4
-
-
-def _is_softmax(problem: Problem) -> bool:
-    return problem.operation in ("softmax", "log_softmax")
-
-
-def _is_plain_softmax(problem: Problem) -> bool:
-    return _is_softmax(problem) and _is_rows(problem) and not problem.options["where"]
-
-
-def _is_log_sum_exp(problem: Problem) -> bool:
-    """Along the last axis of several rows and columns, all of which are seen."""
-    o = problem.options
-    if problem.operation != "logsumexp" or o["axis"] != -1 or o["where"] or len(o["shape"]) < 2:
-        return False
-    return o["shape"][-1] > 2 and o["shape"][-2] > 1
-
-
-def _has_cotangents_of_rows(problem: Problem) -> bool:
-    is_gradient = problem.operation == "logsumexp" and problem.wants_gradient
-    return is_gradient and _has_elements(problem) and rows_and_cols(problem)[0] > 1
-
-
-def _may_be_nan(problem: Problem) -> bool:
-    return _is_softmax(problem) or problem.operation == "logsumexp"
-
-
-def _may_be_infinite(problem: Problem) -> bool:
-    return _is_log_softmax(problem) or problem.operation == "logsumexp"
-
-
-def _is_log_softmax(problem: Problem) -> bool:
-    return problem.operation == "log_softmax"
-
-
-def _is_exact_log_softmax(problem: Problem) -> bool:
-    return _is_log_softmax(problem) and _has_elements(problem) and not _is_narrow(problem)
-
-
-def _has_mask(problem: Problem) -> bool:
-    return _is_rows(problem) and bool(problem.options.get("mask"))
+    return problem.has_elements
 
 
 def _is_narrow(problem: Problem) -> bool:
     """Results are rounded to 16 bits."""
     is_wide = "labels" in problem.options or "label_dtype" in problem.options
-    return _has_elements(problem) and problem.dtype in ("bfloat16", "float16") and not is_wide
-
-
-def _is_product(problem: Problem) -> bool:
-    return "labels" in problem.options and problem.dtype == "float32" and _has_elements(problem)
-
-
-def _is_sgemm(problem: Problem) -> bool:
-    return problem.operation == "sgemm" and _has_elements(problem)
-
-
-def _reads_c(problem: Problem) -> bool:
-    return bool(problem.options.get("has_c") and problem.options["beta"])
+    return problem.has_elements and problem.dtype in ("bfloat16", "float16") and not is_wide
 
 
 def _has_members(problem: Problem) -> bool:
-    return problem.members > 1 and _has_elements(problem)
+    return problem.members > 1 and problem.has_elements
 
 
 def _has_derivative(problem: Problem) -> bool:
-    return problem.derivative != "value" and _has_elements(problem)
+    return problem.derivative != "value" and problem.has_elements
 
 
 def _has_exact_derivative(problem: Problem) -> bool:
     """One whose bound is a few roundings of float32."""
     return _has_derivative(problem) and problem.dtype == "float32" and "shape" in problem.options
-
-
-def _sums_lack_the_last(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    wide = y.astype(np.float64)
-    if problem.operation == "log_softmax":
-        return (wide - np.log1p(-np.exp(wide[..., -1:]))).astype(y.dtype)
-    return (wide / (1 - wide[..., -1:])).astype(y.dtype)
-
-
-def _no_maximum(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    e = np.exp(operands["x"].astype(np.float32))
-    total = e.sum(-1, keepdims=True, dtype=np.float32)
-    wrong = e / total if problem.operation == "softmax" else operands["x"] - np.log(total)
-    return wrong.astype(y.dtype)
-
-
-def _maximum_summed_with_the_others(
-    problem: Problem, operands: Arrays, y: np.ndarray
-) -> np.ndarray:
-    """Results near 0 are lost: the sum is 1 and a small rest, which is rounded away."""
-    with np.errstate(all="ignore"):
-        return np.log(np.exp(y))
-
-
-def _sum_lacks_the_last(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    wide, last = y.astype(np.float64), operands["x"][..., -1].astype(np.float64)
-    lost = np.exp(last.reshape(wide.shape) - wide)
-    return (wide + np.log1p(-np.minimum(lost, 1))).astype(y.dtype)
-
-
-def _relative_to_zero(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    e = np.exp(operands["x"].astype(np.float32))
-    return np.log(e.sum(-1, dtype=np.float32)).reshape(y.shape).astype(y.dtype)
-
-
-def _numbers_of_rows_swapped(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    rows = y.reshape(*operands["x"].shape[:-1])
-    rows[..., [0, 1]] = rows[..., [1, 0]]
-    return rows.reshape(y.shape)
-
-
-def _cotangent_of_the_row_before(problem: Problem, operands: Arrays, d: np.ndarray) -> np.ndarray:
-    summed = axes_of(problem)
-    per_row = [1 if i in summed else n for i, n in enumerate(problem.options["shape"])]
-    t = operands["t"].astype(np.float64).reshape(len(d), -1)
-    ratio = (np.roll(t, 1, axis=-1) / t).reshape(len(d), *per_row)
-    return (d.astype(np.float64) * ratio).astype(d.dtype)
-
-
-def _mask_column_lost(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    """The last column is seen though it is masked."""
-    hidden = np.broadcast_to(~operands["mask"][..., -1], y.shape[:-1])
-    y[..., -1] = np.where(hidden, np.asarray(0.25, y.dtype), y[..., -1])
-    return y
 
 
 def _one_ulp_up(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
@@ -212,15 +94,6 @@ def _tail_not_stored(problem: Problem, operands: Arrays, y: np.ndarray) -> np.nd
 
 def _off_by_one(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
     return np.roll(y.reshape(len(y), -1), 1, axis=1).reshape(y.shape)
-
-
-def _tf32(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    """Operands are rounded to the 11 bits that a tensor core takes of a float32."""
-    rounded = dict(operands)
-    for name in "ab":
-        bits = operands[name].view(np.uint32) + np.uint32(1 << 12)
-        rounded[name] = (bits & np.uint32(0xFFFFE000)).view(np.float32)
-    return Terms(problem, rounded).result().value.reshape(y.shape).astype(y.dtype)
 
 
 def _no_nan(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
@@ -247,10 +120,6 @@ def _swapped(axis: int) -> Change:
     return swap
 
 
-def _without_c(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    return y - np.float32(problem.options["beta"]) * operands["c"]
-
-
 def _scaled(factor: Any) -> Change:
     return lambda problem, operands, y: (y * np.asarray(factor, y.dtype)).astype(y.dtype)
 
@@ -262,42 +131,54 @@ def _wrong_dtype(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarra
 MISTAKES = {
     mistake.name: mistake
     for mistake in (
-        Mistake("last term lost from a sum", _sums_lack_the_last, _is_rows),
+        Mistake("last term lost from a sum", of_rows.sums_lack_the_last, of_rows.is_rows),
         Mistake(
             "maximum summed with the others",
-            _maximum_summed_with_the_others,
-            _is_exact_log_softmax,
+            of_rows.maximum_summed_with_the_others,
+            of_rows.is_exact_log_softmax,
         ),
-        Mistake("no maximum subtracted", _no_maximum, _is_plain_softmax),
-        Mistake("last term lost from a sum of exponentials", _sum_lacks_the_last, _is_log_sum_exp),
-        Mistake("exponentials relative to zero", _relative_to_zero, _is_log_sum_exp),
-        Mistake("numbers of rows swapped", _numbers_of_rows_swapped, _is_log_sum_exp),
+        Mistake("no maximum subtracted", of_rows.no_maximum, of_rows.is_plain_softmax),
+        Mistake(
+            "last term lost from a sum of exponentials",
+            of_rows.sum_lacks_the_last,
+            of_rows.is_log_sum_exp,
+        ),
+        Mistake("exponentials relative to zero", of_rows.relative_to_zero, of_rows.is_log_sum_exp),
+        Mistake("numbers of rows swapped", of_rows.numbers_of_rows_swapped, of_rows.is_log_sum_exp),
         Mistake(
             "cotangent of the row before",
-            _cotangent_of_the_row_before,
-            _has_cotangents_of_rows,
+            of_rows.cotangent_of_the_row_before,
+            of_rows.has_cotangents_of_rows,
             "d",
         ),
-        Mistake("label off by one", loss_mistakes.label_off_by_one, loss_mistakes.is_of_rows),
-        Mistake(
-            "smoothing without its -e", loss_mistakes.smoothed_twice, loss_mistakes.is_smoothed
-        ),
-        Mistake("sum over a padded row", loss_mistakes.padding_summed, loss_mistakes.is_of_rows),
+        Mistake("label off by one", of_losses.label_off_by_one, of_losses.is_of_rows),
+        Mistake("smoothing without its -e", of_losses.smoothed_twice, of_losses.is_smoothed),
+        Mistake("sum over a padded row", of_losses.padding_summed, of_losses.is_of_rows),
         Mistake(
             "rows left out are counted",
-            loss_mistakes.rows_left_out_are_counted,
-            loss_mistakes.leaves_rows_out,
+            of_losses.rows_left_out_are_counted,
+            of_losses.leaves_rows_out,
         ),
-        Mistake("column of a mask lost", _mask_column_lost, _has_mask),
+        Mistake("column of a mask lost", of_rows.mask_column_lost, of_rows.has_mask),
         Mistake("rounded one unit up", _one_ulp_up, _is_narrow),
         Mistake("last element not stored", _tail_not_stored, _has_elements),
         Mistake("slice off by one", _off_by_one, _has_elements),
-        Mistake("TF32", _tf32, _is_product),
-        Mistake("alpha lost", _scaled(1.5), _is_sgemm),
-        Mistake("c left out", _without_c, _reads_c),
-        Mistake("NaN swallowed", _no_nan, _may_be_nan),
-        Mistake("infinity swallowed", _no_infinity, _may_be_infinite),
-        Mistake("rows swapped", _swapped(-2), _is_rows),
+        Mistake("TF32", of_products.tf32, of_products.is_product),
+        Mistake("alpha lost", _scaled(1.5), of_products.is_sgemm),
+        Mistake("c left out", of_products.without_c, of_products.reads_c),
+        Mistake(
+            "axes merged in another order",
+            of_products.axes_merged_in_another_order,
+            of_products.sums_over_two_axes,
+        ),
+        Mistake(
+            "axes of the result in another order",
+            of_products.axes_of_the_result_in_another_order,
+            of_products.has_axes_of_any_order,
+        ),
+        Mistake("NaN swallowed", _no_nan, of_rows.may_be_nan),
+        Mistake("infinity swallowed", _no_infinity, of_rows.may_be_infinite),
+        Mistake("rows swapped", _swapped(-2), of_rows.is_rows),
         Mistake("members swapped", _swapped(0), _has_members),
         Mistake("derivative rounded to 9 bits", _scaled(1 + 2.0**-9), _has_exact_derivative, "d"),
         Mistake("derivative with the wrong sign", _scaled(-1), _has_derivative, "d"),

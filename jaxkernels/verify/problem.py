@@ -53,6 +53,13 @@ class Problem:
         return self.derivative in ("vjp", "remat")
 
     @property
+    def has_elements(self) -> bool:
+        """Whether results have several elements."""
+        o = self.options
+        sizes = o.get("shape") or o.get("sizes") or [n for x in o["shapes"] for n in x]
+        return min(sizes) > 0 and max(sizes) > 4
+
+    @property
     def unrepeated(self) -> frozenset[str]:
         """The results that may have other bits the second time: cuDNN adds the parts of dq as they come."""
         return frozenset({"dq"} if self.how == "cudnn" else ())

@@ -197,6 +197,28 @@ def test_contractions_are_those_of_einsum():
         assert (whole.limit == 0).all()
 
 
+@pytest.mark.parametrize("operation", ["einsum", "tensordot"])
+def test_labels_say_what_is_asked_for(operation):
+    """The truth of a drawn problem is NumPy's of what the function is given, and every form is drawn."""
+    rng = np.random.default_rng(3)
+    forms = set()
+    for _ in range(200):
+        options, _ = family_of(operation).choose(operation, "float32", "value", 300, rng)
+        a, b = (rng.standard_normal(shape) for shape in options["shapes"])
+        if operation == "einsum":
+            want = np.einsum(options["subscripts"], a, b)
+            forms |= {x for x in ("...", "s") if x in options["subscripts"]}
+        else:
+            want = np.tensordot(a, b, options["axes"])
+            forms.add(str(options["axes"])[:2] if isinstance(options["axes"], list) else "number")
+        left, right, out = options["labels"].replace("->", ",").split(",")
+        labels = f"Z{left},Z{right}->Z{out}"
+        got = products.contraction(labels, products.known(a[None]), products.known(b[None]))
+        np.testing.assert_allclose(got.value[0], want, rtol=1e-11, atol=1e-11)
+    expected = {"einsum": {"...", "s"}, "tensordot": {"number", "[["} | {f"[{i}" for i in "-012"}}
+    assert forms == expected[operation]
+
+
 def test_a_result_of_another_shape_or_dtype_is_wrong():
     results = {"y": np.zeros((4, 2, 3), np.float32)}
     assert expect(results, "y", [2, 3], np.float32) is results["y"]

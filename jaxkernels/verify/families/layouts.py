@@ -1,4 +1,4 @@
-"""Sizes and layouts of products: batches that broadcast by turns, vectors, and dimensions in any order.
+"""Sizes and layouts of products: batches that broadcast by turns, vectors, dimensions in any order, pairs of axes.
 
 Each layout is a dict of shapes (of a and b) and labels, as for einsum; a dimension that broadcasts has its label in
 capitals.
@@ -77,27 +77,79 @@ def vectors(m: int, n: int, k: int, rng: np.random.Generator) -> dict[str, Any]:
     return {"shapes": shapes, "labels": labels}
 
 
+def _parts(size: int, names: str, rng: np.random.Generator) -> dict[str, int]:
+    """A size as one dimension, or as two."""
+    inner = next((d for d in (3, 2, 5) if size % d == 0 and size > d), None)
+    if inner is None or rng.random() < 0.5:
+        return {names[0]: size}
+    return {names[0]: inner, names[1]: size // inner}
+
+
+def _shuffled(items: Any, rng: np.random.Generator) -> list[Any]:
+    items = list(items)
+    return [items[i] for i in rng.permutation(len(items))]
+
+
 def general(m: int, n: int, k: int, rng: np.random.Generator) -> dict[str, Any]:
     """Any order of dimensions, several of a kind."""
-
-    def parts(size: int, names: str) -> dict[str, int]:
-        inner = next((d for d in (3, 2, 5) if size % d == 0 and size > d), None)
-        if inner is None or rng.random() < 0.5:
-            return {names[0]: size}
-        return {names[0]: inner, names[1]: size // inner}
-
-    rows, cols, summed = parts(m, "mp"), parts(n, "nq"), parts(k, "kl")
+    rows, cols, summed = _parts(m, "mp", rng), _parts(n, "nq", rng), _parts(k, "kl", rng)
     common = {"d": int(rng.choice([1, 2, 3]))} if rng.random() < 0.5 else {}
     shapes, labels = [], []
     for own in (rows, cols):
         sizes = common | own | summed
-        order = [list(sizes)[i] for i in rng.permutation(len(sizes))]
+        order = _shuffled(sizes, rng)
         shapes.append([sizes[x] for x in order])
         labels.append("".join(order))
-    pairs = [list(summed)[i] for i in rng.permutation(len(summed))]
+    pairs = _shuffled(summed, rng)
     numbers = [[[x.index(name) for name in some] for x in labels] for some in (pairs, list(common))]
     free = [
         "".join(x for x in text if x in own) for text, own in zip(labels, (rows, cols), strict=True)
     ]
     out = "".join(common) + free[0] + free[1]
     return {"shapes": shapes, "labels": f"{labels[0]},{labels[1]}->{out}", "numbers": numbers}
+
+
+def einsum(m: int, n: int, k: int, sums_lone: bool, rng: np.random.Generator) -> dict[str, Any]:
+    """Labels in any order, of the result too; some leave the one that all arrays have to an ellipsis.
+
+    Args:
+        m: size of what only a and the result have.
+        n: size of what only b and the result have.
+        k: size of what only a and b have.
+        sums_lone: whether one operand may have a label that stands nowhere else.
+        rng: draws.
+    """
+    found = general(m, n, k, rng)
+    shapes, (left, right, out) = found["shapes"], found["labels"].replace("->", ",").split(",")
+    labels = [left, right, "".join(_shuffled(out, rng))]
+    if sums_lone and rng.random() < 0.3:
+        whose, place = rng.integers(2), int(rng.integers(3))
+        shapes[whose].insert(place, int(rng.choice([2, 3])))
+        labels[whose] = f"{labels[whose][:place]}s{labels[whose][place:]}"
+    written = labels
+    if "d" in out and rng.random() < 0.5:
+        for x, text in zip(shapes, labels, strict=False):
+            x.insert(0, x.pop(text.index("d")))
+        labels = ["d" + text.replace("d", "") for text in labels]
+        written = [text.replace("d", "...") for text in labels]
+    subscripts, labels = ("{},{}->{}".format(*x) for x in (written, labels))
+    return {"shapes": shapes, "labels": labels, "subscripts": subscripts}
+
+
+def tensordot(m: int, n: int, k: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Axes as a number of neighbours, none among them, or as pairs in any order."""
+    rows, cols, summed = _parts(m, "mp", rng), _parts(n, "nq", rng), _parts(k, "kl", rng)
+    form = rng.choice(["neighbours", "pairs", "outer"], p=[0.4, 0.5, 0.1])
+    summed = {} if form == "outer" else summed
+    orders = [*rows, *summed], [*summed, *cols]
+    axes: Any = len(summed)
+    if form == "pairs":
+        orders = tuple(_shuffled(x, rng) for x in orders)
+        pairs = _shuffled(summed, rng)
+        axes = [[x.index(name) - len(x) * int(rng.integers(2)) for name in pairs] for x in orders]
+        axes = [x for (x,) in axes] if len(pairs) == 1 and rng.random() < 0.5 else axes
+    sizes = rows | cols | summed
+    left, right = map("".join, orders)
+    out = "".join(x for x in left + right if x not in summed)
+    shapes = [[sizes[x] for x in text] for text in (left, right)]
+    return {"shapes": shapes, "labels": f"{left},{right}->{out}", "axes": axes}

@@ -1,4 +1,4 @@
-"""matmul, dot_general and sgemm: every one a contraction with labels, which is how its truth is computed."""
+"""matmul, dot_general, einsum, tensordot and sgemm: every one a contraction with labels, which is how its truth is computed."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from jaxkernels.verify.truth.compare import storage
 class Products:
     """Options: shapes (of a, b), labels (as for einsum; a dimension that broadcasts has its label in capitals).
 
-    dot_general also has numbers (its dimension numbers), sgemm flags, alpha, beta (None is an argument of the program)
-    and has_c.
+    dot_general also has numbers (its dimension numbers), einsum subscripts, tensordot axes, sgemm flags, alpha, beta
+    (None is an argument of the program) and has_c.
     """
 
-    operations = ("matmul", "dot_general", "sgemm")
+    operations = ("matmul", "dot_general", "einsum", "tensordot", "sgemm")
     derivatives = DERIVATIVES
 
     def dtypes(self, operation: str) -> tuple[str, ...]:
@@ -47,6 +47,12 @@ class Products:
         batch = layouts.batch_of(most // max(m * n + n * k + m * k, 1), rng)
         if operation == "dot_general":
             options = layouts.general(m, n, k, rng)
+        elif operation == "einsum":
+            # Sums before a product are of the operands' own type; a cotangent of such a sum is no contraction.
+            sums_lone = dtype == "float32" and derivative in ("value", "jvp")
+            return layouts.einsum(m, n, k, sums_lone, rng), None
+        elif operation == "tensordot":
+            return layouts.tensordot(m, n, k, rng), None
         else:
             flags = [False, False] if operation == "matmul" else [rng.random() < 0.5 for _ in "ab"]
             options = layouts.matrices(m, n, k, batch, [bool(f) for f in flags], rng)
@@ -100,7 +106,12 @@ class Products:
                 flags = {"trans_a": trans_a, "trans_b": trans_b, "algorithm": how}
                 return jk.sgemm(x["a"], x["b"], x.get("c"), alpha=alpha, beta=beta, **flags)
             wide = None if problem.dtype == "float32" else jnp.float32
-            kwargs: dict[str, Any] = {"preferred_element_type": wide, "algorithm": how}
+            kwargs: dict[str, Any] = {"preferred_element_type": wide}
+            if problem.operation == "einsum":
+                return jk.einsum(o["subscripts"], x["a"], x["b"], **kwargs)
+            if problem.operation == "tensordot":
+                return jk.tensordot(x["a"], x["b"], o["axes"], **kwargs)
+            kwargs["algorithm"] = how
             if problem.operation == "dot_general":
                 return jk.dot_general(x["a"], x["b"], o["numbers"], **kwargs)
             return jk.matmul(x["a"], x["b"], **kwargs)
