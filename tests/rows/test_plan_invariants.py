@@ -1,0 +1,198 @@
+"""What every launch plan guarantees, for any row length, operation, device and tier, without a GPU."""
+
+import itertools
+import random
+
+import oracle
+import pytest
+from row_plans import (
+    BYTES,
+    DEVICES,
+    MASKED,
+    RESERVED,
+    inputs,
+    interesting_cols,
+    keeps_rest,
+    packs_of,
+    plan,
+    scratch_of,
+)
+
+from jaxkernels import _cpu
+from jaxkernels._core import registry, validate
+
+MOST_THREADS = 1024
+
+
+@pytest.mark.half_on_a_cpu
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_invariants(dtype, device):
+    """What kernels rely on, for every row length that matters, any number of rows, every operation and tier."""
+    check_invariants(interesting_cols(dtype), oracle.OPERATIONS, dtype, device)
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_invariants_of_attention_scores(dtype):
+    near = [c + step for c in masked_boundaries(dtype) for step in (-1, 0, 1)]
+    cols = [*near, *range(1, 70), 255, 1001, 50257, 151935, (1 << 31) + 5]
+    for device in ("h200", DEVICES[-1]):
+        check_invariants(cols, MASKED, dtype, device)
+
+
+def masked_boundaries(dtype, operation="masked_softmax_fwd"):
+    """The aligned and the misaligned row lengths at which another tier takes over, on an H200."""
+    pack = 16 // BYTES[dtype]
+    found = []
+    for residue in (0, 1):
+        tiers = [
+            (packs * pack + residue, plan(packs * pack + residue, dtype, operation).tier)
+            for packs in (*range(1, 1100), *range(1100, 20000, 50))
+        ]
+        found += [a[0] for a, b in itertools.pairwise(tiers) if a[1] != b[1]]
+    assert len(found) >= 4, found
+    return found
+
+
+def check_invariants(all_cols, operations, dtype, device):
+    """Chosen tiers have every number of rows; forced ones take one by chance, of hundreds of row lengths."""
+    limits = _cpu.named_devices()[device]
+    numbers = (0, 1, 40, 65537, 1 << 40)
+    chance = random.Random(f"{dtype} {device}")
+    for cols, operation in itertools.product(all_cols, operations):
+        calls = [(None, rows) for rows in numbers]
+        calls += [(tier, chance.choice(numbers)) for tier in validate.TIERS]
+        for tier, rows in calls:
+            try:  # without the function of Python, which takes longer than the plan
+                p = _cpu.plan_softmax(rows, cols, dtype, operation, limits, tier or "auto")
+            except ValueError:
+                assert tier in ("warp", "block", "block_smem", "cluster"), (cols, operation, tier)
+                continue
+            where = (cols, operation, tier, rows, p)
+            scratch = scratch_of(dtype, operation)
+            grid_is_too_large = tier == "spread" and rows == 1 << 40
+            assert grid_is_too_large or p.tier == (tier or p.tier), where
+            assert p.pack == 16 // BYTES[dtype], where
+            assert p.aligned == (cols % p.pack == 0), where
+            assert p.block_threads % 32 == 0, where
+            assert 32 <= p.block_threads <= MOST_THREADS, where
+            assert p.smem_bytes + scratch <= limits.smem_per_block, where
+            assert p.blocks_per_sm >= 1, where
+            assert p.blocks_per_sm * p.block_threads <= limits.threads_per_sm, where
+            assert p.blocks_per_sm <= limits.blocks_per_sm, where
+            assert p.blocks_per_sm * (p.smem_bytes + scratch + RESERVED) <= limits.smem_per_sm, (
+                where
+            )
+            assert 1 <= p.grid_blocks < 2**31, where
+            _check_tier(p, cols, dtype, operation, rows, limits, where)
+
+
+@pytest.mark.parametrize("part", ["statistics", "finish"])
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_parts_of_operations_stream(dtype, part):
+    """One tier for rows of any length; lanes rise with it, and what is summed together depends on nothing else."""
+    limits = _cpu.named_devices()["h200"]
+    for operation in (*oracle.OPERATIONS, *MASKED):
+        lanes = []
+        for cols in (1, 7, 100, 1000, 4096, 10001, 1 << 20):
+            plans = [
+                _cpu.plan_softmax(rows, cols, dtype, operation, limits, "auto", part=part)
+                for rows in (1, 4096, 1 << 40)
+            ]
+            assert {p.tier for p in plans} == {"stream"}
+            assert len({p.lanes for p in plans}) == 1
+            for p in plans:
+                assert p.block_threads % p.lanes == 0
+                assert (p.smem_bytes, p.kept_packs) == (0, 0)
+                assert 1 <= p.grid_blocks < 2**31
+            lanes.append(plans[0].lanes)
+        assert lanes == sorted(lanes)
+        assert (lanes[0], lanes[-1]) == (8, plans[0].block_threads)
+    with pytest.raises(ValueError, match="tier 'stream' serves the parts"):
+        _cpu.plan_softmax(8, 8, dtype, "softmax_fwd", limits, "stream")
+
+
+def _check_tier(p, cols, dtype, operation, rows, limits, where):
+    row_bytes = cols * BYTES[dtype] * inputs(operation)
+    rows_at_once = 1
+    if p.tier == "warp" and p.staged:
+        warps = p.block_threads // 32
+        assert not p.aligned or operation in ("softmax_fwd", "log_softmax_fwd"), where
+        assert operation != "biased_softmax_fwd", where  # its rows lie elsewhere in the bias
+        assert p.smem_bytes >= warps * p.rows_per_access * row_bytes, where
+        assert p.lanes * p.elements_per_lane >= cols, where
+        rows_at_once = p.rows_per_access * warps
+    elif p.tier == "warp":
+        assert p.lanes in (1, 2, 4, 8, 16, 32), where
+        assert p.lanes * p.packs_per_lane >= packs_of(cols, dtype), where
+        values = p.packs_per_lane * p.pack * inputs(operation) * max(1, BYTES[dtype] // 4)
+        assert values <= 128, where  # 255 registers, and some are needed for everything else
+        rows_at_once = p.block_threads // p.lanes * p.rows_per_access
+    elif p.tier == "spread":
+        leaf, packs = 32 * p.leaf_turns, -(-cols // p.pack)  # leaves are cut by element index
+        assert p.leaf_turns >= 8, where
+        assert p.block_threads == 8 * 32, where
+        assert p.branches <= 512, where
+        assert 8 * leaf * (p.branches - 1) < packs <= 8 * leaf * p.branches, where
+        assert p.lanes == 32 * -(-packs // leaf), where
+        assert p.grid_blocks == max(rows, 1) * p.branches, where
+        assert p.scratch_bytes == rows * p.branches * branch_bytes(dtype, operation), where
+        return
+    elif p.leaf_turns > 0:
+        _check_read_in_leaves(p, cols, rows, limits, where)
+        return
+    else:
+        assert p.lanes == p.block_threads * p.cluster_blocks, where
+        assert (p.tier == "cluster") == (p.cluster_blocks > 1), where
+        if p.tier == "block":
+            assert p.block_threads * p.packs_per_lane >= packs_of(cols, dtype), where
+            assert p.packs_per_lane * inputs(operation) <= 8, where  # packs of 4 registers
+            assert p.smem_bytes == 0, where
+            assert p.grid_blocks == min(max(rows, 1), 2**31 - 1), where
+            return
+        elif p.tier in ("block_smem", "cluster"):
+            # A window may begin seven packs early, and each part of a row begins at a line of eight.
+            assert p.cluster_blocks * p.kept_packs >= packs_of(cols, dtype) + 7, where
+            assert p.kept_packs % 8 == 0, where
+            if p.few_rows:
+                assert p.smem_bytes == 0, where
+                assert p.kept_packs <= p.block_threads * p.packs_per_lane, where
+                assert p.packs_per_lane * inputs(operation) <= 8, where  # packs of 4 registers
+                assert p.grid_blocks == max(rows, 1) * p.cluster_blocks, where
+                # As many as run at once, or half as many more.
+                at_once = max(limits.sm_count * p.blocks_per_sm, p.cluster_blocks)
+                assert p.grid_blocks <= at_once * 3 // 2, where
+            else:
+                assert p.smem_bytes >= p.kept_packs * 16 * inputs(operation), where
+            assert p.cluster_blocks <= limits.cluster_blocks, where
+            assert p.grid_blocks % p.cluster_blocks == 0, where
+        else:
+            # A row may be kept whole when the tier is forced; a window may begin seven packs early.
+            # Room for a row of scores without its mask is more than such a row may need.
+            assert p.kept_packs >= 0, where
+            assert operation in MASKED or p.kept_packs <= packs_of(cols, dtype) + 7, where
+            assert p.smem_bytes == p.kept_packs * 16 * inputs(operation), where
+    # Rows are walked grid-stride or, see below, in batches; no block may be launched for nothing.
+    assert p.grid_blocks <= max(1, -(-rows // rows_at_once)) * p.cluster_blocks, where
+    # A batch is half of what is left.
+    waves = p.rounds.bit_length() if p.halves else 32
+    assert p.grid_blocks <= max(1, waves) * limits.sm_count * p.blocks_per_sm, where
+
+
+def branch_bytes(dtype, operation):
+    """Of the statistics of a branch: a maximum, the sums and their rests, in words of eight bytes."""
+    sums = registry.ROW_OPERATIONS[operation].sums_of(oracle.storage(dtype))
+    numbers = 1 + sums * (2 if keeps_rest(dtype, operation) else 1)
+    return -(-numbers * max(BYTES[dtype], 4) // 8) * 8
+
+
+def _check_read_in_leaves(p, cols, rows, limits, where):
+    """Leaves of a row are the same however many rows, warps and blocks there are."""
+    assert (p.tier, p.smem_bytes, p.kept_packs) == ("block_uncached", 0, 0), where
+    window = -(-cols // p.pack) + 8  # which begins with a line
+    most = 256 * 32 * 8  # packs of the leaves of a row, for each turn
+    assert most * (p.leaf_turns - 1) < window <= most * p.leaf_turns + 8, where
+    assert p.lanes == p.block_threads * p.cluster_blocks, where
+    assert p.block_threads <= 8 * 32, where
+    assert p.cluster_blocks <= min(8, limits.cluster_blocks), where
+    assert p.grid_blocks == min(max(rows, 1), (2**31 - 1) // 8) * p.cluster_blocks, where

@@ -1,0 +1,263 @@
+"""Which tier a row takes, by its length, operation and device, without a GPU."""
+
+import itertools
+
+import cases
+import numpy as np
+import oracle
+import pytest
+from row_plans import BYTES, DEVICES, MASKED, RESERVED, inputs, packs_of, plan, scratch_of
+
+from jaxkernels import _cpu
+from jaxkernels._core import registry, validate
+
+
+def tier_ends(dtype, operation, device):
+    """The longest aligned rows of each tier but the last two, which serve all."""
+    pack = 16 // BYTES[dtype]
+    ends, low = [], 1
+    for tier in validate.TIERS[:-2]:
+        high = (1 << 22) // pack
+        while low < high:
+            middle = (low + high + 1) // 2
+            reached = plan(middle * pack, dtype, operation, device).tier
+            stays = validate.TIERS.index(reached) <= validate.TIERS.index(tier)
+            low, high = (middle, high) if stays else (low, middle - 1)
+        ends.append(low * pack)
+    return ends
+
+
+def stores_scalar(operation):
+    return not registry.ROW_OPERATIONS[operation].stores_elements
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("operation", [*filter(stores_scalar, oracle.OPERATIONS)])
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_tiers_of_row_scalars(dtype, operation, device):
+    """What is read once needs no shared memory: small blocks behind the registers, which keep nothing. Rows of two inputs
+    that begin within a pack take shared memory while it holds them."""
+    warp_end, block_end, smem_end, cluster_end = tier_ends(dtype, operation, device)
+    assert 128 <= warp_end < block_end == smem_end == cluster_end
+    pack = 16 // BYTES[dtype]
+    in_leaves = inputs(operation) == 1
+    for cols in (block_end + pack, block_end + 8 * pack):
+        p = plan(cols, dtype, operation, device)
+        assert (p.tier, p.kept_packs, p.leaf_turns > 0) == ("block_uncached", 0, in_leaves)
+        assert p.block_threads <= 256 if in_leaves else p.block_threads == 256
+    of_odd = plan(block_end + 1, dtype, operation, device).tier
+    assert of_odd in (("block_uncached",) if in_leaves else ("block_smem", "cluster"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("operation", [*itertools.filterfalse(stores_scalar, oracle.OPERATIONS)])
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_tiers_follow_one_another(dtype, operation, device):
+    """warp, block while an SM holds two rows (but not of log-softmax, nor terms of doubles), block_smem as far as it holds four
+    (doubles two) and, without clusters, as far as shared memory reaches (not to the 48 KiB of a plain launch), cluster, spread."""
+    warp_end, block_end, smem_end, cluster_end = tier_ends(dtype, operation, device)
+    assert 128 <= warp_end <= block_end <= smem_end <= cluster_end
+    stores_terms = registry.ROW_OPERATIONS[operation].finds_max and not stores_scalar(operation)
+    skips_block = operation == "log_softmax_fwd" or (dtype == "float64" and stores_terms)
+    assert (warp_end == block_end) == skips_block
+    limits = _cpu.named_devices()[device]
+    row = BYTES[dtype] * inputs(operation)
+    alone = 2 if dtype == "float64" else 4
+    room = limits.smem_per_sm / alone if limits.cluster_blocks > 1 else limits.smem_per_block
+    least = 0.98 * room - 3 * 1024  # beside what the reductions take
+    # Registers may hold two rows where shared memory does not hold enough.
+    assert smem_end == block_end or least < smem_end * row <= room
+    assert smem_end > block_end or block_end * row > least
+    pack = 16 // BYTES[dtype]
+    for cols in (pack, warp_end):
+        assert plan(cols, dtype, operation, device).tier == "warp"
+    if warp_end < block_end:
+        _check_end_of_block_tier(warp_end + pack, block_end, pack, dtype, operation, device)
+    for cols in (block_end + pack, smem_end) if block_end < smem_end else ():
+        assert plan(cols, dtype, operation, device).tier == "block_smem"
+    assert (smem_end < cluster_end) == (limits.cluster_blocks > 1)
+    if smem_end < cluster_end:
+        _check_clusters(smem_end + pack, cluster_end, pack, dtype, operation, device)
+    for cols in (cluster_end + pack, 4 * cluster_end):
+        assert plan(cols, dtype, operation, device).tier == "spread"
+
+
+def _check_clusters(first, last, pack, dtype, operation, device):
+    """The fewest blocks of which an SM holds eight (doubles four); more than 8 only where it would hold fewer than three of 8.
+    Where it holds one share of 16, and one array is read for its maximum, rows are spread (but doubles)."""
+    limits = _cpu.named_devices()[device]
+    longest = plan(last, dtype, operation, device)
+    assert (longest.tier, longest.cluster_blocks) == ("cluster", limits.cluster_blocks)
+    traits = registry.ROW_OPERATIONS[operation]
+    is_spread_early = (
+        limits.cluster_blocks == 16
+        and traits.finds_max
+        and traits.inputs == 1
+        and dtype != "float64"
+    )
+    assert longest.blocks_per_sm == (2 if is_spread_early else 1)
+    shares = 4 if dtype == "float64" else 8
+
+    def held_by_an_sm(cols, blocks):
+        part = -(-(packs_of(cols, dtype) + 7) // (8 * blocks)) * 8 * 16 * inputs(operation)
+        is_half_forward = BYTES[dtype] == 2 and inputs(operation) == 1
+        threads = limits.registers_per_sm // (56 if is_half_forward else 64)
+        return min(
+            limits.smem_per_sm // (part + scratch_of(dtype, operation) + RESERVED), threads // 128
+        )
+
+    seen = set()
+    for cols in range(first, last, pack * 512):
+        now = plan(cols, dtype, operation, device)
+        assert now.tier == "cluster"
+        held = {blocks: held_by_an_sm(cols, blocks) for blocks in (2, 4, 8)}
+        enough = [blocks for blocks in held if held[blocks] >= (3 if blocks == 8 else shares)]
+        assert now.cluster_blocks == (min(enough) if enough else limits.cluster_blocks), cols
+        if enough:
+            assert now.blocks_per_sm == held[now.cluster_blocks]
+        seen.add(now.cluster_blocks)
+    # Where registers hold rows that 4 blocks would share, and there is less shared memory, those take them.
+    assert seen - {4} == {8, limits.cluster_blocks}
+    assert 4 in seen or limits.smem_per_sm < 200 * 1024
+
+
+def _check_end_of_block_tier(first, last, pack, dtype, operation, device):
+    for cols in (first, last):
+        assert plan(cols, dtype, operation, device).tier == "block"
+    reached = plan(last, dtype, operation, device)
+    assert reached.blocks_per_sm >= 2
+    if reached.block_threads < 512:  # as many as a block may have
+        assert plan(last + pack, dtype, operation, device, tier="block").blocks_per_sm == 1
+    misaligned = plan(last - 1, dtype, operation, device)
+    assert misaligned.tier in ("block_smem", "cluster")
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_misaligned_softmax_takes_registers_of_a_block_first(dtype):
+    """While its rows are short; other operations, and doubles, take shared memory at once."""
+    longest = {"float32": 12288, "float64": 0}.get(dtype, 6144)
+    for cols in (3001, 6001, 6145, 12287, 12289):
+        tier = plan(cols, dtype).tier
+        assert (tier == "block") == (cols <= longest), cols
+        for operation in ("log_softmax_fwd", "softmax_grad"):
+            assert plan(cols, dtype, operation).tier in ("block_smem", "cluster"), cols
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_which_aligned_rows_are_staged(dtype):
+    """Rows of softmax that leave more than a quarter of up to two packs a lane empty."""
+    pack = 16 // BYTES[dtype]
+    for packs, staged in ((9, True), (12, False), (16, False), (17, True), (24, False), (33, True)):
+        assert plan(packs * pack, dtype).staged == (staged and dtype != "float64"), packs
+    assert not plan(65 * pack, dtype).staged
+    for operation in ("softmax_grad", "logsumexp_fwd", "masked_softmax_fwd"):
+        assert not plan(9 * pack, dtype, operation).staged
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_spread_counts_the_packs_of_the_longest_rows(dtype):
+    """In 32 bits, up to the end of the last branch, which lies behind the row."""
+    pack = 16 // BYTES[dtype]
+    longest = (2**31 - 1 - 2**23) * pack
+    p = plan(longest, dtype, rows=1)
+    assert p.tier == "spread"
+    assert 256 * p.leaf_turns * (p.branches + 1) < 2**31
+    with pytest.raises(ValueError, match="2\\^31 packs"):
+        plan(longest + pack, dtype, rows=1)
+
+
+def banks_met(p, cols, dtype):
+    """Lanes of a warp that read different words of one bank of shared memory at once, at most."""
+    lane = np.arange(32)
+    element = lane // p.lanes * p.row_spacing * cols + lane % p.lanes
+    words = np.unique(element * BYTES[dtype] // 4)
+    return np.bincount(words % 32).max()
+
+
+def test_staged_rows_keep_out_of_each_others_banks():
+    for dtype in ("bfloat16", "float32"):
+        for cols in range(17, 512, 2):
+            p = plan(cols, dtype, rows=1 << 20)
+            assert p.staged
+            assert banks_met(p, cols, dtype) <= 2, cols
+    assert banks_met(plan(65, "bfloat16", rows=1 << 20), 65, "bfloat16") == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "operation", "blocks"),
+    [
+        ("float32", "softmax_fwd", 4),
+        ("float32", "softmax_grad", 3),
+        ("float32", "masked_softmax_fwd", 3),
+        ("bfloat16", "softmax_fwd", 3),
+        ("float64", "softmax_fwd", 3),
+    ],
+)
+def test_blocks_of_spread_rows(dtype, operation, blocks):
+    """More blocks, of fewer registers, where one float32 array is read."""
+    for rows in (1, 128):
+        p = plan(1 << 22, dtype, operation, tier="spread", rows=rows)
+        assert (p.blocks_per_sm, p.grid_blocks) == (blocks, rows * p.branches)
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_forced_tiers(dtype):
+    for tier in validate.TIERS:
+        for cols in (1, 7, 128, 129):
+            assert plan(cols, dtype, tier=tier).tier == tier
+    assert plan(1 << 22, dtype, tier="block_uncached").tier == "block_uncached"
+    with pytest.raises(ValueError, match="warp"):
+        plan(1 << 16, dtype, tier="warp")
+    with pytest.raises(ValueError, match="tier 'block' cannot hold a row"):
+        plan(1 << 17, dtype, tier="block")
+    with pytest.raises(ValueError, match="block_smem"):
+        plan(1 << 20, dtype, tier="block_smem")
+    small = cases.jk.plan_softmax((1, 50_000), "float32", device="h200", tier="block_smem")
+    assert small.tier == "block_smem"
+    with pytest.raises(ValueError, match="rtx4090"):
+        plan(50_000, device="rtx4090", tier="block_smem")
+    with pytest.raises(ValueError, match=r"capability 9\.0 or later .* rtx4090 has no clusters"):
+        plan(50_000, device="rtx4090", tier="cluster")
+    with pytest.raises(ValueError, match=r"'cluster' needs \d+ bytes .* each of 16 blocks"):
+        plan(1 << 22, dtype, tier="cluster")
+
+
+@pytest.mark.parametrize("operation", [*oracle.OPERATIONS, *MASKED])
+def test_longest_row_of_the_block_tier(operation):
+    """512 threads with the packs that each holds; one more is refused."""
+    packs = 512 * (8 // inputs(operation))
+    most = plan(packs * 8, "bfloat16", operation, tier="block")
+    assert (most.tier, most.block_threads, most.lanes) == ("block", 512, 512)
+    one = plan(8, "bfloat16", operation, tier="block")
+    assert one.block_threads == 32
+    for cols in ((packs + 1) * 8, packs * 8 - 1):  # misaligned, a row touches a pack more
+        with pytest.raises(
+            ValueError, match=f"tier 'block' cannot hold a row of {packs + 1} packs"
+        ):
+            plan(cols, "bfloat16", operation, tier="block")
+
+
+def test_tiers_of_attention_scores():
+    def tiers(operation, *lengths, dtype="bfloat16"):
+        return [plan(cols, dtype, operation).tier for cols in lengths]
+
+    lengths = (128, 2048, 4096, 24576, 24584, 1 << 16, 1 << 20)
+    expected = ["warp", "warp", "block", "block", "cluster", "cluster", "cluster"]
+    assert tiers("masked_softmax_fwd", *lengths) == expected
+    assert tiers("masked_softmax_fwd", 1 << 21) == ["spread"]
+    assert tiers("masked_softmax_fwd", 2048, 2052, dtype="float32") == ["warp", "block"]
+    assert tiers("masked_softmax_fwd", 4099) == tiers("biased_softmax_fwd", 4099) == ["block"]
+    assert tiers("masked_softmax_grad", 4099) == ["block_smem"]
+    for operation in ("biased_softmax_fwd", "masked_softmax_grad"):
+        lengths = (1024, 1032, 12288, 16392, 1 << 16, 1 << 20)
+        expected = ["warp", "block", "block", "cluster", "cluster", "spread"]
+        assert tiers(operation, *lengths) == expected
+
+
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_scores_and_bias_are_never_staged(dtype):
+    """Their rows do not lie side by side; those of scores alone, and of a gradient, do."""
+    for cols in range(1, 300):
+        assert not plan(cols, dtype, "biased_softmax_fwd").staged
+    assert plan(7, dtype, "masked_softmax_fwd").staged
+    assert plan(7, dtype, "masked_softmax_grad").staged

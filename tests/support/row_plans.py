@@ -1,0 +1,70 @@
+"""The plans that tests of rows ask for, and the sizes that they hold these to; no test of its own."""
+
+import cases
+import oracle
+
+import jaxkernels as jk
+from jaxkernels import _cpu
+from jaxkernels._core import registry
+
+DEVICES = tuple(_cpu.named_devices())
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+# Room that a block's reductions may need beside its rows, and what CUDA keeps of every block.
+SCRATCH = {("float32", 1): 640, ("float32", 2): 1152, ("float64", 1): 1152, ("float64", 2): 1920}
+SCRATCH_WITH_RESTS = 896
+# Operations whose float32 sums keep what they lose to rounding.
+WITH_RESTS = ("softmax_fwd", "masked_softmax_fwd", "biased_softmax_fwd")
+RESERVED = 1024
+DEVICE_FIELDS = (
+    "name",
+    "sm_count",
+    "smem_per_block",
+    "smem_per_sm",
+    "threads_per_sm",
+    "blocks_per_sm",
+    "registers_per_sm",
+    "compute_capability",
+    "cluster_blocks",
+    "compiled_for",
+    "has_wgmma",
+)
+MASKED = ("masked_softmax_fwd", "biased_softmax_fwd", "masked_softmax_grad")
+
+
+def with_sms(sm_count):
+    h200 = _cpu.named_devices()["h200"]
+    fields = {field: getattr(h200, field) for field in DEVICE_FIELDS}
+    return jk.DeviceLimits(**{**fields, "sm_count": sm_count})
+
+
+def scratch_of(dtype, operation):
+    """By the type of computation, and how many sums a row has."""
+    if keeps_rest(dtype, operation):
+        return SCRATCH_WITH_RESTS
+    sums = registry.ROW_OPERATIONS[operation].sums_of(oracle.storage(dtype))
+    return SCRATCH[oracle.compute(dtype).name, sums]
+
+
+def keeps_rest(dtype, operation):
+    return dtype == "float32" and operation in WITH_RESTS
+
+
+def inputs(operation):
+    return registry.ROW_OPERATIONS[operation].inputs
+
+
+def plan(cols, dtype="float32", operation="softmax_fwd", device="h200", tier=None, rows=4096):
+    return jk.plan_softmax((rows, cols), dtype, operation=operation, device=device, tier=tier)
+
+
+def packs_of(cols, dtype):
+    """16-byte packs that a row of a densely packed array can touch, found by trying every position."""
+    pack = 16 // BYTES[dtype]
+    starts = {(row * cols) % pack for row in range(pack)}
+    return max((start + cols + pack - 1) // pack for start in starts)
+
+
+def interesting_cols(dtype):
+    boundaries = cases.plan_boundaries(dtype, "h200")
+    near = {c + step for c in boundaries for step in (-1, 0, 1)}
+    return sorted(near | set(range(1, 301)) | {1000, 1001, 50257, 151935, 1 << 20, (1 << 31) + 5})
