@@ -53,82 +53,70 @@ class Kind(NamedTuple):
     window: int = 0
 
 
-def forward(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    bias: jax.Array | None,
-    lengths: tuple[jax.Array, jax.Array] | None,
-    kind: Kind,
-    *,
-    keeps_sums: bool,
-) -> list[jax.Array]:
-    """Attention.
+class Inputs(NamedTuple):
+    """What the kernel reads, forward and backward.
 
-    Args:
+    Attributes:
         q: array of shape (B, T, N, H), bfloat16 or float16.
         k: array of shape (B, S, K, H) and that dtype; N is a multiple of K.
         v: array like k.
-        bias: None, or array of shape (B or 1, N or 1, T, S) and that dtype.
+        bias: None, or array of shape (B or 1, N or 1, T, S) and that dtype; it gets no cotangent.
         lengths: None, or how many queries and how many keys count, int32 of shape (B,).
+    """
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    bias: jax.Array | None = None
+    lengths: tuple[jax.Array, jax.Array] | None = None
+
+    @property
+    def biases(self) -> list[jax.Array]:
+        """The bias as operands: one, or none."""
+        return [] if self.bias is None else [self.bias]
+
+
+def forward(inputs: Inputs, kind: Kind, *, keeps_sums: bool) -> list[jax.Array]:
+    """Attention.
+
+    Args:
+        inputs: what is read.
         kind: the rest.
         keeps_sums: also return the logarithm of the sum of the exponentials of each row.
 
     Returns:
         The result, (B, T, N, H); and perhaps these logarithms, float32 of shape (B, N, T).
     """
-    (batch, t, heads, depth), s = q.shape, k.shape[1]
+    q, k, v, bias, lengths = inputs
+    batch, t, heads, depth = q.shape
     results = [jax.ShapeDtypeStruct((batch, heads, t, depth), q.dtype)]
     if keeps_sums:
         results.append(jax.ShapeDtypeStruct((batch, heads, t), jnp.float32))
-    operands = [q, k, v, *_optional(bias, lengths)]
-    found = _call(
-        *(FORWARD_TARGETS[bias is not None], operands, results, 1),
-        _config(_FORWARD_PRODUCTS, (batch, heads, t, s), q.dtype, kind, lengths is not None),
-    )
-    return [_length_first(found[0]), *found[1:]]
+    target, config = FORWARD_TARGETS[bias is not None], _config(_FORWARD_PRODUCTS, inputs, kind)
+    operands = [q, k, v, *inputs.biases, *(lengths or ())]
+    y, *sums = _call(target, operands, results, 1, config)
+    return [_length_first(y), *sums]
 
 
 def backward(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    bias: jax.Array | None,
-    lengths: tuple[jax.Array, jax.Array] | None,
-    log_sums: jax.Array,
-    y: jax.Array,
-    dy: jax.Array,
-    kind: Kind,
+    inputs: Inputs, log_sums: jax.Array, y: jax.Array, dy: jax.Array, kind: Kind
 ) -> list[jax.Array]:
     """The cotangents of q, k and v.
 
     Args:
-        q: as for `forward`.
-        k: as for `forward`.
-        v: as for `forward`.
-        bias: as for `forward`; it gets no cotangent.
-        lengths: as for `forward`.
+        inputs: as for `forward`.
         log_sums: what `forward` returned.
         y: what `forward` returned.
         dy: the cotangent of y.
         kind: as for `forward`.
     """
+    q, k, v, bias, lengths = inputs
     (batch, t, heads, depth), (_, s, key_heads, _) = q.shape, k.shape
     shapes = ((batch, heads, t, depth), *((batch, key_heads, s, depth),) * 2)
     results = [jax.ShapeDtypeStruct(shape, q.dtype) for shape in shapes]
-    sides = _optional(bias, None)
-    operands = [q, k, v, log_sums, dy, *sides, y, *_optional(None, lengths)]
-    found = _call(
-        *(BACKWARD_TARGETS[bias is not None], operands, results, 3),
-        _config(_BACKWARD_PRODUCTS, (batch, heads, t, s), q.dtype, kind, lengths is not None),
-    )
-    return [_length_first(x) for x in found]
-
-
-def _optional(
-    bias: jax.Array | None, lengths: tuple[jax.Array, jax.Array] | None
-) -> list[jax.Array]:
-    return [*([] if bias is None else [bias]), *(lengths or ())]
+    target, config = BACKWARD_TARGETS[bias is not None], _config(_BACKWARD_PRODUCTS, inputs, kind)
+    operands = [q, k, v, log_sums, dy, *inputs.biases, y, *(lengths or ())]
+    return [_length_first(x) for x in _call(target, operands, results, 3, config)]
 
 
 def _length_first(x: jax.Array) -> jax.Array:
@@ -159,17 +147,13 @@ def _call(
     return call(*operands)[:-1]
 
 
-def _config(
-    products: dict[str, Any],
-    scores: Sequence[int],
-    dtype: Any,
-    kind: Kind,
-    has_lengths: bool,
-) -> dict[str, Any]:
+def _config(products: dict[str, Any], inputs: Inputs, kind: Kind) -> dict[str, Any]:
     """The message `GpuBackendConfig` of XLA in the JSON form of protobuf, where int64 is text."""
     mask = "PADDING_CAUSAL" if kind.is_causal else "PADDING"
-    if not has_lengths:
+    if inputs.lengths is None:
         mask = "CAUSAL" if kind.is_causal else "NO_MASK"
+    (batch, t, heads, _), s = inputs.q.shape, inputs.k.shape[1]
+    element_type = _ELEMENT_TYPES[inputs.q.dtype.name]
     attention = {
         "algorithm": {
             "algo_id": "0",
@@ -186,7 +170,7 @@ def _config(
         "sliding_window_length": kind.window,
         "max_seg_per_batch": 1,
         "is_paged_attention": False,
-        "intermediate_tensor_shape": _row_major(scores, _ELEMENT_TYPES[dtype.name]),
+        "intermediate_tensor_shape": _row_major((batch, heads, t, s), element_type),
     }
     for name, (lhs, rhs) in products.items():
         attention[f"{name}_dot_dimension_numbers"] = _numbers("lhs", *lhs) | _numbers("rhs", *rhs)

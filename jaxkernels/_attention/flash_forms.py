@@ -54,10 +54,7 @@ def _plain_forward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]
 
 def _cudnn_forward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
     given = call.operands(operands)
-    y, *sums = cudnn.forward(
-        *(given.q, given.k, given.v, _added(call, given), _lengths(given), _kind(call)),
-        keeps_sums=call.keeps_sums,
-    )
+    y, *sums = cudnn.forward(_inputs(call, given), _kind(call), keeps_sums=call.keeps_sums)
     return [_where_alive(call, given, y), *sums]
 
 
@@ -75,10 +72,7 @@ def _cudnn_backward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array
     given = call.operands(operands)
     sums, y, dy = operands[-3:]
     dy = _where_alive(call, given, dy)
-    return cudnn.backward(
-        *(given.q, given.k, given.v, _added(call, given), _lengths(given)),
-        *(sums, y, dy, _kind(call)),
-    )
+    return cudnn.backward(_inputs(call, given), sums, y, dy, _kind(call))
 
 
 # Operands: those of the call. Results: y, and perhaps the logarithms of the sums.
@@ -104,6 +98,10 @@ def tangent(call: Call, moving: Sequence[str], operands: Sequence[jax.Array]) ->
 
     primals = [getattr(given, name) for name in moving]
     return [jax.jvp(of, primals, list(dots))[1]]
+
+
+def _inputs(call: Call, given: Operands) -> cudnn.Inputs:
+    return cudnn.Inputs(given.q, given.k, given.v, _added(call, given), _lengths(given))
 
 
 def _kind(call: Call) -> cudnn.Kind:

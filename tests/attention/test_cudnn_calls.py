@@ -86,11 +86,11 @@ def ours_of(case, direction):
     def run(q, k, v, dy, *others):
         mask, lengths = split(case, others)
         bias = None if mask is None else jnp.where(mask, 0, -1).astype(q.dtype)
-        sides = (bias, lengths)
+        inputs = cudnn.Inputs(q, k, v, bias, lengths)
         if direction == "forward":
-            return cudnn.forward(q, k, v, *sides, kind, keeps_sums=False)
-        y, sums = cudnn.forward(q, k, v, *sides, kind, keeps_sums=True)
-        return cudnn.backward(q, k, v, *sides, sums, y, dy, kind)
+            return cudnn.forward(inputs, kind, keeps_sums=False)
+        y, sums = cudnn.forward(inputs, kind, keeps_sums=True)
+        return cudnn.backward(inputs, sums, y, dy, kind)
 
     return run
 

@@ -44,7 +44,8 @@ def _heads_summed(x, like):
     return x.reshape(batch, length, key_heads, -1, depth).sum(3).astype(like.dtype)
 
 
-def forward(q, k, v, bias, lengths, kind, *, keeps_sums):
+def forward(inputs, kind, *, keeps_sums):
+    q, k, v, bias, lengths = inputs
     scores, rows = _scores(q, k, bias, lengths, kind)
     top = scores.max(-1, keepdims=True)
     e = jnp.exp(scores - top)
@@ -56,7 +57,8 @@ def forward(q, k, v, bias, lengths, kind, *, keeps_sums):
     return [y, sums] if keeps_sums else [y]
 
 
-def backward(q, k, v, bias, lengths, sums, y, dy, kind):
+def backward(inputs, sums, y, dy, kind):
+    q, k, v, bias, lengths = inputs
     scores, rows = _scores(q, k, bias, lengths, kind)
     rounded = scores.max(-1, keepdims=True) < HIDDEN[q.dtype.name] / 2
     p = jnp.where(rounded, jnp.inf, jnp.exp(scores - sums[..., None]))
