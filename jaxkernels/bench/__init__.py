@@ -13,9 +13,12 @@ Layout:
   ``tables``       the pivot that makes every table of records, and how it is printed
   ``plot``         pictures as values, and matplotlib to draw them: curves, bars, maps
   ``dots``         pictures of dots, a line for each case
-  ``rows``         what the suites of row operations share: cases, contenders, tables, picture
+  ``rows``, ``row_views``
+                   what the suites of row operations share: cases and contenders; tables and picture
   ``softmax``, ``logsumexp``, ``losses``, ``sgemm``, ``float32``, ``attention``, ``scaling``
                    the suites; ``torch_losses`` is what ``losses`` runs of torch
+  ``sgemm_programs``, ``attention_programs``
+                   what these two measure: cases, contenders, inputs
   ``products``, ``families``, ``product_data``
                    which products ``sgemm`` measures, of what operands, and their errors
   ``float32_models``

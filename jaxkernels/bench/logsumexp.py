@@ -25,7 +25,7 @@ from itertools import product
 import jax
 
 import jaxkernels as jk
-from jaxkernels.bench import rows
+from jaxkernels.bench import row_views, rows
 from jaxkernels.bench.programs import normal, with_gradient
 from jaxkernels.bench.records import Case
 from jaxkernels.bench.rows import DTYPES, draw, row_case
@@ -91,7 +91,7 @@ def watched(platform: str) -> Iterable[tuple[str, Case, Program]]:
         yield "rows", case, _program(rows.forced(_ours), case, _draw_x(case))
 
 
-SUITE = rows.suite(
+SUITE = row_views.suite(
     "logsumexp",
     summary="logsumexp, forward, backward and both, beside jax.nn's, a plain read and a plain copy",
     cases=cases,

@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxkernels as jk
-from jaxkernels.bench import rows
+from jaxkernels.bench import row_views, rows
 from jaxkernels.bench.programs import CHAIN_CALLS, chain
 from jaxkernels.bench.records import Case
 from jaxkernels.bench.rows import DTYPES, draw, row_case
@@ -139,7 +139,7 @@ def watched(platform: str) -> Iterable[tuple[str, Case, Program]]:
 
 _FEW_ROWS_HELP = "also measure the latency on small inputs (default: on a GPU)"
 
-SUITE = rows.suite(
+SUITE = row_views.suite(
     "softmax",
     summary="softmax and log_softmax, forward and backward, beside jax.nn's and a plain copy",
     cases=cases,

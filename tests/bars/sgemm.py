@@ -8,7 +8,8 @@ from statistics import geometric_mean
 
 from jaxkernels.bench.products import flops, size
 from jaxkernels.bench.records import Measured
-from jaxkernels.bench.sgemm import PEERS, RUNGS, error, over_xla
+from jaxkernels.bench.sgemm import error, over_xla
+from jaxkernels.bench.sgemm_programs import PEERS, RUNGS
 
 from .bar import Bar, Members, complete, over, over_second
 

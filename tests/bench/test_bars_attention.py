@@ -4,7 +4,7 @@ import pytest
 from bars import judge
 from bench_cases import measured
 
-from jaxkernels.bench.attention import heads_case
+from jaxkernels.bench.attention_programs import heads_case
 
 NAN = float("nan")
 

@@ -5,7 +5,7 @@ from bars import judge
 from bench_cases import measured
 
 from jaxkernels.bench.products import product
-from jaxkernels.bench.sgemm import LADDER
+from jaxkernels.bench.sgemm_programs import LADDER
 
 NAN = float("nan")
 

@@ -16,9 +16,10 @@ import numpy as np
 from bench_cases import QUICK, measured, run_of
 
 from jaxkernels._core import registry
-from jaxkernels.bench import attention, records
+from jaxkernels.bench import attention, attention_programs, records
 from jaxkernels.bench.__main__ import main
-from jaxkernels.bench.attention import heads_case, model_bytes
+from jaxkernels.bench.attention import model_bytes
+from jaxkernels.bench.attention_programs import heads_case
 
 # Most tests here need one run of the benchmark, half a minute.
 pytestmark = pytest.mark.xdist_group("bench attention")
@@ -82,7 +83,7 @@ def test_plot_and_tables_again_from_json(run, capsys):
         assert word in out
 
 
-@pytest.mark.parametrize("group", attention.GROUPS)
+@pytest.mark.parametrize("group", attention_programs.GROUPS)
 def test_one_group_and_one_kind(group, tmp_path, capsys):
     """Less than everything is measured, drawn and shown all the same."""
     written = ["--json", str(tmp_path / "b.json"), "--plot", str(tmp_path / "b.png")]
@@ -108,9 +109,11 @@ def test_wrong_arguments(wrong, capsys):
 
 
 def test_a_cpu_gets_a_sixteenth(monkeypatch):
-    monkeypatch.setattr(attention.jax, "default_backend", lambda: "cpu")
-    cases = list(attention.cases(argparse.Namespace(shapes=None, layer_shapes=None, drawn=None)))
-    for group, shapes in attention.GPU_SHAPES.items():
+    monkeypatch.setattr(attention_programs.jax, "default_backend", lambda: "cpu")
+    cases = list(
+        attention_programs.cases(argparse.Namespace(shapes=None, layer_shapes=None, drawn=None))
+    )
+    for group, shapes in attention_programs.GPU_SHAPES.items():
         found = {(m["batch"], m["heads"], m["length"]) for m in cases if m["group"] == group}
         assert len(found) == len(shapes)
         assert 16 * sum(map(np.prod, found)) == sum(np.prod(shape[:3]) for shape in shapes)
@@ -124,7 +127,7 @@ def _run(program):
 @pytest.mark.parametrize(
     ("group", "variant"),
     [
-        *(("scores", variant) for variant in attention.VARIANTS),
+        *(("scores", variant) for variant in attention_programs.VARIANTS),
         *(("layers", variant) for variant in ("plain", "causal")),
     ],
 )
@@ -133,7 +136,7 @@ def test_contenders_compute_the_same(group, variant):
     found = {}
     for direction in ("fwd", "both"):
         case = heads_case(group, "float32", variant, direction, (2, 3, 8, 4))
-        for name, program in attention.contenders(case).items():
+        for name, program in attention_programs.contenders(case).items():
             arguments, found[direction, name] = _run(program)
     inputs = 1 if group == "scores" else 3
     assert len(arguments) == 1 + inputs + (variant == "mask")
@@ -151,7 +154,7 @@ def test_contenders_compute_the_same(group, variant):
 
 
 def test_mask_is_padding_of_different_lengths():
-    mask = np.asarray(attention.padding(16, 32))
+    mask = np.asarray(attention_programs.padding(16, 32))
     assert mask.shape == (16, 1, 32, 32)
     lengths = mask[:, 0, 0].sum(axis=-1)
     assert lengths.min() >= 8
@@ -165,11 +168,11 @@ def test_run_survives_a_refusal(where, monkeypatch, tmp_path, capsys):
         raise ValueError("out of memory")
 
     if where == "draw_normal":
-        monkeypatch.setattr(attention, where, failing)
+        monkeypatch.setattr(attention_programs, where, failing)
     elif where == "memory":
         monkeypatch.setattr(jax.stages.Compiled, "memory_analysis", lambda self: None)
     else:
-        monkeypatch.setattr(attention.jk, "scaled_masked_softmax", failing)
+        monkeypatch.setattr(attention_programs.jk, "scaled_masked_softmax", failing)
     written = tmp_path / "b.json"
     less = ["--groups", "scores", "--shapes", "1x1x8", "--variants", "mask", "--dtypes", "float32"]
     drawn = ["--json", str(written), "--plot", str(tmp_path / "b.png")]

@@ -10,7 +10,7 @@ pytest.importorskip("rich")
 import jax
 from bench_cases import QUICK, measured, text_of
 
-from jaxkernels.bench import attention, attention_drawn, records
+from jaxkernels.bench import attention, attention_drawn, attention_programs, records
 from jaxkernels.bench.__main__ import main
 
 
@@ -19,7 +19,7 @@ def test_draws():
     assert cases == list(attention_drawn.cases(200, seed=1))
     assert cases != list(attention_drawn.cases(200, seed=2))
     assert {m["kind"] for m in cases} == set(attention_drawn.KINDS)
-    assert {m["direction"] for m in cases} == set(attention.DIRECTIONS)
+    assert {m["direction"] for m in cases} == set(attention_programs.DIRECTIONS)
     assert any(m["length"] % 2 for m in cases)
     assert any(m["length"] != m["keys"] for m in cases)
     assert any(m["heads"] != m["key_heads"] for m in cases)
@@ -42,7 +42,7 @@ def test_arguments_fit_every_kind():
     """Each kind, forward and backward, runs as the default."""
     sizes = dict(zip(attention_drawn._SIZES, (2, 16, 32, 4, 2, 8), strict=True))
     for kind in attention_drawn.KINDS:
-        for direction in attention.DIRECTIONS:
+        for direction in attention_programs.DIRECTIONS:
             case = {"group": "drawn", "dtype": "bfloat16", "direction": direction, "kind": kind}
             program = attention_drawn.contenders({**case, **sizes})["ffi"]
             arguments = program.draw()[0]

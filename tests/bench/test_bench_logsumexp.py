@@ -15,7 +15,7 @@ from bars import judge
 from bench_cases import QUICK, measured, run_of, text_of
 
 import jaxkernels as jk
-from jaxkernels.bench import logsumexp, records, rows
+from jaxkernels.bench import logsumexp, records, row_views, rows
 from jaxkernels.bench.__main__ import main
 from jaxkernels.bench.rows import row_case
 from jaxkernels.typing import Tier
@@ -181,7 +181,7 @@ def test_figure_compares_each_direction_with_its_ceiling():
         for n, tier in ((512, "warp"), (4096, "block"))
     ]
     cases += [made_up("grad", cols=n, copy=1.0, auto=1.0, xla=2.0) for n in (512, 4096)]
-    (forward,), (backward,) = rows.figure(run_of(cases)).panels
+    (forward,), (backward,) = row_views.figure(run_of(cases)).panels
     assert forward.keywords["curves"][0].label == "device read"
     assert backward.keywords["curves"][0].label == "device copy"
     assert [name for _, name in forward.keywords["spans"]] == ["warp", "block"]

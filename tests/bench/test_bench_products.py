@@ -13,7 +13,7 @@ pytest.importorskip("rich")
 
 from bench_cases import QUICK, measured
 
-from jaxkernels.bench import product_data, records, sgemm
+from jaxkernels.bench import product_data, records, sgemm, sgemm_programs
 from jaxkernels.bench import products as shapes
 from jaxkernels.bench.__main__ import main
 from jaxkernels.bench.families import FAMILIES, MEASURED
@@ -32,19 +32,21 @@ def test_drawn_products_fit_and_are_those_of_the_seed():
     assert {case["transposes"] for case in found} == {"NN", "NT", "TN", "TT"}
     assert max(map(shapes.flops, found)) <= 2**40
     assert max(map(shapes.touched_bytes, found)) <= 8e9
-    programs = [shapes.touched_bytes(c) * sgemm.products_per_call(c, "gpu") for c in found]
+    programs = [shapes.touched_bytes(c) * sgemm_programs.products_per_call(c, "gpu") for c in found]
     assert max(programs) < 16e9
 
 
 @pytest.mark.parametrize("group", ["drawn", "other", "families", "peers"])
 def test_inputs_of_short_products(group, monkeypatch):
     """Those of a product that is short are used again: its time is not that of telling a GPU of others."""
-    monkeypatch.setattr(sgemm, "operands", lambda case, count, *_: [(i, -1) for i in range(count)])
-    monkeypatch.setattr(sgemm.jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(sgemm, "rotations", lambda _: 3)
+    monkeypatch.setattr(
+        sgemm_programs, "operands", lambda case, count, *_: [(i, -1) for i in range(count)]
+    )
+    monkeypatch.setattr(sgemm_programs.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(sgemm_programs, "rotations", lambda _: 3)
     short, long = (shapes.product(group, 1, 100, 100, k) for k in (2**8, 2**16))
-    assert len(sgemm.draw(short, 5)) == 1
-    assert len(sgemm.draw(long, 5)) == 3
+    assert len(sgemm_programs.draw(short, 5)) == 1
+    assert len(sgemm_programs.draw(long, 5)) == 3
 
 
 def test_drawn_products_run(tmp_path, capsys, monkeypatch):
@@ -102,11 +104,15 @@ def test_a_gpu_says_which_rung_is_planned(monkeypatch):
     """By the operands as they lie, all members together."""
     options = argparse.Namespace(algorithms=None)
     case = shapes.product("other", 3, 160, 4096, 512, "TN")
-    monkeypatch.setattr(sgemm.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(sgemm_programs.jax, "default_backend", lambda: "gpu")
     asked = []
     plan = argparse.Namespace(algorithm="tensor")
-    monkeypatch.setattr(sgemm.jk, "plan_sgemm", lambda *a, **k: asked.append((a, k)) or plan)
-    looks = {name: p.inspect.get("rung") for name, p in sgemm.contenders(case, options).items()}
+    monkeypatch.setattr(
+        sgemm_programs.jk, "plan_sgemm", lambda *a, **k: asked.append((a, k)) or plan
+    )
+    looks = {
+        name: p.inspect.get("rung") for name, p in sgemm_programs.contenders(case, options).items()
+    }
     assert [name for name, look in looks.items() if look] == ["auto"]
     assert looks["auto"](None, ()) == "tensor"
     assert asked == [((160, 4096, 512), {"batch": 3, "trans_a": True, "trans_b": False})]
@@ -206,12 +212,12 @@ def test_families_and_peers_run(tmp_path, capsys, monkeypatch):
     assert main(["sgemm", *groups, *QUICK, "--json", str(written), "--markdown"]) == 0
     family, peers = records.read(written).measured
     assert list(family.records) == ["xla", "auto", "pipelined"]
-    assert list(peers.records) == ["xla", "auto", *sgemm.PEERS]
+    assert list(peers.records) == ["xla", "auto", *sgemm_programs.PEERS]
     assert sgemm.error(peers, "auto", "relF") < 1e-6
     assert 1e-5 < sgemm.error(peers, "float16", "relF") < 1e-3
     out = capsys.readouterr().out
     assert "| 32^3 softmax |" in out
-    for name in sgemm.PEERS:
+    for name in sgemm_programs.PEERS:
         assert f"| 64^3 | {name} |" in out
         assert bool(peers.records[name].refused) == (f"{name}: " in out)
 
@@ -223,7 +229,7 @@ def test_an_error_is_seen_in_rows_columns_and_members(monkeypatch):
     for transposes in ("NN", "NT", "TN", "TT"):
         case = shapes.product("other", 3, 40, 30, 20, transposes)
         (pair,) = product_data.operands(case, 1)
-        c = jax.jit(sgemm._function(case, "xla"))(*pair)
+        c = jax.jit(sgemm_programs._function(case, "xla"))(*pair)
         assert product_data.errors(case, pair, c)["of_bound"] < 1
         wrong = product_data.errors(case, pair, c.at[1, 39, 29].mul(1.1))
         assert wrong["of_bound"] > 100

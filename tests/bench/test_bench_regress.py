@@ -15,7 +15,17 @@ from bench_cases import QUICK
 
 import jaxkernels as jk
 from jaxkernels.bench import __main__ as command
-from jaxkernels.bench import attention, logsumexp, losses, records, regress, sgemm, softmax
+from jaxkernels.bench import (
+    attention,
+    attention_programs,
+    logsumexp,
+    losses,
+    records,
+    regress,
+    sgemm,
+    sgemm_programs,
+    softmax,
+)
 from jaxkernels.bench.__main__ import main
 from jaxkernels.bench.products import product
 from jaxkernels.bench.records import Record
@@ -36,7 +46,7 @@ def keep_row(case):
 def products(platform):
     options = argparse.Namespace(algorithms=None)
     for case in (product("square", 1, 16, 16, 16), product("other", 3, 8, 8, 8)):
-        yield "products", case, sgemm.contenders(case, options)["auto"]
+        yield "products", case, sgemm_programs.contenders(case, options)["auto"]
 
 
 SUITE = regress.suite_of(
@@ -204,7 +214,7 @@ def test_a_cell_without_memory_is_refused_and_the_others_measured(monkeypatch, t
     def failing(*arguments):
         raise ValueError("out of memory")
 
-    monkeypatch.setattr(attention, "padding", failing)
+    monkeypatch.setattr(attention_programs, "padding", failing)
     path = tmp_path / "b.json"
     assert main(["regress", *QUICK, "--groups", "scores", "--json", str(path)]) == 0
     found = {record.case["cell"]: record.refused for record in records.read(path).records}

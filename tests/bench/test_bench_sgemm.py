@@ -12,7 +12,7 @@ pytest.importorskip("rich")
 from bench_cases import QUICK, measured, run_of, text_of
 
 from jaxkernels.bench import products as shapes
-from jaxkernels.bench import programs, records, sgemm, timing
+from jaxkernels.bench import programs, records, sgemm, sgemm_programs, timing
 from jaxkernels.bench.__main__ import main
 
 PEER = "XLA" if jax.default_backend() == "cpu" else "cuBLAS"
@@ -59,7 +59,7 @@ def _product(group="square", n=1024, transposes="NN", names=("xla", "auto", "pip
 
 def test_tables_by_hand():
     """2 n^3 operations in 1 ms, in 2 ms and in 3 ms."""
-    ladder = _product("ladder", 4096, names=(*sgemm.LADDER, "xla"))
+    ladder = _product("ladder", 4096, names=(*sgemm_programs.LADDER, "xla"))
     text = text_of(sgemm.SUITE, [_product(), _product("transposed", 1024, "NT"), ladder])
     for name in ("1024^3", "1024^3 NT"):
         assert f"['{name}', 'auto', '2000.0', '1.07', '1.0e-06', '0.250', '0.500']" in text
@@ -67,7 +67,7 @@ def test_tables_by_hand():
         assert f"['{name}', 'cuBLAS', '1000.0', '2.15', '1.0e-06', '0.250', '1.000']" in text
     assert "['4096^3', 'naive', '1000.0', '137.44', '1.0e-06', '0.250', '8.000']" in text
     assert "['4096^3', 'cuBLAS', '8000.0', '17.18', '1.0e-06', '0.250', '1.000']" in text
-    for word in (*sgemm.LADDER, "square: ", "transposed: ", "of cuBLAS"):
+    for word in (*sgemm_programs.LADDER, "square: ", "transposed: ", "of cuBLAS"):
         assert word in text
     # What is planned, of each group that has it.
     assert text.count("auto over cuBLAS: geometric mean 0.50") == 2
@@ -143,8 +143,8 @@ def test_default_products_by_group():
     """Every rung at one size; of peers XLA's other ways; what is planned, and FFMA, of all other products."""
     options = argparse.Namespace(algorithms=None)
     for case in shapes.GPU_PRODUCTS:
-        names = list(sgemm.contenders(case, options))
-        of_group = {"ladder": sgemm.LADDER, "peers": ("auto", *sgemm.PEERS)}
+        names = list(sgemm_programs.contenders(case, options))
+        of_group = {"ladder": sgemm_programs.LADDER, "peers": ("auto", *sgemm_programs.PEERS)}
         assert names == ["xla", *of_group.get(case["group"], ("auto", "pipelined"))]
     groups = {case["group"] for case in shapes.GPU_PRODUCTS}
     assert groups == {*shapes.GROUPS} - {"drawn"}
@@ -154,11 +154,13 @@ def test_inputs_do_not_stay_in_the_cache(monkeypatch):
     """What is touched before a call has the same inputs again is twice the largest L2, of any GPU, at least."""
     gpu_cache = timing.last_level_cache_bytes("gpu")
     monkeypatch.setattr(programs, "last_level_cache_bytes", lambda _: gpu_cache)
-    monkeypatch.setattr(sgemm, "operands", lambda case, count, *_: [(i, -1) for i in range(count)])
-    monkeypatch.setattr(sgemm.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(
+        sgemm_programs, "operands", lambda case, count, *_: [(i, -1) for i in range(count)]
+    )
+    monkeypatch.setattr(sgemm_programs.jax, "default_backend", lambda: "gpu")
     for case in shapes.GPU_PRODUCTS:
-        count = sgemm.products_per_call(case, "gpu")
-        calls = sgemm.draw(case, count)
+        count = sgemm_programs.products_per_call(case, "gpu")
+        calls = sgemm_programs.draw(case, count)
         if shapes.is_chain(case):  # the first b, and every a once
             (call,) = calls
             assert len(set(call[1:])) == len(call) - 1 == count
@@ -173,21 +175,21 @@ def test_inputs_do_not_stay_in_the_cache(monkeypatch):
 def test_chain_stays_finite():
     """A chain's results keep their size, so that a GPU's switching power is that of any numbers."""
     case = shapes.product("square", 1, 64, 64, 64, "NT")
-    result = sgemm.program(case, "auto")(*sgemm.draw(case, 200)[0])
+    result = sgemm_programs.program(case, "auto")(*sgemm_programs.draw(case, 200)[0])
     assert result.shape == (64, 64)
     assert 1e-3 < float(jnp.linalg.norm(result)) / 64 < 10
 
 
 @pytest.mark.parametrize("where", ["operands", "_errors"])
 def test_run_survives_a_product_without_memory(where, monkeypatch, tmp_path, capsys):
-    right = getattr(sgemm, where)
+    right = getattr(sgemm_programs, where)
 
     def failing(case, *rest):
         if case["n"] == 24:
             raise ValueError("out of memory")
         return right(case, *rest)
 
-    monkeypatch.setattr(sgemm, where, failing)
+    monkeypatch.setattr(sgemm_programs, where, failing)
     written = tmp_path / "b.json"
     assert main(["sgemm", "--shapes", "16", "24", "32", *QUICK, "--json", str(written)]) == 0
     found = records.read(written).measured
@@ -206,7 +208,7 @@ def test_program_computes_every_product(name, k):
         pytest.skip("on a GPU the calls have other names")
     case = shapes.product("square" if k == 32 else "other", 1, 32, 32, k)
     assert shapes.is_chain(case) == (k == 32)
-    program = sgemm.program(case, name).lower(*sgemm.draw(case, 8)[0]).compile()
+    program = sgemm_programs.program(case, name).lower(*sgemm_programs.draw(case, 8)[0]).compile()
     assert program.as_text().count(" dot(") == 8
 
 

@@ -10,7 +10,7 @@ pytest.importorskip("rich")
 
 from bench_cases import QUICK, measured, run_of, text_of
 
-from jaxkernels.bench import plot, records, rows, softmax
+from jaxkernels.bench import plot, records, row_views, rows, softmax
 from jaxkernels.bench.__main__ import main
 
 SMALL = ["softmax", "--cols", "64", "1001", "--elements", "2^13", *QUICK]
@@ -128,7 +128,7 @@ def test_a_picture_is_drawn_of_tiers_and_odd_lengths(tmp_path):
     cases = [
         _softmax(n, 2e-6, tier) for n, tier in ((512, "warp"), (1001, "warp"), (8192, "block"))
     ]
-    plot.draw(rows.figure(run_of(cases)), "of made-up times", tmp_path / "b.svg")
+    plot.draw(row_views.figure(run_of(cases)), "of made-up times", tmp_path / "b.svg")
     drawn = (tmp_path / "b.svg").read_text()
     assert all(f"<!-- {word} -->" in drawn for word in ("warp", "block", "of made-up times"))
     assert "odd length" in drawn
@@ -137,7 +137,7 @@ def test_a_picture_is_drawn_of_tiers_and_odd_lengths(tmp_path):
 def test_figure_has_every_contender_and_tier():
     cases = [_softmax(n, 2e-6, tier, warp=3e-6) for n, tier in ((512, "warp"), (1024, "warp"))]
     cases += [_softmax(1025, 3e-6, "block"), _softmax(4096, 3e-6, "block")]
-    ((panel,),) = rows.figure(run_of(cases)).panels
+    ((panel,),) = row_views.figure(run_of(cases)).panels
     curves = panel.keywords["curves"]
     labels = [curve.label for curve in curves]
     assert labels[0] == "warp, forced"
@@ -151,7 +151,7 @@ def test_what_is_drawn_in_one_panel_differs_by_colour_or_marker():
     """Dashes alone are hard to tell apart. A panel has one ceiling: a copy or a read."""
     times = dict.fromkeys((name for name in rows.TIERS if name != "auto"), 3e-6)
     cases = [_softmax(n, 2e-6, **times) for n in (512, 1024)]
-    ((panel,),) = rows.figure(run_of(cases)).panels
+    ((panel,),) = row_views.figure(run_of(cases)).panels
     styles = {curve.label: (curve.colour, curve.marker) for curve in panel.keywords["curves"]}
     assert len(styles) == len(rows.TIERS) + 2
     assert len(set(styles.values())) == len(styles)
