@@ -48,8 +48,8 @@ from jaxkernels._sgemm.einsum import einsum as einsum
 from jaxkernels._sgemm.einsum import tensordot as tensordot
 from jaxkernels._sgemm.matmul import dot_general as dot_general
 from jaxkernels._sgemm.matmul import matmul as matmul
-from jaxkernels._sgemm.matmul import sgemm as sgemm
 from jaxkernels._sgemm.plan import plan_sgemm as plan_sgemm
+from jaxkernels._sgemm.sgemm import sgemm as sgemm
 
 __version__ = _registry.VERSION
 

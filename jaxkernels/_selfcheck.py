@@ -1,10 +1,10 @@
 """The self-test of ``python -m jaxkernels``: runs every live target and measures its error.
 
-Owns: which results are computed, and what error is allowed. Everything runs through the public
-functions under jit, so that a pass means that a user's program works (but for the two parts of a
-softmax, which only programs on several devices call); the compiled program is searched for the
-targets, so that a pass also means that our kernels, not XLA's, gave the result. (A CPU's matrix
-products are XLA's own, and are held against the truth all the same.)
+Owns: which results are computed; what they ought to be is in `_selfcheck_truth`. Everything runs
+through the public functions under jit, so that a pass means that a user's program works (but for
+the two parts of a softmax, which only programs on several devices call); the compiled program is
+searched for the targets, so that a pass also means that our kernels, not XLA's, gave the result. (A
+CPU's matrix products are XLA's own, and are held against the truth all the same.)
 """
 
 from __future__ import annotations
@@ -23,26 +23,20 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxkernels._core import registry, validate
 from jaxkernels._rows import cross_entropy, logsumexp, masked, plan, softmax
 from jaxkernels._rows import parts as row_parts
-from jaxkernels._sgemm import matmul, primitive
+from jaxkernels._selfcheck_truth import LABELS, SCALE, SHAPE, bound, expected, widen
+from jaxkernels._sgemm import primitive
+from jaxkernels._sgemm import sgemm as products
 from jaxkernels.typing import Algorithm, Tier
 
-# An odd row length: misaligned rows, heads and tails are part of what is tested.
-_SHAPE = (48, 1001)
-# Roundings of exp, division, subtraction and product, in units of the compute type's epsilon.
-_ELEMENTARY = 4.0
 # (m, k, n): lines that are whole packs and lines that are not, which `pipelined` copies in two ways;
 # ends within a tile. Then one of each form of `thin`: few lines, of which the others lie along k and
 # across, and few k.
 _PRODUCTS = ((68, 132, 44), (67, 129, 45), (37, 129, 3), (3, 132, 37), (67, 33, 45))
 _ALPHA, _BETA = 0.5, -2.0
-# Of attention scores; a power of two, so that the product is exact.
-_SCALE = 0.5
 _LOGARITHMS = {
     "log_softmax": softmax.log_softmax,
     "logsumexp": partial(logsumexp.logsumexp, keepdims=True),
 }
-# A label for each row.
-_LABELS = 37 * np.arange(_SHAPE[0]) % _SHAPE[1]
 # Tiers that cannot hold such a row with a label, or have no kernels for it.
 _NOT_OF_LOSSES = ("warp", "spread")
 _NOT_CALLED = "the compiled program does not call the target"
@@ -94,7 +88,7 @@ def _logarithm_results(
 
 def _attention_results(tier: Tier | None, x: jax.Array, t: jax.Array) -> dict[str, jax.Array]:
     """Returns y of scores x under a causal mask and, for the cotangent t, dx."""
-    function = partial(masked.scaled_masked_softmax, scale=_SCALE, causal=True)
+    function = partial(masked.scaled_masked_softmax, scale=SCALE, causal=True)
     function = partial(function, tier=tier, implementation="ffi")
     y, pullback = jax.vjp(function, x)
     return {"masked_softmax_fwd": y, "masked_softmax_grad": pullback(t)[0]}
@@ -103,11 +97,11 @@ def _attention_results(tier: Tier | None, x: jax.Array, t: jax.Array) -> dict[st
 def _loss_results(tier: Tier | None, x: jax.Array, t: jax.Array) -> dict[str, jax.Array]:
     """Returns the loss of each row, dx for the first column of the cotangent t, and that of their sum."""
     function = partial(cross_entropy.cross_entropy, tier=tier, implementation="ffi")
-    loss, pullback = jax.vjp(lambda x: function(x, _LABELS), x)
+    loss, pullback = jax.vjp(lambda x: function(x, LABELS), x)
     results = {"cross_entropy_fwd": loss[:, None]}
     results["cross_entropy_grad"] = pullback(t[:, 0].astype(loss.dtype))[0]
     if x.dtype != np.float16:  # whose gradient waits for the cotangent
-        of_sum = jax.grad(lambda x: function(x, _LABELS, reduction="sum"))
+        of_sum = jax.grad(lambda x: function(x, LABELS, reduction="sum"))
         results["cross_entropy_fwd_grad"] = of_sum(x)
     return results
 
@@ -129,74 +123,6 @@ def _results_in_parts(
     return {"softmax_fwd": apply(x)}
 
 
-def _widen(array: jax.Array) -> np.ndarray:
-    """Returns the values in NumPy's widest float, in which the truth is computed.
-
-    In float64 the rounding of x - max would make the truth of float64 worse than our result.
-    """
-    return np.asarray(array, np.float64).astype(np.longdouble)
-
-
-def _sum(values: np.ndarray) -> np.ndarray:
-    return values.sum(axis=-1, keepdims=True)
-
-
-def _expected(
-    operation: str, x: np.ndarray, y: np.ndarray, t: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the true result and the scale of its rounding errors, element by element.
-
-    Args:
-        operation: which result.
-        x: the input, widened.
-        y: the forward's own result, widened: what the derivatives are computed from.
-        t: cotangent or tangent, widened.
-    """
-    if operation == "masked_softmax_fwd":
-        rows, cols = x.shape
-        x = np.where(np.tri(rows, cols, cols - rows, bool), _SCALE * x, -np.inf)
-    shifted = x - x.max(axis=-1, keepdims=True)
-    share = np.exp(shifted) / _sum(np.exp(shifted))
-    if operation in ("softmax_fwd", "masked_softmax_fwd"):
-        return share, share
-    if operation == "log_softmax_fwd":
-        truth = shifted - np.log(_sum(np.exp(shifted)))
-        return truth, np.abs(truth) + 1.0
-    if operation == "logsumexp_fwd":
-        truth = x.max(axis=-1, keepdims=True) + np.log(_sum(np.exp(shifted)))
-        return truth, np.abs(truth) + 1.0
-    is_label = np.arange(x.shape[-1]) == _LABELS[:, None]
-    if operation == "cross_entropy_fwd":
-        truth = np.log(_sum(np.exp(shifted))) - _sum(np.where(is_label, shifted, 0))
-        return truth, truth + 1.0
-    if operation == "cross_entropy_grad":
-        return (share - is_label) * t[:, :1], (share + is_label) * np.abs(t[:, :1])
-    if operation == "cross_entropy_fwd_grad":
-        return share - is_label, share + is_label
-    if operation == "logsumexp_grad":
-        return share * t[:, :1], share * np.abs(t[:, :1])
-    if operation == "logsumexp_jvp":
-        return _sum(share * t), _sum(share * np.abs(t))
-    if operation == "masked_softmax_grad":
-        t = _SCALE * t
-    if operation in ("softmax_grad", "masked_softmax_grad"):
-        return y * (t - _sum(t * y)), y * (np.abs(t) + _sum(np.abs(t) * y))
-    if operation == "log_softmax_grad":
-        return t - np.exp(y) * _sum(t), np.abs(t) + np.exp(y) * _sum(np.abs(t))
-    return t - _sum(np.exp(y) * t), np.abs(t) + _sum(np.exp(y) * np.abs(t))
-
-
-def _bound(dtype: str, spread: float, cols: int) -> float:
-    """Returns the allowed error in units of the storage type's epsilon.
-
-    epsilon_compute * (spread + log2(cols) + elementary functions) + one rounding to storage, where
-    spread is the largest x - max(x): its rounding is an absolute error of exp's argument.
-    """
-    storage = float(jax.numpy.finfo(dtype).eps)
-    compute = max(float(np.finfo(np.float64).eps), min(storage, float(np.finfo(np.float32).eps)))
-    return compute / storage * (spread + math.log2(cols) + _ELEMENTARY) + 1.0
-
-
 def _run_case(
     platform: str,
     dtype: str,
@@ -208,17 +134,17 @@ def _run_case(
     random = np.random.default_rng(0)
     device = jax.devices(platform)[0]
     x, t = (
-        jax.device_put((scale * random.standard_normal(_SHAPE)).astype(dtype), device)
+        jax.device_put((scale * random.standard_normal(SHAPE)).astype(dtype), device)
         for scale in (3.0, 1.0)
     )
     forced = None if tier == "auto" else tier
     compiled = jax.jit(partial(evaluate, forced)).lower(x, t).compile()
     program = compiled.as_text() or ""
-    results = {name: _widen(result) for name, result in compiled(x, t).items()}
-    wide_x, wide_t = _widen(x), _widen(t)
+    results = {name: widen(result) for name, result in compiled(x, t).items()}
+    wide_x, wide_t = widen(x), widen(t)
     y = next(result for name, result in results.items() if name.endswith("_fwd"))
     spread = float((wide_x.max(axis=-1, keepdims=True) - wide_x).max())
-    bound = _bound(dtype, spread, _SHAPE[-1])
+    limit = bound(dtype, spread, SHAPE[-1])
     epsilon = float(jax.numpy.finfo(dtype).eps)
     checks = []
     for operation, result in results.items():
@@ -229,11 +155,11 @@ def _run_case(
         if not all(_calls(program, target, operation) for target in targets):
             checks.append(case(problem=_NOT_CALLED))
             continue
-        truth, scale = _expected(operation, wide_x, y, wide_t)
+        truth, scale = expected(operation, wide_x, y, wide_t)
         # Below the smallest normal number the spacing of a dtype no longer shrinks.
         unit = epsilon * np.maximum(scale, float(jax.numpy.finfo(dtype).smallest_normal))
         errors = np.abs(result - truth) / unit
-        checks.append(case(error=float(np.max(errors)), bound=bound))
+        checks.append(case(error=float(np.max(errors)), bound=limit))
     return checks
 
 
@@ -252,7 +178,7 @@ def _check_sgemm(platform: str, algorithm: Algorithm | Literal["auto"]) -> list[
     case = partial(Check, platform, "float32", algorithm, "sgemm")
     has_kernel = primitive.TARGET in registry.TARGETS[platform]
     sgemm = partial(
-        matmul.sgemm,
+        products.sgemm,
         alpha=_ALPHA,
         beta=_BETA,
         algorithm=None if algorithm == "auto" else algorithm,
@@ -272,10 +198,10 @@ def _check_sgemm(platform: str, algorithm: Algorithm | Literal["auto"]) -> list[
         return [case(problem=_NOT_CALLED)]
     errors = []
     for arrays, result in zip(operands, compiled(operands), strict=True):
-        a, b, c = (_widen(array) for array in arrays)
+        a, b, c = (widen(array) for array in arrays)
         truth = _ALPHA * (a @ b) + _BETA * c
         scale = abs(_ALPHA) * (np.abs(a) @ np.abs(b)) + np.abs(_BETA * c)
-        errors.append(np.abs(_widen(result) - truth) / (float(np.finfo(np.float32).eps) * scale))
+        errors.append(np.abs(widen(result) - truth) / (float(np.finfo(np.float32).eps) * scale))
     roundings = max(k for _, k, _ in _PRODUCTS) + 3
     return [case(error=max(float(np.max(e)) for e in errors), bound=roundings / 2)]
 

@@ -17,12 +17,11 @@ from flax import linen, nnx
 from flax.nnx.nn import dtypes
 from jax import random
 
-from jaxkernels._attention import default, flash, folded, heads
+from jaxkernels._attention import default, flash, flax_checks, folded, heads
+from jaxkernels._attention.flax_checks import NAME as _NAME
 from jaxkernels._core import validate
 from jaxkernels._rows import masked, masked_kernels
 from jaxkernels.typing import EmptyRows, Implementation
-
-_NAME = "jaxkernels.flax.dot_product_attention"
 
 Einsum = Callable[..., jax.Array]
 
@@ -128,7 +127,9 @@ def dot_product_attention(
         >>> y.shape
         (1, 4, 8)
     """
-    _check_hooks(precision, einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum)
+    flax_checks.check_hooks(
+        precision, einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum
+    )
     validate.check_choice("implementation", implementation, validate.IMPLEMENTATIONS)
     validate.check_static(
         is_causal=is_causal,
@@ -143,7 +144,7 @@ def dot_product_attention(
     band = masked_kernels.band_of(is_causal, window, from_end=False)
     promote = dtypes.promote_dtype if promote_dtype is None else promote_dtype
     query, key, value = promote((query, key, value), dtype=dtype)
-    _check_shapes(query, key, value)
+    flax_checks.check_shapes(query, key, value)
     dtype = query.dtype
 
     hooked = einsum_dot_general is not None or qk_attn_weights_einsum is not None
@@ -158,7 +159,7 @@ def dot_product_attention(
     if hooked:
         query = _scaled_queries(query, scale)
     if qk_attn_weights_einsum is not None:
-        _check_equal_heads(query, key)
+        flax_checks.check_equal_heads(query, key)
         scores = qk_attn_weights_einsum("...qhd,...khd->...hqk", query, key)
     else:
         wide = force_fp32_for_softmax is not False
@@ -265,45 +266,3 @@ def _dropout(
         shape = (1,) * (len(shape) - 2) + shape[-2:]
     keep = random.bernoulli(rng, keep_probability, shape)
     return weights * (keep.astype(dtype) / jnp.asarray(keep_probability, dtype=dtype))
-
-
-def _check_hooks(precision: Any, einsum_dot_general: Any, qk: Any, weights_value: Any) -> None:
-    """Raises what Flax raises for hooks that exclude each other."""
-    if (qk is None) != (weights_value is None):
-        raise ValueError(
-            f"{_NAME}: qk_attn_weights_einsum and attn_weights_value_einsum must be given together"
-        )
-    if qk is not None and (precision is not None or einsum_dot_general is not None):
-        raise ValueError(
-            f"{_NAME}: precision or einsum_dot_general, and qk_attn_weights_einsum or "
-            "attn_weights_value_einsum, exclude each other"
-        )
-
-
-def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
-    shapes = f"got query {query.shape}, key {key.shape}, value {value.shape}"
-    if not query.ndim == key.ndim == value.ndim or query.ndim < 3:
-        raise ValueError(
-            f"{_NAME}: query, key and value must have one rank of at least 3; {shapes}"
-        )
-    if not query.shape[:-3] == key.shape[:-3] == value.shape[:-3]:
-        raise ValueError(f"{_NAME}: batch dimensions must be equal; {shapes}")
-    if query.shape[-1] != key.shape[-1]:
-        raise ValueError(f"{_NAME}: query and key must have one depth; {shapes}")
-    if key.shape[-3:-1] != value.shape[-3:-1]:
-        raise ValueError(
-            f"{_NAME}: key and value must have one length and number of heads; {shapes}"
-        )
-    heads.check_groups(_NAME, query.shape[-2], key.shape[-2])
-    if query.dtype.name not in validate.DTYPES:
-        raise TypeError(
-            f"{_NAME}: kernels exist for {', '.join(validate.DTYPES)}; got {query.dtype}"
-        )
-
-
-def _check_equal_heads(query: jax.Array, key: jax.Array) -> None:
-    if query.shape[-2] != key.shape[-2]:
-        raise ValueError(
-            f"{_NAME}: the einsum hooks need as many key heads as query heads; "
-            f"got {key.shape[-2]} and {query.shape[-2]}"
-        )

@@ -1,6 +1,6 @@
-"""matmul, dot_general and sgemm: matrix products in true float32, on the SGEMM kernels.
+"""matmul and dot_general: matrix products in true float32, on the SGEMM kernels.
 
-Owns: the three public functions, and how their operands become those of one matrix product. Must
+Owns: these public functions, and how their operands become those of one matrix product. Must
 not know: how a primitive works, or how a kernel is launched.
 """
 
@@ -18,7 +18,6 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxkernels._core import eager, validate
 from jaxkernels._sgemm import checks, contraction, primitive
-from jaxkernels._sgemm import sgemm as sgemm_call
 from jaxkernels.typing import Algorithm, Implementation, OtherDtypes
 
 DotDimensionNumbers = tuple[
@@ -247,68 +246,6 @@ def _dot_general(
     jax.eval_shape(functools.partial(reference, precision=precision), lhs, rhs)
     lhs, rhs = checks.as_float32("dot_general", lhs, rhs, preferred_element_type, widens)
     return contraction.dot_general(lhs, rhs, numbers, out_sharding, algorithm, implementation)
-
-
-def sgemm(
-    a: ArrayLike,
-    b: ArrayLike,
-    c: ArrayLike | None = None,
-    *,
-    alpha: float | jax.Array = 1.0,
-    beta: float | jax.Array = 0.0,
-    trans_a: bool | int = False,
-    trans_b: bool | int = False,
-    algorithm: Algorithm | None = None,
-    implementation: Implementation | None = None,
-) -> jax.Array:
-    """BLAS's sgemm: alpha * op(a) op(b) + beta * c, in true float32.
-
-    The arguments have the names of `scipy.linalg.blas.sgemm`; arrays are row-major, as everywhere in
-    JAX. Transposed operands are not transposed in memory. Jit it with `donate_argnames="c"` to
-    have c overwritten in place. What `matmul` says of precision, platforms and transformations holds
-    here as well; reverse mode keeps a and b, never c.
-
-    Args:
-        a: float32 array of shape (..., m, k), or (..., k, m) with `trans_a`.
-        b: float32 array of shape (..., k, n), or (..., n, k) with `trans_b`. Leading dimensions
-            broadcast.
-        c: None, or a float32 array of shape (..., m, n), the shape of the result. On a mesh with
-            explicit axes a and b alone decide how the result is sharded.
-        alpha: factor of the product. A Python or NumPy number becomes part of the kernel's call, and
-            so of the program that is compiled; a JAX array of shape () may be differentiated and may
-            change from call to call, and costs a pass over the result. 0 hides the product, as in BLAS:
-            a NaN in a or b does no harm (an array of 0 hides it from the value; the gradient by a still
-            meets a NaN in b).
-        beta: factor of c, likewise. 0 means that c is not read: a NaN in it, or in its tangent, does
-            no harm. The derivative by beta is c all the same.
-        trans_a: 0 or False, 1 or True; 2, BLAS's conjugate transpose, is the same for real numbers.
-        trans_b: likewise.
-        algorithm: as for `matmul`.
-        implementation: as for `matmul`.
-
-    Returns:
-        float32 array of shape (..., m, n).
-
-    Raises:
-        TypeError: operands that are not float32 arrays, factors that are not real numbers.
-        ValueError: shapes that do not fit, factors with dimensions, other transpose flags, a `beta`
-            without c, an unknown `algorithm` or `implementation`, or an `algorithm` for XLA's
-            product.
-        NotImplementedError: as for `matmul`.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> import jaxkernels as jk
-        >>> a, b, c = jnp.ones((2, 3)), jnp.ones((4, 3)), jnp.ones((2, 4))
-        >>> print(jk.sgemm(a, b, c, alpha=2.0, beta=-1.0, trans_b=True))
-        [[5. 5. 5. 5.]
-         [5. 5. 5. 5.]]
-    """
-    alpha = checks.as_factor("alpha", alpha)
-    beta = checks.as_factor("beta", beta)
-    if c is None and (isinstance(beta, jax.Array) or beta != 0):
-        raise ValueError(f"sgemm: beta={beta!r} needs a c to be a factor of")
-    return sgemm_call.apply(a, b, c, alpha, beta, trans_a, trans_b, algorithm, implementation)
 
 
 def _as_tuples(pair: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:

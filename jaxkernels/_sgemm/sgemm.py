@@ -1,7 +1,7 @@
 """sgemm: how its operands, flags and factors become one matrix product.
 
-Owns: ranks that differ, and factors that are known only when the program runs. Must not know: what a
-factor may be (`checks`), or how a product is computed (`primitive`).
+Owns: the public function, ranks that differ, and factors that are known only when the program runs. Must
+not know: what a factor may be (`checks`), or how a product is computed (`primitive`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,70 @@ from jaxkernels._sgemm.scale import scale
 from jaxkernels.typing import Algorithm, Implementation
 
 
+def sgemm(
+    a: ArrayLike,
+    b: ArrayLike,
+    c: ArrayLike | None = None,
+    *,
+    alpha: float | jax.Array = 1.0,
+    beta: float | jax.Array = 0.0,
+    trans_a: bool | int = False,
+    trans_b: bool | int = False,
+    algorithm: Algorithm | None = None,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """BLAS's sgemm: alpha * op(a) op(b) + beta * c, in true float32.
+
+    The arguments have the names of `scipy.linalg.blas.sgemm`; arrays are row-major, as everywhere in
+    JAX. Transposed operands are not transposed in memory. Jit it with `donate_argnames="c"` to
+    have c overwritten in place. What `matmul` says of precision, platforms and transformations holds
+    here as well; reverse mode keeps a and b, never c.
+
+    Args:
+        a: float32 array of shape (..., m, k), or (..., k, m) with `trans_a`.
+        b: float32 array of shape (..., k, n), or (..., n, k) with `trans_b`. Leading dimensions
+            broadcast.
+        c: None, or a float32 array of shape (..., m, n), the shape of the result. On a mesh with
+            explicit axes a and b alone decide how the result is sharded.
+        alpha: factor of the product. A Python or NumPy number becomes part of the kernel's call, and
+            so of the program that is compiled; a JAX array of shape () may be differentiated and may
+            change from call to call, and costs a pass over the result. 0 hides the product, as in BLAS:
+            a NaN in a or b does no harm (an array of 0 hides it from the value; the gradient by a still
+            meets a NaN in b).
+        beta: factor of c, likewise. 0 means that c is not read: a NaN in it, or in its tangent, does
+            no harm. The derivative by beta is c all the same.
+        trans_a: 0 or False, 1 or True; 2, BLAS's conjugate transpose, is the same for real numbers.
+        trans_b: likewise.
+        algorithm: as for `matmul`.
+        implementation: as for `matmul`.
+
+    Returns:
+        float32 array of shape (..., m, n).
+
+    Raises:
+        TypeError: operands that are not float32 arrays, factors that are not real numbers.
+        ValueError: shapes that do not fit, factors with dimensions, other transpose flags, a `beta`
+            without c, an unknown `algorithm` or `implementation`, or an `algorithm` for XLA's
+            product.
+        NotImplementedError: as for `matmul`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jaxkernels as jk
+        >>> a, b, c = jnp.ones((2, 3)), jnp.ones((4, 3)), jnp.ones((2, 4))
+        >>> print(jk.sgemm(a, b, c, alpha=2.0, beta=-1.0, trans_b=True))
+        [[5. 5. 5. 5.]
+         [5. 5. 5. 5.]]
+    """
+    alpha = checks.as_factor("alpha", alpha)
+    beta = checks.as_factor("beta", beta)
+    if c is None and (isinstance(beta, jax.Array) or beta != 0):
+        raise ValueError(f"sgemm: beta={beta!r} needs a c to be a factor of")
+    return _sgemm(a, b, c, alpha, beta, trans_a, trans_b, algorithm, implementation)
+
+
 @eager.jit_when_eager(operands=3, traced=5)
-def apply(
+def _sgemm(
     a: ArrayLike,
     b: ArrayLike,
     c: ArrayLike | None,
@@ -31,7 +93,7 @@ def apply(
     algorithm: Algorithm | None,
     implementation: Implementation | None,
 ) -> jax.Array:
-    """What `jaxkernels.sgemm` returns; its factors are floats or arrays of shape ()."""
+    """Its factors are floats or arrays of shape ()."""
     a, b = checks.as_operands("sgemm", a, b)
     operands = [a, b]
     if c is not None:

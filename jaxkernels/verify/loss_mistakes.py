@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxkernels.verify.families.losses import rows_and_classes
+from jaxkernels.verify.families.class_rows import rows_and_classes
 from jaxkernels.verify.problem import Arrays, Problem
 
 

@@ -12,7 +12,7 @@ import jaxkernels as jk
 from jaxkernels import __main__ as main_module
 from jaxkernels import _selfcheck
 from jaxkernels._core import registry
-from jaxkernels._sgemm import matmul
+from jaxkernels._sgemm import sgemm as products
 
 
 def test_report():
@@ -56,7 +56,7 @@ def _tf32(x):
     ids=["TF32", "a term less", "an element not stored", "without C"],
 )
 def test_a_wrong_product_is_noticed(change, monkeypatch):
-    right = matmul.sgemm
+    right = products.sgemm
     assert all(check.passed for check in _selfcheck._check_sgemm("cpu", "auto"))
-    monkeypatch.setattr(matmul, "sgemm", lambda *x, **options: change(right, *x, **options))
+    monkeypatch.setattr(products, "sgemm", lambda *x, **options: change(right, *x, **options))
     assert not any(check.passed for check in _selfcheck._check_sgemm("cpu", "auto"))

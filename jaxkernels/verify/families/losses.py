@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,14 +11,14 @@ import numpy as np
 
 import jaxkernels as jk
 from jaxkernels._core import validate
-from jaxkernels.verify import lengths, values
+from jaxkernels.verify import values
+from jaxkernels.verify.families import class_rows
 from jaxkernels.verify.problem import DERIVATIVES, Arrays, Judged, Problem, differentiated, expect
 from jaxkernels.verify.truth.compare import compute, storage, widen
 from jaxkernels.verify.truth.reduced_losses import Bounded, Losses, scaled, total
 from jaxkernels.verify.truth.rows import DTYPES
 
 LABELS = ("int32", "int32", "uint8", "int8", "int16", "uint32")
-_KERNELS: tuple[Any, ...] = ("cross_entropy_fwd", "cross_entropy_fwd_grad", "cross_entropy_grad")
 
 
 class TokenLosses:
@@ -40,7 +39,7 @@ class TokenLosses:
         self, operation: str, dtype: str, derivative: str, most: int, rng: np.random.Generator
     ) -> tuple[dict[str, Any], str | None]:
         """Rows of any length, each option with its own chance."""
-        shape, axis = rows_of_any_length(dtype, most, rng)
+        shape, axis = class_rows.rows_of_any_length(dtype, most, rng)
         options: dict[str, Any] = {
             "shape": shape,
             "axis": axis,
@@ -63,28 +62,33 @@ class TokenLosses:
             options["z_loss"] = float(rng.choice([0.0, 0.0, 0.001, 0.5]))
             options["reduction"] = str(rng.choice(validate.REDUCTIONS))
             options["returns"] = [x for x in ("lse", "entropy") if rng.random() < 0.25]
-        count, cols = rows_and_classes(options)
-        return options, forced_tier((count, cols), dtype, rng)
+        count, cols = class_rows.rows_and_classes(options)
+        return options, class_rows.forced_tier((count, cols), dtype, rng)
 
     def member(self, problem: Problem, rng: np.random.Generator) -> tuple[Arrays, bool]:
         """x, label, where, weights, temperature, and cotangents of the results or the tangent of x."""
         o = problem.options
-        count, cols = rows_and_classes(o)
+        count, cols = class_rows.rows_and_classes(o)
         kind = str(rng.choice(_kinds(problem)))
         wide = compute(problem.dtype)
         x = values.logits(kind, count, cols, problem.dtype, rng)
         x[x[:, 0] == -np.inf, 0] = 1  # no row is of -inf alone, nor of what a mask leaves of it
-        operands = {"x": from_rows(x, o), "label": _labels(problem, rng).reshape(row_shape(o))}
+        operands = {
+            "x": class_rows.from_rows(x, o),
+            "label": _labels(problem, rng).reshape(class_rows.row_shape(o)),
+        }
         if o["where"] is not None:
-            operands["where"] = mask_of(o, rng)
+            operands["where"] = class_rows.mask_of(o, rng)
         if o["weights"]:
-            weights = rng.uniform(0.2, 2, row_shape(o)) * (rng.random(row_shape(o)) < 0.8)
+            weights = rng.uniform(0.2, 2, class_rows.row_shape(o)) * (
+                rng.random(class_rows.row_shape(o)) < 0.8
+            )
             operands["weights"] = weights.astype(wide)
         if o["temperature"]:
-            operands["temperature"] = rng.uniform(0.5, 2, row_shape(o)).astype(wide)
+            operands["temperature"] = rng.uniform(0.5, 2, class_rows.row_shape(o)).astype(wide)
         if problem.derivative == "jvp":
             t = values.cotangents("normal", count, cols, problem.dtype, rng)
-            operands["t_x"] = from_rows(t, o)
+            operands["t_x"] = class_rows.from_rows(t, o)
         elif problem.wants_gradient:
             for name, shape in _result_shapes(problem).items():
                 t = rng.standard_normal(shape).astype(wide)
@@ -127,80 +131,6 @@ class TokenLosses:
         return judged
 
 
-def rows_of_any_length(dtype: str, most: int, rng: np.random.Generator) -> tuple[list[int], int]:
-    """A shape of some rows of classes, and their axis."""
-    fitting = [n for n in lengths.row_lengths(dtype) if 0 < n <= most]
-    scale = np.exp2(rng.uniform(0, math.log2(max(most, 2))))
-    cols = fitting[int(np.abs(np.array(fitting) - scale).argmin())]
-    count = int(min(max(most // cols, 1), rng.choice([1, 2, 3, 5, 8, 31, 33, 64, 257, 1000])))
-    outer = next((d for d in (3, 2, 5, 7) if count % d == 0), 1)
-    return [
-        ([count, cols], -1),
-        ([outer, 1, count // outer, cols], -1),
-        ([outer, cols, count // outer], 1),
-        ([cols, count], 0),
-        ([cols] if count == 1 else [count, cols], -1),
-    ][rng.choice(5, p=[0.4, 0.2, 0.1, 0.1, 0.2])]
-
-
-def forced_tier(shape: tuple[int, int], dtype: str, rng: np.random.Generator) -> str | None:
-    """A tier that all kernels have, on a GPU."""
-    if jax.default_backend() != "gpu":
-        return None
-    tier = [None, *validate.TIERS][rng.integers(len(validate.TIERS) + 1)]
-    return tier if lengths.tier_serves(tier, shape, dtype, _KERNELS[:2]) else None
-
-
-def row_shape(options: dict[str, Any]) -> list[int]:
-    """The shape without the axis of the classes."""
-    axis = options["axis"] % len(options["shape"])
-    return [n for d, n in enumerate(options["shape"]) if d != axis]
-
-
-def rows_and_classes(options: dict[str, Any]) -> tuple[int, int]:
-    """How many rows there are, and how many classes."""
-    return math.prod(row_shape(options)), options["shape"][options["axis"]]
-
-
-def from_rows(x: np.ndarray, options: dict[str, Any]) -> np.ndarray:
-    """Rows of shape (rows, classes) in the shape of the options."""
-    whole = x.reshape(*row_shape(options), x.shape[-1])
-    axis = options["axis"] % len(options["shape"])
-    return np.ascontiguousarray(np.moveaxis(whole, -1, axis))
-
-
-def to_rows(x: np.ndarray, problem: Problem, members: int) -> np.ndarray:
-    """The rows of all members, (rows, classes), of what broadcasts against their shapes."""
-    shape = problem.options["shape"]
-    whole = np.broadcast_to(x, (members, *shape))
-    axis = problem.options["axis"] % len(shape) + 1
-    return np.moveaxis(whole, axis, -1).reshape(-1, shape[axis - 1])
-
-
-def from_members(rows: np.ndarray, problem: Problem, members: int) -> np.ndarray:
-    """The inverse of `to_rows`."""
-    axis = problem.options["axis"] % len(problem.options["shape"]) + 1
-    whole = rows.reshape(members, *row_shape(problem.options), rows.shape[-1])
-    return np.moveaxis(whole, -1, axis)
-
-
-def mask_of(options: dict[str, Any], rng: np.random.Generator) -> np.ndarray:
-    """A mask by which every row sees its first class at least."""
-    mask = rng.random(options["where"]) < rng.choice([0.3, 0.9])
-    np.moveaxis(mask, options["axis"], 0)[0] = True
-    return mask
-
-
-def sums_of(problem: Problem, dtype: Any) -> int:
-    """Partial sums that a row of the kernels has at least."""
-    count, cols = rows_and_classes(problem.options)
-    return min(
-        lengths.accumulators(operation, (n, cols), dtype, problem.how, anywhere=True)
-        for operation in _KERNELS[:2]
-        for n in {count, count * problem.members}
-    )
-
-
 def _kinds(problem: Problem) -> list[str]:
     """Kinds of logits whose results are determined."""
     o, kinds = problem.options, [*values.FINITE]
@@ -213,7 +143,7 @@ def _kinds(problem: Problem) -> list[str]:
 def _labels(problem: Problem, rng: np.random.Generator) -> np.ndarray:
     """A label for each row, of which some are left out, and of which one may be too large."""
     o = problem.options
-    count, cols = rows_and_classes(o)
+    count, cols = class_rows.rows_and_classes(o)
     limits = np.iinfo(o["label_dtype"])
     label = rng.integers(0, min(cols, limits.max + 1), count)
     if limits.min < 0:
@@ -226,8 +156,8 @@ def _labels(problem: Problem, rng: np.random.Generator) -> np.ndarray:
 
 def _result_shapes(problem: Problem) -> dict[str, list[int]]:
     o = problem.options
-    y = row_shape(o) if o["reduction"] == "none" else []
-    return {"y": y} | {name: row_shape(o) for name in o["returns"]}
+    y = class_rows.row_shape(o) if o["reduction"] == "none" else []
+    return {"y": y} | {name: class_rows.row_shape(o) for name in o["returns"]}
 
 
 def _active(problem: Problem) -> tuple[str, ...]:
@@ -269,7 +199,9 @@ def _gradients(problem: Problem, operands: Arrays, truth: Losses) -> dict[str, B
     dx = truth.through_scaling(gradient, problem.dtype)
     where = operands.get("where", np.ones(1, bool))
     found = {
-        "dx": Bounded(*(np.where(where, from_members(a, problem, truth.members), 0) for a in dx))
+        "dx": Bounded(
+            *(np.where(where, class_rows.from_members(a, problem, truth.members), 0) for a in dx)
+        )
     }
     if "weights" in _active(problem):
         found["dweights"] = truth.of_weights(of_loss)
@@ -283,7 +215,7 @@ def _tangents(problem: Problem, operands: Arrays, truth: Losses) -> dict[str, Bo
     """Of each result, along t_x."""
     t = operands["t_x"]
     t = np.where(operands.get("where", np.ones(1, bool)), t, np.asarray(0, t.dtype))
-    moved, logits = widen(to_rows(t, problem, truth.members)), truth.logits
+    moved, logits = widen(class_rows.to_rows(t, problem, truth.members)), truth.logits
     found = {}
     for place, name in enumerate(("y", "lse", "entropy")):
         given = [np.full((len(moved), 1), float(i == place)) for i in range(3)]
@@ -306,12 +238,12 @@ def _sign(problem: Problem) -> int:
 
 def _truth(problem: Problem, operands: Arrays, alike: np.ndarray) -> Losses:
     o, members = problem.options, len(alike)
-    count, cols = rows_and_classes(o)
+    count, cols = class_rows.rows_and_classes(o)
     wide = compute(problem.dtype)
-    x = to_rows(operands["x"], problem, members)
+    x = class_rows.to_rows(operands["x"], problem, members)
     temperature = operands["temperature"].reshape(-1, 1) if o["temperature"] else None
     logits = scaled(x, o["soft_cap"], temperature, wide)
-    hidden = ~to_rows(operands.get("where", np.ones(1, bool)), problem, members)
+    hidden = ~class_rows.to_rows(operands.get("where", np.ones(1, bool)), problem, members)
     seen = np.where(hidden, np.asarray(-np.inf, logits.x.dtype), logits.x)
     slack = np.where(hidden, 0, logits.slack)
     label = np.clip(operands["label"].reshape(-1).astype(np.int64), -1, cols).astype(np.int32)
@@ -322,7 +254,7 @@ def _truth(problem: Problem, operands: Arrays, alike: np.ndarray) -> Losses:
     return Losses(
         logits=dataclasses.replace(logits, x=seen, slack=slack),
         label=label,
-        accumulators=sums_of(problem, seen.dtype.name),
+        accumulators=class_rows.sums_of(problem, seen.dtype.name),
         weight=weight if wide != np.float64 else weight.astype(np.longdouble),
         smoothing=o["smoothing"],
         z_loss=o["z_loss"],

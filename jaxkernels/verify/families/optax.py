@@ -10,7 +10,7 @@ import numpy as np
 
 import jaxkernels.optax
 from jaxkernels.verify import values
-from jaxkernels.verify.families import losses
+from jaxkernels.verify.families import class_rows
 from jaxkernels.verify.problem import Arrays, Judged, Problem, differentiated, expect
 from jaxkernels.verify.truth.compare import storage, widen
 from jaxkernels.verify.truth.losses import Rows
@@ -37,7 +37,7 @@ class OptaxLosses:
         self, operation: str, dtype: str, derivative: str, most: int, rng: np.random.Generator
     ) -> tuple[dict[str, Any], str | None]:
         """Rows of any length; no tier can be forced."""
-        shape, axis = losses.rows_of_any_length(dtype, most, rng)
+        shape, axis = class_rows.rows_of_any_length(dtype, most, rng)
         is_safe, of_ids = operation.startswith("safe"), operation == _OF_IDS
         if is_safe:
             shape, axis = [n for n in shape if n != shape[axis]] + [shape[axis]], -1
@@ -50,22 +50,24 @@ class OptaxLosses:
     def member(self, problem: Problem, rng: np.random.Generator) -> tuple[Arrays, bool]:
         """x, label (ids or probabilities), where, and t."""
         o = problem.options
-        count, cols = losses.rows_and_classes(o)
+        count, cols = class_rows.rows_and_classes(o)
         kind = str(rng.choice([*values.FINITE, "nan"]))
-        operands = {"x": losses.from_rows(values.logits(kind, count, cols, problem.dtype, rng), o)}
+        operands = {
+            "x": class_rows.from_rows(values.logits(kind, count, cols, problem.dtype, rng), o)
+        }
         if problem.operation == _OF_IDS:
             label = rng.integers(-cols, cols, count)
             if o["beyond"]:
                 label[rng.integers(count)] = rng.choice([cols, -cols - 1])
-            operands["label"] = label.astype(np.int32).reshape(losses.row_shape(o))
+            operands["label"] = label.astype(np.int32).reshape(class_rows.row_shape(o))
         else:
             p = rng.random((count, cols)) ** 4 * (rng.random((count, cols)) < 0.7)
             p /= np.maximum(total(p), 1e-3)
-            operands["label"] = losses.from_rows(p.astype(storage(problem.dtype)), o)
+            operands["label"] = class_rows.from_rows(p.astype(storage(problem.dtype)), o)
         if o["where"] is not None:
-            operands["where"] = losses.mask_of(o, rng)
+            operands["where"] = class_rows.mask_of(o, rng)
         if problem.wants_gradient:
-            t = rng.standard_normal(losses.row_shape(o))
+            t = rng.standard_normal(class_rows.row_shape(o))
             operands["t"] = np.asarray(t).astype(storage(problem.dtype))
         return operands, kind in values.ALIKE
 
@@ -89,14 +91,14 @@ class OptaxLosses:
         truth = (_of_ids if problem.operation == _OF_IDS else _of_probabilities)(problem, operands)
         t = operands["t"].reshape(-1, 1) if "t" in operands else np.zeros((len(truth.x), 1))
         found = {"y": truth.loss(), "dx": truth.gradient(widen(t))}
-        shapes = {"y": losses.row_shape(problem.options), "dx": problem.options["shape"]}
+        shapes = {"y": class_rows.row_shape(problem.options), "dx": problem.options["shape"]}
 
         def held(name: str) -> Judged:
             got = expect(results, name, shapes[name], dtype)
             value, limit = found[name]
             if name == "dx":
                 return Judged(
-                    got, *(losses.from_members(a, problem, members) for a in (value, limit))
+                    got, *(class_rows.from_members(a, problem, members) for a in (value, limit))
                 )
             return Judged(got, value.reshape(got.shape), limit.reshape(got.shape))
 
@@ -158,8 +160,8 @@ class _Truth:
 def _seen(problem: Problem, operands: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The logits of all members as they are, which are seen, and those as they are seen."""
     members = len(operands["x"])
-    x = losses.to_rows(operands["x"], problem, members)
-    mask = losses.to_rows(operands.get("where", np.ones(1, bool)), problem, members)
+    x = class_rows.to_rows(operands["x"], problem, members)
+    mask = class_rows.to_rows(operands.get("where", np.ones(1, bool)), problem, members)
     return x, mask, np.where(mask, x, np.asarray(-np.inf, x.dtype))
 
 
@@ -170,13 +172,13 @@ def _of_ids(problem: Problem, operands: Arrays) -> _Truth:
     ids = np.where(ids < 0, ids + cols, ids)
     label = np.where((ids < 0) | (ids >= cols), cols, ids).astype(np.int32)
     has_mask = problem.options["where"] is not None
-    rows = Rows(seen, label, losses.sums_of(problem, problem.dtype))
+    rows = Rows(seen, label, class_rows.sums_of(problem, problem.dtype))
     return _Truth(x, rows, rows.is_label, mask, merges=has_mask)
 
 
 def _of_probabilities(problem: Problem, operands: Arrays) -> _Truth:
     x, mask, seen = _seen(problem, operands)
     label = np.full(len(x), -1, np.int32)
-    p = widen(losses.to_rows(operands["label"], problem, len(operands["x"])))
-    rows = Rows(seen, label, losses.sums_of(problem, problem.dtype))
+    p = widen(class_rows.to_rows(operands["label"], problem, len(operands["x"])))
+    rows = Rows(seen, label, class_rows.sums_of(problem, problem.dtype))
     return _Truth(x, rows, np.where(mask, p, 0), mask, merges=True)
