@@ -7,15 +7,17 @@ All in one process, over devices of the default backend, timed as written down i
   as P("devices", None), and ``jaxkernels.scaled_masked_softmax`` (scaled, causal) of attention
   scores whose batch is cut. The efficiency is the time on 1 device over the time on n. The numbers
   of devices are the contenders of one case: they are sampled in turn.
-* Strong scaling, one array cut along its vocabulary as P(None, "devices"), log_softmax of it:
+* Strong scaling, one array cut along its vocabulary as P(None, "devices"), log_softmax of it, and the
+  gradient of a loss:
 
-  - ``ours``: ``jaxkernels.log_softmax``, left to XLA's partitioner.
+  - ``ours``: ``jaxkernels.log_softmax`` or ``cross_entropy``, left to XLA's partitioner.
   - ``gathered``: the same behind a constraint that every device has the whole array, which is what
     a custom call costs of which the partitioner knows nothing.
-  - ``xla``: ``jax.nn.log_softmax``.
+  - ``xla``: ``jax.nn.log_softmax``, or optax's loss.
 
-``fwd`` is y from x; ``both`` is y and the gradient, from x and a given cotangent. The collectives
-of every compiled program are counted, so that it shows what was gathered.
+``fwd`` is y from x; ``both`` is y and the gradient, from x and a given cotangent; ``loss`` is the
+gradient of the mean cross entropy. The collectives of every compiled program are counted, so that it
+shows what was gathered.
 
 The devices of a CPU are simulated and share its cores: each call is waited for, and their
 times tell nothing of a GPU.
@@ -37,7 +39,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxkernels as jk
-from jaxkernels.bench import plot
+from jaxkernels.bench import losses, plot
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.dots import Dots, of_dots
 from jaxkernels.bench.programs import SCALE, rotations, with_gradient
@@ -47,6 +49,7 @@ from jaxkernels.bench.suite import Function, Options, Program, Suite, count, sev
 CONTENDERS = {"gathered": "gathered", "xla": "XLA", "ours": "ours"}
 _PEERS = ("gathered", "xla")
 DIRECTIONS = ("fwd", "both")
+OF_VOCABULARY = (*DIRECTIONS, "loss")
 # The dtypes of each group.
 DTYPES = {
     "softmax": ("float32", "bfloat16"),
@@ -67,7 +70,6 @@ WEAK: dict[str, Function] = {
     "softmax": partial(jk.softmax, implementation="ffi"),
     "attention": partial(jk.scaled_masked_softmax, scale=SCALE, causal=True, implementation="ffi"),
 }
-_our_log_softmax = partial(jk.log_softmax, implementation="ffi")
 # An asynchronous collective is a pair, of which the first counts.
 _COLLECTIVE = re.compile(
     r" (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
@@ -84,8 +86,9 @@ def cases(options: Options) -> Iterable[Case]:
     """Every group, dtype and direction; of a vocabulary every number of devices."""
     default = CPU_SHAPES if jax.default_backend() == "cpu" else GPU_SHAPES
     for group, dtypes in DTYPES.items():
+        directions = OF_VOCABULARY if group == "vocabulary" else DIRECTIONS
         shape = getattr(options, f"{group}_shape") or default[group]
-        for dtype, direction in product(dtypes, DIRECTIONS):
+        for dtype, direction in product(dtypes, directions):
             case = {"group": group, "dtype": dtype, "direction": direction, "shape": list(shape)}
             if group != "vocabulary":
                 yield case
@@ -100,17 +103,32 @@ def cut(devices: int, dimension: int) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*(None,) * dimension, "devices"))
 
 
-def of_vocabulary(sharding: NamedSharding) -> dict[str, Function]:
+def _loss_gradient(contender: str) -> Function:
+    """From logits to the gradient of the mean of their losses, for labels all over the vocabulary."""
+    loss_and_gradient = losses.function_of(contender, "mean")
+
+    def gradient(x: jax.Array) -> jax.Array:
+        rows, cols = x.shape
+        return loss_and_gradient(x, jnp.arange(rows) * 7919 % cols)[1]
+
+    return gradient
+
+
+def of_vocabulary(sharding: NamedSharding, direction: str) -> dict[str, Function]:
     """The contenders on an array of a sharding."""
     whole = partial(
         jax.lax.with_sharding_constraint, shardings=NamedSharding(sharding.mesh, PartitionSpec())
     )
+    ours: Function = partial(jk.log_softmax, implementation="ffi")
+    xla: Function = jax.nn.log_softmax
+    if direction == "loss":
+        ours, xla = _loss_gradient("ours"), _loss_gradient("xla")
 
     def gathered(x: jax.Array) -> jax.Array:
         # The result is held whole as well, or the gradient would gather it once more.
-        return whole(_our_log_softmax(whole(x)))
+        return whole(ours(whole(x)))
 
-    return {"gathered": gathered, "xla": jax.nn.log_softmax, "ours": _our_log_softmax}
+    return {"gathered": gathered, "xla": xla, "ours": ours}
 
 
 @cache
@@ -127,7 +145,7 @@ def draw(
     shape: tuple[int, ...], dtype: str, sharding: NamedSharding, direction: str, turns: int
 ) -> list[tuple]:
     """(x,) or (cotangent, x), as often as calls rotate."""
-    drawing, each = _drawing(shape, dtype, sharding), 1 if direction == "fwd" else 2
+    drawing, each = _drawing(shape, dtype, sharding), 2 if direction == "both" else 1
     return [tuple(drawing(each * turn + i) for i in range(each)) for turn in range(turns)]
 
 
@@ -155,17 +173,17 @@ def contenders(case: Case, options: Options) -> Mapping[str, Program]:
     """Numbers of devices, or, of a vocabulary that is cut, functions."""
     group, dtype, direction, shape = (case[n] for n in ("group", "dtype", "direction", "shape"))
     # What one device touches has to leave the cache.
-    touched = (2 if direction == "fwd" else 4) * math.prod(shape) * jnp.dtype(dtype).itemsize
+    touched = (4 if direction == "both" else 2) * math.prod(shape) * jnp.dtype(dtype).itemsize
 
     def program(function: Function, drawn: partial) -> Program:
-        directed = function if direction == "fwd" else with_gradient(function)
+        directed = with_gradient(function) if direction == "both" else function
         return Program(partial(compiled, directed), drawn, inspect={"collectives": collectives})
 
     if group == "vocabulary":
         sharding = cut(case["devices"], 1)
         turns = rotations(touched // case["devices"])
         drawn = partial(draw, tuple(shape), dtype, sharding, direction, turns)
-        return {name: program(f, drawn) for name, f in of_vocabulary(sharding).items()}
+        return {name: program(f, drawn) for name, f in of_vocabulary(sharding, direction).items()}
     programs = {}
     for devices in counts(options):
         whole = (devices * shape[0], *shape[1:])
@@ -230,11 +248,15 @@ def views(run: Run) -> list[t.View]:
             ),
         ),
         t.View(
-            "log_softmax over a vocabulary cut over devices, {direction}",
+            "a vocabulary cut over devices, {direction}",
             strong,
             lambda m: not is_weak(m),
             by=("direction",),
-            notes=("strong scaling: one array, whatever the number of devices", *notes),
+            notes=(
+                "strong scaling: one array, whatever the number of devices",
+                "loss: the gradient of the mean cross entropy; fwd, both: log_softmax",
+                *notes,
+            ),
         ),
     ]
 
@@ -251,7 +273,7 @@ def figure(run: Run) -> plot.Figure:
     name = lambda m: label(m.case).removeprefix("vocabulary ")  # noqa: E731
     panels = [
         [Dots("rows and batches", "time on 1 device over that on n", weak, name, efficiencies)],
-        [Dots("log_softmax over a vocabulary", "times faster", cut, name, gains)],
+        [Dots("a vocabulary", "times faster", cut, name, gains)],
     ]
     return of_dots("scaling over devices", panels)
 
@@ -274,7 +296,7 @@ SUITE = Suite(
     label=label,
     views=views,
     figure=figure,
-    axes={"group": tuple(DTYPES), "direction": DIRECTIONS},
+    axes={"group": tuple(DTYPES), "direction": OF_VOCABULARY},
     options={"--devices": several(devices, "N", _DEVICES_HELP), **_SHAPES},
     # The start and the end of a sample on several devices take a millisecond or two.
     defaults={"min_sample_ms": 200.0},

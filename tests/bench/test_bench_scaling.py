@@ -17,7 +17,7 @@ from bench_cases import QUICK
 from jaxkernels.bench import records, scaling
 from jaxkernels.bench.__main__ import main
 from jaxkernels.bench.programs import with_gradient
-from jaxkernels.bench.scaling import CONTENDERS, DIRECTIONS, is_weak
+from jaxkernels.bench.scaling import CONTENDERS, DIRECTIONS, OF_VOCABULARY, is_weak
 
 SMALL = ["--softmax-shape", "4x24", "--attention-shape", "1x2x8x8", "--vocabulary-shape", "4x64"]
 SHAPES = {"softmax": [4, 24], "attention": [1, 2, 8, 8], "vocabulary": [4, 64]}
@@ -63,7 +63,7 @@ def test_json_of_weak_scaling(run, counts):
 def test_json_of_a_vocabulary(run, counts):
     found = [m for m in records.read(run / "b.json").measured if not is_weak(m)]
     kinds = [(m["direction"], m["devices"]) for m in found]
-    assert sorted(kinds) == sorted((d, count) for d in DIRECTIONS for count in counts)
+    assert sorted(kinds) == sorted((d, count) for d in OF_VOCABULARY for count in counts)
     for m in found:
         assert (m["shape"], m["dtype"]) == ([4, 64], "bfloat16")
         _is_whole(m, CONTENDERS)
@@ -76,7 +76,8 @@ def test_plot_and_tables_again_from_json(run, counts, capsys):
     assert main(["scaling", "--from-json", str(run / "b.json"), "--markdown"]) == 0
     out = capsys.readouterr().out
     assert f"| attention bfloat16 both 1x2x8x8 | {counts[-1]} |" in out
-    assert f"| vocabulary bfloat16 both 4x64 | {counts[-1]} |" in out
+    for direction in OF_VOCABULARY:
+        assert f"| vocabulary bfloat16 {direction} 4x64 | {counts[-1]} |" in out
     for word in ("weak scaling", "strong scaling", "efficiency", "x gathered", "x XLA", "| none |"):
         assert word in out
 
@@ -115,14 +116,14 @@ def _vocabulary(direction, devices, dtype="float32"):
     return scaling.contenders(case | {"devices": devices}, argparse.Namespace(devices=None))
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("direction", OF_VOCABULARY)
 def test_contenders_compute_the_same(direction, cpu_devices, monkeypatch):
     """Of a vocabulary that is cut: results and gradients, each cut as the input is."""
     monkeypatch.setattr(scaling.jax, "devices", lambda *_: cpu_devices)
     found, collectives = {}, {}
     for name, program in _vocabulary(direction, 4).items():
         arguments = program.draw()[0]
-        assert len(arguments) == (1 if direction == "fwd" else 2)
+        assert len(arguments) == (2 if direction == "both" else 1)
         compiled = program.make(arguments)
         found[name] = jax.tree.leaves(jax.block_until_ready(compiled(*arguments)))
         collectives[name] = program.inspect["collectives"](compiled, arguments)
