@@ -56,7 +56,7 @@ cudaError_t LaunchSgemm(const SgemmPlan& plan, const SgemmPlan& repairs, const S
   SgemmArgs again = args;
   again.aligned_c = repairs.pack_c > 1;  // `tensor` stores smaller packs
   const cudaError_t error = LaunchTensor(plan, args, a_along_k, b_along_k, &again.made, stream);
-  if (error != cudaSuccess) return error;
+  if (error != cudaSuccess || plan.split_k > 1) return error;  // then no tile is left
   return LaunchParts(repairs, again, a_along_k, b_along_k, stream);
 }
 
