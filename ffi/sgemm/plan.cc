@@ -186,22 +186,25 @@ SgemmPlanResult PlanSgemm(const SgemmProblem& problem, const DeviceLimits& limit
                           Algorithm algorithm, int split_k) {
   SgemmPlanResult result;
   SgemmPlan& plan = result.plan;
-  plan.algorithm = RungOf(problem, limits, algorithm);
+  plan.algorithm = RungOf(problem, limits, algorithm, split_k);
   if (split_k < 0 || split_k > kMaxSplit) {
     result.error = "split_k must be between 0 and " + std::to_string(kMaxSplit) + ", got " +
                    std::to_string(split_k);
     return result;
   }
+  SgemmProblem at_once = problem;
   if (plan.algorithm == Algorithm::kPipelined) {
+    // A program that was lowered for `tensor` has scratch for its groups, not for these sums.
+    if (algorithm == Algorithm::kTensor && split_k > 0) split_k = 1;
     const TileChoice one = ChooseOrder(problem, limits, split_k);
     PlanTile(problem, limits, one, ChooseTile(problem, limits, one), plan);
   } else if (plan.algorithm == Algorithm::kThin && problem.pad_a + problem.pad_b == 0) {
     PlanThin(problem, limits, split_k, plan);
   } else if (plan.algorithm == Algorithm::kTensor) {
-    PlanTensor(problem, limits, split_k, plan);
+    at_once = PlanTensor(problem, limits, split_k, plan);
     if (plan.split_k == 1) {
-      PlanRepairs(problem, limits, result.repairs);
-      result.error = FinishPlan(problem, limits, result.repairs);
+      PlanRepairs(at_once, limits, result.repairs);
+      result.error = FinishPlan(at_once, limits, result.repairs);
     }
   } else if (split_k > 1) {
     result.error = std::string(NameOf(plan.algorithm)) +
@@ -211,7 +214,7 @@ SgemmPlanResult PlanSgemm(const SgemmProblem& problem, const DeviceLimits& limit
   } else {
     PlanRung(problem, limits, plan);
   }
-  if (result.error.empty()) result.error = FinishPlan(problem, limits, plan);
+  if (result.error.empty()) result.error = FinishPlan(at_once, limits, plan);
   return result;
 }
 

@@ -54,24 +54,24 @@ bool ThinPays(const SgemmProblem& problem, const DeviceLimits& limits) {
 
 bool TensorPays(const SgemmProblem& problem, const DeviceLimits& limits) {
   const int64_t members = MembersSeen(problem);
-  const double cycles =
-      CyclesOfTensor(problem, limits, members, SplitOfTensor(problem, limits));
+  const double cycles = CyclesOfTensor(problem, limits, members, SplitOfTensor(problem, limits));
   if (IsThin(problem) && CyclesOfThin(problem, limits, members) <= cycles) return false;
   return cycles < CyclesOfPipelined(problem, limits, members, 0, kFfmaOfFloats);
 }
 
 }  // namespace
 
-Algorithm RungOf(const SgemmProblem& asked_problem, const DeviceLimits& limits, Algorithm asked) {
+Algorithm RungOf(const SgemmProblem& asked_problem, const DeviceLimits& limits, Algorithm asked,
+                 int split_k) {
   SgemmProblem problem = asked_problem;
   problem.aligned_a = problem.aligned_b = true;  // not known when a program is lowered
   switch (asked) {
     case Algorithm::kTensor:
-      return CanUseTensor(problem, limits, true) ? asked : Algorithm::kPipelined;
+      return CanUseTensor(problem, limits, true, split_k) ? asked : Algorithm::kPipelined;
     case Algorithm::kThin:
       return IsThin(problem) ? asked : Algorithm::kPipelined;
     case Algorithm::kAuto:
-      if (CanUseTensor(problem, limits, false) && TensorPays(problem, limits)) {
+      if (CanUseTensor(problem, limits, false, split_k) && TensorPays(problem, limits)) {
         return Algorithm::kTensor;
       }
       return ThinPays(problem, limits) ? Algorithm::kThin : Algorithm::kPipelined;

@@ -34,8 +34,9 @@ constexpr const auto& NamesOf(Algorithm) { return kAlgorithmNames; }
 // The rung that runs where `asked` is asked for. `thin` gives way to `pipelined` where k is not
 // short and lines are many on both sides, `tensor` where it cannot serve (tensor/choice.h). Whether
 // it pays does not depend on the batch, unless the problem says for_batch; whether its scratch is
-// within bounds does.
-Algorithm RungOf(const SgemmProblem& problem, const DeviceLimits& limits, Algorithm asked);
+// within bounds does. split_k: as it was when the program was lowered, or 0.
+Algorithm RungOf(const SgemmProblem& problem, const DeviceLimits& limits, Algorithm asked,
+                 int split_k = 0);
 
 }  // namespace jaxkernels
 

@@ -36,6 +36,8 @@ constexpr int64_t kLeastDepth = 32;
 // It holds both operands again.
 constexpr int64_t kMaxScratchBytes = int64_t{8} << 30;
 constexpr int64_t kMaxScratchBytesUnasked = int64_t{4} << 30;
+// A batch is made in at most so many groups: each is five launches or more.
+constexpr int64_t kMaxGroups = 32;
 
 // Tiles of C have numbers of 32 bits, in lists of elements too.
 constexpr int64_t kMaxTiles = int64_t{1} << 24;
@@ -52,10 +54,12 @@ int64_t TilesOfMember(const SgemmProblem& problem) {
 
 }  // namespace
 
-bool CanUseTensor(const SgemmProblem& problem, const DeviceLimits& limits, bool by_name) {
+bool CanUseTensor(const SgemmProblem& problem, const DeviceLimits& limits, bool by_name,
+                  int split_k) {
   if (!limits.has_wgmma || problem.m == 0 || problem.n == 0) return false;
   if (problem.k < kLeastDepth || problem.k > kTensorMostDepth) return false;
-  const TensorScratch scratch = ScratchOf(problem, SplitOfTensor(problem, limits));
+  const int64_t splits = split_k > 0 ? split_k : SplitOfTensor(problem, limits);
+  const TensorScratch scratch = ScratchOf(GroupOfTensor(problem, splits), splits);
   return scratch.tiles > 0 && scratch.tiles <= kMaxTiles &&
          scratch.bytes <= (by_name ? kMaxScratchBytes : kMaxScratchBytesUnasked);
 }
@@ -75,6 +79,17 @@ int64_t SplitOfTensor(const SgemmProblem& problem, const DeviceLimits& limits) {
     return CeilDiv(steps, CeilDiv(steps, split));  // of which none is empty
   }
   return std::max<int64_t>(most, 1);
+}
+
+SgemmProblem GroupOfTensor(const SgemmProblem& problem, int64_t split_k) {
+  const int64_t size = problem.batch_dims > 0 ? problem.batch[0].size : 1;
+  SgemmProblem group = problem;
+  for (int64_t groups = 1; groups <= std::min(size, kMaxGroups); ++groups) {
+    if (size % groups != 0) continue;
+    group.batch[0].size = size / groups;
+    if (ScratchOf(group, split_k).bytes <= kMaxScratchBytesUnasked) return group;
+  }
+  return problem;
 }
 
 double CyclesOfTensor(const SgemmProblem& problem, const DeviceLimits& limits, int64_t members,

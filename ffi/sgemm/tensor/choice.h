@@ -15,24 +15,28 @@
 namespace jaxkernels {
 
 // Whether it can: it needs a GPU of compute capability 9.0, code with its instructions, 32 to 65536
-// of k, and scratch within a bound, which is higher where it is asked for by name.
-bool CanUseTensor(const SgemmProblem& problem, const DeviceLimits& limits, bool by_name);
+// of k, and scratch within a bound, which is higher where it is asked for by name. split_k: as it
+// was when the program was lowered, or 0.
+bool CanUseTensor(const SgemmProblem& problem, const DeviceLimits& limits, bool by_name,
+                  int split_k);
 
-// Into how many parts a member's k is split, whose sums are added in order: more than one only where
-// all parts of a member run at once. None of them is empty.
+// Into how many parts a member's k is split, whose sums are added in order: more than one only
+// where all parts of a member run at once. None of them is empty.
 int64_t SplitOfTensor(const SgemmProblem& problem, const DeviceLimits& limits);
+
+// As many members of the batch as are made at once: all of them, or an equal share of the outermost
+// dimension whose scratch is within the bound.
+SgemmProblem GroupOfTensor(const SgemmProblem& problem, int64_t split_k);
 
 // What it is expected to take for so many members of the batch, in the cycles of tile_choice.h.
 double CyclesOfTensor(const SgemmProblem& problem, const DeviceLimits& limits, int64_t members,
                       int64_t split_k);
 
-// Sums of more k than this are compensated where a member has no more tiles, or parts of tiles, than
-// the device has SMs: other kernels would split k there, and err less for it. For many tiles it
-// would cost a seventh of the speed.
-// H200, uniform [0, 1), largest error, plain and compensated by force (2026-11):
-// 1024^3 4.8e-7, 2.9e-7
-// 4096^3 7.5e-7, 2.7e-7
-// H200, all launches, us (2026-11): 4096^3 757, 860
+// Sums of more k than this are compensated where a member has no more tiles, or parts of tiles,
+// than the device has SMs: other kernels would split k there, and err less for it. For many tiles
+// it would cost a seventh of the speed. H200, uniform [0, 1), largest error, plain and compensated
+// by force (2026-11): 1024^3 4.8e-7, 2.9e-7 4096^3 7.5e-7, 2.7e-7 H200, all launches, us (2026-11):
+// 4096^3 757, 860
 inline constexpr int64_t kMaxDepthPlain = 1024;
 bool IsCompensated(const SgemmProblem& problem, const DeviceLimits& limits, int64_t split_k);
 

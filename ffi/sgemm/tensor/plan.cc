@@ -27,8 +27,8 @@ int64_t TilesBeforeLook(const SgemmProblem& problem, const DeviceLimits& limits,
 
 }  // namespace
 
-void PlanTensor(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
-                SgemmPlan& plan) {
+SgemmProblem PlanTensor(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
+                        SgemmPlan& plan) {
   plan.block_m = plan.block_n = kTensorLines;
   plan.block_k = kTensorStepK;
   plan.thread_m = kTensorThreadM;
@@ -41,8 +41,11 @@ void PlanTensor(const SgemmProblem& problem, const DeviceLimits& limits, int spl
   plan.k_per_split = plan.split_k > 1 ? KPerSplit(problem.k, plan.split_k) : problem.k;
   plan.pack_a = problem.HasAlignedRowsA() ? kFloatsOfPack : 1;
   plan.pack_b = problem.HasAlignedRowsB() ? kFloatsOfPack : 1;
+  const SgemmProblem group = GroupOfTensor(problem, plan.split_k);
+  plan.groups = problem.Batch() / group.Batch();
   plan.partial_elements =
-      ScratchOf(problem, plan.split_k).bytes / static_cast<int64_t>(sizeof(float));
+      ScratchOf(group, plan.split_k).bytes / static_cast<int64_t>(sizeof(float));
+  return group;
 }
 
 void FinishTensorPlan(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan) {

@@ -12,9 +12,10 @@
 namespace jaxkernels {
 
 // The fields that do not follow from the tiles of C. split_k: as it was when the program was
-// lowered, or 0.
-void PlanTensor(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
-                SgemmPlan& plan);
+// lowered, or 0. Returns the problem of the members that are made at once, to which the rest of the
+// plan belongs.
+SgemmProblem PlanTensor(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
+                        SgemmPlan& plan);
 
 // The others, once tiles and grid are there as for any rung.
 void FinishTensorPlan(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan);

@@ -117,8 +117,8 @@ __device__ inline void RepairPieceOf(const TensorArgs& args, int member, int64_t
       const int64_t c = column + thread_column + j * Piece::kColumnThreads;
       if (r >= product.m || c >= product.n) continue;
       const int64_t at = (int64_t{member} * product.m + r) * product.n + c;
-      product.out[at] = CombineWith(product.alpha, static_cast<float>(sums[i][j]), product.beta,
-                                    product.c + at);
+      product.out[at] =
+          CombineWith(product.alpha, static_cast<float>(sums[i][j]), product.beta, product.c + at);
     }
   }
 }
