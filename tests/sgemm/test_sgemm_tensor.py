@@ -124,13 +124,17 @@ def test_products_whose_k_is_split(shape, trans_a, trans_b):
 
 
 def test_parts_are_added_with_what_they_lose():
-    """57 parts; each alone errs by 2e-7."""
-    m, n, k = 120, 128, 57 * 1024
-    assert jk.plan_sgemm(m, n, k, algorithm="tensor").split_k > 16
-    a, b = families.operands("uniform", m, n, k)
-    relative, largest = families.errors(tensor(a, b), a, b)
-    assert relative <= 2.5e-7
-    assert largest <= 6e-7
+    """The first part's sum is 2^24, and each other part's 1, which a float32 addition alone would lose."""
+    m, n, k = 100, 120, 8192
+    plan = jk.plan_sgemm(m, n, k, algorithm="tensor")
+    assert plan.split_k > 3
+    first = np.arange(plan.split_k) * plan.k_per_split
+    a, b = np.zeros((m, k), np.float32), np.zeros((k, n), np.float32)
+    a[:, first] = b[first] = 1.0
+    a[:, 0] = b[0] = 2.0**12
+    want = np.float32(2**24 + plan.split_k - 1)
+    assert want > 2**24
+    assert np.all(np.asarray(tensor(a, b)) == want)
 
 
 @pytest.mark.parametrize("in_axes", [(0, 0, 0), (0, None, 0), (None, 0, 0)])

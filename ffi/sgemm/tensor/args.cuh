@@ -25,9 +25,6 @@ struct TensorOperand {
   uint32_t* norms;       // of the scaled lines, see LineFacts
   uint32_t* marks;       // 1: the line is marked
   uint32_t* tile_marks;  // 1: a line of the tile is
-#ifdef JK_HARNESS
-  int64_t most_by_lines;
-#endif
 
   __host__ __device__ int64_t MemberElements() const { return pitch * (along_k ? lines : depth); }
   __host__ __device__ int64_t Images() const { return members * tiles * steps; }

@@ -24,9 +24,16 @@ struct TensorCost {
   static constexpr double kStepCycles = 1700, kCompensatedStepCycles = 2400;
   // A part of one, likewise, and the kernel that adds parts: its launch, and the bytes of a cycle,
   // of one of its blocks and of all.
+  // H200, the splitting of operands, the product, the adding, us (2026-11):
+  // (256, 256, 8192), 13 parts a tile 15.3, 13.4, 5.8
+  // (308, 722, 14203) NT, 6 43.4, 43.8, 6.3
+  // (1024, 1024, 2048), 2 14.8, 21.4, 5.7
+  // (128, 128, 65536), 57 62.0, 22.8, 13.9
   static constexpr double kPartCycles = 8000;
-  static constexpr double kFinishCycles = 5000;
-  static constexpr double kFinishBytesOfBlock = 40, kFinishBytesPerCycle = 2500;
+  static constexpr double kFinishCycles = 6300;
+  static constexpr double kFinishBytesOfBlock = 24, kFinishBytesPerCycle = 2500;
+  // What a part takes of an SM in a batch that keeps all of them busy: its sums leave the L2.
+  static constexpr double kPartOfBatchCycles = 14500;
 };
 
 // A product of float16 pairs errs by up to 2^-21 of itself, repairs leave as much (pair.cuh), and
@@ -42,14 +49,32 @@ constexpr int64_t kMaxGroups = 32;
 // Tiles of C have numbers of 32 bits, in lists of elements too.
 constexpr int64_t kMaxTiles = int64_t{1} << 24;
 
-// A part of k has at least so many steps, and a product has no more parts than it gains by: with as
-// few as these it takes at most so many times what it takes with the best number. In a batch every
-// further part costs.
+// A part of k has at least so many steps. In a batch parts cost, and a member knows nothing of
+// others: its parts are the fewest with which it takes at most so many times what it takes with the
+// best number, and with which the product, without what comes before and after it, would take at
+// most so many times what it takes unsplit in a large batch.
+// H200, alone and 16 of them, by so many parts, us (2026-11):
+// (512, 512, 4096) 1 99, 354; 2 60, 375; 4 40, 377; 6 37, 400; 8 36, 428; cuBLAS 52, 679
+// (256, 256, 4096) 1 91, 192; 4 33, 149; 10 27, 160; 24 27, 195; cuBLAS 23, 234
+// (1024, 1024, 1024), in an earlier form, 1 39, 342; 2 35, 426
 constexpr int64_t kLeastSteps = 4;
-constexpr double kNearlyBest = 1.1;
+constexpr double kNearlyBest = 1.1, kMostOfBatch = 1.3;
 
 int64_t TilesOfMember(const SgemmProblem& problem) {
   return CeilDiv(problem.m, kTensorLines) * CeilDiv(problem.n, kTensorLines);
+}
+
+double StepCycles(const SgemmProblem& problem, const DeviceLimits& limits, int64_t split_k) {
+  return IsCompensated(problem, limits, split_k) ? TensorCost::kCompensatedStepCycles
+                                                 : TensorCost::kStepCycles;
+}
+
+// What the product of a tile takes of an SM where all of them are busy.
+double CyclesInBatch(const SgemmProblem& problem, const DeviceLimits& limits, int64_t split_k) {
+  const auto steps = static_cast<double>(CeilDiv(problem.k, kTensorStepK));
+  const double around =
+      split_k > 1 ? split_k * TensorCost::kPartOfBatchCycles : TensorCost::kTileCycles;
+  return around + steps * StepCycles(problem, limits, split_k);
 }
 
 }  // namespace
@@ -72,13 +97,17 @@ int64_t SplitOfTensor(const SgemmProblem& problem, const DeviceLimits& limits) {
   const auto cycles_of = [&](int64_t split) {
     return CyclesOfTensor(problem, limits, members, split);
   };
+  const auto is_cheap = [&](int64_t split) {
+    return problem.for_batch || CyclesInBatch(problem, limits, split) <=
+                                    kMostOfBatch * CyclesInBatch(problem, limits, 1);
+  };
   double least = cycles_of(1);
-  for (int64_t split = 2; split <= most; ++split) least = std::min(least, cycles_of(split));
-  for (int64_t split = 1; split < most; ++split) {
-    if (cycles_of(split) > kNearlyBest * least) continue;
-    return CeilDiv(steps, CeilDiv(steps, split));  // of which none is empty
+  for (int64_t split = 2; split <= most; ++split) {
+    if (is_cheap(split)) least = std::min(least, cycles_of(split));
   }
-  return std::max<int64_t>(most, 1);
+  int64_t fewest = 1;
+  while (!is_cheap(fewest) || cycles_of(fewest) > kNearlyBest * least) ++fewest;
+  return CeilDiv(steps, CeilDiv(steps, fewest));  // of which none is empty
 }
 
 SgemmProblem GroupOfTensor(const SgemmProblem& problem, int64_t split_k) {
@@ -98,13 +127,11 @@ double CyclesOfTensor(const SgemmProblem& problem, const DeviceLimits& limits, i
   const int64_t waves = CeilDiv(tiles * split_k, limits.sm_count);
   const auto steps = static_cast<double>(CeilDiv(CeilDiv(problem.k, kTensorStepK), split_k));
   const auto bytes_of = [&](bool along_k) {
-    const bool once = along_k && problem.k <= kMostDepthByLines;
-    return once ? TensorCost::kBytesReadOnce : TensorCost::kBytesReadTwice;
+    return along_k ? TensorCost::kBytesReadOnce : TensorCost::kBytesReadTwice;
   };
   const double bytes_of_k =
       problem.m * bytes_of(!problem.trans_a) + problem.n * bytes_of(problem.trans_b);
-  const double step = IsCompensated(problem, limits, split_k) ? TensorCost::kCompensatedStepCycles
-                                                              : TensorCost::kStepCycles;
+  const double step = StepCycles(problem, limits, split_k);
   const double before = TensorCost::kLaunchCycles +
                         bytes_of_k * problem.k * members / TensorCost::kSplitBytesPerCycle;
   if (split_k == 1) {
@@ -119,7 +146,7 @@ double CyclesOfTensor(const SgemmProblem& problem, const DeviceLimits& limits, i
 }
 
 bool IsCompensated(const SgemmProblem& problem, const DeviceLimits& limits, int64_t split_k) {
-  return KPerSplit(problem.k, split_k) > kMaxDepthPlain &&
+  return KPerSplit(problem.k, split_k) > (split_k > 1 ? kMaxDepthPlainPart : kMaxDepthPlain) &&
          TilesOfMember(problem) * split_k <= limits.sm_count;
 }
 

@@ -34,10 +34,24 @@ double CyclesOfTensor(const SgemmProblem& problem, const DeviceLimits& limits, i
 
 // Sums of more k than this are compensated where a member has no more tiles, or parts of tiles,
 // than the device has SMs: other kernels would split k there, and err less for it. For many tiles
-// it would cost a seventh of the speed. H200, uniform [0, 1), largest error, plain and compensated
-// by force (2026-11): 1024^3 4.8e-7, 2.9e-7 4096^3 7.5e-7, 2.7e-7 H200, all launches, us (2026-11):
-// 4096^3 757, 860
+// it would cost a seventh of the speed.
+// H200, uniform [0, 1), largest error, plain and compensated by force (2026-11):
+// 1024^3 4.8e-7, 2.9e-7
+// 4096^3 7.5e-7, 2.7e-7
+// H200, all launches, us (2026-11): 4096^3 757, 860
 inline constexpr int64_t kMaxDepthPlain = 1024;
+
+// Parts of k may be twice as deep: their sums are added with what they lose.
+// H200, parts of up to 2048 of k, plain, largest error, uniform, lognormal and normal with
+// outliers, and cuBLAS's (2026-11):
+// (256, 256, 8192) 3.8e-7, 4.4e-7, 6.2e-7; 4.7e-7, 5.7e-7, 1.0e-6
+// (308, 722, 14203) NT 3.4e-7, 4.2e-7, 4.7e-7; 1.0e-6, 1.1e-6, 3.0e-6
+// (1024, 1024, 8192) 4.1e-7, 4.7e-7, 7.8e-7; 1.5e-6, 1.7e-6, 4.5e-6
+// H200, plain and compensated, us (2026-11):
+// (308, 722, 14203) NT, 6 parts a tile 87, 94
+// (512, 512, 16384), 8 94, 99
+inline constexpr int64_t kMaxDepthPlainPart = 2048;
+
 bool IsCompensated(const SgemmProblem& problem, const DeviceLimits& limits, int64_t split_k);
 
 // Launches of the FFMA kernel that makes tiles again, each of which sums a part of k. Where k is

@@ -10,10 +10,6 @@
 #include "sgemm/tensor/split.cuh"
 
 namespace jaxkernels {
-#ifdef JK_HARNESS
-extern int64_t g_most_by_lines;
-extern int g_stop;
-#endif
 namespace {
 
 template <typename T>
@@ -50,9 +46,6 @@ TensorArgs ArgsOf(const SgemmPlan& plan, const SgemmArgs& args, const TensorScra
               b_along_k, args.aligned_b, tiles_n, steps};
   FindPlaces(args, scratch.a, tensor.a);
   FindPlaces(args, scratch.b, tensor.b);
-#ifdef JK_HARNESS
-  tensor.a.most_by_lines = tensor.b.most_by_lines = g_most_by_lines;
-#endif
   tensor.steps = steps;
   tensor.tiles_m = tiles_m;
   tensor.tiles_n = tiles_n;
@@ -133,25 +126,16 @@ cudaError_t LaunchTensor(const SgemmPlan& plan, const SgemmArgs& args, bool a_al
   if (error != cudaSuccess) return error;
   error = StartSplit<SplitPass::kSecond>(tensor, stream);
   if (error != cudaSuccess) return error;
-#ifdef JK_HARNESS
-  if (g_stop == 1) return cudaSuccess;
-#endif
   const auto first = static_cast<unsigned>(plan.tiles_before_look);
   const auto tiles = static_cast<unsigned>(scratch.tiles * plan.split_k);
   error = StartProduct(plan, tensor, {0, first, false}, stream);
   if (error != cudaSuccess) return error;
   error = StartProduct(plan, tensor, {first, tiles, first > 0}, stream);
   if (error != cudaSuccess) return error;
-#ifdef JK_HARNESS
-  if (g_stop == 2) return cudaSuccess;
-#endif
   if (plan.split_k > 1) {
     error = StartFinish(tensor, scratch.tiles, stream);
     if (error != cudaSuccess) return error;
   }
-#ifdef JK_HARNESS
-  if (g_stop == 3) return cudaSuccess;
-#endif
   *made = {tensor.flags, tensor.flagged, tensor.most_flagged};
   return StartRepairs(plan, tensor, stream);
 }

@@ -27,9 +27,6 @@ inline constexpr int kSplitThreads = 256;  // of a block that splits operands
 // The sums of 64 of k each are added one after the other. Simulated, relF of so many normal terms:
 // 4096 1.4e-7, 16384 2.8e-7, 65536 5.5e-7, 200000 1.0e-6. FFMA sums parts of 2816 apart.
 inline constexpr int64_t kTensorMostDepth = 65536;
-// Lines along k of up to so many elements are split in one pass (split_lines.cuh).
-inline constexpr int64_t kMostDepthByLines = 8192;
-
 inline constexpr int kTensorStageBytes = 2 * kTensorImageBytes;  // an image of A, one of B
 
 inline constexpr int kTensorSmemBytes = kTensorStages * kTensorStageBytes + 1024;
