@@ -44,6 +44,33 @@ cudaError_t LaunchParts(const SgemmPlan& plan, const SgemmArgs& args, bool a_alo
   return plan.reduce_pack > 0 ? LaunchReduceSplits(plan, args, stream) : cudaSuccess;
 }
 
+// The members of group `index` of several.
+SgemmArgs GroupOf(const SgemmPlan& plan, SgemmArgs args, bool trans_a, bool trans_b,
+                  int64_t index) {
+  BatchDim& outermost = args.batch[0];
+  const int64_t size = outermost.size / plan.groups, left_out = outermost.size - size;
+  args.a += index * size * outermost.stride_a * args.pitch_a * (trans_a ? args.k : args.m);
+  args.b += index * size * outermost.stride_b * args.pitch_b * (trans_b ? args.n : args.k);
+  args.members_a -= left_out * outermost.stride_a;
+  args.members_b -= left_out * outermost.stride_b;
+  outermost.size = size;
+  int64_t elements = args.m * args.n;
+  for (int i = 0; i < args.batch_dims; ++i) elements *= args.batch[i].size;
+  if (args.c != nullptr) args.c += index * elements;
+  args.out += index * elements;
+  return args;
+}
+
+cudaError_t LaunchTensorGroup(const SgemmPlan& plan, const SgemmPlan& repairs,
+                              const SgemmArgs& args, bool a_along_k, bool b_along_k,
+                              cudaStream_t stream) {
+  SgemmArgs again = args;
+  again.aligned_c = repairs.pack_c > 1;  // `tensor` stores smaller packs
+  const cudaError_t error = LaunchTensor(plan, args, a_along_k, b_along_k, &again.made, stream);
+  if (error != cudaSuccess || plan.split_k > 1) return error;  // then no tile is left
+  return LaunchParts(repairs, again, a_along_k, b_along_k, stream);
+}
+
 }  // namespace
 
 cudaError_t LaunchSgemm(const SgemmPlan& plan, const SgemmPlan& repairs, const SgemmArgs& args,
@@ -53,11 +80,12 @@ cudaError_t LaunchSgemm(const SgemmPlan& plan, const SgemmPlan& repairs, const S
   if (plan.algorithm != Algorithm::kTensor) {
     return LaunchParts(plan, args, a_along_k, b_along_k, stream);
   }
-  SgemmArgs again = args;
-  again.aligned_c = repairs.pack_c > 1;  // `tensor` stores smaller packs
-  const cudaError_t error = LaunchTensor(plan, args, a_along_k, b_along_k, &again.made, stream);
-  if (error != cudaSuccess) return error;
-  return LaunchParts(repairs, again, a_along_k, b_along_k, stream);
+  for (int64_t i = 0; i < plan.groups; ++i) {
+    const SgemmArgs group = plan.groups > 1 ? GroupOf(plan, args, trans_a, trans_b, i) : args;
+    const cudaError_t error = LaunchTensorGroup(plan, repairs, group, a_along_k, b_along_k, stream);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
 }  // namespace jaxkernels

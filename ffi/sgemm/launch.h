@@ -12,7 +12,8 @@
 
 namespace jaxkernels {
 
-// out = alpha * op(A) op(B) + beta * C by any rung. `repairs` is read where that is `tensor`.
+// out = alpha * op(A) op(B) + beta * C by any rung. `repairs` is read where that is `tensor`, and
+// k is not split.
 cudaError_t LaunchSgemm(const SgemmPlan& plan, const SgemmPlan& repairs, const SgemmArgs& args,
                         bool trans_a, bool trans_b, cudaStream_t stream);
 
@@ -28,7 +29,7 @@ cudaError_t LaunchPipelinedFloats(const SgemmPlan& plan, const SgemmArgs& args, 
 cudaError_t LaunchThin(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k, bool b_along_k,
                        cudaStream_t stream);
 
-// All but marked tiles, whose marks are written to `made`.
+// All but marked tiles, whose marks are written to `made`; where k is split all of them.
 cudaError_t LaunchTensor(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
                          bool b_along_k, TileMarks* made, cudaStream_t stream);
 

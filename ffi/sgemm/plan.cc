@@ -4,7 +4,8 @@
 
 #include "core/ceil_div.h"
 #include "sgemm/rung_choice.h"
-#include "sgemm/tensor/layout.h"
+#include "sgemm/tensor/choice.h"
+#include "sgemm/tensor/plan.h"
 #include "sgemm/thin/plan.h"
 #include "sgemm/tile_choice.h"
 
@@ -69,37 +70,6 @@ void PlanRepairs(const SgemmProblem& problem, const DeviceLimits& limits, SgemmP
   plan.k_per_split = KPerSplit(problem.k, plan.launches);
 }
 
-// Where more tiles of a member than these are to be made again, all of them are.
-constexpr int64_t kFewTiles = 8, kShareOfTiles = 32;
-
-// A product of one member looks once whether all its tiles are to be made again: after twice as
-// many as must be marked, and a whole number for each SM. Only where that is a small part of them:
-// between two launches the SMs run empty.
-constexpr int64_t kMostShareOfLook = 4;
-
-int64_t TilesBeforeLook(const SgemmProblem& problem, const DeviceLimits& limits,
-                        const SgemmPlan& plan) {
-  const int64_t tiles = plan.tiles_m * plan.tiles_n;
-  if (problem.Batch() > 1 || plan.most_marked_tiles >= tiles) return 0;
-  const int64_t look = CeilDiv(2 * plan.most_marked_tiles, limits.sm_count) * limits.sm_count;
-  return kMostShareOfLook * look <= tiles ? look : 0;
-}
-
-void PlanTensor(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan) {
-  plan.block_m = plan.block_n = kTensorLines;
-  plan.block_k = kTensorStepK;
-  plan.thread_m = kTensorThreadM;
-  plan.thread_n = kTensorThreadN;
-  plan.block_threads = kTensorThreads;
-  plan.stages = kTensorStages;
-  plan.smem_bytes = kTensorSmemBytes;
-  plan.blocks_per_sm = 1;
-  plan.k_per_split = problem.k;
-  plan.pack_a = problem.HasAlignedRowsA() ? kFloatsOfPack : 1;
-  plan.pack_b = problem.HasAlignedRowsB() ? kFloatsOfPack : 1;
-  plan.partial_elements = ScratchOf(problem).bytes / static_cast<int64_t>(sizeof(float));
-}
-
 void PlanRung(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan) {
   const RungTile& tile = TileOf(plan.algorithm);
   plan.block_m = tile.block_m;
@@ -132,22 +102,13 @@ std::string FinishPlan(const SgemmProblem& problem, const DeviceLimits& limits, 
   plan.tiles_m = CeilDiv(problem.m, plan.block_m);
   plan.tiles_n = CeilDiv(problem.n, plan.block_n);
   const int64_t batch = problem.Batch();
-  const bool is_tensor = plan.algorithm == Algorithm::kTensor;
   plan.grid_blocks = plan.tiles_m * plan.tiles_n * plan.cluster_blocks * plan.split_k * batch;
   if (plan.grid_blocks >= int64_t{1} << 31) {
     return "the grid would have " + std::to_string(plan.grid_blocks) +
            " blocks, more than a GPU takes";
   }
-  if (is_tensor) {
-    // A block takes one tile after the other.
-    plan.grid_blocks = std::min<int64_t>(plan.grid_blocks, limits.sm_count);
-    plan.sm_count = limits.sm_count;
-    plan.compensated = IsCompensated(problem, limits);
-    const int64_t tiles = plan.tiles_m * plan.tiles_n;
-    // A result in place cannot be made again as a whole once a tile is stored.
-    plan.most_marked_tiles = problem.adds_c ? tiles : std::max(kFewTiles, tiles / kShareOfTiles);
-    plan.tiles_before_look = TilesBeforeLook(problem, limits, plan);
-    plan.pack_c = problem.HasAlignedPairsC() ? 2 : 1;
+  if (plan.algorithm == Algorithm::kTensor) {
+    FinishTensorPlan(problem, limits, plan);
     return "";
   }
   if (plan.algorithm == Algorithm::kPipelined) {
@@ -225,30 +186,35 @@ SgemmPlanResult PlanSgemm(const SgemmProblem& problem, const DeviceLimits& limit
                           Algorithm algorithm, int split_k) {
   SgemmPlanResult result;
   SgemmPlan& plan = result.plan;
-  plan.algorithm = RungOf(problem, limits, algorithm);
+  plan.algorithm = RungOf(problem, limits, algorithm, split_k);
   if (split_k < 0 || split_k > kMaxSplit) {
     result.error = "split_k must be between 0 and " + std::to_string(kMaxSplit) + ", got " +
                    std::to_string(split_k);
     return result;
   }
+  SgemmProblem at_once = problem;
   if (plan.algorithm == Algorithm::kPipelined) {
+    // A program that was lowered for `tensor` has scratch for its groups, not for these sums.
+    if (algorithm == Algorithm::kTensor && split_k > 0) split_k = 1;
     const TileChoice one = ChooseOrder(problem, limits, split_k);
     PlanTile(problem, limits, one, ChooseTile(problem, limits, one), plan);
   } else if (plan.algorithm == Algorithm::kThin && problem.pad_a + problem.pad_b == 0) {
     PlanThin(problem, limits, split_k, plan);
+  } else if (plan.algorithm == Algorithm::kTensor) {
+    at_once = PlanTensor(problem, limits, split_k, plan);
+    if (plan.split_k == 1) {
+      PlanRepairs(at_once, limits, result.repairs);
+      result.error = FinishPlan(at_once, limits, result.repairs);
+    }
   } else if (split_k > 1) {
     result.error = std::string(NameOf(plan.algorithm)) +
                    " does not split k; got split_k=" + std::to_string(split_k);
-  } else if (plan.algorithm == Algorithm::kTensor) {
-    PlanTensor(problem, limits, plan);
-    PlanRepairs(problem, limits, result.repairs);
-    result.error = FinishPlan(problem, limits, result.repairs);
   } else if (problem.pad_a + problem.pad_b > 0) {
     result.error = std::string(NameOf(algorithm)) + " reads rows without padding only";
   } else {
     PlanRung(problem, limits, plan);
   }
-  if (result.error.empty()) result.error = FinishPlan(problem, limits, plan);
+  if (result.error.empty()) result.error = FinishPlan(at_once, limits, plan);
   return result;
 }
 

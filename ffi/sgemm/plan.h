@@ -9,7 +9,8 @@
 // n, k, the transposes and the device alone, the one that a program is compiled for too: a member
 // of a batch gets the bits that it would get alone. The exceptions are a b that the members share
 // (under 64 rows each they are planned as one tall matrix), problems that say for_batch, and
-// batches whose scratch for the rung `tensor` is beyond its bound where that of a member is not.
+// batches whose scratch for the rung `tensor` is beyond its bound, in 32 groups too, where that of
+// a member is not.
 #ifndef JAXKERNELS_SGEMM_PLAN_H_
 #define JAXKERNELS_SGEMM_PLAN_H_
 
@@ -48,6 +49,7 @@ struct SgemmPlan {
   int smem_bytes = 0;      // dynamic shared memory of one block
   int blocks_per_sm = 0;
   int64_t partial_elements = 0;   // float32 elements of scratch: splits' sums, or split operands
+  int64_t groups = 1;             // tensor: of members, made one after the other
   bool compensated = false;       // tensor: what sums lose is added to them at the end
   int64_t most_marked_tiles = 0;  // tensor: with more of a member all its tiles are made again
   int64_t tiles_before_look = 0;  // after them it looks whether that is so; 0: at the end alone
@@ -75,6 +77,7 @@ struct SgemmPlan {
         Field("sm_count", self.sm_count), Field("stagger_cycles", self.stagger_cycles),
         Field("smem_bytes", self.smem_bytes), Field("blocks_per_sm", self.blocks_per_sm),
         Field("partial_elements", self.partial_elements),
+        Field("groups", self.groups, self.algorithm == Algorithm::kTensor),
         Field("compensated", self.compensated, self.algorithm == Algorithm::kTensor),
         Field("most_marked_tiles", self.most_marked_tiles, self.algorithm == Algorithm::kTensor),
         Field("tiles_before_look", self.tiles_before_look, self.algorithm == Algorithm::kTensor),

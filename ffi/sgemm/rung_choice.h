@@ -9,7 +9,6 @@
 
 #include "core/device_limits.h"
 #include "sgemm/problem.h"
-#include "sgemm/tensor/layout.h"
 
 namespace jaxkernels {
 
@@ -33,27 +32,11 @@ inline constexpr std::string_view kAlgorithmNames[] = {
 constexpr const auto& NamesOf(Algorithm) { return kAlgorithmNames; }
 
 // The rung that runs where `asked` is asked for. `thin` gives way to `pipelined` where k is not
-// short and lines are many on both sides. `tensor` gives way to `pipelined` where it cannot serve:
-// it needs a GPU of compute capability 9.0, code with its instructions, 32 to 65536 of k, and
-// scratch within bounds. Whether it pays does not depend on the batch, unless the problem says
-// for_batch; whether its scratch is within bounds does.
-Algorithm RungOf(const SgemmProblem& problem, const DeviceLimits& limits, Algorithm asked);
-
-// The rung `tensor` compensates sums of more k than this where a member has no more tiles than the
-// device has SMs: other kernels would split k there, and err less for it. For many tiles it would
-// cost a seventh of the speed.
-// H200, uniform [0, 1), largest error, plain and compensated by force (2026-11):
-// 1024^3 4.8e-7, 2.9e-7
-// 4096^3 7.5e-7, 2.7e-7
-// H200, all launches, us (2026-11): 4096^3 757, 860
-inline constexpr int64_t kMaxDepthPlain = 1024;
-bool IsCompensated(const SgemmProblem& problem, const DeviceLimits& limits);
-
-// Launches of the FFMA kernel that makes tiles again, each of which sums a part of k.
-int64_t LaunchesOfRepairs(const SgemmProblem& problem, const DeviceLimits& limits);
-
-// What the rung `tensor` keeps in its scratch.
-TensorScratch ScratchOf(const SgemmProblem& problem);
+// short and lines are many on both sides, `tensor` where it cannot serve (tensor/choice.h). Whether
+// it pays does not depend on the batch, unless the problem says for_batch; whether its scratch is
+// within bounds does. split_k: as it was when the program was lowered, or 0.
+Algorithm RungOf(const SgemmProblem& problem, const DeviceLimits& limits, Algorithm asked,
+                 int split_k = 0);
 
 }  // namespace jaxkernels
 

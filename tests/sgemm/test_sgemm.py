@@ -95,7 +95,7 @@ def test_factors_round_alike_on_every_rung(gpu, algorithm, shape):
     """fma(alpha, sum, beta * c), bit for bit, with and without a split of k. The sums are exact."""
     m, n, k = shape
     plan = jk.plan_sgemm(m, n, k, algorithm=algorithm, device=gpu)
-    assert (plan.split_k > 1) == (k == 8192 and algorithm in (None, "pipelined", "thin"))
+    assert (plan.split_k > 1) == (k == 8192 and algorithm in (None, "pipelined", "thin", "tensor"))
     a, b = cases.operand("integers", (m, k)), cases.operand("integers", (k, n), seed=1)
     c = cases.operand("integers", (m, n), seed=2)
     alpha, beta = np.float32(1 / 3), np.float32(0.7)

@@ -85,12 +85,91 @@ def test_lines_of_every_length(k, trans_a, trans_b):
 @pytest.mark.parametrize("steps", [17, 18, 63, 64])
 def test_compensated_sums(steps):
     """An even and an odd number of stages. 64 float32 additions alone would err by 6e-7 here."""
-    k = 64 * steps
-    assert jk.plan_sgemm(256, 384, k, algorithm="tensor").compensated
-    a, b = families.operands("uniform", 256, 384, k)
+    m, n, k = 1000, 1050, 64 * steps
+    plan = jk.plan_sgemm(m, n, k, algorithm="tensor")
+    assert (plan.split_k, plan.compensated) == (1, True)
+    a, b = families.operands("uniform", m, n, k)
     relative, largest = families.errors(tensor(a, b), a, b)
     assert relative <= 2.5e-7
     assert largest <= 4e-7
+
+
+# Few tiles and deep k, which is split: parts that do not divide the steps, k that ends within a step, lines that
+# begin anywhere, parts that are compensated.
+SPLIT = ((300, 260, 4096), (129, 257, 2049), (200, 643, 9001), (640, 260, 30000))
+
+
+@pytest.mark.parametrize("shape", SPLIT)
+@pytest.mark.parametrize(("trans_a", "trans_b"), cases.TRANSPOSES)
+def test_products_whose_k_is_split(shape, trans_a, trans_b):
+    """Alone, and with C in place."""
+    m, n, k = shape
+    plan = jk.plan_sgemm(m, n, k, trans_a=trans_a, trans_b=trans_b, algorithm="tensor")
+    assert plan.split_k > 1
+    assert plan.compensated == (k == 30000)
+    c = cases.operand("normal", (m, n))
+    program = jax.jit(
+        lambda a, b, c: tensor(a, b, c, alpha=0.5, beta=-2.0, trans_a=trans_a, trans_b=trans_b),
+        donate_argnums=2,
+    )
+    for family in ("uniform", "wide"):
+        a, b = families.operands(family, m, n, k)
+        stored = cases.stored(a, trans_a), cases.stored(b, trans_b)
+        got = tensor(*stored, trans_a=trans_a, trans_b=trans_b)
+        relative, largest = families.errors(got, a, b)
+        assert relative <= 6e-7
+        assert largest <= 1e-6
+        again = tensor(*stored, trans_a=trans_a, trans_b=trans_b)
+        assert np.asarray(got).tobytes() == np.asarray(again).tobytes()
+        cases.check(program(*stored, jnp.array(c)), a, b, c, 0.5, -2.0)
+
+
+def test_parts_are_added_with_what_they_lose():
+    """The first part's sum is 2^24, and each other part's 1, which a float32 addition alone would lose."""
+    m, n, k = 100, 120, 8192
+    plan = jk.plan_sgemm(m, n, k, algorithm="tensor")
+    assert plan.split_k > 3
+    first = np.arange(plan.split_k) * plan.k_per_split
+    a, b = np.zeros((m, k), np.float32), np.zeros((k, n), np.float32)
+    a[:, first] = b[first] = 1.0
+    a[:, 0] = b[0] = 2.0**12
+    want = np.float32(2**24 + plan.split_k - 1)
+    assert want > 2**24
+    assert np.all(np.asarray(tensor(a, b)) == want)
+
+
+@pytest.mark.parametrize("in_axes", [(0, 0, 0), (0, None, 0), (None, 0, 0)])
+def test_members_whose_k_is_split(in_axes):
+    """By vmap, with C: the bits of each alone."""
+    m, n, k = 130, 260, 3000
+    assert jk.plan_sgemm(m, n, k, algorithm="tensor").split_k > 1
+    shapes = (m, k), (k, n), (m, n)
+    operands = [
+        cases.operand("wide", shape if axis is None else (4, *shape), seed)
+        for seed, (shape, axis) in enumerate(zip(shapes, in_axes, strict=True))
+    ]
+    product = functools.partial(tensor, alpha=0.5, beta=2.0)
+    together = np.asarray(jax.jit(jax.vmap(product, in_axes))(*operands))
+    for member in range(4):
+        own = [x if axis is None else x[member] for x, axis in zip(operands, in_axes, strict=True)]
+        assert np.asarray(product(*own)).tobytes() == together[member].tobytes()
+
+
+@pytest.mark.xdist_group("large arrays")
+def test_a_batch_that_is_made_in_groups(gpu):
+    """Its scratch would be more than 4 GiB; members, with C, have the bits that they have alone."""
+    if (gpu.memory_stats() or {}).get("bytes_limit", 2**34) < 60e9:
+        skip_or_fail("this GPU has less than 60 GB")
+    batch, m, n, k = 18, 8192, 128, 8192
+    assert jk.plan_sgemm(m, n, k, batch=batch, algorithm="tensor", device=gpu).groups == 2
+    keys = jax.random.split(jax.random.key(0), 3)
+    shapes = (batch, m, k), (batch, k, n), (batch, m, n)
+    a, b, c = (jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
+    product = functools.partial(tensor, beta=-1.0)
+    together = product(a, b, c)
+    for member in (0, 8, 9, 17):
+        own = np.asarray(product(a[member], b[member], c[member]))
+        assert own.tobytes() == np.asarray(together[member]).tobytes()
 
 
 @pytest.mark.parametrize("side", "ab")
@@ -208,11 +287,14 @@ def test_a_product_that_is_left_to_ffma_as_a_whole(k):
 
 @pytest.mark.parametrize("share", [1e-6, 0.5])
 @pytest.mark.parametrize("beta", [0.0, 1.0])
-def test_repairs_of_deep_products(share, beta):
-    """FFMA makes them in several launches, each of which adds to C."""
-    a, b, want = permuted(300, 270, 9000, share)
+@pytest.mark.parametrize("shape", [(300, 270, 9000), (1100, 1050, 3000)])
+def test_repairs_of_deep_products(shape, share, beta):
+    """FFMA makes them in several launches, each of which adds to C; where k is split float64 does."""
+    m, n, k = shape
+    assert (jk.plan_sgemm(m, n, k, algorithm="tensor").split_k > 1) == (k == 9000)
+    a, b, want = permuted(m, n, k, share)
     a[5, 77] = np.nan
-    c = cases.operand("integers", (300, 270))
+    c = cases.operand("integers", (m, n))
     got = np.asarray(tensor(a, b, c, beta=beta))
     assert np.isnan(got[5]).all()
     rest = np.delete(got, 5, 0), np.delete(want, 5, 0), np.delete(c, 5, 0)
@@ -224,7 +306,10 @@ def test_repairs_of_deep_products(share, beta):
 def test_repairs_in_a_captured_graph():
     """Programs of many products become CUDA graphs."""
     problems = [
-        permuted(200 + i, 131 + i, 96, share, i) for i in range(9) for share in (0, 0.01, 0.5)
+        permuted(200 + i, 131 + i, k, share, i)
+        for i in range(9)
+        for share in (0, 0.01, 0.5)
+        for k in (96, 3000)
     ]
     program = jax.jit(lambda pairs: [tensor(a, b) for a, b in pairs])
     for _ in range(3):
@@ -232,20 +317,19 @@ def test_repairs_in_a_captured_graph():
             assert np.all(np.abs(got - want) <= PAIR * np.abs(want))
 
 
-def test_the_same_bits_with_repairs():
+@pytest.mark.parametrize("shape", [(700, 500, 200), (300, 260, 5000)])
+def test_the_same_bits_with_repairs(shape):
     """Which elements are repaired, and by whom, depends on the operands alone."""
-    a, b = families.operands("wide", 700, 500, 600)
+    a, b = families.operands("wide", *shape)
     first = np.asarray(tensor(a, b)).tobytes()
     function = jax.jit(tensor)
     assert all(np.asarray(function(a, b)).tobytes() == first for _ in range(5))
 
 
-@pytest.mark.parametrize("n", [1024, 1022])
-def test_a_member_has_its_own_scales_and_repairs(n):
+@pytest.mark.parametrize(("m", "n", "k"), [(1024, 1024, 96), (1024, 1022, 96), (300, 650, 4000)])
+def test_a_member_has_its_own_scales_and_repairs(m, n, k):
     """Clean, with a few elements to repair, with many, with NaN, and scaled: the bits of each alone."""
-    made = [
-        permuted(1024, n, 96, share, seed)[:2] for seed, share in enumerate((0, 1e-5, 0.5, 0, 0))
-    ]
+    made = [permuted(m, n, k, share, seed)[:2] for seed, share in enumerate((0, 1e-5, 0.5, 0, 0))]
     a, b = (np.stack([pair[i] for pair in made]) for i in (0, 1))
     a[3, 7, 11] = np.nan
     a[4] *= np.float32(2.0**-90)

@@ -42,10 +42,16 @@ def test_the_plan_covers_the_problem(m, n, k, batch, trans_a, trans_b):
     assert plan.algorithm == "tensor"
     assert 0 <= plan.tiles_m * plan.block_m - m < plan.block_m
     assert 0 <= plan.tiles_n * plan.block_n - n < plan.block_n
-    assert (plan.split_k, plan.launches, plan.reduce_pack) == (1, 1, 0)
-    # A block takes one tile after the other.
-    assert 1 <= plan.grid_blocks <= min(132, plan.tiles_m * plan.tiles_n * batch)
-    assert plan.grid_blocks == min(132, plan.tiles_m * plan.tiles_n * batch)
+    assert (plan.launches, plan.reduce_pack, plan.groups) == (1, 0, 1)
+    assert (plan.split_k - 1) * plan.k_per_split < k <= plan.split_k * plan.k_per_split
+    parts = plan.tiles_m * plan.tiles_n * plan.split_k
+    if plan.split_k > 1:
+        # All of a member's run at once, and have several steps.
+        assert parts <= 132
+        assert plan.k_per_split % plan.block_k == 0
+        assert plan.k_per_split >= 4 * plan.block_k
+    # A block takes one tile, or part of one, after the other.
+    assert plan.grid_blocks == min(132, parts * batch)
     # One of three warpgroups copies.
     multiplying = plan.block_threads - 128
     assert multiplying * plan.thread_m * plan.thread_n == plan.block_m * plan.block_n
@@ -60,8 +66,9 @@ def test_the_scratch_holds_split_operands_and_little_more(m, n, k, batch, trans_
     lines = batch * (-(-m // 128) + -(-n // 128)) * 128
     images = lines * steps * 64  # float32 elements: a pair takes four bytes
     tiles = batch * -(-m // 128) * -(-n // 128)
-    hypothesis.assume(4 * (images + 8 * lines + 600 * tiles) < 2**33)  # else it gives way
-    assert images <= plan.partial_elements <= images + 8 * lines + 600 * tiles + 8192
+    parts = tiles * plan.split_k * 128 * 128 if plan.split_k > 1 else 0
+    hypothesis.assume(4 * (images + parts + 8 * lines + 600 * tiles) < 2**32)  # else by groups
+    assert 0 <= plan.partial_elements - images - parts <= 8 * lines + 600 * tiles + 8192
 
 
 def test_a_shared_operand_is_split_once():
@@ -138,15 +145,19 @@ def test_where_it_pays():
 
 def test_which_sums_are_compensated():
     """Deep ones of so few tiles that other kernels split k; repairs by FFMA are split then, by launches."""
-    assert plan_of(300, 260, 4096).compensated
-    assert plan_of(300, 260, 1025).compensated
-    assert not plan_of(300, 260, 1024).compensated
+    assert plan_of(1100, 1100, 4096).compensated
+    assert plan_of(1100, 1100, 1025).compensated
+    assert not plan_of(1100, 1100, 1024).compensated
     assert plan_of(128 * 12, 128 * 11, 2048).compensated  # a tile for each of 132 SMs
     assert not plan_of(128 * 12 + 1, 128 * 11, 2048).compensated
     assert not plan_of(4096, 4096, 4096).compensated
-    alone, together = plan_of(1024, 1024, 2048), plan_of(1024, 1024, 2048, batch=7)
+    alone, together = plan_of(1100, 1100, 2048), plan_of(1100, 1100, 2048, batch=7)
     assert alone.compensated
     assert together.compensated
+    # Where k is split, a part's k decides.
+    assert (plan_of(300, 260, 4096).split_k > 1, plan_of(300, 260, 4096).compensated) == (1, 0)
+    deep = plan_of(300, 260, 60000)
+    assert (deep.split_k > 1, deep.k_per_split > 1024, deep.compensated) == (True, True, True)
 
 
 def test_when_it_looks_whether_all_is_to_be_made_again():
@@ -164,8 +175,8 @@ def test_when_it_looks_whether_all_is_to_be_made_again():
 
 def test_transposes_and_alignment():
     """An operand along k is read once, another one twice; where operands begin is not known when a rung is chosen."""
-    assert jk.plan_sgemm(160, 4096, 2048, device="h200", trans_b=True).algorithm == "tensor"
-    assert jk.plan_sgemm(160, 4096, 2048, device="h200", trans_a=True).algorithm == "pipelined"
+    assert jk.plan_sgemm(160, 4096, 1024, device="h200", trans_b=True).algorithm == "tensor"
+    assert jk.plan_sgemm(160, 4096, 1024, device="h200", trans_a=True).algorithm == "pipelined"
     for size in ((256, 2432, 2048), (1024, 1024, 1024), (768, 768, 768), (4096, 4096, 96)):
         aligned, shifted = (
             jk.plan_sgemm(*size, device="h200", aligned_a=x, aligned_b=x) for x in (True, False)
@@ -183,8 +194,66 @@ def test_what_begins_anywhere_is_read_element_by_element():
     assert plan_of(256, 255, 256).pack_b == 1
 
 
-def test_a_split_is_refused():
-    with pytest.raises(ValueError, match="tensor does not split k; got split_k=4"):
-        registry.cpu_module.plan_sgemm(
-            (256, 256), (256, 256), False, False, limits(), "tensor", split_k=4
-        )
+@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.given(m=sizes, n=sizes, k=sizes, batch=st.integers(2, 500), **flags)
+def test_the_split_does_not_depend_on_the_batch(m, n, k, batch, trans_a, trans_b):
+    """So a member keeps the bits that it has alone."""
+    assume_room(m, n, k, batch / 20)  # by groups, too
+    options = {"trans_a": trans_a, "trans_b": trans_b}
+    alone, together = (plan_of(m, n, k, batch=b, **options) for b in ((), batch))
+    hypothesis.assume(together.algorithm == "tensor")
+    for field in ("split_k", "k_per_split", "compensated"):
+        assert getattr(alone, field) == getattr(together, field), field
+
+
+def test_where_k_is_split():
+    """Few tiles and deep k; more of it the fewer tiles there are."""
+    for size in ((256, 256, 8192), (308, 722, 14203), (128, 128, 65536), (2404, 158, 21082)):
+        assert plan_of(*size).split_k > 1
+    for size in ((1024, 1024, 1024), (256, 256, 256), (4096, 4096, 4096), (1500, 1500, 20000)):
+        assert plan_of(*size).split_k == 1
+    splits = [plan_of(128, n, 16384).split_k for n in (128, 256, 512, 1024, 4096)]
+    assert splits == sorted(splits, reverse=True)
+    depths = [plan_of(256, 256, k).split_k for k in (256, 1024, 4096, 16384)]
+    assert depths == sorted(depths)
+
+
+def plan_of_one(split_k, gpu=None, batch=1):
+    shapes = (batch, 300, 5000), (batch, 5000, 260)
+    return registry.cpu_module.plan_sgemm(
+        *shapes, False, False, gpu or limits(), "tensor", split_k=split_k
+    )
+
+
+def test_a_program_keeps_the_split_that_it_was_lowered_with():
+    """And so its scratch, on a GPU of another size; where the rung cannot run it is idle."""
+    assert plan_of_one(0).split_k != 5
+    assert (plan_of_one(5).split_k, plan_of_one(5).k_per_split) == (5, 1024)
+    assert (plan_of_one(1).split_k, plan_of_one(1).k_per_split) == (1, 5000)
+    assert plan_of_one(5).partial_elements - plan_of_one(1).partial_elements == 9 * 5 * 128 * 128
+    small = limits(sm_count=20)
+    assert plan_of_one(0, small).split_k == 2
+    assert plan_of_one(5, small).partial_elements == plan_of_one(5).partial_elements
+    without = plan_of_one(5, limits(has_wgmma=False))
+    assert (without.algorithm, without.split_k, without.partial_elements) == ("pipelined", 1, 0)
+    for split_k in (-1, 1025):
+        with pytest.raises(ValueError, match="split_k must be between 0 and 1024"):
+            plan_of_one(split_k)
+
+
+def test_a_batch_beyond_the_bound_of_scratch_is_made_in_groups():
+    """Equal shares of its outermost dimension, 32 at most, each of which fits 4 GiB."""
+    whole = jk.plan_sgemm(2404, 158, 21082, batch=15, device="h200")
+    groups = jk.plan_sgemm(2404, 158, 21082, batch=25, device="h200")
+    assert (whole.algorithm, whole.groups) == ("tensor", 1)
+    assert (groups.algorithm, groups.groups) == ("tensor", 5)
+    assert 4 * groups.partial_elements < 2**32 < 4 * 5 * groups.partial_elements
+    assert (groups.split_k, groups.compensated) == (whole.split_k, whole.compensated)
+    prime = jk.plan_sgemm(2404, 158, 21082, batch=31, device="h200")
+    assert (prime.algorithm, prime.groups) == ("tensor", 31)
+    assert jk.plan_sgemm(2404, 158, 21082, batch=37, device="h200").algorithm == "pipelined"
+    assert jk.plan_sgemm(2404, 158, 21082, batch=64, device="h200").groups == 4
+    outer = registry.cpu_module.plan_sgemm(
+        (4, 8, 4096, 8192), (4, 1, 8192, 4096), False, False, limits(), "auto"
+    )
+    assert (outer.algorithm, outer.groups) == ("tensor", 2)

@@ -63,6 +63,12 @@ def sweep_products():
         a[3, 5] = float("nan")
         c = gemm_cases.operand("normal", (300, n))
         problems += [(a, b, None, {}), (a, b, c, {"beta": 2.0, "trans_a": True})]
+    # The same where k is split.
+    for k in (2000, 2051):
+        a, b = tensor_families.operands("wide", 130, 140, k)
+        a[3, 5] = float("nan")
+        c = gemm_cases.operand("normal", (130, 140))
+        problems += [(a, b, None, {}), (a, b, c, {"beta": 2.0, "trans_a": True})]
     many = tensor_families.operands("spread_permutation", 1700, 1400, 1400)
     problems.append((*many, None, {}))  # 154 tiles, of which FFMA makes all
     gemm_cases.check_all(problems, "tensor")

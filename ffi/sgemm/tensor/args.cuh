@@ -40,6 +40,9 @@ struct TensorArgs {
   uint32_t* repair_count;
   int tiles_m, tiles_n, steps;
   int batch;
+  // Where k is split (parts.cuh):
+  int splits, steps_of_split;
+  float4* parts;  // their sums
 };
 
 // Whether so many tiles of a member are flagged that all of them will be computed again. It may

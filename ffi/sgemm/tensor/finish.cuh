@@ -16,8 +16,10 @@ struct TensorTile {
   int member, m, n;
 };
 
-// A thread's 64 elements of a tile, as wgmma.cuh has them: rows `row` and `row` + 8, pairs of
-// columns from `column` on. Bit i of a mask is that of sums[i].
+// A thread's elements of a tile, as wgmma.cuh has them: rows `row` and `row` + 8, pairs of columns
+// from `column` on. Bit i of a mask is that of sums[i]. All 64 of a thread that multiplies, or some
+// of them (parts.cuh).
+template <int kSums>
 class TensorFinish {
  public:
   __device__ TensorFinish(const TensorArgs& args, const TensorTile& tile, int row, int column)
@@ -35,9 +37,16 @@ class TensorFinish {
 
   // Finds uncertain sums. False if the warp has so many of them that the tile is to be computed
   // again as a whole; then it is flagged.
-  __device__ bool Examine(const float (&sums)[64]) {
+  __device__ bool Examine(const float (&sums)[kSums]) { return Decide(CountUncertain(sums)); }
+
+  // Its two steps, where the 16 x 128 sums of a warp of the product are spread over several warps:
+  // how many of this one's are uncertain, and what follows from how many of all are.
+  __device__ int CountUncertain(const float (&sums)[kSums]) {
     if (__any_sync(~0u, MayBeUncertain(sums))) uncertain_ = FindUncertain(sums);
-    count_ = __reduce_add_sync(~0u, __popcll(uncertain_));
+    return __reduce_add_sync(~0u, __popcll(uncertain_));
+  }
+  __device__ bool Decide(int count) {
+    count_ = count;
     if (count_ <= kMostRepairsOfWarp) return true;
     if (threadIdx.x % 32 == 0 && atomicExch(&args_.flags[tile_], 1) == 0) {
       atomicAdd(&args_.flagged[member_], 1);
@@ -45,8 +54,13 @@ class TensorFinish {
     return false;
   }
 
+  // Whether any part of the tile was flagged, once all have been decided upon.
+  __device__ bool IsFlagged() const {
+    return *const_cast<const volatile uint32_t*>(&args_.flags[tile_]) != 0;
+  }
+
   // Stores what is certain, and lists the rest for repair.
-  __device__ void Store(const float (&sums)[64]) const {
+  __device__ void Store(const float (&sums)[kSums]) const {
     if (count_ > 0) ListRepairs();
     if (args_.product.beta == 0.0f) {
       StoreAll<false>(sums);
@@ -60,10 +74,10 @@ class TensorFinish {
   static __device__ constexpr int ColumnOf(int i) { return i / 4 * 8 + i % 2; }
 
   // Never false where a sum is uncertain.
-  __device__ bool MayBeUncertain(const float (&sums)[64]) const {
+  __device__ bool MayBeUncertain(const float (&sums)[kSums]) const {
     float least = fabsf(sums[0]);
 #pragma unroll
-    for (int i = 1; i < 64; ++i) {  // NaN stays
+    for (int i = 1; i < kSums; ++i) {  // NaN stays
       asm("min.NaN.f32 %0, %0, %1;" : "+f"(least) : "f"(fabsf(sums[i])));
     }
     const uint32_t marks = args_.a.tile_marks[tile_a_] + args_.b.tile_marks[tile_b_];
@@ -71,7 +85,7 @@ class TensorFinish {
     return !(least >= kLeastSumOfNorm * norm * static_cast<float>(marks));
   }
 
-  __device__ uint64_t FindUncertain(const float (&sums)[64]) const {
+  __device__ uint64_t FindUncertain(const float (&sums)[kSums]) const {
     const int64_t line_a = int64_t{tile_a_} * kTensorLines + row_;
     const int64_t line_b = int64_t{tile_b_} * kTensorLines + column_;
     const auto is_marked = [](const TensorOperand& operand, int64_t line) {
@@ -84,7 +98,7 @@ class TensorFinish {
     const float least_a[2] = {least_of(args_.a, line_a), least_of(args_.a, line_a + 8)};
     uint64_t uncertain = 0;
 #pragma unroll
-    for (int i = 0; i < 64; ++i) {
+    for (int i = 0; i < kSums; ++i) {
       const int64_t line = line_b + ColumnOf(i);
       const float for_a = marked_a[i / 2 % 2] ? least_of(args_.b, line) : 0.0f;
       const float for_b = is_marked(args_.b, line) ? least_a[i / 2 % 2] : 0.0f;
@@ -107,8 +121,8 @@ class TensorFinish {
   }
 
   template <bool kReadC>
-  __device__ void StoreAll(const float (&sums)[64]) const {
-    const bool all = count_ == 0 && RowOf(63) < rows_ && ColumnOf(63) < columns_;
+  __device__ void StoreAll(const float (&sums)[kSums]) const {
+    const bool all = count_ == 0 && RowOf(kSums - 1) < rows_ && ColumnOf(kSums - 1) < columns_;
     if (all && args_.product.aligned_c) {
       StoreElements<kReadC, true>(sums);
     } else {
@@ -118,13 +132,13 @@ class TensorFinish {
 
   // kPairs: all elements are wanted and exist, and their pairs are aligned.
   template <bool kReadC, bool kPairs>
-  __device__ void StoreElements(const float (&sums)[64]) const {
+  __device__ void StoreElements(const float (&sums)[kSums]) const {
     const SgemmArgs& product = args_.product;
     const float2* const of_a = args_.a.factors + int64_t{tile_a_} * kTensorLines + row_;
     const float2* const of_b = args_.b.factors + int64_t{tile_b_} * kTensorLines + column_;
     const float2 a[2] = {of_a[0], of_a[8]};
 #pragma unroll
-    for (int i = 0; i < 64; i += 2) {
+    for (int i = 0; i < kSums; i += 2) {
       const float4 b = *reinterpret_cast<const float4*>(of_b + ColumnOf(i));
       const float2 row = a[i / 2 % 2];
       // Products of powers of two, of which neither overflows. One is zero only if the result is.
@@ -156,7 +170,7 @@ class TensorFinish {
   uint32_t tile_;        // of C, of all members
   int64_t rows_, columns_, offset_;
   uint64_t uncertain_ = 0;
-  int count_ = 0;  // of the warp
+  int count_ = 0;  // of the 16 x 128 sums that this thread has some of
 };
 
 }  // namespace jaxkernels

@@ -2,14 +2,18 @@
 //
 // Work split: a block computes one tile of 128 x 128 after the other: one warpgroup copies, two
 // multiply 64 x 128 each. While they store a tile the copies for the next one are on their way.
+// Where k is split a block computes one part of a tile's k after the other, and stores its sums for
+// parts.cuh.
 //
 // Memory: three stages of 64 KiB. A thread that multiplies holds three times 64 sums.
-// Result valid in: C, but for the elements in the list of repairs and for flagged tiles.
+// Result valid in: C, but for the elements in the list of repairs and for flagged tiles; or in the
+// sums of the parts.
 #ifndef JAXKERNELS_SGEMM_TENSOR_KERNEL_CUH_
 #define JAXKERNELS_SGEMM_TENSOR_KERNEL_CUH_
 
 #include "sgemm/tensor/args.cuh"
 #include "sgemm/tensor/finish.cuh"
+#include "sgemm/tensor/parts.cuh"
 #include "sgemm/tensor/products.cuh"
 #include "sgemm/tensor/stages.cuh"
 
@@ -18,32 +22,17 @@ namespace jaxkernels {
 // Of a thread, once its warpgroup is known to copy or to multiply: 128 x 24 + 256 x 240 of 65536.
 inline constexpr int kCopyRegisters = 24, kMultiplyRegisters = 240;
 
-// Tiles are visited in bands of this many tile rows, column by column, so that the blocks that run
-// at the same time share lines of A and of B in the L2.
-inline constexpr unsigned kTensorBandTiles = 16;
-
-__device__ inline TensorTile TileOfIndex(const TensorArgs& args, unsigned index) {
-  const unsigned rows = args.tiles_m, columns = args.tiles_n;
-  const unsigned member = index / (rows * columns);
-  index %= rows * columns;
-  const unsigned first_row = index / (kTensorBandTiles * columns) * kTensorBandTiles;
-  index -= first_row * columns;
-  const unsigned height = min(kTensorBandTiles, rows - first_row);
-  return {static_cast<int>(member), static_cast<int>(first_row + index % height),
-          static_cast<int>(index / height)};
-}
-
 // The images of a tile, for one step of k after the other.
 struct TileImages {
   const char* a;
   const char* b;
 
-  __device__ TileImages(const TensorArgs& args, const TensorTile& tile) {
+  __device__ TileImages(const TensorArgs& args, const TensorTile& tile, int first_step) {
     const MemberIndices members = IndicesOfMember(args.product, tile.member);
     const int64_t tile_a = int64_t{members.a} * args.tiles_m + tile.m;
     const int64_t tile_b = int64_t{members.b} * args.tiles_n + tile.n;
-    a = args.a.images + tile_a * args.steps * kTensorImageBytes;
-    b = args.b.images + tile_b * args.steps * kTensorImageBytes;
+    a = args.a.images + (tile_a * args.steps + first_step) * kTensorImageBytes;
+    b = args.b.images + (tile_b * args.steps + first_step) * kTensorImageBytes;
   }
   __device__ void Advance() {
     a += kTensorImageBytes;
@@ -67,19 +56,22 @@ __device__ inline bool VoteOfConsumers(bool vote) {
   return any != 0;
 }
 
-// A launch computes these tiles: of all members, in the order of TileOfIndex.
+// A launch computes these tiles: of all members, in the order of TileOfIndex. Where k is split,
+// these parts of tiles: those of a tile are neighbours.
 struct TileRange {
   unsigned begin, end;
   bool looks;  // first, whether the work on the one member that there is is in vain
 };
 
 // By one thread: fills stages for the block's tiles, one after the other.
+template <bool kParts>
 __device__ inline void CopyTiles(const TensorArgs& args, const StageRing& ring,
                                  const TileRange& tiles) {
   StageCursor cursor;
   for (unsigned index = tiles.begin + blockIdx.x; index < tiles.end; index += gridDim.x) {
-    TileImages images(args, TileOfIndex(args, index));
-    for (int step = 0; step < args.steps; ++step) {
+    const StepsOfPart steps = StepsOf<kParts>(args, index);
+    TileImages images(args, TileOfIndex(args, kParts ? index / args.splits : index), steps.first);
+    for (int step = 0; step < steps.count; ++step) {
       ring.WaitEmpty(cursor);
       ring.Fill(cursor.stage, images.a, images.b);
       images.Advance();
@@ -89,25 +81,30 @@ __device__ inline void CopyTiles(const TensorArgs& args, const StageRing& ring,
 }
 
 // By the threads of two warpgroups.
-template <bool kCompensated>
+template <bool kCompensated, bool kParts>
 __device__ inline void MultiplyTiles(const TensorArgs& args, const StageRing& ring,
                                      const TileRange& tiles) {
   const int thread = threadIdx.x - 128, lane = thread % 32;
   StageCursor cursor;
   for (unsigned index = tiles.begin + blockIdx.x; index < tiles.end; index += gridDim.x) {
     float sums[64];
-    SumTile<kCompensated>(sums, ring, cursor, args.steps, thread / 128 * 64);
-    const int row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
-    TensorFinish finish(args, TileOfIndex(args, index), row, column);
-    bool certain = finish.Examine(sums);
-    // What is computed again as a whole may read C: then nothing of the tile is stored here.
-    if (args.product.beta != 0.0f) certain = !VoteOfConsumers(!certain);
-    if (certain) finish.Store(sums);
+    const int steps = StepsOf<kParts>(args, index).count;
+    SumTile<kCompensated>(sums, ring, cursor, steps, thread / 128 * 64);
+    if constexpr (kParts) {
+      StorePart(args, index, thread, sums);
+    } else {
+      const int row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
+      TensorFinish<64> finish(args, TileOfIndex(args, index), row, column);
+      bool certain = finish.Examine(sums);
+      // What is computed again as a whole may read C: then nothing of the tile is stored here.
+      if (args.product.beta != 0.0f) certain = !VoteOfConsumers(!certain);
+      if (certain) finish.Store(sums);
+    }
   }
 }
 
 // A block that ends at once changes no result: all tiles are computed again then.
-template <bool kCompensated>
+template <bool kCompensated, bool kParts>
 __global__ void __launch_bounds__(kTensorThreads, 1)
     TensorProduct(const __grid_constant__ TensorArgs args,
                   const __grid_constant__ TileRange tiles) {
@@ -124,10 +121,10 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
   if (in_vain) return;
   if (threadIdx.x < 128) {
     GiveRegisters<kCopyRegisters>();
-    if (threadIdx.x == 0) CopyTiles(args, ring, tiles);
+    if (threadIdx.x == 0) CopyTiles<kParts>(args, ring, tiles);
   } else {
     TakeRegisters<kMultiplyRegisters>();
-    MultiplyTiles<kCompensated>(args, ring, tiles);
+    MultiplyTiles<kCompensated, kParts>(args, ring, tiles);
   }
 #endif
 }

@@ -17,10 +17,11 @@ T* At(const SgemmArgs& args, int64_t place) {
   return reinterpret_cast<T*>(reinterpret_cast<char*>(args.partial) + place);
 }
 
-TensorScratch ScratchOf(const SgemmArgs& args) {
+TensorScratch ScratchOf(const SgemmPlan& plan, const SgemmArgs& args) {
   int64_t batch = 1;
   for (int i = 0; i < args.batch_dims; ++i) batch *= args.batch[i].size;
-  return MakeTensorScratch(args.m, args.n, args.k, args.members_a, args.members_b, batch);
+  return MakeTensorScratch(args.m, args.n, args.k, args.members_a, args.members_b, batch,
+                           plan.split_k);
 }
 
 void FindPlaces(const SgemmArgs& args, const OperandScratch& places, TensorOperand& operand) {
@@ -54,6 +55,9 @@ TensorArgs ArgsOf(const SgemmPlan& plan, const SgemmArgs& args, const TensorScra
   tensor.repair_count = At<uint32_t>(args, scratch.repair_count);
   tensor.repairs = At<uint2>(args, scratch.repairs);
   tensor.most_flagged = static_cast<uint32_t>(plan.most_marked_tiles);
+  tensor.splits = plan.split_k;
+  tensor.steps_of_split = static_cast<int>(CeilDiv(scratch.steps, plan.split_k));
+  tensor.parts = At<float4>(args, scratch.parts);
   return tensor;
 }
 
@@ -78,19 +82,43 @@ cudaError_t StartProduct(const SgemmPlan& plan, TensorArgs& args, TileRange tile
                          cudaStream_t stream) {
   if (tiles.begin == tiles.end) return cudaSuccess;
   void* arguments[] = {&args, &tiles};
-  const auto kernel = plan.compensated ? TensorProduct<true> : TensorProduct<false>;
+  const bool parts = plan.split_k > 1;
+  const auto kernel = plan.compensated
+                          ? (parts ? TensorProduct<true, true> : TensorProduct<true, false>)
+                          : (parts ? TensorProduct<false, true> : TensorProduct<false, false>);
   return Start(reinterpret_cast<const void*>(kernel),
                std::min<int64_t>(plan.grid_blocks, tiles.end - tiles.begin), plan.block_threads,
                plan.smem_bytes, arguments, stream);
+}
+
+// A cluster, a tile.
+cudaError_t StartFinish(TensorArgs& args, int64_t tiles, cudaStream_t stream) {
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {kFinishBlocks, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(tiles * kFinishBlocks));
+  config.blockDim = dim3(kFinishThreads);
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  void* arguments[] = {&args};
+  return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(FinishParts), arguments);
+}
+
+cudaError_t StartRepairs(const SgemmPlan& plan, TensorArgs& args, cudaStream_t stream) {
+  void* arguments[] = {&args};
+  const auto kernel = plan.split_k > 1 ? RepairElements<true> : RepairElements<false>;
+  return Start(reinterpret_cast<const void*>(kernel), kRepairBlocksOfSm * plan.sm_count,
+               kRepairThreads, 0, arguments, stream);
 }
 
 }  // namespace
 
 cudaError_t LaunchTensor(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
                          bool b_along_k, TileMarks* made, cudaStream_t stream) {
-  const TensorScratch scratch = ScratchOf(args);
+  const TensorScratch scratch = ScratchOf(plan, args);
   TensorArgs tensor = ArgsOf(plan, args, scratch, a_along_k, b_along_k);
-  void* arguments[] = {&tensor};
   cudaError_t error = cudaMemsetAsync(At<char>(args, scratch.zeroed), 0,
                                       static_cast<size_t>(scratch.bytes - scratch.zeroed), stream);
   if (error != cudaSuccess) return error;
@@ -99,14 +127,17 @@ cudaError_t LaunchTensor(const SgemmPlan& plan, const SgemmArgs& args, bool a_al
   error = StartSplit<SplitPass::kSecond>(tensor, stream);
   if (error != cudaSuccess) return error;
   const auto first = static_cast<unsigned>(plan.tiles_before_look);
-  const auto tiles = static_cast<unsigned>(scratch.tiles);
+  const auto tiles = static_cast<unsigned>(scratch.tiles * plan.split_k);
   error = StartProduct(plan, tensor, {0, first, false}, stream);
   if (error != cudaSuccess) return error;
   error = StartProduct(plan, tensor, {first, tiles, first > 0}, stream);
   if (error != cudaSuccess) return error;
+  if (plan.split_k > 1) {
+    error = StartFinish(tensor, scratch.tiles, stream);
+    if (error != cudaSuccess) return error;
+  }
   *made = {tensor.flags, tensor.flagged, tensor.most_flagged};
-  return Start(reinterpret_cast<const void*>(RepairElements), kRepairBlocksOfSm * plan.sm_count,
-               kRepairThreads, 0, arguments, stream);
+  return StartRepairs(plan, tensor, stream);
 }
 
 }  // namespace jaxkernels

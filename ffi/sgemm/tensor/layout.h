@@ -27,9 +27,6 @@ inline constexpr int kSplitThreads = 256;  // of a block that splits operands
 // The sums of 64 of k each are added one after the other. Simulated, relF of so many normal terms:
 // 4096 1.4e-7, 16384 2.8e-7, 65536 5.5e-7, 200000 1.0e-6. FFMA sums parts of 2816 apart.
 inline constexpr int64_t kTensorMostDepth = 65536;
-// Lines along k of up to so many elements are split in one pass (split_lines.cuh).
-inline constexpr int64_t kMostDepthByLines = 8192;
-
 inline constexpr int kTensorStageBytes = 2 * kTensorImageBytes;  // an image of A, one of B
 
 inline constexpr int kTensorSmemBytes = kTensorStages * kTensorStageBytes + 1024;
@@ -40,6 +37,7 @@ inline constexpr int kTensorThreadM = 2, kTensorThreadN = 32;  // sums of a thre
 // is.
 inline constexpr int kMostRepairsOfWarp = 8;
 inline constexpr int kWarpsOfTensorTile = 8;
+inline constexpr int kTensorTileBytes = kTensorLines * kTensorLines * 4;  // of sums
 
 // Places in bytes from the beginning of the scratch. All are multiples of 1024.
 struct OperandScratch {
@@ -55,6 +53,7 @@ struct TensorScratch {
   int64_t tiles_m, tiles_n, steps;
   int64_t tiles;  // of C, of all members
   OperandScratch a, b;
+  int64_t parts;         // sums of a tile, for every split of k; nothing where there is one
   int64_t repairs;       // two uint32 each
   int64_t flags;         // uint32 a tile of C, zero at first
   int64_t flagged;       // uint32 a member: its flagged tiles, zero at first
@@ -64,7 +63,7 @@ struct TensorScratch {
 };
 
 inline TensorScratch MakeTensorScratch(int64_t m, int64_t n, int64_t k, int64_t members_a,
-                                       int64_t members_b, int64_t batch) {
+                                       int64_t members_b, int64_t batch, int64_t split_k) {
   TensorScratch scratch = {};
   scratch.tiles_m = CeilDiv(m, kTensorLines);
   scratch.tiles_n = CeilDiv(n, kTensorLines);
@@ -89,6 +88,7 @@ inline TensorScratch MakeTensorScratch(int64_t m, int64_t n, int64_t k, int64_t 
   const int64_t lines_b = members_b * scratch.tiles_n * kTensorLines;
   take_split(scratch.a, lines_a);
   take_split(scratch.b, lines_b);
+  scratch.parts = take(split_k > 1 ? scratch.tiles * split_k * kTensorTileBytes : 0);
   scratch.repairs = take(scratch.tiles * kMostRepairsOfWarp * kWarpsOfTensorTile * 8);
   scratch.zeroed = scratch.bytes;
   take_zeroed(scratch.a, lines_a);

@@ -1,20 +1,24 @@
 // Elements of C that pairs cannot hold, summed again from the operands as they are.
 //
-// Owns: their sums. Must not know: why an element is in the list (finish.cuh).
+// Owns: their sums, and those of whole tiles where k is split. Must not know: why an element is in
+// the list, or a tile flagged (finish.cuh).
 #ifndef JAXKERNELS_SGEMM_TENSOR_REPAIR_CUH_
 #define JAXKERNELS_SGEMM_TENSOR_REPAIR_CUH_
 
 #include "sgemm/epilogue.cuh"
 #include "sgemm/tensor/args.cuh"
+#include "sgemm/tensor/repair_tiles.cuh"
 
 namespace jaxkernels {
 
-inline constexpr int kRepairThreads = 256, kRepairWarps = kRepairThreads / 32;
+inline constexpr int kRepairWarps = kRepairThreads / 32;
 inline constexpr int kRepairBlocksOfSm = 4;
 
 // A block, an element at a time, in an order of its own: the sum of an element depends on nothing
-// but its operands. In float64, because it costs nothing here.
-__global__ void __launch_bounds__(kRepairThreads)
+// but its operands. In float64, because it costs nothing here. kTiles: the blocks make flagged
+// tiles, too, and leave the elements of these out.
+template <bool kTiles>
+__global__ void __launch_bounds__(kRepairThreads, kTiles ? kRepairBlocksOfSm : 0)
     RepairElements(const __grid_constant__ TensorArgs args) {
   __shared__ double of_warp[kRepairWarps];
   const SgemmArgs& product = args.product;
@@ -23,7 +27,7 @@ __global__ void __launch_bounds__(kRepairThreads)
   for (uint32_t index = blockIdx.x; index < count; index += gridDim.x) {
     const uint2 repair = args.repairs[index];
     const int member = static_cast<int>(repair.x / of_member);
-    if (IsInVain(args, member)) continue;
+    if (kTiles ? IsMadeAgain(args, repair.x) : IsInVain(args, member)) continue;
     const unsigned tile = repair.x % of_member;
     const int64_t row = int64_t{tile / args.tiles_n} * kTensorLines + repair.y / kTensorLines;
     const int64_t column = int64_t{tile % args.tiles_n} * kTensorLines + repair.y % kTensorLines;
@@ -53,6 +57,7 @@ __global__ void __launch_bounds__(kRepairThreads)
           CombineWith(product.alpha, static_cast<float>(sum), product.beta, product.c + at);
     }
   }
+  if constexpr (kTiles) RepairTiles(args);
 }
 
 }  // namespace jaxkernels

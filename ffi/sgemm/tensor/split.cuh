@@ -10,12 +10,12 @@
 namespace jaxkernels {
 
 // Blocks of a pass for an operand: by lines all is done in the first one.
-// H200, 4096^3, both passes by images, or by lines where they serve, us (2026-11):
+// H200, 4096^3, both passes by images, or by lines where they are along k, us (2026-11):
 // NT 106, 75
 // NN 106, 95
 template <SplitPass kPass>
 int64_t SplitBlocks(const TensorOperand& operand) {
-  if (!HasShortLines(operand)) return operand.Images();
+  if (!operand.along_k) return operand.Images();
   return kPass == SplitPass::kFirst ? BlocksOfLines(operand) : 0;
 }
 
@@ -29,10 +29,10 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
   const bool of_a = index < blocks_a;
   const TensorOperand& operand = of_a ? args.a : args.b;
   const unsigned block = of_a ? index : index - blocks_a;
-  if (kPass == SplitPass::kFirst && HasShortLines(operand)) {
+  if (kPass == SplitPass::kFirst && operand.along_k) {
     SplitLines(operand, block);
   } else {
-    SplitImageOf<kPass>(operand, block, *reinterpret_cast<SplitSmem*>(bytes));
+    SplitImage<kPass>(operand, block, *reinterpret_cast<SplitSmem*>(bytes));
   }
 }
 

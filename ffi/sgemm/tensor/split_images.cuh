@@ -1,7 +1,7 @@
-// Lines across k, and those that are longer than registers: an image at a time, in two passes.
+// Lines across k: an image at a time, in two passes.
 //
-// Owns: what a block does in either pass. Must not know: the product, how operands are read
-// (split_read.cuh).
+// Owns: which elements a thread reads, and what a block does in either pass. Must not know: the
+// product, lines along k.
 //
 // Work split: a block has an image (layout.h), of 128 lines x 64 k. The scale of a line needs the
 // largest element of all its images, so there are two launches. One alone, whose blocks keep what
@@ -13,11 +13,11 @@
 #define JAXKERNELS_SGEMM_TENSOR_SPLIT_IMAGES_CUH_
 
 #include "core/shared_address.cuh"
-#include "sgemm/tensor/split_read.cuh"
+#include "sgemm/tensor/split_pairs.cuh"
 
 namespace jaxkernels {
 
-// Images: the first finds the largest elements, the second makes pairs.
+// The first finds the largest elements, the second makes pairs.
 enum class SplitPass { kFirst, kSecond };
 
 struct SplitSmem {
@@ -28,47 +28,72 @@ struct SplitSmem {
   uint32_t marks[kTensorLines];
 };
 
-// Neighbouring lanes that have one line, in any set.
-template <class Share>
-inline constexpr int kLanesTogether = Share::kLanesOfLine < 32 ? Share::kLanesOfLine : 32;
+// A thread has sets of neighbouring k of one line, and neighbouring lanes neighbouring lines: they
+// are side by side in memory, and stores to the image free of bank conflicts.
+struct ImageShare {
+  static constexpr int kCount = 8;
+  static constexpr int kSets = kTensorLines * kTensorStepK / kSplitThreads / kCount;
+  using Values = float[kSets][kCount];
 
-// The largest elements of the image's lines, into shared memory, which is zero before.
-template <SplitRead kRead, class Share = SplitShare<kRead>>
-__device__ inline void FindMaxima(const float (&v)[Share::kSets][Share::kCount], SplitSmem& smem) {
-  constexpr int kLanes = kLanesTogether<Share>;
-  uint32_t largest = 0;
+  static __device__ int Line() { return threadIdx.x % kTensorLines; }
+  static __device__ int DepthOf(int set) {
+    return (threadIdx.x / kTensorLines * kSets + set) * kCount;
+  }
+};
+
+// Elements of one image: lines x depth of it exist.
+struct SplitSource {
+  const float* data;
+  int64_t pitch;
+  int lines, depth;
+};
+
+__device__ inline void ReadShare(const SplitSource& from, ImageShare::Values& v) {
+  const int line = ImageShare::Line();
+  if (from.lines == kTensorLines && from.depth == kTensorStepK) {
+    // Loads without a condition, so that they are under way at once.
 #pragma unroll
-  for (int i = 0; i < Share::kSets; ++i) {
+    for (int i = 0; i < ImageShare::kSets; ++i) {
+      const float* const first = from.data + (ImageShare::DepthOf(i) * from.pitch + line);
 #pragma unroll
-    for (int j = 0; j < Share::kCount; ++j) largest = max(largest, FiniteBits(v[i][j]));
-    if (Share::kOneLine && i + 1 < Share::kSets) continue;
-#pragma unroll
-    for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
-      largest = max(largest, __shfl_xor_sync(~0u, largest, lanes));
+      for (int j = 0; j < ImageShare::kCount; ++j) v[i][j] = first[j * from.pitch];
     }
-    if (threadIdx.x % kLanes == 0) atomicMax(&smem.maxima[Share::LineOf(i)], largest);
-    largest = 0;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < ImageShare::kSets; ++i) {
+    const int k = ImageShare::DepthOf(i);
+    const float* const first = from.data + (k * from.pitch + line);
+#pragma unroll
+    for (int j = 0; j < ImageShare::kCount; ++j) {
+      const bool exists = line < from.lines && k + j < from.depth;
+      v[i][j] = exists ? first[j * from.pitch] : 0.0f;
+    }
   }
 }
 
+// The largest elements of the image's lines, into shared memory, which is zero before.
+__device__ inline void FindMaxima(const ImageShare::Values& v, SplitSmem& smem) {
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < ImageShare::kSets; ++i) {
+#pragma unroll
+    for (int j = 0; j < ImageShare::kCount; ++j) largest = max(largest, FiniteBits(v[i][j]));
+  }
+  atomicMax(&smem.maxima[ImageShare::Line()], largest);
+}
+
 // The image in shared memory, and what is known of its lines.
-template <SplitRead kRead, class Share = SplitShare<kRead>>
-__device__ inline void MakePairs(const float (&v)[Share::kSets][Share::kCount], SplitSmem& smem) {
-  constexpr int kLanes = kLanesTogether<Share>;
+__device__ inline void MakePairs(const ImageShare::Values& v, SplitSmem& smem) {
+  const int line = ImageShare::Line();
   LineFacts facts;
 #pragma unroll
-  for (int i = 0; i < Share::kSets; ++i) {
-    const int line = Share::LineOf(i);
-    StorePairs<Share::kCount>(smem.image, line, Share::DepthOf(i), v[i], smem.scales[line], facts);
-    if (Share::kOneLine && i + 1 < Share::kSets) continue;
-    if (facts.marked) smem.marks[line] = 1;
-#pragma unroll
-    for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
-      facts.norm += __shfl_xor_sync(~0u, facts.norm, lanes);
-    }
-    if (threadIdx.x % kLanes == 0) atomicAdd(&smem.norms[line], facts.norm);
-    facts = {};
+  for (int i = 0; i < ImageShare::kSets; ++i) {
+    StorePairs<ImageShare::kCount>(smem.image, line, ImageShare::DepthOf(i), v[i],
+                                   smem.scales[line], facts);
   }
+  if (facts.marked) smem.marks[line] = 1;
+  atomicAdd(&smem.norms[line], facts.norm);
 }
 
 // From shared to global memory; the thread waits until it has been read.
@@ -90,7 +115,7 @@ __device__ inline void FenceForBulkCopy() {
 #endif
 }
 
-template <SplitPass kPass, SplitRead kRead>
+template <SplitPass kPass>
 __device__ inline void SplitImage(const TensorOperand& operand, unsigned block, SplitSmem& smem) {
   const int step = block % operand.steps, tile = block / operand.steps;
   const int member = tile / operand.tiles;
@@ -98,19 +123,16 @@ __device__ inline void SplitImage(const TensorOperand& operand, unsigned block, 
   const int64_t begin = int64_t{step} * kTensorStepK;
   const int64_t number = int64_t{tile} * kTensorLines + threadIdx.x;  // of a line of a thread
   const bool has_line = threadIdx.x < kTensorLines;
-  const int64_t offset =
-      kRead == SplitRead::kAcross ? begin * operand.pitch + line : line * operand.pitch + begin;
-  const SplitSource from = {operand.data + member * operand.MemberElements() + offset,
-                            operand.pitch,
-                            static_cast<int>(min(operand.lines - line, int64_t{kTensorLines})),
-                            static_cast<int>(min(operand.depth - begin, int64_t{kTensorStepK}))};
-  using Share = SplitShare<kRead>;
-  float v[Share::kSets][Share::kCount];
-  ReadShare<kRead>(from, v);
+  const SplitSource from = {
+      operand.data + member * operand.MemberElements() + begin * operand.pitch + line,
+      operand.pitch, static_cast<int>(min(operand.lines - line, int64_t{kTensorLines})),
+      static_cast<int>(min(operand.depth - begin, int64_t{kTensorStepK}))};
+  ImageShare::Values v;
+  ReadShare(from, v);
   if constexpr (kPass == SplitPass::kFirst) {
     if (has_line) smem.maxima[threadIdx.x] = 0;
     __syncthreads();
-    FindMaxima<kRead>(v, smem);
+    FindMaxima(v, smem);
     __syncthreads();
     if (has_line) atomicMax(&operand.maxima[number], smem.maxima[threadIdx.x]);
     return;
@@ -122,7 +144,7 @@ __device__ inline void SplitImage(const TensorOperand& operand, unsigned block, 
     if (step == 0) KeepScale(operand, number, scale);
   }
   __syncthreads();
-  MakePairs<kRead>(v, smem);
+  MakePairs(v, smem);
   FenceForBulkCopy();
   __syncthreads();
   if (has_line) {
@@ -130,17 +152,6 @@ __device__ inline void SplitImage(const TensorOperand& operand, unsigned block, 
     KeepNorm(operand, number, smem.norms[threadIdx.x]);
   } else if (threadIdx.x == kTensorLines) {
     CopyImageOut(operand.images + int64_t{block} * kTensorImageBytes, smem);
-  }
-}
-
-template <SplitPass kPass>
-__device__ inline void SplitImageOf(const TensorOperand& operand, unsigned block, SplitSmem& smem) {
-  if (!operand.along_k) {
-    SplitImage<kPass, SplitRead::kAcross>(operand, block, smem);
-  } else if (operand.packs) {
-    SplitImage<kPass, SplitRead::kPacks>(operand, block, smem);
-  } else {
-    SplitImage<kPass, SplitRead::kFloats>(operand, block, smem);
   }
 }
 

@@ -1,9 +1,17 @@
-// Lines along k that fit the registers of some threads: scales and pairs in one pass.
+// Lines along k: scales and pairs in one launch.
 //
 // Owns: which of these lines a thread reads. Must not know: the product, other layouts.
 //
 // Work split: 32 to 256 threads, a line; a thread has 8 neighbouring k of it at two or four places.
 // Memory: operands are read once; a line's part of an image is 128 bytes, written by 8 threads.
+// What of a longer line does not fit the registers of a block is read again, from the L2.
+//
+// Operands along k of more than 8192 elements, by images in two launches and by lines. H200, all of
+// a product, us (2026-11):
+// (308, 722, 14203) NT 129, 95
+// (2404, 158, 21082) 352, 297
+// (2000, 2000, 12000) NT 606, 575
+// (128, 128, 65536) 100, 100
 #ifndef JAXKERNELS_SGEMM_TENSOR_SPLIT_LINES_CUH_
 #define JAXKERNELS_SGEMM_TENSOR_SPLIT_LINES_CUH_
 
@@ -12,12 +20,7 @@
 namespace jaxkernels {
 
 inline constexpr int kChunk = 8, kFewChunks = 2, kMostChunks = 4;
-static_assert(kSplitThreads * kMostChunks * kChunk == kMostDepthByLines);
-
-// Whether an operand is split by lines.
-__host__ __device__ inline bool HasShortLines(const TensorOperand& operand) {
-  return operand.along_k && operand.depth <= kMostDepthByLines;
-}
+inline constexpr int kSpan = kSplitThreads * kMostChunks * kChunk;  // that fits a block
 
 // Threads that share a line: a power of two, at least a warp.
 __host__ __device__ inline int ThreadsOfLine(const TensorOperand& operand) {
@@ -33,12 +36,12 @@ __host__ __device__ inline int64_t BlocksOfLines(const TensorOperand& operand) {
 
 template <int kChunks>
 __device__ inline void ReadChunks(const TensorOperand& operand, int member, int64_t line, int first,
-                                  int threads, float (&v)[kChunks][kChunk]) {
+                                  int threads, float (&v)[kChunks][kChunk], int begin = 0) {
   const float* const from = operand.data + member * operand.MemberElements() + line * operand.pitch;
   const int depth = line < operand.lines ? static_cast<int>(operand.depth) : 0;
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
-    const int k = (i * threads + first) * kChunk;
+    const int k = begin + (i * threads + first) * kChunk;
     if (operand.packs && k + kChunk <= depth) {
 #pragma unroll
       for (int j = 0; j < kChunk; j += 4) {
@@ -65,6 +68,43 @@ __device__ inline uint32_t MaximumOfLine(uint32_t largest, int threads) {
 }
 
 template <int kChunks>
+__device__ inline uint32_t LargestOf(const float (&v)[kChunks][kChunk]) {
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+#pragma unroll
+    for (int j = 0; j < kChunk; ++j) largest = max(largest, FiniteBits(v[i][j]));
+  }
+  return largest;
+}
+
+// The pairs of what the threads of a line have read.
+template <int kChunks>
+__device__ inline void StoreChunks(const TensorOperand& operand, int64_t number, int first,
+                                   int threads, const float (&v)[kChunks][kChunk],
+                                   const LineScale& scale, LineFacts& facts, int begin = 0) {
+  const int tile = static_cast<int>(number / kTensorLines);
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    const int k = begin + (i * threads + first) * kChunk, step = k / kTensorStepK;
+    if (step >= operand.steps) continue;
+    char* const image = operand.images + (int64_t{tile} * operand.steps + step) * kTensorImageBytes;
+    StorePairs<kChunk>(image, static_cast<int>(number % kTensorLines), k % kTensorStepK, v[i],
+                       scale, facts);
+  }
+}
+
+// What the lanes of a warp know of one line.
+__device__ inline void KeepFacts(const TensorOperand& operand, int64_t number, LineFacts facts) {
+  const bool marked = __any_sync(~0u, facts.marked);
+  facts.norm = __reduce_add_sync(~0u, facts.norm);
+  if (threadIdx.x % 32 == 0) {
+    if (marked) KeepMark(operand, number);
+    KeepNorm(operand, number, facts.norm);
+  }
+}
+
+template <int kChunks>
 __device__ inline void SplitLinesInChunks(const TensorOperand& operand, unsigned block,
                                           int threads) {
   const int first = threadIdx.x % threads;
@@ -74,34 +114,42 @@ __device__ inline void SplitLinesInChunks(const TensorOperand& operand, unsigned
   float v[kChunks][kChunk];
   ReadChunks(operand, member, number - int64_t{member} * operand.tiles * kTensorLines, first,
              threads, v);
-  uint32_t largest = 0;
-#pragma unroll
-  for (int i = 0; i < kChunks; ++i) {
-#pragma unroll
-    for (int j = 0; j < kChunk; ++j) largest = max(largest, FiniteBits(v[i][j]));
-  }
-  const LineScale scale = ScaleOfMaximum(MaximumOfLine(largest, threads));
+  const LineScale scale = ScaleOfMaximum(MaximumOfLine(LargestOf(v), threads));
   if (first == 0) KeepScale(operand, number, scale);
   LineFacts facts;
-#pragma unroll
-  for (int i = 0; i < kChunks; ++i) {
-    const int k = (i * threads + first) * kChunk, step = k / kTensorStepK;
-    if (step >= operand.steps) continue;
-    char* const image = operand.images + (int64_t{tile} * operand.steps + step) * kTensorImageBytes;
-    StorePairs<kChunk>(image, static_cast<int>(number % kTensorLines), k % kTensorStepK, v[i],
-                       scale, facts);
+  StoreChunks(operand, number, first, threads, v, scale, facts);
+  KeepFacts(operand, number, facts);
+}
+
+// A block, a line: forwards for its largest element, backwards for pairs. The last span stays in
+// registers.
+__device__ inline void SplitLongLine(const TensorOperand& operand, int64_t number) {
+  const int member = static_cast<int>(number / (operand.tiles * kTensorLines));
+  const int64_t line = number - int64_t{member} * operand.tiles * kTensorLines;
+  const int first = threadIdx.x, end = operand.steps * kTensorStepK;
+  float v[kMostChunks][kChunk];
+  uint32_t largest = 0;
+#pragma unroll 1
+  for (int begin = 0; begin < end; begin += kSpan) {
+    ReadChunks(operand, member, line, first, kSplitThreads, v, begin);
+    largest = max(largest, LargestOf(v));
   }
-  const bool marked = __any_sync(~0u, facts.marked);
-  facts.norm = __reduce_add_sync(~0u, facts.norm);
-  if (threadIdx.x % 32 == 0) {
-    if (marked) KeepMark(operand, number);
-    KeepNorm(operand, number, facts.norm);
+  const LineScale scale = ScaleOfMaximum(MaximumOfLine(largest, kSplitThreads));
+  if (first == 0) KeepScale(operand, number, scale);
+  LineFacts facts;
+#pragma unroll 1
+  for (int begin = (end - 1) / kSpan * kSpan; begin >= 0; begin -= kSpan) {
+    StoreChunks(operand, number, first, kSplitThreads, v, scale, facts, begin);
+    if (begin > 0) ReadChunks(operand, member, line, first, kSplitThreads, v, begin - kSpan);
   }
+  KeepFacts(operand, number, facts);
 }
 
 __device__ inline void SplitLines(const TensorOperand& operand, unsigned block) {
   const int threads = ThreadsOfLine(operand);
-  if (threads * kFewChunks * kChunk >= operand.steps * kTensorStepK) {
+  if (operand.depth > kSpan) {
+    SplitLongLine(operand, block);
+  } else if (threads * kFewChunks * kChunk >= operand.steps * kTensorStepK) {
     SplitLinesInChunks<kFewChunks>(operand, block, threads);
   } else {
     SplitLinesInChunks<kMostChunks>(operand, block, threads);

@@ -1,0 +1,63 @@
+#include "sgemm/tensor/plan.h"
+
+#include <algorithm>
+
+#include "core/ceil_div.h"
+#include "sgemm/tensor/choice.h"
+#include "sgemm/tile_choice.h"
+
+namespace jaxkernels {
+namespace {
+
+// Where more tiles of a member than these are to be made again, all of them are.
+constexpr int64_t kFewTiles = 8, kShareOfTiles = 32;
+
+// A product of one member looks once whether all its tiles are to be made again: after twice as
+// many as must be marked, and a whole number for each SM. Only where that is a small part of them:
+// between two launches the SMs run empty.
+constexpr int64_t kMostShareOfLook = 4;
+
+int64_t TilesBeforeLook(const SgemmProblem& problem, const DeviceLimits& limits,
+                        const SgemmPlan& plan) {
+  const int64_t tiles = plan.tiles_m * plan.tiles_n;
+  if (problem.Batch() > 1 || plan.split_k > 1 || plan.most_marked_tiles >= tiles) return 0;
+  const int64_t look = CeilDiv(2 * plan.most_marked_tiles, limits.sm_count) * limits.sm_count;
+  return kMostShareOfLook * look <= tiles ? look : 0;
+}
+
+}  // namespace
+
+SgemmProblem PlanTensor(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
+                        SgemmPlan& plan) {
+  plan.block_m = plan.block_n = kTensorLines;
+  plan.block_k = kTensorStepK;
+  plan.thread_m = kTensorThreadM;
+  plan.thread_n = kTensorThreadN;
+  plan.block_threads = kTensorThreads;
+  plan.stages = kTensorStages;
+  plan.smem_bytes = kTensorSmemBytes;
+  plan.blocks_per_sm = 1;
+  plan.split_k = split_k > 0 ? split_k : static_cast<int>(SplitOfTensor(problem, limits));
+  plan.k_per_split = plan.split_k > 1 ? KPerSplit(problem.k, plan.split_k) : problem.k;
+  plan.pack_a = problem.HasAlignedRowsA() ? kFloatsOfPack : 1;
+  plan.pack_b = problem.HasAlignedRowsB() ? kFloatsOfPack : 1;
+  const SgemmProblem group = GroupOfTensor(problem, plan.split_k);
+  plan.groups = problem.Batch() / group.Batch();
+  plan.partial_elements =
+      ScratchOf(group, plan.split_k).bytes / static_cast<int64_t>(sizeof(float));
+  return group;
+}
+
+void FinishTensorPlan(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan) {
+  // A block takes one tile, or part of one, after the other.
+  plan.grid_blocks = std::min<int64_t>(plan.grid_blocks, limits.sm_count);
+  plan.sm_count = limits.sm_count;
+  plan.compensated = IsCompensated(problem, limits, plan.split_k);
+  const int64_t tiles = plan.tiles_m * plan.tiles_n;
+  // A result in place cannot be made again as a whole once a tile is stored.
+  plan.most_marked_tiles = problem.adds_c ? tiles : std::max(kFewTiles, tiles / kShareOfTiles);
+  plan.tiles_before_look = TilesBeforeLook(problem, limits, plan);
+  plan.pack_c = problem.HasAlignedPairsC() ? 2 : 1;
+}
+
+}  // namespace jaxkernels

@@ -1,0 +1,144 @@
+// Tiles of C that pairs cannot hold, summed again from the operands as they are, where k is split.
+//
+// Owns: their sums, by float64. Must not know: why a tile is flagged (finish.cuh).
+//
+// Tiles are few then and k is deep. The FFMA kernel, which makes tiles again elsewhere, would have
+// a block a tile, and sum k by launches of at most 1024 k for the sake of accuracy: each of them
+// takes 1 us where there is nothing to do. Float64 sums all of k at half the rate of FFMA, eight
+// blocks a tile, in the launch that repairs elements.
+#ifndef JAXKERNELS_SGEMM_TENSOR_REPAIR_TILES_CUH_
+#define JAXKERNELS_SGEMM_TENSOR_REPAIR_TILES_CUH_
+
+#include "sgemm/epilogue.cuh"
+#include "sgemm/tensor/args.cuh"
+
+namespace jaxkernels {
+
+inline constexpr int kRepairThreads = 256;
+
+// Whether a tile, by its number among those of all members, is computed again as a whole.
+__device__ inline bool IsMadeAgain(const TensorArgs& args, unsigned tile) {
+  return args.flags[tile] != 0 || IsInVain(args, tile / (args.tiles_m * args.tiles_n));
+}
+
+// A block has 64 x 32 elements of a tile, a thread 2 x 4 of them: rows 32 apart, columns 8.
+struct RepairPiece {
+  static constexpr int kRows = 64, kColumns = 32, kDepth = 8;
+  static constexpr int kRowThreads = 32, kColumnThreads = 8;
+  static constexpr int kThreadRows = kRows / kRowThreads;
+  static constexpr int kThreadColumns = kColumns / kColumnThreads;
+  static constexpr int kAcross = kTensorLines / kColumns;  // pieces of a tile side by side
+  static constexpr int kOfTile = kTensorLines / kRows * kAcross;
+  static_assert(kRowThreads * kColumnThreads == kRepairThreads);
+};
+
+// kLines of an operand by 8 of k: from memory to registers, on to shared memory as float64. With
+// four of padding behind the lines of a k half a warp writes 8 k of two lines without conflicts.
+template <int kLines>
+struct RepairStage {
+  static constexpr int kDepth = RepairPiece::kDepth, kCount = kLines * kDepth / kRepairThreads;
+  using Lines = double[kDepth][kLines + 4];
+
+  const TensorOperand& operand;
+  const float* member;
+  int64_t first_line;
+  float values[kCount];
+
+  __device__ RepairStage(const TensorOperand& of, int index, int64_t line)
+      : operand(of), member(of.data + index * of.MemberElements()), first_line(line) {}
+
+  __device__ int LineOf(int i) const {
+    const int place = i * kRepairThreads + threadIdx.x;
+    return operand.along_k ? place / kDepth : place % kLines;
+  }
+  __device__ int DepthOf(int i) const {
+    const int place = i * kRepairThreads + threadIdx.x;
+    return operand.along_k ? place % kDepth : place / kLines;
+  }
+  // Zero where there is nothing.
+  __device__ void Load(int64_t first_k) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int64_t line = first_line + LineOf(i), k = first_k + DepthOf(i);
+      const int64_t at = operand.along_k ? line * operand.pitch + k : k * operand.pitch + line;
+      values[i] = line < operand.lines && k < operand.depth ? member[at] : 0.0f;
+    }
+  }
+  __device__ void Store(Lines& lines) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) lines[DepthOf(i)][LineOf(i)] = values[i];
+  }
+};
+
+// By all threads of a block: a piece of tile (tile_m, tile_n), whose first row and column within it
+// are these.
+__device__ inline void RepairPieceOf(const TensorArgs& args, int member, int64_t row,
+                                     int64_t column) {
+  using Piece = RepairPiece;
+  __shared__ RepairStage<Piece::kRows>::Lines lines_a;
+  __shared__ RepairStage<Piece::kColumns>::Lines lines_b;
+  const SgemmArgs& product = args.product;
+  if (row >= product.m || column >= product.n) return;
+  const MemberIndices members = IndicesOfMember(product, member);
+  RepairStage<Piece::kRows> stage_a(args.a, members.a, row);
+  RepairStage<Piece::kColumns> stage_b(args.b, members.b, column);
+  const int thread_row = threadIdx.x / Piece::kColumnThreads;
+  const int thread_column = threadIdx.x % Piece::kColumnThreads;
+  double sums[Piece::kThreadRows][Piece::kThreadColumns] = {};
+  stage_a.Load(0);
+  stage_b.Load(0);
+  for (int64_t first_k = 0; first_k < product.k; first_k += Piece::kDepth) {
+    __syncthreads();
+    stage_a.Store(lines_a);
+    stage_b.Store(lines_b);
+    __syncthreads();
+    stage_a.Load(first_k + Piece::kDepth);
+    stage_b.Load(first_k + Piece::kDepth);
+#pragma unroll
+    for (int k = 0; k < Piece::kDepth; ++k) {
+      double b[Piece::kThreadColumns];
+#pragma unroll
+      for (int j = 0; j < Piece::kThreadColumns; ++j) {
+        b[j] = lines_b[k][thread_column + j * Piece::kColumnThreads];
+      }
+#pragma unroll
+      for (int i = 0; i < Piece::kThreadRows; ++i) {
+        const double a = lines_a[k][thread_row + i * Piece::kRowThreads];
+#pragma unroll
+        for (int j = 0; j < Piece::kThreadColumns; ++j) sums[i][j] = fma(a, b[j], sums[i][j]);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < Piece::kThreadRows; ++i) {
+#pragma unroll
+    for (int j = 0; j < Piece::kThreadColumns; ++j) {
+      const int64_t r = row + thread_row + i * Piece::kRowThreads;
+      const int64_t c = column + thread_column + j * Piece::kColumnThreads;
+      if (r >= product.m || c >= product.n) continue;
+      const int64_t at = (int64_t{member} * product.m + r) * product.n + c;
+      product.out[at] =
+          CombineWith(product.alpha, static_cast<float>(sums[i][j]), product.beta, product.c + at);
+    }
+  }
+}
+
+// By all blocks of a launch: the pieces of all tiles that are computed again.
+__device__ inline void RepairTiles(const TensorArgs& args) {
+  const unsigned of_member = args.tiles_m * args.tiles_n;
+  const unsigned pieces = of_member * args.batch * RepairPiece::kOfTile;
+  for (unsigned index = blockIdx.x; index < pieces; index += gridDim.x) {
+    const unsigned tile = index / RepairPiece::kOfTile, piece = index % RepairPiece::kOfTile;
+    if (!IsMadeAgain(args, tile)) continue;
+    const unsigned in_member = tile % of_member;
+    const int64_t row = int64_t{in_member / args.tiles_n} * kTensorLines +
+                        piece / RepairPiece::kAcross * RepairPiece::kRows;
+    const int64_t column = int64_t{in_member % args.tiles_n} * kTensorLines +
+                           piece % RepairPiece::kAcross * RepairPiece::kColumns;
+    RepairPieceOf(args, static_cast<int>(tile / of_member), row, column);
+  }
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SGEMM_TENSOR_REPAIR_TILES_CUH_
