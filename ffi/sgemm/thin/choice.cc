@@ -21,10 +21,16 @@ struct ThinCost {
   static constexpr double kBytesPerCycleAlongOfFour = 1700, kBytesPerCycleAcrossOfFour = 2200;
   // Bytes that an SM can ask for, so that few blocks are slower.
   static constexpr double kBytesPerCycleOfSm = 40;
-  // kShallow: the start, what each turn of an SM's blocks takes besides its FFMA, and how many warps
-  // keep an SM busy.
-  static constexpr double kShallowLaunchCycles = 3300, kWaveCycles = 2850, kWarpsOfBusySm = 6.2;
-  static constexpr double kShallowBytesPerCycle = 3000;
+  // kShallow, fitted to 251 times of 41 products (H200, 2026-11): the start, and each turn of the
+  // blocks that an SM holds at once.
+  static constexpr double kShallowLaunchCycles = 4510, kTurnCycles = 456;
+  // How many warps keep an SM busy. A across k brings fewer bank conflicts of registers.
+  static constexpr double kWarpsOfBusySm = 4, kAcrossK = 1.19;
+  // 128 copies of a pack or a float, and a warp's start and end.
+  static constexpr double kCopyCycles = 23.4, kWarpCycles = 14.6;
+  static constexpr double kShallowBytesPerCycle = 3340;
+  // Rows of C that no tile has whole, in tiles of less than 512 bytes: what storing takes besides.
+  static constexpr double kNarrowBytesPerCycle = 10750;
 };
 
 // So many blocks for each two SMs keep the memory busy.
@@ -57,11 +63,22 @@ double CyclesOfShallow(const SgemmProblem& problem, const DeviceLimits& limits, 
   const int64_t at_once = ShallowBlocksPerSm(problem, limits, tile, threads);
   const double warps = std::min(at_once, blocks_of_sm) * threads / 32.0;
   const double busy = std::min(1.0, warps / ThinCost::kWarpsOfBusySm);
-  const double ffma = static_cast<double>(rows * columns * CeilDiv(problem.k, 4) * 4) / 128;
+  const double efficiency = tile.efficiency * (problem.trans_a ? ThinCost::kAcrossK : 1);
+  const auto k = static_cast<double>(problem.k);
+  const double ffma = rows * columns * 4.0 * CeilDiv(problem.k, 4) / 128;
+  const double copies = k / 128 *
+                        (rows / (problem.HasAlignedRowsA() ? 4.0 : 1.0) +
+                         columns / (problem.HasAlignedRowsB() && !problem.trans_b ? 4.0 : 1.0));
+  const double of_block = (ffma / efficiency + copies * ThinCost::kCopyCycles) / busy +
+                          threads / 32 * ThinCost::kWarpCycles;
+  const bool is_narrow = columns < 128 && columns < problem.n;
+  const double narrow =
+      is_narrow ? 4.0 * problem.m * problem.n * members * (problem.HasAlignedRowsC() ? 1 : 2) : 0;
   return ThinCost::kShallowLaunchCycles +
-         ThinCost::kWaveCycles * static_cast<double>(CeilDiv(blocks_of_sm, at_once)) +
-         static_cast<double>(blocks_of_sm) * ffma / (tile.efficiency * busy) +
-         BytesOf(problem) * static_cast<double>(members) / ThinCost::kShallowBytesPerCycle;
+         ThinCost::kTurnCycles * static_cast<double>(CeilDiv(blocks_of_sm, at_once)) +
+         static_cast<double>(blocks_of_sm) * of_block +
+         BytesOf(problem) * static_cast<double>(members) / ThinCost::kShallowBytesPerCycle +
+         narrow / ThinCost::kNarrowBytesPerCycle;
 }
 
 // The tile changes no sum, so that the batch may be seen.
@@ -73,7 +90,11 @@ ThinChoice ChooseShallow(const SgemmProblem& problem, const DeviceLimits& limits
   choice.k_per_block = problem.k;
   double least = -1;
   for (int tile = 0; tile < kShallowTileCount; ++tile) {
-    for (int threads = 32; threads <= kShallowMostThreads; threads *= 2) {
+    // A few columns at a time, of more, read A as often.
+    const bool is_for_few = kShallowTiles[tile].Columns() < kShallowColumns;
+    if (is_for_few && kShallowTiles[tile].Columns() < made.n) continue;
+    for (int threads = kShallowTiles[tile].least_threads; threads <= kShallowMostThreads;
+         threads *= 2) {
       const double cycles =
           CyclesOfShallow(made, limits, problem.Batch(), kShallowTiles[tile], threads);
       if (least >= 0 && cycles >= least) continue;
@@ -165,19 +186,12 @@ ThinChoice ChooseFewLines(const SgemmProblem& problem, const DeviceLimits& limit
 // Where kShallow serves: products of few k, somewhat more where one side has few lines.
 constexpr int64_t kMostDepthShallow = 64, kMostDepthOfFewLines = 128;
 constexpr int64_t kFewLinesShallow = 16;
-// From so many k on very few lines have forms of their own. Up to kMostDepthShallow those are
-// slower where the others lie along k, or are few, too. us, kShallow and they (H200, 2026-11):
-// (65536, 2, 64) 8.3 14.8, (262144, 1, 32) 15.3 30.2, TN 13.4 11.6
-// 4096 x (4, 64, 64) 24.6 46.7
-constexpr int64_t kLeastDepthOfLines = 17;
-constexpr int64_t kMostOthersShallow = 256;
-
+// Very few lines of more k have forms of their own. Up to here those gain nothing. us, kShallow and
+// they (H200, 2026-11):
+// (65536, 2, 64) 7.1 14.9, (262144, 1, 32) 12.0 30.3, TN 11.7 11.6
+// 4096 x (4, 64, 64) 26.4 47.1, (4, 65536, 64) 8.5 9.7
 bool IsOfFewLines(const SgemmProblem& problem) {
-  if (std::min(problem.m, problem.n) > kThinMostFew || problem.k < kLeastDepthOfLines) return false;
-  if (problem.k > kMostDepthShallow) return true;
-  const SgemmProblem made = WithManyRows(problem);
-  const bool along_k = made.m >= made.n && !made.trans_a;
-  return !along_k && std::max(problem.m, problem.n) > kMostOthersShallow;
+  return std::min(problem.m, problem.n) <= kThinMostFew && problem.k > kMostDepthShallow;
 }
 
 }  // namespace
@@ -186,6 +200,8 @@ SgemmProblem WithManyRows(SgemmProblem problem) {
   if (problem.m != 1) return problem;
   std::swap(problem.m, problem.n);
   std::swap(problem.trans_a, problem.trans_b);
+  std::swap(problem.aligned_a, problem.aligned_b);
+  std::swap(problem.pad_a, problem.pad_b);
   problem.trans_a = !problem.trans_a;
   problem.trans_b = !problem.trans_b;
   return problem;
@@ -208,7 +224,7 @@ bool IsThin(const SgemmProblem& problem) {
 }
 
 bool SumsInOrder(const SgemmProblem& problem) {
-  return problem.k <= kMostDepthShallow && !IsOfFewLines(problem);
+  return problem.k <= kMostDepthShallow;
 }
 
 ThinChoice ChooseThin(const SgemmProblem& problem, const DeviceLimits& limits, int split_k) {

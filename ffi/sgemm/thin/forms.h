@@ -40,6 +40,7 @@ inline constexpr int kAcrossMostLanes = 64;  // threads side by side
 struct ShallowTile {
   int lanes, rows, columns;
   int blocks_per_sm;  // of kShallowMostThreads, that the registers have to allow
+  int least_threads;  // of a block; a power of two
   double efficiency;  // fraction of the FFMA peak that a full SM reaches
 
   constexpr int RowLanes() const { return 32 / lanes; }
@@ -47,11 +48,15 @@ struct ShallowTile {
   constexpr int Columns() const { return lanes * columns; }
 };
 
+// The first three are for more than 32 columns, the third one for long rows of C, the fourth one for
+// small products; the others are for few columns.
 inline constexpr ShallowTile kShallowTiles[] = {
-    {8, 8, 8, 4, 0.65}, {8, 4, 8, 6, 0.65}, {16, 4, 8, 6, 0.60}, {16, 4, 4, 8, 0.61},
-    {4, 4, 8, 6, 0.59}, {4, 4, 4, 8, 0.48}, {2, 4, 4, 8, 0.35},  {1, 2, 4, 8, 0.30},
+    {8, 8, 8, 4, 128, 0.80}, {8, 4, 8, 6, 32, 0.79}, {16, 4, 8, 6, 32, 0.72},
+    {16, 4, 4, 8, 32, 0.80}, {4, 4, 8, 6, 32, 0.74}, {4, 4, 4, 8, 32, 0.96},
+    {2, 4, 4, 8, 32, 1.00},  {1, 2, 4, 8, 32, 1.00},
 };
 inline constexpr int kShallowTileCount = sizeof(kShallowTiles) / sizeof(kShallowTiles[0]);
+inline constexpr int kShallowColumns = 64;  // of a tile, at least, unless C has fewer
 inline constexpr int kShallowMostThreads = 128;
 
 // k of a stage. A line of A along k gives whole 128 bytes to each: (65536, 64, 64) took 20.8 us with
