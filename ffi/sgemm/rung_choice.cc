@@ -13,16 +13,13 @@ namespace {
 // padding saves of it (PaddingCost in plan.cc, measured).
 constexpr double kFfmaOfFloats = 1.15;
 
-// `least_depth`: of a sum, however few k there are. `of_floats`: how much longer it takes where the
-// accelerator cannot read lines.
+// `of_floats`: how much longer it takes where the accelerator cannot read lines.
 double CyclesOfPipelined(const SgemmProblem& problem, const DeviceLimits& limits, int64_t members,
-                         int64_t least_depth, double of_floats) {
+                         double of_floats) {
   const TileChoice choice = ChooseOrder(problem, limits, 0);
   const Engine engine = EngineOf(problem, limits, kPipelinedTiles[choice.tile]);
   const double slower = engine == Engine::kTma ? 1 : of_floats;
-  SgemmProblem summed = problem;
-  summed.k = std::max(problem.k, least_depth);
-  return CyclesOf(summed, limits, choice, members) * slower;
+  return CyclesOf(problem, limits, choice, members) * slower;
 }
 
 // As a member of the batch would be made alone, or all of them where the problem says for_batch.
@@ -33,6 +30,8 @@ int64_t MembersSeen(const SgemmProblem& problem) { return problem.for_batch ? pr
 // are. H200, us (2026-11):
 // (4096, 4096, k): k = 1 to 32 35 to 43, 48 60.6, 64 60.6
 // (4095, 4093, k), which the accelerator cannot read: k = 8 98.9, 32 100.9
+// small ones, which the model gives 2.7: (1024, 64, 64) 4.4, (8192, 32, 32) 4.0, (512, 512, 32) 3.7
+constexpr double kThinLaunchCycles = 2500;
 constexpr double kThinOfFloats = 2.2;
 constexpr double kMemoryBytesPerCycle = 2 * 2300;
 constexpr int64_t kDepthOfStage = 32;
@@ -41,7 +40,13 @@ double CyclesOfThinPipelined(const SgemmProblem& problem, const DeviceLimits& li
                              int64_t members) {
   const double elements =
       1.0 * problem.m * problem.k + 1.0 * problem.n * problem.k + 1.0 * problem.m * problem.n;
-  return CyclesOfPipelined(problem, limits, members, kDepthOfStage, kThinOfFloats) +
+  TileChoice choice = ChooseOrder(problem, limits, 0);
+  if (members > 1) choice.tile = ChooseTile(problem, limits, choice);
+  const bool of_floats = EngineOf(problem, limits, kPipelinedTiles[choice.tile]) != Engine::kTma;
+  SgemmProblem summed = problem;
+  summed.k = std::max(problem.k, kDepthOfStage);
+  return kThinLaunchCycles +
+         CyclesOf(summed, limits, choice, members) * (of_floats ? kThinOfFloats : 1) +
          4 * elements * members / kMemoryBytesPerCycle;
 }
 
@@ -56,7 +61,7 @@ bool TensorPays(const SgemmProblem& problem, const DeviceLimits& limits) {
   const int64_t members = MembersSeen(problem);
   const double cycles = CyclesOfTensor(problem, limits, members, SplitOfTensor(problem, limits));
   if (IsThin(problem) && CyclesOfThin(problem, limits, members) <= cycles) return false;
-  return cycles < CyclesOfPipelined(problem, limits, members, 0, kFfmaOfFloats);
+  return cycles < CyclesOfPipelined(problem, limits, members, kFfmaOfFloats);
 }
 
 }  // namespace

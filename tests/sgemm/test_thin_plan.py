@@ -8,6 +8,8 @@ import pytest
 import jaxkernels as jk
 from jaxkernels._core import registry
 
+# Columns of a block and sums of a thread, of kShallowTiles.
+SHALLOW_TILES = ((64, 64), (64, 32), (128, 32), (64, 16), (32, 32), (16, 16), (8, 16), (4, 8))
 DEVICES = sorted(registry.cpu_module.named_devices())
 few = st.integers(1, 4)
 many = st.one_of(st.integers(1, 300), st.integers(1, 70000), st.sampled_from([64, 4096]))
@@ -56,7 +58,10 @@ def test_blocks_cover_the_problem_and_fit_the_device(sizes, batch, device, trans
     assert plan.cluster_blocks <= gpu.cluster_blocks
     assert plan.cluster_blocks.bit_count() == 1
     assert plan.k_per_split % (4 * plan.cluster_blocks) == 0 or plan.thin == "shallow"  # packs
-    assert plan.smem_bytes <= 48 * 1024  # what a launch may have without asking for it
+    if plan.thin != "shallow":
+        assert plan.smem_bytes <= 48 * 1024  # what a launch may have without asking for it
+    assert plan.smem_bytes <= gpu.smem_per_block
+    assert plan.blocks_per_sm >= 1
     assert (plan.pad_a, plan.pad_b) == (0, 0)
 
 
@@ -87,20 +92,26 @@ def test_a_program_keeps_its_split(sizes, trans_a, trans_b):
 @pytest.mark.parametrize("kind", gemm_cases.EDGES_OF_THIN)
 def test_the_value_tests_reach_all_kernels(kind):
     """The shapes of test_thin.py and the sanitizer's sweep."""
-    kernels = set()
+    kernels, shallow = set(), set()
     for batch, m, n, k in gemm_cases.EDGES_OF_THIN[kind]:
         for trans_a, trans_b in gemm_cases.TRANSPOSES:
             plan = plan_of(m, n, k, batch=batch, trans_a=trans_a, trans_b=trans_b)
-            assert (plan.thin == "shallow") == (kind == "shallow")
-            if kind == "shallow":
-                rows = plan.thread_n if plan.many_is_a else plan.thread_m
-                kernels.add((plan.thin, rows, plan.pack_c))
+            many_is_across = trans_a if plan.many_is_a else not trans_b
+            lines = plan.block_n if plan.many_is_a else plan.block_m
+            if plan.thin == "shallow":
+                key = (lines, plan.thread_m * plan.thread_n, many_is_across)
+                shallow.add((*key, plan.pack_c))
             else:
-                lines = plan.block_n if plan.many_is_a else plan.block_m
                 kernels.add((plan.thin, lines, max(plan.pack_a, plan.pack_b)))
-    forms = ("shallow",) if kind == "shallow" else ("along_k", "across_k")
-    sizes = (2, 4, 8) if kind == "shallow" else (1, 4)
-    assert kernels >= {(form, size, pack) for form in forms for size in sizes for pack in (1, 4)}
+    if kind == "lines":
+        forms = ("along_k", "across_k")
+        assert kernels == {(form, size, pack) for form in forms for size in (1, 4) for pack in (1, 4)}
+    else:
+        assert not kernels
+        assert {key[:3] for key in shallow} == {
+            (*tile, across) for tile in SHALLOW_TILES for across in (False, True)
+        }
+        assert {key[3] for key in shallow} == {1, 4}
 
 
 def test_forms():
@@ -112,11 +123,18 @@ def test_forms():
     assert form(4096, 4, 4096, trans_a=True) == ("across_k", True)
     assert form(1, 4096, 4096) == ("across_k", False)
     assert form(4, 4096, 4096, trans_b=True) == ("along_k", False)
-    assert form(4096, 4096, 64) == ("shallow", False)
-    assert form(4096, 16, 128) == form(5, 4096, 128) == ("shallow", False)
-    assert form(4096, 1, 17) == ("along_k", True)
-    assert form(4096, 1, 16) == ("shallow", True)  # C is one column: a row of the transposes
-    assert form(1, 1, 16) == ("shallow", False)
+    assert form(4096, 4096, 64) == form(1, 1, 16) == ("shallow", True)
+    assert form(4096, 16, 128) == form(5, 4096, 128) == ("shallow", True)
+    assert form(4096, 1, 65) == ("along_k", True)
+    assert form(1, 4096, 65, trans_b=True) == ("along_k", False)
+    # Up to 64 k only lines across k, and only many of them.
+    assert form(4096, 4, 64) == ("shallow", True)
+    assert form(4096, 4, 64, trans_a=True) == form(4096, 1, 17, trans_a=True) == ("across_k", True)
+    assert form(256, 4, 64, trans_a=True) == ("shallow", True)
+    assert form(4, 4096, 64) == ("across_k", False)
+    assert form(4, 4096, 64, trans_b=True) == ("along_k", False)
+    # C is one row: the product of the transposes.
+    assert form(1, 4096, 16) == form(1, 4096, 64, trans_b=True) == ("shallow", False)
 
 
 def test_it_gives_way_where_it_cannot_serve():
@@ -166,8 +184,8 @@ def test_threads_move_packs_where_rows_begin_at_16_bytes():
     assert packs(4096, 4095, 8) == (4, 1, 1)
     assert packs(4096, 4096, 8, aligned_c=False) == (4, 4, 1)
     assert packs(4096, 4096, 7) == (1, 4, 4)
-    assert packs(4096, 1, 8) == (4, 1, 4)  # C is a row of 4096
-    assert packs(4095, 1, 8) == (4, 1, 1)
+    assert packs(4096, 1, 8) == (4, 1, 1)
+    assert packs(1, 4096, 8) == (4, 4, 1)  # C is a column of 4096
 
 
 @hypothesis.settings(max_examples=200, deadline=None)

@@ -30,6 +30,13 @@ __device__ inline void CopyPackAsync(uint32_t to, const float* from, bool valid)
                : "memory");
 }
 
+// The same by way of the L1 cache, for what the blocks of an SM share.
+__device__ inline void CopySharedPackAsync(uint32_t to, const float* from, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+
 __device__ inline void CommitAsyncGroup() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Until all but the newest kPending groups of this thread have arrived.

@@ -1,6 +1,7 @@
 #include "sgemm/thin/choice.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/ceil_div.h"
 #include "sgemm/tile_choice.h"
@@ -20,15 +21,16 @@ struct ThinCost {
   static constexpr double kBytesPerCycleAlongOfFour = 1700, kBytesPerCycleAcrossOfFour = 2200;
   // Bytes that an SM can ask for, so that few blocks are slower.
   static constexpr double kBytesPerCycleOfSm = 40;
-  // kShallow: what a block takes besides its FFMA, and how many an SM makes in a cycle. Threads of
-  // fewer rows read more of shared memory.
-  // 8 rows, (4096, 4096, k): k = 1 20.5, 8 25.5, 16 32.3, 20 35.9, 48 64.8
-  // 4 rows: 1000 x (64, 64, 64) 30.3, 4096 x (64, 64, 64) 130
-  // 2 rows: (65536, 16, 64) 16.0 NN, 16.6 TN, 18.8 NT
-  static constexpr double kBlockCycles = 100;
-  static constexpr double ShallowFfmaPerCycle(int rows) {
-    return rows > 4 ? 88 : rows > 2 ? 50 : 28;
-  }
+  // kShallow, fitted to 251 times of 41 products (H200, 2026-11): the start, and each turn of the
+  // blocks that an SM holds at once.
+  static constexpr double kShallowLaunchCycles = 4510, kTurnCycles = 456;
+  // How many warps keep an SM busy. A across k brings fewer bank conflicts of registers.
+  static constexpr double kWarpsOfBusySm = 4, kAcrossK = 1.19;
+  // 128 copies of a pack or a float, and a warp's start and end.
+  static constexpr double kCopyCycles = 23.4, kWarpCycles = 14.6;
+  static constexpr double kShallowBytesPerCycle = 3340;
+  // Rows of C that no tile has whole, in tiles of less than 512 bytes: what storing takes besides.
+  static constexpr double kNarrowBytesPerCycle = 10750;
 };
 
 // So many blocks for each two SMs keep the memory busy.
@@ -46,31 +48,61 @@ constexpr int64_t kMostDepthOfThread = 1024;
 // Shares of k begin at multiples of 16 bytes.
 constexpr int64_t kDepthGranularity = 128;
 
-int64_t PowerOfTwoFrom(int64_t least) {
-  int64_t power = 1;
-  while (power < least) power *= 2;
-  return power;
+double BytesOf(const SgemmProblem& problem) {
+  const auto m = static_cast<double>(problem.m), n = static_cast<double>(problem.n);
+  const auto k = static_cast<double>(problem.k);
+  return 4 * (m * k + n * k + m * n);
 }
 
+// Of one member or of several; `problem` has many rows.
+double CyclesOfShallow(const SgemmProblem& problem, const DeviceLimits& limits, int64_t members,
+                       const ShallowTile& tile, int threads) {
+  const int64_t rows = threads / 32 * tile.RowsOfWarp(), columns = tile.Columns();
+  const int64_t blocks = CeilDiv(problem.m, rows) * CeilDiv(problem.n, columns) * members;
+  const int64_t blocks_of_sm = std::max<int64_t>(CeilDiv(blocks, limits.sm_count), 1);
+  const int64_t at_once = ShallowBlocksPerSm(problem, limits, tile, threads);
+  const double warps = std::min(at_once, blocks_of_sm) * threads / 32.0;
+  const double busy = std::min(1.0, warps / ThinCost::kWarpsOfBusySm);
+  const double efficiency = tile.efficiency * (problem.trans_a ? ThinCost::kAcrossK : 1);
+  const auto k = static_cast<double>(problem.k);
+  const double ffma = rows * columns * 4.0 * CeilDiv(problem.k, 4) / 128;
+  const double copies = k / 128 *
+                        (rows / (problem.HasAlignedRowsA() ? 4.0 : 1.0) +
+                         columns / (problem.HasAlignedRowsB() && !problem.trans_b ? 4.0 : 1.0));
+  const double of_block = (ffma / efficiency + copies * ThinCost::kCopyCycles) / busy +
+                          threads / 32 * ThinCost::kWarpCycles;
+  const bool is_narrow = columns < 128 && columns < problem.n;
+  const double narrow =
+      is_narrow ? 4.0 * problem.m * problem.n * members * (problem.HasAlignedRowsC() ? 1 : 2) : 0;
+  return ThinCost::kShallowLaunchCycles +
+         ThinCost::kTurnCycles * static_cast<double>(CeilDiv(blocks_of_sm, at_once)) +
+         static_cast<double>(blocks_of_sm) * of_block +
+         BytesOf(problem) * static_cast<double>(members) / ThinCost::kShallowBytesPerCycle +
+         narrow / ThinCost::kNarrowBytesPerCycle;
+}
+
+// The tile changes no sum, so that the batch may be seen.
 ThinChoice ChooseShallow(const SgemmProblem& problem, const DeviceLimits& limits) {
+  const SgemmProblem made = WithManyRows(problem);
   ThinChoice choice;
   choice.form = ThinForm::kShallow;
-  choice.many_is_a = problem.n == 1 && problem.m > 1;
-  const int64_t m = choice.many_is_a ? problem.n : problem.m;
-  const int64_t n = choice.many_is_a ? problem.m : problem.n;
-  choice.lanes =
-      static_cast<int>(std::clamp<int64_t>(PowerOfTwoFrom(CeilDiv(n, kShallowColumns)), 4, 32));
-  const int64_t rows_once = kThinThreads / choice.lanes;
-  const int64_t columns = kShallowColumns * choice.lanes;
-  // The fewest rows of a thread that hold all of C's, or that still give each SM two blocks. They
-  // change no sum, so that the batch may be seen.
-  choice.rows = 2;
-  while (choice.rows < kShallowMostRows && rows_once * choice.rows < m &&
-         CeilDiv(m, 2 * rows_once * choice.rows) * CeilDiv(n, columns) * problem.Batch() >=
-             int64_t{2} * limits.sm_count) {
-    choice.rows *= 2;
-  }
+  choice.many_is_a = made.m == problem.m;
   choice.k_per_block = problem.k;
+  double least = -1;
+  for (int tile = 0; tile < kShallowTileCount; ++tile) {
+    // A few columns at a time, of more, read A as often.
+    const bool is_for_few = kShallowTiles[tile].Columns() < kShallowColumns;
+    if (is_for_few && kShallowTiles[tile].Columns() < made.n) continue;
+    for (int threads = kShallowTiles[tile].least_threads; threads <= kShallowMostThreads;
+         threads *= 2) {
+      const double cycles =
+          CyclesOfShallow(made, limits, problem.Batch(), kShallowTiles[tile], threads);
+      if (least >= 0 && cycles >= least) continue;
+      least = cycles;
+      choice.tile = tile;
+      choice.threads = threads;
+    }
+  }
   return choice;
 }
 
@@ -154,14 +186,36 @@ ThinChoice ChooseFewLines(const SgemmProblem& problem, const DeviceLimits& limit
 // Where kShallow serves: products of few k, somewhat more where one side has few lines.
 constexpr int64_t kMostDepthShallow = 64, kMostDepthOfFewLines = 128;
 constexpr int64_t kFewLinesShallow = 16;
-// From so many k on very few lines have forms of their own.
-constexpr int64_t kLeastDepthOfLines = 17;
-
+// Very few lines of more k have forms of their own. Up to here those gain nothing. us, kShallow and
+// they (H200, 2026-11):
+// (65536, 2, 64) 7.1 14.9, (262144, 1, 32) 12.0 30.3, TN 11.7 11.6
+// 4096 x (4, 64, 64) 26.4 47.1, (4, 65536, 64) 8.5 9.7
 bool IsOfFewLines(const SgemmProblem& problem) {
-  return std::min(problem.m, problem.n) <= kThinMostFew && problem.k >= kLeastDepthOfLines;
+  return std::min(problem.m, problem.n) <= kThinMostFew && problem.k > kMostDepthShallow;
 }
 
 }  // namespace
+
+SgemmProblem WithManyRows(SgemmProblem problem) {
+  if (problem.m != 1) return problem;
+  std::swap(problem.m, problem.n);
+  std::swap(problem.trans_a, problem.trans_b);
+  std::swap(problem.aligned_a, problem.aligned_b);
+  std::swap(problem.pad_a, problem.pad_b);
+  problem.trans_a = !problem.trans_a;
+  problem.trans_b = !problem.trans_b;
+  return problem;
+}
+
+int ShallowSmemBytes(const SgemmProblem& problem, const ShallowTile& tile, int threads) {
+  return ShallowSmemBytes(tile, threads, problem.k, !problem.trans_a);
+}
+
+int ShallowBlocksPerSm(const SgemmProblem& problem, const DeviceLimits& limits,
+                       const ShallowTile& tile, int threads) {
+  const int by_registers = tile.blocks_per_sm * kShallowMostThreads / threads;
+  return std::min(by_registers, limits.BlocksPerSm(threads, ShallowSmemBytes(problem, tile, threads)));
+}
 
 bool IsThin(const SgemmProblem& problem) {
   const bool few_lines = std::min(problem.m, problem.n) <= kFewLinesShallow;
@@ -170,7 +224,7 @@ bool IsThin(const SgemmProblem& problem) {
 }
 
 bool SumsInOrder(const SgemmProblem& problem) {
-  return problem.k <= kMostDepthShallow && !IsOfFewLines(problem);
+  return problem.k <= kMostDepthShallow;
 }
 
 ThinChoice ChooseThin(const SgemmProblem& problem, const DeviceLimits& limits, int split_k) {
@@ -182,22 +236,12 @@ ThinChoice ChooseThin(const SgemmProblem& problem, const DeviceLimits& limits, i
 double CyclesOfThin(SgemmProblem problem, const DeviceLimits& limits, int64_t members) {
   if (members == 1) problem.batch_dims = 0;  // what a block takes may follow from the batch
   const ThinChoice choice = ChooseThin(problem, limits, 0);
-  const double elements = static_cast<double>(problem.m) * problem.k +
-                          static_cast<double>(problem.n) * problem.k +
-                          static_cast<double>(problem.m) * problem.n;
-  const double bytes = 4 * elements * members;
-  double cycles = ThinCost::kLaunchCycles;
   if (choice.form == ThinForm::kShallow) {
-    const int64_t lines_m = kThinThreads / choice.lanes * choice.rows;
-    const int64_t lines_n = kShallowColumns * choice.lanes;
-    const int64_t m = choice.many_is_a ? problem.n : problem.m;
-    const int64_t n = choice.many_is_a ? problem.m : problem.n;
-    const int64_t blocks = CeilDiv(m, lines_m) * CeilDiv(n, lines_n) * members;
-    const double of_block = static_cast<double>(lines_m * lines_n) * problem.k;
-    const double waves = std::max(1.0, static_cast<double>(blocks) / limits.sm_count);
-    return cycles + bytes / ThinCost::kBytesPerCycle +
-           waves * (ThinCost::kBlockCycles + of_block / ThinCost::ShallowFfmaPerCycle(choice.rows));
+    return CyclesOfShallow(WithManyRows(problem), limits, members, kShallowTiles[choice.tile],
+                           choice.threads);
   }
+  const double bytes = BytesOf(problem) * static_cast<double>(members);
+  double cycles = ThinCost::kLaunchCycles;
   const bool along_k = choice.form == ThinForm::kAlongK;
   const int64_t lines = along_k ? choice.turns * kAlongLinesOfTurn : kAcrossLines * choice.lanes;
   const int64_t groups = CeilDiv(std::max(problem.m, problem.n), lines);

@@ -23,10 +23,10 @@ bool SumsInOrder(const SgemmProblem& problem);
 
 struct ThinChoice {
   ThinForm form = ThinForm::kNone;  // of a product that is not thin
-  bool many_is_a = false;           // kShallow: C is one column
+  bool many_is_a = false;           // kShallow: unless C is one row
   int few = 1;                      // lines that a kernel has sums of; not of kShallow
-  int lanes = 32;                   // threads side by side along lines, or columns of C
-  int rows = 1;                     // kShallow: of a thread
+  int lanes = 32;                   // kAcrossK: threads side by side along lines
+  int tile = 0, threads = 0;        // kShallow: of kShallowTiles, and of a block
   int turns = 1;                    // kAlongK: how often a block takes lines
   int cluster_blocks = 1;
   int64_t split_k = 1;
@@ -35,6 +35,15 @@ struct ThinChoice {
 
 // split_k: as it was when the program was lowered, or 0.
 ThinChoice ChooseThin(const SgemmProblem& problem, const DeviceLimits& limits, int split_k);
+
+// Shared memory of a block of kShallow, and how many of them an SM holds at once. The problem as
+// the kernel makes it.
+int ShallowSmemBytes(const SgemmProblem& problem, const ShallowTile& tile, int threads);
+int ShallowBlocksPerSm(const SgemmProblem& problem, const DeviceLimits& limits,
+                       const ShallowTile& tile, int threads);
+
+// The product as kShallow makes it: of the transposes, in the same memory, where C is one row.
+SgemmProblem WithManyRows(SgemmProblem problem);
 
 // What it is expected to take for so many members of the batch, in the cycles of tile_choice.h.
 double CyclesOfThin(SgemmProblem problem, const DeviceLimits& limits, int64_t members);

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "core/host_device.h"
+
 namespace jaxkernels {
 
 // Which operand is long, and how it lies. kAlongK and kAcrossK: one operand has few lines, the
@@ -33,28 +35,45 @@ inline constexpr int kAlongMostTurns = 8;
 inline constexpr int kAcrossLines = 4;
 inline constexpr int kAcrossMostLanes = 64;  // threads side by side
 
-// kShallow: a thread has four columns of C, and so many rows.
-inline constexpr int kShallowColumns = 4;
-inline constexpr int kShallowMostRows = 8;
-inline constexpr int kShallowMostDepth = 64;
+// kShallow: a thread has `rows` by `columns` sums of a tile, `lanes` threads side by side share
+// rows. A block of W warps has tiles of W RowsOfWarp() rows by Columns() columns.
+struct ShallowTile {
+  int lanes, rows, columns;
+  int blocks_per_sm;  // of kShallowMostThreads, that the registers have to allow
+  int least_threads;  // of a block; a power of two
+  double efficiency;  // fraction of the FFMA peak that a full SM reaches
 
-// Floats from one row of A to the next, an odd number of packs: eight rows that threads read at
-// once lie in different banks.
-constexpr int ShallowPitchA(int depth) { return ((depth + 3) / 4 | 1) * 4; }
-// Floats from one k of B to the next: 16 lines by 2 packs of k that a warp stores at once lie in
-// different banks.
-constexpr int ShallowPitchB(int lanes) { return kShallowColumns * lanes + 4; }
-constexpr int ShallowSmemBytes(int depth, int lanes, int rows) {
-  const int rows_of_block = kThinThreads / lanes * rows;
-  return 4 * (rows_of_block * ShallowPitchA(depth) + (depth + 3) / 4 * 4 * ShallowPitchB(lanes));
-}
-// k that a block has in shared memory at once: all, or as many as launches may have unasked.
-inline constexpr int kShallowMostSmemBytes = 48 * 1024;
-constexpr int ShallowDepth(int64_t k, int lanes, int rows) {
-  int depth = k < kShallowMostDepth ? static_cast<int>(k) : kShallowMostDepth;
-  while (ShallowSmemBytes(depth, lanes, rows) > kShallowMostSmemBytes)
-    depth = (depth / 2 + 3) / 4 * 4;
-  return depth;
+  constexpr int RowLanes() const { return 32 / lanes; }
+  constexpr int RowsOfWarp() const { return rows * RowLanes(); }
+  constexpr int Columns() const { return lanes * columns; }
+};
+
+// The first three are for more than 32 columns, the third one for long rows of C, the fourth one for
+// small products; the others are for few columns.
+inline constexpr ShallowTile kShallowTiles[] = {
+    {8, 8, 8, 4, 128, 0.80}, {8, 4, 8, 6, 32, 0.79}, {16, 4, 8, 6, 32, 0.72},
+    {16, 4, 4, 8, 32, 0.80}, {4, 4, 8, 6, 32, 0.74}, {4, 4, 4, 8, 32, 0.96},
+    {2, 4, 4, 8, 32, 1.00},  {1, 2, 4, 8, 32, 1.00},
+};
+inline constexpr int kShallowTileCount = sizeof(kShallowTiles) / sizeof(kShallowTiles[0]);
+inline constexpr int kShallowColumns = 64;  // of a tile, at least, unless C has fewer
+inline constexpr int kShallowMostThreads = 128;
+
+// k of a stage. A line of A along k gives whole 128 bytes to each: (65536, 64, 64) took 20.8 us with
+// 16, 19.8 with 32, but TN 18.4 and 19.8 (H200, 2026-11).
+JK_HOST_DEVICE constexpr int ShallowStageDepth(bool a_along_k) { return a_along_k ? 32 : 16; }
+// The most k that are in shared memory at once, and so it is full: deeper products take it by turns.
+inline constexpr int kShallowMostStaged = 64;
+
+// Floats from one k of B to the next: 4 columns by 8 k that a warp stores at once lie in different
+// banks.
+JK_HOST_DEVICE constexpr int ShallowPitchB(int columns) { return columns + 4; }
+// Where results begin anywhere, their sums pass through the same memory.
+constexpr int ShallowSmemBytes(const ShallowTile& tile, int threads, int64_t k, bool a_along_k) {
+  const int rows = threads / 32 * tile.RowsOfWarp(), depth = ShallowStageDepth(a_along_k);
+  const int64_t whole = (k + depth - 1) / depth * depth;
+  const int staged = whole < kShallowMostStaged ? static_cast<int>(whole) : kShallowMostStaged;
+  return 4 * staged * (rows + ShallowPitchB(tile.Columns()));
 }
 
 }  // namespace jaxkernels

@@ -25,21 +25,11 @@ const void* FindKernel(ThinForm form, int few, bool in_packs) {
   return few == 1 ? KernelOfFew<1>(form, in_packs) : KernelOfFew<4>(form, in_packs);
 }
 
-template <int kRows>
-const void* ShallowKernel(bool in_packs) {
-  return in_packs ? reinterpret_cast<const void*>(SumShallow<kRows, 4>)
-                  : reinterpret_cast<const void*>(SumShallow<kRows, 1>);
-}
-
-const void* FindShallowKernel(int rows, bool in_packs) {
-  switch (rows) {
-    case 2:
-      return ShallowKernel<2>(in_packs);
-    case 4:
-      return ShallowKernel<4>(in_packs);
-    default:
-      return ShallowKernel<8>(in_packs);
-  }
+template <int... kTiles>
+const void* FindShallowKernel(int tile, bool a_along_k, std::integer_sequence<int, kTiles...>) {
+  const void* const across[] = {reinterpret_cast<const void*>(SumShallow<kTiles, false>)...};
+  const void* const along[] = {reinterpret_cast<const void*>(SumShallow<kTiles, true>)...};
+  return a_along_k ? along[tile] : across[tile];
 }
 
 cudaError_t Start(const SgemmPlan& plan, const void* kernel, void* args, cudaStream_t stream) {
@@ -48,7 +38,7 @@ cudaError_t Start(const SgemmPlan& plan, const void* kernel, void* args, cudaStr
   cluster.val.clusterDim = {static_cast<unsigned>(plan.cluster_blocks), 1, 1};
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(plan.grid_blocks));
-  config.blockDim = dim3(kThinThreads);
+  config.blockDim = dim3(static_cast<unsigned>(plan.block_threads));
   config.dynamicSmemBytes = plan.smem_bytes;
   config.stream = stream;
   if (plan.cluster_blocks > 1) {
@@ -62,7 +52,7 @@ cudaError_t Start(const SgemmPlan& plan, const void* kernel, void* args, cudaStr
   return cudaLaunchKernelExC(&config, kernel, arguments);
 }
 
-// The product of the transposes, in the same memory, where C is one column.
+// The product of the transposes, in the same memory, where C is one row.
 SgemmArgs Transposed(SgemmArgs args) {
   std::swap(args.a, args.b);
   std::swap(args.m, args.n);
@@ -76,17 +66,16 @@ SgemmArgs Transposed(SgemmArgs args) {
 cudaError_t LaunchShallow(const SgemmPlan& plan, const SgemmArgs& product, bool a_along_k,
                           bool b_along_k, cudaStream_t stream) {
   ShallowArgs args{};
-  args.product = plan.many_is_a ? Transposed(product) : product;
-  args.along_k_a = plan.many_is_a ? b_along_k : a_along_k;
-  args.along_k_b = plan.many_is_a ? a_along_k : b_along_k;
-  args.lanes = (plan.many_is_a ? plan.block_m : plan.block_n) / kShallowColumns;
-  args.depth = plan.block_k;
-  args.pitch_a = ShallowPitchA(args.depth);
-  args.pitch_b = ShallowPitchB(args.lanes);
-  args.tiles_m = static_cast<unsigned>(plan.many_is_a ? plan.tiles_n : plan.tiles_m);
-  args.tiles_n = static_cast<unsigned>(plan.many_is_a ? plan.tiles_m : plan.tiles_n);
-  const int rows = plan.many_is_a ? plan.thread_n : plan.thread_m;
-  return Start(plan, FindShallowKernel(rows, plan.pack_c > 1), &args, stream);
+  args.product = plan.many_is_a ? product : Transposed(product);
+  args.along_k_b = plan.many_is_a ? b_along_k : a_along_k;
+  args.tiles_m = static_cast<unsigned>(plan.many_is_a ? plan.tiles_m : plan.tiles_n);
+  args.tiles_n = static_cast<unsigned>(plan.many_is_a ? plan.tiles_n : plan.tiles_m);
+  const void* const kernel =
+      FindShallowKernel(plan.tile, plan.many_is_a ? a_along_k : b_along_k,
+                        std::make_integer_sequence<int, kShallowTileCount>{});
+  cudaError_t error = AllowAllSharedMemory(kernel);
+  if (error == cudaSuccess) error = PreferSharedMemory(kernel);
+  return error == cudaSuccess ? Start(plan, kernel, &args, stream) : error;
 }
 
 }  // namespace

@@ -7,11 +7,48 @@
 namespace jaxkernels {
 namespace {
 
-// Elements of C that a thread stores at once: neighbours in a row, or in the only column.
-int PackOfC(const SgemmProblem& problem, const SgemmPlan& plan) {
-  if (plan.thin != ThinForm::kShallow) return 1;
-  const int64_t neighbours = plan.many_is_a ? problem.m : problem.n;
-  return problem.aligned_c && neighbours % kFloatsOfPack == 0 ? kFloatsOfPack : 1;
+// The fields of kShallow.
+void PlanShallow(const SgemmProblem& problem, const DeviceLimits& limits, const ThinChoice& choice,
+                 SgemmPlan& plan) {
+  const SgemmProblem made = WithManyRows(problem);
+  const ShallowTile& tile = kShallowTiles[choice.tile];
+  const int rows = choice.threads / 32 * tile.RowsOfWarp();
+  plan.tile = choice.tile;
+  plan.block_threads = choice.threads;
+  plan.block_m = choice.many_is_a ? rows : tile.Columns();
+  plan.block_n = choice.many_is_a ? tile.Columns() : rows;
+  plan.block_k = ShallowStageDepth(!made.trans_a);
+  plan.thread_m = choice.many_is_a ? tile.rows : tile.columns;
+  plan.thread_n = choice.many_is_a ? tile.columns : tile.rows;
+  plan.smem_bytes = ShallowSmemBytes(made, tile, choice.threads);
+  plan.stages = plan.smem_bytes / ShallowSmemBytes(tile, choice.threads, 1, !made.trans_a);
+  plan.blocks_per_sm = ShallowBlocksPerSm(made, limits, tile, choice.threads);
+  plan.pack_a = problem.HasAlignedRowsA() ? kFloatsOfPack : 1;
+  plan.pack_b = problem.HasAlignedRowsB() ? kFloatsOfPack : 1;
+  plan.pack_c = choice.many_is_a && problem.HasAlignedRowsC() ? kFloatsOfPack : 1;
+}
+
+// The fields of few lines, of which k may be shared.
+void PlanFewLines(const SgemmProblem& problem, const DeviceLimits& limits, const ThinChoice& choice,
+                  SgemmPlan& plan) {
+  const bool along_k = choice.form == ThinForm::kAlongK;
+  const int few = choice.few;
+  const int thread_many = along_k ? choice.turns * kAlongLinesOfWarp : kAcrossLines;
+  const int many = along_k ? choice.turns * kAlongLinesOfTurn : kAcrossLines * choice.lanes;
+  plan.block_threads = kThinThreads;
+  plan.slices = along_k ? kAlongSlices : kThinThreads / choice.lanes;
+  plan.block_k = along_k ? kAlongStepK : plan.slices;
+  plan.block_m = choice.many_is_a ? many : few;
+  plan.block_n = choice.many_is_a ? few : many;
+  plan.thread_m = choice.many_is_a ? thread_many : few;
+  plan.thread_n = choice.many_is_a ? few : thread_many;
+  plan.blocks_per_sm =
+      std::min(kThinBlocksPerSm, limits.BlocksPerSm(kThinThreads, plan.smem_bytes));
+  // A single line is read in packs beside those that lie along k; of more a thread loads floats.
+  const bool has_packs = choice.many_is_a ? problem.HasAlignedRowsA() : problem.HasAlignedRowsB();
+  const bool in_packs =
+      has_packs && (!along_k || few > 1 || (problem.aligned_a && problem.aligned_b));
+  (choice.many_is_a ? plan.pack_a : plan.pack_b) = in_packs ? kFloatsOfPack : 1;
 }
 
 }  // namespace
@@ -21,41 +58,14 @@ void PlanThin(const SgemmProblem& problem, const DeviceLimits& limits, int split
   const ThinChoice choice = ChooseThin(problem, limits, split_k);
   plan.thin = choice.form;
   plan.many_is_a = choice.many_is_a;
-  plan.block_threads = kThinThreads;
   plan.cluster_blocks = choice.cluster_blocks;
   plan.split_k = static_cast<int>(choice.split_k);
   plan.k_per_split = choice.k_per_block * choice.cluster_blocks;
-  const int pack_a = problem.HasAlignedRowsA() ? kFloatsOfPack : 1;
-  const int pack_b = problem.HasAlignedRowsB() ? kFloatsOfPack : 1;
-  int few = 0, many = 0, thread_few = 0, thread_many = 0;
   if (choice.form == ThinForm::kShallow) {
-    many = kShallowColumns * choice.lanes;
-    few = kThinThreads / choice.lanes * choice.rows;
-    thread_many = kShallowColumns;
-    thread_few = choice.rows;
-    plan.block_k = ShallowDepth(problem.k, choice.lanes, choice.rows);
-    plan.smem_bytes = ShallowSmemBytes(plan.block_k, choice.lanes, choice.rows);
-    plan.pack_a = pack_a;
-    plan.pack_b = pack_b;
+    PlanShallow(problem, limits, choice, plan);
   } else {
-    const bool along_k = choice.form == ThinForm::kAlongK;
-    thread_few = few = choice.few;
-    thread_many = along_k ? choice.turns * kAlongLinesOfWarp : kAcrossLines;
-    many = along_k ? choice.turns * kAlongLinesOfTurn : kAcrossLines * choice.lanes;
-    plan.slices = along_k ? kAlongSlices : kThinThreads / choice.lanes;
-    plan.block_k = along_k ? kAlongStepK : plan.slices;
-    // A single line is read in packs beside those that lie along k; of more a thread loads floats.
-    const bool in_packs = (choice.many_is_a ? pack_a : pack_b) > 1 &&
-                          (!along_k || few > 1 || (problem.aligned_a && problem.aligned_b));
-    (choice.many_is_a ? plan.pack_a : plan.pack_b) = in_packs ? kFloatsOfPack : 1;
+    PlanFewLines(problem, limits, choice, plan);
   }
-  plan.block_m = choice.many_is_a ? many : few;
-  plan.block_n = choice.many_is_a ? few : many;
-  plan.thread_m = choice.many_is_a ? thread_many : thread_few;
-  plan.thread_n = choice.many_is_a ? thread_few : thread_many;
-  plan.blocks_per_sm =
-      std::min(kThinBlocksPerSm, limits.BlocksPerSm(kThinThreads, plan.smem_bytes));
-  plan.pack_c = PackOfC(problem, plan);
 }
 
 }  // namespace jaxkernels

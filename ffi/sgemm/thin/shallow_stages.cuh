@@ -1,0 +1,138 @@
+// Stages of the form kShallow: so many k of a block's rows of A and columns of B, in shared memory.
+//
+// Owns: how they lie there and the copies that bring them, which pass by the registers. A thread
+// goes from one copy to the next by additions: with a multiplication for each, copies took half as
+// many instructions as the FFMA. Must not know: tiles, sums.
+#ifndef JAXKERNELS_SGEMM_THIN_SHALLOW_STAGES_CUH_
+#define JAXKERNELS_SGEMM_THIN_SHALLOW_STAGES_CUH_
+
+#include <cstdint>
+
+#include "core/shared_address.cuh"
+#include "sgemm/pipelined/async_copy.cuh"
+#include "sgemm/thin/forms.h"
+
+namespace jaxkernels {
+
+// The lines of an operand that a block stages.
+struct ShallowOperand {
+  const float* data;  // of the first line, at the first k
+  int64_t pitch;      // from line to line where lines lie along k, else from k to k
+  int lines, depth;   // that exist
+  bool in_packs;      // stored rows begin at multiples of 16 bytes
+
+  // From line `first` on, of a member of the batch that has so many.
+  __device__ ShallowOperand(const float* member, bool along_k, int64_t all_lines, int64_t all_depth,
+                            int64_t first, int lines_of_block, bool in_packs)
+      : data(member + first * (along_k ? all_depth : 1)),
+        pitch(along_k ? all_depth : all_lines),
+        lines(static_cast<int>(min(all_lines - first, int64_t{lines_of_block}))),
+        depth(static_cast<int>(all_depth)),
+        in_packs(in_packs) {}
+};
+
+// Quads of k of a stage that have an element, up to `most`: zeros fill the last one.
+__device__ inline int QuadsFrom(int first_k, int depth, int most) {
+  return min((depth - first_k + 3) / 4, most);
+}
+
+// Where a quad of k of a row along k lies among the eight of its stage: eight neighbouring rows
+// that threads read or write at once lie in different banks.
+__device__ inline unsigned PlaceOfQuad(unsigned row, unsigned quad) { return quad ^ (row % 8); }
+
+// Rows of A that lie along k: [row][quad]. The stage begins at a multiple of 128 bytes.
+template <int kDepth>
+__device__ void CopyRowsAlongK(const ShallowOperand& a, int first_k, int rows, float* stage) {
+  static_assert(kDepth == 32, "a row is all 32 banks");
+  const int quads = QuadsFrom(first_k, a.depth, kDepth / 4);
+  const unsigned base = SharedAddress(stage);
+  if (a.in_packs) {
+    const unsigned quad = threadIdx.x % 8, step = blockDim.x / 8;
+    int row = threadIdx.x / 8;
+    if (static_cast<int>(quad) >= quads) return;
+    const float* from = a.data + row * a.pitch + first_k + 4 * quad;
+    unsigned to = base + 4 * kDepth * row + 16 * PlaceOfQuad(row, quad);
+    // By 4 rows, or multiples of 8, a quad's place changes in one bit, or not.
+    const unsigned flipped = step % 8 * 16;
+#pragma unroll 4
+    for (; row < rows; row += step, from += step * a.pitch) {
+      CopyPackAsync(to, from, row < a.lines);
+      to = (to ^ flipped) + 4 * kDepth * step;
+    }
+    return;
+  }
+  const unsigned k = threadIdx.x % kDepth;
+  const int step = blockDim.x / kDepth;
+  int row = threadIdx.x / kDepth;
+  if (static_cast<int>(k) >= 4 * quads) return;
+  const float* from = a.data + row * a.pitch + first_k + k;
+  const bool exists = static_cast<int>(first_k + k) < a.depth;
+#pragma unroll 4
+  for (; row < rows; row += step, from += step * a.pitch) {
+    const unsigned to = base + 4 * kDepth * row + 16 * PlaceOfQuad(row, k / 4) + 4 * (k % 4);
+    CopyFloatAsync(to, from, exists && row < a.lines);
+  }
+}
+
+// Of an operand across k: [k][line], so many floats from one k to the next. `lines`: of the block,
+// a power of two. `kShared`: by all blocks.
+template <int kDepth, bool kShared>
+__device__ void CopyAcrossK(const ShallowOperand& of, int first_k, int lines, int pitch,
+                            float* stage) {
+  const int staged = 4 * QuadsFrom(first_k, of.depth, kDepth / 4), threads = blockDim.x;
+  const int depth = of.depth - first_k;
+  const int width = of.in_packs ? 4 : 1, copies = lines / width;  // of a k
+  const int shift = __ffs(copies) - 1;
+  const float* const data = of.data + first_k * of.pitch;
+  if (of.in_packs && copies <= threads) {
+    const int line = 4 * (threadIdx.x & (copies - 1)), step = threads >> shift;
+    int k = threadIdx.x >> shift;
+    const bool exists = line < of.lines;
+    const float* from = data + k * of.pitch + line;
+    uint32_t to = SharedAddress(stage + k * pitch + line);
+#pragma unroll 4
+    for (; k < staged; k += step, from += step * of.pitch, to += 4 * step * pitch) {
+      if constexpr (kShared) {
+        CopySharedPackAsync(to, from, exists && k < depth);
+      } else {
+        CopyPackAsync(to, from, exists && k < depth);
+      }
+    }
+    return;
+  }
+#pragma unroll 4
+  for (int i = threadIdx.x; i < staged * copies; i += threads) {
+    const int k = i >> shift, line = (i & (copies - 1)) * width;
+    const float* const from = data + k * of.pitch + line;
+    const uint32_t to = SharedAddress(stage + k * pitch + line);
+    const bool valid = line < of.lines && k < depth;
+    if (of.in_packs) {
+      CopyPackAsync(to, from, valid);
+    } else {
+      CopyFloatAsync(to, from, valid);
+    }
+  }
+}
+
+// Columns of B that lie along k: [k][column]. A warp copies 8 k of 4 columns.
+template <int kDepth, int kColumns>
+__device__ void CopyColumnsAlongK(const ShallowOperand& b, int first_k, float* stage) {
+  constexpr int kPitch = ShallowPitchB(kColumns);
+  const int staged = 4 * QuadsFrom(first_k, b.depth, kDepth / 4);
+  const int step = blockDim.x / 8;  // columns of all warps
+#pragma unroll 1
+  for (int k = threadIdx.x % 8; k < staged; k += 8) {
+    int column = threadIdx.x / 8;
+    const bool exists = first_k + k < b.depth;
+    const float* from = b.data + column * b.pitch + first_k + k;
+    uint32_t to = SharedAddress(stage + k * kPitch + column);
+#pragma unroll 4
+    for (; column < kColumns; column += step, from += step * b.pitch, to += 4 * step) {
+      CopyFloatAsync(to, from, exists && column < b.lines);
+    }
+  }
+}
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SGEMM_THIN_SHALLOW_STAGES_CUH_

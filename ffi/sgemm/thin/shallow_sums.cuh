@@ -1,0 +1,177 @@
+// The sums that a thread of the form kShallow has of a tile: what a stage adds to them, and how
+// they are stored.
+//
+// Owns: which rows and columns a thread has. Must not know: how stages come.
+#ifndef JAXKERNELS_SGEMM_THIN_SHALLOW_SUMS_CUH_
+#define JAXKERNELS_SGEMM_THIN_SHALLOW_SUMS_CUH_
+
+#include <cstdint>
+
+#include "sgemm/args.cuh"
+#include "sgemm/epilogue.cuh"
+#include "sgemm/thin/forms.h"
+#include "sgemm/thin/shallow_stages.cuh"
+
+namespace jaxkernels {
+
+template <int kCount>
+__device__ inline void LoadNeighbours(const float* from, float* to) {
+  if constexpr (kCount == 4) {
+    const float4 quad = *reinterpret_cast<const float4*>(from);
+    to[0] = quad.x, to[1] = quad.y, to[2] = quad.z, to[3] = quad.w;
+  } else {
+    const float2 pair = *reinterpret_cast<const float2*>(from);
+    to[0] = pair.x, to[1] = pair.y;
+  }
+}
+
+__device__ inline void LoadQuad(const float* from, float* to) { LoadNeighbours<4>(from, to); }
+
+template <int kTile, bool kAlongA>
+class ShallowSums {
+ public:
+  static constexpr ShallowTile kSize = kShallowTiles[kTile];
+  static constexpr int kRowsOfWarp = kSize.RowsOfWarp(), kColumnsOfBlock = kSize.Columns();
+
+  // Lanes i and i ^ 1 share rows, i and i ^ 2 columns: then the load of a pack by a warp takes two
+  // turns of the shared memory instead of four.
+  __device__ ShallowSums()
+      : warp_(threadIdx.x / 32),
+        lane_(threadIdx.x % 32),
+        column_lane_(kLanes == 1 ? 0 : lane_ % 2 + lane_ / 4 % kPairs * 2),
+        row_lane_(kLanes == 1 ? lane_ : lane_ / 2 % 2 + lane_ / 4 / kPairs * 2) {}
+
+  // Four k at a time. `rows`: of the stage.
+  __device__ void Add(const float* stage, int rows, int quads) {
+    const float* of_b = stage + kDepth * rows + 4 * column_lane_;
+#pragma unroll 1
+    for (int quad = 0; quad < quads; ++quad, of_b += 4 * kPitchB) {
+      float y[4][kColumns];
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+#pragma unroll
+        for (int j = 0; j < kColumns; j += 4) LoadQuad(of_b + q * kPitchB + kLanes * j, &y[q][j]);
+      }
+      if constexpr (kAlongA) {
+        AddAlongK(stage, quad, y);
+      } else {
+        AddAcrossK(stage + 4 * quad * rows, rows, y);
+      }
+    }
+  }
+
+  // Of a tile that begins at such a place. `exchanged`: shared memory, kColumns floats of each
+  // thread, for results whose rows begin anywhere.
+  __device__ void Store(const SgemmArgs& product, unsigned member, int64_t first_row,
+                        int64_t first_column, float* exchanged) const {
+    const int64_t row = first_row + warp_ * kRowsOfWarp;
+    const int64_t offset = member * (product.m * product.n) + row * product.n + first_column;
+    const Destination to{product.alpha,
+                         product.beta,
+                         product.c + offset,
+                         product.out + offset,
+                         product.n,
+                         product.m - row,
+                         product.n - first_column};
+    if (!product.aligned_c) {
+      StoreFloats(to, exchanged + warp_ * 32 * kColumns);
+    } else if (to.beta == 0.0f) {
+      StorePacks<false>(to);
+    } else {
+      StorePacks<true>(to);
+    }
+  }
+
+ private:
+  static constexpr int kLanes = kSize.lanes, kRowLanes = kSize.RowLanes();
+  static constexpr int kRows = kSize.rows, kColumns = kSize.columns;
+  static constexpr int kPairs = kLanes == 1 ? 1 : kLanes / 2;  // of lanes side by side
+  static constexpr int kNeighbours = kRows < 4 ? kRows : 4;    // rows, where A lies across k
+  static constexpr int kDepth = ShallowStageDepth(kAlongA);
+  static constexpr int kPitchB = ShallowPitchB(kColumnsOfBlock);
+
+  // Of the rows of a warp, the i-th of the threads of a lane. Where A lies across k a thread has
+  // neighbours.
+  static __device__ int RowOf(int row_lane, int i) {
+    if (kAlongA) return i * kRowLanes + row_lane;
+    return (i / kNeighbours * kRowLanes + row_lane) * kNeighbours + i % kNeighbours;
+  }
+
+  __device__ void AddAlongK(const float* stage, int quad, const float (&y)[4][kColumns]) {
+    const float* const of_a = stage + (warp_ * kRowsOfWarp + row_lane_) * kDepth;
+    const unsigned place = PlaceOfQuad(row_lane_, quad);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      float x[4];
+      LoadQuad(of_a + i * kRowLanes * kDepth + 4 * PlaceOfQuad(i * kRowLanes, place),
+               x);
+#pragma unroll
+      for (int q = 0; q < 4; ++q) {
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) sums_[i][j] = fmaf(x[q], y[q][j], sums_[i][j]);
+      }
+    }
+  }
+
+  __device__ void AddAcrossK(const float* stage, int rows, const float (&y)[4][kColumns]) {
+    const float* of_a = stage + warp_ * kRowsOfWarp + kNeighbours * row_lane_;
+#pragma unroll
+    for (int q = 0; q < 4; ++q, of_a += rows) {
+      float x[kRows];
+#pragma unroll
+      for (int i = 0; i < kRows; i += kNeighbours) {
+        LoadNeighbours<kNeighbours>(of_a + i * kRowLanes, &x[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) sums_[i][j] = fmaf(x[i], y[q][j], sums_[i][j]);
+      }
+    }
+  }
+
+  template <bool kReadC>
+  __device__ void StorePacks(const Destination& to) const {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int row = RowOf(row_lane_, i);
+      if (row >= to.rows) continue;
+#pragma unroll
+      for (int j = 0; j < kColumns; j += 4) {
+        const int column = 4 * column_lane_ + kLanes * j;
+        if (column >= to.columns) continue;
+        StoreQuad<kReadC>(to, row * to.pitch + column, &sums_[i][j]);
+      }
+    }
+  }
+
+  // A warp exchanges one row of each thread at a time, and stores neighbours.
+  __device__ void StoreFloats(const Destination& to, float* exchanged) const {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      __syncwarp();
+#pragma unroll
+      for (int j = 0; j < kColumns; j += 4) {
+        float* const at = exchanged + row_lane_ * kColumnsOfBlock + 4 * column_lane_ + kLanes * j;
+        *reinterpret_cast<float4*>(at) = {sums_[i][j], sums_[i][j + 1], sums_[i][j + 2],
+                                          sums_[i][j + 3]};
+      }
+      __syncwarp();
+#pragma unroll
+      for (int e = 0; e < kColumns; ++e) {
+        const int place = e * 32 + lane_;
+        const int row = RowOf(place / kColumnsOfBlock, i), column = place % kColumnsOfBlock;
+        if (row >= to.rows || column >= to.columns) continue;
+        const int64_t at = row * to.pitch + column;
+        to.out[at] = CombineWith(to.alpha, exchanged[place], to.beta, to.c + at);
+      }
+    }
+  }
+
+  int warp_, lane_, column_lane_, row_lane_;
+  float sums_[kRows][kColumns] = {};
+};
+
+}  // namespace jaxkernels
+
+#endif  // JAXKERNELS_SGEMM_THIN_SHALLOW_SUMS_CUH_
