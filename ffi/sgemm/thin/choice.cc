@@ -73,7 +73,8 @@ double CyclesOfShallow(const SgemmProblem& problem, const DeviceLimits& limits, 
                           threads / 32 * ThinCost::kWarpCycles;
   const bool is_narrow = columns < 128 && columns < problem.n;
   const double narrow =
-      is_narrow ? 4.0 * problem.m * problem.n * members * (problem.HasAlignedRowsC() ? 1 : 2) : 0;
+      is_narrow ? 4.0 * problem.m * problem.n * members * (problem.n % kFloatsOfPack == 0 ? 1 : 2)
+                : 0;
   return ThinCost::kShallowLaunchCycles +
          ThinCost::kTurnCycles * static_cast<double>(CeilDiv(blocks_of_sm, at_once)) +
          static_cast<double>(blocks_of_sm) * of_block +
