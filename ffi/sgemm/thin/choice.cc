@@ -60,7 +60,7 @@ double CyclesOfShallow(const SgemmProblem& problem, const DeviceLimits& limits, 
   const int64_t rows = threads / 32 * tile.RowsOfWarp(), columns = tile.Columns();
   const int64_t blocks = CeilDiv(problem.m, rows) * CeilDiv(problem.n, columns) * members;
   const int64_t blocks_of_sm = std::max<int64_t>(CeilDiv(blocks, limits.sm_count), 1);
-  const int64_t at_once = ShallowBlocksPerSm(problem, limits, tile, threads);
+  const int64_t at_once = std::max(ShallowBlocksPerSm(problem, limits, tile, threads), 1);
   const double warps = std::min(at_once, blocks_of_sm) * threads / 32.0;
   const double busy = std::min(1.0, warps / ThinCost::kWarpsOfBusySm);
   const double efficiency = tile.efficiency * (problem.trans_a ? ThinCost::kAcrossK : 1);
@@ -73,7 +73,8 @@ double CyclesOfShallow(const SgemmProblem& problem, const DeviceLimits& limits, 
                           threads / 32 * ThinCost::kWarpCycles;
   const bool is_narrow = columns < 128 && columns < problem.n;
   const double narrow =
-      is_narrow ? 4.0 * problem.m * problem.n * members * (problem.HasAlignedRowsC() ? 1 : 2) : 0;
+      is_narrow ? 4.0 * problem.m * problem.n * members * (problem.n % kFloatsOfPack == 0 ? 1 : 2)
+                : 0;
   return ThinCost::kShallowLaunchCycles +
          ThinCost::kTurnCycles * static_cast<double>(CeilDiv(blocks_of_sm, at_once)) +
          static_cast<double>(blocks_of_sm) * of_block +
@@ -214,7 +215,8 @@ int ShallowSmemBytes(const SgemmProblem& problem, const ShallowTile& tile, int t
 int ShallowBlocksPerSm(const SgemmProblem& problem, const DeviceLimits& limits,
                        const ShallowTile& tile, int threads) {
   const int by_registers = tile.blocks_per_sm * kShallowMostThreads / threads;
-  return std::min(by_registers, limits.BlocksPerSm(threads, ShallowSmemBytes(problem, tile, threads)));
+  return std::min(by_registers,
+                  limits.BlocksPerSm(threads, ShallowSmemBytes(problem, tile, threads)));
 }
 
 bool IsThin(const SgemmProblem& problem) {
@@ -223,9 +225,7 @@ bool IsThin(const SgemmProblem& problem) {
          IsOfFewLines(problem);
 }
 
-bool SumsInOrder(const SgemmProblem& problem) {
-  return problem.k <= kMostDepthShallow;
-}
+bool SumsInOrder(const SgemmProblem& problem) { return problem.k <= kMostDepthShallow; }
 
 ThinChoice ChooseThin(const SgemmProblem& problem, const DeviceLimits& limits, int split_k) {
   if (!IsThin(problem)) return {};

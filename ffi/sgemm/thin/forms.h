@@ -48,8 +48,8 @@ struct ShallowTile {
   constexpr int Columns() const { return lanes * columns; }
 };
 
-// The first three are for more than 32 columns, the third one for long rows of C, the fourth one for
-// small products; the others are for few columns.
+// The first three are for more than 32 columns, the third one for long rows of C, the fourth one
+// for small products; the others are for few columns.
 inline constexpr ShallowTile kShallowTiles[] = {
     {8, 8, 8, 4, 128, 0.80}, {8, 4, 8, 6, 32, 0.79}, {16, 4, 8, 6, 32, 0.72},
     {16, 4, 4, 8, 32, 0.80}, {4, 4, 8, 6, 32, 0.74}, {4, 4, 4, 8, 32, 0.96},
@@ -59,10 +59,11 @@ inline constexpr int kShallowTileCount = sizeof(kShallowTiles) / sizeof(kShallow
 inline constexpr int kShallowColumns = 64;  // of a tile, at least, unless C has fewer
 inline constexpr int kShallowMostThreads = 128;
 
-// k of a stage. A line of A along k gives whole 128 bytes to each: (65536, 64, 64) took 20.8 us with
-// 16, 19.8 with 32, but TN 18.4 and 19.8 (H200, 2026-11).
+// k of a stage. A line of A along k gives whole 128 bytes to each: (65536, 64, 64) took 20.8 us
+// with 16, 19.8 with 32, but TN 18.4 and 19.8 (H200, 2026-11).
 JK_HOST_DEVICE constexpr int ShallowStageDepth(bool a_along_k) { return a_along_k ? 32 : 16; }
-// The most k that are in shared memory at once, and so it is full: deeper products take it by turns.
+// The most k that are in shared memory at once, and so it is full: deeper products take it by
+// turns.
 inline constexpr int kShallowMostStaged = 64;
 
 // Floats from one k of B to the next: 4 columns by 8 k that a warp stores at once lie in different

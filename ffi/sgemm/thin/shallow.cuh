@@ -2,8 +2,8 @@
 // longer.
 //
 // Work split: a block makes a tile of C. A thread has `rows` by `columns` sums of it, `lanes`
-// threads side by side share rows (forms.h). Memory: stages, each some k of the tile's rows of A and
-// columns of B. A block asks for all of them before it waits for the first one, or for those of
+// threads side by side share rows (forms.h). Memory: stages, each some k of the tile's rows of A
+// and columns of B. A block asks for all of them before it waits for the first one, or for those of
 // kShallowMostStaged k. Every sum is one chain of FFMA in the order of k.
 // Requires: a thread block of whole warps, kShallowMostThreads at most.
 #ifndef JAXKERNELS_SGEMM_THIN_SHALLOW_CUH_
@@ -83,8 +83,7 @@ __global__ void __launch_bounds__(kShallowMostThreads, kShallowTiles[kTile].bloc
     if (s < 0) continue;
     WaitForStages(min(lead, stages - 1 - s));
     __syncthreads();
-    sums.Add(staged + s % kMost * stage_floats, rows,
-             QuadsFrom(s * kDepth, a.depth, kDepth / 4));
+    sums.Add(staged + s % kMost * stage_floats, rows, QuadsFrom(s * kDepth, a.depth, kDepth / 4));
   }
   if (!product.aligned_c) __syncthreads();
   sums.Store(product, member, first_row, first_column, staged);

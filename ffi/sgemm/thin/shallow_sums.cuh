@@ -66,12 +66,8 @@ class ShallowSums {
                         int64_t first_column, float* exchanged) const {
     const int64_t row = first_row + warp_ * kRowsOfWarp;
     const int64_t offset = member * (product.m * product.n) + row * product.n + first_column;
-    const Destination to{product.alpha,
-                         product.beta,
-                         product.c + offset,
-                         product.out + offset,
-                         product.n,
-                         product.m - row,
+    const Destination to{product.alpha,           product.beta, product.c + offset,
+                         product.out + offset,    product.n,    product.m - row,
                          product.n - first_column};
     if (!product.aligned_c) {
       StoreFloats(to, exchanged + warp_ * 32 * kColumns);
@@ -103,8 +99,7 @@ class ShallowSums {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       float x[4];
-      LoadQuad(of_a + i * kRowLanes * kDepth + 4 * PlaceOfQuad(i * kRowLanes, place),
-               x);
+      LoadQuad(of_a + i * kRowLanes * kDepth + 4 * PlaceOfQuad(i * kRowLanes, place), x);
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
 #pragma unroll
