@@ -57,6 +57,14 @@ RowKernel<Op> FindStagedKernel(int elements_per_lane, std::integer_sequence<int,
 }
 
 template <typename Op>
+RowKernel<Op> FindSharedKernel(const SoftmaxPlan& plan) {
+  if constexpr (HasFewRowsLayout(Op::kOperation, Pack<typename Op::Storage>::kSize)) {
+    if (plan.few_rows) return plan.aligned ? &FewRowsKernel<Op, true> : &FewRowsKernel<Op, false>;
+  }
+  return plan.aligned ? &SmemTierKernel<Op, true> : &SmemTierKernel<Op, false>;
+}
+
+template <typename Op>
 RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
   switch (plan.tier) {
     case Tier::kWarp: {
@@ -75,12 +83,7 @@ RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
       return plan.aligned ? &BlockTierKernel<Op, true> : &BlockTierKernel<Op, false>;
     case Tier::kBlockSmem:
     case Tier::kCluster:
-      if constexpr (HasFewRowsLayout(Op::kOperation, Pack<typename Op::Storage>::kSize)) {
-        if (plan.few_rows) {
-          return plan.aligned ? &FewRowsKernel<Op, true> : &FewRowsKernel<Op, false>;
-        }
-      }
-      return plan.aligned ? &SmemTierKernel<Op, true> : &SmemTierKernel<Op, false>;
+      return FindSharedKernel<Op>(plan);
     default:
       if constexpr (IsReadInLeaves(Op::kOperation)) return &OneReadKernel<Op>;
       return plan.aligned ? &BlockUncachedTierKernel<Op, true>
@@ -118,6 +121,8 @@ const void* FindFunction(const SoftmaxPlan& plan) {
   if constexpr (!Reduces(Op::kOperation)) {
     return plan.aligned ? reinterpret_cast<const void*>(&RowFinishKernel<Op, true>)
                         : reinterpret_cast<const void*>(&RowFinishKernel<Op, false>);
+  } else if constexpr (Op::kOnlyShared) {
+    return reinterpret_cast<const void*>(FindSharedKernel<Op>(plan));
   } else if constexpr (kNarrows<Op>) {  // it has no parts
     return reinterpret_cast<const void*>(FindKernel<Op>(plan));
   } else {
@@ -180,7 +185,7 @@ cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream
   std::copy_n(call.scalars_in, 2, args.scalars_in);
   args.scalars_out = call.scalars_out;
   if constexpr (Op::kHides) args.op = Op(call.attention);
-  if constexpr (Op::kTakesLabel && Op::kSums > 0) args.op.all_sums = call.all_sums;
+  if constexpr (Op::kTakesLabel && Op::kSums > 0) args.op.Want(call.all_sums);
 
   if constexpr (MaySpread(Op::kOperation)) {
     if (plan.tier == Tier::kSpread) {
@@ -235,6 +240,9 @@ cudaError_t LaunchOperation(const RowCall& call, const SoftmaxPlan& plan, cudaSt
     case CrossEntropyForward<T>::kOperation:
       return LaunchRowOp<CrossEntropyForward<T>>(call, plan, stream);
     case CrossEntropyForwardGrad<T>::kOperation:
+      if (!call.all_sums && (plan.tier == Tier::kBlockSmem || plan.tier == Tier::kCluster)) {
+        return LaunchRowOp<CrossEntropyForwardGrad<T, true>>(call, plan, stream);
+      }
       return LaunchRowOp<CrossEntropyForwardGrad<T>>(call, plan, stream);
     case CrossEntropyGrad<T>::kOperation:
       return LaunchRowOp<CrossEntropyGrad<T>>(call, plan, stream);
