@@ -56,6 +56,7 @@ RowKernel<Op> FindStagedKernel(int elements_per_lane, std::integer_sequence<int,
   return kKernels[elements_per_lane / 2 - 1];
 }
 
+// In `block_smem` and `cluster`.
 template <typename Op>
 RowKernel<Op> FindSharedKernel(const SoftmaxPlan& plan) {
   if constexpr (HasFewRowsLayout(Op::kOperation, Pack<typename Op::Storage>::kSize)) {
@@ -121,7 +122,9 @@ const void* FindFunction(const SoftmaxPlan& plan) {
   if constexpr (!Reduces(Op::kOperation)) {
     return plan.aligned ? reinterpret_cast<const void*>(&RowFinishKernel<Op, true>)
                         : reinterpret_cast<const void*>(&RowFinishKernel<Op, false>);
-  } else if constexpr (Op::kOnlyShared) {
+  } else if constexpr (Op::kOnlyLong && IsReadInLeaves(Op::kOperation)) {
+    return reinterpret_cast<const void*>(&OneReadKernel<Op>);
+  } else if constexpr (Op::kOnlyLong) {
     return reinterpret_cast<const void*>(FindSharedKernel<Op>(plan));
   } else if constexpr (kNarrows<Op>) {  // it has no parts
     return reinterpret_cast<const void*>(FindKernel<Op>(plan));
@@ -212,6 +215,18 @@ cudaError_t LaunchForResult(const RowCall& call, const SoftmaxPlan& plan, cudaSt
   return LaunchRowOp<Op<T, T>>(call, plan, stream);
 }
 
+// Op<T, kTwoSums>: an operation of cross entropy, which has kernels of two sums for long rows.
+template <typename T, template <typename, bool> typename Op>
+cudaError_t LaunchLoss(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
+  const bool is_long = IsReadInLeaves(call.operation)
+                           ? plan.tier == Tier::kBlockUncached
+                           : plan.tier == Tier::kBlockSmem || plan.tier == Tier::kCluster;
+  if (is_long && plan.part == Part::kWhole && !call.all_sums) {
+    return LaunchRowOp<Op<T, true>>(call, plan, stream);
+  }
+  return LaunchRowOp<Op<T, false>>(call, plan, stream);
+}
+
 template <typename T>
 cudaError_t LaunchOperation(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
   switch (call.operation) {
@@ -238,12 +253,9 @@ cudaError_t LaunchOperation(const RowCall& call, const SoftmaxPlan& plan, cudaSt
     case LogSumExpJvp<T>::kOperation:
       return LaunchRowOp<LogSumExpJvp<T>>(call, plan, stream);
     case CrossEntropyForward<T>::kOperation:
-      return LaunchRowOp<CrossEntropyForward<T>>(call, plan, stream);
+      return LaunchLoss<T, CrossEntropyForward>(call, plan, stream);
     case CrossEntropyForwardGrad<T>::kOperation:
-      if (!call.all_sums && (plan.tier == Tier::kBlockSmem || plan.tier == Tier::kCluster)) {
-        return LaunchRowOp<CrossEntropyForwardGrad<T, true>>(call, plan, stream);
-      }
-      return LaunchRowOp<CrossEntropyForwardGrad<T>>(call, plan, stream);
+      return LaunchLoss<T, CrossEntropyForwardGrad>(call, plan, stream);
     case CrossEntropyGrad<T>::kOperation:
       return LaunchRowOp<CrossEntropyGrad<T>>(call, plan, stream);
   }

@@ -8,7 +8,8 @@
 //   kKeepsTerm   whether the summand is all that the result needs, so that a tier may keep it in
 //                place of the input
 //   kSharesRows  whether all inputs have their rows at the same place
-//   kOnlyShared  whether only the tiers `block_smem` and `cluster` have it
+//   kOnlyLong    whether it is for long rows alone: for `block_smem` and `cluster`, or to read in
+//                leaves
 //   kHides       whether some elements of a row are hidden; then View and MaskWord say which, as in
 //                row_ops_masked.cuh
 //   kSums        numbers that a row sums side by side; none: Row follows from what the row is given
@@ -97,7 +98,7 @@ struct RowOp {
   static constexpr int kStores = 0;
   static constexpr bool kHides = false;
   static constexpr bool kSharesRows = true;
-  static constexpr bool kOnlyShared = false;
+  static constexpr bool kOnlyLong = false;
   struct View {};
   struct MaskWord {};
 

@@ -13,6 +13,7 @@
 
 #include <cmath>
 
+#include "core/host_device.h"
 #include "core/reduce.cuh"
 #include "rows/cuda/row_ops.cuh"
 
@@ -32,12 +33,12 @@ struct OtherColumns {
 template <bool kAlwaysTwo>
 struct WantedSums {
   bool all_sums;
-  void Want(bool all) { all_sums = all; }
+  JK_HOST_DEVICE void Want(bool all) { all_sums = all; }
 };
 template <>
 struct WantedSums<true> {
   static constexpr bool all_sums = false;
-  void Want(bool) {}
+  JK_HOST_DEVICE void Want(bool) {}
 };
 
 // The sums of a row, in this order:
@@ -139,10 +140,12 @@ struct CrossEntropyOp : ForwardOp<T, 1, 5>, WantedSums<kTwoSums> {
 };
 
 // The statistics of a row, and the element at its label.
-template <typename T>
-struct CrossEntropyForward : CrossEntropyOp<T> {
-  using typename CrossEntropyOp<T>::C;
-  using typename CrossEntropyOp<T>::Found;
+template <typename T, bool kTwoSums = false>
+struct CrossEntropyForward : CrossEntropyOp<T, kTwoSums> {
+  using Base = CrossEntropyOp<T, kTwoSums>;
+  using typename Base::C;
+  using typename Base::Found;
+  static constexpr bool kOnlyLong = kTwoSums;
   static constexpr Operation kOperation = Operation::kCrossEntropyForward;
   static constexpr bool kStoresElements = false;
 
@@ -151,7 +154,7 @@ struct CrossEntropyForward : CrossEntropyOp<T> {
     OtherColumns<C> other;
     template <typename Given>
     __device__ Row(const Found& of, const Given& given) {
-      CrossEntropyOp<T>::Keep(of, given, scalars);
+      Base::Keep(of, given, scalars);
     }
   };
 };
@@ -165,7 +168,7 @@ struct CrossEntropyForwardGrad : CrossEntropyOp<T, kTwoSums> {
   using Base = CrossEntropyOp<T, kTwoSums>;
   using typename Base::C;
   using typename Base::Found;
-  static constexpr bool kOnlyShared = kTwoSums;
+  static constexpr bool kOnlyLong = kTwoSums;
   static constexpr Operation kOperation = Operation::kCrossEntropyForwardGrad;
   static constexpr int kTakes = 4;
 

@@ -32,7 +32,7 @@ __device__ RowStatistics<Op> StatisticsOfPacks(const RowArgs<Op>& args,
   LaneGroup<kWarpSize, 1> warp;
   const int lane = threadIdx.x % kWarpSize;
   Op op = args.op;
-  if constexpr (Op::kTakesLabel && !kCounts) op.all_sums = false;
+  if constexpr (Op::kTakesLabel && !kCounts) op.Want(false);
   auto found = RowStatistics<Op>::Empty();
 #pragma unroll 1
   for (int turn = 0; turn < args.leaf_turns; ++turn) {
