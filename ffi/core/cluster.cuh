@@ -165,22 +165,30 @@ class ClusterExchange {
 template <typename Value>
 class ClusterInbox {
  public:
-  // `count` values are to come; `arrived` is in shared memory, as they are.
+  // `count` values are to come; `arrived` is in shared memory, as they are. Tells the other blocks
+  // that this one runs.
   // Requires: all threads of the cluster take part.
   __device__ ClusterInbox(Value* values, const uint64_t& arrived, int count)
-      : values_(values), arrived_(&arrived) {
+      : values_(values), arrived_(&arrived), count_(count) {
 #if JK_HAS_CLUSTERS
     if (ClusterBlocks() == 1) return;
-    const bool waits = threadIdx.x == 0 && ClusterRank() == 0;
-    if (waits) {
+    if (Receives()) {
       arrived_.Init();
       FenceBarriers();
     }
     __cluster_barrier_arrive_relaxed();
+#endif
+  }
+
+  // Once, before the first Send: until all blocks run.
+  // Requires: all threads of the cluster take part.
+  __device__ void WaitForBlocks() const {
+#if JK_HAS_CLUSTERS
+    if (ClusterBlocks() == 1) return;
     __cluster_barrier_wait();
     // Bytes that arrive before they are expected count too. racecheck takes the two for a race
     // where no barrier is between them.
-    if (waits) arrived_.Expect(count * sizeof(Value));
+    if (Receives()) arrived_.Expect(count_ * sizeof(Value));
 #endif
   }
 
@@ -203,8 +211,11 @@ class ClusterInbox {
   }
 
  private:
+  __device__ static bool Receives() { return threadIdx.x == 0 && ClusterRank() == 0; }
+
   Value* values_;
   ByteBarrier arrived_;
+  int count_;
 };
 
 }  // namespace jaxkernels

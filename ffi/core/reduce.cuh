@@ -119,6 +119,17 @@ __device__ typename Reduction::Value AllReduce(Group& group, typename Reduction:
   return one[0];
 }
 
+// Where the first warp of a block waits for the others, which go on at once. Returns whether this
+// is the first warp. Requires: blockDim.x is a multiple of 32.
+__device__ inline bool WaitAsFirstWarp() {
+  if (threadIdx.x >= kWarpSize) {
+    asm volatile("barrier.cta.arrive 1, %0;" ::"r"(blockDim.x) : "memory");
+    return false;
+  }
+  asm volatile("barrier.cta.sync 1, %0;" ::"r"(blockDim.x) : "memory");
+  return true;
+}
+
 // All-reductions over a block, one barrier each: every warp reduces the warps' partial results for
 // itself. Two scratch lines take turns: a warp that is already in the next reduction writes the
 // other line, and it can only come back to this one after a barrier that all readers have passed.
@@ -159,6 +170,17 @@ class BlockReducer {
   template <typename OfLanes, typename OfWarps, int kClasses, int kCount>
   __device__ void AllReduceClasses(Value (&value)[kClasses][kCount],
                                    typename OfWarps::Value (&result)[kCount]) {
+    ReduceClasses<OfLanes, OfWarps>(value, result, [] {
+      __syncthreads();
+      return true;
+    });
+  }
+
+  // The same for the warps that `wait` tells to go on, by true. It is the barrier that all threads
+  // come to. Returns what it returned.
+  template <typename OfLanes, typename OfWarps, int kClasses, int kCount, typename Wait>
+  __device__ bool ReduceClasses(Value (&value)[kClasses][kCount],
+                                typename OfWarps::Value (&result)[kCount], Wait wait) {
     static_assert(kClasses <= 2 && kCount <= kMost);
     const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
     const int warps = blockDim.x / kWarpSize;
@@ -174,7 +196,7 @@ class BlockReducer {
       if (lane == 0) line[i][warp] = value[0][i];
       if (lane == 0 && apart) line[i][warp + warps] = second;
     }
-    __syncthreads();
+    if (!wait()) return false;
     const int entries = apart ? 2 * warps : warps;
     if (entries > 8) {
       Meet<OfWarps, kMaxWarpsPerBlock>(line, entries, result);
@@ -183,6 +205,7 @@ class BlockReducer {
     } else {
       Meet<OfWarps, 4>(line, entries, result);
     }
+    return true;
   }
 
  private:

@@ -103,12 +103,13 @@ JK_HOST_DEVICE constexpr int WholeSmemLines(int bytes) {
 // 2^28 bytes, by turns:
 // H200 f64 fwd 8192 cols: 1 (3) 0.93, 2 (6) 0.88
 // H200 f64 fwd 32768 cols: 4 (3) 0.77, 8 (6) 0.81, 9 (7) 0.82
-// Losses with their gradients cost each thread more besides its elements, and so do better with
-// fewer blocks. 2^30 bytes:
-// H200 f32 loss with gradient 50304 cols: 8 (8) 0.77, 4 (4) 0.84, 2 (2) 0.92
+// Losses with their gradients cost more besides their elements, and so do better with fewer blocks.
+// 2^30 bytes, before the first warp led:
 // H200 f32 loss with gradient 100003 cols: 8 (4) 0.86, 4 (2) 0.88, 2 (1) 0.87
-// H200 bf16 loss with gradient 128256 cols: 8 (6) 0.69, 4 (3) 0.78, 2 (1) 0.71
 // H200 bf16 loss with gradient 151936 cols: 8 (5) 0.79, 4 (2) 0.73
+// 2^30 elements, the better of turns and batches, since then:
+// H200 f32 loss with gradient 50257 cols: 8 (8) 0.98, 4 (4) 0.98, 2 (2) 0.99
+// H200 bf16 loss with gradient 128256 cols: 8 (6) 0.95, 4 (3) 0.99, 2 (1) 0.87
 inline constexpr int kClusterBlocks[] = {2, 4, 8, 16};  // powers of two, as ClusterIndex needs
 constexpr int LeastSharesOfCluster(Operation operation, int pack) {
   if (IsPackOfDoubles(pack)) return 4;
@@ -119,12 +120,14 @@ inline constexpr int kLeastSharesOfPortableCluster = 3;
 // registers. Blocks (and how many an SM holds), and numbers, as above:
 // H200 f32 fwd 12001 cols: 1 (4) 0.93, 0.96, 6.3; 2 (8) 0.90, 0.96, 6.6
 // H200 bf16 fwd 20001 cols: 1 (5) 0.93, 0.96, 6.7; 2 (9) 0.91, 0.96, 6.3
-// Losses with their gradients, 2^30 bytes:
+// Losses with their gradients, 2^30 bytes, before the first warp led:
 // H200 f32 loss with gradient 24576 cols: 1 (2) 0.96, 2 (4) 0.95, 4 (8) 0.91
-// H200 bf16 loss with gradient 32000 cols: 1 (3) 0.90, 2 (6) 0.85, 4 (9) 0.74
-// H200 bf16 loss with gradient 50304 cols: 1 (2) 0.86, 2 (4) 0.86, 4 (8) 0.81
+// 2^30 elements, since then:
+// H200 bf16 loss with gradient 32000 cols: 1 (3) 1.03, 2 (6) 1.02, 4 (9) 0.97
+// H200 bf16 loss with gradient 50257 cols: 1 (2) 0.98, 2 (4) 1.02, 4 (8) 0.97
 constexpr int LeastRowsAlone(Operation operation, int pack) {
-  return IsPackOfDoubles(pack) || TraitsOf(operation).takes_label ? 2 : 4;
+  if (TraitsOf(operation).takes_label) return IsPackOfHalves(pack) ? 3 : 2;
+  return IsPackOfDoubles(pack) ? 2 : 4;
 }
 inline constexpr int kWaves = 32;
 // Blocks and clusters take rows in one of two ways (row_batches.h). By fixed turns: kWaves waves of
@@ -160,6 +163,12 @@ inline constexpr int kWaves = 32;
 // H200 bf16 fwd 393216 cols, 16 (4): turns 0.88, batches 0.91
 // H200 bf16 grad 128256 cols, 8 (3): turns 1.01, batches 0.98
 // H200 bf16 grad 393216 cols, 16 (2): turns 0.95, batches 1.00
+// Losses with their gradients, 2^30 elements:
+// H200 f32 loss with gradient 32000 cols, 2 (3): turns 1.02, batches 0.99
+// H200 f32 loss with gradient 50257 cols, 2 (2): turns 0.99, batches 0.99
+// H200 f32 loss with gradient 128256 cols, 8 (3): turns 0.99, batches 1.01
+// H200 bf16 loss with gradient 50257 cols, 2 (4): turns 1.02, batches 0.98
+// H200 bf16 loss with gradient 128256 cols, 4 (3): turns 0.97, batches 0.99
 // 12 to 19 rounds:
 // H200 f64 fwd 65536 cols, 8 (3): turns 0.77, batches 0.77
 // H200 f64 fwd 128256 cols, 16 (3): turns 0.74, batches 0.72
@@ -171,6 +180,7 @@ constexpr bool TakesRowsInBatches(Operation operation, int pack, int blocks_of_r
   if (IsPackOfDoubles(pack)) return blocks_per_sm == 1;
   if (rounds < kLeastRoundsOfTurns) return true;
   if (!IsForward(operation)) return blocks_per_sm <= 2;
+  if (blocks_of_row == 2) return blocks_per_sm <= 2;
   return blocks_per_sm <= 3 || blocks_of_row > kPortableClusterBlocks;
 }
 // About as many workers share a batch as run at once. Clusters are fewer than their blocks would be
@@ -193,14 +203,28 @@ constexpr int StatisticsBytes(Operation operation, int pack) {
   return ((1 + sums + rests) * value_bytes + 7) / 8 * 8;
 }
 
+// Whether the first warp of a block makes what all need of a row, while the others wait, and tells
+// them (LedShare, so many numbers of the compute type at most), instead of each warp for itself.
+// 2^30 elements, each warp, led:
+// H200 bf16 loss with gradient 50257 cols: 0.95, 0.98
+// H200 bf16 loss with gradient 128256 cols: 0.98, 1.00
+// H200 bf16 loss with gradient 262144 cols: 0.92, 0.97
+// H200 f32 loss with gradient 128256 cols: 0.96, 0.99
+// H200 f32 loss with gradient 262144 cols: 0.93, 0.96
+constexpr bool IsLed(Operation operation) {
+  return TraitsOf(operation).takes_label && StoresElements(operation) && Reduces(operation);
+}
+inline constexpr int kLedNumbers = 20;
+
 // Scratch of the reductions. Those of a block (reduce.cuh) take two lines of 32 sums. Those of a
 // cluster (cluster.cuh) take two lines of the statistics of 16 blocks, in words of eight bytes, and
 // a barrier for each line.
 constexpr int ReductionScratchBytes(Operation operation, int pack) {
   const int value_bytes = IsPackOfDoubles(pack) ? 8 : 4;
   const int sums = SumsOf(TraitsOf(operation), kPackBytes / pack);
+  const int led_numbers = IsLed(operation) ? kLedNumbers : 0;
   return WholeSmemLines(2 * (32 * sums * value_bytes + 16 * StatisticsBytes(operation, pack)) +
-                        2 * 8);
+                        2 * 8 + led_numbers * value_bytes);
 }
 
 }  // namespace jaxkernels

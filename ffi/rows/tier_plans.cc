@@ -222,10 +222,10 @@ int ReadBlocksPerSm(int warps, const DeviceLimits& limits) {
 
 // Warps of a block that has so many leaves of a row: those with which the last blocks end first. A
 // block takes as long as its turns, and kReadHalfTurnsOfRow halves of one.
-int WarpsForLeaves(int64_t leaves, int64_t blocks, const DeviceLimits& limits) {
+int WarpsForLeaves(int64_t leaves, int64_t blocks, int most, const DeviceLimits& limits) {
   int best = 1;
   int64_t least = INT64_MAX;
-  for (int warps = 1; warps <= std::min<int64_t>(leaves, kMostReadWarps); ++warps) {
+  for (int warps = 1; warps <= std::min<int64_t>(leaves, most); ++warps) {
     const int64_t at_once = int64_t{limits.sm_count} * ReadBlocksPerSm(warps, limits);
     const int64_t time =
         CeilDiv(blocks, at_once) * (2 * CeilDiv(leaves, warps) + kReadHalfTurnsOfRow);
@@ -249,8 +249,10 @@ void PlanOneRead(const SoftmaxProblem& problem, const DeviceLimits& limits, Soft
          2 * plan.cluster_blocks * problem.rows <= blocks_at_once) {
     plan.cluster_blocks *= 2;
   }
-  plan.block_threads = 32 * WarpsForLeaves(CeilDiv(leaves, plan.cluster_blocks),
-                                           problem.rows * plan.cluster_blocks, limits);
+  const bool has_most_blocks = plan.cluster_blocks == kMostReadBlocks;
+  plan.block_threads =
+      32 * WarpsForLeaves(CeilDiv(leaves, plan.cluster_blocks), problem.rows * plan.cluster_blocks,
+                          has_most_blocks ? kMostReadWarpsOfFew : kMostReadWarps, limits);
   plan.lanes = plan.block_threads * plan.cluster_blocks;
   plan.blocks_per_sm = ReadBlocksPerSm(plan.block_threads / 32, limits);
   plan.grid_blocks =

@@ -193,6 +193,8 @@ def _check_read_in_leaves(p, cols, rows, limits, where):
     most = 256 * 32 * 8  # packs of the leaves of a row, for each turn
     assert most * (p.leaf_turns - 1) < window <= most * p.leaf_turns + 8, where
     assert p.lanes == p.block_threads * p.cluster_blocks, where
-    assert p.block_threads <= 8 * 32, where
+    assert p.block_threads <= (16 if p.cluster_blocks == 8 else 8) * 32, where
     assert p.cluster_blocks <= min(8, limits.cluster_blocks), where
     assert p.grid_blocks == min(max(rows, 1), (2**31 - 1) // 8) * p.cluster_blocks, where
+    leaves = -(-(window - 1) // (256 * p.leaf_turns))
+    assert p.block_threads // 32 <= -(-leaves // p.cluster_blocks), where

@@ -56,6 +56,15 @@ RowKernel<Op> FindStagedKernel(int elements_per_lane, std::integer_sequence<int,
   return kKernels[elements_per_lane / 2 - 1];
 }
 
+// In `block_smem` and `cluster`.
+template <typename Op>
+RowKernel<Op> FindSharedKernel(const SoftmaxPlan& plan) {
+  if constexpr (HasFewRowsLayout(Op::kOperation, Pack<typename Op::Storage>::kSize)) {
+    if (plan.few_rows) return plan.aligned ? &FewRowsKernel<Op, true> : &FewRowsKernel<Op, false>;
+  }
+  return plan.aligned ? &SmemTierKernel<Op, true> : &SmemTierKernel<Op, false>;
+}
+
 template <typename Op>
 RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
   switch (plan.tier) {
@@ -75,12 +84,7 @@ RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
       return plan.aligned ? &BlockTierKernel<Op, true> : &BlockTierKernel<Op, false>;
     case Tier::kBlockSmem:
     case Tier::kCluster:
-      if constexpr (HasFewRowsLayout(Op::kOperation, Pack<typename Op::Storage>::kSize)) {
-        if (plan.few_rows) {
-          return plan.aligned ? &FewRowsKernel<Op, true> : &FewRowsKernel<Op, false>;
-        }
-      }
-      return plan.aligned ? &SmemTierKernel<Op, true> : &SmemTierKernel<Op, false>;
+      return FindSharedKernel<Op>(plan);
     default:
       if constexpr (IsReadInLeaves(Op::kOperation)) return &OneReadKernel<Op>;
       return plan.aligned ? &BlockUncachedTierKernel<Op, true>
@@ -118,6 +122,10 @@ const void* FindFunction(const SoftmaxPlan& plan) {
   if constexpr (!Reduces(Op::kOperation)) {
     return plan.aligned ? reinterpret_cast<const void*>(&RowFinishKernel<Op, true>)
                         : reinterpret_cast<const void*>(&RowFinishKernel<Op, false>);
+  } else if constexpr (Op::kOnlyLong && IsReadInLeaves(Op::kOperation)) {
+    return reinterpret_cast<const void*>(&OneReadKernel<Op>);
+  } else if constexpr (Op::kOnlyLong) {
+    return reinterpret_cast<const void*>(FindSharedKernel<Op>(plan));
   } else if constexpr (kNarrows<Op>) {  // it has no parts
     return reinterpret_cast<const void*>(FindKernel<Op>(plan));
   } else {
@@ -180,7 +188,7 @@ cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream
   std::copy_n(call.scalars_in, 2, args.scalars_in);
   args.scalars_out = call.scalars_out;
   if constexpr (Op::kHides) args.op = Op(call.attention);
-  if constexpr (Op::kTakesLabel && Op::kSums > 0) args.op.all_sums = call.all_sums;
+  if constexpr (Op::kTakesLabel && Op::kSums > 0) args.op.Want(call.all_sums);
 
   if constexpr (MaySpread(Op::kOperation)) {
     if (plan.tier == Tier::kSpread) {
@@ -205,6 +213,18 @@ cudaError_t LaunchForResult(const RowCall& call, const SoftmaxPlan& plan, cudaSt
     }
   }
   return LaunchRowOp<Op<T, T>>(call, plan, stream);
+}
+
+// Op<T, kTwoSums>: an operation of cross entropy, which has kernels of two sums for long rows.
+template <typename T, template <typename, bool> typename Op>
+cudaError_t LaunchLoss(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
+  const bool is_long = IsReadInLeaves(call.operation)
+                           ? plan.tier == Tier::kBlockUncached
+                           : plan.tier == Tier::kBlockSmem || plan.tier == Tier::kCluster;
+  if (is_long && plan.part == Part::kWhole && !call.all_sums) {
+    return LaunchRowOp<Op<T, true>>(call, plan, stream);
+  }
+  return LaunchRowOp<Op<T, false>>(call, plan, stream);
 }
 
 template <typename T>
@@ -233,9 +253,9 @@ cudaError_t LaunchOperation(const RowCall& call, const SoftmaxPlan& plan, cudaSt
     case LogSumExpJvp<T>::kOperation:
       return LaunchRowOp<LogSumExpJvp<T>>(call, plan, stream);
     case CrossEntropyForward<T>::kOperation:
-      return LaunchRowOp<CrossEntropyForward<T>>(call, plan, stream);
+      return LaunchLoss<T, CrossEntropyForward>(call, plan, stream);
     case CrossEntropyForwardGrad<T>::kOperation:
-      return LaunchRowOp<CrossEntropyForwardGrad<T>>(call, plan, stream);
+      return LaunchLoss<T, CrossEntropyForwardGrad>(call, plan, stream);
     case CrossEntropyGrad<T>::kOperation:
       return LaunchRowOp<CrossEntropyGrad<T>>(call, plan, stream);
   }

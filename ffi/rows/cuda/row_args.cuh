@@ -148,6 +148,10 @@ struct RowView : RowWindow<typename Op::Storage, kAligned> {
   }
   // The column of the first element of pack `index`; negative in the head.
   __device__ int Column(int index) const { return (index - this->lead) * kSize - this->head; }
+  // The pack of a column that is not negative; that of another part may be negative.
+  __device__ int PackOf(int column) const {
+    return static_cast<int>(static_cast<unsigned>(column + this->head) / kSize) + this->lead;
+  }
   // Whether pack `index` holds anything that the operation sees.
   __device__ bool Sees(int index) const {
     if constexpr (Op::kHides) {

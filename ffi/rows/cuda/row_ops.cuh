@@ -8,6 +8,8 @@
 //   kKeepsTerm   whether the summand is all that the result needs, so that a tier may keep it in
 //                place of the input
 //   kSharesRows  whether all inputs have their rows at the same place
+//   kOnlyLong    whether it is for long rows alone: for `block_smem` and `cluster`, or to read in
+//                leaves
 //   kHides       whether some elements of a row are hidden; then View and MaskWord say which, as in
 //                row_ops_masked.cuh
 //   kSums        numbers that a row sums side by side; none: Row follows from what the row is given
@@ -29,6 +31,9 @@
 //                smaller - larger
 //   Row          the constants of a row, made once from its statistics
 //   Finish       one element of the result from the inputs; FinishTerm the same from a kept summand
+//   LedRow       if IsLed: what of Row the first warp of a block makes; Columns: what of that
+//   Finish
+//                takes, and AtLabel(): the result at the label
 // How to add one: ffi/README.md.
 #ifndef JAXKERNELS_ROWS_CUDA_ROW_OPS_CUH_
 #define JAXKERNELS_ROWS_CUDA_ROW_OPS_CUH_
@@ -93,6 +98,7 @@ struct RowOp {
   static constexpr int kStores = 0;
   static constexpr bool kHides = false;
   static constexpr bool kSharesRows = true;
+  static constexpr bool kOnlyLong = false;
   struct View {};
   struct MaskWord {};
 

@@ -13,6 +13,7 @@
 
 #include <cmath>
 
+#include "core/host_device.h"
 #include "core/reduce.cuh"
 #include "rows/cuda/row_ops.cuh"
 
@@ -27,6 +28,19 @@ struct OtherColumns {
   __device__ bool Has(int column) const { return column >= begin && column < end; }
 };
 
+// Which sums a loss makes: the first two, or all, as a call wants it. Known to the kernel if
+// kAlwaysTwo: six registers of sums less, and branches.
+template <bool kAlwaysTwo>
+struct WantedSums {
+  bool all_sums;
+  JK_HOST_DEVICE void Want(bool all) { all_sums = all; }
+};
+template <>
+struct WantedSums<true> {
+  static constexpr bool all_sums = false;
+  JK_HOST_DEVICE void Want(bool) {}
+};
+
 // The sums of a row, in this order:
 //   rest    exp(x - max) of all but the maxima
 //   count   the maxima
@@ -34,15 +48,14 @@ struct OtherColumns {
 //   total   x - max, but for elements that are -inf
 //   seen    the elements that are not -inf
 // The last three mean nothing unless all sums are wanted.
-template <typename T>
-struct CrossEntropyOp : ForwardOp<T, 1, 5> {
+template <typename T, bool kTwoSums = false>
+struct CrossEntropyOp : ForwardOp<T, 1, 5>, WantedSums<kTwoSums> {
   using Base = ForwardOp<T, 1, 5>;
   using typename Base::C;
   using typename Base::Found;
   static constexpr bool kKeepsTerm = false;
   static constexpr bool kTakesLabel = true;
   static constexpr int kStores = 7;
-  bool all_sums;
 
   // A row of -inf alone has no terms.
   __device__ static C Reference(C max) { return max == -kInfinity<C> ? C(0) : max; }
@@ -69,7 +82,7 @@ struct CrossEntropyOp : ForwardOp<T, 1, 5> {
   template <int kSize>
   __device__ void AddMore(const C (&value)[kSize][1], C max, bool has_max, C (&term)[kSize],
                           C (&sum)[5]) const {
-    if (all_sums) AddWeighted(value, max, term, sum);
+    if (this->all_sums) AddWeighted(value, max, term, sum);
     if (has_max) CountMax(term, sum[1]);
   }
   // Fills are -inf, as elements of the row may be. They are left out one by one where there are
@@ -127,10 +140,12 @@ struct CrossEntropyOp : ForwardOp<T, 1, 5> {
 };
 
 // The statistics of a row, and the element at its label.
-template <typename T>
-struct CrossEntropyForward : CrossEntropyOp<T> {
-  using typename CrossEntropyOp<T>::C;
-  using typename CrossEntropyOp<T>::Found;
+template <typename T, bool kTwoSums = false>
+struct CrossEntropyForward : CrossEntropyOp<T, kTwoSums> {
+  using Base = CrossEntropyOp<T, kTwoSums>;
+  using typename Base::C;
+  using typename Base::Found;
+  static constexpr bool kOnlyLong = kTwoSums;
   static constexpr Operation kOperation = Operation::kCrossEntropyForward;
   static constexpr bool kStoresElements = false;
 
@@ -139,7 +154,7 @@ struct CrossEntropyForward : CrossEntropyOp<T> {
     OtherColumns<C> other;
     template <typename Given>
     __device__ Row(const Found& of, const Given& given) {
-      CrossEntropyOp<T>::Keep(of, given, scalars);
+      Base::Keep(of, given, scalars);
     }
   };
 };
@@ -148,43 +163,68 @@ struct CrossEntropyForward : CrossEntropyOp<T> {
 //   loss = q (lse - x_l) + share sum (lse - x) + z lse^2
 // where the sum goes over the elements that are not -inf. A row without a label, or of the weight
 // 0, has the gradient 0, whatever its elements are; that of one whose label is beyond it is NaN.
-template <typename T>
-struct CrossEntropyForwardGrad : CrossEntropyOp<T> {
-  using typename CrossEntropyOp<T>::C;
-  using typename CrossEntropyOp<T>::Found;
+template <typename T, bool kTwoSums = false>
+struct CrossEntropyForwardGrad : CrossEntropyOp<T, kTwoSums> {
+  using Base = CrossEntropyOp<T, kTwoSums>;
+  using typename Base::C;
+  using typename Base::Found;
+  static constexpr bool kOnlyLong = kTwoSums;
   static constexpr Operation kOperation = Operation::kCrossEntropyForwardGrad;
   static constexpr int kTakes = 4;
 
-  struct Row {
-    C scalars[7];
+  // What all columns need: dx = exp(x - max) factor + constant, or the constant where
+  // `is_left_out`.
+  struct Columns {
     C max, factor, constant;
-    OtherColumns<C> other;
+    bool is_left_out;
+  };
+  // And what the column of the label needs, and what is kept of the row.
+  struct LedRow : Columns {
+    using Columns::constant;
+    using Columns::factor;
+    using Columns::is_left_out;
+    using Columns::max;
+    C scalars[7];
+    C weight, own, others, share, inverse;
+    int label;
+
+    LedRow() = default;
     template <typename Given>
-    __device__ Row(const Found& of, const Given& given) : max(of.max) {
-      CrossEntropyOp<T>::Keep(of, given, scalars);
-      const C weight = given.scalar[0], share = given.scalar[2], z = given.scalar[3];
-      const C seen = of.sum[4], sum = of.sum[0] + of.sum[1];
+    __device__ LedRow(const Found& of, const Given& given) {
+      Base::Keep(of, given, scalars);
+      max = of.max, label = given.label;
+      weight = given.scalar[0], own = given.scalar[1], share = given.scalar[2];
+      const C z = given.scalar[3], seen = of.sum[4], sum = of.sum[0] + of.sum[1];
       C slope = 0;
       if (z != C(0)) slope = 2 * z * (of.max + log1p(of.sum[0] + (of.sum[1] - 1)));
-      const C mass = given.scalar[1] + share * seen + slope;  // what multiplies softmax
-      const C inverse = C(1) / sum;
-      factor = weight * mass * inverse;
+      others = share * seen + slope;
+      inverse = C(1) / sum;
+      factor = weight * (own + others) * inverse;  // what multiplies softmax is own + others
       constant = -weight * share;
+      is_left_out = label < 0 || weight == C(0);
+      if (is_left_out) constant = 0;
+      if (!is_left_out && label >= given.cols) is_left_out = true, constant = static_cast<C>(NAN);
+    }
+    // The gradient at the label. Requires: the row is not left out.
+    __device__ C AtLabel() const {
+      const C rest = scalars[1], count = scalars[2];
+      const C term = ExpDifference<T>(scalars[6], max);
+      const C less = Base::LessThanOne(term, rest, count) / (rest + count);
+      // Not (own + others) * less + ..., where slope would cancel.
+      return weight * fma(own, less, others * (term * inverse) - share);
+    }
+  };
+  struct Row : LedRow {
+    OtherColumns<C> other;
+    template <typename Given>
+    __device__ Row(const Found& of, const Given& given) : LedRow(of, given) {
+      other = {this->label, this->label + 1, this->AtLabel()};
       const int cols = static_cast<int>(given.cols);  // labels reach as far
-      const C term = ExpDifference<T>(given.labelled, of.max);
-      const C less = CrossEntropyOp<T>::LessThanOne(term, of.sum[0], of.sum[1]) / sum;
-      // Not mass * less + ..., where slope would cancel.
-      const C others = (share * seen + slope) * (term * inverse) - share;
-      other = {given.label, given.label + 1, weight * fma(given.scalar[1], less, others)};
-      if (given.label < 0 || weight == C(0)) {
-        other = {0, cols, C(0)};
-      } else if (given.label >= cols) {
-        other = {0, cols, static_cast<C>(NAN)};
-      }
+      if (this->is_left_out) other = {0, cols, this->constant};
     }
   };
 
-  __device__ static C Finish(const C (&in)[1], const Row& row) {
+  __device__ static C Finish(const C (&in)[1], const Columns& row) {
     return fma(ExpDifference<T>(in[0], row.max), row.factor, row.constant);
   }
 };

@@ -30,6 +30,18 @@ inline constexpr int kShareClasses =
 static_assert(kMostSmemThreads == kMaxWarpsPerBlock * kWarpSize,
               "classes stay apart wherever few rows have their layout");
 
+template <typename Op>
+inline constexpr bool kIsLed = IsLed(Op::kOperation);
+
+// What the first warp of a block tells the others.
+template <typename Op, bool kLed = kIsLed<Op>>
+struct LedShare {
+  typename Op::LedRow row;
+  int labelled_thread;  // that has the pack with the label's column; none: -1
+};
+template <typename Op>
+struct LedShare<Op, false> {};
+
 // The scratch of the reductions, as plans count it.
 template <typename Op>
 inline constexpr int kShareScratchBytes =
@@ -72,6 +84,29 @@ __device__ void MergeShares(const Op& op, ClusterExchange<RowStatistics<Op>>& cl
   }
   if constexpr (Op::kUsesMax) found.max = Op::Reference(found.max);
   if constexpr (kKeep) found.sum[0] += found.max - found.max;  // NaN if it is infinite
+}
+
+// The same and the constants of the row, by the first warp of a block, from the sums of the
+// threads' classes. When it returns, all threads see them in `told`. Requires: as MergeShares, and
+// all threads of the block.
+template <typename Op, bool kAligned, typename C, int kClasses>
+__device__ void LeadRow(const RowArgs<Op>& args, const RowView<Op, kAligned>& view, int64_t row,
+                        int label, RowBlockReducer<Op>& block,
+                        ClusterExchange<RowStatistics<Op>>& cluster, C (&sum)[kClasses][Op::kSums],
+                        RowStatistics<Op>& found, LedShare<Op>& told) {
+  GivenRow<Op> given;
+  if (threadIdx.x < kWarpSize) given = args.GivenOf(row, label);
+  if (ReduceClassSums(args.op, block, sum, found, [] { return WaitAsFirstWarp(); })) {
+    MergeShares(args.op, cluster, found);
+    if (threadIdx.x == 0) {
+      told.row = typename Op::LedRow(found, given);
+      const int pack = told.row.is_left_out ? -1 : view.PackOf(given.label);
+      const bool has_label = pack >= 0 && pack < view.packs;
+      told.labelled_thread = has_label ? pack % static_cast<int>(blockDim.x) : -1;
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0 && ClusterRank() == 0) args.StoreScalars(row, told.row.scalars);
 }
 
 }  // namespace jaxkernels

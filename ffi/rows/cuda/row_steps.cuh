@@ -79,13 +79,15 @@ __device__ void AllReduceSums(const Op& op, Group& group, typename Op::Found& fo
   found.SetSums(sum);
 }
 
-// The same of sums of classes, which the threads of a block have.
-template <typename Op, typename Block, typename C, int kClasses>
-__device__ void AllReduceClassSums(const Op& op, Block& block, C (&sum)[kClasses][Op::kSums],
-                                   typename Op::Found& found) {
+// The same of sums of classes, which the threads of a block have, for the warps that `wait` tells
+// to go on (BlockReducer::ReduceClasses). Returns whether this is one.
+template <typename Op, typename Block, typename C, int kClasses, typename Wait>
+__device__ bool ReduceClassSums(const Op& op, Block& block, C (&sum)[kClasses][Op::kSums],
+                                typename Op::Found& found, Wait wait) {
   using Exact = typename Op::Found::Exact;
   const auto meet = [&](auto& of_classes, auto& total) {
-    block.template AllReduceClasses<SumReduction<C>, SumReduction<Exact>>(of_classes, total);
+    return block.template ReduceClasses<SumReduction<C>, SumReduction<Exact>>(of_classes, total,
+                                                                              wait);
   };
   if constexpr (Op::kSums > 2) {
     if (!op.all_sums) {
@@ -93,14 +95,25 @@ __device__ void AllReduceClassSums(const Op& op, Block& block, C (&sum)[kClasses
       Exact total[2];
 #pragma unroll
       for (int c = 0; c < kClasses; ++c) first[c][0] = sum[c][0], first[c][1] = sum[c][1];
-      meet(first, total);
+      if (!meet(first, total)) return false;
       found.SetSum(0, total[0]), found.SetSum(1, total[1]);
-      return;
+      return true;
     }
   }
   Exact total[Op::kSums];
-  meet(sum, total);
+  if (!meet(sum, total)) return false;
   found.SetSums(total);
+  return true;
+}
+
+// The same for all threads.
+template <typename Op, typename Block, typename C, int kClasses>
+__device__ void AllReduceClassSums(const Op& op, Block& block, C (&sum)[kClasses][Op::kSums],
+                                   typename Op::Found& found) {
+  ReduceClassSums(op, block, sum, found, [] {
+    __syncthreads();
+    return true;
+  });
 }
 
 // The same of partial results that have kept something, which meet with all that they have.
@@ -124,9 +137,10 @@ __device__ typename Op::Row RowOf(const typename Op::Found& found, const GivenRo
   }
 }
 
-template <typename Op, typename C, int kSize>
-__device__ void Finish(const Op& op, const C (&value)[kSize][Op::kInputs],
-                       const typename Op::Row& row, C (&result)[kSize]) {
+// `row`: Op::Row, or the part of it that Op::Finish takes.
+template <typename Op, typename Row, typename C, int kSize>
+__device__ void Finish(const Op& op, const C (&value)[kSize][Op::kInputs], const Row& row,
+                       C (&result)[kSize]) {
 #pragma unroll
   for (int j = 0; j < kSize; ++j) result[j] = op.Finish(value[j], row);
 }
@@ -158,9 +172,9 @@ __device__ typename Op::C MaxOfPacks(const Op& op, const InputPacks<Op>& pack) {
   }
 }
 
-// counts_max: whether terms of the maximum are counted, by operations that do so. A pack is asked
-// whether it has the maximum. A warp, with a loop of its own where it has none, was slower, ms:
-// H200 bf16 loss with gradient 8371 x 128256: a pack 1.26, a warp 1.34
+// counts_max: whether terms of the maximum are counted, by operations that do so; false where the
+// thread has none. A pack is asked whether it has the maximum. A warp, with a loop of its own where
+// it has none, was slower, ms: H200 bf16 loss with gradient 8371 x 128256: a pack 1.26, a warp 1.34
 template <typename Op, typename C>
 __device__ void AddPacks(const Op& op, const InputPacks<Op>& pack, C max,
                          C (&term)[Pack<typename Op::Storage>::kSize], C (&sum)[Op::kSums],
@@ -172,8 +186,8 @@ __device__ void AddPacks(const Op& op, const InputPacks<Op>& pack, C max,
   AddTerms(op, value, max, has_max, term, sum);
 }
 
-template <typename Op, typename C>
-__device__ void FinishPacks(const Op& op, const InputPacks<Op>& pack, const typename Op::Row& row,
+template <typename Op, typename Row, typename C>
+__device__ void FinishPacks(const Op& op, const InputPacks<Op>& pack, const Row& row,
                             C (&result)[Pack<typename Op::Storage>::kSize]) {
   C value[Pack<typename Op::Storage>::kSize][Op::kInputs];
   Widen<Op>(pack, value);
@@ -196,6 +210,15 @@ __device__ void StoreResult(const RowArgs<Op>& args, const RowView<Op, kAligned>
     }
   }
   StorePack(args.out, view, index, result);
+}
+
+// Stores the result of the label's column of a row that is not left out, and nothing else.
+template <typename Op, bool kAligned>
+__device__ void StoreAtLabel(const RowArgs<Op>& args, const RowView<Op, kAligned>& view,
+                             const typename Op::LedRow& row) {
+  const int64_t column = row.label + view.head;
+  args.out[(view.first + view.lead) * Pack<typename Op::Storage>::kSize + column] =
+      static_cast<typename Op::Result>(row.AtLabel());
 }
 
 // Makes and stores the results of a lane's packs of a row: `first`, and on to before `end`,

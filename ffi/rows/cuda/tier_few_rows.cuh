@@ -25,7 +25,7 @@ __global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
   constexpr int kPacks = kFewRowsPacks / Op::kInputs;
   __shared__ typename RowBlockReducer<Op>::Scratch scratch;
   __shared__ typename ClusterExchange<RowStatistics<Op>>::Scratch cluster_scratch;
-  static_assert(WholeSmemLines(sizeof(scratch) + sizeof(cluster_scratch)) ==
+  static_assert(WholeSmemLines(sizeof(scratch) + sizeof(cluster_scratch)) <=
                 kShareScratchBytes<Op>);
   RowBlockReducer<Op> block(scratch);
   const int64_t row = ClusterIndex();

@@ -32,7 +32,7 @@ __device__ RowStatistics<Op> StatisticsOfPacks(const RowArgs<Op>& args,
   LaneGroup<kWarpSize, 1> warp;
   const int lane = threadIdx.x % kWarpSize;
   Op op = args.op;
-  if constexpr (Op::kTakesLabel && !kCounts) op.all_sums = false;
+  if constexpr (Op::kTakesLabel && !kCounts) op.Want(false);
   auto found = RowStatistics<Op>::Empty();
 #pragma unroll 1
   for (int turn = 0; turn < args.leaf_turns; ++turn) {
@@ -115,12 +115,15 @@ __global__ void __maxnreg__(kOneReadRegisters) OneReadKernel(RowArgs<Op> args) {
     ClusterInbox<typename Op::Found> inbox(leaves, arrived, count);
     for (int leaf = warp; leaf < count; leaf += warps * ClusterBlocks()) {
       const auto found = ReadLeaf(args, view, leaf);
+      if (leaf == warp) inbox.WaitForBlocks();
       if (lane == 0) inbox.Send(leaf, found);
     }
+    if (warp >= count) inbox.WaitForBlocks();
     if (ClusterRank() > 0) return;
+    GivenRow<Op> given;  // asked for before the wait
+    if (warp == 0) given = args.GivenOf(row, label);
     inbox.Wait();
     if (warp == 0) {
-      const GivenRow<Op> given = args.GivenOf(row, label);
       auto found = StatisticsOfRow(args, view, leaves, count);
       found.max = Op::Reference(found.max);
       const typename Op::Row constants = RowOf<Op>(found, given);

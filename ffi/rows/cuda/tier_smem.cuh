@@ -35,7 +35,7 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
   using T = typename Op::Storage;
   using C = ComputeType<T>;
   using View = RowView<Op, kAligned>;
-  constexpr bool kKeep = kKeepsShareTerms<Op>;
+  constexpr bool kKeep = kKeepsShareTerms<Op>, kLed = kIsLed<Op>;
   constexpr int kClasses = kShareClasses<Op>;  // a thread's packs are of each in turn
   constexpr int kHeld = SmemHeldPacks(Pack<T>::kSize, Op::kInputs);
   // Of the loop over terms that are not held. The exponentials of two doubles fill the registers:
@@ -46,8 +46,9 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
   Pack<T>* const row_packs = reinterpret_cast<Pack<T>*>(row_smem);
   __shared__ typename RowBlockReducer<Op>::Scratch scratch;
   __shared__ typename ClusterExchange<RowStatistics<Op>>::Scratch cluster_scratch;
-  static_assert(WholeSmemLines(sizeof(scratch) + sizeof(cluster_scratch)) ==
-                kShareScratchBytes<Op>);
+  __shared__ LedShare<Op> led;
+  static_assert(WholeSmemLines(sizeof(scratch) + sizeof(cluster_scratch) +
+                               (kIsLed<Op> ? sizeof(led) : 0)) == kShareScratchBytes<Op>);
   RowBlockReducer<Op> block(scratch);
   const int slots = args.kept_packs;
   auto* const row_mask = reinterpret_cast<typename Op::MaskWord*>(row_packs + Op::kInputs * slots);
@@ -77,7 +78,13 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
   };
   const auto read = [&](int index, InputPacks<Op>& pack) {
 #pragma unroll
-    for (int i = 0; i < Op::kInputs; ++i) pack.input[i] = row_packs[i * slots + index];
+    for (int i = 0; i < Op::kInputs; ++i) {
+      if constexpr (kLed) {
+        CopyPack(&pack.input[i], row_packs->element, i * slots + index);
+      } else {
+        pack.input[i] = row_packs[i * slots + index];
+      }
+    }
   };
   // Reads a pack for the first time, and replaces what the row does not see of it.
   const auto read_masked = [&](const View& view, int index, InputPacks<Op>& pack) {
@@ -111,6 +118,7 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
     InputPacks<Op> held[kHeld];
     C held_term[kHeld][Pack<T>::kSize];
     auto found = RowStatistics<Op>::Empty();
+    bool has_max = true;  // whether this thread may have it
     C sum[kClasses][Op::kSums] = {};
     const int label = args.LabelOf(row);
     // The held packs in turn; a warp skips the turns in which none of its lanes has a pack.
@@ -132,6 +140,7 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
       } else {
         FillPacks<Op>(held[h]);
       }
+      if constexpr (kLed) ForgetPacks<Op>(held[h]);
     });
 #pragma unroll
     for (int h = 0; h < kHeld; ++h) start_copy(next, threadIdx.x + h * threads);
@@ -149,12 +158,14 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
         read(p, pack);
         found.max = Max(found.max, MaxOfPacks(args.op, pack));
       }
+      const C own_max = found.max;
       found.max = AllReduce<MaxReduction<C>>(block, found.max);
+      if constexpr (Op::kTakesLabel) has_max = own_max == found.Reference(found.max);
     }
     const C reference = found.Reference(found.max);
     for_held([&](int h, int p) {
       if (view.IsBlind(p - lane, kWarpSize)) return;
-      AddPacks(args.op, held[h], reference, held_term[h], sum[h % kClasses]);
+      AddPacks(args.op, held[h], reference, held_term[h], sum[h % kClasses], has_max);
       ForgetPacks<Op>(held[h]);
     });
     const auto add_rest = [&](int p, C(&of_class)[Op::kSums]) {
@@ -162,7 +173,7 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
       InputPacks<Op> pack;
       C term[Pack<T>::kSize];
       read(p, pack);
-      AddPacks(args.op, pack, reference, term, of_class);
+      AddPacks(args.op, pack, reference, term, of_class, has_max);
       if constexpr (kKeep) row_packs[p] = *reinterpret_cast<const Pack<T>*>(term);
     };
     int next_rest = rest;
@@ -174,15 +185,33 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
       }
     }
     if (kClasses > 1 && next_rest < view.packs) add_rest(next_rest, sum[kHeld % kClasses]);
-    const GivenRow<Op> given = args.GivenOf(row, label);
-    AllReduceClassSums(args.op, block, sum, found);
-    MergeShares(args.op, cluster, found);
+    const auto constants = [&] {
+      if constexpr (kLed) {
+        LeadRow(args, view, row, label, block, cluster, sum, found, led);
+        return static_cast<typename Op::Columns>(led.row);
+      } else {
+        const GivenRow<Op> given = args.GivenOf(row, label);
+        AllReduceClassSums(args.op, block, sum, found);
+        MergeShares(args.op, cluster, found);
+        return RowOf<Op>(found, given);
+      }
+    }();
 
     // Store.
-    const typename Op::Row constants = RowOf<Op>(found, given);
-    if constexpr (Op::kStores > 0) {
+    if constexpr (Op::kStores > 0 && !kLed) {
       if (threadIdx.x == 0 && ClusterRank() == 0) args.StoreScalars(row, constants.scalars);
     }
+    const auto store = [&](int p, C(&result)[Pack<T>::kSize]) {
+      if constexpr (kLed) {
+        if (constants.is_left_out) {
+#pragma unroll
+          for (C& element : result) element = constants.constant;
+        }
+        StorePack(args.out, view, p, result);
+      } else {
+        StoreResult(args, view, constants, p, result);
+      }
+    };
     if constexpr (Op::kStoresElements) {
       for_held([&](int h, int p) {
         if (!view.Has(p)) return;
@@ -194,7 +223,7 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
         } else {
           FinishPacks(args.op, held[h], constants, result);
         }
-        StoreResult(args, view, constants, p, result);
+        store(p, result);
       });
     }
 #pragma unroll 2
@@ -211,10 +240,14 @@ __global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op:
             read(p, pack);
             FinishPacks(args.op, pack, constants, result);
           }
-          StoreResult(args, view, constants, p, result);
+          store(p, result);
         }
       }
       start_copy(next, p);
+    }
+    if constexpr (kLed) {
+      // Over what the same thread has stored there.
+      if (led.labelled_thread == static_cast<int>(threadIdx.x)) StoreAtLabel(args, view, led.row);
     }
     view = next;
   }
