@@ -29,10 +29,10 @@ namespace jaxkernels {
 
 struct SgemmPlan {
   Algorithm algorithm = Algorithm::kAuto;
-  int tile = -1;                    // index into kPipelinedTiles; pipelined only
+  int tile = -1;                    // index into kPipelinedTiles, of kShallow into kShallowTiles
   Engine engine = Engine::kFloats;  // pipelined only
   ThinForm thin = ThinForm::kNone;  // thin only
-  bool many_is_a = false;           // thin: A has the many lines (shallow: C is one column)
+  bool many_is_a = false;           // thin: A has the many lines (shallow: unless C is one row)
   int block_m = 0, block_n = 0, block_k = 0;
   int thread_m = 0, thread_n = 0;
   int block_threads = 0;

@@ -94,7 +94,10 @@ def test_a_member_gets_the_bits_that_it_has_alone(gpu, shape, algorithm, trans_a
         assert alone.tobytes() == together[member].tobytes()
 
 
-@pytest.mark.parametrize("shape", [(130, 132, 32), (67, 129, 45), (513, 16, 64), (1, 300, 7)])
+@pytest.mark.parametrize(
+    "shape",
+    [(130, 132, 32), (67, 129, 45), (513, 16, 64), (1, 300, 7), (700, 3, 50), (1, 515, 33)],
+)
 def test_few_k_have_the_bits_of_pipelined(gpu, shape):
     """So that a batch may choose the rung: both sum in the order of k, one term after the other."""
     m, n, k = shape
