@@ -1,8 +1,18 @@
 #include "sgemm/launch.h"
+
+#include <algorithm>
+
+#include "core/ceil_div.h"
 #include "sgemm/reduce_splits.cuh"
 
 namespace jaxkernels {
 namespace {
+
+int64_t MembersOf(const SgemmArgs& args) {
+  int64_t members = 1;
+  for (int i = 0; i < args.batch_dims; ++i) members *= args.batch[i].size;
+  return members;
+}
 
 // out = alpha * (sum of the splits) + beta * C.
 cudaError_t LaunchReduceSplits(const SgemmPlan& plan, const SgemmArgs& args, cudaStream_t stream) {
@@ -10,8 +20,7 @@ cudaError_t LaunchReduceSplits(const SgemmPlan& plan, const SgemmArgs& args, cud
                                              : reinterpret_cast<const void*>(ReduceSplits<1>);
   const int64_t per_block = int64_t{kReduceThreads} * plan.reduce_pack;
   int splits = plan.split_k * plan.launches;
-  int64_t elements = args.m * args.n;
-  for (int i = 0; i < args.batch_dims; ++i) elements *= args.batch[i].size;
+  int64_t elements = args.m * args.n * MembersOf(args);
   SgemmArgs kernel_args = args;
   void* arguments[] = {&kernel_args, &elements, &splits};
   const auto blocks = static_cast<unsigned>((elements + per_block - 1) / per_block);
@@ -44,26 +53,27 @@ cudaError_t LaunchParts(const SgemmPlan& plan, const SgemmArgs& args, bool a_alo
   return plan.reduce_pack > 0 ? LaunchReduceSplits(plan, args, stream) : cudaSuccess;
 }
 
-// The members of group `index` of several.
+// The members of group `index` of several. The last one may have fewer.
 SgemmArgs GroupOf(const SgemmPlan& plan, SgemmArgs args, bool trans_a, bool trans_b,
                   int64_t index) {
   BatchDim& outermost = args.batch[0];
-  const int64_t size = outermost.size / plan.groups, left_out = outermost.size - size;
-  args.a += index * size * outermost.stride_a * args.pitch_a * (trans_a ? args.k : args.m);
-  args.b += index * size * outermost.stride_b * args.pitch_b * (trans_b ? args.n : args.k);
+  const int64_t first = index * CeilDiv(outermost.size, plan.groups);
+  const int64_t size = std::min(CeilDiv(outermost.size, plan.groups), outermost.size - first);
+  args.a += first * outermost.stride_a * args.pitch_a * (trans_a ? args.k : args.m);
+  args.b += first * outermost.stride_b * args.pitch_b * (trans_b ? args.n : args.k);
+  const int64_t left_out = outermost.size - size;
   args.members_a -= left_out * outermost.stride_a;
   args.members_b -= left_out * outermost.stride_b;
   outermost.size = size;
-  int64_t elements = args.m * args.n;
-  for (int i = 0; i < args.batch_dims; ++i) elements *= args.batch[i].size;
-  if (args.c != nullptr) args.c += index * elements;
-  args.out += index * elements;
+  const int64_t elements = first * (MembersOf(args) / size) * args.m * args.n;
+  if (args.c != nullptr) args.c += elements;
+  args.out += elements;
   return args;
 }
 
-cudaError_t LaunchTensorGroup(const SgemmPlan& plan, const SgemmPlan& repairs,
-                              const SgemmArgs& args, bool a_along_k, bool b_along_k,
-                              cudaStream_t stream) {
+cudaError_t LaunchTensorGroup(const SgemmPlan& plan, SgemmPlan repairs, const SgemmArgs& args,
+                              bool a_along_k, bool b_along_k, cudaStream_t stream) {
+  repairs.grid_blocks = repairs.tiles_m * repairs.tiles_n * MembersOf(args);
   SgemmArgs again = args;
   again.aligned_c = repairs.pack_c > 1;  // `tensor` stores smaller packs
   const cudaError_t error = LaunchTensor(plan, args, a_along_k, b_along_k, &again.made, stream);

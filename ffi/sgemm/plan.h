@@ -1,5 +1,6 @@
 // The policy of the matrix product: (problem, device limits) -> plan. Every launch rule lives in
-// plan.cc, or in rung_choice.cc, tile_choice.cc, thin/choice.cc and thin/plan.cc, which it asks.
+// plan.cc, or in what it asks: rung_choice.cc, tile_choice.cc, and choice.cc and plan.cc of `thin`
+// and `tensor`.
 //
 // Owns: which rung of the ladder runs, its tile, how k is split, and the grid. A plan is a plain
 // value that can be compared and printed; it is made without a GPU. Must not know: CUDA, XLA,
@@ -49,7 +50,7 @@ struct SgemmPlan {
   int smem_bytes = 0;      // dynamic shared memory of one block
   int blocks_per_sm = 0;
   int64_t partial_elements = 0;   // float32 elements of scratch: splits' sums, or split operands
-  int64_t groups = 1;             // tensor: of members, made one after the other
+  int64_t groups = 1;             // tensor: of members, made one after the other; the last is rest
   bool compensated = false;       // tensor: what sums lose is added to them at the end
   int64_t most_marked_tiles = 0;  // tensor: with more of a member all its tiles are made again
   int64_t tiles_before_look = 0;  // after them it looks whether that is so; 0: at the end alone

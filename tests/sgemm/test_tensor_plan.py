@@ -242,18 +242,34 @@ def test_a_program_keeps_the_split_that_it_was_lowered_with():
 
 
 def test_a_batch_beyond_the_bound_of_scratch_is_made_in_groups():
-    """Equal shares of its outermost dimension, 32 at most, each of which fits 4 GiB."""
+    """Shares of its outermost dimension, 32 at most, each of which fits 4 GiB; the last may be smaller."""
     whole = jk.plan_sgemm(2404, 158, 21082, batch=15, device="h200")
     groups = jk.plan_sgemm(2404, 158, 21082, batch=25, device="h200")
     assert (whole.algorithm, whole.groups) == ("tensor", 1)
-    assert (groups.algorithm, groups.groups) == ("tensor", 5)
-    assert 4 * groups.partial_elements < 2**32 < 4 * 5 * groups.partial_elements
+    assert (groups.algorithm, groups.groups) == ("tensor", 2)
+    assert 4 * groups.partial_elements < 2**32 < 4 * 2 * groups.partial_elements
     assert (groups.split_k, groups.compensated) == (whole.split_k, whole.compensated)
-    prime = jk.plan_sgemm(2404, 158, 21082, batch=31, device="h200")
-    assert (prime.algorithm, prime.groups) == ("tensor", 31)
-    assert jk.plan_sgemm(2404, 158, 21082, batch=37, device="h200").algorithm == "pipelined"
-    assert jk.plan_sgemm(2404, 158, 21082, batch=64, device="h200").groups == 4
+    of_13 = jk.plan_sgemm(2404, 158, 21082, batch=13, device="h200")
+    assert groups.partial_elements == of_13.partial_elements
+    for batch, count in ((31, 2), (37, 3), (64, 4)):
+        plan = jk.plan_sgemm(2404, 158, 21082, batch=batch, device="h200")
+        assert (plan.algorithm, plan.groups) == ("tensor", count)
     outer = registry.cpu_module.plan_sgemm(
         (4, 8, 4096, 8192), (4, 1, 8192, 4096), False, False, limits(), "auto"
     )
     assert (outer.algorithm, outer.groups) == ("tensor", 2)
+
+
+def test_members_that_are_large_by_name_stay_so_in_a_batch():
+    """One of them has more than 4 GiB of scratch: within the bound of who asks alone."""
+    for batch in (1, 2, 32):
+        plan = jk.plan_sgemm(16384, 16384, 32768, batch=batch, algorithm="tensor", device="h200")
+        assert (plan.algorithm, plan.groups) == ("tensor", batch)
+        assert jk.plan_sgemm(16384, 16384, 32768, batch=batch, device="h200").algorithm != "tensor"
+
+
+def test_an_empty_batch_that_is_planned_as_one():
+    plan = registry.cpu_module.plan_sgemm(
+        (0, 1024, 64), (0, 64, 1024), False, False, limits(), "auto", for_batch=True
+    )
+    assert (plan.algorithm, plan.grid_blocks) == ("pipelined", 0)

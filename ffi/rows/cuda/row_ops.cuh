@@ -31,9 +31,9 @@
 //                smaller - larger
 //   Row          the constants of a row, made once from its statistics
 //   Finish       one element of the result from the inputs; FinishTerm the same from a kept summand
-//   LedRow       if IsLed: what of Row the first warp of a block makes; Columns: what of that
-//   Finish
-//                takes, and AtLabel(): the result at the label
+//   LedRow       if IsLed: what the first warp of a block makes of a row; its AtLabel() is the
+//                result at the label
+//   Columns      if IsLed: the part of LedRow that Finish takes
 // How to add one: ffi/README.md.
 #ifndef JAXKERNELS_ROWS_CUDA_ROW_OPS_CUH_
 #define JAXKERNELS_ROWS_CUDA_ROW_OPS_CUH_

@@ -82,7 +82,7 @@ double CyclesInBatch(const SgemmProblem& problem, const DeviceLimits& limits, in
 
 bool CanUseTensor(const SgemmProblem& problem, const DeviceLimits& limits, bool by_name,
                   int split_k) {
-  if (!limits.has_wgmma || problem.m == 0 || problem.n == 0) return false;
+  if (!limits.has_wgmma || problem.m == 0 || problem.n == 0 || problem.Batch() == 0) return false;
   if (problem.k < kLeastDepth || problem.k > kTensorMostDepth) return false;
   const int64_t splits = split_k > 0 ? split_k : SplitOfTensor(problem, limits);
   const TensorScratch scratch = ScratchOf(GroupOfTensor(problem, splits), splits);
@@ -115,11 +115,10 @@ SgemmProblem GroupOfTensor(const SgemmProblem& problem, int64_t split_k) {
   const int64_t size = problem.batch_dims > 0 ? problem.batch[0].size : 1;
   SgemmProblem group = problem;
   for (int64_t groups = 1; groups <= std::min(size, kMaxGroups); ++groups) {
-    if (size % groups != 0) continue;
-    group.batch[0].size = size / groups;
-    if (ScratchOf(group, split_k).bytes <= kMaxScratchBytesUnasked) return group;
+    group.batch[0].size = CeilDiv(size, groups);
+    if (ScratchOf(group, split_k).bytes <= kMaxScratchBytesUnasked) break;
   }
-  return problem;
+  return group;
 }
 
 double CyclesOfTensor(const SgemmProblem& problem, const DeviceLimits& limits, int64_t members,

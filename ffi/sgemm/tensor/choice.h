@@ -24,8 +24,9 @@ bool CanUseTensor(const SgemmProblem& problem, const DeviceLimits& limits, bool 
 // where all parts of a member run at once. None of them is empty.
 int64_t SplitOfTensor(const SgemmProblem& problem, const DeviceLimits& limits);
 
-// As many members of the batch as are made at once: all of them, or an equal share of the outermost
-// dimension whose scratch is within the bound.
+// As many members of the batch as are made at once: all of them, or a share of the outermost
+// dimension, the largest whose scratch is within the bound of who does not ask; where none is, a
+// 32nd. The last share may have fewer.
 SgemmProblem GroupOfTensor(const SgemmProblem& problem, int64_t split_k);
 
 // What it is expected to take for so many members of the batch, in the cycles of tile_choice.h.
