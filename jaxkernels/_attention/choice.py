@@ -168,6 +168,7 @@ def why_not_cudnn(problem: Problem, machine: Machine) -> str:
         ),
         (problem.dtype not in TYPES_OF_CUDNN, f"it has no {problem.dtype}"),
         (0 in problem.shape, "there is nothing to compute"),
+        (t == s == 1, "it has no rows of one key for one query"),
         (max(batch, heads) > MOST_BLOCKS, f"it takes up to {MOST_BLOCKS} members and heads"),
         (
             depth % 8 != 0 or depth > deepest,
