@@ -125,6 +125,15 @@ def test_arrays_without_elements():
     assert plan((4, 0, 16, 64)).implementation != "cudnn"
 
 
+def test_one_query_of_one_key():
+    """cuDNN refuses it when it compiles."""
+    many = dataclasses.replace(LARGE, shape=(65535, 1, 1, 512, 512, 64))
+    assert choice.choose(many, H200).implementation == "ffi"
+    assert choice.why_not_cudnn(many, H200)
+    two_keys = dataclasses.replace(LARGE, shape=(65535, 1, 2, 512, 512, 64))
+    assert not choice.why_not_cudnn(two_keys, H200)
+
+
 def test_scales(monkeypatch):
     flash_cases.take_flash(monkeypatch)
     monkeypatch.setattr(default, "this_machine", lambda: H200)

@@ -260,6 +260,13 @@ def test_a_batch_beyond_the_bound_of_scratch_is_made_in_groups():
     assert (outer.algorithm, outer.groups) == ("tensor", 2)
 
 
+def test_members_that_are_rows_of_one_tall_matrix_are_one_group():
+    plan = registry.cpu_module.plan_sgemm(
+        (7, 20, 300), (1, 300, 70), False, False, limits(), "tensor"
+    )
+    assert (plan.algorithm, plan.groups, plan.tiles_m) == ("tensor", 1, 2)
+
+
 def test_members_that_are_large_by_name_stay_so_in_a_batch():
     """One of them has more than 4 GiB of scratch: within the bound of who asks alone."""
     for batch in (1, 2, 32):
