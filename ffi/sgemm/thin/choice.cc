@@ -198,7 +198,7 @@ bool IsOfFewLines(const SgemmProblem& problem) {
 }  // namespace
 
 SgemmProblem WithManyRows(SgemmProblem problem) {
-  if (problem.m != 1) return problem;
+  if (problem.m != 1 || problem.n == 1) return problem;
   std::swap(problem.m, problem.n);
   std::swap(problem.trans_a, problem.trans_b);
   std::swap(problem.aligned_a, problem.aligned_b);
