@@ -66,6 +66,25 @@ def test_blocks_cover_the_problem_and_fit_the_device(sizes, batch, device, trans
 
 
 @hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.given(sizes=thin_sizes(), **flags)
+@hypothesis.example(sizes=(1, 1, 1), trans_a=False, trans_b=False)
+@hypothesis.example(sizes=(1, 1, 40), trans_a=True, trans_b=True)
+@hypothesis.example(sizes=(1, 2, 40), trans_a=True, trans_b=True)
+def test_few_k_have_the_memory_that_their_stages_take(sizes, trans_a, trans_b):
+    plan = plan_of(*sizes, trans_a=trans_a, trans_b=trans_b)
+    hypothesis.assume(plan.thin == "shallow")
+    along_k = not trans_a if plan.many_is_a else trans_b
+    assert plan.block_k == (32 if along_k else 16)
+    assert plan.stages * plan.block_k >= min(sizes[2], 64)
+    floats = plan.block_k * (plan.block_m + plan.block_n + 4)  # B's rows have four of padding
+    assert plan.smem_bytes == 4 * plan.stages * floats
+    # Results whose rows begin anywhere pass through it.
+    assert plan.smem_bytes >= 4 * plan.block_threads * plan.thread_m * plan.thread_n // (
+        plan.thread_m if plan.many_is_a else plan.thread_n
+    )
+
+
+@hypothesis.settings(max_examples=300, deadline=None)
 @hypothesis.given(sizes=thin_sizes(), batch=st.integers(2, 500), **flags)
 def test_order_of_summation_does_not_depend_on_the_batch(sizes, batch, trans_a, trans_b):
     hypothesis.assume(sizes[0] * sizes[1] * batch < 2**36)
