@@ -55,7 +55,7 @@ def matmul(
             says is the fastest. "thin" is for few k, or few rows or columns. "tensor" computes with pairs of float16 on the tensor cores of
             compute capability 9.0, from 2048^3 on in a third to a fifth of the time of
             "pipelined", under the same bound of error. It takes scratch of the size of both
-            operands, see `plan_sgemm`.
+            operands, and of the parts of the result where k is split, see `plan_sgemm`.
         implementation: "ffi" requires a kernel, "xla" is XLA's own product at the highest precision,
             None chooses.
         other_dtypes: None refuses operands that are not float32. "xla" widens those whose promoted
@@ -81,7 +81,7 @@ def matmul(
         same from run to run, and for a member of a batch the same as alone, except where the members
         share b: their rows become one tall matrix, which may be split differently or run on another
         one of the three top rungs; except where members fit the scratch of "tensor" alone but not
-        together; and except where few rows or columns begin elsewhere within 16 bytes. With a
+        a 32nd of them together; and except where few rows or columns begin elsewhere within 16 bytes. With a
         sharded contraction every device multiplies its part, and one all-reduce, or one
         reduce-scatter, adds them. For `jax.export` the target is `jaxkernels_sgemm`. Under
         `jax.checkpoint` the policies that save products are those of

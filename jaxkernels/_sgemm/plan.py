@@ -42,9 +42,10 @@ def plan_sgemm(
         algorithm: the rung of the ladder, "naive", "block_tile", "thread_tile", "warp_tile",
             "split_tile", "pipelined", "thin" or "tensor"; None takes what `default_algorithm` says,
             or chooses between the last three by a model of their times. Where a rung cannot serve
-            the plan is that of "pipelined". "thin": more than 64 of k, or 128 where there are up to
-            16 rows or columns, and more than 4 rows and columns. "tensor": fewer than 32 of k or more than 65536, a GPU or code without Hopper's tensor cores, or
-            scratch of more than 8 GiB (4 GiB where it is not named) for a 32nd of the batch.
+            the plan is that of "pipelined". "thin" cannot where k is above 64 (128 where there are up
+            to 16 rows or columns) and there are more than 4 rows and columns. "tensor" cannot where k
+            is below 32 or above 65536, without Hopper's tensor cores and code for them, or where a
+            32nd of the batch takes more than 8 GiB of scratch (4 GiB where it is not named).
         device: as for `plan_softmax`.
         aligned_a: a, or the padded copy of it, begins at a multiple of 16 bytes; a slice that XLA
             hands over in place may begin at any element.
@@ -56,9 +57,10 @@ def plan_sgemm(
         `split_k`, `grid_blocks`; `partial_elements` is the scratch in float32 elements; `pad_a` and
         `pad_b` are elements of padding that an operand's stored rows are copied with, up to 2 GiB of
         it, where that pays, but not for "tensor", which reads any lines; `thin` is the form of "thin", "along_k", "across_k" or
-        "shallow", and `cluster_blocks` how many blocks share k without scratch; `groups` is how many
-        parts of the batch "tensor" makes one after the other, in one scratch, and `compensated` are its
-        sums that keep what they lose to rounding; `pack_a`, `pack_b` and `pack_c` are elements that a thread moves at once.
+        "shallow", and `cluster_blocks` how many blocks share k without scratch; `groups` is how
+        many groups of members "tensor" makes one after the other, in one scratch, and `compensated`
+        says that its sums keep what they lose to rounding; `launches` counts those that add to C;
+        `pack_a`, `pack_b` and `pack_c` are elements that a thread moves at once.
 
     Raises:
         TypeError: `device` is neither a name nor a device.
