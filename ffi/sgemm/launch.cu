@@ -1,8 +1,7 @@
-#include "sgemm/launch.h"
-
 #include <algorithm>
 
 #include "core/ceil_div.h"
+#include "sgemm/launch.h"
 #include "sgemm/reduce_splits.cuh"
 
 namespace jaxkernels {
