@@ -47,7 +47,8 @@ def as_float32(
     served = ("float32",) if preferred is None else ("float32", "bfloat16", "float16")
     if not all(name in served for name in dtypes):
         asked = (
-            ". preferred_element_type=jnp.float32 widens float16 and bfloat16"
+            '. other_dtypes="xla" leaves others to XLA, as a layer of Flax may want it; '
+            "preferred_element_type=jnp.float32 widens float16 and bfloat16"
             if preferred is None
             else ""
         )
