@@ -134,9 +134,8 @@ def test_other_dtypes_name_the_alternatives(dtype):
     ):
         with pytest.raises(TypeError, match=rf"float32.*{dtype}.*jax.numpy.matmul.*astype"):
             call()
-    with pytest.raises(
-        TypeError, match='other_dtypes="xla"'
-    ):  # what a layer of Flax needs to be told
+    # What a layer of Flax needs to be told.
+    with pytest.raises(TypeError, match='other_dtypes="xla"'):
         jk.dot_general(x, x, (((1,), (0,)), ((), ())))
     with jax.enable_x64(True), pytest.raises(TypeError, match="float64"):
         jk.matmul(jnp.ones((2, 2), jnp.float64), jnp.ones((2, 2), jnp.float64))
