@@ -152,6 +152,7 @@ SgemmProblem WithTallRows(SgemmProblem problem) {
   if (shared_b && !problem.trans_a && problem.m < kMaxRowsToFold) {
     problem.m *= problem.batch[0].size;
     problem.batch_dims = 0;
+    problem.batch[0] = {};
   }
   return problem;
 }

@@ -41,7 +41,7 @@ struct SgemmProblem {
   bool adds_c = false;     // beta is not zero, or not known to be
   bool for_batch = false;  // members may be summed in another order than they would be alone
   int batch_dims = 0;
-  BatchDim batch[kMaxBatchDims];  // outermost first; sizes are at least 2
+  BatchDim batch[kMaxBatchDims];  // outermost first; sizes are at least 2, and 1 past the last
 
   // Members of the batch.
   int64_t Batch() const {

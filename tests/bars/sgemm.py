@@ -14,7 +14,7 @@ from jaxkernels.bench.sgemm_programs import PEERS, RUNGS
 from .bar import Bar, Members, complete, over, over_second
 
 # What products have to reach of XLA's rate: the geometric mean of a kind, and every one. On an H200 23 of the 30
-# listed products are planned on tensor cores, and 5 of the 60 that seed 2 draws: the second bar is one on FFMA.
+# listed products are planned on tensor cores, and 10 of the 60 that seed 2 draws: the second bar is one on FFMA.
 _OF_XLA = {
     "listed products": (2.2, 1.0),
     "drawn products": (1.5, 0.95),

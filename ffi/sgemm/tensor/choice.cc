@@ -112,7 +112,7 @@ int64_t SplitOfTensor(const SgemmProblem& problem, const DeviceLimits& limits) {
 }
 
 SgemmProblem GroupOfTensor(const SgemmProblem& problem, int64_t split_k) {
-  const int64_t size = problem.batch_dims > 0 ? problem.batch[0].size : 1;
+  const int64_t size = problem.batch[0].size;
   SgemmProblem group = problem;
   for (int64_t groups = 1; groups <= std::min(size, kMaxGroups); ++groups) {
     group.batch[0].size = CeilDiv(size, groups);

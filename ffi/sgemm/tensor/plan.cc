@@ -42,9 +42,7 @@ SgemmProblem PlanTensor(const SgemmProblem& problem, const DeviceLimits& limits,
   plan.pack_a = problem.HasAlignedRowsA() ? kFloatsOfPack : 1;
   plan.pack_b = problem.HasAlignedRowsB() ? kFloatsOfPack : 1;
   const SgemmProblem group = GroupOfTensor(problem, plan.split_k);
-  if (problem.batch_dims > 0) {
-    plan.groups = CeilDiv(problem.batch[0].size, group.batch[0].size);
-  }
+  plan.groups = CeilDiv(problem.batch[0].size, group.batch[0].size);
   plan.partial_elements =
       ScratchOf(group, plan.split_k).bytes / static_cast<int64_t>(sizeof(float));
   return group;
