@@ -8,8 +8,8 @@
 // Order: that of the leaves. They begin with a cache line, so a row gives the same bits beside any
 //   number of rows, whatever number of warps and blocks share it.
 // Digits: a loss is log S, S = sum exp(x - max). Where S is nearly 1, S - 1 has to be summed
-//   without the term of the maximum. Only below 2, and only the leaf of the maximum is read again
-//   for that.
+//   without the term of the maximum. Then the sum of the leaf that has it is below 2, too. So a
+//   leaf whose own sum is below 2 is read again at once, and counts its maxima apart.
 // Requires: at most kMostReadLeaves leaves in a window that begins with a line; blockDim.x is a
 // multiple of 32; a cluster for each row, if there are clusters.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_ONE_READ_CUH_
@@ -21,18 +21,23 @@
 
 namespace jaxkernels {
 
-// The statistics of a leaf, by a warp; valid in all lanes. kCounts: the terms of the maximum are
-// counted apart, if `counts`, and all sums are made that the operation wants. Otherwise the first
-// sum has all terms, and there is no other.
-template <bool kCounts, typename Op>
-__device__ RowStatistics<Op> StatisticsOfPacks(const RowArgs<Op>& args,
-                                               const RowView<Op, false>& view, int leaf,
-                                               bool counts) {
+// Whether an operation wants more of a leaf than its first sum, and the count of maxima.
+template <typename Op>
+__device__ bool MakesAllSums(const Op& op) {
+  if constexpr (Op::kTakesLabel) {
+    return op.all_sums;
+  } else {
+    return Op::kSums > 1;
+  }
+}
+
+// The statistics of a leaf, by a warp; valid in all lanes.
+template <typename Op>
+__device__ RowStatistics<Op> ReadLeaf(const RowArgs<Op>& args, const RowView<Op, false>& view,
+                                      int leaf) {
   using C = typename Op::C;
   LaneGroup<kWarpSize, 1> warp;
   const int lane = threadIdx.x % kWarpSize;
-  Op op = args.op;
-  if constexpr (Op::kTakesLabel && !kCounts) op.Want(false);
   auto found = RowStatistics<Op>::Empty();
 #pragma unroll 1
   for (int turn = 0; turn < args.leaf_turns; ++turn) {
@@ -42,60 +47,48 @@ __device__ RowStatistics<Op> StatisticsOfPacks(const RowArgs<Op>& args,
     auto of_turn = RowStatistics<Op>::Empty();
 #pragma unroll
     for (auto& one : pack) {
-      of_turn.max = Max(of_turn.max, MaxOfPacks(op, one));
+      of_turn.max = Max(of_turn.max, MaxOfPacks(args.op, one));
       ForgetPacks<Op>(one);
     }
     of_turn.max = AllReduce<MaxReduction<C>>(warp, of_turn.max);
     const C reference = of_turn.Reference(of_turn.max);
+    const auto add_packs = [&](const auto& op, C(&sum)[Op::kSums], bool counts_max) {
 #pragma unroll
-    for (auto& one : pack) {
-      C term[Pack<typename Op::Storage>::kSize];
-      AddPacks(op, one, reference, term, of_turn.sum, kCounts && counts);
-      ForgetPacks<Op>(one);
-    }
-    if constexpr (kCounts) {
-      AllReduceSums(op, warp, of_turn);
+      for (auto& one : pack) {
+        C term[Pack<typename Op::Storage>::kSize];
+        AddPacks(op, one, reference, term, sum, counts_max);
+        ForgetPacks<Op>(one);
+      }
+    };
+    add_packs(args.op, of_turn.sum, false);
+    if (MakesAllSums(args.op)) {
+      AllReduceSums(args.op, warp, of_turn);
     } else {
       of_turn.sum[0] = AllReduce<SumReduction<C>>(warp, of_turn.sum[0]);
+    }
+    if constexpr (Op::kTakesLabel) {
+      if (Op::NeedsCount(of_turn)) {
+        Op two = args.op;
+        two.Want(false);
+        auto counted = RowStatistics<Op>::Empty();
+        TakePacks<Inputs::kOnPacks>(pack, args, view, first, kWarpSize);
+        add_packs(two, counted.sum, true);
+        AllReduceSums(two, warp, counted);
+        of_turn.sum[0] = counted.sum[0], of_turn.sum[1] = counted.sum[1];
+      }
     }
     found.Merge(of_turn);
   }
   return found;
 }
 
-// The same, of what the operation wants of a leaf before its row is known.
-template <typename Op>
-__device__ RowStatistics<Op> ReadLeaf(const RowArgs<Op>& args, const RowView<Op, false>& view,
-                                      int leaf) {
-  if constexpr (Op::kTakesLabel) {
-    if (args.op.all_sums) return StatisticsOfPacks<true>(args, view, leaf, false);
-  }
-  return StatisticsOfPacks<false>(args, view, leaf, false);
-}
-
 // The statistics of a row from those of its leaves, by a warp; valid in all lanes. Of a loss, with
 // the terms of the maximum counted.
 template <typename Op>
-__device__ RowStatistics<Op> StatisticsOfRow(const RowArgs<Op>& args,
-                                             const RowView<Op, false>& view,
-                                             typename Op::Found* leaves, int count) {
+__device__ RowStatistics<Op> StatisticsOfRow(const typename Op::Found* leaves, int count) {
   auto found = StatisticsOfLeaves<Op>(leaves, count);
   if constexpr (Op::kTakesLabel) {
-    if (!Op::NeedsCount(found)) {
-      Op::CountOneMax(found);
-      return found;
-    }
-    const int lane = threadIdx.x % kWarpSize;
-    int winner = -1;
-    for (int i = lane; i < count; i += kWarpSize) {
-      if (leaves[i].max == found.max) winner = i;
-    }
-    const unsigned has_winner = __ballot_sync(0xffffffffu, winner >= 0);
-    winner = __shfl_sync(0xffffffffu, winner, __ffs(static_cast<int>(has_winner)) - 1);
-    const auto again = StatisticsOfPacks<true>(args, view, winner, true);
-    if (lane == 0) leaves[winner] = again;
-    __syncwarp();
-    found = StatisticsOfLeaves<Op>(leaves, count);
+    if (found.sum[1] == 0) Op::CountOneMax(found);
   }
   return found;
 }
@@ -124,7 +117,7 @@ __global__ void __maxnreg__(kOneReadRegisters) OneReadKernel(RowArgs<Op> args) {
     if (warp == 0) given = args.GivenOf(row, label);
     inbox.Wait();
     if (warp == 0) {
-      auto found = StatisticsOfRow(args, view, leaves, count);
+      auto found = StatisticsOfRow<Op>(leaves, count);
       found.max = Op::Reference(found.max);
       const typename Op::Row constants = RowOf<Op>(found, given);
       if (lane == 0) args.StoreScalars(row, constants.scalars);
