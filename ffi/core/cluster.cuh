@@ -61,6 +61,13 @@ __device__ inline void WaitForCluster() {
   __syncthreads();
 }
 
+// What this thread has read of memory stays before what the cluster does from now on.
+__device__ inline void FenceReads() {
+#if JK_HAS_CLUSTERS
+  asm volatile("fence.acq_rel.cluster;" ::: "memory");
+#endif
+}
+
 // What lies in the shared memory of block `rank` where `from` lies in this block's.
 __device__ inline float LoadFromBlock(const float* from, int rank) {
 #if JK_HAS_CLUSTERS

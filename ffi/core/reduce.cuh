@@ -119,17 +119,6 @@ __device__ typename Reduction::Value AllReduce(Group& group, typename Reduction:
   return one[0];
 }
 
-// Where the first warp of a block waits for the others, which go on at once. Returns whether this
-// is the first warp. Requires: blockDim.x is a multiple of 32.
-__device__ inline bool WaitAsFirstWarp() {
-  if (threadIdx.x >= kWarpSize) {
-    asm volatile("barrier.cta.arrive 1, %0;" ::"r"(blockDim.x) : "memory");
-    return false;
-  }
-  asm volatile("barrier.cta.sync 1, %0;" ::"r"(blockDim.x) : "memory");
-  return true;
-}
-
 // All-reductions over a block, one barrier each: every warp reduces the warps' partial results for
 // itself. Two scratch lines take turns: a warp that is already in the next reduction writes the
 // other line, and it can only come back to this one after a barrier that all readers have passed.

@@ -37,7 +37,8 @@ inline constexpr bool kIsLed = IsLed(Op::kOperation);
 template <typename Op, bool kLed = kIsLed<Op>>
 struct LedShare {
   typename Op::LedRow row;
-  int labelled_thread;  // that has the pack with the label's column; none: -1
+  typename Op::C labelled;  // the element at the label
+  int labelled_thread;      // that has the pack with the label's column; none: -1
 };
 template <typename Op>
 struct LedShare<Op, false> {};
@@ -96,9 +97,18 @@ __device__ void LeadRow(const RowArgs<Op>& args, const RowView<Op, kAligned>& vi
                         RowStatistics<Op>& found, LedShare<Op>& told) {
   GivenRow<Op> given;
   if (threadIdx.x < kWarpSize) given = args.GivenOf(row, label);
-  if (ReduceClassSums(args.op, block, sum, found, [] { return WaitAsFirstWarp(); })) {
+  const auto wait = [] {
+    __syncthreads();
+    return threadIdx.x < kWarpSize;
+  };
+  if (ReduceClassSums(args.op, block, sum, found, wait)) {
+    // In place, another block may store over the label's element once the shares have met. To keep
+    // it elsewhere waits until it has arrived.
+    if (threadIdx.x == 0) told.labelled = given.labelled;
+    __syncwarp();
     MergeShares(args.op, cluster, found);
     if (threadIdx.x == 0) {
+      given.labelled = told.labelled;
       told.row = typename Op::LedRow(found, given);
       const int pack = told.row.is_left_out ? -1 : view.PackOf(given.label);
       const bool has_label = pack >= 0 && pack < view.packs;

@@ -64,6 +64,8 @@ __global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
   const GivenRow<Op> given = args.GivenOf(row, label);
   AllReduceSums(args.op, block, found);
   cluster.WaitForBlocks();
+  // In place, another block may store over the label's element once the shares have met.
+  if constexpr (Op::kTakesLabel) FenceReads();
   MergeShares(args.op, cluster, found);
 
   // Store.
