@@ -13,6 +13,7 @@
 
 #include "core/device_limits.h"
 #include "core/dtype.h"
+#include "core/host_device.h"
 #include "rows/operations.h"
 
 namespace jaxkernels {
@@ -125,6 +126,32 @@ constexpr int SpreadRegisters(Operation operation, int pack) {
   return is_float && ReadsOneArray(operation) ? 64 : 80;
 }
 inline constexpr int kSpreadFinishPacksInFlight = 4;  // where it makes results
+// Many rows are spread in one launch, whose blocks keep their branches (tier_spread_once.cuh),
+// where all blocks together have so many rounds of branches at least. us a call, kernels alone, two
+// launches, one:
+// H200 f32 fwd 8, 16, 32, 128 x 1048576: two 30, 57, 106, 391; one 37, 60, 99, 354
+// H200 f32 grad 8, 16, 32, 128 x 1048576: two 42, 82, 157, 607; one 44, 74, 136, 502
+// H200 f32 fwd, grad 345 x 777777: two 855, 1208; one 804, 1063
+// H200 bf16 fwd, grad 256 x 1048576: two 398, 607; one 343, 513
+// H200 f64 fwd, grad 256 x 524288: two 934, 1204; one 871, 977
+inline constexpr int kLeastRoundsOfOnce = 8;
+constexpr bool MaySpreadOnce(Operation operation) {
+  return MaySpread(operation) && StoresElements(operation) && SharesRows(operation) &&
+         !HidesElements(operation);
+}
+inline constexpr int kSpreadThreads = 32 * kBranchLeaves;
+inline constexpr int kOnceTurns = kLeastLeafTurns;  // packs of each input in a lane's leaf
+inline constexpr int kMostSpill = 8;                // lanes with an element past a leaf's last pack
+inline constexpr int kOncePacks = kOnceTurns * kSpreadThreads + kBranchLeaves * kMostSpill;
+// Branches of a block in shared memory, and its registers. us a call, kernels alone:
+// H200 f32 fwd 256 x 1048576: 3 blocks an SM of two branches 680, 2 of three 701
+// H200 bf16 fwd 256 x 1048576: 3 blocks an SM of two branches 333, 2 of three 334
+// H200 f32 grad 256 x 1048576: 1 block an SM of three branches 986, of two 1126
+JK_HOST_DEVICE constexpr int OnceStages(Operation operation) {
+  return InputsOf(operation) == 2 ? 3 : 2;
+}
+constexpr int OnceRegisters(Operation operation) { return InputsOf(operation) == 2 ? 168 : 80; }
+
 // Rows of which an SM would hold one share of a cluster of 16 are spread too, where one array is
 // read: clusters leave SMs idle then. So are row scalars, which need one read either way; they
 // were not measured at these lengths. us a call:

@@ -48,6 +48,7 @@ struct SoftmaxPlan {
   int leaf_turns = 0;         // packs of a leaf that a lane has; spread, and losses read once
   int branches = 0;           // blocks that share a row; spread, and results of stream
   int64_t scratch_bytes = 0;  // of all rows; spread only
+  bool one_launch = false;    // spread, whose blocks keep their branches, instead of two launches
   int block_threads = 0;
   int64_t grid_blocks = 0;
   RowBatches batches;     // which block or cluster takes which rows; block_smem and cluster only,
@@ -71,6 +72,7 @@ struct SoftmaxPlan {
         Field("few_rows", self.few_rows, self.few_rows),
         Field("leaf_turns", self.leaf_turns, false), Field("branches", self.branches, false),
         Field("scratch_bytes", self.scratch_bytes, false),
+        Field("one_launch", self.one_launch, self.one_launch),
         Field("block_threads", self.block_threads), Field("grid_blocks", self.grid_blocks),
         Field("workers", self.batches.workers), Field("rounds", self.batches.rounds),
         Field("halves", self.batches.halves), Field("smem_bytes", self.smem_bytes),

@@ -135,7 +135,15 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
         assert p.branches <= 512, where
         assert 8 * leaf * (p.branches - 1) < packs <= 8 * leaf * p.branches, where
         assert p.lanes == 32 * -(-packs // leaf), where
-        assert p.grid_blocks == max(rows, 1) * p.branches, where
+        if p.one_launch:
+            assert p.grid_blocks == limits.sm_count * p.blocks_per_sm, where  # all at once
+            assert p.branches <= p.grid_blocks, where
+            assert 8 * p.grid_blocks <= rows * p.branches < 2**31, where
+            assert (p.leaf_turns, operation in MASKED) == (8, False), where
+            # Two branches at least, and the statistics of a row.
+            assert p.smem_bytes > 2 * 32768 * inputs(operation), where
+        else:
+            assert p.grid_blocks == max(rows, 1) * p.branches, where
         assert p.scratch_bytes == rows * p.branches * branch_bytes(dtype, operation), where
         return
     elif p.leaf_turns > 0:

@@ -195,9 +195,33 @@ def test_staged_rows_keep_out_of_each_others_banks():
 )
 def test_blocks_of_spread_rows(dtype, operation, blocks):
     """More blocks, of fewer registers, where one float32 array is read."""
-    for rows in (1, 128):
+    for rows in (1, 4):
         p = plan(1 << 22, dtype, operation, tier="spread", rows=rows)
         assert (p.blocks_per_sm, p.grid_blocks) == (blocks, rows * p.branches)
+
+
+@pytest.mark.parametrize(
+    ("operation", "blocks_per_sm", "stages"), [("softmax_fwd", 3, 2), ("log_softmax_grad", 1, 3)]
+)
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+def test_many_spread_rows_take_one_launch(dtype, operation, blocks_per_sm, stages):
+    """From eight rounds of all blocks on, where these are no fewer than the branches of a row."""
+    cols = 100 * 2048 * 16 // BYTES[dtype]
+    few, many = (plan(cols, dtype, operation, tier="spread", rows=rows) for rows in (1, 32))
+    assert (few.branches, many.branches) == (100, 100)
+    assert (few.one_launch, many.one_launch) == (False, True)
+    assert (many.blocks_per_sm, many.grid_blocks) == (blocks_per_sm, 132 * blocks_per_sm)
+    branch_bytes = (2048 + 8 * 8) * 16 * inputs(operation)  # with the spills of eight leaves
+    assert stages * branch_bytes < many.smem_bytes < stages * branch_bytes + 100 * 32
+    assert many.scratch_bytes == 32 * few.scratch_bytes
+    for other in (
+        plan(cols * 4, dtype, operation, tier="spread", rows=32),  # more branches than blocks
+        plan(cols * 6, dtype, operation, tier="spread", rows=32),  # twice the packs of a lane
+        plan(cols, dtype, operation, tier="spread", rows=1 << 25),  # more than 2^31 branches
+        plan(cols, dtype, "masked_softmax_fwd", tier="spread", rows=32),
+        plan(cols, dtype, "logsumexp_jvp", tier="spread", rows=32),
+    ):
+        assert not other.one_launch
 
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES)

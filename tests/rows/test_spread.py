@@ -1,5 +1,6 @@
-"""Rows that are too long for shared memory: two kernels over all SMs, and the scratch between them."""
+"""Rows that are too long for shared memory: kernels over all SMs, and the scratch between them."""
 
+import concurrent.futures
 import functools
 
 import cases
@@ -18,8 +19,26 @@ each_dtype = pytest.mark.parametrize("dtype", oracle.DTYPES)
 COLS = (1, 7, 129, 1001, 4096, 32768, 100001, 1000003)
 
 
+# What a custom call of rows is told besides its operation and tier, of rows that are no scores.
+ATTRIBUTES = {
+    **dict.fromkeys(("from_end", "has_mask", "all_sums"), False),
+    **{"scale": np.float64(1), "left": np.int64(-(2**30)), "right": np.int64(2**30)},
+}
+
+
 def bits(x):
     return np.asarray(x).view(f"u{x.dtype.itemsize}")
+
+
+def raw_call(operation, x, scratch_bytes, aliases):
+    """The custom call itself, whose result takes the place of an operand where `aliases` says so."""
+    results = [
+        jax.ShapeDtypeStruct(x.shape, x.dtype),
+        jax.ShapeDtypeStruct((scratch_bytes,), "uint8"),
+    ]
+    call = jax.ffi.ffi_call("jaxkernels_rows", results, input_output_aliases=aliases)
+    run = functools.partial(call, operation=operation, tier="spread", **ATTRIBUTES)
+    return jax.jit(lambda *operands: run(*operands)[0], donate_argnums=tuple(aliases))
 
 
 def operations(tier):
@@ -53,6 +72,61 @@ def test_a_row_has_the_same_bits_wherever_it_lies(gpu, dtype, cols):
             assert (bits(part) == want).all()
 
 
+# Less than a branch, whole ones, and rows that reach over the end of their last, because they begin within a line or a pack.
+@each_dtype
+@pytest.mark.parametrize(
+    ("branches", "less"), [(0.1, 0), (1, 0), (1, 1), (2.3, 1), (3, 24), (13, 4), (13, 0)]
+)
+def test_many_rows_in_one_launch_have_the_bits_of_few(gpu, dtype, branches, less):
+    """Alone, among others of which some have no number, and in a slice at any place."""
+    with cases.x64(dtype):
+        branch = 2048 * 16 // jnp.dtype(dtype).itemsize
+        cols = int(branches * branch) - less
+        rows = 9 * 132 * 3 * branch // cols + 1
+        assert jk.plan_softmax((rows, cols), dtype, tier="spread").one_launch
+        x = jnp.asarray(cases.logits("wide", 1, cols, dtype))
+        t = jnp.asarray(cases.cotangents(1, cols, dtype))
+        run = operations("spread")
+        alone = [bits(y) for y in run(x, t)]
+        xs, ts = jnp.tile(x, (rows, 1)), jnp.tile(t, (rows, 1))
+        broken = np.arange(3, rows, 101)
+        xs = xs.at[broken].set(jnp.nan).at[broken + 1, cols // 2].set(jnp.inf)
+        whole = np.setdiff1d(np.arange(rows), [*broken, *(broken + 1)])
+        for among, want in zip(run(xs, ts), alone, strict=True):
+            assert (bits(among)[whole] == want).all()
+        part = jax.jit(lambda x, t: run(x[1:], t[1:]))(xs, ts)
+        for among, want in zip(part, alone, strict=True):
+            assert (bits(among)[whole[whole > 0] - 1] == want).all()
+
+
+@pytest.mark.parametrize("cols", [8191, 16384, 100_001])
+def test_many_spread_rows_in_place(gpu, cols):
+    """The result is the first operand's own memory, of which other blocks have stored parts."""
+    x = jax.random.normal(jax.random.key(0), (9 * 132 * 3 * 8192 // cols + 1, cols))
+    dy = jax.random.normal(jax.random.key(1), x.shape)
+    y = jk.softmax(x, tier="spread")
+    for operation, operands in (("softmax_fwd", (x,)), ("softmax_grad", (y, dy))):
+        plan = jk.plan_softmax(x.shape, x.dtype, operation=operation, tier="spread")
+        assert plan.one_launch
+        apart, in_place = (
+            raw_call(operation, x, plan.scratch_bytes, aliases) for aliases in ({}, {0: 0})
+        )
+        want = bits(apart(*operands))
+        assert (bits(in_place(*(each + 0 for each in operands))) == want).all()
+
+
+def test_many_spread_rows_from_many_threads(gpu):
+    """Blocks of a call wait for one another, whatever other threads have called."""
+    xs = [jax.random.normal(jax.random.key(i), (48, 700_001)) for i in range(8)]
+    run = jax.jit(functools.partial(jk.softmax, tier="spread"))
+    assert jk.plan_softmax(xs[0].shape, "float32", tier="spread").one_launch
+    want = [bits(run(x)) for x in xs]
+    with concurrent.futures.ThreadPoolExecutor(len(xs)) as pool:
+        last = pool.map(lambda x: [run(x) for _ in range(10)][-1], xs)
+        for y, each in zip(last, want, strict=True):
+            assert (bits(y) == each).all()
+
+
 @pytest.mark.parametrize(("dtype", "cols"), [("float32", 1_000_003), ("bfloat16", 2_000_005)])
 def test_long_rows_are_spread(gpu, dtype, cols):
     """Without being asked; NaN, infinities and rows that see nothing are as in jax.nn."""
@@ -76,11 +150,9 @@ def test_long_rows_are_spread(gpu, dtype, cols):
 def test_a_call_without_scratch_takes_another_tier(gpu):
     """As a program that was lowered for a GPU on which such rows need none."""
     x = jnp.asarray(cases.logits("normal", 2, 1_000_003, "float32"))
-    attributes = {"scale": np.float64(1), "left": np.int64(-(2**30)), "right": np.int64(2**30)}
     call = jax.ffi.ffi_call("jaxkernels_rows", jax.ShapeDtypeStruct(x.shape, x.dtype))
     for tier in ("auto", "spread"):
-        flags = dict.fromkeys(("from_end", "has_mask", "all_sums"), False)
-        run = functools.partial(call, operation="softmax_fwd", tier=tier, **flags, **attributes)
+        run = functools.partial(call, operation="softmax_fwd", tier=tier, **ATTRIBUTES)
         np.testing.assert_allclose(jax.jit(run)(x), jk.softmax(x), rtol=1e-5)
 
 

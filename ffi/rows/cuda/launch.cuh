@@ -19,6 +19,7 @@
 #include "rows/cuda/tier_registers.cuh"
 #include "rows/cuda/tier_smem.cuh"
 #include "rows/cuda/tier_spread.cuh"
+#include "rows/cuda/tier_spread_once.cuh"
 #include "rows/cuda/tier_stream.cuh"
 #include "rows/cuda/tier_warp_staged.cuh"
 
@@ -143,7 +144,7 @@ constexpr bool LoadsAsTable() {
          Op::kSharesRows == traits.shares_rows;
 }
 
-// The two kernels of the tier `spread`.
+// The kernels of the tier `spread`.
 template <typename Op, bool kAligned>
 cudaError_t StartSpread(RowArgs<Op> args, void* statistics, SoftmaxPlan plan, cudaStream_t stream) {
   static_assert(sizeof(typename Op::Found) ==
@@ -152,6 +153,18 @@ cudaError_t StartSpread(RowArgs<Op> args, void* statistics, SoftmaxPlan plan, cu
     void* kernel_args[] = {&args, &statistics};
     return StartKernel(reinterpret_cast<const void*>(kernel), plan, kernel_args, stream);
   };
+  if constexpr (MaySpreadOnce(Op::kOperation)) {
+    if (plan.one_launch) {
+      cudaError_t error = cudaMemsetAsync(statistics, kAbsentByte, plan.scratch_bytes, stream);
+      if (error == cudaSuccess) error = start(&SpreadOnceKernel<Op, kAligned>);
+      if (error != cudaErrorCooperativeLaunchTooLarge) return error;
+      // This process has not all SMs. The error has been seen.
+      cudaGetLastError();
+      plan.one_launch = false;
+      plan.smem_bytes = 0;
+      plan.grid_blocks = args.rows * args.branches;
+    }
+  }
   const cudaError_t error = start(&SpreadStatisticsKernel<Op, kAligned>);
   if (error != cudaSuccess) return error;
   if constexpr (!Op::kStoresElements) {

@@ -29,15 +29,17 @@ struct Branch {
   RowView<Op, kAligned> view;
 
   // Number `number` of all branches of all rows.
-  __device__ Branch(const RowArgs<Op>& args, int64_t number)
-      : row(number / args.branches),
-        index(static_cast<int>(number % args.branches)),
+  __device__ Branch(const RowArgs<Op>& args, unsigned number)
+      : row(number / static_cast<unsigned>(args.branches)),
+        index(static_cast<int>(number % static_cast<unsigned>(args.branches))),
         view(RowView<Op, kAligned>(args, row).StartAtLine()) {}
 
   // The first pack of leaf `leaf`, of this branch; past the last, of the next.
   __device__ int FirstPack(const RowArgs<Op>& args, int leaf) const {
     return (index * kBranchLeaves + leaf) * args.leaf_turns * kWarpSize;
   }
+  // Where its leaves begin.
+  __device__ LeafShift Shift() const { return {view.lead, view.head}; }
 };
 
 // The statistics of a branch; valid in all lanes of the first warp.
@@ -47,7 +49,7 @@ __device__ RowStatistics<Op> StatisticsOfBranch(const RowArgs<Op>& args,
   constexpr int kUnroll = Branch<Op, kAligned>::kUnroll;
   __shared__ typename Op::Found leaves[kBranchLeaves];
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-  const LeafShift shift = {branch.view.lead, branch.view.head};
+  const LeafShift shift = branch.Shift();
   const int first = branch.FirstPack(args, warp) + lane;
   const int end = first + args.leaf_turns * kWarpSize;
 
