@@ -50,7 +50,8 @@ def plan_softmax(
         The plan: a value that can be compared and printed, with fields such as `tier`,
         `cluster_blocks` (blocks of a cluster, which share a row), `block_threads`, `smem_bytes`,
         `few_rows` (a kernel for few long rows, which gives the same bits as that for many).
-        A plan of the tier "spread" is that of a program for one device, which has `scratch_bytes`.
+        A plan of the tier "spread" is that of a program for one device, which has `scratch_bytes`;
+        many rows of it have `one_launch`, which reads them once.
 
     Raises:
         TypeError: the dtype has no kernels, or `device` is neither a name nor a device.
