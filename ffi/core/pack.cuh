@@ -168,7 +168,7 @@ __device__ inline void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "
 // Puts the copies of this thread since the last time in a group.
 __device__ inline void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// The same for all groups of them but the last kGroups.
+// Waits until all groups of this thread's copies have arrived, but the last kGroups.
 template <int kGroups>
 __device__ void WaitForCopiesBut() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");

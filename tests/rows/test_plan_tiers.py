@@ -201,19 +201,22 @@ def test_blocks_of_spread_rows(dtype, operation, blocks):
 
 
 @pytest.mark.parametrize(
-    ("operation", "blocks_per_sm", "stages"), [("softmax_fwd", 3, 2), ("log_softmax_grad", 1, 3)]
+    ("operation", "least", "blocks_per_sm", "stages"),
+    [("softmax_fwd", 32, 3, 2), ("log_softmax_grad", 11, 1, 3)],
 )
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
-def test_many_spread_rows_take_one_launch(dtype, operation, blocks_per_sm, stages):
+def test_many_spread_rows_take_one_launch(dtype, operation, least, blocks_per_sm, stages):
     """From eight rounds of all blocks on, where these are no fewer than the branches of a row."""
     cols = 100 * 2048 * 16 // BYTES[dtype]
-    few, many = (plan(cols, dtype, operation, tier="spread", rows=rows) for rows in (1, 32))
+    few, many = (
+        plan(cols, dtype, operation, tier="spread", rows=rows) for rows in (least - 1, least)
+    )
     assert (few.branches, many.branches) == (100, 100)
     assert (few.one_launch, many.one_launch) == (False, True)
     assert (many.blocks_per_sm, many.grid_blocks) == (blocks_per_sm, 132 * blocks_per_sm)
     branch_bytes = (2048 + 8 * 8) * 16 * inputs(operation)  # with the spills of eight leaves
     assert stages * branch_bytes < many.smem_bytes < stages * branch_bytes + 100 * 32
-    assert many.scratch_bytes == 32 * few.scratch_bytes
+    assert many.scratch_bytes * (least - 1) == few.scratch_bytes * least
     for other in (
         plan(cols * 4, dtype, operation, tier="spread", rows=32),  # more branches than blocks
         plan(cols * 6, dtype, operation, tier="spread", rows=32),  # twice the packs of a lane

@@ -78,7 +78,7 @@ def test_a_row_has_the_same_bits_wherever_it_lies(gpu, dtype, cols):
     ("branches", "less"), [(0.1, 0), (1, 0), (1, 1), (2.3, 1), (3, 24), (13, 4), (13, 0)]
 )
 def test_many_rows_in_one_launch_have_the_bits_of_few(gpu, dtype, branches, less):
-    """Alone, among others of which some have no number, and in a slice at any place."""
+    """Alone, among others of which some have no number, and in a slice that begins with the second row."""
     with cases.x64(dtype):
         branch = 2048 * 16 // jnp.dtype(dtype).itemsize
         cols = int(branches * branch) - less
@@ -116,7 +116,7 @@ def test_many_spread_rows_in_place(gpu, cols):
 
 
 def test_many_spread_rows_from_many_threads(gpu):
-    """Blocks of a call wait for one another, whatever other threads have called."""
+    """All calls end, and have the bits of calls one by one."""
     xs = [jax.random.normal(jax.random.key(i), (48, 700_001)) for i in range(8)]
     run = jax.jit(functools.partial(jk.softmax, tier="spread"))
     assert jk.plan_softmax(xs[0].shape, "float32", tier="spread").one_launch

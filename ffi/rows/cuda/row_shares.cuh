@@ -102,8 +102,8 @@ __device__ void LeadRow(const RowArgs<Op>& args, const RowView<Op, kAligned>& vi
     return threadIdx.x < kWarpSize;
   };
   if (ReduceClassSums(args.op, block, sum, found, wait)) {
-    // In place, another block may store over the label's element once the shares have met. To keep
-    // it elsewhere waits until it has arrived.
+    // In place, another block may store over the label's element once the shares have met. So it
+    // goes through shared memory before that, which waits until it has been loaded.
     if (threadIdx.x == 0) told.labelled = given.labelled;
     __syncwarp();
     MergeShares(args.op, cluster, found);

@@ -8,9 +8,9 @@
 // Order: that of the leaves. They begin with a cache line, so a row gives the same bits beside any
 //   number of rows, whatever number of warps and blocks share it.
 // Digits: a loss is log S, S = sum exp(x - max). Where S is nearly 1, S - 1 has to be summed
-//   without the term of the maximum. Then the sum of what a warp reads at once is below 2, too,
-//   where it has the maximum. So what has a sum below 2 is read again at once, and counts its
-//   maxima apart.
+//   without the term of the maximum. What a warp reads at once, the maximum with it, then has a sum
+//   below 2, too. So whatever has such a sum is read again at once, and its maxima are counted
+//   apart.
 // Requires: at most kMostReadLeaves leaves in a window that begins with a line; blockDim.x is a
 // multiple of 32; a cluster for each row, if there are clusters.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_ONE_READ_CUH_

@@ -3,7 +3,7 @@
 // Work split: a row is cut into branches of kBranchLeaves leaves (leaf.cuh), a block for each. One
 // kernel finds the statistics of all branches, by a leaf in each warp. Another merges those of a
 // row, in every warp, and makes the results; it begins with the last branches, which the L2 cache
-// holds.
+// holds. Many rows: tier_spread_once.cuh.
 // Memory: two reads and one write per element; one read where the result is a row scalar.
 // Order: that of leaf.cuh. A row gives the same bits wherever it lies, beside any number of rows.
 // Requires: blocks of kBranchLeaves warps, one for each branch.

@@ -108,7 +108,8 @@ class StagedBranch {
 #pragma unroll
     for (int i = 0; i < Op::kInputs; ++i) CopyPack(&pack.input[i], Slot(turn, i)->element, 0);
   }
-  // The same, with what the row does not see of it replaced. One that was not copied is kept, too.
+  // The same, with what the row does not see of it replaced. A pack that was not copied is put in
+  // its slot, for StoreResults.
   __device__ void LoadMasked(int turn, bool has, InputPacks<Op>& pack) const {
     const int index = first_ + turn * kWarpSize;
     FillPacks<Op>(pack);
