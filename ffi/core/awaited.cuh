@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/reduce.cuh"
+
 namespace jaxkernels {
 
 // Memory holds no value while its bytes are these, which it is filled with before the kernel.
@@ -38,16 +40,16 @@ __device__ void StoreAwaited(Value* to, const Value& value) {
 // Requires: who stores them runs at the same time (a cooperative launch).
 template <int kAtOnce, typename Value>
 __device__ void LoadAwaited(Value* to, const Value* from, int count) {
-  constexpr int kWords = kAwaitedWords<Value>, kLanes = 32;
+  constexpr int kWords = kAwaitedWords<Value>;
 #pragma unroll 1
-  for (int first = threadIdx.x % kLanes; first < count; first += kAtOnce * kLanes) {
+  for (int first = threadIdx.x % kWarpSize; first < count; first += kAtOnce * kWarpSize) {
     uint64_t word[kAtOnce][kWords];
     bool all_here;
     do {
       all_here = true;
 #pragma unroll
       for (int u = 0; u < kAtOnce; ++u) {
-        const int index = min(first + u * kLanes, count - 1);
+        const int index = min(first + u * kWarpSize, count - 1);
 #pragma unroll
         for (int i = 0; i < kWords; ++i) {
           asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
@@ -64,7 +66,7 @@ __device__ void LoadAwaited(Value* to, const Value* from, int count) {
     } while (!all_here);
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
-      if (first + u * kLanes < count) memcpy(&to[first + u * kLanes], word[u], sizeof(Value));
+      if (first + u * kWarpSize < count) memcpy(&to[first + u * kWarpSize], word[u], sizeof(Value));
     }
   }
 }

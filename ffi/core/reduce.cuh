@@ -159,17 +159,14 @@ class BlockReducer {
   template <typename OfLanes, typename OfWarps, int kClasses, int kCount>
   __device__ void AllReduceClasses(Value (&value)[kClasses][kCount],
                                    typename OfWarps::Value (&result)[kCount]) {
-    ReduceClasses<OfLanes, OfWarps>(value, result, [] {
-      __syncthreads();
-      return true;
-    });
+    ReduceClasses<OfLanes, OfWarps>(value, result, true);
   }
 
-  // The same for the warps that `wait` tells to go on, by true. It is the barrier that all threads
-  // come to. Returns what it returned.
-  template <typename OfLanes, typename OfWarps, int kClasses, int kCount, typename Wait>
+  // The same for warps that want the result; the others need not wait for it. Returns whether this
+  // is one.
+  template <typename OfLanes, typename OfWarps, int kClasses, int kCount>
   __device__ bool ReduceClasses(Value (&value)[kClasses][kCount],
-                                typename OfWarps::Value (&result)[kCount], Wait wait) {
+                                typename OfWarps::Value (&result)[kCount], bool wants) {
     static_assert(kClasses <= 2 && kCount <= kMost);
     const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
     const int warps = blockDim.x / kWarpSize;
@@ -185,7 +182,8 @@ class BlockReducer {
       if (lane == 0) line[i][warp] = value[0][i];
       if (lane == 0 && apart) line[i][warp + warps] = second;
     }
-    if (!wait()) return false;
+    __syncthreads();
+    if (!wants) return false;
     const int entries = apart ? 2 * warps : warps;
     if (entries > 8) {
       Meet<OfWarps, kMaxWarpsPerBlock>(line, entries, result);

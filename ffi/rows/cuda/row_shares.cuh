@@ -97,11 +97,7 @@ __device__ void LeadRow(const RowArgs<Op>& args, const RowView<Op, kAligned>& vi
                         RowStatistics<Op>& found, LedShare<Op>& told) {
   GivenRow<Op> given;
   if (threadIdx.x < kWarpSize) given = args.GivenOf(row, label);
-  const auto wait = [] {
-    __syncthreads();
-    return threadIdx.x < kWarpSize;
-  };
-  if (ReduceClassSums(args.op, block, sum, found, wait)) {
+  if (ReduceClassSums(args.op, block, sum, found, threadIdx.x < kWarpSize)) {
     // In place, another block may store over the label's element once the shares have met. So it
     // goes through shared memory before that, which waits until it has been loaded.
     if (threadIdx.x == 0) told.labelled = given.labelled;

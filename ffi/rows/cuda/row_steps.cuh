@@ -79,15 +79,15 @@ __device__ void AllReduceSums(const Op& op, Group& group, typename Op::Found& fo
   found.SetSums(sum);
 }
 
-// The same of sums of classes, which the threads of a block have, for the warps that `wait` tells
-// to go on (BlockReducer::ReduceClasses). Returns whether this is one.
-template <typename Op, typename Block, typename C, int kClasses, typename Wait>
+// The same of sums of classes, which the threads of a block have, for warps that want the result
+// (BlockReducer::ReduceClasses). Returns whether this is one.
+template <typename Op, typename Block, typename C, int kClasses>
 __device__ bool ReduceClassSums(const Op& op, Block& block, C (&sum)[kClasses][Op::kSums],
-                                typename Op::Found& found, Wait wait) {
+                                typename Op::Found& found, bool wants) {
   using Exact = typename Op::Found::Exact;
   const auto meet = [&](auto& of_classes, auto& total) {
     return block.template ReduceClasses<SumReduction<C>, SumReduction<Exact>>(of_classes, total,
-                                                                              wait);
+                                                                              wants);
   };
   if constexpr (Op::kSums > 2) {
     if (!op.all_sums) {
@@ -110,10 +110,7 @@ __device__ bool ReduceClassSums(const Op& op, Block& block, C (&sum)[kClasses][O
 template <typename Op, typename Block, typename C, int kClasses>
 __device__ void AllReduceClassSums(const Op& op, Block& block, C (&sum)[kClasses][Op::kSums],
                                    typename Op::Found& found) {
-  ReduceClassSums(op, block, sum, found, [] {
-    __syncthreads();
-    return true;
-  });
+  ReduceClassSums(op, block, sum, found, true);
 }
 
 // The same of partial results that have kept something, which meet with all that they have.
