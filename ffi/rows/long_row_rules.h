@@ -96,6 +96,7 @@ inline constexpr int kMostPacksOfStreamingWarp = 1024;
 // leaf that a lane has; the most blocks that share a row. us a call:
 // H200 f32 fwd 1 x 16777216: 512 blocks a row 76, 128 blocks a row 99
 inline constexpr int kBranchLeaves = 8;
+inline constexpr int kSpreadThreads = 32 * kBranchLeaves;
 // The classes of a leaf (leaf.cuh) are as many registers for each sum.
 constexpr bool MaySpread(Operation operation) {
   return Reduces(operation) && TraitsOf(operation).sums <= 2;
@@ -139,11 +140,11 @@ constexpr bool MaySpreadOnce(Operation operation) {
   return MaySpread(operation) && StoresElements(operation) && SharesRows(operation) &&
          !HidesElements(operation);
 }
-inline constexpr int kSpreadThreads = 32 * kBranchLeaves;
 inline constexpr int kOnceTurns = kLeastLeafTurns;  // packs of each input in a lane's leaf
 inline constexpr int kMostSpill = 8;                // lanes with an element past a leaf's last pack
 inline constexpr int kOncePacks = kOnceTurns * kSpreadThreads + kBranchLeaves * kMostSpill;
-// Branches of a block in shared memory, and its registers. us a call, kernels alone:
+// Branches of a block in shared memory, and its registers. us a call, kernels alone, in an earlier
+// form of the kernel:
 // H200 f32 fwd 256 x 1048576: 3 blocks an SM of two branches 680, 2 of three 701
 // H200 bf16 fwd 256 x 1048576: 3 blocks an SM of two branches 333, 2 of three 334
 // H200 f32 grad 256 x 1048576: 1 block an SM of three branches 986, of two 1126

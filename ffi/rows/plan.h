@@ -2,7 +2,7 @@
 //
 // Owns: what a plan is made for, and the plan, a plain value that can be compared and printed. The
 // rules: register_rules.h, smem_rules.h, long_row_rules.h. Which tier a row takes: plan.cc. Its
-// lanes, threads, blocks and bytes there: tier_plans.cc. Must not know: CUDA, XLA, Python.
+// lanes, threads, blocks and bytes there: tier_plans.h. Must not know: CUDA, XLA, Python.
 //
 // The order in which a row is summed depends on cols, dtype, operation, device and where in a
 // cache line the row begins (and whether its operands begin at one place of a pack), never on rows:

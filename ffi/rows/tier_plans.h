@@ -1,5 +1,6 @@
 // The plan of a row in each tier: lanes, threads, blocks, bytes. Which tier a row takes, and which
-// serve it at all, is plan.cc's.
+// serve it at all, is plan.cc's. From PlanBlockUncached on: long_row_plans.cc; before:
+// tier_plans.cc.
 #ifndef JAXKERNELS_ROWS_TIER_PLANS_H_
 #define JAXKERNELS_ROWS_TIER_PLANS_H_
 
@@ -8,9 +9,6 @@
 #include "rows/plan.h"
 
 namespace jaxkernels {
-
-// Dynamic shared memory that a block may have.
-int SmemRoom(const SoftmaxProblem& problem, const DeviceLimits& limits);
 
 // The first layout of the warp tier that covers `packs`, or -1.
 int FindWarpShape(int64_t packs, Operation operation, int pack, bool aligned);
