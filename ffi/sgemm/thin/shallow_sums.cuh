@@ -96,14 +96,24 @@ class ShallowSums {
   __device__ void AddAlongK(const float* stage, int quad, const float (&y)[4][kColumns]) {
     const float* const of_a = stage + (warp_ * kRowsOfWarp + row_lane_) * kDepth;
     const unsigned place = PlaceOfQuad(row_lane_, quad);
+    // By four columns, of which neighbouring rows and k take turns at the order: an FFMA then often
+    // has two operands of the one before, which the registers need not give again.
+    // H200 (65536, 64, 64): all columns of a row in one order 20.9 us, so 19.3
+    // H200 4096 x (64, 64, 64): 79.7, 74.9
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      float x[4];
-      LoadQuad(of_a + i * kRowLanes * kDepth + 4 * PlaceOfQuad(i * kRowLanes, place), x);
+    for (int first = 0; first < kColumns; first += 4) {
 #pragma unroll
-      for (int q = 0; q < 4; ++q) {
+      for (int i = 0; i < kRows; ++i) {
+        float x[4];
+        LoadQuad(of_a + i * kRowLanes * kDepth + 4 * PlaceOfQuad(i * kRowLanes, place), x);
 #pragma unroll
-        for (int j = 0; j < kColumns; ++j) sums_[i][j] = fmaf(x[q], y[q][j], sums_[i][j]);
+        for (int q = 0; q < 4; ++q) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            const int j = first + ((i + q) % 2 == 0 ? c : 3 - c);
+            sums_[i][j] = fmaf(x[q], y[q][j], sums_[i][j]);
+          }
+        }
       }
     }
   }
