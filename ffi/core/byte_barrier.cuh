@@ -1,7 +1,7 @@
-// A barrier in shared memory that counts the bytes that arrive there (compute capability 9.0 and
-// later).
+// Barriers in shared memory that count what arrives there: bytes (compute capability 9.0 and
+// later), or warps.
 //
-// Owns: the PTX of it. Must not know: what the bytes are, or who sends them.
+// Owns: the PTX of them. Must not know: what the bytes are, or who sends them.
 #ifndef JAXKERNELS_CORE_BYTE_BARRIER_CUH_
 #define JAXKERNELS_CORE_BYTE_BARRIER_CUH_
 
@@ -37,7 +37,11 @@ class ByteBarrier {
         "{\n"
         ".reg .pred done;\n"
         "RETRY_%=:\n"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+        "mbarrier.test_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+#else
         "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+#endif
         "@!done bra RETRY_%=;\n"
         "}\n" ::"r"(address_),
         "r"(parity)
@@ -59,6 +63,20 @@ class ByteBarrier {
 
  private:
   uint32_t address_;
+};
+
+// Opens when a number of warps have arrived.
+class WarpBarrier : public ByteBarrier {
+ public:
+  using ByteBarrier::ByteBarrier;
+
+  __device__ void Init(int warps) const {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(Address()), "r"(warps) : "memory");
+  }
+  // By one lane: what it has stored before in shared memory is seen by those that have waited.
+  __device__ void Arrive() const {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(Address()) : "memory");
+  }
 };
 
 __device__ inline void FenceBarriers() {

@@ -16,6 +16,7 @@
 #define JAXKERNELS_ROWS_CUDA_TIER_SPREAD_ONCE_CUH_
 
 #include "core/awaited.cuh"
+#include "core/byte_barrier.cuh"
 #include "rows/cuda/tier_spread.cuh"
 
 namespace jaxkernels {
@@ -133,9 +134,11 @@ __global__ void __maxnreg__(OnceRegisters(Op::kOperation))
     SpreadOnceKernel(RowArgs<Op> args, typename Op::Found* statistics) {
   using Found = typename Op::Found;
   using P = Pack<typename Op::Storage>;
+  constexpr bool kPublishesEarly = PublishesEarly(Op::kOperation);
   constexpr int kStages = OnceStages(Op::kOperation), kStagePacks = kOncePacks * Op::kInputs;
   extern __shared__ __align__(kPackBytes) unsigned char once_smem[];
-  __shared__ Found leaves[kBranchLeaves], of_row;
+  __shared__ Found leaves[2][kBranchLeaves], of_row[2];  // by turns, so that a block meets once
+  __shared__ uint64_t reduced_barrier;
   P* const slots = reinterpret_cast<P*>(once_smem);
   Found* const of_branches = reinterpret_cast<Found*>(slots + kStages * kStagePacks);
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
@@ -146,12 +149,20 @@ __global__ void __maxnreg__(OnceRegisters(Op::kOperation))
     return StagedBranch<Op, kAligned>(args, number_of(n), slots + n % kStages * kStagePacks);
   };
 
+  const WarpBarrier reduced(&reduced_barrier);  // all leaves of a branch
+  if (kPublishesEarly && threadIdx.x == 0) reduced.Init(kBranchLeaves);
+  __syncthreads();
+
 #pragma unroll 1
   for (unsigned n = 0; n < kStages; ++n) staged(n).StartCopies();
   // In each turn a branch is reduced, and then the results of the one before are stored.
 #pragma unroll 1
   for (unsigned n = 0; n <= own; ++n) {
     const bool reduces = n < own, stores = n > 0;
+    const auto publish = [&] {
+      const auto of_branch = StatisticsOfLeaves<Op>(leaves[n % 2], kBranchLeaves);
+      if (lane == 0) StoreAwaited<Found>(&statistics[number_of(n)], of_branch);
+    };
 
     // Load.
     WaitForCopiesBut<kStages - 2>();
@@ -159,26 +170,29 @@ __global__ void __maxnreg__(OnceRegisters(Op::kOperation))
     // Reduce.
     if (reduces) {
       const auto of_leaf = staged(n).ReduceLeaf();
-      if (lane == 0) leaves[warp] = of_leaf;
-    }
-    __syncthreads();
-    if (warp == 0 && reduces) {
-      const auto of_branch = StatisticsOfLeaves<Op>(leaves, kBranchLeaves);
-      if (lane == 0) StoreAwaited<Found>(&statistics[number_of(n)], of_branch);
+      if (lane == 0) leaves[n % 2][warp] = of_leaf;
+      if constexpr (kPublishesEarly) {
+        if (lane == 0) reduced.Arrive();
+        if (warp == 0) {
+          reduced.Wait(n % 2);
+          publish();
+        }
+      }
     }
     const int64_t row = number_of(n - 1) / static_cast<unsigned>(args.branches);
     if (warp == kBranchLeaves - 1 && stores) {
       LoadAwaited<4>(of_branches, statistics + row * args.branches, args.branches);
       __syncwarp();
       const auto found = StatisticsOfLeaves<Op>(of_branches, args.branches);
-      if (lane == 0) of_row = found;
+      if (lane == 0) of_row[n % 2] = found;
     }
     const GivenRow<Op> given = args.GivenOf(stores ? row : args.rows, -1);
     __syncthreads();
+    if (!kPublishesEarly && warp == 0 && reduces) publish();
 
     // Store.
     if (!stores) continue;
-    Found found = of_row;
+    Found found = of_row[n % 2];
     if constexpr (Op::kUsesMax) found.max = Op::Reference(found.max);
     staged(n - 1).StoreResults(RowOf<Op>(found, given));
     staged(n - 1 + kStages).StartCopies();

@@ -16,19 +16,6 @@
 
 namespace jaxkernels {
 
-// Opens when a number of warps have arrived.
-class WarpBarrier : public ByteBarrier {
- public:
-  using ByteBarrier::ByteBarrier;
-
-  __device__ void Init(int warps) const {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(Address()), "r"(warps) : "memory");
-  }
-  __device__ void Arrive() const {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(Address()) : "memory");
-  }
-};
-
 // Copies to shared memory; the bytes arrive at `barrier`.
 __device__ inline void CopyBytes(uint32_t to, const char* from, int bytes,
                                  const ByteBarrier& barrier) {
