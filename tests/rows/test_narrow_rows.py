@@ -9,9 +9,9 @@ import pytest
 
 import jaxkernels as jk
 
-# Around the longest rows in a lane of their own, 15, 23, 31 and 47 columns by dtype and operation, and around
-# the longest in company, 192 and 512.
-COLS = (1, 3, 15, 16, 23, 24, 31, 32, 33, 47, 48, 64, 79, 192, 193, 200, 512, 513)
+# Around the longest rows in a lane of their own, 15, 20, 24, 31 and 40 columns by dtype and operation, around
+# rows of 2, 3 and 4 vectors, and around the longest in company, 192 and 512.
+COLS = (1, 3, 15, 16, 20, 21, 24, 25, 31, 32, 33, 40, 41, 48, 49, 64, 65, 192, 193, 512, 513)
 # The same of losses: 47, 199 and 255 columns; and rows of which some keep their terms together.
 COLS_OF_LOSSES = (1, 3, 16, 47, 48, 199, 200, 255, 256, 520, 4100)
 ROWS = 37  # two groups, and a part of one

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/ceil_div.h"
 #include "rows/cpu/kernels.h"
 #include "rows/cpu/row_groups.h"
 #include "rows/cpu/row_steps.h"
@@ -18,8 +19,9 @@ namespace jaxkernels {
 
 // Rows up to this length are computed in company.
 //
-// EPYC (Zen 4), one core, 2026-11, ns per element, this way, one row after the other, and the
-// faster of lanes of their own or eight rows in turns, as it was; 33, 64, 128 and 512 columns:
+// EPYC (Zen 4), one core, 2026-11, ns per element, this way (before kFewVectors), one row after the
+// other, and the faster of lanes of their own or eight rows in turns, as it was; columns: 33, 64,
+// 128 and 512.
 // f32 softmax: 0.96, 1.66, 0.68; 0.56, 0.75, 0.65; 0.45, 0.58, 0.60; 0.39, 0.41, 0.43
 // f32 grad: 0.36, 0.68, 0.55; 0.21, 0.32, 0.35; 0.18, 0.25, 0.26; 0.20, 0.19, 0.23
 // bf16 softmax: 0.88, 2.72, 0.81; 0.55, 1.11, 0.76; 0.48, 0.80, 0.73; 0.46, 0.53, 0.54
@@ -38,39 +40,65 @@ constexpr int64_t CompanyCols() {
 template <typename Op>
 inline constexpr int64_t kCompanyCols = CompanyCols<Op>();
 
-// A vector is folded once before the rows of a group become columns.
-inline constexpr int64_t kFolded = kLanes / 2;
+// Rows of 2 to so many vectors have code for their number of vectors: no loop over the vectors of a
+// row is left, its sums stay in registers, and its terms lie in a buffer, each vector in one line
+// of the cache. 5 would serve 65 to 80 columns (f32 softmax of 65: 0.69 becomes 0.54), for a tenth
+// more code of all CPU kernels.
+//
+// EPYC (Zen 4), one core, 2026-11, ns per element, by a loop and so; 17, 33, 47 and 64 columns:
+// f32 softmax: 1.32, 0.97; 0.89, 0.69; 0.63, 0.49; 0.50, 0.46
+// f32 grad: 0.54, 0.43; 0.34, 0.28; 0.25, 0.21; 0.21, 0.21
+// bf16 softmax: 1.28, 1.00; 0.85, 0.72; 0.64, 0.54; 0.55, 0.49
+// bf16 grad: 0.64, 0.50; 0.46, 0.39; 0.38, 0.32; 0.32, 0.28
+// f64 softmax: 2.84, 2.25; 1.92, 1.64; 1.36, 1.18; 1.15, 1.11
+inline constexpr int kFewVectors = 4;
+
+// A vector is folded to so many lanes before the rows of a group become columns. Only sums of
+// float32, which are double, can bear the roundings of folding twice.
+inline constexpr int64_t kFoldedMaxima = kLanes / 4;
+template <typename T>
+inline constexpr int64_t kFoldedSums = std::is_same_v<T, float> ? kLanes / 4 : kLanes / 2;
+
+// The lanes of a vector become kFolded ones; `join` makes one of two.
+template <int64_t kFolded, typename C, typename Join>
+JK_INLINE void Fold(C (&lanes)[kLanes], C* to, Join join) {
+  for (int64_t half = kLanes / 2; half > kFolded; half /= 2) {
+#pragma omp simd
+    for (int64_t l = 0; l < half; ++l) lanes[l] = join(lanes[l], lanes[l + half]);
+  }
+#pragma omp simd
+  for (int64_t l = 0; l < kFolded; ++l) to[l] = join(lanes[l], lanes[l + kFolded]);
+}
 
 // to[column][row] = from[row][column], for kLanes rows of kFolded columns
-template <typename C>
+template <int64_t kFolded, typename C>
 JK_INLINE void FoldedColumns(const C* from, C* to) {
   alignas(64) C half_way[kLanes * kFolded];
   Interleave(from, kLanes / 4 * kFolded, half_way);
   Interleave(half_way, kLanes / 4 * kFolded, to);
 }
 
-// The maxima of `count` rows.
+// The maxima of `count` rows, of `whole` elements in whole vectors and at most a vector more.
 template <typename C>
-JK_INLINE void MaximaOf(const C* x, int64_t cols, int64_t count, C* max) {
+JK_INLINE void MaximaOf(const C* x, int64_t cols, int64_t whole, int64_t count, C* max) {
+  constexpr int64_t kFolded = kFoldedMaxima;
+  const auto larger = [](C a, C b) JK_INLINE_LAMBDA { return a > b ? a : b; };
   alignas(64) C folded[kLanes * kFolded], columns[kLanes * kFolded];
   std::fill(folded + count * kFolded, folded + kLanes * kFolded, -kInf<C>);
   for (int64_t r = 0; r < count; ++r, x += cols) {
     C most[kLanes];
     for (int64_t l = 0; l < kLanes; ++l) most[l] = x[cols - kLanes + l];
-    for (int64_t i = 0; i + kLanes <= cols; i += kLanes) {
+    for (int64_t i = 0; i < whole; i += kLanes) {
 #pragma omp simd
-      for (int64_t l = 0; l < kLanes; ++l) most[l] = most[l] > x[i + l] ? most[l] : x[i + l];
+      for (int64_t l = 0; l < kLanes; ++l) most[l] = larger(most[l], x[i + l]);
     }
-#pragma omp simd
-    for (int64_t l = 0; l < kFolded; ++l) {
-      folded[r * kFolded + l] = most[l] > most[l + kFolded] ? most[l] : most[l + kFolded];
-    }
+    Fold<kFolded>(most, folded + r * kFolded, larger);
   }
-  FoldedColumns(folded, columns);
+  FoldedColumns<kFolded>(folded, columns);
   for (int64_t r = 0; r < kLanes; ++r) max[r] = -kInf<C>;
   for (int64_t i = 0; i < kLanes * kFolded; i += kLanes) {
 #pragma omp simd
-    for (int64_t r = 0; r < kLanes; ++r) max[r] = columns[i + r] > max[r] ? columns[i + r] : max[r];
+    for (int64_t r = 0; r < kLanes; ++r) max[r] = larger(columns[i + r], max[r]);
   }
 }
 
@@ -118,32 +146,49 @@ JK_INLINE void FinishVector(const typename Op::C* first, const typename Op::C* s
   }
 }
 
-// `count` rows of kLanes to kCompanyCols elements. What is left of a row behind its whole
-// vectors is computed with its last kLanes elements, before them, because results of half types
-// replace the widened inputs.
-template <typename Op>
+// `count` rows of kLanes to kCompanyCols elements: of kVectors vectors, the last of which is left
+// as the rest, or of any number of vectors if 0. What is left of a row behind its whole vectors is
+// computed with its last kLanes elements, before them, because results of half types replace the
+// widened inputs.
+template <typename Op, int kVectors>
 JK_INLINE void RunCompanyGroup(const Inputs<Op>& in, int64_t cols, const RowEnds<Op>& ends,
                                int64_t index, int64_t count, typename Op::Storage* out) {
   using C = typename Op::C;
   using T = typename Op::Storage;
+  using Sum = CpuSumType<T>;
+  constexpr int64_t kFolded = kFoldedSums<T>;
   constexpr int64_t kMostElements = std::is_same_v<T, C> ? 1 : kLanes * kCompanyCols<Op>;
+  constexpr int64_t kKept = kVectors > 0 ? kVectors * kLanes : kLanes;  // terms of a row
   alignas(64) C first_wide[kMostElements], second_wide[kMostElements];
-  alignas(64) C last_terms[kLanes * kLanes];
-  const int64_t whole = cols / kLanes * kLanes, tail = cols - kLanes;
+  alignas(64) C kept[kLanes * kKept];
+  const int64_t whole = kVectors > 0 ? (kVectors - 1) * kLanes : cols / kLanes * kLanes;
+  const int64_t tail = cols - kLanes;
+  const bool has_rest = kVectors > 0 || whole < cols;
   const C* first = Load(in.first, count * cols, first_wide);
   const C* second = Op::kInputs == 2 ? Load(in.second, count * cols, second_wide) : nullptr;
   C* const results = ResultBuffer(out, first_wide);
   const auto second_at = [&](int64_t i) { return Op::kInputs == 2 ? second + i : nullptr; };
+  // Terms of row r: those of its last kLanes elements, and those from element i on.
+  const auto last_terms = [&](int64_t r) JK_INLINE_LAMBDA { return kept + r * kKept; };
+  const auto terms_at = [&](int64_t r, int64_t i) JK_INLINE_LAMBDA -> C* {
+    if constexpr (!Op::kKeepsTerm) return nullptr;
+    return kVectors > 0 ? last_terms(r) + kLanes + i : results + r * cols + i;
+  };
 
   C max[kLanes], sum[kLanes], extra[kLanes];
   if constexpr (Op::kUsesMax) {
-    MaximaOf(first, cols, count, max);
+    MaximaOf(first, cols, whole, count, max);
 #pragma omp simd
     for (int64_t r = 0; r < kLanes; ++r) max[r] = Op::Reference(max[r]);
   } else {
     for (int64_t r = 0; r < kLanes; ++r) max[r] = 0;
   }
-  alignas(64) CpuSumType<T> folded[Op::kSums][kLanes * kFolded];
+  C near_reference[kLanes];
+  if constexpr (Op::kHasNear) {
+#pragma omp simd
+    for (int64_t r = 0; r < kLanes; ++r) near_reference[r] = Op::NearReference(max[r]);
+  }
+  alignas(64) Sum folded[Op::kSums][kLanes * kFolded];
   for (int s = 0; s < Op::kSums; ++s) {
     std::fill(folded[s] + count * kFolded, folded[s] + kLanes * kFolded, 0);
   }
@@ -155,24 +200,22 @@ JK_INLINE void RunCompanyGroup(const Inputs<Op>& in, int64_t cols, const RowEnds
       for (int s = 0; s < Op::kSums; ++s) {
         for (int64_t l = 0; l < kLanes; ++l) sums[s][l] = 0;
       }
-      if (whole < cols) {
+      if (has_rest) {
         AddVector<Op, kNear, true>(first + start + tail, second_at(start + tail), whole - tail,
-                                   reference, last_terms + r * kLanes, sums);
+                                   reference, last_terms(r), sums);
       }
-      for (int64_t i = start; i < start + whole; i += kLanes) {
-        AddVector<Op, kNear, false>(first + i, second_at(i), 0, reference,
-                                    Op::kKeepsTerm ? results + i : nullptr, sums);
+      for (int64_t i = 0; i < whole; i += kLanes) {
+        AddVector<Op, kNear, false>(first + start + i, second_at(start + i), 0, reference,
+                                    terms_at(r, i), sums);
       }
       for (int s = 0; s < Op::kSums; ++s) {
-#pragma omp simd
-        for (int64_t l = 0; l < kFolded; ++l) {
-          folded[s][r * kFolded + l] = sums[s][l] + sums[s][l + kFolded];
-        }
+        Fold<kFolded>(sums[s], folded[s] + r * kFolded,
+                      [](auto a, auto b) JK_INLINE_LAMBDA { return a + b; });
       }
     };
     if constexpr (Op::kHasNear) {
       if (IsNear(max[r])) {
-        add(std::true_type{}, Op::NearReference(max[r]));
+        add(std::true_type{}, near_reference[r]);
         continue;
       }
     }
@@ -180,8 +223,8 @@ JK_INLINE void RunCompanyGroup(const Inputs<Op>& in, int64_t cols, const RowEnds
   }
   double total[Op::kSums][kLanes] = {}, lost[Op::kSums][kLanes] = {};
   for (int s = 0; s < Op::kSums; ++s) {
-    alignas(64) CpuSumType<T> columns[kLanes * kFolded];
-    FoldedColumns(folded[s], columns);
+    alignas(64) Sum columns[kLanes * kFolded];
+    FoldedColumns<kFolded>(folded[s], columns);
     for (int64_t i = 0; i < kLanes * kFolded; i += kLanes) {
 #pragma omp simd
       for (int64_t r = 0; r < kLanes; ++r) {
@@ -198,26 +241,40 @@ JK_INLINE void RunCompanyGroup(const Inputs<Op>& in, int64_t cols, const RowEnds
       const int64_t start = r * cols;
       const typename Op::Row row = {max[r], sum[r], extra[r]};
       C rest[kLanes];
-      if (whole < cols) {
-        FinishVector<Op>(first + start + tail, second_at(start + tail), last_terms + r * kLanes,
-                         row, rest);
+      if (has_rest) {
+        FinishVector<Op>(first + start + tail, second_at(start + tail), last_terms(r), row, rest);
       }
-      for (int64_t i = start; i < start + whole; i += kLanes) {
-        FinishVector<Op>(first + i, second_at(i), results + i, row, results + i);
+      for (int64_t i = 0; i < whole; i += kLanes) {
+        FinishVector<Op>(first + start + i, second_at(start + i), terms_at(r, i), row,
+                         results + start + i);
       }
-      if (whole < cols) std::copy_n(rest, kLanes, results + start + tail);
+      if (has_rest) std::copy_n(rest, kLanes, results + start + tail);
     }
     Flush(results, count * cols, out);
   }
 }
 
-template <typename Op>
-JK_MULTIVERSION void RunCompany(const Inputs<Op>& in, int64_t cols, const RowRange& range,
-                                const RowEnds<Op>& ends, typename Op::Storage* out) {
+template <typename Op, int kVectors>
+JK_MULTIVERSION void RunCompanyOf(const Inputs<Op>& in, int64_t cols, const RowRange& range,
+                                  const RowEnds<Op>& ends, typename Op::Storage* out) {
   for (int64_t row = range.begin; row < range.end; row += kLanes) {
     const int64_t count = std::min(kLanes, range.end - row);
     typename Op::Storage* const to = Op::kStoresElements ? out + row * cols : nullptr;
-    RunCompanyGroup<Op>(in.At(row * cols), cols, ends, row, count, to);
+    RunCompanyGroup<Op, kVectors>(in.At(row * cols), cols, ends, row, count, to);
+  }
+}
+
+// Finds the code for the number of vectors of a row, from kVectors on down.
+template <typename Op, int kVectors = kFewVectors>
+JK_INLINE void RunCompany(const Inputs<Op>& in, int64_t cols, const RowRange& range,
+                          const RowEnds<Op>& ends, typename Op::Storage* out) {
+  if constexpr (kVectors > 1) {
+    if (CeilDiv(cols, kLanes) == kVectors) {
+      return RunCompanyOf<Op, kVectors>(in, cols, range, ends, out);
+    }
+    RunCompany<Op, kVectors - 1>(in, cols, range, ends, out);
+  } else {
+    RunCompanyOf<Op, 0>(in, cols, range, ends, out);
   }
 }
 

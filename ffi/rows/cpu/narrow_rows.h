@@ -18,20 +18,23 @@ namespace jaxkernels {
 // Rows up to this length are computed kLanes at a time, one row in each lane, where that is faster
 // than lanes along the row (company_rows.h).
 //
-// EPYC (Zen 4), one core, 2026-11, ns per element, this way and that way, 17, 33, 47 and 64
-// columns:
-// f32 softmax: 0.75, 1.47; 0.68, 0.96; 0.65, 0.68; 0.62, 0.56
-// f32 grad: 0.59, 0.60; 0.53, 0.36; not measured from 41 on
-// f32 log-softmax: 1.20, 2.46; 1.09, 1.61; 1.07, 1.12; 1.04, 1.00
-// bf16 softmax: 0.91, 1.31; 0.81, 0.88; 0.80, 0.65; 0.76, 0.55
-// bf16 grad: 0.79, 0.65; 0.68, 0.46; 0.67, 0.37; 0.63, 0.32
-// f64 softmax: 1.84, 2.94; of 31 columns 1.80, 1.65
-// AVX2, f32 softmax of 33, 47 and 64 columns: 0.85, 1.11; 0.82, 0.78; 0.81, 0.65
+// EPYC (Zen 4), one core, 2026-11, ns per element, this way and that way:
+// f32 softmax of 17, 24, 33 and 47 columns: 0.75, 0.97; 0.64, 0.69; 0.69, 0.69; 0.66, 0.49
+// f32 log-softmax of the same: 1.22, 1.82; 1.08, 1.29; 1.12, 1.32; 1.11, 0.93
+// f32 logsumexp of the same: 0.75, 1.10; 0.64, 0.78; 0.63, 0.77; 0.60, 0.54
+// f32 grad of 17 columns: 0.60, 0.43
+// bf16 softmax of 20 and 23 columns: 0.78, 0.81; 0.86, 0.73
+// bf16 grad of 17 columns: 0.79, 0.50
+// AVX2, f32 softmax of 24, 28, 33 and 47 columns: 0.87, 0.90; 0.86, 0.80; 0.90, 0.88; 0.87, 0.62
+//
+// float64, and half types without kept terms, would be faster that way from 23 columns on, but less
+// accurate: here half types are summed in double, and all roundings of float64 are made up for.
 template <typename Op>
 constexpr int64_t NarrowCols() {
-  constexpr bool kReadsOne = Op::kInputs == 1;
-  if (std::is_same_v<typename Op::Storage, float>) return kReadsOne ? 47 : 23;
-  return kReadsOne ? 31 : 15;
+  using T = typename Op::Storage;
+  if (Op::kInputs == 2) return std::is_same_v<T, float> && Op::kUsesMax ? 23 : 15;
+  if (std::is_same_v<T, float>) return Op::kKeepsTerm ? 24 : 40;
+  return std::is_same_v<T, double> || !Op::kKeepsTerm ? 31 : 20;
 }
 template <typename Op>
 inline constexpr int64_t kNarrowCols = NarrowCols<Op>();

@@ -115,7 +115,7 @@ struct SoftmaxForward : ForwardOp<T> {
 //
 // In 1 + 1e-9 the small term would be lost, and with it results near 0. So terms of the maximum,
 // which are exactly 1, are counted apart. Half types sum all terms: it is faster, and their results
-// near 0 err by about 2^-24 (rows of more than 111 columns), or 2^-53.
+// near 0 err by about 2^-24 (rows of more than 31 columns), or 2^-53.
 template <typename T>
 struct LogSoftmaxForward : ForwardOp<T, std::is_same_v<T, CpuComputeType<T>> ? 2 : 1> {
   using Base = ForwardOp<T, std::is_same_v<T, CpuComputeType<T>> ? 2 : 1>;
