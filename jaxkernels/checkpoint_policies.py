@@ -3,7 +3,7 @@
 JAX's own policies know `jax.lax.dot_general` and convolutions; under them a product of this package
 is computed again in the backward pass. The policies here have the names and the meaning of those in
 `jax.checkpoint_policies`, and count as products both JAX's and those of `jaxkernels.matmul`,
-`dot_general`, `sgemm` and the float32 products of `dot_product_attention`. Attention that may run in
+`dot_general`, `sgemm` and the products of `dot_product_attention`. Attention that may run in
 cuDNN is one product, with batch dimensions, of which y and a number for each row are saved. The other
 policies of JAX serve as they are, and `jax.checkpoint_policies.save_from_both_policies` combines all of them.
 
@@ -35,7 +35,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from jaxkernels._attention import flash
+from jaxkernels._attention import cpu_products, flash
 from jaxkernels._sgemm import primitive as sgemm_primitive
 from jaxkernels._sgemm.options import Options, matrix_dims
 
@@ -50,7 +50,7 @@ class _Policy:
     of_jax: Callable[..., Any]
 
     def __call__(self, primitive: Any, *avals: Any, **params: Any) -> Any:
-        if primitive is flash.attention_p:
+        if primitive in (flash.attention_p, cpu_products.product_p):
             q, k = avals[:2]
             return self.of_jax(lax.dot_general_p, q, k, dimension_numbers=_OF_SCORES)
         if primitive is not sgemm_primitive.sgemm_p:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxkernels._attention import cpu_products
 from jaxkernels._sgemm import contraction
 
 # A function like lax.dot_general: (lhs, rhs, dimension_numbers) -> product.
@@ -36,16 +37,36 @@ def dot_of(dtype: Any, precision: Any = None, *, wide: bool = False) -> Dot:
         return _dot_of_integers
     if name == "float32" and precision is None:
         return contraction.batched_dot_general
+    if name == "bfloat16" and precision is None:
+        return _DotOfBfloat16(wide)
     if not wide or name not in ("bfloat16", "float16"):
         return functools.partial(lax.dot_general, precision=precision)
-    if name == "bfloat16" and precision is None:
-        return _dot_of_bfloat16
     return functools.partial(
         lax.dot_general, precision=precision, preferred_element_type=jnp.float32
     )
 
 
-def _dot_of_bfloat16(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:
+class _DotOfBfloat16(NamedTuple):
+    """The product of bfloat16 operands where the user names no precision."""
+
+    wide: bool
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the result."""
+        return jnp.float32 if self.wide else jnp.bfloat16
+
+    def __call__(self, lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:
+        """The product."""
+        return (_wide_dot if self.wide else lax.dot_general)(lhs, rhs, numbers)
+
+
+def _is_of_cpu(dot: Dot, *operands: jax.Array) -> TypeGuard[_DotOfBfloat16]:
+    """Whether a product of lines that share no heads is best made by `cpu_products`."""
+    return isinstance(dot, _DotOfBfloat16) and cpu_products.are_likely(*operands)
+
+
+def _wide_dot(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:
     """The product as float32.
 
     jax.nn names the algorithm, so that derivatives are such products too. (It does the same for
@@ -96,8 +117,10 @@ def scores(query: jax.Array, key: jax.Array, dot: Dot) -> jax.Array:
     Returns:
         Array of shape (..., heads, q, k). Shared keys are not copied.
     """
+    heads, key_heads = query.shape[-2], key.shape[-2]
+    if heads == key_heads and _is_of_cpu(dot, query, key):
+        return cpu_products.product("W", query, key, dot.dtype)
     q_rows, k_rows = _heads_first(query), _heads_first(key)
-    heads, key_heads = q_rows.shape[-3], k_rows.shape[-3]
     if heads == key_heads:
         return dot(q_rows, k_rows, _batched(k_rows.ndim - 2, q_rows.ndim - 1, k_rows.ndim - 1))
     grouped = _grouped(q_rows, key_heads)
@@ -117,10 +140,8 @@ def weighted_values(weights: jax.Array, value: jax.Array, dot: Dot) -> jax.Array
         Array of shape (..., q, heads, depth).
     """
     heads, value_heads = weights.shape[-3], value.shape[-2]
-    if heads == value_heads and _stay_in_place(value):
-        batch = (tuple(range(value.ndim - 2)), (*range(value.ndim - 3), value.ndim - 2))
-        contracted = ((weights.ndim - 1,), (value.ndim - 3,))
-        return _heads_first(dot(weights, value, (contracted, batch)))
+    if heads == value_heads and _is_of_cpu(dot, weights, value):
+        return cpu_products.product("X", weights, value, dot.dtype)
     v_rows = _heads_first(value)
     if heads == value_heads:
         numbers = _batched(v_rows.ndim - 2, weights.ndim - 1, v_rows.ndim - 2)
@@ -155,19 +176,6 @@ def check_fits(function: str, argument: str, operand: jax.Array, shape: Sequence
             f"{function}: {argument} must broadcast to the shape {tuple(shape)} of the scores "
             f"(batch, heads, queries, keys); got {operand.shape}"
         )
-
-
-def _stay_in_place(x: jax.Array) -> bool:
-    """Whether the weighted sum takes the heads of values where they are, behind the length.
-
-    On a CPU XLA has bfloat16 kernels for such products; with heads first it widens to float32. Values
-    differ by rounding only, so a guess is good enough: a program may be lowered for another platform.
-    (Products that name an algorithm, as the scores do, XLA does not compile so at every shape.)
-
-    Xeon (AMX), 2 cores, 2026-11-24, us of processor time, heads first and in place:
-    (16, 135, 2, 80): 1653, 848; (10, 557, 2, 128): 14462, 3446; (16, 26, 12, 64): 656, 457
-    """
-    return x.dtype == jnp.bfloat16 and jax.default_backend() == "cpu"
 
 
 def _heads_first(x: jax.Array) -> jax.Array:

@@ -1,0 +1,141 @@
+"""The products of attention in bfloat16 on a CPU, and that attention consists of them there."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkernels as jk
+import jaxkernels.flax
+from jaxkernels._attention import cpu_products
+
+EINSUM = {
+    "W": "...qhd,...khd->...hqk",
+    "X": "...hqk,...khd->...qhd",
+    "Y": "...hqk,...qhd->...khd",
+}
+# Batch, heads, queries, keys, depth.
+B, H, Q, K, D = 2, 3, 5, 7, 4
+SHAPES = {"W": (B, H, Q, K), "X": (B, Q, H, D), "Y": (B, K, H, D)}
+LACKING = tuple(SHAPES)
+
+
+def operands(lacking, seed=0):
+    """The two that the product takes, with few bits, so that bfloat16 holds them."""
+    draw = np.random.default_rng(seed)
+    names = [x for x in SHAPES if x != lacking]
+    return [jnp.asarray(draw.integers(-8, 9, SHAPES[x]), jnp.bfloat16) for x in names]
+
+
+def truth(lacking, *given):
+    return np.einsum(EINSUM[lacking], *(np.asarray(x, np.float64) for x in given))
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """As on a CPU, whatever device the tests have."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+
+
+def times(lacking, dtype="float32"):
+    return functools.partial(_product, lacking, dtype)
+
+
+def _product(lacking, dtype, left, right):
+    return cpu_products.product(lacking, left, right, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lacking", LACKING)
+def test_products(lacking, dtype):
+    given = operands(lacking)
+    result = times(lacking, dtype)(*given)
+    assert (result.dtype, result.shape) == (dtype, SHAPES[lacking])
+    np.testing.assert_array_equal(result, jnp.asarray(truth(lacking, *given), dtype))
+
+
+@pytest.mark.parametrize("lacking", LACKING)
+def test_cotangents_are_the_other_products(lacking):
+    given = operands(lacking)
+    ct = jnp.asarray(np.random.default_rng(1).integers(-8, 9, SHAPES[lacking]), jnp.float32)
+    _, pull = jax.vjp(times(lacking), *given)
+    known = dict(zip([x for x in LACKING if x != lacking], given, strict=True)) | {lacking: ct}
+    for name, found in zip([x for x in LACKING if x != lacking], pull(ct), strict=True):
+        expected = truth(name, *(known[x] for x in LACKING if x != name))
+        np.testing.assert_array_equal(found, jnp.asarray(expected, jnp.bfloat16))
+
+
+@pytest.mark.parametrize("lacking", LACKING)
+def test_tangents_are_not_rounded(lacking):
+    given, dots = operands(lacking), operands(lacking, seed=1)
+    dots = [x * jnp.bfloat16(1.0078125) for x in dots]
+    expected = truth(lacking, dots[0], given[1]) + truth(lacking, given[0], dots[1])
+    for function in (times(lacking), jax.jit(times(lacking))):
+        _, tangent = jax.jvp(function, given, dots)
+        np.testing.assert_allclose(tangent, expected, rtol=1e-6)
+    _, tangent = jax.jvp(lambda x: times(lacking)(x, given[1]), given[:1], dots[:1])
+    np.testing.assert_allclose(tangent, truth(lacking, dots[0], given[1]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("lacking", LACKING)
+def test_second_order(lacking):
+    given, dots = operands(lacking), operands(lacking, seed=1)
+
+    def gradient(*given):
+        return jax.grad(lambda *x: times(lacking)(*x).sum(), argnums=(0, 1))(*given)
+
+    _, (first, second) = jax.jvp(gradient, given, dots)
+    ones = np.ones(SHAPES[lacking])
+    names = [x for x in LACKING if x != lacking]
+    for found, name, dot in ((first, names[0], dots[1]), (second, names[1], dots[0])):
+        known = {lacking: ones, names[1] if name == names[0] else names[0]: dot}
+        expected = truth(name, *(known[x] for x in LACKING if x in known))
+        np.testing.assert_array_equal(found, jnp.asarray(expected, jnp.bfloat16))
+
+
+@pytest.mark.parametrize("in_axes", [(0, 0), (2, 1), (0, None), (None, 1)])
+@pytest.mark.parametrize("lacking", LACKING)
+def test_vmap(lacking, in_axes):
+    given = [
+        x if d is None else jnp.stack([x, -2 * x, x + 1], d)
+        for x, d in zip(operands(lacking), in_axes, strict=True)
+    ]
+    found = jax.vmap(times(lacking), in_axes)(*given)
+    for i in range(3):
+        one = [x if d is None else jnp.take(x, i, d) for x, d in zip(given, in_axes, strict=True)]
+        np.testing.assert_array_equal(found[i], truth(lacking, *one))
+
+
+def attention(q, k, v):
+    return jk.dot_product_attention(q, k, v, implementation="ffi")
+
+
+def count(function, *given):
+    text = str(jax.make_jaxpr(function)(*given))
+    return text.count(f"{cpu_products.product_p.name}["), text.count("dot_general[")
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_attention_consists_of_them():
+    x = jnp.ones((B, Q, H, D), jnp.bfloat16)
+    assert count(attention, x, x, x) == (2, 0)
+    assert count(lambda *given: jax.vjp(attention, *given)[1](x), x, x, x) == (6, 0)
+    # XLA's: heads that are shared, other dtypes, a precision that the user names.
+    assert count(attention, x, x[:, :, :1], x[:, :, :1])[0] == 0
+    assert count(attention, *[x.astype("float16")] * 3)[0] == 0
+    flax = functools.partial(jaxkernels.flax.dot_product_attention, precision="highest")
+    assert count(flax, x, x, x)[0] == 0
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_policies_save_them():
+    x = jnp.ones((B, Q, H, D), jnp.bfloat16)
+
+    def products(policy):
+        layer = jax.checkpoint(lambda x: jnp.sin(attention(x, x, x)), policy=policy)
+        return count(jax.grad(lambda x: layer(x).sum()), x)[0]
+
+    policies = jk.checkpoint_policies
+    assert products(policies.dots_saveable) < products(policies.dots_with_no_batch_dims_saveable)
