@@ -71,7 +71,9 @@ def _reference(left: jax.Array, right: jax.Array, *, lacking: Lacking, dtype: An
     else:  # the lines on the left: they are fewer to bring into the form of the kernels
         left, right = right, left
         numbers = (((lines,), (rank - 2,)), (of_lines, of_w))
-    found = lax.dot_general(left, right, numbers, preferred_element_type=dtype)
+    found = lax.dot_general(
+        *(left, right, numbers), precision=lax.Precision.DEFAULT, preferred_element_type=dtype
+    )
     if lacking == "W":
         return found
     return jnp.moveaxis(found, -2 if lacking == "X" else -1, -3)
@@ -83,7 +85,8 @@ def _abstract_eval(left: Any, right: Any, *, lacking: Lacking, dtype: Any) -> An
     else:
         lines = left.shape[-2 if lacking == "X" else -1]
         shape = (*left.shape[:-3], lines, *right.shape[-2:])
-    like = compat.with_shape_and_spec(left, shape, (None,) * len(shape))
+    batch = compat.aval_spec(left)[:-3]  # a mapped dimension may be sharded
+    like = compat.with_shape_and_spec(left, shape, (*batch, None, None, None))
     return like.update(dtype=dtype)
 
 

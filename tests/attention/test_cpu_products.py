@@ -33,6 +33,13 @@ def truth(lacking, *given):
     return np.einsum(EINSUM[lacking], *(np.asarray(x, np.float64) for x in given))
 
 
+@pytest.fixture(autouse=True)
+def numbers_of_a_cpu():
+    """The products run there. On a GPU XLA rounds each term of such small ones to bfloat16."""
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        yield
+
+
 @pytest.fixture
 def on_cpu(monkeypatch):
     """As on a CPU, whatever device the tests have."""
