@@ -130,10 +130,13 @@ inline constexpr int kSpreadFinishPacksInFlight = 4;  // where it makes results
 // Many rows are spread in one launch, whose blocks keep their branches (tier_spread_once.cuh),
 // where all blocks together have so many rounds of branches at least. us a call, kernels alone, two
 // launches, one:
-// H200 f32 fwd 8, 16, 32, 128 x 1048576: two 30, 57, 106, 391; one 37, 60, 99, 354
-// H200 f32 grad 8, 16, 32, 128 x 1048576: two 42, 82, 157, 607; one 44, 74, 136, 502
-// H200 f32 fwd, grad 345 x 777777: two 855, 1208; one 804, 1063
-// H200 bf16 fwd, grad 256 x 1048576: two 398, 607; one 343, 513
+// H200 f32 fwd 32, 128 x 1048576: two 105, 391; one 95, 336
+// H200 f32 grad 16, 32, 128 x 1048576: two 82, 158, 613; one 66, 122, 452
+// H200 f32 fwd, grad 345 x 777777: two 856, 1221; one 745, 997
+// H200 bf16 fwd, grad 256 x 1048576: two 399, 614; one 321, 477
+// While a block met twice a turn:
+// H200 f32 fwd 8, 16 x 1048576: two 30, 57; one 37, 60
+// H200 f32 grad 8 x 1048576: two 42; one 44
 // H200 f64 fwd, grad 256 x 524288: two 934, 1204; one 871, 977
 inline constexpr int kLeastRoundsOfOnce = 8;
 constexpr bool MaySpreadOnce(Operation operation) {

@@ -1,5 +1,6 @@
 """The drawn sweep of attention: what it draws, and that what it says follows from the times."""
 
+import dataclasses
 import math
 
 import pytest
@@ -63,6 +64,14 @@ def test_a_run_and_its_file(tmp_path, capsys):
         assert set(m.records) == {"default", *attention_drawn.NAMED}
         assert m.extra("default", "path") in attention_drawn.NAMED
         assert m.seconds("default")
+
+
+def test_the_path_of_the_default_is_one_program_with_it():
+    case = next(iter(attention_drawn.cases(1, seed=1)))
+    cell = measured(case, {"default": 3.0, "ffi": 1.0, "xla": 1.6})
+    of_default = dataclasses.replace(cell.records["default"], extra={"path": "ffi"})
+    cell = dataclasses.replace(cell, records={**cell.records, "default": of_default})
+    assert attention_drawn.over_best(cell) == 2.0 / 1.6
 
 
 def test_what_is_said_follows_from_the_times():
