@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "core/byte_barrier.cuh"
+#include "core/mbarrier.cuh"
 #include "core/shared_address.cuh"
 
 // Code that is compiled for older GPUs must not be launched with clusters, see device_query.cu.

@@ -16,7 +16,7 @@
 #define JAXKERNELS_ROWS_CUDA_TIER_SPREAD_ONCE_CUH_
 
 #include "core/awaited.cuh"
-#include "core/byte_barrier.cuh"
+#include "core/mbarrier.cuh"
 #include "rows/cuda/tier_spread.cuh"
 
 namespace jaxkernels {
@@ -137,7 +137,9 @@ __global__ void __maxnreg__(OnceRegisters(Op::kOperation))
   constexpr bool kPublishesEarly = PublishesEarly(Op::kOperation);
   constexpr int kStages = OnceStages(Op::kOperation), kStagePacks = kOncePacks * Op::kInputs;
   extern __shared__ __align__(kPackBytes) unsigned char once_smem[];
-  __shared__ Found leaves[2][kBranchLeaves], of_row[2];  // by turns, so that a block meets once
+  // Double-buffered: a copy is written again two turns later, which every warp reaches only through
+  // the barrier of the turn between.
+  __shared__ Found leaves[2][kBranchLeaves], of_row[2];
   __shared__ uint64_t reduced_barrier;
   P* const slots = reinterpret_cast<P*>(once_smem);
   Found* const of_branches = reinterpret_cast<Found*>(slots + kStages * kStagePacks);
@@ -150,8 +152,10 @@ __global__ void __maxnreg__(OnceRegisters(Op::kOperation))
   };
 
   const WarpBarrier reduced(&reduced_barrier);  // all leaves of a branch
-  if (kPublishesEarly && threadIdx.x == 0) reduced.Init(kBranchLeaves);
-  __syncthreads();
+  if constexpr (kPublishesEarly) {
+    if (threadIdx.x == 0) reduced.Init(kBranchLeaves);
+    __syncthreads();
+  }
 
 #pragma unroll 1
   for (unsigned n = 0; n < kStages; ++n) staged(n).StartCopies();

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "core/byte_barrier.cuh"
+#include "core/mbarrier.cuh"
 #include "core/shared_address.cuh"
 
 namespace jaxkernels {

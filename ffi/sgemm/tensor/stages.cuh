@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-#include "core/byte_barrier.cuh"
+#include "core/mbarrier.cuh"
 #include "core/shared_address.cuh"
 #include "sgemm/tensor/layout.h"
 
