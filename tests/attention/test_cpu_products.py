@@ -1,11 +1,14 @@
 """The products of attention in bfloat16 on a CPU, and that attention consists of them there."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export as jax_export
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxkernels as jk
 import jaxkernels.flax
@@ -113,6 +116,21 @@ def test_vmap(lacking, in_axes):
     for i in range(3):
         one = [x if d is None else jnp.take(x, i, d) for x, d in zip(given, in_axes, strict=True)]
         np.testing.assert_array_equal(found[i], truth(lacking, *one))
+    # A mapped dimension is one more of the batch, unless an operand lacks it.
+    mapped = jax.vmap(times(lacking), in_axes)
+    assert count(mapped, *given) == ((0, 1) if None in in_axes else (1, 0))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+@pytest.mark.parametrize("lacking", LACKING)
+def test_mapped_dimension_may_be_sharded(lacking, kind, cpu_devices):
+    mesh = jax.make_mesh((4,), ("z",), axis_types=(kind,), devices=cpu_devices[:4])
+    given = [jnp.stack([x, -2 * x, x + 1, -x]) for x in operands(lacking)]
+    with jax.set_mesh(mesh):
+        sharding = NamedSharding(mesh, PartitionSpec("z"))
+        result = jax.jit(jax.vmap(times(lacking)))(*jax.device_put(given, sharding))
+    assert result.sharding.is_equivalent_to(sharding, result.ndim)
+    np.testing.assert_array_equal(result, truth(lacking, *given))
 
 
 def attention(q, k, v):
@@ -134,6 +152,37 @@ def test_attention_consists_of_them():
     assert count(attention, *[x.astype("float16")] * 3)[0] == 0
     flax = functools.partial(jaxkernels.flax.dot_product_attention, precision="highest")
     assert count(flax, x, x, x)[0] == 0
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_programs_around_them_leave_their_form(heads_first):
+    """The kernels contract the last dimension of the left operand, whatever transposes XLA moves."""
+    turned = functools.partial(jnp.swapaxes, axis1=1, axis2=2) if heads_first else lambda x: x
+
+    def layer(*given):
+        return turned(attention(*map(turned, given)))
+
+    def squares(*given):
+        return (layer(*given).astype(jnp.float32) ** 2).sum()
+
+    x = jnp.ones((2, 4, 64, 16) if heads_first else (2, 64, 4, 16), jnp.bfloat16)
+    for function, arguments in (
+        (jax.grad(squares, argnums=(0, 1, 2)), [x] * 3),
+        (lambda ct, *given: jax.vjp(layer, *given)[1](ct), [x] * 4),
+    ):
+        text = jax.jit(function).lower(*arguments).compile().as_text()
+        contracted = re.findall(r" dot\(.*lhs_contracting_dims=\{(\d+)\}", text)
+        assert contracted
+        assert set(contracted) == {"3"}
+
+
+@pytest.mark.parametrize("lacking", LACKING)
+def test_exported_for_a_gpu_they_name_their_algorithm(lacking):
+    exported = jax_export.export(jax.jit(times(lacking)), platforms=["cuda"])(*operands(lacking))
+    text = exported.mlir_module()
+    assert "accumulation_type = f32" in text
+    assert "optimization_barrier" not in text
 
 
 @pytest.mark.usefixtures("on_cpu")
