@@ -235,8 +235,9 @@ JK_INLINE float ExpTimesPower(float x, float power) {
   return ExpOfRest(r) * BitCast<float>(exponent << K::kFractionBits);
 }
 
-// log(x) for normal x > 0 to about one unit in the last place; infinity and NaN give NaN.
-JK_INLINE double Log(double x) {
+// log(x) for normal x > 0 to about one unit in the last place, from x and x - 1, which may be more
+// exact than x; infinity and NaN give NaN.
+JK_INLINE double Log(double x, double less_one) {
   constexpr uint64_t kFraction = (uint64_t{1} << 52) - 1;
   constexpr uint64_t kSqrtHalf = 0x3fe6a09e667f3bcd;
   // x = 2^e m with m in [sqrt(1/2), sqrt(2))
@@ -246,7 +247,7 @@ JK_INLINE double Log(double x) {
   const double e = BitCast<double>(biased | (uint64_t{0x433} << 52)) - (0x1p52 + 1024);
   const double m = BitCast<double>((above & kFraction) + kSqrtHalf);
   // log m = 2 artanh(s) with s = (m-1)/(m+1), as (m-1) - square/2 + s (square/2 + series)
-  const double f = m - 1;
+  const double f = biased == 1024 ? less_one : m - 1;
   const double s = f / (f + 2);
   const double z = s * s;
   double series = 2.0 / 23;
@@ -254,14 +255,14 @@ JK_INLINE double Log(double x) {
   const double half_square = 0.5 * f * f;
   using K = ExpConstants<double>;
   const double low = s * (half_square + series * z) + e * K::kLog2Low;
-  return (e * K::kLog2High - ((half_square - low) - f)) + (x - x);
+  return (e * K::kLog2High - ((half_square - low) - f)) + (less_one - less_one);
 }
 
-// log(1 + x) for x >= 0 that is 0 or normal; -1, infinity and NaN give NaN. What the sum rounds
-// away comes back to first order.
+JK_INLINE double Log(double x) { return Log(x, x - 1); }
+
+// log(1 + x) for x >= 0 that is 0 or normal; -1, infinity and NaN give NaN.
 JK_INLINE double Log1p(double x) {
-  const double sum = 1 + x;
-  return Log(sum) + (x - (sum - 1)) / sum;
+  return Log(1 + x, x > -1 ? x : std::numeric_limits<double>::quiet_NaN());
 }
 
 }  // namespace jaxkernels

@@ -22,12 +22,16 @@ PLAIN = tuple(
             5,
             6,
             11,
+            20,
+            21,
             23,
+            24,
+            25,
+            40,
             41,
-            80,
+            48,
+            49,
             100,
-            111,
-            112,
             1000,
             *(2**i + d for i in range(2, 13) for d in (-1, 0, 1)),
         }
@@ -36,7 +40,7 @@ PLAIN = tuple(
 
 
 # A CPU may sum rows of up to so many elements in one lane each, by the bytes of an element (rows/cpu/narrow_rows.h).
-_NARROW_COLS = {2: 111, 4: 79, 8: 31}
+_NARROW_COLS = {2: 31, 4: 40, 8: 31}
 
 
 def accumulators(

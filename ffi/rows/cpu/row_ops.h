@@ -15,8 +15,11 @@
 //   Reference  from the row's maximum to what Term and MakeRow get as the maximum
 //   Term       one summand of the row's sum, from one element of each input and the maximum
 //   NearTerm   where kHasNear: a cheaper summand for rows whose maximum is near 0. NearReference of
-//              the maximum takes its place, and all terms have a factor
-//   SecondTerm of the second sum, from the first and the inputs; it may change the first
+//              the maximum takes its place, and all terms have a factor. FarSum is a sum of them
+//              without it, from the near term of the maximum
+//   SecondTerm of the second sum, from the first, the other input, and whether the first is that of
+//              the maximum; it may change the first
+//   SecondSum  what lanes sum second terms in
 //   MakeRow    the constants of a row, made once from its statistics
 //   Finish     one element of the result from the inputs; FinishTerm the same from a kept summand
 #ifndef JAXKERNELS_ROWS_CPU_ROW_OPS_H_
@@ -64,6 +67,7 @@ struct RowOp {
   using C = CpuComputeType<T>;
   using Row = RowConstants<C>;
   using Found = Statistics<C, kCount>;
+  using SecondSum = CpuSumType<T>;
   static constexpr int kSums = kCount;
   static constexpr bool kTakesLabel = false;
   static constexpr int kTakes = 0;
@@ -82,6 +86,8 @@ struct ForwardOp : RowOp<T, kCount> {
   static constexpr bool kUsesMax = true;
 
   JK_INLINE static C Term(C x, C, C max) { return ExpDifference<T>(x, max); }
+  JK_INLINE static C NearReference(C max) { return PowerOf(max); }
+  JK_INLINE static C NearTerm(C x, C power) { return ExpTimesPower(x, power); }
 };
 
 // y = exp(x - max) / sum exp(x - max)
@@ -95,8 +101,7 @@ struct SoftmaxForward : ForwardOp<T> {
   static constexpr bool kHasNear = std::is_same_v<T, float>;
 
   // A quotient of terms does not feel their factor.
-  JK_INLINE static C NearReference(C max) { return PowerOf(max); }
-  JK_INLINE static C NearTerm(C x, C power) { return ExpTimesPower(x, power); }
+  JK_INLINE static double FarSum(double sum, C /*of_max*/) { return sum; }
   JK_INLINE static Row MakeRow(const Found& of) {
     return {of.max, C(of.sum[0]), C(1) / C(of.sum[0])};
   }
@@ -122,15 +127,17 @@ struct LogSoftmaxForward : ForwardOp<T, std::is_same_v<T, CpuComputeType<T>> ? 2
   using typename Base::C;
   using typename Base::Found;
   using typename Base::Row;
+  using SecondSum = C;  // whole numbers
   static constexpr Operation kOperation = Operation::kLogSoftmaxForward;
   static constexpr bool kKeepsTerm = false;
+  static constexpr bool kHasNear = std::is_same_v<T, float>;
 
   // How many terms of the maximum this is, 1 or 0.
-  JK_INLINE static C SecondTerm(C& term, C) {
-    const C count = term == C(1) ? C(1) : C(0);
-    term -= count;
-    return count;
+  JK_INLINE static C SecondTerm(C& term, C, bool is_of_max) {
+    term = is_of_max ? C(0) : term;
+    return is_of_max ? C(1) : C(0);
   }
+  JK_INLINE static double FarSum(double sum, C of_max) { return sum / of_max; }
   JK_INLINE static double LogSum(const Found& of) {
     if constexpr (Base::kSums == 2) {
       return Log1p(of.sum[0] + (of.sum[1] - 1));
@@ -173,16 +180,14 @@ struct SoftmaxGrad : LinearOp<T> {
   JK_INLINE static C Finish(C y, C dy, const Row& row) { return y * (dy - row.sum); }
 };
 
-// dx = dy - exp(y) * sum(dy)
+// dx = dy - exp(y) * sum(dy), where y <= 0 as log_softmax gives it
 template <typename T>
 struct LogSoftmaxGrad : LinearOp<T> {
   using typename LinearOp<T>::C;
   using typename LinearOp<T>::Row;
   static constexpr Operation kOperation = Operation::kLogSoftmaxGrad;
   JK_INLINE static C Term(C, C dy, C) { return dy; }
-  JK_INLINE static C Finish(C y, C dy, const Row& row) {
-    return dy - Exp<false>(y, C(0)) * row.sum;
-  }
+  JK_INLINE static C Finish(C y, C dy, const Row& row) { return dy - Exp<true>(y, C(0)) * row.sum; }
 };
 
 // dy = dx - sum(exp(y) * dx), the transpose of LogSoftmaxGrad.
@@ -191,7 +196,7 @@ struct LogSoftmaxJvp : LinearOp<T> {
   using typename LinearOp<T>::C;
   using typename LinearOp<T>::Row;
   static constexpr Operation kOperation = Operation::kLogSoftmaxJvp;
-  JK_INLINE static C Term(C y, C dx, C) { return Exp<false>(y, C(0)) * dx; }
+  JK_INLINE static C Term(C y, C dx, C) { return Exp<true>(y, C(0)) * dx; }
   JK_INLINE static C Finish(C, C dx, const Row& row) { return dx - row.sum; }
 };
 
@@ -265,7 +270,7 @@ struct LogSumExpJvp : LogSumExpOp<T, 2> {
   static constexpr bool kStoresElements = false;
   static constexpr int kStores = 1;
 
-  JK_INLINE static C SecondTerm(C term, C dx) { return term * dx; }
+  JK_INLINE static C SecondTerm(C term, C dx, bool /*is_of_max*/) { return term * dx; }
   JK_INLINE static Row MakeRow(const Found& of) {
     return {of.max, of.sum[0] == 0 ? C(0) : C(of.sum[1] / of.sum[0]), C(0)};
   }

@@ -168,7 +168,7 @@ JK_INLINE void AddTerms(const Inputs<Op>& in, int64_t n, int64_t skip, typename 
     for (int64_t i = 0; i < n; ++i) {
       const C other = Op::kInputs == 2 ? second[i] : C(0);
       C term = Op::Term(first[i], other, max);
-      const C second_term = Op::SecondTerm(term, other);
+      const C second_term = Op::SecondTerm(term, other, term == C(1));
       sum += kSkip && i < skip ? C(0) : term;
       second_sum += kSkip && i < skip ? C(0) : second_term;
     }
