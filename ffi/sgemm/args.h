@@ -31,7 +31,9 @@ struct SgemmArgs {
   float alpha, beta;
   bool aligned_a;  // stored rows of A begin at multiples of 16 bytes; not of the pipelined rung
   bool aligned_b;
-  bool aligned_c;  // so do rows of C, of the result and of the sums of the splits; `tensor`: at 8
+  // So do rows of C, of the result and of the sums of the splits; `tensor`: at 8; `thin`: and packs
+  // are to be stored.
+  bool aligned_c;
   TileMarks made;
 };
 

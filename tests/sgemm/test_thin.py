@@ -4,6 +4,7 @@ import functools
 import itertools
 
 import gemm_cases as cases
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,6 +24,12 @@ FORMS = (
     (516, 1, 200),
     (130, 132, 32),
     (67, 129, 45),
+)
+# (batch, m, n, k) of few k, all stored rows of which begin at multiples of 8 bytes, but not of 16: one stage
+# of k and several, of which the last one has a pair or more; whole tiles and not, many columns and few.
+PAIRS = (
+    *((3, 66, 62, 62), (1, 514, 142, 34), (2, 258, 30, 6), (1, 1026, 14, 98)),
+    *((1, 2050, 2, 2), (9, 34, 6, 38), (1, 2, 1030, 50)),
 )
 
 
@@ -56,6 +63,29 @@ def test_whole_numbers_are_exact(shape, trans_a, trans_b):
     stored = cases.stored(a, trans_a), cases.stored(b, trans_b)
     got = jk.sgemm(*stored, c, algorithm=ALGORITHM, **flags)
     assert np.array_equal(got, cases.truth(a, b, c, -0.5, 3.0))
+
+
+@transposes
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_rows_that_begin_at_multiples_of_8_bytes(offset, trans_a, trans_b):
+    """Slices between NaN that XLA hands over in place, from an even element on or an odd one."""
+    for batch, m, n, k in PAIRS:
+        a, b = cases.operand("integers", (batch, m, k)), cases.operand("integers", (batch, k, n))
+        stored_a, stored_b = cases.stored(a, trans_a), cases.stored(b, trans_b)
+        first_a = 4 + offset
+        first_b = first_a + a.size + 4 + -a.size % 4  # as far from a multiple of 16 bytes
+        flat = np.full(first_b + b.size + 4, np.nan, np.float32)
+        flat[first_a:][: a.size], flat[first_b:][: b.size] = stored_a.ravel(), stored_b.ravel()
+
+        @jax.jit
+        def product(x, firsts=(first_a, first_b), shapes=(stored_a.shape, stored_b.shape)):
+            operands = (
+                jax.lax.dynamic_slice(x, (first,), (np.prod(shape),)).reshape(shape)
+                for first, shape in zip(firsts, shapes, strict=True)
+            )
+            return jk.sgemm(*operands, trans_a=trans_a, trans_b=trans_b, algorithm=ALGORITHM)
+
+        assert np.array_equal(product(flat), cases.truth(a, b)), (batch, m, n, k)
 
 
 @transposes

@@ -206,6 +206,34 @@ def test_threads_move_packs_where_rows_begin_at_16_bytes():
     assert packs(1, 4096, 8) == (4, 4, 1)  # C is a column of 4096
 
 
+def test_few_k_are_stored_in_packs_where_these_write_whole_lines():
+    """A thread of 8 columns stores four of them before the others."""
+
+    def tile(*sizes, **options):
+        plan = plan_of(*sizes, **options)
+        return plan.block_n, plan.thread_n, plan.pack_c
+
+    assert tile(65536, 64, 64) == tile(65536, 192, 64) == (64, 8, 4)
+    assert tile(53607, 140, 34) == tile(65536, 60, 64) == tile(53608, 300, 16) == (64, 8, 1)
+    assert tile(65536, 32, 64) == tile(65536, 32, 64, trans_a=True) == (32, 8, 1)
+    assert tile(65536, 16, 16) == (16, 4, 4)  # a thread stores all that it has of a row
+    assert tile(4096, 4096, 8) == (128, 8, 4)
+    assert tile(4096, 4100, 8) == (128, 8, 1)
+    assert tile(53608, 72, 34) == (128, 8, 4)  # one tile has a whole row
+
+
+def test_tiles_of_32_columns_for_somewhat_more_than_multiples_of_64():
+    """By times, see ffi/sgemm/thin/forms.h."""
+
+    def columns(*sizes, **options):
+        return plan_of(*sizes, **options).block_n
+
+    assert {columns(53608, n, 64) for n in (65, 72, 96, 129, 160)} == {32}
+    assert {columns(53608, n, 64, trans_a=True) for n in (65, 72, 96)} == {32}
+    assert {columns(53608, n, 64) for n in (48, 64, 100, 128, 192)} == {64}
+    assert columns(53608, 160, 64, trans_a=True) == 64
+
+
 @hypothesis.settings(max_examples=200, deadline=None)
 @hypothesis.given(sizes=thin_sizes(), **flags)
 def test_where_operands_begin_changes_no_rung_and_no_split(sizes, trans_a, trans_b):

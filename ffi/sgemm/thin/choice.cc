@@ -24,8 +24,8 @@ struct ThinCost {
   // kShallow, fitted to 251 times of 41 products (H200, 2026-11): the start, and each turn of the
   // blocks that an SM holds at once.
   static constexpr double kShallowLaunchCycles = 4510, kTurnCycles = 456;
-  // How many warps keep an SM busy. A across k brings fewer bank conflicts of registers.
-  static constexpr double kWarpsOfBusySm = 4, kAcrossK = 1.19;
+  // How many warps keep an SM busy.
+  static constexpr double kWarpsOfBusySm = 4;
   // 128 copies of a pack or a float, and a warp's start and end.
   static constexpr double kCopyCycles = 23.4, kWarpCycles = 14.6;
   static constexpr double kShallowBytesPerCycle = 3340;
@@ -63,14 +63,19 @@ double CyclesOfShallow(const SgemmProblem& problem, const DeviceLimits& limits, 
   const int64_t at_once = std::max(ShallowBlocksPerSm(problem, limits, tile, threads), 1);
   const double warps = std::min(at_once, blocks_of_sm) * threads / 32.0;
   const double busy = std::min(1.0, warps / ThinCost::kWarpsOfBusySm);
-  const double efficiency = tile.efficiency * (problem.trans_a ? ThinCost::kAcrossK : 1);
+  const double efficiency = problem.trans_a ? tile.efficiency_across : tile.efficiency;
+  // Threads go through whole stages of an A along k. Without this (53608, 96, 34) gets tiles of 32
+  // columns: 25.3 us instead of 24.0 (H100, 2026-11).
+  const int64_t granularity_a = problem.trans_a ? kFloatsOfPack : ShallowStageDepth(true);
   const auto k = static_cast<double>(problem.k);
+  const auto k_of_a = static_cast<double>(CeilDiv(problem.k, granularity_a) * granularity_a);
   const double ffma = rows * columns * 4.0 * CeilDiv(problem.k, 4) / 128;
-  const double copies = k / 128 *
-                        (rows / (problem.HasAlignedRowsA() ? 4.0 : 1.0) +
-                         columns / (problem.HasAlignedRowsB() && !problem.trans_b ? 4.0 : 1.0));
-  const double of_block = (ffma / efficiency + copies * ThinCost::kCopyCycles) / busy +
-                          threads / 32 * ThinCost::kWarpCycles;
+  const double copies_a = k_of_a / 128 * rows / (problem.HasAlignedRowsA() ? 4.0 : 1.0);
+  const double copies_b =
+      k / 128 * columns / (problem.HasAlignedRowsB() && !problem.trans_b ? 4.0 : 1.0);
+  const double of_block =
+      (ffma / efficiency + (copies_a + copies_b) * ThinCost::kCopyCycles) / busy +
+      threads / 32 * ThinCost::kWarpCycles;
   const bool is_narrow = columns < 128 && columns < problem.n;
   const double narrow =
       is_narrow ? 4.0 * problem.m * problem.n * members * (problem.n % kFloatsOfPack == 0 ? 1 : 2)

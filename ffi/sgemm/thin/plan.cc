@@ -7,6 +7,25 @@
 namespace jaxkernels {
 namespace {
 
+// Whether threads that store packs, of their first four columns before the others, write whole
+// lines of 128 bytes at a time, or, of the widest tile, a whole row. Else it is faster to exchange
+// sums and to store floats.
+// us, packs and floats (H100, CUDA graphs, 2026-11):
+// {8, 8, 8} (53607, 140, 34) 47.1 38.7
+// {8, 8, 8} (53608, 60, 8) 26.5 9.1
+// {8, 8, 8} (53608, 300, 16) 89.0 38.1
+// {8, 8, 8} (8192, 1000, 32) 44.5 24.2
+// {8, 8, 8} (65536, 64, 64) 21.5 22.0, both with other copies
+// {16, 4, 8} (4096, 4100, 8) 41.0 29.4
+// {16, 4, 8} (53608, 72, 34) 23.6 24.9
+// {16, 4, 8} (53608, 192, 16) 24.7 28.7
+// {4, 4, 8} (65536, 32, 64) 18.3 14.1
+// {4, 4, 8} (65536, 32, 64) TN 16.8 13.1
+bool StoresWholeLines(const ShallowTile& tile, int64_t n) {
+  if (tile.columns == kFloatsOfPack) return true;
+  return tile.lanes >= 8 && (n % 32 == 0 || (tile.lanes == 16 && n <= tile.Columns()));
+}
+
 // The fields of kShallow.
 void PlanShallow(const SgemmProblem& problem, const DeviceLimits& limits, const ThinChoice& choice,
                  SgemmPlan& plan) {
@@ -25,7 +44,9 @@ void PlanShallow(const SgemmProblem& problem, const DeviceLimits& limits, const 
   plan.blocks_per_sm = ShallowBlocksPerSm(made, limits, tile, choice.threads);
   plan.pack_a = problem.HasAlignedRowsA() ? kFloatsOfPack : 1;
   plan.pack_b = problem.HasAlignedRowsB() ? kFloatsOfPack : 1;
-  plan.pack_c = choice.many_is_a && problem.HasAlignedRowsC() ? kFloatsOfPack : 1;
+  plan.pack_c = choice.many_is_a && problem.HasAlignedRowsC() && StoresWholeLines(tile, problem.n)
+                    ? kFloatsOfPack
+                    : 1;
 }
 
 // The fields of few lines, of which k may be shared.

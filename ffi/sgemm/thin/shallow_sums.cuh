@@ -61,7 +61,7 @@ class ShallowSums {
   }
 
   // Of a tile that begins at such a place. `exchanged`: shared memory, kColumns floats of each
-  // thread, for results whose rows begin anywhere.
+  // thread, for results that are not stored in packs.
   __device__ void Store(const SgemmArgs& product, unsigned member, int64_t first_row,
                         int64_t first_column, float* exchanged) const {
     const int64_t row = first_row + warp_ * kRowsOfWarp;
@@ -96,10 +96,9 @@ class ShallowSums {
   __device__ void AddAlongK(const float* stage, int quad, const float (&y)[4][kColumns]) {
     const float* const of_a = stage + (warp_ * kRowsOfWarp + row_lane_) * kDepth;
     const unsigned place = PlaceOfQuad(row_lane_, quad);
-    // By four columns, of which neighbouring rows and k take turns at the order: an FFMA then often
-    // has two operands of the one before, which the registers need not give again.
-    // H200 (65536, 64, 64): all columns of a row in one order 20.9 us, so 19.3
-    // H200 4096 x (64, 64, 64): 79.7, 74.9
+    // By four columns, in serpentine order over rows and k: an FFMA then often has two operands of
+    // the one before, which the operand reuse cache holds. H200 (65536, 64, 64): all columns of a
+    // row in one order 20.9 us, so 19.3 H200 4096 x (64, 64, 64): 79.7, 74.9
 #pragma unroll
     for (int first = 0; first < kColumns; first += 4) {
 #pragma unroll
