@@ -5,7 +5,7 @@ is added to them. Seed 1 is for tuning the table of `jaxkernels/_attention/choic
 what is published: nothing is ever tuned on its sizes.
 
 ``default`` names no implementation; ``cudnn``, ``ffi`` and ``xla`` do. A program that two of them have
-in common is compiled once and timed for each; "over best" takes the mean. Programs are compiled by all cores, those of a part while
+in common is compiled once and timed for each. Programs are compiled by all cores, those of a part while
 none is sampled.
 """
 
