@@ -138,7 +138,7 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
         if p.one_launch:
             assert p.grid_blocks == limits.sm_count * p.blocks_per_sm, where  # all at once
             assert p.branches <= p.grid_blocks, where
-            assert 8 * p.grid_blocks <= rows * p.branches < 2**31, where
+            assert 3 * p.grid_blocks <= rows * p.branches < 2**31, where
             assert (p.leaf_turns, operation in MASKED) == (8, False), where
             # Two branches at least, and the statistics of a row.
             assert p.smem_bytes > 2 * 32768 * inputs(operation), where
