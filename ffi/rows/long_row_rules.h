@@ -135,12 +135,11 @@ inline constexpr int kSpreadFinishPacksInFlight = 4;  // where it makes results
 // H200 f32 fwd, grad 345 x 777777: two 856, 1221; one 745, 997
 // H200 bf16 fwd, grad 256 x 1048576: two 399, 614; one 321, 477
 // H200 f64 fwd, grad 256 x 524288, while a block met twice a turn: two 934, 1204; one 871, 977
-// Few rounds, zeros in rotating buffers:
-// H200 f32 fwd 8, 12, 24 x 1048576, 2.6, 3.9, 7.8 rounds: two 32.0, 45.1, 83.3;
-// one 33.4, 42.0, 71.5 H200 f32 grad 3, 4, 8 x 1048576, 2.9, 3.9, 7.8 rounds: two 18.8, 24.8, 45.7;
-// one 18.1, 22.0, 37.6 H200 bf16 fwd 16, 24, 48 x 1048576, the rounds of f32: two 31.9, 45.2, 83.5;
-// one 32.8, 41.1, 70.3 H200 bf16 grad 6, 8, 16 x 1048576, the rounds of f32: two 19.2, 24.6, 47.1;
-// one 19.7, 22.9, 39.3
+// Of 1048576 columns, zeros in rotating buffers, 2.6, 3.9 and 7.8 rounds (grad: 2.9, 3.9, 7.8):
+// H200 f32 fwd 8, 12, 24 rows: two 32.0, 45.1, 83.3; one 33.4, 42.0, 71.5
+// H200 f32 grad 3, 4, 8 rows: two 18.8, 24.8, 45.7; one 18.1, 22.0, 37.6
+// H200 bf16 fwd 16, 24, 48 rows: two 31.9, 45.2, 83.5; one 32.8, 41.1, 70.3
+// H200 bf16 grad 6, 8, 16 rows: two 19.2, 24.6, 47.1; one 19.7, 22.9, 39.3
 inline constexpr int kLeastRoundsOfOnce = 3;
 constexpr bool MaySpreadOnce(Operation operation) {
   return MaySpread(operation) && StoresElements(operation) && SharesRows(operation) &&

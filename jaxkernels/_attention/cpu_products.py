@@ -67,9 +67,9 @@ def _dot(left: jax.Array, right: jax.Array, numbers: Any, dtype: Any) -> jax.Arr
 
 
 def _dot_elsewhere(left: jax.Array, right: jax.Array, numbers: Any, dtype: Any) -> jax.Array:
-    return (wide_dot if dtype == jnp.float32 else functools.partial(_dot, dtype=dtype))(
-        left, right, numbers
-    )
+    if dtype == jnp.float32:
+        return wide_dot(left, right, numbers)
+    return _dot(left, right, numbers, dtype)
 
 
 def _reference(

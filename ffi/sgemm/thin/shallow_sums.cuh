@@ -97,8 +97,9 @@ class ShallowSums {
     const float* const of_a = stage + (warp_ * kRowsOfWarp + row_lane_) * kDepth;
     const unsigned place = PlaceOfQuad(row_lane_, quad);
     // By four columns, in serpentine order over rows and k: an FFMA then often has two operands of
-    // the one before, which the operand reuse cache holds. H200 (65536, 64, 64): all columns of a
-    // row in one order 20.9 us, so 19.3 H200 4096 x (64, 64, 64): 79.7, 74.9
+    // the one before, which the operand reuse cache holds. us, all columns in one order, and so:
+    // H200 (65536, 64, 64): 20.9, 19.3
+    // H200 4096 x (64, 64, 64): 79.7, 74.9
 #pragma unroll
     for (int first = 0; first < kColumns; first += 4) {
 #pragma unroll
