@@ -260,7 +260,8 @@ JK_INLINE double Log(double x, double less_one) {
 
 JK_INLINE double Log(double x) { return Log(x, x - 1); }
 
-// log(1 + x) for x >= 0 that is 0 or normal; -1, infinity and NaN give NaN.
+// log(1 + x) for x >= 0 that is 0 or normal, to about two units in the last place (one for x <
+// 0.41); -1, infinity and NaN give NaN.
 JK_INLINE double Log1p(double x) {
   return Log(1 + x, x > -1 ? x : std::numeric_limits<double>::quiet_NaN());
 }

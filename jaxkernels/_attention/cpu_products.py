@@ -38,7 +38,8 @@ product_p = Primitive("jaxkernels_cpu_product")
 def are_likely(*operands: jax.Array) -> bool:
     """Whether a program of these operands will probably run on such kernels.
 
-    A guess is good enough: lowered for another platform, the products are what attention has there.
+    A guess is good enough: lowered for another platform, the products are what attention has there (but for
+    maps over some operands alone, which name no algorithm).
     """
     return (
         jax.default_backend() == "cpu"
@@ -54,7 +55,7 @@ def product(lacking: Lacking, left: jax.Array, right: jax.Array, dtype: Any) -> 
         lacking: what the result is like.
         left: bfloat16 array of a shape as above.
         right: the same.
-        dtype: of the result; sums are float32. Cotangents are rounded to bfloat16: that of the weights,
+        dtype: of the result; sums are float32. Cotangents are rounded to bfloat16: that of the scores,
             which our softmax gives, is bfloat16 already.
     """
     left, right = sharding.equalize_varying([left, right])

@@ -1,5 +1,6 @@
 """Rows that are too long for shared memory: kernels over all SMs, and the scratch between them."""
 
+import bisect
 import concurrent.futures
 import functools
 
@@ -72,24 +73,39 @@ def test_a_row_has_the_same_bits_wherever_it_lies(gpu, dtype, cols):
             assert (bits(part) == want).all()
 
 
-# Less than a branch, whole ones, and rows that reach over the end of their last, because they begin within a line or a pack.
+def fewest_of_one_launch(cols, dtype, operation):
+    """The fewest rows whose blocks keep their branches: of so few a block has the fewest of them."""
+
+    def have_one(rows):
+        shape = (rows, cols)
+        return jk.plan_softmax(shape, dtype, operation=operation, tier="spread").one_launch
+
+    return bisect.bisect_left(range(1 << 20), True, key=have_one)
+
+
+# Less than a branch, whole ones, and rows that reach over the end of their last, because they begin within a line or a pack. As
+# many rows as are the fewest of one launch, of an operation, or ten times as many.
 @each_dtype
 @pytest.mark.parametrize(
-    ("branches", "less"), [(0.1, 0), (1, 0), (1, 1), (2.3, 1), (3, 24), (13, 4), (13, 0)]
+    ("branches", "less", "operation", "times"),
+    [
+        *((0.1, 0, "softmax_fwd", 1), (1, 0, "softmax_grad", 1), (1, 1, "softmax_fwd", 10)),
+        *((2.3, 1, "softmax_grad", 1), (2.3, 1, "softmax_fwd", 10), (3, 24, "softmax_fwd", 10)),
+        *((13, 4, "softmax_fwd", 10), (13, 0, "softmax_fwd", 1), (13, 0, "softmax_grad", 1)),
+    ],
 )
-def test_many_rows_in_one_launch_have_the_bits_of_few(gpu, dtype, branches, less):
+def test_many_rows_in_one_launch_have_the_bits_of_few(gpu, dtype, branches, less, operation, times):
     """Alone, among others of which some have no number, and in a slice that begins with the second row."""
     with cases.x64(dtype):
         branch = 2048 * 16 // jnp.dtype(dtype).itemsize
         cols = int(branches * branch) - less
-        rows = (9 if less else 3) * 132 * 3 * branch // cols + 1  # many rounds, or the fewest
-        assert jk.plan_softmax((rows, cols), dtype, tier="spread").one_launch
+        rows = times * fewest_of_one_launch(cols, dtype, operation) + 1  # the slice has one less
         x = jnp.asarray(cases.logits("wide", 1, cols, dtype))
         t = jnp.asarray(cases.cotangents(1, cols, dtype))
         run = operations("spread")
         alone = [bits(y) for y in run(x, t)]
         xs, ts = jnp.tile(x, (rows, 1)), jnp.tile(t, (rows, 1))
-        broken = np.arange(3, rows, 101)
+        broken = np.arange(3, rows - 1, 101)
         xs = xs.at[broken].set(jnp.nan).at[broken + 1, cols // 2].set(jnp.inf)
         whole = np.setdiff1d(np.arange(rows), [*broken, *(broken + 1)])
         for among, want in zip(run(xs, ts), alone, strict=True):

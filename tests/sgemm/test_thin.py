@@ -25,11 +25,12 @@ FORMS = (
     (130, 132, 32),
     (67, 129, 45),
 )
-# (batch, m, n, k) of few k, all stored rows of which begin at multiples of 8 bytes, but not of 16: one stage
-# of k and several, of which the last one has a pair or more; whole tiles and not, many columns and few.
-PAIRS = (
+# (batch, m, n, k) of few k: one stage of k and several, whole tiles and not, many columns and few. Stored rows
+# lie multiples of 8 bytes apart, or of 16.
+SLICED = (
     *((3, 66, 62, 62), (1, 514, 142, 34), (2, 258, 30, 6), (1, 1026, 14, 98)),
     *((1, 2050, 2, 2), (9, 34, 6, 38), (1, 2, 1030, 50)),
+    *((3, 68, 64, 60), (1, 516, 144, 36), (1, 2052, 4, 4), (1, 4, 1032, 52)),
 )
 
 
@@ -67,9 +68,9 @@ def test_whole_numbers_are_exact(shape, trans_a, trans_b):
 
 @transposes
 @pytest.mark.parametrize("offset", [0, 1, 2])
-def test_rows_that_begin_at_multiples_of_8_bytes(offset, trans_a, trans_b):
-    """Slices between NaN that XLA hands over in place, from an even element on or an odd one."""
-    for batch, m, n, k in PAIRS:
+def test_slices(offset, trans_a, trans_b):
+    """Operands that XLA hands over in place, between NaN, and that begin anywhere within 16 bytes."""
+    for batch, m, n, k in SLICED:
         a, b = cases.operand("integers", (batch, m, k)), cases.operand("integers", (batch, k, n))
         stored_a, stored_b = cases.stored(a, trans_a), cases.stored(b, trans_b)
         first_a = 4 + offset

@@ -41,7 +41,8 @@ struct ShallowTile {
   int lanes, rows, columns;
   int blocks_per_sm;  // of kShallowMostThreads, that the registers have to allow
   int least_threads;  // of a block; a power of two
-  // Fractions of the FFMA peak that a full SM reaches, where A lies along k and across.
+  // Rates of FFMA that a full SM reaches, of that of {2, 4, 4} along k, where A lies along k and
+  // across.
   double efficiency, efficiency_across;
 
   constexpr int RowLanes() const { return 32 / lanes; }
