@@ -20,6 +20,7 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     jax.config.update("jax_num_cpu_devices", 8)
 
 import jaxkernels._core.registry
+from jaxkernels._core import devices
 from jaxkernels.bench import programs as bench_programs
 
 # Nearly all of the time on a CPU goes into compiling small programs that run once. XLA's passes over a program stay; LLVM
@@ -51,6 +52,15 @@ def gpu(device):
     if not jaxkernels._core.registry.has_cuda_module():
         skip_or_fail("jaxkernels was built without CUDA")
     return device
+
+
+@pytest.fixture
+def hopper(gpu):
+    """A GPU that has the rung; any other runs `pipelined`, whose tests are in test_sgemm.py."""
+    limits = devices.limits_of(gpu)
+    if limits.compute_capability != 90:
+        pytest.skip("this GPU is without Hopper's tensor cores")
+    assert limits.has_wgmma, "the build has no code for sm_90a"
 
 
 @pytest.fixture(scope="session")

@@ -143,6 +143,24 @@ def test_many_spread_rows_from_many_threads(gpu):
             assert (bits(y) == each).all()
 
 
+@pytest.mark.parametrize("cols", [5, 70_001, 700_001])
+def test_calls_one_after_another(gpu, cols):
+    """The second kernel of a call reads what its first one has found, in memory that other calls have used."""
+    x = jax.random.normal(jax.random.key(0), (2, cols))
+
+    def run(operation, x):
+        for _ in range(12):
+            x = operation(x)[:, ::-1] * 2.0
+        return x
+
+    one = functools.partial(jk.softmax, tier="spread")
+    assert not jk.plan_softmax(x.shape, x.dtype, tier="spread").one_launch
+    want = bits(run(lambda x: one(x).block_until_ready(), x))
+    program = jax.jit(functools.partial(run, one))
+    for _ in range(5):
+        assert (bits(program(x)) == want).all()
+
+
 @pytest.mark.parametrize(("dtype", "cols"), [("float32", 1_000_003), ("bfloat16", 2_000_005)])
 def test_long_rows_are_spread(gpu, dtype, cols):
     """Without being asked; NaN, infinities and rows that see nothing are as in jax.nn."""

@@ -75,14 +75,20 @@ def sweep_products():
     problems.append((*many, None, {}))  # 154 tiles, of which FFMA makes all
     gemm_cases.check_all(problems, "tensor")
     count += len(problems)
-    for shapes in gemm_cases.EDGES_OF_THIN.values():
-        problems = gemm_cases.edge_products(shapes)
-        gemm_cases.check_all(problems, "thin")
-        count += len(problems)
     # The tiles of the pipelined rung.
     problems = gemm_cases.edge_products([s[0] for s in gemm_cases.EDGES_OF_TILES.values()])
     gemm_cases.check_all(problems, "pipelined")
     return count + len(problems)
+
+
+def sweep_thin():
+    """All forms of the rung `thin`."""
+    count = 0
+    for shapes in gemm_cases.EDGES_OF_THIN.values():
+        problems = gemm_cases.edge_products(shapes)
+        gemm_cases.check_all(problems, "thin")
+        count += len(problems)
+    return count
 
 
 def attention_scores(dtype):
@@ -167,7 +173,7 @@ def sweep_slices(dtype):
 
 
 # What a process may keep to: a tool takes minutes for any of them.
-PARTS = ("products", "rows", "losses")
+PARTS = ("products", "thin", "rows", "losses")
 OF_DTYPES = ("rows", "losses")
 
 
@@ -187,6 +193,7 @@ def main(backend, dtypes, parts, as_arguments):
         rows_of_losses.kernels_of = with_constants(rows_of_losses.kernels_of)
     on_gpu = backend == "gpu"
     count = sweep_products() if on_gpu and "products" in parts else 0
+    count += sweep_thin() if on_gpu and "thin" in parts else 0
     # A CPU knows no tiers, and this one serves all rows.
     tiers = validate.TIERS if on_gpu else ("block_uncached",)
     for dtype in dtypes:

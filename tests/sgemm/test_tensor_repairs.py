@@ -1,0 +1,165 @@
+"""What pairs of float16 do not hold is made again: elements, tiles, or the whole product."""
+
+import functools
+
+import gemm_cases as cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensor_families as families
+
+import jaxkernels as jk
+
+tensor = functools.partial(jk.sgemm, algorithm="tensor")
+pytestmark = pytest.mark.usefixtures("hopper")
+
+
+def permuted(m, n, k, share, seed=0):
+    """(a, b, a b): each column of b has a single one, and a share of a's elements lies 2^-60 below the rest.
+
+    The product is exact in float32 by any kernel but that of pairs.
+    """
+    rng = np.random.default_rng([seed, m, n, k])
+    a = rng.standard_normal((m, k)).astype(np.float32)
+    a[rng.random((m, k)) < share] *= np.float32(2.0**-60)
+    place = rng.integers(0, k, n)
+    b = np.zeros((k, n), np.float32)
+    b[place, np.arange(n)] = 1.0
+    return a, b, a[:, place]
+
+
+# What a pair and the roundings of its products make of one product: 2^-23 for either, alpha a half.
+PAIR = 4 * 2.0**-23
+
+
+@pytest.mark.parametrize("side", "ab")
+def test_sums_about_the_threshold(side):
+    """Marked lines whose largest element meets a zero: sums on either side of the threshold, 32 here, scaled."""
+    k, n = 32, 256
+    rng = np.random.default_rng(5)
+    x = np.exp2(rng.uniform(-33, -22, (n, k))) * rng.choice([-1.0, 1.0], (n, k))
+    x[:, 0] = 1.0  # meets a zero
+    y = rng.uniform(0.5, 1.0, (k, n))
+    y[0] = 0.0
+    y[1:, ::2] *= np.exp2(-rng.integers(0, 12, (k - 1, n // 2)))
+    a, b = (np.asarray(v, np.float32) for v in ((x, y) if side == "a" else (y.T, x.T)))
+    cases.check(tensor(a, b), a, b)
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+def test_a_large_product_that_ends_early(beta):
+    """After its first tiles; with C in place it never does."""
+    n = 3000
+    assert jk.plan_sgemm(n, n, 64, algorithm="tensor").tiles_before_look > 0
+    a, b, want = permuted(n, n, 64, 0.5)
+    c = cases.operand("integers", (n, n))
+    function = jax.jit(lambda a, b, c: tensor(a, b, c, beta=beta))
+    for _ in range(3):
+        got = np.asarray(function(a, b, c), np.float64)
+        exact = want.astype(np.float64) + beta * c
+        assert np.all(np.abs(got - exact) <= PAIR * (np.abs(want) + beta * np.abs(c)))
+
+
+@pytest.mark.parametrize("beta", [0.0, -2.0])
+@pytest.mark.parametrize("share", [1e-5, 0.01, 0.5])
+@pytest.mark.parametrize("n", [640, 641, 642, 643])
+def test_lines_that_no_pair_holds(n, beta, share):
+    """Few elements are repaired one by one, many by whole tiles, more by a product without tensor cores; C in place
+    has to survive all three, and is zero in half of the rows, where nothing else hides an element."""
+    m = k = 640
+    a, b, product = permuted(m, n, k, share)
+    c = cases.operand("normal", (m, n))
+    c[::2] = 0.0
+    function = jax.jit(
+        lambda a, b, c: tensor(a, b, c, alpha=0.5, beta=beta), donate_argnums=2 if beta else ()
+    )
+    for _ in range(2):
+        got = np.asarray(function(a, b, jnp.array(c)))
+        want = 0.5 * product.astype(np.float64) + beta * c.astype(np.float64)
+        size = 0.5 * np.abs(product) + abs(beta) * np.abs(c)
+        assert np.all(np.abs(got - want) <= PAIR * size)
+
+
+@pytest.mark.parametrize("k", [64, 128, 192, 700])
+def test_a_product_that_is_left_to_ffma_as_a_whole(k):
+    """By blocks that have several tiles; the result is exact then, and the same each time."""
+    a, b, want = permuted(2050, 2050, k, 0.5)
+    function = jax.jit(tensor)
+    for _ in range(10):
+        assert np.array_equal(function(a, b), want)
+
+
+@pytest.mark.parametrize("share", [1e-6, 0.5])
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+@pytest.mark.parametrize("shape", [(300, 270, 9000), (1100, 1050, 3000)])
+def test_repairs_of_deep_products(shape, share, beta):
+    """FFMA makes them in several launches, each of which adds to C; where k is split float64 does."""
+    m, n, k = shape
+    assert (jk.plan_sgemm(m, n, k, algorithm="tensor").split_k > 1) == (k == 9000)
+    a, b, want = permuted(m, n, k, share)
+    a[5, 77] = np.nan
+    c = cases.operand("integers", (m, n))
+    got = np.asarray(tensor(a, b, c, beta=beta))
+    assert np.isnan(got[5]).all()
+    rest = np.delete(got, 5, 0), np.delete(want, 5, 0), np.delete(c, 5, 0)
+    exact = rest[1].astype(np.float64) + beta * rest[2]
+    size = np.abs(rest[1]) + abs(beta) * np.abs(rest[2])
+    assert np.all(np.abs(rest[0] - exact) <= PAIR * size)
+
+
+def test_repairs_in_a_captured_graph():
+    """Programs of many products become CUDA graphs."""
+    problems = [
+        permuted(200 + i, 131 + i, k, share, i)
+        for i in range(9)
+        for share in (0, 0.01, 0.5)
+        for k in (96, 3000)
+    ]
+    program = jax.jit(lambda pairs: [tensor(a, b) for a, b in pairs])
+    for _ in range(3):
+        for got, (_, _, want) in zip(program([p[:2] for p in problems]), problems, strict=True):
+            assert np.all(np.abs(got - want) <= PAIR * np.abs(want))
+
+
+@pytest.mark.parametrize("share", [1e-5, 0.5])
+@pytest.mark.parametrize("k", [96, 1100])
+def test_products_one_after_another(k, share):
+    """Each kernel of a call reads what the last one wrote, and scratch that other calls have used; XLA's read the results."""
+    problems = [permuted(1100 + 137 * i, 1400 - 131 * i, k, share, i) for i in range(4)]
+    pairs = [problem[:2] for problem in problems]
+
+    def products(pairs):
+        return [tensor(a, b) for a, b in pairs]
+
+    def zeros(pairs):
+        return [jnp.zeros((len(a), b.shape[1])) for a, b in pairs]
+
+    together = jax.jit(lambda _, pairs: [2 * x for x in products(pairs)])
+    of_a_branch = jax.jit(lambda x, pairs: [2 * x for x in jax.lax.cond(x, products, zeros, pairs)])
+    alone = jax.jit(lambda pair: 2 * products([pair])[0])
+    for run in (together, of_a_branch, lambda _, pairs: [alone(pair) for pair in pairs]):
+        for _ in range(4):
+            for got, (_, _, want) in zip(run(True, pairs), problems, strict=True):
+                assert np.all(np.abs(got / 2 - want) <= PAIR * np.abs(want))
+
+
+@pytest.mark.parametrize("shape", [(700, 500, 200), (300, 260, 5000)])
+def test_the_same_bits_with_repairs(shape):
+    """Which elements are repaired, and by whom, depends on the operands alone."""
+    a, b = families.operands("wide", *shape)
+    first = np.asarray(tensor(a, b)).tobytes()
+    function = jax.jit(tensor)
+    assert all(np.asarray(function(a, b)).tobytes() == first for _ in range(5))
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1024, 1024, 96), (1024, 1022, 96), (300, 650, 4000)])
+def test_a_member_has_its_own_scales_and_repairs(m, n, k):
+    """Clean, with a few elements to repair, with many, with NaN, and scaled: the bits of each alone."""
+    made = [permuted(m, n, k, share, seed)[:2] for seed, share in enumerate((0, 1e-5, 0.5, 0, 0))]
+    a, b = (np.stack([pair[i] for pair in made]) for i in (0, 1))
+    a[3, 7, 11] = np.nan
+    a[4] *= np.float32(2.0**-90)
+    together = np.asarray(tensor(a, b))
+    for member in range(5):
+        assert np.asarray(tensor(a[member], b[member])).tobytes() == together[member].tobytes()
