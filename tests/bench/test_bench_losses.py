@@ -30,6 +30,10 @@ OURS = {"xla", "log_softmax", "ours"}
 OPTIONS = argparse.Namespace()
 
 
+# These tests need the same run, which takes long.
+one_process = pytest.mark.xdist_group("bench losses")
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
@@ -39,6 +43,7 @@ def run(tmp_path_factory):
     return written
 
 
+@one_process
 def test_json(run):
     found = records.read(run, "losses")
     many = [m for m in found.measured if rows.is_rows(m)]
@@ -53,6 +58,7 @@ def test_json(run):
     assert {r.refused for r in found.records} == {""}
 
 
+@one_process
 def test_tables(run, capsys):
     assert main(["losses", "--from-json", str(run), "--markdown"]) == 0
     out = capsys.readouterr().out
@@ -150,6 +156,7 @@ def test_traffic_by_hand():
         assert rows.of_ceiling(m, "ours") == pytest.approx(1)
 
 
+@one_process
 def test_picture(run):
     """A row of panels for each direction; what is drawn is the fraction of the ceiling, of the largest size."""
     pytest.importorskip("matplotlib")
