@@ -19,8 +19,8 @@ from jax.sharding import AxisType
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     jax.config.update("jax_num_cpu_devices", 8)
 
+import jaxkernels._core.devices
 import jaxkernels._core.registry
-from jaxkernels._core import devices
 from jaxkernels.bench import programs as bench_programs
 
 # Nearly all of the time on a CPU goes into compiling small programs that run once. XLA's passes over a program stay; LLVM
@@ -56,8 +56,8 @@ def gpu(device):
 
 @pytest.fixture
 def hopper(gpu):
-    """A GPU that has the rung; any other runs `pipelined`, whose tests are in test_sgemm.py."""
-    limits = devices.limits_of(gpu)
+    """A GPU that has the rung `tensor`; any other runs `pipelined`, whose tests are in test_sgemm.py."""
+    limits = jaxkernels._core.devices.limits_of(gpu)
     if limits.compute_capability != 90:
         pytest.skip("this GPU is without Hopper's tensor cores")
     assert limits.has_wgmma, "the build has no code for sm_90a"

@@ -35,13 +35,14 @@ constexpr double kThinLaunchCycles = 2500;
 constexpr double kThinOfFloats = 2.2;
 constexpr double kMemoryBytesPerCycle = 2 * 2300;
 constexpr int64_t kDepthOfStage = 32;
-// What storing takes besides where rows of C begin within lines of 128 bytes. H200, us, measured
-// and without this term (2026-11):
+// What storing takes besides where rows of C begin within 128 bytes of memory. Of more k it hides
+// below the arithmetic. H200, us, measured and without this term (2026-11):
 // (8192, 1000, 32) 26.8 20.8, by `thin` 22.5
 // (4096, 4100, 8) 55.7 40.1
 // (53608, 300, 16) 56.7 47.7
-constexpr int64_t kFloatsOfLine = 32;
-constexpr double kPartOfLineBytesPerCycle = 3700;
+// (53608, 132, 64) 54.5 54.5
+constexpr int64_t kFloatsStoredAtOnce = 32;
+constexpr double kBytesPerCycleWithin = 3700;
 
 double CyclesOfThinPipelined(const SgemmProblem& problem, const DeviceLimits& limits,
                              int64_t members) {
@@ -52,11 +53,11 @@ double CyclesOfThinPipelined(const SgemmProblem& problem, const DeviceLimits& li
   const bool of_floats = EngineOf(problem, limits, kPipelinedTiles[choice.tile]) != Engine::kTma;
   SgemmProblem summed = problem;
   summed.k = std::max(problem.k, kDepthOfStage);
-  const double of_lines =
-      problem.n % kFloatsOfLine == 0 ? 0 : 4 * results * members / kPartOfLineBytesPerCycle;
+  const bool stores_parts = problem.n % kFloatsStoredAtOnce != 0 && problem.k <= kDepthOfStage;
+  const double storing = stores_parts ? 4 * results * members / kBytesPerCycleWithin : 0;
   return kThinLaunchCycles +
          CyclesOf(summed, limits, choice, members) * (of_floats ? kThinOfFloats : 1) +
-         4 * elements * members / kMemoryBytesPerCycle + of_lines;
+         4 * elements * members / kMemoryBytesPerCycle + storing;
 }
 
 // Where both rungs sum in the same order the batch may be seen.

@@ -38,8 +38,8 @@ product_p = Primitive("jaxkernels_cpu_product")
 def are_likely(*operands: jax.Array) -> bool:
     """Whether a program of these operands will probably run on such kernels.
 
-    A guess is good enough: lowered for another platform, the products are what attention has there (but for
-    maps over some operands alone, which name no algorithm).
+    A guess is good enough: lowered for another platform, the products are what attention has there. Only
+    where vmap maps some of the operands they name no algorithm.
     """
     return (
         jax.default_backend() == "cpu"

@@ -74,17 +74,20 @@ def test_a_row_has_the_same_bits_wherever_it_lies(gpu, dtype, cols):
 
 
 def fewest_of_one_launch(cols, dtype, operation):
-    """The fewest rows whose blocks keep their branches: of so few a block has the fewest of them."""
+    """The fewest rows that take one launch. Each block then has the fewest branches."""
 
     def have_one(rows):
         shape = (rows, cols)
         return jk.plan_softmax(shape, dtype, operation=operation, tier="spread").one_launch
 
-    return bisect.bisect_left(range(1 << 20), True, key=have_one)
+    rows = bisect.bisect_left(range(1 << 20), True, key=have_one)
+    assert have_one(rows)
+    assert not have_one(rows - 1)
+    return rows
 
 
-# Less than a branch, whole ones, and rows that reach over the end of their last, because they begin within a line or a pack. As
-# many rows as are the fewest of one launch, of an operation, or ten times as many.
+# Less than a branch, whole ones, and rows that reach over the end of their last, because they begin within a line or a pack. The
+# fewest rows of one launch of that operation, or ten times as many.
 @each_dtype
 @pytest.mark.parametrize(
     ("branches", "less", "operation", "times"),
@@ -146,19 +149,21 @@ def test_many_spread_rows_from_many_threads(gpu):
 @pytest.mark.parametrize("cols", [5, 70_001, 700_001])
 def test_calls_one_after_another(gpu, cols):
     """The second kernel of a call reads what its first one has found, in memory that other calls have used."""
-    x = jax.random.normal(jax.random.key(0), (2, cols))
+    noise = jax.random.normal(jax.random.key(0), (12, 2, cols))
 
-    def run(operation, x):
-        for _ in range(12):
-            x = operation(x)[:, ::-1] * 2.0
-        return x
+    def run(operation, noise):
+        results = [operation(noise[0])]
+        for x in noise[1:]:
+            results.append(operation(x + results[-1][:, ::-1]))
+        return jnp.stack(results)
 
     one = functools.partial(jk.softmax, tier="spread")
-    assert not jk.plan_softmax(x.shape, x.dtype, tier="spread").one_launch
-    want = bits(run(lambda x: one(x).block_until_ready(), x))
+    plan = jk.plan_softmax((2, cols), "float32", tier="spread")
+    assert (plan.tier, plan.one_launch) == ("spread", False)
+    want = bits(run(lambda x: one(x).block_until_ready(), noise))
     program = jax.jit(functools.partial(run, one))
     for _ in range(5):
-        assert (bits(program(x)) == want).all()
+        assert (bits(program(noise)) == want).all()
 
 
 @pytest.mark.parametrize(("dtype", "cols"), [("float32", 1_000_003), ("bfloat16", 2_000_005)])

@@ -146,24 +146,18 @@ def test_members_whose_k_is_split(in_axes):
 
 
 @pytest.mark.xdist_group("large arrays")
-@pytest.mark.parametrize(("batch", "m", "n", "k"), [(19, 8192, 128, 8192), (1100, 8192, 128, 128)])
-def test_a_batch_that_is_made_in_groups(gpu, batch, m, n, k):
-    """Its scratch would be more than 4 GiB; members, with C, have the bits that they have alone, with repairs too."""
+def test_a_batch_that_is_made_in_groups(gpu):
+    """Its scratch would be more than 4 GiB; members, with C, have the bits that they have alone."""
     if (gpu.memory_stats() or {}).get("bytes_limit", 2**34) < 60e9:
         skip_or_fail("this GPU has less than 60 GB")
-    plan = jk.plan_sgemm(m, n, k, batch=batch, algorithm="tensor", device=gpu)
-    assert (plan.groups, plan.split_k > 1) == (2, k == 8192)
-    keys = jax.random.split(jax.random.key(0), 4)
+    batch, m, n, k = 19, 8192, 128, 8192  # 10 members, and 9
+    assert jk.plan_sgemm(m, n, k, batch=batch, algorithm="tensor", device=gpu).groups == 2
+    keys = jax.random.split(jax.random.key(0), 3)
     shapes = (batch, m, k), (batch, k, n), (batch, m, n)
-    a, b, c = (jax.random.normal(key, shape) for key, shape in zip(keys[:3], shapes, strict=True))
-    half = -(-batch // 2)
-    members = np.array([0, half - 1, half, batch - 1])
-    small = jax.random.bernoulli(keys[3], 0.5, (m, k))
-    a = a.at[members[1:3]].multiply(jnp.where(small, 2.0**-60, 1.0))
-    b = b.at[members[1:3]].set(jnp.eye(k, n))
+    a, b, c = (jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
     product = functools.partial(tensor, beta=-1.0)
     together = product(a, b, c)
-    for member in members:
+    for member in (0, 9, 10, 18):
         own = np.asarray(product(a[member], b[member], c[member]))
         assert own.tobytes() == np.asarray(together[member]).tobytes()
 

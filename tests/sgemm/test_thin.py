@@ -67,7 +67,7 @@ def test_whole_numbers_are_exact(shape, trans_a, trans_b):
 
 
 @transposes
-@pytest.mark.parametrize("offset", [0, 1, 2])
+@pytest.mark.parametrize("offset", [0, 1, 2, 3])
 def test_slices(offset, trans_a, trans_b):
     """Operands that XLA hands over in place, between NaN, and that begin anywhere within 16 bytes."""
     for batch, m, n, k in SLICED:

@@ -265,7 +265,7 @@ def test_a_batch_changes_the_rung_only_where_bits_are_the_same(sizes, batch, tra
 
 
 def test_where_it_pays():
-    """By times of an H200, see ffi/sgemm/thin/choice.cc."""
+    """By times of an H200, see ffi/sgemm/rung_choice.cc and thin/choice.cc."""
 
     def rung(*sizes, **options):
         return jk.plan_sgemm(*sizes, device="h200", **options).algorithm
@@ -273,7 +273,7 @@ def test_where_it_pays():
     thin = [(4096, 1, 4096), (1, 4096, 4096), (4096, 4, 4096), (65536, 64, 16), (4096, 4096, 8)]
     thin += [(65536, 16, 16), (16384, 4, 16384), (8192, 1000, 32)]
     others = [(64, 64, 4096), (64, 4096, 4096), (256, 256, 256), (4096, 4096, 4096)]
-    others += [(4096, 4096, 64), (4096, 16, 4096)]
+    others += [(4096, 4096, 64), (4096, 4100, 64), (4096, 16, 4096)]
     assert {rung(*sizes) for sizes in thin} == {"thin"}
     assert "thin" not in {rung(*sizes) for sizes in others}
     assert rung(4096, 1, 4096, algorithm="pipelined") == "pipelined"

@@ -41,7 +41,7 @@ struct ShallowTile {
   int lanes, rows, columns;
   int blocks_per_sm;  // of kShallowMostThreads, that the registers have to allow
   int least_threads;  // of a block; a power of two
-  // Rates of FFMA that a full SM reaches, of that of {2, 4, 4} along k, where A lies along k and
+  // Fitted rates of a full SM; 1 is 128 FFMA a cycle of the model. Where A lies along k, and
   // across.
   double efficiency, efficiency_across;
 
