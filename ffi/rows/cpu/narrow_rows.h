@@ -30,8 +30,8 @@ namespace jaxkernels {
 // AVX2, f32 softmax of 24, 28, 33 and 47 columns: 0.87, 0.90; 0.86, 0.80; 0.90, 0.88; 0.87, 0.62
 //
 // float64, and half types without kept terms, would be faster that way from 23 columns on, but less
-// accurate. Here half types are summed in double, but for the second sum of a tangent. All roundings
-// of float64 are made up for.
+// accurate. Here half types are summed in double, but for the second sum of a tangent. All
+// roundings of float64 are made up for.
 template <typename Op>
 constexpr int64_t NarrowCols() {
   using T = typename Op::Storage;
