@@ -95,6 +95,10 @@ constexpr bool KeepsRest(const OperationTraits& traits, std::size_t item_bytes) 
   return traits.keeps_term && TakesOf(traits) == 0 && item_bytes == 4;
 }
 
+// Scale of a loss's sum of x - max: a power of two, so that rows of the largest finite numbers
+// cannot overflow. `TOTAL_SCALE` of cross_entropy_reference.py is the same number.
+inline constexpr float kTotalScale = 1.0f / (1ll << 32);
+
 // Whether a struct reduces a row as the table says of `operation`.
 template <typename Op>
 constexpr bool ReducesAs(Operation operation) {

@@ -187,7 +187,7 @@ def linear_cross_entropy(
         given["scales"] = scales
     weight = loss_arguments.weights_of_rows(_NAME, weights, label >= 0, logits)
     numbers = reference.numbers_of_rows(
-        reference.reducing(weight, reduction), label_smoothing, z_loss, logits.shape[-1]
+        reference.reducing(weight, reduction), label_smoothing, z_loss
     )
     smooths = not loss_arguments.is_known(label_smoothing, 0.0)
     options = Options(

@@ -84,7 +84,9 @@ def cross_entropy(
     With smoothing e over V classes and a z-loss of weight z it is:
 
         lse = log sum_j exp(x_j)
-        loss = (1 - e) (lse - x_label) + e / V sum_j (lse - x_j) + z lse^2
+        loss = (1 - e) (lse - x_label) + e mean_j (lse - x_j) + z lse^2
+
+    The mean goes over the classes whose logits are not -inf, so that padded classes change nothing.
 
     It runs this package's kernels on CPUs and NVIDIA GPUs, and plain JAX elsewhere, and composes with
     jit, vmap, scan, remat, shard_map and derivatives of every order and mode.
@@ -188,7 +190,7 @@ def cross_entropy(
         is_counted = jnp.ones_like(label, bool)
     weight = loss_arguments.weights_of_rows(name, weights, is_counted, x)
     numbers = reference.numbers_of_rows(
-        reference.reducing(weight, reduction), label_smoothing, z_loss, x.shape[-1]
+        reference.reducing(weight, reduction), label_smoothing, z_loss
     )
     x = calls.leaving_out(x, numbers[..., :1] == 0)
     alone = not (return_lse or return_entropy)
@@ -218,7 +220,8 @@ def _of_probabilities(
     x: jax.Array, probabilities: jax.Array, measures: jax.Array, largest: jax.Array
 ) -> jax.Array:
     """Sum_j p_j (lse - x_j) of each row; where p_j is 0, an infinite factor is too."""
-    distance = (largest - x.astype(largest.dtype)) + measures[..., 1:2]
+    # Halves, whose difference cannot overflow.
+    distance = (largest / 2 - x.astype(largest.dtype) / 2) + measures[..., 1:2] / 2
     is_nothing = (probabilities == 0) & ~jnp.isfinite(distance)
     distance = jnp.where(is_nothing, 0, distance)
-    return jnp.sum(probabilities * distance, axis=-1, keepdims=True)
+    return jnp.sum(2 * (probabilities * distance), axis=-1, keepdims=True)

@@ -1,7 +1,7 @@
 """The row kernels of cross entropy, and the two functions of rows that they make.
 
 Of a row of logits with a label a kernel keeps seven numbers (`KEPT`). From them follow, in
-plain JAX, the measures of a row: lse - x_l, lse - max, the entropy and sum (lse - x), of which losses
+plain JAX, the measures of a row: lse - x_l, lse - max, the entropy and mean (lse - x), of which losses
 are made; and from these numbers and x the gradient, by a kernel that reduces nothing.
 
 Owns: the primitives, their derivatives, and what they do where rows are spread over devices. Must not
@@ -80,7 +80,7 @@ def _relative_to(
         (rest + joining) * factor,
         (count - joining) * factor,
         jnp.where(factor == 0, 0, spread),
-        total + difference * seen,
+        total + reference.bounded_below(difference) * reference.TOTAL_SCALE * seen,
         seen,
     ]
 
@@ -124,7 +124,7 @@ cross_entropy_jvp = primitive.define(
 )
 
 # The two functions below have rules of their own. These are for derivatives of the second order on.
-derivatives.define_jvp_by_reference(cross_entropy_fwd)
+derivatives.define_jvp_by_reference(cross_entropy_fwd, reference.without_spoiled_rows)
 derivatives.define_jvp_by_reference(cross_entropy_fwd_grad)
 derivatives.define_linear(cross_entropy_jvp, transpose=cross_entropy_grad)
 derivatives.define_linear(cross_entropy_grad, transpose=cross_entropy_jvp)
@@ -145,7 +145,7 @@ def measures(
         require_kernel: as for all kernels.
 
     Returns:
-        (lse - x_l, lse - max, entropy, sum (lse - x)) of shape (..., 4), of which the last goes over
+        (lse - x_l, lse - max, entropy, mean (lse - x)) of shape (..., 4), where the mean goes over
         the elements that are not -inf, and the maximum of shape (..., 1), whose derivative is left
         to the second. Both in the type that x is computed in.
     """
@@ -175,7 +175,7 @@ def weighted_loss(
     tier: str,
     require_kernel: bool,
 ) -> jax.Array:
-    """Of each row weight * (q (lse - x_l) + share sum (lse - x) + z lse^2).
+    """The loss of each row, weight * (q (lse - x_l) + smoothing mean (lse - x) + z lse^2).
 
     Reverse mode reads x once and writes its gradient as it makes the loss; then that is multiplied by
     the cotangent of each row. Derivatives of the numbers are there too.
@@ -183,9 +183,9 @@ def weighted_loss(
     Args:
         x: as for `measures`.
         label: as for `measures`; a row without one gives 0, whatever x is.
-        numbers: of shape (..., 4), (weight, q, share, z) of each row, in the type that x is computed
+        numbers: of shape (..., 4), (weight, q, smoothing, z) of each row, in the type that x is computed
             in. A row of the weight 0 has the gradient 0, whatever x is.
-        all_sums: whether a share is not 0.
+        all_sums: whether a smoothing is not 0.
         tier: as for all kernels.
         require_kernel: as for all kernels.
 

@@ -19,11 +19,17 @@ from jaxkernels._rows.reference import largest_of, quotient, row_sum, widen
 from jaxkernels.typing import Reduction
 
 # What cross entropy keeps of a row: its maximum; of exp(x - max) the sum without the maxima, which are
-# exactly 1, their number, and the sum of the terms times x - max; the sum of x - max, and the number,
-# of elements that are not -inf; the element at the label, 0 without one and NaN beyond the row. Where
-# the maxima and the rest make up 2 or more, kernels may count one maximum only, and the rest has the
-# others.
+# exactly 1, their number, and the sum of the terms times x - max; the sum of x - max times TOTAL_SCALE,
+# and the number, of elements that are not -inf; the element at the label, 0 without one and NaN beyond
+# the row. Where the maxima and the rest make up 2 or more, kernels may count one maximum only, and the
+# rest has the others.
 KEPT = ("largest", "rest", "count", "spread", "total", "seen", "labelled")
+
+# kTotalScale of ffi/rows/operations.h: rows of the largest finite numbers cannot overflow the sum.
+TOTAL_SCALE = 2.0**-32
+
+# Exponentials of anything below are 0.
+_LEAST_EXPONENT = -1000.0
 
 
 def _finite(x: jax.Array) -> jax.Array:
@@ -82,6 +88,21 @@ def _logit_terms(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     return largest, difference, jnp.exp(difference)
 
 
+def bounded_below(difference: jax.Array) -> jax.Array:
+    """A difference of finite numbers, which may overflow, as a finite number."""
+    return jnp.maximum(difference, jnp.finfo(difference.dtype).min)
+
+
+def without_spoiled_rows(x: jax.Array) -> jax.Array:
+    """The logits, without derivatives of rows with NaN or inf: 0 times theirs would be NaN.
+
+    The first gradient of such a row is NaN already, or the row is left out.
+    """
+    largest = largest_of(x)
+    is_spoiled = jnp.isnan(largest) | (largest == jnp.inf)
+    return jnp.where(is_spoiled, jax.lax.stop_gradient(x), x)
+
+
 def _at_label(x: jax.Array, label: jax.Array) -> jax.Array:
     """Whether an element of a row is the one at its label."""
     return jax.lax.broadcasted_iota(label.dtype, x.shape, x.ndim - 1) == label
@@ -96,9 +117,10 @@ def cross_entropy_fwd(x: jax.Array, label: jax.Array, *, all_sums: bool) -> jax.
     largest, difference, terms = _logit_terms(x)
     is_largest = (terms == 1).astype(terms.dtype)
     if all_sums:
-        is_seen = difference != -jnp.inf
-        finite = jnp.where(is_seen, difference, 0)
-        more = [row_sum(terms * finite), row_sum(finite), row_sum(is_seen.astype(terms.dtype))]
+        is_seen = x != -jnp.inf
+        bounded = jnp.where(is_seen, jnp.maximum(difference, _LEAST_EXPONENT), 0)
+        total = _row_sum_where(is_seen, bounded_below(difference) * TOTAL_SCALE)
+        more = [row_sum(terms * bounded), total, row_sum(is_seen.astype(terms.dtype))]
     else:
         more = [jnp.zeros_like(largest)] * 3
     labelled = _row_sum_where(_at_label(x, label), widen(x))
@@ -108,28 +130,32 @@ def cross_entropy_fwd(x: jax.Array, label: jax.Array, *, all_sums: bool) -> jax.
 
 
 def measures_of(kept: jax.Array) -> jax.Array:
-    """From what is kept of each row to (..., 4): lse - x_l, lse - max, entropy, sum (lse - x)."""
+    """From what is kept of each row to (..., 4): lse - x_l, lse - max, entropy, mean (lse - x)."""
     largest, rest, count, spread, total, seen, labelled = jnp.split(kept, len(KEPT), axis=-1)
     log_sum = jnp.log1p(rest + (count - 1))
     # A label of the logit -inf has no probability, also in a row of nothing else.
     is_hidden = (labelled == -jnp.inf) & ~jnp.isnan(log_sum)
     nll = jnp.where(is_hidden, jnp.inf, log_sum + (largest - jnp.where(is_hidden, 0, labelled)))
     entropy = log_sum - quotient(spread, rest + count)
-    distance = jnp.where(seen == 0, 0, seen * log_sum) - total
+    mean = jnp.maximum(quotient(total, seen), jnp.finfo(total.dtype).min * TOTAL_SCALE)
+    distance = log_sum - mean / TOTAL_SCALE
+    distance = jnp.where(seen == 0, total, distance)
     return jnp.concatenate([nll, log_sum, entropy, distance], axis=-1)
 
 
 def cross_entropy_fwd_grad(
     x: jax.Array, label: jax.Array, numbers: jax.Array, *, all_sums: bool
 ) -> list[jax.Array]:
-    """The gradient of weight * (q (lse - x_l) + share sum (lse - x) + z lse^2), and what is kept.
+    """The gradient of weight * (q (lse - x_l) + smoothing mean (lse - x) + z lse^2), and what is kept.
 
     Args:
         x: the logits.
         label: of shape (..., 1).
-        numbers: of shape (..., 4), (weight, q, share, z) of each row.
-        all_sums: as for `cross_entropy_fwd`; needed where a share is not 0.
+        numbers: of shape (..., 4), (weight, q, smoothing, z) of each row.
+        all_sums: as for `cross_entropy_fwd`; needed where a smoothing is not 0.
     """
+    is_left_out = (label < 0) | (numbers[..., :1] == 0)
+    x = jnp.where(is_left_out, jax.lax.stop_gradient(x), x)
     kept = cross_entropy_fwd(x, label, all_sums=all_sums)
     cotangent = cotangent_of(label, kept, numbers)
     return [cross_entropy_grad(x, label, kept, cotangent), kept]
@@ -143,37 +169,47 @@ def reducing(weight: jax.Array, reduction: Reduction) -> jax.Array:
     return jnp.where(total == 0, 0, weight / jnp.where(total == 0, 1, total))
 
 
-def numbers_of_rows(
-    weight: jax.Array, smoothing: ArrayLike, z_loss: ArrayLike, classes: int
-) -> jax.Array:
-    """(weight, q, share, z) of each row, as `kernels.weighted_loss` takes them."""
+def numbers_of_rows(weight: jax.Array, smoothing: ArrayLike, z_loss: ArrayLike) -> jax.Array:
+    """(weight, q, smoothing, z) of each row, as `kernels.weighted_loss` takes them."""
     smoothing = jnp.asarray(smoothing, weight.dtype)
-    share = smoothing / max(classes, 1)
-    of_all = (1 - smoothing, share, jnp.asarray(z_loss, share.dtype))
+    of_all = (1 - smoothing, smoothing, jnp.asarray(z_loss, weight.dtype))
     # Side by side, so that XLA takes each where it is used, and folds what is constant.
     no = jnp.zeros(1, bool)  # where, unlike a broadcast, gives them the sharding of the weight
     columns = (jnp.where(no, weight, number) for number in of_all)
     return jnp.concatenate([weight, *columns], axis=-1)
 
 
+@jax.custom_jvp
+def _z_term(z: jax.Array, lse: jax.Array) -> jax.Array:
+    """Z lse^2, without lse^2, which overflows where this is 0, or finite; so in its derivative."""
+    return z * lse * lse
+
+
+@_z_term.defjvp
+def _z_term_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    (z, lse), (dz, dlse) = primals, tangents
+    return _z_term(z, lse), 2 * (z * lse) * dlse + dz * lse * lse
+
+
 def loss_of(
     is_counted: jax.Array, measures: jax.Array, largest: jax.Array, numbers: jax.Array
 ) -> jax.Array:
-    """Weight * (q (lse - x_l) + share sum (lse - x) + z lse^2) of each row; 0 if it is not counted.
+    """Weight * (q (lse - x_l) + smoothing mean (lse - x) + z lse^2) of each row; 0 if it is not counted.
 
-    A row of the weight 0 gives 0 even where its measures are not finite. A hidden label has no part in
-    the loss where q is 0.
+    A row of the weight 0 gives 0 even where its loss is not finite. A hidden label has no part in the
+    loss where q is 0.
     """
-    weight, q, share, z = jnp.split(numbers, 4, axis=-1)
+    weight, q, smoothing, z = jnp.split(numbers, 4, axis=-1)
     # One by one: XLA folds that with what made them, and a CPU takes less than half the time.
     of_row = jnp.split(measures, 4, axis=-1)
     is_finite = functools.reduce(jnp.logical_and, (jnp.isfinite(m) for m in of_row))
     is_counted = is_counted & ((weight != 0) | is_finite)
     nll, log_sum, _, distance = (jnp.where(is_counted, m, 0) for m in of_row)
     nll = jnp.where((q == 0) & (nll == jnp.inf), 0, nll)
-    lse = largest + log_sum
+    lse = jnp.where(is_counted, largest, 0) + log_sum
     lse = jnp.where((z == 0) & ~jnp.isfinite(lse), 0, lse)
-    loss = q * nll + share * distance + z * lse**2
+    loss = q * nll + smoothing * distance + _z_term(z, lse)
+    is_counted = is_counted & ((weight != 0) | jnp.isfinite(loss))
     return jnp.where(is_counted, weight * loss, 0)
 
 
@@ -199,11 +235,22 @@ def results_of(
 
 def cotangent_of(label: jax.Array, kept: jax.Array, numbers: jax.Array) -> jax.Array:
     """The derivative of that loss with respect to the measures."""
-    weight, q, share, z = jnp.split(numbers, 4, axis=-1)
+    weight, q, smoothing, z = jnp.split(numbers, 4, axis=-1)
     lse = kept[..., :1] + measures_of(kept)[..., 1:2]
-    parts = [weight * q, 2 * weight * z * lse, jnp.zeros_like(weight), weight * share]
+    parts = [weight * q, 2 * weight * z * lse, jnp.zeros_like(weight), weight * smoothing]
     is_counted = (label >= 0) & (weight != 0)
     return jnp.where(is_counted, jnp.concatenate(parts, axis=-1), 0)
+
+
+def _softmax_terms(
+    x: jax.Array, log_sum: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """p; log p, finite where it is multiplied by a p of 0; which elements are not -inf; their number."""
+    _, difference, terms = _logit_terms(x)
+    is_seen = x != -jnp.inf
+    log_p = jnp.where(is_seen, jnp.maximum(difference, _LEAST_EXPONENT), 0) - log_sum
+    p = terms / jnp.exp(log_sum)
+    return p, log_p, is_seen, row_sum(is_seen.astype(p.dtype))
 
 
 def cross_entropy_grad(
@@ -214,19 +261,19 @@ def cross_entropy_grad(
     It is the derivative of x alone: what was kept is made again.
     """
     del kept
+    has_part = jnp.any(cotangent != 0, -1, keepdims=True)
+    x = jnp.where(has_part, x, jax.lax.stop_gradient(x))
     of_loss, of_lse, of_entropy, of_distance = jnp.split(cotangent, 4, axis=-1)
     measures = measures_of(cross_entropy_fwd(x, label, all_sums=True))
     loss, log_sum, entropy, _ = jnp.split(measures, 4, axis=-1)
-    _, difference, terms = _logit_terms(x)
-    p = terms / jnp.exp(log_sum)
-    is_seen = difference != -jnp.inf
-    log_p = jnp.where(is_seen, difference, 0) - log_sum
-    seen = row_sum(is_seen.astype(p.dtype))
-    dx = p * (of_lse - of_entropy * (log_p + entropy) + of_distance * seen) - of_distance
+    p, log_p, is_seen, seen = _softmax_terms(x, log_sum)
+    of_lse = of_lse + jnp.where(seen == 0, 0, of_distance)
+    dx = p * (of_lse - of_entropy * (log_p + entropy))
+    dx = dx - jnp.where(is_seen, quotient(of_distance, seen), 0)
     # p - 1 at the label, without the rounding of 1 - 1e-9
     dx = dx + of_loss * jnp.where(_at_label(x, label), jnp.expm1(-loss), p)
     dx = jnp.where((label >= x.shape[-1]) & (of_loss != 0), jnp.nan, dx)
-    return jnp.where(jnp.any(cotangent != 0, -1, keepdims=True), dx, 0).astype(x.dtype)
+    return jnp.where(has_part, dx, 0).astype(x.dtype)
 
 
 def cross_entropy_jvp(x: jax.Array, label: jax.Array, kept: jax.Array, dx: jax.Array) -> jax.Array:
@@ -234,13 +281,11 @@ def cross_entropy_jvp(x: jax.Array, label: jax.Array, kept: jax.Array, dx: jax.A
     del kept
     measures = measures_of(cross_entropy_fwd(x, label, all_sums=True))
     _, log_sum, entropy, _ = jnp.split(measures, 4, axis=-1)
-    _, difference, terms = _logit_terms(x)
-    p = terms / jnp.exp(log_sum)
-    is_seen = difference != -jnp.inf
-    log_p = jnp.where(is_seen, difference, 0) - log_sum
+    p, log_p, is_seen, seen = _softmax_terms(x, log_sum)
     wide = widen(dx)
     of_lse = row_sum(p * wide)
     at_label = _row_sum_where(_at_label(x, label), wide)
     of_entropy = -row_sum(p * (log_p + entropy) * wide)
-    of_distance = row_sum(is_seen.astype(p.dtype)) * of_lse - row_sum(wide)
+    mean = quotient(_row_sum_where(is_seen, wide), seen)
+    of_distance = jnp.where(seen == 0, 0, of_lse - mean)
     return jnp.concatenate([of_lse - at_label, of_lse, of_entropy, of_distance], axis=-1)

@@ -97,14 +97,21 @@ def _transpose(transpose: RowKernel, cotangent: Any, *kept_and_operand: Any, **p
     return *(None for _ in kept), transpose(*kept, cotangent, **params)
 
 
-def define_jvp_by_reference(kernel: RowKernel) -> None:
-    """Gives a kernel the derivative of its reference: for what is differentiated rarely."""
+def define_jvp_by_reference(
+    kernel: RowKernel, prepare: Callable[[jax.Array], jax.Array] = lambda x: x
+) -> None:
+    """Gives a kernel the derivative of its reference: for what is differentiated rarely.
+
+    Args:
+        kernel: the kernel.
+        prepare: applied to the first operand where the derivative is taken.
+    """
 
     def rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         attributes = {k: v for k, v in params.items() if k not in ("tier", "require_kernel")}
 
         def plain(operands: Sequence[jax.Array]) -> Any:
-            return kernel.reference(*operands, **attributes)
+            return kernel.reference(prepare(operands[0]), *operands[1:], **attributes)
 
         return kernel(*primals, **params), jvp_of(plain, primals, tangents)[1]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import ml_dtypes
 import numpy as np
 
 from jaxkernels.verify.truth.compare import storage
@@ -59,6 +60,7 @@ _LOGITS: dict[str, Callable[[np.ndarray, Generator], np.ndarray]] = {
     "huge": lambda x, rng: x,  # scaled for the dtype
     "nan": _planted(np.nan),
     "infinities": _planted(np.inf, -np.inf),
+    "finite_mask": lambda x, rng: x,  # of the smallest number of the dtype
     "all_minus_inf": lambda x, rng: np.where(rng.random((len(x), 1)) < 0.3, -np.inf, x),
 }
 KINDS = tuple(_LOGITS)
@@ -73,13 +75,17 @@ def logits(kind: str, rows: int, cols: int, dtype: str, rng: Generator) -> np.nd
     few columns 30 to 80 above it. offset: randn around 1000 (row maxima far from zero). equal: one value per row.
     subnormal: below the smallest normal number. minus_inf: randn with about a third of the entries -inf, none of the
     rows wholly so. stagnant: one exponential beside which all others are just lost. zeros: of both signs. huge: as large
-    as the type holds. nan, infinities: planted into about half of the rows. all_minus_inf: some rows wholly so.
+    as the type holds. nan, infinities: planted into about half of the rows. finite_mask: about a third of the entries,
+    and some rows wholly, are the smallest finite number. all_minus_inf: some rows wholly so.
     """
     x = _LOGITS[kind](rng.standard_normal((rows, cols)), rng)
     if kind == "subnormal":
         x *= 1e-39 if dtype != "float16" else 1e-6
     elif kind == "huge":
         x = np.clip(x, -1, 1) * {"float16": 6e4, "float64": 1e308}.get(dtype, 3e38)
+    elif kind == "finite_mask":
+        hidden = (rng.random(x.shape) < 0.35) | (rng.random((rows, 1)) < 0.2)
+        x = np.where(hidden, float(ml_dtypes.finfo(storage(dtype)).min), x)
     with np.errstate(over="ignore"):
         return x.astype(storage(dtype))
 

@@ -75,9 +75,9 @@ def check_kernels(xs, dtype, tier=None, seed=0):
     for x in xs:
         rng = np.random.default_rng([seed, *x.shape])
         label = labels_of(*x.shape, seed)
-        numbers = rng.uniform(0.05, 1, (len(x), 4)).astype(wide) / [1, 1, x.shape[-1], 50]
+        numbers = rng.uniform(0.05, 1, (len(x), 4)).astype(wide) / [1, 1, 1, 50]
         numbers[1::4, 0] = 0
-        cotangent = rng.standard_normal((len(x), 4)).astype(wide) / [1, 1, 1, x.shape[-1]]
+        cotangent = rng.standard_normal((len(x), 4)).astype(wide)
         cotangent[label < 0, 0] = 0
         calls.append((x, label[:, None], numbers.astype(wide), cotangent.astype(wide)))
     with cases.x64(dtype):
@@ -100,10 +100,10 @@ def check_kernels(xs, dtype, tier=None, seed=0):
             rows.gradient_bound(cotangent),
             f"gradient {x.shape} {dtype}",
         )
-        weight, q, share, z = (oracle.widen(n)[:, None] for n in numbers.T)
+        weight, q, smoothing, z = (oracle.widen(n)[:, None] for n in numbers.T)
         with np.errstate(all="ignore"):
             of_lse = 2 * weight * z * truth[:, 1:2]
-            given = np.concatenate([weight * q, of_lse, 0 * q, weight * share], axis=-1)
+            given = np.concatenate([weight * q, of_lse, 0 * q, weight * smoothing], axis=-1)
             given = np.where((label >= 0) & (weight != 0), given, 0)
             off = np.zeros_like(given)
             off[:, 1:2] = np.abs(2 * weight * z * bounds[:, 1:2])

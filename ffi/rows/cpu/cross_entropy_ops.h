@@ -21,11 +21,24 @@ namespace jaxkernels {
 // Below it exponentials are zero.
 inline constexpr int kLeastLogitExponent = -1000;
 
+// One visible element's share of the smoothing. `seen` is not counted where there is none.
+JK_INLINE double ShareOf(double smoothing, double seen) {
+  return smoothing == 0 || seen == 0 ? 0 : smoothing / seen;
+}
+
+// Stands for the term of an element of -inf where terms are kept and all sums are made.
+inline constexpr int kHiddenTerm = -1;
+// The gradient of an element from its kept term.
+template <typename C>
+JK_INLINE C GradientOfTerm(C term, C factor, C constant) {
+  return (term < 0 ? C(0) : term) * factor + (term < 0 ? C(0) : constant);
+}
+
 // The sums of a row, in this order:
 //   rest    exp(x - max) of all but the maxima
 //   count   the maxima
 //   spread  exp(x - max) (x - max)
-//   total   x - max, but for elements that are -inf
+//   total   x - max, times kTotalScale, but for elements that are -inf
 //   seen    the elements that are not -inf
 // The last three are zero unless all sums are wanted.
 template <typename T>
@@ -87,8 +100,8 @@ struct LogitRows {
   double term_factor[kLanes];  // what makes exp(x - max) of a kept term
 };
 
-// Their gradients: exp(x - max) (factor + slope (x - max)) + constant, and `there` at the label, or
-// everywhere.
+// Their gradients: exp(x - max) (factor + slope (x - max)) + constant, without the constant where x
+// is -inf, and `there` at the label, or everywhere.
 struct LogitGradients {
   double max[kLanes], factor[kLanes], slope[kLanes], constant[kLanes], there[kLanes];
   bool is_everywhere[kLanes];
@@ -111,8 +124,9 @@ JK_MULTIVERSION void MakeGradients(const LogitRows& of, const RowEnds<Op>& ends,
   TakeLanes(ends, first, count, taken);
 #pragma omp simd
   for (int64_t r = 0; r < kLanes; ++r) {
-    const double weight = taken[0][r], q = taken[1][r], share = taken[2][r], z = taken[3][r];
+    const double weight = taken[0][r], q = taken[1][r], z = taken[3][r];
     const double seen = of.sum[4][r], max = of.max[r];
+    const double share = ShareOf(taken[2][r], seen);
     const double log_sum = Log1p(of.sum[0][r] + (of.sum[1][r] - 1));
     const double loss = log_sum + (max - of.labelled[r]), slope = 2 * z * (max + log_sum);
     const double mass = q + share * seen + slope;  // what multiplies softmax
@@ -121,7 +135,8 @@ JK_MULTIVERSION void MakeGradients(const LogitRows& of, const RowEnds<Op>& ends,
     to->slope[r] = 0;
     to->constant[r] = -weight * share;
     // Not mass * expm1(-loss) + ..., where slope would cancel.
-    const double others = (share * seen + slope) * Exp<true>(-loss, 0.0) - share;
+    const double at_label = of.labelled[r] == -kInf<double> ? 0 : share;
+    const double others = (share * seen + slope) * Exp<true>(-loss, 0.0) - at_label;
     to->there[r] = weight * (q * ExpMinusOne(-loss) + others);
   }
   for (int64_t r = 0; r < count; ++r) {
@@ -137,7 +152,7 @@ JK_MULTIVERSION void MakeGradients(const LogitRows& of, const RowEnds<Op>& ends,
 }
 
 // The gradients from what was kept of rows, and the cotangents of lse - x_l, of lse, of the entropy
-// and of sum (lse - x).
+// and of mean (lse - x).
 template <typename Op>
 JK_MULTIVERSION void MakeGradients(const RowEnds<Op>& ends, int64_t first, int64_t count,
                                    LogitGradients* to) {
@@ -148,17 +163,17 @@ JK_MULTIVERSION void MakeGradients(const RowEnds<Op>& ends, int64_t first, int64
     const double max = taken[0][r], rest = taken[1][r], number = taken[2][r];
     const double sum = rest + number, mean = taken[3][r] / sum, seen = taken[5][r];
     const double labelled = taken[6][r], of_loss = taken[7][r], of_entropy = taken[9][r];
-    const double of_rest = taken[10][r], others = taken[8][r] + of_rest * seen;
+    const double share = ShareOf(taken[10][r], seen), others = taken[8][r] + share * seen;
     const double minus_loss = (labelled - max) - Log1p(rest + (number - 1));
     const double least = kLeastLogitExponent;
     const double difference = labelled - max < least ? least : labelled - max;
     to->max[r] = max;
     to->factor[r] = (of_loss + others + of_entropy * mean) / sum;
     to->slope[r] = -of_entropy / sum;
-    to->constant[r] = -of_rest;
+    to->constant[r] = -share;
     to->there[r] = of_loss * ExpMinusOne(minus_loss) +
                    Exp<true>(minus_loss, 0.0) * (others - of_entropy * (difference - mean)) -
-                   of_rest;
+                   (labelled == -kInf<double> ? 0 : share);
   }
   for (int64_t r = 0; r < count; ++r) {
     const double labelled = taken[6][r], of_loss = taken[7][r];

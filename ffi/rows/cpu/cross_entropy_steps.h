@@ -55,9 +55,10 @@ JK_INLINE void AddLogits(const typename Op::C* x, int64_t n, typename Op::C max,
       const C difference = x[i] - max;
       spread += term * std::max(difference, C(kLeastLogitExponent));
       // By a product: of `total += hidden ? 0 : difference` GCC 12 makes wrong vectors.
-      const C is_seen = difference == -kInf<C> ? C(0) : C(1);
-      total += is_seen * std::max(difference, std::numeric_limits<C>::lowest());
-      seen += difference == -kInf<C> ? 0 : 1;
+      const C is_seen = x[i] == -kInf<C> ? C(0) : C(1);
+      total += is_seen * kTotalScale * std::max(difference, std::numeric_limits<C>::lowest());
+      seen += x[i] == -kInf<C> ? 0 : 1;
+      if constexpr (kKeep) term += (is_seen - 1) * -kHiddenTerm;
     }
     if constexpr (kKeep) terms[i] = term;
   }
@@ -122,8 +123,10 @@ JK_INLINE SegmentStatistics MeetingLogits(const SegmentStatistics* segments, int
     const double factor = has_max ? ExpDifference<C>(of.max, found.max) : 1;
     const double joining = of.max == found.max ? 0 : of.sum[1];
     const double spread = of.sum[2] + difference * (of.sum[0] + of.sum[1]);
+    constexpr double kLowest = std::numeric_limits<double>::lowest();
     const double parts[] = {factor * (of.sum[0] + joining), of.sum[1] - joining,
-                            factor == 0 ? 0 : factor * spread, of.sum[3] + difference * of.sum[4],
+                            factor == 0 ? 0 : factor * spread,
+                            of.sum[3] + std::max(difference, kLowest) * kTotalScale * of.sum[4],
                             of.sum[4]};
     for (int i = 0; i < 5; ++i) sums.template Add<true>(i, parts[i]);
     found.labelled += of.labelled;
@@ -151,7 +154,9 @@ JK_INLINE void StoreGradientOfTerms(const C* terms, int64_t cols, C factor, C co
   ForTiles<C>(cols, [&](int64_t i, int64_t n) JK_INLINE_LAMBDA {
     C buffer[kTile<C>];
     const C* from = LoadPadded(terms + i, n, C(0), buffer);
-    StoreTile(from, n, out + i, [&](C term) JK_INLINE_LAMBDA { return term * factor + constant; });
+    StoreTile(from, n, out + i, [&](C term) JK_INLINE_LAMBDA {
+      return GradientOfTerm(term, factor, constant);
+    });
   });
 }
 
@@ -169,9 +174,10 @@ JK_INLINE void StoreGradientOfLogits(const typename Op::Storage* x, int64_t cols
     const C* from = LoadPadded(x + i, n, C(0), buffer);
     StoreTile(from, n, out + i, [&](C element) JK_INLINE_LAMBDA {
       const C term = ExpDifference<T>(element, max);
-      if constexpr (Op::kSums > 0) return term * factor + constant;
+      const C others = element == -kInf<C> ? C(0) : constant;
+      if constexpr (Op::kSums > 0) return term * factor + others;
       const C difference = std::max(element - max, C(kLeastLogitExponent));
-      return term * (factor + slope * difference) + constant;
+      return term * (factor + slope * difference) + others;
     });
   });
 }

@@ -65,10 +65,11 @@ JK_INLINE void AddColumns(typename Op::C* x, int64_t cols, const typename Op::C*
       if constexpr (kAll) {
         constexpr C kLeast = kLeastLogitExponent, kLowest = std::numeric_limits<C>::lowest();
         const C difference = x[i + r] - max[r];
-        const C is_seen = difference == -kInf<C> ? C(0) : C(1);
+        const C is_seen = x[i + r] == -kInf<C> ? C(0) : C(1);
         add(1, r, term * (difference < kLeast ? kLeast : difference));
-        add(2, r, is_seen * (difference < kLowest ? kLowest : difference));
+        add(2, r, is_seen * kTotalScale * (difference < kLowest ? kLowest : difference));
         seen[r] += is_seen;
+        if constexpr (kKeep) term += (is_seen - 1) * -kHiddenTerm;
       }
       if constexpr (kKeep) x[i + r] = term;
     }
@@ -138,9 +139,10 @@ JK_INLINE void MakeGradientColumns(const LogitGradients& of, const double* term_
       if constexpr (Op::kSums == 0) {
         const C difference = std::max(x[i + r] - max[r], C(kLeastLogitExponent));
         const C term = ExpDifference<T>(x[i + r], max[r]);
-        x[i + r] = term * (factor[r] + slope[r] * difference) + constant[r];
+        const C others = x[i + r] == -kInf<C> ? C(0) : constant[r];
+        x[i + r] = term * (factor[r] + slope[r] * difference) + others;
       } else {
-        x[i + r] = x[i + r] * factor[r] + constant[r];
+        x[i + r] = GradientOfTerm(x[i + r], factor[r], constant[r]);
       }
     }
   }

@@ -12,6 +12,7 @@
 #define JAXKERNELS_ROWS_CUDA_ROW_OPS_LOSSES_CUH_
 
 #include <cmath>
+#include <limits>
 
 #include "core/host_device.h"
 #include "core/reduce.cuh"
@@ -45,7 +46,7 @@ struct WantedSums<true> {
 //   rest    exp(x - max) of all but the maxima
 //   count   the maxima
 //   spread  exp(x - max) (x - max)
-//   total   x - max, but for elements that are -inf
+//   total   x - max, times kTotalScale, but for elements that are -inf
 //   seen    the elements that are not -inf
 // The last three mean nothing unless all sums are wanted.
 template <typename T, bool kTwoSums = false>
@@ -56,6 +57,7 @@ struct CrossEntropyOp : ForwardOp<T, 1, 5>, WantedSums<kTwoSums> {
   static constexpr bool kKeepsTerm = false;
   static constexpr bool kTakesLabel = true;
   static constexpr int kStores = 7;
+  static constexpr C kLowest = std::numeric_limits<C>::lowest();
 
   // A row of -inf alone has no terms.
   __device__ static C Reference(C max) { return max == -kInfinity<C> ? C(0) : max; }
@@ -85,23 +87,24 @@ struct CrossEntropyOp : ForwardOp<T, 1, 5>, WantedSums<kTwoSums> {
     if (this->all_sums) AddWeighted(value, max, term, sum);
     if (has_max) CountMax(term, sum[1]);
   }
-  // Fills are -inf, as elements of the row may be. They are left out one by one where there are
-  // some, which the sum tells.
+  // Fills are -inf, as elements of the row may be. A sum of -inf says that there are some, or that
+  // differences of finite elements overflowed: then each is looked at.
   template <int kSize>
   __device__ static void AddWeighted(const C (&value)[kSize][1], C max, const C (&term)[kSize],
                                      C (&sum)[5]) {
     C difference[kSize], spread = 0;
 #pragma unroll
     for (int j = 0; j < kSize; ++j) difference[j] = value[j][0] - max;
-    C total = SumPairwise(difference), seen = kSize;
+    C total = SumPairwise(difference) * kTotalScale, seen = kSize;
     if (total == -kInfinity<C>) {
       total = seen = 0;
 #pragma unroll
-      for (C& one : difference) {
-        if (one == -kInfinity<C>) {
-          one = 0;
+      for (int j = 0; j < kSize; ++j) {
+        if (value[j][0] == -kInfinity<C>) {
+          difference[j] = 0;
         } else {
-          total += one;
+          difference[j] = fmax(difference[j], kLowest);
+          total += difference[j] * kTotalScale;
           seen += 1;
         }
       }
@@ -120,7 +123,16 @@ struct CrossEntropyOp : ForwardOp<T, 1, 5>, WantedSums<kTwoSums> {
     sum[0] = (sum[0] + joining) * factor;
     sum[1] = (sum[1] - joining) * factor;
     sum[2] = factor == C(0) ? C(0) : spread * factor;
-    sum[3] += sum[4] == C(0) ? C(0) : difference * sum[4];
+    sum[3] += sum[4] == C(0) ? C(0) : fmax(difference, kLowest) * kTotalScale * sum[4];
+  }
+
+  // One visible element's share of the smoothing. `seen` is not counted where there is none.
+  __device__ static C ShareOf(C smoothing, C seen) {
+    return smoothing == C(0) || seen == C(0) ? C(0) : smoothing / seen;
+  }
+  // A number that elements of -inf have no part in.
+  __device__ static C Visible(C element, C number) {
+    return element == -kInfinity<C> ? C(0) : number;
   }
 
   // (p - 1) S of an element, given its term, p S. Where it is the maximum, the others make it up;
@@ -159,10 +171,11 @@ struct CrossEntropyForward : CrossEntropyOp<T, kTwoSums> {
   };
 };
 
-// The same, and the gradient of weight * loss, given the weight, q, share and z:
-//   loss = q (lse - x_l) + share sum (lse - x) + z lse^2
-// where the sum goes over the elements that are not -inf. A row without a label, or of the weight
-// 0, has the gradient 0, whatever its elements are; that of one whose label is beyond it is NaN.
+// The same, and the gradient of weight * loss, given the weight, q, smoothing and z:
+//   loss = q (lse - x_l) + smoothing mean (lse - x) + z lse^2
+// where the mean goes over the elements that are not -inf; the others have the gradient 0. A row
+// without a label, or of the weight 0, has the gradient 0, whatever its elements are; that of one
+// whose label is beyond it is NaN.
 template <typename T, bool kTwoSums = false>
 struct CrossEntropyForwardGrad : CrossEntropyOp<T, kTwoSums> {
   using Base = CrossEntropyOp<T, kTwoSums>;
@@ -193,8 +206,9 @@ struct CrossEntropyForwardGrad : CrossEntropyOp<T, kTwoSums> {
     __device__ LedRow(const Found& of, const Given& given) {
       Base::Keep(of, given, scalars);
       max = of.max, label = given.label;
-      weight = given.scalar[0], own = given.scalar[1], share = given.scalar[2];
+      weight = given.scalar[0], own = given.scalar[1];
       const C z = given.scalar[3], seen = of.sum[4], sum = of.sum[0] + of.sum[1];
+      share = Base::ShareOf(given.scalar[2], seen);
       C slope = 0;
       if (z != C(0)) slope = 2 * z * (of.max + log1p(of.sum[0] + (of.sum[1] - 1)));
       others = share * seen + slope;
@@ -211,7 +225,7 @@ struct CrossEntropyForwardGrad : CrossEntropyOp<T, kTwoSums> {
       const C term = ExpDifference<T>(scalars[6], max);
       const C less = Base::LessThanOne(term, rest, count) / (rest + count);
       // Not (own + others) * less + ..., where slope would cancel.
-      return weight * fma(own, less, others * (term * inverse) - share);
+      return weight * fma(own, less, others * (term * inverse) - Base::Visible(scalars[6], share));
     }
   };
   struct Row : LedRow {
@@ -225,16 +239,17 @@ struct CrossEntropyForwardGrad : CrossEntropyOp<T, kTwoSums> {
   };
 
   __device__ static C Finish(const C (&in)[1], const Columns& row) {
-    return fma(ExpDifference<T>(in[0], row.max), row.factor, row.constant);
+    return fma(ExpDifference<T>(in[0], row.max), row.factor, Base::Visible(in[0], row.constant));
   }
 };
 
 // The gradient, given what was kept of the row and the cotangents of lse - x_l, of lse, of the
-// entropy and of sum (lse - x). A row whose cotangents are 0 has the gradient 0, whatever its
+// entropy and of mean (lse - x). A row whose cotangents are 0 has the gradient 0, whatever its
 // elements are; that of one whose label is beyond it is NaN. A label may also be elsewhere, in
 // columns of another device.
 template <typename T>
 struct CrossEntropyGrad : RowOp<T> {
+  using Losses = CrossEntropyOp<T>;
   using typename RowOp<T>::C;
   using typename RowOp<T>::Found;
   static constexpr Operation kOperation = Operation::kCrossEntropyGrad;
@@ -257,19 +272,20 @@ struct CrossEntropyGrad : RowOp<T> {
       const C inverse = C(1) / sum, mean = given.scalar[3] * inverse;
       const C seen = given.scalar[5], labelled = given.scalar[6];
       const C of_loss = given.scalar[7], of_lse = given.scalar[8], of_entropy = given.scalar[9];
-      const C of_rest = given.scalar[10];
-      const C others = of_lse + of_rest * seen;
+      const C of_mean = given.scalar[10], share = Losses::ShareOf(of_mean, seen);
+      const C others = of_lse + share * seen;
       factor = (of_loss + others + of_entropy * mean) * inverse;
       slope = -of_entropy * inverse;
-      constant = -of_rest;
+      constant = -share;
       const C term = ExpDifference<T>(labelled, max);
-      const C less = CrossEntropyOp<T>::LessThanOne(term, rest, count) / sum;
+      const C less = Losses::LessThanOne(term, rest, count) / sum;
       const C difference = fmax(labelled - max, kLeastExponent);
       other = {
           given.label, given.label + 1,
-          of_loss * less + term * inverse * (others - of_entropy * (difference - mean)) - of_rest};
+          of_loss * less + term * inverse * (others - of_entropy * (difference - mean)) -
+              Losses::Visible(labelled, share)};
       const int cols = static_cast<int>(given.cols);  // labels reach as far
-      if (of_loss == C(0) && of_lse == C(0) && of_entropy == C(0) && of_rest == C(0)) {
+      if (of_loss == C(0) && of_lse == C(0) && of_entropy == C(0) && of_mean == C(0)) {
         other = {0, cols, C(0)};
       } else if (of_loss != C(0) && isnan(labelled)) {
         other = {0, cols, labelled};
@@ -281,7 +297,7 @@ struct CrossEntropyGrad : RowOp<T> {
   __device__ static C Finish(const C (&in)[1], const Row& row) {
     const C difference = fmax(in[0] - row.max, kLeastExponent);
     return fma(ExpDifference<T>(in[0], row.max), fma(row.slope, difference, row.factor),
-               row.constant);
+               Losses::Visible(in[0], row.constant));
   }
 };
 

@@ -73,9 +73,13 @@ class TokenLosses:
         wide = compute(problem.dtype)
         x = values.logits(kind, count, cols, problem.dtype, rng)
         x[x[:, 0] == -np.inf, 0] = 1  # no row is of -inf alone, nor of what a mask leaves of it
+        label = _labels(problem, rng)
+        if kind == "finite_mask":  # a sum of losses of labels that it hides would overflow
+            known = np.flatnonzero((label >= 0) & (label < cols) & (x.max(-1) > 0))
+            x[known, label[known]] = 1
         operands = {
             "x": class_rows.from_rows(x, o),
-            "label": _labels(problem, rng).reshape(class_rows.row_shape(o)),
+            "label": label.reshape(class_rows.row_shape(o)),
         }
         if o["where"] is not None:
             operands["where"] = class_rows.mask_of(o, rng)
@@ -137,6 +141,8 @@ def _kinds(problem: Problem) -> list[str]:
     if o["soft_cap"] is None and not o["temperature"] and problem.derivative != "jvp":
         kinds += ["minus_inf"]
         kinds += [] if "weights" in _active(problem) else ["nan", "infinities"]
+        is_small = o["reduction"] == "none" or o["smoothing"] == 0
+        kinds += ["finite_mask"] if is_small and o["z_loss"] == 0 else []
     return kinds
 
 

@@ -1,6 +1,6 @@
 """Cross entropy in exact arithmetic, but for the roundings of a much wider type, and how far a kernel may be from it.
 
-A row x with a label l has four measures: lse - x_l, lse, the entropy and sum (lse - x), the last over what is not -inf.
+A row x with a label l has four measures: lse - x_l, lse, the entropy and mean (lse - x), the last over what is not -inf.
 Losses are made of them, and gradients follow from their cotangents. The bounds are derived as those of `tolerance`,
 whose notation holds here: u, d = x - max, S, sigma. In units of u:
 
@@ -11,7 +11,7 @@ whose notation holds here: u, d = x - max, S, sigma. In units of u:
 * Differences x - max are rounded once, and so is what is added to them.
 * A sum of exp(d) d errs by its terms, each by |d| more, and by sigma; a sum of d by sigma. Where parts meet, both get
   another maximum: two roundings more of each.
-* A gradient is p (a + b d) - c. p errs by its exponential, which is compensated in float32, and by S; a and b by a few
+* A gradient is p (a + b d) - c, without c where x is -inf. p errs by its exponential, which is compensated in float32, and by S; a and b by a few
   roundings and what the entropy's mean of d errs by. At the label it is expm1(-loss), which errs by the loss.
 """
 
@@ -65,7 +65,8 @@ class Rows:
     @property
     def d(self) -> np.ndarray:
         """The logits less their maximum."""
-        return self.wide - np.max(self.wide, axis=-1, keepdims=True, initial=-np.inf)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.wide - np.max(self.wide, axis=-1, keepdims=True, initial=-np.inf)
 
     @property
     def rest(self) -> np.ndarray:
@@ -89,9 +90,14 @@ class Rows:
         return np.where(np.isfinite(self.d), self.d, 0)
 
     @property
+    def is_seen(self) -> np.ndarray:
+        """Whether an element is not -inf."""
+        return self.wide != -np.inf
+
+    @property
     def seen(self) -> np.ndarray:
-        """The elements that are not -inf."""
-        return _total(self.d != -np.inf)
+        """The number of elements that are not -inf, but 1 where there are none."""
+        return np.maximum(_total(self.is_seen), 1)
 
     def measures(self) -> np.ndarray:
         """The truth of the measures, (rows, 4)."""
@@ -101,9 +107,10 @@ class Rows:
             beyond = (self.label >= self.x.shape[-1])[:, None]
             nll = np.where(beyond, np.nan, log_sum - at_label)
             entropy = log_sum - _total(self.p * self.finite)
-            distance = self.seen * log_sum - _total(self.finite)
+            distance = log_sum - _total(self.finite) / self.seen
+            distance = np.where(self.is_seen.any(-1, keepdims=True), distance, 0)
             # Of rows with NaN or inf.
-            nan = 0 * _total(np.where(self.d == -np.inf, 0, self.d))
+            nan = 0 * _total(np.where(self.is_seen, self.wide, 0))
             lse = largest + log_sum
             return np.concatenate([nll, lse, entropy + nan, distance + nan], axis=-1)
 
@@ -133,8 +140,8 @@ class Rows:
             error, log_sum = self._errors(), self._errors()["log_sum"]
             at_label = _total(np.where(self.is_label, np.abs(self.finite), 0))
             of_entropy = error["log"] + error["mean"] + 2 * log_sum + size[:, 2:3]
-            distances = (error["sigma"] + 2) * _total(np.abs(self.finite))
-            of_distance = self.seen * (error["log"] + log_sum) + distances + size[:, 3:]
+            distances = (error["sigma"] + 3) * _total(np.abs(self.finite)) / self.seen
+            of_distance = error["log"] + log_sum + distances + size[:, 3:]
             bounds = [
                 error["log"] + at_label + size[:, :1],
                 error["log"] + size[:, 1:2],
@@ -151,7 +158,8 @@ class Rows:
             # log p + entropy, in which log S is not subtracted from itself
             excess = self.finite - _total(self.p * self.finite)
             entropy_part = np.where(of_entropy == 0, 0, of_entropy * excess)
-            dx = self.p * (of_lse - entropy_part + of_distance * self.seen) - of_distance
+            dx = self.p * (of_lse - entropy_part + of_distance)
+            dx = dx - np.where(self.is_seen, of_distance / self.seen, 0)
             nll = np.where(np.isnan(measures[:, :1]), 0, measures[:, :1])
             dx = dx + of_nll * np.where(self.is_label, np.expm1(-nll), self.p)
             dx = np.where((of_nll != 0) & (self.label >= self.x.shape[-1])[:, None], np.nan, dx)
@@ -173,7 +181,7 @@ class Rows:
             exp_error = p.exp_error + p.argument_error * d
             s_error = error["log"] + LOG_ERROR  # of log S, and so relative of S
             mean = _total(weight * d)
-            parts = of_nll + of_lse + of_distance * self.seen + of_entropy * (mean + d)
+            parts = of_nll + of_lse + of_distance + of_entropy * (mean + d)
             own = weight * (
                 parts * (exp_error + s_error + 8) + of_entropy * (error["mean"] + 4 * (mean + d))
             )
@@ -181,6 +189,6 @@ class Rows:
             at_label = of_nll * (self.measure_bounds()[:, :1] / p.u * weight + 3 * -np.expm1(-loss))
             at_label = at_label + weight * parts * (self.measure_bounds()[:, :1] / p.u + 4)
             own = own + np.where(self.is_label, np.where(np.isfinite(at_label), at_label, 0), 0)
-            of_cotangents = weight * _total(off * [1, 1, 1, 1]) * (1 + self.seen + mean + d)
-            stored = (p.us + p.u) * size + p.u * 2 * of_distance
+            of_cotangents = weight * _total(off * [1, 1, 1, 1]) * (2 + mean + d)
+            stored = (p.us + p.u) * size + p.u * 3 * of_distance / self.seen
             return p.u * own + of_cotangents + stored + p.smallest + p.flush * (parts + 2)

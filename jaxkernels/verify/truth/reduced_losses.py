@@ -2,7 +2,7 @@
 
 Rows and their measures are those of `losses`, whose notation holds here. In units of u:
 
-* A loss of a row is q nll + share distance + z lse^2 times its factor: what its measures err by, and `_TERMS` roundings
+* A loss of a row is q nll + smoothing distance + z lse^2 times its factor: what its measures err by, and `_TERMS` roundings
   of each term. A factor of a mean errs by the sum of the weights, which is exact where it counts rows.
 * A sum over rows errs by what they err by, and by its additions; rows that are alike may all round the same way.
 * Logits behind a soft cap or a temperature are not exact. By d of each logit the log-sum-exp moves by no more than
@@ -22,7 +22,7 @@ from jaxkernels.verify.truth.compare import widen
 from jaxkernels.verify.truth.losses import Rows
 from jaxkernels.verify.truth.tolerance import PRECISION, sum_error
 
-# Of q, share, z, lse^2 and the factor: each rounded, multiplied and added.
+# Of q, smoothing, z, lse^2 and the factor: each rounded, multiplied and added.
 _TERMS = 8
 # XLA's tanh is a quotient of two polynomials.
 _TANH_ERROR = 8
@@ -176,23 +176,22 @@ class Losses:
             return Bounded(value, limit)
         of_sum, _, of_entropy = self._moved()
         at_label = total(np.where(self.rows.is_label, self.logits.slack, 0))
-        of_all = self.rows.seen * of_sum + total(self.logits.slack)
+        of_all = of_sum + total(self.logits.slack) / self.rows.seen
         moved = np.concatenate([of_sum + at_label, of_sum, of_entropy, of_all], axis=-1)
         return Bounded(value, limit + moved)
 
     def _parts(self) -> tuple[Any, Any, Any]:
         dtype = np.float64 if self.logits.x.dtype == np.float64 else np.float32
         smoothing = widen(np.asarray(self.smoothing, dtype))
-        share = smoothing / self.logits.x.shape[-1]
-        return 1 - smoothing, share, widen(np.asarray(self.z_loss, dtype))
+        return 1 - smoothing, smoothing, widen(np.asarray(self.z_loss, dtype))
 
     def of_rows(self) -> Bounded:
         """The loss of each row before its factor, (rows, 1)."""
-        (q, share, z), (value, limit) = self._parts(), self.measures()
+        (q, smoothing, z), (value, limit) = self._parts(), self.measures()
         nll, lse, _, distance = np.split(value, 4, axis=-1)
-        terms = [k * of for k, of in ((q, nll), (share, distance), (z, lse**2)) if k != 0]
+        terms = [k * of for k, of in ((q, nll), (smoothing, distance), (z, lse**2)) if k != 0]
         errors = np.concatenate(
-            [q * limit[:, :1], share * limit[:, 3:], z * limit[:, 1:2] * (2 * finite(lse) + 1)],
+            [q * limit[:, :1], smoothing * limit[:, 3:], z * limit[:, 1:2] * (2 * finite(lse) + 1)],
             axis=-1,
         )
         zero = np.zeros_like(nll)
@@ -215,15 +214,15 @@ class Losses:
         self, of_loss: np.ndarray, of_lse: np.ndarray, of_entropy: np.ndarray
     ) -> Bounded:
         """Those of the measures, (rows, 4), given those of the results for each row, (rows, 1)."""
-        (q, share, z), (value, limit) = self._parts(), self.measures()
+        (q, smoothing, z), (value, limit) = self._parts(), self.measures()
         factor, off = self.factor()
         c = np.where(factor == 0, 0, of_loss * factor)
         lse = np.where(c * z == 0, 0, value[:, 1:2])
-        given = [c * q, 2 * c * z * lse + of_lse, of_entropy + 0 * c, c * share]
+        given = [c * q, 2 * c * z * lse + of_lse, of_entropy + 0 * c, c * smoothing]
         error = _TERMS * self.u * np.abs(c) + finite(of_loss * off)
         of_slope = 2 * (np.abs(c * z) * limit[:, 1:2] + error * z * finite(lse))
         of_slope = of_slope + 2 * self.u * finite(given[1])
-        errors = [error * q, finite(of_slope), 0 * c, error * share]
+        errors = [error * q, finite(of_slope), 0 * c, error * smoothing]
         return Bounded(np.concatenate(given, axis=-1), np.concatenate(errors, axis=-1))
 
     def gradient(self, cotangents: Bounded, of_loss: np.ndarray) -> Bounded:
@@ -231,17 +230,17 @@ class Losses:
         rows, p = self.rows, self.rows.precision
         given, off = cotangents
         value, limit = rows.gradient(given), rows.gradient_bound(given, off)
-        limit = limit + np.where(rows.is_label, off[:, :1], 0) + off[:, 3:]
+        limit = limit + np.where(rows.is_label, off[:, :1], 0) + off[:, 3:] / rows.seen
         if not self.logits.is_given:
             _, of_log_p, of_entropy = self._moved()
             nll, lse, entropy, distance = np.split(finite(given), 4, axis=-1)
             log_p = rows.finite - np.log1p(rows.rest)
-            parts = nll + lse + distance * rows.seen
+            parts = nll + lse + distance
             parts = parts + entropy * (1 + np.abs(log_p + rows.measures()[:, 2:3]))
             limit = limit + rows.p * (parts * of_log_p + entropy * of_entropy)
         if self.in_one_read:
             nll, lse, _, distance = np.split(finite(given), 4, axis=-1)
-            terms = nll + lse + distance * rows.seen
+            terms = nll + lse + distance
             limit = limit + np.where(rows.is_label, 6 * p.u * terms, 0)
             limit = limit + (p.us + p.u) * finite(value) + p.smallest * (1 + finite(of_loss))
         return Bounded(value, limit)
@@ -293,6 +292,6 @@ class Losses:
         size = total(finite(value * wide)) + total(finite(cotangents.value)) * (
             total(rows.p * np.abs(wide)) + total(np.where(rows.is_label, np.abs(wide), 0))
         )
-        size = size + finite(cotangents.value[:, 3:]) * total(np.abs(wide))
+        size = size + finite(cotangents.value[:, 3:]) * total(np.abs(wide)) / rows.seen
         error = total(limit * np.abs(wide)) + self.u * additions * size
         return Bounded(total(value * wide), error)

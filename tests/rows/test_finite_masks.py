@@ -1,0 +1,162 @@
+"""Losses of the largest finite logits, of padded classes, and of rows that are left out, whatever they hold."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from cases import x64
+from rows_of_losses import assert_within
+
+import jaxkernels as jk
+import jaxkernels.optax
+from jaxkernels.verify.truth.losses import Rows
+
+LABEL = np.array([0, 3, 1, 1, -1, 2], np.int32)
+SMOOTHING = {"none": 0.0, "traced 0": None, "some": 0.1}
+
+
+def masked_rows(dtype, cols):
+    """Rows of finfo.min alone, with two such classes, of -1e30, won by 1e20, left out, and from end to end."""
+    least = float(jnp.finfo(dtype).min)
+    x = np.random.default_rng(cols).standard_normal((6, cols))
+    x[0], x[1, :2], x[2], x[3, 1] = least, least, max(-1e30, least), min(1e20, -least)
+    x[4], x[5, 2], x[5, 3:] = least, -least, least
+    return np.asarray(x, dtype)
+
+
+@pytest.mark.parametrize("implementation", [None, "xla"])
+@pytest.mark.parametrize("smoothing", SMOOTHING)
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64])
+def test_finite_logits_have_finite_results(dtype, reduction, smoothing, implementation):
+    """Losses, log-sum-exps, entropies and gradients, with a cotangent of 2; 300 columns and 40000 take other kernels."""
+    e = SMOOTHING[smoothing]
+    with x64(jnp.dtype(dtype).name):
+        for cols, more in itertools.product((4, 300, 40000), (False, True)):
+            x = jnp.asarray(masked_rows(dtype, cols))
+            weights = np.array([1, 1, 1, 1, 1, 0 if reduction == "mean" else 1], np.float32)
+
+            def loss(x, e, more=more, weights=weights):
+                given = {"return_lse": more, "return_entropy": more, "reduction": reduction}
+                given |= {"weights": weights, "implementation": implementation}
+                found = jk.cross_entropy(x, LABEL, label_smoothing=e, **given)
+                return found if more else (found,)
+
+            @jax.jit
+            def both(x, traced, loss=loss):
+                value, vjp = jax.vjp(lambda x: loss(x, traced if e is None else e), x)
+                return value, vjp(tuple(jnp.full_like(y, 2) for y in value))[0]
+
+            value, dx = both(x, 0.0)
+            for found in (*value, dx):
+                assert np.isfinite(np.asarray(found, np.float64)).all()
+            rows = Rows(np.asarray(x), LABEL, 1)
+            truth, bounds = rows.measures(), rows.measure_bounds()
+            if more:
+                for i, found in ((1, value[1]), (2, value[2])):
+                    assert_within(found, truth[:, i], bounds[:, i], (cols, i))
+            if reduction == "none":
+                want, limit = (
+                    (1 - (e or 0)) * a[:, 0] + (e or 0) * a[:, 3] for a in (truth, bounds)
+                )
+                counted = (LABEL >= 0) & (truth[:, 3] < float(jnp.finfo(dtype).max))
+                limit = limit + 4 * rows.precision.u * np.abs(want)
+                found = np.where(counted, np.asarray(value[0], np.float64), 0)
+                assert_within(found, want * counted, limit * counted, (cols, "loss"))
+                assert not np.asarray(dx, np.float64)[4].any() or more
+
+
+def test_masked_classes_behind_a_temperature_and_a_bias():
+    """A temperature makes -inf of them in float32; the mask may also be a bias, or hide probabilities of 0."""
+    least = float(jnp.finfo(jnp.float32).min)
+    x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+    mask = np.where(np.arange(8) < 6, 0, least).astype(np.float32)
+    label = np.array([0, 5, -1])
+    seen = x[:, :6]
+
+    def hot(x, mask):
+        return jk.cross_entropy(x + mask, label, temperature=0.5, return_entropy=True)
+
+    for found, want in zip(
+        hot(x, mask),
+        jk.cross_entropy(seen, label, temperature=0.5, return_entropy=True),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, want, rtol=1e-5)
+    assert np.isfinite(jax.grad(lambda x: hot(x, mask)[1].sum())(x)).all()
+    w = np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32)
+    for reduction in ("none", "mean"):
+
+        def linear(f, w, mask, reduction=reduction):
+            found = jk.linear_cross_entropy(f, w, label, bias=mask, reduction=reduction)
+            return jnp.sum(found)
+
+        value, grads = jax.value_and_grad(linear, (0, 1, 2))(x[:, :4], w, mask)
+        want, wanted = jax.value_and_grad(linear, (0, 1, 2))(x[:, :4], w[:, :6], mask[:6])
+        np.testing.assert_allclose(value, want, rtol=1e-5)
+        for found, right in zip(grads, wanted, strict=True):
+            assert np.isfinite(found).all()
+            np.testing.assert_allclose(found[..., : right.shape[-1]], right, rtol=1e-4, atol=1e-6)
+    shares = np.where(np.arange(8) < 6, 1 / 6, 0).astype(np.float32)
+    found, dx = jax.value_and_grad(lambda x: jk.cross_entropy(x + mask, shares).sum())(x)
+    np.testing.assert_allclose(
+        found, optax.softmax_cross_entropy(x + mask, shares).sum(), rtol=1e-6
+    )
+    assert np.isfinite(dx).all()
+    one = jaxkernels.optax.softmax_cross_entropy_with_integer_labels(x[:2] + mask, label[:2])
+    np.testing.assert_allclose(one, jk.cross_entropy(seen[:2], label[:2]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", [None, "xla"])
+@pytest.mark.parametrize("hide", ["where", "-inf"])
+def test_smoothing_goes_over_visible_classes(hide, implementation):
+    """A vocabulary of 13 padded to 16: the same loss, gradient, and nothing for the padding."""
+    x = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
+    label, seen = np.array([0, 12, 5, -1]), np.arange(16) < 13
+
+    def loss(x, reduction, padded):
+        given = {"where": seen} if padded and hide == "where" else {}
+        if padded and hide == "-inf":
+            x = jnp.where(seen, x, -jnp.inf) + 0 * x
+        given |= {"label_smoothing": 0.1, "reduction": reduction, "implementation": implementation}
+        return jnp.sum(jk.cross_entropy(x, label, **given))
+
+    for reduction in ("none", "mean"):
+        value, dx = jax.value_and_grad(loss)(x, reduction, True)
+        want, right = jax.value_and_grad(loss)(x[:, :13], reduction, False)
+        np.testing.assert_allclose(value, want, rtol=1e-6)
+        np.testing.assert_allclose(dx[:, :13], right, rtol=1e-5, atol=1e-7)
+        assert not np.any(dx[:, 13:])
+        bias = np.where(seen, 0, -np.inf).astype(np.float32)
+        given = {"label_smoothing": 0.1, "reduction": reduction, "implementation": implementation}
+        w = np.random.default_rng(1).standard_normal((3, 16)).astype(np.float32)
+        padded = jk.linear_cross_entropy(x[:, :3], w, label, bias=bias, **given)
+        np.testing.assert_allclose(
+            padded, jk.linear_cross_entropy(x[:, :3], w[:, :13], label, **given), rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize("options", [{"weights": np.array([1, 1, 0], np.float32)}, {}])
+@pytest.mark.parametrize("implementation", [None, "xla"])
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_rows_left_out_never_show(reduction, implementation, options):
+    """Not in values, gradients, nor in gradients of gradients, be they NaN, infinite or the largest numbers."""
+    label = np.array([0, 1, 2 if options else -1])
+    for filler in (np.nan, np.inf, float(jnp.finfo(jnp.float32).max)):
+        x = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
+        spoiled = x.copy()
+        spoiled[2] = filler
+
+        def loss(x):
+            given = {"reduction": reduction, "implementation": implementation, "z_loss": 0.1}
+            return jnp.sum(jk.cross_entropy(x, label, label_smoothing=0.1, **given, **options) ** 2)
+
+        def slope(x):
+            return jnp.sum(jax.grad(loss)(x) ** 2)
+
+        for function in (loss, jax.grad(loss), jax.grad(slope)):
+            found, want = function(spoiled), function(x)
+            np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-7)
