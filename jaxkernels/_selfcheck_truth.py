@@ -40,7 +40,7 @@ def expected(
     Args:
         operation: which result.
         x: the input, widened.
-        y: the forward's own result, widened: what the derivatives are computed from.
+        y: the forward's own result, widened: what the derivatives of softmax are computed from.
         t: cotangent or tangent, widened.
     """
     if operation == "masked_softmax_fwd":
@@ -73,8 +73,8 @@ def expected(
     if operation in ("softmax_grad", "masked_softmax_grad"):
         return y * (t - _sum(t * y)), y * (np.abs(t) + _sum(np.abs(t) * y))
     if operation == "log_softmax_grad":
-        return t - np.exp(y) * _sum(t), np.abs(t) + np.exp(y) * _sum(np.abs(t))
-    return t - _sum(np.exp(y) * t), np.abs(t) + _sum(np.exp(y) * np.abs(t))
+        return t - share * _sum(t), np.abs(t) + share * _sum(np.abs(t))
+    return t - _sum(share * t), np.abs(t) + _sum(share * np.abs(t))
 
 
 def bound(dtype: str, spread: float, cols: int) -> float:

@@ -194,16 +194,6 @@ __device__ ComputeType<T> PreciseExpDifference(ComputeType<T> x, ComputeType<T> 
   }
 }
 
-// exp(y), for the log-softmax gradients.
-template <typename T>
-__device__ ComputeType<T> Exp(ComputeType<T> y) {
-  if constexpr (kIsHalf<T>) {
-    return FastExp(y);
-  } else {
-    return exp(y);
-  }
-}
-
 // 1 / (denominator + rest), of about twice the precision, so that a product with it is a quotient
 // rounded once: two operations, a division by Newton's step three. Half storage needs neither the
 // rest nor the precision. Requires: for half types, a denominator within [2^-126, 2^126].

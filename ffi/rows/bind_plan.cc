@@ -69,6 +69,7 @@ nb::dict RowOperations() {
     row["shares_rows"] = traits.shares_rows;
     row["sums"] = traits.sums;
     row["counts_max"] = traits.counts_max;
+    row["x_if_half"] = traits.x_if_half;
     row["takes_label"] = traits.takes_label;
     row["takes"] = nb::make_tuple(traits.takes[0], traits.takes[1]);
     row["stores_elements"] = traits.stores_elements;

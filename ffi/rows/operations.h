@@ -35,15 +35,17 @@ struct OperationTraits {
   std::string_view name;
   int inputs;  // arrays that are read, each an element for each element of a row
   std::string_view input_names[2];
-  bool finds_max;        // the maximum of a row before its sums
-  bool keeps_term;       // the result follows from the summand, as exp(x - max) / sum does
-  bool hides;            // it works on attention scores, some of which a row may not see
-  bool has_mask;         // it may have a mask
-  bool shares_rows;      // all inputs have one shape; a bias may broadcast against the scores
-  int sums;              // numbers that a row sums, side by side; none: it reduces nothing
-  bool counts_max;       // besides, unless of half types: how many terms are those of the maximum
-  bool takes_label;      // it reads a column for each row, behind its inputs
-  int takes[2];          // numbers that it reads for each row, behind those, in up to two arrays
+  bool finds_max;    // the maximum of a row before its sums
+  bool keeps_term;   // the result follows from the summand, as exp(x - max) / sum does
+  bool hides;        // it works on attention scores, some of which a row may not see
+  bool has_mask;     // it may have a mask
+  bool shares_rows;  // all inputs have one shape; a bias may broadcast against the scores
+  int sums;          // numbers that a row sums, side by side; none: it reduces nothing
+  bool counts_max;   // besides, unless of half types: how many terms are those of the maximum
+  int x_if_half;     // of half types it reads x for y: it finds the maximum, and sums exp(x - max)
+                     // before the others; so many of the sums are then relative to the maximum
+  bool takes_label;  // it reads a column for each row, behind its inputs
+  int takes[2];      // numbers that it reads for each row, behind those, in up to two arrays
   bool stores_elements;  // it has a result for each element
   int stores;            // numbers that it stores for each row, in a result of their own
 };
@@ -51,22 +53,22 @@ struct OperationTraits {
 // In the order of the enum.
 // clang-format off
 inline constexpr OperationTraits kOperations[] = {
-    //                                                finds  keeps         has    shares      counts takes         stores
-    // name                   inputs                  max    term   hides  mask   rows   sums max    label takes  elements stores
-    {"softmax_fwd",            1, {"x"},                true,  true,  false, false, true,  1,   false, false, {0, 0}, true,     0},
-    {"log_softmax_fwd",        1, {"x"},                true,  false, false, false, true,  1,   true,  false, {0, 0}, true,     0},
-    {"softmax_grad",           2, {"y", "dy"},          false, false, false, false, true,  1,   false, false, {0, 0}, true,     0},
-    {"log_softmax_grad",       2, {"y", "dy"},          false, false, false, false, true,  1,   false, false, {0, 0}, true,     0},
-    {"log_softmax_jvp",        2, {"y", "dx"},          false, false, false, false, true,  1,   false, false, {0, 0}, true,     0},
-    {"masked_softmax_fwd",     1, {"scores"},           true,  true,  true,  true,  true,  1,   false, false, {0, 0}, true,     0},
-    {"biased_softmax_fwd",     2, {"scores", "bias"},   true,  true,  true,  true,  false, 1,   false, false, {0, 0}, true,     0},
-    {"masked_softmax_grad",    2, {"y", "dy"},          false, false, true,  false, true,  1,   false, false, {0, 0}, true,     0},
-    {"logsumexp_fwd",          1, {"x"},                true,  false, false, false, true,  1,   false, false, {0, 0}, false,    1},
-    {"logsumexp_grad",         1, {"x"},                true,  true,  false, false, true,  1,   false, false, {1, 0}, true,     0},
-    {"logsumexp_jvp",          2, {"x", "dx"},          true,  false, false, false, true,  2,   false, false, {0, 0}, false,    1},
-    {"cross_entropy_fwd",      1, {"x"},                true,  false, false, false, true,  5,   false, true,  {0, 0}, false,    7},
-    {"cross_entropy_fwd_grad", 1, {"x"},                true,  false, false, false, true,  5,   false, true,  {4, 0}, true,     7},
-    {"cross_entropy_grad",     1, {"x"},                false, false, false, false, true,  0,   false, true,  {7, 4}, true,     0},
+    //                                                finds  keeps         has    shares      counts x if  takes         stores
+    // name                   inputs                  max    term   hides  mask   rows   sums max    half  label takes  elements stores
+    {"softmax_fwd",            1, {"x"},                true,  true,  false, false, true,  1,   false, 0,    false, {0, 0}, true,     0},
+    {"log_softmax_fwd",        1, {"x"},                true,  false, false, false, true,  1,   true,  0,    false, {0, 0}, true,     0},
+    {"softmax_grad",           2, {"y", "dy"},          false, false, false, false, true,  1,   false, 0,    false, {0, 0}, true,     0},
+    {"log_softmax_grad",       2, {"y", "dy"},          false, false, false, false, true,  1,   false, 1,    false, {0, 0}, true,     0},
+    {"log_softmax_jvp",        2, {"y", "dx"},          false, false, false, false, true,  1,   false, 2,    false, {0, 0}, true,     0},
+    {"masked_softmax_fwd",     1, {"scores"},           true,  true,  true,  true,  true,  1,   false, 0,    false, {0, 0}, true,     0},
+    {"biased_softmax_fwd",     2, {"scores", "bias"},   true,  true,  true,  true,  false, 1,   false, 0,    false, {0, 0}, true,     0},
+    {"masked_softmax_grad",    2, {"y", "dy"},          false, false, true,  false, true,  1,   false, 0,    false, {0, 0}, true,     0},
+    {"logsumexp_fwd",          1, {"x"},                true,  false, false, false, true,  1,   false, 0,    false, {0, 0}, false,    1},
+    {"logsumexp_grad",         1, {"x"},                true,  true,  false, false, true,  1,   false, 0,    false, {1, 0}, true,     0},
+    {"logsumexp_jvp",          2, {"x", "dx"},          true,  false, false, false, true,  2,   false, 0,    false, {0, 0}, false,    1},
+    {"cross_entropy_fwd",      1, {"x"},                true,  false, false, false, true,  5,   false, 0,    true,  {0, 0}, false,    7},
+    {"cross_entropy_fwd_grad", 1, {"x"},                true,  false, false, false, true,  5,   false, 0,    true,  {4, 0}, true,     7},
+    {"cross_entropy_grad",     1, {"x"},                false, false, false, false, true,  0,   false, 0,    true,  {7, 4}, true,     0},
 };
 // clang-format on
 inline constexpr std::size_t kOperationCount = sizeof(kOperations) / sizeof(kOperations[0]);
@@ -81,9 +83,18 @@ constexpr std::array<std::string_view, kOperationCount> NamesOf(Operation) {
   return names;
 }
 
+// Whether elements of so many bytes are read as x, where wider ones are y.
+constexpr bool ReadsXForY(const OperationTraits& traits, std::size_t item_bytes) {
+  return traits.x_if_half > 0 && item_bytes == 2;
+}
+constexpr bool FindsMax(const OperationTraits& traits, std::size_t item_bytes) {
+  return traits.finds_max || ReadsXForY(traits, item_bytes);
+}
+
 // The numbers that a row of elements of so many bytes sums.
 constexpr int SumsOf(const OperationTraits& traits, std::size_t item_bytes) {
-  return traits.sums + (traits.counts_max && item_bytes > 2 ? 1 : 0);
+  const bool counts_max = traits.counts_max && item_bytes > 2;
+  return traits.sums + (counts_max || ReadsXForY(traits, item_bytes) ? 1 : 0);
 }
 
 // The numbers of a row that an operation reads.
@@ -99,12 +110,14 @@ constexpr bool KeepsRest(const OperationTraits& traits, std::size_t item_bytes) 
 // cannot overflow. `TOTAL_SCALE` of cross_entropy_reference.py is the same number.
 inline constexpr float kTotalScale = 1.0f / (1ll << 32);
 
-// Whether a struct reduces a row as the table says of `operation`.
+// Whether a struct reduces a row as the table says of `operation`. One that reads x for y may keep
+// its terms.
 template <typename Op>
 constexpr bool ReducesAs(Operation operation) {
   const OperationTraits& traits = TraitsOf(operation);
-  return Op::kUsesMax == traits.finds_max && Op::kKeepsTerm == traits.keeps_term &&
-         Op::kSums == SumsOf(traits, sizeof(typename Op::Storage));
+  constexpr std::size_t kBytes = sizeof(typename Op::Storage);
+  return Op::kUsesMax == FindsMax(traits, kBytes) && Op::kSums == SumsOf(traits, kBytes) &&
+         (Op::kKeepsTerm == traits.keeps_term || ReadsXForY(traits, kBytes));
 }
 
 // Whether a struct is what the table says of its own operation.

@@ -153,6 +153,8 @@ class RowOperation:
         shares_rows: whether all inputs have one shape.
         sums: numbers that a row sums, side by side.
         counts_max: whether it also counts the terms of the maximum, unless they are of a 16-bit type.
+        x_if_half: of a 16-bit type it reads x in place of y, finds the maximum, and sums exp(x - max)
+            besides; so many of the sums are then relative to the maximum. 0 of operations that do not.
         takes_label: whether it reads a column for each row, behind its inputs.
         takes: numbers that it reads for each row, behind those, of two arrays; 0 where there is none.
         stores_elements: whether it has a result for each element.
@@ -166,6 +168,7 @@ class RowOperation:
     shares_rows: bool
     sums: int
     counts_max: bool
+    x_if_half: int
     takes_label: bool
     takes: tuple[int, int]
     stores_elements: bool
@@ -175,9 +178,19 @@ class RowOperation:
         """Whether it counts the terms of the maximum of a row of this dtype."""
         return self.counts_max and dtype.itemsize > 2
 
+    def reads_x_for_y(self, dtype: np.dtype) -> bool:
+        """Whether it reads x of this dtype, of wider ones y."""
+        return self.x_if_half > 0 and dtype.itemsize == 2
+
     def sums_of(self, dtype: np.dtype) -> int:
         """The numbers that a row of this dtype sums, such a count included."""
-        return self.sums + self.counts_max_of(dtype)
+        return self.sums + (self.counts_max_of(dtype) or self.reads_x_for_y(dtype))
+
+    def relative_sums_of(self, dtype: np.dtype) -> int:
+        """How many of these are relative to the maximum: the first ones; 0 if it finds none."""
+        if self.reads_x_for_y(dtype):
+            return self.x_if_half
+        return self.sums_of(dtype) if self.finds_max else 0
 
 
 cpu_module = _load_cpu()

@@ -1,6 +1,6 @@
 """The derivatives of row kernels, of every order and mode.
 
-Reverse mode keeps one array, the result y of a forward kernel or, of logsumexp, x. A kernel's
+Reverse mode keeps one array, the result y of a forward kernel or its operand x. A kernel's
 tangent is a linear kernel of that array and the tangents of its operands, whose transpose is a
 kernel too.
 
@@ -19,14 +19,31 @@ from jax.interpreters import ad
 from jaxkernels._rows.row_kernel import RowKernel
 
 
-def define_derivatives(forward: RowKernel, jvp: RowKernel, grad: RowKernel) -> None:
+def define_derivatives(
+    forward: RowKernel,
+    jvp: RowKernel,
+    grad: RowKernel,
+    *,
+    keeps_x: Callable[[Any], bool] = lambda dtype: False,
+) -> None:
     """Gives `forward` its derivatives of every order and mode.
 
     With J the Jacobian of y = forward(x), as a function of y: jvp(y, dx) = J dx and grad(y, dy) =
     J^T dy. Both are linear in their second operand and each other's transpose; where J is symmetric
     they are one and the same kernel. Reverse mode keeps y and nothing else.
+
+    Args:
+        forward: the kernel.
+        jvp: the kernel of its tangent.
+        grad: the kernel of its gradient.
+        keeps_x: for which dtypes both are functions of x instead of y, which is kept in its place.
     """
-    define_jvp(forward, lambda y, operands, tangents, **params: jvp(y, *tangents, **params))
+
+    def tangent_of(y: Any, operands: Any, tangents: Any, **params: Any) -> jax.Array:
+        (x,) = operands
+        return jvp(x if keeps_x(x.dtype) else y, *tangents, **params)
+
+    define_jvp(forward, tangent_of)
     define_linear(jvp, transpose=grad)
     define_linear(grad, transpose=jvp)
 

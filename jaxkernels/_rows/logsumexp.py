@@ -32,12 +32,9 @@ logsumexp_grad = primitive.of_operation("logsumexp_grad")
 logsumexp_jvp = primitive.of_operation("logsumexp_jvp")
 
 # The Jacobian of a row is softmax(x): both kernels compute it from x.
-derivatives.define_jvp(
-    logsumexp_fwd,
-    lambda _, primals, tangents, **params: logsumexp_jvp(*primals, *tangents, **params),
+derivatives.define_derivatives(
+    logsumexp_fwd, jvp=logsumexp_jvp, grad=logsumexp_grad, keeps_x=lambda dtype: True
 )
-derivatives.define_linear(logsumexp_jvp, transpose=logsumexp_grad)
-derivatives.define_linear(logsumexp_grad, transpose=logsumexp_jvp)
 
 
 def logsumexp(

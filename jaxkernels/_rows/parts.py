@@ -72,7 +72,8 @@ def apply(parts: Parts, operands: Sequence[jax.Array], axes: tuple[str, ...]) ->
     statistics = jax.ShapeDtypeStruct((*first.shape[:-1], size), computed)
     elements = operands[:-1] if any(traits.takes) else operands
     own = jax.ffi.ffi_call(registry.STATISTICS_TARGET, statistics)(*elements, **attributes)
-    whole = _of_all_devices(own, axes, traits.finds_max, traits.counts_max_of(first.dtype))
+    relative, counts_max = traits.relative_sums_of(first.dtype), traits.counts_max_of(first.dtype)
+    whole = _of_all_devices(own, axes, relative, counts_max)
     if not traits.stores_elements:
         scalar = reference.FROM_STATISTICS[parts.operation](whole)
         return scalar if parts.wide else scalar.astype(first.dtype)
@@ -81,11 +82,14 @@ def apply(parts: Parts, operands: Sequence[jax.Array], axes: tuple[str, ...]) ->
 
 
 def _of_all_devices(
-    own: jax.Array, axes: tuple[str, ...], finds_max: bool, counts_max: bool
+    own: jax.Array, axes: tuple[str, ...], relative: int, counts_max: bool
 ) -> jax.Array:
-    """The maximum and the sums of whole rows from those of parts, side by side at the end of an array."""
+    """The maximum and the sums of whole rows from those of parts, side by side at the end of an array.
+
+    The first `relative` sums are relative to the maximum; if there are none, there is no maximum.
+    """
     largest, sums = own[..., :1], own[..., 1:]
-    if finds_max:
+    if relative > 0:
         own_largest, largest = largest, lax.pmax(largest, axes)
         has_largest = own_largest == largest
         if counts_max:  # terms of a smaller maximum join the others
@@ -94,5 +98,6 @@ def _of_all_devices(
             sums = jnp.concatenate([sums[..., :1] + joining, count - joining], axis=-1)
         # A part that has the maximum keeps its sums, also where that is infinite.
         both = (jnp.where(has_largest, 0, value) for value in (own_largest, largest))
-        sums = sums * reference.exp_difference(*both)
+        is_relative = np.arange(sums.shape[-1]) < relative
+        sums = sums * jnp.where(is_relative, reference.exp_difference(*both), 1)
     return jnp.concatenate([largest, lax.psum(sums, axes)], axis=-1)

@@ -2,7 +2,7 @@
 
 Owns: the mathematics of one row, along the last axis. 16-bit types are computed in float32 and
 rounded once, as in the kernels. Also differentiated by JAX when a kernel's derivative with respect
-to what reverse mode keeps (y; of logsumexp x) is wanted. Must not know: axes, masks, primitives.
+to what reverse mode keeps (x or y) is wanted. Must not know: axes, masks, primitives.
 """
 
 from __future__ import annotations
@@ -83,16 +83,25 @@ def softmax_grad(y: jax.Array, dy: jax.Array) -> jax.Array:
     return (wide_y * (wide_dy - row_sum(wide_dy * wide_y))).astype(y.dtype)
 
 
-def log_softmax_grad(y: jax.Array, dy: jax.Array) -> jax.Array:
-    """Gradient: dx = J^T dy = dy - exp(y) * sum(dy), with J = I - 1 exp(y)^T."""
+def _softmax_of_kept(kept: jax.Array) -> jax.Array:
+    """Softmax of x: of a 16-bit x itself, as a rounded y would err by |y| eps, of others exp(y)."""
+    if kept.dtype.itemsize > 2:
+        return jnp.exp(kept)
+    wide = widen(kept)
+    terms = jnp.exp(wide - jax.lax.stop_gradient(largest_of(wide)))
+    return terms / row_sum(terms)
+
+
+def log_softmax_grad(kept: jax.Array, dy: jax.Array) -> jax.Array:
+    """Gradient: dx = J^T dy = dy - p * sum(dy), with J = I - 1 p^T and p the softmax of x."""
     wide_dy = widen(dy)
-    return (wide_dy - jnp.exp(widen(y)) * row_sum(wide_dy)).astype(y.dtype)
+    return (wide_dy - _softmax_of_kept(kept) * row_sum(wide_dy)).astype(kept.dtype)
 
 
-def log_softmax_jvp(y: jax.Array, dx: jax.Array) -> jax.Array:
-    """Tangent: dy = J dx = dx - sum(exp(y) * dx), with J = I - 1 exp(y)^T."""
+def log_softmax_jvp(kept: jax.Array, dx: jax.Array) -> jax.Array:
+    """Tangent: dy = J dx = dx - sum(p * dx), with J = I - 1 p^T and p the softmax of x."""
     wide_dx = widen(dx)
-    return (wide_dx - row_sum(jnp.exp(widen(y)) * wide_dx)).astype(y.dtype)
+    return (wide_dx - row_sum(_softmax_of_kept(kept) * wide_dx)).astype(kept.dtype)
 
 
 def _log_sum_exp_terms(x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxkernels._core import compat, validate
+from jaxkernels._core import compat, registry, validate
 from jaxkernels._rows import derivatives, last_axis, primitive
 from jaxkernels._rows.row_kernel import RowKernel
 from jaxkernels.typing import Implementation, Tier
@@ -36,7 +36,12 @@ log_softmax_jvp = primitive.of_operation("log_softmax_jvp")
 # The Jacobian of softmax, diag(y) - y y^T, is symmetric; that of log_softmax, I - 1 exp(y)^T, is
 # not.
 derivatives.define_derivatives(softmax_fwd, jvp=softmax_grad, grad=softmax_grad)
-derivatives.define_derivatives(log_softmax_fwd, jvp=log_softmax_jvp, grad=log_softmax_grad)
+derivatives.define_derivatives(
+    log_softmax_fwd,
+    jvp=log_softmax_jvp,
+    grad=log_softmax_grad,
+    keeps_x=registry.ROW_OPERATIONS["log_softmax_grad"].reads_x_for_y,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,8 +169,9 @@ def log_softmax(
             a platform without kernels it is raised when the program is lowered.
 
     Notes:
-        The notes of `softmax` hold here as well. Reverse mode keeps the result y:
-        dx = dy - exp(y) * sum(dy). Forward mode is dy = dx - sum(exp(y) * dx).
+        The notes of `softmax` hold here as well. Reverse mode keeps the result y, or x of a 16-bit type,
+        because exp(y) of a rounded y errs by |y| eps: dx = dy - exp(y) * sum(dy). Forward mode is
+        dy = dx - sum(exp(y) * dx).
 
         float32 and float64 results near 0 are as exact as others: of (0, -20.7) the first gives
         -1.0e-9, where jax.nn gives 0.

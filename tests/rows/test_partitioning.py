@@ -141,10 +141,8 @@ def test_rows_that_do_not_divide(function, cpu_devices):
     np.testing.assert_allclose(compiled(x), function(x), rtol=2e-6, atol=2e-6)
 
 
-@both
-def test_special_values_in_a_sharded_axis(function, cpu_devices):
-    """Devices that see nothing but -inf, whole rows of it, NaN and infinities give what one device gives."""
-    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
+def special_rows():
+    """Rows of which devices see nothing but -inf, whole rows of it, NaN and infinities."""
     inf, nan = np.inf, np.nan
     x = np.tile(X[0, :1], (8, 1))
     x[0, :] = -inf  # NaN throughout
@@ -156,10 +154,30 @@ def test_special_values_in_a_sharded_axis(function, cpu_devices):
     x[5] *= 1e30
     x[6, :] = -3e38
     x[7, 1] = 3e38
+    return x
+
+
+@both
+def test_special_values_in_a_sharded_axis(function, cpu_devices):
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
+    x = special_rows()
     sharded = jax.device_put(x, NamedSharding(mesh, P(None, "a")))
     compiled = jax.jit(function).lower(sharded).compile()
     assert custom_calls(compiled.as_text()) == [f"f32[8,{1 + sums_of(function)}]", "f32[8,3]"]
     np.testing.assert_allclose(compiled(sharded), function(x), rtol=2e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("name", ["gradient", "tangent"])
+def test_16_bit_log_softmax_of_a_sharded_axis(name, cpu_devices):
+    """Its derivatives read x: a maximum and two sums, of which that of a cotangent is not relative to the maximum."""
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
+    x, t = (np.asarray(a, jnp.bfloat16) for a in (special_rows(), T[0, :1].repeat(8, 0)))
+    program = functools.partial(PROGRAMS[name][0], jk.log_softmax)
+    sharded = [jax.device_put(a, NamedSharding(mesh, P(None, "a"))) for a in (x, t)]
+    compiled = jax.jit(program).lower(*sharded).compile()
+    assert "f32[8,3]" in custom_calls(compiled.as_text())
+    got, want = (np.asarray(a, np.float32) for a in (compiled(*sharded), program(x, t)))
+    np.testing.assert_allclose(got, want, rtol=2**-7)
 
 
 @pytest.mark.half_on_a_cpu

@@ -103,7 +103,8 @@ def test_rows_over_eight_devices(function, dtype, cpu_devices):
         y, dx = jax.device_get(jax.jit(program)(*sharded))
     name = function.__name__
     tolerance.check(y, f"{name}_fwd", x, accumulators=4)
-    tolerance.check(dx, f"{name}_grad", y, t, accumulators=4)
+    kept = x if oracle.reads_x_for_y(f"{name}_grad", x.dtype) else y
+    tolerance.check(dx, f"{name}_grad", kept, t, accumulators=4)
 
 
 @pytest.mark.parametrize(

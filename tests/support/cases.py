@@ -4,7 +4,7 @@ import functools
 
 import jax
 import numpy as np
-from oracle import OPERATIONS, row_scalars
+from oracle import OPERATIONS, reads_x_for_y, row_scalars
 
 import jaxkernels as jk
 from jaxkernels._core import validate
@@ -100,7 +100,7 @@ def all_operations(xs, ts, scalars, tier=None):
 def check_all(pairs, dtype, tier=None, operations=OPERATIONS):
     """Runs all operations on (x, t) pairs of 2-D arrays and holds each result against the truth.
 
-    The gradients are held against the truth for the y that the forward pass gave, which is their operand.
+    The gradients are held against the truth for their operand: the y that the forward pass gave, or x.
     """
     with x64(dtype):
         xs, ts = [x for x, _ in pairs], [t for _, t in pairs]
@@ -122,12 +122,13 @@ def operands_of(x, t, y, log_y, scalars=None):
     """What each operation reads: x, a (co)tangent of it, the results of softmax and log_softmax, and a number for each
     row, which may be the first of the cotangent."""
     scalars = row_scalars(t) if scalars is None else scalars
+    kept = x if reads_x_for_y("log_softmax_grad", x.dtype) else log_y
     return {
         "softmax_fwd": (x,),
         "softmax_grad": (y, t),
         "log_softmax_fwd": (x,),
-        "log_softmax_grad": (log_y, t),
-        "log_softmax_jvp": (log_y, t),
+        "log_softmax_grad": (kept, t),
+        "log_softmax_jvp": (kept, t),
         "logsumexp_fwd": (x,),
         "logsumexp_grad": (x, scalars),
         "logsumexp_jvp": (x, t),

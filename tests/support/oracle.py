@@ -8,7 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkernels.verify.truth.compare import compute, storage, widen
-from jaxkernels.verify.truth.rows import DTYPES, OPERATIONS, is_forward, is_log_sum_exp, truth
+from jaxkernels.verify.truth.rows import (
+    DTYPES,
+    OPERATIONS,
+    is_forward,
+    is_log_sum_exp,
+    reads_x_for_y,
+    truth,
+)
 
 __all__ = [
     "DTYPES",
@@ -18,6 +25,7 @@ __all__ = [
     "is_forward",
     "is_log_sum_exp",
     "model",
+    "reads_x_for_y",
     "row_scalars",
     "storage",
     "truth",
@@ -42,7 +50,8 @@ MISTAKES = {
     "sum kept in the storage type": (OPERATIONS, _HALF),
     "result rounded twice": (("softmax_fwd",), ("float32",)),
     "swapped sign": ((*_SOFTMAX_LINEAR, "logsumexp_fwd"), _ALL),
-    "y for exp(y)": (_SOFTMAX_LINEAR[1:], _ALL),
+    "y for exp(y)": (_SOFTMAX_LINEAR[1:], ("float32", "float64")),
+    "rounded y for x": (_SOFTMAX_LINEAR[1:], _HALF),
     "number of the row before": (("logsumexp_grad",), _ALL),
     "number narrowed": (("logsumexp_grad",), ("float32",)),
     "no division": (_LOG_SUM_EXP[1:], _ALL),
@@ -132,6 +141,10 @@ def _log_sum(e, dtype, mistake):
 
 def _model_linear(operation, inputs, dtype, mistake):
     y, t = inputs
+    if reads_x_for_y(operation, dtype):
+        y = _model_forward("log_softmax_fwd", [y], dtype, mistake)
+        if mistake == "rounded y for x":
+            y = y.astype(dtype).astype(t.dtype)
     exp_y = y if mistake == "y for exp(y)" else np.exp(y)
     sign = -1 if mistake == "swapped sign" else 1
     if operation == "softmax_grad":

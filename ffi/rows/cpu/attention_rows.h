@@ -132,7 +132,7 @@ JK_INLINE void RunSharedSegment(const RowCall& call, const RowRange& range, Load
   C* const results = second + elements;
   const int64_t at = row * cols + begin;
   SegmentStatistics* const segments = range.segments + row * count;
-  if (range.step == FirstStep(call.operation)) {
+  if (range.step == FirstStep(call.operation, call.dtype)) {
     segments[s].sees = load(row, columns, first + at, second + at, results + at);
   }
   RunWide(Inputs<Op>{first, Op::kInputs == 2 ? second : nullptr}, cols, range, {}, results);
@@ -155,7 +155,7 @@ JK_INLINE void FillOutside(const ColumnRange& band, int64_t cols, C fill, C* row
 struct SoftmaxForwardOfHalf : SoftmaxForward<float> {
   JK_INLINE static float Term(float x, float, float max) { return Exp<true>(x - max, 0.0f); }
   JK_INLINE static float Finish(float x, float unused, const Row& row) {
-    return FinishTerm(Term(x, unused, row.max), row);
+    return FinishTerm(Term(x, unused, row.max), unused, row);
   }
 };
 

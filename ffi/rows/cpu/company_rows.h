@@ -161,7 +161,7 @@ JK_INLINE void FinishVector(const typename Op::C* first, const typename Op::C* s
 #pragma omp simd
   for (int64_t l = 0; l < kLanes; ++l) {
     if constexpr (Op::kKeepsTerm) {
-      result[l] = Op::FinishTerm(terms[l], row);
+      result[l] = Op::FinishTerm(terms[l], Op::kInputs == 2 ? second[l] : C(0), row);
     } else {
       result[l] = Op::Finish(first[l], Op::kInputs == 2 ? second[l] : C(0), row);
     }

@@ -25,7 +25,7 @@ ffi::Future RunSharedRows(ffi::ThreadPool& pool, const RowCall& call) {
   SegmentStatistics* const segments = of_units.data();
   double* const room = room_owner.get();
   constexpr int kEnd = static_cast<int>(RowStep::kResults) + 1;
-  const int first = static_cast<int>(FirstStep(call.operation));
+  const int first = static_cast<int>(FirstStep(call.operation, call.dtype));
   return ReadyFuture(ParallelSteps(pool, kEnd - first, units, [=](int64_t step, int64_t unit) {
     RunRows(call, {unit, unit + 1, static_cast<RowStep>(first + step), segments, room});
   }));

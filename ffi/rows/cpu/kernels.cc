@@ -14,11 +14,12 @@ int64_t RoomToShare(const RowCall& call) {
   return arrays * call.arrays.rows * call.arrays.cols * width;
 }
 
-RowStep FirstStep(Operation operation) {
+RowStep FirstStep(Operation operation, DType dtype) {
   const OperationTraits& traits = TraitsOf(operation);
   if (traits.sums == 0) return RowStep::kResults;
   // Segments of logits have sums relative to their own maxima.
-  return traits.finds_max && !traits.takes_label ? RowStep::kMax : RowStep::kSums;
+  const bool finds_max = FindsMax(traits, ByteWidth(dtype));
+  return finds_max && !traits.takes_label ? RowStep::kMax : RowStep::kSums;
 }
 
 void RunRows(const RowCall& call, const RowRange& range) {

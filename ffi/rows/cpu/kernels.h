@@ -51,7 +51,7 @@ bool MayShareRows(const RowCall& call);
 int64_t RoomToShare(const RowCall& call);
 
 // The first step of rows that threads share; the last one is kResults.
-RowStep FirstStep(Operation operation);
+RowStep FirstStep(Operation operation, DType dtype);
 
 // Computes a range in the calling thread. Every row gives the same bits whichever rows stand around
 // it.

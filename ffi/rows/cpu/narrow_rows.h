@@ -151,10 +151,11 @@ JK_INLINE void RunNarrowGroup(const Inputs<Op>& in, int64_t cols, const RowEnds<
 #pragma omp simd
       for (int64_t r = 0; r < kLanes; ++r) {
         const typename Op::Row row = {max[r], sum[r], extra[r]};
+        const C other = Op::kInputs == 2 ? second[i + r] : C(0);
         if constexpr (Op::kKeepsTerm) {
-          first[i + r] = Op::FinishTerm(first[i + r], row);
+          first[i + r] = Op::FinishTerm(first[i + r], other, row);
         } else {
-          first[i + r] = Op::Finish(first[i + r], Op::kInputs == 2 ? second[i + r] : C(0), row);
+          first[i + r] = Op::Finish(first[i + r], other, row);
         }
       }
     }

@@ -22,6 +22,7 @@
 //   SecondSum  what lanes sum second terms in
 //   MakeRow    the constants of a row, made once from its statistics
 //   Finish     one element of the result from the inputs; FinishTerm the same from a kept summand
+//              and the second input
 #ifndef JAXKERNELS_ROWS_CPU_ROW_OPS_H_
 #define JAXKERNELS_ROWS_CPU_ROW_OPS_H_
 
@@ -106,13 +107,13 @@ struct SoftmaxForward : ForwardOp<T> {
     return {of.max, C(of.sum[0]), C(1) / C(of.sum[0])};
   }
   // One Newton step on the quotient rounds it as a division would; half storage does not need it.
-  JK_INLINE static C FinishTerm(C term, const Row& row) {
+  JK_INLINE static C FinishTerm(C term, C, const Row& row) {
     const C quotient = term * row.extra;
     if constexpr (!std::is_same_v<T, C>) return quotient;
     return quotient + (term - quotient * row.sum) * row.extra;
   }
   JK_INLINE static C Finish(C x, C unused, const Row& row) {
-    return FinishTerm(ForwardOp<T>::Term(x, unused, row.max), row);
+    return FinishTerm(ForwardOp<T>::Term(x, unused, row.max), unused, row);
   }
 };
 
@@ -157,7 +158,8 @@ struct LogSoftmaxForward : ForwardOp<T, std::is_same_v<T, CpuComputeType<T>> ? 2
   }
 };
 
-// Gradients (and tangents) read the output y and a cotangent (tangent), and need one sum.
+// Gradients (and tangents) read the output y and a cotangent (tangent), and need one sum; those of
+// log-softmax of half types read x.
 template <typename T>
 struct LinearOp : RowOp<T> {
   using typename RowOp<T>::C;
@@ -182,7 +184,7 @@ struct SoftmaxGrad : LinearOp<T> {
 
 // dx = dy - exp(y) * sum(dy), where y <= 0 as log_softmax gives it
 template <typename T>
-struct LogSoftmaxGrad : LinearOp<T> {
+struct LogSoftmaxGradOfY : LinearOp<T> {
   using typename LinearOp<T>::C;
   using typename LinearOp<T>::Row;
   static constexpr Operation kOperation = Operation::kLogSoftmaxGrad;
@@ -190,15 +192,59 @@ struct LogSoftmaxGrad : LinearOp<T> {
   JK_INLINE static C Finish(C y, C dy, const Row& row) { return dy - Exp<true>(y, C(0)) * row.sum; }
 };
 
-// dy = dx - sum(exp(y) * dx), the transpose of LogSoftmaxGrad.
+// dy = dx - sum(exp(y) * dx), the transpose of LogSoftmaxGradOfY.
 template <typename T>
-struct LogSoftmaxJvp : LinearOp<T> {
+struct LogSoftmaxJvpOfY : LinearOp<T> {
   using typename LinearOp<T>::C;
   using typename LinearOp<T>::Row;
   static constexpr Operation kOperation = Operation::kLogSoftmaxJvp;
   JK_INLINE static C Term(C y, C dx, C) { return Exp<true>(y, C(0)) * dx; }
   JK_INLINE static C Finish(C, C dx, const Row& row) { return dx - row.sum; }
 };
+
+// The same from x, of half types: their y is rounded, and exp(y) would err by |y| times that. Float
+// types, whose y errs less, are spared a maximum and a sum.
+template <typename T>
+struct LinearOpOfX : ForwardOp<T, 2> {
+  using typename ForwardOp<T, 2>::C;
+  using typename ForwardOp<T, 2>::Row;
+  using typename ForwardOp<T, 2>::Found;
+  static constexpr int kInputs = 2;
+
+  JK_INLINE static Row MakeRow(const Found& of) { return {of.max, C(of.sum[1] / of.sum[0]), C(0)}; }
+};
+
+// dx = dy - exp(x - max) * (sum(dy) / sum exp(x - max))
+template <typename T>
+struct LogSoftmaxGradOfX : LinearOpOfX<T> {
+  using typename LinearOpOfX<T>::C;
+  using typename LinearOpOfX<T>::Row;
+  static constexpr Operation kOperation = Operation::kLogSoftmaxGrad;
+  static constexpr bool kKeepsTerm = true;
+  JK_INLINE static C SecondTerm(C, C dy, bool /*is_of_max*/) { return dy; }
+  JK_INLINE static C FinishTerm(C term, C dy, const Row& row) { return dy - term * row.sum; }
+  JK_INLINE static C Finish(C x, C dy, const Row& row) {
+    return FinishTerm(LinearOpOfX<T>::Term(x, dy, row.max), dy, row);
+  }
+};
+
+// dy = dx - sum(exp(x - max) * dx) / sum exp(x - max), its transpose
+template <typename T>
+struct LogSoftmaxJvpOfX : LinearOpOfX<T> {
+  using typename LinearOpOfX<T>::C;
+  using typename LinearOpOfX<T>::Row;
+  static constexpr Operation kOperation = Operation::kLogSoftmaxJvp;
+  static constexpr bool kKeepsTerm = false;
+  JK_INLINE static C SecondTerm(C term, C dx, bool /*is_of_max*/) { return term * dx; }
+  JK_INLINE static C Finish(C, C dx, const Row& row) { return dx - row.sum; }
+};
+
+template <typename T>
+using LogSoftmaxGrad = std::conditional_t<std::is_same_v<T, CpuComputeType<T>>,
+                                          LogSoftmaxGradOfY<T>, LogSoftmaxGradOfX<T>>;
+template <typename T>
+using LogSoftmaxJvp = std::conditional_t<std::is_same_v<T, CpuComputeType<T>>, LogSoftmaxJvpOfY<T>,
+                                         LogSoftmaxJvpOfX<T>>;
 
 // The sums behind log sum exp(x). Terms are relative to the maximum where it is finite: no inf -
 // inf makes a NaN. A row of -inf alone has the sum 0, and a derivative of 0.
@@ -252,9 +298,9 @@ struct LogSumExpGrad : LogSumExpOp<T> {
   JK_INLINE static Row MakeRow(const Found& of, C dy) {
     return {of.max, of.sum[0] == 0 ? C(0) : C(dy / of.sum[0]), C(0)};
   }
-  JK_INLINE static C FinishTerm(C term, const Row& row) { return term * row.sum; }
+  JK_INLINE static C FinishTerm(C term, C, const Row& row) { return term * row.sum; }
   JK_INLINE static C Finish(C x, C unused, const Row& row) {
-    return FinishTerm(LogSumExpOp<T>::Term(x, unused, row.max), row);
+    return FinishTerm(LogSumExpOp<T>::Term(x, unused, row.max), unused, row);
   }
 };
 

@@ -163,7 +163,7 @@ JK_INLINE void AddTerms(const Inputs<Op>& in, int64_t n, int64_t skip, typename 
       if constexpr (kKeep) terms[i] = term;
     }
   } else {
-    static_assert(!kKeep);
+    static_assert(!kNear);
 #pragma omp simd reduction(+ : sum, second_sum)
     for (int64_t i = 0; i < n; ++i) {
       const C other = Op::kInputs == 2 ? second[i] : C(0);
@@ -171,6 +171,7 @@ JK_INLINE void AddTerms(const Inputs<Op>& in, int64_t n, int64_t skip, typename 
       const C second_term = Op::SecondTerm(term, other, term == C(1));
       sum += kSkip && i < skip ? C(0) : term;
       second_sum += kSkip && i < skip ? C(0) : second_term;
+      if constexpr (kKeep) terms[i] = term;
     }
     sums.template Add<kExact>(1, second_sum);
   }
@@ -184,12 +185,14 @@ JK_INLINE void Store(const Inputs<Op>& in, int64_t n, const typename Op::Row& ro
   using C = typename Op::C;
   C first_buffer[kTile<C>], second_buffer[kTile<C>], result_buffer[kTile<C>];
   C* result = ResultBuffer(out, result_buffer);
+  const C* second = Op::kInputs == 2 ? Load(in.second, n, second_buffer) : nullptr;
   if constexpr (kKeep) {
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) result[i] = Op::FinishTerm(terms[i], row);
+    for (int64_t i = 0; i < n; ++i) {
+      result[i] = Op::FinishTerm(terms[i], Op::kInputs == 2 ? second[i] : C(0), row);
+    }
   } else {
     const C* first = Load(in.first, n, first_buffer);
-    const C* second = Op::kInputs == 2 ? Load(in.second, n, second_buffer) : nullptr;
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) {
       result[i] = Op::Finish(first[i], Op::kInputs == 2 ? second[i] : C(0), row);

@@ -204,7 +204,8 @@ struct LogSoftmaxForward : ForwardOp<T, 1, kIsHalf<T> ? 1 : 2> {
   }
 };
 
-// Gradients (and tangents) read the output y and a cotangent (tangent), and need one sum.
+// Gradients (and tangents) read the output y and a cotangent (tangent), and need one sum; those of
+// log-softmax of half types read x.
 template <typename T>
 struct LinearOp : RowOp<T> {
   using typename RowOp<T>::C;
@@ -234,25 +235,70 @@ struct SoftmaxGrad : LinearOp<T> {
 
 // dx = dy - exp(y) * sum(dy)
 template <typename T>
-struct LogSoftmaxGrad : LinearOp<T> {
+struct LogSoftmaxGradOfY : LinearOp<T> {
   using typename LinearOp<T>::C;
   using typename LinearOp<T>::Row;
   static constexpr Operation kOperation = Operation::kLogSoftmaxGrad;
   __device__ static C Term(const C (&in)[2], C) { return in[1]; }
   __device__ static C Finish(const C (&in)[2], const Row& row) {
-    return fma(-Exp<T>(in[0]), row.sum, in[1]);
+    return fma(-exp(in[0]), row.sum, in[1]);
   }
 };
 
-// dy = dx - sum(exp(y) * dx), the transpose of LogSoftmaxGrad.
+// dy = dx - sum(exp(y) * dx), the transpose of LogSoftmaxGradOfY.
 template <typename T>
-struct LogSoftmaxJvp : LinearOp<T> {
+struct LogSoftmaxJvpOfY : LinearOp<T> {
   using typename LinearOp<T>::C;
   using typename LinearOp<T>::Row;
   static constexpr Operation kOperation = Operation::kLogSoftmaxJvp;
-  __device__ static C Term(const C (&in)[2], C) { return Exp<T>(in[0]) * in[1]; }
+  __device__ static C Term(const C (&in)[2], C) { return exp(in[0]) * in[1]; }
   __device__ static C Finish(const C (&in)[2], const Row& row) { return in[1] - row.sum; }
 };
+
+// The same from x, of half types: their y is rounded, and exp(y) would err by |y| times that. Float
+// types, whose y errs less, are spared a maximum and a sum. Terms of half types take more registers
+// than x: they are made again instead of kept.
+template <typename T>
+struct LinearOpOfX : ForwardOp<T, 2, 2> {
+  using typename ForwardOp<T, 2, 2>::C;
+  using typename ForwardOp<T, 2, 2>::Found;
+  static constexpr bool kKeepsTerm = false;
+
+  struct Row {
+    C max, quotient;
+    __device__ explicit Row(const Found& of) : max(of.max), quotient(of.sum[1] / of.sum[0]) {}
+  };
+};
+
+// dx = dy - exp(x - max) * (sum(dy) / sum exp(x - max))
+template <typename T>
+struct LogSoftmaxGradOfX : LinearOpOfX<T> {
+  using typename LinearOpOfX<T>::C;
+  using typename LinearOpOfX<T>::Row;
+  static constexpr Operation kOperation = Operation::kLogSoftmaxGrad;
+
+  __device__ static C SecondTerm(C, const C (&in)[2]) { return in[1]; }
+  __device__ static void Rescale(C (&sum)[2], C factor, C /*difference*/) { sum[0] *= factor; }
+  __device__ static C Finish(const C (&in)[2], const Row& row) {
+    return fma(-LinearOpOfX<T>::Term(in, row.max), row.quotient, in[1]);
+  }
+};
+
+// dy = dx - sum(exp(x - max) * dx) / sum exp(x - max), its transpose
+template <typename T>
+struct LogSoftmaxJvpOfX : LinearOpOfX<T> {
+  using typename LinearOpOfX<T>::C;
+  using typename LinearOpOfX<T>::Row;
+  static constexpr Operation kOperation = Operation::kLogSoftmaxJvp;
+
+  __device__ static C SecondTerm(C term, const C (&in)[2]) { return term * in[1]; }
+  __device__ static C Finish(const C (&in)[2], const Row& row) { return in[1] - row.quotient; }
+};
+
+template <typename T>
+using LogSoftmaxGrad = std::conditional_t<kIsHalf<T>, LogSoftmaxGradOfX<T>, LogSoftmaxGradOfY<T>>;
+template <typename T>
+using LogSoftmaxJvp = std::conditional_t<kIsHalf<T>, LogSoftmaxJvpOfX<T>, LogSoftmaxJvpOfY<T>>;
 
 // The sums behind log sum exp(x). Terms are relative to the maximum where it is finite: no
 // inf - inf makes a NaN. A row of -inf alone has the sum 0, and a derivative of 0.

@@ -95,7 +95,7 @@ class Softmax:
     def judge(
         self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray
     ) -> dict[str, Judged]:
-        """Y for the x given, derivatives for the y that the program gave, which is their operand."""
+        """Y for the x given, derivatives for their operand: the y that the program gave, or x."""
         count, cols = rows_and_cols(problem)
         dtype = storage(problem.dtype)
         shape = tuple(problem.options["shape"])
@@ -133,7 +133,8 @@ class Softmax:
         operation = "log_softmax_jvp" if jvp and masked else f"{problem.operation}_grad"
         t = np.where(where, to_rows(given), np.asarray(0, dtype))
         got = expect(results, name, shape, dtype)
-        judged[name] = held(name, operation, got, 0.0, to_rows(y), t)
+        kept = x if rows.reads_x_for_y(operation, dtype) else to_rows(y)
+        judged[name] = held(name, operation, got, 0.0, kept, t)
         return judged
 
 

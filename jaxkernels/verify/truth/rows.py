@@ -32,12 +32,18 @@ def is_log_sum_exp(operation: str) -> bool:
     return operation.startswith("logsumexp")
 
 
+def reads_x_for_y(operation: str, dtype: np.dtype) -> bool:
+    """Whether it is a derivative of log_softmax that reads x, because y is rounded to 16 bits."""
+    return operation in ("log_softmax_grad", "log_softmax_jvp") and dtype.itemsize == 2
+
+
 def truth(operation: str, *operands: Any) -> np.ndarray:
     """The result of an operation along the last axis.
 
     Args:
         operation: one of `OPERATIONS`.
-        *operands: x, or y (logsumexp: x) and the (co)tangent, in the storage type, shape (..., cols);
+        *operands: x, or y (logsumexp, 16-bit log_softmax: x) and the (co)tangent, in the storage type,
+            shape (..., cols);
             what has a number for each row, the cotangent of logsumexp and the results of
             logsumexp_fwd and logsumexp_jvp, has the shape (..., 1).
 
@@ -46,7 +52,10 @@ def truth(operation: str, *operands: Any) -> np.ndarray:
         array([[0.5, 0.5]])
     """
     with np.errstate(all="ignore"):
-        return _TRUTHS[operation](*(widen(a) for a in operands))
+        kept, *others = (widen(a) for a in operands)
+        if reads_x_for_y(operation, operands[0].dtype):
+            kept = _log_softmax_fwd(kept)
+        return _TRUTHS[operation](kept, *others)
 
 
 def _sum(x: np.ndarray) -> np.ndarray:

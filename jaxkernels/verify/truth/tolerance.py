@@ -21,6 +21,8 @@ type, d = x - max, S = sum exp(d). Every bound is elementwise, in units of u, an
 * log_softmax of float32 and float64 counts the terms of the maximum, which are exactly 1, apart. So S errs only by what
   the other terms do, weighed by their share of it, and a result near 0 is right to a few units of its own last place. A
   term may be flushed, and one of a part of a row is multiplied by one more exponential (see below).
+* The derivatives of 16-bit log_softmax read x. exp(y) is a term over S there, and S errs as that of logsumexp does (see
+  below); the result is rounded once.
 * logsumexp is max + log S, of which both terms are rounded to u and their sum once more; what S errs by is an absolute
   error. Its derivatives are quotients by S, so that what the exponentials and S err by is relative. A part of a row
   that was summed relative to a smaller maximum is multiplied by one more exponential: an error like that of a term.
@@ -35,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from jaxkernels.verify.truth.compare import compute, largest_ratio, widen
-from jaxkernels.verify.truth.rows import is_log_sum_exp, log_sum_exp_terms, truth
+from jaxkernels.verify.truth.rows import is_log_sum_exp, log_sum_exp_terms, reads_x_for_y, truth
 
 SUM_LAMBDA = 4.0
 EXP_ERROR, LOG_ERROR, DIVIDE_ERROR = 2.0, 2.0, 2.0
@@ -114,10 +116,20 @@ def bound(
             return _log_sum_exp_bound(operation, given, result, p, sigma) + p.smallest
         if len(given) == 1:
             return _forward_bound(operation, given[0], result, p, sigma) + p.smallest
+        if reads_x_for_y(operation, np.asarray(operands[0]).dtype):
+            d = given[0].max(-1, keepdims=True, initial=-np.inf) - given[0]
+            given[0] = truth("log_softmax_fwd", operands[0])
+            # Of a term, one more exponential if it is of a part of a row, and the quotient by S.
+            each = 2 * p.exp_error + p.argument_error * np.where(np.isfinite(d), d, 0)
+            s_error = sigma + np.sum(each * np.exp(given[0]), axis=-1, keepdims=True)
+            exp_error = each + s_error + DIVIDE_ERROR
+        else:
+            y = np.where(np.isfinite(given[0]), given[0], 0)
+            exp_error = p.exp_error + p.argument_error * np.abs(y)
         t = np.abs(given[1])
         flushed = t + t.sum(-1, keepdims=True) + 2 * (result.shape[-1] + 1)
         return (
-            _linear_bound(operation, given[0], given[1], result, p, sigma)
+            _linear_bound(operation, given[0], given[1], result, p, sigma, exp_error)
             + p.smallest
             + p.flush * flushed
         )
@@ -154,9 +166,9 @@ def _linear_bound(
     result: np.ndarray,
     p: Precision,
     sigma: Any,
+    exp_error: np.ndarray,
 ) -> np.ndarray:
     stored = (p.us + p.u) * np.abs(result)
-    exp_error = p.exp_error + p.argument_error * np.abs(np.where(np.isfinite(y), y, 0))
 
     def total(values: np.ndarray) -> np.ndarray:
         return np.sum(values, axis=-1, keepdims=True)
