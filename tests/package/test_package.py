@@ -86,7 +86,7 @@ def test_readme_command_works_beside_pytest_benchmark(tmp_path):
     )
     (metadata / "entry_points.txt").write_text("[pytest11]\nbenchmark = warning_plugin\n")
     readme = (ROOT / "README.md").read_text()
-    (command,) = re.findall(r"^```bash\n(pytest .*)\n```$", readme, flags=re.MULTILINE)
+    *_, command = re.findall(r"^```bash\n(pytest .*)\n```$", readme, flags=re.MULTILINE)
     tests = ROOT / "tests" / "package" / "test_tolerance.py"
     arguments = [*command.split()[1:], "-p", "no:cacheprovider", str(tests)]
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
