@@ -184,7 +184,7 @@ LOSSES = {
 def test_losses_of_optax_that_patch_jax_nn_reaches():
     """Those that docs/attention.md names, their gradients included, and no others."""
     text = (ROOT / "docs" / "attention.md").read_text()
-    told = text[text.index("Of optax") : text.index("It does not reach a loss without a softmax")]
+    told = text[text.index("In optax 0.") : text.index("It does not reach a loss without a softmax")]
     named = set(re.findall(r"`(\w+)`", told)) - {"log_softmax", "logsumexp"}
 
     def kernels(function):
