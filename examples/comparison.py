@@ -1,4 +1,4 @@
-"""What several examples look at: how far two results differ, and what kernels a program calls."""
+"""Helpers of several examples: the difference of two results, and the kernels that a program calls."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 
 def relative_difference(ours: Any, theirs: Any) -> float:
-    """The largest difference of two trees of arrays over the largest entry of the second.
+    """The largest difference of two trees of arrays, relative to the largest entry of the second.
 
-    The largest of the whole tree: the gradient of a key's bias is 0 but for rounding, because
-    softmax does not see what is added to a row, and has no scale of its own.
+    The entry is the largest of the whole tree. The gradient of a key's bias is only rounding noise
+    and has no scale, because adding a constant to a row does not change its softmax.
     """
     gaps = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), ours, theirs)
     sizes = jax.tree.map(lambda b: jnp.max(jnp.abs(b)), theirs)

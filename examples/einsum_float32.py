@@ -1,10 +1,9 @@
 """Well-known contractions in true float32: jaxkernels.einsum and jaxkernels.tensordot.
 
-The two have the signatures of ``jax.numpy.einsum`` and ``jax.numpy.tensordot``. Each is run beside
-jnp's at JAX's default precision, and both are held to float64. On an NVIDIA GPU jnp's are TF32,
-and err a thousand times as much. On a CPU the errors are equal, but for the order of sums: XLA's
-float32 product is true float32 there, and ours is that product. Operands that are bfloat16 pass to
-XLA, bit for bit.
+They have the signatures of ``jax.numpy.einsum`` and ``jax.numpy.tensordot``. The example compares
+them with jnp's functions at JAX's default precision, and both with float64. On an NVIDIA GPU jnp
+uses TF32, whose errors are a thousand times larger. On a CPU both are XLA's float32 product, so the
+errors are equal except for the order of sums. XLA computes bfloat16 operands, bit for bit.
 
 Run: python examples/einsum_float32.py [--size N]
 """
@@ -38,13 +37,13 @@ class Case(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What one contraction showed."""
+    """The errors of one contraction."""
 
     name: str
     our_error: float  # ||C - C64|| / ||C64||
     their_error: float
-    products: int  # of our primitive in the program
-    is_equal: bool  # bit for bit to jnp's
+    products: int  # calls of our primitive in the program
+    is_equal: bool  # equal bits to jnp's
 
 
 def case_of(name: str, subscripts: str, *operands: jax.Array) -> Case:
@@ -106,9 +105,11 @@ def examine(case: Case) -> Finding:
 
 
 def main(argv: Sequence[str] | None = None) -> list[Finding]:
-    """Runs all cases, prints their errors and returns what they showed."""
+    """Runs all cases, prints their errors and returns the findings."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--size", type=int, default=128, help="of what is not contracted")
+    parser.add_argument(
+        "--size", type=int, default=128, help="size of the dimensions that are not contracted"
+    )
     options = parser.parse_args(argv)
 
     findings = [examine(case) for case in make_cases(options.size)]
@@ -119,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> list[Finding]:
     Console().print(table)
     if jax.default_backend() == "cpu":
         print("A CPU has no TF32: jnp's float32 products are true float32 here too.")
-    print("bfloat16 operands pass to XLA, whose error is that of rounding the result to 8 bits.")
+    print("XLA computes bfloat16 operands; its error is the rounding of the result to 8 bits.")
     return findings
 
 

@@ -1,10 +1,11 @@
-"""Equinox modules whose softmax is ours: by a block around Equinox's own layer, and by a module.
+"""Equinox attention on our softmax, in two ways: a patch around Equinox's layer, and a new module.
 
-Equinox has no argument for a softmax. Its attention calls ``jax.nn.softmax``, so that inside
-``jaxkernels.patch_jax_nn()`` it runs our kernel, unchanged. Or a module of one's own calls
-``jaxkernels.scaled_masked_softmax``, which has scale and mask in it. Both are held to Equinox's
-layer with the same weights, causal, under ``jax.vmap`` over the batch and a second one over the
-heads: outputs and gradients are equal within rounding, and the compiled program names our kernels.
+Equinox has no argument for a softmax. Its attention calls ``jax.nn.softmax``, so inside
+``jaxkernels.patch_jax_nn()`` the unchanged layer runs our kernel. The new module calls
+``jaxkernels.scaled_masked_softmax``, which includes scale and mask. The example compares both with
+Equinox's layer with the same weights, causal, under ``jax.vmap`` over the batch and a second one over
+the heads: outputs and gradients are equal within rounding, and the compiled program names our
+kernels.
 
 Run: python examples/equinox_module.py [--length N]    (exit code 1 if anything differs)
 """
@@ -33,21 +34,21 @@ ALLOWED = 1e-5
 
 
 class Finding(NamedTuple):
-    """What one way showed."""
+    """The differences of one way from Equinox."""
 
     name: str
     output_difference: float  # relative to the largest entry
-    gradient_difference: float  # over all weights, relative likewise
-    operations: list[str]  # of our kernels, in the compiled program
+    gradient_difference: float  # over all weights, also relative
+    operations: list[str]  # our kernels in the compiled program
 
     @property
     def is_equal(self) -> bool:
-        """Whether it gave what Equinox gave, within rounding."""
+        """Whether it equals Equinox within rounding."""
         return self.output_difference <= ALLOWED and self.gradient_difference <= ALLOWED
 
 
 class CausalAttention(eqx.Module):
-    """Equinox's multi-head attention, and no more than its weights; the rest is ours."""
+    """Attention with the weights of Equinox's layer and our softmax."""
 
     query: eqx.nn.Linear
     key: eqx.nn.Linear
@@ -132,9 +133,9 @@ def run(block: Block, x: jax.Array) -> tuple[jax.Array, list[jax.Array], list[st
 
 
 def main(argv: Sequence[str] | None = None) -> list[Finding]:
-    """Runs the block three ways, prints what differs and returns what both of ours showed."""
+    """Runs the block three ways, prints the differences and returns those of our two ways."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--length", type=int, default=48, help="of the sequences")
+    parser.add_argument("--length", type=int, default=48, help="length of the sequences")
     options = parser.parse_args(argv)
 
     x = jax.random.normal(jax.random.key(1), (BATCH, options.length, FEATURES))

@@ -1,9 +1,9 @@
 """Flax's multi-head attention with our softmax, by one argument.
 
-``attention_fn=jaxkernels.flax.dot_product_attention`` serves flax.linen and flax.nnx alike: scale,
-mask and softmax are then one kernel, forward and backward. A layer of each is run beside the same
-layer with Flax's own attention function, under a causal mask over sequences of unequal length:
-outputs and gradients are equal within rounding, and the compiled program names our kernels.
+``attention_fn=jaxkernels.flax.dot_product_attention`` works in flax.linen and flax.nnx: scale, mask
+and softmax are then one kernel, forward and backward. The example compares a layer of each module
+with the same layer and Flax's own attention function, under a causal mask over sequences of unequal
+length. Outputs and gradients are equal within rounding, and the compiled program names our kernels.
 
 Run: python examples/flax_attention.py [--length N]    (exit code 1 if anything differs)
 """
@@ -33,12 +33,12 @@ Program = Callable[[jax.Array, jax.Array], tuple[jax.Array, Any]]
 
 
 class Layer(NamedTuple):
-    """What one kind of layer showed."""
+    """The differences of one kind of layer."""
 
     name: str
     output_difference: float  # relative to the largest entry
-    gradient_difference: float  # over all weights and the input, relative likewise
-    operations: list[str]  # of our kernels, in the compiled program
+    gradient_difference: float  # over all weights and the input, also relative
+    operations: list[str]  # our kernels in the compiled program
 
     @property
     def is_equal(self) -> bool:
@@ -61,7 +61,7 @@ def sum_of_squares(y: jax.Array) -> jax.Array:
 
 
 def linen_program(attention: Attention) -> Program:
-    """The layer of flax.linen, whose weights are an argument of their own."""
+    """The layer of flax.linen, which takes its weights as an argument."""
     layer = linen.MultiHeadDotProductAttention(num_heads=HEADS, attention_fn=attention)
     weights = layer.init(jax.random.key(1), jnp.ones((1, 1, FEATURES)))
 
@@ -107,9 +107,9 @@ def compare(name: str, ours: Program, theirs: Program, x: jax.Array, mask: jax.A
 
 
 def main(arguments: Sequence[str] | None = None) -> list[Layer]:
-    """Compares the layers of both modules and prints what differs."""
+    """Compares the layers of both modules and prints the differences."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--length", type=int, default=48, help="of the longest sequence")
+    parser.add_argument("--length", type=int, default=48, help="length of the longest sequence")
     options = parser.parse_args(arguments)
 
     ours = jaxkernels.flax.dot_product_attention

@@ -2,10 +2,10 @@
 
 On an NVIDIA GPU a float32 ``Dense`` layer computes in TF32, with a relative error of 3e-4, unless a
 precision is set. ``dot_general=jaxkernels.dot_general`` makes the products of a layer float32,
-forward and backward, on our SGEMM kernels (large ones on Hopper's tensor cores, with the accuracy of
-float32; ``jaxkernels.default_algorithm`` decides otherwise). The same small network is written with flax.linen and
-with flax.nnx, trained on a function that is easy to check, and compared with XLA's product at the
-highest precision.
+forward and backward, on our SGEMM kernels. Large products run on Hopper's tensor cores with float32
+accuracy, unless ``jaxkernels.default_algorithm`` selects other kernels. The example trains the same
+small network in flax.linen and in flax.nnx on a function that is easy to check, and compares it with
+XLA's product at highest precision.
 
 Run: python examples/flax_dense.py [--steps N]
 """
@@ -58,13 +58,13 @@ class NnxMlp(nnx.Module):
 
 
 class Result(NamedTuple):
-    """What the run shows."""
+    """The findings of one run."""
 
     first_loss: float
     last_loss: float
-    largest_difference: float  # of the losses of the two products, relative
+    largest_difference: float  # relative difference of the losses of the two products
     nnx_difference: float
-    products: int  # of our primitive in one training step
+    products: int  # calls of our primitive in one training step
 
 
 def train(dot_general: DotGeneral, steps: int) -> list[float]:
@@ -97,7 +97,7 @@ def nnx_difference() -> float:
 
 
 def products_of_a_step() -> int:
-    """How many of our products one training step holds: two forward, the rest backward."""
+    """The number of our products in one training step: two forward, the rest backward."""
     model = LinenMlp(jk.dot_general)
     x = jnp.ones((4, FEATURES))
     params = model.init(jax.random.key(1), x)
@@ -110,7 +110,7 @@ def products_of_a_step() -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> Result:
-    """Trains with both products and prints what differs."""
+    """Trains with both products and prints the differences."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args(arguments)

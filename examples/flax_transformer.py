@@ -1,12 +1,11 @@
 """A transformer block of Flax on our kernels: padding, dropout, training loss, in linen and in nnx.
 
-Arguments and one call make the difference: ``attention_fn=`` of the attention layer,
-``dot_general=`` of the dense layers (of attention ``qkv_dot_general=`` and ``out_dot_general=``),
-and ``jaxkernels.cross_entropy`` for the loss, which leaves out padding by itself (a negative
-label). The same block with Flax's attention, JAX's product and optax's loss is run beside it, from
-the same weights and with the same random bits: dropout draws the pattern that Flax draws. Loss and
-gradients are equal within rounding. ``other_dtypes="xla"`` lets products of other dtypes pass to
-XLA, so that the same block serves bfloat16.
+Some arguments and one call select the kernels: ``attention_fn=`` of the attention layer,
+``dot_general=`` of the dense layers (``qkv_dot_general=`` and ``out_dot_general=`` of attention), and
+``jaxkernels.cross_entropy`` for the loss, which ignores padding (a negative label). The example
+compares the block with Flax's attention, JAX's product and optax's loss, from the same weights and with
+the same random bits, so dropout draws the same pattern. Loss and gradients are equal within rounding.
+``other_dtypes="xla"`` lets XLA compute products of other dtypes, so the same block works in bfloat16.
 
 Run: python examples/flax_transformer.py [--length N] [--dropout P] [--dtypes float32 bfloat16]
 (exit code 1 if they differ)
@@ -38,7 +37,7 @@ ALLOWED = {"float32": 1e-5, "bfloat16": 4e-2}
 
 
 class Parts(NamedTuple):
-    """What a block is made of besides Flax's own layers."""
+    """The functions of a block that are not Flax's own layers."""
 
     attention: Callable[..., jax.Array]
     dot_general: Callable[..., jax.Array]
@@ -54,15 +53,15 @@ class Batch(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What one kind of block showed."""
+    """The differences of one kind of block."""
 
     name: str
     dtype: str
     loss: float  # ours
     loss_difference: float  # relative
     gradient_difference: float  # over all weights, relative to the largest entry
-    operations: list[str]  # of our row kernels, in the compiled program
-    products: int  # of our primitive, in the program
+    operations: list[str]  # our row kernels in the compiled program
+    products: int  # calls of our primitive in the program
 
     @property
     def is_equal(self) -> bool:
@@ -215,9 +214,9 @@ def compare(name: str, dtype: str, ours: Any, theirs: Any, batch: Batch) -> Find
 
 
 def main(argv: Sequence[str] | None = None) -> list[Finding]:
-    """Compares blocks of both modules, prints what differs and returns it."""
+    """Compares blocks of both modules, prints the differences and returns them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--length", type=int, default=48, help="of the longest sequence")
+    parser.add_argument("--length", type=int, default=48, help="length of the longest sequence")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--dtypes", nargs="+", choices=tuple(ALLOWED), default=["float32"])
     options = parser.parse_args(argv)

@@ -4,12 +4,12 @@ A covariance matrix is positive definite by a small margin, the variance of the 
 come from a matrix product, |x|^2 + |z|^2 - 2 x z, and TF32 rounds the operands of that product to
 10 explicit bits of mantissa. The errors are larger than the margin, the matrix gets negative
 eigenvalues, and the factorisation gives NaN. ``jaxkernels.matmul`` keeps float32 under any setting
-of JAX. Scale, length and noise are fitted by the gradient of the marginal likelihood, with both
-products, and both are held to float64.
+of JAX. The example fits scale, length and noise by the gradient of the marginal likelihood, with both
+products, and compares both with float64.
 
-On an NVIDIA GPU the TF32 product is JAX's default. A CPU has no TF32: there the operands are
-rounded to 10 bits by ``jax.lax.reduce_precision`` and multiplied in float32, as TF32 does, which
-sums in float32.
+On an NVIDIA GPU the TF32 product is JAX's default. A CPU has no TF32: there
+``jax.lax.reduce_precision`` rounds the operands to 10 bits, and a float32 product multiplies them.
+TF32 sums in float32 too.
 
 Run: python examples/gaussian_process.py [--points N] [--steps N] [--plot FILE]
 """
@@ -32,7 +32,7 @@ from rich.table import Table
 import jaxkernels as jk
 
 DIMENSIONS = 3
-NOISE = 0.03  # standard deviation of what is added to the data
+NOISE = 0.03  # standard deviation of the noise in the data
 NOISES = tuple(10.0**power for power in range(-7, 1))  # variances that are tried
 
 # A product of two matrices.
@@ -40,38 +40,38 @@ Product = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class Hyper(NamedTuple):
-    """Logarithms of what is fitted."""
+    """Logarithms of the fitted parameters."""
 
     signal: jax.Array  # variance of the function
-    length: jax.Array  # over which it changes
+    length: jax.Array  # the scale over which it changes
     noise: jax.Array  # variance of the noise
 
 
 class Data(NamedTuple):
-    """Points of a cube and what is measured there."""
+    """Points of a cube and the values measured there."""
 
     x: jax.Array  # (n, DIMENSIONS)
     y: jax.Array  # (n,)
 
 
 class Posterior(NamedTuple):
-    """What the process says of other points."""
+    """The prediction at other points."""
 
     mean: jax.Array
     variance: jax.Array
 
 
 class Finding(NamedTuple):
-    """What one product came to, at the hyperparameters that float32 fitted."""
+    """The findings of one product, at the hyperparameters that float32 fitted."""
 
     name: str
-    steps: int  # of the fit, until a likelihood was NaN
-    kernel_error: float  # the largest of an entry
-    eigenvalue: float  # the smallest of the covariance matrix without noise
-    likelihood_error: float  # of the log marginal likelihood, relative; NaN: not factorised
-    noise_needed: float  # the least of NOISES with which the matrix can be factorised
+    steps: int  # steps of the fit before a likelihood was NaN
+    kernel_error: float  # largest error of an entry
+    eigenvalue: float  # smallest eigenvalue of the covariance matrix without noise
+    likelihood_error: float  # relative error of the log marginal likelihood; NaN: no factor
+    noise_needed: float  # smallest of NOISES with which the matrix has a factor
     error: float  # root mean square at other points, with at least that noise
-    deviation: float  # root mean square of what the posterior expects that error to be
+    deviation: float  # root mean square of the posterior's own estimate of that error
 
 
 def truth(x: Any) -> Any:
@@ -88,7 +88,7 @@ def draw(points: int, seed: int, noise: float) -> Data:
 
 
 def tf32_product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """JAX's default product on a GPU, and what it would be on a CPU."""
+    """JAX's default product on a GPU, emulated on a CPU."""
     if jax.default_backend() == "gpu":
         return jnp.matmul(a, b, precision=jax.lax.Precision.DEFAULT)
     a, b = (jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=10) for x in (a, b))
@@ -100,9 +100,9 @@ def covariance(
 ) -> jax.Array:
     """exp(-|x - z|^2 / (2 length^2)) times the signal's variance, for all pairs; z=None: of x.
 
-    No distance is below 0, and that of a point to itself is 0, as in scikit-learn and GPyTorch.
-    Were the distances left as they come, a product that rounds both operands alike would keep the
-    matrix positive definite; its entries, the variances on the diagonal too, would be as wrong.
+    Distances are at least 0, and a point has the distance 0 to itself, as in scikit-learn and GPyTorch.
+    Without this, a product that rounds both operands alike would keep the matrix positive definite,
+    but its entries, including the variances on the diagonal, would be just as wrong.
     """
     other = x if z is None else z
     squares = jnp.sum(x * x, axis=1)[:, None] + jnp.sum(other * other, axis=1)
@@ -114,7 +114,7 @@ def covariance(
 
 @partial(jax.jit, static_argnames="product")
 def factor(hyper: Hyper, data: Data, product: Product) -> tuple[jax.Array, jax.Array]:
-    """The Cholesky factor L of the covariance of the data, and L^-1 y. NaN where there is none."""
+    """The Cholesky factor L of the covariance of the data, and L^-1 y. NaN if there is no factor."""
     matrix = covariance(hyper, data.x, product)
     lower = jnp.linalg.cholesky(matrix + jnp.exp(hyper.noise) * jnp.eye(len(data.x)))
     return lower, solve_triangular(lower, data.y, lower=True)
@@ -177,7 +177,7 @@ def least_noise(hyper: Hyper, data: Data, product: Product) -> float:
 def examine(
     name: str, product: Product, values: np.ndarray, hyper: Hyper, data: Data, test: Data
 ) -> Finding:
-    """Holds one product to float64, at the same hyperparameters for all."""
+    """Compares one product with float64, at the same hyperparameters for all."""
     matrix = np.asarray(covariance(hyper, data.x, product), np.float64)
     exact_matrix, exact_likelihood = exact(hyper, data)
     needed = least_noise(hyper, data, product)
@@ -200,7 +200,7 @@ def plot(path: str, hyper: Hyper, data: Data, products: dict[str, Product]) -> N
     """Draws the posterior along a line through the cube, and the eigenvalues of both matrices."""
     import matplotlib.pyplot as plt
 
-    # Of Okabe and Ito, which colour-blind people tell apart, as in the project's own pictures.
+    # Colours of Okabe and Ito, which colour-blind people can tell apart.
     blue, vermillion, sky, ink, grey = "#0072b2", "#d55e00", "#56b4e9", "#111827", "#6b7280"
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     t = np.linspace(-3, 3, 200, dtype=np.float32)
@@ -225,10 +225,10 @@ def plot(path: str, hyper: Hyper, data: Data, products: dict[str, Product]) -> N
 
 
 def main(argv: Sequence[str] | None = None) -> list[Finding]:
-    """Fits with both products, prints what they came to and returns it: float32, then TF32."""
+    """Fits with both products, prints the findings and returns them: float32, then TF32."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--points", type=int, default=250)
-    parser.add_argument("--steps", type=int, default=40, help="of the fit")
+    parser.add_argument("--steps", type=int, default=40, help="steps of the fit")
     parser.add_argument("--plot", metavar="FILE", help="draw the posterior and the eigenvalues")
     options = parser.parse_args(argv)
 
@@ -252,9 +252,9 @@ def main(argv: Sequence[str] | None = None) -> list[Finding]:
         "largest error of a covariance": ("kernel_error", ".1e"),
         "smallest eigenvalue, without noise": ("eigenvalue", ".1e"),
         "log likelihood, relative error": ("likelihood_error", ".1e"),
-        "noise that a factorisation needs": ("noise_needed", ".0e"),
-        "error at other points, noise as needed": ("error", ".4f"),
-        "what the posterior expects of it": ("deviation", ".4f"),
+        "smallest noise with a Cholesky factor": ("noise_needed", ".0e"),
+        "error at other points, with that noise": ("error", ".4f"),
+        "the posterior's estimate of that error": ("deviation", ".4f"),
     }
     for title, (field, form) in rows.items():
         table.add_row(title, *(format(getattr(finding, field), form) for finding in findings))

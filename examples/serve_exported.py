@@ -1,12 +1,12 @@
 """Exports a model with our kernels to a file, and serves it in a process that has no model.
 
-``jax.export`` writes the program, for CPUs and NVIDIA GPUs at once; ``jaxkernels.export_checks()``
-lets our kernels pass. The batch size stays open, so that one file serves all sizes. The server is
-a fresh process, which needs the file and ``import jaxkernels``, by which XLA finds the kernels. It
-compiles the program for a few batch sizes before the first request comes, pads each request to the
-next of these sizes, and prints the times. The answers are held to those of the model itself.
+``jax.export`` writes one program for CPUs and NVIDIA GPUs; ``jaxkernels.export_checks()`` allows our
+kernels in it. The batch size is symbolic, so one file serves all sizes. The server is a new process. It
+needs the file and ``import jaxkernels``, which registers the kernels with XLA. It compiles the program
+for a few batch sizes before the first request, pads each request to the next of these sizes, and
+prints the times. The example compares the answers with those of the model itself.
 
-A product with an open size takes the rung ``pipelined`` on a GPU.
+On a GPU a product with a symbolic size runs the kernel ``pipelined``.
 
 Run: python examples/serve_exported.py [--folder FOLDER]    (exit code 1 if an answer differs)
 """
@@ -42,7 +42,7 @@ ALLOWED = 1e-5
 
 
 class Weights(NamedTuple):
-    """Of one attention layer and a layer of logits."""
+    """Weights of one attention layer and of the layer of logits."""
 
     query: jax.Array
     key: jax.Array
@@ -51,12 +51,12 @@ class Weights(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What the parent process saw."""
+    """The findings of the parent process."""
 
     platforms: tuple[str, ...]
     file_bytes: int
     kernels: int  # calls of our row kernels in the exported program
-    differences: dict[int, float]  # of the answers to requests of each size, relative
+    differences: dict[int, float]  # relative error of the answers to requests of each size
 
     @property
     def is_equal(self) -> bool:
@@ -159,10 +159,12 @@ def export_and_serve(folder: Path) -> Result:
 
 
 def main(argv: Sequence[str] | None = None) -> Result | None:
-    """Exports and serves, or with --serve serves what was exported before."""
+    """Exports and serves, or with --serve serves an earlier export."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--folder", type=Path, help="of the files; otherwise a temporary one")
-    parser.add_argument("--serve", action="store_true", help="be the server, for what is there")
+    parser.add_argument("--folder", type=Path, help="folder of the files; default: a temporary one")
+    parser.add_argument(
+        "--serve", action="store_true", help="be the server, for the files in the folder"
+    )
     options = parser.parse_args(argv)
     if options.serve:
         if options.folder is None:

@@ -1,11 +1,12 @@
 """Trains a small Flax transformer on the standard library's source, character by character.
 
 The loss is ``jaxkernels.cross_entropy``. ``--attention jaxkernels`` (the default) or ``flax`` chooses
-the layers' attention function; all else is the same, and so are the losses, but for rounding. At the end the model writes some Python of
-its own. On a GPU, or with ``--compare``, a training step is measured with both attention functions.
+the attention function of the layers. The losses of both are equal except for rounding. At the end the
+model writes some Python. On a GPU, or with ``--compare``, the example times a training step with both
+attention functions.
 
 Run: python examples/train_char_lm.py [--short] [--attention flax|jaxkernels] [--compare]
-The short form takes half a minute on two CPU cores; the full one wants a GPU.
+The short form takes half a minute on two CPU cores; the full one needs a GPU.
 """
 
 from __future__ import annotations
@@ -65,11 +66,11 @@ FULL = Form(layers=6, heads=6, features=384, context=512, batch=32, steps=2000, 
 
 
 class State(NamedTuple):
-    """What a training step changes."""
+    """The state that a training step updates."""
 
     params: Any
     moments: Any
-    number: jax.Array  # of the step; chooses the batch
+    number: jax.Array  # number of the step; chooses the batch
 
 
 Step = Callable[[State], tuple[State, jax.Array]]
@@ -85,7 +86,7 @@ class Block(linen.Module):
     @linen.compact
     def __call__(self, x: jax.Array, mask: jax.Array | None) -> jax.Array:
         """Maps (batch, length, features) to the same shape."""
-        # No biases: that of the keys has no effect on a softmax, its gradient is nothing but
+        # No biases: the keys' bias has no effect on a softmax, so its gradient is only
         # rounding, and Adam would blow that up to full steps.
         y = linen.MultiHeadDotProductAttention(
             num_heads=self.heads, use_bias=False, attention_fn=self.attention, decode=self.decode
@@ -114,7 +115,7 @@ class CharModel(linen.Module):
 
 
 def load_text() -> jax.Array:
-    """The sources one after the other, as numbers below VOCABULARY."""
+    """The concatenated sources, as numbers below VOCABULARY."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     # Some modules are packages in some versions of Python.
     files = [folder / f"{name}.py" for name in MODULES]
@@ -162,7 +163,7 @@ def train(state: State, step: Step, steps: int) -> tuple[State, list[float]]:
 
 
 def write(params: Any, form: Form, attention: Attention) -> str:
-    """Draws characters from the model, one at a time, as many as it can see."""
+    """Draws one context length of characters from the model, one at a time."""
     decoder = CharModel(form, attention, decode=True)
     whole = jnp.zeros((1, form.context), jnp.int32)
     shapes = jax.eval_shape(decoder.init, jax.random.key(0), whole, jnp.arange(form.context))
@@ -204,8 +205,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--attention", choices=tuple(ATTENTIONS), default="jaxkernels")
     parser.add_argument("--short", action="store_true", help="a tiny model, few steps")
-    parser.add_argument("--steps", type=int, help="instead of the form's own number")
-    parser.add_argument("--compare", action="store_true", help="time a step with both attentions")
+    parser.add_argument("--steps", type=int, help="number of steps; default: that of the form")
+    parser.add_argument(
+        "--compare", action="store_true", help="time a step with both attention functions"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the loss curve")
     return parser.parse_args(arguments)
 
@@ -217,8 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     form = form._replace(steps=options.steps or form.steps)
     attention = ATTENTIONS[options.attention]
     device = jax.devices()[0].device_kind
-    # On a GPU the products of Flax's layers and of its attention would be TF32, whose errors of
-    # 3e-4 would part the two loss curves at once. Ours are float32 under any setting.
+    # On a GPU Flax's products would be TF32, whose errors of 3e-4 would separate the two loss curves
+    # at once. Ours are float32 under any setting.
     with jax.default_matmul_precision("highest"):
         text = load_text()
         print(f"{text.size} characters, {options.attention}'s attention, {device}", flush=True)

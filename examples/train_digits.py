@@ -1,9 +1,9 @@
 """Trains a softmax classifier on handwritten digits with jaxkernels.
 
 The data are the 1797 images of 8 x 8 pixels that come with scikit-learn. The model is multinomial
-logistic regression in plain JAX: the loss is ``jaxkernels.cross_entropy``, whose kernel makes the
-gradient in the same pass, and the predicted probabilities come from ``jaxkernels.softmax``. The same
-training with ``jax.nn`` follows, to show that the results agree, and at the end the line of the
+logistic regression in plain JAX. The loss is ``jaxkernels.cross_entropy``, whose kernel computes the
+gradient in the same pass. The predicted probabilities come from ``jaxkernels.softmax``. The example
+then trains the same model with ``jax.nn`` to show that the results agree, and prints the line of the
 compiled program in which XLA calls our kernel.
 
 Run: python examples/train_digits.py [--epochs N] [--learning-rate R]
@@ -41,12 +41,12 @@ class Split(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What one run of this example found."""
+    """The findings of one run."""
 
     first_loss: float
     last_loss: float
     accuracy: float  # on the test images
-    largest_difference: float  # between our probabilities and those trained with jax.nn
+    largest_difference: float  # largest difference from the probabilities trained with jax.nn
     custom_calls: list[str]  # lines of the compiled training step
 
 
@@ -108,7 +108,7 @@ def custom_calls_of(step: Step, params: Params, batch: Split) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> Result:
-    """Trains with jaxkernels and with jax.nn, prints what happens and returns the findings.
+    """Trains with jaxkernels and with jax.nn, prints and returns the findings.
 
     Args:
         argv: command-line arguments; ``sys.argv[1:]`` when None.

@@ -1,10 +1,10 @@
-"""Trains a language model over many classes, and never keeps their logits.
+"""Trains a language model over 16384 classes without storing its logits.
 
-The model is that of ``train_char_lm.py``, but a token is a pair of characters: 16384 classes. Its last
-layer is the table of embeddings again, and the loss ``jaxkernels.linear_cross_entropy``, which makes the
-logits of some tokens at a time. The plain form, ``jaxkernels.cross_entropy`` of all logits, is trained
-beside it. Printed are the losses of both, and the memory of each compiled step beyond its arguments and
-results, as XLA counts it.
+The model is that of ``train_char_lm.py``, but a token is a pair of characters. Its last layer is the
+table of embeddings, and its loss ``jaxkernels.linear_cross_entropy``, which computes the logits of some
+tokens at a time. The example also trains the plain form, ``jaxkernels.cross_entropy`` of all logits. It
+prints the losses of both, and the memory that XLA reports for each compiled step, not counting arguments
+and results.
 
 Run: python examples/train_without_logits.py [--steps N] [--max-megabytes M]
 """
@@ -32,14 +32,14 @@ Loss = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 class Result(NamedTuple):
-    """What one training found."""
+    """The findings of one training."""
 
     losses: list[float]
-    temporary_bytes: int  # of a training step, beyond arguments and results
+    temporary_bytes: int  # memory of a training step, not counting arguments and results
 
 
 class PairModel(linen.Module):
-    """A decoder-only transformer that returns what its last layer would make logits of."""
+    """A decoder-only transformer that returns features and the table of its last layer."""
 
     form: Form
 
@@ -56,12 +56,12 @@ class PairModel(linen.Module):
 
 
 def plain_loss(x: jax.Array, table: jax.Array, labels: jax.Array) -> jax.Array:
-    """The loss of logits that are all kept."""
+    """The loss, with all logits stored."""
     return jk.cross_entropy(jk.matmul(x, table.T), labels, reduction="mean")
 
 
 def lean_loss(max_bytes: int, x: jax.Array, table: jax.Array, labels: jax.Array) -> jax.Array:
-    """The same, of logits of some tokens at a time."""
+    """The same loss, with the logits of some tokens at a time."""
     return jk.linear_cross_entropy(
         x, table, labels, trans_w=True, reduction="mean", max_bytes=max_bytes
     )
@@ -103,10 +103,10 @@ def train(loss: Loss, tokens: jax.Array, form: Form) -> Result:
 
 
 def main(arguments: Sequence[str] | None = None) -> tuple[Result, Result]:
-    """Trains both ways, prints what each takes, and returns what they found: plain, then lean."""
+    """Trains both ways, prints the memory of each, and returns the findings: plain, then lean."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=FORM.steps)
-    parser.add_argument("--max-megabytes", type=int, default=20, help="bound of the loss's memory")
+    parser.add_argument("--max-megabytes", type=int, default=20, help="memory bound of the loss")
     options = parser.parse_args(arguments)
     form = FORM._replace(steps=options.steps)
     max_bytes = options.max_megabytes * 2**20

@@ -1,12 +1,11 @@
-"""The loss of a language model whose vocabulary is cut over eight devices, and what it sends.
+"""The loss of a language model whose vocabulary is sharded over eight devices, and its communication.
 
-Each device holds an eighth of the classes: of the logits, or of the matrix that makes them. Under
-``jax.jit`` ``jaxkernels.cross_entropy`` and ``jaxkernels.linear_cross_entropy`` then send a
-maximum and three sums of each row; the logits stay where they are. Printed are the collectives of
-each compiled program, of loss and gradient together, and their bytes. Beside them stand optax's
-loss, which XLA splits by itself (one sum less: it does not count the largest logits apart), and the
-same loss of logits that every device gathers first. Values and gradients are held to optax's on
-one device.
+Each device holds an eighth of the classes: of the logits, or of the weight matrix. Under ``jax.jit``,
+``jaxkernels.cross_entropy`` and ``jaxkernels.linear_cross_entropy`` exchange one maximum and three sums
+per row, never the logits. The example prints the collectives of each compiled program, for loss and
+gradient together, and their bytes. It does the same for optax's loss, which XLA splits (with one sum
+less, because optax does not count the largest logits), and for the loss after an all-gather of the
+logits. It compares values and gradients with optax's on one device.
 
 The devices are simulated on the CPU. A program for GPUs is the same, over ``jax.devices()``.
 
@@ -55,7 +54,7 @@ class Program(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What one program showed."""
+    """The communication and errors of one program."""
 
     name: str
     sent: dict[str, int]  # bytes of the results of each kind of collective
@@ -65,7 +64,7 @@ class Finding(NamedTuple):
 
     @property
     def is_equal(self) -> bool:
-        """Whether loss and gradients are those of one device, within rounding."""
+        """Whether loss and gradients equal those of one device within rounding."""
         return max(self.value_difference, self.gradient_difference) <= ALLOWED
 
 
@@ -78,7 +77,7 @@ def optax_linear_loss(x: jax.Array, w: jax.Array, labels: jax.Array) -> jax.Arra
 
 
 def gathered_loss(mesh: Mesh, logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Every device gets all logits first."""
+    """The loss after every device has gathered all logits."""
     whole = jax.lax.with_sharding_constraint(logits, NamedSharding(mesh, P()))
     return jk.cross_entropy(whole, labels, reduction="mean")
 
@@ -116,7 +115,7 @@ def collectives(hlo: str) -> dict[str, int]:
 
 
 def examine(program: Program, labels: jax.Array, mesh: Mesh) -> Finding:
-    """Compiles a loss with its gradients for the mesh, and holds it to optax's on one device."""
+    """Compiles a loss with its gradients for the mesh, and compares it with optax's on one device."""
     by = tuple(range(len(program.operands)))
     placed = [
         jax.device_put(x, NamedSharding(mesh, spec))
@@ -138,7 +137,7 @@ def examine(program: Program, labels: jax.Array, mesh: Mesh) -> Finding:
 
 
 def main(argv: Sequence[str] | None = None) -> list[Finding]:
-    """Runs all programs, prints what they send and returns what they showed."""
+    """Runs all programs, prints their communication and returns the findings."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--vocabulary", type=int, default=8192, help=f"a multiple of {DEVICES}")

@@ -1,7 +1,7 @@
-"""What the site does beside its plugins: links out of docs/, the list of examples, names that lead to the reference.
+"""Hooks of the site: links out of docs/, the list of examples, names that lead to the reference.
 
-A page that includes a whole document of the repository is its place: links to that document lead to the page, and
-links to other files of the repository lead to the repository itself. `mkdocs.yml` has its address.
+If a page includes a whole document of the repository, links to that document lead to the page. Links to other files lead
+to the repository itself, whose address is in `mkdocs.yml`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-EXAMPLES = "<!-- examples -->"  # what the list of examples takes the place of
+EXAMPLES = "<!-- examples -->"  # the list of examples replaces this
 
 _log = logging.getLogger("mkdocs.plugins.site")  # with --strict a warning ends the build
 _WHOLE = re.compile(r'^{% include-markdown "(\S+)" %}$', re.MULTILINE)
@@ -24,7 +24,7 @@ _TARGET = re.compile(r'(\]\(|\bsrc=")([^\s()"]+)')
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"^ {2,3}(?=\S)", re.MULTILINE)
 _REFERENCE = re.compile(r"^::: (\S+)$", re.MULTILINE)
-# Code in these is left as it is.
+# Code in these elements is not changed.
 _KEPT = re.compile(r"(<(a|pre|h[1-6]|autoref)\b.*?</\2>)", re.DOTALL)
 _NAME = re.compile(r"<code>((?:jk\.|jaxkernels\.)?[\w.]+)</code>")
 _PICTURE = re.compile(r'<img [^>]*src="([^"]+\.png)"[^>]*>')
@@ -41,20 +41,20 @@ def places() -> dict[str, str]:
 
 
 def references() -> set[str]:
-    """What has a place in the reference."""
+    """The names that have a place in the reference."""
     pages = (DOCS / "reference").glob("*.md")
     return {name for page in pages for name in _REFERENCE.findall(page.read_text())}
 
 
 def examples() -> str:
-    """A section for each file of examples/: its docstring, and the file. What is no program comes last."""
+    """A section for each file of examples/: its docstring, and the file. Files that are no program come last."""
     found = []
     for path in sorted((ROOT / "examples").glob("*.py")):
         source = path.read_text()
         found.append((path, source, ast.get_docstring(ast.parse(source)) or ""))
     sections = []
     for path, source, text in sorted(found, key=lambda each: "Run:" not in each[2]):
-        # The command, and what may stand behind it.
+        # The command, and text after it.
         shown_text = re.sub(r"^Run: (.*?)(  .*)?$", r"Run: `\1`\2", text, flags=re.MULTILINE)
         shown = "".join(f"    {line}\n" if line else "\n" for line in source.splitlines())
         fenced = f"    ````python\n{shown}    ````\n"
@@ -69,13 +69,13 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
     if EXAMPLES in markdown:
         return markdown.replace(EXAMPLES, examples())
     parts = _FENCED.split(markdown)
-    # What belongs to an item of a list has two or three spaces here, as GitHub wants it, and four there.
+    # The text of a list item has two or three spaces here, as GitHub wants it, and four on the site.
     parts[::2] = [_INDENTED.sub("    ", text) for text in parts[::2]]
     return _TARGET.sub(lambda found: found[1] + to(found[2]), "".join(parts))
 
 
 def _link(folder: str, page: str, repository: str) -> Callable[[str], str]:
-    """What becomes of the target of a link on a page: within docs/ nothing."""
+    """Maps the target of a link on a page; targets within docs/ do not change."""
     raw = repository.replace("//github.com", "//raw.githubusercontent.com")
     prefixes = (f"{repository}/blob/main/", f"{repository}/raw/main/", f"{raw}/main/")
     by_document = places()
@@ -111,7 +111,7 @@ def on_page_content(html: str, *, page: Any, **_: Any) -> str:
         return f'<autoref identifier="{name}" optional>{found[0]}</autoref>'
 
     parts = _KEPT.split(html)
-    for i in range(0, len(parts), 3):  # text, what is kept, its tag, text, ...
+    for i in range(0, len(parts), 3):  # text, kept element, its tag, text, ...
         parts[i] = _PICTURE.sub(
             r'<a class="picture" href="\1">\g<0></a>', _NAME.sub(linked, parts[i])
         )
