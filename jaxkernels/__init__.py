@@ -1,11 +1,10 @@
-"""Row kernels and FP32 matrix products for JAX, called through XLA's foreign function interface.
+"""Drop-in JAX replacements for softmax, cross-entropy, attention softmax and float32 matmul.
 
-`softmax`, `log_softmax` and `logsumexp` take the place of those of `jax.nn` in any JAX program, and
-`cross_entropy` that of optax's: CUDA kernels on NVIDIA GPUs, C++ kernels on CPUs, plain JAX on everything else.
-`linear_cross_entropy` is that of a layer whose logits are never kept. `matmul`, `dot_general` and `sgemm` multiply in
-true float32 whatever the global precision flag says. `plan_softmax`, `plan_sgemm` and `plan_attention`
-show what a GPU would run. `python -m jaxkernels` tells what
-is installed and checks that it works.
+`softmax`, `log_softmax` and `logsumexp` replace the functions of `jax.nn`, and `cross_entropy` replaces
+optax's. They run CUDA kernels on NVIDIA GPUs, C++ kernels on CPUs, and plain JAX elsewhere.
+`linear_cross_entropy` computes the loss of a linear layer without storing its logits. `matmul`, `dot_general`
+and `sgemm` always compute in float32. `plan_softmax`, `plan_sgemm` and `plan_attention` show which kernels a
+GPU runs. `python -m jaxkernels` prints the installation and tests it.
 
 Example:
     >>> import jax

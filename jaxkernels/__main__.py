@@ -1,8 +1,8 @@
-"""``python -m jaxkernels``: what is installed, what is live, and whether it works.
+"""``python -m jaxkernels``: prints the installation, the live kernels, and the result of a self-test.
 
-Prints versions, devices, the XLA FFI versions built for and running, every target with the reason
-why it is not live, and the errors measured by a self-test of about a second. The exit code is 0 if
-all is well and 1 if a result is wrong or a CUDA device has no kernels.
+Prints versions, devices, the XLA FFI versions of the build and of the running jaxlib, each target with
+the reason if it is not live, and the errors measured by a self-test of about a second. The exit code is 1
+if a result is wrong or a CUDA device has no kernels, and 0 otherwise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What jax.export has to be told of our targets.
+"""The `disabled_checks` list to pass to jax.export.
 
 Owns: the list for users, and what is promised of exported programs. Must not know: which targets
 there are (`_core/registry`).
@@ -13,30 +13,27 @@ from jaxkernels._core import registry
 
 
 def export_checks() -> list[jax.export.DisabledSafetyCheck]:
-    """What `jax.export.export` takes as `disabled_checks`, so that programs may call our kernels.
+    """The `disabled_checks` list to pass to `jax.export.export`.
 
-    JAX exports custom calls only of targets that it knows to be stable. These are the targets of all
-    functions of this package, on all platforms.
+    JAX exports only custom calls that it knows to be stable. The list names the targets of all functions
+    of this package, on all platforms.
 
-    A program that version 0.1 exported runs on every later 0.1 and on every 0.2 of this package. So will
-    it be from each minor version to the next. JAX has rules of its own about its part of the file: an
-    older JAX may not read what a newer one wrote. A program names targets, their attributes, operations,
-    tiers and rungs. Within that time
+    A program that version 0.1 exports runs on every later 0.1 and on every 0.2 of this package, and so on
+    for each minor version and the next. JAX has its own rules for its part of the file: an older JAX may
+    not read a file that a newer one wrote. A program names targets, their attributes, operations, tiers
+    and rungs. Within that time:
 
-    - none of these names goes, and none gets another meaning;
-    - a target whose attributes change gets another name, and the old one stays beside it;
-    - a call that names no tier may take another kernel than before, so that bits may differ; the errors
-      keep to the same bounds;
-    - the scratch of a product is part of its call: a rung that wants more gets another name.
+    - these names stay, with the same meaning;
+    - a target whose attributes change gets a new name, and the old one stays too;
+    - a call that names no tier can run another kernel, so its last bits can differ within the same error
+      bounds;
+    - the scratch of a product is part of its call, so a rung that needs more gets a new name.
 
-    An attribute, an operation, a tier or a rung that a version does not know is an error of the call,
-    never ignored: nothing runs. So a program of a later version may be refused by an earlier one.
+    An unknown attribute, operation, tier or rung raises an error when the call runs; it is never ignored.
+    An earlier version can therefore refuse a program of a later one.
 
-    The calls of cuDNN are among them, for `dot_product_attention(..., implementation="cudnn")`. They are
-    XLA's, and nothing is promised of them. A program that names no implementation is exported without.
-
-    Returns:
-        A check for each target.
+    The list includes cuDNN's calls, for `dot_product_attention(..., implementation="cudnn")`. They belong
+    to XLA, and we promise nothing about them. Programs that name no implementation export without them.
 
     Example:
         >>> import jax
@@ -47,6 +44,9 @@ def export_checks() -> list[jax.export.DisabledSafetyCheck]:
         >>> exported = jax.export.export(program, disabled_checks=jk.export_checks())(x)
         >>> exported.out_avals[0].shape
         (4, 1000)
+
+    Returns:
+        A check for each target.
     """
     ours = (name for names in registry.TARGETS.values() for name in names)
     targets = dict.fromkeys((*ours, *cudnn.TARGETS))

@@ -112,30 +112,14 @@ _OPTAX = _Patch(
 
 @contextlib.contextmanager
 def patch_jax_nn() -> Iterator[None]:
-    """Replaces `jax.nn`'s softmax, log_softmax and logsumexp by this package's, inside a block.
+    """Replaces `jax.nn`'s softmax, log_softmax and logsumexp with this package's, inside a block.
 
-    It reaches code that calls them as attributes of `jax.nn`, which is what the attention of
-    flax.linen, Equinox, Haiku and Keras does, and optax's losses that have a softmax or a
-    log-sum-exp (docs/attention.md lists them); `jax.scipy.special.logsumexp`; and the three names in
-    `flax.linen` and `flax.nnx`, if Flax is imported before the block ends. Blocks nest,
-    in any order of ending; the originals are back when the last one ends, also by an exception. The
-    function can be a decorator as well: `@patch_jax_nn()`.
-
-    Returns:
-        A context manager that gives None.
-
-    Notes:
-        * A name that somebody else has taken, `from jax.nn import softmax`, is out of reach, and so
-          is `jax.nn.dot_product_attention`, which nnx.MultiHeadAttention calls when it has no
-          dropout: use `attention_fn=jaxkernels.flax.dot_product_attention` there.
-        * What a function calls is decided when it is traced. A jitted function that was compiled
-          before the block keeps jax.nn's softmax inside it, and one that is compiled inside keeps
-          ours after it, for the shapes that it was called with. Make the jitted function inside the
-          block, or call `jax.clear_caches()`, where that matters.
-        * The attributes belong to the whole process: other threads see the replacement while any
-          block is open.
-        * A softmax that has no kernel here (complex, float8, a vmapped axis by name) is still
-          jax.nn's own.
+    The block reaches code that calls them as attributes of `jax.nn`: the attention of flax.linen,
+    Equinox, Haiku and Keras, and optax's losses with a softmax or a log-sum-exp (docs/attention.md lists
+    them). It also replaces `jax.scipy.special.logsumexp`, and the three names in `flax.linen` and
+    `flax.nnx` if Flax is imported before the block ends. Blocks nest, and can end in any order. The
+    originals return when the last block ends, also after an exception. The function is a decorator too:
+    `@patch_jax_nn()`.
 
     Example:
         >>> import jax
@@ -145,6 +129,21 @@ def patch_jax_nn() -> Iterator[None]:
         True
         >>> print(jax.nn.softmax is jk.softmax)
         False
+
+    Returns:
+        A context manager without a value.
+
+    Notes:
+        * The block does not reach names imported before (`from jax.nn import softmax`), nor
+          `jax.nn.dot_product_attention`, which nnx.MultiHeadAttention calls without dropout: use
+          `attention_fn=jaxkernels.flax.dot_product_attention` there.
+        * A function keeps the softmax that it was traced with. A jitted function that was compiled before
+          the block keeps jax.nn's softmax inside it, and one that is compiled inside keeps ours after
+          it, for the shapes of its calls. Create the jitted function inside the block, or call
+          `jax.clear_caches()`.
+        * The attributes belong to the whole process: other threads see the replacement while any
+          block is open.
+        * jax.nn still computes a softmax without a kernel (complex, float8, a vmapped axis by name).
     """
     with _JAX_NN.block():
         yield
@@ -152,17 +151,12 @@ def patch_jax_nn() -> Iterator[None]:
 
 @contextlib.contextmanager
 def patch_optax() -> Iterator[None]:
-    """Replaces optax's cross entropies of a softmax by this package's, inside a block.
+    """Replaces optax's softmax cross-entropies with this package's, inside a block.
 
-    These are `optax.softmax_cross_entropy_with_integer_labels`, `optax.softmax_cross_entropy` and
-    `optax.safe_softmax_cross_entropy`, also as attributes of `optax.losses`; see `jaxkernels.optax`.
-    Blocks nest, as those of `patch_jax_nn`, whose notes hold here. Both may be open at once.
-
-    Returns:
-        A context manager that gives None. The function can be a decorator as well.
-
-    Raises:
-        ModuleNotFoundError: optax is not installed.
+    The replaced functions are `optax.softmax_cross_entropy_with_integer_labels`,
+    `optax.softmax_cross_entropy` and `optax.safe_softmax_cross_entropy`, also as attributes of
+    `optax.losses`; see `jaxkernels.optax`. The notes of `patch_jax_nn` apply. Both blocks can be open at
+    once.
 
     Example:
         >>> import optax
@@ -171,6 +165,12 @@ def patch_optax() -> Iterator[None]:
         >>> with jk.patch_optax():
         ...     print(optax.softmax_cross_entropy is jaxkernels.optax.softmax_cross_entropy)
         True
+
+    Returns:
+        A context manager without a value. The function is a decorator too.
+
+    Raises:
+        ModuleNotFoundError: optax is not installed.
     """
     with _OPTAX.block():
         yield

@@ -1,19 +1,18 @@
-"""Policies of `jax.checkpoint` that save the products of this package as they save XLA's.
+"""Policies of `jax.checkpoint` that save the products of this package as well as XLA's.
 
-JAX's own policies know `jax.lax.dot_general` and convolutions; under them a product of this package
-is computed again in the backward pass. The policies here have the names and the meaning of those in
-`jax.checkpoint_policies`, and count as products both JAX's and those of `jaxkernels.matmul`,
-`dot_general`, `sgemm` and the products of `dot_product_attention`. Attention that may run in
-cuDNN is one product, with batch dimensions, of which y and a number for each row are saved. The other
-policies of JAX serve as they are, and `jax.checkpoint_policies.save_from_both_policies` combines all of them.
+`jax.checkpoint_policies` do not recognise our matmul, so the backward pass computes it again. Use the
+policies of the same name in this module. They save JAX's products and those of `jaxkernels.matmul`,
+`dot_general`, `sgemm` and `dot_product_attention`. Attention that can run in cuDNN counts as one product
+with batch dimensions; its output and one number per row are saved. Other policies of JAX work without a
+change, and `jax.checkpoint_policies.save_from_both_policies` combines them with these.
 
 * `dots_saveable`, also called `checkpoint_dots`: save all products.
 * `dots_with_no_batch_dims_saveable`, also called `checkpoint_dots_with_no_batch_dims`: save products
-  without batch dimensions, such as those of weights.
+  without batch dimensions, such as products with weights.
 * `offload_dot_with_no_batch_dims`: the same, saved in another memory.
 
-A dimension is a batch dimension if both operands have it, as for `jax.lax.dot_general`; one of size
-1 is none.
+A dimension is a batch dimension if both operands have it, as in `jax.lax.dot_general`, and if its size is
+not 1.
 
 Example:
     >>> import jax

@@ -53,68 +53,10 @@ def dot_product_attention(
 ) -> jax.Array:
     """Attention with the arguments of Flax, for `attention_fn=` of its layers.
 
-    It serves `flax.linen.MultiHeadDotProductAttention` and `flax.nnx.MultiHeadAttention`: the
-    arguments are those of `flax.linen.dot_product_attention` and of
-    `flax.nnx.dot_product_attention` together, and the last four are ours. Other values for these are
-    given by `functools.partial(dot_product_attention, empty_rows="mean")`, which both layers accept.
-
-    Args:
-        query: array of shape (..., q, heads, depth), with any number of leading dimensions.
-        key: array of shape (..., k, key_heads, depth); heads is a multiple of key_heads.
-        value: array of shape (..., k, key_heads, value_depth).
-        bias: None, or an array that is added to the scores; it broadcasts to (..., heads, q, k).
-        mask: None, or an array that broadcasts to (..., heads, q, k); a query sees a key where it is
-            not 0 (or True).
-        broadcast_dropout: draw one (q, k) pattern of dropout for all leading dimensions and heads.
-        dropout_rng: the key that the pattern is drawn from; it is the pattern that Flax draws.
-        dropout_rate: the probability of a weight to be dropped.
-        deterministic: no dropout.
-        dtype: None, or the dtype of the computation and of the result.
-        precision: None multiplies float32 in true float32, whatever `jax_default_matmul_precision`
-            says; anything else is given to XLA's products.
-        module: None, or the linen or nnx module that the weights are sown into, under
-            "attention_weights" and before dropout, as by Flax.
-        force_fp32_for_softmax: for 16-bit computations. False: the scores are rounded to 16 bits,
-            which saves memory (the softmax still computes in float32; cuDNN keeps no scores, and rounds
-            none). True: scores, weights and
-            result are float32, as in linen. None: float32 scores and softmax, 16-bit weights and
-            result, as in nnx. linen's layer passes False or True, nnx's layer nothing.
-        einsum_dot_general: None, or a function like `jax.lax.dot_general` for both products.
-        qk_attn_weights_einsum: None, or a function like `jnp.einsum` for queries and keys.
-        attn_weights_value_einsum: the same for weights and values; both or none.
-        promote_dtype: None, or a function of ((query, key, value), dtype=dtype) that gives them one
-            dtype.
-        is_causal: query i sees the keys j <= i, both counted from the first, as in nnx.
-        scale: factor of the scores; None means 1 / sqrt(depth).
-        window: None, or (left, right), or an integer for both: query i sees the keys
-            i - left <= j <= i + right, counted from the first.
-        empty_rows: the result for a query that sees no key: "zero", or "mean" for the mean of all
-            values, which is what Flax gives.
-        implementation: None chooses: on a GPU 16-bit computations may be cuDNN's, as in
-            `jaxkernels.dot_product_attention`. "ffi" takes our softmax, and raises where it has no kernel,
-            "xla" computes it in plain JAX.
-
-    Returns:
-        Array of shape (..., q, heads, value_depth) and the dtype of the computation.
-
-    Raises:
-        TypeError: the dtype of the computation has no kernel, `module` is not a module, or the
-            window is not made of integers.
-        ValueError: shapes that do not fit, hooks that exclude each other, einsum hooks with heads
-            that share keys, dropout without `dropout_rng`, a negative window, or an unknown
-            `empty_rows` or `implementation`.
-        NotImplementedError: `implementation="ffi"` where the softmax has no kernel.
-
-    Notes:
-        * Flax divides the queries by sqrt(depth) in the dtype of the computation. Here the softmax
-          multiplies the scores, in float32, which rounds once less. With one of the hooks the
-          queries are scaled as by Flax, because a hook may quantise what it is given.
-        * The name of every argument is spelled out because linen's layer passes only those
-          arguments whose names it finds in the signature. A wrapper that takes `**kwargs` gets
-          none of them, the mask included: use `functools.wraps` or `functools.partial`.
-
-    References:
-        Signatures and meaning: Flax 0.12, flax/linen/attention.py and flax/nnx/nn/attention.py.
+    Works in `flax.linen.MultiHeadDotProductAttention` and `flax.nnx.MultiHeadAttention`. The arguments are
+    the union of those of `flax.linen.dot_product_attention` and `flax.nnx.dot_product_attention`, and the
+    last four are ours. Set these with `functools.partial(dot_product_attention, empty_rows="mean")`,
+    which both layers accept.
 
     Example:
         >>> import jax
@@ -126,6 +68,64 @@ def dot_product_attention(
         >>> y, parameters = layer.init_with_output(jax.random.key(0), x, mask=mask)
         >>> y.shape
         (1, 4, 8)
+
+    Args:
+        query: array of shape (..., q, heads, depth), with any number of leading dimensions.
+        key: array of shape (..., k, key_heads, depth); heads is a multiple of key_heads.
+        value: array of shape (..., k, key_heads, value_depth).
+        bias: None, or an array that is added to the scores; it broadcasts to (..., heads, q, k).
+        mask: None, or an array that broadcasts to (..., heads, q, k); a query sees a key where it is
+            not 0 (or True).
+        broadcast_dropout: draw one (q, k) pattern of dropout for all leading dimensions and heads.
+        dropout_rng: the random key of the pattern, which equals Flax's pattern for the same key.
+        dropout_rate: the probability of dropping a weight.
+        deterministic: no dropout.
+        dtype: None, or the dtype of the computation and of the result.
+        precision: None computes float32 products in float32, whatever `jax_default_matmul_precision`
+            says. Any other value is passed to XLA's products.
+        module: None, or the linen or nnx module into which the weights are sown, under
+            "attention_weights" and before dropout, as in Flax.
+        force_fp32_for_softmax: for 16-bit computations. False: the scores are rounded to 16 bits,
+            which saves memory; the softmax still computes in float32, and cuDNN stores and rounds no
+            scores. True: scores, weights and result are float32, as in linen. None: float32 scores and
+            softmax, 16-bit weights and result, as in nnx. linen's layer passes False or True, nnx's
+            layer nothing.
+        einsum_dot_general: None, or a function like `jax.lax.dot_general` for both products.
+        qk_attn_weights_einsum: None, or a function like `jnp.einsum` for queries and keys.
+        attn_weights_value_einsum: the same for weights and values; both or none.
+        promote_dtype: None, or a function of ((query, key, value), dtype=dtype) that gives them one
+            dtype.
+        is_causal: query i sees the keys j <= i, both counted from the first, as in nnx.
+        scale: factor of the scores; None means 1 / sqrt(depth).
+        window: None, or (left, right), or an integer for both: query i sees the keys
+            i - left <= j <= i + right, counted from the first.
+        empty_rows: the result for a query that sees no key: "zero", or "mean" for the mean of all
+            values, as in Flax.
+        implementation: None chooses; on a GPU, cuDNN can compute 16-bit calls, as in
+            `jaxkernels.dot_product_attention`. "ffi" runs our softmax, and raises an error if it has no
+            kernel. "xla" runs plain JAX.
+
+    Returns:
+        Array of shape (..., q, heads, value_depth) and the dtype of the computation.
+
+    Raises:
+        TypeError: the dtype of the computation has no kernel, `module` is not a module, or the window
+            contains a value that is not an integer.
+        ValueError: shapes do not fit, hooks exclude each other, einsum hooks are given with heads that
+            share keys, dropout has no `dropout_rng`, the window is negative, or `empty_rows` or
+            `implementation` is unknown.
+        NotImplementedError: `implementation="ffi"` and the softmax has no kernel.
+
+    Notes:
+        * Flax divides the queries by sqrt(depth) in the dtype of the computation. Here the softmax
+          multiplies the scores in float32, which rounds once less. With one of the hooks the queries are
+          scaled as in Flax, because a hook can quantise its operands.
+        * linen's layer passes only the arguments whose names it finds in the signature. A wrapper that
+          takes `**kwargs` gets none of them, not even the mask: use `functools.wraps` or
+          `functools.partial`.
+
+    References:
+        Signatures and meaning: Flax 0.12, flax/linen/attention.py and flax/nnx/nn/attention.py.
     """
     flax_checks.check_hooks(
         precision, einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum

@@ -1,8 +1,8 @@
-"""optax's losses of logits on this package's kernels, under optax's names.
+"""optax's softmax cross-entropies on this package's kernels, under optax's names.
 
-`softmax_cross_entropy_with_integer_labels`, `softmax_cross_entropy` and `safe_softmax_cross_entropy`
-have the arguments, shapes and dtypes of optax's; `jaxkernels.patch_optax` puts them in their place.
-`jaxkernels.cross_entropy` does more: reductions, weights, smoothing, rows that are left out.
+`softmax_cross_entropy_with_integer_labels`, `softmax_cross_entropy` and `safe_softmax_cross_entropy` have
+the arguments, shapes and dtypes of optax's functions, and `jaxkernels.patch_optax` replaces those.
+`jaxkernels.cross_entropy` has more options: reductions, weights, smoothing, ignored rows.
 
 optax itself is not needed.
 

@@ -1,6 +1,6 @@
-"""What the arguments of the public functions may be, as types: editors complete them, checkers find misspellings.
+"""Types of the arguments of public functions: editors complete them, type checkers find misspellings.
 
-Each list of names is written down here once; the checks at run time read it by `typing.get_args`.
+Each list of names appears only here. The checks at run time read it with `typing.get_args`.
 
 Example:
     >>> import typing
@@ -20,7 +20,7 @@ DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
 
 
 class HasDtype(Protocol):
-    """What stands for a dtype, such as `jax.numpy.float32`."""
+    """An object with a dtype, such as `jax.numpy.float32`."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -29,10 +29,10 @@ class HasDtype(Protocol):
 
 
 Dtype: TypeAlias = DtypeName | type[Any] | np.dtype[Any] | HasDtype
-"""As `jax.typing.DTypeLike`, but for text that names no dtype with kernels."""
+"""Like `jax.typing.DTypeLike`, without names of dtypes that have no kernels."""
 
 Tier: TypeAlias = Literal["warp", "block", "block_smem", "cluster", "block_uncached", "spread"]
-"""The tiers of the row kernels that can be forced."""
+"""The tiers of the row kernels that `tier=` can select."""
 
 Algorithm: TypeAlias = Literal[
     "naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined", "thin", "tensor"
@@ -40,25 +40,25 @@ Algorithm: TypeAlias = Literal[
 """The rungs of the SGEMM ladder."""
 
 Implementation: TypeAlias = Literal["ffi", "xla"]
-"""What runs: "ffi" this package's kernels, or an error where there are none; "xla" plain JAX."""
+"""The implementation: "ffi" runs this package's kernels, or raises an error; "xla" runs plain JAX."""
 
 OtherDtypes: TypeAlias = Literal["xla"]
-"""Who multiplies operands that no kernel serves."""
+"""The implementation of products that have no kernel."""
 
 AttentionImplementation: TypeAlias = Literal["ffi", "xla", "cudnn"]
-"""What runs in `dot_product_attention`: "ffi" as above, "xla" is jax.nn's own, "cudnn" is cuDNN's."""
+"""The implementation of `dot_product_attention`: "ffi" as above, "xla" is jax.nn's, "cudnn" is cuDNN's."""
 
 Reduction: TypeAlias = Literal["none", "mean", "sum"]
-"""What becomes of the losses of rows."""
+"""The reduction of the losses of rows."""
 
 LogitsDtype: TypeAlias = Literal["float32"]
-"""What the logits of a linear layer are rounded to, where that is not the dtype of its operands."""
+"""The dtype of the logits of a linear layer, if it is not the dtype of its operands."""
 
 PlanPlatform: TypeAlias = Literal["cuda", "cpu"]
-"""Whose products a plan of `linear_cross_entropy` is for."""
+"""The platform of a plan of `linear_cross_entropy`."""
 
 EmptyRows: TypeAlias = Literal["zero", "mean"]
-"""The result for a row, or a query, that sees nothing."""
+"""The result of a fully masked row or query."""
 
 Operation: TypeAlias = Literal[
     "softmax_fwd",
@@ -85,7 +85,7 @@ DeviceName: TypeAlias = Literal[
 
 
 class Device(Protocol):
-    """A `jax.Device`, which JAX does not export in a form that type checkers take for a type."""
+    """A `jax.Device`. JAX does not export it in a form that type checkers accept as a type."""
 
     @property
     def platform(self) -> str:

@@ -93,78 +93,16 @@ def dot_product_attention(
     return_residual: bool = False,
     empty_rows: EmptyRows | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    r"""Attention: softmax(scale * query key^T + bias, where masked) value, for each head.
+    r"""Attention: softmax(scale * query key^T + bias, masked) value, for each head.
 
-    A drop-in for `jax.nn.dot_product_attention`, but for rows without any key (see `empty_rows`).
-    Scale, bias, mask and window are part of the softmax kernel; float32 products are true float32,
-    whatever `jax_default_matmul_precision` says (see `matmul`). It composes with jit, vmap, scan,
-    remat and derivatives of every order and mode. In 16 bits cuDNN's flash attention computes it on
-    GPUs where that is the fastest that is right (`plan_attention`); elsewhere the scores are kept in
-    memory.
+    A drop-in replacement for `jax.nn.dot_product_attention`, except for rows without a key (see
+    `empty_rows`). The softmax kernel applies scale, bias, mask and window. float32 products are always
+    float32, whatever `jax_default_matmul_precision` says (see `matmul`). Works with jit, vmap, scan, remat
+    and derivatives of every order and mode. For 16-bit types on a GPU, cuDNN's flash attention runs where
+    it is the fastest correct choice (`plan_attention`); otherwise the scores are stored in memory.
 
     Letters: B batch, T queries, S keys, N query heads, K key heads (N is a multiple of K; each key
     head serves N / K neighbouring query heads and is not copied), H depth.
-
-    Args:
-        query: array of shape (B, T, N, H) or (T, N, H); float32, bfloat16, float16, float64 or an
-            integer dtype. Lists become arrays; other dtypes are given to
-            `jax.nn.dot_product_attention`.
-        key: array of shape (B, S, K, H) or (S, K, H), of the dtype of query.
-        value: array of the shape and dtype of key.
-        bias: None, or an array of any floating dtype that is added to the scaled scores. It
-            broadcasts to (B, N, T, S).
-        mask: None, or an array of bool that broadcasts to (B, N, T, S); True lets a query see a key.
-        scale: factor of the scores; None means 1 / sqrt(H), and 1 where H is 0. A Python or NumPy
-            number becomes part of the kernel; a JAX array may be differentiated, and costs a pass
-            over the scores.
-        is_causal: query i sees the keys j <= i. Both are counted from the first one, as in jax.nn,
-            also where T and S differ (`scaled_masked_softmax` counts from the last).
-        query_seq_lengths: None, or int32 array of shape (B,): the result is 0 for later queries.
-        key_value_seq_lengths: None, or int32 array of shape (B,): later keys are not seen.
-        local_window_size: None, or (left, right), or an integer for both: query i sees the keys
-            i - left <= j <= i + right, counted from the first.
-        implementation: None chooses; "ffi" takes our softmax, and raises where it has no kernel; "xla"
-            calls `jax.nn.dot_product_attention` with that implementation; "cudnn" calls cuDNN, or
-            jax.nn where only that can, whose errors it raises.
-        return_residual: also return the logarithm of the sum of the exponentials of each row.
-        empty_rows: the result for a query that sees no key: "zero", or "mean" for the mean of all S
-            values, which is what jax.nn gives. The scores, bias and scale get no gradient from such
-            rows either way. None means "zero", and whatever jax.nn gives where that is called.
-
-    Returns:
-        Array of the shape and dtype of query. With `return_residual` also one of shape (B, T, N) or
-        (T, N) and that dtype, which has no gradient; it is -inf for a query that sees no key, and
-        with `empty_rows="mean"` jax.nn's large negative number.
-
-    Raises:
-        TypeError: an argument is not an array, the window is not made of integers, or an argument
-            that decides which program is made is traced (a `ConcretizationTypeError`).
-        ValueError: shapes or dtypes that do not fit each other, a mask that is not bool, a negative
-            window, an unknown `implementation` or `empty_rows`, or an `empty_rows` that the chosen
-            implementation does not have.
-        NotImplementedError: `implementation="ffi"` with a dtype that has no kernel; for a platform
-            without kernels it is raised when the program is lowered, and so for
-            `implementation="cudnn"` on a platform without cuDNN.
-
-    Notes:
-        * 16-bit inputs: XLA multiplies them into float32 scores, as in jax.nn; the softmax is
-          float32, and is rounded to their dtype for the second product.
-        * float32 products are planned for the batch as a whole: a member may get other bits than it
-          would alone, by the order of its sums.
-        * float64 inputs: the softmax is float64, too, where jax.nn rounds to float32.
-        * Integer inputs: the scores and the softmax are float32, and the softmax is rounded towards
-          zero to the integers of the result, as in jax.nn.
-        * Sequence lengths and windows need no mask of shape (T, S) in memory; a mask or bias that is
-          common to heads or batch is not copied for each of them.
-        * Reverse mode keeps the result of the softmax, never the scores; in cuDNN neither, but the result
-          and a number for each row.
-        * In cuDNN the gradient of the queries may have other last bits in the next run, and a NaN in what a
-          mask hides may reach its row. `implementation="ffi"` has neither.
-
-    References:
-        Vaswani et al., "Attention is all you need", 2017, arXiv:1706.03762. Ainslie et al., "GQA",
-        2023, arXiv:2305.13245, for heads that share keys. Dao, "FlashAttention-2", 2023,
-        arXiv:2307.08691.
 
     Example:
         >>> import jax.numpy as jnp
@@ -175,6 +113,66 @@ def dot_product_attention(
         [[0. 1.]
          [1. 2.]
          [2. 3.]]
+
+    Args:
+        query: array of shape (B, T, N, H) or (T, N, H); float32, bfloat16, float16, float64 or an
+            integer dtype. Lists become arrays. `jax.nn.dot_product_attention` computes other dtypes.
+        key: array of shape (B, S, K, H) or (S, K, H), of the dtype of query.
+        value: array of the shape and dtype of key.
+        bias: None, or an array of any floating dtype that is added to the scaled scores. It
+            broadcasts to (B, N, T, S).
+        mask: None, or an array of bool that broadcasts to (B, N, T, S); True lets a query see a key.
+        scale: factor of the scores; None means 1 / sqrt(H), or 1 if H is 0. A Python or NumPy number is
+            fused. A JAX array can be differentiated, and costs a pass over the scores.
+        is_causal: query i sees the keys j <= i, both counted from the first one, as in jax.nn, also if T
+            and S differ (`scaled_masked_softmax` counts from the last one).
+        query_seq_lengths: None, or int32 array of shape (B,): the result is 0 for later queries.
+        key_value_seq_lengths: None, or int32 array of shape (B,): later keys are hidden.
+        local_window_size: None, or (left, right), or an integer for both: query i sees the keys
+            i - left <= j <= i + right, counted from the first.
+        implementation: None chooses. "ffi" runs our softmax, and raises an error if it has no kernel.
+            "xla" calls `jax.nn.dot_product_attention` with that implementation. "cudnn" calls cuDNN, or
+            jax.nn's cuDNN path for calls that only it serves, including its errors.
+        return_residual: also returns the logarithm of the sum of the exponentials of each row.
+        empty_rows: the result for a query that sees no key: "zero", or "mean" for the mean of all S
+            values, as in jax.nn. Scores, bias and scale get no gradient from such rows. None means
+            "zero", or the result of jax.nn if jax.nn is called.
+
+    Returns:
+        Array of the shape and dtype of query. With `return_residual` also one of shape (B, T, N) or
+        (T, N) and that dtype, which has no gradient; it is -inf for a query that sees no key, and
+        with `empty_rows="mean"` jax.nn's large negative number.
+
+    Raises:
+        TypeError: an argument is not an array, the window contains a value that is not an integer, or a
+            static argument is traced (a `ConcretizationTypeError`).
+        ValueError: shapes or dtypes that do not fit each other, a mask that is not bool, a negative
+            window, an unknown `implementation` or `empty_rows`, or an `empty_rows` that the chosen
+            implementation does not have.
+        NotImplementedError: `implementation="ffi"` and the dtype has no kernel. For a platform without
+            kernels, or without cuDNN and `implementation="cudnn"`, it is raised when the program is
+            lowered.
+
+    Notes:
+        * 16-bit inputs: XLA multiplies them into float32 scores, as in jax.nn. The softmax is float32 and
+          is rounded to their dtype for the second product.
+        * float32 products are planned for the whole batch, so the last bits of a member can differ from
+          those that it has alone.
+        * float64 inputs: the softmax is float64 too; jax.nn rounds to float32.
+        * Integer inputs: the scores and the softmax are float32, and the softmax is rounded towards zero
+          to the integers of the result, as in jax.nn.
+        * Sequence lengths and windows need no mask of shape (T, S) in memory. A mask or bias that heads or
+          batch share is not copied.
+        * Reverse mode stores the result of the softmax, never the scores. cuDNN stores only its result and
+          one number per row.
+        * In cuDNN the gradient of the queries can differ in its last bits from run to run, and a NaN under
+          a mask can reach its row. `implementation="ffi"` has neither effect.
+        * To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
+
+    References:
+        Vaswani et al., "Attention is all you need", 2017, arXiv:1706.03762. Ainslie et al., "GQA",
+        2023, arXiv:2305.13245, for heads that share keys. Dao, "FlashAttention-2", 2023,
+        arXiv:2307.08691.
     """
     checks.check_choices(implementation, empty_rows)
     peer = functools.partial(  # pyright: ignore[reportCallIssue]

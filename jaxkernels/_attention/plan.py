@@ -24,14 +24,14 @@ _NAME = "plan_attention"
 
 @dataclasses.dataclass(frozen=True)
 class AttentionPlan:
-    """Who computes a call of `dot_product_attention` that names nobody, on a GPU.
+    """The implementation that a GPU runs for a call of `dot_product_attention` that names none.
 
     Attributes:
         implementation: "cudnn", cuDNN's flash attention, or "ffi", this package's softmax between
-            products. (What a bias is differentiated by, and forward mode, is "ffi" in any case.)
+            products. (The gradient of a bias, and forward mode, are always "ffi".)
         why: the reason.
-        keeps_scores: whether a matrix of queries by keys for every head is kept in memory.
-        is_repeatable: whether gradients too are the same from run to run, bit by bit.
+        keeps_scores: whether a matrix of queries by keys for each head is stored in memory.
+        is_repeatable: whether gradients, too, have the same bits from run to run.
         device: the GPU.
         cudnn_version: the version of cuDNN, 91002 for 9.10.2; 0 for none.
     """
@@ -59,7 +59,15 @@ def plan_attention(
     device: DeviceName | Device | None = None,
     cudnn_version: int | None = None,
 ) -> AttentionPlan:
-    """What a GPU would run for a call of `dot_product_attention`, and why; needs no GPU.
+    """The implementation that a GPU runs for a call of `dot_product_attention`, and why. Needs no GPU.
+
+    Example:
+        >>> import jaxkernels as jk
+        >>> shape = (4, 2048, 16, 64)
+        >>> jk.plan_attention(shape, shape, "bfloat16", device="h200").implementation
+        'cudnn'
+        >>> jk.plan_attention(shape, shape, "float32", device="h200").why
+        'float32 products are ours, in full precision'
 
     Args:
         query_shape: (B, T, N, H) or (T, N, H).
@@ -73,28 +81,20 @@ def plan_attention(
         return_residual: as for `dot_product_attention`.
         empty_rows: as for `dot_product_attention`.
         device: as for `plan_softmax`.
-        cudnn_version: 91002 for 9.10.2, 0 for none; None means what is installed or, on a machine
-            without it, the oldest that is used.
+        cudnn_version: 91002 for 9.10.2, 0 for none. None means the installed version or, on a machine
+            without cuDNN, the oldest that is used.
 
     Returns:
         The plan: a value that can be compared and printed.
 
     Raises:
-        TypeError: the dtype has no kernels, `device` is neither a name nor a device, or the window is
-            not made of integers.
-        ValueError: shapes that do not fit each other, an unknown device or `empty_rows`, or a negative
-            window.
+        TypeError: the dtype has no kernels, `device` is neither a name nor a device, or the window
+            contains a value that is not an integer.
+        ValueError: shapes do not fit each other, device or `empty_rows` is unknown, or the window is
+            negative.
 
     References:
         The table and its measurements: jaxkernels/_attention/choice.py.
-
-    Example:
-        >>> import jaxkernels as jk
-        >>> shape = (4, 2048, 16, 64)
-        >>> jk.plan_attention(shape, shape, "bfloat16", device="h200").implementation
-        'cudnn'
-        >>> jk.plan_attention(shape, shape, "float32", device="h200").why
-        'float32 products are ours, in full precision'
     """
     validate.check_choice("empty_rows", empty_rows, masked.EMPTY_ROWS)
     name = jnp.dtype(dtype).name

@@ -86,71 +86,11 @@ def linear_cross_entropy(
     max_bytes: int | None = None,
     implementation: Implementation | None = None,
 ) -> jax.Array | tuple[jax.Array, ...]:
-    r"""Cross entropy of labels against the softmax of the logits x w + bias, which are never kept.
+    r"""The cross-entropy of labels for `logits = x @ w + bias`, without storing the logits.
 
-    The logits of V classes are made for some rows at a time, a chunk, and their gradient takes their
-    place. `plan_linear_cross_entropy` tells how many rows that are. It composes with jit, vmap, scan,
-    remat, shard_map and derivatives of every order and mode.
-
-    Args:
-        x: array of shape (..., H), float32, bfloat16, float16 or float64.
-        w: array of shape (H, V), or (V, H) with `trans_w`, of the dtype of x.
-        labels: integers of any dtype, of shape (...) or broadcasting against it: the class of each row.
-            A negative one leaves its row out: loss 0, gradient 0, whatever x is there.
-        bias: None, or an array of shape (V,) of any floating dtype. It is added to the product in
-            float32. -inf hides a class, such as one that pads the vocabulary; not under a soft cap.
-        trans_w: w is stored as (V, H), as a table of embeddings is.
-        weights: as for `cross_entropy`, against the shape (...).
-        label_smoothing: as for `cross_entropy`.
-        z_loss: as for `cross_entropy`.
-        logit_soft_cap: as for `cross_entropy`.
-        temperature: as for `cross_entropy`, a number or an array that broadcasts against (...).
-        reduction: as for `cross_entropy`.
-        return_lse: returns the log-sum-exp of each row as well.
-        return_entropy: returns the entropy of the softmax of each row as well.
-        logits_dtype: None rounds the logits, and their gradient, to the dtype of x. "float32" keeps
-            them in float32 until the gradient is multiplied, for more memory.
-        max_bytes: bound of the memory that the loss and its gradients take on one device beyond
-            operands and results. None: 1 GiB for the logits of a chunk, and what has to be beside it.
-            Forward mode of "none" takes more, see below.
-        implementation: as for `cross_entropy`. It is about the row kernels; products are XLA's, or of
-            float32 those of `matmul` on the rung "pipelined" (the scratch of "tensor" would not
-            fit the bound), or with "xla" XLA's own at the highest precision.
-
-    Returns:
-        The loss, an array of shape (...), or a number; float32, or float64 of float64. With `return_lse`
-        or `return_entropy` a tuple: the loss, and the one or both of them.
-
-    Raises:
-        TypeError: an argument is not an array or number, x and w have different dtypes or no kernels,
-            or labels are no integers. Probabilities would have as many elements as the logits:
-            `cross_entropy` takes them.
-        ValueError: shapes do not fit, an option is out of its range or unknown, a label that is known
-            is V or larger, or, when the program is lowered, one row does not fit into `max_bytes`.
-        NotImplementedError: `implementation="ffi"` where there is no kernel, when the program is
-            lowered.
-
-    Notes:
-        * Of traced labels, one that is V or larger gives NaN, in the loss and in the gradients.
-        * "mean" and "sum" make their gradients with the loss, by three products in all; they are
-          rounded to the dtypes of x, w and bias, and then multiplied by the cotangent of the loss. "none"
-          keeps seven numbers of each row and makes the logits of a chunk again, four products in all.
-          float16, and what returns more than the loss, go the way of "none".
-        * The gradient of the logits is rounded to the dtype of x before it is multiplied. The gradient
-          of w is summed in float32 over chunks, and rounded once; of one chunk it is the product.
-        * Under vmap, rows of all members share chunks, as long as they share w; and so does the
-          gradient of a sum of their losses.
-        * Labels and options that are known are checked, as those of `cross_entropy` are.
-        * Forward mode of "none" has the chunks of its loss, and makes up to five arrays of the size of a
-          chunk's logits, in float32: it may take several times `max_bytes`.
-        * Derivatives of the second order keep the logits of all rows.
-        * Rows sharded: the sums of the gradients of w and bias cross the network. Classes sharded: a
-          maximum and three sums a row (with smoothing or entropy six), and the sum of the gradient of x.
-          Forward mode gathers w.
-
-    References:
-        Wijmans et al., "Cut your losses in large-vocabulary language models", 2024, arXiv:2411.09009,
-        and Hsu et al., "Liger kernel", 2024, arXiv:2410.10989, whose chunks of rows these are.
+    The logits are computed for some rows at a time, a chunk, and overwritten with their gradient.
+    `plan_linear_cross_entropy` returns the size of the chunks. Works with jit, vmap, scan, remat,
+    shard_map and derivatives of every order and mode.
 
     Example:
         >>> import jax
@@ -161,6 +101,65 @@ def linear_cross_entropy(
         >>> loss, dw = jax.value_and_grad(mean)(w)
         >>> print(loss, dw[0])  # log 8
         2.0794415 [-0.075 -0.075 -0.075 -0.075 -0.075  0.125  0.125  0.125]
+
+    Args:
+        x: array of shape (..., H), float32, bfloat16, float16 or float64.
+        w: array of shape (H, V), or (V, H) with `trans_w`, of the dtype of x.
+        labels: the class of each row: integers of any dtype, of shape (...) or broadcasting against it.
+            A negative label leaves its row out: loss and gradient are 0, whatever x is.
+        bias: None, or an array of shape (V,) of any floating dtype. It is added to the product in
+            float32. -inf hides a class that pads the vocabulary, but not with a soft cap.
+        trans_w: w has the shape (V, H), like a table of embeddings.
+        weights: as for `cross_entropy`, against the shape (...).
+        label_smoothing: as for `cross_entropy`.
+        z_loss: as for `cross_entropy`.
+        logit_soft_cap: as for `cross_entropy`.
+        temperature: as for `cross_entropy`, a number or an array that broadcasts against (...).
+        reduction: as for `cross_entropy`.
+        return_lse: also returns the log-sum-exp of each row.
+        return_entropy: also returns the entropy of the softmax of each row.
+        logits_dtype: None rounds the logits, and their gradient, to the dtype of x. "float32" keeps
+            them in float32 until the gradient is multiplied, for more memory.
+        max_bytes: bound on the memory of the loss and its gradients on one device, not counting
+            operands and results. None allows 1 GiB for the logits of a chunk, plus the sums over chunks.
+            Forward mode of "none" takes more, see below.
+        implementation: as for `cross_entropy`, for the row kernels. float32 products are those of
+            `matmul` with the algorithm "pipelined" (the scratch of "tensor" would not fit the bound);
+            others are XLA's. With "xla" all products are XLA's at highest precision.
+
+    Returns:
+        The loss, an array of shape (...), or a number; float32, or float64 of float64. With `return_lse`
+        or `return_entropy` a tuple: the loss, then the log-sum-exp, then the entropy.
+
+    Raises:
+        TypeError: an argument is not an array or number, x and w have different dtypes or no kernels,
+            or labels are not integers. (For probabilities, which are as large as the logits, use
+            `cross_entropy`.)
+        ValueError: shapes do not fit, an option is out of its range or unknown, a concrete label is V
+            or larger, or one row does not fit into `max_bytes` when the program is lowered.
+        NotImplementedError: `implementation="ffi"` and there is no kernel, when the program is lowered.
+
+    Notes:
+        * A traced label of V or larger gives NaN, in the loss and in the gradients.
+        * "mean" and "sum" compute their gradients with the loss, with three products. They round them to
+          the dtypes of x, w and bias, and then multiply by the cotangent of the loss. "none" stores seven
+          numbers per row and computes the logits of a chunk again, with four products. float16 and calls
+          with extra outputs use the path of "none".
+        * The gradient of the logits is rounded to the dtype of x before it is multiplied. The gradient
+          of w is summed in float32 over chunks and rounded once; a single chunk needs no sum.
+        * Under vmap, rows of all members share chunks if they share w, and so does the gradient of a sum
+          of their losses.
+        * Concrete labels and options are checked, as in `cross_entropy`.
+        * Forward mode of "none" stores up to five float32 arrays of the size of a chunk's logits, which
+          can be several times `max_bytes`.
+        * Second derivatives store the logits of all rows.
+        * If rows are sharded, the sums of the gradients of w and bias cross the network. If classes are
+          sharded, devices exchange one maximum and three sums per row (six sums with smoothing or
+          entropy), and the sum of the gradient of x. Forward mode gathers w.
+
+    References:
+        Wijmans et al., "Cut your losses in large-vocabulary language models", 2024, arXiv:2411.09009,
+        and Hsu et al., "Liger kernel", 2024, arXiv:2410.10989, for the chunks of rows.
     """
     validate.check_choice("implementation", implementation, validate.IMPLEMENTATIONS)
     validate.check_choice("logits_dtype", logits_dtype, get_args(LogitsDtype))

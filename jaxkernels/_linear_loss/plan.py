@@ -27,14 +27,14 @@ _ROW_NUMBERS = 40
 
 @dataclasses.dataclass(frozen=True)
 class LinearCrossEntropyPlan:
-    """How the rows of a linear layer's cross entropy become chunks. All bytes are those of one device.
+    """The chunks of a linear layer's cross-entropy. All bytes are those of one device.
 
     Attributes:
         rows: rows of x.
         chunk_rows: rows of a chunk; the first one may have fewer.
-        chunks: how many there are.
+        chunks: the number of chunks.
         logits_bytes: the logits of a chunk, and other arrays of their size.
-        sums_bytes: sums over chunks in float32, with what is added to them; 0 for one chunk.
+        sums_bytes: the float32 sums over chunks and the terms added to them; 0 for one chunk.
         scratch_bytes: scratch of float32 products on a GPU.
         row_bytes: slices of x and of its gradient, and numbers of each row.
     """
@@ -157,28 +157,7 @@ def plan_linear_cross_entropy(
     max_bytes: int | None = None,
     platform: PlanPlatform = "cuda",
 ) -> LinearCrossEntropyPlan:
-    """How `linear_cross_entropy` cuts rows into chunks on one device; needs no GPU.
-
-    Args:
-        rows: all rows of x, in a sharded program those of a device.
-        features: H.
-        classes: V, in a sharded program those of a device.
-        dtype: of x and w: float32, bfloat16, float16 or float64.
-        trans_w: as for `linear_cross_entropy`.
-        logits_dtype: as for `linear_cross_entropy`.
-        is_scaled: whether there is a soft cap or a temperature.
-        w_is_constant: whether no gradient of w or of a bias is asked for, so that nothing is summed, as
-            in the forward pass of "none".
-        max_bytes: as for `linear_cross_entropy`.
-        platform: "cuda" or "cpu". On a GPU a float32 product is added to the sum in place.
-
-    Returns:
-        The plan, a value that can be compared and printed. `total_bytes` is what the loss and its
-        gradients take together beyond operands and results, but for the workspace of XLA's products.
-
-    Raises:
-        TypeError: the dtype has no kernels.
-        ValueError: a size is not positive, or not even one row fits into `max_bytes`.
+    """The chunks of rows of `linear_cross_entropy` on one device. Needs no GPU.
 
     Example:
         >>> import jaxkernels as jk
@@ -187,6 +166,27 @@ def plan_linear_cross_entropy(
         >>> plan = jk.plan_linear_cross_entropy(32768, 2560, 128256, "bfloat16")
         >>> plan.chunks, plan.sums_bytes == 4 * (2 * 2560 * 128256 + 2 * 128256)
         (8, True)
+
+    Args:
+        rows: the number of rows of x; in a sharded program, that of a device.
+        features: H.
+        classes: V; in a sharded program, that of a device.
+        dtype: dtype of x and w: float32, bfloat16, float16 or float64.
+        trans_w: as for `linear_cross_entropy`.
+        logits_dtype: as for `linear_cross_entropy`.
+        is_scaled: whether there is a soft cap or a temperature.
+        w_is_constant: whether no gradient of w or of a bias is needed, as in the forward pass of "none".
+            Then nothing is summed over chunks.
+        max_bytes: as for `linear_cross_entropy`.
+        platform: "cuda" or "cpu". On a GPU a float32 product is added to the sum in place.
+
+    Returns:
+        The plan: a value that can be compared and printed. `total_bytes` is the memory of the loss and
+        its gradients, not counting operands, results and the workspace of XLA's products.
+
+    Raises:
+        TypeError: the dtype has no kernels.
+        ValueError: a size is not positive, or not even one row fits into `max_bytes`.
     """
     if min(rows, features, classes) < 1:
         raise ValueError(f"sizes must be positive; got {rows=}, {features=}, {classes=}")

@@ -3,8 +3,8 @@
 Owns: the public function, and how labels, weights and options become rows of a kernel. Must not know:
 how a primitive works, or how a kernel is launched.
 
-A kernel reads the logits once and keeps a few numbers of each row. Where the loss is reduced to one
-number, its gradient is known up to a factor, and is written as the loss is made.
+A kernel reads the logits once and keeps a few numbers of each row. If the loss is reduced to one number,
+its gradient is known up to a factor, and the kernel writes it with the loss.
 """
 
 from __future__ import annotations
@@ -79,81 +79,18 @@ def cross_entropy(
     tier: Tier | None = None,
     implementation: Implementation | None = None,
 ) -> jax.Array | tuple[jax.Array, ...]:
-    r"""Cross entropy of labels against the softmax of logits: log sum_j exp(x_j) - x_label.
+    r"""Cross-entropy of labels and the softmax of logits: log sum_j exp(x_j) - x_label.
 
-    With smoothing e over V classes and a z-loss of weight z it is:
+    Replaces optax's softmax cross-entropies. With `reduction="mean"`, loss and gradient come from a single
+    read of the logits. With smoothing e over V classes and a z-loss of weight z the loss is:
 
         lse = log sum_j exp(x_j)
         loss = (1 - e) (lse - x_label) + e mean_j (lse - x_j) + z lse^2
 
     The mean goes over the classes whose logits are not -inf, so that padded classes change nothing.
 
-    It runs this package's kernels on CPUs and NVIDIA GPUs, and plain JAX elsewhere, and composes with
-    jit, vmap, scan, remat, shard_map and derivatives of every order and mode.
-
-    Args:
-        logits: array of shape (..., V, ...), the V classes along `axis`; kernels serve float32,
-            bfloat16, float16 and float64. Integers are converted to a floating type, float8 to float32.
-        labels: integers of any dtype, of the shape of logits without `axis` or broadcasting against
-            it: the class of each row. A negative one leaves its row out: loss 0, gradient 0, whatever
-            the logits are. Or floating numbers of the shape of logits, or broadcasting against it: a
-            probability for each class; where it is 0, so is its part of the sum.
-        axis: the axis of the classes. The last one is the fast one, others are transposed to it.
-        where: mask of bool that broadcasts against logits; classes where it is False are left out. A
-            label that is left out has the loss inf.
-        weights: a factor for the loss of each row, of the shape of the loss or broadcasting against it.
-            A row of the weight 0 has the loss 0 and the gradient 0.
-        label_smoothing: e above, a number from 0 to 1. Where it is 1, a hidden label has no part either. Classes of the logit -inf, such as those that `where`
-            leaves out, have no part in the sum.
-        z_loss: z above, a number.
-        logit_soft_cap: None, or a number t > 0: logits x become t tanh(x / t), before anything else.
-        temperature: logits are divided by it, behind the cap: a number, or an array of the shape of
-            the loss or broadcasting against it.
-        reduction: "none" gives the loss of each row; "sum" their sum; "mean" divides that by the
-            number of rows that have a label or, with `weights`, by the sum of their weights. The mean
-            of no rows is 0, and so is any whose weights have the sum 0.
-        return_lse: returns the log-sum-exp of each row as well.
-        return_entropy: returns the entropy of the softmax of each row as well.
-        tier: as for `softmax`.
-        implementation: None takes kernels where there are some, "ffi" raises where there are none,
-            "xla" runs plain JAX.
-
-    Returns:
-        The loss, an array of the shape of logits without `axis`, or a number; float32, or float64 of
-        float64. With `return_lse` or `return_entropy` a tuple: the loss, and the one or both of them,
-        which no reduction, weight or negative label changes.
-
-    Raises:
-        TypeError: an argument is not an array or number, logits are bool or complex, labels are bool,
-            or `axis` is not an integer.
-        ValueError: `axis` is out of bounds, shapes do not broadcast, `where` is not of type bool, a
-            label that is known is V or larger, an option is out of its range, or `reduction`, `tier`
-            or `implementation` is not one of the above.
-        NotImplementedError: `implementation="ffi"` where there is no kernel, when the program is
-            lowered.
-
-    Notes:
-        * Of traced labels, one that is V or larger gives NaN, in the loss and in the gradient.
-        * A row that is won by 1 - 1e-9 has the loss 1e-9, to nearly all digits.
-        * "none" in reverse mode reads the logits twice and writes their gradient. "mean" and "sum" read
-          them once: the gradient is rounded to the dtype of the logits, and then multiplied by the
-          cotangent of the loss. So it is rounded once where that is a power of two, as it is 1 in
-          `jax.value_and_grad`, and else twice. float16, whose range a mean leaves soon, goes the way of
-          "none", and so does a call that returns more than the loss.
-        * Labels and options that are known are checked. Those of a device are copied to the host for
-          that, by `jax.device_get`, and waited for; traced ones are neither.
-        * Logits that `jax.jit` is given with `donate_argnums` become their gradient in place, where the
-          argument itself reaches the kernel with whole rows: not inside a loop, not reshaped, scaled or
-          masked before, not of another `axis` than the last, and not with classes spread over devices.
-        * A soft cap, a temperature and `where` are applied by XLA in front of the kernels; a cap or a
-          temperature costs an array of the logits in the type that they are computed in.
-        * Where `axis` is sharded, a maximum and three sums a row cross the network (with smoothing or
-          entropy six), and nothing in the gradient.
-
-    References:
-        Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv:1805.02867.
-        Szegedy et al., "Rethinking the Inception architecture for computer vision", CVPR 2016, for
-        smoothing. Chowdhery et al., "PaLM", 2022, arXiv:2204.02311, for the z-loss.
+    It runs this package's kernels on CPUs and NVIDIA GPUs, and plain JAX elsewhere. It works with jit,
+    vmap, scan, remat, shard_map and derivatives of every order and mode.
 
     Example:
         >>> import jax
@@ -167,6 +104,71 @@ def cross_entropy(
         [[-0.25  0.25]
          [ 0.    0.  ]
          [ 0.    0.  ]]
+
+    Args:
+        logits: array of shape (..., V, ...), the V classes along `axis`; kernels serve float32,
+            bfloat16, float16 and float64. Integers are converted to a floating type, float8 to float32.
+        labels: the class of each row: integers of any dtype, of the shape of logits without `axis` or
+            broadcasting against it. A negative label leaves its row out: loss and gradient are 0,
+            whatever the logits are. Or a probability for each class: floating numbers of the shape of
+            logits or broadcasting against it. A probability of 0 contributes 0.
+        axis: the axis of the classes. The last axis is fastest; others are transposed to it.
+        where: mask of bool that broadcasts against logits. Classes where it is False are excluded. A
+            row whose label is excluded has the loss inf.
+        weights: a factor for the loss of each row, of the shape of the loss or broadcasting against it.
+            A row with the weight 0 has the loss 0 and the gradient 0.
+        label_smoothing: e above, a number from 0 to 1. Classes with the logit -inf, such as those that
+            `where` excludes, contribute nothing to the sum. With `label_smoothing=1` a masked label
+            contributes nothing.
+        z_loss: z above, a number.
+        logit_soft_cap: None, or a number t > 0: logits x become t tanh(x / t), before anything else.
+        temperature: divides the logits, after the cap: a number, or an array of the shape of the loss
+            or broadcasting against it.
+        reduction: "none" returns the loss of each row, "sum" their sum. "mean" divides the sum by the
+            number of rows that have a label or, with `weights`, by the sum of their weights. A mean of
+            no rows is 0, and so is a mean whose weights sum to 0.
+        return_lse: also returns the log-sum-exp of each row.
+        return_entropy: also returns the entropy of the softmax of each row.
+        tier: as for `softmax`.
+        implementation: None uses a kernel if there is one, "ffi" raises an error if there is none,
+            "xla" runs plain JAX.
+
+    Returns:
+        The loss, an array of the shape of logits without `axis`, or a number; float32, or float64 of
+        float64. With `return_lse` or `return_entropy` a tuple: the loss, then the log-sum-exp, then the
+        entropy. Reductions, weights and negative labels do not change the last two.
+
+    Raises:
+        TypeError: an argument is not an array or number, logits are bool or complex, labels are bool,
+            or `axis` is not an integer.
+        ValueError: `axis` is out of bounds, shapes do not broadcast, `where` is not of type bool, a
+            label that is known is V or larger, an option is out of its range, or `reduction`, `tier`
+            or `implementation` is not one of the above.
+        NotImplementedError: `implementation="ffi"` and there is no kernel, when the program is lowered.
+
+    Notes:
+        * A traced label of V or larger gives NaN, in the loss and in the gradient.
+        * A label with probability 1 - 1e-9 has the loss 1e-9, accurate to nearly all digits.
+        * "none" in reverse mode reads the logits twice and writes their gradient. "mean" and "sum" read
+          them once. They round the gradient to the dtype of the logits and then multiply it by the
+          cotangent of the loss, which is exact for a power of two (`jax.value_and_grad` has 1). float16
+          (whose range a mean's gradient can leave) and calls with extra outputs use the two-read path
+          of "none".
+        * Concrete labels and options are checked. If they are on a device, `jax.device_get` copies them
+          to the host, which waits for them. Traced ones are not checked.
+        * Logits donated to `jax.jit` become their gradient in place if the argument itself reaches the
+          kernel with whole rows. This excludes loops, reshaped, scaled or masked logits, axes other
+          than the last, and sharded classes.
+        * XLA applies a soft cap, a temperature and `where` before the kernels. A cap or a temperature
+          costs one array of the logits in the compute type.
+        * If `axis` is sharded, devices exchange one maximum and three sums per row (six sums with
+          smoothing or entropy), and nothing in the gradient.
+        * To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
+
+    References:
+        Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv:1805.02867.
+        Szegedy et al., "Rethinking the Inception architecture for computer vision", CVPR 2016, for
+        smoothing. Chowdhery et al., "PaLM", 2022, arXiv:2204.02311, for the z-loss.
     """
     name = "cross_entropy"
     validate.check_row_options(implementation, tier)

@@ -50,54 +50,9 @@ def logsumexp(
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     r"""Logarithm of a sum of exponentials along one or more axes: log(sum_j b_j exp(a_j)).
 
-    A drop-in for `jax.nn.logsumexp` and `jax.scipy.special.logsumexp`, edge cases included, that runs
-    this package's kernels on CPUs and NVIDIA GPUs, and plain JAX elsewhere. It composes with jit,
+    A drop-in replacement for `jax.nn.logsumexp` and `jax.scipy.special.logsumexp`, edge cases included.
+    It runs this package's kernels on CPUs and NVIDIA GPUs, and plain JAX elsewhere. It works with jit,
     vmap, scan, remat, shard_map and derivatives of every order and mode.
-
-    Args:
-        a: array of any shape; kernels serve float32, bfloat16, float16 and float64. Integers and
-            bool are converted to a floating type; what has no kernel (complex, float8) is given to
-            `jax.nn.logsumexp`.
-        axis: the axis or axes that are summed over; None means all of them. The last axis is the
-            fast one, others are transposed to it.
-        b: factors of the exponentials; None means 1. They broadcast against a. Where all elements of
-            a sum have the same factor (b has size 1, or no dimension, along `axis`) the kernel runs
-            and log|b| is added to its result; other factors are given to `jax.nn.logsumexp`.
-        keepdims: the summed axes stay in the result, with size 1.
-        return_sign: returns the sign of the sum as well. Without it the logarithm of a negative sum
-            is NaN.
-        where: boolean mask that broadcasts against a (and a against it); elements where it is False
-            are left out.
-        tier: as for `softmax`.
-        implementation: None takes kernels where there are some, "ffi" raises where there are none,
-            "xla" calls `jax.nn.logsumexp`.
-
-    Returns:
-        Array of the shape of a (broadcast against `where` and b) without the summed axes, of their
-        common dtype (floating); with `return_sign` a pair of such arrays, log|sum| and its sign, -1,
-        0 or 1.
-
-    Raises:
-        TypeError: an argument is not an array or number, or `axis` is not made of integers, or
-            traced.
-        ValueError: `axis` is out of bounds or has duplicates, `where` is not of type bool, it or b
-            does not broadcast, `tier` or `implementation` is not one of the above, or the registers
-            of the tier cannot hold such a row. (Where shared memory cannot, the program fails as it
-            runs.)
-        NotImplementedError: `implementation="ffi"`, or a forced tier, where there is no kernel; for
-            a platform without kernels it is raised when the program is lowered.
-
-    Notes:
-        * 16-bit types are computed in float32 and rounded once, also in the gradient; with b, log|b| is
-          added to the rounded result.
-        * A row of -inf alone, or one of which the mask hides all, gives -inf. Its gradient is 0
-          (that of `jax.nn.logsumexp` is NaN for a row of -inf). +inf gives +inf, NaN gives NaN.
-        * Rows of no elements give -inf.
-
-    References:
-        P. Blanchard, D. J. Higham and N. J. Higham, "Accurately computing the log-sum-exp and softmax
-        functions", IMA Journal of Numerical Analysis 41 (2021). M. Milakov and N. Gimelshein, "Online
-        normalizer calculation for softmax", 2018, arXiv:1805.02867.
 
     Example:
         >>> import jax
@@ -107,6 +62,52 @@ def logsumexp(
         [6.931472e-01 1.000000e+03]
         >>> print(jax.grad(jk.logsumexp)(jnp.zeros(4)))
         [0.25 0.25 0.25 0.25]
+
+    Args:
+        a: array of any shape; kernels serve float32, bfloat16, float16 and float64. Integers and
+            bool are converted to a floating type. `jax.nn.logsumexp` computes dtypes without a kernel
+            (complex, float8).
+        axis: the summed axis or axes; None means all of them. The last axis is fastest; others are
+            transposed to it.
+        b: factors of the exponentials; None means 1. They broadcast against a. If `b` varies along
+            `axis`, the call falls back to `jax.nn.logsumexp`; otherwise log|b| is added to the result of
+            the kernel.
+        keepdims: keeps the summed axes in the result, with size 1.
+        return_sign: also returns the sign of the sum. Without it, the logarithm of a negative sum is
+            NaN.
+        where: boolean mask that broadcasts against a (and a against it). Elements where it is False
+            are excluded.
+        tier: as for `softmax`.
+        implementation: None uses a kernel if there is one, "ffi" raises an error if there is none,
+            "xla" calls `jax.nn.logsumexp`.
+
+    Returns:
+        Array of the shape of a (broadcast against `where` and b) without the summed axes, of their
+        common dtype (floating); with `return_sign` a pair of such arrays, log|sum| and its sign, -1,
+        0 or 1.
+
+    Raises:
+        TypeError: an argument is not an array or number, or `axis` is traced or contains
+            a value that is not an integer.
+        ValueError: `axis` is out of bounds or has duplicates, `where` is not of type bool, it or b
+            does not broadcast, `tier` or `implementation` is not one of the above, or the registers
+            of the tier cannot hold such a row. (If shared memory cannot, the program fails when it
+            runs.)
+        NotImplementedError: `implementation="ffi"` or `tier` is given and there is no kernel. For a
+            platform without kernels it is raised when the program is lowered.
+
+    Notes:
+        * 16-bit types are computed in float32 and rounded once, also in the gradient. log|b| is added to the
+          rounded result.
+        * A row of -inf, and a fully masked row, give -inf with the gradient 0 (`jax.nn.logsumexp` has NaN
+          for a row of -inf). +inf gives +inf, NaN gives NaN.
+        * Rows without elements give -inf.
+        * Reverse mode stores the input and one number per row.
+
+    References:
+        P. Blanchard, D. J. Higham and N. J. Higham, "Accurately computing the log-sum-exp and softmax
+        functions", IMA Journal of Numerical Analysis 41 (2021). M. Milakov and N. Gimelshein, "Online
+        normalizer calculation for softmax", 2018, arXiv:1805.02867.
     """
     validate.check_row_options(implementation, tier)
     validate.check_static(axis=axis, keepdims=keepdims, return_sign=return_sign)

@@ -39,65 +39,12 @@ def scaled_masked_softmax(
     tier: Tier | None = None,
     implementation: Implementation | None = None,
 ) -> jax.Array:
-    r"""Softmax of scale * scores + bias along the last axis, over what each row may attend to.
+    r"""Softmax of scale * scores + bias along the last axis, over the columns that each row may attend to.
 
-    One pass over the scores: scale, bias, mask, causal structure and window are applied where a row
-    is loaded, masks and biases that broadcast are not materialised, and what a row does not see by
-    its index is not read. Any sizes, no divisibility rule. It composes with jit, vmap, scan, remat,
-    shard_map and derivatives of every order and mode.
-
-    Args:
-        scores: array of shape (..., q, k), float32, bfloat16, float16 or float64.
-        mask: array of bool that broadcasts against the scores; True keeps an element. (In
-            TransformerEngine 1 removes it.) A mask with one column is broadcast first.
-        bias: array that broadcasts against the scores and is added to scale * scores, such as ALiBi
-            or a relative position bias. In the dtype of the scores it is fused; another dtype
-            promotes the scores first, so that nothing of it is lost.
-        scale: a number. A positive Python or NumPy number is fused; any other scalar (traced,
-            negative, zero) is multiplied in before, and has a gradient.
-        causal: row i sees column j if j <= i + (k - q): the last row sees all columns ("bottom
-            right", as autoregressive decoding needs it; `jax.nn.dot_product_attention` and
-            `jk.dot_product_attention` align to the top left, which differs where q != k).
-        window: a sliding window, by distance from the column i + (k - q) on which row i stands:
-            (before, after), or one integer for both. With `causal` nothing after is seen.
-        empty_rows: what becomes of a row that sees nothing: "zero", or "mean" for 1 / k throughout,
-            as the large negative numbers of jax.nn and flax give it (the mean of V in attention).
-            Its gradient is zero either way. "mean" costs a pass of its own.
-        tier: as for `softmax`.
-        implementation: None takes kernels where there are some, "ffi" raises where there are none,
-            "xla" is plain JAX.
-
-    Returns:
-        Array of the shape of the scores (broadcast against mask and bias) and of their dtype. What
-        a row does not see is 0, unless the row is NaN.
-
-    Raises:
-        TypeError: an operand is not an array or number, the scores are not of one of those dtypes,
-            the bias is bool or complex, `window` is not made of integers, or it, `causal` or a
-            choice is traced.
-        ValueError: the scores have fewer than two dimensions, mask or bias do not broadcast, the
-            mask is not bool, scale is not a scalar, or `window`, `empty_rows`, `tier` or
-            `implementation` is not one of the above.
-        NotImplementedError: `implementation="ffi"` on a platform without kernels, when the program
-            is lowered.
-
-    Notes:
-        * scale * x is rounded once, to float32 for the 16-bit types, and the same value serves for
-          the maximum and for the exponent.
-        * A NaN under the mask or outside the band harms nothing, in the result nor in gradients
-          (neither does one in the cotangent there); elsewhere it makes its row NaN. The gradient of
-          a traced scale is the exception: it is a sum over all scores.
-        * A row that sees -inf only, as an additive mask gives it, is 0 too, where `softmax` is NaN.
-        * Reverse mode keeps the result y and nothing else: dx = scale * y * (dy - sum(dy * y)); the
-          gradient of the bias is dx / scale, summed over the dimensions in which it broadcasts, in
-          float32 for 16-bit types. (In float16, or with a tiny or huge scale, J dy is found first, and
-          dx = scale * J dy costs a pass of its own.)
-        * Scores sharded over any dimensions but the last need no communication. Where the last one is
-          sharded, a maximum and a sum of each row cross the network (docs/sharding.md).
-
-    References:
-        OneFlow, "How to implement an efficient softmax CUDA kernel": scale and mask as load
-        functors. Vaswani et al., "Attention is all you need", 2017, arXiv:1706.03762.
+    Takes one pass over the scores. The kernel applies scale, bias, mask, causal structure and window when
+    it loads a row. Masks and biases that broadcast are not copied, and columns outside of the causal
+    structure or the window are not read. All sizes work. Works with jit, vmap, scan, remat, shard_map
+    and derivatives of every order and mode.
 
     Example:
         >>> import jax.numpy as jnp
@@ -106,6 +53,59 @@ def scaled_masked_softmax(
         [[0.5        0.5        0.         0.        ]
          [0.33333334 0.33333334 0.33333334 0.        ]
          [0.25       0.25       0.25       0.25      ]]
+
+    Args:
+        scores: array of shape (..., q, k), float32, bfloat16, float16 or float64.
+        mask: array of bool that broadcasts against the scores; True keeps an element. (In
+            TransformerEngine 1 removes it.) A mask with one column is broadcast first.
+        bias: array that broadcasts against the scores and is added to scale * scores, such as ALiBi
+            or a relative position bias. A bias in the dtype of the scores is fused. Another dtype
+            promotes the scores first, so no precision is lost.
+        scale: a number. A positive Python or NumPy number is fused. Any other scalar (traced, negative,
+            zero) is multiplied with the scores first, and has a gradient.
+        causal: row i sees column j if j <= i + (k - q), so the last row sees all columns ("bottom
+            right", for autoregressive decoding). `jax.nn.dot_product_attention` and
+            `jk.dot_product_attention` align to the top left, which differs if q != k.
+        window: a sliding window, by distance from the column i + (k - q) of row i: (before, after), or
+            one integer for both. With `causal` no later column is visible.
+        empty_rows: the result of a fully masked row: "zero", or "mean" for 1 / k in each column, as in
+            jax.nn and flax, which mask with large negative numbers. Its gradient is 0 either way. "mean"
+            costs another pass.
+        tier: as for `softmax`.
+        implementation: None uses a kernel if there is one, "ffi" raises an error if there is none,
+            "xla" runs plain JAX.
+
+    Returns:
+        Array of the shape of the scores (broadcast against mask and bias) and of their dtype. Masked
+        columns are 0, unless the row is NaN.
+
+    Raises:
+        TypeError: an operand is not an array or number, the scores have another dtype, the bias is bool
+            or complex, `window` contains a value that is not an integer, or a static argument is
+            traced.
+        ValueError: the scores have fewer than two dimensions, mask or bias do not broadcast, the
+            mask is not bool, scale is not a scalar, or `window`, `empty_rows`, `tier` or
+            `implementation` is not one of the above.
+        NotImplementedError: `implementation="ffi"` on a platform without kernels, when the program
+            is lowered.
+
+    Notes:
+        * scale * x is rounded once, to float32 for the 16-bit types. The maximum and the exponent use the
+          same value.
+        * A NaN under the mask or outside of the window has no effect on results and gradients, nor has one
+          in the cotangent there. Elsewhere it makes its row NaN. The gradient of a traced scale is the
+          exception, because it is a sum over all scores.
+        * A row whose visible scores are all -inf, as with an additive mask, is 0; `softmax` returns NaN.
+        * Reverse mode stores only the result y: dx = scale * y * (dy - sum(dy * y)). The gradient of the
+          bias is dx / scale, summed over the dimensions in which it broadcasts, in float32 for 16-bit
+          types. (In float16, or with a tiny or huge scale, dx = scale * J dy costs another pass.)
+        * Scores sharded over any dimensions but the last need no communication. If the last one is
+          sharded, devices exchange one maximum and one sum per row (docs/sharding.md).
+        * To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
+
+    References:
+        OneFlow, "How to implement an efficient softmax CUDA kernel": scale and mask as load
+        functors. Vaswani et al., "Attention is all you need", 2017, arXiv:1706.03762.
     """
     validate.check_static(causal=causal, window=window)
     return apply(

@@ -30,9 +30,9 @@ def softmax_cross_entropy_with_integer_labels(
         logits: floating array of shape (..., V), or with the classes along `axis`.
         labels: integers of the shape of logits without `axis`; a negative one counts from the last
             class.
-        axis: the axis of the classes, or several, of which a label is an index into their product.
-        where: mask of bool, of the shape of logits or of the loss: what takes part in the sum. A row
-            of which nothing does has the loss 0. The label takes part by itself, whatever its mask.
+        axis: the axis of the classes, or several; a label is then an index into their product.
+        where: mask of bool, of the shape of logits or of the loss, that selects the classes of the sum. A
+            fully masked row has the loss 0. The label always counts, whatever its mask.
 
     Returns:
         Array of the shape of logits without `axis`, of the dtype of logits.
@@ -42,8 +42,7 @@ def softmax_cross_entropy_with_integer_labels(
         ValueError: `axis` is out of bounds or has duplicates, or shapes do not broadcast.
 
     Notes:
-        A label that is not one of the classes gives NaN. Values are computed in float32 or wider and
-        rounded once.
+        A label that is out of range gives NaN. Values are computed in float32 or wider and rounded once.
     """
     name = "softmax_cross_entropy_with_integer_labels"
     x = _floating(name, logits)
@@ -79,7 +78,7 @@ def softmax_cross_entropy(
         logits: floating array of shape (..., V), or with the classes along `axis`.
         labels: a probability for each class, of the shape of logits or broadcasting against it.
         axis: the axis of the classes, or several; None means all.
-        where: mask of bool, of the shape of logits or of the loss: what takes part in both sums.
+        where: mask of bool, of the shape of logits or of the loss, that selects the classes of both sums.
 
     Returns:
         Array of the shape of logits without `axis`, of the dtype of logits and labels together.
@@ -89,8 +88,8 @@ def softmax_cross_entropy(
         ValueError: `axis` is out of bounds or has duplicates, or shapes do not broadcast.
 
     Notes:
-        Where a label is 0, so is its part of the sum; optax has NaN there for the logit -inf, and
-        `safe_softmax_cross_entropy` for where not.
+        A label of 0 contributes 0. optax returns NaN for a label of 0 with the logit -inf, except in
+        `safe_softmax_cross_entropy`.
     """
     name = "softmax_cross_entropy"
     x = _floating(name, logits)

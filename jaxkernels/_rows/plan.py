@@ -27,7 +27,14 @@ def plan_softmax(
     offset: int = 0,
     shifted: bool = False,
 ) -> SoftmaxPlan:
-    """The launch plan of a row operation on a GPU; needs no GPU for devices known by name.
+    """The launch plan of a row operation on a GPU. Devices known by name need no GPU.
+
+    Example:
+        >>> import jaxkernels as jk
+        >>> jk.plan_softmax((4096, 1024), "float32", device="h200").tier
+        'warp'
+        >>> jk.plan_softmax((16, 131072), "bfloat16", device="h200").tier
+        'cluster'
 
     Args:
         shape: shape of the operands, (..., cols), as they reach the kernel: the reduced axis last.
@@ -39,31 +46,24 @@ def plan_softmax(
             "masked_softmax_grad".
         device: a name such as "h200", "a100" or "rtx4090", or a CUDA device of JAX; None means the
             first CUDA device, or "h200" on a machine without one.
-        tier: the tier to force, "warp", "block", "block_smem", "cluster", "block_uncached" or
+        tier: the tier to select, "warp", "block", "block_smem", "cluster", "block_uncached" or
             "spread"; None lets the plan choose.
-        offset: how many elements lie between the last multiple of 16 bytes in memory and the
-            result: a slice that XLA hands over in place may begin anywhere. A forced tier that
-            cannot serve such rows gives way.
-        shifted: an operand of the result's shape has another offset.
+        offset: the number of elements between the last multiple of 16 bytes in memory and the start of
+            the result, which is not 0 for some slices that XLA passes in place. A tier that cannot
+            serve such rows is replaced.
+        shifted: whether an operand of the result's shape has another offset.
 
     Returns:
-        The plan: a value that can be compared and printed, with fields such as `tier`,
-        `cluster_blocks` (blocks of a cluster, which share a row), `block_threads`, `smem_bytes`,
-        `few_rows` (a kernel for few long rows, which gives the same bits as that for many).
-        A plan of the tier "spread" is that of a program for one device, which has `scratch_bytes`;
-        many rows of it have `one_launch`, which reads them once.
+        The plan: a value that can be compared and printed. Fields are `tier`, `cluster_blocks` (blocks
+        of a cluster, which share a row), `block_threads`, `smem_bytes`, `few_rows` (a kernel for few
+        long rows, with the same bits as the one for many), and others. A plan of the tier "spread" is
+        for a program on one device and has `scratch_bytes`; with many rows it has `one_launch`, which
+        reads them once.
 
     Raises:
         TypeError: the dtype has no kernels, or `device` is neither a name nor a device.
-        ValueError: an unknown operation, device or tier, an offset of 16 bytes or more, or the forced
-            tier cannot serve such rows on this device.
-
-    Example:
-        >>> import jaxkernels as jk
-        >>> jk.plan_softmax((4096, 1024), "float32", device="h200").tier
-        'warp'
-        >>> jk.plan_softmax((16, 131072), "bfloat16", device="h200").tier
-        'cluster'
+        ValueError: operation, device or tier is unknown, the offset is 16 bytes or more, or the tier
+            cannot serve such rows on this device.
     """
     if operation not in registry.OPERATIONS:
         listed = ", ".join(map(repr, registry.OPERATIONS))

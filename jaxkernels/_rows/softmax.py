@@ -66,56 +66,9 @@ def softmax(
 ) -> jax.Array:
     r"""Softmax along one or more axes: exp(x_i) / sum_j exp(x_j).
 
-    A drop-in for `jax.nn.softmax`, edge cases included, that runs this package's kernels on CPUs
-    and NVIDIA GPUs, and plain JAX elsewhere. It composes with jit, vmap, scan, remat, shard_map and
+    A drop-in replacement for `jax.nn.softmax`, edge cases included. It runs this package's kernels on
+    CPUs and NVIDIA GPUs, and plain JAX elsewhere. It works with jit, vmap, scan, remat, shard_map and
     derivatives of every order and mode.
-
-    Args:
-        x: array of any shape; kernels serve float32, bfloat16, float16 and float64. Integers are
-            converted to a floating type; what has no kernel (complex, float8) is given to
-            `jax.nn.softmax`.
-        axis: the axis or axes over which the result sums to 1; None means all of them. The last
-            axis is the fast one, others are transposed to it.
-        where: mask of bool that broadcasts against x (and x against it); elements where it is False
-            are left out, and are 0 in the result. A fully masked row is 0 throughout, with zero
-            gradients.
-        tier: forces the GPU kernel of one tier, "warp", "block", "block_smem", "cluster" (compute
-            capability 9.0 and later, and code compiled for it), "block_uncached" or "spread", which
-            is of use for measurements; None lets the plan choose (see `plan_softmax`). "spread"
-            needs a program for one device, not exported, else the plan chooses. No effect on a CPU, nor where a
-            sharded axis is distributed.
-        implementation: None takes kernels where there are some, "ffi" raises where there are none,
-            "xla" calls `jax.nn.softmax`.
-
-    Returns:
-        Array of the shape of x (broadcast against `where`) and its dtype (floating).
-
-    Raises:
-        TypeError: x or `where` is not an array or number, x is bool, or `axis` is not made of
-            integers, or traced.
-        ValueError: `axis` is out of bounds or has duplicates, `where` is not bool or does not
-            broadcast, `tier` or `implementation` is not one of the above, or the registers of the
-            tier cannot hold such a row. (Where shared memory cannot, the program fails as it runs.)
-        NotImplementedError: `implementation="ffi"`, or a forced tier, where there is no kernel; for
-            a platform without kernels it is raised when the program is lowered.
-
-    Notes:
-        * 16-bit types are computed in float32 and rounded once, also in the gradient, where jax.nn
-          rounds the sum to 16 bits: results differ from jax.nn's by that error.
-        * Rows of -inf only, or with a +inf or a NaN among the unmasked elements, are NaN.
-        * Reverse mode keeps the result and nothing else: dx = y * (dy - sum(dy * y)).
-        * Arrays sharded over any dimensions but `axis` need no communication. Where `axis` is sharded,
-          one maximum and one sum a row cross the network (in the gradient one sum), not the array;
-          docs/sharding.md says when it is gathered all the same.
-        * Where x and `where` have different ranks, x is broadcast first, and `axis` counts in the
-          result. (jax.nn takes the maximum along another axis there, up to JAX 0.11.)
-        * `jax.export` refuses custom calls that it is not told about:
-          `disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("jaxkernels_rows")]`.
-
-    References:
-        Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv:1805.02867.
-        OneFlow, "How to implement an efficient softmax CUDA kernel", and its softmax.cuh, for the
-        tiers.
 
     Example:
         >>> import jax.numpy as jnp
@@ -125,6 +78,51 @@ def softmax(
          [1.  0. ]]
         >>> print(jk.softmax(jnp.array([3.0, 3.0, 9.0]), where=jnp.array([True, True, False])))
         [0.5 0.5 0. ]
+
+    Args:
+        x: array of any shape; kernels serve float32, bfloat16, float16 and float64. Integers are
+            converted to a floating type. `jax.nn.softmax` computes dtypes without a kernel (complex,
+            float8).
+        axis: the axis or axes over which the result sums to 1; None means all of them. The last
+            axis is fastest; others are transposed to it.
+        where: mask of bool that broadcasts against x (and x against it). Elements where it is False
+            are excluded, and are 0 in the result. A fully masked row is 0 and has the gradient 0.
+        tier: selects a GPU kernel for measurements: "warp", "block", "block_smem", "cluster" (compute
+            capability 9.0 and later, and code compiled for it), "block_uncached" or "spread". None
+            lets the plan choose (see `plan_softmax`). "spread" needs a program for one device that is
+            not exported; otherwise the plan chooses. It has no effect on a CPU, nor if the axis is
+            sharded.
+        implementation: None uses a kernel if there is one, "ffi" raises an error if there is none,
+            "xla" calls `jax.nn.softmax`.
+
+    Returns:
+        Array of the shape of x (broadcast against `where`) and its dtype (floating).
+
+    Raises:
+        TypeError: x or `where` is not an array or number, x is bool, or `axis` is traced or
+            contains a value that is not an integer.
+        ValueError: `axis` is out of bounds or has duplicates, `where` is not bool or does not
+            broadcast, `tier` or `implementation` is not one of the above, or the registers of the
+            tier cannot hold such a row. (If shared memory cannot, the program fails when it runs.)
+        NotImplementedError: `implementation="ffi"` or `tier` is given and there is no kernel. For a
+            platform without kernels it is raised when the program is lowered.
+
+    Notes:
+        * 16-bit types are computed in float32 and rounded once, also in the gradient. jax.nn rounds the
+          sum to 16 bits, so the results differ by that error.
+        * A row is NaN if all its elements are -inf, or if an unmasked one is +inf or NaN.
+        * Reverse mode stores only the result: dx = y * (dy - sum(dy * y)).
+        * Arrays sharded over any dimensions but `axis` need no communication. If `axis` is sharded, devices
+          exchange one maximum and one sum per row (in the gradient one sum), not the array.
+          docs/sharding.md lists the cases that need an all-gather.
+        * If x and `where` have different ranks, x is broadcast first, and `axis` counts in the result.
+          (Up to JAX 0.11, jax.nn takes the maximum along another axis.)
+        * To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
+
+    References:
+        Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv:1805.02867.
+        OneFlow, "How to implement an efficient softmax CUDA kernel", and its softmax.cuh, for the
+        tiers.
     """
     return _apply(_SOFTMAX, x, axis, where, tier, implementation)
 
@@ -139,45 +137,9 @@ def log_softmax(
 ) -> jax.Array:
     r"""Logarithm of the softmax along one or more axes: x_i - log sum_j exp(x_j).
 
-    A drop-in for `jax.nn.log_softmax`, edge cases included, that runs this package's kernels on
-    CPUs and NVIDIA GPUs, and plain JAX elsewhere. It composes with jit, vmap, scan, remat,
-    shard_map and derivatives of every order and mode.
-
-    Args:
-        x: array of any shape; kernels serve float32, bfloat16, float16 and float64. Integers are
-            converted to a floating type; what has no kernel (complex, float8) is given to
-            `jax.nn.log_softmax`.
-        axis: the axis or axes over which the exponential of the result sums to 1; None means all of
-            them. The last axis is the fast one, others are transposed to it.
-        where: mask of bool that broadcasts against x (and x against it); elements where it is False
-            are left out, and are -inf in the result. A fully masked row is -inf throughout, with
-            zero gradients.
-        tier: forces the GPU kernel of one tier; see `softmax`.
-        implementation: None takes kernels where there are some, "ffi" raises where there are none,
-            "xla" calls `jax.nn.log_softmax`.
-
-    Returns:
-        Array of the shape of x (broadcast against `where`) and its dtype (floating).
-
-    Raises:
-        TypeError: x or `where` is not an array or number, x is bool, or `axis` is not made of
-            integers, or traced.
-        ValueError: `axis` is out of bounds or has duplicates, `where` is not bool or does not
-            broadcast, `tier` or `implementation` is not one of the above, or the registers of the
-            tier cannot hold such a row. (Where shared memory cannot, the program fails as it runs.)
-        NotImplementedError: `implementation="ffi"`, or a forced tier, where there is no kernel; for
-            a platform without kernels it is raised when the program is lowered.
-
-    Notes:
-        The notes of `softmax` hold here as well. Reverse mode keeps the result y, or x of a 16-bit type,
-        because exp(y) of a rounded y errs by |y| eps: dx = dy - exp(y) * sum(dy). Forward mode is
-        dy = dx - sum(exp(y) * dx).
-
-        float32 and float64 results near 0 are as exact as others: of (0, -20.7) the first gives
-        -1.0e-9, where jax.nn gives 0.
-
-    References:
-        As for `softmax`.
+    A drop-in replacement for `jax.nn.log_softmax`, edge cases included. It runs this package's kernels
+    on CPUs and NVIDIA GPUs, and plain JAX elsewhere. It works with jit, vmap, scan, remat, shard_map
+    and derivatives of every order and mode.
 
     Example:
         >>> import jax
@@ -187,6 +149,42 @@ def log_softmax(
         [  0. -inf]
         >>> print(jax.grad(lambda x: jk.log_softmax(x)[0])(jnp.zeros(4)))
         [ 0.75 -0.25 -0.25 -0.25]
+
+    Args:
+        x: array of any shape; kernels serve float32, bfloat16, float16 and float64. Integers are
+            converted to a floating type. `jax.nn.log_softmax` computes dtypes without a kernel
+            (complex, float8).
+        axis: the axis or axes over which the exponential of the result sums to 1; None means all of
+            them. The last axis is fastest; others are transposed to it.
+        where: mask of bool that broadcasts against x (and x against it). Elements where it is False
+            are excluded, and are -inf in the result. A fully masked row is -inf and has the gradient
+            0.
+        tier: selects a GPU kernel; see `softmax`.
+        implementation: None uses a kernel if there is one, "ffi" raises an error if there is none,
+            "xla" calls `jax.nn.log_softmax`.
+
+    Returns:
+        Array of the shape of x (broadcast against `where`) and its dtype (floating).
+
+    Raises:
+        TypeError: x or `where` is not an array or number, x is bool, or `axis` is traced or
+            contains a value that is not an integer.
+        ValueError: `axis` is out of bounds or has duplicates, `where` is not bool or does not
+            broadcast, `tier` or `implementation` is not one of the above, or the registers of the
+            tier cannot hold such a row. (If shared memory cannot, the program fails when it runs.)
+        NotImplementedError: `implementation="ffi"` or `tier` is given and there is no kernel. For a
+            platform without kernels it is raised when the program is lowered.
+
+    Notes:
+        The notes of `softmax` apply. Reverse mode stores the result y: dx = dy - exp(y) * sum(dy).
+        Forward mode computes dy = dx - sum(exp(y) * dx). 16-bit types store x instead, because exp(y)
+        of a rounded y errs by |y| eps.
+
+        float32 and float64 results stay accurate near 0: `jk.log_softmax([0, -20.7])[0]` is -1.0e-9;
+        jax.nn returns 0.
+
+    References:
+        As for `softmax`.
     """
     return _apply(_LOG_SOFTMAX, x, axis, where, tier, implementation)
 
@@ -229,9 +227,9 @@ def _apply(
 def _unmasked(x: jax.Array, mask: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     """Puts -inf where the mask is False.
 
-    What lies under the mask never reaches the kernel, nor does its gradient leave this select, so
-    that a NaN there harms nothing. A fully masked row is 0 instead: of -inf alone the kernel would
-    make NaNs, which `jax_debug_nans` and checkify report although nobody gets to see them.
+    Masked elements never reach the kernel, and their gradient never leaves this select, so a NaN there
+    does no harm. A fully masked row becomes 0: from a row of -inf the kernel would compute NaNs, which
+    `jax_debug_nans` and checkify would report although no result contains them.
     """
     rank = max(x.ndim, mask.ndim)
     whole = mask.reshape((1,) * (rank - mask.ndim) + mask.shape)

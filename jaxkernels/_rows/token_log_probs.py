@@ -76,34 +76,10 @@ def token_log_probs(
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     r"""Log-probabilities of tokens under the softmax of logits: x_id - log sum_j exp(x_j).
 
-    What reinforcement learning on language models needs of each token, with a differentiable entropy
-    of its distribution from the same read of the logits. No array of the size of the logits is made
-    but, in reverse mode, their gradient, unless there is a mask, a cap or a temperature: each of them
-    makes logits of its own for the kernels, the latter two in the type that they are computed in.
-
-    Args:
-        logits: array of shape (..., V, ...), as for `cross_entropy`.
-        ids: integers of any dtype, of the shape of logits without `axis` or broadcasting against it:
-            the token of each row. A negative one leaves its row out: 0, with the gradient 0.
-        axis: the axis of the tokens.
-        where: mask of bool that broadcasts against logits; tokens where it is False are left out, and
-            have the log-probability -inf.
-        logit_soft_cap: as for `cross_entropy`.
-        temperature: as for `cross_entropy`.
-        return_entropy: returns the entropy of the softmax of each row as well.
-        tier: as for `softmax`.
-        implementation: as for `cross_entropy`.
-
-    Returns:
-        The log-probabilities, of the shape of logits without `axis`; float32, or float64 of float64.
-        With `return_entropy` a pair of such arrays, the second that of the entropies.
-
-    Raises:
-        TypeError: as `cross_entropy`.
-        ValueError: as `cross_entropy`.
-
-    Notes:
-        Those of `cross_entropy` with the reduction "none" hold here.
+    Reinforcement learning needs these, and the entropy of each distribution, which is differentiable and
+    comes from the same read of the logits. The only array of the size of the logits is their gradient in
+    reverse mode. A mask, soft cap or temperature costs one extra copy of the logits (float32 for cap and
+    temperature).
 
     Example:
         >>> import jax.numpy as jnp
@@ -113,6 +89,31 @@ def token_log_probs(
         ... )
         >>> print(log_probs, entropy)
         [-0.6931472  0.       ] [0.6931472 0.       ]
+
+    Args:
+        logits: array of shape (..., V, ...), as for `cross_entropy`.
+        ids: the token, or action, of each row: integers of any dtype, of the shape of logits without
+            `axis` or broadcasting against it. A negative id leaves its row out: its log-probability and
+            its gradient are 0.
+        axis: the axis of the tokens.
+        where: mask of bool that broadcasts against logits. Tokens where it is False are excluded, and
+            have the log-probability -inf.
+        logit_soft_cap: as for `cross_entropy`.
+        temperature: as for `cross_entropy`.
+        return_entropy: also returns the entropy of the softmax of each row.
+        tier: as for `softmax`.
+        implementation: as for `cross_entropy`.
+
+    Returns:
+        The log-probabilities, of the shape of logits without `axis`; float32, or float64 of float64.
+        With `return_entropy` a pair of such arrays: the log-probabilities and the entropies.
+
+    Raises:
+        TypeError: as `cross_entropy`.
+        ValueError: as `cross_entropy`.
+
+    Notes:
+        The notes of `cross_entropy` with the reduction "none" apply.
     """
     name = "token_log_probs"
     validate.check_row_options(implementation, tier)

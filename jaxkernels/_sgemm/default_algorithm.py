@@ -33,25 +33,13 @@ _chosen = jax.make_user_context(_from_environment())
 
 
 def default_algorithm(algorithm: Algorithm | None) -> AbstractContextManager[None]:
-    """Products that name no algorithm run on this rung, inside a block, also where another is faster.
+    """Inside the block, products that name no algorithm run this one, even if another is faster.
 
-    "pipelined" brings back the FFMA units, and the bits of that rung, where the plan would take the
-    tensor cores.
-    It reaches `dot_general` inside Flax's layers, which no caller can give an algorithm, float32
-    attention, the products of derivatives of what is traced inside, and `plan_sgemm`; not
-    `linear_cross_entropy`, which keeps to "pipelined" within its bound of memory. A function that was
-    jitted before is traced anew. Blocks nest. The environment variable JAXKERNELS_ALGORITHM says what
-    holds outside of all of them.
-
-    Args:
-        algorithm: as for `matmul`; None lets the plan choose, whatever the environment variable
-            says.
-
-    Returns:
-        A context manager that gives None, for the thread that enters it.
-
-    Raises:
-        ValueError: an unknown algorithm.
+    "pipelined" selects the FFMA units, and their bits, instead of the tensor cores. The block reaches
+    `dot_general` inside Flax's layers, float32 attention, `plan_sgemm`, and the derivatives of functions
+    traced inside. It does not reach `linear_cross_entropy`, which always runs "pipelined" to respect its
+    memory bound. A function that was jitted before is traced again. Blocks nest. Outside of all blocks,
+    the environment variable JAXKERNELS_ALGORITHM applies.
 
     Example:
         >>> import jax.numpy as jnp
@@ -59,6 +47,15 @@ def default_algorithm(algorithm: Algorithm | None) -> AbstractContextManager[Non
         >>> with jk.default_algorithm("pipelined"):
         ...     print(jk.matmul(jnp.ones((1, 2)), jnp.ones((2, 1))))
         [[2.]]
+
+    Args:
+        algorithm: as for `matmul`. None lets the plan choose, whatever the environment variable says.
+
+    Returns:
+        A context manager without a value, for the thread that enters it.
+
+    Raises:
+        ValueError: an unknown algorithm.
     """
     validate.check_static(algorithm=algorithm)
     validate.check_choice("algorithm", algorithm, validate.ALGORITHMS)

@@ -33,21 +33,28 @@ def einsum(
     preferred_element_type: DTypeLike | None = None,
     out_sharding: Any = None,
 ) -> jax.Array:
-    """Einstein's sums, with the signature of `jax.numpy.einsum`: float32 products are true float32.
+    """Einstein summation with the signature of `jax.numpy.einsum`, in true float32.
 
-    Labels, orders of contraction and errors are jnp.einsum's. Each product that is to be float32 is that
-    of `matmul`, whatever `precision` and `jax_default_matmul_precision` say: of operands whose promoted
-    dtype is float32, and of 16-bit ones where `preferred_element_type` is. All others are XLA's own, at
-    the highest precision where both operands are float32.
+    Labels, contraction orders and errors are those of jnp.einsum. float32 contractions use `matmul`,
+    whatever `precision` and `jax_default_matmul_precision` say. A contraction is float32 if the promoted
+    dtype of its operands is float32, or if `preferred_element_type` is float32 and they have 16 bits. XLA
+    computes all others, at highest precision if both operands are float32.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jaxkernels as jk
+        >>> jk.einsum("bij,jk->bik", jnp.ones((5, 2, 3)), jnp.ones((3, 4))).shape
+        (5, 2, 4)
 
     Args:
         subscripts: the labels, such as "bij,bjk->bik", or the first array of the other form.
         *operands: arrays, of any dtype and shape that fit the labels.
         out: None.
         optimize: the order of contractions.
-        precision: of products that are XLA's; float32 ones refuse a request for more, "F64_F64_F64".
+        precision: precision of XLA's products. float32 products refuse a request for more, such as
+            "F64_F64_F64".
         preferred_element_type: dtype of the result and of its sums.
-        out_sharding: sharding of the result on a mesh with explicit axes; XLA's products serve it.
+        out_sharding: sharding of the result on a mesh with explicit axes, computed by XLA's products.
 
     Returns:
         The sums: an array of jnp.einsum's shape and dtype.
@@ -56,13 +63,7 @@ def einsum(
         TypeError, ValueError: as jnp.einsum, and for more precision than float32 has.
 
     Notes:
-        Outside of `jax.jit` a call costs the host what one of jnp.einsum does, ten times `matmul`'s.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> import jaxkernels as jk
-        >>> jk.einsum("bij,jk->bik", jnp.ones((5, 2, 3)), jnp.ones((3, 4))).shape
-        (5, 2, 4)
+        Outside of `jax.jit` a call costs the host the time of jnp.einsum, ten times that of `matmul`.
     """
     return compat.einsum(
         _product,
@@ -85,12 +86,18 @@ def tensordot(
     preferred_element_type: DTypeLike | None = None,
     out_sharding: Any = None,
 ) -> jax.Array:
-    """Sums over pairs of axes, with the signature of `jax.numpy.tensordot`: true float32, as `einsum`.
+    """Sums over pairs of axes with the signature of `jax.numpy.tensordot`, in true float32 like `einsum`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import jaxkernels as jk
+        >>> jk.tensordot(jnp.ones((2, 3, 4)), jnp.ones((4, 3, 5)), axes=((1, 2), (1, 0))).shape
+        (2, 5)
 
     Args:
         a: array.
         b: array.
-        axes: how many of a's last axes and b's first ones are contracted, or the axes of each: a pair
+        axes: the number of contracted axes (the last of a, the first of b), or the axes of each: a pair
             of integers or of sequences.
         precision: as for `einsum`.
         preferred_element_type: as for `einsum`.
@@ -101,12 +108,6 @@ def tensordot(
 
     Raises:
         TypeError, ValueError: as jnp.tensordot, and for more precision than float32 has.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> import jaxkernels as jk
-        >>> jk.tensordot(jnp.ones((2, 3, 4)), jnp.ones((4, 3, 5)), axes=((1, 2), (1, 0))).shape
-        (2, 5)
     """
     validate.check_static(axes=axes)
     return _tensordot(a, b, _as_integers(axes), precision, preferred_element_type, out_sharding)

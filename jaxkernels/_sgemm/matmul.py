@@ -38,58 +38,10 @@ def matmul(
     """Matrix product in true float32, with the shapes of `jnp.matmul`.
 
     On an NVIDIA GPU `jnp.matmul` computes float32 products in TF32, with a relative error of 3e-4,
-    unless a precision is given. This function does not, whatever `jax_default_matmul_precision`
-    says: it runs this package's SGEMM kernels there, and XLA's own product at the highest precision
-    elsewhere. It composes with jit, vmap, scan, remat, shard_map and derivatives of every order and
-    mode, which are again such products.
-
-    Args:
-        a: array of shape (..., m, k), or (k,).
-        b: array of shape (..., k, n), or (k,). Leading dimensions broadcast.
-        preferred_element_type: None or float32. float32 lets float16 and bfloat16 operands pass:
-            they are widened, which is exact, and multiplied in float32.
-        out_sharding: sharding of the result on a mesh with explicit axes, as for `jnp.matmul`.
-        algorithm: the rung of the ladder that a GPU is to run, "naive", "block_tile",
-            "thread_tile", "warp_tile", "split_tile", "pipelined", "thin" or "tensor". None takes
-            what `default_algorithm` says, else the one of the last three that a model of times
-            says is the fastest. "thin" is for few k, or few rows or columns. "tensor" computes with pairs of float16 on the tensor cores of
-            compute capability 9.0, from 2048^3 on in a third to a fifth of the time of
-            "pipelined", under the same bound of error. It takes scratch of the size of both
-            operands, and of the parts of the result where k is split, see `plan_sgemm`.
-        implementation: "ffi" requires a kernel, "xla" is XLA's own product at the highest precision,
-            None chooses.
-        other_dtypes: None refuses operands that are not float32. "xla" widens those whose promoted
-            dtype is float32, and leaves the others to `jnp.matmul` as it is, unless `algorithm` or
-            `implementation` is given.
-
-    Returns:
-        Array of shape (..., m, n), without the dimensions that 1-dimensional operands lack; float32
-        unless `other_dtypes` let other operands pass.
-
-    Raises:
-        TypeError: the operands are not float32 (16-bit ones: without `preferred_element_type`), or
-            not arrays.
-        ValueError: shapes that do not fit, an unknown `algorithm` or `implementation`, or an
-            `algorithm` for XLA's product.
-        NotImplementedError: `implementation="ffi"` where there is no kernel; for a platform without
-            kernels it is raised when the program is lowered.
-
-    Notes:
-        The error of an element is at most k * eps * (|a| |b|), eps = 2^-24, on every rung. On
-        "tensor" a single product errs by up to 2^-21 of itself, so that a by an identity or a
-        one-hot matrix is exact on the other rungs alone. Results are bitwise the
-        same from run to run, and for a member of a batch the same as alone, except where the members
-        share b: their rows become one tall matrix, which may be split differently or run on another
-        one of the three top rungs; except where members fit the scratch of "tensor" alone but not
-        a 32nd of them together; and except where few rows or columns begin elsewhere within 16 bytes. With a
-        sharded contraction every device multiplies its part, and one all-reduce, or one
-        reduce-scatter, adds them. For `jax.export` the target is `jaxkernels_sgemm`. Under
-        `jax.checkpoint` the policies that save products are those of
-        `jaxkernels.checkpoint_policies`; JAX's know XLA's products alone.
-
-    References:
-        The ladder of tiles follows the article behind github.com/AyakaGEMM/Hands-on-GEMM; the three
-        top rungs are ours (ffi/sgemm/README.md).
+    unless a precision is given. This function always computes in float32, whatever
+    `jax_default_matmul_precision` says. It runs this package's SGEMM kernels on NVIDIA GPUs, and XLA's
+    product at highest precision elsewhere. Works with jit, vmap, scan, remat, shard_map and derivatives
+    of every order and mode, which are float32 products too.
 
     Example:
         >>> import jax.numpy as jnp
@@ -97,6 +49,54 @@ def matmul(
         >>> print(jk.matmul(jnp.eye(2), jnp.array([[1.0, 2.0], [3.0, 4.0]])))
         [[1. 2.]
          [3. 4.]]
+
+    Args:
+        a: array of shape (..., m, k), or (k,).
+        b: array of shape (..., k, n), or (k,). Leading dimensions broadcast.
+        preferred_element_type: None or float32. With float32, operands can be float16 and bfloat16: they
+            are widened, which is exact, and multiplied in float32.
+        out_sharding: sharding of the result on a mesh with explicit axes, as for `jnp.matmul`.
+        algorithm: the kernel for a GPU: "naive", "block_tile", "thread_tile", "warp_tile",
+            "split_tile", "pipelined", "thin" or "tensor". None uses `default_algorithm`, or else the
+            one of the last three that a model of times predicts to be the fastest. "thin" serves small
+            k, and few rows or columns. "tensor" multiplies pairs of float16 on the tensor cores of
+            compute capability 9.0, within the same error bound. It uses scratch of the size of both
+            operands, and of partial results if k is split (see `plan_sgemm`).
+        implementation: "ffi" requires a kernel, "xla" is XLA's product at highest precision, None
+            chooses.
+        other_dtypes: None refuses operands that are not float32. "xla" widens operands whose promoted
+            dtype is float32, and passes others to `jnp.matmul`, unless `algorithm` or `implementation`
+            is given.
+
+    Returns:
+        Array of shape (..., m, n), without the dimensions that 1-dimensional operands lack. It is
+        float32 unless `other_dtypes` allows other operands.
+
+    Raises:
+        TypeError: the operands are not float32 (or 16-bit with `preferred_element_type`), or not
+            arrays.
+        ValueError: shapes do not fit, `algorithm` or `implementation` is unknown, or an `algorithm` is
+            given for XLA's product.
+        NotImplementedError: `implementation="ffi"` and there is no kernel. For a platform without
+            kernels it is raised when the program is lowered.
+
+    Notes:
+        * The error of an element is at most k * eps * (|a| |b|), eps = 2^-24, with every algorithm. With
+          "tensor" a single product errs by up to 2^-21 of itself, so multiplying by an identity or a
+          one-hot matrix is exact only with the other algorithms.
+        * Results are bitwise the same from run to run. A member of a batch has the same bits as alone,
+          with three exceptions: the members share b (their rows become one tall matrix, which can be
+          split differently or run on another kernel); the members fit the scratch of "tensor" alone but
+          not 1/32 of them together; few rows or columns have another alignment within 16 bytes.
+        * With a sharded contraction each device multiplies its part, and one all-reduce or reduce-scatter
+          adds the parts.
+        * To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
+        * `jax.checkpoint_policies` do not recognise this product. Use the policies of the same name in
+          `jaxkernels.checkpoint_policies`.
+
+    References:
+        The ladder of tiles follows the article behind github.com/AyakaGEMM/Hands-on-GEMM; the last three
+        kernels are ours (ffi/sgemm/README.md).
     """
     return _matmul(
         a, b, preferred_element_type, out_sharding, algorithm, implementation, other_dtypes
@@ -159,39 +159,9 @@ def dot_general(
 ) -> jax.Array:
     """Contraction in true float32, with the signature and the result of `jax.lax.dot_general`.
 
-    It can be given to layers that take such a function: `flax.linen.Dense(dot_general=...)`,
-    `flax.nnx.Linear(..., dot_general=...)`. What `matmul` says of precision, platforms and
-    transformations holds here as well.
-
-    Args:
-        lhs: array.
-        rhs: array.
-        dimension_numbers: ((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch)).
-        precision: accepted for the signature's sake. The product is as precise as float32 allows
-            whatever is asked for; a request for more, such as "F64_F64_F64", is an error.
-        preferred_element_type: None or float32; float32 lets 16-bit operands pass, see `matmul`.
-        out_sharding: sharding of the result on a mesh with explicit axes.
-        algorithm: as for `matmul`.
-        implementation: as for `matmul`.
-        other_dtypes: as for `matmul`; then `precision` holds, as in `jax.lax.dot_general`.
-
-    Returns:
-        Array with the batch dimensions first, then the remaining ones of lhs, then those of rhs;
-        float32 unless `other_dtypes` let other operands pass.
-
-    Raises:
-        TypeError: operands that are not float32, or dimension numbers that do not fit.
-        ValueError: an unsuitable `precision`, an unknown `algorithm` or `implementation`, or an
-            `algorithm` for XLA's product.
-        NotImplementedError: as for `matmul`.
-
-    Notes:
-        Operands whose contracted dimensions are the last ones, or stand before all others but the
-        batch, are read as they are; any other layout is transposed first, which XLA can fuse into
-        whatever makes the operand. On a mesh with explicit axes, where dimensions would have to be
-        merged of which one is sharded, XLA's own product runs instead. `nn.remat` and
-        `jax.checkpoint` save the products of such layers under the policies of
-        `jaxkernels.checkpoint_policies`, as JAX's save those of `jax.lax.dot_general`.
+    Pass it to layers that take such a function: `flax.linen.Dense(dot_general=...)`,
+    `flax.nnx.Linear(..., dot_general=...)`. Precision, platforms and transformations are those of
+    `matmul`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -199,6 +169,36 @@ def dot_general(
         >>> x, w = jnp.ones((2, 3, 4)), jnp.ones((4, 5))
         >>> jk.dot_general(x, w, (((2,), (0,)), ((), ()))).shape
         (2, 3, 5)
+
+    Args:
+        lhs: array.
+        rhs: array.
+        dimension_numbers: ((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch)).
+        precision: accepted for compatibility. The product always has float32 precision. A request for
+            more, such as "F64_F64_F64", is an error.
+        preferred_element_type: None or float32; float32 allows 16-bit operands, see `matmul`.
+        out_sharding: sharding of the result on a mesh with explicit axes.
+        algorithm: as for `matmul`.
+        implementation: as for `matmul`.
+        other_dtypes: as for `matmul`. `precision` then applies to XLA's product.
+
+    Returns:
+        Array with the batch dimensions first, then the remaining dimensions of lhs, then those of rhs.
+        It is float32 unless `other_dtypes` allows other operands.
+
+    Raises:
+        TypeError: operands are not float32, or dimension numbers do not fit.
+        ValueError: `precision` is unsuitable, `algorithm` or `implementation` is unknown, or an
+            `algorithm` is given for XLA's product.
+        NotImplementedError: as for `matmul`.
+
+    Notes:
+        * An operand is read without a copy if its contracted dimensions are the last ones, or the first
+          ones after the batch. Any other layout is transposed first; XLA can fuse this transpose into the
+          operation before it.
+        * On a mesh with explicit axes, XLA's product runs if a sharded dimension would have to be merged.
+        * `nn.remat` and `jax.checkpoint` save the products of such layers with the policies of
+          `jaxkernels.checkpoint_policies`.
     """
     validate.check_static(dimension_numbers=dimension_numbers)
     (contract, batch) = dimension_numbers

@@ -30,48 +30,50 @@ def plan_sgemm(
     aligned_b: bool = True,
     aligned_c: bool = True,
 ) -> SgemmPlan:
-    """The launch plan of a matrix product on a GPU; needs no GPU for devices known by name.
-
-    Args:
-        m: rows of the result.
-        n: columns of the result.
-        k: the contracted dimension.
-        batch: how many products there are, as a number or as batch dimensions.
-        trans_a: a is stored as (k, m).
-        trans_b: b is stored as (n, k).
-        algorithm: the rung of the ladder, "naive", "block_tile", "thread_tile", "warp_tile",
-            "split_tile", "pipelined", "thin" or "tensor"; None takes what `default_algorithm` says,
-            or chooses between the last three by a model of their times. Where a rung cannot serve
-            the plan is that of "pipelined". "thin" cannot where k is above 64 (128 where there are up
-            to 16 rows or columns) and there are more than 4 rows and columns. "tensor" cannot where k
-            is below 32 or above 65536, without Hopper's tensor cores and code for them, or where a
-            32nd of the batch takes more than 8 GiB of scratch (4 GiB where it is not named).
-        device: as for `plan_softmax`.
-        aligned_a: a, or the padded copy of it, begins at a multiple of 16 bytes; a slice that XLA
-            hands over in place may begin at any element.
-        aligned_b: so does b.
-        aligned_c: so do c and the result.
-
-    Returns:
-        The plan: a value that can be compared and printed, with fields such as `block_m`, `stages`,
-        `split_k`, `grid_blocks`; `partial_elements` is the scratch in float32 elements; `pad_a` and
-        `pad_b` are elements of padding that an operand's stored rows are copied with, up to 2 GiB of
-        it, where that pays, but not for "tensor", which reads any lines; `thin` is the form of "thin", "along_k", "across_k" or
-        "shallow", and `cluster_blocks` how many blocks share k without scratch; `groups` is how
-        many groups of members "tensor" makes one after the other, in one scratch, and `compensated`
-        says that its sums keep what they lose to rounding; `launches` counts those that add to C;
-        `pack_a`, `pack_b` and `pack_c` are elements that a thread moves at once.
-
-    Raises:
-        TypeError: `device` is neither a name nor a device.
-        ValueError: a negative size, an unknown device or algorithm, or a product that is too large.
+    """The launch plan of a matrix product on a GPU. Devices known by name need no GPU.
 
     Example:
         >>> import jaxkernels as jk
         >>> jk.plan_sgemm(4096, 4096, 4096, device="h200").block_m
         128
-        >>> jk.plan_sgemm(64, 4096, 4096, device="h200").split_k  # else too few blocks
+        >>> jk.plan_sgemm(64, 4096, 4096, device="h200").split_k  # more blocks
         4
+
+    Args:
+        m: rows of the result.
+        n: columns of the result.
+        k: the contracted dimension.
+        batch: the number of products, or the batch dimensions.
+        trans_a: a is stored as (k, m).
+        trans_b: b is stored as (n, k).
+        algorithm: "naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined", "thin"
+            or "tensor". None uses `default_algorithm`, or chooses between the last three by a model of
+            their times. If an algorithm cannot serve the product, the plan is that of "pipelined".
+            "thin" needs at most 64 of k (128 with up to 16 rows or columns), or at most 4 rows or
+            columns. "tensor" needs 32 to 65536 of k, Hopper's tensor cores and code for them, and at
+            most 8 GiB of scratch for 1/32 of the batch (4 GiB if it is not named).
+        device: as for `plan_softmax`.
+        aligned_a: whether a, or its padded copy, begins at a multiple of 16 bytes. A slice that XLA
+            passes in place can begin at any element.
+        aligned_b: the same for b.
+        aligned_c: the same for c and the result.
+
+    Returns:
+        The plan: a value that can be compared and printed. Some of its fields:
+
+        * `block_m`, `stages`, `split_k`, `grid_blocks`: the launch;
+        * `partial_elements`: the scratch, in float32 elements;
+        * `pad_a`, `pad_b`: padding of each stored row of an operand that is copied, up to 2 GiB;
+        * `thin`: the form of "thin": "along_k", "across_k" or "shallow";
+        * `cluster_blocks`: the number of blocks that share k without scratch;
+        * `groups`: the number of groups of members that "tensor" computes one after the other;
+        * `compensated`: whether the sums of "tensor" are compensated for rounding;
+        * `launches`: the number of launches that add to C;
+        * `pack_a`, `pack_b`, `pack_c`: elements that a thread moves at once.
+
+    Raises:
+        TypeError: `device` is neither a name nor a device.
+        ValueError: a size is negative, device or algorithm is unknown, or the product is too large.
     """
     validate.check_choice("algorithm", algorithm, validate.ALGORITHMS)
     members = (batch,) if isinstance(batch, int) else tuple(batch)

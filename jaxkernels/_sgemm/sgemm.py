@@ -34,37 +34,9 @@ def sgemm(
     """BLAS's sgemm: alpha * op(a) op(b) + beta * c, in true float32.
 
     The arguments have the names of `scipy.linalg.blas.sgemm`; arrays are row-major, as everywhere in
-    JAX. Transposed operands are not transposed in memory. Jit it with `donate_argnames="c"` to
-    have c overwritten in place. What `matmul` says of precision, platforms and transformations holds
-    here as well; reverse mode keeps a and b, never c.
-
-    Args:
-        a: float32 array of shape (..., m, k), or (..., k, m) with `trans_a`.
-        b: float32 array of shape (..., k, n), or (..., n, k) with `trans_b`. Leading dimensions
-            broadcast.
-        c: None, or a float32 array of shape (..., m, n), the shape of the result. On a mesh with
-            explicit axes a and b alone decide how the result is sharded.
-        alpha: factor of the product. A Python or NumPy number becomes part of the kernel's call, and
-            so of the program that is compiled; a JAX array of shape () may be differentiated and may
-            change from call to call, and costs a pass over the result. 0 hides the product, as in BLAS:
-            a NaN in a or b does no harm (an array of 0 hides it from the value; the gradient by a still
-            meets a NaN in b).
-        beta: factor of c, likewise. 0 means that c is not read: a NaN in it, or in its tangent, does
-            no harm. The derivative by beta is c all the same.
-        trans_a: 0 or False, 1 or True; 2, BLAS's conjugate transpose, is the same for real numbers.
-        trans_b: likewise.
-        algorithm: as for `matmul`.
-        implementation: as for `matmul`.
-
-    Returns:
-        float32 array of shape (..., m, n).
-
-    Raises:
-        TypeError: operands that are not float32 arrays, factors that are not real numbers.
-        ValueError: shapes that do not fit, factors with dimensions, other transpose flags, a `beta`
-            without c, an unknown `algorithm` or `implementation`, or an `algorithm` for XLA's
-            product.
-        NotImplementedError: as for `matmul`.
+    JAX. Transposed operands are not transposed in memory. Jit it with `donate_argnames="c"` to overwrite
+    c in place. Precision, platforms and transformations are those of `matmul`. Reverse mode stores a and
+    b, never c.
 
     Example:
         >>> import jax.numpy as jnp
@@ -73,6 +45,33 @@ def sgemm(
         >>> print(jk.sgemm(a, b, c, alpha=2.0, beta=-1.0, trans_b=True))
         [[5. 5. 5. 5.]
          [5. 5. 5. 5.]]
+
+    Args:
+        a: float32 array of shape (..., m, k), or (..., k, m) with `trans_a`.
+        b: float32 array of shape (..., k, n), or (..., n, k) with `trans_b`. Leading dimensions
+            broadcast.
+        c: None, or a float32 array of shape (..., m, n), the shape of the result. On a mesh with
+            explicit axes, only a and b decide the sharding of the result.
+        alpha: factor of the product. A Python or NumPy number is compiled into the program. A JAX array
+            of shape () can be differentiated and can change from call to call, and costs a pass over the
+            result. 0 hides the product, as in BLAS, including a NaN in a or b. (An array of 0 hides it
+            from the value only; the gradient by a still contains a NaN of b.)
+        beta: factor of c, like alpha. With 0, c is not read, and a NaN in c or its tangent has no effect.
+            The derivative by beta is still c.
+        trans_a: 0 or False, 1 or True; 2, BLAS's conjugate transpose, is the same for real numbers.
+        trans_b: like `trans_a`.
+        algorithm: as for `matmul`.
+        implementation: as for `matmul`.
+
+    Returns:
+        float32 array of shape (..., m, n).
+
+    Raises:
+        TypeError: operands are not float32 arrays, or factors are not real numbers.
+        ValueError: shapes do not fit, factors have dimensions, a transpose flag is unknown, `beta` is
+            given without c, `algorithm` or `implementation` is unknown, or an `algorithm` is given for
+            XLA's product.
+        NotImplementedError: as for `matmul`.
     """
     alpha = checks.as_factor("alpha", alpha)
     beta = checks.as_factor("beta", beta)
