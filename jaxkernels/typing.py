@@ -89,7 +89,7 @@ class Device(Protocol):
 
     @property
     def platform(self) -> str:
-        """Such as "gpu"."""
+        """The platform, such as "gpu"."""
         ...
 
     @property

@@ -68,7 +68,7 @@ class _Problem:
     platform: str
 
     def of_chunk(self, chunk_rows: int) -> LinearCrossEntropyPlan:
-        """The plan with chunks of so many rows."""
+        """The plan with chunks of this number of rows."""
         chunks = -(-self.rows // chunk_rows)
         wide = 8 if self.dtype.itemsize == 8 else 4
         own, of_logits = self.dtype.itemsize, self.logits_dtype.itemsize

@@ -204,8 +204,8 @@ def bias_array(function: str, bias: Any, x: jax.Array) -> jax.Array:
 def fused_scale(function: str, x: jax.Array, scale: Any) -> tuple[jax.Array, float]:
     """Returns x and a factor that the kernel can fuse; any other is multiplied into x.
 
-    A negative factor would turn the order of the elements round, and zero, or what is zero in the
-    kernel's type, makes NaN of the -inf that stands for what is hidden.
+    A negative factor would reverse the order of the elements. Zero, or a number that is zero in the
+    kernel's type, would turn the -inf of hidden elements into NaN.
 
     Raises:
         TypeError: scale is not a number, or complex.

@@ -63,6 +63,6 @@ def default_algorithm(algorithm: Algorithm | None) -> AbstractContextManager[Non
 
 
 def current() -> str:
-    """What plans are asked for where a product names no algorithm."""
+    """The algorithm of products that name none."""
     chosen: Algorithm | None = _chosen.value
     return chosen or "auto"

@@ -95,7 +95,7 @@ def plan_sgemm(
 
 
 class SgemmScheme(NamedTuple):
-    """What of a plan is decided when a program is lowered.
+    """The part of a plan that is decided when a program is lowered.
 
     Attributes:
         algorithm: the rung. A GPU that cannot run it takes "pipelined".

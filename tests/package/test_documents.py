@@ -1,6 +1,8 @@
 """README and the documents: every Python block runs as it stands, and what they say of others is so."""
 
 import re
+import subprocess
+import sys
 import tomllib
 
 import jax
@@ -84,6 +86,25 @@ def test_readme_is_read_in_a_minute():
     assert len(text.encode()) <= 8192
     prose = re.sub(r"<!-- generated.*?<!-- end -->", "", text, flags=re.DOTALL)
     assert not re.search(r"\d+(\.\d+)? ?(TB/s|TFLOP|us\b|ms\b|times\b)", prose)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Rows are read once. Is that so?\n\n| Whatever | `beside` |\n", ""),
+        ("Rows are read\nonce. Of these\nmany are long.\n", ":1: 'Of'"),
+        ("Rows.\n\n- What is long\n  is slow, of\n  which some.\n", ":3: 'What'"),
+        ("Rows are read beside columns.\n", ":1: 'beside'"),
+    ],
+)
+def test_words(text, found, tmp_path):
+    """.ci/words, which the lint step runs over documents and public docstrings."""
+    document = tmp_path / "page.md"
+    document.write_text(text)
+    words = [sys.executable, str(ROOT / ".ci" / "words"), str(document)]
+    answer = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert answer.returncode == bool(found), answer.stderr
+    assert found in answer.stdout
 
 
 def test_what_the_guide_says_is_sent():
@@ -184,7 +205,9 @@ LOSSES = {
 def test_losses_of_optax_that_patch_jax_nn_reaches():
     """Those that docs/attention.md names, their gradients included, and no others."""
     text = (ROOT / "docs" / "attention.md").read_text()
-    told = text[text.index("In optax 0.") : text.index("It does not reach a loss without a softmax")]
+    told = text[
+        text.index("In optax 0.") : text.index("It does not reach a loss without a softmax")
+    ]
     named = set(re.findall(r"`(\w+)`", told)) - {"log_softmax", "logsumexp"}
 
     def kernels(function):
