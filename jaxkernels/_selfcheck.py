@@ -109,7 +109,7 @@ def _loss_results(tier: Tier | None, x: jax.Array, t: jax.Array) -> dict[str, ja
 def _results_in_parts(
     platform: str, tier: Tier | None, x: jax.Array, t: jax.Array
 ) -> dict[str, jax.Array]:
-    """As on several devices, of which there need not be more than one."""
+    """Runs the multi-device code path; one device is enough."""
     del tier, t
     devices = jax.devices(platform)[:1]
     mesh = jax.make_mesh((1,), ("part",), axis_types=(AxisType.Auto,), devices=devices)

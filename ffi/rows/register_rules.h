@@ -45,11 +45,11 @@ inline constexpr int kWarpShapeCount = sizeof(kWarpShapes) / sizeof(kWarpShapes[
 // H200 f64 fwd 577 cols, 48 registers: warp 0.94
 // H200 f64 fwd 1000 cols, 64 registers: warp 0.56, block_smem 0.89
 constexpr int WarpMaxRowRegisters(int pack) { return IsPackOfDoubles(pack) ? 48 : 64; }
-// Less than a warp with several packs a lane is for rows that cost as much as some packs besides
-// their elements, so that a warp pays it for several rows at once. Attention scores do, half a warp
-// each: finding out what a row sees costs that much. Row scalars do: they write nearly nothing, and
-// so have half the time of other operations. Rows with labels are hardly ever that short: staged or
-// longer, they have two layouts of a whole warp, which spares kernels.
+// Part of a warp, with several packs per lane, serves rows whose fixed cost is comparable to
+// loading several packs, so that a warp pays it for several rows at once. Attention scores use half
+// a warp: finding the visible columns of a row costs that much. Row scalars do too: they write
+// little, and have half the time of other operations. Rows with labels are rarely that short.
+// Staged or longer, they have two layouts of a whole warp, which saves kernels.
 constexpr bool WarpShapeFits(const WarpShape& shape, const OperationTraits& traits, int pack,
                              bool aligned) {
   const int registers_per_value = IsPackOfDoubles(pack) ? 2 : 1;

@@ -80,7 +80,7 @@ def _attention_jvp(primals: Any, tangents: Any, *, call: Call) -> Any:
 def _jvp_by_plain_form(
     primitive: Primitive, form: Callable[..., Any], primals: Any, tangents: Any, **params: Any
 ) -> Any:
-    """The derivative of a form in all operands but y and the logarithms, which it makes again."""
+    """JVP of one form in all operands except y and the log-sums, which are recomputed."""
     results = primitive.bind(*primals, **params)
 
     def whole(operands: Sequence[jax.Array]) -> Any:

@@ -57,12 +57,12 @@ class Call:
     is_pinned: bool = False
 
     def operands(self, values: Sequence[Any]) -> Operands:
-        """The operands by name, of which `values` begins with those that there are."""
+        """Maps operand names to `values`, whose first entries are the operands that are not None."""
         return Operands(**dict(zip(self.names, values, strict=False)))
 
 
 def names_of(given: Operands) -> tuple[str, ...]:
-    """The names of the operands that there are."""
+    """The names of the operands that are not None."""
     return tuple(name for name, x in given._asdict().items() if x is not None)
 
 

@@ -48,8 +48,8 @@ def check_static(**arguments: Any) -> None:
             if not isinstance(part, Tracer):
                 continue
             text = (
-                f"{name} decides which program is made, so it must be known when that is traced. "
-                "Give its value in the function that is transformed, or mark it as static, as in "
+                f"{name} must be a static Python value; it was traced. "
+                "Pass a value inside the transformed function, or mark it as static: "
                 f"jax.jit(..., static_argnames={name!r})."
             )
             if part.dtype == jnp.bool_:

@@ -181,7 +181,7 @@ class _Piece:
         is_used: jax.Array,
         sums: Arrays | None,
     ) -> Arrays:
-        """From the gradient of the logits to those of what they are made of; rows that are not used have none."""
+        """Backpropagates the logits' gradient to x, w and bias; unused rows get zero."""
         options, wanted = self.call.options, self.call.wanted
         x, w = given["x"], given["w"]
         found = {}

@@ -31,7 +31,7 @@ _PLAIN = {"scale": 1.0, "has_mask": False}
 
 
 def label_on_device(label: jax.Array, cols: int, axes: tuple[str, ...]) -> jax.Array:
-    """The label as this device counts its columns; not one of them where another device has it."""
+    """The label's index in this device's shard; out of range if another device holds it."""
     return label - partitioning.index(axes) * cols
 
 

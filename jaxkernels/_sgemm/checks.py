@@ -47,8 +47,8 @@ def as_float32(
     served = ("float32",) if preferred is None else ("float32", "bfloat16", "float16")
     if not all(name in served for name in dtypes):
         asked = (
-            '. other_dtypes="xla" leaves others to XLA, as a layer of Flax may want it; '
-            "preferred_element_type=jnp.float32 widens float16 and bfloat16"
+            '. Pass other_dtypes="xla" to let XLA handle other dtypes (useful in Flax layers), or '
+            "preferred_element_type=jnp.float32 to widen float16 and bfloat16"
             if preferred is None
             else ""
         )
