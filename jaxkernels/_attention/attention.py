@@ -93,7 +93,7 @@ def dot_product_attention(
     return_residual: bool = False,
     empty_rows: EmptyRows | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    r"""Attention: softmax(scale * query key^T + bias, masked) value, for each head.
+    r"""Attention for each head: `softmax(scale * query key^T + bias, masked) value`.
 
     A drop-in replacement for `jax.nn.dot_product_attention`, except for rows without a key (see
     `empty_rows`). The softmax kernel applies scale, bias, mask and window. float32 products are always

@@ -85,7 +85,7 @@ def plan_attention(
             without cuDNN, the oldest that is used.
 
     Returns:
-        The plan: a value that can be compared and printed.
+        A plan that can be compared and printed.
 
     Raises:
         TypeError: the dtype has no kernels, `device` is neither a name nor a device, or the window

@@ -181,7 +181,7 @@ def plan_linear_cross_entropy(
         platform: "cuda" or "cpu". On a GPU a float32 product is added to the sum in place.
 
     Returns:
-        The plan: a value that can be compared and printed. `total_bytes` is the memory of the loss and
+        A plan that can be compared and printed. `total_bytes` is the memory of the loss and
         its gradients, not counting operands, results and the workspace of XLA's products.
 
     Raises:

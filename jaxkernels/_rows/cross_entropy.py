@@ -79,7 +79,7 @@ def cross_entropy(
     tier: Tier | None = None,
     implementation: Implementation | None = None,
 ) -> jax.Array | tuple[jax.Array, ...]:
-    r"""Cross-entropy of labels and the softmax of logits: log sum_j exp(x_j) - x_label.
+    r"""Cross-entropy of labels and the softmax of logits: `log sum_j exp(x_j) - x_label`.
 
     Replaces optax's softmax cross-entropies. With `reduction="mean"`, loss and gradient come from a single
     read of the logits. With smoothing e over V classes and a z-loss of weight z the loss is:
@@ -121,7 +121,7 @@ def cross_entropy(
             `where` excludes, contribute nothing to the sum. With `label_smoothing=1` a masked label
             contributes nothing.
         z_loss: z above, a number.
-        logit_soft_cap: None, or a number t > 0: logits x become t tanh(x / t), before anything else.
+        logit_soft_cap: None, or a number t > 0: logits x become `t tanh(x / t)`, before anything else.
         temperature: divides the logits, after the cap: a number, or an array of the shape of the loss
             or broadcasting against it.
         reduction: "none" returns the loss of each row, "sum" their sum. "mean" divides the sum by the

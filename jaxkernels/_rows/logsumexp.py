@@ -48,7 +48,7 @@ def logsumexp(
     tier: Tier | None = None,
     implementation: Implementation | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    r"""Logarithm of a sum of exponentials along one or more axes: log(sum_j b_j exp(a_j)).
+    r"""Logarithm of a sum of exponentials along one or more axes: `log(sum_j b_j exp(a_j))`.
 
     A drop-in replacement for `jax.nn.logsumexp` and `jax.scipy.special.logsumexp`, edge cases included.
     It runs this package's kernels on CPUs and NVIDIA GPUs, and plain JAX elsewhere. It works with jit,

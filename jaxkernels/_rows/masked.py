@@ -39,7 +39,7 @@ def scaled_masked_softmax(
     tier: Tier | None = None,
     implementation: Implementation | None = None,
 ) -> jax.Array:
-    r"""Softmax of scale * scores + bias along the last axis, over the columns that each row may attend to.
+    r"""Softmax of `scale * scores + bias` along the last axis, over the columns that each row may attend to.
 
     Takes one pass over the scores. The kernel applies scale, bias, mask, causal structure and window when
     it loads a row. Masks and biases that broadcast are not copied, and columns outside of the causal
@@ -96,7 +96,7 @@ def scaled_masked_softmax(
           in the cotangent there. Elsewhere it makes its row NaN. The gradient of a traced scale is the
           exception, because it is a sum over all scores.
         * A row whose visible scores are all -inf, as with an additive mask, is 0; `softmax` returns NaN.
-        * Reverse mode stores only the result y: dx = scale * y * (dy - sum(dy * y)). The gradient of the
+        * Reverse mode stores only the result y: `dx = scale * y * (dy - sum(dy * y))`. The gradient of the
           bias is dx / scale, summed over the dimensions in which it broadcasts, in float32 for 16-bit
           types. (In float16, or with a tiny or huge scale, dx = scale * J dy costs another pass.)
         * Scores sharded over any dimensions but the last need no communication. If the last one is

@@ -54,7 +54,7 @@ def plan_softmax(
         shifted: whether an operand of the result's shape has another offset.
 
     Returns:
-        The plan: a value that can be compared and printed. Fields are `tier`, `cluster_blocks` (blocks
+        A plan that can be compared and printed. Fields are `tier`, `cluster_blocks` (blocks
         of a cluster, which share a row), `block_threads`, `smem_bytes`, `few_rows` (a kernel for few
         long rows, with the same bits as the one for many), and others. A plan of the tier "spread" is
         for a program on one device and has `scratch_bytes`; with many rows it has `one_launch`, which

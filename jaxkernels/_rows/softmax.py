@@ -64,7 +64,7 @@ def softmax(
     tier: Tier | None = None,
     implementation: Implementation | None = None,
 ) -> jax.Array:
-    r"""Softmax along one or more axes: exp(x_i) / sum_j exp(x_j).
+    r"""Softmax along one or more axes: `exp(x_i) / sum_j exp(x_j)`.
 
     A drop-in replacement for `jax.nn.softmax`, edge cases included. It runs this package's kernels on
     CPUs and NVIDIA GPUs, and plain JAX elsewhere. It works with jit, vmap, scan, remat, shard_map and
@@ -111,7 +111,7 @@ def softmax(
         * 16-bit types are computed in float32 and rounded once, also in the gradient. jax.nn rounds the
           sum to 16 bits, so the results differ by that error.
         * A row is NaN if all its elements are -inf, or if an unmasked one is +inf or NaN.
-        * Reverse mode stores only the result: dx = y * (dy - sum(dy * y)).
+        * Reverse mode stores only the result: `dx = y * (dy - sum(dy * y))`.
         * Arrays sharded over any dimensions but `axis` need no communication. If `axis` is sharded, devices
           exchange one maximum and one sum per row (in the gradient one sum), not the array.
           docs/sharding.md lists the cases that need an all-gather.
@@ -135,7 +135,7 @@ def log_softmax(
     tier: Tier | None = None,
     implementation: Implementation | None = None,
 ) -> jax.Array:
-    r"""Logarithm of the softmax along one or more axes: x_i - log sum_j exp(x_j).
+    r"""Logarithm of the softmax along one or more axes: `x_i - log sum_j exp(x_j)`.
 
     A drop-in replacement for `jax.nn.log_softmax`, edge cases included. It runs this package's kernels
     on CPUs and NVIDIA GPUs, and plain JAX elsewhere. It works with jit, vmap, scan, remat, shard_map
@@ -176,9 +176,9 @@ def log_softmax(
             platform without kernels it is raised when the program is lowered.
 
     Notes:
-        The notes of `softmax` apply. Reverse mode stores the result y: dx = dy - exp(y) * sum(dy).
-        Forward mode computes dy = dx - sum(exp(y) * dx). 16-bit types store x instead, because exp(y)
-        of a rounded y errs by |y| eps.
+        The notes of `softmax` apply. Reverse mode stores the result y: `dx = dy - exp(y) * sum(dy)`.
+        Forward mode computes `dy = dx - sum(exp(y) * dx)`. 16-bit types store x instead, because
+        exp(y) of a rounded y errs by |y| eps.
 
         float32 and float64 results stay accurate near 0: `jk.log_softmax([0, -20.7])[0]` is -1.0e-9;
         jax.nn returns 0.

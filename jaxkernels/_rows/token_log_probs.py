@@ -74,7 +74,7 @@ def token_log_probs(
     tier: Tier | None = None,
     implementation: Implementation | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    r"""Log-probabilities of tokens under the softmax of logits: x_id - log sum_j exp(x_j).
+    r"""Log-probabilities of tokens under the softmax of logits: `x_id - log sum_j exp(x_j)`.
 
     Reinforcement learning needs these, and the entropy of each distribution, which is differentiable and
     comes from the same read of the logits. The only array of the size of the logits is their gradient in

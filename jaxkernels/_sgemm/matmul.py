@@ -81,7 +81,7 @@ def matmul(
             kernels it is raised when the program is lowered.
 
     Notes:
-        * The error of an element is at most k * eps * (|a| |b|), eps = 2^-24, with every algorithm. With
+        * The error of an element is at most `k * eps * (|a| |b|)`, eps = 2^-24, with every algorithm. With
           "tensor" a single product errs by up to 2^-21 of itself, so multiplying by an identity or a
           one-hot matrix is exact only with the other algorithms.
         * Results are bitwise the same from run to run. A member of a batch has the same bits as alone,

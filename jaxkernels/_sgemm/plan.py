@@ -59,7 +59,7 @@ def plan_sgemm(
         aligned_c: the same for c and the result.
 
     Returns:
-        The plan: a value that can be compared and printed. Some of its fields:
+        A plan that can be compared and printed. Some of its fields:
 
         * `block_m`, `stages`, `split_k`, `grid_blocks`: the launch;
         * `partial_elements`: the scratch, in float32 elements;

@@ -31,7 +31,7 @@ def sgemm(
     algorithm: Algorithm | None = None,
     implementation: Implementation | None = None,
 ) -> jax.Array:
-    """BLAS's sgemm: alpha * op(a) op(b) + beta * c, in true float32.
+    """BLAS's sgemm: `alpha * op(a) op(b) + beta * c`, in true float32.
 
     The arguments have the names of `scipy.linalg.blas.sgemm`; arrays are row-major, as everywhere in
     JAX. Transposed operands are not transposed in memory. Jit it with `donate_argnames="c"` to overwrite

@@ -33,51 +33,53 @@ def build_parser() -> argparse.ArgumentParser:
     """Returns the parser."""
     parser = argparse.ArgumentParser(
         prog="python -m jaxkernels.verify",
-        description="Draw problems at random, run them, and hold every element to float64 under derived bounds. "
+        description="Draw random problems, run them, and compare every element with float64 under derived bounds. "
         "Ends after --seconds, --programs or --checks, whichever comes first.",
     )
     parser.add_argument(
-        "--seconds", type=float, help=f"default {_DEFAULT_SECONDS:g}, unless another end is given"
+        "--seconds", type=float, help=f"default {_DEFAULT_SECONDS:g}, unless another limit is given"
     )
     parser.add_argument(
         "--programs",
         type=_at_least(1),
-        help="stop after so many programs; the same ones for a seed",
+        help="stop after this number of programs; a seed always draws the same ones",
     )
     parser.add_argument(
         "--checks",
         type=_at_least(1),
-        help="stop after so many checks (one program, one set of numbers)",
+        help="stop after this number of checks (one program, one set of numbers)",
     )
     parser.add_argument("--seed", type=_at_least(0), default=0)
     parser.add_argument(
-        "--first", type=_at_least(0), default=0, metavar="BUNDLE", help="the bundle to begin with"
+        "--first", type=_at_least(0), default=0, metavar="BUNDLE", help="start with this bundle"
     )
     parser.add_argument(
         "--only",
         type=_operations,
         default=OPERATIONS,
         metavar="A,B",
-        help=f"of {', '.join(OPERATIONS)}",
+        help=f"check only some of {', '.join(OPERATIONS)}",
     )
     parser.add_argument(
         "--threads",
         type=_at_least(1),
         default=4,
-        help="host threads that run programs at once, the second time; 1: none",
+        help="number of host threads of the second, concurrent run; 1: no second run",
     )
     parser.add_argument(
         "--workers",
         type=_at_least(1),
         default=min(_WORKERS, os.cpu_count() or 1),
-        help="bundles in work at a time",
+        help="number of bundles processed at once",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write a summary")
     parser.add_argument(
-        "--repeat", metavar="SPEC", help="run one problem again, from the line of its failure"
+        "--repeat", metavar="SPEC", help="repeat one problem, from the line of its failure"
     )
     parser.add_argument(
-        "--self-test", action="store_true", help="plant mistakes into results; each must be noticed"
+        "--self-test",
+        action="store_true",
+        help="plant mistakes into results, and fail unless each is detected",
     )
     parser.add_argument(
         "--plant",
