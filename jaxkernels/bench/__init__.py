@@ -2,7 +2,8 @@
 
 Each operation is a sub-command that measures our kernels beside XLA's own code and beside a plain
 device copy, in one process and one run, and prints a table; ``--json`` keeps every number,
-``--plot`` draws them, ``--from-json`` shows an earlier run again without measuring.
+``--from-json`` shows an earlier run again without measuring. The tables and pictures of the documents
+are made of such files.
 
 Layout:
   ``timing``       how a call is timed (the method is written down there); knows nothing of softmax
@@ -11,10 +12,8 @@ Layout:
   ``suite``        one operation's benchmark as a value, and how every suite is measured
   ``programs``     what the programs of several suites are made of: inputs, chains, gradients
   ``tables``       the pivot that makes every table of records, and how it is printed
-  ``plot``         pictures as values, and matplotlib to draw them: curves, bars, maps
-  ``dots``         pictures of dots, a line for each case
   ``rows``, ``row_views``
-                   what the suites of row operations share: cases and contenders; tables and picture
+                   what the suites of row operations share: cases and contenders; tables
   ``softmax``, ``logsumexp``, ``losses``, ``sgemm``, ``float32``, ``attention``, ``scaling``
                    the suites; ``torch_losses`` is what ``losses`` runs of torch
   ``sgemm_programs``, ``attention_programs``

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import re
 import shlex
 import sys
@@ -20,7 +19,6 @@ from jaxkernels.bench import (
     logsumexp,
     losses,
     maps,
-    plot,
     records,
     regress,
     scaling,
@@ -44,7 +42,7 @@ OPERATIONS = (
 SUITES = (*OPERATIONS, maps.suite_of(softmax.SUITE), regress.suite_of(OPERATIONS))
 
 # Options that say nothing of how a run was measured.
-_OUTPUTS = {"benchmark", "json", "plot", "markdown", "from_json", "against", "suite", "command"}
+_OUTPUTS = {"benchmark", "json", "markdown", "from_json", "against", "suite", "command"}
 
 
 def _add_parser(commands: Any, suite: Suite) -> None:
@@ -61,10 +59,7 @@ def _add_parser(commands: Any, suite: Suite) -> None:
     )
     how.add_argument("--limit", type=float, metavar="S", help="begin nothing after so many seconds")
     out = parser.add_argument_group("what to write")
-    files = {"--json": "keep every number, a record a line"}
-    if suite.figure is not None:
-        files["--plot"] = "draw the run (PNG, SVG, PDF)"
-    files["--from-json"] = "show an earlier run, measure nothing"
+    files = {"--json": "keep every number", "--from-json": "show an earlier run, measure nothing"}
     for flag, text in files.items():
         out.add_argument(flag, type=Path, metavar="FILE", help=text)
     out.add_argument("--markdown", action="store_true", help="print Markdown, ready for a README")
@@ -77,7 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m jaxkernels.bench",
         description="Measure jaxkernels beside XLA and a plain copy, in one process and one run.",
     )
-    parser.set_defaults(plot=None, against=None)
+    parser.set_defaults(against=None)
     commands = parser.add_subparsers(title="operations", dest="benchmark", required=True)
     for suite in SUITES:
         _add_parser(commands, suite)
@@ -88,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one sub-command: measures, or reads an earlier run, and writes what was asked for.
 
     Returns 1 if something is slower than in the run of ``--against``, 2 if a file cannot be read or
-    compared, or matplotlib is missing. Exits with 2 if the arguments are wrong, or leave nothing to
+    compared. Exits with 2 if the arguments are wrong, or leave nothing to
     measure.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
@@ -96,10 +91,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     options.command = "python -m jaxkernels.bench " + shlex.join(arguments)
     suite: Suite = options.suite
-    if options.plot and importlib.util.find_spec("matplotlib") is None:
-        # Said before minutes of measuring, not after.
-        print("--plot needs matplotlib: pip install matplotlib", file=sys.stderr)
-        return 2
     earlier: dict[Path, records.Run] = {}
     for path in filter(None, (options.against, options.from_json)):
         try:
@@ -115,8 +106,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"nothing to measure: what was asked of {suite.name} leaves out all cases")
     if options.json:
         records.write(run, options.json)
-    if options.plot and suite.figure is not None:
-        plot.draw(suite.figure(run), environment.summarise(run.environment), options.plot)
     _show(suite, run, options.markdown)
     if options.against is None:
         return 0

@@ -1,4 +1,4 @@
-"""The suite ``attention``: its metrics, tables and picture. What it measures is in ``attention_programs``.
+"""The suite ``attention``: its metrics and tables. What it measures is in ``attention_programs``.
 
 Compared in one run, timed as written down in ``jaxkernels.bench.timing``.
 """
@@ -9,7 +9,7 @@ from functools import partial
 
 import jax.numpy as jnp
 
-from jaxkernels.bench import attention_drawn, plot
+from jaxkernels.bench import attention_drawn
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.attention_programs import (
     DIRECTIONS,
@@ -21,7 +21,6 @@ from jaxkernels.bench.attention_programs import (
     contenders,
     watched,
 )
-from jaxkernels.bench.dots import Dots, of_dots
 from jaxkernels.bench.records import Case, Measured, Run, key_of
 from jaxkernels.bench.suite import Suite, several, sizes
 
@@ -114,32 +113,6 @@ def views(run: Run) -> list[t.View]:
     ]
 
 
-def figure(run: Run) -> plot.Figure:
-    """Scores beside their model bytes, a panel for each direction and variant; gains of layers."""
-    model = {head: partial(of_model, name=name) for name, head in _HEADS.items()}
-    over = {
-        f"ours over {head}": partial(Measured.ratio, peer=name, contender="ours")
-        for name, head in (("xla", "XLA"), ("cudnn", "cuDNN"))
-    }
-    directions = {"fwd": "forward", "both": "with gradient"}
-
-    def scores(direction: str, variant: str) -> Dots:
-        case = {"group": "scores", "direction": direction, "variant": variant}
-        members = [m for m in run.measured if case.items() <= m.case.items()]
-        title = f"scores, {variant}, {directions[direction]}"
-        return Dots(title, "time over that of the model bytes", members, _shape, model)
-
-    layers = [m for m in run.measured if m["group"] == "layers"]
-    rows = [[scores(direction, variant) for variant in VARIANTS] for direction in directions]
-    layer = lambda m: label(m.case).removeprefix("layers ")  # noqa: E731
-    rows.append([Dots("layers", "times as fast", layers, layer, over)])
-    return of_dots("attention: scores and layers", rows)
-
-
-def _shape(m: Measured) -> str:
-    return f"{m['dtype']} {'x'.join(str(m[name]) for name in SIZES[:3])}"
-
-
 _HELP = "as batchxheadsxlength[xdepth]; a CPU's default has 1/16 of a GPU's batch x heads"
 SUITE = Suite(
     name="attention",
@@ -148,7 +121,6 @@ SUITE = Suite(
     contenders=contenders,
     label=label,
     views=views,
-    figure=figure,
     axes={
         "group": (*GROUPS, attention_drawn.GROUP),
         "dtype": (*DTYPES, "float16"),

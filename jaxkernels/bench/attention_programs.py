@@ -39,7 +39,7 @@ from jaxkernels.bench.records import Case
 from jaxkernels.bench.suite import Arguments, Function, Options, Program
 from jaxkernels.bench.timing import first_line
 
-GROUPS = ("scores", "layers")
+GROUPS = ("layers", "scores")
 DTYPES = ("bfloat16", "float32")
 VARIANTS = ("plain", "mask", "causal")
 DIRECTIONS = ("fwd", "both")

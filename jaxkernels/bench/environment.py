@@ -1,8 +1,9 @@
-"""What a measured number depends on: device, driver, clock and power, versions, date and command."""
+"""What a measured number depends on: device, driver, clock and power, versions, commit, date and command."""
 
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
 import os
 import platform
 import re
@@ -30,21 +31,26 @@ _GPU_STATE = {
 }
 
 
+# What a suite may compare with.
+_PEERS = ("flax", "optax", "torch")
+
+
+def _answer(*command: str) -> str:
+    """What a program prints; nothing where it fails."""
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        return ran.stdout.strip()
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return ""
+
+
 def _asked(fields: Mapping[str, str], *of_gpu: str) -> dict[str, str | None]:
     """What nvidia-smi says of a GPU, or of the first; None where nothing tells."""
-    command = ["nvidia-smi", *of_gpu, f"--query-gpu={','.join(fields.values())}"]
-    try:
-        answer = subprocess.run(
-            [*command, "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        )
-        values = answer.stdout.splitlines()[0].split(", ")
-        found = dict(zip(fields, values, strict=True))
-    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
+    query = f"--query-gpu={','.join(fields.values())}"
+    values = _answer("nvidia-smi", *of_gpu, query, "--format=csv,noheader").partition("\n")[0]
+    if values.count(", ") != len(fields) - 1 or not values:
         return dict.fromkeys(fields)
+    found = dict(zip(fields, values.split(", "), strict=True))
     # In brackets it says why there is no value.
     return {name: None if value.startswith("[") else value for name, value in found.items()}
 
@@ -57,6 +63,21 @@ def _gpu_state() -> dict[str, str | None]:
     """
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
     return _asked(_DRIVER) | _asked(_GPU_STATE, f"--id={first}")
+
+
+def _nvcc() -> str | None:
+    """The version of the CUDA compiler, the one on the path or of the usual place."""
+    for command in ("nvcc", "/usr/local/cuda/bin/nvcc"):
+        if found := re.search(r"\bV([\d.]+)", _answer(command, "--version")):
+            return found[1]
+    return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _cpu() -> str:
@@ -83,8 +104,12 @@ def describe(command: str) -> Environment:
         **(dict.fromkeys((*_DRIVER, *_GPU_STATE)) if on_cpu else _gpu_state()),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": command,
+        # Of the folder in which the command ran, which is a clone's.
+        "commit": _answer("git", "describe", "--always", "--dirty", "--abbrev=10") or None,
+        "nvcc": None if on_cpu else _nvcc(),
         "python": platform.python_version(),
         **{module.__name__: module.__version__ for module in (jaxkernels, jax, jaxlib, numpy)},
+        **{package: _version(package) for package in _PEERS},
     }
 
 

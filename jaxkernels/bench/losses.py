@@ -1,4 +1,4 @@
-"""The suite ``losses``: cross entropy over vocabularies, known ones and lengths that a seed draws.
+"""The suite ``losses``: cross entropy over vocabularies, known ones or lengths that a seed draws.
 
 Compared in one run: a plain pass over memory, optax's loss under XLA (``xla``), ours, ``-log_softmax[label]``
 of ours, and torch's ``cross_entropy``, eager and compiled, where torch is installed. How a call is timed is
@@ -18,7 +18,7 @@ place of x, and losses in place of its first element.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import product
 from typing import Any
@@ -27,14 +27,14 @@ import jax
 import jax.numpy as jnp
 
 import jaxkernels as jk
-from jaxkernels.bench import plot, rows, torch_losses
+from jaxkernels.bench import rows, torch_losses
 from jaxkernels.bench import tables as t
-from jaxkernels.bench.dots import cut
 from jaxkernels.bench.programs import CHAIN_CALLS, chain, normal
 from jaxkernels.bench.records import Case, Measured, Run
 from jaxkernels.bench.rows import DTYPES, draw, row_case
 from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, count, several
 
+TUNING, PUBLISHED = 1, 3
 VOCABULARIES = (32000, 50257, 50304, 128256, 151936, 262144)
 SIZES = (2**28, 2**30)
 FEW_ROWS = ((1, 128256), (8, 128256), (64, 128256))
@@ -47,28 +47,30 @@ PEERS = {
 _CPU_COLS, _CPU_SIZES = (1000, 32000), (2**22,)
 
 
-def lengths(seed: int) -> list[int]:
-    """Ten lengths between the vocabularies, that a seed draws.
+def lengths(count: int, seed: int) -> list[int]:
+    """Lengths between the vocabularies, that a seed draws.
 
     Example:
-        >>> len(lengths(2)), lengths(1) == lengths(2)
+        >>> len(lengths(10, seed=2)), lengths(10, seed=1) == lengths(10, seed=2)
         (10, False)
     """
-    return random.Random(seed).sample(range(VOCABULARIES[0], VOCABULARIES[-1]), 10)
+    return random.Random(seed).sample(range(VOCABULARIES[0], VOCABULARIES[-1]), count)
 
 
 def cases(options: Options) -> Iterable[Case]:
     """Every size, dtype, direction and length, then few rows."""
     on_cpu = jax.default_backend() == "cpu"
-    known = _CPU_COLS if on_cpu else (*VOCABULARIES, *lengths(options.seed))
-    if options.short:
-        known = (VOCABULARIES[3], lengths(options.seed)[0])
+    known = _CPU_COLS if on_cpu else VOCABULARIES
+    if options.drawn:
+        known = lengths(options.drawn, options.seed)
+    elif options.short:
+        known = (VOCABULARIES[3], *lengths(1, options.seed))
     default = _CPU_SIZES if on_cpu else SIZES[:1] if options.short else SIZES
     sizes = options.elements or default
     for size, dtype, direction in product(sizes, DTYPES, rows.TRAFFIC["losses"]):
         for cols in sorted(set(options.cols or known)):
             yield row_case("losses", direction, dtype, max(1, size // cols), cols)
-    if not on_cpu:
+    if not on_cpu and not options.drawn:
         few = ("mean",) if options.short else ("loss", "mean")
         for dtype, direction, shape in product(DTYPES, few, FEW_ROWS):
             yield row_case("losses", direction, dtype, *shape, group="few_rows")
@@ -207,61 +209,6 @@ def views(run: Run) -> list[t.View]:
     ]
 
 
-# What a direction makes, and the contenders of the picture: their names there, and their colours.
-_MADE = {
-    "loss": "the mean",
-    "mean": "the mean and its gradient",
-    "none": "losses of rows and the gradient",
-    "log_probs": "log-probabilities and entropies",
-}
-_DRAWN = {
-    "ours": ("ours", plot.OURS),
-    "xla": ("optax", plot.PEER),
-    "compiled": ("torch.compile", plot.GREEN),
-}
-
-_WIDEST = 14.0  # of a picture, in inches
-
-
-def figure(run: Run) -> plot.Figure:
-    """Panels for each direction and dtype, of at most a dozen lengths each: the fraction of the ceiling.
-
-    Those of a direction stand side by side, as far as a page is wide. Of several sizes of logits the
-    largest one of each length is drawn.
-    """
-    largest = {
-        (m["direction"], m["dtype"], m["cols"]): m
-        for m in sorted(filter(rows.is_rows, run.measured), key=lambda m: m["rows"])
-    }
-    measured = sorted(largest.values(), key=lambda m: m["cols"])
-    drawn = {n: of for n, of in _DRAWN.items() if any(n in m.records for m in measured)}
-
-    def panel(direction: str, dtype: str, members: Sequence[Measured]) -> plot.Panel:
-        ceiling = rows.TRAFFIC["losses"][direction].ceiling
-        return partial(
-            plot.bars,
-            labels=(f"{_MADE[direction]}, {dtype}", "columns", f"of the rate of a {ceiling}"),
-            groups=[str(m["cols"]) for m in members],
-            series={
-                name: [rows.of_ceiling(m, n) for m in members] for n, (name, _) in drawn.items()
-            },
-            colours=dict(drawn.values()),
-            ceiling=(1.0, "device read, device copy"),
-        )
-
-    by_kind = t.group_by(measured, lambda m: (m["direction"], m["dtype"]))
-    parts = {kind: cut(members) for kind, members in by_kind.items()}
-    most = max((len(part) for found in parts.values() for part in found), default=0)
-    width = max(4.5, 1.0 + 0.6 * most)
-    across = max(1, int(_WIDEST / width))
-    rows_of_panels = []
-    for direction in _MADE:
-        kinds = [(direction, dtype) for dtype in DTYPES]
-        found = [panel(*kind, part) for kind in kinds for part in parts.get(kind, ())]
-        rows_of_panels += [found[i : i + across] for i in range(0, len(found), across)]
-    return plot.Figure("losses: rate beside memory's", rows_of_panels, (width, 1.8))
-
-
 def watched(platform: str) -> Iterable[tuple[str, Case, Program]]:
     """A vocabulary of an odd length, alone and with its gradient."""
     elements, cols = (2**18, 1001) if platform == "cpu" else (2**26, 50257)
@@ -270,6 +217,7 @@ def watched(platform: str) -> Iterable[tuple[str, Case, Program]]:
         yield "rows", case, _program("ours", case, partial(_draw, case))
 
 
+_SEED_HELP = f"of --drawn (default: {TUNING}, for tuning; {PUBLISHED} is what is published)"
 SUITE = Suite(
     name="losses",
     summary="cross entropy over vocabularies beside optax's, torch's, a plain read and a plain copy",
@@ -277,12 +225,16 @@ SUITE = Suite(
     contenders=contenders,
     label=rows.label,
     views=views,
-    figure=figure,
     axes={"dtype": DTYPES, "direction": tuple(rows.TRAFFIC["losses"])},
     options={
         "--cols": several(count, "N", "these lengths, such as 32000 or 2^15"),
         "--elements": several(count, "N", "sizes of logits (default: 2^28 and 2^30 on a GPU)"),
-        "--seed": {"type": int, "default": 2, "metavar": "N", "help": "draws ten lengths"},
+        "--drawn": {
+            "type": count,
+            "metavar": "N",
+            "help": "lengths that a seed draws, nothing else",
+        },
+        "--seed": {"type": int, "default": TUNING, "metavar": "N", "help": _SEED_HELP},
         "--short": {"action": "store_true", "help": "two lengths at 2^28"},
     },
     defaults={"dtypes": DTYPES[:2]},

@@ -1,8 +1,8 @@
-"""The suite ``map``: softmax at lengths and numbers of rows that nobody chose, as maps of small cells.
+"""The suite ``map``: softmax at lengths and numbers of rows that nobody chose.
 
 A seed draws 40 lengths: 12 up to 128, 12 up to 4096, and 16 long ones up to a million, of which 4
 are known vocabularies, the same ones for every seed, 6 are odd and 6 are multiples of 8. Seed 1 is
-for tuning. Seed 2 is for what is published; README names its lengths that rules were measured at.
+for tuning, and rules were measured at lengths of seed 2. Seed 3 is published: nothing is tuned on it.
 
 Each cell has ours (``auto``), ``jax.nn.softmax`` and a copy of the same bytes, timed as written down
 in ``jaxkernels.bench.timing``; ``fwd`` and ``grad`` are those of ``jaxkernels.bench.softmax``.
@@ -26,7 +26,7 @@ import math
 import random
 import re
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from itertools import product
@@ -36,14 +36,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkernels.bench import plot, rows
+from jaxkernels.bench import rows
 from jaxkernels.bench import tables as t
-from jaxkernels.bench.dots import Metric, cut
 from jaxkernels.bench.programs import chain, normal, rotations
 from jaxkernels.bench.records import Case, Measured, Run
 from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, count, several
 
-TUNING, PUBLISHED = 1, 2
+TUNING, PUBLISHED = 1, 3
 FEW_ROWS = (1, 4, 16, 64, 132)
 VOCABULARIES = (32000, 50257, 128256, 151936)
 # Shorter rows are few only where a call is nothing but its launch.
@@ -157,20 +156,7 @@ def gain(m: Measured) -> float | None:
     return m.ratio("xla", "auto")
 
 
-# What a map shows of a cell, by the title of its panel.
-_METRICS = {"rate over a copy's": rows.of_ceiling, "speed over jax.nn's": gain}
-
-
-def _said(ratios: Collection[float]) -> str:
-    """How many ratios are below 1, and their geometric mean."""
-    if not ratios:
-        return "no cell was measured"
-    below = sum(ratio * TOLERANCE < 1 for ratio in ratios)
-    mean = statistics.geometric_mean(ratios)
-    return f"{below} of {len(ratios)} cells below 1 by more than 3 %; geometric mean {mean:.2f}"
-
-
-def _height(m: Measured) -> str:
+def height(m: Measured) -> str:
     """The number of rows as a map names it."""
     return str(m["rows"]) if m["group"] == "few_rows" else "many"
 
@@ -190,26 +176,30 @@ def summary(members: Iterable[Measured]) -> str:
     """How many cells are slower than XLA, the geometric mean of all, and which are the worst."""
     gains = sorted(((g, m) for m in members if (g := gain(m))), key=lambda pair: pair[0])
     worst = [
-        f"{g:.2f} {_height(m)} x {m['cols']}" + (f" ({m['tier']})" if m["tier"] else "")
+        f"{g:.2f} {height(m)} x {m['cols']}" + (f" ({m['tier']})" if m["tier"] else "")
         for g, m in gains[:8]
         if g * TOLERANCE < 1
     ]
-    said = f"x jax.nn: {_said([g for g, _ in gains])}"
+    if not gains:
+        return "no cell was measured"
+    mean = statistics.geometric_mean(g for g, _ in gains)
+    below = sum(g * TOLERANCE < 1 for g, _ in gains)
+    said = f"x jax.nn: {below} of {len(gains)} cells below 1 by more than 3 %; geometric mean {mean:.2f}"
     return f"{said}; worst: {', '.join(worst)}" if worst else said
 
 
 def _text(m: Measured) -> str:
     """The metrics of a cell, for a table."""
-    values = (metric(m) for metric in _METRICS.values())
+    values = (rows.of_ceiling(m), gain(m))
     return " ".join("-" if value is None else f"{value:.2f}" for value in values)
 
 
 def _view(members: Sequence[Measured]) -> t.View:
-    cells = {(m["cols"], _height(m)): m for m in members}
+    cells = {(m["cols"], height(m)): m for m in members}
     first = [line[0].case for line in t.group_by(members, lambda m: m["cols"]).values()]
     columns = [
         t.Column(name, lambda m, name=name: cells.get((m["cols"], name)), _text)
-        for name in dict.fromkeys(map(_height, members))
+        for name in dict.fromkeys(map(height, members))
     ]
     return t.View(
         "{operation} {direction}, {dtype}, columns by rows (of copy, x jax.nn)",
@@ -226,56 +216,6 @@ def views(run: Run) -> list[t.View]:
     return [_view(members) for members in groups.values()]
 
 
-def _column(m: Measured) -> plot.Place:
-    height = _height(m)
-    return ("1 row" if height == "1" else f"{height} rows"), m["direction"]
-
-
-def _panel(metric: Metric, title: str, members: Sequence[Measured]) -> plot.Panel:
-    found = ((str(m["cols"]), _column(m), metric(m)) for m in members)
-    values = {(y, x): value for y, x, value in found if value is not None}
-    return partial(
-        plot.heat,
-        labels=(f"{members[0]['dtype']}: {title}", "rows, direction", "columns"),
-        note=_said(values.values()),
-        lines=[str(cols) for cols in sorted({m["cols"] for m in members})],
-        columns=list(dict.fromkeys(map(_column, members))),
-        values=values,
-    )
-
-
-def _parts(members: Sequence[Measured]) -> list[list[Measured]]:
-    """The cells of panels: at most a dozen lengths, up to 128, up to 4096, or longer."""
-    of_cols = t.group_by(sorted(members, key=lambda m: m["cols"]), lambda m: m["cols"])
-    kinds = t.group_by(of_cols, lambda cols: sum(cols > end for end in (128, 4096)))
-    lengths = [part for kind in kinds.values() for part in cut(kind)]
-    return [[m for m in members if m["cols"] in part] for part in lengths]
-
-
-def figure(run: Run) -> plot.Figure:
-    """Two panels for some lengths of a dtype: the rate beside a copy's, and the speed beside XLA's.
-
-    Those of lengths that are measured with many rows alone are narrow: four of them make a row.
-    """
-    panels: list[list[plot.Panel]] = []
-    most = 0
-    for of_dtype in t.group_by(_sorted(run), lambda m: m["dtype"]).values():
-        narrow: list[plot.Panel] = []
-        for part in _parts(of_dtype):
-            pair = [_panel(metric, title, part) for title, metric in _METRICS.items()]
-            is_narrow = all(m["group"] == "many_rows" for m in part)
-            if is_narrow and len(narrow) == 2:
-                narrow += pair  # beside the two before
-                continue
-            panels.append(pair)
-            narrow = pair if is_narrow else []
-            most = max(most, len({_column(m) for m in part}))
-    width = 2 * max(5.6, 1.2 + 0.36 * most) / max(map(len, panels), default=1)
-    lines = max((len(panel.keywords["lines"]) for row in panels for panel in row), default=0)
-    title = f"softmax, lengths of seed {run.settings['seed']}"
-    return plot.Figure(title, panels, (width, 1.5 + 0.19 * lines))
-
-
 _SEED_HELP = f"draws the lengths (default: {TUNING}, for tuning; {PUBLISHED} is what is published)"
 _BYTES_HELP = "size of the arrays of many rows (default: 2^28 on a GPU, 2^22 on a CPU)"
 
@@ -284,12 +224,11 @@ def suite_of(softmax: Suite) -> Suite:
     """The map of the softmax that another suite measures."""
     return Suite(
         name="map",
-        summary="softmax at lengths drawn from a seed, on many rows and on few, as maps",
+        summary="softmax at lengths drawn from a seed, on many rows and on few",
         cases=partial(cases, "softmax"),
         contenders=partial(contenders, softmax),
         label=rows.label,
         views=views,
-        figure=figure,
         axes={"dtype": rows.DTYPES, "direction": tuple(rows.TRAFFIC["softmax"])},
         options={
             "--seed": {"type": int, "default": TUNING, "metavar": "N", "help": _SEED_HELP},

@@ -25,7 +25,6 @@ Case = dict[str, Any]
 class Record:
     """What was measured of one contender in one case."""
 
-    suite: str
     case: Case
     contender: str  # such as "xla", "copy" or "ours"
     seconds: float | None = None  # median time of one operation
@@ -108,7 +107,7 @@ def by_case(records: Iterable[Record]) -> list[Measured]:
     """Brings the records of each case together.
 
     Example:
-        >>> found = by_case(Record("s", {"cols": 8}, name, len(name)) for name in ("a", "bb"))
+        >>> found = by_case(Record({"cols": 8}, name, len(name)) for name in ("a", "bb"))
         >>> [m.ratio("bb", "a") for m in found]
         [2.0]
     """
@@ -119,11 +118,12 @@ def by_case(records: Iterable[Record]) -> list[Measured]:
 
 
 def write(run: Run, path: Path) -> None:
-    """Writes a run: a line of JSON about it, then one for each record."""
+    """Writes a run: a line of JSON about it, then one for each record, without its empty fields."""
     about = {"schema": SCHEMA, "suite": run.suite}
     about |= {"environment": run.environment, "settings": run.settings}
-    lines = [about, *(asdict(record) for record in run.records)]
-    path.write_text("".join(json.dumps(line, default=str) + "\n" for line in lines))
+    of_records = ({k: v for k, v in asdict(r).items() if v} for r in run.records)
+    lines = (json.dumps(line, default=str) + "\n" for line in (about, *of_records))
+    path.write_text("".join(lines))
 
 
 def read(path: Path, suite: str | None = None) -> Run:
@@ -137,7 +137,9 @@ def read(path: Path, suite: str | None = None) -> Run:
         if about["schema"] != SCHEMA or suite not in (None, about["suite"]):
             found = f"{about['suite']} of schema {about['schema']}"
             raise ValueError(f"expected {suite or 'a benchmark'} of schema {SCHEMA}, got {found}")
-        records = tuple(Record(**line) for line in lines)
+        # Version 0.1 named the suite in each record.
+        fields = ({k: v for k, v in line.items() if k != "suite"} for line in lines)
+        records = tuple(Record(**each) for each in fields)
         return Run(about["suite"], about["environment"], about["settings"], records)
     except (KeyError, TypeError) as error:
         raise ValueError(f"no run of a benchmark: {error!r}") from error
@@ -149,7 +151,6 @@ def _first_schema(content: Any) -> tuple[Any, list[dict[str, Any]]]:
         return {"suite": content["benchmark"], "schema": content["schema"]}, []
     lines = [
         {
-            "suite": "regress",
             "case": {"group": cell["group"], "cell": cell["label"]},
             "contender": "ours",
             "seconds": statistics.median(cell["samples"]) if cell["samples"] else None,

@@ -39,9 +39,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxkernels as jk
-from jaxkernels.bench import losses, plot
+from jaxkernels.bench import losses
 from jaxkernels.bench import tables as t
-from jaxkernels.bench.dots import Dots, of_dots
 from jaxkernels.bench.programs import SCALE, rotations, with_gradient
 from jaxkernels.bench.records import Case, Measured, Run
 from jaxkernels.bench.suite import Function, Options, Program, Suite, count, several, sizes
@@ -261,23 +260,6 @@ def views(run: Run) -> list[t.View]:
     ]
 
 
-def figure(run: Run) -> plot.Figure:
-    """Efficiencies of weak scaling, and gains on a vocabulary that is cut."""
-    weak = list(filter(is_weak, run.measured))
-    cut = [m for m in run.measured if not is_weak(m)]
-    numbers = {name: None for m in weak for name in m.records if name != "1"}
-    efficiencies = {f"{n} devices": partial(Measured.ratio, peer="1", contender=n) for n in numbers}
-    gains = {
-        f"than {CONTENDERS[n]}": partial(Measured.ratio, peer=n, contender="ours") for n in _PEERS
-    }
-    name = lambda m: label(m.case).removeprefix("vocabulary ")  # noqa: E731
-    panels = [
-        [Dots("rows and batches", "time on 1 device over that on n", weak, name, efficiencies)],
-        [Dots("a vocabulary", "times faster", cut, name, gains)],
-    ]
-    return of_dots("scaling over devices", panels)
-
-
 _DEVICES_HELP = "numbers of devices; 1 is always measured (default: 1, 2, 4, ... up to all)"
 _SHAPES = {
     f"--{group}-shape": {
@@ -295,7 +277,6 @@ SUITE = Suite(
     contenders=contenders,
     label=label,
     views=views,
-    figure=figure,
     axes={"group": tuple(DTYPES), "direction": OF_VOCABULARY},
     options={"--devices": several(devices, "N", _DEVICES_HELP), **_SHAPES},
     # The start and the end of a sample on several devices take a millisecond or two.

@@ -1,15 +1,12 @@
-"""The suite ``sgemm``: its metrics, tables and picture. What it measures is in ``sgemm_programs``."""
+"""The suite ``sgemm``: its metrics and tables. What it measures is in ``sgemm_programs``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from functools import partial
 from statistics import geometric_mean
 
-from jaxkernels.bench import plot, products
+from jaxkernels.bench import products
 from jaxkernels.bench import tables as t
-from jaxkernels.bench.dots import Dots, of_dots
 from jaxkernels.bench.products import flops, size
 from jaxkernels.bench.records import Measured, Run
 from jaxkernels.bench.sgemm_programs import AUTO, RUNGS, contenders, watched
@@ -81,45 +78,6 @@ def views(run: Run) -> list[t.View]:
     return [view(*pair) for pair in t.group_by(run.measured, lambda m: m["group"]).items()]
 
 
-def _ladder(peer: str, m: Measured) -> plot.Panel:
-    """A bar for each rung, below XLA's rate."""
-    rungs = [name for name in m.records if name != "xla"]
-    return partial(
-        plot.bars,
-        labels=(f"the ladder at {size(m.case)}", "rung", f"times {peer}'s rate"),
-        groups=rungs,
-        series={"rungs": [over_xla(m, name) for name in rungs]},
-        colours={"rungs": plot.OURS},
-        ceiling=(1.0, peer),
-    )
-
-
-def _name(contender: str) -> str:
-    """A contender in the legend of a picture."""
-    return "ours" if contender == AUTO else contender
-
-
-def figure(run: Run) -> plot.Figure:
-    """The ladder, XLA's other ways, and what is planned, or asked for, of all other products."""
-    ladders = [m for m in run.measured if m["group"] == "ladder"]
-    peers = [m for m in run.measured if m["group"] == "peers"]
-    others = [m for m in run.measured if m["group"] not in ("ladder", "peers")]
-    lines = [replace(m, contender=n) for m in peers for n in m.records if n != "xla"]
-    names = dict.fromkeys(n for m in others for n in m.records if n != "xla")
-    peer = _peer(run)
-    times = f"times {peer}'s rate"
-    of_one = {"rate": lambda m: over_xla(m, "")}
-    series = {_name(name): partial(over_xla, name=name) for name in names}
-    drawn = of_dots(
-        "sgemm: float32 products",
-        [
-            [Dots("peers", times, lines, lambda m: f"{_name(m.contender)} {size(m.case)}", of_one)],
-            [Dots("products", times, others, lambda m: size(m.case), series)],
-        ],
-    )
-    return replace(drawn, panels=[*([_ladder(peer, m)] for m in ladders), *drawn.panels])
-
-
 _ALGORITHMS_HELP = "rungs of every product (default: all for the ladder, what is planned and pipelined for the others)"
 _SHAPES_HELP = "as n, mxnxk or batchxmxnxk (default: squares, other shapes, transposes)"
 _DRAWN_HELP = "so many products that a seed draws, in place of the listed ones"
@@ -131,7 +89,6 @@ SUITE = Suite(
     contenders=contenders,
     label=lambda case: f"product {size(case)}",
     views=views,
-    figure=figure,
     axes={"group": products.GROUPS},
     options={
         "--shapes": several(sizes(1, 3, 4), "SHAPE", _SHAPES_HELP),

@@ -14,7 +14,6 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from jaxkernels.bench.plot import Figure
 from jaxkernels.bench.records import Case, Measured, Record, Run, key_of
 from jaxkernels.bench.tables import View
 from jaxkernels.bench.timing import REFUSALS, first_line, measure_together
@@ -49,7 +48,6 @@ class Suite:
     contenders: Callable[[Case, Options], Mapping[str, Program]]
     label: Callable[[Case], str]  # names a case in one line
     views: Callable[[Run], Sequence[View]]
-    figure: Callable[[Run], Figure] | None = None
     # Fields of cases and their values, of which the command line chooses: --dtypes float32.
     axes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # for add_argument
@@ -108,7 +106,7 @@ def measure(suite: Suite, options: Options, part: Sequence[Case]) -> list[Record
     records = []
     for key, (case, name, program) in programs.items():
         if key in refused:
-            records.append(Record(suite.name, case, name, refused=refused[key]))
+            records.append(Record(case, name, refused=refused[key]))
             continue
         extra: Case = {"operations": program.operations} if program.operations > 1 else {}
         missing = []
@@ -119,7 +117,7 @@ def measure(suite: Suite, options: Options, part: Sequence[Case]) -> list[Record
                 missing.append(f"{what} not measured: {first_line(error)}")
         samples = [sample / program.operations for sample in timed[key]]
         seconds = statistics.median(samples)
-        records.append(Record(suite.name, case, name, seconds, samples, extra, "; ".join(missing)))
+        records.append(Record(case, name, seconds, samples, extra, "; ".join(missing)))
     return records
 
 

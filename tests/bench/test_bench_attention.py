@@ -7,16 +7,15 @@ import argparse
 
 import pytest
 
-pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
 
 import cases
 import jax
 import numpy as np
-from bench_cases import QUICK, measured, run_of
+from bench_cases import QUICK
 
 from jaxkernels._core import registry
-from jaxkernels.bench import attention, attention_programs, records
+from jaxkernels.bench import attention_programs, records
 from jaxkernels.bench.__main__ import main
 from jaxkernels.bench.attention import model_bytes
 from jaxkernels.bench.attention_programs import heads_case
@@ -31,7 +30,7 @@ SMALL = ["--shapes", *SHAPES, "--layer-shapes", "1x2x32x8"]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("attention")
-    written = ["--json", str(folder / "b.json"), "--plot", str(folder / "b.png")]
+    written = ["--json", str(folder / "b.json")]
     assert main(["attention", *SMALL, *QUICK, *written]) == 0
     return folder
 
@@ -73,8 +72,7 @@ def test_json_of_layers(run):
         assert ("cudnn" in m.records) == (m["dtype"] == "bfloat16")
 
 
-def test_plot_and_tables_again_from_json(run, capsys):
-    assert (run / "b.png").read_bytes().startswith(b"\x89PNG")
+def test_tables_again_from_json(run, capsys):
     assert main(["attention", "--from-json", str(run / "b.json"), "--markdown"]) == 0
     out = capsys.readouterr().out
     assert "| 24 | 1 | 3 | causal |" in out
@@ -85,8 +83,8 @@ def test_plot_and_tables_again_from_json(run, capsys):
 
 @pytest.mark.parametrize("group", attention_programs.GROUPS)
 def test_one_group_and_one_kind(group, tmp_path, capsys):
-    """Less than everything is measured, drawn and shown all the same."""
-    written = ["--json", str(tmp_path / "b.json"), "--plot", str(tmp_path / "b.png")]
+    """Less than everything is measured and shown."""
+    written = ["--json", str(tmp_path / "b.json")]
     less = ["--groups", group, "--dtypes", "float32", "--variants", "causal", "--directions", "fwd"]
     assert main(["attention", *SMALL, "--shapes", *TWO, *QUICK, *less, *written]) == 0
     found = records.read(tmp_path / "b.json").measured
@@ -175,8 +173,7 @@ def test_run_survives_a_refusal(where, monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(attention_programs.jk, "scaled_masked_softmax", failing)
     written = tmp_path / "b.json"
     less = ["--groups", "scores", "--shapes", "1x1x8", "--variants", "mask", "--dtypes", "float32"]
-    drawn = ["--json", str(written), "--plot", str(tmp_path / "b.png")]
-    assert main(["attention", *less, *QUICK, *drawn]) == 0
+    assert main(["attention", *less, *QUICK, "--json", str(written)]) == 0
     found = [{n for n, r in m.records.items() if r.refused} for m in records.read(written).measured]
     assert (
         found
@@ -189,32 +186,6 @@ def test_run_survives_a_refusal(where, monkeypatch, tmp_path, capsys):
     out = capsys.readouterr().out
     said = "temp_bytes not measured" if where == "memory" else "out of memory"
     assert f"ours: {said}" in out
-
-
-def test_picture_by_hand():
-    """A panel for each direction and variant of scores, then one of layers, which names its peers."""
-    pytest.importorskip("matplotlib")
-    times = {"copy": 1.0, "xla": 2.0, "ours": 1.0}
-    scores = [
-        measured(heads_case("scores", dtype, variant, direction, (2, 3, 4)), times)
-        for dtype in ("bfloat16", "float32")
-        for variant in ("plain", "causal")
-        for direction in ("fwd", "both")
-    ]
-    layer = measured(heads_case("layers", "bfloat16", "causal", "fwd", (2, 3, 4)), times)
-    drawn = attention.figure(run_of([*scores, layer])).panels
-    shown = [[panel.keywords["shown"] for panel in line] for line in drawn]
-    assert [[s.title for s in line] for line in shown] == [
-        ["scores, plain, forward", "scores, causal, forward"],
-        ["scores, plain, with gradient", "scores, causal, with gradient"],
-        ["layers"],
-    ]
-    plain, layers = shown[0][0], shown[2][0]
-    assert list(map(plain.label, plain.members)) == ["bfloat16 2x3x4", "float32 2x3x4"]
-    assert [metric(plain.members[0]) for metric in plain.series.values()] == [1.0, 2.0]
-    assert list(map(layers.label, layers.members)) == ["causal fwd bfloat16 2x3x4x64"]
-    over = {name: metric(layer) for name, metric in layers.series.items()}
-    assert over == {"ours over XLA": 2.0, "ours over cuDNN": None}
 
 
 def test_model_bytes_of_every_kind():

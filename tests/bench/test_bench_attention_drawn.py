@@ -5,7 +5,6 @@ import math
 
 import pytest
 
-pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
 
 import jax

@@ -81,10 +81,24 @@ def test_some_values_are_not_known(monkeypatch):
 
 def test_a_run_says_them():
     found = environment.describe("c")
-    assert set(STATE) < set(found)
+    assert {*STATE, "nvcc", "commit", "jax", "optax"} < set(found)
     if jax.default_backend() == "cpu":
         assert {found[name] for name in STATE} == {None}
         assert "SMs" not in environment.summarise(found)
+
+
+def test_compiler(monkeypatch):
+    """Not on the path, but in its usual place."""
+
+    def run(command, **_):
+        if command[0] == "nvcc":
+            raise FileNotFoundError
+        return subprocess.CompletedProcess(
+            command, 0, "release 13.0, V13.0.88\nBuild cuda_13.0.r13.0/a"
+        )
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert environment._nvcc() == "13.0.88"
 
 
 def test_header():

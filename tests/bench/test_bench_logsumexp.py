@@ -8,14 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
 
 from bars import judge
-from bench_cases import QUICK, measured, run_of, text_of
+from bench_cases import QUICK, measured, text_of
 
 import jaxkernels as jk
-from jaxkernels.bench import logsumexp, records, row_views, rows
+from jaxkernels.bench import logsumexp, records, rows
 from jaxkernels.bench.__main__ import main
 from jaxkernels.bench.rows import row_case
 from jaxkernels.typing import Tier
@@ -27,7 +26,7 @@ READS = {"row_max", "sum", "piece_max"}
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
-    written = ["--json", str(folder / "b.json"), "--plot", str(folder / "b.png")]
+    written = ["--json", str(folder / "b.json")]
     assert main([*SMALL, *written]) == 0
     return folder
 
@@ -47,7 +46,6 @@ def test_json(run):
         assert {*ceiling, "xla", "auto"} <= set(m.records)
         assert not (READS | {"copy"}) - ceiling & set(m.records)
     assert {r.refused for r in found.records if r.contender in (*READS, "xla", "auto")} == {""}
-    assert (run / "b.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_tables(run, capsys):
@@ -173,18 +171,6 @@ def test_what_is_the_fastest_read_is_found_in_each_case():
         assert rows.rate(m, "read") == pytest.approx(2**22, rel=1e-5)
     assert rows.rate(made_up(auto=1.0), "read") is None
     assert rows.of_ceiling(made_up(auto=1.0)) is None
-
-
-def test_figure_compares_each_direction_with_its_ceiling():
-    cases = [
-        made_up(cols=n, row_max=1.0, auto=1.0, xla=2.0, tier=tier)
-        for n, tier in ((512, "warp"), (4096, "block"))
-    ]
-    cases += [made_up("grad", cols=n, copy=1.0, auto=1.0, xla=2.0) for n in (512, 4096)]
-    (forward,), (backward,) = row_views.figure(run_of(cases)).panels
-    assert forward.keywords["curves"][0].label == "device read"
-    assert backward.keywords["curves"][0].label == "device copy"
-    assert [name for _, name in forward.keywords["spans"]] == ["warp", "block"]
 
 
 def test_cells_for_regress():

@@ -6,12 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
 
-from bench_cases import QUICK, measured, run_of, text_of
+from bench_cases import QUICK, measured, text_of
 
-from jaxkernels.bench import maps, plot, records, rows, softmax
+from jaxkernels.bench import maps, records, rows, softmax
 from jaxkernels.bench.__main__ import main
 
 SUITE = maps.suite_of(softmax.SUITE)
@@ -72,7 +71,7 @@ def test_cells():
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
     small = ["--cols", "33", "8200", "--bytes", "2^18", "--dtypes", "float32"]
-    written = ["--json", str(folder / "b.json"), "--plot", str(folder / "b.png")]
+    written = ["--json", str(folder / "b.json")]
     assert main(["map", *small, *QUICK, *written]) == 0
     return folder
 
@@ -98,8 +97,7 @@ def test_json(run):
                 assert m.extra(name, "kernels") >= calls
 
 
-def test_plot_and_table_from_json(run, capsys):
-    assert (run / "b.png").read_bytes().startswith(b"\x89PNG")
+def test_table_from_json(run, capsys):
     assert main(["map", "--from-json", str(run / "b.json"), "--markdown"]) == 0
     out = capsys.readouterr().out
     assert out.count("| cols | many | 1 |") == 2
@@ -190,50 +188,3 @@ def test_what_is_not_measured_counts_nowhere():
     assert "1 of 1 cells" in text
     assert "auto: no" in text
     assert "no cell was measured" in text_of(SUITE, [refused])
-
-
-def figure(cells):
-    run = run_of(cells)
-    run.settings["seed"] = 7
-    return SUITE.figure(run)
-
-
-def test_figure_has_every_cell():
-    found = figure([*CELLS, made_up(3e-6, direction="grad")])
-    assert "seed 7" in found.title
-    short, long = found.panels
-    columns = [("many rows", "fwd"), ("4 rows", "fwd"), ("4 rows", "grad"), ("1 row", "fwd")]
-    for panel in short:
-        assert panel.keywords["lines"] == ["100"]
-        assert panel.keywords["columns"] == columns[:1]
-    for panel in long:
-        assert panel.keywords["lines"] == ["50257"]
-        assert panel.keywords["columns"] == columns
-    copy, xla = (panel.keywords["values"] for panel in long)
-    assert xla["50257", columns[0]] == 2.0
-    assert xla["50257", columns[3]] == 0.5
-    assert len(xla) == len(copy) == 4
-    assert copy["50257", columns[2]] == pytest.approx(1.0)
-
-
-def test_panels_have_at_most_a_dozen_lengths():
-    """Every cell of the published map, once for each metric; short rows, which are never few, side by side."""
-    heights = {n: (0, 1, 4) if n >= 8192 else (0,) for n in maps.lengths(maps.PUBLISHED)}
-    cells = [made_up(3e-6, n, height) for n, of_length in heights.items() for height in of_length]
-    panels = figure(cells).panels
-    assert [len(row) for row in panels] == [4, 2, 2]
-    shown = [panel.keywords for row in panels for panel in row]
-    assert [len(panel["lines"]) for panel in shown] == [12, 12, 12, 12, 8, 8, 8, 8]
-    for metric in (shown[::2], shown[1::2]):
-        assert [int(line) for panel in metric for line in panel["lines"]] == sorted(heights)
-        assert sum(len(panel["values"]) for panel in metric) == len(cells)
-
-
-def test_a_picture_has_a_number_in_each_cell(tmp_path):
-    plot.draw(figure(CELLS), "of made-up times", tmp_path / "b.svg")
-    drawn = (tmp_path / "b.svg").read_text()
-    words = ("100", "50257", "many rows", "1 row", "fwd", "2.0", ".50", ".97", ".25")
-    for word in (*words, "columns", "rows, direction", "0.7 times"):
-        assert f"<!-- {word} -->" in drawn, word
-    assert drawn.count("<!-- 0.7 times -->") == 1
-    assert "float32: speed over jax.nn" in drawn

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensor_families
 
-pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
 
 from bench_cases import QUICK, measured

@@ -254,7 +254,7 @@ def test_cells_of_a_group_and_a_dtype_are_sampled_in_turn():
 )
 def test_slower_means_beyond_two_percent_and_the_spread(old, new, slower):
     def ours(samples):
-        return Record("regress", {"cell": "a"}, "ours", sorted(samples)[len(samples) // 2], samples)
+        return Record({"cell": "a"}, "ours", sorted(samples)[len(samples) // 2], samples)
 
     assert (regress.change(ours(old), ours(new)) == "slower") == slower
     assert (regress.change(ours(new), ours(old)) == "faster") == slower

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
 
-from bench_cases import QUICK, measured, run_of, text_of
+from bench_cases import QUICK, measured, text_of
 
 from jaxkernels.bench import products as shapes
 from jaxkernels.bench import programs, records, sgemm, sgemm_programs, timing
@@ -21,7 +20,7 @@ PEER = "XLA" if jax.default_backend() == "cpu" else "cuBLAS"
 @pytest.fixture(scope="module")
 def products(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sgemm")
-    written = ["--json", str(folder / "b.json"), "--plot", str(folder / "b.png")]
+    written = ["--json", str(folder / "b.json")]
     assert main(["sgemm", "--shapes", "32", "16x24x8", "3x8x8x8", *QUICK, *written]) == 0
     return folder
 
@@ -42,8 +41,7 @@ def test_json(products):
             assert len(record.samples) == 2
 
 
-def test_plot_and_table_again_from_json(products, capsys):
-    assert (products / "b.png").read_bytes().startswith(b"\x89PNG")
+def test_table_again_from_json(products, capsys):
     assert main(["sgemm", "--from-json", str(products / "b.json"), "--markdown"]) == 0
     out = capsys.readouterr().out
     assert "| 32^3 |" in out
@@ -74,58 +72,21 @@ def test_tables_by_hand():
     assert "no product" not in text
 
 
-def test_picture_by_hand():
-    """A bar for each rung; a dot for XLA's other ways, and for what is planned and pipelined."""
-    pytest.importorskip("matplotlib")
-    ladder = _product("ladder", 4096, names=("xla", "naive", "tensor"))
-    peers = _product("peers", names=("xla", "auto", "TF32"))
-    drawn = sgemm.figure(run_of([ladder, peers, _product(n=512)])).panels
-    bars, others, products = (panel.keywords for (panel,) in drawn)
-    assert bars["groups"] == ["naive", "tensor"]
-    assert bars["series"] == {"rungs": [0.5, pytest.approx(1 / 3)]}
-    assert bars["ceiling"] == (1.0, "cuBLAS")
-    found = {
-        shown.label(m): [metric(m) for metric in shown.series.values()]
-        for shown in (others["shown"], products["shown"])
-        for m in shown.members
-    }
-    third = pytest.approx(1 / 3)
-    assert found == {"ours 1024^3": [0.5], "TF32 1024^3": [third], "512^3": [0.5, third]}
-    assert list(products["shown"].series) == ["ours", "pipelined"]
-
-
-@pytest.mark.parametrize("names", [("auto", "pipelined"), ("naive",), ("tensor", "naive")])
-def test_rungs_that_are_asked_for_are_drawn_once(names):
-    """A ladder as bars alone, other products below one another, none beside XLA's other ways."""
-    of = {"names": ("xla", *names)}
-    run = run_of([_product("ladder", 4096, **of), _product(**of), _product("drawn", 99, **of)])
-    (ladder,), (products,) = sgemm.figure(run).panels
-    assert ladder.keywords["groups"] == list(names)
-    shown = products.keywords["shown"]
-    assert shown.title == "products"
-    assert [shown.label(m) for m in shown.members] == ["1024^3", "99^3"]
-    assert list(shown.series) == ["ours" if name == "auto" else name for name in names]
-    values = [0.5, pytest.approx(1 / 3)][: len(names)]
-    assert [[metric(m) for metric in shown.series.values()] for m in shown.members] == [values] * 2
-
-
 @pytest.mark.parametrize(
     ("platform", "name", "other"), [("cpu", "XLA", "cuBLAS"), ("gpu", "cuBLAS", "XLA")]
 )
 def test_names_xlas_product_by_platform(platform, name, other):
-    """A CPU has no cuBLAS: not in tables, nor in pictures."""
+    """A CPU has no cuBLAS."""
     cases = [_product(), _product("ladder", names=("naive", "xla"))]
     tables = text_of(sgemm.SUITE, cases, platform).replace("both are XLA's own product", "")
-    drawn = str(sgemm.figure(run_of(cases, platform)))
-    for text in (tables, drawn):
-        assert name in text
-        assert other not in text
+    assert name in tables
+    assert other not in tables
     assert f"of {name}" in tables
     assert f"'{name}', '1000.0'" in tables
 
 
 def test_algorithms_are_those_asked_for(tmp_path, capsys):
-    written = ["--json", str(tmp_path / "b.json"), "--plot", str(tmp_path / "b.png")]
+    written = ["--json", str(tmp_path / "b.json")]
     what = ["--shapes", "32", "2x8x8x8", "--algorithms", "naive", "warp_tile"]
     assert main(["sgemm", *what, *QUICK, *written]) == 0
     for m in records.read(tmp_path / "b.json").measured:

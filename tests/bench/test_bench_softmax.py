@@ -5,12 +5,11 @@ import argparse
 import jax.numpy as jnp
 import pytest
 
-pytest.importorskip("matplotlib")
 pytest.importorskip("rich")
 
-from bench_cases import QUICK, measured, run_of, text_of
+from bench_cases import QUICK, measured, text_of
 
-from jaxkernels.bench import plot, records, row_views, rows, softmax
+from jaxkernels.bench import records, softmax
 from jaxkernels.bench.__main__ import main
 
 SMALL = ["softmax", "--cols", "64", "1001", "--elements", "2^13", *QUICK]
@@ -19,7 +18,7 @@ SMALL = ["softmax", "--cols", "64", "1001", "--elements", "2^13", *QUICK]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
-    written = ["--json", str(folder / "b.json"), "--plot", str(folder / "b.png")]
+    written = ["--json", str(folder / "b.json")]
     assert main([*SMALL, "--no-few-rows", *written]) == 0
     return folder
 
@@ -43,12 +42,6 @@ def test_json(run):
         if not record.refused:
             assert len(record.samples) == 2
             assert min(record.samples) <= record.seconds <= max(record.samples)
-
-
-def test_plot(run):
-    image = (run / "b.png").read_bytes()
-    assert image.startswith(b"\x89PNG")
-    assert len(image) > 10_000
 
 
 def test_table_again_from_json(run, capsys):
@@ -121,37 +114,3 @@ def test_gradients_move_three_arrays_and_the_copy_two():
     case = softmax.row_case("softmax", "grad", "float32", 1024, 1024) | {"tier": "warp"}
     text = text_of(softmax.SUITE, [measured(case, {"copy": 2e-6, "xla": 6e-6, "auto": 3e-6})])
     assert "['1024', '1024', '4.19', '2.10', '4.19', '1.000', '2.00', 'warp']" in text
-
-
-def test_a_picture_is_drawn_of_tiers_and_odd_lengths(tmp_path):
-    """What runs on a CPU has neither."""
-    cases = [
-        _softmax(n, 2e-6, tier) for n, tier in ((512, "warp"), (1001, "warp"), (8192, "block"))
-    ]
-    plot.draw(row_views.figure(run_of(cases)), "of made-up times", tmp_path / "b.svg")
-    drawn = (tmp_path / "b.svg").read_text()
-    assert all(f"<!-- {word} -->" in drawn for word in ("warp", "block", "of made-up times"))
-    assert "odd length" in drawn
-
-
-def test_figure_has_every_contender_and_tier():
-    cases = [_softmax(n, 2e-6, tier, warp=3e-6) for n, tier in ((512, "warp"), (1024, "warp"))]
-    cases += [_softmax(1025, 3e-6, "block"), _softmax(4096, 3e-6, "block")]
-    ((panel,),) = row_views.figure(run_of(cases)).panels
-    curves = panel.keywords["curves"]
-    labels = [curve.label for curve in curves]
-    assert labels[0] == "warp, forced"
-    assert labels[-1] == "ours, odd length"
-    assert {x for curve in curves for x, _ in curve.points} == {512, 1024, 1025, 4096}
-    assert [name for _, name in panel.keywords["spans"]] == ["warp", "block"]
-    assert 1024 < panel.keywords["spans"][1][0] < 1025
-
-
-def test_what_is_drawn_in_one_panel_differs_by_colour_or_marker():
-    """Dashes alone are hard to tell apart. A panel has one ceiling: a copy or a read."""
-    times = dict.fromkeys((name for name in rows.TIERS if name != "auto"), 3e-6)
-    cases = [_softmax(n, 2e-6, **times) for n in (512, 1024)]
-    ((panel,),) = row_views.figure(run_of(cases)).panels
-    styles = {curve.label: (curve.colour, curve.marker) for curve in panel.keywords["curves"]}
-    assert len(styles) == len(rows.TIERS) + 2
-    assert len(set(styles.values())) == len(styles)

@@ -12,7 +12,7 @@ pytest.importorskip("rich")
 from bench_cases import QUICK, measured, run_of
 
 from jaxkernels.bench import __main__ as command
-from jaxkernels.bench import plot, records, timing
+from jaxkernels.bench import records, timing
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.__main__ import main
 from jaxkernels.bench.programs import draw_normal
@@ -86,15 +86,12 @@ def only_this_suite(monkeypatch):
 def test_a_case_gives_a_record_for_each_contender():
     found = {r.contender: r for r in measure(SUITE, OPTIONS, [{"dtype": "float32", "cols": 4}])}
     assert list(found) == ["twice", "ours", "half", "none"]
-    assert {r.suite for r in found.values()} == {"copying"}
     assert found["ours"].extra == {"size": 4}
     assert found["twice"].extra == {"operations": 2}
     assert found["half"].extra == {"one": 1}
     assert found["half"].refused == "no not measured: nobody knows"
     assert found["half"].seconds is not None
-    assert found["none"] == Record(
-        "copying", {"dtype": "float32", "cols": 4}, "none", refused="not here"
-    )
+    assert found["none"] == Record({"dtype": "float32", "cols": 4}, "none", refused="not here")
 
 
 def test_times_are_of_one_operation(monkeypatch):
@@ -193,9 +190,7 @@ def test_command_line_is_derived_from_the_suite(tmp_path, capsys):
     options = command.build_parser().parse_args(["copying", "--dtypes", "bfloat16"])
     assert options.repeats == 3
     assert [case["dtype"] for (case,) in SUITE.chosen(options)] == ["bfloat16"] * 2
-    with pytest.raises(SystemExit):  # no picture, no --plot; nothing to compare, no --against
-        main(["copying", "--plot", "b.png"])
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit):  # nothing to compare
         main(["copying", "--against", str(path)])
 
 
@@ -227,15 +222,6 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path, capsys):
         (tmp_path / "b.json").write_text(text)
         assert main(["copying", "--from-json", str(tmp_path / "b.json")]) == 2
         assert "cannot read" in capsys.readouterr().err
-
-
-def test_without_matplotlib_it_is_said_before_measuring(monkeypatch, capsys):
-    drawn = dataclasses.replace(SUITE, figure=lambda run: None)
-    monkeypatch.setattr(command, "SUITES", (drawn,))
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
-    assert main(["copying", "--plot", "b.png"]) == 2
-    assert not DRAWN
-    assert "matplotlib" in capsys.readouterr().err
 
 
 TIMES = [(4, "a", 2.0), (4, "b", 8.0), (8, "a", 1.0), (8, "b", None)]
@@ -300,20 +286,3 @@ def test_what_is_no_time_counts_as_none(seconds):
     assert m.seconds("ours") is None
     assert m.ratio("xla", "ours") is None
     assert m.ratio("ours", "xla") is None
-
-
-def test_what_stands_below_a_title_ends_within_the_picture(tmp_path, monkeypatch):
-    figures = pytest.importorskip("matplotlib.figure")
-    ends = []
-
-    def savefig(drawn, path, dpi):
-        drawn.canvas.draw()
-        right = drawn.bbox.x1
-        ends.extend(text.get_window_extent().x1 / right for text in drawn.texts)
-
-    monkeypatch.setattr(figures.Figure, "savefig", savefig)
-    subtitle = "NVIDIA H200, SMs at 1980 MHz of 1980 MHz, " * 4
-    for panels in ([[]], [[lambda axes: None] * 2]):
-        plot.draw(plot.Figure("made up", panels), subtitle, tmp_path / "b.png")
-    assert len(ends) == 4  # a title and what stands below it, twice
-    assert max(ends) < 1

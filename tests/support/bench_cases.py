@@ -13,11 +13,10 @@ def measured(case, seconds, extra=None, refused=None):
     names = dict.fromkeys((*seconds, *refused, *extra))
     found = {
         name: Record(
-            "made up",
             case,
             name,
             seconds.get(name),
-            [seconds[name]] if name in seconds else [],
+            [seconds[name]] if name in seconds else (),
             extra.get(name, {}),
             refused.get(name, ""),
         )
