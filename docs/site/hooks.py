@@ -27,7 +27,6 @@ _REFERENCE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 # Code in these elements is not changed.
 _KEPT = re.compile(r"(<(a|pre|h[1-6]|autoref)\b.*?</\2>)", re.DOTALL)
 _NAME = re.compile(r"<code>((?:jk\.|jaxkernels\.)?[\w.]+)</code>")
-_PICTURE = re.compile(r'<img [^>]*src="([^"]+\.png)"[^>]*>')
 
 
 def places() -> dict[str, str]:
@@ -98,7 +97,7 @@ def _link(folder: str, page: str, repository: str) -> Callable[[str], str]:
 
 
 def on_page_content(html: str, *, page: Any, **_: Any) -> str:
-    """Names of the package lead to the reference, and pictures to themselves in full size."""
+    """Names of the package lead to the reference."""
     bare = page.file.src_uri.startswith("reference/")
     known = references()
 
@@ -112,7 +111,5 @@ def on_page_content(html: str, *, page: Any, **_: Any) -> str:
 
     parts = _KEPT.split(html)
     for i in range(0, len(parts), 3):  # text, kept element, its tag, text, ...
-        parts[i] = _PICTURE.sub(
-            r'<a class="picture" href="\1">\g<0></a>', _NAME.sub(linked, parts[i])
-        )
+        parts[i] = _NAME.sub(linked, parts[i])
     return "".join(part for i, part in enumerate(parts) if i % 3 != 2)

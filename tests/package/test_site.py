@@ -63,7 +63,7 @@ def test_the_reference_has_the_options_of_the_command_lines(capsys):
     text = (ROOT / "docs" / "reference" / "commands.md").read_text()
     assert table(text, "operation") == {suite.name for suite in SUITES}
     of_bench, of_verify = text.split("## python -m jaxkernels.verify")
-    options = table(of_bench, "option") - {"--plot"}  # not all have a picture
+    options = table(of_bench, "option")
     for suite in SUITES:
         with pytest.raises(SystemExit):
             build_parser().parse_args([suite.name, "--help"])
@@ -93,7 +93,7 @@ REPOSITORY = "https://github.com/jaxkernels/jaxkernels"
         ("../../CONTRIBUTING.md#test", "../contributing.md#test"),
         ("../../ffi/core/pack.cuh", f"{REPOSITORY}/blob/main/ffi/core/pack.cuh"),
         (f"{REPOSITORY}/blob/main/docs/losses.md", "../losses.md"),
-        (f"{REPOSITORY}/raw/main/docs/map_h200.png", "../map_h200.png"),
+        (f"{REPOSITORY}/raw/main/docs/performance/map.svg", "../performance/map.svg"),
         ("https://arxiv.org/abs/1805.02867", "https://arxiv.org/abs/1805.02867"),
     ],
 )

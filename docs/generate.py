@@ -1,0 +1,674 @@
+"""Writes the tables and pictures of the documents from the runs in ``docs/runs``.
+
+* ``python docs/generate.py``: after a run was added, or this file was changed.
+* ``python docs/generate.py --add FOLDER``: first adds the runs that ``docs/runs/run FOLDER`` wrote.
+
+A document has ``<!-- generated: NAME -->`` and ``<!-- end -->`` around what the section NAME writes. Each section
+takes the latest run of its file. ``tests/package/test_performance_pages.py`` fails if a document or a picture differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parent))
+import charts
+
+from jaxkernels.bench import attention, attention_drawn, maps, products, records, rows, sgemm
+from jaxkernels.bench.__main__ import SUITES
+from jaxkernels.bench.losses import PEERS
+from jaxkernels.bench.records import Measured, Run
+from jaxkernels.bench.sgemm_programs import OURS
+from jaxkernels.bench.tables import group_by, to_markdown
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+_BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+# A link to the file of a run, until it is known which page has it.
+_DATA = re.compile(r"\]\(run:([^)]+)\)")
+_MISSING = "No run of this is kept. [How to make one](run:README.md)."
+_DIRECTIONS = {"fwd": "forward", "grad": "gradient", "both": "forward and gradient"}
+
+Cases = Sequence[Measured]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run, and its file in docs/runs."""
+
+    run: Run
+    path: str
+
+    @property
+    def where(self) -> str:
+        """The device, versions and the date."""
+        about = self.run.environment
+        driver = f", driver {about['driver']}" if about["driver"] else ""
+        return f"{about['device']}{driver}, JAX {about['jax']}, {about['date'][:10]}"
+
+    @property
+    def caption(self) -> str:
+        """What a table says of its run."""
+        return (
+            f"{self.where}; `{self.run.environment['command']}` ([all numbers](run:{self.path}))."
+        )
+
+    def having(self, **fields: Any) -> Cases:
+        """The cases with these fields."""
+        return [m for m in self.run.measured if fields.items() <= m.case.items()]
+
+
+Runs = Mapping[str, Source]
+
+
+def load(folder: Path = DOCS / "runs") -> Runs:
+    """The latest run of each file; a name begins with "cpu_" if it is one of a CPU."""
+    found = {}
+    for path in sorted(folder.glob("*/*.json")):
+        run = records.read(path)
+        name = f"cpu_{path.stem}" if run.platform == "cpu" else path.stem
+        found[name] = Source(run, path.relative_to(folder).as_posix())
+    return found
+
+
+def add(folder: Path, to: Path = DOCS / "runs") -> list[Path]:
+    """Adds the runs in a folder, without samples, to the folder of their day and device."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        run = records.read(path)
+        about = dict(run.environment)
+        if not about["commit"]:
+            describe = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=10"]
+            about["commit"] = subprocess.check_output(describe, text=True).strip()
+        about["command"] = re.sub(r" --json \S+", "", about["command"])
+        card = about["device"].removeprefix("NVIDIA ").split()[0].lower()
+        name = f"{about['date'][:10]}-{'cpu' if run.platform == 'cpu' else card}"
+        shorter = tuple(
+            replace(r, seconds=r.seconds and float(f"{r.seconds:.5g}"), samples=())
+            for r in run.records
+        )
+        found.append(to / name / path.name)
+        found[-1].parent.mkdir(parents=True, exist_ok=True)
+        records.write(replace(run, environment=about, records=shorter), found[-1])
+    return found
+
+
+def grid(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; the first column is a label."""
+    parts = [heads, ["---", *["--:"] * (len(heads) - 1)], *lines]
+    return "\n".join(f"| {' | '.join(part)} |" for part in parts)
+
+
+def number(value: float | None, form: str = ".2f") -> str:
+    """A number of a cell; "-" for none."""
+    return "-" if value is None else f"{value:{form}}"
+
+
+def ms(m: Measured, name: str) -> str:
+    """The milliseconds of a contender."""
+    seconds = m.seconds(name)
+    return number(seconds and seconds * 1e3)
+
+
+def us(m: Measured, name: str) -> str:
+    """The microseconds of a contender."""
+    seconds = m.seconds(name)
+    return number(seconds and seconds * 1e6, ".1f")
+
+
+def place(case: records.Case) -> str:
+    """A case in a few words."""
+    if "cols" in case:
+        return f"{case['dtype']} {case['rows']} x {case['cols']}"
+    if "classes" in case:
+        return f"{case['dtype']} {case['rows']} x {case['features']} x {case['classes']}"
+    if "model" in case:
+        return case["model"]
+    return products.size(case) if "m" in case else attention.label(case).partition(" ")[2]
+
+
+class Gains(NamedTuple):
+    """Ratios of some cases, ascending, each with its case."""
+
+    pairs: list[tuple[float, str]]
+
+    @classmethod
+    def of(cls, cases: Iterable[Measured], ratio: Callable[[Measured], float | None]) -> Gains:
+        """The ratios of cases that have one."""
+        return cls(sorted((value, place(m.case)) for m in cases if (value := ratio(m)) is not None))
+
+    @property
+    def cells(self) -> list[str]:
+        """The number of cases, geometric mean, least and most."""
+        values = [value for value, _ in self.pairs]
+        ends = [f"{value:.2f} ({where})" for value, where in (self.pairs[0], self.pairs[-1])]
+        return [str(len(values)), f"{geometric_mean(values):.2f}", *ends]
+
+    def said(self, what: str) -> str:
+        """A sentence: the geometric mean and the slowest cases."""
+        count, mean, *_ = self.cells
+        below = sum(value < 1 for value, _ in self.pairs)
+        worst = ", ".join(f"{value:.2f} ({where})" for value, where in self.pairs[:3])
+        return f"{what}: geometric mean {mean}; {below} of {count} below 1; lowest {worst}."
+
+
+# Sections: by name, from the runs to Markdown, or to nothing where a run is missing.
+SECTIONS: dict[str, Callable[[Runs], str | None]] = {}
+# Pictures likewise, by the name of the file in docs/performance.
+PICTURES: dict[str, Callable[[Runs], str | None]] = {}
+
+Make = Callable[[Source, Cases], str]
+
+
+def of_run(into: dict[str, Callable[[Runs], str | None]], name: str, file: str, **fields: Any):
+    """Registers what is made of the cases of a file that have some fields."""
+
+    def register(make: Make) -> Make:
+        def made(runs: Runs) -> str | None:
+            cases = runs[file].having(**fields) if file in runs else ()
+            return make(runs[file], cases) if cases else None
+
+        into[name] = made
+        return make
+
+    return register
+
+
+section = partial(of_run, SECTIONS)
+
+
+def drawing(name: str, file: str, **fields: Any) -> Callable[[Make], Make]:
+    """Registers a picture, and the section that shows it."""
+
+    def register(make: Make) -> Make:
+        of_run(PICTURES, name, file, **fields)(make)
+        SECTIONS[f"{name}_picture"] = shown
+        return make
+
+    def shown(runs: Runs) -> str | None:
+        svg = PICTURES[name](runs)
+        return svg and f"![{charts.title(svg)}]({name}.svg)"
+
+    return register
+
+
+class Comparison(NamedTuple):
+    """A line of the summary: cases of a file, and two contenders."""
+
+    what: str
+    file: str
+    fields: Mapping[str, Any]
+    peer: str
+    names: tuple[str, str] = ("xla", "ours")
+
+
+def _of_losses(what: str, direction: str, peer: str, **fields: str) -> Comparison:
+    names = ("compiled" if peer == "torch.compile" else "xla", "ours")
+    return Comparison(
+        what, "losses", {"group": "rows", "direction": direction} | fields, peer, names
+    )
+
+
+_AUTO = ("xla", "auto")
+COMPARISONS = [
+    *(
+        _of_losses(f"cross entropy and gradient, {dtype}", "mean", peer, dtype=dtype)
+        for dtype in ("bfloat16", "float32")
+        for peer in ("optax", "torch.compile")
+    ),
+    *(_of_losses("cross entropy", "loss", peer) for peer in ("optax", "torch.compile")),
+    Comparison("cross entropy, gradient, drawn", "losses_drawn", {"direction": "mean"}, "optax"),
+    Comparison("cross entropy of a linear layer, gradients", "linear_loss", {}, "optax"),
+    Comparison("softmax", "softmax", {"group": "rows", "direction": "fwd"}, "jax.nn", _AUTO),
+    Comparison("softmax gradient", "softmax", {"direction": "grad"}, "jax.nn", _AUTO),
+    Comparison("softmax, drawn, many rows", "map", {"group": "many_rows"}, "jax.nn", _AUTO),
+    Comparison("softmax, drawn, 1 to 132 rows", "map", {"group": "few_rows"}, "jax.nn", _AUTO),
+    Comparison("logsumexp", "logsumexp", {"direction": "fwd"}, "jax.nn", _AUTO),
+    Comparison("masked softmax of scores", "attention", {"group": "scores"}, "XLA"),
+    *(
+        Comparison(f"attention, {dtype}", "attention", {"group": "layers", "dtype": dtype}, "XLA")
+        for dtype in ("bfloat16", "float32")
+    ),
+    Comparison("float32 products, squares", "sgemm", {"group": "square"}, "cuBLAS", _AUTO),
+    Comparison("float32 products, other shapes", "sgemm", {"group": "other"}, "cuBLAS", _AUTO),
+    Comparison("float32 products, drawn", "sgemm_drawn", {}, "cuBLAS", _AUTO),
+    Comparison("Flax models in float32", "float32", {}, "XLA's highest", ("highest", "ours")),
+]
+
+
+def _gains(runs: Runs, line: Comparison) -> Gains | None:
+    """The ratios of a line of the summary; None where nothing was measured."""
+    cases = runs[line.file].having(**line.fields) if line.file in runs else ()
+    found = Gains.of(cases, lambda m: m.ratio(*line.names))
+    return found if found.pairs else None
+
+
+def summary(runs: Runs) -> str | None:
+    """A line for each comparison: how many times a peer's speed."""
+    lines = [
+        [line.what, line.peer, *found.cells]
+        for line in COMPARISONS
+        if (found := _gains(runs, line))
+    ]
+    heads = ["", "times the speed of", "cases", "geometric mean", "least", "most"]
+    return grid(heads, lines) if lines else None
+
+
+def headline(runs: Runs) -> str:
+    """The sentence of README."""
+    found = {
+        dtype: gains.pairs
+        for dtype in ("bfloat16", "float32")
+        for line in COMPARISONS
+        if line[:2] == (f"cross entropy and gradient, {dtype}", "losses") and line.peer == "optax"
+        if (gains := _gains(runs, line))
+    }
+    if not found:
+        return ""
+    speeds = " and ".join(
+        f"{pairs[0][0]:.1f} to {pairs[-1][0]:.1f} times optax's speed in {dtype}"
+        for dtype, pairs in found.items()
+    )
+    lengths = [m["cols"] for m in runs["losses"].having(group="rows")]
+    vocabularies = f"vocabularies of {min(lengths):,} to {max(lengths):,}"
+    return f"Cross entropy with its gradient: {speeds} ({vocabularies}; {runs['losses'].where})."
+
+
+SECTIONS |= {"summary": summary, "headline": headline}
+
+
+def _kinds(cases: Cases) -> Mapping[tuple[str, str], Cases]:
+    """Cases by dtype and direction."""
+    return group_by(cases, lambda m: (m["dtype"], m["direction"]))
+
+
+@section("softmax", "softmax", group="rows")
+@section("logsumexp", "logsumexp", group="rows", direction="fwd")
+def by_length(source: Source, cases: Cases) -> str:
+    """A line for each length: the fraction of memory's rate, and the speed beside jax.nn's."""
+    ceiling = rows.traffic(cases[0]).ceiling
+    kinds = _kinds(cases)
+    at = {(m["cols"], kind): m for kind, members in kinds.items() for m in members}
+    heads = ["columns"]
+    for dtype, direction in kinds:
+        heads += [f"{dtype} {_DIRECTIONS[direction]}, of {ceiling}", "times jax.nn"]
+    lines = []
+    for cols in sorted({m["cols"] for m in cases}):
+        of_length = [at.get((cols, kind), Measured({}, {})) for kind in kinds]
+        cells = [
+            (number(rows.of_ceiling(m) if m.case else None), number(m.ratio(*_AUTO)))
+            for m in of_length
+        ]
+        lines.append([str(cols), *(cell for pair in cells for cell in pair)])
+    rates = [rate / 1e12 for m in cases if (rate := rows.rate(m, ceiling))]
+    said = [
+        Gains.of(members, lambda m: m.ratio(*_AUTO)).said(
+            f"Times jax.nn's speed, {dtype} {_DIRECTIONS[direction]}"
+        )
+        for (dtype, direction), members in kinds.items()
+    ]
+    return "\n".join(
+        [
+            f"{source.caption} The {ceiling} moves {min(rates):.2f} to {max(rates):.2f} TB/s.\n",
+            *(f"- {sentence}" for sentence in said),
+            "",
+            grid(heads, lines),
+        ]
+    )
+
+
+@drawing("softmax", "softmax", group="rows")
+def softmax_picture(source: Source, cases: Cases) -> str:
+    """Throughput by length."""
+    names = {"ours": "auto", "jax.nn": "xla", "device copy": "copy"}
+
+    def panel(dtype: str, direction: str, members: Cases) -> charts.Panel:
+        found = {
+            shown: [(m["cols"], r / 1e12) for m in members if (r := rows.rate(m, name))]
+            for shown, name in names.items()
+        }
+        title = f"{dtype}, {_DIRECTIONS[direction]}"
+        return charts.Panel(title, ("columns", "TB/s of model bytes"), found)
+
+    panels = [panel(*kind, members) for kind, members in _kinds(cases).items()]
+    device = source.run.environment["device"]
+    return charts.picture(f"Throughput of softmax by the length of a row, {device}", panels)
+
+
+@section("map", "map")
+def drawn_lengths(source: Source, cases: Cases) -> str:
+    """A line for each number of rows."""
+    lines = []
+    by_height = group_by(cases, maps.height)
+    for height in sorted(by_height, key=lambda name: -int(name) if name != "many" else -1e9):
+        found = Gains.of(by_height[height], maps.gain).pairs
+        slower = [pair for pair in found if pair[0] * maps.TOLERANCE < 1]
+        worst = ", ".join(f"{value:.2f} ({where})" for value, where in slower[:3]) or "-"
+        mean = geometric_mean(value for value, _ in found)
+        lines.append([height, str(len(found)), f"{mean:.2f}", str(len(slower)), worst])
+    heads = ["rows", "cases", "times jax.nn, geometric mean", "slower by more than 3 %", "slowest"]
+    seed = source.run.settings["seed"]
+    return f"{source.caption} Lengths are those of seed {seed}.\n\n{grid(heads, lines)}"
+
+
+@drawing("map", "map")
+def map_picture(source: Source, cases: Cases) -> str:
+    """A dot for each case."""
+    kinds = {"many rows": (133, 1 << 60), "16 to 132 rows": (16, 132), "1 or 4 rows": (1, 4)}
+
+    def panel(dtype: str, direction: str, members: Cases) -> charts.Panel:
+        found = {
+            name: [
+                (m["cols"], gain)
+                for m in members
+                if low <= (1 << 40 if m["group"] == "many_rows" else m["rows"]) <= high
+                if (gain := maps.gain(m))
+            ]
+            for name, (low, high) in kinds.items()
+        }
+        title = f"{dtype}, {_DIRECTIONS[direction]}"
+        return charts.Panel(title, ("columns", "times jax.nn's speed"), found, "dots", 1.0, True)
+
+    panels = [panel(*kind, members) for kind, members in _kinds(cases).items()]
+    device = source.run.environment["device"]
+    return charts.picture(f"Softmax at lengths that a seed drew, {device}", panels)
+
+
+_OF_LOSSES = {
+    "loss": "The mean of the losses",
+    "mean": "The mean and its gradient",
+    "none": "The loss of each row and the gradient",
+    "log_probs": "Log-probabilities and entropies",
+}
+
+
+@section("losses", "losses", group="rows")
+def losses(source: Source, cases: Cases) -> str:
+    """A table for each direction."""
+    found = [source.caption]
+    for direction, members in group_by(cases, lambda m: m["direction"]).items():
+        ceiling = rows.traffic(members[0]).ceiling
+        names = PEERS | ({"xla": "jax.nn"} if direction == "log_probs" else {})
+        peers = [n for n in names if n != "log_softmax" and any(m.seconds(n) for m in members)]
+        heads = ["dtype, columns", "ours ms", f"of {ceiling}", f"times {names['xla']}"]
+        heads += [f"{names[name]} ms" for name in peers]
+        lines = [
+            [
+                f"{m['dtype']} {m['cols']}",
+                ms(m, "ours"),
+                number(rows.of_ceiling(m, "ours")),
+                number(m.ratio("xla", "ours")),
+                *(ms(m, name) for name in peers),
+            ]
+            for m in members
+        ]
+        found.append(f"**{_OF_LOSSES[direction]}**\n\n{grid(heads, lines)}")
+    return "\n\n".join(found)
+
+
+@drawing("losses", "losses", group="rows", direction="mean")
+def losses_picture(source: Source, cases: Cases) -> str:
+    """Times of the loss and its gradient."""
+    names = {"ours": "ours", "torch.compile": "compiled", "optax": "xla"}
+
+    def panel(dtype: str, members: Cases) -> charts.Panel:
+        found = {
+            shown: [(str(m["cols"]), s * 1e3) for m in members if (s := m.seconds(name))]
+            for shown, name in names.items()
+        }
+        series = {name: points for name, points in found.items() if points}
+        return charts.Panel(dtype, ("classes", "milliseconds, less is better"), series, "bars")
+
+    panels = [panel(*item) for item in group_by(cases, lambda m: m["dtype"]).items()]
+    size = max(m["rows"] * m["cols"] for m in cases)
+    device = source.run.environment["device"]
+    logits = f"2^{(size - 1).bit_length()} logits"
+    return charts.picture(f"Cross entropy and its gradient, {logits}, {device}", panels)
+
+
+@section("losses_drawn", "losses_drawn")
+def losses_drawn(source: Source, cases: Cases) -> str:
+    """A line for each kind."""
+    lines = []
+    for (dtype, direction), members in _kinds(cases).items():
+        _, mean, least, most = Gains.of(members, lambda m: m.ratio("xla", "ours")).cells
+        parts = [p for m in members if (p := rows.of_ceiling(m, "ours"))]
+        of = f"{min(parts):.2f} to {max(parts):.2f} of a {rows.traffic(members[0]).ceiling}"
+        lines.append([f"{dtype}, {_OF_LOSSES[direction].lower()}", of, mean, least, most])
+    heads = ["", "rate", "times optax, geometric mean", "least", "most"]
+    lengths = sorted({m["cols"] for m in cases})
+    said = f"{len(lengths)} lengths of seed {source.run.settings['seed']}: {', '.join(map(str, lengths))}."
+    return f"{source.caption} {said}\n\n{grid(heads, lines)}"
+
+
+@section("few_rows", "losses", group="few_rows")
+def few_rows(source: Source, cases: Cases) -> str:
+    """Latencies."""
+    lines = [
+        [
+            f"{m['dtype']} {m['rows']} x {m['cols']}, {_OF_LOSSES[m['direction']].lower()}",
+            *(us(m, name) for name in ("ours", "xla")),
+            number(m.ratio("xla", "ours")),
+        ]
+        for m in cases
+    ]
+    return f"{source.caption}\n\n{grid(['', 'ours us', 'optax us', 'times optax'], lines)}"
+
+
+@section("linear_loss", "linear_loss")
+@section("models", "float32")
+@section("scaling", "scaling")
+@section("cpu_softmax", "cpu_softmax")
+@section("cpu_losses", "cpu_losses")
+def as_printed(source: Source, cases: Cases) -> str:
+    """The tables that the benchmark prints."""
+    (suite,) = (suite for suite in SUITES if suite.name == source.run.suite)
+    tables = [t for view in suite.views(source.run) for t in view.tables(cases)]
+    return "\n\n".join([source.caption, *map(to_markdown, tables)])
+
+
+@section("layers", "attention", group="layers")
+def layers(source: Source, cases: Cases) -> str:
+    """A line for each layer."""
+    lines = [
+        [
+            f"{m['dtype']}, {m['variant']}, {_DIRECTIONS[m['direction']]}",
+            *(ms(m, name) for name in ("ours", "xla", "cudnn")),
+            *(number(m.ratio(name, "ours")) for name in ("xla", "cudnn")),
+        ]
+        for m in cases
+    ]
+    heads = ["", "ours ms", "XLA ms", "cuDNN ms", "times XLA", "times cuDNN"]
+    first = cases[0]
+    size = ", ".join(f"{name} {first[name]}" for name in attention.SIZES)
+    return f"{source.caption} Layers have {size}.\n\n{grid(heads, lines)}"
+
+
+@section("scores", "attention", group="scores")
+def scores(source: Source, cases: Cases) -> str:
+    """A line for each kind, over all lengths."""
+    lines = []
+    kinds = group_by(cases, lambda m: (m["dtype"], m["variant"], m["direction"]))
+    for (dtype, variant, direction), members in kinds.items():
+        gains = Gains.of(members, attention.over_xla)
+        over = [o for m in members if (o := attention.of_model(m))]
+        cells = [gains.cells[1], f"{gains.pairs[0][0]:.2f}", f"{gains.pairs[-1][0]:.2f}"]
+        cells.append(f"{min(over):.2f} to {max(over):.2f}")
+        lines.append([f"{dtype}, {variant}, {_DIRECTIONS[direction]}", *cells])
+    heads = ["", "times XLA, geometric mean", "least", "most", "time over memory's"]
+    lengths = ", ".join(map(str, sorted({m["length"] for m in cases})))
+    return f"{source.caption} Lengths are {lengths}.\n\n{grid(heads, lines)}"
+
+
+@drawing("attention", "attention", group="scores")
+def scores_picture(source: Source, cases: Cases) -> str:
+    """A bar for each length and kind."""
+
+    def panel(dtype: str, direction: str, members: Cases) -> charts.Panel:
+        found = {
+            variant: [(str(m["length"]), g) for m in of_kind if (g := attention.over_xla(m))]
+            for variant, of_kind in group_by(members, lambda m: m["variant"]).items()
+        }
+        title = f"{dtype}, {_DIRECTIONS[direction]}"
+        return charts.Panel(title, ("length", "times XLA's speed"), found, "bars", 1.0)
+
+    panels = [panel(*kind, members) for kind, members in _kinds(cases).items()]
+    device = source.run.environment["device"]
+    return charts.picture(f"Scale, mask and softmax of attention scores, {device}", panels)
+
+
+@section("attention_drawn", "attention_drawn")
+def layers_drawn(source: Source, cases: Cases) -> str:
+    """The summary, and the layers in which the default loses most."""
+    found = sorted(
+        ((over, i, m) for i, m in enumerate(cases) if (over := attention_drawn.over_best(m))),
+        reverse=True,
+    )
+    lines = [
+        [
+            attention_drawn.label(m.case).partition(" ")[2],
+            str(m.extra("default", "path")),
+            *(ms(m, name) for name in ("default", *attention_drawn.NAMED)),
+            f"{over:.2f}",
+        ]
+        for over, _, m in found[:6]
+    ]
+    heads = ["the slowest", "path", "default ms", "cuDNN ms", "ours ms", "XLA ms", "over best"]
+    said = f"Seed {source.run.settings['seed']}: {attention_drawn.summary(cases)}."
+    return f"{source.caption} {said}\n\n{grid(heads, lines)}"
+
+
+def _teraflops(m: Measured, name: str) -> str:
+    rate = m.rate(products.flops(m.case), name)
+    return number(rate and rate / 1e12, ".1f")
+
+
+@section("squares", "sgemm", group="square")
+@section("other_products", "sgemm", group="other")
+@section("transposed", "sgemm", group="transposed")
+@section("families", "sgemm_peers", group="families")
+def of_products(source: Source, cases: Cases) -> str:
+    """A line for each product."""
+    lines = [
+        [
+            products.size(m.case),
+            str(m.extra("auto", "rung")),
+            _teraflops(m, "auto"),
+            _teraflops(m, "xla"),
+            *(number(sgemm.over_xla(m, name)) for name in OURS),
+            *(number(sgemm.error(m, name, "relF"), ".1e") for name in ("auto", "xla")),
+        ]
+        for m in cases
+    ]
+    heads = ["product", "kernel", "ours TFLOP/s", "cuBLAS TFLOP/s", "times cuBLAS"]
+    heads += ["`pipelined`, times cuBLAS", "ours relF", "cuBLAS relF"]
+    said = Gains.of(cases, sgemm.over_xla).said("Times cuBLAS's rate")
+    return f"{source.caption} {said}\n\n{grid(heads, lines)}"
+
+
+@section("ladder", "sgemm", group="ladder")
+@section("peers", "sgemm_peers", group="peers")
+def of_contenders(source: Source, cases: Cases) -> str:
+    """A line for each product and contender."""
+    heads = ["product", "by", "TFLOP/s", "times cuBLAS", "relF"]
+    shown = {"xla": "cuBLAS", "auto": "ours"}
+    lines = [
+        [
+            products.size(m.case),
+            shown.get(name, name),
+            _teraflops(m, name),
+            number(sgemm.over_xla(m, name)),
+            number(sgemm.error(m, name, "relF"), ".1e"),
+        ]
+        for m in cases
+        for name in m.records
+    ]
+    return f"{source.caption}\n\n{grid(heads, lines)}"
+
+
+@section("products_drawn", "sgemm_drawn")
+def products_drawn(source: Source, cases: Cases) -> str:
+    """A line for each order of time, and the slowest."""
+    lines = []
+    for low, high, name in ((0, 10, "up to 10 us"), (10, 30, "10 to 30 us"), (30, 1e9, "more")):
+        members = [m for m in cases if low < 1e6 * (m.seconds("xla") or 0) <= high]
+        pairs = Gains.of(members, sgemm.over_xla).pairs
+        if not pairs:
+            continue
+        mean = geometric_mean(value for value, _ in pairs)
+        worst = ", ".join(f"{value:.2f} ({where})" for value, where in pairs[:4])
+        below = sum(value < 0.95 for value, _ in pairs)
+        lines.append([name, str(len(pairs)), f"{mean:.2f}", str(below), worst])
+    heads = ["cuBLAS takes", "products", "times cuBLAS, geometric mean", "below 0.95", "slowest"]
+    said = f"Seed {source.run.settings['seed']}."
+    return f"{source.caption} {said}\n\n{grid(heads, lines)}"
+
+
+@drawing("products", "sgemm", group="square")
+def products_picture(source: Source, cases: Cases) -> str:
+    """Rates of squares."""
+    names = {"ours": "auto", "without tensor cores": "pipelined", "cuBLAS": "xla"}
+    found = {
+        shown: [
+            (str(m["m"]), rate / 1e12)
+            for m in cases
+            if (rate := m.rate(products.flops(m.case), name))
+        ]
+        for shown, name in names.items()
+    }
+    over = {
+        name: [(m["m"], g) for m in cases if (g := sgemm.over_xla(m, names[name]))]
+        for name in list(names)[:2]
+    }
+    panels = [
+        charts.Panel("rate", ("size of the square matrices", "TFLOP/s"), found, "bars"),
+        charts.Panel("over cuBLAS", ("size", "times cuBLAS's rate"), over, "lines", 1.0),
+    ]
+    device = source.run.environment["device"]
+    return charts.picture(f"float32 products of square matrices, {device}", panels)
+
+
+def written(runs: Runs) -> dict[Path, str]:
+    """All documents with a section, and all pictures, as the runs make them."""
+    found = {}
+    for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))):
+        text = page.read_text()
+
+        def block(match: re.Match[str]) -> str:
+            made = SECTIONS[match[2]](runs)
+            if made is None:
+                made = "" if match[2].endswith("_picture") else _MISSING
+            return f"{match[1]}{made}\n{match[3]}" if made else match[1] + match[3]
+
+        if _BLOCK.search(text):
+            folder = os.path.relpath(DOCS / "runs", page.parent)
+            found[page] = _DATA.sub(rf"]({folder}/\1)", _BLOCK.sub(block, text))
+    pictures = ((name, make(runs)) for name, make in PICTURES.items())
+    return found | {DOCS / "performance" / f"{name}.svg": svg for name, svg in pictures if svg}
+
+
+def main() -> None:
+    """Adds runs, and writes what differs."""
+    parser = argparse.ArgumentParser(description="Writes the tables and pictures of the documents.")
+    parser.add_argument("--add", type=Path, metavar="FOLDER", help="first adds the runs in it")
+    options = parser.parse_args()
+    for path in add(options.add) if options.add else ():
+        print(f"added {path.relative_to(ROOT)}")
+    for path, text in written(load()).items():
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+            print(f"wrote {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""The performance pages and pictures are what docs/generate.py makes of the runs in docs/runs."""
+
+import importlib.util
+import itertools
+import re
+import sys
+from xml.etree import ElementTree
+
+import pytest
+from bench_cases import measured, run_of
+from programs import ROOT
+
+from jaxkernels.bench import attention_drawn, linear_loss, products, records, rows
+from jaxkernels.bench.attention_programs import DIRECTIONS, VARIANTS, heads_case
+from jaxkernels.bench.rows import row_case
+
+PERFORMANCE = ROOT / "docs" / "performance"
+DTYPES = ("float32", "bfloat16")
+
+
+@pytest.fixture(scope="module")
+def generate():
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["generate"] = module  # for its dataclasses
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_documents_are_those_of_the_runs(generate):
+    """Repair by `python docs/generate.py`."""
+    found = generate.written(generate.load())
+    for path, text in found.items():
+        assert path.read_text() == text, path
+    assert {path for path in found if path.suffix == ".svg"} == {*PERFORMANCE.glob("*.svg")}
+    for name, source in generate.load().items():
+        about = source.run.environment
+        assert all(about[n] for n in ("device", "date", "command", "commit", "jax")), name
+        assert about["platform"] == "cpu" or (about["driver"] and about["nvcc"]), name
+
+
+@pytest.mark.parametrize("page", sorted(PERFORMANCE.glob("*.md")), ids=lambda page: page.name)
+def test_no_measurement_is_written_by_hand(generate, page):
+    text = generate._BLOCK.sub("", page.read_text())
+    unit = r"(x|times|fold|[mun]?s|[GT]B/s|TFLOP/s|%|percent)\b"
+    assert not re.findall(rf"\d[\d.,]* ?{unit}", text)
+
+
+# In seconds; ours takes a quarter of the time of each peer, and as long as memory.
+TIMES = {
+    **{"ours": 1e-3, "auto": 1e-3, "default": 1e-3, "ffi": 1e-3, "pipelined": 2e-3, "copy": 1e-3},
+    **{"row_max": 1e-3, "sum": 2e-3, "piece_max": 2e-3, "log_softmax": 3e-3, "naive": 9e-3},
+    **dict.fromkeys(("xla", "compiled", "torch", "cudnn", "highest", "tf32", "logits", "2"), 4e-3),
+    "1": 4e-3,
+}
+EXTRA = {"errors": {"relF": 2e-7, "dx": 1e-6, "dw": 1e-6}, "rung": "tensor", "path": "ffi"}
+LAYER = {"kind": "bias", "batch": 1, "length": 9, "keys": 9, "heads": 2, "key_heads": 1, "depth": 8}
+
+
+def cases_of_rows(operation, group="rows", directions=None):
+    kinds = itertools.product(directions or rows.TRAFFIC[operation], DTYPES, (64, 50257))
+    return [row_case(operation, way, dtype, 1024, cols, group) for way, dtype, cols in kinds]
+
+
+def cases_of_products(*groups):
+    return [
+        products.product(group, 1, n, n, n) | ({"family": "relu"} if group == "families" else {})
+        for group in groups
+        for n in (256, 4096)
+    ]
+
+
+CASES = {
+    "softmax": cases_of_rows("softmax"),
+    "logsumexp": cases_of_rows("logsumexp"),
+    "losses": [*cases_of_rows("losses"), *cases_of_rows("losses", "few_rows", ("loss", "mean"))],
+    "losses_drawn": cases_of_rows("losses"),
+    "map": [*cases_of_rows("softmax", "many_rows"), *cases_of_rows("softmax", "few_rows")],
+    "linear_loss": linear_loss.GPU_CASES,
+    "attention": [
+        heads_case(group, dtype, variant, way, (4, 16, 2048))
+        for group in ("layers", "scores")
+        for dtype, variant, way in itertools.product(DTYPES, VARIANTS, DIRECTIONS)
+    ],
+    "attention_drawn": [
+        {"group": attention_drawn.GROUP, "dtype": dtype, "direction": way, **LAYER}
+        for dtype, way in itertools.product(DTYPES, DIRECTIONS)
+    ],
+    "sgemm": cases_of_products("square", "other", "transposed", "ladder"),
+    "sgemm_peers": cases_of_products("families", "peers"),
+    "sgemm_drawn": cases_of_products("drawn"),
+    "float32": [{"model": "mlp", "direction": way, "rows": 8} for way in ("fwd", "step")],
+    "scaling": [{"group": "softmax", "dtype": "float32", "direction": "fwd", "shape": [8, 8]}],
+}
+SUITES = {"losses_drawn": "losses", "attention_drawn": "attention", "sgemm_peers": "sgemm"}
+ABOUT = {
+    **{"platform": "gpu", "device": "NVIDIA H100 80GB HBM3", "driver": "580", "jax": "0.12"},
+    **{"date": "2030-01-02 03:04 UTC", "command": "bench --json a/b.json", "commit": None},
+}
+
+
+def made_up(name):
+    found = run_of(measured(case, TIMES, dict.fromkeys(TIMES, EXTRA)) for case in CASES[name])
+    suite = SUITES.get(name, name.removesuffix("_drawn"))
+    return records.Run(suite, ABOUT, {"seed": 3}, found.records)
+
+
+@pytest.fixture(scope="module")
+def runs(generate, tmp_path_factory):
+    """What `--add` takes of made-up files."""
+    folder, to = tmp_path_factory.mktemp("made"), tmp_path_factory.mktemp("runs")
+    for name in CASES:
+        records.write(made_up(name), folder / f"{name}.json")
+    added = generate.add(folder, to)
+    assert [path.parent.name for path in added] == ["2030-01-02-h100"] * len(CASES)
+    return generate.load(to)
+
+
+def test_runs_are_added_with_their_commit_and_without_samples(runs):
+    assert {*runs} == {*CASES}
+    for source in runs.values():
+        assert source.run.environment["commit"]
+        assert source.run.environment["command"] == "bench"
+        assert {record.samples for record in source.run.records} == {()}
+
+
+def test_every_section_by_hand(generate, runs):
+    """Ours is 4 times as fast as a peer; of a section on a CPU there is no run."""
+    for name, make in generate.SECTIONS.items():
+        text = make(runs)
+        if name.startswith("cpu_"):
+            assert text is None
+            continue
+        if name.endswith("_picture"):
+            assert re.fullmatch(r"!\[.+\]\(\w+\.svg\)", text)
+            continue
+        assert re.search(r"\b4\.0+\b", text), name
+        assert name in ("summary", "headline") or "NVIDIA H100 80GB HBM3, driver 580" in text
+    assert "4.0 to 4.0 times optax's speed in bfloat16" in generate.headline(runs)
+    assert "| softmax | jax.nn | 4 | 4.00 | 4.00 (bfloat16 1024 x 50257) |" in generate.summary(
+        runs
+    )
+    assert "| bfloat16 64 | 1.00 | 1.00 | 4.00 | 4.00 | 4.00 |" in generate.SECTIONS["losses"](runs)
+    assert "| 256^3 | tensor | 0.0 | 0.0 | 4.00 | 2.00 |" in generate.SECTIONS["squares"](runs)
+
+
+def test_pictures(generate, runs):
+    """They are XML, have every contender, and colours for a dark screen."""
+    for name, make in generate.PICTURES.items():
+        svg = make(runs)
+        ElementTree.fromstring(svg)
+        assert svg == make(runs)
+        assert svg.count("prefers-color-scheme: dark") == 2, name
+        assert "H100" in generate.charts.title(svg)
+        assert ">float32" in svg or name == "products"
+    bars = generate.PICTURES["losses"](runs)
+    heights = re.findall(r'height="([\d.]+)" class="s0"', bars)
+    assert len(heights) == 4  # ours, for two lengths of two dtypes
+    assert {*heights} == {"50.0"}  # 1 ms on an axis of 4 ms
+    assert all(f">{word}</text>" in bars for word in ("optax", "torch.compile", "50257", "4.00"))
+
+
+def test_sections_without_runs(generate):
+    found = generate.written({})
+    assert all(path.suffix == ".md" for path in found)
+    assert (
+        "No run of this is kept. [How to make one](../runs/README.md)."
+        in found[PERFORMANCE / "losses.md"]
+    )
+    assert generate.headline({}) == ""
+    known = {*generate.SECTIONS}
+    pages = (path.read_text() for path in found)
+    assert {name for text in pages for _, name, _ in generate._BLOCK.findall(text)} <= known
