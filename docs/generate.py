@@ -58,7 +58,7 @@ class Source:
 
     @property
     def caption(self) -> str:
-        """What a table says of its run."""
+        """The run, above its tables."""
         return (
             f"{self.where}; `{self.run.environment['command']}` ([all numbers](run:{self.path}))."
         )
@@ -264,8 +264,8 @@ def summary(runs: Runs) -> str | None:
     return grid(heads, lines) if lines else None
 
 
-def headline(runs: Runs) -> str:
-    """The sentence of README."""
+def headline(runs: Runs) -> str | None:
+    """The sentence of README, which keeps its text until there is a run."""
     found = {
         dtype: gains.pairs
         for dtype in ("bfloat16", "float32")
@@ -274,7 +274,7 @@ def headline(runs: Runs) -> str:
         if (gains := _gains(runs, line))
     }
     if not found:
-        return ""
+        return None
     speeds = " and ".join(
         f"{pairs[0][0]:.1f} to {pairs[-1][0]:.1f} times optax's speed in {dtype}"
         for dtype, pairs in found.items()
@@ -295,7 +295,7 @@ def _kinds(cases: Cases) -> Mapping[tuple[str, str], Cases]:
 @section("softmax", "softmax", group="rows")
 @section("logsumexp", "logsumexp", group="rows", direction="fwd")
 def by_length(source: Source, cases: Cases) -> str:
-    """A line for each length: the fraction of memory's rate, and the speed beside jax.nn's."""
+    """A line for each length: the fraction of memory's rate, and the speed over jax.nn's."""
     ceiling = rows.traffic(cases[0]).ceiling
     kinds = _kinds(cases)
     at = {(m["cols"], kind): m for kind, members in kinds.items() for m in members}
@@ -646,6 +646,8 @@ def written(runs: Runs) -> dict[Path, str]:
 
         def block(match: re.Match[str]) -> str:
             made = SECTIONS[match[2]](runs)
+            if made is None and match[2] == "headline":
+                return match[0]
             if made is None:
                 made = "" if match[2].endswith("_picture") else _MISSING
             return f"{match[1]}{made}\n{match[3]}" if made else match[1] + match[3]

@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import re
+import shlex
 import sys
 from xml.etree import ElementTree
 
@@ -92,7 +93,10 @@ CASES = {
     "float32": [{"model": "mlp", "direction": way, "rows": 8} for way in ("fwd", "step")],
     "scaling": [{"group": "softmax", "dtype": "float32", "direction": "fwd", "shape": [8, 8]}],
 }
-SUITES = {"losses_drawn": "losses", "attention_drawn": "attention", "sgemm_peers": "sgemm"}
+SUITES = {
+    **{"losses_drawn": "losses", "attention_drawn": "attention"},
+    **{"sgemm_drawn": "sgemm", "sgemm_peers": "sgemm"},
+}
 ABOUT = {
     **{"platform": "gpu", "device": "NVIDIA H100 80GB HBM3", "driver": "580", "jax": "0.12"},
     **{"date": "2030-01-02 03:04 UTC", "command": "bench --json a/b.json", "commit": None},
@@ -101,7 +105,7 @@ ABOUT = {
 
 def made_up(name):
     found = run_of(measured(case, TIMES, dict.fromkeys(TIMES, EXTRA)) for case in CASES[name])
-    suite = SUITES.get(name, name.removesuffix("_drawn"))
+    suite = SUITES.get(name, name)
     return records.Run(suite, ABOUT, {"seed": 3}, found.records)
 
 
@@ -167,7 +171,18 @@ def test_sections_without_runs(generate):
         "No run of this is kept. [How to make one](../runs/README.md)."
         in found[PERFORMANCE / "losses.md"]
     )
-    assert generate.headline({}) == ""
+    assert found[ROOT / "README.md"] == (ROOT / "README.md").read_text()
     known = {*generate.SECTIONS}
     pages = (path.read_text() for path in found)
     assert {name for text in pages for _, name, _ in generate._BLOCK.findall(text)} <= known
+
+
+def test_commands_of_the_runs():
+    """Each is one that the benchmarks take, and every file of a section has one."""
+    from jaxkernels.bench.__main__ import build_parser
+
+    text = (ROOT / "docs" / "runs" / "run").read_text()
+    found = re.findall(r"^ +bench (\w+) \d+ (.+)$", text, flags=re.MULTILINE)
+    for name, command in found:
+        assert build_parser().parse_args(shlex.split(command)).suite.name == SUITES.get(name, name)
+    assert {name for name, _ in found} == {*CASES}
