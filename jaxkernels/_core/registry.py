@@ -47,9 +47,8 @@ def _installed_version() -> str:
         return importlib.metadata.version("jaxkernels")
     except importlib.metadata.PackageNotFoundError as error:
         raise ImportError(
-            f"jaxkernels was imported from {_PACKAGE}, but is not installed: its "
-            "kernels are compiled, and its version is written down, when it is installed. Run "
-            "'pip install .' in its source tree"
+            f"jaxkernels was imported from {_PACKAGE}, but is not installed, so its kernels are not "
+            "compiled. Run 'pip install .' in its source tree"
         ) from error
 
 

@@ -177,8 +177,8 @@ def linear_cross_entropy(
     label_array = loss_arguments.as_labels(_NAME, "labels", labels)
     if not jnp.issubdtype(label_array.dtype, jnp.integer):
         raise TypeError(
-            f"{_NAME}: labels must be integers; got {label_array.dtype}. Probabilities have as many "
-            "elements as the logits: jaxkernels.cross_entropy takes them"
+            f"{_NAME}: labels must be integers; got {label_array.dtype}. For "
+            "probabilities use jaxkernels.cross_entropy"
         )
     label = given["label"] = loss_arguments.ids(_NAME, "labels", labels, label_array, logits)
     scales = loss_arguments.scales_of_rows(_NAME, logit_soft_cap, temperature, logits)

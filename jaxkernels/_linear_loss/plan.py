@@ -127,7 +127,7 @@ class _Problem:
         if max_bytes is not None and plan.total_bytes > max_bytes:
             raise ValueError(
                 f"max_bytes={max_bytes} is too little: a chunk of one row takes {plan.total_bytes} "
-                f"bytes, of which {plan.sums_bytes} are sums over chunks; all rows at once take "
+                f"bytes ({plan.sums_bytes} for sums over chunks), and all rows at once take "
                 f"{one.total_bytes}"
             )
         return plan

@@ -141,6 +141,6 @@ def check_no_kernel_is_forced(algorithm: str | None, implementation: str | None)
     """Raises NotImplementedError if a kernel is asked for where only XLA's own product serves."""
     if implementation == "ffi" or algorithm is not None:
         raise NotImplementedError(
-            "a kernel was asked for, but dimensions that are sharded over explicit mesh axes "
-            "would have to be merged, or out_sharding was given; only XLA's product does that"
+            "only XLA's product supports out_sharding, and operands whose dimensions are sharded over "
+            "explicit mesh axes and must be merged; drop implementation= and algorithm="
         )
