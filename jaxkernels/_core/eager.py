@@ -46,8 +46,17 @@ def jit_when_eager(operands: int, traced: int | None = None) -> Callable[[Functi
                 left_out = kind is NoneType or i >= operands
                 if not (i < may_be_arrays if arrays[i] else left_out):
                     return function
-            static = [i for i, is_array in enumerate(arrays) if not is_array]
-            return jax.jit(function, static_argnums=static)
+            return jitted(tuple(i for i, is_array in enumerate(arrays) if not is_array))
+
+        @functools.cache
+        def jitted(static: tuple[int, ...]) -> Function:
+            # A function of its own: JAX finds programs by the function, the types of traced arguments
+            # and the values of static ones, whichever positions they have.
+            @functools.wraps(function)
+            def with_static(*arguments: Any) -> jax.Array:
+                return function(*arguments)
+
+            return jax.jit(with_static, static_argnums=static)
 
         @functools.wraps(function)
         def call(*arguments: Any) -> jax.Array:

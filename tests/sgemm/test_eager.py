@@ -47,10 +47,15 @@ CALLS = {
     "sgemm-batched": lambda: jk.sgemm(BATCHED_A, BATCHED_B),
     "sgemm-factors": lambda: jk.sgemm(A, B, C, alpha=TWO, beta=TWO),
     "sgemm-one-factor": lambda: jk.sgemm(A, B, C, alpha=np.array(2), beta=TWO),
+    "sgemm-alpha": lambda: jk.sgemm(A, B, C, alpha=TWO, beta=1.0),
+    "sgemm-beta": lambda: jk.sgemm(A, B, C, alpha=1.0, beta=TWO),
+    "sgemm-no-c": lambda: jk.sgemm(A, B, alpha=TWO),
     "sgemm-transposed": lambda: jk.sgemm(A.T, B.T, trans_a=1, trans_b=2),
     "sgemm-numpy": lambda: jk.sgemm(
         np.asarray(A), np.asarray(B), np.asarray(C), beta=np.array(1.0)
     ),
+    "tensordot": lambda: jk.tensordot(A, B, 1),
+    "tensordot-axes": lambda: jk.tensordot(A, B, ([1], [0])),
 }
 calls = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 
@@ -62,6 +67,15 @@ def test_the_result_of_a_traced_call(call):
     np.testing.assert_array_equal(got, want)
     with jax.disable_jit():
         np.testing.assert_array_equal(call(), want)
+
+
+@pytest.mark.parametrize("order", [list, reversed])
+def test_calls_one_after_another(order):
+    """Of any two calls either comes first to a cache that is empty; positions of arrays and numbers change."""
+    wanted = {name: jax.jit(call)() for name, call in CALLS.items()}
+    jax.clear_caches()
+    for name in order(list(CALLS)):
+        np.testing.assert_array_equal(CALLS[name](), wanted[name], err_msg=name)
 
 
 @pytest.mark.parametrize("name", [n for n in CALLS if n != "dot_general-precisions"])
