@@ -130,6 +130,7 @@ masked_softmax_fwd = primitive.define(
     reference=reference.masked_softmax_fwd,
     operation=_forward_operation,
     full_operands=1,
+    broadcasts=True,
     row_dims=_row_dims,
     at_place=_forward_at,
 )

@@ -37,6 +37,7 @@ def define(
     operation: OperationOf | None,
     *,
     full_operands: int,
+    broadcasts: bool = False,
     takes_label: bool = False,
     takes: tuple[int, ...] = (),
     stores_elements: bool = True,
@@ -54,6 +55,7 @@ def define(
             kernels.
         operation: see `RowKernel`.
         full_operands: see `RowKernel`.
+        broadcasts: see `RowKernel`.
         takes_label: see `RowKernel`.
         takes: see `RowKernel`.
         stores_elements: see `RowKernel`.
@@ -70,8 +72,8 @@ def define(
     primitive = Primitive(name)
     primitive.multiple_results = stores_elements and stores > 0
     kernel = RowKernel(
-        *(primitive, reference, full_operands, takes_label, takes, stores_elements, stores),
-        *(row_dims, operation, at_place, in_parts),
+        *(primitive, reference, full_operands, broadcasts, takes_label, takes),
+        *(stores_elements, stores, row_dims, operation, at_place, in_parts),
     )
     primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
     primitive.def_abstract_eval(functools.partial(_abstract_eval, kernel))
@@ -129,9 +131,12 @@ def _abstract_eval(
 ) -> Any:
     del require_kernel
     first, name = avals[0], kernel.primitive.name
-    if any((a.shape, a.dtype) != (first.shape, first.dtype) for a in avals[: kernel.full_operands]):
+    whole, behind = avals[: kernel.full_operands], kernel.full_operands + kernel.row_scalars
+    if not kernel.broadcasts:
+        whole += avals[behind:]
+    if any((a.shape, a.dtype) != (first.shape, first.dtype) for a in whole):
         raise TypeError(f"{name}: operands must agree in shape and dtype, got {avals}")
-    scalars = avals[kernel.full_operands :][: kernel.row_scalars]
+    scalars = avals[kernel.full_operands : behind]
     expected = [(1, {jax.numpy.dtype("int32")})] if kernel.takes_label else []
     expected += [(size, {first.dtype, compute_dtype(first)}) for size in kernel.takes]
     for aval, (size, dtypes) in zip(scalars, expected, strict=True):
@@ -163,7 +168,10 @@ def _batch(
 ) -> tuple[Any, Any]:
     call = functools.partial(kernel, tier=tier, require_kernel=require_kernel, **attributes)
     several = kernel.primitive.multiple_results
-    full = kernel.full_operands + kernel.row_scalars  # a number for each row, and so each member
+    # Operands with something for each row, and so for each member; masks and biases may be shared.
+    full = len(operands)
+    if kernel.broadcasts:
+        full = kernel.full_operands + kernel.row_scalars
     if all(d is None for d in batch_dims):
         return call(*operands), (None, None) if several else None
     # A batch dimension is one more dimension of rows wherever it stands, unless it stands among

@@ -52,7 +52,9 @@ class RowKernel:
     Attributes:
         primitive: what JAX traces.
         reference: the same function in plain JAX, of the operands and the attributes.
-        full_operands: how many operands have the full shape; the others broadcast.
+        full_operands: how many of the first operands have the full shape.
+        broadcasts: whether operands behind these and the row scalars may have dimensions of size 1, as
+            masks and biases do; otherwise they have the full shape too.
         takes_label: whether the operand behind them has a column for each row, int32.
         takes: how many numbers each row has in the operands behind that.
         stores_elements: whether there is a result of the full shape.
@@ -72,6 +74,7 @@ class RowKernel:
     primitive: Primitive
     reference: Reference
     full_operands: int
+    broadcasts: bool
     takes_label: bool
     takes: tuple[int, ...]
     stores_elements: bool
