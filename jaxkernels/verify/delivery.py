@@ -1,5 +1,8 @@
 """How operands reach the function under test: alone, mapped, in a loop, or as slices of larger arrays at any offset.
 
+The delivery "shared" maps a function of which some operands are shared, derivatives outside; "turns" calls it outside of
+jit for one member after another, of which each operand may be JAX's, NumPy's or a number.
+
 A delivery makes arguments of a program from the operands of its members, and the function that takes them. XLA hands
 slices of buffers to a kernel where it can, so that what the kernel sees begins at any element.
 """
@@ -18,8 +21,10 @@ from jaxkernels.verify.problem import Arrays, Problem
 
 Core = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
 DELIVERIES = (
-    "plain", "donated", "transposed", "concatenated", "vmap", "scan", "slices", "rows", "dynamic", "eager",
+    "plain", "donated", "transposed", "concatenated", "vmap", "shared", "scan", "slices", "rows", "dynamic", "eager",
+    "turns",
 )  # fmt: skip
+EAGER = ("eager", "turns")  # outside of jit
 DONATED = ("x", "scores", "q", "c")  # operands that have the shape and dtype of a result
 ALONE = ("plain", "donated", "transposed", "concatenated", "eager")  # deliveries of one member
 
@@ -45,7 +50,9 @@ def arguments(problem: Problem, members: Arrays, rng: np.random.Generator) -> An
             name: x[0] if (axis := axes[name]) is None else np.moveaxis(x, 0, axis)
             for name, x in members.items()
         }
-    if kind == "scan":
+    if kind == "shared":
+        return {name: x[0] if problem.shares(name) else x for name, x in members.items()}
+    if kind in ("scan", "turns"):
         return members
     if kind == "rows":
         return {name: _stacked(x, rng) for name, x in members.items()}
@@ -80,6 +87,15 @@ def program(problem: Problem, core: Core, shapes: dict[str, tuple[int, ...]]) ->
             return {name: jnp.moveaxis(x, -1 if last else 0, 0) for name, x in results.items()}
 
         return mapped
+    if kind == "shared":
+        return core
+    if kind == "turns":
+        return lambda given: _stack(
+            [
+                core({n: _turned(problem, n, x[i], i) for n, x in given.items()})
+                for i in range(count)
+            ]
+        )
     if kind == "scan":
         return lambda given: lax.scan(lambda carry, x: (carry, core(x)), None, given)[1]
     if kind == "rows":
@@ -119,14 +135,17 @@ def _number(problem: Problem, name: str) -> int:
     return sum(problem.seed) + 31 * sum(map(ord, name))
 
 
-def is_shared(problem: Problem, name: str) -> bool:
-    """Whether an operand is the same for all members, and not mapped."""
-    others = name not in ("x", "scores", "q", "a")
-    return problem.delivery == "vmap" and others and _number(problem, name) % 3 == 0
+def _turned(problem: Problem, name: str, x: jax.Array, i: int) -> Any:
+    """An operand as JAX's array, or as the host has it; one without dimensions changes from call to call."""
+    is_scalar = x.ndim == 0
+    if problem.tosses(name, *[i] * is_scalar):
+        return x
+    is_number = is_scalar and jnp.issubdtype(x.dtype, jnp.floating)
+    return float(x) if is_number else np.asarray(x)
 
 
 def _axis(problem: Problem, name: str, rank: int) -> int | None:
-    return None if is_shared(problem, name) else _number(problem, name) % rank
+    return None if problem.shares(name) else _number(problem, name) % rank
 
 
 def _cut(problem: Problem, x: np.ndarray) -> Any:

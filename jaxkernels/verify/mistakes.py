@@ -120,6 +120,21 @@ def _swapped(axis: int) -> Change:
     return swap
 
 
+def _has_turns(problem: Problem) -> bool:
+    return problem.delivery == "turns" and problem.has_elements
+
+
+def _has_shared_gradient(problem: Problem) -> bool:
+    """The gradient of the operand that comes first, which the members share."""
+    is_shared = any(problem.shares(name) for name in ("x", "scores", "q", "a"))
+    return is_shared and problem.wants_gradient and problem.has_elements
+
+
+def _of_the_member_before(problem: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+    parts = y.reshape(-1, problem.members, *y.shape[1:])
+    return np.roll(parts, 1, axis=1).reshape(y.shape)
+
+
 def _scaled(factor: Any) -> Change:
     return lambda problem, operands, y: (y * np.asarray(factor, y.dtype)).astype(y.dtype)
 
@@ -180,6 +195,13 @@ MISTAKES = {
         Mistake("infinity swallowed", _no_infinity, of_rows.may_be_infinite),
         Mistake("rows swapped", _swapped(-2), of_rows.is_rows),
         Mistake("members swapped", _swapped(0), _has_members),
+        Mistake("program of the call before", _of_the_member_before, _has_turns),
+        Mistake(
+            "gradient of another member",
+            _of_the_member_before,
+            _has_shared_gradient,
+            "d",
+        ),
         Mistake("derivative rounded to 9 bits", _scaled(1 + 2.0**-9), _has_exact_derivative, "d"),
         Mistake("derivative with the wrong sign", _scaled(-1), _has_derivative, "d"),
         Mistake("wrong dtype", _wrong_dtype),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxkernels.verify.truth.compare import ratios
@@ -46,6 +47,19 @@ class Problem:
     def generator(self, draw: int, *more: int) -> np.random.Generator:
         """The random numbers of one draw."""
         return np.random.default_rng([*self.seed, draw, *more])
+
+    def shares(self, name: str) -> bool:
+        """Whether an operand is the same for all members, and not mapped."""
+        if self.delivery == "vmap":
+            number = sum(self.seed) + 31 * sum(map(ord, name))
+            return name not in ("x", "scores", "q", "a") and number % 3 == 0
+        if self.delivery != "shared" or (self.wants_gradient and (name == "t" or name[:2] == "t_")):
+            return False
+        return self.tosses(name.removeprefix("t_"))
+
+    def tosses(self, name: str, *more: int) -> bool:
+        """One of two arbitrary answers, the same each time."""
+        return bool(np.random.default_rng([*self.seed, *map(ord, name), *more]).random() < 0.5)
 
     @property
     def wants_gradient(self) -> bool:
@@ -182,6 +196,9 @@ def differentiated(
 ) -> dict[str, jax.Array]:
     """The results of a function of named operands, and what the problem wants of its derivative.
 
+    The delivery "shared" maps the function, of operands that are shared or have the members first. The gradient of a
+    shared operand is a sum over members: that of one member has the cotangents of the others 0.
+
     Args:
         problem: says which.
         function: from operands to an array, which is called "y", or to several by their names.
@@ -193,9 +210,18 @@ def differentiated(
         The results and, by "d" and the name of an operand, cotangents; or by "d" and that of a result, tangents.
     """
 
-    def of_active(some: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        found = function(operands | some)
+    def named(given: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        found = function(given)
         return found if isinstance(found, dict) else {"y": found}
+
+    mapped, members = problem.delivery == "shared", problem.members
+    whole = named
+    if mapped:
+        axes = {name: None if problem.shares(name) else 0 for name in operands}
+        whole = jax.vmap(named, (axes,), axis_size=members)
+
+    def of_active(some: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        return whole(operands | some)
 
     chosen = {name: operands[name] for name in active}
     if problem.derivative == "value":
@@ -207,4 +233,14 @@ def differentiated(
     checked = jax.checkpoint(of_active) if problem.derivative == "remat" else of_active
     results, pull = jax.vjp(checked, chosen)
     given = {name: operands["t" if name == "y" else f"t_{name}"] for name in results}
-    return results | {f"d{name}": x for name, x in pull(given)[0].items()}
+    if not mapped:
+        return results | {f"d{name}": x for name, x in pull(given)[0].items()}
+
+    def alone(t: jax.Array, member: int) -> jax.Array:
+        return jnp.where(jnp.arange(members).reshape(-1, *[1] * (t.ndim - 1)) == member, t, 0)
+
+    pulled = [pull({n: alone(t, i) for n, t in given.items()})[0] for i in range(members)]
+    return results | {
+        f"d{n}": jnp.stack([x[n] if problem.shares(n) else x[n][i] for i, x in enumerate(pulled)])
+        for n in active
+    }

@@ -160,7 +160,7 @@ def _program(
             kept.append({n: a for n, a in x.items() if n not in names})
         return donated, kept
 
-    if problems[0].delivery == "eager":
+    if problems[0].delivery in delivery.EAGER:
         return lambda given: all_of([{}] * len(given), jax.device_put(given))
     compiled = jax.jit(all_of, donate_argnums=0).lower(*split(example)).compile()
     return lambda given: compiled(*split(given))

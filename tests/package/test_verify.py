@@ -97,7 +97,7 @@ def test_everything_is_drawn():
     }
     for some in bundles:
         assert len({p.wide for p in some}) == 1
-        assert len({p.delivery == "eager" for p in some}) == 1
+        assert len({p.delivery in delivery.EAGER for p in some}) == 1
 
 
 def test_what_raises_is_a_failure_of_its_own_program(monkeypatch):
@@ -115,7 +115,7 @@ def test_what_raises_is_a_failure_of_its_own_program(monkeypatch):
     assert "broken on purpose" in broken.failures[0].what
 
 
-@pytest.mark.parametrize("kind", [kind for kind in delivery.DELIVERIES if kind != "donated"])
+@pytest.mark.parametrize("kind", sorted({*delivery.DELIVERIES} - {"donated", "shared"}))
 def test_deliveries_hand_over_what_they_are_given(kind):
     """The identity gives every operand back, scalars and integers included."""
     members = 1 if kind in delivery.ALONE else 3
@@ -130,7 +130,7 @@ def test_deliveries_hand_over_what_they_are_given(kind):
             "lengths": rng.integers(0, 9, (members, 2)).astype(np.int32),
         }
         for name, x in given.items():
-            if delivery.is_shared(problem, name):
+            if problem.shares(name):
                 x[:] = x[0]
         shapes = {name: x.shape[1:] for name, x in given.items()}
         program = delivery.program(problem, lambda operands: operands, shapes)

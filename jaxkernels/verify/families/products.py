@@ -60,7 +60,7 @@ class Products:
                 options = layouts.vectors(m, n, k, rng)
         if operation == "sgemm":
             options["has_c"] = bool(rng.random() < 0.6)
-            traced = rng.random() < 0.2 and derivative != "jvp"
+            traced = rng.random() < 0.35 and derivative != "jvp"
             options["alpha"] = None if traced else float(rng.choice([1.0, -0.5, 2.0, 0.3]))
             options["beta"] = 0.0
             if options["has_c"]:
@@ -74,14 +74,14 @@ class Products:
         o, dtype = problem.options, problem.dtype
         # Infinity times what may be flushed to zero is NaN or not: the two never meet, which operands that members
         # share would make them do.
-        finite = problem.derivative != "value" or problem.delivery == "vmap"
+        finite = problem.derivative != "value" or problem.delivery in ("vmap", "shared")
         kinds = values.FACTORS[:5] if finite else values.FACTORS
         kind = str(rng.choice(kinds))
         shapes = {"a": o["shapes"][0], "b": o["shapes"][1]}
         if o.get("has_c"):
             shapes["c"] = result_shape(problem)
         operands = {x: values.factors(kind, s, dtype, rng) for x, s in shapes.items()}
-        for name, some in (("alpha", [0.5, -1.0, 0.3]), ("beta", [0.0, 0.5, -2.0, 3.0])):
+        for name, some in (("alpha", [0.5, -1.0, 0.3]), ("beta", [0.0, 0.5, -1.0, 3.0])):
             if name in o and o[name] is None:
                 operands[name] = np.asarray(rng.choice(some), np.float32)
         # What a factor of 0 multiplies is not read, unless the derivative by the factor is wanted.
