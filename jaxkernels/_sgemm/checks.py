@@ -72,8 +72,11 @@ def are_xlas(a: jax.Array, b: jax.Array, preferred_element_type: Any) -> bool:
 
     Ours are those whose promoted dtype is float32, and 16-bit ones where float32 is preferred.
     """
-    with jax.numpy_dtype_promotion("standard"):
-        promoted = jnp.promote_types(a.dtype, b.dtype)
+    try:
+        with jax.numpy_dtype_promotion("standard"):
+            promoted = jnp.promote_types(a.dtype, b.dtype)
+    except ValueError:  # JAX promotes no float8, nor int4 with another type; XLA may multiply them
+        return True
     wanted = promoted
     if preferred_element_type is not None:
         wanted = jax.dtypes.canonicalize_dtype(preferred_element_type)

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 import re
 
 import flax.linen
@@ -131,6 +132,45 @@ def test_operands_that_promote_to_float32_are_ours(ours, theirs, other):
     assert got.dtype == theirs(a, b).dtype == jnp.float32
     cases.check(np.asarray(got), a, np.asarray(b).astype(np.float32))
     assert products(ours, a, b) == products(ours, b.T, a.T) == (1, 0)
+
+
+NARROW = (
+    *("int2", "int4", "uint4", "int8", "uint8", "bool"),
+    *("float4_e2m1fn", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e8m0fnu"),
+    *("bfloat16", "float16", "float32"),
+)
+GENERAL = tuple(
+    functools.partial(f, dimension_numbers=(((1,), (0,)), ((), ())))
+    for f in (functools.partial(jk.dot_general, other_dtypes="xla"), jax.lax.dot_general)
+)
+
+
+def dtype_or_error(function, a, b, preferred):
+    try:
+        return jax.eval_shape(functools.partial(function, preferred_element_type=preferred), a, b)
+    except Exception as error:
+        return type(error)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [*FUNCTIONS, GENERAL], ids=("einsum", "tensordot", "matmul", "dot_general")
+)
+def test_all_pairs_of_narrow_types(ours, theirs):
+    """The dtype of jax.numpy or jax.lax, or its class of error, whether the pair promotes or not."""
+    for x, y in itertools.product(NARROW, NARROW):
+        a, b = jax.ShapeDtypeStruct((2, 3), x), jax.ShapeDtypeStruct((3, 4), y)
+        for preferred in (None, jnp.bfloat16, jnp.float32):
+            got, want = (dtype_or_error(f, a, b, preferred) for f in (ours, theirs))
+            if theirs is GENERAL[1] and preferred is None and {x, y} == {"bfloat16", "float16"}:
+                want = jax.ShapeDtypeStruct((2, 4), jnp.float32)  # what they promote to: ours
+            assert got == want, (x, y, preferred)
+    mixed = (("float8_e4m3fn", "float8_e5m2"), ("float8_e5m2", "bfloat16"), ("int4", "bfloat16"))
+    for x, y in (*mixed, *(pair[::-1] for pair in mixed)):
+        a, b = (4 * z for z in operands(((9, 20), (20, 7))))
+        got, want = (
+            f(a.astype(x), b.astype(y), preferred_element_type=jnp.float32) for f in (ours, theirs)
+        )
+        assert np.array_equal(got, want), (x, y)
 
 
 @functions
