@@ -10,6 +10,7 @@ and nothing else.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -118,24 +119,31 @@ def logsumexp(
     factor = None if b is None else validate.as_array("logsumexp", "b", b)
     mask = None if where is None else validate.as_mask("logsumexp", "where", where)
     dtype = _result_dtype(x, factor)
-    why_not = validate.why_no_row_kernel(dtype, axis) or _why_factors_vary(x, factor, mask, axis)
-    if why_not:
-        validate.check_needs_no_kernel("logsumexp", why_not, implementation, tier)
+    no_kernel = validate.why_no_row_kernel(dtype, axis)
+    factors_vary = "" if no_kernel else _why_factors_vary(x, factor, mask, axis)
+    if no_kernel or factors_vary:
+        validate.check_needs_no_kernel("logsumexp", no_kernel or factors_vary, implementation, tier)
+    if no_kernel:
         return _jax_nn_logsumexp(a, axis, b, keepdims, return_sign, where)
 
-    validate.broadcast_all("logsumexp", a=x, where=mask, b=factor)
+    shape = validate.broadcast_all("logsumexp", a=x, where=mask, b=factor)
     x = x.astype(dtype)
     if mask is not None:
         x = jnp.where(mask, x, jnp.asarray(-jnp.inf, dtype))
-    axes = validate.canonical_axes(axis, x.ndim, x.ndim)
-    log_sum = _reduce(x, axes, tier, implementation)
     sign = None
-    if factor is not None:  # for each row, as the result is
-        factor = factor.astype(dtype).reshape((1,) * (x.ndim - factor.ndim) + factor.shape)
-        factor = jnp.squeeze(factor, axes)
-        log_sum, sign = _multiplied(log_sum, factor)
-        if not return_sign:
-            # NumPy's, because jax_debug_nans would not let JAX make a NaN that is for nobody.
+    if factor is not None and factors_vary:
+        if mask is not None:
+            factor = jnp.where(mask, factor, 0)
+        axes = validate.canonical_axes(axis, len(shape), len(shape))
+        log_sum, sign = _sum_with_factors(x, factor.astype(dtype), axes)
+    else:
+        axes = validate.canonical_axes(axis, x.ndim, x.ndim)
+        log_sum = _reduce(x, axes, tier, implementation)
+        if factor is not None:  # one for each row, as the result is
+            factor = factor.astype(dtype).reshape((1,) * (x.ndim - factor.ndim) + factor.shape)
+            log_sum, sign = _multiplied(log_sum, jnp.squeeze(factor, axes))
+    if sign is not None and not return_sign:
+        with jax.debug_nans(False):  # the NaN of a negative sum is the documented result
             log_sum = jnp.where(sign < 0, np.asarray(np.nan, dtype), log_sum)
     if keepdims:
         log_sum = jnp.expand_dims(log_sum, axes)
@@ -165,6 +173,27 @@ def _why_factors_vary(
     if all(sizes[d] == 1 for d in axes):
         return ""
     return f"factors that differ within a sum have no kernel; b has the shape {factor.shape}"
+
+
+def _sum_with_factors(
+    x: jax.Array, factor: jax.Array, axes: tuple[int, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """Log |sum b_j exp(x_j)| over `axes` and the sign of the sum, in plain JAX.
+
+    The derivative by b_j is exp(x_j) / sum, also where b_j is 0. Such an element keeps its exponential,
+    which is clipped to a finite number, unless x_j is infinite or NaN.
+    """
+    x, factor = jnp.broadcast_arrays(x, factor)
+    hidden = factor == 0
+    shift = jnp.max(x, axes, keepdims=True, where=~hidden, initial=-jnp.inf)
+    shift = lax.stop_gradient(jnp.where(jnp.isfinite(shift), shift, 0))
+    exponent = jnp.where(hidden & ~jnp.isfinite(x), -jnp.inf, x) - shift
+    largest = math.log(jnp.finfo(x.dtype).max) - 1
+    exponent = jnp.where(hidden, jnp.minimum(exponent, largest), exponent)
+    total = jnp.sum(factor * jnp.exp(exponent), axes)
+    is_zero = total == 0
+    log_sum = jnp.log(jnp.abs(jnp.where(is_zero, 1, total))) + jnp.squeeze(shift, axes)
+    return jnp.where(is_zero, -jnp.inf, log_sum), jnp.sign(total)
 
 
 def _reduce(

@@ -164,6 +164,36 @@ def test_factors_have_gradients():
     np.testing.assert_allclose(got, want, rtol=2e-5)
 
 
+def test_the_derivative_by_a_factor_of_zero():
+    """It is exp(a - log|sum|) times the sign; an element without a number shows nowhere."""
+    a = A[0, 0].copy()
+    a[0, 1], a[1, 2], a[2, 3] = np.nan, np.inf, 200
+    b = A[1, 0] * (A[1, 1] > 0)
+    b[0, 1] = b[1, 2] = b[2, 3] = b[3, 0] = 0
+    value, gradient = jax.value_and_grad(lambda b: jnp.sum(OURS(a, -1, b, False, True)[0]))(b)
+    shown = np.where((b == 0) & (~np.isfinite(a) | (a == 200)), -np.inf, a).astype(np.float64)
+    total = (b * np.exp(shown)).sum(-1)
+    np.testing.assert_allclose(value, np.log(np.abs(total)).sum(), rtol=1e-5)
+    want = np.exp(shown) / total[:, None]
+    assert abs(gradient[2, 3]) > 1e37  # as far as float32 goes
+    np.testing.assert_allclose(gradient.at[2, 3].set(0), want, rtol=2e-5)
+    assert (want[b == 0] != 0).sum() > 3
+    by_a = jax.grad(lambda a: jnp.sum(OURS(a, -1, b, False, True)[0]))(a)
+    np.testing.assert_allclose(by_a, b * want, rtol=2e-5)
+    again = jax.jvp(lambda a: jax.grad(lambda b: OURS(a, b=b))(b[3]), (a[3],), (np.ones(5, "f"),))
+    np.testing.assert_allclose(again[1], 0, atol=1e-5)  # a shift of all a changes no ratio
+    hidden = jax.grad(lambda b: OURS(A[0, 0], b=b, where=b != 0))(b)
+    assert (np.asarray(hidden)[b == 0] == 0).all()
+    assert (jax.grad(lambda b: OURS(A[0, 0, 0], b=b))(jnp.zeros(5)) == 0).all()
+
+
+def test_a_negative_sum_is_nan_under_debug_nans_too():
+    """Outside of jit, as jax.nn's is: the NaN is the documented result."""
+    with jax.debug_nans(True):
+        for b in (-2.0, -np.ones((2, 3, 4, 1), np.float32), -np.abs(A)):
+            assert np.isnan(OURS(A, -1, b)).all()
+
+
 @pytest.mark.parametrize(
     "options",
     [
