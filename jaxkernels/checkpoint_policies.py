@@ -12,7 +12,7 @@ change, and `jax.checkpoint_policies.save_from_both_policies` combines them with
 * `offload_dot_with_no_batch_dims`: the same, saved in another memory.
 
 A dimension is a batch dimension if both operands have it, as in `jax.lax.dot_general`, and if its size is
-not 1.
+not 1. Under `jax_remat3`, attention in cuDNN is computed again under every policy.
 
 Example:
     >>> import jax
@@ -35,11 +35,15 @@ import jax
 from jax import lax
 
 from jaxkernels._attention import cpu_products, flash
+from jaxkernels._core import compat
 from jaxkernels._sgemm import primitive as sgemm_primitive
 from jaxkernels._sgemm.options import Options, matrix_dims
 
 # Of queries and keys of shape (batch, length, heads, depth).
 _OF_SCORES = (((3,), (3,)), ((0, 2), (0, 2)))
+# Attention in cuDNN has no such rule: its derivative would need the log-sums beside the saved result.
+compat.register_remat_rule(sgemm_primitive.sgemm_p)
+compat.register_remat_rule(cpu_products.product_p)
 
 
 @dataclasses.dataclass(frozen=True)

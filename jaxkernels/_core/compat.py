@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -163,6 +164,35 @@ def register_sparse_rule(primitive: Primitive, function: Callable[..., Any]) -> 
         transform.sparse_rules_bcsr[primitive] = rule
 
     _when_imported("jax.experimental.sparse.transform", register)
+
+
+def register_remat_rule(primitive: Primitive) -> None:
+    """Lets policies of `jax.checkpoint` save the result of the primitive under `jax_remat3`, too.
+
+    A JAX without that flag, or with other rules for it, computes the primitive again.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        from jax._src.ad_checkpoint import CheckpointName
+        from jax._src.interpreters import remat
+
+        if "trace" not in inspect.signature(CheckpointName.remat).parameters:
+            return
+
+        def rule(trace: Any, *operands: Any, **params: Any) -> Any:
+            avals = [jax.typeof(x) for x in operands]
+
+            def policy(*_: Any, **__: Any) -> Any:
+                return trace.policy(primitive, *avals, **params)
+
+            # The result is saved as a named value is, if the policy saves the primitive.
+            result = primitive.bind(*operands, **params)
+            name = CheckpointName(primitive.name, jax.typeof(result))
+            asked = SimpleNamespace(policy=trace.policy and policy)
+            result, saved, restore = name.remat(asked, result)
+            again = functools.partial(primitive.bind, **params)
+            return result, saved, lambda saved, *operands: restore(saved, again(*operands))
+
+        remat.rules[primitive] = rule
 
 
 def _when_imported(module: str, register: Callable[[ModuleType], None]) -> None:
