@@ -203,6 +203,17 @@ def as_mask(function: str, argument: str, value: Any) -> jax.Array:
     return mask
 
 
+def as_shape(function: str, argument: str, shape: Any) -> tuple[int, ...]:
+    """`shape` as a tuple of integers; TypeError if it is not a sequence of them."""
+    try:
+        return tuple(operator.index(size) for size in shape)
+    except TypeError:
+        hint = f"; write ({shape},) for one dimension" if isinstance(shape, int) else ""
+        raise TypeError(
+            f"{function}: {argument} must be a sequence of integers; got {shape!r}{hint}"
+        ) from None
+
+
 def broadcast_all(function: str, **arrays: jax.Array | None) -> tuple[Any, ...]:
     """The shape of arguments broadcast against each other; ValueError if they do not fit.
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxkernels._core import validate
-from jaxkernels._linear_loss import primitive
+from jaxkernels._linear_loss import plan, primitive
 from jaxkernels._linear_loss.chunks import Arrays
 from jaxkernels._linear_loss.options import Options
 from jaxkernels._rows import cross_entropy_reference as reference
@@ -193,7 +193,7 @@ def linear_cross_entropy(
         trans_w=bool(trans_w),
         all_sums=smooths or bool(return_entropy),
         logits_dtype=logits_dtype,
-        max_bytes=max_bytes,
+        max_bytes=plan.as_bytes(_NAME, max_bytes),
         implementation=implementation,
     )
     alone = not (return_lse or return_entropy)

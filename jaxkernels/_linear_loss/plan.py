@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -199,7 +200,18 @@ def plan_linear_cross_entropy(
         *(rows, features, classes, jnp.dtype(name), jnp.dtype(logits_dtype or name)),
         *(bool(trans_w), is_scaled, not w_is_constant, platform),
     )
-    return problem.within(max_bytes)
+    return problem.within(as_bytes("plan_linear_cross_entropy", max_bytes))
+
+
+def as_bytes(function: str, max_bytes: Any) -> int | None:
+    """The bound as an integer; TypeError if it is none."""
+    try:
+        return None if max_bytes is None else operator.index(max_bytes)
+    except TypeError:
+        raise TypeError(
+            f"{function}: max_bytes must be None or an integer, a number of bytes; "
+            f"got {max_bytes!r}. Write 2**30 for 1 GiB"
+        ) from None
 
 
 def chunk_rows(

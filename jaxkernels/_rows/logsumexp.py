@@ -71,8 +71,8 @@ def logsumexp(
         axis: the summed axis or axes; None means all of them. The last axis is fastest; others are
             transposed to it.
         b: factors of the exponentials; None means 1. They broadcast against a. If `b` varies along
-            `axis`, the call falls back to `jax.nn.logsumexp`; otherwise log|b| is added to the result of
-            the kernel.
+            `axis`, plain JAX computes the sum; otherwise log|b| is added to the result of the kernel. An
+            element with the factor 0 is excluded, NaN included.
         keepdims: keeps the summed axes in the result, with size 1.
         return_sign: also returns the sign of the sum. Without it, the logarithm of a negative sum is
             NaN.
@@ -103,6 +103,8 @@ def logsumexp(
         * A row of -inf, and a fully masked row, give -inf with the gradient 0 (`jax.nn.logsumexp` has NaN
           for a row of -inf). +inf gives +inf, NaN gives NaN.
         * Rows without elements give -inf.
+        * The derivative with respect to a factor b_j is exp(a_j) over the sum, also if b_j is 0 (`jax.nn.logsumexp`
+          has 0 there). It is 0 in a sum that is 0 as a whole.
         * Reverse mode stores the input and one number per row.
 
     References:

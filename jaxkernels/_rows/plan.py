@@ -61,7 +61,8 @@ def plan_softmax(
         reads them once.
 
     Raises:
-        TypeError: the dtype has no kernels, or `device` is neither a name nor a device.
+        TypeError: the shape is not a sequence of integers, the dtype has no kernels, or `device` is
+            neither a name nor a device.
         ValueError: operation, device or tier is unknown, the offset is 16 bytes or more, or the tier
             cannot serve such rows on this device.
     """
@@ -72,8 +73,9 @@ def plan_softmax(
     dtype_name = jnp.dtype(dtype).name
     if dtype_name not in validate.DTYPES:
         raise TypeError(f"dtype must be one of {', '.join(validate.DTYPES)}; got {dtype_name}")
+    shape = validate.as_shape("plan_softmax", "shape", shape)
     if any(dim < 0 for dim in shape):
-        raise ValueError(f"shape must not have negative dimensions; got {tuple(shape)}")
+        raise ValueError(f"shape must not have negative dimensions; got {shape}")
     rows, cols = math.prod(shape[:-1]), shape[-1] if len(shape) else 1
     return registry.cpu_module.plan_softmax(
         *(rows, cols, dtype_name, operation, devices.limits_of(device), tier or "auto"),

@@ -249,6 +249,12 @@ def test_plan_errors():
         jk.plan_softmax((2, 3), "int32")
     with pytest.raises(ValueError, match=r"-1"):
         jk.plan_softmax((-1, 3), F32)
+    with pytest.raises(
+        TypeError, match=r"shape must be a sequence of integers; got 5; write \(5,\)"
+    ):
+        jk.plan_softmax(5, F32)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"shape must be a sequence of integers; got \(2\.0, 3\)$"):
+        jk.plan_softmax((2.0, 3), F32)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="132"):
         jk.plan_softmax((2, 3), F32, device=132)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"block_smem.*bytes of shared memory.*h200"):

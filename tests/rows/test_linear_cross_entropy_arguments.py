@@ -70,6 +70,7 @@ def test_dtypes_of_results(dtype):
             assert [g.dtype for g in gradients] == [x.dtype, w.dtype, b.dtype]
 
 
+BYTES = "max_bytes must be None or an integer, a number of bytes; got "
 WRONG = [
     # arguments, error, what its text has to contain
     pytest.param({"w": W.T}, ValueError, r"\(H, V\); got \(3, 5, 6\) and \(7, 6\)", id="w"),
@@ -122,6 +123,8 @@ WRONG = [
     pytest.param(
         {"implementation": "cuda"}, ValueError, "implementation.*'cuda'", id="implementation"
     ),
+    pytest.param({"max_bytes": "1GB"}, TypeError, BYTES + r"'1GB'.*2\*\*30", id="bytes-text"),
+    pytest.param({"max_bytes": np.ones(2)}, TypeError, BYTES + "array", id="bytes-array"),
     pytest.param({"max_bytes": 1000}, ValueError, "max_bytes=1000 is too little", id="max_bytes"),
 ]
 
@@ -228,6 +231,7 @@ def test_plans_cover_all_rows_within_the_bound(rows, dtype, max_bytes):
         ({"dtype": "int32"}, TypeError, "dtype must be one of"),
         ({"platform": "tpu"}, ValueError, "platform must be"),
         ({"max_bytes": 10_000}, ValueError, "max_bytes=10000 is too little"),
+        ({"max_bytes": 1e9}, TypeError, BYTES + r"1000000000\.0"),
     ],
     ids=lambda v: str(v),
 )
