@@ -15,7 +15,9 @@ Example:
      [0.25 0.25 0.25 0.25]]
 """
 
+from importlib import import_module as _import_module
 from pkgutil import extend_path as _extend_path
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 # Started inside a checkout, Python takes the package from there, where no extension modules are:
 # they are then found in the installed copy.
@@ -50,6 +52,10 @@ from jaxkernels._sgemm.matmul import matmul as matmul
 from jaxkernels._sgemm.plan import plan_sgemm as plan_sgemm
 from jaxkernels._sgemm.sgemm import sgemm as sgemm
 
+if _TYPE_CHECKING:
+    from jaxkernels import flax as flax
+    from jaxkernels import optax as optax
+
 __version__ = _registry.VERSION
 
 __all__ = [
@@ -82,6 +88,13 @@ __all__ = [
     "tensordot",
     "token_log_probs",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Imports `jaxkernels.flax` and `jaxkernels.optax` when they are first used."""
+    if name in ("flax", "optax"):
+        return _import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

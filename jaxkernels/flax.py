@@ -13,9 +13,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen, nnx
-from flax.nnx.nn import dtypes
 from jax import random
+
+try:
+    from flax import linen, nnx
+    from flax.nnx.nn import dtypes
+except ModuleNotFoundError as error:
+    if error.name != "flax":
+        raise
+    raise ModuleNotFoundError(
+        "jaxkernels.flax needs Flax, which is not installed: pip install flax", name="flax"
+    ) from error
 
 from jaxkernels._attention import default, flash, flax_checks, folded, heads
 from jaxkernels._attention.flax_checks import NAME as _NAME

@@ -31,6 +31,30 @@ def test_private_names_are_there_all_the_same():
     assert jk.__version__ == registry.VERSION
 
 
+LAZY = """
+import sys
+import jaxkernels as jk
+
+assert "flax" not in sys.modules and "jaxkernels.optax" not in sys.modules
+assert not hasattr(jk, "linen")
+assert jk.optax.softmax_cross_entropy.__name__ == "softmax_cross_entropy"
+sys.modules["flax"] = None  # as where it is not installed
+try:
+    jk.flax
+except ModuleNotFoundError as error:
+    assert str(error) == "jaxkernels.flax needs Flax, which is not installed: pip install flax"
+    assert error.name == "flax"
+else:
+    raise AssertionError
+del sys.modules["flax"]
+assert jk.flax.dot_product_attention.__module__ == "jaxkernels.flax"
+"""
+
+
+def test_flax_and_optax_are_imported_when_they_are_used():
+    run_python("-c", LAZY)
+
+
 def test_a_program_that_star_imports_gets_the_public_names():
     stdout, _ = run_python(
         "-c",
