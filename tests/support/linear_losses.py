@@ -37,7 +37,7 @@ def bound_for(chunks, rows, features, classes, dtype, **options):
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A linear layer, a label for each row, and a loss: weight ((1 - e) nll + e / V distance + z lse^2)."""
+    """A linear layer, a label for each row, and a loss: weight ((1 - e) nll + e distance + z lse^2)."""
 
     x: np.ndarray
     w: np.ndarray
@@ -76,22 +76,22 @@ class Layer:
         return self.w.shape[1]
 
     def measure_bounds(self):
-        """Errors of (lse - x_l, lse, entropy, sum (lse - x)); that of the entropy is not used."""
-        changes = self.delta * [2, 1, np.inf, 2 * self.classes]
+        """Errors of (lse - x_l, lse, entropy, mean (lse - x)); that of the entropy is not used."""
+        changes = self.delta * [2, 1, np.inf, 2]
         return self.rounded.measure_bounds() + changes
 
     def losses(self):
         """The loss of each row."""
         nll, lse, _, distance = np.split(self.truth.measures(), 4, axis=1)
         e = self.smoothing
-        plain = (1 - e) * nll + (e / self.classes * distance if e else 0)
+        plain = (1 - e) * nll + (e * distance if e else 0)
         return np.where(self.factor == 0, 0, self.factor * (plain + self.z_loss * lse**2))[:, 0]
 
     def loss_bounds(self):
         nll, lse, _, distance = np.split(self.measure_bounds(), 4, axis=1)
         size = np.abs(self.truth.measures()[:, 1:2])
         e = self.smoothing
-        own = (1 - e) * nll + (e / self.classes * distance if e else 0)
+        own = (1 - e) * nll + (e * distance if e else 0)
         own = own + self.z_loss * (2 * size * lse + lse**2)
         rounding = 8 * self.own.u * np.abs(self.losses()[:, None])
         # An infinite or a NaN truth is compared as it is.
@@ -101,7 +101,7 @@ class Layer:
     def _cotangents(self):
         lse, error = self.truth.measures()[:, 1:2], self.measure_bounds()[:, 1:2]
         e, ones = self.smoothing, np.ones_like(self.factor)
-        parts = [(1 - e) * ones, 2 * self.z_loss * lse, 0 * ones, e / self.classes * ones]
+        parts = [(1 - e) * ones, 2 * self.z_loss * lse, 0 * ones, e * ones]
         cotangent = np.where(self.factor == 0, 0, self.factor * np.concatenate(parts, axis=1))
         errors = np.zeros_like(cotangent)
         errors[:, 1:2] = self.factor * 2 * self.z_loss * error
@@ -112,7 +112,7 @@ class Layer:
         cotangent, errors = self._cotangents()
         gradient = self.truth.gradient(cotangent)
         change = np.expm1(2 * self.delta)
-        mass = np.sum(np.abs(cotangent) * [1, 1, 0, self.classes], axis=1, keepdims=True)
+        mass = np.sum(np.abs(cotangent) * [1, 1, 0, 1], axis=1, keepdims=True)
         limit = self.rounded.gradient_bound(cotangent, errors) * (1 + change)
         limit = limit + mass * self.truth.p * change
         limit = limit + self.own.us * np.abs(gradient) + self.own.smallest

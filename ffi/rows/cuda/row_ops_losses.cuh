@@ -95,25 +95,23 @@ struct CrossEntropyOp : ForwardOp<T, 1, 5>, WantedSums<kTwoSums> {
     C difference[kSize], spread = 0;
 #pragma unroll
     for (int j = 0; j < kSize; ++j) difference[j] = value[j][0] - max;
-    C total = SumPairwise(difference) * kTotalScale, seen = kSize;
-    if (total == -kInfinity<C>) {
-      total = seen = 0;
+    const C total = SumPairwise(difference);
+    if (total != -kInfinity<C>) {
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) spread = fma(term[j], difference[j], spread);
+      sum[3] = fma(total, C(kTotalScale), sum[3]);
+      sum[4] += kSize;
+    } else {
 #pragma unroll
       for (int j = 0; j < kSize; ++j) {
-        if (value[j][0] == -kInfinity<C>) {
-          difference[j] = 0;
-        } else {
-          difference[j] = fmax(difference[j], kLowest);
-          total += difference[j] * kTotalScale;
-          seen += 1;
-        }
+        if (value[j][0] == -kInfinity<C>) continue;
+        const C bounded = fmax(difference[j], kLowest);
+        spread = fma(term[j], bounded, spread);
+        sum[3] = fma(bounded, C(kTotalScale), sum[3]);
+        sum[4] += 1;
       }
     }
-#pragma unroll
-    for (int j = 0; j < kSize; ++j) spread = fma(term[j], difference[j], spread);
     sum[2] += spread;
-    sum[3] += total;
-    sum[4] += seen;
   }
   // The terms as those of log-softmax. A part of nothing but -inf has an infinite difference, and
   // no sums.
