@@ -79,9 +79,20 @@ Operation: TypeAlias = Literal[
 """The row operations, as plans name them."""
 
 DeviceName: TypeAlias = Literal[
-    "a100", "rtx3090", "l4", "rtx4090", "h100", "h200", "b200", "rtx5090"
+    "a100",
+    "rtx3090",
+    "a10",
+    "l4",
+    "l40s",
+    "rtx4090",
+    "h20",
+    "h100",
+    "h200",
+    "gh200",
+    "b200",
+    "rtx5090",
 ]
-"""GPUs that plans know by name."""
+"""GPUs that plans know by name. Plans take upper-case letters, too."""
 
 
 class Device(Protocol):

@@ -60,13 +60,18 @@ inline constexpr int kPortableClusterBlocks = 8;  // every GPU with clusters tak
 // From the CUDA C++ programming guide, "Technical Specifications per Compute Capability", and the
 // vendor's SM counts. Clusters have up to 8 blocks from compute capability 9.0 on, and up to 16
 // where so many SMs share a part of the chip; the code that runs must have been compiled for them.
+// Nobody has asked an H20: it has the 8 that every GPU with clusters takes.
 inline const DeviceLimits kNamedDevices[] = {
     {"a100", 108, 163 * 1024, 164 * 1024, 2048, 32, 65536, 80, 1},
     {"rtx3090", 82, 99 * 1024, 100 * 1024, 1536, 16, 65536, 86, 1},
+    {"a10", 72, 99 * 1024, 100 * 1024, 1536, 16, 65536, 86, 1},
     {"l4", 58, 99 * 1024, 100 * 1024, 1536, 24, 65536, 89, 1},
+    {"l40s", 142, 99 * 1024, 100 * 1024, 1536, 24, 65536, 89, 1},
     {"rtx4090", 128, 99 * 1024, 100 * 1024, 1536, 24, 65536, 89, 1},
+    {"h20", 78, 227 * 1024, 228 * 1024, 2048, 32, 65536, 90, 8},
     {"h100", 132, 227 * 1024, 228 * 1024, 2048, 32, 65536, 90, 16},
     {"h200", 132, 227 * 1024, 228 * 1024, 2048, 32, 65536, 90, 16},
+    {"gh200", 132, 227 * 1024, 228 * 1024, 2048, 32, 65536, 90, 16},
     {"b200", 148, 227 * 1024, 228 * 1024, 2048, 32, 65536, 100, 16},
     {"rtx5090", 170, 99 * 1024, 100 * 1024, 1536, 24, 65536, 120, 8},
 };

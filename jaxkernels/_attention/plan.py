@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxkernels._attention import choice, heads
 from jaxkernels._attention.cudnn_version import cudnn_version as installed_version
@@ -42,6 +41,10 @@ class AttentionPlan:
     is_repeatable: bool
     device: str
     cudnn_version: int
+
+    def __str__(self) -> str:
+        """A sentence, and the fields below it."""
+        return f"{self.implementation} attention: {self.why}\n{self!r}"
 
 
 def plan_attention(
@@ -97,9 +100,7 @@ def plan_attention(
         The table and its measurements: jaxkernels/_attention/choice.py.
     """
     validate.check_choice("empty_rows", empty_rows, masked.EMPTY_ROWS)
-    name = jnp.dtype(dtype).name
-    if name not in validate.DTYPES:
-        raise TypeError(f"dtype must be one of {', '.join(validate.DTYPES)}; got {name}")
+    validate.row_dtype(_NAME, dtype)
     q, k = _type("query_shape", query_shape, dtype), _type("key_shape", key_shape, dtype)
     if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
         raise ValueError(
@@ -132,7 +133,8 @@ def plan_attention(
     )
 
 
-def _type(argument: str, shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
+def _type(argument: str, shape: Any, dtype: Any) -> jax.ShapeDtypeStruct:
+    shape = validate.as_shape(_NAME, argument, shape)
     if len(shape) not in (3, 4) or any(size < 0 for size in shape):
-        raise ValueError(f"{argument} must be 3 or 4 sizes; got {tuple(shape)}")
+        raise ValueError(f"{argument} must be 3 or 4 sizes; got {shape}")
     return jax.ShapeDtypeStruct((*(1,) * (4 - len(shape)), *shape), dtype)

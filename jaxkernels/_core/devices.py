@@ -15,6 +15,8 @@ from jaxkernels.typing import Device, DeviceName
 
 # On a machine without a CUDA device.
 DEFAULT: DeviceName = "h200"
+# Compute capabilities of well-known GPUs that are too old.
+_WITHOUT_KERNELS = {"t4": "7.5", "v100": "7.0"}
 
 
 def limits_of(device: DeviceName | Device | None) -> DeviceLimits:
@@ -22,9 +24,15 @@ def limits_of(device: DeviceName | Device | None) -> DeviceLimits:
     chosen: Any = default_device() if device is None else device
     if isinstance(chosen, str):
         known = registry.cpu_module.named_devices()
-        if chosen not in known:
+        name = chosen.lower()
+        if name in _WITHOUT_KERNELS:
+            raise ValueError(
+                f"device {chosen!r} has compute capability {_WITHOUT_KERNELS[name]}, and kernels need "
+                "8.0 or later: XLA's own operations run there"
+            )
+        if name not in known:
             raise ValueError(f"device must be one of {', '.join(sorted(known))}; got {chosen!r}")
-        return known[chosen]
+        return known[name]
     if not isinstance(chosen, jax.Device):
         raise TypeError(f"device must be a name, a jax.Device or None; got {chosen!r}")
     if chosen.platform != "gpu" or registry.cuda_module is None:

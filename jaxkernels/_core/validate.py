@@ -203,6 +203,17 @@ def as_mask(function: str, argument: str, value: Any) -> jax.Array:
     return mask
 
 
+def row_dtype(function: str, dtype: Any) -> str:
+    """The name of a dtype that has row kernels; TypeError for others."""
+    try:
+        name = "None" if dtype is None else jnp.dtype(dtype).name
+    except TypeError:
+        name = repr(dtype)
+    if name not in DTYPES:
+        raise TypeError(f"{function}: dtype must be one of {', '.join(DTYPES)}; got {name}")
+    return name
+
+
 def as_shape(function: str, argument: str, shape: Any) -> tuple[int, ...]:
     """`shape` as a tuple of integers; TypeError if it is not a sequence of them."""
     try:

@@ -16,7 +16,9 @@ import jax.numpy as jnp
 from jaxkernels._core import validate
 from jaxkernels._linear_loss.chunks import SUMS, Call
 from jaxkernels._sgemm import plan as sgemm_plan
-from jaxkernels.typing import Dtype, LogitsDtype, PlanPlatform
+from jaxkernels.typing import Device, DeviceName, Dtype, LogitsDtype, PlanPlatform
+
+_NAME = "plan_linear_cross_entropy"
 
 # What the logits of a chunk may take where no bound is given.
 _CHUNK_BYTES = 1 << 30
@@ -53,6 +55,11 @@ class LinearCrossEntropyPlan:
         """All memory beyond operands and results."""
         return self.logits_bytes + self.sums_bytes + self.scratch_bytes + self.row_bytes
 
+    def __str__(self) -> str:
+        """A sentence, and the fields below it."""
+        chunks = f"{self.chunks} chunk{'s' if self.chunks > 1 else ''} of {self.chunk_rows} rows"
+        return f"{chunks}: {self.total_bytes} bytes beyond operands and results\n{self!r}"
+
 
 @dataclasses.dataclass(frozen=True)
 class _Problem:
@@ -67,6 +74,7 @@ class _Problem:
     is_scaled: bool
     sums: bool
     platform: str
+    device: DeviceName | Device | None = None
 
     def of_chunk(self, chunk_rows: int) -> LinearCrossEntropyPlan:
         """The plan with chunks of this number of rows."""
@@ -105,7 +113,7 @@ class _Problem:
             (rows, features, classes, False, not self.trans_w),
             (*of_w, rows, True, False),
         )
-        return sum(_scratch_of(*product) for product in products)
+        return sum(_scratch_of(*product, device=self.device) for product in products)
 
     def within(self, max_bytes: int | None) -> LinearCrossEntropyPlan:
         """The plan of the fewest chunks whose memory stays within a bound."""
@@ -134,10 +142,10 @@ class _Problem:
         return plan
 
 
-def _scratch_of(m: int, n: int, k: int, trans_a: bool, trans_b: bool) -> int:
+def _scratch_of(m: int, n: int, k: int, trans_a: bool, trans_b: bool, device: Any) -> int:
     """Bytes of the partial sums of a float32 product, and of operands that are copied with padding."""
     flags: dict[str, Any] = {"trans_a": trans_a, "trans_b": trans_b, "algorithm": "pipelined"}
-    of = sgemm_plan.plan_sgemm(m, n, k, **flags)
+    of = sgemm_plan.plan_sgemm(m, n, k, **flags, device=device)
     elements = of.partial_elements
     for stored, is_transposed, pad in (((m, k), trans_a, of.pad_a), ((k, n), trans_b, of.pad_b)):
         rows, cols = stored[::-1] if is_transposed else stored
@@ -146,10 +154,10 @@ def _scratch_of(m: int, n: int, k: int, trans_a: bool, trans_b: bool) -> int:
 
 
 def plan_linear_cross_entropy(
-    rows: int,
-    features: int,
-    classes: int,
-    dtype: Dtype,
+    x_shape: Sequence[int] | int,
+    w_shape: Sequence[int] | int,
+    dtype: Dtype | int,
+    of_dtype: Dtype | None = None,
     *,
     trans_w: bool = False,
     logits_dtype: LogitsDtype | None = None,
@@ -157,22 +165,25 @@ def plan_linear_cross_entropy(
     w_is_constant: bool = False,
     max_bytes: int | None = None,
     platform: PlanPlatform = "cuda",
+    device: DeviceName | Device | None = None,
 ) -> LinearCrossEntropyPlan:
     """The chunks of rows of `linear_cross_entropy` on one device. Needs no GPU.
 
+    `plan_linear_cross_entropy(rows, features, classes, dtype)`, with sizes instead of shapes, works too.
+
     Example:
         >>> import jaxkernels as jk
-        >>> jk.plan_linear_cross_entropy(4096, 4096, 128256, "bfloat16").chunks
+        >>> jk.plan_linear_cross_entropy((4096, 4096), (4096, 128256), "bfloat16").chunks
         1
-        >>> plan = jk.plan_linear_cross_entropy(32768, 2560, 128256, "bfloat16")
+        >>> plan = jk.plan_linear_cross_entropy((32768, 2560), (2560, 128256), "bfloat16")
         >>> plan.chunks, plan.sums_bytes == 4 * (2 * 2560 * 128256 + 2 * 128256)
         (8, True)
 
     Args:
-        rows: the number of rows of x; in a sharded program, that of a device.
-        features: H.
-        classes: V; in a sharded program, that of a device.
+        x_shape: shape of x, (..., H); in a sharded program, that of a device.
+        w_shape: shape of w, (H, V), or (V, H) with `trans_w`; in a sharded program, that of a device.
         dtype: dtype of x and w: float32, bfloat16, float16 or float64.
+        of_dtype: the dtype after three sizes.
         trans_w: as for `linear_cross_entropy`.
         logits_dtype: as for `linear_cross_entropy`.
         is_scaled: whether there is a soft cap or a temperature.
@@ -180,27 +191,45 @@ def plan_linear_cross_entropy(
             Then nothing is summed over chunks.
         max_bytes: as for `linear_cross_entropy`.
         platform: "cuda" or "cpu". On a GPU a float32 product is added to the sum in place.
+        device: the GPU, as for `plan_softmax`.
 
     Returns:
         A plan that can be compared and printed. `total_bytes` is the memory of the loss and
         its gradients, not counting operands, results and the workspace of XLA's products.
 
     Raises:
-        TypeError: the dtype has no kernels.
-        ValueError: a size is not positive, or not even one row fits into `max_bytes`.
+        TypeError: shapes or sizes are not made of integers, or the dtype has no kernels.
+        ValueError: shapes do not fit each other, a size is not positive, or not even one row fits into
+            `max_bytes`.
     """
-    if min(rows, features, classes) < 1:
+    if isinstance(x_shape, int):
+        sizes = validate.as_shape(_NAME, "sizes", (x_shape, w_shape, dtype))
+        name = validate.row_dtype(_NAME, of_dtype)
+    else:
+        name = validate.row_dtype(_NAME, dtype)
+        sizes = _sizes_of(
+            validate.as_shape(_NAME, "x_shape", x_shape),
+            validate.as_shape(_NAME, "w_shape", w_shape),
+            bool(trans_w),
+        )
+    rows, features, classes = sizes
+    if min(sizes) < 1:
         raise ValueError(f"sizes must be positive; got {rows=}, {features=}, {classes=}")
     validate.check_choice("platform", platform, get_args(PlanPlatform))
-    name = jnp.dtype(dtype).name
-    if name not in validate.DTYPES:
-        raise TypeError(f"dtype must be one of {', '.join(validate.DTYPES)}; got {name}")
     validate.check_choice("logits_dtype", logits_dtype, get_args(LogitsDtype))
     problem = _Problem(
         *(rows, features, classes, jnp.dtype(name), jnp.dtype(logits_dtype or name)),
-        *(bool(trans_w), is_scaled, not w_is_constant, platform),
+        *(bool(trans_w), is_scaled, not w_is_constant, platform, device),
     )
-    return problem.within(as_bytes("plan_linear_cross_entropy", max_bytes))
+    return problem.within(as_bytes(_NAME, max_bytes))
+
+
+def _sizes_of(x: tuple[int, ...], w: tuple[int, ...], trans_w: bool) -> tuple[int, int, int]:
+    """Rows, features and classes; ValueError unless these are the shapes of x and w."""
+    if not x or len(w) != 2 or x[-1] != w[1 if trans_w else 0]:
+        stored = "(V, H) with trans_w" if trans_w else "(H, V)"
+        raise ValueError(f"{_NAME}: x_shape must be (..., H) and w_shape {stored}; got {x} and {w}")
+    return math.prod(x[:-1]), x[-1], w[0 if trans_w else 1]
 
 
 def as_bytes(function: str, max_bytes: Any) -> int | None:

@@ -35,6 +35,8 @@ def plan_softmax(
         'warp'
         >>> jk.plan_softmax((16, 131072), "bfloat16", device="h200").tier
         'cluster'
+        >>> str(jk.plan_softmax((4096, 1024), "float32", device="h200")).splitlines()[0]
+        'warp tier: 32 lanes a row, 4 rows a block, one read'
 
     Args:
         shape: shape of the operands, (..., cols), as they reach the kernel: the reduced axis last.
@@ -70,9 +72,7 @@ def plan_softmax(
         listed = ", ".join(map(repr, registry.OPERATIONS))
         raise ValueError(f"operation must be one of {listed}; got {operation!r}")
     validate.check_choice("tier", tier, validate.TIERS)
-    dtype_name = jnp.dtype(dtype).name
-    if dtype_name not in validate.DTYPES:
-        raise TypeError(f"dtype must be one of {', '.join(validate.DTYPES)}; got {dtype_name}")
+    dtype_name = validate.row_dtype("plan_softmax", dtype)
     shape = validate.as_shape("plan_softmax", "shape", shape)
     if any(dim < 0 for dim in shape):
         raise ValueError(f"shape must not have negative dimensions; got {shape}")
@@ -83,6 +83,27 @@ def plan_softmax(
         shifted=shifted,
     )
 
+
+def _text(self: SoftmaxPlan) -> str:
+    """A sentence, and the fields below it."""
+    if self.tier == "warp":
+        groups = self.block_threads // (32 if self.staged else self.lanes)
+        lanes = "1 lane" if self.lanes == 1 else f"{self.lanes} lanes"
+        about = f"{lanes} a row, {groups * self.rows_per_access} rows a block, one read"
+    else:
+        blocks = max(self.branches, self.cluster_blocks)
+        threads = f"{self.block_threads} threads a row"
+        share = threads if blocks == 1 else f"{blocks} blocks of {threads}"
+        in_registers = self.tier == "block" or self.few_rows
+        keeps = in_registers or self.one_launch or self.tier in ("block_smem", "cluster")
+        place = "registers" if in_registers else "shared memory"
+        once = keeps or self.tier == "stream" or (self.tier == "block_uncached" and self.leaf_turns)
+        kept = f", kept in {place}" if keeps else ""
+        about = f"{share}{kept}, {'one read' if once else 'up to two reads'}"
+    return f"{self.tier} tier: {about}\n{self!r}"
+
+
+SoftmaxPlan.__str__ = _text
 
 # Bytes of shared memory that every GPU with kernels has for a block, and more: such rows need no
 # scratch.

@@ -15,11 +15,13 @@ from jaxkernels._sgemm import default_algorithm
 from jaxkernels._sgemm.options import Options
 from jaxkernels.typing import Algorithm, Device, DeviceName
 
+_NAME = "plan_sgemm"
+
 
 def plan_sgemm(
-    m: int,
-    n: int,
-    k: int,
+    a_shape: Sequence[int] | int,
+    b_shape: Sequence[int] | int,
+    k: int | None = None,
     *,
     batch: int | Sequence[int] = (),
     trans_a: bool = False,
@@ -32,18 +34,22 @@ def plan_sgemm(
 ) -> SgemmPlan:
     """The launch plan of a matrix product on a GPU. Devices known by name need no GPU.
 
+    `plan_sgemm(m, n, k, batch=...)`, with sizes instead of shapes, works too.
+
     Example:
         >>> import jaxkernels as jk
-        >>> jk.plan_sgemm(4096, 4096, 4096, device="h200").block_m
+        >>> jk.plan_sgemm((4096, 4096), (4096, 4096), device="h200").block_m
         128
-        >>> jk.plan_sgemm(64, 4096, 4096, device="h200").split_k  # more blocks
+        >>> jk.plan_sgemm((64, 4096), (4096, 4096), device="h200").split_k  # else too few blocks
         4
+        >>> str(jk.plan_sgemm((64, 300), (300, 50), device="h200")).splitlines()[0]
+        'pipelined rung: 2 x 4 tiles of 32 x 16, 8 blocks of 128 threads'
 
     Args:
-        m: rows of the result.
-        n: columns of the result.
-        k: the contracted dimension.
-        batch: the number of products, or the batch dimensions.
+        a_shape: shape of a, (..., m, k), or (..., k, m) with `trans_a`.
+        b_shape: shape of b, (..., k, n), or (..., n, k) with `trans_b`. Batch dimensions broadcast.
+        k: the contracted dimension, after the sizes m and n.
+        batch: the number of products, or the batch dimensions; only with sizes.
         trans_a: a is stored as (k, m).
         trans_b: b is stored as (n, k).
         algorithm: "naive", "block_tile", "thread_tile", "warp_tile", "split_tile", "pipelined", "thin"
@@ -72,18 +78,29 @@ def plan_sgemm(
         * `pack_a`, `pack_b`, `pack_c`: elements that a thread moves at once.
 
     Raises:
-        TypeError: `device` is neither a name nor a device.
-        ValueError: a size is negative, device or algorithm is unknown, or the product is too large.
+        TypeError: shapes or sizes are not made of integers, or `device` is neither a name nor a device.
+        ValueError: shapes do not fit each other, a size is negative, device or algorithm is unknown, or
+            the product is too large.
     """
     validate.check_choice("algorithm", algorithm, validate.ALGORITHMS)
-    members = (batch,) if isinstance(batch, int) else tuple(batch)
-    if any(size < 0 for size in (m, n, k, *members)):
-        raise ValueError(f"sizes must not be negative; got {m=}, {n=}, {k=}, {batch=}")
-    a_shape = (*members, k, m) if trans_a else (*members, m, k)
-    b_shape = (*members, n, k) if trans_b else (*members, k, n)
+    if k is None:
+        if batch != ():
+            raise ValueError(f"{_NAME}: batch needs sizes, m, n and k; got shapes")
+        a = validate.as_shape(_NAME, "a_shape", a_shape)
+        b = validate.as_shape(_NAME, "b_shape", b_shape)
+    else:
+        members = (batch,) if isinstance(batch, int) else batch
+        m, n, k, *members = validate.as_shape(_NAME, "sizes", (a_shape, b_shape, k, *members))
+        a = (*members, k, m) if trans_a else (*members, m, k)
+        b = (*members, n, k) if trans_b else (*members, k, n)
+    if any(size < 0 for size in (*a, *b)):
+        raise ValueError(f"{_NAME}: sizes must not be negative; got shapes {a} and {b}")
+    if min(len(a), len(b)) >= 2:
+        rank = max(len(a), len(b))
+        a, b = ((*(1,) * (rank - len(x)), *x) for x in (a, b))
     return registry.cpu_module.plan_sgemm(
-        a_shape,
-        b_shape,
+        a,
+        b,
         bool(trans_a),
         bool(trans_b),
         devices.limits_of(device),
@@ -92,6 +109,20 @@ def plan_sgemm(
         aligned_b=bool(aligned_b),
         aligned_c=bool(aligned_c),
     )
+
+
+def _text(self: SgemmPlan) -> str:
+    """A sentence, and the fields below it."""
+    split = f", k split into {self.split_k}" if self.split_k > 1 else ""
+    launches = f", {self.launches} launches" if self.launches > 1 else ""
+    return (
+        f"{self.algorithm} rung: {self.tiles_m} x {self.tiles_n} tiles of "
+        f"{self.block_m} x {self.block_n}, {self.grid_blocks} blocks of {self.block_threads} threads"
+        f"{split}{launches}\n{self!r}"
+    )
+
+
+SgemmPlan.__str__ = _text
 
 
 class SgemmScheme(NamedTuple):

@@ -8,6 +8,7 @@ import pytest
 
 import jaxkernels as jk
 from jaxkernels import _cpu
+from jaxkernels._core import devices
 
 MAKERS = {
     "DeviceLimits": lambda: jk.DeviceLimits(
@@ -106,3 +107,115 @@ def test_texts_are_made_of_the_fields(make):
     assert len(fields) >= 9
     for name, text in fields.items():
         assert text == repr(getattr(value, name)), name
+
+
+SHAPE = (4096, 1024)
+ATTENTION = (4, 2048, 16, 64)
+SENTENCES = {
+    "warp": (
+        lambda: jk.plan_softmax(SHAPE, "float32", device="h200"),
+        "warp tier: 32 lanes a row, 4 rows a block, one read",
+    ),
+    "staged": (
+        lambda: jk.plan_softmax((4096, 7), "float32", device="h200"),
+        "warp tier: 1 lane a row, 128 rows a block, one read",
+    ),
+    "block": (
+        lambda: jk.plan_softmax((4096, 4096), "bfloat16", device="h200"),
+        "block tier: 64 threads a row, kept in registers, one read",
+    ),
+    "cluster": (
+        lambda: jk.plan_softmax((4096, 131072), "float32", device="h200", tier="cluster"),
+        r"cluster tier: \d+ blocks of \d+ threads a row, kept in shared memory, one read",
+    ),
+    "block_uncached": (
+        lambda: jk.plan_softmax(SHAPE, "float32", device="h200", tier="block_uncached"),
+        r"block_uncached tier: \d+ threads a row, up to two reads",
+    ),
+    "spread": (
+        lambda: jk.plan_softmax((4, 1 << 22), "float32", device="h200"),
+        r"spread tier: \d+ blocks of \d+ threads a row, up to two reads",
+    ),
+    "sgemm": (
+        lambda: jk.plan_sgemm((64, 4096), (4096, 4096), device="h200"),
+        "pipelined rung: 1 x 64 tiles of 64 x 64, 256 blocks of 256 threads, k split into 4",
+    ),
+    "linear": (
+        lambda: jk.plan_linear_cross_entropy((32768, 2560), (2560, 128256), "bfloat16"),
+        "8 chunks of 4096 rows: 3767511040 bytes beyond operands and results",
+    ),
+    "attention": (
+        lambda: jk.plan_attention(ATTENTION, ATTENTION, "float32", device="h200"),
+        "ffi attention: float32 products are ours, in full precision",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "sentence"), SENTENCES.values(), ids=SENTENCES)
+def test_a_printed_plan_begins_with_a_sentence(make, sentence):
+    plan = make()
+    said, fields = str(plan).split("\n")
+    assert re.fullmatch(sentence, said)
+    assert fields == repr(plan)
+
+
+def test_plans_of_shapes_are_those_of_sizes():
+    of = {"device": "h200"}
+    for flags in ({}, {"trans_a": True}, {"trans_b": True}):
+        a = (2, 300, 64) if "trans_a" in flags else (2, 64, 300)
+        b = (2, 50, 300) if "trans_b" in flags else (2, 300, 50)
+        assert jk.plan_sgemm(a, b, **flags, **of) == jk.plan_sgemm(
+            64, 50, 300, batch=2, **flags, **of
+        )
+    shared = jk.plan_sgemm((8, 4, 64, 300), (300, 50), **of)
+    assert shared == jk.plan_sgemm((8, 4, 64, 300), (1, 1, 300, 50), **of)
+    sizes = (32768, 2560, 50257, "float32")
+    for trans_w, w in ((False, (2560, 50257)), (True, (50257, 2560))):
+        flags = {"trans_w": trans_w, **of}
+        plan = jk.plan_linear_cross_entropy((8, 4096, 2560), w, "float32", **flags)
+        assert plan == jk.plan_linear_cross_entropy(*sizes, **flags)
+    smaller = jk.plan_linear_cross_entropy(*sizes, device="l4")
+    assert smaller.scratch_bytes != plan.scratch_bytes
+
+
+def test_names_of_devices():
+    for name, sms in (("L40S", 142), ("a10", 72), ("L4", 58), ("H20", 78), ("GH200", 132)):
+        assert devices.limits_of(name).sm_count == sms  # pyright: ignore[reportArgumentType]
+    assert devices.limits_of("H200") == devices.limits_of("h200")  # pyright: ignore[reportArgumentType]
+    assert jk.plan_softmax(SHAPE, "float32", device="B200").tier == "warp"  # pyright: ignore[reportArgumentType]
+
+
+WRONG = {
+    "shape": (lambda: jk.plan_softmax(5, "float32"), TypeError, r"shape .*; got 5; write \(5,\)"),  # pyright: ignore[reportArgumentType]
+    "dtype": (
+        lambda: jk.plan_softmax(SHAPE, "fp32"),  # pyright: ignore[reportArgumentType]
+        *(TypeError, "dtype must be one of float32, bfloat16, float16, float64; got 'fp32'"),
+    ),
+    "t4": (
+        lambda: jk.plan_softmax(SHAPE, "float32", device="T4"),  # pyright: ignore[reportArgumentType]
+        *(ValueError, "'T4' has compute capability 7.5, and kernels need 8.0"),
+    ),
+    "a_shape": (lambda: jk.plan_sgemm(4, 4), TypeError, "a_shape must be a sequence of integers"),
+    "sizes": (lambda: jk.plan_sgemm(4.0, 4, 4), TypeError, r"sizes .* got \(4\.0, 4, 4\)"),  # pyright: ignore[reportArgumentType]
+    "k": (lambda: jk.plan_sgemm((4, 5), (6, 7)), ValueError, r"contracted .*\(4, 5\).*\(6, 7\)"),
+    "vector": (lambda: jk.plan_sgemm((4,), (4, 7)), ValueError, "rank of at least 2"),
+    "batch": (lambda: jk.plan_sgemm((4, 5), (5, 7), batch=2), ValueError, "batch needs sizes"),
+    "w_shape": (
+        lambda: jk.plan_linear_cross_entropy((4, 5), (6, 7), "float32"),
+        *(ValueError, r"x_shape must be .* and w_shape \(H, V\); got \(4, 5\) and \(6, 7\)"),
+    ),
+    "linear dtype": (
+        lambda: jk.plan_linear_cross_entropy(4, 5, 6),
+        *(TypeError, "dtype must be one of .*; got None"),
+    ),
+    "query_shape": (
+        lambda: jk.plan_attention(4, ATTENTION, "float32"),  # pyright: ignore[reportArgumentType]
+        *(TypeError, "query_shape must be a sequence of integers; got 4"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "error", "text"), WRONG.values(), ids=WRONG)
+def test_errors_of_plans(call, error, text):
+    with pytest.raises(error, match=text):
+        call()

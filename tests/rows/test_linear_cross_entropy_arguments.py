@@ -236,6 +236,7 @@ def test_plans_cover_all_rows_within_the_bound(rows, dtype, max_bytes):
     ids=lambda v: str(v),
 )
 def test_errors_of_plans(wrong, error, text):
-    arguments = {"rows": 1000, "features": 8, "classes": 100, "dtype": "float32", **wrong}
+    sizes = {"rows": 1000, "features": 8, "classes": 100, "dtype": "float32"}
+    sizes, options = sizes | wrong, {x: wrong[x] for x in wrong if x not in sizes}
     with pytest.raises(error, match=text):
-        jk.plan_linear_cross_entropy(**arguments)
+        jk.plan_linear_cross_entropy(*list(sizes.values())[:4], **options)

@@ -51,7 +51,7 @@ def wrong() -> None:
     jaxkernels.flax.dot_product_attention(q, q, q, implementation="cudnn")  # pyright: ignore[reportArgumentType]
     jk.plan_softmax((4, 4), "float23")  # pyright: ignore[reportArgumentType]
     jk.plan_softmax((4, 4), "float32", operation="softmax")  # pyright: ignore[reportArgumentType]
-    jk.plan_softmax((4, 4), "float32", device="h20")  # pyright: ignore[reportArgumentType]
+    jk.plan_softmax((4, 4), "float32", device="h2o")  # pyright: ignore[reportArgumentType]
     jk.plan_softmax((4, 4), "float32", tier="wrap")  # pyright: ignore[reportArgumentType]
     jk.plan_sgemm(4, 4, 4, device="H200")  # pyright: ignore[reportArgumentType]
     jk.plan_sgemm(4, 4, 4, algorithm="tiled")  # pyright: ignore[reportArgumentType]
