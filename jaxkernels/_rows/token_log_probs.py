@@ -93,8 +93,8 @@ def token_log_probs(
     Args:
         logits: array of shape (..., V, ...), as for `cross_entropy`.
         ids: the token, or action, of each row: integers of any dtype, of the shape of logits without
-            `axis` or broadcasting against it. A negative id leaves its row out: its log-probability and
-            its gradient are 0.
+            `axis` or broadcasting against it. A negative id leaves its row out: its log-probability,
+            its entropy and their gradients are 0, whatever the logits are.
         axis: the axis of the tokens.
         where: mask of bool that broadcasts against logits. Tokens where it is False are excluded, and
             have the log-probability -inf.
@@ -125,6 +125,7 @@ def token_log_probs(
     label = loss_arguments.ids(name, "ids", ids, given, x)
     calls = kernels.Calls(tier or "auto", implementation, return_entropy)
     measures, _ = calls.measures(calls.leaving_out(x, label < 0), label)
-    # A difference is 0 where the loss is, not -0.
-    log_probs = jnp.squeeze(0 - jnp.where(label >= 0, measures[..., :1], 0), -1)
-    return (log_probs, jnp.squeeze(measures[..., 2:3], -1)) if return_entropy else log_probs
+    # What a row that is left out holds, be it NaN, reaches neither result.
+    shown = jnp.where(label >= 0, measures, 0)
+    log_probs = 0 - shown[..., 0]  # 0 where the loss is, not -0
+    return (log_probs, shown[..., 2]) if return_entropy else log_probs

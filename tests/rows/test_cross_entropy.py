@@ -160,15 +160,23 @@ def test_rows_that_are_left_out_do_no_harm(implementation, options, reduction):
 
 @pytest.mark.parametrize("implementation", [None, "xla"])
 def test_tokens_that_are_left_out_do_no_harm(implementation):
-    x = cases.logits("normal", 3, 33, "float32")
-    x[1] = np.nan
+    x = cases.logits("normal", 5, 33, "float32")
+    x[1], x[2], x[3, 4] = np.nan, -np.inf, np.inf
+    label = np.array([4, -1, -7, -1, 7])
+
+    def both(x):
+        return jk.token_log_probs(x, label, return_entropy=True, implementation=implementation)
 
     def total(x):
-        return jnp.sum(jk.token_log_probs(x, np.array([4, -1, 7]), implementation=implementation))
+        return jnp.sum(both(x)[0]) + jnp.sum(jnp.sin(both(x)[1]))
 
-    dx = jax.grad(total)(x)
-    assert (dx[1] == 0).all()
-    assert (dx[::2] != 0).all()
+    (_, entropy), tangents = jax.jvp(both, (x,), (np.ones_like(x),))
+    dx, twice = jax.grad(total)(x), jax.jvp(jax.grad(total), (x,), (x**0,))[1]
+    for y in (*both(x), *tangents, dx, twice):
+        assert (y[1:4] == 0).all()
+        assert np.isfinite(y).all()
+    assert (entropy[::4] > 0.1).all()
+    assert (dx[::4] != 0).all()
 
 
 def test_a_batch_without_labels():

@@ -335,7 +335,8 @@ def test_token_log_probs():
     def by_hand(x):
         log_p = jax.nn.log_softmax(x / 0.7)
         at_id = jnp.take_along_axis(log_p, np.maximum(LABEL, 0)[..., None], -1)[..., 0]
-        return jnp.where(COUNTED, at_id, 0), -jnp.sum(jnp.exp(log_p) * log_p, -1)
+        entropy = -jnp.sum(jnp.exp(log_p) * log_p, -1)
+        return jnp.where(COUNTED, at_id, 0), jnp.where(COUNTED, entropy, 0)
 
     def of_kernels(x):
         return jk.token_log_probs(x, LABEL, temperature=0.7, return_entropy=True)

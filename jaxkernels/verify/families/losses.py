@@ -119,8 +119,9 @@ class TokenLosses:
         truth, shapes = _truth(problem, operands, alike), _result_shapes(problem)
         loss, measures = truth.loss(), truth.measures()
         found = {"y": Bounded(_sign(problem) * loss.value, loss.limit)}
-        for i, name in ((1, "lse"), (2, "entropy")):
-            found[name] = Bounded(*(a[:, i : i + 1] for a in measures))
+        shows = _shows_entropy(problem, truth)
+        found["lse"] = Bounded(*(a[:, 1:2] for a in measures))
+        found["entropy"] = Bounded(*(np.where(shows, a[:, 2:3], 0) for a in measures))
         if problem.derivative == "jvp":
             found |= _tangents(problem, operands, truth)
             shapes |= {f"d{name}": shape for name, shape in shapes.items()}
@@ -200,8 +201,11 @@ def _gradients(problem: Problem, operands: Arrays, truth: Losses) -> dict[str, B
     """Of what is active, for the cotangents given."""
     none = np.zeros(truth.members)
     of_loss = truth.to_rows(operands["t"]) * _sign(problem)
-    others = (truth.to_rows(operands.get(name, none)) for name in ("t_lse", "t_entropy"))
-    gradient = truth.gradient(truth.cotangents(of_loss, *others), of_loss)
+    of_lse, of_entropy = (
+        truth.to_rows(operands.get(name, none)) for name in ("t_lse", "t_entropy")
+    )
+    of_entropy = of_entropy * _shows_entropy(problem, truth)
+    gradient = truth.gradient(truth.cotangents(of_loss, of_lse, of_entropy), of_loss)
     dx = truth.through_scaling(gradient, problem.dtype)
     where = operands.get("where", np.ones(1, bool))
     found = {
@@ -225,6 +229,7 @@ def _tangents(problem: Problem, operands: Arrays, truth: Losses) -> dict[str, Bo
     found = {}
     for place, name in enumerate(("y", "lse", "entropy")):
         given = [np.full((len(moved), 1), float(i == place)) for i in range(3)]
+        given[2] = given[2] * _shows_entropy(problem, truth)
         cotangents = truth.cotangents(given[0] * _sign(problem), given[1], given[2])
         value, limit = truth.tangent(cotangents, moved * logits.slope)
         if not logits.is_given:
@@ -235,6 +240,11 @@ def _tangents(problem: Problem, operands: Arrays, truth: Losses) -> dict[str, Bo
         is_summed = name == "y" and problem.options["reduction"] != "none"
         found[f"d{name}"] = truth.summed(of_rows) if is_summed else of_rows
     return found
+
+
+def _shows_entropy(problem: Problem, truth: Losses) -> np.ndarray:
+    """Rows whose entropy is given; for others token_log_probs gives 0."""
+    return (truth.label >= 0)[:, None] | (problem.operation != "token_log_probs")
 
 
 def _sign(problem: Problem) -> int:
