@@ -84,7 +84,13 @@ def are_xlas(a: jax.Array, b: jax.Array, preferred_element_type: Any) -> bool:
     return wanted != jnp.float32 or not widens
 
 
-def xlas_precision(a: jax.Array, b: jax.Array, precision: Any = None) -> Any:
+def check_precision(precision: Any) -> None:
+    """Raises ValueError for a precision that float32 products do not have."""
+    if "64" in str(precision):
+        raise ValueError(f"products of float32 are in float32; got precision={precision!r}")
+
+
+def xlas_precision(a: jax.Array, b: jax.Array, precision: Any) -> Any:
     """The precision of XLA's product: the highest for float32 operands, whatever they are to become."""
     both = a.dtype == jnp.float32 and b.dtype == jnp.float32
     return jax.lax.Precision.HIGHEST if both else precision

@@ -29,6 +29,7 @@ def matmul(
     a: ArrayLike,
     b: ArrayLike,
     *,
+    precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     out_sharding: Any = None,
     algorithm: Algorithm | None = None,
@@ -53,6 +54,8 @@ def matmul(
     Args:
         a: array of shape (..., m, k), or (k,).
         b: array of shape (..., k, n), or (k,). Leading dimensions broadcast.
+        precision: as for `jnp.matmul`. It changes no float32 product, and "F64_F64_F64", which asks for
+            more, is an error. Products that `other_dtypes` passes to XLA use it.
         preferred_element_type: None or float32. With float32, operands can be float16 and bfloat16: they
             are widened, which is exact, and multiplied in float32.
         out_sharding: sharding of the result on a mesh with explicit axes, as for `jnp.matmul`.
@@ -75,8 +78,8 @@ def matmul(
     Raises:
         TypeError: the operands are not float32 (or 16-bit with `preferred_element_type`), or not
             arrays.
-        ValueError: shapes do not fit, `algorithm` or `implementation` is unknown, or an `algorithm` is
-            given for XLA's product.
+        ValueError: shapes do not fit, `precision` is unsuitable, `algorithm` or `implementation` is
+            unknown, or an `algorithm` is given for XLA's product.
         NotImplementedError: `implementation="ffi"` and there is no kernel. For a platform without
             kernels it is raised when the program is lowered.
 
@@ -99,7 +102,8 @@ def matmul(
         kernels are ours (ffi/sgemm/README.md).
     """
     return _matmul(
-        a, b, preferred_element_type, out_sharding, algorithm, implementation, other_dtypes
+        *(a, b, precision, preferred_element_type, out_sharding),
+        *(algorithm, implementation, other_dtypes),
     )
 
 
@@ -107,6 +111,7 @@ def matmul(
 def _matmul(
     a: ArrayLike,
     b: ArrayLike,
+    precision: Any,
     preferred_element_type: DTypeLike | None,
     out_sharding: Any,
     algorithm: Algorithm | None,
@@ -124,8 +129,10 @@ def _matmul(
         return highest(a, b)
     widens = checks.takes_other_dtypes(other_dtypes, algorithm, implementation)
     if widens and checks.are_xlas(a, b, preferred_element_type):
-        return reference(a, b, precision=checks.xlas_precision(a, b))
-    jax.eval_shape(highest, a, b)  # raises what jnp.matmul raises for bad shapes
+        return reference(a, b, precision=checks.xlas_precision(a, b, precision))
+    checks.check_precision(precision)
+    # Raises what jnp.matmul raises for bad shapes, or for no precision at all.
+    jax.eval_shape(functools.partial(reference, precision=precision), a, b)
     a, b = checks.as_float32("matmul", a, b, preferred_element_type, widens)
     if a.ndim <= 2 or b.ndim <= 2:
         # At most one operand has batch dimensions; they become free ones.
@@ -240,8 +247,7 @@ def _dot_general(
     widens = checks.takes_other_dtypes(other_dtypes, algorithm, implementation)
     if widens and checks.are_xlas(lhs, rhs, preferred_element_type):
         return reference(lhs, rhs, precision=checks.xlas_precision(lhs, rhs, precision))
-    if "64" in str(precision):
-        raise ValueError(f"products of float32 are in float32; got precision={precision!r}")
+    checks.check_precision(precision)
     # Raises what lax.dot_general raises for bad dimensions, or for no precision at all.
     jax.eval_shape(functools.partial(reference, precision=precision), lhs, rhs)
     lhs, rhs = checks.as_float32("dot_general", lhs, rhs, preferred_element_type, widens)

@@ -35,6 +35,7 @@ CALLS = {
         A.astype(jnp.bfloat16), B.astype(jnp.float16), preferred_element_type=jnp.float32
     ),
     "matmul-xla": lambda: jk.matmul(A, B, implementation="xla"),
+    "matmul-precision": lambda: jk.matmul(A, B, precision="high"),
     "matmul-rung": lambda: jk.matmul(A, B, algorithm="warp_tile"),
     "dot_general": lambda: jk.dot_general(A, B, DOT),
     "dot_general-lists": lambda: jk.dot_general(A, B, [[[1], [0]], [[], []]]),
@@ -135,6 +136,8 @@ BAD_CALLS = {
     "matmul-algorithm": lambda: jk.matmul(A, B, algorithm="fastest"),
     "matmul-algorithm-list": lambda: jk.matmul(A, B, algorithm=["naive"]),
     "matmul-implementation": lambda: jk.matmul(A, B, implementation="cublas"),
+    "matmul-precision": lambda: jk.matmul(A, B, precision="sloppy"),
+    "matmul-precision-64": lambda: jk.matmul(A, B, precision="F64_F64_F64"),
     "dot_general-shapes": lambda: jk.dot_general(A, A, DOT),
     "dot_general-dims": lambda: jk.dot_general(A, B, (((7,), (0,)), ((), ()))),
     "dot_general-precision": lambda: jk.dot_general(A, B, DOT, "sloppy"),
