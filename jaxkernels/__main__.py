@@ -7,8 +7,10 @@ if a result is wrong or a CUDA device has no kernels, and 0 otherwise.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
+from collections.abc import Sequence
 
 import jax
 
@@ -61,12 +63,19 @@ def _has_cuda_device() -> bool:
         return False
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
     """Prints the report.
+
+    Args:
+        arguments: those of the command line: none but --help.
 
     Returns:
         The exit code.
     """
+    form = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(
+        "python -m jaxkernels", description=__doc__, formatter_class=form
+    ).parse_args(arguments)
     _print_versions()
     live = _print_targets()
     start = time.perf_counter()
@@ -86,4 +95,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -222,9 +222,10 @@ def _operands(
     """The operands that make logits, by name, and the type of these. A vector x is a matrix of one row."""
     x, w = validate.as_array(_NAME, "x", x), validate.as_array(_NAME, "w", w)
     if x.dtype != w.dtype or x.dtype.name not in validate.DTYPES:
+        remedy = ". Write w.astype(x.dtype)" if x.dtype.name in validate.DTYPES else ""
         raise TypeError(
             f"{_NAME}: x and w must have one dtype of {', '.join(validate.DTYPES)}; got {x.dtype} and "
-            f"{w.dtype}"
+            f"{w.dtype}{remedy}"
         )
     if logits_dtype is not None and x.dtype == jnp.float64:
         raise ValueError(f"{_NAME}: logits_dtype={logits_dtype!r} is narrower than x, float64")

@@ -32,8 +32,12 @@ def lower_kernel(
     require_kernel: bool,
     **attributes: Any,
 ) -> Any:
-    del require_kernel
     name = kernel.primitive.name
+    if require_kernel and platform == "cpu" and tier != "auto":
+        raise NotImplementedError(
+            f'implementation="ffi" and tier={tier!r}: tiers are of GPU kernels, and {name} is lowered for '
+            "platform 'cpu'. Drop tier="
+        )
     shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
     several = kernel.primitive.multiple_results
     if kernel.stores > 0 and shapes[0][-1] == 0:  # what nothing sums to needs no kernel

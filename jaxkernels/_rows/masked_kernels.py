@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxkernels._core import compat
 from jaxkernels._core.registry import UNBOUNDED
@@ -62,8 +63,14 @@ def band_of(causal: bool, window: Window, *, from_end: bool) -> Band:
 
     Raises:
         TypeError: `window` is not None, an integer or a pair of integers.
-        ValueError: `window` is negative.
+        ValueError: `window` is negative, or `causal` is an array.
     """
+    if np.ndim(causal) > 0:
+        name = "causal" if from_end else "is_causal"
+        raise ValueError(
+            f"{name} must be True or False; got an array of shape {np.shape(causal)}. A mask of your own "
+            "is mask="
+        )
     left = right = None
     if window is not None:
         pair = window if isinstance(window, (tuple, list)) else (window, window)

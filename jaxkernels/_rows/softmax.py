@@ -90,8 +90,8 @@ def softmax(
         tier: selects a GPU kernel for measurements: "warp", "block", "block_smem", "cluster" (compute
             capability 9.0 and later, and code compiled for it), "block_uncached" or "spread". None
             lets the plan choose (see `plan_softmax`). "spread" needs a program for one device that is
-            not exported; otherwise the plan chooses. It has no effect on a CPU, nor if the axis is
-            sharded.
+            not exported; otherwise the plan chooses. It has no effect if the axis is sharded, nor on a
+            CPU, where it is an error with `implementation="ffi"`.
         implementation: None uses a kernel if there is one, "ffi" raises an error if there is none,
             "xla" calls `jax.nn.softmax`.
 
@@ -207,7 +207,14 @@ def _apply(
     why_not = validate.why_no_row_kernel(dtype, axis)
     if why_not:
         validate.check_needs_no_kernel(algorithm.name, why_not, implementation, tier)
-        return algorithm.jax_nn(x, axis, where)
+        try:
+            return algorithm.jax_nn(x, axis, where)
+        except TypeError as error:
+            if dtype != jnp.bool_:
+                raise
+            raise TypeError(
+                f"{algorithm.name}: x must be numbers; got bool. Write x.astype(jnp.float32)"
+            ) from error
 
     mask = None if where is None else validate.as_mask(algorithm.name, "where", where)
     validate.broadcast_all(algorithm.name, x=x, where=mask)

@@ -16,10 +16,7 @@ import numpy as np
 
 from jaxkernels._core import validate
 
-_ALTERNATIVES = (
-    ". jax.numpy.matmul multiplies every dtype, and .astype(jnp.float32) makes an operand one for "
-    "these kernels"
-)
+_HALVES = ("float32", "bfloat16", "float16")
 
 
 def as_operands(function: str, a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
@@ -40,21 +37,17 @@ def as_float32(
     preferred = None if preferred_element_type is None else jnp.dtype(preferred_element_type)
     if preferred is not None and preferred != jnp.float32:
         raise TypeError(
-            f"{function}: preferred_element_type must be None or float32; got {preferred.name}"
-            f"{_ALTERNATIVES}"
+            f"{function}: preferred_element_type must be None or float32; got {preferred.name}. Pass "
+            f"float32, and write .astype(jnp.{preferred.name}) behind the product"
         )
     dtypes = (a.dtype.name, b.dtype.name)
-    served = ("float32",) if preferred is None else ("float32", "bfloat16", "float16")
-    if not all(name in served for name in dtypes):
-        asked = (
-            '. Pass other_dtypes="xla" to let XLA handle other dtypes (useful in Flax layers), or '
-            "preferred_element_type=jnp.float32 to widen float16 and bfloat16"
-            if preferred is None
-            else ""
-        )
+    if not all(name in (("float32",) if preferred is None else _HALVES) for name in dtypes):
+        remedy = "Write .astype(jnp.float32)"
+        if all(name in _HALVES for name in dtypes):
+            remedy = "Pass preferred_element_type=jnp.float32"
         raise TypeError(
-            f"{function}: operands must be {' or '.join(served)}; got {dtypes[0]} and {dtypes[1]}"
-            f"{asked}{_ALTERNATIVES}"
+            f"{function}: operands must be float32; got {dtypes[0]} and {dtypes[1]}. {remedy}, or "
+            'other_dtypes="xla" for XLA\'s product of these dtypes'
         )
     return a.astype(jnp.float32), b.astype(jnp.float32)
 
@@ -100,7 +93,8 @@ def check_float32(function: str, argument: str, x: jax.Array) -> None:
     """Raises TypeError unless the array is float32."""
     if x.dtype != jnp.float32:
         raise TypeError(
-            f"{function}: {argument} must be float32; got {x.dtype.name}{_ALTERNATIVES}"
+            f"{function}: {argument} must be float32; got {x.dtype.name}. "
+            f"Write {argument}.astype(jnp.float32)"
         )
 
 

@@ -64,7 +64,8 @@ def matmul(
             one of the last three that a model of times predicts to be the fastest. "thin" serves small
             k, and few rows or columns. "tensor" multiplies pairs of float16 on the tensor cores of
             compute capability 9.0, within the same error bound. It uses scratch of the size of both
-            operands, and of partial results if k is split (see `plan_sgemm`).
+            operands, and of partial results if k is split (see `plan_sgemm`). Without a kernel, as on
+            a CPU, it has no effect, and is an error with `implementation="ffi"`.
         implementation: "ffi" requires a kernel, "xla" is XLA's product at highest precision, None
             chooses.
         other_dtypes: None refuses operands that are not float32. "xla" widens operands whose promoted

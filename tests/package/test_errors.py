@@ -2,6 +2,7 @@
 
 import itertools
 
+import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -92,10 +93,93 @@ def test_numpy_dtypes_that_jax_does_not_have(name, function):
             function(SWAPPED.astype("i8").astype(dtype))
 
 
-@both
-def test_bool_x(function):
-    with pytest.raises(TypeError):
-        function(jnp.ones((2, 3), bool))
+HALF = X.astype(jnp.bfloat16)
+TRIANGLE = np.tril(np.ones((3, 3), bool))
+REMEDIES = {
+    # a call, its error, and what its text has to contain: what was given, and what to write instead
+    "softmax-bool": (
+        lambda: jk.softmax(X > 0),
+        *(TypeError, r"^softmax: x must be numbers; got bool\. Write x\.astype\(jnp\.float32\)$"),
+    ),
+    "log_softmax-bool": (
+        lambda: jk.log_softmax(X > 0),
+        TypeError,
+        "^log_softmax: x must be numbers",
+    ),
+    "causal-array": (
+        lambda: jk.scaled_masked_softmax(X[:3, :3], causal=TRIANGLE),  # pyright: ignore[reportArgumentType]
+        *(ValueError, r"^causal must be True or False; got an array of shape \(3, 3\)\. .* mask=$"),
+    ),
+    "is_causal-array": (
+        lambda: jk.dot_product_attention(Q, Q, Q, is_causal=TRIANGLE),  # pyright: ignore[reportArgumentType]
+        *(
+            ValueError,
+            r"^is_causal must be True or False; got an array of shape \(3, 3\)\. .* mask=$",
+        ),
+    ),
+    "flax-is_causal-array": (
+        lambda: jk.flax.dot_product_attention(Q, Q, Q, is_causal=jnp.asarray(TRIANGLE)),  # pyright: ignore[reportArgumentType]
+        *(
+            ValueError,
+            r"^is_causal must be True or False; got an array of shape \(3, 3\)\. .* mask=$",
+        ),
+    ),
+    "matmul-16": (
+        lambda: jk.matmul(HALF, X.T),
+        *(
+            TypeError,
+            "must be float32; got bfloat16 and float32. Pass preferred_element_type=.*xla",
+        ),
+    ),
+    "matmul-int": (
+        lambda: jk.matmul(X.astype(int), X.T),
+        *(
+            TypeError,
+            r"must be float32; got int32 and float32. Write \.astype\(jnp\.float32\), or .*xla",
+        ),
+    ),
+    "matmul-preferred": (
+        lambda: jk.matmul(HALF, HALF.T, preferred_element_type=jnp.bfloat16),
+        *(TypeError, r"got bfloat16. Pass float32, and write \.astype\(jnp\.bfloat16\)"),
+    ),
+    "sgemm-16": (
+        lambda: jk.sgemm(X, HALF.T),
+        *(TypeError, r"sgemm: b must be float32; got bfloat16. Write b\.astype\(jnp\.float32\)"),
+    ),
+    "linear-w": (
+        lambda: jk.linear_cross_entropy(HALF, X.T, np.zeros(4, int)),
+        *(TypeError, r"got bfloat16 and float32\. Write w\.astype\(x\.dtype\)"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "error", "text"), REMEDIES.values(), ids=REMEDIES)
+def test_errors_name_what_to_write(call, error, text):
+    with pytest.raises(error, match=text):
+        call()
+
+
+@pytest.mark.skipif(cases.ON_GPU, reason="there is the tier")
+def test_a_tier_that_a_cpu_does_not_have():
+    """Without effect, unless a kernel is insisted on."""
+    rows = {
+        "softmax": jk.softmax,
+        "logsumexp": jk.logsumexp,
+        "scores": jk.scaled_masked_softmax,
+        "cross_entropy": lambda x, **options: jk.cross_entropy(x, np.zeros(4, int), **options),
+    }
+    for name, function in rows.items():
+        assert np.array_equal(function(X, tier="warp"), function(X)), name
+        for of in (function, jax.grad(lambda x, f=function, **o: jnp.sum(f(x, **o)))):
+            with pytest.raises(
+                NotImplementedError, match=r"tier='warp'.*platform 'cpu'. Drop tier="
+            ):
+                of(X, tier="warp", implementation="ffi")
+    assert np.array_equal(jk.matmul(X, X.T, algorithm="naive"), jk.matmul(X, X.T))
+    with pytest.raises(
+        NotImplementedError, match="no kernel of jaxkernels_sgemm for platform 'cpu'"
+    ):
+        jk.matmul(X, X.T, algorithm="naive", implementation="ffi")
 
 
 @both

@@ -30,6 +30,16 @@ def test_report():
         assert "not live: jaxkernels._cuda was not built" in stdout
 
 
+def test_help_runs_nothing(capsys):
+    for arguments, code, said in ((["--help"], 0, "exit code"), (["--verbose"], 2, "unrecognized")):
+        with pytest.raises(SystemExit) as ended:
+            main_module.main(arguments)
+        assert ended.value.code == code
+        printed = capsys.readouterr()
+        assert said in printed.out + printed.err
+        assert "Devices" not in printed.out
+
+
 def test_a_wrong_result_is_reported(monkeypatch, capsys):
     right = _selfcheck.Check("cpu", "float32", "auto", "softmax_fwd", error=0.5, bound=1.0)
     wrong = dataclasses.replace(right, error=2.0)
