@@ -131,6 +131,7 @@ def dot_product_attention(
         * linen's layer passes only the arguments whose names it finds in the signature. A wrapper that
           takes `**kwargs` gets none of them, not even the mask: use `functools.wraps` or
           `functools.partial`.
+        * To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
 
     References:
         Signatures and meaning: Flax 0.12, flax/linen/attention.py and flax/nnx/nn/attention.py.

@@ -156,6 +156,7 @@ def linear_cross_entropy(
         * If rows are sharded, the sums of the gradients of w and bias cross the network. If classes are
           sharded, devices exchange one maximum and three sums per row (six sums with smoothing or
           entropy), and the sum of the gradient of x. Forward mode gathers w.
+        * To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
 
     References:
         Wijmans et al., "Cut your losses in large-vocabulary language models", 2024, arXiv:2411.09009,

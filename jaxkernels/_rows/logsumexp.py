@@ -106,6 +106,7 @@ def logsumexp(
         * The derivative with respect to a factor b_j is exp(a_j) over the sum, also if b_j is 0 (`jax.nn.logsumexp`
           has 0 there). It is 0 in a sum that is 0 as a whole.
         * Reverse mode stores the input and one number per row.
+        * To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
 
     References:
         P. Blanchard, D. J. Higham and N. J. Higham, "Accurately computing the log-sum-exp and softmax

@@ -43,6 +43,7 @@ def softmax_cross_entropy_with_integer_labels(
 
     Notes:
         A label that is out of range gives NaN. Values are computed in float32 or wider and rounded once.
+        To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
     """
     name = "softmax_cross_entropy_with_integer_labels"
     x = _floating(name, logits)
@@ -90,6 +91,7 @@ def softmax_cross_entropy(
     Notes:
         A label of 0 contributes 0. optax returns NaN for a label of 0 with the logit -inf, except in
         `safe_softmax_cross_entropy`.
+        To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
     """
     name = "softmax_cross_entropy"
     x = _floating(name, logits)
@@ -119,6 +121,9 @@ def safe_softmax_cross_entropy(logits: ArrayLike, labels: ArrayLike) -> jax.Arra
     Raises:
         TypeError: logits are not floating.
         ValueError: labels do not broadcast against logits.
+
+    Notes:
+        To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
     """
     return softmax_cross_entropy(logits, labels)
 

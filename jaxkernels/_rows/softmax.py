@@ -180,6 +180,8 @@ def log_softmax(
         Forward mode computes `dy = dx - sum(exp(y) * dx)`. 16-bit types store x instead, because
         exp(y) of a rounded y errs by |y| eps.
 
+        To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
+
         float32 and float64 results stay accurate near 0: `jk.log_softmax([0, -20.7])[0]` is -1.0e-9;
         jax.nn returns 0.
 

@@ -114,6 +114,7 @@ def token_log_probs(
 
     Notes:
         The notes of `cross_entropy` with the reduction "none" apply.
+        To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
     """
     name = "token_log_probs"
     validate.check_row_options(implementation, tier)

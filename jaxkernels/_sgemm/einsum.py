@@ -64,6 +64,7 @@ def einsum(
 
     Notes:
         Outside of `jax.jit` a call costs the host the time of jnp.einsum, ten times that of `matmul`.
+        To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
     """
     return compat.einsum(
         _product,
@@ -108,6 +109,9 @@ def tensordot(
 
     Raises:
         TypeError, ValueError: as jnp.tensordot, and for more precision than float32 has.
+
+    Notes:
+        To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
     """
     validate.check_static(axes=axes)
     return _tensordot(a, b, _as_integers(axes), precision, preferred_element_type, out_sharding)

@@ -207,6 +207,7 @@ def dot_general(
         * On a mesh with explicit axes, XLA's product runs if a sharded dimension would have to be merged.
         * `nn.remat` and `jax.checkpoint` save the products of such layers with the policies of
           `jaxkernels.checkpoint_policies`.
+        * To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
     """
     validate.check_static(dimension_numbers=dimension_numbers)
     (contract, batch) = dimension_numbers

@@ -72,6 +72,9 @@ def sgemm(
             given without c, `algorithm` or `implementation` is unknown, or an `algorithm` is given for
             XLA's product.
         NotImplementedError: as for `matmul`.
+
+    Notes:
+        To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
     """
     alpha = checks.as_factor("alpha", alpha)
     beta = checks.as_factor("beta", beta)

@@ -1,6 +1,7 @@
 """jax.export: serialised programs, for this and for other platforms."""
 
 import functools
+import inspect
 import warnings
 
 import cases
@@ -26,6 +27,18 @@ def test_the_checks_name_every_target():
     ours = {target for targets in registry.TARGETS.values() for target in targets}
     assert named == ours | set(cudnn.TARGETS)
     assert len(CHECKS) == len(named)
+
+
+def test_docstrings_name_the_checks():
+    """Of all functions that lower to a custom call."""
+    others = {"export_checks", "patch_jax_nn", "patch_optax"}
+    functions = [getattr(jk, name) for name in jk.__all__ if name not in others]
+    functions = [
+        f for f in functions if inspect.isfunction(f) and not f.__name__.startswith("plan")
+    ]
+    functions += [jk.flax.dot_product_attention, *(getattr(jk.optax, x) for x in jk.optax.__all__)]
+    assert len(functions) > 15
+    assert [f.__name__ for f in functions if "export_checks()" not in inspect.getdoc(f)] == []
 
 
 @both
