@@ -176,6 +176,7 @@ def linear_cross_entropy(
     loss_arguments.check_range("label_smoothing", label_smoothing, 0.0, 1.0)
     given, logits = _operands(x, w, bias, trans_w, logits_dtype)
     label_array = loss_arguments.as_labels(_NAME, "labels", labels)
+    loss_arguments.check_are_labels(_NAME, "labels", label_array, logits)
     if not jnp.issubdtype(label_array.dtype, jnp.integer):
         raise TypeError(
             f"{_NAME}: labels must be integers; got {label_array.dtype}. For "

@@ -150,6 +150,26 @@ def as_labels(name: str, argument: str, value: Any) -> jax.Array:
     return validate.as_array(name, argument, value)
 
 
+def check_are_labels(name: str, argument: str, given: jax.Array, logits: Any) -> None:
+    """Raises for labels that are something else: one-hot integers, ids in floats, or the logits.
+
+    What only fails to fit is left to the checks of shapes.
+    """
+    shape, is_integer = np.shape(logits), jnp.issubdtype(given.dtype, jnp.integer)
+    found = (
+        f"{name}: {argument} are {given.dtype} of shape {given.shape}, logits have shape {shape}. "
+    )
+    if is_integer and given.ndim and given.shape == shape:
+        raise ValueError(f"{found}For one-hot {argument} write {argument}.argmax(axis)")
+    if not jnp.issubdtype(given.dtype, jnp.floating):
+        return
+    if given.ndim > len(shape) and jnp.issubdtype(jnp.result_type(logits), jnp.integer):
+        raise ValueError(f"{found}The logits come first")
+    of_rows = given.shape in [(*shape[:i], *shape[i + 1 :]) for i in range(len(shape))]
+    if of_rows and given.ndim > 0 and given.shape != shape[1:]:  # these broadcast, as probabilities
+        raise TypeError(f"{found}Classes are integers: write {argument}.astype(jnp.int32)")
+
+
 def ids(name: str, argument: str, value: Any, given: jax.Array, x: Logits) -> jax.Array:
     """Labels as the kernels take them: int32, negative for none, the number of classes for too large.
 

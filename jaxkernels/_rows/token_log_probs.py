@@ -120,8 +120,11 @@ def token_log_probs(
     validate.check_row_options(implementation, tier)
     validate.check_static(axis=axis, return_entropy=return_entropy)
     given = loss_arguments.as_labels(name, "ids", ids)
+    loss_arguments.check_are_labels(name, "ids", given, logits)
     if not jnp.issubdtype(given.dtype, jnp.integer):
-        raise TypeError(f"{name}: ids must be integers; got {given.dtype}")
+        raise TypeError(
+            f"{name}: ids must be integers; got {given.dtype}. Write ids.astype(jnp.int32)"
+        )
     x = loss_arguments.rows_of_logits(name, logits, axis, where, logit_soft_cap, temperature)
     label = loss_arguments.ids(name, "ids", ids, given, x)
     calls = kernels.Calls(tier or "auto", implementation, return_entropy)

@@ -146,6 +146,36 @@ REMEDIES = {
         lambda: jk.sgemm(X, HALF.T),
         *(TypeError, r"sgemm: b must be float32; got bfloat16. Write b\.astype\(jnp\.float32\)"),
     ),
+    "float-labels": (
+        lambda: jk.cross_entropy(X, np.zeros(4, "f")),
+        *(TypeError, r"labels are float32 of shape \(4,\).* write labels\.astype\(jnp\.int32\)$"),
+    ),
+    "float-ids": (
+        lambda: jk.token_log_probs(X, np.zeros(4, "f")),
+        *(TypeError, r"ids are float32 of shape \(4,\).* write ids\.astype\(jnp\.int32\)$"),
+    ),
+    "float-id": (lambda: jk.token_log_probs(X[0], 1.0), TypeError, r"ids\.astype\(jnp\.int32\)$"),
+    "linear-float-labels": (
+        lambda: jk.linear_cross_entropy(X, X.T, np.zeros(4, "f")),
+        *(TypeError, r"labels must be integers; got float32\. For probabilities"),
+    ),
+    "one-hot-labels": (
+        lambda: jk.cross_entropy(X, np.eye(4, 8, dtype=int)),
+        *(ValueError, r"labels are int32 of shape \(4, 8\).* write labels\.argmax\(axis\)$"),
+    ),
+    "one-hot-ids": (
+        lambda: jk.token_log_probs(X.T, np.eye(8, 4, dtype=int), axis=0),
+        *(ValueError, r"For one-hot ids write ids\.argmax\(axis\)$"),
+    ),
+    "linear-one-hot": (
+        lambda: jk.linear_cross_entropy(X, X.T, np.eye(4, dtype=int)),
+        *(ValueError, r"For one-hot labels write labels\.argmax\(axis\)$"),
+    ),
+    "swapped": (
+        lambda: jk.cross_entropy(np.zeros(4, int), X),
+        *(ValueError, r"labels are float32 of shape \(4, 8\), .* \(4,\)\. The logits come first$"),
+    ),
+    "swapped-ids": (lambda: jk.token_log_probs(np.zeros(4, int), X), ValueError, "come first$"),
     "linear-w": (
         lambda: jk.linear_cross_entropy(HALF, X.T, np.zeros(4, int)),
         *(TypeError, r"got bfloat16 and float32\. Write w\.astype\(x\.dtype\)"),

@@ -31,7 +31,7 @@ def test_the_checks_name_every_target():
 
 def test_docstrings_name_the_checks():
     """Of all functions that lower to a custom call."""
-    others = {"export_checks", "patch_jax_nn", "patch_optax"}
+    others = {"default_algorithm", "export_checks", "patch_jax_nn", "patch_optax"}
     functions = [getattr(jk, name) for name in jk.__all__ if name not in others]
     functions = [
         f for f in functions if inspect.isfunction(f) and not f.__name__.startswith("plan")
