@@ -1,5 +1,5 @@
 # How the row kernels of the CPU (JK_SIMD_SOURCES) are vectorised: by the compiler, once for each
-# instruction set that a machine may have, chosen when the module is loaded. One binary serves every
+# instruction set that a machine may have, chosen when a function is called. One binary serves every
 # x86-64 machine.
 
 set(JK_SIMD_FLAGS -fopenmp-simd -fno-math-errno -fno-trapping-math -fno-signed-zeros)
@@ -16,28 +16,20 @@ if(JK_HAS_PREFER_VECTOR_WIDTH)
   list(APPEND JK_SIMD_FLAGS -mprefer-vector-width=512)
 endif()
 
-# Function multiversioning needs the loader's indirect functions (Linux with glibc) and a compiler
-# that knows these names (GCC 12; Clang 17, but not of templates); elsewhere the one target of the
-# build is used.
-set(JK_CLONES "\"arch=x86-64-v4\",\"arch=x86-64-v3\",\"default\"")
-function(jk_check_clones declaration argument result)
-  set(CMAKE_REQUIRED_FLAGS -Werror)
-  check_cxx_source_compiles("
-    #include <stdlib.h>
-    #ifndef __GLIBC__
-    #error needs glibc
-    #endif
-    ${declaration} __attribute__((target_clones(${JK_CLONES}))) int f(${argument} x) { return x + 1; }
-    int main(int argc, char**) { return f(argc); }" ${result})
-endfunction()
-jk_check_clones("" int JK_HAS_TARGET_CLONES)
-jk_check_clones("template <typename T>" T JK_HAS_CLONES_OF_TEMPLATES)
+# Versions of a function need a compiler that knows these names (GCC 12; Clang 17); elsewhere the one
+# target of the build is used.
+check_cxx_source_compiles("
+  __attribute__((target(\"arch=x86-64-v3\"))) int f(int x) { return x + 1; }
+  __attribute__((target(\"arch=x86-64-v4\"))) int g(int x) { return x + 2; }
+  int main(int argc, char**) { return __builtin_cpu_supports(\"x86-64-v4\") ? g(argc) : f(argc); }"
+  JK_HAS_X86_LEVELS)
 
 set_source_files_properties(${JK_SIMD_SOURCES} PROPERTIES COMPILE_OPTIONS "${JK_SIMD_FLAGS}")
-if(JK_HAS_TARGET_CLONES)
-  set_property(SOURCE ${JK_SIMD_SOURCES} APPEND PROPERTY COMPILE_DEFINITIONS
-               "JK_TARGET_CLONES=${JK_CLONES}")
-endif()
-if(JK_HAS_CLONES_OF_TEMPLATES)
-  set_property(SOURCE ${JK_SIMD_SOURCES} APPEND PROPERTY COMPILE_DEFINITIONS JK_CLONES_TEMPLATES)
+if(JK_HAS_X86_LEVELS)
+  set_property(SOURCE ${JK_SIMD_SOURCES} ffi/rows/cpu/kernels.cc APPEND PROPERTY COMPILE_DEFINITIONS
+               JK_X86_LEVELS)
+  # JAX itself wants AVX, so that few machines run this one: it is made to compile fast.
+  target_sources(jk_cpu PRIVATE ffi/rows/cpu/kernels_baseline.cc)
+  set_source_files_properties(ffi/rows/cpu/kernels_baseline.cc PROPERTIES
+    COMPILE_OPTIONS "${JK_SIMD_FLAGS};-O1" COMPILE_DEFINITIONS JK_BASELINE)
 endif()

@@ -13,30 +13,43 @@
 #include <limits>
 #include <type_traits>
 
-// Inlined into every version of a multiversioned function, and compiled for its instruction set.
+// Inlined into every version of a function (OnThisMachine), and compiled for its instruction set.
 #define JK_INLINE __attribute__((always_inline)) inline
 // The same for a lambda; stands behind its parameters.
 #define JK_INLINE_LAMBDA __attribute__((always_inline))
 
-// Compiled once for each instruction set of JK_TARGET_CLONES (cmake/JaxKernelsSimd.cmake), of which
-// one is chosen when the module is loaded. Such functions are small: in large ones the compiler
-// keeps too little of a loop in registers, and takes twice as long.
-// f32 softmax of 47 columns, ns per element: all operations in one 0.62, short rows in one 0.50
-//
-// JK_MULTIVERSION is for templates. Clang makes versions of plain functions alone: there what runs
-// all operations of a storage type is one, JK_MULTIVERSION_OF_ALL.
-#if defined(JK_TARGET_CLONES) && defined(JK_CLONES_TEMPLATES)
-#define JK_MULTIVERSION __attribute__((target_clones(JK_TARGET_CLONES), noinline))
-#define JK_MULTIVERSION_OF_ALL
-#elif defined(JK_TARGET_CLONES)
-#define JK_MULTIVERSION JK_INLINE
-#define JK_MULTIVERSION_OF_ALL __attribute__((target_clones(JK_TARGET_CLONES)))
-#else
-#define JK_MULTIVERSION
-#define JK_MULTIVERSION_OF_ALL
-#endif
-
 namespace jaxkernels {
+
+// The versions of a JK_INLINE function. Such functions are small: in large ones the compiler keeps
+// too little of a loop in registers, and takes twice as long.
+// f32 softmax of 47 columns, ns per element: all operations in one 0.62, short rows in one 0.50
+template <auto kBody>
+struct Versions;
+template <typename... Args, void (*kBody)(Args...)>
+struct Versions<kBody> {
+#ifdef JK_X86_LEVELS
+  __attribute__((target("arch=x86-64-v4"), noinline)) static void V4(Args... args) {
+    kBody(args...);
+  }
+  __attribute__((target("arch=x86-64-v3"), noinline)) static void V3(Args... args) {
+    kBody(args...);
+  }
+#else
+  __attribute__((noinline)) static void Plain(Args... args) { kBody(args...); }
+#endif
+};
+
+// Calls a JK_INLINE function in the version for the instruction set of this machine. With
+// JK_X86_LEVELS (cmake/JaxKernelsSimd.cmake) that is at least x86-64-v3: RunRows sees to it.
+template <auto kBody, typename... Args>
+JK_INLINE void OnThisMachine(const Args&... args) {
+#ifdef JK_X86_LEVELS
+  if (__builtin_cpu_supports("x86-64-v4")) return Versions<kBody>::V4(args...);
+  Versions<kBody>::V3(args...);
+#else
+  Versions<kBody>::Plain(args...);
+#endif
+}
 
 struct BFloat16 {
   uint16_t bits;

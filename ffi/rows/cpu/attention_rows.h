@@ -135,7 +135,8 @@ JK_INLINE void RunSharedSegment(const RowCall& call, const RowRange& range, Load
   if (range.step == FirstStep(call.operation, call.dtype)) {
     segments[s].sees = load(row, columns, first + at, second + at, results + at);
   }
-  RunWide(Inputs<Op>{first, Op::kInputs == 2 ? second : nullptr}, cols, range, {}, results);
+  const Inputs<Op> in = {first, Op::kInputs == 2 ? second : nullptr};
+  OnThisMachine<RunWide<Op>>(in, cols, range, RowEnds<Op>{}, results);
   if (range.step != RowStep::kResults) return;
   const bool sees = std::any_of(segments, segments + count, [](const auto& of) { return of.sees; });
   finish(end - begin, first + at, results + at);
@@ -170,7 +171,7 @@ static_assert(ReducesAs<ForwardOfLoaded<float>>(Operation::kMaskedSoftmaxForward
               "operations.h says otherwise");
 
 template <typename T, typename Result>
-JK_MULTIVERSION void RunAttentionForwardAs(const RowCall& call, const RowRange& range) {
+JK_INLINE void RunAttentionForwardAs(const RowCall& call, const RowRange& range) {
   using C = CpuComputeType<T>;
   using Op = ForwardOfLoaded<T>;
   const RowArrays& all = call.arrays;
@@ -203,13 +204,13 @@ template <typename T>
 JK_INLINE void RunAttentionForward(const RowCall& call, const RowRange& range) {
   if constexpr (std::is_same_v<T, float>) {
     if (call.result_dtype == DType::kBFloat16) {
-      return RunAttentionForwardAs<T, BFloat16>(call, range);
+      return OnThisMachine<RunAttentionForwardAs<T, BFloat16>>(call, range);
     }
     if (call.result_dtype == DType::kFloat16) {
-      return RunAttentionForwardAs<T, Float16>(call, range);
+      return OnThisMachine<RunAttentionForwardAs<T, Float16>>(call, range);
     }
   }
-  RunAttentionForwardAs<T, T>(call, range);
+  OnThisMachine<RunAttentionForwardAs<T, T>>(call, range);
 }
 
 template <typename C>
@@ -219,7 +220,7 @@ JK_INLINE void ScaleGradient(const C* y, int64_t n, C scale, C* dx) {
 }
 
 template <typename T>
-JK_MULTIVERSION void RunAttentionGrad(const RowCall& call, const RowRange& range) {
+JK_INLINE void RunAttentionGrad(const RowCall& call, const RowRange& range) {
   using C = CpuComputeType<T>;
   using Op = SoftmaxGrad<C>;
   const RowArrays& all = call.arrays;

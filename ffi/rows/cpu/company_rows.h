@@ -32,6 +32,9 @@ namespace jaxkernels {
 inline constexpr int64_t kMostCompanyCols = 512;
 template <typename Op>
 constexpr int64_t CompanyCols() {
+#ifdef JK_BASELINE
+  return 0;
+#endif
   if (Op::kInputs == 1 || !std::is_same_v<typename Op::Storage, typename Op::C>) {
     return kMostCompanyCols;
   }
@@ -272,8 +275,8 @@ JK_INLINE void RunCompanyGroup(const Inputs<Op>& in, int64_t cols, const RowEnds
 }
 
 template <typename Op, int kVectors>
-JK_MULTIVERSION void RunCompanyOf(const Inputs<Op>& in, int64_t cols, const RowRange& range,
-                                  const RowEnds<Op>& ends, typename Op::Storage* out) {
+JK_INLINE void RunCompanyOf(const Inputs<Op>& in, int64_t cols, const RowRange& range,
+                            const RowEnds<Op>& ends, typename Op::Storage* out) {
   for (int64_t row = range.begin; row < range.end; row += kLanes) {
     const int64_t count = std::min(kLanes, range.end - row);
     typename Op::Storage* const to = Op::kStoresElements ? out + row * cols : nullptr;
@@ -287,11 +290,11 @@ JK_INLINE void RunCompany(const Inputs<Op>& in, int64_t cols, const RowRange& ra
                           const RowEnds<Op>& ends, typename Op::Storage* out) {
   if constexpr (kVectors > 1) {
     if (CeilDiv(cols, kLanes) == kVectors) {
-      return RunCompanyOf<Op, kVectors>(in, cols, range, ends, out);
+      return OnThisMachine<RunCompanyOf<Op, kVectors>>(in, cols, range, ends, out);
     }
     RunCompany<Op, kVectors - 1>(in, cols, range, ends, out);
   } else {
-    RunCompanyOf<Op, 0>(in, cols, range, ends, out);
+    OnThisMachine<RunCompanyOf<Op, 0>>(in, cols, range, ends, out);
   }
 }
 

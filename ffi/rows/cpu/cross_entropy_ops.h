@@ -117,9 +117,8 @@ JK_INLINE void TakeLanes(const RowEnds<Op>& ends, int64_t first, int64_t count,
 
 // The gradients of weight * loss, from the statistics of rows and the numbers that they take.
 template <typename Op>
-JK_MULTIVERSION void MakeGradients(const LogitRows& of, const RowEnds<Op>& ends,
-                                   const int32_t* labels, int64_t first, int64_t count,
-                                   int64_t cols, LogitGradients* to) {
+JK_INLINE void MakeGradients(const LogitRows& of, const RowEnds<Op>& ends, const int32_t* labels,
+                             int64_t first, int64_t count, int64_t cols, LogitGradients* to) {
   double taken[4][kLanes];
   TakeLanes(ends, first, count, taken);
 #pragma omp simd
@@ -154,8 +153,8 @@ JK_MULTIVERSION void MakeGradients(const LogitRows& of, const RowEnds<Op>& ends,
 // The gradients from what was kept of rows, and the cotangents of lse - x_l, of lse, of the entropy
 // and of mean (lse - x).
 template <typename Op>
-JK_MULTIVERSION void MakeGradients(const RowEnds<Op>& ends, int64_t first, int64_t count,
-                                   LogitGradients* to) {
+JK_INLINE void MakeKeptGradients(const RowEnds<Op>& ends, int64_t first, int64_t count,
+                                 LogitGradients* to) {
   double taken[11][kLanes];
   TakeLanes(ends, first, count, taken);
 #pragma omp simd
@@ -233,9 +232,10 @@ template <typename Op>
 JK_INLINE void MakeGradientsOf(const LogitCall<Op>& on, const LogitRows& rows, int64_t first,
                                int64_t count, LogitGradients* gradients) {
   if constexpr (Op::kSums == 0) {
-    MakeGradients(on.ends, first, count, gradients);
+    OnThisMachine<MakeKeptGradients<Op>>(on.ends, first, count, gradients);
   } else {
-    MakeGradients(rows, on.ends, on.call.labels, first, count, on.cols, gradients);
+    OnThisMachine<MakeGradients<Op>>(rows, on.ends, on.call.labels, first, count, on.cols,
+                                     gradients);
   }
 }
 

@@ -86,7 +86,7 @@ JK_INLINE void StoreStatistics(const LogitCall<Op>& on, int64_t row,
 
 // Rows of a range, or one segment of a row that threads share, in one of two steps.
 template <typename Op>
-JK_MULTIVERSION void RunWideLogits(const RowCall& call, const RowRange& range) {
+JK_INLINE void RunWideLogits(const RowCall& call, const RowRange& range) {
   using C = typename Op::C;
   const LogitCall<Op> on = {call};
   const int64_t cols = on.cols, segment_count = SegmentCount(cols);
@@ -140,9 +140,9 @@ template <typename Op>
 JK_INLINE void RunCrossEntropy(const RowCall& call, const RowRange& range) {
   static_assert(MatchesTable<Op>(), "operations.h says otherwise");
   if (call.arrays.cols <= kNarrowLogits<Op> && call.part == Part::kWhole) {
-    RunNarrowLogits<Op>(call, range.begin, range.end);
+    OnThisMachine<RunNarrowLogits<Op>>(call, range.begin, range.end);
   } else {
-    RunWideLogits<Op>(call, range);
+    OnThisMachine<RunWideLogits<Op>>(call, range);
   }
 }
 

@@ -23,6 +23,9 @@ RowStep FirstStep(Operation operation, DType dtype) {
 }
 
 void RunRows(const RowCall& call, const RowRange& range) {
+#ifdef JK_X86_LEVELS
+  if (!__builtin_cpu_supports("x86-64-v3")) return RunRowsOfBaseline(call, range);
+#endif
   switch (call.dtype) {
     case DType::kFloat32:
       return RunRowsOf<DType::kFloat32>(call, range);

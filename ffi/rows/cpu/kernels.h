@@ -62,6 +62,9 @@ void RunRows(const RowCall& call, const RowRange& range);
 template <DType kDType>
 void RunRowsOf(const RowCall& call, const RowRange& range);
 
+// The same for all storage types, on x86-64 machines that have no AVX2.
+void RunRowsOfBaseline(const RowCall& call, const RowRange& range);
+
 }  // namespace jaxkernels
 
 #endif  // JAXKERNELS_ROWS_CPU_KERNELS_H_

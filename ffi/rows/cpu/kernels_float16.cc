@@ -1,17 +1,10 @@
 #include "rows/cpu/run_operation.h"
 
 namespace jaxkernels {
-namespace {
-
-JK_MULTIVERSION_OF_ALL void Run(const RowCall& call, const RowRange& range) {
-  RunOperation<Float16>(call, range);
-}
-
-}  // namespace
 
 template <>
 void RunRowsOf<DType::kFloat16>(const RowCall& call, const RowRange& range) {
-  Run(call, range);
+  RunOperation<Float16>(call, range);
 }
 
 }  // namespace jaxkernels

@@ -149,7 +149,7 @@ JK_INLINE void MakeGradientColumns(const LogitGradients& of, const double* term_
 }
 
 template <typename Op>
-JK_MULTIVERSION void RunNarrowLogits(const RowCall& call, int64_t begin, int64_t end) {
+JK_INLINE void RunNarrowLogits(const RowCall& call, int64_t begin, int64_t end) {
   using T = typename Op::Storage;
   using C = typename Op::C;
   const LogitCall<Op> on = {call};

@@ -172,8 +172,8 @@ JK_INLINE const T* Padded(const T* from, int64_t left, int64_t size, T* to) {
 }
 
 template <typename Op>
-JK_MULTIVERSION void RunNarrow(const Inputs<Op>& in, int64_t cols, const RowRange& range,
-                               const RowEnds<Op>& ends, typename Op::Storage* out) {
+JK_INLINE void RunNarrow(const Inputs<Op>& in, int64_t cols, const RowRange& range,
+                         const RowEnds<Op>& ends, typename Op::Storage* out) {
   using T = typename Op::Storage;
   constexpr int64_t kMostElements = kLanes * kNarrowCols<Op>;
   const int64_t all = range.end * cols, size = kLanes * cols;

@@ -136,8 +136,8 @@ JK_INLINE void RunWideRows(const Inputs<Op>& in, int64_t cols, const RowRange& r
 }
 
 template <typename Op>
-JK_MULTIVERSION void RunWide(const Inputs<Op>& in, int64_t cols, const RowRange& range,
-                             const RowEnds<Op>& ends, typename Op::Storage* out) {
+JK_INLINE void RunWide(const Inputs<Op>& in, int64_t cols, const RowRange& range,
+                       const RowEnds<Op>& ends, typename Op::Storage* out) {
   using T = typename Op::Storage;
   using C = typename Op::C;
   if constexpr (Op::kKeepsTerm && std::is_same_v<T, C>) {
@@ -162,12 +162,15 @@ JK_INLINE void RunRange(const RowArrays& rows, const RowRange& range, const RowE
   using T = typename Op::Storage;
   const Inputs<Op> in = {static_cast<const T*>(rows.in[0]), static_cast<const T*>(rows.in[1])};
   if (rows.cols < kLanes || (in_company && rows.cols <= kNarrowCols<Op>)) {
-    RunNarrow(in, rows.cols, range, ends, static_cast<T*>(rows.out));
-  } else if (in_company && rows.cols <= kCompanyCols<Op>) {
-    RunCompany(in, rows.cols, range, ends, static_cast<T*>(rows.out));
-  } else {
-    RunWide(in, rows.cols, range, ends, static_cast<T*>(rows.out));
+    OnThisMachine<RunNarrow<Op>>(in, rows.cols, range, ends, static_cast<T*>(rows.out));
+    return;
   }
+  if constexpr (kCompanyCols<Op> > 0) {
+    if (in_company && rows.cols <= kCompanyCols<Op>) {
+      return RunCompany(in, rows.cols, range, ends, static_cast<T*>(rows.out));
+    }
+  }
+  OnThisMachine<RunWide<Op>>(in, rows.cols, range, ends, static_cast<T*>(rows.out));
 }
 
 }  // namespace jaxkernels

@@ -51,7 +51,7 @@ JK_INLINE void FinishRow(const Inputs<Op>& in, int64_t cols, const typename Op::
 }
 
 template <typename Op>
-JK_MULTIVERSION void RunPart(const RowCall& call, int64_t begin, int64_t end) {
+JK_INLINE void RunPart(const RowCall& call, int64_t begin, int64_t end) {
   using T = typename Op::Storage;
   const int64_t cols = call.arrays.cols;
   const Inputs<Op> in = {static_cast<const T*>(call.arrays.in[0]),
@@ -70,7 +70,7 @@ JK_MULTIVERSION void RunPart(const RowCall& call, int64_t begin, int64_t end) {
 
 // As above for the forward operation on attention scores: a row that sees nothing is zero.
 template <typename T>
-JK_MULTIVERSION void RunAttentionForwardPart(const RowCall& call, int64_t begin, int64_t end) {
+JK_INLINE void RunAttentionForwardPart(const RowCall& call, int64_t begin, int64_t end) {
   using C = CpuComputeType<T>;
   using Op = ForwardOfLoaded<T>;
   const int64_t cols = call.arrays.cols;
@@ -93,7 +93,7 @@ JK_MULTIVERSION void RunAttentionForwardPart(const RowCall& call, int64_t begin,
 }
 
 template <typename T>
-JK_MULTIVERSION void RunAttentionGradPart(const RowCall& call, int64_t begin, int64_t end) {
+JK_INLINE void RunAttentionGradPart(const RowCall& call, int64_t begin, int64_t end) {
   using C = CpuComputeType<T>;
   using Op = SoftmaxGrad<C>;
   const int64_t cols = call.arrays.cols;

@@ -23,7 +23,7 @@ JK_INLINE void RunPlain(const RowCall& call, const RowRange& range) {
   if (call.part == Part::kWhole) {
     RunRange<Op>(call.arrays, range, {call.scalars_in, call.scalars_out});
   } else {
-    RunPart<Op>(call, range.begin, range.end);
+    OnThisMachine<RunPart<Op>>(call, range.begin, range.end);
   }
 }
 
@@ -57,9 +57,10 @@ JK_INLINE void RunOperation(const RowCall& call, const RowRange& range) {
     case Operation::kMaskedSoftmaxForward:
     case Operation::kBiasedSoftmaxForward:
       return whole ? RunAttentionForward<T>(call, range)
-                   : RunAttentionForwardPart<T>(call, begin, end);
+                   : OnThisMachine<RunAttentionForwardPart<T>>(call, begin, end);
     case Operation::kMaskedSoftmaxGrad:
-      return whole ? RunAttentionGrad<T>(call, range) : RunAttentionGradPart<T>(call, begin, end);
+      return whole ? OnThisMachine<RunAttentionGrad<T>>(call, range)
+                   : OnThisMachine<RunAttentionGradPart<T>>(call, begin, end);
   }
 }
 

@@ -1,0 +1,19 @@
+// For x86-64 machines below x86-64-v3: correct, and nothing more.
+#include "rows/cpu/run_operation.h"
+
+namespace jaxkernels {
+
+void RunRowsOfBaseline(const RowCall& call, const RowRange& range) {
+  switch (call.dtype) {
+    case DType::kFloat32:
+      return RunOperation<float>(call, range);
+    case DType::kBFloat16:
+      return RunOperation<BFloat16>(call, range);
+    case DType::kFloat16:
+      return RunOperation<Float16>(call, range);
+    case DType::kFloat64:
+      return RunOperation<double>(call, range);
+  }
+}
+
+}  // namespace jaxkernels
