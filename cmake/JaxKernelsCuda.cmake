@@ -1,9 +1,10 @@
 # Decides whether the CUDA module is built, by which compiler and for which GPUs.
 #
-# In:  JK_CUDA, JK_CUDA_RELEASE, JK_PYPI_CUDA, CMAKE_CUDA_ARCHITECTURES
-# Out: JK_HAVE_CUDA, JK_CUDA_SOURCES, JK_NVCC_FLAGS, CMAKE_CUDA_ARCHITECTURES
+# In:  JK_CUDA, JK_CUDA_RELEASE, JK_PYPI_CUDA, CMAKE_CUDA_ARCHITECTURES, Python_EXECUTABLE
+# Out: JK_HAVE_CUDA, JK_WHY_NO_CUDA, JK_CUDA_SOURCES, JK_NVCC_FLAGS, CMAKE_CUDA_ARCHITECTURES
 
 set(JK_HAVE_CUDA FALSE)
+set(JK_WHY_NO_CUDA "")  # what `python -m jaxkernels` says
 
 # The one list of CUDA sources. Templates are instantiated in several launch*.cu files, so that they
 # compile side by side.
@@ -29,11 +30,27 @@ if(NOT JK_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "JK_CUDA must be AUTO, ON or OFF, got '${JK_CUDA}'")
 endif()
 if(JK_CUDA STREQUAL "OFF")
+  set(JK_WHY_NO_CUDA "JK_CUDA=OFF at build time")
+  return()
+endif()
+
+# Architectures are named, all of a release, or those of the GPUs that the driver finds.
+set(is_named FALSE)
+set(capabilities)
+if(JK_CUDA_RELEASE OR JK_PYPI_CUDA OR DEFINED CMAKE_CUDA_ARCHITECTURES OR NOT "$ENV{CUDAARCHS}" STREQUAL "")
+  set(is_named TRUE)
+endif()
+if(NOT JK_CUDA_RELEASE AND NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND "$ENV{CUDAARCHS}" STREQUAL "")
+  execute_process(COMMAND ${Python_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/compute_capabilities.py
+                  OUTPUT_VARIABLE gpus ERROR_QUIET)
+  string(REGEX MATCHALL "[0-9]+\\.[0-9]+" capabilities "${gpus}")
+endif()
+if(JK_CUDA STREQUAL "AUTO" AND NOT is_named AND NOT capabilities)
+  set(JK_WHY_NO_CUDA "no GPU was found at build time")
   return()
 endif()
 
 if(JK_PYPI_CUDA)
-  find_package(Python 3.11 REQUIRED COMPONENTS Interpreter)
   execute_process(
     COMMAND ${Python_EXECUTABLE} -c
             "from importlib.util import find_spec as f; print(*f('nvidia').submodule_search_locations, sep=';')"
@@ -53,14 +70,11 @@ endif()
 
 # Before the language is enabled, because CMake would choose the compiler's default otherwise.
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND "$ENV{CUDAARCHS}" STREQUAL "")
-  execute_process(COMMAND nvidia-smi --query-gpu=compute_cap --format=csv,noheader
-                  OUTPUT_VARIABLE gpus RESULT_VARIABLE status ERROR_QUIET)
-  string(REGEX MATCHALL "[0-9]+\\.[0-9]+" capabilities "${gpus}")
   if(JK_CUDA_RELEASE)
     # Code for 8.0 runs on all of 8.x, for 10.0 on 10.3, for 12.0 on 12.1. With 8.6, 8.9 and PTX too
     # a wheel has 44 MB instead of 26.
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 100-real 120-real)
-  elseif(status EQUAL 0 AND capabilities)
+  elseif(capabilities)
     # CMake's "native" would give Hopper code without its warpgroup products, which 90a has.
     list(REMOVE_DUPLICATES capabilities)
     set(CMAKE_CUDA_ARCHITECTURES)
@@ -88,5 +102,5 @@ elseif(JK_CUDA STREQUAL "ON")
     "variable CUDACXX, or set JK_PYPI_CUDA=1 to take the compiler from PyPI; JK_CUDA=OFF builds "
     "without CUDA.")
 else()
-  message(STATUS "No CUDA compiler: the CUDA module is left out")
+  set(JK_WHY_NO_CUDA "no CUDA compiler (nvcc) was found at build time")
 endif()

@@ -36,6 +36,7 @@ NB_MODULE(_cpu, module) {
   module.def("registrations", &Registrations, "FFI target name -> capsule of its handler.");
   module.def("ffi_api_version", &FfiApiVersion,
              "(major, minor) of the XLA FFI headers that this module was compiled with.");
+  module.attr("WHY_NO_CUDA") = JK_WHY_NO_CUDA;  // empty if the CUDA module was built
   BindSoftmaxPlan(module);
   BindSgemmPlan(module);
 }

@@ -195,6 +195,8 @@ class SgemmPlan:
 UNBOUNDED: int
 # Batch dimensions that a product may have, where they broadcast by turns.
 MAX_BATCH_DIMS: int
+# Why the build left the CUDA module out; empty if it did not.
+WHY_NO_CUDA: str
 
 def registrations() -> dict[str, Any]: ...
 def ffi_api_version() -> tuple[int, int]: ...

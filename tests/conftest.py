@@ -49,8 +49,8 @@ def gpu(device):
     """The device under test, if it is a GPU that runs this package's kernels."""
     if device.platform != "gpu":
         skip_or_fail(f"JAX's default device is {device}")
-    if not jaxkernels._core.registry.has_cuda_module():
-        skip_or_fail("jaxkernels was built without CUDA")
+    if not jaxkernels._core.registry.has_kernels("cuda"):
+        skip_or_fail(jaxkernels._core.registry.why_no_kernels("cuda"))
     return device
 
 

@@ -44,10 +44,8 @@ def limits_of(device: DeviceName | Device | None) -> DeviceLimits:
 
 
 def default_device() -> DeviceName | Device:
-    """The first CUDA device, or the name of an H200 on a machine without one."""
+    """The first CUDA device; the name of an H200 without one, or without kernels for it."""
     if not registry.has_cuda_module():
         return DEFAULT
-    try:
-        return jax.local_devices(backend="cuda")[0]
-    except RuntimeError:
-        return DEFAULT
+    devices = registry.cuda_devices()
+    return devices[0] if devices and registry.has_kernels("cuda") else DEFAULT

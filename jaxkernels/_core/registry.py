@@ -1,8 +1,8 @@
 """Loads the extension modules and hands their targets to XLA.
 
 Owns: which targets exist, on which platform they are live, and why not. Importing it registers; it
-never initialises a JAX backend (only `status` asks JAX for its devices). Must not know: what a
-target computes.
+never initialises a JAX backend (`status`, and what a lowering rule asks for CUDA, look for devices).
+Must not know: what a target computes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import hashlib
 import importlib
 import importlib.metadata
 import platform as python_platform
+import re
 import warnings
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import jax
 import numpy as np
@@ -114,15 +116,15 @@ def _load_cpu() -> ModuleType:
         ) from error
 
 
-def _load_cuda() -> tuple[ModuleType | None, str]:
+def _load_cuda(why_not_built: str) -> tuple[ModuleType | None, str]:
     """The CUDA module, or None and the reason."""
     name = "jaxkernels._cuda"
     try:
         return importlib.import_module(name), ""
     except ModuleNotFoundError as error:
-        if error.name != name:
-            return None, f"{name} cannot be imported: {error}"
-        return None, f"{name} was not built (no CUDA compiler was found, or JK_CUDA=OFF)"
+        if error.name == name:
+            return None, f"jaxkernels was built without CUDA ({why_not_built})"
+        return None, f"{name} cannot be imported: {error}"
     except ImportError as error:
         return None, f"{name} cannot be imported: {error}"
 
@@ -193,7 +195,7 @@ class RowOperation:
 
 
 cpu_module = _load_cpu()
-cuda_module, _why_no_cuda = _load_cuda()
+cuda_module, _why_no_cuda = _load_cuda(cpu_module.WHY_NO_CUDA)
 _running_version = compat.running_ffi_api_version()
 _register(cpu_module, "cpu", _running_version)
 if cuda_module is not None:
@@ -216,16 +218,84 @@ def has_cuda_module() -> bool:
     return cuda_module is not None
 
 
+def registered_platforms() -> tuple[str, ...]:
+    """The platforms whose targets are registered, by JAX's names; says nothing about devices being there."""
+    return ("cpu", "cuda") if has_cuda_module() else ("cpu",)
+
+
+def has_code_for(capability: str, architectures: str) -> bool:
+    """Whether a GPU runs what was compiled for some architectures.
+
+    Machine code runs on its own major version, from its minor version on; that of "90a" on 9.0 alone, that of
+    "100f" like that of "100". PTX ("-virtual") runs on all later versions.
+
+    Args:
+        capability: the compute capability of the GPU, e.g. "9.0".
+        architectures: names in CMake's spelling, e.g. "90a-real 80-virtual". One that is no number, such as
+            "all", counts as code for every GPU.
+    """
+    major, minor = map(int, capability.split("."))
+    for name in architectures.split():
+        found = re.fullmatch(r"(\d+)(\d)([af]?)(-real|-virtual)?", name)
+        if found is None:
+            return True
+        of_major, of_minor, feature, kind = int(found[1]), int(found[2]), found[3], found[4]
+        if (major, minor) == (of_major, of_minor):
+            return True
+        if feature != "a" and major == of_major and minor > of_minor:
+            return True
+        if not feature and kind != "-real" and (major, minor) > (of_major, of_minor):
+            return True
+    return False
+
+
+def cuda_devices() -> list[Any]:
+    """The CUDA devices of this process. Initialises JAX's backends."""
+    try:
+        return jax.local_devices(backend="cuda")
+    except RuntimeError:
+        return []
+
+
+@functools.cache  # once per process: a program is lowered many times
+def _why_no_code() -> str:
+    """The reason why the CUDA module runs on no GPU of this process; empty if it does, or there is no GPU."""
+    if cuda_module is None:
+        return _why_no_cuda
+    architectures = cuda_module.architectures()
+    for device in cuda_devices():
+        if not has_code_for(device.compute_capability, architectures):
+            return (
+                f"the CUDA kernels of jaxkernels are compiled for {architectures}, not for the "
+                f"{device.device_kind} (compute capability {device.compute_capability})"
+            )
+    return ""
+
+
+def _remedy() -> str:
+    """How to build for the GPUs of this process, or for an H100 or H200 if it has none."""
+    versions = [tuple(map(int, d.compute_capability.split("."))) for d in cuda_devices()] or [
+        (9, 0)
+    ]
+    if min(versions) < (8, 0):
+        return "GPUs below compute capability 8.0 are not supported"
+    names = [f"{major}{minor}{'a' * (major >= 9)}-real" for major, minor in dict.fromkeys(versions)]
+    return f"Reinstall jaxkernels with JK_CUDA=ON CUDAARCHS='{';'.join(names)}'"
+
+
 def has_kernels(platform: str) -> bool:
-    """Whether the targets are registered for a platform, by JAX's lower-case name of it."""
-    return platform == "cpu" or (platform == "cuda" and has_cuda_module())
+    """Whether kernels serve a platform, by JAX's lower-case name of it.
+
+    On CUDA that depends on the GPUs of this process: the answer initialises JAX's backends.
+    """
+    return platform == "cpu" or (platform == "cuda" and not _why_no_code())
 
 
 def why_no_kernels(platform: str) -> str:
-    """The reason why `has_kernels(platform)` is False."""
-    if platform == "cuda":
-        return _why_no_cuda
-    return f"jaxkernels has kernels for cpu and cuda, not for {platform}"
+    """The reason why `has_kernels(platform)` is False, and what to do."""
+    if platform != "cuda":
+        return f"jaxkernels has kernels for cpu and cuda, not for {platform}"
+    return f"{_why_no_code()}. {_remedy()}"
 
 
 def why_not_live(target: str, platform: str) -> str:
@@ -250,8 +320,7 @@ def fingerprint() -> str:
 def warn_missing_cuda() -> None:
     """Says, once, that programs for CUDA run the pure-JAX reference, and why."""
     warnings.warn(
-        f"jaxkernels runs its pure-JAX reference on CUDA devices: {_why_no_cuda}. "
-        "Reinstall it with JK_CUDA=ON to get the CUDA kernels.",
+        f"jaxkernels runs its pure-JAX reference on CUDA devices: {why_no_kernels('cuda')}",
         stacklevel=2,
     )
 

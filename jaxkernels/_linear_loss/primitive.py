@@ -209,10 +209,10 @@ def _traced(options: Options) -> Traced:
     return Traced(options.all_sums, is_plain, options.implementation == "ffi")
 
 
-def _lower(
-    has_kernels: bool, platform: str, ctx: mlir.LoweringRuleContext, *operands: Any, call: Call
-) -> Any:
+def _lower(platform: str, ctx: mlir.LoweringRuleContext, *operands: Any, call: Call) -> Any:
     """Lowers to chunks of the rows of each device."""
+    has_kernels = registry.has_kernels(platform)
+    platform = platform if has_kernels else ""
     ctx = compat.without_types_of_shardings(ctx)
     avals: Sequence[Any] = ctx.avals_in  # pyright: ignore[reportAttributeAccessIssue]
     shapes = [aval.shape for aval in avals]
@@ -251,12 +251,10 @@ for _operation, _primitive in _PRIMITIVES.items():
     _primitive.def_impl(functools.partial(xla.apply_primitive, _primitive))
     _primitive.def_abstract_eval(_abstract_eval)
     batching.fancy_primitive_batchers[_primitive] = _batch
-    mlir.register_lowering(_primitive, functools.partial(_lower, False, ""))
-    for _platform in ("cpu", "cuda"):
-        if registry.has_kernels(_platform):
-            mlir.register_lowering(
-                _primitive, functools.partial(_lower, True, _platform), platform=_platform
-            )
+    mlir.register_lowering(_primitive, functools.partial(_lower, ""))
+    for _platform in registry.registered_platforms():
+        rule = functools.partial(_lower, _platform)
+        mlir.register_lowering(_primitive, rule, platform=_platform)
     partitioned_calls.needs_devices_for_lowering(_primitive)
     experimental_rules.define_rules(_primitive, _reference)
     ad.primitive_jvps[_primitive] = _jvp_of_whole

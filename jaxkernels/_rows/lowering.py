@@ -32,6 +32,9 @@ def lower_kernel(
     require_kernel: bool,
     **attributes: Any,
 ) -> Any:
+    if not registry.has_kernels(platform):
+        given = {"tier": tier, "require_kernel": require_kernel, **attributes}
+        return lower_reference(kernel, ctx, *operands, **given)
     name = kernel.primitive.name
     if require_kernel and platform == "cpu" and tier != "auto":
         raise NotImplementedError(

@@ -80,8 +80,8 @@ def define(
     batching.fancy_primitive_batchers[primitive] = functools.partial(_batch, kernel)
     lowered = lowering.in_place(kernel, _abstract_eval) if in_place else primitive
     mlir.register_lowering(lowered, functools.partial(lowering.lower_reference, kernel))
-    for platform in ("cpu", "cuda"):
-        if operation is not None and registry.has_kernels(platform):
+    for platform in registry.registered_platforms():
+        if operation is not None:
             rule = functools.partial(lowering.lower_kernel, kernel, platform, {})
             mlir.register_lowering(lowered, rule, platform=platform)
     partitioned_calls.needs_devices_for_lowering(primitive)

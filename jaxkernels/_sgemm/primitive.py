@@ -142,6 +142,8 @@ def _lower_kernel(
     options: Options,
 ) -> Any:
     """Lowers to `kernel(a, b, c=None, options=...)`, a custom call, split over devices if need be."""
+    if not registry.has_kernels("cuda"):
+        return _lower_reference(ctx, *operands, options=options)
     local = functools.partial(with_tall_rows, kernel)
     if partitioned_calls.partitions_custom_calls(ctx):
         shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]

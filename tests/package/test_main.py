@@ -27,7 +27,9 @@ def test_report():
     assert sorted(rungs) == sorted(("auto", *gemm_cases.RUNGS) if on_cuda else ("auto",))
     assert "live" in stdout
     if not registry.has_cuda_module():
-        assert "not live: jaxkernels._cuda was not built" in stdout
+        why = registry.cpu_module.WHY_NO_CUDA
+        assert f"not live: jaxkernels was built without CUDA ({why}). Reinstall" in stdout
+        assert why
 
 
 def test_help_runs_nothing(capsys):

@@ -24,7 +24,7 @@ def test_status_names_every_target_on_both_platforms():
         elif s.platform == "cpu":
             assert s.live
     if not registry.has_cuda_module():
-        assert all("_cuda" in s.why for s in status if s.platform == "CUDA")
+        assert all("without CUDA" in s.why for s in status if s.platform == "CUDA")
 
 
 def test_cuda_targets_are_live(gpu):
@@ -122,10 +122,122 @@ def test_lowering_for_cuda():
         jax.jit(jk.log_softmax).trace(jnp.zeros((2, 3))).lower(lowering_platforms=("cuda",))
 
 
+@pytest.mark.parametrize(
+    ("capability", "architectures", "has_code"),
+    [
+        ("9.0", "90a-real", True),
+        ("8.6", "80-real", True),
+        ("8.0", "86-real", False),
+        ("9.0", "80-real", False),
+        ("10.0", "90a-real", False),
+        ("10.0", "90a-real 80-virtual", True),
+        ("12.0", "90a-virtual", False),
+        ("7.5", "80", False),
+        ("9.0", "80", True),
+        ("10.3", "100f-real", True),
+        ("10.3", "100a-real", False),
+        ("12.1", "100f", False),
+        ("12.0", "80-real 120a-real", True),
+        ("6.1", "all-major", True),
+    ],
+)
+def test_which_gpus_run_what_was_compiled(capability, architectures, has_code):
+    assert registry.has_code_for(capability, architectures) == has_code
+
+
+def test_a_gpu_without_code_gets_plain_jax():
+    """A stub of the CUDA module, compiled for 8.0, lowers kernels without a GPU, and plain JAX for one of 9.0.
+
+    There is one warning; where a kernel is required its text is an error.
+    """
+    program = """
+        import functools, sys, types, warnings
+        import jax, jax.numpy as jnp
+
+        def registrations():
+            capsule, *_ = sys.modules["jaxkernels._cpu"].registrations().values()
+            rows = ("jaxkernels_rows", "jaxkernels_row_statistics", "jaxkernels_row_finish")
+            return dict.fromkeys((*rows, "jaxkernels_sgemm"), capsule)
+
+        stub = types.ModuleType("jaxkernels._cuda")
+        stub.registrations = registrations
+        stub.ffi_api_version = lambda: sys.modules["jaxkernels._cpu"].ffi_api_version()
+        stub.architectures = lambda: "80-real"
+        sys.modules["jaxkernels._cuda"] = stub
+        import jaxkernels as jk
+        from jaxkernels._core import registry
+
+        x, w, labels = jnp.ones((2, 3)), jnp.ones((3, 4)), jnp.array([0, 2])
+        calls = [
+            (jk.softmax, (x,)),
+            (jk.cross_entropy, (x, labels)),
+            (jk.matmul, (x, w)),
+            (jk.linear_cross_entropy, (x, w, labels)),
+        ]
+
+        def lowered(function, operands, **options):
+            traced = jax.jit(functools.partial(function, **options)).trace(*operands)
+            return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+        registry.cuda_devices = lambda: []
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            print([lowered(*call).count("@jaxkernels") > 0 for call in calls], len(warned))
+        registry.cuda_devices = lambda: [
+            types.SimpleNamespace(device_kind="NVIDIA H100", compute_capability="9.0")
+        ]
+        registry._why_no_code.cache_clear()
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            print(["@jaxkernels" in lowered(*call) for call in calls], len(warned))
+        print(warned[0].message)
+        for call in calls:
+            try:
+                lowered(*call, implementation="ffi")
+            except NotImplementedError as error:
+                print(error)
+    """
+    stdout, _ = run_python("-c", textwrap.dedent(program), JAX_PLATFORMS="cpu")
+    with_code, without, *texts = stdout.strip().splitlines()
+    assert with_code == "[True, True, True, True] 0"
+    assert without == "[False, False, False, False] 1"
+    assert len(texts) == 5
+    for text in texts:
+        assert "compiled for 80-real, not for the NVIDIA H100 (compute capability 9.0)" in text
+        assert text.endswith("Reinstall jaxkernels with JK_CUDA=ON CUDAARCHS='90a-real'")
+
+
+@pytest.fixture
+def a_gpu_without_code(gpu, monkeypatch):
+    """The GPU under test, and a CUDA module that says that it was compiled for another one."""
+    monkeypatch.setattr(registry.cuda_module, "architectures", lambda: "75-real")
+    caches = (registry._why_no_code, registry.warn_missing_cuda)
+    for cache in caches:
+        cache.cache_clear()
+    jax.clear_caches()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+    jax.clear_caches()
+
+
+def test_programs_run_on_a_gpu_without_code(a_gpu_without_code):
+    x = jax.random.normal(jax.random.key(0), (4, 33))
+    with pytest.warns(UserWarning, match=r"compiled for 75-real.*CUDAARCHS="):
+        value = jax.jit(jk.softmax)(x)
+    assert jnp.allclose(value, jax.nn.softmax(x), rtol=1e-5)
+    query = jnp.ones((1, 8, 2, 16), jnp.bfloat16)
+    assert jk.dot_product_attention(query, query, query).shape == query.shape
+    assert jk.matmul(x, x.T).shape == (4, 4)
+    assert not any(s.live for s in registry.status() if s.platform == "CUDA")
+    with pytest.raises(NotImplementedError, match="compiled for 75-real"):
+        jk.softmax(x, implementation="ffi")
+
+
 def test_module_imports_without_a_gpu_or_driver():
     """The CUDA module, where it was built, is of use for exporting on a machine that has neither."""
     if not registry.has_cuda_module():
-        assert "_cuda" in registry.why_no_kernels("cuda")
+        assert "JK_CUDA=ON CUDAARCHS=" in registry.why_no_kernels("cuda")
         return
     program = "import jaxkernels._cuda as m; print(m.architectures(), m.ffi_api_version())"
     stdout, _ = run_python("-c", program, CUDA_VISIBLE_DEVICES="")

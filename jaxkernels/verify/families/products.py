@@ -65,7 +65,7 @@ class Products:
             options["beta"] = 0.0
             if options["has_c"]:
                 options["beta"] = None if traced else float(rng.choice([0.0, 1.0, -1.0, 0.7]))
-        has_kernels = jax.default_backend() == "gpu" and registry.has_cuda_module()
+        has_kernels = jax.default_backend() == "gpu" and registry.has_kernels("cuda")
         rungs = (None, *validate.ALGORITHMS) if has_kernels else (None,)
         return options, rungs[rng.integers(len(rungs))]
 
