@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -32,17 +33,13 @@ def test_the_version_stands_in_pyproject_and_the_others_follow():
 
 
 def test_the_description_on_pypi_has_no_relative_link():
-    """The substitutions of pyproject.toml on README, whose links lead to files that are there."""
+    """.ci/absolute_links on README, whose links lead to files that are there."""
     text = (ROOT / "README.md").read_text()
     links = re.findall(r"\]\(([^)]*)\)", text)
     paths = {link for link in links if not link.startswith(("https:", "#"))}
     assert paths
     assert all((ROOT / path.partition("#")[0]).is_file() for path in paths)
-    hook = PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
-    assert hook["fragments"] == [{"path": "README.md"}]
-    for substitution in hook["substitutions"]:
-        text = re.sub(substitution["pattern"], substitution["replacement"], text)
-    text = text.replace("$HFPR_VERSION", VERSION)
+    text = runpy.run_path(str(ROOT / ".ci" / "absolute_links"))["absolute"](text, VERSION)
     absolute = re.findall(r"(!?)\[[^\]]*\]\(([^)]*)\)", text)
     assert len(absolute) == len(links)
     assert all(link.startswith(("https://", "#")) for _, link in absolute)
@@ -62,6 +59,12 @@ def test_actions_are_pinned_and_scripts_are_there(path):
     assert re.search(r"^permissions:\n  contents: read$", text, re.MULTILINE)
     for script in re.findall(r"\.ci/\w+", text):
         assert os.access(ROOT / script, os.X_OK), script
+
+
+@pytest.mark.parametrize("path", [".ci/release", ".github/workflows/release.yml"])
+def test_a_release_makes_links_absolute_before_it_builds(path):
+    text = (ROOT / path).read_text()
+    assert 0 < text.index(".ci/absolute_links\n") < text.index("build --sdist")
 
 
 def test_one_workflow_publishes_by_trusted_publishing():
