@@ -30,6 +30,7 @@ def run_all(function, q, k, v, argument_sets):
         return program(q, k, v)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("sizes", "empty_rows"),
     [*((sizes, "zero") for sizes in SIZES.values()), (GROUPED, "mean")],
@@ -66,6 +67,7 @@ def test_some_queries_see_nothing():
     assert (got[0, 0] == 0).all()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("empty_rows", MODES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 def test_dtypes(dtype, empty_rows):
@@ -90,6 +92,7 @@ def gradients(function, operands, do, **options):
     return pull(*operands, bias, do)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("sizes", "dtype", "empty_rows"),
     [
@@ -293,6 +296,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("changed", "error", "text"), WRONG)
 def test_errors_are_of_the_class_that_jax_nn_raises(changed, error, text):
     call = {"query": X, "key": KEYS, "value": KEYS, **changed}

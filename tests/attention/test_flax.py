@@ -51,6 +51,7 @@ def test_dropout_drops_what_flax_drops(broadcast):
     close(still, LINEN(q, k, value))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_result_against_the_truth(dtype):
     """Without the flag of linen, scores and softmax are float32."""
@@ -226,6 +227,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("changed", "error", "text"), WRONG, ids=lambda x: "-".join(x) if isinstance(x, dict) else ""
 )

@@ -42,6 +42,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.smoke
 @both
 @pytest.mark.parametrize(("arguments", "error", "text"), WRONG)
 def test_wrong_argument(function, arguments, error, text):
@@ -51,6 +52,7 @@ def test_wrong_argument(function, arguments, error, text):
         jax.jit(lambda x: function(x, **arguments))(X)
 
 
+@pytest.mark.smoke
 @both
 @pytest.mark.parametrize(
     ("x", "text"),
@@ -212,6 +214,7 @@ def test_a_tier_that_a_cpu_does_not_have():
         jk.matmul(X, X.T, algorithm="naive", implementation="ffi")
 
 
+@pytest.mark.smoke
 @both
 @pytest.mark.parametrize("dtype", ["complex64", "float8_e4m3fn"])
 def test_ffi_names_the_dtype_without_kernels(function, dtype):
@@ -352,6 +355,7 @@ def test_handlers_refuse_what_is_not_of_the_operation():
         assert "softmax_fwd: it takes no scale and no band" in text
 
 
+@pytest.mark.smoke
 def test_plan_errors():
     with pytest.raises(ValueError, match=r"operation.*softmax_fwd.*'softmax'"):
         jk.plan_softmax((2, 3), F32, operation="softmax")

@@ -15,6 +15,7 @@ from jaxkernels._core import registry
 from jaxkernels._sgemm import sgemm as products
 
 
+@pytest.mark.smoke
 def test_report():
     stdout, _ = run_python("-m", "jaxkernels")
     assert f"jaxkernels {jk.__version__}" in stdout

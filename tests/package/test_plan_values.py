@@ -32,6 +32,7 @@ MAKERS = {
 values = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
+@pytest.mark.smoke
 @values
 def test_equal_values_have_equal_hashes(make):
     one, other = make(), make()
@@ -98,6 +99,7 @@ def test_values_of_different_classes_differ():
     assert MAKERS["SgemmPlan"]() != MAKERS["SoftmaxPlan"]()
 
 
+@pytest.mark.smoke
 @values
 def test_texts_are_made_of_the_fields(make):
     value = make()

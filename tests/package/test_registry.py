@@ -12,6 +12,7 @@ import jaxkernels as jk
 from jaxkernels._core import registry
 
 
+@pytest.mark.smoke
 def test_status_names_every_target_on_both_platforms():
     status = registry.status()
     assert {(s.target, s.platform) for s in status} == {
@@ -41,6 +42,7 @@ def test_versions():
     assert ("ffi_api_cuda" in versions) == registry.has_cuda_module()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("built", "running", "fits"),
     [
@@ -103,6 +105,7 @@ def test_importing_starts_no_backend():
     assert stdout.strip() == "0.5"
 
 
+@pytest.mark.smoke
 def test_lowering_for_cuda():
     """With a CUDA module a custom call, from any machine; without one the reference, after one warning."""
     program = jax.jit(jk.softmax).trace(jnp.zeros((2, 3)))
@@ -122,6 +125,7 @@ def test_lowering_for_cuda():
         jax.jit(jk.log_softmax).trace(jnp.zeros((2, 3))).lower(lowering_platforms=("cuda",))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("capability", "architectures", "has_code"),
     [

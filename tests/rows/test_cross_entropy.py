@@ -44,6 +44,7 @@ def test_kernels_of_all_kinds(dtype, tier):
     check_kernels(xs, dtype, tier)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("rows", [0, 1, 3, 16, 257])
 def test_numbers_of_rows(rows):
     for dtype in ("float32", "bfloat16"):
@@ -74,6 +75,7 @@ def test_a_confident_row_keeps_the_digits_of_its_loss(dtype):
             )
 
 
+@pytest.mark.smoke
 @dtypes
 def test_special_rows(dtype):
     """NaN propagates, and to no neighbour; -inf is a class of no probability, of a label it is infinite."""
@@ -192,6 +194,7 @@ def test_a_batch_without_labels():
     assert mean == 0
 
 
+@pytest.mark.smoke
 def test_reductions():
     """The mean is that of the rows that count, or of their weights."""
     x, label = cases.logits("normal", 12, 30, "float32"), labels_of(12, 30)

@@ -146,6 +146,7 @@ def results():
     return jax.jit(program)(X)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transform(name):
     """Equal structure, shapes and dtypes, and values within a few roundings of float32."""
@@ -325,6 +326,7 @@ def test_eval_shape_runs_nothing():
     assert (dx.shape, dx.dtype) == (huge.shape, jnp.bfloat16)
 
 
+@pytest.mark.smoke
 def test_token_log_probs():
     """Log-probabilities and entropies, both differentiable, as reinforcement learning uses them."""
 

@@ -121,6 +121,7 @@ def test_logits_in_float32(dtype, chunks):
     assert np.max(np.abs(loss - rounded)) > 1e-3
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("shape", [(5, 3, 1), (1, 4, 7), (40, 1, 5), (300, 8, 257)], ids=str)
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_shapes(shape, reduction):

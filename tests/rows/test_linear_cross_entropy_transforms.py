@@ -116,6 +116,7 @@ def test_mapped_rows(reduction, chunks):
     check(lambda f: each(f)(X, W, B, LABEL))
 
 
+@pytest.mark.smoke
 def test_mapped_rows_share_chunks():
     """A mean of each member, and the gradient of w of all of them: nothing has w's size for each member."""
     x, w = jnp.zeros((64, 2, 64)), jnp.zeros((64, 512))

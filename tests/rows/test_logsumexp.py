@@ -78,6 +78,7 @@ def test_numbers_of_rows_in_the_type_of_computation(dtype, tier):
             np.testing.assert_array_equal(n, y)
 
 
+@pytest.mark.smoke
 @tiers
 @pytest.mark.parametrize("wide", [False, True])
 @dtypes
@@ -146,12 +147,14 @@ def test_opposite_extremes(dtype):
         assert np.isfinite(dy).all()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("rows", [0, 1, 3, 15, 16, 17, 65537])
 def test_numbers_of_rows(rows):
     for dtype in ("float32", "bfloat16"):
         check([cases.logits("normal", rows, cols, dtype) for cols in (1, 19)], dtype, wide=True)
 
 
+@pytest.mark.smoke
 @dtypes
 def test_rows_of_no_columns(dtype):
     """A sum of nothing: -inf, without a kernel, and derivatives of its shape."""

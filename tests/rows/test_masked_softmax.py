@@ -42,6 +42,7 @@ def operand_shapes(B, H, q, k):
     )  # fmt: skip
 
 
+@pytest.mark.smoke
 @tiers
 @dtypes
 def test_sizes(dtype, tier):
@@ -103,6 +104,7 @@ def test_operands_of_many_dimensions():
     masked_cases.check_all(some, "float32")
 
 
+@pytest.mark.smoke
 @tiers
 @dtypes
 def test_bands(dtype, tier):
@@ -223,6 +225,7 @@ def test_what_is_hidden_does_not_matter(dtype, tier):
     assert not any(np.isnan(masked_cases.Truth(c).y).any() for c in some)
 
 
+@pytest.mark.smoke
 @tiers
 @dtypes
 def test_special_values_that_are_seen(dtype, tier):

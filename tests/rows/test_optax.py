@@ -123,6 +123,7 @@ def test_safe_softmax_cross_entropy():
     compare(program(safe_softmax_cross_entropy), program(optax.safe_softmax_cross_entropy), x)
 
 
+@pytest.mark.smoke
 def test_errors():
     with pytest.raises(TypeError, match="logits must be floating numbers; got int32"):
         softmax_cross_entropy(np.zeros((2, 3), np.int32), np.zeros((2, 3)))
@@ -132,6 +133,7 @@ def test_errors():
         softmax_cross_entropy_with_integer_labels(X, LABEL, axis=3)
 
 
+@pytest.mark.smoke
 def test_patch_optax():
     """Inside a block optax's names are ours, also in its submodule; behind it they are what they were."""
     originals = {name: getattr(optax, name) for name in jaxkernels.optax.__all__}

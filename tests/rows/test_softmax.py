@@ -34,6 +34,7 @@ def check_forward(xs, dtype, operation, tier=None):
         tolerance.check(y, operation, x, accumulators=lanes)
 
 
+@pytest.mark.smoke
 @tiers
 @dtypes
 @operations
@@ -48,6 +49,7 @@ def test_kinds_of_input(operation, dtype, tier):
     check_forward(xs, dtype, operation, tier)
 
 
+@pytest.mark.smoke
 @tiers
 @dtypes
 @operations
@@ -143,6 +145,7 @@ def test_what_is_far_below_the_maximum_is_zero(dtype, tier):
         assert (y[1, cols // 2 :] == 0).all()
 
 
+@pytest.mark.smoke
 @tiers
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 65537])
 @operations
@@ -208,6 +211,7 @@ def test_long_float32_rows_lose_little_where_their_parts_meet(kind, cols):
     assert tolerance.ulps(y, oracle.truth("softmax_fwd", x)) < 4.25
 
 
+@pytest.mark.smoke
 def test_half_types_accumulate_in_float32():
     """Where a sum overflows or stops growing in 16 bits, jax.nn is wrong and we are right (documented as better)."""
     for dtype in ("float16", "bfloat16"):

@@ -54,6 +54,7 @@ def test_every_boundary_of_every_plan(dtype):
     cases.check_all(pairs_of([(2, c) for c in sorted(cols)], dtype), dtype)
 
 
+@pytest.mark.smoke
 @tiers
 @dtypes
 def test_kinds_of_input(dtype, tier):
@@ -189,6 +190,7 @@ def test_numbers_of_rows(tier):
         cases.check_all(pairs_of(shapes, dtype), dtype, tier)
 
 
+@pytest.mark.smoke
 @dtypes
 def test_nan_and_infinity_stay_in_their_row(dtype):
     x, t = pairs_of([(6, 37)], dtype)[0]

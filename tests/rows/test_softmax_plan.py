@@ -8,6 +8,7 @@ import jaxkernels as jk
 from jaxkernels import _cpu
 
 
+@pytest.mark.smoke
 def test_plans_compare_and_print():
     a, b = plan(1000), plan(1000)
     assert a == b
@@ -41,6 +42,7 @@ def test_limits_of_a_device_without_processors():
         with_sms(0)
 
 
+@pytest.mark.smoke
 def test_shapes_of_any_rank():
     assert jk.plan_softmax((2, 3, 700), "float32", device="h200") == plan(700, rows=6)
     assert jk.plan_softmax((700,), "float32", device="h200") == plan(700, rows=1)

@@ -160,6 +160,7 @@ def run(transform, functions, x):
     return jax.jit(lambda x: [transform(f, x) for f in functions])(x)
 
 
+@pytest.mark.smoke
 @pytest.mark.half_on_a_cpu
 @both
 @pytest.mark.parametrize("name", TRANSFORMS)

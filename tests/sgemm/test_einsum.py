@@ -57,6 +57,7 @@ def products(function, *arguments):
     return text.count(PRODUCT), text.count(" dot_general[")
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("equation", EQUATIONS)
 def test_einsum(equation):
     arrays = operands(EQUATIONS[equation])
@@ -74,6 +75,7 @@ def test_einsum_of_arrays_and_labels_as_numbers():
     assert np.array_equal(jk.einsum(a, [0, 1], b, [1, 2], [0, 2]), jk.einsum("ij,jk->ik", a, b))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("a_shape", "b_shape", "axes"), CONTRACTIONS)
 def test_tensordot(a_shape, b_shape, axes):
     a, b = operands((a_shape, b_shape))
@@ -258,6 +260,7 @@ def test_flags_and_precision_change_no_float32_product():
         cases.check(np.asarray(jk.tensordot(a, b, 1, precision="default")), a, b)
 
 
+@pytest.mark.smoke
 def test_transformations():
     a, b = operands(((5, 9, 20), (20, 7)))
 

@@ -34,6 +34,7 @@ MATMUL_SHAPES = (
 )
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("a_shape", "b_shape"), MATMUL_SHAPES)
 def test_shapes_of_matmul(a_shape, b_shape):
     a, b = cases.operand("normal", a_shape), cases.operand("normal", b_shape, seed=1)
@@ -74,6 +75,7 @@ def contractions(draw):
     return shapes, numbers
 
 
+@pytest.mark.smoke
 @hypothesis.settings(max_examples=60 if cases.ON_GPU else 30, deadline=None)
 @hypothesis.given(contractions())
 def test_any_dot_general(contraction):
@@ -171,6 +173,7 @@ def test_shapes_that_do_not_fit():
         jk.sgemm(ones(3), ones((3, 5)))
 
 
+@pytest.mark.smoke
 def test_arguments_that_are_refused():
     x = jnp.ones((2, 2))
     with pytest.raises(ValueError, match="trans_a must be 0, 1 or 2, or a bool; got 3"):
@@ -201,6 +204,7 @@ def test_precision_is_never_lowered(precision):
     cases.check(jk.matmul(a, b, precision=precision), a, b)
 
 
+@pytest.mark.smoke
 def test_implementations():
     a, b = cases.operand("normal", (9, 30)), cases.operand("normal", (30, 5))
     c = cases.operand("normal", (9, 5))
