@@ -120,8 +120,10 @@ def dot_product_attention(
         key: array of shape (B, S, K, H) or (S, K, H), of the dtype of query.
         value: array of the shape and dtype of key.
         bias: None, or an array of any floating dtype that is added to the scaled scores. It
-            broadcasts to (B, N, T, S).
-        mask: None, or an array of bool that broadcasts to (B, N, T, S); True lets a query see a key.
+            broadcasts to (B, N, T, S) as in NumPy: three dimensions are (N, T, S), two (T, S). An array
+            of two or three dimensions is refused if its first has the size B > 1, because it may be
+            meant for the batch.
+        mask: None, or an array of bool that broadcasts as the bias does; True lets a query see a key.
         scale: factor of the scores; None means 1 / sqrt(H), or 1 if H is 0. A Python or NumPy number is
             fused. A JAX array can be differentiated, and costs a pass over the scores.
         is_causal: query i sees the keys j <= i, both counted from the first one, as in jax.nn, also if T

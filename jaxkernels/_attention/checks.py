@@ -42,18 +42,19 @@ def as_operands(
     key_value_seq_lengths: Any,
 ) -> Operands:
     """The operands as arrays of four dimensions that fit each other, and lengths."""
-    lengths = {
+    others = {
+        "bias": bias,
+        "mask": mask,
         "query_seq_lengths": query_seq_lengths,
         "key_value_seq_lengths": key_value_seq_lengths,
     }
     given = Operands(
         *(as_4d("query", query), as_4d("key", key), as_4d("value", value)),
-        None if bias is None else as_4d("bias", bias),
-        None if mask is None else as_4d("mask", mask),
-        *(None if x is None else as_array(name, x) for name, x in lengths.items()),
+        *(None if x is None else as_array(name, x) for name, x in others.items()),
     )
     check_operands(*given)
-    return given
+    sides = {"bias": given.bias, "mask": given.mask}
+    return given._replace(**{n: as_4d(n, x) for n, x in sides.items() if x is not None})
 
 
 def check_choices(implementation: str | None, empty_rows: str | None) -> None:
@@ -115,9 +116,20 @@ def check_operands(
     for name, x in (("bias", bias), ("mask", mask)):
         if x is not None:
             heads.check_fits(NAME, name, x, scores_shape)
+            _check_means_no_batch(name, x.shape, scores_shape)
     for name, x in (("query_seq_lengths", q_lengths), ("key_value_seq_lengths", k_lengths)):
         if x is not None and (x.shape != (batch,) or x.dtype != jnp.int32):
             raise ValueError(
                 f"{NAME}: {name} must be an int32 array of shape ({batch},); "
                 f"got {x.dtype} of shape {x.shape}"
             )
+
+
+def _check_means_no_batch(name: str, shape: tuple[Any, ...], scores: tuple[Any, ...]) -> None:
+    """Raises ValueError for a bias or mask of heads or queries that may be meant for the batch."""
+    batch = scores[0]
+    if 1 < len(shape) < 4 and shape[0] == batch and batch != 1:
+        raise ValueError(
+            f"{NAME}: {name} has shape {shape}, the scores (batch, heads, queries, keys) {scores}; "
+            f"its first dimension may be the batch{validate.reshapes(name, shape, scores)}"
+        )

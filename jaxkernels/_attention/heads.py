@@ -18,6 +18,7 @@ from jax import lax
 
 from jaxkernels._attention import cpu_products
 from jaxkernels._attention.wide_dot import wide_dot
+from jaxkernels._core import validate
 from jaxkernels._sgemm import contraction
 
 # A function like lax.dot_general: (lhs, rhs, dimension_numbers) -> product.
@@ -144,6 +145,7 @@ def check_fits(function: str, argument: str, operand: jax.Array, shape: Sequence
         raise ValueError(
             f"{function}: {argument} must broadcast to the shape {tuple(shape)} of the scores "
             f"(batch, heads, queries, keys); got {operand.shape}"
+            f"{validate.reshapes(argument, operand.shape, shape)}"
         )
 
 

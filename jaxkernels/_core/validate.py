@@ -6,8 +6,10 @@ it, and the text names the offending value. Must not know: primitives, devices.
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
 import jax
@@ -223,6 +225,28 @@ def as_shape(function: str, argument: str, shape: Any) -> tuple[int, ...]:
         raise TypeError(
             f"{function}: {argument} must be a sequence of integers; got {shape!r}{hint}"
         ) from None
+
+
+def fits(shape: Sequence[Any], whole: Sequence[Any]) -> bool:
+    """Whether a shape has the rank of `whole`, and its sizes or 1."""
+    return len(shape) == len(whole) and all(
+        a == 1 or a == b for a, b in zip(shape, whole, strict=True)
+    )
+
+
+def reshapes(argument: str, shape: Sequence[Any], whole: Sequence[Any]) -> str:
+    """What to write in an error so that an array of lower rank fits `whole`; empty if nothing does."""
+    found = dict[tuple[Any, ...], str]()
+    for kept in itertools.combinations(range(len(whole)), len(shape)):
+        full = [1] * len(whole)
+        for dim, size in zip(kept, shape, strict=True):
+            full[dim] = size
+        if kept and fits(full, whole):
+            index = ", ".join(":" if d in kept else "None" for d in range(len(whole)))
+            found[tuple(full)] = f"{argument}[{re.sub('(, :)+$', '', index)}]"
+    return f": write {' or '.join(reversed(found.values()))}" if found else ""
+
+
 
 
 def broadcast_all(function: str, **arrays: jax.Array | None) -> tuple[Any, ...]:

@@ -105,8 +105,8 @@ def linear_cross_entropy(
     Args:
         x: array of shape (..., H), float32, bfloat16, float16 or float64.
         w: array of shape (H, V), or (V, H) with `trans_w`, of the dtype of x.
-        labels: the class of each row: integers of any dtype, of shape (...) or broadcasting against it.
-            A negative label leaves its row out: loss and gradient are 0, whatever x is.
+        labels: the class of each row: integers of any dtype, of shape (...) or with sizes of 1,
+            or one number. A negative label leaves its row out: loss and gradient are 0, whatever x is.
         bias: None, or an array of shape (V,) of any floating dtype. It is added to the product in
             float32. -inf hides a class that pads the vocabulary, but not with a soft cap.
         trans_w: w has the shape (V, H), like a table of embeddings.
@@ -114,7 +114,7 @@ def linear_cross_entropy(
         label_smoothing: as for `cross_entropy`.
         z_loss: as for `cross_entropy`.
         logit_soft_cap: as for `cross_entropy`.
-        temperature: as for `cross_entropy`, a number or an array that broadcasts against (...).
+        temperature: as for `cross_entropy`, a number or an array of shape (...) or with sizes of 1.
         reduction: as for `cross_entropy`.
         return_lse: also returns the log-sum-exp of each row.
         return_entropy: also returns the entropy of the softmax of each row.

@@ -109,21 +109,22 @@ def cross_entropy(
         logits: array of shape (..., V, ...), the V classes along `axis`; kernels serve float32,
             bfloat16, float16 and float64. Integers are converted to a floating type, float8 to float32.
         labels: the class of each row: integers of any dtype, of the shape of logits without `axis` or
-            broadcasting against it. A negative label leaves its row out: loss and gradient are 0,
+            with sizes of 1, or one number. A negative label leaves its row out: loss and gradient are 0,
             whatever the logits are. Or a probability for each class: floating numbers of the shape of
-            logits or broadcasting against it. A probability of 0 contributes 0.
+            logits or with sizes of 1, or of shape (V,) if the classes are last. A probability of 0
+            contributes 0.
         axis: the axis of the classes. The last axis is fastest; others are transposed to it.
-        where: mask of bool that broadcasts against logits. Classes where it is False are excluded. A
+        where: mask of bool of the shape of logits or with sizes of 1, or of shape (V,) if the classes are
+            last. Classes where it is False are excluded. A
             row whose label is excluded has the loss inf.
-        weights: a factor for the loss of each row, of the shape of the loss or broadcasting against it.
+        weights: a factor for the loss of each row: a number, or of the shape of the loss or with sizes of 1.
             A row with the weight 0 has the loss 0 and the gradient 0.
         label_smoothing: e above, a number from 0 to 1. Classes with the logit -inf, such as those that
-            `where` excludes, contribute nothing to the sum. With `label_smoothing=1` a masked label
-            contributes nothing.
+            `where` excludes, do not count. With `label_smoothing=1` a masked label contributes nothing.
         z_loss: z above, a number.
         logit_soft_cap: None, or a number t > 0: logits x become `t tanh(x / t)`, before anything else.
         temperature: divides the logits, after the cap: a number, or an array of the shape of the loss
-            or broadcasting against it.
+            or with sizes of 1.
         reduction: "none" returns the loss of each row, "sum" their sum. "mean" divides the sum by the
             number of rows that have a label or, with `weights`, by the sum of their weights. A mean of
             no rows is 0, and so is a mean whose weights sum to 0.
@@ -141,7 +142,7 @@ def cross_entropy(
     Raises:
         TypeError: an argument is not an array or number, logits are bool or complex, labels are bool,
             or `axis` is not an integer.
-        ValueError: `axis` is out of bounds, shapes do not broadcast, `where` is not of type bool, a
+        ValueError: `axis` is out of bounds, a shape does not fit, `where` is not of type bool, a
             label that is known is V or larger, an option is out of its range, or `reduction`, `tier`
             or `implementation` is not one of the above.
         NotImplementedError: `implementation="ffi"` and there is no kernel, when the program is lowered.

@@ -89,7 +89,8 @@ def rows_of_logits(
     mask = None
     if where is not None:
         mask = validate.as_mask(name, "where", where)
-        _check_broadcasts(name, "where", mask, "logits", x.shape)
+        if mask.ndim > 0:
+            _check_fits_logits(name, "where", mask, x.shape, at)
         mask = _moved_last(mask, x.ndim, at)
     x = last_axis.moved_last(x, (at,))
     scales = scales_of_rows(name, soft_cap, temperature, x)
@@ -103,18 +104,19 @@ def _moved_last(array: jax.Array, ndim: int, axis: int) -> jax.Array:
     return last_axis.moved_last(whole, (axis,))
 
 
-def _check_broadcasts(
-    name: str, argument: str, array: jax.Array, to: str, shape: tuple[int, ...]
+def check_fits(name: str, argument: str, array: jax.Array, to: str, shape: tuple[int, ...]) -> None:
+    """Raises ValueError unless an array has the rank of `shape`, and its sizes or 1."""
+    if not validate.fits(array.shape, shape):
+        advice = validate.reshapes(argument, array.shape, shape) or ": sizes must be equal, or 1"
+        raise ValueError(f"{name}: {argument} has shape {array.shape}, {to} {shape}{advice}")
+
+
+def _check_fits_logits(
+    name: str, argument: str, array: jax.Array, shape: tuple[int, ...], axis: int
 ) -> None:
-    try:
-        fits = jnp.broadcast_shapes(array.shape, shape) == shape
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError(
-            f"{name}: {argument} has shape {array.shape}, which does not broadcast against the shape "
-            f"{shape} of {to}"
-        )
+    """The same for something of each class, which may be one row where the last axis has the classes."""
+    is_row = array.ndim == 1 and axis == len(shape) - 1
+    check_fits(name, argument, array, "logits have", shape[-1:] if is_row else shape)
 
 
 def scales_of_rows(name: str, soft_cap: Any, temperature: Any, x: Logits) -> jax.Array | None:
@@ -136,9 +138,12 @@ def scales_of_rows(name: str, soft_cap: Any, temperature: Any, x: Logits) -> jax
 
 
 def _of_rows(name: str, argument: str, array: jax.Array, x: Logits) -> jax.Array:
-    """Something for each row, with 1 in place of the last dimension of x."""
+    """A number, or one for each row, with 1 in place of the last dimension of x."""
     rows = x.shape[:-1]
-    _check_broadcasts(name, argument, array, "the loss", rows)
+    if array.ndim > 0:
+        is_given = isinstance(x, jax.Array)
+        to = "logits without axis have" if is_given else "x without its last axis has"
+        check_fits(name, argument, array, to, rows)
     return jnp.expand_dims(jnp.broadcast_to(array, rows), -1)
 
 
@@ -196,7 +201,7 @@ def probabilities(name: str, given: jax.Array, x: jax.Array, axis: int) -> jax.A
         raise TypeError(f"{name}: labels must be integers or probabilities; got {given.dtype}")
     at = operator.index(axis) % x.ndim
     shape = (*x.shape[:at], x.shape[-1], *x.shape[at:-1])
-    _check_broadcasts(name, "labels", given, "logits", shape)
+    _check_fits_logits(name, "labels", given, shape, at)
     return _moved_last(given, x.ndim, at).astype(compute_dtype(x))
 
 

@@ -56,7 +56,7 @@ def scaled_masked_softmax(
 
     Args:
         scores: array of shape (..., q, k), float32, bfloat16, float16 or float64.
-        mask: array of bool that broadcasts against the scores; True keeps an element. (In
+        mask: array of bool that broadcasts against the scores as in NumPy; True keeps an element. (In
             TransformerEngine 1 removes it.) A mask with one column is broadcast first.
         bias: array that broadcasts against the scores and is added to scale * scores, such as ALiBi
             or a relative position bias. A bias in the dtype of the scores is fused. Another dtype

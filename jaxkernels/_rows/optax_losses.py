@@ -51,6 +51,7 @@ def softmax_cross_entropy_with_integer_labels(
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise TypeError(f"{name}: labels must be integers; got {ids.dtype}")
     rows, mask = _merged(name, x, axis, where)
+    loss_arguments.check_fits(name, "labels", ids, "logits without axis have", rows.shape[:-1])
     classes = rows.shape[-1]
     if ids.dtype.itemsize < 4:  # wide enough for the number of classes
         ids = ids.astype(jnp.int32)
@@ -77,7 +78,7 @@ def softmax_cross_entropy(
 
     Args:
         logits: floating array of shape (..., V), or with the classes along `axis`.
-        labels: a probability for each class, of the shape of logits or broadcasting against it.
+        labels: a probability for each class, of the shape of logits or broadcasting against it as in NumPy.
         axis: the axis of the classes, or several; None means all.
         where: mask of bool, of the shape of logits or of the loss, that selects the classes of both sums.
 
@@ -148,5 +149,7 @@ def _merged(name: str, x: jax.Array, axis: Axis, where: Any) -> tuple[jax.Array,
         return merged(x), None
     mask = validate.as_mask(name, "where", where)
     if mask.ndim != x.ndim:
+        rows = tuple(size for dim, size in enumerate(x.shape) if dim not in axes)
+        loss_arguments.check_fits(name, "where", mask, "logits without axis have", rows)
         mask = jnp.expand_dims(mask, axes)
     return merged(x), merged(jnp.broadcast_to(mask, x.shape))

@@ -93,10 +93,10 @@ def token_log_probs(
     Args:
         logits: array of shape (..., V, ...), as for `cross_entropy`.
         ids: the token, or action, of each row: integers of any dtype, of the shape of logits without
-            `axis` or broadcasting against it. A negative id leaves its row out: its log-probability,
+            `axis` or with sizes of 1, or one number. A negative id leaves its row out: its log-probability,
             its entropy and their gradients are 0, whatever the logits are.
         axis: the axis of the tokens.
-        where: mask of bool that broadcasts against logits. Tokens where it is False are excluded, and
+        where: mask of bool, as for `cross_entropy`. Tokens where it is False are excluded, and
             have the log-probability -inf.
         logit_soft_cap: as for `cross_entropy`.
         temperature: as for `cross_entropy`.

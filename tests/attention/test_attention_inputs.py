@@ -178,3 +178,35 @@ def test_lists_can_hold_traced_numbers():
 
     x = jnp.asarray(q)
     np.testing.assert_array_equal(jax.jit(of_list)(x), jk.dot_product_attention(x, x, x))
+
+
+# ---- masks and biases of lower rank ----
+
+
+@pytest.mark.parametrize("name", ["mask", "bias"])
+@pytest.mark.parametrize(
+    ("heads", "shape", "texts"),
+    [
+        (3, (3, 1, 6), ["[None] or ", "[:, None]"]),
+        (3, (3, 5, 6), ["[None] or ", "[:, None]"]),
+        (2, (3, 1, 6), ["[:, None]"]),
+        (2, (3, 6), ["[:, None, None]"]),
+    ],
+    ids=str,
+)
+def test_a_first_dimension_that_may_be_the_batch_is_an_error(name, heads, shape, texts):
+    q, k = jnp.ones((3, 5, heads, 4)), jnp.ones((3, 6, heads, 4))
+    side = jnp.ones(shape, bool if name == "mask" else None)
+    with pytest.raises(ValueError, match="dot_product_attention") as error:
+        jk.dot_product_attention(q, k, k, **{name: side})
+    for text in (name, str(shape), str((3, heads, 5, 6)), *(name + text for text in texts)):
+        assert text in str(error.value)
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 6), (1, 5, 6), (5, 6), (1, 6), (6,), ()], ids=str)
+def test_other_shapes_of_lower_rank_are_those_of_jax_nn(shape):
+    rng = np.random.default_rng(0)
+    q, k = (jnp.asarray(rng.standard_normal((3, n, 4, 8)), "float32") for n in (5, 6))
+    bias = jnp.asarray(rng.standard_normal(shape), "float32")
+    for given in ((q, k, k, bias), (q[0], k[0], k[0], bias)):
+        np.testing.assert_allclose(jk.dot_product_attention(*given), PEER(*given), 2e-5, 2e-6)

@@ -46,13 +46,13 @@ CASES = {
     "softmax-where": (functools.partial(jk.softmax, where=MASK[None]), ROWS),
     "log_softmax": (jk.log_softmax, ROWS),
     "log_softmax-where": (functools.partial(jk.log_softmax, axis=1, where=MASK[None]), ROWS),
-    "cross_entropy": (functools.partial(jk.cross_entropy, labels=LABEL), ROWS),
+    "cross_entropy": (functools.partial(jk.cross_entropy, labels=ROW), ROWS),
     "cross_entropy-options": (
         functools.partial(
             jk.cross_entropy,
-            labels=LABEL.astype(np.uint8),
+            labels=LABEL[None].astype(np.uint8),
             where=MASK[None] | (LABEL[:, None] == np.arange(5)),
-            weights=np.arange(4, dtype=np.float32),
+            weights=np.arange(4, dtype=np.float32)[None],
             label_smoothing=0.1,
             z_loss=0.01,
             logit_soft_cap=3.0,
@@ -63,11 +63,11 @@ CASES = {
     ),
     "cross_entropy-sum": (functools.partial(jk.cross_entropy, labels=1, reduction="sum"), ROWS),
     "cross_entropy-probabilities": (
-        lambda x: jk.cross_entropy(x, jnp.asarray(EVEN, x.dtype), return_lse=True)[1],
+        lambda x: jk.cross_entropy(x, jnp.asarray(EVEN[None], x.dtype), return_lse=True)[1],
         ROWS,
     ),
     "token_log_probs": (
-        lambda x: sum(jk.token_log_probs(x, LABEL, temperature=0.5, return_entropy=True)),
+        lambda x: sum(jk.token_log_probs(x, ROW, temperature=0.5, return_entropy=True)),
         ROWS,
     ),
     "optax-ids": (lambda x: jkoptax.softmax_cross_entropy_with_integer_labels(x, ROW), ROWS),

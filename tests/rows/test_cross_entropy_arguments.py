@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxkernels as jk
+import jaxkernels.optax as ours
 from jaxkernels.verify.truth.losses import Rows
 
 X = np.random.default_rng(0).standard_normal((3, 5, 7)).astype(np.float32)
@@ -35,7 +36,7 @@ def test_any_axis(axis):
 def test_shapes_that_broadcast():
     """Labels, weights and temperatures against the loss; masks and probabilities against the logits."""
     close(jk.cross_entropy(X, 3), nll(X, np.full((3, 5), 3)))
-    close(jk.cross_entropy(X, LABEL[0]), nll(X, np.broadcast_to(LABEL[0], (3, 5))))
+    close(jk.cross_entropy(X, LABEL[:1]), nll(X, np.broadcast_to(LABEL[0], (3, 5))))
     close(jk.cross_entropy(X[0, 0], 2), nll(X[0, 0], np.array(2)))
     weights = np.array([[1.0], [2], [3]], np.float32)
     close(jk.cross_entropy(X, LABEL, weights=weights), nll(X, LABEL) * weights)
@@ -50,7 +51,7 @@ def test_shapes_that_broadcast():
 
 def test_weights_whose_sum_is_0():
     """Their mean is that of no rows, also where they are not 0."""
-    weights = np.array([1.0, -1, 0, 2, -2], np.float32)
+    weights = np.array([[1.0, -1, 0, 2, -2]], np.float32)
     assert jk.cross_entropy(X, LABEL, weights=weights, reduction="mean") == 0
     assert jk.cross_entropy(X, LABEL, weights=weights, reduction="sum") != 0
 
@@ -205,9 +206,7 @@ WRONG = [
         {"weights": jnp.ones((2, 5))}, ValueError, r"weights.*\(2, 5\).*\(3, 5\)", id="weights"
     ),
     pytest.param({"where": jnp.ones(7)}, ValueError, "where must be .*boolean", id="where-dtype"),
-    pytest.param(
-        {"where": jnp.ones(6, bool)}, ValueError, r"where.*\(6,\).*\(3, 5, 7\)", id="where"
-    ),
+    pytest.param({"where": jnp.ones(6, bool)}, ValueError, r"where.*\(6,\).*\(7,\)", id="where"),
     pytest.param({"labels": jnp.ones((3, 4), int)}, ValueError, r"labels.*\(3, 4\)", id="labels"),
     pytest.param(
         {"labels": jnp.ones((3, 5, 7), int)}, ValueError, r"\(3, 5, 7\)", id="one-hot-ids"
@@ -239,6 +238,46 @@ def test_wrong_ids():
         jk.token_log_probs(X, X[..., 0])
     with pytest.raises(ValueError, match=r"token_log_probs: ids has shape \(2,\)"):
         jk.token_log_probs(X, np.zeros(2, int))
+
+
+LOW = jnp.zeros(5, int)
+OF_LOW = {
+    "labels": lambda low: jk.cross_entropy(X, low),
+    "weights": lambda low: jk.cross_entropy(X, LABEL, weights=low),
+    "temperature": lambda low: jk.cross_entropy(X, LABEL, temperature=low + 1.0),
+    "ids": lambda low: jk.token_log_probs(X, low),
+    "linear-labels": lambda low: jk.linear_cross_entropy(X, np.eye(7, dtype="f"), low),
+    "linear-weights": lambda low: jk.linear_cross_entropy(X, np.eye(7, dtype="f"), 1, weights=low),
+    "optax-labels": lambda low: ours.softmax_cross_entropy_with_integer_labels(X, low),
+    "optax-where": lambda low: ours.softmax_cross_entropy(X, X, where=low == 0),
+}
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("name", OF_LOW)
+def test_arrays_of_lower_rank(name, jit):
+    """Not all rows' numbers, but which? The error says what to write for that."""
+    argument = name.split("-")[-1]
+    text = rf"{argument} has shape \(5,\), .* \(3, 5\): write {argument}\[None\]"
+    function = jax.jit(OF_LOW[name]) if jit else OF_LOW[name]
+    with pytest.raises(ValueError, match=text):
+        function(LOW)
+
+
+@pytest.mark.parametrize("argument", ["where", "labels"])
+def test_classes_of_lower_rank(argument):
+    """A row of classes is one for all where they are last; of another rank or axis it is an error."""
+    many = np.full((5, 7), True if argument == "where" else 1 / 7)
+
+    def loss(x, given, axis=-1):
+        labels = LABEL if argument == "where" else given
+        return jk.cross_entropy(x, labels, axis=axis, where=given if argument == "where" else None)
+
+    close(loss(X, many[0]), loss(X, np.broadcast_to(many, X.shape)))
+    with pytest.raises(ValueError, match=rf"{argument} has shape \(5, 7\).*{argument}\[None\]"):
+        loss(X, many)
+    with pytest.raises(ValueError, match=rf"{argument} has shape \(7,\).*{argument}\[:, None\]"):
+        loss(X[0].T, many[0], axis=0)
 
 
 def test_traced_options_that_decide_the_program():

@@ -222,7 +222,7 @@ def arguments_program(f, x, weights, temperature, probabilities):
 def test_derivatives_of_other_arguments():
     """Logits behind a soft cap, weights, temperatures of rows and probabilities."""
     weights = np.linspace(0.5, 2, 6, dtype=np.float32).reshape(2, 3)
-    temperature = np.array([0.5, 1, 2], np.float32)
+    temperature = np.array([[0.5, 1, 2]], np.float32)
     probabilities = np.asarray(jax.nn.softmax(T))
     arguments = X, weights, temperature, probabilities
     got, want = (

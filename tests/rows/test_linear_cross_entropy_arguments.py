@@ -27,9 +27,9 @@ def close(got, want):
 def test_shapes_that_broadcast():
     """Labels, weights and temperatures against rows; x may be one row, or have any dimensions."""
     close(jk.linear_cross_entropy(X, W, 3), plain(X, W, 3))
-    close(jk.linear_cross_entropy(X, W, LABEL[0]), plain(X, W, LABEL[0]))
+    close(jk.linear_cross_entropy(X, W, LABEL[:1]), plain(X, W, LABEL[:1]))
     close(jk.linear_cross_entropy(X[0, 0], W, 2), plain(X[0, 0], W, 2))
-    close(jk.linear_cross_entropy(X[None], W, LABEL), plain(X[None], W, LABEL))
+    close(jk.linear_cross_entropy(X[None], W, LABEL[None]), plain(X, W, LABEL)[None])
     column = np.array([[1.0], [2], [3]], np.float32)
     for name in ("weights", "temperature"):
         got = jk.linear_cross_entropy(X, W, LABEL, **{name: column})
