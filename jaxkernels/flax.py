@@ -25,7 +25,7 @@ except ModuleNotFoundError as error:
         "jaxkernels.flax needs Flax, which is not installed: pip install flax", name="flax"
     ) from error
 
-from jaxkernels._attention import default, flash, flax_checks, folded, heads
+from jaxkernels._attention import default, flash, flax_checks, folded, heads, unit_sums
 from jaxkernels._attention.flax_checks import NAME as _NAME
 from jaxkernels._core import validate
 from jaxkernels._rows import masked, masked_kernels
@@ -198,7 +198,9 @@ def dot_product_attention(
         return attn_weights_value_einsum("...hqk,...khd->...qhd", weights, value)
     common = validate.promoted_dtype(weights, value)
     dot = _dot(common, precision, einsum_dot_general)
-    return heads.weighted_values(weights.astype(common), value.astype(common), dot)
+    is_softmax = not drops and einsum_dot_general is None
+    product = unit_sums.weighted_values if is_softmax else heads.weighted_values
+    return product(weights.astype(common), value.astype(common), dot)
 
 
 def _path_of(

@@ -165,8 +165,8 @@ def dot_product_attention(
           to the integers of the result, as in jax.nn.
         * Sequence lengths and windows need no mask of shape (T, S) in memory. A mask or bias that heads or
           batch share is not copied.
-        * Reverse mode stores the result of the softmax, never the scores. cuDNN stores only its result and
-          one number per row.
+        * Reverse mode stores the result of the softmax, never the scores; in bfloat16 also the result of
+          the attention. cuDNN stores only its result and one number per row.
         * In cuDNN the gradient of the queries can differ in its last bits from run to run, and a NaN under
           a mask can reach its row. `implementation="ffi"` has neither effect.
         * To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.

@@ -59,11 +59,11 @@ def _cudnn_forward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]
 
 
 def _plain_backward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    given, dy = call.operands(operands), operands[-1]
+    given, (y, dy) = call.operands(operands), operands[-2:]
 
     def of(*moving: jax.Array) -> jax.Array:
         moved = given._replace(**dict(zip(MOVING, moving, strict=True)))
-        return plain.attention(moved, call.scale, call.band)[0]
+        return plain.attention(moved, call.scale, call.band, known=y)[0]
 
     return list(jax.vjp(of, given.q, given.k, given.v)[1](dy))
 
@@ -90,14 +90,14 @@ def tangent(call: Call, moving: Sequence[str], operands: Sequence[jax.Array]) ->
         operands: those of the call, the logarithms and y, and the tangents.
     """
     given = call.operands(operands)
-    dots = operands[len(operands) - len(moving) :]
+    y, *dots = operands[len(operands) - len(moving) - 1 :]
 
     def of(*moved: jax.Array) -> jax.Array:
         replaced = given._replace(**dict(zip(moving, moved, strict=True)))
-        return plain.attention(replaced, call.scale, call.band)[0]
+        return plain.attention(replaced, call.scale, call.band, known=y)[0]
 
     primals = [getattr(given, name) for name in moving]
-    return [jax.jvp(of, primals, list(dots))[1]]
+    return [jax.jvp(of, primals, dots)[1]]
 
 
 def _inputs(call: Call, given: Operands) -> cudnn.Inputs:

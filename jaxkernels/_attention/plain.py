@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxkernels._attention import heads
+from jaxkernels._attention import heads, unit_sums
 from jaxkernels._attention.checks import NAME
 from jaxkernels._attention.problem import Operands
 from jaxkernels._rows import masked, masked_kernels, reference
@@ -28,6 +28,7 @@ def attention(
     empty_rows: EmptyRows = "zero",
     implementation: Implementation | None = None,
     floor: float | None = None,
+    known: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """The result of shape (B, T, N, H), and of each row the logarithm of its sum.
 
@@ -39,6 +40,7 @@ def attention(
         implementation: as for `masked.apply`.
         floor: None for no logarithms, or what stands for a score that is not seen. They have the shape
             (B, N, T), and no gradient.
+        known: None, or the result, where it is at hand and derivatives alone are wanted.
     """
     q, k, v = given.q, given.k, given.v
     scores = heads.scores(q, k, heads.dot_of(q.dtype, wide=True))
@@ -55,7 +57,7 @@ def attention(
         implementation=implementation,
         result_dtype=k.dtype if k.dtype.name in ("bfloat16", "float16") else None,
     )
-    result = heads.weighted_values(weights.astype(k.dtype), v, heads.dot_of(k.dtype))
+    result = unit_sums.weighted_values(weights, v, heads.dot_of(k.dtype), known)
     rows = within(given.q_lengths, q.shape[1], (2, 3))
     if rows is not None:
         result = jnp.where(rows, result, 0)

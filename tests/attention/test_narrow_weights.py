@@ -85,6 +85,69 @@ def test_reverse_mode_keeps_bfloat16_weights_alone():
     assert kept == {"bfloat16"}
 
 
+def exact_gradients(q, k, v, bias, dy, seen):
+    """Those of q, k, v and bias, in float64."""
+    q, k, v, bias, dy = (np.asarray(x).astype(np.float64) for x in (q, k, v, bias, dy))
+    scale, groups = q.shape[-1] ** -0.5, q.shape[2] // k.shape[2]
+
+    def of_key_heads(x):
+        return x.reshape(*x.shape[:2], k.shape[2], groups, -1).sum(3)
+
+    keys, values = (x.repeat(groups, 2) for x in (k, v))
+    scores = np.where(seen, scale * np.einsum("btnh,bsnh->bnts", q, keys) + bias, -np.inf)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    dp = np.einsum("btnh,bsnh->bnts", dy, values)
+    ds = p * (dp - (p * dp).sum(-1, keepdims=True))
+    return [
+        scale * np.einsum("bnts,bsnh->btnh", ds, keys),
+        of_key_heads(scale * np.einsum("bnts,btnh->bsnh", ds, q)),
+        of_key_heads(np.einsum("bnts,btnh->bsnh", p, dy)),
+        ds,
+    ]
+
+
+@pytest.mark.parametrize("scale", [1, 2, 4, 9, 16])
+@pytest.mark.parametrize("masked", ["all", "causal", "mask"])
+@pytest.mark.parametrize(
+    ("heads", "sizes"), [((2, 2), (64, 3, 6, 8)), ((4, 2), (3, 32, 48, 16))], ids=["short", "long"]
+)
+def test_gradients_of_peaked_weights(scale, masked, heads, sizes):
+    """In norm at most twice the error of jax.nn, or what five roundings to bfloat16 make.
+
+    They are those of a weight, of the others of its row, of their cotangent, of the scores' cotangent and of
+    the result.
+    """
+    rng = np.random.default_rng(scale)
+    batch, t, s, depth = sizes
+    shapes = [(batch, t, heads[0], depth), *((batch, s, heads[1], depth),) * 2]
+    shapes += [(batch, heads[0], t, s), (batch, t, heads[0], depth)]
+    factors = (scale, scale, 1, 1, 1)
+    q, k, v, bias, dy = (
+        jnp.asarray(factor * rng.standard_normal(shape), "bfloat16")
+        for factor, shape in zip(factors, shapes, strict=True)
+    )
+    seen = np.ones((batch, 1, t, s), bool)
+    if masked == "mask":
+        seen = rng.random(seen.shape) < 0.7
+        seen[..., 0] = True
+    if masked == "causal":
+        seen = np.tri(t, s, dtype=bool)[None, None]
+    options = {"mask": seen} if masked == "mask" else {"is_causal": masked == "causal"}
+    want = exact_gradients(q, k, v, bias, dy, seen)
+
+    def errors(attention):
+        def gradients(*operands):
+            return jax.vjp(functools.partial(attention, **options), *operands)[1](dy)
+
+        found = (np.asarray(x).astype(np.float64) for x in jax.jit(gradients)(q, k, v, bias))
+        return [np.linalg.norm(x - y) / np.linalg.norm(y) for x, y in zip(found, want, strict=True)]
+
+    ours = functools.partial(jk.dot_product_attention, implementation="ffi")
+    for x, y in zip(errors(ours), errors(jax.nn.dot_product_attention), strict=True):
+        assert x <= max(2 * y, 5**0.5 * 2.0**-9)
+
+
 def test_small_weights_of_float16_keep_their_gradients():
     """Which has few bits for them."""
     x = jnp.array([[[0.0, -12.0, -14.0, -16.0]]], "float32")
