@@ -5,6 +5,7 @@ import pickle
 import re
 
 import pytest
+from programs import ROOT
 
 import jaxkernels as jk
 from jaxkernels import _cpu
@@ -181,6 +182,8 @@ def test_plans_of_shapes_are_those_of_sizes():
 
 
 def test_names_of_devices():
+    page = (ROOT / "docs" / "plans.md").read_text()
+    assert all(f"`{name}`" in page for name in _cpu.named_devices())
     for name, sms in (("L40S", 142), ("a10", 72), ("L4", 58), ("H20", 78), ("GH200", 132)):
         assert devices.limits_of(name).sm_count == sms  # pyright: ignore[reportArgumentType]
     assert devices.limits_of("H200") == devices.limits_of("h200")  # pyright: ignore[reportArgumentType]
