@@ -247,8 +247,6 @@ def reshapes(argument: str, shape: Sequence[Any], whole: Sequence[Any]) -> str:
     return f": write {' or '.join(reversed(found.values()))}" if found else ""
 
 
-
-
 def broadcast_all(function: str, **arrays: jax.Array | None) -> tuple[Any, ...]:
     """The shape of arguments broadcast against each other; ValueError if they do not fit.
 
