@@ -124,10 +124,9 @@ JK_INLINE SegmentStatistics MeetingLogits(const SegmentStatistics* segments, int
     const double joining = of.max == found.max ? 0 : of.sum[1];
     const double spread = of.sum[2] + difference * (of.sum[0] + of.sum[1]);
     constexpr double kLowest = std::numeric_limits<double>::lowest();
-    const double parts[] = {factor * (of.sum[0] + joining), of.sum[1] - joining,
-                            factor == 0 ? 0 : factor * spread,
-                            of.sum[3] + std::max(difference, kLowest) * kTotalScale * of.sum[4],
-                            of.sum[4]};
+    const double parts[] = {
+        factor * (of.sum[0] + joining), of.sum[1] - joining, factor == 0 ? 0 : factor * spread,
+        of.sum[3] + std::max(difference, kLowest) * kTotalScale * of.sum[4], of.sum[4]};
     for (int i = 0; i < 5; ++i) sums.template Add<true>(i, parts[i]);
     found.labelled += of.labelled;
   }
@@ -154,9 +153,8 @@ JK_INLINE void StoreGradientOfTerms(const C* terms, int64_t cols, C factor, C co
   ForTiles<C>(cols, [&](int64_t i, int64_t n) JK_INLINE_LAMBDA {
     C buffer[kTile<C>];
     const C* from = LoadPadded(terms + i, n, C(0), buffer);
-    StoreTile(from, n, out + i, [&](C term) JK_INLINE_LAMBDA {
-      return GradientOfTerm(term, factor, constant);
-    });
+    StoreTile(from, n, out + i,
+              [&](C term) JK_INLINE_LAMBDA { return GradientOfTerm(term, factor, constant); });
   });
 }
 

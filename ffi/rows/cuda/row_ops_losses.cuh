@@ -236,8 +236,11 @@ struct CrossEntropyForwardGrad : CrossEntropyOp<T, kTwoSums> {
     }
   };
 
+  // Without smoothing the constant is 0, for hidden elements too.
   __device__ static C Finish(const C (&in)[1], const Columns& row) {
-    return fma(ExpDifference<T>(in[0], row.max), row.factor, Base::Visible(in[0], row.constant));
+    C constant = row.constant;
+    if constexpr (!kTwoSums) constant = Base::Visible(in[0], constant);
+    return fma(ExpDifference<T>(in[0], row.max), row.factor, constant);
   }
 };
 
@@ -278,10 +281,9 @@ struct CrossEntropyGrad : RowOp<T> {
       const C term = ExpDifference<T>(labelled, max);
       const C less = Losses::LessThanOne(term, rest, count) / sum;
       const C difference = fmax(labelled - max, kLeastExponent);
-      other = {
-          given.label, given.label + 1,
-          of_loss * less + term * inverse * (others - of_entropy * (difference - mean)) -
-              Losses::Visible(labelled, share)};
+      other = {given.label, given.label + 1,
+               of_loss * less + term * inverse * (others - of_entropy * (difference - mean)) -
+                   Losses::Visible(labelled, share)};
       const int cols = static_cast<int>(given.cols);  // labels reach as far
       if (of_loss == C(0) && of_lse == C(0) && of_entropy == C(0) && of_mean == C(0)) {
         other = {0, cols, C(0)};
