@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxkernels._attention import checks, default, flash, heads, plain
-from jaxkernels._core import validate
+from jaxkernels._core import eager, validate
 from jaxkernels._rows import masked_kernels
 from jaxkernels.typing import AttentionImplementation, EmptyRows
 
@@ -77,6 +77,11 @@ def dot_product_attention(
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
 
+@eager.jit_when_eager(
+    *("query", "key", "value", "bias", "mask", "query_seq_lengths", "key_value_seq_lengths"),
+    factors=("scale",),
+    check=eager.is_not_xlas,
+)
 def dot_product_attention(
     query: ArrayLike,
     key: ArrayLike,

@@ -18,6 +18,8 @@ from typing import Any
 
 import jax
 from jax._src import core
+from jax._src.interpreters import ad
+from jax._src.interpreters import batching as batching_traces
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import batching, mlir
@@ -43,9 +45,12 @@ def running_ffi_api_version() -> tuple[int, int] | None:
     return int(found[0].group(1)), int(found[1].group(1))
 
 
-def outside_of_traces() -> bool:
-    """Whether operations run at once: nothing is being traced, differentiated or mapped."""
-    return core.trace_state_clean()
+def runs_at_once() -> bool:
+    """Whether operations run at once, be they differentiated or mapped: no program is being traced."""
+    trace = core.trace_ctx.trace
+    while isinstance(trace, (ad.JVPTrace, ad.LinearizeTrace, batching_traces.BatchTrace)):
+        trace = trace.parent_trace
+    return trace is None or trace is core.eval_trace
 
 
 def varying_axes(x: Any) -> frozenset[Any]:

@@ -1,81 +1,168 @@
-"""Calls outside of any trace as one compiled program each, instead of one for every operation.
+"""Runs a call outside of jit as one compiled program, instead of one program per operation.
 
-A function of this package checks its operands, reshapes them and applies a primitive. Traced once,
-all this costs a call no more than a jitted function of JAX does.
+A function of this package checks its operands, reshapes them and applies a primitive. Tracing does this
+once, so a later call costs no more than a call of a jitted JAX function.
 
-Owns: when a call may take this way. Must not know: what is called.
+Owns: which calls are jitted. Must not know: what is called.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from jaxkernels._core import compat
 
-Function = Callable[..., jax.Array]
+P = ParamSpec("P")
+R = TypeVar("R")
+Function = Callable[..., Any]
 
 # NumPy's own dtypes, in this machine's byte order, of arrays that a jitted function takes as jnp.asarray
 # does. Other arrays and objects are left to the function, whose errors name the argument.
 _NUMPY_DTYPES = frozenset(map(np.dtype, "?bhilqBHILQefdFD"))
+# Types whose values can always be hashed.
+_PLAIN = (NoneType, bool, int, float, str)
 
 
-def jit_when_eager(operands: int, traced: int | None = None) -> Callable[[Function], Function]:
-    """Decorates a function of positional arguments, which is jitted where nothing is being traced.
+class _Program(NamedTuple):
+    """Runs calls whose arguments have certain types.
 
-    Within a trace the function is called as it is: a nested jit would hide its primitives from the
-    policies of `jax.checkpoint`.
+    Attributes:
+        run: the jitted function, or the function itself if it cannot be jitted.
+        is_jitted: which of the two it is.
+        to_put: names of numbers to copy to the device.
+    """
+
+    run: Function
+    is_jitted: bool = False
+    to_put: tuple[str, ...] = ()
+
+
+def jit_when_eager(
+    *operands: str,
+    factors: tuple[str, ...] = (),
+    numbers: tuple[str, ...] = (),
+    check: Callable[..., bool] = lambda *args, **kwargs: True,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Returns a decorator that jits a function wherever no program is being traced.
+
+    Within jit, scan, `jax.checkpoint` or shard_map the function runs unjitted: a nested jit would hide
+    its primitives from the policies of `jax.checkpoint`. grad, jvp and vmap outside of jit transform the
+    jitted function.
 
     Args:
-        operands: the number of the first arguments that are arrays or None.
-        traced: the number of the first arguments that may be JAX arrays; None means `operands`. A
-            program depends on the values of all others.
+        operands: names of arguments that are arrays, numbers or None. A number is traced.
+        factors: names of arguments that are arrays or numbers. A number is part of the program.
+        numbers: names of arguments that are arrays or numbers. A number passed by name is traced
+            unless it equals the default. JAX copies it to the device explicitly, which a transfer guard
+            allows.
+        check: called with the arguments of the function before a program takes them. It raises the
+            function's errors about known values, which a program cannot see. If it returns False, the
+            function runs unjitted.
+
+    All other arguments are part of the program. If one cannot be hashed, the function runs unjitted.
     """
-    may_be_arrays = operands if traced is None else traced
+    may_be_arrays = {*operands, *factors, *numbers}
 
-    def decorate(function: Function) -> Function:
-        @functools.cache
-        def program(*kinds: Any) -> Function:
-            arrays = [_is_array(kind) for kind in kinds]
-            for i, kind in enumerate(kinds):
-                left_out = kind is NoneType or i >= operands
-                if not (i < may_be_arrays if arrays[i] else left_out):
-                    return function
-            return jitted(tuple(i for i, is_array in enumerate(arrays) if not is_array))
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+        parameters = list(signature.parameters)
+        found: dict[tuple[Any, ...], _Program] = {}
 
         @functools.cache
-        def jitted(static: tuple[int, ...]) -> Function:
-            # A function of its own: JAX finds programs by the function, the types of traced arguments
-            # and the values of static ones, whichever positions they have.
+        def jitted(static: tuple[tuple[int | str, Any], ...]) -> Function:
+            # JAX keys programs by the function, the types of traced arguments and the values of static
+            # ones, but not by their positions, and 1 equals True. So each set has its own function.
             @functools.wraps(function)
-            def with_static(*arguments: Any) -> jax.Array:
-                return function(*arguments)
+            def with_static(*args: Any, **kwargs: Any) -> Any:
+                return function(*args, **kwargs)
 
-            return jax.jit(with_static, static_argnums=static)
+            positions = [place for place, _ in static if isinstance(place, int)]
+            names = [place for place, _ in static if isinstance(place, str)]
+            return jax.jit(with_static, static_argnums=positions, static_argnames=names)
+
+        @functools.cache
+        def program(names: tuple[str, ...], kinds: tuple[Any, ...]) -> _Program:
+            count = len(kinds) - len(names)
+            try:
+                signature.bind(*kinds[:count], **dict(zip(names, kinds[count:], strict=True)))
+            except TypeError:
+                return _Program(function)
+            static, to_put = [], []
+            places = [*range(count), *names]
+            for place, name, kind in zip(places, [*parameters[:count], *names], kinds, strict=True):
+                is_number = kind in (int, float) or _is_of(kind, np.number)
+                if _is_array(kind):
+                    if name not in may_be_arrays:
+                        return _Program(function)
+                elif name in numbers and is_number and isinstance(place, str):
+                    to_put.append(name)
+                elif name not in operands or kind is NoneType:
+                    static.append((place, kind))
+                elif not is_number:
+                    return _Program(function)
+            return _Program(jitted(tuple(static)), True, tuple(to_put))
+
+        def look_up(args: tuple[Any, ...], kwargs: dict[str, Any], types: Any) -> _Program:
+            values = (*args, *kwargs.values())
+            kinds = tuple(map(_kind, values))
+            chosen = program(tuple(kwargs), kinds)
+            some = [x for x, kind in zip(values, kinds, strict=True) if not _is_array(kind)]
+            if all(type(x) in _PLAIN for x in some):
+                if np.ndarray not in types:
+                    found[types] = chosen
+                return chosen
+            try:
+                hash(tuple(some))
+            except TypeError:
+                return _Program(function)
+            return chosen
 
         @functools.wraps(function)
-        def call(*arguments: Any) -> jax.Array:
-            if not compat.outside_of_traces():
-                return function(*arguments)
-            kinds = [x.dtype if type(x) is np.ndarray else type(x) for x in arguments]
-            try:
-                hash(tuple(x for x in arguments[operands:] if not isinstance(x, jax.Array)))
-            except TypeError:
-                return function(*arguments)
-            return program(*kinds)(*arguments)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            if not compat.runs_at_once():
+                return function(*args, **kwargs)
+            types = (*map(type, args), *kwargs, *map(type, kwargs.values()))
+            run, is_jitted, to_put = found.get(types) or look_up(args, kwargs, types)
+            if not is_jitted or not check(*args, **kwargs):
+                return function(*args, **kwargs)
+            for name in to_put:
+                value = kwargs.pop(name)
+                if value != signature.parameters[name].default:
+                    kwargs[name] = jax.device_put(value)
+            return run(*args, **kwargs)
 
         return call
 
     return decorate
 
 
+def is_not_xlas(*args: Any, implementation: str | None = None, **kwargs: Any) -> bool:
+    """Whether jax.nn's own function is not asked for: the bits of that depend on whether it is jitted."""
+    del args, kwargs
+    return implementation != "xla"
+
+
+def _kind(value: Any) -> Any:
+    """The type of a value, with the dtype of a NumPy array and the types within a tuple."""
+    if type(value) is tuple:
+        return (tuple, *map(_kind, value))
+    return value.dtype if type(value) is np.ndarray else type(value)
+
+
 def _is_array(kind: Any) -> bool:
     """Whether it is the dtype of a NumPy array, or the type of an array, that a program can take."""
     if isinstance(kind, np.dtype):
         return kind in _NUMPY_DTYPES
-    return issubclass(kind, jax.Array)
+    return _is_of(kind, jax.Array) or _is_of(kind, Tracer)
+
+
+def _is_of(kind: Any, parent: type) -> bool:
+    return isinstance(kind, type) and issubclass(kind, parent)

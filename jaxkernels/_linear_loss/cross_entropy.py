@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxkernels._core import validate
+from jaxkernels._core import eager, validate
 from jaxkernels._linear_loss import plan, primitive
 from jaxkernels._linear_loss.chunks import Arrays
 from jaxkernels._linear_loss.options import Options
@@ -67,6 +67,16 @@ def linear_cross_entropy(
 ) -> jax.Array | tuple[jax.Array, ...]: ...
 
 
+def _are_fit(x: Any, w: Any, labels: Any, trans_w: bool = False, **options: Any) -> bool:
+    """As `loss_arguments.are_fit`, but errors about the shapes of x and w come first."""
+    classes, depth = (loss_arguments.size_of(w, i if trans_w else 1 - i) for i in (0, 1))
+    fits = depth == loss_arguments.size_of(x, -1)
+    return loss_arguments.are_fit(_NAME, "labels", labels, classes if fits else None, **options)
+
+
+@eager.jit_when_eager(
+    *("x", "w", "labels", "bias", "weights"), numbers=loss_arguments.NUMBERS, check=_are_fit
+)
 def linear_cross_entropy(
     x: ArrayLike,
     w: ArrayLike,

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxkernels._core import validate
+from jaxkernels._core import eager, validate
 from jaxkernels._rows import cross_entropy_kernels as kernels
 from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows import loss_arguments
@@ -62,6 +62,13 @@ def cross_entropy(
 ) -> jax.Array | tuple[jax.Array, ...]: ...
 
 
+@eager.jit_when_eager(
+    *("logits", "labels", "where", "weights"),
+    numbers=loss_arguments.NUMBERS,
+    check=lambda logits, labels, axis=-1, **options: loss_arguments.are_fit(
+        "cross_entropy", "labels", labels, loss_arguments.size_of(logits, axis), **options
+    ),
+)
 def cross_entropy(
     logits: ArrayLike,
     labels: ArrayLike,

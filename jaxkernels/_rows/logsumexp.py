@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from jaxkernels._core import validate
+from jaxkernels._core import eager, validate
 from jaxkernels._rows import derivatives, last_axis, primitive
 from jaxkernels.typing import Implementation, Tier
 
@@ -38,6 +38,7 @@ derivatives.define_derivatives(
 )
 
 
+@eager.jit_when_eager("a", "b", "where", check=eager.is_not_xlas)
 def logsumexp(
     a: ArrayLike,
     axis: Axis = None,

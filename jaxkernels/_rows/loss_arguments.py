@@ -19,6 +19,8 @@ from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows import last_axis
 from jaxkernels._rows.reference import compute_dtype
 
+# Options that are numbers, or arrays of numbers.
+NUMBERS = ("label_smoothing", "z_loss", "logit_soft_cap", "temperature")
 # Logits, or their type where they are never kept.
 Logits: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 
@@ -182,17 +184,48 @@ def ids(name: str, argument: str, value: Any, given: jax.Array, x: Logits) -> ja
     """
     classes = x.shape[-1]
     known = _known(value)
-    if known is None:
-        known = _known(given)
+    _check_are_classes(name, argument, _known(given) if known is None else known, classes)
+    limits = jnp.iinfo(given.dtype)
+    if limits.max > jnp.iinfo(jnp.int32).max:
+        given = jnp.clip(given, max(limits.min, -1), classes)
+    return _of_rows(name, argument, given.astype(jnp.int32), x)
+
+
+def _check_are_classes(name: str, argument: str, known: np.ndarray | None, classes: int) -> None:
     if known is not None and known.size and int(np.max(known)) >= classes:
         raise ValueError(
             f"{name}: {argument} must be smaller than {classes}, the number of classes; "
             f"got {np.max(known)}"
         )
-    limits = jnp.iinfo(given.dtype)
-    if limits.max > jnp.iinfo(jnp.int32).max:
-        given = jnp.clip(given, max(limits.min, -1), classes)
-    return _of_rows(name, argument, given.astype(jnp.int32), x)
+
+
+def size_of(x: Any, axis: Any) -> int | None:
+    """The size of an axis; None if x has no such axis."""
+    try:
+        return x.shape[operator.index(axis)]
+    except (AttributeError, TypeError, IndexError):
+        return None
+
+
+def are_fit(name: str, argument: str, labels: Any, classes: int | None, **options: Any) -> bool:
+    """Whether a program may take these labels and options. Raises ValueError for known values out of range."""
+    if np.shape(options.get("label_smoothing")) == ():
+        check_range("label_smoothing", options.get("label_smoothing"), 0.0, 1.0)
+    for option in ("logit_soft_cap", "temperature"):
+        _check_positive(option, options.get(option))
+    dtype = int if type(labels) is int else getattr(labels, "dtype", bool)
+    if classes is not None and jnp.issubdtype(dtype, jnp.integer):
+        _check_are_classes(name, argument, _known(labels), classes)
+    return fit_32_bits(labels)
+
+
+def fit_32_bits(labels: Any) -> bool:
+    """Whether NumPy's 64-bit labels fit 32 bits, to which jit would cut them off."""
+    if getattr(labels, "dtype", None) not in (np.int64, np.uint64) or not np.size(labels):
+        return True
+    known = _known(labels)
+    limits = np.iinfo(np.int32)
+    return known is None or (limits.min <= np.min(known) and np.max(known) <= limits.max)
 
 
 def probabilities(name: str, given: jax.Array, x: jax.Array, axis: int) -> jax.Array:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from jaxkernels._core import validate
+from jaxkernels._core import eager, validate
 from jaxkernels._rows import reference
 from jaxkernels._rows.masked_kernels import Band, Window, band_of, masked_softmax_fwd
 from jaxkernels.typing import EmptyRows, Implementation, Tier
@@ -27,6 +27,7 @@ from jaxkernels.typing import EmptyRows, Implementation, Tier
 EMPTY_ROWS: tuple[EmptyRows, ...] = get_args(EmptyRows)
 
 
+@eager.jit_when_eager("scores", "mask", "bias", factors=("scale",))
 def scaled_masked_softmax(
     scores: ArrayLike,
     mask: ArrayLike | None = None,

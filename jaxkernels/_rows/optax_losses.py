@@ -12,12 +12,16 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxkernels._core import validate
+from jaxkernels._core import eager, validate
 from jaxkernels._rows import cross_entropy, last_axis, loss_arguments
 
 Axis = int | tuple[int, ...] | None
 
 
+@eager.jit_when_eager(
+    *("logits", "labels", "where"),
+    check=lambda logits, labels, *args, **kwargs: loss_arguments.fit_32_bits(labels),
+)
 def softmax_cross_entropy_with_integer_labels(
     logits: ArrayLike,
     labels: ArrayLike,
@@ -71,6 +75,7 @@ def softmax_cross_entropy_with_integer_labels(
     return jnp.where(is_seen, loss, 0).astype(x.dtype)
 
 
+@eager.jit_when_eager("logits", "labels", "where")
 def softmax_cross_entropy(
     logits: ArrayLike, labels: ArrayLike, axis: Axis = -1, where: ArrayLike | None = None
 ) -> jax.Array:
@@ -109,6 +114,7 @@ def softmax_cross_entropy(
     return cross_entropy.cross_entropy(rows, probabilities, where=mask).astype(dtype)
 
 
+@eager.jit_when_eager("logits", "labels")
 def safe_softmax_cross_entropy(logits: ArrayLike, labels: ArrayLike) -> jax.Array:
     """As `optax.safe_softmax_cross_entropy`: `softmax_cross_entropy` where 0 log 0 = 0.
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxkernels._core import compat, registry, validate
+from jaxkernels._core import compat, eager, registry, validate
 from jaxkernels._rows import derivatives, last_axis, primitive
 from jaxkernels._rows.row_kernel import RowKernel
 from jaxkernels.typing import Implementation, Tier
@@ -56,6 +56,7 @@ _SOFTMAX = _Algorithm("softmax", softmax_fwd, jax.nn.softmax, 0.0)
 _LOG_SOFTMAX = _Algorithm("log_softmax", log_softmax_fwd, jax.nn.log_softmax, -math.inf)
 
 
+@eager.jit_when_eager("x", "where", check=eager.is_not_xlas)
 def softmax(
     x: ArrayLike,
     axis: Axis = -1,
@@ -127,6 +128,7 @@ def softmax(
     return _apply(_SOFTMAX, x, axis, where, tier, implementation)
 
 
+@eager.jit_when_eager("x", "where", check=eager.is_not_xlas)
 def log_softmax(
     x: ArrayLike,
     axis: Axis = -1,

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxkernels._core import validate
+from jaxkernels._core import eager, validate
 from jaxkernels._rows import cross_entropy_kernels as kernels
 from jaxkernels._rows import loss_arguments
 from jaxkernels.typing import Implementation, Tier
@@ -62,6 +62,13 @@ def token_log_probs(
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
 
+@eager.jit_when_eager(
+    *("logits", "ids", "where"),
+    numbers=loss_arguments.NUMBERS,
+    check=lambda logits, ids, axis=-1, **options: loss_arguments.are_fit(
+        "token_log_probs", "ids", ids, loss_arguments.size_of(logits, axis), **options
+    ),
+)
 def token_log_probs(
     logits: ArrayLike,
     ids: ArrayLike,

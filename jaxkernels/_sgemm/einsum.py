@@ -117,7 +117,7 @@ def tensordot(
     return _tensordot(a, b, _as_integers(axes), precision, preferred_element_type, out_sharding)
 
 
-@eager.jit_when_eager(operands=2)
+@eager.jit_when_eager("a", "b")
 def _tensordot(
     a: ArrayLike,
     b: ArrayLike,

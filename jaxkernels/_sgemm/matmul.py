@@ -108,7 +108,7 @@ def matmul(
     )
 
 
-@eager.jit_when_eager(operands=2)
+@eager.jit_when_eager("a", "b")
 def _matmul(
     a: ArrayLike,
     b: ArrayLike,
@@ -225,7 +225,7 @@ def dot_general(
     )
 
 
-@eager.jit_when_eager(operands=2)
+@eager.jit_when_eager("lhs", "rhs")
 def _dot_general(
     lhs: ArrayLike,
     rhs: ArrayLike,

@@ -83,7 +83,7 @@ def sgemm(
     return _sgemm(a, b, c, alpha, beta, trans_a, trans_b, algorithm, implementation)
 
 
-@eager.jit_when_eager(operands=3, traced=5)
+@eager.jit_when_eager("a", "b", "c", factors=("alpha", "beta"))
 def _sgemm(
     a: ArrayLike,
     b: ArrayLike,

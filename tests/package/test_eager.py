@@ -1,0 +1,366 @@
+"""Calls outside of jit: one compiled program each, with the results and errors of a traced call."""
+
+import functools
+
+import flax.nnx
+import gemm_cases as cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkernels as jk
+import jaxkernels.optax
+from jaxkernels._linear_loss import primitive as linear_loss
+from jaxkernels._rows.row_kernel import RowKernel
+from jaxkernels._sgemm import primitive
+
+DOT = (((1,), (0,)), ((), ()))
+DOTS = (((2,), (1,)), ((0,), (0,)))
+
+
+def array(*shape, seed=0):
+    """Whole numbers, whose products are exact in any order."""
+    return jnp.asarray(cases.operand("integers", shape, seed))
+
+
+A, B, C = array(4, 3), array(3, 5, seed=1), array(4, 5, seed=2)
+BT = np.asarray(B.T)
+BATCHED_A, BATCHED_B = array(2, 4, 3), array(2, 3, 5, seed=1)
+TWO, SMALL = jnp.float32(2), jnp.float32(0.1)
+X, LABEL, MASK, BIAS = array(4, 5, seed=3) / 3, jnp.array([4, 0, -1, 1]), array(4, 5) > 0, array(5)
+Q, WINDOW_MASK = array(2, 5, 2, 3) / 3, array(1, 5) > 0
+BEYOND, TEMPERATURES = jnp.array([0, 1, 5, 1]), jnp.array([1.0, 2, 3, 4])
+P, ZEROS, LENGTHS = jax.nn.softmax(X), jnp.zeros(4), jnp.array([2, 4], jnp.int32)
+IDS_64 = np.array([4, 0, -(1 << 32) + 1, 1])  # cut off at 32 bits the third one would be 1
+ROWS = {
+    "softmax": lambda: jk.softmax(X),
+    "softmax-axis": lambda: jk.softmax(X, 0),
+    "softmax-axes": lambda: jk.softmax(X, axis=(0, 1)),
+    "softmax-where": lambda: jk.softmax(X, where=MASK),
+    "softmax-numpy": lambda: jk.softmax(np.asarray(X), where=np.asarray(MASK)),
+    "softmax-xla": lambda: jk.softmax(X, implementation="xla"),
+    "log_softmax": lambda: jk.log_softmax(X),
+    "logsumexp": lambda: jk.logsumexp(X, axis=-1, keepdims=True),
+    "logsumexp-b": lambda: jk.logsumexp(X, b=TWO, return_sign=True),
+    "masked": lambda: jk.scaled_masked_softmax(X, MASK, X, scale=0.5),
+    "masked-scale": lambda: jk.scaled_masked_softmax(X, MASK, scale=TWO, causal=True),
+    "masked-number": lambda: jk.scaled_masked_softmax(X, bias=1.0, scale=np.float32(2)),
+    "cross_entropy": lambda: jk.cross_entropy(X, LABEL),
+    "cross_entropy-names": lambda: jk.cross_entropy(labels=LABEL, logits=X, reduction="mean"),
+    "cross_entropy-number": lambda: jk.cross_entropy(X, 2, weights=2.0, reduction="sum"),
+    "cross_entropy-wide": lambda: jk.cross_entropy(np.asarray(X), IDS_64),
+    "cross_entropy-numbers": lambda: jk.cross_entropy(
+        X, LABEL, label_smoothing=0.1, z_loss=np.float32(0.1), temperature=2, logit_soft_cap=9.0
+    ),
+    "cross_entropy-arrays": lambda: jk.cross_entropy(
+        X, LABEL, label_smoothing=SMALL, z_loss=TWO, temperature=TEMPERATURES
+    ),
+    "cross_entropy-defaults": lambda: jk.cross_entropy(
+        X, LABEL, label_smoothing=0, temperature=1.0, return_lse=True, return_entropy=True
+    ),
+    "cross_entropy-probabilities": lambda: jk.cross_entropy(X, P, where=MASK),
+    "token_log_probs": lambda: jk.token_log_probs(X, LABEL, temperature=0.7, return_entropy=True),
+    "linear_cross_entropy": lambda: jk.linear_cross_entropy(A, B, LABEL, bias=BIAS),
+    "linear_cross_entropy-wide": lambda: jk.linear_cross_entropy(
+        A, BT, IDS_64, trans_w=True, reduction="mean", z_loss=0.1, max_bytes=1 << 20
+    ),
+    "linear_cross_entropy-numpy": lambda: jk.linear_cross_entropy(
+        A, BT, np.asarray(LABEL), trans_w=True, reduction="mean", z_loss=0.1, max_bytes=1 << 20
+    ),
+    "optax": lambda: jaxkernels.optax.softmax_cross_entropy_with_integer_labels(X, LABEL),
+    "optax-wide": lambda: jaxkernels.optax.softmax_cross_entropy_with_integer_labels(X, IDS_64),
+    "optax-probabilities": lambda: jaxkernels.optax.safe_softmax_cross_entropy(X, P),
+    "attention": lambda: jk.dot_product_attention(Q, Q, Q, is_causal=True),
+    "attention-window": lambda: jk.dot_product_attention(
+        *(Q, Q, Q), mask=WINDOW_MASK, scale=0.5, local_window_size=(1, 2), return_residual=True
+    ),
+    "attention-scale": lambda: jk.dot_product_attention(
+        *(Q, Q, Q), scale=TWO, key_value_seq_lengths=LENGTHS
+    ),
+}
+PRODUCTS = {
+    "matmul": lambda: jk.matmul(A, B),
+    "matmul-batched": lambda: jk.matmul(BATCHED_A, BATCHED_B),
+    "matmul-rows": lambda: jk.matmul(BATCHED_A, B),
+    "matmul-columns": lambda: jk.matmul(A, BATCHED_B),
+    "matmul-by-turns": lambda: jk.matmul(BATCHED_A[:, None], BATCHED_B),
+    "matmul-vector": lambda: jk.matmul(A[0], B),
+    "matmul-numpy": lambda: jk.matmul(np.asarray(A), np.asarray(B)),
+    "matmul-numpy-64": lambda: jk.matmul(np.asarray(A, np.float64), np.asarray(B, np.float64)),
+    "matmul-16": lambda: jk.matmul(
+        A.astype(jnp.bfloat16), B.astype(jnp.float16), preferred_element_type=jnp.float32
+    ),
+    "matmul-xla": lambda: jk.matmul(A, B, implementation="xla"),
+    "matmul-precision": lambda: jk.matmul(A, B, precision="high"),
+    "matmul-rung": lambda: jk.matmul(A, B, algorithm="warp_tile"),
+    "dot_general": lambda: jk.dot_general(A, B, DOT),
+    "dot_general-lists": lambda: jk.dot_general(A, B, [[[1], [0]], [[], []]]),
+    "dot_general-arrays": lambda: jk.dot_general(A, B, ((np.array([1]), np.array([0])), ((), ()))),
+    "dot_general-batched": lambda: jk.dot_general(BATCHED_A, BATCHED_B, DOTS),
+    "dot_general-precision": lambda: jk.dot_general(A, B, DOT, ("high", "default")),
+    "dot_general-precisions": lambda: jk.dot_general(A, B, DOT, ["high", "default"]),
+    "sgemm": lambda: jk.sgemm(A, B),
+    "sgemm-c": lambda: jk.sgemm(A, B, C, alpha=2.0, beta=np.float32(3)),
+    "sgemm-batched": lambda: jk.sgemm(BATCHED_A, BATCHED_B),
+    "sgemm-factors": lambda: jk.sgemm(A, B, C, alpha=TWO, beta=TWO),
+    "sgemm-one-factor": lambda: jk.sgemm(A, B, C, alpha=np.array(2), beta=TWO),
+    "sgemm-alpha": lambda: jk.sgemm(A, B, C, alpha=TWO, beta=1.0),
+    "sgemm-beta": lambda: jk.sgemm(A, B, C, alpha=1.0, beta=TWO),
+    "sgemm-no-c": lambda: jk.sgemm(A, B, alpha=TWO),
+    "sgemm-transposed": lambda: jk.sgemm(A.T, B.T, trans_a=1, trans_b=2),
+    "sgemm-numpy": lambda: jk.sgemm(
+        np.asarray(A), np.asarray(B), np.asarray(C), beta=np.array(1.0)
+    ),
+    "tensordot": lambda: jk.tensordot(A, B, 1),
+    "tensordot-axes": lambda: jk.tensordot(A, B, ([1], [0])),
+}
+CALLS = PRODUCTS | ROWS
+# Those that are no program: a list cannot be looked up, and 64 bits may be too many.
+NEVER = ("dot_general-precisions", *(name for name in CALLS if "wide" in name))
+calls = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+
+
+def assert_same(got, want, **options):
+    """Equal types and, but for what XLA folds where a number is constant, values."""
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type)
+        np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6, **options)
+
+
+@pytest.fixture
+def refusing(monkeypatch):
+    """Makes every trace of a function of ours an error, once it is called."""
+
+    def start():
+        def refuse(*operands, **options):
+            raise AssertionError("traced again")
+
+        monkeypatch.setattr(primitive, "multiply", refuse)
+        monkeypatch.setattr(primitive, "reference", refuse)
+        monkeypatch.setattr(linear_loss, "_bind", refuse)
+        monkeypatch.setattr(RowKernel, "__call__", refuse)
+        monkeypatch.setattr(jax, "eval_shape", refuse)
+
+    return start
+
+
+@calls
+def test_the_result_of_a_traced_call(call):
+    want = jax.jit(call)()
+    assert_same(call(), want)
+    with jax.disable_jit():
+        assert_same(call(), want)
+
+
+@pytest.mark.parametrize("order", [list, reversed])
+def test_calls_one_after_another(order):
+    """Of any two calls either comes first to a cache that is empty; positions of arrays and numbers change."""
+    wanted = {name: jax.jit(call)() for name, call in CALLS.items()}
+    jax.clear_caches()
+    for name in order(list(CALLS)):
+        assert_same(CALLS[name](), wanted[name], err_msg=name)
+
+
+@pytest.mark.parametrize("name", [n for n in CALLS if n not in NEVER])
+def test_a_second_call_traces_nothing(name, refusing):
+    """It goes to a compiled program at once."""
+    CALLS[name]()
+    refusing()
+    CALLS[name]()
+
+
+def test_numbers_are_not_part_of_the_program(refusing):
+    """As schedules of temperatures and smoothings change them from call to call."""
+
+    def loss(x, number):
+        options = {"label_smoothing": number / 9, "z_loss": number, "temperature": number}
+        return jk.cross_entropy(x, LABEL, reduction="mean", logit_soft_cap=number, **options)
+
+    for call in (loss, jax.value_and_grad(loss)):
+        assert_same(call(X, 2.0), jax.jit(call)(X, 2.0))
+    wanted = jax.jit(jax.value_and_grad(loss))(X, 3.0)
+    refusing()
+    assert_same(jax.value_and_grad(loss)(X, 3.0), wanted)
+
+
+AT_ONCE = {
+    "grad": lambda f, x: jax.value_and_grad(lambda x: jnp.sum(jnp.sin(f(x))))(x),
+    "hessian": lambda f, x: jax.hessian(lambda x: jnp.sum(jnp.sin(f(x))))(x),
+    "jvp": lambda f, x: jax.jvp(f, (x,), (jnp.cos(x),)),
+    "vmap": lambda f, x: jax.vmap(jax.vmap(f, axis_name="i"), axis_name="j")(
+        jnp.stack([x[None]] * 2)
+    ),
+    "vmap-grad": lambda f, x: jax.vmap(jax.grad(lambda x: jnp.sum(f(x) ** 2)))(jnp.stack([x, -x])),
+}
+DIFFERENTIATED = {
+    "softmax": jk.softmax,
+    "logsumexp": lambda x: jk.logsumexp(x, -1),
+    "masked": lambda x: jk.scaled_masked_softmax(x, MASK, x, scale=0.5),
+    "cross_entropy": lambda x: jk.cross_entropy(x, LABEL),
+    "cross_entropy-mean": lambda x: jk.cross_entropy(
+        x, np.array(LABEL), reduction="mean", label_smoothing=0.1
+    ),
+    "token_log_probs": lambda x: jk.token_log_probs(x, LABEL),
+    "linear_cross_entropy": lambda x: jk.linear_cross_entropy(x, x.T, 1, reduction="mean"),
+    "matmul": lambda x: jk.matmul(x, B.T),
+    "sgemm": lambda x: jk.sgemm(x, x.T, A @ A.T, alpha=TWO, beta=x[0, 0]),
+    "attention": lambda x: jk.dot_product_attention(*[x[None, :, None]] * 3),
+}
+
+
+@pytest.mark.parametrize("transform", AT_ONCE.values(), ids=AT_ONCE)
+@pytest.mark.parametrize("name", DIFFERENTIATED)
+def test_transformed_outside_of_jit(name, transform, refusing):
+    """The program of a call is transformed, once."""
+    f = DIFFERENTIATED[name]
+    want = jax.jit(functools.partial(transform, f))(X)
+    assert_same(transform(f, X), want)
+    refusing()
+    assert_same(transform(f, X), want)
+
+
+TRACES = {
+    "jit": lambda f: jax.jit(f),
+    "grad": lambda f: jax.grad(lambda x: jnp.sum(f(x))),
+    "vmap": lambda f: jax.vmap(f),
+    "remat": lambda f: jax.checkpoint(f),
+}
+
+
+@pytest.mark.parametrize("trace", TRACES.values(), ids=TRACES)
+@pytest.mark.parametrize("name", [n for n in CALLS if "xla" not in n])
+def test_a_trace_gets_the_primitive_itself(name, trace):
+    """And not a call of a compiled program that hides it, even of arrays that are not traced."""
+    CALLS[name]()
+
+    def function(x):
+        return sum(jnp.sum(x) * jnp.sum(y) for y in jax.tree.leaves(CALLS[name]()))
+
+    jaxpr = jax.make_jaxpr(trace(function))(jnp.ones(2)).jaxpr
+    while len(jaxpr.eqns) == 1:  # the program of the transformation, of all operations
+        jaxpr = next(v for v in jaxpr.eqns[0].params.values() if hasattr(v, "eqns"))
+    names = [e.params.get("name") for e in jaxpr.eqns if "jit" in e.primitive.name]
+    assert not {n.strip("_") for n in names}.intersection({*jk.__all__, *jaxkernels.optax.__all__})
+    assert "jaxkernels_" in str(jaxpr)
+
+
+BAD_CALLS = {
+    "matmul-shapes": lambda: jk.matmul(A, A),
+    "matmul-scalar": lambda: jk.matmul(A[0, 0], B),
+    "matmul-batches": lambda: jk.matmul(array(2, 4, 3), array(3, 3, 5)),
+    "matmul-list": lambda: jk.matmul([[1.0]], A),
+    "matmul-text": lambda: jk.matmul("a", A),
+    "matmul-none": lambda: jk.matmul(None, A),
+    "matmul-number": lambda: jk.matmul(2.0, A),
+    "matmul-objects": lambda: jk.matmul(np.array([[None]]), A),
+    "matmul-texts": lambda: jk.matmul(np.array([["a"]]), A),
+    "matmul-dates": lambda: jk.matmul(np.array([["2026-01-01"]], "M8[D]"), A),
+    "matmul-integers": lambda: jk.matmul(np.ones((2, 2), np.int32), A),
+    "matmul-keys": lambda: jk.matmul(jax.random.split(jax.random.key(0), (4, 3)), B),
+    "matmul-preferred": lambda: jk.matmul(A, B, preferred_element_type=jnp.bfloat16),
+    "matmul-preferred-list": lambda: jk.matmul(A, B, preferred_element_type=["float32"]),
+    "matmul-algorithm": lambda: jk.matmul(A, B, algorithm="fastest"),
+    "matmul-algorithm-list": lambda: jk.matmul(A, B, algorithm=["naive"]),
+    "matmul-implementation": lambda: jk.matmul(A, B, implementation="cublas"),
+    "matmul-precision": lambda: jk.matmul(A, B, precision="sloppy"),
+    "matmul-precision-64": lambda: jk.matmul(A, B, precision="F64_F64_F64"),
+    "dot_general-shapes": lambda: jk.dot_general(A, A, DOT),
+    "dot_general-dims": lambda: jk.dot_general(A, B, (((7,), (0,)), ((), ()))),
+    "dot_general-precision": lambda: jk.dot_general(A, B, DOT, "sloppy"),
+    "dot_general-precision-list": lambda: jk.dot_general(A, B, DOT, [[]]),
+    "dot_general-precision-64": lambda: jk.dot_general(
+        A, B, DOT, jax.lax.DotAlgorithmPreset.F64_F64_F64
+    ),
+    "sgemm-shapes": lambda: jk.sgemm(A, A),
+    "sgemm-vector": lambda: jk.sgemm(A[0], B),
+    "sgemm-c": lambda: jk.sgemm(A, B, A, beta=1.0),
+    "sgemm-c-list": lambda: jk.sgemm(A, B, [1.0], beta=1.0),
+    "sgemm-no-c": lambda: jk.sgemm(A, B, beta=1.0),
+    "sgemm-flag": lambda: jk.sgemm(A, B, trans_a=3),
+    "sgemm-flag-list": lambda: jk.sgemm(A, B, trans_a=[1]),
+    "softmax-axis": lambda: jk.softmax(X, 1.0),
+    "softmax-axes": lambda: jk.softmax(X, (0, 1.0)),
+    "softmax-list": lambda: jk.softmax([1.0, 2.0]),
+    "softmax-where": lambda: jk.softmax(X, where=X),
+    "softmax-argument": lambda: jk.softmax(X, axes=1),
+    "softmax-none": lambda: jk.softmax(None),
+    "softmax-missing": lambda: jk.softmax(),
+    "cross_entropy-missing": lambda: jk.cross_entropy(X),
+    "cross_entropy-none": lambda: jk.cross_entropy(X, None),
+    "cross_entropy-beyond": lambda: jk.cross_entropy(X, BEYOND),
+    "cross_entropy-beyond-numpy": lambda: jk.cross_entropy(X, np.array([0, 1, 1 << 40, 1])),
+    "cross_entropy-beyond-number": lambda: jk.cross_entropy(X, 5),
+    "cross_entropy-smoothing": lambda: jk.cross_entropy(X, LABEL, label_smoothing=1.5),
+    "cross_entropy-smoothings": lambda: jk.cross_entropy(X, LABEL, label_smoothing=X),
+    "cross_entropy-cap": lambda: jk.cross_entropy(X, LABEL, logit_soft_cap=-1.0),
+    "cross_entropy-axis": lambda: jk.cross_entropy(X, LABEL, axis=7),
+    "token_log_probs-beyond": lambda: jk.token_log_probs(X, LABEL, axis=0),
+    "token_log_probs-floats": lambda: jk.token_log_probs(X, TEMPERATURES),
+    "token_log_probs-temperature": lambda: jk.token_log_probs(X, LABEL, temperature=ZEROS),
+    "linear_cross_entropy-beyond": lambda: jk.linear_cross_entropy(A, B, BEYOND),
+    "linear_cross_entropy-w": lambda: jk.linear_cross_entropy(A, A, LABEL),
+    "attention-scale": lambda: jk.dot_product_attention(Q, Q, Q, scale="1"),
+    "sgemm-both": lambda: jk.sgemm(A, B, implementation="xla", algorithm="naive"),
+}
+
+
+@pytest.mark.parametrize("call", BAD_CALLS.values(), ids=BAD_CALLS)
+def test_the_error_of_a_traced_call(call):
+    with pytest.raises((TypeError, ValueError)) as eager:
+        call()
+    with pytest.raises((TypeError, ValueError)) as traced:
+        jax.jit(call)()
+    assert type(eager.value) is type(traced.value)
+    assert str(eager.value).split("\n")[0] == str(traced.value).split("\n")[0]
+    assert "lambda" not in str(eager.value)
+
+
+def test_known_labels_are_checked_where_the_logits_are_differentiated():
+    """Also of a call whose program there is already."""
+    for labels in (LABEL, LABEL + 1):
+        grad = jax.grad(lambda x: jk.cross_entropy(x, labels, reduction="mean"))  # noqa: B023
+        if labels is LABEL:
+            grad(X)
+        else:
+            with pytest.raises(ValueError, match="smaller than 5"):
+                grad(X)
+
+
+def test_what_can_change_is_not_part_of_the_program():
+    """Objects that stand for arrays, whose value is another one at the next call."""
+    param = flax.nnx.Param(A)
+    np.testing.assert_array_equal(jk.matmul(param, B), jk.matmul(A, B))
+    param.set_value(2 * A)
+    np.testing.assert_array_equal(jk.matmul(param, B), 2 * jk.matmul(A, B))
+    factor = flax.nnx.Param(jnp.float32(0.0))
+    np.testing.assert_array_equal(jk.sgemm(A, B, C, beta=factor), jk.matmul(A, B))
+    factor.set_value(jnp.float32(1.0))
+    np.testing.assert_array_equal(jk.sgemm(A, B, C, beta=factor), jk.matmul(A, B) + C)
+    writable = np.array(A)
+    jk.matmul(writable, B)
+    writable[:] = 1
+    np.testing.assert_array_equal(jk.matmul(writable, B), jk.matmul(np.ones_like(A), B))
+
+
+def test_flags_of_jax_are_part_of_the_program():
+    """A call under another flag gets a program of its own."""
+    x = np.ones((2, 2))
+    assert jk.matmul(x, x).dtype == jnp.float32
+    with jax.enable_x64(True), pytest.raises(TypeError, match="got float64 and float64"):
+        jk.matmul(x, x)
+    nan = jnp.full((2, 2), jnp.nan)
+    assert np.isnan(jk.matmul(nan, nan)).all()
+    with jax.debug_nans(True), pytest.raises(FloatingPointError):
+        jk.matmul(nan, nan)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_switches_of_jax(name):
+    """Strict promotion, and that nothing is sent to a device unasked; of NumPy's arrays every call asks."""
+    with jax.numpy_dtype_promotion("strict"):
+        want = CALLS[name]()
+    if name.partition("-")[2] not in ("numpy", "wide", "number", "xla"):
+        CALLS[name]()
+        with jax.transfer_guard("disallow"):
+            assert_same(CALLS[name](), want)
