@@ -170,6 +170,22 @@ def test_known_labels_are_copied_as_guards_allow():
             jax.jit(lambda x: function(x, LABEL + 7))(x)  # noqa: B023
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_losses_outside_of_jit_under_a_transfer_guard(reduction):
+    """Of arrays of the device: numbers among the options, and our own constants, are no implicit transfers."""
+    x, label, weights = map(jnp.asarray, (X, LABEL, np.ones(LABEL.shape, np.float32)))
+    w, share = jnp.ones((X.shape[-1], 7)), jax.nn.softmax(x)
+    options = {"label_smoothing": 0.1, "z_loss": 0.01, "temperature": 0.5, "logit_soft_cap": 3.0}
+    with jax.transfer_guard("disallow"):
+        for some in ({}, options, {"weights": weights}, {"return_entropy": True}):
+            some = {"reduction": reduction, **some}
+            jk.cross_entropy(x, label, **some)
+            jk.cross_entropy(x, share, **some)
+            jk.linear_cross_entropy(x, w, label, **some)
+        jk.token_log_probs(x, label, temperature=0.5, return_entropy=True)
+        jk.logsumexp(x, -1, b=share)
+
+
 WRONG = [
     # arguments, error, what its text has to contain
     pytest.param({"axis": 3}, ValueError, "axis 3.*dimension 3", id="axis"),
