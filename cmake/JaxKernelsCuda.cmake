@@ -45,8 +45,14 @@ if(NOT JK_CUDA_RELEASE AND NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND "$ENV{CUDAAR
                   OUTPUT_VARIABLE gpus ERROR_QUIET)
   string(REGEX MATCHALL "[0-9]+\\.[0-9]+" capabilities "${gpus}")
 endif()
+set(found_gpus ${capabilities})
+list(FILTER capabilities EXCLUDE REGEX "^[0-7]\\.")  # kernels need 8.0
 if(JK_CUDA STREQUAL "AUTO" AND NOT is_named AND NOT capabilities)
-  set(JK_WHY_NO_CUDA "no GPU was found at build time")
+  if(found_gpus)
+    set(JK_WHY_NO_CUDA "no GPU of compute capability 8.0 or later was found at build time")
+  else()
+    set(JK_WHY_NO_CUDA "no GPU was found at build time")
+  endif()
   return()
 endif()
 

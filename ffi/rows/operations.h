@@ -83,7 +83,7 @@ constexpr std::array<std::string_view, kOperationCount> NamesOf(Operation) {
   return names;
 }
 
-// Whether elements of so many bytes are read as x, where wider ones are y.
+// Whether elements of `item_bytes` bytes are read as x; wider ones are y.
 constexpr bool ReadsXForY(const OperationTraits& traits, std::size_t item_bytes) {
   return traits.x_if_half > 0 && item_bytes == 2;
 }
@@ -91,7 +91,7 @@ constexpr bool FindsMax(const OperationTraits& traits, std::size_t item_bytes) {
   return traits.finds_max || ReadsXForY(traits, item_bytes);
 }
 
-// The numbers that a row of elements of so many bytes sums.
+// The number of sums of a row whose elements have `item_bytes` bytes.
 constexpr int SumsOf(const OperationTraits& traits, std::size_t item_bytes) {
   const bool counts_max = traits.counts_max && item_bytes > 2;
   return traits.sums + (counts_max || ReadsXForY(traits, item_bytes) ? 1 : 0);

@@ -180,7 +180,8 @@ def register_remat_rule(primitive: Primitive) -> None:
         from jax._src.ad_checkpoint import CheckpointName
         from jax._src.interpreters import remat
 
-        if "trace" not in inspect.signature(CheckpointName.remat).parameters:
+        given = inspect.signature(CheckpointName.remat).parameters
+        if jax.__version_info__ < (0, 12) or "trace" not in given:
             return
 
         def rule(trace: Any, *operands: Any, **params: Any) -> Any:

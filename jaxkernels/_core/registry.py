@@ -259,7 +259,7 @@ def cuda_devices() -> list[Any]:
 
 @functools.cache  # once per process: a program is lowered many times
 def _why_no_code() -> str:
-    """The reason why the CUDA module runs on no GPU of this process; empty if it does, or there is no GPU."""
+    """The reason if some GPU of this process cannot run the CUDA module; empty if all can, or there is none."""
     if cuda_module is None:
         return _why_no_cuda
     architectures = cuda_module.architectures()

@@ -96,7 +96,7 @@ def linear_cross_entropy(
     max_bytes: int | None = None,
     implementation: Implementation | None = None,
 ) -> jax.Array | tuple[jax.Array, ...]:
-    r"""The cross-entropy of labels for `logits = x @ w + bias`, without storing the logits.
+    r"""The cross-entropy of labels for `logits = x @ w + bias`, computed in chunks of rows.
 
     The logits are computed for some rows at a time, a chunk, and overwritten with their gradient.
     `plan_linear_cross_entropy` returns the size of the chunks. Works with jit, vmap, scan, remat,

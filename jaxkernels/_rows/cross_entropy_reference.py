@@ -94,13 +94,11 @@ def bounded_below(difference: jax.Array) -> jax.Array:
 
 
 def without_spoiled_rows(x: jax.Array) -> jax.Array:
-    """The logits, without derivatives of rows with NaN or inf: 0 times theirs would be NaN.
+    """The logits, without derivatives of rows whose maximum is not finite: 0 times theirs would be NaN.
 
     The first gradient of such a row is NaN already, or the row is left out.
     """
-    largest = largest_of(x)
-    is_spoiled = jnp.isnan(largest) | (largest == jnp.inf)
-    return jnp.where(is_spoiled, jax.lax.stop_gradient(x), x)
+    return jnp.where(jnp.isfinite(largest_of(x)), x, jax.lax.stop_gradient(x))
 
 
 def _at_label(x: jax.Array, label: jax.Array) -> jax.Array:
@@ -154,8 +152,7 @@ def cross_entropy_fwd_grad(
         numbers: of shape (..., 4), (weight, q, smoothing, z) of each row.
         all_sums: as for `cross_entropy_fwd`; needed where a smoothing is not 0.
     """
-    is_left_out = (label < 0) | (numbers[..., :1] == 0)
-    x = jnp.where(is_left_out, jax.lax.stop_gradient(x), x)
+    x = without_spoiled_rows(x)
     kept = cross_entropy_fwd(x, label, all_sums=all_sums)
     cotangent = cotangent_of(label, kept, numbers)
     return [cross_entropy_grad(x, label, kept, cotangent), kept]
@@ -210,7 +207,7 @@ def loss_of(
     lse = jnp.where((z == 0) & ~jnp.isfinite(lse), 0, lse)
     loss = q * nll + smoothing * distance + _z_term(z, lse)
     is_counted = is_counted & ((weight != 0) | jnp.isfinite(loss))
-    return jnp.where(is_counted, weight * loss, 0)
+    return weight * jnp.where(is_counted, loss, 0)
 
 
 def results_of(

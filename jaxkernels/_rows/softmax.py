@@ -184,7 +184,8 @@ def log_softmax(
 
         To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
 
-        float32 and float64 results stay accurate near 0: `jk.log_softmax([0, -20.7])[0]` is -1.0e-9;
+        float32 and float64 results stay accurate near 0: `jk.log_softmax(jnp.array([0, -20.7]))[0]` is
+        -1.0e-9;
         jax.nn returns 0.
 
     References:

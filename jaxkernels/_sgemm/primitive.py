@@ -142,8 +142,6 @@ def _lower_kernel(
     options: Options,
 ) -> Any:
     """Lowers to `kernel(a, b, c=None, options=...)`, a custom call, split over devices if need be."""
-    if not registry.has_kernels("cuda"):
-        return _lower_reference(ctx, *operands, options=options)
     local = functools.partial(with_tall_rows, kernel)
     if partitioned_calls.partitions_custom_calls(ctx):
         shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
@@ -152,6 +150,13 @@ def _lower_kernel(
         return partitioned_calls.lower_partitioned(function, ctx, operands, name)
     function = functools.partial(local, options=options)
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
+
+
+def _lower_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, options: Options) -> Any:
+    """Lowers to our kernel, or to XLA's product on a GPU that no kernel was compiled for."""
+    if not registry.has_kernels("cuda"):
+        return _lower_reference(ctx, *operands, options=options)
+    return _lower_kernel(ffi_multiply, ctx, *operands, options=options)
 
 
 def _jvp(primals: Any, tangents: Any, *, options: Options) -> tuple[jax.Array, Any]:
@@ -239,6 +244,6 @@ ad.primitive_jvps[sgemm_p] = _jvp
 ad.primitive_transposes[sgemm_p] = _transpose
 mlir.register_lowering(sgemm_p, _lower_reference)
 if registry.has_cuda_module():
-    mlir.register_lowering(sgemm_p, functools.partial(_lower_kernel, ffi_multiply), platform="cuda")
+    mlir.register_lowering(sgemm_p, _lower_cuda, platform="cuda")
 partitioned_calls.needs_devices_for_lowering(sgemm_p)
 experimental_rules.define_rules(sgemm_p, reference, sparse=sparse_product)

@@ -30,6 +30,13 @@ DEFAULT = "90a-real;80-virtual"
         ("AUTO", {}, "8.6\n12.0", True, "TRUE|86-real;120a-real|"),
         ("AUTO", {}, "9.0", False, f"FALSE|90a-real|{NO_COMPILER}"),
         ("AUTO", {}, "", True, f"FALSE||{NO_GPU}"),
+        (
+            "AUTO",
+            {},
+            "7.5",
+            True,
+            "FALSE||no GPU of compute capability 8.0 or later was found at build time",
+        ),
         ("AUTO", {}, "", False, f"FALSE||{NO_GPU}"),
         ("AUTO", {"CUDAARCHS": "80-real"}, "", True, "TRUE||"),  # CMake itself reads it
         ("AUTO", {"CUDAARCHS": "80-real"}, "", False, f"FALSE||{NO_COMPILER}"),

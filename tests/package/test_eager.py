@@ -363,4 +363,5 @@ def test_switches_of_jax(name):
     if name.partition("-")[2] not in ("numpy", "wide", "number", "xla"):
         CALLS[name]()
         with jax.transfer_guard("disallow"):
-            assert_same(CALLS[name](), want)
+            got = CALLS[name]()
+        assert_same(got, want)

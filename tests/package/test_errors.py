@@ -187,7 +187,8 @@ REMEDIES = {
 
 @pytest.mark.parametrize(("call", "error", "text"), REMEDIES.values(), ids=REMEDIES)
 def test_errors_name_what_to_write(call, error, text):
-    with pytest.raises(error, match=text):
+    # JAX may add lines of its own to the error of a program.
+    with pytest.raises(error, match=text.replace("$", r"($|\n)")):
         call()
 
 

@@ -145,7 +145,8 @@ def test_smoothing_goes_over_visible_classes(hide, implementation):
 def test_rows_left_out_never_show(reduction, implementation, options):
     """Not in values, gradients, nor in gradients of gradients, be they NaN, infinite or the largest numbers."""
     label = np.array([0, 1, 2 if options else -1])
-    for filler in (np.nan, np.inf, float(jnp.finfo(jnp.float32).max)):
+    largest = float(jnp.finfo(jnp.float32).max)
+    for filler in (np.nan, np.inf, -np.inf, largest, -largest):
         x = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
         spoiled = x.copy()
         spoiled[2] = filler

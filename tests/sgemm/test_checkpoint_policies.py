@@ -27,7 +27,8 @@ OTHERS = ("everything_saveable", "nothing_saveable")
 
 
 HAS_REMAT3 = (
-    hasattr(jax.config, "jax_remat3")
+    jax.__version_info__ >= (0, 12)
+    and hasattr(jax.config, "jax_remat3")
     and "trace" in inspect.signature(ad_checkpoint.CheckpointName.remat).parameters
 )
 

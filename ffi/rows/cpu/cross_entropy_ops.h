@@ -26,7 +26,7 @@ JK_INLINE double ShareOf(double smoothing, double seen) {
   return smoothing == 0 || seen == 0 ? 0 : smoothing / seen;
 }
 
-// Stands for the term of an element of -inf where terms are kept and all sums are made.
+// Marks the kept term of a hidden element (-inf) where all sums are made.
 inline constexpr int kHiddenTerm = -1;
 // The gradient of an element from its kept term.
 template <typename C>
