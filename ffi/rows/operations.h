@@ -42,8 +42,8 @@ struct OperationTraits {
   bool shares_rows;  // all inputs have one shape; a bias may broadcast against the scores
   int sums;          // numbers that a row sums, side by side; none: it reduces nothing
   bool counts_max;   // besides, unless of half types: how many terms are those of the maximum
-  int x_if_half;     // of half types it reads x for y: it finds the maximum, and sums exp(x - max)
-                     // before the others; so many of the sums are then relative to the maximum
+  int x_if_half;     // number of sums relative to the maximum where half types give x, from which
+                     // the kernel sums exp(x - max) first; 0 if it always reads y
   bool takes_label;  // it reads a column for each row, behind its inputs
   int takes[2];      // numbers that it reads for each row, behind those, in up to two arrays
   bool stores_elements;  // it has a result for each element

@@ -154,8 +154,8 @@ class RowOperation:
         shares_rows: whether all inputs have one shape.
         sums: numbers that a row sums, side by side.
         counts_max: whether it also counts the terms of the maximum, unless they are of a 16-bit type.
-        x_if_half: of a 16-bit type it reads x in place of y, finds the maximum, and sums exp(x - max)
-            besides; so many of the sums are then relative to the maximum. 0 of operations that do not.
+        x_if_half: number of sums relative to the maximum if a 16-bit input is x, whose maximum and sum of
+            exp(x - max) the kernel then finds; 0 if the operation always reads y.
         takes_label: whether it reads a column for each row, behind its inputs.
         takes: numbers that it reads for each row, behind those, of two arrays; 0 where there is none.
         stores_elements: whether it has a result for each element.

@@ -142,7 +142,7 @@ def test_rows_that_do_not_divide(function, cpu_devices):
 
 
 def special_rows():
-    """Rows of which devices see nothing but -inf, whole rows of it, NaN and infinities."""
+    """Some devices see only -inf; whole rows of it; NaN and infinities."""
     inf, nan = np.inf, np.nan
     x = np.tile(X[0, :1], (8, 1))
     x[0, :] = -inf  # NaN throughout
@@ -169,7 +169,7 @@ def test_special_values_in_a_sharded_axis(function, cpu_devices):
 
 @pytest.mark.parametrize("name", ["gradient", "tangent"])
 def test_16_bit_log_softmax_of_a_sharded_axis(name, cpu_devices):
-    """Its derivatives read x: a maximum and two sums, of which that of a cotangent is not relative to the maximum."""
+    """Its derivatives read x: a maximum and two sums; the sum of a cotangent is not relative to the maximum."""
     mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
     x, t = (np.asarray(a, jnp.bfloat16) for a in (special_rows(), T[0, :1].repeat(8, 0)))
     program = functools.partial(PROGRAMS[name][0], jk.log_softmax)
