@@ -40,9 +40,9 @@ derivatives.define_derivatives(
 
 def _is_one_program(*args: Any, b: Any = None, implementation: Any = None, **options: Any) -> bool:
     """Whether a call outside of jit is one: under debug_nans no program may make the NaN of a negative sum."""
-    del options
     has_factors = b is not None or (len(args) > 2 and args[2] is not None)
-    return implementation != "xla" and not (has_factors and jax.config.jax_debug_nans)
+    is_ours = eager.is_not_xlas(*args, implementation=implementation, **options)
+    return is_ours and not (has_factors and jax.config.jax_debug_nans)
 
 
 @eager.jit_when_eager("a", "b", "where", check=_is_one_program)
