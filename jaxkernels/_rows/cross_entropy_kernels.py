@@ -1,8 +1,8 @@
 """The row kernels of cross entropy, and the two functions of rows that they make.
 
 Of a row of logits with a label a kernel keeps seven numbers (`KEPT`). From them follow, in
-plain JAX, the measures of a row: lse - x_l, lse - max, the entropy and mean (lse - x), of which losses
-are made; and from these numbers and x the gradient, by a kernel that reduces nothing.
+plain JAX, the measures of a row: lse - x_l, lse - max, the entropy and mean (lse - x), which losses
+sum; and from these numbers and x the gradient, by a kernel that reduces nothing.
 
 Owns: the primitives, their derivatives, and what they do where rows are spread over devices. Must not
 know: what users may pass (`cross_entropy`), how a kernel is launched.
