@@ -194,7 +194,7 @@ def register_remat_rule(primitive: Primitive) -> None:
             result = primitive.bind(*operands, **params)
             name = CheckpointName(primitive.name, jax.typeof(result))
             asked = SimpleNamespace(policy=trace.policy and policy)
-            result, saved, restore = name.remat(asked, result)
+            result, saved, restore = name.remat(asked, result)  # pyright: ignore[reportAssignmentType]
             again = functools.partial(primitive.bind, **params)
             return result, saved, lambda saved, *operands: restore(saved, again(*operands))
 

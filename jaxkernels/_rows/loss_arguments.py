@@ -209,8 +209,9 @@ def size_of(x: Any, axis: Any) -> int | None:
 
 def are_fit(name: str, argument: str, labels: Any, classes: int | None, **options: Any) -> bool:
     """Whether a program may take these labels and options. Raises ValueError for known values out of range."""
-    if np.shape(options.get("label_smoothing")) == ():
-        check_range("label_smoothing", options.get("label_smoothing"), 0.0, 1.0)
+    smoothing = options.get("label_smoothing", 0.0)
+    if np.ndim(smoothing) == 0:
+        check_range("label_smoothing", smoothing, 0.0, 1.0)
     for option in ("logit_soft_cap", "temperature"):
         _check_positive(option, options.get(option))
     dtype = int if type(labels) is int else getattr(labels, "dtype", bool)
