@@ -67,7 +67,9 @@ def jit_when_eager(
             function's errors about known values, which a program cannot see. If it returns False, the
             function runs unjitted.
 
-    All other arguments are part of the program. If one cannot be hashed, the function runs unjitted.
+    All other arguments are part of the program. If one cannot be hashed, the function runs unjitted. So
+    does a call whose program raises an error: the error is the function's own, without what jit adds, and
+    debug_nans finds no NaN that the function would not have made.
     """
     may_be_arrays = {*operands, *factors, *numbers}
 
@@ -133,11 +135,17 @@ def jit_when_eager(
             run, is_jitted, to_put = found.get(types) or look_up(args, kwargs, types)
             if not is_jitted or not check(*args, **kwargs):
                 return function(*args, **kwargs)
+            given: dict[str, Any] = kwargs
             for name in to_put:
-                value = kwargs.pop(name)
+                given = dict(given)
+                value = given.pop(name)
                 if value != signature.parameters[name].default:
-                    kwargs[name] = jax.device_put(value)
-            return run(*args, **kwargs)
+                    given[name] = jax.device_put(value)
+            try:
+                return run(*args, **given)
+            except Exception:  # raised again below, by the function itself
+                del given
+            return function(*args, **kwargs)
 
         return call
 

@@ -312,8 +312,12 @@ def test_the_error_of_a_traced_call(call):
     with pytest.raises((TypeError, ValueError)) as traced:
         jax.jit(call)()
     assert type(eager.value) is type(traced.value)
-    assert str(eager.value).split("\n")[0] == str(traced.value).split("\n")[0]
+    assert str(eager.value) == str(traced.value).partition("\n---")[0]
     assert "lambda" not in str(eager.value)
+    with jax.disable_jit(), pytest.raises((TypeError, ValueError)) as unjitted:
+        call()
+    notes = (getattr(error.value, "__notes__", []) for error in (eager, unjitted))
+    assert next(notes) == next(notes)  # jit adds none
 
 
 def test_known_labels_are_checked_where_the_logits_are_differentiated():
