@@ -91,10 +91,10 @@ def run(
         if name in found:
             found[name] = found[name].astype(given[of].dtype)
     if call.operation == "measures":
-        found["measures"] = reference.measures_of(found["kept"])
+        found["measures"] = reference.measures_of(found["kept"], all_sums=call.options.all_sums)
     if call.operation == "loss":
         kept, numbers, is_counted = found["kept"], flat["numbers"], flat["label"] >= 0
-        measures = reference.measures_of(kept)
+        measures = reference.measures_of(kept, all_sums=call.options.all_sums)
         loss = reference.loss_of(is_counted, measures, kept[:, :1], numbers)
         shape = lead[: call.members]
         found["loss"] = jnp.sum(loss.reshape(*shape, math.prod(lead[call.members :])), axis=-1)

@@ -140,7 +140,7 @@ def measures(
         x: logits of shape (..., cols).
         label: int32, of shape (..., 1): a column, or a negative number for none, where the first
             measure means nothing. It is NaN for one that is too large.
-        all_sums: whether the last two measures are wanted; without it they are not theirs.
+        all_sums: whether the last two measures are wanted; without it they are 0.
         tier: as for all kernels.
         require_kernel: as for all kernels.
 
@@ -151,7 +151,7 @@ def measures(
     """
     options = {"tier": tier, "require_kernel": require_kernel}
     kept = cross_entropy_fwd(x, label, all_sums=all_sums, **options)
-    return reference.measures_of(kept), lax.stop_gradient(kept[..., :1])
+    return reference.measures_of(kept, all_sums=all_sums), lax.stop_gradient(kept[..., :1])
 
 
 @measures.defjvp
@@ -163,7 +163,8 @@ def _measures_jvp(
     kept = cross_entropy_fwd(x, label, all_sums=all_sums, **options)
     largest = lax.stop_gradient(kept[..., :1])
     tangent = cross_entropy_jvp(x, label, lax.stop_gradient(kept), tangents[0], **options)
-    return (reference.measures_of(kept), largest), (tangent, jnp.zeros_like(largest))
+    of_row = reference.measures_of(kept, all_sums=all_sums)
+    return (of_row, largest), (tangent, jnp.zeros_like(largest))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3, 4, 5))
@@ -194,7 +195,7 @@ def weighted_loss(
     """
     options = {"tier": tier, "require_kernel": require_kernel}
     kept = cross_entropy_fwd(x, label, all_sums=all_sums, **options)
-    return _loss_of(label, kept, numbers)
+    return _loss_of(all_sums, label, kept, numbers)
 
 
 # Zeros stay symbolic: weights that do not vary would make NaN of a loss that is infinite.
@@ -205,7 +206,7 @@ def _weighted_loss_jvp(
     x, label, numbers = primals
     dx, _, dnumbers = tangents
     options = {"tier": tier, "require_kernel": require_kernel}
-    call = functools.partial(_loss_of, label)
+    call = functools.partial(_loss_of, all_sums, label)
     if isinstance(dx, SymbolicZero):
         kept = cross_entropy_fwd(x, label, all_sums=all_sums, **options)
         return jax.jvp(functools.partial(call, kept), (numbers,), (dnumbers,))
@@ -218,9 +219,9 @@ def _weighted_loss_jvp(
     return loss, tangent + of_numbers
 
 
-def _loss_of(label: jax.Array, kept: jax.Array, numbers: jax.Array) -> jax.Array:
+def _loss_of(all_sums: bool, label: jax.Array, kept: jax.Array, numbers: jax.Array) -> jax.Array:
     """The weighted loss from what was kept of each row."""
-    of_row = reference.measures_of(kept)
+    of_row = reference.measures_of(kept, all_sums=all_sums)
     return reference.loss_of(label >= 0, of_row, kept[..., :1], numbers)
 
 
@@ -254,7 +255,7 @@ class Calls:
         if self.implementation != "xla":
             return measures(x, label, *self._of_kernels)
         kept = reference.cross_entropy_fwd(x, label, all_sums=self.all_sums)
-        return reference.measures_of(kept), kept[..., :1]
+        return reference.measures_of(kept, all_sums=self.all_sums), kept[..., :1]
 
     def weighted_loss(self, x: jax.Array, label: jax.Array, numbers: jax.Array) -> jax.Array:
         """As the function of that name."""

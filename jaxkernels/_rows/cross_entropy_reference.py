@@ -127,13 +127,19 @@ def cross_entropy_fwd(x: jax.Array, label: jax.Array, *, all_sums: bool) -> jax.
     return jnp.concatenate([*kept, jnp.where(is_beyond, jnp.nan, labelled)], axis=-1)
 
 
-def measures_of(kept: jax.Array) -> jax.Array:
-    """From what is kept of each row to (..., 4): lse - x_l, lse - max, entropy, mean (lse - x)."""
+def measures_of(kept: jax.Array, *, all_sums: bool = True) -> jax.Array:
+    """From what is kept of each row to (..., 4): lse - x_l, lse - max, entropy, mean (lse - x).
+
+    Without `all_sums` the last two are 0.
+    """
     largest, rest, count, spread, total, seen, labelled = jnp.split(kept, len(KEPT), axis=-1)
     log_sum = jnp.log1p(rest + (count - 1))
     # A label of the logit -inf has no probability, also in a row of nothing else.
     is_hidden = (labelled == -jnp.inf) & ~jnp.isnan(log_sum)
     nll = jnp.where(is_hidden, jnp.inf, log_sum + (largest - jnp.where(is_hidden, 0, labelled)))
+    if not all_sums:
+        zero = jnp.zeros_like(nll)
+        return jnp.concatenate([nll, log_sum, zero, zero], axis=-1)
     entropy = log_sum - quotient(spread, rest + count)
     mean = jnp.maximum(quotient(total, seen), jnp.finfo(total.dtype).min * TOTAL_SCALE)
     distance = log_sum - mean / TOTAL_SCALE
