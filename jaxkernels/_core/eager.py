@@ -67,9 +67,9 @@ def jit_when_eager(
             function's errors about known values, which a program cannot see. If it returns False, the
             function runs unjitted.
 
-    All other arguments are part of the program. If one cannot be hashed, the function runs unjitted. So
-    does a call whose program raises an error: the error is the function's own, without what jit adds, and
-    debug_nans finds no NaN that the function would not have made.
+    All other arguments are part of the program. If one cannot be hashed, the function runs unjitted. It
+    also runs unjitted after an error, other than one of the device: the error is then the function's own,
+    without the notes of jit, and debug_nans finds only the NaNs that the function reports.
     """
     may_be_arrays = {*operands, *factors, *numbers}
 
@@ -143,8 +143,9 @@ def jit_when_eager(
                     given[name] = jax.device_put(value)
             try:
                 return run(*args, **given)
-            except Exception:  # raised again below, by the function itself
-                del given
+            except Exception as error:
+                if isinstance(error, jax.errors.JaxRuntimeError):
+                    raise
             return function(*args, **kwargs)
 
         return call

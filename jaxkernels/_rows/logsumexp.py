@@ -38,15 +38,7 @@ derivatives.define_derivatives(
 )
 
 
-def _is_one_program(*args: Any, b: Any = None, implementation: Any = None, **options: Any) -> bool:
-    """Whether a call outside of jit is one: under debug_nans no program may make the NaN of a negative sum."""
-    has_factors = b is not None or (len(args) > 2 and args[2] is not None)
-    is_ours = eager.is_not_xlas(*args, implementation=implementation, **options)
-    makes_nan = has_factors and jax.config.jax_debug_nans  # pyright: ignore[reportAttributeAccessIssue]
-    return is_ours and not makes_nan
-
-
-@eager.jit_when_eager("a", "b", "where", check=_is_one_program)
+@eager.jit_when_eager("a", "b", "where", check=eager.is_not_xlas)
 def logsumexp(
     a: ArrayLike,
     axis: Axis = None,
