@@ -5,7 +5,7 @@ Owns: its errors about shapes, dtypes and choices. Must not know: how attention 
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,11 @@ from jaxkernels.typing import AttentionImplementation
 NAME = "dot_product_attention"
 # The implementations that are jax.nn's.
 PEERS = ("xla", "cudnn")
+Shape: TypeAlias = tuple[Any, ...]
+_HEADS_FIRST = (
+    ". For arrays of shape (batch, heads, length, depth) write query.swapaxes(-3, -2), and so for key, "
+    "value and the result"
+)
 
 
 def as_array(argument: str, x: Any) -> jax.Array:
@@ -98,7 +103,7 @@ def check_operands(
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.ndim != 4:
             raise ValueError(f"{NAME}: {name} must have 3 or 4 dimensions; got shape {x.shape}")
-    batch, _, key_heads, depth = key.shape
+    batch, _, _, depth = key.shape
     if value.shape != key.shape or (query.shape[0], query.shape[3]) != (batch, depth):
         raise ValueError(
             f"{NAME}: value must have the shape of key, and query its batch size and depth; "
@@ -109,14 +114,15 @@ def check_operands(
             f"{NAME}: query, key and value must have one dtype; "
             f"got {query.dtype}, {key.dtype} and {value.dtype}"
         )
-    heads.check_groups(NAME, query.shape[2], key_heads)
     if mask is not None and mask.dtype != jnp.bool_:
         raise ValueError(f"{NAME}: mask must be an array of bool; got {mask.dtype}")
-    scores_shape = (batch, query.shape[2], query.shape[1], key.shape[1])
-    for name, x in (("bias", bias), ("mask", mask)):
-        if x is not None:
-            heads.check_fits(NAME, name, x, scores_shape)
-            _check_means_no_batch(name, x.shape, scores_shape)
+    sides = {name: x for name, x in (("bias", bias), ("mask", mask)) if x is not None}
+    try:
+        _check_scores(query.shape, key.shape, sides)
+    except ValueError as error:
+        if _fit_with_heads_first(query.shape, key.shape, sides):
+            raise ValueError(f"{error}{_HEADS_FIRST}") from None
+        raise
     for name, x in (("query_seq_lengths", q_lengths), ("key_value_seq_lengths", k_lengths)):
         if x is not None and (x.shape != (batch,) or x.dtype != jnp.int32):
             raise ValueError(
@@ -125,11 +131,20 @@ def check_operands(
             )
 
 
-def _check_means_no_batch(name: str, shape: tuple[Any, ...], scores: tuple[Any, ...]) -> None:
-    """Raises ValueError for a bias or mask of heads or queries that may be meant for the batch."""
-    batch = scores[0]
-    if 1 < len(shape) < 4 and shape[0] == batch and batch != 1:
-        raise ValueError(
-            f"{NAME}: {name} has shape {shape}, the scores (batch, heads, queries, keys) {scores}; "
-            f"its first dimension may be the batch{validate.reshapes(name, shape, scores)}"
-        )
+def _check_scores(query: Shape, key: Shape, sides: dict[str, jax.Array]) -> None:
+    """Raises ValueError for heads that do not share keys, or sides that do not fit the scores."""
+    heads.check_groups(NAME, query[2], key[2])
+    scores = (query[0], query[2], query[1], key[1])
+    for name, x in sides.items():
+        heads.check_fits(NAME, name, x, scores)
+        heads.check_means_no_batch(NAME, name, x.shape, scores)
+
+
+def _fit_with_heads_first(query: Shape, key: Shape, sides: dict[str, jax.Array]) -> bool:
+    """Whether operands that do not fit as (batch, length, heads, depth) do as (batch, heads, length, depth)."""
+    try:
+        q, k = ((x[0], x[2], x[1], x[3]) for x in (query, key))
+        _check_scores(q, k, sides)
+    except ValueError:
+        return False
+    return True

@@ -8,6 +8,7 @@ reads them. Must not know: masks, softmax, or which library calls.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeGuard
@@ -145,8 +146,39 @@ def check_fits(function: str, argument: str, operand: jax.Array, shape: Sequence
         raise ValueError(
             f"{function}: {argument} must broadcast to the shape {tuple(shape)} of the scores "
             f"(batch, heads, queries, keys); got {operand.shape}"
-            f"{validate.reshapes(argument, operand.shape, shape)}"
+            f"{_remedy(argument, operand.shape, tuple(shape))}"
         )
+
+
+def check_means_no_batch(
+    function: str, argument: str, shape: tuple[Any, ...], scores: tuple[Any, ...]
+) -> None:
+    """Raises ValueError for a bias or mask of heads or queries that may be meant for the batch."""
+    if 1 < len(shape) < 4 and shape[0] == scores[0] and scores[0] != 1:
+        aligned = tuple(range(4 - len(shape), 4))  # as NumPy broadcasts it
+        raise ValueError(
+            f"{function}: {argument} has shape {shape}, whose first dimension may be the batch"
+            f"{_remedy(argument, shape, scores)}, or {_written(argument, aligned, 4)}"
+        )
+
+
+def _remedy(argument: str, shape: tuple[Any, ...], scores: tuple[Any, ...]) -> str:
+    """What to write for a bias or mask of lower rank: dimensions of the batch first, of keys last."""
+    found = [
+        dims
+        for dims in itertools.combinations(range(len(scores)), len(shape))
+        if validate.fits(shape, [scores[d] for d in dims])
+    ]
+    if not found:
+        return ""
+    dims = min(found, key=lambda dims: (dims[0], [-d for d in reversed(dims)]))
+    return f": write {_written(argument, dims, len(scores))}"
+
+
+def _written(argument: str, dims: tuple[int, ...], rank: int) -> str:
+    names = (*["batch"] * (rank - 3), "heads", "queries", "keys")
+    index = ", ".join(":" if d in dims else "None" for d in range(rank))
+    return f"{argument}[{index}] for ({', '.join(names[d] for d in dims)})"
 
 
 def _heads_first(x: jax.Array) -> jax.Array:

@@ -63,8 +63,8 @@ def check_choice(argument: str, value: Any, choices: tuple[str, ...]) -> None:
     """Raises ValueError unless `value` is None or one of `choices`."""
     check_static(**{argument: value})
     if value is not None and value not in choices:
-        listed = ", ".join(map(repr, choices))
-        raise ValueError(f"{argument} must be None or one of {listed}; got {value!r}")
+        listed = ("one of " if len(choices) > 1 else "") + ", ".join(map(repr, choices))
+        raise ValueError(f"{argument} must be None or {listed}; got {value!r}")
 
 
 def check_row_options(implementation: Any, tier: Any) -> None:
@@ -235,7 +235,10 @@ def fits(shape: Sequence[Any], whole: Sequence[Any]) -> bool:
 
 
 def reshapes(argument: str, shape: Sequence[Any], whole: Sequence[Any]) -> str:
-    """What to write in an error so that an array of lower rank fits `whole`; empty if nothing does."""
+    """What to write in an error so that an array of another rank fits `whole`; empty if nothing does."""
+    for dim in reversed(range(len(shape))):
+        if shape[dim] == 1 and fits((*shape[:dim], *shape[dim + 1 :]), whole):
+            return f": write {argument}.squeeze({-1 if dim == len(shape) - 1 else dim})"
     found = dict[tuple[Any, ...], str]()
     for kept in itertools.combinations(range(len(whole)), len(shape)):
         full = [1] * len(whole)

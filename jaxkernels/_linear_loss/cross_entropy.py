@@ -184,8 +184,8 @@ def linear_cross_entropy(
     loss_arguments.check_reduction(reduction)
     loss_arguments.check_numbers(_NAME, label_smoothing=label_smoothing, z_loss=z_loss)
     loss_arguments.check_range("label_smoothing", label_smoothing, 0.0, 1.0)
-    given, logits = _operands(x, w, bias, trans_w, logits_dtype)
     label_array = loss_arguments.as_labels(_NAME, "labels", labels)
+    given, logits = _operands(x, w, bias, trans_w, logits_dtype, label_array.dtype)
     loss_arguments.check_are_labels(_NAME, "labels", label_array, logits)
     if not jnp.issubdtype(label_array.dtype, jnp.integer):
         raise TypeError(
@@ -229,24 +229,23 @@ def linear_cross_entropy(
 
 
 def _operands(
-    x: Any, w: Any, bias: Any, trans_w: bool, logits_dtype: str | None
+    x: Any, w: Any, bias: Any, trans_w: bool, logits_dtype: str | None, label_dtype: Any
 ) -> tuple[Arrays, jax.ShapeDtypeStruct]:
     """The operands that make logits, by name, and the type of these. A vector x is a matrix of one row."""
     x, w = validate.as_array(_NAME, "x", x), validate.as_array(_NAME, "w", w)
     if x.dtype != w.dtype or x.dtype.name not in validate.DTYPES:
         remedy = ". Write w.astype(x.dtype)" if x.dtype.name in validate.DTYPES else ""
+        if jnp.issubdtype(w.dtype, jnp.integer) and jnp.issubdtype(label_dtype, jnp.floating):
+            remedy = f". The order is {_NAME}(x, w, labels)"
         raise TypeError(
             f"{_NAME}: x and w must have one dtype of {', '.join(validate.DTYPES)}; got {x.dtype} and "
             f"{w.dtype}{remedy}"
         )
     if logits_dtype is not None and x.dtype == jnp.float64:
-        raise ValueError(f"{_NAME}: logits_dtype={logits_dtype!r} is narrower than x, float64")
-    stored = "(V, H) with trans_w" if trans_w else "(H, V)"
-    if x.ndim == 0 or w.ndim != 2 or x.shape[-1] != w.shape[1 if trans_w else 0]:
         raise ValueError(
-            f"{_NAME}: x must have shape (..., H) and w {stored}; got {x.shape} and {w.shape}"
+            f"{_NAME}: logits_dtype={logits_dtype!r} is narrower than x, float64. Drop logits_dtype="
         )
-    classes = w.shape[0 if trans_w else 1]
+    *_, classes = plan.sizes_of(_NAME, ("x.shape", "w.shape"), x.shape, w.shape, trans_w)
     given = {"x": x if x.ndim > 1 else x[None], "w": w}
     if bias is not None:
         given["bias"] = validate.as_array(_NAME, "bias", bias)

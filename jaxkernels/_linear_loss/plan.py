@@ -207,11 +207,9 @@ def plan_linear_cross_entropy(
         name = validate.row_dtype(_NAME, of_dtype)
     else:
         name = validate.row_dtype(_NAME, dtype)
-        sizes = _sizes_of(
-            validate.as_shape(_NAME, "x_shape", x_shape),
-            validate.as_shape(_NAME, "w_shape", w_shape),
-            bool(trans_w),
-        )
+        x = validate.as_shape(_NAME, "x_shape", x_shape)
+        w = validate.as_shape(_NAME, "w_shape", w_shape)
+        sizes = sizes_of(_NAME, ("x_shape", "w_shape"), x, w, trans_w)
     rows, features, classes = sizes
     if min(sizes) < 1:
         raise ValueError(f"sizes must be positive; got {rows=}, {features=}, {classes=}")
@@ -224,11 +222,17 @@ def plan_linear_cross_entropy(
     return problem.within(as_bytes(_NAME, max_bytes))
 
 
-def _sizes_of(x: tuple[int, ...], w: tuple[int, ...], trans_w: bool) -> tuple[int, int, int]:
+def sizes_of(
+    function: str, names: tuple[str, str], x: Sequence[Any], w: Sequence[Any], trans_w: bool
+) -> tuple[Any, Any, Any]:
     """Rows, features and classes; ValueError unless these are the shapes of x and w."""
     if not x or len(w) != 2 or x[-1] != w[1 if trans_w else 0]:
         stored = "(V, H) with trans_w" if trans_w else "(H, V)"
-        raise ValueError(f"{_NAME}: x_shape must be (..., H) and w_shape {stored}; got {x} and {w}")
+        is_other = len(x) > 0 and len(w) == 2 and x[-1] == w[0 if trans_w else 1]
+        remedy = f". Write trans_w={not trans_w}" if is_other else ""
+        raise ValueError(
+            f"{function}: {names[0]} must be (..., H) and {names[1]} {stored}; got {x} and {w}{remedy}"
+        )
     return math.prod(x[:-1]), x[-1], w[0 if trans_w else 1]
 
 

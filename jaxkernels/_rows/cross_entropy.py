@@ -188,7 +188,7 @@ def cross_entropy(
     loss_arguments.check_range("label_smoothing", label_smoothing, 0.0, 1.0)
     x = loss_arguments.rows_of_logits(name, logits, axis, where, logit_soft_cap, temperature)
     given = loss_arguments.as_labels(name, "labels", labels)
-    loss_arguments.check_are_labels(name, "labels", given, logits)
+    loss_arguments.check_are_labels(name, "labels", given, logits, axis)
     smooths = not loss_arguments.is_known(label_smoothing, 0.0)
     calls = kernels.Calls(tier or "auto", implementation, smooths or return_entropy)
 

@@ -117,8 +117,9 @@ def _check_fits_logits(
     name: str, argument: str, array: jax.Array, shape: tuple[int, ...], axis: int
 ) -> None:
     """The same for something of each class, which may be one row where the last axis has the classes."""
-    is_row = array.ndim == 1 and axis == len(shape) - 1
-    check_fits(name, argument, array, "logits have", shape[-1:] if is_row else shape)
+    is_row = axis == len(shape) - 1 and validate.fits(array.shape, shape[-1:])
+    if not is_row:
+        check_fits(name, argument, array, "logits have", shape)
 
 
 def scales_of_rows(name: str, soft_cap: Any, temperature: Any, x: Logits) -> jax.Array | None:
@@ -157,8 +158,10 @@ def as_labels(name: str, argument: str, value: Any) -> jax.Array:
     return validate.as_array(name, argument, value)
 
 
-def check_are_labels(name: str, argument: str, given: jax.Array, logits: Any) -> None:
-    """Raises for labels that are something else: one-hot integers, ids in floats, or the logits.
+def check_are_labels(
+    name: str, argument: str, given: jax.Array, logits: Any, axis: Any = -1
+) -> None:
+    """Raises for labels that are something else: one-hot, ids in floats, or the logits.
 
     What only fails to fit is left to the checks of shapes.
     """
@@ -166,8 +169,9 @@ def check_are_labels(name: str, argument: str, given: jax.Array, logits: Any) ->
     found = (
         f"{name}: {argument} are {given.dtype} of shape {given.shape}, logits have shape {shape}. "
     )
-    if is_integer and given.ndim and given.shape == shape:
-        raise ValueError(f"{found}For one-hot {argument} write {argument}.argmax(axis)")
+    if (is_integer or given.dtype == jnp.bool_) and given.ndim and given.shape == shape:
+        error = ValueError if is_integer else TypeError
+        raise error(f"{found}For one-hot {argument} write {argument}.argmax({axis})")
     if not jnp.issubdtype(given.dtype, jnp.floating):
         return
     if given.ndim > len(shape) and jnp.issubdtype(jnp.result_type(logits), jnp.integer):

@@ -38,8 +38,8 @@ def lower_kernel(
     name = kernel.primitive.name
     if require_kernel and platform == "cpu" and tier != "auto":
         raise NotImplementedError(
-            f'implementation="ffi" and tier={tier!r}: tiers are of GPU kernels, and {name} is lowered for '
-            "platform 'cpu'. Drop tier="
+            f"{name}: tier={tier!r} has no kernel for platform 'cpu'. Drop tier= or "
+            'implementation="ffi"'
         )
     shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
     several = kernel.primitive.multiple_results

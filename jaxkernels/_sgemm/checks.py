@@ -21,8 +21,12 @@ _HALVES = ("float32", "bfloat16", "float16")
 
 def as_operands(function: str, a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
     """Both operands as arrays, named in errors as the function's signature names them."""
-    names = ("lhs", "rhs") if function == "dot_general" else ("a", "b")
+    names = _names(function)
     return validate.as_array(function, names[0], a), validate.as_array(function, names[1], b)
+
+
+def _names(function: str) -> tuple[str, str]:
+    return ("lhs", "rhs") if function == "dot_general" else ("a", "b")
 
 
 def as_float32(
@@ -42,12 +46,18 @@ def as_float32(
         )
     dtypes = (a.dtype.name, b.dtype.name)
     if not all(name in (("float32",) if preferred is None else _HALVES) for name in dtypes):
-        remedy = "Write .astype(jnp.float32)"
-        if all(name in _HALVES for name in dtypes):
-            remedy = "Pass preferred_element_type=jnp.float32"
+        other = 'other_dtypes="xla" for XLA\'s product of these dtypes'
+        if any("complex" in name for name in dtypes):
+            remedy = f"Pass {other}"
+        elif all(name in _HALVES for name in dtypes):
+            remedy = f"Pass preferred_element_type=jnp.float32, or {other}"
+        else:
+            names = _names(function)
+            given = zip(names, dtypes, strict=True)
+            casts = [f"{name}.astype(jnp.float32)" for name, of in given if of != "float32"]
+            remedy = f"Write {' and '.join(casts)}, or pass {other}"
         raise TypeError(
-            f"{function}: operands must be float32; got {dtypes[0]} and {dtypes[1]}. {remedy}, or "
-            'other_dtypes="xla" for XLA\'s product of these dtypes'
+            f"{function}: operands must be float32; got {dtypes[0]} and {dtypes[1]}. {remedy}"
         )
     return a.astype(jnp.float32), b.astype(jnp.float32)
 
@@ -80,7 +90,10 @@ def are_xlas(a: jax.Array, b: jax.Array, preferred_element_type: Any) -> bool:
 def check_precision(precision: Any) -> None:
     """Raises ValueError for a precision that float32 products do not have."""
     if "64" in str(precision):
-        raise ValueError(f"products of float32 are in float32; got precision={precision!r}")
+        raise ValueError(
+            f"float32 products are computed in float32; got precision={precision!r}. Drop precision=, "
+            "or multiply float64 operands with jnp.matmul"
+        )
 
 
 def xlas_precision(a: jax.Array, b: jax.Array, precision: Any) -> Any:
@@ -92,10 +105,10 @@ def xlas_precision(a: jax.Array, b: jax.Array, precision: Any) -> Any:
 def check_float32(function: str, argument: str, x: jax.Array) -> None:
     """Raises TypeError unless the array is float32."""
     if x.dtype != jnp.float32:
-        raise TypeError(
-            f"{function}: {argument} must be float32; got {x.dtype.name}. "
-            f"Write {argument}.astype(jnp.float32)"
-        )
+        remedy = f"Write {argument}.astype(jnp.float32), or use jnp.matmul"
+        if jnp.issubdtype(x.dtype, jnp.complexfloating):
+            remedy = "For complex products use jnp.matmul"
+        raise TypeError(f"{function}: {argument} must be float32; got {x.dtype.name}. {remedy}")
 
 
 def as_factor(name: str, value: Any) -> float | jax.Array:

@@ -187,10 +187,12 @@ def test_lists_can_hold_traced_numbers():
 @pytest.mark.parametrize(
     ("heads", "shape", "texts"),
     [
-        (3, (3, 1, 6), ["[None] or ", "[:, None]"]),
-        (3, (3, 5, 6), ["[None] or ", "[:, None]"]),
-        (2, (3, 1, 6), ["[:, None]"]),
-        (2, (3, 6), ["[:, None, None]"]),
+        (3, (3, 1, 6), ["[:, None, :, :] for (batch", "[None, :, :, :] for (heads, "]),
+        (3, (3, 5, 6), ["[:, None, :, :] for (batch", "[None, :, :, :] for (heads, "]),
+        (2, (3, 1, 6), ["[:, None, :, :] for (batch, queries, keys)"]),
+        (2, (3, 5), ["[:, None, :, None] for (batch, queries)"]),
+        (2, (2, 6), ["[None, :, None, :] for (heads, keys)"]),
+        (2, (3, 2, 6), ["[:, :, None, :] for (batch, heads, keys)"]),
     ],
     ids=str,
 )
@@ -199,8 +201,10 @@ def test_a_first_dimension_that_may_be_the_batch_is_an_error(name, heads, shape,
     side = jnp.ones(shape, bool if name == "mask" else None)
     with pytest.raises(ValueError, match="dot_product_attention") as error:
         jk.dot_product_attention(q, k, k, **{name: side})
-    for text in (name, str(shape), str((3, heads, 5, 6)), *(name + text for text in texts)):
+    assert f"{name} " in str(error.value)
+    for text in (str(shape), *(name + text for text in texts)):
         assert text in str(error.value)
+    assert str(error.value).count(f"{name}[") == len(texts)
 
 
 @pytest.mark.parametrize("shape", [(4, 5, 6), (1, 5, 6), (5, 6), (1, 6), (6,), ()], ids=str)

@@ -97,6 +97,14 @@ def test_numpy_dtypes_that_jax_does_not_have(name, function):
 
 HALF = X.astype(jnp.bfloat16)
 TRIANGLE = np.tril(np.ones((3, 3), bool))
+HEADS = np.ones((2, 3, 5, 4), np.float32)
+
+
+def in_64_bits(call):
+    with jax.enable_x64(True):
+        return call()
+
+
 REMEDIES = {
     # a call, its error, and what its text has to contain: what was given, and what to write instead
     "softmax-bool": (
@@ -137,8 +145,28 @@ REMEDIES = {
         lambda: jk.matmul(X.astype(int), X.T),
         *(
             TypeError,
-            r"must be float32; got int32 and float32. Write \.astype\(jnp\.float32\), or .*xla",
+            r"must be float32; got int32 and float32. Write a\.astype\(jnp\.float32\), or .*xla",
         ),
+    ),
+    "dot_general-complex": (
+        lambda: jk.dot_general(X, X * 1j, (((1,), (1,)), ((), ()))),
+        *(TypeError, 'got float32 and complex64. Pass other_dtypes="xla" for XLA'),
+    ),
+    "matmul-64": (
+        lambda: in_64_bits(lambda: jk.matmul(np.ones((2, 2)), np.ones((2, 2)))),
+        *(TypeError, r"Write a\.astype\(jnp\.float32\) and b\.astype\(jnp\.float32\), or pass oth"),
+    ),
+    "sgemm-64": (
+        lambda: in_64_bits(lambda: jk.sgemm(X, np.ones((8, 2)))),
+        *(TypeError, r"got float64. Write b\.astype\(jnp\.float32\), or use jnp\.matmul$"),
+    ),
+    "sgemm-complex": (
+        lambda: jk.sgemm(X * 1j, X.T),
+        *(TypeError, r"a must be float32; got complex64\. For complex products use jnp\.matmul$"),
+    ),
+    "algorithm-64": (
+        lambda: jk.matmul(X, X.T, precision="F64_F64_F64"),
+        *(ValueError, r"Drop precision=, or multiply float64 operands with jnp\.matmul$"),
     ),
     "matmul-preferred": (
         lambda: jk.matmul(HALF, HALF.T, preferred_element_type=jnp.bfloat16),
@@ -163,15 +191,39 @@ REMEDIES = {
     ),
     "one-hot-labels": (
         lambda: jk.cross_entropy(X, np.eye(4, 8, dtype=int)),
-        *(ValueError, r"labels are int32 of shape \(4, 8\).* write labels\.argmax\(axis\)$"),
+        *(ValueError, r"labels are int32 of shape \(4, 8\).* write labels\.argmax\(-1\)$"),
     ),
     "one-hot-ids": (
         lambda: jk.token_log_probs(X.T, np.eye(8, 4, dtype=int), axis=0),
-        *(ValueError, r"For one-hot ids write ids\.argmax\(axis\)$"),
+        *(ValueError, r"For one-hot ids write ids\.argmax\(0\)$"),
     ),
     "linear-one-hot": (
         lambda: jk.linear_cross_entropy(X, X.T, np.eye(4, dtype=int)),
-        *(ValueError, r"For one-hot labels write labels\.argmax\(axis\)$"),
+        *(ValueError, r"For one-hot labels write labels\.argmax\(-1\)$"),
+    ),
+    "one-hot-bool": (
+        lambda: jk.cross_entropy(X.T, np.eye(8, 4, dtype=bool), axis=0),
+        *(TypeError, r"labels are bool of shape \(8, 4\), .* write labels\.argmax\(0\)$"),
+    ),
+    "linear-one-hot-bool": (
+        lambda: jk.linear_cross_entropy(X, X.T, np.eye(4, dtype=bool)),
+        *(TypeError, r"For one-hot labels write labels\.argmax\(-1\)$"),
+    ),
+    "column-of-labels": (
+        lambda: jk.cross_entropy(X, np.zeros((4, 1), int)),
+        *(ValueError, r"labels has shape \(4, 1\), .* \(4,\): write labels\.squeeze\(-1\)$"),
+    ),
+    "row-of-ids": (
+        lambda: jk.token_log_probs(X.T, np.zeros((1, 4), int), axis=0),
+        *(ValueError, r"ids has shape \(1, 4\), .*: write ids\.squeeze\(0\)$"),
+    ),
+    "column-of-weights": (
+        lambda: jk.linear_cross_entropy(X, X.T, np.zeros(4, int), weights=np.ones((4, 1))),
+        *(ValueError, r"write weights\.squeeze\(-1\)$"),
+    ),
+    "where-of-rows": (
+        lambda: jk.cross_entropy(X, np.zeros(4, int), where=np.ones(4, bool)),
+        *(ValueError, r"where has shape \(4,\), logits have \(4, 8\): write where\[:, None\]$"),
     ),
     "swapped": (
         lambda: jk.cross_entropy(np.zeros(4, int), X),
@@ -181,6 +233,56 @@ REMEDIES = {
     "linear-w": (
         lambda: jk.linear_cross_entropy(HALF, X.T, np.zeros(4, int)),
         *(TypeError, r"got bfloat16 and float32\. Write w\.astype\(x\.dtype\)"),
+    ),
+    "linear-order": (
+        lambda: jk.linear_cross_entropy(X, np.zeros(4, int), X.T),
+        *(TypeError, r"got float32 and int32\. The order is linear_cross_entropy\(x, w, labels\)$"),
+    ),
+    "linear-trans_w": (
+        lambda: jk.linear_cross_entropy(X, jnp.ones((9, 8)), np.zeros(4, int)),
+        *(ValueError, r"w\.shape \(H, V\); got \(4, 8\) and \(9, 8\)\. Write trans_w=True$"),
+    ),
+    "plan-trans_w": (
+        lambda: jk.plan_linear_cross_entropy((4, 8), (8, 9), "float32", trans_w=True),
+        *(ValueError, r"w_shape \(V, H\) .* got \(4, 8\) and \(8, 9\)\. Write trans_w=False$"),
+    ),
+    "logits_dtype": (
+        lambda: jk.linear_cross_entropy(X, X.T, np.zeros(4, int), logits_dtype="bfloat16"),  # pyright: ignore[reportArgumentType, reportCallIssue]
+        *(ValueError, "logits_dtype must be None or 'float32'; got 'bfloat16'$"),
+    ),
+    "logits_dtype-64": (
+        lambda: in_64_bits(
+            lambda: jk.linear_cross_entropy(
+                *[np.eye(4)] * 2, np.zeros(4, int), logits_dtype="float32"
+            )
+        ),
+        *(ValueError, "narrower than x, float64. Drop logits_dtype=$"),
+    ),
+    "mask-of-keys": (
+        lambda: jk.dot_product_attention(*[HEADS] * 3, mask=np.ones((2, 3), bool)),
+        *(ValueError, r"got \(2, 3\): write mask\[:, None, None, :\] for \(batch, keys\)$"),
+    ),
+    "mask-of-anything": (
+        lambda: jk.dot_product_attention(*[np.ones((3, 3, 3, 4))] * 3, mask=TRIANGLE),
+        *(
+            ValueError,
+            r"^dot_product_attention: mask has shape \(3, 3\), whose first dimension may be the batch: write "
+            r"mask\[:, None, None, :\] for \(batch, keys\), or mask\[None, None, :, :\] for \(queries, keys\)$",
+        ),
+    ),
+    "heads-before-lengths": (
+        lambda: jk.dot_product_attention(HEADS, *[np.ones((2, 3, 7, 4), "f")] * 2),
+        *(
+            ValueError,
+            r"got 5 and 7\. For arrays of shape \(batch, heads, .* query.swapaxes\(-3, -2\)",
+        ),
+    ),
+    "heads-before-masked": (
+        lambda: jk.dot_product_attention(*[HEADS] * 3, mask=np.ones((5, 5), bool)),
+        *(
+            ValueError,
+            r"got \(5, 5\)\. For arrays of shape \(batch, heads, .* query.swapaxes\(-3, -2\)",
+        ),
     ),
 }
 
@@ -204,7 +306,8 @@ def test_a_tier_that_a_cpu_does_not_have():
         assert np.array_equal(function(X, tier="warp"), function(X)), name
         for of in (function, jax.grad(lambda x, f=function, **o: jnp.sum(f(x, **o)))):
             with pytest.raises(
-                NotImplementedError, match=r"tier='warp'.*platform 'cpu'. Drop tier="
+                NotImplementedError,
+                match=r"tier='warp' has no kernel for platform 'cpu'. Drop tier= or impl",
             ):
                 of(X, tier="warp", implementation="ffi")
     assert np.array_equal(jk.matmul(X, X.T, algorithm="naive"), jk.matmul(X, X.T))

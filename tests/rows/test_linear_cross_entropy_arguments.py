@@ -75,8 +75,8 @@ WRONG = [
     # arguments, error, what its text has to contain
     pytest.param({"w": W.T}, ValueError, r"\(H, V\); got \(3, 5, 6\) and \(7, 6\)", id="w"),
     pytest.param({"trans_w": True}, ValueError, r"\(V, H\) with trans_w; got", id="trans_w"),
-    pytest.param({"w": W[None]}, ValueError, "w .H, V.; got", id="rank of w"),
-    pytest.param({"x": np.float32(1)}, ValueError, r"x must have shape \(..., H\)", id="rank of x"),
+    pytest.param({"w": W[None]}, ValueError, "w.shape .H, V.; got", id="rank of w"),
+    pytest.param({"x": np.float32(1)}, ValueError, r"x.shape must be \(..., H\)", id="rank of x"),
     pytest.param(
         {"w": jnp.asarray(W, jnp.bfloat16)}, TypeError, "one dtype.*bfloat16", id="dtypes"
     ),

@@ -123,7 +123,7 @@ def test_half_types_are_widened_when_asked():
         assert gradient(a).dtype == dtype
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "bool", "complex64"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "bool"])
 def test_other_dtypes_name_the_alternatives(dtype):
     x = jnp.ones((2, 2), dtype)
     y = jnp.ones((2, 2))
@@ -189,7 +189,7 @@ def test_arguments_that_are_refused():
     for function in (jk.matmul, jk.sgemm):
         with pytest.raises(ValueError, match="has no algorithms; got algorithm='naive'"):
             function(x, x, implementation="xla", algorithm="naive")
-    with pytest.raises(ValueError, match="products of float32 are in float32"):
+    with pytest.raises(ValueError, match="float32 products are computed in float32"):
         jk.dot_general(x, x, (((1,), (0,)), ((), ())), jax.lax.DotAlgorithmPreset.F64_F64_F64)
     with pytest.raises((TypeError, ValueError)):
         jk.dot_general(x, x, (((1,), (0,)), ((), ())), "sloppy")
