@@ -3,8 +3,9 @@
 * ``python docs/generate.py``: after a run was added, or this file was changed.
 * ``python docs/generate.py --add FOLDER``: first adds the runs that ``docs/runs/run FOLDER`` wrote.
 
-A document has ``<!-- generated: NAME -->`` and ``<!-- end -->`` around what the section NAME writes. Each section
-takes the latest run of its file. ``tests/package/test_performance_pages.py`` fails if a document or a picture differs.
+A document has ``<!-- generated: NAME -->`` and ``<!-- end -->`` around what the table or picture NAME writes, from the
+latest run of its file. A comment hides a section, with its heading, if none of its tables and pictures has a run; the
+block ``missing`` lists these sections. ``tests/package/test_performance_pages.py`` fails if a document or a picture differs.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ from jaxkernels.bench.tables import group_by, to_markdown
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 _BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_EMPTY = re.compile(r"<!-- generated: (\w+) -->\n<!-- end -->")
+_HIDDEN = re.compile(r"^<!-- no run\n(.*?)\n-->$", re.DOTALL | re.MULTILINE)
 # A link to the file of a run, until it is known which page has it.
 _DATA = re.compile(r"\]\(run:([^)]+)\)")
-_MISSING = "No run of this is kept. [How to make one](run:README.md)."
+_MISSING = "No run is kept for: {}. [How to make one](run:README.md)."
 _DIRECTIONS = {"fwd": "forward", "grad": "gradient", "both": "forward and gradient"}
 
 Cases = Sequence[Measured]
@@ -638,23 +641,41 @@ def products_picture(source: Source, cases: Cases) -> str:
     return charts.picture(f"float32 products of square matrices, {device}", panels)
 
 
+def filled(text: str, runs: Runs) -> str:
+    """A document as the runs make it."""
+
+    def block(match: re.Match[str]) -> str:
+        if match[2] == "missing":
+            return match[1] + match[3]
+        made = SECTIONS[match[2]](runs)
+        if made is None:
+            return match[0] if match[2] == "headline" else match[1] + match[3]
+        return f"{match[1]}{made}\n{match[3]}"
+
+    def shown(match: re.Match[str]) -> str:
+        return re.sub(r"{(\w+)}", r"<!-- generated: \1 -->\n<!-- end -->", match[1])
+
+    parts = re.split(r"\n+(?=## )", _BLOCK.sub(block, _HIDDEN.sub(shown, text)).rstrip("\n"))
+    missing = []
+    for i, part in enumerate(parts):
+        others, count = _EMPTY.subn("", part)
+        if i > 0 and count and not _BLOCK.search(others):
+            missing.append(part.partition("\n")[0].removeprefix("## "))
+            parts[i] = "<!-- no run\n" + _EMPTY.sub(r"{\1}", part) + "\n-->"
+    if missing:
+        told = f"<!-- generated: missing -->\n{_MISSING.format('; '.join(missing))}\n"
+        parts[0] = parts[0].replace("<!-- generated: missing -->\n", told)
+    return "\n\n".join(parts) + "\n"
+
+
 def written(runs: Runs) -> dict[Path, str]:
-    """All documents with a section, and all pictures, as the runs make them."""
+    """All documents with a table or picture, and all pictures, as the runs make them."""
     found = {}
     for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))):
         text = page.read_text()
-
-        def block(match: re.Match[str]) -> str:
-            made = SECTIONS[match[2]](runs)
-            if made is None and match[2] == "headline":
-                return match[0]
-            if made is None:
-                made = "" if match[2].endswith("_picture") else _MISSING
-            return f"{match[1]}{made}\n{match[3]}" if made else match[1] + match[3]
-
         if _BLOCK.search(text):
             folder = os.path.relpath(DOCS / "runs", page.parent)
-            found[page] = _DATA.sub(rf"]({folder}/\1)", _BLOCK.sub(block, text))
+            found[page] = _DATA.sub(rf"]({folder}/\1)", filled(text, runs))
     pictures = ((name, make(runs)) for name, make in PICTURES.items())
     return found | {DOCS / "performance" / f"{name}.svg": svg for name, svg in pictures if svg}
 

@@ -178,16 +178,24 @@ def test_pictures(generate, runs):
 
 
 def test_sections_without_runs(generate):
+    """They are hidden with their headings, are listed once, and come back with a run."""
     found = generate.written({})
     assert all(path.suffix == ".md" for path in found)
-    assert (
-        "No run of this is kept. [How to make one](../runs/README.md)."
-        in found[PERFORMANCE / "losses.md"]
-    )
     assert found[ROOT / "README.md"] == (ROOT / "README.md").read_text()
-    known = {*generate.SECTIONS}
-    pages = (path.read_text() for path in found)
-    assert {name for text in pages for _, name, _ in generate._BLOCK.findall(text)} <= known
+    names = {"missing"}
+    for path, text in found.items():
+        shown = re.sub("^<!-- no run$.*?^-->$", "", text, flags=re.DOTALL | re.MULTILINE)
+        kept = re.findall(r"^## (.+)\n", shown, flags=re.MULTILINE)
+        hidden = re.findall(r"^<!-- no run\n## (.+)\n", text, flags=re.MULTILINE)
+        assert not {*kept} & {*hidden}
+        if path.parent == PERFORMANCE and path.stem != "index":
+            assert not kept
+            assert f"No run is kept for: {'; '.join(hidden)}. [How to make one](../runs/" in shown
+        runs = generate.load()
+        assert generate.filled(text, runs) == generate.filled(path.read_text(), runs)
+        names |= {name for _, name, _ in generate._BLOCK.findall(path.read_text())}
+        names |= {*re.findall(r"^{(\w+)}$", text, flags=re.MULTILINE)}
+    assert names == {*generate.SECTIONS, "missing"}
 
 
 def test_commands_of_the_runs():
