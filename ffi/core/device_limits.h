@@ -55,12 +55,13 @@ struct DeviceLimits {
   }
 };
 
-inline constexpr int kPortableClusterBlocks = 8;  // every GPU with clusters takes them unasked
+// The portable size: every GPU with clusters runs this many blocks in one without an opt-in.
+inline constexpr int kPortableClusterBlocks = 8;
 
-// From the CUDA C++ programming guide, "Technical Specifications per Compute Capability", and the
-// vendor's SM counts. Clusters have up to 8 blocks from compute capability 9.0 on, and up to 16
-// where so many SMs share a part of the chip; the code that runs must have been compiled for them.
-// Nobody has asked an H20: it has the 8 that every GPU with clusters takes.
+// Limits are from the CUDA C++ programming guide, "Technical Specifications per Compute
+// Capability", SM counts from the vendor. The last number is the most blocks of a cluster: 1 before
+// compute capability 9.0, then 8 or, with an opt-in, 16 on GPUs whose clusters of SMs (GPCs) have
+// that many. Nobody has queried an H20, so it has the portable size.
 inline const DeviceLimits kNamedDevices[] = {
     {"a100", 108, 163 * 1024, 164 * 1024, 2048, 32, 65536, 80, 1},
     {"rtx3090", 82, 99 * 1024, 100 * 1024, 1536, 16, 65536, 86, 1},

@@ -26,9 +26,12 @@ from jax.interpreters import ad, batching, mlir
 from jaxkernels._attention import heads
 from jaxkernels._core import compat, experimental_rules, sharding
 
-# The first operand, with the derivatives of the product of the next two.
+# unit_sums_p(result, weights, value, known) returns `result`. Its tangent is that of `result`, which has none by
+# the weights, plus dw value - known sum(dw) for the tangent dw of the weights. `known` equals `result`.
 unit_sums_p = Primitive("jaxkernels_unit_sums")
-_COLUMNS = 8  # products of other depths are slower
+# The value gets this many more columns: a one, which sums the tangent of each row of weights, and zeros, which
+# pad to a multiple of 8, because products of other depths are slower.
+_COLUMNS = 8
 
 
 def weighted_values(

@@ -36,7 +36,8 @@ def define_derivatives(
         forward: the kernel.
         jvp: the kernel of its tangent.
         grad: the kernel of its gradient.
-        keeps_x: for which dtypes both are functions of x instead of y, which is kept in its place.
+        keeps_x: tells whether, for a dtype, jvp and grad take x instead of y. Reverse mode then keeps x
+            instead of y.
     """
 
     def tangent_of(y: Any, operands: Any, tangents: Any, **params: Any) -> jax.Array:
