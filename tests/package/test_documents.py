@@ -46,6 +46,29 @@ def test_every_python_block_is_a_program(name):
     run_python("-c", PROGRAMS[name], **environment)
 
 
+def anchors(path):
+    """The headings of a page as the site names them, without those in comments."""
+    text = path.read_text()
+    for target in re.findall(r'{% include-markdown "(\S+)" %}', text):
+        text += (path.parent / target).read_text()
+    text = re.sub(r"^(```|<!-- no run\n).*?^(```|-->)$", "", text, flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    if path.name == "examples.md":
+        titles += [path.name for path in (ROOT / "examples").glob("*.py")]
+    plain = (re.sub(r"\]\(.*?\)|[^\w\s-]", "", title).strip().lower() for title in titles)
+    return {re.sub(r"[-\s]+", "-", title) for title in plain}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_documents(path):
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+        target, _, anchor = link.partition("#")
+        page = (path.parent / target).resolve() if target else path
+        assert page.exists(), link
+        assert not anchor or page.suffix != ".md" or anchor in anchors(page), link
+
+
 def test_documents_have_programs():
     assert len(PROGRAMS) >= 7
     assert {name.partition(",")[0] for name in PROGRAMS} == {
