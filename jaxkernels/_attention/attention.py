@@ -156,9 +156,10 @@ def dot_product_attention(
         ValueError: shapes or dtypes that do not fit each other, a mask that is not bool, a negative
             window, an unknown `implementation` or `empty_rows`, or an `empty_rows` that the chosen
             implementation does not have.
-        NotImplementedError: `implementation="ffi"` and the dtype has no kernel. For a platform without
-            kernels, or without cuDNN and `implementation="cudnn"`, it is raised when the program is
-            lowered.
+        NotImplementedError: `implementation="ffi"` and there is no kernel for the dtype or, when the
+            program is lowered, for the platform; `implementation="cudnn"` and the program is lowered
+            for another platform than CUDA.
+        RuntimeError: `implementation="cudnn"` on a machine where JAX finds no cuDNN.
 
     Notes:
         * 16-bit inputs: XLA multiplies them into float32 scores, as in jax.nn. The softmax is float32 and
