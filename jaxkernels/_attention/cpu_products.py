@@ -27,7 +27,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from jaxkernels._attention.wide_dot import wide_dot
-from jaxkernels._core import compat, experimental_rules, sharding
+from jaxkernels._core import compat, sharding
 
 Lacking: TypeAlias = Literal["W", "X", "Y"]
 _ALL: tuple[Lacking, ...] = ("W", "X", "Y")
@@ -156,4 +156,4 @@ ad.primitive_transposes[product_p] = _transpose
 batching.primitive_batchers[product_p] = _batch
 mlir.register_lowering(product_p, mlir.lower_fun(_elsewhere, multiple_results=False))
 mlir.register_lowering(product_p, mlir.lower_fun(_on_cpu, multiple_results=False), platform="cpu")
-experimental_rules.define_rules(product_p, _reference)
+compat.register_nan_check(product_p)

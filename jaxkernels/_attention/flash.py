@@ -22,7 +22,7 @@ from jax.interpreters import ad, batching, mlir, xla
 
 from jaxkernels._attention import flash_forms, flash_lowering
 from jaxkernels._attention.problem import MOVING, Call, Operands, present
-from jaxkernels._core import compat, experimental_rules, partitioned_calls, sharding
+from jaxkernels._core import compat, partitioned_calls, sharding
 from jaxkernels._rows import derivatives
 
 attention_p = Primitive("jaxkernels_flash_attention")
@@ -163,11 +163,7 @@ def _define(primitive: Primitive, abstract_eval: Any, form: Callable[..., Any]) 
     primitive.def_abstract_eval(abstract_eval)
     batching.fancy_primitive_batchers[primitive] = functools.partial(_batch, primitive, form)
     partitioned_calls.needs_devices_for_lowering(primitive)
-
-    def reference(*operands: jax.Array, **params: Any) -> Any:
-        return form(operands=operands, **params)
-
-    experimental_rules.define_rules(primitive, reference)
+    compat.register_nan_check(primitive)
     ad.primitive_jvps[primitive] = functools.partial(_jvp_by_plain_form, primitive, form)
 
 

@@ -24,7 +24,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxkernels._attention import heads
-from jaxkernels._core import compat, experimental_rules, sharding
+from jaxkernels._core import compat, sharding
 
 # unit_sums_p(result, weights, value, known) returns `result`. Its tangent is that of `result`, which has none by
 # the weights, plus dw value - known sum(dw) for the tangent dw of the weights. `known` equals `result`.
@@ -55,13 +55,6 @@ def weighted_values(
 def _first(*operands: jax.Array, dot: heads.Dot) -> jax.Array:
     del dot
     return operands[0]
-
-
-def _reference(
-    result: jax.Array, weights: jax.Array, value: jax.Array, known: jax.Array, *, dot: heads.Dot
-) -> jax.Array:
-    del result, known
-    return heads.weighted_values(weights, value, dot)
 
 
 def _jvp(primals: Any, tangents: Any, *, dot: heads.Dot) -> tuple[jax.Array, Any]:
@@ -96,4 +89,4 @@ unit_sums_p.def_abstract_eval(_first)
 ad.primitive_jvps[unit_sums_p] = _jvp
 batching.fancy_primitive_batchers[unit_sums_p] = _batch
 mlir.register_lowering(unit_sums_p, mlir.lower_fun(_first, multiple_results=False))
-experimental_rules.define_rules(unit_sums_p, _reference)
+compat.register_nan_check(unit_sums_p)

@@ -11,9 +11,9 @@ import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -24,8 +24,6 @@ from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.interpreters import batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
-
-from jaxkernels._core import import_hook
 
 
 def running_ffi_api_version() -> tuple[int, int] | None:
@@ -140,35 +138,11 @@ def is_donated(value: ir.Value) -> bool:
 
 
 def register_nan_check(primitive: Primitive) -> None:
-    """Lets checkify report a NaN in the result of the primitive."""
+    """Lets checkify report a NaN in the result of the primitive, if this JAX keeps its rules here."""
+    with contextlib.suppress(ImportError, AttributeError):
+        from jax._src import checkify
 
-    def register(checkify: ModuleType) -> None:
         checkify.error_checks[primitive] = functools.partial(checkify.nan_error_check, primitive)
-
-    _when_imported("jax._src.checkify", register)
-
-
-def register_jet_rule(primitive: Primitive, rule: Callable[..., Any]) -> None:
-    """Gives jet `rule(jet, primals, series, **params)`, from which come the result and its series."""
-
-    def register(module: ModuleType) -> None:
-        module.jet_rules[primitive] = functools.partial(rule, module.jet)
-
-    _when_imported("jax.experimental.jet", register)
-
-
-def register_sparse_rule(primitive: Primitive, function: Callable[..., Any]) -> None:
-    """Lets sparsify run `function`, of the same operands and parameters, in the primitive's place."""
-
-    def register(transform: ModuleType) -> None:
-        def rule(env: Any, *values: Any, **params: Any) -> Any:
-            with_params = functools.partial(function, **params)
-            return transform.sparsify_raw(with_params)(env, *values)[0]
-
-        transform.sparse_rules_bcoo[primitive] = rule
-        transform.sparse_rules_bcsr[primitive] = rule
-
-    _when_imported("jax.experimental.sparse.transform", register)
 
 
 def register_remat_rule(primitive: Primitive) -> None:
@@ -199,19 +173,6 @@ def register_remat_rule(primitive: Primitive) -> None:
             return result, saved, lambda saved, *operands: restore(saved, again(*operands))
 
         remat.rules[primitive] = rule
-
-
-def _when_imported(module: str, register: Callable[[ModuleType], None]) -> None:
-    """Registers a rule once its transformation is there: to import sparse takes longer than this package.
-
-    A JAX that has the rules elsewhere does without.
-    """
-
-    def register_if_possible(loaded: ModuleType) -> None:
-        with contextlib.suppress(AttributeError):
-            register(loaded)
-
-    import_hook.after_import(module, register_if_possible)
 
 
 def einsum(product: Any, subscripts: Any, *operands: Any, **options: Any) -> jax.Array:

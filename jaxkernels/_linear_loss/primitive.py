@@ -23,7 +23,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
-from jaxkernels._core import compat, experimental_rules, partitioned_calls, registry, sharding
+from jaxkernels._core import compat, partitioned_calls, registry, sharding
 from jaxkernels._linear_loss import chunks, partitioning, plan
 from jaxkernels._linear_loss.chunks import SHARED, Arrays, Call
 from jaxkernels._linear_loss.options import Options
@@ -241,11 +241,6 @@ def _run(call: Call, rows: Any, chunk_rows: int | None, *operands: jax.Array) ->
     return chunks.run(call, operands, rows, chunk_rows)
 
 
-def _reference(*operands: jax.Array, call: Call) -> list[jax.Array]:
-    plain = Traced(call.options.all_sums, True, False)
-    return chunks.run(call, operands, plain, None)
-
-
 for _operation, _primitive in _PRIMITIVES.items():
     _primitive.multiple_results = True
     _primitive.def_impl(functools.partial(xla.apply_primitive, _primitive))
@@ -256,7 +251,7 @@ for _operation, _primitive in _PRIMITIVES.items():
         rule = functools.partial(_lower, _platform)
         mlir.register_lowering(_primitive, rule, platform=_platform)
     partitioned_calls.needs_devices_for_lowering(_primitive)
-    experimental_rules.define_rules(_primitive, _reference)
+    compat.register_nan_check(_primitive)
     ad.primitive_jvps[_primitive] = _jvp_of_whole
 ad.primitive_jvps[_PRIMITIVES["measures"]] = _jvp_of_measures
 ad.primitive_jvps[_PRIMITIVES["loss"]] = _jvp_of_loss

@@ -17,7 +17,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir, xla
 
-from jaxkernels._core import compat, experimental_rules, partitioned_calls, registry
+from jaxkernels._core import compat, partitioned_calls, registry
 from jaxkernels._rows import lowering, plan
 from jaxkernels._rows import reference as reference_functions
 from jaxkernels._rows.reference import compute_dtype
@@ -85,7 +85,7 @@ def define(
             rule = functools.partial(lowering.lower_kernel, kernel, platform, {})
             mlir.register_lowering(lowered, rule, platform=platform)
     partitioned_calls.needs_devices_for_lowering(primitive)
-    experimental_rules.define_rules(primitive, functools.partial(_reference, kernel))
+    compat.register_nan_check(primitive)
     return kernel
 
 
@@ -112,14 +112,6 @@ def of_operation(
         in_place=traits.stores_elements and traits.takes_label,
         in_parts=in_parts,
     )
-
-
-def _reference(
-    kernel: RowKernel, *operands: jax.Array, tier: str, require_kernel: bool, **attributes: Any
-) -> Any:
-    """The reference as a function of all parameters of the primitive."""
-    del tier, require_kernel
-    return kernel.reference(*operands, **attributes)
 
 
 def _abstract_eval(

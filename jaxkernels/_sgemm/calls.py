@@ -37,18 +37,6 @@ def reference(
     product = jnp.einsum(
         subscripts, a, b, precision=jax.lax.Precision.HIGHEST, out_sharding=out_sharding
     )
-    return _with_factors(product, c, options)
-
-
-def sparse_product(a: Any, b: Any, c: Any = None, *, options: Options) -> Any:
-    """The same for sparse operands: by jnp.matmul, because sparsify cannot take jnp.einsum apart."""
-    a = jnp.swapaxes(a, -1, -2) if options.trans_a else a
-    b = jnp.swapaxes(b, -1, -2) if options.trans_b else b
-    product = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
-    return _with_factors(product, c, options)
-
-
-def _with_factors(product: Any, c: Any, options: Options) -> Any:
     if options.alpha == 0.0:
         scaled = jnp.zeros_like(product)
     else:

@@ -25,15 +25,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import PartitionSpec
 
-from jaxkernels._core import compat, experimental_rules, partitioned_calls, registry, sharding
+from jaxkernels._core import compat, partitioned_calls, registry, sharding
 from jaxkernels._sgemm import partitioning
-from jaxkernels._sgemm.calls import (
-    TARGET,
-    ffi_multiply,
-    reference,
-    sparse_product,
-    with_tall_rows,
-)
+from jaxkernels._sgemm.calls import TARGET, ffi_multiply, reference, with_tall_rows
 from jaxkernels._sgemm.options import Options, matrix_dims
 
 sgemm_p = Primitive("jaxkernels_sgemm")
@@ -246,4 +240,4 @@ mlir.register_lowering(sgemm_p, _lower_reference)
 if registry.has_cuda_module():
     mlir.register_lowering(sgemm_p, _lower_cuda, platform="cuda")
 partitioned_calls.needs_devices_for_lowering(sgemm_p)
-experimental_rules.define_rules(sgemm_p, reference, sparse=sparse_product)
+compat.register_nan_check(sgemm_p)

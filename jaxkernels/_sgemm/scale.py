@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
-from jaxkernels._core import compat, experimental_rules, sharding
+from jaxkernels._core import compat, sharding
 
 scale_p = Primitive("jaxkernels_scale")
 
@@ -44,16 +44,8 @@ def _abstract_eval(factor: Any, x: Any) -> Any:
 
 
 def _reference(factor: jax.Array, x: jax.Array) -> jax.Array:
-    return jnp.where(_aligned(factor, x) == 0, jnp.zeros((), x.dtype), _product(factor, x))
-
-
-def _product(factor: jax.Array, x: jax.Array) -> jax.Array:
-    return _aligned(factor, x) * x
-
-
-def _aligned(factor: jax.Array, x: jax.Array) -> jax.Array:
-    """The factor with as many dimensions as x."""
-    return jnp.expand_dims(factor, range(factor.ndim, x.ndim))
+    aligned = jnp.expand_dims(factor, range(factor.ndim, x.ndim))
+    return jnp.where(aligned == 0, jnp.zeros((), x.dtype), aligned * x)
 
 
 def _jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
@@ -97,5 +89,4 @@ batching.fancy_primitive_batchers[scale_p] = _batch
 ad.primitive_jvps[scale_p] = _jvp
 ad.primitive_transposes[scale_p] = _transpose
 mlir.register_lowering(scale_p, mlir.lower_fun(_reference, multiple_results=False))
-# A Taylor series in the factor is that of the product, also where the factor is 0.
-experimental_rules.define_rules(scale_p, _product)
+compat.register_nan_check(scale_p)
