@@ -38,7 +38,7 @@ _LOGARITHMS = {
     "logsumexp": partial(logsumexp.logsumexp, keepdims=True),
 }
 # Tiers that cannot hold such a row with a label, or have no kernels for it.
-_NOT_OF_LOSSES = ("warp", "spread")
+_NOT_OF_LOSSES = ("warp",)
 _NOT_CALLED = "the compiled program does not call the target"
 
 

@@ -31,7 +31,7 @@ class HasDtype(Protocol):
 Dtype: TypeAlias = DtypeName | type[Any] | np.dtype[Any] | HasDtype
 """Like `jax.typing.DTypeLike`, without names of dtypes that have no kernels."""
 
-Tier: TypeAlias = Literal["warp", "block", "block_smem", "cluster", "block_uncached", "spread"]
+Tier: TypeAlias = Literal["warp", "block", "block_smem", "cluster", "block_uncached"]
 """The tiers of the row kernels that `tier=` can select."""
 
 Algorithm: TypeAlias = Literal[

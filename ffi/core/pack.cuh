@@ -165,15 +165,6 @@ __device__ void CopyWordsAsync(void* to, const void* from) {
 // Waits for this thread's own asynchronous copies; other threads still need a barrier to see them.
 __device__ inline void WaitForCopies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Puts the copies of this thread since the last time in a group.
-__device__ inline void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits until all groups of this thread's copies have arrived, but the last kGroups.
-template <int kGroups>
-__device__ void WaitForCopiesBut() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
-}
-
 // The largest element. Half types are compared two at a time, before they are widened.
 template <typename T>
 __device__ ComputeType<T> MaxOfPack(const Pack<T>& pack) {

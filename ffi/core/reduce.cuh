@@ -90,11 +90,6 @@ __device__ inline double ShuffleXor(double value, int mask) {
 __device__ inline SumWithRest ShuffleXor(SumWithRest value, int mask) {
   return {ShuffleXor(value.sum, mask), ShuffleXor(value.rest, mask)};
 }
-// The value of the next lane, and of the first one behind the last.
-template <typename C>
-__device__ C ShuffleNext(C value) {
-  return __shfl_sync(0xffffffffu, value, (threadIdx.x + 1) % kWarpSize);
-}
 
 // One step of a butterfly, of several values side by side.
 template <typename Reduction, int kCount>

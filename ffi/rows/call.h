@@ -38,9 +38,7 @@ struct RowCall {
   MaskedRows attention = {};        // of the operations on attention scores
   const int32_t* labels = nullptr;  // a column of each row, or one that the row does not have
   RowScalars scalars_in[2] = {}, scalars_out = {};
-  bool all_sums = false;    // cross entropy: what only smoothing and the entropy need, too
-  void* scratch = nullptr;  // of the tier `spread`
-  int64_t scratch_bytes = 0;
+  bool all_sums = false;       // cross entropy: what only smoothing and the entropy need, too
   void* statistics = nullptr;  // of the parts: maximum and sums of every row, in the compute type
 };
 

@@ -1,5 +1,5 @@
-// The plans of rows of which nothing is kept, or a branch at a time: the second half of
-// tier_plans.h, by the rules of long_row_rules.h.
+// The plans of rows of which nothing is kept: the second half of tier_plans.h, by the rules of
+// long_row_rules.h.
 #include <algorithm>
 
 #include "core/ceil_div.h"
@@ -77,44 +77,6 @@ void PlanGathered(const SoftmaxProblem& problem, const DeviceLimits& limits, Sof
       problem, limits, packs,
       static_cast<int>(std::clamp<int64_t>(threads, kLeastGatheringThreads, kUncachedThreads)),
       plan);
-}
-
-namespace {
-
-// Rows of `spread` in one launch, where they are many and blocks have room for their branches.
-void PlanSpreadOnce(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
-  if (!MaySpreadOnce(problem.operation) || problem.shifted || plan.leaf_turns != kOnceTurns) return;
-  const int stages = OnceStages(problem.operation) * InputsOf(problem.operation);
-  const int smem_bytes = stages * kOncePacks * kPackBytes +
-                         plan.branches * StatisticsBytes(problem.operation, plan.pack);
-  const int blocks_per_sm =
-      BlocksPerSm(problem, kSpreadThreads, smem_bytes, OnceRegisters(problem.operation), limits);
-  const int64_t blocks = int64_t{limits.sm_count} * blocks_per_sm;
-  const int64_t branches = plan.grid_blocks;  // of all rows
-  if (plan.branches > blocks || branches < kLeastRoundsOfOnce * blocks) return;
-  if (branches > INT32_MAX) return;
-  plan.one_launch = true;
-  plan.smem_bytes = smem_bytes;
-  plan.blocks_per_sm = blocks_per_sm;
-  plan.grid_blocks = blocks;
-}
-
-}  // namespace
-
-void PlanSpread(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
-  const int64_t packs = CeilDiv(problem.cols, plan.pack);
-  constexpr int64_t kLeastBranch = int64_t{32} * kBranchLeaves * kLeastLeafTurns;
-  plan.tier = Tier::kSpread;
-  plan.leaf_turns =
-      static_cast<int>(kLeastLeafTurns * CeilDiv(packs, kLeastBranch * kMostBranches));
-  plan.branches = static_cast<int>(CeilDiv(packs, int64_t{32} * kBranchLeaves * plan.leaf_turns));
-  plan.block_threads = kSpreadThreads;
-  plan.lanes = static_cast<int>(32 * CeilDiv(packs, int64_t{32} * plan.leaf_turns));
-  const int registers = SpreadRegisters(problem.operation, plan.pack);
-  plan.blocks_per_sm = BlocksPerSm(problem, plan.block_threads, 0, registers, limits);
-  plan.grid_blocks = std::max<int64_t>(problem.rows, 1) * plan.branches;
-  plan.scratch_bytes = problem.rows * plan.branches * StatisticsBytes(problem.operation, plan.pack);
-  PlanSpreadOnce(problem, limits, plan);
 }
 
 void PlanStream(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {

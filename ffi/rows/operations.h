@@ -147,9 +147,9 @@ constexpr bool HasPart(const OperationTraits& traits, Part part) {
 
 // Where a row of the GPU's kernels lives between its reductions (ffi/README.md). kAuto: where the
 // plan finds best.
-enum class Tier { kAuto, kWarp, kBlock, kBlockSmem, kCluster, kBlockUncached, kSpread, kStream };
+enum class Tier { kAuto, kWarp, kBlock, kBlockSmem, kCluster, kBlockUncached, kStream };
 inline constexpr std::string_view kTierNames[] = {
-    "auto", "warp", "block", "block_smem", "cluster", "block_uncached", "spread", "stream"};
+    "auto", "warp", "block", "block_smem", "cluster", "block_uncached", "stream"};
 constexpr const auto& NamesOf(Tier) { return kTierNames; }
 
 constexpr int InputsOf(Operation operation) { return TraitsOf(operation).inputs; }

@@ -33,13 +33,7 @@ TierChoices ChoicesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
   return choices;
 }
 
-// Whether a row goes over all SMs, if the call has scratch.
-bool Spreads(const SoftmaxProblem& problem, const SoftmaxPlan& plan, const TierChoices& choices) {
-  return choices.TooLong() || PrefersSpread(problem.operation, plan.pack, choices.of_cluster.blocks,
-                                            choices.of_cluster.blocks_per_sm);
-}
-
-// The tier that the measurements beside its constants speak for, without scratch.
+// The tier that the measurements beside its constants speak for.
 Tier BestTier(const SoftmaxProblem& problem, const SoftmaxPlan& plan, const TierChoices& choices) {
   if (choices.WarpFits()) return Tier::kWarp;
   if (choices.rows_of_blocks >= kLeastRowsOfBlocks &&
@@ -120,8 +114,8 @@ SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& 
   plan.offset = problem.offset;
   plan.on_packs = problem.offset == 0 && !problem.shifted;
   plan.aligned = problem.cols % plan.pack == 0 && plan.on_packs && problem.broadcast_aligned;
-  // The kernels count packs in 32 bits and stride past the end of a row, by a branch at most
-  // (`spread`), which has 2^22 packs in the longest rows.
+  // The kernels count packs in 32 bits and stride past the end of a row, by a leaf at most (rows
+  // that are read in leaves), which has 2^23 packs in the longest rows.
   if (MaxPacksOfRow(problem.cols, plan.pack, problem.offset) > INT32_MAX - (1 << 23)) {
     return {{},
             "cols=" + std::to_string(problem.cols) + " is about 2^31 packs of 16 bytes or more"};
@@ -133,16 +127,8 @@ SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& 
 
   const TierChoices choices = ChoicesOf(problem, plan, limits);
   Tier tier = problem.tier;
-  const bool wants_spread =
-      tier == Tier::kSpread || (tier == Tier::kAuto && Spreads(problem, plan, choices));
-  if (wants_spread && MaySpread(problem.operation)) {
-    SoftmaxPlan spread = plan;
-    PlanSpread(problem, limits, spread);
-    const bool has_scratch = spread.scratch_bytes <= problem.scratch_bytes;
-    if (has_scratch && spread.grid_blocks <= INT32_MAX) return {spread, ""};
-  }
-  // The program was not lowered for this tier, has billions of rows, or sums too much.
-  if (wants_spread) tier = Tier::kAuto;
+  plan.xla_by_default =
+      tier == Tier::kAuto && choices.TooLong() && LeavesLongRows(problem.operation);
   const bool takes_staged = choices.stages && (tier == Tier::kAuto || tier == Tier::kWarp);
   if (problem.shifted && !takes_staged) {
     if (tier != Tier::kAuto && tier != Tier::kBlockUncached) {
@@ -170,7 +156,6 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
   aligned.shifted = false;
   aligned.broadcast_aligned = true;
   anywhere.tier = Tier::kAuto;
-  anywhere.scratch_bytes = 0;  // a program that forces another tier has none
   return PlanOnTier(aligned, limits).error.empty() ? PlanOnTier(anywhere, limits) : planned;
 }
 

@@ -7,8 +7,7 @@
 // The order in which a row is summed depends on cols, dtype, operation, device and where in a
 // cache line the row begins (and whether its operands begin at one place of a pack), never on rows:
 // a row gives the same bits however many stand behind it. (Few rows may have another kernel, which
-// adds in the same order.) In the tier `spread`, and where rows are staged, it does not depend on
-// where the row begins either.
+// adds in the same order.) Where rows are staged it does not depend on where the row begins either.
 #ifndef JAXKERNELS_ROWS_PLAN_H_
 #define JAXKERNELS_ROWS_PLAN_H_
 
@@ -45,10 +44,9 @@ struct SoftmaxPlan {
   int row_spacing = 0;        // of the rows that a warp computes at once; staged rows only
   int cluster_blocks = 1;     // blocks that share a row
   bool few_rows = false;      // block_smem and cluster in registers, with twice as many threads
-  int leaf_turns = 0;         // packs of a leaf that a lane has; spread, and losses read once
-  int branches = 0;           // blocks that share a row; spread, and results of stream
-  int64_t scratch_bytes = 0;  // of all rows; spread only
-  bool one_launch = false;    // spread, whose blocks keep their branches, instead of two launches
+  int leaf_turns = 0;         // packs of a leaf that a lane has; rows read in leaves
+  int branches = 0;           // blocks that share a row; results of stream
+  bool xla_by_default = false;  // a program runs XLA's operation unless it asks for this kernel
   int block_threads = 0;
   int64_t grid_blocks = 0;
   RowBatches batches;     // which block or cluster takes which rows; block_smem and cluster only,
@@ -71,8 +69,7 @@ struct SoftmaxPlan {
         Field("row_spacing", self.row_spacing, false), Field("cluster_blocks", self.cluster_blocks),
         Field("few_rows", self.few_rows, self.few_rows),
         Field("leaf_turns", self.leaf_turns, false), Field("branches", self.branches, false),
-        Field("scratch_bytes", self.scratch_bytes, false),
-        Field("one_launch", self.one_launch, self.one_launch),
+        Field("xla_by_default", self.xla_by_default, self.xla_by_default),
         Field("block_threads", self.block_threads), Field("grid_blocks", self.grid_blocks),
         Field("workers", self.batches.workers), Field("rounds", self.batches.rounds),
         Field("halves", self.batches.halves), Field("smem_bytes", self.smem_bytes),
@@ -105,8 +102,7 @@ struct SoftmaxProblem {
   int offset = 0;        // elements of a pack before the result (else the first input) begins
   bool narrows = false;  // the result has a narrower type
   bool shifted = false;  // an input of its shape begins elsewhere within a pack: it is gathered
-  bool broadcast_aligned = true;      // a mask and a bias begin at a pack boundary
-  int64_t scratch_bytes = INT64_MAX;  // that the call has for the tier `spread`
+  bool broadcast_aligned = true;  // a mask and a bias begin at a pack boundary
 };
 
 // A plan, or why there is none.

@@ -291,25 +291,16 @@ ffi::Error ReadWhole(const ffi::RemainingArgs& operands, const ffi::RemainingRet
   if (ffi::Error error = ReadNames(attributes, call); error.failure()) return error;
   const OperationTraits& traits = TraitsOf(call->operation);
   const std::size_t stored = (traits.stores_elements ? 1 : 0) + (traits.stores > 0 ? 1 : 0);
-  if (results.size() != stored && results.size() != stored + 1) {
-    return MismatchError(
-        traits.name, "the results", "number",
-        std::to_string(stored) + ", or " + std::to_string(stored + 1) + " with scratch",
-        std::to_string(results.size()));
+  if (results.size() != stored) {
+    return MismatchError(traits.name, "the results", "number", std::to_string(stored),
+                         std::to_string(results.size()));
   }
-  // Elements come first, then row scalars, then scratch.
+  // Elements come first, then row scalars.
   Results read;
   for (std::size_t i = 0; i < results.size(); ++i) {
     ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> one = results.get<ffi::AnyBuffer>(i);
     if (!one) return one.error();
-    if (i == 0 && traits.stores_elements) {
-      read.elements = **one;
-    } else if (i < stored) {
-      read.scalars = **one;
-    } else {
-      call->scratch = (*one)->untyped_data();
-      call->scratch_bytes = static_cast<int64_t>((*one)->size_bytes());
-    }
+    (i == 0 && traits.stores_elements ? read.elements : read.scalars) = **one;
   }
   return ReadCall(Part::kWhole, attributes, operands, read, nullptr, call);
 }

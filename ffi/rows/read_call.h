@@ -23,8 +23,7 @@ namespace jaxkernels {
 // Scale, band and mask are of the operations on attention scores; of others the scale is 1 and the
 // band open (MaskedRows::kUnbounded on both sides). all_sums is of cross entropy.
 
-// The operands -> elements, row scalars, or both, as the operation stores them; then scratch of any
-// shape and dtype, or none: without it rows of the tier `spread` take another.
+// The operands -> elements, row scalars, or both, as the operation stores them.
 template <typename Binding>
 auto BindWhole(Binding&& binding) {
   return std::forward<Binding>(binding)

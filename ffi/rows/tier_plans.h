@@ -48,9 +48,6 @@ void PlanOneRead(const SoftmaxProblem& problem, const DeviceLimits& limits, Soft
 // The same for rows of inputs that are gathered: as many threads as have the row in flight at once.
 void PlanGathered(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan);
 
-// Tier `spread`, whatever is shifted.
-void PlanSpread(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan);
-
 // The parts of an operation: nothing is kept, so that rows of any length go one way.
 void PlanStream(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan);
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
@@ -41,26 +42,25 @@ def lower_kernel(
             f"{name}: tier={tier!r} has no kernel for platform 'cpu'. Drop tier= or "
             'implementation="ffi"'
         )
-    shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
+    avals: Sequence[Any] = ctx.avals_in  # pyright: ignore[reportAttributeAccessIssue]
+    shapes = [aval.shape for aval in avals]
     several = kernel.primitive.multiple_results
     if kernel.stores > 0 and shapes[0][-1] == 0:  # what nothing sums to needs no kernel
         reference = functools.partial(kernel.reference, **attributes)
         return mlir.lower_fun(reference, multiple_results=several)(ctx, *operands)
     splits = 0 not in shapes[0] and partitioned_calls.partitions_custom_calls(ctx)
     if attributes.get("result_dtype") and splits:
-        return _lower_wide(kernel, ctx, operands, tier, attributes)
+        return _lower_wide(kernel, ctx, operands, tier, require_kernel, attributes)
+    may_leave = platform == "cuda" and tier == "auto" and not require_kernel
     if splits:
-        call = _split_call(kernel, tier, attributes, aliases)
+        call = _split_call(kernel, tier, attributes, aliases, may_leave)
         function = row_partitioning.partitioned(call, shapes)
-        name = f"{name} {tier} {aliases} {sorted(attributes.items())} {registry.fingerprint()}"
+        decides = f"{tier} {may_leave} {aliases} {sorted(attributes.items())}"
+        name = f"{name} {decides} {registry.fingerprint()}"
         return partitioned_calls.lower_partitioned(function, ctx, operands, name, several)
     given = kernel.call_attributes(tier, **attributes)
-    if platform == "cuda" and partitioned_calls.runs_on_one_device(ctx):
-        scratch = plan.scratch_of_rows(given["operation"], ctx.avals_in[0], tier)
-        if scratch is not None:
-            with_scratch = ctx.replace(avals_out=[*ctx.avals_out, scratch])
-            rule = jax.ffi.ffi_lowering(registry.ROWS_TARGET)
-            return rule(with_scratch, *operands, **given)[: len(ctx.avals_out)]
+    if may_leave and plan.is_left_to_xla(given["operation"], shapes[0], avals[0].dtype):
+        return mlir.lower_fun(_plain(kernel, attributes), several)(ctx, *operands)
     partitioning = partitioned_calls.batch_partitioning_attributes(
         ctx, kernel.row_dims(**attributes)
     )
@@ -75,23 +75,41 @@ def _lower_wide(
     ctx: mlir.LoweringRuleContext,
     operands: Sequence[Any],
     tier: str,
+    require_kernel: bool,
     attributes: dict[str, Any],
 ) -> Any:
     """Narrows behind the kernel, which does it itself on one device."""
     dtype, wide = attributes["result_dtype"], {**attributes, "result_dtype": None}
 
     def function(*operands: jax.Array) -> jax.Array:
-        return kernel(*operands, tier=tier, require_kernel=False, **wide).astype(dtype)
+        given = {"tier": tier, "require_kernel": require_kernel, **wide}
+        return kernel(*operands, **given).astype(dtype)
 
     return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
 
 
+def _plain(kernel: RowKernel, attributes: dict[str, Any]) -> Callable[..., Any]:
+    """The operation in plain JAX, which a program may take where float64 is off."""
+
+    def function(*operands: jax.Array) -> Any:
+        with jax.enable_x64(operands[0].dtype == np.float64):
+            return kernel.reference(*operands, **attributes)
+
+    return function
+
+
 def _split_call(
-    kernel: RowKernel, tier: str, attributes: dict[str, Any], aliases: dict[int, int]
+    kernel: RowKernel,
+    tier: str,
+    attributes: dict[str, Any],
+    aliases: dict[int, int],
+    may_leave: bool,
 ) -> row_partitioning.SplitCall:
     given = kernel.call_attributes(tier, **attributes)
 
     def whole(first: jax.Array, *others: jax.Array) -> Any:
+        if may_leave and plan.is_left_to_xla(given["operation"], first.shape, first.dtype):
+            return _plain(kernel, attributes)(first, *others)
         # Without tracing anything of it: a program may be lowered where float64 is off.
         results = []
         if kernel.stores_elements:
@@ -115,7 +133,7 @@ def _split_call(
     def at_place(operands: Sequence[jax.Array], place: row_partitioning.Place) -> Any:
         assert kernel.at_place is not None
         there, attributes_there = kernel.at_place(operands, place, **attributes)
-        return _split_call(kernel, tier, attributes_there, aliases), there
+        return _split_call(kernel, tier, attributes_there, aliases, may_leave), there
 
     depends_on_place = kernel.row_dims(**attributes) > 1
     results = (True,) * kernel.stores_elements + (False,) * (kernel.stores > 0)

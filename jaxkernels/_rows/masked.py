@@ -73,8 +73,7 @@ def scaled_masked_softmax(
             jax.nn and flax, which mask with large negative numbers. Its gradient is 0 either way. "mean"
             costs another pass.
         tier: as for `softmax`.
-        implementation: None uses a kernel if there is one, "ffi" raises an error if there is none,
-            "xla" runs plain JAX.
+        implementation: as in `softmax`; "xla" runs plain JAX.
 
     Returns:
         Array of the shape of the scores (broadcast against mask and bias) and of their dtype. Masked

@@ -9,9 +9,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
-from jax.core import ShapedArray
-
 from jaxkernels._core import devices, registry, validate
 from jaxkernels._cpu import SoftmaxPlan
 from jaxkernels.typing import Device, DeviceName, Dtype, Operation, Tier
@@ -48,8 +45,8 @@ def plan_softmax(
             "masked_softmax_grad".
         device: a name such as "h200", "a100" or "rtx4090", or a CUDA device of JAX; None means the
             first CUDA device, or "h200" on a machine without one.
-        tier: the tier to select, "warp", "block", "block_smem", "cluster", "block_uncached" or
-            "spread"; None lets the plan choose.
+        tier: the tier to select, "warp", "block", "block_smem", "cluster" or "block_uncached"; None
+            lets the plan choose.
         offset: the number of elements between the last multiple of 16 bytes in memory and the start of
             the result, which is not 0 for some slices that XLA passes in place. A tier that cannot
             serve such rows is replaced.
@@ -58,9 +55,9 @@ def plan_softmax(
     Returns:
         A plan that can be compared and printed. Fields are `tier`, `cluster_blocks` (blocks
         of a cluster, which share a row), `block_threads`, `smem_bytes`, `few_rows` (a kernel for few
-        long rows, with the same bits as the one for many), and others. A plan of the tier "spread" is
-        for a program on one device and has `scratch_bytes`; with many rows it has `one_launch`, which
-        reads them once.
+        long rows, with the same bits as the one for many), and others. `xla_by_default` says that the
+        row is too long for registers and shared memory: XLA's own operation runs, and this plan only
+        with `implementation="ffi"`.
 
     Raises:
         TypeError: the shape is not a sequence of integers, the dtype has no kernels, or `device` is
@@ -95,45 +92,33 @@ def _text(self: SoftmaxPlan) -> str:
         threads = f"{self.block_threads} threads a row"
         share = threads if blocks == 1 else f"{blocks} blocks of {threads}"
         in_registers = self.tier == "block" or self.few_rows
-        keeps = in_registers or self.one_launch or self.tier in ("block_smem", "cluster")
+        keeps = in_registers or self.tier in ("block_smem", "cluster")
         place = "registers" if in_registers else "shared memory"
         once = keeps or self.tier == "stream" or (self.tier == "block_uncached" and self.leaf_turns)
         kept = f", kept in {place}" if keeps else ""
         about = f"{share}{kept}, {'one read' if once else 'up to two reads'}"
+        about += '; with implementation="ffi" only, else XLA' if self.xla_by_default else ""
     return f"{self.tier} tier: {about}\n{self!r}"
 
 
 SoftmaxPlan.__str__ = _text
 
-# Bytes of shared memory that every GPU with kernels has for a block, and more: such rows need no
-# scratch.
+# Bytes of shared memory that every GPU with kernels has for a block, and more.
 _FITS_ANYWHERE = 48 * 1024
 
 
-def scratch_of_rows(operation: Operation, aval: Any, tier: str) -> ShapedArray | None:
-    """The scratch that a program needs for the GPU of this machine; None if it needs none.
+def is_left_to_xla(operation: Operation, shape: Sequence[Any], dtype: Any) -> bool:
+    """Whether XLA's own operation serves rows of this shape by default, on the GPU of this machine.
 
-    Decided when the program is lowered, because XLA allocates it. Rows of a program that has none
-    take another tier, as they do on a GPU whose plan needs more.
-
-    Args:
-        operation: its name.
-        aval: the type of the first operand. Dimensions that jax.export leaves open get no scratch.
-        tier: "auto", or the tier to force.
+    These rows are too long for all tiers that keep a row (`SoftmaxPlan.xla_by_default`). Lengths that
+    `jax.export` leaves open stay with the kernels.
     """
-    shape = aval.shape
-    if tier not in ("auto", "spread") or not all(isinstance(dim, int) and dim > 0 for dim in shape):
-        return None
-    if tier == "auto":
-        row_bytes = shape[-1] * aval.dtype.itemsize * registry.ROW_OPERATIONS[operation].inputs
-        if row_bytes <= _FITS_ANYWHERE:
-            return None
-    plan = plan_softmax(
-        shape, aval.dtype, operation=operation, tier=None if tier == "auto" else "spread"
-    )
-    if plan.tier != "spread":
-        return None
-    return ShapedArray((plan.scratch_bytes,), jnp.uint8)
+    cols = shape[-1]
+    if not isinstance(cols, int):
+        return False
+    if cols * dtype.itemsize * registry.ROW_OPERATIONS[operation].inputs <= _FITS_ANYWHERE:
+        return False
+    return plan_softmax((1, cols), dtype, operation=operation).xla_by_default
 
 
 def has_clusters() -> bool:

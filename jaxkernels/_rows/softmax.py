@@ -89,12 +89,12 @@ def softmax(
         where: mask of bool that broadcasts against x (and x against it). Elements where it is False
             are excluded, and are 0 in the result. A fully masked row is 0 and has the gradient 0.
         tier: selects a GPU kernel for measurements: "warp", "block", "block_smem", "cluster" (compute
-            capability 9.0 and later, and code compiled for it), "block_uncached" or "spread". None
-            lets the plan choose (see `plan_softmax`). "spread" needs a program for one device that is
-            not exported; otherwise the plan chooses. It has no effect if the axis is sharded, nor on a
-            CPU, where it is an error with `implementation="ffi"`.
-        implementation: None uses a kernel if there is one, "ffi" raises an error if there is none,
-            "xla" calls `jax.nn.softmax`.
+            capability 9.0 and later, and code compiled for it) or "block_uncached". None lets the plan
+            choose (see `plan_softmax`). It has no effect if the axis is sharded, nor on a CPU, where it
+            is an error with `implementation="ffi"`.
+        implementation: None uses a kernel if there is one, but XLA's softmax for rows that are too long
+            for the shared memory of a cluster (`plan_softmax(...).xla_by_default`). "ffi" uses a kernel
+            for these rows too, and raises an error if there is none. "xla" calls `jax.nn.softmax`.
 
     Returns:
         Array of the shape of x (broadcast against `where`) and its dtype (floating).
@@ -162,8 +162,7 @@ def log_softmax(
             are excluded, and are -inf in the result. A fully masked row is -inf and has the gradient
             0.
         tier: selects a GPU kernel; see `softmax`.
-        implementation: None uses a kernel if there is one, "ffi" raises an error if there is none,
-            "xla" calls `jax.nn.log_softmax`.
+        implementation: as in `softmax`; "xla" calls `jax.nn.log_softmax`.
 
     Returns:
         Array of the shape of x (broadcast against `where`) and its dtype (floating).

@@ -17,7 +17,7 @@ import jaxkernels as jk
 
 each_half = pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 
-# Rows of all tiers, aligned and not: registers, shared memory, a cluster, twice read, spread.
+# Rows of all tiers, aligned and not: registers, shared memory, a cluster, twice read.
 LENGTHS = [1, 2, 7, 64, 197, 333, 1000, 1030, 4096, 4097, 20001, 65536, 200001, 500000, 500002]
 
 

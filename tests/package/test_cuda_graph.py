@@ -39,16 +39,6 @@ def check_row_operations(x, t, results):
     for tier, result in zip(TIERS, results, strict=True):
         cases.check_results(x, t, result, "float32", tier)
 
-@jax.jit
-def many_spread_rows(x, t):
-    many = [jnp.tile(each, (60, 1)) for each in (x, t)]
-    results = cases.all_operations(many[:1], many[1:], [many[1][:, :1]], tier="spread")[0]
-    return jax.tree.map(lambda y: y[-ROWS:], results)
-
-def check_many_spread_rows(x, t, results):
-    assert jk.plan_softmax((60 * ROWS, COLS), "float32", tier="spread").one_launch
-    cases.check_results(x, t, results, "float32", "spread")
-
 CASE = masked_cases.case(
     (2, ROWS // 2, COLS), "float32", mask=(ROWS // 2, COLS), bias=(1, COLS), scale=0.5, causal=True)
 CASES = [CASE, masked_cases.dataclasses.replace(CASE, bias=None)]
@@ -98,7 +88,6 @@ def check_products(a, b, results):
 
 # Products of lines that begin at multiples of 16 bytes are copied by the tensor memory accelerator.
 programs = [(row_operations, check_row_operations, COLS),
-            (many_spread_rows, check_many_spread_rows, COLS),
             (attention_scores, check_attention_scores, COLS), (products, check_products, COLS),
             (products, check_products, COLS - 1)]
 inputs = {
@@ -149,7 +138,7 @@ def test_runs_inside_a_command_buffer(gpu, tmp_path):
     flags = f"{FLAGS} --xla_dump_to={tmp_path}"
     stdout, _ = run_python("-c", PROGRAM, XLA_FLAGS=flags, XLA_PYTHON_CLIENT_PREALLOCATE="false")
     programs = [line.split() for line in stdout.splitlines()]
-    names = ["row_operations", "many_spread_rows", "attention_scores", "products", "products"]
+    names = ["row_operations", "attention_scores", "products", "products"]
     assert [name for name, _ in programs] == names
     for name, results in programs:
         dumps = list(tmp_path.glob(f"*jit_{name}*thunk_sequence_after_thunk_passes*"))

@@ -135,9 +135,9 @@ SENTENCES = {
         lambda: jk.plan_softmax(SHAPE, "float32", device="h200", tier="block_uncached"),
         r"block_uncached tier: \d+ threads a row, up to two reads",
     ),
-    "spread": (
+    "xla": (
         lambda: jk.plan_softmax((4, 1 << 22), "float32", device="h200"),
-        r"spread tier: \d+ blocks of \d+ threads a row, up to two reads",
+        r'block_uncached tier: \d+ threads a row, up to two reads; with implementation="ffi" only, else XLA',
     ),
     "sgemm": (
         lambda: jk.plan_sgemm((64, 4096), (4096, 4096), device="h200"),

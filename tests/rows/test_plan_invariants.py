@@ -12,14 +12,13 @@ from row_plans import (
     RESERVED,
     inputs,
     interesting_cols,
-    keeps_rest,
     packs_of,
     plan,
     scratch_of,
 )
 
 from jaxkernels import _cpu
-from jaxkernels._core import registry, validate
+from jaxkernels._core import validate
 
 MOST_THREADS = 1024
 
@@ -70,8 +69,7 @@ def check_invariants(all_cols, operations, dtype, device):
                 continue
             where = (cols, operation, tier, rows, p)
             scratch = scratch_of(dtype, operation)
-            grid_is_too_large = tier == "spread" and rows == 1 << 40
-            assert grid_is_too_large or p.tier == (tier or p.tier), where
+            assert p.tier == (tier or p.tier), where
             assert p.pack == 16 // BYTES[dtype], where
             assert p.aligned == (cols % p.pack == 0), where
             assert p.block_threads % 32 == 0, where
@@ -128,24 +126,6 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
         values = p.packs_per_lane * p.pack * inputs(operation) * max(1, BYTES[dtype] // 4)
         assert values <= 128, where  # 255 registers, and some are needed for everything else
         rows_at_once = p.block_threads // p.lanes * p.rows_per_access
-    elif p.tier == "spread":
-        leaf, packs = 32 * p.leaf_turns, -(-cols // p.pack)  # leaves are cut by element index
-        assert p.leaf_turns >= 8, where
-        assert p.block_threads == 8 * 32, where
-        assert p.branches <= 512, where
-        assert 8 * leaf * (p.branches - 1) < packs <= 8 * leaf * p.branches, where
-        assert p.lanes == 32 * -(-packs // leaf), where
-        if p.one_launch:
-            assert p.grid_blocks == limits.sm_count * p.blocks_per_sm, where  # all at once
-            assert p.branches <= p.grid_blocks, where
-            assert 3 * p.grid_blocks <= rows * p.branches < 2**31, where
-            assert (p.leaf_turns, operation in MASKED) == (8, False), where
-            # Two branches at least, and the statistics of a row.
-            assert p.smem_bytes > 2 * 32768 * inputs(operation), where
-        else:
-            assert p.grid_blocks == max(rows, 1) * p.branches, where
-        assert p.scratch_bytes == rows * p.branches * branch_bytes(dtype, operation), where
-        return
     elif p.leaf_turns > 0:
         _check_read_in_leaves(p, cols, rows, limits, where)
         return
@@ -185,13 +165,6 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
     # A batch is half of what is left.
     waves = p.rounds.bit_length() if p.halves else 32
     assert p.grid_blocks <= max(1, waves) * limits.sm_count * p.blocks_per_sm, where
-
-
-def branch_bytes(dtype, operation):
-    """Of the statistics of a branch: a maximum, the sums and their rests, in words of eight bytes."""
-    sums = registry.ROW_OPERATIONS[operation].sums_of(oracle.storage(dtype))
-    numbers = 1 + sums * (2 if keeps_rest(dtype, operation) else 1)
-    return -(-numbers * max(BYTES[dtype], 4) // 8) * 8
 
 
 def _check_read_in_leaves(p, cols, rows, limits, where):

@@ -13,10 +13,10 @@ from jaxkernels._core import registry, validate
 
 
 def tier_ends(dtype, operation, device):
-    """The longest aligned rows of each tier but the last two, which serve all."""
+    """The longest aligned rows of each tier but the last, which serves all."""
     pack = 16 // BYTES[dtype]
     ends, low = [], 1
-    for tier in validate.TIERS[:-2]:
+    for tier in validate.TIERS[:-1]:
         high = (1 << 22) // pack
         while low < high:
             middle = (low + high + 1) // 2
@@ -54,7 +54,8 @@ def test_tiers_of_row_scalars(dtype, operation, device):
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_tiers_follow_one_another(dtype, operation, device):
     """warp, block while an SM holds two rows (but not of log-softmax, nor terms of doubles), block_smem as far as it holds four
-    (doubles two) and, without clusters, as far as shared memory reaches (not to the 48 KiB of a plain launch), cluster, spread."""
+    (doubles two) and, without clusters, as far as shared memory reaches (not to the 48 KiB of a plain launch), cluster. Beyond, XLA
+    serves them by default, except losses."""
     warp_end, block_end, smem_end, cluster_end = tier_ends(dtype, operation, device)
     assert 128 <= warp_end <= block_end <= smem_end <= cluster_end
     stores_terms = registry.ROW_OPERATIONS[operation].finds_max and not stores_scalar(operation)
@@ -78,24 +79,20 @@ def test_tiers_follow_one_another(dtype, operation, device):
     assert (smem_end < cluster_end) == (limits.cluster_blocks > 1)
     if smem_end < cluster_end:
         _check_clusters(smem_end + pack, cluster_end, pack, dtype, operation, device)
+    assert not plan(cluster_end, dtype, operation, device).xla_by_default
+    takes_label = registry.ROW_OPERATIONS[operation].takes_label
     for cols in (cluster_end + pack, 4 * cluster_end):
-        assert plan(cols, dtype, operation, device).tier == "spread"
+        longer = plan(cols, dtype, operation, device)
+        assert (longer.tier, longer.xla_by_default) == ("block_uncached", not takes_label)
+        assert not plan(cols, dtype, operation, device, tier="block_uncached").xla_by_default
 
 
 def _check_clusters(first, last, pack, dtype, operation, device):
-    """The fewest blocks of which an SM holds eight (doubles four); more than 8 only where it would hold fewer than three of 8.
-    Where it holds one share of 16, and one array is read for its maximum, rows are spread (but doubles)."""
+    """The fewest blocks of which an SM holds eight (doubles four); more than 8 only where it would hold fewer than three of 8."""
     limits = _cpu.named_devices()[device]
     longest = plan(last, dtype, operation, device)
     assert (longest.tier, longest.cluster_blocks) == ("cluster", limits.cluster_blocks)
-    traits = registry.ROW_OPERATIONS[operation]
-    is_spread_early = (
-        limits.cluster_blocks == 16
-        and traits.finds_max
-        and traits.inputs == 1
-        and dtype != "float64"
-    )
-    assert longest.blocks_per_sm == (2 if is_spread_early else 1)
+    assert longest.blocks_per_sm == 1
     shares = 4 if dtype == "float64" else 8
 
     def held_by_an_sm(cols, blocks):
@@ -155,13 +152,12 @@ def test_which_aligned_rows_are_staged(dtype):
 
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
-def test_spread_counts_the_packs_of_the_longest_rows(dtype):
-    """In 32 bits, up to the end of the last branch, which lies behind the row."""
+def test_packs_of_the_longest_rows_are_counted_in_32_bits(dtype):
+    """Up to the end of the last leaf, which lies behind the row."""
     pack = 16 // BYTES[dtype]
     longest = (2**31 - 1 - 2**23) * pack
-    p = plan(longest, dtype, rows=1)
-    assert p.tier == "spread"
-    assert 256 * p.leaf_turns * (p.branches + 1) < 2**31
+    leaf = 32 * 8 * plan(longest, dtype, "logsumexp_fwd", rows=1).leaf_turns
+    assert longest // pack + leaf < 2**31
     with pytest.raises(ValueError, match="2\\^31 packs"):
         plan(longest + pack, dtype, rows=1)
 
@@ -183,56 +179,14 @@ def test_staged_rows_keep_out_of_each_others_banks():
     assert banks_met(plan(65, "bfloat16", rows=1 << 20), 65, "bfloat16") == 1
 
 
-@pytest.mark.parametrize(
-    ("dtype", "operation", "blocks"),
-    [
-        ("float32", "softmax_fwd", 4),
-        ("float32", "softmax_grad", 3),
-        ("float32", "masked_softmax_fwd", 3),
-        ("bfloat16", "softmax_fwd", 3),
-        ("float64", "softmax_fwd", 3),
-    ],
-)
-def test_blocks_of_spread_rows(dtype, operation, blocks):
-    """More blocks, of fewer registers, where one float32 array is read."""
-    for rows in (1, 4):
-        p = plan(1 << 22, dtype, operation, tier="spread", rows=rows)
-        assert (p.blocks_per_sm, p.grid_blocks) == (blocks, rows * p.branches)
-
-
-@pytest.mark.parametrize(
-    ("operation", "least", "blocks_per_sm", "stages"),
-    [("softmax_fwd", 12, 3, 2), ("log_softmax_grad", 4, 1, 3)],
-)
-@pytest.mark.parametrize("dtype", oracle.DTYPES)
-def test_many_spread_rows_take_one_launch(dtype, operation, least, blocks_per_sm, stages):
-    """From three rounds of all blocks on, where these are no fewer than the branches of a row."""
-    cols = 100 * 2048 * 16 // BYTES[dtype]
-    few, many = (
-        plan(cols, dtype, operation, tier="spread", rows=rows) for rows in (least - 1, least)
-    )
-    assert (few.branches, many.branches) == (100, 100)
-    assert (few.one_launch, many.one_launch) == (False, True)
-    assert (many.blocks_per_sm, many.grid_blocks) == (blocks_per_sm, 132 * blocks_per_sm)
-    branch_bytes = (2048 + 8 * 8) * 16 * inputs(operation)  # with the spills of eight leaves
-    assert stages * branch_bytes < many.smem_bytes < stages * branch_bytes + 100 * 32
-    assert many.scratch_bytes * (least - 1) == few.scratch_bytes * least
-    for other in (
-        plan(cols * 4, dtype, operation, tier="spread", rows=32),  # more branches than blocks
-        plan(cols * 6, dtype, operation, tier="spread", rows=32),  # twice the packs of a lane
-        plan(cols, dtype, operation, tier="spread", rows=1 << 25),  # more than 2^31 branches
-        plan(cols, dtype, "masked_softmax_fwd", tier="spread", rows=32),
-        plan(cols, dtype, "logsumexp_jvp", tier="spread", rows=32),
-    ):
-        assert not other.one_launch
-
-
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_forced_tiers(dtype):
     for tier in validate.TIERS:
         for cols in (1, 7, 128, 129):
             assert plan(cols, dtype, tier=tier).tier == tier
     assert plan(1 << 22, dtype, tier="block_uncached").tier == "block_uncached"
+    with pytest.raises(ValueError, match=r"'spread' \(gone: tier=.block_uncached. serves"):
+        plan(8, dtype, tier="spread")
     with pytest.raises(ValueError, match="warp"):
         plan(1 << 16, dtype, tier="warp")
     with pytest.raises(ValueError, match="tier 'block' cannot hold a row"):
@@ -271,13 +225,13 @@ def test_tiers_of_attention_scores():
     lengths = (128, 2048, 4096, 24576, 24584, 1 << 16, 1 << 20)
     expected = ["warp", "warp", "block", "block", "cluster", "cluster", "cluster"]
     assert tiers("masked_softmax_fwd", *lengths) == expected
-    assert tiers("masked_softmax_fwd", 1 << 21) == ["spread"]
+    assert tiers("masked_softmax_fwd", 1 << 21) == ["block_uncached"]
     assert tiers("masked_softmax_fwd", 2048, 2052, dtype="float32") == ["warp", "block"]
     assert tiers("masked_softmax_fwd", 4099) == tiers("biased_softmax_fwd", 4099) == ["block"]
     assert tiers("masked_softmax_grad", 4099) == ["block_smem"]
     for operation in ("biased_softmax_fwd", "masked_softmax_grad"):
         lengths = (1024, 1032, 12288, 16392, 1 << 16, 1 << 20)
-        expected = ["warp", "block", "block", "cluster", "cluster", "spread"]
+        expected = ["warp", "block", "block", "cluster", "cluster", "block_uncached"]
         assert tiers(operation, *lengths) == expected
 
 

@@ -221,7 +221,7 @@ def test_half_types_accumulate_in_float32():
         np.testing.assert_allclose(log_y, -np.log(70000), rtol=2.0**-8)
 
 
-@pytest.mark.parametrize("tier", ["block", "block_smem", "cluster", "block_uncached", "spread"])
+@pytest.mark.parametrize("tier", ["block", "block_smem", "cluster", "block_uncached"])
 def test_a_forced_tier_changes_nothing_on_a_cpu(tier, cpu_devices):
     with jax.default_device(cpu_devices[0]):
         x = jnp.asarray(cases.logits("normal", 5, 300, "float32"))

@@ -1,5 +1,6 @@
 """Weights that the softmax of float32 scores stores in a 16-bit dtype, held to those that it stores in float32."""
 
+import cases
 import jax
 import jax.numpy as jnp
 import masked_cases
@@ -11,7 +12,8 @@ from jaxkernels._rows import masked, masked_kernels
 def weights(scores, mask=None, bias=None, *, dtype=None, causal=False):
     """The softmax of float32 scores, times a half, in `dtype`."""
     band = masked_kernels.band_of(causal, None, from_end=True)
-    return masked.apply("weights", scores, mask, bias, scale=0.5, band=band, result_dtype=dtype)
+    options = {"result_dtype": dtype, "implementation": "ffi" if cases.ON_GPU else None}
+    return masked.apply("weights", scores, mask, bias, scale=0.5, band=band, **options)
 
 
 def of_length(cols, **options):

@@ -11,7 +11,6 @@ import functools
 import cases
 import gemm_cases
 import jax
-import jax.numpy as jnp
 import masked_cases
 import narrow_cases
 import row_parts_cases
@@ -20,7 +19,6 @@ import slice_cases
 import tensor_families
 from masked_cases import case
 
-import jaxkernels as jk
 from jaxkernels._core import validate
 
 
@@ -123,10 +121,6 @@ def sweep_rows(dtype, tiers):
     for tier in tiers:
         shapes = ((70, 3), (35, 37), (9, 128), (5, 513), (3, 1030), (2, 4099), (2, 70001))
         shapes += ((1, 70003),)  # which threads of a CPU share
-        if tier == "spread":  # in one launch: a branch a row, and two
-            many = ((3600, 37), (1800, 2048 * 16 // jnp.dtype(dtype).itemsize + 5))
-            assert all(jk.plan_softmax(shape, dtype, tier=tier).one_launch for shape in many)
-            shapes += many
         pairs = [
             (cases.logits("normal", *shape, dtype), cases.cotangents(*shape, dtype))
             for shape in shapes

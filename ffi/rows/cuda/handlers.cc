@@ -34,7 +34,6 @@ SoftmaxProblem ProblemOf(const RowCall& call) {
   problem.tier = call.tier;
   problem.part = call.part;
   problem.narrows = call.result_dtype != call.dtype;
-  problem.scratch_bytes = call.scratch_bytes;
   return problem;
 }
 
@@ -52,8 +51,6 @@ bool FindAlignment(const RowCall& call, SoftmaxProblem* problem) {
   problem->offset = begin / leading_width;
   bool at_elements = begin % leading_width == 0;
   problem->broadcast_aligned = place(call.attention.mask, kMostMaskBytes) == 0;
-  // Scratch holds statistics, in words of eight bytes. If it begins within one it counts as none.
-  if (place(call.scratch, sizeof(double)) != 0) problem->scratch_bytes = 0;
   for (const RowScalars& scalars : {call.scalars_in[0], call.scalars_in[1], call.scalars_out}) {
     at_elements &= place(scalars.data, scalars.wide ? ByteWidth(DType::kFloat32) : width) == 0;
   }

@@ -35,19 +35,14 @@ cudaError_t StartKernel(const void* function, const SoftmaxPlan& plan, void** ke
                         cudaStream_t stream) {
   if (const cudaError_t error = PrepareFunction(function, plan); error != cudaSuccess) return error;
   cudaLaunchAttribute attribute = {};
-  if (plan.one_launch) {
-    attribute.id = cudaLaunchAttributeCooperative;
-    attribute.val.cooperative = 1;
-  } else {
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(plan.cluster_blocks), 1, 1};
-  }
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(plan.cluster_blocks), 1, 1};
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(plan.grid_blocks));
   config.blockDim = dim3(plan.block_threads);
   config.dynamicSmemBytes = plan.smem_bytes;
   config.stream = stream;
-  if (plan.one_launch || plan.cluster_blocks > 1) {
+  if (plan.cluster_blocks > 1) {
     config.attrs = &attribute;
     config.numAttrs = 1;
   }

@@ -18,8 +18,6 @@
 #include "rows/cuda/tier_one_read.cuh"
 #include "rows/cuda/tier_registers.cuh"
 #include "rows/cuda/tier_smem.cuh"
-#include "rows/cuda/tier_spread.cuh"
-#include "rows/cuda/tier_spread_once.cuh"
 #include "rows/cuda/tier_stream.cuh"
 #include "rows/cuda/tier_warp_staged.cuh"
 
@@ -144,38 +142,6 @@ constexpr bool LoadsAsTable() {
          Op::kSharesRows == traits.shares_rows;
 }
 
-// The kernels of the tier `spread`.
-template <typename Op, bool kAligned>
-cudaError_t StartSpread(RowArgs<Op> args, void* statistics, SoftmaxPlan plan, cudaStream_t stream) {
-  static_assert(sizeof(typename Op::Found) ==
-                StatisticsBytes(Op::kOperation, Pack<typename Op::Storage>::kSize));
-  const auto start = [&](auto* kernel) {
-    void* kernel_args[] = {&args, &statistics};
-    return StartKernel(reinterpret_cast<const void*>(kernel), plan, kernel_args, stream);
-  };
-  if constexpr (MaySpreadOnce(Op::kOperation)) {
-    if (plan.one_launch) {
-      cudaError_t error = cudaMemsetAsync(statistics, kAbsentByte, plan.scratch_bytes, stream);
-      if (error == cudaSuccess) error = start(&SpreadOnceKernel<Op, kAligned>);
-      if (error != cudaErrorCooperativeLaunchTooLarge) return error;
-      // This process has not all SMs. The error has been seen.
-      cudaGetLastError();
-      plan.one_launch = false;
-      plan.smem_bytes = 0;
-      plan.grid_blocks = args.rows * args.branches;
-    }
-  }
-  const cudaError_t error = start(&SpreadStatisticsKernel<Op, kAligned>);
-  if (error != cudaSuccess) return error;
-  if constexpr (!Op::kStoresElements) {
-    plan.grid_blocks = args.rows;
-    plan.block_threads = kWarpSize;
-    return start(&SpreadScalarKernel<Op>);
-  } else {
-    return start(&SpreadFinishKernel<Op, kAligned>);
-  }
-}
-
 template <typename Op>
 cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
   static_assert(MatchesTable<Op>() && LoadsAsTable<Op>(), "operations.h says otherwise");
@@ -203,12 +169,6 @@ cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream
   if constexpr (Op::kHides) args.op = Op(call.attention);
   if constexpr (Op::kTakesLabel && Op::kSums > 0) args.op.Want(call.all_sums);
 
-  if constexpr (MaySpread(Op::kOperation)) {
-    if (plan.tier == Tier::kSpread) {
-      return plan.aligned ? StartSpread<Op, true>(args, call.scratch, plan, stream)
-                          : StartSpread<Op, false>(args, call.scratch, plan, stream);
-    }
-  }
   void* statistics = call.statistics;
   void* kernel_args[] = {&args, &statistics};  // most kernels take the first alone
   return StartKernel(FindFunction<Op>(plan), plan, kernel_args, stream);

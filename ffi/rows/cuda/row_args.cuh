@@ -36,8 +36,9 @@ struct RowArgs {
   int64_t rows, cols;
   int kept_packs;  // of each input, in the shared memory of a block, or of few rows its registers
   int offset;      // elements of the first pack before the result begins; the pointers are there
-  int leaf_turns, branches;      // packs of a leaf that a lane has, blocks of a row; spread only
-  int lanes;                     // that share a row; staged rows and the parts of an operation only
+  int leaf_turns;  // packs of a leaf that a lane has; rows read in leaves only
+  int branches;    // parts of a row, a block each; `stream` only
+  int lanes;       // that share a row; staged rows and the parts of an operation only
   int staged_rows, row_spacing;  // rows that a warp moves together, distance of those it computes
   Op op;
   RowBatches batches;  // block_smem and cluster only

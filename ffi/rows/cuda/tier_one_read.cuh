@@ -17,7 +17,8 @@
 #define JAXKERNELS_ROWS_CUDA_TIER_ONE_READ_CUH_
 
 #include "core/cluster.cuh"
-#include "rows/cuda/leaf.cuh"
+#include "rows/cuda/row_groups.cuh"
+#include "rows/cuda/row_statistics.cuh"
 #include "rows/long_row_rules.h"
 
 namespace jaxkernels {
@@ -83,8 +84,33 @@ __device__ RowStatistics<Op> ReadLeaf(const RowArgs<Op>& args, const RowView<Op,
   return found;
 }
 
-// The statistics of a row from those of its leaves, by a warp; valid in all lanes. Of a loss, with
-// the terms of the maximum counted.
+// The statistics of a row from those of its `count` leaves, by a warp; valid in all lanes. Lane l
+// takes leaves l, l + 32, ..., in this order, and then the lanes meet in one tree.
+template <typename Op, typename Found>
+__device__ RowStatistics<Op> StatisticsOfLeaves(const Found* leaves, int count) {
+  using C = typename Op::C;
+  using Exact = typename Op::Found::Exact;
+  LaneGroup<kWarpSize, 1> warp;
+  auto found = RowStatistics<Op>::Empty();
+  const int lane = threadIdx.x % kWarpSize;
+  if constexpr (Op::kUsesMax) {
+    for (int i = lane; i < count; i += kWarpSize) found.max = Max(found.max, leaves[i].max);
+    found.max = AllReduce<MaxReduction<C>>(warp, found.max);
+  }
+  const C reference = found.Reference(found.max);
+  for (int i = lane; i < count; i += kWarpSize) {
+    RowStatistics<Op> leaf(leaves[i]);
+    leaf.MakeRelativeTo(reference);
+#pragma unroll
+    for (int s = 0; s < Op::kSums; ++s) {
+      found.SetSum(s, SumReduction<Exact>::Combine(found.ExactSum(s), leaf.ExactSum(s)));
+    }
+  }
+  AllReduceExactSums(warp, found);
+  return found;
+}
+
+// The same, of a loss with the terms of the maximum counted.
 template <typename Op>
 __device__ RowStatistics<Op> StatisticsOfRow(const typename Op::Found* leaves, int count) {
   auto found = StatisticsOfLeaves<Op>(leaves, count);
