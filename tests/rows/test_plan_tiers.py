@@ -185,7 +185,7 @@ def test_forced_tiers(dtype):
         for cols in (1, 7, 128, 129):
             assert plan(cols, dtype, tier=tier).tier == tier
     assert plan(1 << 22, dtype, tier="block_uncached").tier == "block_uncached"
-    with pytest.raises(ValueError, match=r"'spread' \(gone: tier=.block_uncached. serves"):
+    with pytest.raises(ValueError, match=r"block_uncached.*'spread'"):
         plan(8, dtype, tier="spread")
     with pytest.raises(ValueError, match="warp"):
         plan(1 << 16, dtype, tier="warp")
