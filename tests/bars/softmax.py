@@ -48,7 +48,7 @@ def region(m: Measured) -> str:
         return "all"
     if m["cols"] <= _SHORT_COLS:
         return "short"
-    if m["tier"] == "block_uncached":
+    if m["tier"] in ("block_uncached", "spread"):  # a tier of earlier runs
         return "uncached"
     # Rows of clusters count as shared where the memory of an SM would hold them, and as a
     # region of their own where an SM has room for one part of a row only.

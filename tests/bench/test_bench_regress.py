@@ -314,7 +314,7 @@ def test_cells_of_a_gpu_reach_every_tier():
         )
         for c in rows
     }
-    assert tiers == {"warp", "block", "block_smem", "cluster", "spread"}
+    assert tiers == {"warp", "block", "block_smem", "cluster", "block_uncached"}
     products = [case for group, _, case in cells("gpu") if group == "products"]
     assert {p["transposes"] for p in products} == {"NN", "NT", "TN", "TT"}
     assert any(p["batch"] > 1 for p in products)
