@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parent))
 import charts
 
-from jaxkernels.bench import attention, attention_drawn, maps, products, records, rows, sgemm
+from jaxkernels.bench import attention, attention_drawn, maps, products, records, rows
 from jaxkernels.bench.__main__ import SUITES
 from jaxkernels.bench.losses import PEERS
 from jaxkernels.bench.records import Measured, Run
-from jaxkernels.bench.sgemm_programs import OURS
+from jaxkernels.bench.sgemm import OURS
 from jaxkernels.bench.tables import group_by, to_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -222,7 +222,7 @@ def _of_losses(what: str, direction: str, peer: str, **fields: str) -> Compariso
     )
 
 
-_AUTO = ("xla", "auto")
+_AUTO, _OURS = ("xla", "auto"), ("xla", "ours")
 COMPARISONS = [
     *(
         _of_losses(f"cross entropy and gradient, {dtype}", "mean", peer, dtype=dtype)
@@ -352,9 +352,9 @@ def softmax_picture(source: Source, cases: Cases) -> str:
 def drawn_lengths(source: Source, cases: Cases) -> str:
     """A line for each number of rows."""
     lines = []
-    by_height = group_by(cases, maps.height)
+    by_height = group_by(cases, lambda m: str(m["rows"]) if rows.is_few(m) else "many")
     for height in sorted(by_height, key=lambda name: -int(name) if name != "many" else -1e9):
-        found = Gains.of(by_height[height], maps.gain).pairs
+        found = Gains.of(by_height[height], lambda m: m.ratio(*_AUTO)).pairs
         slower = [pair for pair in found if pair[0] * maps.TOLERANCE < 1]
         worst = ", ".join(f"{value:.2f} ({where})" for value, where in slower[:3]) or "-"
         mean = geometric_mean(value for value, _ in found)
@@ -375,7 +375,7 @@ def map_picture(source: Source, cases: Cases) -> str:
                 (m["cols"], gain)
                 for m in members
                 if low <= (1 << 40 if m["group"] == "many_rows" else m["rows"]) <= high
-                if (gain := maps.gain(m))
+                if (gain := m.ratio(*_AUTO))
             ]
             for name, (low, high) in kinds.items()
         }
@@ -503,7 +503,7 @@ def scores(source: Source, cases: Cases) -> str:
     lines = []
     kinds = group_by(cases, lambda m: (m["dtype"], m["variant"], m["direction"]))
     for (dtype, variant, direction), members in kinds.items():
-        gains = Gains.of(members, attention.over_xla)
+        gains = Gains.of(members, lambda m: m.ratio(*_OURS))
         over = [o for m in members if (o := attention.of_model(m))]
         cells = [gains.cells[1], f"{gains.pairs[0][0]:.2f}", f"{gains.pairs[-1][0]:.2f}"]
         cells.append(f"{min(over):.2f} to {max(over):.2f}")
@@ -519,7 +519,7 @@ def scores_picture(source: Source, cases: Cases) -> str:
 
     def panel(dtype: str, direction: str, members: Cases) -> charts.Panel:
         found = {
-            variant: [(str(m["length"]), g) for m in of_kind if (g := attention.over_xla(m))]
+            variant: [(str(m["length"]), g) for m in of_kind if (g := m.ratio(*_OURS))]
             for variant, of_kind in group_by(members, lambda m: m["variant"]).items()
         }
         title = f"{dtype}, {_DIRECTIONS[direction]}"
@@ -547,7 +547,7 @@ def layers_drawn(source: Source, cases: Cases) -> str:
         for over, _, m in found[:6]
     ]
     heads = ["the slowest", "path", "default ms", "cuDNN ms", "ours ms", "XLA ms", "over best"]
-    said = f"Seed {source.run.settings['seed']}: {attention_drawn.summary(cases)}."
+    said = f"Seed {source.run.settings['seed']}: {attention_drawn.SWEEP.summary(cases)}."
     return f"{source.caption} {said}\n\n{grid(heads, lines)}"
 
 
@@ -568,14 +568,14 @@ def of_products(source: Source, cases: Cases) -> str:
             str(m.extra("auto", "rung")),
             _teraflops(m, "auto"),
             _teraflops(m, "xla"),
-            *(number(sgemm.over_xla(m, name)) for name in OURS),
-            *(number(sgemm.error(m, name, "relF"), ".1e") for name in ("auto", "xla")),
+            *(number(m.ratio("xla", name)) for name in OURS),
+            *(number(m.extra(name, "errors", "relF"), ".1e") for name in ("auto", "xla")),
         ]
         for m in cases
     ]
     heads = ["product", "kernel", "ours TFLOP/s", "cuBLAS TFLOP/s", "times cuBLAS"]
     heads += ["`pipelined`, times cuBLAS", "ours relF", "cuBLAS relF"]
-    said = Gains.of(cases, sgemm.over_xla).said("Times cuBLAS's rate")
+    said = Gains.of(cases, lambda m: m.ratio(*_AUTO)).said("Times cuBLAS's rate")
     return f"{source.caption} {said}\n\n{grid(heads, lines)}"
 
 
@@ -590,8 +590,8 @@ def of_contenders(source: Source, cases: Cases) -> str:
             products.size(m.case),
             shown.get(name, name),
             _teraflops(m, name),
-            number(sgemm.over_xla(m, name)),
-            number(sgemm.error(m, name, "relF"), ".1e"),
+            number(m.ratio("xla", name)),
+            number(m.extra(name, "errors", "relF"), ".1e"),
         ]
         for m in cases
         for name in m.records
@@ -605,7 +605,7 @@ def products_drawn(source: Source, cases: Cases) -> str:
     lines = []
     for low, high, name in ((0, 10, "up to 10 us"), (10, 30, "10 to 30 us"), (30, 1e9, "more")):
         members = [m for m in cases if low < 1e6 * (m.seconds("xla") or 0) <= high]
-        pairs = Gains.of(members, sgemm.over_xla).pairs
+        pairs = Gains.of(members, lambda m: m.ratio(*_AUTO)).pairs
         if not pairs:
             continue
         mean = geometric_mean(value for value, _ in pairs)
@@ -630,7 +630,7 @@ def products_picture(source: Source, cases: Cases) -> str:
         for shown, name in names.items()
     }
     over = {
-        name: [(m["m"], g) for m in cases if (g := sgemm.over_xla(m, names[name]))]
+        name: [(m["m"], g) for m in cases if (g := m.ratio("xla", names[name]))]
         for name in list(names)[:2]
     }
     panels = [

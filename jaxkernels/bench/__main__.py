@@ -39,7 +39,7 @@ OPERATIONS = (
     scaling.SUITE,
 )
 # What regress watches is what every operation's suite gives it.
-SUITES = (*OPERATIONS, maps.suite_of(softmax.SUITE), regress.suite_of(OPERATIONS))
+SUITES = (*OPERATIONS, maps.SUITE, regress.suite_of(OPERATIONS))
 
 # Options that say nothing of how a run was measured.
 _OUTPUTS = {"benchmark", "json", "markdown", "from_json", "against", "suite", "command"}
@@ -80,11 +80,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one sub-command: measures, or reads an earlier run, and writes what was asked for.
+    """Runs one sub-command: measures, or reads an earlier run, and writes it.
 
     Returns 1 if something is slower than in the run of ``--against``, 2 if a file cannot be read or
-    compared. Exits with 2 if the arguments are wrong, or leave nothing to
-    measure.
+    compared. Exits with 2 if the arguments are wrong, or leave nothing to measure.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     parser = build_parser()
@@ -103,10 +102,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif parts := suite.chosen(options):
         run = _measure(options, parts)
     else:
-        parser.error(f"nothing to measure: what was asked of {suite.name} leaves out all cases")
+        parser.error(f"nothing to measure: the options of {suite.name} leave out all cases")
     if options.json:
         records.write(run, options.json)
-    _show(suite, run, options.markdown)
+    print(f"{environment.summarise(run.environment)}; made by `{run.environment['command']}`\n")
+    for view in suite.views(run):
+        for table in view.tables(run.measured):
+            print_table(table, options.markdown)
+    print("\n\n".join(refusals(run, suite)))
     if options.against is None:
         return 0
     return regress.compare(earlier[options.against], run, options.markdown)
@@ -124,10 +127,7 @@ def _measure(options: argparse.Namespace, parts: Sequence[Sequence[records.Case]
         more = f" and {len(part) - 1} more" if part[1:] else ""
         progress = f"{suite.name} [{number}/{len(parts)}] {suite.label(part[0])}{more}"
         print(progress, file=sys.stderr, flush=True)
-        measured = measure(suite, options, part)
-        for line in filter(None, map(suite.said, records.by_case(measured))):
-            print(line, file=sys.stderr, flush=True)
-        found += measured
+        found += measure(suite, options, part)
     settings = {name: value for name, value in vars(options).items() if name not in _OUTPUTS}
     about = environment.describe(options.command)
     return records.Run(suite.name, about, settings, tuple(found))
@@ -147,15 +147,6 @@ def refusals(run: records.Run, suite: Suite) -> list[str]:
         + (f" and {len(more)} more)" if more else ")")
         for (name, _), (first, *more) in refused.items()
     ]
-
-
-def _show(suite: Suite, run: records.Run, markdown: bool) -> None:
-    """Prints where a run was made, its tables, and why what is missing in them is."""
-    print(f"{environment.summarise(run.environment)}; made by `{run.environment['command']}`\n")
-    for view in suite.views(run):
-        for table in view.tables(run.measured):
-            print_table(table, markdown)
-    print("\n\n".join(refusals(run, suite)))
 
 
 if __name__ == "__main__":

@@ -1,38 +1,193 @@
-"""The suite ``attention``: its metrics and tables. What it measures is in ``attention_programs``.
+"""The suite ``attention``: softmax of attention scores, and whole attention layers.
 
-Compared in one run, timed as written down in ``jaxkernels.bench.timing``.
+Compared in one run, timed as written down in ``jaxkernels.bench.timing``:
+
+* Scores (batch, heads, q, k): scale and softmax alone ("plain"), under a boolean mask of padding
+  (batch, 1, q, k) ("mask"), and causal ("causal"). ``xla`` does as Flax's layers do, in the
+  scores' own type under jit: ``softmax(where(mask, scores * scale, finfo.min))``; the causal mask
+  is made inside, in the form most favourable to XLA. ``copy`` is a jitted copy of the scores.
+
+  - ``fwd``: y from the scores.
+  - ``both``: y and the gradient, from the scores and a given cotangent, by ``jax.vjp``.
+* Layers (batch, length, heads, depth): ``jaxkernels.dot_product_attention`` and
+  ``jax.nn.dot_product_attention``: in float32 at the highest precision, in bfloat16 at the default
+  one and by cuDNN's fused kernel.
+* With ``--drawn N``, in place of these, layers in 16 bits of sizes that a seed draws
+  (``jaxkernels.bench.attention_drawn``).
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import product
 
+import jax
 import jax.numpy as jnp
 
+import jaxkernels as jk
 from jaxkernels.bench import attention_drawn
 from jaxkernels.bench import tables as t
-from jaxkernels.bench.attention_programs import (
-    DIRECTIONS,
-    DTYPES,
-    GROUPS,
-    SIZES,
-    VARIANTS,
-    cases,
-    contenders,
-    watched,
+from jaxkernels.bench.programs import (
+    SCALE,
+    compiled_text,
+    draw,
+    forward,
+    refusing,
+    temp_bytes,
+    with_gradient,
 )
-from jaxkernels.bench.records import Case, Measured, Run, key_of
-from jaxkernels.bench.suite import Suite, several, sizes
+from jaxkernels.bench.records import Case, Measured, Run
+from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, several, sizes
 
+GROUPS = ("layers", "scores")
+DTYPES = ("bfloat16", "float32")
+VARIANTS = ("plain", "mask", "causal")
+DIRECTIONS = ("fwd", "both")
+_Shapes = Mapping[str, Sequence[tuple[int, ...]]]
+# (batch, heads, length), and the depth of a head, which scores do not depend on.
+GPU_SHAPES: _Shapes = {
+    "scores": ((64, 16, 512), (16, 16, 1024), (4, 16, 2048), (1, 16, 4096), (1, 16, 8192)),
+    "layers": ((4, 16, 2048, 64),),
+}
+# A sixteenth of the batch x heads of a GPU.
+CPU_SHAPES: _Shapes = {
+    "scores": ((4, 16, 512), (1, 16, 1024), (1, 4, 2048), (1, 1, 4096), (1, 1, 8192)),
+    "layers": ((1, 4, 2048, 64),),
+}
+_DEPTH = 64
+SIZES = ("batch", "heads", "length", "depth")
 _HEADS = {"ours": "ours", "xla": "XLA"}
 
 
+def heads_case(group: str, dtype: str, variant: str, direction: str, shape: Sequence[int]) -> Case:
+    """A case of (batch, heads, length), for layers with a depth."""
+    kind = {"group": group, "dtype": dtype, "variant": variant, "direction": direction}
+    return kind | dict(zip(SIZES[: 4 if group == "layers" else 3], (*shape, _DEPTH), strict=False))
+
+
+def cases(options: Options) -> Iterable[Case]:
+    """Every dtype, shape, variant and direction; layers have no mask. Or drawn layers alone."""
+    if options.drawn:
+        yield from attention_drawn.cases(options.drawn, options.seed)
+        return
+    default = CPU_SHAPES if jax.default_backend() == "cpu" else GPU_SHAPES
+    asked = {"scores": options.shapes, "layers": options.layer_shapes}
+    for group in GROUPS:
+        shapes = asked[group] or default[group]
+        variants = [v for v in VARIANTS if group == "scores" or v != "mask"]
+        for dtype, shape, variant, direction in product(DTYPES, shapes, variants, DIRECTIONS):
+            yield heads_case(group, dtype, variant, direction, shape)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def padding(batch: int, length: int) -> jax.Array:
+    """A mask (batch, 1, length, length) of sequences of random lengths, a quarter at least."""
+    least = max(1, length // 4)
+    kept = jax.random.randint(jax.random.key(0), (batch, 1, 1, 1), least, length + 1)
+    return jnp.broadcast_to(jnp.arange(length) < kept, (batch, 1, length, length))
+
+
+def _draw(case: Case) -> list[Arguments]:
+    """(cotangent, scores), and the mask if there is one; or (cotangent, queries, keys, values)."""
+    batch, heads, length = (case[name] for name in SIZES[:3])
+    shape, arrays = (batch, heads, length, length), 2
+    if case["group"] == "layers":
+        shape, arrays = (batch, length, heads, case["depth"]), 4
+    mask = (padding(batch, length),) if case["variant"] == "mask" else ()
+    return draw([jax.ShapeDtypeStruct(shape, case["dtype"])] * arrays, also=mask)
+
+
+def _copy(variant: str, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+    """The scores alone, whatever the variant."""
+    return jnp.copy(x)
+
+
+def _our_softmax(variant: str, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+    """Ours; it refuses instead of falling back to XLA."""
+    return jk.scaled_masked_softmax(
+        x, mask, scale=SCALE, causal=variant == "causal", implementation="ffi"
+    )
+
+
+def _xla_softmax(variant: str, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+    """The softmax of Flax's layers, all in the type of the scores."""
+    scaled = x * SCALE
+    if variant == "causal":
+        row, col = (jax.lax.broadcasted_iota(jnp.int32, x.shape[-2:], axis) for axis in (0, 1))
+        mask = col <= row
+    if mask is not None:
+        scaled = jnp.where(mask, scaled, jnp.finfo(x.dtype).min)
+    return jax.nn.softmax(scaled)
+
+
+def _xla_layer(variant: str, *qkv: jax.Array, implementation: str = "xla") -> jax.Array:
+    """jax.nn's layer; float32 at the highest precision, for its default is TF32."""
+    precision = "highest" if qkv[0].dtype == jnp.float32 else "default"
+    how: dict = {"is_causal": variant == "causal", "implementation": implementation}
+    with jax.default_matmul_precision(precision):
+        return jax.nn.dot_product_attention(*qkv, **how)
+
+
+def _our_layer(variant: str, *qkv: jax.Array) -> jax.Array:
+    """Ours, as a user gets it."""
+    return jk.dot_product_attention(*qkv, is_causal=variant == "causal")
+
+
+_cudnn = partial(_xla_layer, implementation="cudnn")
+_CONTENDERS: Mapping[str, Mapping[str, Function]] = {
+    "scores": {"copy": _copy, "xla": _xla_softmax, "ours": _our_softmax},
+    "layers": {"xla": _xla_layer, "ours": _our_layer, "cudnn": refusing(_cudnn)},
+}
+
+
+def names(case: Case, options: Options) -> Iterable[str]:
+    """Copy, XLA and ours on scores; XLA, ours and, in bfloat16, cuDNN on layers."""
+    if case["group"] == attention_drawn.GROUP:
+        return attention_drawn.NAMES
+    found = _CONTENDERS[case["group"]]
+    return [name for name in found if name != "cudnn" or case["dtype"] != "float32"]
+
+
+def _kernels(function: Function, arguments: Arguments) -> list[str]:
+    """Our kernels in the compiled program, row operations by their names; none where it is XLA's own."""
+    found = re.findall(
+        r'custom_call_target="jaxkernels_(\w+)"(?:.*? operation = \\*"(\w+?)\\*")?',
+        compiled_text(function, arguments),
+    )
+    return sorted({operation or target for target, operation in found})
+
+
+def program(case: Case, name: str) -> Program:
+    """A contender; a copy is one of the scores in both directions."""
+    if case["group"] == attention_drawn.GROUP:
+        return attention_drawn.program(case, name)
+    is_scores, is_both = case["group"] == "scores", case["direction"] == "both" and name != "copy"
+    look: dict[str, Function] = {"temp_bytes": temp_bytes} if is_scores and is_both else {}
+    if not is_scores and name == "ours":
+        look["kernels"] = _kernels
+    function = partial(_CONTENDERS[case["group"]][name], case["variant"])
+    whole = with_gradient(function, 1 if is_scores else 3) if is_both else forward(function)
+    return Program(whole, partial(_draw, case), inspect=look)
+
+
+def watched(platform: str) -> Iterable[tuple[str, Case]]:
+    """Scores and layers of one shape."""
+    kinds = {"scores": (VARIANTS, (4, 16, 1024)), "layers": (("plain", "causal"), (4, 16, 1024))}
+    if platform == "cpu":
+        kinds = {"scores": (VARIANTS, (1, 4, 256)), "layers": (("causal",), (1, 4, 128, 32))}
+    for group, (variants, shape) in kinds.items():
+        for dtype, direction, variant in product(("float32", "bfloat16"), DIRECTIONS, variants):
+            yield group, heads_case(group, dtype, variant, direction, shape)
+
+
 def model_bytes(case: Case) -> int:
-    """The bytes that cannot but move: each array once, where a causal row ends at its diagonal.
+    """The least bytes that move: each array once, where a causal row ends at its diagonal.
 
     Forward reads the scores (and the mask, a byte an element, once for all heads) and writes y.
     Backward reads y and dy and writes the gradient. Zeros beyond the diagonal are written, not
-    read. What lies behind a mask counts as read.
+    read. Scores behind a mask count as read.
 
     Example:
         >>> case = {"batch": 1, "heads": 2, "length": 4, "dtype": "float32"}
@@ -58,11 +213,6 @@ def of_model(m: Measured, name: str = "ours") -> float | None:
     return None if seconds is None or rate is None else seconds * rate / model_bytes(m.case)
 
 
-def over_xla(m: Measured) -> float | None:
-    """How many times faster than XLA ours is."""
-    return m.ratio("xla", "ours")
-
-
 def label(case: Case) -> str:
     """The case in one line."""
     if case["group"] == attention_drawn.GROUP:
@@ -74,7 +224,7 @@ def label(case: Case) -> str:
 def views(run: Run) -> list[t.View]:
     """Scores, a table for each dtype and direction, and all layers; or drawn layers."""
     if any(m["group"] == attention_drawn.GROUP for m in run.measured):
-        return [attention_drawn.view(run.measured)]
+        return [attention_drawn.view()]
     unit, text = t.rates(run.platform)
     xla, ours = t.time("XLA ms", "xla"), t.time("ours ms", "ours")
     gain = t.times_faster("x XLA", "xla", "ours")
@@ -85,8 +235,7 @@ def views(run: Run) -> list[t.View]:
         for name, head in _HEADS.items():
             columns.append(t.Column(f"{head} of model", partial(of_model, name=name), "{:.2f}"))
         for name, head in _HEADS.items() if m["direction"] == "both" else ():
-            memory = partial(Measured.extra, contender=name, name="temp_bytes")
-            columns.append(t.Column(f"{head} temp MiB", memory, lambda b: f"{b / 2**20:.1f}"))
+            columns.append(t.memory(f"{head} temp MiB", 2**20, 1, name))
         return columns
 
     layers = t.fields("dtype", "direction", "variant", "batch", "length", "heads", "depth")
@@ -118,7 +267,8 @@ SUITE = Suite(
     name="attention",
     summary="scale, mask and softmax of scores, and attention layers, beside XLA, cuDNN and a copy",
     cases=cases,
-    contenders=contenders,
+    names=names,
+    program=program,
     label=label,
     views=views,
     axes={
@@ -133,6 +283,4 @@ SUITE = Suite(
         "--layer-shapes": several(sizes(3, 4), "SHAPE", f"layers, {_HELP}"),
     },
     watched=watched,
-    together=lambda case: case.get("part", key_of(case)),
-    said=attention_drawn.said,
 )

@@ -1,22 +1,18 @@
 """Attention of drawn sizes in the suite ``attention``: is the default as fast as the best that can be named?
 
-A seed draws batch, heads, heads that share keys, lengths, odd ones too, depth, and what hides scores or
-is added to them. Seed 1 is for tuning the table of `jaxkernels/_attention/choice.py`. Seed 2 is for
+A seed draws batch, heads, heads that share keys, lengths, odd ones too, depth, and a mask or a bias. Seed 1 is for tuning the table of `jaxkernels/_attention/choice.py`. Seed 2 is for
 what is published: nothing is ever tuned on its sizes.
 
 ``default`` names no implementation; ``cudnn``, ``ffi`` and ``xla`` do. A program that two of them have
-in common is compiled once and timed for each. Programs are compiled by all cores, those of a part while
-none is sampled.
+in common is compiled once and timed for each.
 """
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache, partial
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,15 +20,14 @@ import jax.numpy as jnp
 
 import jaxkernels as jk
 from jaxkernels.bench import tables as t
-from jaxkernels.bench.programs import forward, normal, rotations, with_gradient
+from jaxkernels.bench.programs import draw, forward, refusing, with_gradient
 from jaxkernels.bench.records import Case, Measured
-from jaxkernels.bench.suite import Arguments, Function, Program
-from jaxkernels.bench.timing import first_line
+from jaxkernels.bench.suite import Arguments, Program, seeded
 
 GROUP = "drawn"
-TUNING, PUBLISHED = 1, 2
 NAMED = ("cudnn", "ffi", "xla")
-# The default is too slow where it takes so many times the best one's time.
+NAMES = ("default", *NAMED)
+# The default is too slow where it takes this many times the best one's time.
 TOLERANCE = 1.03
 KINDS = ("plain", "causal", "mask", "padding", "bias", "lengths")
 _KIND_WEIGHTS = (5, 8, 2, 2, 2, 2)
@@ -46,7 +41,7 @@ _SIZES = ("batch", "length", "keys", "heads", "key_heads", "depth")
 
 
 def cases(count: int, seed: int) -> Iterable[Case]:
-    """So many cases, forward and with gradients by turns.
+    """Drawn cases, forward and with gradients by turns.
 
     Example:
         >>> first, second = cases(2, seed=1)
@@ -90,45 +85,23 @@ def _sizes(draw: random.Random, most: int) -> dict[str, int]:
     return dict(zip(_SIZES, (batch, t, s, heads, key_heads, draw.choice(_DEPTHS)), strict=True))
 
 
-def _types(case: Case) -> list[jax.ShapeDtypeStruct]:
-    """The cotangent, queries, keys and values, and what the kind of the case has."""
+def _draw(case: Case) -> list[Arguments]:
+    """The cotangent, queries, keys, values, and the bias, the mask or the lengths of the kind."""
     batch, length, keys, heads, key_heads, depth = (case[name] for name in _SIZES)
     queries, of_keys = (batch, length, heads, depth), (batch, keys, key_heads, depth)
-    found = [jax.ShapeDtypeStruct(x, case["dtype"]) for x in (queries, queries, of_keys, of_keys)]
-    side = {
-        "mask": ((batch, 1, length, keys), bool),
-        "padding": ((batch, 1, 1, keys), bool),
-        "bias": ((1, heads, length, keys), case["dtype"]),
-        "lengths": ((batch,), "int32"),
-    }
-    if case["kind"] in side:
-        found.append(jax.ShapeDtypeStruct(*side[case["kind"]]))
-    return found
-
-
-def _array(seed: int, kind: str, like: jax.ShapeDtypeStruct, keys: int) -> jax.Array:
-    drawn = jax.random.key(seed)
-    if kind == "mask" and like.dtype == bool:
-        return jax.random.uniform(drawn, like.shape) < 0.7
-    if like.dtype in (bool, jnp.int32):  # a quarter of the keys at least
-        lengths = jax.random.randint(drawn, like.shape[:1], max(1, keys // 4), keys + 1)
-        if like.dtype == jnp.int32:
-            return lengths
-        return jnp.arange(keys) < lengths[:, None, None, None]
-    return normal(seed, like.shape, like.dtype.name)
-
-
-def draw(case: Case) -> list[Arguments]:
-    """The arguments, as often as they push one another out of the cache."""
-    types = _types(case)
-    turns = rotations(sum(math.prod(x.shape) * x.dtype.itemsize for x in types))
-    return [
-        tuple(
-            _array(len(types) * turn + i, case["kind"], x, case["keys"])
-            for i, x in enumerate(types)
-        )
-        for turn in range(turns)
-    ]
+    shapes, also, kind = [queries, queries, of_keys, of_keys], (), case["kind"]
+    seed = jax.random.key(0)
+    # A quarter of the keys is visible at least.
+    lengths = jax.random.randint(seed, (batch,), max(1, keys // 4), keys + 1)
+    if kind == "bias":
+        shapes.append((1, heads, length, keys))
+    elif kind == "mask":
+        also = (jax.random.uniform(seed, (batch, 1, length, keys)) < 0.7,)
+    elif kind == "padding":
+        also = (jnp.arange(keys) < lengths[:, None, None, None],)
+    elif kind == "lengths":
+        also = (lengths,)
+    return draw([jax.ShapeDtypeStruct(shape, case["dtype"]) for shape in shapes], also=also)
 
 
 def _attention(
@@ -145,55 +118,17 @@ def _attention(
     )
 
 
-@cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor()
-
-
-def _compile(lowered: Any) -> Function:
-    return lowered.compile()
-
-
-def _made(make: Callable[[], Future[Function]], _: Arguments) -> Function:
-    return make().result()
-
-
 def path(program: Any, arguments: Arguments) -> str:
-    """Who computes a compiled program."""
+    """The implementation that a compiled program runs."""
     text = program.as_text() or ""
     return "cudnn" if "__cudnn$fmha" in text else "ffi" if "jaxkernels_row" in text else "xla"
 
 
-def contenders(case: Case) -> Mapping[str, Program]:
-    """The default and those that can be named; they begin to compile now."""
-    drawn = partial(draw, case)
-    types = _types(case)
-    compiled: dict[str, Future[Function]] = {}
-    programs = {}
-
-    def program_of(implementation: str | None) -> Future[Function]:
-        of = partial(_attention, implementation, case["kind"])
-        whole = with_gradient(of, 3) if case["direction"] == "both" else forward(of)
-
-        def attention(*arguments: jax.Array) -> Any:
-            return whole(*arguments)
-
-        try:
-            lowered = jax.jit(attention).lower(*types)
-        except (RuntimeError, ValueError) as error:
-            failed: Future[Function] = Future()
-            failed.set_exception(NotImplementedError(first_line(error)))
-            return failed
-        text = lowered.as_text()
-        if text not in compiled:
-            compiled[text] = _pool().submit(_compile, lowered)
-        return compiled[text]
-
-    for name in ("default", *NAMED):
-        look = {"path": path} if name == "default" else {}
-        future = program_of(None if name == "default" else name)
-        programs[name] = Program(partial(_made, lambda future=future: future), drawn, inspect=look)
-    return programs
+def program(case: Case, name: str) -> Program:
+    """The default, or an implementation by name."""
+    function = refusing(partial(_attention, None if name == "default" else name, case["kind"]))
+    whole = with_gradient(function, 3) if case["direction"] == "both" else forward(function)
+    return Program(whole, partial(_draw, case), inspect={"path": path} if name == "default" else {})
 
 
 def label(case: Case) -> str:
@@ -205,8 +140,7 @@ def label(case: Case) -> str:
 def over_best(m: Measured) -> float | None:
     """The default's time over that of the fastest; None without both.
 
-    The default and the path that it takes, pinned, run the same calls. So their two times are samples of
-    one, of which this takes the mean.
+    The default and the path that it takes, pinned, run the same program, so its time is the mean of both.
     """
     times = {name: seconds for name in NAMED if (seconds := m.seconds(name))}
     own, path = m.seconds("default"), m.extra("default", "path")
@@ -217,51 +151,19 @@ def over_best(m: Measured) -> float | None:
     return own / min(times.values())
 
 
-def said(m: Measured) -> str:
-    """A drawn case with its times in one line; empty for another."""
-    if m["group"] != GROUP:
-        return ""
-    times = [f"{name} {s * 1e3:.3f}" for name in ("default", *NAMED) if (s := m.seconds(name))]
-    ratio = over_best(m)
-    over = "" if ratio is None else f", {ratio:.3f} of the best"
-    return f"{label(m.case)}: {m.extra('default', 'path')}; ms {', '.join(times)}{over}"
+SWEEP = t.Sweep("default over the best", over_best, lambda m: label(m.case), TOLERANCE)
 
 
-def summary(members: Iterable[Measured]) -> str:
-    """The default over the best: geometric mean, the worst, and how many are beyond the tolerance."""
-    found = [(ratio, m) for m in members if (ratio := over_best(m))]
-    if not found:
-        return "no case was measured"
-    ratios = [ratio for ratio, _ in found]
-    worst, where = max(found, key=lambda pair: pair[0])
-    beyond = sum(ratio > TOLERANCE for ratio in ratios)
-    return (
-        f"default over the best of {len(ratios)} cases: geometric mean "
-        f"{statistics.geometric_mean(ratios):.3f}, worst {worst:.3f} ({label(where.case)}), "
-        f"{beyond} beyond {TOLERANCE}"
-    )
-
-
-def view(members: Iterable[Measured]) -> t.View:
-    """A line for each case, in the order of the draw."""
+def view() -> t.View:
+    """A line for each case."""
     columns = t.fields("kind", "direction", "dtype", *_SIZES)
-    columns.append(t.Column("path", lambda m: m.extra("default", "path"), "{}"))
-    columns += [t.time(f"{name} ms", name) for name in ("default", *NAMED)]
+    columns.append(t.extra("path", "path", contender="default"))
+    columns += [t.time(f"{name} ms", name) for name in NAMES]
     columns.append(t.Column("over best", over_best, "{:.3f}"))
-    return t.View(
-        "attention of drawn sizes",
-        columns,
-        lambda m: m["group"] == GROUP,
-        notes=(summary(m for m in members if m["group"] == GROUP),),
-    )
+    return SWEEP.view("attention of drawn sizes", columns)
 
 
 OPTIONS = {
     "--drawn": {"type": int, "metavar": "N", "help": "so many layers of drawn sizes, nothing else"},
-    "--seed": {
-        "type": int,
-        "default": TUNING,
-        "metavar": "S",
-        "help": f"draws them (default: {TUNING}, for tuning; {PUBLISHED} is what is published)",
-    },
+    "--seed": seeded("draws them", tuning=1, published=2, metavar="S"),
 }

@@ -1,4 +1,4 @@
-"""What a measured number depends on: device, driver, clock and power, versions, commit, date and command."""
+"""The conditions of a measured number: device, driver, clock and power, versions, commit, date and command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,25 +17,23 @@ import numpy
 
 import jaxkernels
 
-# Text by name; None where nothing tells.
+# Text by name; None where it is not known.
 Environment: TypeAlias = dict[str, Any]
 
-# What nvidia-smi is asked for, by the name in the file of a run.
-_DRIVER = {"driver": "driver_version"}
+# The questions for nvidia-smi, by the name in the file of a run.
 _GPU_STATE = {
+    "driver": "driver_version",
     "sm_clock": "clocks.sm",
     "most_sm_clock": "clocks.max.sm",
     "power": "power.draw",
     "power_limit": "enforced.power.limit",
 }
-
-
-# What a suite may compare with.
+# Packages that a suite may compare with.
 _PEERS = ("flax", "optax", "torch")
 
 
 def _answer(*command: str) -> str:
-    """What a program prints; nothing where it fails."""
+    """The output of a program; empty where it fails."""
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
         return ran.stdout.strip()
@@ -44,25 +41,22 @@ def _answer(*command: str) -> str:
         return ""
 
 
-def _asked(fields: Mapping[str, str], *of_gpu: str) -> dict[str, str | None]:
-    """What nvidia-smi says of a GPU, or of the first; None where nothing tells."""
-    query = f"--query-gpu={','.join(fields.values())}"
-    values = _answer("nvidia-smi", *of_gpu, query, "--format=csv,noheader").partition("\n")[0]
-    if values.count(", ") != len(fields) - 1 or not values:
-        return dict.fromkeys(fields)
-    found = dict(zip(fields, values.split(", "), strict=True))
-    # In brackets it says why there is no value.
-    return {name: None if value.startswith("[") else value for name, value in found.items()}
-
-
 def _gpu_state() -> dict[str, str | None]:
     """The driver, and the clock of the SMs and the power of the first GPU that CUDA may use.
 
-    CUDA and nvidia-smi number GPUs of one kind alike. The driver is asked for alone, so that it is
-    known where the rest is not.
+    CUDA and nvidia-smi number GPUs of one kind alike. Each field is a question of its own, so that
+    one that fails hides no other, and the driver is asked for without a GPU.
     """
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
-    return _asked(_DRIVER) | _asked(_GPU_STATE, f"--id={first}")
+
+    def ask(name: str, field: str) -> str | None:
+        of_gpu = [] if name == "driver" else [f"--id={first}"]
+        command = ("nvidia-smi", *of_gpu, f"--query-gpu={field}", "--format=csv,noheader")
+        found = _answer(*command).partition("\n")[0]
+        # In brackets is the reason why there is no value; a sentence is an error.
+        return found if re.match(r"\d", found) else None
+
+    return {name: ask(name, field) for name, field in _GPU_STATE.items()}
 
 
 def _nvcc() -> str | None:
@@ -93,7 +87,7 @@ def _cpu() -> str:
 def describe(command: str) -> Environment:
     """Describes the machine and the software of a run, and the command that makes it again.
 
-    Called when all has been measured, so that the clock and the power are those of a GPU that has just
+    Called at the end of a run, so that the clock and the power are those of a GPU that has just
     been busy. They are not those of a certain program.
     """
     device = jax.devices()[0]
@@ -101,7 +95,7 @@ def describe(command: str) -> Environment:
     return {
         "device": _cpu() if on_cpu else device.device_kind,
         "platform": device.platform,
-        **(dict.fromkeys((*_DRIVER, *_GPU_STATE)) if on_cpu else _gpu_state()),
+        **(dict.fromkeys(_GPU_STATE) if on_cpu else _gpu_state()),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": command,
         # Of the folder in which the command ran, which is a clone's.
@@ -113,27 +107,20 @@ def describe(command: str) -> Environment:
     }
 
 
-def _of(environment: Environment, head: str, value: str, most: str) -> str | None:
-    """A value beside its limit, as far as they are known; None without a value."""
-    found, limit = environment.get(value), environment.get(most)
-    return found and f"{head}{found}" + (f" of {limit}" if limit else "")
-
-
 def summarise(environment: Environment) -> str:
     """One line: device, its clock and power, driver, versions and date.
 
     Example:
-        >>> summarise({"device": "H200", "driver": "580", "jax": "0.11.2", "date": "2026-11-21"})
-        'H200, driver 580, JAX 0.11.2, 2026-11-21'
         >>> clock = {"sm_clock": "1830 MHz", "most_sm_clock": "1980 MHz"}
-        >>> summarise({"device": "H200", **clock, "driver": "580"})
-        'H200, SMs at 1830 MHz of 1980 MHz, driver 580'
+        >>> summarise({"device": "H200", **clock, "driver": "580", "jax": "0.11.2"})
+        'H200, SMs at 1830 MHz of 1980 MHz, driver 580, JAX 0.11.2'
     """
-    state = {
-        "clock": _of(environment, "SMs at ", "sm_clock", "most_sm_clock"),
-        "watts": _of(environment, "", "power", "power_limit"),
-    }
-    environment = {**environment, **state}
-    heads = {"device": "", "clock": "", "watts": "", "driver": "driver ", "jax": "JAX "}
-    names = {**heads, "jaxkernels": "jaxkernels ", "date": ""}
-    return ", ".join(f"{head}{environment[n]}" for n, head in names.items() if environment.get(n))
+    heads = {"device": "", "sm_clock": "SMs at ", "power": "", "driver": "driver ", "jax": "JAX "}
+    heads |= {"jaxkernels": "jaxkernels ", "date": ""}
+    limits = {"sm_clock": "most_sm_clock", "power": "power_limit"}
+    said = []
+    for name, head in heads.items():
+        if value := environment.get(name):
+            limit = environment.get(limits.get(name, ""))
+            said.append(f"{head}{value}" + (f" of {limit}" if limit else ""))
+    return ", ".join(said)

@@ -1,17 +1,14 @@
 """The suite ``linear_loss``: the cross entropy of a linear layer and both of its gradients.
 
-Compared in one run: optax's loss of the whole logits under XLA (``xla``), `jaxkernels.cross_entropy` of them
-(``logits``), `jaxkernels.linear_cross_entropy` as a user gets it (``ours``), and within a bound of memory
-(``bounded``), where a case has one. A call is timed as written down in ``jaxkernels.bench.timing``. Of every
-contender the table also has:
-
-* ``temp MB``: memory of the compiled program beyond operands and results.
-* ``relF dx``, ``relF dw``: the norm of the difference from optax's gradients in float32, over the norm of those.
+Compared in one run: optax's loss of the whole logits under XLA (``xla``), `jaxkernels.cross_entropy` of
+them (``logits``), `jaxkernels.linear_cross_entropy` as a user gets it (``ours``), and within a bound of
+memory (``bounded``), where a case has one. ``temp MB`` is memory of the compiled program beyond operands
+and results; ``relF`` of dx and dw is the norm of the difference from optax's in float32, over their norm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -21,12 +18,12 @@ import jax.numpy as jnp
 import jaxkernels as jk
 from jaxkernels.bench import losses
 from jaxkernels.bench import tables as t
-from jaxkernels.bench.programs import normal, rotations, temp_bytes
-from jaxkernels.bench.records import Case, Measured, Run
+from jaxkernels.bench.programs import draw, relative_error, temp_bytes
+from jaxkernels.bench.records import Case, Run
 from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, several, sizes
 
 DTYPES = ("float32", "bfloat16")
-_ROWS_OF_TRUTH = 4096
+_ROWS_OF_ORACLE = 4096
 NAMES = {
     "xla": "optax of the logits",
     "logits": "cross_entropy of the logits",
@@ -58,48 +55,45 @@ def cases(options: Options) -> Iterable[Case]:
     return CPU_CASES if jax.default_backend() == "cpu" else GPU_CASES
 
 
-def _loss(name: str, case: Case) -> Function:
+def _loss(name: str, bound: int | None) -> Function:
     """From (x, w, label) to the mean."""
     if name == "xla":
-        return lambda x, w, label: jnp.mean(losses.of_optax(x @ w, label))
+        return lambda x, w, label: jnp.mean(losses.of_optax(label, x @ w))
     if name == "logits":
         mean = partial(jk.cross_entropy, reduction="mean", implementation="ffi")
         return lambda x, w, label: mean(x @ w, label)
-    bound = case["max_bytes"] if name == "bounded" else None
     return partial(jk.linear_cross_entropy, reduction="mean", max_bytes=bound)
 
 
-def function_of(name: str, case: Case) -> Function:
+def function_of(name: str, bound: int | None = None) -> Function:
     """From (x, w, label) to the loss and the gradients of x and w; of float32 in true float32."""
-    whole = jax.value_and_grad(_loss(name, case), (0, 1))
+    whole = jax.value_and_grad(_loss(name, bound), (0, 1))
 
     def call(*arguments: jax.Array) -> Any:
         precision = "highest" if arguments[0].dtype == jnp.float32 else "default"
         with jax.default_matmul_precision(precision):
             return whole(*arguments)
 
-    return jax.jit(call)
+    return call
 
 
 def _draw(case: Case) -> list[Arguments]:
-    """Logits of about a normal distribution, so that rows differ in what they are sure of."""
+    """Logits of about a normal distribution, so that rows differ in their certainty."""
     rows, features, classes, dtype = (case[n] for n in ("rows", "features", "classes", "dtype"))
     label = jax.random.randint(jax.random.key(0), (rows,), 0, classes)
-    turns = rotations((rows + classes) * features * jnp.dtype(dtype).itemsize)
     scale = jnp.asarray(features**-0.5, dtype)
-    shapes = ((rows, features), (features, classes))
-    pairs = [[normal(2 * i + j, s, dtype) for j, s in enumerate(shapes)] for i in range(turns)]
-    return [(x, w * scale, label) for x, w in pairs]
+    types = [jax.ShapeDtypeStruct(x, dtype) for x in ((rows, features), (features, classes))]
+    return [(x, w * scale, label) for x, w in draw(types)]
 
 
-def _truth(arguments: Arguments) -> tuple[jax.Array, jax.Array]:
-    """The gradients in float32, by optax, of so many rows at a time that their logits fit a GPU."""
+def _oracle(arguments: Arguments) -> tuple[jax.Array, jax.Array]:
+    """The gradients in float32, by optax, of rows in parts whose logits fit a GPU."""
     x, w, label = arguments
-    step = function_of("xla", {})
+    step = jax.jit(function_of("xla"))
     wide = w.astype(jnp.float32)
     dx, dw = [], jnp.zeros_like(wide)
-    for first in range(0, x.shape[0], _ROWS_OF_TRUTH):
-        rows = slice(first, first + _ROWS_OF_TRUTH)
+    for first in range(0, x.shape[0], _ROWS_OF_ORACLE):
+        rows = slice(first, first + _ROWS_OF_ORACLE)
         part = x[rows].astype(jnp.float32)
         share = part.shape[0] / x.shape[0]
         dx_of_part, dw_of_part = step(part, wide, label[rows])[1]
@@ -110,41 +104,29 @@ def _truth(arguments: Arguments) -> tuple[jax.Array, jax.Array]:
 
 def _errors(function: Function, arguments: Arguments) -> dict[str, float]:
     """RelF of both gradients."""
-    gradients, truth = function(*arguments)[1], _truth(arguments)
-    return {
-        name: float(jnp.linalg.norm((got - want).ravel()) / jnp.linalg.norm(want.ravel()))
-        for name, got, want in zip(("dx", "dw"), gradients, truth, strict=True)
-    }
+    gradients, oracle = function(*arguments)[1], _oracle(arguments)
+    pairs = zip(("dx", "dw"), gradients, oracle, strict=True)
+    return {name: relative_error([got], [want]) for name, got, want in pairs}
 
 
-def _chunks(name: str, case: Case) -> int:
-    """Into how many chunks the rows are cut."""
-    if name not in ("ours", "bounded"):
-        return 1
-    sizes = (case["rows"], case["features"], case["classes"], case["dtype"])
-    bound = case["max_bytes"] if name == "bounded" else None
-    platform = "cpu" if jax.default_backend() == "cpu" else "cuda"
-    return jk.plan_linear_cross_entropy(*sizes, max_bytes=bound, platform=platform).chunks
-
-
-def contenders(case: Case, options: Options) -> Mapping[str, Program]:
+def names(case: Case, options: Options) -> list[str]:
     """Whole logits by two losses, ours, and ours within a bound."""
-    drawn = partial(_draw, case)
-
-    def of(name: str) -> Program:
-        look = {
-            "temp_bytes": temp_bytes,
-            "chunks": lambda *_: _chunks(name, case),
-            "errors": _errors,
-        }
-        return Program(lambda _: function_of(name, case), drawn, inspect=look)
-
-    names = [name for name in NAMES if name != "bounded" or case["max_bytes"]]
-    return {name: of(name) for name in names}
+    return [name for name in NAMES if name != "bounded" or case["max_bytes"]]
 
 
-def _error(m: Measured, of: str) -> float | None:
-    return (m.extra("", "errors") or {}).get(of)
+def program(case: Case, name: str) -> Program:
+    """A contender's loss and gradients."""
+    bound = case["max_bytes"] if name == "bounded" else None
+
+    def chunks(*_: Any) -> int:
+        if name not in ("ours", "bounded"):
+            return 1
+        sizes = (case["rows"], case["features"], case["classes"], case["dtype"])
+        platform = "cpu" if jax.default_backend() == "cpu" else "cuda"
+        return jk.plan_linear_cross_entropy(*sizes, max_bytes=bound, platform=platform).chunks
+
+    look = {"temp_bytes": temp_bytes, "chunks": chunks, "errors": _errors}
+    return Program(function_of(name, bound), partial(_draw, case), inspect=look)
 
 
 def views(run: Run) -> list[t.View]:
@@ -152,10 +134,10 @@ def views(run: Run) -> list[t.View]:
     columns = [
         t.Column("loss and gradients", lambda m: NAMES[m.contender]),
         t.time("ms", digits=2),
-        t.Column("temp MB", lambda m: m.extra("", "temp_bytes"), lambda b: f"{b / 1e6:.0f}"),
-        t.Column("chunks", lambda m: m.extra("", "chunks")),
-        t.Column("relF dx", partial(_error, of="dx"), "{:.1e}"),
-        t.Column("relF dw", partial(_error, of="dw"), "{:.1e}"),
+        t.memory("temp MB", 1e6, 0),
+        t.extra("chunks", "chunks"),
+        t.extra("relF dx", "errors", "dx", pattern="{:.1e}"),
+        t.extra("relF dw", "errors", "dw", pattern="{:.1e}"),
     ]
     return [
         t.View(
@@ -167,17 +149,15 @@ def views(run: Run) -> list[t.View]:
     ]
 
 
+_SHAPES_HELP = "as rowsxfeaturesxclasses (default: three on a GPU)"
 SUITE = Suite(
     name="linear_loss",
     summary="cross entropy of a linear layer with its gradients, beside losses of the whole logits",
     cases=cases,
-    contenders=contenders,
+    names=names,
+    program=program,
     label=lambda c: f"linear_loss {c['dtype']} {c['rows']}x{c['features']}x{c['classes']}",
     views=views,
     axes={"dtype": DTYPES},
-    options={
-        "--shapes": several(
-            sizes(3), "SHAPE", "as rowsxfeaturesxclasses (default: three on a GPU)"
-        ),
-    },
+    options={"--shapes": several(sizes(3), "SHAPE", _SHAPES_HELP)},
 )

@@ -1,27 +1,25 @@
 """The suite ``losses``: cross entropy over vocabularies, known ones or lengths that a seed draws.
 
-Compared in one run: a plain pass over memory, optax's loss under XLA (``xla``), ours, ``-log_softmax[label]``
-of ours, and torch's ``cross_entropy``, eager and compiled, where torch is installed. How a call is timed is
-written down in ``jaxkernels.bench.timing``, the passes over memory in ``jaxkernels.bench.rows``; what is timed:
+Compared in one run: a plain pass over memory, optax's loss under XLA (``xla``), ours,
+``-log_softmax[label]`` of ours, and torch's ``cross_entropy``, eager and compiled, where torch is installed:
 
 * ``loss``: the mean of the losses of all rows. Model bytes: read x. Its ceiling is ``read``.
 * ``mean``: the mean and its gradient. Model bytes: read x, write dx. Its ceiling is ``copy``.
-* ``none``: the loss of each row and the gradient for a cotangent of each, an argument. Model bytes: read x
-  twice, write dx: three streams at the rate of ``copy``.
-* ``log_probs``: the log-probability and the entropy of each row. Model bytes: read x. Its ceiling is ``read``.
+* ``none``: the loss of each row and the gradient for a cotangent of each, an argument. Model bytes: read
+  x twice, write dx: three streams at the rate of ``copy``.
+* ``log_probs``: the log-probability and the entropy of each row. Model bytes: read x. Its ceiling is
+  ``read``.
 
-XLA's peers widen half types to float32 in the same program, for ours computes in float32. In ``few_rows`` a
-call is so small that its latency counts; calls are chained in one program: gradients one after the other in
-place of x, and losses in place of its first element.
+XLA's peers widen half types to float32 in the same program, for ours computes in float32. Calls of
+``few_rows`` are chained in one program: gradients in place of x, and losses in place of its first element.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from itertools import product
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,10 +29,9 @@ from jaxkernels.bench import rows, torch_losses
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.programs import CHAIN_CALLS, chain, normal
 from jaxkernels.bench.records import Case, Measured, Run
-from jaxkernels.bench.rows import DTYPES, draw, row_case
-from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, count, several
+from jaxkernels.bench.rows import DTYPES, row_case
+from jaxkernels.bench.suite import Arguments, Function, Options, Program, count, seeded, several
 
-TUNING, PUBLISHED = 1, 3
 VOCABULARIES = (32000, 50257, 50304, 128256, 151936, 262144)
 SIZES = (2**28, 2**30)
 FEW_ROWS = ((1, 128256), (8, 128256), (64, 128256))
@@ -76,19 +73,17 @@ def cases(options: Options) -> Iterable[Case]:
             yield row_case("losses", direction, dtype, *shape, group="few_rows")
 
 
-def _losses(contender: str) -> Function:
-    """From the logits and labels to the loss of each row."""
-    if contender == "ours":
-        return partial(jk.cross_entropy, implementation="ffi")
-
-    def of_log_softmax(x: jax.Array, label: jax.Array) -> jax.Array:
-        log_p = jk.log_softmax(x, implementation="ffi")
-        return -jnp.take_along_axis(log_p, label[:, None], -1)[:, 0].astype(jnp.float32)
-
-    return of_log_softmax if contender == "log_softmax" else of_optax
+def names(case: Case, options: Options) -> list[str]:
+    """The ceiling's contenders, ours and its peers; of few rows XLA and ours."""
+    if rows.is_few(case):
+        return ["xla", "ours"]
+    found = [*rows.CEILINGS[rows.traffic(case).ceiling], "xla", "log_softmax", "ours"]
+    if torch_losses.is_installed() and case["direction"] != "log_probs":
+        found += ["torch", "compiled"]
+    return found
 
 
-def of_optax(x: jax.Array, label: jax.Array) -> jax.Array:
+def of_optax(label: jax.Array, x: jax.Array) -> jax.Array:
     """Optax's loss of each row, in float32; refused where optax is not installed."""
     try:
         from optax import softmax_cross_entropy_with_integer_labels
@@ -97,91 +92,94 @@ def of_optax(x: jax.Array, label: jax.Array) -> jax.Array:
     return softmax_cross_entropy_with_integer_labels(x.astype(jnp.float32), label)
 
 
-def _log_probs(contender: str) -> Function:
-    """From the logits and labels to log-probabilities and entropies."""
+def _at_label(log_p: jax.Array, label: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(log_p, label[:, None], -1)[:, 0]
+
+
+def _losses(contender: str) -> Function:
+    """From labels and logits to the loss of each row."""
     if contender == "ours":
-        return partial(jk.token_log_probs, return_entropy=True, implementation="ffi")
+        return lambda label, x: jk.cross_entropy(x, label, implementation="ffi")
+    if contender == "xla":
+        return of_optax
+
+    def of_log_softmax(label: jax.Array, x: jax.Array) -> jax.Array:
+        log_p = jk.log_softmax(x, implementation="ffi")
+        return -_at_label(log_p, label).astype(jnp.float32)
+
+    return of_log_softmax
+
+
+def _log_probs(contender: str) -> Function:
+    """From labels and logits to log-probabilities and entropies."""
+    if contender == "ours":
+        ours = partial(jk.token_log_probs, return_entropy=True, implementation="ffi")
+        return lambda label, x: ours(x, label)
     log_softmax = jax.nn.log_softmax
     if contender == "log_softmax":
         log_softmax = partial(jk.log_softmax, implementation="ffi")
 
-    def both(x: jax.Array, label: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def both(label: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         log_p = log_softmax(x.astype(jnp.float32))
-        at_label = jnp.take_along_axis(log_p, label[:, None], -1)[:, 0]
-        return at_label, -jnp.sum(jnp.exp(log_p) * log_p, -1)
+        return _at_label(log_p, label), -jnp.sum(jnp.exp(log_p) * log_p, -1)
 
     return both
 
 
 def function_of(contender: str, direction: str) -> Function:
-    """What a contender computes, from (x, label), or from (x, label, cotangent) of ``none``."""
+    """A contender's function of (label, x), or of (label, cotangent, x) for ``none``."""
     if direction == "log_probs":
         return _log_probs(contender)
     losses = _losses(contender)
-    mean = lambda x, label: jnp.mean(losses(x, label))  # noqa: E731
-    if contender == "ours":
-        mean = partial(losses, reduction="mean")
-    if direction == "loss":
-        return mean
-    if direction == "mean":
-        return jax.value_and_grad(mean)
 
-    def each(x: jax.Array, label: jax.Array, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
-        y, pull = jax.vjp(lambda x: losses(x, label), x)
+    def mean(x: jax.Array, label: jax.Array) -> jax.Array:
+        if contender == "ours":
+            return jk.cross_entropy(x, label, reduction="mean", implementation="ffi")
+        return jnp.mean(losses(label, x))
+
+    def each(label: jax.Array, dy: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y, pull = jax.vjp(partial(losses, label), x)
         return y, pull(dy)[0]
 
-    return each
+    if direction == "none":
+        return each
+    whole = jax.value_and_grad(mean) if direction == "mean" else mean
+    return lambda label, x: whole(x, label)
 
 
 def _link(contender: str, direction: str) -> Function:
     """A link of a chain: its result takes the place of its last argument."""
     function = function_of(contender, direction)
     if direction == "mean":
-        return lambda label, x: function(x, label)[1]
+        return lambda label, x: function(label, x)[1]
 
     def of_loss(label: jax.Array, x: jax.Array) -> jax.Array:
-        # Else XLA sees the same x in every link, and takes the log-sum-exp of it once for all of them. A loss is
+        # Else XLA sees the same x in every link, and takes its log-sum-exp once for all of them. A loss is
         # larger than any logit: as one of them it would win its row, which is a rare kind.
-        return x.at[0, 0].set((function(x, label) / 8).astype(x.dtype))
+        return x.at[0, 0].set((function(label, x) / 8).astype(x.dtype))
 
     return of_loss
 
 
 def _draw(case: Case) -> list[Arguments]:
-    """(x, label) for each rotation; (x, label, cotangent) of ``none``; what a chain takes of few rows."""
-    moved = rows.traffic(case)
-    drawn = draw(case, 1, touched=moved.reads + moved.writes)
+    """(label, x) for each rotation, with a cotangent for ``none``; of few rows what a chain takes."""
     label = jax.random.randint(jax.random.key(0), (case["rows"],), 0, case["cols"])
-    if case["group"] == "few_rows":
-        ((x,),) = drawn[0]
-        return [((label, x),)]
-    more = (normal(1, (case["rows"],)),) if case["direction"] == "none" else ()
-    return [(x, label, *more) for (x,) in drawn]
+    before = (label, normal(1, (case["rows"],))) if case["direction"] == "none" else (label,)
+    drawn = rows.draw([rows.type_of_x(case)], case)
+    if rows.is_few(case):
+        return [((*before, *drawn[0][0]),)]
+    return [(*before, x) for (x,) in drawn]
 
 
-def _program(contender: str, case: Case, drawn: Any) -> Program:
-    direction = case["direction"]
-    if case["group"] == "few_rows":
-        return Program(lambda _: jax.jit(chain(_link(contender, direction))), drawn, CHAIN_CALLS)
-    return rows.jitted(lambda: function_of(contender, direction), drawn)
-
-
-def contenders(case: Case, options: Options) -> Mapping[str, Program]:
-    """The ceiling of a case, ours and its peers; of few rows XLA and ours."""
-    drawn = partial(_draw, case)
-    if case["group"] == "few_rows":
-        return {name: _program(name, case, drawn) for name in ("xla", "ours")}
-    ceiling = {
-        name: rows.jitted(lambda f=f: lambda x, *_: f(x), drawn)
-        for name, (f, _) in rows.CEILINGS[rows.traffic(case).ceiling].items()
-    }
-    programs = {name: _program(name, case, drawn) for name in ("xla", "log_softmax", "ours")}
-    torch = {
-        name: Program(partial(torch_losses.make, case["direction"], name == "compiled"), drawn)
-        for name in ("torch", "compiled")
-        if torch_losses.is_installed() and case["direction"] != "log_probs"
-    }
-    return {**ceiling, **programs, **torch}
+def program(case: Case, name: str) -> Program:
+    """A contender in one direction."""
+    direction, drawn = case["direction"], partial(_draw, case)
+    if rows.is_few(case):
+        return Program(chain(_link(name, direction)), drawn, operations=CHAIN_CALLS)
+    if name in ("torch", "compiled"):
+        function = torch_losses.function_of(direction, compiled=name == "compiled")
+        return Program(function, drawn, jit=False)
+    return Program(rows.ceiling(case, name) or function_of(name, direction), drawn)
 
 
 def views(run: Run) -> list[t.View]:
@@ -205,38 +203,32 @@ def views(run: Run) -> list[t.View]:
     few = [*t.fields("direction", "rows", "cols", "dtype"), *times]
     return [
         t.View("{operation}: {direction}, {dtype}", columns, rows.is_rows, ("dtype", "direction")),
-        t.View("{operation} of few rows", few, lambda m: not rows.is_rows(m)),
+        t.View("{operation} of few rows", few, rows.is_few),
     ]
 
 
-def watched(platform: str) -> Iterable[tuple[str, Case, Program]]:
+def watched(platform: str) -> Iterable[tuple[str, Case]]:
     """A vocabulary of an odd length, alone and with its gradient."""
     elements, cols = (2**18, 1001) if platform == "cpu" else (2**26, 50257)
     for dtype, direction in product(DTYPES[:2], ("loss", "mean", "none")):
-        case = row_case("losses", direction, dtype, elements // cols, cols)
-        yield "rows", case, _program("ours", case, partial(_draw, case))
+        yield "rows", row_case("losses", direction, dtype, elements // cols, cols)
 
 
-_SEED_HELP = f"of --drawn (default: {TUNING}, for tuning; {PUBLISHED} is what is published)"
-SUITE = Suite(
-    name="losses",
+_DRAWN_HELP = "lengths that a seed draws, nothing else"
+SUITE = rows.suite(
+    "losses",
     summary="cross entropy over vocabularies beside optax's, torch's, a plain read and a plain copy",
     cases=cases,
-    contenders=contenders,
-    label=rows.label,
+    names=names,
+    program=program,
     views=views,
-    axes={"dtype": DTYPES, "direction": tuple(rows.TRAFFIC["losses"])},
+    ours="ours",
     options={
         "--cols": several(count, "N", "these lengths, such as 32000 or 2^15"),
         "--elements": several(count, "N", "sizes of logits (default: 2^28 and 2^30 on a GPU)"),
-        "--drawn": {
-            "type": count,
-            "metavar": "N",
-            "help": "lengths that a seed draws, nothing else",
-        },
-        "--seed": {"type": int, "default": TUNING, "metavar": "N", "help": _SEED_HELP},
+        "--drawn": {"type": count, "metavar": "N", "help": _DRAWN_HELP},
+        "--seed": seeded("of --drawn", tuning=1, published=3),
         "--short": {"action": "store_true", "help": "two lengths at 2^28"},
     },
-    defaults={"dtypes": DTYPES[:2]},
     watched=watched,
 )

@@ -1,4 +1,4 @@
-"""The products of the suite ``sgemm``: which shapes, listed or drawn from a seed, and what they amount to.
+"""The products of the suite ``sgemm``, listed or drawn from a seed: shapes, operations and bytes.
 
 ``drawn`` takes m, n and k from 1 to 65536, uniform in the logarithm: each octave is as likely as the
 next, as far as products fit, so that most are of a form that nobody tunes for. Seed 1 is for tuning;
@@ -18,7 +18,6 @@ from jaxkernels.bench.suite import Options
 
 LISTED = ("square", "other", "transposed", "ladder")
 GROUPS = (*LISTED, "drawn", "families", "peers")
-TUNING, PUBLISHED = 1, 3
 _KINDS = ("NN", "NT", "TN", "TT")
 _LONGEST = 2**16
 _MOST_MEMBERS = 2**12
@@ -33,40 +32,41 @@ def product(group: str, batch: int, m: int, n: int, k: int, transposes: str = "N
     return {**case, "transposes": transposes}
 
 
-def _squares(*lengths: int, group: str = "square", kinds: Sequence[str] = ("NN",)) -> list[Case]:
-    return [product(group, 1, n, n, n, kind) for n in lengths for kind in kinds]
+def products(group: str, *shapes: tuple[int, ...], kinds: Sequence[str] = ("NN",)) -> list[Case]:
+    """Products of shapes n, (m, n, k) or (batch, m, n, k)."""
+    found = []
+    for shape in shapes:
+        batch, m, n, k = (1, *shape * 3) if len(shape) == 1 else (1, *shape)[-4:]
+        found += [product(group, batch, m, n, k, kind) for kind in kinds]
+    return found
 
 
 def _families(n: int) -> list[Case]:
-    return [{**case, "family": name} for case in _squares(n, group="families") for name in MEASURED]
+    return [{**case, "family": name} for case in products("families", (n,)) for name in MEASURED]
 
 
-_THIN = [product("other", 1, 4096, 4096, 64), product("other", 1, 64, 4096, 4096)]
-_ODD = [product("other", 1, 4097, 4095, 4093), product("other", 1, 1000, 1000, 1000)]
-_DEEP = product("other", 1, 128, 128, 65536)
-_BATCHES = [product("other", 64, 512, 512, 64), product("other", 512, 128, 128, 128)]
-_OTHERS = [
-    *(*_THIN, product("other", 1, 8192, 128, 8192), _DEEP, *_ODD),
-    *(product("other", 1, 50257, 768, 1024), *_BATCHES),
-    *(product("other", 1, 16384, 1280, 5120), product("other", 16, 1024, 1024, 1024)),
-]
+_SQUARES = ((256,), (512,), (1024,), (2048,), (4096,), (8192,), (16384,))
+_WATCHED = (
+    *((4096, 4096, 64), (64, 4096, 4096), (128, 128, 65536), (4097, 4095, 4093)),
+    *((50257, 768, 1024), (64, 512, 512, 64), (512, 128, 128, 128)),
+)
+_OTHERS = ((8192, 128, 8192), (1000,), (16384, 1280, 5120), (16, 1024, 1024, 1024))
 GPU_PRODUCTS = (
-    *_squares(256, 512, 1024, 2048, 4096, 8192, 16384),
-    *_OTHERS,
-    *_squares(1024, 4096, group="transposed", kinds=_KINDS),
-    *(product("transposed", 1, 8192, 4096, 1024, kind) for kind in _KINDS),
-    *_squares(4096, group="ladder"),
+    *products("square", *_SQUARES),
+    *products("other", *_WATCHED, *_OTHERS),
+    *products("transposed", (1024,), (4096,), (8192, 4096, 1024), kinds=_KINDS),
+    *products("ladder", (4096,)),
     *_families(4096),
-    *_squares(1024, 2048, 4096, 8192, 16384, group="peers"),
+    *products("peers", *_SQUARES[2:]),
 )
 CPU_PRODUCTS = (
-    *(*_squares(256, 512), product("other", 4, 96, 80, 64)),
-    *(*_families(128), *_squares(128, 256, group="peers")),
+    *(*products("square", *_SQUARES[:2]), *products("other", (4, 96, 80, 64))),
+    *(*_families(128), *products("peers", (128,), (256,))),
 )
 
 
 def drawn(count: int, seed: int, platform: str) -> list[Case]:
-    """So many products of a seed; more of one seed begin with the same.
+    """Products that a seed draws; more of one seed begin with the same.
 
     Example:
         >>> drawn(5, 1, "gpu") == drawn(9, 1, "gpu")[:5], drawn(5, 1, "gpu") == drawn(5, 2, "gpu")
@@ -91,11 +91,12 @@ def drawn(count: int, seed: int, platform: str) -> list[Case]:
 
 
 def cases(options: Options) -> Iterable[Case]:
-    """The shapes that were asked for, n, (m, n, k) or (batch, m, n, k), and drawn ones; or the platform's."""
-    platform, shapes = jax.default_backend(), options.shapes or ()
-    four = ((1, *shape * 3) if len(shape) == 1 else (1, *shape)[-4:] for shape in shapes)
-    asked = [product("other", b, m, n, k) for b, m, n, k in four]
-    asked = [{**case, "group": "square"} if is_square(case) else case for case in asked]
+    """The shapes that were asked for, and drawn ones; or the platform's."""
+    platform = jax.default_backend()
+    asked = [
+        {**case, "group": "square"} if is_square(case) else case
+        for case in products("other", *(options.shapes or ()))
+    ]
     asked += drawn(options.drawn or 0, options.seed, platform)
     return asked or (CPU_PRODUCTS if platform == "cpu" else GPU_PRODUCTS)
 
@@ -103,10 +104,9 @@ def cases(options: Options) -> Iterable[Case]:
 def watched(platform: str) -> list[Case]:
     """Products of many kinds."""
     if platform == "cpu":
-        return [CPU_PRODUCTS[0], product("other", 4, 96, 80, 64)]
-    transposed = _squares(1024, group="transposed", kinds=_KINDS[1:])
-    others = [*_THIN, _DEEP, _ODD[0], product("other", 1, 50257, 768, 1024), *_BATCHES]
-    return [*_squares(256, 512, 1024, 2048, 4096), *others, *transposed]
+        return [CPU_PRODUCTS[0], *products("other", (4, 96, 80, 64))]
+    transposed = products("transposed", (1024,), kinds=_KINDS[1:])
+    return [*products("square", *_SQUARES[:5]), *products("other", *_WATCHED), *transposed]
 
 
 def is_square(case: Case) -> bool:

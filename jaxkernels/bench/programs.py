@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxkernels.bench.timing import last_level_cache_bytes, rotations_for
+from jaxkernels.bench.timing import first_line, last_level_cache_bytes, rotations_for
 
 # What a head of depth 64 asks for.
 SCALE = 0.125
@@ -17,23 +18,41 @@ SCALE = 0.125
 CHAIN_CALLS = 64
 
 
-@partial(jax.jit, static_argnums=(1, 2))
-def normal(seed: int, shape: tuple[int, ...], dtype: str = "float32") -> jax.Array:
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def normal(
+    seed: int, shape: tuple[int, ...], dtype: str = "float32", sharding: Any = None
+) -> jax.Array:
     """Random normal numbers, drawn on the device in float32, rounded to `dtype`."""
-    return jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(dtype)
+    drawn = jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(dtype)
+    return drawn if sharding is None else jax.lax.with_sharding_constraint(drawn, sharding)
 
 
 def rotations(touched_bytes: int) -> int:
-    """How many copies of what a call touches push it past this platform's cache."""
+    """How many copies of the data of a call push it past this platform's cache."""
     return rotations_for(touched_bytes, last_level_cache_bytes(jax.default_backend()))
 
 
-def draw_normal(shape: tuple[int, ...], dtype: str, arrays: int, count: int) -> list[tuple]:
-    """So many tuples of as many arrays of random normal numbers, all different."""
-    return [
-        tuple(normal(arrays * turn + i, shape, dtype) for i in range(arrays))
-        for turn in range(count)
-    ]
+def draw(
+    types: Sequence[jax.ShapeDtypeStruct],
+    touched: int = 0,
+    also: tuple[jax.Array, ...] = (),
+    turns: int = 0,
+) -> list[tuple[jax.Array, ...]]:
+    """A tuple of random normal arrays for each rotation, all different.
+
+    Args:
+        types: of the arrays.
+        touched: bytes that a call touches; by default those of the arrays.
+        also: further arguments, the last ones of every tuple.
+        turns: the number of rotations, if not as many as push the data out of the cache.
+    """
+    size = touched or sum(math.prod(x.shape) * x.dtype.itemsize for x in types)
+    found = []
+    for turn in range(turns or rotations(size)):
+        seeds = enumerate(types, turn * len(types))
+        arrays = [normal(seed, x.shape, x.dtype.name, x.sharding) for seed, x in seeds]
+        found.append((*arrays, *also))
+    return found
 
 
 def chain(
@@ -76,9 +95,39 @@ def with_gradient(function: Callable[..., Any], differentiated: int = 1) -> Call
     return result_and_gradients
 
 
-def temp_bytes(function: Callable[..., Any], arguments: tuple[Any, ...]) -> int:
+def refusing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose bare RuntimeError, JAX's where cuDNN is missing, counts as a refusal."""
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except RuntimeError as error:
+            raise NotImplementedError(first_line(error)) from error
+
+    return call
+
+
+def compiled_text(function: Any, arguments: tuple[Any, ...]) -> str:
+    """The text of the compiled program of a jitted function."""
+    text = function.lower(*arguments).compile().as_text()
+    if text is None:
+        raise NotImplementedError("this backend does not show the compiled program")
+    return text
+
+
+def temp_bytes(function: Any, arguments: tuple[Any, ...]) -> int:
     """Temporary memory of the compiled program of a jitted function, beyond arguments and results."""
-    analysis = function.lower(*arguments).compile().memory_analysis()  # pyright: ignore[reportFunctionMemberAccess]
+    analysis = function.lower(*arguments).compile().memory_analysis()
     if analysis is None:
-        raise NotImplementedError("this backend does not tell")
+        raise NotImplementedError("this backend does not tell the memory of a program")
     return int(analysis.temp_size_in_bytes)
+
+
+def relative_error(got: Sequence[jax.Array], want: Sequence[jax.Array]) -> float:
+    """RelF: the norm of the difference of some arrays over the norm of the wanted ones."""
+
+    def norm(arrays: Sequence[jax.Array]) -> jax.Array:
+        return jnp.linalg.norm(jnp.stack([jnp.linalg.norm(x.ravel()) for x in arrays]))
+
+    off = [x - y for x, y in zip(got, want, strict=True)]
+    return float(norm(off) / norm(want))

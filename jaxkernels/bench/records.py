@@ -1,8 +1,7 @@
 """Records: what was measured of one contender in one case, one line of JSON each.
 
 A file of ``--json`` has a line for the run (suite, environment, settings) and then a line for each
-record. Tables, pictures, bars and comparisons are made of records alone, so they are the same from
-a run and from its file.
+record. Tables, pictures and comparisons are made of records alone.
 """
 
 from __future__ import annotations
@@ -43,10 +42,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Measured:
-    """One case with the records of all its contenders.
-
-    Where a name of a contender is left out, the one is meant that a line of a table is about.
-    """
+    """One case with the records of all its contenders; the default contender is that of a line."""
 
     case: Case
     records: Mapping[str, Record]
@@ -72,10 +68,13 @@ class Measured:
         slow = self.seconds(peer)
         return None if slow is None else self.rate(slow, contender)
 
-    def extra(self, contender: str, name: str) -> Any:
-        """What else is known of a contender; None if it is not."""
+    def extra(self, contender: str, *names: str) -> Any:
+        """A further value of a contender, or one inside of it; None if it is not known."""
         record = self.records.get(contender or self.contender)
-        return None if record is None else record.extra.get(name)
+        found: Any = {} if record is None else record.extra
+        for name in names:
+            found = (found or {}).get(name)
+        return found
 
 
 @dataclass(frozen=True)
@@ -127,36 +126,13 @@ def write(run: Run, path: Path) -> None:
 
 
 def read(path: Path, suite: str | None = None) -> Run:
-    """Reads what `write` wrote, of one suite or of any; ValueError if the file is of no such run."""
-    text = path.read_text()
+    """Reads the file of a run, of one suite or of any; ValueError if it is of no such run."""
     try:
-        try:
-            about, *lines = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except ValueError:
-            about, lines = _first_schema(json.loads(text))
+        about, *lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
         if about["schema"] != SCHEMA or suite not in (None, about["suite"]):
             found = f"{about['suite']} of schema {about['schema']}"
             raise ValueError(f"expected {suite or 'a benchmark'} of schema {SCHEMA}, got {found}")
-        # Version 0.1 named the suite in each record.
-        fields = ({k: v for k, v in line.items() if k != "suite"} for line in lines)
-        records = tuple(Record(**each) for each in fields)
+        records = tuple(Record(**line) for line in lines)
         return Run(about["suite"], about["environment"], about["settings"], records)
     except (KeyError, TypeError) as error:
         raise ValueError(f"no run of a benchmark: {error!r}") from error
-
-
-def _first_schema(content: Any) -> tuple[Any, list[dict[str, Any]]]:
-    """A run of regress as version 0.1's first files kept it, so that old kernels can be compared."""
-    if (content["benchmark"], content["schema"]) != ("regress", 1):
-        return {"suite": content["benchmark"], "schema": content["schema"]}, []
-    lines = [
-        {
-            "case": {"group": cell["group"], "cell": cell["label"]},
-            "contender": "ours",
-            "seconds": statistics.median(cell["samples"]) if cell["samples"] else None,
-            "samples": cell["samples"],
-            "refused": cell["refused"],
-        }
-        for cell in content["cells"]
-    ]
-    return {**content, "suite": "regress", "schema": SCHEMA}, lines

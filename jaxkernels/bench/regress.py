@@ -1,10 +1,7 @@
 """The suite ``regress``: is any of our kernels slower than it was?
 
-At most 120 cells over all operations, which their suites give: softmax and log_softmax, forward and
-backward, on many rows and on few; attention scores, plain, masked and causal; whole attention layers;
-matrix products. Lengths are of every tier, odd ones too. Ours alone is timed, as written down in
-``jaxkernels.bench.timing``, the cells of a group and a storage type in turn, products one after the
-other; calls of microseconds are chained in one program.
+At most 120 cells over all operations, which their suites give: lengths of every tier, odd ones too. Ours
+alone is timed, the cells of a group and a storage type in turn, products one after the other.
 
 ``--json FILE`` keeps a run; ``--against FILE`` compares with an earlier one of the same machine and
 lists the cells that are slower by more than 2 % beyond the spread of their samples; the exit code
@@ -14,7 +11,7 @@ is then 1. ``--from-json`` compares two files without measuring.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -42,29 +39,32 @@ def suite_of(suites: Sequence[Suite]) -> Suite:
     """The suite of all cells that the suites of operations want to be watched."""
 
     @cache
-    def cells() -> dict[str, tuple[str, Case, Program]]:
+    def cells() -> dict[str, tuple[str, Suite, Case]]:
         platform = jax.default_backend()
-        found = (
-            (suite.label(cell[1]), cell) for suite in suites for cell in suite.watched(platform)
-        )
-        return dict(found)
+        return {
+            suite.label(case): (group, suite, case)
+            for suite in suites
+            for group, case in suite.watched(platform)
+        }
 
     def cases(options: Options) -> Iterable[Case]:
         return ({"group": group, "cell": name} for name, (group, *_) in cells().items())
 
-    def contenders(case: Case, options: Options) -> Mapping[str, Program]:
-        return {"ours": replace(cells()[case["cell"]][2], inspect={})}
+    def program(case: Case, name: str) -> Program:
+        _, suite, watched = cells()[case["cell"]]
+        return replace(suite.program(watched, suite.ours), inspect={})
 
     def together(case: Case) -> tuple[str, str]:
-        # What has one storage type: so many inputs are in memory at once. Products have none.
-        return case["group"], cells()[case["cell"]][1].get("dtype", case["cell"])
+        # One storage type at a time, which bounds the memory of the inputs. Products have none.
+        return case["group"], cells()[case["cell"]][2].get("dtype", case["cell"])
 
     text = "an earlier run of this machine (--json); the exit code is 1 if a cell is slower"
     return Suite(
         name="regress",
         summary="ours over all operations in minutes, and what became slower since an earlier run",
         cases=cases,
-        contenders=contenders,
+        names=lambda case, options: ("ours",),
+        program=program,
         label=lambda case: case["cell"],
         views=views,
         axes={"group": GROUPS},

@@ -1,28 +1,30 @@
-"""What the suites of row operations share: cases, inputs, ceilings, tiers, gradients.
+"""The engine of row operations: cases, passes over memory to compare with, inputs, tables, options.
 
-Two passes over memory are measured anew beside every case, as ceilings:
+Two passes over memory are measured in every case, as ceilings:
 
 * ``copy``: a jitted copy of x, read and written once.
 * ``read``: x is read once and next to nothing is written. No reduction of XLA's is near the ceiling
   for all shapes, so three are measured, and the fastest one of the case counts: ``row_max``, the
   maximum of each row; ``sum``, that of all elements; ``piece_max``, the maximum of every 4096
-  elements as they lie in memory (those left over at the end, fewer than 4096, are not read).
+  elements in the order of memory (the rest at the end, fewer than 4096, is not read).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import jax
 import jax.numpy as jnp
 
 import jaxkernels as jk
-from jaxkernels.bench.programs import draw_normal, rotations
-from jaxkernels.bench.records import Case, Measured
-from jaxkernels.bench.suite import Draw, Function, Options, Program
+from jaxkernels.bench import programs
+from jaxkernels.bench import tables as t
+from jaxkernels.bench.programs import CHAIN_CALLS, chain, with_gradient
+from jaxkernels.bench.records import Case, Measured, Run
+from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, count, several
 from jaxkernels.typing import Operation, Tier
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -33,11 +35,11 @@ _PIECE = 4096
 
 
 class Traffic(NamedTuple):
-    """What a pass over the rows of x cannot but move."""
+    """The least that a pass over the rows of x moves."""
 
     reads: int  # arrays of the size of x
     writes: int = 0  # arrays of the same size
-    scalars: int = 0  # elements besides, for each row
+    scalars: int = 0  # further elements for each row
     ceiling: str = ""  # the pass over memory that it is compared with, of `CEILINGS`
 
     def size(self, m: Measured) -> int:
@@ -64,12 +66,29 @@ TRAFFIC: dict[str, dict[str, Traffic]] = {
 }
 
 
+OURS: dict[str, Function] = {
+    "softmax": jk.softmax,
+    "log_softmax": jk.log_softmax,
+    "logsumexp": partial(jk.logsumexp, axis=-1),
+}
+XLA: dict[str, Function] = {
+    "softmax": jax.nn.softmax,
+    "log_softmax": jax.nn.log_softmax,
+    "logsumexp": partial(jax.nn.logsumexp, axis=-1),
+}
+# From (y, dy) to dx, as XLA compiles the autodiff of jax.nn.
+XLA_BACKWARD: dict[str, Function] = {
+    "softmax": lambda y, dy: y * (dy - jnp.sum(dy * y, axis=-1, keepdims=True)),
+    "log_softmax": lambda y, dy: dy - jnp.exp(y) * jnp.sum(dy, axis=-1, keepdims=True),
+}
+
+
 def _piece_max(x: jax.Array) -> jax.Array:
     piece = min(_PIECE, x.size)
     return jnp.max(x.reshape(-1)[: x.size // piece * piece].reshape(-1, piece), axis=-1)
 
 
-# Passes over memory: the contenders that make them, of which the fastest one counts.
+# Passes over memory: the contenders that make them; the fastest one counts.
 CEILINGS: dict[str, dict[str, tuple[Function, Traffic]]] = {
     "copy": {"copy": (jnp.copy, Traffic(1, 1))},
     "read": {
@@ -81,7 +100,7 @@ CEILINGS: dict[str, dict[str, tuple[Function, Traffic]]] = {
 
 
 def traffic(case: Case | Measured) -> Traffic:
-    """What a case moves."""
+    """The least that a case moves."""
     return TRAFFIC[case["operation"]][case["direction"]]
 
 
@@ -98,8 +117,13 @@ def of_ceiling(m: Measured, name: str = "auto") -> float | None:
     return None if ceiling is None or own is None else own / ceiling
 
 
+def is_few(case: Case | Measured) -> bool:
+    """Whether a case is one of latency: its calls are chained in one program."""
+    return case["group"] == "few_rows"
+
+
 def is_rows(m: Measured) -> bool:
-    """Whether a case is one of throughput, and not of few rows."""
+    """Whether a case is one of throughput."""
     return m["group"] == "rows"
 
 
@@ -130,58 +154,132 @@ def row_cases(operation: str, gpu_cols: Sequence[int], options: Options) -> Iter
         yield with_tier(row_case(operation, direction, dtype, rows, cols))
 
 
+def names(case: Case, options: Options) -> list[str]:
+    """The ceiling's contenders, XLA, and ours by each tier; of few rows XLA and ours."""
+    if is_few(case):
+        return ["xla", "auto"]
+    tiers = options.tiers or (TIERS[:1] if jax.default_backend() == "cpu" else TIERS)
+    return [*CEILINGS[traffic(case).ceiling], "xla", *tiers]
+
+
 def label(case: Case) -> str:
     """The case in one line."""
     shape = f"{case['rows']}x{case['cols']}"
     return f"{case['operation']} {case['direction']} {case['dtype']} {shape}"
 
 
-def draw(case: Case, arrays: int, touched: int) -> list[tuple]:
-    """Some arrays (rows, cols) for each rotation; of few rows all that a chain takes.
+def draw(types: Sequence[jax.ShapeDtypeStruct], case: Case) -> list[Arguments]:
+    """Random arrays for each rotation; of few rows the one tuple that a chain takes.
 
-    The contender that touches least, `touched` such arrays, decides how many rotations there are.
+    The ceiling touches least, so it decides how many rotations there are.
     """
-    shape = (case["rows"], case["cols"])
-    size = case["rows"] * case["cols"] * ITEM_BYTES[case["dtype"]]
-    if case["group"] == "few_rows":
-        return [tuple(draw_normal(shape, case["dtype"], arrays, 1))]
-    return draw_normal(shape, case["dtype"], arrays, rotations(touched * size))
+    touched = 2 if traffic(case).ceiling == "copy" else 1
+    size = touched * case["rows"] * case["cols"] * ITEM_BYTES[case["dtype"]]
+    drawn = programs.draw(types, size, turns=1 if is_few(case) else 0)
+    return [tuple(drawn)] if is_few(case) else drawn
 
 
-def forced(function: Function, tier: str = "auto") -> Function:
-    """Our function by a tier, or as a user gets it; it refuses instead of falling back to XLA."""
-    return partial(function, tier=None if tier == "auto" else tier, implementation="ffi")
+def ceiling(case: Case, name: str) -> Function | None:
+    """A pass over the last argument of a case; None if this is the name of no pass."""
+    found = CEILINGS[traffic(case).ceiling].get(name)
+    return found and (lambda *arguments: found[0](arguments[-1]))
 
 
-def jitted(make: Callable[[], Function], drawn: Draw) -> Program:
-    """The program of a function that is made, or refused, where it is compiled."""
-    return Program(lambda _: jax.jit(make()), drawn)
+def type_of_x(case: Case) -> jax.ShapeDtypeStruct:
+    """The type of the array of a case."""
+    return jax.ShapeDtypeStruct((case["rows"], case["cols"]), case["dtype"])
 
 
-def compared(
-    case: Case, options: Options, drawn: Draw, xla: Program, ours: Callable[[str], Program]
-) -> Mapping[str, Program]:
-    """The contenders of a case: those of a ceiling on (x,) as drawn, XLA, and ours by each tier."""
-    tiers = options.tiers or (TIERS[:1] if jax.default_backend() == "cpu" else TIERS)
-    passes = CEILINGS[traffic(case).ceiling].items()
-    ceiling = {name: jitted(lambda f=f: f, drawn) for name, (f, _) in passes}
-    return {**ceiling, "xla": xla, **{tier: ours(tier) for tier in tiers}}
+def function_of(case: Case, name: str) -> tuple[Function, list[jax.ShapeDtypeStruct]]:
+    """A contender's function in the direction of a case, and the types of its arguments.
 
-
-def pullback(
-    function: Callable[[jax.Array], jax.Array], case: Case
-) -> tuple[list[jax.ShapeDtypeStruct], Function]:
-    """What the residuals of a function of x are, and its jitted (*residuals, cotangent) -> dx.
-
-    The forward runs nowhere inside: ``jax.vjp`` returns a pytree whose leaves are the residuals, and
-    its structure comes from an abstract evaluation.
+    ``grad`` has residuals and a cotangent, in this order, and the forward runs nowhere inside:
+    ``jax.vjp`` returns a pytree whose leaves are the residuals, and its structure comes from an
+    abstract evaluation. Times do not depend on the values of residuals.
     """
-    x = jax.ShapeDtypeStruct((case["rows"], case["cols"]), case["dtype"])
+    x, direction, operation = type_of_x(case), case["direction"], case["operation"]
+    if passing := ceiling(case, name):
+        return passing, [x]
+    if name == "xla":
+        if direction == "grad" and operation in XLA_BACKWARD:
+            return XLA_BACKWARD[operation], [x, x]
+        function = XLA[operation]
+    else:  # a tier, or as a user gets it; it refuses instead of falling back to XLA
+        tier = None if name == "auto" else name
+        function = partial(OURS[operation], tier=tier, implementation="ffi")
+    if direction == "fwd":
+        return function, [x]
+    dy = jax.eval_shape(function, x)
+    if direction == "both":
+        return with_gradient(function), [dy, x]
     abstract = jax.eval_shape(lambda primal: jax.vjp(function, primal)[1], x)
-    kept, structure = jax.tree.flatten(abstract)
+    residuals, structure = jax.tree.flatten(abstract)
 
     def backward(*arguments: jax.Array) -> jax.Array:
         *residuals, cotangent = arguments
         return jax.tree.unflatten(structure, residuals)(cotangent)[0]
 
-    return kept, jax.jit(backward)
+    return backward, [*residuals, dy]
+
+
+def program(case: Case, name: str) -> Program:
+    """A contender on random arrays; few rows in a chain."""
+    function, types = function_of(case, name)
+    drawn = partial(draw, types, case)
+    if is_few(case):
+        return Program(chain(function), drawn, str(types), CHAIN_CALLS)
+    return Program(function, drawn, str(types))
+
+
+def views(run: Run) -> list[t.View]:
+    """Every length and contender, and few rows."""
+    unit, text = t.rates(run.platform)
+    tiers = [name for name in TIERS[1:] if any(name in m.records for m in run.measured)]
+
+    def rate_of(head: str, name: str) -> t.Column:
+        return t.Column(head, partial(rate, name=name), text)
+
+    def columns(m: Measured) -> list[t.Column]:
+        ceiling = traffic(m).ceiling
+        return [
+            *t.fields("cols", "rows"),
+            rate_of(ceiling, ceiling),
+            rate_of("jax.nn", "xla"),
+            rate_of("ours", "auto"),
+            t.Column(f"of {ceiling}", of_ceiling, "{:.3f}"),
+            t.times_faster("x jax.nn", "xla", "auto"),
+            *(t.fields("tier") if m["tier"] else ()),
+            *(rate_of(tier, tier) for tier in tiers),
+        ]
+
+    times = [t.time("jax.nn us", "xla", "us", 1), t.time("ours us", "auto", "us", 1)]
+    of_rows = "{operation} {direction}, {dtype}" + f" ({unit} of model bytes)"
+    of_few = [*t.fields("rows", "cols", "dtype"), *times]
+    return [
+        t.View(of_rows, columns, is_rows, by=("dtype", "direction")),
+        t.View("{operation} on few rows", of_few, is_few),
+    ]
+
+
+_TIERS_HELP = "auto and the tiers to force (default: all on a GPU, auto on a CPU)"
+_ELEMENTS_HELP = "size of each input, rows = N // cols (default: 2^28 on a GPU, 2^24 on a CPU)"
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "--cols": several(count, "N", "row lengths, such as 1000 or 2^15"),
+    "--tiers": {"nargs": "+", "choices": TIERS, "help": _TIERS_HELP},
+    "--elements": {"type": count, "metavar": "N", "help": _ELEMENTS_HELP},
+}
+
+
+def suite(name: str, operation: str = "", **fields: Any) -> Suite:
+    """A suite of a row operation of `TRAFFIC`; the fields that are not given are those of most."""
+    common: dict[str, Any] = {
+        "names": names,
+        "program": program,
+        "label": label,
+        "views": views,
+        "ours": "auto",
+        "axes": {"dtype": DTYPES, "direction": tuple(TRAFFIC[operation or name])},
+        "options": OPTIONS,
+        "defaults": {"dtypes": DTYPES[:2]},
+    }
+    return Suite(name=name, **(common | fields))

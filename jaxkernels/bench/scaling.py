@@ -1,7 +1,4 @@
-"""The suite ``scaling``: arrays sharded over 1, 2, 4, ... devices.
-
-All in one process, over devices of the default backend, timed as written down in
-``jaxkernels.bench.timing``:
+"""The suite ``scaling``: arrays sharded over 1, 2, 4, ... devices of the default backend, in one process.
 
 * Weak scaling, the same rows or the same batch on each device: ``jaxkernels.softmax`` of rows cut
   as P("devices", None), and ``jaxkernels.scaled_masked_softmax`` (scaled, causal) of attention
@@ -11,13 +8,12 @@ All in one process, over devices of the default backend, timed as written down i
   gradient of a loss:
 
   - ``ours``: ``jaxkernels.log_softmax`` or ``cross_entropy``, left to XLA's partitioner.
-  - ``gathered``: the same behind a constraint that every device has the whole array, which is what
-    a custom call costs of which the partitioner knows nothing.
+  - ``gathered``: the same behind a constraint that every device has the whole array: the cost
+    of a custom call that the partitioner knows nothing of.
   - ``xla``: ``jax.nn.log_softmax``, or optax's loss.
 
 ``fwd`` is y from x; ``both`` is y and the gradient, from x and a given cotangent; ``loss`` is the
-gradient of the mean cross entropy. The collectives of every compiled program are counted, so that it
-shows what was gathered.
+gradient of the mean cross entropy. The collectives of every compiled program are counted.
 
 The devices of a CPU are simulated and share its cores: each call is waited for, and their
 times tell nothing of a GPU.
@@ -28,8 +24,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from functools import cache, partial
+from collections.abc import Iterable
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -41,12 +37,20 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxkernels as jk
 from jaxkernels.bench import losses
 from jaxkernels.bench import tables as t
-from jaxkernels.bench.programs import SCALE, rotations, with_gradient
+from jaxkernels.bench.programs import SCALE, compiled_text, draw, with_gradient
 from jaxkernels.bench.records import Case, Measured, Run
-from jaxkernels.bench.suite import Function, Options, Program, Suite, count, several, sizes
+from jaxkernels.bench.suite import (
+    Arguments,
+    Function,
+    Options,
+    Program,
+    Suite,
+    count,
+    several,
+    sizes,
+)
 
 CONTENDERS = {"gathered": "gathered", "xla": "XLA", "ours": "ours"}
-_PEERS = ("gathered", "xla")
 DIRECTIONS = ("fwd", "both")
 OF_VOCABULARY = (*DIRECTIONS, "loss")
 # The dtypes of each group.
@@ -108,91 +112,69 @@ def _loss_gradient(contender: str) -> Function:
 
     def gradient(x: jax.Array) -> jax.Array:
         rows, cols = x.shape
-        return loss_and_gradient(x, jnp.arange(rows) * 7919 % cols)[1]
+        return loss_and_gradient(jnp.arange(rows) * 7919 % cols, x)[1]
 
     return gradient
 
 
-def of_vocabulary(sharding: NamedSharding, direction: str) -> dict[str, Function]:
-    """The contenders on an array of a sharding."""
+def _of_vocabulary(name: str, direction: str, sharding: NamedSharding) -> Function:
+    """A contender on an array whose vocabulary is cut."""
+    is_loss, is_xla = direction == "loss", name == "xla"
+    function: Function = jax.nn.log_softmax
+    if is_loss:
+        function = _loss_gradient("xla" if is_xla else "ours")
+    elif not is_xla:
+        function = partial(jk.log_softmax, implementation="ffi")
+    if name != "gathered":
+        return function
     whole = partial(
         jax.lax.with_sharding_constraint, shardings=NamedSharding(sharding.mesh, PartitionSpec())
     )
-    ours: Function = partial(jk.log_softmax, implementation="ffi")
-    xla: Function = jax.nn.log_softmax
-    if direction == "loss":
-        ours, xla = _loss_gradient("ours"), _loss_gradient("xla")
-
-    def gathered(x: jax.Array) -> jax.Array:
-        # The result is held whole as well, or the gradient would gather it once more.
-        return whole(ours(whole(x)))
-
-    return {"gathered": gathered, "xla": xla, "ours": ours}
+    # The result is held whole as well, or the gradient would gather it once more.
+    return lambda x: whole(function(whole(x)))
 
 
-@cache
-def _drawing(shape: tuple[int, ...], dtype: str, sharding: NamedSharding) -> Function:
-    """From a seed to random normal numbers, drawn in float32; each device draws its own."""
-
-    def draw(seed: int) -> jax.Array:
-        return jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(dtype)
-
-    return jax.jit(draw, out_shardings=sharding)
-
-
-def draw(
-    shape: tuple[int, ...], dtype: str, sharding: NamedSharding, direction: str, turns: int
-) -> list[tuple]:
-    """(x,) or (cotangent, x), as often as calls rotate."""
-    drawing, each = _drawing(shape, dtype, sharding), 2 if direction == "both" else 1
-    return [tuple(drawing(each * turn + i) for i in range(each)) for turn in range(turns)]
-
-
-def _waited(program: Any, *arguments: jax.Array) -> Any:
-    """A call that is waited for: several in flight starve each other's collectives of a CPU's threads."""
-    return jax.block_until_ready(program(*arguments))
-
-
-def compiled(function: Function, arguments: tuple) -> Any:
-    """The program whose results are sharded as the first argument is."""
-    sharding = arguments[0].sharding
-    program = jax.jit(function, out_shardings=sharding).lower(*arguments).compile()
-    return partial(_waited, program) if jax.default_backend() == "cpu" else program
-
-
-def collectives(program: Any, arguments: tuple) -> dict[str, int]:
-    """Counts the collectives of a compiled program."""
-    program = program.args[0] if isinstance(program, partial) else program
-    if (text := program.as_text()) is None:
-        raise NotImplementedError("this backend does not show the compiled program")
-    return dict(sorted(Counter(_COLLECTIVE.findall(text)).items()))
-
-
-def contenders(case: Case, options: Options) -> Mapping[str, Program]:
+def names(case: Case, options: Options) -> Iterable[str]:
     """Numbers of devices, or, of a vocabulary that is cut, functions."""
-    group, dtype, direction, shape = (case[n] for n in ("group", "dtype", "direction", "shape"))
-    # What one device touches has to leave the cache.
-    touched = (4 if direction == "both" else 2) * math.prod(shape) * jnp.dtype(dtype).itemsize
+    return CONTENDERS if case["group"] == "vocabulary" else map(str, counts(options))
 
-    def program(function: Function, drawn: partial) -> Program:
-        directed = with_gradient(function) if direction == "both" else function
-        return Program(partial(compiled, directed), drawn, inspect={"collectives": collectives})
 
+def program(case: Case, name: str) -> Program:
+    """A contender on the sharded array of a case."""
+    group, dtype, shape = case["group"], case["dtype"], tuple(case["shape"])
+    is_both = case["direction"] == "both"
+    # The part of one device has to leave the cache.
+    touched = (4 if is_both else 2) * math.prod(shape) * jnp.dtype(dtype).itemsize
     if group == "vocabulary":
-        sharding = cut(case["devices"], 1)
-        turns = rotations(touched // case["devices"])
-        drawn = partial(draw, tuple(shape), dtype, sharding, direction, turns)
-        return {name: program(f, drawn) for name, f in of_vocabulary(sharding, direction).items()}
-    programs = {}
-    for devices in counts(options):
-        whole = (devices * shape[0], *shape[1:])
-        drawn = partial(draw, whole, dtype, cut(devices, 0), direction, rotations(touched))
-        programs[str(devices)] = program(WEAK[group], drawn)
-    return programs
+        touched //= case["devices"]
+        sharding, inputs = cut(case["devices"], 1), ""
+        function = _of_vocabulary(name, case["direction"], sharding)
+    else:
+        sharding, inputs = cut(int(name), 0), name
+        shape, function = (int(name) * shape[0], *shape[1:]), WEAK[group]
+    directed = with_gradient(function) if is_both else function
+    jitted = jax.jit(directed, out_shardings=sharding)
+
+    def waited(*arguments: jax.Array) -> Any:
+        """Several calls in flight starve each other's collectives of a CPU's threads."""
+        return jax.block_until_ready(jitted(*arguments))
+
+    def collectives(_: Function, arguments: Arguments) -> dict[str, int]:
+        found = Counter(_COLLECTIVE.findall(compiled_text(jitted, arguments)))
+        return dict(sorted(found.items()))
+
+    x = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+    return Program(
+        waited if jax.default_backend() == "cpu" else jitted,
+        partial(draw, [x, x] if is_both else [x], touched),
+        inputs=inputs,
+        inspect={"collectives": collectives},
+        jit=False,
+    )
 
 
 def devices(text: str) -> int:
-    """A type of options: a number of devices, of those that are there."""
+    """A type of options: a number of devices, no more than there are."""
     asked = count(text)
     if asked > len(jax.devices()):
         raise ValueError(text)
@@ -204,11 +186,6 @@ def is_weak(m: Measured) -> bool:
     return m["group"] != "vocabulary"
 
 
-def efficiency(m: Measured) -> float | None:
-    """The time on 1 device over that on the devices that a line is about."""
-    return m.ratio("1")
-
-
 def label(case: Case) -> str:
     """The case in one line."""
     devices = f" on {case['devices']}" if "devices" in case else ""
@@ -216,23 +193,41 @@ def label(case: Case) -> str:
     return f"{case['group']} {case['dtype']} {case['direction']} {shape}{devices}"
 
 
-def _collectives(head: str, name: str = "") -> t.Column:
-    def text(found: dict[str, int]) -> str:
-        return ", ".join(f"{count} {kind}" for kind, count in found.items()) or "none"
-
-    return t.Column(head, lambda m: m.extra(name, "collectives"), text)
+def _said(found: dict[str, int]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in found.items()) or "none"
 
 
 def views(run: Run) -> list[t.View]:
     """Weak scaling by direction, and a vocabulary by direction, with the collectives."""
     notes = ("simulated devices share the cores of the CPU",) if run.platform == "cpu" else ()
     array = t.Column("array", lambda m: label(m.case).partition(" on ")[0])
-    weak = [array, t.Column("devices", lambda m: m.contender), t.time("ms")]
-    weak += [t.Column("efficiency", efficiency, "{:.3f}"), _collectives("collectives")]
-    strong = [array, *t.fields("devices")]
-    strong += [t.time(f"{head} ms", name) for name, head in CONTENDERS.items()]
-    strong += [t.times_faster(f"x {CONTENDERS[n]}", n, "ours") for n in _PEERS]
-    strong += [_collectives(f"{head} collectives", name) for name, head in CONTENDERS.items()]
+    weak = [
+        array,
+        t.Column("devices", lambda m: m.contender),
+        t.time("ms"),
+        # The time on 1 device over that on the devices of a line.
+        t.Column("efficiency", lambda m: m.ratio("1"), "{:.3f}"),
+        t.extra("collectives", "collectives", pattern=_said),
+    ]
+    heads = CONTENDERS.items()
+    strong = [
+        array,
+        *t.fields("devices"),
+        *(t.time(f"{head} ms", name) for name, head in heads),
+        *(t.times_faster(f"x {head}", name, "ours") for name, head in heads if name != "ours"),
+        *(
+            t.extra(f"{head} collectives", "collectives", pattern=_said, contender=name)
+            for name, head in heads
+        ),
+    ]
+    of_weak = (
+        "weak scaling: the shape is what each device has, whatever their number",
+        "efficiency: the time on 1 device over the time on n",
+    )
+    of_strong = (
+        "strong scaling: one array, whatever the number of devices",
+        "loss: the gradient of the mean cross entropy; fwd, both: log_softmax",
+    )
     return [
         t.View(
             "rows and batches over devices, {direction}",
@@ -240,22 +235,14 @@ def views(run: Run) -> list[t.View]:
             is_weak,
             by=("direction",),
             contenders=lambda m: m.records,
-            notes=(
-                "weak scaling: the shape is what each device has, whatever their number",
-                "efficiency: the time on 1 device over the time on n",
-                *notes,
-            ),
+            notes=(*of_weak, *notes),
         ),
         t.View(
             "a vocabulary cut over devices, {direction}",
             strong,
             lambda m: not is_weak(m),
             by=("direction",),
-            notes=(
-                "strong scaling: one array, whatever the number of devices",
-                "loss: the gradient of the mean cross entropy; fwd, both: log_softmax",
-                *notes,
-            ),
+            notes=(*of_strong, *notes),
         ),
     ]
 
@@ -269,12 +256,12 @@ _SHAPES = {
     }
     for group, shape in GPU_SHAPES.items()
 }
-
 SUITE = Suite(
     name="scaling",
     summary="arrays sharded over 1, 2, 4, ... devices, in one process: rows, batches, a vocabulary",
     cases=cases,
-    contenders=contenders,
+    names=names,
+    program=program,
     label=label,
     views=views,
     axes={"group": tuple(DTYPES), "direction": OF_VOCABULARY},

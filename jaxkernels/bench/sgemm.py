@@ -1,101 +1,285 @@
-"""The suite ``sgemm``: its metrics and tables. What it measures is in ``sgemm_programs``."""
+"""The suite ``sgemm``: every rung of the ladder and XLA's float32 product, timed and compared with float64.
+
+A call of a small product costs the host more time than the GPU, so the timed program has several products
+and lasts about a millisecond. Plain squares make a chain, in which each result is the next product's b.
+Other products are independent, and all results are returned.
+
+On a GPU a chain is so long that its operands a exceed the cache; small b and results stay there, like those
+between the layers of a network. Other inputs and results that would stay in the cache are not used in
+successive calls, but for products of less than about ten microseconds: CUDA graphs must be told of new
+inputs, which takes the host as long.
+
+``families`` are products that networks compute, and operands that are hard to hold in 16 bits. ``peers``
+has XLA's other ways to a product: TF32, sums of products of bfloat16 or TF32, and float16 operands, whose
+rounding counts as their error.
+
+Errors are those of sampled rows and columns of the first members: a product that fills half of a
+device leaves no room for its operands in float64.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from statistics import geometric_mean
+from functools import partial, reduce
+from typing import Any, get_args
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.lax import DotAlgorithmPreset, Precision
+
+import jaxkernels as jk
 from jaxkernels.bench import products
 from jaxkernels.bench import tables as t
-from jaxkernels.bench.products import flops, size
-from jaxkernels.bench.records import Measured, Run
-from jaxkernels.bench.sgemm_programs import AUTO, RUNGS, contenders, watched
+from jaxkernels.bench.families import FAMILIES
+from jaxkernels.bench.products import flops, is_chain, is_transposed, size, touched_bytes
+from jaxkernels.bench.programs import normal, rotations
+from jaxkernels.bench.records import Case, Measured, Run
 from jaxkernels.bench.suite import (
+    Arguments,
+    Function,
+    Options,
+    Program,
     Suite,
     count,
+    seeded,
     several,
     sizes,
 )
+from jaxkernels.bench.timing import last_level_cache_bytes
+from jaxkernels.typing import Algorithm
+
+RUNGS: tuple[Algorithm, ...] = get_args(Algorithm)
+LADDER = tuple(rung for rung in RUNGS if rung != "thin")  # that serve a large square
+AUTO = "auto"  # the planned rung
+OURS = (AUTO, "pipelined")
+# XLA's product of float32 by name; of float16, which has no such choice, as well.
+_PRECISIONS = {
+    "xla": Precision.HIGHEST,
+    "tf32_x3": DotAlgorithmPreset.TF32_TF32_F32_X3,
+    "bf16_x6": DotAlgorithmPreset.BF16_BF16_F32_X6,
+    "tf32": DotAlgorithmPreset.TF32_TF32_F32,
+    "float16": Precision.DEFAULT,
+}
+PEERS = tuple(_PRECISIONS)[1:]
+_PROGRAM_SECONDS = 1e-3
+_MAX_PRODUCTS = 64
+# A product takes no longer, by guess: a part of a GPU's rates, and the latency of a launch.
+_GUESSED_RATE = {"gpu": 200e12, "cpu": 50e9}
+_GUESSED_BANDWIDTH = {"gpu": 3e12, "cpu": 10e9}
+_GUESSED_LATENCY = 5e-6
+# Telling CUDA graphs of a product's new inputs takes this long.
+_TELLING_SECONDS = 10e-6
+# A chain's operands a are this many times the cache, on a GPU; and the longest chain.
+_CACHES_OF_CHAIN = 2
+_MAX_CHAIN = 1024
+# Errors are those of this many lines and members.
+_SAMPLED_ROWS, _SAMPLED_COLS, _SAMPLED_MEMBERS = 256, 1024, 2
+_EPSILON = 2.0**-24
+
+Pair = tuple[jax.Array, jax.Array]
 
 
-def over_xla(m: Measured, name: str = AUTO) -> float | None:
-    """How many times XLA's rate a contender's is."""
-    return m.ratio("xla", name)
+def _function(case: Case, name: str) -> Function:
+    """One product by a contender, which reads operands in their layout in memory."""
+    trans_a, trans_b = is_transposed(case)
+    if name not in _PRECISIONS:
+        on_gpu = jax.default_backend() == "gpu"
+        rung = None if name == AUTO else name
+        options = {"algorithm": rung, "implementation": "ffi"} if on_gpu else {}
+        return partial(jk.sgemm, trans_a=trans_a, trans_b=trans_b, **options)
+    first = 1 if case["batch"] > 1 else 0
+    contract = ((first + (0 if trans_a else 1),), (first + (1 if trans_b else 0),))
+    batch = ((0,), (0,)) if first else ((), ())
+    how: dict[str, Any] = {"preferred_element_type": jnp.float32, "precision": _PRECISIONS[name]}
+    return partial(jax.lax.dot_general, dimension_numbers=(contract, batch), **how)
 
 
-def error(m: Measured, name: str, what: str) -> float | None:
-    """An error of a contender, "relF" or "of_bound"; None if it was not measured."""
-    return (m.extra(name, "errors") or {}).get(what)
+def _guessed_seconds(case: Case, platform: str) -> float:
+    computing = flops(case) / _GUESSED_RATE[platform]
+    moving = touched_bytes(case) / _GUESSED_BANDWIDTH[platform]
+    return max(computing, moving, _GUESSED_LATENCY)
 
 
-def _peer(run: Run) -> str:
-    """What serves XLA's float32 product at the highest precision on a platform."""
-    return "cuBLAS" if run.platform == "gpu" else "XLA"
+def products_per_call(case: Case, platform: str) -> int:
+    """How many products make a program that lasts long enough, and a chain that no cache holds.
 
-
-def summary(members: Iterable[Measured], peer: str) -> str:
-    """The geometric mean and the least of what is planned over XLA's rate, and how many are below 1.
-
-    And how many ran on tensor cores, where that is known: the others say nothing of those.
+    Example:
+        >>> products_per_call(products.product("square", 1, 4096, 4096, 4096), "gpu")
+        4
+        >>> products_per_call(products.product("square", 1, 16, 16, 16), "gpu")
+        1024
     """
-    timed = [(gain, m) for m in members if (gain := over_xla(m)) is not None]
-    gains = [(gain, size(m.case)) for gain, m in timed]
-    if not gains:
-        return "no product was measured"
-    mean, (least, where) = geometric_mean(gain for gain, _ in gains), min(gains)
-    below = sum(gain < 1 for gain, _ in gains)
-    said = f"auto over {peer}: geometric mean {mean:.2f}, least {least:.2f} at {where}"
-    said = f"{said}; {below} of {len(gains)} below 1"
-    rungs = [m.extra(AUTO, "rung") for _, m in timed]
-    return f"{said}, {rungs.count('tensor')} on tensor cores" if any(rungs) else said
+    wanted = math.ceil(_PROGRAM_SECONDS / _guessed_seconds(case, platform))
+    count = max(1, min(_MAX_PRODUCTS, wanted))
+    if platform == "gpu" and is_chain(case):
+        cache = _CACHES_OF_CHAIN * last_level_cache_bytes(platform)
+        count = max(count, min(_MAX_CHAIN, math.ceil(cache / (4 * case["m"] * case["k"]))))
+    return count
+
+
+def _keeps_inputs(case: Case) -> bool:
+    """Whether successive calls have the same inputs."""
+    if jax.default_backend() != "gpu":
+        return False
+    return is_chain(case) or _guessed_seconds(case, "gpu") < _TELLING_SECONDS
+
+
+@partial(jax.jit, static_argnums=(0,))
+def _of_family(name: str, a: jax.Array, b: jax.Array, seed: int) -> Pair:
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), 1))
+    noise = (jax.random.uniform(key, x.shape) for key, x in zip(keys, (a, b), strict=True))
+    return FAMILIES[name](jnp, a, b, *noise)
+
+
+def operands(case: Case, count: int, dtype: str = "float32") -> list[Pair]:
+    """Operands of independent products in their layout in memory; a family's are float32."""
+    trans_a, trans_b = is_transposed(case)
+    m, n, k = case["m"], case["n"], case["k"]
+    batch = (case["batch"],) if case["batch"] > 1 else ()
+    a, b = (*batch, *((k, m) if trans_a else (m, k))), (*batch, *((n, k) if trans_b else (k, n)))
+    pairs = [(normal(2 * i, a, dtype), normal(2 * i + 1, b, dtype)) for i in range(count)]
+    if "family" not in case:
+        return pairs
+    return [_of_family(case["family"], *pair, 2 * i) for i, pair in enumerate(pairs)]
+
+
+def draw(case: Case, count: int, dtype: str = "float32") -> list[Arguments]:
+    """The arguments of `count` products; a chain's are scaled, so its results stay finite."""
+    turns = 1 if _keeps_inputs(case) else rotations(count * touched_bytes(case))
+    pairs = operands(case, turns * count, dtype)
+    calls = [pairs[first::turns] for first in range(turns)]
+    if not is_chain(case):
+        return [tuple(call) for call in calls]
+    return [(call[0][1], *(a / math.sqrt(case["k"]) for a, _ in call)) for call in calls]
+
+
+@partial(jax.jit, static_argnums=0)
+def _sampled_errors(transposes: str, a: jax.Array, b: jax.Array, c: jax.Array) -> dict:
+    """RelF and the largest error over its bound, k eps |A| |B|."""
+    a, b = (
+        jnp.swapaxes(x, -1, -2) if letter == "T" else x
+        for x, letter in zip((a, b), transposes, strict=True)
+    )
+    a, b, c = (x[:_SAMPLED_MEMBERS] if x.ndim == 3 else x for x in (a, b, c))
+    rows, cols = (
+        np.unique(np.linspace(0, length - 1, most).astype(int))
+        for length, most in zip(c.shape[-2:], (_SAMPLED_ROWS, _SAMPLED_COLS), strict=True)
+    )
+    a, b, c = a[..., rows, :], b[..., cols], c[..., rows, :][..., cols]
+    a, b, c = (x.astype(jnp.float64) for x in (a, b, c))
+    oracle, error = a @ b, c - a @ b
+    bound = a.shape[-1] * _EPSILON * (jnp.abs(a) @ jnp.abs(b))
+    # Where all products are 0, so is the error of a right result.
+    of_bound = jnp.where(error == 0, 0, jnp.abs(error) / bound)
+    relative = jnp.linalg.norm(error.ravel()) / jnp.linalg.norm(oracle.ravel())
+    return {"relF": relative, "of_bound": jnp.max(of_bound)}
+
+
+def errors(case: Case, pair: Pair, c: jax.Array) -> dict[str, float]:
+    """The errors of a product against float64, in sampled rows and columns."""
+    with jax.enable_x64(True):
+        found = _sampled_errors(case["transposes"], *pair, c)
+        return {name: float(value) for name, value in found.items()}
+
+
+def names(case: Case, options: Options) -> Iterable[str]:
+    """XLA, and the rungs asked for; or the whole ladder, XLA's peers, else the planned rung and FFMA."""
+    default = {"ladder": LADDER, "peers": (AUTO, *PEERS)}.get(case["group"], OURS)
+    return ("xla", *(options.algorithms or default))
+
+
+def program(case: Case, name: str) -> Program:
+    """A chain of products, or several independent ones."""
+    function, dtype = _function(case, name), "float16" if name == "float16" else "float32"
+    number = products_per_call(case, jax.default_backend())
+
+    def chained(b: jax.Array, *many_a: jax.Array) -> jax.Array:
+        return reduce(lambda b, a: function(a, b), many_a, b)
+
+    def independent(*pairs: Pair) -> list[jax.Array]:
+        return [function(a, b) for a, b in pairs]
+
+    def errors_of(*_: Any) -> dict[str, float]:
+        (pair,) = operands(case, 1)
+        return errors(case, pair, jax.jit(function)(*(x.astype(dtype) for x in pair)))
+
+    def rung(*_: Any) -> str:
+        trans_a, trans_b = is_transposed(case)
+        shape = (case["m"], case["n"], case["k"])
+        plan = jk.plan_sgemm(*shape, batch=case["batch"], trans_a=trans_a, trans_b=trans_b)
+        return plan.algorithm
+
+    look: dict[str, Function] = {"errors": errors_of}
+    if name == AUTO and jax.default_backend() == "gpu":
+        look["rung"] = rung
+    return Program(
+        chained if is_chain(case) else independent,
+        partial(draw, case, number, dtype),
+        inputs=dtype,
+        operations=number,
+        inspect=look,
+    )
 
 
 def views(run: Run) -> list[t.View]:
     """A table for each group of products, with a line for each contender, XLA's product last."""
     unit, text = t.rates(run.platform, "FLOP")
-    peer = _peer(run)
-    on_cpu = ("on a CPU both are XLA's own product",) if run.platform == "cpu" else ()
+    peer = "cuBLAS" if run.platform == "gpu" else "XLA"
     columns = [
         t.Column("product", lambda m: size(m.case)),
         t.Column("by", lambda m: peer if m.contender == "xla" else m.contender),
         t.time("us", unit="us", digits=1),
         t.Column(unit, lambda m: m.rate(flops(m.case)), text),
-        t.Column("relF", lambda m: error(m, "", "relF"), "{:.1e}"),
-        t.Column("of bound", lambda m: error(m, "", "of_bound"), "{:.3f}"),
-        t.Column(f"of {peer}", lambda m: over_xla(m, ""), "{:.3f}"),
+        t.extra("relF", "errors", "relF", pattern="{:.1e}"),
+        t.extra("of bound", "errors", "of_bound", pattern="{:.3f}"),
+        t.Column(f"of {peer}", lambda m: m.ratio("xla"), "{:.3f}"),
     ]
 
-    def view(group: str, members: Sequence[Measured]) -> t.View:
-        is_planned = any(AUTO in m.records for m in members)
-        return t.View(
+    def notes(members: Sequence[Measured]) -> list[str]:
+        """The planned rung over XLA, and how many ran on tensor cores, where that is known."""
+        planned = [m for m in members if AUTO in m.records]
+        sweep = t.Sweep(
+            f"auto over {peer}", lambda m: m.ratio("xla", AUTO), lambda m: size(m.case), limit=1
+        )
+        rungs = [m.extra(AUTO, "rung") for _, m in sweep.found(planned)]
+        said = sweep.summary(planned)
+        if any(rungs):
+            said += f", {rungs.count('tensor')} on tensor cores"
+        on_cpu = ["on a CPU both are XLA's own product"] if run.platform == "cpu" else []
+        return [*([said] if planned else ()), *on_cpu]
+
+    return [
+        t.View(
             "{group}: (m, n, k), batch x (m, n, k), T is transposed in memory",
             columns,
-            lambda m: m["group"] == group,
+            by=("group",),
             contenders=lambda m: sorted(m.records, key=lambda name: name == "xla"),
-            notes=(*((summary(members, peer),) if is_planned else ()), *on_cpu),
+            notes=notes,
         )
-
-    return [view(*pair) for pair in t.group_by(run.measured, lambda m: m["group"]).items()]
+    ]
 
 
 _ALGORITHMS_HELP = "rungs of every product (default: all for the ladder, what is planned and pipelined for the others)"
 _SHAPES_HELP = "as n, mxnxk or batchxmxnxk (default: squares, other shapes, transposes)"
 _DRAWN_HELP = "so many products that a seed draws, in place of the listed ones"
-_SEED_HELP = f"of --drawn (default: {products.TUNING}, for tuning; {products.PUBLISHED} is what is published)"
 SUITE = Suite(
     name="sgemm",
     summary="float32 matrix products, every rung of the ladder, beside XLA's at the highest precision",
     cases=products.cases,
-    contenders=contenders,
+    names=names,
+    program=program,
     label=lambda case: f"product {size(case)}",
     views=views,
+    ours=AUTO,
     axes={"group": products.GROUPS},
     options={
         "--shapes": several(sizes(1, 3, 4), "SHAPE", _SHAPES_HELP),
         "--drawn": {"type": count, "metavar": "N", "help": _DRAWN_HELP},
-        "--seed": {"type": int, "default": products.TUNING, "metavar": "N", "help": _SEED_HELP},
+        "--seed": seeded("of --drawn", tuning=1, published=3),
         "--algorithms": {"nargs": "+", "choices": (AUTO, *RUNGS), "help": _ALGORITHMS_HELP},
     },
     defaults={"groups": (*products.LISTED, "drawn")},
-    watched=watched,
+    watched=lambda platform: [("products", case) for case in products.watched(platform)],
 )

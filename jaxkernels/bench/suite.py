@@ -1,7 +1,8 @@
-"""A suite: one operation's benchmark as a value, and how every suite is measured.
+"""A suite: one operation's benchmark as data, and the engine that measures every suite.
 
-A suite lists cases and gives the programs of every case. This module draws their data, hands them
-to ``timing`` and makes the records. The command line, the file and the tables are ``__main__``'s.
+A suite lists its cases, names the contenders of each and gives their programs. The engine draws the
+inputs, compiles, has ``timing`` sample, and makes the records. The command line, the file and the
+tables are ``__main__``'s.
 """
 
 from __future__ import annotations
@@ -9,33 +10,33 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import groupby
 from typing import Any
 
-from jaxkernels.bench.records import Case, Measured, Record, Run, key_of
+import jax
+
+from jaxkernels.bench.records import Case, Record, Run, key_of
 from jaxkernels.bench.tables import View
 from jaxkernels.bench.timing import REFUSALS, first_line, measure_together
 
 Function = Callable[..., Any]
 Arguments = tuple[Any, ...]
 Options = argparse.Namespace
-Draw = Callable[[], Sequence[Arguments]]
 
 
 @dataclass(frozen=True)
 class Program:
     """What a contender runs in one case."""
 
-    # From the first arguments to the function to time. What it refuses is an empty cell.
-    make: Callable[[Arguments], Function]
-    # The arguments, one tuple for each rotation; programs with the same `draw` get the same ones.
-    draw: Draw
+    function: Function
+    draw: Callable[[], Sequence[Arguments]]  # a tuple of arguments for each rotation
+    inputs: str = ""  # programs of a case that name the same inputs share one draw
     operations: int = 1  # in one call; times are divided by it
-    # What else is to be known of a contender with a time, from the function that was timed and its
-    # first arguments.
+    # Further values of a contender that has a time, from the compiled function and its arguments.
     inspect: Mapping[str, Callable[[Function, Arguments], Any]] = field(default_factory=dict)
+    jit: bool = True
 
 
 @dataclass(frozen=True)
@@ -45,21 +46,22 @@ class Suite:
     name: str  # of the sub-command
     summary: str  # one line for its help
     cases: Callable[[Options], Iterable[Case]]  # everything that the options ask for
-    contenders: Callable[[Case, Options], Mapping[str, Program]]
+    names: Callable[[Case, Options], Iterable[str]]  # the contenders of a case
+    program: Callable[[Case, str], Program]  # of a contender; what it refuses is an empty cell
     label: Callable[[Case], str]  # names a case in one line
     views: Callable[[Run], Sequence[View]]
-    # Fields of cases and their values, of which the command line chooses: --dtypes float32.
+    # Fields of cases and their values; the command line selects from them: --dtypes float32.
     axes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # for add_argument
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # of options, where others are meant
-    together: Callable[[Case], Hashable] = key_of  # neighbours of one key are sampled in turn
-    # What is said of a case as soon as it is measured; nothing if that is empty.
-    said: Callable[[Measured], str] = lambda measured: ""
-    # What regress measures on a platform: a group, a case, and our program of it.
-    watched: Callable[[str], Iterable[tuple[str, Case, Program]]] = lambda platform: ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of options, by name
+    # Neighbours of one key are sampled in turn.
+    together: Callable[[Case], Hashable] = lambda case: case.get("part", key_of(case))
+    ours: str = "ours"  # the contender that regress measures,
+    # in these cases of a platform, each with its group.
+    watched: Callable[[str], Iterable[tuple[str, Case]]] = lambda platform: ()
 
     def chosen(self, options: Options) -> list[list[Case]]:
-        """The cases that were asked for, in the parts that are sampled in turn.
+        """The selected cases, in the parts that are sampled in turn.
 
         An axis that a case does not have leaves it in.
         """
@@ -69,47 +71,69 @@ class Suite:
         return [list(part) for _, part in groupby(chosen, self.together)]
 
 
+def _compiled(
+    functions: Mapping[Hashable, Any], arguments: Mapping[Hashable, Sequence[Arguments]]
+) -> tuple[dict[Hashable, Function], dict[Hashable, str]]:
+    """Compiles jitted functions on all cores, equal programs once; also why some are refused."""
+    lowered, ready, refused = {}, {}, {}
+    for key, function in functions.items():
+        try:
+            lowered[key] = function.lower(*arguments[key][0])
+        except REFUSALS as error:
+            refused[key] = first_line(error)
+    texts = {key: program.as_text() for key, program in lowered.items()}
+    different = {text: lowered[key] for key, text in texts.items()}
+    with ThreadPoolExecutor() as pool:
+        futures = {text: pool.submit(program.compile) for text, program in different.items()}
+    for key, text in texts.items():
+        try:
+            ready[key] = futures[text].result()
+        except REFUSALS as error:
+            refused[key] = first_line(error)
+    return ready, refused
+
+
 def measure(suite: Suite, options: Options, part: Sequence[Case]) -> list[Record]:
     """Measures a part of `Suite.chosen`, all contenders of all of its cases in turn.
 
-    A contender that was refused, or ran out of memory, has a record that says so, and the others
-    are measured all the same.
+    A contender that refuses, or runs out of memory, has a record that says so; the others are
+    measured. The programs of a numbered part are compiled on all cores before any is sampled.
     """
-    programs = {
-        f"{number} {name}": (case, name, program)
-        for number, case in enumerate(part)
-        for name, program in suite.contenders(case, options).items()
-    }
-    drawn: dict[Draw, Sequence[Arguments]] = {}
-    arguments: dict[str, Sequence[Arguments]] = {}
-    functions: dict[str, Function] = {}
-    refused: dict[str, str] = {}
-    for key, (_, _, program) in programs.items():
+    cases = {(i, name): case for i, case in enumerate(part) for name in suite.names(case, options)}
+    programs: dict[Hashable, Program] = {}
+    functions: dict[Hashable, Function] = {}
+    drawn: dict[Hashable, Sequence[Arguments]] = {}
+    arguments: dict[Hashable, Sequence[Arguments]] = {}
+    refused: dict[Hashable, str] = {}
+    for key, case in cases.items():
         try:
-            if program.draw not in drawn:
-                drawn[program.draw] = program.draw()
-            arguments[key] = drawn[program.draw]
+            program = suite.program(case, key[1])
+            inputs = (key[0], program.inputs)
+            if inputs not in drawn:
+                drawn[inputs] = program.draw()
         except REFUSALS as error:
             refused[key] = first_line(error)
-
-    def make(key: str) -> Function:
-        functions[key] = programs[key][2].make(arguments[key][0])
-        return functions[key]
-
+            continue
+        programs[key], arguments[key] = program, drawn[inputs]
+        functions[key] = jax.jit(program.function) if program.jit else program.function
+    if "part" in part[0]:
+        functions, without = _compiled(functions, arguments)
+        refused |= without
     timed, without = measure_together(
-        {key: partial(make, key) for key in arguments},
+        functions,
         arguments,
         repeats=options.repeats,
         min_sample_seconds=options.min_sample_ms / 1e3,
     )
     refused |= without
     records = []
-    for key, (case, name, program) in programs.items():
+    for key, case in cases.items():
         if key in refused:
-            records.append(Record(case, name, refused=refused[key]))
+            records.append(Record(case, key[1], refused=refused[key]))
             continue
-        extra: Case = {"operations": program.operations} if program.operations > 1 else {}
-        missing = []
+        program, extra, missing = programs[key], {}, []
+        if program.operations > 1:
+            extra["operations"] = program.operations
         for what, look in program.inspect.items():
             try:
                 extra[what] = look(functions[key], arguments[key][0])
@@ -117,7 +141,7 @@ def measure(suite: Suite, options: Options, part: Sequence[Case]) -> list[Record
                 missing.append(f"{what} not measured: {first_line(error)}")
         samples = [sample / program.operations for sample in timed[key]]
         seconds = statistics.median(samples)
-        records.append(Record(case, name, seconds, samples, extra, "; ".join(missing)))
+        records.append(Record(case, key[1], seconds, samples, extra, "; ".join(missing)))
     return records
 
 
@@ -136,7 +160,7 @@ def count(text: str) -> int:
 
 
 def sizes(*ranks: int) -> Callable[[str], tuple[int, ...]]:
-    """A type of options: as many positive sizes as one of the ranks, joined by "x".
+    """A type of options: positive sizes joined by "x", their number one of the ranks.
 
     Example:
         >>> sizes(1, 3)("64x4096x8")
@@ -155,3 +179,9 @@ def sizes(*ranks: int) -> Callable[[str], tuple[int, ...]]:
 def several(kind: Callable[[str], Any], metavar: str, text: str) -> dict[str, Any]:
     """What ``add_argument`` takes for an option of one value or more."""
     return {"nargs": "+", "type": kind, "metavar": metavar, "help": text}
+
+
+def seeded(of: str, tuning: int, published: int, metavar: str = "N") -> dict[str, Any]:
+    """What ``add_argument`` takes for a seed; nothing is ever tuned on the published one."""
+    text = f"{of} (default: {tuning}, for tuning; {published} is what is published)"
+    return {"type": int, "default": tuning, "metavar": metavar, "help": text}

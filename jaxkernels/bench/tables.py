@@ -5,6 +5,7 @@ A `View` says which cases are in a table and what its columns are, a `Column` wh
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ except ImportError:  # it comes with the extra "bench"; Markdown serves as well
 _STYLES = {"pass": "green", "FAIL": "bold red", "slower": "bold red", "faster": "green"}
 
 Metric = Callable[[Measured], Any]
+# How a value is written: a format, or a function of it.
+Pattern = str | Callable[[Any], str]
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class Column:
 
     head: str
     metric: Metric  # the value of a case; None shows as "-"
-    pattern: str | Callable[[Any], str] = "{}"  # a format, or a function of the value
+    pattern: Pattern = "{}"
 
     def cell(self, m: Measured) -> str:
         """The text for a line."""
@@ -100,25 +103,26 @@ class View:
     title: str  # with fields of the first case in braces
     columns: Sequence[Column] | Callable[[Measured], Sequence[Column]]  # or from the first case
     select: Callable[[Measured], bool] = lambda m: True
-    by: Sequence[str] = ()  # fields, for each value of which there is a table
+    by: Sequence[str] = ()  # fields; each of their values has a table
     contenders: Callable[[Measured], Iterable[str]] | None = None  # with a line each
-    notes: Sequence[str] = ()
+    notes: Sequence[str] | Callable[[Sequence[Measured]], Sequence[str]] = ()  # or from the cases
     order: Callable[[Measured], Any] | None = None  # of the lines, if not that of measuring
 
     def tables(self, measured: Iterable[Measured]) -> list[Table]:
         """The tables of a run."""
-        lines = list(filter(self.select, measured))
-        if self.order is not None:
-            lines.sort(key=self.order)
+        chosen = filter(self.select, measured)
+        groups = group_by(chosen, lambda m: tuple(map(m.case.get, self.by)))
+        return [self._table(members) for members in groups.values()]
+
+    def _table(self, members: list[Measured]) -> Table:
+        columns = self.columns(members[0]) if callable(self.columns) else self.columns
+        notes = self.notes(members) if callable(self.notes) else self.notes
+        title = self.title.format(**members[0].case)
+        lines = members if self.order is None else sorted(members, key=self.order)
         if self.contenders is not None:
             lines = [replace(m, contender=name) for m in lines for name in self.contenders(m)]
-        found = []
-        for members in group_by(lines, lambda m: tuple(map(m.case.get, self.by))).values():
-            columns = self.columns(members[0]) if callable(self.columns) else self.columns
-            rows = [[column.cell(m) for column in columns] for m in members]
-            title = self.title.format(**members[0].case)
-            found.append(Table(title, [column.head for column in columns], rows, self.notes))
-        return found
+        rows = [[column.cell(m) for column in columns] for m in lines]
+        return Table(title, [column.head for column in columns], rows, notes)
 
 
 def rates(platform: str, of: str = "B") -> tuple[str, Callable[[float], str]]:
@@ -139,11 +143,71 @@ def fields(*names: str) -> list[Column]:
 
 
 def time(head: str, contender: str = "", unit: str = "ms", digits: int = 3) -> Column:
-    """A column of the times of a contender, or of that which a line is about."""
+    """A column of the times of a contender, by default of that of a line."""
     scale = {"ms": 1e3, "us": 1e6}[unit]
     return Column(head, lambda m: m.seconds(contender), lambda s: f"{s * scale:.{digits}f}")
+
+
+def extra(head: str, *names: str, pattern: Pattern = "{}", contender: str = "") -> Column:
+    """A column of a further value of a contender, by default of that of a line."""
+    return Column(head, lambda m: m.extra(contender, *names), pattern)
+
+
+def memory(head: str, unit: float, digits: int, contender: str = "") -> Column:
+    """A column of the temporary memory of a contender's program."""
+
+    def text(size: int) -> str:
+        return f"{size / unit:.{digits}f}"
+
+    return extra(head, "temp_bytes", pattern=text, contender=contender)
 
 
 def times_faster(head: str, peer: str, contender: str) -> Column:
     """A column of how many times faster than a peer a contender is."""
     return Column(head, lambda m: m.ratio(peer, contender), "{:.2f}")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A ratio over many cases that nobody chose: the worst ones first, and a sentence on all.
+
+    A limit above 1 is one of times, the largest of which is the worst; another is one of speeds.
+    """
+
+    what: str
+    ratio: Callable[[Measured], float | None]
+    label: Callable[[Measured], str]
+    limit: float
+    shown: int = 1  # cases in the sentence
+
+    def found(self, members: Iterable[Measured]) -> list[tuple[float, Measured]]:
+        """The cases that have a ratio, the worst first."""
+        pairs = [(ratio, m) for m in members if (ratio := self.ratio(m)) is not None]
+        return sorted(pairs, key=lambda pair: pair[0], reverse=self.limit > 1)
+
+    def summary(self, members: Iterable[Measured]) -> str:
+        """The geometric mean, the worst cases, and how many miss the limit."""
+        found = self.found(members)
+        if not found:
+            return "no case was measured"
+        ratios = [ratio for ratio, _ in found]
+        worst = ", ".join(f"{ratio:.3f} ({self.label(m)})" for ratio, m in found[: self.shown])
+        is_time = self.limit > 1
+        missed = sum(ratio > self.limit if is_time else ratio < self.limit for ratio in ratios)
+        return (
+            f"{self.what} of {len(found)} cases: geometric mean "
+            f"{statistics.geometric_mean(ratios):.3f}, worst {worst}, "
+            f"{missed} {'beyond' if is_time else 'below'} {self.limit:.3g}"
+        )
+
+    def order(self, m: Measured) -> tuple[bool, float]:
+        """The order of lines; cases without a ratio are the last."""
+        ratio = self.ratio(m)
+        sign = -1 if self.limit > 1 else 1
+        return ratio is None, sign * (ratio or 0)
+
+    def view(self, title: str, columns: Sequence[Column], by: Sequence[str] = ()) -> View:
+        """A line for each case."""
+        return View(
+            title, columns, by=by, notes=lambda members: [self.summary(members)], order=self.order
+        )

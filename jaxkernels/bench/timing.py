@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,17 +86,16 @@ def first_line(error: Exception) -> str:
 
 
 def measure_together(
-    makes: Mapping[str, Callable[[], Callable[..., Any]]],
-    arguments: Mapping[str, Sequence[tuple[Any, ...]]],
+    functions: Mapping[Hashable, Callable[..., Any]],
+    arguments: Mapping[Hashable, Sequence[tuple[Any, ...]]],
     *,
     repeats: int,
     min_sample_seconds: float,
-) -> tuple[dict[str, list[float]], dict[str, str]]:
+) -> tuple[dict[Hashable, list[float]], dict[Hashable, str]]:
     """Times contenders in turn; see the module's docstring for the method.
 
     Args:
-        makes: by contender, what returns the function to time. It may refuse, as a tier does that
-            cannot serve the row length.
+        functions: by contender, the function to time. It may refuse when it is called.
         arguments: by contender, a tuple for each rotation; call i takes ``arguments[i % len]``.
         repeats: samples per contender.
         min_sample_seconds: the least duration of one sample.
@@ -104,29 +103,22 @@ def measure_together(
     Returns:
         By contender the samples, seconds per call, or why there are none.
     """
-    made: dict[str, Callable[..., Any]] = {}
-    ready: dict[str, tuple[Callable[..., Any], int]] = {}
-    samples: dict[str, list[float]] = {}
-    refused: dict[str, str] = {}
-    for name, make in makes.items():
-        try:
-            made[name] = make()
-        except REFUSALS as error:
-            refused[name] = first_line(error)
-    for name, call in made.items():
+    calls: dict[Hashable, int] = {}
+    samples: dict[Hashable, list[float]] = {}
+    refused: dict[Hashable, str] = {}
+    for name, call in functions.items():
         try:
             _sample(call, arguments[name], len(arguments[name]))  # compiles
             estimate = min(_sample(call, arguments[name], 1) for _ in range(2))
         except REFUSALS as error:
             refused[name] = first_line(error)
             continue
-        ready[name] = (call, calls_per_sample(estimate, min_sample_seconds))
-        samples[name] = []
+        calls[name], samples[name] = calls_per_sample(estimate, min_sample_seconds), []
     for _ in range(repeats):
-        for name, (call, calls) in list(ready.items()):
+        for name in list(samples):
             try:
-                samples[name].append(_sample(call, arguments[name], calls))
+                samples[name].append(_sample(functions[name], arguments[name], calls[name]))
             except REFUSALS as error:
                 refused[name] = first_line(error)
-                del ready[name]
-    return {name: samples[name] for name in ready}, refused
+                del samples[name]
+    return samples, refused

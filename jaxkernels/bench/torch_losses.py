@@ -1,4 +1,4 @@
-"""torch's cross entropy as a contender: on the memory of JAX's arrays, and waited for as they are."""
+"""torch's cross entropy as a contender: on the memory of JAX's arrays, and waited for like them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import importlib
 import importlib.util
 from typing import Any
 
-from jaxkernels.bench.suite import Arguments, Function
+from jaxkernels.bench.suite import Function
 
 
 def is_installed() -> bool:
-    """Whether torch is there to be compared with."""
+    """Whether there is a torch to compare with."""
     return importlib.util.find_spec("torch") is not None
 
 
 class _Pending:
-    """What a call gives: `jax.block_until_ready` waits for it."""
+    """The results of a call: `jax.block_until_ready` waits for them."""
 
     def __init__(self, torch: Any, results: Any) -> None:
         self._torch, self.results = torch, results
@@ -26,15 +26,14 @@ class _Pending:
             self._torch.cuda.synchronize()
 
 
-def make(direction: str, compiled: bool, _: Arguments) -> Function:
-    """The function to time, from JAX's (x, label), or from (x, label, cotangent) of ``none``.
+def function_of(direction: str, compiled: bool) -> Function:
+    """The function to time, of JAX's (label, x), or of (label, cotangent, x) for ``none``.
+
+    It raises NotImplementedError where torch cannot use the memory of JAX's device.
 
     Args:
         direction: as in `jaxkernels.bench.losses`, but for "log_probs".
         compiled: by ``torch.compile``.
-
-    Raises:
-        NotImplementedError: torch cannot use the memory of JAX's device.
     """
     torch: Any = importlib.import_module("torch")
     loss = torch.nn.functional.cross_entropy
@@ -42,17 +41,14 @@ def make(direction: str, compiled: bool, _: Arguments) -> Function:
     reduction = "none" if direction == "none" else "mean"
     seen: dict[int, Any] = {}
 
-    def tensors(arguments: Arguments) -> Any:
-        if id(arguments[0]) not in seen:
-            if arguments[0].device.platform != "cpu" and not torch.cuda.is_available():
-                raise NotImplementedError("torch has no CUDA")
-            x, label, *more = map(torch.from_dlpack, arguments)
-            x.requires_grad_(direction != "loss")
-            seen[id(arguments[0])] = x, label.long(), *more
-        return seen[id(arguments[0])]
-
     def call(*arguments: Any) -> _Pending:
-        x, label, *cotangent = tensors(arguments)
+        key = id(arguments[-1])
+        if key not in seen:
+            if arguments[-1].device.platform != "cpu" and not torch.cuda.is_available():
+                raise NotImplementedError("torch has no CUDA")
+            label, *cotangent, x = map(torch.from_dlpack, arguments)
+            seen[key] = label.long(), cotangent, x.requires_grad_(direction != "loss")
+        label, cotangent, x = seen[key]
         x.grad = None
         value = loss(x, label, reduction=reduction)
         if direction != "loss":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jaxkernels.bench import records, tables
 
-from . import judge_run
+from . import judge
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,7 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     passed = True
     for path in parser.parse_args(argv).files:
         try:
-            verdicts = judge_run(records.read(path))
+            run = records.read(path)
+            verdicts = judge(run.suite, run.measured, run.platform)
         except (OSError, ValueError) as error:
             print(f"cannot judge {path}: {error}", file=sys.stderr)
             return 2

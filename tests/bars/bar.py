@@ -1,23 +1,21 @@
-"""The one form of bars: which cases, what of them, what becomes of many, and what has to be reached."""
+"""The one form of bars: cases, a value of each, one value of many, and the limit that it has to reach."""
 
 from __future__ import annotations
 
-import itertools
-import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jaxkernels.bench.records import Case, Measured
-from jaxkernels.bench.tables import Metric
+from jaxkernels.bench.tables import Metric, group_by
 
 Members = Sequence[Measured]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A bar: what was asked for, what was reached."""
+    """A bar, the value that was reached, and whether it passes."""
 
     what: str
     reached: str
@@ -25,22 +23,27 @@ class Verdict:
     passed: bool
 
 
+def by(*fields: str) -> Callable[[Members], Iterable[Members]]:
+    """Groups of cases with equal fields."""
+    return lambda members: group_by(members, lambda m: tuple(m[name] for name in fields)).values()
+
+
 @dataclass(frozen=True)
 class Bar:
-    """What some cases have to reach. A case without a value does not.
+    """A limit for some cases. A case without a value does not reach it.
 
     Attributes:
-        what: names the bar; of several groups from the cases of each.
-        select: which cases it is about.
+        what: names the bar, with fields of the first case in braces; or from the cases of a group.
+        select: the cases.
         metric: the value of a case.
-        reduce: one value of many; of `min` and `max` it is said which case it comes from.
-        limit: what the value is held against.
+        reduce: one value of many; `min` and `max` say which case it comes from.
+        limit: the value is held against it.
         passes: whether a value and the limit are in order; by default a value that is no less.
         groups: cases that are reduced together; all of them by default.
     """
 
     what: str | Callable[[Members], str]
-    select: Callable[[Measured], bool]
+    select: Callable[[Measured], Any]
     metric: Metric
     reduce: Callable[[list[Any]], Any]
     limit: Any
@@ -53,7 +56,7 @@ class Bar:
         return [self._verdict(group, label) for group in self.groups(chosen) if group]
 
     def _verdict(self, members: Members, label: Callable[[Case], str]) -> Verdict:
-        what = self.what if isinstance(self.what, str) else self.what(members)
+        what = self.what(members) if callable(self.what) else self.what.format(**members[0].case)
         values = [(self.metric(m), m) for m in members]
         missing = [m for value, m in values if value is None or value != value]
         if missing:
@@ -70,19 +73,19 @@ def _text(value: Any) -> str:
 
 
 def complete(missing: Callable[[Measured], Sequence[str]]) -> Bar:
-    """The bar that everything has a value which another bar needs: one without may be in none of them.
+    """The bar that every case has the values that other bars need.
 
     Args:
-        missing: names what a case lacks.
+        missing: names the values that a case lacks.
     """
 
-    def lacking(m: Measured) -> list[str]:
-        fields = " ".join(str(value) for value in m.case.values())
-        return [f"{name} at {fields}" for name in missing(m)]
+    def lacking(m: Measured) -> str:
+        fields = " ".join(map(str, m.case.values()))
+        return ", ".join(f"{name} at {fields}" for name in missing(m))
 
-    def reduce(values: list[list[str]]) -> str:
-        lacks = ", ".join(itertools.chain.from_iterable(values))
-        return f"without {lacks}" if lacks else "all"
+    def reduce(lacks: list[str]) -> str:
+        found = ", ".join(filter(None, lacks))
+        return f"without {found}" if found else "all"
 
     return Bar("contenders measured", lambda m: True, lacking, reduce, "all", operator.eq)
 
@@ -96,12 +99,3 @@ def over_second(values: list[float]) -> float:
     """The first of two values over the second."""
     first, second = values
     return first / second
-
-
-def over(ours: float | None, peer: float | None) -> float | None:
-    """The ratio of two errors, either of which may be none at all, or not known."""
-    if ours is None or peer is None:
-        return None
-    if peer == 0:
-        return 1.0 if ours == 0 else math.inf
-    return ours / peer

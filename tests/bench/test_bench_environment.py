@@ -14,38 +14,29 @@ STATE = {
     "power": "612.40 W",
     "power_limit": "700.00 W",
 }
-DRIVER = STATE["driver"] + "\n"
-ANSWER = ", ".join([*STATE.values()][1:]) + "\n"
-_FIELDS = "clocks.sm,clocks.max.sm,power.draw,enforced.power.limit"
 
 
-def answering(driver, state, gpu="0"):
-    """subprocess.run of a machine whose program answers this of the driver, and of the state of a GPU."""
+def answering(patch, answers):
+    """A machine whose nvidia-smi answers a question; `answers` is by the field, and for the driver without a GPU."""
 
     def run(command, **_):
-        assert command[0] == "nvidia-smi"
-        answers = {
-            ("--query-gpu=driver_version",): driver,
-            (f"--id={gpu}", f"--query-gpu={_FIELDS}"): state,
-        }
-        assert command[-1] == "--format=csv,noheader"
-        answer = answers[tuple(command[1:-1])]
+        *_, query, form = command
+        assert (command[0], form) == ("nvidia-smi", "--format=csv,noheader")
+        field = query.removeprefix("--query-gpu=")
+        assert [*command[1:-2]] == ([] if field == "driver_version" else ["--id=2"])
+        answer = answers.get(field, "")
         if isinstance(answer, Exception):
             raise answer
         return subprocess.CompletedProcess(command, 0, answer)
 
-    return run
+    patch.setenv("CUDA_VISIBLE_DEVICES", "2, 1")
+    patch.setattr(subprocess, "run", run)
 
 
-@pytest.mark.parametrize(
-    ("visible", "gpu"), [(None, "0"), ("", "0"), ("3", "3"), ("2, 1", "2"), ("GPU-7f,0", "GPU-7f")]
-)
-def test_state_of_the_gpu_that_is_used(visible, gpu, monkeypatch):
-    """The first that CUDA may use, of a machine with four."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setattr(subprocess, "run", answering(4 * DRIVER, ANSWER, gpu))
+def test_state_of_the_gpu_that_is_used(monkeypatch):
+    """The first that CUDA may use, of a machine with several."""
+    answers = {field: f"{STATE[name]}\n" for name, field in environment._GPU_STATE.items()}
+    answering(monkeypatch, answers | {"driver_version": 4 * "580.159.04\n"})
     assert environment._gpu_state() == STATE
 
 
@@ -53,6 +44,7 @@ def test_state_of_the_gpu_that_is_used(visible, gpu, monkeypatch):
     "answer",
     [
         "",
+        "[N/A]\n",
         "No devices were found\n",
         FileNotFoundError("none here"),
         subprocess.TimeoutExpired("nvidia-smi", 20),
@@ -60,23 +52,10 @@ def test_state_of_the_gpu_that_is_used(visible, gpu, monkeypatch):
         UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
     ],
 )
-def test_nothing_tells_of_the_state(answer, monkeypatch):
-    """The driver is known all the same, if it is told."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(subprocess, "run", answering(DRIVER, answer))
+def test_values_that_are_not_known(answer, monkeypatch):
+    """They hide no other."""
+    answering(monkeypatch, {"driver_version": STATE["driver"], "power.draw": answer})
     assert environment._gpu_state() == {**dict.fromkeys(STATE), "driver": STATE["driver"]}
-    if isinstance(answer, Exception):
-        monkeypatch.setattr(subprocess, "run", answering(answer, answer))
-        assert environment._gpu_state() == dict.fromkeys(STATE)
-
-
-def test_some_values_are_not_known(monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    answer = "1830 MHz, [N/A], [Not Supported], 700.00 W\n"
-    monkeypatch.setattr(subprocess, "run", answering(DRIVER, answer))
-    found = environment._gpu_state()
-    assert found == {**STATE, "most_sm_clock": None, "power": None}
-    assert environment.summarise(found) == "SMs at 1830 MHz, driver 580.159.04"
 
 
 def test_a_run_says_them():

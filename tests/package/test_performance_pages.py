@@ -12,7 +12,7 @@ from bench_cases import measured, run_of
 from programs import ROOT
 
 from jaxkernels.bench import attention_drawn, linear_loss, products, records, rows
-from jaxkernels.bench.attention_programs import DIRECTIONS, VARIANTS, heads_case
+from jaxkernels.bench.attention import DIRECTIONS, VARIANTS, heads_case
 from jaxkernels.bench.rows import row_case
 
 PERFORMANCE = ROOT / "docs" / "performance"

@@ -1,8 +1,11 @@
-"""What the tests of benchmarks and bars share: small quick runs, and measured cases made of given times."""
+"""The tests of benchmarks and thresholds share these: measured cases made of given times, and a run without a clock."""
 
-from jaxkernels.bench import records
+import jax
+
+from jaxkernels.bench import records, suite
 from jaxkernels.bench.__main__ import refusals
 from jaxkernels.bench.records import Measured, Record
+from jaxkernels.bench.timing import REFUSALS, first_line
 
 QUICK = ["--repeats", "2", "--min-sample-ms", "0.1"]
 
@@ -44,3 +47,27 @@ def text_of(suite, cases, platform="gpu", device="NVIDIA H200"):
     run = run_of(cases, platform, device)
     found = [t for view in suite.views(run) for t in view.tables(run.measured)]
     return "\n".join([*map(str, found), *refusals(run, suite)])
+
+
+def without_a_clock(patch):
+    """Every contender is called once, takes a millisecond, and leaves its arguments and results in what is returned.
+
+    Keys of it are the number of the case in its part and the contender's name.
+    """
+    called = []
+
+    def call(functions, arguments, **_):
+        refused, samples = {}, {}
+        called.append({})
+        for key, function in functions.items():
+            try:
+                found = jax.tree.leaves(function(*arguments[key][0]))
+            except REFUSALS as error:
+                refused[key] = first_line(error)
+                continue
+            called[-1][key] = (arguments[key], found)
+            samples[key] = [1e-3, 1e-3]
+        return samples, refused
+
+    patch.setattr(suite, "measure_together", call)
+    return called

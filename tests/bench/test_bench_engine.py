@@ -1,0 +1,229 @@
+"""A suite of a made-up operation: the engine, the clock, the tables and the command line."""
+
+import argparse
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+pytest.importorskip("rich")
+
+from bench_cases import QUICK, measured, run_of
+
+from jaxkernels.bench import __main__ as command
+from jaxkernels.bench import programs, records, suite, timing
+from jaxkernels.bench import tables as t
+from jaxkernels.bench.__main__ import main
+from jaxkernels.bench.suite import Program, Suite, measure
+
+DRAWN = []
+
+
+def _cases(options):
+    for dtype in ("float32", "bfloat16"):
+        for cols in options.cols or (4, 8):
+            yield {"dtype": dtype, "cols": cols}
+
+
+def _program(case, name):
+    def draw():
+        DRAWN.append(case)
+        if case["cols"] > 100:
+            raise ValueError("too long")
+        return programs.draw([jax.ShapeDtypeStruct((case["cols"],), case["dtype"])], turns=3)
+
+    def unknown(function, arguments):
+        raise NotImplementedError("nobody knows")
+
+    if name == "twice":
+        return Program(lambda x: (x, x), draw, operations=2)
+    if name == "ours":
+        return Program(jnp.copy, draw, inspect={"size": lambda f, a: f(*a).size})
+    if name == "half":
+        return Program(jnp.copy, draw, inspect={"one": lambda *_: 1, "no": unknown})
+    raise NotImplementedError("not here")
+
+
+COLUMNS = (*t.fields("cols"), t.times_faster("x twice", "twice", "ours"))
+SUITE = Suite(
+    name="copying",
+    summary="copies",
+    cases=_cases,
+    names=lambda case, options: ("twice", "ours", "half", "none"),
+    program=_program,
+    label=lambda case: f"{case['dtype']} {case['cols']}",
+    views=lambda run: [t.View("copies of {dtype}", COLUMNS, by=("dtype",))],
+    axes={"dtype": ("float32", "bfloat16")},
+    options={"--cols": {"nargs": "+", "type": int}},
+    defaults={"repeats": 3, "dtypes": ["float32"]},
+)
+OPTIONS = argparse.Namespace(repeats=2, min_sample_ms=0.01, cols=None, dtypes=("float32",))
+CASE = {"dtype": "float32", "cols": 4}
+
+
+@pytest.fixture(autouse=True)
+def only_this_suite(monkeypatch):
+    monkeypatch.setattr(command, "SUITES", (SUITE,))
+    DRAWN.clear()
+
+
+@pytest.mark.parametrize("part", [{}, {"part": 0}], ids=["jitted", "compiled together"])
+def test_a_case_gives_a_record_for_each_contender(part):
+    found = {r.contender: r for r in measure(SUITE, OPTIONS, [CASE | part])}
+    assert list(found) == ["twice", "ours", "half", "none"]
+    assert found["ours"].extra == {"size": 4}
+    assert found["twice"].extra == {"operations": 2}
+    assert found["half"].extra == {"one": 1}
+    assert found["half"].refused == "no not measured: nobody knows"
+    assert found["half"].seconds is not None
+    assert found["none"] == records.Record(CASE | part, "none", refused="not here")
+
+
+def test_times_are_of_one_operation(monkeypatch):
+    monkeypatch.setattr(
+        suite,
+        "measure_together",
+        lambda functions, *_, **how: ({key: [5.0, 6.0, 7.0] for key in functions}, {}),
+    )
+    twice, ours, *_ = measure(SUITE, OPTIONS, [CASE])
+    assert (twice.seconds, twice.samples) == (3.0, [2.5, 3.0, 3.5])
+    assert (ours.seconds, ours.samples) == (6.0, [5.0, 6.0, 7.0])
+
+
+def test_contenders_of_a_case_share_their_inputs_and_cases_do_not(monkeypatch):
+    handed = {}
+
+    def record(functions, arguments, **how):
+        handed.update(arguments)
+        return {}, dict.fromkeys(functions, "not timed")
+
+    monkeypatch.setattr(suite, "measure_together", record)
+    cases = [CASE, CASE | {"cols": 8}]
+    assert len(measure(SUITE, OPTIONS, cases)) == 8
+    assert cases == DRAWN
+    assert [len(each) for each in handed.values()] == [3] * 6
+    assert handed[0, "twice"] is handed[0, "ours"]
+    assert handed[0, "ours"] is not handed[1, "ours"]
+    (a,), (b,), (c,) = handed[0, "ours"]
+    assert not jnp.array_equal(a, b)
+    assert not jnp.array_equal(b, c)
+
+
+def test_equal_programs_of_a_part_are_one():
+    functions = {name: jax.jit(lambda x, k=k: x + k) for name, k in (("a", 1), ("b", 1), ("c", 2))}
+    found, refused = suite._compiled(functions, dict.fromkeys(functions, ((jnp.ones(4),),)))
+    assert found["a"] is found["b"] is not found["c"]
+    assert refused == {}
+
+
+def test_contenders_are_sampled_in_turn_through_their_rotations():
+    calls = []
+
+    def function(name):
+        def call(number):
+            if name == "late" and len(calls) > 12:
+                raise ValueError("no memory any more")
+            if name == "never":
+                raise NotImplementedError("never")
+            calls.append((name, number))
+
+        return call
+
+    functions = {name: function(name) for name in ("a", "late", "never")}
+    turns = dict.fromkeys(functions, ((0,), (1,)))
+    samples, refused = timing.measure_together(functions, turns, repeats=3, min_sample_seconds=1e-7)
+    assert {name: len(each) for name, each in samples.items()} == {"a": 3}
+    assert refused == {"never": "never", "late": "no memory any more"}
+    # Each is compiled and estimated first, through all of its inputs; then they take turns.
+    assert calls[:8] == [(n, i) for n in ("a", "late") for i in (0, 1, 0, 0)]
+    assert [name for name, _ in calls[8:]] == ["a", "late", "a", "late", "a"]
+
+
+def test_inputs_that_do_not_fit_are_a_refusal_of_that_case_alone():
+    found = records.by_case(measure(SUITE, OPTIONS, [CASE, CASE | {"cols": 1000}]))
+    assert found[0].seconds("ours")
+    assert {r.refused for r in found[1].records.values()} == {"too long", "not here"}
+
+
+def test_bugs_surface():
+    broken = dataclasses.replace(
+        SUITE, program=lambda *_: Program(lambda x: x.nothing, lambda: [(jnp.ones(4),)])
+    )
+    with pytest.raises(AttributeError):
+        measure(broken, OPTIONS, [CASE])
+
+
+def test_command_line_is_derived_from_the_suite(tmp_path, capsys):
+    path = tmp_path / "b.json"
+    assert main(["copying", "--cols", "4", "16", *QUICK, "--json", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "copies of float32" in out
+    assert "bfloat16" not in out  # not among the default ones
+    assert "none: not here (float32 4 and 1 more)" in out
+    run = records.read(path, "copying")
+    assert [m.case for m in run.measured] == [{"dtype": "float32", "cols": c} for c in (4, 16)]
+    asked = {"dtypes": ["float32"], "cols": [4, 16], "repeats": 2, "min_sample_ms": 0.1}
+    assert run.settings == asked | {"limit": None}
+    options = command.build_parser().parse_args(["copying", "--dtypes", "bfloat16"])
+    assert options.repeats == 3
+    assert [case["dtype"] for (case,) in SUITE.chosen(options)] == ["bfloat16"] * 2
+    with pytest.raises(SystemExit):  # nothing to compare
+        main(["copying", "--against", str(path)])
+
+
+def test_a_limit_leaves_cases_out(monkeypatch, capsys):
+    clock = iter([0.0, 1.0, 3.0])
+    monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(command, "measure", lambda suite, options, part: [])
+    assert main(["copying", "--cols", "4", "8", "16", "--limit", "2"]) == 0
+    said = capsys.readouterr().err
+    assert "[1/3]" in said
+    assert "[2/3]" not in said
+    assert "2 cases left out" in said
+
+
+@pytest.mark.parametrize("text", ["", "no", "{}", '{"suite": "copying", "schema": 2}'])
+def test_a_file_that_cannot_be_read_is_said(text, tmp_path, capsys):
+    (tmp_path / "b.json").write_text(text)
+    assert main(["copying", "--from-json", str(tmp_path / "b.json")]) == 2
+    assert "cannot read" in capsys.readouterr().err
+
+
+CASES = [
+    measured(
+        {"cols": cols, "kind": kind}, {"xla": 2.0, "ours": s}, refused={} if s else {"o": "no"}
+    )
+    for cols, kind, s in [(4, "a", 2.0), (4, "b", 8.0), (8, "a", 1.0), (8, "b", None)]
+]
+GAIN = (*t.fields("cols"), t.times_faster("gain", "xla", "ours"))
+
+
+def test_tables():
+    """A line for each case, or for each contender; a table for each value of fields."""
+    (table,) = t.View("T", GAIN).tables(CASES)
+    assert table.headers == ["cols", "gain"]
+    assert table.rows == [["4", "1.00"], ["4", "0.25"], ["8", "2.00"], ["8", "-"]]
+    a, b = t.View("T {kind}", lambda m: t.fields("cols", m["kind"]), by=("kind",)).tables(CASES)
+    assert (a.title, a.headers, len(a.rows)) == ("T a", ["cols", "a"], 2)
+    assert (b.title, b.headers, len(b.rows)) == ("T b", ["cols", "b"], 2)
+    assert t.View("T", GAIN, lambda m: m["kind"] == "c").tables(CASES) == []
+    who = [t.Column("who", lambda m: m.contender), t.time("us", unit="us", digits=0)]
+    (table,) = t.View("T", who, contenders=lambda m: ("ours", "xla")).tables(CASES[1:2])
+    assert table.rows == [["ours", "8000000"], ["xla", "2000000"]]
+    ordered = t.View("T", GAIN, order=lambda m: -m["cols"]).tables(CASES)[0].rows
+    assert [row[0] for row in ordered] == ["8", "8", "4", "4"]
+
+
+def test_reasons_are_counted_where_values_are_missing():
+    cases = [measured({"n": n}, {}, refused={"ours": f"no {n} MiB"}) for n in (1, 2)]
+    named = dataclasses.replace(SUITE, label=lambda case: f"case {case['n']}")
+    assert command.refusals(run_of(cases), named) == ["ours: no 1 MiB (case 1 and 1 more)"]
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, None])
+def test_a_time_that_is_none(seconds):
+    m = measured({}, {"ours": seconds, "xla": 1.0})
+    assert m.seconds("ours") is None
+    assert m.ratio("xla", "ours") is None
+    assert m.ratio("ours", "xla") is None

@@ -1,0 +1,283 @@
+"""The programs of contenders, where their results alone do not show what is measured."""
+
+import re
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxkernels.bench import (
+    attention,
+    attention_drawn,
+    float32,
+    linear_loss,
+    losses,
+    maps,
+    products,
+    rows,
+    scaling,
+    sgemm,
+    torch_losses,
+)
+from jaxkernels.bench.programs import chain, relative_error
+from jaxkernels.bench.rows import row_case
+
+ON_CPU = jax.default_backend() == "cpu"
+
+
+def prepared(program):
+    """The function of a program as it is timed, and its first arguments."""
+    function = jax.jit(program.function) if program.jit else program.function
+    return function, program.draw()[0]
+
+
+@pytest.mark.parametrize("operation", ["softmax", "log_softmax", "logsumexp"])
+def test_our_backward_pass_runs_no_forward(operation):
+    """From one array that the forward keeps, and the cotangent. A forward has a maximum in it."""
+    case = row_case(operation, "grad", "float32", 4, 33)
+    function, (kept, dy) = prepared(rows.program(case, "auto"))
+    assert kept.shape == (4, 33)
+    text = function.lower(kept, dy).as_text()
+    assert "maximum" not in text
+    assert ("_grad" in text) or operation == "logsumexp"
+    if operation == "logsumexp":
+        wanted = jax.nn.softmax(kept) * dy[:, None]
+        np.testing.assert_allclose(function(kept, dy), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(4, 33), (9, 1000), (2, 4096)])
+def test_reads_read_everything(shape):
+    """And write next to nothing: a scalar for each row, for all, for every 4096 elements."""
+    case = row_case("logsumexp", "fwd", "float32", *shape)
+    x = np.random.default_rng(0).standard_normal(shape, np.float32)
+    found = {name: rows.function_of(case, name)[0](x) for name in rows.CEILINGS["read"]}
+    np.testing.assert_array_equal(found["row_max"], x.max(axis=-1))
+    np.testing.assert_allclose(found["sum"], x.sum(), rtol=1e-5, atol=1e-3)
+    piece = min(4096, x.size)
+    pieces = x.ravel()[: x.size // piece * piece].reshape(-1, piece)
+    np.testing.assert_array_equal(found["piece_max"], pieces.max(axis=-1))
+
+
+def test_a_chain_hands_each_result_on():
+    add = jax.jit(chain(lambda a, x: a + x, rounds=3))
+    found = add((jnp.ones(4), jnp.zeros(4)), (2 * jnp.ones(4), jnp.ones(4)))
+    assert [list(x) for x in found] == [[3.0] * 4, [7.0] * 4]
+
+
+# XLA of JAX 0.10 fuses across the barriers of a chain on a CPU. The number of kernels in the file shows it.
+KEPT_APART = ["copy", "xla", "auto"] if jax.__version_info__ >= (0, 11) else ["auto"]
+
+
+@pytest.mark.parametrize("name", KEPT_APART)
+def test_calls_of_a_chain_stay_apart(name, monkeypatch):
+    def found():
+        program = maps.program(row_case("softmax", "fwd", "float32", 4, 33, "few_rows"), name)
+        function, arguments = prepared(program)
+        return maps.kernels(function.lower(*arguments).compile(), arguments), program.operations
+
+    kernels, calls = found()
+    assert kernels >= calls == 16 * 8
+    assert kernels % calls == 0
+    if name == "copy":  # without the barrier XLA takes two negations for none
+        monkeypatch.setattr(jax.lax, "optimization_barrier", lambda arrays: arrays)
+        assert found()[0] < calls
+
+
+@pytest.mark.parametrize("direction", ["loss", "mean"])
+def test_every_link_of_a_chain_computes_its_loss(direction, monkeypatch):
+    """XLA would take the log-sum-exp of logits that do not change once for all links."""
+    monkeypatch.setattr(losses, "chain", lambda link: chain(link, 3))
+    case = row_case("losses", direction, "float32", 6, 133, "few_rows")
+    function, ((label, x),) = prepared(losses.program(case, "xla"))
+    compiled = function.lower((label, x)).compile()
+    assert compiled.as_text().count(" exponential(") >= 3
+    same = np.asarray(compiled((label, x))[0] == x)
+    assert not same[0, 0]
+    assert same.sum() == (same.size - 1 if direction == "loss" else 0)
+
+
+def test_torch_is_compared_where_it_is(monkeypatch):
+    """A stand-in: it is given JAX's arrays, its loss and its gradient are asked for, and it is waited for."""
+    calls = []
+
+    class Tensor(types.SimpleNamespace):
+        def requires_grad_(self, flag):
+            self.wants = flag
+            return self
+
+        def long(self):
+            return self
+
+        def detach(self):
+            return self
+
+        def backward(self, *cotangent):
+            calls.append(("backward", len(cotangent)))
+
+    def loss(x, label, reduction):
+        calls.append((reduction, x.wants, x.of.ndim, label.of.ndim))
+        return Tensor()
+
+    torch = types.SimpleNamespace(
+        from_dlpack=lambda x: Tensor(of=x, grad=None),
+        compile=lambda f: lambda *a, **k: (calls.append("compiled"), f(*a, **k))[1],
+        cuda=types.SimpleNamespace(
+            is_available=lambda: True, synchronize=lambda: calls.append("waited")
+        ),
+        nn=types.SimpleNamespace(functional=types.SimpleNamespace(cross_entropy=loss)),
+    )
+    monkeypatch.setattr(torch_losses, "is_installed", lambda: True)
+    monkeypatch.setattr(torch_losses.importlib, "import_module", lambda name: torch)
+    case = row_case("losses", "none", "float32", 6, 133)
+    assert losses.names(case, None)[-2:] == ["torch", "compiled"]
+    function, arguments = prepared(losses.program(case, "compiled"))
+    jax.block_until_ready(function(*arguments))
+    assert calls == ["compiled", ("none", True, 2, 1), ("backward", 1), "waited"]
+    calls.clear()
+    function, arguments = prepared(losses.program({**case, "direction": "loss"}, "torch"))
+    jax.block_until_ready(function(*arguments))
+    assert calls == [("mean", False, 2, 1), "waited"]
+
+
+@pytest.mark.parametrize("kind", attention_drawn.KINDS)
+def test_every_kind_of_drawn_layer_runs(kind):
+    sizes = dict(zip(attention_drawn._SIZES, (2, 16, 32, 4, 2, 8), strict=True))
+    case = {"group": "drawn", "dtype": "bfloat16", "direction": "both", "kind": kind, **sizes}
+    function, arguments = prepared(attention_drawn.program(case, "ffi"))
+    found = jax.tree.leaves(function(*arguments))
+    assert len(found) == 4
+    assert all(bool(jnp.isfinite(x).all()) for x in found)
+
+
+def test_mask_is_padding_of_different_lengths():
+    mask = np.asarray(attention.padding(16, 32))
+    lengths = mask[:, 0, 0].sum(axis=-1)
+    assert lengths.min() >= 8
+    assert len(set(lengths.tolist())) > 3
+    np.testing.assert_array_equal(
+        mask, np.broadcast_to(np.arange(32) < lengths[:, None, None, None], (16, 1, 32, 32))
+    )
+
+
+@pytest.mark.parametrize("k", [32, 16])
+@pytest.mark.parametrize("name", ["xla", "auto"])
+def test_a_program_computes_every_product(name, k):
+    """Neither merged nor left out: the compiled program has the number that times are divided by."""
+    if not ON_CPU:
+        pytest.skip("on a GPU the calls have other names")
+    case = products.product("square" if k == 32 else "other", 1, 32, 32, k)
+    assert products.is_chain(case) == (k == 32)
+    program = sgemm.program(case, name)
+    function, arguments = prepared(program)
+    text = function.lower(*arguments).compile().as_text()
+    assert text.count(" dot(") == program.operations > 1
+
+
+def test_a_chain_of_products_stays_finite():
+    """Its results keep their size, so that a GPU's switching power is that of any numbers."""
+    case = products.product("square", 1, 64, 64, 64, "NT")
+    function = jax.jit(sgemm.program(case, "auto").function)
+    result = function(*sgemm.draw(case, 200)[0])
+    assert 1e-3 < float(jnp.linalg.norm(result)) / 64 < 10
+
+
+@pytest.mark.parametrize("transposes", ["NN", "NT", "TN", "TT"])
+def test_an_error_of_a_product_is_seen(transposes, monkeypatch):
+    """An element of a sampled row, column and member that is wrong by a tenth of itself."""
+    monkeypatch.setattr(sgemm, "_SAMPLED_ROWS", 5)
+    monkeypatch.setattr(sgemm, "_SAMPLED_COLS", 4)
+    case = products.product("other", 3, 40, 30, 20, transposes)
+    (pair,) = sgemm.operands(case, 1)
+    c = jax.jit(sgemm._function(case, "xla"))(*pair)
+    assert sgemm.errors(case, pair, c)["of_bound"] < 1
+    wrong = sgemm.errors(case, pair, c.at[1, 39, 29].mul(1.1))
+    assert wrong["of_bound"] > 100
+    assert wrong["relF"] > 1e-3
+
+
+def test_relative_error():
+    """The norm of (0.3, 0.4) over that of (3, 4)."""
+    want = [jnp.array([3.0]), jnp.array([0.0, 4.0])]
+    got = [jnp.array([3.3]), jnp.array([0.0, 4.4])]
+    assert relative_error(got, want) == pytest.approx(0.1)
+
+
+def test_an_error_of_a_linear_loss_is_seen(monkeypatch):
+    """The oracle takes rows in parts; a gradient that is wrong by a tenth has a relF of a tenth."""
+    monkeypatch.setattr(linear_loss, "_ROWS_OF_ORACLE", 32)
+    case = linear_loss.linear_case(70, 24, 300, "float32", 60_000)
+    function, arguments = prepared(linear_loss.program(case, "ours"))
+    assert max(linear_loss._errors(function, arguments).values()) < 2e-6
+
+    def wrong(*arguments):
+        loss, (dx, dw) = function(*arguments)
+        return loss, (1.1 * dx, dw)
+
+    assert linear_loss._errors(wrong, arguments)["dx"] == pytest.approx(0.1, rel=1e-3)
+    assert linear_loss.program(case, "bounded").inspect["chunks"](None, arguments) > 1
+
+
+# Products of a forward program and of a step: a linear layer has one, and two more for its gradients, but
+# for that of x in the first; attention has two, and four more.
+PRODUCTS = {"attention": (6, 15), "mlp": (2, 5), "char_lm": (9, 27)}
+
+
+@pytest.mark.parametrize("direction", [0, 1], ids=float32.DIRECTIONS)
+@pytest.mark.parametrize("model", float32.MODELS)
+def test_products_of_models(model, direction):
+    """Ours are ours, none of XLA's; those are at their precisions."""
+    case = {"model": model, "direction": float32.DIRECTIONS[direction], **float32.CPU_SIZES[model]}
+    arguments = float32.program(case, "ours").draw()[0]
+    programs = {name: float32.program(case, name).function for name in float32.NAMES}
+    texts = {name: str(jax.make_jaxpr(f)(*arguments)) for name, f in programs.items()}
+    number = PRODUCTS[model][direction]
+    for name, text in texts.items():
+        counts = text.count("jaxkernels_sgemm["), text.count("dot_general[")
+        assert counts == ((number, 0) if name in float32.OURS else (0, number))
+    for name, rung in {"ours": "auto", "pipelined": "pipelined"}.items():
+        assert set(re.findall(r"algorithm='(\w+)'", texts[name])) == {rung}
+    assert [("HIGHEST" in texts[name]) for name in ("highest", "default")] == [True, False]
+
+
+@pytest.mark.parametrize("direction", scaling.OF_VOCABULARY)
+def test_a_cut_vocabulary(direction, cpu_devices, monkeypatch):
+    """Results and gradients agree, are cut like the input, and only `gathered` gathers."""
+    monkeypatch.setattr(scaling.jax, "devices", lambda *_: cpu_devices)
+    case = {"group": "vocabulary", "dtype": "float32", "direction": direction, "shape": [8, 256]}
+    found = {}
+    for name in scaling.CONTENDERS:
+        program = scaling.program(case | {"devices": 4}, name)
+        function, arguments = prepared(program)
+        found[name] = jax.tree.leaves(jax.block_until_ready(function(*arguments)))
+        assert {x.sharding for x in found[name]} == {scaling.cut(4, 1)}
+        collectives = program.inspect["collectives"](function, arguments)
+        # Each operand once: a residual that is gathered again would flatter ours.
+        assert collectives.get("all-gather", 0) == (len(arguments) if name == "gathered" else 0)
+    for name in ("gathered", "ours"):  # values up to 10 and sums of 256 terms of size 1
+        for got, want in zip(found[name], found["xla"], strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("group", scaling.WEAK)
+def test_devices_compute_what_one_does(group, cpu_devices, monkeypatch):
+    monkeypatch.setattr(scaling.jax, "devices", lambda *_: cpu_devices)
+    case = {"group": group, "dtype": "float32", "direction": "both"}
+    shape = {"softmax": [24], "attention": [2, 8, 8]}[group]
+    found = []
+    for devices in (1, 8):
+        program = scaling.program({**case, "shape": [8 // devices, *shape]}, str(devices))
+        function, arguments = prepared(program)
+        assert len(arguments[1].addressable_shards) == devices
+        found.append([*arguments, *jax.block_until_ready(function(*arguments))])
+    for one, eight in zip(*found, strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(eight))
+
+
+def test_numbers_of_devices_double(monkeypatch):
+    options = types.SimpleNamespace(devices=None)
+    for visible, expected in ((8, [1, 2, 4, 8]), (6, [1, 2, 4]), (1, [1])):
+        monkeypatch.setattr(scaling.jax, "devices", lambda visible=visible: [None] * visible)
+        assert scaling.counts(options) == expected
+    assert scaling.counts(types.SimpleNamespace(devices=[4, 4])) == [1, 4]

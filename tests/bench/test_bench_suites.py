@@ -1,0 +1,254 @@
+"""Every suite runs at tiny sizes without a clock: contenders compute the same, and all is in the file and the tables."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip("rich")
+
+from bench_cases import text_of, without_a_clock
+
+from jaxkernels.bench import attention, records, rows, scaling, sgemm
+from jaxkernels.bench.__main__ import OPERATIONS, SUITES, build_parser, main
+from jaxkernels.bench.attention import heads_case
+from jaxkernels.bench.products import product
+from jaxkernels.bench.rows import row_case
+
+ON_CPU = jax.default_backend() == "cpu"
+FLOAT32 = ["--dtypes", "float32"]
+ROWS = ["--cols", "33", "--elements", "2^10"]
+RUNS = {
+    "softmax": ["softmax", *ROWS, "--dtypes", "float32", "float16"],
+    "log_softmax": ["softmax", *ROWS, *FLOAT32, "--operation", "log_softmax"],
+    "logsumexp": ["logsumexp", *ROWS],
+    "losses": ["losses", *ROWS],
+    "losses_drawn": [
+        "losses",
+        "--drawn",
+        "1",
+        "--elements",
+        "2^18",
+        *FLOAT32,
+        "--directions",
+        "loss",
+    ],
+    "linear_loss": ["linear_loss", "--shapes", "70x24x300"],
+    "scores": ["attention", "--groups", "scores", "--shapes", "1x3x24"],
+    "layers": ["attention", "--groups", "layers", "--layer-shapes", "1x2x32x8"],
+    "attention_drawn": ["attention", "--drawn", "2"],
+    "sgemm": ["sgemm", "--shapes", "32", "16x24x8", "3x8x8x8"],
+    "sgemm_drawn": ["sgemm", "--drawn", "2", "--algorithms", "naive", "auto"],
+    "float32": ["float32", "--models", "mlp"],
+    "scaling": [
+        *("scaling", "--devices", "1", "--softmax-shape", "4x24"),
+        *("--attention-shape", "1x2x8x8", "--vocabulary-shape", "4x64"),
+    ],
+    "map": ["map", "--cols", "33", "8200", "--bytes", "2^16", *FLOAT32],
+    "regress": ["regress", "--groups", "scores"],
+}
+# They compute something else, or err more.
+OTHERS = {"copy", "row_max", "sum", "piece_max", "tf32", "bf16_x6", "tf32_x3", "float16"}
+# A CPU has none of these, and no XLA product of float16 that sums in float32.
+REFUSED = {"cudnn", "tf32", "tf32_x3", "bf16_x6"}
+
+
+def assert_contenders_agree(called):
+    """A comparison of different things is none. Contenders with inputs of their own are not compared."""
+    for (number, name), (arguments, found) in called.items():
+        others = [key for key in called if key[0] == number and key[1] not in OTHERS]
+        peer_arguments, wanted = called[others[0]]
+        if name in OTHERS or arguments is not peer_arguments:
+            continue
+        is_narrow = {"float16", "bfloat16"} & {x.dtype.name for x in jax.tree.leaves(arguments)}
+        for got, want in zip(found, wanted, strict=True):
+            assert (got.shape, got.dtype) == (want.shape, want.dtype), name
+            got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+            rounding = 0.06 if is_narrow else 2e-5
+            np.testing.assert_allclose(
+                got, want, rounding, rounding * abs(want).max(), err_msg=name
+            )
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_suite_from_end_to_end(name, monkeypatch, tmp_path, capsys):
+    called, path = without_a_clock(monkeypatch), tmp_path / "b.json"
+    assert main([*RUNS[name], "--json", str(path), "--markdown"]) == 0
+    printed = capsys.readouterr().out
+    for part in called:
+        assert_contenders_agree(part)
+    run = records.read(path, RUNS[name][0])
+    (suite,) = (suite for suite in SUITES if suite.name == run.suite)
+    options = build_parser().parse_args(RUNS[name])
+    wanted = [case for part in suite.chosen(options) for case in part]
+    assert [m.case for m in run.measured] == json.loads(json.dumps(wanted))
+    for m in run.measured:
+        assert list(m.records) == list(suite.names(m.case, options))
+        refused = {name for name, record in m.records.items() if record.refused}
+        allowed = REFUSED | ({"xla"} if m["dtype"] == "float16" else set())
+        assert refused <= allowed or not ON_CPU
+        operations = (m.extra(name, "operations") or 1 for name in m.records)
+        assert all(record.seconds for name, record in m.records.items() if name not in refused)
+        assert min(operations) >= 1
+    tables = [table for view in suite.views(run) for table in view.tables(run.measured)]
+    assert tables
+    assert all(f"**{table.title}**" in printed for table in tables)
+    assert main([run.suite, "--from-json", str(path), "--markdown"]) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_every_suite_is_run():
+    assert {arguments[0] for arguments in RUNS.values()} == {suite.name for suite in SUITES}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["softmax", "--cols", "0"],
+        ["attention", "--shapes", "4x4"],
+        ["sgemm", "--algorithms", "magic"],
+        ["scaling", "--devices", "4096"],
+        ["losses", "--directions", "back"],
+    ],
+)
+def test_wrong_arguments(wrong, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(wrong)
+    assert stopped.value.code == 2
+    assert wrong[2] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", [["drawn"], ["peers", "--shapes", "64"]], ids=" ".join)
+def test_options_that_leave_out_all_cases(what, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["sgemm", "--groups", *what])
+    assert stopped.value.code == 2
+    assert "nothing to measure" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suite", OPERATIONS, ids=lambda suite: suite.name)
+def test_cases_of_a_gpu(suite, monkeypatch):
+    """The default ones are all different, and each has a name of its own, but for sizes of logits."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(rows, "with_tier", lambda case: case)
+    options = build_parser().parse_args([suite.name])
+    found = [case for part in suite.chosen(options) for case in part]
+    assert len(found) == len({json.dumps(case) for case in found}) > 2
+    assert all(list(suite.names(case, options)) for case in found)
+    if suite.name == "losses":
+        assert len(list(suite.cases(build_parser().parse_args(["losses", "--short"])))) == 33
+
+
+def test_without_flax(monkeypatch, capsys):
+    from importlib import util
+
+    find = util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name: None if name == "flax" else find(name))
+    assert main(["float32", "--models", "mlp"]) == 0
+    assert "ours: Flax is not installed (float32 mlp fwd and 1 more)" in capsys.readouterr().out
+
+
+# The printed tables of three suites, from times in milliseconds.
+def timed(case, times, **extra):
+    from bench_cases import measured
+
+    return measured(case, {name: ms / 1e3 for name, ms in times.items()}, extra)
+
+
+GOLDEN = {
+    "softmax": (
+        rows.suite("softmax", cases=None, summary=""),
+        [
+            timed(row_case("softmax", "grad", "float32", 1024, cols) | {"tier": "warp"}, times)
+            for cols, times in (
+                (2**20, {"copy": 2, "xla": 6, "auto": 3, "block": 6}),
+                (1024, {"copy": 2, "xla": 6}),
+            )
+        ],
+        "softmax grad, float32 (TB/s of model bytes)",
+        ["cols", "rows", "copy", "jax.nn", "ours", "of copy", "x jax.nn", "tier", "block"],
+        [
+            ["1048576", "1024", "4.29", "2.15", "4.29", "1.000", "2.00", "warp", "2.15"],
+            ["1024", "1024", "0.00", "0.00", "-", "-", "-", "warp", "-"],
+        ],
+    ),
+    "scores": (
+        attention.SUITE,
+        [
+            timed(
+                heads_case("scores", "float32", "causal", "both", (1, 2, 8)),
+                {"copy": 1, "xla": 6, "ours": 2},
+                ours={"temp_bytes": 2**19},
+            )
+        ],
+        "scale, mask and softmax, both, float32",
+        [
+            *("length", "batch", "heads", "variant", "copy TB/s", "XLA ms", "ours ms", "x XLA"),
+            *("ours of model", "XLA of model", "ours temp MiB", "XLA temp MiB"),
+        ],
+        [
+            [
+                *("8", "1", "2", "causal", "0.00", "6.000", "2.000", "3.00"),
+                *("1.08", "3.25", "0.5", "-"),
+            ]
+        ],
+    ),
+    "sgemm": (
+        sgemm.SUITE,
+        [
+            timed(
+                product("square", 1, 1024, 1024, 1024, "NT"),
+                {"xla": 3, "auto": 1},
+                auto={"errors": {"relF": 1e-6, "of_bound": 0.25}},
+            )
+        ],
+        "square: (m, n, k), batch x (m, n, k), T is transposed in memory",
+        ["product", "by", "us", "TFLOP/s", "relF", "of bound", "of cuBLAS"],
+        [
+            ["1024^3 NT", "auto", "1000.0", "2.15", "1.0e-06", "0.250", "3.000"],
+            ["1024^3 NT", "cuBLAS", "3000.0", "0.72", "-", "-", "1.000"],
+        ],
+    ),
+    "scaling": (
+        scaling.SUITE,
+        [
+            timed(
+                {"group": "softmax", "dtype": "float32", "direction": "fwd", "shape": [4, 8]},
+                {"1": 1, "2": 1.25},
+                **{"1": {"collectives": {}}, "2": {"collectives": {"all-gather": 3}}},
+            )
+        ],
+        "rows and batches over devices, fwd",
+        ["array", "devices", "ms", "efficiency", "collectives"],
+        [
+            ["softmax float32 fwd 4x8", "1", "1.000", "1.000", "none"],
+            ["softmax float32 fwd 4x8", "2", "1.250", "0.800", "3 all-gather"],
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_printed_tables(name):
+    suite, cases, title, headers, lines = GOLDEN[name]
+    text = text_of(suite, cases)
+    assert f"title='{title}'" in text
+    assert f"headers={headers}" in text
+    assert f"rows={lines}" in text
+
+
+def test_the_file_of_a_run(tmp_path):
+    """A line about the run, then a line for each record; empty fields are left out."""
+    record = records.Record({"cols": 8}, "ours", 0.5, [0.5], {"operations": 2})
+    none = records.Record({"cols": 8}, "xla", refused="no")
+    run = records.Run("softmax", {"platform": "cpu"}, {"repeats": 1}, (record, none))
+    records.write(run, tmp_path / "b.json")
+    assert (tmp_path / "b.json").read_text().splitlines() == [
+        '{"schema": 2, "suite": "softmax", "environment": {"platform": "cpu"}, "settings": {"repeats": 1}}',
+        '{"case": {"cols": 8}, "contender": "ours", "seconds": 0.5, "samples": [0.5], "extra": {"operations": 2}}',
+        '{"case": {"cols": 8}, "contender": "xla", "refused": "no"}',
+    ]
+    assert records.read(tmp_path / "b.json", "softmax") == run
+    with pytest.raises(ValueError, match="softmax"):
+        records.read(tmp_path / "b.json", "map")
