@@ -25,7 +25,8 @@ from jaxkernels.bench import (
     sgemm,
     softmax,
 )
-from jaxkernels.bench.suite import Suite, count, measure
+from jaxkernels.bench.options import count
+from jaxkernels.bench.suite import Suite, measure
 from jaxkernels.bench.tables import group_by, print_table
 
 OPERATIONS = (
@@ -38,7 +39,7 @@ OPERATIONS = (
     float32.SUITE,
     scaling.SUITE,
 )
-# What regress watches is what every operation's suite gives it.
+# The suite of each operation gives `regress` the cells to watch.
 SUITES = (*OPERATIONS, maps.SUITE, regress.suite_of(OPERATIONS))
 
 # Options that say nothing of how a run was measured.
@@ -57,7 +58,7 @@ def _add_parser(commands: Any, suite: Suite) -> None:
     how.add_argument(
         "--min-sample-ms", type=float, default=20.0, metavar="MS", help="least length of a sample"
     )
-    how.add_argument("--limit", type=float, metavar="S", help="begin nothing after so many seconds")
+    how.add_argument("--limit", type=float, metavar="S", help="begin nothing after S seconds")
     out = parser.add_argument_group("what to write")
     files = {"--json": "keep every number", "--from-json": "show an earlier run, measure nothing"}
     for flag, text in files.items():
@@ -70,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Returns the parser with a sub-command for each suite."""
     parser = argparse.ArgumentParser(
         prog="python -m jaxkernels.bench",
-        description="Measure jaxkernels beside XLA and a plain copy, in one process and one run.",
+        description="Measure jaxkernels, XLA and a plain copy, in one process and one run.",
     )
     parser.set_defaults(against=None)
     commands = parser.add_subparsers(title="operations", dest="benchmark", required=True)

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import jaxkernels as jk
 from jaxkernels.bench import attention_drawn
 from jaxkernels.bench import tables as t
+from jaxkernels.bench.options import several, sizes
 from jaxkernels.bench.programs import (
     SCALE,
     compiled_text,
@@ -39,7 +40,7 @@ from jaxkernels.bench.programs import (
     with_gradient,
 )
 from jaxkernels.bench.records import Case, Measured, Run
-from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, several, sizes
+from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite
 
 GROUPS = ("layers", "scores")
 DTYPES = ("bfloat16", "float32")
@@ -151,7 +152,7 @@ def names(case: Case, options: Options) -> Iterable[str]:
 
 
 def _kernels(function: Function, arguments: Arguments) -> list[str]:
-    """Our kernels in the compiled program, row operations by their names; none where it is XLA's own."""
+    """Our kernels in the compiled program, row operations by their names."""
     found = re.findall(
         r'custom_call_target="jaxkernels_(\w+)"(?:.*? operation = \\*"(\w+?)\\*")?',
         compiled_text(function, arguments),
@@ -265,7 +266,7 @@ def views(run: Run) -> list[t.View]:
 _HELP = "as batchxheadsxlength[xdepth]; a CPU's default has 1/16 of a GPU's batch x heads"
 SUITE = Suite(
     name="attention",
-    summary="scale, mask and softmax of scores, and attention layers, beside XLA, cuDNN and a copy",
+    summary="softmax of attention scores, and layers, compared with XLA, cuDNN and a copy",
     cases=cases,
     names=names,
     program=program,

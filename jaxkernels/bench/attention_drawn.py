@@ -1,10 +1,11 @@
-"""Attention of drawn sizes in the suite ``attention``: is the default as fast as the best that can be named?
+"""Layers of drawn sizes in the suite ``attention``: is the default the fastest implementation?
 
-A seed draws batch, heads, heads that share keys, lengths, odd ones too, depth, and a mask or a bias. Seed 1 is for tuning the table of `jaxkernels/_attention/choice.py`. Seed 2 is for
-what is published: nothing is ever tuned on its sizes.
+A seed draws batch, heads, heads that share keys, lengths, odd ones too, depth, and a mask or a
+bias. Seed 1 is for tuning the table of `jaxkernels/_attention/choice.py`. Seed 2 is for what is
+published: nothing is ever tuned on its sizes.
 
-``default`` names no implementation; ``cudnn``, ``ffi`` and ``xla`` do. A program that two of them have
-in common is compiled once and timed for each.
+``default`` names no implementation; ``cudnn``, ``ffi`` and ``xla`` do. A program that two of them
+have in common is compiled once and timed for each.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ import jax.numpy as jnp
 
 import jaxkernels as jk
 from jaxkernels.bench import tables as t
+from jaxkernels.bench.options import seeded
 from jaxkernels.bench.programs import draw, forward, refusing, with_gradient
 from jaxkernels.bench.records import Case, Measured
-from jaxkernels.bench.suite import Arguments, Program, seeded
+from jaxkernels.bench.suite import Arguments, Program
 
 GROUP = "drawn"
 NAMED = ("cudnn", "ffi", "xla")
@@ -140,7 +142,7 @@ def label(case: Case) -> str:
 def over_best(m: Measured) -> float | None:
     """The default's time over that of the fastest; None without both.
 
-    The default and the path that it takes, pinned, run the same program, so its time is the mean of both.
+    The default and its path, pinned, run the same program, so its time is the mean of both.
     """
     times = {name: seconds for name in NAMED if (seconds := m.seconds(name))}
     own, path = m.seconds("default"), m.extra("default", "path")
@@ -164,6 +166,6 @@ def view() -> t.View:
 
 
 OPTIONS = {
-    "--drawn": {"type": int, "metavar": "N", "help": "so many layers of drawn sizes, nothing else"},
+    "--drawn": {"type": int, "metavar": "N", "help": "N layers of drawn sizes, nothing else"},
     "--seed": seeded("draws them", tuning=1, published=2, metavar="S"),
 }

@@ -1,4 +1,4 @@
-"""The conditions of a measured number: device, driver, clock and power, versions, commit, date and command."""
+"""The conditions of a number: device, driver, clock, power, versions, commit, date and command."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def describe(command: str) -> Environment:
         **(dict.fromkeys(_GPU_STATE) if on_cpu else _gpu_state()),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": command,
-        # Of the folder in which the command ran, which is a clone's.
+        # The folder in which the command ran is a clone's.
         "commit": _answer("git", "describe", "--always", "--dirty", "--abbrev=10") or None,
         "nvcc": None if on_cpu else _nvcc(),
         "python": platform.python_version(),

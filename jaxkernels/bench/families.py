@@ -1,7 +1,8 @@
 """Families of operands: what networks multiply, and what is hard to hold in 16 bits.
 
-A product that is as fast, and as exact, on all of them does not depend on what it is given. One definition
-serves the device, where benchmarks draw operands, and the host, where tests draw them in float64.
+A product that is as fast, and as exact, on all of them does not depend on what it is given. One
+definition serves the device, where benchmarks draw operands, and the host, where tests draw them
+in float64.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Array = Any  # of the module that a family is given
-# From numpy or jax.numpy, normal a and b, and numbers of [0, 1) of the shapes of a and b, to the operands.
+# From numpy or jax.numpy, normal a and b, and numbers of [0, 1) of their shapes, to the operands.
 Family = Callable[[Any, Array, Array, Array, Array], tuple[Array, Array]]
 
 

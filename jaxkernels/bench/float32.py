@@ -1,15 +1,16 @@
 """The suite ``float32``: programs of users in float32, forward and as a training step.
 
-Compared in one run: the same model of Flax with our products, attention and loss (``ours``), with those
-whose products all run on the FFMA units (``pipelined``), and with XLA's own at the highest precision of
-products (``highest``) and at JAX's default (``default``), which on an NVIDIA GPU is TF32.
+Compared in one run: the same model of Flax with our products, attention and loss (``ours``), with
+those whose products all run on the FFMA units (``pipelined``), and with XLA's own at the highest
+precision of products (``highest``) and at JAX's default (``default``), which on an NVIDIA GPU is
+TF32.
 
 * ``attention``: an attention layer. ``mlp``: two linear layers with a GELU between them.
   ``char_lm``: a decoder-only transformer of characters.
 * ``fwd``: the result. ``step``: the loss and the gradients of all parameters.
 
-``temp GB`` is memory of the compiled program beyond arguments and results. ``relF`` is the norm of the
-difference from the result, or the gradients, of ``highest``, over the norm of those.
+``temp GB`` is memory of the compiled program beyond arguments and results. ``relF`` is the norm of
+the difference from the result, or the gradients, of ``highest``, over the norm of those.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def views(run: Run) -> list[t.View]:
 
 SUITE = Suite(
     name="float32",
-    summary="models in float32, forward and training step, beside XLA at two precisions",
+    summary="models in float32, forward and training step, compared with XLA at two precisions",
     cases=cases,
     names=lambda case, options: NAMES,
     program=program,

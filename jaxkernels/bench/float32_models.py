@@ -1,4 +1,4 @@
-"""The models of the suite ``float32``: layers of Flax, with the products and the attention of a contender.
+"""The models of the suite ``float32``: layers of Flax, with a contender's products and attention.
 
 Importing this module imports Flax. Contenders of one model have the same parameters.
 """
@@ -23,7 +23,7 @@ _VOCABULARY = 128
 
 
 class Parts(NamedTuple):
-    """The functions of which a contender's models are made."""
+    """The functions in a contender's models."""
 
     dot_general: Function
     attention: Function

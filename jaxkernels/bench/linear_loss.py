@@ -1,9 +1,10 @@
 """The suite ``linear_loss``: the cross entropy of a linear layer and both of its gradients.
 
-Compared in one run: optax's loss of the whole logits under XLA (``xla``), `jaxkernels.cross_entropy` of
-them (``logits``), `jaxkernels.linear_cross_entropy` as a user gets it (``ours``), and within a bound of
-memory (``bounded``), where a case has one. ``temp MB`` is memory of the compiled program beyond operands
-and results; ``relF`` of dx and dw is the norm of the difference from optax's in float32, over their norm.
+Compared in one run: optax's loss of the whole logits under XLA (``xla``),
+`jaxkernels.cross_entropy` of them (``logits``), `jaxkernels.linear_cross_entropy` as a user gets
+it (``ours``), and within a bound of memory (``bounded``), where a case has one. ``temp MB`` is
+memory of the compiled program beyond operands and results; ``relF`` of dx and dw is the norm of
+the difference from optax's in float32, over their norm.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import jax.numpy as jnp
 import jaxkernels as jk
 from jaxkernels.bench import losses
 from jaxkernels.bench import tables as t
+from jaxkernels.bench.options import several, sizes
 from jaxkernels.bench.programs import draw, relative_error, temp_bytes
 from jaxkernels.bench.records import Case, Run
-from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, several, sizes
+from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite
 
 DTYPES = ("float32", "bfloat16")
 _ROWS_OF_ORACLE = 4096
@@ -152,7 +154,7 @@ def views(run: Run) -> list[t.View]:
 _SHAPES_HELP = "as rowsxfeaturesxclasses (default: three on a GPU)"
 SUITE = Suite(
     name="linear_loss",
-    summary="cross entropy of a linear layer with its gradients, beside losses of the whole logits",
+    summary="cross entropy of a linear layer, compared with losses of the whole logits",
     cases=cases,
     names=names,
     program=program,

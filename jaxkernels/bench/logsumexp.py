@@ -1,13 +1,13 @@
 """The suite ``logsumexp``: forward and backward over a range of column counts.
 
-Compared in one run: a plain pass over memory, ``jax.nn.logsumexp`` under jit, ours as a user gets it
-(``auto``) and each tier by force, all over the last axis:
+Compared in one run: a plain pass over memory, ``jax.nn.logsumexp`` under jit, ours as a user gets
+it (``auto``) and each tier by force, all over the last axis:
 
 * ``fwd``: y, a scalar for each row, from x. Model bytes: read x, write y. Its ceiling is ``read``.
-* ``grad``: dx from the residuals and dy; the forward is never run inside. Each has the function that
-  ``jax.vjp`` returns and its own residuals. Ours keeps x. XLA keeps the exponentials, so that less is
-  left to do; the cost of storing them shows in ``both`` alone. Model bytes: read x and dy, a scalar for
-  each row, and write dx. Its ceiling is ``copy``.
+* ``grad``: dx from the residuals and dy; the forward is never run inside. Each has the function
+  that ``jax.vjp`` returns and its own residuals. Ours keeps x. XLA keeps the exponentials, so that
+  less is left to do; the cost of storing them shows in ``both`` alone. Model bytes: read x and dy,
+  a scalar for each row, and write dx. Its ceiling is ``copy``.
 * ``both``: y and dx from x and dy, in one program. Model bytes: those of ``fwd`` and ``grad``
   together. It is compared with ``copy``.
 """
@@ -38,7 +38,7 @@ def watched(platform: str) -> Iterable[tuple[str, Case]]:
 
 SUITE = rows.suite(
     "logsumexp",
-    summary="logsumexp, forward, backward and both, beside jax.nn's, a plain read and a plain copy",
+    summary="logsumexp, forward, backward and both, compared with jax.nn, a read and a copy",
     cases=partial(rows.row_cases, "logsumexp", GPU_COLS),
     watched=watched,
 )

@@ -1,17 +1,19 @@
 """The suite ``losses``: cross entropy over vocabularies, known ones or lengths that a seed draws.
 
 Compared in one run: a plain pass over memory, optax's loss under XLA (``xla``), ours,
-``-log_softmax[label]`` of ours, and torch's ``cross_entropy``, eager and compiled, where torch is installed:
+``-log_softmax[label]`` of ours, and torch's ``cross_entropy``, eager and compiled, where torch is
+installed:
 
 * ``loss``: the mean of the losses of all rows. Model bytes: read x. Its ceiling is ``read``.
 * ``mean``: the mean and its gradient. Model bytes: read x, write dx. Its ceiling is ``copy``.
-* ``none``: the loss of each row and the gradient for a cotangent of each, an argument. Model bytes: read
-  x twice, write dx: three streams at the rate of ``copy``.
-* ``log_probs``: the log-probability and the entropy of each row. Model bytes: read x. Its ceiling is
-  ``read``.
+* ``none``: the loss of each row and the gradient for a cotangent of each, an argument. Model
+  bytes: read x twice, write dx: three streams at the rate of ``copy``.
+* ``log_probs``: the log-probability and the entropy of each row. Model bytes: read x. Its ceiling
+  is ``read``.
 
 XLA's peers widen half types to float32 in the same program, for ours computes in float32. Calls of
-``few_rows`` are chained in one program: gradients in place of x, and losses in place of its first element.
+``few_rows`` are chained in one program: gradients in place of x, and losses in place of its first
+element.
 """
 
 from __future__ import annotations
@@ -27,10 +29,11 @@ import jax.numpy as jnp
 import jaxkernels as jk
 from jaxkernels.bench import rows, torch_losses
 from jaxkernels.bench import tables as t
+from jaxkernels.bench.options import count, seeded, several
 from jaxkernels.bench.programs import CHAIN_CALLS, chain, normal
 from jaxkernels.bench.records import Case, Measured, Run
 from jaxkernels.bench.rows import DTYPES, row_case
-from jaxkernels.bench.suite import Arguments, Function, Options, Program, count, seeded, several
+from jaxkernels.bench.suite import Arguments, Function, Options, Program
 
 VOCABULARIES = (32000, 50257, 50304, 128256, 151936, 262144)
 SIZES = (2**28, 2**30)
@@ -154,15 +157,15 @@ def _link(contender: str, direction: str) -> Function:
         return lambda label, x: function(label, x)[1]
 
     def of_loss(label: jax.Array, x: jax.Array) -> jax.Array:
-        # Else XLA sees the same x in every link, and takes its log-sum-exp once for all of them. A loss is
-        # larger than any logit: as one of them it would win its row, which is a rare kind.
+        # Else XLA sees the same x in every link, and takes its log-sum-exp once for all of them.
+        # A loss is larger than any logit: as one of them it would win its row, a rare kind.
         return x.at[0, 0].set((function(label, x) / 8).astype(x.dtype))
 
     return of_loss
 
 
 def _draw(case: Case) -> list[Arguments]:
-    """(label, x) for each rotation, with a cotangent for ``none``; of few rows what a chain takes."""
+    """(label, x) for each rotation, or (label, cotangent, x); of few rows the tuple of a chain."""
     label = jax.random.randint(jax.random.key(0), (case["rows"],), 0, case["cols"])
     before = (label, normal(1, (case["rows"],))) if case["direction"] == "none" else (label,)
     drawn = rows.draw([rows.type_of_x(case)], case)
@@ -183,7 +186,7 @@ def program(case: Case, name: str) -> Program:
 
 
 def views(run: Run) -> list[t.View]:
-    """The fraction of the ceiling, and the times of all, for each dtype and direction; then few rows."""
+    """Fractions of the ceiling and times, for each dtype and direction; then few rows."""
     unit, text = t.rates(run.platform)
     peers = [name for name in PEERS if any(name in m.records for m in run.measured)]
 
@@ -217,7 +220,7 @@ def watched(platform: str) -> Iterable[tuple[str, Case]]:
 _DRAWN_HELP = "lengths that a seed draws, nothing else"
 SUITE = rows.suite(
     "losses",
-    summary="cross entropy over vocabularies beside optax's, torch's, a plain read and a plain copy",
+    summary="cross entropy over vocabularies, compared with optax, torch, a read and a copy",
     cases=cases,
     names=names,
     program=program,

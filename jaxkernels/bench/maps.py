@@ -1,17 +1,18 @@
 """The suite ``map``: softmax at lengths and numbers of rows that nobody chose.
 
 A seed draws 40 lengths: 12 up to 128, 12 up to 4096, and 16 long ones up to a million: 4 known
-vocabularies, the same for every seed, 6 odd ones and 6 multiples of 8. Seed 1 is for tuning, rules were
-measured with seed 2. Seed 3 is published: nothing is tuned on it.
+vocabularies, the same for every seed, 6 odd ones and 6 multiples of 8. Seed 1 is for tuning, rules
+were measured with seed 2. Seed 3 is published: nothing is tuned on it.
 
-Each cell has ours (``auto``), ``jax.nn.softmax`` and a copy of the same bytes; ``fwd`` and ``grad`` are
-those of ``jaxkernels.bench.softmax``.
+Each cell has ours (``auto``), ``jax.nn.softmax`` and a copy of the same bytes; ``fwd`` and
+``grad`` are those of ``jaxkernels.bench.softmax``.
 
 * ``many_rows``: arrays of 2^28 bytes, a call at a time.
-* ``few_rows``: 1 to 132 rows of 8192 columns or more, up to half the bytes of many rows. Such calls take
-  microseconds, so they are chained in one program over up to 16 arrays; small ones may stay in the
-  cache, for all three. In place of the copy, which XLA could leave out of a chain, x is negated.
-  ``kernels`` in the file is how many a program runs: a multiple of its calls, unless XLA merged some.
+* ``few_rows``: 1 to 132 rows of 8192 columns or more, up to half the bytes of many rows. Such
+  calls take microseconds, so they are chained in one program over up to 16 arrays; small ones may
+  stay in the cache, for all three. In place of the copy, which XLA could leave out of a chain, x
+  is negated. ``kernels`` in the file is how many a program runs: a multiple of its calls, unless
+  XLA merged some.
 
 Cells come in an order drawn from the seed, so that ``--limit`` leaves out cells of every kind.
 """
@@ -32,9 +33,10 @@ import numpy as np
 
 from jaxkernels.bench import rows
 from jaxkernels.bench import tables as t
+from jaxkernels.bench.options import count, seeded, several
 from jaxkernels.bench.programs import chain, normal, rotations
 from jaxkernels.bench.records import Case, Measured, Run
-from jaxkernels.bench.suite import Arguments, Options, Program, count, seeded, several
+from jaxkernels.bench.suite import Arguments, Options, Program
 
 FEW_ROWS = (1, 4, 16, 64, 132)
 VOCABULARIES = (32000, 50257, 128256, 151936)

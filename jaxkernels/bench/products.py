@@ -1,8 +1,8 @@
 """The products of the suite ``sgemm``, listed or drawn from a seed: shapes, operations and bytes.
 
-``drawn`` takes m, n and k from 1 to 65536, uniform in the logarithm: each octave is as likely as the
-next, as far as products fit, so that most are of a form that nobody tunes for. Seed 1 is for tuning;
-seed 3 is for what is published.
+``drawn`` takes m, n and k from 1 to 65536, uniform in the logarithm: each octave is as likely as
+the next, as far as products fit, so that most are of a form that nobody tunes for. Seed 1 is for
+tuning; seed 3 is for what is published.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def is_square(case: Case) -> bool:
 
 
 def is_chain(case: Case) -> bool:
-    """Whether each result is the next product's b; data of a family, and of 16 bits, would change."""
+    """Whether each result is the next product's b; a family's, or 16 bits, would change."""
     return is_square(case) and case["group"] in LISTED
 
 

@@ -1,4 +1,4 @@
-"""What the programs of several suites are made of: random inputs, chains, gradients."""
+"""Parts of the programs of several suites: random inputs, chains, gradients, their inspection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxkernels.bench.timing import first_line, last_level_cache_bytes, rotations_for
 
-# What a head of depth 64 asks for.
+# The scale of a head of depth 64.
 SCALE = 0.125
 # Calls in a chain: enough to hide its dispatch.
 CHAIN_CALLS = 64
@@ -44,7 +44,7 @@ def draw(
         types: of the arrays.
         touched: bytes that a call touches; by default those of the arrays.
         also: further arguments, the last ones of every tuple.
-        turns: the number of rotations, if not as many as push the data out of the cache.
+        turns: the number of rotations; by default they push the data out of the cache.
     """
     size = touched or sum(math.prod(x.shape) * x.dtype.itemsize for x in types)
     found = []
@@ -116,7 +116,7 @@ def compiled_text(function: Any, arguments: tuple[Any, ...]) -> str:
 
 
 def temp_bytes(function: Any, arguments: tuple[Any, ...]) -> int:
-    """Temporary memory of the compiled program of a jitted function, beyond arguments and results."""
+    """Memory of the compiled program of a jitted function, beyond arguments and results."""
     analysis = function.lower(*arguments).compile().memory_analysis()
     if analysis is None:
         raise NotImplementedError("this backend does not tell the memory of a program")

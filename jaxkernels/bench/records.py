@@ -16,19 +16,19 @@ from typing import Any
 
 SCHEMA = 2
 
-# The fields that say what was measured: text and numbers by name.
+# The fields of a problem: text and numbers by name.
 Case = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Record:
-    """What was measured of one contender in one case."""
+    """The measurement of one contender in one case."""
 
     case: Case
     contender: str  # such as "xla", "copy" or "ours"
     seconds: float | None = None  # median time of one operation
     samples: Sequence[float] = ()  # the times behind the median
-    extra: dict[str, Any] = field(default_factory=dict)  # what else is known, by name
+    extra: dict[str, Any] = field(default_factory=dict)  # further values by name
     refused: str = ""  # why there is no time, or why something of `extra` is not there
 
     @property

@@ -1,11 +1,12 @@
 """The suite ``regress``: is any of our kernels slower than it was?
 
-At most 120 cells over all operations, which their suites give: lengths of every tier, odd ones too. Ours
-alone is timed, the cells of a group and a storage type in turn, products one after the other.
+At most 120 cells over all operations, which their suites give: lengths of every tier, odd ones
+too. Ours alone is timed, the cells of a group and a storage type in turn, products one after the
+other.
 
-``--json FILE`` keeps a run; ``--against FILE`` compares with an earlier one of the same machine and
-lists the cells that are slower by more than 2 % beyond the spread of their samples; the exit code
-is then 1. ``--from-json`` compares two files without measuring.
+``--json FILE`` keeps a run; ``--against FILE`` compares with an earlier one of the same machine
+and lists the cells that are slower by more than 2 % beyond the spread of their samples; the exit
+code is then 1. ``--from-json`` compares two files without measuring.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def suite_of(suites: Sequence[Suite]) -> Suite:
 
 
 def change(old: Record, new: Record) -> str:
-    """What a cell of two runs became: "lost", "slower", "faster" or none of these, which is empty."""
+    """The change of a cell between two runs: "lost", "slower", "faster", or empty for none."""
     if not old.seconds or not new.seconds:
         return "lost" if old.seconds else ""
     limit, ratio = 1 + TOLERANCE + max(old.spread, new.spread), new.seconds / old.seconds

@@ -22,9 +22,10 @@ import jax.numpy as jnp
 import jaxkernels as jk
 from jaxkernels.bench import programs
 from jaxkernels.bench import tables as t
+from jaxkernels.bench.options import count, several
 from jaxkernels.bench.programs import CHAIN_CALLS, chain, with_gradient
 from jaxkernels.bench.records import Case, Measured, Run
-from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite, count, several
+from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite
 from jaxkernels.typing import Operation, Tier
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

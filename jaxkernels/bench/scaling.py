@@ -1,22 +1,22 @@
-"""The suite ``scaling``: arrays sharded over 1, 2, 4, ... devices of the default backend, in one process.
+"""The suite ``scaling``: arrays sharded over 1, 2, 4, ... devices, in one process.
 
 * Weak scaling, the same rows or the same batch on each device: ``jaxkernels.softmax`` of rows cut
   as P("devices", None), and ``jaxkernels.scaled_masked_softmax`` (scaled, causal) of attention
   scores whose batch is cut. The efficiency is the time on 1 device over the time on n. The numbers
   of devices are the contenders of one case: they are sampled in turn.
-* Strong scaling, one array cut along its vocabulary as P(None, "devices"), log_softmax of it, and the
-  gradient of a loss:
+* Strong scaling, one array cut along its vocabulary as P(None, "devices"), log_softmax of it, and
+  the gradient of a loss:
 
   - ``ours``: ``jaxkernels.log_softmax`` or ``cross_entropy``, left to XLA's partitioner.
-  - ``gathered``: the same behind a constraint that every device has the whole array: the cost
-    of a custom call that the partitioner knows nothing of.
+  - ``gathered``: the same behind a constraint that every device has the whole array: the cost of a
+    custom call that the partitioner knows nothing of.
   - ``xla``: ``jax.nn.log_softmax``, or optax's loss.
 
 ``fwd`` is y from x; ``both`` is y and the gradient, from x and a given cotangent; ``loss`` is the
 gradient of the mean cross entropy. The collectives of every compiled program are counted.
 
-The devices of a CPU are simulated and share its cores: each call is waited for, and their
-times tell nothing of a GPU.
+The devices of a CPU are simulated and share its cores: each call is waited for, and their times
+tell nothing of a GPU.
 """
 
 from __future__ import annotations
@@ -37,18 +37,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxkernels as jk
 from jaxkernels.bench import losses
 from jaxkernels.bench import tables as t
+from jaxkernels.bench.options import count, several, sizes
 from jaxkernels.bench.programs import SCALE, compiled_text, draw, with_gradient
 from jaxkernels.bench.records import Case, Measured, Run
-from jaxkernels.bench.suite import (
-    Arguments,
-    Function,
-    Options,
-    Program,
-    Suite,
-    count,
-    several,
-    sizes,
-)
+from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite
 
 CONTENDERS = {"gathered": "gathered", "xla": "XLA", "ours": "ours"}
 DIRECTIONS = ("fwd", "both")
@@ -73,14 +65,14 @@ WEAK: dict[str, Function] = {
     "softmax": partial(jk.softmax, implementation="ffi"),
     "attention": partial(jk.scaled_masked_softmax, scale=SCALE, causal=True, implementation="ffi"),
 }
-# An asynchronous collective is a pair, of which the first counts.
+# An asynchronous collective is a pair; its first part counts.
 _COLLECTIVE = re.compile(
     r" (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
 )
 
 
 def counts(options: Options) -> list[int]:
-    """The numbers of devices, ascending, 1 the first: those asked for, or 1, 2, 4, ... up to all."""
+    """Numbers of devices, ascending: 1 and those asked for, or 1, 2, 4, ... up to all."""
     doublings = (2**power for power in range(len(jax.devices()).bit_length()))
     return sorted({1, *(options.devices or doublings)})
 
@@ -107,7 +99,7 @@ def cut(devices: int, dimension: int) -> NamedSharding:
 
 
 def _loss_gradient(contender: str) -> Function:
-    """From logits to the gradient of the mean of their losses, for labels all over the vocabulary."""
+    """From logits to the gradient of their mean loss, for labels all over the vocabulary."""
     loss_and_gradient = losses.function_of(contender, "mean")
 
     def gradient(x: jax.Array) -> jax.Array:

@@ -1,17 +1,17 @@
-"""The suite ``sgemm``: every rung of the ladder and XLA's float32 product, timed and compared with float64.
+"""The suite ``sgemm``: every rung of the ladder and XLA's float32 product, times and errors.
 
-A call of a small product costs the host more time than the GPU, so the timed program has several products
-and lasts about a millisecond. Plain squares make a chain, in which each result is the next product's b.
-Other products are independent, and all results are returned.
+A call of a small product costs the host more time than the GPU, so the timed program has several
+products and lasts about a millisecond. Plain squares make a chain, in which each result is the
+next product's b. Other products are independent, and all results are returned.
 
-On a GPU a chain is so long that its operands a exceed the cache; small b and results stay there, like those
-between the layers of a network. Other inputs and results that would stay in the cache are not used in
-successive calls, but for products of less than about ten microseconds: CUDA graphs must be told of new
-inputs, which takes the host as long.
+On a GPU a chain is so long that its operands a exceed the cache; small b and results stay there,
+like those between the layers of a network. Other inputs and results that would stay in the cache
+are not used in successive calls, but for products of less than about ten microseconds: CUDA graphs
+must be told of new inputs, which takes the host as long.
 
-``families`` are products that networks compute, and operands that are hard to hold in 16 bits. ``peers``
-has XLA's other ways to a product: TF32, sums of products of bfloat16 or TF32, and float16 operands, whose
-rounding counts as their error.
+``families`` are products that networks compute, and operands that are hard to hold in 16 bits.
+``peers`` has XLA's other ways to a product: TF32, sums of products of bfloat16 or TF32, and
+float16 operands, whose rounding counts as their error.
 
 Errors are those of sampled rows and columns of the first members: a product that fills half of a
 device leaves no room for its operands in float64.
@@ -33,20 +33,11 @@ import jaxkernels as jk
 from jaxkernels.bench import products
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.families import FAMILIES
+from jaxkernels.bench.options import count, seeded, several, sizes
 from jaxkernels.bench.products import flops, is_chain, is_transposed, size, touched_bytes
 from jaxkernels.bench.programs import normal, rotations
 from jaxkernels.bench.records import Case, Measured, Run
-from jaxkernels.bench.suite import (
-    Arguments,
-    Function,
-    Options,
-    Program,
-    Suite,
-    count,
-    seeded,
-    several,
-    sizes,
-)
+from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite
 from jaxkernels.bench.timing import last_level_cache_bytes
 from jaxkernels.typing import Algorithm
 
@@ -171,7 +162,7 @@ def _sampled_errors(transposes: str, a: jax.Array, b: jax.Array, c: jax.Array) -
     a, b, c = (x.astype(jnp.float64) for x in (a, b, c))
     oracle, error = a @ b, c - a @ b
     bound = a.shape[-1] * _EPSILON * (jnp.abs(a) @ jnp.abs(b))
-    # Where all products are 0, so is the error of a right result.
+    # A right result has no error if all products are 0.
     of_bound = jnp.where(error == 0, 0, jnp.abs(error) / bound)
     relative = jnp.linalg.norm(error.ravel()) / jnp.linalg.norm(oracle.ravel())
     return {"relF": relative, "of_bound": jnp.max(of_bound)}
@@ -185,7 +176,7 @@ def errors(case: Case, pair: Pair, c: jax.Array) -> dict[str, float]:
 
 
 def names(case: Case, options: Options) -> Iterable[str]:
-    """XLA, and the rungs asked for; or the whole ladder, XLA's peers, else the planned rung and FFMA."""
+    """XLA, and the rungs asked for; by default those of the group."""
     default = {"ladder": LADDER, "peers": (AUTO, *PEERS)}.get(case["group"], OURS)
     return ("xla", *(options.algorithms or default))
 
@@ -261,12 +252,15 @@ def views(run: Run) -> list[t.View]:
     ]
 
 
-_ALGORITHMS_HELP = "rungs of every product (default: all for the ladder, what is planned and pipelined for the others)"
+_ALGORITHMS_HELP = (
+    "rungs of every product (default: all for the ladder, what is planned and pipelined for the "
+    "others)"
+)
 _SHAPES_HELP = "as n, mxnxk or batchxmxnxk (default: squares, other shapes, transposes)"
-_DRAWN_HELP = "so many products that a seed draws, in place of the listed ones"
+_DRAWN_HELP = "N products that a seed draws, in place of the listed ones"
 SUITE = Suite(
     name="sgemm",
-    summary="float32 matrix products, every rung of the ladder, beside XLA's at the highest precision",
+    summary="float32 matrix products, every rung, compared with XLA's at the highest precision",
     cases=products.cases,
     names=names,
     program=program,

@@ -1,17 +1,18 @@
 """The suite ``softmax``: forward and backward over a range of column counts.
 
-Compared in one run: a plain device copy, ``jax.nn.softmax`` (or ``jax.nn.log_softmax``) under
-jit, ours as a user gets it (``auto``) and each tier by force:
+Compared in one run: a plain device copy, ``jax.nn.softmax`` (or ``jax.nn.log_softmax``) under jit,
+ours as a user gets it (``auto``) and each tier by force:
 
 * ``fwd``: y from x. Model bytes: read x, write y.
 * ``grad``: dx from y and dy alone; the forward is never run inside. Ours is the function that
-  ``jax.vjp`` returns, whose only residual is y. (16-bit log_softmax keeps x instead; y in its place
-  gives the same: softmax(y) = softmax(x).) XLA's is the autodiff of ``jax.nn`` in its most favourable
-  form, from y and not the unnormalised exponentials. Model bytes: read y and dy, write dx.
+  ``jax.vjp`` returns, whose only residual is y. (16-bit log_softmax keeps x instead; y in its
+  place gives the same: softmax(y) = softmax(x).) XLA's is the autodiff of ``jax.nn`` in its most
+  favourable form, from y and not the unnormalised exponentials. Model bytes: read y and dy, write
+  dx.
 * ``copy``: a jitted copy of an input, read and written once; measured anew in every case.
 
-The group ``rows`` has inputs of one size and rows of many lengths. The group ``few_rows`` has inputs
-so small that only the latency of a call counts; its calls are chained in one program.
+The group ``rows`` has inputs of one size and rows of many lengths. The group ``few_rows`` has
+inputs so small that only the latency of a call counts; its calls are chained in one program.
 
 Throughput is model bytes over the median time, so a kernel that reads its input twice shows about
 two thirds of the copy's rate.
@@ -74,7 +75,7 @@ def watched(platform: str) -> Iterable[tuple[str, Case]]:
 _FEW_ROWS_HELP = "also measure the latency on small inputs (default: on a GPU)"
 SUITE = rows.suite(
     "softmax",
-    summary="softmax and log_softmax, forward and backward, beside jax.nn's and a plain copy",
+    summary="softmax and log_softmax, forward and backward, compared with jax.nn and a copy",
     cases=cases,
     options={
         **rows.OPTIONS,

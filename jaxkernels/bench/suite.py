@@ -28,7 +28,7 @@ Options = argparse.Namespace
 
 @dataclass(frozen=True)
 class Program:
-    """What a contender runs in one case."""
+    """The function of a contender in one case, and its inputs."""
 
     function: Function
     draw: Callable[[], Sequence[Arguments]]  # a tuple of arguments for each rotation
@@ -143,45 +143,3 @@ def measure(suite: Suite, options: Options, part: Sequence[Case]) -> list[Record
         seconds = statistics.median(samples)
         records.append(Record(case, key[1], seconds, samples, extra, "; ".join(missing)))
     return records
-
-
-def count(text: str) -> int:
-    """A type of options: a positive integer, written as 268435456 or as 2^28.
-
-    Example:
-        >>> count("2^10"), count("1000")
-        (1024, 1000)
-    """
-    base, _, exponent = text.partition("^")
-    value = int(base) ** int(exponent or 1)
-    if value < 1:
-        raise ValueError(text)
-    return value
-
-
-def sizes(*ranks: int) -> Callable[[str], tuple[int, ...]]:
-    """A type of options: positive sizes joined by "x", their number one of the ranks.
-
-    Example:
-        >>> sizes(1, 3)("64x4096x8")
-        (64, 4096, 8)
-    """
-
-    def shape(text: str) -> tuple[int, ...]:
-        found = tuple(int(part) for part in text.split("x"))
-        if len(found) not in ranks or min(found) < 1:
-            raise ValueError(text)
-        return found
-
-    return shape
-
-
-def several(kind: Callable[[str], Any], metavar: str, text: str) -> dict[str, Any]:
-    """What ``add_argument`` takes for an option of one value or more."""
-    return {"nargs": "+", "type": kind, "metavar": metavar, "help": text}
-
-
-def seeded(of: str, tuning: int, published: int, metavar: str = "N") -> dict[str, Any]:
-    """What ``add_argument`` takes for a seed; nothing is ever tuned on the published one."""
-    text = f"{of} (default: {tuning}, for tuning; {published} is what is published)"
-    return {"type": int, "default": tuning, "metavar": metavar, "help": text}

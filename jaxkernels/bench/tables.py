@@ -67,14 +67,14 @@ def print_table(table: Table, markdown: bool = False) -> None:
         drawn.add_column(head, justify="right" if drawn.columns else "left", no_wrap=True)
     for cells in table.rows:
         drawn.add_row(*(rich.text.Text(cell, style=_STYLES.get(cell, "")) for cell in cells))
-    # What is piped has no width to keep to.
+    # Piped output has no width to keep to.
     console = rich.console.Console(width=None if sys.stdout.isatty() else 1000)
     console.print(rich.text.Text(table.title, style="bold"), drawn, sep="\n")
     console.print(*(rich.text.Text(note, style="dim") for note in (*table.notes, "")), sep="\n")
 
 
 def group_by(members: Iterable[Any], key: Callable[[Any], Hashable]) -> dict[Any, list[Any]]:
-    """What has a key in common, in the order in which keys come first."""
+    """Members by their key, in the order in which keys come first."""
     found: dict[Any, list[Any]] = {}
     for m in members:
         found.setdefault(key(m), []).append(m)
@@ -171,7 +171,7 @@ def times_faster(head: str, peer: str, contender: str) -> Column:
 class Sweep:
     """A ratio over many cases that nobody chose: the worst ones first, and a sentence on all.
 
-    A limit above 1 is one of times, the largest of which is the worst; another is one of speeds.
+    A limit above 1 is one of times: the largest is the worst. Another is one of speeds.
     """
 
     what: str

@@ -31,7 +31,7 @@ _GPU_CACHE_BYTES = 128 * 2**20
 # Taken for a CPU whose cache size the system does not tell.
 _CPU_CACHE_BYTES = 32 * 2**20
 _MAX_ROTATIONS = 16
-# What a kernel or a device may refuse; anything else is a bug and must surface.
+# Errors by which a kernel or a device refuses; any other is a bug and must surface.
 REFUSALS = (ValueError, NotImplementedError, jax.errors.JaxRuntimeError)
 
 

@@ -13,7 +13,7 @@ from . import judge
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a table for each file; 0 if all bars are reached, 1 if one is not, 2 if a file cannot be read."""
+    """Prints a table for each file; 1 if a bar is not reached, 2 if a file cannot be read."""
     parser = argparse.ArgumentParser(prog="python -m tests.bars", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="of --json")
     passed = True

@@ -1,4 +1,4 @@
-"""The one form of bars: cases, a value of each, one value of many, and the limit that it has to reach."""
+"""The one form of bars: cases, a value of each, one value of many, and its limit."""
 
 from __future__ import annotations
 

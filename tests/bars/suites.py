@@ -1,4 +1,4 @@
-"""The bars of every suite, by platform. They are for the machines that they were set on: an H200, and a CPU."""
+"""The bars of every suite, by platform: they are for an H200, and a CPU."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _of_ceiling(name: str, direction: str, limit: float, of: str) -> Bar:
     )
 
 
-# Of softmax by region and direction: the least of all column counts, and their geometric mean.
+# Softmax by region and direction: the least of all column counts, and their geometric mean.
 _EACH = {
     ("short", "fwd"): 0.93,
     ("short", "grad"): 0.93,
@@ -209,7 +209,7 @@ def _is_both(m: Measured) -> bool:
 
 
 def _arrays(m: Measured) -> float | None:
-    """Temporary bytes over q x k: the smallest further array of a sequence's scores has a byte for each."""
+    """Temporary bytes over q x k: the smallest further array of scores has a byte for each."""
     return None if (size := _memory(m)) is None else size / m["length"] ** 2
 
 
@@ -301,8 +301,8 @@ SCALING: Bars = {
     ],
 }
 
-# Products. On an H200 23 of the 30 listed products are planned on tensor cores, and 10 of the 60 that seed 2
-# draws: the least of drawn ones is one on FFMA.
+# Products. On an H200 23 of the 30 listed products are planned on tensor cores, and 10 of the 60
+# that seed 2 draws: the least of drawn ones is one on FFMA.
 
 
 def kind(m: Measured) -> str:
@@ -389,7 +389,7 @@ SGEMM: Bars = {
         ),
         Bar("ladder, least step", _is_ladder, _least_step, min, 1.0, operator.gt),
         Bar("largest error / (k eps |A| |B|)", _is_any, _largest_error, max, 1.0, operator.le),
-        # Two orders of summation differ by luck; two equal ones do not. Errors of few numbers are all luck.
+        # Two orders of summation differ by luck, two equal ones do not; few numbers err by luck.
         Bar(
             what="relF over cuBLAS's, most",
             select=lambda m: kind(m) == "listed products",

@@ -95,7 +95,7 @@ def test_drawn_products():
     assert max(sizes) < 16e9
 
 
-# Of each measured family a property of a, an operand (96, 64), and none of normal numbers.
+# A property of the operand a (96, 64) of each measured family, which normal numbers lack.
 PROMISES = {
     "softmax": lambda a: np.allclose(a.sum(1), 1) and a.min() > 0,
     "p_minus_y": lambda a: np.allclose(a.sum(1), 0, atol=1e-6) and ((a < 0).sum(1) == 1).all(),
@@ -108,7 +108,7 @@ PROMISES = {
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_operands_of_a_family(name):
-    """On the device, where they are measured, and on the host, where tests of products draw them."""
+    """On the device, where they are measured, and on the host, for tests of products."""
     n = 64 if name.endswith("permutation") else 80
     case = {**products.product("families", 1, 96, n, 64), "family": name}
     (a, b), (other, others) = sgemm.operands(case, 2)

@@ -1,4 +1,4 @@
-"""What a run says of the machine, and what it does where nothing tells."""
+"""The machine as a run describes it, and values that are not known."""
 
 import subprocess
 
@@ -17,7 +17,7 @@ STATE = {
 
 
 def answering(patch, answers):
-    """A machine whose nvidia-smi answers a question; `answers` is by the field, and for the driver without a GPU."""
+    """A machine whose nvidia-smi answers by the field, and for the driver without a GPU."""
 
     def run(command, **_):
         *_, query, form = command

@@ -1,4 +1,4 @@
-"""The values of tables, by hand: rates, fractions of ceilings, ratios and their direction, summaries."""
+"""The values of tables, by hand: rates, fractions of ceilings, directions of ratios, summaries."""
 
 import pytest
 from bench_cases import measured, text_of
@@ -78,7 +78,7 @@ def test_a_ratio_above_1_is_faster():
 
 
 def test_summaries():
-    """A geometric mean; the worst of speeds is the least, that of times the largest; none misses its limit exactly."""
+    """The worst of speeds is the least, that of times the largest; a limit itself is reached."""
 
     def sweep(limit, **how):
         return t.Sweep("x", lambda m: m["x"], lambda m: f"case {m['x']}", limit, **how)

@@ -66,7 +66,7 @@ def test_a_chain_hands_each_result_on():
     assert [list(x) for x in found] == [[3.0] * 4, [7.0] * 4]
 
 
-# XLA of JAX 0.10 fuses across the barriers of a chain on a CPU. The number of kernels in the file shows it.
+# XLA of JAX 0.10 fuses across the barriers of a chain on a CPU; the number of kernels shows it.
 KEPT_APART = ["copy", "xla", "auto"] if jax.__version_info__ >= (0, 11) else ["auto"]
 
 
@@ -99,7 +99,7 @@ def test_every_link_of_a_chain_computes_its_loss(direction, monkeypatch):
 
 
 def test_torch_is_compared_where_it_is(monkeypatch):
-    """A stand-in: it is given JAX's arrays, its loss and its gradient are asked for, and it is waited for."""
+    """A stand-in gets JAX's arrays, is asked for its loss and its gradient, and is waited for."""
     calls = []
 
     class Tensor(types.SimpleNamespace):
@@ -164,7 +164,7 @@ def test_mask_is_padding_of_different_lengths():
 @pytest.mark.parametrize("k", [32, 16])
 @pytest.mark.parametrize("name", ["xla", "auto"])
 def test_a_program_computes_every_product(name, k):
-    """Neither merged nor left out: the compiled program has the number that times are divided by."""
+    """Neither merged nor left out: it has the number that times are divided by."""
     if not ON_CPU:
         pytest.skip("on a GPU the calls have other names")
     case = products.product("square" if k == 32 else "other", 1, 32, 32, k)
@@ -219,8 +219,8 @@ def test_an_error_of_a_linear_loss_is_seen(monkeypatch):
     assert linear_loss.program(case, "bounded").inspect["chunks"](None, arguments) > 1
 
 
-# Products of a forward program and of a step: a linear layer has one, and two more for its gradients, but
-# for that of x in the first; attention has two, and four more.
+# Products of a forward program and of a step: a linear layer has one, and two more for its
+# gradients, but for that of x in the first; attention has two, and four more.
 PRODUCTS = {"attention": (6, 15), "mlp": (2, 5), "char_lm": (9, 27)}
 
 

@@ -18,7 +18,7 @@ NONE = {"seconds": None, "samples": [], "refused": "out of memory"}
 
 
 def written(folder, name, device="H200", cells=CELLS, **changed):
-    """The file of a run without any spread; `changed` has fields of records, by the number of a cell as `_n`."""
+    """The file of a run without spread; `_n` of `changed` has fields of the n-th record."""
     found = []
     for number, cell in enumerate(cells, 1):
         case = {"group": "rows", "cell": cell}

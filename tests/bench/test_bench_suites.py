@@ -1,4 +1,4 @@
-"""Every suite runs at tiny sizes without a clock: contenders compute the same, and all is in the file and the tables."""
+"""Every suite runs at tiny sizes without a clock; contenders agree, files and tables are whole."""
 
 import json
 
@@ -10,9 +10,8 @@ pytest.importorskip("rich")
 
 from bench_cases import text_of, without_a_clock
 
-from jaxkernels.bench import attention, records, rows, scaling, sgemm
+from jaxkernels.bench import records, rows, scaling, sgemm
 from jaxkernels.bench.__main__ import OPERATIONS, SUITES, build_parser, main
-from jaxkernels.bench.attention import heads_case
 from jaxkernels.bench.products import product
 from jaxkernels.bench.rows import row_case
 
@@ -55,7 +54,7 @@ REFUSED = {"cudnn", "tf32", "tf32_x3", "bf16_x6"}
 
 
 def assert_contenders_agree(called):
-    """A comparison of different things is none. Contenders with inputs of their own are not compared."""
+    """A comparison of different things is none. Those with inputs of their own are not compared."""
     for (number, name), (arguments, found) in called.items():
         others = [key for key in called if key[0] == number and key[1] not in OTHERS]
         peer_arguments, wanted = called[others[0]]
@@ -129,7 +128,7 @@ def test_options_that_leave_out_all_cases(what, capsys):
 
 @pytest.mark.parametrize("suite", OPERATIONS, ids=lambda suite: suite.name)
 def test_cases_of_a_gpu(suite, monkeypatch):
-    """The default ones are all different, and each has a name of its own, but for sizes of logits."""
+    """The default ones are all different, and have contenders."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(rows, "with_tier", lambda case: case)
     options = build_parser().parse_args([suite.name])
@@ -171,27 +170,6 @@ GOLDEN = {
         [
             ["1048576", "1024", "4.29", "2.15", "4.29", "1.000", "2.00", "warp", "2.15"],
             ["1024", "1024", "0.00", "0.00", "-", "-", "-", "warp", "-"],
-        ],
-    ),
-    "scores": (
-        attention.SUITE,
-        [
-            timed(
-                heads_case("scores", "float32", "causal", "both", (1, 2, 8)),
-                {"copy": 1, "xla": 6, "ours": 2},
-                ours={"temp_bytes": 2**19},
-            )
-        ],
-        "scale, mask and softmax, both, float32",
-        [
-            *("length", "batch", "heads", "variant", "copy TB/s", "XLA ms", "ours ms", "x XLA"),
-            *("ours of model", "XLA of model", "ours temp MiB", "XLA temp MiB"),
-        ],
-        [
-            [
-                *("8", "1", "2", "causal", "0.00", "6.000", "2.000", "3.00"),
-                *("1.08", "3.25", "0.5", "-"),
-            ]
         ],
     ),
     "sgemm": (
@@ -245,8 +223,10 @@ def test_the_file_of_a_run(tmp_path):
     run = records.Run("softmax", {"platform": "cpu"}, {"repeats": 1}, (record, none))
     records.write(run, tmp_path / "b.json")
     assert (tmp_path / "b.json").read_text().splitlines() == [
-        '{"schema": 2, "suite": "softmax", "environment": {"platform": "cpu"}, "settings": {"repeats": 1}}',
-        '{"case": {"cols": 8}, "contender": "ours", "seconds": 0.5, "samples": [0.5], "extra": {"operations": 2}}',
+        '{"schema": 2, "suite": "softmax", "environment": {"platform": "cpu"}, '
+        '"settings": {"repeats": 1}}',
+        '{"case": {"cols": 8}, "contender": "ours", "seconds": 0.5, "samples": [0.5], '
+        '"extra": {"operations": 2}}',
         '{"case": {"cols": 8}, "contender": "xla", "refused": "no"}',
     ]
     assert records.read(tmp_path / "b.json", "softmax") == run

@@ -1,4 +1,4 @@
-"""The tests of benchmarks and thresholds share these: measured cases made of given times, and a run without a clock."""
+"""Shared by tests of benchmarks and bars: measured cases of given times, a run without a clock."""
 
 import jax
 
@@ -50,9 +50,9 @@ def text_of(suite, cases, platform="gpu", device="NVIDIA H200"):
 
 
 def without_a_clock(patch):
-    """Every contender is called once, takes a millisecond, and leaves its arguments and results in what is returned.
+    """Every contender is called once and takes a millisecond.
 
-    Keys of it are the number of the case in its part and the contender's name.
+    Returns arguments and results of each part, by number of the case and name of the contender.
     """
     called = []
 

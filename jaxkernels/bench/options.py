@@ -1,0 +1,48 @@
+"""Types of options of the command line, and their keywords for ``add_argument``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def count(text: str) -> int:
+    """A type of options: a positive integer, written as 268435456 or as 2^28.
+
+    Example:
+        >>> count("2^10"), count("1000")
+        (1024, 1000)
+    """
+    base, _, exponent = text.partition("^")
+    value = int(base) ** int(exponent or 1)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def sizes(*ranks: int) -> Callable[[str], tuple[int, ...]]:
+    """A type of options: positive sizes joined by "x", their number one of the ranks.
+
+    Example:
+        >>> sizes(1, 3)("64x4096x8")
+        (64, 4096, 8)
+    """
+
+    def shape(text: str) -> tuple[int, ...]:
+        found = tuple(int(part) for part in text.split("x"))
+        if len(found) not in ranks or min(found) < 1:
+            raise ValueError(text)
+        return found
+
+    return shape
+
+
+def several(kind: Callable[[str], Any], metavar: str, text: str) -> dict[str, Any]:
+    """The keywords of ``add_argument`` for an option of one value or more."""
+    return {"nargs": "+", "type": kind, "metavar": metavar, "help": text}
+
+
+def seeded(of: str, tuning: int, published: int, metavar: str = "N") -> dict[str, Any]:
+    """The keywords of ``add_argument`` for a seed; nothing is tuned on the published one."""
+    text = f"{of} (default: {tuning}, for tuning; {published} is what is published)"
+    return {"type": int, "default": tuning, "metavar": metavar, "help": text}
