@@ -189,11 +189,6 @@ def model_bytes(case: Case) -> int:
     Forward reads the scores (and the mask, a byte an element, once for all heads) and writes y.
     Backward reads y and dy and writes the gradient. Zeros beyond the diagonal are written, not
     read. Scores behind a mask count as read.
-
-    Example:
-        >>> case = {"batch": 1, "heads": 2, "length": 4, "dtype": "float32"}
-        >>> model_bytes({**case, "variant": "mask", "direction": "fwd"})
-        272
     """
     elements = seen = case["batch"] * case["heads"] * case["length"] ** 2
     if case["variant"] == "causal":

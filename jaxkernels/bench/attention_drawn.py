@@ -43,13 +43,7 @@ _SIZES = ("batch", "length", "keys", "heads", "key_heads", "depth")
 
 
 def cases(count: int, seed: int) -> Iterable[Case]:
-    """Drawn cases, forward and with gradients by turns.
-
-    Example:
-        >>> first, second = cases(2, seed=1)
-        >>> first["direction"], second["direction"], first["part"]
-        ('fwd', 'both', 0)
-    """
+    """Drawn cases, forward and with gradients by turns."""
     draw = random.Random(seed)
     most = _CPU_SCORES if jax.default_backend() == "cpu" else _MOST_SCORES
     for i in range(count):

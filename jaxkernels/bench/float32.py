@@ -16,8 +16,9 @@ the difference from the result, or the gradients, of ``highest``, over the norm 
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Iterable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 from types import ModuleType
 
@@ -26,7 +27,7 @@ import jax
 import jaxkernels as jk
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.programs import relative_error, rotations, temp_bytes
-from jaxkernels.bench.records import Case, Run
+from jaxkernels.bench.records import Case, Run, key_of
 from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite
 
 DIRECTIONS = ("fwd", "step")
@@ -61,12 +62,21 @@ def _models() -> ModuleType:
     return float32_models
 
 
-def _function(case: Case, name: str) -> Function:
-    """From the parameters and the inputs to the result, or to the loss and the gradients."""
-    models = _models()
+@lru_cache(len(NAMES))
+def _jitted(key: str, name: str) -> Function:
+    """From the parameters and the inputs to the result, or to the loss and the gradients.
+
+    A program is compiled once, for its time and as the one that others are compared with.
+
+    Args:
+        key: the `key_of` a case.
+        name: of the contender.
+    """
+    case, models = json.loads(key), _models()
     model = models.model_of(case, models.OURS if name in OURS else models.XLA)
     whole = jax.value_and_grad(model.loss) if case["direction"] == "step" else model.apply
 
+    @jax.jit
     def call(*arguments: jax.Array) -> object:
         """Each setting is for products of one kind: XLA's, and ours."""
         precision = "highest" if name == "highest" else "default"
@@ -94,7 +104,7 @@ def _error(case: Case, function: Function, arguments: Arguments) -> float:
         found = function(*arguments)
         return jax.tree.leaves(found[1] if case["direction"] == "step" else found)
 
-    return relative_error(arrays(function), arrays(jax.jit(_function(case, "highest"))))
+    return relative_error(arrays(function), arrays(_jitted(key_of(case), "highest")))
 
 
 def program(case: Case, name: str) -> Program:
@@ -102,7 +112,8 @@ def program(case: Case, name: str) -> Program:
     look: dict[str, Function] = {"temp_bytes": temp_bytes}
     if name != "highest":
         look["relF"] = partial(_error, case)
-    return Program(_function(case, name), partial(_draw, case), inspect=look)
+    function = _jitted(key_of(case), name)
+    return Program(function, partial(_draw, case), inspect=look, jit=False)
 
 
 def views(run: Run) -> list[t.View]:

@@ -48,12 +48,7 @@ _CPU_COLS, _CPU_SIZES = (1000, 32000), (2**22,)
 
 
 def lengths(count: int, seed: int) -> list[int]:
-    """Lengths between the vocabularies, that a seed draws.
-
-    Example:
-        >>> len(lengths(10, seed=2)), lengths(10, seed=1) == lengths(10, seed=2)
-        (10, False)
-    """
+    """Lengths between the vocabularies, that a seed draws."""
     return random.Random(seed).sample(range(VOCABULARIES[0], VOCABULARIES[-1]), count)
 
 

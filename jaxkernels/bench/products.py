@@ -66,12 +66,7 @@ CPU_PRODUCTS = (
 
 
 def drawn(count: int, seed: int, platform: str) -> list[Case]:
-    """Products that a seed draws; more of one seed begin with the same.
-
-    Example:
-        >>> drawn(5, 1, "gpu") == drawn(9, 1, "gpu")[:5], drawn(5, 1, "gpu") == drawn(5, 2, "gpu")
-        (True, False)
-    """
+    """Products that a seed draws; more of one seed begin with the same."""
     most_operations, most_bytes = _MOST["cpu" if platform == "cpu" else "gpu"]
     rng = np.random.default_rng(seed)
 

@@ -103,13 +103,7 @@ def key_of(case: Case) -> str:
 
 
 def by_case(records: Iterable[Record]) -> list[Measured]:
-    """Brings the records of each case together.
-
-    Example:
-        >>> found = by_case(Record({"cols": 8}, name, len(name)) for name in ("a", "bb"))
-        >>> [m.ratio("bb", "a") for m in found]
-        [2.0]
-    """
+    """Brings the records of each case together."""
     found: dict[str, dict[str, Record]] = {}
     for record in records:
         found.setdefault(key_of(record.case), {})[record.contender] = record

@@ -94,14 +94,7 @@ def _guessed_seconds(case: Case, platform: str) -> float:
 
 
 def products_per_call(case: Case, platform: str) -> int:
-    """How many products make a program that lasts long enough, and a chain that no cache holds.
-
-    Example:
-        >>> products_per_call(products.product("square", 1, 4096, 4096, 4096), "gpu")
-        4
-        >>> products_per_call(products.product("square", 1, 16, 16, 16), "gpu")
-        1024
-    """
+    """How many products make a program that lasts long enough, and a chain that no cache holds."""
     wanted = math.ceil(_PROGRAM_SECONDS / _guessed_seconds(case, platform))
     count = max(1, min(_MAX_PRODUCTS, wanted))
     if platform == "gpu" and is_chain(case):

@@ -93,6 +93,26 @@ def _compiled(
     return ready, refused
 
 
+def _record(
+    case: Case,
+    name: str,
+    program: Program,
+    function: Function,
+    arguments: Arguments,
+    samples: Sequence[float],
+) -> Record:
+    """The record of a contender that was timed, with its further values."""
+    extra: Case = {"operations": program.operations} if program.operations > 1 else {}
+    missing = []
+    for what, look in program.inspect.items():
+        try:
+            extra[what] = look(function, arguments)
+        except REFUSALS as error:
+            missing.append(f"{what} not measured: {first_line(error)}")
+    samples = [sample / program.operations for sample in samples]
+    return Record(case, name, statistics.median(samples), samples, extra, "; ".join(missing))
+
+
 def measure(suite: Suite, options: Options, part: Sequence[Case]) -> list[Record]:
     """Measures a part of `Suite.chosen`, all contenders of all of its cases in turn.
 
@@ -119,27 +139,12 @@ def measure(suite: Suite, options: Options, part: Sequence[Case]) -> list[Record
     if "part" in part[0]:
         functions, without = _compiled(functions, arguments)
         refused |= without
-    timed, without = measure_together(
-        functions,
-        arguments,
-        repeats=options.repeats,
-        min_sample_seconds=options.min_sample_ms / 1e3,
-    )
+    how = {"repeats": options.repeats, "min_sample_seconds": options.min_sample_ms / 1e3}
+    timed, without = measure_together(functions, arguments, **how)
     refused |= without
-    records = []
-    for key, case in cases.items():
-        if key in refused:
-            records.append(Record(case, key[1], refused=refused[key]))
-            continue
-        program, extra, missing = programs[key], {}, []
-        if program.operations > 1:
-            extra["operations"] = program.operations
-        for what, look in program.inspect.items():
-            try:
-                extra[what] = look(functions[key], arguments[key][0])
-            except REFUSALS as error:
-                missing.append(f"{what} not measured: {first_line(error)}")
-        samples = [sample / program.operations for sample in timed[key]]
-        seconds = statistics.median(samples)
-        records.append(Record(case, key[1], seconds, samples, extra, "; ".join(missing)))
-    return records
+    return [
+        Record(case, key[1], refused=refused[key])
+        if key in refused
+        else _record(case, key[1], programs[key], functions[key], arguments[key][0], timed[key])
+        for key, case in cases.items()
+    ]

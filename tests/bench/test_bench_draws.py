@@ -122,15 +122,6 @@ def test_operands_of_a_family(name):
     assert {*MEASURED} == {*PROMISES}
 
 
-def test_rotations_have_their_own_inputs(monkeypatch):
-    monkeypatch.setattr(programs, "rotations", lambda touched: 3)
-    case = rows.row_case("logsumexp", "grad", "float32", 4, 33)
-    turns = rows.program(case, "auto").draw()
-    assert len(turns) == 3
-    for arrays in zip(*turns, strict=True):
-        assert len({np.asarray(array).tobytes() for array in arrays}) == 3
-
-
 def drawing_numbers(patch):
     """`sgemm.draw` as on a GPU, where an operand is its number."""
     cache = timing.last_level_cache_bytes("gpu")

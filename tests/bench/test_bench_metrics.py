@@ -3,7 +3,7 @@
 import pytest
 from bench_cases import measured, text_of
 
-from jaxkernels.bench import attention, attention_drawn, losses, maps, rows, sgemm
+from jaxkernels.bench import attention, attention_drawn, maps, rows, sgemm
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.attention import heads_case, model_bytes
 from jaxkernels.bench.products import product
@@ -152,9 +152,3 @@ def test_xlas_product_has_the_name_of_its_platform(platform, peer):
     text = text_of(sgemm.SUITE, [measured(product("square", 1, 8, 8, 8), {"xla": 1.0})], platform)
     assert f"'of {peer}'" in text
     assert ("cuBLAS" in text) == (peer == "cuBLAS")
-
-
-def test_few_rows_of_losses_are_in_microseconds():
-    case = row_case("losses", "mean", "float32", 8, 128256, "few_rows")
-    text = text_of(losses.SUITE, [measured(case, {"xla": 2e-6, "ours": 1.04e-6})])
-    assert "['mean', '8', '128256', 'float32', '2.0', '1.0']" in text

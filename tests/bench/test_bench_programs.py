@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from jaxkernels.bench import (
-    attention,
     attention_drawn,
     float32,
     linear_loss,
@@ -151,16 +150,6 @@ def test_every_kind_of_drawn_layer_runs(kind):
     assert all(bool(jnp.isfinite(x).all()) for x in found)
 
 
-def test_mask_is_padding_of_different_lengths():
-    mask = np.asarray(attention.padding(16, 32))
-    lengths = mask[:, 0, 0].sum(axis=-1)
-    assert lengths.min() >= 8
-    assert len(set(lengths.tolist())) > 3
-    np.testing.assert_array_equal(
-        mask, np.broadcast_to(np.arange(32) < lengths[:, None, None, None], (16, 1, 32, 32))
-    )
-
-
 @pytest.mark.parametrize("k", [32, 16])
 @pytest.mark.parametrize("name", ["xla", "auto"])
 def test_a_program_computes_every_product(name, k):
@@ -258,21 +247,6 @@ def test_a_cut_vocabulary(direction, cpu_devices, monkeypatch):
     for name in ("gathered", "ours"):  # values up to 10 and sums of 256 terms of size 1
         for got, want in zip(found[name], found["xla"], strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("group", scaling.WEAK)
-def test_devices_compute_what_one_does(group, cpu_devices, monkeypatch):
-    monkeypatch.setattr(scaling.jax, "devices", lambda *_: cpu_devices)
-    case = {"group": group, "dtype": "float32", "direction": "both"}
-    shape = {"softmax": [24], "attention": [2, 8, 8]}[group]
-    found = []
-    for devices in (1, 8):
-        program = scaling.program({**case, "shape": [8 // devices, *shape]}, str(devices))
-        function, arguments = prepared(program)
-        assert len(arguments[1].addressable_shards) == devices
-        found.append([*arguments, *jax.block_until_ready(function(*arguments))])
-    for one, eight in zip(*found, strict=True):
-        np.testing.assert_array_equal(np.asarray(one), np.asarray(eight))
 
 
 def test_numbers_of_devices_double(monkeypatch):

@@ -41,7 +41,7 @@ RUNS = {
     "sgemm_drawn": ["sgemm", "--drawn", "2", "--algorithms", "naive", "auto"],
     "float32": ["float32", "--models", "mlp"],
     "scaling": [
-        *("scaling", "--devices", "1", "--softmax-shape", "4x24"),
+        *("scaling", "--devices", str(min(2, len(jax.devices()))), "--softmax-shape", "4x24"),
         *("--attention-shape", "1x2x8x8", "--vocabulary-shape", "4x64"),
     ],
     "map": ["map", "--cols", "33", "8200", "--bytes", "2^16", *FLOAT32],
