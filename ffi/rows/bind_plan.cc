@@ -58,22 +58,27 @@ nb::tuple RowsOf(const SoftmaxPlan& plan, int64_t worker, int64_t rows) {
   return nb::make_tuple(taken.first, taken.end, taken.step);
 }
 
+nb::list Specs(const OperandSpecs& specs) {
+  nb::list list;
+  for (const OperandSpec& spec : specs) {
+    const std::string_view role = NameOf(spec.role);
+    list.append(nb::make_tuple(nb::str(spec.name.data(), spec.name.size()),
+                               nb::str(role.data(), role.size()), spec.count));
+  }
+  return list;
+}
+
 nb::dict RowOperations() {
   nb::dict operations;
   for (const OperationTraits& traits : kOperations) {
     nb::dict row;
-    row["inputs"] = traits.inputs;
+    row["operands"] = Specs(traits.operands);
+    row["results"] = Specs(traits.results);
     row["finds_max"] = traits.finds_max;
-    row["has_mask"] = traits.has_mask;
     row["hides"] = traits.hides;
-    row["shares_rows"] = traits.shares_rows;
     row["sums"] = traits.sums;
     row["counts_max"] = traits.counts_max;
     row["x_if_half"] = traits.x_if_half;
-    row["takes_label"] = traits.takes_label;
-    row["takes"] = nb::make_tuple(traits.takes[0], traits.takes[1]);
-    row["stores_elements"] = traits.stores_elements;
-    row["stores"] = traits.stores;
     operations[nb::str(traits.name.data(), traits.name.size())] = row;
   }
   return operations;

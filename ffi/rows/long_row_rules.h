@@ -97,7 +97,7 @@ inline constexpr int kMostPacksOfStreamingWarp = 1024;
 // H200 f32 fwd 1, 16, 128 x 1048576: block_uncached 267, 282, 443; XLA 13.6, 75.8, 529
 // H200 bf16 fwd 1, 64 x 2097152: block_uncached 231, 326; XLA 13.3, 334
 constexpr bool LeavesLongRows(Operation operation) {
-  return !IsReadInLeaves(operation) && !TraitsOf(operation).takes_label;
+  return !IsReadInLeaves(operation) && !TraitsOf(operation).TakesLabel();
 }
 
 }  // namespace jaxkernels

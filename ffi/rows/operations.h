@@ -1,8 +1,7 @@
 // The row operations, as all layers name them.
 //
-// Owns: the table of what each operation is. Plans, calls and Python read it, and every struct that
-// is an operation, on the CPU or on CUDA, is held to its row (MatchesTable). Must not know: XLA,
-// CUDA, Python.
+// Owns: the table of what each operation is. Every struct that is an operation, on the CPU or on
+// CUDA, is held to its entry (MatchesTable). Must not know: XLA, CUDA, Python.
 #ifndef JAXKERNELS_ROWS_OPERATIONS_H_
 #define JAXKERNELS_ROWS_OPERATIONS_H_
 
@@ -11,6 +10,7 @@
 #include <string_view>
 
 #include "core/names.h"
+#include "rows/contract.h"
 
 namespace jaxkernels {
 
@@ -31,46 +31,81 @@ enum class Operation {
   kCrossEntropyGrad
 };
 
-struct OperationTraits {
-  std::string_view name;
-  int inputs;  // arrays that are read, each an element for each element of a row
-  std::string_view input_names[2];
-  bool finds_max;    // the maximum of a row before its sums
-  bool keeps_term;   // the result follows from the summand, as exp(x - max) / sum does
-  bool hides;        // it works on attention scores, some of which a row may not see
-  bool has_mask;     // it may have a mask
-  bool shares_rows;  // all inputs have one shape; a bias may broadcast against the scores
-  int sums;          // numbers that a row sums, side by side; none: it reduces nothing
-  bool counts_max;   // besides, unless of half types: how many terms are those of the maximum
-  int x_if_half;     // number of sums relative to the maximum where half types give x, from which
-                     // the kernel sums exp(x - max) first; 0 if it always reads y
-  bool takes_label;  // it reads a column for each row, behind its inputs
-  int takes[2];      // numbers that it reads for each row, behind those, in up to two arrays
-  bool stores_elements;  // it has a result for each element
-  int stores;            // numbers that it stores for each row, in a result of their own
-};
-
 // In the order of the enum.
-// clang-format off
 inline constexpr OperationTraits kOperations[] = {
-    //                                                finds  keeps         has    shares      counts x if  takes         stores
-    // name                   inputs                  max    term   hides  mask   rows   sums max    half  label takes  elements stores
-    {"softmax_fwd",            1, {"x"},                true,  true,  false, false, true,  1,   false, 0,    false, {0, 0}, true,     0},
-    {"log_softmax_fwd",        1, {"x"},                true,  false, false, false, true,  1,   true,  0,    false, {0, 0}, true,     0},
-    {"softmax_grad",           2, {"y", "dy"},          false, false, false, false, true,  1,   false, 0,    false, {0, 0}, true,     0},
-    {"log_softmax_grad",       2, {"y", "dy"},          false, false, false, false, true,  1,   false, 1,    false, {0, 0}, true,     0},
-    {"log_softmax_jvp",        2, {"y", "dx"},          false, false, false, false, true,  1,   false, 2,    false, {0, 0}, true,     0},
-    {"masked_softmax_fwd",     1, {"scores"},           true,  true,  true,  true,  true,  1,   false, 0,    false, {0, 0}, true,     0},
-    {"biased_softmax_fwd",     2, {"scores", "bias"},   true,  true,  true,  true,  false, 1,   false, 0,    false, {0, 0}, true,     0},
-    {"masked_softmax_grad",    2, {"y", "dy"},          false, false, true,  false, true,  1,   false, 0,    false, {0, 0}, true,     0},
-    {"logsumexp_fwd",          1, {"x"},                true,  false, false, false, true,  1,   false, 0,    false, {0, 0}, false,    1},
-    {"logsumexp_grad",         1, {"x"},                true,  true,  false, false, true,  1,   false, 0,    false, {1, 0}, true,     0},
-    {"logsumexp_jvp",          2, {"x", "dx"},          true,  false, false, false, true,  2,   false, 0,    false, {0, 0}, false,    1},
-    {"cross_entropy_fwd",      1, {"x"},                true,  false, false, false, true,  5,   false, 0,    true,  {0, 0}, false,    7},
-    {"cross_entropy_fwd_grad", 1, {"x"},                true,  false, false, false, true,  5,   false, 0,    true,  {4, 0}, true,     7},
-    {"cross_entropy_grad",     1, {"x"},                false, false, false, false, true,  0,   false, 0,    true,  {7, 4}, true,     0},
+    {.name = "softmax_fwd",
+     .operands = {{"x"}},
+     .results = {{"y"}},
+     .finds_max = true,
+     .keeps_term = true,
+     .sums = 1},
+    {.name = "log_softmax_fwd",
+     .operands = {{"x"}},
+     .results = {{"y"}},
+     .finds_max = true,
+     .sums = 1,
+     .counts_max = true},
+    {.name = "softmax_grad", .operands = {{"y"}, {"dy"}}, .results = {{"dx"}}, .sums = 1},
+    {.name = "log_softmax_grad",
+     .operands = {{"y"}, {"dy"}},
+     .results = {{"dx"}},
+     .sums = 1,
+     .x_if_half = 1},
+    {.name = "log_softmax_jvp",
+     .operands = {{"y"}, {"dx"}},
+     .results = {{"dy"}},
+     .sums = 1,
+     .x_if_half = 2},
+    {.name = "masked_softmax_fwd",
+     .operands = {{"scores"}, {"mask", Role::kMask}},
+     .results = {{"y"}},
+     .finds_max = true,
+     .keeps_term = true,
+     .hides = true,
+     .sums = 1},
+    {.name = "biased_softmax_fwd",
+     .operands = {{"scores"}, {"mask", Role::kMask}, {"bias", Role::kBroadcast}},
+     .results = {{"y"}},
+     .finds_max = true,
+     .keeps_term = true,
+     .hides = true,
+     .sums = 1},
+    {.name = "masked_softmax_grad",
+     .operands = {{"y"}, {"dy"}},
+     .results = {{"dx"}},
+     .hides = true,
+     .sums = 1},
+    {.name = "logsumexp_fwd",
+     .operands = {{"x"}},
+     .results = {{"lse", Role::kRow}},
+     .finds_max = true,
+     .sums = 1},
+    {.name = "logsumexp_grad",
+     .operands = {{"x"}, {"dlse", Role::kRow}},
+     .results = {{"dx"}},
+     .finds_max = true,
+     .keeps_term = true,
+     .sums = 1},
+    {.name = "logsumexp_jvp",
+     .operands = {{"x"}, {"dx"}},
+     .results = {{"dlse", Role::kRow}},
+     .finds_max = true,
+     .sums = 2},
+    {.name = "cross_entropy_fwd",
+     .operands = {{"x"}, {"label", Role::kLabel}},
+     .results = {{"kept", Role::kRow, 7}},
+     .finds_max = true,
+     .sums = 5},
+    {.name = "cross_entropy_fwd_grad",
+     .operands = {{"x"}, {"label", Role::kLabel}, {"numbers", Role::kRow, 4}},
+     .results = {{"dx"}, {"kept", Role::kRow, 7}},
+     .finds_max = true,
+     .sums = 5},
+    {.name = "cross_entropy_grad",
+     .operands =
+         {{"x"}, {"label", Role::kLabel}, {"kept", Role::kRow, 7}, {"cotangent", Role::kRow, 4}},
+     .results = {{"dx"}}},
 };
-// clang-format on
 inline constexpr std::size_t kOperationCount = sizeof(kOperations) / sizeof(kOperations[0]);
 
 constexpr const OperationTraits& TraitsOf(Operation operation) {
@@ -97,13 +132,10 @@ constexpr int SumsOf(const OperationTraits& traits, std::size_t item_bytes) {
   return traits.sums + (counts_max || ReadsXForY(traits, item_bytes) ? 1 : 0);
 }
 
-// The numbers of a row that an operation reads.
-constexpr int TakesOf(const OperationTraits& traits) { return traits.takes[0] + traits.takes[1]; }
-
 // Whether sums of the GPU's kernels keep what they lose to rounding where parts of a row meet:
 // where the result is a term over the sum, in float32.
 constexpr bool KeepsRest(const OperationTraits& traits, std::size_t item_bytes) {
-  return traits.keeps_term && TakesOf(traits) == 0 && item_bytes == 4;
+  return traits.keeps_term && traits.Takes() == 0 && item_bytes == 4;
 }
 
 // Scale of a loss's sum of x - max: a power of two, so that rows of the largest finite numbers
@@ -124,9 +156,9 @@ constexpr bool ReducesAs(Operation operation) {
 template <typename Op>
 constexpr bool MatchesTable() {
   const OperationTraits& traits = TraitsOf(Op::kOperation);
-  return ReducesAs<Op>(Op::kOperation) && Op::kInputs == traits.inputs &&
-         Op::kTakesLabel == traits.takes_label && Op::kTakes == TakesOf(traits) &&
-         Op::kStoresElements == traits.stores_elements && Op::kStores == traits.stores;
+  return ReducesAs<Op>(Op::kOperation) && Op::kInputs == traits.Inputs() &&
+         Op::kTakesLabel == traits.TakesLabel() && Op::kTakes == traits.Takes() &&
+         Op::kStoresElements == traits.StoresElements() && Op::kStores == traits.Stores();
 }
 
 // An operation runs as a whole, or in two parts, so that a row may be spread over devices: the
@@ -140,9 +172,8 @@ constexpr const auto& NamesOf(Part) { return kPartNames; }
 // statistics alone.
 constexpr bool HasPart(const OperationTraits& traits, Part part) {
   if (part == Part::kWhole) return true;
-  const bool stores_both = traits.stores_elements && traits.stores > 0;
-  if (traits.sums == 0 || stores_both) return false;
-  return part == Part::kStatistics || traits.stores_elements;
+  if (traits.sums == 0 || traits.results.size() > 1) return false;
+  return part == Part::kStatistics || traits.StoresElements();
 }
 
 // Where a row of the GPU's kernels lives between its reductions (ffi/README.md). kAuto: where the
@@ -152,15 +183,15 @@ inline constexpr std::string_view kTierNames[] = {
     "auto", "warp", "block", "block_smem", "cluster", "block_uncached", "stream"};
 constexpr const auto& NamesOf(Tier) { return kTierNames; }
 
-constexpr int InputsOf(Operation operation) { return TraitsOf(operation).inputs; }
+constexpr int InputsOf(Operation operation) { return TraitsOf(operation).Inputs(); }
 constexpr bool IsForward(Operation operation) { return TraitsOf(operation).finds_max; }
 constexpr bool HidesElements(Operation operation) { return TraitsOf(operation).hides; }
-constexpr bool HasMask(Operation operation) { return TraitsOf(operation).has_mask; }
-constexpr bool SharesRows(Operation operation) { return TraitsOf(operation).shares_rows; }
+constexpr bool HasMask(Operation operation) { return TraitsOf(operation).HasMask(); }
+constexpr bool SharesRows(Operation operation) { return TraitsOf(operation).SharesRows(); }
 // Whether results of float32 elements may be of a half type: weights that a product takes next.
 constexpr bool MayNarrow(const OperationTraits& traits) { return traits.hides && traits.finds_max; }
 constexpr bool Reduces(Operation operation) { return TraitsOf(operation).sums > 0; }
-constexpr bool StoresElements(Operation operation) { return TraitsOf(operation).stores_elements; }
+constexpr bool StoresElements(Operation operation) { return TraitsOf(operation).StoresElements(); }
 
 }  // namespace jaxkernels
 

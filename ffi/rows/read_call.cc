@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <initializer_list>
+#include <iterator>
 #include <optional>
 #include <string>
 
@@ -39,7 +41,7 @@ ffi::Error ReadNames(const RowAttributes& attributes, RowCall* call) {
   if (!ParseName(attributes.tier, &call->tier)) {
     return Refuse(traits, "unknown tier '" + std::string(attributes.tier) + "'");
   }
-  if (attributes.has_mask && !traits.has_mask) return Refuse(traits, "it takes no mask");
+  if (attributes.has_mask && !traits.HasMask()) return Refuse(traits, "it takes no mask");
   if (!traits.hides && (attributes.scale != 1 || attributes.HasBand())) {
     return Refuse(traits, "it takes no scale and no band");
   }
@@ -78,22 +80,22 @@ ffi::Error ReadRowScalars(const OperationTraits& traits, const NamedBuffer& scal
 }
 
 // A column for each row of `x`. Columns are counted in 32 bits.
-ffi::Error ReadLabels(const OperationTraits& traits, const ffi::AnyBuffer& labels,
+ffi::Error ReadLabels(const OperationTraits& traits, const NamedBuffer& labels,
                       const NamedBuffer& x, RowCall* call) {
   const ffi::AnyBuffer::Dimensions full = x.buffer.dimensions();
-  if (labels.element_type() != ffi::DataType::S32) {
-    return MismatchError(traits.name, "the labels", "dtype", "int32",
-                         DTypeName(labels.element_type()));
+  if (labels.buffer.element_type() != ffi::DataType::S32) {
+    return MismatchError(traits.name, labels.name, "dtype", "int32",
+                         DTypeName(labels.buffer.element_type()));
   }
-  if (!IsPerRow(labels.dimensions(), full, 1)) {
-    return MismatchError(traits.name, "the labels", "shape", PerRowText(full, 1),
-                         ShapeText(labels.dimensions()));
+  if (!IsPerRow(labels.buffer.dimensions(), full, 1)) {
+    return MismatchError(traits.name, labels.name, "shape", PerRowText(full, 1),
+                         ShapeText(labels.buffer.dimensions()));
   }
   if (full.back() > kMostLabelled) {
     return MismatchError(traits.name, x.name, "columns", "2^31 - 64 or fewer",
                          std::to_string(full.back()));
   }
-  call->labels = static_cast<const int32_t*>(labels.untyped_data());
+  call->labels = static_cast<const int32_t*>(labels.buffer.untyped_data());
   return ffi::Error::Success();
 }
 
@@ -118,11 +120,6 @@ ffi::Error CheckHasColumns(const OperationTraits& traits, const NamedBuffer& x) 
   return MismatchError(traits.name, x.name, "columns", "1 or more", "0");
 }
 
-// The results: as many elements as `x` has, numbers for each of its rows, or both.
-struct Results {
-  std::optional<ffi::AnyBuffer> elements, scalars;
-};
-
 // Whether the result may have the dtype that it has, other than that of `x`.
 bool IsNarrowed(const RowCall& call, ffi::DataType result) {
   const bool is_half = result == ffi::DataType::BF16 || result == ffi::DataType::F16;
@@ -130,26 +127,17 @@ bool IsNarrowed(const RowCall& call, ffi::DataType result) {
          MayNarrow(TraitsOf(call.operation));
 }
 
-ffi::Error ReadResults(const OperationTraits& traits, const Results& results, const NamedBuffer& x,
-                       RowCall* call) {
-  ffi::Error error = ffi::Error::Success();
-  call->result_dtype = call->dtype;
-  if (results.elements) {
-    const NamedBuffer elements = {"the result", *results.elements};
-    const ffi::DataType dtype = elements.buffer.element_type();
-    call->arrays.out = elements.buffer.untyped_data();
-    if (IsNarrowed(*call, dtype)) {
-      call->result_dtype = *ToDType(dtype);
-      error = CheckSameShape(traits.name, elements, x);
-    } else {
-      error = CheckSameAs(traits.name, elements, x);
-    }
+// One result of the operation: elements, or numbers of each row.
+ffi::Error ReadResult(const OperationTraits& traits, const OperandSpec& spec,
+                      const ffi::AnyBuffer& buffer, const NamedBuffer& x, RowCall* call) {
+  const NamedBuffer result = {"the result", buffer};
+  if (spec.role == Role::kRow) {
+    return ReadRowScalars(traits, result, spec.count, x, &call->scalars_out);
   }
-  if (error.success() && results.scalars) {
-    error = ReadRowScalars(traits, {"the result", *results.scalars}, traits.stores, x,
-                           &call->scalars_out);
-  }
-  return error;
+  call->arrays.out = buffer.untyped_data();
+  if (!IsNarrowed(*call, buffer.element_type())) return CheckSameAs(traits.name, result, x);
+  call->result_dtype = *ToDType(buffer.element_type());
+  return CheckSameShape(traits.name, result, x);
 }
 
 // A mask or a bias: the dimensions of the scores, or 1, and all columns.
@@ -197,65 +185,89 @@ ffi::Error ReadScaleAndBand(const OperationTraits& traits, const RowAttributes& 
   return ffi::Error::Success();
 }
 
-ffi::Error ReadMask(const OperationTraits& traits, const ffi::AnyBuffer& mask,
+ffi::Error ReadMask(const OperationTraits& traits, const NamedBuffer& mask,
                     const ffi::AnyBuffer& scores, MaskedRows* rows) {
-  if (mask.element_type() != ffi::DataType::PRED) {
-    return MismatchError(traits.name, "mask", "dtype", "bool", DTypeName(mask.element_type()));
+  if (mask.buffer.element_type() != ffi::DataType::PRED) {
+    return MismatchError(traits.name, mask.name, "dtype", "bool",
+                         DTypeName(mask.buffer.element_type()));
   }
-  rows->mask = static_cast<const uint8_t*>(mask.untyped_data());
-  return ReadBroadcastRows(traits, {"mask", mask}, scores, &rows->mask_rows);
+  rows->mask = static_cast<const uint8_t*>(mask.buffer.untyped_data());
+  return ReadBroadcastRows(traits, mask, scores, &rows->mask_rows);
 }
 
-// The second input: of the shape of the first, or a bias.
-ffi::Error ReadSecond(const OperationTraits& traits, const NamedBuffer& second,
-                      const NamedBuffer& first, RowCall* call) {
-  call->arrays.in[1] = second.buffer.untyped_data();
-  if (traits.shares_rows) return CheckSameAs(traits.name, second, first);
-  const ffi::DataType wanted = first.buffer.element_type(), got = second.buffer.element_type();
+// A bias: of the dtype of the scores.
+ffi::Error ReadBias(const OperationTraits& traits, const NamedBuffer& bias,
+                    const NamedBuffer& scores, MaskedRows* rows) {
+  const ffi::DataType wanted = scores.buffer.element_type(), got = bias.buffer.element_type();
   if (got != wanted) {
-    return MismatchError(traits.name, second.name, "dtype",
-                         DTypeName(wanted) + " as " + std::string(first.name) + " has",
+    return MismatchError(traits.name, bias.name, "dtype",
+                         DTypeName(wanted) + " as " + std::string(scores.name) + " has",
                          DTypeName(got));
   }
-  return ReadBroadcastRows(traits, second, first.buffer, &call->attention.bias_rows);
+  return ReadBroadcastRows(traits, bias, scores.buffer, &rows->bias_rows);
 }
 
-// `statistics`: null where the part has none.
+// An operand behind the first. `number` counts those of its role: 0 for the first.
+ffi::Error ReadOperand(const OperationTraits& traits, const OperandSpec& spec, int number,
+                       const ffi::AnyBuffer& buffer, const NamedBuffer& x, RowCall* call) {
+  const NamedBuffer operand = {spec.name, buffer};
+  switch (spec.role) {
+    case Role::kElements:
+      call->arrays.in[number] = buffer.untyped_data();
+      return CheckSameAs(traits.name, operand, x);
+    case Role::kBroadcast:
+      call->arrays.in[1] = buffer.untyped_data();
+      return ReadBias(traits, operand, x, &call->attention);
+    case Role::kMask:
+      return ReadMask(traits, operand, x.buffer, &call->attention);
+    case Role::kLabel:
+      return ReadLabels(traits, operand, x, call);
+    case Role::kRow:
+      return ReadRowScalars(traits, operand, spec.count, x, &call->scalars_in[number]);
+  }
+  return ffi::Error::Success();
+}
+
+// Whether a call of a part has this operand. Statistics follow from the elements alone.
+bool IsPresent(const OperandSpec& spec, Part part, bool has_mask) {
+  if (spec.role == Role::kMask) return has_mask;
+  const bool is_of_row = spec.role == Role::kLabel || spec.role == Role::kRow;
+  return !is_of_row || part != Part::kStatistics;
+}
+
+// `statistics`: null where the part has none. `results`: in the order of the contract.
 ffi::Error ReadCall(Part part, const RowAttributes& attributes, const ffi::RemainingArgs& operands,
-                    const Results& results, const ffi::AnyBuffer* statistics, RowCall* call) {
+                    std::initializer_list<std::optional<ffi::AnyBuffer>> results,
+                    const ffi::AnyBuffer* statistics, RowCall* call) {
   const OperationTraits& traits = TraitsOf(call->operation);
   if (!HasPart(traits, part)) {
-    return Refuse(traits, traits.stores_elements ? "it has no parts"
-                                                 : "its result follows from the statistics alone");
+    return Refuse(traits, traits.StoresElements() ? "it has no parts"
+                                                  : "its result follows from the statistics alone");
   }
-  const bool is_statistics = part == Part::kStatistics;
-  const bool takes_label = traits.takes_label && !is_statistics;
-  const std::size_t second_at = attributes.has_mask ? 2 : 1;
-  const std::size_t label_at = second_at + traits.inputs - 1;
-  const std::size_t scalars_at = label_at + (takes_label ? 1 : 0);
-  std::size_t number = scalars_at;
-  for (const int count : traits.takes) number += count > 0 && !is_statistics ? 1 : 0;
-  if (operands.size() != number) {
-    return MismatchError(traits.name, "the operands", "number", std::to_string(number),
+  std::size_t expected = 0;
+  for (const OperandSpec& spec : traits.operands) {
+    expected += IsPresent(spec, part, attributes.has_mask) ? 1 : 0;
+  }
+  if (operands.size() != expected) {
+    return MismatchError(traits.name, "the operands", "number", std::to_string(expected),
                          std::to_string(operands.size()));
   }
   const ffi::ErrorOr<ffi::AnyBuffer> first = operands.get<ffi::AnyBuffer>(0);
   if (!first) return first.error();
-  const NamedBuffer x = {traits.input_names[0], *first};
+  const NamedBuffer x = {traits.operands.begin()->name, *first};
   ffi::Error error = CheckDType(traits.name, x);
   if (error.success()) error = CheckHasRows(traits.name, x);
   if (error.failure()) return error;
 
   const RowShape shape = RowShapeOf(x.buffer);
   call->part = part;
-  call->dtype = *ToDType(x.buffer.element_type());
+  call->dtype = call->result_dtype = *ToDType(x.buffer.element_type());
   call->arrays = {{x.buffer.untyped_data(), nullptr}, nullptr, shape.rows, shape.cols};
-  if (statistics != nullptr || traits.stores > 0) error = CheckHasColumns(traits, x);
-  if (error.success() && traits.inputs == 2) {
-    const ffi::ErrorOr<ffi::AnyBuffer> second = operands.get<ffi::AnyBuffer>(second_at);
-    error = second ? ReadSecond(traits, {traits.input_names[1], *second}, x, call) : second.error();
+  if (statistics != nullptr || traits.Stores() > 0) error = CheckHasColumns(traits, x);
+  const OperandSpec* result = traits.results.begin();
+  for (const std::optional<ffi::AnyBuffer>& buffer : results) {
+    if (error.success() && buffer) error = ReadResult(traits, *result++, *buffer, x, call);
   }
-  if (error.success()) error = ReadResults(traits, results, x, call);
   if (error.success() && statistics != nullptr) {
     call->statistics = statistics->untyped_data();
     error = CheckStatistics(traits, *statistics, x);
@@ -263,20 +275,16 @@ ffi::Error ReadCall(Part part, const RowAttributes& attributes, const ffi::Remai
   if (error.success() && traits.hides) {
     error = ReadScaleAndBand(traits, attributes, x, &call->attention);
   }
-  if (error.success() && attributes.has_mask) {
-    const ffi::ErrorOr<ffi::AnyBuffer> mask = operands.get<ffi::AnyBuffer>(1);
-    error = mask ? ReadMask(traits, *mask, x.buffer, &call->attention) : mask.error();
-  }
-  if (error.success() && takes_label) {
-    const ffi::ErrorOr<ffi::AnyBuffer> labels = operands.get<ffi::AnyBuffer>(label_at);
-    error = labels ? ReadLabels(traits, *labels, x, call) : labels.error();
-  }
-  for (std::size_t at = scalars_at; error.success() && at < number; ++at) {
-    const std::size_t i = at - scalars_at;
-    const ffi::ErrorOr<ffi::AnyBuffer> scalars = operands.get<ffi::AnyBuffer>(at);
-    error = scalars ? ReadRowScalars(traits, {"the row scalars", *scalars}, traits.takes[i], x,
-                                     &call->scalars_in[i])
-                    : scalars.error();
+  std::size_t at = 0;
+  int numbers[std::size(kRoleNames)] = {};
+  for (const OperandSpec& spec : traits.operands) {
+    if (!IsPresent(spec, part, attributes.has_mask)) continue;
+    const int number = numbers[static_cast<std::size_t>(spec.role)]++;
+    if (at > 0 && error.success()) {
+      const ffi::ErrorOr<ffi::AnyBuffer> operand = operands.get<ffi::AnyBuffer>(at);
+      error = operand ? ReadOperand(traits, spec, number, *operand, x, call) : operand.error();
+    }
+    ++at;
   }
   return error;
 }
@@ -290,19 +298,17 @@ ffi::Error ReadWhole(const ffi::RemainingArgs& operands, const ffi::RemainingRet
                                     tier,      left,  right,    from_end};
   if (ffi::Error error = ReadNames(attributes, call); error.failure()) return error;
   const OperationTraits& traits = TraitsOf(call->operation);
-  const std::size_t stored = (traits.stores_elements ? 1 : 0) + (traits.stores > 0 ? 1 : 0);
-  if (results.size() != stored) {
-    return MismatchError(traits.name, "the results", "number", std::to_string(stored),
-                         std::to_string(results.size()));
+  if (results.size() != traits.results.size()) {
+    return MismatchError(traits.name, "the results", "number",
+                         std::to_string(traits.results.size()), std::to_string(results.size()));
   }
-  // Elements come first, then row scalars.
-  Results read;
+  std::optional<ffi::AnyBuffer> read[2];
   for (std::size_t i = 0; i < results.size(); ++i) {
     ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> one = results.get<ffi::AnyBuffer>(i);
     if (!one) return one.error();
-    (i == 0 && traits.stores_elements ? read.elements : read.scalars) = **one;
+    read[i] = **one;
   }
-  return ReadCall(Part::kWhole, attributes, operands, read, nullptr, call);
+  return ReadCall(Part::kWhole, attributes, operands, {read[0], read[1]}, nullptr, call);
 }
 
 ffi::Error ReadStatistics(const ffi::RemainingArgs& operands,
@@ -318,7 +324,7 @@ ffi::Error ReadFinish(ffi::AnyBuffer statistics, const ffi::RemainingArgs& opera
                       bool has_mask, bool all_sums, RowCall* call) {
   const RowAttributes attributes = {operation, scale, has_mask, all_sums};
   if (ffi::Error error = ReadNames(attributes, call); error.failure()) return error;
-  return ReadCall(Part::kFinish, attributes, operands, {*result, std::nullopt}, &statistics, call);
+  return ReadCall(Part::kFinish, attributes, operands, {*result}, &statistics, call);
 }
 
 }  // namespace jaxkernels

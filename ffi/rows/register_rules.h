@@ -53,15 +53,15 @@ constexpr int WarpMaxRowRegisters(int pack) { return IsPackOfDoubles(pack) ? 48 
 constexpr bool WarpShapeFits(const WarpShape& shape, const OperationTraits& traits, int pack,
                              bool aligned) {
   const int registers_per_value = IsPackOfDoubles(pack) ? 2 : 1;
-  const int registers = shape.packs_per_lane * pack * registers_per_value * traits.inputs;
+  const int registers = shape.packs_per_lane * pack * registers_per_value * traits.Inputs();
   const bool fits = registers <= WarpMaxRowRegisters(pack);
-  if (traits.takes_label) {
+  if (traits.TakesLabel()) {
     return shape.lanes == 32 && (registers == 32 || registers == WarpMaxRowRegisters(pack));
   }
   if (shape.lanes < 32) {
     const bool is_deep = shape.packs_per_lane > 1;
-    if (!traits.stores_elements && shape.packs_per_lane != 4 && shape.lanes > 2) return false;
-    if (is_deep && traits.stores_elements && !(traits.hides && shape.lanes == 16)) return false;
+    if (!traits.StoresElements() && shape.packs_per_lane != 4 && shape.lanes > 2) return false;
+    if (is_deep && traits.StoresElements() && !(traits.hides && shape.lanes == 16)) return false;
   }
   return fits && (aligned || shape.lanes == 32);  // short misaligned rows are staged
 }
@@ -105,7 +105,7 @@ constexpr bool LeavesLanesIdle(const OperationTraits& traits, int pack, int64_t 
                                const WarpShape& shape) {
   const int layout_packs = shape.lanes * shape.packs_per_lane;
   const bool is_softmax =
-      traits.inputs == 1 && !traits.hides && TakesOf(traits) == 0 && traits.stores == 0;
+      traits.Inputs() == 1 && !traits.hides && traits.Takes() == 0 && traits.Stores() == 0;
   return is_softmax && !IsPackOfDoubles(pack) && layout_packs <= 64 && 4 * packs < 3 * layout_packs;
 }
 // Whether any row takes a layout of the warp tier: no earlier layout holds as much, and some of its
@@ -123,8 +123,8 @@ constexpr bool IsWarpShapeTaken(int index, Operation operation, int pack, bool a
       return false;
     }
   }
-  const bool may_stage = !aligned && traits.shares_rows && !narrows;
-  return !may_stage || packs * pack > MostStagedCols(pack, traits.inputs);
+  const bool may_stage = !aligned && traits.SharesRows() && !narrows;
+  return !may_stage || packs * pack > MostStagedCols(pack, traits.Inputs());
 }
 // Lanes that share a staged row, the fewest that hold it, and elements that each has of it, for
 // which there are kernels of even numbers.

@@ -113,7 +113,7 @@ JK_HOST_DEVICE constexpr int WholeSmemLines(int bytes) {
 inline constexpr int kClusterBlocks[] = {2, 4, 8, 16};  // powers of two, as ClusterIndex needs
 constexpr int LeastSharesOfCluster(Operation operation, int pack) {
   if (IsPackOfDoubles(pack)) return 4;
-  return TraitsOf(operation).takes_label ? (IsPackOfHalves(pack) ? 3 : 2) : 8;
+  return TraitsOf(operation).TakesLabel() ? (IsPackOfHalves(pack) ? 3 : 2) : 8;
 }
 inline constexpr int kLeastSharesOfPortableCluster = 3;
 // Rows of which an SM holds so many stay in one block. Four blocks of 256 threads have all of its
@@ -126,7 +126,7 @@ inline constexpr int kLeastSharesOfPortableCluster = 3;
 // H200 bf16 loss with gradient 32000 cols: 1 (3) 1.03, 2 (6) 1.02, 4 (9) 0.97
 // H200 bf16 loss with gradient 50257 cols: 1 (2) 0.98, 2 (4) 1.02, 4 (8) 0.97
 constexpr int LeastRowsAlone(Operation operation, int pack) {
-  if (TraitsOf(operation).takes_label) return IsPackOfHalves(pack) ? 3 : 2;
+  if (TraitsOf(operation).TakesLabel()) return IsPackOfHalves(pack) ? 3 : 2;
   return IsPackOfDoubles(pack) ? 2 : 4;
 }
 inline constexpr int kWaves = 32;
@@ -212,7 +212,7 @@ constexpr int StatisticsBytes(Operation operation, int pack) {
 // H200 f32 loss with gradient 128256 cols: 0.96, 0.99
 // H200 f32 loss with gradient 262144 cols: 0.93, 0.96
 constexpr bool IsLed(Operation operation) {
-  return TraitsOf(operation).takes_label && StoresElements(operation) && Reduces(operation);
+  return TraitsOf(operation).TakesLabel() && StoresElements(operation) && Reduces(operation);
 }
 inline constexpr int kLedNumbers = 20;
 

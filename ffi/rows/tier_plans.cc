@@ -40,7 +40,7 @@ void PlanWarp(const SoftmaxProblem& problem, const DeviceLimits& limits, Softmax
 bool PrefersStaged(const SoftmaxProblem& problem, const SoftmaxPlan& plan, int warp_shape) {
   if (!SharesRows(problem.operation) || problem.narrows) return false;
   if (problem.cols > MostStagedCols(plan.pack, InputsOf(problem.operation))) return false;
-  if (!plan.aligned || TraitsOf(problem.operation).takes_label) return true;
+  if (!plan.aligned || TraitsOf(problem.operation).TakesLabel()) return true;
   return warp_shape >= 0 && LeavesLanesIdle(TraitsOf(problem.operation), plan.pack,
                                             problem.cols / plan.pack, kWarpShapes[warp_shape]);
 }

@@ -23,7 +23,6 @@ import jax
 import numpy as np
 
 from jaxkernels._core import compat
-from jaxkernels.typing import Operation
 
 _PACKAGE = Path(__file__).parent.parent
 # The targets of row operations: one for whole rows, two for the parts of one.
@@ -142,58 +141,6 @@ def _register(module: ModuleType, platform: str, running: tuple[int, int] | None
         jax.ffi.register_ffi_target(target, registrations[target], _XLA_PLATFORM[platform])
 
 
-@dataclasses.dataclass(frozen=True)
-class RowOperation:
-    """What `ffi/rows/operations.h` says of a row operation.
-
-    Attributes:
-        inputs: arrays that it reads, each an element for each element of a row.
-        finds_max: whether it finds the maximum of a row before it sums.
-        hides: whether it works on attention scores, some of which a row may not see.
-        has_mask: whether it may have a mask.
-        shares_rows: whether all inputs have one shape.
-        sums: numbers that a row sums, side by side.
-        counts_max: whether it also counts the terms of the maximum, unless they are of a 16-bit type.
-        x_if_half: number of sums relative to the maximum if a 16-bit input is x, whose maximum and sum of
-            exp(x - max) the kernel then finds; 0 if the operation always reads y.
-        takes_label: whether it reads a column for each row, behind its inputs.
-        takes: numbers that it reads for each row, behind those, of two arrays; 0 where there is none.
-        stores_elements: whether it has a result for each element.
-        stores: numbers that it stores for each row, in a result of their own; 0 if it has none.
-    """
-
-    inputs: int
-    finds_max: bool
-    hides: bool
-    has_mask: bool
-    shares_rows: bool
-    sums: int
-    counts_max: bool
-    x_if_half: int
-    takes_label: bool
-    takes: tuple[int, int]
-    stores_elements: bool
-    stores: int
-
-    def counts_max_of(self, dtype: np.dtype) -> bool:
-        """Whether it counts the terms of the maximum of a row of this dtype."""
-        return self.counts_max and dtype.itemsize > 2
-
-    def reads_x_for_y(self, dtype: np.dtype) -> bool:
-        """Whether it reads x of this dtype, of wider ones y."""
-        return self.x_if_half > 0 and dtype.itemsize == 2
-
-    def sums_of(self, dtype: np.dtype) -> int:
-        """The numbers that a row of this dtype sums, such a count included."""
-        return self.sums + (self.counts_max_of(dtype) or self.reads_x_for_y(dtype))
-
-    def relative_sums_of(self, dtype: np.dtype) -> int:
-        """How many of these are relative to the maximum: the first ones; 0 if it finds none."""
-        if self.reads_x_for_y(dtype):
-            return self.x_if_half
-        return self.sums_of(dtype) if self.finds_max else 0
-
-
 cpu_module = _load_cpu()
 cuda_module, _why_no_cuda = _load_cuda(cpu_module.WHY_NO_CUDA)
 _running_version = compat.running_ffi_api_version()
@@ -202,10 +149,6 @@ if cuda_module is not None:
     _register(cuda_module, "cuda", _running_version)
 jax.ffi.register_ffi_target_as_batch_partitionable(ROWS_TARGET)
 
-ROW_OPERATIONS: dict[Operation, RowOperation] = {
-    name: RowOperation(**traits) for name, traits in cpu_module.row_operations().items()
-}
-OPERATIONS = tuple(ROW_OPERATIONS)
 # Of a band: no bound on a side, or one that no index reaches. The kernels count columns, and rows
 # within a band, up to it.
 UNBOUNDED: int = cpu_module.UNBOUNDED

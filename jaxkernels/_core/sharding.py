@@ -29,27 +29,21 @@ def equalize_varying(operands: Sequence[jax.Array]) -> list[jax.Array]:
     return equal
 
 
-def equalize(
-    operands: Sequence[jax.Array], full_operands: int, row_scalars: int = 0
-) -> list[jax.Array]:
+def equalize(operands: Sequence[jax.Array], is_of_row: Sequence[bool]) -> list[jax.Array]:
     """Gives all operands the device-variance and the explicit sharding of one another.
 
     Args:
-        operands: of one primitive.
-        full_operands: how many of them, the first, have one shape.
-        row_scalars: how many behind them have numbers for each row in place of the last dimension.
+        operands: of one primitive. A dimension of another size than that of the first is not sharded.
+        is_of_row: of each, whether it has numbers of each row in place of the last dimension.
     """
     spec = compat.explicit_spec(operands[0])
-    shape = operands[0].shape
     equal = equalize_varying(operands)
-    for i, x in enumerate(equal):
-        own = spec
-        if i >= full_operands:  # a dimension of size 1 is not sharded
-            sizes = zip(spec, x.shape, shape, strict=True)
-            axes = [axis if size == full else None for axis, size, full in sizes]
-            if i < full_operands + row_scalars:
-                axes[-1] = None
-            own = PartitionSpec(*axes)
+    for i, (x, of_row) in enumerate(zip(equal, is_of_row, strict=True)):
+        sizes = zip(spec, x.shape, operands[0].shape, strict=True)
+        axes = [axis if size == full else None for axis, size, full in sizes]
+        if of_row:
+            axes[-1] = None
+        own = PartitionSpec(*axes)
         if compat.explicit_spec(x) != own:
             equal[i] = compat.reshard(x, own, operands[0])
     return equal

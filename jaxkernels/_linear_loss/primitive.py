@@ -70,7 +70,7 @@ def _equalized(given: Arrays) -> list[jax.Array]:
     """Operands that vary over devices alike, and of which those with rows are sharded as x is."""
     equal = dict(zip(given, sharding.equalize_varying(list(given.values())), strict=True))
     of_rows = ["x", *(name for name in given if name not in SHARED and name != "x")]
-    rows = sharding.equalize([equal[name] for name in of_rows], 1, len(of_rows) - 1)
+    rows = sharding.equalize([equal[name] for name in of_rows], [name != "x" for name in of_rows])
     equal |= dict(zip(of_rows, rows, strict=True))
     return list(equal.values())
 

@@ -21,8 +21,9 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from jaxkernels._core import registry
+from jaxkernels._rows import contract, derivatives, partitioning, primitive
 from jaxkernels._rows import cross_entropy_reference as reference
-from jaxkernels._rows import derivatives, partitioning, primitive
+from jaxkernels._rows.contract import Operand, RowOperation
 from jaxkernels._rows.reference import compute_dtype, largest_of
 from jaxkernels.typing import Implementation
 
@@ -44,7 +45,7 @@ def _fwd_in_parts(
     """
     x, label = operands
     cols, dtype = x.shape[-1], compute_dtype(x)
-    sums = registry.ROW_OPERATIONS["cross_entropy_fwd"].sums_of(x.dtype)
+    sums = contract.OPERATIONS["cross_entropy_fwd"].sums_of(x.dtype)
     statistics = jax.ShapeDtypeStruct((*x.shape[:-1], 1 + sums), dtype)
     call = jax.ffi.ffi_call(registry.STATISTICS_TARGET, statistics)
     own = call(x, operation="cross_entropy_fwd", all_sums=all_sums, **_PLAIN)
@@ -112,15 +113,20 @@ cross_entropy_grad = primitive.of_operation(
     "cross_entropy_grad", reference.cross_entropy_grad, _grad_in_parts
 )
 # XLA's own kernels: forward mode is rarely what a training step waits for.
+_OF_ROWS = len(reference.KEPT)
 cross_entropy_jvp = primitive.define(
     name="jaxkernels_cross_entropy_jvp",
     reference=reference.cross_entropy_jvp,
-    operation=None,
-    full_operands=1,
-    takes_label=True,
-    takes=(len(reference.KEPT),),
-    stores_elements=False,
-    stores=4,
+    operation=RowOperation(
+        name=None,
+        operands=(
+            Operand("x"),
+            Operand("label", "label"),
+            Operand("kept", "row", _OF_ROWS),
+            Operand("dx"),
+        ),
+        results=(Operand("dmeasures", "row", 4),),
+    ),
 )
 
 # The two functions below have rules of their own. These are for derivatives of the second order on.

@@ -62,7 +62,8 @@ def define_jvp(
             the parameters of the call to the tangent of y.
         params_of_kept: from these parameters to those with which y is made for it, in another dtype.
     """
-    of_result = forward.dtype_of_elements if forward.stores_elements else forward.dtype_of_scalars
+    is_of_row = forward.results[0].is_of_row
+    of_result = forward.dtype_of_scalars if is_of_row else forward.dtype_of_elements
 
     def rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         kept = params_of_kept(**params)

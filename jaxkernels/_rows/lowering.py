@@ -45,7 +45,9 @@ def lower_kernel(
     avals: Sequence[Any] = ctx.avals_in  # pyright: ignore[reportAttributeAccessIssue]
     shapes = [aval.shape for aval in avals]
     several = kernel.primitive.multiple_results
-    if kernel.stores > 0 and shapes[0][-1] == 0:  # what nothing sums to needs no kernel
+    if shapes[0][-1] == 0 and any(
+        x.is_of_row for x in kernel.results
+    ):  # what nothing sums to needs no kernel
         reference = functools.partial(kernel.reference, **attributes)
         return mlir.lower_fun(reference, multiple_results=several)(ctx, *operands)
     splits = 0 not in shapes[0] and partitioned_calls.partitions_custom_calls(ctx)
@@ -112,13 +114,10 @@ def _split_call(
             return _plain(kernel, attributes)(first, *others)
         # Without tracing anything of it: a program may be lowered where float64 is off.
         results = []
-        if kernel.stores_elements:
-            results.append(jax.ShapeDtypeStruct(first.shape, first.dtype))
-        if kernel.stores > 0:
-            shape = (*first.shape[:-1], kernel.stores)
-            results.append(
-                jax.ShapeDtypeStruct(shape, kernel.dtype_of_scalars(first, **attributes))
-            )
+        for spec in kernel.results:
+            shape = (*first.shape[:-1], spec.count) if spec.is_of_row else first.shape
+            of_scalars = spec.is_of_row and kernel.dtype_of_scalars(first, **attributes)
+            results.append(jax.ShapeDtypeStruct(shape, of_scalars or first.dtype))
         results = results if kernel.primitive.multiple_results else results[0]
         call = jax.ffi.ffi_call(registry.ROWS_TARGET, results, input_output_aliases=aliases)
         return call(first, *others, **given)
@@ -136,10 +135,12 @@ def _split_call(
         return _split_call(kernel, tier, attributes_there, aliases, may_leave), there
 
     depends_on_place = kernel.row_dims(**attributes) > 1
-    results = (True,) * kernel.stores_elements + (False,) * (kernel.stores > 0)
     return row_partitioning.SplitCall(
-        *(whole, in_parts, kernel.row_scalars, results),
-        at_place if depends_on_place else None,
+        whole=whole,
+        in_parts=in_parts,
+        operands=kernel.operands_of(**attributes),
+        results=kernel.results,
+        at_place=at_place if depends_on_place else None,
     )
 
 
@@ -153,7 +154,7 @@ def lower_reference(
 ) -> Any:
     del tier
     without = [p for p in compat.lowering_platforms(ctx) if not registry.has_kernels(p)]
-    if kernel.operation is None:
+    if kernel.operation(**attributes).name is None:
         without = []
     if require_kernel and without:
         reasons = "; ".join(registry.why_no_kernels(platform) for platform in without)

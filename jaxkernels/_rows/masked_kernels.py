@@ -18,7 +18,7 @@ import numpy as np
 from jaxkernels._core import compat
 from jaxkernels._core.registry import UNBOUNDED
 from jaxkernels._rows import derivatives, partitioning, primitive, reference
-from jaxkernels.typing import Operation
+from jaxkernels._rows.contract import OPERATIONS, RowOperation
 
 Window = int | tuple[int, int] | None
 
@@ -122,30 +122,23 @@ def _grad_at(
     return list(operands), {**attributes, **_OPEN}
 
 
-def _forward_operation(*, has_bias: bool, **others: Any) -> Operation:
+def _forward_operation(*, has_bias: bool, **others: Any) -> RowOperation:
     del others
-    return "biased_softmax_fwd" if has_bias else "masked_softmax_fwd"
-
-
-def _grad_operation(**attributes: Any) -> Operation:
-    del attributes
-    return "masked_softmax_grad"
+    return OPERATIONS["biased_softmax_fwd" if has_bias else "masked_softmax_fwd"]
 
 
 masked_softmax_fwd = primitive.define(
     name="jaxkernels_masked_softmax_fwd",
     reference=reference.masked_softmax_fwd,
-    operation=_forward_operation,
-    full_operands=1,
-    broadcasts=True,
+    operation=OPERATIONS["masked_softmax_fwd"],
+    operation_of=_forward_operation,
     row_dims=_row_dims,
     at_place=_forward_at,
 )
 masked_softmax_grad = primitive.define(
     name="jaxkernels_masked_softmax_grad",
     reference=reference.masked_softmax_grad,
-    operation=_grad_operation,
-    full_operands=2,
+    operation=OPERATIONS["masked_softmax_grad"],
     row_dims=_row_dims,
     at_place=_grad_at,
 )

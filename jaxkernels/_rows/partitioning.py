@@ -20,6 +20,8 @@ import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxkernels._rows.contract import Operand
+
 
 @dataclasses.dataclass(frozen=True)
 class Place:
@@ -45,16 +47,16 @@ class SplitCall:
             the first operand, or but for its last dimension.
         in_parts: from the operands of a device and the mesh axes over which rows are spread to its
             results.
-        row_scalars: how many operands behind the first have numbers for each row instead of elements.
-        results: of each result whether it has elements.
+        operands: their contracts.
+        results: the contracts of the results.
         at_place: None, or, if a row's result depends on its place in its matrix, from the operands
             of a device and their place to the call and the operands that give it there.
     """
 
     whole: Callable[..., Any]
     in_parts: Callable[[Sequence[jax.Array], tuple[str, ...]], Any]
-    row_scalars: int
-    results: tuple[bool, ...]
+    operands: tuple[Operand, ...]
+    results: tuple[Operand, ...]
     at_place: Callable[[Sequence[jax.Array], Place], tuple[SplitCall, list[jax.Array]]] | None
 
 
@@ -74,9 +76,10 @@ def partitioned(call: SplitCall, shapes: Sequence[tuple[int, ...]]) -> Callable[
         ]
         for n, shape in enumerate(shapes)
     ]
-    for n in range(len(names) - call.row_scalars, len(names)):
-        names[n][-1] = f"scalars{n}"
-    results = [names[0] if has else [*names[0][:-1], "result"] for has in call.results]
+    for n, spec in enumerate(call.operands):
+        if spec.is_of_row:
+            names[n][-1] = f"scalars{n}"
+    results = [[*names[0][:-1], "result"] if x.is_of_row else names[0] for x in call.results]
 
     def partition(mesh: Any, operands: Any, result_info: Any) -> Any:
         del result_info  # where it asks for another split than the operands give, XLA reshards

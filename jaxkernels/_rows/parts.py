@@ -26,7 +26,7 @@ import numpy as np
 from jax import lax
 
 from jaxkernels._core import registry
-from jaxkernels._rows import reference
+from jaxkernels._rows import contract, reference
 from jaxkernels.typing import Operation
 
 
@@ -47,9 +47,9 @@ class Parts:
     wide: bool = False
 
     @property
-    def traits(self) -> registry.RowOperation:
+    def traits(self) -> contract.RowOperation:
         """What the table of operations says."""
-        return registry.ROW_OPERATIONS[self.operation]
+        return contract.OPERATIONS[self.operation]
 
 
 def apply(parts: Parts, operands: Sequence[jax.Array], axes: tuple[str, ...]) -> jax.Array:
@@ -70,7 +70,8 @@ def apply(parts: Parts, operands: Sequence[jax.Array], axes: tuple[str, ...]) ->
     computed = reference.compute_dtype(first)
     size = 1 + traits.sums_of(first.dtype)
     statistics = jax.ShapeDtypeStruct((*first.shape[:-1], size), computed)
-    elements = operands[:-1] if any(traits.takes) else operands
+    specs = traits.operands_of_call(has_mask=parts.has_mask)
+    elements = [x for x, spec in zip(operands, specs, strict=True) if not spec.is_of_row]
     own = jax.ffi.ffi_call(registry.STATISTICS_TARGET, statistics)(*elements, **attributes)
     relative, counts_max = traits.relative_sums_of(first.dtype), traits.counts_max_of(first.dtype)
     whole = _of_all_devices(own, axes, relative, counts_max)

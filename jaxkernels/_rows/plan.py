@@ -11,6 +11,7 @@ from typing import Any
 
 from jaxkernels._core import devices, registry, validate
 from jaxkernels._cpu import SoftmaxPlan
+from jaxkernels._rows import contract
 from jaxkernels.typing import Device, DeviceName, Dtype, Operation, Tier
 
 
@@ -65,8 +66,8 @@ def plan_softmax(
         ValueError: operation, device or tier is unknown, the offset is 16 bytes or more, or the tier
             cannot serve such rows on this device.
     """
-    if operation not in registry.OPERATIONS:
-        listed = ", ".join(map(repr, registry.OPERATIONS))
+    if operation not in contract.OPERATIONS:
+        listed = ", ".join(map(repr, contract.OPERATIONS))
         raise ValueError(f"operation must be one of {listed}; got {operation!r}")
     validate.check_choice("tier", tier, validate.TIERS)
     dtype_name = validate.row_dtype("plan_softmax", dtype)
@@ -116,7 +117,7 @@ def is_left_to_xla(operation: Operation, shape: Sequence[Any], dtype: Any) -> bo
     cols = shape[-1]
     if not isinstance(cols, int):
         return False
-    if cols * dtype.itemsize * registry.ROW_OPERATIONS[operation].inputs <= _FITS_ANYWHERE:
+    if cols * dtype.itemsize * contract.OPERATIONS[operation].inputs <= _FITS_ANYWHERE:
         return False
     return plan_softmax((1, cols), dtype, operation=operation).xla_by_default
 

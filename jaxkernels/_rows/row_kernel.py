@@ -1,9 +1,7 @@
 """What a row kernel is: its operands and results, and the call of the FFI target.
 
-A row kernel reduces over the last axis of its operands; all other dimensions are rows. Its full
-operands have one shape and dtype; operands behind them may have dimensions of size 1 in place of
-theirs (masks, biases), or are row scalars: some numbers for each row, or its label, in place of the
-last dimension. A result has the full shape, or is such numbers.
+A row kernel reduces over the last axis of its operands; all other dimensions are rows. The contract of
+its operation (`registry.RowOperation`) names its operands and results, each with a role.
 
 Owns: the record of a kernel. Must not know: JAX's transformations, what operations compute.
 """
@@ -20,12 +18,12 @@ from jax.extend.core import Primitive
 
 from jaxkernels._core import sharding
 from jaxkernels._core.registry import UNBOUNDED
+from jaxkernels._rows.contract import Operand, RowOperation
 from jaxkernels._rows.reference import compute_dtype
-from jaxkernels.typing import Operation
 
 Reference = Callable[..., Any]
 # From the attributes of a call to the operation that it is.
-OperationOf = Callable[..., Operation]
+OperationOf = Callable[..., RowOperation]
 # f(operands, place, **attributes) -> operands, attributes: the call of one device, given where its
 # part lies in the whole arrays.
 AtPlace = Callable[..., tuple[list[jax.Array], dict[str, Any]]]
@@ -52,19 +50,12 @@ class RowKernel:
     Attributes:
         primitive: what JAX traces.
         reference: the same function in plain JAX, of the operands and the attributes.
-        full_operands: how many of the first operands have the full shape.
-        broadcasts: whether operands behind these and the row scalars may have dimensions of size 1, as
-            masks and biases do; otherwise they have the full shape too.
-        takes_label: whether the operand behind them has a column for each row, int32.
-        takes: how many numbers each row has in the operands behind that.
-        stores_elements: whether there is a result of the full shape.
-        stores: how many numbers each row has in a result of its own, the last; 0 if there is none. A
-            static argument of the reference, `wide`, says whether they have the dtype of the first
-            operand or, as they do without it, the one that this is computed in.
+        results: the contracts of its results. A static argument of the reference, `wide`, says whether
+            numbers of each row have the dtype of the first operand or, as they do without it, the one
+            that this is computed in.
+        operation: from the attributes of a call to the contract of the operation that it is.
         row_dims: from the attributes of a call to the number of last dimensions that it needs whole
             and in their order: 1, or 2 where it matters at which place of its matrix a row stands.
-        operation: from the attributes of a call to the operation that it is; None if there is none,
-            and the reference runs everywhere.
         at_place: what to run on a part of a matrix where it matters where it lies; None if it never
             does.
         in_parts: what to run on rows that are spread over mesh axes, f(operands, axes, **attributes);
@@ -73,21 +64,15 @@ class RowKernel:
 
     primitive: Primitive
     reference: Reference
-    full_operands: int
-    broadcasts: bool
-    takes_label: bool
-    takes: tuple[int, ...]
-    stores_elements: bool
-    stores: int
+    results: tuple[Operand, ...]
+    operation: OperationOf
     row_dims: Callable[..., int]
-    operation: OperationOf | None
     at_place: AtPlace | None
     in_parts: InParts | None
 
-    @property
-    def row_scalars(self) -> int:
-        """How many operands behind the full ones have something for each row."""
-        return self.takes_label + len(self.takes)
+    def operands_of(self, *, has_mask: bool = False, **attributes: Any) -> tuple[Operand, ...]:
+        """The contracts of the operands of a call."""
+        return self.operation(**attributes).operands_of_call(has_mask=has_mask)
 
     def __call__(
         self, *operands: jax.Array, tier: str, require_kernel: bool, **attributes: Any
@@ -95,9 +80,9 @@ class RowKernel:
         """Applies the kernel along the last axis.
 
         Args:
-            operands: the full ones of shape (..., cols), all of one shape and dtype; the others
-                with as many dimensions; labels of shape (..., 1); row scalars of shape (..., n), of
-                that dtype or the one that it is computed in.
+            operands: in the order of the contract: elements of shape (..., cols), all of one shape and
+                dtype; labels of shape (..., 1); numbers of each row of shape (..., count), of that dtype
+                or the one that it is computed in.
             tier: "auto", or the tier to force.
             require_kernel: a platform without kernels is an error when lowering, instead of a
                 reason to run the reference.
@@ -107,14 +92,14 @@ class RowKernel:
         Returns:
             The result, or a list of both.
         """
-        equal = sharding.equalize(operands, self.full_operands, self.row_scalars)
+        specs = self.operands_of(**attributes)
+        equal = sharding.equalize(operands, [spec.is_of_row for spec in specs])
         return self.primitive.bind(*equal, tier=tier, require_kernel=require_kernel, **attributes)
 
     def call_attributes(self, tier: str, **attributes: Any) -> dict[str, Any]:
         """The attributes of the call of the FFI target."""
-        assert self.operation is not None
         known = {name: attributes.get(name, value) for name, value in _WITHOUT.items()}
-        return {"operation": self.operation(**attributes), "tier": tier, **known}
+        return {"operation": self.operation(**attributes).name, "tier": tier, **known}
 
     def dtype_of_elements(self, first: Any, **attributes: Any) -> Any:
         """The dtype of the result of the full shape, from its first operand.

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxkernels._core import compat, eager, registry, validate
-from jaxkernels._rows import derivatives, last_axis, primitive
+from jaxkernels._core import compat, eager, validate
+from jaxkernels._rows import contract, derivatives, last_axis, primitive
 from jaxkernels._rows.row_kernel import RowKernel
 from jaxkernels.typing import Implementation, Tier
 
@@ -40,7 +40,7 @@ derivatives.define_derivatives(
     log_softmax_fwd,
     jvp=log_softmax_jvp,
     grad=log_softmax_grad,
-    keeps_x=registry.ROW_OPERATIONS["log_softmax_grad"].reads_x_for_y,
+    keeps_x=contract.OPERATIONS["log_softmax_grad"].reads_x_for_y,
 )
 
 

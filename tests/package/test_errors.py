@@ -11,7 +11,7 @@ from ffi_calls import ffi_call
 
 import jaxkernels as jk
 from jaxkernels import _cpu
-from jaxkernels._core import registry
+from jaxkernels._rows import contract
 
 both = pytest.mark.parametrize("function", [jk.softmax, jk.log_softmax], ids=lambda f: f.__name__)
 X = jnp.ones((4, 8))
@@ -385,10 +385,10 @@ def _call(operation, *arguments, **attributes):
 
 
 def takes_label(operation):
-    return registry.ROW_OPERATIONS[operation].takes_label
+    return contract.OPERATIONS[operation].takes_label
 
 
-@pytest.mark.parametrize("operation", [*itertools.filterfalse(takes_label, registry.OPERATIONS)])
+@pytest.mark.parametrize("operation", [*itertools.filterfalse(takes_label, contract.OPERATIONS)])
 def test_handlers_check_shapes_and_dtypes_by_name(operation):
     """Handlers return errors that name the operation, what they expected and what they got; nothing crashes."""
     arity = 1 if operation.endswith("fwd") and operation != "biased_softmax_fwd" else 2
@@ -431,16 +431,16 @@ def test_handlers_check_labels_and_row_scalars():
     x, label, kept = ((2, 3), F32), ((2, 1), "int32"), ((2, 7), F32)
     fwd, grad = "cross_entropy_fwd", "cross_entropy_grad"
     text = _call(fwd, [x, ((2, 1), "int16")], kept)
-    assert "cross_entropy_fwd: dtype of the labels: expected int32" in text
+    assert "cross_entropy_fwd: dtype of label: expected int32" in text
     text = _call(fwd, [x, ((2, 3), "int32")], kept)
-    assert "shape of the labels: expected (2, 3) with 1 in place of the last dimension" in text
+    assert "shape of label: expected (2, 3) with 1 in place of the last dimension" in text
     text = _call(fwd, [x, label], ((2, 6), F32))
     assert "shape of the result: expected (2, 3) with 7 in place of the last dimension" in text
     assert "number of the operands: expected 2, got 1" in _call(fwd, [x], kept)
     text = _call(grad, [x, label, kept, ((2, 3), F32)], x)
-    assert "shape of the row scalars: expected (2, 3) with 4 in place" in text
+    assert "shape of cotangent: expected (2, 3) with 4 in place" in text
     text = _call(grad, [x, label, kept, ((2, 4), "bfloat16")], x)
-    assert "dtype of the row scalars: expected float32 or float32, got bfloat16" in text
+    assert "dtype of cotangent: expected float32 or float32, got bfloat16" in text
     text = _call("cross_entropy_fwd_grad", [x, label, ((2, 4), F32)], x)
     assert "number of the results: expected 2, got 1" in text
     text = _call(fwd, [((2, 0), F32), label], ((2, 7), F32))

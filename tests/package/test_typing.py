@@ -19,8 +19,8 @@ import jaxkernels as jk
 import jaxkernels.flax
 import jaxkernels.typing as choices
 from jaxkernels import _cpu
-from jaxkernels._core import registry, validate
-from jaxkernels._rows import masked
+from jaxkernels._core import validate
+from jaxkernels._rows import contract, masked
 
 FUNCTIONS = {
     **{f"jk.{name}": getattr(jk, name) for name in jk.__all__},
@@ -86,7 +86,7 @@ def test_tables_of_the_checks_are_these_types():
     assert args(choices.Implementation) == validate.IMPLEMENTATIONS
     assert args(choices.AttentionImplementation) == (*validate.IMPLEMENTATIONS, "cudnn")
     assert args(choices.EmptyRows) == masked.EMPTY_ROWS
-    assert args(choices.Operation) == registry.OPERATIONS
+    assert args(choices.Operation) == tuple(contract.OPERATIONS)
     assert args(choices.Algorithm) == validate.ALGORITHMS
     assert args(choices.Reduction) == validate.REDUCTIONS
     assert args(choices.OtherDtypes) == validate.OTHER_DTYPES
@@ -98,7 +98,7 @@ def test_tables_of_the_extension_module_are_these_types():
     rungs = typing.get_args(choices.Algorithm)
     assert ("auto", *rungs) == tuple(_cpu.sgemm_algorithms())
     for dtype in validate.DTYPES:
-        for operation, traits in registry.ROW_OPERATIONS.items():
+        for operation, traits in contract.OPERATIONS.items():
             if traits.takes_label:
                 continue  # not all tiers serve them
             for tier in validate.TIERS:

@@ -9,7 +9,8 @@ import pytest
 from row_plans import BYTES, DEVICES, MASKED, RESERVED, inputs, packs_of, plan, scratch_of
 
 from jaxkernels import _cpu
-from jaxkernels._core import registry, validate
+from jaxkernels._core import validate
+from jaxkernels._rows import contract
 
 
 def tier_ends(dtype, operation, device):
@@ -28,7 +29,7 @@ def tier_ends(dtype, operation, device):
 
 
 def stores_scalar(operation):
-    return not registry.ROW_OPERATIONS[operation].stores_elements
+    return not contract.OPERATIONS[operation].stores_elements
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -58,7 +59,7 @@ def test_tiers_follow_one_another(dtype, operation, device):
     serves them by default, except losses."""
     warp_end, block_end, smem_end, cluster_end = tier_ends(dtype, operation, device)
     assert 128 <= warp_end <= block_end <= smem_end <= cluster_end
-    stores_terms = registry.ROW_OPERATIONS[operation].finds_max and not stores_scalar(operation)
+    stores_terms = contract.OPERATIONS[operation].finds_max and not stores_scalar(operation)
     skips_block = operation == "log_softmax_fwd" or (dtype == "float64" and stores_terms)
     assert (warp_end == block_end) == skips_block
     limits = _cpu.named_devices()[device]
@@ -80,7 +81,7 @@ def test_tiers_follow_one_another(dtype, operation, device):
     if smem_end < cluster_end:
         _check_clusters(smem_end + pack, cluster_end, pack, dtype, operation, device)
     assert not plan(cluster_end, dtype, operation, device).xla_by_default
-    takes_label = registry.ROW_OPERATIONS[operation].takes_label
+    takes_label = contract.OPERATIONS[operation].takes_label
     for cols in (cluster_end + pack, 4 * cluster_end):
         longer = plan(cols, dtype, operation, device)
         assert (longer.tier, longer.xla_by_default) == ("block_uncached", not takes_label)

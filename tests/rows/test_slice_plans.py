@@ -7,7 +7,8 @@ import oracle
 import pytest
 
 import jaxkernels as jk
-from jaxkernels._core import registry, validate
+from jaxkernels._core import validate
+from jaxkernels._rows import contract
 
 COLS = (
     1,
@@ -45,7 +46,7 @@ def plans(dtype, tier=None):
     """(operation, cols, offset, shifted, plan) over operations, lengths and places; a forced tier never fails for the place."""
     pack = 16 // oracle.storage(dtype).itemsize
     # What reduces nothing has one plan, for every place.
-    operations = [name for name, traits in registry.ROW_OPERATIONS.items() if traits.sums > 0]
+    operations = [name for name, traits in contract.OPERATIONS.items() if traits.sums > 0]
     for operation, cols, (place, shifted) in itertools.product(operations, COLS, PLACES):
         options = {"operation": operation, "device": "h200", "tier": tier}
         try:
@@ -70,7 +71,7 @@ def test_every_place_has_a_plan(dtype, tier):
         gathers = plan.staged or plan.tier == "block_uncached"
         assert gathers or not shifted, (operation, cols, plan)
         if plan.staged:  # some rows of each input for each of four warps, and a pack for what is before the first
-            traits = registry.ROW_OPERATIONS[operation]
+            traits = contract.OPERATIONS[operation]
             rows = plan.rows_per_access
             room = plan.smem_bytes // (4 * traits.inputs)
             assert room == rows * cols * width + (16 if offset or shifted else 0)
@@ -81,7 +82,7 @@ def test_every_place_has_a_plan(dtype, tier):
             assert plan.lanes * fewest <= cols <= plan.lanes * most
         if plan.tier == "warp" and not plan.staged and not plan.aligned:
             # Layouts that hold fewer packs are not compiled, because such rows are staged.
-            traits = registry.ROW_OPERATIONS[operation]
+            traits = contract.OPERATIONS[operation]
             longest = 32 * (8 if width == 8 else 16) // (1 if width == 2 else traits.inputs)
             assert not traits.shares_rows or plan.lanes * plan.packs_per_lane * pack > longest
         if plan.tier in ("warp", "block") and not plan.staged:

@@ -31,6 +31,14 @@ def normal(*shape):
     return RNG.standard_normal(shape).astype(np.float32)
 
 
+def _operand(spec):
+    if spec.role == "label":
+        return np.array([[[1], [3], [-1], [4]]] * 2, np.int32)
+    if spec.role == "row":
+        return 1 + np.abs(normal(2, 4, spec.count))
+    return {"mask": MASK, "broadcast": BIAS}.get(spec.role, normal(2, 4, 5))
+
+
 def _every_primitive():
     """Of every primitive a function of arrays, and arrays for it."""
     kernels = {
@@ -42,13 +50,8 @@ def _every_primitive():
     for name, kernel in kernels.items():
         call = functools.partial(kernel, tier="auto", require_kernel=False)
         call = functools.partial(call, **PARAMETERS.get(name, {}))
-        operands = [normal(2, 4, 5) for _ in range(kernel.full_operands)]
-        operands += [np.array([[[1], [3], [-1], [4]]] * 2, np.int32)] * kernel.takes_label
-        operands += [1 + np.abs(normal(2, 4, number)) for number in kernel.takes]
-        operands += [normal(2, 4, 5)] * (kernel is cross_entropy_kernels.cross_entropy_jvp)
-        if PARAMETERS.get(name, {}).get("has_mask"):
-            operands += [MASK, BIAS]
-        yield pytest.param(name, call, operands, id=name)
+        specs = kernel.operands_of(**PARAMETERS.get(name, {}))
+        yield pytest.param(name, call, [*map(_operand, specs)], id=name)
     name = sgemm_primitive.sgemm_p.name
     options = Options(alpha=2.0, beta=0.5)
     yield pytest.param(name, sgemm_primitive.multiply, [normal(4, 3), normal(3, 5)], id=name)

@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxkernels._core import registry, validate
+from jaxkernels._core import validate
+from jaxkernels._rows import contract
 
 ROWS, COLS = 5, 7
 PRED, F32 = np.dtype(bool), np.dtype(np.float32)
@@ -41,31 +42,34 @@ def right_call(target: str, rng: np.random.Generator) -> Call:
         flags = {"trans_a": False, "trans_b": False}
         sizes = {"for_batch": False, "split_k": 1, "pad_a": 0, "pad_b": 0}
         return Call([a, b], [out, ((0,), F32)], {**flags, **floats, "algorithm": "naive", **sizes})
-    operation = str(rng.choice(registry.OPERATIONS))
-    traits = registry.ROW_OPERATIONS[operation]
+    operation = str(rng.choice([*contract.OPERATIONS]))
+    traits = contract.OPERATIONS[operation]
     is_part = target != "jaxkernels_rows"
-    stores_both = traits.stores_elements and traits.stores > 0
-    if is_part and (traits.sums == 0 or stores_both):
+    if is_part and (traits.sums == 0 or len(traits.results) > 1):
         return right_call(target, rng)  # it has no parts
     if target == "jaxkernels_row_finish" and not traits.stores_elements:
         return right_call(target, rng)  # its result follows from the statistics alone
-    has_mask = bool(rng.integers(0, 2)) and traits.has_mask
+    has_mask = bool(rng.integers(0, 2)) and len(traits.operands_of_call()) < len(traits.operands)
     wide = np.dtype("float64" if dtype == np.float64 else "float32")
 
-    def scalars(number: int) -> tuple:
-        return (*shape[:-1], number), dtype if rng.integers(0, 2) else wide
+    def array(spec: contract.Operand) -> tuple:
+        if spec.role == "mask":
+            return shape, PRED
+        if spec.role == "label":
+            return (*shape[:-1], 1), np.dtype("int32")
+        if spec.role == "row":
+            return (*shape[:-1], spec.count), dtype if rng.integers(0, 2) else wide
+        return x
 
-    operands = [x, *[(shape, PRED)] * has_mask, *[x] * (traits.inputs - 1)]
-    if target != "jaxkernels_row_statistics":
-        operands += [((*shape[:-1], 1), np.dtype("int32"))] * traits.takes_label
-        operands += [scalars(number) for number in traits.takes if number > 0]
-    results = [x] * traits.stores_elements
-    results += [scalars(traits.stores)] * (traits.stores > 0)
+    specs = traits.operands_of_call(has_mask=has_mask)
+    is_statistics = target == "jaxkernels_row_statistics"
+    operands = [array(spec) for spec in specs if not (is_statistics and spec.is_of_row)]
+    results = [*map(array, traits.results)]
     scale = np.float64(0.5 if traits.hides else 1.0)
     attributes = {"operation": operation, "scale": scale, "has_mask": has_mask}
     attributes["all_sums"] = bool(rng.integers(0, 2))
     statistics = ((*shape[:-1], 1 + traits.sums_of(dtype)), wide)
-    if target == "jaxkernels_row_statistics":
+    if is_statistics:
         return Call(operands, [statistics], attributes)
     if target == "jaxkernels_row_finish":
         return Call([statistics, *operands], results, attributes)
@@ -103,7 +107,7 @@ def other_attribute(value: Any, rng: np.random.Generator) -> Any:
             "auto",
             *validate.TIERS,
             *validate.ALGORITHMS,
-            *registry.OPERATIONS,
+            *contract.OPERATIONS,
         )
     elif isinstance(value, int):
         some = HUGE

@@ -5,7 +5,7 @@ import oracle
 
 import jaxkernels as jk
 from jaxkernels import _cpu
-from jaxkernels._core import registry
+from jaxkernels._rows import contract
 
 DEVICES = tuple(_cpu.named_devices())
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
@@ -41,7 +41,7 @@ def scratch_of(dtype, operation):
     """By the type of computation, and how many sums a row has."""
     if keeps_rest(dtype, operation):
         return SCRATCH_WITH_RESTS
-    sums = registry.ROW_OPERATIONS[operation].sums_of(oracle.storage(dtype))
+    sums = contract.OPERATIONS[operation].sums_of(oracle.storage(dtype))
     return SCRATCH[oracle.compute(dtype).name, sums]
 
 
@@ -50,7 +50,7 @@ def keeps_rest(dtype, operation):
 
 
 def inputs(operation):
-    return registry.ROW_OPERATIONS[operation].inputs
+    return contract.OPERATIONS[operation].inputs
 
 
 def plan(cols, dtype="float32", operation="softmax_fwd", device="h200", tier=None, rows=4096):

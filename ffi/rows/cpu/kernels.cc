@@ -19,7 +19,7 @@ RowStep FirstStep(Operation operation, DType dtype) {
   if (traits.sums == 0) return RowStep::kResults;
   // Segments of logits have sums relative to their own maxima.
   const bool finds_max = FindsMax(traits, ByteWidth(dtype));
-  return finds_max && !traits.takes_label ? RowStep::kMax : RowStep::kSums;
+  return finds_max && !traits.TakesLabel() ? RowStep::kMax : RowStep::kSums;
 }
 
 void RunRows(const RowCall& call, const RowRange& range) {

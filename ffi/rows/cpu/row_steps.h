@@ -51,7 +51,7 @@ struct RowEnds {
 
   // Number i of those that a row takes, and of those that it stores.
   JK_INLINE C Take(int64_t index, int i = 0) const {
-    constexpr int kFirst = TraitsOf(Op::kOperation).takes[0];
+    constexpr int kFirst = TraitsOf(Op::kOperation).operands.RowNumbers(0);
     const bool is_first = i < kFirst;
     const RowScalars& from = in[is_first ? 0 : 1];
     const int64_t at = is_first ? index * kFirst + i : index * (Op::kTakes - kFirst) + i - kFirst;

@@ -138,8 +138,8 @@ template <typename Op>
 constexpr bool LoadsAsTable() {
   const OperationTraits& traits = TraitsOf(Op::kOperation);
   return Op::kKeepsRest == KeepsRest(traits, sizeof(typename Op::Storage)) &&
-         Op::kHides == traits.hides && kHasMask<Op> == traits.has_mask &&
-         Op::kSharesRows == traits.shares_rows;
+         Op::kHides == traits.hides && kHasMask<Op> == traits.HasMask() &&
+         Op::kSharesRows == traits.SharesRows();
 }
 
 template <typename Op>

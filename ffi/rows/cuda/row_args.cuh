@@ -29,7 +29,7 @@ struct RowArgs {
   using T = typename Op::Storage;
   using C = ComputeType<T>;
   // The numbers of a row that come from the first array of row scalars.
-  static constexpr int kTakesFirst = TraitsOf(Op::kOperation).takes[0];
+  static constexpr int kTakesFirst = TraitsOf(Op::kOperation).operands.RowNumbers(0);
 
   const T* in[Op::kInputs];
   typename Op::Result* out;
