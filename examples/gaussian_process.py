@@ -201,7 +201,7 @@ def plot(path: str, hyper: Hyper, data: Data, products: dict[str, Product]) -> N
     import matplotlib.pyplot as plt
 
     # Colours of Okabe and Ito, which colour-blind people can tell apart.
-    blue, vermillion, sky, ink, grey = "#0072b2", "#d55e00", "#56b4e9", "#111827", "#6b7280"
+    blue, vermilion, sky, ink, grey = "#0072b2", "#d55e00", "#56b4e9", "#111827", "#6b7280"
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     t = np.linspace(-3, 3, 200, dtype=np.float32)
     line = np.stack([t, np.full_like(t, 0.5), np.full_like(t, -1.0)], axis=1)
@@ -212,7 +212,7 @@ def plot(path: str, hyper: Hyper, data: Data, products: dict[str, Product]) -> N
     left.plot(t, truth(line), color=ink, linestyle="--", label="truth")
     left.set(xlabel="first coordinate", ylabel="function")
     left.legend()
-    styles = zip(products.items(), (blue, vermillion), ("-", ":"), strict=True)
+    styles = zip(products.items(), (blue, vermilion), ("-", ":"), strict=True)
     for (name, product), color, style in styles:
         matrix = np.asarray(covariance(hyper, data.x, product), np.float64)
         right.plot(np.linalg.eigvalsh(matrix)[::-1], style, color=color, label=name)
