@@ -1,10 +1,9 @@
 """How operands reach the function under test: alone, mapped, in a loop, or as slices of larger arrays at any offset.
 
-The delivery "shared" maps a function over some operands and shares the others, derivatives outside; "turns" calls it outside of
-jit for one member after another; each operand may be JAX's, NumPy's or a number.
-
 A delivery makes arguments of a program from the operands of its members, and the function that takes them. XLA hands
-slices of buffers to a kernel where it can, so that what the kernel sees begins at any element.
+slices of buffers to a kernel where it can, so that what the kernel sees begins at any element. The delivery "shared" maps a
+function over some operands and shares the others, derivatives outside; "turns" calls it outside of jit for one member after
+another; each operand may be JAX's, NumPy's or a number.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxkernels.verify.problem import Arrays, Problem
+from jaxkernels.verify.problem import Arrays, Problem, Traced
 
-Core = Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
+Core = Callable[[Traced], Traced]
 DELIVERIES = (
     "plain", "donated", "transposed", "concatenated", "vmap", "shared", "scan", "slices", "rows", "dynamic", "eager",
     "turns",
@@ -35,32 +34,51 @@ def arguments(problem: Problem, members: Arrays, rng: np.random.Generator) -> An
     Args:
         problem: how they are delivered.
         members: operands, each with the members first.
-        rng: what stands between slices, and where they begin if the program learns it as it runs.
+        rng: what lies between slices, and where they begin if the program learns it as it runs.
     """
+    return {name: _argument(problem, name, x, rng) for name, x in members.items()}
+
+
+def _argument(problem: Problem, name: str, x: np.ndarray, rng: np.random.Generator) -> Any:
     kind = problem.delivery
     if kind in ("plain", "donated", "eager"):
-        return {name: x[0] for name, x in members.items()}
+        return x[0]
     if kind == "transposed":
-        return {name: np.array(x[0].T, order="C") for name, x in members.items()}
+        return np.array(x[0].T, order="C")
     if kind == "concatenated":
-        return {name: _cut(problem, x[0]) for name, x in members.items()}
+        return _cut(problem, x[0])
     if kind == "vmap":
-        axes = {name: _axis(problem, name, x.ndim) for name, x in members.items()}
-        return {
-            name: x[0] if (axis := axes[name]) is None else np.moveaxis(x, 0, axis)
-            for name, x in members.items()
-        }
+        axis = _axis(problem, name, x.ndim)
+        return x[0] if axis is None else np.moveaxis(x, 0, axis)
     if kind == "shared":
-        return {name: x[0] if problem.shares(name) else x for name, x in members.items()}
+        return x[0] if problem.shares(name) else x
     if kind in ("scan", "turns"):
-        return members
+        return x
     if kind == "rows":
-        return {name: _stacked(x, rng) for name, x in members.items()}
-    flat = {name: _flat(problem, name, x, rng) for name, x in members.items()}
+        return _stacked(x, rng)
+    flat = _flat(problem, name, x, rng)
+    return flat if kind == "slices" else (flat, np.asarray(_starts(problem, name, x), np.int32))
+
+
+def _operand(problem: Problem, name: str, x: Any, shape: tuple[int, ...], i: int) -> Any:
+    """An operand of one member, from the argument."""
+    kind = problem.delivery
+    if kind == "transposed":
+        return x.T
+    if kind == "concatenated":
+        return x[0] if len(x) == 1 else jnp.concatenate(x)
+    if kind == "turns":
+        return _turned(problem, name, x[i], i)
+    if kind == "rows":
+        return _row_slice(x, shape, i)
     if kind == "slices":
-        return flat
-    starts = {name: np.asarray(_starts(problem, name, x), np.int32) for name, x in members.items()}
-    return {"buffers": flat, "starts": starts}
+        begin = _starts(problem, name, np.empty((problem.members, *shape), bool))[i]
+        return x[begin : begin + int(np.prod(shape, dtype=int))].reshape(shape)
+    if kind == "dynamic":
+        buffer, starts = x
+        part = lax.dynamic_slice_in_dim(buffer, starts[i], int(np.prod(shape, dtype=int)))
+        return part.reshape(shape)
+    return x
 
 
 def program(problem: Problem, core: Core, shapes: dict[str, tuple[int, ...]]) -> Callable[..., Any]:
@@ -71,68 +89,29 @@ def program(problem: Problem, core: Core, shapes: dict[str, tuple[int, ...]]) ->
         core: the function under test.
         shapes: of the operands of a member.
     """
-    kind, count = problem.delivery, problem.members
-    if kind in ("plain", "donated", "eager"):
-        return lambda given: _stack([core(given)])
-    if kind == "transposed":
-        return lambda given: _stack([core({name: x.T for name, x in given.items()})])
-    if kind == "concatenated":
-        return lambda given: _stack([core({n: _joined(x) for n, x in given.items()})])
-    if kind == "vmap":
-        axes = {name: _axis(problem, name, len(shape) + 1) for name, shape in shapes.items()}
-        last = problem.seed[-1] % 2 == 0
-
-        def mapped(given: dict[str, jax.Array]) -> dict[str, jax.Array]:
-            results = jax.vmap(core, in_axes=(axes,), out_axes=-1 if last else 0)(given)
-            return {name: jnp.moveaxis(x, -1 if last else 0, 0) for name, x in results.items()}
-
-        return mapped
+    kind = problem.delivery
     if kind == "shared":
         return core
-    if kind == "turns":
-        return lambda given: _stack(
-            [
-                core({n: _turned(problem, n, x[i], i) for n, x in given.items()})
-                for i in range(count)
-            ]
-        )
     if kind == "scan":
         return lambda given: lax.scan(lambda carry, x: (carry, core(x)), None, given)[1]
-    if kind == "rows":
-        return lambda given: _stack(
-            [core({n: _row_slice(x, shapes[n], i) for n, x in given.items()}) for i in range(count)]
-        )
+    if kind == "vmap":
+        axes = {name: _axis(problem, name, len(shape) + 1) for name, shape in shapes.items()}
+        out = -1 if problem.seed[-1] % 2 == 0 else 0
 
-    def place(name: str, i: int) -> int:
-        return _starts(problem, name, np.empty((count, *shapes[name]), bool))[i]
+        def mapped(given: Traced) -> Traced:
+            results = jax.vmap(core, in_axes=(axes,), out_axes=out)(given)
+            return {name: jnp.moveaxis(x, out, 0) for name, x in results.items()}
 
-    def size(name: str) -> int:
-        return int(np.prod(shapes[name], dtype=int))
+        return mapped
 
-    if kind == "slices":
+    def one_by_one(given: dict[str, Any]) -> Traced:
+        results = [
+            core({name: _operand(problem, name, x, shapes[name], i) for name, x in given.items()})
+            for i in range(problem.members)
+        ]
+        return {name: jnp.stack([r[name] for r in results]) for name in results[0]}
 
-        def cut(given: dict[str, Any], name: str, i: int) -> jax.Array:
-            begin = place(name, i)
-            return given[name][begin : begin + size(name)]
-    else:
-
-        def cut(given: dict[str, Any], name: str, i: int) -> jax.Array:
-            return lax.dynamic_slice_in_dim(
-                given["buffers"][name], given["starts"][name][i], size(name)
-            )
-
-    return lambda given: _stack(
-        [core({n: cut(given, n, i).reshape(s) for n, s in shapes.items()}) for i in range(count)]
-    )
-
-
-def _stack(results: list[dict[str, jax.Array]]) -> dict[str, jax.Array]:
-    return {name: jnp.stack([r[name] for r in results]) for name in results[0]}
-
-
-def _number(problem: Problem, name: str) -> int:
-    """An arbitrary number for an operand of a problem."""
-    return sum(problem.seed) + 31 * sum(map(ord, name))
+    return one_by_one
 
 
 def _turned(problem: Problem, name: str, x: jax.Array, i: int) -> Any:
@@ -145,7 +124,7 @@ def _turned(problem: Problem, name: str, x: jax.Array, i: int) -> Any:
 
 
 def _axis(problem: Problem, name: str, rank: int) -> int | None:
-    return None if problem.shares(name) else _number(problem, name) % rank
+    return None if problem.shares(name) else problem.number(name) % rank
 
 
 def _cut(problem: Problem, x: np.ndarray) -> Any:
@@ -154,10 +133,6 @@ def _cut(problem: Problem, x: np.ndarray) -> Any:
         return (x,)
     where = sum(problem.seed) % (x.shape[0] + 1)
     return x[:where], x[where:]
-
-
-def _joined(parts: tuple[jax.Array, ...]) -> jax.Array:
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 
 def _noise(shape: Any, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
@@ -171,7 +146,7 @@ def _starts(problem: Problem, name: str, members: np.ndarray) -> list[int]:
     """Where slices begin in their buffer: gaps of 0 to 18 elements, others for every operand."""
     starts, begin = [], 0
     for i in range(len(members)):
-        begin += (_number(problem, name) * (i + 7)) % 19
+        begin += (problem.number(name) * (i + 7)) % 19
         starts.append(begin)
         begin += members[0].size
     return starts

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -24,11 +25,11 @@ _LARGER_ON_GPU = 4
 _EAGER_DRAWS = 8
 _DTYPES = {"float32": 0.5, "bfloat16": 0.25, "float16": 0.25}
 _WEIGHTS = {
-    "softmax": 3.0,
-    "log_softmax": 3.0,
-    "logsumexp": 3.0,
-    "scaled_masked_softmax": 4.0,
-    "cross_entropy": 4.0,
+    "softmax": 2.0,
+    "log_softmax": 2.0,
+    "logsumexp": 2.0,
+    "scaled_masked_softmax": 8 / 3,
+    "cross_entropy": 8 / 3,
 }
 # Products that may have 16-bit operands; their derivatives are not drawn then.
 _NARROW_PRODUCTS = ("matmul", "dot_general", "einsum", "tensordot")
@@ -37,34 +38,30 @@ _IN_PLACE = ("softmax", "log_softmax", "scaled_masked_softmax", "dot_product_att
 
 
 def bundle(seed: int, index: int, only: tuple[str, ...] = OPERATIONS) -> list[Problem]:
-    """The programs of one bundle.
-
-    Args:
-        seed: of the run.
-        index: of the bundle.
-        only: the operations to draw from.
-    """
+    """The programs of one bundle of a run, with some of the operations."""
     rng = np.random.default_rng([seed, index])
     wide = bool(rng.random() < 0.1)
     eager = bool(rng.random() < 0.1)
     some = [x for x in only if not wide or "float64" in family_of(x).dtypes(x)]
     wide, some = (True, some) if some and wide else (False, list(only))
-    weights = np.array([_WEIGHTS.get(x, 1.5) for x in some])
-    problems = []
-    for place in range(2 if eager else PROGRAMS):
-        operation = str(rng.choice(some, p=weights / weights.sum()))
-        problems.append(_problem(operation, wide, eager, [seed, index, place], rng))
-    return problems
+    places = range(2 if eager else PROGRAMS)
+    return [_problem(some, wide, eager, [seed, index, place], rng) for place in places]
+
+
+def _drawn(some: Sequence[str], weights: dict[str, float], rng: np.random.Generator) -> str:
+    """One of some names; a weight is 1 where none is given."""
+    chances = np.array([weights.get(x, 1.0) for x in some])
+    return str(rng.choice(some, p=chances / chances.sum()))
 
 
 def _problem(
-    operation: str, wide: bool, eager: bool, seed: list[int], rng: np.random.Generator
+    operations: list[str], wide: bool, eager: bool, seed: list[int], rng: np.random.Generator
 ) -> Problem:
+    operation = _drawn(operations, _WEIGHTS, rng)
     family = family_of(operation)
     dtypes = [x for x in _DTYPES if x in family.dtypes(operation)]
-    chances = np.array([_DTYPES[x] for x in dtypes])
-    dtype = "float64" if wide else str(rng.choice(dtypes, p=chances / chances.sum()))
-    derivative = str(rng.choice(family.derivatives, p=_chances(family.derivatives)))
+    dtype = "float64" if wide else _drawn(dtypes, _DTYPES, rng)
+    derivative = _drawn(family.derivatives, {"value": 3.0, "vjp": 3.0}, rng)
     if operation in _NARROW_PRODUCTS and dtype != "float32":
         derivative = "value"
     delivery = str(rng.choice([x for x in DELIVERIES if (x in EAGER) == eager]))
@@ -92,11 +89,6 @@ def _problem(
     )
     # A problem is what its line says, to the last type.
     return Problem(**json.loads(json.dumps(dataclasses.asdict(problem))))
-
-
-def _chances(derivatives: tuple[str, ...]) -> np.ndarray:
-    chances = np.array([{"value": 3.0, "vjp": 3.0}.get(x, 1.0) for x in derivatives])
-    return chances / chances.sum()
 
 
 def numbers(problem: Problem, draw: int) -> tuple[Arrays, np.ndarray]:

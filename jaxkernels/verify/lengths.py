@@ -3,41 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from numpy.random import Generator
 
 import jaxkernels as jk
+from jaxkernels._core import validate
 from jaxkernels.verify.truth.compare import compute, storage
 from jaxkernels.verify.truth.rows import OPERATIONS
 
 # No columns, one, odd numbers, powers of two and their neighbours.
-PLAIN = tuple(
-    sorted(
-        {
-            0,
-            1,
-            2,
-            5,
-            6,
-            11,
-            20,
-            21,
-            23,
-            24,
-            25,
-            40,
-            41,
-            48,
-            49,
-            100,
-            1000,
-            *(2**i + d for i in range(2, 13) for d in (-1, 0, 1)),
-        }
-    )
-)
-
+_ODD = (0, 1, 2, 5, 6, 11, 20, 21, 23, 24, 25, 40, 41, 48, 49, 100, 1000)
+PLAIN = {*_ODD, *(2**i + d for i in range(2, 13) for d in (-1, 0, 1))}
 
 # A CPU may sum rows of up to so many elements in one lane each, by the bytes of an element (rows/cpu/narrow_rows.h).
 _NARROW_COLS = {2: 31, 4: 40, 8: 31}
@@ -48,12 +27,7 @@ def accumulators(
 ) -> int:
     """Partial sums that a row has at least: a GPU's lanes, or the elements of a CPU's narrowest (16-byte) vector.
 
-    Args:
-        operation: of rows.
-        shape: of its operands.
-        dtype: of its operands.
-        tier: that is forced, if any.
-        anywhere: the operands may begin within 16 bytes, as slices that XLA leaves in place do.
+    With `anywhere` operands may begin within 16 bytes, as slices that XLA leaves in place do.
     """
     if jax.default_backend() == "gpu" and shape[-1] > 0:  # rows of no columns have no plan
         plan = functools.partial(jk.plan_softmax, shape, dtype, operation=operation, tier=tier)
@@ -108,16 +82,19 @@ def row_lengths(dtype: str) -> tuple[int, ...]:
     return tuple(sorted(edges.union(PLAIN)))
 
 
-def tier_serves(tier: Any, shape: Any, dtype: Any, operations: tuple[Any, ...]) -> bool:
-    """Whether a tier can run all of some operations on this shape."""
+def drawn_tier(shape: Any, dtype: Any, operations: Sequence[Any], rng: Generator) -> str | None:
+    """On a GPU a tier that can run all of some operations on this shape; None lets the plan choose."""
+    if jax.default_backend() != "gpu":
+        return None
+    tier = [None, *validate.TIERS][rng.integers(len(validate.TIERS) + 1)]
     if tier is None or shape[-1] == 0:
-        return tier is None
+        return None
     try:
         for operation in operations:
             jk.plan_softmax(shape, dtype, operation=operation, tier=tier)
     except ValueError:
-        return False
-    return True
+        return None
+    return tier
 
 
 @functools.cache

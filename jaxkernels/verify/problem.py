@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkernels.verify.truth.compare import ratios
+from jaxkernels.verify.truth.compare import Bounded, ratios, storage
+from jaxkernels.verify.truth.rows import DTYPES
 
 # By name, of one call.
 Arrays = dict[str, np.ndarray]
+Traced = dict[str, jax.Array]
 DERIVATIVES = ("value", "vjp", "jvp", "remat")
+FIRST = ("x", "scores", "q", "a")  # the operand that always differs between members
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,18 +52,27 @@ class Problem:
         """The random numbers of one draw."""
         return np.random.default_rng([*self.seed, draw, *more])
 
-    def shares(self, name: str) -> bool:
-        """Whether an operand is the same for all members, and not mapped."""
-        if self.delivery == "vmap":
-            number = sum(self.seed) + 31 * sum(map(ord, name))
-            return name not in ("x", "scores", "q", "a") and number % 3 == 0
-        if self.delivery != "shared" or (self.wants_gradient and (name == "t" or name[:2] == "t_")):
-            return False
-        return self.tosses(name.removeprefix("t_"))
+    def number(self, name: str) -> int:
+        """An arbitrary number for an operand, the same each time."""
+        return sum(self.seed) + 31 * sum(map(ord, name))
 
     def tosses(self, name: str, *more: int) -> bool:
         """One of two arbitrary answers, the same each time."""
         return bool(np.random.default_rng([*self.seed, *map(ord, name), *more]).random() < 0.5)
+
+    def shares(self, name: str) -> bool:
+        """Whether an operand is the same for all members, and not mapped."""
+        if self.delivery == "vmap":
+            return name not in FIRST and self.number(name) % 3 == 0
+        if self.delivery != "shared" or (self.wants_gradient and (name == "t" or name[:2] == "t_")):
+            return False
+        return self.tosses(name.removeprefix("t_"))
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments among the options; JSON has lists for their tuples."""
+        given = self.options["arguments"]
+        return {name: tuple(x) if isinstance(x, list) else x for name, x in given.items()}
 
     @property
     def wants_gradient(self) -> bool:
@@ -114,64 +127,97 @@ class WrongTypeError(Exception):
 
 
 class Judged(NamedTuple):
-    """One result beside its truth; all arrays begin with the member.
-
-    Attributes:
-        got: the result.
-        want: the truth.
-        limit: the bound.
-        forgiven: None, or elements that are not compared.
-    """
+    """A result, its truth and its bound; all arrays begin with the member."""
 
     got: np.ndarray
     want: np.ndarray
     limit: np.ndarray
-    forgiven: np.ndarray | None = None
 
     def worst(self) -> np.ndarray:
         """The largest error of every member in units of the bound."""
-        ratio = ratios(self.got, self.want, self.limit)
-        if self.forgiven is not None:
-            ratio = np.where(self.forgiven, 0, ratio)
-        return ratio.reshape(len(ratio), -1).max(-1, initial=0)
+        return ratios(*self).reshape(len(self.got), -1).max(-1, initial=0)
 
 
-class Family(Protocol):
-    """The functions that one kind of truth serves."""
+class Family(abc.ABC):
+    """The functions that one kind of truth serves.
 
-    @property
-    def operations(self) -> tuple[str, ...]:
-        """Names of public functions."""
-        ...
+    Attributes:
+        operations: names of public functions.
+        derivatives: those of `DERIVATIVES` that have a truth.
+    """
 
-    @property
-    def derivatives(self) -> tuple[str, ...]:
-        """Those of `DERIVATIVES` that there is a truth for."""
-        ...
+    operations: tuple[str, ...]
+    derivatives = DERIVATIVES
 
     def dtypes(self, operation: str) -> tuple[str, ...]:
-        """The storage types that it serves."""
-        ...
+        """The storage types that it serves: all that have kernels."""
+        del operation
+        return DTYPES
 
+    @abc.abstractmethod
     def choose(
         self, operation: str, dtype: str, derivative: str, most: int, rng: np.random.Generator
     ) -> tuple[dict[str, Any], str | None]:
         """Options with at most about `most` elements an operand, and a tier or rung to force."""
-        ...
 
+    @abc.abstractmethod
     def member(self, problem: Problem, rng: np.random.Generator) -> tuple[Arrays, bool]:
         """The operands of one call, and whether its sums are of numbers that are alike."""
-        ...
 
-    def core(self, problem: Problem) -> Callable[[dict[str, jax.Array]], dict[str, jax.Array]]:
+    @abc.abstractmethod
+    def call(self, problem: Problem, operands: Traced) -> Any:
+        """The function under test: its result, or all of them in the order of `result_shapes`."""
+
+    @abc.abstractmethod
+    def truth(
+        self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray
+    ) -> dict[str, Bounded]:
+        """What results of many members should be, by name; elements in the order of the results."""
+
+    @abc.abstractmethod
+    def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
+        """The shapes of the results by name; the first is "y"."""
+
+    def result_dtype(self, problem: Problem) -> np.dtype:
+        """The dtype of the results."""
+        return storage(problem.dtype)
+
+    def active(self, problem: Problem) -> tuple[str, ...]:
+        """The operands that are differentiated."""
+        del problem
+        return ("x",)
+
+    def core(self, problem: Problem) -> Callable[[Traced], Traced]:
         """The function under test, from operands to results, with its derivatives."""
-        ...
+        names = tuple(self.result_shapes(problem))
+
+        def function(operands: Traced) -> Traced:
+            found = self.call(problem, operands)
+            some = found if isinstance(found, tuple) else (found,)
+            return dict(zip(names, some, strict=True))
+
+        return lambda operands: differentiated(problem, function, operands, self.active(problem))
 
     def judge(
         self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray
     ) -> dict[str, Judged]:
-        """Results of many members, beside their truth."""
-        ...
+        """Results of many members, with their truth.
+
+        Raises:
+            WrongTypeError: a result has another shape or dtype.
+        """
+        dtype = self.result_dtype(problem)
+        like = {name: (shape, dtype) for name, shape in self.result_shapes(problem).items()}
+        if problem.derivative == "jvp":
+            like |= {f"d{name}": x for name, x in like.items()}
+        elif problem.wants_gradient:
+            some = {name: operands[name] for name in self.active(problem)}
+            like |= {f"d{name}": (x.shape[1:], x.dtype) for name, x in some.items()}
+        got = {name: expect(results, name, *x) for name, x in like.items()}
+        truth = self.truth(problem, operands, results, alike)
+        return {
+            name: Judged(x, *(a.reshape(x.shape) for a in truth[name])) for name, x in got.items()
+        }
 
 
 def expect(results: Arrays, name: str, shape: Sequence[int], dtype: Any) -> np.ndarray:
@@ -190,10 +236,10 @@ def expect(results: Arrays, name: str, shape: Sequence[int], dtype: Any) -> np.n
 
 def differentiated(
     problem: Problem,
-    function: Callable[[dict[str, jax.Array]], jax.Array | dict[str, jax.Array]],
-    operands: dict[str, jax.Array],
+    function: Callable[[Traced], Traced],
+    operands: Traced,
     active: tuple[str, ...],
-) -> dict[str, jax.Array]:
+) -> Traced:
     """The results of a function of named operands, and what the problem wants of its derivative.
 
     The delivery "shared" maps the function, of operands that are shared or have the members first. The gradient of a
@@ -201,7 +247,7 @@ def differentiated(
 
     Args:
         problem: says which.
-        function: from operands to an array, which is called "y", or to several by their names.
+        function: from operands to results by name.
         operands: with "t", a cotangent of "y", and "t_" and the name of each other result, theirs; or with "t_" and the
             name of each active operand, its tangent.
         active: what is differentiated.
@@ -209,18 +255,13 @@ def differentiated(
     Returns:
         The results and, by "d" and the name of an operand, cotangents; or by "d" and that of a result, tangents.
     """
-
-    def named(given: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        found = function(given)
-        return found if isinstance(found, dict) else {"y": found}
-
     mapped, members = problem.delivery == "shared", problem.members
-    whole = named
+    whole = function
     if mapped:
         axes = {name: None if problem.shares(name) else 0 for name in operands}
-        whole = jax.vmap(named, (axes,), axis_size=members)
+        whole = jax.vmap(function, (axes,), axis_size=members)
 
-    def of_active(some: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    def of_active(some: Traced) -> Traced:
         return whole(operands | some)
 
     chosen = {name: operands[name] for name in active}

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from jaxkernels.bench.tables import Table
 from jaxkernels.verify import draw
-from jaxkernels.verify.problem import Problem, to_spec
+from jaxkernels.verify.problem import to_spec
 from jaxkernels.verify.run import Failure, Outcome
-
-Key = Callable[[Problem], tuple[str, ...]]
 
 
 @dataclasses.dataclass
@@ -32,37 +31,33 @@ class Tally:
         self.failed += len({failure.draw for failure in outcome.failures})
         self.worst = max(self.worst, outcome.worst)
 
+    def as_json(self) -> dict[str, Any]:
+        """Without the infinity that JSON lacks."""
+        worst = self.worst if math.isfinite(self.worst) else None
+        return dataclasses.asdict(self) | {"worst": worst}
 
-def by_kernel(problem: Problem) -> tuple[str, ...]:
-    """Operation, dtype, tier or rung."""
-    return problem.operation, problem.dtype, problem.how or "auto"
 
-
-def by_call(problem: Problem) -> tuple[str, ...]:
-    """How operands reach the function, and what is wanted of it."""
-    return problem.delivery, problem.derivative
+Tallies = dict[tuple[str, ...], Tally]
 
 
 class Summary:
-    """Everything that a run found."""
+    """Everything that a run found, by kernel and by how the function is called."""
 
     def __init__(self) -> None:
         """Nothing yet."""
         self.total = Tally()
         self.failures: list[Failure] = []
-        self._kernels: dict[tuple[str, ...], Tally] = {}
-        self._calls: dict[tuple[str, ...], Tally] = {}
+        self._kernels: Tallies = collections.defaultdict(Tally)
+        self._calls: Tallies = collections.defaultdict(Tally)
 
     def add(self, outcomes: Iterable[Outcome]) -> None:
         """Counts programs."""
         for outcome in outcomes:
+            p = outcome.problem
             self.failures += outcome.failures
-            for tally in (
-                self.total,
-                self._kernels.setdefault(by_kernel(outcome.problem), Tally()),
-                self._calls.setdefault(by_call(outcome.problem), Tally()),
-            ):
-                tally.add(outcome)
+            self.total.add(outcome)
+            self._kernels[p.operation, p.dtype, p.how or "auto"].add(outcome)
+            self._calls[p.delivery, p.derivative].add(outcome)
 
     def tables(self) -> list[Table]:
         """By kernel, and by how it is called."""
@@ -76,16 +71,14 @@ class Summary:
     def as_json(self) -> dict[str, Any]:
         """The same for machines."""
 
-        def listed(tallies: dict[tuple[str, ...], Tally]) -> list[dict[str, Any]]:
-            return [{"of": key, **_finite(tally)} for key, tally in sorted(tallies.items())]
+        def listed(tallies: Tallies) -> list[dict[str, Any]]:
+            return [{"of": key, **tally.as_json()} for key, tally in sorted(tallies.items())]
 
-        return {
-            **_finite(self.total),
+        failures = [{"what": f.what, "spec": to_spec(f.problem, f.draw)} for f in self.failures]
+        return self.total.as_json() | {
             "kernels": listed(self._kernels),
             "calls": listed(self._calls),
-            "failures": [
-                {"what": f.what, "spec": to_spec(f.problem, f.draw)} for f in self.failures
-            ],
+            "failures": failures,
         }
 
 
@@ -98,32 +91,10 @@ def line_of(failure: Failure) -> str:
     )
 
 
-def _finite(tally: Tally) -> dict[str, Any]:
-    """Without the infinity that JSON lacks."""
-    worst = tally.worst if math.isfinite(tally.worst) else None
-    return dataclasses.asdict(tally) | {"worst": worst}
-
-
-def _table(
-    title: str,
-    labels: tuple[str, ...],
-    tallies: dict[tuple[str, ...], Tally],
-    notes: tuple[str, ...],
-) -> Table:
-    rows = tuple(
-        (
-            " ".join(x.ljust(w) for x, w in zip(key, _widths(tallies, labels), strict=True)),
-            str(t.programs),
-            str(t.checks),
-            f"{t.worst:.3f}",
-            str(t.failed),
-            "FAIL" if t.failed else "pass",
-        )
+def _table(title: str, labels: tuple[str, ...], tallies: Tallies, notes: tuple[str, ...]) -> Table:
+    rows = [
+        (*key, str(t.programs), str(t.checks), f"{t.worst:.3f}", str(t.failed), verdict)
         for key, t in sorted(tallies.items())
-    )
-    head = " ".join(x.ljust(w) for x, w in zip(labels, _widths(tallies, labels), strict=True))
-    return Table(title, (head, "programs", "checks", "worst", "failed", ""), rows, notes)
-
-
-def _widths(tallies: Iterable[tuple[str, ...]], labels: tuple[str, ...]) -> list[int]:
-    return [max(map(len, column)) for column in zip(labels, *tallies, strict=True)]
+        for verdict in ["FAIL" if t.failed else "pass"]
+    ]
+    return Table(title, (*labels, "programs", "checks", "worst", "failed", ""), rows, notes)

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxkernels.verify import delivery, draw
 from jaxkernels.verify.families import family_of
-from jaxkernels.verify.mistakes import Mistake
+from jaxkernels.verify.mistake import Mistake
 from jaxkernels.verify.problem import Arrays, Problem, WrongTypeError
 
 _DEVICE = threading.Lock()  # so that programs meet on the device only where that is what is tested
@@ -99,13 +99,9 @@ def outcomes(
 def run(problems: Sequence[Problem], threads: int, draws: Sequence[int] | None = None) -> list[Ran]:
     """Runs every draw once, and a quarter of them again."""
     with jax.enable_x64(problems[0].wide):
+        wanted = [range(p.draws) if draws is None else draws for p in problems]
         numbers = [
-            [draw.numbers(p, i) for i in (range(p.draws) if draws is None else draws)]
-            for p in problems
-        ]
-        calls = [
-            [p for p in range(len(problems)) if i < len(numbers[p])]
-            for i in range(max(map(len, numbers)))
+            [draw.numbers(p, i) for i in some] for p, some in zip(problems, wanted, strict=True)
         ]
         given = [
             [
@@ -115,6 +111,7 @@ def run(problems: Sequence[Problem], threads: int, draws: Sequence[int] | None =
             for p, some in zip(problems, numbers, strict=True)
         ]
         call = _program(problems, [some[0][0] for some in numbers], [x[0] for x in given])
+        count = max(map(len, numbers))
 
         def once(i: int) -> list[Any]:
             # Programs with fewer draws run their last one again.
@@ -122,12 +119,14 @@ def run(problems: Sequence[Problem], threads: int, draws: Sequence[int] | None =
                 return jax.device_get(call([x[min(i, len(x) - 1)] for x in given]))
 
         with _DEVICE:
-            first = [once(i) for i in range(len(calls))]
-            second = _again(once, range(0, len(calls), 4), threads)
+            first = [once(i) for i in range(count)]
+            again = range(0, count, 4)
+            with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+                second = dict(zip(again, pool.map(once, again), strict=True))
     return [
         Ran(
             problem,
-            list(range(problem.draws)) if draws is None else draws,
+            wanted[p],
             _joined([operands for operands, _ in numbers[p]]),
             np.concatenate([alike for _, alike in numbers[p]]),
             _joined([first[i][p] for i in range(len(numbers[p]))]),
@@ -164,15 +163,6 @@ def _program(
         return lambda given: all_of([{}] * len(given), jax.device_put(given))
     compiled = jax.jit(all_of, donate_argnums=0).lower(*split(example)).compile()
     return lambda given: compiled(*split(given))
-
-
-def _again(
-    once: Callable[[int], list[Any]], draws: Sequence[int], threads: int
-) -> dict[int, list[Any]]:
-    if threads < 2:
-        return {i: once(i) for i in draws}
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        return dict(zip(draws, pool.map(once, draws), strict=True))
 
 
 def _joined(some: list[Arrays]) -> Arrays:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from jaxkernels.verify.families.attention import Attention
-from jaxkernels.verify.families.logsumexp import LogSumExp
 from jaxkernels.verify.families.losses import TokenLosses
 from jaxkernels.verify.families.masked import Masked
 from jaxkernels.verify.families.optax import OptaxLosses
 from jaxkernels.verify.families.products import Products
-from jaxkernels.verify.families.softmax import Softmax
+from jaxkernels.verify.families.softmax import LogSumExp, Softmax
 from jaxkernels.verify.problem import Family
 
 FAMILIES: tuple[Family, ...] = (

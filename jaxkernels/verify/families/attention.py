@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,24 +11,20 @@ import numpy as np
 import jaxkernels as jk
 from jaxkernels._attention import choice, default
 from jaxkernels._rows.masked_kernels import band_of
-from jaxkernels.verify.problem import Arrays, Judged, Problem, differentiated, expect
+from jaxkernels.verify.families.row_layout import drawn_mask_shape
+from jaxkernels.verify.problem import Arrays, Family, Problem, Traced
 from jaxkernels.verify.truth import attention
-from jaxkernels.verify.truth.compare import storage
-from jaxkernels.verify.truth.rows import DTYPES
+from jaxkernels.verify.truth.compare import Bounded, storage
 
 KINDS = ("normal", "peaked", "faint", "equal")
 _LENGTHS = ("query_seq_lengths", "key_value_seq_lengths")
 
 
-class Attention:
+class Attention(Family):
     """Options: sizes [B, T, S, N, K, H], mask and bias (shapes, or None), lengths (names), keyword arguments."""
 
     operations = ("dot_product_attention",)
     derivatives = ("value", "vjp", "remat")
-
-    def dtypes(self, operation: str) -> tuple[str, ...]:
-        """All that have kernels."""
-        return DTYPES
 
     def choose(
         self, operation: str, dtype: str, derivative: str, most: int, rng: np.random.Generator
@@ -40,13 +36,6 @@ class Attention:
         s = int(min(rng.choice([1, 2, 5, 9, 16, 33, 64, 130]), room))
         t = int(min(rng.choice([1, 3, 7, 16, 31, s]), max(room // s, 1)))
         heads = k_heads * groups
-        full = [batch, heads, t, s]
-
-        def side(chance: float) -> list[int] | None:
-            if rng.random() > chance:
-                return None
-            return [1 if rng.random() < 0.4 else size for size in full]
-
         given: dict[str, Any] = {}
         if rng.random() < 0.4:
             given["is_causal"] = True
@@ -57,13 +46,11 @@ class Attention:
             given["scale"] = float(rng.choice([0.3, 1.0, 2.0]))
         if rng.random() < 0.3:
             given["empty_rows"] = "mean"
-        options = {
-            "sizes": [batch, t, s, heads, k_heads, h],
-            "mask": side(0.4),
-            "bias": side(0.3),
-            "lengths": [name for name in _LENGTHS if rng.random() < 0.2],
-            "arguments": given,
-        }
+        options: dict[str, Any] = {"sizes": [batch, t, s, heads, k_heads, h], "arguments": given}
+        for name, chance in (("mask", 0.4), ("bias", 0.3)):
+            full = [batch, heads, t, s]
+            options[name] = drawn_mask_shape(full, rng, 0.4) if rng.random() <= chance else None
+        options["lengths"] = [name for name in _LENGTHS if rng.random() < 0.2]
         # A program of these sizes would never be given to cuDNN unasked.
         if not _cudnn_serves(dtype, options) or rng.random() < 0.3:
             return options, None
@@ -96,53 +83,39 @@ class Attention:
                 operands[name] = rng.integers(0, most + 1, batch).astype(np.int32)
         return operands, True
 
-    def core(self, problem: Problem) -> Callable[[dict[str, jax.Array]], dict[str, jax.Array]]:
+    def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
+        """That of q."""
+        batch, t, _, heads, _, h = problem.options["sizes"]
+        return {"y": [batch, t, heads, h]}
+
+    def active(self, problem: Problem) -> tuple[str, ...]:
+        """q, k and v."""
+        del problem
+        return ("q", "k", "v")
+
+    def call(self, problem: Problem, operands: Traced) -> jax.Array:
         """The call."""
-        given = _arguments(problem)
-        given |= {"implementation": problem.how}
+        given: Any = {n: x for n, x in operands.items() if n not in ("q", "k", "v", "t")}
+        given |= problem.arguments | {"implementation": problem.how}
+        return jk.dot_product_attention(operands["q"], operands["k"], operands["v"], **given)
 
-        def result(operands: dict[str, jax.Array]) -> jax.Array:
-            lengths = {name: operands[name] for name in problem.options["lengths"]}
-            return jk.dot_product_attention(
-                operands["q"],
-                operands["k"],
-                operands["v"],
-                operands.get("bias"),
-                operands.get("mask"),
-                **lengths,
-                **given,
-            )
-
-        return lambda operands: differentiated(problem, result, operands, ("q", "k", "v"))
-
-    def judge(
+    def truth(
         self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray
-    ) -> dict[str, Judged]:
+    ) -> dict[str, Bounded]:
         """Members are further members of the batch."""
-        batch, _, _, _, _, _ = problem.options["sizes"]
-        count = len(alike)
+        whole = len(alike), problem.options["sizes"][0]
 
         def together(x: np.ndarray) -> np.ndarray:
-            whole = np.broadcast_to(x, (count, batch, *x.shape[2:]))
-            return whole.reshape(count * batch, *x.shape[2:])
+            x = np.broadcast_to(x, (*whole, *x.shape[2:]))
+            return x.reshape(whole[0] * whole[1], *x.shape[2:])
 
         merged = {name: together(x) for name, x in operands.items()}
-        options = {name: merged[name] for name in merged if name not in ("q", "k", "v", "t")}
-        given = _arguments(problem)
-        truth = attention.Truth(
-            merged["q"], merged["k"], merged["v"], problem.dtype, **options, **given
-        )
-
-        def held(name: str, like: np.ndarray, want: np.ndarray, limit: np.ndarray) -> Judged:
-            got = expect(results, name, like.shape[1:], like.dtype)
-            return Judged(got, want.reshape(got.shape), limit.reshape(got.shape))
-
-        judged = {"y": held("y", operands["q"], *truth.result())}
-        if problem.wants_gradient:
-            wanted = truth.gradients(merged["t"])
-            for name in ("q", "k", "v"):
-                judged[f"d{name}"] = held(f"d{name}", operands[name], *wanted[name])
-        return judged
+        t = merged.pop("t", None)
+        truth = attention.Truth(dtype=problem.dtype, **merged, **problem.arguments)
+        found = {"y": truth.result()}
+        if t is not None:
+            found |= {f"d{name}": x for name, x in truth.gradients(t).items()}
+        return found
 
 
 def _cudnn_serves(dtype: str, options: dict[str, Any]) -> bool:
@@ -150,12 +123,11 @@ def _cudnn_serves(dtype: str, options: dict[str, Any]) -> bool:
     machine = default.this_machine()
     if machine is None:
         return False
-    batch, t, s, heads, k_heads, h = options["sizes"]
     given = options["arguments"]
     window = given.get("local_window_size")
     window = tuple(window) if isinstance(window, list) else window
     asked = choice.Problem(
-        (batch, t, s, heads, k_heads, h),
+        tuple(options["sizes"]),
         dtype,
         bias=None if options["bias"] is None else dtype,
         has_mask=options["mask"] is not None,
@@ -164,10 +136,3 @@ def _cudnn_serves(dtype: str, options: dict[str, Any]) -> bool:
         scale=given.get("scale", 1.0),
     )
     return not choice.why_not_cudnn(asked, machine)
-
-
-def _arguments(problem: Problem) -> dict[str, Any]:
-    given = dict(problem.options["arguments"])
-    if isinstance(given.get("local_window_size"), list):
-        given["local_window_size"] = tuple(given["local_window_size"])
-    return given

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,18 +14,12 @@ from jaxkernels._core import registry, validate
 from jaxkernels.verify import values
 from jaxkernels.verify.families import layouts
 from jaxkernels.verify.families.terms import Terms, active_operands, result_shape
-from jaxkernels.verify.problem import (
-    DERIVATIVES,
-    Arrays,
-    Judged,
-    Problem,
-    differentiated,
-    expect,
-)
-from jaxkernels.verify.truth.compare import storage
+from jaxkernels.verify.problem import Arrays, Family, Problem, Traced
+from jaxkernels.verify.truth.compare import Bounded
+from jaxkernels.verify.truth.tolerance import PRECISION
 
 
-class Products:
+class Products(Family):
     """Options: shapes (of a, b), labels (as for einsum; a dimension that broadcasts has its label in capitals).
 
     dot_general also has numbers (its dimension numbers), einsum subscripts, tensordot axes, sgemm flags, alpha, beta
@@ -33,7 +27,6 @@ class Products:
     """
 
     operations = ("matmul", "dot_general", "einsum", "tensordot", "sgemm")
-    derivatives = DERIVATIVES
 
     def dtypes(self, operation: str) -> tuple[str, ...]:
         """16-bit operands may be multiplied in float32."""
@@ -75,8 +68,7 @@ class Products:
         # Infinity times what may be flushed to zero is NaN or not: the two never meet, which operands that members
         # share would make them do.
         finite = problem.derivative != "value" or problem.delivery in ("vmap", "shared")
-        kinds = values.FACTORS[:5] if finite else values.FACTORS
-        kind = str(rng.choice(kinds))
+        kind = str(rng.choice(values.FACTORS[:5] if finite else values.FACTORS))
         shapes = {"a": o["shapes"][0], "b": o["shapes"][1]}
         if o.get("has_c"):
             shapes["c"] = result_shape(problem)
@@ -95,54 +87,52 @@ class Products:
             operands |= {f"t_{x}": values.factors(kind, s, dtype, rng) for x, s in shapes.items()}
         return operands, True
 
-    def core(self, problem: Problem) -> Callable[[dict[str, jax.Array]], dict[str, jax.Array]]:
+    def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
+        """That of the labels behind the arrow."""
+        return {"y": result_shape(problem)}
+
+    def result_dtype(self, problem: Problem) -> np.dtype:
+        """float32, also of 16-bit operands."""
+        del problem
+        return np.dtype(np.float32)
+
+    def active(self, problem: Problem) -> tuple[str, ...]:
+        """The operands, and factors that are traced."""
+        return active_operands(problem)
+
+    def call(self, problem: Problem, operands: Traced) -> jax.Array:
         """The call."""
-        o, how = problem.options, problem.how
+        o, rung, (a, b) = problem.options, problem.how, (operands["a"], operands["b"])
+        if problem.operation == "sgemm":
+            factors = {n: operands[n] if o[n] is None else o[n] for n in ("alpha", "beta")}
+            trans_a, trans_b = o["flags"]
+            flags = {"trans_a": trans_a, "trans_b": trans_b, "algorithm": rung}
+            return jk.sgemm(a, b, operands.get("c"), **factors, **flags)
+        wide: Any = None if problem.dtype == "float32" else jnp.float32
+        if problem.operation == "einsum":
+            return jk.einsum(o["subscripts"], a, b, preferred_element_type=wide)
+        if problem.operation == "tensordot":
+            return jk.tensordot(a, b, o["axes"], preferred_element_type=wide)
+        given: Any = {"algorithm": rung, "preferred_element_type": wide}
+        if problem.operation == "dot_general":
+            return jk.dot_general(a, b, o["numbers"], **given)
+        return jk.matmul(a, b, **given)
 
-        def result(x: dict[str, jax.Array]) -> jax.Array:
-            if problem.operation == "sgemm":
-                alpha, beta = (x[n] if o[n] is None else o[n] for n in ("alpha", "beta"))
-                trans_a, trans_b = o["flags"]
-                flags = {"trans_a": trans_a, "trans_b": trans_b, "algorithm": how}
-                return jk.sgemm(x["a"], x["b"], x.get("c"), alpha=alpha, beta=beta, **flags)
-            wide = None if problem.dtype == "float32" else jnp.float32
-            kwargs: dict[str, Any] = {"preferred_element_type": wide}
-            if problem.operation == "einsum":
-                return jk.einsum(o["subscripts"], x["a"], x["b"], **kwargs)
-            if problem.operation == "tensordot":
-                return jk.tensordot(x["a"], x["b"], o["axes"], **kwargs)
-            kwargs["algorithm"] = how
-            if problem.operation == "dot_general":
-                return jk.dot_general(x["a"], x["b"], o["numbers"], **kwargs)
-            return jk.matmul(x["a"], x["b"], **kwargs)
-
-        return lambda operands: differentiated(problem, result, operands, active_operands(problem))
-
-    def judge(
+    def truth(
         self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray
-    ) -> dict[str, Judged]:
+    ) -> dict[str, Bounded]:
         """The members are one more label, common to all."""
         terms = Terms(problem, operands)
-        shape = result_shape(problem)
-        with np.errstate(all="ignore"):
-            wanted = {"y": terms.result()}
-            if problem.wants_gradient:
-                wanted |= terms.gradients()
-            elif problem.derivative == "jvp":
-                wanted["dy"] = terms.tangent()
-            judged = {}
-            for name, interval in wanted.items():
-                like = shape if name in ("y", "dy") else operands[name[1:]].shape[1:]
-                dtype = np.float32 if name in ("y", "dy") else operands[name[1:]].dtype
-                got = expect(results, name, like, dtype)
-                limit = interval.limit.reshape(got.shape)
-                want = interval.value.reshape(got.shape)
-                if got.dtype != np.float32:  # rounded once more
-                    limit = limit + _rounding(got.dtype, want, limit)
-                judged[name] = Judged(got, want, limit)
-        return judged
-
-
-def _rounding(dtype: np.dtype, want: np.ndarray, limit: np.ndarray) -> np.ndarray:
-    u, smallest = (2.0**-8, 2.0**-126) if dtype == storage("bfloat16") else (2.0**-11, 2.0**-25)
-    return u * (np.abs(want) + limit) + smallest
+        wanted = {"y": terms.result()}
+        if problem.wants_gradient:
+            wanted |= terms.gradients()
+        elif problem.derivative == "jvp":
+            wanted["dy"] = terms.tangent()
+        found = {}
+        for name, interval in wanted.items():
+            value, limit = interval.value, interval.limit
+            p = PRECISION[results[name].dtype.name]
+            if p.us > p.u:  # rounded once more
+                limit = limit + p.us * (np.abs(value) + limit) + p.smallest
+            found[name] = Bounded(value, limit)
+        return found

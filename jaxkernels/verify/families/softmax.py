@@ -1,148 +1,164 @@
-"""softmax and log_softmax along any axes, with and without `where`."""
+"""softmax, log_softmax and logsumexp along any axes, with and without `where`."""
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 import jaxkernels as jk
-from jaxkernels._core import validate
 from jaxkernels.verify import lengths, values
-from jaxkernels.verify.problem import DERIVATIVES, Arrays, Judged, Problem, differentiated, expect
+from jaxkernels.verify.families.row_layout import (
+    RowLayout,
+    divisor,
+    drawn_mask_shape,
+    length_of_any_size,
+)
+from jaxkernels.verify.problem import Arrays, Family, Problem, Traced
 from jaxkernels.verify.truth import rows, tolerance
-from jaxkernels.verify.truth.compare import storage
-from jaxkernels.verify.truth.rows import DTYPES
+from jaxkernels.verify.truth.compare import Bounded, storage
 
 
-class Softmax:
+class Softmax(Family):
     """Options: shape, axis, where (a shape, or None)."""
 
     operations = ("softmax", "log_softmax")
-    derivatives = DERIVATIVES
-
-    def dtypes(self, operation: str) -> tuple[str, ...]:
-        """All that have kernels."""
-        return DTYPES
 
     def choose(
         self, operation: str, dtype: str, derivative: str, most: int, rng: np.random.Generator
     ) -> tuple[dict[str, Any], str | None]:
         """Rows of a length at which plans change, or near a power of two."""
         fitting = [n for n in lengths.row_lengths(dtype) if n <= most]
-        # Every factor of two gets about as many rows as any other.
-        scale = np.exp2(rng.uniform(0, math.log2(max(most, 2))))
-        cols = fitting[int(np.abs(np.array(fitting) - scale).argmin())]
-        cols = int(rng.choice([cols, rng.choice(fitting)]))
+        cols = int(rng.choice([length_of_any_size(fitting, most, rng), rng.choice(fitting)]))
         count = most // max(cols, 1)
         count = int(min(count, rng.choice([1, 2, 3, 5, 8, 31, 33, 64, 257, 1000, count])))
-        shape, axis = _layout(max(count, 1), cols, rng)
-        where = None
-        if rng.random() < 0.25:
-            where = [1 if rng.random() < 0.3 else size for size in shape]
-        how = None
-        if jax.default_backend() == "gpu":
-            how = [None, *validate.TIERS][rng.integers(len(validate.TIERS) + 1)]
-            ours = tuple(name for name in rows.OPERATIONS if name.startswith(operation))
-            how = how if lengths.tier_serves(how, (max(count, 1), cols), dtype, ours) else None
-        return {"shape": shape, "axis": axis, "where": where}, how
+        shape, axis = _drawn_layout(max(count, 1), cols, rng)
+        where = drawn_mask_shape(shape, rng) if rng.random() < 0.25 else None
+        ours = tuple(name for name in rows.OPERATIONS if name.startswith(operation))
+        tier = lengths.drawn_tier((max(count, 1), cols), dtype, ours, rng)
+        return {"shape": shape, "axis": axis, "where": where}, tier
 
     def member(self, problem: Problem, rng: np.random.Generator) -> tuple[Arrays, bool]:
         """x, where, and t or t_x."""
-        shape, axes = problem.options["shape"], axes_of(problem)
-        count, cols = rows_and_cols(problem)
+        layout = RowLayout(problem.options)
         kind, t_kind = str(rng.choice(values.KINDS)), str(rng.choice(values.COTANGENTS))
-
-        def from_rows(x: np.ndarray) -> np.ndarray:
-            order = [d for d in range(len(shape)) if d not in axes] + axes
-            moved = x.reshape([shape[d] for d in order])
-            return np.ascontiguousarray(moved.transpose(np.argsort(order)))
-
-        operands = {"x": from_rows(values.logits(kind, count, cols, problem.dtype, rng))}
+        given = layout.count, layout.cols, problem.dtype, rng
+        operands = {"x": layout.to_shape(values.logits(kind, *given), 1)[0]}
         if problem.options["where"] is not None:
             operands["where"] = rng.random(problem.options["where"]) < rng.choice([0.2, 0.8])
         if problem.derivative != "value":
             name = "t_x" if problem.derivative == "jvp" else "t"
-            operands[name] = from_rows(values.cotangents(t_kind, count, cols, problem.dtype, rng))
+            operands[name] = layout.to_shape(values.cotangents(t_kind, *given), 1)[0]
         return operands, bool(values.ALIKE & {kind, t_kind})
 
-    def keywords(self, problem: Problem) -> dict[str, Any]:
-        """What the call gets besides its axis and tier."""
-        del problem
-        return {}
+    def call(self, problem: Problem, operands: Traced) -> jax.Array:
+        """The call; logsumexp has one option more."""
+        o = problem.options
+        axis = tuple(o["axis"]) if isinstance(o["axis"], list) else o["axis"]
+        given = {"keepdims": o["keepdims"]} if "keepdims" in o else {}
+        given |= {"axis": axis, "where": operands.get("where"), "tier": problem.how}
+        return getattr(jk, problem.operation)(operands["x"], **given)
 
-    def core(self, problem: Problem) -> Callable[[dict[str, jax.Array]], dict[str, jax.Array]]:
-        """The call."""
-        axis = problem.options["axis"]
-        function = functools.partial(
-            getattr(jk, problem.operation),
-            axis=tuple(axis) if isinstance(axis, list) else axis,
-            tier=problem.how,
-            **self.keywords(problem),
-        )
+    def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
+        """That of x."""
+        return {"y": problem.options["shape"]}
 
-        def call(operands: dict[str, jax.Array]) -> dict[str, jax.Array]:
-            return differentiated(
-                problem, lambda o: function(o["x"], where=o.get("where")), operands, ("x",)
-            )
-
-        return call
-
-    def judge(
+    def truth(
         self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray
-    ) -> dict[str, Judged]:
+    ) -> dict[str, Bounded]:
         """Y for the x given, derivatives for their operand: the y that the program gave, or x."""
-        count, cols = rows_and_cols(problem)
-        dtype = storage(problem.dtype)
-        shape = tuple(problem.options["shape"])
-        axes = [d + 1 for d in axes_of(problem)]
-        order = [d for d in range(len(shape) + 1) if d not in axes] + axes
-
-        def to_rows(x: np.ndarray) -> np.ndarray:
-            whole = np.broadcast_to(x, (len(alike), *shape))
-            return whole.transpose(order).reshape(len(alike), count, cols)
-
-        masked = 0.0 if problem.operation == "softmax" else -np.inf
-        where = to_rows(operands.get("where", np.ones((len(alike), *[1] * len(shape)), bool)))
-
-        def held(
-            name: str, operation: str, got: np.ndarray, hidden: float, *given: np.ndarray
-        ) -> Judged:
-            tier = problem.how
-            sums = min(
-                lengths.accumulators(operation, (n, cols), problem.dtype, tier, anywhere=True)
-                for n in {count, count * problem.members}
-            )
-            limit = tolerance.bound(
-                operation, *given, accumulators=sums, alike=alike[:, None, None]
-            )
-            want = np.where(where, rows.truth(operation, *given), hidden)
-            return Judged(to_rows(got), want, limit)
-
-        y = expect(results, "y", shape, dtype)
-        x = np.where(where, to_rows(operands["x"]), np.asarray(-np.inf, dtype))
-        judged = {"y": held("y", f"{problem.operation}_fwd", y, masked, x)}
+        operation, of = problem.operation, _Rows(problem, operands, alike)
+        hidden = 0.0 if operation == "softmax" else -np.inf
+        found = {"y": of.elements(hidden, f"{operation}_fwd", of.x)}
         if problem.derivative == "value":
-            return judged
+            return found
         jvp = problem.derivative == "jvp"
-        name, given = ("dy", operands["t_x"]) if jvp else ("dx", operands["t"])
-        operation = "log_softmax_jvp" if jvp and masked else f"{problem.operation}_grad"
-        t = np.where(where, to_rows(given), np.asarray(0, dtype))
-        got = expect(results, name, shape, dtype)
-        kept = x if rows.reads_x_for_y(operation, dtype) else to_rows(y)
-        judged[name] = held(name, operation, got, 0.0, kept, t)
-        return judged
+        t = of.seen(operands["t_x" if jvp else "t"], 0)
+        linear = "log_softmax_jvp" if jvp and hidden else f"{operation}_grad"
+        reads_x = rows.reads_x_for_y(linear, of.x.dtype)
+        kept = of.x if reads_x else of.layout.to_rows(results["y"], len(alike))
+        return found | {"dy" if jvp else "dx": of.elements(0.0, linear, kept, t)}
 
 
-def _layout(count: int, cols: int, rng: np.random.Generator) -> tuple[list[int], Any]:
+class LogSumExp(Softmax):
+    """Options: shape, axis, where (a shape, or None), keepdims."""
+
+    operations = ("logsumexp",)
+
+    def choose(
+        self, operation: str, dtype: str, derivative: str, most: int, rng: np.random.Generator
+    ) -> tuple[dict[str, Any], str | None]:
+        """Rows as those of softmax."""
+        options, tier = super().choose(operation, dtype, derivative, most, rng)
+        return {**options, "keepdims": bool(rng.random() < 0.3)}, tier
+
+    def member(self, problem: Problem, rng: np.random.Generator) -> tuple[Arrays, bool]:
+        """x, where, and t, a number for each row, or t_x."""
+        operands, alike = super().member(problem, rng)
+        if problem.wants_gradient:
+            kind, count = str(rng.choice(["normal", "nan"])), RowLayout(problem.options).count
+            t = values.cotangents(kind, count, 1, problem.dtype, rng)
+            operands["t"] = t.reshape(self.result_shapes(problem)["y"])
+        return operands, alike
+
+    def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
+        """Without the axes that are summed, or with 1 for each."""
+        layout = RowLayout(problem.options)
+        kept = [1 if d in layout.axes else n for d, n in enumerate(layout.shape)]
+        return {"y": kept if problem.options["keepdims"] else layout.row_shape}
+
+    def truth(
+        self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray
+    ) -> dict[str, Bounded]:
+        """All results for the x given: the derivatives read nothing else."""
+        of = _Rows(problem, operands, alike)
+        found = {"y": of.bounded("logsumexp_fwd", of.x)}
+        if problem.derivative == "jvp":
+            found["dy"] = of.bounded("logsumexp_jvp", of.x, of.seen(operands["t_x"], 0))
+        elif problem.wants_gradient:
+            t = operands["t"].reshape(-1, 1)
+            found["dx"] = of.elements(0.0, "logsumexp_grad", of.x, t)
+        return found
+
+
+class _Rows:
+    """The rows of all members, and what operations make of them.
+
+    Attributes:
+        layout: where they are.
+        x: (rows, cols), -inf where they are hidden.
+    """
+
+    def __init__(self, problem: Problem, operands: Arrays, alike: np.ndarray) -> None:
+        self.problem, self.alike, self.layout = problem, alike, RowLayout(problem.options)
+        self._where = self.layout.to_rows(operands.get("where", True), len(alike))
+        self.x = self.seen(operands["x"], -np.inf)
+
+    def seen(self, x: np.ndarray, hidden: float) -> np.ndarray:
+        """The rows of an array, with one value where they are hidden."""
+        value = np.asarray(hidden, storage(self.problem.dtype))
+        return np.where(self._where, self.layout.to_rows(x, len(self.alike)), value)
+
+    def bounded(self, operation: str, *given: np.ndarray) -> Bounded:
+        """The result of an operation of rows."""
+        p, alike = self.problem, self.layout.per_row(self.alike)
+        sums = self.layout.accumulators([operation], p.members, p.dtype, p.how)
+        limit = tolerance.bound(operation, *given, accumulators=sums, alike=alike)
+        return Bounded(rows.truth(operation, *given), limit)
+
+    def elements(self, hidden: float, operation: str, *given: np.ndarray) -> Bounded:
+        """The result of one that gives elements, in the shape of x, with one value where they are hidden."""
+        value, limit = self.bounded(operation, *given)
+        both = np.where(self._where, value, hidden), limit
+        return Bounded(*(self.layout.to_shape(a, len(self.alike)) for a in both))
+
+
+def _drawn_layout(count: int, cols: int, rng: np.random.Generator) -> tuple[list[int], Any]:
     """A shape and axes whose rows are `count` times `cols`."""
     kind = rng.choice(["last", "deep", "first", "middle", "two", "around", "all"])
-    outer = next((d for d in (3, 2, 5, 7) if count % d == 0), 1)
-    inner = next((d for d in (3, 2, 5, 7) if cols % d == 0), 1)
+    outer, inner = divisor(count), divisor(cols)
     if kind == "deep":
         return [outer, 1, count // outer, cols], -1
     if kind == "first":
@@ -156,18 +172,3 @@ def _layout(count: int, cols: int, rng: np.random.Generator) -> tuple[list[int],
     if kind == "all" and count == 1:
         return [inner, cols // inner], None
     return ([count, cols] if count > 1 or rng.random() < 0.5 else [cols]), -1
-
-
-def axes_of(problem: Problem) -> list[int]:
-    """The dimensions that rows are made of, ascending."""
-    axis, rank = problem.options["axis"], len(problem.options["shape"])
-    if axis is None:
-        return list(range(rank))
-    return sorted(d % rank for d in (axis if isinstance(axis, list) else [axis]))
-
-
-def rows_and_cols(problem: Problem) -> tuple[int, int]:
-    """How many rows there are, and how long they are."""
-    shape, axes = problem.options["shape"], axes_of(problem)
-    cols = math.prod(shape[d] for d in axes)
-    return math.prod(size for d, size in enumerate(shape) if d not in axes), cols

@@ -8,9 +8,14 @@ from jaxkernels.verify.problem import Arrays, Problem
 from jaxkernels.verify.truth.products import Interval, contraction, known
 
 
+def labels_of(problem: Problem) -> list[str]:
+    """The labels of a, of b and of the result."""
+    return problem.options["labels"].replace("->", ",").split(",")
+
+
 def result_shape(problem: Problem) -> tuple[int, ...]:
     """The shape of the result."""
-    left, right, out = problem.options["labels"].replace("->", ",").split(",")
+    left, right, out = labels_of(problem)
     sizes: dict[str, int] = {}
     for labels, shape in zip((left, right), problem.options["shapes"], strict=True):
         sizes |= dict(zip(labels, shape, strict=True))
@@ -28,25 +33,16 @@ class Terms:
     """The products of one problem, with all members."""
 
     def __init__(self, problem: Problem, operands: Arrays) -> None:
-        left, right, out = problem.options["labels"].replace("->", ",").split(",")
+        left, right, out = labels_of(problem)
         self.problem, self.operands = problem, operands
-        self.given = dict(zip("ab", (left, right), strict=True)) | {
-            "c": out,
-            "t": out,
-            "t_a": left,
-            "t_b": right,
-            "t_c": out,
-        }
+        self.given = {"a": left, "b": right, "c": out, "t": out}
         self.left, self.right, self.out = (_kept(labels) for labels in (left, right, out))
 
     def operand(self, name: str) -> Interval:
         """Without the dimensions that broadcast."""
-        x, labels = self.operands[name], self.given[name]
-        sizes = [
-            len(x),
-            *(n for n, label in zip(x.shape[1:], labels, strict=True) if label.islower()),
-        ]
-        return known(x.reshape(sizes))
+        x, labels = self.operands[name], self.given[name.removeprefix("t_")]
+        kept = [n for n, label in zip(x.shape[1:], labels, strict=True) if label.islower()]
+        return known(x.reshape([len(x), *kept]))
 
     def factor(self, name: str) -> np.ndarray:
         """Alpha or beta, of every member."""
@@ -57,32 +53,30 @@ class Terms:
         """The product of two operands of these layouts."""
         return contraction(f"{self.left},{self.right}->{self.out}", a, b)
 
-    def _scaled(self, x: Interval, name: str) -> Interval:
-        factor = self.factor(name)
-        return x if name not in self.problem.options or (factor == 1).all() else x.scaled(factor)
+    def alpha_times(self, product: Interval) -> Interval:
+        """A factor of 1 costs no rounding."""
+        alpha = self.factor("alpha")
+        return product if (alpha == 1).all() else product.scaled(alpha)
 
-    def c(self, name: str) -> Interval | None:
-        """Beta times c, or times what stands in its place; what 0 multiplies is not read."""
+    def plus_c(self, product: Interval, name: str) -> Interval:
+        """With beta times c, or times its tangent; what 0 multiplies is not read."""
         if not self.problem.options.get("has_c"):
-            return None
-        x = self.operand(name)
-        read = np.broadcast_to(self.factor("beta") != 0, x.value.shape)
-        return known(np.where(read, x.value, 0)).scaled(self.factor("beta"))
+            return product
+        x, beta = self.operand(name), self.factor("beta")
+        read = np.broadcast_to(beta != 0, x.value.shape)
+        return product.plus(known(np.where(read, x.value, 0)).scaled(beta))
 
     def result(self) -> Interval:
         """Alpha a b + beta c."""
-        y = self._scaled(self.product(self.operand("a"), self.operand("b")), "alpha")
-        c = self.c("c")
-        return y if c is None else y.plus(c)
+        return self.plus_c(
+            self.alpha_times(self.product(self.operand("a"), self.operand("b"))), "c"
+        )
 
     def tangent(self) -> Interval:
         """The derivative along t_a, t_b and t_c."""
-        a, b = self.operand("a"), self.operand("b")
-        dy = self._scaled(self.product(self.operand("t_a"), b), "alpha").plus(
-            self._scaled(self.product(a, self.operand("t_b")), "alpha")
-        )
-        c = self.c("t_c")
-        return dy if c is None else dy.plus(c)
+        of_a = self.product(self.operand("t_a"), self.operand("b"))
+        of_b = self.product(self.operand("a"), self.operand("t_b"))
+        return self.plus_c(self.alpha_times(of_a).plus(self.alpha_times(of_b)), "t_c")
 
     def gradients(self) -> dict[str, Interval]:
         """By "d" and the name of an operand, its cotangent for the cotangent t of the result."""
@@ -92,12 +86,12 @@ class Terms:
             "da": contraction(f"{self.out},{self.right}->{self.left}", scaled, b),
             "db": contraction(f"{self.left},{self.out}->{self.right}", a, scaled),
         }
-        sums = f"{self.out},{self.out}->Z"
-        if "c" in active_operands(self.problem):
+        sums, active = f"{self.out},{self.out}->Z", active_operands(self.problem)
+        if "c" in active:
             found["dc"] = t.scaled(self.factor("beta"))
-        if "alpha" in active_operands(self.problem):
+        if "alpha" in active:
             found["dalpha"] = contraction(sums, t, self.product(a, b))
-        if "beta" in active_operands(self.problem):
+        if "beta" in active:
             found["dbeta"] = contraction(sums, t, self.operand("c"))
         return found
 

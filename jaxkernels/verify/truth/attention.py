@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxkernels.verify.truth.compare import compute
+from jaxkernels.verify.truth.compare import Bounded, compute, total
+from jaxkernels.verify.truth.masked import band
 from jaxkernels.verify.truth.tolerance import PRECISION
 
 SOFTMAX_STEPS = 8.0  # exponential 3, quotient 2, scale, bias, and the difference to the maximum
@@ -39,18 +40,11 @@ def seen_by(
     **_: Any,
 ) -> np.ndarray:
     """Which keys a query sees, of `shape` (batch, heads, queries, keys)."""
-    window = local_window_size
-    left, right = window if isinstance(window, (tuple, list)) else (window, window)
-    distance = np.arange(shape[3]) - np.arange(shape[2])[:, None]
-    seen = np.ones(shape, bool) if mask is None else np.broadcast_to(mask, shape).copy()
-    if is_causal:
-        seen &= distance <= 0
-    if left is not None:
-        seen &= distance >= -left
-    if right is not None:
-        seen &= distance <= right
+    seen = np.broadcast_to(band(*shape[2:], is_causal, local_window_size, from_end=False), shape)
+    if mask is not None:
+        seen = seen & mask
     if key_value_seq_lengths is not None:
-        seen &= np.arange(shape[3]) < np.asarray(key_value_seq_lengths)[:, None, None, None]
+        seen = seen & (np.arange(shape[3]) < np.asarray(key_value_seq_lengths).reshape(-1, 1, 1, 1))
     return seen
 
 
@@ -63,6 +57,7 @@ class Truth:
         u: unit roundoff of the compute type.
     """
 
+    @np.errstate(all="ignore")
     def __init__(
         self,
         q: Any,
@@ -83,65 +78,53 @@ class Truth:
             **options: bias, mask, scale, is_causal, local_window_size, query_seq_lengths, key_value_seq_lengths.
         """
         precision = PRECISION[dtype]
-        self.options, self.empty_rows = options, empty_rows
-        self.u = precision.u
+        self.u, self.floor = precision.u, precision.smallest
         self.us = precision.us if np.dtype(compute(dtype)).itemsize > q.dtype.itemsize else 0.0
-        self.floor = precision.smallest
         self.groups = q.shape[2] // k.shape[2]
         q, k, v = (np.asarray(x).astype(np.float64) for x in (q, k, v))
         # (B, N, length, H), keys repeated for the heads that share them
         self.q = q.swapaxes(1, 2)
         self.k, self.v = (x.repeat(self.groups, axis=2).swapaxes(1, 2) for x in (k, v))
-        scale = options.get("scale")
+        scale, bias = options.get("scale"), options.get("bias")
         self.scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)
-        with np.errstate(all="ignore"):
-            self._softmax()
-
-    def _softmax(self) -> None:
         (batch, heads, t, h), s = self.q.shape, self.k.shape[2]
-        bias = self.options.get("bias")
-        x = self.scale * self.q @ self.k.swapaxes(-1, -2)
+        x = self.scale * self.q @ _turned(self.k)
         x = x + (0 if bias is None else np.asarray(bias).astype(np.float64))
-        size = abs(self.scale) * np.abs(self.q) @ np.abs(self.k).swapaxes(-1, -2)
+        size = abs(self.scale) * np.abs(self.q) @ _turned(np.abs(self.k))
         wrong = (h + 2) * self.u * size + 2 * self.u * np.abs(x) + PRECISION["float32"].flush * h
-        seen = seen_by((batch, heads, t, s), **self.options)
+        seen = seen_by((batch, heads, t, s), **options)
         alive = seen.any(-1, keepdims=True)
         top = np.where(alive, np.max(x, -1, keepdims=True, where=seen, initial=-np.inf), 0)
         e = np.where(seen, np.exp(np.where(seen, x - top, 0)), 0)
-        total = e.sum(-1, keepdims=True)
-        p = np.where(alive, e / np.where(alive, total, 1), 0)
-        factor = wrong + np.log(np.where(alive, (p * np.exp(wrong)).sum(-1, keepdims=True), 1))
+        p = np.where(alive, e / np.where(alive, total(e), 1), 0)
+        factor = wrong + np.log(np.where(alive, total(p * np.exp(wrong)), 1))
         steps = (SOFTMAX_STEPS + s + np.where(seen, top - x, 0)) * self.u
         relative = np.exp(factor) * (1 + steps) * (1 + self.us) - 1
         # The scores get no gradient from rows without keys.
         self.p_of_scores = self.p = p
-        if self.empty_rows == "mean":
+        if empty_rows == "mean":
             self.p = np.where(alive, p, 1 / s)
         self.p_error = np.where(seen | ~alive, relative * self.p + self.floor, 0)
-        self.log_sum_exp = np.where(alive, top + np.log(total), -np.inf)[..., 0]
+        self.log_sum_exp = np.where(alive, top + np.log(total(e)), -np.inf)[..., 0]
         self.rows = np.ones((batch, 1, t, 1))
-        if (lengths := self.options.get("query_seq_lengths")) is not None:
+        if (lengths := options.get("query_seq_lengths")) is not None:
             self.rows[:] = (np.arange(t) < np.asarray(lengths)[:, None])[:, None, :, None]
 
-    def result(self) -> tuple[np.ndarray, np.ndarray]:
-        """The result and its bound, (B, T, N, H)."""
+    def result(self) -> Bounded:
+        """The result, (B, T, N, H)."""
         o = self.rows * (self.p @ self.v)
         sums = self.p.shape[-1] * self.u * (self.p + self.p_error)
         error = self.rows * ((self.p_error + sums + self.us * self.p) @ np.abs(self.v))
         error = error + (self.us + self.u) * (np.abs(o) + error) + self.floor
-        return o.swapaxes(1, 2), error.swapaxes(1, 2)
+        return Bounded(o.swapaxes(1, 2), error.swapaxes(1, 2))
 
-    def gradients(self, do: Any) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """The cotangents of q, k, v and of the scores with bias, with bounds, for that of the result."""
+    def gradients(self, do: Any) -> dict[str, Bounded]:
+        """The cotangents of q, k, v and of the scores with bias, for that of the result."""
         do = self.rows * np.asarray(do).astype(np.float64).swapaxes(1, 2)
         (batch, heads, t, h), s = self.q.shape, self.k.shape[2]
         u, us, floor = self.u, self.us, self.floor
-
-        def total(x: np.ndarray) -> np.ndarray:
-            return x.sum(-1, keepdims=True)
-
         p, p_error = self.p_of_scores, np.where(self.p_of_scores > 0, self.p_error, 0)
-        dp, dp_size = do @ self.v.swapaxes(-1, -2), np.abs(do) @ np.abs(self.v).swapaxes(-1, -2)
+        dp, dp_size = do @ _turned(self.v), np.abs(do) @ _turned(np.abs(self.v))
         dp_error = ((h + 1) * u + us) * dp_size + floor
         most, difference = p + p_error, dp - total(p * dp)
         sum_error = total(p_error * np.abs(dp) + most * dp_error)
@@ -156,24 +139,27 @@ class Truth:
             sums = ((terms + 2) * u + us) * (np.abs(x) + wrong)
             return x @ y, (wrong + sums) @ np.abs(y) + terms * floor  # each term may be flushed
 
-        def turned(x: np.ndarray) -> np.ndarray:
-            return x.swapaxes(-1, -2)
+        def stored(x: np.ndarray, error: np.ndarray, groups: int) -> Bounded:
+            """With the sum over the heads that share a key head, (B, length, heads, H)."""
+
+            def shared(a: np.ndarray) -> np.ndarray:
+                apart = a.reshape(batch, heads // groups, groups, *a.shape[2:])
+                return apart.sum(2).swapaxes(1, 2)
+
+            error = shared(np.abs(error)) + (2 * us + u) * shared(np.abs(x)) + floor
+            return Bounded(shared(x), error)
 
         rows = t * self.groups
-        dq, dq_error = (self.scale * x for x in product(ds, ds_error, self.k, s))
-        dk, dk_error = (self.scale * x for x in product(turned(ds), turned(ds_error), self.q, rows))
-        dv, dv_error = product(turned(self.p), turned(self.p_error), do, rows)
-
-        def stored(x: np.ndarray, error: np.ndarray, size: Any) -> tuple[np.ndarray, np.ndarray]:
-            return x, np.abs(error) + (2 * us + u) * size + floor
-
-        def shared(x: np.ndarray) -> np.ndarray:
-            """The sum over the heads that share a key head, (B, S, K, H)."""
-            return x.reshape(batch, heads // self.groups, self.groups, s, h).sum(2).swapaxes(1, 2)
-
+        dq = (self.scale * x for x in product(ds, ds_error, self.k, s))
+        dk = (self.scale * x for x in product(_turned(ds), _turned(ds_error), self.q, rows))
+        dv = product(_turned(self.p), _turned(self.p_error), do, rows)
         return {
-            "q": stored(dq.swapaxes(1, 2), dq_error.swapaxes(1, 2), np.abs(dq).swapaxes(1, 2)),
-            "k": stored(shared(dk), shared(np.abs(dk_error)), shared(np.abs(dk))),
-            "v": stored(shared(dv), shared(dv_error), shared(np.abs(dv))),
-            "scores": (ds, ds_error),
+            "q": stored(*dq, groups=1),
+            "k": stored(*dk, groups=self.groups),
+            "v": stored(*dv, groups=self.groups),
+            "scores": Bounded(ds, ds_error),
         }
+
+
+def _turned(x: np.ndarray) -> np.ndarray:
+    return x.swapaxes(-1, -2)

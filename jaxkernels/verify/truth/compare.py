@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +22,23 @@ def widen(array: Any) -> np.ndarray:
     """The same values in the type of the truth."""
     array = np.asarray(array)
     return array.astype(np.longdouble if array.dtype == np.float64 else np.float64)
+
+
+class Bounded(NamedTuple):
+    """A value, and the largest error of what computes it."""
+
+    value: np.ndarray
+    limit: np.ndarray
+
+
+def total(values: np.ndarray) -> np.ndarray:
+    """The sum of each row."""
+    return np.sum(values, axis=-1, keepdims=True)
+
+
+def finite(values: np.ndarray) -> np.ndarray:
+    """The absolute values, 0 where they are infinite or NaN."""
+    return np.where(np.isfinite(values), np.abs(values), 0)
 
 
 def ratios(got: Any, want: np.ndarray, limit: Any) -> np.ndarray:

@@ -17,12 +17,11 @@ whose notation holds here: u, d = x - max, S, sigma. In units of u:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 
-from jaxkernels.verify.truth.compare import widen
+from jaxkernels.verify.truth.compare import finite, total, widen
 from jaxkernels.verify.truth.tolerance import (
     HALF_ARGUMENT_ERROR,
     HALF_EXP_ERROR,
@@ -34,11 +33,6 @@ from jaxkernels.verify.truth.tolerance import (
 MEASURES = ("nll", "lse", "entropy", "distance")
 
 
-def _total(values: np.ndarray) -> np.ndarray:
-    return np.sum(values, axis=-1, keepdims=True)
-
-
-@dataclass(frozen=True)
 class Rows:
     """Rows of logits with a label each.
 
@@ -46,74 +40,46 @@ class Rows:
         x: of shape (rows, cols), in the storage type.
         label: of shape (rows,); negative for none.
         accumulators: partial sums that a row has at least.
+        precision: what is known of the storage type.
+        wide: the logits in the type of the truth.
+        d: the logits less their maximum.
+        finite: the same, 0 where they are infinite or NaN.
+        rest: S - 1, (rows, 1).
+        p: the softmax.
+        is_label: whether an element is the one at its row's label.
+        is_seen: whether an element is not -inf.
+        seen: the number of elements that are not -inf, but 1 where there are none, (rows, 1).
     """
 
-    x: np.ndarray
-    label: np.ndarray
-    accumulators: int
-
-    @property
-    def precision(self) -> Any:
-        """What is known of the storage type."""
-        return PRECISION[self.x.dtype.name]
-
-    @property
-    def wide(self) -> np.ndarray:
-        """The logits in the type of the truth."""
-        return widen(self.x)
-
-    @property
-    def d(self) -> np.ndarray:
-        """The logits less their maximum."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            return self.wide - np.max(self.wide, axis=-1, keepdims=True, initial=-np.inf)
-
-    @property
-    def rest(self) -> np.ndarray:
-        """S - 1."""
+    @np.errstate(all="ignore")
+    def __init__(self, x: np.ndarray, label: np.ndarray, accumulators: int) -> None:
+        """Computes what all measures need."""
+        self.x, self.label, self.accumulators = x, label, accumulators
+        self.precision, self.wide = PRECISION[x.dtype.name], widen(x)
+        self.d = self.wide - np.max(self.wide, axis=-1, keepdims=True, initial=-np.inf)
+        self.finite = np.where(np.isfinite(self.d), self.d, 0)
         is_largest = self.d == 0
-        return _total(np.where(is_largest, 0, np.exp(self.d))) + (_total(is_largest) - 1)
+        self.rest = total(np.where(is_largest, 0, np.exp(self.d))) + (total(is_largest) - 1)
+        self.p = np.exp(self.d) / (1 + self.rest)
+        self.is_label = np.arange(x.shape[-1]) == label[:, None]
+        self.is_seen = self.wide != -np.inf
+        self.seen = np.maximum(total(self.is_seen), 1)
+        self._is_beyond = (label >= x.shape[-1])[:, None]
 
-    @property
-    def p(self) -> np.ndarray:
-        """The softmax."""
-        return np.exp(self.d) / (1 + self.rest)
-
-    @property
-    def is_label(self) -> np.ndarray:
-        """Whether an element is the one at its row's label."""
-        return np.arange(self.x.shape[-1]) == self.label[:, None]
-
-    @property
-    def finite(self) -> np.ndarray:
-        """The differences d, 0 where they are infinite or NaN."""
-        return np.where(np.isfinite(self.d), self.d, 0)
-
-    @property
-    def is_seen(self) -> np.ndarray:
-        """Whether an element is not -inf."""
-        return self.wide != -np.inf
-
-    @property
-    def seen(self) -> np.ndarray:
-        """The number of elements that are not -inf, but 1 where there are none."""
-        return np.maximum(_total(self.is_seen), 1)
-
+    @np.errstate(all="ignore")
     def measures(self) -> np.ndarray:
         """The truth of the measures, (rows, 4)."""
-        with np.errstate(all="ignore"):
-            largest, log_sum = self.wide.max(-1, keepdims=True), np.log1p(self.rest)
-            at_label = _total(np.where(self.is_label, self.d, 0))
-            beyond = (self.label >= self.x.shape[-1])[:, None]
-            nll = np.where(beyond, np.nan, log_sum - at_label)
-            entropy = log_sum - _total(self.p * self.finite)
-            distance = log_sum - _total(self.finite) / self.seen
-            distance = np.where(self.is_seen.any(-1, keepdims=True), distance, 0)
-            # Of rows with NaN or inf.
-            nan = 0 * _total(np.where(self.is_seen, self.wide, 0))
-            lse = largest + log_sum
-            return np.concatenate([nll, lse, entropy + nan, distance + nan], axis=-1)
+        largest, log_sum = self.wide.max(-1, keepdims=True), np.log1p(self.rest)
+        at_label = total(np.where(self.is_label, self.d, 0))
+        nll = np.where(self._is_beyond, np.nan, log_sum - at_label)
+        entropy = log_sum - total(self.p * self.finite)
+        distance = log_sum - total(self.finite) / self.seen
+        distance = np.where(self.is_seen.any(-1, keepdims=True), distance, 0)
+        nan = 0 * total(np.where(self.is_seen, self.wide, 0))  # in rows with NaN or inf
+        return np.concatenate([nll, largest + log_sum, entropy + nan, distance + nan], axis=-1)
 
+    @cached_property
+    @np.errstate(all="ignore")
     def _errors(self) -> dict[str, np.ndarray]:
         p, size = self.precision, np.abs(self.finite)
         weight = np.where(np.isfinite(self.p), self.p, 0)
@@ -124,71 +90,68 @@ class Rows:
         others = np.where(self.finite < 0, weight, 0)
         log_sum = np.where(np.isfinite(self.rest), np.log1p(self.rest), 0)
         flush = p.flush * self.x.shape[-1] / p.u
-        log_error = _total(others * (each + sigma)) + LOG_ERROR * log_sum + flush
-        mean = _total(weight * size)
+        log_error = total(others * (each + sigma)) + LOG_ERROR * log_sum + flush
+        mean = total(weight * size)
         # A term that is flushed is lost with its d.
         is_small = (weight > 0) & (weight < 4 * p.flush)
-        flush = flush + p.flush / p.u * _total(np.where(is_small, size, 0))
-        mean_error = _total(weight * size * (each + sigma + 4)) + 4 * mean + flush
+        flush = flush + p.flush / p.u * total(np.where(is_small, size, 0))
+        mean_error = total(weight * size * (each + sigma + 4)) + 4 * mean + flush
         return {"log": log_error, "mean": mean_error, "log_sum": log_sum, "sigma": sigma}
 
+    @np.errstate(all="ignore")
     def measure_bounds(self) -> np.ndarray:
         """The largest errors of the measures, (rows, 4)."""
-        with np.errstate(all="ignore"):
-            truth = self.measures()
-            size = np.where(np.isfinite(truth), np.abs(truth), 0)
-            error, log_sum = self._errors(), self._errors()["log_sum"]
-            at_label = _total(np.where(self.is_label, np.abs(self.finite), 0))
-            of_entropy = error["log"] + error["mean"] + 2 * log_sum + size[:, 2:3]
-            distances = (error["sigma"] + 3) * _total(np.abs(self.finite)) / self.seen
-            of_distance = error["log"] + log_sum + distances + size[:, 3:]
-            bounds = [
-                error["log"] + at_label + size[:, :1],
-                error["log"] + size[:, 1:2],
-                of_entropy,
-                of_distance,
-            ]
-            return self.precision.u * np.concatenate(bounds, axis=-1)
+        error, log_sum = self._errors, self._errors["log_sum"]
+        nll, lse, entropy, distance = np.split(finite(self.measures()), 4, axis=-1)
+        at_label = total(np.where(self.is_label, np.abs(self.finite), 0))
+        distances = (error["sigma"] + 3) * total(np.abs(self.finite)) / self.seen
+        bounds = [
+            error["log"] + at_label + nll,
+            error["log"] + lse,
+            error["log"] + error["mean"] + 2 * log_sum + entropy,
+            error["log"] + log_sum + distances + distance,
+        ]
+        return self.precision.u * np.concatenate(bounds, axis=-1)
 
+    @np.errstate(all="ignore")
     def gradient(self, cotangent: np.ndarray) -> np.ndarray:
         """The truth of the gradient, given the cotangents of the measures, (rows, 4)."""
-        with np.errstate(all="ignore"):
-            of_nll, of_lse, of_entropy, of_distance = np.split(widen(cotangent), 4, axis=-1)
-            measures = self.measures()
-            # log p + entropy, in which log S is not subtracted from itself
-            excess = self.finite - _total(self.p * self.finite)
-            entropy_part = np.where(of_entropy == 0, 0, of_entropy * excess)
-            dx = self.p * (of_lse - entropy_part + of_distance)
-            dx = dx - np.where(self.is_seen, of_distance / self.seen, 0)
-            nll = np.where(np.isnan(measures[:, :1]), 0, measures[:, :1])
-            dx = dx + of_nll * np.where(self.is_label, np.expm1(-nll), self.p)
-            dx = np.where((of_nll != 0) & (self.label >= self.x.shape[-1])[:, None], np.nan, dx)
-            return np.where((widen(cotangent) != 0).any(-1, keepdims=True), dx, 0)
+        wide = widen(cotangent)
+        of_nll, of_lse, of_entropy, of_distance = np.split(wide, 4, axis=-1)
+        nll = self.measures()[:, :1]
+        # log p + entropy, in which log S is not subtracted from itself
+        excess = self.finite - total(self.p * self.finite)
+        entropy_part = np.where(of_entropy == 0, 0, of_entropy * excess)
+        dx = self.p * (of_lse - entropy_part + of_distance)
+        dx = dx - np.where(self.is_seen, of_distance / self.seen, 0)
+        nll = np.where(np.isnan(nll), 0, nll)
+        dx = dx + of_nll * np.where(self.is_label, np.expm1(-nll), self.p)
+        dx = np.where((of_nll != 0) & self._is_beyond, np.nan, dx)
+        return np.where((wide != 0).any(-1, keepdims=True), dx, 0)
 
+    @np.errstate(all="ignore")
     def gradient_bound(
         self, cotangent: np.ndarray, cotangent_error: np.ndarray | float = 0.0
     ) -> np.ndarray:
         """The largest error of the gradient; the cotangents may err by `cotangent_error`, (rows, 4)."""
-        with np.errstate(all="ignore"):
-            p = self.precision
-            g = np.where(np.isfinite(cotangent), np.abs(widen(cotangent)), 0)
-            of_nll, of_lse, of_entropy, of_distance = np.split(g, 4, axis=-1)
-            off = np.broadcast_to(widen(np.asarray(cotangent_error, np.float64)), g.shape)
-            error = self._errors()
-            weight, d = np.where(np.isfinite(self.p), self.p, 0), np.abs(self.finite)
-            truth = self.gradient(cotangent)
-            size = np.where(np.isfinite(truth), np.abs(truth), 0)
-            exp_error = p.exp_error + p.argument_error * d
-            s_error = error["log"] + LOG_ERROR  # of log S, and so relative of S
-            mean = _total(weight * d)
-            parts = of_nll + of_lse + of_distance + of_entropy * (mean + d)
-            own = weight * (
-                parts * (exp_error + s_error + 8) + of_entropy * (error["mean"] + 4 * (mean + d))
-            )
-            loss = np.where(np.isfinite(self.measures()[:, :1]), self.measures()[:, :1], 0)
-            at_label = of_nll * (self.measure_bounds()[:, :1] / p.u * weight + 3 * -np.expm1(-loss))
-            at_label = at_label + weight * parts * (self.measure_bounds()[:, :1] / p.u + 4)
-            own = own + np.where(self.is_label, np.where(np.isfinite(at_label), at_label, 0), 0)
-            of_cotangents = weight * _total(off * [1, 1, 1, 1]) * (2 + mean + d)
-            stored = (p.us + p.u) * size + p.u * 3 * of_distance / self.seen
-            return p.u * own + of_cotangents + stored + p.smallest + p.flush * (parts + 2)
+        p, error = self.precision, self._errors
+        g = finite(widen(cotangent))
+        of_nll, of_lse, of_entropy, of_distance = np.split(g, 4, axis=-1)
+        off = np.broadcast_to(widen(np.asarray(cotangent_error, np.float64)), g.shape)
+        weight, d = np.where(np.isfinite(self.p), self.p, 0), np.abs(self.finite)
+        exp_error = p.exp_error + p.argument_error * d
+        s_error = error["log"] + LOG_ERROR  # of log S, and so relative of S
+        mean = total(weight * d)
+        parts = of_nll + of_lse + of_distance + of_entropy * (mean + d)
+        own = weight * (
+            parts * (exp_error + s_error + 8) + of_entropy * (error["mean"] + 4 * (mean + d))
+        )
+        loss, loss_error = self.measures()[:, :1], self.measure_bounds()[:, :1] / p.u
+        loss = np.where(np.isfinite(loss), loss, 0)
+        at_label = of_nll * (loss_error * weight + 3 * -np.expm1(-loss))
+        at_label = at_label + weight * parts * (loss_error + 4)
+        own = own + np.where(self.is_label, np.where(np.isfinite(at_label), at_label, 0), 0)
+        of_cotangents = weight * total(off) * (2 + mean + d)
+        size = finite(self.gradient(cotangent))
+        stored = (p.us + p.u) * size + p.u * 3 * of_distance / self.seen
+        return p.u * own + of_cotangents + stored + p.smallest + p.flush * (parts + 2)

@@ -9,14 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkernels.verify.truth import tolerance
-from jaxkernels.verify.truth.compare import ratios, widen
+from jaxkernels.verify.truth.compare import Bounded, total, widen
 
 
-def band(q: int, k: int, causal: bool = False, window: Any = None) -> np.ndarray:
-    """Which columns each of q rows sees by its index; the last row stands on the last column."""
+def band(
+    q: int, k: int, causal: bool = False, window: Any = None, from_end: bool = True
+) -> np.ndarray:
+    """Which columns each of q rows sees by its index; the last row is level with the last column, or the first with the first."""
     before, after = window if isinstance(window, (tuple, list)) else (window, window)
     # How far right of its own column a row finds a column.
-    distance = np.arange(k) - (np.arange(q)[:, None] + k - q)
+    distance = np.arange(k) - np.arange(q)[:, None] - (k - q if from_end else 0)
     seen = np.ones((q, k), bool)
     if causal:
         seen &= distance <= 0
@@ -44,6 +46,7 @@ class Truth:
         shown_error: its bound.
     """
 
+    @np.errstate(all="ignore")
     def __init__(
         self,
         scores: np.ndarray,
@@ -67,103 +70,89 @@ class Truth:
             accumulators: from an operation and a dtype to the partial sums that a row has at least.
             alike: as for `tolerance.sum_error`.
         """
-        self.bias, self.dy, self.given_scale, self.options = bias, dy, scale, options
+        self.bias, self.dy, self.given_scale = bias, dy, scale
         self.traces_scale = isinstance(scale, np.ndarray)
-        self.dtype = inner = scores.dtype.name
+        self.dtype = self.inner = scores.dtype.name
         if bias is not None:  # promotes the scores
-            inner = jnp.promote_types(scores.dtype, bias.dtype).name
-        self.inner, self.precision = inner, tolerance.PRECISION[inner]
-        operation = "masked_softmax_fwd" if bias is None else "biased_softmax_fwd"
-        self.sigma, self.grad_sigma = (
-            tolerance.sum_error(scores.shape[-1], accumulators(name, inner), alike)
-            for name in (operation, "masked_softmax_grad")
+            self.inner = jnp.promote_types(scores.dtype, bias.dtype).name
+        self.precision = tolerance.PRECISION[self.inner]
+        forward = "masked_softmax_fwd" if bias is None else "biased_softmax_fwd"
+        sigma, self.grad_sigma = (
+            tolerance.sum_error(scores.shape[-1], accumulators(name, self.inner), alike)
+            for name in (forward, "masked_softmax_grad")
         )
         bands = {name: options[name] for name in ("causal", "window") if name in options}
         seen = np.broadcast_to(band(*scores.shape[-2:], **bands), scores.shape)
         self.seen = seen if mask is None else seen & mask
-        with np.errstate(all="ignore"):
-            self._forward(widen(scores))
-
-    def _forward(self, x: np.ndarray) -> None:
-        self.x = x
-        scale = self.given_scale
+        self.x = x = widen(scores)
         self.scale = widen(scale) if self.traces_scale else x.dtype.type(scale)
-        self.s = self.scale * x
-        b = np.zeros_like(self.s)
-        if self.bias is not None:
-            b = np.broadcast_to(widen(self.bias), self.s.shape)
+        product = self.scale * x
+        b = np.zeros_like(product)
+        if bias is not None:
+            b = np.broadcast_to(widen(bias), product.shape)
         # What is beyond the compute type is infinite in it.
         largest = np.finfo(np.float64 if self.inner == "float64" else np.float32).max
-        t = np.where(np.abs(self.s + b) > largest, np.copysign(np.inf, self.s + b), self.s + b)
+        t = product + b
+        t = np.where(np.abs(t) > largest, np.copysign(np.inf, t), t)
         t = np.where(self.seen, t, -np.inf)
         top = np.max(t, axis=-1, keepdims=True, initial=-np.inf)
         top = np.where(top == -np.inf, 0, top)
         e = np.where(self.seen, np.exp(t - top), 0)
-        total = e.sum(-1, keepdims=True)
-        self.y = np.where(total == 0, 0, e / np.where(total == 0, 1, total))
+        whole = total(e)
+        self.y = np.where(whole == 0, 0, e / np.where(whole == 0, 1, whole))
+        distance = np.where(e > 0, top - t, 0)
         self.y_error = tolerance.masked_bound(
-            self.precision, self.y, self.s, b, np.where(e > 0, top - t, 0), total, self.sigma
+            self.precision, self.y, product, b, distance, whole, sigma
         )
         self.shown = self.y
-        if self.options.get("empty_rows") == "mean":
+        if options.get("empty_rows") == "mean":
             alive = self.seen.any(-1, keepdims=True)
             self.shown = np.where(alive, self.y, 1 / max(self.y.shape[-1], 1))
-        self.shown_error = self._stored(self.shown, self.y_error, self.dtype)
+        self.shown_error = self._stored(self.shown, self.y_error, self.dtype).limit
 
-    def _stored(self, value: np.ndarray, error: Any, dtype: str) -> np.ndarray:
-        """The error of a value once it is rounded to a storage type."""
+    def _stored(self, value: np.ndarray, error: Any, dtype: str) -> Bounded:
+        """A value once it is rounded to a storage type."""
         p = tolerance.PRECISION[dtype]
-        return error + (p.us + self.precision.u) * np.abs(value) + p.smallest
+        return Bounded(value, error + (p.us + self.precision.u) * np.abs(value) + p.smallest)
 
-    def gradients(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """By the name of the operand: its cotangent and the bound of it."""
-        with np.errstate(all="ignore"):
-            return self._gradients()
-
-    def _gradients(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        u, y = self.precision.u, self.y
+    @np.errstate(all="ignore")
+    def gradients(self) -> dict[str, Bounded]:
+        """The cotangent of each operand, by its name."""
+        u, y, inner = self.precision.u, self.y, self.inner
         dy = np.where(y == 0, 0, widen(self.dy))
-
-        def total(x: np.ndarray) -> np.ndarray:
-            return np.sum(x, axis=-1, keepdims=True)
-
         difference = dy - total(dy * y)
         dt = np.where(y == 0, 0, y * difference)
-        y_error = self._stored(y, self.y_error, self.inner)
+        y_error = self._stored(y, self.y_error, inner).limit
         rounding = y * u * ((self.grad_sigma + 1) * total(np.abs(dy * y)) + 3 * np.abs(difference))
         error = y_error * np.abs(difference) + y * total(np.abs(dy) * y_error) + rounding
         error = np.where(self.seen, error + self.precision.smallest * y.shape[-1], 0)
         factor = np.abs(self.scale)
-        dx, dx_error = self.scale * dt, factor * error
         # The kernel gives scale * dt in the storage type; that is what is divided by scale and summed.
-        inner = "float32" if self.traces_scale and self.inner != "float64" else self.inner
-        kernel_error = self._stored(dx, dx_error, inner)
+        widened = "float32" if self.traces_scale and inner != "float64" else inner
+        dx, kernel_error = self._stored(self.scale * dt, factor * error, widened)
         fused = not self.traces_scale and self.given_scale > 0
-        summed_error = kernel_error / factor if fused else self._stored(dt, error, inner)
-        found = {"scores": (dx, self._stored(dx, kernel_error, self.dtype))}
+        summed_error = kernel_error / factor if fused else self._stored(dt, error, widened).limit
+
+        def summed(
+            terms: np.ndarray, size: Any, flushed: Any, like: np.ndarray, to: str
+        ) -> Bounded:
+            count = dt.size / max(like.size, 1)
+            errors = size * (summed_error + (count + 2) * u * np.abs(dt)) + flushed
+            return self._stored(sum_to(terms, like.shape), sum_to(errors, like.shape), to)
+
+        found = {"scores": self._stored(dx, kernel_error, self.dtype)}
         if self.bias is not None:
-            want = sum_to(dt, self.bias.shape)
-            count = dt.size / max(want.size, 1)
-            summed = sum_to(summed_error + (count + 2) * u * np.abs(dt), self.bias.shape)
-            found["bias"] = (want, self._stored(want, summed, self.bias.dtype.name))
+            found["bias"] = summed(dt, 1, 0, self.bias, self.bias.dtype.name)
         if self.traces_scale:
-            shape = self.given_scale.shape
-            count = dt.size / max(self.given_scale.size, 1)
             size = np.where(np.isfinite(self.x), np.abs(self.x), 0)
             # A score, a product and a sum may each be flushed.
             flushed = self.precision.flush * (np.abs(dt) + 2)
-            summed = size * (summed_error + (count + 2) * u * np.abs(dt)) + flushed
-            want = sum_to(np.where(dt == 0, 0, self.x * dt), shape)
-            found["scale"] = (want, self._stored(want, sum_to(summed, shape), inner))
+            terms = np.where(dt == 0, 0, self.x * dt)
+            found["scale"] = summed(terms, size, flushed, self.given_scale, widened)
         return found
 
-    def forgiven(self, got: np.ndarray, want: np.ndarray) -> np.ndarray | None:
-        """Where a result need not be the truth: what a NaN row does not see may be 0 as well."""
+    def forgiving(self, got: np.ndarray, want: np.ndarray) -> np.ndarray:
+        """A truth for one result: what a NaN row does not see may be 0 as well."""
         if got.shape != self.seen.shape:
-            return None
-        return np.isnan(want) & ~self.seen & (got == 0)
-
-    def ratios(self, got: np.ndarray, want: np.ndarray, error: np.ndarray) -> np.ndarray:
-        """As `compare.ratios`, 0 where a result is forgiven."""
-        forgiven, ratio = self.forgiven(got, want), ratios(got, want, error)
-        return ratio if forgiven is None else np.where(forgiven, 0, ratio)
+            return want
+        return np.where(np.isnan(want) & ~self.seen & (got == 0), 0, want)

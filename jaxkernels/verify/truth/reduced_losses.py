@@ -14,11 +14,12 @@ Rows and their measures are those of `losses`, whose notation holds here. In uni
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from jaxkernels.verify.truth.compare import widen
+from jaxkernels.verify.truth.compare import Bounded, finite, total, widen
 from jaxkernels.verify.truth.losses import Rows
 from jaxkernels.verify.truth.tolerance import PRECISION, sum_error
 
@@ -26,23 +27,6 @@ from jaxkernels.verify.truth.tolerance import PRECISION, sum_error
 _TERMS = 8
 # XLA's tanh is a quotient of two polynomials.
 _TANH_ERROR = 8
-
-
-class Bounded(NamedTuple):
-    """A value, and the largest error of what computes it."""
-
-    value: np.ndarray
-    limit: np.ndarray
-
-
-def total(values: np.ndarray) -> np.ndarray:
-    """The sum of each row."""
-    return np.sum(values, axis=-1, keepdims=True)
-
-
-def finite(values: np.ndarray) -> np.ndarray:
-    """The absolute values, 0 where they are infinite or NaN."""
-    return np.where(np.isfinite(values), np.abs(values), 0)
 
 
 @dataclass(frozen=True)
@@ -121,7 +105,7 @@ class Losses:
     weighs: bool
     in_one_read: bool
 
-    @property
+    @cached_property
     def rows(self) -> Rows:
         """The rows of the logits."""
         return Rows(self.logits.x, self.label, self.accumulators)

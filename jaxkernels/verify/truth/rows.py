@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxkernels.verify.truth.compare import widen
+from jaxkernels.verify.truth.compare import total, widen
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 OPERATIONS = (
@@ -58,25 +58,21 @@ def truth(operation: str, *operands: Any) -> np.ndarray:
         return _TRUTHS[operation](kept, *others)
 
 
-def _sum(x: np.ndarray) -> np.ndarray:
-    return x.sum(-1, keepdims=True)
-
-
 def _shifted(x: np.ndarray) -> np.ndarray:
     return x - np.max(x, axis=-1, keepdims=True, initial=-np.inf)
 
 
 def _softmax_fwd(x: np.ndarray) -> np.ndarray:
     e = np.exp(_shifted(x))
-    return e / _sum(e)
+    return e / total(e)
 
 
 def _log_softmax_fwd(x: np.ndarray) -> np.ndarray:
     # Terms of the maximum are counted apart: added to them, small ones would be lost.
     d = _shifted(x)
     is_largest = d == 0
-    rest = _sum(np.where(is_largest, 0, np.exp(d)))
-    return d - np.log1p(rest + (_sum(is_largest) - 1))
+    rest = total(np.where(is_largest, 0, np.exp(d)))
+    return d - np.log1p(rest + (total(is_largest) - 1))
 
 
 def log_sum_exp_terms(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -91,27 +87,27 @@ def log_sum_exp_terms(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _logsumexp_fwd(x: np.ndarray) -> np.ndarray:
     relative_to, e = log_sum_exp_terms(x)
-    return relative_to + np.log(_sum(e))
+    return relative_to + np.log(total(e))
 
 
 def _logsumexp_grad(x: np.ndarray, dy: np.ndarray) -> np.ndarray:
     _, e = log_sum_exp_terms(x)
-    total = _sum(e)
-    return np.where(total == 0, 0, e * (dy / total))
+    s = total(e)
+    return np.where(s == 0, 0, e * (dy / s))
 
 
 def _logsumexp_jvp(x: np.ndarray, dx: np.ndarray) -> np.ndarray:
     _, e = log_sum_exp_terms(x)
-    total = _sum(e)
-    return np.where(total == 0, 0, _sum(e * dx) / total)
+    s = total(e)
+    return np.where(s == 0, 0, total(e * dx) / s)
 
 
 _TRUTHS: dict[str, Callable[..., np.ndarray]] = {
     "softmax_fwd": _softmax_fwd,
     "log_softmax_fwd": _log_softmax_fwd,
-    "softmax_grad": lambda y, dy: y * (dy - _sum(dy * y)),
-    "log_softmax_grad": lambda y, dy: dy - np.exp(y) * _sum(dy),
-    "log_softmax_jvp": lambda y, dx: dx - _sum(np.exp(y) * dx),
+    "softmax_grad": lambda y, dy: y * (dy - total(dy * y)),
+    "log_softmax_grad": lambda y, dy: dy - np.exp(y) * total(dy),
+    "log_softmax_jvp": lambda y, dx: dx - total(np.exp(y) * dx),
     "logsumexp_fwd": _logsumexp_fwd,
     "logsumexp_grad": _logsumexp_grad,
     "logsumexp_jvp": _logsumexp_jvp,

@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxkernels.verify.truth.compare import compute, largest_ratio, widen
+from jaxkernels.verify.truth.compare import compute, largest_ratio, total, widen
 from jaxkernels.verify.truth.rows import is_log_sum_exp, log_sum_exp_terms, reads_x_for_y, truth
 
 SUM_LAMBDA = 4.0
@@ -169,10 +169,6 @@ def _linear_bound(
     exp_error: np.ndarray,
 ) -> np.ndarray:
     stored = (p.us + p.u) * np.abs(result)
-
-    def total(values: np.ndarray) -> np.ndarray:
-        return np.sum(values, axis=-1, keepdims=True)
-
     if operation == "softmax_grad":
         s, size = total(t * y), total(np.abs(t * y))
         return np.abs(y) * p.u * ((sigma + 1) * size + 2 * np.abs(t - s)) + stored
@@ -187,10 +183,6 @@ def _log_sum_exp_bound(
     operation: str, operands: list[np.ndarray], result: np.ndarray, p: Precision, sigma: Any
 ) -> np.ndarray:
     relative_to, e = log_sum_exp_terms(operands[0])
-
-    def total(values: np.ndarray) -> np.ndarray:
-        return np.sum(values, axis=-1, keepdims=True)
-
     # What is infinite is exact, or NaN; so is a row of -inf alone.
     e = np.where(np.isfinite(e), e, 0)
     s = np.where(total(e) > 0, total(e), 1)

@@ -1,0 +1,78 @@
+"""How rows lie in an array, along one axis or several; where masks hide elements; how long rows are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxkernels.verify import lengths
+
+
+class RowLayout:
+    """The rows of a shape along its axes.
+
+    Attributes:
+        axes: the dimensions that rows are made of, ascending.
+        row_shape: the sizes of the other dimensions.
+        count: how many rows there are.
+        cols: how long they are.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        """Takes the options shape and axis: None, a number, or several."""
+        self.shape, axis = options["shape"], options["axis"]
+        rank = len(self.shape)
+        some = range(rank) if axis is None else axis if isinstance(axis, list) else [axis]
+        self.axes = sorted(d % rank for d in some)
+        others = [d for d in range(rank) if d not in self.axes]
+        self.row_shape = [self.shape[d] for d in others]
+        self.count = math.prod(self.row_shape)
+        self.cols = math.prod(self.shape[d] for d in self.axes)
+        self._order = [*others, *self.axes]
+
+    def to_rows(self, x: Any, members: int) -> np.ndarray:
+        """The rows of all members, (rows, cols), of what broadcasts against their shapes."""
+        whole = np.broadcast_to(x, (members, *self.shape))
+        moved = whole.transpose([0, *(d + 1 for d in self._order)])
+        return moved.reshape(members * self.count, self.cols)
+
+    def to_shape(self, rows: np.ndarray, members: int) -> np.ndarray:
+        """The inverse of `to_rows`, (members, *shape)."""
+        whole = rows.reshape(members, *(self.shape[d] for d in self._order))
+        order = [0, *(int(d) + 1 for d in np.argsort(self._order))]
+        return np.ascontiguousarray(whole.transpose(order))
+
+    def per_row(self, members: np.ndarray) -> np.ndarray:
+        """A value of each member for each of its rows, (rows, 1)."""
+        return np.repeat(members, self.count)[:, None]
+
+    def accumulators(
+        self, operations: Sequence[str], members: int, dtype: str, tier: str | None
+    ) -> int:
+        """Partial sums that a row has at least, in calls of one member and of all."""
+        return min(
+            lengths.accumulators(operation, (count, self.cols), dtype, tier, anywhere=True)
+            for operation in operations
+            for count in {self.count, self.count * members}
+        )
+
+
+def drawn_mask_shape(
+    shape: Sequence[int], rng: np.random.Generator, ones: float = 0.3
+) -> list[int]:
+    """What broadcasts to a shape: each dimension is 1 with a chance."""
+    return [1 if rng.random() < ones else size for size in shape]
+
+
+def length_of_any_size(fitting: Sequence[int], most: int, rng: np.random.Generator) -> int:
+    """One of some lengths; every factor of two gets about as often its turn as any other."""
+    scale = np.exp2(rng.uniform(0, math.log2(max(most, 2))))
+    return fitting[int(np.abs(np.array(fitting) - scale).argmin())]
+
+
+def divisor(size: int) -> int:
+    """A small prime that divides a size, or 1."""
+    return next((d for d in (3, 2, 5, 7) if size % d == 0), 1)
