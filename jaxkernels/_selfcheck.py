@@ -1,10 +1,10 @@
-"""The self-test of ``python -m jaxkernels``: runs every live target and measures its error.
+"""The self-test of ``python -m jaxkernels``: runs every live target, and compares its results with `verify.truth`.
 
-Owns: which results are computed; what they ought to be is in `_selfcheck_truth`. Everything runs
-through the public functions under jit, so that a pass means that a user's program works (but for
-the two parts of a softmax, which only programs on several devices call); the compiled program is
-searched for the targets, so that a pass also means that our kernels, not XLA's, gave the result. (A
-CPU's matrix products are XLA's own, and are held against the truth all the same.)
+Owns: which results are computed. Everything runs through the public functions under jit, so that a
+pass means that a user's program works (but for the two parts of a softmax, which only programs on
+several devices call); the compiled program is searched for the targets, so that a pass also means
+that our kernels, not XLA's, gave the result. (A CPU's matrix products are XLA's own, and are compared
+with the truth too.)
 """
 
 from __future__ import annotations
@@ -14,32 +14,51 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxkernels._core import registry, validate
-from jaxkernels._rows import cross_entropy, logsumexp, masked, plan, softmax
 from jaxkernels._rows import parts as row_parts
-from jaxkernels._selfcheck_truth import LABELS, SCALE, SHAPE, bound, expected, widen
+from jaxkernels._rows import plan
 from jaxkernels._sgemm import primitive
-from jaxkernels._sgemm import sgemm as products
-from jaxkernels.typing import Algorithm, Tier
+from jaxkernels.verify import draw
+from jaxkernels.verify.families import family_of
+from jaxkernels.verify.problem import Problem, Traced
 
+_DRAWS = 2  # sets of numbers
+# An odd row length: misaligned rows, heads and tails are part of what is tested.
+_SHAPE = (48, 1001)
+_ROWS = {"shape": _SHAPE, "axis": -1, "where": None}
+_SUMS = {**_ROWS, "keepdims": True}
+_SCORES = {"shape": _SHAPE, "mask": None, "bias": None, "scale": 0.5, "arguments": {"causal": True}}
+_LOGITS = {**_ROWS, "label_dtype": "int32", "beyond": False, "soft_cap": None, "temperature": False}
+_LOSS = {"weights": False, "smoothing": 0.0, "z_loss": 0.0, "returns": [], "reduction": "none"}
+_LOSSES = _LOGITS | _LOSS
+_SUM_OF_LOSSES = {**_LOSSES, "reduction": "sum"}
+# Functions, derivatives, options, and the row operation that gives each result.
+_ROW_CASES = (
+    ("softmax", "vjp", _ROWS, {"y": "softmax_fwd", "dx": "softmax_grad"}),
+    ("log_softmax", "vjp", _ROWS, {"y": "log_softmax_fwd", "dx": "log_softmax_grad"}),
+    ("log_softmax", "jvp", _ROWS, {"dy": "log_softmax_jvp"}),
+    ("logsumexp", "vjp", _SUMS, {"y": "logsumexp_fwd", "dx": "logsumexp_grad"}),
+    ("logsumexp", "jvp", _SUMS, {"dy": "logsumexp_jvp"}),
+    (
+        *("scaled_masked_softmax", "vjp", _SCORES),
+        {"y": "masked_softmax_fwd", "dscores": "masked_softmax_grad"},
+    ),
+    ("cross_entropy", "vjp", _LOSSES, {"y": "cross_entropy_fwd", "dx": "cross_entropy_grad"}),
+    ("cross_entropy", "vjp", _SUM_OF_LOSSES, {"dx": "cross_entropy_fwd_grad"}),
+)
+# Tiers that cannot hold such a row with a label, or have no kernels for it.
+_NOT_OF_LOSSES = ("warp", "spread")
 # (m, k, n): lines that are whole packs and lines that are not, which `pipelined` copies in two ways;
 # ends within a tile. Then one of each form of `thin`: few lines, of which the others lie along k and
 # across, and few k.
 _PRODUCTS = ((68, 132, 44), (67, 129, 45), (37, 129, 3), (3, 132, 37), (67, 33, 45))
-_ALPHA, _BETA = 0.5, -2.0
-_LOGARITHMS = {
-    "log_softmax": softmax.log_softmax,
-    "logsumexp": partial(logsumexp.logsumexp, keepdims=True),
-}
-# Tiers that cannot hold such a row with a label, or have no kernels for it.
-_NOT_OF_LOSSES = ("warp",)
-_NOT_CALLED = "the compiled program does not call the target"
+_FACTORS = {"labels": "mk,kn->mn", "flags": [False] * 2, "has_c": True, "alpha": 0.5, "beta": -2.0}
 
 
 @dataclass(frozen=True)
@@ -51,8 +70,7 @@ class Check:
         dtype: storage type.
         tier: the tier, or the rung of the SGEMM ladder, that was forced, or "auto".
         operation: such as "softmax_fwd" or "sgemm".
-        error: largest error against NumPy's widest float, in units of the dtype's epsilon.
-        bound: the error that rounding explains, in the same units.
+        error: largest error, in units of the error that rounding explains.
         problem: why there is no error to report, such as an exception's text; else empty.
     """
 
@@ -61,58 +79,55 @@ class Check:
     tier: str
     operation: str
     error: float = math.nan
-    bound: float = math.nan
     problem: str = ""
 
     @property
     def passed(self) -> bool:
         """Whether the result was computed by the target and its error is within the bound."""
-        return not self.problem and self.error <= self.bound
+        return not self.problem and self.error <= 1
 
 
-def _softmax_results(tier: Tier | None, x: jax.Array, t: jax.Array) -> dict[str, jax.Array]:
-    """Returns y and, for the cotangent t, dx."""
-    y, pullback = jax.vjp(partial(softmax.softmax, tier=tier, implementation="ffi"), x)
-    return {"softmax_fwd": y, "softmax_grad": pullback(t)[0]}
+class _Case(NamedTuple):
+    """One program.
+
+    Attributes:
+        problem: the function with its options.
+        labels: of the results that are checked.
+        needs: patterns of the calls that the compiled program has if it runs our kernels.
+        core: what replaces the public function.
+    """
+
+    problem: Problem
+    labels: dict[str, str]
+    needs: list[str]
+    core: Callable[[Traced], Traced] | None = None
+
+    @np.errstate(all="ignore")
+    def errors(self) -> dict[str, float]:
+        """Runs the program; by label the largest error of each result in units of its bound."""
+        problem, family = self.problem, family_of(self.problem.operation)
+        numbers = [draw.numbers(problem, i) for i in range(problem.draws)]
+        given = [{name: x[0] for name, x in operands.items()} for operands, _ in numbers]
+        compiled = jax.jit(self.core or family.core(problem)).lower(given[0]).compile()
+        for pattern in self.needs:
+            if not re.search(pattern, compiled.as_text() or ""):
+                raise RuntimeError("the compiled program does not call the target")
+        worst = dict.fromkeys(self.labels.values(), 0.0)
+        for x, (operands, alike) in zip(given, numbers, strict=True):
+            results = {name: np.asarray(y)[None] for name, y in compiled(x).items()}
+            judged = family.judge(problem, operands, results, alike)
+            for name, label in self.labels.items():
+                worst[label] = max(worst[label], *judged[name].worst())
+        return worst
 
 
-def _logarithm_results(
-    name: str, tier: Tier | None, x: jax.Array, t: jax.Array
-) -> dict[str, jax.Array]:
-    """Returns y, dx for the cotangent t (or its first column, if y has one), and dy for the tangent t."""
-    function = partial(_LOGARITHMS[name], axis=-1, tier=tier, implementation="ffi")
-    y, pullback = jax.vjp(function, x)
-    dx, dy = pullback(t[:, : y.shape[-1]])[0], jax.jvp(function, (x,), (t,))[1]
-    return {f"{name}_fwd": y, f"{name}_grad": dx, f"{name}_jvp": dy}
+def _call_of(target: str, operation: str) -> str:
+    return rf'custom_call_target="{target}".* operation = \\*"{operation}\\*"'
 
 
-def _attention_results(tier: Tier | None, x: jax.Array, t: jax.Array) -> dict[str, jax.Array]:
-    """Returns y of scores x under a causal mask and, for the cotangent t, dx."""
-    function = partial(masked.scaled_masked_softmax, scale=SCALE, causal=True)
-    function = partial(function, tier=tier, implementation="ffi")
-    y, pullback = jax.vjp(function, x)
-    return {"masked_softmax_fwd": y, "masked_softmax_grad": pullback(t)[0]}
-
-
-def _loss_results(tier: Tier | None, x: jax.Array, t: jax.Array) -> dict[str, jax.Array]:
-    """Returns the loss of each row, dx for the first column of the cotangent t, and that of their sum."""
-    function = partial(cross_entropy.cross_entropy, tier=tier, implementation="ffi")
-    loss, pullback = jax.vjp(lambda x: function(x, LABELS), x)
-    results = {"cross_entropy_fwd": loss[:, None]}
-    results["cross_entropy_grad"] = pullback(t[:, 0].astype(loss.dtype))[0]
-    if x.dtype != np.float16:  # whose gradient waits for the cotangent
-        of_sum = jax.grad(lambda x: function(x, LABELS, reduction="sum"))
-        results["cross_entropy_fwd_grad"] = of_sum(x)
-    return results
-
-
-def _results_in_parts(
-    platform: str, tier: Tier | None, x: jax.Array, t: jax.Array
-) -> dict[str, jax.Array]:
-    """Runs the multi-device code path; one device is enough."""
-    del tier, t
-    devices = jax.devices(platform)[:1]
-    mesh = jax.make_mesh((1,), ("part",), axis_types=(AxisType.Auto,), devices=devices)
+def _in_parts(device: Any, operands: Traced) -> Traced:
+    """Softmax by the multi-device code path; one device is enough."""
+    mesh = jax.make_mesh((1,), ("part",), axis_types=(AxisType.Auto,), devices=[device])
     parts = row_parts.Parts("softmax_fwd")
     apply = jax.shard_map(
         lambda x: row_parts.apply(parts, [x], ("part",)),
@@ -120,116 +135,40 @@ def _results_in_parts(
         in_specs=PartitionSpec(),
         out_specs=PartitionSpec(),
     )
-    return {"softmax_fwd": apply(x)}
+    return {"y": apply(operands["x"])}
 
 
-def _run_case(
-    platform: str,
-    dtype: str,
-    tier: Tier | Literal["auto"],
-    evaluate: Callable[..., dict[str, jax.Array]],
-    in_parts: bool = False,
-) -> list[Check]:
-    """Compiles and runs one function on one device and checks all of its results."""
-    random = np.random.default_rng(0)
-    device = jax.devices(platform)[0]
-    x, t = (
-        jax.device_put((scale * random.standard_normal(SHAPE)).astype(dtype), device)
-        for scale in (3.0, 1.0)
-    )
-    forced = None if tier == "auto" else tier
-    compiled = jax.jit(partial(evaluate, forced)).lower(x, t).compile()
-    program = compiled.as_text() or ""
-    results = {name: widen(result) for name, result in compiled(x, t).items()}
-    wide_x, wide_t = widen(x), widen(t)
-    y = next(result for name, result in results.items() if name.endswith("_fwd"))
-    spread = float((wide_x.max(axis=-1, keepdims=True) - wide_x).max())
-    limit = bound(dtype, spread, SHAPE[-1])
-    epsilon = float(jax.numpy.finfo(dtype).eps)
-    checks = []
-    for operation, result in results.items():
-        parts = (registry.STATISTICS_TARGET, registry.FINISH_TARGET)
-        targets = parts if in_parts else (registry.ROWS_TARGET,)
-        label = f"{operation} in parts" if in_parts else operation
-        case = partial(Check, platform, dtype, tier, label)
-        if not all(_calls(program, target, operation) for target in targets):
-            checks.append(case(problem=_NOT_CALLED))
-            continue
-        truth, scale = expected(operation, wide_x, y, wide_t)
-        # Below the smallest normal number the spacing of a dtype no longer shrinks.
-        unit = epsilon * np.maximum(scale, float(jax.numpy.finfo(dtype).smallest_normal))
-        errors = np.abs(result - truth) / unit
-        checks.append(case(error=float(np.max(errors)), bound=limit))
-    return checks
+def _problem(function: str, dtype: str, tier: str, derivative: str, options: Any) -> Problem:
+    how = None if tier == "auto" else tier
+    return Problem(function, dtype, how, derivative, "plain", 1, _DRAWS, [0], options)
 
 
-def _calls(program: str, target: str, operation: str) -> bool:
-    """Returns whether a compiled program calls a target for a row operation."""
-    call = rf'custom_call_target="{target}".* operation = \\*"{operation}\\*"'
-    return re.search(call, program) is not None
-
-
-def _check_sgemm(platform: str, algorithm: Algorithm | Literal["auto"]) -> list[Check]:
-    """Compiles and runs one rung of the ladder on one device; of its products the worst counts.
-
-    A sum of k products errs by k roundings at most, alpha, beta and their sum by one each; a rounding
-    is half an epsilon of |alpha| |A| |B| + |beta C|.
-    """
-    case = partial(Check, platform, "float32", algorithm, "sgemm")
-    has_kernel = primitive.TARGET in registry.TARGETS[platform]
-    sgemm = partial(
-        products.sgemm,
-        alpha=_ALPHA,
-        beta=_BETA,
-        algorithm=None if algorithm == "auto" else algorithm,
-        implementation="ffi" if has_kernel else None,
-    )
-    random = np.random.default_rng(0)
-    device = jax.devices(platform)[0]
-    operands = [
-        [
-            jax.device_put(random.standard_normal(shape).astype(np.float32), device)
-            for shape in ((m, k), (k, n), (m, n))
-        ]
-        for m, k, n in _PRODUCTS
-    ]
-    compiled = jax.jit(lambda sets: [sgemm(*arrays) for arrays in sets]).lower(operands).compile()
-    if has_kernel and primitive.TARGET not in (compiled.as_text() or ""):
-        return [case(problem=_NOT_CALLED)]
-    errors = []
-    for arrays, result in zip(operands, compiled(operands), strict=True):
-        a, b, c = (widen(array) for array in arrays)
-        truth = _ALPHA * (a @ b) + _BETA * c
-        scale = abs(_ALPHA) * (np.abs(a) @ np.abs(b)) + np.abs(_BETA * c)
-        errors.append(np.abs(widen(result) - truth) / (float(np.finfo(np.float32).eps) * scale))
-    roundings = max(k for _, k, _ in _PRODUCTS) + 3
-    return [case(error=max(float(np.max(e)) for e in errors), bound=roundings / 2)]
-
-
-def _cases(platform: str) -> Iterator[tuple[str, str, str, Callable[[], list[Check]]]]:
-    """Yields (dtype, tier, name, what checks it).
-
-    Every dtype with the chosen tier; on CUDA every tier in float32, and every rung of the ladder.
-    """
+def _cases(platform: str) -> Iterator[_Case]:
+    """Every dtype with the chosen tier; on CUDA every tier in float32, and every rung of the ladder."""
     on_cuda = platform == "cuda"
-    tiers: list[tuple[str, Tier | Literal["auto"]]] = [(dtype, "auto") for dtype in validate.DTYPES]
-    tiers.extend(("float32", tier) for tier in validate.TIERS if on_cuda)
+    tiers = [(dtype, "auto") for dtype in validate.DTYPES]
+    tiers += [("float32", tier) for tier in validate.TIERS if on_cuda]
     for dtype, tier in tiers:
-        for name, evaluate in (
-            ("softmax", _softmax_results),
-            *((name, partial(_logarithm_results, name)) for name in _LOGARITHMS),
-            ("scaled_masked_softmax", _attention_results),
-            ("cross_entropy", _loss_results),
-        ):
-            if name == "cross_entropy" and tier in _NOT_OF_LOSSES:
+        for function, derivative, options, operations in _ROW_CASES:
+            if function == "cross_entropy" and tier in _NOT_OF_LOSSES:
                 continue
-            yield dtype, tier, name, partial(_run_case, platform, dtype, tier, evaluate)
+            if options is _SUM_OF_LOSSES and dtype == "float16":
+                continue  # its gradient waits for the cotangent
+            problem = _problem(function, dtype, tier, derivative, options)
+            needs = [_call_of(registry.ROWS_TARGET, x) for x in operations.values()]
+            yield _Case(problem, operations, needs)
+    in_parts = partial(_in_parts, jax.devices(platform)[0])
+    targets = registry.STATISTICS_TARGET, registry.FINISH_TARGET
+    needs = [_call_of(target, "softmax_fwd") for target in targets]
     for dtype in validate.DTYPES:
-        evaluate = partial(_results_in_parts, platform)
-        check = partial(_run_case, platform, dtype, "auto", evaluate, in_parts=True)
-        yield dtype, "auto", "softmax in parts", check
-    for algorithm in validate.ALGORITHMS if on_cuda else ("auto",):
-        yield "float32", algorithm, "sgemm", partial(_check_sgemm, platform, algorithm)
+        problem = _problem("softmax", dtype, "auto", "value", _ROWS)
+        yield _Case(problem, {"y": "softmax_fwd in parts"}, needs, in_parts)
+    target = primitive.TARGET
+    for rung in validate.ALGORITHMS if on_cuda else ("auto",):
+        for m, k, n in _PRODUCTS:
+            options = {**_FACTORS, "shapes": [[m, k], [k, n]]}
+            problem = _problem("sgemm", "float32", rung, "value", options)
+            yield _Case(problem, {"y": "sgemm"}, [target] * (target in registry.TARGETS[platform]))
 
 
 def run(platform: str) -> list[Check]:
@@ -239,22 +178,19 @@ def run(platform: str) -> list[Check]:
         platform: "cpu" or "cuda", one whose targets are live.
 
     Returns:
-        One check per operation, dtype and tier (that the GPU has) or rung; an exception becomes a
-        failed check.
+        One check per operation, dtype and tier (that the GPU has), and one per rung and product; an
+        exception becomes a failed check.
     """
     checks = []
-    for dtype, tier, name, check in _cases(platform):
+    for case in _cases(platform):
+        problem = case.problem
+        about = platform, problem.dtype, problem.how or "auto"
+        if problem.how == "cluster" and not plan.has_clusters():
+            continue
         try:
-            if tier == "cluster" and not plan.has_clusters():
-                continue
-            with _x64(dtype):
-                checks += check()
+            with jax.default_device(jax.devices(platform)[0]), jax.enable_x64(problem.wide):
+                checks += [Check(*about, label, error) for label, error in case.errors().items()]
         except Exception as error:  # the report of a broken installation must not break
             text = f"{type(error).__name__}: {error}".splitlines()[0]
-            checks.append(Check(platform, dtype, tier, name, problem=text))
+            checks += [Check(*about, label, problem=text) for label in case.labels.values()]
     return checks
-
-
-def _x64(dtype: str) -> Any:
-    """Returns a context in which arrays of ``dtype`` exist."""
-    return jax.enable_x64(dtype == "float64")

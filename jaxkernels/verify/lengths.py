@@ -29,7 +29,9 @@ def accumulators(
 
     With `anywhere` operands may begin within 16 bytes, as slices that XLA leaves in place do.
     """
-    if jax.default_backend() == "gpu" and shape[-1] > 0:  # rows of no columns have no plan
+    device = jax.config.jax_default_device  # None, a device, or a platform's name
+    platform = getattr(device, "platform", device) or jax.default_backend()
+    if platform == "gpu" and shape[-1] > 0:  # rows of no columns have no plan
         plan = functools.partial(jk.plan_softmax, shape, dtype, operation=operation, tier=tier)
         offsets = range(16 // storage(dtype).itemsize if anywhere else 1)
         places = [(offset, shifted) for offset in offsets for shifted in (False, anywhere)]
