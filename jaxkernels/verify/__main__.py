@@ -5,22 +5,23 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
+import contextlib
 import itertools
 import json
+import math
 import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 from jaxkernels.bench import environment
 from jaxkernels.bench.tables import print_table
-from jaxkernels.verify import draw, selftest
+from jaxkernels.verify import draw, report, selftest
 from jaxkernels.verify.families import OPERATIONS
 from jaxkernels.verify.mistakes import MISTAKES
-from jaxkernels.verify.problem import from_spec
-from jaxkernels.verify.report import Summary, line_of
+from jaxkernels.verify.problem import Problem, from_spec
 from jaxkernels.verify.run import Outcome, outcomes
 
 _SHOWN = 20  # programs whose first failure is printed; the JSON file has all
@@ -36,58 +37,47 @@ def build_parser() -> argparse.ArgumentParser:
         description="Draw random problems, run them, and compare every element with float64 under derived bounds. "
         "Ends after --seconds, --programs or --checks, whichever comes first.",
     )
-    parser.add_argument(
+    add, positive, natural = parser.add_argument, _at_least(1), _at_least(0)
+    add(
         "--seconds", type=float, help=f"default {_DEFAULT_SECONDS:g}, unless another limit is given"
     )
-    parser.add_argument(
+    add(
         "--programs",
-        type=_at_least(1),
+        type=positive,
         help="stop after this number of programs; a seed always draws the same ones",
     )
-    parser.add_argument(
+    add(
         "--checks",
-        type=_at_least(1),
+        type=positive,
         help="stop after this number of checks (one program, one set of numbers)",
     )
-    parser.add_argument("--seed", type=_at_least(0), default=0)
-    parser.add_argument(
-        "--first", type=_at_least(0), default=0, metavar="BUNDLE", help="start with this bundle"
-    )
-    parser.add_argument(
+    add("--seed", type=natural, default=0)
+    add("--first", type=natural, default=0, metavar="BUNDLE", help="start with this bundle")
+    add(
         "--only",
         type=_operations,
         default=OPERATIONS,
         metavar="A,B",
         help=f"check only some of {', '.join(OPERATIONS)}",
     )
-    parser.add_argument(
+    add(
         "--threads",
-        type=_at_least(1),
+        type=positive,
         default=4,
         help="number of host threads of the second, concurrent run; 1: no second run",
     )
-    parser.add_argument(
-        "--workers",
-        type=_at_least(1),
-        default=min(_WORKERS, os.cpu_count() or 1),
-        help="number of bundles processed at once",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write a summary")
-    parser.add_argument(
-        "--repeat", metavar="SPEC", help="repeat one problem, from the line of its failure"
-    )
-    parser.add_argument(
+    workers = min(_WORKERS, os.cpu_count() or 1)
+    add("--workers", type=positive, default=workers, help="number of bundles processed at once")
+    add("--json", type=Path, metavar="FILE", help="write a summary")
+    add("--repeat", metavar="SPEC", help="repeat one problem, from the line of its failure")
+    add(
         "--self-test",
         action="store_true",
         help="plant mistakes into results, and fail unless each is detected",
     )
-    parser.add_argument(
-        "--plant",
-        choices=MISTAKES,
-        metavar="MISTAKE",
-        help="spoil results on purpose: " + "; ".join(MISTAKES),
-    )
-    return parser  # fmt: skip
+    planted = "spoil results on purpose: " + "; ".join(MISTAKES)
+    add("--plant", choices=MISTAKES, metavar="MISTAKE", help=planted)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,18 +94,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.self_test:
         return _self_test(options.seed)
+    bundles = _bundles(options)
     if options.repeat is not None:
         try:
-            problem, number = from_spec(options.repeat)
+            bundles = _repeats(*from_spec(options.repeat), options)
         except ValueError as error:
             parser.error(str(error))
-        mistake = MISTAKES.get(options.plant)
-        # Several times, in case that it does not always fail.
-        draws = [number] * _REPEATS
-        found = iter([outcomes([problem], options.threads, mistake, draws)])
-    else:
-        found = _bundles(options)
-    return _report(found, options, arguments)
+    return _report(bundles, options, "python -m jaxkernels.verify " + shlex.join(arguments))
 
 
 def _operations(text: str) -> tuple[str, ...]:
@@ -134,70 +119,71 @@ def _at_least(least: int) -> Callable[[str], int]:
     return number
 
 
-def _bundles(options: argparse.Namespace) -> Iterator[list[Outcome]]:
-    """The outcomes of bundles in their order, until an end is reached."""
+def _problems(options: argparse.Namespace) -> Iterator[list[Problem]]:
+    """The programs of bundles, up to a number."""
+    left = options.programs or sys.maxsize
+    for i in itertools.count(options.first):
+        some = draw.bundle(options.seed, i, options.only)
+        some = some[:left]
+        yield some
+        left -= len(some)
+        if left <= 0:
+            return
+
+
+def _repeats(
+    problem: Problem, number: int, options: argparse.Namespace
+) -> Generator[list[Outcome]]:
+    """The outcome of one draw, several times, in case that it does not always fail."""
+    draws = [number] * _REPEATS
+    yield outcomes([problem], options.threads, MISTAKES.get(options.plant), draws)
+
+
+def _bundles(options: argparse.Namespace) -> Generator[list[Outcome]]:
+    """The outcomes of bundles in their order."""
+    mistake = MISTAKES.get(options.plant)
+    waiting: collections.deque[concurrent.futures.Future[list[Outcome]]] = collections.deque()
+    with concurrent.futures.ThreadPoolExecutor(options.workers) as pool:
+        try:
+            for some in _problems(options):
+                waiting.append(pool.submit(outcomes, some, options.threads, mistake))
+                if len(waiting) > options.workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _report(bundles: Generator[list[Outcome]], options: argparse.Namespace, command: str) -> int:
     ends = options.seconds, options.programs, options.checks
     seconds = _DEFAULT_SECONDS if ends == (None, None, None) else options.seconds
-    deadline = None if seconds is None else time.monotonic() + seconds
-    mistake = MISTAKES.get(options.plant)
-    submitted = programs = checks = 0
-    waiting: collections.deque[concurrent.futures.Future[list[Outcome]]] = collections.deque()
-    bundles = (draw.bundle(options.seed, i, options.only) for i in itertools.count(options.first))
-    with concurrent.futures.ThreadPoolExecutor(options.workers) as pool:
-        while True:
-            while len(waiting) <= options.workers and _lacks(submitted, options.programs):
-                some = next(bundles)[
-                    : None if options.programs is None else options.programs - submitted
-                ]
-                submitted += len(some)
-                waiting.append(pool.submit(outcomes, some, options.threads, mistake))
-            found = waiting.popleft().result()
-            yield found
-            programs += len(found)
-            checks += sum(x.checks for x in found)
-            late = deadline is not None and time.monotonic() >= deadline
-            if late or not _lacks(programs, options.programs) or not _lacks(checks, options.checks):
-                for future in waiting:
-                    future.cancel()
-                return
-
-
-def _lacks(count: int, wanted: int | None) -> bool:
-    return wanted is None or count < wanted
-
-
-def _report(
-    found: Iterator[list[Outcome]], options: argparse.Namespace, arguments: list[str]
-) -> int:
-    summary, began = Summary(), time.monotonic()
-    for some in found:
-        summary.add(some)
-        _tell(summary, time.monotonic() - began)
+    found: list[Outcome] = []
+    began, took = time.monotonic(), 0.0
+    with contextlib.closing(bundles):
+        for some in bundles:
+            found += some
+            took, total = time.monotonic() - began, report.tally(found)
+            if sys.stderr.isatty():
+                text = f"\r{took:6.0f} s  {report.text_of(total)}"
+                print(text, end="", file=sys.stderr, flush=True)
+            if took >= (seconds or math.inf) or total.checks >= (options.checks or math.inf):
+                break
     if sys.stderr.isatty():
         print(file=sys.stderr)
-    took = time.monotonic() - began
-    about = environment.describe("python -m jaxkernels.verify " + shlex.join(arguments))
-    for table in summary.tables():
+    about = environment.describe(command)
+    for table in report.tables(found):
         print_table(table)
-    # One of each program.
-    first = {tuple(f.problem.seed): f for f in reversed(summary.failures)}
-    lines = [line_of(failure) for failure in reversed(first.values())]
-    print("\n".join(lines[:_SHOWN]))
-    if len(lines) > _SHOWN:
-        print(f"and {len(lines) - _SHOWN} more programs")
-    print(f"{environment.summarise(about)}; {took:.0f} s")
+    failed = [outcome for outcome in found if outcome.failures]
+    print("\n".join(report.line_of(outcome) for outcome in failed[:_SHOWN]))
+    if len(failed) > _SHOWN:
+        print(f"and {len(failed) - _SHOWN} more programs")
+    print(f"{report.text_of(report.tally(found))}\n{environment.summarise(about)}; {took:.0f} s")
     if options.json is not None:
-        record = {"environment": about, "seconds": took, "seed": options.seed, **summary.as_json()}
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
-    return 1 if summary.failures else 0
-
-
-def _tell(summary: Summary, seconds: float) -> None:
-    """How far it is, on a terminal."""
-    if sys.stderr.isatty():
-        total = summary.total
-        text = f"{total.programs} programs, {total.checks} checks, {total.failed} failed"
-        print(f"\r{seconds:6.0f} s  {text}", end="", file=sys.stderr, flush=True)
+        record = {"environment": about, "seconds": took, "seed": options.seed}
+        options.json.write_text(json.dumps(record | report.as_json(found), indent=1) + "\n")
+    return 1 if failed else 0
 
 
 def _self_test(seed: int) -> int:

@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -111,10 +110,3 @@ def _member(problem: Problem, draw: int, i: int) -> tuple[Arrays, bool]:
         if problem.delivery != "shared" or all(np.isfinite(x).all() for x in some):
             break
     return operands, alike
-
-
-def describe(problem: Problem) -> str:
-    """A problem in a few words."""
-    words = [problem.operation, problem.dtype, problem.how or "auto", problem.derivative]
-    shape: Any = problem.options.get("shape", problem.options.get("shapes"))
-    return " ".join([*words, problem.delivery, str(shape or problem.options.get("sizes"))])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,23 +49,19 @@ def plan_boundaries(dtype: Any, device: Any = None) -> list[int]:
     The residues 0 and 1 stand for aligned and misaligned rows.
     """
     pack = 16 // storage(dtype).itemsize
+
+    def layout(operation: Any, residue: int, packs: int) -> Any:
+        cols = packs * pack + residue
+        p = jk.plan_softmax((4, cols), dtype, operation=operation, device=device)
+        # Of a block's threads matters how wide their warps meet: 4, 8 or 32 of them (BlockReducer).
+        in_registers = p.tier in ("warp", "block")
+        meet = p.lanes if in_registers else (p.block_threads > 128, p.block_threads > 256)
+        return p.tier, p.packs_per_lane, p.elements_per_lane, p.cluster_blocks, meet
+
     found = set()
-    for operation in OPERATIONS:
-        for residue in (0, 1):
-
-            def layout(packs: int, operation: Any = operation, residue: int = residue) -> Any:
-                cols = packs * pack + residue
-                p = jk.plan_softmax((4, cols), dtype, operation=operation, device=device)
-                # Of a block's threads matters how wide their warps meet: 4, 8 or 32 of them (BlockReducer).
-                in_registers = p.tier in ("warp", "block")
-                meet = (
-                    (p.lanes,) if in_registers else (p.block_threads > 128, p.block_threads > 256)
-                )
-                return p.tier, p.packs_per_lane, p.elements_per_lane, p.cluster_blocks, meet
-
-            last = (1 << 20) // pack
-            for packs in _changes(layout, 1, last):
-                found.add(packs * pack + residue)
+    for operation, residue in itertools.product(OPERATIONS, (0, 1)):
+        edges = _changes(functools.partial(layout, operation, residue), 1, (1 << 20) // pack)
+        found |= {packs * pack + residue for packs in edges}
     return sorted(found)
 
 
@@ -102,18 +99,19 @@ def drawn_tier(shape: Any, dtype: Any, operations: Sequence[Any], rng: Generator
 @functools.cache
 def product_boundaries() -> tuple[tuple[int, int, int], ...]:
     """(m, n, k) at which the plan of a product changes as one of them grows, and their neighbours."""
+
+    def sizes(fixed: tuple[int, int], place: int, size: int) -> tuple[int, int, int]:
+        m, n, k = *fixed[:place], size, *fixed[place:]
+        return m, n, k
+
+    def layout(fixed: tuple[int, int], place: int, size: int) -> Any:
+        p = jk.plan_sgemm(*sizes(fixed, place, size))
+        shares = p.cluster_blocks, p.split_k
+        return p.algorithm, p.block_m, p.block_n, *shares, p.pad_a > 0, p.pad_b > 0
+
     found = set()
-    for fixed in ((64, 48), (33, 260), (256, 64), (130, 1000), (512, 512), (5, 700)):
-        for place in range(3):
-
-            def sizes(size: int, place: int = place, fixed: tuple[int, int] = fixed) -> Any:
-                return (*fixed[:place], size, *fixed[place:])
-
-            def layout(size: int, sizes: Callable[[int], Any] = sizes) -> Any:
-                p = jk.plan_sgemm(*sizes(size))
-                shares = p.cluster_blocks, p.split_k
-                return p.algorithm, p.block_m, p.block_n, *shares, p.pad_a > 0, p.pad_b > 0
-
-            for edge in _changes(layout, 1, 4096):
-                found |= {sizes(edge + d) for d in (-1, 0, 1)}
+    pairs = (64, 48), (33, 260), (256, 64), (130, 1000), (512, 512), (5, 700)
+    for fixed, place in itertools.product(pairs, range(3)):
+        for edge in _changes(functools.partial(layout, fixed, place), 1, 4096):
+            found |= {sizes(fixed, place, edge + d) for d in (-1, 0, 1)}
     return tuple(sorted(found))

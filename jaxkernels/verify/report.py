@@ -2,99 +2,101 @@
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 import math
 import shlex
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from jaxkernels.bench.tables import Table
-from jaxkernels.verify import draw
-from jaxkernels.verify.problem import to_spec
-from jaxkernels.verify.run import Failure, Outcome
+from jaxkernels.bench.tables import Table, group_by
+from jaxkernels.verify.problem import Problem, to_spec
+from jaxkernels.verify.run import Outcome
+
+Key = Callable[[Outcome], tuple[str, ...]]
 
 
-@dataclasses.dataclass
-class Tally:
+class Tally(NamedTuple):
     """Sums over some programs."""
 
-    programs: int = 0
-    checks: int = 0
-    failed: int = 0
-    worst: float = 0.0
+    programs: int
+    checks: int
+    failed: int
+    worst: float
 
-    def add(self, outcome: Outcome) -> None:
-        """Counts one more program."""
-        self.programs += 1
-        self.checks += outcome.checks
-        self.failed += len({failure.draw for failure in outcome.failures})
-        self.worst = max(self.worst, outcome.worst)
 
-    def as_json(self) -> dict[str, Any]:
+def tally(outcomes: Sequence[Outcome]) -> Tally:
+    """Counts programs, their checks and failed checks; the largest error over its bound."""
+    checks = sum(x.checks for x in outcomes)
+    failed = sum(len({draw for draw, _ in x.failures}) for x in outcomes)
+    return Tally(len(outcomes), checks, failed, max((x.worst for x in outcomes), default=0.0))
+
+
+def text_of(total: Tally) -> str:
+    """How far a run is."""
+    return f"{total.checks} checks of {total.programs} programs, {total.failed} failed"
+
+
+def _by_kernel(outcome: Outcome) -> tuple[str, ...]:
+    p = outcome.problem
+    return p.operation, p.dtype, p.how or "auto"
+
+
+def _by_call(outcome: Outcome) -> tuple[str, ...]:
+    return outcome.problem.delivery, outcome.problem.derivative
+
+
+def _tallies(outcomes: Sequence[Outcome], key: Key) -> list[tuple[tuple[str, ...], Tally]]:
+    return [(name, tally(some)) for name, some in sorted(group_by(outcomes, key).items())]
+
+
+def tables(outcomes: Sequence[Outcome]) -> list[Table]:
+    """By kernel, and by how it is called."""
+    found = []
+    for title, labels, key in (
+        ("Error over bound", ("operation", "dtype", "tier or rung"), _by_kernel),
+        ("The same by call", ("operands", "result"), _by_call),
+    ):
+        rows = []
+        for name, t in _tallies(outcomes, key):
+            counts = str(t.programs), str(t.checks), f"{t.worst:.3f}", str(t.failed)
+            rows.append((*name, *counts, "FAIL" if t.failed else "pass"))
+        heads = (*labels, "programs", "checks", "worst", "failed", "")
+        found.append(Table(title, heads, rows))
+    return found
+
+
+def as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The same for machines."""
+
+    def finite(total: Tally) -> dict[str, Any]:
         """Without the infinity that JSON lacks."""
-        worst = self.worst if math.isfinite(self.worst) else None
-        return dataclasses.asdict(self) | {"worst": worst}
+        worst = total.worst if math.isfinite(total.worst) else None
+        return total._asdict() | {"worst": worst}
+
+    def listed(key: Key) -> list[dict[str, Any]]:
+        return [{"of": name, **finite(total)} for name, total in _tallies(outcomes, key)]
+
+    failures = [
+        {"what": what, "spec": to_spec(x.problem, draw)}
+        for x in outcomes
+        for draw, what in x.failures
+    ]
+    found = {"kernels": listed(_by_kernel), "calls": listed(_by_call), "failures": failures}
+    return finite(tally(outcomes)) | found
 
 
-Tallies = dict[tuple[str, ...], Tally]
-
-
-class Summary:
-    """Everything that a run found, by kernel and by how the function is called."""
-
-    def __init__(self) -> None:
-        """Nothing yet."""
-        self.total = Tally()
-        self.failures: list[Failure] = []
-        self._kernels: Tallies = collections.defaultdict(Tally)
-        self._calls: Tallies = collections.defaultdict(Tally)
-
-    def add(self, outcomes: Iterable[Outcome]) -> None:
-        """Counts programs."""
-        for outcome in outcomes:
-            p = outcome.problem
-            self.failures += outcome.failures
-            self.total.add(outcome)
-            self._kernels[p.operation, p.dtype, p.how or "auto"].add(outcome)
-            self._calls[p.delivery, p.derivative].add(outcome)
-
-    def tables(self) -> list[Table]:
-        """By kernel, and by how it is called."""
-        total = self.total
-        note = f"{total.checks} checks of {total.programs} programs, {total.failed} failed"
-        return [
-            _table("Error over bound", ("operation", "dtype", "tier or rung"), self._kernels, ()),
-            _table("The same by call", ("operands", "result"), self._calls, (note,)),
-        ]
-
-    def as_json(self) -> dict[str, Any]:
-        """The same for machines."""
-
-        def listed(tallies: Tallies) -> list[dict[str, Any]]:
-            return [{"of": key, **tally.as_json()} for key, tally in sorted(tallies.items())]
-
-        failures = [{"what": f.what, "spec": to_spec(f.problem, f.draw)} for f in self.failures]
-        return self.total.as_json() | {
-            "kernels": listed(self._kernels),
-            "calls": listed(self._calls),
-            "failures": failures,
-        }
-
-
-def line_of(failure: Failure) -> str:
-    """What failed, and the command that repeats it."""
-    spec = shlex.quote(to_spec(failure.problem, failure.draw))
+def line_of(outcome: Outcome) -> str:
+    """The first failure of a program, and the command that repeats it."""
+    draw, what = outcome.failures[0]
+    spec = shlex.quote(to_spec(outcome.problem, draw))
     return (
-        f"FAIL {draw.describe(failure.problem)}, draw {failure.draw}: {failure.what}\n"
+        f"FAIL {describe(outcome.problem)}, draw {draw}: {what}\n"
         f"     python -m jaxkernels.verify --repeat {spec}"
     )
 
 
-def _table(title: str, labels: tuple[str, ...], tallies: Tallies, notes: tuple[str, ...]) -> Table:
-    rows = [
-        (*key, str(t.programs), str(t.checks), f"{t.worst:.3f}", str(t.failed), verdict)
-        for key, t in sorted(tallies.items())
-        for verdict in ["FAIL" if t.failed else "pass"]
-    ]
-    return Table(title, (*labels, "programs", "checks", "worst", "failed", ""), rows, notes)
+def describe(problem: Problem) -> str:
+    """A problem in a few words."""
+    o = problem.options
+    shape = o.get("shape") or o.get("shapes") or o.get("sizes")
+    words = problem.operation, problem.dtype, problem.how or "auto", problem.derivative
+    return " ".join([*words, problem.delivery, str(shape)])

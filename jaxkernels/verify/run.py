@@ -24,15 +24,6 @@ _DEVICE = threading.Lock()  # so that programs meet on the device only where tha
 
 
 @dataclasses.dataclass(frozen=True)
-class Failure:
-    """One draw of one program that is wrong."""
-
-    problem: Problem
-    draw: int
-    what: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Outcome:
     """What became of one program.
 
@@ -40,13 +31,13 @@ class Outcome:
         problem: the program.
         checks: draws that were compared.
         worst: the largest error in units of its bound.
-        failures: draws that are wrong.
+        failures: draws that are wrong, and what is wrong.
     """
 
     problem: Problem
     checks: int
     worst: float
-    failures: tuple[Failure, ...]
+    failures: tuple[tuple[int, str], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +82,7 @@ def outcomes(
             return [x for p in problems for x in outcomes([p], threads, mistake, draws)]
         text = "".join(traceback.format_exception_only(error)).strip().splitlines()[0][:300]
         first = 0 if draws is None else draws[0]
-        return [Outcome(problems[0], 1, np.inf, (Failure(problems[0], first, text),))]
+        return [Outcome(problems[0], 1, np.inf, ((first, text),))]
     return [judge(mistake.spoil(x) if mistake and mistake.fits(x.problem) else x) for x in ran]
 
 
@@ -176,22 +167,20 @@ def judge(ran: Ran) -> Outcome:
     try:
         judged = family_of(problem.operation).judge(problem, ran.operands, ran.results, ran.alike)
     except WrongTypeError as error:
-        failure = Failure(problem, ran.draws[0], str(error))
-        return Outcome(problem, len(ran.draws), np.inf, (failure,))
+        return Outcome(problem, len(ran.draws), np.inf, ((ran.draws[0], str(error)),))
     failures, worst = [], 0.0
     for name, result in judged.items():
         of_draws = result.worst().reshape(len(ran.draws), members).max(-1)
         worst = max(worst, float(of_draws.max()))
         failures += [
-            Failure(problem, ran.draws[i], f"{name}: {ratio:.3g} times the bound")
-            for i, ratio in enumerate(of_draws)
+            (number, f"{name}: {ratio:.3g} times the bound")
+            for number, ratio in zip(ran.draws, of_draws, strict=True)
             if not ratio <= 1
         ]
     for i, results in ran.again.items():
         for name, x in results.items():
             first = ran.results[name][i * members : (i + 1) * members]
             if name not in problem.unrepeated and x.tobytes() != first.tobytes():
-                what = f"{name}: other bits the second time"
-                failures.append(Failure(problem, ran.draws[i], what))
+                failures.append((ran.draws[i], f"{name}: other bits the second time"))
                 worst = np.inf
     return Outcome(problem, len(ran.draws), worst, tuple(failures))

@@ -112,7 +112,7 @@ def test_what_raises_is_a_failure_of_its_own_program(monkeypatch):
     monkeypatch.setattr(type(family_of("log_softmax")), "core", core)
     fine, broken = run.outcomes(problems, 1, draws=[0])
     assert not fine.failures
-    assert "broken on purpose" in broken.failures[0].what
+    assert "broken on purpose" in broken.failures[0][1]
 
 
 @pytest.mark.parametrize("kind", sorted({*delivery.DELIVERIES} - {"donated", "shared"}))

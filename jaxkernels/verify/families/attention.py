@@ -11,7 +11,7 @@ import numpy as np
 import jaxkernels as jk
 from jaxkernels._attention import choice, default
 from jaxkernels._rows.masked_kernels import band_of
-from jaxkernels.verify.families.row_layout import drawn_mask_shape
+from jaxkernels.verify.families.row_layout import drawn_sizes
 from jaxkernels.verify.problem import Arrays, Family, Problem, Traced
 from jaxkernels.verify.truth import attention
 from jaxkernels.verify.truth.compare import Bounded, storage
@@ -49,7 +49,7 @@ class Attention(Family):
         options: dict[str, Any] = {"sizes": [batch, t, s, heads, k_heads, h], "arguments": given}
         for name, chance in (("mask", 0.4), ("bias", 0.3)):
             full = [batch, heads, t, s]
-            options[name] = drawn_mask_shape(full, rng, 0.4) if rng.random() <= chance else None
+            options[name] = drawn_sizes(full, rng, 0.4) if rng.random() <= chance else None
         options["lengths"] = [name for name in _LENGTHS if rng.random() < 0.2]
         # A program of these sizes would never be given to cuDNN unasked.
         if not _cudnn_serves(dtype, options) or rng.random() < 0.3:

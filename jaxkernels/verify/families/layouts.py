@@ -102,22 +102,16 @@ def general(m: int, n: int, k: int, rng: np.random.Generator) -> dict[str, Any]:
         labels.append("".join(order))
     pairs = _shuffled(summed, rng)
     numbers = [[[x.index(name) for name in some] for x in labels] for some in (pairs, list(common))]
-    free = [
-        "".join(x for x in text if x in own) for text, own in zip(labels, (rows, cols), strict=True)
-    ]
-    out = "".join(common) + free[0] + free[1]
+    out = "".join(
+        [*common, *(x for x in labels[0] if x in rows), *(x for x in labels[1] if x in cols)]
+    )
     return {"shapes": shapes, "labels": f"{labels[0]},{labels[1]}->{out}", "numbers": numbers}
 
 
 def einsum(m: int, n: int, k: int, sums_lone: bool, rng: np.random.Generator) -> dict[str, Any]:
     """Labels in any order, of the result too; some leave the one that all arrays have to an ellipsis.
 
-    Args:
-        m: size of what only a and the result have.
-        n: size of what only b and the result have.
-        k: size of what only a and b have.
-        sums_lone: whether one operand may have a label that stands nowhere else.
-        rng: draws.
+    One operand may have a label that no other array has, if `sums_lone`.
     """
     found = general(m, n, k, rng)
     shapes, (left, right, out) = found["shapes"], found["labels"].replace("->", ",").split(",")

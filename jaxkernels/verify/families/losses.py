@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,11 +11,11 @@ import numpy as np
 import jaxkernels as jk
 from jaxkernels._core import validate
 from jaxkernels.verify import lengths, values
-from jaxkernels.verify.families import class_rows
-from jaxkernels.verify.families.row_layout import RowLayout, drawn_mask_shape
+from jaxkernels.verify.families import row_layout
+from jaxkernels.verify.families.row_layout import RowLayout
 from jaxkernels.verify.problem import Arrays, Family, Problem, Traced
 from jaxkernels.verify.truth.compare import Bounded, compute, total, widen
-from jaxkernels.verify.truth.reduced_losses import Losses, scaled
+from jaxkernels.verify.truth.reduced_losses import Losses
 
 LABELS = ("int32", "int32", "uint8", "int8", "int16", "uint32")
 
@@ -34,7 +33,7 @@ class TokenLosses(Family):
         self, operation: str, dtype: str, derivative: str, most: int, rng: np.random.Generator
     ) -> tuple[dict[str, Any], str | None]:
         """Rows of any length, each option with its own chance."""
-        shape, axis = class_rows.drawn_rows(dtype, most, rng)
+        shape, axis = row_layout.drawn_rows(dtype, most, rng)
         options: dict[str, Any] = {
             "shape": shape,
             "axis": axis,
@@ -50,7 +49,7 @@ class TokenLosses(Family):
             "returns": ["entropy"] if rng.random() < 0.4 else [],
         }
         if rng.random() < 0.2:
-            options["where"] = drawn_mask_shape(shape, rng)
+            options["where"] = row_layout.drawn_sizes(shape, rng)
         if operation == "cross_entropy":
             options["weights"] = bool(rng.random() < 0.3)
             options["smoothing"] = float(rng.choice([0.0, 0.0, 0.1, 0.4]))
@@ -59,7 +58,7 @@ class TokenLosses(Family):
             options["returns"] = [x for x in ("lse", "entropy") if rng.random() < 0.25]
         layout = RowLayout(options)
         rows = (layout.count, layout.cols)
-        return options, lengths.drawn_tier(rows, dtype, class_rows.KERNELS, rng)
+        return options, lengths.drawn_tier(rows, dtype, row_layout.LOSSES, rng)
 
     def member(self, problem: Problem, rng: np.random.Generator) -> tuple[Arrays, bool]:
         """x, label, where, weights, temperature, and cotangents of the results or the tangent of x."""
@@ -74,7 +73,7 @@ class TokenLosses(Family):
             x[known, label[known]] = 1
         operands = {"x": layout.to_shape(x, 1)[0], "label": label.reshape(row_shape)}
         if o["where"] is not None:
-            operands["where"] = class_rows.drawn_mask(o, rng)
+            operands["where"] = row_layout.drawn_mask(o, rng)
         if o["weights"]:
             weights = rng.uniform(0.2, 2, row_shape) * (rng.random(row_shape) < 0.8)
             operands["weights"] = weights.astype(wide)
@@ -155,7 +154,7 @@ class TokenLosses(Family):
         # token_log_probs is minus a loss, and gives no entropy where a label is negative.
         is_loss = problem.operation == "cross_entropy"
         sign = 1 if is_loss else -1
-        shows = (truth.label >= 0)[:, None] | is_loss
+        shows = (truth.rows.label >= 0)[:, None] | is_loss
         loss, measures = truth.loss(), truth.measures()
         found = {
             "y": Bounded(sign * loss.value, loss.limit),
@@ -211,15 +210,15 @@ def _tangents(
     """Of each result, along t_x."""
     t = operands["t_x"]
     t = np.where(operands.get("where", True), t, np.asarray(0, t.dtype))
-    moved, logits = widen(RowLayout(problem.options).to_rows(t, truth.members)), truth.logits
+    moved = widen(RowLayout(problem.options).to_rows(t, truth.members))
     found = {}
     for place, name in enumerate(("y", "lse", "entropy")):
         given = [np.full((len(moved), 1), float(i == place)) for i in range(3)]
         cotangents = truth.cotangents(given[0] * sign, given[1], given[2] * shows)
-        value, limit = truth.tangent(cotangents, moved * logits.slope)
-        if not logits.is_given:
+        value, limit = truth.tangent(cotangents, moved * truth.slope)
+        if not truth.is_given:
             gradient = np.abs(truth.gradient(cotangents, given[0]).value)
-            off = logits.slope_error + 2 * truth.u * np.abs(logits.slope)
+            off = truth.slope_error + 2 * truth.u * np.abs(truth.slope)
             limit = limit + total(gradient * np.abs(moved) * off)
         of_rows = Bounded(value, limit)
         is_summed = name == "y" and problem.options["reduction"] != "none"
@@ -229,28 +228,25 @@ def _tangents(
 
 def _losses(problem: Problem, operands: Arrays, alike: np.ndarray) -> Losses:
     """The losses of the rows of all members."""
-    o, members, layout = problem.options, len(alike), RowLayout(problem.options)
-    wide = compute(problem.dtype)
-    x = layout.to_rows(operands["x"], members)
-    temperature = operands["temperature"].reshape(-1, 1) if o["temperature"] else None
-    logits = scaled(x, o["soft_cap"], temperature, wide)
-    hidden = ~layout.to_rows(operands.get("where", True), members)
-    seen = np.where(hidden, np.asarray(-np.inf, logits.x.dtype), logits.x)
-    slack = np.where(hidden, 0, logits.slack)
+    layout, members = RowLayout(problem.options), len(alike)
+    x, where = (layout.to_rows(a, members) for a in (operands["x"], operands.get("where", True)))
     label = np.clip(operands["label"].reshape(-1).astype(np.int64), -1, layout.cols)
-    given = operands["weights"].reshape(-1, 1) if o["weights"] else np.ones((len(label), 1))
-    weight = np.where((label >= 0)[:, None], given, 0).astype(np.result_type(wide, np.float64))
-    in_one_read = o["reduction"] != "none" and not o["returns"]
+    weights, temperature = (
+        operands[name].reshape(-1, 1) if name in operands else None
+        for name in ("weights", "temperature")
+    )
+
+    def accumulators(dtype: str) -> int:
+        return layout.accumulators(row_layout.LOSSES, problem.members, dtype, problem.how)
+
     return Losses(
-        logits=dataclasses.replace(logits, x=seen, slack=slack),
+        x=x,
+        hidden=~where,
         label=label.astype(np.int32),
-        accumulators=class_rows.accumulators(problem, seen.dtype.name),
-        weight=weight if wide != np.float64 else weight.astype(np.longdouble),
-        smoothing=o["smoothing"],
-        z_loss=o["z_loss"],
-        reduction=o["reduction"],
+        options=problem.options,
         members=members,
         alike=layout.per_row(alike),
-        weighs=o["weights"],
-        in_one_read=in_one_read and seen.dtype != np.float16,
+        accumulators=accumulators,
+        weights=weights,
+        temperature=temperature,
     )

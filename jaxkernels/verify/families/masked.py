@@ -12,7 +12,7 @@ import numpy as np
 
 import jaxkernels as jk
 from jaxkernels.verify import lengths, values
-from jaxkernels.verify.families.row_layout import RowLayout, drawn_mask_shape
+from jaxkernels.verify.families.row_layout import RowLayout, drawn_sizes
 from jaxkernels.verify.problem import Arrays, Family, Problem, Traced
 from jaxkernels.verify.truth import masked
 from jaxkernels.verify.truth.compare import Bounded, storage
@@ -39,7 +39,7 @@ class Masked(Family):
         shape = [[q, k], [heads, q, k], [1, heads, q, k]][rng.integers(3)]
         options: dict[str, Any] = {"shape": shape}
         for name, chance in (("mask", 0.5), ("bias", 0.35)):
-            options[name] = drawn_mask_shape(shape, rng, 0.4) if rng.random() <= chance else None
+            options[name] = drawn_sizes(shape, rng, 0.4) if rng.random() <= chance else None
         options["bias_dtype"] = str(rng.choice([dtype, dtype, "float32"]))
         if dtype == "float64":
             options["bias_dtype"] = dtype

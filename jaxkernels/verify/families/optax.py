@@ -10,8 +10,8 @@ import numpy as np
 
 import jaxkernels.optax
 from jaxkernels.verify import values
-from jaxkernels.verify.families import class_rows
-from jaxkernels.verify.families.row_layout import RowLayout, drawn_mask_shape
+from jaxkernels.verify.families import row_layout
+from jaxkernels.verify.families.row_layout import RowLayout
 from jaxkernels.verify.problem import Arrays, Family, Problem, Traced
 from jaxkernels.verify.truth.compare import Bounded, finite, storage, total, widen
 from jaxkernels.verify.truth.losses import Rows
@@ -32,12 +32,12 @@ class OptaxLosses(Family):
         self, operation: str, dtype: str, derivative: str, most: int, rng: np.random.Generator
     ) -> tuple[dict[str, Any], str | None]:
         """Rows of any length; no tier can be forced."""
-        shape, axis = class_rows.drawn_rows(dtype, most, rng)
+        shape, axis = row_layout.drawn_rows(dtype, most, rng)
         is_safe, of_ids = operation.startswith("safe"), operation == _OF_IDS
         if is_safe:
             shape, axis = [n for n in shape if n != shape[axis]] + [shape[axis]], -1
         has_mask = not is_safe and rng.random() < 0.3
-        where = drawn_mask_shape(shape, rng) if has_mask else None
+        where = row_layout.drawn_sizes(shape, rng) if has_mask else None
         beyond = bool(of_ids and where is None and rng.random() < 0.2)
         return {"shape": shape, "axis": axis, "where": where, "beyond": beyond}, None
 
@@ -58,7 +58,7 @@ class OptaxLosses(Family):
             p /= np.maximum(total(p), 1e-3)
             operands["label"] = layout.to_shape(p.astype(dtype), 1)[0]
         if o["where"] is not None:
-            operands["where"] = class_rows.drawn_mask(o, rng)
+            operands["where"] = row_layout.drawn_mask(o, rng)
         if problem.wants_gradient:
             operands["t"] = np.asarray(rng.standard_normal(layout.row_shape)).astype(dtype)
         return operands, kind in values.ALIKE
@@ -107,7 +107,8 @@ class _Truth:
             label = np.where((ids < 0) | (ids >= cols), cols, ids).astype(np.int32)
         self.x, self.mask = widen(x), layout.to_rows(operands.get("where", True), members)
         seen = np.where(self.mask, x, np.asarray(-np.inf, x.dtype))
-        self.rows = Rows(seen, label, class_rows.accumulators(problem, problem.dtype))
+        sums = layout.accumulators(row_layout.LOSSES, problem.members, problem.dtype)
+        self.rows = Rows(seen, label, sums)
         self.precision = self.rows.precision
         self.merges = not of_ids or problem.options["where"] is not None
         self.p = self.rows.is_label

@@ -1,4 +1,4 @@
-"""How rows lie in an array, along one axis or several; where masks hide elements; how long rows are."""
+"""How rows lie in an array, along one axis or several; how long they are; which elements masks hide."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 
 from jaxkernels.verify import lengths
+
+# The kernels of losses that read rows.
+LOSSES = ("cross_entropy_fwd", "cross_entropy_fwd_grad")
 
 
 class RowLayout:
@@ -50,7 +53,7 @@ class RowLayout:
         return np.repeat(members, self.count)[:, None]
 
     def accumulators(
-        self, operations: Sequence[str], members: int, dtype: str, tier: str | None
+        self, operations: Sequence[str], members: int, dtype: str, tier: str | None = None
     ) -> int:
         """Partial sums that a row has at least, in calls of one member and of all."""
         return min(
@@ -60,9 +63,7 @@ class RowLayout:
         )
 
 
-def drawn_mask_shape(
-    shape: Sequence[int], rng: np.random.Generator, ones: float = 0.3
-) -> list[int]:
+def drawn_sizes(shape: Sequence[int], rng: np.random.Generator, ones: float = 0.3) -> list[int]:
     """What broadcasts to a shape: each dimension is 1 with a chance."""
     return [1 if rng.random() < ones else size for size in shape]
 
@@ -76,3 +77,25 @@ def length_of_any_size(fitting: Sequence[int], most: int, rng: np.random.Generat
 def divisor(size: int) -> int:
     """A small prime that divides a size, or 1."""
     return next((d for d in (3, 2, 5, 7) if size % d == 0), 1)
+
+
+def drawn_rows(dtype: str, most: int, rng: np.random.Generator) -> tuple[list[int], int]:
+    """A shape of some rows of classes, and their axis."""
+    fitting = [n for n in lengths.row_lengths(dtype) if 0 < n <= most]
+    cols = length_of_any_size(fitting, most, rng)
+    count = int(min(max(most // cols, 1), rng.choice([1, 2, 3, 5, 8, 31, 33, 64, 257, 1000])))
+    outer = divisor(count)
+    return [
+        ([count, cols], -1),
+        ([outer, 1, count // outer, cols], -1),
+        ([outer, cols, count // outer], 1),
+        ([cols, count], 0),
+        ([cols] if count == 1 else [count, cols], -1),
+    ][rng.choice(5, p=[0.4, 0.2, 0.1, 0.1, 0.2])]
+
+
+def drawn_mask(options: dict[str, Any], rng: np.random.Generator) -> np.ndarray:
+    """A mask by which every row sees its first element at least."""
+    mask = rng.random(options["where"]) < rng.choice([0.3, 0.9])
+    np.moveaxis(mask, options["axis"], 0)[0] = True
+    return mask

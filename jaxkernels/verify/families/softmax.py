@@ -13,7 +13,7 @@ from jaxkernels.verify import lengths, values
 from jaxkernels.verify.families.row_layout import (
     RowLayout,
     divisor,
-    drawn_mask_shape,
+    drawn_sizes,
     length_of_any_size,
 )
 from jaxkernels.verify.problem import Arrays, Family, Problem, Traced
@@ -35,7 +35,7 @@ class Softmax(Family):
         count = most // max(cols, 1)
         count = int(min(count, rng.choice([1, 2, 3, 5, 8, 31, 33, 64, 257, 1000, count])))
         shape, axis = _drawn_layout(max(count, 1), cols, rng)
-        where = drawn_mask_shape(shape, rng) if rng.random() < 0.25 else None
+        where = drawn_sizes(shape, rng) if rng.random() < 0.25 else None
         ours = tuple(name for name in rows.OPERATIONS if name.startswith(operation))
         tier = lengths.drawn_tier((max(count, 1), cols), dtype, ours, rng)
         return {"shape": shape, "axis": axis, "where": where}, tier

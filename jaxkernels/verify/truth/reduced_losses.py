@@ -13,13 +13,12 @@ Rows and their measures are those of `losses`, whose notation holds here. In uni
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from jaxkernels.verify.truth.compare import Bounded, finite, total, widen
+from jaxkernels.verify.truth.compare import Bounded, compute, finite, total, widen
 from jaxkernels.verify.truth.losses import Rows
 from jaxkernels.verify.truth.tolerance import PRECISION, sum_error
 
@@ -29,91 +28,88 @@ _TERMS = 8
 _TANH_ERROR = 8
 
 
-@dataclass(frozen=True)
-class Logits:
-    """Logits as a kernel reads them.
-
-    Attributes:
-        x: of shape (rows, cols), in the type that the kernel reads.
-        slack: how far that may be from what the program has.
-        slope: the derivative with respect to the logits that the program is given.
-        slope_error: of that.
-        is_given: whether they are what the program is given.
-    """
-
-    x: np.ndarray
-    slack: np.ndarray
-    slope: np.ndarray
-    slope_error: np.ndarray
-    is_given: bool = False
-
-
-def scaled(x: np.ndarray, cap: float | None, temperature: np.ndarray | None, dtype: Any) -> Logits:
-    """Finite logits behind a soft cap and a temperature.
-
-    Args:
-        x: of shape (rows, cols), in the storage type.
-        cap: None, or the soft cap.
-        temperature: None, or that of each row, (rows, 1).
-        dtype: the type that both are computed in.
-    """
-    result = widen(x)
-    slope, slope_error = np.ones_like(result), np.zeros_like(result)
-    if cap is None and temperature is None:
-        return Logits(x, slope_error, slope, slope_error, is_given=True)
-    p, roundings = PRECISION[np.dtype(dtype).name], 1
-    if cap is not None:
-        limit = widen(np.asarray(cap, dtype))
-        capped = np.tanh(result / limit)
-        result, slope, roundings = limit * capped, 1 - capped**2, roundings + _TANH_ERROR + 3
-        slope_error = slope_error + 2 * _TANH_ERROR + 4
-    if temperature is not None:
-        wide = widen(temperature)
-        result, slope, slope_error = result / wide, slope / wide, slope_error / wide
-        roundings += 3
-    slack = p.u * roundings * np.abs(result) + 4 * p.flush
-    return Logits(result.astype(dtype), slack, slope, p.u * (slope_error + 4 * np.abs(slope)))
-
-
-@dataclass(frozen=True)
 class Losses:
     """The losses of rows.
 
     Attributes:
-        logits: of the rows of all members.
-        label: the label of each, int32; negative for none.
-        accumulators: as for `Rows`.
+        rows: the logits as a kernel reads them, with their labels.
+        is_given: whether they are what the program is given.
+        slack: how far they may be from what the program has.
+        slope: their derivative with respect to the logits that the program is given.
+        slope_error: the error of that.
+        u: the unit of losses.
         weight: of each row, (rows, 1); 0 of those without a label.
-        smoothing: of labels.
-        z_loss: the weight of the square of the log-sum-exp.
-        reduction: as for `jaxkernels.cross_entropy`.
         members: how many calls the rows are those of, one after the other.
-        alike: whether a row is among ones that are alike, (rows, 1).
-        weighs: whether weights are summed by a mean, and not rows counted.
-        in_one_read: whether a kernel makes the gradient with the loss.
     """
 
-    logits: Logits
-    label: np.ndarray
-    accumulators: int
-    weight: np.ndarray
-    smoothing: float
-    z_loss: float
-    reduction: str
-    members: int
-    alike: np.ndarray
-    weighs: bool
-    in_one_read: bool
+    def __init__(
+        self,
+        x: np.ndarray,
+        hidden: np.ndarray,
+        label: np.ndarray,
+        options: dict[str, Any],
+        members: int,
+        alike: np.ndarray,
+        accumulators: Callable[[str], int],
+        weights: np.ndarray | None,
+        temperature: np.ndarray | None,
+    ) -> None:
+        """Scales the logits.
 
-    @cached_property
-    def rows(self) -> Rows:
-        """The rows of the logits."""
-        return Rows(self.logits.x, self.label, self.accumulators)
+        Args:
+            x: of shape (rows, cols), in the storage type; finite behind a soft cap or a temperature.
+            hidden: which of them the kernel does not see.
+            label: the label of each row; negative for none.
+            options: soft_cap, smoothing, z_loss, reduction, returns.
+            members: as the attribute.
+            alike: whether a row is among ones that are alike, (rows, 1).
+            accumulators: from a dtype to the partial sums that a row has at least.
+            weights: None, or that of each row, (rows, 1); a mean sums them, and counts rows without them.
+            temperature: None, or that of each row, (rows, 1).
+        """
+        dtype = compute(x.dtype.name)
+        logits = self._scaled(x, options["soft_cap"], temperature, dtype)
+        self.slack = np.where(hidden, 0, self.slack)
+        seen = np.where(hidden, np.asarray(-np.inf, logits.dtype), logits)
+        self.rows = Rows(seen, label, accumulators(seen.dtype.name))
+        self.u = self.rows.precision.u
+        wide = np.longdouble if dtype == np.float64 else np.float64
+        given = np.ones((len(label), 1)) if weights is None else weights
+        self._has_label = (label >= 0)[:, None]
+        self.weight = np.where(self._has_label, given, 0).astype(wide)
+        self._weighs, self.members, self._alike = weights is not None, members, alike
+        self._reduction = options["reduction"]
+        # A kernel makes the gradient with the loss.
+        is_alone = self._reduction != "none" and not options["returns"]
+        self._in_one_read = is_alone and seen.dtype != np.float16
+        smoothing, z = (widen(np.asarray(options[x], dtype)) for x in ("smoothing", "z_loss"))
+        self._parts: tuple[Any, Any, Any] = 1 - smoothing, smoothing, z
 
-    @property
-    def u(self) -> float:
-        """The unit of losses."""
-        return self.rows.precision.u
+    def _scaled(
+        self, x: np.ndarray, cap: float | None, temperature: np.ndarray | None, dtype: np.dtype
+    ) -> np.ndarray:
+        """The logits behind a soft cap and a temperature, which are computed in a dtype."""
+        result = widen(x)
+        self.slope, self.slope_error = np.ones_like(result), np.zeros_like(result)
+        self.is_given = cap is None and temperature is None
+        if self.is_given:
+            self.slack = self.slope_error
+            return x
+        p, roundings = PRECISION[dtype.name], 1
+        if cap is not None:
+            limit = widen(np.asarray(cap, dtype))
+            capped = np.tanh(result / limit)
+            result, self.slope = limit * capped, 1 - capped**2
+            self.slope_error = self.slope_error + 2 * _TANH_ERROR + 4
+            roundings += _TANH_ERROR + 3
+        if temperature is not None:
+            wide = widen(temperature)
+            result, self.slope = result / wide, self.slope / wide
+            self.slope_error = self.slope_error / wide
+            roundings += 3
+        self.slope_error = p.u * (self.slope_error + 4 * np.abs(self.slope))
+        self.slack = p.u * roundings * np.abs(result) + 4 * p.flush
+        return result.astype(dtype)
 
     def of_members(self, values: np.ndarray) -> np.ndarray:
         """The sum over the rows of each member, (members, 1)."""
@@ -121,12 +117,12 @@ class Losses:
 
     def to_rows(self, values: np.ndarray) -> np.ndarray:
         """What each member, or each row, has, for each row, (rows, 1)."""
-        return np.repeat(values.reshape(-1), len(self.label) // values.size)[:, None]
+        return np.repeat(values.reshape(-1), len(self.weight) // values.size)[:, None]
 
     def summed(self, of_rows: Bounded) -> Bounded:
         """The sum over the rows of each member."""
-        count = len(self.label) // self.members
-        alike = self.alike.reshape(self.members, -1).any(-1, keepdims=True)
+        count = len(self.weight) // self.members
+        alike = self._alike.reshape(self.members, -1).any(-1, keepdims=True)
         additions = sum_error(count, 1, alike) * self.u * self.of_members(finite(of_rows.value))
         limit = self.of_members(of_rows.limit) + additions
         return Bounded(self.of_members(of_rows.value), limit)
@@ -138,15 +134,15 @@ class Losses:
 
     def factor(self) -> Bounded:
         """What multiplies the loss of each row."""
-        if self.reduction != "mean":
+        if self._reduction != "mean":
             return Bounded(self.weight, 0 * self.weight)
         value = self.weight / self.total_weight()
-        additions = sum_error(len(self.label) // self.members, 1) if self.weighs else 0
+        additions = sum_error(len(self.weight) // self.members, 1) if self._weighs else 0
         return Bounded(value, self.u * (additions + 2) * np.abs(value))
 
     def _moved(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """By how much the slack of the logits moves log S, log p, and the entropy."""
-        rows, slack = self.rows, self.logits.slack
+        rows, slack = self.rows, self.slack
         p = np.where(np.isfinite(rows.p), rows.p, 0)
         of_sum = 1.01 * total(p * slack)
         log_p = rows.finite - np.log1p(rows.rest)
@@ -156,22 +152,17 @@ class Losses:
     def measures(self) -> Bounded:
         """Those of `Rows`, (rows, 4)."""
         value, limit = self.rows.measures(), self.rows.measure_bounds()
-        if self.logits.is_given:
+        if self.is_given:
             return Bounded(value, limit)
         of_sum, _, of_entropy = self._moved()
-        at_label = total(np.where(self.rows.is_label, self.logits.slack, 0))
-        of_all = of_sum + total(self.logits.slack) / self.rows.seen
+        at_label = total(np.where(self.rows.is_label, self.slack, 0))
+        of_all = of_sum + total(self.slack) / self.rows.seen
         moved = np.concatenate([of_sum + at_label, of_sum, of_entropy, of_all], axis=-1)
         return Bounded(value, limit + moved)
 
-    def _parts(self) -> tuple[Any, Any, Any]:
-        dtype = np.float64 if self.logits.x.dtype == np.float64 else np.float32
-        smoothing = widen(np.asarray(self.smoothing, dtype))
-        return 1 - smoothing, smoothing, widen(np.asarray(self.z_loss, dtype))
-
     def of_rows(self) -> Bounded:
         """The loss of each row before its factor, (rows, 1)."""
-        (q, smoothing, z), (value, limit) = self._parts(), self.measures()
+        (q, smoothing, z), (value, limit) = self._parts, self.measures()
         nll, lse, _, distance = np.split(value, 4, axis=-1)
         terms = [k * of for k, of in ((q, nll), (smoothing, distance), (z, lse**2)) if k != 0]
         errors = np.concatenate(
@@ -192,13 +183,13 @@ class Losses:
 
     def loss(self) -> Bounded:
         """What the program gives: (rows, 1), or (members, 1)."""
-        return self.losses() if self.reduction == "none" else self.summed(self.losses())
+        return self.losses() if self._reduction == "none" else self.summed(self.losses())
 
     def cotangents(
         self, of_loss: np.ndarray, of_lse: np.ndarray, of_entropy: np.ndarray
     ) -> Bounded:
         """Those of the measures, (rows, 4), given those of the results for each row, (rows, 1)."""
-        (q, smoothing, z), (value, limit) = self._parts(), self.measures()
+        (q, smoothing, z), (value, limit) = self._parts, self.measures()
         factor, off = self.factor()
         c = np.where(factor == 0, 0, of_loss * factor)
         lse = np.where(c * z == 0, 0, value[:, 1:2])
@@ -215,14 +206,14 @@ class Losses:
         given, off = cotangents
         value, limit = rows.gradient(given), rows.gradient_bound(given, off)
         limit = limit + np.where(rows.is_label, off[:, :1], 0) + off[:, 3:] / rows.seen
-        if not self.logits.is_given:
+        if not self.is_given:
             _, of_log_p, of_entropy = self._moved()
             nll, lse, entropy, distance = np.split(finite(given), 4, axis=-1)
             log_p = rows.finite - np.log1p(rows.rest)
             parts = nll + lse + distance
             parts = parts + entropy * (1 + np.abs(log_p + rows.measures()[:, 2:3]))
             limit = limit + rows.p * (parts * of_log_p + entropy * of_entropy)
-        if self.in_one_read:
+        if self._in_one_read:
             nll, lse, _, distance = np.split(finite(given), 4, axis=-1)
             terms = nll + lse + distance
             limit = limit + np.where(rows.is_label, 6 * p.u * terms, 0)
@@ -231,21 +222,21 @@ class Losses:
 
     def through_scaling(self, gradient: Bounded, dtype: Any) -> Bounded:
         """With respect to the logits that the program was given, in their storage type."""
-        if self.logits.is_given:
+        if self.is_given:
             return gradient
         p, (of_x, limit) = PRECISION[np.dtype(dtype).name], gradient
-        value = of_x * self.logits.slope
-        error = limit * np.abs(self.logits.slope) + np.abs(of_x) * self.logits.slope_error
+        value = of_x * self.slope
+        error = limit * np.abs(self.slope) + np.abs(of_x) * self.slope_error
         return Bounded(value, error + (p.us + 2 * p.u) * finite(value) + p.smallest)
 
     def of_temperature(self, gradient: Bounded, temperature: np.ndarray) -> Bounded:
         """With respect to the temperature of each row, (rows, 1)."""
-        wide, x = widen(temperature), widen(self.logits.x)
+        wide, x = widen(temperature), self.rows.wide
         x = np.where(np.isfinite(x), x, 0)  # what is hidden has no gradient
         value = -total(gradient.value * x) / wide
         size = total(np.abs(gradient.value * x))
         additions = sum_error(x.shape[-1], 1, alike=True) + 6
-        moved = total(np.abs(gradient.value) * self.logits.slack)
+        moved = total(np.abs(gradient.value) * self.slack)
         error = total(gradient.limit * np.abs(x)) + moved + self.u * additions * size
         return Bounded(value, error / wide)
 
@@ -255,16 +246,16 @@ class Losses:
         0 of those without a label, where no weight is left, and of rows of the weight 0 whose loss is not finite.
         """
         loss, error = self.of_rows()
-        has_any = (self.label >= 0)[:, None] & ((self.weight != 0) | np.isfinite(loss))
+        has_any = self._has_label & ((self.weight != 0) | np.isfinite(loss))
         loss, size = np.where(has_any, loss, 0), finite(loss)
-        if self.reduction == "mean":
+        if self._reduction == "mean":
             whole, mean = self.total_weight(), self.losses()
             of_mean = self.summed(mean)
-            additions = sum_error(len(self.label) // self.members, 1) + 8
+            additions = sum_error(len(self.weight) // self.members, 1) + 8
             loss = (loss - self.to_rows(of_mean.value)) / whole
             size = (size + self.to_rows(self.of_members(finite(mean.value)))) / whole
             error = (error + self.to_rows(of_mean.limit)) / whole + self.u * additions * size
-            has_any = (self.label >= 0)[:, None] & self.to_rows(self.of_members(self.weight) != 0)
+            has_any = self._has_label & self.to_rows(self.of_members(self.weight) != 0)
         limit = np.abs(of_loss) * (error + 4 * self.u * size) + self.rows.precision.flush
         return Bounded(np.where(has_any, of_loss * loss, 0), np.where(has_any, limit, 0))
 
