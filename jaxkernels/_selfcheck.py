@@ -1,10 +1,9 @@
-"""The self-test of ``python -m jaxkernels``: runs every live target, and compares its results with `verify.truth`.
+"""The self-test of ``python -m jaxkernels``: runs every live target on problems of `verify`.
 
-Owns: which results are computed. Everything runs through the public functions under jit, so that a
-pass means that a user's program works (but for the two parts of a softmax, which only programs on
-several devices call); the compiled program is searched for the targets, so that a pass also means
-that our kernels, not XLA's, gave the result. (A CPU's matrix products are XLA's own, and are compared
-with the truth too.)
+Owns: which problems. Everything runs through the public functions under jit, so that a pass means that
+a user's program works. Only the two parts of a softmax are called by themselves: no public function
+needs them on one device. The compiled program is searched for the targets, so that a pass also means
+that our kernels, not XLA's, gave the result. A CPU's matrix products are XLA's own.
 """
 
 from __future__ import annotations
@@ -144,7 +143,7 @@ def _problem(function: str, dtype: str, tier: str, derivative: str, options: Any
 
 
 def _cases(platform: str) -> Iterator[_Case]:
-    """Every dtype with the chosen tier; on CUDA every tier in float32, and every rung of the ladder."""
+    """Every dtype with the chosen tier; on CUDA every tier in float32, and every SGEMM rung."""
     on_cuda = platform == "cuda"
     tiers = [(dtype, "auto") for dtype in validate.DTYPES]
     tiers += [("float32", tier) for tier in validate.TIERS if on_cuda]

@@ -1,9 +1,10 @@
 """How operands reach the function under test: alone, mapped, in a loop, or as slices of larger arrays at any offset.
 
-A delivery makes arguments of a program from the operands of its members, and the function that takes them. XLA hands
-slices of buffers to a kernel where it can, so that what the kernel sees begins at any element. The delivery "shared" maps a
-function over some operands and shares the others, derivatives outside; "turns" calls it outside of jit for one member after
-another; each operand may be JAX's, NumPy's or a number.
+A delivery makes arguments of a program from the operands of its members, and the function that
+takes them. XLA passes slices of buffers to a kernel where it can, so that what the kernel sees begins
+at any element. The delivery "shared" maps a function over some operands and shares the others,
+derivatives outside. "turns" calls it outside of jit for one member after another; each operand may be
+JAX's, NumPy's or a number.
 """
 
 from __future__ import annotations

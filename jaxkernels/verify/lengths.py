@@ -19,7 +19,8 @@ from jaxkernels.verify.truth.rows import OPERATIONS
 _ODD = (0, 1, 2, 5, 6, 11, 20, 21, 23, 24, 25, 40, 41, 48, 49, 100, 1000)
 PLAIN = {*_ODD, *(2**i + d for i in range(2, 13) for d in (-1, 0, 1))}
 
-# A CPU may sum rows of up to so many elements in one lane each, by the bytes of an element (rows/cpu/narrow_rows.h).
+# The longest rows that a CPU may sum in one lane each, by the bytes of an element
+# (rows/cpu/narrow_rows.h).
 _NARROW_COLS = {2: 31, 4: 40, 8: 31}
 
 
@@ -30,7 +31,8 @@ def accumulators(
 
     With `anywhere` operands may begin within 16 bytes, as slices that XLA leaves in place do.
     """
-    device = jax.config.jax_default_device  # None, a device, or a platform's name
+    # None, a device, or a platform's name
+    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     platform = getattr(device, "platform", device) or jax.default_backend()
     if platform == "gpu" and shape[-1] > 0:  # rows of no columns have no plan
         plan = functools.partial(jk.plan_softmax, shape, dtype, operation=operation, tier=tier)
@@ -82,7 +84,7 @@ def row_lengths(dtype: str) -> tuple[int, ...]:
 
 
 def drawn_tier(shape: Any, dtype: Any, operations: Sequence[Any], rng: Generator) -> str | None:
-    """On a GPU a tier that can run all of some operations on this shape; None lets the plan choose."""
+    """On a GPU a tier that can run all of some operations; None lets the plan choose."""
     if jax.default_backend() != "gpu":
         return None
     tier = [None, *validate.TIERS][rng.integers(len(validate.TIERS) + 1)]

@@ -1,6 +1,6 @@
 """Mistakes that are planted into results, to show that each would be noticed: `MISTAKES` by name.
 
-Each is a function of a problem, its operands and one result; it gives what a wrong kernel would give instead.
+Each is a function of a problem, its operands and one result. It returns what a wrong kernel would.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def outcomes(
         problems: the programs.
         threads: host threads that run programs at once the second time; below 2, one after the other.
         mistake: None, or what to do to the results.
-        draws: None for as many as each problem wants, or their numbers.
+        draws: their numbers, or None for those that each problem wants.
     """
     try:
         ran = run(problems, threads, draws)

@@ -52,7 +52,7 @@ def check(seed: int, announce: Callable[[str], None] = lambda text: None) -> Tab
         for name in MISTAKES
     ]
     verdict = "FAIL" if false_alarms else "pass"
-    rows.append(("none (programs as they are)", str(programs), str(false_alarms), verdict))
+    rows.append(("none", str(programs), str(false_alarms), verdict))
     return Table("Planted mistakes", ("mistake", "programs", "noticed", ""), tuple(rows))
 
 

@@ -171,7 +171,7 @@ class TokenLosses(Family):
 def _drawn_labels(
     options: dict[str, Any], layout: RowLayout, rng: np.random.Generator
 ) -> np.ndarray:
-    """A label for each row, of which some are left out, and of which one may be too large."""
+    """A label for each row; some are negative, and one may be too large."""
     count, cols, limits = layout.count, layout.cols, np.iinfo(options["label_dtype"])
     label = rng.integers(0, min(cols, limits.max + 1), count)
     if limits.min < 0:

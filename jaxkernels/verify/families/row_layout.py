@@ -1,4 +1,4 @@
-"""How rows lie in an array, along one axis or several; how long they are; which elements masks hide."""
+"""How rows lie in an array, how long they are, and which elements masks hide."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class _Rows:
         return Bounded(rows.truth(operation, *given), limit)
 
     def elements(self, hidden: float, operation: str, *given: np.ndarray) -> Bounded:
-        """The result of one that gives elements, in the shape of x, with one value where they are hidden."""
+        """The same for an operation whose result has the shape of x; hidden elements have one value."""
         value, limit = self.bounded(operation, *given)
         both = np.where(self._where, value, hidden), limit
         return Bounded(*(self.layout.to_shape(a, len(self.alike)) for a in both))

@@ -15,7 +15,7 @@ from jaxkernels.verify.truth.compare import Bounded, total, widen
 def band(
     q: int, k: int, causal: bool = False, window: Any = None, from_end: bool = True
 ) -> np.ndarray:
-    """Which columns each of q rows sees by its index; the last row is level with the last column, or the first with the first."""
+    """Which columns each of q rows sees by its index: the last rows and columns meet, or the first."""
     before, after = window if isinstance(window, (tuple, list)) else (window, window)
     # How far right of its own column a row finds a column.
     distance = np.arange(k) - np.arange(q)[:, None] - (k - q if from_end else 0)

@@ -57,14 +57,14 @@ class Losses:
         """Scales the logits.
 
         Args:
-            x: of shape (rows, cols), in the storage type; finite behind a soft cap or a temperature.
+            x: of shape (rows, cols), in the storage type; finite if a soft cap changes them.
             hidden: which of them the kernel does not see.
             label: the label of each row; negative for none.
             options: soft_cap, smoothing, z_loss, reduction, returns.
             members: as the attribute.
             alike: whether a row is among ones that are alike, (rows, 1).
             accumulators: from a dtype to the partial sums that a row has at least.
-            weights: None, or that of each row, (rows, 1); a mean sums them, and counts rows without them.
+            weights: None, or that of each row, (rows, 1).
             temperature: None, or that of each row, (rows, 1).
         """
         dtype = compute(x.dtype.name)
