@@ -30,13 +30,7 @@ ALONE = ("plain", "donated", "transposed", "concatenated", "eager")  # deliverie
 
 
 def arguments(problem: Problem, members: Arrays, rng: np.random.Generator) -> Any:
-    """The arguments of the program, arrays by name.
-
-    Args:
-        problem: how they are delivered.
-        members: operands, each with the members first.
-        rng: what lies between slices, and where they begin if the program learns it as it runs.
-    """
+    """The arguments of the program, by name; operands have the members first."""
     return {name: _argument(problem, name, x, rng) for name, x in members.items()}
 
 
@@ -85,10 +79,7 @@ def _operand(problem: Problem, name: str, x: Any, shape: tuple[int, ...], i: int
 def program(problem: Problem, core: Core, shapes: dict[str, tuple[int, ...]]) -> Callable[..., Any]:
     """The function of the arguments; its results have the members first.
 
-    Args:
-        problem: how operands are delivered.
-        core: the function under test.
-        shapes: of the operands of a member.
+    Core is the function under test, of operands that have the given shapes in each member.
     """
     kind = problem.delivery
     if kind == "shared":

@@ -20,10 +20,6 @@ def check(seed: int, announce: Callable[[str], None] = lambda text: None) -> Tab
 
     Programs run once; mistakes are planted into what they gave. Bundles are drawn until every mistake has its programs.
 
-    Args:
-        seed: of the programs.
-        announce: is told which bundle runs.
-
     Returns:
         A table with one row a mistake; its last cell is "pass", or "FAIL" if no program showed it.
     """
