@@ -51,8 +51,6 @@ _ROW_CASES = (
     ("cross_entropy", "vjp", _LOSSES, {"y": "cross_entropy_fwd", "dx": "cross_entropy_grad"}),
     ("cross_entropy", "vjp", _SUM_OF_LOSSES, {"dx": "cross_entropy_fwd_grad"}),
 )
-# Tiers that cannot hold such a row with a label, or have no kernels for it.
-_NOT_OF_LOSSES = ("warp", "spread")
 # (m, k, n): lines that are whole packs and lines that are not, which `pipelined` copies in two ways;
 # ends within a tile. Then one of each form of `thin`: few lines, of which the others lie along k and
 # across, and few k.
@@ -149,8 +147,8 @@ def _cases(platform: str) -> Iterator[_Case]:
     tiers += [("float32", tier) for tier in validate.TIERS if on_cuda]
     for dtype, tier in tiers:
         for function, derivative, options, operations in _ROW_CASES:
-            if function == "cross_entropy" and tier in _NOT_OF_LOSSES:
-                continue
+            if function == "cross_entropy" and tier == "warp":
+                continue  # which cannot hold such a row with a label
             if options is _SUM_OF_LOSSES and dtype == "float16":
                 continue  # its gradient waits for the cotangent
             problem = _problem(function, dtype, tier, derivative, options)
