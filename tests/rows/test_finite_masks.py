@@ -161,3 +161,21 @@ def test_rows_left_out_never_show(reduction, implementation, options):
         for function in (loss, jax.grad(loss), jax.grad(slope)):
             found, want = function(spoiled), function(x)
             np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64])
+def test_an_infinity_or_a_nan_spoils_the_gradient_of_its_row(dtype, reduction):
+    """Also of a hidden class under smoothing; 6 columns, 300 and 40000 take other kernels."""
+    with x64(jnp.dtype(dtype).name):
+        for cols in (6, 300, 40000):
+            x = np.zeros((3, cols))
+            x[:, 4], x[0, 0], x[1, 1] = -np.inf, np.inf, np.nan
+
+            def total(x):
+                options = {"label_smoothing": 0.4, "reduction": reduction}
+                return jk.cross_entropy(x, np.array([3, 3, 3]), **options).sum()
+
+            gradient = np.asarray(jax.grad(total)(jnp.asarray(x, dtype)), np.float64)
+            assert np.isnan(gradient[:2]).all()
+            assert np.isfinite(gradient[2]).all()

@@ -7,6 +7,7 @@
 #define JAXKERNELS_ROWS_CPU_CROSS_ENTROPY_OPS_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -141,10 +142,12 @@ JK_INLINE void MakeGradients(const LogitRows& of, const RowEnds<Op>& ends, const
   for (int64_t r = 0; r < count; ++r) {
     const int32_t label = labels[first + r];
     const bool is_left_out = label < 0 || taken[0][r] == 0;
-    to->is_everywhere[r] = is_left_out || label >= cols;
+    // A NaN or an infinity spoils the whole row, hidden elements too.
+    const bool is_spoiled = label >= cols || std::isnan(to->factor[r]);
+    to->is_everywhere[r] = is_left_out || is_spoiled;
     if (is_left_out) {
       to->there[r] = 0;
-    } else if (label >= cols) {
+    } else if (is_spoiled) {
       to->there[r] = std::numeric_limits<double>::quiet_NaN();
     }
   }
