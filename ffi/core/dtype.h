@@ -24,9 +24,24 @@ constexpr int ByteWidth(DType dtype) {
 inline constexpr int kPackBytes = 16;
 constexpr int PackOf(DType dtype) { return kPackBytes / ByteWidth(dtype); }
 
-// What so many elements of a pack say of their type.
-JK_HOST_DEVICE constexpr bool IsPackOfHalves(int pack) { return pack == kPackBytes / 2; }
-JK_HOST_DEVICE constexpr bool IsPackOfDoubles(int pack) { return pack == kPackBytes / 8; }
+// The DType of a storage type. numeric.cuh and numeric_cpu.h have those of their half types.
+template <typename T>
+struct DTypeOf;
+template <>
+struct DTypeOf<float> {
+  static constexpr DType kValue = DType::kFloat32;
+};
+template <>
+struct DTypeOf<double> {
+  static constexpr DType kValue = DType::kFloat64;
+};
+template <typename T>
+inline constexpr DType kDTypeOf = DTypeOf<T>::kValue;
+
+JK_HOST_DEVICE constexpr bool IsHalf(DType dtype) {
+  return dtype == DType::kBFloat16 || dtype == DType::kFloat16;
+}
+JK_HOST_DEVICE constexpr bool IsDouble(DType dtype) { return dtype == DType::kFloat64; }
 
 }  // namespace jaxkernels
 

@@ -12,9 +12,19 @@
 #include <limits>
 #include <type_traits>
 
+#include "core/dtype.h"
 #include "core/exp_double.cuh"
 
 namespace jaxkernels {
+
+template <>
+struct DTypeOf<__half> {
+  static constexpr DType kValue = DType::kFloat16;
+};
+template <>
+struct DTypeOf<__nv_bfloat16> {
+  static constexpr DType kValue = DType::kBFloat16;
+};
 
 template <typename T>
 using ComputeType = std::conditional_t<std::is_same_v<T, double>, double, float>;
@@ -22,7 +32,7 @@ using ComputeType = std::conditional_t<std::is_same_v<T, double>, double, float>
 // Half storage types round results to 8 or 11 significant bits, so the hardware's exp2 (error about
 // 2^-22) is enough.
 template <typename T>
-inline constexpr bool kIsHalf = std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>;
+inline constexpr bool kIsHalf = IsHalf(kDTypeOf<T>);
 
 template <typename C>
 inline constexpr C kInfinity = C(INFINITY);

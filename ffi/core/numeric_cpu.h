@@ -13,6 +13,8 @@
 #include <limits>
 #include <type_traits>
 
+#include "core/dtype.h"
+
 // Inlined into every version of a function (OnThisMachine), and compiled for its instruction set.
 #define JK_INLINE __attribute__((always_inline)) inline
 // The same for a lambda; stands behind its parameters.
@@ -56,6 +58,14 @@ struct BFloat16 {
 };
 struct Float16 {
   uint16_t bits;
+};
+template <>
+struct DTypeOf<BFloat16> {
+  static constexpr DType kValue = DType::kBFloat16;
+};
+template <>
+struct DTypeOf<Float16> {
+  static constexpr DType kValue = DType::kFloat16;
 };
 
 template <typename T>

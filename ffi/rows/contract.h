@@ -6,6 +6,7 @@
 #ifndef JAXKERNELS_ROWS_CONTRACT_H_
 #define JAXKERNELS_ROWS_CONTRACT_H_
 
+#include <cstddef>
 #include <initializer_list>
 #include <string_view>
 
@@ -36,16 +37,16 @@ class OperandSpecs {
   }
   constexpr const OperandSpec* begin() const { return specs_; }
   constexpr const OperandSpec* end() const { return specs_ + size_; }
-  constexpr int size() const { return size_; }
+  constexpr std::size_t size() const { return size_; }
 
   constexpr int CountOf(Role role) const {
     int count = 0;
-    for (int i = 0; i < size_; ++i) count += specs_[i].role == role ? 1 : 0;
+    for (std::size_t i = 0; i < size_; ++i) count += specs_[i].role == role ? 1 : 0;
     return count;
   }
   // The numbers that the `index`-th operand of role kRow has for each row; 0 if there is none.
   constexpr int RowNumbers(int index) const {
-    for (int i = 0; i < size_; ++i) {
+    for (std::size_t i = 0; i < size_; ++i) {
       if (specs_[i].role == Role::kRow && index-- == 0) return specs_[i].count;
     }
     return 0;
@@ -54,7 +55,7 @@ class OperandSpecs {
  private:
   static constexpr int kMost = 4;
   OperandSpec specs_[kMost] = {};
-  int size_ = 0;
+  std::size_t size_ = 0;
 };
 
 struct OperationTraits {

@@ -13,7 +13,7 @@ namespace jaxkernels {
 
 // What the reductions of a block take of its shared memory.
 inline int ScratchBytes(const SoftmaxProblem& problem) {
-  return ReductionScratchBytes(problem.operation, PackOf(problem.dtype));
+  return ReductionScratchBytes(problem.operation, problem.dtype);
 }
 
 // By threads, shared memory and registers.

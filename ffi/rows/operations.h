@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <string_view>
 
+#include "core/dtype.h"
 #include "core/names.h"
 #include "rows/contract.h"
 
@@ -118,24 +119,24 @@ constexpr std::array<std::string_view, kOperationCount> NamesOf(Operation) {
   return names;
 }
 
-// Whether elements of `item_bytes` bytes are read as x; wider ones are y.
-constexpr bool ReadsXForY(const OperationTraits& traits, std::size_t item_bytes) {
-  return traits.x_if_half > 0 && item_bytes == 2;
+// Whether elements of a dtype are read as x; others are y.
+constexpr bool ReadsXForY(const OperationTraits& traits, DType dtype) {
+  return traits.x_if_half > 0 && IsHalf(dtype);
 }
-constexpr bool FindsMax(const OperationTraits& traits, std::size_t item_bytes) {
-  return traits.finds_max || ReadsXForY(traits, item_bytes);
+constexpr bool FindsMax(const OperationTraits& traits, DType dtype) {
+  return traits.finds_max || ReadsXForY(traits, dtype);
 }
 
-// The number of sums of a row whose elements have `item_bytes` bytes.
-constexpr int SumsOf(const OperationTraits& traits, std::size_t item_bytes) {
-  const bool counts_max = traits.counts_max && item_bytes > 2;
-  return traits.sums + (counts_max || ReadsXForY(traits, item_bytes) ? 1 : 0);
+// The number of sums of a row of a dtype.
+constexpr int SumsOf(const OperationTraits& traits, DType dtype) {
+  const bool counts_max = traits.counts_max && !IsHalf(dtype);
+  return traits.sums + (counts_max || ReadsXForY(traits, dtype) ? 1 : 0);
 }
 
 // Whether sums of the GPU's kernels keep what they lose to rounding where parts of a row meet:
 // where the result is a term over the sum, in float32.
-constexpr bool KeepsRest(const OperationTraits& traits, std::size_t item_bytes) {
-  return traits.keeps_term && traits.Takes() == 0 && item_bytes == 4;
+constexpr bool KeepsRest(const OperationTraits& traits, DType dtype) {
+  return traits.keeps_term && traits.Takes() == 0 && dtype == DType::kFloat32;
 }
 
 // Scale of a loss's sum of x - max: a power of two, so that rows of the largest finite numbers
@@ -147,9 +148,9 @@ inline constexpr float kTotalScale = 1.0f / (1ll << 32);
 template <typename Op>
 constexpr bool ReducesAs(Operation operation) {
   const OperationTraits& traits = TraitsOf(operation);
-  constexpr std::size_t kBytes = sizeof(typename Op::Storage);
-  return Op::kUsesMax == FindsMax(traits, kBytes) && Op::kSums == SumsOf(traits, kBytes) &&
-         (Op::kKeepsTerm == traits.keeps_term || ReadsXForY(traits, kBytes));
+  constexpr DType kDType = kDTypeOf<typename Op::Storage>;
+  return Op::kUsesMax == FindsMax(traits, kDType) && Op::kSums == SumsOf(traits, kDType) &&
+         (Op::kKeepsTerm == traits.keeps_term || ReadsXForY(traits, kDType));
 }
 
 // Whether a struct is what the table says of its own operation.

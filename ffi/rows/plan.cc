@@ -25,7 +25,7 @@ TierChoices ChoicesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
                       const DeviceLimits& limits) {
   const int64_t packs = MaxPacksOfRow(problem.cols, plan.pack, problem.offset);
   TierChoices choices;
-  choices.warp_shape = FindWarpShape(packs, problem.operation, plan.pack, plan.aligned);
+  choices.warp_shape = FindWarpShape(packs, problem.operation, problem.dtype, plan.aligned);
   choices.stages = PrefersStaged(problem, plan, choices.warp_shape);
   choices.rows_of_blocks = RowsOfBlocks(problem, limits);
   choices.of_block = ShareRow(problem, 1, limits);
@@ -37,12 +37,12 @@ TierChoices ChoicesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
 Tier BestTier(const SoftmaxProblem& problem, const SoftmaxPlan& plan, const TierChoices& choices) {
   if (choices.WarpFits()) return Tier::kWarp;
   if (choices.rows_of_blocks >= kLeastRowsOfBlocks &&
-      PrefersBlock(problem.operation, plan.pack, plan.aligned, problem.cols)) {
+      PrefersBlock(problem.operation, problem.dtype, plan.aligned, problem.cols)) {
     return Tier::kBlock;
   }
   if (PrefersOneRead(problem.operation, plan.aligned)) return Tier::kBlockUncached;
   const bool holds_few =
-      choices.of_block.blocks_per_sm < LeastRowsAlone(problem.operation, plan.pack);
+      choices.of_block.blocks_per_sm < LeastRowsAlone(problem.operation, problem.dtype);
   if (holds_few && choices.of_cluster.blocks > 0) return Tier::kCluster;
   return choices.of_block.blocks > 0 ? Tier::kBlockSmem : Tier::kBlockUncached;
 }

@@ -108,7 +108,7 @@ ffi::Error CheckStatistics(const OperationTraits& traits, const ffi::AnyBuffer& 
     return MismatchError(traits.name, "the statistics", "dtype", is_double ? "float64" : "float32",
                          DTypeName(statistics.element_type()));
   }
-  const int size = 1 + SumsOf(traits, ffi::ByteWidth(x.buffer.element_type()));
+  const int size = 1 + SumsOf(traits, *ToDType(x.buffer.element_type()));
   if (IsPerRow(dims, full, size)) return ffi::Error::Success();
   return MismatchError(traits.name, "the statistics", "shape", PerRowText(full, size),
                        ShapeText(dims));

@@ -44,19 +44,20 @@ inline constexpr int kWarpShapeCount = sizeof(kWarpShapes) / sizeof(kWarpShapes[
 // H200 bf16 grad 2048 cols, 128 registers: warp 0.88, block_smem 1.02
 // H200 f64 fwd 577 cols, 48 registers: warp 0.94
 // H200 f64 fwd 1000 cols, 64 registers: warp 0.56, block_smem 0.89
-constexpr int WarpMaxRowRegisters(int pack) { return IsPackOfDoubles(pack) ? 48 : 64; }
+constexpr int WarpMaxRowRegisters(DType dtype) { return IsDouble(dtype) ? 48 : 64; }
 // Part of a warp, with several packs per lane, serves rows whose fixed cost is comparable to
 // loading several packs, so that a warp pays it for several rows at once. Attention scores use half
 // a warp: finding the visible columns of a row costs that much. Row scalars do too: they write
 // little, and have half the time of other operations. Rows with labels are rarely that short.
 // Staged or longer, they have two layouts of a whole warp, which saves kernels.
-constexpr bool WarpShapeFits(const WarpShape& shape, const OperationTraits& traits, int pack,
+constexpr bool WarpShapeFits(const WarpShape& shape, const OperationTraits& traits, DType dtype,
                              bool aligned) {
-  const int registers_per_value = IsPackOfDoubles(pack) ? 2 : 1;
-  const int registers = shape.packs_per_lane * pack * registers_per_value * traits.Inputs();
-  const bool fits = registers <= WarpMaxRowRegisters(pack);
+  const int registers_per_value = IsDouble(dtype) ? 2 : 1;
+  const int registers =
+      shape.packs_per_lane * PackOf(dtype) * registers_per_value * traits.Inputs();
+  const bool fits = registers <= WarpMaxRowRegisters(dtype);
   if (traits.TakesLabel()) {
-    return shape.lanes == 32 && (registers == 32 || registers == WarpMaxRowRegisters(pack));
+    return shape.lanes == 32 && (registers == 32 || registers == WarpMaxRowRegisters(dtype));
   }
   if (shape.lanes < 32) {
     const bool is_deep = shape.packs_per_lane > 1;
@@ -86,13 +87,13 @@ inline constexpr int kStagedChunkBytes = 4 * 1024;
 // Elements of a row that a lane holds, at most: the more, the more of them share what a row costs.
 // H200 bf16 fwd 17 cols: 4 lanes 0.81, 2 lanes 0.97
 // H200 bf16 fwd 129 cols: 32 lanes 0.80, 16 lanes 0.92
-constexpr int MostStagedElements(int pack) { return IsPackOfDoubles(pack) ? 8 : 16; }
+constexpr int MostStagedElements(DType dtype) { return IsDouble(dtype) ? 8 : 16; }
 // The longest rows that are staged.
 // H200 f32 fwd 333 cols: a warp's registers 0.86, staged 0.96
 // H200 f32 grad 255, 333 cols: a warp's registers 0.99, 0.98; staged 0.99, 0.95
 // H200 bf16 grad 257, 401 cols: a warp's registers 0.70, 0.93; staged 1.01 (300 cols), 0.94
-constexpr int MostStagedCols(int pack, int inputs) {
-  return 32 * MostStagedElements(pack) / (IsPackOfHalves(pack) ? 1 : inputs);
+constexpr int MostStagedCols(DType dtype, int inputs) {
+  return 32 * MostStagedElements(dtype) / (IsHalf(dtype) ? 1 : inputs);
 }
 // Whether aligned rows of so many packs are staged, for they leave too much of layout `shape`
 // empty: softmax and log-softmax that fill less than three quarters of up to two packs a lane.
@@ -101,55 +102,55 @@ constexpr int MostStagedCols(int pack, int inputs) {
 // H200 f32 fwd 36, 136, 200 cols: registers 0.77, 0.80, 0.94; staged 0.95, 0.95, 0.98
 // H200 f32 fwd 264 cols, three packs a lane: registers 0.97, staged 0.92
 // H200 bf16 fwd 72, 136, 264 cols: registers 0.80, 0.77, 0.82; staged 0.97, 0.95, 0.97
-constexpr bool LeavesLanesIdle(const OperationTraits& traits, int pack, int64_t packs,
+constexpr bool LeavesLanesIdle(const OperationTraits& traits, DType dtype, int64_t packs,
                                const WarpShape& shape) {
   const int layout_packs = shape.lanes * shape.packs_per_lane;
   const bool is_softmax =
       traits.Inputs() == 1 && !traits.hides && traits.Takes() == 0 && traits.Stores() == 0;
-  return is_softmax && !IsPackOfDoubles(pack) && layout_packs <= 64 && 4 * packs < 3 * layout_packs;
+  return is_softmax && !IsDouble(dtype) && layout_packs <= 64 && 4 * packs < 3 * layout_packs;
 }
 // Whether any row takes a layout of the warp tier: no earlier layout holds as much, and some of its
 // rows are not staged, as none are whose results are narrower. Others are not compiled.
-constexpr bool IsWarpShapeTaken(int index, Operation operation, int pack, bool aligned,
+constexpr bool IsWarpShapeTaken(int index, Operation operation, DType dtype, bool aligned,
                                 bool narrows) {
   const OperationTraits& traits = TraitsOf(operation);
   const WarpShape& shape = kWarpShapes[index];
-  if (!WarpShapeFits(shape, traits, pack, aligned)) return false;
+  if (!WarpShapeFits(shape, traits, dtype, aligned)) return false;
   const int packs = shape.lanes * shape.packs_per_lane;
   for (int i = 0; i < index; ++i) {
     const WarpShape& earlier = kWarpShapes[i];
     if (earlier.lanes * earlier.packs_per_lane >= packs &&
-        WarpShapeFits(earlier, traits, pack, aligned)) {
+        WarpShapeFits(earlier, traits, dtype, aligned)) {
       return false;
     }
   }
   const bool may_stage = !aligned && traits.SharesRows() && !narrows;
-  return !may_stage || packs * pack > MostStagedCols(pack, traits.Inputs());
+  return !may_stage || packs * PackOf(dtype) > MostStagedCols(dtype, traits.Inputs());
 }
 // Lanes that share a staged row, the fewest that hold it, and elements that each has of it, for
 // which there are kernels of even numbers.
-constexpr int StagedRowLanes(int64_t cols, int pack) {
+constexpr int StagedRowLanes(int64_t cols, DType dtype) {
   int lanes = 1;
-  while (lanes * MostStagedElements(pack) < cols) lanes *= 2;
+  while (lanes * MostStagedElements(dtype) < cols) lanes *= 2;
   return lanes;
 }
-constexpr int StagedElements(int64_t cols, int pack) {
-  const int64_t row_lanes = 2 * StagedRowLanes(cols, pack);
+constexpr int StagedElements(int64_t cols, DType dtype) {
+  const int64_t row_lanes = 2 * StagedRowLanes(cols, dtype);
   return 2 * std::max(static_cast<int>((cols + row_lanes - 1) / row_lanes), 1);
 }
 // How far apart the staged rows are that a warp computes at once, 1, 2, 4 or 8: the fewest of its
 // lanes meet in a bank of shared memory.
 // H200 bf16 fwd 33, 65, 127 cols: neighbouring rows 0.82, 0.65, 0.71; this rule 0.97, 0.95, 0.96
-constexpr int StagedRowSpacing(int64_t cols, int pack, int64_t rows) {
+constexpr int StagedRowSpacing(int64_t cols, DType dtype, int64_t rows) {
   constexpr int kBanks = 32, kBankBytes = 4;
-  const int lanes = StagedRowLanes(cols, pack), row_groups = 32 / lanes;
+  const int lanes = StagedRowLanes(cols, dtype), row_groups = 32 / lanes;
   int best = 1, fewest = 33;
   for (int spacing = 1; spacing <= 8 && spacing * row_groups <= rows; spacing *= 2) {
     int words_of[kBanks] = {}, most = 0;
     int64_t last = -1;
     for (int lane = 0; lane < 32; ++lane) {
       const int64_t element = lane / lanes * spacing * cols + lane % lanes;
-      const int64_t word = element * (kPackBytes / pack) / kBankBytes;
+      const int64_t word = element * ByteWidth(dtype) / kBankBytes;
       if (word != last) most = std::max(most, ++words_of[word % kBanks]);
       last = word;
     }
@@ -171,7 +172,7 @@ constexpr int StagedRowSpacing(int64_t cols, int pack, int64_t rows) {
 // H200 f32 8192 cols: a block for each row 1.08, 1.07
 inline constexpr int kBlockPacks = 8;
 inline constexpr int kMostBlockThreads = 512;
-constexpr int BlockRegisters(int pack) { return IsPackOfHalves(pack) ? 80 : 64; }
+constexpr int BlockRegisters(DType dtype) { return IsHalf(dtype) ? 80 : 64; }
 // Rows that are too long for a warp go to the tier `block` if an SM holds so many of them, and
 // longer ones to shared memory, likewise.
 // H200 bf16 fwd 3072 cols: block 1.01, block_smem 0.98
@@ -197,13 +198,13 @@ inline constexpr int kLeastRowsOfBlocks = 2;
 // H200 f32 loss with gradient 4096, 8192 cols: block 0.88, 0.89; block_smem 0.91, 0.96
 // H200 bf16 loss with gradient 4096, 8192 cols: block 0.85, 0.85; block_smem 0.72, 0.79
 // H200 bf16 loss with gradient 12289 cols: block 0.66, block_smem 0.69
-constexpr bool PrefersBlock(Operation operation, int pack, bool aligned, int64_t cols) {
+constexpr bool PrefersBlock(Operation operation, DType dtype, bool aligned, int64_t cols) {
   const bool stores_terms = IsForward(operation) && StoresElements(operation);
-  if (IsPackOfDoubles(pack) && stores_terms) return false;
+  if (IsDouble(dtype) && stores_terms) return false;
   if (HasMask(operation)) return true;
   if (operation == Operation::kLogSoftmaxForward) return false;
-  if (operation == Operation::kCrossEntropyForwardGrad) return aligned && IsPackOfHalves(pack);
-  const int64_t most_misaligned = IsPackOfHalves(pack) ? 6144 : 12288;
+  if (operation == Operation::kCrossEntropyForwardGrad) return aligned && IsHalf(dtype);
+  const int64_t most_misaligned = IsHalf(dtype) ? 6144 : 12288;
   return aligned || (operation == Operation::kSoftmaxForward && cols <= most_misaligned);
 }
 

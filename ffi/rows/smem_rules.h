@@ -26,11 +26,11 @@ namespace jaxkernels {
 // H200 f32 32768 cols: 48 registers of packs in 512 threads of 128 0.80, 16 in 1024 of 64 0.91
 // H200 bf16 fwd 131072 cols: 4 packs in 64 registers 0.94, 3 in 56 0.95
 // H200 bf16 fwd 524288 cols: 4 packs in 64 registers 0.85, 3 in 56 0.88
-constexpr int SmemRegisters(int pack, int inputs) {
-  return IsPackOfHalves(pack) && inputs == 1 ? 56 : 64;
+constexpr int SmemRegisters(DType dtype, int inputs) {
+  return IsHalf(dtype) && inputs == 1 ? 56 : 64;
 }
-JK_HOST_DEVICE constexpr int SmemHeldPacks(int pack, int inputs) {
-  return inputs == 2 ? 2 : (IsPackOfHalves(pack) ? 3 : 4);
+JK_HOST_DEVICE constexpr int SmemHeldPacks(DType dtype, int inputs) {
+  return inputs == 2 ? 2 : (IsHalf(dtype) ? 3 : 4);
 }
 inline constexpr int kMostSmemThreads = 1024;
 // Few rows of block_smem and cluster live in the registers of twice as many threads
@@ -54,13 +54,13 @@ inline constexpr int kFewRowsPacks = 8;
 inline constexpr int kFewRowsRegisters = 64;
 // Of attention scores there are hardly ever few rows. Doubles would need twice the registers, and
 // where only row scalars are stored, nothing is mostly kept.
-constexpr bool HasFewRowsLayout(Operation operation, int pack) {
+constexpr bool HasFewRowsLayout(Operation operation, DType dtype) {
   return SharesRows(operation) && !HidesElements(operation) && StoresElements(operation) &&
-         !IsPackOfDoubles(pack);
+         !IsDouble(dtype);
 }
 // Whether twice as many threads may hold a block's share of a row, of `slots` packs.
-constexpr bool FitsFewRowsLayout(Operation operation, int pack, int64_t slots, int threads) {
-  return HasFewRowsLayout(operation, pack) && 2 * threads <= kMostSmemThreads &&
+constexpr bool FitsFewRowsLayout(Operation operation, DType dtype, int64_t slots, int threads) {
+  return HasFewRowsLayout(operation, dtype) && 2 * threads <= kMostSmemThreads &&
          slots <= int64_t{2} * threads * (kFewRowsPacks / InputsOf(operation));
 }
 constexpr int64_t MostFewRows(int64_t at_once, int blocks_per_sm) {
@@ -111,9 +111,9 @@ JK_HOST_DEVICE constexpr int WholeSmemLines(int bytes) {
 // H200 f32 loss with gradient 50257 cols: 8 (8) 0.98, 4 (4) 0.98, 2 (2) 0.99
 // H200 bf16 loss with gradient 128256 cols: 8 (6) 0.95, 4 (3) 0.99, 2 (1) 0.87
 inline constexpr int kClusterBlocks[] = {2, 4, 8, 16};  // powers of two, as ClusterIndex needs
-constexpr int LeastSharesOfCluster(Operation operation, int pack) {
-  if (IsPackOfDoubles(pack)) return 4;
-  return TraitsOf(operation).TakesLabel() ? (IsPackOfHalves(pack) ? 3 : 2) : 8;
+constexpr int LeastSharesOfCluster(Operation operation, DType dtype) {
+  if (IsDouble(dtype)) return 4;
+  return TraitsOf(operation).TakesLabel() ? (IsHalf(dtype) ? 3 : 2) : 8;
 }
 inline constexpr int kLeastSharesOfPortableCluster = 3;
 // Rows of which an SM holds so many stay in one block. Four blocks of 256 threads have all of its
@@ -125,9 +125,9 @@ inline constexpr int kLeastSharesOfPortableCluster = 3;
 // 2^30 elements, since then:
 // H200 bf16 loss with gradient 32000 cols: 1 (3) 1.03, 2 (6) 1.02, 4 (9) 0.97
 // H200 bf16 loss with gradient 50257 cols: 1 (2) 0.98, 2 (4) 1.02, 4 (8) 0.97
-constexpr int LeastRowsAlone(Operation operation, int pack) {
-  if (TraitsOf(operation).TakesLabel()) return IsPackOfHalves(pack) ? 3 : 2;
-  return IsPackOfDoubles(pack) ? 2 : 4;
+constexpr int LeastRowsAlone(Operation operation, DType dtype) {
+  if (TraitsOf(operation).TakesLabel()) return IsHalf(dtype) ? 3 : 2;
+  return IsDouble(dtype) ? 2 : 4;
 }
 inline constexpr int kWaves = 32;
 // Blocks and clusters take rows in one of two ways (row_batches.h). By fixed turns: kWaves waves of
@@ -174,10 +174,10 @@ inline constexpr int kWaves = 32;
 // H200 f64 fwd 128256 cols, 16 (3): turns 0.74, batches 0.72
 // H200 f64 fwd 128256 cols, 8 (1): turns 0.51, batches 0.57
 inline constexpr int kLeastRoundsOfTurns = 32;
-constexpr bool TakesRowsInBatches(Operation operation, int pack, int blocks_of_row,
+constexpr bool TakesRowsInBatches(Operation operation, DType dtype, int blocks_of_row,
                                   int blocks_per_sm, int64_t rounds) {
   if (blocks_of_row == 1) return IsForward(operation) && blocks_per_sm == 1;
-  if (IsPackOfDoubles(pack)) return blocks_per_sm == 1;
+  if (IsDouble(dtype)) return blocks_per_sm == 1;
   if (rounds < kLeastRoundsOfTurns) return true;
   if (!IsForward(operation)) return blocks_per_sm <= 2;
   if (blocks_of_row == 2) return blocks_per_sm <= 2;
@@ -196,10 +196,10 @@ constexpr int64_t WorkersAtOnce(int sm_count, int blocks_of_row, int blocks_per_
 }
 
 // The statistics of a row, or of a part of one, in words of eight bytes.
-constexpr int StatisticsBytes(Operation operation, int pack) {
-  const int item_bytes = kPackBytes / pack, value_bytes = IsPackOfDoubles(pack) ? 8 : 4;
-  const int sums = SumsOf(TraitsOf(operation), item_bytes);
-  const int rests = KeepsRest(TraitsOf(operation), item_bytes) ? sums : 0;
+constexpr int StatisticsBytes(Operation operation, DType dtype) {
+  const int value_bytes = IsDouble(dtype) ? 8 : 4;
+  const int sums = SumsOf(TraitsOf(operation), dtype);
+  const int rests = KeepsRest(TraitsOf(operation), dtype) ? sums : 0;
   return ((1 + sums + rests) * value_bytes + 7) / 8 * 8;
 }
 
@@ -219,11 +219,11 @@ inline constexpr int kLedNumbers = 20;
 // Scratch of the reductions. Those of a block (reduce.cuh) take two lines of 32 sums. Those of a
 // cluster (cluster.cuh) take two lines of the statistics of 16 blocks, in words of eight bytes, and
 // a barrier for each line.
-constexpr int ReductionScratchBytes(Operation operation, int pack) {
-  const int value_bytes = IsPackOfDoubles(pack) ? 8 : 4;
-  const int sums = SumsOf(TraitsOf(operation), kPackBytes / pack);
+constexpr int ReductionScratchBytes(Operation operation, DType dtype) {
+  const int value_bytes = IsDouble(dtype) ? 8 : 4;
+  const int sums = SumsOf(TraitsOf(operation), dtype);
   const int led_numbers = IsLed(operation) ? kLedNumbers : 0;
-  return WholeSmemLines(2 * (32 * sums * value_bytes + 16 * StatisticsBytes(operation, pack)) +
+  return WholeSmemLines(2 * (32 * sums * value_bytes + 16 * StatisticsBytes(operation, dtype)) +
                         2 * 8 + led_numbers * value_bytes);
 }
 

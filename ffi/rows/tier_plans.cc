@@ -17,10 +17,10 @@ int64_t BlockThreads(const SoftmaxProblem& problem, int pack) {
 
 }  // namespace
 
-int FindWarpShape(int64_t packs, Operation operation, int pack, bool aligned) {
+int FindWarpShape(int64_t packs, Operation operation, DType dtype, bool aligned) {
   for (int i = 0; i < kWarpShapeCount; ++i) {
     const WarpShape& shape = kWarpShapes[i];
-    if (!WarpShapeFits(shape, TraitsOf(operation), pack, aligned)) continue;
+    if (!WarpShapeFits(shape, TraitsOf(operation), dtype, aligned)) continue;
     if (packs <= shape.lanes * shape.packs_per_lane) return i;
   }
   return -1;
@@ -39,9 +39,9 @@ void PlanWarp(const SoftmaxProblem& problem, const DeviceLimits& limits, Softmax
 
 bool PrefersStaged(const SoftmaxProblem& problem, const SoftmaxPlan& plan, int warp_shape) {
   if (!SharesRows(problem.operation) || problem.narrows) return false;
-  if (problem.cols > MostStagedCols(plan.pack, InputsOf(problem.operation))) return false;
+  if (problem.cols > MostStagedCols(problem.dtype, InputsOf(problem.operation))) return false;
   if (!plan.aligned || TraitsOf(problem.operation).TakesLabel()) return true;
-  return warp_shape >= 0 && LeavesLanesIdle(TraitsOf(problem.operation), plan.pack,
+  return warp_shape >= 0 && LeavesLanesIdle(TraitsOf(problem.operation), problem.dtype,
                                             problem.cols / plan.pack, kWarpShapes[warp_shape]);
 }
 
@@ -64,11 +64,11 @@ void PlanWarpStaged(const SoftmaxProblem& problem, const DeviceLimits& limits, S
   constexpr int kWarps = kStagedTierThreads / 32;
   plan.staged = true;
   plan.warp_shape = -1;
-  plan.lanes = StagedRowLanes(problem.cols, plan.pack);
-  plan.elements_per_lane = StagedElements(problem.cols, plan.pack);
+  plan.lanes = StagedRowLanes(problem.cols, problem.dtype);
+  plan.elements_per_lane = StagedElements(problem.cols, problem.dtype);
   const int64_t rows = StagedRows(problem, plan.lanes, limits);
   plan.rows_per_access = static_cast<int>(rows);
-  plan.row_spacing = StagedRowSpacing(problem.cols, plan.pack, rows);
+  plan.row_spacing = StagedRowSpacing(problem.cols, problem.dtype, rows);
   plan.block_threads = kStagedTierThreads;
   const int64_t chunk_bytes =
       rows * problem.cols * ByteWidth(problem.dtype) + (plan.on_packs ? 0 : kPackBytes);
@@ -82,7 +82,7 @@ int RowsOfBlocks(const SoftmaxProblem& problem, const DeviceLimits& limits) {
   const int pack = PackOf(problem.dtype);
   const int64_t threads = BlockThreads(problem, pack);
   if (threads > kMostBlockThreads) return 0;
-  return BlocksPerSm(problem, static_cast<int>(threads), 0, BlockRegisters(pack), limits);
+  return BlocksPerSm(problem, static_cast<int>(threads), 0, BlockRegisters(problem.dtype), limits);
 }
 
 void PlanBlock(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
@@ -104,8 +104,9 @@ SharedRow ShareRow(const SoftmaxProblem& problem, int blocks, const DeviceLimits
   if (row.bytes > SmemRoom(problem, limits)) return row;
   row.blocks = blocks;
   row.threads = LeastSmemThreads(packs, blocks);
-  row.blocks_per_sm = BlocksPerSm(problem, row.threads, static_cast<int>(row.bytes),
-                                  SmemRegisters(pack, InputsOf(problem.operation)), limits);
+  row.blocks_per_sm =
+      BlocksPerSm(problem, row.threads, static_cast<int>(row.bytes),
+                  SmemRegisters(problem.dtype, InputsOf(problem.operation)), limits);
   return row;
 }
 
@@ -114,7 +115,7 @@ SharedRow ShareRowOverCluster(const SoftmaxProblem& problem, const DeviceLimits&
   for (const int blocks : kClusterBlocks) {
     const int wanted = blocks > kPortableClusterBlocks
                            ? kLeastSharesOfPortableCluster
-                           : LeastSharesOfCluster(problem.operation, PackOf(problem.dtype));
+                           : LeastSharesOfCluster(problem.operation, problem.dtype);
     if (blocks > limits.cluster_blocks || row.blocks_per_sm >= wanted) break;
     row = ShareRow(problem, blocks, limits);
   }
@@ -128,7 +129,7 @@ RowBatches BatchesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
   const int blocks = plan.cluster_blocks;
   const int64_t at_once = WorkersAtOnce(limits.sm_count, blocks, plan.blocks_per_sm);
   RowBatches batches;
-  batches.halves = TakesRowsInBatches(problem.operation, plan.pack, blocks, plan.blocks_per_sm,
+  batches.halves = TakesRowsInBatches(problem.operation, problem.dtype, blocks, plan.blocks_per_sm,
                                       CeilDiv(problem.rows, at_once));
   batches.workers = batches.halves ? at_once : BlocksOfWaves(plan.blocks_per_sm, limits) / blocks;
   batches.rounds = CeilDiv(problem.rows, batches.workers);
@@ -161,13 +162,13 @@ void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const De
   plan.kept_packs = static_cast<int>(row.slots);
   plan.smem_bytes = static_cast<int>(row.bytes);
   plan.blocks_per_sm = row.blocks_per_sm;
-  const int registers = SmemRegisters(plan.pack, InputsOf(problem.operation));
+  const int registers = SmemRegisters(problem.dtype, InputsOf(problem.operation));
   for (int threads = row.threads; threads <= kMostSmemThreads; threads += 32) {
     const int blocks = BlocksPerSm(problem, threads, plan.smem_bytes, registers, limits);
     if (blocks == plan.blocks_per_sm) plan.block_threads = threads;
   }
   plan.batches = BatchesOf(problem, plan, limits);
-  if (FitsFewRowsLayout(problem.operation, plan.pack, row.slots, plan.block_threads)) {
+  if (FitsFewRowsLayout(problem.operation, problem.dtype, row.slots, plan.block_threads)) {
     const SoftmaxPlan few = FewRowsPlan(problem, plan, limits);
     const int64_t at_once = WorkersAtOnce(limits.sm_count, row.blocks, few.blocks_per_sm);
     if (problem.rows <= MostFewRows(at_once, few.blocks_per_sm)) plan = few;

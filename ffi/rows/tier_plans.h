@@ -11,7 +11,7 @@
 namespace jaxkernels {
 
 // The first layout of the warp tier that covers `packs`, or -1.
-int FindWarpShape(int64_t packs, Operation operation, int pack, bool aligned);
+int FindWarpShape(int64_t packs, Operation operation, DType dtype, bool aligned);
 // In layout plan.warp_shape.
 void PlanWarp(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan);
 

@@ -18,7 +18,7 @@ RowStep FirstStep(Operation operation, DType dtype) {
   const OperationTraits& traits = TraitsOf(operation);
   if (traits.sums == 0) return RowStep::kResults;
   // Segments of logits have sums relative to their own maxima.
-  const bool finds_max = FindsMax(traits, ByteWidth(dtype));
+  const bool finds_max = FindsMax(traits, dtype);
   return finds_max && !traits.TakesLabel() ? RowStep::kMax : RowStep::kSums;
 }
 

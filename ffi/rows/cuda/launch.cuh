@@ -33,8 +33,8 @@ inline constexpr bool kNarrows = !std::is_same_v<typename Op::Result, typename O
 template <typename Op, int kShape, bool kAligned>
 constexpr RowKernel<Op> WarpKernelOf() {
   constexpr WarpShape shape = kWarpShapes[kShape];
-  constexpr int kPack = Pack<typename Op::Storage>::kSize;
-  if constexpr (IsWarpShapeTaken(kShape, Op::kOperation, kPack, kAligned, kNarrows<Op>)) {
+  constexpr DType kDType = kDTypeOf<typename Op::Storage>;
+  if constexpr (IsWarpShapeTaken(kShape, Op::kOperation, kDType, kAligned, kNarrows<Op>)) {
     return &WarpTierKernel<Op, shape.lanes, shape.packs_per_lane, shape.rows_per_access, kAligned>;
   } else {
     return nullptr;  // the plan never chooses it
@@ -58,7 +58,7 @@ RowKernel<Op> FindStagedKernel(int elements_per_lane, std::integer_sequence<int,
 // In `block_smem` and `cluster`.
 template <typename Op>
 RowKernel<Op> FindSharedKernel(const SoftmaxPlan& plan) {
-  if constexpr (HasFewRowsLayout(Op::kOperation, Pack<typename Op::Storage>::kSize)) {
+  if constexpr (HasFewRowsLayout(Op::kOperation, kDTypeOf<typename Op::Storage>)) {
     if (plan.few_rows) return plan.aligned ? &FewRowsKernel<Op, true> : &FewRowsKernel<Op, false>;
   }
   return plan.aligned ? &SmemTierKernel<Op, true> : &SmemTierKernel<Op, false>;
@@ -70,7 +70,7 @@ RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
     case Tier::kWarp: {
       constexpr auto kShapes = std::make_integer_sequence<int, kWarpShapeCount>();
       if constexpr (Op::kSharesRows && !kNarrows<Op>) {
-        constexpr int kPairs = MostStagedElements(Pack<typename Op::Storage>::kSize) / 2;
+        constexpr int kPairs = MostStagedElements(kDTypeOf<typename Op::Storage>) / 2;
         if (plan.staged) {
           return FindStagedKernel<Op>(plan.elements_per_lane,
                                       std::make_integer_sequence<int, kPairs>());
@@ -137,7 +137,7 @@ const void* FindFunction(const SoftmaxPlan& plan) {
 template <typename Op>
 constexpr bool LoadsAsTable() {
   const OperationTraits& traits = TraitsOf(Op::kOperation);
-  return Op::kKeepsRest == KeepsRest(traits, sizeof(typename Op::Storage)) &&
+  return Op::kKeepsRest == KeepsRest(traits, kDTypeOf<typename Op::Storage>) &&
          Op::kHides == traits.hides && kHasMask<Op> == traits.HasMask() &&
          Op::kSharesRows == traits.SharesRows();
 }

@@ -25,7 +25,7 @@ namespace jaxkernels {
 // Classes of packs that a thread of SmemTierKernel has.
 template <typename Op>
 inline constexpr int kShareClasses =
-    HasFewRowsLayout(Op::kOperation, Pack<typename Op::Storage>::kSize) ? 2 : 1;
+    HasFewRowsLayout(Op::kOperation, kDTypeOf<typename Op::Storage>) ? 2 : 1;
 
 static_assert(kMostSmemThreads == kMaxWarpsPerBlock * kWarpSize,
               "classes stay apart wherever few rows have their layout");
@@ -46,7 +46,7 @@ struct LedShare<Op, false> {};
 // The scratch of the reductions, as plans count it.
 template <typename Op>
 inline constexpr int kShareScratchBytes =
-    ReductionScratchBytes(Op::kOperation, Pack<typename Op::Storage>::kSize);
+    ReductionScratchBytes(Op::kOperation, kDTypeOf<typename Op::Storage>);
 
 // Whether results are made from kept terms. A term goes where its input was, and only a value of
 // the same size fits. Where a row scalar multiplies it, it is computed again, relative to the

@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kWarpTierThreads) WarpTierKernel(RowArgs<Op> a
 }
 
 template <typename Op, bool kAligned>
-__global__ void __maxnreg__(BlockRegisters(Pack<typename Op::Storage>::kSize))
+__global__ void __maxnreg__(BlockRegisters(kDTypeOf<typename Op::Storage>))
     BlockTierKernel(RowArgs<Op> args) {
   constexpr int kPacks = kBlockPacks / Op::kInputs;
   RunInRegisters<Op, BlockGroup<Op>, kPacks, 1, kAligned>(args);

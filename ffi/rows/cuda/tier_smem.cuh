@@ -30,17 +30,17 @@ static_assert(kSmemLineBytes == kLinePacks * kPackBytes,
               "lines of the cache become lines of banks");
 
 template <typename Op, bool kAligned>
-__global__ void __maxnreg__(SmemRegisters(Pack<typename Op::Storage>::kSize, Op::kInputs))
+__global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kInputs))
     SmemTierKernel(RowArgs<Op> args) {
   using T = typename Op::Storage;
   using C = ComputeType<T>;
   using View = RowView<Op, kAligned>;
   constexpr bool kKeep = kKeepsShareTerms<Op>, kLed = kIsLed<Op>;
   constexpr int kClasses = kShareClasses<Op>;  // a thread's packs are of each in turn
-  constexpr int kHeld = SmemHeldPacks(Pack<T>::kSize, Op::kInputs);
+  constexpr int kHeld = SmemHeldPacks(kDTypeOf<T>, Op::kInputs);
   // Of the loop over terms that are not held. The exponentials of two doubles fill the registers:
   // 85 instructions a pack; by four turns at a time 101, of which 16 are spills.
-  constexpr int kTermTurns = IsPackOfDoubles(Pack<T>::kSize) ? 1 : 4 / kClasses;
+  constexpr int kTermTurns = IsDouble(kDTypeOf<T>) ? 1 : 4 / kClasses;
   // Under a name of its own: to the compiler, equal names are one array of one alignment.
   extern __shared__ __align__(kSmemLineBytes) unsigned char row_smem[];
   Pack<T>* const row_packs = reinterpret_cast<Pack<T>*>(row_smem);
