@@ -83,6 +83,11 @@ def row_lengths(dtype: str) -> tuple[int, ...]:
     return tuple(sorted(edges.union(PLAIN)))
 
 
+def implementation(cols: int, dtype: Any) -> Any:
+    """Returns "ffi" for rows so long that a GPU may leave them to XLA, whose errors the bounds do not describe."""
+    return "ffi" if cols * storage(dtype).itemsize > 48 * 1024 else None
+
+
 def drawn_tier(shape: Any, dtype: Any, operations: Sequence[Any], rng: Generator) -> str | None:
     """On a GPU a tier that can run all of some operations; None lets the plan choose."""
     if jax.default_backend() != "gpu":

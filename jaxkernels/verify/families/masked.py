@@ -95,6 +95,8 @@ class Masked(Family):
     def call(self, problem: Problem, operands: Traced) -> jax.Array:
         """The call."""
         given: dict[str, Any] = {"scale": problem.options["scale"], "tier": problem.how}
+        columns = problem.options["shape"][-1]
+        given["implementation"] = lengths.implementation(columns, problem.dtype)
         given |= {name: x for name, x in operands.items() if name[0] != "t"}
         return jk.scaled_masked_softmax(**given, **problem.arguments)
 

@@ -59,6 +59,7 @@ class Softmax(Family):
         axis = tuple(o["axis"]) if isinstance(o["axis"], list) else o["axis"]
         given = {"keepdims": o["keepdims"]} if "keepdims" in o else {}
         given |= {"axis": axis, "where": operands.get("where"), "tier": problem.how}
+        given["implementation"] = lengths.implementation(RowLayout(o).cols, problem.dtype)
         return getattr(jk, problem.operation)(operands["x"], **given)
 
     def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
