@@ -1,6 +1,6 @@
-// How a kernel of the ladder looks at its arguments.
+// Views of the arguments inside a kernel of the ladder.
 //
-// Owns: an operand as lines by k, and the batch member of a block. Must not know: plans, tiles.
+// Owns: operands as lines by k, and the matrices of a batch member. Must not know: plans, tiles.
 #ifndef JAXKERNELS_SGEMM_ARGS_CUH_
 #define JAXKERNELS_SGEMM_ARGS_CUH_
 
@@ -10,9 +10,10 @@
 
 namespace jaxkernels {
 
-// An operand of one batch member as a matrix of lines by k: a line is a row of op(A) or a column of
-// op(B). kAlongK: elements of one line are neighbours in memory (A as it is, B transposed);
-// otherwise neighbouring lines are (A transposed, B as it is).
+// Operand is one matrix of a batch, seen as lines by k. A line is a row of op(A) or a column of
+// op(B). kAlongK means K-major: elements of one line are contiguous (A not transposed, B
+// transposed). Otherwise the operand is MN-major: neighbouring lines are contiguous (A transposed,
+// B not transposed).
 template <bool kAlongK>
 struct Operand {
   const float* data;
@@ -22,13 +23,13 @@ struct Operand {
   __device__ int64_t Offset(int64_t line, int64_t k) const {
     return kAlongK ? line * depth + k : k * lines + line;
   }
-  // Zero outside, whatever lies there.
+  // Elements out of range are zero; memory is not read there.
   __device__ float At(int64_t line, int64_t k) const {
     return line < lines && k < depth ? data[Offset(line, k)] : 0.0f;
   }
 };
 
-// Which matrices of A and of B a member of the batch multiplies.
+// MemberIndices are the matrices of A and B that a batch member multiplies.
 struct MemberIndices {
   int a = 0;
   int b = 0;

@@ -1,4 +1,4 @@
-// What a launch is given: pointers and sizes, as a plain value.
+// Kernel arguments of a product: pointers and sizes, as a plain value.
 #ifndef JAXKERNELS_SGEMM_ARGS_H_
 #define JAXKERNELS_SGEMM_ARGS_H_
 
@@ -8,31 +8,32 @@
 
 namespace jaxkernels {
 
-// Which tiles of C are made, of those of 128 x 128: [member][tile_m][tile_n], those that are not 0.
-// Of a member of which more than `most` are marked all tiles are made.
+// TileMarks selects the 128 x 128 tiles of C that a launch computes. `marks` is indexed
+// [member][tile_m][tile_n]; nonzero means compute. If a batch member has more than `most` marked
+// tiles, all its tiles are computed.
 struct TileMarks {
-  const uint32_t* marks;  // null: all tiles are made
-  const uint32_t* count;  // of marked tiles, of each member
+  const uint32_t* marks;  // null: all tiles are computed
+  const uint32_t* count;  // marked tiles of each member
   uint32_t most;
 };
 
-// Passed to kernels by value.
+// SgemmArgs is passed to kernels by value.
 struct SgemmArgs {
   const float* a;
   const float* b;
-  const float* c;  // read only where beta != 0; may be `out`
+  const float* c;  // read only if beta != 0; may alias `out`
   float* out;
-  float* partial;  // scratch: sums of the splits of k, [split][batch][m][n], or split operands
+  float* partial;  // scratch: split-k sums [split][batch][m][n], or split operands
   int64_t m, n, k;
-  int64_t pitch_a, pitch_b;      // elements from one stored row to the next; pipelined only
-  int64_t members_a, members_b;  // matrices of an operand in memory; for the TMA
+  int64_t pitch_a, pitch_b;      // elements from one stored row to the next; pipelined, tensor
+  int64_t members_a, members_b;  // matrices of an operand in memory
   int batch_dims;
   BatchDim batch[kMaxBatchDims];
   float alpha, beta;
-  bool aligned_a;  // stored rows of A begin at multiples of 16 bytes; not of the pipelined rung
+  bool aligned_a;  // rows of A start at 16-byte boundaries; unused by pipelined
   bool aligned_b;
-  // So do rows of C, of the result and of the sums of the splits; `tensor`: at 8; `thin`: and packs
-  // are to be stored.
+  // Rows of C, of the result and of the split-k sums start at 16-byte boundaries (`tensor`: 8
+  // bytes). `thin`: the plan also wants packs to be stored.
   bool aligned_c;
   TileMarks made;
 };

@@ -1,4 +1,4 @@
-// SgemmPlan as a Python class, and the canonical form of a product for its tests.
+// Binds SgemmPlan as a Python class, and the canonical form of a product for its tests.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>

@@ -1,7 +1,7 @@
-// The last step of every rung, and of the splits of k: out = alpha * sum + beta * C.
+// The epilogue of every rung and of split-k: out = alpha * sum + beta * C.
 //
-// Owns: its arithmetic, and the stores of sums that are kept in registers, guarded at the edges of
-// C. Must not know: how the sums came about.
+// Owns: the linear combination, and predicated stores of sums held in registers. Must not know: how
+// the sums are computed.
 #ifndef JAXKERNELS_SGEMM_EPILOGUE_CUH_
 #define JAXKERNELS_SGEMM_EPILOGUE_CUH_
 
@@ -9,30 +9,32 @@
 
 namespace jaxkernels {
 
-// beta * c is rounded, alpha * sum is not, as in CUTLASS: with a beta of 1 (C += alpha A B, and the
-// parts of k that several launches add to C) the result is rounded once. By reference: by value the
-// compiler tests `aligned` again for every row of a thread tile.
+// Combine rounds beta * c but not alpha * sum, as CUTLASS does. With beta = 1 the result is rounded
+// once; this covers C += alpha A B, and the parts of k that several launches add to C. Arguments
+// are passed by reference: by value, the compiler tests `aligned` again for every row of a thread
+// tile.
 __device__ inline float Combine(const float& alpha, const float& sum, const float& beta,
                                 const float& c) {
   return fmaf(alpha, sum, beta * c);
 }
 
-// The same of a c in memory, which a beta of 0 does not read, so that a NaN there does no harm.
+// CombineWith loads c from memory. If beta is 0 it does not, so that a NaN there does no harm.
 __device__ inline float CombineWith(float alpha, float sum, float beta, const float* c) {
   return Combine(alpha, sum, beta, beta == 0.0f ? 0.0f : *c);
 }
 
-// Where a thread writes.
+// Destination holds a thread's epilogue parameters.
 struct Destination {
   float alpha, beta;
-  const float* c;  // at the thread's first element, as is `out`; read only where beta != 0
+  const float* c;  // c and out: the thread's first element; c is read only if beta != 0
   float* out;
   int64_t pitch;          // elements from one row to the next
-  int64_t rows, columns;  // that exist from the first element on
+  int64_t rows, columns;  // in range, counted from the first element
 };
 
-// Four neighbouring columns, aligned. A sum is never stored as it is: the compiler would keep sums
-// in the registers that a store of 16 bytes wants, in conflict with the banks of the fragments.
+// StoreQuad writes four aligned neighbouring columns. Sums always go through Combine: to store a
+// sum directly, the compiler would keep it in the registers that a 16-byte store needs, which
+// conflict with the register banks of the fragments.
 template <bool kReadC>
 __device__ inline void StoreQuad(const Destination& to, int64_t offset, const float* sums) {
   float4 old = {};
@@ -42,8 +44,8 @@ __device__ inline void StoreQuad(const Destination& to, int64_t offset, const fl
       Combine(to.alpha, sums[2], to.beta, old.z), Combine(to.alpha, sums[3], to.beta, old.w)};
 }
 
-// Element (i, j) of the thread lies at row `RowOf(i)`, column `ColumnOf(j)` from its first one;
-// columns come in quads of neighbours.
+// Element (i, j) of a thread lies Map::RowOf(i) rows and Map::ColumnOf(j) columns after its first
+// one. Columns come in quads of neighbours.
 template <class Map, bool kReadC, int kM, int kN>
 __device__ void StoreElements(const Destination& to, bool aligned, const float (&sums)[kM][kN]) {
 #pragma unroll
@@ -69,7 +71,7 @@ __device__ void StoreElements(const Destination& to, bool aligned, const float (
   }
 }
 
-// `aligned`: rows of c and of out begin at multiples of 16 bytes.
+// `aligned`: rows of c and of out start at 16-byte boundaries.
 template <class Map, int kM, int kN>
 __device__ void FinishThreadTile(const Destination& to, bool aligned, const float (&sums)[kM][kN]) {
   if (to.beta == 0.0f) {

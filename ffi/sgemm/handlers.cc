@@ -1,8 +1,8 @@
 // The FFI handler of the matrix product on CUDA.
 //
-// Owns: what a call must look like, and the way from an XLA call to a launch. Must not know: how a
-// plan is chosen, how a kernel works. The handler neither allocates nor synchronises, so that it
-// can be captured into CUDA graphs; the scratch of split-k is a second result, which XLA allocates.
+// Owns: the checks of a call, and its translation from XLA to a launch. Must not know: how a plan
+// is chosen, how a kernel works. The handler never allocates or synchronises, so that CUDA graphs
+// can capture it. Split-k scratch is a second result, which XLA allocates.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ std::vector<int64_t> ShapeOf(const ffi::AnyBuffer& buffer) {
   return {buffer.dimensions().begin(), buffer.dimensions().end()};
 }
 
-// The shape of the result of operands that MakeSgemmProblem has accepted.
+// Shape of the result of operands that MakeSgemmProblem has accepted.
 std::vector<int64_t> ResultShape(const std::vector<int64_t>& a_shape,
                                  const std::vector<int64_t>& b_shape, bool trans_a, bool trans_b) {
   std::vector<int64_t> shape = a_shape;
@@ -96,7 +96,7 @@ ffi::Error Sgemm(cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer a, ffi::An
   if (!ParseName(algorithm_name, &algorithm)) {
     return Explain("unknown algorithm '" + std::string(algorithm_name) + "'");
   }
-  // Only a call that is not of this package names no rung; it has no scratch for `tensor`.
+  // Only a call from outside this package names no rung. It has no scratch for `tensor`.
   if (algorithm == Algorithm::kAuto) algorithm = Algorithm::kPipelined;
   const DeviceLimitsResult found = LimitsOfDevice(ordinal);
   if (found.limits == nullptr) return Unavailable(found.error);

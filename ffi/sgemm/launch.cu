@@ -13,7 +13,7 @@ int64_t MembersOf(const SgemmArgs& args) {
   return members;
 }
 
-// out = alpha * (sum of the splits) + beta * C.
+// LaunchReduceSplits computes out = alpha * (sum of the splits) + beta * C.
 cudaError_t LaunchReduceSplits(const SgemmPlan& plan, const SgemmArgs& args, cudaStream_t stream) {
   const void* kernel = plan.reduce_pack == 4 ? reinterpret_cast<const void*>(ReduceSplits<4>)
                                              : reinterpret_cast<const void*>(ReduceSplits<1>);
@@ -26,7 +26,7 @@ cudaError_t LaunchReduceSplits(const SgemmPlan& plan, const SgemmArgs& args, cud
   return cudaLaunchKernel(kernel, dim3(blocks), dim3(kReduceThreads), arguments, 0, stream);
 }
 
-// The kernel of a rung, for all of k or for one part of it.
+// LaunchPart launches the kernel of a rung for all of k or for one part of it.
 cudaError_t LaunchPart(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k, bool b_along_k,
                        int part, cudaStream_t stream) {
   if (plan.algorithm == Algorithm::kThin) {
@@ -39,20 +39,20 @@ cudaError_t LaunchPart(const SgemmPlan& plan, const SgemmArgs& args, bool a_alon
   return launch(plan, args, a_along_k, b_along_k, part, stream);
 }
 
-// All parts of k, one after the other.
+// LaunchParts launches all parts of k, one after the other.
 cudaError_t LaunchParts(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
                         bool b_along_k, cudaStream_t stream) {
   SgemmArgs part_args = args;
   for (int part = 0; part < plan.launches; ++part) {
     const cudaError_t error = LaunchPart(plan, part_args, a_along_k, b_along_k, part, stream);
     if (error != cudaSuccess) return error;
-    part_args.c = args.out;  // what the parts so far have summed up to
+    part_args.c = args.out;  // the sum of the parts so far
     part_args.beta = 1.0f;
   }
   return plan.reduce_pack > 0 ? LaunchReduceSplits(plan, args, stream) : cudaSuccess;
 }
 
-// The members of group `index` of several. The last one may have fewer.
+// GroupOf returns the members of group `index`. The last group may have fewer.
 SgemmArgs GroupOf(const SgemmPlan& plan, SgemmArgs args, bool trans_a, bool trans_b,
                   int64_t index) {
   BatchDim& outermost = args.batch[0];
@@ -76,7 +76,7 @@ cudaError_t LaunchTensorGroup(const SgemmPlan& plan, SgemmPlan repairs, const Sg
   SgemmArgs again = args;
   again.aligned_c = repairs.pack_c > 1;  // `tensor` stores smaller packs
   const cudaError_t error = LaunchTensor(plan, args, a_along_k, b_along_k, &again.made, stream);
-  if (error != cudaSuccess || plan.split_k > 1) return error;  // then no tile is left
+  if (error != cudaSuccess || plan.split_k > 1) return error;  // split-k leaves no tile to repair
   return LaunchParts(repairs, again, a_along_k, b_along_k, stream);
 }
 

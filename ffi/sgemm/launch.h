@@ -1,7 +1,7 @@
-// Starts the kernels of a plan.
+// Launches the kernels of a plan.
 //
-// Owns: the line between host code and CUDA code. Every call only enqueues: nothing allocates or
-// waits, so that all of it can be captured in a CUDA graph.
+// Owns: the boundary between host code and CUDA code. Calls only enqueue work: they never allocate
+// or wait, so that CUDA graphs can capture them.
 #ifndef JAXKERNELS_SGEMM_LAUNCH_H_
 #define JAXKERNELS_SGEMM_LAUNCH_H_
 
@@ -12,24 +12,25 @@
 
 namespace jaxkernels {
 
-// out = alpha * op(A) op(B) + beta * C by any rung. `repairs` is read where that is `tensor`, and
-// k is not split.
+// LaunchSgemm computes out = alpha * op(A) op(B) + beta * C on any rung. It reads `repairs` only
+// for `tensor` without split-k.
 cudaError_t LaunchSgemm(const SgemmPlan& plan, const SgemmPlan& repairs, const SgemmArgs& args,
                         bool trans_a, bool trans_b, cudaStream_t stream);
 
-// Its parts. "Along k": elements of one row of op(A), or of one column of op(B), are neighbours.
+// LaunchSgemm calls the functions below. a_along_k, b_along_k: the operand is K-major.
 cudaError_t LaunchRung(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k, bool b_along_k,
                        cudaStream_t stream);
-// `part`: which part of k, where several launches share it.
+// `part` is the index of the launch if several launches share k.
 cudaError_t LaunchPipelinedTma(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
                                bool b_along_k, int part, cudaStream_t stream);
 cudaError_t LaunchPipelinedFloats(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
                                   bool b_along_k, int part, cudaStream_t stream);
-// One split of k, or all of k.
+// LaunchThin writes the result, or with split-k the sums of the splits.
 cudaError_t LaunchThin(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k, bool b_along_k,
                        cudaStream_t stream);
 
-// All but marked tiles, whose marks are written to `made`; where k is split all of them.
+// LaunchTensor computes all tiles but the marked ones, and returns the marks in `made`. With
+// split-k it computes all tiles.
 cudaError_t LaunchTensor(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
                          bool b_along_k, TileMarks* made, cudaStream_t stream);
 

@@ -23,8 +23,8 @@ const RungTile& TileOf(Algorithm rung) {
   }
 }
 
-// Where blocks of equal length store short sums over and over, those of tiles that gain by it are
-// kept out of step.
+// Blocks with at most this k are staggered, if their tile gains by it. Blocks of equal length would
+// otherwise store their short sums at the same time, wave after wave.
 constexpr int64_t kMaxDepthStaggered = 512;
 
 int StaggerOf(const SgemmPlan& plan, const DeviceLimits& limits) {
@@ -33,7 +33,7 @@ int StaggerOf(const SgemmPlan& plan, const DeviceLimits& limits) {
   return stores_often && plan.blocks_per_sm == 2 ? kPipelinedTiles[plan.tile].stagger_cycles : 0;
 }
 
-// The kernel of a tile. `one`: how a member of the batch is summed.
+// PlanTile plans the kernel of a tile. `one`: how a batch member is summed.
 void PlanTile(const SgemmProblem& problem, const DeviceLimits& limits, const TileChoice& one,
               int index, SgemmPlan& plan) {
   const PipelinedTile& tile = kPipelinedTiles[index];
@@ -60,8 +60,9 @@ void PlanTile(const SgemmProblem& problem, const DeviceLimits& limits, const Til
   plan.k_per_split = KPerSplit(problem.k, one.split_k * plan.launches);
 }
 
-// Tiles of 128 x 128, as the rung `tensor` has them, without splits: they are many, or few are made
-// again. Where the rung compensates its sums, those of a launch are short.
+// PlanRepairs plans the recomputation of the 128 x 128 tiles of the rung `tensor`. It does not
+// split k: tiles are many, or few of them are recomputed. If `tensor` compensates its sums, each
+// launch sums little k.
 void PlanRepairs(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan) {
   static_assert(kPipelinedTiles[kRepairTile].block_m == kTensorLines &&
                 kPipelinedTiles[kRepairTile].block_n == kTensorLines);
@@ -85,8 +86,8 @@ void PlanRung(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan
   plan.pack_b = loads_packs && problem.HasAlignedRowsB() ? kFloatsOfPack : 1;
 }
 
-// From so many elements on a thread of the kernel that adds up the splits of k takes a pack of
-// them; fewer are spread over many threads.
+// A thread of ReduceSplits takes a pack of elements from this many elements on. Fewer are spread
+// over more threads.
 constexpr int64_t kMinElementsInPacks = 1 << 18;
 
 int ReducePackOf(const SgemmProblem& problem) {
@@ -95,7 +96,7 @@ int ReducePackOf(const SgemmProblem& problem) {
   return in_packs && elements >= kMinElementsInPacks ? kFloatsOfPack : 1;
 }
 
-// What follows from the tile. Returns why there is no plan, if so.
+// FinishPlan sets the fields that depend on the tile. Returns the error if there is no plan.
 std::string FinishPlan(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan) {
   plan.pad_a = problem.pad_a;
   plan.pad_b = problem.pad_b;
@@ -124,30 +125,30 @@ std::string FinishPlan(const SgemmProblem& problem, const DeviceLimits& limits, 
   return "";
 }
 
-// Padding, which is a copy of an operand, for lines that begin at multiples of 16 bytes.
+// PaddingCost is the cost of padding: a copy of an operand with rows at 16-byte boundaries.
 struct PaddingCost {
-  // What the accelerator saves of a product's time. Without and with padding, its copies counted:
+  // Fraction of a product's time that TMA saves. Without and with padding, copies included:
   // H200 (4097, 4095, 4093), us (2026-11): 3159, 2797
   // H200 (8192, 50257, 768), us (2026-11): 14980, 12834
   // H200 2047^3, us (2026-11): 420, 384
   // H200 (1501, 1502, 1503), by slices, us (2026-11): 219, 200
   static constexpr double kSaved = 0.15;
-  // Starting the copy, and the bytes that the memory moves in a cycle.
+  // Launch of the copy, and bytes that the memory moves in a cycle.
   static constexpr double kLaunchCycles = 5000;
   static constexpr double kBytesPerCycle = 2000;
-  // Memory that may be taken without having been asked for.
+  // Memory that padding may take without a request of the caller.
   static constexpr double kMaxBytes = 2.0 * (1 << 30);
 };
 
-// Rows of A below which a shared B makes members of the batch into rows: tiles would be mostly
-// empty otherwise. From here on a member is better off with its own tiles, and keeps the bits that
-// it has alone.
+// Members with a shared B and fewer rows of A than this become rows of one matrix: their own tiles
+// would be mostly empty. A member with more rows keeps its own tiles, and the bits that it has
+// alone.
 constexpr int64_t kMaxRowsToFold = 64;
 
 }  // namespace
 
 SgemmProblem WithTallRows(SgemmProblem problem) {
-  // One batch dimension that B lacks: it is A's, whose members lie side by side.
+  // B lacks the one batch dimension: it is A's, so that the matrices of A are contiguous.
   const bool shared_b = problem.batch_dims == 1 && problem.batch[0].stride_b == 0;
   if (shared_b && !problem.trans_a && problem.m < kMaxRowsToFold) {
     problem.m *= problem.batch[0].size;
@@ -163,8 +164,8 @@ SgemmProblem WithPadding(SgemmProblem problem, const DeviceLimits& limits, Algor
   padded.pad_a = static_cast<int>(-problem.PitchA() & (kFloatsOfPack - 1));
   padded.pad_b = static_cast<int>(-problem.PitchB() & (kFloatsOfPack - 1));
   const TileChoice one = ChooseOrder(padded, limits, 0);
-  // Padding changes the engine, and so the order in which slices sum. So a member gets the padding
-  // that it would get alone.
+  // Padding changes the engine, and with it the order in which slices sum. A member of slices
+  // therefore gets the padding that it would get alone.
   const bool alone = kPipelinedTiles[one.tile].slices > 1 && !problem.for_batch;
   const int tile = alone ? one.tile : ChooseTile(padded, limits, one);
   if (EngineOf(padded, limits, kPipelinedTiles[tile]) != Engine::kTma) return problem;
@@ -195,7 +196,7 @@ SgemmPlanResult PlanSgemm(const SgemmProblem& problem, const DeviceLimits& limit
   }
   SgemmProblem at_once = problem;
   if (plan.algorithm == Algorithm::kPipelined) {
-    // A program that was lowered for `tensor` has scratch for its groups, not for these sums.
+    // A program lowered for `tensor` has scratch for its groups, not for split-k sums.
     if (algorithm == Algorithm::kTensor && split_k > 0) split_k = 1;
     const TileChoice one = ChooseOrder(problem, limits, split_k);
     PlanTile(problem, limits, one, ChooseTile(problem, limits, one), plan);

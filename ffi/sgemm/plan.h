@@ -1,17 +1,17 @@
-// The policy of the matrix product: (problem, device limits) -> plan. Every launch rule lives in
-// plan.cc, or in what it asks: rung_choice.cc, tile_choice.cc, and choice.cc and plan.cc of `thin`
-// and `tensor`.
+// The policy of the matrix product: (problem, device limits) -> plan. All launch rules are in
+// plan.cc and in the files it calls: rung_choice.cc, tile_choice.cc, and choice.cc and plan.cc of
+// `thin` and `tensor`.
 //
-// Owns: which rung of the ladder runs, its tile, how k is split, and the grid. A plan is a plain
-// value that can be compared and printed; it is made without a GPU. Must not know: CUDA, XLA,
-// Python.
+// Owns: the rung of the ladder, its tile, the split of k and the grid. A plan is a plain value that
+// can be compared and printed. Making one needs no GPU. Must not know: CUDA, XLA, Python.
 //
-// The order of summation (how k is split over blocks, and over the slices of a block) depends on m,
-// n, k, the transposes and the device alone, the one that a program is compiled for too: a member
-// of a batch gets the bits that it would get alone. The exceptions are a b that the members share
-// (under 64 rows each they are planned as one tall matrix), problems that say for_batch, and
-// batches whose scratch for the rung `tensor` is beyond its bound, in 32 groups too, where that of
-// a member is not.
+// The order of summation is how k is split over blocks, and over the slices of a block. It depends
+// only on m, n, k, the transposes, the device, and the device that the program was compiled for. A
+// batch member therefore gets the same bits as the product alone. There are three exceptions:
+// - Members share B and have fewer than 64 rows each: they are planned as one tall matrix.
+// - The problem sets for_batch.
+// - The scratch of a batch for `tensor` exceeds its bound even in 32 groups, and that of a member
+//   alone does not.
 #ifndef JAXKERNELS_SGEMM_PLAN_H_
 #define JAXKERNELS_SGEMM_PLAN_H_
 
@@ -30,34 +30,34 @@ namespace jaxkernels {
 
 struct SgemmPlan {
   Algorithm algorithm = Algorithm::kAuto;
-  int tile = -1;                    // index into kPipelinedTiles, of kShallow into kShallowTiles
+  int tile = -1;                    // index into kPipelinedTiles; kShallow: into kShallowTiles
   Engine engine = Engine::kFloats;  // pipelined only
   ThinForm thin = ThinForm::kNone;  // thin only
-  bool many_is_a = false;           // thin: A has the many lines (shallow: unless C is one row)
+  bool many_is_a = false;           // thin: A is the long side (kShallow: unless C is one row)
   int block_m = 0, block_n = 0, block_k = 0;
   int thread_m = 0, thread_n = 0;
   int block_threads = 0;
-  int stages = 1;           // tiles of A and B in shared memory at once
-  int slices = 1;           // groups of threads of a block that share one tile of C
-  int cluster_blocks = 1;   // that share one tile of C, and k of it, without scratch; thin only
+  int stages = 1;           // tiles of A and of B in shared memory
+  int slices = 1;           // thread groups of a block that share a tile of C
+  int cluster_blocks = 1;   // thin: blocks of a cluster that share a tile of C and its k
   int split_k = 1;          // blocks that share one tile of C
-  int launches = 1;         // one after the other, each adds a part of k to C; or split_k, not both
-  int64_t k_per_split = 0;  // that a split or a launch sums; the last one may have less
+  int launches = 1;         // successive launches that add parts of k to C; 1 if split_k > 1
+  int64_t k_per_split = 0;  // k of a split or a launch; the last one may have less
   int64_t tiles_m = 0, tiles_n = 0;
   int64_t grid_blocks = 0;
   int sm_count = 0;        // of the device
-  int stagger_cycles = 0;  // by which the second block of every SM starts late
+  int stagger_cycles = 0;  // start delay of the second block of every SM
   int smem_bytes = 0;      // dynamic shared memory of one block
   int blocks_per_sm = 0;
-  int64_t partial_elements = 0;   // float32 elements of scratch: splits' sums, or split operands
-  int64_t groups = 1;             // tensor: of members, made one after the other; the last is rest
-  bool compensated = false;       // tensor: what sums lose is added to them at the end
-  int64_t most_marked_tiles = 0;  // tensor: with more of a member all its tiles are made again
-  int64_t tiles_before_look = 0;  // after them it looks whether that is so; 0: at the end alone
-  int pad_a = 0, pad_b = 0;       // elements behind every stored row of an operand
-  int pack_a = 1, pack_b = 1;     // elements that a thread loads at once; not of kTma
-  int pack_c = 1;                 // elements of C and of the result or its parts, likewise
-  int reduce_pack = 0;            // elements of a thread of ReduceSplits; 0 where it does not run
+  int64_t partial_elements = 0;   // float32 elements of scratch: split-k sums, or split operands
+  int64_t groups = 1;             // tensor: member groups, in sequence; the last may be smaller
+  bool compensated = false;       // tensor: adds the rounding errors of the sums at the end
+  int64_t most_marked_tiles = 0;  // tensor: with more in a member, all its tiles are recomputed
+  int64_t tiles_before_look = 0;  // tensor: tiles computed before testing for that; 0: never
+  int pad_a = 0, pad_b = 0;       // padding elements after every stored row
+  int pack_a = 1, pack_b = 1;     // elements per load; unused by kTma
+  int pack_c = 1;                 // elements per store of C, the result or split-k sums
+  int reduce_pack = 0;            // elements per thread of ReduceSplits; 0 if it does not run
 
   static constexpr const char* kName = "SgemmPlan";
   template <typename Self>
@@ -89,24 +89,24 @@ struct SgemmPlan {
   }
 };
 
-// A plan, or why there is none.
+// SgemmPlanResult holds a plan, or the reason why there is none.
 struct SgemmPlanResult {
   SgemmPlan plan;
-  SgemmPlan repairs;  // by which the rung `tensor` makes tiles that pairs of float16 cannot hold
+  SgemmPlan repairs;  // recomputes tiles of `tensor` that pairs of float16 cannot represent
   std::string error;
 };
 
-// The problem with the members of the batch as rows of one tall matrix, where all of them share B
-// and have few rows of their own.
+// WithTallRows makes the batch members rows of one tall matrix, if they share B and have few rows
+// each.
 SgemmProblem WithTallRows(SgemmProblem problem);
 
-// The problem with padding behind the rows of its operands, where it is worth a copy: the
-// tensor memory accelerator reads lines that begin at multiples of 16 bytes. Where operands will
-// begin is not known then.
+// WithPadding adds padding after the rows of the operands, if that is worth a copy. The tensor
+// memory accelerator (TMA) reads only rows that start at 16-byte boundaries. The addresses of the
+// operands are not known at this point.
 SgemmProblem WithPadding(SgemmProblem problem, const DeviceLimits& limits, Algorithm algorithm);
 
-// split_k = 0 lets the policy choose; any other number is taken as it is (a program that was
-// compiled for one device keeps its order of summation, and its scratch, on another).
+// PlanSgemm chooses the split if split_k is 0. It keeps any other value: a program that was
+// compiled for one device keeps its order of summation and its scratch on another.
 SgemmPlanResult PlanSgemm(const SgemmProblem& problem, const DeviceLimits& limits,
                           Algorithm algorithm = Algorithm::kAuto, int split_k = 0);
 

@@ -13,7 +13,8 @@ std::string OperandsText(const std::vector<int64_t>& a_shape, const std::vector<
          ShapeText(b_shape) + (trans_b ? ", transposed" : "");
 }
 
-// Whether an outer and an inner dimension of one operand are one dimension of the inner's stride.
+// Merges tells whether an outer and an inner dimension of one operand equal one dimension with the
+// inner stride.
 bool Merges(int64_t outer_stride, int64_t inner_stride, int64_t inner_size) {
   return outer_stride == inner_stride * inner_size;
 }
@@ -39,7 +40,8 @@ SgemmProblemResult MakeSgemmProblem(const std::vector<int64_t>& a_shape,
     return {problem, "the contracted dimensions differ; " + operands};
   }
 
-  // From the innermost dimension outwards, merged with what is already there where possible.
+  // This loop goes from the innermost dimension outwards and merges with the last one where
+  // possible.
   std::vector<BatchDim> dims;
   int64_t members_a = 1, members_b = 1;
   for (std::size_t i = rank - 2; i-- > 0;) {

@@ -1,8 +1,8 @@
-// What is to be computed: out = alpha * op(A) op(B) + beta * C, for every member of a batch.
+// SgemmProblem describes out = alpha * op(A) op(B) + beta * C, for every member of a batch.
 //
-// Owns: the description of a matrix product, as a plain value, and its canonical form. Row-major
-// throughout; a matrix is stored as its rows, one after the other, without gaps but for the padding
-// that a plan has asked for. Must not know: CUDA, XLA, Python.
+// Owns: the description as a plain value, and its canonical form. Matrices are row-major. Their
+// rows follow one another without gaps, except for the padding that a plan requests. Must not know:
+// CUDA, XLA, Python.
 #ifndef JAXKERNELS_SGEMM_PROBLEM_H_
 #define JAXKERNELS_SGEMM_PROBLEM_H_
 
@@ -15,8 +15,8 @@ namespace jaxkernels {
 inline constexpr int kMaxBatchDims = 4;
 inline constexpr int kFloatsOfPack = 4;  // 16 bytes
 
-// A batch dimension: how far apart its members lie, in matrices. Stride 0 is an operand that all
-// members share. Members of C and of the result lie side by side, the last dimension fastest.
+// BatchDim is a batch dimension. Strides count matrices; stride 0 means that all members share the
+// operand. Matrices of C and of the result are contiguous, the last dimension fastest.
 struct BatchDim {
   int64_t size = 1;
   int64_t stride_a = 0;
@@ -33,13 +33,13 @@ struct SgemmProblem {
   int64_t k = 0;
   bool trans_a = false;  // A is stored as (k, m) instead of (m, k)
   bool trans_b = false;  // B is stored as (n, k) instead of (k, n)
-  int pad_a = 0;         // elements behind every row of A in memory that do not count
+  int pad_a = 0;         // padding elements after every stored row of A
   int pad_b = 0;
-  bool aligned_a = true;  // A begins at a multiple of 16 bytes
+  bool aligned_a = true;  // A starts at a 16-byte boundary
   bool aligned_b = true;
-  bool aligned_c = true;   // so do C, the result and the sums of the splits
-  bool adds_c = false;     // beta is not zero, or not known to be
-  bool for_batch = false;  // members may be summed in another order than they would be alone
+  bool aligned_c = true;   // so do C, the result and the split-k sums
+  bool adds_c = false;     // beta may be nonzero
+  bool for_batch = false;  // the order of summation may depend on the batch
   int batch_dims = 0;
   BatchDim batch[kMaxBatchDims];  // outermost first; sizes are at least 2, and 1 past the last
 
@@ -49,31 +49,32 @@ struct SgemmProblem {
     for (int i = 0; i < batch_dims; ++i) members *= batch[i].size;
     return members;
   }
-  // Matrices of an operand in memory: one more than the index of the last.
+  // MembersOf returns the matrices of an operand in memory: one more than the index of the last.
   int64_t MembersOf(int64_t BatchDim::* stride) const {
     int64_t last = 0;
     for (int i = 0; i < batch_dims; ++i) last += (batch[i].size - 1) * batch[i].*stride;
     return last + 1;
   }
-  // Elements from the beginning of a stored row to that of the next.
+  // PitchA and PitchB return the elements from the start of a stored row to that of the next.
   int64_t PitchA() const { return (trans_a ? m : k) + pad_a; }
   int64_t PitchB() const { return (trans_b ? k : n) + pad_b; }
-  // Whether all stored rows begin at multiples of 16 bytes.
+  // HasAlignedRowsA tells whether all stored rows start at 16-byte boundaries.
   bool HasAlignedRowsA() const { return aligned_a && PitchA() % kFloatsOfPack == 0; }
   bool HasAlignedRowsB() const { return aligned_b && PitchB() % kFloatsOfPack == 0; }
   bool HasAlignedRowsC() const { return aligned_c && n % kFloatsOfPack == 0; }
-  // Whether pairs of elements of C begin at multiples of 8 bytes.
+  // HasAlignedPairsC tells whether pairs of elements of C start at 8-byte boundaries.
   bool HasAlignedPairsC() const { return aligned_c && n % 2 == 0; }
 };
 
-// A problem, or why there is none.
+// SgemmProblemResult holds a problem, or the reason why there is none.
 struct SgemmProblemResult {
   SgemmProblem problem;
   std::string error;
 };
 
-// The problem of two operands of equal rank >= 2 whose leading dimensions broadcast (equal, or 1 in
-// one of them). Neighbouring batch dimensions become one wherever both operands allow it.
+// MakeSgemmProblem describes the product of two operands of equal rank >= 2 with leading dimensions
+// that broadcast (equal, or 1 in one operand). It merges neighbouring batch dimensions if both
+// operands allow it.
 SgemmProblemResult MakeSgemmProblem(const std::vector<int64_t>& a_shape,
                                     const std::vector<int64_t>& b_shape, bool trans_a,
                                     bool trans_b);

@@ -2,7 +2,7 @@
 // always in this order.
 //
 // Work split: a thread adds kPack neighbouring elements of all splits. Memory: every sum is read
-// once; they come from the L2, where the blocks of the splits have just put them.
+// once, from the L2, where the blocks of the splits have just written it.
 #ifndef JAXKERNELS_SGEMM_REDUCE_SPLITS_CUH_
 #define JAXKERNELS_SGEMM_REDUCE_SPLITS_CUH_
 
@@ -15,8 +15,7 @@ namespace jaxkernels {
 
 inline constexpr int kReduceThreads = 128;
 
-// `elements` of one split: a multiple of kPack. Without splits, which is a sum over no k at all,
-// what remains is beta * C.
+// `elements`: of one split; a multiple of kPack. With zero splits (k = 0) the result is beta * C.
 template <int kPack>
 __global__ void __launch_bounds__(kReduceThreads)
     ReduceSplits(const __grid_constant__ SgemmArgs args, int64_t elements, int splits) {

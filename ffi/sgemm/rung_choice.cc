@@ -9,11 +9,11 @@
 namespace jaxkernels {
 namespace {
 
-// How much longer FFMA takes where the accelerator cannot read lines; `tensor` reads any. What
-// padding saves of it (PaddingCost in plan.cc, measured).
+// Slowdown of FFMA if TMA cannot read the rows; `tensor` reads any alignment. It equals the saving
+// of padding (PaddingCost in plan.cc, measured).
 constexpr double kFfmaOfFloats = 1.15;
 
-// `of_floats`: how much longer it takes where the accelerator cannot read lines.
+// `of_floats` is the slowdown if TMA cannot read the rows.
 double CyclesOfPipelined(const SgemmProblem& problem, const DeviceLimits& limits, int64_t members,
                          double of_floats) {
   const TileChoice choice = ChooseOrder(problem, limits, 0);
@@ -22,21 +22,22 @@ double CyclesOfPipelined(const SgemmProblem& problem, const DeviceLimits& limits
   return CyclesOf(problem, limits, choice, members) * slower;
 }
 
-// As a member of the batch would be made alone, or all of them where the problem says for_batch.
+// MembersSeen returns the members that a choice may depend on: all if the problem sets for_batch,
+// else one.
 int64_t MembersSeen(const SgemmProblem& problem) { return problem.for_batch ? problem.Batch() : 1; }
 
-// The model of the pipelined rung is for large products. Where they are thin the traffic of the
-// memory counts, half of which hides below the arithmetic, and a stage is made of more k than there
-// are. H200, us (2026-11):
+// The model of `pipelined` is fitted to large products. Thin products also need the time of the
+// memory traffic, half of it hidden by the arithmetic. Their stages have more k than the product.
+// H200, us (2026-11):
 // (4096, 4096, k): k = 1 to 32 35 to 43, 48 60.6, 64 60.6
-// (4095, 4093, k), which the accelerator cannot read: k = 8 98.9, 32 100.9
-// small ones, which the model gives 2.7: (1024, 64, 64) 4.4, (8192, 32, 32) 4.0, (512, 512, 32) 3.7
+// (4095, 4093, k), which TMA cannot read: k = 8 98.9, 32 100.9
+// small products, modelled as 2.7: (1024, 64, 64) 4.4, (8192, 32, 32) 4.0, (512, 512, 32) 3.7
 constexpr double kThinLaunchCycles = 2500;
 constexpr double kThinOfFloats = 2.2;
 constexpr double kMemoryBytesPerCycle = 2 * 2300;
 constexpr int64_t kDepthOfStage = 32;
-// What storing takes besides where rows of C begin within 128 bytes of memory. Of more k it hides
-// below the arithmetic. H200, us, measured and without this term (2026-11):
+// Rows of C that do not start at 128-byte boundaries add time to the stores. With more k the
+// arithmetic hides it. H200, us, measured and without this term (2026-11):
 // (8192, 1000, 32) 26.8 20.8, by `thin` 22.5
 // (4096, 4100, 8) 55.7 40.1
 // (53608, 300, 16) 56.7 47.7
@@ -60,7 +61,7 @@ double CyclesOfThinPipelined(const SgemmProblem& problem, const DeviceLimits& li
          4 * elements * members / kMemoryBytesPerCycle + storing;
 }
 
-// Where both rungs sum in the same order the batch may be seen.
+// ThinPays considers the whole batch if both rungs sum in the same order.
 bool ThinPays(const SgemmProblem& problem, const DeviceLimits& limits) {
   if (!IsThin(problem)) return false;
   const int64_t members = SumsInOrder(problem) ? problem.Batch() : MembersSeen(problem);

@@ -1,7 +1,7 @@
-// Which rung of the ladder makes a product.
+// Chooses the rung of the ladder for a product.
 //
-// Owns: the rungs by name, and when `thin` and `tensor` can serve and pay. Must not know: CUDA,
-// plans.
+// Owns: the names of the rungs, and the rules when `thin` and `tensor` can run and are faster. Must
+// not know: CUDA, plans.
 #ifndef JAXKERNELS_SGEMM_RUNG_CHOICE_H_
 #define JAXKERNELS_SGEMM_RUNG_CHOICE_H_
 
@@ -31,10 +31,10 @@ inline constexpr std::string_view kAlgorithmNames[] = {
 };
 constexpr const auto& NamesOf(Algorithm) { return kAlgorithmNames; }
 
-// The rung that runs where `asked` is asked for. `thin` gives way to `pipelined` where k is not
-// short and lines are many on both sides, `tensor` where it cannot serve (tensor/choice.h). Whether
-// it pays does not depend on the batch, unless the problem says for_batch; whether its scratch is
-// within bounds does. split_k: as it was when the program was lowered, or 0.
+// RungOf returns the rung that runs if `asked` is requested. `thin` falls back to `pipelined` if k
+// is not small and both sides are long. `tensor` falls back if it cannot run (tensor/choice.h). The
+// batch decides whether the scratch of `tensor` fits, but not whether `tensor` is faster, unless
+// the problem sets for_batch. split_k: its value when the program was lowered, or 0.
 Algorithm RungOf(const SgemmProblem& problem, const DeviceLimits& limits, Algorithm asked,
                  int split_k = 0);
 

@@ -6,14 +6,14 @@ namespace jaxkernels {
 namespace {
 
 struct Cost {
-  // From the start of a block to its first FFMA and from the last to its end.
+  // From the start of a block to its first FFMA, plus from the last FFMA to its end.
   static constexpr double kBlockCycles = 3000;
-  // Starting a second kernel, and the bytes of sums that the L2 moves in a cycle.
+  // Launch of a second kernel, and bytes of sums that the L2 moves in a cycle.
   static constexpr double kReduceCycles = 4000;
   static constexpr double kReduceBytesPerCycle = 1600;
 };
 
-// A split sums at least this many k; shares are multiples of it, and so of every block_k.
+// A split sums at least this many k. Shares are multiples of it, and thus of every block_k.
 constexpr int64_t kSplitGranularity = 64;
 
 constexpr bool SplitsAtStages() {
@@ -26,20 +26,21 @@ constexpr bool SplitsAtStages() {
 }
 static_assert(SplitsAtStages(), "shares of k are whole stages of every tile");
 
-// Up to this k slices are not worth their final sum, and large batches of such products are common:
-// they get the tile without slices. H200, 512 x (128, 128, 128) (2026-11): 62 us, with 64 x 64 in
+// Slices do not repay their final sum up to this k. Large batches of such products are common, so
+// they get the tile without slices. H200, 512 x (128, 128, 128) (2026-11): 62 us; with 64 x 64 in
 // slices 78 us.
 constexpr int64_t kMaxDepthUnsliced = 128;
 
-// The next larger split of which no share is empty. Splits in between are this one in disguise:
-// their shares, rounded up, are as long. A product is planned whenever it runs, and k of 65536 has
-// 64 splits of 1024 (all of them took the host of an H200 35 us, 2026-11).
+// NextSplit returns the next larger split with a shorter share and no empty one. Splits in between
+// give the same shares after rounding. Planning runs on every call: of 1024 splits of 65536 k, 64
+// differ. Trying all 1024 took the host of an H200 35 us (2026-11).
 int64_t NextSplit(int64_t k, int64_t split) {
   const int64_t longest = KPerSplit(k, split) / kSplitGranularity;
   return longest <= 1 ? kMaxSplit + 1 : CeilDiv(CeilDiv(k, kSplitGranularity), longest - 1);
 }
 
-// Whether the numbers of a tensor map reach: 32 bits for a coordinate, 40 for a stride in bytes.
+// FitsTensorMap tells whether sizes fit the fields of a tensor map: 32 bits for a coordinate, 40
+// for a stride in bytes.
 bool FitsTensorMap(int64_t rows, int64_t pitch, int64_t members) {
   constexpr int64_t kMaxSize = int64_t{1} << 31, kMaxStride = int64_t{1} << 38;
   return std::max({rows, pitch, members}) < kMaxSize && rows * pitch < kMaxStride;
@@ -76,7 +77,7 @@ int ChooseTile(const SgemmProblem& problem, const DeviceLimits& limits, const Ti
   for (int tile = 0; tile < kPipelinedTileCount; ++tile) {
     const PipelinedTile& candidate = kPipelinedTiles[tile];
     if (candidate.slices != alone.slices) continue;
-    // Slices share a stage, which is not as deep in the other engine.
+    // Slices divide the k of a stage, which differs between the engines.
     if (alone.slices > 1 && EngineOf(problem, limits, candidate) != engine) continue;
     if (CyclesOf(problem, limits, {tile, one.split_k}, batch) <
         CyclesOf(problem, limits, {best, one.split_k}, batch)) {
