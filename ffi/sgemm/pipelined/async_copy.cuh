@@ -1,7 +1,7 @@
-// Copies from global to shared memory that run below the arithmetic, and how to wait for them.
+// Asynchronous copies from global to shared memory, and waits for them.
 //
-// Owns: the PTX. Two ways: cp.async, issued by every thread for 4 or 16 bytes (compute capability
-// 8.0), and the tensor memory accelerator, which one thread asks for a whole tile (9.0) and which
+// Owns: the PTX of two kinds of copies. Every thread issues cp.async for 4 or 16 bytes (compute
+// capability 8.0). One thread asks the tensor memory accelerator (TMA) for a whole tile (9.0); TMA
 // counts its bytes at a barrier. Must not know: matrices.
 #ifndef JAXKERNELS_SGEMM_PIPELINED_ASYNC_COPY_CUH_
 #define JAXKERNELS_SGEMM_PIPELINED_ASYNC_COPY_CUH_
@@ -16,21 +16,22 @@
 
 namespace jaxkernels {
 
-// Four bytes, or four zero bytes where `valid` is false; `from` is not read then.
+// CopyFloatAsync copies four bytes. If `valid` is false it writes zeros and does not read `from`.
 __device__ inline void CopyFloatAsync(uint32_t to, const float* from, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
                "r"(valid ? 4 : 0)
                : "memory");
 }
 
-// The same of 16 bytes, where both places begin at multiples of that; past the L1 cache.
+// CopyPackAsync does the same with 16 bytes and bypasses the L1 cache. Requires: 16-byte
+// boundaries.
 __device__ inline void CopyPackAsync(uint32_t to, const float* from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(valid ? 16 : 0)
                : "memory");
 }
 
-// The same by way of the L1 cache, for what the blocks of an SM share.
+// CopySharedPackAsync uses the L1 cache, for data that the blocks of an SM share.
 __device__ inline void CopySharedPackAsync(uint32_t to, const float* from, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(valid ? 16 : 0)
@@ -39,7 +40,7 @@ __device__ inline void CopySharedPackAsync(uint32_t to, const float* from, bool 
 
 __device__ inline void CommitAsyncGroup() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Until all but the newest kPending groups of this thread have arrived.
+// Waits until at most kPending groups of this thread are in flight.
 template <int kPending>
 __device__ inline void WaitForAsyncGroups() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -47,8 +48,8 @@ __device__ inline void WaitForAsyncGroups() {
 
 __device__ inline void WaitForAllAsync() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Copies the box of a tensor that begins at the coordinates; zero beyond the tensor's ends. Its
-// bytes arrive at `barrier`.
+// CopyBox copies the box of a tensor at the given coordinates, with zeros beyond the tensor. Its
+// bytes are counted at `barrier`.
 __device__ inline void CopyBox(uint32_t to, const CUtensorMap& map, int x, int y, int z,
                                const ByteBarrier& barrier) {
   asm volatile(

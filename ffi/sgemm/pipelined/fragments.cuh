@@ -1,12 +1,12 @@
-// The lines that a thread multiplies, on their way from a tile in shared memory to its registers.
+// Loads the lines that a thread multiplies from a tile in shared memory into registers.
 //
 // Owns: which elements of a tile a thread reads, and when. Must not know: how tiles arrive.
 //
-// Both kinds have two generations of registers, so that a later k is on its way while this one is
+// Both kinds have two generations of registers, so that a later k loads while this one is
 // multiplied:
-//   First(slice, line)   where a thread begins to read a tile
-//   Load(from, k)        called for every k of a slice in turn, one k before it is multiplied
-//   Of(k)                its elements
+//   First(slice, line)   returns where a thread begins to read a tile
+//   Load(from, k)        is called for every k of a slice in turn, one k ahead
+//   Of(k)                returns the elements
 #ifndef JAXKERNELS_SGEMM_PIPELINED_FRAGMENTS_CUH_
 #define JAXKERNELS_SGEMM_PIPELINED_FRAGMENTS_CUH_
 
@@ -14,13 +14,13 @@
 
 namespace jaxkernels {
 
-// Thread tiles consist of quads of neighbouring lines, kLanes quads apart.
+// Quads: a thread tile consists of quads of neighbouring lines, kLanes quads apart.
 template <int kLanes>
 struct Quads {
   static __device__ constexpr int LineOf(int i) { return i / 4 * 4 * kLanes + i % 4; }
 };
 
-// From a tile with a row of kPitch lines for every k; a slice has kDepth of them.
+// FragmentOfRows reads a tile that has a row of kPitch lines for every k. A slice has kDepth rows.
 template <int kLines, int kLanes, int kPitch, int kDepth>
 class FragmentOfRows {
  public:
@@ -44,13 +44,14 @@ class FragmentOfRows {
   float v_[2][kLines];
 };
 
-// From a tile of kTileLines lines that lie along k, in boxes as the tensor memory accelerator
-// writes them: pack p, of four k, of line l lies at place p ^ (l % 8) of the line (the 128-byte
-// swizzle). A thread reads a pack of each line at once.
+// FragmentAlongK reads a tile of kTileLines K-major lines, in boxes as TMA writes them with the
+// 128-byte swizzle: pack p (four k) of line l lies at place p ^ (l % 8) of the line. A thread reads
+// one pack of each line at once.
 template <int kLines, int kLanes, int kTileLines, int kDepth>
 class FragmentAlongK {
   static constexpr int kBoxPacks = kBoxDepth / 4, kPacks = kDepth / 4;
-  // Then the bits of a pack's place that depend on the thread are not those that depend on i.
+  // This makes the bits of a pack's place that depend on the thread disjoint from those that depend
+  // on i.
   static_assert(kPacks == 4 && kBoxPacks == 8 && kLanes % 2 == 0);
 
  public:
@@ -61,7 +62,7 @@ class FragmentAlongK {
            (pack % kBoxPacks ^ line % kBoxPacks) * 4;
   }
 
-  // The first pack with the first k, the others as soon as there are registers.
+  // Loads the first pack with the first k, and each further pack as soon as registers are free.
   __device__ void Load(const float* from, int k) {
     if (k == 0) LoadPack(from, 0);
     if (k % 4 == 1 && k / 4 + 1 < kPacks) LoadPack(from, k / 4 + 1);

@@ -1,16 +1,15 @@
-// The top rung: tiles arrive asynchronously, several stages ahead, and hardly an instruction but
-// FFMA is issued.
+// The top FFMA rung: tiles arrive asynchronously, several stages ahead, and almost every
+// instruction is an FFMA.
 //
-// Work split: a block computes block_m x block_n of C over its share of k; a thread block_m x
-// block_n / threads of it, in quads of 4 rows x 4 columns that lie apart, as in split_tile.
-// Memory: on Hopper and later the tensor memory accelerator fills the stages (stages.cuh); a thread
-// holds thread_m x thread_n sums and two generations of fragments in registers.
+// Work split: a block computes block_m x block_n of C over its share of k. A thread computes
+// thread_m x thread_n of it, in quads of 4 rows x 4 columns that lie apart, as in split_tile.
+// Memory: on Hopper and later, the tensor memory accelerator (TMA) fills the stages (stages.cuh). A
+// thread holds thread_m x thread_n sums and two generations of fragments in registers.
 //
-// What limits it: an SM sub-partition issues one instruction a cycle and reads two registers a
-// cycle, one from each bank. An FFMA has three operands, so one has to come from the reuse cache of
-// the instruction before; it does as long as a row of the thread tile is worked through from left
-// to right. What is left on an H200 (2026-11, 8x16 thread tile): 128 FFMA, 6 loads of fragments and
-// 9 bank conflicts for every k.
+// Limits: an SM sub-partition issues one instruction a cycle and reads two registers a cycle, one
+// from each bank. An FFMA has three operands, so one must come from the reuse cache of the previous
+// instruction. It does if the FFMA follow a row of the thread tile from left to right. Left for
+// every k on an H200 (2026-11, 8x16 thread tile): 128 FFMA, 6 fragment loads and 9 bank conflicts.
 #ifndef JAXKERNELS_SGEMM_PIPELINED_KERNEL_CUH_
 #define JAXKERNELS_SGEMM_PIPELINED_KERNEL_CUH_
 
@@ -24,33 +23,35 @@
 
 namespace jaxkernels {
 
-// How blocks share the work. 32 bits, because 64-bit divisions would take longer than a small tile.
+// PipelinedGrid tells how blocks share the work. Fields have 32 bits, because 64-bit divisions
+// would take longer than a small tile.
 struct PipelinedGrid {
   unsigned tiles_m, tiles_n, split_k;
   unsigned batch;
-  unsigned part;        // of k, where several launches share it
+  unsigned part;        // index of the launch, if several launches share k
   int64_t k_per_split;  // a multiple of block_k
   unsigned sm_count;
-  unsigned stagger_cycles;  // by which the second block of an SM starts late
+  unsigned stagger_cycles;  // start delay of the second block of an SM
 };
 
-// Blocks of one SM take equally long. Those that start together store their sums together, time
-// after time, while the arithmetic stands still; so the second one starts late.
+// StaggerSecondBlock starts the second block of an SM late. Both blocks take equally long. If they
+// start together they store their sums together, every time, and no arithmetic runs meanwhile.
 __device__ inline void StaggerSecondBlock(const PipelinedGrid& grid) {
   if (grid.stagger_cycles == 0 || blockIdx.x / grid.sm_count != 1) return;
   const long long begin = clock64();
   while (clock64() - begin < grid.stagger_cycles) __nanosleep(100);
 }
 
-// Tiles are visited in bands of this many tile rows, column by column, so that the blocks that run
-// at the same time share lines of A and of B in the L2.
+// Tile rows of a band. Blocks visit a band column by column, so that concurrent blocks share lines
+// of A and of B in the L2.
 inline constexpr unsigned kBandTiles = 8;
 
 struct BlockWork {
   unsigned tile_m, tile_n, split, member;
 };
 
-// Divisions stand between a block's start and its first copy: a small product gets by with one.
+// WorkOfBlock is the tile scheduler. Its divisions delay the first copy of a block; a small product
+// needs only one.
 __device__ inline BlockWork WorkOfBlock(const PipelinedGrid& grid) {
   BlockWork work = {};
   unsigned index = blockIdx.x;
@@ -85,26 +86,26 @@ struct Pipelined {
   static constexpr int kLanesM = kShape.lanes_m, kLanesN = 32 / kLanesM;
   static constexpr int kWarpsM = kBlockM / (kLanesM * kThreadM);
   static constexpr int kWarpsOfSlice = kThreadsOfSlice / 32;
-  static constexpr int kDepth = kBlockK / kSlices;  // k of a stage that a thread works on
+  static constexpr int kDepth = kBlockK / kSlices;  // k of a stage for each slice
   static constexpr int kSums = kThreadM * kThreadN;
   static constexpr bool kAllSlicesAdd = kShape.AllSlicesAdd();
-  // Rows of a thread tile that a slice adds up and stores; they lie below each other.
+  // Rows of a thread tile that a slice adds and stores; they are consecutive.
   static constexpr int kRowsOfSlice = kAllSlicesAdd ? kThreadM / kSlices : kThreadM;
   static_assert(kThreadM % kRowsOfSlice == 0 && (4 % kRowsOfSlice == 0 || kRowsOfSlice % 4 == 0));
 
   static constexpr bool kTransposesA = TransposesA(kShape, kAlongKA);
   static constexpr bool kReadsAlongK = kEngine == Engine::kTma && kAlongKA && !kTransposesA;
 
-  // Two k are unrolled: more would not stay in the instruction cache with all its neighbours, and
-  // the compiler finds the fewest bank conflicts so. Small sliced tiles, whose blocks have few
-  // warps, do all of a stage's k at once.
+  // The loop unrolls two k: more would not stay in the instruction cache, and the compiler finds
+  // the fewest bank conflicts so. Small sliced tiles, whose blocks have few warps, unroll all k of
+  // a stage.
   // H200 4096^3, TFLOP/s (2026-11): by 2 54.3, by 4 53.3, by 16 52.0
   // H200 256^3 TN, us (2026-11): by 2 4.6, by 16 4.0
   static constexpr int kUnroll = kEngine == Engine::kTma && kShape.AllSlicesAdd() ? kDepth : 2;
   static constexpr int kSteps = kDepth / kUnroll;
   static_assert(!kReadsAlongK || kUnroll == kDepth, "FragmentAlongK counts the k of a tile");
-  // Tiles are prepared one step before they are needed, if there are several, so that the barrier
-  // does not wait for it.
+  // Prepare runs one step before its tile is needed, if there are several steps, so that the
+  // barrier does not wait for it.
   static constexpr int kPrepareStep = kSteps > 1 ? kSteps - 1 : 1;
 
   using TmaEngine =
@@ -117,7 +118,7 @@ struct Pipelined {
                          FragmentOfRows<kThreadM, kLanesM, Stages::kPitchA, kDepth>>;
   using FragmentB = FragmentOfRows<kThreadN, kLanesN, Stages::kPitchB, kDepth>;
 
-  // Where a thread stands in its block.
+  // Position of the thread in its block.
   int slice, line_m, line_n;
 
   __device__ Pipelined() {
@@ -138,8 +139,8 @@ struct Pipelined {
     }
   }
 
-  // Sums over all tiles of k and finishes C. `stages` has begun to copy the first tiles;
-  // `destination(row)` is that of the thread tile from this row on, counted from its first.
+  // Run sums over all tiles of k and finishes C. `stages` has started the copies of the first
+  // tiles. `destination(row)` is that of the thread tile from its row `row` on.
   template <class MakeDestination>
   __device__ void Run(Stages& stages, int tiles, float* smem, const MakeDestination& destination,
                       bool aligned_c) {
@@ -167,7 +168,7 @@ struct Pipelined {
         stages.Step();
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
-          // The fragments of the next k are on their way while those of this k are multiplied.
+          // Fragments of the next k load while those of this k are multiplied.
           const int next = (u + 1) % kUnroll;
           if (next == 0) {
             from_a += kUnroll * Stages::kPitchA;
@@ -194,7 +195,7 @@ struct Pipelined {
     }
   }
 
-  // This thread's place among the sums of a slice in shared memory.
+  // SumsOf returns this thread's place among the sums of a slice in shared memory.
   __device__ float* SumsOf(int slice_of_sums, float* smem) const {
     return smem + slice_of_sums * kSums * kThreadsOfSlice + threadIdx.x % kThreadsOfSlice;
   }
@@ -203,7 +204,7 @@ struct Pipelined {
     for (int i = 0; i < kSums; ++i) to[i * kThreadsOfSlice] = acc[i / kThreadN][i % kThreadN];
   }
 
-  // Adds the sums of the other slices to those of slice 0, in their order.
+  // AddSlicesToFirst adds the sums of the other slices to those of slice 0, in order.
   __device__ void AddSlicesToFirst(float* smem) {
     __syncthreads();
     if (slice > 0) WriteSums(SumsOf(slice - 1, smem));
@@ -217,7 +218,7 @@ struct Pipelined {
     }
   }
 
-  // The same, but every slice adds the sums of all for its rows of the thread tile.
+  // AddSlices does the same, but every slice adds all sums of its own rows of the thread tile.
   __device__ void AddSlices(float* smem, float (&sums)[kRowsOfSlice][kThreadN]) {
     __syncthreads();
     WriteSums(SumsOf(slice, smem));
@@ -238,7 +239,7 @@ struct Pipelined {
   static __device__ int ColumnOf(int j) { return Quads<kLanesN>::LineOf(j); }
 };
 
-// By one thread or more: whether the tile of a block is to be made.
+// IsMade tells whether a block computes its tile.
 __device__ inline bool IsMade(const TileMarks& made, const PipelinedGrid& grid,
                               const BlockWork& work) {
   if (made.count[work.member] > made.most) return true;
@@ -246,8 +247,8 @@ __device__ inline bool IsMade(const TileMarks& made, const PipelinedGrid& grid,
   return made.marks[row * grid.tiles_n + work.tile_n] != 0;
 }
 
-// kMarked: makes marked tiles alone. (A branch of its own, because a kernel that could return early
-// has other registers, and those decide.)
+// kMarked: only marked tiles are computed. It is a template parameter because an early return
+// changes the register allocation, which decides the speed.
 template <int kTile, Engine kEngine, bool kAlongKA, bool kAlongKB, bool kMarked>
 __global__ void __launch_bounds__(kPipelinedTiles[kTile].Threads(),
                                   kPipelinedTiles[kTile].blocks_per_sm)
@@ -274,7 +275,7 @@ __global__ void __launch_bounds__(kPipelinedTiles[kTile].Threads(),
 
   Kernel kernel;
   const auto destination = [&](int below) {
-    const bool whole = grid.split_k == 1;  // otherwise alpha, beta and C are left to ReduceSplits
+    const bool whole = grid.split_k == 1;  // otherwise ReduceSplits applies alpha, beta and C
     const int64_t row = first_m + kernel.line_m + below, column = first_n + kernel.line_n;
     const int64_t first = (work.member * args.m + row) * args.n + column;
     float* out = whole ? args.out : args.partial + work.split * grid.batch * args.m * args.n;

@@ -1,7 +1,7 @@
-// Starts the pipelined kernel of one engine: plan -> template instantiation.
+// Launches the pipelined kernel of one engine: plan -> template instantiation.
 //
-// Owns: the table of kernels. Included by one source file for each engine, so that they compile
-// side by side. Must not know: policy.
+// Owns: the table of kernels. Each engine includes it in a source file of its own, so that both
+// compile in parallel. Must not know: policy.
 #ifndef JAXKERNELS_SGEMM_PIPELINED_LAUNCH_CUH_
 #define JAXKERNELS_SGEMM_PIPELINED_LAUNCH_CUH_
 
@@ -25,7 +25,7 @@ PipelinedKernel FindKernel(bool a_along_k, bool b_along_k) {
                    : PipelinedSgemm<kTile, kEngine, false, false, kMarked>;
 }
 
-// One for each tile of the table.
+// FindPipelined has one entry for each tile of the table.
 template <Engine kEngine, int... kTiles>
 PipelinedKernel FindPipelined(int tile, bool a_along_k, bool b_along_k,
                               std::integer_sequence<int, kTiles...>) {
@@ -33,7 +33,7 @@ PipelinedKernel FindPipelined(int tile, bool a_along_k, bool b_along_k,
   return kFind[tile](a_along_k, b_along_k);
 }
 
-// `part` of k, where launches share it. The maps are read by kTma alone.
+// `part` is the index of the launch if several share k. Only kTma reads the maps.
 template <Engine kEngine>
 cudaError_t StartPipelined(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
                            bool b_along_k, int part, CUtensorMap map_a, CUtensorMap map_b,

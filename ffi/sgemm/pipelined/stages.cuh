@@ -1,18 +1,18 @@
-// How the tiles of A and B come into shared memory, several stages ahead of the arithmetic.
+// Brings the tiles of A and B into shared memory, several stages ahead of the arithmetic.
 //
-// Owns: which thread copies what, and where it lies. A tile ready for use is block_k rows of
-// neighbouring lines (a line is a row of op(A) or a column of op(B)), whatever the operand looks
-// like, or an A along k as the tensor memory accelerator brings it, where the kernel reads that.
-// Beyond the ends of an operand everything is zero. Must not know: what the tiles are for.
+// Owns: which thread copies what, and the layout in shared memory. A ready tile is block_k rows of
+// neighbouring lines, for both layouts of the operand. A line is a row of op(A) or a column of
+// op(B). The exception is a K-major A that the kernel reads as TMA delivers it. Elements out of
+// range are zero. Must not know: what the tiles are for.
 //
-// Both engines have the same life cycle, in calls that all threads of the block make together:
-//   Stages stages(...)    begins to copy the first tiles
-//   Prepare(t)            waits for tile t and transposes what is to be transposed
-//   __syncthreads()       by the caller: tile t is ready, tile t - 1 is not read any more
-//   Refill(t)             begins to copy the next tile in place of what is no longer read, or
-//   Step()                does so in equal parts, each time that some k of a tile are worked off
-//   Drain()               waits for copies that nobody waited for
-//   A(t), B(t)            where tile t lies
+// Both engines have the same life cycle. All threads of the block make each call together:
+//   Stages stages(...)    starts the copies of the first tiles
+//   Prepare(t)            waits for tile t and transposes it if needed
+//   __syncthreads()       by the caller: tile t is ready, tile t - 1 is no longer read
+//   Refill(t)             starts the copy of the next tile into the stage that is free, or
+//   Step()                does so in equal parts, after some k of a tile each
+//   Drain()               waits for the remaining copies
+//   A(t), B(t)            return tile t
 #ifndef JAXKERNELS_SGEMM_PIPELINED_STAGES_CUH_
 #define JAXKERNELS_SGEMM_PIPELINED_STAGES_CUH_
 
@@ -25,33 +25,34 @@
 
 namespace jaxkernels {
 
-// The part of an operand that a block works on.
+// OperandWindow is the part of an operand that a block works on.
 struct OperandWindow {
-  const float* data;   // of all members of the batch
+  const float* data;   // of the whole batch
   int64_t lines;       // of one member
   int64_t depth;       // k of one member
   int64_t pitch;       // elements from one stored row to the next
-  int member;          // which one
+  int member;          // index of the matrix in the batch
   int64_t first_line;  // of the block's tile
   int64_t first_k;     // of the block's share of k
 };
 
-// One thread asks the tensor memory accelerator for whole tiles. An operand along k arrives line by
-// line, kBoxDepth k of each, and is transposed in shared memory, A only if kTransposesA.
+// TmaStages lets one thread ask TMA for whole tiles. A K-major operand arrives line by line,
+// kBoxDepth k of each, and is transposed in shared memory (A only if kTransposesA).
 template <int kBlockM, int kBlockN, int kBlockK, int kStages, int kThreads, bool kAlongKA,
           bool kAlongKB, bool kTransposesA>
 class TmaStages {
   static constexpr int kFloatsA = kBlockM * kBlockK;
   static constexpr int kFloatsB = kBlockN * kBlockK;
   static constexpr int kFloats = kFloatsA + kFloatsB;
-  // A stage is free once its tile is transposed, if both operands are, else one tile later.
+  // A stage is free once its tile is transposed, if both operands are. Otherwise it is free one
+  // tile later.
   static constexpr int kHeld = kTransposesA && kAlongKB ? 0 : 1;
 
  public:
   static constexpr int kPitchA = kBlockM;
   static constexpr int kPitchB = kBlockN;
 
-  // `smem` is aligned to 1024 bytes, the period of the swizzle; the barriers lie behind the tiles.
+  // `smem` is aligned to 1024 bytes, the period of the swizzle. The barriers follow the tiles.
   __device__ TmaStages(float* smem, const CUtensorMap& map_a, const CUtensorMap& map_b,
                        const OperandWindow& a, const OperandWindow& b, int tiles)
       : smem_(smem),
@@ -97,7 +98,7 @@ class TmaStages {
   __device__ void Step() {}
   __device__ void Drain() {}
 
-  // Before Refill(tile).
+  // A and B must be called before Refill(tile).
   __device__ const float* A(int tile) const {
     return kTransposesA ? TransposedA(tile) : smem_ + stage_of_prepared_ * kFloats;
   }
@@ -129,8 +130,8 @@ class TmaStages {
     }
   }
 
-  // Neighbouring threads take neighbouring lines: 16 bytes each, which the swizzle spreads over the
-  // banks, and write four floats each to side by side.
+  // Neighbouring threads take neighbouring lines. Each reads 16 bytes, which the swizzle spreads
+  // over the banks. It writes four floats, next to those of its neighbours.
   template <int kLines>
   __device__ static void Transpose(const float* from, float* to) {
     static_assert(kThreads % kLines == 0, "a thread stays with its line");
@@ -151,7 +152,7 @@ class TmaStages {
     }
   }
 
-  // Two each: one is read while the next is written.
+  // Each operand has two transposed tiles: one is read while the next is written.
   __device__ float* TransposedA(int tile) const {
     return smem_ + kStages * kFloats + tile % 2 * kFloatsA;
   }
@@ -165,15 +166,15 @@ class TmaStages {
   const CUtensorMap& map_b_;
   int line_a_, line_b_, member_a_, member_b_, first_k_, tiles_;
   int stage_of_prepared_ = 0;
-  uint32_t parity_ = 0;  // of the phase in which its tile arrives
+  uint32_t parity_ = 0;  // of the phase in which the tile arrives
 };
 
-// Every thread copies single floats by cp.async, for any alignment and any GPU. A tile is copied in
-// kSteps parts, because many copies at once would block the way of the loads of fragments.
+// FloatCopies copies single floats by cp.async, on every thread, for any alignment and any GPU. A
+// tile is copied in kSteps parts, because many copies at once would block the fragment loads.
 template <int kLines, int kBlockK, int kThreads, int kSteps, bool kAlongK>
 class FloatCopies {
-  // Along k neighbouring threads copy neighbouring k, part of a tile's depth; otherwise
-  // neighbouring lines. Either way a step is one or two copies of a thread, one below the other.
+  // Neighbouring threads copy neighbouring k of a K-major operand (a part of a tile's depth), and
+  // neighbouring lines of an MN-major one. A step is one or two copies per thread.
   static constexpr int kCopies = kLines * kBlockK / (kThreads * kSteps);
   static constexpr int kDepthAtOnce = kAlongK ? kBlockK / kCopies : kThreads / kLines;
   static constexpr int kLinesAtOnce = kAlongK ? kThreads / kDepthAtOnce : kLines;
@@ -194,7 +195,7 @@ class FloatCopies {
             (window.first_line + line) * step_line_ + (window.first_k + k_) * step_k_;
   }
 
-  // The next part of a tile, of whose k only `depth` exist.
+  // Copies the next part of a tile. `depth`: the k of the tile that exist.
   __device__ void Copy(uint32_t tile, int step, int depth) {
     const bool line_exists = (kAlongK ? step * kLinesAtOnce : 0) < lines_left_;
     const int k = k_ + (kAlongK ? 0 : step * kCopies * kDepthAtOnce);
@@ -208,7 +209,7 @@ class FloatCopies {
     from_ += kAlongK ? kLinesAtOnce * step_line_ : kCopies * kDepthAtOnce * step_k_;
   }
 
-  // From the last part of a tile to the first of the next.
+  // Moves from the last part of a tile to the first of the next.
   __device__ void Advance() {
     to_ -= kSteps * kToStep;
     if constexpr (kAlongK) from_ += kBlockK - kLines * step_line_;
@@ -240,7 +241,7 @@ class FloatStages {
     }
   }
 
-  // Part of the tile that takes the place of the one before that which is worked on.
+  // Copies a part of a new tile into the stage of the tile before the current one.
   __device__ void Step() {
     const uint32_t to = SharedAddress(smem_ + filling_ * kFloats);
     const int depth = static_cast<int>(min(depth_left_, int64_t{kBlockK}));
@@ -249,7 +250,7 @@ class FloatStages {
     ++step_;
   }
 
-  // When tile t is prepared, the copies of tile t + kStages - 3 have been committed.
+  // Prepare(t) runs after the copies of tile t + kStages - 3 are committed.
   static_assert(kStages >= 3, "one is read, one is ready, one is being filled");
   __device__ void Prepare(int) { WaitForAsyncGroups<kStages - 3>(); }
   __device__ void Refill(int tile) {
@@ -264,7 +265,7 @@ class FloatStages {
   static constexpr int kFloatsA = kPitchA * kBlockK;
   static constexpr int kFloats = kFloatsA + kPitchB * kBlockK;
 
-  // A group is committed even when nothing was left to copy, so that counting groups counts tiles.
+  // A group is committed even if nothing was left to copy, so that one group is one tile.
   __device__ void Advance() {
     CommitAsyncGroup();
     copies_a_.Advance();

@@ -10,8 +10,8 @@ using EncodeFunction = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_
                                     const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                                     CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-// From the driver that is loaded: the module itself links no driver, so that it can be imported
-// where there is none. Looked up once; a failure is not kept.
+// FindEncode looks the function up in the loaded driver. The module links no driver, so that it can
+// be imported on a machine without one. The symbol is cached; a failure is not.
 cudaError_t FindEncode(EncodeFunction* encode) {
   static std::atomic<void*> known{nullptr};
   void* symbol = known.load(std::memory_order_relaxed);

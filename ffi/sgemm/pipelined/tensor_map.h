@@ -11,24 +11,25 @@
 
 namespace jaxkernels {
 
-// All members of a batched operand, as a tensor whose boxes are tiles.
+// TmaOperand is a batched operand as one tensor, whose boxes are tiles.
 struct TmaOperand {
   const float* data;
-  bool along_k;  // elements of one line are neighbours in memory, else neighbouring lines
+  bool along_k;  // K-major, else MN-major
   int64_t lines, depth, members;
   int64_t pitch;  // elements from one stored row to the next
   int block_lines, block_k;
 };
 
-// How many k of an operand along k one box holds: a line of it fills 128 bytes of shared memory.
+// k of one box of a K-major operand: a line of the box fills 128 bytes of shared memory.
 inline constexpr int kBoxDepth = 32;
 
-// An operand along k has the dimensions (depth, lines, members) and boxes of kBoxDepth x
-// block_lines, whose 16-byte packs are swizzled: pack p of line l lies where p ^ (l % 8) would. Any
-// other operand has (lines, depth, members) and boxes of block_lines x block_k as they are.
+// MapOperand encodes the map. A K-major operand has dimensions (depth, lines, members) and boxes of
+// kBoxDepth x block_lines. Their 16-byte packs have the 128-byte swizzle: pack p of line l lies at
+// place p ^ (l % 8). An MN-major operand has dimensions (lines, depth, members) and boxes of
+// block_lines x block_k without swizzle.
 //
-// Requires, of every plan that names kTma: stored rows begin at multiples of 16 bytes, and sizes
-// and strides fit a map (EngineOf in tile_choice.cc).
+// Requires: stored rows start at 16-byte boundaries, and sizes and strides fit a map. EngineOf in
+// tile_choice.cc makes sure of both for every plan with kTma.
 cudaError_t MapOperand(const TmaOperand& operand, CUtensorMap* map);
 
 }  // namespace jaxkernels

@@ -1,10 +1,9 @@
 // The second rung: a block copies tiles of A and B into shared memory, where 32 threads use every
 // element.
 //
-// Work split: 32 x 32 threads, one element of C each; k is worked through in tiles of 32. Memory:
-// each operand is read from global memory once for every 32 rows (or columns) of C, coalesced
-// whether it is transposed or not. 2 * 32 * 33 floats of shared memory: the odd pitch spreads a
-// column over the banks.
+// Work split: 32 x 32 threads compute one element of C each, in tiles of 32 k. Memory: each operand
+// is read from global memory once for every 32 rows (or columns) of C. Loads are coalesced for both
+// layouts. Shared memory: 2 * 32 * 33 floats; the odd pitch spreads a column over the banks.
 #ifndef JAXKERNELS_SGEMM_RUNGS_BLOCK_TILE_CUH_
 #define JAXKERNELS_SGEMM_RUNGS_BLOCK_TILE_CUH_
 
@@ -29,7 +28,7 @@ __global__ void __launch_bounds__(kSharedTile.Threads())
   const int64_t first_m = block.tile_m * kTile, first_n = block.tile_n * kTile;
   const Operand<kAlongKA> a{block.a, args.m, args.k};
   const Operand<kAlongKB> b{block.b, args.n, args.k};
-  // Neighbouring threads load what are neighbours in memory.
+  // Neighbouring threads load elements that are neighbours in memory.
   const int a_line = kAlongKA ? y : x, a_k = kAlongKA ? x : y;
   const int b_line = kAlongKB ? y : x, b_k = kAlongKB ? x : y;
 

@@ -1,9 +1,9 @@
-// The first rung: a thread computes one element of C and reads a whole row of op(A) and a whole
-// column of op(B) for it from global memory.
+// The first rung: a thread computes one element of C. It reads a whole row of op(A) and a whole
+// column of op(B) from global memory.
 //
-// Work split: 32 x 32 threads, neighbouring threads in a row of C, so that a warp reads
-// neighbouring columns of B and one element of A. Memory: 2 * m * n * k reads, of which the caches
-// save many.
+// Work split: 32 x 32 threads, neighbouring threads in a row of C. A warp reads neighbouring
+// columns of B and one element of A. Memory: 2 * m * n * k reads, many of them served by the
+// caches.
 #ifndef JAXKERNELS_SGEMM_RUNGS_NAIVE_CUH_
 #define JAXKERNELS_SGEMM_RUNGS_NAIVE_CUH_
 

@@ -4,14 +4,14 @@
 
 namespace jaxkernels {
 
-// An SM sub-partition issues one instruction a cycle, but its registers lie in two banks, of which
-// each gives one register a cycle. An FFMA has three operands; where it takes one from the
-// instruction before (the reuse cache) and the others lie in different banks, it costs one cycle,
-// else two. Rows are therefore worked through from end to end, even ones to the right and odd ones
-// back, so that a turn keeps b; pairs are swapped because the compiler then finds registers without
-// conflicts.
-// 8 x 16 sums, of 128 FFMA in one cycle (counted in the machine code, nvcc 13.0): so 121, in plain
-// order 114
+// AddOuterProduct orders the FFMA so that few of them have register bank conflicts. An SM
+// sub-partition issues one instruction a cycle, but its registers lie in two banks that deliver one
+// register a cycle each. An FFMA has three operands. It costs one cycle if one operand is that of
+// the previous instruction (the reuse cache) and the other two lie in different banks, else two.
+// Even rows therefore run to the right and odd rows back, so that a turn keeps b. Columns are
+// swapped in pairs, because the compiler then finds registers without conflicts.
+// FFMA in one cycle, of 128 for 8 x 16 sums (counted in the machine code, nvcc 13.0): 121; in
+// plain order 114
 template <int kM, int kN>
 __device__ inline void AddOuterProduct(const float (&a)[kM], const float (&b)[kN],
                                        float (&sums)[kM][kN]) {

@@ -1,11 +1,11 @@
-// The frame of the rungs thread_tile, warp_tile and split_tile: a block of 256 threads computes 128
-// x 128 elements of C, a thread 8 x 8 of them in registers. What tells the rungs apart is a layout:
-// how A lies in shared memory, which elements a thread owns, and whether the next tiles are fetched
-// below the arithmetic.
+// The common kernel of the rungs thread_tile, warp_tile and split_tile. A block of 256 threads
+// computes 128 x 128 elements of C; a thread keeps 8 x 8 of them in registers. A layout tells the
+// rungs apart: the order of A in shared memory, the elements of a thread, and whether the next
+// tiles are prefetched during the arithmetic.
 //
-// Memory: tiles of 8 k of both operands in shared memory, loaded 16 bytes a thread; each operand is
-// read from global memory once for every 128 rows (or columns) of C. 64 sums, 16 fragments and,
-// where tiles are prefetched, 8 floats on their way in registers.
+// Memory: tiles of 8 k of both operands in shared memory, loaded 16 bytes a thread. Each operand is
+// read from global memory once for every 128 rows (or columns) of C. Registers: 64 sums, 16
+// fragments and, with prefetching, 8 floats in flight.
 #ifndef JAXKERNELS_SGEMM_RUNGS_REGISTER_TILE_CUH_
 #define JAXKERNELS_SGEMM_RUNGS_REGISTER_TILE_CUH_
 
@@ -17,27 +17,27 @@
 
 namespace jaxkernels {
 
-inline constexpr int kRungTile = kRegisterTile.block_m;   // rows and columns of C of a block
+inline constexpr int kRungTile = kRegisterTile.block_m;   // rows and columns of a block tile
 inline constexpr int kRungTileK = kRegisterTile.block_k;  // k of a tile
 inline constexpr int kRungThreads = kRegisterTile.Threads();
 static_assert(kRegisterTile.block_n == kRungTile && kRungThreads * 4 == kRungTile * kRungTileK,
               "a thread loads four elements of each operand");
 static_assert(kRegisterTile.thread_m == 8 && kRegisterTile.thread_n == 8, "layouts are of 8 x 8");
 
-// How a tile lies in shared memory.
+// TileOrder is the order of a tile in shared memory.
 enum class TileOrder { kAsStored, kTransposed };  // [line][k], [k][line]
 
-// From one k to the next in a transposed tile. A warp that transposes writes 16 lines of k and of
-// k + 4 at once; with 128 floats from row to row those would share 16 banks.
+// Floats from one k to the next in a transposed tile. A warp that transposes writes 16 lines of k
+// and of k + 4 at once; with a pitch of 128 floats they would share 16 banks.
 inline constexpr int kRungPitch = kRungTile + 4;
 inline constexpr int kRungTileFloats = kRungPitch * kRungTileK;
 
-// Four neighbouring elements of a thread on their way from global to shared memory. 256 threads x 4
-// elements are 128 lines x 8 k.
+// TileQuad moves four neighbouring elements of a thread from global to shared memory. 256 threads x
+// 4 elements are 128 lines x 8 k.
 template <bool kAlongK>
 class TileQuad {
  public:
-  // `aligned`: stored rows begin at multiples of 16 bytes.
+  // `aligned`: stored rows start at 16-byte boundaries.
   __device__ TileQuad(const Operand<kAlongK>& operand, int64_t first_line, bool aligned)
       : line_(kAlongK ? threadIdx.x / 2 : threadIdx.x % 32 * 4),
         depth_(kAlongK ? threadIdx.x % 2 * 4 : threadIdx.x / 32),
@@ -45,7 +45,8 @@ class TileQuad {
         aligned_(aligned),
         from_(operand.data + operand.Offset(first_line + line_, depth_)) {}
 
-  // The quad of the next tile, of whose k only `depth_left` exist; zero beyond the operand.
+  // Loads the quad of the next tile, with zeros beyond the operand. `depth_left`: the k that are
+  // left.
   __device__ void Load(int64_t depth_left, int64_t lines) {
     const bool exists = lines_left_ > 0 && depth_ < depth_left;
     if (aligned_ && exists) {
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(kRungThreads)
   for (int64_t k = 0; k < args.k; k += kRungTileK) {
     __syncthreads();
     if constexpr (Layout::kPrefetches) {
-      load(k + kRungTileK);  // on its way while this tile is multiplied; zero after the last
+      load(k + kRungTileK);  // in flight while this tile is multiplied; zero after the last
       compute(buffer);
       buffer ^= 1;
       store(buffer);
@@ -139,8 +140,8 @@ __global__ void __launch_bounds__(kRungThreads)
   FinishThreadTile<Layout>(to, args.aligned_c, acc);
 }
 
-// Eight neighbours, or two quads kApart apart, of row k of a transposed tile: two loads of 16
-// bytes.
+// LoadQuads reads two quads of row k of a transposed tile, kApart floats apart, by two 16-byte
+// loads.
 template <int kApart>
 __device__ void LoadQuads(const float* tile, int k, int line, float (&fragment)[8]) {
   const float* from = tile + k * kRungPitch + line;

@@ -1,4 +1,4 @@
-// Which tile of C a block of the rungs below the pipelined one works on.
+// Maps a block to its tile of C, for the rungs below the pipelined one.
 #ifndef JAXKERNELS_SGEMM_RUNGS_RUNG_GRID_CUH_
 #define JAXKERNELS_SGEMM_RUNGS_RUNG_GRID_CUH_
 
@@ -12,12 +12,12 @@ struct RungGrid {
 
 struct RungBlock {
   int64_t tile_m, tile_n;
-  const float* a;  // of the block's member of the batch
+  const float* a;  // of the block's batch member
   const float* b;
   int64_t c_offset;
 };
 
-// Tiles go along n first, then along m, then over the members of the batch.
+// BlockOfGrid orders tiles along n first, then along m, then over the batch.
 __device__ inline RungBlock BlockOfGrid(const SgemmArgs& args, const RungGrid& grid) {
   const unsigned tiles = grid.tiles_m * grid.tiles_n;
   const unsigned tile = blockIdx.x % tiles, member = blockIdx.x / tiles;

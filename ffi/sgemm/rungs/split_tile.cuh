@@ -1,9 +1,9 @@
-// The fifth rung: the other cure of the conflicts of thread_tile. A thread's 8 x 8 elements are
+// The fifth rung: the other cure for the conflicts of thread_tile. A thread's 8 x 8 elements are
 // four tiles of 4 x 4, 64 rows and 64 columns apart, so that neighbouring threads read neighbouring
 // quads.
 //
-// Work split: 16 x 16 threads, a warp is 2 x 16 of them. Bank conflicts: none; eight threads read
-// 128 neighbouring bytes of B and one quad of A. The stores of C gain too: a warp writes two whole
+// Work split: 16 x 16 threads; a warp is 2 x 16 of them. Bank conflicts: none. Eight threads read
+// 128 contiguous bytes of B and one quad of A. Stores of C gain too: a warp writes two whole
 // sectors of four lines side by side.
 #ifndef JAXKERNELS_SGEMM_RUNGS_SPLIT_TILE_CUH_
 #define JAXKERNELS_SGEMM_RUNGS_SPLIT_TILE_CUH_

@@ -1,10 +1,10 @@
-// The third rung: sums in registers. A thread computes 8 x 8 elements of C, so that it multiplies
-// 64 times for 16 loads from shared memory.
+// The third rung: sums in registers. A thread computes 8 x 8 elements of C and multiplies 64 times
+// for 16 loads from shared memory.
 //
-// Work split: 16 x 16 threads in the order of their numbers, so that a warp is 2 x 16 of them. Bank
-// conflicts, on purpose, for the next rungs to cure: A lies as it is stored, [row][k], and is
-// read float by float, two rows 64 floats apart at once; the 16-byte loads of B step over 8 floats
-// from thread to thread, so that threads t and t + 4 meet in the same banks.
+// Work split: 16 x 16 threads in the order of their numbers; a warp is 2 x 16 of them. Bank
+// conflicts: kept on purpose, for the next rungs to cure. A lies as it is stored, [row][k], and is
+// read float by float, two rows 64 floats apart at once. The 16-byte loads of B step over 8 floats
+// from thread to thread, so that threads t and t + 4 use the same banks.
 #ifndef JAXKERNELS_SGEMM_RUNGS_THREAD_TILE_CUH_
 #define JAXKERNELS_SGEMM_RUNGS_THREAD_TILE_CUH_
 

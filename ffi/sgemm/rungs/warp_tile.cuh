@@ -1,9 +1,9 @@
 // The fourth rung: no bank conflicts. A is transposed on its way into shared memory, and a warp is
-// 4 x 8 threads; the next tiles are fetched below the arithmetic.
+// 4 x 8 threads. The next tiles are prefetched during the arithmetic.
 //
 // Work split: 4 x 2 warps of 4 x 8 threads; a warp computes 32 x 64 elements of C. Bank conflicts:
-// every eight threads, which a 16-byte load serves at once, ask for at most four different quads of
-// A, 8 floats apart (banks 0, 8, 16, 24 and the three after each), and two of B.
+// a 16-byte load serves eight threads at once. They read at most four different quads of A, 8
+// floats apart (banks 0, 8, 16, 24 and the three after each), and two of B.
 #ifndef JAXKERNELS_SGEMM_RUNGS_WARP_TILE_CUH_
 #define JAXKERNELS_SGEMM_RUNGS_WARP_TILE_CUH_
 
