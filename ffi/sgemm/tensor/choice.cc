@@ -8,22 +8,23 @@
 namespace jaxkernels {
 namespace {
 
-// Fitted to 310 products, of which five get a rung that is more than 5 % slower than the other
-// (README.md). Of 150 others of few tiles and deep k, drawn after that of parts was fitted, three
-// do.
+// TensorCost is fitted to 310 products. Five of them get a rung that is more than 5 % slower than
+// the other (README.md). So do three of 150 products with few tiles and large k, drawn after the
+// cost of parts was fitted.
 // H200, all launches of a call in a graph, us (2026-11):
 // 512^3 26, 1024^3 37, 2048^3 113, 4096^3 732, 8192^3 5310
 struct TensorCost {
-  // Starting five kernels instead of one, and those of repairs that find nothing to do.
+  // Launch of five kernels instead of one, and of each repair kernel that finds nothing to do.
   static constexpr double kLaunchCycles = 15000;
   static constexpr double kIdleLaunchCycles = 2000;
-  // Splitting reads an element once or twice, and writes as much once; so many bytes a cycle.
+  // Splitting reads an element once or twice, and writes the same size once. The rate is in bytes a
+  // cycle.
   static constexpr double kBytesReadOnce = 8, kBytesReadTwice = 12;
   static constexpr double kSplitBytesPerCycle = 1800;
-  // A tile of 128 x 128: from its last product to its last store, and 64 of k.
+  // A tile of 128 x 128: from its last product to its last store; then each 64 k.
   static constexpr double kTileCycles = 15000;
   static constexpr double kStepCycles = 1700, kCompensatedStepCycles = 2400;
-  // A part of one, likewise, and the kernel that adds parts: its launch, and the bytes of a cycle,
+  // A part of a tile, likewise. Then the kernel that adds parts: its launch, and the bytes a cycle
   // of one of its blocks and of all.
   // H200, the splitting of operands, the product, the adding, us (2026-11):
   // (256, 256, 8192), 13 parts a tile 15.3, 13.4, 5.8
@@ -33,28 +34,28 @@ struct TensorCost {
   static constexpr double kPartCycles = 8000;
   static constexpr double kFinishCycles = 6300;
   static constexpr double kFinishBytesOfBlock = 24, kFinishBytesPerCycle = 2500;
-  // What a part takes of an SM in a batch that keeps all of them busy: its sums leave the L2.
+  // SM time of a part in a batch that keeps all SMs busy: the part's sums leave the L2.
   static constexpr double kPartOfBatchCycles = 14500;
 };
 
-// A product of float16 pairs errs by up to 2^-21 of itself, repairs leave as much (pair.cuh), and
-// wgmma truncates: fewer terms than these do not hide that behind k eps.
+// A product of float16 pairs has a relative error of up to 2^-21. Repairs leave the same error
+// (pair.cuh), and wgmma truncates. With fewer terms than this, k eps does not hide that.
 constexpr int64_t kLeastDepth = 32;
 
-// It holds both operands again.
+// The scratch holds both operands again.
 constexpr int64_t kMaxScratchBytes = int64_t{8} << 30;
 constexpr int64_t kMaxScratchBytesUnasked = int64_t{4} << 30;
-// A batch is made in at most so many groups: each is five launches or more.
+// A batch runs in at most this many groups: each is five launches or more.
 constexpr int64_t kMaxGroups = 32;
 
-// Tiles of C have numbers of 32 bits, in lists of elements too.
+// Tiles of C have 32-bit numbers, in lists of elements too.
 constexpr int64_t kMaxTiles = int64_t{1} << 24;
 
-// A part of k has at least so many steps. In a batch parts cost, and a member knows nothing of
-// others: its parts are the fewest with which it takes at most so many times what it takes with the
-// best number, and with which the product, without what comes before and after it, would take at
-// most so many times what it takes unsplit in a large batch.
-// H200, alone and 16 of them, by so many parts, us (2026-11):
+// A part of k has at least kLeastSteps steps. In a batch parts cost time, and a member does not
+// know the others. It gets the fewest parts with which two times are near their best. Its own time
+// is at most kNearlyBest times that of the best number of parts. The time of the product kernel
+// alone, in a large batch, is at most kMostOfBatch times that without parts.
+// H200, alone and 16 of them, by number of parts, us (2026-11):
 // (512, 512, 4096) 1 99, 354; 2 60, 375; 4 40, 377; 6 37, 400; 8 36, 428; cuBLAS 52, 679
 // (256, 256, 4096) 1 91, 192; 4 33, 149; 10 27, 160; 24 27, 195; cuBLAS 23, 234
 // (1024, 1024, 1024), in an earlier form, 1 39, 342; 2 35, 426
@@ -70,7 +71,7 @@ double StepCycles(const SgemmProblem& problem, const DeviceLimits& limits, int64
                                                  : TensorCost::kStepCycles;
 }
 
-// What the product of a tile takes of an SM where all of them are busy.
+// CyclesInBatch is the SM time of a tile's product while all SMs are busy.
 double CyclesInBatch(const SgemmProblem& problem, const DeviceLimits& limits, int64_t split_k) {
   const auto steps = static_cast<double>(CeilDiv(problem.k, kTensorStepK));
   const double around =
@@ -108,7 +109,7 @@ int64_t SplitOfTensor(const SgemmProblem& problem, const DeviceLimits& limits) {
   }
   int64_t fewest = 1;
   while (!is_cheap(fewest) || cycles_of(fewest) > kNearlyBest * least) ++fewest;
-  return CeilDiv(steps, CeilDiv(steps, fewest));  // of which none is empty
+  return CeilDiv(steps, CeilDiv(steps, fewest));  // no part is empty
 }
 
 SgemmProblem GroupOfTensor(const SgemmProblem& problem, int64_t split_k) {

@@ -1,8 +1,8 @@
-// The end of a tile of C: scaled sums in registers become elements of C, unless a pair of float16
-// may not have held what they need.
+// The epilogue of a tile of C: scaled sums in registers become elements of C, unless pairs of
+// float16 may be too inaccurate for them.
 //
-// Owns: which sums are uncertain, the list of those that are computed again, and the stores. Must
-// not know: how the sums came about.
+// Owns: the test for uncertain sums, the list of those that are recomputed, and the stores. Must
+// not know: how the sums are computed.
 #ifndef JAXKERNELS_SGEMM_TENSOR_FINISH_CUH_
 #define JAXKERNELS_SGEMM_TENSOR_FINISH_CUH_
 
@@ -16,9 +16,9 @@ struct TensorTile {
   int member, m, n;
 };
 
-// A thread's elements of a tile, as wgmma.cuh has them: rows `row` and `row` + 8, pairs of columns
-// from `column` on. Bit i of a mask is that of sums[i]. All 64 of a thread that multiplies, or some
-// of them (parts.cuh).
+// TensorFinish holds a thread's elements of a tile, in the layout of wgmma.cuh: rows `row` and
+// `row` + 8, pairs of columns from `column` on. Bit i of a mask belongs to sums[i]. A thread has
+// all 64 sums of a multiplying thread, or some of them (parts.cuh).
 template <int kSums>
 class TensorFinish {
  public:
@@ -35,12 +35,13 @@ class TensorFinish {
     offset_ = (int64_t{tile.member} * args.product.m + first_row) * args.product.n + first_column;
   }
 
-  // Finds uncertain sums. False if the warp has so many of them that the tile is to be computed
-  // again as a whole; then it is flagged.
+  // Examine finds uncertain sums. If the warp has too many of them, it returns false and flags the
+  // tile, which is then recomputed as a whole.
   __device__ bool Examine(const float (&sums)[kSums]) { return Decide(CountUncertain(sums)); }
 
-  // Its two steps, where the 16 x 128 sums of a warp of the product are spread over several warps:
-  // how many of this one's are uncertain, and what follows from how many of all are.
+  // CountUncertain and Decide are the two steps of Examine, for 16 x 128 sums that are spread over
+  // several warps. The first counts the uncertain sums of this warp. The second decides by the
+  // count of all warps.
   __device__ int CountUncertain(const float (&sums)[kSums]) {
     if (__any_sync(~0u, MayBeUncertain(sums))) uncertain_ = FindUncertain(sums);
     return __reduce_add_sync(~0u, __popcll(uncertain_));
@@ -54,12 +55,12 @@ class TensorFinish {
     return false;
   }
 
-  // Whether any part of the tile was flagged, once all have been decided upon.
+  // IsFlagged tells whether any part of the tile was flagged, once all parts are decided.
   __device__ bool IsFlagged() const {
     return *const_cast<const volatile uint32_t*>(&args_.flags[tile_]) != 0;
   }
 
-  // Stores what is certain, and lists the rest for repair.
+  // Store stores the certain sums, and lists the others for repair.
   __device__ void Store(const float (&sums)[kSums]) const {
     if (count_ > 0) ListRepairs();
     if (args_.product.beta == 0.0f) {
@@ -73,7 +74,7 @@ class TensorFinish {
   static __device__ constexpr int RowOf(int i) { return i / 2 % 2 * 8; }
   static __device__ constexpr int ColumnOf(int i) { return i / 4 * 8 + i % 2; }
 
-  // Never false where a sum is uncertain.
+  // MayBeUncertain is never false if a sum is uncertain.
   __device__ bool MayBeUncertain(const float (&sums)[kSums]) const {
     float least = fabsf(sums[0]);
 #pragma unroll
@@ -108,7 +109,7 @@ class TensorFinish {
     return uncertain;
   }
 
-  // In any order: each of them is computed alone.
+  // The list has no order: each element is computed alone.
   __device__ void ListRepairs() const {
     uint64_t uncertain = uncertain_;
     if (uncertain == 0) return;
@@ -130,7 +131,7 @@ class TensorFinish {
     }
   }
 
-  // kPairs: all elements are wanted and exist, and their pairs are aligned.
+  // kPairs: all elements are certain and in range, and their pairs are aligned.
   template <bool kReadC, bool kPairs>
   __device__ void StoreElements(const float (&sums)[kSums]) const {
     const SgemmArgs& product = args_.product;
@@ -141,7 +142,7 @@ class TensorFinish {
     for (int i = 0; i < kSums; i += 2) {
       const float4 b = *reinterpret_cast<const float4*>(of_b + ColumnOf(i));
       const float2 row = a[i / 2 % 2];
-      // Products of powers of two, of which neither overflows. One is zero only if the result is.
+      // Neither product of powers of two overflows. One is zero only if the result is.
       const float left = sums[i] * (row.x * b.x) * (row.y * b.y);
       const float right = sums[i + 1] * (row.x * b.z) * (row.y * b.w);
       const int64_t at = offset_ + RowOf(i) * product.n + ColumnOf(i);
@@ -166,11 +167,11 @@ class TensorFinish {
 
   const TensorArgs& args_;
   int member_, row_, column_;
-  int tile_a_, tile_b_;  // among the tiles of the operands of all members
-  uint32_t tile_;        // of C, of all members
+  int tile_a_, tile_b_;  // among the tiles of all members of the operands
+  uint32_t tile_;        // among the tiles of C of all members
   int64_t rows_, columns_, offset_;
   uint64_t uncertain_ = 0;
-  int count_ = 0;  // of the 16 x 128 sums that this thread has some of
+  int count_ = 0;  // uncertain sums among the 16 x 128 that this thread has a share of
 };
 
 }  // namespace jaxkernels

@@ -1,13 +1,11 @@
-// The product of split operands on the tensor cores.
+// Multiplies split operands on the tensor cores.
 //
-// Work split: a block computes one tile of 128 x 128 after the other: one warpgroup copies, two
-// multiply 64 x 128 each. While they store a tile the copies for the next one are on their way.
-// Where k is split a block computes one part of a tile's k after the other, and stores its sums for
-// parts.cuh.
+// Work split: a block computes one 128 x 128 tile after the other. One warpgroup copies; two
+// multiply 64 x 128 each. The copies for the next tile run while they store a tile. With split-k a
+// block computes one part of a tile's k after the other, and stores the sums for parts.cuh.
 //
-// Memory: three stages of 64 KiB. A thread that multiplies holds three times 64 sums.
-// Result valid in: C, but for the elements in the list of repairs and for flagged tiles; or in the
-// sums of the parts.
+// Memory: three stages of 64 KiB. A multiplying thread holds three times 64 sums. Result valid in:
+// C, except for the listed repairs and flagged tiles; with split-k, the sums of the parts.
 #ifndef JAXKERNELS_SGEMM_TENSOR_KERNEL_CUH_
 #define JAXKERNELS_SGEMM_TENSOR_KERNEL_CUH_
 
@@ -19,10 +17,10 @@
 
 namespace jaxkernels {
 
-// Of a thread, once its warpgroup is known to copy or to multiply: 128 x 24 + 256 x 240 of 65536.
+// Registers per thread (setmaxnreg): producer 24, consumers 240. 128 x 24 + 256 x 240 of 65536.
 inline constexpr int kCopyRegisters = 24, kMultiplyRegisters = 240;
 
-// The images of a tile, for one step of k after the other.
+// TileImages points to the images of a tile, one step of k after the other.
 struct TileImages {
   const char* a;
   const char* b;
@@ -40,7 +38,7 @@ struct TileImages {
   }
 };
 
-// Whether any thread of the warps that multiply says so; they all take part.
+// VoteOfConsumers is an OR-reduction over all threads of the consumer warps.
 __device__ inline bool VoteOfConsumers(bool vote) {
   int any;
   asm volatile(
@@ -56,14 +54,14 @@ __device__ inline bool VoteOfConsumers(bool vote) {
   return any != 0;
 }
 
-// A launch computes these tiles: of all members, in the order of TileOfIndex. Where k is split,
-// these parts of tiles: those of a tile are neighbours.
+// TileRange is the tiles of a launch, over all members, in the order of TileOfIndex. With split-k
+// it counts parts of tiles; those of a tile are neighbours.
 struct TileRange {
   unsigned begin, end;
-  bool looks;  // first, whether the work on the one member that there is is in vain
+  bool looks;  // the launch first tests whether work on its only member is in vain
 };
 
-// By one thread: fills stages for the block's tiles, one after the other.
+// CopyTiles fills stages for the block's tiles, one after the other. One thread calls it.
 template <bool kParts>
 __device__ inline void CopyTiles(const TensorArgs& args, const StageRing& ring,
                                  const TileRange& tiles) {
@@ -80,7 +78,7 @@ __device__ inline void CopyTiles(const TensorArgs& args, const StageRing& ring,
   }
 }
 
-// By the threads of two warpgroups.
+// MultiplyTiles is called by the threads of two warpgroups.
 template <bool kCompensated, bool kParts>
 __device__ inline void MultiplyTiles(const TensorArgs& args, const StageRing& ring,
                                      const TileRange& tiles) {
@@ -96,14 +94,14 @@ __device__ inline void MultiplyTiles(const TensorArgs& args, const StageRing& ri
       const int row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
       TensorFinish<64> finish(args, TileOfIndex(args, index), row, column);
       bool certain = finish.Examine(sums);
-      // What is computed again as a whole may read C: then nothing of the tile is stored here.
+      // Recomputing a whole tile may read C, so nothing of that tile is stored here.
       if (args.product.beta != 0.0f) certain = !VoteOfConsumers(!certain);
       if (certain) finish.Store(sums);
     }
   }
 }
 
-// A block that ends at once changes no result: all tiles are computed again then.
+// A block that returns early changes no result: all tiles are recomputed then.
 template <bool kCompensated, bool kParts>
 __global__ void __launch_bounds__(kTensorThreads, 1)
     TensorProduct(const __grid_constant__ TensorArgs args,
@@ -111,7 +109,7 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
 #if JK_HAS_WGMMA
   extern __shared__ char smem[];
   __shared__ StageBarriers barriers;
-  __shared__ bool in_vain;  // read once for all threads: other blocks flag tiles meanwhile
+  __shared__ bool in_vain;  // read by one thread, because other blocks flag tiles meanwhile
   const StageRing ring(barriers, (SharedAddress(smem) + 1023) & ~1023u);
   if (threadIdx.x == 0) {
     in_vain = tiles.looks && IsInVain(args, 0);

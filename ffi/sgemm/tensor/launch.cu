@@ -1,6 +1,6 @@
-// Starts the kernels of the rung `tensor`: split, multiply, repair.
+// Launches the kernels of the rung `tensor`: split, multiply, repair.
 //
-// Owns: the places in its scratch as pointers, and the order of launches. Must not know: policy.
+// Owns: the pointers into its scratch, and the order of launches. Must not know: policy.
 #include <algorithm>
 
 #include "core/function_attributes.h"
@@ -91,7 +91,7 @@ cudaError_t StartProduct(const SgemmPlan& plan, TensorArgs& args, TileRange tile
                plan.smem_bytes, arguments, stream);
 }
 
-// A cluster, a tile.
+// StartFinish launches one cluster per tile.
 cudaError_t StartFinish(TensorArgs& args, int64_t tiles, cudaStream_t stream) {
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;

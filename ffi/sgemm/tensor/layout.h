@@ -1,12 +1,11 @@
-// Where the scratch of the rung `tensor` has what: split operands, and what is known of their
-// lines.
+// The layout of the scratch of the rung `tensor`: split operands, and facts about their lines.
 //
-// Owns: the sizes of its tiles, and the places in its scratch. Must not know: CUDA, plans.
+// Owns: the sizes of tiles, and the offsets in the scratch. Must not know: CUDA, plans.
 //
-// An operand becomes images, in the order [member][tile of lines][step of k]. An image is what a
-// stage of the product holds of an operand: the high parts of 128 lines x 64 k, then the low parts,
-// as wgmma.cuh wants tiles. A line is a row of op(A) or a column of op(B). Where a tile or a step
-// reaches beyond the operand there are zeros.
+// An operand becomes packed tiles called images, in the order [member][tile of lines][step of k].
+// An image is a stage of one operand in shared memory: the high parts of 128 lines x 64 k, then the
+// low parts, in the layout of wgmma.cuh. A line is a row of op(A) or a column of op(B). Elements
+// beyond the operand are zero.
 #ifndef JAXKERNELS_SGEMM_TENSOR_LAYOUT_H_
 #define JAXKERNELS_SGEMM_TENSOR_LAYOUT_H_
 
@@ -16,7 +15,7 @@
 
 namespace jaxkernels {
 
-inline constexpr int kTensorLines = 128;  // of a tile of C on both sides: BM, BN
+inline constexpr int kTensorLines = 128;  // of a tile of C, on both sides: BM, BN
 inline constexpr int kTensorStepK = 64;   // BK
 inline constexpr int kTensorLineBytes = kTensorStepK * 2;
 inline constexpr int kTensorPartBytes = kTensorLines * kTensorLineBytes;
@@ -24,8 +23,9 @@ inline constexpr int kTensorImageBytes = 2 * kTensorPartBytes;
 inline constexpr int kTensorStages = 3;
 inline constexpr int kSplitThreads = 256;  // of a block that splits operands
 
-// The sums of 64 of k each are added one after the other. Simulated, relF of so many normal terms:
-// 4096 1.4e-7, 16384 2.8e-7, 65536 5.5e-7, 200000 1.0e-6. FFMA sums parts of 2816 apart.
+// Limit of k: the sums of 64 k each are added one after the other. Simulated relF by the number of
+// normal terms: 4096 1.4e-7, 16384 2.8e-7, 65536 5.5e-7, 200000 1.0e-6. FFMA sums parts of 2816
+// separately.
 inline constexpr int64_t kTensorMostDepth = 65536;
 inline constexpr int kTensorStageBytes = 2 * kTensorImageBytes;  // an image of A, one of B
 
@@ -33,13 +33,13 @@ inline constexpr int kTensorSmemBytes = kTensorStages * kTensorStageBytes + 1024
 inline constexpr int kTensorThreads = 384;                     // one warpgroup copies, two multiply
 inline constexpr int kTensorThreadM = 2, kTensorThreadN = 32;  // sums of a thread that multiplies
 
-// Elements of a warp's 16 x 128 sums that are repaired one by one; with more of them the whole tile
-// is.
+// Elements of a warp's 16 x 128 sums that are repaired singly. With more of them the whole tile is
+// recomputed.
 inline constexpr int kMostRepairsOfWarp = 8;
 inline constexpr int kWarpsOfTensorTile = 8;
 inline constexpr int kTensorTileBytes = kTensorLines * kTensorLines * 4;  // of sums
 
-// Places in bytes from the beginning of the scratch. All are multiples of 1024.
+// Offsets in bytes from the start of the scratch, all of them multiples of 1024.
 struct OperandScratch {
   int64_t images;
   int64_t factors;     // two float32 a line
@@ -51,14 +51,14 @@ struct OperandScratch {
 
 struct TensorScratch {
   int64_t tiles_m, tiles_n, steps;
-  int64_t tiles;  // of C, of all members
+  int64_t tiles;  // of C, over all members
   OperandScratch a, b;
-  int64_t parts;         // sums of a tile, for every split of k; nothing where there is one
+  int64_t parts;         // sums of a tile for every split of k; empty without split-k
   int64_t repairs;       // two uint32 each
   int64_t flags;         // uint32 a tile of C, zero at first
   int64_t flagged;       // uint32 a member: its flagged tiles, zero at first
   int64_t repair_count;  // uint32, zero at first
-  int64_t zeroed;        // from here on everything is zero before a product
+  int64_t zeroed;        // start of the bytes that are zeroed before a product
   int64_t bytes;
 };
 

@@ -4,8 +4,8 @@
 //
 // A line is scaled by a power of two so that its largest finite element lies in [2^14, 2^15). Then
 // high <= 2^15, |x - high| <= 8 and |low| <= 2^14. A pair keeps 23 bits of every element of at
-// least 2^-13 (2^-28 of the largest); below, high and low lose bits to the smallest float16, 2^-24,
-// and the error is at most 2^-36.
+// least 2^-13 (2^-28 of the largest). Below that, high and low lose bits to the smallest float16,
+// 2^-24, and the error is at most 2^-36.
 #ifndef JAXKERNELS_SGEMM_TENSOR_PAIR_CUH_
 #define JAXKERNELS_SGEMM_TENSOR_PAIR_CUH_
 
@@ -20,25 +20,26 @@ namespace jaxkernels {
 inline constexpr float kLowScale = 2048.0f;
 inline constexpr float kLeastExact = 0x1p-13f;
 
-// A line is marked if it has a non-zero element below kLeastExact. In a product of such an element
-// x with y, scaled both, 2^-36 |y| are missing at most because x was rounded, and as much because
-// low low is left out: 2^-35 of the other line's norm, the sum of its |y|, in all of a sum. A sum
-// of at least 2^-14 of that norm is certain: it lacks 2^-21 of itself at most.
+// A line is marked if it has a nonzero element below kLeastExact. In the product of such an element
+// x with y, both scaled, rounding x loses at most 2^-36 |y|. Leaving out low low loses as much. A
+// whole sum loses at most 2^-35 of the other line's norm, which is the sum of its |y|. A sum of at
+// least 2^-14 of that norm is certain: it loses at most 2^-21 of itself.
 inline constexpr float kLeastSumOfNorm = 0x1p-14f;
-// No norm is larger than k times this.
+// A norm is at most k times this.
 inline constexpr float kMostOfElement = 0x1p15f;
 static_assert(kTensorMostDepth * double{kMostOfElement} < 0x1p32, "norms are uint32");
 
 // 2^exponent. Requires: -126 <= exponent <= 127.
 __device__ inline float PowerOfTwo(int exponent) { return __int_as_float((exponent + 127) << 23); }
 
-// The scale of a line in two halves, as the whole one may be no float32.
+// LineScale is the scale of a line as two factors, because their product may be out of float32's
+// range.
 struct LineScale {
   float first, second;            // scale
   float undo_first, undo_second;  // 1 / scale
 };
 
-// `bits` are those of the largest finite |x|.
+// `bits` are the bits of the largest finite |x|.
 __device__ inline LineScale ScaleOfMaximum(uint32_t bits) {
   int exponent = 0;
   if (bits != 0) {
@@ -53,13 +54,13 @@ struct Pair {
   __half high, low;
 };
 
-// What a thread learns of the elements of a line that it splits.
+// LineFacts are the facts that a thread learns about a line while splitting it.
 struct LineFacts {
-  uint32_t norm = 0;  // the sum of all |x|, scaled, each rounded up: integers, so in any order
+  uint32_t norm = 0;  // sum of the scaled |x|, rounded up to integers: equal in any order
   bool marked = false;
 };
 
-// A non-finite x becomes NaN, with which every sum of its line is NaN.
+// SplitIntoPair turns a non-finite x into NaN, so that every sum of its line is NaN.
 __device__ inline Pair SplitIntoPair(float x, const LineScale& scale, LineFacts& facts) {
   float scaled = x * scale.first * scale.second;
   if (!(fabsf(x) <= 3.402823466e38f)) scaled = __int_as_float(0x7fffffff);

@@ -1,10 +1,10 @@
-// Where k is split: parts of it, whose sums meet in the scratch.
+// Split-k: the parts of k, whose sums meet in the scratch.
 //
-// Owns: the order of tiles and of their parts, where the sums of a part lie, and the kernel that
-// adds them up. Must not know: how the sums came about, who repairs.
+// Owns: the order of tiles and of their parts, the layout of a part's sums, and the kernel that
+// adds them. Must not know: how the sums are computed, who repairs.
 //
-// The kernel that adds is a launch of its own. The block that ends last could do it instead, but
-// one SM reads 64 bytes a cycle, and 32 parts of a tile are 2 MiB.
+// A separate launch adds the parts. The block that ends last could do it instead, but one SM reads
+// 64 bytes a cycle, and 32 parts of a tile are 2 MiB.
 #ifndef JAXKERNELS_SGEMM_TENSOR_PARTS_CUH_
 #define JAXKERNELS_SGEMM_TENSOR_PARTS_CUH_
 
@@ -14,8 +14,8 @@
 
 namespace jaxkernels {
 
-// Tiles are visited in bands of this many tile rows, column by column, so that the blocks that run
-// at the same time share lines of A and of B in the L2.
+// Tile rows of a band. Blocks visit a band column by column, so that concurrent blocks share lines
+// of A and of B in the L2.
 inline constexpr unsigned kTensorBandTiles = 16;
 
 __device__ inline TensorTile TileOfIndex(const TensorArgs& args, unsigned index) {
@@ -33,7 +33,7 @@ struct StepsOfPart {
   int first, count;
 };
 
-// `index`: of a tile, or of a part of one. The last parts may have fewer steps, or none.
+// `index` is that of a tile, or of a part of a tile. The last parts may have fewer steps, or none.
 template <bool kParts>
 __device__ inline StepsOfPart StepsOf(const TensorArgs& args, unsigned index) {
   if constexpr (kParts) {
@@ -44,7 +44,7 @@ __device__ inline StepsOfPart StepsOf(const TensorArgs& args, unsigned index) {
   }
 }
 
-// The sums of a part lie as its threads have them: by packs of four, then by threads.
+// The sums of a part are stored as its threads hold them: by packs of four, then by threads.
 inline constexpr int kPacksOfThread = 64 / 4, kMultiplyingThreads = kWarpsOfTensorTile * 32;
 inline constexpr int kPacksOfPart = kPacksOfThread * kMultiplyingThreads;
 static_assert(kPacksOfPart * sizeof(float4) == kTensorTileBytes);
@@ -59,9 +59,9 @@ __device__ inline void StorePart(const TensorArgs& args, unsigned index, int thr
   }
 }
 
-// Adds what lies in `parts`, every `kPacksOfPart` packs, in this order. What an addition loses is
-// kept (exactly, where the sum is not smaller than the part) and added at the end. Scaled sums are
-// finite or NaN.
+// AddParts adds the parts at `parts`, kPacksOfPart packs apart, in order. It sums the rounding
+// error of each addition, and adds it at the end. The error is exact if the sum is not smaller than
+// the part. Scaled sums are finite or NaN.
 template <int kPacks>
 __device__ inline void AddParts(const float4* parts, int count, float (&sums)[kPacks * 4]) {
   float lost[kPacks * 4];
@@ -85,8 +85,8 @@ __device__ inline void AddParts(const float4* parts, int count, float (&sums)[kP
   for (int i = 0; i < kPacks * 4; ++i) sums[i] += lost[i];
 }
 
-// A cluster of so many blocks, a tile: each of them the 16 x 128 sums of a warp of the product, of
-// which each of its warps has 16 columns.
+// FinishParts runs a cluster of kFinishBlocks blocks per tile. A block finishes the 16 x 128 sums
+// of one warp of the product; each of its own warps has 16 columns.
 inline constexpr int kFinishBlocks = kWarpsOfTensorTile;
 inline constexpr int kFinishWarps = 8, kFinishThreads = kFinishWarps * 32;
 
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kFinishThreads)
 #pragma unroll
   for (int i = 0; i < kFinishWarps; ++i) count += uncertain[i];
   bool certain = finish.Decide(count);
-  // What is computed again as a whole may read C: then nothing of the tile is stored here.
+  // Recomputing a whole tile may read C, so nothing of that tile is stored here.
   if (args.product.beta != 0.0f) {
     WaitForCluster();
     certain = !finish.IsFlagged();

@@ -9,12 +9,13 @@
 namespace jaxkernels {
 namespace {
 
-// Where more tiles of a member than these are to be made again, all of them are.
+// All tiles of a member are recomputed if more than max(kFewTiles, tiles / kShareOfTiles) must be.
 constexpr int64_t kFewTiles = 8, kShareOfTiles = 32;
 
-// A product of one member looks once whether all its tiles are to be made again: after twice as
-// many as must be marked, and a whole number for each SM. Only where that is a small part of them:
-// between two launches the SMs run empty.
+// A product of one member tests once whether all its tiles will be recomputed. It tests between two
+// launches, after twice the tiles that must be marked, rounded up to a multiple of the SMs. It
+// tests only if these are at most 1 / kMostShareOfLook of all tiles, because the SMs run empty
+// between two launches.
 constexpr int64_t kMostShareOfLook = 4;
 
 int64_t TilesBeforeLook(const SgemmProblem& problem, const DeviceLimits& limits,
@@ -49,12 +50,12 @@ SgemmProblem PlanTensor(const SgemmProblem& problem, const DeviceLimits& limits,
 }
 
 void FinishTensorPlan(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan) {
-  // A block takes one tile, or part of one, after the other.
+  // A block takes one tile, or one part of a tile, after the other.
   plan.grid_blocks = std::min<int64_t>(plan.grid_blocks, limits.sm_count);
   plan.sm_count = limits.sm_count;
   plan.compensated = IsCompensated(problem, limits, plan.split_k);
   const int64_t tiles = plan.tiles_m * plan.tiles_n;
-  // A result in place cannot be made again as a whole once a tile is stored.
+  // An in-place result cannot be recomputed as a whole once a tile is stored.
   plan.most_marked_tiles = problem.adds_c ? tiles : std::max(kFewTiles, tiles / kShareOfTiles);
   plan.tiles_before_look = TilesBeforeLook(problem, limits, plan);
   plan.pack_c = problem.HasAlignedPairsC() ? 2 : 1;

@@ -1,7 +1,7 @@
-// The plan of a product on the tensor cores.
+// Plans a product on the tensor cores.
 //
-// Owns: how a choice becomes the fields of a plan. Must not know: why it was chosen (choice.h), how
-// tiles are made again (PlanRepairs in ../plan.cc), CUDA.
+// Owns: the translation of a choice into plan fields. Must not know: the reasons of the choice
+// (choice.h), how tiles are recomputed (PlanRepairs in ../plan.cc), CUDA.
 #ifndef JAXKERNELS_SGEMM_TENSOR_PLAN_H_
 #define JAXKERNELS_SGEMM_TENSOR_PLAN_H_
 
@@ -11,13 +11,13 @@
 
 namespace jaxkernels {
 
-// The fields that do not follow from the tiles of C. split_k: as it was when the program was
-// lowered, or 0. Returns the problem of the members that are made at once, to which the rest of the
-// plan belongs.
+// PlanTensor sets the fields that do not depend on the number of tiles of C. It returns the problem
+// of the members that run at once; the rest of the plan is made for that. split_k: its value when
+// the program was lowered, or 0.
 SgemmProblem PlanTensor(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
                         SgemmPlan& plan);
 
-// The others, once tiles and grid are there as for any rung.
+// FinishTensorPlan sets the other fields, once tiles and grid are set as for any rung.
 void FinishTensorPlan(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan);
 
 }  // namespace jaxkernels

@@ -1,11 +1,11 @@
-// The sums of a tile of C, on their way through k.
+// Sums the products of split operands over k.
 //
-// Owns: which products are made of a stage, their order, and how sums are promoted. Must not know:
-// who fills stages, what becomes of the sums.
+// Owns: the products of a stage, their order, and the promotion of sums. Must not know: who fills
+// stages, how the sums are used.
 //
-// A B = high high + (high low + low high) / 2^11; low low is below what a pair keeps. wgmma adds
-// with a few extra bits and truncates, so the sums of high high start anew with every stage and are
-// added in float32. The others are 2^-11 smaller and need not.
+// A B = high high + (high low + low high) / 2^11; low low is below the precision of a pair. wgmma
+// adds with a few extra bits and truncates. The sums of high high therefore start anew with every
+// stage and are added in float32. The others are 2^-11 smaller and need not.
 // H200, uniform [0, 1), 1024^3, relF (2026-11): anew every 64 of k 1.9e-7, every 128 4.7e-7;
 // one chain of FFMA 4.3e-7
 // H200, product alone, 4096^3, us (2026-11): anew every 64 of k 640, every 32 665, every 16 717
@@ -18,8 +18,8 @@
 
 namespace jaxkernels {
 
-// The products of a stage: main = high high, and cross += the others, whose group comes last. `a`
-// and `b` are the addresses of the warpgroup's 64 lines of A and of the 128 of B.
+// StartProducts starts the products of a stage: main = high high, and cross += the others, in a
+// second group. `a` and `b` are the addresses of the warpgroup's 64 lines of A and of the 128 of B.
 __device__ inline void StartProducts(float (&main)[64], float (&cross)[64], uint32_t a,
                                      uint32_t b) {
   const uint64_t a_high = DescribeTile(a), a_low = DescribeTile(a + kTensorPartBytes);
@@ -41,11 +41,11 @@ __device__ inline void StartProducts(float (&main)[64], float (&cross)[64], uint
   CommitProducts();
 }
 
-// sums += main. Compensated: main becomes what the additions lose, exactly where |sums| >= |main|
-// (Dekker's fast two-sum), rounded elsewhere. A loop that keeps the old sum until its loss is known
-// needs a free register, and the new sum takes it; then the old sum's is free for the next one. So
-// sums move by one register in a step, and back in the next, which goes through them in the other
-// order. (In one order ptxas spills 152 bytes.) Results do not depend on the order.
+// Promote computes sums += main. If compensated, main becomes the rounding error: exact if |sums|
+// >= |main| (Dekker's fast two-sum), else rounded. The old sum lives until its error is known, so
+// the new sum takes a free register, and then the old one's is free for the next. Sums thus move by
+// one register in a step. The next step goes through them in the other order and moves them back.
+// (In one order ptxas spills 152 bytes.) Results do not depend on the order.
 template <bool kCompensated, bool kAscending>
 __device__ inline void Promote(float (&sums)[64], float (&main)[64]) {
 #pragma unroll
@@ -57,10 +57,9 @@ __device__ inline void Promote(float (&sums)[64], float (&main)[64]) {
   }
 }
 
-// Adds the products of a stage. While sums are promoted the cross products are on their way, and
-// those of the other warpgroup while this one waits for them. Waiting less (the next stage's
-// products before these are done) was not faster: 629 to 638 us instead of 610 at 4096^3 (H200,
-// 2026-11).
+// SumStage adds the products of a stage. The cross products run while sums are promoted, and those
+// of the other warpgroup while this one waits for its own. Waiting less (the next stage's products
+// before these are done) was not faster: 629 to 638 us instead of 610 at 4096^3 (H200, 2026-11).
 template <bool kCompensated, bool kAscending>
 __device__ inline void SumStage(float (&sums)[64], float (&main)[64], float (&cross)[64],
                                 const StageRing& ring, StageCursor& cursor, int first_line) {
@@ -80,8 +79,8 @@ __device__ inline void SumStage(float (&sums)[64], float (&main)[64], float (&cr
   }
 }
 
-// sums = those of 64 x 128 elements by a warpgroup, over `steps` stages from `cursor` on.
-// `first_line`: of the 128 lines of A.
+// SumTile sums 64 x 128 elements by a warpgroup, over `steps` stages from `cursor` on. `first_line`
+// is its first of the 128 lines of A.
 template <bool kCompensated>
 __device__ inline void SumTile(float (&sums)[64], const StageRing& ring, StageCursor& cursor,
                                int steps, int first_line) {

@@ -1,7 +1,7 @@
-// Elements of C that pairs cannot hold, summed again from the operands as they are.
+// Recomputes elements of C that pairs cannot represent, from the original operands.
 //
-// Owns: their sums, and those of whole tiles where k is split. Must not know: why an element is in
-// the list, or a tile flagged (finish.cuh).
+// Owns: their sums, and with split-k those of whole tiles. Must not know: why an element is listed,
+// or a tile flagged (finish.cuh).
 #ifndef JAXKERNELS_SGEMM_TENSOR_REPAIR_CUH_
 #define JAXKERNELS_SGEMM_TENSOR_REPAIR_CUH_
 
@@ -14,9 +14,9 @@ namespace jaxkernels {
 inline constexpr int kRepairWarps = kRepairThreads / 32;
 inline constexpr int kRepairBlocksOfSm = 4;
 
-// A block, an element at a time, in an order of its own: the sum of an element depends on nothing
-// but its operands. In float64, because it costs nothing here. kTiles: the blocks make flagged
-// tiles, too, and leave the elements of these out.
+// RepairElements computes one element per block at a time, in any order: the sum of an element
+// depends only on its operands. Sums are float64, because it costs nothing here. kTiles: the blocks
+// also recompute flagged tiles, and skip listed elements of these.
 template <bool kTiles>
 __global__ void __launch_bounds__(kRepairThreads, kTiles ? kRepairBlocksOfSm : 0)
     RepairElements(const __grid_constant__ TensorArgs args) {

@@ -1,11 +1,11 @@
-// Tiles of C that pairs cannot hold, summed again from the operands as they are, where k is split.
+// Recomputes tiles of C that pairs cannot represent, from the original operands, with split-k.
 //
 // Owns: their sums, by float64. Must not know: why a tile is flagged (finish.cuh).
 //
-// Tiles are few then and k is deep. The FFMA kernel, which makes tiles again elsewhere, would have
-// a block a tile, and sum k by launches of at most 1024 k for the sake of accuracy: each of them
-// takes 1 us where there is nothing to do. Float64 sums all of k at half the rate of FFMA, eight
-// blocks a tile, in the launch that repairs elements.
+// With split-k, tiles are few and k is large. The FFMA kernel, which recomputes tiles without
+// split-k, would have one block per tile. For accuracy it would sum at most 1024 k per launch, and
+// each launch takes 1 us even with nothing to do. Float64 sums all of k at half the rate of FFMA,
+// with eight blocks per tile, in the launch that repairs elements.
 #ifndef JAXKERNELS_SGEMM_TENSOR_REPAIR_TILES_CUH_
 #define JAXKERNELS_SGEMM_TENSOR_REPAIR_TILES_CUH_
 
@@ -16,12 +16,13 @@ namespace jaxkernels {
 
 inline constexpr int kRepairThreads = 256;
 
-// Whether a tile, by its number among those of all members, is computed again as a whole.
+// IsMadeAgain tells whether a tile, numbered over all members, is recomputed as a whole.
 __device__ inline bool IsMadeAgain(const TensorArgs& args, unsigned tile) {
   return args.flags[tile] != 0 || IsInVain(args, tile / (args.tiles_m * args.tiles_n));
 }
 
-// A block has 64 x 32 elements of a tile, a thread 2 x 4 of them: rows 32 apart, columns 8.
+// RepairPiece: a block has 64 x 32 elements of a tile, a thread 2 x 4 of them: rows 32 apart,
+// columns 8.
 struct RepairPiece {
   static constexpr int kRows = 64, kColumns = 32, kDepth = 8;
   static constexpr int kRowThreads = 32, kColumnThreads = 8;
@@ -32,8 +33,9 @@ struct RepairPiece {
   static_assert(kRowThreads * kColumnThreads == kRepairThreads);
 };
 
-// kLines of an operand by 8 of k: from memory to registers, on to shared memory as float64. With
-// four of padding behind the lines of a k half a warp writes 8 k of two lines without conflicts.
+// RepairStage moves kLines of an operand by 8 k from memory to registers, then to shared memory as
+// float64. Four elements of padding after the lines of a k let half a warp write 8 k of two lines
+// without conflicts.
 template <int kLines>
 struct RepairStage {
   static constexpr int kDepth = RepairPiece::kDepth, kCount = kLines * kDepth / kRepairThreads;
@@ -55,7 +57,7 @@ struct RepairStage {
     const int place = i * kRepairThreads + threadIdx.x;
     return operand.along_k ? place % kDepth : place / kLines;
   }
-  // Zero where there is nothing.
+  // Elements out of range are zero.
   __device__ void Load(int64_t first_k) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -70,8 +72,8 @@ struct RepairStage {
   }
 };
 
-// By all threads of a block: a piece of tile (tile_m, tile_n), whose first row and column within it
-// are these.
+// RepairPieceOf computes the piece of a tile whose first element in C is (row, column). All threads
+// of a block call it.
 __device__ inline void RepairPieceOf(const TensorArgs& args, int member, int64_t row,
                                      int64_t column) {
   using Piece = RepairPiece;
@@ -123,7 +125,7 @@ __device__ inline void RepairPieceOf(const TensorArgs& args, int member, int64_t
   }
 }
 
-// By all blocks of a launch: the pieces of all tiles that are computed again.
+// RepairTiles spreads the pieces of all recomputed tiles over the blocks of a launch.
 __device__ inline void RepairTiles(const TensorArgs& args) {
   const unsigned of_member = args.tiles_m * args.tiles_n;
   const unsigned pieces = of_member * args.batch * RepairPiece::kOfTile;

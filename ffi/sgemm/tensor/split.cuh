@@ -1,6 +1,6 @@
-// The pass before the product: scales of lines, and lines as pairs.
+// The pass before the product: computes the scales of lines, and splits lines into pairs.
 //
-// Owns: which way an operand takes, its blocks, and the kernel. Must not know: the product.
+// Owns: the path of an operand, its blocks, and the kernel. Must not know: the product.
 #ifndef JAXKERNELS_SGEMM_TENSOR_SPLIT_CUH_
 #define JAXKERNELS_SGEMM_TENSOR_SPLIT_CUH_
 
@@ -9,8 +9,9 @@
 
 namespace jaxkernels {
 
-// Blocks of a pass for an operand: by lines all is done in the first one.
-// H200, 4096^3, both passes by images, or by lines where they are along k, us (2026-11):
+// SplitBlocks returns the blocks of a pass for an operand. The first pass does all work for a
+// K-major operand.
+// H200, 4096^3, by images in two passes, or by lines if K-major, us (2026-11):
 // NT 106, 75
 // NN 106, 95
 template <SplitPass kPass>
@@ -19,8 +20,8 @@ int64_t SplitBlocks(const TensorOperand& operand) {
   return kPass == SplitPass::kFirst ? BlocksOfLines(operand) : 0;
 }
 
-// The first `blocks_a` blocks are for A, the others for B. The second pass begins with what the
-// first one read last, which may still be in the L2.
+// SplitOperands: the first `blocks_a` blocks are for A, the others for B. The second pass starts
+// with the data that the first one read last, which may still be in the L2.
 template <SplitPass kPass>
 __global__ void __launch_bounds__(kSplitThreads, 4)
     SplitOperands(const __grid_constant__ TensorArgs args, unsigned blocks_a) {

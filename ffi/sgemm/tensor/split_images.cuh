@@ -1,14 +1,14 @@
-// Lines across k: an image at a time, in two passes.
+// Splits MN-major operands: one image at a time, in two passes.
 //
-// Owns: which elements a thread reads, and what a block does in either pass. Must not know: the
-// product, lines along k.
+// Owns: the elements of a thread, and the work of a block in either pass. Must not know: the
+// product, K-major operands.
 //
-// Work split: a block has an image (layout.h), of 128 lines x 64 k. The scale of a line needs the
-// largest element of all its images, so there are two launches. One alone, whose blocks keep what
-// they have read and wait for each other, took 92 instead of 106 us at 4096^3 (H200, 2026-11); but
-// the waiting blocks of several products at once could fill the GPU, and none would end.
+// Work split: a block has one image (layout.h) of 128 lines x 64 k. The scale of a line needs the
+// largest element of all its images, so there are two launches. One launch, whose blocks keep their
+// elements and wait for each other, took 92 instead of 106 us at 4096^3 (H200, 2026-11). But the
+// waiting blocks of several products at once could fill the GPU, and none would end.
 //
-// Memory: 32 floats a thread; the image passes through shared memory and leaves as one bulk copy.
+// Memory: 32 floats a thread. The image passes through shared memory and leaves as one bulk copy.
 #ifndef JAXKERNELS_SGEMM_TENSOR_SPLIT_IMAGES_CUH_
 #define JAXKERNELS_SGEMM_TENSOR_SPLIT_IMAGES_CUH_
 
@@ -17,7 +17,7 @@
 
 namespace jaxkernels {
 
-// The first finds the largest elements, the second makes pairs.
+// SplitPass: the first pass finds the largest elements, the second makes pairs.
 enum class SplitPass { kFirst, kSecond };
 
 struct SplitSmem {
@@ -28,8 +28,8 @@ struct SplitSmem {
   uint32_t marks[kTensorLines];
 };
 
-// A thread has sets of neighbouring k of one line, and neighbouring lanes neighbouring lines: they
-// are side by side in memory, and stores to the image free of bank conflicts.
+// ImageShare: a thread has sets of neighbouring k of one line, and neighbouring lanes have
+// neighbouring lines. Loads are coalesced, and stores to the image have no bank conflicts.
 struct ImageShare {
   static constexpr int kCount = 8;
   static constexpr int kSets = kTensorLines * kTensorStepK / kSplitThreads / kCount;
@@ -41,7 +41,7 @@ struct ImageShare {
   }
 };
 
-// Elements of one image: lines x depth of it exist.
+// SplitSource is the elements of one image; lines x depth of them exist.
 struct SplitSource {
   const float* data;
   int64_t pitch;
@@ -51,7 +51,7 @@ struct SplitSource {
 __device__ inline void ReadShare(const SplitSource& from, ImageShare::Values& v) {
   const int line = ImageShare::Line();
   if (from.lines == kTensorLines && from.depth == kTensorStepK) {
-    // Loads without a condition, so that they are under way at once.
+    // Loads without a condition are all in flight at once.
 #pragma unroll
     for (int i = 0; i < ImageShare::kSets; ++i) {
       const float* const first = from.data + (ImageShare::DepthOf(i) * from.pitch + line);
@@ -72,7 +72,8 @@ __device__ inline void ReadShare(const SplitSource& from, ImageShare::Values& v)
   }
 }
 
-// The largest elements of the image's lines, into shared memory, which is zero before.
+// FindMaxima merges the largest elements of the image's lines into shared memory, which is zero
+// before.
 __device__ inline void FindMaxima(const ImageShare::Values& v, SplitSmem& smem) {
   uint32_t largest = 0;
 #pragma unroll
@@ -83,7 +84,7 @@ __device__ inline void FindMaxima(const ImageShare::Values& v, SplitSmem& smem) 
   atomicMax(&smem.maxima[ImageShare::Line()], largest);
 }
 
-// The image in shared memory, and what is known of its lines.
+// MakePairs fills the image in shared memory, and collects facts about its lines.
 __device__ inline void MakePairs(const ImageShare::Values& v, SplitSmem& smem) {
   const int line = ImageShare::Line();
   LineFacts facts;
@@ -96,7 +97,8 @@ __device__ inline void MakePairs(const ImageShare::Values& v, SplitSmem& smem) {
   atomicAdd(&smem.norms[line], facts.norm);
 }
 
-// From shared to global memory; the thread waits until it has been read.
+// CopyImageOut copies from shared to global memory. The thread waits until shared memory has been
+// read.
 __device__ inline void CopyImageOut(char* to, const SplitSmem& smem) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
@@ -108,7 +110,7 @@ __device__ inline void CopyImageOut(char* to, const SplitSmem& smem) {
 #endif
 }
 
-// What the thread has written to shared memory is there for copies, after a barrier.
+// FenceForBulkCopy makes the thread's writes to shared memory visible to copies after a barrier.
 __device__ inline void FenceForBulkCopy() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -121,7 +123,7 @@ __device__ inline void SplitImage(const TensorOperand& operand, unsigned block, 
   const int member = tile / operand.tiles;
   const int64_t line = int64_t{tile % operand.tiles} * kTensorLines;
   const int64_t begin = int64_t{step} * kTensorStepK;
-  const int64_t number = int64_t{tile} * kTensorLines + threadIdx.x;  // of a line of a thread
+  const int64_t number = int64_t{tile} * kTensorLines + threadIdx.x;  // of the thread's line
   const bool has_line = threadIdx.x < kTensorLines;
   const SplitSource from = {
       operand.data + member * operand.MemberElements() + begin * operand.pitch + line,

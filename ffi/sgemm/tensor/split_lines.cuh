@@ -1,13 +1,14 @@
-// Lines along k: scales and pairs in one launch.
+// Splits K-major operands: scales and pairs in one launch.
 //
-// Owns: which of these lines a thread reads. Must not know: the product, other layouts.
+// Owns: the elements of a line that a thread reads. Must not know: the product, other layouts.
 //
-// Work split: 32 to 256 threads, a line; a thread has 8 neighbouring k of it at two or four places.
-// Memory: operands are read once; a line's part of an image is 128 bytes, written by 8 threads.
-// What of a longer line does not fit the registers of a block is read again, from the L2.
+// Work split: 32 to 256 threads share a line. A thread has 8 neighbouring k of it at two or four
+// places. Memory: operands are read once. A line's part of an image is 128 bytes, written by 8
+// threads. The part of a longer line that does not fit the registers of a block is read again, from
+// the L2.
 //
-// Operands along k of more than 8192 elements, by images in two launches and by lines. H200, all of
-// a product, us (2026-11):
+// K-major lines of more than 8192 elements, by images in two launches and by lines. H200, all of a
+// product, us (2026-11):
 // (308, 722, 14203) NT 129, 95
 // (2404, 158, 21082) 352, 297
 // (2000, 2000, 12000) NT 606, 575
@@ -20,9 +21,9 @@
 namespace jaxkernels {
 
 inline constexpr int kChunk = 8, kFewChunks = 2, kMostChunks = 4;
-inline constexpr int kSpan = kSplitThreads * kMostChunks * kChunk;  // that fits a block
+inline constexpr int kSpan = kSplitThreads * kMostChunks * kChunk;  // k that fit a block
 
-// Threads that share a line: a power of two, at least a warp.
+// ThreadsOfLine returns the threads that share a line: a power of two, at least a warp.
 __host__ __device__ inline int ThreadsOfLine(const TensorOperand& operand) {
   int threads = 32;
   while (threads < kSplitThreads && threads * kFewChunks * kChunk < operand.steps * kTensorStepK) {
@@ -55,7 +56,7 @@ __device__ inline void ReadChunks(const TensorOperand& operand, int member, int6
   }
 }
 
-// The largest of all threads of a line.
+// MaximumOfLine returns the maximum over all threads of a line.
 __device__ inline uint32_t MaximumOfLine(uint32_t largest, int threads) {
   __shared__ uint32_t of_warp[kSplitThreads / 32];
   largest = __reduce_max_sync(~0u, largest);
@@ -78,7 +79,7 @@ __device__ inline uint32_t LargestOf(const float (&v)[kChunks][kChunk]) {
   return largest;
 }
 
-// The pairs of what the threads of a line have read.
+// StoreChunks stores the pairs of the elements that a thread has read.
 template <int kChunks>
 __device__ inline void StoreChunks(const TensorOperand& operand, int64_t number, int first,
                                    int threads, const float (&v)[kChunks][kChunk],
@@ -94,7 +95,7 @@ __device__ inline void StoreChunks(const TensorOperand& operand, int64_t number,
   }
 }
 
-// What the lanes of a warp know of one line.
+// KeepFacts stores the facts about one line that the lanes of a warp have collected.
 __device__ inline void KeepFacts(const TensorOperand& operand, int64_t number, LineFacts facts) {
   const bool marked = __any_sync(~0u, facts.marked);
   facts.norm = __reduce_add_sync(~0u, facts.norm);
@@ -121,8 +122,8 @@ __device__ inline void SplitLinesInChunks(const TensorOperand& operand, unsigned
   KeepFacts(operand, number, facts);
 }
 
-// A block, a line: forwards for its largest element, backwards for pairs. The last span stays in
-// registers.
+// SplitLongLine: a block reads a line forwards for its largest element, and backwards for pairs.
+// The last span stays in registers.
 __device__ inline void SplitLongLine(const TensorOperand& operand, int64_t number) {
   const int member = static_cast<int>(number / (operand.tiles * kTensorLines));
   const int64_t line = number - int64_t{member} * operand.tiles * kTensorLines;

@@ -1,4 +1,4 @@
-// What both ways to split an operand have in common: what the product wants to know of a line, and
+// Code that both ways to split an operand share: the facts about a line that the product needs, and
 // the places of pairs in an image.
 //
 // Owns: KeepScale, KeepNorm, KeepMark and StorePairs. Must not know: which thread reads what.
@@ -10,19 +10,19 @@
 
 namespace jaxkernels {
 
-// Bits of |x|, as numbers in the order of |x|; 0 for what is not finite.
+// FiniteBits returns the bits of |x|, which have the order of |x|, or 0 if x is not finite.
 __device__ inline uint32_t FiniteBits(float x) {
   const uint32_t bits = __float_as_uint(x) & 0x7fffffff;
   return bits < 0x7f800000 ? bits : 0;
 }
 
-// By one thread.
+// KeepScale is called by one thread of a line.
 __device__ inline void KeepScale(const TensorOperand& operand, int64_t number,
                                  const LineScale& scale) {
   operand.factors[number] = {scale.undo_first, scale.undo_second};
 }
 
-// By any number of threads, which know parts of the line.
+// KeepNorm and KeepMark are called by any threads that know parts of the line.
 __device__ inline void KeepNorm(const TensorOperand& operand, int64_t number, uint32_t norm) {
   if (norm != 0) atomicAdd(&operand.norms[number], norm);
 }
@@ -31,7 +31,7 @@ __device__ inline void KeepMark(const TensorOperand& operand, int64_t number) {
   operand.tile_marks[number / kTensorLines] = 1;
 }
 
-// Neighbouring k of a line, from `k` of the image on.
+// StorePairs stores neighbouring k of a line, from `k` of the image on.
 template <int kCount>
 __device__ inline void StorePairs(char* image, int line, int k, const float (&v)[kCount],
                                   const LineScale& scale, LineFacts& facts) {

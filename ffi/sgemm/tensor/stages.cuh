@@ -1,10 +1,10 @@
-// The stages of the product in shared memory: who may fill or read one, and how it is filled.
+// The stages of the product in shared memory: the ring, its barriers, and its copies.
 //
-// Owns: their barriers, the PTX of copies, and how registers move between warpgroups. Must not
+// Owns: the barriers, the PTX of copies, and the transfer of registers between warpgroups. Must not
 // know: what is multiplied.
 //
-// Clusters that share the copies of B (`.multicast::cluster`) were as fast, within 3 %: at the
-// power limit of an H200 nothing else decides.
+// Clusters that share the copies of B (`.multicast::cluster`) were equally fast, within 3 %: the
+// power limit of an H200 decides.
 #ifndef JAXKERNELS_SGEMM_TENSOR_STAGES_CUH_
 #define JAXKERNELS_SGEMM_TENSOR_STAGES_CUH_
 
@@ -16,7 +16,7 @@
 
 namespace jaxkernels {
 
-// Copies to shared memory; the bytes arrive at `barrier`.
+// CopyBytes copies to shared memory; the bytes are counted at `barrier`.
 __device__ inline void CopyBytes(uint32_t to, const char* from, int bytes,
                                  const ByteBarrier& barrier) {
   asm volatile(
@@ -26,7 +26,7 @@ __device__ inline void CopyBytes(uint32_t to, const char* from, int bytes,
       : "memory");
 }
 
-// A place in the ring of stages, and how often the ring has been around.
+// StageCursor is a position in the ring of stages, and the parity of the round.
 struct StageCursor {
   int stage = 0;
   uint32_t parity = 0;
@@ -43,15 +43,15 @@ struct StageBarriers {
   uint64_t full[kTensorStages], empty[kTensorStages];
 };
 
-// A stage is full when its bytes have arrived, and empty when all warps that multiply have released
-// it.
+// StageRing: a stage is full when its bytes have arrived, and empty when all multiplying warps have
+// released it.
 class StageRing {
  public:
-  // `stages` begins at a multiple of 1024.
+  // `stages` starts at a 1024-byte boundary.
   __device__ StageRing(const StageBarriers& barriers, uint32_t stages)
       : barriers_(barriers), stages_(stages) {}
 
-  // By one thread, before a __syncthreads().
+  // Init is called by one thread, before a __syncthreads().
   __device__ void Init() const {
     for (int i = 0; i < kTensorStages; ++i) {
       ByteBarrier(&barriers_.full[i]).Init();
@@ -66,12 +66,12 @@ class StageRing {
   __device__ void WaitFull(const StageCursor& cursor) const {
     ByteBarrier(&barriers_.full[cursor.stage]).Wait(cursor.parity);
   }
-  // By all lanes of a warp that has read a stage.
+  // Release is called by all lanes of a warp that has read a stage.
   __device__ void Release(int stage) const {
     if (threadIdx.x % 32 == 0) WarpBarrier(&barriers_.empty[stage]).Arrive();
   }
 
-  // By the one thread that fills stages.
+  // WaitEmpty and Fill are called by the one thread that fills stages.
   __device__ void WaitEmpty(const StageCursor& cursor) const {
     WarpBarrier(&barriers_.empty[cursor.stage]).Wait(cursor.parity ^ 1);
   }
@@ -87,7 +87,7 @@ class StageRing {
   uint32_t stages_;
 };
 
-// Fewer or more registers for the threads of this warpgroup.
+// GiveRegisters lowers the registers per thread of this warpgroup; TakeRegisters raises them.
 template <int kRegisters>
 __device__ inline void GiveRegisters() {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -1,14 +1,15 @@
-// Hopper's warpgroup products (wgmma), float16 operands in shared memory, float32 sums in
+// Hopper's warpgroup products (wgmma): float16 operands in shared memory, float32 sums in
 // registers.
 //
-// Owns: their PTX, and how a tile in shared memory is described to them. Must not know:
-// pairs, pipelines. Compiled for sm_90a only; elsewhere the functions are empty.
+// Owns: the PTX, and the descriptors of tiles in shared memory. Must not know: pairs, pipelines.
+// Compiled for sm_90a only; elsewhere the functions are empty.
 //
-// A tile lies along k: lines of 64 float16 (128 bytes), one below the other, and 16-byte chunk c of
-// line r at place c ^ (r % 8) of the line (the 128-byte swizzle). It begins at a multiple of 1024.
+// A tile is K-major: lines of 64 float16 (128 bytes), one after the other. 16-byte chunk c of line
+// r lies at place c ^ (r % 8) of the line (the 128-byte swizzle). A tile starts at a 1024-byte
+// boundary.
 //
-// Element i of a thread's sums: row 16 * warp + lane / 4 + i / 2 % 2 * 8, column i / 4 * 8 + lane %
-// 4 * 2 + i % 2.
+// Element i of a thread's sums has row 16 * warp + lane / 4 + i / 2 % 2 * 8 and column i / 4 * 8 +
+// lane % 4 * 2 + i % 2.
 #ifndef JAXKERNELS_SGEMM_TENSOR_WGMMA_CUH_
 #define JAXKERNELS_SGEMM_TENSOR_WGMMA_CUH_
 
@@ -22,15 +23,16 @@
 
 namespace jaxkernels {
 
-// Of a tile at this address of shared memory. Groups of 8 lines are 1024 bytes apart.
+// DescribeTile describes a tile at this address of shared memory. Groups of 8 lines are 1024 bytes
+// apart.
 __device__ inline uint64_t DescribeTile(uint32_t address) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kGroups = uint64_t{1024 >> 4} << 32;
   return kSwizzle128 | kGroups | uint64_t{1} << 16 | (address & 0x3ffff) >> 4;
 }
-// In a descriptor: from 16 of k to the next.
+// Step of a descriptor from 16 k to the next 16.
 inline constexpr uint64_t kDescriptorStep = 16 * 2 / 16;
 
-// Before the first product, and where registers of sums were written by other instructions.
+// FenceProducts comes before the first product, and after other instructions wrote the sums.
 __device__ inline void FenceProducts() {
 #if JK_HAS_WGMMA
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -43,7 +45,7 @@ __device__ inline void CommitProducts() {
 #endif
 }
 
-// Until all but the newest kPending groups of products are done.
+// Waits until at most kPending groups of products are in flight.
 template <int kPending>
 __device__ inline void WaitForProducts() {
 #if JK_HAS_WGMMA
@@ -51,7 +53,7 @@ __device__ inline void WaitForProducts() {
 #endif
 }
 
-// Tells the compiler that sums change here, so that it moves no use of them across a wait.
+// Touch tells the compiler that sums change here, so that it moves no use of them across a wait.
 template <int kSums>
 __device__ inline void Touch(float (&sums)[kSums]) {
 #pragma unroll
@@ -65,7 +67,7 @@ __device__ inline void Touch(float (&sums)[kSums]) {
   JK_SUMS_8(d, 0), JK_SUMS_8(d, 8), JK_SUMS_8(d, 16), JK_SUMS_8(d, 24), JK_SUMS_8(d, 32), \
       JK_SUMS_8(d, 40), JK_SUMS_8(d, 48), JK_SUMS_8(d, 56)
 
-// sums = (keep ? sums : 0) + A B of 64 x 128 x 16.
+// Multiply64x128 computes sums = (keep ? sums : 0) + A B of 64 x 128 x 16.
 __device__ inline void Multiply64x128(float (&sums)[64], uint64_t a, uint64_t b, bool keep) {
 #if JK_HAS_WGMMA
   asm volatile(
