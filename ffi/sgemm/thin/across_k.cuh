@@ -1,11 +1,12 @@
-// Lines across k by few lines: the long operand is read once, straight into registers.
+// Product of a short side and an MN-major long side. The long side is read once, straight into
+// registers.
 //
-// Work split: a thread sums four lines times all few lines; `lanes` threads side by side have
-// neighbouring lines, and groups of them take turns at k. Memory: a single line of the few is read
-// as it lies; of more their part of k lies in shared memory, a chunk at a time, the lines of one k
-// together. Result: groups add up their sums
-// in shared memory by halves, and the blocks of a cluster theirs (finish.cuh). Requires: kPack 4:
-// stored rows of the long operand begin at multiples of 16 bytes. `lanes` is a power of two.
+// Work split: a thread sums four lines of the long side times all lines of the short side. `lanes`
+// threads side by side have neighbouring lines, and groups of them take k in turn. Memory: a short
+// side of one line is read directly. Otherwise its part of k lies in shared memory, a chunk at a
+// time, the lines of one k together. Result: groups add their sums in shared memory by halves, then
+// the blocks of a cluster add theirs (finish.cuh). Requires: kPack 4: stored rows of the long side
+// start at 16-byte boundaries. `lanes` is a power of two.
 #ifndef JAXKERNELS_SGEMM_THIN_ACROSS_K_CUH_
 #define JAXKERNELS_SGEMM_THIN_ACROSS_K_CUH_
 
@@ -18,9 +19,9 @@
 
 namespace jaxkernels {
 
-inline constexpr int kAcrossChunk = 512;  // k of the few lines in shared memory at once
+inline constexpr int kAcrossChunk = 512;  // k of the short side in shared memory at once
 
-// Brings `count` k of the few lines, all at once on their way; zeros where there is no such line.
+// StageFewAcross copies `count` k of the short side, all in flight at once. Missing lines are zero.
 template <int kFew>
 __device__ void StageFewAcross(const ThinArgs& args, const float* few, int64_t first_k, int count,
                                float* staged) {
@@ -34,8 +35,8 @@ __device__ void StageFewAcross(const ThinArgs& args, const float* few, int64_t f
   WaitForAllAsync();
 }
 
-// The four lines of a thread: neighbours, or `lanes` apart where lines begin anywhere. Lines that
-// do not exist are read as the last one; nobody stores their sums.
+// LinesOfThread is the four lines of a thread: neighbours, or `lanes` apart if rows may be
+// unaligned. A missing line is read as the last one; its sums are not stored.
 template <int kPack>
 struct LinesOfThread {
   int64_t at[kPack == 4 ? 1 : kAcrossLines];
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(kThinThreads, kThinBlocksPerSm)
   const LinesOfThread<kPack> lines(block.first_line, lane, lanes, args.many);
   float sums[kFew][kAcrossLines] = {};
 
-  constexpr int kAtOnce = kStages ? 4 : 8;  // rows on their way to a thread
+  constexpr int kAtOnce = kStages ? 4 : 8;  // rows in flight per thread
   const int64_t chunk = kStages ? kAcrossChunk : args.k_per_block;
   for (int64_t begin = 0; begin < block.count_k; begin += chunk) {
     const int64_t count = min(block.count_k - begin, chunk);
@@ -125,7 +126,7 @@ __global__ void __launch_bounds__(kThinThreads, kThinBlocksPerSm)
     }
   }
 
-  // The upper half of the groups hands its sums to the lower one, until one is left.
+  // The upper half of the groups hands its sums to the lower half, until one group is left.
   const int thread = threadIdx.x;
   for (int half = kHalf; half >= lanes; half /= 2) {
     __syncthreads();

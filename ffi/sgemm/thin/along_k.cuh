@@ -1,10 +1,11 @@
-// Lines along k by few lines: the long operand is read once, straight into registers.
+// Product of a short side and a K-major long side. The long side is read once, straight into
+// registers.
 //
-// Work split: a warp sums kAlongLinesOfWarp lines times all few lines at a time; its lanes go over
-// k side by side. Memory: the few lines' part of k lies in shared memory, a chunk at a time.
-// Result: lanes add up their sums, halving by turns what each of them has, and the blocks of a
-// cluster theirs (finish.cuh). Requires: kPack 4: stored rows of the long operand begin at
-// multiples of 16 bytes.
+// Work split: a warp sums kAlongLinesOfWarp lines of the long side times all lines of the short
+// side at a time, with its lanes side by side along k. Memory: a short side of several lines lies
+// in shared memory, a chunk of k at a time. Result: lanes add their sums and halve in each step the
+// sums that they hold, then the blocks of a cluster add theirs (finish.cuh). Requires: kPack 4:
+// stored rows of the long side start at 16-byte boundaries.
 #ifndef JAXKERNELS_SGEMM_THIN_ALONG_K_CUH_
 #define JAXKERNELS_SGEMM_THIN_ALONG_K_CUH_
 
@@ -17,12 +18,12 @@
 
 namespace jaxkernels {
 
-// k of the few lines in shared memory at once. Four floats behind each line keep those of a k,
-// which are stored at once, in different banks.
+// k of the short side in shared memory at once. Four floats of padding after each line put the
+// lines of one k, which are stored at once, into different banks.
 inline constexpr int kAlongChunk = 1024, kAlongPitch = kAlongChunk + 4;
 
-// Brings `width` k of the few lines, all at once on their way; zeros where there is no such line or
-// k.
+// StageFewAlong copies `width` k of the short side, all in flight at once. Missing lines and k are
+// zero.
 template <int kFew>
 __device__ void StageFewAlong(const ThinArgs& args, const float* few, int64_t first_k, int count,
                               int width, float* staged) {
@@ -38,7 +39,7 @@ __device__ void StageFewAlong(const ThinArgs& args, const float* few, int64_t fi
   WaitForAllAsync();
 }
 
-// Four k of a line of each lane: neighbours, or 32 apart where lines begin anywhere.
+// LaneOfK is four k of a line per lane: neighbours, or 32 apart if rows may be unaligned.
 template <int kPack>
 struct LaneOfK {
   static constexpr int kStride = kPack == 4 ? 1 : 32;
@@ -62,8 +63,8 @@ struct LaneOfK {
   }
 };
 
-// A step of kAlongStepK: `count` of them exist, all of them where kWhole. The few lines have zeros
-// behind their end, or, a single one, none.
+// AddStep adds a step of kAlongStepK k. If not kWhole, only `count` of them exist. The staged lines
+// of a short side have zeros after their end; a single line has none.
 template <int kFew, int kPack, bool kWhole>
 __device__ void AddStep(const float* const (&lines)[kAlongLinesOfWarp], int64_t at, int count,
                         const float* few, const LaneOfK<kPack>& lane,
@@ -85,8 +86,8 @@ __device__ void AddStep(const float* const (&lines)[kAlongLinesOfWarp], int64_t 
   }
 }
 
-// Adds up the sums of a warp's lanes, no more than these. Afterwards lane l has the sum number
-// l * kCount / 32 in the first place.
+// AddLanes adds kCount sums over the lanes of a warp. Afterwards sums[0] of lane l is sum number l
+// * kCount / 32.
 template <int kCount>
 __device__ void AddLanes(int lane, float (&sums)[kCount]) {
   constexpr unsigned kAllLanes = 0xffffffff;
@@ -155,7 +156,7 @@ __global__ void __launch_bounds__(kThinThreads, kThinBlocksPerSm)
         AddStep<kFew, kPack, false>(lines, k, static_cast<int>(count - k), few, lane, sums);
       }
       AddLanes(lane.lane, sums);
-      // Each sum has one thread, in every chunk the same.
+      // Each sum has one thread, the same in every chunk.
       constexpr int kLanesOfSum = 32 / kSums;
       const int line = first + lane.lane / kLanesOfSum / kFew;
       const int of_few = lane.lane / kLanesOfSum % kFew;

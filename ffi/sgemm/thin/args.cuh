@@ -1,7 +1,7 @@
-// What the kernels of the rung `thin` are given, and where a block of them works.
+// Kernel arguments of the rung `thin`, and the work of a block.
 //
-// Owns: the roles of the operands: one has `many` lines (rows of op(A) or columns of op(B)), the
-// other has `few`. Must not know: how lines are summed.
+// Owns: the roles of the operands. The long side (`many`) has many lines, the short side (`few`)
+// has few. A line is a row of op(A) or a column of op(B). Must not know: how lines are summed.
 #ifndef JAXKERNELS_SGEMM_THIN_ARGS_CUH_
 #define JAXKERNELS_SGEMM_THIN_ARGS_CUH_
 
@@ -12,24 +12,24 @@
 
 namespace jaxkernels {
 
-// Passed to kernels by value.
+// ThinArgs is passed to kernels by value.
 struct ThinArgs {
   SgemmArgs product;
-  bool many_is_a;       // the operand of many lines is A, that of few is B; or the other way round
-  bool few_along_k;     // how the operand of few lines lies
-  int few;              // its lines
+  bool many_is_a;       // A is the long side and B the short one; or the other way round
+  bool few_along_k;     // the short side is K-major
+  int few;              // lines of the short side
   int lanes;            // kAcrossK: threads side by side along the lines
-  int turns;            // kAlongK: how often a block takes lines
-  int64_t many;         // lines of the other one
-  int64_t k_per_block;  // that a block sums; the last ones may have less, or none
-  unsigned groups;      // of lines, each of which has `parts` blocks
-  unsigned parts;       // clusters of blocks, one after the other, share a group's k
+  int turns;            // kAlongK: iterations of a block over its lines
+  int64_t many;         // lines of the long side
+  int64_t k_per_block;  // of a block; the last ones may have less, or none
+  unsigned groups;      // groups of lines, with `parts` blocks each
+  unsigned parts;       // blocks that share a group's k: clusters, one after the other
   int64_t members;
 };
 
-// The lines and the share of k of a block.
+// ThinBlock is the lines of a block and its share of k.
 struct ThinBlock {
-  const float* many;  // of the block's member of the batch
+  const float* many;  // of the block's batch member
   const float* few;
   int64_t member;
   int64_t first_line;

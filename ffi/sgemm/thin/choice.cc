@@ -9,43 +9,46 @@
 namespace jaxkernels {
 namespace {
 
-// Fitted to 247 products on an H200 (2026-11), at 1.75 GHz; us below, in CUDA graphs.
+// ThinCost is fitted to 247 products on an H200 (2026-11), at 1.75 GHz. Times below are us in CUDA
+// graphs.
 struct ThinCost {
-  // From the start of the kernel to its end where there is little to do, and what clusters and a
-  // second kernel add.
+  // A kernel with little to do, from its start to its end; then the extra time of clusters and of a
+  // second kernel.
   static constexpr double kLaunchCycles = 3000, kClusterCycles = 1500, kReduceCycles = 4000;
-  // Of operands and results; of four few lines. 16384 x 16384 by so many lines:
-  // 1 line along k 257, across 246
-  // 4 lines along k 347, across 254
+  // Bytes of operands and results a cycle, with a short side of one line and of four. 16384 x 16384
+  // by 1 line and by 4:
+  // 1 line K-major 257, MN-major 246
+  // 4 lines K-major 347, MN-major 254
   static constexpr double kBytesPerCycle = 2400;
   static constexpr double kBytesPerCycleAlongOfFour = 1700, kBytesPerCycleAcrossOfFour = 2200;
-  // Bytes that an SM can ask for, so that few blocks are slower.
+  // Bytes a cycle that one SM can request; few blocks are therefore slower.
   static constexpr double kBytesPerCycleOfSm = 40;
-  // kShallow, fitted to 251 times of 41 products (H200, 2026-11): the start, and each turn of the
+  // kShallow, fitted to 251 times of 41 products (H200, 2026-11): the start, and each wave of the
   // blocks that an SM holds at once.
   static constexpr double kShallowLaunchCycles = 4510, kTurnCycles = 456;
-  // How many warps keep an SM busy.
+  // Warps that keep an SM busy.
   static constexpr double kWarpsOfBusySm = 4;
-  // 128 copies of a pack or a float, and a warp's start and end.
+  // 128 copies of a pack or a float; the start and end of a warp.
   static constexpr double kCopyCycles = 23.4, kWarpCycles = 14.6;
   static constexpr double kShallowBytesPerCycle = 3340;
-  // Rows of C that no tile has whole, in tiles of less than 512 bytes: what storing takes besides.
+  // Bytes of C a cycle in the extra time of stores, if no tile has whole rows of C and tiles are
+  // less than 512 bytes wide.
   static constexpr double kNarrowBytesPerCycle = 10750;
 };
 
-// So many blocks for each two SMs keep the memory busy.
+// Blocks for each two SMs that keep the memory busy.
 constexpr int64_t kBlocksForTwoSms = 3;
 
-// k of a block, at least: a few steps of every thread.
+// Minimum k of a block: a few steps of every thread.
 constexpr int64_t kLeastDepthAlong = 512;
 constexpr int64_t kLeastStepsAcross = 16;
-// Bytes of lines that a block should have, so that its beginning and end do not count.
+// Bytes of lines that a block should have, so that its start and end do not count.
 constexpr int64_t kBytesOfBlock = 64 * 1024;
-// Threads side by side on lines across k.
+// Threads side by side on lines of an MN-major operand.
 constexpr int kUsualLanesAcross = 32, kLeastLanesAcross = 8;
-// The longest sum of a thread, for the sake of accuracy.
+// Longest sum of a thread, for the sake of accuracy.
 constexpr int64_t kMostDepthOfThread = 1024;
-// Shares of k begin at multiples of 16 bytes.
+// Shares of k start at 16-byte boundaries.
 constexpr int64_t kDepthGranularity = 128;
 
 double BytesOf(const SgemmProblem& problem) {
@@ -54,7 +57,8 @@ double BytesOf(const SgemmProblem& problem) {
   return 4 * (m * k + n * k + m * n);
 }
 
-// Of one member or of several; `problem` has many rows.
+// CyclesOfShallow estimates the time of `members` batch members. `problem` is the result of
+// WithManyRows.
 double CyclesOfShallow(const SgemmProblem& problem, const DeviceLimits& limits, int64_t members,
                        const ShallowTile& tile, int threads) {
   const int64_t rows = threads / 32 * tile.RowsOfWarp(), columns = tile.Columns();
@@ -64,8 +68,8 @@ double CyclesOfShallow(const SgemmProblem& problem, const DeviceLimits& limits, 
   const double warps = std::min(at_once, blocks_of_sm) * threads / 32.0;
   const double busy = std::min(1.0, warps / ThinCost::kWarpsOfBusySm);
   const double efficiency = problem.trans_a ? tile.efficiency_across : tile.efficiency;
-  // Threads go through whole stages of an A along k. Without this (53608, 96, 34) gets tiles of 32
-  // columns: 25.3 us instead of 24.0 (H100, 2026-11).
+  // Threads go through whole stages of a K-major A. Without this term (53608, 96, 34) gets tiles of
+  // 32 columns: 25.3 us instead of 24.0 (H100, 2026-11).
   const int64_t granularity_a = problem.trans_a ? kFloatsOfPack : ShallowStageDepth(true);
   const auto k = static_cast<double>(problem.k);
   const auto k_of_a = static_cast<double>(CeilDiv(problem.k, granularity_a) * granularity_a);
@@ -87,7 +91,7 @@ double CyclesOfShallow(const SgemmProblem& problem, const DeviceLimits& limits, 
          narrow / ThinCost::kNarrowBytesPerCycle;
 }
 
-// The tile changes no sum, so that the batch may be seen.
+// ChooseShallow considers the whole batch, because the tile does not change the sums.
 ThinChoice ChooseShallow(const SgemmProblem& problem, const DeviceLimits& limits) {
   const SgemmProblem made = WithManyRows(problem);
   ThinChoice choice;
@@ -96,7 +100,7 @@ ThinChoice ChooseShallow(const SgemmProblem& problem, const DeviceLimits& limits
   choice.k_per_block = problem.k;
   double least = -1;
   for (int tile = 0; tile < kShallowTileCount; ++tile) {
-    // A few columns at a time, of more, read A as often.
+    // Several narrow tiles side by side would each read A.
     const bool is_for_few = kShallowTiles[tile].Columns() < kShallowColumns;
     if (is_for_few && kShallowTiles[tile].Columns() < made.n) continue;
     for (int threads = kShallowTiles[tile].least_threads; threads <= kShallowMostThreads;
@@ -112,7 +116,8 @@ ThinChoice ChooseShallow(const SgemmProblem& problem, const DeviceLimits& limits
   return choice;
 }
 
-// Blocks that share a line's k, each with `least` of it or more: as many as keep the memory busy.
+// ShareDepth chooses how many blocks share a line's k: enough to keep the memory busy, each with
+// `least` k or more.
 void ShareDepth(const SgemmProblem& problem, const DeviceLimits& limits, int64_t groups,
                 int64_t least, int64_t most, int split_k, ThinChoice* choice) {
   const int64_t members = problem.for_batch ? problem.Batch() : 1;
@@ -130,7 +135,7 @@ void ShareDepth(const SgemmProblem& problem, const DeviceLimits& limits, int64_t
   choice->split_k = split_k > 0 ? split_k : CeilDiv(problem.k, choice->k_per_block * cluster);
 }
 
-// How many lines a block takes changes no sum, so that the batch may be seen.
+// ChooseTurns considers the whole batch, because the lines of a block do not change the sums.
 int ChooseTurns(const SgemmProblem& problem, const DeviceLimits& limits, int64_t many,
                 const ThinChoice& choice) {
   const int64_t shares = choice.cluster_blocks * choice.split_k * problem.Batch();
@@ -143,8 +148,8 @@ int ChooseTurns(const SgemmProblem& problem, const DeviceLimits& limits, int64_t
   return turns;
 }
 
-// As many as fill rows of 512 bytes, or twice as many; fewer where lines are few, or blocks would
-// be.
+// ChooseLanes returns the lanes that fill rows of 512 bytes, or twice that. It returns fewer if
+// lines are few, or if there would be too few blocks.
 int ChooseLanes(const SgemmProblem& problem, const DeviceLimits& limits, int64_t many) {
   const auto blocks_of = [&](int lanes) {  // without a second kernel
     const int64_t least = kLeastStepsAcross * kThinThreads / lanes;
@@ -154,8 +159,8 @@ int ChooseLanes(const SgemmProblem& problem, const DeviceLimits& limits, int64_t
   const auto are_few = [&](int lanes) {
     return 2 * blocks_of(lanes) < kBlocksForTwoSms * limits.sm_count;
   };
-  // Only where no cluster has to share k for it: (1, 4096, 4096) by 16 blocks takes 21.8 us, by 8
-  // with half the lanes, in an earlier form, 19.8.
+  // Twice the lanes are used only if no cluster has to share k for it: (1, 4096, 4096) by 16 blocks
+  // takes 21.8 us, by 8 with half the lanes, in an earlier form, 19.8.
   if (2 * CeilDiv(many, kAcrossLines * kAcrossMostLanes) >= kBlocksForTwoSms * limits.sm_count) {
     return kAcrossMostLanes;
   }
@@ -189,11 +194,11 @@ ThinChoice ChooseFewLines(const SgemmProblem& problem, const DeviceLimits& limit
   return choice;
 }
 
-// Where kShallow serves: products of few k, somewhat more where one side has few lines.
+// kShallow serves products of small k. The limit is higher if one side has few lines.
 constexpr int64_t kMostDepthShallow = 64, kMostDepthOfFewLines = 128;
 constexpr int64_t kFewLinesShallow = 16;
-// Very few lines of more k have forms of their own. Up to here those gain nothing. us, kShallow and
-// they (H200, 2026-11):
+// IsOfFewLines: a side of very few lines has forms of its own, which gain nothing up to this k. us,
+// kShallow and those forms (H200, 2026-11):
 // (65536, 2, 64) 7.1 14.9, (262144, 1, 32) 12.0 30.3, TN 11.7 11.6
 // 4096 x (4, 64, 64) 26.4 47.1, (4, 65536, 64) 8.5 9.7
 bool IsOfFewLines(const SgemmProblem& problem) {
@@ -239,7 +244,7 @@ ThinChoice ChooseThin(const SgemmProblem& problem, const DeviceLimits& limits, i
 }
 
 double CyclesOfThin(SgemmProblem problem, const DeviceLimits& limits, int64_t members) {
-  if (members == 1) problem.batch_dims = 0;  // what a block takes may follow from the batch
+  if (members == 1) problem.batch_dims = 0;  // the lines of a block may depend on the batch
   const ThinChoice choice = ChooseThin(problem, limits, 0);
   if (choice.form == ThinForm::kShallow) {
     return CyclesOfShallow(WithManyRows(problem), limits, members, kShallowTiles[choice.tile],

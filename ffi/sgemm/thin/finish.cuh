@@ -1,8 +1,8 @@
-// The sums of a block of lines by few lines: added up over the blocks that share k, and stored.
+// Adds the sums of the blocks that share k, and stores them.
 //
-// Work split: the blocks of a cluster read each other's sums in shared memory, each some of the
-// elements, always in the order of k. Where k is also split over clusters, ReduceSplits adds up
-// what they store.
+// Work split: the blocks of a cluster read each other's sums in shared memory. Each block adds some
+// of the elements, always in the order of k. If k is also split over clusters, ReduceSplits adds
+// the sums that they store.
 #ifndef JAXKERNELS_SGEMM_THIN_FINISH_CUH_
 #define JAXKERNELS_SGEMM_THIN_FINISH_CUH_
 
@@ -14,13 +14,13 @@
 
 namespace jaxkernels {
 
-// Where in shared memory the sum of a line and one of the few lies: as in C, so that neighbouring
-// threads store neighbours.
+// PlaceOfSum returns the place in shared memory of the sum of two lines. The order is that of C, so
+// that neighbouring threads store neighbours.
 __device__ inline int PlaceOfSum(const ThinArgs& args, int lines_of_block, int line, int few) {
   return args.many_is_a ? line * args.few + few : few * lines_of_block + line;
 }
 
-// Requires: all threads of the cluster take part; the sums need no barrier before.
+// Requires: all threads of the cluster call StoreSums. The sums need no barrier before.
 __device__ inline void StoreSums(const ThinArgs& args, const ThinBlock& block, int lines_of_block,
                                  const float* sums) {
   const SgemmArgs& product = args.product;
@@ -45,7 +45,7 @@ __device__ inline void StoreSums(const ThinArgs& args, const ThinBlock& block, i
       product.out[at] = CombineWith(product.alpha, sum, product.beta, product.c + at);
     }
   }
-  if (blocks > 1) WaitForCluster();  // what others read has to stay
+  if (blocks > 1) WaitForCluster();  // other blocks may still read these sums
 }
 
 }  // namespace jaxkernels

@@ -1,6 +1,6 @@
 // The forms of thin products, and how each cuts the work of a block.
 //
-// Owns: their names and sizes. Plain C++, so that plans are made without CUDA.
+// Owns: their names and sizes. This file is plain C++, so that plans are made without CUDA.
 #ifndef JAXKERNELS_SGEMM_THIN_FORMS_H_
 #define JAXKERNELS_SGEMM_THIN_FORMS_H_
 
@@ -11,23 +11,24 @@
 
 namespace jaxkernels {
 
-// Which operand is long, and how it lies. kAlongK and kAcrossK: one operand has few lines, the
-// other one, of many lines, lies along k or across. kShallow: k is short.
+// ThinForm tells which dimension is small. kAlongK and kAcrossK: one side has few lines, and the
+// long side is K-major or MN-major. kShallow: k is small.
 enum class ThinForm { kNone, kAlongK, kAcrossK, kShallow };
 inline constexpr std::string_view kThinFormNames[] = {"none", "along_k", "across_k", "shallow"};
 constexpr const auto& NamesOf(ThinForm) { return kThinFormNames; }
 
 inline constexpr int kThinThreads = 256;
-inline constexpr int kThinBlocksPerSm = 3;  // that their registers allow
-inline constexpr int kThinMostFew = 4;      // lines of the operand of few
+inline constexpr int kThinBlocksPerSm = 3;  // limited by registers
+inline constexpr int kThinMostFew = 4;      // lines of the short side
 
-// Of how many few lines a kernel has sums; lines that are missing are zeros.
+// ThinFewOf returns the short-side lines that a kernel is compiled for. Missing lines are zero.
 constexpr int ThinFewOf(int64_t few) { return few > 1 ? 4 : 1; }
 
-// kAlongK: a warp sums so many lines at a time, its lanes over k; a block does so some times.
+// kAlongK: a warp sums kAlongLinesOfWarp lines at a time, with its lanes along k. A block iterates
+// `turns` times.
 inline constexpr int kAlongLinesOfWarp = 4;
-inline constexpr int kAlongStepK = 128;  // of a warp: four k of each lane
-inline constexpr int kAlongSlices = 32;  // the lanes
+inline constexpr int kAlongStepK = 128;  // k of a warp: four per lane
+inline constexpr int kAlongSlices = 32;  // lanes of a warp
 inline constexpr int kAlongLinesOfTurn = kThinThreads / 32 * kAlongLinesOfWarp;
 inline constexpr int kAlongMostTurns = 8;
 
@@ -35,14 +36,14 @@ inline constexpr int kAlongMostTurns = 8;
 inline constexpr int kAcrossLines = 4;
 inline constexpr int kAcrossMostLanes = 64;  // threads side by side
 
-// kShallow: a thread has `rows` by `columns` sums of a tile, `lanes` threads side by side share
-// rows. A block of W warps has tiles of W RowsOfWarp() rows by Columns() columns.
+// kShallow: a thread has `rows` x `columns` sums of a tile, and `lanes` threads side by side share
+// rows. A block of W warps has a tile of W * RowsOfWarp() rows by Columns() columns.
 struct ShallowTile {
   int lanes, rows, columns;
-  int blocks_per_sm;  // of kShallowMostThreads, that the registers have to allow
+  int blocks_per_sm;  // blocks of kShallowMostThreads that the registers must allow
   int least_threads;  // of a block; a power of two
-  // Fitted rates of a full SM; 1 is 128 FFMA a cycle of the model. Where A lies along k, and
-  // across.
+  // Fitted rates of a full SM with a K-major and with an MN-major A; 1 is 128 FFMA a cycle of the
+  // model.
   double efficiency, efficiency_across;
 
   constexpr int RowLanes() const { return 32 / lanes; }
@@ -50,18 +51,18 @@ struct ShallowTile {
   constexpr int Columns() const { return lanes * columns; }
 };
 
-// The first three are for more than 32 columns, the third one for long rows of C, the fourth one
-// for small products; the others are for few columns, and the fifth one for somewhat more than
-// multiples of 64, too. Across k the fifth one gains nothing: with the others' factor of 1.19 it
-// would be chosen for (53608, 160, 64) TN, and took 46.2 us where the first one took 44.2 (H100,
-// 2026-11).
+// The first three tiles are for more than 32 columns, the third for long rows of C. The fourth is
+// for small products. The others are for few columns; the fifth is also for somewhat more columns
+// than a multiple of 64. With an MN-major A the fifth gains nothing. With the others' factor of
+// 1.19 it would be chosen for (53608, 160, 64) TN, and took 46.2 us where the first took 44.2
+// (H100, 2026-11).
 inline constexpr ShallowTile kShallowTiles[] = {
     {8, 8, 8, 4, 128, 0.80, 0.95}, {8, 4, 8, 6, 32, 0.79, 0.94}, {16, 4, 8, 6, 32, 0.72, 0.86},
     {16, 4, 4, 8, 32, 0.80, 0.95}, {4, 4, 8, 6, 32, 0.74, 0.74}, {4, 4, 4, 8, 32, 0.96, 1.14},
     {2, 4, 4, 8, 32, 1.00, 1.19},  {1, 2, 4, 8, 32, 1.00, 1.19},
 };
 inline constexpr int kShallowTileCount = sizeof(kShallowTiles) / sizeof(kShallowTiles[0]);
-// Columns of a tile, at least, unless C has fewer. us with 64 and with 32 (H100, 2026-11):
+// Minimum columns of a tile, unless C has fewer. us with 64 and with 32 (H100, 2026-11):
 // (53608, 65, 64) 34.2 27.7
 // (53608, 96, 64) 30.6 26.1
 // (53608, 96, 64) TN 32.6 28.1
@@ -70,17 +71,16 @@ inline constexpr int kShallowTileCount = sizeof(kShallowTiles) / sizeof(kShallow
 inline constexpr int kShallowColumns = 32;
 inline constexpr int kShallowMostThreads = 128;
 
-// k of a stage. A line of A along k gives whole 128 bytes to each: (65536, 64, 64) took 20.8 us
-// with 16, 19.8 with 32, but TN 18.4 and 19.8 (H200, 2026-11).
+// k of a stage. With 32, a stage takes whole 128 bytes of each line of a K-major A. (65536, 64, 64)
+// took 20.8 us with 16 and 19.8 with 32, but TN 18.4 and 19.8 (H200, 2026-11).
 JK_HOST_DEVICE constexpr int ShallowStageDepth(bool a_along_k) { return a_along_k ? 32 : 16; }
-// The most k that are in shared memory at once, and so it is full: deeper products take it by
-// turns.
+// Maximum k in shared memory at once, which fills it. Deeper products reuse the stages.
 inline constexpr int kShallowMostStaged = 64;
 
-// Floats from one k of B to the next: 4 columns by 8 k that a warp stores at once lie in different
-// banks.
+// ShallowPitchB returns the floats from one k of B to the next. It puts the 4 columns by 8 k that a
+// warp stores at once into different banks.
 JK_HOST_DEVICE constexpr int ShallowPitchB(int columns) { return columns + 4; }
-// Sums that are not stored in packs pass through the same memory.
+// ShallowSmemBytes counts stages only: sums that are not stored in packs reuse their memory.
 constexpr int ShallowSmemBytes(const ShallowTile& tile, int threads, int64_t k, bool a_along_k) {
   const int rows = threads / 32 * tile.RowsOfWarp(), depth = ShallowStageDepth(a_along_k);
   const int64_t whole = (k + depth - 1) / depth * depth;

@@ -7,9 +7,9 @@
 namespace jaxkernels {
 namespace {
 
-// Whether threads that store packs, of their first four columns before the others, write whole
-// lines of 128 bytes at a time, or, of the widest tile, a whole row. Else it is faster to exchange
-// sums and to store floats.
+// StoresWholeLines tells whether pack stores write whole 128-byte lines at a time, or with the
+// widest tile a whole row. (A thread stores its first four columns before the others.) Otherwise it
+// is faster to exchange sums and to store floats.
 // us, packs and floats (H100, CUDA graphs, 2026-11):
 // {8, 8, 8} (53607, 140, 34) 47.1 38.7
 // {8, 8, 8} (53608, 60, 8) 26.5 9.1
@@ -26,7 +26,7 @@ bool StoresWholeLines(const ShallowTile& tile, int64_t n) {
   return tile.lanes >= 8 && (n % 32 == 0 || (tile.lanes == 16 && n <= tile.Columns()));
 }
 
-// The fields of kShallow.
+// PlanShallow sets the fields of kShallow.
 void PlanShallow(const SgemmProblem& problem, const DeviceLimits& limits, const ThinChoice& choice,
                  SgemmPlan& plan) {
   const SgemmProblem made = WithManyRows(problem);
@@ -49,7 +49,7 @@ void PlanShallow(const SgemmProblem& problem, const DeviceLimits& limits, const 
                     : 1;
 }
 
-// The fields of few lines, of which k may be shared.
+// PlanFewLines sets the fields of kAlongK and kAcrossK, whose blocks may share k.
 void PlanFewLines(const SgemmProblem& problem, const DeviceLimits& limits, const ThinChoice& choice,
                   SgemmPlan& plan) {
   const bool along_k = choice.form == ThinForm::kAlongK;
@@ -65,7 +65,8 @@ void PlanFewLines(const SgemmProblem& problem, const DeviceLimits& limits, const
   plan.thread_n = choice.many_is_a ? few : thread_many;
   plan.blocks_per_sm =
       std::min(kThinBlocksPerSm, limits.BlocksPerSm(kThinThreads, plan.smem_bytes));
-  // A single line is read in packs beside those that lie along k; of more a thread loads floats.
+  // A single short-side line is read in packs with a K-major long side, so both need alignment.
+  // Several lines are loaded float by float.
   const bool has_packs = choice.many_is_a ? problem.HasAlignedRowsA() : problem.HasAlignedRowsB();
   const bool in_packs =
       has_packs && (!along_k || few > 1 || (problem.aligned_a && problem.aligned_b));

@@ -1,8 +1,7 @@
-// The plan of a thin product: how the threads of a block are spread over lines of C and shares of
-// k.
+// Plans a thin product: how the threads of a block are spread over lines of C and shares of k.
 //
-// Owns: how a choice becomes the fields of a plan. Must not know: why it was chosen (choice.h),
-// CUDA.
+// Owns: the translation of a choice into plan fields. Must not know: the reasons of the choice
+// (choice.h), CUDA.
 #ifndef JAXKERNELS_SGEMM_THIN_PLAN_H_
 #define JAXKERNELS_SGEMM_THIN_PLAN_H_
 
@@ -12,7 +11,8 @@
 
 namespace jaxkernels {
 
-// The fields that follow from the choice; the grid is that of any rung. split_k: as ChooseThin.
+// PlanThin sets the fields that depend on the choice. The grid is that of any rung. split_k: as
+// ChooseThin.
 void PlanThin(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
               SgemmPlan& plan);
 

@@ -1,11 +1,11 @@
-// Few k: operands are read and C is written once, and that takes as long as the arithmetic or
-// longer.
+// Products of small k: operands are read and C is written once, which takes at least as long as the
+// arithmetic.
 //
-// Work split: a block makes a tile of C. A thread has `rows` by `columns` sums of it, `lanes`
-// threads side by side share rows (forms.h). Memory: stages, each some k of the tile's rows of A
-// and columns of B. A block asks for all of them before it waits for the first one, or for those of
-// kShallowMostStaged k. Every sum is one chain of FFMA in the order of k.
-// Requires: a thread block of whole warps, kShallowMostThreads at most.
+// Work split: a block computes a tile of C. A thread has `rows` x `columns` sums of it, and `lanes`
+// threads side by side share rows (forms.h). Memory: a stage is some k of the tile's rows of A and
+// columns of B. A block requests all stages before it waits for the first one, or those of
+// kShallowMostStaged k. Every sum is one chain of FFMA in the order of k. Requires: a thread block
+// of whole warps, kShallowMostThreads at most.
 #ifndef JAXKERNELS_SGEMM_THIN_SHALLOW_CUH_
 #define JAXKERNELS_SGEMM_THIN_SHALLOW_CUH_
 
@@ -18,14 +18,14 @@
 
 namespace jaxkernels {
 
-// Passed to kernels by value.
+// ShallowArgs is passed to kernels by value.
 struct ShallowArgs {
   SgemmArgs product;
   bool along_k_b;
   unsigned tiles_m, tiles_n;
 };
 
-// Until so many stages, or fewer, are still on their way.
+// Waits until at most `pending` stages are in flight.
 __device__ inline void WaitForStages(int pending) {
   if (pending >= 3) {
     WaitForAsyncGroups<3>();
@@ -58,14 +58,14 @@ __global__ void __launch_bounds__(kShallowMostThreads, kShallowTiles[kTile].bloc
   const ShallowOperand b(product.b + matrices.b * product.n * product.k, args.along_k_b, product.n,
                          product.k, first_column, kColumns, product.aligned_b);
   const int stages = (a.depth + kDepth - 1) / kDepth;
-  const int lead = min(stages, kMost) - 1;  // of copies before the arithmetic
+  const int lead = min(stages, kMost) - 1;  // stages copied ahead of the arithmetic
 
   Sums sums;
 #pragma unroll 1
   for (int s = -lead; s < stages; ++s) {
     const int next = s + lead;
     if (next < stages) {
-      if (next >= kMost) __syncthreads();  // all are done with the stage before
+      if (next >= kMost) __syncthreads();  // all threads are done with the stage to be overwritten
       float* const stage = staged + next % kMost * stage_floats;
       if constexpr (kAlongA) {
         CopyRowsAlongK<kDepth>(a, next * kDepth, rows, stage);

@@ -1,8 +1,8 @@
-// Stages of the form kShallow: so many k of a block's rows of A and columns of B, in shared memory.
+// Stages of kShallow: some k of a block's rows of A and columns of B, in shared memory.
 //
-// Owns: how they lie there and the copies that bring them, which pass by the registers. A thread
-// goes from one copy to the next by additions: with a multiplication for each, copies took half as
-// many instructions as the FFMA. Must not know: tiles, sums.
+// Owns: their layout, and the copies that fill them, which bypass the registers. A thread goes from
+// one copy to the next by additions: with a multiplication for each, copies took half the
+// instructions of the FFMA. Must not know: tiles, sums.
 #ifndef JAXKERNELS_SGEMM_THIN_SHALLOW_STAGES_CUH_
 #define JAXKERNELS_SGEMM_THIN_SHALLOW_STAGES_CUH_
 
@@ -14,14 +14,14 @@
 
 namespace jaxkernels {
 
-// The lines of an operand that a block stages.
+// ShallowOperand is the lines of an operand that a block stages.
 struct ShallowOperand {
-  const float* data;  // of the first line, at the first k
-  int64_t pitch;      // from line to line where lines lie along k, else from k to k
-  int lines, depth;   // that exist
-  bool in_packs;      // stored rows begin at multiples of 16 bytes
+  const float* data;  // the first line at the first k
+  int64_t pitch;      // from line to line if K-major, else from k to k
+  int lines, depth;   // in range
+  bool in_packs;      // stored rows start at 16-byte boundaries
 
-  // From line `first` on, of a member of the batch that has so many.
+  // Starts at line `first` of a batch member that has `all_lines` lines.
   __device__ ShallowOperand(const float* member, bool along_k, int64_t all_lines, int64_t all_depth,
                             int64_t first, int lines_of_block, bool in_packs)
       : data(member + first * (along_k ? all_depth : 1)),
@@ -31,16 +31,17 @@ struct ShallowOperand {
         in_packs(in_packs) {}
 };
 
-// Quads of k of a stage that have an element, up to `most`: zeros fill the last one.
+// QuadsFrom returns the quads of k in a stage, at most `most`. Zeros fill the last one.
 __device__ inline int QuadsFrom(int first_k, int depth, int most) {
   return min((depth - first_k + 3) / 4, most);
 }
 
-// Where a quad of k of a row along k lies among the eight of its stage: eight neighbouring rows
-// that threads read or write at once lie in different banks.
+// PlaceOfQuad returns the place of a quad of k among the eight of a K-major row. It puts the eight
+// neighbouring rows that threads access at once into different banks.
 __device__ inline unsigned PlaceOfQuad(unsigned row, unsigned quad) { return quad ^ (row % 8); }
 
-// Rows of A that lie along k: [row][quad]. The stage begins at a multiple of 128 bytes.
+// CopyRowsAlongK copies rows of a K-major A to [row][quad]. The stage starts at a 128-byte
+// boundary.
 template <int kDepth>
 __device__ void CopyRowsAlongK(const ShallowOperand& a, int first_k, int rows, float* stage) {
   static_assert(kDepth == 32, "a row is all 32 banks");
@@ -52,7 +53,7 @@ __device__ void CopyRowsAlongK(const ShallowOperand& a, int first_k, int rows, f
     if (static_cast<int>(quad) >= quads) return;
     const float* from = a.data + row * a.pitch + first_k + 4 * quad;
     unsigned to = base + 4 * kDepth * row + 16 * PlaceOfQuad(row, quad);
-    // By 4 rows, or multiples of 8, a quad's place changes in one bit, or not.
+    // A step of 4 rows flips one bit of a quad's place; a step of a multiple of 8 flips none.
     const unsigned flipped = step % 8 * 16;
 #pragma unroll 4
     for (; row < rows; row += step, from += step * a.pitch) {
@@ -74,14 +75,14 @@ __device__ void CopyRowsAlongK(const ShallowOperand& a, int first_k, int rows, f
   }
 }
 
-// Of an operand across k: [k][line], so many floats from one k to the next. `lines`: of the block,
-// a power of two. `kShared`: by all blocks.
+// CopyAcrossK copies an MN-major operand to [k][line], `pitch` floats from one k to the next.
+// `lines`: of the block, a power of two. kShared: all blocks read the same lines.
 template <int kDepth, bool kShared>
 __device__ void CopyAcrossK(const ShallowOperand& of, int first_k, int lines, int pitch,
                             float* stage) {
   const int staged = 4 * QuadsFrom(first_k, of.depth, kDepth / 4), threads = blockDim.x;
   const int depth = of.depth - first_k;
-  const int width = of.in_packs ? 4 : 1, copies = lines / width;  // of a k
+  const int width = of.in_packs ? 4 : 1, copies = lines / width;  // copies per k
   const int shift = __ffs(copies) - 1;
   const float* const data = of.data + first_k * of.pitch;
   if (of.in_packs && copies <= threads) {
@@ -114,7 +115,7 @@ __device__ void CopyAcrossK(const ShallowOperand& of, int first_k, int lines, in
   }
 }
 
-// Columns of B that lie along k: [k][column]. A warp copies 8 k of 4 columns.
+// CopyColumnsAlongK copies columns of a K-major B to [k][column]. A warp copies 8 k of 4 columns.
 template <int kDepth, int kColumns>
 __device__ void CopyColumnsAlongK(const ShallowOperand& b, int first_k, float* stage) {
   constexpr int kPitch = ShallowPitchB(kColumns);

@@ -1,7 +1,6 @@
-// The sums that a thread of the form kShallow has of a tile: what a stage adds to them, and how
-// they are stored.
+// A kShallow thread's sums of a tile: the arithmetic of a stage, and the stores.
 //
-// Owns: which rows and columns a thread has. Must not know: how stages come.
+// Owns: the rows and columns of a thread. Must not know: how stages are filled.
 #ifndef JAXKERNELS_SGEMM_THIN_SHALLOW_SUMS_CUH_
 #define JAXKERNELS_SGEMM_THIN_SHALLOW_SUMS_CUH_
 
@@ -33,15 +32,15 @@ class ShallowSums {
   static constexpr ShallowTile kSize = kShallowTiles[kTile];
   static constexpr int kRowsOfWarp = kSize.RowsOfWarp(), kColumnsOfBlock = kSize.Columns();
 
-  // Lanes i and i ^ 1 share rows, i and i ^ 2 columns: then the load of a pack by a warp takes two
-  // turns of the shared memory instead of four.
+  // Lanes i and i ^ 1 share rows, lanes i and i ^ 2 columns. A warp's load of a pack then takes two
+  // wavefronts instead of four.
   __device__ ShallowSums()
       : warp_(threadIdx.x / 32),
         lane_(threadIdx.x % 32),
         column_lane_(kLanes == 1 ? 0 : lane_ % 2 + lane_ / 4 % kPairs * 2),
         row_lane_(kLanes == 1 ? lane_ : lane_ / 2 % 2 + lane_ / 4 / kPairs * 2) {}
 
-  // Four k at a time. `rows`: of the stage.
+  // Add takes four k at a time. `rows`: of the stage.
   __device__ void Add(const float* stage, int rows, int quads) {
     const float* of_b = stage + kDepth * rows + 4 * column_lane_;
 #pragma unroll 1
@@ -60,8 +59,8 @@ class ShallowSums {
     }
   }
 
-  // Of a tile that begins at such a place. `exchanged`: shared memory, kColumns floats of each
-  // thread, for results that are not stored in packs.
+  // Store writes the sums of the tile at (first_row, first_column). `exchanged`: shared memory,
+  // kColumns floats of each thread, for results that are not stored in packs.
   __device__ void Store(const SgemmArgs& product, unsigned member, int64_t first_row,
                         int64_t first_column, float* exchanged) const {
     const int64_t row = first_row + warp_ * kRowsOfWarp;
@@ -81,13 +80,13 @@ class ShallowSums {
  private:
   static constexpr int kLanes = kSize.lanes, kRowLanes = kSize.RowLanes();
   static constexpr int kRows = kSize.rows, kColumns = kSize.columns;
-  static constexpr int kPairs = kLanes == 1 ? 1 : kLanes / 2;  // of lanes side by side
-  static constexpr int kNeighbours = kRows < 4 ? kRows : 4;    // rows, where A lies across k
+  static constexpr int kPairs = kLanes == 1 ? 1 : kLanes / 2;  // pairs of lanes side by side
+  static constexpr int kNeighbours = kRows < 4 ? kRows : 4;    // rows, if A is MN-major
   static constexpr int kDepth = ShallowStageDepth(kAlongA);
   static constexpr int kPitchB = ShallowPitchB(kColumnsOfBlock);
 
-  // Of the rows of a warp, the i-th of the threads of a lane. Where A lies across k a thread has
-  // neighbours.
+  // RowOf returns row i of the threads of a lane, among the rows of a warp. With an MN-major A a
+  // thread has neighbouring rows.
   static __device__ int RowOf(int row_lane, int i) {
     if (kAlongA) return i * kRowLanes + row_lane;
     return (i / kNeighbours * kRowLanes + row_lane) * kNeighbours + i % kNeighbours;
@@ -96,8 +95,9 @@ class ShallowSums {
   __device__ void AddAlongK(const float* stage, int quad, const float (&y)[4][kColumns]) {
     const float* const of_a = stage + (warp_ * kRowsOfWarp + row_lane_) * kDepth;
     const unsigned place = PlaceOfQuad(row_lane_, quad);
-    // By four columns, in serpentine order over rows and k: an FFMA then often has two operands of
-    // the one before, which the operand reuse cache holds. us, all columns in one order, and so:
+    // The loop takes four columns at a time, in serpentine order over rows and k. An FFMA then
+    // often has two operands of the one before, which the reuse cache holds. us, all columns in one
+    // order, and this order:
     // H200 (65536, 64, 64): 20.9, 19.3
     // H200 4096 x (64, 64, 64): 79.7, 74.9
 #pragma unroll
@@ -150,7 +150,7 @@ class ShallowSums {
     }
   }
 
-  // A warp exchanges one row of each thread at a time, and stores neighbours.
+  // A warp exchanges one row of each thread at a time, so that lanes store neighbours.
   __device__ void StoreFloats(const Destination& to, float* exchanged) const {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {

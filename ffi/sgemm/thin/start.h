@@ -1,6 +1,6 @@
-// What the launchers of thin products share.
+// Code that the launchers of thin products share.
 //
-// Owns: how a kernel is started by its plan. Must not know: kernels.
+// Owns: how a plan launches a kernel. Must not know: kernels.
 #ifndef JAXKERNELS_SGEMM_THIN_START_H_
 #define JAXKERNELS_SGEMM_THIN_START_H_
 
@@ -12,7 +12,8 @@
 
 namespace jaxkernels {
 
-// A product of few k; in a file of its own, which compiles beside the other one.
+// LaunchShallow launches products of small k. Its own source file compiles in parallel with
+// launch.cu.
 cudaError_t LaunchShallow(const SgemmPlan& plan, const SgemmArgs& product, bool a_along_k,
                           bool b_along_k, cudaStream_t stream);
 
