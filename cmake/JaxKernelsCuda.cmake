@@ -1,13 +1,13 @@
-# Decides whether the CUDA module is built, by which compiler and for which GPUs.
+# Decides whether the CUDA module is built, with which compiler and for which GPUs.
 #
 # In:  JK_CUDA, JK_CUDA_RELEASE, JK_PYPI_CUDA, CMAKE_CUDA_ARCHITECTURES, Python_EXECUTABLE
 # Out: JK_HAVE_CUDA, JK_WHY_NO_CUDA, JK_CUDA_SOURCES, JK_NVCC_FLAGS, CMAKE_CUDA_ARCHITECTURES
 
 set(JK_HAVE_CUDA FALSE)
-set(JK_WHY_NO_CUDA "")  # what `python -m jaxkernels` says
+set(JK_WHY_NO_CUDA "")  # printed by `python -m jaxkernels`
 
-# The one list of CUDA sources. Templates are instantiated in several launch*.cu files, so that they
-# compile side by side.
+# JK_CUDA_SOURCES is the only list of CUDA sources. Several launch*.cu files instantiate the
+# templates, so that they compile in parallel.
 file(GLOB_RECURSE JK_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/ffi/*.cu)
 list(APPEND JK_CUDA_SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/ffi/core/function_attributes.cc
      ${CMAKE_CURRENT_SOURCE_DIR}/ffi/rows/cuda/handlers.cc
@@ -16,9 +16,9 @@ list(APPEND JK_CUDA_SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/ffi/core/function_attrib
      ${CMAKE_CURRENT_SOURCE_DIR}/ffi/sgemm/handlers.cc
      ${CMAKE_CURRENT_SOURCE_DIR}/ffi/sgemm/pipelined/tensor_map.cc)
 
-# Two threads because a build machine has at least two cores, and "0" would not be understood in
-# every spelling. Kernels of releases are packed to the smallest size. Elsewhere they take a third
-# more, and 4 seconds less for each file of 250 kernels.
+# nvcc gets two threads: a build machine has at least two cores, and "0" is not understood in every
+# spelling. Kernels of releases are compressed to the smallest size. In other builds they take a
+# third more space, and 4 seconds less for each file of 250 kernels.
 set(JK_NVCC_FLAGS --threads 2)
 if(JK_CUDA_RELEASE)
   list(APPEND JK_NVCC_FLAGS --compress-mode=size)
@@ -34,7 +34,8 @@ if(JK_CUDA STREQUAL "OFF")
   return()
 endif()
 
-# Architectures are named, all of a release, or those of the GPUs that the driver finds.
+# Architectures are those that the user names, all of a release, or those of the GPUs that the
+# driver finds.
 set(is_named FALSE)
 set(capabilities)
 if(JK_CUDA_RELEASE OR JK_PYPI_CUDA OR DEFINED CMAKE_CUDA_ARCHITECTURES OR NOT "$ENV{CUDAARCHS}" STREQUAL "")
@@ -70,18 +71,19 @@ if(JK_PYPI_CUDA)
   get_filename_component(pypi_root ${JK_PYPI_NVCC} DIRECTORY)
   get_filename_component(pypi_root ${pypi_root} DIRECTORY)
   set(ENV{CUDACXX} ${JK_PYPI_NVCC})
-  # The wheels have their libraries in lib, where nvcc.profile says lib64.
+  # The wheels have their libraries in lib; nvcc.profile says lib64.
   set(ENV{CUDAFLAGS} "$ENV{CUDAFLAGS} -L${pypi_root}/lib")
 endif()
 
-# Before the language is enabled, because CMake would choose the compiler's default otherwise.
+# Architectures are set before the language is enabled; otherwise CMake chooses the compiler's
+# default.
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND "$ENV{CUDAARCHS}" STREQUAL "")
   if(JK_CUDA_RELEASE)
     # Code for 8.0 runs on all of 8.x, for 10.0 on 10.3, for 12.0 on 12.1. With 8.6, 8.9 and PTX too
     # a wheel has 44 MB instead of 26.
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 100-real 120-real)
   elseif(capabilities)
-    # CMake's "native" would give Hopper code without its warpgroup products, which 90a has.
+    # CMake's "native" would compile for Hopper without wgmma, which needs 90a.
     list(REMOVE_DUPLICATES capabilities)
     set(CMAKE_CUDA_ARCHITECTURES)
     foreach(capability IN LISTS capabilities)

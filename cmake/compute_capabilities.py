@@ -1,6 +1,6 @@
-"""Prints the compute capability of every GPU, one a line, as the CUDA driver tells it; nothing without one.
+"""Prints the compute capability of every GPU, one a line, as the CUDA driver reports it; nothing without a GPU.
 
-The driver's library is what kernels need. nvidia-smi may be missing beside it, in containers and under WSL.
+It asks the driver's library, which kernels need anyway. nvidia-smi may be missing in containers and under WSL.
 """
 
 import ctypes

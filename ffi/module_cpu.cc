@@ -1,6 +1,6 @@
 // The extension module jaxkernels._cpu: CPU targets, and the plans of the GPU kernels.
 //
-// Owns: what Python sees. Must not know: what a target does.
+// Owns: the Python interface. Must not know: what a target does.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 
