@@ -1,15 +1,13 @@
-"""Cross entropy of logits on many devices, in exported programs, and with buffers that are given away."""
+"""Cross entropy of logits on many devices, its kernels, and derivatives that it alone has."""
 
 import functools
-import re
 
 import cases
-import hlo
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from rows_of_losses import checked_gradient, checked_loss
 
@@ -18,103 +16,25 @@ import jaxkernels as jk
 X = cases.logits("normal", 16 * 8, 24, "float32").reshape(16, 8, 24)
 LABEL = np.random.default_rng(0).integers(0, 24, (16, 8)).astype(np.int32)
 LABEL[::3, 1] = -1
-on_a_cpu = pytest.mark.usefixtures("on_a_cpu")
-OPTIONS = {"label_smoothing": 0.1, "z_loss": 0.01}
 
 
-def losses(x, label):
-    return jk.cross_entropy(x, label, **OPTIONS)
-
-
-def mean(x, label):
-    return jk.cross_entropy(x, label, reduction="mean", **OPTIONS)
-
-
-def gradient(x, label):
-    weight = jnp.arange(1.0, 9)
-    return jax.grad(lambda x: jnp.sum(losses(x, label) * weight))(x)
-
-
-def gradient_of_mean(x, label):
-    return jax.grad(mean)(x, label)
-
-
-def entropies(x, label):
-    value = functools.partial(jk.token_log_probs, return_entropy=True)
-    return value(x, label)[1], jax.grad(lambda x: jnp.sum(jnp.sin(value(x, label)[1])))(x)
-
-
-def mapped(x, label):
-    return jax.vmap(losses, 1, 1)(x, label)
-
-
-def plain(x, label):
-    """Without what needs all sums of a row."""
-    value, pull = jax.vjp(lambda x: jk.cross_entropy(x, label, z_loss=0.01), x)
-    return value, pull(jnp.cos(value))
-
-
-PROGRAMS = (losses, mean, gradient, gradient_of_mean, entropies, mapped, plain)
-each_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
-
-
-@functools.cache
-def on_one_device(program):
-    return jax.device_get(jax.jit(program)(X, LABEL))
-
-
-def sharded(mesh, spec):
-    rows = P(*(*spec, None, None)[:2])
-    return jax.device_put(X, NamedSharding(mesh, spec)), jax.device_put(
-        LABEL, NamedSharding(mesh, rows)
+def losses(x, label=LABEL, reduction="none", **options):
+    return jk.cross_entropy(
+        x, label, label_smoothing=0.1, z_loss=0.01, reduction=reduction, **options
     )
 
 
-def assert_same(got, want):
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(a, b, rtol=4e-6, atol=4e-6)
+def mean(x, label=LABEL, **options):
+    return losses(x, label, "mean", **options)
 
 
-@on_a_cpu
-@each_program
-@pytest.mark.parametrize("spec", [P(("a", "b")), P("a", "b")], ids=str)
-def test_sharded_rows_send_nothing_but_the_mean(program, spec, mesh):
-    """Every device runs the kernel on its own rows. A mean sums a number of each device, and its weights."""
-    compiled = jax.jit(program).lower(*sharded(mesh, spec)).compile()
-    text = compiled.as_text()
-    found = hlo.collectives(text)
-    if program in (mean, gradient_of_mean):
-        assert set(found) == {"all-reduce"}, text
-        assert all(shape in ((), (1,)) for shape in scalar_shapes(text)), text
-    else:
-        assert not found, text
-    assert_same(compiled(*sharded(mesh, spec)), on_one_device(program))
-
-
-def scalar_shapes(text):
-    """Shapes of the results of all-reduces, of which none has a dimension that counts rows or classes."""
-    found = re.findall(r"= \w+\[([\d,]*)\]\S* all-reduce(?:-start)?\(", text)
-    return [tuple(int(n) for n in shape.split(",") if n) for shape in found]
-
-
-@on_a_cpu
-@each_program
-@pytest.mark.parametrize("spec", [P("a", None, "b"), P(None, None, ("a", "b"))], ids=str)
-def test_sharded_classes_are_distributed(program, spec, mesh):
-    """Of each row a maximum and three or six sums cross the network, and nothing of the size of the logits."""
-    compiled = jax.jit(program).lower(*sharded(mesh, spec)).compile()
-    text = compiled.as_text()
-    assert set(hlo.collectives(text)) == {"all-reduce"}, text
-    for shape in scalar_shapes(text):
-        assert shape == () or shape[-1] in (1, 3 if program is plain else 6), text
-    assert_same(compiled(*sharded(mesh, spec)), on_one_device(program))
-
-
-@on_a_cpu
+@pytest.mark.usefixtures("on_a_cpu")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 def test_values_of_sharded_classes(dtype, cpu_devices):
     """Within the bounds of one device's kernels; devices that see nothing but -inf, far from the maximum, NaN."""
-    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
+    mesh = jax.make_mesh(
+        (8,), ("a",), axis_types=(jax.sharding.AxisType.Auto,), devices=cpu_devices
+    )
     x = cases.logits("normal", 11, 64, dtype)
     x[1, :56], x[1, 56:] = -np.inf, -300
     x[2, 5] = np.nan
@@ -136,77 +56,6 @@ def test_values_of_sharded_classes(dtype, cpu_devices):
         checked_gradient(both, x, label)
 
 
-@on_a_cpu
-def test_classes_that_do_not_divide_are_gathered(cpu_devices):
-    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
-    x = jax.device_put(X[:, 0], NamedSharding(mesh, P()))
-    program = jax.jit(lambda x, label: gradient_of_mean(x[:, :23], label))
-    split = jax.device_put(X[:, 0], NamedSharding(mesh, P(None, "a")))
-    label = LABEL[:, 0] % 23
-    np.testing.assert_allclose(program(split, label), program(x, label), rtol=4e-6, atol=1e-7)
-
-
-@on_a_cpu
-def test_shard_map(cpu_devices):
-    """Of logits that vary over devices, and of replicated ones with labels that vary."""
-    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
-    split, whole = P("a"), P()
-
-    def program(f):
-        def body(x, same_x, label):
-            y, dx = jax.value_and_grad(lambda x: f(x, label, "mean"))(x)
-            tangent = jax.jvp(lambda x: f(x, label, "none"), (x,), (jnp.cos(x),))[1]
-            of_same = jax.grad(lambda x: f(x, label[0], "sum"))(same_x)
-            return y[None], dx, tangent, of_same
-
-        specs = {"in_specs": (split, whole, split), "out_specs": (split, split, split, whole)}
-        return jax.jit(jax.shard_map(body, mesh=mesh, **specs))
-
-    def ours(x, label, reduction):
-        return jk.cross_entropy(x, label, reduction=reduction)
-
-    def plain(x, label, reduction):
-        return jk.cross_entropy(x, label, reduction=reduction, implementation="xla")
-
-    got, want = (program(f)(X, X[0], LABEL) for f in (ours, plain))
-    assert_same(got, want)
-
-
-@on_a_cpu
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
-def test_specs_of_the_results(kind, cpu_devices):
-    """A loss for each row is sharded as rows are, and a gradient as the logits."""
-    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(kind,) * 2, devices=cpu_devices)
-    x, label = sharded(mesh, P("a", None, "b"))
-    loss, dx = jax.jit(lambda x, label: (losses(x, label), gradient(x, label)))(x, label)
-    assert loss.sharding.is_equivalent_to(NamedSharding(mesh, P("a")), loss.ndim)
-    assert dx.sharding.is_equivalent_to(NamedSharding(mesh, P("a", None, "b")), dx.ndim)
-
-
-def test_export():
-    """An exported program has the kernels; its rows may be left open."""
-    target = jax.export.DisabledSafetyCheck.custom_call("jaxkernels_rows")
-    (rows,) = jax.export.symbolic_shape("rows")
-    x = jax.ShapeDtypeStruct((rows, 24), jnp.float32)
-    label = jax.ShapeDtypeStruct((rows,), jnp.int32)
-    value = jax.jit(jax.value_and_grad(mean))
-    exported = jax.export.export(value, disabled_checks=[target])(x, label)
-    again = jax.export.deserialize(exported.serialize())
-    for n in (3, 8):
-        got = again.call(X[0, :n], LABEL[0, :n])
-        assert_same(got, value(X[0, :n], LABEL[0, :n]))
-
-
-def test_donation():
-    x = jnp.asarray(X)
-    want = np.asarray(gradient_of_mean(x, LABEL))
-    given = jnp.copy(x)
-    program = jax.jit(jax.value_and_grad(mean), donate_argnums=0)
-    _, dx = program(given, LABEL)
-    assert given.is_deleted()
-    np.testing.assert_allclose(dx, want, rtol=1e-6, atol=1e-8)
-
-
 def test_a_mean_keeps_no_array_but_its_gradient():
     """Memory analysis: besides the logits and their gradient, a few numbers of each row."""
     x = jax.ShapeDtypeStruct((512, 4096), jnp.float32)
@@ -215,3 +64,94 @@ def test_a_mean_keeps_no_array_but_its_gradient():
     analysis = compiled.memory_analysis()
     assert analysis.temp_size_in_bytes < 512 * 4096
     assert analysis.output_size_in_bytes <= 512 * 4096 * 4 + 64
+
+
+@pytest.mark.parametrize("mode", [jax.jacrev, jax.jacfwd])
+@pytest.mark.parametrize("options", [{}, {"logit_soft_cap": 3.0}], ids=str)
+@pytest.mark.parametrize("hidden", [-np.inf, np.nan])
+def test_derivatives_of_a_temperature_with_hidden_classes(mode, options, hidden):
+    """They are those of the classes that are seen."""
+    label = np.array([0, 1, 3])
+    x = X[0, :3, :7]
+    seen = np.arange(x.shape[-1]) < 4
+    where = None if hidden == -np.inf and not options else seen
+
+    def loss(x, temperature, where=None):
+        found = jk.cross_entropy(
+            *(x, label), where=where, temperature=temperature, reduction="mean", **options
+        )
+        return jnp.sum(found)
+
+    of_seen = mode(loss, (0, 1))(x[:, :4], 0.7)
+    of_all = mode(functools.partial(loss, where=where), (0, 1))(np.where(seen, x, hidden), 0.7)
+    np.testing.assert_allclose(of_all[0][:, :4], of_seen[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(of_all[0][:, 4:], 0)
+    np.testing.assert_allclose(of_all[1], of_seen[1], rtol=1e-5, atol=1e-6)
+
+
+def kernels_in(function, *arguments):
+    text = str(jax.make_jaxpr(function)(*arguments))
+    names = ("fwd", "fwd_grad", "grad", "jvp")
+    return {name: text.count(f"jaxkernels_cross_entropy_{name}[") for name in names}
+
+
+def test_kernels_of_each_reduction():
+    """A mean makes its gradient with its loss, in one read; alone, no gradient. Otherwise x is read again."""
+    value = jax.value_and_grad(mean)
+    assert kernels_in(value, X) == {"fwd": 0, "fwd_grad": 1, "grad": 0, "jvp": 0}
+    assert kernels_in(mean, X)["fwd"] == 1
+    value = jax.value_and_grad(lambda x: jnp.sum(losses(x)))
+    assert kernels_in(value, X) == {"fwd": 1, "fwd_grad": 0, "grad": 1, "jvp": 0}
+    half = X.astype(np.float16)
+    assert kernels_in(jax.grad(mean), half)["fwd_grad"] == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_cotangent_of_one_costs_nothing(dtype):
+    """XLA multiplies the gradient of a mean by nothing, and converts it to nothing."""
+    x = jnp.zeros((4, 6, 70), dtype)
+    label = jnp.zeros((4, 6), int)
+    value = jax.jit(jax.value_and_grad(mean))
+    lines = value.lower(x, label).compile().as_text().splitlines()
+    made = [line for line in lines if "[4,6,70]" in line.split("=")[-1].split("(")[0]]
+    assert sum("custom-call" in line for line in lines) == 1
+    assert not [
+        line for line in made if "fusion" in line or "multiply" in line or "convert" in line
+    ]
+
+
+@pytest.mark.parametrize("loss", [losses, mean])
+def test_implementations(loss):
+    """Plain JAX gives the same, and "ffi" is what runs on a CPU and on CUDA."""
+
+    def program(x):
+        return [
+            jax.value_and_grad(lambda x: jnp.sum(loss(x, implementation=name)))(x)  # noqa: B023
+            for name in ("ffi", "xla")
+        ]
+
+    ffi, xla = jax.jit(program)(X)
+    for a, b in zip(ffi, xla, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    plain = jax.make_jaxpr(functools.partial(loss, implementation="xla"))(X)
+    assert "jaxkernels" not in str(plain)
+
+
+def test_log_probabilities_are_negative_losses():
+    np.testing.assert_array_equal(jk.token_log_probs(X, LABEL), -jk.cross_entropy(X, LABEL))
+
+
+def test_a_loss_that_is_infinite_has_a_tangent():
+    """That of weights which do not vary is no 0 times infinity."""
+    x = jnp.array([[0.0, -jnp.inf, 1.0], [1.0, 2.0, 3.0]])
+    for reduction in ("none", "mean", "sum"):
+        loss = functools.partial(jk.cross_entropy, labels=np.array([1, 0]), reduction=reduction)
+        y, tangent = jax.jvp(loss, (x,), (jnp.ones_like(x).at[0, 1].set(0),))
+        assert np.isinf(y).any()
+        assert np.isfinite(tangent).all()
+
+
+def test_derivatives_of_weights_alone_make_no_gradient():
+    weights = jnp.ones(LABEL.shape)
+    counts = kernels_in(jax.grad(lambda w: mean(X, weights=w)), weights)
+    assert counts == {"fwd": 1, "fwd_grad": 0, "grad": 0, "jvp": 0}

@@ -121,34 +121,6 @@ def test_weights_that_share_the_axis_of_rows_are_gathered(reduction, spec, mesh)
     assert_same(program(x, w, B, label), reduction)
 
 
-@reductions
-@pytest.mark.parametrize("rows", [5, 13])
-def test_rows_that_do_not_divide(reduction, rows, cpu_devices):
-    """Within a program: no row that pads them enters a sum."""
-    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
-    x, label = (jax.device_put(a, NamedSharding(mesh, P("a"))) for a in (X, LABEL))
-
-    def cut(x, w, b, label):
-        return step(x[:rows], w, b, label[:rows], reduction)
-
-    got = jax.jit(cut)(x, W, B, label)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(cut(X, W, B, LABEL)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
-
-
-def test_classes_that_do_not_divide_are_gathered(cpu_devices):
-    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
-    w = jax.device_put(W, NamedSharding(mesh, P(None, "a")))
-    label = LABEL % 61
-
-    def cut(x, w, b, label):
-        return step(x, w[:, :61], b[:61], label, "mean")
-
-    got = jax.jit(cut)(X, w, B, label)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(cut(X, W, B, label)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 def test_dtypes_of_sharded_classes(dtype, mesh):
     with jax.enable_x64(dtype == "float64"):
@@ -204,53 +176,15 @@ def test_shard_map(reduction, cpu_devices):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.max(np.abs(b)))
 
 
-def test_the_older_partitioner():
-    """It knows no rule of ours, and gives the same; in an exported program nothing else is there."""
-    script = """
-import jax
-jax.config.update("jax_num_cpu_devices", 8)
-jax.config.update("jax_use_shardy_partitioner", False)
-import functools
-import numpy as np
-import test_linear_cross_entropy_programs as here
-from jax.sharding import AxisType
-mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
-with jax.default_matmul_precision("highest"):
-    for rows, classes in ((("a",), None), ((), "b"), (("a",), "b")):
-        given = here.sharded(mesh, rows, classes)
-        program = jax.jit(functools.partial(here.step, reduction="mean", max_bytes=here.BOUND))
-        here.assert_same(program(*given), "mean")
-print("same")
-"""
-    from programs import ROOT, run_python
-
-    path = f"{ROOT / 'tests' / 'rows'}:{ROOT / 'tests' / 'support'}"
-    script = f"import sys; sys.path[:0] = {path!r}.split(':')\n{script}"
-    stdout, _ = run_python("-c", script, JAX_PLATFORMS="cpu", XLA_FLAGS=None)
-    assert stdout.split()[-1] == "same"
-
-
 @reductions
-def test_export(reduction):
-    """An exported program has the kernels; rows that are left open are one chunk."""
-    checks = [jax.export.DisabledSafetyCheck.custom_call("jaxkernels_rows")]
-    for_a_cpu = functools.partial(jax.export.export, platforms=["cpu"], disabled_checks=checks)
-    (rows,) = jax.export.symbolic_shape("rows")
-    x = jax.ShapeDtypeStruct((rows, 8, 12), jnp.float32)
-    label = jax.ShapeDtypeStruct((rows, 8), jnp.int32)
-    program = jax.jit(functools.partial(step, reduction=reduction))
-    exported = for_a_cpu(program)(x, W, B, label)
+def test_export_in_chunks(reduction):
+    """An exported program has the kernels of its platform."""
+    program = jax.jit(functools.partial(step, reduction=reduction, max_bytes=BOUND))
+    checks = jk.export_checks()
+    exported = jax.export.export(program, platforms=["cpu"], disabled_checks=checks)
+    assert_same(exported(X, W, B, LABEL).call(X, W, B, LABEL), reduction)
     if registry.has_cuda_module():
-        both = [*checks, jax.export.DisabledSafetyCheck.custom_call("jaxkernels_sgemm")]
-        on_a_gpu = jax.export.export(program, platforms=["cuda"], disabled_checks=both)
-        text = on_a_gpu(x, W, B, label).mlir_module()
+        on_a_gpu = jax.export.export(program, platforms=["cuda"], disabled_checks=checks)
+        text = on_a_gpu(X, W, B, LABEL).mlir_module()
         assert "@jaxkernels_rows" in text
         assert "@jaxkernels_sgemm" in text
-    again = jax.export.deserialize(exported.serialize())
-    for n in (3, 16):
-        got, want = again.call(X[:n], W, B, LABEL[:n]), program(X[:n], W, B, LABEL[:n])
-        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
-    in_chunks = jax.jit(functools.partial(step, reduction=reduction, max_bytes=BOUND))
-    whole = for_a_cpu(in_chunks)(X, W, B, LABEL)
-    assert_same(whole.call(X, W, B, LABEL), reduction)

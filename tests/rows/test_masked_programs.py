@@ -2,7 +2,6 @@
 
 import functools
 
-import hlo
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,46 +64,6 @@ CHECKS = [jax.export.DisabledSafetyCheck.custom_call("jaxkernels_rows")]
 
 def abstract(*arrays):
     return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
-
-
-def test_export_and_reload():
-    x, mask, bias = operands(SMALL)
-    export = jax.export.export(jax.jit(ours), disabled_checks=CHECKS)
-    exported = export(*abstract(x, mask, bias))
-    assert hlo.operations(exported.mlir_module()) == ["biased_softmax_fwd"]
-    reloaded = jax.export.deserialize(exported.serialize(vjp_order=1))
-    np.testing.assert_array_equal(reloaded.call(x, mask, bias), ours(x, mask, bias))
-    t = jnp.asarray(SMALL.dy)
-    got, want = (
-        jax.vjp(lambda x, b, f=f: f(x, mask, b), x, bias)[1](t) for f in (reloaded.call, ours)
-    )
-    for g, w in zip(got, want, strict=True):
-        np.testing.assert_allclose(g, w, rtol=2e-6, atol=2e-6)
-
-
-@pytest.mark.parametrize("kind", ["forward", "gradient"])
-def test_export_with_symbolic_dimensions(kind):
-    """Batches, heads, queries and keys of any number, with operands that broadcast."""
-    batch, heads, q, k = jax.export.symbolic_shape("batch, heads, q, k")
-
-    def function(x, mask, bias):
-        if kind == "forward":
-            return ours(x, mask, bias)
-        return jax.grad(lambda x, b: jnp.sum(jnp.sin(ours(x, mask, b))), (0, 1))(x, bias)
-
-    shapes = ((batch, heads, q, k), (batch, 1, 1, k), (1, heads, q, k))
-    exported = jax.export.export(jax.jit(function), disabled_checks=CHECKS)(
-        *(
-            jax.ShapeDtypeStruct(shape, dtype)
-            for shape, dtype in zip(shapes, (jnp.float32, jnp.bool_, jnp.float32), strict=True)
-        )
-    )
-    reloaded = jax.export.deserialize(exported.serialize())
-    for full in ((2, 3, 4, 5), (1, 1, 7, 40), (3, 2, 5, 2)):
-        c = case(full, "float32", mask=(full[0], 1, 1, full[3]), bias=(1, *full[1:]))
-        got, want = (f(*operands(c)) for f in (reloaded.call, jax.jit(function)))
-        for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-            np.testing.assert_allclose(g, w, rtol=2e-6, atol=2e-6)
 
 
 def test_export_for_other_platforms():

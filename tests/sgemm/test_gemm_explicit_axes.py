@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gemm_partitioning_cases import SHARDINGS, A, B, split
+from gemm_partitioning_cases import A, B, split
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -106,36 +106,3 @@ def test_explicit_contraction_is_ambiguous(explicit_mesh):
         out = jax.jit(functools.partial(jk.matmul, out_sharding=P("y", None)))(a, b)
         assert jax.typeof(out).sharding.spec == P("y", None)
         cases.check(out, A, B)
-
-
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_shard_map(check_vma, mesh):
-    """Inside shard_map, rows split and weights replicated: forward, gradient, tangent."""
-
-    def program(f):
-        def local(a, b):
-            gradients = jax.grad(lambda a, b: jnp.sum(jnp.sin(f(a, b))), (0, 1))(a, b)
-            tangent = jax.jvp(f, (a, b), (jnp.cos(a), jnp.cos(b)))[1]
-            return f(a, b), gradients[0], tangent, jax.vmap(f, (0, None))(a[:, None], b)
-
-        return jax.jit(
-            jax.shard_map(
-                local, mesh=mesh, in_specs=(P("x"), P()), out_specs=P("x"), check_vma=check_vma
-            )
-        )
-
-    exact = functools.partial(jnp.matmul, precision="highest")
-    for got, want in zip(program(jk.matmul)(A, B), program(exact)(A, B), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
-
-
-def test_without_shardy(mesh):
-    """The older partitioner may gather, but is right."""
-    before = jax.config.jax_use_shardy_partitioner
-    jax.config.update("jax_use_shardy_partitioner", False)
-    try:
-        for spec_a, spec_b, _ in SHARDINGS.values():
-            got = jax.jit(jk.matmul)(split(mesh, A, *spec_a), split(mesh, B, *spec_b))
-            cases.check(got, A, B)
-    finally:
-        jax.config.update("jax_use_shardy_partitioner", before)

@@ -14,8 +14,9 @@ def collectives(text):
 
 def reduced_shapes(text):
     """Shapes of the results of all-reduces in HLO, without a last dimension of one number."""
-    found = re.findall(r"= \w+\[([\d,]*?)(?:,1)?\]\S* all-reduce(?:-start)?\(", text)
-    return [tuple(map(int, shape.split(","))) for shape in found]
+    results = re.findall(r"= (.*?) all-reduce(?:-start)?\(", text)
+    shapes = [shape for of in results for shape in re.findall(r"\w\[([\d,]*?)(?:,1)?\]", of)]
+    return [tuple(int(size) for size in shape.split(",") if size) for shape in shapes]
 
 
 def operations(text):

@@ -1,0 +1,205 @@
+"""Softmax of sharded arrays: special values, meshes of any form, programs around it.
+
+Whether XLA splits a custom call or gathers its operands first cannot be seen in values, so the compiled HLO is read.
+"""
+
+import functools
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hlo import collectives, custom_calls
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxkernels as jk
+from jaxkernels._rows import reference, softmax
+
+# What is compared bit for bit is computed on a CPU too, where a GPU would be the default.
+pytestmark = pytest.mark.usefixtures("on_a_cpu")
+both = pytest.mark.parametrize("function", [jk.softmax, jk.log_softmax], ids=lambda f: f.__name__)
+X = cases.logits("normal", 16 * 8, 24, "float32").reshape(16, 8, 24)
+T = cases.cotangents(16 * 8, 24, "float32").reshape(16, 8, 24)
+
+
+def vjp(f, x, t):
+    return jax.vjp(f, x)[1](t)[0]
+
+
+def jvp(f, x, t):
+    return jax.jvp(f, (x,), (t,))[1]
+
+
+def sums_of(function):
+    """Of a row of float32, forward: log_softmax counts the terms of the maximum apart."""
+    return 2 if function is jk.log_softmax else 1
+
+
+def special_rows():
+    """Some devices see only -inf; whole rows of it; NaN and infinities."""
+    inf, nan = np.inf, np.nan
+    x = np.tile(X[0, :1], (8, 1))
+    x[0, :] = -inf  # NaN throughout
+    x[1, :21] = -inf  # all but one device see nothing
+    x[1, 21:] = -3e5
+    x[2, 5] = nan
+    x[3, 7] = inf
+    x[4, 3:6] = -inf
+    x[5] *= 1e30
+    x[6, :] = -3e38
+    x[7, 1] = 3e38
+    return x
+
+
+@both
+def test_special_values_in_a_sharded_axis(function, cpu_devices):
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
+    x = special_rows()
+    sharded = jax.device_put(x, NamedSharding(mesh, P(None, "a")))
+    compiled = jax.jit(function).lower(sharded).compile()
+    assert custom_calls(compiled.as_text()) == [f"f32[8,{1 + sums_of(function)}]", "f32[8,3]"]
+    np.testing.assert_allclose(compiled(sharded), function(x), rtol=2e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("derivative", [vjp, jvp])
+def test_16_bit_log_softmax_of_a_sharded_axis(derivative, cpu_devices):
+    """Its derivatives read x: a maximum and two sums; the sum of a cotangent is not relative to the maximum."""
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
+    x, t = (np.asarray(a, jnp.bfloat16) for a in (special_rows(), T[0, :1].repeat(8, 0)))
+    program = functools.partial(derivative, jk.log_softmax)
+    sharded = [jax.device_put(a, NamedSharding(mesh, P(None, "a"))) for a in (x, t)]
+    compiled = jax.jit(program).lower(*sharded).compile()
+    assert "f32[8,3]" in custom_calls(compiled.as_text())
+    got, want = (np.asarray(a, np.float32) for a in (compiled(*sharded), program(x, t)))
+    np.testing.assert_allclose(got, want, rtol=2**-7)
+
+
+@both
+def test_training_step_reduces_only_the_gradient(function, cpu_devices):
+    """Data parallelism: the one collective is the sum of the weights' gradient."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,), devices=cpu_devices)
+    w = jax.device_put(np.ones((24, 24), np.float32), NamedSharding(mesh, P()))
+    x = jax.device_put(X[:, 0], NamedSharding(mesh, P("data")))
+
+    def step(w, x):
+        return jax.grad(lambda w: jnp.sum(function(x @ w) ** 2))(w)
+
+    text = jax.jit(step, out_shardings=w.sharding).lower(w, x).compile().as_text()
+    assert custom_calls(text) == ["f32[2,24]"] * 2
+    assert collectives(text) == ["all-reduce"]
+
+
+def test_this_file_would_notice_a_gather(cpu_devices):
+    """The same kernel without its rule of partitioning: XLA gathers, and the HLO shows it."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,), devices=cpu_devices)
+    x = jax.device_put(X[:, 0], NamedSharding(mesh, P("data")))
+
+    def bare(x):
+        call = jax.ffi.ffi_call("jaxkernels_rows", jax.ShapeDtypeStruct(x.shape, x.dtype))
+        return call(x, **softmax.softmax_fwd.call_attributes("auto"))
+
+    text = jax.jit(bare).lower(x).compile().as_text()
+    assert "all-gather" in text
+    assert custom_calls(text) == ["f32[16,24]"]
+
+
+@pytest.mark.parametrize(
+    ("function", "peer"),
+    [(jk.softmax, jax.nn.softmax), (jk.logsumexp, jax.nn.logsumexp)],
+    ids=["softmax", "logsumexp"],
+)
+def test_a_program_that_is_lowered_without_x64(function, peer, cpu_devices):
+    """Traced where float64 is on and lowered where it is off: neither it nor those after it go wrong."""
+    function, peer = (functools.partial(f, axis=-1) for f in (function, peer))
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
+    with jax.enable_x64(True):
+        x = jax.device_put(X.astype(np.float64), NamedSharding(mesh, P(None, None, "a")))
+        traced = jax.jit(function).trace(x)
+    compiled = traced.lower().compile()
+    with jax.enable_x64(True):
+        want = peer(X.astype(np.float64))
+        np.testing.assert_allclose(compiled(x), want, rtol=1e-14)
+        np.testing.assert_allclose(jax.jit(lambda x: function(x))(x), want, rtol=1e-14)
+
+
+@both
+@pytest.mark.parametrize(
+    ("shape", "spec", "reshaped", "local"),
+    [
+        ((64, 24), P("d"), (4, 16, 24), "f32[1,8,24]"),
+        ((16, 64), P(None, "d"), (16, 4, 16), "f32[16,1,8]"),
+        ((6, 4, 24), P(None, "d"), (24, 24), None),
+    ],
+    ids=str,
+)
+def test_a_mesh_axis_that_a_reshape_splits(function, shape, spec, reshaped, local, cpu_devices):
+    """Where XLA splits a mesh axis over two dimensions, that of eight devices into four and two, we follow."""
+    devices = cpu_devices if shape[0] != 6 else cpu_devices[:4]
+    mesh = jax.make_mesh((len(devices),), ("d",), axis_types=(AxisType.Auto,), devices=devices)
+    x = cases.logits("normal", shape[0], int(np.prod(shape[1:])), "float32").reshape(shape)
+
+    def program(x):  # back in the end, as no sharding of a result has a name for such a split
+        return function(x.reshape(reshaped)).reshape(shape)
+
+    compiled = jax.jit(program).lower(jax.device_put(x, NamedSharding(mesh, spec))).compile()
+    if local is not None:
+        assert custom_calls(compiled.as_text())[-1] == local
+        assert "all-gather" not in compiled.as_text()
+    got = compiled(jax.device_put(x, NamedSharding(mesh, spec)))
+    np.testing.assert_allclose(got, jax.jit(program)(x), rtol=2e-6, atol=4e-6)
+
+
+@both
+def test_meshes_of_other_sizes(function, cpu_devices):
+    """Six devices as (3, 2), and in an order of their own."""
+    mesh = jax.sharding.Mesh(np.array(cpu_devices)[[5, 0, 3, 1, 4, 2]].reshape(3, 2), ("a", "b"))
+    x = X[:6]
+    for spec, local in ((P("a", "b"), "f32[2,4,24]"), (P("b", None, "a"), "f32[3,8,8]")):
+        sharded = jax.device_put(x, NamedSharding(mesh, spec))
+        compiled = jax.jit(function).lower(sharded).compile()
+        assert custom_calls(compiled.as_text())[-1] == local
+        np.testing.assert_allclose(compiled(sharded), function(x), rtol=2e-6, atol=4e-6)
+
+
+@both
+def test_set_mesh(function, mesh):
+    """A mesh that no argument brings along."""
+    with jax.set_mesh(mesh):
+
+        def program(x):
+            return function(jax.sharding.reshard(x, P(None, None, "a")))
+
+        if mesh.axis_types[0] == AxisType.Auto:
+
+            def program(x):
+                return function(jax.lax.with_sharding_constraint(x, P(None, None, "a")))
+
+        compiled = jax.jit(program).lower(jax.ShapeDtypeStruct(X.shape, X.dtype)).compile()
+    text = compiled.as_text()
+    assert custom_calls(text) == [f"f32[16,8,{1 + sums_of(function)}]", "f32[16,8,6]"]
+    assert "all-gather" not in text
+
+
+def test_kernels_of_a_replicated_and_a_varying_operand(cpu_devices):
+    """Two operands that vary over different mesh axes: the result varies over both, and its gradients have the
+    types of the operands, so that that of the replicated one is summed over the devices.
+    """
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,), devices=cpu_devices)
+    y, t = jax.nn.softmax(X[0]), T[:8]
+    options = {"tier": "auto", "require_kernel": False}
+
+    def body(y, t):
+        dx = softmax.softmax_grad(y, t[0], **options)
+        assert jax.typeof(dx).manual_axis_type.varying == {"data"}
+        _, pull = jax.vjp(lambda t: softmax.softmax_grad(y, t, **options), t[0])
+        return dx[None], pull(dx)[0][None]
+
+    specs = (P(), P("data"))
+    shard = jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=(specs[1], specs[1]))
+    dx, back = jax.jit(shard)(y, t)
+    want = np.stack([reference.softmax_grad(y, row) for row in t])
+    np.testing.assert_allclose(dx, want, rtol=2e-6, atol=2e-6)
+    twice = np.stack([reference.softmax_grad(y, row) for row in want])
+    np.testing.assert_allclose(back, twice, rtol=2e-6, atol=2e-6)

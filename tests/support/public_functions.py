@@ -1,0 +1,371 @@
+"""The table of public functions: the calls that tests of transformations, shardings and flags run.
+
+A row has a call of this package, the same call in plain JAX, and the operands. Dimensions are letters, so that
+each test chooses their sizes, leaves them open, or shards them.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxkernels as jk
+import jaxkernels.optax
+
+SIZES = {"b": 2, "r": 4, "c": 5, "h": 2, "q": 4, "k": 5, "d": 3, "m": 4, "n": 5, "1": 1}
+KINDS = {
+    "normal": lambda rng, shape, classes: rng.standard_normal(shape),
+    "positive": lambda rng, shape, classes: rng.uniform(0.5, 2, shape),
+    "share": lambda rng, shape, classes: rng.uniform(0.05, 0.2, shape),
+    "mask": lambda rng, shape, classes: rng.random(shape) < 0.7,
+    "seen": lambda rng, shape, classes: (rng.random(shape) < 0.7) | (np.arange(shape[-1]) == 0),
+    "label": lambda rng, shape, classes: rng.integers(-1, classes, shape, np.int32),
+}
+MOVING = ("normal", "positive", "share")
+ALL_DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """A call of a public function.
+
+    Attributes:
+        ours: the call, of all operands.
+        peer: the same in plain JAX; None if there is none.
+        operands: kind and dimensions of each, separated by a space.
+        dtypes: of the operands, for which there are kernels.
+        is_wide: whether results have the dtype of computation, which is at least float32.
+        kernels: names of the primitives of the call, of its pullback and of its tangent.
+        tolerance: of the largest value, between ours and peer in float32.
+        closed: dimensions whose sizes an exported program has to know.
+        is_variant: whether it is another call of a function that has a row already.
+        is_smoke: whether the short test has it.
+    """
+
+    ours: Callable
+    peer: Callable | None
+    operands: tuple[str, ...]
+    dtypes: tuple[str, ...] = ALL_DTYPES
+    is_wide: bool = False
+    kernels: tuple[str, str, str] = ("", "", "")
+    tolerance: float = 4e-6
+    closed: str = ""
+    is_variant: bool = False
+    is_smoke: bool = False
+
+    @property
+    def kinds(self):
+        return [operand.split(" ")[0] for operand in self.operands]
+
+    @property
+    def dims(self):
+        return [operand.split(" ")[1] for operand in self.operands]
+
+    @property
+    def moving(self):
+        """Places of the operands that can be differentiated."""
+        return [i for i, kind in enumerate(self.kinds) if kind in MOVING]
+
+    def draw(self, dtype="float32", seed=0, lead=None, **sizes):
+        """Operands as NumPy arrays; `lead` has dimensions in front of each."""
+        sizes = {**SIZES, **sizes}
+        rng = np.random.default_rng(seed)
+        lead = lead or [()] * len(self.operands)
+        drawn = []
+        for kind, dims, front in zip(self.kinds, self.dims, lead, strict=True):
+            shape = (*front, *(sizes[dim] for dim in dims))
+            x = KINDS[kind](rng, shape, sizes["c"])
+            drawn.append(np.asarray(x, dtype) if kind in MOVING else np.asarray(x))
+        return drawn
+
+    def abstract(self, dtype="float32", **sizes):
+        """Operands as shapes and dtypes, whose sizes may be open."""
+        sizes = {**SIZES, **sizes}
+        dtypes = {"mask": bool, "seen": bool, "label": np.int32}
+        return [
+            jax.ShapeDtypeStruct(tuple(sizes[dim] for dim in dims), dtypes.get(kind, dtype))
+            for kind, dims in zip(self.kinds, self.dims, strict=True)
+        ]
+
+    def of_moving(self, function, operands):
+        """The function of the operands that can be differentiated, and these."""
+
+        def call(*some):
+            given = list(operands)
+            for i, x in zip(self.moving, some, strict=True):
+                given[i] = x
+            return function(*given)
+
+        return call, [operands[i] for i in self.moving]
+
+
+def masked(scores, mask, bias):
+    return jk.scaled_masked_softmax(scores, mask, bias, scale=0.6, causal=True)
+
+
+def plain_masked(scores, mask, bias, is_causal=True):
+    q, k = scores.shape[-2:]
+    seen = mask & (jnp.tril(jnp.ones((q, k), bool), k - q) if is_causal else True)
+    shown = jnp.where(seen, 0.6 * scores + bias, -1e30)
+    return jnp.where(seen, jax.nn.softmax(shown, axis=-1), 0)
+
+
+def plain_losses(x, label, weights=1.0, e=0.0, z=0.0, *, temperature=1.0, cap=None):
+    """Cross entropy with its log-sum-exp and entropy, operation by operation."""
+    if cap is not None:
+        x = cap * jnp.tanh(x / cap)
+    x = x / jnp.expand_dims(jnp.asarray(temperature, x.dtype), -1)
+    lse = jax.nn.logsumexp(x, -1)
+    log_p = x - lse[..., None]
+    label = jnp.asarray(label)
+    counted = True
+    if label.dtype == jnp.int32:
+        counted = label >= 0
+        label = jax.nn.one_hot(label, x.shape[-1], dtype=x.dtype)
+    smooth = (1 - e) * label + e * jnp.sum(label, -1, keepdims=True) / x.shape[-1]
+    loss = -jnp.sum(smooth * log_p, -1) + z * lse**2
+    return jnp.where(counted, weights * loss, 0), lse, -jnp.sum(jnp.exp(log_p) * log_p, -1)
+
+
+def plain_mean(x, label, weights, *smoothing, **scales):
+    total = jnp.sum(jnp.where(label >= 0, weights, 0))
+    return jnp.sum(plain_losses(x, label, weights, *smoothing, **scales)[0]) / total
+
+
+def cross_entropy(x, label, weights):
+    options = {"label_smoothing": 0.1, "z_loss": 0.01, "weights": weights}
+    return jk.cross_entropy(x, label, return_lse=True, return_entropy=True, **options)
+
+
+def mean_loss(x, label, e, z):
+    return jk.cross_entropy(x, label, label_smoothing=e, z_loss=z, reduction="mean")
+
+
+def capped(x, p, temperature):
+    return jk.cross_entropy(x, p, temperature=temperature, logit_soft_cap=4.0)
+
+
+def plain_log_probs(x, ids, temperature):
+    loss, _, entropy = plain_losses(x, ids, temperature=temperature)
+    return -loss, jnp.where(ids >= 0, entropy, 0)
+
+
+def linear(x, w, label, bias=0.0, **options):
+    bias = None if isinstance(bias, float) else bias
+    return jk.linear_cross_entropy(x, w, label, bias=bias, label_smoothing=0.1, **options)
+
+
+def plain_linear(x, w, label, bias=0.0):
+    return plain_losses(jnp.matmul(x, w) + bias, label, e=0.1)[0]
+
+
+def attention(q, k, v, bias=None):
+    return jk.dot_product_attention(q, k, v, bias, is_causal=True)
+
+
+def plain_attention(q, k, v, bias=None):
+    return jax.nn.dot_product_attention(q, k, v, bias, is_causal=True)
+
+
+def sgemm(a, b, c, factor):
+    return jk.sgemm(a, b, c, alpha=factor, beta=factor)
+
+
+def transposed_sgemm(a, b, c):
+    return jk.sgemm(a, b, c, alpha=-0.5, beta=2.0, trans_a=True, trans_b=True)
+
+
+NUMBERS = (((0,), (1,)), ((), ()))
+LOSS = {"is_wide": True, "tolerance": 1e-5}
+PRODUCT = {"dtypes": ("float32",), "tolerance": 1e-5}
+ROWS = {"operands": ("normal brc",)}
+
+FUNCTIONS = {
+    "softmax": Function(
+        jk.softmax,
+        jax.nn.softmax,
+        **ROWS,
+        kernels=("softmax_fwd", "softmax_fwd softmax_grad", "softmax_fwd softmax_grad"),
+        is_smoke=True,
+    ),
+    "softmax-axes": Function(
+        functools.partial(jk.softmax, axis=(0, 2)),
+        functools.partial(jax.nn.softmax, axis=(0, 2)),
+        **ROWS,
+        is_variant=True,
+    ),
+    "softmax-where": Function(
+        lambda x, seen: jk.softmax(x, where=seen),
+        lambda x, seen: jax.nn.softmax(x, where=seen),
+        ("normal brc", "seen 1rc"),
+        is_variant=True,
+    ),
+    "log_softmax": Function(
+        jk.log_softmax,
+        jax.nn.log_softmax,
+        **ROWS,
+        kernels=(
+            "log_softmax_fwd",
+            "log_softmax_fwd log_softmax_grad",
+            "log_softmax_fwd log_softmax_jvp",
+        ),
+        is_smoke=True,
+    ),
+    "log_softmax-axis": Function(
+        functools.partial(jk.log_softmax, axis=1),
+        functools.partial(jax.nn.log_softmax, axis=1),
+        **ROWS,
+        is_variant=True,
+    ),
+    "logsumexp": Function(
+        functools.partial(jk.logsumexp, axis=-1),
+        functools.partial(jax.nn.logsumexp, axis=-1),
+        **ROWS,
+        kernels=("logsumexp_fwd", "logsumexp_fwd logsumexp_grad", "logsumexp_fwd logsumexp_jvp"),
+    ),
+    "logsumexp-factors": Function(
+        lambda x, b: jk.logsumexp(x, -1, b, return_sign=True)[0],
+        lambda x, b: jax.nn.logsumexp(x, -1, b, return_sign=True)[0],
+        ("normal brc", "positive 1r1"),
+        is_variant=True,
+    ),
+    "logsumexp-where": Function(
+        lambda x, seen: jk.logsumexp(x, (0, 2), where=seen, keepdims=True),
+        lambda x, seen: jax.nn.logsumexp(x, (0, 2), where=seen, keepdims=True),
+        ("normal brc", "mask 1rc"),
+        is_variant=True,
+    ),
+    "masked": Function(
+        masked,
+        plain_masked,
+        ("normal bhqk", "mask b1qk", "normal 1h1k"),
+        kernels=(
+            "masked_softmax_fwd",
+            "masked_softmax_fwd masked_softmax_grad",
+            "masked_softmax_fwd masked_softmax_grad",
+        ),
+    ),
+    "masked-open": Function(
+        lambda x, mask, bias: jk.scaled_masked_softmax(x, mask, bias, scale=0.6),
+        lambda x, mask, bias: plain_masked(x, mask, bias, is_causal=False),
+        ("normal bhqk", "mask 11qk", "normal bh1k"),
+        is_variant=True,
+    ),
+    "masked-scale": Function(
+        lambda x, scale: jk.scaled_masked_softmax(x, scale=scale),
+        lambda x, scale: jax.nn.softmax(scale * x),
+        ("normal qk", "positive "),
+        is_variant=True,
+    ),
+    "cross_entropy": Function(
+        cross_entropy,
+        functools.partial(plain_losses, e=0.1, z=0.01),
+        ("normal brc", "label br", "positive br"),
+        **LOSS,
+        is_smoke=True,
+    ),
+    "cross_entropy-mean": Function(
+        mean_loss,
+        lambda x, label, e, z: plain_mean(x, label, 1.0, e, z),
+        ("normal brc", "label br", "share ", "share "),
+        **LOSS,
+        kernels=("cross_entropy_fwd", "cross_entropy_fwd_grad", "cross_entropy_fwd_grad"),
+        is_smoke=True,
+    ),
+    "cross_entropy-options": Function(
+        lambda x, label, w, t: jk.cross_entropy(
+            x, label, weights=w, temperature=t, logit_soft_cap=4.0, reduction="mean"
+        ),
+        lambda x, label, w, t: plain_mean(x, label, w, temperature=t, cap=4.0),
+        ("normal brc", "label br", "positive br", "positive 1r"),
+        **LOSS,
+        is_variant=True,
+    ),
+    "cross_entropy-none": Function(
+        jk.cross_entropy,
+        lambda x, label: plain_losses(x, label)[0],
+        ("normal brc", "label br"),
+        **LOSS,
+        kernels=(
+            "cross_entropy_fwd",
+            "cross_entropy_fwd cross_entropy_grad",
+            "cross_entropy_fwd cross_entropy_jvp",
+        ),
+        is_variant=True,
+    ),
+    "probabilities": Function(
+        capped,
+        lambda x, p, temperature: plain_losses(x, p, temperature=temperature, cap=4.0)[0],
+        ("normal brc", "positive brc", "positive 1r"),
+        **LOSS,
+        is_variant=True,
+    ),
+    "token_log_probs": Function(
+        lambda x, ids, t: jk.token_log_probs(x, ids, temperature=t, return_entropy=True),
+        plain_log_probs,
+        ("normal brc", "label br", "positive 1r"),
+        **LOSS,
+        is_smoke=True,
+    ),
+    "optax": Function(
+        jaxkernels.optax.softmax_cross_entropy_with_integer_labels,
+        optax.softmax_cross_entropy_with_integer_labels,
+        ("normal brc", "label br"),
+        tolerance=1e-5,
+        is_variant=True,
+    ),
+    "linear_cross_entropy": Function(
+        linear,
+        plain_linear,
+        ("normal brd", "normal dc", "label br", "normal c"),
+        **LOSS,
+        closed="dc",
+    ),
+    "linear_cross_entropy-mean": Function(
+        functools.partial(linear, reduction="mean"),
+        lambda x, w, label: plain_mean(jnp.matmul(x, w), label, 1.0, 0.1),
+        ("normal brd", "normal dc", "label br"),
+        **LOSS,
+        closed="dc",
+    ),
+    "matmul": Function(
+        jk.matmul,
+        jnp.matmul,
+        ("normal md", "normal dn"),
+        **PRODUCT,
+        kernels=("sgemm", "sgemm sgemm sgemm", "sgemm sgemm sgemm"),
+    ),
+    "matmul-batched": Function(
+        jk.matmul, jnp.matmul, ("normal bmd", "normal 1dn"), **PRODUCT, is_variant=True
+    ),
+    "dot_general": Function(
+        lambda a, b: jk.dot_general(a, b, NUMBERS),
+        lambda a, b: jax.lax.dot_general(a, b, NUMBERS),
+        ("normal dn", "normal md"),
+        **PRODUCT,
+        is_variant=True,
+    ),
+    "sgemm": Function(
+        sgemm,
+        lambda a, b, c, factor: factor * (jnp.matmul(a, b) + c),
+        ("normal md", "normal dn", "normal mn", "normal "),
+        **PRODUCT,
+    ),
+    "sgemm-transposed": Function(
+        transposed_sgemm,
+        lambda a, b, c: -0.5 * jnp.matmul(a.T, b.T) + 2 * c,
+        ("normal dm", "normal nd", "normal mn"),
+        **PRODUCT,
+    ),
+    "attention": Function(
+        attention,
+        plain_attention,
+        ("normal bqhd", "normal bkhd", "normal bkhd", "normal 1hqk"),
+        tolerance=1e-5,
+        closed="hd",
+    ),
+}

@@ -1,0 +1,173 @@
+"""Programs of every public function: their kernels and types, exported ones, and buffers that are given away."""
+
+import re
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from public_functions import FUNCTIONS, SIZES
+
+import jaxkernels as jk
+from jaxkernels._core import registry
+
+every = pytest.mark.parametrize("name", FUNCTIONS)
+every_function = pytest.mark.parametrize(
+    "name", [n for n, f in FUNCTIONS.items() if not f.is_variant]
+)
+pytestmark = pytest.mark.usefixtures("exact_products")
+
+
+def kernels_of(function, *operands):
+    """Names of the primitives of this package in a program, and its text."""
+    text = str(jax.make_jaxpr(function)(*operands))
+    return re.findall(r"jaxkernels_(\w+)\[", text), text
+
+
+@pytest.mark.parametrize("name", [n for n, f in FUNCTIONS.items() if f.kernels[0]])
+def test_kernels(name):
+    """A call, a pullback and a tangent run the fewest kernels; nothing is transposed or repeated."""
+    function = FUNCTIONS[name]
+    f, xs = function.of_moving(function.ours, function.draw())
+    y = jax.eval_shape(f, *xs)
+    programs = (
+        f,
+        lambda *xs: jax.vjp(f, *xs)[1](jnp.ones(y.shape, y.dtype)),
+        lambda *xs: jax.jvp(f, xs, xs),
+    )
+    for program, expected in zip(programs, function.kernels, strict=True):
+        found, text = kernels_of(program, *xs)
+        assert found == expected.split(), text
+        assert not re.search(r"= (transpose|scan|while)\[", text), text
+
+
+MAPPED = [
+    ("softmax", (1,)),
+    ("log_softmax", (1,)),
+    ("logsumexp", (0,)),
+    ("logsumexp", (1,)),
+    ("masked", (0, None, None)),
+    ("masked", (0, 0, None)),
+    ("masked", (1, None, 1)),
+    ("matmul", (0, 0)),
+    ("matmul", (0, None)),
+]
+
+
+@pytest.mark.parametrize(("name", "axes"), MAPPED, ids=str)
+def test_a_mapped_call_is_one_kernel(name, axes):
+    """A mapped dimension is more rows or one more batch; what is not mapped is not repeated."""
+    function = FUNCTIONS[name]
+    operands = [
+        x if axis is None else np.stack([x] * 3, axis)
+        for x, axis in zip(function.draw(), axes, strict=True)
+    ]
+    jaxpr = jax.make_jaxpr(jax.vmap(function.ours, axes, axes[0]))(*operands)
+    (kernel,) = (e for e in jaxpr.eqns if "jaxkernels" in e.primitive.name)
+    assert [v.aval.size for v in kernel.invars] == [x.size for x in operands]
+    if name != "matmul":
+        assert kernel.invars[0] is jaxpr.jaxpr.invars[0]
+    assert "scan" not in str(jaxpr)
+
+
+@every
+def test_types_alone(name):
+    """Of arrays that no machine has; nothing runs."""
+    function = FUNCTIONS[name]
+    sizes = dict.fromkeys("brcqkmn", 1 << 17) | {"b": 1 << 10}
+    huge = function.abstract(**sizes)
+    got, want = (jax.eval_shape(f, *huge) for f in (function.ours, function.peer))
+    about = lambda tree: jax.tree.map(lambda y: (y.shape, y.dtype, y.weak_type), tree)  # noqa: E731
+    assert about(got) == about(want)
+
+
+@every
+def test_export(name):
+    """From any machine for every platform, with its gradient; sizes that are left open are found later."""
+    function = FUNCTIONS[name]
+    letters = sorted({*"".join(function.dims)}.difference(function.closed, "1"))
+    open_sizes = jax.export.symbolic_shape(", ".join(letters)) if letters else ()
+    abstract = function.abstract(**dict(zip(letters, open_sizes, strict=True)))
+    platforms = ["cpu", "cuda", "tpu"]
+    with warnings.catch_warnings(action="ignore"):  # a build without CUDA says so, once
+        export = jax.export.export(
+            jax.jit(function.ours), platforms=platforms, disabled_checks=jk.export_checks()
+        )
+        exported = export(*abstract)
+        reloaded = jax.export.deserialize(exported.serialize(vjp_order=1))
+    is_product = function.dtypes == ("float32",)
+    has_kernels = registry.has_cuda_module() or not is_product  # on a CPU a product is XLA's own
+    assert ("@jaxkernels_" in exported.mlir_module()) == has_kernels
+    assert list(reloaded.platforms) == platforms
+
+    def value_and_pullback(f, operands):
+        moving, xs = function.of_moving(f, operands)
+        y, pull = jax.vjp(moving, *xs)
+        return y, pull(jax.tree.map(jnp.cos, y))
+
+    for more in (0, 3):
+        operands = function.draw(**{dim: SIZES[dim] + more for dim in letters})
+        got = value_and_pullback(reloaded.call, operands)
+        want = jax.jit(lambda xs: value_and_pullback(function.ours, xs))(operands)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+LAYOUTS = {
+    "softmax": ({"b": "a"}, {"b": "a", "c": "b"}),
+    "masked": ({"b": "a"}, {"b": "a", "h": "b"}, {"b": "b", "k": "a"}),
+    "cross_entropy": ({"b": "a"}, {"b": "b", "c": "a"}),
+    "matmul-batched": ({"b": "a"}, {"b": "a", "n": "b"}, {"b": "b", "d": "a"}),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_export_for_eight_devices(name, cpu_devices, on_a_cpu):
+    """An exported program holds no Python that could split a call: XLA may gather; the result is right."""
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=cpu_devices)
+    function = FUNCTIONS[name]
+    operands = function.draw(b=8, c=24, h=4, k=24, d=8, n=16)
+    want = jax.jit(function.ours)(*operands)
+    for layout in LAYOUTS[name]:
+        shardings = [NamedSharding(mesh, P(*map(layout.get, dims))) for dims in function.dims]
+        placed = jax.device_put(operands, shardings)
+        export = jax.export.export(
+            jax.jit(function.ours), platforms=["cpu"], disabled_checks=jk.export_checks()
+        )
+        exported = export(*placed)
+        assert exported.nr_devices == 8
+        got = jax.jit(jax.export.deserialize(exported.serialize()).call)(*placed)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(a, b, rtol=4e-6, atol=1e-5)
+
+
+@every_function
+def test_no_kernels_on_another_platform(name):
+    """A program for a TPU is plain HLO."""
+    function = FUNCTIONS[name]
+    traced = jax.jit(function.ours).trace(*function.abstract())
+    assert "@jaxkernels_" not in traced.lower(lowering_platforms=("tpu",)).as_text()
+
+
+@every_function
+def test_donation(name):
+    """A donated operand gives up its buffer, for its gradient; one that is not donated stays."""
+    function = FUNCTIONS[name]
+
+    def gradient(x, *others):
+        def loss(x):
+            return sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(function.ours(x, *others)))
+
+        return jax.grad(loss)(x)
+
+    first, *others = [jnp.asarray(x) for x in function.draw()]
+    before = np.asarray(first).copy()
+    want = jax.jit(gradient)(first, *others)
+    np.testing.assert_array_equal(first, before)
+    given = jnp.copy(first)  # NumPy has seen the first, which can keep its buffer alive
+    got = jax.jit(gradient, donate_argnums=0)(given, *others)
+    assert given.is_deleted()
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7)

@@ -1,0 +1,83 @@
+"""Every public function inside shard_map, with and without the check of what varies over devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+from public_functions import FUNCTIONS
+
+pytestmark = [pytest.mark.usefixtures("on_a_cpu"), pytest.mark.usefixtures("exact_products")]
+NAMES = [name for name, function in FUNCTIONS.items() if not function.is_variant]
+DEVICES = 4
+
+
+def loss(f, *xs):
+    return sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(f(*xs)))
+
+
+def stacked(tree):
+    return jax.tree.map(lambda y: y[None], tree)
+
+
+def inside(f, varying, same):
+    """Of operands of which all, the first or none but the cotangent differ between devices."""
+    own = [x[0] for x in varying]
+    mixed = [own[0], *same[1:]]
+    numbers = tuple(range(len(own)))
+
+    def gradient(*xs):
+        return jax.grad(lambda *xs: loss(f, *xs), numbers)(*xs)
+
+    def by_shared_ones(*xs):
+        """The gradient of a sum over devices, as far as JAX checks what varies."""
+        return jax.grad(lambda *xs: jnp.sum(own[0]) * loss(f, *xs), numbers)(*xs)
+
+    def remat(*xs):
+        return loss(jax.checkpoint(lambda *xs: f(*map(jnp.cos, xs))), *xs)
+
+    return stacked(
+        (
+            f(*own),
+            gradient(*own),
+            gradient(*mixed),
+            by_shared_ones(*same),
+            jax.jvp(f, mixed, [jnp.cos(x) for x in mixed])[1],
+            jax.vmap(lambda x: f(x, *same[1:]))(jnp.stack([own[0], -own[0]])),
+            jax.lax.scan(lambda c, s: (c, loss(f, own[0] * s, *same[1:])), 0.0, jnp.arange(2.0))[1],
+            jax.grad(remat)(*mixed),
+            jax.jvp(lambda x: jax.grad(lambda x: loss(f, x, *same[1:]))(x), own[:1], own[:1])[1],
+        )
+    )
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_shard_map(name, check_vma, cpu_devices):
+    mesh = jax.make_mesh(
+        (DEVICES,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices[:DEVICES]
+    )
+    function = FUNCTIONS[name]
+    operands = function.draw()
+    moving, same = function.of_moving(function.ours, operands)
+    peer, _ = function.of_moving(function.peer, operands)
+    varying = [np.stack([x * (1 + 0.1 * i) for i in range(DEVICES)]) for x in same]
+    specs = {"in_specs": (P("a"), P()), "out_specs": P("a"), "check_vma": check_vma}
+
+    def program(f):
+        def body(varying, same):
+            return inside(f, varying, same)
+
+        shard = jax.shard_map(body, mesh=mesh, **specs)
+
+        def outer(same):
+            whole = lambda varying, same: stacked(loss(f, varying[0][0], *same[1:]))  # noqa: E731
+            return jnp.sum(jax.shard_map(whole, mesh=mesh, **specs)(varying, same))
+
+        return shard(varying, same), jax.grad(outer)(same)
+
+    got, want = jax.jit(lambda: [program(f) for f in (moving, peer)])()
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        scale = max(1.0, float(np.max(np.abs(b))))
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * scale)
