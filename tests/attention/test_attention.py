@@ -143,33 +143,6 @@ def test_scale_may_be_an_array():
     np.testing.assert_allclose(slope, (above - below) / (2 * step), rtol=1e-4, atol=1e-5)
 
 
-def test_second_derivatives():
-    """A Hessian-vector product against differences of the exact gradients."""
-    sizes = cases.Sizes(1, 3, 4, 2, 1, 2)
-    with jax.enable_x64(True):
-        operands = cases.operands(sizes, "float64")
-        tangents = cases.operands(sizes, "float64", seed=1)
-        do = cases.operands(sizes, "float64", seed=2)[0]
-        mask = np.tri(3, 4, -1, dtype=bool)  # the first query sees no key
-
-        def loss(q, k, v):
-            return jnp.sum(do * jk.dot_product_attention(q, k, v, mask=mask))
-
-        _, got = jax.jit(lambda x, t: jax.jvp(jax.grad(loss, (0, 1, 2)), x, t))(
-            tuple(operands), tuple(tangents)
-        )
-    step = 1e-5
-    sides = [
-        Truth(
-            *(x + d * t for x, t in zip(operands, tangents, strict=True)), "float64", mask=mask
-        ).gradients(do)
-        for d in (step, -step)
-    ]
-    for name, x in zip("qkv", got, strict=True):
-        want = (sides[0][name][0] - sides[1][name][0]) / (2 * step)
-        np.testing.assert_allclose(x, want, rtol=1e-6, atol=1e-7)
-
-
 @pytest.mark.parametrize("empty_rows", MODES)
 def test_residual(empty_rows):
     q, k, v = cases.operands(GROUPED)
@@ -209,18 +182,6 @@ def test_three_dimensions_and_vmap():
     with_residual = functools.partial(jk.dot_product_attention, return_residual=True)
     _, residual = jax.eval_shape(with_residual, q[0], k[0], v[0])
     assert residual.shape == (GROUPED.T, GROUPED.N)
-
-
-def test_vmap_of_gradients():
-    q, k, v = cases.operands(GROUPED)
-    do = cases.operands(GROUPED, seed=1)[0]
-
-    def pull(q, k, v, do):
-        return jax.vjp(functools.partial(jk.dot_product_attention, is_causal=True), q, k, v)[1](do)
-
-    want = Truth(q, k, v, is_causal=True).gradients(do)
-    for name, x in zip("qkv", jax.jit(jax.vmap(pull))(q, k, v, do), strict=True):
-        check(x, want[name], f"d{name}")
 
 
 def test_shared_keys_are_not_copied():

@@ -11,60 +11,6 @@ import jaxkernels as jk
 from jaxkernels._rows import masked, masked_kernels
 
 
-def test_directional_derivative_agrees_with_differences():
-    """Independent of any formula for the derivative: a central difference in float64, of scores, bias and scale."""
-    with jax.enable_x64(True):
-        c = case((2, 4, 9), "float64", mask=(4, 9), bias=(1, 9), causal=True)
-        step = 1e-6
-
-        def function(x, b, s):
-            return jk.scaled_masked_softmax(x, c.mask, b, scale=s, causal=True)
-
-        rng = np.random.default_rng(3)
-        at = (c.scores, c.bias, np.float64(0.6))
-        along = tuple(np.asarray(rng.standard_normal(np.shape(a))) for a in at)
-        ahead, behind = (
-            function(*(jnp.asarray(a + sign * step * d) for a, d in zip(at, along, strict=True)))
-            for sign in (1, -1)
-        )
-        _, tangent = jax.jvp(function, tuple(map(jnp.asarray, at)), tuple(map(jnp.asarray, along)))
-        np.testing.assert_allclose(tangent, (ahead - behind) / (2 * step), rtol=1e-7, atol=1e-9)
-        _, pull = jax.vjp(function, *map(jnp.asarray, at))
-        inner = sum(np.vdot(g, d) for g, d in zip(pull(c.dy), along, strict=True))
-        np.testing.assert_allclose(inner, np.vdot(c.dy, tangent), rtol=1e-11)
-
-
-def test_second_order():
-    """The gradient of a gradient, in scores and bias, against plain JAX and against a difference, in float64."""
-    with jax.enable_x64(True):
-        c = case((2, 4, 9), "float64", mask=(4, 9), bias=(2, 1, 9), causal=True)
-
-        def inner(x, b, implementation):
-            y = jk.scaled_masked_softmax(
-                x, c.mask, b, scale=0.6, causal=True, implementation=implementation
-            )
-            return jnp.sum(jnp.sin(3 * y) * c.dy)
-
-        def outer(operands, implementation=None):
-            first = jax.grad(inner, (0, 1))(*operands, implementation)
-            return sum(
-                jnp.sum(jnp.cos(g) * (1 + jnp.arange(g.size).reshape(g.shape))) for g in first
-            )
-
-        at = (jnp.asarray(c.scores), jnp.asarray(c.bias))
-        got, want = jax.grad(outer)(at), jax.grad(outer)(at, "xla")
-        rng = np.random.default_rng(4)
-        along = [rng.standard_normal(a.shape) for a in at]
-        ahead, behind = (
-            outer(tuple(a + sign * 1e-6 * d for a, d in zip(at, along, strict=True)))
-            for sign in (1, -1)
-        )
-        slope = sum(np.vdot(g, d) for g, d in zip(got, along, strict=True))
-        np.testing.assert_allclose(slope, (ahead - behind) / 2e-6, rtol=1e-6)
-        for a, b in zip(got, want, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11)
-
-
 @pytest.mark.parametrize("empty_rows", ["zero", "mean"])
 def test_higher_derivatives_of_rows_that_see_nothing_are_zero(empty_rows):
     """As are those of what is hidden, be it NaN."""
