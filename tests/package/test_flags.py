@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen, nnx
+from public_functions import FUNCTIONS, Function
 
 import jaxkernels as jk
 import jaxkernels.flax as jkflax
@@ -16,20 +17,9 @@ import jaxkernels.optax as jkoptax
 
 MASK = np.tril(np.ones((4, 5), bool))
 LABEL = np.array([1, 4, 0, 2], np.int32)
-ROW = np.stack([LABEL, LABEL])
 EVEN = np.full((4, 5), 0.25)
 LENGTHS = np.array([1, 4], np.int32)
-ROWS = [(2, 4, 5)]
-BIASED = [(2, 4, 5), (4, 5)]
 HEADS = [(2, 4, 4, 3), (2, 5, 2, 3), (2, 5, 2, 3)]
-SQUARE = [(4, 3), (3, 4)]
-
-
-def scores(**options):
-    def function(x, bias=None):
-        return jk.scaled_masked_softmax(x, bias=bias, **options)
-
-    return function
 
 
 def attention(function=jk.dot_product_attention, *, pick=lambda result: result, **options):
@@ -39,15 +29,20 @@ def attention(function=jk.dot_product_attention, *, pick=lambda result: result, 
     return of_operands
 
 
-# Functions of arrays of one dtype, and the shapes of these.
+def scores(operands=("normal brc",), **options):
+    return Function(
+        lambda x, bias=None: jk.scaled_masked_softmax(x, bias=bias, **options), None, operands
+    )
+
+
+def of_heads(function, operands=()):
+    return Function(function, None, ("normal bqhd", "normal bkgd", "normal bkgd", *operands))
+
+
+# Other arguments of the functions of the table.
 CASES = {
-    "softmax": (jk.softmax, ROWS),
-    "softmax-axes": (functools.partial(jk.softmax, axis=(0, 2)), ROWS),
-    "softmax-where": (functools.partial(jk.softmax, where=MASK[None]), ROWS),
-    "log_softmax": (jk.log_softmax, ROWS),
-    "log_softmax-where": (functools.partial(jk.log_softmax, axis=1, where=MASK[None]), ROWS),
-    "cross_entropy": (functools.partial(jk.cross_entropy, labels=ROW), ROWS),
-    "cross_entropy-options": (
+    **FUNCTIONS,
+    "cross_entropy-where": Function(
         functools.partial(
             jk.cross_entropy,
             labels=LABEL[None].astype(np.uint8),
@@ -59,37 +54,28 @@ CASES = {
             temperature=2.0,
             reduction="mean",
         ),
-        ROWS,
+        None,
+        ("normal brc",),
     ),
-    "cross_entropy-sum": (functools.partial(jk.cross_entropy, labels=1, reduction="sum"), ROWS),
-    "cross_entropy-probabilities": (
-        lambda x: jk.cross_entropy(x, jnp.asarray(EVEN[None], x.dtype), return_lse=True)[1],
-        ROWS,
+    "optax-narrow-ids": Function(
+        lambda x: jkoptax.softmax_cross_entropy_with_integer_labels(x, LABEL.astype(np.int8)),
+        None,
+        ("normal rc",),
     ),
-    "token_log_probs": (
-        lambda x: sum(jk.token_log_probs(x, ROW, temperature=0.5, return_entropy=True)),
-        ROWS,
+    "optax-probabilities": Function(
+        lambda x: jkoptax.softmax_cross_entropy(x, jnp.asarray(EVEN, x.dtype)),
+        None,
+        ("normal rc",),
     ),
-    "optax-ids": (lambda x: jkoptax.softmax_cross_entropy_with_integer_labels(x, ROW), ROWS),
-    "optax-narrow-ids": (
-        lambda x: jkoptax.softmax_cross_entropy_with_integer_labels(x, ROW.astype(np.int8)),
-        ROWS,
+    "scores-mask": scores(mask=MASK, causal=True),
+    "scores-bias": scores(("normal brc", "normal rc"), mask=MASK, scale=0.5, window=(1, 2)),
+    "scores-mean": scores(mask=MASK, causal=True, empty_rows="mean"),
+    "scores-xla": scores(("normal brc", "normal rc"), mask=MASK, causal=True, implementation="xla"),
+    "attention-mask": of_heads(attention(mask=MASK, local_window_size=1, empty_rows="mean")),
+    "attention-lengths": of_heads(
+        attention(query_seq_lengths=LENGTHS, key_value_seq_lengths=LENGTHS)
     ),
-    "optax": (lambda x: jkoptax.softmax_cross_entropy(x, jnp.asarray(EVEN, x.dtype)), [(4, 5)]),
-    "scores": (scores(), ROWS),
-    "scores-scale": (lambda x, scale: jk.scaled_masked_softmax(x, scale=scale), [(4, 5), ()]),
-    "scores-mask": (scores(mask=MASK, causal=True), ROWS),
-    "scores-bias": (scores(mask=MASK, scale=0.5, window=(1, 2)), BIASED),
-    "scores-mean": (scores(mask=MASK, causal=True, empty_rows="mean"), ROWS),
-    "scores-xla": (scores(mask=MASK, causal=True, implementation="xla"), BIASED),
-    "attention": (attention(), HEADS),
-    "attention-bias": (attention(is_causal=True), [*HEADS, (4, 5)]),
-    "attention-mask": (attention(mask=MASK, local_window_size=1, empty_rows="mean"), HEADS),
-    "attention-lengths": (
-        attention(query_seq_lengths=LENGTHS, key_value_seq_lengths=LENGTHS),
-        HEADS,
-    ),
-    "attention-residual": (
+    "attention-residual": of_heads(
         attention(
             pick=lambda result: result[1] + result[0].sum(-1),
             return_residual=True,
@@ -97,39 +83,32 @@ CASES = {
             mask=MASK,
             key_value_seq_lengths=LENGTHS,
         ),
-        [*HEADS, (4, 5)],
+        ("normal qk",),
     ),
-    "flax": (attention(jkflax.dot_product_attention), HEADS),
-    "flax-mask": (
+    "flax": of_heads(attention(jkflax.dot_product_attention)),
+    "flax-mask": of_heads(
         attention(jkflax.dot_product_attention, mask=MASK, is_causal=True, empty_rows="mean"),
-        [*HEADS, (4, 5)],
+        ("normal qk",),
     ),
-    "flax-wide": (attention(jkflax.dot_product_attention, force_fp32_for_softmax=True), HEADS),
-    "flax-narrow": (attention(jkflax.dot_product_attention, force_fp32_for_softmax=False), HEADS),
-    "flax-dropout": (
+    "flax-wide": of_heads(attention(jkflax.dot_product_attention, force_fp32_for_softmax=True)),
+    "flax-narrow": of_heads(attention(jkflax.dot_product_attention, force_fp32_for_softmax=False)),
+    "flax-dropout": of_heads(
         lambda q, k, v: jkflax.dot_product_attention(
             q, k, v, dropout_rate=0.5, dropout_rng=jax.random.key(0)
-        ),
-        HEADS,
+        )
     ),
-    "flax-hooks": (
+    "flax-hooks": Function(
         attention(jkflax.dot_product_attention, einsum_dot_general=jax.lax.dot_general),
-        [HEADS[0], HEADS[0], HEADS[0]],
+        None,
+        ("normal bqhd",) * 3,
     ),
-}
-PRODUCTS = {
-    "matmul": (jk.matmul, SQUARE),
-    "matmul-vector": (jk.matmul, [(3,), (3, 4)]),
-    "matmul-batch": (jk.matmul, [(2, 1, 4, 3), (5, 3, 4)]),
-    "matmul-rows": (jk.matmul, [(2, 4, 3), (3, 4)]),
-    "dot_general": (
-        lambda a, b: jk.dot_general(a, b, (((2,), (0,)), ((), ()))),
-        [(2, 4, 3), (3, 4)],
-    ),
-    "sgemm": (lambda a, b, c: jk.sgemm(a, b, c, alpha=2.0, beta=0.5), [*SQUARE, (4, 4)]),
-    "sgemm-traced": (
-        lambda a, b, c, s: jk.sgemm(a, b, c, alpha=s, beta=s),
-        [*SQUARE, (4, 4), ()],
+    "matmul-vector": Function(jk.matmul, None, ("normal d", "normal dn"), ("float32",)),
+    "matmul-rows": Function(jk.matmul, None, ("normal bmd", "normal dn"), ("float32",)),
+    "matmul-half": Function(
+        functools.partial(jk.matmul, preferred_element_type=jnp.float32),
+        None,
+        ("normal md", "normal dn"),
+        ("bfloat16", "float16"),
     ),
 }
 
@@ -144,65 +123,47 @@ def strict(x64):
         yield
 
 
-def transformed(function, count):
-    """The function, its derivatives and its mapped form, all of the same arrays."""
+def transformed(function):
+    """The function, its derivatives and its mapped form, all of the operands that may be differentiated."""
 
-    def loss(*arrays):
-        return jnp.sum(function(*arrays) ** 2)
+    def loss(*xs):
+        return sum(jnp.sum(y**2) for y in jax.tree.leaves(function(*xs)))
 
-    every = tuple(range(count))
+    def gradient(*xs):
+        return jax.grad(loss, tuple(range(len(xs))))(*xs)
+
     yield function
-    yield jax.grad(loss, every)
-    yield lambda *arrays: jax.jvp(function, arrays, arrays)
-    yield lambda *arrays: jax.vmap(function)(*(jnp.stack([x, x]) for x in arrays))
-    yield lambda *arrays: jax.vmap(jax.grad(loss, every), in_axes=(0, *[None] * (count - 1)))(
-        jnp.stack([arrays[0]] * 2), *arrays[1:]
-    )
-    yield lambda *arrays: jax.jvp(jax.grad(loss), arrays, arrays)
-
-
-def lower(function, shapes, dtype):
-    """Traces and lowers everything, which is when the flags speak up."""
-    arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
-    programs = list(transformed(function, len(shapes)))
-    # One module of all of them is lowered in half of the time.
-    traced = jax.jit(lambda *arrays: [program(*arrays) for program in programs]).trace(*arrays)
-    traced.lower(lowering_platforms=("cpu", "tpu"))  # on a TPU the kernels' plain-JAX form runs
+    yield gradient
+    yield lambda *xs: jax.jvp(function, xs, xs)
+    yield lambda *xs: jax.vmap(function)(*(jnp.stack([x, x]) for x in xs))
+    yield lambda x, *xs: jax.vmap(lambda x: gradient(x, *xs))(jnp.stack([x] * 2))
+    yield lambda *xs: jax.jvp(jax.grad(loss), xs, xs)
 
 
 @pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize(
-    ("dtype", "x64"),
+    ("name", "dtype", "x64"),
     [
-        ("float32", False),
-        ("bfloat16", False),
-        ("float16", False),
-        ("float32", True),
-        ("bfloat16", True),
-        ("float64", True),
+        pytest.param(name, dtype, x64, id=f"{name}-{dtype}-{64 if x64 else 32}")
+        for name, function in CASES.items()
+        for dtype in function.dtypes
+        for x64 in (False, True)
+        if x64 or dtype != "float64"
     ],
 )
-@pytest.mark.parametrize("name", CASES)
-def test_row_functions_and_attention(name, dtype, x64):
-    function, shapes = CASES[name]
+def test_strict_promotion(name, dtype, x64):
+    """Traces and lowers everything, which is when the flags speak up."""
     with strict(x64):
-        lower(function, shapes, dtype)
-
-
-@pytest.mark.parametrize("x64", [False, True], ids=("x32", "x64"))
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_products(name, x64):
-    function, shapes = PRODUCTS[name]
-    with strict(x64):
-        lower(function, shapes, "float32")
-
-
-@pytest.mark.parametrize("x64", [False, True], ids=("x32", "x64"))
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_products_of_16_bit_operands(dtype, x64):
-    with strict(x64):
-        wide = functools.partial(jk.matmul, preferred_element_type=jnp.float32)
-        lower(wide, SQUARE, dtype)
+        operands = [jnp.asarray(x) for x in CASES[name].draw(dtype, g=2, h=4)]
+        function, xs = CASES[name].of_moving(CASES[name].ours, operands)
+        programs = list(transformed(function))
+        # One module of all of them is lowered in half of the time.
+        traced = jax.jit(lambda *xs: [program(*xs) for program in programs]).trace(*xs)
+        # On a TPU the kernels' plain-JAX form runs. A linear layer's loss is lowered for one platform at a
+        # time: under x64 JAX shares a function of 64-bit numbers with its lowering, which has none.
+        is_linear = name.startswith("linear")
+        for platforms in [("cpu",), ("tpu",)] if is_linear else [("cpu", "tpu")]:
+            traced.lower(lowering_platforms=platforms)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -137,6 +137,7 @@ def test_implementations(loss):
     assert "jaxkernels" not in str(plain)
 
 
+@pytest.mark.smoke
 def test_log_probabilities_are_negative_losses():
     np.testing.assert_array_equal(jk.token_log_probs(X, LABEL), -jk.cross_entropy(X, LABEL))
 

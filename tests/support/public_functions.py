@@ -266,7 +266,6 @@ FUNCTIONS = {
         functools.partial(plain_losses, e=0.1, z=0.01),
         ("normal brc", "label br", "positive br"),
         **LOSS,
-        is_smoke=True,
     ),
     "cross_entropy-mean": Function(
         mean_loss,
@@ -274,7 +273,6 @@ FUNCTIONS = {
         ("normal brc", "label br", "share ", "share "),
         **LOSS,
         kernels=("cross_entropy_fwd", "cross_entropy_fwd_grad", "cross_entropy_fwd_grad"),
-        is_smoke=True,
     ),
     "cross_entropy-options": Function(
         lambda x, label, w, t: jk.cross_entropy(
@@ -284,6 +282,7 @@ FUNCTIONS = {
         ("normal brc", "label br", "positive br", "positive 1r"),
         **LOSS,
         is_variant=True,
+        is_smoke=True,
     ),
     "cross_entropy-none": Function(
         jk.cross_entropy,
@@ -296,6 +295,7 @@ FUNCTIONS = {
             "cross_entropy_fwd cross_entropy_jvp",
         ),
         is_variant=True,
+        is_smoke=True,
     ),
     "probabilities": Function(
         capped,
@@ -309,7 +309,6 @@ FUNCTIONS = {
         plain_log_probs,
         ("normal brc", "label br", "positive 1r"),
         **LOSS,
-        is_smoke=True,
     ),
     "optax": Function(
         jaxkernels.optax.softmax_cross_entropy_with_integer_labels,

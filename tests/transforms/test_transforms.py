@@ -225,14 +225,16 @@ def assert_same(got, want, tolerance):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * scale)
 
 
-@pytest.mark.parametrize(
-    ("name", "transform"),
-    [
-        pytest.param(name, transform, marks=[pytest.mark.smoke] * function.is_smoke)
-        for name, function in FUNCTIONS.items()
-        for transform in transforms_of(function)
-    ],
-)
+def cases():
+    for name, function in FUNCTIONS.items():
+        marks = [pytest.mark.xdist_group(f"transforms of {name}")]  # they share a program
+        if function.is_smoke:
+            marks.append(pytest.mark.smoke)
+        for transform in transforms_of(function):
+            yield pytest.param(name, transform, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "transform"), list(cases()))
 def test_transform(name, transform):
     got, want = (of[transform] for of in results(name))
     assert_same(got, want, FUNCTIONS[name].tolerance)

@@ -12,75 +12,31 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from primitives import every_primitive
+from public_functions import FUNCTIONS, Function
 
 import jaxkernels as jk
-import jaxkernels.optax
 from jaxkernels._attention import flash
 from jaxkernels._attention.problem import Call
 from jaxkernels._rows.masked_kernels import Band
 
 SIZES = (2, 3)  # of an outer and an inner vmap
-CLASSES = 5
-KINDS = {
-    "normal": lambda rng, shape: rng.standard_normal(shape).astype(np.float32),
-    "bfloat16": lambda rng, shape: rng.standard_normal(shape).astype(jnp.bfloat16),
-    "positive": lambda rng, shape: rng.uniform(0.5, 2, shape).astype(np.float32),
-    "mask": lambda rng, shape: rng.random(shape) < 0.7,
-    "label": lambda rng, shape: rng.integers(-1, CLASSES, shape, np.int32),
-}
-LOGITS, LABEL, ROWS = ("normal", (4, CLASSES)), ("label", (4,)), ("positive", (4,))
-SCORES = ("normal", (2, 4, 5))
-QUERY, KEY = ("normal", (1, 4, 2, 3)), ("normal", (1, 5, 2, 3))
-LINEAR = (("normal", (4, 3)), ("normal", (3, CLASSES)), LABEL, ("normal", (CLASSES,)))
-A, B, C, FACTOR = ("normal", (4, 3)), ("normal", (3, 5)), ("normal", (4, 5)), ("normal", ())
 FLASH = Call(("q", "k", "v", "bias", "mask"), 0.5, Band(None, 0, from_end=False))
-
-
-def cross_entropy(x, label, weights=None, **options):
-    return jk.cross_entropy(x, label, weights=weights, label_smoothing=0.1, z_loss=0.01, **options)
-
-
-def linear_cross_entropy(x, w, label, bias=None, **options):
-    return jk.linear_cross_entropy(x, w, label, bias=bias, label_smoothing=0.1, **options)
-
-
-def masked(scores, mask, bias):
-    return jk.scaled_masked_softmax(scores, mask, bias, scale=0.5, causal=True)
-
-
-# A function, and of each operand its kind and shape.
+# Each of these is mapped as another row of the table.
+LEFT_OUT = ("softmax-axes", "log_softmax-axis", "cross_entropy-options", "attention")
 CASES = {
-    "softmax": (lambda x, m: jk.softmax(x, where=m), LOGITS, ("mask", (4, 1))),
-    "log_softmax": (jk.log_softmax, LOGITS),
-    "logsumexp": (lambda x, b: jk.logsumexp(x, -1, b), LOGITS, ("positive", (4, 1))),
-    "masked": (masked, SCORES, ("mask", (2, 4, 5)), ("normal", (2, 4, 5))),
-    "masked-rows": (masked, SCORES, ("mask", (4, 5)), ("normal", (2, 1, 5))),
-    "cross_entropy": (cross_entropy, LOGITS, LABEL, ROWS),
-    "cross_entropy-mean": (functools.partial(cross_entropy, reduction="mean"), LOGITS, LABEL, ROWS),
-    "probabilities": (cross_entropy, LOGITS, ("positive", (4, CLASSES))),
-    "token_log_probs": (
-        lambda x, i, t: jk.token_log_probs(x, i, temperature=t, return_entropy=True),
-        *(LOGITS, LABEL, ROWS),
-    ),
-    "optax": (jaxkernels.optax.softmax_cross_entropy_with_integer_labels, LOGITS, LABEL),
-    "linear_cross_entropy": (linear_cross_entropy, *LINEAR),
-    "linear_cross_entropy-mean": (
-        functools.partial(linear_cross_entropy, reduction="mean"),
-        *LINEAR[:3],
-    ),
-    "matmul": (jk.matmul, A, B),
-    "matmul-batched": (jk.matmul, ("normal", (2, 4, 3)), ("normal", (1, 3, 5))),
-    "dot_general": (lambda a, b: jk.dot_general(a, b, (((0,), (1,)), ((), ()))), B, A),
-    "sgemm": (lambda a, b, c, beta: jk.sgemm(a, b, c, beta=beta), A, B, C, FACTOR),
-    "sgemm-alpha": (lambda a, b, alpha: jk.sgemm(a, b, alpha=alpha), A, B, FACTOR),
-    "attention": (
+    **{name: function for name, function in FUNCTIONS.items() if name not in LEFT_OUT},
+    "attention": Function(
         lambda q, k, b: jk.dot_product_attention(q, k, k, b, is_causal=True),
-        *(QUERY, KEY, ("normal", (1, 2, 4, 5))),
+        None,
+        ("normal bqhd", "normal bkhd", "normal 1hqk"),
     ),
-    "attention-bfloat16": (jk.dot_product_attention, *[("bfloat16", (1, 4, 2, 3))] * 3),
-    "flash": (
+    "attention-bfloat16": Function(
+        jk.dot_product_attention, None, ("normal bqhd",) * 3, dtypes=("bfloat16",)
+    ),
+    "flash": Function(
         lambda q, k, b, m: flash.attention((q, k, k, b, m), FLASH),
-        *(QUERY, KEY, ("normal", (1, 1, 4, 5)), ("mask", (1, 2, 1, 5))),
+        None,
+        ("normal bqhd", "normal bkhd", "normal 11qk", "mask bh1k"),
     ),
 }
 
@@ -94,15 +50,15 @@ def every_level(count):
             yield tuple(not is_mapped for is_mapped in subset), subset
 
 
-def drawn(kinds, levels):
+def drawn(function, levels):
     """Operands whose first dimensions are those of the vmaps that map them, and tangents of the floating ones."""
-    rng = np.random.default_rng(0)
     sizes = SIZES[-len(levels) :]
-    operands = []
-    for i, (kind, shape) in enumerate(kinds):
-        lead = [size for level, size in zip(levels, sizes, strict=True) if level[i]]
-        operands.append(KINDS[kind](rng, (*lead, *shape)))
-    return operands, [np.cos(x) for x in operands if jnp.issubdtype(x.dtype, jnp.inexact)]
+    lead = [
+        tuple(size for level, size in zip(levels, sizes, strict=True) if level[i])
+        for i in range(len(function.operands))
+    ]
+    operands = function.draw(function.dtypes[0], lead=lead)
+    return operands, [np.cos(operands[i]) for i in function.moving]
 
 
 def derivatives(function, operands, tangents):
@@ -153,12 +109,12 @@ def one_by_one(alone, operands, tangents, levels):
 @pytest.mark.parametrize("name", CASES)
 def test_every_subset(name):
     """Value, gradient and second derivative."""
-    function, *kinds = CASES[name]
-    alone = jax.jit(functools.partial(derivatives, function))
-    tolerance = 1e-4 if all(kind != "bfloat16" for kind, _ in kinds) else 0.03
-    for levels in every_level(len(kinds)):
-        operands, tangents = drawn(kinds, levels)
-        together = jax.jit(functools.partial(derivatives, mapped(function, levels)))
+    function = CASES[name]
+    alone = jax.jit(functools.partial(derivatives, function.ours))
+    tolerance = 0.03 if function.dtypes[0] == "bfloat16" else 1e-4
+    for levels in every_level(len(function.operands)):
+        operands, tangents = drawn(function, levels)
+        together = jax.jit(functools.partial(derivatives, mapped(function.ours, levels)))
         got = together(operands, tangents)
         want = one_by_one(alone, operands, tangents, levels)
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
