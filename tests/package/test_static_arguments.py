@@ -27,6 +27,10 @@ STATIC = {
         functools.partial(jk.log_softmax, X),
         {"axis": [0], "tier": 1, "implementation": 1},
     ),
+    "logsumexp": (
+        functools.partial(jk.logsumexp, X),
+        {"axis": 1, "keepdims": True, "return_sign": True, "tier": 1, "implementation": 1},
+    ),
     "cross_entropy": (
         functools.partial(jk.cross_entropy, X, 1),
         {

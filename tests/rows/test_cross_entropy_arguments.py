@@ -186,10 +186,26 @@ def test_losses_outside_of_jit_under_a_transfer_guard(reduction):
         jk.logsumexp(x, -1, b=share)
 
 
+# Arguments, error, what its text has to contain.
 WRONG = [
-    # arguments, error, what its text has to contain
     pytest.param({"axis": 3}, ValueError, "axis 3.*dimension 3", id="axis"),
     pytest.param({"axis": (0, 1)}, TypeError, r"axis must be an integer; got \(0, 1\)", id="axes"),
+    pytest.param({"temperature": jnp.ones(4)}, ValueError, r"\(4,\).*\(3, 5\)", id="temperatures"),
+    pytest.param({"where": jnp.ones(7)}, ValueError, "where must be .*boolean", id="where-dtype"),
+    pytest.param({"where": jnp.ones(6, bool)}, ValueError, r"where.*\(6,\).*\(7,\)", id="where"),
+    pytest.param({"labels": jnp.ones((3, 4), int)}, ValueError, r"labels.*\(3, 4\)", id="labels"),
+    pytest.param(
+        {"labels": jnp.ones((3, 5, 7), int)}, ValueError, r"\(3, 5, 7\)", id="one-hot-ids"
+    ),
+    pytest.param({"labels": jnp.ones((3, 5, 6))}, ValueError, r"\(3, 5, 6\)", id="probabilities"),
+    pytest.param({"labels": jnp.ones((3, 5), bool)}, TypeError, "labels.*bool", id="bool-labels"),
+    pytest.param({"labels": "three"}, TypeError, "labels must be an array", id="text"),
+    pytest.param({"logits": X > 0}, TypeError, "logits.*bool", id="bool-logits"),
+    pytest.param({"logits": X * 1j}, TypeError, "logits.*complex64", id="complex"),
+    pytest.param({"tier": "wrap"}, ValueError, "tier.*'wrap'", id="tier"),
+]
+# The same, of both losses.
+WRONG_OPTIONS = [
     pytest.param(
         {"reduction": "average"}, ValueError, "reduction.*'mean'.*'average'", id="reduction"
     ),
@@ -217,38 +233,29 @@ WRONG = [
     ),
     pytest.param({"logit_soft_cap": 0}, ValueError, "logit_soft_cap must be positive", id="cap"),
     pytest.param({"temperature": -1.0}, ValueError, "temperature.*-1.0", id="temperature"),
-    pytest.param({"temperature": jnp.ones(4)}, ValueError, r"\(4,\).*\(3, 5\)", id="temperatures"),
     pytest.param(
         {"weights": jnp.ones((2, 5))}, ValueError, r"weights.*\(2, 5\).*\(3, 5\)", id="weights"
     ),
-    pytest.param({"where": jnp.ones(7)}, ValueError, "where must be .*boolean", id="where-dtype"),
-    pytest.param(
-        {"where": jnp.ones(6, bool)}, ValueError, r"where.*\(6,\).*\(3, 5, 7\)", id="where"
-    ),
-    pytest.param({"labels": jnp.ones((3, 4), int)}, ValueError, r"labels.*\(3, 4\)", id="labels"),
-    pytest.param(
-        {"labels": jnp.ones((3, 5, 7), int)}, ValueError, r"\(3, 5, 7\)", id="one-hot-ids"
-    ),
-    pytest.param({"labels": jnp.ones((3, 5, 6))}, ValueError, r"\(3, 5, 6\)", id="probabilities"),
-    pytest.param({"labels": jnp.ones((3, 5), bool)}, TypeError, "labels.*bool", id="bool-labels"),
     pytest.param({"labels": LABEL + 6}, ValueError, "labels must be smaller than 7", id="large"),
-    pytest.param({"labels": "three"}, TypeError, "labels must be an array", id="text"),
-    pytest.param({"logits": X > 0}, TypeError, "logits.*bool", id="bool-logits"),
-    pytest.param({"logits": X * 1j}, TypeError, "logits.*complex64", id="complex"),
-    pytest.param({"tier": "wrap"}, ValueError, "tier.*'wrap'", id="tier"),
     pytest.param(
         {"implementation": "cuda"}, ValueError, "implementation.*'cuda'", id="implementation"
     ),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "error", "text"), WRONG)
+@pytest.mark.parametrize(("arguments", "error", "text"), [*WRONG, *WRONG_OPTIONS])
 def test_wrong_arguments(arguments, error, text):
     """Raised by the call and, but for labels that are known only to it, under jit."""
     given = {"logits": X, "labels": LABEL, **arguments}
     logits, labels = given.pop("logits"), given.pop("labels")
     with pytest.raises(error, match=text):
         jk.cross_entropy(logits, labels, **given)
+
+
+@pytest.mark.parametrize(("arguments", "error", "text"), WRONG_OPTIONS)
+def test_wrong_arguments_of_a_linear_layer(arguments, error, text):
+    with pytest.raises(error, match=text):
+        jk.linear_cross_entropy(X, np.eye(7, dtype="f"), **{"labels": LABEL, **arguments})
 
 
 def test_wrong_ids():
@@ -297,14 +304,6 @@ def test_classes_of_lower_rank(argument):
     text = rf"{argument} has shape \(7,\).*{argument}\[:, None\]|labels are float32 of shape \(7,\)"
     with pytest.raises((ValueError, TypeError), match=text):
         loss(X[0].T, many[0], axis=0)
-
-
-def test_traced_options_that_decide_the_program():
-    for option in ("axis", "reduction", "return_lse"):
-        with pytest.raises(
-            (jax.errors.ConcretizationTypeError, jax.errors.TracerBoolConversionError)
-        ):
-            jax.jit(lambda v: jk.cross_entropy(X, LABEL, **{option: v}))(0)  # noqa: B023
 
 
 def test_traced_numbers():

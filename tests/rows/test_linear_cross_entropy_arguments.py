@@ -71,8 +71,8 @@ def test_dtypes_of_results(dtype):
 
 
 BYTES = "max_bytes must be None or an integer, a number of bytes; got "
+# Arguments that cross_entropy does not have, or whose errors differ; error, what its text has to contain.
 WRONG = [
-    # arguments, error, what its text has to contain
     pytest.param({"w": W.T}, ValueError, r"\(H, V\); got \(3, 5, 6\) and \(7, 6\)", id="w"),
     pytest.param({"trans_w": True}, ValueError, r"\(V, H\) with trans_w; got", id="trans_w"),
     pytest.param({"w": W[None]}, ValueError, "w.shape .H, V.; got", id="rank of w"),
@@ -83,46 +83,14 @@ WRONG = [
     pytest.param({"x": X.astype(int)}, TypeError, "one dtype of float32", id="integers"),
     pytest.param({"x": "text"}, TypeError, "x must be an array or a number", id="text"),
     pytest.param({"labels": LABEL[:2]}, ValueError, r"labels has shape \(2, 5\)", id="labels"),
-    pytest.param({"labels": LABEL + 1}, ValueError, "smaller than 7", id="beyond"),
     pytest.param({"labels": np.ones((3, 5, 7))}, TypeError, "jaxkernels.cross_entropy", id="probs"),
     pytest.param({"labels": LABEL > 2}, TypeError, "labels must be integers; got bool", id="bool"),
     pytest.param({"bias": np.ones(6)}, ValueError, r"bias must have shape \(7,\)", id="bias"),
     pytest.param({"bias": LABEL[0]}, TypeError, "bias must be floating; got int", id="bias dtype"),
-    pytest.param({"weights": np.ones(4)}, ValueError, "weights has shape", id="weights"),
     pytest.param(
         {"temperature": np.ones(4)}, ValueError, "temperature has shape", id="temperatures"
     ),
-    pytest.param(
-        {"temperature": 0.0}, ValueError, "temperature must be positive", id="temperature"
-    ),
-    pytest.param(
-        {"label_smoothing": np.float32(1.5)}, ValueError, "label_smoothing.*1.5", id="np-smoothing"
-    ),
-    pytest.param({"label_smoothing": None}, TypeError, "label_smoothing.*None", id="no-smoothing"),
-    pytest.param(
-        {"label_smoothing": jnp.array([0.1, 0.2])},
-        *(ValueError, r"label_smoothing must be a number.*\(2,\)"),
-        id="smoothings",
-    ),
-    pytest.param({"z_loss": jnp.ones(5)}, ValueError, r"z_loss.*number.*\(5,\)", id="z-losses"),
-    pytest.param(
-        {"logit_soft_cap": jnp.ones(5)}, ValueError, r"logit_soft_cap.*number.*\(5,\)", id="caps"
-    ),
-    pytest.param(
-        {"logit_soft_cap": jnp.float32(0)}, ValueError, "cap must be positive", id="jax-cap"
-    ),
-    pytest.param(
-        {"temperature": jnp.array([1.0, 1, 0, 1, 1])},
-        *(ValueError, "temperature must be positive"),
-        id="a-temperature",
-    ),
-    pytest.param({"logit_soft_cap": 0}, ValueError, "logit_soft_cap must be positive", id="cap"),
-    pytest.param({"label_smoothing": 2.0}, ValueError, "label_smoothing.*2.0", id="smoothing"),
-    pytest.param({"reduction": "average"}, ValueError, "reduction.*'average'", id="reduction"),
     pytest.param({"logits_dtype": "float64"}, ValueError, "logits_dtype.*'float64'", id="logits"),
-    pytest.param(
-        {"implementation": "cuda"}, ValueError, "implementation.*'cuda'", id="implementation"
-    ),
     pytest.param({"max_bytes": "1GB"}, TypeError, BYTES + r"'1GB'.*2\*\*30", id="bytes-text"),
     pytest.param({"max_bytes": np.ones(2)}, TypeError, BYTES + "array", id="bytes-array"),
     pytest.param({"max_bytes": 1000}, ValueError, "max_bytes=1000 is too little", id="max_bytes"),
@@ -141,12 +109,6 @@ def test_float64_is_not_narrowed():
         jk.linear_cross_entropy(
             X.astype(np.float64), W.astype(np.float64), LABEL, logits_dtype="float32"
         )
-
-
-@pytest.mark.parametrize("name", ["trans_w", "reduction", "return_lse", "max_bytes"])
-def test_arguments_that_may_not_be_traced(name):
-    with pytest.raises(jax.errors.ConcretizationTypeError, match=name):
-        jax.jit(lambda value: jk.linear_cross_entropy(X, W, LABEL, **{name: value}))(1)
 
 
 @pytest.mark.parametrize("implementation", [None, "ffi", "xla"])

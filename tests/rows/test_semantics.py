@@ -18,7 +18,11 @@ PAIRS = [
     pytest.param(jk.softmax, jax.nn.softmax, id="softmax"),
     pytest.param(jk.log_softmax, jax.nn.log_softmax, id="log_softmax"),
 ]
+LOGSUMEXP = [functools.partial(f, axis=-1) for f in (jk.logsumexp, jax.nn.logsumexp)]
 both = pytest.mark.parametrize(("ours", "peer"), PAIRS)
+all_three = pytest.mark.parametrize(
+    ("ours", "peer"), [*PAIRS, pytest.param(*LOGSUMEXP, id="logsumexp")]
+)
 ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11, "float64": 2.0**-53}
 
 
@@ -89,7 +93,7 @@ def test_axis(ours, peer, axis):
     close(*gradients(x))
 
 
-@both
+@all_three
 @pytest.mark.parametrize("axis", [4, -5, (0, 4), (0, 0), (0, -4), (1, -3), 1.5, (0, 1.5)])
 def test_wrong_axis_raises_as_jax_nn_does(ours, peer, axis):
     x = jnp.zeros((2, 3, 4, 5))
@@ -131,9 +135,10 @@ def test_zero_size(ours, peer, shape, axis):
     assert jax.grad(lambda x: ours(x, axis=axis).sum().astype(jnp.float32))(x).shape == shape
 
 
-@both
+@all_three
 @pytest.mark.parametrize(
-    "dtype", ["int8", "int16", "int32", "float16", "bfloat16", "float32", "complex64"]
+    "dtype",
+    ["bool", "int8", "int16", "int32", "float16", "bfloat16", "float32", "complex64"],
 )
 def test_promotion(ours, peer, dtype):
     x = jnp.asarray([[3, 1, 2], [0, 5, 5]], dtype)
@@ -148,7 +153,7 @@ def test_unsigned_integers(ours, peer, dtype):
     close(ours(jnp.asarray(x)), peer(jnp.asarray(x, jnp.float32)))
 
 
-@both
+@all_three
 @pytest.mark.parametrize("dtype", ["int32", "int64", "float32", "float64"])
 def test_promotion_with_x64(ours, peer, dtype):
     x = np.array([[3, 1, 2], [0, 5, 5]], dtype)
@@ -157,7 +162,7 @@ def test_promotion_with_x64(ours, peer, dtype):
         same(ours, peer, jnp.asarray(x))
 
 
-@both
+@all_three
 def test_float8_goes_to_jax_nn(ours, peer):
     x = jnp.asarray([[1, 2, 3]], jnp.float8_e4m3fn)
     got, want = ours(x), peer(x)
@@ -165,7 +170,7 @@ def test_float8_goes_to_jax_nn(ours, peer):
     assert np.array_equal(np.asarray(got).view(np.uint8), np.asarray(want).view(np.uint8))
 
 
-@both
+@all_three
 @pytest.mark.parametrize(
     "value", [2.0, 2, True, [1.0, 2.0], (1.0, 2.0), "text", None, np.float64(2), np.int32(2)]
 )
