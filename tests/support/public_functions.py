@@ -42,7 +42,7 @@ class Function:
         kernels: names of the primitives of the call, of its pullback and of its tangent.
         tolerance: of the largest value, between ours and peer in float32.
         closed: dimensions whose sizes an exported program has to know.
-        is_variant: whether it is another call of a function that has a row already.
+        is_variant: whether its rules are those of other rows, so that it needs fewer transformations.
         is_smoke: whether the short test has it.
     """
 
@@ -309,6 +309,7 @@ FUNCTIONS = {
         plain_log_probs,
         ("normal brc", "label br", "positive 1r"),
         **LOSS,
+        is_variant=True,
     ),
     "optax": Function(
         jaxkernels.optax.softmax_cross_entropy_with_integer_labels,
@@ -323,6 +324,7 @@ FUNCTIONS = {
         ("normal brd", "normal dc", "label br", "normal c"),
         **LOSS,
         closed="dc",
+        is_variant=True,
     ),
     "linear_cross_entropy-mean": Function(
         functools.partial(linear, reduction="mean"),
@@ -330,6 +332,7 @@ FUNCTIONS = {
         ("normal brd", "normal dc", "label br"),
         **LOSS,
         closed="dc",
+        is_variant=True,
     ),
     "matmul": Function(
         jk.matmul,
@@ -353,6 +356,7 @@ FUNCTIONS = {
         lambda a, b, c, factor: factor * (jnp.matmul(a, b) + c),
         ("normal md", "normal dn", "normal mn", "normal "),
         **PRODUCT,
+        is_variant=True,
     ),
     "sgemm-transposed": Function(
         transposed_sgemm,
@@ -366,5 +370,6 @@ FUNCTIONS = {
         ("normal bqhd", "normal bkhd", "normal bkhd", "normal 1hqk"),
         tolerance=1e-5,
         closed="hd",
+        is_variant=True,
     ),
 }

@@ -15,9 +15,8 @@ import jaxkernels as jk
 from jaxkernels._core import registry
 
 every = pytest.mark.parametrize("name", FUNCTIONS)
-every_function = pytest.mark.parametrize(
-    "name", [n for n, f in FUNCTIONS.items() if not f.is_variant]
-)
+NAMES = [name for name, function in FUNCTIONS.items() if not function.is_variant]
+every_function = pytest.mark.parametrize("name", NAMES)
 pytestmark = pytest.mark.usefixtures("exact_products")
 
 
@@ -84,7 +83,7 @@ def test_types_alone(name):
     assert about(got) == about(want)
 
 
-@every
+@pytest.mark.parametrize("name", [*NAMES, "linear_cross_entropy", "attention"])
 def test_export(name):
     """From any machine for every platform, with its gradient; sizes that are left open are found later."""
     function = FUNCTIONS[name]
