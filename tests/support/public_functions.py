@@ -1,7 +1,7 @@
 """The table of public functions: the calls that tests of transformations, shardings and flags run.
 
-A row has a call of this package, the same call in plain JAX, and the operands. Dimensions are letters, so that
-each test chooses their sizes, leaves them open, or shards them.
+A row has a call of this package, the same call in plain JAX, and the operands. Dimensions are
+letters, so that each test chooses their sizes, leaves them open, or shards them.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class Function:
         kernels: names of the primitives of the call, of its pullback and of its tangent.
         tolerance: of the largest value, between ours and peer in float32.
         closed: dimensions whose sizes an exported program has to know.
-        is_variant: whether its rules are those of other rows, so that it needs fewer transformations.
+        is_variant: whether other rows have its rules, so that it needs fewer transformations.
         is_smoke: whether the short test has it.
     """
 

@@ -1,7 +1,7 @@
 """Functions and primitives, mapped by vmap over every subset of their operands.
 
-An operand that is not mapped is shared by all members, and its gradient is a sum over them. The same program
-for each member alone, without vmap, is the truth.
+An operand that is not mapped is shared by all members, and its gradient is a sum over them. The
+same program for each member alone, without vmap, is the truth.
 """
 
 import functools
@@ -51,7 +51,7 @@ def every_level(count):
 
 
 def drawn(function, levels):
-    """Operands whose first dimensions are those of the vmaps that map them, and tangents of the floating ones."""
+    """Operands with the dimensions of the vmaps that map them, and tangents."""
     sizes = SIZES[-len(levels) :]
     lead = [
         tuple(size for level, size in zip(levels, sizes, strict=True) if level[i])

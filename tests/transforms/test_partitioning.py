@@ -1,7 +1,8 @@
-"""Arrays sharded over devices, for every function of rows: what a sharding costs, and that results stay right.
+"""Arrays sharded over devices: what a sharding costs, and that results stay right.
 
-Rows need no communication; of sharded columns a maximum and a few sums of each row cross the network. Whether XLA
-splits a custom call or gathers its operands first cannot be seen in values, so the compiled HLO is read.
+Rows need no communication. If columns are sharded, a maximum and a few sums of each row cross the
+network. Whether XLA splits a custom call or gathers its operands first cannot be seen in values, so
+the compiled HLO is read.
 """
 
 import contextlib
@@ -165,7 +166,7 @@ def cases(kind):
 @pytest.mark.half_on_a_cpu
 @cases("rows")
 def test_sharded_rows_run_without_collectives(name, layout, mesh):
-    """Every device runs the kernels on its own rows; a mean sums one number of each device, and its weights."""
+    """Every device runs the kernels on its own rows; for a mean, devices sum a few numbers."""
     _, placed = draw(name, layout, mesh)
     compiled = jax.jit(program_of(name)).lower(placed).compile()
     text = compiled.as_text()

@@ -1,4 +1,4 @@
-"""Programs of every public function: their kernels and types, exported ones, and buffers that are given away."""
+"""Programs of public functions: kernels, types, export, donated buffers."""
 
 import re
 import warnings
@@ -28,7 +28,7 @@ def kernels_of(function, *operands):
 
 @pytest.mark.parametrize("name", [n for n, f in FUNCTIONS.items() if f.kernels[0]])
 def test_kernels(name):
-    """A call, a pullback and a tangent run the fewest kernels; nothing is transposed or repeated."""
+    """A call, a pullback and a tangent run the fewest kernels, and transpose nothing."""
     function = FUNCTIONS[name]
     f, xs = function.of_moving(function.ours, function.draw())
     y = jax.eval_shape(f, *xs)
@@ -85,7 +85,7 @@ def test_types_alone(name):
 
 @pytest.mark.parametrize("name", [*NAMES, "linear_cross_entropy", "attention"])
 def test_export(name):
-    """From any machine for every platform, with its gradient; sizes that are left open are found later."""
+    """From any machine for every platform, with its gradient, for sizes that are left open."""
     function = FUNCTIONS[name]
     letters = sorted({*"".join(function.dims)}.difference(function.closed, "1"))
     open_sizes = jax.export.symbolic_shape(", ".join(letters)) if letters else ()
@@ -125,7 +125,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_export_for_eight_devices(name, cpu_devices, on_a_cpu):
-    """An exported program holds no Python that could split a call: XLA may gather; the result is right."""
+    """An exported program cannot split a call by Python: XLA may gather, and is right."""
     mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=cpu_devices)
     function = FUNCTIONS[name]
     operands = function.draw(b=8, c=24, h=4, k=24, d=8, n=16)

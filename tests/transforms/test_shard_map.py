@@ -1,4 +1,4 @@
-"""Every public function inside shard_map, with and without the check of what varies over devices."""
+"""Public functions inside shard_map, with and without the check of what varies over devices."""
 
 import jax
 import jax.numpy as jnp

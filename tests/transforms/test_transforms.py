@@ -180,7 +180,8 @@ TRANSFORMS = {
 }
 
 
-# Variants run these on a CPU, where compiling is what costs; test_mapped_transforms.py has their second derivatives.
+# Variants run these on a CPU, where compiling is what costs. test_mapped_transforms.py has their
+# second derivatives.
 FEW = ("call", "value-and-grad", "jvp", "vmap-last-axis", "vmap-grad")
 
 
