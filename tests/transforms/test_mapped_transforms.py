@@ -21,10 +21,27 @@ from jaxkernels._rows.masked_kernels import Band
 
 SIZES = (2, 3)  # of an outer and an inner vmap
 FLASH = Call(("q", "k", "v", "bias", "mask"), 0.5, Band(None, 0, from_end=False))
+
+
+def mean(x, label, weights, **options):
+    return jk.cross_entropy(x, label, weights=weights, reduction="mean", **options)
+
+
 # Each of these is mapped as another row of the table.
-LEFT_OUT = ("softmax-axes", "log_softmax-axis", "cross_entropy-options", "attention")
+LEFT_OUT = (
+    "softmax-axes",
+    "log_softmax-axis",
+    "cross_entropy-mean",
+    "cross_entropy-options",
+    "attention",
+)
 CASES = {
     **{name: function for name, function in FUNCTIONS.items() if name not in LEFT_OUT},
+    "cross_entropy-mean": Function(
+        functools.partial(mean, label_smoothing=0.1, z_loss=0.01),
+        None,
+        ("normal brc", "label br", "positive br"),
+    ),
     "attention": Function(
         lambda q, k, b: jk.dot_product_attention(q, k, k, b, is_causal=True),
         None,
