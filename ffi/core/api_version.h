@@ -1,7 +1,7 @@
 // The version of the XLA FFI headers that a module is compiled with.
 //
-// Owns: how it is told to Python, which refuses a module made for a newer jaxlib than the running
-// one.
+// Owns: how Python reads that version. Python refuses a module built for a newer jaxlib than the
+// running one.
 #ifndef JAXKERNELS_CORE_API_VERSION_H_
 #define JAXKERNELS_CORE_API_VERSION_H_
 

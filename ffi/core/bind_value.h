@@ -1,8 +1,7 @@
-// A C++ value as a Python value: its fields are properties, equal ones have equal hashes, and they
-// can be copied and pickled.
+// Exposes a C++ struct to Python as a value class: read-only properties, ==, hash, copy and pickle.
 //
-// Owns: how the list of a struct's fields (fields.h) becomes a class of Python. Must not know: what
-// the fields mean.
+// Owns: how a struct's field list (fields.h) becomes a Python class. Must not know: what the fields
+// mean.
 #ifndef JAXKERNELS_CORE_BIND_VALUE_H_
 #define JAXKERNELS_CORE_BIND_VALUE_H_
 
@@ -19,7 +18,7 @@
 
 namespace jaxkernels {
 
-// An enum is a name to those who read it, and a number in hashes and pickles.
+// An enum is a string as a property, and an integer in hashes and pickles.
 template <typename T>
 auto AsProperty(const T& value) {
   if constexpr (std::is_enum_v<T>) {

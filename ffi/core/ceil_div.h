@@ -1,4 +1,4 @@
-// How many parts of a size cover a number: used where plans and layouts count tiles.
+// Rounded-up integer division, with which plans and layouts count tiles.
 #ifndef JAXKERNELS_CORE_CEIL_DIV_H_
 #define JAXKERNELS_CORE_CEIL_DIV_H_
 

@@ -1,9 +1,9 @@
-// Checks that every handler makes of its buffers, on the CPU and on CUDA alike.
+// Buffer checks that every handler makes, on the CPU and on CUDA alike.
 //
-// Owns: the wording of errors about dtypes and shapes. A failed check is a value, ffi::Error, that
-// names the operation, the operand, what was expected and what came. Nothing throws; texts are put
-// together without iostreams, whose number formatting crashes where a process holds two copies of
-// the C++ library. Must not know: any operation, any device.
+// Owns: the wording of errors about dtypes and shapes. A failed check returns an ffi::Error that
+// names the operation, the operand, the expected value and the actual value. Nothing throws. Texts
+// are built without iostreams: their number formatting crashes if a process holds two copies of the
+// C++ library. Must not know: any operation, any device.
 #ifndef JAXKERNELS_CORE_CHECKS_H_
 #define JAXKERNELS_CORE_CHECKS_H_
 
@@ -21,13 +21,13 @@ namespace jaxkernels {
 
 namespace ffi = xla::ffi;
 
-// A buffer and the name by which errors call it.
+// A buffer and its name in errors.
 struct NamedBuffer {
   std::string_view name;
   ffi::AnyBuffer buffer;
 };
 
-// The storage type of a buffer, if the kernels serve it.
+// The storage type of a buffer, if the kernels support it.
 inline std::optional<DType> ToDType(ffi::DataType type) {
   switch (type) {
     case ffi::DataType::F32:
@@ -59,7 +59,7 @@ inline ffi::Error MismatchError(std::string_view operation, std::string_view nam
                                      ": expected " + text(expected) + ", got " + text(got));
 }
 
-// The kernels serve the dtype of `operand`.
+// Checks that the kernels support the dtype of `operand`.
 inline ffi::Error CheckDType(std::string_view operation, const NamedBuffer& operand) {
   const ffi::DataType type = operand.buffer.element_type();
   if (ToDType(type)) return ffi::Error::Success();
@@ -67,14 +67,14 @@ inline ffi::Error CheckDType(std::string_view operation, const NamedBuffer& oper
                        DTypeName(type));
 }
 
-// `operand` has at least one axis, so that it has rows.
+// Checks that `operand` has at least one axis.
 inline ffi::Error CheckHasRows(std::string_view operation, const NamedBuffer& operand) {
   const std::size_t rank = operand.buffer.dimensions().size();
   if (rank > 0) return ffi::Error::Success();
   return MismatchError(operation, operand.name, "rank", "1 or more", std::to_string(rank));
 }
 
-// `other` has the shape of `reference`.
+// Checks that `other` has the shape of `reference`.
 inline ffi::Error CheckSameShape(std::string_view operation, const NamedBuffer& other,
                                  const NamedBuffer& reference) {
   const auto wanted = reference.buffer.dimensions(), got = other.buffer.dimensions();
@@ -84,7 +84,7 @@ inline ffi::Error CheckSameShape(std::string_view operation, const NamedBuffer& 
                        ShapeText(got));
 }
 
-// `other` has the dtype and the shape of `reference`.
+// Checks that `other` has the dtype and the shape of `reference`.
 inline ffi::Error CheckSameAs(std::string_view operation, const NamedBuffer& other,
                               const NamedBuffer& reference) {
   const ffi::DataType wanted = reference.buffer.element_type(), got = other.buffer.element_type();
@@ -94,8 +94,8 @@ inline ffi::Error CheckSameAs(std::string_view operation, const NamedBuffer& oth
                        DTypeName(got));
 }
 
-// The last axis of a buffer is a row; all other axes count rows. A buffer without elements has
-// none.
+// The last axis of a buffer is a row; all other axes count rows. A buffer without elements has no
+// rows.
 struct RowShape {
   int64_t rows;
   int64_t cols;

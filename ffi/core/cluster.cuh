@@ -1,10 +1,10 @@
-// Blocks of a thread block cluster, which can write into each other's shared memory (compute
-// capability 9.0 and later; before, and where a launch names no cluster, a block is alone).
+// Thread block clusters, whose blocks can write into each other's shared memory (compute capability
+// 9.0 and later). On older GPUs, and in launches without a cluster attribute, each block is a
+// cluster of one.
 //
-// Owns: who is in the cluster, and how partial results of its blocks meet. Must not know: what is
-// reduced.
-// The intrinsics are those that cooperative_groups.h wraps. With that header a file takes twice as
-// long to parse.
+// Owns: the ranks of a cluster, and how its blocks exchange partial results. Must not know: what is
+// reduced. The intrinsics are the ones that cooperative_groups.h wraps. Including that header
+// doubles a file's parse time.
 #ifndef JAXKERNELS_CORE_CLUSTER_CUH_
 #define JAXKERNELS_CORE_CLUSTER_CUH_
 
@@ -14,7 +14,7 @@
 #include "core/mbarrier.cuh"
 #include "core/shared_address.cuh"
 
-// Code that is compiled for older GPUs must not be launched with clusters, see device_query.cu.
+// Code compiled for older GPUs must not be launched with clusters; see device_query.cu.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define JK_HAS_CLUSTERS 1
 #else
@@ -23,7 +23,7 @@
 
 namespace jaxkernels {
 
-// More than 8 blocks must be asked for; no device takes more than 16.
+// The non-portable maximum: more than 8 blocks need an opt-in.
 inline constexpr int kMostClusterBlocks = 16;
 
 __device__ inline int ClusterBlocks() {
@@ -34,7 +34,7 @@ __device__ inline int ClusterBlocks() {
 #endif
 }
 
-// The number of this block within its cluster.
+// The rank of this block within its cluster.
 __device__ inline int ClusterRank() {
 #if JK_HAS_CLUSTERS
   return static_cast<int>(__clusterRelativeBlockRank());
@@ -43,13 +43,13 @@ __device__ inline int ClusterRank() {
 #endif
 }
 
-// The number of this block's cluster within the grid; that of the block, if it is alone.
-// Requires: the blocks of a cluster are a power of two.
+// The index of this block's cluster within the grid; blockIdx.x without clusters.
+// Requires: the cluster size is a power of two.
 __device__ inline int ClusterIndex() {
   return static_cast<int>(blockIdx.x >> (31 - __clz(ClusterBlocks())));
 }
 
-// Until all threads of the cluster are here; what they have stored before in shared memory is seen.
+// Barrier over all threads of the cluster. Their earlier stores to shared memory become visible.
 __device__ inline void WaitForCluster() {
 #if JK_HAS_CLUSTERS
   if (ClusterBlocks() > 1) {
@@ -61,14 +61,14 @@ __device__ inline void WaitForCluster() {
   __syncthreads();
 }
 
-// What this thread has read of memory stays before what the cluster does from now on.
+// Orders this thread's earlier reads before the cluster's later accesses.
 __device__ inline void FenceReads() {
 #if JK_HAS_CLUSTERS
   asm volatile("fence.acq_rel.cluster;" ::: "memory");
 #endif
 }
 
-// What lies in the shared memory of block `rank` where `from` lies in this block's.
+// Loads from the shared memory of block `rank`, at the address that `from` has in this block.
 __device__ inline float LoadFromBlock(const float* from, int rank) {
 #if JK_HAS_CLUSTERS
   uint32_t there;
@@ -81,8 +81,8 @@ __device__ inline float LoadFromBlock(const float* from, int rank) {
 #endif
 }
 
-// Stores to where `to` of this block's shared memory lies in that of block `rank`, whose barrier at
-// the place of `arrived` counts the bytes. Returns at once.
+// Stores to the shared memory of block `rank`, at the address that `to` has in this block. The
+// barrier that lies there at the address of `arrived` counts the bytes. Does not wait.
 template <typename Value>
 __device__ void StoreToBlock(Value* to, int rank, const Value& value, const ByteBarrier& arrived) {
 #if JK_HAS_CLUSTERS
@@ -106,9 +106,9 @@ __device__ void StoreToBlock(Value* to, int rank, const Value& value, const Byte
 #endif
 }
 
-// Partial results of the blocks of a cluster, of which each lane of a warp gets one. Their bytes
-// are counted where they arrive, instead of a barrier of the whole cluster: before that the
-// compiler puts a fence of all memory, which probably waits for the stores of the last row.
+// All-gather of one partial result per block of a cluster; each lane of a warp gets one. An
+// mbarrier counts the bytes that arrive. A barrier of the whole cluster would be slower: the
+// compiler puts a full memory fence before it, which probably waits for the stores of the last row.
 // H200 f32 50256 cols over 4 blocks, of the copy rate (2026-11): counted 0.96, barrier 0.90
 // Requires: all threads of the cluster take part, and blockDim.x is a multiple of 32.
 template <typename Partial>
@@ -119,7 +119,7 @@ class ClusterExchange {
     uint64_t arrived[2];  // for each line
   };
 
-  // Tells the other blocks that this one runs, and waits neither for them nor for memory.
+  // Announces to the other blocks that this one runs. Waits neither for them nor for memory.
   __device__ explicit ClusterExchange(Scratch& scratch) : scratch_(scratch) {
 #if JK_HAS_CLUSTERS
     if (ClusterBlocks() == 1) return;
@@ -131,19 +131,20 @@ class ClusterExchange {
 #endif
   }
 
-  // Once, before the first AllGather: until all blocks run. Only then may they be written to.
+  // Waits until all blocks run: only then may their shared memory be written to. Call it once,
+  // before the first AllGather.
   __device__ void WaitForBlocks() const {
 #if JK_HAS_CLUSTERS
     if (ClusterBlocks() > 1) __cluster_barrier_wait();
 #endif
   }
 
-  // Sends this block's partial result to all blocks. Lane l gets that of block l % 16, or `none`
-  // where there are fewer blocks. Two lines take turns: a block writes a line again only after it
-  // has got the results of all blocks in the other one, which each sent when all its threads had
-  // read this one.
-  // Requires: several blocks, WaitForBlocks() before the first, and a __syncthreads() since the
-  // last one.
+  // Sends this block's partial result to all blocks. Lane l gets the result of block l % 16, or
+  // `none` if there is no such block. Two scratch lines alternate. A block reuses a line only after
+  // it has received the results of all blocks in the other line, and each block sends those after
+  // all its threads have read this line.
+  // Requires: several blocks; WaitForBlocks() before the first call; a __syncthreads() since the
+  // last call.
   __device__ Partial AllGather(const Partial& own, const Partial& none) {
 #if JK_HAS_CLUSTERS
     Partial* const line = scratch_.line[turn_];
@@ -167,13 +168,13 @@ class ClusterExchange {
   int turn_ = 0, parity_ = 0;
 };
 
-// Values that the threads of a cluster send to its first block, each to a place of its own. A block
-// that is alone sends to itself, any number of times; a cluster does so once.
+// Gathers values from the threads of a cluster in its first block, each in a slot of its own. A
+// block without a cluster can reuse the inbox; a cluster can use it once.
 template <typename Value>
 class ClusterInbox {
  public:
-  // `count` values are to come; `arrived` is in shared memory, as they are. Tells the other blocks
-  // that this one runs.
+  // `count` values will arrive; `values` and `arrived` are in shared memory. Announces to the other
+  // blocks that this one runs.
   // Requires: all threads of the cluster take part.
   __device__ ClusterInbox(Value* values, const uint64_t& arrived, int count)
       : values_(values), arrived_(&arrived), count_(count) {
@@ -187,19 +188,19 @@ class ClusterInbox {
 #endif
   }
 
-  // Once, before the first Send: until all blocks run.
+  // Waits until all blocks run. Call it once, before the first Send.
   // Requires: all threads of the cluster take part.
   __device__ void WaitForBlocks() const {
 #if JK_HAS_CLUSTERS
     if (ClusterBlocks() == 1) return;
     __cluster_barrier_wait();
-    // Bytes that arrive before they are expected count too. racecheck takes the two for a race
-    // where no barrier is between them.
+    // Bytes that arrive before Expect count too. The cluster barrier above is for racecheck, which
+    // otherwise reports Expect and the stores as a race.
     if (Receives()) arrived_.Expect(count_ * sizeof(Value));
 #endif
   }
 
-  // By one thread for each index.
+  // Stores one value; one thread calls it per index.
   __device__ void Send(int index, const Value& value) const {
     if (ClusterBlocks() == 1) {
       values_[index] = value;
@@ -208,7 +209,7 @@ class ClusterInbox {
     }
   }
 
-  // Until all values are there.
+  // Waits until all values have arrived.
   // Requires: all threads of the first block take part.
   __device__ void Wait() const {
 #if JK_HAS_CLUSTERS

@@ -1,4 +1,4 @@
-// What a launch plan needs to know about a GPU, as a plain value.
+// GPU limits that launch plans depend on, as a plain value.
 //
 // Owns: the DeviceLimits struct and the limits of well-known devices, so that plans can be made and
 // tested on a machine without a GPU. Must not know: the CUDA runtime (device_query.cu fills a
@@ -14,28 +14,27 @@
 
 namespace jaxkernels {
 
-// CUDA keeps this much shared memory of every resident block for itself (compute capability 8.0 and
-// later).
+// Shared memory that CUDA reserves per resident block (compute capability 8.0 and later).
 inline constexpr int kReservedSmemPerBlock = 1024;
 
 struct DeviceLimits {
   std::string name;
   int sm_count = 0;
-  int smem_per_block = 0;  // bytes one block can be granted after opting in, not the default 48 KiB
+  int smem_per_block = 0;  // bytes per block after opting in, not the default 48 KiB
   int smem_per_sm = 0;     // bytes
   int threads_per_sm = 0;
   int blocks_per_sm = 0;
   int registers_per_sm = 0;    // 32-bit registers
-  int compute_capability = 0;  // 90 for 9.0; rules ask compiled_for
-  int cluster_blocks = 1;      // the most in a cluster; 1 where there are no clusters
-  // The compute capability that the code was compiled for: code for an older GPU runs on a newer
-  // one too, without what has come since.
+  int compute_capability = 0;  // 90 for 9.0; rules use compiled_for instead
+  int cluster_blocks = 1;      // maximum cluster size; 1 without clusters
+  // The compute capability that the loaded code was compiled for. Code for an older GPU also runs
+  // on a newer one, without the newer features.
   int compiled_for = compute_capability;
-  // Whether Hopper's warpgroup products (wgmma) are in it: code for "sm_90a" has them, for "sm_90"
-  // not.
+  // Whether the code contains wgmma: code for "sm_90a" does, code for "sm_90" does not.
   bool has_wgmma = compute_capability == 90 && compiled_for == 90;
 
-  // Blocks that an SM holds at once, if their registers and their static shared memory allow it.
+  // Resident blocks per SM, as far as threads and dynamic shared memory limit them. Registers and
+  // static shared memory are not counted.
   int BlocksPerSm(int threads, int smem_bytes) const {
     const int by_smem = smem_per_sm / (smem_bytes + kReservedSmemPerBlock);
     return std::min({threads_per_sm / threads, by_smem, blocks_per_sm});
@@ -55,13 +54,13 @@ struct DeviceLimits {
   }
 };
 
-// The portable size: every GPU with clusters runs this many blocks in one without an opt-in.
+// The portable cluster size, which needs no opt-in.
 inline constexpr int kPortableClusterBlocks = 8;
 
 // Limits are from the CUDA C++ programming guide, "Technical Specifications per Compute
-// Capability", SM counts from the vendor. The last number is the most blocks of a cluster: 1 before
-// compute capability 9.0, then 8 or, with an opt-in, 16 on GPUs whose clusters of SMs (GPCs) have
-// that many. Nobody has queried an H20, so it has the portable size.
+// Capability"; SM counts are from the vendor. The last number is the maximum cluster size: 1 before
+// compute capability 9.0, then 8, or 16 with an opt-in on GPUs whose GPCs have that many SMs. The
+// H20 has not been queried, so it has the portable size.
 inline const DeviceLimits kNamedDevices[] = {
     {"a100", 108, 163 * 1024, 164 * 1024, 2048, 32, 65536, 80, 1},
     {"rtx3090", 82, 99 * 1024, 100 * 1024, 1536, 16, 65536, 86, 1},

@@ -12,8 +12,8 @@ namespace {
 
 __global__ void Probe() {}
 
-// Code for sm_90a takes shared memory here, any other does not: by nothing else does a program see
-// which of the two it has.
+// Uses static shared memory only if compiled for sm_90a. A program has no other way to see which
+// code it has loaded.
 __global__ void ProbeProducts() {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   __shared__ volatile int mark;
@@ -21,9 +21,9 @@ __global__ void ProbeProducts() {
 #endif
 }
 
-// The most blocks of a cluster that can run on the current device at once, if each fills an SM. One
-// where the code that is loaded was compiled for a GPU without clusters: it runs on a newer one
-// too, and there takes every block for a cluster of its own.
+// The maximum cluster size on the current device if each block fills an SM. It is 1 if the loaded
+// code was compiled for a GPU without clusters: on a newer GPU that code treats every block as a
+// cluster of its own.
 cudaError_t FindMostClusterBlocks(int compiled_for, int smem_per_block, int* most) {
   *most = 1;
   if (compiled_for < 90) return cudaSuccess;
@@ -44,7 +44,7 @@ cudaError_t FindMostClusterBlocks(int compiled_for, int smem_per_block, int* mos
     config.numAttrs = 1;
     int clusters = 0;
     error = cudaOccupancyMaxActiveClusters(&clusters, Probe, &config);
-    // These two say that the GPU has no clusters of this size.
+    // Both errors mean that the GPU has no clusters of this size.
     if (error == cudaErrorInvalidClusterSize || error == cudaErrorInvalidValue) continue;
     if (error != cudaSuccess) return error;
     if (clusters > 0) {
@@ -55,9 +55,8 @@ cudaError_t FindMostClusterBlocks(int compiled_for, int smem_per_block, int* mos
   return cudaSuccess;
 }
 
-// What CUDA says of code and clusters is about the current device, and is asked in a thread that
-// has no other: to go back to the device that was current before would make that one ready for use,
-// too.
+// Queries about code and clusters concern the current device. They run in a new thread, whose
+// current device can be set freely: restoring the caller's device would initialise that device too.
 cudaError_t QueryCode(int ordinal, DeviceLimits* limits) {
   cudaError_t error = cudaSuccess;
   std::thread([&] {
@@ -100,7 +99,7 @@ DeviceLimitsResult Failure(int ordinal, const std::string& why) {
 
 DeviceLimitsResult LimitsOfDevice(int ordinal) {
   static std::mutex mutex;
-  static auto* const known = new std::map<int, DeviceLimits>;  // whose values stay where they are
+  static auto* const known = new std::map<int, DeviceLimits>;  // std::map keeps addresses valid
   const std::lock_guard<std::mutex> lock(mutex);
   if (const auto found = known->find(ordinal); found != known->end()) return {&found->second, ""};
   int count = 0;

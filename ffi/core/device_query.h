@@ -1,4 +1,4 @@
-// The limits of the GPUs of this machine.
+// Queries the limits of this machine's GPUs.
 #ifndef JAXKERNELS_CORE_DEVICE_QUERY_H_
 #define JAXKERNELS_CORE_DEVICE_QUERY_H_
 
@@ -8,14 +8,14 @@
 
 namespace jaxkernels {
 
-// Limits, which live as long as the process, or why they could not be had.
+// The limits, which live as long as the process, or an error text.
 struct DeviceLimitsResult {
   const DeviceLimits* limits = nullptr;
   std::string error;
 };
 
-// The limits of GPU `ordinal`. They are read once per process; a failure is not kept, so that the
-// next call asks again. The first call for a GPU makes it ready for use and loads code.
+// Returns the limits of GPU `ordinal`. They are queried once per process; after a failure the next
+// call queries again. The first call for a GPU initialises it and loads code.
 DeviceLimitsResult LimitsOfDevice(int ordinal);
 
 }  // namespace jaxkernels

@@ -1,7 +1,7 @@
 // Storage types, and packs of them.
 //
-// Owns: their enum, its spelling, their size, how many of them one access moves. Must not know:
-// XLA, CUDA, Python, any operation.
+// Owns: the enum, its names, sizes in bytes, and elements per pack. Must not know: XLA, CUDA,
+// Python, any operation.
 #ifndef JAXKERNELS_CORE_DTYPE_H_
 #define JAXKERNELS_CORE_DTYPE_H_
 
@@ -20,11 +20,11 @@ constexpr int ByteWidth(DType dtype) {
   return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
 }
 
-// A pack is what one access moves: so many bytes, and so many elements of a type.
+// A pack is one vectorized access of 16 bytes; PackOf gives its number of elements.
 inline constexpr int kPackBytes = 16;
 constexpr int PackOf(DType dtype) { return kPackBytes / ByteWidth(dtype); }
 
-// The DType of a storage type. numeric.cuh and numeric_cpu.h have those of their half types.
+// The DType of a storage type. numeric.cuh and numeric_cpu.h specialise it for their half types.
 template <typename T>
 struct DTypeOf;
 template <>

@@ -1,10 +1,10 @@
 // The exponential of doubles for the row kernels.
 //
-// Owns: exp(difference + error) without branches, so that the compiler interleaves those of
-// neighbouring elements. That of CUDA's library has a branch, at which each waits for its own.
+// Owns: exp(difference + error) without branches, so that the compiler interleaves the exponentials
+// of neighbouring elements. CUDA's own exp has a branch, which prevents that.
 //
-// Method: the reduction of Cody and Waite ("Software Manual for the Elementary Functions", 1980) to
-// |r| <= log(2) / 2, by fused multiply-adds, and a minimax polynomial.
+// Method: Cody-Waite range reduction ("Software Manual for the Elementary Functions", 1980) to |r|
+// <= log(2) / 2 with fused multiply-adds, then a minimax polynomial.
 #ifndef JAXKERNELS_CORE_EXP_DOUBLE_CUH_
 #define JAXKERNELS_CORE_EXP_DOUBLE_CUH_
 
@@ -14,10 +14,10 @@
 
 namespace jaxkernels {
 
-// exp(r) = 1 + r + r^2 (c0 + c1 r + ...) for |r| <= log(2) / 2, minimax: relative error 2^-57.9. In
-// constant memory, and not const, so that each is one load of a warp and not two literal words: 40
-// instructions an exponential instead of 45. A template, so that only kernels of doubles have it:
-// a kernel beside constants starts later.
+// exp(r) = 1 + r + r^2 (c0 + c1 r + ...) for |r| <= log(2) / 2, minimax: relative error 2^-57.9.
+// The array is in constant memory and not const, so that each coefficient is one warp-uniform load
+// and not two literal words: 40 instructions per exponential instead of 45. It is a template so
+// that only float64 kernels have it: kernels in a module with constants start later.
 // H200 f32 256 x 256 in a captured graph (2026-11): with constants 2.24 us, without 2.03
 template <typename C>
 __constant__ C kExpPolynomial[] = {
@@ -25,9 +25,9 @@ __constant__ C kExpPolynomial[] = {
     0x1.6c16c18415905p-10, 0x1.a01a0128d3208p-13, 0x1.a0199a461b781p-16, 0x1.71df298022d9bp-19,
     0x1.28ad3ba6d68f6p-22, 0x1.ad77934db5d2fp-26};
 
-// exp(difference + error) for difference <= kLargestExponent or infinite, and a tiny error, to 1.1
-// units in the last place (the largest error among 10^7 arguments). Results below the smallest
-// normal number are zero. What is infinite or NaN may come with any error.
+// exp(difference + error) for a tiny error and a difference that is <= kLargestExponent, infinite
+// or NaN. The largest error among 10^7 arguments was 1.1 units in the last place. Results below the
+// smallest normal number are zero. With an infinite or NaN difference, `error` is ignored.
 template <typename C>
 __device__ C ExpDouble(C difference, C error) {
   static_assert(sizeof(C) == 8);
@@ -37,12 +37,12 @@ __device__ C ExpDouble(C difference, C error) {
   constexpr double kLogOfSmallestNormal = -0x1.6232bdd7abcd2p+9;
   constexpr float kHighWordOf710 = 4.193359375f;  // read as a float
 
-  // difference + error = n log(2) + r. The first step towards r is exact.
+  // difference + error = n log(2) + r. The first fma of r is exact.
   const double rounded = fma(difference, kLog2E, kRounder);
   const double n = rounded - kRounder;
   const double r = fma(n, -kLn2, difference) + fma(n, -kLn2Low, error);
 
-  // Even and odd powers apart: two chains, half as long.
+  // Even and odd powers are two independent chains, each half as long.
   const double r2 = r * r;
   double even = kExpPolynomial<C>[8], odd = kExpPolynomial<C>[9];
 #pragma unroll
@@ -52,8 +52,8 @@ __device__ C ExpDouble(C difference, C error) {
   }
   const double of_r = fma(fma(odd, r, even), r2, r) + 1.0;
 
-  // Times 2^n: n, the low word of `rounded`, is added to the exponent. Infinity and NaN are
-  // themselves, as a comparison of high words tells, which is cheaper.
+  // Multiplies by 2^n: adds n, the low word of `rounded`, to the exponent. Infinity and NaN are
+  // returned unchanged; comparing the high words finds them more cheaply.
   constexpr int kLow = 0, kHigh = 1;
   uint32_t word[2], integer[2], of_difference[2];
   memcpy(word, &of_r, sizeof(word));

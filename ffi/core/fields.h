@@ -1,8 +1,9 @@
-// Plain values that list their fields once: from the list follow ==, a text, and what Python sees.
+// Value structs that list their fields once: ==, the text form and the Python class are derived
+// from it.
 //
-// Owns: the list's form, == and the text. Such a struct has kName and a static function template
-// FieldsOf(self), which gives a tuple with a Field for each of its fields. Must not know: any
-// struct, Python (bind_value.h).
+// Owns: the list's form, == and the text. Each struct has kName and a static function template
+// FieldsOf(self) that returns a tuple with one Field per member. Must not know: any struct, Python
+// (bind_value.h).
 #ifndef JAXKERNELS_CORE_FIELDS_H_
 #define JAXKERNELS_CORE_FIELDS_H_
 
@@ -16,7 +17,7 @@ namespace jaxkernels {
 
 template <typename T>
 struct Field {
-  // `shown`: whether a text has it.
+  // `shown`: whether TextOf prints it.
   Field(const char* name, T& value, bool shown = true) : name(name), value(value), shown(shown) {}
 
   const char* name;
@@ -24,7 +25,7 @@ struct Field {
   bool shown;
 };
 
-// The fields alone, by reference.
+// The fields' values, by reference.
 template <typename Struct>
 auto ValuesOf(Struct& self) {
   return std::apply([](const auto&... fields) { return std::tie(fields.value...); },
@@ -36,7 +37,7 @@ bool HasEqualFields(const Struct& a, const Struct& b) {
   return ValuesOf(a) == ValuesOf(b);
 }
 
-// As Python spells it.
+// The value in Python's notation.
 template <typename T>
 std::string ValueText(const T& value) {
   if constexpr (std::is_same_v<T, bool>) {

@@ -7,10 +7,10 @@
 namespace jaxkernels {
 namespace {
 
-// A value for each device and function, found once. A failure is returned and not kept.
+// Caches one value per device and function. Failures are returned and not cached.
 class OncePerFunction {
  public:
-  // `find(device, &value)` is called for the current device, unless it has succeeded before.
+  // Calls `find(device, &value)` for the current device, unless it has succeeded before.
   template <typename Find>
   cudaError_t Get(const void* function, Find find, int* value) {
     int device = 0;
@@ -31,7 +31,7 @@ class OncePerFunction {
   std::map<std::pair<int, const void*>, int> values_;
 };
 
-// One for each attribute. None is ever destroyed: threads may launch while the process exits.
+// One cache per attribute. It is never destroyed: threads may launch while the process exits.
 template <cudaFuncAttribute kAttribute, typename Find>
 cudaError_t SetOnce(const void* function, Find find) {
   static auto* const set = new OncePerFunction;

@@ -1,8 +1,8 @@
-// The boundary between C++ and XLA's C interface: no exception passes it.
+// Stops exceptions at the boundary between C++ and XLA's C interface.
 //
-// Owns: exception -> ffi::Error. XLA itself catches what leaves a handler, as an error of unknown
-// kind; nobody catches what leaves a task of its thread pool, and the process ends. Must not know:
-// any handler.
+// Owns: the mapping from exceptions to ffi::Error. XLA catches exceptions that leave a handler, but
+// reports them as unknown errors. Nobody catches an exception that leaves a task of XLA's thread
+// pool: the process ends. Must not know: any handler.
 #ifndef JAXKERNELS_CORE_GUARD_H_
 #define JAXKERNELS_CORE_GUARD_H_
 
@@ -13,10 +13,10 @@
 
 namespace jaxkernels {
 
-// The exception that is being handled.
+// Converts the exception that is being handled.
 inline xla::ffi::Error CurrentError() noexcept {
   using xla::ffi::Error;
-  // So short a text allocates nothing, be it copied.
+  // A text this short fits std::string's inline buffer, so it is never allocated, even when copied.
   const auto out_of_memory = [] {
     return Error(xla::ffi::ErrorCode::kResourceExhausted, "out of memory");
   };
@@ -35,7 +35,7 @@ inline xla::ffi::Error CurrentError() noexcept {
   }
 }
 
-// Calls body(); success, or what it threw.
+// Calls body() and returns success or the error that it threw.
 template <typename Body>
 xla::ffi::Error ThrownBy(Body&& body) noexcept {
   try {
@@ -46,8 +46,8 @@ xla::ffi::Error ThrownBy(Body&& body) noexcept {
   }
 }
 
-// A handler that returns what it would throw. It guards the whole call, XLA's decoding of operands
-// and encoding of results too.
+// Wraps a handler so that it returns exceptions as errors. It covers the whole call, including
+// XLA's decoding of operands and encoding of results.
 template <XLA_FFI_Handler* kHandler>
 XLA_FFI_Error* Guarded(XLA_FFI_CallFrame* frame) noexcept {
   XLA_FFI_Error* returned = nullptr;

@@ -1,4 +1,4 @@
-// For headers that plans, handlers and kernels share.
+// Marks functions of headers that plans, handlers and kernels share.
 #ifndef JAXKERNELS_CORE_HOST_DEVICE_H_
 #define JAXKERNELS_CORE_HOST_DEVICE_H_
 

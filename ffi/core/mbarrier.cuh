@@ -1,6 +1,6 @@
-// Barriers in shared memory that count what arrives there (PTX's mbarrier): bytes, or warps.
+// PTX mbarriers in shared memory, which count arriving bytes or warps.
 //
-// Owns: the PTX of them. Must not know: what arrives, or who sends it.
+// Owns: their PTX. Must not know: what arrives, or who sends it.
 #ifndef JAXKERNELS_CORE_MBARRIER_CUH_
 #define JAXKERNELS_CORE_MBARRIER_CUH_
 
@@ -10,12 +10,12 @@
 
 namespace jaxkernels {
 
-// Opens when all that a phase waits for has arrived; then it waits for the next phase's.
+// A phase completes when everything that it expects has arrived; then the next phase begins.
 class Mbarrier {
  public:
   __device__ uint32_t Address() const { return address_; }
 
-  // Until the phase of this parity is complete (the first phase has parity 0).
+  // Waits until the phase of this parity is complete (the first phase has parity 0).
   __device__ void Wait(uint32_t parity) const {
     asm volatile(
         "{\n"
@@ -35,7 +35,8 @@ class Mbarrier {
  protected:
   __device__ explicit Mbarrier(const uint64_t* barrier) : address_(SharedAddress(barrier)) {}
 
-  // Of so many arrivals a phase. By one thread; others may wait after a __syncthreads().
+  // Initialises the barrier for `arrivals` arrivals per phase. One thread calls it; others may wait
+  // after a __syncthreads().
   __device__ void Init(int arrivals) const {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address_), "r"(arrivals)
                  : "memory");
@@ -45,22 +46,23 @@ class Mbarrier {
   uint32_t address_;
 };
 
-// Counts bytes that the hardware moves. Compute capability 9.0 and later.
+// Counts bytes of asynchronous copies. Compute capability 9.0 and later.
 class ByteBarrier : public Mbarrier {
  public:
   __device__ explicit ByteBarrier(const uint64_t* barrier) : Mbarrier(barrier) {}
 
-  // Before FenceBarriers(). Other blocks may send to it after a barrier of the cluster.
+  // Call it before FenceBarriers(). Other blocks may send to the barrier after a barrier of the
+  // cluster.
   __device__ void Init() const { Mbarrier::Init(1); }
 
-  // By one thread, once a phase: how many bytes the phase waits for.
+  // Sets the number of bytes that a phase waits for. One thread calls it, once per phase.
   __device__ void Expect(uint32_t bytes) const {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(Address()),
                  "r"(bytes)
                  : "memory");
   }
 
-  // Waits for bytes that other blocks of the cluster have stored.
+  // Waits for a phase whose bytes come from other blocks of the cluster.
   __device__ void WaitForCluster(uint32_t parity) const {
     asm volatile(
         "{\n"
@@ -81,14 +83,14 @@ class WarpBarrier : public Mbarrier {
 
   __device__ void Init(int warps) const { Mbarrier::Init(warps); }
 
-  // By one lane: what it has stored in shared memory is seen by those that have waited. What other
-  // lanes have stored needs a __syncwarp() before.
+  // Arrives for a warp; one lane calls it. Its stores to shared memory become visible to the
+  // waiting threads. Stores of other lanes need a __syncwarp() before.
   __device__ void Arrive() const {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(Address()) : "memory");
   }
 };
 
-// Makes byte barriers that were begun seen by the hardware that moves bytes, and by other blocks.
+// Makes initialised byte barriers visible to asynchronous copies and to other blocks.
 __device__ inline void FenceBarriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

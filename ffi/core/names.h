@@ -1,7 +1,7 @@
-// Enums whose values have names: those of errors, plans and attributes of calls.
+// Conversion between enum values and their names in errors, plans and call attributes.
 //
-// Owns: the way between a value and its name. Beside such an enum stands NamesOf(Enum), an array
-// with a name for each value in order. Must not know: any enum.
+// Owns: the look-up in both directions. Each enum defines NamesOf(Enum), an array of the names in
+// the order of the values. Must not know: any enum.
 #ifndef JAXKERNELS_CORE_NAMES_H_
 #define JAXKERNELS_CORE_NAMES_H_
 

@@ -1,7 +1,8 @@
-// Arithmetic of the row kernels: storage type to compute type and back, exponentials and division.
+// Arithmetic of the row kernels: conversion between storage and compute types, exponentials,
+// division.
 //
-// Owns: how each storage type is computed with (float16 and bfloat16 in float32) and how accurate
-// that is. Must not know: rows, packs, tiers.
+// Owns: the compute type of each storage type (float32 for float16 and bfloat16) and the accuracy.
+// Must not know: rows, packs, tiers.
 #ifndef JAXKERNELS_CORE_NUMERIC_CUH_
 #define JAXKERNELS_CORE_NUMERIC_CUH_
 
@@ -42,7 +43,7 @@ inline constexpr C kLargestFinite = std::numeric_limits<C>::max();
 template <typename C>
 inline constexpr C kLargestExponent = sizeof(C) == 8 ? C(709) : C(88);
 
-// Two neighbouring elements at a time: the hardware converts half types in pairs.
+// Converts two neighbouring elements: the hardware converts half types in pairs.
 __device__ inline void Widen2(const float* from, float* to) { to[0] = from[0], to[1] = from[1]; }
 __device__ inline void Widen2(const double* from, double* to) { to[0] = from[0], to[1] = from[1]; }
 __device__ inline void Widen2(const __half* from, float* to) {
@@ -65,20 +66,20 @@ __device__ inline void Narrow2(const float* from, __nv_bfloat16* to) {
 }
 
 __device__ inline float Max(float a, float b) { return fmaxf(a, b); }
-// A second operand that is NaN is passed over, a first one stays: the row's sum is NaN all the
-// same. Three instructions, fmax six.
+// Ignores a NaN in the second operand but not in the first. A row with a NaN still has the sum NaN.
+// This takes three instructions; fmax takes six.
 __device__ inline double Max(double a, double b) { return a < b ? b : a; }
 
-// a + b, rounded. The compiler may make one fused operation of `a * b + c`, and does so in some
-// kernels and not in others; of this it never does, so that all give the same bits.
+// a + b, never contracted. The compiler fuses `a * b + c` in some kernels and not in others;
+// without contraction all kernels give the same bits.
 __device__ inline float RoundedSum(float a, float b) { return __fadd_rn(a, b); }
 __device__ inline double RoundedSum(double a, double b) { return __dadd_rn(a, b); }
 
-// The same of a * b.
+// a * b, never contracted.
 __device__ inline float RoundedProduct(float a, float b) { return __fmul_rn(a, b); }
 __device__ inline double RoundedProduct(double a, double b) { return __dmul_rn(a, b); }
 
-// Pairwise maximum of two neighbouring elements, into the first operand.
+// Elementwise maximum of two neighbouring elements, stored in the first operand.
 __device__ inline void Max2(float* max, const float* x) {
   max[0] = Max(max[0], x[0]), max[1] = Max(max[1], x[1]);
 }
@@ -96,25 +97,25 @@ __device__ inline void Max2(__nv_bfloat16* max, const __nv_bfloat16* x) {
 
 inline constexpr float kLog2E = 1.4426950408889634f;
 
-// 2^t. Results below 2^-126 flush to zero, which no half type but bfloat16 could tell from zero.
+// 2^t. Results below 2^-126 flush to zero; of the half types only bfloat16 could represent them.
 __device__ inline float FastExp2(float t) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(t));
   return result;
 }
 
-// exp(x), in float32 to about |x| 2^-23 + 2^-22 of it.
+// exp(x) in float32 with a relative error of about |x| 2^-23 + 2^-22.
 __device__ inline float FastExp(float x) { return FastExp2(x * kLog2E); }
-// In float64, for x <= kLargestExponent, or infinite. Templates where they name ExpDouble, whose
-// constants are then in no cubin but that of float64.
+// exp(x) in float64, for x <= kLargestExponent or infinite. Functions that call ExpDouble are
+// templates, so that its constants are in the float64 cubin alone.
 template <typename C>
 __device__ C FastExp(C x) {
   return ExpDouble(x, C(0));
 }
 
 // The rounding error of the difference a - b (Knuth's TwoDiff): a - b == difference + error
-// exactly. Requires: the difference is finite. Half inputs do not need it: they differ exactly, or
-// by less than they are rounded to.
+// exactly. Requires: the difference is finite. Half types do not need it: their differences are
+// exact, or the error is below their precision.
 template <typename T>
 __device__ ComputeType<T> DifferenceError(ComputeType<T> a, ComputeType<T> b,
                                           ComputeType<T> difference) {
@@ -124,16 +125,16 @@ __device__ ComputeType<T> DifferenceError(ComputeType<T> a, ComputeType<T> b,
 }
 
 // exp(difference + error) for difference <= kLargestExponent and a tiny error. Results below the
-// smallest normal number are zero. A difference that is not finite comes with an error of NaN,
-// which is ignored: -inf gives 0, inf gives inf, NaN gives NaN.
+// smallest normal number are zero. An infinite or NaN difference has the error NaN, which is
+// ignored: -inf gives 0, inf gives inf, NaN gives NaN.
 template <typename C>
 __device__ C ExpWithError(C difference, C error) {
   return ExpDouble(difference, error);
 }
 
-// In float32 the rounding error of the product with log2(e) is kept as well, and both are
-// multiplied in at the end: 13 instructions, expf with the same correction 17. The minimum, which
-// prefers numbers, replaces an error that is NaN.
+// In float32 the rounding error of the product with log2(e) is kept too, and both errors are
+// multiplied in at the end. This takes 13 instructions; expf with the same correction takes 17.
+// fminf, which prefers numbers to NaN, replaces a NaN error.
 // H200 f32 50256 cols, fraction of the copy rate: this 0.92, expf 0.89
 __device__ inline float ExpWithError(float difference, float error) {
   constexpr float kLog2ELow = 1.925963033500e-8f;  // log2(e) - kLog2E
@@ -145,9 +146,10 @@ __device__ inline float ExpWithError(float difference, float error) {
   return fmaf(exponential, fminf(correction, 1.0f), exponential);
 }
 
-// The same without the hardware's exp2, within 2^-24 of it, as a rounding of the truth would be:
-// for what all terms of a sum inherit. The difference may not be inf. The reduction is that of
-// exp_double.cuh, and the polynomial's relative error is 2^-33.
+// As ExpWithError, but without the hardware's exp2 and with a relative error within 2^-24. It is
+// for factors that multiply all terms of a sum. The range reduction is that of exp_double.cuh; the
+// polynomial's relative error is 2^-33.
+// Requires: the difference is not +inf.
 template <typename C>
 __device__ C PreciseExpWithError(C difference, C error) {
   return ExpWithError(difference, error);
@@ -157,7 +159,7 @@ __device__ inline float PreciseExpWithError(float difference, float error) {
   constexpr float kLn2 = 0x1.62e4p-1f, kLn2Low = 0x1.7f7d1cp-20f;
   constexpr float kLogOfSmallestNormal = -0x1.5d58ap+6f;
 
-  // difference + error = n log(2) + r + low. The step to r is exact.
+  // difference + error = n log(2) + r + low. The fma that gives r is exact.
   const float rounded = fmaf(difference, kLog2E, kRounder);
   const float n = rounded - kRounder;
   const float r = fmaf(n, -kLn2, difference);
@@ -175,14 +177,13 @@ __device__ inline float PreciseExpWithError(float difference, float error) {
   const float rest = RoundedSum(RoundedSum(r, -RoundedSum(high, -1.0f)), low);
   of_r = RoundedSum(high, fmaf(of_r * sum, sum, rest));
 
-  // 2^n: n, the low bits of `rounded`, becomes the exponent.
+  // 2^n is built from n, the low bits of `rounded`, as the exponent.
   const float power = __uint_as_float((__float_as_uint(rounded) << 23) + __float_as_uint(1.0f));
   return difference < kLogOfSmallestNormal ? 0.0f : of_r * power;
 }
 
-// exp(x - max) for x - max <= kLargestExponent, within a few units in the last place of the truth
-// over the whole range: the rounding error of x - max, which alone would cost up to 90 units in
-// float32, is kept.
+// exp(x - max) for x - max <= kLargestExponent, to a few units in the last place over the whole
+// range. It keeps the rounding error of x - max, which alone would cost up to 90 units in float32.
 template <typename T>
 __device__ ComputeType<T> ExpDifference(ComputeType<T> x, ComputeType<T> max) {
   const ComputeType<T> difference = x - max;
@@ -193,7 +194,8 @@ __device__ ComputeType<T> ExpDifference(ComputeType<T> x, ComputeType<T> max) {
   }
 }
 
-// The same for x - max != inf; in float32 within 2^-24 of the truth.
+// As ExpDifference, with a relative error within 2^-24 in float32.
+// Requires: x - max is not +inf.
 template <typename T>
 __device__ ComputeType<T> PreciseExpDifference(ComputeType<T> x, ComputeType<T> max) {
   const ComputeType<T> difference = x - max;
@@ -204,9 +206,10 @@ __device__ ComputeType<T> PreciseExpDifference(ComputeType<T> x, ComputeType<T> 
   }
 }
 
-// 1 / (denominator + rest), of about twice the precision, so that a product with it is a quotient
-// rounded once: two operations, a division by Newton's step three. Half storage needs neither the
-// rest nor the precision. Requires: for half types, a denominator within [2^-126, 2^126].
+// 1 / (denominator + rest) in about twice the precision, so that a product with it equals a
+// quotient rounded once. The product takes two operations; a division by a Newton step takes three.
+// Half types need neither the rest nor the precision.
+// Requires: for half types, a denominator within [2^-126, 2^126].
 template <typename T>
 class Reciprocal {
  public:

@@ -1,10 +1,10 @@
-// Arithmetic of the CPU kernels: storage type to compute type and back, and exponentials.
+// Arithmetic of the CPU kernels: conversion between storage and compute types, and exponentials.
 //
-// Owns: how each storage type is computed with (float16 and bfloat16 in float32) and how accurate
-// that is. Everything is plain arithmetic without branches, so that the compiler can vectorise the
-// loops around it for whatever instruction set they are compiled for. Must not know: rows.
+// Owns: the compute type of each storage type (float32 for float16 and bfloat16) and the accuracy.
+// Everything is arithmetic without branches, so that the compiler can vectorise the surrounding
+// loops for any instruction set. Must not know: rows.
 //
-// XLA's threads flush denormal numbers to zero, so nothing here relies on a denormal in between.
+// XLA's threads flush denormal numbers to zero, so no intermediate value may be denormal.
 #ifndef JAXKERNELS_CORE_NUMERIC_CPU_H_
 #define JAXKERNELS_CORE_NUMERIC_CPU_H_
 
@@ -17,13 +17,13 @@
 
 // Inlined into every version of a function (OnThisMachine), and compiled for its instruction set.
 #define JK_INLINE __attribute__((always_inline)) inline
-// The same for a lambda; stands behind its parameters.
+// As JK_INLINE, for a lambda; put it after the parameter list.
 #define JK_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace jaxkernels {
 
-// The versions of a JK_INLINE function. Such functions are small: in large ones the compiler keeps
-// too little of a loop in registers, and takes twice as long.
+// The versions of a JK_INLINE function, one per instruction set. Keep these functions small: in
+// large ones the compiler keeps too little of a loop in registers and takes twice as long.
 // f32 softmax of 47 columns, ns per element: all operations in one 0.62, short rows in one 0.50
 template <auto kBody>
 struct Versions;
@@ -41,8 +41,8 @@ struct Versions<kBody> {
 #endif
 };
 
-// Calls a JK_INLINE function in the version for the instruction set of this machine. With
-// JK_X86_LEVELS (cmake/JaxKernelsSimd.cmake) that is at least x86-64-v3: RunRows sees to it.
+// Calls the version of a JK_INLINE function for this machine's instruction set. With JK_X86_LEVELS
+// (cmake/JaxKernelsSimd.cmake) that is at least x86-64-v3, which RunRows checks.
 template <auto kBody, typename... Args>
 JK_INLINE void OnThisMachine(const Args&... args) {
 #ifdef JK_X86_LEVELS
@@ -71,8 +71,8 @@ struct DTypeOf<Float16> {
 template <typename T>
 using CpuComputeType = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// What float32 sums go on in, so that a row's sum is as good as exact. Half types need no such
-// care.
+// The type of running sums: double for float32, so that a row's sum is nearly exact. Half types do
+// not need that precision.
 template <typename T>
 using CpuSumType = std::conditional_t<std::is_same_v<T, float>, double, CpuComputeType<T>>;
 
@@ -127,8 +127,7 @@ JK_INLINE void Narrow(float from, Float16* to) {
 }
 
 // The rounding error of the difference a - b (Knuth's TwoDiff): a - b == difference + error
-// exactly. Zero where the difference is not finite, or so small that its exponential is zero
-// anyway.
+// exactly. Zero if the difference is not finite, or so small that its exponential is zero.
 template <typename C>
 JK_INLINE C DifferenceError(C a, C b, C difference) {
   const C b_part = a - difference;
@@ -189,8 +188,8 @@ JK_INLINE C ExpOfRest(C r) {
 }
 
 // exp(x + error) to about one unit in the last place, for |error| far below 1. Negative infinity
-// gives 0, NaN stays NaN, denormal results are rounded once. x <= 0 if kNonPositive, which is
-// cheaper.
+// gives 0, NaN stays NaN, denormal results are rounded once. kNonPositive is cheaper and requires x
+// <= 0.
 template <bool kNonPositive, typename C>
 JK_INLINE C Exp(C x, C error) {
   using K = ExpConstants<C>;
@@ -202,15 +201,15 @@ JK_INLINE C Exp(C x, C error) {
   const C n = rounded - K::kRounder;
   const C r = (x - n * K::kLog2High) + (error - n * K::kLog2Low);
   const C p = ExpOfRest(r);
-  // Times 2^n as two factors, each a normal number: n reaches from below the smallest exponent to
-  // above the largest.
+  // Multiplies by 2^n in two normal factors: n ranges from below the smallest exponent to above the
+  // largest.
   const Bits integer = BitCast<Bits>(rounded) - BitCast<Bits>(K::kRounder);
   if constexpr (kNonPositive) {
     constexpr Bits kShift = K::kBias / 2 + 1;  // 2^(n + kShift) is normal for all n <= 0 above kMin
     const C scale = BitCast<C>((integer + K::kBias + kShift) << K::kFractionBits);
     return p * scale * BitCast<C>((K::kBias - kShift) << K::kFractionBits);
   } else {
-    // Halved as an unsigned number, since AVX2 cannot shift 64 signed bits.
+    // The exponent is halved as an unsigned number, since AVX2 has no arithmetic shift of 64 bits.
     constexpr Bits kOffset = 4 * K::kBias;
     const Bits shifted = integer + kOffset;
     const Bits half = shifted >> 1;
@@ -220,7 +219,7 @@ JK_INLINE C Exp(C x, C error) {
   }
 }
 
-// exp(x) - 1 for x <= 0, to some units in the last place, near 0 too. NaN stays NaN.
+// exp(x) - 1 for x <= 0, to a few units in the last place, also near 0. NaN stays NaN.
 JK_INLINE double ExpMinusOne(double x) {
   using K = ExpConstants<double>;
   x = x < -60.0 ? -60.0 : x;  // -1 from there on
@@ -232,20 +231,20 @@ JK_INLINE double ExpMinusOne(double x) {
   return power * (ExpSlope(r) * r) + (power - 1);
 }
 
-// How far from 0 the maximum of a row may be for ExpTimesPower: then whole numbers stay below 2^9.
+// Largest magnitude of a row's maximum for ExpTimesPower: then |n| stays below 2^9.
 inline constexpr float kMostNear = 250.0f;
 JK_INLINE bool IsNear(float max) { return max >= -kMostNear && max <= kMostNear; }
 
-// Of a row with this maximum. Its own exponential becomes 1.4 to 2.9: where another one would be
-// denormal, so would its share of the sum be.
+// The power for ExpTimesPower in a row with this maximum. It scales the maximum's exponential to
+// 1.4 to 2.9, so that a term becomes denormal only if its share of the sum would be.
 JK_INLINE float PowerOf(float max) {
   using K = ExpConstants<float>;
   return (max * K::kLog2E + K::kRounder) - K::kRounder - 1;
 }
 
 // exp(x) 2^-power to about one unit in the last place, where `power` is PowerOf(max), IsNear(max)
-// and x <= max: without a difference whose rounding would have to be made up for. What would be
-// denormal is 0 or rounded once. Negative infinity gives 0, NaN stays NaN.
+// and x <= max: It needs no difference x - max, whose rounding error would have to be corrected.
+// Denormal results are 0 or rounded once. Negative infinity gives 0, NaN stays NaN.
 JK_INLINE float ExpTimesPower(float x, float power) {
   using K = ExpConstants<float>;
   const float least = (power - 126.9f) * 0.693147182f;  // 2^-127 has the bits of 0
@@ -258,8 +257,8 @@ JK_INLINE float ExpTimesPower(float x, float power) {
   return ExpOfRest(r) * BitCast<float>(exponent << K::kFractionBits);
 }
 
-// log(x) for normal x > 0 to about one unit in the last place, from x and x - 1, which may be more
-// exact than x; infinity and NaN give NaN.
+// log(x) for normal x > 0 to about one unit in the last place. `less_one` is x - 1, and may be more
+// exact than x. Infinity and NaN give NaN.
 JK_INLINE double Log(double x, double less_one) {
   constexpr uint64_t kFraction = (uint64_t{1} << 52) - 1;
   constexpr uint64_t kSqrtHalf = 0x3fe6a09e667f3bcd;

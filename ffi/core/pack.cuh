@@ -1,7 +1,7 @@
-// Packs of kPackBytes (dtype.h): what one access moves.
+// Packs of kPackBytes (dtype.h), the unit of vectorized access.
 //
-// Owns: Pack, and how packs move between global memory, shared memory and registers, as words and
-// element by element. Must not know: rows.
+// Owns: Pack, and its loads, stores and copies between global memory, shared memory and registers,
+// as words or by element. Must not know: rows.
 #ifndef JAXKERNELS_CORE_PACK_CUH_
 #define JAXKERNELS_CORE_PACK_CUH_
 
@@ -14,23 +14,24 @@
 
 namespace jaxkernels {
 
-// kElements: another number than fills kPackBytes where as many narrower elements are stored.
+// kElements: fills kPackBytes by default; packs of narrower results have the inputs' number of
+// elements.
 template <typename T, int kElements = kPackBytes / sizeof(T)>
 struct alignas(kElements * sizeof(T)) Pack {
   static constexpr int kSize = kElements;
   T element[kSize];
 };
 
-// What holds a pack in registers takes it as words, never as elements: the compiler would keep
-// those of half types apart, in halves of registers, from the load on, and wait for every load to
-// take it apart.
+// Copies one pack as words. Code that holds packs in registers must never copy them by element: the
+// compiler then unpacks half types into separate registers right after each load, and waits for
+// that load.
 // H200 bf16 4096 cols, mask, time over that of a copy (2026-11): elements 1.35, words 1.10
 template <typename T>
 __device__ void CopyPack(Pack<T>* to, const T* from, int64_t index) {
   *reinterpret_cast<uint4*>(to) = reinterpret_cast<const uint4*>(from)[index];
 }
 
-// Elements [begin, end) of a pack, one by one, and `other` in the place of the rest.
+// Loads elements [begin, end) of a pack one by one, and sets the others to `other`.
 template <typename T>
 __device__ void GatherPack(Pack<T>* to, const T* from, int begin, int end, T other) {
   Pack<T> pack;
@@ -41,15 +42,15 @@ __device__ void GatherPack(Pack<T>* to, const T* from, int begin, int end, T oth
   CopyPack(to, pack.element, 0);
 }
 
-// The same for the first and the last pack of an array. For half types, of which a pack has eight,
-// by a loop that is slow but short: unrolled for every pack that a thread holds, it took 2 to 7
-// registers, and a tenth to a fifth of the time to compile the kernel.
+// As GatherPack, for the first and the last pack of an array. Half types, with eight elements per
+// pack, use a slow but short loop. Unrolled for every pack of a thread, it cost 2 to 7 registers,
+// and a tenth to a fifth of the kernel's compile time.
 template <typename T>
 __device__ void GatherRarePack(Pack<T>* to, const T* from, int begin, int end, T other) {
   if constexpr (kIsHalf<T>) {
     uint64_t low = 0, high = 0;
 #pragma unroll 1
-    for (int j = 0; j < Pack<T>::kSize; ++j) {  // each moves the others one place down
+    for (int j = 0; j < Pack<T>::kSize; ++j) {  // shifts the earlier elements down by one
       const T element = j >= begin && j < end ? from[j] : other;
       low = low >> 16 | high << 48;
       high = high >> 16 | uint64_t{reinterpret_cast<const uint16_t&>(element)} << 48;
@@ -61,7 +62,7 @@ __device__ void GatherRarePack(Pack<T>* to, const T* from, int begin, int end, T
   }
 }
 
-// Four bytes, of which those from `begin` to before `end` are 1 and the others 0.
+// A word whose bytes [begin, end) are 1 and whose other bytes are 0.
 __device__ inline uint32_t BytesFromTo(int begin, int end) {
   constexpr uint32_t kOnes = 0x01010101u;
   const auto from = [](int first) {
@@ -70,7 +71,7 @@ __device__ inline uint32_t BytesFromTo(int begin, int end) {
   return from(begin) & ~from(end);
 }
 
-// One value in all elements of a pack, as words: see CopyPack.
+// A pack with one value in all elements, as words (see CopyPack).
 template <typename T>
 struct FilledWords {
   uint32_t word[4];
@@ -89,8 +90,8 @@ __device__ void FillPack(Pack<T>& pack, T value) {
   memcpy(&pack, filled.word, kPackBytes);
 }
 
-// Keeps the elements whose byte of `keep` is 1 and replaces those whose byte is 0. Two instructions
-// for each 4 bytes of the pack.
+// Replaces the elements whose byte in `keep` is 0 by `other`; the other bytes must be 1. Takes two
+// instructions per 4 bytes of the pack.
 template <typename T, int kWords>
 __device__ void SelectElements(Pack<T>& pack, const uint32_t (&keep)[kWords], T other) {
   static_assert(kWords == (Pack<T>::kSize + 3) / 4, "a byte for each element");
@@ -99,14 +100,14 @@ __device__ void SelectElements(Pack<T>& pack, const uint32_t (&keep)[kWords], T 
   const uint32_t low = keep[0] * 255, high = keep[kWords - 1] * 255;  // bytes 0 and 255
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    // The bytes of `low` and `high` that stand for the first and the second half of this word.
+    // Indices of the bytes of `low` and `high` for the two halves of this word.
     const uint32_t first = i * 4 / sizeof(T), second = (i * 4 + 2) / sizeof(T);
     const uint32_t bits = __byte_perm(low, high, first * 0x11 + second * 0x1100);
     word[i] = (word[i] & bits) | (others.word[i] & ~bits);
   }
 }
 
-// Keeps elements [begin, end) and replaces the others.
+// Replaces all elements but [begin, end) by `other`.
 template <typename T>
 __device__ void KeepElements(Pack<T>& pack, int begin, int end, T other) {
   uint32_t keep[(Pack<T>::kSize + 3) / 4];
@@ -117,11 +118,11 @@ __device__ void KeepElements(Pack<T>& pack, int begin, int end, T other) {
   SelectElements(pack, keep, other);
 }
 
-// The 16 bytes at an address, out of the pack that it lies in and the next. Without branches, so
-// that many can be in flight.
+// Loads 16 bytes from an unaligned address, as two aligned packs. There are no branches, so that
+// many loads can be in flight.
 // H200 f32 1024 cols, fraction of the aligned rate (2026-11): branches 0.47, none 0.47
 // H200 f32 16384 cols, fraction of the aligned rate (2026-11): branches 0.49, none 0.49
-// has_first: false leaves the pack that it lies in unread.
+// has_first: if false, the first of the two packs is not read.
 template <typename T>
 __device__ void LoadAcrossPacks(Pack<T>* to, const T* from, bool has_first = true) {
   const auto address = reinterpret_cast<uintptr_t>(from);
@@ -131,7 +132,7 @@ __device__ void LoadAcrossPacks(Pack<T>* to, const T* from, bool has_first = tru
   if (address % kPackBytes != 0) second = aligned[1];
   const uint32_t word[8] = {first.x,  first.y,  first.z,  first.w,
                             second.x, second.y, second.z, second.w};
-  // The words from the first wanted one on: past two, past one more, and past some of its bytes.
+  // Shifts the eight words by two words, by one word and by bytes until the wanted one comes first.
   const bool skips_two = address & 8, skips_one = address & 4;
   uint32_t after_two[6], wanted[5], result[4];
 #pragma unroll
@@ -145,8 +146,8 @@ __device__ void LoadAcrossPacks(Pack<T>* to, const T* from, bool has_first = tru
   memcpy(to, result, kPackBytes);
 }
 
-// Starts an asynchronous copy of one pack from global to shared memory. Requires: the array has all
-// of it. (The instruction can be told to read less, but to compute-sanitizer that is an access out
+// Starts an asynchronous copy of one pack from global to shared memory. Requires: the whole pack
+// lies within the array. (cp.async can read fewer bytes, but compute-sanitizer reports that as out
 // of bounds.)
 template <typename T>
 __device__ void CopyPackAsync(Pack<T>* to, const Pack<T>* from) {
@@ -154,7 +155,7 @@ __device__ void CopyPackAsync(Pack<T>* to, const Pack<T>* from) {
                : "memory");
 }
 
-// The same for 4 or 8 bytes.
+// Starts an asynchronous copy of 4 or 8 bytes.
 template <int kBytes>
 __device__ void CopyWordsAsync(void* to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(SharedAddress(to)), "l"(from),
@@ -177,9 +178,10 @@ __device__ ComputeType<T> MaxOfPack(const Pack<T>& pack) {
   return Max(wide[0], wide[1]);
 }
 
-// Makes the compiler forget what it has derived from a pack of a half type: the next reader widens
-// it again (one instruction an element) instead of keeping the wide copy, twice as large, in
-// registers across a reduction. (bfloat16 gradient of 1024 columns: 80 registers instead of 150.)
+// Launders a pack of a half type through an empty asm statement. The compiler then widens it again
+// at its next use (one instruction per element), and does not keep the float32 copy, twice as
+// large, in registers across a reduction. (bfloat16 gradient of 1024 columns: 80 registers instead
+// of 150.)
 template <typename T>
 __device__ void Forget(Pack<T>& pack) {
   if constexpr (kIsHalf<T>) {

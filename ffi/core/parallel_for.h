@@ -1,7 +1,7 @@
-// Loops over rows on the thread pool that XLA hands to a handler.
+// Parallel loops on the thread pool that XLA gives to a handler.
 //
-// Owns: how rows are cut into chunks, which thread takes which, and who waits for whom. Must not
-// know: what is done with a row.
+// Owns: the chunks of rows, their assignment to threads, and synchronisation. Must not know: what
+// is done with a row.
 #ifndef JAXKERNELS_CORE_PARALLEL_FOR_H_
 #define JAXKERNELS_CORE_PARALLEL_FOR_H_
 
@@ -17,7 +17,7 @@
 
 namespace jaxkernels {
 
-// A future that has already happened.
+// A future that is already complete.
 inline xla::ffi::Future ReadyFuture(xla::ffi::Error error = xla::ffi::Error::Success()) {
   xla::ffi::Promise promise;
   xla::ffi::Future future(promise);
@@ -29,18 +29,18 @@ inline xla::ffi::Future ReadyFuture(xla::ffi::Error error = xla::ffi::Error::Suc
   return future;
 }
 
-// Bytes that one chunk touches: enough to hide the cost of handing it out; where there is a lot to
-// do, enough for two threads not to meet in one huge page, which both would clear for one to keep.
+// Bytes per chunk. The minimum hides the cost of scheduling. Large chunks keep two threads out of
+// the same huge page, which both would clear although only one copy is kept.
 inline constexpr int64_t kMinChunkBytes = 64 * 1024;
 inline constexpr int64_t kMaxChunkBytes = 8 * 1024 * 1024;
 inline constexpr int64_t kChunksPerThread = 4;
 
-// Calls body(begin, end) on ranges that together cover [0, rows) once each; the future is ready
-// when all have returned, and an error if one has thrown. `row_bytes` is what one row reads and
-// writes.
+// Calls body(begin, end) on disjoint ranges that cover [0, rows). The future is ready when all
+// calls have returned; it is an error if one has thrown. `row_bytes` is the memory traffic of one
+// row.
 //
-// The caller works too and never waits for another thread, so that a pool without a free thread
-// costs time and not a deadlock: a chunk belongs to whichever thread takes it first.
+// The caller works too and never waits for another thread: threads take chunks from a shared
+// counter. So a pool without free threads costs time but cannot deadlock.
 template <typename Body>
 xla::ffi::Future ParallelFor(xla::ffi::ThreadPool& pool, int64_t rows, int64_t row_bytes,
                              Body body) {
@@ -74,11 +74,11 @@ xla::ffi::Future ParallelFor(xla::ffi::ThreadPool& pool, int64_t rows, int64_t r
     std::atomic<int64_t> next{0};
     xla::ffi::CountDownPromise left;
   };
-  // Shared, because a thread may arrive when all is done and the handler long gone.
+  // Shared ownership: a pool thread may start after the handler has returned.
   auto work = std::make_shared<Work>(std::move(body), rows, chunk_rows, chunks);
   xla::ffi::Future future(work->left);
-  // From here on nothing may throw: XLA would take its buffers back while other threads write to
-  // them. A thread that cannot be asked costs time only.
+  // Nothing may throw from here on: XLA would free its buffers while other threads write to them. A
+  // thread that cannot be scheduled costs time only.
   ThrownBy([&] {
     for (int64_t i = 1; i < threads; ++i) pool.Schedule([work] { work->Run(); });
   });
@@ -86,21 +86,20 @@ xla::ffi::Future ParallelFor(xla::ffi::ThreadPool& pool, int64_t rows, int64_t r
   return future;
 }
 
-// Calls body(step, unit) for all units of step 0, then for those of step 1, and so on, and returns
-// when all are done; an error if one has thrown.
+// Calls body(step, unit) for all units of step 0, then for all units of step 1, and so on. Returns
+// when all are done; returns an error if one has thrown.
 //
-// Only threads that are at work are waited for, and others yield meanwhile: the units of a step are
-// taken before those of the next one, so whoever waits for a unit waits for a thread that has it.
-// (The pool is asked for threads only while the handler runs: so no step could begin from the end
-// of the last one.)
+// A thread waits only for units that other threads already run, and yields meanwhile: all units of
+// a step are taken before any unit of the next one. (The end of a step cannot schedule the next
+// one, because the pool accepts tasks only while the handler runs.)
 template <typename Body>
 xla::ffi::Error ParallelSteps(xla::ffi::ThreadPool& pool, int64_t steps, int64_t units, Body body) {
   struct Work {
     Work(Body body, int64_t steps, int64_t units, int64_t threads)
         : body(std::move(body)), units(units), all(steps * units), threads(threads) {}
 
-    // The units of a step are dealt out from as many places as there are threads: two that work at
-    // the same time rarely meet in one huge page.
+    // Deals units from `threads` separate ranges in turn, so that concurrent threads rarely write
+    // to the same huge page.
     int64_t UnitOf(int64_t dealt) const {
       const int64_t place = dealt % threads, longer = units % threads;
       return place * (units / threads) + std::min(place, longer) + dealt / threads;
@@ -125,10 +124,10 @@ xla::ffi::Error ParallelSteps(xla::ffi::ThreadPool& pool, int64_t steps, int64_t
 
     const Body body;
     const int64_t units, all, threads;
-    alignas(64) std::atomic<int64_t> next{0};  // each in a cache line of its own
+    alignas(64) std::atomic<int64_t> next{0};  // separate cache lines avoid false sharing
     alignas(64) std::atomic<int64_t> done{0};
     std::atomic<bool> failed{false};
-    xla::ffi::Error error;  // the first; to be read when all is done
+    xla::ffi::Error error;  // the first error; read it when all is done
   };
   const int64_t threads = std::clamp<int64_t>(pool.num_threads(), 1, std::max<int64_t>(1, units));
   auto work = std::make_shared<Work>(std::move(body), steps, units, threads);

@@ -1,10 +1,10 @@
-// Sums within a thread, all-reductions within a lane group and within a block.
+// Sums within a thread; all-reductions within a lane group and within a block.
 //
-// Owns: how partial results meet, and what their sums lose to rounding. Must not know: what is
-// reduced.
-// cub::BlockReduce is not used here: it needs the block size as a template parameter (four times as
-// many kernels) and leaves the result in one thread, so that every all-reduction would cost a
-// second barrier.
+// Owns: the order in which partial results are combined, and the rounding errors of sums. Must not
+// know: what is reduced.
+// cub::BlockReduce is not used: it needs the block size as a template parameter (four times the
+// kernels) and leaves the result in one thread, so that every all-reduction would cost a second
+// barrier.
 #ifndef JAXKERNELS_CORE_REDUCE_CUH_
 #define JAXKERNELS_CORE_REDUCE_CUH_
 
@@ -15,8 +15,8 @@ namespace jaxkernels {
 inline constexpr int kWarpSize = 32;
 inline constexpr int kMaxWarpsPerBlock = 32;
 
-// Adds the numbers from kWidth on to those before, then the second half of those to the first, and
-// so on: number 0 becomes the sum.
+// Tree sum in place: adds elements [kWidth, 2 * kWidth) to the first kWidth, then halves kWidth,
+// and so on. Element 0 becomes the sum.
 template <int kWidth, typename C, int kSize>
 __device__ void AddHalves(C (&sum)[kSize]) {
 #pragma unroll
@@ -26,7 +26,7 @@ __device__ void AddHalves(C (&sum)[kSize]) {
   if constexpr (kWidth > 1) AddHalves<kWidth / 2>(sum);
 }
 
-// The sum of some numbers, added pairwise, as if zeros filled them up to a power of two.
+// Pairwise sum, as if padded with zeros to a power of two.
 template <typename C, int kSize>
 __device__ C SumPairwise(const C (&term)[kSize]) {
   static_assert(kSize <= 16);
@@ -52,8 +52,8 @@ struct SumReduction {
   __device__ static C Identity() { return C(0); }
 };
 
-// A sum and what it lost to rounding. (Float64 would do the same with fewer instructions, but its
-// conversions take long: one row of 36920 float32 columns 0.25 us, H200.)
+// A compensated sum: the sum and its rounding error. (Float64 would take fewer instructions, but
+// its conversions are slow: on an H200 they cost 0.25 us for one row of 36920 float32 columns.)
 struct SumWithRest {
   float sum = 0, rest = 0;
 
@@ -66,8 +66,8 @@ struct SumWithRest {
   }
 };
 
-// By Knuth's TwoSum, which gives the same bits whichever summand is first. Where the sum is
-// infinite the rest is NaN.
+// Adds by Knuth's TwoSum, which is commutative bit for bit. If the sum is infinite, the rest is
+// NaN.
 template <>
 struct SumReduction<SumWithRest> {
   using Value = SumWithRest;
@@ -91,7 +91,7 @@ __device__ inline SumWithRest ShuffleXor(SumWithRest value, int mask) {
   return {ShuffleXor(value.sum, mask), ShuffleXor(value.rest, mask)};
 }
 
-// One step of a butterfly, of several values side by side.
+// One butterfly step for several values.
 template <typename Reduction, int kCount>
 __device__ void CombineAcross(int mask, typename Reduction::Value (&value)[kCount]) {
 #pragma unroll
@@ -99,14 +99,14 @@ __device__ void CombineAcross(int mask, typename Reduction::Value (&value)[kCoun
 }
 
 // Butterfly over kLanes neighbouring lanes; the results are valid in all of them.
-// Requires: all 32 lanes of the warp take part, groups that have no work included.
+// Requires: all 32 lanes of the warp take part, including groups without work.
 template <typename Reduction, int kLanes, int kCount>
 __device__ void GroupAllReduce(typename Reduction::Value (&value)[kCount]) {
 #pragma unroll
   for (int mask = kLanes / 2; mask > 0; mask /= 2) CombineAcross<Reduction>(mask, value);
 }
 
-// One value over a group of threads, which reduces several side by side.
+// All-reduction of one value over a group of threads.
 template <typename Reduction, typename Group>
 __device__ typename Reduction::Value AllReduce(Group& group, typename Reduction::Value value) {
   typename Reduction::Value one[] = {value};
@@ -114,15 +114,15 @@ __device__ typename Reduction::Value AllReduce(Group& group, typename Reduction:
   return one[0];
 }
 
-// All-reductions over a block, one barrier each: every warp reduces the warps' partial results for
-// itself. Two scratch lines take turns: a warp that is already in the next reduction writes the
-// other line, and it can only come back to this one after a barrier that all readers have passed.
-// Up to kMost values are reduced side by side.
+// All-reductions over a block with one barrier each: every warp reduces the warps' partial results
+// for itself. Two scratch lines alternate: a warp that is already in the next reduction writes the
+// other line, and returns to this line only after a barrier that all its readers have passed. One
+// call reduces up to kMost values.
 // Requires: all threads of the block take part, and blockDim.x is a multiple of 32.
 template <typename Value, int kMost>
 class BlockReducer {
  public:
-  static constexpr bool kMeetsInTwoSteps = true;  // the lanes of a warp, and then the warps
+  static constexpr bool kMeetsInTwoSteps = true;  // first the lanes of a warp, then the warps
 
   struct Scratch {
     Value line[2][kMost][kMaxWarpsPerBlock];
@@ -138,7 +138,7 @@ class BlockReducer {
     for (int i = 0; i < kCount; ++i) value[i] = result[i];
   }
 
-  // The same, where the lanes of a warp meet by one reduction and the warps by another.
+  // As above, with one reduction across lanes and another across warps.
   template <typename OfLanes, typename OfWarps, int kCount>
   __device__ void AllReduce(const Value (&value)[kCount],
                             typename OfWarps::Value (&result)[kCount]) {
@@ -148,17 +148,17 @@ class BlockReducer {
     AllReduceClasses<OfLanes, OfWarps>(one_class, result);
   }
 
-  // The same of values of one class or two. The second class of warp w takes the place of warp w +
-  // warps, so that the bits are those of twice as many threads with a class each. Where a block
-  // cannot have so many, the two classes of a warp meet first. Leaves `value` changed.
+  // As above with kClasses accumulators per thread (1 or 2). The second accumulator of warp w
+  // counts as warp w + warps, so that the bits equal those of twice the threads. Blocks too large
+  // for that combine the two accumulators of a warp first. Overwrites `value`.
   template <typename OfLanes, typename OfWarps, int kClasses, int kCount>
   __device__ void AllReduceClasses(Value (&value)[kClasses][kCount],
                                    typename OfWarps::Value (&result)[kCount]) {
     ReduceClasses<OfLanes, OfWarps>(value, result, true);
   }
 
-  // The same for warps that want the result; the others need not wait for it. Returns whether this
-  // is one.
+  // As AllReduceClasses, but only warps with `wants` compute the result; the others do not wait for
+  // it. Returns `wants`.
   template <typename OfLanes, typename OfWarps, int kClasses, int kCount>
   __device__ bool ReduceClasses(Value (&value)[kClasses][kCount],
                                 typename OfWarps::Value (&result)[kCount], bool wants) {
@@ -191,7 +191,7 @@ class BlockReducer {
   }
 
  private:
-  // Of up to kWidth entries of a line.
+  // Reduces up to kWidth entries of each line.
   template <typename Reduction, int kWidth, int kCount>
   __device__ static void Meet(const Value (*line)[kMaxWarpsPerBlock], int entries,
                               typename Reduction::Value (&result)[kCount]) {

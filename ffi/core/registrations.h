@@ -1,6 +1,7 @@
-// How an extension module hands its FFI targets to Python.
+// Exports an extension module's FFI targets to Python.
 //
-// Owns: what Python registers, a capsule for each name. Must not know: which targets there are.
+// Owns: the dict of capsules by target name that Python registers. Must not know: which targets
+// exist.
 #ifndef JAXKERNELS_CORE_REGISTRATIONS_H_
 #define JAXKERNELS_CORE_REGISTRATIONS_H_
 
@@ -13,8 +14,8 @@
 
 namespace jaxkernels {
 
-// The name that a custom call gives, and the handler that serves it. Made by Of alone, so that no
-// target is without its guard.
+// The name of a custom call target and its handler. Only Of makes one, so that every handler is
+// guarded.
 class Target {
  public:
   template <XLA_FFI_Handler* kHandler>

@@ -1,16 +1,15 @@
-// The window of packs that covers a row, whatever the row's length and alignment.
+// The window of aligned packs that covers a row of any length and alignment.
 //
-// Owns: RowWindow, and which elements of a pack are a row's when it is loaded and stored. Must not
-// know: softmax, tiers.
+// Owns: RowWindow, and which elements of a loaded or stored pack belong to a row. Must not know:
+// softmax, tiers.
 //
-// When cols is not a multiple of the pack, a row begins anywhere within a 16-byte pack. Its window
-// is the run of aligned packs that covers it: the first pack may begin with elements of the
-// previous row (the head) and the last may end with elements of the next one (the tail). Whole
-// packs are loaded, foreign elements are masked, and of the first and last pack only the row's own
-// elements are stored. Where the result itself begins within a pack, `offset` elements into it,
-// base pointers are that many elements before their arrays, so that its packs are aligned, and its
-// first pack begins before it. Packs of inputs that are not aligned then are put together out of
-// two (LoadAcrossPacks).
+// If cols is not a multiple of the pack, a row can begin anywhere within a 16-byte pack. Its window
+// is the run of aligned packs that covers it. The first pack may begin with elements of the
+// previous row (the head), and the last may end with elements of the next row (the tail). Loads
+// read whole packs and mask foreign elements. Stores to the first and the last pack write the row's
+// own elements only. If the result array begins `offset` elements into a pack, all base pointers
+// lie that many elements before their arrays, so that the result's packs are aligned. Packs of
+// inputs that are then unaligned are combined from two (LoadAcrossPacks).
 #ifndef JAXKERNELS_CORE_ROW_WINDOW_CUH_
 #define JAXKERNELS_CORE_ROW_WINDOW_CUH_
 
@@ -20,21 +19,21 @@
 
 namespace jaxkernels {
 
-// Packs of a 128-byte line of the L2 cache.
+// Packs per 128-byte line of the L2 cache.
 inline constexpr int kLinePacks = 8;
 
-// The packs that cover one row. kAligned: every row of every array begins at a pack boundary, so
-// that every pack is whole.
+// The packs that cover one row. kAligned: every row of every array begins and ends at a pack
+// boundary.
 template <typename T, bool kAligned>
 struct RowWindow {
   static constexpr int kSize = Pack<T>::kSize;
 
   int64_t first = 0;    // index of the first pack, counted from the base pointer
-  int packs = 0;        // none for a row past the end
-  int lead = 0;         // packs at the front that are not the row's (see StartAtLine)
+  int packs = 0;        // 0 for a row past the end
+  int lead = 0;         // leading packs that are not the row's (see StartAtLine)
   int head = 0;         // elements of pack `lead` that belong to the previous row
   int tail = kSize;     // elements of the last pack before the next row begins
-  int present = kSize;  // elements of the last pack that the array has: all, but at its end
+  int present = kSize;  // elements of the last pack that lie within the array
 
   RowWindow() = default;
   // Requires: row < rows.
@@ -49,21 +48,21 @@ struct RowWindow {
       packs = static_cast<int>(last - first) + 1;
       head = static_cast<int>(begin % kSize);
       tail = static_cast<int>(begin + cols - last * kSize);
-      // Not of the last row alone: rows shorter than a pack share the array's last pack.
+      // This can concern several rows: rows shorter than a pack share the array's last pack.
       const int64_t left = rows * cols + offset - last * kSize;
       if (left < kSize) present = static_cast<int>(left);
     }
   }
 
-  // Lets the window begin at a cache line, so that a warp's 512 bytes are 4 lines and not 5.
+  // Makes the window begin at a cache line, so that a warp's 512 bytes are 4 lines and not 5.
   __device__ void StartAtLine() {
     lead = static_cast<int>(first % kLinePacks);
     first -= lead;
     if (packs > 0) packs += lead;
   }
 
-  // Keeps `count` packs from `begin` on, or as many as there are. The others count as lead, which
-  // is negative where there are such packs before this part.
+  // Restricts the window to packs [begin, begin + count), as far as they exist. `lead` becomes
+  // negative if the row begins before this part.
   __device__ void TakePart(int begin, int count) {
     first += begin;
     lead -= begin;
@@ -78,8 +77,8 @@ struct RowWindow {
   __device__ bool IsPartial(int index) const {
     return !kAligned && (index == lead || index == packs - 1);
   }
-  // Whether packs `from` to `to` lie between the first and the last of the row, so that all are
-  // whole.
+  // Whether packs `from` to `to` lie strictly between the row's first and last pack, so that all
+  // are whole.
   __device__ bool IsWithin(int from, int to) const { return from > lead && to < packs - 1; }
   // The row's elements of pack `index` are [Begin, End).
   __device__ int Begin(int index) const { return index == lead ? head : 0; }
@@ -90,14 +89,14 @@ struct RowWindow {
   }
 };
 
-// Whether the packs of an input may lie elsewhere than those of the result. Most kernels are given
-// no such input (plan.cc): to be able to gather costs registers and time even where nothing is
-// gathered. H200, rows of odd lengths, with and without (2026-11): 3 to 12 percent.
+// Whether an input may be aligned differently from the result. Most kernels never get such an input
+// (plan.cc): the gather code costs registers and time even if it does not run. It cost 3 to 12
+// percent on rows of odd lengths (H200, 2026-11).
 enum class Inputs { kOnPacks, kAnywhere };
 
-// Loads pack `index` of a window. The one pack that the array does not fill at its end is left to
-// MaskPack, so that this is a plain predicated load and many can be in flight. (Before its first
-// element, and after its last, the 16 bytes of that element are read, whosever they are.)
+// Loads pack `index` of a window. A last pack that the array does not fill is left to MaskPack, so
+// that this is a plain predicated load and many can be in flight. (The aligned 16 bytes that hold
+// the array's first and last element are read whole.)
 template <Inputs kInputs, typename T, bool kAligned>
 __device__ void LoadPack(Pack<T>& pack, const T* base, const RowWindow<T, kAligned>& window,
                          int index) {
@@ -127,8 +126,7 @@ __device__ void MaskPack(Pack<T>& pack, const T* base, const RowWindow<T, kAlign
   }
 }
 
-// Narrows to the type of the results and stores those elements of pack `index` that belong to the
-// row.
+// Converts to the result type and stores the elements of pack `index` that belong to the row.
 template <typename R, typename T, bool kAligned>
 __device__ void StorePack(R* base, const RowWindow<T, kAligned>& window, int index,
                           const ComputeType<T> (&value)[Pack<T>::kSize]) {

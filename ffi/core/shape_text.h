@@ -1,8 +1,7 @@
-// A shape as errors spell it.
+// Formats shapes for errors.
 //
-// Owns: that spelling, which is Python's. Must not know: XLA, CUDA, Python. Texts are put together
-// without iostreams, whose number formatting crashes where a process holds two copies of the C++
-// library.
+// Owns: the notation, which is Python's. Must not know: XLA, CUDA, Python. Texts are built without
+// iostreams: their number formatting crashes if a process holds two copies of the C++ library.
 #ifndef JAXKERNELS_CORE_SHAPE_TEXT_H_
 #define JAXKERNELS_CORE_SHAPE_TEXT_H_
 

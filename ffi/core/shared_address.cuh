@@ -1,4 +1,4 @@
-// Addresses of shared memory, as PTX instructions take them.
+// Shared memory addresses in the form that PTX instructions take.
 #ifndef JAXKERNELS_CORE_SHARED_ADDRESS_CUH_
 #define JAXKERNELS_CORE_SHARED_ADDRESS_CUH_
 
