@@ -6,7 +6,8 @@
 
 namespace jaxkernels {
 
-// a / b, rounded up. Requires: a >= 0, b > 0.
+// a / b, rounded up.
+// Requires: a >= 0, b > 0.
 constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace jaxkernels

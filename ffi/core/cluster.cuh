@@ -3,8 +3,9 @@
 // cluster of one.
 //
 // Owns: the ranks of a cluster, and how its blocks exchange partial results. Must not know: what is
-// reduced. The intrinsics are the ones that cooperative_groups.h wraps. Including that header
-// doubles a file's parse time.
+// reduced.
+// The intrinsics are the ones that cooperative_groups.h wraps. Including that header doubles a
+// file's parse time.
 #ifndef JAXKERNELS_CORE_CLUSTER_CUH_
 #define JAXKERNELS_CORE_CLUSTER_CUH_
 

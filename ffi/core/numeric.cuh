@@ -114,8 +114,9 @@ __device__ C FastExp(C x) {
 }
 
 // The rounding error of the difference a - b (Knuth's TwoDiff): a - b == difference + error
-// exactly. Requires: the difference is finite. Half types do not need it: their differences are
-// exact, or the error is below their precision.
+// exactly.
+// Requires: the difference is finite. Half types do not need it: their differences are exact, or
+// the error is below their precision.
 template <typename T>
 __device__ ComputeType<T> DifferenceError(ComputeType<T> a, ComputeType<T> b,
                                           ComputeType<T> difference) {

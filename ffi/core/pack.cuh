@@ -146,9 +146,9 @@ __device__ void LoadAcrossPacks(Pack<T>* to, const T* from, bool has_first = tru
   memcpy(to, result, kPackBytes);
 }
 
-// Starts an asynchronous copy of one pack from global to shared memory. Requires: the whole pack
-// lies within the array. (cp.async can read fewer bytes, but compute-sanitizer reports that as out
-// of bounds.)
+// Starts an asynchronous copy of one pack from global to shared memory.
+// Requires: the whole pack lies within the array. (cp.async can read fewer bytes, but
+// compute-sanitizer reports that as out of bounds.)
 template <typename T>
 __device__ void CopyPackAsync(Pack<T>* to, const Pack<T>* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(SharedAddress(to)), "l"(from)

@@ -1,8 +1,8 @@
-// The FFI handlers of the row operations on CUDA.
+// FFI handlers of the row operations on CUDA.
 //
-// Owns: the way from an XLA call to a launch. Must not know: what a call must look like
-// (read_call.h), how a plan is chosen, how a kernel works. Handlers neither allocate nor
-// synchronise, so that they can be captured into CUDA graphs.
+// Owns: the path from an XLA call to a launch. Must not know: the checks of a call (read_call.h),
+// how a plan is chosen, how a kernel works. Handlers neither allocate nor synchronise, so that they
+// can be captured into CUDA graphs.
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -37,8 +37,8 @@ SoftmaxProblem ProblemOf(const RowCall& call) {
   return problem;
 }
 
-// Where the arrays of a call begin within a pack: XLA hands a call the slice of a buffer in place.
-// False where one of them does not even begin at an element.
+// Finds the alignment of a call's arrays relative to packs: XLA passes slices of buffers in place.
+// Returns false if an array is not aligned to its elements.
 bool FindAlignment(const RowCall& call, SoftmaxProblem* problem) {
   const auto place = [](const void* array, int bytes) {
     return static_cast<int>(reinterpret_cast<std::uintptr_t>(array) % bytes);
@@ -88,7 +88,7 @@ ffi::Error Run(cudaStream_t stream, int32_t ordinal, RowCall& call) {
                               TextOf(planned.plan) + " failed: " + cudaGetErrorString(status));
 }
 
-// A handler whose call is read by kRead.
+// A handler that reads its call with kRead.
 template <auto kRead>
 constexpr auto kHandler = [](cudaStream_t stream, int32_t ordinal, auto... arguments) {
   RowCall call;

@@ -1,7 +1,7 @@
-// plan -> template instantiation.
+// Maps a plan to a template instantiation.
 //
-// The table of warp kernels is generated from the same kWarpShapes that the plan chooses from, so
-// the two cannot drift.
+// The table of warp kernels is generated from kWarpShapes, from which plans choose too, so the two
+// cannot disagree.
 #ifndef JAXKERNELS_ROWS_CUDA_LAUNCH_CUH_
 #define JAXKERNELS_ROWS_CUDA_LAUNCH_CUH_
 
@@ -26,7 +26,7 @@ namespace jaxkernels {
 template <typename Op>
 using RowKernel = void (*)(RowArgs<Op>);
 
-// Whether results are of another type than the elements.
+// Whether the result type differs from the element type.
 template <typename Op>
 inline constexpr bool kNarrows = !std::is_same_v<typename Op::Result, typename Op::Storage>;
 
@@ -37,7 +37,7 @@ constexpr RowKernel<Op> WarpKernelOf() {
   if constexpr (IsWarpShapeTaken(kShape, Op::kOperation, kDType, kAligned, kNarrows<Op>)) {
     return &WarpTierKernel<Op, shape.lanes, shape.packs_per_lane, shape.rows_per_access, kAligned>;
   } else {
-    return nullptr;  // the plan never chooses it
+    return nullptr;  // plans never choose it
   }
 }
 
@@ -55,7 +55,7 @@ RowKernel<Op> FindStagedKernel(int elements_per_lane, std::integer_sequence<int,
   return kKernels[elements_per_lane / 2 - 1];
 }
 
-// In `block_smem` and `cluster`.
+// Kernels of `block_smem` and `cluster`.
 template <typename Op>
 RowKernel<Op> FindSharedKernel(const SoftmaxPlan& plan) {
   if constexpr (HasFewRowsLayout(Op::kOperation, kDTypeOf<typename Op::Storage>)) {
@@ -91,7 +91,7 @@ RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
   }
 }
 
-// Null for a part that read_call.cc refuses.
+// Returns null for a part that read_call.cc rejects.
 template <typename Op, bool kAligned>
 const void* FindPart(const SoftmaxPlan& plan) {
   using C = typename Op::C;
@@ -125,7 +125,7 @@ const void* FindFunction(const SoftmaxPlan& plan) {
     return reinterpret_cast<const void*>(&OneReadKernel<Op>);
   } else if constexpr (Op::kOnlyLong) {
     return reinterpret_cast<const void*>(FindSharedKernel<Op>(plan));
-  } else if constexpr (kNarrows<Op>) {  // it has no parts
+  } else if constexpr (kNarrows<Op>) {  // they have no parts
     return reinterpret_cast<const void*>(FindKernel<Op>(plan));
   } else {
     if (plan.part == Part::kWhole) return reinterpret_cast<const void*>(FindKernel<Op>(plan));
@@ -133,7 +133,7 @@ const void* FindFunction(const SoftmaxPlan& plan) {
   }
 }
 
-// Whether an operation hides, loads and sums elements as the table says.
+// Whether an operation's traits for hiding, loading and summing agree with the table.
 template <typename Op>
 constexpr bool LoadsAsTable() {
   const OperationTraits& traits = TraitsOf(Op::kOperation);
@@ -151,7 +151,7 @@ cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream
   for (int i = 0; i < Op::kInputs; ++i) {
     args.in[i] = static_cast<const T*>(arrays.in[i]) - plan.offset;
   }
-  // Statistics and row scalars are no elements.
+  // `out` is null if the results are statistics or row scalars.
   if (arrays.out != nullptr) args.out = static_cast<typename Op::Result*>(arrays.out) - plan.offset;
   args.offset = plan.offset;
   args.rows = arrays.rows;
@@ -170,11 +170,11 @@ cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream
   if constexpr (Op::kTakesLabel && Op::kSums > 0) args.op.Want(call.all_sums);
 
   void* statistics = call.statistics;
-  void* kernel_args[] = {&args, &statistics};  // most kernels take the first alone
+  void* kernel_args[] = {&args, &statistics};  // most kernels have only the first parameter
   return StartKernel(FindFunction<Op>(plan), plan, kernel_args, stream);
 }
 
-// Op<T, R>: an operation on elements of type T, with results of type R.
+// Op<T, R> is an operation on elements of type T with results of type R.
 template <typename T, template <typename, typename> typename Op>
 cudaError_t LaunchForResult(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
   if constexpr (std::is_same_v<T, float>) {
@@ -188,7 +188,7 @@ cudaError_t LaunchForResult(const RowCall& call, const SoftmaxPlan& plan, cudaSt
   return LaunchRowOp<Op<T, T>>(call, plan, stream);
 }
 
-// Op<T, kTwoSums>: an operation of cross entropy, which has kernels of two sums for long rows.
+// Op<T, kTwoSums> is an operation of cross entropy; long rows have kernels with two sums only.
 template <typename T, template <typename, bool> typename Op>
 cudaError_t LaunchLoss(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
   const bool is_long = IsReadInLeaves(call.operation)

@@ -1,4 +1,4 @@
-// plan -> kernel. The only door between host code and the kernels.
+// Launches the kernel of a plan: the only interface between host code and the kernels.
 #ifndef JAXKERNELS_ROWS_CUDA_LAUNCH_H_
 #define JAXKERNELS_ROWS_CUDA_LAUNCH_H_
 
@@ -9,16 +9,16 @@
 
 namespace jaxkernels {
 
-// Starts the kernel of `plan` on `stream` and returns the launch's own status; nothing is
-// synchronised or allocated.
+// Launches the kernel of `plan` on `stream` and returns the launch status. Does not synchronise or
+// allocate.
 cudaError_t LaunchSoftmax(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream);
 
-// Starts kernel `function`, whose arguments are `kernel_args`, as `plan` says.
+// Launches kernel `function` with arguments `kernel_args` and the configuration of `plan`.
 cudaError_t StartKernel(const void* function, const SoftmaxPlan& plan, void** kernel_args,
                         cudaStream_t stream);
 
-// The same for one storage type. Each is compiled in a file of its own, launch_<dtype>.cu, so that
-// they compile side by side.
+// As LaunchSoftmax, for one storage type. Each is compiled in its own file, launch_<dtype>.cu, so
+// that they compile in parallel.
 template <DType kDType>
 cudaError_t LaunchSoftmaxOf(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream);
 

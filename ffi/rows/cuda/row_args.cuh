@@ -1,5 +1,5 @@
-// What the tiers share: a kernel's arguments, and a row as its operation sees it. How packs of it
-// are loaded: row_packs.cuh.
+// Kernel arguments and the view of a row, which all tiers share. row_packs.cuh loads the packs of a
+// row.
 #ifndef JAXKERNELS_ROWS_CUDA_ROW_ARGS_CUH_
 #define JAXKERNELS_ROWS_CUDA_ROW_ARGS_CUH_
 
@@ -13,39 +13,39 @@
 
 namespace jaxkernels {
 
-// What a row is given besides its elements; nothing past the last row.
+// Per-row inputs; defaults if row >= rows.
 template <typename Op>
 struct GivenRow {
   using C = typename Op::C;
 
   int64_t cols = 0;
   C scalar[Op::kTakes > 0 ? Op::kTakes : 1] = {};
-  int label = -1;  // cols, if it is beyond the row
-  C labelled = 0;  // the element at the label, where the row is reduced; NaN if that is beyond it
+  int label = -1;  // clamped to cols
+  C labelled = 0;  // the element at the label, if the operation reduces; NaN if label >= cols
 };
 
 template <typename Op>
 struct RowArgs {
   using T = typename Op::Storage;
   using C = ComputeType<T>;
-  // The numbers of a row that come from the first array of row scalars.
+  // Scalars per row in the first array of row scalars.
   static constexpr int kTakesFirst = TraitsOf(Op::kOperation).operands.RowNumbers(0);
 
   const T* in[Op::kInputs];
   typename Op::Result* out;
   int64_t rows, cols;
-  int kept_packs;  // of each input, in the shared memory of a block, or of few rows its registers
-  int offset;      // elements of the first pack before the result begins; the pointers are there
-  int leaf_turns;  // packs of a leaf that a lane has; rows read in leaves only
-  int branches;    // parts of a row, a block each; `stream` only
-  int lanes;       // that share a row; staged rows and the parts of an operation only
-  int staged_rows, row_spacing;  // rows that a warp moves together, distance of those it computes
+  int kept_packs;  // per input and block, in shared memory or (FewRowsKernel) in registers
+  int offset;      // elements of the first pack before the result; the pointers include them
+  int leaf_turns;  // iterations per leaf; OneReadKernel only
+  int branches;    // parts per row, one block each; `stream` only
+  int lanes;       // lanes per row; staged rows and `stream` only
+  int staged_rows, row_spacing;  // rows per chunk; distance between concurrent rows
   Op op;
   RowBatches batches;  // block_smem and cluster only
   const int32_t* labels;
   RowScalars scalars_in[2], scalars_out;
 
-  // Scalars [kBegin, kEnd) of a row, which are an array.
+  // Loads scalars [kBegin, kEnd) of a row from the array that holds exactly those.
   template <int kBegin, int kEnd, int kSize>
   __device__ static void LoadScalars(const RowScalars& from, int64_t row, C (&scalar)[kSize]) {
     const auto load = [&](const auto* row_scalars) {
@@ -59,16 +59,16 @@ struct RowArgs {
       load(static_cast<const T*>(from.data) + at);
     }
   }
-  // The label of a row; none past the last. To be asked for before the elements of the row: it
-  // arrives with them, and GivenOf, which loads by it, need not wait.
+  // The label of a row; -1 if row >= rows. Load it before the elements of the row: it arrives with
+  // them, and GivenOf, which uses it as an address, need not wait.
   __device__ int LabelOf(int64_t row) const {
     if constexpr (Op::kTakesLabel) {
       if (row < rows) return labels[row];
     }
     return -1;
   }
-  // To be asked for before the sums of the row meet, so that it arrives meanwhile. `elements` are
-  // those of the row, wherever they are.
+  // Loads the per-row inputs. Call it before the reduction of the sums, which hides the latency.
+  // `elements` points to the elements of the row, in global or shared memory.
   __device__ GivenRow<Op> GivenOf(int64_t row, int label, const T* elements) const {
     GivenRow<Op> given;
     if (row >= rows) return given;
@@ -88,7 +88,7 @@ struct RowArgs {
   __device__ GivenRow<Op> GivenOf(int64_t row, int label) const {
     return GivenOf(row, label, in[0] + offset + row * cols);
   }
-  // Past the end there is no row.
+  // Stores the row scalars; does nothing if row >= rows.
   template <int kCount>
   __device__ void StoreScalars(int64_t row, const C (&value)[kCount]) const {
     if (row >= rows) return;
@@ -104,18 +104,18 @@ struct RowArgs {
   }
 };
 
-// The window of a row, and what its operation sees of it.
+// The window of a row, and its visible columns.
 template <typename Op, bool kAligned>
 struct RowView : RowWindow<typename Op::Storage, kAligned> {
   using Window = RowWindow<typename Op::Storage, kAligned>;
   using Window::kSize;
 
   typename Op::View seen;
-  int first_seen = 0, end_seen = 0;  // packs within the band, or partly
-  int cut_begin = 0, cut_end = 0;    // packs within which, or beside which, it begins and ends
+  int first_seen = 0, end_seen = 0;  // packs that the band covers, also in part
+  int cut_begin = 0, cut_end = 0;    // packs of the columns just outside the band
 
   RowView() = default;
-  // The row whose turn it is; empty when all have had theirs.
+  // The row number `turn` in processing order; empty if turn >= rows.
   __device__ RowView(const RowArgs<Op>& args, int64_t turn) {
     if (turn >= args.rows) return;
     if constexpr (Op::kHides) {
@@ -136,7 +136,7 @@ struct RowView : RowWindow<typename Op::Storage, kAligned> {
     if constexpr (Op::kHides) view.FindBand();
     return view;
   }
-  // The same, and of it part `part`, where a part has `slots` packs.
+  // As StartAtLine, restricted to part `part` of `slots` packs.
   __device__ RowView PartFromLine(int part, int slots) const {
     RowView view = *this;
     view.Window::StartAtLine();
@@ -149,11 +149,11 @@ struct RowView : RowWindow<typename Op::Storage, kAligned> {
   }
   // The column of the first element of pack `index`; negative in the head.
   __device__ int Column(int index) const { return (index - this->lead) * kSize - this->head; }
-  // The pack of a column that is not negative; that of another part may be negative.
+  // The pack that holds column `column` >= 0; negative if it lies in an earlier part.
   __device__ int PackOf(int column) const {
     return static_cast<int>(static_cast<unsigned>(column + this->head) / kSize) + this->lead;
   }
-  // Whether pack `index` holds anything that the operation sees.
+  // Whether pack `index` holds any column of the row within the band.
   __device__ bool Sees(int index) const {
     if constexpr (Op::kHides) {
       return index >= first_seen && index < end_seen;
@@ -169,21 +169,21 @@ struct RowView : RowWindow<typename Op::Storage, kAligned> {
       return false;
     }
   }
-  // Whether the band begins or ends within pack `index`, or just beside it.
+  // Whether the band begins or ends within pack `index` or at its edge.
   __device__ bool IsCut(int index) const {
     return Op::kHides && (index == cut_begin || index == cut_end);
   }
-  // Whether it sees nothing of `count` packs from `first` on, because of its band.
+  // Whether the band covers none of packs [first, first + count).
   __device__ bool IsBlind(int first, int count) const {
     return Op::kHides && (first >= end_seen || first + count <= first_seen);
   }
 
  private:
-  // Once a row instead of once a pack, and asking only packs that are cut: a causal row takes 534
-  // instructions a warp instead of 693.
+  // Finds the band once per row instead of once per pack, so that only packs at its edges need
+  // masking. A causal row takes 534 instructions per warp instead of 693.
   // H200 bf16 4096 cols, causal, time over that of a copy (2026-11): 1.34 before, 1.08 now
   __device__ void FindBand() {
-    const auto pack_of = [&](int column) {  // which may be -1
+    const auto pack_of = [&](int column) {  // may be -1
       const auto counted = static_cast<unsigned>(column + this->head + kSize) / kSize;
       return static_cast<int>(counted) - 1 + this->lead;
     };

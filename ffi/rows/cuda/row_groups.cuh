@@ -1,4 +1,4 @@
-// The threads that share a row: which rows are theirs, and how their partial results meet.
+// Groups of threads that share a row: their rows and their all-reductions.
 #ifndef JAXKERNELS_ROWS_CUDA_ROW_GROUPS_CUH_
 #define JAXKERNELS_ROWS_CUDA_ROW_GROUPS_CUH_
 
@@ -6,8 +6,8 @@
 
 namespace jaxkernels {
 
-// kLanes neighbouring lanes share a row. All groups of a warp make the same number of turns,
-// because the shuffles need every lane.
+// kLanes neighbouring lanes share a row. All groups of a warp iterate equally often, because the
+// shuffles need every lane.
 template <int kLanes, int kRows>
 struct LaneGroup {
   struct Scratch {};
@@ -34,7 +34,7 @@ struct LaneGroup {
   }
 };
 
-// Of the maximum and the sums of an operation.
+// BlockReducer for the maximum and the sums of an operation.
 template <typename Op>
 using RowBlockReducer = BlockReducer<typename Op::C, Op::kSums>;
 

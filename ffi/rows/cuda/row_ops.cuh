@@ -1,40 +1,42 @@
-// The row operations: what each one loads, reduces and stores. No operation knows which tier runs
-// it.
+// Row operations: what each one loads, reduces and stores. An operation does not know which tier
+// runs it.
 //
-// A row operation on storage type T (compute type C) is a struct, of which a kernel gets one, with
-//   kOperation   its row of the table in operations.h, which says the constants below as well
-//   kInputs      arrays it reads, 1 or 2: x; y and dy; scores and bias; x and dx
-//   kUsesMax     whether the maximum of the row is needed before the sum
-//   kKeepsTerm   whether the summand is all that the result needs, so that a tier may keep it in
-//                place of the input
-//   kSharesRows  whether all inputs have their rows at the same place
-//   kOnlyLong    whether it is for long rows alone: for `block_smem` and `cluster`, or to read in
-//                leaves
-//   kHides       whether some elements of a row are hidden; then View and MaskWord say which, as in
+// A row operation on storage type T (compute type C) is a struct; each kernel gets one instance.
+// Its members:
+//   kOperation   its entry in the table of operations.h, which must agree with the constants below
+//   kInputs      number of input arrays, 1 or 2: x; y and dy; scores and bias; x and dx
+//   kUsesMax     whether the sums need the row's maximum
+//   kKeepsTerm   whether the result follows from the summand, so that a tier may keep it instead of
+//                the input
+//   kSharesRows  whether a row has the same offset in all inputs
+//   kOnlyLong    whether it is compiled for long rows only: `block_smem` and `cluster`, or
+//                OneReadKernel
+//   kHides       whether a row has hidden elements; View and MaskWord describe them, as in
 //                row_ops_masked.cuh
-//   kSums        numbers that a row sums side by side; none: Row follows from what the row is given
-//   kKeepsRest   whether sums keep what they lose to rounding where parts of a row meet
-//   kTakesLabel  whether it reads a column for each row; Row::other then says which columns have
-//                another result, and what it is
-//   kTakes       numbers that it reads for each row; Row gets them and the label as a GivenRow
-//   kStoresElements whether it has a result for each element; if not there is no Finish
-//   Result       the storage type of these: T, or one of half types for T float
-//   kStores      numbers that it stores for each row: Row::scalars
-//   Fill(i)      the value that stands for elements of input i outside the row and for hidden ones:
-//                it changes neither maximum nor sums
-//   Value        of which the maximum is taken; it rises with the input, if there is one only
-//   Reference    from the row's maximum to what Term gets as `max`
-//   Term         one summand of the row's sum, from one element of each input and the maximum
-//   SecondTerm   of the second sum, from the first and the inputs; it may change the first
-//   AddMore      of more than two sums: adds to all but the first, and may change the terms
+//   kSums        number of sums per row; 0 if Row needs the per-row inputs only
+//   kKeepsRest   whether sums are compensated when parts of a row are combined
+//   kTakesLabel  whether it reads a label per row; Row::other then gives the columns with a special
+//                result, and that result
+//   kTakes       number of scalars it reads per row; Row gets them and the label as a GivenRow
+//   kStoresElements whether it stores a result per element; if not, it has no Finish
+//   Result       the storage type of the results: T, or a half type if T is float
+//   kStores      number of scalars it stores per row: Row::scalars
+//   Fill(i)      the padding value of input i, for hidden elements and those outside the row; it is
+//                neutral for the maximum and the sums
+//   Value        the value whose maximum is taken; with one input, it must be monotonic in that
+//                input
+//   Reference    maps the row's maximum to the shift that Term gets as `max`
+//   Term         the summand of the first sum, from one element of each input and the shift
+//   SecondTerm   the summand of the second sum, from Term and the inputs; it may modify the term
+//   AddMore      for more than two sums: adds to all sums but the first, and may modify the terms
 //   Rescale      makes the sums relative to a larger maximum, given exp(smaller - larger) and
 //                smaller - larger
-//   Row          the constants of a row, made once from its statistics
-//   Finish       one element of the result from the inputs; FinishTerm the same from a kept summand
-//   LedRow       if IsLed: what the first warp of a block makes of a row; its AtLabel() is the
-//                result at the label
-//   Columns      if IsLed: the part of LedRow that Finish takes
-// How to add one: ffi/README.md.
+//   Row          the constants of a row, computed once from its statistics
+//   Finish       one element of the result from the inputs; FinishTerm from a kept summand
+//   LedRow       if IsLed: the row constants that warp 0 computes; AtLabel() is the result at the
+//                label
+//   Columns      if IsLed: the part of LedRow that Finish needs
+// ffi/README.md describes how to add one.
 #ifndef JAXKERNELS_ROWS_CUDA_ROW_OPS_CUH_
 #define JAXKERNELS_ROWS_CUDA_ROW_OPS_CUH_
 
@@ -43,14 +45,14 @@
 
 namespace jaxkernels {
 
-// What a row, or a part of one, is reduced to: its maximum, and sums of terms relative to it. Its
-// bytes are what blocks of a cluster exchange, in words of eight. Sums of parts meet as Exact.
+// Statistics of a row or a part of it: its maximum, and sums of terms relative to that maximum. The
+// blocks of a cluster exchange the struct in words of 8 bytes. Sums of parts are added as Exact.
 template <typename C, int kCount, bool kKeepsRest>
 struct alignas(8) Statistics {
   using Exact = C;
   static constexpr int kSums = kCount;
 
-  C max;  // 0 of operations that need none
+  C max;  // 0 if the operation needs no maximum
   C sum[kCount];
 
   __device__ Exact ExactSum(int s) const { return sum[s]; }
@@ -61,12 +63,12 @@ struct alignas(8) Statistics {
   }
 };
 
-// The same where each sum keeps what it lost to rounding: the last additions, of the largest parts,
-// lose most, and all results of the row inherit it. Largest error of 27 rows of 24576 to 196608
-// columns, in 2^-24 of the result, without and with the rests:
+// Specialisation with compensated sums: the last additions, of the largest parts, lose most, and
+// that error affects all results of the row. Largest error of 27 rows of 24576 to 196608 columns,
+// in 2^-24 of the result, without and with compensation:
 // H200 f32 fwd normal numbers: 5.1, 3.6
-// H200 f32 fwd blocks of a row have maxima 4 apart: 5.6, 4.1
-// H200 f32 fwd the same beside 1000: 5.4, 3.9
+// H200 f32 fwd maxima of the blocks of a row differ by 4: 5.6, 4.1
+// H200 f32 fwd the same plus 1000: 5.4, 3.9
 template <int kCount>
 struct alignas(8) Statistics<float, kCount, true> {
   using Exact = SumWithRest;
@@ -83,7 +85,7 @@ struct alignas(8) Statistics<float, kCount, true> {
   }
 };
 
-// What an operation is unless it says otherwise.
+// Defaults for the members of an operation.
 template <typename T, int kCount = 1, bool kHasRest = false>
 struct RowOp {
   using Storage = T;
@@ -108,7 +110,7 @@ struct RowOp {
   }
 };
 
-// Operations that read x need its maximum, so that no exponential overflows.
+// Operations that read x. They subtract the maximum, so that no exponential overflows.
 template <typename T, int kArrays = 1, int kCount = 1, bool kHasRest = false>
 struct ForwardOp : RowOp<T, kCount, kHasRest> {
   using typename RowOp<T, kCount, kHasRest>::C;
@@ -134,7 +136,7 @@ struct SoftmaxForward : ForwardOp<T, 1, 1, std::is_same_v<T, float>> {
     C max, sum;
     Reciprocal<T> inverse;
     C log2_sum;
-    // The sum is zero only if all is hidden; then so are the results.
+    // The sum is zero only if all elements are hidden; then the results are zero too.
     __device__ explicit Row(const Found& of)
         : max(of.max), sum(of.sum[0]), log2_sum(sum == C(0) ? C(0) : log2(sum)) {
       if constexpr (Base::kKeepsRest) {
@@ -147,7 +149,7 @@ struct SoftmaxForward : ForwardOp<T, 1, 1, std::is_same_v<T, float>> {
 
   __device__ static C FinishTerm(C term, const Row& row) { return row.inverse.Times(term); }
   __device__ static C Finish(const C (&in)[1], const Row& row) {
-    if constexpr (kIsHalf<T>) {  // the division within the exponent
+    if constexpr (kIsHalf<T>) {  // divides within the exponent
       return FastExp2(fma(in[0] - row.max, kLog2E, -row.log2_sum));
     } else {
       return FinishTerm(SoftmaxForward::Term(in, row.max), row);
@@ -157,9 +159,9 @@ struct SoftmaxForward : ForwardOp<T, 1, 1, std::is_same_v<T, float>> {
 
 // y = (x - max) - log(sum exp(x - max))
 //
-// In 1 + 1e-9 the small term would be lost, and with it results near 0. So terms of the maximum,
-// which are exactly 1, are counted apart. Half types sum all terms: it is faster, and their results
-// near 0 err by about 2^-24.
+// A sum such as 1 + 1e-9 would lose the small term, and with it results near 0. So the terms of the
+// maximum, which are exactly 1, are counted separately. Half types sum all terms: that is faster,
+// and their results near 0 err by about 2^-24.
 template <typename T>
 struct LogSoftmaxForward : ForwardOp<T, 1, kIsHalf<T> ? 1 : 2> {
   using Base = ForwardOp<T, 1, kIsHalf<T> ? 1 : 2>;
@@ -181,13 +183,13 @@ struct LogSoftmaxForward : ForwardOp<T, 1, kIsHalf<T> ? 1 : 2> {
       return log(of.sum[0]);
     }
   }
-  // How many terms of the maximum this is, 1 or 0.
+  // The count of maxima in this term, 1 or 0; subtracts it from the term.
   __device__ static C SecondTerm(C& term, const C (&)[1]) {
     const C count = term == C(1) ? C(1) : C(0);
     term -= count;
     return count;
   }
-  // Terms of a maximum join the others where there is a larger one.
+  // Terms of the maximum become ordinary terms if there is a larger maximum.
   __device__ static void Rescale(C (&sum)[Base::kSums], C factor, C /*difference*/) {
     if constexpr (kCounts) {
       const C joining = factor == C(1) ? C(0) : sum[1];
@@ -204,8 +206,8 @@ struct LogSoftmaxForward : ForwardOp<T, 1, kIsHalf<T> ? 1 : 2> {
   }
 };
 
-// Gradients (and tangents) read the output y and a cotangent (tangent), and need one sum; those of
-// log-softmax of half types read x.
+// Gradients (and tangents) that read the output y and a cotangent (tangent), and need one sum.
+// Those of log-softmax in half types read x instead (LinearOpOfX).
 template <typename T>
 struct LinearOp : RowOp<T> {
   using typename RowOp<T>::C;
@@ -222,8 +224,8 @@ struct LinearOp : RowOp<T> {
   __device__ static C Fill(int) { return C(0); }
 };
 
-// dx = y * (dy - sum(dy * y)). The Jacobian is symmetric: from the tangent of x this makes the
-// tangent of y.
+// dx = y * (dy - sum(dy * y)). The Jacobian is symmetric, so the same formula maps the tangent of x
+// to the tangent of y.
 template <typename T>
 struct SoftmaxGrad : LinearOp<T> {
   using typename LinearOp<T>::C;
@@ -255,9 +257,9 @@ struct LogSoftmaxJvpOfY : LinearOp<T> {
   __device__ static C Finish(const C (&in)[2], const Row& row) { return in[1] - row.sum; }
 };
 
-// The same from x, of half types: their y is rounded, and exp(y) would err by |y| times that. Float
-// types, whose y errs less, are spared a maximum and a sum. Terms of half types take more registers
-// than x: they are made again instead of kept.
+// Gradients that read x, for half types: their y is rounded, and exp(y) would multiply that error
+// by |y|. Float types have a more exact y, so they save a maximum and a sum. Terms of half types
+// take more registers than x, so they are recomputed instead of kept.
 template <typename T>
 struct LinearOpOfX : ForwardOp<T, 2, 2> {
   using typename ForwardOp<T, 2, 2>::C;
@@ -284,7 +286,7 @@ struct LogSoftmaxGradOfX : LinearOpOfX<T> {
   }
 };
 
-// dy = dx - sum(exp(x - max) * dx) / sum exp(x - max), its transpose
+// dy = dx - sum(exp(x - max) * dx) / sum exp(x - max), the transpose of LogSoftmaxGradOfX
 template <typename T>
 struct LogSoftmaxJvpOfX : LinearOpOfX<T> {
   using typename LinearOpOfX<T>::C;
@@ -300,11 +302,11 @@ using LogSoftmaxGrad = std::conditional_t<kIsHalf<T>, LogSoftmaxGradOfX<T>, LogS
 template <typename T>
 using LogSoftmaxJvp = std::conditional_t<kIsHalf<T>, LogSoftmaxJvpOfX<T>, LogSoftmaxJvpOfY<T>>;
 
-// The sums behind log sum exp(x). Terms are relative to the maximum where it is finite: no
-// inf - inf makes a NaN. A row of -inf alone has the sum 0, and a derivative of 0.
+// The sums for log sum exp(x). Terms are relative to the maximum if it is finite, so that inf - inf
+// never makes a NaN. A row of -inf only has the sum 0 and the derivative 0.
 //
-// No term is a result, and the far ones, whose exponents are the least exact, weigh least: float32
-// terms are the hardware's, as those of half types are.
+// No term is a result, and terms far below the maximum, whose exponents are least exact, weigh
+// least. So float32 uses the hardware's exponential, as half types do.
 template <typename T, int kArrays = 1, int kCount = 1>
 struct LogSumExpOp : ForwardOp<T, kArrays, kCount> {
   using typename ForwardOp<T, kArrays, kCount>::C;
@@ -315,7 +317,7 @@ struct LogSumExpOp : ForwardOp<T, kArrays, kCount> {
   __device__ static C Term(const C (&in)[kArrays], C max) { return FastExp(in[0] - max); }
 };
 
-// y = max + log(sum exp(x - max)), for each row
+// y = max + log(sum exp(x - max)), one per row
 template <typename T>
 struct LogSumExpForward : LogSumExpOp<T> {
   using typename LogSumExpOp<T>::C;
@@ -331,7 +333,7 @@ struct LogSumExpForward : LogSumExpOp<T> {
   };
 };
 
-// dx = dy * exp(x - max) / sum exp(x - max), with a dy for each row
+// dx = dy * exp(x - max) / sum exp(x - max), with one dy per row
 template <typename T>
 struct LogSumExpGrad : LogSumExpOp<T> {
   using typename LogSumExpOp<T>::C;
@@ -354,7 +356,7 @@ struct LogSumExpGrad : LogSumExpOp<T> {
   }
 };
 
-// dy = sum(exp(x - max) * dx) / sum exp(x - max), for each row: the transpose of LogSumExpGrad
+// dy = sum(exp(x - max) * dx) / sum exp(x - max), one per row: the transpose of LogSumExpGrad
 template <typename T>
 struct LogSumExpJvp : LogSumExpOp<T, 2, 2> {
   using typename LogSumExpOp<T, 2, 2>::C;

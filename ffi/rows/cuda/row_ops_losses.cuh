@@ -1,13 +1,13 @@
-// The row operations of cross entropy: what a row of logits with a label is reduced to, and the
-// gradient of its loss.
+// Row operations of cross entropy: the statistics of a row of logits with a label, and the gradient
+// of its loss.
 //
-// With S = sum exp(x - max), the loss of label l is log S + (max - x_l), and whatever smoothing,
-// the square of the log-sum-exp or the entropy add to it follows from a few more numbers of the
-// row. The gradient is a (multiple of) softmax plus a constant, and something else at the label:
-// p_l - 1, which is made from the sum of the others, since 1 - 1e-9 would be rounded to 1.
+// With S = sum exp(x - max), the loss of label l is log S + (max - x_l). Label smoothing, the
+// square of the log-sum-exp and the entropy need a few more sums. The gradient is a multiple of
+// softmax plus a constant, except at the label, where it has p_l - 1. This is computed from the sum
+// of the other terms, since 1 - 1e-9 would be rounded to 1.
 //
-// The loss is float32 also of half types. So all types count the terms of the maximum apart, as
-// log-softmax does of float32.
+// The loss is float32 for half types too. So all types count the terms of the maximum separately,
+// as log-softmax does in float32.
 #ifndef JAXKERNELS_ROWS_CUDA_ROW_OPS_LOSSES_CUH_
 #define JAXKERNELS_ROWS_CUDA_ROW_OPS_LOSSES_CUH_
 
@@ -20,7 +20,7 @@
 
 namespace jaxkernels {
 
-// Columns [begin, end) of a row, and what their result is.
+// Columns [begin, end) of a row, and their result.
 template <typename C>
 struct OtherColumns {
   int begin, end;
@@ -29,8 +29,8 @@ struct OtherColumns {
   __device__ bool Has(int column) const { return column >= begin && column < end; }
 };
 
-// Which sums a loss makes: the first two, or all, as a call wants it. Known to the kernel if
-// kAlwaysTwo: six registers of sums less, and branches.
+// Selects the sums of a loss: the first two, or all if the call wants them. kAlwaysTwo fixes this
+// at compile time, which saves branches and six registers.
 template <bool kAlwaysTwo>
 struct WantedSums {
   bool all_sums;
@@ -43,12 +43,12 @@ struct WantedSums<true> {
 };
 
 // The sums of a row, in this order:
-//   rest    exp(x - max) of all but the maxima
-//   count   the maxima
+//   rest    exp(x - max) of all elements but the maxima
+//   count   number of maxima
 //   spread  exp(x - max) (x - max)
-//   total   x - max, times kTotalScale, but for elements that are -inf
-//   seen    the elements that are not -inf
-// The last three mean nothing unless all sums are wanted.
+//   total   (x - max) kTotalScale of the elements that are not -inf
+//   seen    number of elements that are not -inf
+// The last three are meaningful only if all_sums.
 template <typename T, bool kTwoSums = false>
 struct CrossEntropyOp : ForwardOp<T, 1, 5>, WantedSums<kTwoSums> {
   using Base = ForwardOp<T, 1, 5>;
@@ -62,16 +62,16 @@ struct CrossEntropyOp : ForwardOp<T, 1, 5>, WantedSums<kTwoSums> {
   // A row of -inf alone has no terms.
   __device__ static C Reference(C max) { return max == -kInfinity<C> ? C(0) : max; }
   __device__ static C Term(const C (&in)[1], C max) { return FastExp(in[0] - max); }
-  // Whether S - 1 would have lost digits, where the first sum has all terms. A row of -inf alone
-  // has none.
+  // Whether S - 1 would lose digits; the first sum must hold all terms. A row of -inf only has no
+  // terms.
   __device__ static bool NeedsCount(const Found& of) { return of.sum[0] > 0 && of.sum[0] < 2; }
-  // Otherwise one term of the maximum is as good as all of them.
+  // Counts one maximum instead of all, which is exact enough unless NeedsCount.
   __device__ static void CountOneMax(Found& of) {
     if (of.sum[0] == C(0)) return;
     of.sum[0] -= 1;
     of.sum[1] = 1;
   }
-  // Terms of the maximum leave the first sum for the second.
+  // Moves the terms of the maximum from the first sum to the second.
   template <int kSize>
   __device__ static void CountMax(C (&term)[kSize], C& count) {
 #pragma unroll
@@ -87,8 +87,8 @@ struct CrossEntropyOp : ForwardOp<T, 1, 5>, WantedSums<kTwoSums> {
     if (this->all_sums) AddWeighted(value, max, term, sum);
     if (has_max) CountMax(term, sum[1]);
   }
-  // Fills are -inf, as elements of the row may be. A sum of -inf says that there are some, or that
-  // differences of finite elements overflowed: then each is looked at.
+  // Padding is -inf, and elements of the row may be -inf too. A sum of -inf means that there are
+  // some, or that differences of finite elements overflowed: then each element is tested.
   template <int kSize>
   __device__ static void AddWeighted(const C (&value)[kSize][1], C max, const C (&term)[kSize],
                                      C (&sum)[5]) {
@@ -113,8 +113,8 @@ struct CrossEntropyOp : ForwardOp<T, 1, 5>, WantedSums<kTwoSums> {
     }
     sum[2] += spread;
   }
-  // The terms as those of log-softmax. A part of nothing but -inf has an infinite difference, and
-  // no sums.
+  // Rescales the terms as log-softmax does. A part with -inf only has an infinite difference and no
+  // sums.
   __device__ static void Rescale(C (&sum)[5], C factor, C difference) {
     const C spread = sum[2] + difference * (sum[0] + sum[1]);
     const C joining = factor == C(1) ? C(0) : sum[1];
@@ -124,22 +124,22 @@ struct CrossEntropyOp : ForwardOp<T, 1, 5>, WantedSums<kTwoSums> {
     sum[3] += sum[4] == C(0) ? C(0) : fmax(difference, kLowest) * kTotalScale * sum[4];
   }
 
-  // One visible element's share of the smoothing. `seen` is not counted where there is none.
+  // The share of the smoothing per visible element. `seen` is not counted if there is no smoothing.
   __device__ static C ShareOf(C smoothing, C seen) {
     return smoothing == C(0) || seen == C(0) ? C(0) : smoothing / seen;
   }
-  // A number that elements of -inf have no part in.
+  // `number`, or 0 for an element of -inf.
   __device__ static C Visible(C element, C number) {
     return element == -kInfinity<C> ? C(0) : number;
   }
 
-  // (p - 1) S of an element, given its term, p S. Where it is the maximum, the others make it up;
-  // where it is not, p is 1/2 at most, and nothing is lost.
+  // (p - 1) S of an element, given its term p S. For the maximum it follows from the other terms;
+  // otherwise p is at most 1/2, and no digits are lost.
   __device__ static C LessThanOne(C term, C rest, C count) {
     return (term - 1) - (rest + (count - 1));
   }
 
-  // What is kept of a row, for the loss and for its derivatives.
+  // Collects the residuals of a row, from which the loss and its derivatives are computed.
   template <typename Given>
   __device__ static void Keep(const Found& of, const Given& given, C (&scalars)[7]) {
     scalars[0] = of.max;
@@ -149,7 +149,7 @@ struct CrossEntropyOp : ForwardOp<T, 1, 5>, WantedSums<kTwoSums> {
   }
 };
 
-// The statistics of a row, and the element at its label.
+// Stores the statistics of a row and the element at its label.
 template <typename T, bool kTwoSums = false>
 struct CrossEntropyForward : CrossEntropyOp<T, kTwoSums> {
   using Base = CrossEntropyOp<T, kTwoSums>;
@@ -169,11 +169,12 @@ struct CrossEntropyForward : CrossEntropyOp<T, kTwoSums> {
   };
 };
 
-// The same, and the gradient of weight * loss, given the weight, q, smoothing and z:
+// As CrossEntropyForward, and also stores the gradient of weight * loss, given the weight, q,
+// smoothing and z:
 //   loss = q (lse - x_l) + smoothing mean (lse - x) + z lse^2
-// where the mean goes over the elements that are not -inf; the others have the gradient 0. A row
-// without a label, or of the weight 0, has the gradient 0, whatever its elements are; that of one
-// whose label is beyond it is NaN.
+// The mean is over the elements that are not -inf; the others have the gradient 0. A row without a
+// label or with weight 0 has the gradient 0, even if it has NaNs. A row with label >= cols has the
+// gradient NaN.
 template <typename T, bool kTwoSums = false>
 struct CrossEntropyForwardGrad : CrossEntropyOp<T, kTwoSums> {
   using Base = CrossEntropyOp<T, kTwoSums>;
@@ -183,13 +184,13 @@ struct CrossEntropyForwardGrad : CrossEntropyOp<T, kTwoSums> {
   static constexpr Operation kOperation = Operation::kCrossEntropyForwardGrad;
   static constexpr int kTakes = 4;
 
-  // What all columns need: dx = exp(x - max) factor + constant, or the constant where
+  // Row constants for all columns: dx = exp(x - max) factor + constant, or just the constant if
   // `is_left_out`.
   struct Columns {
     C max, factor, constant;
     bool is_left_out;
   };
-  // And what the column of the label needs, and what is kept of the row.
+  // All row constants: also those for the column of the label, and the residuals.
   struct LedRow : Columns {
     using Columns::constant;
     using Columns::factor;
@@ -211,18 +212,19 @@ struct CrossEntropyForwardGrad : CrossEntropyOp<T, kTwoSums> {
       if (z != C(0)) slope = 2 * z * (of.max + log1p(of.sum[0] + (of.sum[1] - 1)));
       others = share * seen + slope;
       inverse = C(1) / sum;
-      factor = weight * (own + others) * inverse;  // what multiplies softmax is own + others
+      factor = weight * (own + others) * inverse;  // softmax is multiplied by own + others
       constant = -weight * share;
       is_left_out = label < 0 || weight == C(0);
       if (is_left_out) constant = 0;
       if (!is_left_out && label >= given.cols) is_left_out = true, constant = static_cast<C>(NAN);
     }
-    // The gradient at the label. Requires: the row is not left out.
+    // The gradient at the label.
+    // Requires: the row is not left out.
     __device__ C AtLabel() const {
       const C rest = scalars[1], count = scalars[2];
       const C term = ExpDifference<T>(scalars[6], max);
       const C less = Base::LessThanOne(term, rest, count) / (rest + count);
-      // Not (own + others) * less + ..., where slope would cancel.
+      // This is not written as (own + others) * less + ..., where `slope` would cancel.
       return weight * fma(own, less, others * (term * inverse) - Base::Visible(scalars[6], share));
     }
   };
@@ -236,7 +238,7 @@ struct CrossEntropyForwardGrad : CrossEntropyOp<T, kTwoSums> {
     }
   };
 
-  // Without smoothing the constant is 0, for hidden elements too.
+  // With two sums there is no smoothing and the constant is 0, for hidden elements too.
   __device__ static C Finish(const C (&in)[1], const Columns& row) {
     C constant = row.constant;
     if constexpr (!kTwoSums) constant = Base::Visible(in[0], constant);
@@ -244,10 +246,10 @@ struct CrossEntropyForwardGrad : CrossEntropyOp<T, kTwoSums> {
   }
 };
 
-// The gradient, given what was kept of the row and the cotangents of lse - x_l, of lse, of the
-// entropy and of mean (lse - x). A row whose cotangents are 0 has the gradient 0, whatever its
-// elements are; that of one whose label is beyond it is NaN. A label may also be elsewhere, in
-// columns of another device.
+// Stores the gradient, given the residuals of the row and the cotangents of lse - x_l, of lse, of
+// the entropy and of mean (lse - x). A row whose cotangents are all 0 has the gradient 0, even if
+// it has NaNs. A row with label >= cols has the gradient NaN. The label may also lie in the columns
+// of another device.
 template <typename T>
 struct CrossEntropyGrad : RowOp<T> {
   using Losses = CrossEntropyOp<T>;
@@ -260,10 +262,10 @@ struct CrossEntropyGrad : RowOp<T> {
   static constexpr int kSums = 0;
   static constexpr bool kTakesLabel = true;
   static constexpr int kTakes = 11;
-  // Below it exponentials are zero.
+  // Lower exponents give zero.
   static constexpr C kLeastExponent = -1000;
 
-  // dx = exp(x - max) (factor + slope (x - max)) + constant, but at the label
+  // dx = exp(x - max) (factor + slope (x - max)) + constant, except at the label
   struct Row {
     C max, factor, slope, constant;
     OtherColumns<C> other;

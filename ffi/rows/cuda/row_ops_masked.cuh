@@ -1,8 +1,7 @@
-// The row operations of attention scores: scale, bias, mask and band belong to the load of a row.
+// Row operations on attention scores: scale, bias, mask and band are applied when a row is loaded.
 //
-// The method is OneFlow's: what is fused with the softmax is a LOAD functor. A hidden element is
-// replaced by Fill() as soon as its pack is there, and packs of which a row sees nothing are not
-// loaded.
+// The method is OneFlow's: operations fused with the softmax are LOAD functors. A hidden element is
+// replaced by Fill() as soon as its pack is loaded. Packs outside the band are not loaded.
 #ifndef JAXKERNELS_ROWS_CUDA_ROW_OPS_MASKED_CUH_
 #define JAXKERNELS_ROWS_CUDA_ROW_OPS_MASKED_CUH_
 
@@ -12,7 +11,7 @@
 
 namespace jaxkernels {
 
-// The bytes of a mask, each 0 or 1, that belong to a pack of kSize elements.
+// The mask of a pack of kSize elements: one byte per element, 0 or 1.
 template <int kSize>
 struct alignas(4 * MaskWords(kSize)) MaskBytes {
   uint32_t word[MaskWords(kSize)] = {};
@@ -20,7 +19,7 @@ struct alignas(4 * MaskWords(kSize)) MaskBytes {
   __device__ void Set(int j) { word[j / 4] |= 1u << 8 * (j % 4); }
 };
 
-// Rows of attention scores: which columns one of them sees.
+// The visible columns of rows of attention scores.
 template <typename T>
 struct AttentionRows {
   using C = ComputeType<T>;
@@ -29,7 +28,7 @@ struct AttentionRows {
   struct View {
     int begin = 0, end = 0;         // columns within the band
     const uint8_t* mask = nullptr;  // of this row
-    int64_t bias_shift = 0;         // from the row's place in the scores to that in the bias
+    int64_t bias_shift = 0;         // offset from the row in the scores to its row in the bias
   };
 
   MaskedRows rows;
@@ -45,9 +44,9 @@ struct AttentionRows {
   }
 };
 
-// y = softmax(t) with t = scale * x + bias where the row sees a column, else -inf. A row that sees
-// nothing is zero. (Half types are not taken in units of log 2, though it would spare a
-// multiplication: the largest bfloat16 times log2(e) is infinite.)
+// y = softmax(t) with t = scale * x + bias for visible columns and -inf for hidden ones. A row
+// without visible columns gives zeros. (Half types do not compute in units of log 2, which would
+// save a multiplication: the largest bfloat16 times log2(e) is infinite.)
 template <typename T, int kArrays, typename R>
 struct AttentionForward : SoftmaxForward<T>, AttentionRows<T> {
   using C = ComputeType<T>;
@@ -68,8 +67,8 @@ struct AttentionForward : SoftmaxForward<T>, AttentionRows<T> {
       : AttentionRows<T>(rows), scale(static_cast<C>(rows.scale)) {}
 
   __device__ static C Fill(int) { return -kInfinity<C>; }
-  // Contracted with what follows, the product would not give the maximum the same value, and a row
-  // of finite scores could become NaN.
+  // The product must not be contracted with the following subtraction: it would then differ from
+  // the value whose maximum was taken, and a row of finite scores could become NaN.
   __device__ C Value(const C (&in)[kArrays]) const {
     if constexpr (kArrays == 1) {
       return RoundedProduct(scale, in[0]);
@@ -77,8 +76,7 @@ struct AttentionForward : SoftmaxForward<T>, AttentionRows<T> {
       return fma(scale, in[0], in[1]);
     }
   }
-  // Where all is hidden the terms are taken relative to 0: they vanish, and no inf - inf makes a
-  // NaN.
+  // If all elements are hidden, the shift is 0: the terms vanish, and inf - inf never makes a NaN.
   __device__ static C Reference(C max) { return max == -kInfinity<C> ? C(0) : max; }
   __device__ static C Hidden(const Row& row) { return C(0) * row.sum; }  // NaN if the row is
   __device__ C Term(const C (&in)[kArrays], C max) const {
@@ -98,8 +96,8 @@ using MaskedSoftmaxForward = AttentionForward<T, 1, R>;
 template <typename T, typename R = T>
 using BiasedSoftmaxForward = AttentionForward<T, 2, R>;
 
-// dx = scale * y * (dy - sum(dy * y)). Where y is zero, as it is under the mask, dy does not
-// matter, be it NaN.
+// dx = scale * y * (dy - sum(dy * y)). If y is zero, as for masked elements, dy is ignored, even a
+// NaN.
 template <typename T>
 struct MaskedSoftmaxGrad : LinearOp<T>, AttentionRows<T> {
   using C = ComputeType<T>;

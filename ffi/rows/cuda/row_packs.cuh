@@ -1,4 +1,4 @@
-// The packs of a row: how they are loaded and masked. What is computed from them: row_steps.cuh.
+// Loads and masks the packs of a row. row_steps.cuh computes with them.
 #ifndef JAXKERNELS_ROWS_CUDA_ROW_PACKS_CUH_
 #define JAXKERNELS_ROWS_CUDA_ROW_PACKS_CUH_
 
@@ -6,21 +6,21 @@
 
 namespace jaxkernels {
 
-// The element that stands for what a row does not see of input `i`.
+// The padding value of input `i`.
 template <typename Op>
 __device__ typename Op::Storage FillOf(int i) {
   return static_cast<typename Op::Storage>(Op::Fill(i));
 }
 
-// One pack of each input, and of the mask.
+// One pack of each input, and its mask.
 template <typename Op>
 struct InputPacks {
   Pack<typename Op::Storage> input[Op::kInputs];
   typename Op::MaskWord mask;
 };
 
-// The pack of an input whose rows lie elsewhere than those of the first: rows that begin within a
-// pack have another alignment there, and are gathered.
+// Loads a pack of an input whose rows have other offsets than those of the first input. Unaligned
+// rows have another alignment there, so their elements are gathered.
 template <typename Op, bool kAligned>
 __device__ void LoadShiftedPack(Pack<typename Op::Storage>& pack, const typename Op::Storage* base,
                                 const RowView<Op, kAligned>& row, int index) {
@@ -35,7 +35,7 @@ __device__ void LoadShiftedPack(Pack<typename Op::Storage>& pack, const typename
   }
 }
 
-// The same, on its way to shared memory; asynchronous where it is aligned.
+// Copies such a pack to shared memory; asynchronously if it is aligned.
 template <typename Op, bool kAligned>
 __device__ void CopyShiftedPack(Pack<typename Op::Storage>* to, const typename Op::Storage* base,
                                 const RowView<Op, kAligned>& row, int index) {
@@ -50,7 +50,7 @@ __device__ void CopyShiftedPack(Pack<typename Op::Storage>* to, const typename O
   }
 }
 
-// The mask of a pack.
+// Loads the mask of a pack.
 // Requires: the row has a mask.
 template <typename Op, bool kAligned>
 __device__ void LoadMask(typename Op::MaskWord& bytes, const RowView<Op, kAligned>& row,
@@ -70,7 +70,7 @@ __device__ void LoadMask(typename Op::MaskWord& bytes, const RowView<Op, kAligne
   }
 }
 
-// The same, on its way to shared memory; asynchronous where it is aligned.
+// Copies the mask of a pack to shared memory; asynchronously if it is aligned.
 template <typename Op, bool kAligned>
 __device__ void CopyMask(typename Op::MaskWord* to, const RowView<Op, kAligned>& row, int index) {
   constexpr int kSize = Pack<typename Op::Storage>::kSize;
@@ -86,7 +86,8 @@ __device__ void CopyMask(typename Op::MaskWord* to, const RowView<Op, kAligned>&
 template <typename Op>
 inline constexpr bool kHasMask = !std::is_empty_v<typename Op::MaskWord>;
 
-// Requires: the row sees the pack.
+// Loads one pack of each input.
+// Requires: row.Sees(index).
 template <Inputs kInputs, typename Op, bool kAligned>
 __device__ void LoadInputs(InputPacks<Op>& pack, const RowArgs<Op>& args,
                            const RowView<Op, kAligned>& row, int index) {
@@ -101,8 +102,8 @@ __device__ void LoadInputs(InputPacks<Op>& pack, const RowArgs<Op>& args,
   }
 }
 
-// Replaces what the operation does not see of a pack. Nearly all packs are wholly within the band,
-// or wholly outside and so filled already.
+// Replaces the hidden elements of a pack. Most packs lie wholly within the band, or wholly outside
+// and are filled already.
 template <typename Op, bool kAligned>
 __device__ void HidePacks(InputPacks<Op>& pack, const RowView<Op, kAligned>& row, int index) {
   if constexpr (kHasMask<Op>) {
@@ -120,8 +121,8 @@ __device__ void HidePacks(InputPacks<Op>& pack, const RowView<Op, kAligned>& row
   }
 }
 
-// Replaces what does not belong to the row by Op::Fill, which all storage types can represent.
-// Requires: packs that the row does not see are filled.
+// Replaces elements outside the row by Op::Fill, which all storage types can represent.
+// Requires: packs outside the band are already filled.
 template <typename Op, bool kAligned>
 __device__ void MaskPacks(InputPacks<Op>& pack, const RowArgs<Op>& args,
                           const RowView<Op, kAligned>& row, int index) {
@@ -140,7 +141,8 @@ __device__ void FillPacks(InputPacks<Op>& pack) {
   }
 }
 
-// Packs of a row from `first` on, `stride` apart, all on their way before the first use.
+// Loads kCount packs of a row, from `first` on and `stride` apart. All loads are issued before the
+// first use.
 template <Inputs kInputs, typename Op, bool kAligned, int kCount>
 __device__ void LoadPacks(InputPacks<Op> (&pack)[kCount], const RowArgs<Op>& args,
                           const RowView<Op, kAligned>& row, int first, int stride) {
@@ -159,7 +161,7 @@ __device__ void LoadPacks(InputPacks<Op> (&pack)[kCount], const RowArgs<Op>& arg
   }
 }
 
-// Replaces those of their elements that do not belong to the row, or that it does not see.
+// Replaces elements of these packs that are hidden or lie outside the row.
 template <typename Op, bool kAligned, int kCount>
 __device__ void MaskAndHidePacks(InputPacks<Op> (&pack)[kCount], const RowArgs<Op>& args,
                                  const RowView<Op, kAligned>& row, int first, int stride) {
@@ -170,7 +172,7 @@ __device__ void MaskAndHidePacks(InputPacks<Op> (&pack)[kCount], const RowArgs<O
   }
 }
 
-// Whether the packs of all inputs lie where those of the result do.
+// Whether all inputs are aligned like the result.
 template <typename Op>
 __device__ bool AreOnPacks(const RowArgs<Op>& args) {
   uintptr_t address = 0;
@@ -179,8 +181,8 @@ __device__ bool AreOnPacks(const RowArgs<Op>& args) {
   return address % kPackBytes == 0;
 }
 
-// Both steps, wherever the inputs lie. Nearly all packs are whole, and take plain loads: to put
-// them together and to mask them takes longer than to read them.
+// Loads and masks packs of inputs with any alignment. Most packs are whole and take plain loads:
+// gathering and masking take longer than reading.
 template <Inputs kInputs = Inputs::kAnywhere, typename Op, bool kAligned, int kCount>
 __device__ void TakePacks(InputPacks<Op> (&pack)[kCount], const RowArgs<Op>& args,
                           const RowView<Op, kAligned>& row, int first, int stride) {

@@ -1,17 +1,18 @@
-// The share of a row that each block of a cluster has, or all of it if the block is alone: in which
-// order it is added up, and how the shares meet. The kernels of tier_smem.cuh and tier_few_rows.cuh
-// give the same bits by it.
+// Each block's share of a row (the whole row without clusters): the order of its sums, and the
+// reduction across blocks. The kernels of tier_smem.cuh and tier_few_rows.cuh both follow it, so
+// that they give the same bits.
 //
-// A share is some cache lines of the row's window. Its pack p is of class p mod (2 * threads),
-// where `threads` are those of a block of SmemTierKernel. (Of operations without few rows' layout:
-// p mod threads.) Each class is summed in ascending order. Then classes meet in groups of 32
-// neighbours, those groups meet (BlockReducer), and then the blocks do. Where a block has more than
-// 512 threads, and no few rows' layout, the two groups of a warp meet before.
+// A share is a run of cache lines of the row's window. Its pack p belongs to accumulator p mod (2 *
+// threads), where `threads` is the block size of SmemTierKernel. (Operations without FewRowsKernel:
+// p mod threads.) Each accumulator adds its packs in ascending order. Then groups of 32
+// neighbouring accumulators are combined, then those groups (BlockReducer), then the blocks. In a
+// block of more than 512 threads with two accumulators each, the two groups of a warp are combined
+// first.
 //
-// Clusters: each block takes its terms relative to the maximum of its own share, as in
-// row_statistics.cuh, so that maximum and sum cross the cluster together, once a row. With the
-// maxima apart it took 5 percent longer (H200, float32, 131072 columns, 2026-11, while the blocks
-// met at a barrier of the whole cluster).
+// In clusters, each block shifts its terms by the maximum of its own share, as in
+// row_statistics.cuh, so that one exchange per row carries maximum and sums. A separate exchange of
+// the maxima took 5 percent longer (H200, float32, 131072 columns, 2026-11, measured with a barrier
+// of the whole cluster).
 #ifndef JAXKERNELS_ROWS_CUDA_ROW_SHARES_CUH_
 #define JAXKERNELS_ROWS_CUDA_ROW_SHARES_CUH_
 
@@ -22,7 +23,7 @@
 
 namespace jaxkernels {
 
-// Classes of packs that a thread of SmemTierKernel has.
+// Accumulators per thread of SmemTierKernel.
 template <typename Op>
 inline constexpr int kShareClasses =
     HasFewRowsLayout(Op::kOperation, kDTypeOf<typename Op::Storage>) ? 2 : 1;
@@ -33,31 +34,31 @@ static_assert(kMostSmemThreads == kMaxWarpsPerBlock * kWarpSize,
 template <typename Op>
 inline constexpr bool kIsLed = IsLed(Op::kOperation);
 
-// What the first warp of a block tells the others.
+// Row constants that warp 0 of a block broadcasts to the other warps.
 template <typename Op, bool kLed = kIsLed<Op>>
 struct LedShare {
   typename Op::LedRow row;
   typename Op::C labelled;  // the element at the label
-  int labelled_thread;      // that has the pack with the label's column; none: -1
+  int labelled_thread;      // thread that owns the pack of the label's column; -1: none
 };
 template <typename Op>
 struct LedShare<Op, false> {};
 
-// The scratch of the reductions, as plans count it.
+// Bytes of shared memory for the reductions, as plans count them.
 template <typename Op>
 inline constexpr int kShareScratchBytes =
     ReductionScratchBytes(Op::kOperation, kDTypeOf<typename Op::Storage>);
 
-// Whether results are made from kept terms. A term goes where its input was, and only a value of
-// the same size fits. Where a row scalar multiplies it, it is computed again, relative to the
-// maximum of the whole row: a sum relative to that of one block may leave the range of its type,
-// and the product with it.
+// Whether results are computed from kept terms. A term replaces its input, so it must have the same
+// size. If a row scalar multiplies the term, it is recomputed relative to the maximum of the whole
+// row: a sum relative to one block's maximum may overflow, and the product with it.
 template <typename Op>
 inline constexpr bool kKeepsShareTerms =
     Op::kKeepsTerm && Op::kTakes == 0 && sizeof(typename Op::Storage) == sizeof(typename Op::C);
 
-// From the statistics of this block's share to those that the results of the share are made from.
-// Requires: all threads have them, and a __syncthreads() since the last time.
+// Combines the statistics of all shares of a row into those from which this share's results are
+// computed.
+// Requires: all threads have the statistics of their share; a __syncthreads() since the last call.
 template <typename Op>
 __device__ void MergeShares(const Op& op, ClusterExchange<RowStatistics<Op>>& cluster,
                             RowStatistics<Op>& found) {
@@ -70,8 +71,8 @@ __device__ void MergeShares(const Op& op, ClusterExchange<RowStatistics<Op>>& cl
     LaneGroup<kMostClusterBlocks, 1> blocks;
     auto all = cluster.AllGather(found, RowStatistics<Op>::Empty());
     if constexpr (kKeep) {
-      // The terms of this block stay relative to its own maximum. Where that is so far below the
-      // row's that the sum overflows, the results are subnormal, and zero.
+      // The terms of this block stay relative to its own maximum. If that is so far below the row's
+      // that the sum overflows, the results are subnormal, and become zero.
       const C reference = found.Reference(found.max);
       found.max = AllReduce<MaxReduction<C>>(blocks, all.max);
       all.MakeRelativeTo(reference);
@@ -87,9 +88,9 @@ __device__ void MergeShares(const Op& op, ClusterExchange<RowStatistics<Op>>& cl
   if constexpr (kKeep) found.sum[0] += found.max - found.max;  // NaN if it is infinite
 }
 
-// The same and the constants of the row, by the first warp of a block, from the sums of the
-// threads' classes. When it returns, all threads see them in `told`. Requires: as MergeShares, and
-// all threads of the block.
+// Warp 0 reduces the accumulators of the block, combines the shares and computes the row constants.
+// On return `told` holds them for all threads.
+// Requires: all threads of the block call it; a __syncthreads() since the last call.
 template <typename Op, bool kAligned, typename C, int kClasses>
 __device__ void LeadRow(const RowArgs<Op>& args, const RowView<Op, kAligned>& view, int64_t row,
                         int label, RowBlockReducer<Op>& block,
@@ -98,8 +99,8 @@ __device__ void LeadRow(const RowArgs<Op>& args, const RowView<Op, kAligned>& vi
   GivenRow<Op> given;
   if (threadIdx.x < kWarpSize) given = args.GivenOf(row, label);
   if (ReduceClassSums(args.op, block, sum, found, threadIdx.x < kWarpSize)) {
-    // In place, another block may store over the label's element once the shares have met. So it
-    // goes through shared memory before that, which waits until it has been loaded.
+    // In an in-place call another block may overwrite the label's element once the shares are
+    // combined. Copying it to shared memory first waits until it has been loaded.
     if (threadIdx.x == 0) told.labelled = given.labelled;
     __syncwarp();
     MergeShares(args.op, cluster, found);

@@ -1,6 +1,5 @@
-// The statistics of a row, maximum and sums, found together, or from parts that do not know each
-// other's maximum (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax", arXiv
-// 1805.02867).
+// Maximum and sums of a row, computed in one pass, or combined from parts with different maxima
+// (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax", arXiv 1805.02867).
 #ifndef JAXKERNELS_ROWS_CUDA_ROW_STATISTICS_CUH_
 #define JAXKERNELS_ROWS_CUDA_ROW_STATISTICS_CUH_
 
@@ -8,9 +7,9 @@
 
 namespace jaxkernels {
 
-// The running maximum of a sequence and the sums of its terms relative to that maximum. Rests of
-// sums arise where warps, blocks or leaves meet; what adds elements, or merges without saying that
-// it keeps rests, requires that there are none yet.
+// The running maximum of a sequence, and the sums of its terms relative to that maximum. Rests of
+// compensated sums arise when warps, blocks or leaves are combined. Functions that add elements or
+// merge require zero rests, unless they say that they keep rests.
 template <typename Op>
 struct RowStatistics : Op::Found {
   using T = typename Op::Storage;
@@ -22,7 +21,7 @@ struct RowStatistics : Op::Found {
   RowStatistics() = default;
   __device__ explicit RowStatistics(const Found& found) : Found(found) {}
 
-  // Those of no element.
+  // The statistics of an empty sequence.
   __device__ static RowStatistics Empty() {
     RowStatistics none;
     none.max = Op::kUsesMax ? -kInfinity<C> : C(0);
@@ -31,8 +30,8 @@ struct RowStatistics : Op::Found {
     return none;
   }
 
-  // While every element is -inf the terms are taken relative to 0: they vanish, and no inf - inf
-  // makes a NaN.
+  // The shift of the terms. While every element is -inf it is 0: the terms vanish, and inf - inf
+  // never makes a NaN.
   __device__ static C Reference(C max) {
     if constexpr (Op::kUsesMax) {
       return max == -kInfinity<C> ? C(0) : Op::Reference(max);
@@ -51,8 +50,8 @@ struct RowStatistics : Op::Found {
     }
   }
 
-  // Makes the sums relative to `reference` instead of Reference(max); infinite where that is too
-  // large, and NaN where they are.
+  // Makes the sums relative to `reference` instead of Reference(max). Keeps rests. Sums become
+  // infinite if the factor overflows; NaN sums stay NaN.
   __device__ void MakeRelativeTo(C reference) {
     if constexpr (Op::kUsesMax) {
       const bool is_large = max - reference > kLargestExponent<C>;
@@ -66,7 +65,7 @@ struct RowStatistics : Op::Found {
     }
   }
 
-  // Merges those of other elements.
+  // Merges the statistics of other elements.
   __device__ void Merge(RowStatistics other) {
     const C larger = Max(max, other.max);
     MakeRelativeTo(Reference(larger));
@@ -76,7 +75,7 @@ struct RowStatistics : Op::Found {
     max = larger;
   }
 
-  // Merges those of all lanes of a group.
+  // Merges the statistics of all lanes of a group.
   template <typename Group>
   __device__ void MergeOver(const Op& op, Group& group) {
     C of_group = max;

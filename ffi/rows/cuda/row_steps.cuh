@@ -1,5 +1,4 @@
-// The steps of a row operation on packs and on a handful of elements: maximum, terms and their
-// sums, results.
+// Steps of a row operation on packs and on a few elements: maximum, terms and their sums, results.
 #ifndef JAXKERNELS_ROWS_CUDA_ROW_STEPS_CUH_
 #define JAXKERNELS_ROWS_CUDA_ROW_STEPS_CUH_
 
@@ -28,7 +27,7 @@ __device__ void Widen(
   }
 }
 
-// The three steps of a row operation, on kSize elements: value[j][i] is element j of input i.
+// The steps on kSize elements; value[j][i] is element j of input i.
 template <typename Op, typename C, int kSize>
 __device__ C MaxOf(const Op& op, const C (&value)[kSize][Op::kInputs]) {
   C max = op.Value(value[0]);
@@ -37,8 +36,8 @@ __device__ C MaxOf(const Op& op, const C (&value)[kSize][Op::kInputs]) {
   return max;
 }
 
-// Leaves the terms, as Op::FinishTerm takes them, and adds them to the sums, to the same bits in
-// every kernel. has_max: whether an element may have the value `max`.
+// Computes the terms, as Op::FinishTerm takes them, and adds them to the sums, with the same bits
+// in every kernel. has_max: whether an element may equal `max`.
 template <typename Op, typename C, int kSize>
 __device__ void AddTerms(const Op& op, const C (&value)[kSize][Op::kInputs], C max, bool has_max,
                          C (&term)[kSize], C (&sum)[Op::kSums]) {
@@ -54,14 +53,14 @@ __device__ void AddTerms(const Op& op, const C (&value)[kSize][Op::kInputs], C m
   sum[0] = RoundedSum(sum[0], SumPairwise(term));
 }
 
-// The sums of all lanes of a group. What its warps lose when they meet is kept, if the operation
-// keeps it; what lanes lose is not.
+// All-reduction of the sums over a group. Sums across warps are compensated if the operation asks
+// for it; sums across lanes are not.
 template <typename Op, typename Group>
 __device__ void AllReduceSums(const Op& op, Group& group, typename Op::Found& found) {
   using OfLanes = SumReduction<typename Op::C>;
   using Exact = typename Op::Found::Exact;
   if constexpr (Op::kSums > 2) {
-    if (!op.all_sums) {  // the others mean nothing
+    if (!op.all_sums) {  // the other sums are not used
       typename Op::C first[2] = {found.sum[0], found.sum[1]};
       group.template AllReduce<OfLanes>(first);
       found.sum[0] = first[0], found.sum[1] = first[1];
@@ -79,8 +78,8 @@ __device__ void AllReduceSums(const Op& op, Group& group, typename Op::Found& fo
   found.SetSums(sum);
 }
 
-// The same of sums of classes, which the threads of a block have, for warps that want the result
-// (BlockReducer::ReduceClasses). Returns whether this is one.
+// As AllReduceSums over a block whose threads have kClasses accumulators each. Only warps with
+// `wants` get the result (BlockReducer::ReduceClasses). Returns `wants`.
 template <typename Op, typename Block, typename C, int kClasses>
 __device__ bool ReduceClassSums(const Op& op, Block& block, C (&sum)[kClasses][Op::kSums],
                                 typename Op::Found& found, bool wants) {
@@ -106,14 +105,14 @@ __device__ bool ReduceClassSums(const Op& op, Block& block, C (&sum)[kClasses][O
   return true;
 }
 
-// The same for all threads.
+// As ReduceClassSums, with the result in all threads.
 template <typename Op, typename Block, typename C, int kClasses>
 __device__ void AllReduceClassSums(const Op& op, Block& block, C (&sum)[kClasses][Op::kSums],
                                    typename Op::Found& found) {
   ReduceClassSums(op, block, sum, found, true);
 }
 
-// The same of partial results that have kept something, which meet with all that they have.
+// All-reduction of sums that already have rests; the rests are added too.
 template <typename Group, typename Found>
 __device__ void AllReduceExactSums(Group& group, Found& found) {
   using Exact = typename Found::Exact;
@@ -124,7 +123,7 @@ __device__ void AllReduceExactSums(Group& group, Found& found) {
   found.SetSums(sum);
 }
 
-// The constants of a row, from its statistics and what it is given.
+// The constants of a row, from its statistics and per-row inputs.
 template <typename Op>
 __device__ typename Op::Row RowOf(const typename Op::Found& found, const GivenRow<Op>& given) {
   if constexpr (Op::kTakes > 0 || Op::kTakesLabel) {
@@ -142,7 +141,7 @@ __device__ void Finish(const Op& op, const C (&value)[kSize][Op::kInputs], const
   for (int j = 0; j < kSize; ++j) result[j] = op.Finish(value[j], row);
 }
 
-// The result of elements that are hidden.
+// The result of hidden elements.
 template <typename Op, typename C, int kSize>
 __device__ void FinishHidden(const typename Op::Row& row, C (&result)[kSize]) {
 #pragma unroll
@@ -156,7 +155,7 @@ __device__ void FinishTerms(const Op& op, const C (&term)[kSize], const typename
   for (int j = 0; j < kSize; ++j) result[j] = op.FinishTerm(term[j], row);
 }
 
-// The same on packs. A single input is compared in its storage type, since its value rises with it.
+// The steps on packs. A single input is compared in its storage type, since Op::Value is monotonic.
 template <typename Op>
 __device__ typename Op::C MaxOfPacks(const Op& op, const InputPacks<Op>& pack) {
   if constexpr (Op::kInputs == 1) {
@@ -169,9 +168,10 @@ __device__ typename Op::C MaxOfPacks(const Op& op, const InputPacks<Op>& pack) {
   }
 }
 
-// counts_max: whether terms of the maximum are counted, by operations that do so; false where the
-// thread has none. A pack is asked whether it has the maximum. A warp, with a loop of its own where
-// it has none, was slower, ms: H200 bf16 loss with gradient 8371 x 128256: a pack 1.26, a warp 1.34
+// counts_max: false if the thread is known to have no maximum; used by operations that count
+// maxima. The test for the maximum is per pack. A test per warp, with a separate loop for warps
+// without the maximum, was slower (ms):
+// H200 bf16 loss with gradient 8371 x 128256: per pack 1.26, per warp 1.34
 template <typename Op, typename C>
 __device__ void AddPacks(const Op& op, const InputPacks<Op>& pack, C max,
                          C (&term)[Pack<typename Op::Storage>::kSize], C (&sum)[Op::kSums],
@@ -191,7 +191,8 @@ __device__ void FinishPacks(const Op& op, const InputPacks<Op>& pack, const Row&
   Finish(op, value, row, result);
 }
 
-// Stores the results of a pack. Of operations that take labels, some columns have another result.
+// Stores the results of a pack. For operations with labels, replaces the results of columns in
+// row.other.
 template <typename Op, bool kAligned, typename C>
 __device__ void StoreResult(const RowArgs<Op>& args, const RowView<Op, kAligned>& view,
                             const typename Op::Row& row, int index,
@@ -209,7 +210,8 @@ __device__ void StoreResult(const RowArgs<Op>& args, const RowView<Op, kAligned>
   StorePack(args.out, view, index, result);
 }
 
-// Stores the result of the label's column of a row that is not left out, and nothing else.
+// Stores the result of the label's column only.
+// Requires: the row is not left out.
 template <typename Op, bool kAligned>
 __device__ void StoreAtLabel(const RowArgs<Op>& args, const RowView<Op, kAligned>& view,
                              const typename Op::LedRow& row) {
@@ -218,9 +220,9 @@ __device__ void StoreAtLabel(const RowArgs<Op>& args, const RowView<Op, kAligned
       static_cast<typename Op::Result>(row.AtLabel());
 }
 
-// Makes and stores the results of a lane's packs of a row: `first`, and on to before `end`,
-// `stride` apart; kCount of them are on their way at once. make_row gives the constants of the row
-// when the first are.
+// Computes and stores the results of a lane's packs of a row: `first`, first + stride, ... below
+// `end`. kCount loads are in flight at once. make_row returns the row constants; it is called after
+// the first loads are issued.
 template <int kCount, typename Op, bool kAligned, typename MakeRow>
 __device__ void FinishRow(const RowArgs<Op>& args, const RowView<Op, kAligned>& view,
                           MakeRow make_row, int first, int end, int stride) {

@@ -1,12 +1,11 @@
-// A chunk: neighbouring rows that a warp moves together through its shared memory, in packs.
+// A chunk: consecutive rows that a warp copies through shared memory together, in packs.
 //
-// Owns: where a chunk lies in each array, and how its packs come and go. Must not know: what is
-// computed.
+// Owns: where a chunk lies in each array, and its copies. Must not know: what is computed.
 //
-// A chunk is whole packs long, so that all chunks of an array begin at one place of a pack. In
-// shared memory a chunk lies within packs as it lies in its input: all copies are asynchronous and
-// of 16 bytes. Where the result lies otherwise, its packs are put together out of two on the way
-// out.
+// The length of a chunk is a multiple of the pack, so that all chunks of an array have the same
+// alignment. In shared memory a chunk keeps the alignment of its input, so all loads are
+// asynchronous copies of 16 bytes. If the result is aligned differently, each of its packs is
+// combined from two when it is stored.
 #ifndef JAXKERNELS_ROWS_CUDA_STAGED_CHUNK_CUH_
 #define JAXKERNELS_ROWS_CUDA_STAGED_CHUNK_CUH_
 
@@ -32,9 +31,9 @@ class StagedChunk {
   using T = typename Op::Storage;
   static constexpr int kSize = Pack<T>::kSize;
 
-  const int rows, cols, size;  // rows, elements of each, and of all
+  const int rows, cols, size;  // rows of a chunk, elements per row, elements per chunk
 
-  // `memory`: of the block, whose warps have their chunks one behind the other.
+  // `memory`: the block's dynamic shared memory; the chunks of its warps follow one another.
   __device__ StagedChunk(const RowArgs<Op>& args, unsigned char* memory)
       : rows(args.staged_rows),
         cols(static_cast<int>(args.cols)),
@@ -52,12 +51,12 @@ class StagedChunk {
     pack_ = reinterpret_cast<Pack<T>*>(memory) + threadIdx.x / kWarpSize * Op::kInputs * packs_;
   }
 
-  // Element `index` of an input in shared memory; the result takes the place of the first.
+  // Element `index` of an input in shared memory; the result replaces the first input.
   __device__ T* Element(int input, int index) const {
     return pack_[input * packs_].element + place_[input] + index;
   }
 
-  // Starts to copy the chunk that begins at element `begin` of the arrays.
+  // Starts the copies of the chunk that begins at element `begin` of the arrays.
   // Requires: the last chunk has been stored.
   __device__ void Fetch(int64_t begin) const {
     if (!IsWithin(begin)) return FetchAtEnds(begin);
@@ -82,24 +81,25 @@ class StagedChunk {
  private:
   __device__ static int Lane() { return threadIdx.x % kWarpSize; }
 
-  // The first of the packs that a chunk touches.
+  // The address of the first pack that a chunk touches.
   __device__ const T* Source(int input, int64_t begin) const {
     return args_.in[input] + args_.offset - place_[input] + begin;
   }
 
-  // Whether the arrays have all of a chunk's packs: chunks that begin within one share their first
-  // and last pack with others.
+  // Whether all packs of a chunk lie within the arrays. Unaligned chunks share their first and last
+  // pack with neighbours.
   __device__ bool IsWithin(int64_t begin) const {
     return on_packs_ ? begin + size <= total_ : begin > 0 && begin + size + kSize <= total_;
   }
 
-  // The first `count` elements of a chunk that lies from `place` on: those in pack `index`.
+  // The elements of pack `index` that are among the first `count` of a chunk which begins at
+  // element `place` of pack 0.
   __device__ static ElementRange ElementsOfPack(int place, int index, int count) {
     const int end = count + place - index * kSize;
     return {index == 0 ? place : 0, min(max(end, 0), kSize)};
   }
 
-  // The arrays' elements from `begin` on, as far as a chunk may ask.
+  // The number of array elements from `begin` on, at most a chunk and a pack.
   __device__ int CountFrom(int64_t begin) const {
     return static_cast<int>(min(total_ - begin, int64_t{size} + kSize));
   }
@@ -110,7 +110,7 @@ class StagedChunk {
     for (int i = 0; i < Op::kInputs; ++i) {
       for (int p = Lane(); p < packs_; p += kWarpSize) {
         ElementRange range = ElementsOfPack(place_[i], p, count);
-        if (begin > 0) range.begin = 0;  // the chunk before has them
+        if (begin > 0) range.begin = 0;  // they belong to the previous chunk
         Pack<T>* const to = &pack_[i * packs_ + p];
         const T* const from = Source(i, begin) + p * kSize;
         if (range.begin == 0 && range.end == kSize) {
@@ -122,7 +122,7 @@ class StagedChunk {
     }
   }
 
-  // Stores a chunk whose first and last pack may be others' too.
+  // Stores a chunk that may share its first and last pack with neighbours.
   __device__ void StoreParts(int64_t begin) const {
     const int offset = args_.offset, count = min(size, CountFrom(begin));
     for (int p = Lane(); p < packs_; p += kWarpSize) {
@@ -145,9 +145,9 @@ class StagedChunk {
 
   const RowArgs<Op>& args_;
   const int64_t total_;     // elements of an array
-  int place_[Op::kInputs];  // elements of a pack before each input
+  int place_[Op::kInputs];  // element of a pack at which each input begins
   bool on_packs_;           // all arrays begin at a pack boundary
-  int packs_;               // that each array may need of a chunk
+  int packs_;               // packs per chunk and input
   Pack<T>* pack_;
 };
 

@@ -1,12 +1,14 @@
-// Tier `block_uncached`: the row does not fit; a block reads it twice, but for the part that it can
-// keep. It also serves rows whose inputs begin elsewhere within a pack than the result.
+// Tier `block_uncached`: rows too long for shared memory. A block reads a row twice, except for the
+// part that it keeps. The tier also handles rows whose inputs are aligned differently from the
+// result.
 //
 // Work split: thread t owns packs t, t + blockDim.x, ... of the window; a block walks the rows
 // grid-stride.
-// Memory: at most two reads and one write per element; one read where the result is a row scalar.
-// Maximum and sums are found together, online (Milakov and Gimelshein 2018, arXiv 1805.02867),
-// where OneFlow reads three times. The first args.kept_packs packs of every input stay in shared
-// memory. The second read of the others walks backwards, from what the first left in the L2 cache.
+// Memory: at most two reads and one write per element; one read if the result is a row scalar.
+// Maximum and sums come from one pass with the online normalizer (Milakov and Gimelshein 2018,
+// arXiv 1805.02867); OneFlow reads three times. The first args.kept_packs packs of every input stay
+// in shared memory. The second pass over the others runs backwards, to hit what the first left in
+// the L2 cache.
 // Requires: blockDim.x is a multiple of 32; shared memory for kInputs * args.kept_packs packs.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_BLOCK_UNCACHED_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_BLOCK_UNCACHED_CUH_
@@ -32,8 +34,9 @@ __global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<O
   for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
     const View view = View(args, row).StartAtLine();
     const int label = args.LabelOf(row);
-    // Up to kUnroll packs of each input, all on their way before the first use. The second time the
-    // kept ones come from shared memory; every thread keeps its own packs, so no barrier is needed.
+    // Loads up to kUnroll packs of each input; all loads are issued before the first use. In the
+    // second pass kept packs come from shared memory. Every thread reads only packs that it stored
+    // itself, so no barrier is needed.
     InputPacks<Op> pack[kUnroll];
     const auto load = [&](int first, bool again) {
 #pragma unroll
@@ -68,10 +71,11 @@ __global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<O
       }
     };
 
-    // Load and reduce; then load again, backwards, and store, unless the result is a row scalar.
-    // One loop does both, since the loads are most of the code.
+    // The first pass loads and reduces; the second loads again, backwards, and stores. There is no
+    // second pass if the result is a row scalar. One loop does both, since the loads are most of
+    // the code.
     auto online = RowStatistics<Op>::Empty();
-    typename Op::Row constants = RowOf<Op>(online, {});  // of no row yet
+    typename Op::Row constants = RowOf<Op>(online, {});  // overwritten below
     const int turns = (view.packs + step - 1) / step;
 #pragma unroll 1
     for (int turn = 0; turn < (Op::kStoresElements ? 2 : 1) * turns; ++turn) {

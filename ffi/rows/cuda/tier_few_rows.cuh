@@ -1,14 +1,13 @@
-// Tiers `block_smem` and `cluster` where there are few rows: a row lives in the registers of the
-// same blocks, of twice as many threads each.
+// Tiers `block_smem` and `cluster` for few rows: each block has twice the threads of SmemTierKernel
+// and keeps its share of the row in registers.
 //
-// Work split: the shares of a row are those of tier_smem.cuh. Thread t of a block owns packs t,
-//   t + blockDim.x, ... of its share, kPacks of them at most, which are one class of
-//   row_shares.cuh.
-// Memory: one read and one write per element. All loads of a row are in flight at once, beside the
-//   start of its cluster; nothing goes through shared memory but what the reductions exchange.
-// Order: that of row_shares.cuh, so that a row gives the same bits among few rows and many.
-// Requires: inputs on the packs of the result; a cluster, or a block, for each row; args.kept_packs
-// packs of a share, at most blockDim.x * kPacks; blockDim.x is a multiple of 32.
+// Work split: the shares of a row are those of tier_smem.cuh. Thread t of a block owns packs t, t +
+// blockDim.x, ... of its share, at most kPacks of them, in one accumulator of row_shares.cuh.
+// Memory: one read and one write per element. All loads of a row are in flight at once, while its
+// cluster starts. Shared memory holds only the scratch of the reductions.
+// Order: that of row_shares.cuh, so that a row's bits do not depend on the number of rows.
+// Requires: inputs aligned like the result; one cluster, or one block, per row; shares of
+// args.kept_packs packs, at most blockDim.x * kPacks; blockDim.x is a multiple of 32.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_FEW_ROWS_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_FEW_ROWS_CUH_
 
@@ -31,7 +30,8 @@ __global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
   const int64_t row = ClusterIndex();
   const auto view = RowView<Op, kAligned>(args, row).PartFromLine(ClusterRank(), args.kept_packs);
   const int thread = threadIdx.x, threads = blockDim.x, warp_begin = thread / kWarpSize * kWarpSize;
-  // The packs in turn; a warp skips the turns in which none of its lanes has a pack.
+  // Calls body(i) for pack i of this thread; a warp skips iterations in which none of its lanes has
+  // a pack.
   const auto for_packs = [&](auto body) {
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
@@ -64,7 +64,8 @@ __global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
   const GivenRow<Op> given = args.GivenOf(row, label);
   AllReduceSums(args.op, block, found);
   cluster.WaitForBlocks();
-  // In place, another block may store over the label's element once the shares have met.
+  // In an in-place call another block may overwrite the label's element once the shares are
+  // combined.
   if constexpr (Op::kTakesLabel) FenceReads();
   MergeShares(args.op, cluster, found);
 

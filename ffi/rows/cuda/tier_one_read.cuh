@@ -1,18 +1,19 @@
-// Tier `block_uncached` of operations that reduce a row to a few numbers: it is read once, and
-// nothing of it is kept.
+// Tier `block_uncached` for operations that reduce a row to a few numbers: a single pass that keeps
+// nothing of the row.
 //
-// Work split: the window of a row is cut into leaves, args.leaf_turns times kOneReadPacks packs for
-//   each lane of a warp. Warps of a row take its leaves in turns, and one of them merges what they
-//   found. Few rows have several blocks each, a cluster, whose first block gets all statistics.
-// Memory: one read per element, kOneReadPacks packs of a thread in flight.
-// Order: that of the leaves. They begin with a cache line, so a row gives the same bits beside any
-//   number of rows, whatever number of warps and blocks share it.
-// Digits: a loss is log S, S = sum exp(x - max). Where S is nearly 1, S - 1 has to be summed
-//   without the term of the maximum. What a warp reads at once, the maximum with it, then has a sum
-//   below 2, too. So whatever has such a sum is read again at once, and its maxima are counted
-//   apart.
-// Requires: at most kMostReadLeaves leaves in a window that begins with a line; blockDim.x is a
-// multiple of 32; a cluster for each row, if there are clusters.
+// Work split: the window of a row is cut into leaves (warp tiles) of args.leaf_turns *
+// kOneReadPacks packs per lane. The warps of a row take its leaves round-robin, and one warp merges
+// their statistics. With few rows, each row has a cluster of several blocks, whose first block
+// receives all statistics.
+// Memory: one read per element, with kOneReadPacks packs per thread in flight.
+// Order: that of the leaves, which begin at a cache line. So a row's bits do not depend on the
+// number of rows, warps or blocks.
+// Digits: a loss is log S, S = sum exp(x - max). If S is nearly 1, S - 1 must be summed without the
+// term of the maximum. The packs that a warp reads at once and that hold the maximum then have a
+// sum below 2 too. So a warp re-reads packs with such a sum immediately, and counts their maxima
+// separately.
+// Requires: at most kMostReadLeaves leaves in a window that begins at a cache line; blockDim.x is a
+// multiple of 32; one cluster per row, if there are clusters.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_ONE_READ_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_ONE_READ_CUH_
 
@@ -23,7 +24,7 @@
 
 namespace jaxkernels {
 
-// Whether an operation wants more of a leaf than its first sum, and the count of maxima.
+// Whether an operation needs more of a leaf than its first sum and the count of maxima.
 template <typename Op>
 __device__ bool MakesAllSums(const Op& op) {
   if constexpr (Op::kTakesLabel) {
@@ -33,7 +34,7 @@ __device__ bool MakesAllSums(const Op& op) {
   }
 }
 
-// The statistics of a leaf, by a warp; valid in all lanes.
+// Computes the statistics of a leaf with a warp; valid in all lanes.
 template <typename Op>
 __device__ RowStatistics<Op> ReadLeaf(const RowArgs<Op>& args, const RowView<Op, false>& view,
                                       int leaf) {
@@ -84,8 +85,8 @@ __device__ RowStatistics<Op> ReadLeaf(const RowArgs<Op>& args, const RowView<Op,
   return found;
 }
 
-// The statistics of a row from those of its `count` leaves, by a warp; valid in all lanes. Lane l
-// takes leaves l, l + 32, ..., in this order, and then the lanes meet in one tree.
+// Combines the statistics of the `count` leaves of a row with a warp; valid in all lanes. Lane l
+// adds leaves l, l + 32, ... in this order, and then the lanes are reduced in one tree.
 template <typename Op, typename Found>
 __device__ RowStatistics<Op> StatisticsOfLeaves(const Found* leaves, int count) {
   using C = typename Op::C;
@@ -110,7 +111,7 @@ __device__ RowStatistics<Op> StatisticsOfLeaves(const Found* leaves, int count) 
   return found;
 }
 
-// The same, of a loss with the terms of the maximum counted.
+// As StatisticsOfLeaves; for a loss it also ensures that the maximum is counted.
 template <typename Op>
 __device__ RowStatistics<Op> StatisticsOfRow(const typename Op::Found* leaves, int count) {
   auto found = StatisticsOfLeaves<Op>(leaves, count);
@@ -140,7 +141,7 @@ __global__ void __maxnreg__(kOneReadRegisters) OneReadKernel(RowArgs<Op> args) {
     }
     if (warp >= count) inbox.WaitForBlocks();
     if (ClusterRank() > 0) return;
-    GivenRow<Op> given;  // asked for before the wait
+    GivenRow<Op> given;  // loaded before the wait
     if (warp == 0) given = args.GivenOf(row, label);
     inbox.Wait();
     if (warp == 0) {
@@ -149,7 +150,7 @@ __global__ void __maxnreg__(kOneReadRegisters) OneReadKernel(RowArgs<Op> args) {
       const typename Op::Row constants = RowOf<Op>(found, given);
       if (lane == 0) args.StoreScalars(row, constants.scalars);
     }
-    __syncthreads();  // before the leaves of another row
+    __syncthreads();  // before the next row overwrites the leaves
   }
 }
 

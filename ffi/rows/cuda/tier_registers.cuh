@@ -1,14 +1,14 @@
-// Tiers `warp` and `block`: a row lives in the registers of those who share it, the lanes of a
-// group within a warp, or all threads of a block.
+// Tiers `warp` and `block`: a row lives in registers, of a group of lanes within a warp or of all
+// threads of a block.
 //
-// Work split: lane l of a group owns packs l, l + lanes, ... of its row, kPacks of them at most. A
-// group works on kRows rows at a time (two where a row is short, to keep more loads in flight) and
-// walks the rows grid-stride. A block has one row, as long as a grid may have so many blocks.
-// Memory: every element is read once and written once (or the row's scalar is), in 16-byte packs,
-// neighbouring lanes on neighbouring packs.
-// Requires: inputs on the packs of the result; the window of a row has at most lanes * kPacks
-// packs; blockDim.x is a multiple of 32.
-// Short rows that begin within a pack: tier_warp_staged.cuh.
+// Work split: lane l of a group owns packs l, l + lanes, ... of its row, at most kPacks of them. A
+// group works on kRows rows at a time (two if rows are short, to keep more loads in flight) in a
+// grid-stride loop. In tier `block` each block has one row, up to the maximum grid size.
+// Memory: every element is read once and written once (or one scalar per row is written), in
+// 16-byte packs, with neighbouring lanes on neighbouring packs.
+// Requires: inputs aligned like the result; the window of a row has at most lanes * kPacks packs;
+// blockDim.x is a multiple of 32.
+// tier_warp_staged.cuh handles short unaligned rows.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_REGISTERS_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_REGISTERS_CUH_
 
@@ -36,7 +36,7 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
     C term[kRows][kPacks][Pack<T>::kSize];
     RowStatistics<Op> found[kRows];
 
-    // Load: all packs of all rows and inputs before the first use.
+    // Load: the loads of all packs of all rows and inputs are issued before the first use.
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       view[r] = RowView<Op, kAligned>(args, group_row + offset + r);
@@ -74,7 +74,8 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
       }
       given[r] = args.GivenOf(group_row + offset + r, label[r]);
     }
-    // The result may be stored over the input, by other lanes than those that read the labels'.
+    // In an in-place call other lanes may overwrite the elements at the labels, so all lanes must
+    // have read them.
     if constexpr (Op::kTakesLabel) __syncwarp();
 #pragma unroll
     for (int r = 0; r < kRows; ++r) AllReduceSums(args.op, group, found[r]);

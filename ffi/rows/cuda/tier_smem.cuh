@@ -1,23 +1,22 @@
-// Tiers `block_smem` and `cluster`: a row lands in the shared memory of a block, or of several that
-// form a cluster, and lives there and in the blocks' registers.
+// Tiers `block_smem` and `cluster`: a row lives in the shared memory and the registers of a block,
+// or of the blocks of a cluster.
 //
-// Work split: of the window of a row each block of a cluster has as many cache lines, its share (a
-//   block that is alone has all of it); thread t owns packs t, t + blockDim.x, ... of the share; a
-//   cluster, or a block that is alone, walks its rows (row_batches.h).
-// Memory: one read and one write per element. A row travels to shared memory by asynchronous
-//   copies, all in flight at once. A thread takes its first kHeld packs into registers, and the
-//   same packs of the next row set out for their places at once; what is left of the row stays in
-//   shared memory until its result is stored, and then makes place too. So loads run below the
-//   arithmetic and the stores, even where one row fills the SM. Every thread touches only packs
-//   that it copied itself, so the data needs no barrier, as the reductions do.
-// Order: that of row_shares.cuh, in which tier_few_rows.cuh adds too.
-// Banks: a share is kept pack-major: a pack whole, and neighbouring packs (= neighbouring lanes)
-//   side by side. The 8 lanes of each quarter warp then cover all 32 banks with their 16-byte
-//   accesses: no conflicts. Lines of the cache arrive as lines of the 32 banks: shares that began
-//   16 bytes off took a tenth longer (H200, float32, 24576 columns, fraction of the copy rate:
-//   0.97, shifted 0.89).
-// Requires: inputs on the packs of the result; shared memory for kInputs * args.kept_packs packs,
-// which are SmemSlots, and the mask words behind them; blockDim.x is a multiple of 32.
+// Work split: each block of a cluster has an equal number of cache lines of a row's window, its
+// share (the whole window without clusters). Thread t owns packs t, t + blockDim.x, ... of the
+// share. RowBatches (row_batches.h) gives the rows of each cluster or block.
+// Memory: one read and one write per element. Asynchronous copies, all in flight at once, bring a
+// row to shared memory. A thread moves its first kHeld packs to registers; then the next row's
+// copies into these slots start. The other packs stay in shared memory until their results are
+// stored, and then their slots are reused too. So loads overlap the arithmetic and the stores, even
+// if one row fills the SM. Every thread reads only packs that it copied itself, so only the
+// reductions need barriers.
+// Order: that of row_shares.cuh, which tier_few_rows.cuh follows too.
+// Banks: a share is stored pack-major, with neighbouring packs for neighbouring lanes. The 8 lanes
+// of each quarter warp then cover all 32 banks with their 16-byte accesses, without conflicts. Each
+// cache line fills one line of the 32 banks. Shares shifted by 16 bytes took a tenth longer (H200,
+// float32, 24576 columns, fraction of the copy rate: 0.97, shifted 0.89).
+// Requires: inputs aligned like the result; shared memory for kInputs * args.kept_packs packs (see
+// SmemSlots), followed by the mask words; blockDim.x is a multiple of 32.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_SMEM_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_SMEM_CUH_
 
@@ -36,12 +35,14 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
   using C = ComputeType<T>;
   using View = RowView<Op, kAligned>;
   constexpr bool kKeep = kKeepsShareTerms<Op>, kLed = kIsLed<Op>;
-  constexpr int kClasses = kShareClasses<Op>;  // a thread's packs are of each in turn
+  constexpr int kClasses = kShareClasses<Op>;  // a thread's packs alternate between them
   constexpr int kHeld = SmemHeldPacks(kDTypeOf<T>, Op::kInputs);
-  // Of the loop over terms that are not held. The exponentials of two doubles fill the registers:
-  // 85 instructions a pack; by four turns at a time 101, of which 16 are spills.
+  // Unroll factor of the loop over terms that are not held in registers. The exponentials of two
+  // doubles fill the registers: 85 instructions per pack, but 101 when unrolled by four, 16 of them
+  // spills.
   constexpr int kTermTurns = IsDouble(kDTypeOf<T>) ? 1 : 4 / kClasses;
-  // Under a name of its own: to the compiler, equal names are one array of one alignment.
+  // The name must be unique: the compiler merges extern arrays of equal names and takes one
+  // alignment.
   extern __shared__ __align__(kSmemLineBytes) unsigned char row_smem[];
   Pack<T>* const row_packs = reinterpret_cast<Pack<T>*>(row_smem);
   __shared__ typename RowBlockReducer<Op>::Scratch scratch;
@@ -55,7 +56,7 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
   const int threads = blockDim.x, lane = threadIdx.x % kWarpSize;
 
   const RowBatches::Rows rows = args.batches.RowsOf(ClusterIndex(), args.rows);
-  // Past the last of its rows there is nothing to fetch, as past the last of all.
+  // The view is empty past the block's last row, so that nothing is fetched.
   const auto view_of = [&](int64_t row) {
     return View(args, row < rows.end ? row : args.rows).PartFromLine(ClusterRank(), slots);
   };
@@ -65,7 +66,7 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
     for (int i = 0; i < Op::kInputs; ++i) {
       Pack<T>* const to = &row_packs[i * slots + index];
       if (i == 0 || Op::kSharesRows) {
-        // As in LoadPack: the one pack that the array does not fill is left to MaskPack.
+        // As in LoadPack, the pack that the array does not fill is left to MaskPack.
         if (view.Present(index) < Pack<T>::kSize) continue;
         CopyPackAsync(to, reinterpret_cast<const Pack<T>*>(args.in[i]) + view.first + index);
       } else if constexpr (!Op::kSharesRows) {
@@ -86,15 +87,15 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
       }
     }
   };
-  // Reads a pack for the first time, and replaces what the row does not see of it.
+  // Reads a pack for the first time and replaces its hidden and foreign elements.
   const auto read_masked = [&](const View& view, int index, InputPacks<Op>& pack) {
     read(index, pack);
     if constexpr (kHasMask<Op>) pack.mask = row_mask[index];
     MaskPacks<Op>(pack, args, view, index);
     HidePacks<Op>(pack, view, index);
   };
-  // Masks packs that are not held where they lie, so that the loops over them need not ask. Only
-  // the last one may need it, unless the operation hides elements.
+  // Masks the packs that stay in shared memory in place, so that the loops over them need no test.
+  // Unless the operation hides elements, only the last pack may need it.
   const auto mask_rest = [&](const View& view) {
     const int last = view.packs - 1, first_rest = kHeld * threads;
     if (!Op::kHides && (kAligned || last < first_rest || last % threads != threadIdx.x)) return;
@@ -118,10 +119,11 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
     InputPacks<Op> held[kHeld];
     C held_term[kHeld][Pack<T>::kSize];
     auto found = RowStatistics<Op>::Empty();
-    bool has_max = true;  // whether this thread may have it
+    bool has_max = true;  // whether this thread may have the maximum
     C sum[kClasses][Op::kSums] = {};
     const int label = args.LabelOf(row);
-    // The held packs in turn; a warp skips the turns in which none of its lanes has a pack.
+    // Calls body(h, p) for each held pack; a warp skips iterations in which none of its lanes has a
+    // pack.
     const auto for_held = [&](auto body) {
 #pragma unroll
       for (int h = 0; h < kHeld; ++h) {
@@ -246,7 +248,7 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
       start_copy(next, p);
     }
     if constexpr (kLed) {
-      // Over what the same thread has stored there.
+      // Overwrites the result that the same thread has stored there.
       if (led.labelled_thread == static_cast<int>(threadIdx.x)) StoreAtLabel(args, view, led.row);
     }
     view = next;

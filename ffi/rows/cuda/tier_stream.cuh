@@ -1,10 +1,10 @@
-// Tier `stream`: the two parts of an operation, for rows that are spread over devices. Each part
-// reads a row once and keeps nothing of it.
+// Tier `stream`: statistics and results as separate kernels, for rows that are sharded over
+// devices. Each kernel reads a row once and keeps nothing of it.
 //
-// Work split: some lanes, a warp or a block walk their rows, in their order, grid-stride; lane l
-// owns packs l, l + lanes, ... of a row.
-// Memory: the statistics read every element once and write a maximum and one or two sums a row; the
-// result reads and writes every element once.
+// Work split: a few lanes, a warp or a block take rows in a grid-stride loop; lane l owns packs l,
+// l + lanes, ... of a row.
+// Memory: the statistics kernel reads every element once and writes a maximum and the sums per row;
+// the result kernel reads and writes every element once.
 // Requires: any cols; blockDim.x is a multiple of 32.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_STREAM_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_STREAM_CUH_
@@ -15,8 +15,8 @@
 
 namespace jaxkernels {
 
-// statistics[row] = {maximum, sums of the terms}; relative to 0 where all is -inf, so that the
-// columns of other devices decide what such a row gives.
+// Stores statistics[row] = {maximum, sums of the terms}. The sums are relative to 0 if all elements
+// are -inf, so that the columns of other devices determine the result.
 template <typename Op, typename Group, bool kAligned>
 __global__ void __maxnreg__(kLongRowRegisters)
     RowStatisticsKernel(RowArgs<Op> args, typename Op::C* statistics) {
@@ -47,9 +47,9 @@ __global__ void __maxnreg__(kLongRowRegisters)
   }
 }
 
-// The result from the statistics of whole rows, or of operations that reduce nothing;
-// args.lanes neighbouring threads share a row, or each of its args.branches parts. (A row scalar
-// follows from its statistics without the row.)
+// Computes the result from the statistics of whole rows, or without any if the operation reduces
+// nothing. args.lanes neighbouring threads share a row, or each of its args.branches parts. (A row
+// scalar is computed from the statistics alone, not by this kernel.)
 template <typename Op, bool kAligned>
 __global__ void __maxnreg__(kLongRowRegisters)
     RowFinishKernel(RowArgs<Op> args, const typename Op::C* statistics) {
@@ -64,7 +64,7 @@ __global__ void __maxnreg__(kLongRowRegisters)
                             : part / args.branches;
     const int index = static_cast<int>(part - row * args.branches);
     const int label = args.LabelOf(row);
-    // Long rows from a line on, each part whole warps' worth of packs.
+    // Long rows begin at a cache line; each part is a multiple of args.lanes packs.
     RowView<Op, kAligned> view(args, row);
     if (lanes > kWarpSize) view = view.StartAtLine();
     const int turn = args.branches * lanes, share = (view.packs + turn - 1) / turn * lanes;

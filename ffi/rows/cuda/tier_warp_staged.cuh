@@ -1,19 +1,19 @@
-// Tier `warp`, staged: short rows that fill the layouts of tier_registers.cuh badly, most of them
-// because they begin within a pack. Some rows together, a chunk, are one piece of memory, which
-// goes through the shared memory of a warp.
+// Tier `warp`, staged: short rows that waste lanes in tier_registers.cuh, mostly because they are
+// unaligned. A chunk of consecutive rows is contiguous in memory and goes through a warp's shared
+// memory.
 //
 // H200 bf16 fwd 33 cols, of the copy rate (2026-11): head and tail peeled 0.40, staged 0.97
 //
-// Work split: a warp owns a chunk (staged_chunk.cuh) and walks the chunks grid-stride. args.lanes
-//   neighbouring lanes compute a row: lane l has elements l, l + lanes, ... of it, in registers.
+// Work split: a warp takes chunks (staged_chunk.cuh) in a grid-stride loop. args.lanes neighbouring
+// lanes compute a row: lane l has elements l, l + lanes, ... of it in registers.
 // Memory: one read and one write per element in 16-byte packs. The copies of the warp's next chunk
-//   start as soon as this one is stored; meanwhile other warps compute.
-// Banks: the lanes of a row are side by side. The rows that a warp computes at once are so far
-//   apart that at most two words of a bank are read, where cols is odd and rows are many. Rows of
-//   whole packs that begin within one meet in few banks: up to 16 words of one.
+// start when this one is stored; other warps compute meanwhile.
+// Banks: the lanes of a row read neighbouring elements. The distance between the rows that a warp
+// computes at once limits conflicts to two-way, if cols is odd and the chunk has many rows.
+// Unaligned rows of whole packs have up to 16-way conflicts.
 // Requires: cols is at most args.lanes * kPerLane and at least args.lanes * (kPerLane - 2);
-//   args.staged_rows rows are whole packs, and a multiple of what a warp computes at once; shared
-//   memory for kInputs chunks a warp, each a pack larger where any array begins within one.
+// args.staged_rows rows fill whole packs, and are a multiple of the rows that a warp computes at
+// once; shared memory for kInputs chunks per warp, each one pack larger if any array is unaligned.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_WARP_STAGED_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_WARP_STAGED_CUH_
 
@@ -26,7 +26,7 @@ namespace jaxkernels {
 
 __device__ inline int Log2OfPower(int power) { return __ffs(power) - 1; }
 
-// The lanes that share a row, a power of two of them.
+// A group of lanes that share a row; their number is a power of two.
 class RowLanes {
  public:
   static constexpr bool kMeetsInTwoSteps = false;
@@ -34,10 +34,10 @@ class RowLanes {
   __device__ explicit RowLanes(int lanes) : lanes_(lanes), log2_(Log2OfPower(lanes)) {}
 
   __device__ int Lane() const { return threadIdx.x & (lanes_ - 1); }
-  // Which of the rows that a warp computes at once is this lane's, and how many they are.
+  // The index of this lane's row among those that a warp computes at once, and their number.
   __device__ int Row() const { return threadIdx.x % kWarpSize >> log2_; }
   __device__ int Rows() const { return kWarpSize >> log2_; }
-  // Without branches, which take longer than the steps that they would spare.
+  // There are no branches: they would take longer than the steps that they skip.
   template <typename Reduction, int kCount>
   __device__ void AllReduce(typename Reduction::Value (&value)[kCount]) const {
 #pragma unroll
@@ -54,13 +54,13 @@ class RowLanes {
   const int lanes_, log2_;
 };
 
-// Computes row `row` of a chunk in place; it is row `index` of the array, or past its end.
+// Computes row `row` of a chunk in place; `index` is its row in the array, and may be past the end.
 template <int kPerLane, typename Op>
 __device__ void ComputeStagedRow(const RowArgs<Op>& args, const StagedChunk<Op>& chunk,
                                  const RowLanes& group, int row, int64_t index) {
   using C = typename Op::C;
   const int lanes = args.lanes, first = group.Lane();
-  // All lanes have all turns but the last two.
+  // Only the last two iterations can be past the end of the row.
   const auto has = [&](int k) { return k < kPerLane - 2 || first + k * lanes < chunk.cols; };
   C value[kPerLane][Op::kInputs], term[kPerLane];
   auto found = RowStatistics<Op>::Empty();
@@ -96,7 +96,7 @@ __device__ void ComputeStagedRow(const RowArgs<Op>& args, const StagedChunk<Op>&
   }
   AddTerms(args.op, value, found.max, own_max == found.max, term, found.sum);
   const GivenRow<Op> given = args.GivenOf(index, label, chunk.Element(0, row * chunk.cols));
-  if constexpr (Op::kTakesLabel) __syncwarp();  // before another lane stores over that element
+  if constexpr (Op::kTakesLabel) __syncwarp();  // before another lane overwrites that element
   AllReduceSums(args.op, group, found);
 
   // Store.
