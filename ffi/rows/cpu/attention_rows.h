@@ -1,7 +1,7 @@
-// The operations on attention scores on the CPU: rows are brought into a buffer in the compute
-// type, scaled, biased and masked; there the plain operations run on them.
+// Attention operations on the CPU: rows are loaded into a buffer in the compute type, scaled,
+// biased and masked; then the plain operations run on the buffer.
 //
-// Owns: what a row loads and stores. Must not know: how a row is reduced (row_drivers.h), XLA,
+// Owns: the loads and stores of a row. Must not know: how a row is reduced (row_drivers.h), XLA,
 // threads.
 #ifndef JAXKERNELS_ROWS_CPU_ATTENTION_ROWS_H_
 #define JAXKERNELS_ROWS_CPU_ATTENTION_ROWS_H_
@@ -19,10 +19,10 @@
 
 namespace jaxkernels {
 
-// Rows that go through the drivers together: short ones need company, but are computed outside of
-// their bands too then.
-// EPYC (Zen 4), 2026-11, ns per element of causal float32 scores, alone and in company: 128 columns
-// 1.14, 0.78; 256 columns 0.79, 0.72; 512 columns 0.56, 0.66
+// Number of rows per call of a driver. Short rows are processed in groups, which compute outside
+// their bands too.
+// EPYC (Zen 4), 2026-11, ns per element of causal float32 scores, single rows and groups: 128
+// columns 1.14, 0.78; 256 columns 0.79, 0.72; 512 columns 0.56, 0.66
 inline constexpr int64_t kMostBandCompanyCols = 128;
 template <typename Op>
 int64_t RowsAtOnce(const MaskedRows& attention, int64_t cols) {
@@ -42,8 +42,8 @@ JK_INLINE void NarrowAll(const CpuComputeType<T>* from, int64_t n, T* to) {
   for (int64_t i = 0; i < n; ++i) Narrow(from[i], &to[i]);
 }
 
-// t = scale * x + bias where the row sees a column of `range`, else -inf. Returns whether there is
-// anything but -inf.
+// Loads t = scale * x + bias for visible columns of `range` and -inf for hidden ones. Returns
+// whether any element is not -inf.
 template <typename T>
 JK_INLINE bool LoadScores(const RowArrays& all, const MaskedRows& attention, int64_t row,
                           const ColumnRange& range, CpuComputeType<T>* t,
@@ -67,11 +67,11 @@ JK_INLINE bool LoadScores(const RowArrays& all, const MaskedRows& attention, int
   }
   int64_t seen = 0;
 #pragma omp simd reduction(+ : seen)
-  for (int64_t i = 0; i < n; ++i) seen += t[i] == -kInf<C> ? 0 : 1;  // NaN is something
+  for (int64_t i = 0; i < n; ++i) seen += t[i] == -kInf<C> ? 0 : 1;  // NaN counts
   return seen > 0;
 }
 
-// y and dy of a row. Where y is zero, as it is under the mask, dy does not matter, be it NaN.
+// Loads y and dy of a row. If y is zero, as for masked elements, dy is set to zero, even a NaN.
 template <typename T>
 JK_INLINE void LoadGradient(const RowArrays& all, int64_t row, const ColumnRange& range,
                             CpuComputeType<T>* y, CpuComputeType<T>* dy) {
@@ -83,9 +83,9 @@ JK_INLINE void LoadGradient(const RowArrays& all, int64_t row, const ColumnRange
   for (int64_t i = 0; i < n; ++i) dy[i] = y[i] == C(0) ? C(0) : dy[i];
 }
 
-// Rows [begin, end) of `all`, `step` at a time. `load(row, range, r)` brings what row `row` sees of
-// `range` into slot r of the buffers, and returns whether it sees anything; `run(rows, cols)` makes
-// the results from them, in the compute type, to be stored as `Result`.
+// Processes rows [begin, end) of `all`, `step` at a time. `load(row, range, r)` loads columns
+// `range` of row `row` into slot r of the buffers, and returns whether any is visible. `run(rows,
+// cols)` computes the results from the buffers, in the compute type; they are stored as `Result`.
 template <typename Result, typename C, typename Load, typename Run>
 JK_INLINE void ForRows(const RowArrays& all, const MaskedRows& attention, int64_t begin,
                        int64_t end, int64_t step, const C* results, Load load, Run run) {
@@ -95,7 +95,7 @@ JK_INLINE void ForRows(const RowArrays& all, const MaskedRows& attention, int64_
   Narrow(C(0), &zero);
   for (int64_t first = begin; first < end; first += step) {
     const int64_t rows = std::min(step, end - first);
-    // Rows in company are all of one length; a long row is as long as its band.
+    // The rows of a group have the full length; a single row has the length of its band.
     ColumnRange range = {0, static_cast<int>(cols)};
     if (step == 1) range = attention.ColumnsOf(first, cols);
     const int64_t n = range.end - range.begin;
@@ -115,9 +115,9 @@ JK_INLINE void ForRows(const RowArrays& all, const MaskedRows& attention, int64_
   }
 }
 
-// One step of a segment of a row that threads share. `load(row, range, first, second, results)`
-// brings it into buffers, and returns whether it sees anything; `finish(n, first, results)` is
-// the last thing that is done with results.
+// Runs one step of a segment of a row that threads share. `load(row, range, first, second,
+// results)` loads it into buffers, and returns whether any column is visible. `finish(n, first,
+// results)` post-processes the results.
 template <typename Op, typename Result, typename Load, typename Finish>
 JK_INLINE void RunSharedSegment(const RowCall& call, const RowRange& range, Load load,
                                 Finish finish) {
@@ -144,15 +144,14 @@ JK_INLINE void RunSharedSegment(const RowCall& call, const RowRange& range, Load
   NarrowAll(results + at, end - begin, static_cast<Result*>(call.arrays.out) + at);
 }
 
-// Replaces what lies outside the band of a row by `fill`.
+// Fills the columns of a row outside its band.
 template <typename C>
 JK_INLINE void FillOutside(const ColumnRange& band, int64_t cols, C fill, C* row) {
   std::fill(row, row + band.begin, fill);
   std::fill(row + band.end, row + cols, fill);
 }
 
-// Softmax of values whose results are rounded to 16 bits: the rounding error of x - max is not
-// worth keeping.
+// Softmax with results that are rounded to 16 bits: it ignores the rounding error of x - max.
 struct SoftmaxForwardOfHalf : SoftmaxForward<float> {
   JK_INLINE static float Term(float x, float, float max) { return Exp<true>(x - max, 0.0f); }
   JK_INLINE static float Finish(float x, float unused, const Row& row) {
@@ -160,7 +159,7 @@ struct SoftmaxForwardOfHalf : SoftmaxForward<float> {
   }
 };
 
-// What runs on scores that are loaded.
+// The operation that runs on loaded scores.
 template <typename T>
 using ForwardOfLoaded = std::conditional_t<std::is_same_v<T, CpuComputeType<T>>,
                                            SoftmaxForward<CpuComputeType<T>>, SoftmaxForwardOfHalf>;
@@ -199,7 +198,7 @@ JK_INLINE void RunAttentionForwardAs(const RowCall& call, const RowRange& range)
   ForRows<Result>(all, attention, range.begin, range.end, step, results.data(), load, run);
 }
 
-// Results of float32 scores may be of a half type.
+// Dispatches on the result type: results of float32 scores may have a half type.
 template <typename T>
 JK_INLINE void RunAttentionForward(const RowCall& call, const RowRange& range) {
   if constexpr (std::is_same_v<T, float>) {

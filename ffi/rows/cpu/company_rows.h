@@ -1,8 +1,8 @@
-// How the CPU walks rows of a few vectors: kLanes rows at a time, lanes along the row. What the
-// vectors of a row come to is brought to one number for the rows of a group together.
+// Row-blocked SIMD for rows of a few vectors: a group of kLanes rows, with the lanes of a vector
+// along the row. The horizontal sums of the kLanes rows are computed together.
 //
-// Owns: which elements of a group come together. What is done with them: row_steps.h, row_ops.h.
-// Must not know: which operation does what, XLA, threads.
+// Owns: the loops over a group and its horizontal reductions. row_steps.h and row_ops.h have the
+// arithmetic. Must not know: the operations, XLA, threads.
 #ifndef JAXKERNELS_ROWS_CPU_COMPANY_ROWS_H_
 #define JAXKERNELS_ROWS_CPU_COMPANY_ROWS_H_
 
@@ -17,11 +17,11 @@
 
 namespace jaxkernels {
 
-// Rows up to this length are computed in company.
+// Rows up to this length use row-blocked SIMD.
 //
-// EPYC (Zen 4), one core, 2026-11, ns per element, this way (before kFewVectors), one row after the
-// other, and the faster of lanes of their own or eight rows in turns, as it was; columns: 33, 64,
-// 128 and 512.
+// EPYC (Zen 4), one core, 2026-11, ns per element: row-blocked (before kFewVectors), one row at a
+// time, and the faster of transposed rows or eight interleaved rows (the former code); 33, 64, 128
+// and 512 columns.
 // f32 softmax: 0.96, 1.66, 0.68; 0.56, 0.75, 0.65; 0.45, 0.58, 0.60; 0.39, 0.41, 0.43
 // f32 grad: 0.36, 0.68, 0.55; 0.21, 0.32, 0.35; 0.18, 0.25, 0.26; 0.20, 0.19, 0.23
 // bf16 softmax: 0.88, 2.72, 0.81; 0.55, 1.11, 0.76; 0.48, 0.80, 0.73; 0.46, 0.53, 0.54
@@ -43,29 +43,30 @@ constexpr int64_t CompanyCols() {
 template <typename Op>
 inline constexpr int64_t kCompanyCols = CompanyCols<Op>();
 
-// Rows of 2 to so many vectors have code for their number of vectors: no loop over the vectors of a
-// row is left, its sums stay in registers, and its terms lie in a buffer, each vector in one line
-// of the cache. 5 would serve 65 to 80 columns (f32 softmax of 65: 0.69 becomes 0.54), for a tenth
-// more code of all CPU kernels.
+// Rows of 2 to kFewVectors vectors have unrolled code for each number of vectors: their sums stay
+// in registers, and their terms lie in a buffer, each vector in one cache line. A limit of 5 would
+// also cover 65 to 80 columns (f32 softmax of 65: 0.69 becomes 0.54), but would add a tenth to the
+// code size of all CPU kernels.
 //
-// EPYC (Zen 4), one core, 2026-11, ns per element, by a loop and so; 17, 33, 47 and 64 columns:
+// EPYC (Zen 4), one core, 2026-11, ns per element, looped and unrolled; 17, 33, 47 and 64 columns:
 // f32 softmax: 1.32, 0.97; 0.89, 0.69; 0.63, 0.49; 0.50, 0.46
 // f32 grad: 0.54, 0.43; 0.34, 0.28; 0.25, 0.21; 0.21, 0.21
 // bf16 softmax: 1.28, 1.00; 0.85, 0.72; 0.64, 0.54; 0.55, 0.49
 // bf16 grad: 0.64, 0.50; 0.46, 0.39; 0.38, 0.32; 0.32, 0.28
 // f64 softmax: 2.84, 2.25; 1.92, 1.64; 1.36, 1.18; 1.15, 1.11
 //
-// Xeon (AVX-512, AMX), f32 log-softmax of 47, 64, 197 and 400 columns, before it had near terms and
-// counted the maxima in float32, and so: 0.78, 0.76; 0.71, 0.65; 0.70, 0.51; 0.66, 0.45
+// Xeon (AVX-512, AMX), f32 log-softmax of 47, 64, 197 and 400 columns, before and after it got
+// fixed-shift terms (NearTerm) and counted the maxima in float32: 0.78, 0.76; 0.71, 0.65; 0.70,
+// 0.51; 0.66, 0.45
 inline constexpr int kFewVectors = 4;
 
-// A vector is folded to so many lanes before the rows of a group become columns. Only sums of
-// float32, which are double, can bear the roundings of folding twice.
+// Number of lanes to which a vector is folded before the group is transposed. Only float32, whose
+// sums are double, can afford the rounding errors of folding twice.
 inline constexpr int64_t kFoldedMaxima = kLanes / 4;
 template <typename T>
 inline constexpr int64_t kFoldedSums = std::is_same_v<T, float> ? kLanes / 4 : kLanes / 2;
 
-// The lanes of a vector become kFolded ones; `join` makes one of two.
+// Folds the lanes of a vector to kFolded lanes; `join` combines two lanes.
 template <int64_t kFolded, typename C, typename Join>
 JK_INLINE void Fold(C (&lanes)[kLanes], C* to, Join join) {
   for (int64_t half = kLanes / 2; half > kFolded; half /= 2) {
@@ -84,7 +85,8 @@ JK_INLINE void FoldedColumns(const C* from, C* to) {
   Interleave(half_way, kLanes / 4 * kFolded, to);
 }
 
-// The maxima of `count` rows, of `whole` elements in whole vectors and at most a vector more.
+// Computes the maxima of `count` rows, which have `whole` elements in whole vectors and less than a
+// vector more.
 template <typename C>
 JK_INLINE void MaximaOf(const C* x, int64_t cols, int64_t whole, int64_t count, C* max) {
   constexpr int64_t kFolded = kFoldedMaxima;
@@ -108,12 +110,12 @@ JK_INLINE void MaximaOf(const C* x, int64_t cols, int64_t whole, int64_t count, 
   }
 }
 
-// What the lanes of a row sum: its sum, or its second sum.
+// Accumulators of a row, one per lane, for its first or second sum.
 template <typename Op, bool kIsSecond>
 using LaneSums =
     std::conditional_t<kIsSecond, typename Op::SecondSum, CpuSumType<typename Op::Storage>>[kLanes];
 
-// Adds kLanes terms without the first `skip`; all are also kept in `terms` if the operation keeps
+// Adds kLanes terms except the first `skip`. Stores all of them in `terms` if the operation keeps
 // its term.
 template <typename Op, bool kNear, bool kSkip>
 JK_INLINE void AddVector(const typename Op::C* first, const typename Op::C* second, int64_t skip,
@@ -155,7 +157,7 @@ JK_INLINE void AddFolded(const Sum* folded, double (&total)[kLanes], double (&lo
   }
 }
 
-// kLanes results. `terms`: kept ones.
+// Computes kLanes results; `terms` are the kept terms.
 template <typename Op>
 JK_INLINE void FinishVector(const typename Op::C* first, const typename Op::C* second,
                             const typename Op::C* terms, const typename Op::Row& row,
@@ -171,10 +173,10 @@ JK_INLINE void FinishVector(const typename Op::C* first, const typename Op::C* s
   }
 }
 
-// `count` rows of kLanes to kCompanyCols elements: of kVectors vectors, the last of which is left
-// as the rest, or of any number of vectors if 0. What is left of a row behind its whole vectors is
-// computed with its last kLanes elements, before them, because results of half types replace the
-// widened inputs.
+// Processes `count` rows of kLanes to kCompanyCols elements. A row has kVectors vectors and the
+// last one is the remainder; kVectors = 0 allows any number. The remainder is computed as the last
+// kLanes elements of the row. It comes before the whole vectors, because results of half types
+// overwrite the widened inputs.
 template <typename Op, int kVectors>
 JK_INLINE void RunCompanyGroup(const Inputs<Op>& in, int64_t cols, const RowEnds<Op>& ends,
                                int64_t index, int64_t count, typename Op::Storage* out) {
@@ -193,7 +195,7 @@ JK_INLINE void RunCompanyGroup(const Inputs<Op>& in, int64_t cols, const RowEnds
   const C* second = Op::kInputs == 2 ? Load(in.second, count * cols, second_wide) : nullptr;
   C* const results = ResultBuffer(out, first_wide);
   const auto second_at = [&](int64_t i) { return Op::kInputs == 2 ? second + i : nullptr; };
-  // Terms of row r: those of its last kLanes elements, and those from element i on.
+  // Pointers to the terms of row r: those of its last kLanes elements, and those from element i on.
   const auto last_terms = [&](int64_t r) JK_INLINE_LAMBDA { return kept + r * kKept; };
   const auto terms_at = [&](int64_t r, int64_t i) JK_INLINE_LAMBDA -> C* {
     if constexpr (!Op::kKeepsTerm) return nullptr;
@@ -284,7 +286,7 @@ JK_INLINE void RunCompanyOf(const Inputs<Op>& in, int64_t cols, const RowRange& 
   }
 }
 
-// Finds the code for the number of vectors of a row, from kVectors on down.
+// Dispatches on the number of vectors of a row, from kVectors downwards.
 template <typename Op, int kVectors = kFewVectors>
 JK_INLINE void RunCompany(const Inputs<Op>& in, int64_t cols, const RowRange& range,
                           const RowEnds<Op>& ends, typename Op::Storage* out) {

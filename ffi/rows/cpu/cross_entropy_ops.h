@@ -1,7 +1,8 @@
-// Cross entropy on the CPU: what a row of logits with a label is reduced to, and what the gradient
-// of its loss is made of. ffi/rows/cuda/row_ops_losses.cuh says the same for CUDA, and why.
+// Cross entropy on the CPU: the statistics of a row of logits with a label, and the coefficients of
+// the gradient of its loss. ffi/rows/cuda/row_ops_losses.cuh does the same on CUDA and gives the
+// reasons.
 //
-// Owns: these operations, and the numbers of a row. Must not know: how rows are walked
+// Owns: these operations, and the statistics of a row. Must not know: the loops over rows
 // (cross_entropy_rows.h), XLA, threads.
 #ifndef JAXKERNELS_ROWS_CPU_CROSS_ENTROPY_OPS_H_
 #define JAXKERNELS_ROWS_CPU_CROSS_ENTROPY_OPS_H_
@@ -19,15 +20,15 @@
 
 namespace jaxkernels {
 
-// Below it exponentials are zero.
+// Lower exponents give zero.
 inline constexpr int kLeastLogitExponent = -1000;
 
-// One visible element's share of the smoothing. `seen` is not counted where there is none.
+// The share of the smoothing per visible element. `seen` is not counted if there is no smoothing.
 JK_INLINE double ShareOf(double smoothing, double seen) {
   return smoothing == 0 || seen == 0 ? 0 : smoothing / seen;
 }
 
-// Marks the kept term of a hidden element (-inf) where all sums are made.
+// Marks the kept term of a hidden element (-inf) if all sums are computed.
 inline constexpr int kHiddenTerm = -1;
 // The gradient of an element from its kept term.
 template <typename C>
@@ -36,12 +37,12 @@ JK_INLINE C GradientOfTerm(C term, C factor, C constant) {
 }
 
 // The sums of a row, in this order:
-//   rest    exp(x - max) of all but the maxima
-//   count   the maxima
+//   rest    exp(x - max) of all elements but the maxima
+//   count   number of maxima
 //   spread  exp(x - max) (x - max)
-//   total   x - max, times kTotalScale, but for elements that are -inf
-//   seen    the elements that are not -inf
-// The last three are zero unless all sums are wanted.
+//   total   (x - max) kTotalScale of the elements that are not -inf
+//   seen    number of elements that are not -inf
+// The last three are zero unless all_sums.
 template <typename T>
 struct CrossEntropyOp : RowOp<T, 5> {
   using typename RowOp<T, 5>::C;
@@ -52,21 +53,21 @@ struct CrossEntropyOp : RowOp<T, 5> {
   static constexpr int kStores = 7;
 };
 
-// The statistics of a row, and the element at its label.
+// Stores the statistics of a row and the element at its label.
 template <typename T>
 struct CrossEntropyForward : CrossEntropyOp<T> {
   static constexpr Operation kOperation = Operation::kCrossEntropyForward;
   static constexpr bool kStoresElements = false;
 };
 
-// The same, and the gradient of weight * loss.
+// As CrossEntropyForward, and also stores the gradient of weight * loss.
 template <typename T>
 struct CrossEntropyForwardGrad : CrossEntropyOp<T> {
   static constexpr Operation kOperation = Operation::kCrossEntropyForwardGrad;
   static constexpr int kTakes = 4;
 };
 
-// The gradient, given what was kept of the row and cotangents.
+// Stores the gradient, given the residuals of the row and cotangents.
 template <typename T>
 struct CrossEntropyGrad : RowOp<T> {
   static constexpr Operation kOperation = Operation::kCrossEntropyGrad;
@@ -78,31 +79,30 @@ struct CrossEntropyGrad : RowOp<T> {
   static constexpr int kTakes = 11;
 };
 
-// What terms are relative to: the maximum, but for a row of -inf alone, which has no terms.
+// The shift of the terms: the maximum, or 0 for a row of -inf only, which has no terms.
 template <typename C>
 JK_INLINE C LogitReference(C max) {
   return max == -kInf<C> ? C(0) : max;
 }
 
-// The terms of float32 rows, or segments, whose maximum is near 0 have another factor
-// (ExpTimesPower).
+// Whether a row or segment has fixed-shift terms (ExpTimesPower): float32 with a maximum near 0.
 template <typename T>
 JK_INLINE bool HasNearLogits(double max, bool all_sums) {
   return std::is_same_v<T, float> && !all_sums && IsNear(static_cast<float>(max));
 }
-// Of such a one, what makes a term of exp(x - max).
+// The factor that turns its fixed-shift terms into exp(x - max).
 JK_INLINE double NearFactor(double max) {
   return Exp<false>(double(PowerOf(static_cast<float>(max))) * 0.6931471805599453 - max, 0.0);
 }
 
-// The numbers of up to kLanes rows, each in its own lane.
+// Statistics of up to kLanes rows, one row per lane.
 struct LogitRows {
   double max[kLanes], sum[5][kLanes], labelled[kLanes];
-  double term_factor[kLanes];  // what makes exp(x - max) of a kept term
+  double term_factor[kLanes];  // turns a kept term into exp(x - max)
 };
 
-// Their gradients: exp(x - max) (factor + slope (x - max)) + constant, without the constant where x
-// is -inf, and `there` at the label, or everywhere.
+// Coefficients of their gradients: exp(x - max) (factor + slope (x - max)) + constant, without the
+// constant if x is -inf. The gradient at the label, or everywhere if `is_everywhere`, is `there`.
 struct LogitGradients {
   double max[kLanes], factor[kLanes], slope[kLanes], constant[kLanes], there[kLanes];
   bool is_everywhere[kLanes];
@@ -116,7 +116,7 @@ JK_INLINE void TakeLanes(const RowEnds<Op>& ends, int64_t first, int64_t count,
   }
 }
 
-// The gradients of weight * loss, from the statistics of rows and the numbers that they take.
+// Computes the gradients of weight * loss, from the statistics of rows and their scalars.
 template <typename Op>
 JK_INLINE void MakeGradients(const LogitRows& of, const RowEnds<Op>& ends, const int32_t* labels,
                              int64_t first, int64_t count, int64_t cols, LogitGradients* to) {
@@ -129,12 +129,12 @@ JK_INLINE void MakeGradients(const LogitRows& of, const RowEnds<Op>& ends, const
     const double share = ShareOf(taken[2][r], seen);
     const double log_sum = Log1p(of.sum[0][r] + (of.sum[1][r] - 1));
     const double loss = log_sum + (max - of.labelled[r]), slope = 2 * z * (max + log_sum);
-    const double mass = q + share * seen + slope;  // what multiplies softmax
+    const double mass = q + share * seen + slope;  // the factor of softmax
     to->max[r] = max;
     to->factor[r] = weight * mass / (of.sum[0][r] + of.sum[1][r]);
     to->slope[r] = 0;
     to->constant[r] = -weight * share;
-    // Not mass * expm1(-loss) + ..., where slope would cancel.
+    // This is not written as mass * expm1(-loss) + ..., where `slope` would cancel.
     const double at_label = of.labelled[r] == -kInf<double> ? 0 : share;
     const double others = (share * seen + slope) * Exp<true>(-loss, 0.0) - at_label;
     to->there[r] = weight * (q * ExpMinusOne(-loss) + others);
@@ -153,8 +153,8 @@ JK_INLINE void MakeGradients(const LogitRows& of, const RowEnds<Op>& ends, const
   }
 }
 
-// The gradients from what was kept of rows, and the cotangents of lse - x_l, of lse, of the entropy
-// and of mean (lse - x).
+// Computes the gradients from the residuals of rows and the cotangents of lse - x_l, of lse, of the
+// entropy and of mean (lse - x).
 template <typename Op>
 JK_INLINE void MakeKeptGradients(const RowEnds<Op>& ends, int64_t first, int64_t count,
                                  LogitGradients* to) {
@@ -187,7 +187,7 @@ JK_INLINE void MakeKeptGradients(const RowEnds<Op>& ends, int64_t first, int64_t
   }
 }
 
-// A call, and what is done with the numbers of its rows.
+// A call, with loads of labels and stores of residuals and special results.
 template <typename Op>
 struct LogitCall {
   using T = typename Op::Storage;
@@ -198,17 +198,17 @@ struct LogitCall {
   T* out = static_cast<T*>(call.arrays.out);
   RowEnds<Op> ends = {call.scalars_in, call.scalars_out};
 
-  // The element at the label if it is one of columns [begin, end), else 0. To be read before
-  // results are written, which may stand in the place of x.
+  // The element at the label if that is in columns [begin, end), else 0. Read it before results are
+  // stored, which may overwrite x.
   JK_INLINE double LabelledOf(int64_t row, int64_t begin, int64_t end) const {
     const int64_t label = call.labels == nullptr ? -1 : call.labels[row];
     return label >= begin && label < end ? double(Widen(x[row * cols + label])) : 0;
   }
-  // NaN for a label beyond the row.
+  // `labelled`, or NaN if label >= cols.
   JK_INLINE double Known(int64_t row, double labelled) const {
     return call.labels[row] < cols ? labelled : std::numeric_limits<double>::quiet_NaN();
   }
-  // What is kept of rows.
+  // Stores the residuals of rows.
   JK_INLINE void StoreNumbers(int64_t first, int64_t count, const LogitRows& rows) const {
     for (int64_t r = 0; r < count; ++r) {
       ends.Store(first + r, C(rows.max[r]), 0);
@@ -216,8 +216,7 @@ struct LogitCall {
       ends.Store(first + r, C(rows.labelled[r]), 6);
     }
   }
-  // Replaces results that follow from no formula: at the label, or everywhere. Of columns
-  // [begin, end).
+  // Replaces special results in columns [begin, end): at the label, or everywhere.
   JK_INLINE void StoreExceptions(int64_t row, int64_t begin, int64_t end, bool is_everywhere,
                                  double there) const {
     const int64_t label = call.labels[row];

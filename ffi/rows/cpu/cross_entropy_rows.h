@@ -1,8 +1,8 @@
-// How the CPU walks rows of logits: groups of rows, whose numbers are made side by side, and
-// segments of long rows. Short rows: narrow_logits.h.
+// Loops over rows of logits on the CPU: groups of rows, whose statistics are computed together, and
+// segments of long rows. narrow_logits.h handles short rows.
 //
-// Owns: which rows and segments come together. What is done with them: cross_entropy_steps.h,
-// cross_entropy_ops.h. Must not know: XLA, threads.
+// Owns: the grouping of rows and segments. cross_entropy_steps.h and cross_entropy_ops.h have the
+// arithmetic. Must not know: XLA, threads.
 #ifndef JAXKERNELS_ROWS_CPU_CROSS_ENTROPY_ROWS_H_
 #define JAXKERNELS_ROWS_CPU_CROSS_ENTROPY_ROWS_H_
 
@@ -17,10 +17,10 @@
 
 namespace jaxkernels {
 
-// Terms of a group of rows: they stay in the cache, half types' on the stack.
+// Terms of a group of rows: few enough to stay in the cache; those of half types are on the stack.
 inline constexpr int64_t kKeptLogits = 8192;
-// Segments [begin, end) of row `row`, whose statistics are `segments`, become a gradient. `terms`:
-// of the row, null if they are not kept.
+// Stores the gradient of segments [begin, end) of row `row`, whose statistics are `segments`.
+// `terms` are the kept terms of the row, or null.
 template <typename Op>
 JK_INLINE void StoreGradient(const LogitCall<Op>& on, int64_t row, int64_t begin, int64_t end,
                              const SegmentStatistics* segments, const LogitGradients& of, int64_t r,
@@ -46,7 +46,7 @@ JK_INLINE void StoreGradient(const LogitCall<Op>& on, int64_t row, int64_t begin
   on.StoreExceptions(row, first, last, of.is_everywhere[r], of.there[r]);
 }
 
-// Whether terms are kept, and where those of row `r` of a group are.
+// Pointer to the terms of row `r` of a group; null if terms are not kept.
 template <typename Op>
 JK_INLINE typename Op::C* TermsOf(const LogitCall<Op>& on, int64_t row, int64_t r,
                                   typename Op::C* kept) {
@@ -84,7 +84,7 @@ JK_INLINE void StoreStatistics(const LogitCall<Op>& on, int64_t row,
   for (int s = 0; s < Op::kSums; ++s) to[1 + s] = found.sum[s];
 }
 
-// Rows of a range, or one segment of a row that threads share, in one of two steps.
+// Processes the rows of a range, or one of two steps of one segment of a row that threads share.
 template <typename Op>
 JK_INLINE void RunWideLogits(const RowCall& call, const RowRange& range) {
   using C = typename Op::C;
@@ -94,7 +94,7 @@ JK_INLINE void RunWideLogits(const RowCall& call, const RowRange& range) {
   const int64_t most = std::max<int64_t>(1, kKeptLogits / std::max<int64_t>(1, cols));
   const int64_t at_once = is_shared ? 1 : std::min(most, kLanes);
   [[maybe_unused]] C kept[std::is_same_v<typename Op::Storage, C> ? 1 : kKeptLogits];
-  SegmentStatistics own[kMostSegments];  // of a row in segments, or of some of one segment each
+  SegmentStatistics own[kMostSegments];  // of one long row, or of several rows of one segment each
   for (int64_t i = range.begin; i < range.end; i += at_once) {
     const int64_t count = std::min(at_once, range.end - i);
     const int64_t first = is_shared ? i / segment_count : i;

@@ -1,7 +1,6 @@
-// The steps of cross entropy on the elements of a row, or of a segment of one: statistics, and the
-// gradient.
+// Steps of cross entropy on the elements of a row or a segment: statistics and the gradient.
 //
-// Owns: what terms are relative to, and how segments meet. Must not know: how rows are walked
+// Owns: the shift of the terms, and how segments are combined. Must not know: the loops over rows
 // (cross_entropy_rows.h), XLA, threads.
 #ifndef JAXKERNELS_ROWS_CPU_CROSS_ENTROPY_STEPS_H_
 #define JAXKERNELS_ROWS_CPU_CROSS_ENTROPY_STEPS_H_
@@ -17,7 +16,7 @@ namespace jaxkernels {
 
 JK_INLINE int64_t WholeLanes(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
-// n <= kTile elements in the compute type, and `pad` behind them up to a whole vector.
+// Returns n <= kTile elements in the compute type, followed by `pad` up to a whole vector.
 template <typename T, typename C>
 JK_INLINE const C* LoadPadded(const T* from, int64_t n, C pad, C* buffer) {
   if (std::is_same_v<T, C> && n % kLanes == 0) return Load(from, n, buffer);
@@ -28,7 +27,7 @@ JK_INLINE const C* LoadPadded(const T* from, int64_t n, C pad, C* buffer) {
 
 enum class LogitTerms { kNear, kFar, kFarAndAllSums };
 
-// Adds a tile of n terms, a multiple of kLanes; all are also kept if `terms` is not null.
+// Adds a tile of n terms, a multiple of kLanes. Stores them in `terms` if kKeep.
 template <typename Op, LogitTerms kTerms, bool kKeep>
 JK_INLINE void AddLogits(const typename Op::C* x, int64_t n, typename Op::C max,
                          typename Op::C* terms, RunningSums<Op>& sums) {
@@ -54,7 +53,7 @@ JK_INLINE void AddLogits(const typename Op::C* x, int64_t n, typename Op::C max,
     if constexpr (kTerms == LogitTerms::kFarAndAllSums) {
       const C difference = x[i] - max;
       spread += term * std::max(difference, C(kLeastLogitExponent));
-      // By a product: of `total += hidden ? 0 : difference` GCC 12 makes wrong vectors.
+      // This is a product because GCC 12 miscompiles `total += hidden ? 0 : difference`.
       const C is_seen = x[i] == -kInf<C> ? C(0) : C(1);
       total += is_seen * kTotalScale * std::max(difference, std::numeric_limits<C>::lowest());
       seen += x[i] == -kInf<C> ? 0 : 1;
@@ -67,8 +66,8 @@ JK_INLINE void AddLogits(const typename Op::C* x, int64_t n, typename Op::C max,
   for (int s = 0; s < kCount; ++s) sums.template Add<true>(s, parts[s]);
 }
 
-// The statistics of a segment, relative to its own maximum, which is -inf if all is. Its terms go
-// to `terms` if kKeep.
+// Computes the statistics of a segment, relative to its own maximum (-inf if all elements are).
+// Stores its terms in `terms` if kKeep.
 template <typename Op, bool kKeep>
 JK_INLINE SegmentStatistics ReduceLogits(const typename Op::Storage* x, int64_t cols, bool all_sums,
                                          typename Op::C* terms) {
@@ -106,7 +105,7 @@ JK_INLINE SegmentStatistics ReduceLogits(const typename Op::Storage* x, int64_t 
   return found;
 }
 
-// The statistics of a row from those of its segments.
+// Combines the statistics of a row's segments.
 template <typename Op>
 JK_INLINE SegmentStatistics MeetingLogits(const SegmentStatistics* segments, int64_t count) {
   using C = typename Op::C;
@@ -117,7 +116,7 @@ JK_INLINE SegmentStatistics MeetingLogits(const SegmentStatistics* segments, int
   RunningSums<Op> sums;
   for (int64_t s = 0; s < count; ++s) {
     const SegmentStatistics& of = segments[s];
-    // One of -inf alone has no terms, unless it has a NaN.
+    // A segment with the maximum -inf has no terms, unless it has a NaN.
     const bool has_max = of.max != -kInf<double>;
     const double difference = has_max ? of.max - found.max : 0;
     const double factor = has_max ? ExpDifference<C>(of.max, found.max) : 1;
@@ -134,7 +133,7 @@ JK_INLINE SegmentStatistics MeetingLogits(const SegmentStatistics* segments, int
   return found;
 }
 
-// Writes n <= kTile results, `make` of whole vectors of elements.
+// Stores n <= kTile results make(element); computes whole vectors.
 template <typename C, typename T, typename Make>
 JK_INLINE void StoreTile(const C* from, int64_t n, T* out, Make make) {
   C buffer[kTile<C>];
@@ -146,8 +145,8 @@ JK_INLINE void StoreTile(const C* from, int64_t n, T* out, Make make) {
   for (int64_t i = 0; i < n; ++i) Narrow(result[i], &out[i]);
 }
 
-// The gradient of a segment from its terms; `factor` also makes terms of them that are relative to
-// the maximum of the row. `out` may be where the terms are.
+// Stores the gradient of a segment, computed from its terms. `factor` includes the rescaling of the
+// terms to the maximum of the row. `out` may alias `terms`.
 template <typename T, typename C>
 JK_INLINE void StoreGradientOfTerms(const C* terms, int64_t cols, C factor, C constant, T* out) {
   ForTiles<C>(cols, [&](int64_t i, int64_t n) JK_INLINE_LAMBDA {
@@ -158,7 +157,7 @@ JK_INLINE void StoreGradientOfTerms(const C* terms, int64_t cols, C factor, C co
   });
 }
 
-// The gradient of a segment from its elements. Only that of kept numbers has a slope.
+// Stores the gradient of a segment, computed from its elements. Only CrossEntropyGrad has a slope.
 template <typename Op>
 JK_INLINE void StoreGradientOfLogits(const typename Op::Storage* x, int64_t cols,
                                      const LogitGradients& of, int64_t r,

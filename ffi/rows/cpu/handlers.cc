@@ -1,7 +1,7 @@
-// The FFI handlers of the row operations on the CPU.
+// FFI handlers of the row operations on the CPU.
 //
-// Owns: the way from an XLA call to the threads of its pool. Must not know: what a call must look
-// like (read_call.h), how a row or a segment is computed, how threads take turns.
+// Owns: the path from an XLA call to the threads of its pool. Must not know: the checks of a call
+// (read_call.h), how a row or a segment is computed, how threads take work (parallel_for.h).
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -16,10 +16,11 @@
 namespace jaxkernels {
 namespace {
 
-// Segments of long rows, in steps, over the threads of the pool.
+// Splits the segments of long rows over the threads of the pool, one step after the other.
 ffi::Future RunSharedRows(ffi::ThreadPool& pool, const RowCall& call) {
   const int64_t units = call.arrays.rows * SegmentCount(call.arrays.cols);
-  // Not the threads': one that never got to a unit may be the last to let go of its work.
+  // The handler owns these buffers, not the work that threads share: an idle thread may release
+  // that after the handler has returned.
   std::vector<SegmentStatistics> of_units(units);
   const std::unique_ptr<double[]> room_owner(new double[RoomToShare(call) / sizeof(double) + 1]);
   SegmentStatistics* const segments = of_units.data();
@@ -44,7 +45,7 @@ ffi::Future Run(ffi::ThreadPool& pool, const RowCall& call) {
                      [=](int64_t begin, int64_t end) { RunRows(call, {begin, end}); });
 }
 
-// A handler whose call is read by kRead.
+// A handler that reads its call with kRead.
 template <auto kRead>
 constexpr auto kHandler = [](ffi::ThreadPool pool, auto... arguments) {
   RowCall call;

@@ -1,4 +1,4 @@
-// For x86-64 machines below x86-64-v3: correct, and nothing more.
+// Kernels for x86-64 machines below x86-64-v3: correct, but not tuned.
 #include "rows/cpu/run_operation.h"
 
 namespace jaxkernels {

@@ -1,7 +1,7 @@
-// How the CPU walks short rows: kLanes of them at a time, each in its own lane.
+// Loops over short rows on the CPU: kLanes transposed rows at a time, one per lane.
 //
-// Owns: how rows become lanes and lanes rows again, and which rows are short. What is done with
-// elements: row_steps.h, row_ops.h. Must not know: which operation does what, XLA, threads.
+// Owns: the transposition of rows and back, and which rows are short. row_steps.h and row_ops.h
+// have the arithmetic. Must not know: the operations, XLA, threads.
 #ifndef JAXKERNELS_ROWS_CPU_NARROW_ROWS_H_
 #define JAXKERNELS_ROWS_CPU_NARROW_ROWS_H_
 
@@ -15,23 +15,23 @@
 
 namespace jaxkernels {
 
-// Rows up to this length are computed kLanes at a time, one row in each lane, where that is faster
-// than lanes along the row (company_rows.h).
+// Rows up to this length are transposed: kLanes rows at a time, one per lane. For these lengths
+// that is faster than lanes along the row (company_rows.h).
 //
-// EPYC (Zen 4), one core, 2026-11, ns per element, this way and that way:
+// EPYC (Zen 4), one core, 2026-11, ns per element, transposed and with lanes along the row:
 // f32 softmax of 17, 24, 33 and 47 columns: 0.75, 0.97; 0.64, 0.69; 0.69, 0.69; 0.66, 0.49
 // f32 logsumexp of the same: 0.75, 1.10; 0.64, 0.78; 0.63, 0.77; 0.60, 0.54
 // f32 grad of 17 columns: 0.60, 0.43
 // bf16 softmax of 20 and 23 columns: 0.78, 0.81; 0.86, 0.73
 // bf16 grad of 17 columns: 0.79, 0.50
 // Xeon (AVX-512, AMX), f32 log-softmax of 17, 24, 33, 40 and 47 columns: 0.90, 1.71; 0.75, 1.24;
-// 0.81, 1.08; 0.73, 0.88; 0.85, 0.78; before it had near terms, this way, of the first four: 1.04,
-// 0.87, 0.96, 0.91
+// 0.81, 1.08; 0.73, 0.88; 0.85, 0.78; before it had fixed-shift terms, transposed, the first four:
+// 1.04, 0.87, 0.96, 0.91
 // AVX2, f32 softmax of 24, 28, 33 and 47 columns: 0.87, 0.90; 0.86, 0.80; 0.90, 0.88; 0.87, 0.62
 //
-// float64, and half types without kept terms, would be faster that way from 23 columns on, but less
-// accurate. Here half types are summed in double, but for the second sum of a tangent. All
-// roundings of float64 are made up for.
+// float64, and half types without kept terms, would be faster with lanes along the row from 23
+// columns on, but less accurate. Transposed rows sum half types in double, except the second sum of
+// a tangent, and correct all rounding errors of float64.
 template <typename Op>
 constexpr int64_t NarrowCols() {
   using T = typename Op::Storage;
@@ -64,8 +64,8 @@ JK_INLINE void StoreColumns(const C* from, int64_t cols, T* to) {
   Flush(rows, kLanes * cols, to);
 }
 
-// kLanes rows of at most kNarrowCols elements, each in its own lane.
-// `index`: of the first; only `count` of them are rows of the array.
+// Processes kLanes rows of at most kNarrowCols elements, one per lane. `index` is the first row;
+// only `count` of them are rows of the array.
 template <typename Op>
 JK_INLINE void RunNarrowGroup(const Inputs<Op>& in, int64_t cols, const RowEnds<Op>& ends,
                               int64_t index, int64_t count, typename Op::Storage* out) {
@@ -73,7 +73,7 @@ JK_INLINE void RunNarrowGroup(const Inputs<Op>& in, int64_t cols, const RowEnds<
   alignas(64) C first[kLanes * kNarrowCols<Op>];
   alignas(64) C second[kLanes * kNarrowCols<Op>];
   C max[kLanes], sum[kLanes], extra[kLanes];
-  double total[Op::kSums][kLanes], lost[Op::kSums][kLanes];  // as good as exact, but of doubles
+  double total[Op::kSums][kLanes], lost[Op::kSums][kLanes];  // nearly exact, except for float64
   typename Op::SecondSum second_total[kLanes] = {};
   LoadColumns<kNarrowCols<Op>>(in.first, cols, first);
   if constexpr (Op::kInputs == 2) LoadColumns<kNarrowCols<Op>>(in.second, cols, second);
@@ -96,8 +96,8 @@ JK_INLINE void RunNarrowGroup(const Inputs<Op>& in, int64_t cols, const RowEnds<
     }
     sums[r] += term;
   };
-  // Which terms a row has depends on that row alone.
-  C reference[kLanes], of_max[kLanes];  // the second: the term of the maximum
+  // The kind of a row's terms depends on that row alone.
+  C reference[kLanes], of_max[kLanes];  // of_max: the term of the maximum
   int near[kLanes], near_rows = 0;
   for (int64_t r = 0; r < kLanes; ++r) of_max[r] = 1;
   if constexpr (Op::kHasNear) {
@@ -114,7 +114,7 @@ JK_INLINE void RunNarrowGroup(const Inputs<Op>& in, int64_t cols, const RowEnds<
 #pragma omp simd
       for (int64_t r = 0; r < kLanes; ++r) {
         const C other = Op::kInputs == 2 ? second[i + r] : C(0);
-        // A near term is the maximum's if its element is, a far one if it is 1.
+        // A near term belongs to the maximum if its element equals it; a far term does if it is 1.
         C term = 0, compared = 0, with = 1;
         if constexpr (kFar) compared = term = Op::Term(first[i + r], other, max[r]);
         if constexpr (kNear) {
@@ -163,7 +163,7 @@ JK_INLINE void RunNarrowGroup(const Inputs<Op>& in, int64_t cols, const RowEnds<
   }
 }
 
-// The first `left` of `size` elements, and zeros.
+// Copies `left` elements and pads with zeros to `size`.
 template <typename T>
 JK_INLINE const T* Padded(const T* from, int64_t left, int64_t size, T* to) {
   std::copy_n(from, left, to);
@@ -178,8 +178,8 @@ JK_INLINE void RunNarrow(const Inputs<Op>& in, int64_t cols, const RowRange& ran
   constexpr int64_t kMostElements = kLanes * kNarrowCols<Op>;
   const int64_t all = range.end * cols, size = kLanes * cols;
   for (int64_t i = range.begin * cols; i < all; i += size) {
-    // The last rows stand in a group with rows of zeros. One call serves whole groups and this one,
-    // because each would be code of its own.
+    // The last group is padded with rows of zeros. One call handles both whole and padded groups,
+    // because a second call would be inlined again.
     T first[kMostElements], second[kMostElements], last[kMostElements];
     const int64_t left = all - i;
     const bool is_whole = left >= size;

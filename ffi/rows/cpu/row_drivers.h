@@ -1,9 +1,8 @@
-// How the CPU walks rows: long rows here, one row after the other in steps, groups of short ones in
-// narrow_rows.h and company_rows.h.
+// Loops over rows on the CPU: long rows here, one at a time; groups of short rows in narrow_rows.h
+// and company_rows.h.
 //
-// Owns: which elements of which rows come together, the rest of a row that fills no vector, the
-// order of segments and steps. What is done with them: row_steps.h. Must not know: which operation
-// does what, XLA, threads.
+// Owns: the choice between these, the remainder of a row, the order of segments and steps.
+// row_steps.h has the arithmetic. Must not know: the operations, XLA, threads.
 #ifndef JAXKERNELS_ROWS_CPU_ROW_DRIVERS_H_
 #define JAXKERNELS_ROWS_CPU_ROW_DRIVERS_H_
 
@@ -18,11 +17,12 @@
 
 namespace jaxkernels {
 
-// Summands of half storage types are kept on the stack in rows up to this length, else computed
-// twice. EPYC bf16 softmax, ns per element: kept 0.25, twice 0.36
+// Rows of half types up to this length keep their terms on the stack; longer ones compute them
+// twice.
+// EPYC bf16 softmax, ns per element: kept 0.25, twice 0.36
 inline constexpr int64_t kKeptTerms = 4096;
 
-// Segments [begin, end) of a row, and what is to be made of them.
+// Segments [begin, end) of a row, and the step to run on them.
 struct RowSpan {
   int64_t begin, end;
   RowStep step;
@@ -31,9 +31,9 @@ struct RowSpan {
   JK_INLINE bool Makes(RowStep other) const { return step == other || step == RowStep::kAll; }
 };
 
-// Steps of one row of at least kLanes elements. Whole vectors first; what is left is computed with
-// the last kLanes elements of the row, some of which are then computed twice. `terms` may be `out`;
-// `out` may not be an input, whose end is read after results are stored.
+// Runs steps of one row of at least kLanes elements: first whole vectors, then the remainder as the
+// last kLanes elements of the row, so that some are computed twice. `terms` may alias `out`. `out`
+// must not alias an input, whose end is read after results are stored.
 template <typename Op, bool kKeep>
 JK_INLINE void RunWideRow(const Inputs<Op>& in, int64_t cols, const RowSpan& span,
                           const RowEnds<Op>& ends, int64_t index, typename Op::C* terms,
@@ -154,8 +154,8 @@ JK_INLINE void RunWide(const Inputs<Op>& in, int64_t cols, const RowRange& range
                          [](T*) JK_INLINE_LAMBDA -> C* { return nullptr; });
 }
 
-// A range of the rows of an operation, by the driver that fits their length. `in_company`: whether
-// short rows come many together.
+// Processes a range of rows with the driver for their length. `in_company`: whether the range can
+// have many rows, so that short ones are grouped.
 template <typename Op>
 JK_INLINE void RunRange(const RowArrays& rows, const RowRange& range, const RowEnds<Op>& ends = {},
                         bool in_company = true) {

@@ -1,7 +1,7 @@
-// Groups of kLanes rows whose numbers stand side by side: row r in lane r.
+// Groups of kLanes rows whose statistics are vectors: row r in lane r.
 //
-// Owns: how rows become columns and columns rows, how the sums of a group become the constants of
-// its rows. Must not know: how rows are walked, which operation does what, XLA, threads.
+// Owns: the transposition of a group, and the computation of its row constants from sums. Must not
+// know: the loops over rows, the operations, XLA, threads.
 #ifndef JAXKERNELS_ROWS_CPU_ROW_GROUPS_H_
 #define JAXKERNELS_ROWS_CPU_ROW_GROUPS_H_
 
@@ -11,7 +11,7 @@
 
 namespace jaxkernels {
 
-// The quarters of 4 * `quarter` elements, interleaved.
+// Interleaves the quarters of 4 * `quarter` elements.
 template <typename C>
 JK_INLINE void Interleave(const C* __restrict from, int64_t quarter, C* __restrict to) {
   for (int64_t i = 0; i < quarter; ++i) {
@@ -22,7 +22,7 @@ JK_INLINE void Interleave(const C* __restrict from, int64_t quarter, C* __restri
   }
 }
 
-// The inverse.
+// The inverse of Interleave.
 template <typename C>
 JK_INLINE void Deinterleave(const C* __restrict from, int64_t quarter, C* __restrict to) {
   for (int64_t i = 0; i < quarter; ++i) {
@@ -33,18 +33,19 @@ JK_INLINE void Deinterleave(const C* __restrict from, int64_t quarter, C* __rest
   }
 }
 
-// A group of 16 rows becomes columns when its quarters are interleaved twice: then rows 0, 4, 8 and
-// 12 are neighbours in their columns, then all. Vectors are shuffled faster than elements gathered.
+// Interleaving the quarters twice transposes a group of 16 rows: the first time makes rows 0, 4, 8
+// and 12 neighbours in their columns, the second time all rows. Shuffling vectors is faster than
+// gathering elements.
 // f32 softmax of 47 columns, ns per element: gathered 0.57, halves interleaved 0.49, quarters 0.42
 static_assert(kLanes == 16);
 
-// Sums of a group, and what their roundings lost. (All are arrays of their own: in a struct the
-// compiler leaves them in memory, and short rows take twice as long.)
+// Sums of a group, or their rounding errors. (They are separate arrays: the compiler keeps a struct
+// of them in memory, and short rows take twice as long.)
 template <typename Op>
 using GroupSums = double[Op::kSums][kLanes];
 
-// From the maxima and sums of a group to the constants of its rows; `count` of them, from `index`
-// on, are rows of the array.
+// Computes the row constants of a group from its maxima and sums. `count` rows, from `index` on,
+// are rows of the array.
 template <typename Op, typename C = typename Op::C>
 JK_INLINE void MakeRows(const GroupSums<Op>& total, const GroupSums<Op>& lost,
                         const RowEnds<Op>& ends, int64_t index, int64_t count, C (&max)[kLanes],

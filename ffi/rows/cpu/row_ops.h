@@ -1,28 +1,28 @@
-// The row operations on the CPU: what each one reduces and stores. No operation knows how rows are
-// walked; the drivers in row_drivers.h know nothing else of an operation.
-// ffi/rows/cuda/row_ops.cuh says the same for CUDA. Cross entropy: cross_entropy_ops.h.
+// Row operations on the CPU: what each one reduces and stores. An operation does not know the loops
+// over rows; the drivers in row_drivers.h use only the members below. ffi/rows/cuda/row_ops.cuh is
+// the counterpart for CUDA. cross_entropy_ops.h has cross entropy.
 //
 // A row operation on storage type T (compute type C) is a struct with
-//   kOperation its row of the table in operations.h, which says the constants below as well
-//   kInputs    arrays it reads, 1 or 2: x; y and dy; x and dx
-//   kUsesMax   whether the maximum of the row is needed before the sum
-//   kKeepsTerm whether the summand is all that the result needs; a driver may then keep it in place
-//              of the result until the sum is known
-//   kSums      numbers that a row sums side by side: one, or two
-//   kTakes     numbers that it reads for each row: none, or one, which MakeRow then gets too
-//   kStoresElements whether it has a result for each element; if not there is no Finish
-//   kStores    numbers that it stores for each row: none, or one: Result
-//   Reference  from the row's maximum to what Term and MakeRow get as the maximum
-//   Term       one summand of the row's sum, from one element of each input and the maximum
-//   NearTerm   where kHasNear: a cheaper summand for rows whose maximum is near 0. NearReference of
-//              the maximum takes its place, and all terms have a factor. FarSum is a sum of them
-//              without it, from the near term of the maximum
-//   SecondTerm of the second sum, from the first, the other input, and whether the first is that of
-//              the maximum; it may change the first
-//   SecondSum  what lanes sum second terms in
-//   MakeRow    the constants of a row, made once from its statistics
-//   Finish     one element of the result from the inputs; FinishTerm the same from a kept summand
-//              and the second input
+//   kOperation its entry in the table of operations.h, which must agree with the constants below
+//   kInputs    number of input arrays, 1 or 2: x; y and dy; x and dx
+//   kUsesMax   whether the sums need the row's maximum
+//   kKeepsTerm whether the result follows from the summand; a driver may then keep the summand in
+//              place of the result until the sum is known
+//   kSums      number of sums per row, 1 or 2
+//   kTakes     number of scalars it reads per row, 0 or 1; MakeRow then gets the scalar
+//   kStoresElements whether it stores a result per element; if not, it has no Finish
+//   kStores    number of scalars it stores per row, 0 or 1: Result
+//   Reference  maps the row's maximum to the shift that Term and MakeRow get as the maximum
+//   Term       the summand of the first sum, from one element of each input and the shift
+//   NearTerm   if kHasNear: the cheaper fixed-shift summand, for rows whose maximum is near 0. It
+//              gets NearReference(max) instead of the maximum, and the terms of a row share a
+//              factor. FarSum removes it from their sum, given the fixed-shift term of the maximum
+//   SecondTerm the summand of the second sum, from Term, the other input, and whether Term is that
+//              of the maximum; it may modify the term
+//   SecondSum  the type of a lane's accumulator for second terms
+//   MakeRow    the constants of a row, computed once from its statistics
+//   Finish     one element of the result from the inputs; FinishTerm from a kept summand and the
+//              second input
 #ifndef JAXKERNELS_ROWS_CPU_ROW_OPS_H_
 #define JAXKERNELS_ROWS_CPU_ROW_OPS_H_
 
@@ -34,23 +34,23 @@
 
 namespace jaxkernels {
 
-// What a row, or a part of one, is reduced to: its maximum, and sums of terms relative to it.
+// Statistics of a row or a part of it: its maximum, and sums of terms relative to that maximum.
 template <typename C, int kCount>
 struct Statistics {
   C max;
   double sum[kCount];
 };
 
-// The constants of a row. `extra` belongs to the operation. One layout for all operations, so that
-// a driver can keep the rows of a group in three arrays.
+// The constants of a row; the meaning of `extra` depends on the operation. All operations share one
+// layout, so that a driver can keep the constants of a group in three arrays.
 template <typename C>
 struct RowConstants {
   C max, sum, extra;
 };
 
-// exp(x - max) for max >= x. The rounding error of x - max would cost |x - max| units in the last
-// place (about 90 at the far end of float32's range). Half inputs need no such care: they differ
-// exactly, or by less than they are rounded to.
+// exp(x - max) for max >= x. It corrects the rounding error of x - max, which would cost |x - max|
+// units in the last place (about 90 at the end of float32's range). Half types do not need that:
+// their differences are exact, or the error is below their precision.
 template <typename T, typename C>
 JK_INLINE C ExpDifference(C x, C max) {
   const C difference = x - max;
@@ -61,7 +61,7 @@ JK_INLINE C ExpDifference(C x, C max) {
   }
 }
 
-// What an operation is unless it says otherwise.
+// Defaults for the members of an operation.
 template <typename T, int kCount = 1>
 struct RowOp {
   using Storage = T;
@@ -79,7 +79,7 @@ struct RowOp {
   JK_INLINE static C Reference(C max) { return max; }
 };
 
-// Forward operations read x and need the maximum, so that no exponential overflows.
+// Forward operations read x. They subtract the maximum, so that no exponential overflows.
 template <typename T, int kCount = 1>
 struct ForwardOp : RowOp<T, kCount> {
   using typename RowOp<T, kCount>::C;
@@ -101,12 +101,12 @@ struct SoftmaxForward : ForwardOp<T> {
   static constexpr bool kKeepsTerm = true;
   static constexpr bool kHasNear = std::is_same_v<T, float>;
 
-  // A quotient of terms does not feel their factor.
+  // The common factor of the terms cancels in the quotient.
   JK_INLINE static double FarSum(double sum, C /*of_max*/) { return sum; }
   JK_INLINE static Row MakeRow(const Found& of) {
     return {of.max, C(of.sum[0]), C(1) / C(of.sum[0])};
   }
-  // One Newton step on the quotient rounds it as a division would; half storage does not need it.
+  // One Newton step rounds the quotient like a division; half types do not need it.
   JK_INLINE static C FinishTerm(C term, C, const Row& row) {
     const C quotient = term * row.extra;
     if constexpr (!std::is_same_v<T, C>) return quotient;
@@ -117,11 +117,11 @@ struct SoftmaxForward : ForwardOp<T> {
   }
 };
 
-// y = (x - max) - log(sum exp(x - max)); the logarithm in two parts, `sum` and `extra`
+// y = (x - max) - log(sum exp(x - max)); `sum` + `extra` is the logarithm
 //
-// In 1 + 1e-9 the small term would be lost, and with it results near 0. So terms of the maximum,
-// which are exactly 1, are counted apart. Half types sum all terms: it is faster, and their results
-// near 0 err by about 2^-24 (rows of more than 31 columns), or 2^-53.
+// A sum such as 1 + 1e-9 would lose the small term, and with it results near 0. So the terms of the
+// maximum, which are exactly 1, are counted separately. Half types sum all terms: that is faster,
+// and their results near 0 err by about 2^-24 (rows of more than 31 columns), or 2^-53.
 template <typename T>
 struct LogSoftmaxForward : ForwardOp<T, std::is_same_v<T, CpuComputeType<T>> ? 2 : 1> {
   using Base = ForwardOp<T, std::is_same_v<T, CpuComputeType<T>> ? 2 : 1>;
@@ -133,7 +133,7 @@ struct LogSoftmaxForward : ForwardOp<T, std::is_same_v<T, CpuComputeType<T>> ? 2
   static constexpr bool kKeepsTerm = false;
   static constexpr bool kHasNear = std::is_same_v<T, float>;
 
-  // How many terms of the maximum this is, 1 or 0.
+  // The count of maxima in this term, 1 or 0; clears the term if it is 1.
   JK_INLINE static C SecondTerm(C& term, C, bool is_of_max) {
     term = is_of_max ? C(0) : term;
     return is_of_max ? C(1) : C(0);
@@ -158,8 +158,8 @@ struct LogSoftmaxForward : ForwardOp<T, std::is_same_v<T, CpuComputeType<T>> ? 2
   }
 };
 
-// Gradients (and tangents) read the output y and a cotangent (tangent), and need one sum; those of
-// log-softmax of half types read x.
+// Gradients (and tangents) that read the output y and a cotangent (tangent), and need one sum.
+// Those of log-softmax in half types read x instead (LinearOpOfX).
 template <typename T>
 struct LinearOp : RowOp<T> {
   using typename RowOp<T>::C;
@@ -172,7 +172,8 @@ struct LinearOp : RowOp<T> {
   JK_INLINE static Row MakeRow(const Found& of) { return {C(0), C(of.sum[0]), C(0)}; }
 };
 
-// dx = y * (dy - sum(dy * y)). The Jacobian is symmetric: a tangent of x becomes one of y likewise.
+// dx = y * (dy - sum(dy * y)). The Jacobian is symmetric, so the same formula maps the tangent of x
+// to the tangent of y.
 template <typename T>
 struct SoftmaxGrad : LinearOp<T> {
   using typename LinearOp<T>::C;
@@ -182,7 +183,7 @@ struct SoftmaxGrad : LinearOp<T> {
   JK_INLINE static C Finish(C y, C dy, const Row& row) { return y * (dy - row.sum); }
 };
 
-// dx = dy - exp(y) * sum(dy), where y <= 0 as log_softmax gives it
+// dx = dy - exp(y) * sum(dy), where y <= 0, as log-softmax returns it
 template <typename T>
 struct LogSoftmaxGradOfY : LinearOp<T> {
   using typename LinearOp<T>::C;
@@ -202,8 +203,8 @@ struct LogSoftmaxJvpOfY : LinearOp<T> {
   JK_INLINE static C Finish(C, C dx, const Row& row) { return dx - row.sum; }
 };
 
-// The same from x, of half types: their y is rounded, and exp(y) would err by |y| times that. Float
-// types, whose y errs less, are spared a maximum and a sum.
+// Gradients that read x, for half types: their y is rounded, and exp(y) would multiply that error
+// by |y|. Float types have a more exact y, so they save a maximum and a sum.
 template <typename T>
 struct LinearOpOfX : ForwardOp<T, 2> {
   using typename ForwardOp<T, 2>::C;
@@ -228,7 +229,7 @@ struct LogSoftmaxGradOfX : LinearOpOfX<T> {
   }
 };
 
-// dy = dx - sum(exp(x - max) * dx) / sum exp(x - max), its transpose
+// dy = dx - sum(exp(x - max) * dx) / sum exp(x - max), the transpose of LogSoftmaxGradOfX
 template <typename T>
 struct LogSoftmaxJvpOfX : LinearOpOfX<T> {
   using typename LinearOpOfX<T>::C;
@@ -246,8 +247,8 @@ template <typename T>
 using LogSoftmaxJvp = std::conditional_t<std::is_same_v<T, CpuComputeType<T>>, LogSoftmaxJvpOfY<T>,
                                          LogSoftmaxJvpOfX<T>>;
 
-// The sums behind log sum exp(x). Terms are relative to the maximum where it is finite: no inf -
-// inf makes a NaN. A row of -inf alone has the sum 0, and a derivative of 0.
+// The sums for log sum exp(x). Terms are relative to the maximum if it is finite, so that inf - inf
+// never makes a NaN. A row of -inf only has the sum 0 and the derivative 0.
 template <typename T, int kCount = 1>
 struct LogSumExpOp : RowOp<T, kCount> {
   using typename RowOp<T, kCount>::C;
@@ -262,7 +263,7 @@ struct LogSumExpOp : RowOp<T, kCount> {
   }
 };
 
-// y = max + log(sum exp(x - max)), for each row
+// y = max + log(sum exp(x - max)), one per row
 template <typename T>
 struct LogSumExpForward : LogSumExpOp<T> {
   using typename LogSumExpOp<T>::C;
@@ -284,7 +285,7 @@ struct LogSumExpForward : LogSumExpOp<T> {
   JK_INLINE static C Result(const Row& row) { return row.sum; }
 };
 
-// dx = dy * exp(x - max) / sum exp(x - max), with a dy for each row
+// dx = dy * exp(x - max) / sum exp(x - max), with one dy per row
 template <typename T>
 struct LogSumExpGrad : LogSumExpOp<T> {
   using typename LogSumExpOp<T>::C;
@@ -304,7 +305,7 @@ struct LogSumExpGrad : LogSumExpOp<T> {
   }
 };
 
-// dy = sum(exp(x - max) * dx) / sum exp(x - max), for each row: the transpose of LogSumExpGrad
+// dy = sum(exp(x - max) * dx) / sum exp(x - max), one per row: the transpose of LogSumExpGrad
 template <typename T>
 struct LogSumExpJvp : LogSumExpOp<T, 2> {
   using typename LogSumExpOp<T, 2>::C;

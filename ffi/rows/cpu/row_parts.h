@@ -1,8 +1,7 @@
 // The two parts of a row operation on the CPU: the statistics of a row, and its result from given
-// statistics. For rows of which this device has some columns only.
+// statistics. They serve rows whose columns are sharded over devices.
 //
-// Owns: the walk over one row in either part. Must not know: what lies on other devices, XLA,
-// threads.
+// Owns: the loop over a row in each part. Must not know: other devices, XLA, threads.
 #ifndef JAXKERNELS_ROWS_CPU_ROW_PARTS_H_
 #define JAXKERNELS_ROWS_CPU_ROW_PARTS_H_
 
@@ -15,8 +14,8 @@
 
 namespace jaxkernels {
 
-// The maximum, and the sums of the terms relative to it; relative to 0 where all is -inf, so that
-// the columns of other devices decide what such a row gives.
+// Computes the maximum, and the sums of the terms relative to it. They are relative to 0 if all
+// elements are -inf, so that the columns of other devices determine the result.
 template <typename Op>
 JK_INLINE void ReduceRow(const Inputs<Op>& in, int64_t cols, typename Op::C* statistics) {
   using C = typename Op::C;
@@ -37,7 +36,7 @@ JK_INLINE void ReduceRow(const Inputs<Op>& in, int64_t cols, typename Op::C* sta
   for (int s = 0; s < Op::kSums; ++s) statistics[1 + s] = static_cast<C>(found.sum[s]);
 }
 
-// The result of row `index` of an operation that stores elements.
+// Stores the result of row `index` of an operation that stores elements.
 template <typename Op>
 JK_INLINE void FinishRow(const Inputs<Op>& in, int64_t cols, const typename Op::C* statistics,
                          const RowEnds<Op>& ends, int64_t index, typename Op::Storage* out) {
@@ -68,7 +67,7 @@ JK_INLINE void RunPart(const RowCall& call, int64_t begin, int64_t end) {
   }
 }
 
-// As above for the forward operation on attention scores: a row that sees nothing is zero.
+// As RunPart, for the forward attention operations: a row without visible columns gives zeros.
 template <typename T>
 JK_INLINE void RunAttentionForwardPart(const RowCall& call, int64_t begin, int64_t end) {
   using C = CpuComputeType<T>;

@@ -1,8 +1,7 @@
-// The steps of a row operation on up to a tile of elements: load, maximum, terms and their sums,
-// store.
+// Steps of a row operation on up to a tile of elements: load, maximum, terms and their sums, store.
 //
-// Owns: vector widths, tiles, and how sums keep what they lose. Must not know: which operation does
-// what (row_ops.h), how rows are walked (row_drivers.h), XLA, threads.
+// Owns: vector widths, tiles, and compensated sums. Must not know: the operations (row_ops.h), the
+// loops over rows (row_drivers.h), XLA, threads.
 #ifndef JAXKERNELS_ROWS_CPU_ROW_STEPS_H_
 #define JAXKERNELS_ROWS_CPU_ROW_STEPS_H_
 
@@ -15,8 +14,8 @@
 
 namespace jaxkernels {
 
-// Elements summed in CpuSumType before the sum goes on in double. Short for float64, which has no
-// wider type to sum in: there the rounding errors of the second stage are corrected.
+// Elements summed in CpuSumType before they are added to a sum in double. The tile is short for
+// float64, which has no wider type: there the rounding errors of the second stage are corrected.
 template <typename C>
 inline constexpr int64_t kTile = std::is_same_v<C, double> ? 128 : 512;
 
@@ -29,7 +28,7 @@ JK_INLINE void ForTiles(int64_t cols, Body body) {
   for (int64_t i = 0; i < cols; i += kTile<C>) body(i, std::min(kTile<C>, cols - i));
 }
 
-// The arrays that an operation reads, from some element on.
+// Pointers into the input arrays of an operation.
 template <typename Op>
 struct Inputs {
   using T = typename Op::Storage;
@@ -41,7 +40,7 @@ struct Inputs {
   }
 };
 
-// The numbers of rows, not of elements, that an operation reads or writes.
+// The row scalars that an operation reads or stores.
 template <typename Op>
 struct RowEnds {
   using T = typename Op::Storage;
@@ -49,7 +48,7 @@ struct RowEnds {
   const RowScalars* in = nullptr;
   RowScalars out = {};
 
-  // Number i of those that a row takes, and of those that it stores.
+  // Take loads input scalar i of a row; Store stores result scalar i.
   JK_INLINE C Take(int64_t index, int i = 0) const {
     constexpr int kFirst = TraitsOf(Op::kOperation).operands.RowNumbers(0);
     const bool is_first = i < kFirst;
@@ -75,11 +74,12 @@ JK_INLINE double SumError(double a, double b) {
   return (a - (sum - b_part)) + (b - b_part);
 }
 
-// A sum and what its roundings lost; an infinite sum has lost nothing that could be named.
+// Adds the accumulated rounding error to a sum, unless the error is NaN, as it is for an infinite
+// sum.
 JK_INLINE double Corrected(double sum, double lost) { return lost == lost ? sum + lost : sum; }
 
-// n elements in the compute type: where they are, or widened into `buffer`. Widening is a loop of
-// its own, because loops over elements of one size alone fill the vector registers.
+// Returns n elements in the compute type: in place, or widened into `buffer`. Widening is a
+// separate loop, because only loops over elements of one size fill the vector registers.
 template <typename C>
 JK_INLINE const C* Load(const C* from, int64_t /*n*/, C* /*buffer*/) {
   return from;
@@ -90,7 +90,7 @@ JK_INLINE const C* Load(const T* __restrict from, int64_t n, C* __restrict buffe
   return buffer;
 }
 
-// Where n results in the compute type are to be written before Flush narrows them to their place.
+// The buffer for results in the compute type, from which Flush narrows them into `to`.
 template <typename C>
 JK_INLINE C* ResultBuffer(C* to, C* /*buffer*/) {
   return to;
@@ -110,22 +110,22 @@ template <typename C>
 JK_INLINE C MaxOf(const C* x, int64_t n, C max) {
 #pragma omp simd reduction(max : max)
   for (int64_t i = 0; i < n; ++i)
-    max = x[i] > max ? x[i] : max;  // passes over NaN: the sum finds it
+    max = x[i] > max ? x[i] : max;  // ignores NaN; the sum propagates it
   return max;
 }
 
-// What the sums of a row have come to, and what their roundings lost.
+// Running sums of a row, and their rounding errors.
 template <typename Op>
 struct RunningSums {
   double sum[Op::kSums] = {}, lost[Op::kSums] = {};
 
-  // kExact: the roundings are kept.
+  // kExact: the rounding error is accumulated.
   template <bool kExact>
   JK_INLINE void Add(int s, double part) {
     if constexpr (kExact) lost[s] += SumError(sum[s], part);
     sum[s] += part;
   }
-  // Adds those of later elements.
+  // Adds the sums of later elements.
   JK_INLINE void Merge(const double* later_sum, const double* later_lost) {
     for (int s = 0; s < Op::kSums; ++s) {
       Add<true>(s, later_sum[s]);
@@ -140,8 +140,8 @@ struct RunningSums {
   }
 };
 
-// Adds n <= kTile terms without the first `skip`; all are also kept in `terms` if kKeep.
-// kNear: `max` is the reference of near terms.
+// Adds n <= kTile terms except the first `skip`. Stores all of them in `terms` if kKeep. kNear:
+// `max` is Op::NearReference of the maximum.
 template <typename Op, bool kKeep, bool kSkip, bool kExact, bool kNear = false>
 JK_INLINE void AddTerms(const Inputs<Op>& in, int64_t n, int64_t skip, typename Op::C max,
                         typename Op::C* terms, RunningSums<Op>& sums) {
@@ -178,7 +178,7 @@ JK_INLINE void AddTerms(const Inputs<Op>& in, int64_t n, int64_t skip, typename 
   sums.template Add<kExact>(0, sum);
 }
 
-// Writes n <= kTile results.
+// Stores n <= kTile results.
 template <typename Op, bool kKeep>
 JK_INLINE void Store(const Inputs<Op>& in, int64_t n, const typename Op::Row& row,
                      const typename Op::C* terms, typename Op::Storage* out) {

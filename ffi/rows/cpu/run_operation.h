@@ -1,7 +1,7 @@
-// operation -> loops, for one storage type.
+// Dispatches an operation to its loops, for one storage type.
 //
-// Owns: which operation runs which code. kernels_<dtype>.cc has it for one storage type, so that
-// they compile side by side. Must not know: XLA, threads, how a row is walked.
+// Owns: the code that each operation runs. kernels_<dtype>.cc instantiates it for one storage type,
+// so that they compile in parallel. Must not know: XLA, threads, the loops over rows.
 #ifndef JAXKERNELS_ROWS_CPU_RUN_OPERATION_H_
 #define JAXKERNELS_ROWS_CPU_RUN_OPERATION_H_
 

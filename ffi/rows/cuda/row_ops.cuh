@@ -23,7 +23,7 @@
 //   kStores      number of scalars it stores per row: Row::scalars
 //   Fill(i)      the padding value of input i, for hidden elements and those outside the row; it is
 //                neutral for the maximum and the sums
-//   Value        the value whose maximum is taken; with one input, it must be monotonic in that
+//   Value        the value whose maximum is taken; with one input, it must not decrease with that
 //                input
 //   Reference    maps the row's maximum to the shift that Term gets as `max`
 //   Term         the summand of the first sum, from one element of each input and the shift

@@ -155,7 +155,8 @@ __device__ void FinishTerms(const Op& op, const C (&term)[kSize], const typename
   for (int j = 0; j < kSize; ++j) result[j] = op.FinishTerm(term[j], row);
 }
 
-// The steps on packs. A single input is compared in its storage type, since Op::Value is monotonic.
+// The steps on packs. A single input is compared in its storage type, since Op::Value does not
+// decrease with it.
 template <typename Op>
 __device__ typename Op::C MaxOfPacks(const Op& op, const InputPacks<Op>& pack) {
   if constexpr (Op::kInputs == 1) {
