@@ -1,4 +1,4 @@
-// SoftmaxPlan, DeviceLimits, the table of operations and the known devices, for Python.
+// Python bindings of SoftmaxPlan, DeviceLimits, the table of operations and the known devices.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>

@@ -1,6 +1,6 @@
-// A call of a row operation, as all that follows the parser sees it, on the CPU and on CUDA alike.
+// A parsed call of a row operation, for the CPU and CUDA alike.
 //
-// Owns: that plain value. Must not know: XLA (read_call.h makes it of a call of XLA), any device.
+// Owns: this plain value. Must not know: XLA (read_call.h parses an XLA call into it), any device.
 #ifndef JAXKERNELS_ROWS_CALL_H_
 #define JAXKERNELS_ROWS_CALL_H_
 
@@ -12,7 +12,7 @@
 
 namespace jaxkernels {
 
-// Aligned to their elements, and of shape (rows, cols), but for a bias that broadcasts.
+// Arrays of shape (rows, cols), aligned to their elements. A bias may broadcast.
 struct RowArrays {
   // x; scores and their bias; y and its cotangent (tangent); x and its tangent
   const void* in[2];
@@ -21,8 +21,8 @@ struct RowArrays {
   int64_t cols;
 };
 
-// Numbers of each row, side by side: of the dtype of the arrays or, if wide, of the type that they
-// are computed in.
+// Row scalars: consecutive numbers per row, in the arrays' dtype or, if `wide`, in the compute
+// type.
 struct RowScalars {
   void* data;
   bool wide;
@@ -31,15 +31,15 @@ struct RowScalars {
 struct RowCall {
   Operation operation = Operation::kSoftmaxForward;
   Part part = Part::kWhole;
-  Tier tier = Tier::kAuto;               // of the GPU's kernels
+  Tier tier = Tier::kAuto;               // GPU only
   DType dtype = DType::kFloat32;         // of the elements
-  DType result_dtype = DType::kFloat32;  // of the results: the same, or narrower (MayNarrow)
+  DType result_dtype = DType::kFloat32;  // of the results: equal, or narrower (MayNarrow)
   RowArrays arrays = {};
-  MaskedRows attention = {};        // of the operations on attention scores
-  const int32_t* labels = nullptr;  // a column of each row, or one that the row does not have
+  MaskedRows attention = {};        // for attention operations
+  const int32_t* labels = nullptr;  // a column per row; may be out of range
   RowScalars scalars_in[2] = {}, scalars_out = {};
-  bool all_sums = false;       // cross entropy: what only smoothing and the entropy need, too
-  void* statistics = nullptr;  // of the parts: maximum and sums of every row, in the compute type
+  bool all_sums = false;       // cross entropy: also the sums for smoothing and entropy
+  void* statistics = nullptr;  // for parts: maximum and sums per row, in the compute type
 };
 
 }  // namespace jaxkernels

@@ -1,8 +1,8 @@
-// What a call of a row operation carries: its operands and results, each with a role.
+// The operands and results of a row operation, each with a role.
 //
-// Owns: the roles, and the record of one operation. The parser of calls, plans, the kernels of both
-// platforms and Python's primitives, batching, partitioning and derivatives read it; the table of
-// the operations is in operations.h. Must not know: XLA, CUDA, Python.
+// Owns: the roles, and the record of one operation. The call parser, plans, the kernels of both
+// platforms and Python's primitives, batching, partitioning and derivatives all read it.
+// operations.h has the table of operations. Must not know: XLA, CUDA, Python.
 #ifndef JAXKERNELS_ROWS_CONTRACT_H_
 #define JAXKERNELS_ROWS_CONTRACT_H_
 
@@ -12,13 +12,13 @@
 
 namespace jaxkernels {
 
-// What an operand or a result holds. "The elements' shape" is that of the first operand.
+// Content of an operand or result. "The elements' shape" is the shape of the first operand.
 enum class Role {
-  kElements,   // an element for each element of a row, in the elements' shape and dtype
+  kElements,   // one number per element, in the elements' shape and dtype
   kBroadcast,  // the same dtype; dimensions of the elements' shape but the last may be 1
-  kMask,       // bool, of a shape as kBroadcast; a call may leave it out (`has_mask`)
-  kLabel,      // int32, a column of each row; negative for none
-  kRow,        // `count` numbers of each row, in the elements' dtype or the type they compute in
+  kMask,       // bool, shaped like kBroadcast; optional (`has_mask`)
+  kLabel,      // int32, one column per row; negative for none
+  kRow,        // `count` numbers per row, in the elements' dtype or compute type
 };
 inline constexpr std::string_view kRoleNames[] = {"elements", "broadcast", "mask", "label", "row"};
 constexpr const auto& NamesOf(Role) { return kRoleNames; }
@@ -26,10 +26,10 @@ constexpr const auto& NamesOf(Role) { return kRoleNames; }
 struct OperandSpec {
   std::string_view name;
   Role role = Role::kElements;
-  int count = 1;  // the size of the last dimension; of kLabel and kRow
+  int count = 1;  // size of the last dimension; kLabel and kRow only
 };
 
-// Operands, or results, in the order of a call.
+// The operands or results of an operation, in call order.
 class OperandSpecs {
  public:
   constexpr OperandSpecs(std::initializer_list<OperandSpec> specs) {
@@ -44,7 +44,7 @@ class OperandSpecs {
     for (std::size_t i = 0; i < size_; ++i) count += specs_[i].role == role ? 1 : 0;
     return count;
   }
-  // The numbers that the `index`-th operand of role kRow has for each row; 0 if there is none.
+  // The count of numbers per row in the `index`-th operand of role kRow; 0 if there is none.
   constexpr int RowNumbers(int index) const {
     for (std::size_t i = 0; i < size_; ++i) {
       if (specs_[i].role == Role::kRow && index-- == 0) return specs_[i].count;
@@ -62,15 +62,15 @@ struct OperationTraits {
   std::string_view name;
   OperandSpecs operands;
   OperandSpecs results;
-  bool finds_max = false;   // the maximum of a row before its sums
+  bool finds_max = false;   // needs the maximum of a row before its sums
   bool keeps_term = false;  // the result follows from the summand, as exp(x - max) / sum does
-  bool hides = false;       // it works on attention scores, some of which a row may not see
-  int sums = 0;             // numbers that a row sums, side by side; none: it reduces nothing
-  bool counts_max = false;  // unless of half types it counts the terms of the maximum, too
-  int x_if_half = 0;        // number of sums relative to the maximum where half types give x, from
-                            // which the kernel sums exp(x - max) first; 0 if it always reads y
+  bool hides = false;       // attention scores: a row can have hidden columns
+  int sums = 0;             // number of sums per row; 0: no reduction
+  bool counts_max = false;  // except in half types, also counts the maxima
+  int x_if_half = 0;        // nonzero: half types read x instead of y, and sum exp(x - max) first;
+                            // the value is the number of sums relative to the maximum
 
-  // Arrays with an element for each element of a row.
+  // Number of inputs that have an element per element of a row.
   constexpr int Inputs() const {
     return operands.CountOf(Role::kElements) + operands.CountOf(Role::kBroadcast);
   }
@@ -78,10 +78,10 @@ struct OperationTraits {
   // Whether all inputs have one shape.
   constexpr bool SharesRows() const { return operands.CountOf(Role::kBroadcast) == 0; }
   constexpr bool TakesLabel() const { return operands.CountOf(Role::kLabel) > 0; }
-  // The numbers of a row that it reads.
+  // Number of row scalars that it reads.
   constexpr int Takes() const { return operands.RowNumbers(0) + operands.RowNumbers(1); }
   constexpr bool StoresElements() const { return results.CountOf(Role::kElements) > 0; }
-  // The numbers of a row that it stores.
+  // Number of row scalars that it stores.
   constexpr int Stores() const { return results.RowNumbers(0); }
 };
 

@@ -1,4 +1,4 @@
-// The plans of rows of which nothing is kept: the second half of tier_plans.h, by the rules of
+// Plans for rows that are not kept on chip: the second half of tier_plans.h, by the rules of
 // long_row_rules.h.
 #include <algorithm>
 
@@ -25,13 +25,13 @@ void PlanBlockUncached(const SoftmaxProblem& problem, const DeviceLimits& limits
 
 namespace {
 
-// Blocks that an SM has of the kernel of PlanOneRead.
+// Resident blocks of OneReadKernel per SM.
 int ReadBlocksPerSm(int warps, const DeviceLimits& limits) {
   return std::min(limits.registers_per_sm / (32 * kOneReadRegisters * warps), limits.blocks_per_sm);
 }
 
-// Warps of a block that has so many leaves of a row: those with which the last blocks end first. A
-// block takes as long as its turns, and kReadHalfTurnsOfRow halves of one.
+// Warps per block that minimise the makespan, given the leaves per block. A block takes
+// CeilDiv(leaves, warps) iterations plus kReadHalfTurnsOfRow half iterations.
 int WarpsForLeaves(int64_t leaves, int64_t blocks, int most, const DeviceLimits& limits) {
   int best = 1;
   int64_t least = INT64_MAX;
@@ -48,7 +48,7 @@ int WarpsForLeaves(int64_t leaves, int64_t blocks, int most, const DeviceLimits&
 
 void PlanOneRead(const SoftmaxProblem& problem, const DeviceLimits& limits, SoftmaxPlan& plan) {
   constexpr int64_t kTurn = int64_t{32} * kOneReadPacks;
-  // The window may begin almost a line before the row.
+  // The window can begin almost a cache line before the row.
   const int64_t packs = SmemSlots(MaxPacksOfRow(problem.cols, plan.pack, problem.offset), 1);
   plan.tier = Tier::kBlockUncached;
   plan.leaf_turns = static_cast<int>(CeilDiv(packs, kTurn * kMostReadLeaves));

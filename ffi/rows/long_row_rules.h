@@ -1,11 +1,12 @@
-// The rules of rows of which nothing is kept: the tiers `block_uncached` and `stream`, and row
-// scalars that are read in leaves.
+// Launch rules for rows that are not kept on chip: the tiers `block_uncached` and `stream`, and the
+// single-pass kernel for row scalars (tier_one_read.cuh).
 //
-// Owns: constants and choices, each beside its measurement. Rows in shared memory: smem_rules.h.
+// Owns: constants and choices, each with its measurement. smem_rules.h has the rules for shared
+// memory.
 //
-// Measurements are of 2026-11, one a line: device, dtype, direction (fwd or grad, of softmax unless
-// another is named), columns, what was compared. Numbers are fractions of the rate of a copy,
-// unless the sentence above them says otherwise.
+// Each measurement (2026-11) is one line: device, dtype, direction (fwd or grad; softmax unless
+// another operation is named), columns, variants. Numbers are fractions of the copy rate, unless
+// the sentence above them says otherwise.
 #ifndef JAXKERNELS_ROWS_LONG_ROW_RULES_H_
 #define JAXKERNELS_ROWS_LONG_ROW_RULES_H_
 
@@ -17,11 +18,11 @@
 
 namespace jaxkernels {
 
-// Registers a thread of block_uncached and stream may use.
+// Register cap per thread of block_uncached and stream.
 inline constexpr int kLongRowRegisters = 64;
 inline constexpr int kUncachedThreads = 1024;
-// Row scalars of one input have a kernel of their own for that, tier_one_read.cuh, wherever rows
-// begin. Fractions of the rate of a read, before and in leaves:
+// Operations that reduce one input to row scalars use the single-pass kernel of tier_one_read.cuh,
+// for any alignment of the rows. Fractions of the read rate, before and in leaves:
 // H200 f32 logsumexp 32003 cols: cluster 0.78, 0.95
 // H200 f32 logsumexp 50257 cols: cluster 0.87, 0.96
 // H200 f32 logsumexp 262144 cols: block_uncached 0.98, 0.95
@@ -32,9 +33,9 @@ inline constexpr int kUncachedThreads = 1024;
 // us a call of 64 in a program: H200 f32 logsumexp 1 x 131072: 24.9, 10.1
 // us a call of 64 in a program: H200 f32 logsumexp 4 x 128256: 30.0, 7.0
 // us a call of 64 in a program: H200 bf16 logsumexp 4 x 128256: 17.0, 10.4
-// Packs that a lane has in flight, the most leaves of a row, registers, the most warps of a block
-// and blocks of a row. Fractions of the rate of a read, 2^30 bytes; before, losses took the tiers
-// that logsumexp had:
+// The constants are: packs in flight per lane, maximum leaves per row, registers per thread,
+// maximum warps per block and blocks per row. Fractions of the read rate, 2^30 bytes; before,
+// losses used the same tiers as logsumexp:
 // H200 bf16 loss 50257 cols: cluster 0.53, in leaves 0.83
 // H200 bf16 loss 128256 cols: block_uncached 0.73, in leaves 0.91
 // H200 f32 loss 50257 cols: cluster 0.70, in leaves 0.92
@@ -50,17 +51,16 @@ inline constexpr int kOneReadPacks = 8;
 inline constexpr int kOneReadRegisters = 80;
 inline constexpr int kMostReadLeaves = 256;
 inline constexpr int kMostReadWarps = 8;
-// Where few rows have all blocks that they may have, a block has more, up to one for each leaf. us
-// a call in a captured graph over inputs in turn: H200 f32 loss 1, 8 x 128256: 8 warps 5.06, 5.80,
-// 16 warps 4.65, 5.39
+// Maximum warps per block if each row already has kMostReadBlocks blocks (few rows): up to one warp
+// per leaf. us per call in a captured graph with rotating inputs:
+// H200 f32 loss 1, 8 x 128256: 8 warps 5.06, 5.80, 16 warps 4.65, 5.39
 inline constexpr int kMostReadWarpsOfFew = 16;
-// What a row costs a block besides its turns, in halves of one: with it WarpsForLeaves finds the
-// best warps above, or nearly so.
+// Fixed cost of a row per block, in half iterations. With this value WarpsForLeaves finds the best
+// number of warps above, or nearly so.
 inline constexpr int kReadHalfTurnsOfRow = 3;
 inline constexpr int kMostReadBlocks = kPortableClusterBlocks;
-// Row scalars need one read where maximum and sums are found together, and nothing that keeps the
-// row. Without leaves, rows that begin within a pack do better in shared memory. Of logsumexp, TB/s
-// read:
+// Operations without elementwise results need a single pass over the row, and no tier that keeps
+// it. Without leaves, unaligned rows are faster in shared memory. Logsumexp, TB/s read:
 // H200 f32 65536 cols: block_uncached 4.18, cluster 3.69
 // H200 f32 32003 cols: block_uncached 2.47, block_smem 3.58, cluster 3.47
 // H200 bf16 65536 cols: block_uncached 3.87, block_smem 2.73, cluster 3.34
@@ -68,32 +68,33 @@ inline constexpr int kMostReadBlocks = kPortableClusterBlocks;
 constexpr bool PrefersOneRead(Operation operation, bool aligned) {
   return !StoresElements(operation) && (aligned || IsReadInLeaves(operation));
 }
-// Several blocks an SM for what is read once, so that some load while others end. TB/s read:
+// Single-pass operations have several blocks per SM, so that some load while others finish. TB/s
+// read:
 // H200 f32 logsumexp 65536 cols: 1024 threads 3.19, 256 threads 4.18
 constexpr int UncachedThreads(Operation operation) {
   return StoresElements(operation) ? kUncachedThreads : 256;
 }
-inline constexpr int kUncachedPacksInFlight = 4;   // of a thread, over all inputs
-inline constexpr int kLeastGatheringThreads = 32;  // where it serves rows of shifted inputs
-// The tier `stream`, of the parts of an operation: threads of a block, packs that a thread has in
-// flight over all inputs, lanes that share a short row, and the packs of a row up to which those
-// lanes, or a warp, serve it instead of a block. Statistics of log-softmax:
+inline constexpr int kUncachedPacksInFlight = 4;   // per thread, all inputs together
+inline constexpr int kLeastGatheringThreads = 32;  // for gathered inputs
+// Tier `stream`: threads per block; packs in flight per thread, all inputs together; lanes per
+// short row; maximum packs per row for these lanes, and for a warp, instead of a block. Statistics
+// of log-softmax:
 // H200 bf16 256 cols (32 packs): a warp 0.28, 8 lanes 0.88
 // H200 bf16 4096 cols (512 packs): a block 0.42, a warp 0.99
 // H200 bf16 32768 cols (4096 packs): a block 0.94
 inline constexpr int kStreamThreads = 256;
 inline constexpr int kStreamPacksInFlight = 4;
 inline constexpr int kStreamLanes = 8;
-// Packs of the part of a row, of all inputs, that a block makes results of. Parts of many rows were
-// not measured against whole ones. us a call, 1 x 128256:
+// Packs per block, all inputs together, when the results of a long row are split over blocks.
+// Splitting was not measured with many rows. us per call, 1 x 128256:
 // H200 bf16 gradient of a loss: whole 14.6, parts 3.4
 // H200 f32 gradient of a loss: whole 25.2, parts 3.3
 inline constexpr int kStreamPartPacks = 1024;
 inline constexpr int kMostPacksOfStreamingLanes = 64;
 inline constexpr int kMostPacksOfStreamingWarp = 1024;
-// Whether a program runs XLA's own operation by default where no tier that keeps a row holds it.
-// XLA splits such a row over several blocks. Losses run here: XLA would store their terms. us a
-// call, softmax, in a program of up to 10 calls:
+// Whether a program uses XLA's own operation by default for rows that fit no tier which keeps them.
+// XLA splits such a row over several blocks. Losses run here, because XLA would store their terms.
+// us per call, softmax, in a program of up to 10 calls:
 // H200 f32 fwd 1, 16, 128 x 1048576: block_uncached 267, 282, 443; XLA 13.6, 75.8, 529
 // H200 bf16 fwd 1, 64 x 2097152: block_uncached 231, 326; XLA 13.3, 334
 constexpr bool LeavesLongRows(Operation operation) {

@@ -1,8 +1,9 @@
-// What each row of attention scores sees: the columns of its band, its row of a mask and of a bias.
+// The visible columns of each row of attention scores: its band, and its rows of the mask and the
+// bias.
 //
-// Owns: where a row stands in its (q, k) matrix, and how an operand that broadcasts against the
-// scores is addressed. One plain value serves the handlers, the CPU and the GPU kernels. Must not
-// know: XLA, CUDA, threads.
+// Owns: the position of a row in its (q, k) matrix, and the addressing of operands that broadcast
+// against the scores. Handlers, CPU and GPU kernels share this plain value. Must not know: XLA,
+// CUDA, threads.
 #ifndef JAXKERNELS_ROWS_MASKED_ROWS_H_
 #define JAXKERNELS_ROWS_MASKED_ROWS_H_
 
@@ -13,13 +14,13 @@
 
 namespace jaxkernels {
 
-// Division of row indices by one number: a multiplication and a shift, since every row does it
-// before its first load (Granlund and Montgomery 1994, "Division by invariant integers"). What a
-// row needs is computed in 32 bits wherever there are at most 2^31 of them.
+// Division of row indices by an invariant divisor with a multiplication and a shift, since every
+// row divides before its first load (Granlund and Montgomery 1994, "Division by invariant
+// integers"). It uses 32 bits if there are at most 2^31 indices.
 class Divider {
  public:
   Divider() = default;
-  // Divides indices below `indices`, at most 2^62.
+  // Divides indices below `indices`, which is at most 2^62.
   Divider(int64_t divisor, int64_t indices)
       : divisor_(divisor), is_short_(indices <= int64_t{1} << 31) {
     __extension__ using Wide = unsigned __int128;
@@ -28,7 +29,7 @@ class Divider {
     factor_ = static_cast<uint64_t>(((Wide{1} << bits) + divisor - 1) / divisor);
   }
 
-  // Whether 32 bits are enough.
+  // Whether 32 bits suffice.
   JK_HOST_DEVICE bool IsShort() const { return is_short_; }
   // Requires: IsShort().
   JK_HOST_DEVICE uint32_t Quotient(uint32_t index) const {
@@ -57,21 +58,21 @@ class Divider {
   bool is_short_ = true;
 };
 
-// From a row of the scores to the row of an operand, some of whose dimensions have size 1.
-// Neighbouring dimensions of one kind are merged, so that most operands need one or two.
+// Maps a row of the scores to a row of an operand that broadcasts (has dimensions of size 1).
+// Adjacent dimensions of the same kind are merged, so that most operands need one or two.
 struct BroadcastRows {
   static constexpr int kMaxDims = 8;
 
   struct Dim {
     int64_t size;
-    int64_t stride;  // in rows of the operand; 0 where all indices share a row
+    int64_t stride;  // in rows of the operand; 0 if the dimension broadcasts
     Divider by_size;
   };
 
   int dims = 0;
   Dim dim[kMaxDims] = {};  // innermost first
 
-  // `Index` here and below: uint32_t where the dividers are short, else int64_t.
+  // `Index` here and below: uint32_t if the dividers are short, else int64_t.
   template <typename Index>
   JK_HOST_DEVICE Index Of(Index row) const {
     Index found = 0;
@@ -87,8 +88,9 @@ struct BroadcastRows {
   }
 };
 
-// The map for dimensions `full` of the scores and `operand` of the operand, each of which is the
-// same or 1; the columns are not among them. False if they alternate too often.
+// Builds the map for dimensions `full` of the scores and `operand` of the operand, without the
+// columns. Each dimension of the operand equals that of the scores or is 1. Returns false if the
+// two kinds alternate too often.
 inline bool MakeBroadcastRows(const int64_t* full, const int64_t* operand, std::size_t rank,
                               BroadcastRows* rows) {
   *rows = {};
@@ -99,7 +101,7 @@ inline bool MakeBroadcastRows(const int64_t* full, const int64_t* operand, std::
     if (full[i] == 1) continue;
     const int64_t stride = operand[i] == 1 ? 0 : operand_rows;
     operand_rows *= operand[i];
-    if (!has_room && stride == 0) continue;  // it does not matter if it is the outermost
+    if (!has_room && stride == 0) continue;  // irrelevant if it is the outermost
     if (!has_room) return false;
     BroadcastRows::Dim* const last = rows->dims > 0 ? &rows->dim[rows->dims - 1] : nullptr;
     if (last != nullptr && stride == last->stride * last->size) {
@@ -116,18 +118,17 @@ inline bool MakeBroadcastRows(const int64_t* full, const int64_t* operand, std::
   for (int i = 0; i < rows->dims; ++i) {
     rows->dim[i].by_size = Divider(rows->dim[i].size, rows_of_scores);
   }
-  // What is left of a row index beyond these dimensions does not matter.
+  // An outermost dimension that broadcasts is dropped: the remaining row index is not used.
   if (rows->dims > 0 && rows->dim[rows->dims - 1].stride == 0) --rows->dims;
   return true;
 }
 
-// The order in which rows are worked on. Where a mask is shared by heads whose rows lie far apart,
-// the rows that share a row of the mask follow one another, so that it is read once and stays in
-// the L2 cache.
+// The processing order of rows. If heads whose rows lie far apart share a mask, the rows that share
+// a row of the mask are consecutive, so that it is read once and stays in the L2 cache.
 class RowOrder {
  public:
-  RowOrder() = default;  // as they lie
-  // Scores are [outer, shared, inner] rows, and a row of the mask belongs to [outer, inner].
+  RowOrder() = default;  // memory order
+  // Scores have [outer, shared, inner] rows; the mask has [outer, inner].
   RowOrder(int64_t shared, int64_t inner, int64_t rows)
       : shared_(shared), inner_(inner), by_shared_(shared, rows), by_inner_(inner, rows) {}
 
@@ -146,13 +147,14 @@ class RowOrder {
   Divider by_shared_, by_inner_;
 };
 
-// Bytes that are read and written between two uses of a row of the mask, from which on rows are
-// reordered: the L2 cache of an H200 has 50 MB. Time over that of a copy (2026-11), tier block:
-// H200 bf16 8192 cols, mask of 67 MB for 16 heads: 1.26, this and a branch around whole packs 1.15
-// H200 bf16 4096 cols: 1.14, this alone 1.13
+// Memory traffic between two uses of a row of the mask from which on rows are reordered. The L2
+// cache of an H200 has 50 MB. Time relative to a copy (2026-11), tier block:
+// H200 bf16 8192 cols, mask of 67 MB for 16 heads: 1.26; reordered and with a branch around whole
+// packs 1.15
+// H200 bf16 4096 cols: 1.14, only reordered 1.13
 inline constexpr int64_t kMaskReuseBytes = 32 * 1024 * 1024;
 
-// `row_bytes`: what a row of the scores reads and writes.
+// `row_bytes`: memory traffic per row of the scores.
 inline RowOrder OrderOfRows(const BroadcastRows& mask, int64_t rows, int64_t row_bytes) {
   const bool shared_outside = mask.dims == 1 || (mask.dims > 1 && mask.dim[1].stride == 0);
   if (!shared_outside || mask.dim[0].stride == 0) return {};
@@ -167,19 +169,19 @@ struct ColumnRange {
 };
 
 struct MaskedRows {
-  // No bound on this side; rows of a matrix with bounds, and columns, are fewer than this, so that
-  // sums are integers of 32 bits.
+  // No bound on this side. Columns, and rows of a matrix with bounds, are fewer than this, so that
+  // sums fit in 32 bits.
   static constexpr int kUnbounded = 1 << 30;
 
   double scale = 1;
-  Divider by_q;  // the rows of one matrix of scores
-  // Row i of a matrix sees columns i + left .. i + right.
+  Divider by_q;  // divides by the rows of one matrix of scores
+  // Columns i + left .. i + right are visible to row i of a matrix.
   int left = -kUnbounded, right = kUnbounded;
-  const uint8_t* mask = nullptr;  // bytes 0 or 1, rows as long as those of the scores; may be null
+  const uint8_t* mask = nullptr;  // bytes 0 or 1, with `cols` columns; may be null
   BroadcastRows mask_rows, bias_rows;
   RowOrder order;
 
-  // Whether rows see all columns but those that the mask hides.
+  // Whether there is no band.
   bool IsOpen() const { return left == -kUnbounded && right == kUnbounded; }
   // Requires: all dividers were made for the same number of rows.
   JK_HOST_DEVICE bool IsShort() const { return by_q.IsShort(); }

@@ -1,6 +1,6 @@
-// How many blocks of a row kernel an SM holds at once, and how many start.
+// Resident blocks per SM, and the grid size, of row kernels.
 //
-// Owns: what these follow from, for all tiers. Must not know: which tier a row takes.
+// Owns: their computation, for all tiers. Must not know: which tier a row takes.
 #ifndef JAXKERNELS_ROWS_OCCUPANCY_H_
 #define JAXKERNELS_ROWS_OCCUPANCY_H_
 
@@ -11,12 +11,12 @@
 
 namespace jaxkernels {
 
-// What the reductions of a block take of its shared memory.
+// Shared memory of a block's reductions.
 inline int ScratchBytes(const SoftmaxProblem& problem) {
   return ReductionScratchBytes(problem.operation, problem.dtype);
 }
 
-// By threads, shared memory and registers.
+// Resident blocks per SM, limited by threads, shared memory and registers.
 inline int BlocksPerSm(const SoftmaxProblem& problem, int threads, int smem_bytes, int registers,
                        const DeviceLimits& limits) {
   const int by_registers = limits.registers_per_sm / (registers * threads);
@@ -27,12 +27,12 @@ inline int64_t BlocksOfWaves(int blocks_per_sm, const DeviceLimits& limits) {
   return int64_t{kWaves} * limits.sm_count * std::max(blocks_per_sm, 1);
 }
 
-// Blocks that start for so many blocks of work: some waves of them at most.
+// Grid size: `blocks_of_work`, but at most kWaves waves.
 inline int64_t GridBlocks(int64_t blocks_of_work, int blocks_per_sm, const DeviceLimits& limits) {
   return std::clamp<int64_t>(blocks_of_work, 1, BlocksOfWaves(blocks_per_sm, limits));
 }
 
-// Dynamic shared memory that a block may have.
+// Maximum dynamic shared memory per block.
 inline int SmemRoom(const SoftmaxProblem& problem, const DeviceLimits& limits) {
   return limits.smem_per_block - ScratchBytes(problem);
 }

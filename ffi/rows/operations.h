@@ -1,7 +1,7 @@
-// The row operations, as all layers name them.
+// The row operations and their traits, shared by all layers.
 //
-// Owns: the table of what each operation is. Every struct that is an operation, on the CPU or on
-// CUDA, is held to its entry (MatchesTable). Must not know: XLA, CUDA, Python.
+// Owns: the table of operations. Every struct that implements one, for the CPU or CUDA, is checked
+// against its entry at compile time (MatchesTable). Must not know: XLA, CUDA, Python.
 #ifndef JAXKERNELS_ROWS_OPERATIONS_H_
 #define JAXKERNELS_ROWS_OPERATIONS_H_
 
@@ -119,7 +119,7 @@ constexpr std::array<std::string_view, kOperationCount> NamesOf(Operation) {
   return names;
 }
 
-// Whether elements of a dtype are read as x; others are y.
+// Whether the operation reads x for elements of a dtype; it reads y for others.
 constexpr bool ReadsXForY(const OperationTraits& traits, DType dtype) {
   return traits.x_if_half > 0 && IsHalf(dtype);
 }
@@ -127,24 +127,24 @@ constexpr bool FindsMax(const OperationTraits& traits, DType dtype) {
   return traits.finds_max || ReadsXForY(traits, dtype);
 }
 
-// The number of sums of a row of a dtype.
+// The number of sums per row for elements of a dtype.
 constexpr int SumsOf(const OperationTraits& traits, DType dtype) {
   const bool counts_max = traits.counts_max && !IsHalf(dtype);
   return traits.sums + (counts_max || ReadsXForY(traits, dtype) ? 1 : 0);
 }
 
-// Whether sums of the GPU's kernels keep what they lose to rounding where parts of a row meet:
-// where the result is a term over the sum, in float32.
+// Whether GPU kernels compensate the sums of the parts of a row: yes for float32 results of the
+// form term / sum.
 constexpr bool KeepsRest(const OperationTraits& traits, DType dtype) {
   return traits.keeps_term && traits.Takes() == 0 && dtype == DType::kFloat32;
 }
 
-// Scale of a loss's sum of x - max: a power of two, so that rows of the largest finite numbers
-// cannot overflow. `TOTAL_SCALE` of cross_entropy_reference.py is the same number.
+// Scale of a loss's sum of x - max: a power of two that keeps rows of the largest finite numbers
+// from overflowing. It must equal `TOTAL_SCALE` of cross_entropy_reference.py.
 inline constexpr float kTotalScale = 1.0f / (1ll << 32);
 
-// Whether a struct reduces a row as the table says of `operation`. One that reads x for y may keep
-// its terms.
+// Whether a struct reduces rows as the table says for `operation`. A struct that reads x for y may
+// keep its terms.
 template <typename Op>
 constexpr bool ReducesAs(Operation operation) {
   const OperationTraits& traits = TraitsOf(operation);
@@ -153,7 +153,7 @@ constexpr bool ReducesAs(Operation operation) {
          (Op::kKeepsTerm == traits.keeps_term || ReadsXForY(traits, kDType));
 }
 
-// Whether a struct is what the table says of its own operation.
+// Whether a struct agrees with the table entry of its own operation.
 template <typename Op>
 constexpr bool MatchesTable() {
   const OperationTraits& traits = TraitsOf(Op::kOperation);
@@ -162,23 +162,22 @@ constexpr bool MatchesTable() {
          Op::kStoresElements == traits.StoresElements() && Op::kStores == traits.Stores();
 }
 
-// An operation runs as a whole, or in two parts, so that a row may be spread over devices: the
-// statistics (maximum and sums) of the columns that are here, and the result of these columns from
-// the statistics of the whole row.
+// An operation runs as a whole, or in two parts for rows that are sharded over devices: the
+// statistics (maximum and sums) of the local columns, and the result of these columns from the
+// statistics of the whole row.
 enum class Part { kWhole, kStatistics, kFinish };
 inline constexpr std::string_view kPartNames[] = {"whole", "statistics", "finish"};
 constexpr const auto& NamesOf(Part) { return kPartNames; }
 
-// Whether an operation has a part. The result of one that stores row scalars follows from the
-// statistics alone.
+// Whether an operation has a part. Row scalars are computed from the statistics elsewhere, so
+// operations that store only those have no kFinish.
 constexpr bool HasPart(const OperationTraits& traits, Part part) {
   if (part == Part::kWhole) return true;
   if (traits.sums == 0 || traits.results.size() > 1) return false;
   return part == Part::kStatistics || traits.StoresElements();
 }
 
-// Where a row of the GPU's kernels lives between its reductions (ffi/README.md). kAuto: where the
-// plan finds best.
+// GPU tiers, by where a row lives between its reductions (ffi/README.md). kAuto: the plan chooses.
 enum class Tier { kAuto, kWarp, kBlock, kBlockSmem, kCluster, kBlockUncached, kStream };
 inline constexpr std::string_view kTierNames[] = {
     "auto", "warp", "block", "block_smem", "cluster", "block_uncached", "stream"};
@@ -189,7 +188,8 @@ constexpr bool IsForward(Operation operation) { return TraitsOf(operation).finds
 constexpr bool HidesElements(Operation operation) { return TraitsOf(operation).hides; }
 constexpr bool HasMask(Operation operation) { return TraitsOf(operation).HasMask(); }
 constexpr bool SharesRows(Operation operation) { return TraitsOf(operation).SharesRows(); }
-// Whether results of float32 elements may be of a half type: weights that a product takes next.
+// Whether results of float32 elements may have a half type: attention weights, which a matrix
+// product reads next.
 constexpr bool MayNarrow(const OperationTraits& traits) { return traits.hides && traits.finds_max; }
 constexpr bool Reduces(Operation operation) { return TraitsOf(operation).sums > 0; }
 constexpr bool StoresElements(Operation operation) { return TraitsOf(operation).StoresElements(); }

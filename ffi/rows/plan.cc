@@ -7,15 +7,15 @@
 namespace jaxkernels {
 namespace {
 
-// What each tier would make of a problem.
+// The tiers that could handle a problem, and how.
 struct TierChoices {
-  bool stages;  // short rows, in the warp tier
+  bool stages;  // short rows in the warp tier
   int warp_shape;
   int rows_of_blocks;
   SharedRow of_block, of_cluster;
 
   bool WarpFits() const { return stages || warp_shape >= 0; }
-  // For registers and shared memory, of a cluster too.
+  // Whether the row fits neither in registers nor in shared memory, even of a cluster.
   bool TooLong() const {
     return !WarpFits() && rows_of_blocks == 0 && of_block.blocks == 0 && of_cluster.blocks == 0;
   }
@@ -33,7 +33,7 @@ TierChoices ChoicesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
   return choices;
 }
 
-// The tier that the measurements beside its constants speak for.
+// The fastest tier, by the measurements in the rules.
 Tier BestTier(const SoftmaxProblem& problem, const SoftmaxPlan& plan, const TierChoices& choices) {
   if (choices.WarpFits()) return Tier::kWarp;
   if (choices.rows_of_blocks >= kLeastRowsOfBlocks &&
@@ -47,7 +47,7 @@ Tier BestTier(const SoftmaxProblem& problem, const SoftmaxPlan& plan, const Tier
   return choices.of_block.blocks > 0 ? Tier::kBlockSmem : Tier::kBlockUncached;
 }
 
-// Why a tier cannot serve a problem; empty if it can.
+// Why a tier cannot handle a problem; empty if it can.
 std::string WhyNot(Tier tier, const SoftmaxProblem& problem, const TierChoices& choices,
                    const DeviceLimits& limits) {
   const auto row = [&] {
@@ -101,8 +101,8 @@ void PlanIn(Tier tier, const SoftmaxProblem& problem, const TierChoices& choices
       return PlanSharedRow(problem, choices.of_cluster, limits, plan);
     default:
       if (IsReadInLeaves(problem.operation)) return PlanOneRead(problem, limits, plan);
-      // A row that would fit keeps nothing: the tier was asked for, so it shows what two reads
-      // cost.
+      // A row that would fit is not kept: the caller forced this tier, so it shows the cost of two
+      // reads.
       return PlanBlockUncached(problem, limits, choices.of_block.blocks > 0 ? 0 : INT32_MAX,
                                UncachedThreads(problem.operation), plan);
   }
@@ -114,8 +114,8 @@ SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& 
   plan.offset = problem.offset;
   plan.on_packs = problem.offset == 0 && !problem.shifted;
   plan.aligned = problem.cols % plan.pack == 0 && plan.on_packs && problem.broadcast_aligned;
-  // The kernels count packs in 32 bits and stride past the end of a row, by a leaf at most (rows
-  // that are read in leaves), which has 2^23 packs in the longest rows.
+  // Kernels count packs in 32 bits and can stride past the end of a row, at most by a leaf
+  // (OneReadKernel). A leaf of the longest rows has 2^23 packs.
   if (MaxPacksOfRow(problem.cols, plan.pack, problem.offset) > INT32_MAX - (1 << 23)) {
     return {{},
             "cols=" + std::to_string(problem.cols) + " is about 2^31 packs of 16 bytes or more"};
@@ -149,8 +149,8 @@ SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits&
   const SoftmaxPlanResult planned = PlanOnTier(problem, limits);
   const bool is_misaligned = problem.offset != 0 || problem.shifted || !problem.broadcast_aligned;
   if (planned.error.empty() || problem.tier == Tier::kAuto || !is_misaligned) return planned;
-  // Where an array begins is known only when the program runs. A forced tier that would hold these
-  // rows if they were aligned is no mistake of the user's.
+  // Alignment is known only when the program runs. If the forced tier could handle these rows when
+  // aligned, the user made no mistake, so another tier is chosen.
   SoftmaxProblem aligned = problem, anywhere = problem;
   aligned.offset = 0;
   aligned.shifted = false;

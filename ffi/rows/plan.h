@@ -1,13 +1,13 @@
-// The policy of the row kernels: (problem, device limits) -> plan, made without a GPU.
+// The launch policy of the row kernels: maps (problem, device limits) to a plan, without a GPU.
 //
-// Owns: what a plan is made for, and the plan, a plain value that can be compared and printed. The
-// rules: register_rules.h, smem_rules.h, long_row_rules.h. Which tier a row takes: plan.cc. Its
-// lanes, threads, blocks and bytes there: tier_plans.h. Must not know: CUDA, XLA, Python.
+// Owns: the problem and the plan, plain values that can be compared and printed. register_rules.h,
+// smem_rules.h and long_row_rules.h have the rules. plan.cc chooses the tier; tier_plans.h computes
+// lanes, threads, blocks and bytes in it. Must not know: CUDA, XLA, Python.
 //
-// The order in which a row is summed depends on cols, dtype, operation, device and where in a
-// cache line the row begins (and whether its operands begin at one place of a pack), never on rows:
-// a row gives the same bits however many stand behind it. (Few rows may have another kernel, which
-// adds in the same order.) Where rows are staged it does not depend on where the row begins either.
+// The summation order of a row depends on cols, dtype, operation, device and the position of the
+// row within a cache line (and on whether its operands have the same alignment), but never on rows.
+// So a row's bits do not depend on the number of rows. (Few rows may use another kernel, which sums
+// in the same order.) For staged rows the order does not depend on the position either.
 #ifndef JAXKERNELS_ROWS_PLAN_H_
 #define JAXKERNELS_ROWS_PLAN_H_
 
@@ -29,31 +29,30 @@ namespace jaxkernels {
 struct SoftmaxPlan {
   Part part = Part::kWhole;
   Tier tier = Tier::kAuto;
-  int pack = 0;               // elements moved by one 16-byte access
-  bool aligned = false;       // every row of every array begins at a pack boundary
-  bool on_packs = true;       // all arrays of the result's shape begin at a pack boundary
-  int offset = 0;             // elements of a pack before the first row of the result
-  bool staged = false;        // short rows in the warp tier, through shared memory
-  int warp_shape = -1;        // index into kWarpShapes; warp tier only
-  int lanes = 0;              // threads that share a row
-  int packs_per_lane = 0;     // capacity; warp and block tiers, and few rows
-  int kept_packs = 0;         // of each input, that a block keeps in shared memory or, of few rows,
-                              // in registers, or has room for
-  int rows_per_access = 1;    // rows that a group of lanes (staged: a warp) moves together
-  int elements_per_lane = 0;  // of a row, capacity; staged rows only
-  int row_spacing = 0;        // of the rows that a warp computes at once; staged rows only
-  int cluster_blocks = 1;     // blocks that share a row
-  bool few_rows = false;      // block_smem and cluster in registers, with twice as many threads
-  int leaf_turns = 0;         // packs of a leaf that a lane has; rows read in leaves
-  int branches = 0;           // blocks that share a row; results of stream
-  bool xla_by_default = false;  // a program runs XLA's operation unless it asks for this kernel
+  int pack = 0;             // elements per 16-byte access
+  bool aligned = false;     // every row of every array begins at a pack boundary
+  bool on_packs = true;     // all arrays of the result's shape begin at a pack boundary
+  int offset = 0;           // elements of a pack before the first row of the result
+  bool staged = false;      // short rows in the warp tier, through shared memory
+  int warp_shape = -1;      // index into kWarpShapes; warp tier only
+  int lanes = 0;            // threads per row
+  int packs_per_lane = 0;   // capacity; warp, block and few_rows only
+  int kept_packs = 0;       // capacity in packs per input and block, in shared memory or (few_rows)
+                            // in registers
+  int rows_per_access = 1;  // rows that a group of lanes (staged: a warp) loads together
+  int elements_per_lane = 0;    // capacity per row; staged rows only
+  int row_spacing = 0;          // distance of concurrent rows in a warp; staged rows only
+  int cluster_blocks = 1;       // blocks per row
+  bool few_rows = false;        // block_smem and cluster in registers, with twice the threads
+  int leaf_turns = 0;           // iterations per leaf; OneReadKernel only
+  int branches = 0;             // blocks per row; results of stream only
+  bool xla_by_default = false;  // programs use XLA's operation unless they request this kernel
   int block_threads = 0;
   int64_t grid_blocks = 0;
-  RowBatches batches;     // which block or cluster takes which rows; block_smem and cluster only,
-                          // where few rows take one each
-  int smem_bytes = 0;     // dynamic shared memory of one block
-  int blocks_per_sm = 0;  // resident at once, by threads, shared memory and registers, of which
-                          // `warp` is counted with 32, staged rows with kStagedRegisters
+  RowBatches batches;     // schedule of rows over blocks or clusters; block_smem and cluster only
+  int smem_bytes = 0;     // dynamic shared memory per block
+  int blocks_per_sm = 0;  // resident blocks, limited by threads, shared memory and registers;
+                          // `warp` counts 32 registers per thread, staged rows kStagedRegisters
 
   static constexpr const char* kName = "SoftmaxPlan";
   template <typename Self>
@@ -77,21 +76,21 @@ struct SoftmaxPlan {
   }
 };
 
-// Packs that the window of a row can need: rows begin at multiples of gcd(cols, pack) within a
-// pack, behind the offset of the first.
+// Maximum packs in the window of a row: rows begin at multiples of gcd(cols, pack) within a pack,
+// plus the offset of the first row.
 constexpr int64_t MaxPacksOfRow(int64_t cols, int pack, int offset = 0) {
   const int64_t step = std::gcd<int64_t>(std::gcd<int64_t>(cols, pack), offset);
   return (cols + (pack - step) + pack - 1) / pack;
 }
 
-// Slots for the packs of a row in the shared memory of each of `blocks` blocks, in whole lines: a
-// window may begin up to seven packs before the row, at a cache line.
+// Pack slots in the shared memory of each of `blocks` blocks, in whole lines. A window begins at a
+// cache line, up to seven packs before the row.
 constexpr int64_t SmemSlots(int64_t row_packs, int blocks) {
   constexpr int kLine = kSmemLineBytes / kPackBytes;
   return (row_packs + kLine - 1 + kLine * blocks - 1) / (kLine * blocks) * kLine;
 }
 
-// What a plan is made for.
+// The input of a plan.
 struct SoftmaxProblem {
   int64_t rows = 0;
   int64_t cols = 0;
@@ -99,13 +98,13 @@ struct SoftmaxProblem {
   Operation operation = Operation::kSoftmaxForward;
   Tier tier = Tier::kAuto;  // kAuto lets the policy choose
   Part part = Part::kWhole;
-  int offset = 0;        // elements of a pack before the result (else the first input) begins
-  bool narrows = false;  // the result has a narrower type
-  bool shifted = false;  // an input of its shape begins elsewhere within a pack: it is gathered
+  int offset = 0;                 // elements of a pack before the result (or the first input)
+  bool narrows = false;           // the result has a narrower type
+  bool shifted = false;           // an input of its shape is aligned differently: it is gathered
   bool broadcast_aligned = true;  // a mask and a bias begin at a pack boundary
 };
 
-// A plan, or why there is none.
+// A plan, or an error text.
 struct SoftmaxPlanResult {
   SoftmaxPlan plan;
   std::string error;

@@ -11,10 +11,10 @@ namespace jaxkernels {
 namespace {
 
 constexpr int64_t kNone = MaskedRows::kUnbounded;
-// The columns that rows with labels have at most: those of the pack behind them have numbers too.
+// Maximum columns of rows with labels: the indices of the pack after them must fit in int32 too.
 constexpr int64_t kMostLabelled = INT32_MAX - 63;
 
-// What a call says besides its buffers.
+// The attributes of a call.
 struct RowAttributes {
   std::string_view operation;
   double scale;
@@ -49,7 +49,7 @@ ffi::Error ReadNames(const RowAttributes& attributes, RowCall* call) {
   return ffi::Error::Success();
 }
 
-// Whether an array has `count` numbers for each row of one of the shape `full`.
+// Whether an array has `count` numbers per row of an array of shape `full`.
 bool IsPerRow(const ffi::AnyBuffer::Dimensions& dims, const ffi::AnyBuffer::Dimensions& full,
               int count) {
   bool fits = dims.size() == full.size() && dims.back() == count;
@@ -61,7 +61,7 @@ std::string PerRowText(const ffi::AnyBuffer::Dimensions& full, int count) {
   return ShapeText(full) + " with " + std::to_string(count) + " in place of the last dimension";
 }
 
-// `count` numbers for each row of `x`, of its dtype or of the type that it is computed in.
+// Reads `count` scalars per row of `x`, in its dtype or compute type.
 ffi::Error ReadRowScalars(const OperationTraits& traits, const NamedBuffer& scalars, int count,
                           const NamedBuffer& x, RowScalars* read) {
   const ffi::AnyBuffer::Dimensions full = x.buffer.dimensions();
@@ -79,7 +79,7 @@ ffi::Error ReadRowScalars(const OperationTraits& traits, const NamedBuffer& scal
   return ffi::Error::Success();
 }
 
-// A column for each row of `x`. Columns are counted in 32 bits.
+// Reads one label per row of `x`. Columns are counted in 32 bits.
 ffi::Error ReadLabels(const OperationTraits& traits, const NamedBuffer& labels,
                       const NamedBuffer& x, RowCall* call) {
   const ffi::AnyBuffer::Dimensions full = x.buffer.dimensions();
@@ -99,7 +99,7 @@ ffi::Error ReadLabels(const OperationTraits& traits, const NamedBuffer& labels,
   return ffi::Error::Success();
 }
 
-// {maximum, sums} of every row of `x`, in the type that it is computed in.
+// Checks {maximum, sums} of every row of `x`, in its compute type.
 ffi::Error CheckStatistics(const OperationTraits& traits, const ffi::AnyBuffer& statistics,
                            const NamedBuffer& x) {
   const ffi::AnyBuffer::Dimensions dims = statistics.dimensions(), full = x.buffer.dimensions();
@@ -114,20 +114,20 @@ ffi::Error CheckStatistics(const OperationTraits& traits, const ffi::AnyBuffer& 
                        ShapeText(dims));
 }
 
-// A row of no columns has no statistics, and nothing that follows from them.
+// Rejects rows without columns: they have no statistics.
 ffi::Error CheckHasColumns(const OperationTraits& traits, const NamedBuffer& x) {
   if (x.buffer.dimensions().back() > 0) return ffi::Error::Success();
   return MismatchError(traits.name, x.name, "columns", "1 or more", "0");
 }
 
-// Whether the result may have the dtype that it has, other than that of `x`.
+// Whether the result has a dtype other than that of `x` which the operation allows.
 bool IsNarrowed(const RowCall& call, ffi::DataType result) {
   const bool is_half = result == ffi::DataType::BF16 || result == ffi::DataType::F16;
   return is_half && call.dtype == DType::kFloat32 && call.part == Part::kWhole &&
          MayNarrow(TraitsOf(call.operation));
 }
 
-// One result of the operation: elements, or numbers of each row.
+// Reads one result of the operation: elements or row scalars.
 ffi::Error ReadResult(const OperationTraits& traits, const OperandSpec& spec,
                       const ffi::AnyBuffer& buffer, const NamedBuffer& x, RowCall* call) {
   const NamedBuffer result = {"the result", buffer};
@@ -140,7 +140,8 @@ ffi::Error ReadResult(const OperationTraits& traits, const OperandSpec& spec,
   return CheckSameShape(traits.name, result, x);
 }
 
-// A mask or a bias: the dimensions of the scores, or 1, and all columns.
+// Reads the shape of a mask or bias: each dimension equals that of the scores or is 1, except the
+// columns.
 ffi::Error ReadBroadcastRows(const OperationTraits& traits, const NamedBuffer& operand,
                              const ffi::AnyBuffer& scores, BroadcastRows* rows) {
   const ffi::AnyBuffer::Dimensions full = scores.dimensions(), dims = operand.buffer.dimensions();
@@ -160,7 +161,7 @@ ffi::Error ReadBroadcastRows(const OperationTraits& traits, const NamedBuffer& o
                        ShapeText(dims));
 }
 
-// Scores are matrices of rows; indices are compared as integers of 32 bits.
+// Reads scale and band. Scores are matrices of rows; indices are compared in 32 bits.
 ffi::Error ReadScaleAndBand(const OperationTraits& traits, const RowAttributes& attributes,
                             const NamedBuffer& scores, MaskedRows* rows) {
   constexpr int64_t kMost = kNone - 1;
@@ -195,7 +196,7 @@ ffi::Error ReadMask(const OperationTraits& traits, const NamedBuffer& mask,
   return ReadBroadcastRows(traits, mask, scores, &rows->mask_rows);
 }
 
-// A bias: of the dtype of the scores.
+// Reads a bias, which has the dtype of the scores.
 ffi::Error ReadBias(const OperationTraits& traits, const NamedBuffer& bias,
                     const NamedBuffer& scores, MaskedRows* rows) {
   const ffi::DataType wanted = scores.buffer.element_type(), got = bias.buffer.element_type();
@@ -207,7 +208,7 @@ ffi::Error ReadBias(const OperationTraits& traits, const NamedBuffer& bias,
   return ReadBroadcastRows(traits, bias, scores.buffer, &rows->bias_rows);
 }
 
-// An operand behind the first. `number` counts those of its role: 0 for the first.
+// Reads an operand after the first. `number` is its index among the operands of its role.
 ffi::Error ReadOperand(const OperationTraits& traits, const OperandSpec& spec, int number,
                        const ffi::AnyBuffer& buffer, const NamedBuffer& x, RowCall* call) {
   const NamedBuffer operand = {spec.name, buffer};
@@ -228,14 +229,14 @@ ffi::Error ReadOperand(const OperationTraits& traits, const OperandSpec& spec, i
   return ffi::Error::Success();
 }
 
-// Whether a call of a part has this operand. Statistics follow from the elements alone.
+// Whether a call of a part has this operand. Statistics need the elements only.
 bool IsPresent(const OperandSpec& spec, Part part, bool has_mask) {
   if (spec.role == Role::kMask) return has_mask;
   const bool is_of_row = spec.role == Role::kLabel || spec.role == Role::kRow;
   return !is_of_row || part != Part::kStatistics;
 }
 
-// `statistics`: null where the part has none. `results`: in the order of the contract.
+// `statistics`: null if the part has none. `results`: in table order.
 ffi::Error ReadCall(Part part, const RowAttributes& attributes, const ffi::RemainingArgs& operands,
                     std::initializer_list<std::optional<ffi::AnyBuffer>> results,
                     const ffi::AnyBuffer* statistics, RowCall* call) {

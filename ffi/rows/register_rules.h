@@ -1,11 +1,11 @@
-// The rules of rows that live in registers: the tier `warp`, staged or not, and the tier `block`.
+// Launch rules for rows in registers: the tier `warp`, staged or not, and the tier `block`.
 //
-// Owns: constants and choices, each beside its measurement. Rows in shared memory: smem_rules.h;
-// longer ones: long_row_rules.h.
+// Owns: constants and choices, each with its measurement. smem_rules.h has the rules for shared
+// memory, long_row_rules.h those for longer rows.
 //
-// Measurements are of 2026-11, one a line: device, dtype, direction (fwd or grad, of softmax unless
-// another is named), columns, what was compared. Numbers are fractions of the rate of a copy,
-// unless the sentence above them says otherwise.
+// Each measurement (2026-11) is one line: device, dtype, direction (fwd or grad; softmax unless
+// another operation is named), columns, variants. Numbers are fractions of the copy rate, unless
+// the sentence above them says otherwise.
 #ifndef JAXKERNELS_ROWS_REGISTER_RULES_H_
 #define JAXKERNELS_ROWS_REGISTER_RULES_H_
 
@@ -25,8 +25,8 @@ struct WarpShape {
   int rows_per_access;
 };
 
-// The layouts, in the order in which they are tried: the first that covers the row is taken. Two
-// rows per access while a lane holds one pack of each, so that two loads are in flight.
+// Layouts in the order of trial: the first that covers the row is used. Layouts with one pack per
+// lane have two rows per access, so that two loads are in flight.
 // clang-format off
 inline constexpr WarpShape kWarpShapes[] = {
     {1, 1, 2},  {2, 1, 2},  {4, 1, 2},  {8, 1, 2},  {16, 1, 2},  {2, 4, 1},  {4, 4, 1},
@@ -36,8 +36,8 @@ inline constexpr WarpShape kWarpShapes[] = {
 // clang-format on
 inline constexpr int kWarpShapeCount = sizeof(kWarpShapes) / sizeof(kWarpShapes[0]);
 
-// Registers of row data that a lane may hold, in the compute type. With more the warp tier loses to
-// block_smem, 2^28 elements:
+// Maximum registers of row data per lane, in the compute type. With more, the warp tier is slower
+// than block_smem, 2^28 elements:
 // H200 f32 fwd 2048 cols, 64 registers: warp 0.98, block_smem 0.97
 // H200 bf16 fwd 2048 cols, 64 registers: warp 1.08, block_smem 0.98
 // H200 f32 grad 1536 cols, 96 registers: warp 0.97, block_smem 1.01
@@ -67,40 +67,40 @@ constexpr bool WarpShapeFits(const WarpShape& shape, const OperationTraits& trai
   return fits && (aligned || shape.lanes == 32);  // short misaligned rows are staged
 }
 
-// Words of 4 bytes that hold the mask of a pack, a byte for each element.
+// 4-byte words for the mask of a pack, with one byte per element.
 JK_HOST_DEVICE constexpr int MaskWords(int pack) { return (pack + 3) / 4; }
-// What aligned rows read of a mask at once, at most.
+// Maximum bytes of a mask that aligned rows read in one access.
 inline constexpr int kMostMaskBytes = 4 * MaskWords(kPackBytes / 2);
 
 inline constexpr int kWarpTierThreads = 128;
-// Short rows are staged where the layouts above do badly: rows that begin within a pack, and
-// aligned ones that leave much of their layout empty. Threads of a block, and bytes of each input
-// that a warp moves together, or up to twice as many:
+// Short rows are staged if the layouts above waste lanes: unaligned rows, and aligned rows that
+// leave much of their layout empty. The constants are threads per block, registers, and the size of
+// a chunk per input, which can be up to twice kStagedChunkBytes:
 //
 // H200 f32 fwd 65 cols: 2 KiB 0.89, 4 KiB 0.96, 8 KiB 0.90
 // H200 f32 grad 129 cols: 2 KiB 0.95, 4 KiB 1.01, 8 KiB 0.99
 // H200 bf16 fwd 17 cols, 4 lanes: 2 KiB 0.75, 4 KiB 0.81, 8 KiB 0.69
-// GPUs of 100 KiB an SM were not measured: two inputs of 511 columns let one block in there.
+// GPUs with 100 KiB per SM were not measured; with two inputs of 511 columns they hold one block.
 inline constexpr int kStagedTierThreads = 128;
-inline constexpr int kStagedRegisters = 48;  // of a thread; the kernels have 32 to 72
+inline constexpr int kStagedRegisters = 48;  // per thread; the kernels use 32 to 72
 inline constexpr int kStagedChunkBytes = 4 * 1024;
-// Elements of a row that a lane holds, at most: the more, the more of them share what a row costs.
+// Maximum elements of a row per lane: more elements share the fixed cost of a row.
 // H200 bf16 fwd 17 cols: 4 lanes 0.81, 2 lanes 0.97
 // H200 bf16 fwd 129 cols: 32 lanes 0.80, 16 lanes 0.92
 constexpr int MostStagedElements(DType dtype) { return IsDouble(dtype) ? 8 : 16; }
-// The longest rows that are staged.
+// Maximum length of staged rows.
 // H200 f32 fwd 333 cols: a warp's registers 0.86, staged 0.96
 // H200 f32 grad 255, 333 cols: a warp's registers 0.99, 0.98; staged 0.99, 0.95
 // H200 bf16 grad 257, 401 cols: a warp's registers 0.70, 0.93; staged 1.01 (300 cols), 0.94
 constexpr int MostStagedCols(DType dtype, int inputs) {
   return 32 * MostStagedElements(dtype) / (IsHalf(dtype) ? 1 : inputs);
 }
-// Whether aligned rows of so many packs are staged, for they leave too much of layout `shape`
-// empty: softmax and log-softmax that fill less than three quarters of up to two packs a lane.
-// Doubles were not measured.
+// Whether aligned rows of `packs` packs are staged because they leave too much of layout `shape`
+// empty: softmax and log-softmax that fill less than three quarters of a layout of up to two packs
+// per lane. Doubles were not measured.
 //
 // H200 f32 fwd 36, 136, 200 cols: registers 0.77, 0.80, 0.94; staged 0.95, 0.95, 0.98
-// H200 f32 fwd 264 cols, three packs a lane: registers 0.97, staged 0.92
+// H200 f32 fwd 264 cols, three packs per lane: registers 0.97, staged 0.92
 // H200 bf16 fwd 72, 136, 264 cols: registers 0.80, 0.77, 0.82; staged 0.97, 0.95, 0.97
 constexpr bool LeavesLanesIdle(const OperationTraits& traits, DType dtype, int64_t packs,
                                const WarpShape& shape) {
@@ -109,8 +109,8 @@ constexpr bool LeavesLanesIdle(const OperationTraits& traits, DType dtype, int64
       traits.Inputs() == 1 && !traits.hides && traits.Takes() == 0 && traits.Stores() == 0;
   return is_softmax && !IsDouble(dtype) && layout_packs <= 64 && 4 * packs < 3 * layout_packs;
 }
-// Whether any row takes a layout of the warp tier: no earlier layout holds as much, and some of its
-// rows are not staged, as none are whose results are narrower. Others are not compiled.
+// Whether any row uses a layout of the warp tier: no earlier layout has its capacity, and some of
+// its rows are not staged (rows with narrower results never are). Unused layouts are not compiled.
 constexpr bool IsWarpShapeTaken(int index, Operation operation, DType dtype, bool aligned,
                                 bool narrows) {
   const OperationTraits& traits = TraitsOf(operation);
@@ -127,8 +127,8 @@ constexpr bool IsWarpShapeTaken(int index, Operation operation, DType dtype, boo
   const bool may_stage = !aligned && traits.SharesRows() && !narrows;
   return !may_stage || packs * PackOf(dtype) > MostStagedCols(dtype, traits.Inputs());
 }
-// Lanes that share a staged row, the fewest that hold it, and elements that each has of it, for
-// which there are kernels of even numbers.
+// Lanes per staged row (the fewest that hold it), and elements per lane, rounded up to the even
+// number of a kernel.
 constexpr int StagedRowLanes(int64_t cols, DType dtype) {
   int lanes = 1;
   while (lanes * MostStagedElements(dtype) < cols) lanes *= 2;
@@ -138,8 +138,8 @@ constexpr int StagedElements(int64_t cols, DType dtype) {
   const int64_t row_lanes = 2 * StagedRowLanes(cols, dtype);
   return 2 * std::max(static_cast<int>((cols + row_lanes - 1) / row_lanes), 1);
 }
-// How far apart the staged rows are that a warp computes at once, 1, 2, 4 or 8: the fewest of its
-// lanes meet in a bank of shared memory.
+// Distance between the staged rows that a warp computes at once: the one of 1, 2, 4 and 8 with the
+// fewest bank conflicts.
 // H200 bf16 fwd 33, 65, 127 cols: neighbouring rows 0.82, 0.65, 0.71; this rule 0.97, 0.95, 0.96
 constexpr int StagedRowSpacing(int64_t cols, DType dtype, int64_t rows) {
   constexpr int kBanks = 32, kBankBytes = 4;
@@ -158,35 +158,35 @@ constexpr int StagedRowSpacing(int64_t cols, DType dtype, int64_t rows) {
   }
   return best;
 }
-// The tier `block`: packs of all inputs together that a thread holds, threads at most, and
-// registers of a thread, as few as hold the packs: the more rows are under way on an SM, the fewer
-// of its cycles pass without a load in flight. Time over that of a copy, masked and causal scores,
-// 32 waves of blocks that walk rows, but for the last lines (a block for each row, as here):
+// Tier `block`: packs per thread, all inputs together; maximum threads; registers per thread, as
+// few as hold the packs. More resident rows per SM leave fewer cycles without a load in flight.
+// Time relative to a copy, masked and causal scores, with 32 waves of grid-stride blocks, except in
+// the lines with one block per row (the present code):
 // H200 bf16 8192 cols: 4 packs in 64 registers 1.12, 1.13
 // H200 bf16 8192 cols: 4 packs in 40 or 48 registers 1.09, 1.10
 // H200 bf16 8192 cols: 8 packs in 64 or 80 registers 1.09, 1.08
-// H200 bf16 8192 cols: a block for each row 1.07, 1.07
+// H200 bf16 8192 cols: one block per row 1.07, 1.07
 // H200 f32 8192 cols: 4 packs in 64 registers 1.20, 1.31
 // H200 f32 8192 cols: 4 packs in 40 or 48 registers 1.10, 1.10
 // H200 f32 8192 cols: 8 packs in 64 or 80 registers 1.10, 1.10
-// H200 f32 8192 cols: a block for each row 1.08, 1.07
+// H200 f32 8192 cols: one block per row 1.08, 1.07
 inline constexpr int kBlockPacks = 8;
 inline constexpr int kMostBlockThreads = 512;
 constexpr int BlockRegisters(DType dtype) { return IsHalf(dtype) ? 80 : 64; }
-// Rows that are too long for a warp go to the tier `block` if an SM holds so many of them, and
-// longer ones to shared memory, likewise.
+// Rows too long for a warp use the tier `block` if an SM holds kLeastRowsOfBlocks of them. Longer
+// rows use shared memory.
 // H200 bf16 fwd 3072 cols: block 1.01, block_smem 0.98
 // H200 bf16 fwd 24576 cols: block 0.97, block_smem 0.93
 // H200 bf16 grad 3072 cols: block 1.05, block_smem 1.01
 // H200 f32 16384 cols: block 0.99, block_smem 0.96
-// H200 bf16 32768 cols, one row an SM: block 0.78, block_smem 0.96
-// H200 bf16 masked scores 16384 cols, time over that of a copy: block 1.03, block_smem 1.18
-// H200 f32 masked scores 8192 cols, time over that of a copy: block 1.08, block_smem 1.13
+// H200 bf16 32768 cols, one row per SM: block 0.78, block_smem 0.96
+// H200 bf16 masked scores 16384 cols, time relative to a copy: block 1.03, block_smem 1.18
+// H200 f32 masked scores 8192 cols, time relative to a copy: block 1.08, block_smem 1.13
 inline constexpr int kLeastRowsOfBlocks = 2;
-// Three kinds of rows go to shared memory all the same, because they are faster there: log-softmax,
-// which needs its input after its terms, so that registers spill (as those of float32 cross entropy
-// with its gradient do); exponentials of doubles, which
-// spill likewise; and rows that begin within a pack, except short ones of softmax, and scores.
+// Three kinds of rows are faster in shared memory and never use `block`. Log-softmax needs its
+// input after its terms, so that registers spill; so do those of float32 cross entropy with its
+// gradient. Exponentials of doubles spill too. Unaligned rows are slower in `block`, except short
+// rows of softmax, and attention scores.
 // H200 f32 log-softmax 8192 cols: block 0.78, block_smem 0.98
 // H200 f64 fwd 1024, 2048, 4096 cols: block 0.89, 0.87, 0.86; block_smem 0.90, 0.96, 0.97
 // H200 f32 fwd 2049, 3003, 9001 cols: block 0.98, 0.97, 0.96; block_smem 0.77, 0.90, 0.94
@@ -194,7 +194,7 @@ inline constexpr int kLeastRowsOfBlocks = 2;
 // H200 bf16 fwd 2049, 3003, 5121 cols: block 0.78, 0.98, 0.98; block_smem 0.62, 0.75, 0.85
 // H200 bf16 fwd 8191, 9001 cols: block 0.92, 0.95; block_smem 0.97, 0.96
 // H200 bf16 grad of scores 12289 cols: block 0.61, block_smem 1.04
-// Losses with their gradients, before the first warp led (smem_rules.h):
+// Losses with their gradients, before the warp-0 broadcast (IsLed in smem_rules.h):
 // H200 f32 loss with gradient 4096, 8192 cols: block 0.88, 0.89; block_smem 0.91, 0.96
 // H200 bf16 loss with gradient 4096, 8192 cols: block 0.85, 0.85; block_smem 0.72, 0.79
 // H200 bf16 loss with gradient 12289 cols: block 0.66, block_smem 0.69

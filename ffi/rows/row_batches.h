@@ -1,7 +1,8 @@
-// Which rows a block or cluster takes, where it takes several (tiers block_smem and cluster).
+// Tile scheduler over rows, for blocks or clusters that process several (tiers block_smem and
+// cluster).
 //
-// Owns: the schedule, for plans and kernels alike. Must not know: which rows go by turns and which
-// in batches (smem_rules.h), what a row is.
+// Owns: the schedule, for plans and kernels alike. Must not know: when rows are scheduled in
+// batches (smem_rules.h), what a row is.
 #ifndef JAXKERNELS_ROWS_ROW_BATCHES_H_
 #define JAXKERNELS_ROWS_ROW_BATCHES_H_
 
@@ -12,19 +13,19 @@
 
 namespace jaxkernels {
 
-// Rows for workers, which are blocks or clusters. By fixed turns: worker w takes row w and every
-// `workers`-th one from there on, in `rounds` rounds. In batches: the first `workers` of them do so
-// for half of the rounds, the next ones for half of those that are left, and so on down to one: at
-// first many rows each, so that few workers start, at last one, so that all end at about the same
-// time. This is factoring (Hummel, Schonberg and Flynn, "Factoring: a method for scheduling
-// parallel loops", Communications of the ACM 35(8), 1992). It relies on workers that start in about
-// their order, each where another has ended; but for speed alone.
+// The rows of each worker (a block or cluster). Static schedule: worker w processes row w and every
+// `workers`-th row after it, in `rounds` rounds. Batches: the first `workers` workers do so for
+// half of the rounds, the next ones for half of the remaining rounds, and so on down to one round.
+// Early workers process many rows, so that few workers start; late ones process one, so that all
+// end at about the same time. This is factoring (Hummel, Schonberg and Flynn, "Factoring: a method
+// for scheduling parallel loops", Communications of the ACM 35(8), 1992). Its speed, but not its
+// correctness, relies on workers that start in about their order, each when another has ended.
 struct RowBatches {
-  int64_t workers = 0;  // of each batch
-  int64_t rounds = 0;   // of all batches
-  bool halves = false;  // in batches, instead of by fixed turns
+  int64_t workers = 0;  // per batch
+  int64_t rounds = 0;   // of all batches together
+  bool halves = false;  // in batches, instead of the static schedule
 
-  // Of all batches together.
+  // The number of workers of all batches together.
   int64_t CountWorkers(int64_t rows) const {
     int64_t count = 0;
     for (int64_t left = rounds; left > 0; left -= RoundsOfBatch(left)) {
@@ -33,8 +34,7 @@ struct RowBatches {
     return count;
   }
 
-  // The rows of worker `worker`, counted over all batches: `first`, and on in steps of `step`
-  // before `end`.
+  // The rows of worker `worker`, counted over all batches: `first`, first + step, ... below `end`.
   struct Rows {
     int64_t first, end, step;
   };
@@ -47,7 +47,7 @@ struct RowBatches {
   }
 
  private:
-  // Where so many are left.
+  // Rounds in the next batch, given the remaining rounds.
   JK_HOST_DEVICE int64_t RoundsOfBatch(int64_t left) const {
     return halves ? (left + 1) / 2 : left;
   }

@@ -1,12 +1,12 @@
-// The rules of rows that live in shared memory: the tiers `block_smem` and `cluster`, and the order
-// in which blocks take rows.
+// Launch rules for rows in shared memory: the tiers `block_smem` and `cluster`, and the schedule of
+// rows over blocks.
 //
-// Owns: constants and choices, each beside its measurement. Rows in registers: register_rules.h;
-// rows that are too long to be kept, or of which nothing is: long_row_rules.h.
+// Owns: constants and choices, each with its measurement. register_rules.h has the rules for
+// registers, long_row_rules.h those for rows that are not kept on chip.
 //
-// Measurements are of 2026-11, one a line: device, dtype, direction (fwd or grad, of softmax unless
-// another is named), columns, what was compared. Numbers are fractions of the rate of a copy,
-// unless the sentence above them says otherwise.
+// Each measurement (2026-11) is one line: device, dtype, direction (fwd or grad; softmax unless
+// another operation is named), columns, variants. Numbers are fractions of the copy rate, unless
+// the sentence above them says otherwise.
 #ifndef JAXKERNELS_ROWS_SMEM_RULES_H_
 #define JAXKERNELS_ROWS_SMEM_RULES_H_
 
@@ -20,9 +20,9 @@
 
 namespace jaxkernels {
 
-// Registers of block_smem and cluster, and packs of each input that a thread holds in some of them.
-// Half types do better with more threads, where registers do not spill: those of gradients of rows
-// that begin within a pack would.
+// Registers per thread of block_smem and cluster, and packs of each input that a thread holds in
+// them. Half types are faster with more threads, unless registers spill, as they would in gradients
+// of unaligned rows.
 // H200 f32 32768 cols: 48 registers of packs in 512 threads of 128 0.80, 16 in 1024 of 64 0.91
 // H200 bf16 fwd 131072 cols: 4 packs in 64 registers 0.94, 3 in 56 0.95
 // H200 bf16 fwd 524288 cols: 4 packs in 64 registers 0.85, 3 in 56 0.88
@@ -33,11 +33,11 @@ JK_HOST_DEVICE constexpr int SmemHeldPacks(DType dtype, int inputs) {
   return inputs == 2 ? 2 : (IsHalf(dtype) ? 3 : 4);
 }
 inline constexpr int kMostSmemThreads = 1024;
-// Few rows of block_smem and cluster live in the registers of twice as many threads
-// (tier_few_rows.cuh): packs of all inputs together that a thread holds, and its registers. Rows
-// are few while all of them run at once, or, where an SM holds three blocks, half as many more. us
-// a call in a captured graph over inputs in turn, and of few rows the blocks of a row and their
-// threads:
+// FewRowsKernel keeps few rows of block_smem and cluster in registers, with twice the threads
+// (tier_few_rows.cuh). The constants are packs per thread, all inputs together, and registers per
+// thread. Rows are few if all of them run at once; if an SM holds three blocks, the limit is 1.5
+// times that. us per call in a captured graph with rotating inputs; "4 of 256" means 4 blocks per
+// row of 256 threads, doubled for few rows:
 // H200 f32 fwd 1, 16, 64 x 24576, 4 of 256: many 6.3, 6.8, 9.2; few 4.1, 4.8, 7.2
 // H200 f32 fwd 1, 16, 64 x 36920, 8 of 256: many 5.6, 6.4, 11.3; few 3.9, 5.2, 9.3
 // H200 f32 fwd 1, 16, 64 x 65536, 8 of 320: many 6.8, 8.2, 15.9; few 4.6, 6.7, 13.8
@@ -52,13 +52,13 @@ inline constexpr int kMostSmemThreads = 1024;
 // H200 bf16 fwd 128 x 50257, 4 of 256: many 13.9, few 11.8
 inline constexpr int kFewRowsPacks = 8;
 inline constexpr int kFewRowsRegisters = 64;
-// Of attention scores there are hardly ever few rows. Doubles would need twice the registers, and
-// where only row scalars are stored, nothing is mostly kept.
+// Attention scores hardly ever have few rows. Doubles would need twice the registers. Operations
+// that store only row scalars mostly keep nothing of a row.
 constexpr bool HasFewRowsLayout(Operation operation, DType dtype) {
   return SharesRows(operation) && !HidesElements(operation) && StoresElements(operation) &&
          !IsDouble(dtype);
 }
-// Whether twice as many threads may hold a block's share of a row, of `slots` packs.
+// Whether 2 * threads threads can hold a block's share of a row, of `slots` packs, in registers.
 constexpr bool FitsFewRowsLayout(Operation operation, DType dtype, int64_t slots, int threads) {
   return HasFewRowsLayout(operation, dtype) && 2 * threads <= kMostSmemThreads &&
          slots <= int64_t{2} * threads * (kFewRowsPacks / InputsOf(operation));
@@ -66,27 +66,27 @@ constexpr bool FitsFewRowsLayout(Operation operation, DType dtype, int64_t slots
 constexpr int64_t MostFewRows(int64_t at_once, int blocks_per_sm) {
   return blocks_per_sm > 2 ? at_once * 3 / 2 : at_once;
 }
-// Threads of a block at least. One that has a row alone gets more where each has six packs all the
-// same: few rows take less time. Not measured: other types, gradients, other GPUs. 2^28 bytes,
-// 2^30, and us a call of one row:
+// Minimum threads per block. A block that has a row alone gets more if each thread still has six
+// packs, which is faster with few rows. Other types, gradients and other GPUs were not measured.
+// 2^28 bytes, 2^30 bytes, and us per call of one row:
 // H200 bf16 fwd 12288 cols: 128 threads 0.94, 0.97, 5.2; 256 threads 0.93, 0.97, 3.9
 // H200 bf16 fwd 20001 cols: 224 threads 0.93, 0.96, 6.7; 256 threads 0.94, 0.96, 6.1
 constexpr int LeastSmemThreads(int64_t row_packs, int blocks) {
   const int64_t whole_warps = row_packs / 6 / 32 * 32;
   return blocks > 1 ? 128 : static_cast<int>(std::clamp<int64_t>(whole_warps, 128, 256));
 }
-// A line of the shared memory's 32 banks: block_smem and cluster keep each input from the beginning
-// of one.
+// Bytes of a line of the 32 banks of shared memory: block_smem and cluster store each input from
+// the beginning of a line.
 inline constexpr int kSmemLineBytes = 128;
 JK_HOST_DEVICE constexpr int WholeSmemLines(int bytes) {
   return (bytes + kSmemLineBytes - 1) / kSmemLineBytes * kSmemLineBytes;
 }
-// The tier `cluster`: blocks that share a row, the fewest of which an SM holds
-// LeastSharesOfCluster. While those of one row wait for one another, it works on others, and few
-// rows reach many SMs. Float64, whose arithmetic takes longest, does better with fewer blocks, or
-// with one. More than 8 blocks only where an SM would not hold three of 8: fewer of the larger
-// clusters find room in a group of 16 or 18 SMs, and GPUs differ. Blocks (and how many an SM
-// holds), 2^28 bytes, 2^30, and us a call of one row:
+// Tier `cluster`: a row has the fewest blocks with which an SM holds LeastSharesOfCluster of them.
+// While the blocks of one row wait for each other, the SM works on other rows, and few rows reach
+// many SMs. Float64, with the slowest arithmetic, is faster with fewer blocks or one. More than 8
+// blocks are used only if an SM would hold fewer than three of 8: larger clusters fit less well
+// into a GPC of 16 or 18 SMs, and GPUs differ. Blocks per row (and per SM), 2^28 bytes, 2^30 bytes,
+// and us per call of one row:
 // H200 f32 fwd 24576 cols: 1 (2) 0.91, 0.96, 7.2; 4 (8) 0.91, 0.95, 6.2; 8 (8) 0.91, 0.94, 4.4
 // H200 f32 fwd 32000 cols: 4 (6) 0.88, 0.95, 6.5; 8 (8) 0.93, 0.96, 4.8
 // H200 f32 fwd 50257 cols: 4 (4) 0.83, 0.94, 7.4; 8 (8) 0.90, 0.94, 6.9
@@ -99,30 +99,30 @@ JK_HOST_DEVICE constexpr int WholeSmemLines(int bytes) {
 // H200 bf16 fwd 97035 cols: 4 (4) 0.85, 0.92, 7.9; 8 (8) 0.89, 0.95, 7.0
 // H200 bf16 fwd 393216 cols: 8 (2) 0.79, 0.89, 9.3; 16 (4) 0.85, 0.91, 7.5
 // H200 bf16 grad 24413 cols: 1 (2) 0.99, 1.00, 5.6; 4 (8) 0.97, 1.01, 5.1
-// Another H200, f32 fwd 131072 cols, by turns: 8 (3) 0.91, 16 (6) 0.77
-// 2^28 bytes, by turns:
+// Another H200, f32 fwd 131072 cols, static schedule: 8 (3) 0.91, 16 (6) 0.77
+// 2^28 bytes, static schedule:
 // H200 f64 fwd 8192 cols: 1 (3) 0.93, 2 (6) 0.88
 // H200 f64 fwd 32768 cols: 4 (3) 0.77, 8 (6) 0.81, 9 (7) 0.82
-// Losses with their gradients cost more besides their elements, and so do better with fewer blocks.
-// 2^30 bytes, before the first warp led:
+// Losses with their gradients have a higher fixed cost per row, so they are faster with fewer
+// blocks. 2^30 bytes, before the warp-0 broadcast (IsLed):
 // H200 f32 loss with gradient 100003 cols: 8 (4) 0.86, 4 (2) 0.88, 2 (1) 0.87
 // H200 bf16 loss with gradient 151936 cols: 8 (5) 0.79, 4 (2) 0.73
-// 2^30 elements, the better of turns and batches, since then:
+// 2^30 elements, the better of static schedule and batches, with the warp-0 broadcast:
 // H200 f32 loss with gradient 50257 cols: 8 (8) 0.98, 4 (4) 0.98, 2 (2) 0.99
 // H200 bf16 loss with gradient 128256 cols: 8 (6) 0.95, 4 (3) 0.99, 2 (1) 0.87
-inline constexpr int kClusterBlocks[] = {2, 4, 8, 16};  // powers of two, as ClusterIndex needs
+inline constexpr int kClusterBlocks[] = {2, 4, 8, 16};  // powers of two, for ClusterIndex
 constexpr int LeastSharesOfCluster(Operation operation, DType dtype) {
   if (IsDouble(dtype)) return 4;
   return TraitsOf(operation).TakesLabel() ? (IsHalf(dtype) ? 3 : 2) : 8;
 }
 inline constexpr int kLeastSharesOfPortableCluster = 3;
-// Rows of which an SM holds so many stay in one block. Four blocks of 256 threads have all of its
-// registers. Blocks (and how many an SM holds), and numbers, as above:
+// A row stays in one block if an SM holds at least LeastRowsAlone rows. Four blocks of 256 threads
+// use all registers of an SM. Blocks per row (and per SM), and numbers, as above:
 // H200 f32 fwd 12001 cols: 1 (4) 0.93, 0.96, 6.3; 2 (8) 0.90, 0.96, 6.6
 // H200 bf16 fwd 20001 cols: 1 (5) 0.93, 0.96, 6.7; 2 (9) 0.91, 0.96, 6.3
 // Losses with their gradients, 2^30 bytes, before the first warp led:
 // H200 f32 loss with gradient 24576 cols: 1 (2) 0.96, 2 (4) 0.95, 4 (8) 0.91
-// 2^30 elements, since then:
+// 2^30 elements, with the warp-0 broadcast:
 // H200 bf16 loss with gradient 32000 cols: 1 (3) 1.03, 2 (6) 1.02, 4 (9) 0.97
 // H200 bf16 loss with gradient 50257 cols: 1 (2) 0.98, 2 (4) 1.02, 4 (8) 0.97
 constexpr int LeastRowsAlone(Operation operation, DType dtype) {
@@ -130,13 +130,14 @@ constexpr int LeastRowsAlone(Operation operation, DType dtype) {
   return IsDouble(dtype) ? 2 : 4;
 }
 inline constexpr int kWaves = 32;
-// Blocks and clusters take rows in one of two ways (row_batches.h). By fixed turns: kWaves waves of
-// them start, in the order of the rows, so that what is under way lies close together; but each
-// waits idly for its first row. In batches: few start, each for several rows, but they fall out of
-// step. So batches are for few rounds of rows, and for where an SM holds few shares and has little
-// else to do while one waits, or, forward, a row has more than 8 blocks. Rows that SMs hold whole
-// go by turns; forward, not those that fill an SM. Not measured: scores.
-// 12 rounds (32000 columns 19), blocks of a row (and how many an SM holds):
+// Blocks and clusters are scheduled in one of two ways (row_batches.h). Static schedule ("turns"):
+// kWaves waves start in the order of the rows, so that concurrent rows lie close together, but each
+// block idles until its first row arrives. Batches: few blocks start, each for several rows, but
+// they drift apart. So batches are used for few rounds of rows. They are also used if an SM holds
+// few shares and so idles while one waits, or, in forward operations, if a row has more than 8
+// blocks. Rows of one block use the static schedule, except forward rows that fill an SM. Attention
+// scores were not measured.
+// 12 rounds (19 with 32000 columns), blocks per row (and per SM):
 // H200 f32 fwd 32000 cols, 8 (8): turns 0.85, batches 0.93
 // H200 f32 fwd 65536 cols, 8 (6): turns 0.87, batches 0.90
 // H200 f32 fwd 131072 cols, 8 (3): turns 0.83, batches 0.87
@@ -183,11 +184,11 @@ constexpr bool TakesRowsInBatches(Operation operation, DType dtype, int blocks_o
   if (blocks_of_row == 2) return blocks_per_sm <= 2;
   return blocks_per_sm <= 3 || blocks_of_row > kPortableClusterBlocks;
 }
-// About as many workers share a batch as run at once. Clusters are fewer than their blocks would be
-// alone, because each has to lie within a group of 16 or 18 SMs: an eighth of the room is lost.
-// H200 clusters of 16 blocks, 3 an SM: 21 by this rule, 21 as CUDA counts, 24 without groups
-// H200 clusters of 16 blocks, 1 an SM: 7 by this rule, 7 as CUDA counts, 8 without groups
-// H200 clusters of 8 blocks, 3 an SM: 43 by this rule, 45 as CUDA counts, 49 without groups
+// Workers per batch: about the number that run at once. A cluster must lie within a GPC of 16 or 18
+// SMs, which loses an eighth of the capacity.
+// H200 clusters of 16 blocks, 3 per SM: 21 by this rule, 21 as CUDA counts, 24 without GPCs
+// H200 clusters of 16 blocks, 1 per SM: 7 by this rule, 7 as CUDA counts, 8 without GPCs
+// H200 clusters of 8 blocks, 3 per SM: 43 by this rule, 45 as CUDA counts, 49 without GPCs
 // H200 f32 grad 262144 cols: one cluster too many 0.94, this rule 0.95
 constexpr int64_t WorkersAtOnce(int sm_count, int blocks_of_row, int blocks_per_sm) {
   const int64_t blocks = int64_t{sm_count} * blocks_per_sm;
@@ -195,7 +196,7 @@ constexpr int64_t WorkersAtOnce(int sm_count, int blocks_of_row, int blocks_per_
   return std::max<int64_t>(workers, 1);
 }
 
-// The statistics of a row, or of a part of one, in words of eight bytes.
+// Bytes of the statistics of a row or a part of it, rounded up to words of 8 bytes.
 constexpr int StatisticsBytes(Operation operation, DType dtype) {
   const int value_bytes = IsDouble(dtype) ? 8 : 4;
   const int sums = SumsOf(TraitsOf(operation), dtype);
@@ -203,9 +204,9 @@ constexpr int StatisticsBytes(Operation operation, DType dtype) {
   return ((1 + sums + rests) * value_bytes + 7) / 8 * 8;
 }
 
-// Whether the first warp of a block makes what all need of a row, while the others wait, and tells
-// them (LedShare, so many numbers of the compute type at most), instead of each warp for itself.
-// 2^30 elements, each warp, led:
+// Whether warp 0 computes the row constants and broadcasts up to kLedNumbers values to the waiting
+// warps (LedShare). Otherwise each warp computes them for itself. 2^30 elements, without and with
+// the broadcast:
 // H200 bf16 loss with gradient 50257 cols: 0.95, 0.98
 // H200 bf16 loss with gradient 128256 cols: 0.98, 1.00
 // H200 bf16 loss with gradient 262144 cols: 0.92, 0.97
@@ -216,9 +217,9 @@ constexpr bool IsLed(Operation operation) {
 }
 inline constexpr int kLedNumbers = 20;
 
-// Scratch of the reductions. Those of a block (reduce.cuh) take two lines of 32 sums. Those of a
-// cluster (cluster.cuh) take two lines of the statistics of 16 blocks, in words of eight bytes, and
-// a barrier for each line.
+// Shared memory of the reductions. Block reductions (reduce.cuh) need two lines of 32 sums. Cluster
+// exchanges (cluster.cuh) need two lines of the statistics of 16 blocks, in words of 8 bytes, and
+// one barrier per line.
 constexpr int ReductionScratchBytes(Operation operation, DType dtype) {
   const int value_bytes = IsDouble(dtype) ? 8 : 4;
   const int sums = SumsOf(TraitsOf(operation), dtype);

@@ -9,7 +9,7 @@
 namespace jaxkernels {
 namespace {
 
-// Threads of the tier `block`: as many warps as the row needs.
+// Threads per block in tier `block`: the fewest warps that hold the row.
 int64_t BlockThreads(const SoftmaxProblem& problem, int pack) {
   const int packs_per_warp = 32 * (kBlockPacks / InputsOf(problem.operation));
   return CeilDiv(MaxPacksOfRow(problem.cols, pack, problem.offset), packs_per_warp) * 32;
@@ -47,8 +47,8 @@ bool PrefersStaged(const SoftmaxProblem& problem, const SoftmaxPlan& plan, int w
 
 namespace {
 
-// Rows that a warp stages together: whole packs, as many as it computes at once or a multiple. More
-// make a chunk cheaper, while there are enough chunks for all warps.
+// Rows per staged chunk: they fill whole packs, and are a multiple of the rows that a warp computes
+// at once. Larger chunks are cheaper, as long as there are enough for all warps.
 int64_t StagedRows(const SoftmaxProblem& problem, int lanes, const DeviceLimits& limits) {
   const int pack = PackOf(problem.dtype);
   const int64_t row_bytes = problem.cols * ByteWidth(problem.dtype);
@@ -136,8 +136,8 @@ RowBatches BatchesOf(const SoftmaxProblem& problem, const SoftmaxPlan& plan,
   return batches;
 }
 
-// The same blocks for each row, with the row in the registers of twice as many threads. As many
-// workers as rows, each of which takes one.
+// The plan of FewRowsKernel: the same blocks per row with twice the threads, and one worker per
+// row.
 SoftmaxPlan FewRowsPlan(const SoftmaxProblem& problem, SoftmaxPlan plan,
                         const DeviceLimits& limits) {
   plan.few_rows = true;
@@ -153,7 +153,7 @@ SoftmaxPlan FewRowsPlan(const SoftmaxProblem& problem, SoftmaxPlan plan,
 
 }  // namespace
 
-// Block size by occupancy, as OneFlow's softmax chooses it: the most resident blocks first, then
+// Chooses the block size by occupancy like OneFlow's softmax: first the most resident blocks, then
 // the most threads.
 void PlanSharedRow(const SoftmaxProblem& problem, const SharedRow& row, const DeviceLimits& limits,
                    SoftmaxPlan& plan) {
