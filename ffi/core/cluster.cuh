@@ -24,7 +24,7 @@
 
 namespace jaxkernels {
 
-// The non-portable maximum: more than 8 blocks need an opt-in.
+// More than 8 blocks need an opt-in; no device supports more than 16.
 inline constexpr int kMostClusterBlocks = 16;
 
 __device__ inline int ClusterBlocks() {
