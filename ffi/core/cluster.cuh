@@ -195,8 +195,8 @@ class ClusterInbox {
 #if JK_HAS_CLUSTERS
     if (ClusterBlocks() == 1) return;
     __cluster_barrier_wait();
-    // Bytes that arrive before Expect count too. The cluster barrier above is for racecheck, which
-    // otherwise reports Expect and the stores as a race.
+    // Bytes that arrive before Expect count too. racecheck reports a race if no barrier separates
+    // the two.
     if (Receives()) arrived_.Expect(count_ * sizeof(Value));
 #endif
   }

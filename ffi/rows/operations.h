@@ -32,7 +32,7 @@ enum class Operation {
   kCrossEntropyGrad
 };
 
-// In the order of the enum.
+// The traits of each operation, in the order of the enum.
 inline constexpr OperationTraits kOperations[] = {
     {.name = "softmax_fwd",
      .operands = {{"x"}},

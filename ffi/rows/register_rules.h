@@ -48,7 +48,7 @@ constexpr int WarpMaxRowRegisters(DType dtype) { return IsDouble(dtype) ? 48 : 6
 // Part of a warp, with several packs per lane, serves rows whose fixed cost is comparable to
 // loading several packs, so that a warp pays it for several rows at once. Attention scores use half
 // a warp: finding the visible columns of a row costs that much. Row scalars do too: they write
-// little, and have half the time of other operations. Rows with labels are rarely that short.
+// little and take half the time, so the fixed cost weighs more. Rows with labels are rarely short.
 // Staged or longer, they have two layouts of a whole warp, which saves kernels.
 constexpr bool WarpShapeFits(const WarpShape& shape, const OperationTraits& traits, DType dtype,
                              bool aligned) {

@@ -120,7 +120,7 @@ inline constexpr int kLeastSharesOfPortableCluster = 3;
 // use all registers of an SM. Blocks per row (and per SM), and numbers, as above:
 // H200 f32 fwd 12001 cols: 1 (4) 0.93, 0.96, 6.3; 2 (8) 0.90, 0.96, 6.6
 // H200 bf16 fwd 20001 cols: 1 (5) 0.93, 0.96, 6.7; 2 (9) 0.91, 0.96, 6.3
-// Losses with their gradients, 2^30 bytes, before the first warp led:
+// Losses with their gradients, 2^30 bytes, before the warp-0 broadcast:
 // H200 f32 loss with gradient 24576 cols: 1 (2) 0.96, 2 (4) 0.95, 4 (8) 0.91
 // 2^30 elements, with the warp-0 broadcast:
 // H200 bf16 loss with gradient 32000 cols: 1 (3) 1.03, 2 (6) 1.02, 4 (9) 0.97

@@ -210,7 +210,7 @@ JK_INLINE void RunCompanyGroup(const Inputs<Op>& in, int64_t cols, const RowEnds
   } else {
     for (int64_t r = 0; r < kLanes; ++r) max[r] = 0;
   }
-  C near_reference[kLanes], of_max[kLanes];  // the second: the term of the maximum
+  C near_reference[kLanes], of_max[kLanes];  // of_max: the term of the maximum
   for (int64_t r = 0; r < kLanes; ++r) of_max[r] = 1;
   if constexpr (Op::kHasNear) {
 #pragma omp simd

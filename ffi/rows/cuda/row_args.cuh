@@ -77,7 +77,7 @@ struct RowArgs {
     LoadScalars<kTakesFirst, Op::kTakes>(scalars_in[1], row, given.scalar);
     if constexpr (Op::kTakesLabel) {
       given.label = static_cast<int>(min(int64_t{label}, cols));
-      if constexpr (Op::kSums > 0) {  // else it is among the scalars, and may be stored over
+      if constexpr (Op::kSums > 0) {  // else it is a scalar, and its place may be overwritten
         const int64_t column = min(max(int64_t{label}, int64_t{0}), cols - 1);
         const C element = static_cast<C>(elements[column]);
         given.labelled = label < 0 ? C(0) : label < cols ? element : C(NAN);

@@ -59,7 +59,7 @@ struct CrossEntropyOp : ForwardOp<T, 1, 5>, WantedSums<kTwoSums> {
   static constexpr int kStores = 7;
   static constexpr C kLowest = std::numeric_limits<C>::lowest();
 
-  // A row of -inf alone has no terms.
+  // A row of -inf only has no terms; its shift is 0.
   __device__ static C Reference(C max) { return max == -kInfinity<C> ? C(0) : max; }
   __device__ static C Term(const C (&in)[1], C max) { return FastExp(in[0] - max); }
   // Whether S - 1 would lose digits; the first sum must hold all terms. A row of -inf only has no

@@ -83,7 +83,7 @@ struct AttentionForward : SoftmaxForward<T>, AttentionRows<T> {
     return ExpDifference<T>(Value(in), max);
   }
   __device__ C Finish(const C (&in)[kArrays], const Row& row) const {
-    if constexpr (kIsHalf<T>) {  // the division within the exponent
+    if constexpr (kIsHalf<T>) {  // divides within the exponent
       return FastExp2(fma(Value(in) - row.max, kLog2E, -row.log2_sum));
     } else {
       return this->FinishTerm(Term(in, row.max), row);

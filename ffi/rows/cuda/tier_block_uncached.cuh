@@ -2,8 +2,8 @@
 // part that it keeps. The tier also handles rows whose inputs are aligned differently from the
 // result.
 //
-// Work split: thread t owns packs t, t + blockDim.x, ... of the window; a block walks the rows
-// grid-stride.
+// Work split: thread t owns packs t, t + blockDim.x, ... of the window; a block takes rows
+// in a grid-stride loop.
 // Memory: at most two reads and one write per element; one read if the result is a row scalar.
 // Maximum and sums come from one pass with the online normalizer (Milakov and Gimelshein 2018,
 // arXiv 1805.02867); OneFlow reads three times. The first args.kept_packs packs of every input stay
