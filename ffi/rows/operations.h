@@ -162,6 +162,10 @@ constexpr bool MatchesTable() {
          Op::kStoresElements == traits.StoresElements() && Op::kStores == traits.Stores();
 }
 
+// A list of operations: structs of one platform on one storage type.
+template <typename... Ops>
+struct OperationList {};
+
 // An operation runs as a whole, or in two parts for rows that are sharded over devices: the
 // statistics (maximum and sums) of the local columns, and the result of these columns from the
 // statistics of the whole row.

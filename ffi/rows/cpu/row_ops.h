@@ -324,6 +324,12 @@ struct LogSumExpJvp : LogSumExpOp<T, 2> {
   JK_INLINE static C Result(const Row& row) { return row.sum; }
 };
 
+// The operations above on elements of type T.
+template <typename T>
+using RowOps =
+    OperationList<SoftmaxForward<T>, LogSoftmaxForward<T>, SoftmaxGrad<T>, LogSoftmaxGrad<T>,
+                  LogSoftmaxJvp<T>, LogSumExpForward<T>, LogSumExpGrad<T>, LogSumExpJvp<T>>;
+
 }  // namespace jaxkernels
 
 #endif  // JAXKERNELS_ROWS_CPU_ROW_OPS_H_

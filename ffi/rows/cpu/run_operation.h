@@ -27,32 +27,21 @@ JK_INLINE void RunPlain(const RowCall& call, const RowRange& range) {
   }
 }
 
+template <typename... Ops>
+JK_INLINE void RunAmong(OperationList<Ops...>, const RowCall& call, const RowRange& range) {
+  ((call.operation == Ops::kOperation ? RunPlain<Ops>(call, range) : void()), ...);
+}
+
 template <typename T>
 JK_INLINE void RunOperation(const RowCall& call, const RowRange& range) {
   const int64_t begin = range.begin, end = range.end;
   const bool whole = call.part == Part::kWhole;
   switch (call.operation) {
-    case SoftmaxForward<T>::kOperation:
-      return RunPlain<SoftmaxForward<T>>(call, range);
-    case LogSoftmaxForward<T>::kOperation:
-      return RunPlain<LogSoftmaxForward<T>>(call, range);
-    case SoftmaxGrad<T>::kOperation:
-      return RunPlain<SoftmaxGrad<T>>(call, range);
-    case LogSoftmaxGrad<T>::kOperation:
-      return RunPlain<LogSoftmaxGrad<T>>(call, range);
-    case LogSoftmaxJvp<T>::kOperation:
-      return RunPlain<LogSoftmaxJvp<T>>(call, range);
-    case LogSumExpForward<T>::kOperation:
-      return RunPlain<LogSumExpForward<T>>(call, range);
-    case LogSumExpGrad<T>::kOperation:
-      return RunPlain<LogSumExpGrad<T>>(call, range);
-    case LogSumExpJvp<T>::kOperation:
-      return RunPlain<LogSumExpJvp<T>>(call, range);
-    case CrossEntropyForward<T>::kOperation:
+    case Operation::kCrossEntropyForward:
       return RunCrossEntropy<CrossEntropyForward<T>>(call, range);
-    case CrossEntropyForwardGrad<T>::kOperation:
+    case Operation::kCrossEntropyForwardGrad:
       return RunCrossEntropy<CrossEntropyForwardGrad<T>>(call, range);
-    case CrossEntropyGrad<T>::kOperation:
+    case Operation::kCrossEntropyGrad:
       return RunCrossEntropy<CrossEntropyGrad<T>>(call, range);
     case Operation::kMaskedSoftmaxForward:
     case Operation::kBiasedSoftmaxForward:
@@ -61,6 +50,8 @@ JK_INLINE void RunOperation(const RowCall& call, const RowRange& range) {
     case Operation::kMaskedSoftmaxGrad:
       return whole ? OnThisMachine<RunAttentionGrad<T>>(call, range)
                    : OnThisMachine<RunAttentionGradPart<T>>(call, begin, end);
+    default:
+      return RunAmong(RowOps<T>(), call, range);
   }
 }
 

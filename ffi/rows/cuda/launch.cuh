@@ -200,39 +200,34 @@ cudaError_t LaunchLoss(const RowCall& call, const SoftmaxPlan& plan, cudaStream_
   return LaunchRowOp<Op<T, false>>(call, plan, stream);
 }
 
+template <typename... Ops>
+cudaError_t LaunchAmong(OperationList<Ops...>, const RowCall& call, const SoftmaxPlan& plan,
+                        cudaStream_t stream) {
+  cudaError_t status = cudaErrorInvalidValue;
+  ((call.operation == Ops::kOperation ? void(status = LaunchRowOp<Ops>(call, plan, stream))
+                                      : void()),
+   ...);
+  return status;
+}
+
 template <typename T>
 cudaError_t LaunchOperation(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
   switch (call.operation) {
-    case SoftmaxForward<T>::kOperation:
-      return LaunchRowOp<SoftmaxForward<T>>(call, plan, stream);
-    case LogSoftmaxForward<T>::kOperation:
-      return LaunchRowOp<LogSoftmaxForward<T>>(call, plan, stream);
-    case SoftmaxGrad<T>::kOperation:
-      return LaunchRowOp<SoftmaxGrad<T>>(call, plan, stream);
-    case LogSoftmaxGrad<T>::kOperation:
-      return LaunchRowOp<LogSoftmaxGrad<T>>(call, plan, stream);
-    case LogSoftmaxJvp<T>::kOperation:
-      return LaunchRowOp<LogSoftmaxJvp<T>>(call, plan, stream);
-    case MaskedSoftmaxForward<T>::kOperation:
+    case Operation::kMaskedSoftmaxForward:
       return LaunchForResult<T, MaskedSoftmaxForward>(call, plan, stream);
-    case BiasedSoftmaxForward<T>::kOperation:
+    case Operation::kBiasedSoftmaxForward:
       return LaunchForResult<T, BiasedSoftmaxForward>(call, plan, stream);
-    case MaskedSoftmaxGrad<T>::kOperation:
+    case Operation::kMaskedSoftmaxGrad:
       return LaunchRowOp<MaskedSoftmaxGrad<T>>(call, plan, stream);
-    case LogSumExpForward<T>::kOperation:
-      return LaunchRowOp<LogSumExpForward<T>>(call, plan, stream);
-    case LogSumExpGrad<T>::kOperation:
-      return LaunchRowOp<LogSumExpGrad<T>>(call, plan, stream);
-    case LogSumExpJvp<T>::kOperation:
-      return LaunchRowOp<LogSumExpJvp<T>>(call, plan, stream);
-    case CrossEntropyForward<T>::kOperation:
+    case Operation::kCrossEntropyForward:
       return LaunchLoss<T, CrossEntropyForward>(call, plan, stream);
-    case CrossEntropyForwardGrad<T>::kOperation:
+    case Operation::kCrossEntropyForwardGrad:
       return LaunchLoss<T, CrossEntropyForwardGrad>(call, plan, stream);
-    case CrossEntropyGrad<T>::kOperation:
+    case Operation::kCrossEntropyGrad:
       return LaunchRowOp<CrossEntropyGrad<T>>(call, plan, stream);
+    default:
+      return LaunchAmong(RowOps<T>(), call, plan, stream);
   }
-  return cudaErrorInvalidValue;
 }
 
 }  // namespace jaxkernels

@@ -375,6 +375,12 @@ struct LogSumExpJvp : LogSumExpOp<T, 2, 2> {
   __device__ static C SecondTerm(C term, const C (&in)[2]) { return term * in[1]; }
 };
 
+// The operations above on elements of type T.
+template <typename T>
+using RowOps =
+    OperationList<SoftmaxForward<T>, LogSoftmaxForward<T>, SoftmaxGrad<T>, LogSoftmaxGrad<T>,
+                  LogSoftmaxJvp<T>, LogSumExpForward<T>, LogSumExpGrad<T>, LogSumExpJvp<T>>;
+
 }  // namespace jaxkernels
 
 #endif  // JAXKERNELS_ROWS_CUDA_ROW_OPS_CUH_
