@@ -1,1 +1,1 @@
-"""What every kernel needs: JAX's versions, the registry of targets, checks of arguments, devices."""
+"""Code that every kernel shares: JAX compatibility, FFI targets, argument checks, devices."""

@@ -1,8 +1,8 @@
-"""What JAX does not promise to keep: types of arrays, traces, rules of transformations.
+"""Wraps the parts of JAX that have no stability guarantee: avals, traces, transformation rules.
 
-Owns: every use of a private JAX module but those of `partitioned_calls.py`, and nothing else, so that a
-new JAX release breaks little but these two files. The rules of primitives use `jax.interpreters` and
-`custom_partitioning`, in the files that define them. Must not know: softmax, or any other operation.
+Owns: every use of a private JAX module, except those in `partitioned_calls.py`, and nothing else, so
+that a new JAX release breaks few files besides these two. The files that define primitives use
+`jax.interpreters` and `custom_partitioning` themselves. Must not know: any operation.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 
 def running_ffi_api_version() -> tuple[int, int] | None:
-    """Version of the XLA FFI that the installed jaxlib speaks, read from the header that it ships.
+    """The XLA FFI version of the installed jaxlib, read from the header that it ships.
 
     Returns:
-        (major, minor), or None when this jaxlib comes without its headers.
+        (major, minor), or None if this jaxlib ships no headers.
     """
     header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
     try:
@@ -44,7 +44,7 @@ def running_ffi_api_version() -> tuple[int, int] | None:
 
 
 def runs_at_once() -> bool:
-    """Whether operations run at once, be they differentiated or mapped: no program is being traced."""
+    """Whether operations execute eagerly (also under grad, jvp or vmap), not in a jaxpr trace."""
     trace = core.trace_ctx.trace
     while isinstance(trace, (ad.JVPTrace, ad.LinearizeTrace, batching_traces.BatchTrace)):
         trace = trace.parent_trace
@@ -52,82 +52,82 @@ def runs_at_once() -> bool:
 
 
 def varying_axes(x: Any) -> frozenset[Any]:
-    """The manual mesh axes over which `x` differs between devices (shard_map with check_vma)."""
+    """The manual mesh axes over which `x` varies (shard_map with check_vma)."""
     return jax.typeof(x).manual_axis_type.varying
 
 
 def explicit_spec(x: Any) -> PartitionSpec:
-    """The sharding that is part of the type of `x`: all None unless its mesh has Explicit axes."""
+    """The PartitionSpec in the type of `x`: all None unless its mesh has Explicit axes."""
     return jax.typeof(x).sharding.spec
 
 
 def aval_spec(aval: Any) -> PartitionSpec:
-    """The same of an abstract value."""
+    """The PartitionSpec in an abstract value."""
     return aval.sharding.spec
 
 
 def is_explicitly_sharded(*arrays: Any) -> bool:
-    """Whether the type of one of the arrays says that it is sharded."""
+    """Whether an array has an explicit sharding in its type."""
     return any(axis is not None for x in arrays for axis in explicit_spec(x))
 
 
 def with_mesh(*avals: Any) -> Any:
-    """The first of the abstract values whose type names a mesh; the first of all if none does.
+    """The first abstract value whose type has a mesh; the first of all if none has.
 
-    A mesh is in the type of an array that was placed on its explicit axes, and not in that of a
-    constant beside it, unless the user has set the mesh (`jax.set_mesh`).
+    An array that was placed on explicit axes has their mesh in its type. A constant in the same
+    operation has none, unless the user has called `jax.set_mesh`.
     """
     return next((aval for aval in avals if not aval.sharding.mesh.empty), avals[0])
 
 
 def with_shape_and_spec(aval: Any, shape: Sequence[Any], spec: Sequence[Any]) -> Any:
-    """`aval` with another shape and sharding; the mesh, and the axes it varies over, stay."""
+    """`aval` with another shape and PartitionSpec, but the same mesh and varying axes."""
     sharding = aval.sharding.update(spec=PartitionSpec(*spec))
     return aval.update(shape=tuple(shape), sharding=sharding, weak_type=False)
 
 
 def sharding_like(spec: PartitionSpec, *arrays: jax.Array) -> NamedSharding:
-    """`spec` on the mesh that the type of one of the arrays names."""
+    """`spec` on the mesh in the type of the first array that has one."""
     return with_mesh(*map(jax.typeof, arrays)).sharding.update(spec=spec)
 
 
 def reshard(x: jax.Array, spec: PartitionSpec, *others: jax.Array) -> jax.Array:
-    """`x` with the sharding `spec` in its type, on the mesh of `x` or, if it has none, of `others`."""
+    """Reshards `x` to `spec`, on the mesh in the type of `x` or, if it has none, of `others`."""
     return jax.sharding.reshard(x, sharding_like(spec, x, *others))
 
 
 def broadcast_like(x: jax.Array, y: jax.Array) -> jax.Array:
-    """`x` with the shape of `y`, and with the sharding in its type, if there is one.
+    """Broadcasts `x` to the shape and the explicit sharding of `y`.
 
-    So that a gradient is summed before it is sent to other devices, and not after.
+    With that sharding, each device sums its part of the gradient before the all-reduce.
     """
     sharding = jax.typeof(y).sharding if is_explicitly_sharded(y) else None
     return jax.numpy.broadcast_to(x, y.shape, out_sharding=sharding)
 
 
 def batch_at_front(axis_data: Any, x: jax.Array, batch_dim: int | None) -> jax.Array:
-    """`x` with its vmapped dimension first; an unmapped `x` is broadcast, and sharded alike."""
+    """`x` with its vmapped dimension first; an unmapped `x` is broadcast with the same sharding."""
     return batching.bdim_at_front(x, batch_dim, axis_data.size, axis_data.explicit_mesh_axis)
 
 
 def lowering_platforms(ctx: mlir.LoweringRuleContext) -> tuple[str, ...]:
-    """The platforms ("cpu", "cuda", "tpu", ...) that a lowering rule is asked to serve."""
+    """The platforms ("cpu", "cuda", "tpu", ...) that a lowering rule lowers for."""
     return tuple(ctx.platforms or ctx.module_context.platforms)
 
 
 def without_types_of_shardings(ctx: mlir.LoweringRuleContext) -> mlir.LoweringRuleContext:
-    """The context with operands that are types of shape and dtype alone.
+    """The context with operand avals reduced to shape and dtype.
 
-    What a lowering rule traces need not say how its values are sharded, or over which axes they vary.
+    A function that is traced inside a lowering rule needs neither shardings nor varying axes.
     """
     avals: Sequence[Any] = ctx.avals_in  # pyright: ignore[reportAttributeAccessIssue]
     return ctx.replace(avals_in=[core.ShapedArray(aval.shape, aval.dtype) for aval in avals])
 
 
 def is_donated(value: ir.Value) -> bool:
-    """Whether a value is an argument of the whole program, whose memory the caller has given away.
+    """Whether a value is a donated argument of the whole program.
 
-    That of a function within the program, or of a loop, is not known to be.
+    Arguments of inner functions and loops return False, because their donation is not known.
     """
     block = value.owner
     if not isinstance(block, ir.Block) or "arg_attrs" not in block.owner.attributes:
@@ -138,7 +138,7 @@ def is_donated(value: ir.Value) -> bool:
 
 
 def register_nan_check(primitive: Primitive) -> None:
-    """Lets checkify report a NaN in the result of the primitive, if this JAX keeps its rules here."""
+    """Lets checkify report a NaN in the primitive's result, if this JAX has that rule table."""
     with contextlib.suppress(ImportError, AttributeError):
         from jax._src import checkify
 
@@ -146,9 +146,9 @@ def register_nan_check(primitive: Primitive) -> None:
 
 
 def register_remat_rule(primitive: Primitive) -> None:
-    """Lets policies of `jax.checkpoint` save the result of the primitive under `jax_remat3`, too.
+    """Lets `jax.checkpoint` policies save the primitive's result under `jax_remat3`.
 
-    A JAX without that flag, or with other rules for it, computes the primitive again.
+    A JAX without that flag, or with another rule signature, recomputes the primitive.
     """
     with contextlib.suppress(ImportError, AttributeError):
         from jax._src.ad_checkpoint import CheckpointName
@@ -164,7 +164,7 @@ def register_remat_rule(primitive: Primitive) -> None:
             def policy(*_: Any, **__: Any) -> Any:
                 return trace.policy(primitive, *avals, **params)
 
-            # The result is saved as a named value is, if the policy saves the primitive.
+            # JAX saves the result like a named value if the policy saves the primitive.
             result = primitive.bind(*operands, **params)
             name = CheckpointName(primitive.name, jax.typeof(result))
             asked = SimpleNamespace(policy=trace.policy and policy)
@@ -176,5 +176,5 @@ def register_remat_rule(primitive: Primitive) -> None:
 
 
 def einsum(product: Any, subscripts: Any, *operands: Any, **options: Any) -> jax.Array:
-    """jnp.einsum with another product than lax.dot_general: its argument for that begins with an underscore."""
+    """jnp.einsum with `product` in place of lax.dot_general (a private argument of JAX)."""
     return jax.numpy.einsum(subscripts, *operands, _dot_general=product, **options)

@@ -1,6 +1,6 @@
-"""The GPU that a plan is made for: one of this machine, or one known by name.
+"""The GPU that a plan targets: one of this machine, or a model known by name.
 
-Owns: which one is meant where none is named. Must not know: what is planned.
+Owns: the default GPU. Must not know: what is planned.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from jaxkernels._core import registry
 from jaxkernels._cpu import DeviceLimits
 from jaxkernels.typing import Device, DeviceName
 
-# On a machine without a CUDA device.
+# The default on a machine without a CUDA device.
 DEFAULT: DeviceName = "h200"
-# Compute capabilities of well-known GPUs that are too old.
+# Compute capabilities of well-known GPUs that are too old for the kernels.
 _WITHOUT_KERNELS = {"t4": "7.5", "v100": "7.0"}
 
 
@@ -44,7 +44,7 @@ def limits_of(device: DeviceName | Device | None) -> DeviceLimits:
 
 
 def default_device() -> DeviceName | Device:
-    """The first CUDA device; the name of an H200 without one, or without kernels for it."""
+    """The first CUDA device if it has kernels, otherwise the name of an H200."""
     if not registry.has_cuda_module():
         return DEFAULT
     devices = registry.cuda_devices()

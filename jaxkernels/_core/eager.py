@@ -1,9 +1,9 @@
 """Runs a call outside of jit as one compiled program, instead of one program per operation.
 
-A function of this package checks its operands, reshapes them and applies a primitive. Tracing does this
-once, so a later call costs no more than a call of a jitted JAX function.
+A public function checks its operands, reshapes them and applies a primitive. jit does this once per
+signature, so a later call costs no more than a call of a jitted JAX function.
 
-Owns: which calls are jitted. Must not know: what is called.
+Owns: which calls are jitted. Must not know: what the functions compute.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Function = Callable[..., Any]
 
-# NumPy's own dtypes, in this machine's byte order, of arrays that a jitted function takes as jnp.asarray
-# does. Other arrays and objects are left to the function, whose errors name the argument.
+# NumPy dtypes, in native byte order, that jit converts like jnp.asarray. Other arrays and objects go to
+# the unjitted function, whose errors name the argument.
 _NUMPY_DTYPES = frozenset(map(np.dtype, "?bhilqBHILQefdFD"))
-# Types whose values can always be hashed.
+# Types whose values are always hashable.
 _PLAIN = (NoneType, bool, int, float, str)
 
 
 class _Program(NamedTuple):
-    """Runs calls whose arguments have certain types.
+    """Runs calls whose arguments have one combination of types.
 
     Attributes:
         run: the jitted function, or the function itself if it cannot be jitted.
-        is_jitted: which of the two it is.
-        to_put: names of numbers to copy to the device.
+        is_jitted: whether `run` is jitted.
+        to_put: names of the numbers to copy to the device.
     """
 
     run: Function
@@ -51,7 +51,7 @@ def jit_when_eager(
     numbers: tuple[str, ...] = (),
     check: Callable[..., bool] = lambda *args, **kwargs: True,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Returns a decorator that jits a function wherever no program is being traced.
+    """Returns a decorator that jits a function when it is called outside of a trace.
 
     Within jit, scan, `jax.checkpoint` or shard_map the function runs unjitted: a nested jit would hide
     its primitives from the policies of `jax.checkpoint`. grad, jvp and vmap outside of jit transform the
@@ -59,17 +59,17 @@ def jit_when_eager(
 
     Args:
         operands: names of arguments that are arrays, numbers or None. A number is traced.
-        factors: names of arguments that are arrays or numbers. A number is part of the program.
+        factors: names of arguments that are arrays or numbers. A number is a static argument.
         numbers: names of arguments that are arrays or numbers. A number passed by name is traced
             unless it equals the default. JAX copies it to the device explicitly, which a transfer guard
             allows.
-        check: called with the arguments of the function before a program takes them. It raises the
-            function's errors about known values, which a program cannot see. If it returns False, the
-            function runs unjitted.
+        check: called with the function's arguments before the jitted call. It raises the errors that
+            depend on concrete values, which a trace cannot see. If it returns False, the function runs
+            unjitted.
 
-    All other arguments are part of the program. If one cannot be hashed, the function runs unjitted. It
-    also runs unjitted after an error, other than one of the device: the error is then the function's own,
-    without the notes of jit, and debug_nans finds only the NaNs that the function reports.
+    All other arguments are static. If one is not hashable, the function runs unjitted. After an error,
+    except one of the device, it runs again unjitted: the error then has no notes of jit, and debug_nans
+    finds only the NaNs that the function reports.
     """
     may_be_arrays = {*operands, *factors, *numbers}
 
@@ -80,8 +80,8 @@ def jit_when_eager(
 
         @functools.cache
         def jitted(static: tuple[tuple[int | str, Any], ...]) -> Function:
-            # JAX keys programs by the function, the types of traced arguments and the values of static
-            # ones, but not by their positions, and 1 equals True. So each set has its own function.
+            # Each set of static arguments has its own function, because JAX's cache key omits their
+            # positions and 1 equals True.
             @functools.wraps(function)
             def with_static(*args: Any, **kwargs: Any) -> Any:
                 return function(*args, **kwargs)
@@ -154,21 +154,21 @@ def jit_when_eager(
 
 
 def is_not_xlas(*args: Any, implementation: str | None = None, **kwargs: Any) -> bool:
-    """Whether jax.nn's own function does not run: its bits depend on whether it is jitted."""
+    """Whether the call does not reach jax.nn's function, whose bits depend on whether it is jitted."""
     del kwargs
     name = getattr(getattr(args[0] if args else None, "dtype", None), "name", "")
     return implementation != "xla" and not name.startswith(("float8", "complex"))
 
 
 def _kind(value: Any) -> Any:
-    """The type of a value, with the dtype of a NumPy array and the types within a tuple."""
+    """The type of a value: of a NumPy array its dtype, of a tuple the types of its items."""
     if type(value) is tuple:
         return (tuple, *map(_kind, value))
     return value.dtype if type(value) is np.ndarray else type(value)
 
 
 def _is_array(kind: Any) -> bool:
-    """Whether it is the dtype of a NumPy array, or the type of an array, that a program can take."""
+    """Whether `kind` is the dtype of a NumPy array, or a type of JAX arrays, that jit accepts."""
     if isinstance(kind, np.dtype):
         return kind in _NUMPY_DTYPES
     return _is_of(kind, jax.Array) or _is_of(kind, Tracer)

@@ -1,7 +1,7 @@
-"""How XLA's partitioner learns to split a call: from a callback, or from attributes where none can run.
+"""Tells XLA's partitioner how to split a custom call: by a callback or, if none can run, by attributes.
 
-Owns: whether there is a partitioner, both ways to tell it, and what of them JAX keeps for itself. Must
-not know: which dimensions an operation can split, which its own `partitioning.py` says.
+Owns: whether a partitioner runs, both ways to inform it, and the private JAX state behind them. Must not
+know: which dimensions an operation can split (each folder's `partitioning.py` knows).
 """
 
 from __future__ import annotations
@@ -24,21 +24,19 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxkernels._core import compat
 
-# Shardy names the factors of a sharding rule i, j, ... z and then z_1, z_2, ...; no other name
-# parses.
+# Shardy parses only the factor names i, j, ... z, z_1, z_2, ... in a sharding rule.
 _FACTOR_LETTERS = "ijklmnopqrstuvwxyz"
 
-# The callbacks of lowered programs, by the names that the programs give them. They are kept as long as
-# the process: a program may be compiled at any time.
+# Callbacks of lowered programs, by their key in the program. They live as long as the process, because
+# a lowered program may be compiled at any time.
 _partitioning_callbacks: dict[str, Any] = {}
 
 
 def partitions_custom_calls(ctx: mlir.LoweringRuleContext) -> bool:
-    """Whether a `custom_partitioning` inside a lowering rule would be asked for its partitions.
+    """Whether XLA would call the callback of a `custom_partitioning` inside a lowering rule.
 
-    It is a Python callback, which no exported program can hold, and which the older partitioner
-    (GSPMD) cannot use without a rule of its own. The call is then split by its attributes alone
-    (`batch_partitioning_attributes`).
+    An exported program cannot hold a Python callback, and the older partitioner (GSPMD) needs another
+    rule. Both split the call by its attributes instead (`batch_partitioning_attributes`).
     """
     module = ctx.module_context
     axis_context = module.axis_context
@@ -52,9 +50,9 @@ def partitions_custom_calls(ctx: mlir.LoweringRuleContext) -> bool:
 
 
 def runs_on_one_device(ctx: mlir.LoweringRuleContext) -> bool:
-    """Whether the whole program is one device's, so that no partitioner sees it.
+    """Whether the program runs on one device, so that no partitioner runs.
 
-    An exported program may be called on any number of devices.
+    False for an exported program, which may be called on any number of devices.
     """
     module = ctx.module_context
     axis_context = module.axis_context
@@ -66,7 +64,7 @@ def runs_on_one_device(ctx: mlir.LoweringRuleContext) -> bool:
 
 
 def runs_on_its_own(ctx: mlir.LoweringRuleContext) -> bool:
-    """Whether no partitioner splits what is lowered: one device, or a shard_map over all mesh axes."""
+    """Whether no partitioner splits the call: one device, or inside a shard_map over all mesh axes."""
     module = ctx.module_context
     axis_context = module.axis_context
     return runs_on_one_device(ctx) or (
@@ -77,10 +75,9 @@ def runs_on_its_own(ctx: mlir.LoweringRuleContext) -> bool:
 
 
 def needs_devices_for_lowering(primitive: Primitive) -> None:
-    """Lets the primitive's lowering rule use `custom_partitioning`, which asks for the devices.
+    """Lets the primitive's lowering rule use `custom_partitioning` in programs on several devices.
 
-    JAX keeps a set of such primitives for itself. Without it a program on several devices could not
-    be lowered with the partitioned form.
+    JAX passes the device assignment only to primitives in this private set.
     """
     dispatch.prim_requires_devices_during_lowering.add(primitive)
 
@@ -92,23 +89,22 @@ def lower_partitioned(
     name: str,
     several: bool = False,
 ) -> Any:
-    """Lowers a function made by `custom_partitioning`, so that its program can be cached and stored.
+    """Lowers a `custom_partitioning` function so that the program can be cached and serialized.
 
-    JAX writes the address of a Python object into the program, to find the callback by, and keeps
-    the object with the executable. So no process would find the program of another in the persistent
-    compilation cache, and the executable could not be pickled. Here a name takes the place of the
-    address. It is written twice, because an option of JAX lets the cache ignore the address.
+    JAX identifies the callback by the address of a Python object, which it writes into the program and
+    keeps with the executable. Then the persistent compilation cache never hits across processes, and the
+    executable cannot be pickled. This function replaces the address with a name. It writes the name
+    twice, because a JAX option lets the cache ignore the first place.
 
     Args:
         function: the function.
-        ctx: of the lowering rule.
-        operands: of the lowering rule.
-        name: says all that decides what the callback does, but for the devices and types of the
-            operands.
+        ctx: the context of the lowering rule.
+        operands: the operands of the lowering rule.
+        name: identifies the callback's behaviour, except for devices and operand types.
         several: whether the function returns a list of results.
 
     Returns:
-        What the lowering rule returns.
+        The results for the lowering rule to return.
     """
     results = mlir.lower_fun(function, multiple_results=several)(ctx, *operands)
     module = ctx.module_context
@@ -123,7 +119,7 @@ def lower_partitioned(
     shapes = [(a.shape, str(a.dtype)) for a in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
     full_name = repr((name, shapes, devices, compat.lowering_platforms(ctx)))
     key = hashlib.sha256(full_name.encode()).hexdigest()
-    # All that a callback asks of its program; the rest would keep the program alive.
+    # The callback reads only these two fields; the full context would keep the program alive.
     callback.module_context = SimpleNamespace(platforms=module.platforms, backend=module.backend)
     kept = _partitioning_callbacks.setdefault(key, callback)
     custom_partitioning._sharding_callbacks[key.encode()] = kept
@@ -133,10 +129,11 @@ def lower_partitioned(
 
 
 def _fine_mesh(axis_context: Any) -> Mesh:
-    """The devices of a program as a mesh with an axis for every prime factor of their number.
+    """The program's devices as a mesh with one axis per prime factor of each of its mesh axes.
 
-    XLA may split a mesh axis, as where a dimension that it shards is reshaped into two; such shardings
-    have names here. Where the program knows a mesh, its axes come one after the other.
+    XLA may split a mesh axis, for example when a sharded dimension is reshaped into two. On this mesh a
+    PartitionSpec can express that sharding. If the program has no mesh, the number of devices is
+    factored.
     """
     devices = np.array(axis_context.device_assignment)
     known = axis_context.abstract_mesh or jax.sharding.get_abstract_mesh()
@@ -153,7 +150,7 @@ def _prime_factors(number: int) -> list[int]:
 
 
 def _named_sharding(mesh: Mesh, hlo_sharding: Any, ndim: int) -> NamedSharding | None:
-    """A sharding of XLA's by names of mesh axes; replicated where they cannot say it."""
+    """Converts an HLO sharding to a NamedSharding; replicated if the mesh axes cannot express it."""
     if hlo_sharding is None:
         return None
     try:
@@ -164,9 +161,9 @@ def _named_sharding(mesh: Mesh, hlo_sharding: Any, ndim: int) -> NamedSharding |
 
 
 def _partition_without_context(partition: Callable[..., Any], *arguments: Any) -> Any:
-    """`partition`, whose program of one device is traced outside the mesh that the user has set.
+    """Calls `partition`, and traces its per-device function outside of the user's mesh.
 
-    XLA asks for it while that mesh is set, but what one device has is not sharded over it.
+    XLA calls back while that mesh is set, but a per-device array is not sharded over it.
     """
     mesh, local, result_sharding, operand_shardings = partition(*arguments)
 
@@ -182,16 +179,16 @@ def batch_partitioning_attributes(
 ) -> dict[str, ir.Attribute]:
     """Attributes that let XLA split a custom call along every dimension but the last `row_dims`.
 
-    All operands and results have the shape of the first, or but for its last dimension. Both
-    partitioners are told: GSPMD by the number of batch dimensions (its target must be registered as
-    batch partitionable), Shardy by a rule that ties equal dimensions of all arrays together and asks
-    for the last ones to be gathered, because a row must be whole where it is reduced. Where an
-    operand broadcasts in other dimensions, neither would split the call.
+    All operands and results must have the shape of the first, except for the last dimension. If an
+    operand broadcasts, the result is empty and XLA does not split the call. GSPMD reads the number of
+    batch dimensions (the target must be registered as batch partitionable). Shardy reads a rule that
+    ties equal dimensions together and replicates the last `row_dims`, because the kernel needs whole
+    rows.
     """
     avals = [*ctx.avals_in, *ctx.avals_out]  # pyright: ignore[reportAttributeAccessIssue]
     shapes = [aval.shape for aval in avals]
     shape = shapes[0]
-    # A symbolic dimension (jax.export) cannot be written into the rule, nor can an empty one.
+    # The rule cannot express symbolic (jax.export) or empty dimensions.
     if not all(isinstance(dim, int) and dim > 0 for dim in shape):
         return {}
     if any(other[:-1] != shape[:-1] for other in shapes):
@@ -205,13 +202,13 @@ def batch_partitioning_attributes(
 
 
 def _shardy_rule(shapes: Sequence[Sequence[int]], operands: int, row_dims: int) -> str:
-    """The rule for operands and results, of which the first shape is that of whole rows."""
+    """The Shardy rule for arrays of these shapes: `operands` operands, then the results."""
     overflow = (f"z_{k}" for k in itertools.count(1))
     letters = itertools.chain(_FACTOR_LETTERS, overflow)
     shape = shapes[0]
     factors = list(itertools.islice(letters, len(shape)))
     sizes = dict(zip(factors, shape, strict=True))
-    last = {shape[-1]: factors[-1]}  # by its size; what has numbers for each row has another
+    last = {shape[-1]: factors[-1]}  # by size: per-row numbers have another one
 
     def array(of: Sequence[int]) -> str:
         if of[-1] not in last:

@@ -1,8 +1,8 @@
-"""Loads the extension modules and hands their targets to XLA.
+"""Loads the extension modules and registers their FFI targets with XLA.
 
-Owns: which targets exist, on which platform they are live, and why not. Importing it registers; it
-never initialises a JAX backend (`status`, and what a lowering rule asks for CUDA, look for devices).
-Must not know: what a target computes.
+Owns: which targets exist, on which platforms they can be called, and why not. Importing this module
+registers them and initialises no JAX backend; only the functions that look for devices do. Must not
+know: what a target computes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import numpy as np
 from jaxkernels._core import compat
 
 _PACKAGE = Path(__file__).parent.parent
-# The targets of row operations: one for whole rows, two for the parts of one.
+# Row operations have one target for whole rows and two for column-sharded rows.
 ROWS_TARGET = "jaxkernels_rows"
 STATISTICS_TARGET = "jaxkernels_row_statistics"
 FINISH_TARGET = "jaxkernels_row_finish"
 SGEMM_TARGET = "jaxkernels_sgemm"
 _ROW_TARGETS = (ROWS_TARGET, STATISTICS_TARGET, FINISH_TARGET)
-# The targets of each platform, by JAX's name of it. A CPU's matrix products are XLA's own.
+# Targets by JAX's platform name. XLA computes matrix products on CPUs.
 TARGETS = {
     "cpu": _ROW_TARGETS,
     "cuda": (*_ROW_TARGETS, SGEMM_TARGET),
@@ -39,10 +39,10 @@ TARGETS = {
 
 
 def _installed_version() -> str:
-    """The version of the installed package, or what to do where there is none.
+    """The version of the installed package.
 
     Raises:
-        ImportError: the package was found, but not installed.
+        ImportError: the source tree is importable, but the package is not installed.
     """
     try:
         return importlib.metadata.version("jaxkernels")
@@ -55,8 +55,8 @@ def _installed_version() -> str:
 
 VERSION = _installed_version()
 
-# XLA's name of a platform differs from the name that JAX's lowering rules use. "cuda" in lower case
-# would be accepted by register_ffi_target as well, and then never be looked up.
+# XLA's platform names by JAX's. register_ffi_target also accepts "cuda" in lower case, but XLA never
+# looks that name up.
 _XLA_PLATFORM = {"cpu": "cpu", "cuda": "CUDA"}
 
 
@@ -67,8 +67,8 @@ class TargetStatus:
     Attributes:
         target: name of the target, e.g. "jaxkernels_rows".
         platform: "cpu" or "CUDA", as XLA spells them.
-        live: a jitted program can call the target on this platform, here and now.
-        why: the reason when it is not live, else empty.
+        live: whether a jitted program can call the target on this platform in this process.
+        why: the reason if it is not live, else empty.
     """
 
     target: str
@@ -82,15 +82,15 @@ def _dotted(version: tuple[int, int] | None) -> str:
 
 
 def check_api_version(module: str, built: tuple[int, int], running: tuple[int, int] | None) -> None:
-    """Refuses a module that the running jaxlib would reject.
+    """Raises for a module that the running jaxlib would reject.
 
-    XLA rejects such handlers only when a backend starts, and then the whole backend fails. A module
-    built for an older minor version is fine.
+    XLA rejects its handlers only when a backend starts, and then the whole backend fails. A module
+    built for an older minor version works.
 
     Args:
         module: name of the extension module.
         built: (major, minor) of the XLA FFI headers that the module was compiled with.
-        running: the same of the jaxlib in this process; None if it cannot be found out.
+        running: the version of the jaxlib in this process; None if unknown.
 
     Raises:
         ImportError: the module is for another major or a newer minor version.
@@ -149,33 +149,34 @@ if cuda_module is not None:
     _register(cuda_module, "cuda", _running_version)
 jax.ffi.register_ffi_target_as_batch_partitionable(ROWS_TARGET)
 
-# Of a band: no bound on a side, or one that no index reaches. The kernels count columns, and rows
-# within a band, up to it.
+# Bound of a band (causal mask or window) that no index reaches: the side is open. Kernels cap column
+# indices, and row indices within a band, at this value.
 UNBOUNDED: int = cpu_module.UNBOUNDED
-# Of a product: how often its batch dimensions may broadcast by turns.
+# Most batch dimensions of a matrix product, after adjacent ones that broadcast alike are merged.
 MAX_BATCH_DIMS: int = cpu_module.MAX_BATCH_DIMS
 
 
 def has_cuda_module() -> bool:
-    """Whether jaxkernels was built with its CUDA kernels; says nothing about a GPU being there."""
+    """Whether jaxkernels was built with its CUDA kernels; a GPU may still be missing."""
     return cuda_module is not None
 
 
 def registered_platforms() -> tuple[str, ...]:
-    """The platforms whose targets are registered, by JAX's names; says nothing about devices being there."""
+    """JAX's names of the platforms with registered targets; their devices may still be missing."""
     return ("cpu", "cuda") if has_cuda_module() else ("cpu",)
 
 
 def has_code_for(capability: str, architectures: str) -> bool:
-    """Whether a GPU runs what was compiled for some architectures.
+    """Whether a GPU can run code that was compiled for the given architectures.
 
-    Machine code runs on its own major version, from its minor version on; that of "90a" on 9.0 alone, that of
-    "100f" like that of "100". PTX ("-virtual") runs on all later versions.
+    Machine code runs on the same major version with the same or a later minor one. Code for "90a" runs
+    on 9.0 only. Code for "100f" runs where code for "100" does. PTX ("-virtual") runs on all later
+    versions.
 
     Args:
         capability: the compute capability of the GPU, e.g. "9.0".
-        architectures: names in CMake's spelling, e.g. "90a-real 80-virtual". One that is no number, such as
-            "all", counts as code for every GPU.
+        architectures: names in CMake's spelling, e.g. "90a-real 80-virtual". A name without a number,
+            such as "all", counts as code for every GPU.
     """
     major, minor = map(int, capability.split("."))
     for name in architectures.split():
@@ -202,7 +203,7 @@ def cuda_devices() -> list[Any]:
 
 @functools.cache  # once per process: a program is lowered many times
 def _why_no_code() -> str:
-    """The reason if some GPU of this process cannot run the CUDA module; empty if all can, or there is none."""
+    """The reason if a GPU of this process cannot run the CUDA module; empty if all GPUs can."""
     if cuda_module is None:
         return _why_no_cuda
     architectures = cuda_module.architectures()
@@ -227,9 +228,9 @@ def _remedy() -> str:
 
 
 def has_kernels(platform: str) -> bool:
-    """Whether kernels serve a platform, by JAX's lower-case name of it.
+    """Whether a platform (JAX's lower-case name) has kernels.
 
-    On CUDA that depends on the GPUs of this process: the answer initialises JAX's backends.
+    On CUDA this depends on the GPUs of this process, so the call initialises JAX's backends.
     """
     return platform == "cpu" or (platform == "cuda" and not _why_no_code())
 
@@ -252,7 +253,7 @@ def why_not_live(target: str, platform: str) -> str:
 
 @functools.cache
 def fingerprint() -> str:
-    """Version and sources of the package: what Python code decides may not be taken from a cache of others."""
+    """A hash of the package's version and Python sources, for compilation cache keys."""
     digest = hashlib.sha256(VERSION.encode())
     for path in sorted(_PACKAGE.rglob("*.py")):
         digest.update(path.read_bytes())
@@ -261,7 +262,7 @@ def fingerprint() -> str:
 
 @functools.cache  # once per process: a program is lowered many times
 def warn_missing_cuda() -> None:
-    """Says, once, that programs for CUDA run the pure-JAX reference, and why."""
+    """Warns once that CUDA programs run the pure-JAX reference, and why."""
     warnings.warn(
         f"jaxkernels runs its pure-JAX reference on CUDA devices: {why_no_kernels('cuda')}",
         stacklevel=2,
@@ -284,7 +285,7 @@ def status() -> list[TargetStatus]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of everything that has to fit together, by name.
+    """Versions of all components that must be compatible, by name.
 
     `ffi_api_cuda` and `cuda_architectures` are absent without a CUDA module.
     """

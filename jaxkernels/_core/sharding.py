@@ -1,6 +1,6 @@
-"""Operands of one primitive are spread over devices alike.
+"""Gives all operands of a primitive the same sharding and varying axes.
 
-Owns: what makes them so, around a primitive. Must not know: which primitive.
+Owns: the `pcast` and `reshard` calls around a primitive. Must not know: which primitive.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from jaxkernels._core import compat
 
 
 def equalize_varying(operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """Gives all operands the device-variance of one another.
+    """Makes all operands vary over the union of their varying axes.
 
-    Inside shard_map a primitive must see operands that vary over the same mesh axes. `pcast` is an
-    operation of its own, with a transpose (a sum over those axes), so it belongs here, around the
-    primitive, and not in its lowering.
+    Inside shard_map the operands of a primitive must vary over the same mesh axes. `pcast` has a
+    transpose (a sum over those axes), so it must be applied before the primitive, not in its lowering.
     """
     union = frozenset[Any]().union(*(compat.varying_axes(x) for x in operands))
     equal = []
@@ -30,11 +29,12 @@ def equalize_varying(operands: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def equalize(operands: Sequence[jax.Array], is_of_row: Sequence[bool]) -> list[jax.Array]:
-    """Gives all operands the device-variance and the explicit sharding of one another.
+    """Makes all operands vary over the same axes, with the explicit sharding of the first.
 
     Args:
-        operands: of one primitive. A dimension of another size than that of the first is not sharded.
-        is_of_row: of each, whether it has numbers of each row in place of the last dimension.
+        operands: the operands of one primitive. A dimension whose size differs from that of the first
+            operand is not sharded.
+        is_of_row: for each operand, whether its last dimension holds per-row numbers.
     """
     spec = compat.explicit_spec(operands[0])
     equal = equalize_varying(operands)

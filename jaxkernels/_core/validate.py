@@ -1,7 +1,7 @@
-"""Checks of what users pass, before anything is traced.
+"""Checks users' arguments before anything is traced.
 
-Owns: the errors of the public functions. Bad input gets the class of error that jax.nn raises for
-it, and the text names the offending value. Must not know: primitives, devices.
+Owns: the errors of the public functions. Each has the class that jax.nn raises for the same input, and
+its text contains the offending value. Must not know: primitives, devices.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _AXIS_TYPE = "axis must be an integer, a tuple of integers or None"
 
 
 class TracerBoolConversionError(jax.errors.TracerBoolConversionError):
-    """What JAX raises where a traced bool decides, with a text that we choose."""
+    """JAX's error for a Python branch on a traced bool, with our own message."""
 
     def __init__(self, tracer: Tracer, text: str) -> None:
         jax.errors.ConcretizationTypeError.__init__(self, tracer, text)
 
 
 def check_static(**arguments: Any) -> None:
-    """Raises ConcretizationTypeError for an argument that is traced, or has traced parts."""
+    """Raises ConcretizationTypeError for an argument that is or contains a tracer."""
     for name, value in arguments.items():
         for part in jax.tree.leaves(value):
             if not isinstance(part, Tracer):
@@ -68,7 +68,7 @@ def check_choice(argument: str, value: Any, choices: tuple[str, ...]) -> None:
 
 
 def check_row_options(implementation: Any, tier: Any) -> None:
-    """Raises ValueError unless a function of rows has these options, and both together."""
+    """Raises ValueError for an unknown option, and for a tier with `implementation="xla"`."""
     check_choice("implementation", implementation, IMPLEMENTATIONS)
     check_choice("tier", tier, TIERS)
     if implementation == "xla" and tier is not None:
@@ -76,7 +76,7 @@ def check_row_options(implementation: Any, tier: Any) -> None:
 
 
 def why_no_row_kernel(dtype: Any, axis: Any) -> str:
-    """The reason why no row kernel can serve, whatever the platform; empty if one can."""
+    """The reason why no platform has a row kernel for this call; empty if one may."""
     if dtype.name not in DTYPES:
         return f"kernels exist for {', '.join(DTYPES)}; got {dtype.name}"
     if names_mapped_axis(axis):
@@ -85,7 +85,7 @@ def why_no_row_kernel(dtype: Any, axis: Any) -> str:
 
 
 def check_needs_no_kernel(function: str, why_not: str, implementation: Any, tier: Any) -> None:
-    """Raises NotImplementedError if the caller insists on a kernel where there is none."""
+    """Raises NotImplementedError if the caller requires a kernel; `why_not` says why there is none."""
     if implementation == "ffi" or tier is not None:
         wanted = 'implementation="ffi"' if implementation == "ffi" else f"tier={tier!r}"
         raise NotImplementedError(f"{function}: {wanted}, but {why_not}")
@@ -95,13 +95,13 @@ def as_array(function: str, argument: str, value: Any, *, nested: bool = False) 
     """`value` as a JAX array.
 
     Args:
-        function: names the caller in errors.
-        argument: names the value.
-        value: an array, or a number.
-        nested: it may be anything else that `jnp.asarray` takes, such as lists.
+        function: name of the caller, for errors.
+        argument: name of the argument, for errors.
+        value: an array or a number.
+        nested: also accepts anything else that `jnp.asarray` takes, such as lists.
 
     Raises:
-        TypeError: it is none of these, or a NumPy array of a dtype that JAX does not have.
+        TypeError: the value is none of these, or a NumPy array of a dtype that JAX does not have.
     """
     convert = getattr(value, "__jax_array__", None)
     try:
@@ -127,7 +127,7 @@ def _no_such_dtype(function: str, argument: str, dtype: np.dtype) -> str:
 
 
 def computation_dtype(x: jax.Array) -> Any:
-    """The type of the result: integers go to float32, 64-bit ones to float64, the rest stays."""
+    """The result dtype: float32 for integers, float64 for 64-bit integers, otherwise that of x."""
     if x.dtype.name in ("int64", "uint64"):
         return jnp.dtype("float64")
     if x.dtype.name in ("int8", "int16", "int32", "uint8", "uint16", "uint32"):
@@ -136,7 +136,7 @@ def computation_dtype(x: jax.Array) -> Any:
 
 
 def promoted_dtype(*arrays: jax.Array) -> Any:
-    """The dtype that the arrays have in common, also where the user allows no implicit promotion."""
+    """The promoted dtype of the arrays, even under strict dtype promotion."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*arrays)
 
@@ -149,19 +149,19 @@ def names_mapped_axis(axis: Any) -> bool:
 
 
 def canonical_axes(axis: Any, x_ndim: int, result_ndim: int) -> tuple[int, ...]:
-    """The reduced dimensions of the result, ascending.
+    """The reduced dimensions of the result, in ascending order.
 
-    `where` may have more dimensions than x. Like jax.nn, we check `axis` against the dimensions of
-    x, and then count it within those of the result.
+    `where` may have more dimensions than x. As in jax.nn, `axis` must be valid for x, but indexes the
+    dimensions of the result.
 
     Args:
-        axis: int, iterable of ints, or None for all dimensions.
+        axis: an integer, an iterable of integers, or None for all dimensions.
         x_ndim: number of dimensions of x.
         result_ndim: number of dimensions of x broadcast against `where`.
 
     Raises:
         TypeError: `axis` is not made of integers.
-        ValueError: it is out of bounds, or has duplicates.
+        ValueError: `axis` is out of bounds or has duplicates.
     """
     if axis is None:
         return tuple(range(result_ndim))
@@ -191,11 +191,11 @@ def _axis_index(axis: Any, item: Any) -> int:
 
 
 def as_mask(function: str, argument: str, value: Any) -> jax.Array:
-    """`value` as an array of bool.
+    """`value` as a boolean array.
 
     Raises:
-        TypeError: it is not an array or a number.
-        ValueError: it is not of type bool.
+        TypeError: the value is not an array or a number.
+        ValueError: the value is not boolean.
     """
     mask = as_array(function, argument, value)
     if mask.dtype != jnp.bool_:
@@ -206,7 +206,7 @@ def as_mask(function: str, argument: str, value: Any) -> jax.Array:
 
 
 def row_dtype(function: str, dtype: Any) -> str:
-    """The name of a dtype that has row kernels; TypeError for others."""
+    """The name of a dtype with row kernels; raises TypeError for other dtypes."""
     try:
         name = "None" if dtype is None else jnp.dtype(dtype).name
     except TypeError:
@@ -217,7 +217,7 @@ def row_dtype(function: str, dtype: Any) -> str:
 
 
 def as_shape(function: str, argument: str, shape: Any) -> tuple[int, ...]:
-    """`shape` as a tuple of integers; TypeError if it is not a sequence of them."""
+    """`shape` as a tuple of integers; raises TypeError for anything else."""
     try:
         return tuple(operator.index(size) for size in shape)
     except TypeError:
@@ -228,14 +228,14 @@ def as_shape(function: str, argument: str, shape: Any) -> tuple[int, ...]:
 
 
 def fits(shape: Sequence[Any], whole: Sequence[Any]) -> bool:
-    """Whether a shape has the rank of `whole`, and its sizes or 1."""
+    """Whether a shape has the rank of `whole`, and in each dimension its size or 1."""
     return len(shape) == len(whole) and all(
         a == 1 or a == b for a, b in zip(shape, whole, strict=True)
     )
 
 
 def reshapes(argument: str, shape: Sequence[Any], whole: Sequence[Any]) -> str:
-    """What to write in an error so that an array of another rank fits `whole`; empty if nothing does."""
+    """Error advice: an expression that makes the array broadcast to `whole`; empty if there is none."""
     for dim in reversed(range(len(shape))):
         if shape[dim] == 1 and fits((*shape[:dim], *shape[dim + 1 :]), whole):
             return f": write {argument}.squeeze({-1 if dim == len(shape) - 1 else dim})"
@@ -251,9 +251,10 @@ def reshapes(argument: str, shape: Sequence[Any], whole: Sequence[Any]) -> str:
 
 
 def broadcast_all(function: str, **arrays: jax.Array | None) -> tuple[Any, ...]:
-    """The shape of arguments broadcast against each other; ValueError if they do not fit.
+    """The broadcast shape of the arguments; None is skipped.
 
-    The error names them, and calls the first one the one that counts. None has no shape.
+    Raises:
+        ValueError: the shapes do not broadcast. The text compares each with that of the first argument.
     """
     given = {name: array.shape for name, array in arrays.items() if array is not None}
     try:
