@@ -1,1 +1,1 @@
-"""Row operations: softmax, log-softmax, logsumexp, the softmax of attention scores."""
+"""Row operations: softmax, log_softmax, logsumexp, cross entropy, and softmax of attention scores."""

@@ -1,6 +1,6 @@
-"""The contracts of the row operations: their operands and results by role, and how they reduce a row.
+"""Contracts of the row operations: the roles of operands and results, and the reductions over a row.
 
-Owns: the records that are read from `ffi/rows/operations.h`. Must not know: what operations compute.
+Owns: the records read from `ffi/rows/operations.h`. Must not know: what operations compute.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from jaxkernels.typing import Operation
 
 
 class Operand(NamedTuple):
-    """An operand or a result of a row operation, as `ffi/rows/contract.h` has it.
+    """An operand or result of a row operation; mirrors `ffi/rows/contract.h`.
 
     Attributes:
         name: its name.
-        role: "elements", "broadcast" (a bias), "mask", "label" or "row" (numbers of each row).
-        count: the size of the last dimension of a label, or of numbers of each row.
+        role: "elements", "broadcast" (a bias), "mask", "label" or "row" (per-row numbers).
+        count: the size of the last dimension, for a label or per-row numbers.
     """
 
     name: str
@@ -29,29 +29,29 @@ class Operand(NamedTuple):
 
     @property
     def is_of_row(self) -> bool:
-        """Whether it has `count` in place of the last dimension."""
+        """Whether its last dimension has the size `count` instead of the row length."""
         return self.role in ("label", "row")
 
     @property
     def may_broadcast(self) -> bool:
-        """Whether its dimensions but the last may be 1."""
+        """Whether its leading dimensions may be 1."""
         return self.role in ("mask", "broadcast")
 
 
 @dataclasses.dataclass(frozen=True)
 class RowOperation:
-    """The contract of a row operation: what `ffi/rows/operations.h` says of it.
+    """The contract of a row operation, from its entry in `ffi/rows/operations.h`.
 
     Attributes:
-        name: its name; None if it has no kernel, and the reference runs everywhere.
-        operands: in the order of a call. A call may leave out a mask.
+        name: its name; None if it has no kernel, so that the reference runs everywhere.
+        operands: in the order of a call. A call may omit a mask.
         results: in the order of a call.
         finds_max: whether it finds the maximum of a row before it sums.
-        hides: whether it works on attention scores, some of which a row may not see.
-        sums: numbers that a row sums, side by side.
-        counts_max: whether it also counts the terms of the maximum, unless they are of a 16-bit type.
-        x_if_half: number of sums relative to the maximum if a 16-bit input is x, whose maximum and sum of
-            exp(x - max) the kernel then finds; 0 if the operation always reads y.
+        hides: whether it masks attention scores.
+        sums: the number of sums over each row.
+        counts_max: whether it also counts the elements equal to the maximum (not for 16-bit dtypes).
+        x_if_half: for 16-bit inputs, the operation reads x instead of y, and this many of its sums are
+            relative to the maximum of x; 0 if it always reads y.
     """
 
     name: Any
@@ -69,38 +69,38 @@ class RowOperation:
 
     @property
     def inputs(self) -> int:
-        """The arrays that it reads with an element for each element of a row."""
+        """The number of operands with one element per row element."""
         return sum(x.role in ("elements", "broadcast") for x in self.operands)
 
     @property
     def takes_label(self) -> bool:
-        """Whether it reads a column of each row."""
+        """Whether it has a label, which selects a column of each row."""
         return any(x.role == "label" for x in self.operands)
 
     @property
     def shares_rows(self) -> bool:
-        """Whether all its inputs have one shape."""
+        """Whether no input broadcasts."""
         return not any(x.role == "broadcast" for x in self.operands)
 
     @property
     def stores_elements(self) -> bool:
-        """Whether it has a result with an element for each element of a row."""
+        """Whether a result has one element per row element."""
         return any(x.role == "elements" for x in self.results)
 
     def counts_max_of(self, dtype: np.dtype) -> bool:
-        """Whether it counts the terms of the maximum of a row of this dtype."""
+        """Whether it counts the elements equal to the maximum of a row of this dtype."""
         return self.counts_max and dtype.itemsize > 2
 
     def reads_x_for_y(self, dtype: np.dtype) -> bool:
-        """Whether it reads x of this dtype, of wider ones y."""
+        """Whether it reads x instead of y for this dtype."""
         return self.x_if_half > 0 and dtype.itemsize == 2
 
     def sums_of(self, dtype: np.dtype) -> int:
-        """The numbers that a row of this dtype sums, such a count included."""
+        """The number of sums over a row of this dtype, including the count of maxima."""
         return self.sums + (self.counts_max_of(dtype) or self.reads_x_for_y(dtype))
 
     def relative_sums_of(self, dtype: np.dtype) -> int:
-        """How many of these are relative to the maximum: the first ones; 0 if it finds none."""
+        """How many of the sums, counted from the first, are relative to the maximum."""
         if self.reads_x_for_y(dtype):
             return self.x_if_half
         return self.sums_of(dtype) if self.finds_max else 0

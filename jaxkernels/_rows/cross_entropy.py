@@ -1,10 +1,10 @@
 """Cross entropy over a vocabulary, on row kernels.
 
-Owns: the public function, and how labels, weights and options become rows of a kernel. Must not know:
-how a primitive works, or how a kernel is launched.
+Owns: the public function, and the conversion of labels, weights and options to kernel operands. Must not
+know: how a primitive works, or how a kernel is launched.
 
-A kernel reads the logits once and keeps a few numbers of each row. If the loss is reduced to one number,
-its gradient is known up to a factor, and the kernel writes it with the loss.
+A kernel reads the logits once and returns seven numbers per row. If the loss is reduced to a scalar, its
+gradient is known up to a factor, and the kernel writes both in one read.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def cross_entropy(
     )
     x = calls.leaving_out(x, numbers[..., :1] == 0)
     alone = not (return_lse or return_entropy)
-    # A mean leaves the range of float16 soon: there the gradient waits for the cotangent.
+    # float16 takes the two-read path, because a mean's gradient can leave its range.
     if reduction != "none" and alone and has_ids and x.dtype != jnp.float16:
         return jnp.sum(calls.weighted_loss(x, label, numbers))
 
@@ -230,8 +230,8 @@ def cross_entropy(
 def _of_probabilities(
     x: jax.Array, probabilities: jax.Array, measures: jax.Array, largest: jax.Array
 ) -> jax.Array:
-    """Sum_j p_j (lse - x_j) of each row; where p_j is 0, an infinite factor is too."""
-    # Halves, whose difference cannot overflow.
+    """Sum_j p_j (lse - x_j) of each row; a term with p_j = 0 is 0, even if lse - x_j is infinite."""
+    # Halves cannot overflow when they are subtracted.
     distance = (largest / 2 - x.astype(largest.dtype) / 2) + measures[..., 1:2] / 2
     is_nothing = (probabilities == 0) & ~jnp.isfinite(distance)
     distance = jnp.where(is_nothing, 0, distance)

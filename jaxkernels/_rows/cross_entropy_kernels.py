@@ -1,11 +1,11 @@
-"""The row kernels of cross entropy, and the two functions of rows that they make.
+"""The row kernels of cross entropy, and the two differentiable functions built on them.
 
-Of a row of logits with a label a kernel keeps seven numbers (`KEPT`). From them follow, in
-plain JAX, the measures of a row: lse - x_l, lse - max, the entropy and mean (lse - x), which losses
-sum; and from these numbers and x the gradient, by a kernel that reduces nothing.
+The forward kernel reduces a row of logits and its label to seven residuals (`KEPT`). Plain JAX computes
+four measures of the row from them: lse - x_l, lse - max, the entropy and mean (lse - x). A loss is a sum
+of measures. The gradient kernel computes the gradient from x and the residuals, without a reduction.
 
-Owns: the primitives, their derivatives, and what they do where rows are spread over devices. Must not
-know: what users may pass (`cross_entropy`), how a kernel is launched.
+Owns: the primitives, their derivatives and their column-sharded forms. Must not know: what users may
+pass (`cross_entropy`), how a kernel is launched.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jaxkernels._rows.contract import Operand, RowOperation
 from jaxkernels._rows.reference import compute_dtype, largest_of
 from jaxkernels.typing import Implementation
 
-# Attributes of the targets that cross entropy has no use for.
+# FFI attributes that cross entropy does not use, at their neutral values.
 _PLAIN = {"scale": 1.0, "has_mask": False}
 
 
@@ -39,9 +39,9 @@ def label_on_device(label: jax.Array, cols: int, axes: tuple[str, ...]) -> jax.A
 def _fwd_in_parts(
     operands: Sequence[jax.Array], axes: tuple[str, ...], *, all_sums: bool
 ) -> jax.Array:
-    """What is kept of rows that are spread over `axes`.
+    """The residuals of rows whose columns are sharded over `axes`.
 
-    A maximum of each row is sent, and three sums: six if all are wanted.
+    Devices exchange one maximum and three sums per row, or six sums with `all_sums`.
     """
     x, label = operands
     cols, dtype = x.shape[-1], compute_dtype(x)
@@ -57,7 +57,7 @@ def _fwd_in_parts(
     has_label = (own_label >= 0) & (own_label < cols)
     labelled = jnp.take_along_axis(x, jnp.clip(own_label, 0, cols - 1), axis=-1).astype(dtype)
     labelled = jnp.where(has_label, labelled, 0)
-    wanted = sums if all_sums else 2  # the rest and the count
+    wanted = sums if all_sums else 2  # `rest` and `count`
     sent = jnp.concatenate([*relative[:wanted], labelled], axis=-1)
     *all_of, labelled = jnp.split(lax.psum(sent, axes), wanted + 1, axis=-1)
     all_of += [jnp.zeros_like(largest)] * (sums - wanted)
@@ -69,7 +69,7 @@ def _fwd_in_parts(
 def _relative_to(
     largest: jax.Array, own_largest: jax.Array, own_sums: Sequence[jax.Array]
 ) -> list[jax.Array]:
-    """The sums of a part of each row, made relative to the maximum of the whole row."""
+    """Rescales the sums of a column shard from its own maximum to that of the whole row."""
     rest, count, spread, total, seen = own_sums
     has_any = own_largest != -jnp.inf
     difference = jnp.where(has_any, own_largest - largest, 0)
@@ -87,7 +87,7 @@ def _relative_to(
 
 
 def _grad_in_parts(operands: Sequence[jax.Array], axes: tuple[str, ...]) -> jax.Array:
-    """The gradient of the columns of this device, from what was kept of whole rows."""
+    """The gradient of this device's columns, from the residuals of whole rows."""
     x, label, kept, cotangent = operands
     own_label = label_on_device(label, x.shape[-1], axes)
     call = jax.ffi.ffi_call(registry.ROWS_TARGET, jax.ShapeDtypeStruct(x.shape, x.dtype))
@@ -112,7 +112,7 @@ cross_entropy_fwd_grad = primitive.of_operation(
 cross_entropy_grad = primitive.of_operation(
     "cross_entropy_grad", reference.cross_entropy_grad, _grad_in_parts
 )
-# XLA's own kernels: forward mode is rarely what a training step waits for.
+# The JVP has no kernel of ours, because training steps rarely use forward mode.
 _OF_ROWS = len(reference.KEPT)
 cross_entropy_jvp = primitive.define(
     name="jaxkernels_cross_entropy_jvp",
@@ -129,7 +129,7 @@ cross_entropy_jvp = primitive.define(
     ),
 )
 
-# The two functions below have rules of their own. These are for derivatives of the second order on.
+# These rules serve second and higher derivatives; the two functions below have their own first ones.
 derivatives.define_jvp_by_reference(cross_entropy_fwd, reference.without_spoiled_rows)
 derivatives.define_jvp_by_reference(cross_entropy_fwd_grad)
 derivatives.define_linear(cross_entropy_jvp, transpose=cross_entropy_grad)
@@ -144,16 +144,16 @@ def measures(
 
     Args:
         x: logits of shape (..., cols).
-        label: int32, of shape (..., 1): a column, or a negative number for none, where the first
-            measure means nothing. It is NaN for one that is too large.
-        all_sums: whether the last two measures are wanted; without it they are 0.
-        tier: as for all kernels.
-        require_kernel: as for all kernels.
+        label: int32 of shape (..., 1): a column, or negative for no label. Without a label the first
+            measure is meaningless; with a label of `cols` or more it is NaN.
+        all_sums: whether to compute the last two measures; otherwise they are 0.
+        tier: see `RowKernel.__call__`.
+        require_kernel: see `RowKernel.__call__`.
 
     Returns:
-        (lse - x_l, lse - max, entropy, mean (lse - x)) of shape (..., 4), where the mean goes over
-        the elements that are not -inf, and the maximum of shape (..., 1), whose derivative is left
-        to the second. Both in the type that x is computed in.
+        (lse - x_l, lse - max, entropy, mean (lse - x)) of shape (..., 4), and the maximum of shape
+        (..., 1), both in the compute dtype. The mean excludes elements of -inf. The maximum has the
+        derivative 0, and the second measure has that of lse.
     """
     options = {"tier": tier, "require_kernel": require_kernel}
     kept = cross_entropy_fwd(x, label, all_sums=all_sums, **options)
@@ -184,27 +184,27 @@ def weighted_loss(
 ) -> jax.Array:
     """The loss of each row, weight * (q (lse - x_l) + smoothing mean (lse - x) + z lse^2).
 
-    Reverse mode reads x once and writes its gradient as it makes the loss; then that is multiplied by
-    the cotangent of each row. Derivatives of the numbers are there too.
+    In reverse mode one kernel reads x once and writes both loss and gradient. The gradient is then
+    multiplied by the cotangent of each row. `numbers` is differentiable too.
 
     Args:
         x: as for `measures`.
-        label: as for `measures`; a row without one gives 0, whatever x is.
-        numbers: of shape (..., 4), (weight, q, smoothing, z) of each row, in the type that x is computed
-            in. A row of the weight 0 has the gradient 0, whatever x is.
-        all_sums: whether a smoothing is not 0.
-        tier: as for all kernels.
-        require_kernel: as for all kernels.
+        label: as for `measures`; a row without a label has the loss 0 for any x.
+        numbers: (weight, q, smoothing, z) of each row, of shape (..., 4), in the compute dtype. A row
+            with the weight 0 has the gradient 0 for any x.
+        all_sums: must be True if a smoothing is not 0.
+        tier: see `RowKernel.__call__`.
+        require_kernel: see `RowKernel.__call__`.
 
     Returns:
-        Array of shape (..., 1) in the type that x is computed in.
+        Array of shape (..., 1) in the compute dtype.
     """
     options = {"tier": tier, "require_kernel": require_kernel}
     kept = cross_entropy_fwd(x, label, all_sums=all_sums, **options)
     return _loss_of(all_sums, label, kept, numbers)
 
 
-# Zeros stay symbolic: weights that do not vary would make NaN of a loss that is infinite.
+# Zero tangents stay symbolic: multiplied by an infinite loss, a zero tangent of `numbers` would give NaN.
 @functools.partial(weighted_loss.defjvp, symbolic_zeros=True)
 def _weighted_loss_jvp(
     all_sums: bool, tier: str, require_kernel: bool, primals: Any, tangents: Any
@@ -226,19 +226,19 @@ def _weighted_loss_jvp(
 
 
 def _loss_of(all_sums: bool, label: jax.Array, kept: jax.Array, numbers: jax.Array) -> jax.Array:
-    """The weighted loss from what was kept of each row."""
+    """The weighted loss from the residuals of each row."""
     of_row = reference.measures_of(kept, all_sums=all_sums)
     return reference.loss_of(label >= 0, of_row, kept[..., :1], numbers)
 
 
 @dataclasses.dataclass(frozen=True)
 class Calls:
-    """How `measures` and `weighted_loss` are called.
+    """Calls `measures` and `weighted_loss`, or plain JAX, with the options of a public function.
 
     Attributes:
         tier: "auto", or the tier to force.
-        implementation: as the public functions have it.
-        all_sums: as for the two functions.
+        implementation: as for the public functions.
+        all_sums: as for `measures` and `weighted_loss`.
     """
 
     tier: str
@@ -250,21 +250,21 @@ class Calls:
         return self.all_sums, self.tier, self.implementation == "ffi"
 
     def leaving_out(self, x: jax.Array, is_left_out: jax.Array) -> jax.Array:
-        """The logits, of which rows that are left out have the gradient 0 in plain JAX too, be they NaN."""
+        """Stops gradients of excluded rows that are not finite, so that plain JAX gives 0, not NaN."""
         if self.implementation != "xla":
             return x
         is_harmful = is_left_out & ~jnp.isfinite(largest_of(x))
         return jnp.where(is_harmful, lax.stop_gradient(x), x)
 
     def measures(self, x: jax.Array, label: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """As the function of that name."""
+        """Calls `measures` or its reference."""
         if self.implementation != "xla":
             return measures(x, label, *self._of_kernels)
         kept = reference.cross_entropy_fwd(x, label, all_sums=self.all_sums)
         return reference.measures_of(kept, all_sums=self.all_sums), kept[..., :1]
 
     def weighted_loss(self, x: jax.Array, label: jax.Array, numbers: jax.Array) -> jax.Array:
-        """As the function of that name."""
+        """Calls `weighted_loss` or its reference."""
         if self.implementation != "xla":
             return weighted_loss(x, label, numbers, *self._of_kernels)
         return reference.loss_of(label >= 0, *self.measures(x, label), numbers)

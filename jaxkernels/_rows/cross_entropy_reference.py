@@ -1,8 +1,8 @@
-"""Cross entropy in plain JAX: what its kernels compute, or runs in their stead, and what follows from it.
+"""Cross entropy in plain JAX: the reference of its kernels, and the per-row arithmetic after them.
 
-Owns: the mathematics of one row, along the last axis. Row scalars have the type that the logits are
-computed in. Also differentiated by JAX, for derivatives of the second order on. Must not know: axes,
-how arguments are checked, primitives.
+Owns: the mathematics of one row, along the last axis. Per-row numbers have the compute dtype of the
+logits. JAX differentiates these functions for second and higher derivatives. Must not know: axes, how
+arguments are checked, primitives.
 """
 
 from __future__ import annotations
@@ -18,17 +18,22 @@ from jax.typing import ArrayLike
 from jaxkernels._rows.reference import largest_of, quotient, row_sum, widen
 from jaxkernels.typing import Reduction
 
-# What cross entropy keeps of a row: its maximum; of exp(x - max) the sum without the maxima, which are
-# exactly 1, their number, and the sum of the terms times x - max; the sum of x - max times TOTAL_SCALE,
-# and the number, of elements that are not -inf; the element at the label, 0 without one and NaN beyond
-# the row. Where the maxima and the rest make up 2 or more, kernels may count one maximum only, and the
-# rest has the others.
+# Residuals of a row, with t = exp(x - max):
+#   largest   the maximum of x
+#   rest      the sum of t over the elements below the maximum
+#   count     the number of elements equal to the maximum; their t is exactly 1
+#   spread    the sum of t * (x - max)
+#   total     the sum of (x - max) * TOTAL_SCALE over the elements that are not -inf
+#   seen      the number of elements that are not -inf
+#   labelled  the element at the label; 0 without a label, NaN for a label beyond the row
+# If rest + count is 2 or more, a kernel may count one maximum only and add the others to `rest`.
 KEPT = ("largest", "rest", "count", "spread", "total", "seen", "labelled")
 
-# kTotalScale of ffi/rows/operations.h: rows of the largest finite numbers cannot overflow the sum.
+# TOTAL_SCALE mirrors kTotalScale of ffi/rows/operations.h. It keeps the sum of a row of the largest
+# finite numbers from overflowing.
 TOTAL_SCALE = 2.0**-32
 
-# Exponentials of anything below are 0.
+# Exponents below this bound have the exponential 0.
 _LEAST_EXPONENT = -1000.0
 
 
@@ -38,11 +43,11 @@ def _finite(x: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def scaled(x: jax.Array, scales: jax.Array) -> jax.Array:
-    """Logits behind a soft cap, if there is one, and a temperature.
+    """Applies an optional soft cap, then a temperature, to logits.
 
     Args:
         x: the logits.
-        scales: of shape (..., 1), the temperature of each row, or (..., 2), with its cap behind that.
+        scales: the temperature of each row, of shape (..., 1), or (temperature, cap), of shape (..., 2).
 
     Returns:
         Array of the shape of x and the dtype of scales.
@@ -54,8 +59,8 @@ def scaled(x: jax.Array, scales: jax.Array) -> jax.Array:
     return x / scales[..., :1]
 
 
-# Factors that are not finite are 0 here, so that a gradient of 0 stays 0 behind them. Where such a row
-# counts, the gradient that they multiply is NaN already.
+# Non-finite factors become 0, so that a gradient of 0 stays 0. In a row that counts, the gradient that
+# they multiply is NaN already.
 @functools.partial(scaled.defjvp, symbolic_zeros=True)
 def _scaled_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     x, scales = primals
@@ -77,9 +82,9 @@ def _scaled_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def _logit_terms(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The maximum of each row of logits, 0 of one of -inf alone; x - max, and its exponential.
+    """(max, x - max, exp(x - max)) of each row; the maximum of a row of -inf is taken as 0.
 
-    Nothing depends on what the terms are relative to, so that it needs no derivative.
+    The maximum has no gradient, because the results do not depend on the shift.
     """
     wide = widen(x)
     largest = jax.lax.stop_gradient(largest_of(wide))
@@ -89,20 +94,20 @@ def _logit_terms(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def bounded_below(difference: jax.Array) -> jax.Array:
-    """A difference of finite numbers, which may overflow, as a finite number."""
+    """Clips a difference of finite numbers that overflowed to -inf."""
     return jnp.maximum(difference, jnp.finfo(difference.dtype).min)
 
 
 def without_spoiled_rows(x: jax.Array) -> jax.Array:
-    """The logits, without derivatives of rows whose maximum is not finite: 0 times theirs would be NaN.
+    """Stops gradients of rows whose maximum is not finite, because 0 times their derivative is NaN.
 
-    The first gradient of such a row is NaN already, or the row is left out.
+    The first gradient of such a row is NaN already, or the row is excluded.
     """
     return jnp.where(jnp.isfinite(largest_of(x)), x, jax.lax.stop_gradient(x))
 
 
 def _at_label(x: jax.Array, label: jax.Array) -> jax.Array:
-    """Whether an element of a row is the one at its label."""
+    """A mask of the element at the label of each row."""
     return jax.lax.broadcasted_iota(label.dtype, x.shape, x.ndim - 1) == label
 
 
@@ -111,7 +116,7 @@ def _row_sum_where(where: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def cross_entropy_fwd(x: jax.Array, label: jax.Array, *, all_sums: bool) -> jax.Array:
-    """What is kept of each row, (..., 7); without `all_sums` three of the numbers are 0."""
+    """The residuals of each row, (..., 7); without `all_sums` spread, total and seen are 0."""
     largest, difference, terms = _logit_terms(x)
     is_largest = (terms == 1).astype(terms.dtype)
     if all_sums:
@@ -128,13 +133,13 @@ def cross_entropy_fwd(x: jax.Array, label: jax.Array, *, all_sums: bool) -> jax.
 
 
 def measures_of(kept: jax.Array, *, all_sums: bool = True) -> jax.Array:
-    """From what is kept of each row to (..., 4): lse - x_l, lse - max, entropy, mean (lse - x).
+    """Converts residuals to measures (..., 4): lse - x_l, lse - max, entropy, mean (lse - x).
 
     Without `all_sums` the last two are 0.
     """
     largest, rest, count, spread, total, seen, labelled = jnp.split(kept, len(KEPT), axis=-1)
     log_sum = jnp.log1p(rest + (count - 1))
-    # A label of the logit -inf has no probability, also in a row of nothing else.
+    # A label with the logit -inf has the probability 0, even in a row of -inf.
     is_hidden = (labelled == -jnp.inf) & ~jnp.isnan(log_sum)
     nll = jnp.where(is_hidden, jnp.inf, log_sum + (largest - jnp.where(is_hidden, 0, labelled)))
     if not all_sums:
@@ -150,13 +155,13 @@ def measures_of(kept: jax.Array, *, all_sums: bool = True) -> jax.Array:
 def cross_entropy_fwd_grad(
     x: jax.Array, label: jax.Array, numbers: jax.Array, *, all_sums: bool
 ) -> list[jax.Array]:
-    """The gradient of weight * (q (lse - x_l) + smoothing mean (lse - x) + z lse^2), and what is kept.
+    """Gradient of weight * (q (lse - x_l) + smoothing mean (lse - x) + z lse^2), and the residuals.
 
     Args:
         x: the logits.
-        label: of shape (..., 1).
-        numbers: of shape (..., 4), (weight, q, smoothing, z) of each row.
-        all_sums: as for `cross_entropy_fwd`; needed where a smoothing is not 0.
+        label: the label of each row, of shape (..., 1).
+        numbers: (weight, q, smoothing, z) of each row, of shape (..., 4).
+        all_sums: as for `cross_entropy_fwd`; must be True if a smoothing is not 0.
     """
     x = without_spoiled_rows(x)
     kept = cross_entropy_fwd(x, label, all_sums=all_sums)
@@ -165,7 +170,7 @@ def cross_entropy_fwd_grad(
 
 
 def reducing(weight: jax.Array, reduction: Reduction) -> jax.Array:
-    """The factor of each row within the sum that the reduction is."""
+    """The weight of each row for a reduction by a sum: for "mean", weight / sum(weight)."""
     if reduction != "mean":
         return weight
     total = jnp.sum(weight)
@@ -173,18 +178,18 @@ def reducing(weight: jax.Array, reduction: Reduction) -> jax.Array:
 
 
 def numbers_of_rows(weight: jax.Array, smoothing: ArrayLike, z_loss: ArrayLike) -> jax.Array:
-    """(weight, q, smoothing, z) of each row, as `kernels.weighted_loss` takes them."""
+    """(weight, q, smoothing, z) of each row, for `cross_entropy_kernels.weighted_loss`."""
     smoothing = jnp.asarray(smoothing, weight.dtype)
     of_all = (1 - smoothing, smoothing, jnp.asarray(z_loss, weight.dtype))
-    # Side by side, so that XLA takes each where it is used, and folds what is constant.
-    no = jnp.zeros(1, bool)  # where, unlike a broadcast, gives them the sharding of the weight
+    # One concatenation lets XLA read each column where it is used, and fold the constant ones.
+    no = jnp.zeros(1, bool)  # jnp.where, unlike a broadcast, keeps the sharding of the weight
     columns = (jnp.where(no, weight, number) for number in of_all)
     return jnp.concatenate([weight, *columns], axis=-1)
 
 
 @jax.custom_jvp
 def _z_term(z: jax.Array, lse: jax.Array) -> jax.Array:
-    """Z lse^2, without lse^2, which overflows where this is 0, or finite; so in its derivative."""
+    """Z lse^2, and its derivative, without the product lse^2, which may overflow."""
     return z * lse * lse
 
 
@@ -197,13 +202,13 @@ def _z_term_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
 def loss_of(
     is_counted: jax.Array, measures: jax.Array, largest: jax.Array, numbers: jax.Array
 ) -> jax.Array:
-    """Weight * (q (lse - x_l) + smoothing mean (lse - x) + z lse^2) of each row; 0 if it is not counted.
+    """Weight * (q (lse - x_l) + smoothing mean (lse - x) + z lse^2) of each row; 0 if not counted.
 
-    A row of the weight 0 gives 0 even where its loss is not finite. A hidden label has no part in the
-    loss where q is 0.
+    A row with the weight 0 gives 0 even if its loss is not finite. If q is 0, a masked label contributes
+    nothing.
     """
     weight, q, smoothing, z = jnp.split(numbers, 4, axis=-1)
-    # One by one: XLA folds that with what made them, and a CPU takes less than half the time.
+    # XLA fuses the split with the concatenation that made `measures`: less than half the time on a CPU.
     of_row = jnp.split(measures, 4, axis=-1)
     is_finite = functools.reduce(jnp.logical_and, (jnp.isfinite(m) for m in of_row))
     is_counted = is_counted & ((weight != 0) | is_finite)
@@ -226,7 +231,7 @@ def results_of(
     return_lse: bool,
     return_entropy: bool,
 ) -> list[jax.Array]:
-    """The loss of each row, or their sum, and the log-sum-exp and the entropy of each where wanted."""
+    """The per-row losses or their sum, then the requested log-sum-exp and entropy of each row."""
     loss = loss_of(is_counted, measures, largest, numbers)
     results = [jnp.squeeze(loss, -1) if reduction == "none" else jnp.sum(loss)]
     if return_lse:
@@ -237,7 +242,7 @@ def results_of(
 
 
 def cotangent_of(label: jax.Array, kept: jax.Array, numbers: jax.Array) -> jax.Array:
-    """The derivative of that loss with respect to the measures."""
+    """The derivative of `loss_of` with respect to the measures."""
     weight, q, smoothing, z = jnp.split(numbers, 4, axis=-1)
     lse = kept[..., :1] + measures_of(kept)[..., 1:2]
     parts = [weight * q, 2 * weight * z * lse, jnp.zeros_like(weight), weight * smoothing]
@@ -248,7 +253,7 @@ def cotangent_of(label: jax.Array, kept: jax.Array, numbers: jax.Array) -> jax.A
 def _softmax_terms(
     x: jax.Array, log_sum: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """p; log p, finite where it is multiplied by a p of 0; which elements are not -inf; their number."""
+    """(p, log p, mask of elements that are not -inf, their number); log p is finite even if p is 0."""
     _, difference, terms = _logit_terms(x)
     is_seen = x != -jnp.inf
     log_p = jnp.where(is_seen, jnp.maximum(difference, _LEAST_EXPONENT), 0) - log_sum
@@ -261,7 +266,7 @@ def cross_entropy_grad(
 ) -> jax.Array:
     """Gradient of the measures; rows whose cotangents are 0 have the gradient 0.
 
-    It is the derivative of x alone: what was kept is made again.
+    It depends on x alone: the residuals are recomputed.
     """
     del kept
     has_part = jnp.any(cotangent != 0, -1, keepdims=True)
@@ -273,7 +278,7 @@ def cross_entropy_grad(
     of_lse = of_lse + jnp.where(seen == 0, 0, of_distance)
     dx = p * (of_lse - of_entropy * (log_p + entropy))
     dx = dx - jnp.where(is_seen, quotient(of_distance, seen), 0)
-    # p - 1 at the label, without the rounding of 1 - 1e-9
+    # expm1 gives p - 1 at the label without the rounding of a p near 1.
     dx = dx + of_loss * jnp.where(_at_label(x, label), jnp.expm1(-loss), p)
     dx = jnp.where((label >= x.shape[-1]) & (of_loss != 0), jnp.nan, dx)
     return jnp.where(has_part, dx, 0).astype(x.dtype)

@@ -1,10 +1,9 @@
 """The derivatives of row kernels, of every order and mode.
 
-Reverse mode keeps one array, the result y of a forward kernel or its operand x. A kernel's
-tangent is a linear kernel of that array and the tangents of its operands, whose transpose is a
-kernel too.
+Reverse mode saves one array, the result y of a forward kernel or its operand x. The JVP is another
+kernel, linear in the tangents, whose transpose is a kernel too.
 
-Owns: how kernels become one another's derivatives. Must not know: which operations exist.
+Owns: the rules that make kernels each other's derivatives. Must not know: which operations exist.
 """
 
 from __future__ import annotations
@@ -28,16 +27,15 @@ def define_derivatives(
 ) -> None:
     """Gives `forward` its derivatives of every order and mode.
 
-    With J the Jacobian of y = forward(x), as a function of y: jvp(y, dx) = J dx and grad(y, dy) =
-    J^T dy. Both are linear in their second operand and each other's transpose; where J is symmetric
-    they are one and the same kernel. Reverse mode keeps y and nothing else.
+    J is the Jacobian of y = forward(x), as a function of y: jvp(y, dx) = J dx and grad(y, dy) = J^T dy.
+    Both are linear in their second operand and are each other's transpose. If J is symmetric, they are
+    the same kernel. Reverse mode saves only y.
 
     Args:
         forward: the kernel.
-        jvp: the kernel of its tangent.
-        grad: the kernel of its gradient.
-        keeps_x: tells whether, for a dtype, jvp and grad take x instead of y. Reverse mode then keeps x
-            instead of y.
+        jvp: the kernel that computes J dx.
+        grad: the kernel that computes J^T dy.
+        keeps_x: whether, for a dtype, jvp and grad read x instead of y. Reverse mode then saves x.
     """
 
     def tangent_of(y: Any, operands: Any, tangents: Any, **params: Any) -> jax.Array:
@@ -58,9 +56,9 @@ def define_jvp(
 
     Args:
         forward: the kernel.
-        tangent_of: from the result y, the operands, their tangents (None where there is none) and
-            the parameters of the call to the tangent of y.
-        params_of_kept: from these parameters to those with which y is made for it, in another dtype.
+        tangent_of: f(y, operands, tangents, **params) -> tangent of y; zero tangents are None.
+        params_of_kept: maps the parameters of a call to those of the call that makes the saved y,
+            which may have another dtype.
     """
     is_of_row = forward.results[0].is_of_row
     of_result = forward.dtype_of_scalars if is_of_row else forward.dtype_of_elements
@@ -77,10 +75,10 @@ def define_jvp(
 
 
 def define_linear(linear: RowKernel, transpose: RowKernel) -> None:
-    """Gives a kernel of what was kept and an operand, its last, in which it is linear its derivatives.
+    """Defines the JVP and transpose of a kernel that is linear in its last operand.
 
-    They are its transpose and, with respect to the first of what was kept, the derivative of its
-    reference. What else was kept follows from that, and the reference has to make it again.
+    The other operands are residuals. JAX differentiates the reference with respect to the first
+    residual; the reference must recompute the other residuals from it.
     """
     ad.primitive_jvps[linear.primitive] = functools.partial(_linear_jvp, linear)
     ad.primitive_transposes[linear.primitive] = functools.partial(_transpose, transpose)
@@ -119,11 +117,11 @@ def _transpose(transpose: RowKernel, cotangent: Any, *kept_and_operand: Any, **p
 def define_jvp_by_reference(
     kernel: RowKernel, prepare: Callable[[jax.Array], jax.Array] = lambda x: x
 ) -> None:
-    """Gives a kernel the derivative of its reference: for what is differentiated rarely.
+    """Gives a kernel the JVP of its reference, for kernels that are rarely differentiated.
 
     Args:
         kernel: the kernel.
-        prepare: applied to the first operand where the derivative is taken.
+        prepare: a function of the first operand, applied before the JVP is taken.
     """
 
     def rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
@@ -138,7 +136,7 @@ def define_jvp_by_reference(
 
 
 def jvp_of(function: Callable[[Sequence[jax.Array]], Any], primals: Any, tangents: Any) -> Any:
-    """`jax.jvp` of a function of a list, of whose elements some have no tangent."""
+    """`jax.jvp` of a function of a list; operands with a zero tangent are constants."""
     moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
 
     def of(*values: jax.Array) -> Any:

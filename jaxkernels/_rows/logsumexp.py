@@ -1,11 +1,10 @@
 """logsumexp: a drop-in for jax.nn's and jax.scipy.special's, on row kernels.
 
-Owns: the public function, and how its arguments become rows of a kernel. Must not know: how a
+Owns: the public function, and the conversion of its arguments to kernel operands. Must not know: how a
 primitive works, or how a kernel is launched.
 
-The kernels are those of softmax without its result: a row gives one number, log sum exp(x). Its
-gradient is softmax times a number for each row, computed from x again, so that reverse mode keeps x
-and nothing else.
+The forward kernel reduces each row to log sum exp(x). The gradient kernel recomputes the softmax from x
+and multiplies it by the cotangent of each row, so reverse mode saves only x.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from jaxkernels.typing import Implementation, Tier
 
 Axis = int | tuple[int, ...] | list[int] | None
 
-_jax_nn_logsumexp = jax.nn.logsumexp  # also inside `patch_jax_nn`
+_jax_nn_logsumexp = jax.nn.logsumexp  # the original, even inside `patch_jax_nn`
 
 
 logsumexp_fwd = primitive.of_operation("logsumexp_fwd")
 logsumexp_grad = primitive.of_operation("logsumexp_grad")
 logsumexp_jvp = primitive.of_operation("logsumexp_jvp")
 
-# The Jacobian of a row is softmax(x): both kernels compute it from x.
+# The Jacobian of a row is softmax(x), which both kernels compute from x.
 derivatives.define_derivatives(
     logsumexp_fwd, jvp=logsumexp_jvp, grad=logsumexp_grad, keeps_x=lambda dtype: True
 )
@@ -143,7 +142,7 @@ def logsumexp(
     else:
         axes = validate.canonical_axes(axis, x.ndim, x.ndim)
         log_sum = _reduce(x, axes, tier, implementation)
-        if factor is not None:  # one for each row, as the result is
+        if factor is not None:  # one factor per row
             factor = factor.astype(dtype).reshape((1,) * (x.ndim - factor.ndim) + factor.shape)
             log_sum, sign = _multiplied(log_sum, jnp.squeeze(factor, axes))
     if sign is not None and not return_sign:
@@ -158,7 +157,7 @@ def logsumexp(
 
 
 def _result_dtype(x: jax.Array, factor: jax.Array | None) -> Any:
-    """As JAX promotes the arguments of a function that needs floating numbers."""
+    """The dtype to which JAX promotes the arguments of a floating-point function."""
     given = x if factor is None else jnp.empty((), validate.promoted_dtype(x, factor))
     return jnp.dtype("float32") if given.dtype == jnp.bool_ else validate.computation_dtype(given)
 
@@ -166,7 +165,7 @@ def _result_dtype(x: jax.Array, factor: jax.Array | None) -> Any:
 def _why_factors_vary(
     x: jax.Array, factor: jax.Array | None, mask: jax.Array | None, axis: Any
 ) -> str:
-    """The reason why the factors of a sum do not come out of it; empty if they do."""
+    """The reason why b cannot be factored out of the sum; empty if it can."""
     if factor is None:
         return ""
     ndim = max(x.ndim, 0 if mask is None else mask.ndim)
@@ -184,8 +183,8 @@ def _sum_with_factors(
 ) -> tuple[jax.Array, jax.Array]:
     """Log |sum b_j exp(x_j)| over `axes` and the sign of the sum, in plain JAX.
 
-    The derivative by b_j is exp(x_j) / sum, also where b_j is 0. Such an element keeps its exponential,
-    which is clipped to a finite number, unless x_j is infinite or NaN.
+    The derivative with respect to b_j is exp(x_j) / sum, even if b_j is 0. An element with b_j = 0
+    therefore keeps its exponential, clipped to a finite number, unless x_j is infinite or NaN.
     """
     x, factor = jnp.broadcast_arrays(x, factor)
     hidden = factor == 0
@@ -203,7 +202,7 @@ def _sum_with_factors(
 def _reduce(
     x: jax.Array, axes: tuple[int, ...], tier: Tier | None, implementation: Implementation | None
 ) -> jax.Array:
-    """Log sum exp over `axes` (ascending), which are left out of the result."""
+    """Log sum exp over `axes` (ascending), which the result does not have."""
     if axes == (x.ndim - 1,):
         rows = x
     elif axes:
@@ -217,14 +216,14 @@ def _reduce(
 
 
 def _sign_of(log_sum: jax.Array) -> jax.Array:
-    """The sign of a sum of exponentials, from its logarithm: 0 or 1, NaN of NaN."""
+    """The sign of a sum of exponentials, from its logarithm: 0 or 1, or NaN for NaN."""
     zero, one = lax.full_like(log_sum, 0), lax.full_like(log_sum, 1)
     sign = lax.select(log_sum == -jnp.inf, zero, one)
     return lax.select(jnp.isnan(log_sum), log_sum, sign)
 
 
 def _multiplied(log_sum: jax.Array, factor: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Log |b s| and the sign of b s, from log s and b. A factor of 0 hides its elements, NaN included."""
+    """Log |b s| and the sign of b s, from log s and b. If b is 0, s is ignored, even if it is NaN."""
     is_zero = factor == 0
     log_factor = jnp.log(jnp.abs(jnp.where(is_zero, 1, factor)))
     zero = jnp.asarray(-jnp.inf, log_sum.dtype)

@@ -1,7 +1,7 @@
-"""The arguments of losses over a vocabulary, checked, as rows that the kernels read.
+"""Checks the arguments of losses over a vocabulary and converts them to kernel operands.
 
-Owns: shapes, dtypes and ranges, and their errors. `name` is the function that errors speak of. Must not
-know: what a loss is made of.
+Owns: the checks of shapes, dtypes and ranges, and their errors. `name` is the public function that the
+errors name. Must not know: how a loss is computed.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows import last_axis
 from jaxkernels._rows.reference import compute_dtype
 
-# Options that are numbers, or arrays of numbers.
+# Options that accept a number; some accept an array too.
 NUMBERS = ("label_smoothing", "z_loss", "logit_soft_cap", "temperature")
-# Logits, or their type where they are never kept.
+# Logits, or only their shape and dtype if they are never stored.
 Logits: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 
 
 def is_known(value: Any, number: float) -> bool:
-    """Whether an option is this number, and not something traced that may be."""
+    """Whether an option is a Python number equal to `number`; False if it is traced."""
     return isinstance(value, (int, float)) and value == number
 
 
 def _known(value: Any) -> np.ndarray | None:
-    """A number or an array on the host; None where it is traced, on other hosts, or neither of them.
+    """A concrete number or array, as a NumPy array; None if it is traced, on another host, or neither.
 
-    Arrays of devices are waited for and copied explicitly, which a transfer guard allows.
+    An array on a device is copied explicitly, which waits for it; a transfer guard allows that.
     """
     if isinstance(value, jax.Array):
         is_here = not isinstance(value, Tracer) and value.is_fully_addressable
@@ -43,7 +43,7 @@ def _known(value: Any) -> np.ndarray | None:
 
 
 def check_numbers(name: str, **options: Any) -> None:
-    """Raises TypeError or ValueError for an option that is not one number."""
+    """Raises TypeError or ValueError for an option that is not a scalar."""
     for argument, value in options.items():
         shape = validate.as_array(name, argument, value).shape
         if shape:
@@ -53,21 +53,21 @@ def check_numbers(name: str, **options: Any) -> None:
 
 
 def check_range(argument: str, value: Any, least: float, most: float) -> None:
-    """Raises ValueError for a known number outside of a range."""
+    """Raises ValueError for a concrete number outside of a range."""
     known = _known(value)
     if known is not None and not least <= known <= most:
         raise ValueError(f"{argument} must be from {least} to {most}; got {value}")
 
 
 def _check_positive(argument: str, value: Any) -> None:
-    """Raises ValueError for known numbers that are not all positive."""
+    """Raises ValueError for concrete numbers that are not all positive."""
     known = _known(value)
     if known is not None and not np.all(known > 0):
         raise ValueError(f"{argument} must be positive; got {value}")
 
 
 def check_reduction(reduction: Any) -> None:
-    """Raises ValueError for a reduction that there is not."""
+    """Raises ValueError for an unknown reduction."""
     if reduction not in validate.REDUCTIONS:
         listed = ", ".join(map(repr, validate.REDUCTIONS))
         raise ValueError(f"reduction must be one of {listed}; got {reduction!r}")
@@ -76,7 +76,7 @@ def check_reduction(reduction: Any) -> None:
 def rows_of_logits(
     name: str, logits: Any, axis: Any, where: Any, soft_cap: Any, temperature: Any
 ) -> jax.Array:
-    """The logits as the kernels read them: classes along the last axis, scaled, -inf where hidden."""
+    """Prepares logits for the kernels: classes last, cap and temperature applied, -inf under the mask."""
     x = validate.as_array(name, "logits", logits)
     if not jnp.issubdtype(x.dtype, jnp.integer) and not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name}: logits must be real numbers; got {x.dtype}")
@@ -101,13 +101,13 @@ def rows_of_logits(
 
 
 def _moved_last(array: jax.Array, ndim: int, axis: int) -> jax.Array:
-    """An array that broadcasts against one of `ndim` dimensions, whose `axis` moves to the end."""
+    """Gives an array `ndim` dimensions by adding leading ones, then moves `axis` last."""
     whole = array.reshape((1,) * (ndim - array.ndim) + array.shape)
     return last_axis.moved_last(whole, (axis,))
 
 
 def check_fits(name: str, argument: str, array: jax.Array, to: str, shape: tuple[int, ...]) -> None:
-    """Raises ValueError unless an array has the rank of `shape`, and its sizes or 1."""
+    """Raises ValueError unless an array has the rank of `shape`, and in each dimension its size or 1."""
     if not validate.fits(array.shape, shape):
         advice = validate.reshapes(argument, array.shape, shape) or ": sizes must be equal, or 1"
         raise ValueError(f"{name}: {argument} has shape {array.shape}, {to} {shape}{advice}")
@@ -116,14 +116,14 @@ def check_fits(name: str, argument: str, array: jax.Array, to: str, shape: tuple
 def _check_fits_logits(
     name: str, argument: str, array: jax.Array, shape: tuple[int, ...], axis: int
 ) -> None:
-    """The same for something of each class, which may be one row where the last axis has the classes."""
+    """As `check_fits` for per-class arrays, which may also have the shape (V,) if classes are last."""
     is_row = axis == len(shape) - 1 and validate.fits(array.shape, shape[-1:])
     if not is_row:
         check_fits(name, argument, array, "logits have", shape)
 
 
 def scales_of_rows(name: str, soft_cap: Any, temperature: Any, x: Logits) -> jax.Array | None:
-    """The temperature of each row and, if there is one, the cap behind it; None where neither scales."""
+    """The temperature and the optional cap of each row, concatenated; None if neither is given."""
     if soft_cap is not None:
         check_numbers(name, logit_soft_cap=soft_cap)
     _check_positive("logit_soft_cap", soft_cap)
@@ -141,7 +141,7 @@ def scales_of_rows(name: str, soft_cap: Any, temperature: Any, x: Logits) -> jax
 
 
 def _of_rows(name: str, argument: str, array: jax.Array, x: Logits) -> jax.Array:
-    """A number, or one for each row, with 1 in place of the last dimension of x."""
+    """Broadcasts a scalar or per-row array to the rows of x, with a last dimension of 1."""
     rows = x.shape[:-1]
     if array.ndim > 0:
         is_given = isinstance(x, jax.Array)
@@ -151,7 +151,7 @@ def _of_rows(name: str, argument: str, array: jax.Array, x: Logits) -> jax.Array
 
 
 def as_labels(name: str, argument: str, value: Any) -> jax.Array:
-    """`value` as a JAX array. Integers that JAX would cut off at 32 bits stay too large, or too small."""
+    """`value` as a JAX array. 64-bit NumPy integers are clipped to 32 bits, so that none wraps around."""
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype in (np.int64, np.uint64):
         limits = jnp.iinfo(jnp.int32)
         value = np.clip(value, limits.min if value.dtype == np.int64 else 0, limits.max)
@@ -161,9 +161,9 @@ def as_labels(name: str, argument: str, value: Any) -> jax.Array:
 def check_are_labels(
     name: str, argument: str, given: jax.Array, logits: Any, axis: Any = -1
 ) -> None:
-    """Raises for labels that are something else: one-hot, ids in floats, or the logits.
+    """Raises if the labels are one-hot, ids of a floating dtype, or the logits (swapped arguments).
 
-    What only fails to fit is left to the checks of shapes.
+    Other functions check the shapes.
     """
     shape, is_integer = np.shape(logits), jnp.issubdtype(given.dtype, jnp.integer)
     found = (
@@ -177,14 +177,15 @@ def check_are_labels(
     if given.ndim > len(shape) and jnp.issubdtype(jnp.result_type(logits), jnp.integer):
         raise ValueError(f"{found}The logits come first")
     of_rows = given.shape in [(*shape[:i], *shape[i + 1 :]) for i in range(len(shape))]
-    if of_rows and given.ndim > 0 and given.shape != shape[1:]:  # these broadcast, as probabilities
+    if of_rows and given.ndim > 0 and given.shape != shape[1:]:  # shape[1:] fits probabilities
         raise TypeError(f"{found}Classes are integers: write {argument}.astype(jnp.int32)")
 
 
 def ids(name: str, argument: str, value: Any, given: jax.Array, x: Logits) -> jax.Array:
-    """Labels as the kernels take them: int32, negative for none, the number of classes for too large.
+    """Labels for the kernels: int32, negative for no label, clipped to the number of classes.
 
-    `value` is what `given` was made of. NumPy's are known under jit too, and need no copy from a device.
+    `given` is `value` as a JAX array. A NumPy `value` is concrete even under jit, and needs no copy from
+    a device.
     """
     classes = x.shape[-1]
     known = _known(value)
@@ -212,7 +213,7 @@ def size_of(x: Any, axis: Any) -> int | None:
 
 
 def are_fit(name: str, argument: str, labels: Any, classes: int | None, **options: Any) -> bool:
-    """Whether a program may take these labels and options. Raises ValueError for known values out of range."""
+    """Whether a jitted call may take these labels. Raises ValueError for concrete values out of range."""
     smoothing = options.get("label_smoothing", 0.0)
     if np.ndim(smoothing) == 0:
         check_range("label_smoothing", smoothing, 0.0, 1.0)
@@ -225,7 +226,7 @@ def are_fit(name: str, argument: str, labels: Any, classes: int | None, **option
 
 
 def fit_32_bits(labels: Any) -> bool:
-    """Whether NumPy's 64-bit labels fit 32 bits, to which jit would cut them off."""
+    """Whether 64-bit NumPy labels fit the 32 bits to which jit would truncate them."""
     if getattr(labels, "dtype", None) not in (np.int64, np.uint64) or not np.size(labels):
         return True
     known = _known(labels)
@@ -234,7 +235,7 @@ def fit_32_bits(labels: Any) -> bool:
 
 
 def probabilities(name: str, given: jax.Array, x: jax.Array, axis: int) -> jax.Array:
-    """A probability for each class, with the classes along the last axis."""
+    """The probability of each class, in the compute dtype, with the classes last."""
     if not jnp.issubdtype(given.dtype, jnp.floating):
         raise TypeError(f"{name}: labels must be integers or probabilities; got {given.dtype}")
     at = operator.index(axis) % x.ndim
@@ -244,7 +245,7 @@ def probabilities(name: str, given: jax.Array, x: jax.Array, axis: int) -> jax.A
 
 
 def weights_of_rows(name: str, weights: Any, is_counted: jax.Array, x: Logits) -> jax.Array:
-    """The factor of each row; 0 of those that do not count."""
+    """The weight of each row, of shape (..., 1) in the compute dtype; 0 for rows that do not count."""
     wide = compute_dtype(x)
     if weights is None:
         return is_counted.astype(wide)

@@ -1,6 +1,6 @@
-"""How a row kernel becomes a custom call: on one device, on its part of several, or in place of an operand.
+"""Lowers a row kernel to a custom call: on one device, partitioned, or in place of a donated operand.
 
-Where there is no kernel the reference is lowered instead.
+On platforms without kernels the reference is lowered instead.
 
 Owns: the lowerings. Must not know: evaluation, batching, derivatives.
 """
@@ -47,7 +47,7 @@ def lower_kernel(
     several = kernel.primitive.multiple_results
     if shapes[0][-1] == 0 and any(
         x.is_of_row for x in kernel.results
-    ):  # what nothing sums to needs no kernel
+    ):  # results of empty rows need no kernel
         reference = functools.partial(kernel.reference, **attributes)
         return mlir.lower_fun(reference, multiple_results=several)(ctx, *operands)
     splits = 0 not in shapes[0] and partitioned_calls.partitions_custom_calls(ctx)
@@ -80,7 +80,7 @@ def _lower_wide(
     require_kernel: bool,
     attributes: dict[str, Any],
 ) -> Any:
-    """Narrows behind the kernel, which does it itself on one device."""
+    """Converts to `result_dtype` after the kernel; on one device the kernel itself does it."""
     dtype, wide = attributes["result_dtype"], {**attributes, "result_dtype": None}
 
     def function(*operands: jax.Array) -> jax.Array:
@@ -91,7 +91,7 @@ def _lower_wide(
 
 
 def _plain(kernel: RowKernel, attributes: dict[str, Any]) -> Callable[..., Any]:
-    """The operation in plain JAX, which a program may take where float64 is off."""
+    """The operation in plain JAX; it enables x64 for float64 operands while it is traced."""
 
     def function(*operands: jax.Array) -> Any:
         with jax.enable_x64(operands[0].dtype == np.float64):
@@ -112,7 +112,7 @@ def _split_call(
     def whole(first: jax.Array, *others: jax.Array) -> Any:
         if may_leave and plan.is_left_to_xla(given["operation"], first.shape, first.dtype):
             return _plain(kernel, attributes)(first, *others)
-        # Without tracing anything of it: a program may be lowered where float64 is off.
+        # Shapes are computed by hand, because tracing would lose float64 if x64 is off at lowering.
         results = []
         for spec in kernel.results:
             shape = (*first.shape[:-1], spec.count) if spec.is_of_row else first.shape
@@ -170,11 +170,12 @@ def lower_reference(
 
 
 def in_place(kernel: RowKernel, abstract_eval: Callable[..., Any]) -> Primitive:
-    """Lets a kernel write over an operand that is given away, and returns what is lowered where it may not.
+    """Lets a kernel overwrite a donated operand; returns a second primitive for all other calls.
 
-    A lowering is cached as a function of its own, which nobody gives memory to. So that of the kernel is
-    not cached, has one rule for all platforms (JAX lowers no other for several at once), and leaves
-    everything else to a second primitive, whose lowering is.
+    A cached lowering becomes an inner function, whose arguments cannot alias donated buffers, so the
+    kernel's own lowering is not cached. It is one rule for all platforms, because JAX supports no other
+    uncached rule for several platforms at once. Calls without donation bind the second primitive, whose
+    lowering is cached.
     """
     plain = Primitive(kernel.primitive.name)
     plain.multiple_results = kernel.primitive.multiple_results

@@ -1,11 +1,10 @@
 """Scaled, biased and masked softmax of attention scores, as one row operation.
 
-Owns: the public function, and how masks, biases and windows of any shape become operands of the
-kernel. Must not know: how a kernel is made (`masked_kernels`) or launched, or layouts of queries
-and keys.
+Owns: the public function, and the conversion of masks, biases and windows of any shape to kernel
+operands. Must not know: how a kernel is made (`masked_kernels`) or launched, or layouts of queries and
+keys.
 
-The fusion is OneFlow's: scale, mask and bias belong to the load of a row (its LOAD functor), not to
-kernels of their own.
+The kernel applies scale, mask and bias while it loads a row, as OneFlow's LOAD functor does.
 """
 
 from __future__ import annotations
@@ -134,9 +133,9 @@ def apply(
     implementation: Implementation | None = None,
     result_dtype: Any = None,
 ) -> jax.Array:
-    """`scaled_masked_softmax` with any band; `function` names the caller in errors.
+    """`scaled_masked_softmax` with any band; `function` is the caller's name for errors.
 
-    Results of float32 scores may have a half type, `result_dtype`, to which the kernel rounds them.
+    For float32 scores `result_dtype` may be a 16-bit dtype, to which the kernel rounds the result.
     """
     validate.check_choice("implementation", implementation, validate.IMPLEMENTATIONS)
     validate.check_choice("tier", tier, validate.TIERS)
@@ -191,7 +190,7 @@ def apply(
 
 
 def bias_array(function: str, bias: Any, x: jax.Array) -> jax.Array:
-    """The bias in the dtype in which the softmax is taken."""
+    """The bias in the promoted dtype of scores and bias."""
     bias = validate.as_array(function, "bias", bias)
     if bias.dtype == jnp.bool_:
         raise TypeError(f"{function}: bias must not be bool; is it meant as mask=?")
@@ -202,14 +201,14 @@ def bias_array(function: str, bias: Any, x: jax.Array) -> jax.Array:
 
 
 def fused_scale(function: str, x: jax.Array, scale: Any) -> tuple[jax.Array, float]:
-    """Returns x and a factor that the kernel can fuse; any other is multiplied into x.
+    """Returns (x, factor) for the kernel to fuse; a scale that it cannot fuse is multiplied into x.
 
-    A negative factor would reverse the order of the elements. Zero, or a number that is zero in the
-    kernel's type, would turn the -inf of hidden elements into NaN.
+    A negative factor would reverse the order of the elements. A factor that is zero in the kernel's
+    compute dtype would turn the -inf of masked elements into NaN.
 
     Raises:
-        TypeError: scale is not a number, or complex.
-        ValueError: it is not a scalar.
+        TypeError: scale is not a number, or is complex.
+        ValueError: scale is not a scalar.
     """
     wide = reference.compute_dtype(x)
     if np.ndim(scale) != 0:
@@ -226,13 +225,13 @@ def fused_scale(function: str, x: jax.Array, scale: Any) -> tuple[jax.Array, flo
 
 
 def _with_rank_and_columns(side: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """A mask or bias with as many dimensions as the scores, and all columns."""
+    """Broadcasts a mask or bias to the rank and the columns of the scores."""
     leading = (1,) * (len(shape) - side.ndim)
     side = side.reshape(*leading, *side.shape)
     return jnp.broadcast_to(side, (*side.shape[:-1], shape[-1]))
 
 
 def _sees_something(mask: jax.Array | None, shape: tuple[int, ...], band: Band) -> jax.Array:
-    """Whether a row sees anything, with one column."""
+    """Whether each row has a visible column, of shape (..., 1)."""
     seen = reference.band(shape, **band.attributes())
     return jnp.any(seen if mask is None else seen & mask, axis=-1, keepdims=True)

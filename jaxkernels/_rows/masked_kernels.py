@@ -1,4 +1,4 @@
-"""The row kernels of attention scores, and which columns a row sees by its index.
+"""The row kernels of attention scores, and the causal or window band that a row sees.
 
 Owns: the two primitives and the derivative of the first. Must not know: what users may pass
 (`masked`), how a kernel is launched.
@@ -22,19 +22,20 @@ from jaxkernels._rows.contract import OPERATIONS, RowOperation
 
 Window = int | tuple[int, int] | None
 
-# The scale from which on the tangent of a bias is divided by it, to share a kernel with the scores'.
+# Smallest scale by which the tangent of a bias is divided, so that it shares a kernel call with that of
+# the scores.
 _LEAST_FOLDED = 2.0**-20
 
 
 @dataclasses.dataclass(frozen=True)
 class Band:
-    """The columns that a row sees by its index: i + left <= j <= i + right for row i.
+    """The columns that are visible to row i: i + left <= j <= i + right.
 
     Attributes:
-        left: None for no bound on the left.
-        right: None for no bound on the right.
-        from_end: the last row stands on the last column instead of the first on the first, that is,
-            k - q is added to i.
+        left: the lower bound; None for no bound.
+        right: the upper bound; None for no bound.
+        from_end: aligns the last row with the last column, by adding k - q to i. Otherwise the first row
+            is aligned with the first column.
     """
 
     left: int | None = None
@@ -47,10 +48,7 @@ class Band:
         return self.left is None and self.right is None
 
     def attributes(self) -> dict[str, Any]:
-        """The band as attributes of the kernels.
-
-        They count columns, and rows within a band, up to UNBOUNDED.
-        """
+        """The band as attributes of the kernels, with bounds clipped to UNBOUNDED."""
         return {
             "left": -UNBOUNDED if self.left is None else max(self.left, -UNBOUNDED),
             "right": UNBOUNDED if self.right is None else min(self.right, UNBOUNDED),
@@ -87,7 +85,7 @@ def band_of(causal: bool, window: Window, *, from_end: bool) -> Band:
 
 
 def _row_dims(*, left: int, right: int, **others: Any) -> int:
-    """A band ties a row to its place among the q rows of its matrix."""
+    """2 with a band, because a row then depends on its index within its matrix; otherwise 1."""
     del others
     return 1 if (left, right) == (-UNBOUNDED, UNBOUNDED) else 2
 
@@ -98,9 +96,9 @@ _OPEN = Band().attributes()
 def _forward_at(
     operands: Sequence[jax.Array], place: partitioning.Place, **attributes: Any
 ) -> tuple[list[jax.Array], dict[str, Any]]:
-    """A part of each matrix: where it lies is known when it runs only, so the band becomes a mask.
+    """Turns the band into a mask for a shard of each matrix, whose offset is known only at run time.
 
-    The mask has the size of one matrix, and is common to all.
+    The mask has the size of one shard of a matrix, and all matrices share it.
     """
     scores, *others = operands
     q, k = place.shape
@@ -117,7 +115,7 @@ def _forward_at(
 def _grad_at(
     operands: Sequence[jax.Array], place: partitioning.Place, **attributes: Any
 ) -> tuple[list[jax.Array], dict[str, Any]]:
-    """A part of each matrix: y is 0 outside the band, which only spares the reading of it."""
+    """Drops the band for a shard of each matrix: y is 0 outside of it, so it only saves reads."""
     del place
     return list(operands), {**attributes, **_OPEN}
 
@@ -157,16 +155,16 @@ def _tangent(
 ) -> jax.Array:
     """The tangent of y: J (scale * dx + db), with J = diag(y) - y y^T.
 
-    Where it loses nothing, that is scale * J (dx + db / scale), one kernel for both. Transposed:
-    dx = scale * J dy, and db is dx / scale summed over the dimensions that the bias lacks. No array
-    of the scores' size is kept but y.
+    If no precision is lost, one kernel call computes it as scale * J (dx + db / scale). The transpose
+    gives dx = scale * J dy, and db as dx / scale summed over the broadcast dimensions of the bias. y is
+    the only residual with the size of the scores.
     """
     del operands, has_mask, result_dtype
     dx = tangents[0]
     db = tangents[-1] if has_bias else None
     if db is None:
         return masked_softmax_grad(y, dx.astype(y.dtype), scale=scale, **params)
-    # In float16 a quotient is soon too large, or too small; a sum of 16-bit types is one of float32.
+    # float16 is not divided, because the quotient may overflow or underflow. Sums are in float32.
     keeps = y.dtype != jnp.float16 and _LEAST_FOLDED <= scale <= 1 / _LEAST_FOLDED
     folded = scale if keeps else 1.0
     wide = reference.compute_dtype(y)
@@ -177,10 +175,10 @@ def _tangent(
 
 
 def _params_of_kept(*, result_dtype: str | None = None, **params: Any) -> dict[str, Any]:
-    """Of float16, which holds small weights with few bits, reverse mode keeps float32."""
+    """Reverse mode saves float32 instead of float16, which holds small weights with few bits."""
     return {**params, "result_dtype": None if result_dtype == "float16" else result_dtype}
 
 
 derivatives.define_jvp(masked_softmax_fwd, _tangent, _params_of_kept)
-# J is symmetric, and so is the kernel's: jvp and gradient are the same.
+# J is symmetric, so one kernel computes both JVP and gradient.
 derivatives.define_linear(masked_softmax_grad, transpose=masked_softmax_grad)

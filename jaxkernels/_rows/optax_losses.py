@@ -1,7 +1,7 @@
 """optax's losses of logits, with optax's arguments, on `cross_entropy`.
 
-Owns: the three functions of `jaxkernels.optax`, and what in optax's semantics is not ours. Must not
-know: kernels. optax itself is not imported.
+Owns: the three functions of `jaxkernels.optax`, and the differences between optax's semantics and ours.
+Must not know: kernels. optax itself is not imported.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ def softmax_cross_entropy_with_integer_labels(
     ids = jnp.where(ids < 0, ids + classes, ids)
     is_class = (ids >= 0) & (ids < classes)
     if mask is None:
-        # A label that is too large is an error of `cross_entropy` where it is known, and NaN here.
+        # `cross_entropy` raises for a concrete label that is too large; optax returns NaN.
         loss = cross_entropy.cross_entropy(rows, jnp.where(is_class, ids, 0))
         return (loss * jnp.where(is_class, 1, jnp.nan).astype(loss.dtype)).astype(x.dtype)
     ids = jnp.where(is_class, ids, classes)
-    # The label's own logit counts even where it is hidden, and the rows of which all is hidden do not.
+    # The label's logit counts even if it is masked. A fully masked row has the loss 0.
     no_label = jnp.full(rows.shape[:-1], -1, jnp.int32)
     _, lse, *_ = cross_entropy.cross_entropy(rows, no_label, where=mask, return_lse=True)
     is_seen = jnp.any(mask, axis=-1)
@@ -108,7 +108,7 @@ def softmax_cross_entropy(
     probabilities = probabilities.astype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
     if mask is not None:
         is_seen = jnp.any(mask, axis=-1, keepdims=True)
-        # Of a row of which nothing is seen the sum is 0, and no kernel needs to make a NaN of it.
+        # A fully masked row has the loss 0. Its mask is dropped, so that the kernel computes no NaN.
         probabilities = jnp.where(mask, probabilities, 0)
         mask = mask | ~is_seen
     return cross_entropy.cross_entropy(rows, probabilities, where=mask).astype(dtype)
@@ -143,7 +143,7 @@ def _floating(name: str, logits: Any) -> jax.Array:
 
 
 def _merged(name: str, x: jax.Array, axis: Axis, where: Any) -> tuple[jax.Array, jax.Array | None]:
-    """The array, and the mask, with the axes of the classes as the last one."""
+    """The array and the mask, with the axes of the classes merged into the last one."""
     axes = validate.canonical_axes(axis, x.ndim, x.ndim)
     order = axes if axis is None or isinstance(axis, int) else tuple(a % x.ndim for a in axis)
 

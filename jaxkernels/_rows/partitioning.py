@@ -1,11 +1,11 @@
-"""How a row kernel is split over devices.
+"""Partitions a row kernel over devices.
 
-Dimensions of rows are split as those of the first operand, without communication; a dimension of
-size 1 stays whole. Where the columns are split, the operation runs in two parts (`parts`), and a
-maximum and one or two sums of each row cross the network. Columns that do not divide by the number
-of devices are gathered, because padding would take part in the reductions.
+Row dimensions are sharded like those of the first operand, without communication; a dimension of size 1
+is replicated. If the columns are sharded, the operation runs in two kernels (`parts`), and devices
+exchange one maximum and one or two sums per row. Columns that the number of devices does not divide are
+gathered, because padding would take part in the reductions.
 
-Owns: the rule and the partitions. Must not know: which operations exist.
+Owns: the sharding rule and the per-device functions. Must not know: which operations exist.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from jaxkernels._rows.contract import Operand
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where in a whole matrix, the last two dimensions of an array, that of this device lies.
+    """The offset of this device's shard in a matrix (the last two dimensions of an array).
 
     Attributes:
-        shape: of the whole matrix.
-        first_row: of the device.
-        first_col: of the device.
+        shape: the shape of the whole matrix.
+        first_row: the index of the shard's first row.
+        first_col: the index of the shard's first column.
     """
 
     shape: tuple[int, int]
@@ -40,17 +40,16 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class SplitCall:
-    """A call of a row kernel, as its partitions need to see it.
+    """A call of a row kernel, as the partitioner needs it.
 
     Attributes:
-        whole: the result of one device from whole rows, or a list of results; each has the shape of
-            the first operand, or but for its last dimension.
-        in_parts: from the operands of a device and the mesh axes over which rows are spread to its
-            results.
-        operands: their contracts.
+        whole: f(*operands) -> one device's result, or list of results, from whole rows. Each result has
+            the shape of the first operand, except possibly for the last dimension.
+        in_parts: f(operands, axes) -> one device's results from rows that are sharded over the mesh axes.
+        operands: the contracts of the operands.
         results: the contracts of the results.
-        at_place: None, or, if a row's result depends on its place in its matrix, from the operands
-            of a device and their place to the call and the operands that give it there.
+        at_place: f(operands, place) -> (call, operands) for a shard at this offset, if a row's result
+            depends on its index in its matrix; otherwise None.
     """
 
     whole: Callable[..., Any]
@@ -61,11 +60,11 @@ class SplitCall:
 
 
 def partitioned(call: SplitCall, shapes: Sequence[tuple[int, ...]]) -> Callable[..., Any]:
-    """The call as a function that XLA's partitioner knows how to split.
+    """A `custom_partitioning` function for the call.
 
     Args:
-        call: what to split.
-        shapes: those of the operands.
+        call: the call to partition.
+        shapes: the shapes of the operands.
     """
     full = shapes[0]
     rank = len(full)
@@ -82,7 +81,7 @@ def partitioned(call: SplitCall, shapes: Sequence[tuple[int, ...]]) -> Callable[
     results = [[*names[0][:-1], "result"] if x.is_of_row else names[0] for x in call.results]
 
     def partition(mesh: Any, operands: Any, result_info: Any) -> Any:
-        del result_info  # where it asks for another split than the operands give, XLA reshards
+        del result_info  # XLA reshards the result if it wants another sharding
         spec = [*operands[0].sharding.spec, *[None] * rank][:rank]
         axes = [() if e is None else e if isinstance(e, tuple) else (e,) for e in spec]
         if full[-1] % math.prod(mesh.shape[axis] for axis in axes[-1]):
@@ -93,7 +92,7 @@ def partitioned(call: SplitCall, shapes: Sequence[tuple[int, ...]]) -> Callable[
             return NamedSharding(mesh, PartitionSpec(*map(axes_of.get, dims)))
 
         def lowered(*parts: jax.Array) -> jax.Array:
-            # XLA may ask in a thread where this is off.
+            # XLA may call back on a thread where x64 is off.
             with jax.enable_x64(parts[0].dtype == np.float64):
                 return _local(call, parts, full, axes)
 
@@ -114,7 +113,7 @@ def _local(
     full: tuple[int, ...],
     axes: Sequence[tuple[str, ...]],
 ) -> Any:
-    """The result of this device, which has a part of every dimension with mesh axes."""
+    """The result of this device from its shards; `axes` are the mesh axes of each dimension."""
     if call.at_place is not None and (axes[-2] or axes[-1]):
         rows, cols = operands[0].shape[-2:]
         place = Place((full[-2], full[-1]), index(axes[-2]) * rows, index(axes[-1]) * cols)
@@ -125,5 +124,5 @@ def _local(
 
 
 def index(axes: tuple[str, ...]) -> jax.Array | int:
-    """Which part of a dimension that is split over the mesh axes `axes` this device has."""
+    """The index of this device's shard in a dimension that is sharded over `axes`."""
     return jax.lax.axis_index(axes) if axes else 0

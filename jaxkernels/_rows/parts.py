@@ -1,18 +1,17 @@
-"""Row operations on rows that are spread over devices.
+"""Row operations on column-sharded rows.
 
-Every device reduces the columns that it has. What crosses the network is the maximum (of
-operations that find one) and the sums of each row, one all-reduce each. Then every device makes its
-own columns of the result, or the row scalar that it is. Each of the two kernels reads the operands
-once.
+The statistics kernel reduces this device's columns. One all-reduce combines the maxima (if the operation
+needs them), and another the sums. The finish kernel then computes this device's columns of the result;
+per-row results need no finish kernel. Each kernel reads the operands once.
 
-Owns: the calls of the two FFI targets, and how the statistics of devices meet. Must not know: how
-arrays are split (`partitioning`).
+Owns: the calls of the two FFI targets, and the combination of statistics over devices. Must not know:
+how arrays are sharded (`partitioning`).
 
-Of float32 and float64 log_softmax also counts the terms of the maximum. Terms of a part whose
-maximum is smaller than the row's join the others.
+For float32 and float64 log_softmax also counts the elements equal to the maximum. If a shard's maximum
+is below the row's, its count moves to the other sum.
 
-The maximum and the sum of parts of a row meet as in Milakov and Gimelshein, "Online normalizer
-calculation for softmax", 2018, arXiv:1805.02867.
+The maxima and sums of shards are combined as in Milakov and Gimelshein, "Online normalizer calculation
+for softmax", 2018, arXiv:1805.02867.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from jaxkernels.typing import Operation
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What the two kernels need to know of an operation.
+    """The parameters of the two kernels.
 
     Attributes:
-        operation: its name.
-        scale: of attention scores.
-        has_mask: whether a mask of attention scores is the second operand.
-        wide: whether a row scalar that is the result has the dtype that rows are computed in.
+        operation: name of the operation.
+        scale: factor of the attention scores.
+        has_mask: whether the second operand is a mask of attention scores.
+        wide: whether a per-row result has the compute dtype instead of that of the first operand.
     """
 
     operation: Operation
@@ -48,17 +47,17 @@ class Parts:
 
     @property
     def traits(self) -> contract.RowOperation:
-        """What the table of operations says."""
+        """The contract of the operation."""
         return contract.OPERATIONS[self.operation]
 
 
 def apply(parts: Parts, operands: Sequence[jax.Array], axes: tuple[str, ...]) -> jax.Array:
-    """The operation on rows whose columns are spread over the mesh axes `axes`.
+    """The operation on rows whose columns are sharded over the mesh axes `axes`.
 
     Args:
-        parts: the operation.
-        operands: of this device, as the whole operation has them.
-        axes: of the mesh, by name.
+        parts: the operation and its parameters.
+        operands: this device's shards, in the order of the operation.
+        axes: names of mesh axes.
     """
     first, traits = operands[0], parts.traits
     attributes = {
@@ -85,19 +84,19 @@ def apply(parts: Parts, operands: Sequence[jax.Array], axes: tuple[str, ...]) ->
 def _of_all_devices(
     own: jax.Array, axes: tuple[str, ...], relative: int, counts_max: bool
 ) -> jax.Array:
-    """The maximum and the sums of whole rows from those of parts, side by side at the end of an array.
+    """Combines shards' statistics (..., {maximum, sums}) into those of whole rows.
 
-    The first `relative` sums are relative to the maximum; if there are none, there is no maximum.
+    The first `relative` sums are relative to the maximum. If it is 0, the maximum is unused.
     """
     largest, sums = own[..., :1], own[..., 1:]
     if relative > 0:
         own_largest, largest = largest, lax.pmax(largest, axes)
         has_largest = own_largest == largest
-        if counts_max:  # terms of a smaller maximum join the others
+        if counts_max:  # move the count of a smaller maximum to the other sum
             count = sums[..., 1:]
             joining = jnp.where(has_largest, 0, count)
             sums = jnp.concatenate([sums[..., :1] + joining, count - joining], axis=-1)
-        # A part that has the maximum keeps its sums, also where that is infinite.
+        # A shard that has the row's maximum keeps its sums, even if the maximum is infinite.
         both = (jnp.where(has_largest, 0, value) for value in (own_largest, largest))
         is_relative = np.arange(sums.shape[-1]) < relative
         sums = sums * jnp.where(is_relative, reference.exp_difference(*both), 1)

@@ -1,6 +1,6 @@
-"""Plans of row operations: the public function, and what of a plan a program is traced for.
+"""Launch plans of row operations: the public function, and the decisions made at trace time.
 
-Owns: checks of its arguments. Must not know: how a plan is made (`ffi/rows/plan.cc`).
+Owns: checks of the arguments. Must not know: how a plan is made (`ffi/rows/plan.cc`).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def plan_softmax(
 
 
 def _text(self: SoftmaxPlan) -> str:
-    """A sentence, and the fields below it."""
+    """A one-line summary, then the fields."""
     if self.tier == "warp":
         groups = self.block_threads // (32 if self.staged else self.lanes)
         lanes = "1 lane" if self.lanes == 1 else f"{self.lanes} lanes"
@@ -104,15 +104,15 @@ def _text(self: SoftmaxPlan) -> str:
 
 SoftmaxPlan.__str__ = _text
 
-# Bytes of shared memory that every GPU with kernels has for a block, and more.
+# Bytes of shared memory that a block can use on every GPU with kernels.
 _FITS_ANYWHERE = 48 * 1024
 
 
 def is_left_to_xla(operation: Operation, shape: Sequence[Any], dtype: Any) -> bool:
-    """Whether XLA's own operation serves rows of this shape by default, on the GPU of this machine.
+    """Whether rows of this shape use XLA's own operation by default on this machine's GPU.
 
-    These rows are too long for all tiers that keep a row (`SoftmaxPlan.xla_by_default`). Lengths that
-    `jax.export` leaves open stay with the kernels.
+    They do if they are too long for every tier that keeps a row on chip (`SoftmaxPlan.xla_by_default`).
+    Symbolic lengths (`jax.export`) use the kernels.
     """
     cols = shape[-1]
     if not isinstance(cols, int):
@@ -128,12 +128,12 @@ def has_clusters() -> bool:
 
 
 def check_tier(operation: Operation, shape: Sequence[Any], dtype: Any, tier: str) -> None:
-    """Raises ValueError, when a program is traced, if no device can serve its rows in this tier.
+    """Raises ValueError at trace time if no device can serve such rows in this tier.
 
-    The registers of a warp and of a block are the same on all devices; what shared memory holds is
-    not, so that those tiers refuse a row when it runs.
+    Only tiers that keep a row in registers are checked, because register files are the same on all
+    devices. Shared memory differs, so the other tiers raise when the program runs.
     """
     cols = shape[-1]
-    # jax.export may leave cols symbolic; rows of no columns never reach a plan.
+    # `cols` may be symbolic (jax.export). Empty rows have no plan.
     if tier in ("warp", "block") and isinstance(cols, int) and cols > 0:
         plan_softmax((1, cols), dtype, operation=operation, device=devices.DEFAULT, tier=tier)

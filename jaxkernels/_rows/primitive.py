@@ -1,10 +1,10 @@
-"""Makes JAX primitives out of row kernels: where a kernel meets JAX's transformations.
+"""Makes JAX primitives of row kernels.
 
-Such a primitive gets evaluation, typing, batching, a lowering per platform and a rule for
-partitioning from `define`, and its derivatives from `derivatives`.
+`define` gives a primitive its evaluation, abstract evaluation, batching, lowerings and partitioning;
+`derivatives` defines its derivatives.
 
 Owns: evaluation and batching. Must not know: what operations compute, how a kernel is called
-(`lowering`). `of_operation` reads the table of operations and their references by name.
+(`lowering`). `of_operation` finds contracts and references by the operation's name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jaxkernels.typing import Operation
 
 
 def _one_row_dim(**attributes: Any) -> int:
-    """Rows that do not depend on one another, nor on where they stand."""
+    """1: the result of a row does not depend on its index or on other rows."""
     del attributes
     return 1
 
@@ -43,23 +43,22 @@ def define(
     at_place: AtPlace | None = None,
     in_parts: InParts | None = None,
 ) -> RowKernel:
-    """Makes the primitive of a row kernel; everything but its derivatives.
+    """Makes the primitive of a row kernel, without its derivatives.
 
     Args:
-        name: name of the primitive, seen in jaxprs.
-        reference: plain-JAX function of the operands, over the last axis; runs where there are no
+        name: name of the primitive in jaxprs.
+        reference: plain-JAX function of the operands, over the last axis; it runs on platforms without
             kernels.
-        operation: its contract.
-        operation_of: from the attributes of a call to its contract, if calls differ. All have the
-            results of `operation`.
-        in_place: whether the result of elements takes the memory of the first operand where the caller of
-            the program has given that away.
+        operation: the contract of the kernel.
+        operation_of: maps the attributes of a call to its contract, if calls differ. All contracts have
+            the results of `operation`.
+        in_place: whether the elements of the result overwrite the first operand if it is donated.
         row_dims: see `RowKernel`.
-        at_place: see `RowKernel`; needed if `row_dims` may be 2.
+        at_place: see `RowKernel`; required if `row_dims` may be 2.
         in_parts: see `RowKernel`.
 
     Returns:
-        The kernel, ready to be called on any number of dimensions >= 1.
+        The kernel; its operands may have any number of dimensions >= 1.
     """
     primitive = Primitive(name)
     primitive.multiple_results = len(operation.results) > 1
@@ -89,11 +88,11 @@ def define(
 def of_operation(
     operation: Operation, reference: Reference | None = None, in_parts: InParts | None = None
 ) -> RowKernel:
-    """Makes the primitive of an operation that has no attributes but those of row scalars.
+    """Makes the primitive of an operation of `contract.OPERATIONS`.
 
     Args:
-        operation: its name; the rest is in the table of operations.
-        reference: see `RowKernel`; None for the function of that name in `reference`.
+        operation: name of the operation.
+        reference: see `RowKernel`; None selects the function of that name in `reference`.
         in_parts: see `RowKernel`.
     """
     traits = contract.OPERATIONS[operation]
@@ -128,8 +127,7 @@ def _abstract_eval(
     operation = kernel.operation(**attributes)
     if operation.name is not None:
         plan.check_tier(operation.name, first.shape, first.dtype, tier)
-    # `update` keeps what a fresh ShapedArray would lose: explicit sharding and the mesh axes it
-    # varies over.
+    # `update` keeps the explicit sharding and the varying axes, which a new ShapedArray would lose.
     results = []
     for spec in kernel.results:
         result, dtype = first, kernel.dtype_of_elements(first, **attributes)
@@ -154,13 +152,13 @@ def _batch(
 ) -> tuple[Any, Any]:
     call = functools.partial(kernel, tier=tier, require_kernel=require_kernel, **attributes)
     several = kernel.primitive.multiple_results
-    # Operands with something for each row, and so for each member; masks and biases may be shared.
+    # `full` operands have data for each row and so for each batch member; masks and biases may not.
     specs = kernel.operands_of(**attributes)
     full = [i for i, spec in enumerate(specs) if not spec.may_broadcast]
     if all(d is None for d in batch_dims):
         return call(*operands), (None, None) if several else None
-    # A batch dimension is one more dimension of rows wherever it stands, unless it stands among
-    # those that the kernel needs whole.
+    # The batch dimension stays where it is as a further row dimension, unless the operands disagree or
+    # it lies within the `row_dims` last dimensions. Then it moves to the front.
     at = batch_dims[0] or 0
     among_rows = at < operands[0].ndim - kernel.row_dims(**attributes)
     if {batch_dims[i] for i in full} != {at} or not among_rows:

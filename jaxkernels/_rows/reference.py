@@ -1,8 +1,8 @@
-"""The row operations in plain JAX: what the kernels compute, or runs in their stead.
+"""The row operations in plain JAX: the reference of the kernels, and their fallback.
 
-Owns: the mathematics of one row, along the last axis. 16-bit types are computed in float32 and
-rounded once, as in the kernels. Also differentiated by JAX when a kernel's derivative with respect
-to what reverse mode keeps (x or y) is wanted. Must not know: axes, masks, primitives.
+Owns: the mathematics of one row, along the last axis. 16-bit types are computed in float32 and rounded
+once, as in the kernels. JAX differentiates these functions with respect to the residual (x or y) for
+second derivatives. Must not know: axes, masks, primitives.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _LARGEST_INDEX = (1 << 31) - 1
 
 
 def compute_dtype(x: jax.Array | jax.ShapeDtypeStruct) -> Any:
-    """The type in which `x` is computed with: float32 for the 16-bit types, otherwise its own."""
+    """The compute dtype of `x`: float64 for float64, otherwise float32."""
     return jnp.dtype("float64" if x.dtype == jnp.float64 else "float32")
 
 
 def widen(x: jax.Array) -> jax.Array:
-    """`x` in the type in which it is computed with."""
+    """`x` in its compute dtype."""
     return x.astype(compute_dtype(x))
 
 
@@ -32,12 +32,12 @@ def row_sum(x: jax.Array) -> jax.Array:
 
 
 def largest_of(x: jax.Array) -> jax.Array:
-    """The maximum of each row; `initial` lets rows of no columns pass."""
+    """The maximum of each row; -inf for an empty row."""
     return jnp.max(x, axis=-1, keepdims=True, initial=-jnp.inf)
 
 
 def _difference_error(a: jax.Array, b: jax.Array, difference: jax.Array) -> jax.Array:
-    """The rounding error of a - b (Knuth's TwoDiff), 0 where the difference is not finite."""
+    """The rounding error of a - b (Knuth's TwoDiff); 0 if the difference is not finite."""
     is_finite = jnp.isfinite(difference)
     a, b, difference = (jnp.where(is_finite, value, 0) for value in (a, b, difference))
     b_part = a - difference
@@ -45,7 +45,7 @@ def _difference_error(a: jax.Array, b: jax.Array, difference: jax.Array) -> jax.
 
 
 def exp_difference(x: jax.Array, largest: jax.Array) -> jax.Array:
-    """exp(x - largest). The rounding error of x - largest alone would cost up to 90 units in the last place."""
+    """exp(x - largest), corrected for the rounding of x - largest, which costs up to 90 ulp alone."""
     difference = x - largest
     exponential = jnp.exp(difference)
     return exponential + exponential * _difference_error(x, largest, difference)
@@ -54,15 +54,15 @@ def exp_difference(x: jax.Array, largest: jax.Array) -> jax.Array:
 def softmax_fwd(x: jax.Array) -> jax.Array:
     """Softmax: y = exp(x - max x) / sum exp(x - max x)."""
     wide = widen(x)
-    unnormalized = jnp.exp(wide - largest_of(wide))  # so that no exponential overflows
+    unnormalized = jnp.exp(wide - largest_of(wide))  # the shift prevents overflow
     return (unnormalized / row_sum(unnormalized)).astype(x.dtype)
 
 
 def log_softmax_fwd(x: jax.Array) -> jax.Array:
     """Log of softmax: y = x - max x - log sum exp(x - max x).
 
-    In 1 + 1e-9 the small terms would be lost, and with them results near 0. So terms of the maximum,
-    which are exactly 1, are counted apart.
+    The terms of the maximum are exactly 1 and are counted apart. Added to them, a term such as 1e-9
+    would be lost, and results near 0 with it.
     """
     wide = widen(x)
     largest = largest_of(wide)
@@ -77,14 +77,14 @@ def log_softmax_fwd(x: jax.Array) -> jax.Array:
 def softmax_grad(y: jax.Array, dy: jax.Array) -> jax.Array:
     """Gradient: dx = J^T dy = y * (dy - sum(dy * y)), with J = diag(y) - y y^T.
 
-    J is symmetric, so this is the jvp too.
+    J is symmetric, so this is also the JVP.
     """
     wide_y, wide_dy = widen(y), widen(dy)
     return (wide_y * (wide_dy - row_sum(wide_dy * wide_y))).astype(y.dtype)
 
 
 def _softmax_of_kept(kept: jax.Array) -> jax.Array:
-    """Softmax of x: of a 16-bit x itself, as a rounded y would err by |y| eps, of others exp(y)."""
+    """Softmax from the residual: exp(y), or from x for 16-bit dtypes, where exp(y) errs by |y| eps."""
     if kept.dtype.itemsize > 2:
         return jnp.exp(kept)
     wide = widen(kept)
@@ -105,7 +105,7 @@ def log_softmax_jvp(kept: jax.Array, dx: jax.Array) -> jax.Array:
 
 
 def _log_sum_exp_terms(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """What the terms are relative to, the maximum where it is finite, and the terms."""
+    """(shift, exp(x - shift)) of each row; the shift is the maximum, made finite."""
     relative_to = _finite(largest_of(x))
     return relative_to, jnp.exp(x - relative_to)
 
@@ -116,7 +116,7 @@ def _finite(largest: jax.Array) -> jax.Array:
 
 
 def quotient(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
-    """The quotient, 0 where the denominator is: of a row of -inf alone."""
+    """The quotient; 0 if the denominator is 0, as for a row of -inf."""
     is_zero = denominator == 0
     return jnp.where(is_zero, 0, numerator / jnp.where(is_zero, 1, denominator))
 
@@ -126,14 +126,14 @@ def _narrow(scalar: jax.Array, x: jax.Array, wide: bool) -> jax.Array:
 
 
 def logsumexp_fwd(x: jax.Array, *, wide: bool) -> jax.Array:
-    """Log of a sum of exponentials, for each row: y = max x + log sum exp(x - max x)."""
+    """Log-sum-exp of each row: y = max x + log sum exp(x - max x)."""
     relative_to, terms = _log_sum_exp_terms(widen(x))
     return _narrow(jnp.log(row_sum(terms)) + relative_to, x, wide)
 
 
 def logsumexp_grad(x: jax.Array, dy: jax.Array, *, wide: bool) -> jax.Array:
-    """Gradient: dx = dy * exp(x - max x) / sum exp(x - max x), for a dy of shape (..., 1)."""
-    del wide  # is the dtype of dy
+    """Gradient: dx = dy * exp(x - max x) / sum exp(x - max x), for dy of shape (..., 1)."""
+    del wide  # decides only the dtype of dy
     _, terms = _log_sum_exp_terms(widen(x))
     return (terms * quotient(dy.astype(terms.dtype), row_sum(terms))).astype(x.dtype)
 
@@ -144,7 +144,7 @@ def logsumexp_jvp(x: jax.Array, dx: jax.Array, *, wide: bool) -> jax.Array:
     return _narrow(quotient(row_sum(terms * widen(dx)), row_sum(terms)), x, wide)
 
 
-# Row scalars from the statistics of whole rows, (..., {maximum, sums}).
+# Functions from the statistics of whole rows, (..., {maximum, sums}), to the per-row results.
 FROM_STATISTICS = {
     "logsumexp_fwd": lambda found: jnp.log(found[..., 1:]) + _finite(found[..., :1]),
     "logsumexp_jvp": lambda found: quotient(found[..., 2:], found[..., 1:2]),
@@ -152,16 +152,16 @@ FROM_STATISTICS = {
 
 
 def band(shape: Sequence[int], left: int, right: int, from_end: bool) -> jax.Array:
-    """Which columns the rows of (q, k) matrices see: i + left <= j <= i + right for row i.
+    """A mask of the columns visible to row i of (q, k) matrices: i + left <= j <= i + right.
 
     Args:
-        shape: of the matrices, (..., q, k).
-        left: the first column that a row sees, counted from its own.
-        right: the last one.
-        from_end: the last row stands on the last column, instead of the first on the first.
+        shape: shape of the matrices, (..., q, k).
+        left: offset of the first visible column from the diagonal.
+        right: offset of the last visible column.
+        from_end: aligns the last row with the last column, instead of the first with the first.
 
     Returns:
-        Array of bool of shape (1, ..., q, k), with as many dimensions as `shape`.
+        Boolean array of shape (1, ..., q, k), with the rank of `shape`.
     """
     q, k = shape[-2:]
     own = jnp.arange(q) + (k - q if from_end else 0)
@@ -169,9 +169,9 @@ def band(shape: Sequence[int], left: int, right: int, from_end: bool) -> jax.Arr
 
 
 def within_band(own: jax.Array, cols: jax.Array, left: int, right: int, ndim: int) -> jax.Array:
-    """The same for rows that stand on the columns `own`, for the columns `cols`, in `ndim` dimensions."""
+    """As `band`, for rows whose diagonal columns are `own` and columns `cols`, with rank `ndim`."""
     distance = cols[None, :] - own[:, None]
-    # Bounds beyond any distance need not fit the type of the indices.
+    # Unbounded sides may exceed the index dtype, so they are clipped.
     left, right = max(left, -_LARGEST_INDEX), min(right, _LARGEST_INDEX)
     return jnp.expand_dims((distance >= left) & (distance <= right), range(ndim - 2))
 
@@ -187,7 +187,7 @@ def masked_softmax_fwd(
     has_bias: bool,
     result_dtype: str | None = None,
 ) -> jax.Array:
-    """Softmax of t = scale * scores + bias over what each row sees; a row that sees nothing is 0."""
+    """Softmax of t = scale * scores + bias over the visible columns; a fully masked row is 0."""
     t = widen(scores) * scale
     if has_bias:
         t = t + widen(mask_and_bias[-1])
@@ -205,7 +205,7 @@ def masked_softmax_fwd(
 def masked_softmax_grad(
     y: jax.Array, dy: jax.Array, *, scale: float, left: int, right: int, from_end: bool
 ) -> jax.Array:
-    """Gradient of the scores: dx = scale * y * (dy - sum(dy * y)); where y is 0, dy is ignored."""
+    """Gradient of the scores: dx = scale * y * (dy - sum(dy * y)); dy is ignored if y is 0."""
     del left, right, from_end  # y is 0 outside the band
     wide_y = widen(y)
     wide_dy = jnp.where(wide_y == 0, 0, widen(dy))

@@ -1,7 +1,7 @@
-"""What a row kernel is: its operands and results, and the call of the FFI target.
+"""A row kernel: its operands, results, and attributes of the FFI call.
 
 A row kernel reduces over the last axis of its operands; all other dimensions are rows. The contract of
-its operation (`registry.RowOperation`) names its operands and results, each with a role.
+its operation (`contract.RowOperation`) lists its operands and results with their roles.
 
 Owns: the record of a kernel. Must not know: JAX's transformations, what operations compute.
 """
@@ -22,17 +22,16 @@ from jaxkernels._rows.contract import Operand, RowOperation
 from jaxkernels._rows.reference import compute_dtype
 
 Reference = Callable[..., Any]
-# From the attributes of a call to the operation that it is.
+# f(**attributes) -> the contract of the call.
 OperationOf = Callable[..., RowOperation]
-# f(operands, place, **attributes) -> operands, attributes: the call of one device, given where its
-# part lies in the whole arrays.
+# f(operands, place, **attributes) -> (operands, attributes) of the call on one device's shard, whose
+# offset in the whole matrix is `place`.
 AtPlace = Callable[..., tuple[list[jax.Array], dict[str, Any]]]
-# f(operands, axes, **attributes) -> results: of rows that are spread over mesh axes.
+# f(operands, axes, **attributes) -> results for rows that are sharded over mesh axes.
 InParts = Callable[..., Any]
 
 
-# The attributes of the FFI target, besides operation and tier, as they are where a kernel has none of
-# them.
+# Defaults of the FFI target's attributes, besides operation and tier.
 _WITHOUT = {
     "scale": 1.0,
     "left": -UNBOUNDED,
@@ -48,18 +47,16 @@ class RowKernel:
     """A row kernel as a function of JAX arrays.
 
     Attributes:
-        primitive: what JAX traces.
-        reference: the same function in plain JAX, of the operands and the attributes.
-        results: the contracts of its results. A static argument of the reference, `wide`, says whether
-            numbers of each row have the dtype of the first operand or, as they do without it, the one
-            that this is computed in.
-        operation: from the attributes of a call to the contract of the operation that it is.
-        row_dims: from the attributes of a call to the number of last dimensions that it needs whole
-            and in their order: 1, or 2 where it matters at which place of its matrix a row stands.
-        at_place: what to run on a part of a matrix where it matters where it lies; None if it never
-            does.
-        in_parts: what to run on rows that are spread over mesh axes, f(operands, axes, **attributes);
-            None for the two parts of the operation.
+        primitive: the JAX primitive.
+        reference: the same function of operands and attributes in plain JAX.
+        results: the contracts of the results. Per-row results have the compute dtype, unless the
+            reference has a static argument `wide` and it is False: then they have that of the first
+            operand.
+        operation: maps the attributes of a call to the contract of its operation.
+        row_dims: maps the attributes of a call to the number of last dimensions that must be whole and
+            in order: 1, or 2 if a row's result depends on its index in its matrix.
+        at_place: f(operands, place, **attributes) for a shard of a matrix; None if `row_dims` is never 2.
+        in_parts: f(operands, axes, **attributes) for column-sharded rows; None uses `parts.apply`.
     """
 
     primitive: Primitive
@@ -80,34 +77,31 @@ class RowKernel:
         """Applies the kernel along the last axis.
 
         Args:
-            operands: in the order of the contract: elements of shape (..., cols), all of one shape and
-                dtype; labels of shape (..., 1); numbers of each row of shape (..., count), of that dtype
-                or the one that it is computed in.
+            operands: in the order of the contract. Elements have the shape (..., cols) and one dtype,
+                labels the shape (..., 1), per-row numbers the shape (..., count) and that dtype or its
+                compute dtype.
             tier: "auto", or the tier to force.
-            require_kernel: a platform without kernels is an error when lowering, instead of a
-                reason to run the reference.
-            attributes: static arguments of the reference. Those that the FFI target knows are given
-                to it, too.
+            require_kernel: raises at lowering on a platform without kernels, instead of running the
+                reference.
+            attributes: static arguments of the reference; those that the FFI target knows are passed to
+                it too.
 
         Returns:
-            The result, or a list of both.
+            The result, or the list of results.
         """
         specs = self.operands_of(**attributes)
         equal = sharding.equalize(operands, [spec.is_of_row for spec in specs])
         return self.primitive.bind(*equal, tier=tier, require_kernel=require_kernel, **attributes)
 
     def call_attributes(self, tier: str, **attributes: Any) -> dict[str, Any]:
-        """The attributes of the call of the FFI target."""
+        """The attributes of the FFI call."""
         known = {name: attributes.get(name, value) for name, value in _WITHOUT.items()}
         return {"operation": self.operation(**attributes).name, "tier": tier, **known}
 
     def dtype_of_elements(self, first: Any, **attributes: Any) -> Any:
-        """The dtype of the result of the full shape, from its first operand.
-
-        A static argument of the reference, `result_dtype`, may name another one.
-        """
+        """The dtype of elementwise results: `result_dtype`, or that of the first operand."""
         return jnp.dtype(attributes.get("result_dtype") or first.dtype)
 
     def dtype_of_scalars(self, first: Any, **attributes: Any) -> Any:
-        """The dtype of the row scalars that it stores, from its first operand."""
+        """The dtype of per-row results, from the first operand and the attribute `wide`."""
         return compute_dtype(first) if attributes.get("wide", True) else first.dtype

@@ -1,11 +1,11 @@
 """softmax and log_softmax: drop-ins for jax.nn's, on row kernels.
 
-Owns: the two public functions, and how any axis, mask and dtype becomes rows of a kernel.
-Must not know: how a primitive works, or how a kernel is launched.
+Owns: the two public functions, and the conversion of any axis, mask and dtype to rows of a kernel. Must
+not know: how a primitive works, or how a kernel is launched.
 
-The kernels follow the tiers of OneFlow's softmax (a row lives in the registers of a warp, in the
-shared memory of a block, or nowhere) and add two (the registers of a block, the shared memory of
-several), with the online maximum and sum of Milakov & Gimelshein where no one has the whole row.
+The kernels have the tiers of OneFlow's softmax (a row is kept in the registers of a warp, in the shared
+memory of a block, or not at all) and two more (the registers of a block, the shared memory of a
+cluster). Rows too long for one thread block use the online normalizer of Milakov & Gimelshein.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ log_softmax_fwd = primitive.of_operation("log_softmax_fwd")
 log_softmax_grad = primitive.of_operation("log_softmax_grad")
 log_softmax_jvp = primitive.of_operation("log_softmax_jvp")
 
-# The Jacobian of softmax, diag(y) - y y^T, is symmetric; that of log_softmax, I - 1 exp(y)^T, is
-# not.
+# The Jacobian of softmax, diag(y) - y y^T, is symmetric; that of log_softmax, I - 1 exp(y)^T, is not.
 derivatives.define_derivatives(softmax_fwd, jvp=softmax_grad, grad=softmax_grad)
 derivatives.define_derivatives(
     log_softmax_fwd,
@@ -184,8 +183,7 @@ def log_softmax(
         To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
 
         float32 and float64 results stay accurate near 0: `jk.log_softmax(jnp.array([0, -20.7]))[0]` is
-        -1.0e-9;
-        jax.nn returns 0.
+        -1.0e-9; jax.nn returns 0.
 
     References:
         As for `softmax`.
@@ -238,8 +236,8 @@ def _apply(
 def _unmasked(x: jax.Array, mask: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     """Puts -inf where the mask is False.
 
-    Masked elements never reach the kernel, and their gradient never leaves this select, so a NaN there
-    does no harm. A fully masked row becomes 0: from a row of -inf the kernel would compute NaNs, which
+    Masked elements do not reach the kernel, and the select drops their gradient, so a NaN there has no
+    effect. A fully masked row becomes 0, because the kernel would turn a row of -inf into NaNs, which
     `jax_debug_nans` and checkify would report although no result contains them.
     """
     rank = max(x.ndim, mask.ndim)

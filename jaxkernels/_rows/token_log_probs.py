@@ -136,7 +136,7 @@ def token_log_probs(
     label = loss_arguments.ids(name, "ids", ids, given, x)
     calls = kernels.Calls(tier or "auto", implementation, return_entropy)
     measures, _ = calls.measures(calls.leaving_out(x, label < 0), label)
-    # What a row that is left out holds, be it NaN, reaches neither result.
+    # Excluded rows become 0, even if they hold NaN.
     shown = jnp.where(label >= 0, measures, 0)
-    log_probs = 0 - shown[..., 0]  # 0 where the loss is, not -0
+    log_probs = 0 - shown[..., 0]  # 0 - 0 is 0; negation would give -0
     return (log_probs, shown[..., 2]) if return_entropy else log_probs
