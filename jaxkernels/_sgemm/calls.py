@@ -1,6 +1,6 @@
-"""What computes a matrix product: the custom call of the SGEMM kernels, and XLA's own product.
+"""Computes a matrix product on one device: by the SGEMM kernels' custom call, or by XLA.
 
-Owns: how operands become those of a call. Must not know: primitives, derivatives, devices.
+Owns: the conversion of operands to those of the call. Must not know: primitives, derivatives, devices.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def reference(
     options: Options,
     out_sharding: Any = None,
 ) -> jax.Array:
-    """The same in plain JAX: XLA's own product at the highest precision."""
+    """Computes alpha * op(a) op(b) + beta * c in plain JAX, with XLA's product at highest precision."""
     subscripts = (
         f"...{'km' if options.trans_a else 'mk'},...{'nk' if options.trans_b else 'kn'}->...mn"
     )
@@ -47,12 +47,12 @@ def reference(
 def ffi_multiply(
     a: jax.Array, b: jax.Array, c: jax.Array | None = None, *, options: Options
 ) -> jax.Array:
-    """The same by the CUDA kernels; for lowering rules alone, because it has no derivatives."""
+    """`reference` by the CUDA kernels; only for lowering rules, because it has no derivatives."""
     if options.alpha == 0.0:
-        return reference(a, b, c, options=options)  # without a product, which XLA leaves out
+        return reference(a, b, c, options=options)  # XLA removes the unused product
     a, b = _with_few_batch_dims(a, b)
     scheme = plan.scheme_of_sgemm(a.shape, b.shape, options)
-    batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # NumPy's takes no open sizes
+    batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # NumPy rejects symbolic sizes
     (m, _), (_, n) = matrix_dims(options)
     results = (
         jax.ShapeDtypeStruct((*batch, a.shape[m], b.shape[n]), jnp.float32),
@@ -76,14 +76,14 @@ def ffi_multiply(
 
 
 def _pad_rows(x: jax.Array, elements: int) -> jax.Array:
-    """Room behind every stored row, by a copy that XLA can fuse into what makes the operand."""
+    """Pads every stored row; XLA can fuse this copy into the operation that makes the operand."""
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, elements)]) if elements else x
 
 
 def _with_few_batch_dims(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Operands whose batch dimensions broadcast by turns no more often than the kernels can step.
+    """Broadcasts the batch dimensions in memory if they may exceed MAX_BATCH_DIMS.
 
-    Others are repeated in memory, so that all of them become one dimension.
+    Adjacent batch dimensions that broadcast alike count as one in the kernels.
     """
     if a.ndim - 2 <= MAX_BATCH_DIMS:
         return a, b
@@ -100,7 +100,7 @@ def with_tall_rows(
     *,
     options: Options,
 ) -> jax.Array:
-    """`local` of one tall matrix in place of the row dimensions."""
+    """Merges the row dimensions of a (`Options.row_dims`) into one tall matrix, and calls `local`."""
     if options.row_dims == 0:
         return local(a, b, c, options=options)
     lead = a.ndim - 2 - options.row_dims

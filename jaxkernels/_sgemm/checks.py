@@ -1,4 +1,4 @@
-"""Checks of what users pass to a product, before anything is traced.
+"""Checks users' arguments of matrix products, before anything is traced.
 
 Owns: the errors of matmul, dot_general and sgemm about dtypes, factors, flags and algorithms. Must not
 know: primitives, shapes of operands, devices.
@@ -20,7 +20,7 @@ _HALVES = ("float32", "bfloat16", "float16")
 
 
 def as_operands(function: str, a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
-    """Both operands as arrays, named in errors as the function's signature names them."""
+    """Both operands as arrays; errors use the names in the function's signature."""
     names = _names(function)
     return validate.as_array(function, names[0], a), validate.as_array(function, names[1], b)
 
@@ -32,9 +32,10 @@ def _names(function: str) -> tuple[str, str]:
 def as_float32(
     function: str, a: jax.Array, b: jax.Array, preferred_element_type: Any, widens: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """The operands in float32; TypeError where that was not asked for, or would lose something.
+    """The operands in float32; raises TypeError if they are not, unless the caller allows their dtypes.
 
-    `widens`: the operands have been found to be any that promote to it.
+    `preferred_element_type=float32` allows 16-bit dtypes. `widens` means that the caller has already
+    checked that the dtypes promote to float32.
     """
     if widens:
         return a.astype(jnp.float32), b.astype(jnp.float32)
@@ -65,20 +66,21 @@ def as_float32(
 def takes_other_dtypes(
     other_dtypes: str | None, algorithm: str | None, implementation: str | None
 ) -> bool:
-    """Whether operands need not be float32: where that is asked for, and no kernel is forced."""
+    """Whether operands of other dtypes are accepted: `other_dtypes` is given and no kernel is forced."""
     validate.check_choice("other_dtypes", other_dtypes, validate.OTHER_DTYPES)
     return other_dtypes is not None and algorithm is None and implementation is None
 
 
 def are_xlas(a: jax.Array, b: jax.Array, preferred_element_type: Any) -> bool:
-    """Whether operands of any dtype are XLA's.
+    """Whether XLA computes the product of operands of these dtypes.
 
-    Ours are those whose promoted dtype is float32, and 16-bit ones where float32 is preferred.
+    The kernels compute it if the promoted dtype is float32, or has 16 bits and
+    `preferred_element_type` is float32.
     """
     try:
         with jax.numpy_dtype_promotion("standard"):
             promoted = jnp.promote_types(a.dtype, b.dtype)
-    except ValueError:  # JAX promotes no float8, nor int4 with another type; XLA may multiply them
+    except ValueError:  # JAX does not promote float8 or int4; XLA may multiply them
         return True
     wanted = promoted
     if preferred_element_type is not None:
@@ -88,7 +90,7 @@ def are_xlas(a: jax.Array, b: jax.Array, preferred_element_type: Any) -> bool:
 
 
 def check_precision(precision: Any) -> None:
-    """Raises ValueError for a precision that float32 products do not have."""
+    """Raises ValueError for a precision above float32."""
     if "64" in str(precision):
         raise ValueError(
             f"float32 products are computed in float32; got precision={precision!r}. Drop precision=, "
@@ -97,7 +99,7 @@ def check_precision(precision: Any) -> None:
 
 
 def xlas_precision(a: jax.Array, b: jax.Array, precision: Any) -> Any:
-    """The precision of XLA's product: the highest for float32 operands, whatever they are to become."""
+    """The precision of XLA's product: HIGHEST if both operands are float32, otherwise the user's."""
     both = a.dtype == jnp.float32 and b.dtype == jnp.float32
     return jax.lax.Precision.HIGHEST if both else precision
 
@@ -112,13 +114,13 @@ def check_float32(function: str, argument: str, x: jax.Array) -> None:
 
 
 def as_factor(name: str, value: Any) -> float | jax.Array:
-    """A factor of sgemm, alpha or beta: a number, rounded to float32, or a JAX array of shape () as it is.
+    """Alpha or beta of sgemm: a number is rounded to float32; a JAX array of shape () is unchanged.
 
     Raises:
-        TypeError: it is not a real number.
-        ValueError: it has dimensions.
+        TypeError: the factor is not a real number.
+        ValueError: the factor has dimensions.
     """
-    if type(value) is float or isinstance(value, numbers.Real):  # the first is faster
+    if type(value) is float or isinstance(value, numbers.Real):  # the first test is faster
         return float(np.float32(value))
     convert = getattr(value, "__jax_array__", None)
     value = convert() if callable(convert) else value
@@ -137,7 +139,7 @@ def _is_real(dtype: Any) -> bool:
 
 
 def flag(name: str, value: Any) -> bool:
-    """A transpose flag of sgemm: a bool, or BLAS's 0, 1 (transposed) or 2 (conjugated as well)."""
+    """A transpose flag of sgemm: a bool, or BLAS's 0, 1 (transpose) or 2 (conjugate transpose)."""
     validate.check_static(**{name: value})
     if value not in (0, 1, 2):
         raise ValueError(f"sgemm: {name} must be 0, 1 or 2, or a bool; got {value!r}")
@@ -145,7 +147,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def asks_for_xla(algorithm: str | None, implementation: str | None) -> bool:
-    """Whether XLA's own product was asked for; ValueError for what there is not."""
+    """Whether `implementation="xla"`; raises ValueError for an unknown or contradictory option."""
     validate.check_choice("implementation", implementation, validate.IMPLEMENTATIONS)
     validate.check_choice("algorithm", algorithm, validate.ALGORITHMS)
     if implementation == "xla" and algorithm is not None:
@@ -154,7 +156,7 @@ def asks_for_xla(algorithm: str | None, implementation: str | None) -> bool:
 
 
 def check_no_kernel_is_forced(algorithm: str | None, implementation: str | None) -> None:
-    """Raises NotImplementedError if a kernel is asked for where only XLA's own product serves."""
+    """Raises NotImplementedError if the caller requires a kernel; for products that only XLA serves."""
     if implementation == "ffi" or algorithm is not None:
         raise NotImplementedError(
             "only XLA's product supports out_sharding, and operands whose dimensions are sharded over "

@@ -1,4 +1,4 @@
-"""Contractions as products of matrices: what dot_general's dimension numbers become.
+"""Converts contractions (dot_general's dimension numbers) to matrix products.
 
 Owns: which dimensions are transposed, merged or kept apart. Must not know: what users may pass
 (`matmul`), or how a product is computed (`primitive`).
@@ -20,7 +20,7 @@ from jaxkernels._sgemm.options import Options
 
 
 def options_of(algorithm: str | None, implementation: str | None, **options: Any) -> Options:
-    """The options of a product, from what users pass and the rest as it is."""
+    """Builds `Options` from users' `algorithm` and `implementation`; other options pass unchanged."""
     validate.check_static(algorithm=algorithm, implementation=implementation)
     rung = algorithm or default_algorithm.current()
     return Options(algorithm=rung, require_kernel=implementation == "ffi", **options)
@@ -42,13 +42,13 @@ def dot_general(
         lhs: float32 array.
         rhs: float32 array.
         dimension_numbers: as for `lax.dot_general`.
-        out_sharding: None, or the sharding of the result, which XLA's own product serves.
-        algorithm: None, or a rung of the ladder.
-        implementation: None, or "ffi": an error where no kernel can serve.
+        out_sharding: None, or the sharding of the result; then XLA computes the product.
+        algorithm: None, or the algorithm to force.
+        implementation: None, or "ffi", which raises if no kernel can serve.
         for_batch: see `Options`.
     """
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
-    # Pairs of contracted dimensions may come in any order: lhs keeps the order that it has.
+    # Pairs of contracted dimensions may come in any order; they are sorted by their order in lhs.
     order = sorted(range(len(lhs_contract)), key=lambda i: lhs_contract[i] % lhs.ndim)
     a, a_free, trans_a = _as_matrices(
         lhs, lhs_batch, [lhs_contract[i] for i in order], keeps_rows=True
@@ -72,11 +72,11 @@ def dot_general(
 
 
 def batched_dot_general(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any) -> jax.Array:
-    """`dot_general` of float32 arrays for callers who do not care how members of a batch are summed.
+    """`dot_general` of float32 arrays that may sum batch elements in another order than if alone.
 
-    A member may get other bits than it would alone. H200, 64 products of (2048, 2048) and (2048, 64),
-    as in attention (2026-11): 0.77 ms, `dot_general` 1.02 ms, because alone such a product is split
-    along k to fill the device.
+    The last bits of a batch element may then differ from those of the same product alone. On an H200, 64
+    products of (2048, 2048) and (2048, 64), as in attention, take 0.77 ms; `dot_general` takes 1.02 ms,
+    because it splits each product along k as if it ran alone (2026-11).
     """
     return dot_general(lhs, rhs, dimension_numbers, None, None, None, for_batch=True)
 
@@ -84,18 +84,18 @@ def batched_dot_general(lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any) 
 def _as_matrices(
     x: jax.Array, batch: Sequence[int], contract: Sequence[int], *, keeps_rows: bool = False
 ) -> tuple[jax.Array | None, tuple[Any, ...], bool]:
-    """`x` as (batch..., free, contracted), or with the last two swapped where it lies so.
+    """`x` as (batch..., free, contracted), or (batch..., contracted, free) if it is stored so.
 
     Args:
         x: an operand.
         batch: its batch dimensions.
         contract: its contracted dimensions, in the order in which they are merged.
-        keeps_rows: several free dimensions before the contracted ones are not merged, because
-            together they could not be sharded as they are.
+        keeps_rows: does not merge several free dimensions before the contracted ones, because the merged
+            dimension could not keep their shardings.
 
     Returns:
-        The matrices, or None where sharded dimensions would have to be merged; the sizes of the free
-        dimensions; and whether the contracted dimension comes first.
+        The matrices, or None if explicitly sharded dimensions would have to be merged; the sizes of the
+        free dimensions; and whether the contracted dimension comes first.
     """
     batch = [d % x.ndim for d in batch]
     contract = [d % x.ndim for d in contract]

@@ -1,6 +1,6 @@
-"""The rung of products that name none: for a block, or for a whole process.
+"""The default algorithm of matrix products, for a `with` block or for a process.
 
-Owns: the setting. Must not know: what a rung is.
+Owns: the setting. Must not know: what an algorithm does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _VARIABLE = "JAXKERNELS_ALGORITHM"
 
 
 def _from_environment() -> Algorithm | None:
-    """The rung that the process was started with, or None."""
+    """The algorithm in the environment variable, or None."""
     value = os.environ.get(_VARIABLE) or None
     if value is not None and value not in validate.ALGORITHMS:
         known = ", ".join(validate.ALGORITHMS)
@@ -28,7 +28,7 @@ def _from_environment() -> Algorithm | None:
     return cast("Algorithm | None", value)
 
 
-# A part of the keys of JAX's caches, so that a jitted function is traced anew where it differs.
+# The user context is part of JAX's cache keys, so a jitted function is traced again if it changes.
 _chosen = jax.make_user_context(_from_environment())
 
 
@@ -63,6 +63,6 @@ def default_algorithm(algorithm: Algorithm | None) -> AbstractContextManager[Non
 
 
 def current() -> str:
-    """The algorithm of products that name none."""
+    """The algorithm of products without `algorithm=`."""
     chosen: Algorithm | None = _chosen.value
     return chosen or "auto"

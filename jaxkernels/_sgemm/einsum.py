@@ -1,7 +1,7 @@
-"""Contractions by labels and by axes: einsum and tensordot, whose products are those of `dot_general`.
+"""einsum and tensordot, on `dot_general`.
 
-Owns: what becomes of axes. Must not know: which dtypes are whose (`checks`), how a product is computed
-(`matmul`).
+Owns: the conversion of axes. Must not know: which dtypes the kernels serve (`checks`), how a product is
+computed (`matmul`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxkernels._core import compat, eager, validate
 from jaxkernels._sgemm import checks
 from jaxkernels._sgemm.matmul import dot_general
 
-# What jnp.einsum calls for each product. One object, because programs are cached by it.
+# jnp.einsum calls this for each product. It is one object, because it is part of JAX's cache keys.
 _product = functools.partial(dot_general, other_dtypes="xla")
 
 
@@ -134,7 +134,7 @@ def _tensordot(
         out_sharding=out_sharding,
     )
     like = jax.eval_shape(reference, a, b)  # raises what jnp.tensordot raises
-    # What is weakly typed stays so.
+    # jnp.tensordot keeps weak types.
     if like.weak_type or checks.are_xlas(a, b, preferred_element_type):
         return reference(a, b, precision=checks.xlas_precision(a, b, precision))
     contracted = _axes_of_each(axes, a.ndim, b.ndim)
@@ -149,7 +149,7 @@ def _tensordot(
 
 
 def _as_integers(axes: Any) -> Any:
-    """The axes as integers and tuples of them; what is neither is left to jnp.tensordot, to refuse.
+    """Converts axes to integers and tuples; jnp.tensordot raises for anything else.
 
     Example:
         >>> _as_integers([[True, 2], 0])

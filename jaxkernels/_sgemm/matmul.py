@@ -1,7 +1,7 @@
 """matmul and dot_general: matrix products in true float32, on the SGEMM kernels.
 
-Owns: these public functions, and how their operands become those of one matrix product. Must
-not know: how a primitive works, or how a kernel is launched.
+Owns: the public functions, and the conversion of their operands to those of one matrix product. Must not
+know: how a primitive works, or how a kernel is launched.
 """
 
 from __future__ import annotations
@@ -132,18 +132,18 @@ def _matmul(
     if widens and checks.are_xlas(a, b, preferred_element_type):
         return reference(a, b, precision=checks.xlas_precision(a, b, precision))
     checks.check_precision(precision)
-    # Raises what jnp.matmul raises for bad shapes, or for no precision at all.
+    # eval_shape raises jnp.matmul's errors for bad shapes and unknown precisions.
     jax.eval_shape(functools.partial(reference, precision=precision), a, b)
     a, b = checks.as_float32("matmul", a, b, preferred_element_type, widens)
     if a.ndim <= 2 or b.ndim <= 2:
-        # At most one operand has batch dimensions; they become free ones.
+        # At most one operand has batch dimensions; they become free dimensions.
         contracting = ((a.ndim - 1,), (max(b.ndim - 2, 0),))
         product = contraction.dot_general(
             a, b, (contracting, ((), ())), out_sharding, algorithm, implementation
         )
         if b.ndim <= 2:
             return product
-        # (m, ..., n) where jnp.matmul has (..., m, n)
+        # The product has the shape (m, ..., n); jnp.matmul returns (..., m, n).
         return product if a.ndim == 1 else jnp.moveaxis(product, 0, -2)
     if out_sharding is not None:
         checks.check_no_kernel_is_forced(algorithm, implementation)
@@ -250,7 +250,7 @@ def _dot_general(
     if widens and checks.are_xlas(lhs, rhs, preferred_element_type):
         return reference(lhs, rhs, precision=checks.xlas_precision(lhs, rhs, precision))
     checks.check_precision(precision)
-    # Raises what lax.dot_general raises for bad dimensions, or for no precision at all.
+    # eval_shape raises lax.dot_general's errors for bad dimensions and unknown precisions.
     jax.eval_shape(functools.partial(reference, precision=precision), lhs, rhs)
     lhs, rhs = checks.as_float32("dot_general", lhs, rhs, preferred_element_type, widens)
     return contraction.dot_general(lhs, rhs, numbers, out_sharding, algorithm, implementation)

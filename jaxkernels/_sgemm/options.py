@@ -1,4 +1,4 @@
-"""What a matrix product is asked for, besides its operands. Pure."""
+"""The options of a matrix product. This module imports nothing of JAX."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a product is asked for, besides its operands.
+    """The static parameters of a matrix product.
 
     Attributes:
         trans_a: a is stored as (k, m) instead of (m, k).
         trans_b: b is stored as (n, k) instead of (k, n).
-        alpha: factor of the product; 0 means that a and b are not read.
-        beta: factor of c; 0 means that c is not read.
-        algorithm: the rung of the ladder to run; "auto" lets the plan choose.
-        for_batch: the members of a batch may be summed in another order than they would be alone, if
-            that is faster.
-        require_kernel: a platform without kernels is an error when lowering, instead of a reason to
-            run XLA's own product.
-        row_dims: the last so many batch dimensions are further rows of a, of size 1 in b; not with
-            `trans_a`. The kernels see one tall matrix; until then the dimensions stay apart, so that
-            each may be sharded.
+        alpha: factor of the product; with 0, a and b are not read.
+        beta: factor of c; with 0, c is not read.
+        algorithm: the algorithm to run; "auto" lets the plan choose.
+        for_batch: batch elements may be summed in another order than if alone, if that is faster.
+        require_kernel: raises at lowering on a platform without kernels, instead of running XLA's
+            product.
+        row_dims: the last `row_dims` batch dimensions are further rows of a, and have the size 1 in b;
+            not with `trans_a`. They stay separate until the kernel call, which merges them into one tall
+            matrix, so that each may be sharded.
     """
 
     trans_a: bool = False
@@ -35,5 +34,5 @@ class Options:
 
 
 def matrix_dims(options: Options) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Where (m, k) of a and (k, n) of b are, counted from the end."""
+    """The negative indices of the dimensions (m, k) of a and (k, n) of b."""
     return ((-1, -2) if options.trans_a else (-2, -1)), ((-1, -2) if options.trans_b else (-2, -1))

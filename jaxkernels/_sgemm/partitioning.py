@@ -1,11 +1,12 @@
-"""How a matrix product is split over devices.
+"""Partitions a matrix product over devices.
 
-Rows of op(a), columns of op(b) and the batch are split without communication. Where the contracted
-dimension is split, every device multiplies its part and one all-reduce adds the parts, or one
-reduce-scatter, where the result is to be split over the same devices; beta * c is added once, after
-it.
+Rows of op(a), columns of op(b) and the batch are sharded without communication. If the contracted
+dimension is sharded, each device multiplies its shards and one all-reduce adds the products. If the
+result shall be sharded over the same devices, a reduce-scatter replaces the all-reduce. beta * c is added
+once, after it.
 
-Owns: the rule and the partitions. Must not know: the primitive, or what computes a local product.
+Owns: the sharding rule and the per-device functions. Must not know: the primitive, or how a local product
+is computed.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ import jax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-# Mesh axes over which a dimension is split, in order.
+# Mesh axes over which a dimension is sharded, in order.
 _Axes = tuple[str, ...]
 
 
 def partitioned(
     local: Callable[..., jax.Array], shapes: Sequence[tuple[int, ...]], options: Any
 ) -> Callable[..., jax.Array]:
-    """A function of a, b and perhaps c that XLA's partitioner knows how to split.
+    """A `custom_partitioning` function of a, b and optionally c.
 
     Args:
         local: the product of one device, `local(a, b, c=None, options=...)`.
-        shapes: those of the operands.
-        options: a `primitive.Options`.
+        shapes: the shapes of the operands.
+        options: an `Options`.
     """
 
     def whole(*operands: jax.Array) -> jax.Array:
@@ -43,14 +44,14 @@ def partitioned(
     def partition(mesh: Any, operands: Any, result_info: Any) -> Any:
         specs = [_padded(info.sharding.spec, len(info.shape)) for info in operands]
         axes = _assign(names[:2], specs[:2])
-        # Parts of unequal size are padded, with whatever the padding happens to hold. That is
-        # harmless in rows, columns and members, which are cut off again, but not in a sum.
+        # XLA pads shards of unequal size with arbitrary values. It discards padded rows, columns and
+        # batch elements, but padding along k would enter the sums, so such a k is gathered.
         depth = operands[0].shape[names[0].index("k")]
         if depth % math.prod(mesh.shape[axis] for axis in axes.get("k", ())):
             del axes["k"]
         contracted = axes.get("k", ())
-        # Rows and columns that no operand splits are split as the result is to be: that is less work,
-        # of operands that are there whole.
+        # Dimensions that no operand shards take the sharding of the result: the operands are
+        # replicated, and each device computes less.
         wanted = _padded(result_info.sharding.spec, len(result))
         for dim, wanted_axes in zip(result, wanted, strict=True):
             taken = {axis for assigned in axes.values() for axis in assigned}
@@ -76,7 +77,7 @@ def partitioned(
         operand_shardings = [sharding(dims) for dims in names[:2]]
         if scattered is not None:
             axes[result[scattered]] = wanted[scattered]
-        # c is split like the result.
+        # c has the sharding of the result.
         operand_shardings += [sharding(dims) for dims in names[2:]]
         return mesh, lowered, sharding(result), tuple(operand_shardings)
 
@@ -87,9 +88,9 @@ def partitioned(
 
 
 def _names(shapes: Sequence[tuple[int, ...]], options: Any) -> list[list[str]]:
-    """Names of the dimensions of every operand; equal names are split alike.
+    """The dimension names of every operand; equal names have the same sharding.
 
-    A batch dimension of size 1 that the other operand repeats has a name of its own.
+    A batch dimension of size 1 that broadcasts against the other operand has a name of its own.
     """
     rank = len(shapes[0])
     batches = [[], []]
@@ -114,9 +115,10 @@ def _scattered(
     assigned: dict[str, _Axes],
     mesh: Any,
 ) -> int | None:
-    """The dimension of the result that is to be split over the devices of the contraction, if any.
+    """The dimension of the result to reduce-scatter over the mesh axes of the contraction, or None.
 
-    It must be whole otherwise, and divide, because a reduce-scatter does not pad.
+    It must have no other sharding, and the number of devices must divide it, because a reduce-scatter
+    does not pad.
     """
     contracted = assigned.get("k", ())
     devices = math.prod(mesh.shape[axis] for axis in contracted)
@@ -133,9 +135,10 @@ def _padded(spec: PartitionSpec, rank: int) -> list[_Axes]:
 
 
 def _assign(names: Sequence[Sequence[str]], specs: Sequence[Sequence[_Axes]]) -> dict[str, _Axes]:
-    """The mesh axes of every name. The first operand that splits a name decides; an axis serves one.
+    """The mesh axes of every dimension name, from the first operand that shards it.
 
-    Batch, rows and columns come before the contracted dimension: they cost nothing.
+    A mesh axis is used once. Batch, rows and columns take precedence over the contracted dimension,
+    because they need no communication.
     """
     wanted: dict[str, _Axes] = {}
     for dims, spec in zip(names, specs, strict=True):
@@ -147,7 +150,7 @@ def _assign(names: Sequence[Sequence[str]], specs: Sequence[Sequence[_Axes]]) ->
     for dim in sorted(wanted, key=lambda dim: dim == "k"):
         axes = tuple(axis for axis in wanted[dim] if axis not in used)
         if dim[0] in "xy" or axes != wanted[dim]:
-            continue  # of size 1, or in conflict: whole on every device
+            continue  # replicated: its size is 1, or its axes are in use
         assigned[dim] = axes
         used.update(axes)
     return assigned

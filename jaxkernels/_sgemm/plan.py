@@ -1,7 +1,6 @@
-"""Plans of matrix products: the public function, and what of a plan is decided when a program is lowered.
+"""Launch plans of matrix products: the public function, and the part that lowering fixes.
 
-Owns: checks of its arguments, and `SgemmScheme`. Must not know: how a plan is made
-(`ffi/sgemm/plan.cc`).
+Owns: checks of the arguments, and `SgemmScheme`. Must not know: how a plan is made (`ffi/sgemm/plan.cc`).
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ def plan_sgemm(
 
 
 def _text(self: SgemmPlan) -> str:
-    """A sentence, and the fields below it."""
+    """A one-line summary, then the fields."""
     split = f", k split into {self.split_k}" if self.split_k > 1 else ""
     launches = f", {self.launches} launches" if self.launches > 1 else ""
     return (
@@ -126,13 +125,13 @@ SgemmPlan.__str__ = _text
 
 
 class SgemmScheme(NamedTuple):
-    """The part of a plan that is decided when a program is lowered.
+    """The part of a plan that is fixed at lowering.
 
     Attributes:
-        algorithm: the rung. A GPU that cannot run it takes "pipelined".
-        split_k: into how many parts k is split.
-        partial_elements: float32 elements of scratch, for the sums of the parts or the split operands.
-        pad_a, pad_b: elements of padding behind every stored row of the operands.
+        algorithm: the algorithm. A GPU that cannot run it uses "pipelined".
+        split_k: the number of parts into which k is split.
+        partial_elements: float32 elements of scratch, for partial sums or for split operands.
+        pad_a, pad_b: elements of padding after every stored row of the operands.
     """
 
     algorithm: str
@@ -145,10 +144,10 @@ class SgemmScheme(NamedTuple):
 def scheme_of_sgemm(
     a_shape: Sequence[Any], b_shape: Sequence[Any], options: Options
 ) -> SgemmScheme:
-    """How a program is to make a product, for the GPU of this machine.
+    """The scheme of a product on this machine's GPU.
 
-    Decided when it is lowered, because XLA allocates the scratch and pads the operands. Sizes that
-    jax.export leaves open are neither split nor padded, and have no scratch: the FFMA rungs serve them.
+    It is fixed at lowering, because XLA allocates the scratch and pads the operands. Products with
+    symbolic sizes (jax.export) use an FFMA kernel, without split k, padding or scratch.
     """
     if not all(isinstance(size, int) for size in (*a_shape, *b_shape)):
         is_ffma = options.algorithm not in ("auto", "tensor")

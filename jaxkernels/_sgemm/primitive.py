@@ -1,11 +1,11 @@
-"""The primitive of the matrix product: where the SGEMM kernels meet JAX's transformations.
+"""The primitive of the matrix product, with its rules for JAX's transformations.
 
-out = alpha * op(a) op(b) + beta * c, for operands of equal rank whose leading dimensions broadcast
-(equal, or 1 in one of them). A factor of 0 hides what it multiplies, and the tangent of that. Transposes
-are flags, never copies: derivatives of every order are again such products. Reverse mode keeps a and b
-and nothing else, so that c can be overwritten.
+It computes out = alpha * op(a) op(b) + beta * c. The operands have equal rank, and their leading
+dimensions broadcast (equal, or 1 in one of them). If a factor is 0, its term and the tangent of that term
+are 0, even if the operands are NaN. Transposes are flags, never copies, so derivatives of every order are
+products of the same form. Reverse mode saves only a and b, so that c can be overwritten.
 
-With dC the cotangent of C = alpha op(A) op(B) + beta C_in:
+If dC is the cotangent of C = alpha op(A) op(B) + beta C_in:
     d op(A) = alpha dC op(B)^T,   d op(B) = alpha op(A)^T dC,   d C_in = beta dC.
 
 Owns: the transformation rules. Must not know: what users call it with.
@@ -78,12 +78,12 @@ def _abstract_eval(a: Any, b: Any, c: Any = None, *, options: Options) -> Any:
 
 
 def is_one(size: Any) -> bool:
-    """Whether a size is known to be 1; an open one is not."""
+    """Whether a size is the integer 1; a symbolic size is not."""
     return isinstance(size, int) and size == 1
 
 
 def _result_spec(a: Any, b: Any, options: Options) -> list[Any]:
-    """The explicit sharding of the result's dimensions; an error where there is no good one."""
+    """The explicit sharding of the result; raises if the contracted dimension is explicitly sharded."""
     spec_a, spec_b = list(compat.aval_spec(a)), list(compat.aval_spec(b))
     (m, k), (k_of_b, n) = matrix_dims(options)
     if spec_a[k] is not None or spec_b[k_of_b] is not None:
@@ -99,7 +99,7 @@ def _result_spec(a: Any, b: Any, options: Options) -> list[Any]:
 def _batch(
     axis_data: Any, operands: Sequence[jax.Array], batch_dims: Sequence[int | None], *, options: Any
 ) -> tuple[jax.Array, int | None]:
-    """A mapped dimension is one more batch dimension; an unmapped operand is shared, not copied."""
+    """A mapped dimension becomes a further batch dimension; an unmapped operand broadcasts, uncopied."""
     if all(d is None for d in batch_dims):
         return multiply(*operands, options=options), None
     dims = list(batch_dims)
@@ -108,7 +108,7 @@ def _batch(
         for x, d in zip(operands, dims, strict=True)
     ]
     for index, operand in enumerate(operands):
-        # The product has the mapped dimension only if a or b has it, and c has to have it then.
+        # c must have the mapped dimension of the result, so a or b must have it too.
         lacks = index == 2 or (index == 0 and dims[0] is None and dims[1] is None)
         if lacks and dims[index] is None:
             moved[index] = compat.batch_at_front(axis_data, operand, None)
@@ -135,7 +135,7 @@ def _lower_kernel(
     *operands: Any,
     options: Options,
 ) -> Any:
-    """Lowers to `kernel(a, b, c=None, options=...)`, a custom call, split over devices if need be."""
+    """Lowers to `kernel(a, b, c=None, options=...)`, a custom call, partitioned if XLA partitions."""
     local = functools.partial(with_tall_rows, kernel)
     if partitioned_calls.partitions_custom_calls(ctx):
         shapes = [aval.shape for aval in ctx.avals_in]  # pyright: ignore[reportAttributeAccessIssue]
@@ -147,7 +147,7 @@ def _lower_kernel(
 
 
 def _lower_cuda(ctx: mlir.LoweringRuleContext, *operands: Any, options: Options) -> Any:
-    """Lowers to our kernel, or to XLA's product on a GPU that no kernel was compiled for."""
+    """Lowers to our kernel, or to XLA's product on a GPU for which no kernel was compiled."""
     if not registry.has_kernels("cuda"):
         return _lower_reference(ctx, *operands, options=options)
     return _lower_kernel(ffi_multiply, ctx, *operands, options=options)
@@ -193,10 +193,10 @@ def _transpose(ct: Any, a: Any, b: Any, c: Any = None, *, options: Options) -> A
 
 
 def _multiply_and_sum(x: jax.Array, y: jax.Array, target: Any, options: Options) -> jax.Array:
-    """op(x) op(y), summed over the batch dimensions that are 1 in `target` and not in the product."""
+    """op(x) op(y), summed over the batch dimensions that are 1 in `target` but not in the product."""
     shape = target.shape
     if options.row_dims > 0 and options.trans_a:
-        # Both have the row dimensions, and they are contracted: the outer part of the depth.
+        # Both operands have the row dimensions; they are merged into the contracted dimension.
         lead = x.ndim - 2 - options.row_dims
         x, y = (
             z.reshape(*z.shape[:lead], math.prod(z.shape[lead:-1]), z.shape[-1]) for z in (x, y)
@@ -209,8 +209,8 @@ def _multiply_and_sum(x: jax.Array, y: jax.Array, target: Any, options: Options)
     shared = all(is_one(size) for size in shape[:-2])
     folds = options.trans_a and not options.trans_b and x.shape[:-2] == y.shape[:-2]
     if shared and folds and not compat.is_explicitly_sharded(x, y):
-        # The summed dimensions are the outer part of the contracted one, in memory too: one product
-        # of matrices that are as deep as the batch, as for weights that all members share.
+        # The summed batch dimensions precede the contracted one in memory. Merged with it, they make
+        # one product, for example for weights that the whole batch shares.
         depth = (1,) * len(shape[:-2])
         x, y = (z.reshape(*depth, math.prod(z.shape[:-1]), z.shape[-1]) for z in (x, y))
         return multiply(x, y, options=options)
@@ -219,8 +219,8 @@ def _multiply_and_sum(x: jax.Array, y: jax.Array, target: Any, options: Options)
     if spec_x[k] is None and spec_y[k_of_y] is None:
         product = multiply(x, y, options=options)
     else:
-        # Of a contraction that is sharded over explicit axes only the operand knows how its gradient
-        # is sharded; XLA's own product can be told.
+        # XLA's product takes the gradient's sharding from the operand, because the result of a
+        # contraction that is sharded over explicit axes is ambiguous.
         batch = [u if u is not None else v for u, v in zip(spec_x[:-2], spec_y[:-2], strict=True)]
         out = PartitionSpec(*batch, *compat.aval_spec(target)[-2:])
         on_mesh = compat.sharding_like(out, x, y)

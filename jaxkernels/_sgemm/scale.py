@@ -1,10 +1,9 @@
-"""The primitive of BLAS's factors: factor * x, which is 0 where the factor is 0, whatever x is.
+"""The primitive of BLAS's factors: factor * x, which is 0 for a factor of 0, even if x is NaN.
 
-What a factor of 0 multiplies is not read, so that a NaN in it does no harm. A select between 0 and the
-product says the same, but takes the factor for a constant where it is 0. As a primitive the product
-is bilinear, of every order and in either mode:
+A select between 0 and the product has the same value, but the wrong derivative: it treats a factor of 0
+as a constant. This primitive is bilinear, in both modes and in every order:
     d(f x) = df x + f dx,   with cotangents  x_bar = f y_bar,   f_bar = sum(y_bar x).
-In the last of them x is read, and should be: the derivative by a factor is what it multiplies.
+The derivative with respect to the factor is x, so f_bar depends on a NaN in x even if f is 0.
 
 Owns: the transformation rules. Must not know: matrix products.
 """
@@ -29,8 +28,7 @@ def scale(factor: jax.Array, x: jax.Array) -> jax.Array:
     """Applies the primitive; see the module's docstring.
 
     Args:
-        factor: array of the dtype of x, whose shape is that of the first dimensions of x: none of
-            them, until it is mapped.
+        factor: array of the dtype of x; its shape is a prefix of that of x: (), unless it is mapped.
         x: array.
     """
     return scale_p.bind(*sharding.equalize_varying([factor, x]))
@@ -69,7 +67,7 @@ def _transpose(ct: Any, factor: Any, x: Any) -> list[Any]:
 def _batch(
     axis_data: Any, operands: Sequence[jax.Array], batch_dims: Sequence[int | None]
 ) -> tuple[jax.Array, int | None]:
-    """Behind the dimensions of the factor, where the factor is not mapped; else in front of them."""
+    """Moves the mapped dimension of x after the dimensions of an unmapped factor; else to the front."""
     (factor, x), (factor_dim, x_dim) = operands, batch_dims
     if factor_dim is None:
         if x_dim is None:

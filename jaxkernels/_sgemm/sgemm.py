@@ -1,7 +1,7 @@
-"""sgemm: how its operands, flags and factors become one matrix product.
+"""sgemm: converts BLAS's operands, flags and factors to one matrix product.
 
-Owns: the public function, ranks that differ, and factors that are known only when the program runs. Must
-not know: what a factor may be (`checks`), or how a product is computed (`primitive`).
+Owns: the public function, operands of different ranks, and traced factors. Must not know: which factors
+are valid (`checks`), or how a product is computed (`primitive`).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _sgemm(
     algorithm: Algorithm | None,
     implementation: Implementation | None,
 ) -> jax.Array:
-    """Its factors are floats or arrays of shape ()."""
+    """`sgemm` with checked factors: floats or arrays of shape ()."""
     a, b = checks.as_operands("sgemm", a, b)
     operands = [a, b]
     if c is not None:
@@ -121,7 +121,7 @@ def _sgemm(
         product_of = primitive.reference
     if not isinstance(alpha, jax.Array) and not isinstance(beta, jax.Array):
         return product_of(*operands, options=options)
-    # A factor that is known only when the program runs is applied by XLA.
+    # XLA applies factors that are JAX arrays.
     jax.eval_shape(functools.partial(primitive.multiply, options=options), *operands)
     without_c = dataclasses.replace(options, beta=0.0)
     result = product_of(*operands[:2], options=without_c)
