@@ -1,1 +1,1 @@
-"""Cross entropy of a linear layer's logits, which are never kept as a whole."""
+"""Cross entropy of a linear layer, which never stores the logits of all rows."""

@@ -1,20 +1,20 @@
-"""The cross entropy of a linear layer, chunk by chunk of rows, on one device.
+"""The cross entropy of a linear layer, in chunks of rows, on one device.
 
-An operation is made of pieces. A piece makes the logits of some rows, lets row kernels make what is
-kept of them or, in their place, their gradient, and multiplies that gradient by w and by x. Rows of a
-chunk depend on no others, and only the gradients of w and of the bias are summed over chunks.
+For each chunk, a product computes the logits. The row kernels then reduce them to residuals, or
+overwrite them with their gradient, and two products multiply the gradient by w and by x. Chunks are
+independent, except that the gradients of w and bias are summed over them.
 
 | operation | operands besides x, w, label, bias, scales | results |
 |---|---|---|
 | measures | | measures, kept |
 | loss | numbers | loss |
-| fwd_grad | numbers | kept, and of dx, dw, dbias, dscales what is wanted |
-| grad | kept, cotangent | of dx, dw, dbias, dscales what is wanted |
-| jvp | kept, and of x_dot, w_dot, bias_dot, scales_dot what there is | tangent |
+| fwd_grad | numbers | kept, and the wanted ones of dx, dw, dbias, dscales |
+| grad | kept, cotangent | the wanted ones of dx, dw, dbias, dscales |
+| jvp | kept, and the nonzero ones of x_dot, w_dot, bias_dot, scales_dot | tangent |
 
-Shapes: x (..., H), w (H, V) or (V, H), bias (V,); of each row label 1, scales 1 or 2 (temperature, cap),
-numbers 4, kept 7, measures, cotangent and tangent 4. A loss is the sum over all rows but for its
-`members` first dimensions.
+Shapes: x (..., H), w (H, V) or (V, H), bias (V,). Per-row arrays have the shape (..., count): label 1,
+scales 1 or 2 (temperature, cap), numbers 4, kept (the residuals) 7, measures, cotangent and tangent 4.
+The loss keeps the first `members` row dimensions and is summed over the others.
 
 Owns: the mathematics, and the order of chunks. Must not know: primitives, devices.
 """
@@ -39,22 +39,22 @@ from jaxkernels._sgemm.options import matrix_dims
 
 Arrays = dict[str, jax.Array]
 
-# What all rows share; everything else has something for each row.
+# Operands that all rows share; all other operands have per-row data.
 SHARED = frozenset({"w", "bias", "w_dot", "bias_dot"})
-# Results that are sums over rows.
+# Results that are summed over rows.
 SUMS = frozenset({"dw", "dbias"})
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """An operation with all that is static.
+    """The static parameters of an operation.
 
     Attributes:
-        operation: its name.
-        names: of its operands, in their order.
-        wanted: names of its results, in their order.
-        options: what users ask for.
-        members: how many first dimensions of the rows the loss has.
+        operation: name of the operation.
+        names: names of the operands, in order.
+        wanted: names of the results, in order.
+        options: the user's options.
+        members: number of leading row dimensions that the loss keeps (vmapped dimensions).
     """
 
     operation: str
@@ -70,10 +70,10 @@ def run(
     """The results of an operation.
 
     Args:
-        call: which one.
+        call: the operation.
         operands: in the order of `call.names`.
-        rows: how row kernels are called.
-        chunk_rows: of how many rows the logits are made at once; None for all of them.
+        rows: the way to call row kernels.
+        chunk_rows: rows of a chunk; None for one chunk of all rows.
     """
     given = dict(zip(call.names, operands, strict=True))
     lead = given["x"].shape[:-1]
@@ -83,7 +83,7 @@ def run(
         for name, value in given.items()
     }
     if call.operation == "grad" and (chunk_rows is not None or "scales" in flat):
-        # Else XLA takes the logits that the forward pass made of the first chunk, and keeps them for that.
+        # The barrier keeps XLA from storing the forward pass's logits of the first chunk for reuse.
         flat |= dict(zip(flat, lax.optimization_barrier(list(flat.values())), strict=True))
     piece = _Piece(call, rows)
     found = piece(flat) if chunk_rows is None else _in_chunks(piece, flat, count, chunk_rows)
@@ -105,7 +105,7 @@ def run(
 
 
 def _in_chunks(piece: Callable[..., Arrays], flat: Arrays, count: int, chunk_rows: int) -> Arrays:
-    """The results of all rows; the first chunk is the one that may be smaller."""
+    """Runs `piece` on all chunks; only the first chunk may be smaller."""
     chunks = -(-count // chunk_rows)
     first = count - (chunks - 1) * chunk_rows
 
@@ -124,7 +124,7 @@ def _in_chunks(piece: Callable[..., Arrays], flat: Arrays, count: int, chunk_row
         }
 
     def step(i: jax.Array, whole: Arrays) -> Arrays:
-        # A loop of one step is none to XLA, which would make the logits of both chunks at once.
+        # XLA unrolls a loop of one step. The barrier keeps it from computing both chunks at once.
         i, whole = lax.optimization_barrier((i, whole))
         start = first + i * chunk_rows
         sums = {name: x for name, x in whole.items() if name in SUMS}
@@ -141,7 +141,7 @@ def _in_chunks(piece: Callable[..., Arrays], flat: Arrays, count: int, chunk_row
 
 @dataclasses.dataclass(frozen=True)
 class _Piece:
-    """What an operation gives for some rows. With `sums`, what is summed over rows is added to them."""
+    """Runs an operation on one chunk; adds its sums over rows to `sums`, if given."""
 
     call: Call
     rows: RowCalls
@@ -187,7 +187,7 @@ class _Piece:
         found = {}
         dlogits = dscaled
         if "scales" in given:
-            # The logits before the cap are made again from those that are kept, element by element.
+            # jax.checkpoint recomputes the cap, so that vjp saves no further array of the logits' size.
             scale = jax.checkpoint(reference.scaled)
             dlogits, found["dscales"] = jax.vjp(scale, logits, given["scales"])[1](dscaled)
         wide = compute_dtype(x)
@@ -201,7 +201,7 @@ class _Piece:
             )
             found["dx"] = jnp.where(is_used, dx, 0)
         if "dw" in wanted:
-            x = jnp.where(is_used, x, 0)  # whatever it is, it is multiplied by 0
+            x = jnp.where(is_used, x, 0)  # 0 times NaN would be NaN
             pair = (dlogits, x) if options.trans_w else (x, dlogits)
             dtype = w.dtype if sums is None else wide
             of = ProductOptions(trans_a=True)
@@ -229,7 +229,7 @@ class _Piece:
 
 
 def _plus(logits: jax.Array, bias: jax.Array) -> jax.Array:
-    """The logits and the bias, added in the type that they are computed in."""
+    """Adds the bias in the compute dtype."""
     wide = compute_dtype(logits)
     return (logits.astype(wide) + bias.astype(wide)[None]).astype(logits.dtype)
 
@@ -242,9 +242,10 @@ def _product(
     options: Options,
     addend: jax.Array | None = None,
 ) -> jax.Array:
-    """A product of matrices in `dtype`, in true float32 where that is the operands', and what is added.
+    """A matrix product in `dtype`, plus an optional addend; float32 operands use our kernels.
 
-    The rung `tensor` would keep split operands, as large as these, beside what a bound of memory counts.
+    The algorithm is "pipelined", because "tensor" needs scratch of the size of both operands, which
+    `max_bytes` does not include.
     """
     if a.dtype == jnp.float32 and options.implementation != "xla":
         beta = 0.0 if addend is None else 1.0

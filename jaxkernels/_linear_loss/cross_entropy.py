@@ -1,7 +1,7 @@
-"""Cross entropy of a linear layer whose logits are never kept.
+"""Cross entropy of a linear layer, without storing the logits.
 
-Owns: the public function, and how its arguments become operands of the primitives. Must not know: how a
-chunk is computed.
+Owns: the public function, and the conversion of its arguments to operands of the primitives. Must not
+know: how a chunk is computed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def linear_cross_entropy(
 
 
 def _are_fit(x: Any, w: Any, labels: Any, trans_w: bool = False, **options: Any) -> bool:
-    """As `loss_arguments.are_fit`, but errors about the shapes of x and w come first."""
+    """As `loss_arguments.are_fit`, but leaves labels unchecked if the shapes of x and w do not fit."""
     classes, depth = (loss_arguments.size_of(w, i if trans_w else 1 - i) for i in (0, 1))
     fits = depth == loss_arguments.size_of(x, -1)
     return loss_arguments.are_fit(_NAME, "labels", labels, classes if fits else None, **options)
@@ -210,7 +210,7 @@ def linear_cross_entropy(
     )
     alone = not (return_lse or return_entropy)
     is_vector = jnp.ndim(x) == 1
-    # A mean leaves the range of float16 soon: there the gradient waits for the cotangent.
+    # float16 takes the path of "none", because a mean's gradient can leave its range.
     if reduction != "none" and alone and given["x"].dtype != jnp.float16:
         return primitive.loss(given | {"numbers": numbers}, options)
 
@@ -231,7 +231,7 @@ def linear_cross_entropy(
 def _operands(
     x: Any, w: Any, bias: Any, trans_w: bool, logits_dtype: str | None, label_dtype: Any
 ) -> tuple[Arrays, jax.ShapeDtypeStruct]:
-    """The operands that make logits, by name, and the type of these. A vector x is a matrix of one row."""
+    """The operands of the logits, and the logits' shape and dtype. A vector x becomes one row."""
     x, w = validate.as_array(_NAME, "x", x), validate.as_array(_NAME, "w", w)
     if x.dtype != w.dtype or x.dtype.name not in validate.DTYPES:
         remedy = ". Write w.astype(x.dtype)" if x.dtype.name in validate.DTYPES else ""

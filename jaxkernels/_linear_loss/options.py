@@ -1,4 +1,4 @@
-"""What the cross entropy of a linear layer is asked for, besides its operands. Pure."""
+"""The options of linear_cross_entropy. This module imports nothing of JAX."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from jaxkernels.typing import Implementation, LogitsDtype
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a program is made for.
+    """The static parameters of a call.
 
     Attributes:
         trans_w: w is stored as (V, H) instead of (H, V).
-        all_sums: the entropy or a share of the smoothing is wanted.
-        logits_dtype: None for that of x.
+        all_sums: whether the entropy or the label smoothing is needed.
+        logits_dtype: dtype of the logits; None for that of x.
         max_bytes: see `plan_linear_cross_entropy`.
-        implementation: as the public function has it.
+        implementation: as for `linear_cross_entropy`.
     """
 
     trans_w: bool = False

@@ -1,11 +1,11 @@
-"""How the cross entropy of a linear layer is split over devices.
+"""Partitions linear_cross_entropy over devices.
 
-A device has some rows and some classes. Of rows that are spread over classes a few numbers each cross
-the network, as in `cross_entropy_kernels`, and the sum of dx; of classes the sums over rows, dw and
-that of the bias. Rows and classes that their devices do not divide are gathered, because padding would
-take part in sums. Features are gathered.
+Rows and classes may be sharded. If classes are sharded, devices exchange a few numbers per row, as in
+`cross_entropy_kernels`, and the sum of dx. If rows are sharded, they exchange the sums of dw and dbias.
+Rows and classes that the number of devices does not divide are gathered, because padding would enter the
+sums. Features are gathered.
 
-Owns: the rule and the partitions. Must not know: what a chunk computes.
+Owns: the sharding rule and the per-device functions. Must not know: what a chunk computes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _CLASSES, _FEATURES = "classes", "features"
 def partitioned(
     call: Call, shapes: Sequence[tuple[int, ...]], platform: str, uses_kernels: bool
 ) -> Callable[..., Any]:
-    """The call as a function that XLA's partitioner knows how to split.
+    """A `custom_partitioning` function for the call.
 
     Args:
-        call: what to split.
-        shapes: those of the operands.
-        platform: JAX's name of it.
-        uses_kernels: whether the row kernels are there and wanted.
+        call: the call to partition.
+        shapes: the shapes of the operands.
+        platform: JAX's name of the platform.
+        uses_kernels: whether row kernels run, instead of plain JAX.
     """
     at = call.names.index
     rank = len(shapes[at("x")]) - 1
@@ -44,7 +44,7 @@ def partitioned(
     result_dims = [_dims(call, name, rank) for name in call.wanted]
 
     def partition(mesh: Any, operands: Any, result_info: Any) -> Any:
-        del result_info  # where it asks for another split than the operands give, XLA reshards
+        del result_info  # XLA reshards the results if it wants another sharding
         axes = _axes(call, operands, operand_dims, mesh.shape, uses_kernels)
         of_classes = axes.pop(_CLASSES, ())
 
@@ -53,7 +53,7 @@ def partitioned(
             return NamedSharding(mesh, PartitionSpec(*(known.get(dim) or None for dim in dims)))
 
         def lowered(*parts: jax.Array) -> list[jax.Array]:
-            # XLA may ask in a thread where this is off.
+            # XLA may call back on a thread where x64 is off.
             with jax.enable_x64(parts[0].dtype == jnp.float64):
                 return _local(call, parts, axes, of_classes, platform, uses_kernels)
 
@@ -73,7 +73,7 @@ def partitioned(
 
 
 def _dims(call: Call, name: str, rank: int) -> list[str]:
-    """Names of the dimensions of an operand or a result."""
+    """The dimension names of an operand or a result."""
     rows = [f"row{i}" for i in range(rank)]
     if name == "loss":
         return rows[: call.members]
@@ -93,7 +93,7 @@ def _axes(
     sizes: Any,
     uses_kernels: bool,
 ) -> dict[str, tuple[str, ...]]:
-    """The mesh axes over which rows and classes are spread; rows come first where both want one."""
+    """The mesh axes over which rows and classes are sharded; rows take precedence for a shared axis."""
     found: dict[str, tuple[str, ...]] = {}
     taken: set[str] = set()
     in_parts = uses_kernels and call.operation != "jvp"
@@ -119,7 +119,7 @@ def _local(
     platform: str,
     uses_kernels: bool,
 ) -> list[jax.Array]:
-    """The results of this device, summed over the devices that have a part of the sum."""
+    """The results of this device, with sums all-reduced over the devices that contribute to them."""
     all_sums = call.options.all_sums
     rows: RowCalls = Traced(all_sums, is_plain=True, require_kernel=False)
     if of_classes:

@@ -1,6 +1,6 @@
-"""Plans of the cross entropy of a linear layer: how many rows a chunk has, and what memory that takes.
+"""Plans of linear_cross_entropy: the number of rows of a chunk, and the memory it needs.
 
-Owns: the public function, and the choice. Must not know: how a chunk is computed.
+Owns: the public function, and the choice of chunks. Must not know: how a chunk is computed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from jaxkernels.typing import Device, DeviceName, Dtype, LogitsDtype, PlanPlatfo
 
 _NAME = "plan_linear_cross_entropy"
 
-# What the logits of a chunk may take where no bound is given.
+# Bytes of a chunk's logits if the user gives no bound.
 _CHUNK_BYTES = 1 << 30
-# Rows of a chunk are a multiple of this, so that products fill their tiles.
+# Rows of a chunk are a multiple of this step, so that products fill their tiles.
 _ROW_STEP = 128
-# Numbers of each row that are kept, or made, beside its logits.
+# Numbers per row that are stored in addition to its logits.
 _ROW_NUMBERS = 40
 
 
@@ -56,14 +56,14 @@ class LinearCrossEntropyPlan:
         return self.logits_bytes + self.sums_bytes + self.scratch_bytes + self.row_bytes
 
     def __str__(self) -> str:
-        """A sentence, and the fields below it."""
+        """A one-line summary, then the fields."""
         chunks = f"{self.chunks} chunk{'s' if self.chunks > 1 else ''} of {self.chunk_rows} rows"
         return f"{chunks}: {self.total_bytes} bytes beyond operands and results\n{self!r}"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Problem:
-    """What a plan is made for: sizes, dtypes of operands and of logits, and what is computed."""
+    """The input of a plan: sizes, dtypes of operands and logits, and the requested results."""
 
     rows: int
     features: int
@@ -77,19 +77,19 @@ class _Problem:
     device: DeviceName | Device | None = None
 
     def of_chunk(self, chunk_rows: int) -> LinearCrossEntropyPlan:
-        """The plan with chunks of this number of rows."""
+        """The plan with chunks of `chunk_rows` rows."""
         chunks = -(-self.rows // chunk_rows)
         wide = 8 if self.dtype.itemsize == 8 else 4
         own, of_logits = self.dtype.itemsize, self.logits_dtype.itemsize
-        # A gradient takes the place of the logits, unless it has another dtype.
+        # The gradient overwrites the logits, unless it has another dtype.
         element = of_logits + (own if own != of_logits else 0)
         if self.is_scaled:
             element += wide + of_logits
         matrix = self.features * self.classes
         sums = 0
         if chunks > 1 and self.sums:
-            # The sums; of the dtype of w they become the result. XLA's products are made beside what
-            # they are added to.
+            # Sums in the dtype of w become the result without a copy. XLA's products need a buffer of
+            # their own before they are added.
             copies = (wide != own) + (self.platform != "cuda" or self.dtype != jnp.float32)
             sums = wide * (copies * matrix + 2 * self.classes)
         return LinearCrossEntropyPlan(
@@ -103,7 +103,7 @@ class _Problem:
         )
 
     def _scratch(self, chunk_rows: int) -> int:
-        """What the float32 products of a chunk need. XLA may keep the padded w of all chunks."""
+        """The scratch of a chunk's float32 products. XLA may keep the padded w over all chunks."""
         if self.platform != "cuda" or self.dtype != jnp.float32:
             return 0
         rows, features, classes = chunk_rows, self.features, self.classes
@@ -116,7 +116,7 @@ class _Problem:
         return sum(_scratch_of(*product, device=self.device) for product in products)
 
     def within(self, max_bytes: int | None) -> LinearCrossEntropyPlan:
-        """The plan of the fewest chunks whose memory stays within a bound."""
+        """The plan with the fewest chunks whose memory stays within `max_bytes`."""
         one, least = self.of_chunk(self.rows), self.of_chunk(1)
         if max_bytes is None:
             largest = max(_CHUNK_BYTES // least.logits_bytes, 1)
@@ -143,7 +143,7 @@ class _Problem:
 
 
 def _scratch_of(m: int, n: int, k: int, trans_a: bool, trans_b: bool, device: Any) -> int:
-    """Bytes of the partial sums of a float32 product, and of operands that are copied with padding."""
+    """Bytes of a float32 product's partial sums and padded copies of operands."""
     flags: dict[str, Any] = {"trans_a": trans_a, "trans_b": trans_b, "algorithm": "pipelined"}
     of = sgemm_plan.plan_sgemm(m, n, k, **flags, device=device)
     elements = of.partial_elements
@@ -225,7 +225,7 @@ def plan_linear_cross_entropy(
 def sizes_of(
     function: str, names: tuple[str, str], x: Sequence[Any], w: Sequence[Any], trans_w: bool
 ) -> tuple[Any, Any, Any]:
-    """Rows, features and classes; ValueError unless these are the shapes of x and w."""
+    """Rows, features and classes; raises ValueError if the shapes of x and w do not fit."""
     if not x or len(w) != 2 or x[-1] != w[1 if trans_w else 0]:
         stored = "(V, H) with trans_w" if trans_w else "(H, V)"
         is_other = len(x) > 0 and len(w) == 2 and x[-1] == w[0 if trans_w else 1]
@@ -237,7 +237,7 @@ def sizes_of(
 
 
 def as_bytes(function: str, max_bytes: Any) -> int | None:
-    """The bound as an integer; TypeError if it is none."""
+    """`max_bytes` as an integer or None; raises TypeError for anything else."""
     try:
         return None if max_bytes is None else operator.index(max_bytes)
     except TypeError:
@@ -254,9 +254,9 @@ def chunk_rows(
 
     Args:
         call: the operation.
-        shapes: those of the operands here. Sizes that jax.export leaves open are not cut.
-        operands: arrays, or their types.
-        platform: JAX's name of it.
+        shapes: the shapes of the operands on this device. Symbolic sizes (jax.export) give one chunk.
+        operands: arrays or abstract values.
+        platform: JAX's name of the platform.
     """
     sizes = dict(zip(call.names, shapes, strict=True))
     if any(not isinstance(size, int) or size == 0 for shape in shapes for size in shape):

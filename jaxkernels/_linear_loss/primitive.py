@@ -1,11 +1,11 @@
-"""The primitives of the cross entropy of a linear layer: where chunks meet JAX's transformations.
+"""The primitives of linear_cross_entropy, with their rules for JAX's transformations.
 
-With z = x w + b the logits of a row, behind cap and temperature, and g their gradient:
-    dx = g w^T,   dw = sum x^T g,   db = sum g,
-of which no program keeps z or g for more rows than a chunk has. `measures` and `loss` are what is
-differentiated. The tangent of the measures is the linear primitive `jvp`, whose transpose `grad` makes the
-logits again. The tangent of a loss is (dx, x') + (dw, w') + ..., which `fwd_grad` makes with the loss.
-Derivatives of the second order on are those of one chunk, as JAX finds them.
+z = x w + b are the logits of a row, before cap and temperature, and g is their gradient:
+    dx = g w^T,   dw = sum x^T g,   db = sum g.
+First derivatives store z and g for one chunk of rows at a time. Users' code differentiates `measures` and
+`loss`. The tangent of the measures is the linear primitive `jvp`; its transpose `grad` recomputes the
+logits. The tangent of a loss is (dx, x') + (dw, w') + ..., and `fwd_grad` computes these gradients with
+the loss. For second and higher derivatives JAX differentiates one chunk of all rows.
 
 Owns: the transformation rules. Must not know: what users may pass, or how a chunk is computed.
 """
@@ -32,29 +32,29 @@ from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows import derivatives
 from jaxkernels._rows.reference import compute_dtype
 
-# What may be differentiated, in the order of the operands and of their gradients.
+# Differentiable operands, in the order of the operands and of their gradients.
 MOVING = ("x", "w", "bias", "scales")
 _OPERATIONS = ("measures", "loss", "fwd_grad", "grad", "jvp")
 _PRIMITIVES = {name: Primitive(f"jaxkernels_linear_cross_entropy_{name}") for name in _OPERATIONS}
 
 
 def measures(given: Arrays, options: Options) -> tuple[jax.Array, jax.Array]:
-    """The measures of each row and its maximum, as `cross_entropy_kernels.measures` has them.
+    """The measures and the maximum of each row, as in `cross_entropy_kernels.measures`.
 
     Args:
-        given: the operands of `chunks`, by their names.
-        options: what users ask for.
+        given: the operands of `chunks`, by name.
+        options: the user's options.
     """
     of_rows, kept = _bind("measures", given, ("measures", "kept"), options)
     return of_rows, kept[..., :1]
 
 
 def loss(given: Arrays, options: Options) -> jax.Array:
-    """The weighted loss, summed over all rows. Reverse mode makes its gradient in the forward pass.
+    """The weighted loss, summed over all rows. Reverse mode computes its gradient in the forward pass.
 
     Args:
-        given: the operands of `chunks`, numbers included, by their names.
-        options: what users ask for.
+        given: the operands of `chunks`, including `numbers`, by name.
+        options: the user's options.
     """
     return _bind("loss", given, ("loss",), options)[0]
 
@@ -67,7 +67,7 @@ def _bind(
 
 
 def _equalized(given: Arrays) -> list[jax.Array]:
-    """Operands that vary over devices alike, and of which those with rows are sharded as x is."""
+    """Makes all operands vary over the same mesh axes, and shards per-row operands like x."""
     equal = dict(zip(given, sharding.equalize_varying(list(given.values())), strict=True))
     of_rows = ["x", *(name for name in given if name not in SHARED and name != "x")]
     rows = sharding.equalize([equal[name] for name in of_rows], [name != "x" for name in of_rows])
@@ -112,7 +112,7 @@ def _jvp_of_measures(primals: Any, tangents: Any, *, call: Call) -> Any:
 
 
 def _dots(call: Call, tangents: Any) -> Arrays:
-    """The tangents that there are, by the names that they have as operands."""
+    """The nonzero tangents, by operand name."""
     known = dict(zip(call.names, tangents, strict=True))
     return {f"{n}_dot": t for n, t in known.items() if n in MOVING and type(t) is not ad.Zero}
 
@@ -121,7 +121,7 @@ def _jvp_of_loss(primals: Any, tangents: Any, *, call: Call) -> Any:
     given = dict(zip(call.names, primals, strict=True))
     dots = _dots(call, tangents)
     if call.members > 0:
-        # Of several losses each has a gradient of w of its own, which only their measures can do without.
+        # Several losses would need one gradient of w each; differentiating their measures avoids that.
         return derivatives.jvp_of(functools.partial(_loss_by_measures, call), primals, tangents)
     wanted = ("kept", *(f"d{name.removesuffix('_dot')}" for name in dots))
     kept, *gradients = _bind("fwd_grad", given, wanted, call.options)
@@ -137,7 +137,7 @@ def _jvp_of_loss(primals: Any, tangents: Any, *, call: Call) -> Any:
 def _weighted(
     label: jax.Array, of_rows: jax.Array, kept: jax.Array, numbers: jax.Array, members: int = 0
 ) -> jax.Array:
-    """The weighted loss, summed over all dimensions of rows but the first `members`."""
+    """The weighted loss, summed over all row dimensions except the first `members`."""
     of_row = reference.loss_of(label >= 0, of_rows, kept[..., :1], numbers)
     return jnp.sum(of_row, axis=tuple(range(members, of_row.ndim)))
 
@@ -150,7 +150,7 @@ def _loss_by_measures(call: Call, operands: Sequence[jax.Array]) -> list[jax.Arr
 
 
 def _jvp_of_whole(primals: Any, tangents: Any, *, call: Call) -> Any:
-    """The derivative of an operation as that of all rows at once."""
+    """The JVP of an operation, by JAX's JVP of one chunk of all rows."""
 
     def whole(operands: Sequence[jax.Array]) -> list[jax.Array]:
         return chunks.run(call, operands, _traced(call.options), None)
@@ -179,7 +179,7 @@ def _transpose_of_jvp(cotangents: Any, *operands: Any, call: Call) -> list[Any]:
 
 
 def _batch(axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], *, call: Call) -> Any:
-    """A mapped dimension of rows is one more of them; for each w of several it is a loop."""
+    """A mapped row dimension becomes a further row dimension; a mapped w or bias needs a loop."""
     mapped = [name for name, dim in zip(call.names, dims, strict=True) if dim is not None]
     primitive = _PRIMITIVES[call.operation]
     if not mapped:
@@ -210,7 +210,7 @@ def _traced(options: Options) -> Traced:
 
 
 def _lower(platform: str, ctx: mlir.LoweringRuleContext, *operands: Any, call: Call) -> Any:
-    """Lowers to chunks of the rows of each device."""
+    """Lowers to chunks of this device's rows, partitioned if XLA partitions."""
     has_kernels = registry.has_kernels(platform)
     platform = platform if has_kernels else ""
     ctx = compat.without_types_of_shardings(ctx)
@@ -219,7 +219,7 @@ def _lower(platform: str, ctx: mlir.LoweringRuleContext, *operands: Any, call: C
     has_elements = all(0 not in shape for shape in shapes)
     is_plain = call.options.implementation == "xla" or not has_elements
     uses_kernels = has_kernels and not is_plain
-    # Where a kernel is required and there is none, its primitive says so.
+    # A required kernel that is missing is not partitioned: its primitive raises the error.
     can_split = has_kernels or call.options.implementation != "ffi"
     with jax.enable_x64(avals[0].dtype == jnp.float64):
         if can_split and has_elements and partitioned_calls.partitions_custom_calls(ctx):

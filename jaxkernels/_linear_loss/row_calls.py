@@ -1,6 +1,6 @@
-"""The row kernels as a chunk of logits calls them: on primitives, in place, or on a part of each row.
+"""Three ways to call the row kernels on a chunk of logits: by primitives, in place, or column-sharded.
 
-Owns: these ways. Must not know: where logits come from.
+Owns: these calls. Must not know: how logits are computed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from jaxkernels._rows.reference import compute_dtype
 
 
 class RowCalls(Protocol):
-    """The functions of `cross_entropy_reference`; what they are given may be overwritten."""
+    """The functions of `cross_entropy_reference`; they may overwrite the logits."""
 
     def fwd(self, x: jax.Array, label: jax.Array) -> jax.Array:
-        """What is kept of each row."""
+        """The residuals of each row."""
         ...
 
     def fwd_grad(self, x: jax.Array, label: jax.Array, numbers: jax.Array) -> Sequence[jax.Array]:
-        """The gradient of the weighted loss, and what is kept."""
+        """The gradient of the weighted loss, and the residuals."""
         ...
 
     def grad(
@@ -37,12 +37,12 @@ class RowCalls(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """By primitives, or plain JAX: what JAX can differentiate, split and export.
+    """Calls primitives or plain JAX, which JAX can differentiate, partition and export.
 
     Attributes:
-        all_sums: whether the entropy or a share of the smoothing is wanted.
-        is_plain: whether it is plain JAX.
-        require_kernel: as for all kernels.
+        all_sums: see `Options`.
+        is_plain: whether it calls plain JAX.
+        require_kernel: see `RowKernel.__call__`.
     """
 
     all_sums: bool
@@ -72,7 +72,7 @@ class Traced:
 
 @dataclasses.dataclass(frozen=True)
 class InPlace:
-    """By calls of the kernels, whose gradient takes the place of the logits; not differentiable."""
+    """Calls the kernels directly; the gradient overwrites the logits. Not differentiable."""
 
     all_sums: bool
 
@@ -97,7 +97,7 @@ class InPlace:
 
 @dataclasses.dataclass(frozen=True)
 class InParts:
-    """By calls of the kernels on this device's columns of rows that are spread over the mesh axes `axes`."""
+    """Calls the kernels on this device's columns of rows that are sharded over the mesh axes `axes`."""
 
     all_sums: bool
     axes: tuple[str, ...]
@@ -119,5 +119,5 @@ class InParts:
 
 
 def _kept_of(x: jax.Array) -> jax.ShapeDtypeStruct:
-    """The type of what is kept of each row."""
+    """The shape and dtype of the residuals."""
     return jax.ShapeDtypeStruct((*x.shape[:-1], len(reference.KEPT)), compute_dtype(x))
