@@ -1,1 +1,1 @@
-"""Attention, as products around a softmax."""
+"""Attention: cuDNN's flash attention, or our softmax between two products."""

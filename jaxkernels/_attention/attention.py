@@ -1,7 +1,7 @@
 """dot_product_attention: jax.nn's attention, on this package's softmax and products.
 
-Owns: the public function, its checks, and what its arguments mean for the row operation. Must not
-know: layouts of products (`heads`), or how masks and windows reach a kernel (`masked`).
+Owns: the public function, and the order of its checks and implementations. Must not know: layouts of
+products (`heads`), or how masks and windows reach a kernel (`masked`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of what users pass to dot_product_attention, before anything is traced.
+"""Checks users' arguments of dot_product_attention, before anything is traced.
 
 Owns: its errors about shapes, dtypes and choices. Must not know: how attention is computed.
 """
@@ -17,7 +17,7 @@ from jaxkernels._rows import masked
 from jaxkernels.typing import AttentionImplementation
 
 NAME = "dot_product_attention"
-# The implementations that are jax.nn's.
+# The implementations that jax.nn has too.
 PEERS = ("xla", "cudnn")
 Shape: TypeAlias = tuple[Any, ...]
 _HEADS_FIRST = (
@@ -27,12 +27,12 @@ _HEADS_FIRST = (
 
 
 def as_array(argument: str, x: Any) -> jax.Array:
-    """`x` as an array, from all that jax.nn's attention takes."""
+    """`x` as an array; accepts everything that jax.nn's attention accepts, such as lists."""
     return validate.as_array(NAME, argument, x, nested=True)
 
 
 def as_4d(argument: str, x: Any) -> jax.Array:
-    """The same with leading dimensions of size 1 where it has fewer than four."""
+    """`x` as an array of at least four dimensions, with leading ones added."""
     x = as_array(argument, x)
     return x.reshape((1,) * (4 - x.ndim) + x.shape)
 
@@ -46,7 +46,7 @@ def as_operands(
     query_seq_lengths: Any,
     key_value_seq_lengths: Any,
 ) -> Operands:
-    """The operands as arrays of four dimensions that fit each other, and lengths."""
+    """The operands as checked 4D arrays, and the lengths as arrays."""
     others = {
         "bias": bias,
         "mask": mask,
@@ -63,7 +63,7 @@ def as_operands(
 
 
 def check_choices(implementation: str | None, empty_rows: str | None) -> None:
-    """Raises ValueError for an unknown `implementation`, or an `empty_rows` that it does not have."""
+    """Raises ValueError for an unknown `implementation`, or an `empty_rows` that it does not support."""
     validate.check_choice("implementation", implementation, get_args(AttentionImplementation))
     validate.check_choice("empty_rows", empty_rows, masked.EMPTY_ROWS)
     if implementation in PEERS:
@@ -73,7 +73,7 @@ def check_choices(implementation: str | None, empty_rows: str | None) -> None:
 def check_no_kernel_is_forced(
     dtype: Any, implementation: str | None, empty_rows: str | None
 ) -> None:
-    """Raises for what only our kernels can do, because the dtype has none."""
+    """Raises for options that need our kernels, for a dtype that they do not support."""
     if implementation == "ffi":
         raise NotImplementedError(
             f'{NAME}: implementation="ffi", but kernels exist for '
@@ -99,7 +99,7 @@ def check_operands(
     q_lengths: jax.Array | None,
     k_lengths: jax.Array | None,
 ) -> None:
-    """Raises what jax.nn raises for arrays that do not fit each other."""
+    """Raises jax.nn's classes of errors for arrays whose shapes or dtypes do not fit."""
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.ndim != 4:
             raise ValueError(f"{NAME}: {name} must have 3 or 4 dimensions; got shape {x.shape}")
@@ -132,7 +132,7 @@ def check_operands(
 
 
 def _check_scores(query: Shape, key: Shape, sides: dict[str, jax.Array]) -> None:
-    """Raises ValueError for heads that do not share keys, or sides that do not fit the scores."""
+    """Raises ValueError unless N is a multiple of K, and bias and mask broadcast to the scores."""
     heads.check_groups(NAME, query[2], key[2])
     scores = (query[0], query[2], query[1], key[1])
     for name, x in sides.items():
@@ -141,7 +141,7 @@ def _check_scores(query: Shape, key: Shape, sides: dict[str, jax.Array]) -> None
 
 
 def _fit_with_heads_first(query: Shape, key: Shape, sides: dict[str, jax.Array]) -> bool:
-    """Whether operands that do not fit as (batch, length, heads, depth) do as (batch, heads, length, depth)."""
+    """Whether the operands fit if they are (batch, heads, length, depth) arrays."""
     try:
         q, k = ((x[0], x[2], x[1], x[3]) for x in (query, key))
         _check_scores(q, k, sides)

@@ -1,9 +1,8 @@
-"""Who computes attention where the user names nobody: one table, and what cuDNN can serve.
+"""Chooses the implementation of attention for calls that name none: cuDNN or ours.
 
-The table is tried from the top; the first rule that holds decides. What it says is the fastest of
-those that give what is documented: `why_not_cudnn` comes first, and what it refuses cuDNN never gets.
-To tune it, run `python -m jaxkernels.bench attention --drawn 60 --seed 1`, and keep another seed for
-what is published.
+`why_not_cudnn` first excludes calls that cuDNN cannot serve as documented. The first rule of the table
+that holds then names the faster implementation. To tune the table, run
+`python -m jaxkernels.bench attention --drawn 60 --seed 1`, and use another seed for published figures.
 
 Owns: the table. Must not know: primitives, or how a program is made.
 """
@@ -20,12 +19,12 @@ from jaxkernels.typing import AttentionImplementation
 
 
 class Machine(NamedTuple):
-    """What of a machine matters.
+    """The properties of a machine that decide the choice.
 
     Attributes:
-        device: the name of its GPU, as plans have it.
+        device: the name of the GPU, as in plans.
         capability: the compute capability, 90 for 9.0.
-        cudnn: the version of cuDNN, 91002 for 9.10.2; None without one.
+        cudnn: the version of cuDNN, 91002 for 9.10.2; None without cuDNN.
     """
 
     device: str
@@ -35,18 +34,19 @@ class Machine(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """What of a call matters.
+    """The properties of a call that decide the choice.
 
     Attributes:
-        shape: (B, T, S, N, K, H), as `dot_product_attention` names them. Dimensions that jax.export
-            leaves open are no integers.
-        dtype: of q, k and v.
+        shape: (B, T, S, N, K, H), as in `dot_product_attention`. Symbolic dimensions (jax.export) are
+            not integers.
+        dtype: the dtype of q, k and v.
         bias: the dtype of the bias, or None.
         has_mask: whether there is a mask.
         has_lengths: whether there are lengths of queries or keys.
-        band: which keys a query sees by its index.
-        scale: None if it is an array, or not positive.
-        is_drop_in: all else is what cuDNN has: zero for queries without keys, and no residual.
+        band: the causal or window band of the scores.
+        scale: factor of the scores; None if it is an array or not positive.
+        is_drop_in: whether cuDNN supports the other options: no residual, and zero for fully masked
+            queries.
     """
 
     shape: tuple[Any, ...]
@@ -60,19 +60,19 @@ class Problem:
 
     @property
     def scores(self) -> int:
-        """Pairs of a query and a key, of all heads."""
+        """The number of scores over batch and heads."""
         batch, t, s, heads, _, _ = self.shape
         return batch * heads * t * s
 
     @property
     def blocks(self) -> int:
-        """Blocks of 128 queries that cuDNN's forward pass has, or of 128 keys its backward pass, the fewer."""
+        """Thread blocks of cuDNN, by 128 queries forward and 128 keys backward; the smaller number."""
         batch, t, s, heads, _, _ = self.shape
         return batch * heads * -(-min(t, s) // _LINES_OF_BLOCK)
 
 
 class Choice(NamedTuple):
-    """Who computes a problem, and why."""
+    """The chosen implementation, and the reason."""
 
     implementation: AttentionImplementation
     why: str
@@ -85,23 +85,24 @@ class Rule(NamedTuple):
 
 _OURS, _CUDNN = "ffi", "cudnn"
 _LINES_OF_BLOCK = 128
-# Measured on an H200, 2026-11-24, in 16 bits, (B, T x S, N, H), ms forward, or with gradients "(g)": cuDNN, ours.
-# Of 23 layers measured XLA's own softmax between its products was nowhere faster than ours by more than 6 % from 0.1 ms on.
+# Comments in the table give times in ms, cuDNN first, then ours: H200, 2026-11-24, 16-bit dtypes, shapes
+# (B, T x S, N, H), forward only or with gradients "(g)". XLA's own softmax between its products was at most
+# 6 % faster than ours, in those of 23 measured layers that take 0.1 ms or more.
 TABLE = (
     Rule(
-        # Fewer scores take ours no longer than cuDNN takes to begin.
+        # Below 2^24 scores ours takes no longer than cuDNN takes to start.
         # (1, 1664 x 1664, 2, 128) causal: 0.073, 0.052
         # (8, 384 x 384, 8, 32): 0.072, 0.052; (g) 0.187, 0.108
         # (2, 427 x 1280, 31, 40) causal: 0.086, 0.128
         # (16, 512 x 512, 8, 64) mask: 0.091, 0.172; (g) 0.216, 0.319
         # (4, 1024 x 1024, 16, 64): 0.089, 0.279; (g) 0.233, 0.534
         # (4, 2048 x 2048, 16, 64): 0.181, 0.948; (g) 0.679, 1.791
-        # Fewer blocks leave most of the GPU idle.
+        # With fewer than 64 blocks, cuDNN leaves most of the GPU idle.
         # (2, 7296 x 1024, 2, 128) bias, 32 blocks: (g) 0.660, 0.367
         # (16, 3520 x 320, 1, 128) bias, 48 blocks: (g) 0.359, 0.240
         # (4, 2624 x 6784, 2, 64) causal, 168 blocks: 0.067, 0.402
-        # A row whose whole bias is near -1e9 has gradients of its own in cuDNN, whose logarithms of
-        # sums have steps of 64 there; and in float16 a mask subtracts 32768, which scores may exceed.
+        # A bias excludes cuDNN: if a whole row of it is near -1e9, cuDNN's log-sums have steps of 64, so
+        # its gradients differ. A float16 mask excludes it too: it subtracts 32768, which scores may exceed.
         lambda p: (
             p.scores >= 2**24
             and p.blocks >= 64
@@ -119,21 +120,21 @@ TABLE = (
 )
 
 TYPES_OF_CUDNN = ("bfloat16", "float16")
-# The oldest that the oldest JAX which we support asks for.
+# The minimum cuDNN version of the oldest JAX that we support.
 LEAST_CUDNN = 90800
 _LEAST_CAPABILITY = 80
-# A grid of CUDA blocks is no larger in its last two dimensions, which are heads and members.
+# CUDA's limit for the last two grid dimensions, which cuDNN uses for heads and batch.
 MOST_BLOCKS = 65535
 _HOPPER = 90
 _CUDNN_OF_103 = 91100
 
 
 def choose(problem: Problem, machine: Machine | None) -> Choice:
-    """Who computes a problem on a machine.
+    """The implementation that a machine runs for a problem.
 
     Args:
         problem: the problem.
-        machine: None for one without an NVIDIA GPU, or with one that is not known.
+        machine: None without an NVIDIA GPU, or with an unknown one.
     """
     if problem.dtype not in TYPES_OF_CUDNN:
         return Choice(_OURS, f"{problem.dtype} products are ours, in full precision")
@@ -150,7 +151,7 @@ def choose(problem: Problem, machine: Machine | None) -> Choice:
 
 
 def why_not_cudnn(problem: Problem, machine: Machine) -> str:
-    """The reason why cuDNN cannot serve, or not as documented; empty if it can."""
+    """The reason why cuDNN cannot serve a problem as documented; empty if it can."""
     if not all(isinstance(size, int) for size in problem.shape):
         return "sizes are not known"
     batch, t, s, heads, _, depth = problem.shape
@@ -193,7 +194,7 @@ def why_not_cudnn(problem: Problem, machine: Machine) -> str:
 
 
 def problem_of(given: Operands, band: Band, **others: Any) -> Problem:
-    """The problem of operands, or of their types."""
+    """The problem of operands, which may be arrays or abstract values."""
     (batch, t, heads, depth), (_, s, key_heads, _) = given.q.shape, given.k.shape
     return Problem(
         (batch, t, s, heads, key_heads, depth),

@@ -1,17 +1,17 @@
-"""The products of attention in bfloat16, in forms for which XLA has bfloat16 kernels on a CPU.
+"""The bfloat16 products of attention, in the layouts for which XLA has bfloat16 kernels on a CPU.
 
-Of W with shape (..., heads, q, k), of queries' lines X (..., q, heads, depth) and keys' lines Y (..., k,
-heads, depth), each product is the gradient of sum(W[q, k] X[q] Y[k]) by the one that it lacks:
+W has the shape (..., heads, q, k), X (..., q, heads, depth) and Y (..., k, heads, depth). Each product is
+the gradient of sum(W[q, k] X[q] Y[k]) with respect to one of the three:
 
     W: the scores, and the gradient of the weights
     X: the weighted values, and the gradient of the queries
     Y: the gradients of the keys and of the values
 
-So derivatives of every order are these products. The kernels contract the last dimension of the left
-operand, and heads may lie where they are. Of other forms XLA widens operands to float32, or takes ten
-times as long: JAX's own derivatives of `lax.dot_general` have such forms.
+Derivatives of every order are therefore such products. XLA's kernels contract the last dimension of the
+left operand, and need no transpose of the heads. For other layouts XLA widens the operands to float32 or
+takes ten times as long, and JAX's derivatives of `lax.dot_general` have such layouts.
 
-Owns: these products. Must not know: which of them a caller makes, or what scores are.
+Owns: these products. Must not know: which of them a caller needs, or what scores are.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ product_p = Primitive("jaxkernels_cpu_product")
 
 
 def are_likely(*operands: jax.Array) -> bool:
-    """Whether a program of these operands will probably run on such kernels.
+    """Whether a program with these operands will probably run on XLA's bfloat16 CPU kernels.
 
-    A guess is good enough: lowered for another platform, the products are what attention has there. Only
-    where vmap maps some of the operands they name no algorithm.
+    A wrong guess is harmless: on another platform the lowering uses the products of that platform. One
+    difference remains: if vmap maps only some of the operands, the products name no dot algorithm.
     """
     return (
         jax.default_backend() == "cpu"
@@ -49,14 +49,14 @@ def are_likely(*operands: jax.Array) -> bool:
 
 
 def product(lacking: Lacking, left: jax.Array, right: jax.Array, dtype: Any) -> jax.Array:
-    """The product that lacks W, X or Y, of the two others in this order.
+    """The product with the shape of W, X or Y, from the other two in this order.
 
     Args:
-        lacking: what the result is like.
-        left: bfloat16 array of a shape as above.
-        right: the same.
-        dtype: of the result; sums are float32. Cotangents are rounded to bfloat16: that of the scores,
-            which our softmax gives, is bfloat16 already.
+        lacking: which of the three to compute.
+        left: bfloat16 array with the shape of the first of the other two.
+        right: bfloat16 array with the shape of the second.
+        dtype: dtype of the result; sums are float32. Cotangents are rounded to bfloat16; our softmax
+            already returns that of the scores in bfloat16.
     """
     left, right = sharding.equalize_varying([left, right])
     return product_p.bind(left, right, lacking=lacking, dtype=jnp.dtype(dtype))
@@ -90,16 +90,17 @@ def _reference(
     if lacking == "X":
         found = dot(left, right, (((last,), (lines,)), (of_w, of_lines)), dtype)
         return jnp.moveaxis(found, -2, -3)
-    # The lines on the left: they are fewer to bring into the form of the kernels.
+    # X or Y is the left operand, because it is smaller to transpose for the kernels than W.
     found = dot(hold(right), left, (((lines,), (rank - 2,)), (of_lines, of_w)), dtype)
     return jnp.moveaxis(hold(found), -1, -3)
 
 
 def _on_cpu(*operands: jax.Array, **params: Any) -> jax.Array:
-    """XLA would let transposes beside a product become part of it, and give up the kernel's form.
+    """The product between optimization barriers, which keep XLA from fusing transposes into it.
 
-    Xeon with AMX, (4, 256, 8, 64), gradients of a sum of squares, ms: held 9.2, not held 95
-    The same of arrays whose heads come first: 9.9, 172
+    A fused transpose changes the layout to one without a bfloat16 kernel. Gradients of a sum of squares
+    on a Xeon with AMX, (4, 256, 8, 64): 9.2 ms with barriers, 95 ms without. With heads first: 9.9 ms and
+    172 ms.
     """
     return _reference(*operands, **params, hold=lax.optimization_barrier)
 
@@ -141,7 +142,7 @@ def _transpose(ct: Any, left: Any, right: Any, *, lacking: Lacking, dtype: Any) 
 def _batch(
     operands: Sequence[jax.Array], dims: Sequence[int | None], **params: Any
 ) -> tuple[jax.Array, int]:
-    """A mapped dimension is one more of the batch. Operands that are not all mapped are XLA's."""
+    """A mapped dimension becomes a batch dimension. If an operand is unmapped, XLA's product runs."""
     pairs = zip(operands, dims, strict=True)
     moved = [jnp.moveaxis(x, d, 0) for x, d in pairs if d is not None]
     if len(moved) < len(operands):

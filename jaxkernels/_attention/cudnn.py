@@ -1,8 +1,10 @@
-"""cuDNN's flash attention, as the custom calls that XLA's GPU compiler turns into it.
+"""cuDNN's flash attention, by the custom calls that XLA's GPU compiler replaces with it.
 
-Owns: the targets, their configuration and their layouts. Must not know: when cuDNN is chosen, masks
-of bool, or empty rows. The names are those of XLA (xla/service/gpu/cublas_cudnn.h) and of its
-`CudnnfMHABackendConfig`; `jax.nn.dot_product_attention(implementation="cudnn")` emits the same calls.
+The names are those of XLA (xla/service/gpu/cublas_cudnn.h) and of its `CudnnfMHABackendConfig`;
+`jax.nn.dot_product_attention(implementation="cudnn")` emits the same calls.
+
+Owns: the targets, their configuration and their layouts. Must not know: when cuDNN is chosen, boolean
+masks, or fully masked rows.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-# By whether a bias is added to the scores.
+# Targets, by whether a bias is added to the scores.
 FORWARD_TARGETS = {False: "__cudnn$fmhaSoftmax", True: "__cudnn$fmhaScaleBiasSoftmax"}
 BACKWARD_TARGETS = {
     False: "__cudnn$fmhaSoftmaxBackward",
@@ -23,10 +25,10 @@ BACKWARD_TARGETS = {
 TARGETS = (*FORWARD_TARGETS.values(), *BACKWARD_TARGETS.values())
 
 _ELEMENT_TYPES = {"bfloat16": "BF16", "float16": "F16"}
-# The calls return (B, heads, length, H) stored as (B, length, heads, H): from major to minor.
+# Major-to-minor layout of the results: (B, heads, length, H), stored as (B, length, heads, H).
 _HEADS_FIRST = (0, 2, 1, 3)
-# Products of q (B, T, N, H), k and v (B, S, N, H), and their scores (B, N, T, S): the contracted
-# dimension and the batch dimensions of the left operand, then of the right one.
+# Dimension numbers of the products of q (B, T, N, H), k and v (B, S, N, H) and scores (B, N, T, S): the
+# contracted dimension and the batch dimensions of the left operand, then of the right one.
 _FORWARD_PRODUCTS = {
     "bmm1": ((3, (0, 2)), (3, (0, 2))),
     "bmm2": ((3, (0, 1)), (1, (0, 2))),
@@ -40,12 +42,12 @@ _BACKWARD_PRODUCTS = {
 
 
 class Kind(NamedTuple):
-    """What the kernel is told beside its operands.
+    """The static parameters of the kernel.
 
     Attributes:
         scale: factor of the scores.
         is_causal: query i sees the keys j <= i.
-        window: how many of the last keys up to its own a causal query sees; 0 for all of them.
+        window: the number of keys that a causal query sees, ending with its own; 0 for no window.
     """
 
     scale: float
@@ -54,14 +56,14 @@ class Kind(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What the kernel reads, forward and backward.
+    """The operands of both the forward and the backward kernel.
 
     Attributes:
         q: array of shape (B, T, N, H), bfloat16 or float16.
         k: array of shape (B, S, K, H) and that dtype; N is a multiple of K.
-        v: array like k.
-        bias: None, or array of shape (B or 1, N or 1, T, S) and that dtype; it gets no cotangent.
-        lengths: None, or how many queries and how many keys count, int32 of shape (B,).
+        v: array of the shape and dtype of k.
+        bias: None, or an array of shape (B or 1, N or 1, T, S) and that dtype; it gets no cotangent.
+        lengths: None, or the numbers of valid queries and of valid keys, int32 of shape (B,).
     """
 
     q: jax.Array
@@ -72,7 +74,7 @@ class Inputs(NamedTuple):
 
     @property
     def biases(self) -> list[jax.Array]:
-        """The bias as operands: one, or none."""
+        """The bias as a list of operands, empty without a bias."""
         return [] if self.bias is None else [self.bias]
 
 
@@ -80,12 +82,12 @@ def forward(inputs: Inputs, kind: Kind, *, keeps_sums: bool) -> list[jax.Array]:
     """Attention.
 
     Args:
-        inputs: what is read.
-        kind: the rest.
-        keeps_sums: also return the logarithm of the sum of the exponentials of each row.
+        inputs: the operands.
+        kind: the static parameters.
+        keeps_sums: also returns the log-sum-exp of each row.
 
     Returns:
-        The result, (B, T, N, H); and perhaps these logarithms, float32 of shape (B, N, T).
+        The result, (B, T, N, H), and with `keeps_sums` the log-sum-exps, float32 of shape (B, N, T).
     """
     q, k, v, bias, lengths = inputs
     batch, t, heads, depth = q.shape
@@ -105,8 +107,8 @@ def backward(
 
     Args:
         inputs: as for `forward`.
-        log_sums: what `forward` returned.
-        y: what `forward` returned.
+        log_sums: the log-sum-exps that `forward` returned.
+        y: the result that `forward` returned.
         dy: the cotangent of y.
         kind: as for `forward`.
     """
@@ -120,7 +122,7 @@ def backward(
 
 
 def _length_first(x: jax.Array) -> jax.Array:
-    """(B, heads, length, H) to (B, length, heads, H), which is how it lies in memory."""
+    """(B, heads, length, H) to (B, length, heads, H), which is the order in memory."""
     return jnp.swapaxes(x, 1, 2)
 
 
@@ -131,9 +133,9 @@ def _call(
     heads_first: int,
     config: dict[str, Any],
 ) -> Sequence[jax.Array]:
-    """The results of a call, of which the first `heads_first` have the layout of cuDNN.
+    """The results of a call; the first `heads_first` have cuDNN's layout.
 
-    XLA asks for one more result, which it makes as large as the scratch that cuDNN wants.
+    XLA requires a further result, and resizes it to cuDNN's workspace.
     """
     layouts = [_HEADS_FIRST] * heads_first
     layouts += [tuple(range(len(x.shape))) for x in results[heads_first:]]
@@ -148,7 +150,7 @@ def _call(
 
 
 def _config(products: dict[str, Any], inputs: Inputs, kind: Kind) -> dict[str, Any]:
-    """The message `GpuBackendConfig` of XLA in the JSON form of protobuf, where int64 is text."""
+    """XLA's message `GpuBackendConfig` in protobuf's JSON form, in which int64 is a string."""
     mask = "PADDING_CAUSAL" if kind.is_causal else "PADDING"
     if inputs.lengths is None:
         mask = "CAUSAL" if kind.is_causal else "NO_MASK"
@@ -185,7 +187,7 @@ def _numbers(side: str, contracted: int, batch: Sequence[int]) -> dict[str, list
 
 
 def _row_major(shape: Sequence[int], element_type: str) -> dict[str, Any]:
-    """The message `ShapeProto`."""
+    """XLA's message `ShapeProto` of a row-major array."""
     layout = {
         "minor_to_major": [str(dim) for dim in reversed(range(len(shape)))],
         "dim_level_types": [],

@@ -1,6 +1,6 @@
-"""Which cuDNN a program of this process would run.
+"""The version of cuDNN that programs of this process use.
 
-Owns: where it is looked for. Must not know: what it is needed for.
+Owns: the search for cuDNN. Must not know: who needs it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import functools
 import importlib.metadata
 import re
 
-# The packages from which JAX takes the library, before any other that the machine has.
+# The packages from which JAX loads cuDNN, in preference to the system's.
 _PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 _LIBRARY = "libcudnn.so.9"
 
 
 @functools.cache
 def cudnn_version() -> int | None:
-    """The version as cuDNN counts it, 91002 for 9.10.2; None where there is no cuDNN 9."""
+    """The version in cuDNN's format, 91002 for 9.10.2; None without cuDNN 9."""
     for package in _PACKAGES:
         try:
             return number_of(importlib.metadata.version(package))
@@ -30,7 +30,7 @@ def cudnn_version() -> int | None:
 
 
 def number_of(version: str) -> int:
-    """The number of a version such as "9.10.2.21".
+    """Converts a version such as "9.10.2.21" to cuDNN's format.
 
     Example:
         >>> number_of("9.10.2.21")

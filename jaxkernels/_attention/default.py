@@ -1,7 +1,7 @@
-"""What a call of attention runs on this machine.
+"""The implementation that a call of attention runs on this machine.
 
-Owns: the machine, and calls that the primitives of flash attention cannot hold. Must not know: the
-table (`choice`), or how anything is computed.
+Owns: the machine's description, and the exclusion of calls that the flash attention primitives cannot
+represent. Must not know: the table (`choice`), or how anything is computed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from jaxkernels.typing import AttentionImplementation, Device, DeviceName
 
 
 class Path(NamedTuple):
-    """Who computes a call where the platform is CUDA.
+    """The implementation of a call on CUDA.
 
     Attributes:
-        implementation: who.
-        call: for cuDNN, what the primitive is told.
+        implementation: the implementation.
+        call: the parameters of the primitive, for cuDNN; otherwise None.
     """
 
     implementation: AttentionImplementation
@@ -33,11 +33,11 @@ class Path(NamedTuple):
 
 
 def this_machine() -> Machine | None:
-    """The first CUDA device and cuDNN; None without such a device, or without kernels for it."""
+    """The first CUDA device and its cuDNN; None without a device, or without kernels for it."""
     return _machine_of(devices.default_device())
 
 
-@functools.cache  # a call that is not jitted asks each time
+@functools.cache  # eager calls ask each time
 def _machine_of(device: DeviceName | Device) -> Machine | None:
     if isinstance(device, str):
         return None
@@ -48,14 +48,14 @@ def _machine_of(device: DeviceName | Device) -> Machine | None:
 def path_of(
     given: Operands, scale: Any, band: Band, *, is_drop_in: bool, is_pinned: bool = False
 ) -> Path:
-    """Who computes a call.
+    """The implementation of a call.
 
     Args:
         given: the operands, of four dimensions.
-        scale: factor of the scores: a number, or a scalar array.
-        band: which keys a query sees by its index.
+        scale: factor of the scores: a number or a scalar array.
+        band: the causal or window band of the scores.
         is_drop_in: see `choice.Problem`.
-        is_pinned: the user asks for cuDNN; the path is "xla" if ours cannot call it.
+        is_pinned: the user asks for cuDNN; the path is "xla" if our primitives cannot call it.
     """
     if given.q.dtype.name not in choice.TYPES_OF_CUDNN:
         return Path("xla" if is_pinned else "ffi")
@@ -76,14 +76,14 @@ def path_of(
 
 
 def _positive(scale: Any) -> float | None:
-    """A scale that can be a static number of a kernel."""
+    """The scale as a float if it is a finite positive number, otherwise None."""
     if isinstance(scale, numbers.Real) and 0 < float(scale) < math.inf:
         return float(scale)
     return None
 
 
 def _is_split_by_rows(given: Operands) -> bool:
-    """Whether types say of no dimension but batch and heads that it is sharded, and of all arrays alike."""
+    """Whether explicit shardings use only batch and heads, and agree between all operands."""
     if not compat.is_explicitly_sharded(*present(given)):
         return True
     specs = dict(zip(names_of(given), map(compat.explicit_spec, present(given)), strict=True))

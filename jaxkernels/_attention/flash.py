@@ -1,8 +1,8 @@
 """Attention as primitives that cuDNN's flash attention can serve, and their derivatives.
 
-`attention` is differentiated: its tangent is a linear primitive, `tangent`, whose transpose is
-`backward`. Reverse mode keeps the operands, y and the logarithm of the sum of each row, never the
-scores. Derivatives of the second order on, and of the bias, are those of the form with scores in memory.
+The JVP of `attention` is the linear primitive `tangent`, whose transpose is `backward`. Reverse mode
+saves the operands, y and the log-sum-exp of each row, never the scores. For the gradient of a bias, and
+for second and higher derivatives, JAX differentiates the plain form, which stores the scores.
 
 Owns: the transformation rules. Must not know: what users may pass, how an operation is computed
 (`flash_forms`), or where (`flash_lowering`).
@@ -35,13 +35,13 @@ def attention(given: Operands, call: Call) -> jax.Array:
 
     Args:
         given: the operands; q, k and v are bfloat16 or float16.
-        call: what the program is made for.
+        call: the static parameters.
     """
     return attention_p.bind(*sharding.equalize_varying(present(given)), call=call)[0]
 
 
 def attention_abstract_eval(*avals: Any, call: Call) -> list[Any]:
-    """The types of the results of `attention_p`."""
+    """The abstract values of the results of `attention_p`."""
     q = avals[0]
     y = q.update(weak_type=False)
     if not call.keeps_sums:
@@ -80,7 +80,7 @@ def _attention_jvp(primals: Any, tangents: Any, *, call: Call) -> Any:
 def _jvp_by_plain_form(
     primitive: Primitive, form: Callable[..., Any], primals: Any, tangents: Any, **params: Any
 ) -> Any:
-    """JVP of one form in all operands except y and the log-sums, which are recomputed."""
+    """JVP by the plain form, in all operands except y and the log-sums, which are recomputed."""
     results = primitive.bind(*primals, **params)
 
     def whole(operands: Sequence[jax.Array]) -> Any:
@@ -121,11 +121,11 @@ def _batch(
     call: Call,
     **params: Any,
 ) -> Any:
-    """A mapped dimension is folded into the batch; what all share and broadcasts stays shared."""
+    """Folds a mapped dimension into the batch; an unmapped bias or mask may still broadcast."""
     if all(dim is None for dim in dims):
         results = primitive.bind(*operands, call=call, **params)
         return results, [None] * len(results)
-    # No reshape folds a dimension that is sharded by type.
+    # Reshape cannot fold an explicitly sharded dimension, so JAX maps the plain form.
     if axis_data.explicit_mesh_axis is not None or compat.is_explicitly_sharded(*operands):
 
         def member(*own: jax.Array) -> list[jax.Array]:

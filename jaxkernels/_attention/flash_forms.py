@@ -1,13 +1,13 @@
-"""The operations of flash attention, each computed in two ways: by cuDNN, or with the scores in memory.
+"""The operations of flash attention in two forms: by cuDNN, or plain, with the scores in memory.
 
-With p = softmax(scale q k^T + bias) and y = p v, of the cotangent dy:
+With p = softmax(scale q k^T + bias), y = p v and the cotangent dy:
     dv = p^T dy,   dp = dy v^T,   ds = p (dp - sum(dy y)),   dq = scale ds k,   dk = scale ds^T q.
-cuDNN makes p again from q, k and the logarithm of the sum of each row (Dao, "FlashAttention-2", 2023,
-arXiv:2307.08691). So does the other way, from the scores. Both take and give the same arrays, so that
-what one way computed forward the other can take backward.
+cuDNN recomputes p from q, k and the log-sum-exp of each row (Dao, "FlashAttention-2", 2023,
+arXiv:2307.08691). The plain form recomputes p from the scores. Both forms have the same operands and
+results, so one form can run forward and the other backward.
 
-Owns: what masks of bool, lengths and queries without keys are for cuDNN. Must not know: primitives, or
-who chooses.
+Owns: the conversion of boolean masks, lengths and fully masked queries for cuDNN. Must not know:
+primitives, or who chooses a form.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from jaxkernels._attention import cudnn, plain
 from jaxkernels._attention.problem import MOVING, Call, Operands
 from jaxkernels._rows import reference
 
-# What hides a score in cuDNN, as jax.nn has it: finite, and so small that its exponential is 0. A bias that
-# is no greater hides, too.
+# Finite values that cuDNN adds to masked scores, as in jax.nn; the exponential becomes 0. A bias of this
+# value or less masks a score too.
 HIDDEN = {"bfloat16": -(2.0**41), "float16": -(2.0**15)}
 
-# Of a window, which XLA counts in 32 bits; longer than any sequence whose scores are counted in so many.
+# Largest window passed to XLA, which stores it in 32 bits; no sequence is that long.
 _LONGEST_WINDOW = 2**30
 
 Form = Callable[[Call, Sequence[jax.Array]], list[jax.Array]]
 
 
 class Forms(NamedTuple):
-    """Two functions of one operation, from a call and its operands to its results."""
+    """The two forms of an operation, as functions of a call and its operands."""
 
     plain: Form
     cudnn: Form
@@ -48,7 +48,7 @@ def _plain_forward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]
     hidden = HIDDEN[given.q.dtype.name]
     y, sums = form(floor=-jnp.inf)
     assert sums is not None
-    # Backward, cuDNN takes the exponential of scores without the sum, which is to be 0 in empty rows.
+    # cuDNN's backward pass computes exp(score - sum). The large value makes it 0 in fully masked rows.
     return [y, jnp.where(sums > hidden, sums, -hidden)]
 
 
@@ -75,19 +75,19 @@ def _cudnn_backward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array
     return cudnn.backward(_inputs(call, given), sums, y, dy, _kind(call))
 
 
-# Operands: those of the call. Results: y, and perhaps the logarithms of the sums.
+# Operands: those of the call. Results: y, and with `keeps_sums` the log-sum-exps.
 FORWARD = Forms(_plain_forward, _cudnn_forward)
-# Operands: those of the call, the logarithms, y and dy. Results: dq, dk and dv.
+# Operands: those of the call, the log-sum-exps, y and dy. Results: dq, dk and dv.
 BACKWARD = Forms(_plain_backward, _cudnn_backward)
 
 
 def tangent(call: Call, moving: Sequence[str], operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """The tangent of y, with the scores in memory: cuDNN has none.
+    """The tangent of y in the plain form, because cuDNN has no JVP.
 
     Args:
         call: the call.
-        moving: the names of the operands that have tangents.
-        operands: those of the call, the logarithms and y, and the tangents.
+        moving: names of the operands with tangents.
+        operands: the operands of the call, the log-sum-exps, y, and the tangents.
     """
     given = call.operands(operands)
     y, *dots = operands[len(operands) - len(moving) - 1 :]
@@ -105,7 +105,7 @@ def _inputs(call: Call, given: Operands) -> cudnn.Inputs:
 
 
 def _kind(call: Call) -> cudnn.Kind:
-    """The band as cuDNN has it: all keys, those up to a query's own, or the last of these."""
+    """Converts the band to cuDNN's parameters: open, causal, or causal with a window."""
     if call.band.is_open:
         return cudnn.Kind(call.scale)
     left = call.band.left
@@ -113,11 +113,10 @@ def _kind(call: Call) -> cudnn.Kind:
 
 
 def _added(call: Call, given: Operands) -> jax.Array | None:
-    """What is added to the scores: the bias, and a large negative number where they are hidden.
+    """The addend of the scores: the bias, and a large negative number for masked scores.
 
-    A query that sees no key sees all of them instead, because its result and its cotangent become 0. Were
-    all its scores near -2^41, where float32 has steps of 2^18, the exponential of their distance to the sum
-    could be infinite.
+    A fully masked query is left unmasked, and its result and cotangent become 0 elsewhere. If all its
+    scores were near -2^41, where float32 has steps of 2^18, exp(score - sum) could be infinite.
     """
     seen = _unhidden(given)
     if seen is None:
@@ -131,14 +130,14 @@ def _added(call: Call, given: Operands) -> jax.Array | None:
 
 
 def _unhidden(given: Operands) -> jax.Array | None:
-    """Which scores mask and bias let through; None without both."""
+    """The scores that neither mask nor bias hides, as a mask; None without both."""
     if given.bias is None:
         return given.mask
     return plain.both(given.mask, ~(given.bias <= HIDDEN[given.q.dtype.name]))
 
 
 def _sees_a_key(call: Call, given: Operands, seen: jax.Array) -> jax.Array:
-    """Which queries see something of what mask and bias let through, (B or 1, N or 1, T or 1, 1)."""
+    """The queries with a visible key, as a mask of shape (B or 1, N or 1, T or 1, 1)."""
     t, s = given.q.shape[1], given.k.shape[1]
     if not call.band.is_open:
         seen = seen & reference.band((1, 1, t, s), **call.band.attributes())
@@ -148,7 +147,7 @@ def _sees_a_key(call: Call, given: Operands, seen: jax.Array) -> jax.Array:
 
 
 def _lengths(given: Operands) -> tuple[jax.Array, jax.Array] | None:
-    """Lengths of at least 1 and at most all: no row of cuDNN's is without keys."""
+    """The lengths, clipped to at least 1 and at most T or S, because cuDNN needs a key in each row."""
     if given.q_lengths is None and given.k_lengths is None:
         return None
     found = []
@@ -160,7 +159,7 @@ def _lengths(given: Operands) -> tuple[jax.Array, jax.Array] | None:
 
 
 def _where_alive(call: Call, given: Operands, rows: jax.Array) -> jax.Array:
-    """`rows`, (B, T, N, H), with 0 for the queries that see no key, or lie beyond their lengths."""
+    """`rows`, (B, T, N, H), with 0 for fully masked queries and queries beyond their length."""
     t, seen = given.q.shape[1], _unhidden(given)
     if seen is not None:
         alive = _sees_a_key(call, given, seen)

@@ -1,4 +1,4 @@
-"""Where the operations of flash attention run: on cuDNN on CUDA devices, else with the scores in memory.
+"""Lowers the operations of flash attention: to cuDNN on CUDA, otherwise to the plain form.
 
 Owns: the lowerings. Must not know: derivatives, batching, or what an operation computes.
 """
@@ -24,8 +24,8 @@ def define(primitive: Primitive, forms: Forms, results: Sequence[str]) -> None:
 
     Args:
         primitive: the primitive.
-        forms: what computes it.
-        results: their names, for `flash_partitioning`.
+        forms: its two forms.
+        results: names of its results, for `flash_partitioning`.
     """
     mlir.register_lowering(primitive, functools.partial(_lower_plain, forms))
     rule = functools.partial(lower_cuda, primitive.name, forms, results)
@@ -60,12 +60,12 @@ def lower_cuda(
     *operands: Any,
     call: Call,
 ) -> Any:
-    """The call of cuDNN on one device, and on the part of each of several.
+    """Lowers to cuDNN on one device, or on each device's shards.
 
-    A call that no callback splits, as in an exported program, would be one of whole arrays on every
-    device: nobody gets that who has not asked for it.
+    If no callback can partition the call, as in an exported program, every device would compute on whole
+    arrays. The call then uses the plain form, unless the user asked for cuDNN.
     """
-    # vmap may have made the batch larger than the table knew it, and jax.export may leave it open.
+    # The batch is checked again, because vmap may have enlarged it, and jax.export may make it symbolic.
     batch = ctx.avals_in[0].shape[0]  # pyright: ignore[reportAttributeAccessIssue]
     is_plain = not (isinstance(batch, int) and batch <= choice.MOST_BLOCKS)
     if not is_plain and partitioned_calls.partitions_custom_calls(ctx):

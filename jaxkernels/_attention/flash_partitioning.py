@@ -1,12 +1,11 @@
-"""How flash attention is split over devices.
+"""Partitions flash attention over devices.
 
-A device has some members of the batch and some heads, for which it needs no other. Where there are more
-devices than key heads, it has all of these and takes the one that its queries share. Queries that are
-spread over devices stay so: each sees all keys, which are gathered, with the scores in memory. The
-cotangents of keys and values that several devices have are summed. A dimension that its devices do not
-divide is gathered.
+Batch and heads are sharded without communication. With more devices than key heads, key heads are
+replicated, and each device uses the one that its query heads share. Sharded queries stay sharded: keys
+are gathered, and the plain form runs, which stores the scores. Cotangents of replicated keys and values
+are all-reduced. A dimension that the number of devices does not divide is gathered.
 
-Owns: the rule and the partitions. Must not know: what an operation computes.
+Owns: the sharding rule and the per-device functions. Must not know: what an operation computes.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _DIMS = {
     **dict.fromkeys(("q_lengths", "k_lengths"), ("batch",)),
     "sums": _SUMS,
 }
-# What a device may have a part of.
+# Dimensions that may be sharded.
 _SPLIT = ("batch", "heads", "queries")
 
 _Axes = tuple[str, ...]
@@ -49,20 +48,20 @@ _Axes = tuple[str, ...]
 def partitioned(
     call: Call, forms: Forms, shapes: Sequence[tuple[int, ...]], results: Sequence[str]
 ) -> Callable[..., Any]:
-    """An operation as a function that XLA's partitioner knows how to split.
+    """A `custom_partitioning` function for an operation.
 
     Args:
-        call: what to split.
-        forms: what computes it.
-        shapes: those of the operands.
-        results: their names.
+        call: the call to partition.
+        forms: the two forms of the operation.
+        shapes: the shapes of the operands.
+        results: names of the results.
     """
     behind = ("sums", "y", "dy")[: len(shapes) - len(call.names)]
     names = (*call.names, *behind)
     q_heads, key_heads = shapes[0][2], shapes[1][2]
 
     def dims(name: str, shape: Sequence[int] | None = None) -> list[str]:
-        """The names of the dimensions, which are equal where they are split alike."""
+        """The dimension names; equal names have the same sharding."""
         found = list(_DIMS[name])
         if q_heads == key_heads:
             found = ["heads" if dim == "key_heads" else dim for dim in found]
@@ -77,7 +76,7 @@ def partitioned(
         return key_heads % math.prod(mesh.shape[axis] for axis in axes.get("heads", ())) != 0
 
     def partition(mesh: Any, operands: Any, result_info: Any) -> Any:
-        del result_info  # where it asks for another split than the operands give, XLA reshards
+        del result_info  # XLA reshards the results if it wants another sharding
         axes = _axes(operands, operand_dims, mesh.shape, key_heads)
 
         def sharding_of(of: Sequence[str]) -> NamedSharding:
@@ -105,9 +104,9 @@ def _axes(
     sizes: Any,
     key_heads: int,
 ) -> dict[str, _Axes]:
-    """The mesh axes of every dimension that may be split. The first operand that splits it decides.
+    """The mesh axes of every dimension that may be sharded, from the first operand that shards it.
 
-    Queries take the axes of the keys where they have none: the work is shared all the same.
+    Unsharded queries take the axes of sharded keys, so that the devices still share the work.
     """
     wanted: dict[str, _Axes] = {}
     lengths: dict[str, int] = {}
@@ -143,13 +142,13 @@ def _local(
     """The results of this device.
 
     Args:
-        call: what is split.
-        forms: what computes it.
-        operands: of this device.
-        query_axes: the mesh axes over which queries are spread.
-        shared_axes: those over which heads are, if a device takes one of the key heads, of which it has
-            all.
-        results: their names.
+        call: the call to partition.
+        forms: the two forms of the operation.
+        operands: this device's shards.
+        query_axes: the mesh axes over which queries are sharded.
+        shared_axes: the mesh axes over which query heads are sharded, if key heads are replicated and a
+            device uses one of them; otherwise empty.
+        results: names of the results.
     """
     given, behind = call.operands(operands), operands[len(call.names) :]
     key_heads, mine = given.k.shape[2], 0
@@ -164,7 +163,7 @@ def _local(
         found = forms.cudnn(call, [*present(given), *behind])
 
     def whole(x: jax.Array) -> jax.Array:
-        """A cotangent of all key heads, summed over the devices that have them."""
+        """The cotangent of all key heads, all-reduced over the devices that share them."""
         if shared_axes:
             zeros = jnp.zeros((*x.shape[:2], key_heads, x.shape[3]), x.dtype)
             x = lax.dynamic_update_slice_in_dim(zeros, x, mine, 2)
@@ -177,7 +176,7 @@ def _local(
 def _of_queries(
     call: Call, forms: Forms, given: Operands, behind: Sequence[jax.Array], query_axes: _Axes
 ) -> list[jax.Array]:
-    """The results of some of the queries and all keys: a band depends on the place of these queries."""
+    """The results of a shard of queries and all keys; the band becomes a mask for the shard's offset."""
     t, s = given.q.shape[1], given.k.shape[1]
     first = row_partitioning.index(query_axes) * t
     band = call.band

@@ -1,4 +1,4 @@
-"""Checks of what Flax's layers, and users of `jaxkernels.flax`, pass to its attention.
+"""Checks the arguments of `jaxkernels.flax.dot_product_attention`, from Flax's layers or users.
 
 Owns: its errors about hooks, shapes and dtypes. Must not know: Flax, or how attention is computed.
 """
@@ -16,7 +16,7 @@ NAME = "jaxkernels.flax.dot_product_attention"
 
 
 def check_hooks(precision: Any, einsum_dot_general: Any, qk: Any, weights_value: Any) -> None:
-    """Raises what Flax raises for hooks that exclude each other."""
+    """Raises Flax's errors for hooks that exclude each other."""
     if (qk is None) != (weights_value is None):
         raise ValueError(
             f"{NAME}: qk_attn_weights_einsum and attn_weights_value_einsum must be given together"
@@ -29,7 +29,7 @@ def check_hooks(precision: Any, einsum_dot_general: Any, qk: Any, weights_value:
 
 
 def check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
-    """Raises for operands that are of no attention, or of a dtype without kernels."""
+    """Raises for shapes that do not fit each other, and for a dtype without kernels."""
     shapes = f"got query {query.shape}, key {key.shape}, value {value.shape}"
     if not query.ndim == key.ndim == value.ndim or query.ndim < 3:
         raise ValueError(f"{NAME}: query, key and value must have one rank of at least 3; {shapes}")
@@ -49,7 +49,7 @@ def check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
 
 
 def check_equal_heads(query: jax.Array, key: jax.Array) -> None:
-    """Raises for heads that share keys, which the einsum hooks do not know."""
+    """Raises for heads that share keys, which the einsum hooks do not support."""
     if query.shape[-2] != key.shape[-2]:
         raise ValueError(
             f"{NAME}: the einsum hooks need as many key heads as query heads; "

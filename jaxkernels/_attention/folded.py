@@ -1,6 +1,6 @@
-"""Attention with any leading dimensions as attention with one of them, the batch.
+"""Folds any leading dimensions of attention into one batch dimension.
 
-Owns: the reshapes. Must not know: who computes it.
+Owns: the reshapes. Must not know: how attention is computed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def operands(
     bias: jax.Array | None,
     mask: jax.Array | None,
 ) -> Operands | None:
-    """The operands with one dimension of batch; None for those that flash attention cannot take.
+    """The operands with one batch dimension; None if flash attention cannot take them.
 
     Args:
         query: array of shape (..., q, heads, depth).
         key: array of shape (..., k, key_heads, depth).
         value: array of shape (..., k, key_heads, value_depth).
-        bias: None, or array that broadcasts to (..., heads, q, k).
-        mask: None, or the same of bool.
+        bias: None, or an array that broadcasts to (..., heads, q, k).
+        mask: None, or a boolean array that broadcasts to (..., heads, q, k).
     """
     batch = query.shape[:-3]
     sizes = (*query.shape, *key.shape)
@@ -39,13 +39,13 @@ def operands(
     if any(not isinstance(size, int) or size == 0 for size in sizes):
         return None
     if len(batch) > 1 and compat.is_explicitly_sharded(query, key, value):
-        return None  # no reshape folds dimensions that are sharded by type
+        return None  # reshape cannot fold explicitly sharded dimensions
     q, k, v = (x.reshape(math.prod(batch), *x.shape[-3:]) for x in (query, key, value))
     return Operands(q, k, v, _side(bias, batch), _side(mask, batch))
 
 
 def _side(x: jax.Array | None, batch: tuple[int, ...]) -> jax.Array | None:
-    """A bias or a mask; one that the whole batch shares is not copied."""
+    """Folds the batch dimensions of a bias or mask; one that the whole batch shares is not copied."""
     if x is None:
         return None
     x = x.reshape(*(1,) * (len(batch) + 3 - x.ndim), *x.shape)

@@ -1,8 +1,8 @@
 """The two products of attention: any leading dimensions, heads that may share keys, any dtype.
 
-Owns: how arrays of shape (..., length, heads, depth) become operands of a product, and which product
-multiplies them. The scores are (..., heads, q, k), so that their rows lie in memory as the softmax
-reads them. Must not know: masks, softmax, or which library calls.
+Owns: the conversion of (..., length, heads, depth) arrays to operands of a product, and the choice of the
+product. The scores have the shape (..., heads, q, k), so the softmax reads contiguous rows. Must not
+know: masks, softmax, or the caller.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def dot_of(dtype: Any, precision: Any = None, *, wide: bool = False) -> Dot:
     """The product for operands of one dtype.
 
     Args:
-        dtype: of both operands.
-        precision: None lets float32 operands be multiplied in true float32 by this package; anything
-            else is given to XLA's product.
+        dtype: the dtype of both operands.
+        precision: with None this package multiplies float32 operands in true float32; any other value
+            selects XLA's product with this precision.
         wide: 16-bit and integer operands give a float32 result.
     """
     name = jnp.dtype(dtype).name
@@ -50,7 +50,7 @@ def dot_of(dtype: Any, precision: Any = None, *, wide: bool = False) -> Dot:
 
 
 class _DotOfBfloat16(NamedTuple):
-    """The product of bfloat16 operands where the user names no precision."""
+    """The product of bfloat16 operands without a user's precision."""
 
     wide: bool
 
@@ -65,12 +65,12 @@ class _DotOfBfloat16(NamedTuple):
 
 
 def _is_of_cpu(dot: Dot, *operands: jax.Array) -> TypeGuard[_DotOfBfloat16]:
-    """Whether a product of lines that share no heads is best made by `cpu_products`."""
+    """Whether `cpu_products` should compute the product; only for equal numbers of heads."""
     return isinstance(dot, _DotOfBfloat16) and cpu_products.are_likely(*operands)
 
 
 def _dot_of_integers(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:
-    """The product as float32. XLA has none of integers into floats on a GPU: it ends the process."""
+    """The float32 product of integers. On a GPU, XLA's own such product aborts the process."""
     return contraction.batched_dot_general(
         lhs.astype(jnp.float32), rhs.astype(jnp.float32), numbers
     )
@@ -81,9 +81,9 @@ def scores(query: jax.Array, key: jax.Array, dot: Dot) -> jax.Array:
 
     Args:
         query: array of shape (..., q, heads, depth).
-        key: array of shape (..., k, key_heads, depth); heads is a multiple of key_heads, and each
-            key head serves that many neighbouring query heads.
-        dot: multiplies.
+        key: array of shape (..., k, key_heads, depth); heads is a multiple of key_heads, and each key
+            head serves heads / key_heads neighbouring query heads.
+        dot: the product.
 
     Returns:
         Array of shape (..., heads, q, k). Shared keys are not copied.
@@ -104,8 +104,8 @@ def weighted_values(weights: jax.Array, value: jax.Array, dot: Dot) -> jax.Array
 
     Args:
         weights: array of shape (..., heads, q, k).
-        value: array of shape (..., k, value_heads, depth), grouped like the keys.
-        dot: multiplies.
+        value: array of shape (..., k, value_heads, depth), with heads shared as for the keys.
+        dot: the product.
 
     Returns:
         Array of shape (..., q, heads, depth).
@@ -123,7 +123,7 @@ def weighted_values(weights: jax.Array, value: jax.Array, dot: Dot) -> jax.Array
 
 
 def default_scale(depth: int) -> float:
-    """The factor of the scores: 1 / sqrt(depth). Without depth the scores are 0, and it is 1."""
+    """The default scale, 1 / sqrt(depth); 1 if depth is 0, where all scores are 0."""
     return 1.0 / math.sqrt(depth) if depth else 1.0
 
 
@@ -153,9 +153,9 @@ def check_fits(function: str, argument: str, operand: jax.Array, shape: Sequence
 def check_means_no_batch(
     function: str, argument: str, shape: tuple[Any, ...], scores: tuple[Any, ...]
 ) -> None:
-    """Raises ValueError for a bias or mask of heads or queries that may be meant for the batch."""
+    """Raises ValueError for a 2D or 3D bias or mask whose first dimension may be meant for the batch."""
     if 1 < len(shape) < 4 and shape[0] == scores[0] and scores[0] != 1:
-        aligned = tuple(range(4 - len(shape), 4))  # as NumPy broadcasts it
+        aligned = tuple(range(4 - len(shape), 4))  # NumPy aligns the last dimensions
         raise ValueError(
             f"{function}: {argument} has shape {shape}, whose first dimension may be the batch"
             f"{_remedy(argument, shape, scores)}, or {_written(argument, aligned, 4)}"
@@ -163,7 +163,7 @@ def check_means_no_batch(
 
 
 def _remedy(argument: str, shape: tuple[Any, ...], scores: tuple[Any, ...]) -> str:
-    """What to write for a bias or mask of lower rank: dimensions of the batch first, of keys last."""
+    """Error advice for a bias or mask of lower rank; prefers the batch first and the keys last."""
     found = [
         dims
         for dims in itertools.combinations(range(len(scores)), len(shape))
@@ -182,7 +182,7 @@ def _written(argument: str, dims: tuple[int, ...], rank: int) -> str:
 
 
 def _heads_first(x: jax.Array) -> jax.Array:
-    """(..., length, heads, depth) to (..., heads, length, depth), or back."""
+    """Swaps (..., length, heads, depth) and (..., heads, length, depth)."""
     return jnp.swapaxes(x, -3, -2)
 
 
@@ -198,6 +198,6 @@ def _ungrouped(x: jax.Array) -> jax.Array:
 
 
 def _batched(batch: int, lhs_contracted: int, rhs_contracted: int) -> Any:
-    """Dimension numbers with the first `batch` dimensions of both operands in common."""
+    """Dimension numbers in which the first `batch` dimensions of both operands are batch dimensions."""
     common = tuple(range(batch))
     return ((lhs_contracted,), (rhs_contracted,)), (common, common)

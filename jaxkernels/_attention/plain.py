@@ -1,7 +1,7 @@
-"""Attention as products around this package's softmax: the scores are kept in memory.
+"""Attention as two products around this package's softmax, with the scores in memory.
 
-Owns: what masks, lengths and bands mean for the row operation. Must not know: what users may pass,
-layouts of products (`heads`), or how masks and windows reach a kernel (`masked`).
+Owns: the conversion of masks, lengths and bands for the row operation. Must not know: what users may
+pass, layouts of products (`heads`), or how masks and windows reach a kernel (`masked`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jaxkernels._attention.problem import Operands
 from jaxkernels._rows import masked, masked_kernels, reference
 from jaxkernels.typing import EmptyRows, Implementation
 
-# What jax.nn puts in the place of scores that the mask takes out.
+# The value to which jax.nn sets masked scores.
 FINITE_FLOOR = -0.7 * float(jnp.finfo(jnp.float32).max)
 
 
@@ -30,17 +30,17 @@ def attention(
     floor: float | None = None,
     known: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The result of shape (B, T, N, H), and of each row the logarithm of its sum.
+    """The result of shape (B, T, N, H), and the log-sum-exp of each row.
 
     Args:
         given: the operands.
         scale: factor of the scores.
-        band: which keys a query sees by its index.
-        empty_rows: the result for a query that sees no key.
+        band: the causal or window band of the scores.
+        empty_rows: the result for a fully masked query.
         implementation: as for `masked.apply`.
-        floor: None for no logarithms, or what stands for a score that is not seen. They have the shape
-            (B, N, T), and no gradient.
-        known: None, or the result, where it is at hand and derivatives alone are wanted.
+        floor: the value of masked scores in the log-sum-exps, which have the shape (B, N, T) and no
+            gradient; None returns no log-sum-exps.
+        known: None, or the result, if it is already known and only derivatives are needed.
     """
     q, k, v = given.q, given.k, given.v
     scores = heads.scores(q, k, heads.dot_of(q.dtype, wide=True))
@@ -75,7 +75,7 @@ def _log_sum_exp(
     band: masked_kernels.Band,
     floor: float,
 ) -> jax.Array:
-    """The log-sum-exp of the rows as the softmax sees them, with `floor` for what is masked."""
+    """The log-sum-exp of each row of scaled, biased scores, with `floor` for masked ones."""
     x = lax.stop_gradient(scores) * scale
     if bias is not None:
         bias = masked.bias_array(NAME, lax.stop_gradient(bias), x)
@@ -86,14 +86,14 @@ def _log_sum_exp(
 
 
 def both(a: jax.Array | None, b: jax.Array | None) -> jax.Array | None:
-    """What two masks let through; None lets everything through."""
+    """The conjunction of two masks; None masks nothing."""
     if a is None or b is None:
         return b if a is None else a
     return a & b
 
 
 def within(lengths: jax.Array | None, size: int, new_dims: tuple[int, int]) -> jax.Array | None:
-    """Which of `size` places lie within the lengths of shape (B,), with two dimensions added."""
+    """A mask of the indices below `size` that are below the lengths (B,), with two dimensions added."""
     if lengths is None:
         return None
     places = jnp.arange(size, dtype=lengths.dtype)

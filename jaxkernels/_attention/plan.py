@@ -1,6 +1,6 @@
 """Plans of attention: the public function.
 
-Owns: checks of its arguments. Must not know: how a plan is made (`choice`).
+Owns: checks of the arguments. Must not know: how the implementation is chosen (`choice`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class AttentionPlan:
     cudnn_version: int
 
     def __str__(self) -> str:
-        """A sentence, and the fields below it."""
+        """A one-line summary, then the fields."""
         return f"{self.implementation} attention: {self.why}\n{self!r}"
 
 

@@ -1,6 +1,6 @@
-"""One call of attention as a value: its operands by name, and what a program is made for.
+"""A call of attention: its operands by name, and its static parameters.
 
-Owns: the order of the operands. Must not know: how attention is computed, or who computes it.
+Owns: the order of the operands. Must not know: how attention is computed, or by which implementation.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from jaxkernels._rows.masked_kernels import Band
 
 
 class Operands(NamedTuple):
-    """The operands of attention: arrays, or their types. None is one that a call does not have.
+    """The operands of attention: arrays or abstract values; absent ones are None.
 
     Attributes:
         q: (B, T, N, H).
         k: (B, S, K, H); N is a multiple of K.
-        v: like k.
-        bias: broadcasts to (B, N, T, S); added to the scaled scores.
-        mask: bool, broadcasts to (B, N, T, S); True lets a query see a key.
-        q_lengths: int32 of shape (B,): the result is 0 for later queries.
-        k_lengths: int32 of shape (B,): later keys are not seen.
+        v: (B, S, K, H).
+        bias: broadcasts to (B, N, T, S); it is added to the scaled scores.
+        mask: bool, broadcasts to (B, N, T, S); True keeps a score.
+        q_lengths: int32 of shape (B,); the result is 0 for later queries.
+        k_lengths: int32 of shape (B,); later keys are masked.
     """
 
     q: Any
@@ -34,20 +34,20 @@ class Operands(NamedTuple):
     k_lengths: Any = None
 
 
-# The operands that may be differentiated without a bias.
+# The operands with gradients in flash attention; that of a bias needs the plain form.
 MOVING = ("q", "k", "v")
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """What a program is made for, beside the types of its operands.
+    """The static parameters of a call.
 
     Attributes:
-        names: of the operands that there are, in the order of `Operands`.
+        names: names of the operands that are not None, in the order of `Operands`.
         scale: factor of the scores.
-        band: which keys a query sees by its index.
-        keeps_sums: the forward direction also gives the logarithm of the sum of each row.
-        is_pinned: the user asked for cuDNN, so that its absence is an error.
+        band: the causal or window band of the scores.
+        keeps_sums: the forward pass also returns the log-sum-exp of each row.
+        is_pinned: the user asked for cuDNN, so a platform without it is an error.
     """
 
     names: tuple[str, ...]
@@ -67,5 +67,5 @@ def names_of(given: Operands) -> tuple[str, ...]:
 
 
 def present(given: Operands) -> list[Any]:
-    """The operands that there are."""
+    """The operands that are not None."""
     return [x for x in given if x is not None]

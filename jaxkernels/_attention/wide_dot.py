@@ -1,6 +1,6 @@
-"""The product of bfloat16 operands as float32.
+"""The product of bfloat16 operands with a float32 result.
 
-Owns: which algorithm XLA is asked for. Must not know: attention.
+Owns: the dot algorithm requested from XLA. Must not know: attention.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from jax import lax
 
 
 def wide_dot(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:
-    """The product, by JAX's dimension numbers.
+    """The product for JAX's dimension numbers.
 
-    jax.nn names the algorithm, so that derivatives are such products too. (It does the same for
-    float16, where the cotangents would be rounded to float16, and which no CPU compiles.) Of a matrix
-    and a vector XLA then rounds each product of two elements to bfloat16, so there it is not named:
-    H200, scores of one query, depth 64, largest error: named 0.076, not named 2.2e-6.
+    Like jax.nn, it names the dot algorithm BF16_BF16_F32, so that derivatives use it too. (jax.nn also
+    names one for float16, which rounds cotangents to float16 and does not compile on CPUs.) For a matrix
+    and a vector no algorithm is named, because XLA then rounds each product of two elements to bfloat16.
+    Largest error of the scores of one query, depth 64, on an H200: 0.076 with it, 2.2e-6 without.
 
-    A derivative multiplies a float32 cotangent and an operand, and under strict promotion JAX lowers
-    no product with an algorithm whose operands differ in dtype. There they are widened first, which
-    gives the same bits on a CPU, and are kept for the derivative as float32.
+    A derivative multiplies a float32 cotangent by an operand. Under strict promotion JAX does not lower
+    a product with an algorithm and two dtypes, so operands are widened first. On a CPU this gives the
+    same bits; the derivative's residuals become float32.
     """
     if _has_vector(lhs, rhs, numbers):
         return lax.dot_general(lhs, rhs, numbers, preferred_element_type=jnp.float32)
@@ -35,7 +35,7 @@ def wide_dot(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> jax.Array:
 
 
 def _has_vector(lhs: jax.Array, rhs: jax.Array, numbers: Any) -> bool:
-    """Whether an operand of a product is one line, for each member of the batch."""
+    """Whether an operand is a vector for each batch index: its free dimensions have the size 1."""
     contracted, batched = numbers
     for x, *not_free in zip((lhs, rhs), contracted, batched, strict=True):
         of_lines = set(range(x.ndim)).difference(*not_free)
