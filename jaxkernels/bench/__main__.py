@@ -1,4 +1,4 @@
-"""Command line of the benchmarks: one sub-command per suite, derived from it."""
+"""Command line of the benchmarks, with one sub-command per suite."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ OPERATIONS = (
     float32.SUITE,
     scaling.SUITE,
 )
-# The suite of each operation gives `regress` the cells to watch.
+# `regress` watches cells of every operation's suite.
 SUITES = (*OPERATIONS, maps.SUITE, regress.suite_of(OPERATIONS))
 
-# Options that say nothing of how a run was measured.
+# Options that do not affect the measurement, and so are not recorded.
 _OUTPUTS = {"benchmark", "json", "markdown", "from_json", "against", "suite", "command"}
 
 
@@ -68,7 +68,7 @@ def _add_parser(commands: Any, suite: Suite) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Returns the parser with a sub-command for each suite."""
+    """The parser, with a sub-command for each suite."""
     parser = argparse.ArgumentParser(
         prog="python -m jaxkernels.bench",
         description="Measure jaxkernels, XLA and a plain copy, in one process and one run.",
@@ -81,10 +81,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one sub-command: measures, or reads an earlier run, and writes it.
+    """Runs one sub-command: measures, or reads an earlier run, and prints or writes it.
 
-    Returns 1 if something is slower than in the run of ``--against``, 2 if a file cannot be read or
-    compared. Exits with 2 if the arguments are wrong, or leave nothing to measure.
+    Returns 1 if a cell is slower than in the run of ``--against``, and 2 if a file cannot be read or
+    compared. Exits with 2 if the arguments are wrong, or select nothing to measure.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     parser = build_parser()
@@ -135,9 +135,9 @@ def _measure(options: argparse.Namespace, parts: Sequence[Sequence[records.Case]
 
 
 def refusals(run: records.Run, suite: Suite) -> list[str]:
-    """One line for each reason of a contender: where it came first, and how often.
+    """One line for each refusal of a contender, with its first case and the number of others.
 
-    Reasons that differ in numbers alone are one.
+    Refusals that differ only in numbers count as the same.
     """
     refused = group_by(
         (r for r in run.records if r.refused),

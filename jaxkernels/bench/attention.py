@@ -1,18 +1,18 @@
 """The suite ``attention``: softmax of attention scores, and whole attention layers.
 
-Compared in one run, timed as written down in ``jaxkernels.bench.timing``:
+One run compares (``jaxkernels.bench.timing`` describes the method):
 
-* Scores (batch, heads, q, k): scale and softmax alone ("plain"), under a boolean mask of padding
-  (batch, 1, q, k) ("mask"), and causal ("causal"). ``xla`` does as Flax's layers do, in the
-  scores' own type under jit: ``softmax(where(mask, scores * scale, finfo.min))``; the causal mask
-  is made inside, in the form most favourable to XLA. ``copy`` is a jitted copy of the scores.
+* Scores (batch, heads, q, k): scale and softmax ("plain"), with a boolean padding mask (batch, 1, q, k)
+  ("mask"), and causal ("causal"). ``xla`` computes what Flax's layers do, in the dtype of the scores
+  under jit: ``softmax(where(mask, scores * scale, finfo.min))``. It builds the causal mask inside, in the
+  form most favourable to XLA. ``copy`` is a jitted copy of the scores.
 
   - ``fwd``: y from the scores.
   - ``both``: y and the gradient, from the scores and a given cotangent, by ``jax.vjp``.
 * Layers (batch, length, heads, depth): ``jaxkernels.dot_product_attention`` and
-  ``jax.nn.dot_product_attention``: in float32 at the highest precision, in bfloat16 at the default
-  one and by cuDNN's fused kernel.
-* With ``--drawn N``, in place of these, layers in 16 bits of sizes that a seed draws
+  ``jax.nn.dot_product_attention``. float32 runs at the highest precision; bfloat16 runs at the default
+  one, and by cuDNN's fused kernel.
+* With ``--drawn N``, instead of these: 16-bit layers of random sizes
   (``jaxkernels.bench.attention_drawn``).
 """
 
@@ -47,12 +47,12 @@ DTYPES = ("bfloat16", "float32")
 VARIANTS = ("plain", "mask", "causal")
 DIRECTIONS = ("fwd", "both")
 _Shapes = Mapping[str, Sequence[tuple[int, ...]]]
-# (batch, heads, length), and the depth of a head, which scores do not depend on.
+# (batch, heads, length) of scores, and (batch, heads, length, depth) of layers.
 GPU_SHAPES: _Shapes = {
     "scores": ((64, 16, 512), (16, 16, 1024), (4, 16, 2048), (1, 16, 4096), (1, 16, 8192)),
     "layers": ((4, 16, 2048, 64),),
 }
-# A sixteenth of the batch x heads of a GPU.
+# CPU shapes have a sixteenth of a GPU's batch x heads.
 CPU_SHAPES: _Shapes = {
     "scores": ((4, 16, 512), (1, 16, 1024), (1, 4, 2048), (1, 1, 4096), (1, 1, 8192)),
     "layers": ((1, 4, 2048, 64),),
@@ -63,13 +63,13 @@ _HEADS = {"ours": "ours", "xla": "XLA"}
 
 
 def heads_case(group: str, dtype: str, variant: str, direction: str, shape: Sequence[int]) -> Case:
-    """A case of (batch, heads, length), for layers with a depth."""
+    """A case of (batch, heads, length), and of a depth for layers."""
     kind = {"group": group, "dtype": dtype, "variant": variant, "direction": direction}
     return kind | dict(zip(SIZES[: 4 if group == "layers" else 3], (*shape, _DEPTH), strict=False))
 
 
 def cases(options: Options) -> Iterable[Case]:
-    """Every dtype, shape, variant and direction; layers have no mask. Or drawn layers alone."""
+    """Every dtype, shape, variant and direction; layers have no mask. With ``--drawn``, random layers."""
     if options.drawn:
         yield from attention_drawn.cases(options.drawn, options.seed)
         return
@@ -84,14 +84,14 @@ def cases(options: Options) -> Iterable[Case]:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def padding(batch: int, length: int) -> jax.Array:
-    """A mask (batch, 1, length, length) of sequences of random lengths, a quarter at least."""
+    """A mask (batch, 1, length, length) for random sequence lengths of at least a quarter."""
     least = max(1, length // 4)
     kept = jax.random.randint(jax.random.key(0), (batch, 1, 1, 1), least, length + 1)
     return jnp.broadcast_to(jnp.arange(length) < kept, (batch, 1, length, length))
 
 
 def _draw(case: Case) -> list[Arguments]:
-    """(cotangent, scores), and the mask if there is one; or (cotangent, queries, keys, values)."""
+    """(cotangent, scores) and an optional mask, or (cotangent, queries, keys, values)."""
     batch, heads, length = (case[name] for name in SIZES[:3])
     shape, arrays = (batch, heads, length, length), 2
     if case["group"] == "layers":
@@ -101,19 +101,19 @@ def _draw(case: Case) -> list[Arguments]:
 
 
 def _copy(variant: str, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-    """The scores alone, whatever the variant."""
+    """Copies the scores; the variant and the mask are ignored."""
     return jnp.copy(x)
 
 
 def _our_softmax(variant: str, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-    """Ours; it refuses instead of falling back to XLA."""
+    """Our softmax; it raises instead of falling back to XLA."""
     return jk.scaled_masked_softmax(
         x, mask, scale=SCALE, causal=variant == "causal", implementation="ffi"
     )
 
 
 def _xla_softmax(variant: str, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
-    """The softmax of Flax's layers, all in the type of the scores."""
+    """The softmax of Flax's layers, in the dtype of the scores."""
     scaled = x * SCALE
     if variant == "causal":
         row, col = (jax.lax.broadcasted_iota(jnp.int32, x.shape[-2:], axis) for axis in (0, 1))
@@ -124,7 +124,7 @@ def _xla_softmax(variant: str, x: jax.Array, mask: jax.Array | None = None) -> j
 
 
 def _xla_layer(variant: str, *qkv: jax.Array, implementation: str = "xla") -> jax.Array:
-    """jax.nn's layer; float32 at the highest precision, for its default is TF32."""
+    """jax.nn's layer; float32 runs at the highest precision, because the default is TF32."""
     precision = "highest" if qkv[0].dtype == jnp.float32 else "default"
     how: dict = {"is_causal": variant == "causal", "implementation": implementation}
     with jax.default_matmul_precision(precision):
@@ -132,7 +132,7 @@ def _xla_layer(variant: str, *qkv: jax.Array, implementation: str = "xla") -> ja
 
 
 def _our_layer(variant: str, *qkv: jax.Array) -> jax.Array:
-    """Ours, as a user gets it."""
+    """Our layer with default options."""
     return jk.dot_product_attention(*qkv, is_causal=variant == "causal")
 
 
@@ -144,7 +144,7 @@ _CONTENDERS: Mapping[str, Mapping[str, Function]] = {
 
 
 def names(case: Case, options: Options) -> Iterable[str]:
-    """Copy, XLA and ours on scores; XLA, ours and, in bfloat16, cuDNN on layers."""
+    """Copy, XLA and ours for scores; XLA, ours and, in bfloat16, cuDNN for layers."""
     if case["group"] == attention_drawn.GROUP:
         return attention_drawn.NAMES
     found = _CONTENDERS[case["group"]]
@@ -152,7 +152,7 @@ def names(case: Case, options: Options) -> Iterable[str]:
 
 
 def _kernels(function: Function, arguments: Arguments) -> list[str]:
-    """Our kernels in the compiled program, row operations by their names."""
+    """The names of our kernels in the compiled program."""
     found = re.findall(
         r'custom_call_target="jaxkernels_(\w+)"(?:.*? operation = \\*"(\w+?)\\*")?',
         compiled_text(function, arguments),
@@ -161,7 +161,7 @@ def _kernels(function: Function, arguments: Arguments) -> list[str]:
 
 
 def program(case: Case, name: str) -> Program:
-    """A contender; a copy is one of the scores in both directions."""
+    """A contender's program; a copy is the same in both directions."""
     if case["group"] == attention_drawn.GROUP:
         return attention_drawn.program(case, name)
     is_scores, is_both = case["group"] == "scores", case["direction"] == "both" and name != "copy"
@@ -184,11 +184,11 @@ def watched(platform: str) -> Iterable[tuple[str, Case]]:
 
 
 def model_bytes(case: Case) -> int:
-    """The least bytes that move: each array once, where a causal row ends at its diagonal.
+    """The minimum of bytes moved: each array once; a causal row is read up to its diagonal.
 
-    Forward reads the scores (and the mask, a byte an element, once for all heads) and writes y.
-    Backward reads y and dy and writes the gradient. Zeros beyond the diagonal are written, not
-    read. Scores behind a mask count as read.
+    Forward reads the scores (and the mask, one byte per element, once for all heads) and writes y.
+    Backward reads y and dy and writes the gradient. Zeros beyond the diagonal are written, not read.
+    Masked scores count as read.
     """
     elements = seen = case["batch"] * case["heads"] * case["length"] ** 2
     if case["variant"] == "causal":
@@ -199,12 +199,12 @@ def model_bytes(case: Case) -> int:
 
 
 def copy_rate(m: Measured) -> float | None:
-    """Bytes per second of the copy: read once, written once."""
+    """Bytes per second of the copy, which reads and writes each score once."""
     return m.rate(model_bytes({**m.case, "variant": "plain", "direction": "fwd"}), "copy")
 
 
 def of_model(m: Measured, name: str = "ours") -> float | None:
-    """A contender's time over that of its model bytes at the rate of the copy."""
+    """A contender's time divided by the time of its model bytes at the copy's rate."""
     seconds, rate = m.seconds(name), copy_rate(m)
     return None if seconds is None or rate is None else seconds * rate / model_bytes(m.case)
 
@@ -218,7 +218,7 @@ def label(case: Case) -> str:
 
 
 def views(run: Run) -> list[t.View]:
-    """Scores, a table for each dtype and direction, and all layers; or drawn layers."""
+    """A table of scores for each dtype and direction, and one of all layers; or random layers."""
     if any(m["group"] == attention_drawn.GROUP for m in run.measured):
         return [attention_drawn.view()]
     unit, text = t.rates(run.platform)

@@ -1,11 +1,11 @@
-"""Layers of drawn sizes in the suite ``attention``: is the default the fastest implementation?
+"""Attention layers of random sizes in the suite ``attention``: is the default the fastest choice?
 
-A seed draws batch, heads, heads that share keys, lengths, odd ones too, depth, and a mask or a
-bias. Seed 1 is for tuning the table of `jaxkernels/_attention/choice.py`. Seed 2 is for what is
-published: nothing is ever tuned on its sizes.
+A seed draws the batch, query heads, key heads, lengths (including odd ones), the depth, and a mask or
+bias. Seed 1 is for tuning the table of `jaxkernels/_attention/choice.py`. Seed 2 is for published
+figures: nothing is tuned on its sizes.
 
-``default`` names no implementation; ``cudnn``, ``ffi`` and ``xla`` do. A program that two of them
-have in common is compiled once and timed for each.
+``default`` names no implementation; ``cudnn``, ``ffi`` and ``xla`` name one. If two contenders have the
+same program, it is compiled once and timed for each.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from jaxkernels.bench.suite import Arguments, Program
 GROUP = "drawn"
 NAMED = ("cudnn", "ffi", "xla")
 NAMES = ("default", *NAMED)
-# The default is too slow where it takes this many times the best one's time.
+# The default counts as too slow above this multiple of the best time.
 TOLERANCE = 1.03
 KINDS = ("plain", "causal", "mask", "padding", "bias", "lengths")
 _KIND_WEIGHTS = (5, 8, 2, 2, 2, 2)
 _DEPTHS = (32, 40, 64, 64, 64, 72, 96, 128, 128, 160, 256)
-# Scores of one case: four arrays of them in float32 are 4 GiB.
+# Most scores of a case; four float32 arrays of them take 4 GiB.
 _MOST_SCORES = 2**28
 _CPU_SCORES = 2**18
-# Cases whose programs are compiled together, and whose arrays are in memory together.
+# Number of cases whose programs are compiled together and whose arrays share the memory.
 _PART = 5
 _SIZES = ("batch", "length", "keys", "heads", "key_heads", "depth")
 
 
 def cases(count: int, seed: int) -> Iterable[Case]:
-    """Drawn cases, forward and with gradients by turns."""
+    """Random cases, alternately forward and with gradients."""
     draw = random.Random(seed)
     most = _CPU_SCORES if jax.default_backend() == "cpu" else _MOST_SCORES
     for i in range(count):
         (kind,) = draw.choices(KINDS, _KIND_WEIGHTS)
         sizes = _sizes(draw, most)
-        if kind in ("mask", "padding", "bias"):  # cuDNN takes even lengths alone
+        if kind in ("mask", "padding", "bias"):  # cuDNN needs even lengths
             sizes["length"], sizes["keys"] = sizes["length"] & ~1, sizes["keys"] & ~1
         dtype = "bfloat16" if draw.random() < 0.7 else "float16"
         direction = ("fwd", "both")[i % 2]
@@ -82,12 +82,12 @@ def _sizes(draw: random.Random, most: int) -> dict[str, int]:
 
 
 def _draw(case: Case) -> list[Arguments]:
-    """The cotangent, queries, keys, values, and the bias, the mask or the lengths of the kind."""
+    """The cotangent, queries, keys, values, and the bias, mask or lengths of the case's kind."""
     batch, length, keys, heads, key_heads, depth = (case[name] for name in _SIZES)
     queries, of_keys = (batch, length, heads, depth), (batch, keys, key_heads, depth)
     shapes, also, kind = [queries, queries, of_keys, of_keys], (), case["kind"]
     seed = jax.random.key(0)
-    # A quarter of the keys is visible at least.
+    # Lengths keep at least a quarter of the keys visible.
     lengths = jax.random.randint(seed, (batch,), max(1, keys // 4), keys + 1)
     if kind == "bias":
         shapes.append((1, heads, length, keys))
@@ -121,7 +121,7 @@ def path(program: Any, arguments: Arguments) -> str:
 
 
 def program(case: Case, name: str) -> Program:
-    """The default, or an implementation by name."""
+    """The program of the default or of a named implementation."""
     function = refusing(partial(_attention, None if name == "default" else name, case["kind"]))
     whole = with_gradient(function, 3) if case["direction"] == "both" else forward(function)
     return Program(whole, partial(_draw, case), inspect={"path": path} if name == "default" else {})
@@ -134,9 +134,10 @@ def label(case: Case) -> str:
 
 
 def over_best(m: Measured) -> float | None:
-    """The default's time over that of the fastest; None without both.
+    """The default's time divided by the fastest one; None without both.
 
-    The default and its path, pinned, run the same program, so its time is the mean of both.
+    The default and the implementation that it chose run the same program, so the mean of both times is
+    used.
     """
     times = {name: seconds for name in NAMED if (seconds := m.seconds(name))}
     own, path = m.seconds("default"), m.extra("default", "path")

@@ -1,4 +1,4 @@
-"""The conditions of a number: device, driver, clock, power, versions, commit, date and command."""
+"""The conditions of a run: device, driver, clock, power, versions, commit, date and command."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import numpy
 
 import jaxkernels
 
-# Text by name; None where it is not known.
+# Text by name; None if unknown.
 Environment: TypeAlias = dict[str, Any]
 
-# The questions for nvidia-smi, by the name in the file of a run.
+# Fields to query from nvidia-smi, by their names in the file of a run.
 _GPU_STATE = {
     "driver": "driver_version",
     "sm_clock": "clocks.sm",
@@ -28,12 +28,12 @@ _GPU_STATE = {
     "power": "power.draw",
     "power_limit": "enforced.power.limit",
 }
-# Packages that a suite may compare with.
+# Packages that suites compare with.
 _PEERS = ("flax", "optax", "torch")
 
 
 def _answer(*command: str) -> str:
-    """The output of a program; empty where it fails."""
+    """The output of a program; empty if it fails."""
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
         return ran.stdout.strip()
@@ -42,10 +42,10 @@ def _answer(*command: str) -> str:
 
 
 def _gpu_state() -> dict[str, str | None]:
-    """The driver, and the clock of the SMs and the power of the first GPU that CUDA may use.
+    """The driver, and the SM clock and power of the first visible GPU.
 
-    CUDA and nvidia-smi number GPUs of one kind alike. Each field is a question of its own, so that
-    one that fails hides no other, and the driver is asked for without a GPU.
+    CUDA and nvidia-smi number GPUs of one model in the same order. Each field has its own query, so that
+    one failure does not hide others. The driver's query names no GPU.
     """
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
 
@@ -53,14 +53,14 @@ def _gpu_state() -> dict[str, str | None]:
         of_gpu = [] if name == "driver" else [f"--id={first}"]
         command = ("nvidia-smi", *of_gpu, f"--query-gpu={field}", "--format=csv,noheader")
         found = _answer(*command).partition("\n")[0]
-        # In brackets is the reason why there is no value; a sentence is an error.
+        # A value starts with a digit; nvidia-smi prints reasons in brackets and errors as sentences.
         return found if re.match(r"\d", found) else None
 
     return {name: ask(name, field) for name, field in _GPU_STATE.items()}
 
 
 def _nvcc() -> str | None:
-    """The version of the CUDA compiler, the one on the path or of the usual place."""
+    """The version of the CUDA compiler on the path, or else in /usr/local/cuda."""
     for command in ("nvcc", "/usr/local/cuda/bin/nvcc"):
         if found := re.search(r"\bV([\d.]+)", _answer(command, "--version")):
             return found[1]
@@ -75,7 +75,7 @@ def _version(package: str) -> str | None:
 
 
 def _cpu() -> str:
-    """The CPU and how many of its cores this process may use."""
+    """The CPU, and the number of cores that this process may use."""
     info = Path("/proc/cpuinfo")
     text = info.read_text() if info.exists() else ""
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
@@ -85,10 +85,10 @@ def _cpu() -> str:
 
 
 def describe(command: str) -> Environment:
-    """Describes the machine and the software of a run, and the command that makes it again.
+    """Describes the machine and the software of a run, and the command that repeats it.
 
-    Called at the end of a run, so that the clock and the power are those of a GPU that has just
-    been busy. They are not those of a certain program.
+    It is called at the end of a run, when clock and power are those of a busy GPU, though of no
+    particular program.
     """
     device = jax.devices()[0]
     on_cpu = device.platform == "cpu"
@@ -98,7 +98,7 @@ def describe(command: str) -> Environment:
         **(dict.fromkeys(_GPU_STATE) if on_cpu else _gpu_state()),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": command,
-        # The folder in which the command ran is a clone's.
+        # git describes the current folder, which is expected to be a clone.
         "commit": _answer("git", "describe", "--always", "--dirty", "--abbrev=10") or None,
         "nvcc": None if on_cpu else _nvcc(),
         "python": platform.python_version(),
@@ -108,7 +108,7 @@ def describe(command: str) -> Environment:
 
 
 def summarise(environment: Environment) -> str:
-    """One line: device, its clock and power, driver, versions and date.
+    """One line with the device, its clock and power, the driver, versions and the date.
 
     Example:
         >>> clock = {"sm_clock": "1830 MHz", "most_sm_clock": "1980 MHz"}

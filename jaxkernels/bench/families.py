@@ -1,8 +1,7 @@
-"""Families of operands: what networks multiply, and what is hard to hold in 16 bits.
+"""Distributions of operands: those of neural networks, and those that are hard to represent in 16 bits.
 
-A product that is as fast, and as exact, on all of them does not depend on what it is given. One
-definition serves the device, where benchmarks draw operands, and the host, where tests draw them
-in float64.
+They show whether the speed and accuracy of a product depend on its data. Benchmarks draw operands on the
+device, and tests draw the same ones in float64 on the host.
 """
 
 from __future__ import annotations
@@ -10,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-Array = Any  # of the module that a family is given
-# From numpy or jax.numpy, normal a and b, and numbers of [0, 1) of their shapes, to the operands.
+Array = Any  # numpy or jax.numpy, like the first argument of a family
+# f(xp, a, b, u, v) -> operands. xp is numpy or jax.numpy, a and b are normal, and u and v are uniform in
+# [0, 1) with the shapes of a and b.
 Family = Callable[[Any, Array, Array, Array, Array], tuple[Array, Array]]
 
 
@@ -25,34 +25,34 @@ def _gelu(xp: Any, x: Array) -> Array:
 
 
 def _one_hot(xp: Any, u: Array) -> Array:
-    """1 at a label of each row."""
+    """One-hot rows with random labels."""
     cols = u.shape[-1]
     label = xp.floor(u[..., :1] * cols)
     return xp.where(xp.arange(cols) == label, xp.ones_like(u), 0)
 
 
 def _p_minus_y(xp: Any, x: Array, u: Array) -> Array:
-    """The gradient of a cross entropy: probabilities, less 1 at the labels."""
+    """The gradient of a cross entropy: probabilities minus one-hot labels."""
     return _probabilities(xp, x) - _one_hot(xp, u)
 
 
 def _wide(xp: Any, x: Array, u: Array) -> Array:
-    """Of sizes whose logarithms are normal, and of either sign."""
+    """Log-normal magnitudes with random signs."""
     return xp.exp(4 * x) * xp.where(u < 0.5, -1, 1)
 
 
 def _graded(xp: Any, x: Array, axis: int, log2: int = 40) -> Array:
-    """Lines along `axis`, -1 or -2, times powers of two, from 2^-log2 to 2^log2."""
+    """Scales x along `axis`, -1 or -2, by powers of two from 2^-log2 to 2^log2."""
     powers = xp.exp2(xp.linspace(-log2, log2, x.shape[axis]))
     return x * (powers if axis == -1 else powers[:, None])
 
 
 def _permutation(xp: Any, v: Array) -> Array:
-    """A square matrix with a 1 in each row and each column."""
+    """A permutation matrix."""
     return xp.eye(v.shape[-1])[xp.argsort(v[..., 0])]
 
 
-# Dense: no element needs another product than that of pairs of float16.
+# Distributions for which pairs of float16 represent every element well enough.
 DENSE: Mapping[str, Family] = {
     "normal": lambda xp, a, b, u, v: (a, b),
     "uniform": lambda xp, a, b, u, v: (u, v),
@@ -83,5 +83,5 @@ FAMILIES: Mapping[str, Family] = {
     "subnormal_rows": lambda xp, a, b, u, v: (xp.where(u[..., :1] < 0.5, 1e-39 * a, a), b),
     "zero_lines": lambda xp, a, b, u, v: (xp.where(u[..., :1] < 0.5, a, 0), b),
 }
-# Those that the suite ``sgemm`` measures.
+# The families that the suite ``sgemm`` measures.
 MEASURED = ("softmax", "p_minus_y", "gelu", "relu", "outliers", "wide")

@@ -1,16 +1,18 @@
-"""The suite ``float32``: programs of users in float32, forward and as a training step.
+"""The suite ``float32``: whole models in float32, forward and as a training step.
 
-Compared in one run: the same model of Flax with our products, attention and loss (``ours``), with
-those whose products all run on the FFMA units (``pipelined``), and with XLA's own at the highest
-precision of products (``highest``) and at JAX's default (``default``), which on an NVIDIA GPU is
-TF32.
+One run compares the same Flax model with four implementations:
 
-* ``attention``: an attention layer. ``mlp``: two linear layers with a GELU between them.
-  ``char_lm``: a decoder-only transformer of characters.
-* ``fwd``: the result. ``step``: the loss and the gradients of all parameters.
+* ``ours``: our products, attention and loss.
+* ``pipelined``: ours, with all products on the FFMA units.
+* ``highest``: XLA's, at the highest precision of products.
+* ``default``: XLA's, at JAX's default precision, which on an NVIDIA GPU is TF32.
 
-``temp GB`` is memory of the compiled program beyond arguments and results. ``relF`` is the norm of
-the difference from the result, or the gradients, of ``highest``, over the norm of those.
+The models are ``attention``, an attention layer; ``mlp``, two linear layers with a GELU between them; and
+``char_lm``, a decoder-only transformer of characters. ``fwd`` is the result, and ``step`` the loss and
+the gradients of all parameters.
+
+``temp GB`` is the memory of the compiled program beyond arguments and results. ``relF`` is the norm of
+the difference of the result (or the gradients) from that of ``highest``, relative to its norm.
 """
 
 from __future__ import annotations
@@ -47,14 +49,14 @@ MODELS = tuple(GPU_SIZES)
 
 
 def cases(options: Options) -> Iterable[Case]:
-    """Every model of the platform's size, in both directions."""
+    """Every model in both directions, with the platform's sizes."""
     sizes = CPU_SIZES if jax.default_backend() == "cpu" else GPU_SIZES
     for model, direction in product(MODELS, DIRECTIONS):
         yield {"model": model, "direction": direction, **sizes[model]}
 
 
 def _models() -> ModuleType:
-    """The models; refused where Flax is not installed."""
+    """The module of the models; raises NotImplementedError without Flax."""
     if importlib.util.find_spec("flax") is None:
         raise NotImplementedError("Flax is not installed")
     from jaxkernels.bench import float32_models
@@ -64,13 +66,13 @@ def _models() -> ModuleType:
 
 @lru_cache(len(NAMES))
 def _jitted(key: str, name: str) -> Function:
-    """From the parameters and the inputs to the result, or to the loss and the gradients.
+    """f(parameters, *inputs) -> the result, or the loss and the gradients.
 
-    A program is compiled once, for its time and as the one that others are compared with.
+    The cache lets one compilation serve both the timing and the comparison of errors.
 
     Args:
         key: the `key_of` a case.
-        name: of the contender.
+        name: name of the contender.
     """
     case, models = json.loads(key), _models()
     model = models.model_of(case, models.OURS if name in OURS else models.XLA)
@@ -78,7 +80,7 @@ def _jitted(key: str, name: str) -> Function:
 
     @jax.jit
     def call(*arguments: jax.Array) -> object:
-        """Each setting is for products of one kind: XLA's, and ours."""
+        """`precision` applies to XLA's products, and `rung` to ours."""
         precision = "highest" if name == "highest" else "default"
         rung = "pipelined" if name == "pipelined" else None
         with jax.default_matmul_precision(precision), jk.default_algorithm(rung):
@@ -88,7 +90,7 @@ def _jitted(key: str, name: str) -> Function:
 
 
 def _draw(case: Case) -> list[Arguments]:
-    """The parameters, and inputs, more of them than a cache holds."""
+    """The parameters, and enough different inputs to exceed the cache."""
     models = _models()
     model = models.model_of(case, models.XLA)
     params = model.init()
@@ -98,7 +100,7 @@ def _draw(case: Case) -> list[Arguments]:
 
 
 def _error(case: Case, function: Function, arguments: Arguments) -> float:
-    """RelF of the result, or of all gradients."""
+    """RelF of the result or of all gradients, against ``highest``."""
 
     def arrays(function: Function) -> list[jax.Array]:
         found = function(*arguments)
@@ -108,7 +110,7 @@ def _error(case: Case, function: Function, arguments: Arguments) -> float:
 
 
 def program(case: Case, name: str) -> Program:
-    """Ours, on tensor cores where that pays and without them, and XLA at two precisions."""
+    """A contender's program."""
     look: dict[str, Function] = {"temp_bytes": temp_bytes}
     if name != "highest":
         look["relF"] = partial(_error, case)

@@ -1,6 +1,6 @@
-"""The models of the suite ``float32``: layers of Flax, with a contender's products and attention.
+"""The models of the suite ``float32``: Flax layers with a contender's products, attention and loss.
 
-Importing this module imports Flax. Contenders of one model have the same parameters.
+Importing this module imports Flax. All contenders of a model have the same parameters.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _VOCABULARY = 128
 
 
 class Parts(NamedTuple):
-    """The functions in a contender's models."""
+    """A contender's functions, for its models."""
 
     dot_general: Function
     attention: Function
-    cross_entropy: Function  # from logits and labels to the mean
+    cross_entropy: Function  # f(logits, labels) -> the mean loss
 
 
 def _cross_entropy(logits: jax.Array, label: jax.Array) -> jax.Array:
-    """The mean over all labels, as it is written in JAX."""
+    """The mean loss over all labels, as usually written in JAX."""
     log_probs = jax.nn.log_softmax(logits)
     return -jnp.mean(jnp.take_along_axis(log_probs, label[..., None], -1))
 
@@ -47,14 +47,14 @@ XLA = Parts(jax.lax.dot_general, linen.dot_product_attention, _cross_entropy)
 class Model(NamedTuple):
     """A model of one size."""
 
-    init: Callable[[], Any]  # the parameters
-    draw: Callable[[int], Arguments]  # from a seed to the inputs, the label last if there is one
-    apply: Function  # from the parameters and the first input to the result
-    loss: Function  # from the parameters and all inputs to a number
+    init: Callable[[], Any]  # f() -> parameters
+    draw: Callable[[int], Arguments]  # f(seed) -> the inputs, with an optional label last
+    apply: Function  # f(parameters, first input) -> the result
+    loss: Function  # f(parameters, *inputs) -> the loss
 
 
 def _attention_layer(parts: Parts, heads: int, **options: Any) -> Any:
-    """Four linear layers and the attention between them."""
+    """An attention layer: four linear layers, with the attention between them."""
     return linen.MultiHeadDotProductAttention(
         num_heads=heads,
         attention_fn=parts.attention,
@@ -65,7 +65,7 @@ def _attention_layer(parts: Parts, heads: int, **options: Any) -> Any:
 
 
 class _Mlp(linen.Module):
-    """Two linear layers with a GELU between them, from (rows, features) to the same shape."""
+    """Two linear layers with a GELU between them; input and result are (rows, features)."""
 
     parts: Parts
     hidden: int
@@ -77,7 +77,7 @@ class _Mlp(linen.Module):
 
 
 class _CharModel(linen.Module):
-    """A decoder-only transformer, from characters (batch, length) to logits of the next ones."""
+    """A decoder-only transformer that maps characters (batch, length) to logits of the next ones."""
 
     parts: Parts
     layers: int
@@ -100,14 +100,14 @@ class _CharModel(linen.Module):
 
 
 def _characters(case: Case, seed: int) -> Arguments:
-    """Text, and the same text a character later."""
+    """Random text, and the same text shifted by one character."""
     shape = (case["batch"], case["length"] + 1)
     text = jax.random.randint(jax.random.key(seed), shape, 0, _VOCABULARY)
     return text[:, :-1], text[:, 1:]
 
 
 def model_of(case: Case, parts: Parts) -> Model:
-    """The model of a case, made of a contender's parts."""
+    """The model of a case with a contender's functions."""
     if case["model"] == "char_lm":
         layer = _CharModel(parts, case["layers"], case["heads"], case["features"])
         draw = partial(_characters, case)

@@ -1,10 +1,14 @@
-"""The suite ``linear_loss``: the cross entropy of a linear layer and both of its gradients.
+"""The suite ``linear_loss``: the cross entropy of a linear layer with the gradients of x and w.
 
-Compared in one run: optax's loss of the whole logits under XLA (``xla``),
-`jaxkernels.cross_entropy` of them (``logits``), `jaxkernels.linear_cross_entropy` as a user gets
-it (``ours``), and within a bound of memory (``bounded``), where a case has one. ``temp MB`` is
-memory of the compiled program beyond operands and results; ``relF`` of dx and dw is the norm of
-the difference from optax's in float32, over their norm.
+One run compares:
+
+* ``xla``: optax's loss of the whole logits, under XLA.
+* ``logits``: `jaxkernels.cross_entropy` of the whole logits.
+* ``ours``: `jaxkernels.linear_cross_entropy` with default options.
+* ``bounded``: the same with `max_bytes`, if the case has such a bound.
+
+``temp MB`` is the memory of the compiled program beyond operands and results. ``relF`` of dx and dw is
+the norm of the difference from optax's gradients in float32, relative to their norm.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ NAMES = {
 def linear_case(
     rows: int, features: int, classes: int, dtype: str, max_bytes: int | None = None
 ) -> Case:
-    """The loss of x (rows, features) times w (features, classes)."""
+    """The case of x (rows, features) and w (features, classes)."""
     sizes = {"rows": rows, "features": features, "classes": classes}
     return {"group": "linear", **sizes, "dtype": dtype, "max_bytes": max_bytes}
 
@@ -51,14 +55,14 @@ CPU_CASES = (linear_case(512, 256, 8192, "float32", 12_000_000),)
 
 
 def cases(options: Options) -> Iterable[Case]:
-    """The sizes that were asked for, in every dtype, or the platform's."""
+    """The requested sizes in every dtype, or the platform's default cases."""
     if options.shapes:
         return [linear_case(m, k, n, dtype) for m, k, n in options.shapes for dtype in DTYPES]
     return CPU_CASES if jax.default_backend() == "cpu" else GPU_CASES
 
 
 def _loss(name: str, bound: int | None) -> Function:
-    """From (x, w, label) to the mean."""
+    """f(x, w, label) -> the mean loss."""
     if name == "xla":
         return lambda x, w, label: jnp.mean(losses.of_optax(label, x @ w))
     if name == "logits":
@@ -68,7 +72,7 @@ def _loss(name: str, bound: int | None) -> Function:
 
 
 def function_of(name: str, bound: int | None = None) -> Function:
-    """From (x, w, label) to the loss and the gradients of x and w; of float32 in true float32."""
+    """f(x, w, label) -> the loss and the gradients of x and w; float32 runs in true float32."""
     whole = jax.value_and_grad(_loss(name, bound), (0, 1))
 
     def call(*arguments: jax.Array) -> Any:
@@ -80,7 +84,7 @@ def function_of(name: str, bound: int | None = None) -> Function:
 
 
 def _draw(case: Case) -> list[Arguments]:
-    """Logits of about a normal distribution, so that rows differ in their certainty."""
+    """Operands whose logits are about normal, so that the rows' distributions differ."""
     rows, features, classes, dtype = (case[n] for n in ("rows", "features", "classes", "dtype"))
     label = jax.random.randint(jax.random.key(0), (rows,), 0, classes)
     scale = jnp.asarray(features**-0.5, dtype)
@@ -89,7 +93,7 @@ def _draw(case: Case) -> list[Arguments]:
 
 
 def _oracle(arguments: Arguments) -> tuple[jax.Array, jax.Array]:
-    """The gradients in float32, by optax, of rows in parts whose logits fit a GPU."""
+    """The float32 gradients of optax's loss, in chunks of rows whose logits fit a GPU."""
     x, w, label = arguments
     step = jax.jit(function_of("xla"))
     wide = w.astype(jnp.float32)
@@ -105,19 +109,19 @@ def _oracle(arguments: Arguments) -> tuple[jax.Array, jax.Array]:
 
 
 def _errors(function: Function, arguments: Arguments) -> dict[str, float]:
-    """RelF of both gradients."""
+    """RelF of dx and dw."""
     gradients, oracle = function(*arguments)[1], _oracle(arguments)
     pairs = zip(("dx", "dw"), gradients, oracle, strict=True)
     return {name: relative_error([got], [want]) for name, got, want in pairs}
 
 
 def names(case: Case, options: Options) -> list[str]:
-    """Whole logits by two losses, ours, and ours within a bound."""
+    """All contenders; ``bounded`` only if the case has a bound."""
     return [name for name in NAMES if name != "bounded" or case["max_bytes"]]
 
 
 def program(case: Case, name: str) -> Program:
-    """A contender's loss and gradients."""
+    """A contender's program, which computes the loss and the gradients."""
     bound = case["max_bytes"] if name == "bounded" else None
 
     def chunks(*_: Any) -> int:
@@ -132,7 +136,7 @@ def program(case: Case, name: str) -> Program:
 
 
 def views(run: Run) -> list[t.View]:
-    """A table for each case, a line for each contender."""
+    """A table for each case, with a line for each contender."""
     columns = [
         t.Column("loss and gradients", lambda m: NAMES[m.contender]),
         t.time("ms", digits=2),

@@ -1,18 +1,18 @@
-"""The suite ``losses``: cross entropy over vocabularies, known ones or lengths that a seed draws.
+"""The suite ``losses``: cross entropy over vocabularies of known or random sizes.
 
-Compared in one run: a plain pass over memory, optax's loss under XLA (``xla``), ours,
-``-log_softmax[label]`` of ours, and torch's ``cross_entropy``, eager and compiled, where torch is
-installed:
+One run compares a plain pass over memory, optax's loss under XLA (``xla``), our loss,
+``-log_softmax[label]`` with our log_softmax, and torch's ``cross_entropy``, eager and compiled, if torch
+is installed:
 
 * ``loss``: the mean of the losses of all rows. Model bytes: read x. Its ceiling is ``read``.
 * ``mean``: the mean and its gradient. Model bytes: read x, write dx. Its ceiling is ``copy``.
-* ``none``: the loss of each row and the gradient for a cotangent of each, an argument. Model
-  bytes: read x twice, write dx: three streams at the rate of ``copy``.
-* ``log_probs``: the log-probability and the entropy of each row. Model bytes: read x. Its ceiling
-  is ``read``.
+* ``none``: the loss of each row, and the gradient for a given cotangent of each row. Model bytes: read x
+  twice, write dx. Its ceiling is ``copy``.
+* ``log_probs``: the log-probability and the entropy of each row. Model bytes: read x. Its ceiling is
+  ``read``.
 
-XLA's peers widen half types to float32 in the same program, for ours computes in float32. Calls of
-``few_rows`` are chained in one program: gradients in place of x, and losses in place of its first
+XLA's contenders widen 16-bit logits to float32 in the same program, because ours computes in float32.
+Calls of ``few_rows`` are chained in one program: a gradient replaces x, and a loss replaces its first
 element.
 """
 
@@ -48,12 +48,12 @@ _CPU_COLS, _CPU_SIZES = (1000, 32000), (2**22,)
 
 
 def lengths(count: int, seed: int) -> list[int]:
-    """Lengths between the vocabularies, that a seed draws."""
+    """Random lengths between the smallest and the largest vocabulary."""
     return random.Random(seed).sample(range(VOCABULARIES[0], VOCABULARIES[-1]), count)
 
 
 def cases(options: Options) -> Iterable[Case]:
-    """Every size, dtype, direction and length, then few rows."""
+    """Every size, dtype, direction and length, then the cases of few rows."""
     on_cpu = jax.default_backend() == "cpu"
     known = _CPU_COLS if on_cpu else VOCABULARIES
     if options.drawn:
@@ -72,7 +72,7 @@ def cases(options: Options) -> Iterable[Case]:
 
 
 def names(case: Case, options: Options) -> list[str]:
-    """The ceiling's contenders, ours and its peers; of few rows XLA and ours."""
+    """The ceiling's contenders, ours and its peers; for few rows only XLA and ours."""
     if rows.is_few(case):
         return ["xla", "ours"]
     found = [*rows.CEILINGS[rows.traffic(case).ceiling], "xla", "log_softmax", "ours"]
@@ -82,7 +82,7 @@ def names(case: Case, options: Options) -> list[str]:
 
 
 def of_optax(label: jax.Array, x: jax.Array) -> jax.Array:
-    """Optax's loss of each row, in float32; refused where optax is not installed."""
+    """Optax's loss of each row, in float32; raises NotImplementedError without optax."""
     try:
         from optax import softmax_cross_entropy_with_integer_labels
     except ImportError as error:
@@ -95,7 +95,7 @@ def _at_label(log_p: jax.Array, label: jax.Array) -> jax.Array:
 
 
 def _losses(contender: str) -> Function:
-    """From labels and logits to the loss of each row."""
+    """f(labels, logits) -> the loss of each row."""
     if contender == "ours":
         return lambda label, x: jk.cross_entropy(x, label, implementation="ffi")
     if contender == "xla":
@@ -109,7 +109,7 @@ def _losses(contender: str) -> Function:
 
 
 def _log_probs(contender: str) -> Function:
-    """From labels and logits to log-probabilities and entropies."""
+    """f(labels, logits) -> log-probabilities and entropies."""
     if contender == "ours":
         ours = partial(jk.token_log_probs, return_entropy=True, implementation="ffi")
         return lambda label, x: ours(x, label)
@@ -146,21 +146,21 @@ def function_of(contender: str, direction: str) -> Function:
 
 
 def _link(contender: str, direction: str) -> Function:
-    """A link of a chain: its result takes the place of its last argument."""
+    """A link of a chain, whose result replaces its last argument."""
     function = function_of(contender, direction)
     if direction == "mean":
         return lambda label, x: function(label, x)[1]
 
     def of_loss(label: jax.Array, x: jax.Array) -> jax.Array:
-        # Else XLA sees the same x in every link, and takes its log-sum-exp once for all of them.
-        # A loss is larger than any logit: as one of them it would win its row, a rare kind.
+        # The loss is stored into x, because XLA would otherwise compute one log-sum-exp for all links. It
+        # is divided by 8, because it exceeds all logits and would dominate its row.
         return x.at[0, 0].set((function(label, x) / 8).astype(x.dtype))
 
     return of_loss
 
 
 def _draw(case: Case) -> list[Arguments]:
-    """(label, x) for each rotation, or (label, cotangent, x); of few rows the tuple of a chain."""
+    """(label, x) or (label, cotangent, x) for each rotation; for few rows one tuple for a chain."""
     label = jax.random.randint(jax.random.key(0), (case["rows"],), 0, case["cols"])
     before = (label, normal(1, (case["rows"],))) if case["direction"] == "none" else (label,)
     drawn = rows.draw([rows.type_of_x(case)], case)
@@ -170,7 +170,7 @@ def _draw(case: Case) -> list[Arguments]:
 
 
 def program(case: Case, name: str) -> Program:
-    """A contender in one direction."""
+    """A contender's program."""
     direction, drawn = case["direction"], partial(_draw, case)
     if rows.is_few(case):
         return Program(chain(_link(name, direction)), drawn, operations=CHAIN_CALLS)
@@ -181,7 +181,7 @@ def program(case: Case, name: str) -> Program:
 
 
 def views(run: Run) -> list[t.View]:
-    """Fractions of the ceiling and times, for each dtype and direction; then few rows."""
+    """Tables of rates and times for each dtype and direction, then one of few rows."""
     unit, text = t.rates(run.platform)
     peers = [name for name in PEERS if any(name in m.records for m in run.measured)]
 
@@ -206,7 +206,7 @@ def views(run: Run) -> list[t.View]:
 
 
 def watched(platform: str) -> Iterable[tuple[str, Case]]:
-    """A vocabulary of an odd length, alone and with its gradient."""
+    """A vocabulary of odd size, with and without the gradient."""
     elements, cols = (2**18, 1001) if platform == "cpu" else (2**26, 50257)
     for dtype, direction in product(DTYPES[:2], ("loss", "mean", "none")):
         yield "rows", row_case("losses", direction, dtype, elements // cols, cols)

@@ -1,20 +1,20 @@
-"""The suite ``map``: softmax at lengths and numbers of rows that nobody chose.
+"""The suite ``map``: softmax at random lengths and many numbers of rows.
 
-A seed draws 40 lengths: 12 up to 128, 12 up to 4096, and 16 long ones up to a million: 4 known
-vocabularies, the same for every seed, 6 odd ones and 6 multiples of 8. Seed 1 is for tuning, rules
-were measured with seed 2. Seed 3 is published: nothing is tuned on it.
+A seed draws 40 lengths: 12 up to 128, 12 up to 4096, and 16 up to a million. The last 16 are 4 known
+vocabularies, the same for every seed, 6 odd lengths and 6 multiples of 8. Seed 1 is for tuning, and seed
+2 measured the rules. Seed 3 is published: nothing is tuned on it.
 
-Each cell has ours (``auto``), ``jax.nn.softmax`` and a copy of the same bytes; ``fwd`` and
-``grad`` are those of ``jaxkernels.bench.softmax``.
+Each cell times ours (``auto``), ``jax.nn.softmax`` and a copy of the same bytes. ``fwd`` and ``grad`` are
+those of ``jaxkernels.bench.softmax``.
 
-* ``many_rows``: arrays of 2^28 bytes, a call at a time.
-* ``few_rows``: 1 to 132 rows of 8192 columns or more, up to half the bytes of many rows. Such
-  calls take microseconds, so they are chained in one program over up to 16 arrays; small ones may
-  stay in the cache, for all three. In place of the copy, which XLA could leave out of a chain, x
-  is negated. ``kernels`` in the file is how many a program runs: a multiple of its calls, unless
+* ``many_rows``: arrays of 2^28 bytes, one call at a time.
+* ``few_rows``: 1 to 132 rows of 8192 columns or more, up to half the bytes of ``many_rows``. These calls
+  take microseconds, so they are chained in one program over up to 16 arrays; for all three contenders,
+  small arrays may stay in the cache. The copy is a negation, because XLA could remove a copy from a
+  chain. ``kernels`` in the file is the number of kernels of a program: a multiple of its calls, unless
   XLA merged some.
 
-Cells come in an order drawn from the seed, so that ``--limit`` leaves out cells of every kind.
+The seed also shuffles the cells, so that ``--limit`` omits cells of every kind.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from jaxkernels.bench.suite import Arguments, Options, Program
 
 FEW_ROWS = (1, 4, 16, 64, 132)
 VOCABULARIES = (32000, 50257, 128256, 151936)
-# Shorter rows are few only where a call is nothing but its launch.
+# Smallest length of ``few_rows``. Below it, a call on a few rows takes only the time of its launch.
 _FEW_ROWS_FROM = 8192
 _LONGEST = 1_000_000
-# Cells whose programs are compiled together, and whose arrays are in memory together.
+# Number of cells whose programs are compiled together and whose arrays share the memory.
 _PART = 24
-# Ours is slower where it takes longer than this many times XLA's time.
+# Ours counts as slower above this multiple of XLA's time.
 TOLERANCE = 1.03
 _KERNEL = re.compile(r" (?:fusion|custom-call|copy)\(")
 
 
 def lengths(seed: int) -> list[int]:
-    """The lengths that a seed draws, ascending."""
+    """The lengths that a seed draws, in ascending order."""
     draw = random.Random(seed)
 
     def spread(low: int, high: int) -> list[int]:
-        """One of each of 12 intervals of equal ratio."""
+        """One length from each of 12 intervals of equal ratio."""
         return [int(low * (high / low) ** ((i + draw.random()) / 12)) for i in range(12)]
 
     short, middle = draw.sample(range(1, 129), 12), spread(129, 4097)
@@ -67,7 +67,7 @@ def lengths(seed: int) -> list[int]:
 
 
 def cases(options: Options) -> Iterable[Case]:
-    """Every dtype, direction, length and number of rows, in an order that the seed draws."""
+    """Every dtype, direction, length and number of rows, shuffled by the seed."""
     size = options.bytes or (2**22 if jax.default_backend() == "cpu" else 2**28)
     found = []
     for dtype, direction in product(options.dtypes, options.directions):
@@ -83,12 +83,12 @@ def cases(options: Options) -> Iterable[Case]:
 
 @cache
 def _noise(log2: int, dtype: str) -> np.ndarray:
-    """Random normal numbers on the host; arrays of any shape are copies of a part."""
+    """Random normal numbers on the host, from which `_draw` copies its arrays."""
     return np.asarray(normal(0, (2**log2 + 2**18,), dtype))
 
 
 def _draw(types: Sequence[jax.ShapeDtypeStruct], is_few: bool, turns: int) -> list[Arguments]:
-    """Parts that begin at different elements; of few rows the one tuple that a chain takes."""
+    """Slices of `_noise` at different offsets, per rotation; for few rows one tuple for a chain."""
 
     def array(like: jax.ShapeDtypeStruct, number: int) -> jax.Array:
         size = math.prod(like.shape)
@@ -101,27 +101,27 @@ def _draw(types: Sequence[jax.ShapeDtypeStruct], is_few: bool, turns: int) -> li
 
 
 def kernels(program: Any, arguments: Arguments) -> int:
-    """How many kernels a compiled program runs."""
+    """The number of kernels in a compiled program."""
     return len(_KERNEL.findall(program.as_text() or ""))
 
 
 def program(case: Case, name: str) -> Program:
-    """A copy, XLA or ours."""
+    """The program of the copy, XLA or ours."""
     function, types = rows.function_of(case, name)
     is_few, look = rows.is_few(case), {"kernels": kernels}
     turns = rotations(2 * case["rows"] * case["cols"] * rows.ITEM_BYTES[case["dtype"]])
     drawn = partial(_draw, types, is_few, turns)
     if not is_few:
         return Program(function, drawn, str(types), inspect=look)
-    # Small arrays, which are many, 128 times: dispatching a program with all of them takes as long
-    # as 32 of the shortest calls.
+    # A program with 16 small arrays makes 128 calls, because its dispatch takes as long as 32 of the
+    # shortest calls.
     rounds = max(2, turns // 2)
     chained = chain(jnp.negative if name == "copy" else function, rounds)
     return Program(chained, drawn, str(types), rounds * turns, look)
 
 
 def _where(m: Measured) -> str:
-    """The size of a cell, and its tier where it is known."""
+    """The size of a cell, and its tier if known."""
     return f"{m['rows']} x {m['cols']}" + (f", {m['tier']}" if m["tier"] else "")
 
 

@@ -1,4 +1,4 @@
-"""Types of options of the command line, and their keywords for ``add_argument``."""
+"""Types of command-line options, and their keywords for ``add_argument``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def count(text: str) -> int:
-    """A type of options: a positive integer, written as 268435456 or as 2^28.
+    """An option type: a positive integer, written as 268435456 or as 2^28.
 
     Example:
         >>> count("2^10"), count("1000")
@@ -21,7 +21,7 @@ def count(text: str) -> int:
 
 
 def sizes(*ranks: int) -> Callable[[str], tuple[int, ...]]:
-    """A type of options: positive sizes joined by "x", their number one of the ranks.
+    """Makes an option type: positive sizes joined by "x"; their number must be one of `ranks`.
 
     Example:
         >>> sizes(1, 3)("64x4096x8")
@@ -38,11 +38,11 @@ def sizes(*ranks: int) -> Callable[[str], tuple[int, ...]]:
 
 
 def several(kind: Callable[[str], Any], metavar: str, text: str) -> dict[str, Any]:
-    """The keywords of ``add_argument`` for an option of one value or more."""
+    """The keywords of ``add_argument`` for an option with one or more values."""
     return {"nargs": "+", "type": kind, "metavar": metavar, "help": text}
 
 
 def seeded(of: str, tuning: int, published: int, metavar: str = "N") -> dict[str, Any]:
-    """The keywords of ``add_argument`` for a seed; nothing is tuned on the published one."""
+    """The keywords of ``add_argument`` for a seed; the published seed is never used for tuning."""
     text = f"{of} (default: {tuning}, for tuning; {published} is what is published)"
     return {"type": int, "default": tuning, "metavar": metavar, "help": text}

@@ -1,8 +1,7 @@
-"""The products of the suite ``sgemm``, listed or drawn from a seed: shapes, operations and bytes.
+"""The products of the suite ``sgemm``, listed or random: shapes, operations and bytes.
 
-``drawn`` takes m, n and k from 1 to 65536, uniform in the logarithm: each octave is as likely as
-the next, as far as products fit, so that most are of a form that nobody tunes for. Seed 1 is for
-tuning; seed 3 is for what is published.
+``drawn`` takes m, n and k from 1 to 65536, log-uniform, and drops products that are too large. Most of
+these shapes are ones that nobody tunes for. Seed 1 is for tuning, and seed 3 for published figures.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ _KINDS = ("NN", "NT", "TN", "TT")
 _LONGEST = 2**16
 _MOST_MEMBERS = 2**12
 _ONE_MEMBER = 0.75  # the probability of a product without a batch
-# The most of a drawn product: operations, and bytes of operands and result.
+# Limits of a random product: operations, and bytes of operands and result.
 _MOST = {"gpu": (2**40, 8 * 10**9), "cpu": (2**24, 2**24)}
 
 
 def product(group: str, batch: int, m: int, n: int, k: int, transposes: str = "NN") -> Case:
-    """C[m, n] = A[m, k] B[k, n], `batch` times; `transposes` says how a and b lie in memory."""
+    """The case C[m, n] = A[m, k] B[k, n], `batch` times; a "T" in `transposes` is stored transposed."""
     case = {"group": group, "batch": batch, "m": m, "n": n, "k": k}
     return {**case, "transposes": transposes}
 
 
 def products(group: str, *shapes: tuple[int, ...], kinds: Sequence[str] = ("NN",)) -> list[Case]:
-    """Products of shapes n, (m, n, k) or (batch, m, n, k)."""
+    """Cases of shapes (n,), (m, n, k) or (batch, m, n, k)."""
     found = []
     for shape in shapes:
         batch, m, n, k = (1, *shape * 3) if len(shape) == 1 else (1, *shape)[-4:]
@@ -66,7 +65,7 @@ CPU_PRODUCTS = (
 
 
 def drawn(count: int, seed: int, platform: str) -> list[Case]:
-    """Products that a seed draws; more of one seed begin with the same."""
+    """Random products; a larger count of the same seed starts with the same products."""
     most_operations, most_bytes = _MOST["cpu" if platform == "cpu" else "gpu"]
     rng = np.random.default_rng(seed)
 
@@ -86,7 +85,7 @@ def drawn(count: int, seed: int, platform: str) -> list[Case]:
 
 
 def cases(options: Options) -> Iterable[Case]:
-    """The shapes that were asked for, and drawn ones; or the platform's."""
+    """The requested shapes and random ones, or the platform's default products."""
     platform = jax.default_backend()
     asked = [
         {**case, "group": "square"} if is_square(case) else case
@@ -97,7 +96,7 @@ def cases(options: Options) -> Iterable[Case]:
 
 
 def watched(platform: str) -> list[Case]:
-    """Products of many kinds."""
+    """Squares, other shapes and transposes."""
     if platform == "cpu":
         return [CPU_PRODUCTS[0], *products("other", (4, 96, 80, 64))]
     transposed = products("transposed", (1024,), kinds=_KINDS[1:])
@@ -105,33 +104,33 @@ def watched(platform: str) -> list[Case]:
 
 
 def is_square(case: Case) -> bool:
-    """Whether all matrices have one shape, and there is one product."""
+    """Whether m, n and k are equal, without a batch."""
     return case["m"] == case["n"] == case["k"] and case["batch"] == 1
 
 
 def is_chain(case: Case) -> bool:
-    """Whether each result is the next product's b; a family's, or 16 bits, would change."""
+    """Whether each result is the next product's b; families and peers need their own operands."""
     return is_square(case) and case["group"] in LISTED
 
 
 def is_transposed(case: Case) -> tuple[bool, bool]:
-    """Whether a and b lie transposed in memory."""
+    """Whether a and b are stored transposed."""
     return case["transposes"][0] == "T", case["transposes"][1] == "T"
 
 
 def flops(case: Case) -> float:
-    """Operations of the product: a multiplication and an addition for each of m n k."""
+    """Operations of the product: 2 batch m n k."""
     return 2.0 * case["batch"] * case["m"] * case["n"] * case["k"]
 
 
 def touched_bytes(case: Case) -> int:
-    """Size of the operands and the result."""
+    """Bytes of the operands and the result."""
     batch, m, n, k = (case[name] for name in ("batch", "m", "n", "k"))
     return 4 * batch * (m * k + k * n + m * n)
 
 
 def size(case: Case) -> str:
-    """The product as tables name it."""
+    """The product's name in tables."""
     text = f"{case['m']}^3" if is_square(case) else f"({case['m']}, {case['n']}, {case['k']})"
     text = text if case["batch"] == 1 else f"{case['batch']} x {text}"
     text = text if case["transposes"] == "NN" else f"{text} {case['transposes']}"

@@ -1,4 +1,4 @@
-"""Parts of the programs of several suites: random inputs, chains, gradients, their inspection."""
+"""Parts of programs that several suites share: random inputs, chains, gradients, inspection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxkernels.bench.timing import first_line, last_level_cache_bytes, rotation
 
 # The scale of a head of depth 64.
 SCALE = 0.125
-# Calls in a chain: enough to hide its dispatch.
+# Calls in a chain, enough to hide its dispatch.
 CHAIN_CALLS = 64
 
 
@@ -28,7 +28,7 @@ def normal(
 
 
 def rotations(touched_bytes: int) -> int:
-    """How many copies of the data of a call push it past this platform's cache."""
+    """The number of copies of a call's data that exceed this platform's cache."""
     return rotations_for(touched_bytes, last_level_cache_bytes(jax.default_backend()))
 
 
@@ -41,10 +41,10 @@ def draw(
     """A tuple of random normal arrays for each rotation, all different.
 
     Args:
-        types: of the arrays.
-        touched: bytes that a call touches; by default those of the arrays.
-        also: further arguments, the last ones of every tuple.
-        turns: the number of rotations; by default they push the data out of the cache.
+        types: shapes and dtypes of the arrays.
+        touched: bytes that a call touches; by default the size of the arrays.
+        also: further arguments, appended to every tuple.
+        turns: the number of rotations; by default their data exceeds the cache.
     """
     size = touched or sum(math.prod(x.shape) * x.dtype.itemsize for x in types)
     found = []
@@ -58,11 +58,11 @@ def draw(
 def chain(
     function: Callable[..., jax.Array], rounds: int = CHAIN_CALLS
 ) -> Callable[..., list[jax.Array]]:
-    """Applies a function to tuples of arguments in turn, round after round.
+    """Applies a function to tuples of arguments in turn, for several rounds.
 
-    A result takes the place of its tuple's last argument. The barrier before each call holds all of
-    those, so that it waits for the call before it and XLA can neither fuse nor reorder the two. The
-    chain is unrolled, because each turn of a jitted loop would cost more than these kernels take.
+    Each result replaces the last argument of its tuple. A barrier over all last arguments before each
+    call keeps XLA from fusing or reordering calls. The chain is unrolled, because an iteration of a
+    jitted loop would cost more than these kernels take.
     """
 
     def chained(*tuples: tuple[jax.Array, ...]) -> list[jax.Array]:
@@ -77,12 +77,12 @@ def chain(
 
 
 def forward(function: Callable[..., Any]) -> Callable[..., Any]:
-    """From (cotangent, ...) to the result; the cotangent is not read."""
+    """f(cotangent, ...) -> the result; the cotangent is not read."""
     return lambda _, *arguments: function(*arguments)
 
 
 def with_gradient(function: Callable[..., Any], differentiated: int = 1) -> Callable[..., Any]:
-    """From (cotangent, ...) to the result and the gradients of the first `differentiated`.
+    """f(cotangent, ...) -> the result and the gradients of the first `differentiated` arguments.
 
     The cotangent is an argument, so every contender reads it from memory.
     """
@@ -96,7 +96,7 @@ def with_gradient(function: Callable[..., Any], differentiated: int = 1) -> Call
 
 
 def refusing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose bare RuntimeError, JAX's where cuDNN is missing, counts as a refusal."""
+    """Turns a RuntimeError, which JAX raises without cuDNN, into a refusal."""
 
     def call(*arguments: Any) -> Any:
         try:
@@ -108,7 +108,7 @@ def refusing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compiled_text(function: Any, arguments: tuple[Any, ...]) -> str:
-    """The text of the compiled program of a jitted function."""
+    """The compiled program of a jitted function, as text."""
     text = function.lower(*arguments).compile().as_text()
     if text is None:
         raise NotImplementedError("this backend does not show the compiled program")
@@ -116,7 +116,7 @@ def compiled_text(function: Any, arguments: tuple[Any, ...]) -> str:
 
 
 def temp_bytes(function: Any, arguments: tuple[Any, ...]) -> int:
-    """Memory of the compiled program of a jitted function, beyond arguments and results."""
+    """The memory of a jitted function's program, in bytes, beyond arguments and results."""
     analysis = function.lower(*arguments).compile().memory_analysis()
     if analysis is None:
         raise NotImplementedError("this backend does not tell the memory of a program")
@@ -124,7 +124,7 @@ def temp_bytes(function: Any, arguments: tuple[Any, ...]) -> int:
 
 
 def relative_error(got: Sequence[jax.Array], want: Sequence[jax.Array]) -> float:
-    """RelF: the norm of the difference of some arrays over the norm of the wanted ones."""
+    """RelF: the norm of got - want over all arrays, relative to the norm of want."""
 
     def norm(arrays: Sequence[jax.Array]) -> jax.Array:
         return jnp.linalg.norm(jnp.stack([jnp.linalg.norm(x.ravel()) for x in arrays]))

@@ -1,7 +1,7 @@
-"""Records: what was measured of one contender in one case, one line of JSON each.
+"""Records: the measurements of one contender in one case, one line of JSON each.
 
-A file of ``--json`` has a line for the run (suite, environment, settings) and then a line for each
-record. Tables, pictures and comparisons are made of records alone.
+A file of ``--json`` has a line for the run (suite, environment, settings), then a line for each record.
+Tables, plots and comparisons use only records.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 SCHEMA = 2
 
-# The fields of a problem: text and numbers by name.
+# The fields of a problem, text and numbers, by name.
 Case = dict[str, Any]
 
 
@@ -27,13 +27,13 @@ class Record:
     case: Case
     contender: str  # such as "xla", "copy" or "ours"
     seconds: float | None = None  # median time of one operation
-    samples: Sequence[float] = ()  # the times behind the median
+    samples: Sequence[float] = ()  # the times from which the median comes
     extra: dict[str, Any] = field(default_factory=dict)  # further values by name
-    refused: str = ""  # why there is no time, or why something of `extra` is not there
+    refused: str = ""  # the reason why the time, or a value of `extra`, is missing
 
     @property
     def spread(self) -> float:
-        """The distance of the quartiles of the samples as a part of the median."""
+        """The interquartile range of the samples, relative to the median."""
         if len(self.samples) < 2:
             return 0.0
         first, median, third = statistics.quantiles(self.samples, n=4, method="inclusive")
@@ -42,18 +42,18 @@ class Record:
 
 @dataclass(frozen=True)
 class Measured:
-    """One case with the records of all its contenders; the default contender is that of a line."""
+    """One case with the records of all contenders; `contender` is that of a table's line, if any."""
 
     case: Case
     records: Mapping[str, Record]
     contender: str = ""
 
     def __getitem__(self, name: str) -> Any:
-        """A field of the case; None if it has none of this name."""
+        """A field of the case; None if it has no such field."""
         return self.case.get(name)
 
     def seconds(self, contender: str = "") -> float | None:
-        """The median time of a contender; None if it has none."""
+        """The median time of a contender; None if it was not timed."""
         record = self.records.get(contender or self.contender)
         seconds = None if record is None else record.seconds
         return seconds if seconds is not None and 0 < seconds < math.inf else None
@@ -64,12 +64,12 @@ class Measured:
         return None if seconds is None else amount / seconds
 
     def ratio(self, peer: str, contender: str = "") -> float | None:
-        """How many times faster than a peer a contender is; None without both times."""
+        """The peer's time divided by the contender's; None without both times."""
         slow = self.seconds(peer)
         return None if slow is None else self.rate(slow, contender)
 
     def extra(self, contender: str, *names: str) -> Any:
-        """A further value of a contender, or one inside of it; None if it is not known."""
+        """A value of a contender's `extra`, at a path of names; None if unknown."""
         record = self.records.get(contender or self.contender)
         found: Any = {} if record is None else record.extra
         for name in names:
@@ -79,11 +79,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class Run:
-    """One run: where, how, and what came out."""
+    """One run: its environment, settings and records."""
 
     suite: str
-    environment: dict[str, Any]  # as `environment.describe` gives it
-    settings: dict[str, Any]  # the options by which it was measured
+    environment: dict[str, Any]  # from `environment.describe`
+    settings: dict[str, Any]  # the options of the measurement
     records: tuple[Record, ...]
 
     @property
@@ -98,12 +98,12 @@ class Run:
 
 
 def key_of(case: Case) -> str:
-    """A text that equal cases have in common."""
+    """A text that is equal for equal cases."""
     return json.dumps(case, sort_keys=True)
 
 
 def by_case(records: Iterable[Record]) -> list[Measured]:
-    """Brings the records of each case together."""
+    """Groups records by case."""
     found: dict[str, dict[str, Record]] = {}
     for record in records:
         found.setdefault(key_of(record.case), {})[record.contender] = record
@@ -111,7 +111,7 @@ def by_case(records: Iterable[Record]) -> list[Measured]:
 
 
 def write(run: Run, path: Path) -> None:
-    """Writes a run: a line of JSON about it, then one for each record, without its empty fields."""
+    """Writes a run as lines of JSON: one about the run, then one for each record's nonempty fields."""
     about = {"schema": SCHEMA, "suite": run.suite}
     about |= {"environment": run.environment, "settings": run.settings}
     of_records = ({k: v for k, v in asdict(r).items() if v} for r in run.records)
@@ -120,7 +120,7 @@ def write(run: Run, path: Path) -> None:
 
 
 def read(path: Path, suite: str | None = None) -> Run:
-    """Reads the file of a run, of one suite or of any; ValueError if it is of no such run."""
+    """Reads the file of a run; raises ValueError if it is not a run of the suite (None: of any)."""
     try:
         about, *lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
         if about["schema"] != SCHEMA or suite not in (None, about["suite"]):

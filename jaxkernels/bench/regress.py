@@ -1,12 +1,12 @@
 """The suite ``regress``: is any of our kernels slower than it was?
 
-At most 120 cells over all operations, which their suites give: lengths of every tier, odd ones
-too. Ours alone is timed, the cells of a group and a storage type in turn, products one after the
-other.
+The suites of all operations name at most 120 cells, with lengths of every tier, including odd ones. Only
+our kernels are timed. The cells of one group and dtype are sampled in turn; products are timed one after
+the other.
 
-``--json FILE`` keeps a run; ``--against FILE`` compares with an earlier one of the same machine
-and lists the cells that are slower by more than 2 % beyond the spread of their samples; the exit
-code is then 1. ``--from-json`` compares two files without measuring.
+``--json FILE`` writes a run. ``--against FILE`` compares it with an earlier run of the same machine, and
+lists the cells that are slower by more than 2 % beyond the spread of their samples; the exit code is then
+1. ``--from-json`` compares two files without measuring.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from jaxkernels.bench.records import Case, Record, Run
 from jaxkernels.bench.suite import Options, Program, Suite
 
 GROUPS = ("rows", "few_rows", "scores", "layers", "products")
-# A time is slower, or faster, if its median differs by more than this beyond the spread.
+# Relative difference of medians, beyond the spread, from which a cell is slower or faster.
 TOLERANCE = 0.02
 
 
 def views(run: Run) -> list[t.View]:
-    """One table for each group: the median and the spread of every cell."""
+    """One table for each group, with the median and the spread of every cell."""
     spread = t.Column("spread", lambda m: m.records["ours"].spread, "{:.2%}")
     columns = [*t.fields("cell"), t.time("us", "ours", "us", 2), spread]
     return [t.View("ours, {group}", columns, lambda m: bool(m.seconds("ours")), by=("group",))]
 
 
 def suite_of(suites: Sequence[Suite]) -> Suite:
-    """The suite of all cells that the suites of operations want to be watched."""
+    """The suite of all watched cells of the given suites."""
 
     @cache
     def cells() -> dict[str, tuple[str, Suite, Case]]:
@@ -56,7 +56,7 @@ def suite_of(suites: Sequence[Suite]) -> Suite:
         return replace(suite.program(watched, suite.ours), inspect={})
 
     def together(case: Case) -> tuple[str, str]:
-        # One storage type at a time, which bounds the memory of the inputs. Products have none.
+        # One dtype at a time bounds the memory of the inputs. Products have no dtype.
         return case["group"], cells()[case["cell"]][2].get("dtype", case["cell"])
 
     text = "an earlier run of this machine (--json); the exit code is 1 if a cell is slower"
@@ -84,7 +84,7 @@ def change(old: Record, new: Record) -> str:
 
 
 def compare(before: Run, after: Run, markdown: bool = False) -> int:
-    """Prints what became slower or faster; 1 if a cell is slower or lost, 2 if nothing compares."""
+    """Prints the changed cells. Returns 1 if one is slower or lost, 2 if nothing can be compared."""
     machines = [(run.environment["device"], run.platform) for run in (before, after)]
     if machines[0] != machines[1]:
         print(f"cannot compare runs of different machines: {machines}", file=sys.stderr)

@@ -1,12 +1,12 @@
-"""The engine of row operations: cases, passes over memory to compare with, inputs, tables, options.
+"""The engine of the row operations' suites: cases, ceilings, inputs, tables, options.
 
-Two passes over memory are measured in every case, as ceilings:
+Every case is compared with one of two plain passes over memory, its ceiling:
 
-* ``copy``: a jitted copy of x, read and written once.
-* ``read``: x is read once and next to nothing is written. No reduction of XLA's is near the ceiling
-  for all shapes, so three are measured, and the fastest one of the case counts: ``row_max``, the
-  maximum of each row; ``sum``, that of all elements; ``piece_max``, the maximum of every 4096
-  elements in the order of memory (the rest at the end, fewer than 4096, is not read).
+* ``copy``: a jitted copy reads and writes x once.
+* ``read``: a reduction reads x once and writes almost nothing. No reduction of XLA is close to the
+  ceiling for all shapes, so three are measured, and the fastest one counts: ``row_max``, the maximum of
+  each row; ``sum``, the sum of all elements; and ``piece_max``, the maximum of every 4096 consecutive
+  elements (a remainder of fewer than 4096 is not read).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _PIECE = 4096
 
 
 class Traffic(NamedTuple):
-    """The least that a pass over the rows of x moves."""
+    """The minimum of data that an operation moves."""
 
-    reads: int  # arrays of the size of x
-    writes: int = 0  # arrays of the same size
-    scalars: int = 0  # further elements for each row
-    ceiling: str = ""  # the pass over memory that it is compared with, of `CEILINGS`
+    reads: int  # arrays of the size of x that are read
+    writes: int = 0  # arrays of that size that are written
+    scalars: int = 0  # further elements per row
+    ceiling: str = ""  # the entry of `CEILINGS` that it is compared with
 
     def size(self, m: Measured) -> int:
-        """Bytes in a case."""
+        """Bytes moved in a case."""
         row = (self.reads + self.writes) * m["cols"] + self.scalars
         return m["rows"] * row * ITEM_BYTES[m["dtype"]]
 
@@ -77,7 +77,7 @@ XLA: dict[str, Function] = {
     "log_softmax": jax.nn.log_softmax,
     "logsumexp": partial(jax.nn.logsumexp, axis=-1),
 }
-# From (y, dy) to dx, as XLA compiles the autodiff of jax.nn.
+# f(y, dy) -> dx, as XLA compiles the autodiff of jax.nn.
 XLA_BACKWARD: dict[str, Function] = {
     "softmax": lambda y, dy: y * (dy - jnp.sum(dy * y, axis=-1, keepdims=True)),
     "log_softmax": lambda y, dy: dy - jnp.exp(y) * jnp.sum(dy, axis=-1, keepdims=True),
@@ -89,7 +89,7 @@ def _piece_max(x: jax.Array) -> jax.Array:
     return jnp.max(x.reshape(-1)[: x.size // piece * piece].reshape(-1, piece), axis=-1)
 
 
-# Passes over memory: the contenders that make them; the fastest one counts.
+# Ceilings, and the contenders for each; the fastest one counts.
 CEILINGS: dict[str, dict[str, tuple[Function, Traffic]]] = {
     "copy": {"copy": (jnp.copy, Traffic(1, 1))},
     "read": {
@@ -101,43 +101,43 @@ CEILINGS: dict[str, dict[str, tuple[Function, Traffic]]] = {
 
 
 def traffic(case: Case | Measured) -> Traffic:
-    """The least that a case moves."""
+    """The minimum of data that a case moves."""
     return TRAFFIC[case["operation"]][case["direction"]]
 
 
 def rate(m: Measured, name: str = "auto") -> float | None:
-    """The model bytes per second of a contender, or of the fastest one of a ceiling."""
+    """The model bytes per second of a contender, or of the fastest contender of a ceiling."""
     passes = CEILINGS.get(name) or {name: (None, traffic(m))}
     rates = (m.rate(moved.size(m), contender) for contender, (_, moved) in passes.items())
     return max((rate for rate in rates if rate is not None), default=None)
 
 
 def of_ceiling(m: Measured, name: str = "auto") -> float | None:
-    """The rate of ours as a fraction of the ceiling's in this very case."""
+    """Our rate relative to the ceiling's rate in the same case."""
     ceiling, own = rate(m, traffic(m).ceiling), rate(m, name)
     return None if ceiling is None or own is None else own / ceiling
 
 
 def is_few(case: Case | Measured) -> bool:
-    """Whether a case is one of latency: its calls are chained in one program."""
+    """Whether a case measures latency, with calls chained in one program."""
     return case["group"] == "few_rows"
 
 
 def is_rows(m: Measured) -> bool:
-    """Whether a case is one of throughput."""
+    """Whether a case measures throughput."""
     return m["group"] == "rows"
 
 
 def row_case(
     operation: str, direction: str, dtype: str, rows: int, cols: int, group: str = "rows"
 ) -> Case:
-    """A case of (rows, cols), without the tier that is planned for it."""
+    """A case of (rows, cols), without the planned tier."""
     kind = {"group": group, "operation": operation, "direction": direction, "dtype": dtype}
     return {**kind, "rows": rows, "cols": cols}
 
 
 def with_tier(case: Case) -> Case:
-    """The case with the tier that would be chosen on this GPU, where it is one kernel that runs."""
+    """Adds the tier that this GPU's plan chooses, if one kernel runs."""
     if jax.default_backend() != "gpu" or case["direction"] == "both":
         return case
     operation = cast(Operation, f"{case['operation']}_{case['direction']}")
@@ -146,7 +146,7 @@ def with_tier(case: Case) -> Case:
 
 
 def row_cases(operation: str, gpu_cols: Sequence[int], options: Options) -> Iterable[Case]:
-    """Every dtype, direction and length, on inputs of one size; the lengths may be asked for."""
+    """Every dtype, direction and length (or the requested lengths), on inputs of one size."""
     on_cpu = jax.default_backend() == "cpu"
     elements = options.elements or (2**24 if on_cpu else 2**28)
     lengths = sorted(set(options.cols or (CPU_COLS if on_cpu else gpu_cols)))
@@ -156,7 +156,7 @@ def row_cases(operation: str, gpu_cols: Sequence[int], options: Options) -> Iter
 
 
 def names(case: Case, options: Options) -> list[str]:
-    """The ceiling's contenders, XLA, and ours by each tier; of few rows XLA and ours."""
+    """The ceiling's contenders, XLA, and ours with each tier; for few rows only XLA and ours."""
     if is_few(case):
         return ["xla", "auto"]
     tiers = options.tiers or (TIERS[:1] if jax.default_backend() == "cpu" else TIERS)
@@ -170,9 +170,9 @@ def label(case: Case) -> str:
 
 
 def draw(types: Sequence[jax.ShapeDtypeStruct], case: Case) -> list[Arguments]:
-    """Random arrays for each rotation; of few rows the one tuple that a chain takes.
+    """Random arrays for each rotation; for few rows one tuple for a chain.
 
-    The ceiling touches least, so it decides how many rotations there are.
+    The ceiling touches the least data, so it determines the number of rotations.
     """
     touched = 2 if traffic(case).ceiling == "copy" else 1
     size = touched * case["rows"] * case["cols"] * ITEM_BYTES[case["dtype"]]
@@ -181,22 +181,22 @@ def draw(types: Sequence[jax.ShapeDtypeStruct], case: Case) -> list[Arguments]:
 
 
 def ceiling(case: Case, name: str) -> Function | None:
-    """A pass over the last argument of a case; None if this is the name of no pass."""
+    """The ceiling's function of that name, on the last argument; None if there is none."""
     found = CEILINGS[traffic(case).ceiling].get(name)
     return found and (lambda *arguments: found[0](arguments[-1]))
 
 
 def type_of_x(case: Case) -> jax.ShapeDtypeStruct:
-    """The type of the array of a case."""
+    """The shape and dtype of the input of a case."""
     return jax.ShapeDtypeStruct((case["rows"], case["cols"]), case["dtype"])
 
 
 def function_of(case: Case, name: str) -> tuple[Function, list[jax.ShapeDtypeStruct]]:
     """A contender's function in the direction of a case, and the types of its arguments.
 
-    ``grad`` has residuals and a cotangent, in this order, and the forward runs nowhere inside:
-    ``jax.vjp`` returns a pytree whose leaves are the residuals, and its structure comes from an
-    abstract evaluation. Times do not depend on the values of residuals.
+    ``grad`` takes residuals, then the cotangent, and does not run the forward pass. ``jax.vjp`` returns a
+    pytree whose leaves are the residuals; an abstract evaluation gives its structure. Times do not depend
+    on the values of residuals, so they are random.
     """
     x, direction, operation = type_of_x(case), case["direction"], case["operation"]
     if passing := ceiling(case, name):
@@ -205,7 +205,7 @@ def function_of(case: Case, name: str) -> tuple[Function, list[jax.ShapeDtypeStr
         if direction == "grad" and operation in XLA_BACKWARD:
             return XLA_BACKWARD[operation], [x, x]
         function = XLA[operation]
-    else:  # a tier, or as a user gets it; it refuses instead of falling back to XLA
+    else:  # a forced tier, or the default; it raises instead of falling back to XLA
         tier = None if name == "auto" else name
         function = partial(OURS[operation], tier=tier, implementation="ffi")
     if direction == "fwd":
@@ -224,7 +224,7 @@ def function_of(case: Case, name: str) -> tuple[Function, list[jax.ShapeDtypeStr
 
 
 def program(case: Case, name: str) -> Program:
-    """A contender on random arrays; few rows in a chain."""
+    """A contender's program; a chain for few rows."""
     function, types = function_of(case, name)
     drawn = partial(draw, types, case)
     if is_few(case):
@@ -233,7 +233,7 @@ def program(case: Case, name: str) -> Program:
 
 
 def views(run: Run) -> list[t.View]:
-    """Every length and contender, and few rows."""
+    """Tables of rates for each dtype and direction, then one of few rows."""
     unit, text = t.rates(run.platform)
     tiers = [name for name in TIERS[1:] if any(name in m.records for m in run.measured)]
 
@@ -272,7 +272,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 def suite(name: str, operation: str = "", **fields: Any) -> Suite:
-    """A suite of a row operation of `TRAFFIC`; the fields that are not given are those of most."""
+    """The suite of a row operation of `TRAFFIC`; `fields` override the common fields."""
     common: dict[str, Any] = {
         "names": names,
         "program": program,

@@ -1,22 +1,22 @@
 """The suite ``scaling``: arrays sharded over 1, 2, 4, ... devices, in one process.
 
-* Weak scaling, the same rows or the same batch on each device: ``jaxkernels.softmax`` of rows cut
-  as P("devices", None), and ``jaxkernels.scaled_masked_softmax`` (scaled, causal) of attention
-  scores whose batch is cut. The efficiency is the time on 1 device over the time on n. The numbers
-  of devices are the contenders of one case: they are sampled in turn.
-* Strong scaling, one array cut along its vocabulary as P(None, "devices"), log_softmax of it, and
-  the gradient of a loss:
+* Weak scaling, with the same rows or the same batch on each device: ``jaxkernels.softmax`` of rows
+  sharded as P("devices", None), and ``jaxkernels.scaled_masked_softmax`` (scaled, causal) of attention
+  scores with a sharded batch. The efficiency is the time on 1 device divided by the time on n. The
+  numbers of devices are the contenders of one case, so they are sampled in turn.
+* Strong scaling, with one array sharded along its vocabulary as P(None, "devices"): log_softmax, and the
+  gradient of a loss.
 
-  - ``ours``: ``jaxkernels.log_softmax`` or ``cross_entropy``, left to XLA's partitioner.
-  - ``gathered``: the same behind a constraint that every device has the whole array: the cost of a
-    custom call that the partitioner knows nothing of.
+  - ``ours``: ``jaxkernels.log_softmax`` or ``cross_entropy``, partitioned by XLA.
+  - ``gathered``: the same with a replicated array, which is the cost of a custom call that the
+    partitioner cannot split.
   - ``xla``: ``jax.nn.log_softmax``, or optax's loss.
 
-``fwd`` is y from x; ``both`` is y and the gradient, from x and a given cotangent; ``loss`` is the
+``fwd`` is y from x. ``both`` is y and the gradient, from x and a given cotangent. ``loss`` is the
 gradient of the mean cross entropy. The collectives of every compiled program are counted.
 
-The devices of a CPU are simulated and share its cores: each call is waited for, and their times
-tell nothing of a GPU.
+The devices of a CPU are simulated and share its cores. Each call is therefore waited for, and the times
+say nothing about GPUs.
 """
 
 from __future__ import annotations
@@ -45,40 +45,40 @@ from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite
 CONTENDERS = {"gathered": "gathered", "xla": "XLA", "ours": "ours"}
 DIRECTIONS = ("fwd", "both")
 OF_VOCABULARY = (*DIRECTIONS, "loss")
-# The dtypes of each group.
+# The dtypes measured in each group.
 DTYPES = {
     "softmax": ("float32", "bfloat16"),
     "attention": ("bfloat16",),
     "vocabulary": ("bfloat16",),
 }
-# (rows, cols) and (batch, heads, q, k) on each device, and the whole (rows, vocabulary). At 4 TB/s
-# the shortest call of a device takes 1 ms, so that the host, which dispatches calls to all devices
-# one after another, stays ahead of them.
+# Shapes: (rows, cols) and (batch, heads, q, k) on each device, and the whole (rows, vocabulary). At 4
+# TB/s the shortest call of a device takes 1 ms, so the host, which dispatches to one device after
+# another, stays ahead.
 GPU_SHAPES = {
     "softmax": (65536, 16384),
     "attention": (24, 16, 2048, 2048),
     "vocabulary": (8192, 131072),
 }
 CPU_SHAPES = {"softmax": (256, 4096), "attention": (1, 4, 512, 512), "vocabulary": (64, 32768)}
-# Ours refuse instead of falling back to XLA.
+# Our functions raise instead of falling back to XLA.
 WEAK: dict[str, Function] = {
     "softmax": partial(jk.softmax, implementation="ffi"),
     "attention": partial(jk.scaled_masked_softmax, scale=SCALE, causal=True, implementation="ffi"),
 }
-# An asynchronous collective is a pair; its first part counts.
+# An asynchronous collective is a pair of operations; only its start is counted.
 _COLLECTIVE = re.compile(
     r" (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
 )
 
 
 def counts(options: Options) -> list[int]:
-    """Numbers of devices, ascending: 1 and those asked for, or 1, 2, 4, ... up to all."""
+    """Numbers of devices, in ascending order: 1 and the requested ones, or 1, 2, 4, ... up to all."""
     doublings = (2**power for power in range(len(jax.devices()).bit_length()))
     return sorted({1, *(options.devices or doublings)})
 
 
 def cases(options: Options) -> Iterable[Case]:
-    """Every group, dtype and direction; of a vocabulary every number of devices."""
+    """Every group, dtype and direction; the group "vocabulary" also has every number of devices."""
     default = CPU_SHAPES if jax.default_backend() == "cpu" else GPU_SHAPES
     for group, dtypes in DTYPES.items():
         directions = OF_VOCABULARY if group == "vocabulary" else DIRECTIONS
@@ -93,13 +93,13 @@ def cases(options: Options) -> Iterable[Case]:
 
 
 def cut(devices: int, dimension: int) -> NamedSharding:
-    """A dimension of a matrix, 0 or 1, cut over the first devices."""
+    """The sharding of dimension 0 or 1 over the first `devices` devices."""
     mesh = Mesh(np.array(jax.devices()[:devices]), ("devices",))
     return NamedSharding(mesh, PartitionSpec(*(None,) * dimension, "devices"))
 
 
 def _loss_gradient(contender: str) -> Function:
-    """From logits to the gradient of their mean loss, for labels all over the vocabulary."""
+    """f(logits) -> the gradient of the mean loss, with labels spread over the vocabulary."""
     loss_and_gradient = losses.function_of(contender, "mean")
 
     def gradient(x: jax.Array) -> jax.Array:
@@ -110,7 +110,7 @@ def _loss_gradient(contender: str) -> Function:
 
 
 def _of_vocabulary(name: str, direction: str, sharding: NamedSharding) -> Function:
-    """A contender on an array whose vocabulary is cut."""
+    """A contender's function of an array with a sharded vocabulary."""
     is_loss, is_xla = direction == "loss", name == "xla"
     function: Function = jax.nn.log_softmax
     if is_loss:
@@ -122,20 +122,20 @@ def _of_vocabulary(name: str, direction: str, sharding: NamedSharding) -> Functi
     whole = partial(
         jax.lax.with_sharding_constraint, shardings=NamedSharding(sharding.mesh, PartitionSpec())
     )
-    # The result is held whole as well, or the gradient would gather it once more.
+    # The result is replicated too, because the gradient would otherwise gather it again.
     return lambda x: whole(function(whole(x)))
 
 
 def names(case: Case, options: Options) -> Iterable[str]:
-    """Numbers of devices, or, of a vocabulary that is cut, functions."""
+    """The numbers of devices, or the contenders of the group "vocabulary"."""
     return CONTENDERS if case["group"] == "vocabulary" else map(str, counts(options))
 
 
 def program(case: Case, name: str) -> Program:
-    """A contender on the sharded array of a case."""
+    """A contender's program on the sharded array of a case."""
     group, dtype, shape = case["group"], case["dtype"], tuple(case["shape"])
     is_both = case["direction"] == "both"
-    # The part of one device has to leave the cache.
+    # Each device's shard must exceed the cache.
     touched = (4 if is_both else 2) * math.prod(shape) * jnp.dtype(dtype).itemsize
     if group == "vocabulary":
         touched //= case["devices"]
@@ -148,7 +148,7 @@ def program(case: Case, name: str) -> Program:
     jitted = jax.jit(directed, out_shardings=sharding)
 
     def waited(*arguments: jax.Array) -> Any:
-        """Several calls in flight starve each other's collectives of a CPU's threads."""
+        """Waits for each call: concurrent calls starve each other's collectives of CPU threads."""
         return jax.block_until_ready(jitted(*arguments))
 
     def collectives(_: Function, arguments: Arguments) -> dict[str, int]:
@@ -166,7 +166,7 @@ def program(case: Case, name: str) -> Program:
 
 
 def devices(text: str) -> int:
-    """A type of options: a number of devices, no more than there are."""
+    """An option type: a number of available devices."""
     asked = count(text)
     if asked > len(jax.devices()):
         raise ValueError(text)
@@ -190,14 +190,14 @@ def _said(found: dict[str, int]) -> str:
 
 
 def views(run: Run) -> list[t.View]:
-    """Weak scaling by direction, and a vocabulary by direction, with the collectives."""
+    """Tables of weak and strong scaling for each direction, with the collectives."""
     notes = ("simulated devices share the cores of the CPU",) if run.platform == "cpu" else ()
     array = t.Column("array", lambda m: label(m.case).partition(" on ")[0])
     weak = [
         array,
         t.Column("devices", lambda m: m.contender),
         t.time("ms"),
-        # The time on 1 device over that on the devices of a line.
+        # Efficiency: the time on 1 device divided by the time on the line's devices.
         t.Column("efficiency", lambda m: m.ratio("1"), "{:.3f}"),
         t.extra("collectives", "collectives", pattern=_said),
     ]
@@ -258,6 +258,6 @@ SUITE = Suite(
     views=views,
     axes={"group": tuple(DTYPES), "direction": OF_VOCABULARY},
     options={"--devices": several(devices, "N", _DEVICES_HELP), **_SHAPES},
-    # The start and the end of a sample on several devices take a millisecond or two.
+    # Samples are long, because starting and ending one on several devices takes 1 to 2 ms.
     defaults={"min_sample_ms": 200.0},
 )

@@ -1,20 +1,20 @@
-"""The suite ``sgemm``: every rung of the ladder and XLA's float32 product, times and errors.
+"""The suite ``sgemm``: times and errors of every algorithm of ours and of XLA's float32 product.
 
-A call of a small product costs the host more time than the GPU, so the timed program has several
-products and lasts about a millisecond. Plain squares make a chain, in which each result is the
-next product's b. Other products are independent, and all results are returned.
+A call of a small product costs the host more time than the GPU, so the timed program contains several
+products and lasts about a millisecond. Plain squares make a chain, in which each result is the next
+product's b. Other products are independent, and all results are returned.
 
-On a GPU a chain is so long that its operands a exceed the cache; small b and results stay there,
-like those between the layers of a network. Other inputs and results that would stay in the cache
-are not used in successive calls, but for products of less than about ten microseconds: CUDA graphs
-must be told of new inputs, which takes the host as long.
+On a GPU, a chain is so long that its operands a exceed the cache. Its small b and results stay in the
+cache, like those between the layers of a network. Other products rotate through inputs that exceed the
+cache. Products of less than about ten microseconds keep their inputs, because updating a CUDA graph for
+new inputs takes the host as long.
 
-``families`` are products that networks compute, and operands that are hard to hold in 16 bits.
-``peers`` has XLA's other ways to a product: TF32, sums of products of bfloat16 or TF32, and
-float16 operands, whose rounding counts as their error.
+``families`` are products that networks compute, and operands that are hard to represent in 16 bits.
+``peers`` are XLA's other algorithms: TF32, sums of bfloat16 or TF32 products, and float16 operands, whose
+rounding counts as error.
 
-Errors are those of sampled rows and columns of the first members: a product that fills half of a
-device leaves no room for its operands in float64.
+Errors are measured on sampled rows and columns of the first batch elements, because the float64 operands
+of a large product would not fit the device.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from jaxkernels.bench.timing import last_level_cache_bytes
 from jaxkernels.typing import Algorithm
 
 RUNGS: tuple[Algorithm, ...] = get_args(Algorithm)
-LADDER = tuple(rung for rung in RUNGS if rung != "thin")  # that serve a large square
-AUTO = "auto"  # the planned rung
+LADDER = tuple(rung for rung in RUNGS if rung != "thin")  # algorithms that serve a large square
+AUTO = "auto"  # the planned algorithm
 OURS = (AUTO, "pipelined")
-# XLA's product of float32 by name; of float16, which has no such choice, as well.
+# XLA's precisions of float32 products by name; float16 operands have only the default.
 _PRECISIONS = {
     "xla": Precision.HIGHEST,
     "tf32_x3": DotAlgorithmPreset.TF32_TF32_F32_X3,
@@ -56,16 +56,16 @@ _PRECISIONS = {
 PEERS = tuple(_PRECISIONS)[1:]
 _PROGRAM_SECONDS = 1e-3
 _MAX_PRODUCTS = 64
-# A product takes no longer, by guess: a part of a GPU's rates, and the latency of a launch.
+# Guesses for an upper bound of a product's time: low rates, and the latency of a launch.
 _GUESSED_RATE = {"gpu": 200e12, "cpu": 50e9}
 _GUESSED_BANDWIDTH = {"gpu": 3e12, "cpu": 10e9}
 _GUESSED_LATENCY = 5e-6
-# Telling CUDA graphs of a product's new inputs takes this long.
+# Time to update a CUDA graph for a product's new inputs.
 _TELLING_SECONDS = 10e-6
-# A chain's operands a are this many times the cache, on a GPU; and the longest chain.
+# On a GPU, the operands a of a chain are this multiple of the cache, up to the longest chain.
 _CACHES_OF_CHAIN = 2
 _MAX_CHAIN = 1024
-# Errors are those of this many lines and members.
+# Number of rows, columns and batch elements on which errors are measured.
 _SAMPLED_ROWS, _SAMPLED_COLS, _SAMPLED_MEMBERS = 256, 1024, 2
 _EPSILON = 2.0**-24
 
@@ -73,7 +73,7 @@ Pair = tuple[jax.Array, jax.Array]
 
 
 def _function(case: Case, name: str) -> Function:
-    """One product by a contender, which reads operands in their layout in memory."""
+    """A contender's product; it reads transposed operands without a copy."""
     trans_a, trans_b = is_transposed(case)
     if name not in _PRECISIONS:
         on_gpu = jax.default_backend() == "gpu"
@@ -94,7 +94,7 @@ def _guessed_seconds(case: Case, platform: str) -> float:
 
 
 def products_per_call(case: Case, platform: str) -> int:
-    """How many products make a program that lasts long enough, and a chain that no cache holds."""
+    """The number of products in a program, so that it lasts long enough and a chain exceeds the cache."""
     wanted = math.ceil(_PROGRAM_SECONDS / _guessed_seconds(case, platform))
     count = max(1, min(_MAX_PRODUCTS, wanted))
     if platform == "gpu" and is_chain(case):
@@ -104,7 +104,7 @@ def products_per_call(case: Case, platform: str) -> int:
 
 
 def _keeps_inputs(case: Case) -> bool:
-    """Whether successive calls have the same inputs."""
+    """Whether successive calls reuse the same inputs."""
     if jax.default_backend() != "gpu":
         return False
     return is_chain(case) or _guessed_seconds(case, "gpu") < _TELLING_SECONDS
@@ -118,7 +118,7 @@ def _of_family(name: str, a: jax.Array, b: jax.Array, seed: int) -> Pair:
 
 
 def operands(case: Case, count: int, dtype: str = "float32") -> list[Pair]:
-    """Operands of independent products in their layout in memory; a family's are float32."""
+    """Operands of independent products, in their stored layout; those of a family are float32."""
     trans_a, trans_b = is_transposed(case)
     m, n, k = case["m"], case["n"], case["k"]
     batch = (case["batch"],) if case["batch"] > 1 else ()
@@ -130,7 +130,7 @@ def operands(case: Case, count: int, dtype: str = "float32") -> list[Pair]:
 
 
 def draw(case: Case, count: int, dtype: str = "float32") -> list[Arguments]:
-    """The arguments of `count` products; a chain's are scaled, so its results stay finite."""
+    """The arguments of `count` products; those of a chain are scaled to keep results finite."""
     turns = 1 if _keeps_inputs(case) else rotations(count * touched_bytes(case))
     pairs = operands(case, turns * count, dtype)
     calls = [pairs[first::turns] for first in range(turns)]
@@ -141,7 +141,7 @@ def draw(case: Case, count: int, dtype: str = "float32") -> list[Arguments]:
 
 @partial(jax.jit, static_argnums=0)
 def _sampled_errors(transposes: str, a: jax.Array, b: jax.Array, c: jax.Array) -> dict:
-    """RelF and the largest error over its bound, k eps |A| |B|."""
+    """RelF, and the largest error relative to its bound, k eps |A| |B|."""
     a, b = (
         jnp.swapaxes(x, -1, -2) if letter == "T" else x
         for x, letter in zip((a, b), transposes, strict=True)
@@ -155,27 +155,27 @@ def _sampled_errors(transposes: str, a: jax.Array, b: jax.Array, c: jax.Array) -
     a, b, c = (x.astype(jnp.float64) for x in (a, b, c))
     oracle, error = a @ b, c - a @ b
     bound = a.shape[-1] * _EPSILON * (jnp.abs(a) @ jnp.abs(b))
-    # A right result has no error if all products are 0.
+    # The bound is 0 if all products are 0; a correct result then has no error.
     of_bound = jnp.where(error == 0, 0, jnp.abs(error) / bound)
     relative = jnp.linalg.norm(error.ravel()) / jnp.linalg.norm(oracle.ravel())
     return {"relF": relative, "of_bound": jnp.max(of_bound)}
 
 
 def errors(case: Case, pair: Pair, c: jax.Array) -> dict[str, float]:
-    """The errors of a product against float64, in sampled rows and columns."""
+    """The errors of a product against float64, on sampled rows and columns."""
     with jax.enable_x64(True):
         found = _sampled_errors(case["transposes"], *pair, c)
         return {name: float(value) for name, value in found.items()}
 
 
 def names(case: Case, options: Options) -> Iterable[str]:
-    """XLA, and the rungs asked for; by default those of the group."""
+    """XLA, and the requested algorithms; by default those of the group."""
     default = {"ladder": LADDER, "peers": (AUTO, *PEERS)}.get(case["group"], OURS)
     return ("xla", *(options.algorithms or default))
 
 
 def program(case: Case, name: str) -> Program:
-    """A chain of products, or several independent ones."""
+    """A contender's program: a chain of products, or several independent ones."""
     function, dtype = _function(case, name), "float16" if name == "float16" else "float32"
     number = products_per_call(case, jax.default_backend())
 
@@ -208,7 +208,7 @@ def program(case: Case, name: str) -> Program:
 
 
 def views(run: Run) -> list[t.View]:
-    """A table for each group of products, with a line for each contender, XLA's product last."""
+    """A table for each group, with a line for each contender of each product, XLA last."""
     unit, text = t.rates(run.platform, "FLOP")
     peer = "cuBLAS" if run.platform == "gpu" else "XLA"
     columns = [
@@ -222,7 +222,7 @@ def views(run: Run) -> list[t.View]:
     ]
 
     def notes(members: Sequence[Measured]) -> list[str]:
-        """The planned rung over XLA, and how many ran on tensor cores, where that is known."""
+        """The planned algorithm relative to XLA, and the number of products on tensor cores, if known."""
         planned = [m for m in members if AUTO in m.records]
         sweep = t.Sweep(
             f"auto over {peer}", lambda m: m.ratio("xla", AUTO), lambda m: size(m.case), limit=1

@@ -1,20 +1,19 @@
 """The suite ``softmax``: forward and backward over a range of column counts.
 
-Compared in one run: a plain device copy, ``jax.nn.softmax`` (or ``jax.nn.log_softmax``) under jit,
-ours as a user gets it (``auto``) and each tier by force:
+One run compares a plain device copy, ``jax.nn.softmax`` (or ``jax.nn.log_softmax``) under jit, our
+default (``auto``) and each forced tier:
 
 * ``fwd``: y from x. Model bytes: read x, write y.
-* ``grad``: dx from y and dy alone; the forward is never run inside. Ours is the function that
-  ``jax.vjp`` returns, whose only residual is y. (16-bit log_softmax keeps x instead; y in its
-  place gives the same: softmax(y) = softmax(x).) XLA's is the autodiff of ``jax.nn`` in its most
-  favourable form, from y and not the unnormalised exponentials. Model bytes: read y and dy, write
-  dx.
-* ``copy``: a jitted copy of an input, read and written once; measured anew in every case.
+* ``grad``: dx from y and dy, without the forward pass. Ours is the function that ``jax.vjp`` returns,
+  whose only residual is y. (16-bit log_softmax saves x instead; it is given y, because softmax(y) =
+  softmax(x).) XLA's is the autodiff of ``jax.nn`` in its most favourable form, from y instead of the
+  unnormalised exponentials. Model bytes: read y and dy, write dx.
+* ``copy``: a jitted copy of an input, which is read and written once; it is measured in every case.
 
-The group ``rows`` has inputs of one size and rows of many lengths. The group ``few_rows`` has
-inputs so small that only the latency of a call counts; its calls are chained in one program.
+The group ``rows`` has inputs of one size and rows of many lengths. The group ``few_rows`` has inputs so
+small that only the latency of a call matters; its calls are chained in one program.
 
-Throughput is model bytes over the median time, so a kernel that reads its input twice shows about
+Throughput is model bytes divided by the median time, so a kernel that reads its input twice shows about
 two thirds of the copy's rate.
 """
 
@@ -31,7 +30,7 @@ from jaxkernels.bench.records import Case
 from jaxkernels.bench.rows import DTYPES, row_case
 from jaxkernels.bench.suite import Options
 
-# Powers of two, model widths, vocabularies, and odd lengths with their even neighbours.
+# Lengths: powers of two, model widths, vocabularies, and odd lengths with their even neighbours.
 GPU_COLS = (
     *(32, 64, 128, 256, 512, 768, 1000, 1001, 1024, 2048, 3072, 4096, 5120, 8192, 12288, 16384),
     *(24576, 32768, 50256, 50257, 65536, 131072, 151935, 151936, 262144, 524288, 1048576),
@@ -40,7 +39,7 @@ FEW_ROWS = ((1, 32768), (1, 131072), (8, 131072), (64, 128256), (256, 256), (409
 
 
 def cases(options: Options) -> Iterable[Case]:
-    """Every dtype, direction and length, then the small inputs."""
+    """Every dtype, direction and length, then the cases of few rows."""
     yield from rows.row_cases(options.operation, GPU_COLS, options)
     few_rows = options.few_rows
     if few_rows or (few_rows is None and jax.default_backend() != "cpu"):
@@ -49,7 +48,7 @@ def cases(options: Options) -> Iterable[Case]:
 
 
 def watched(platform: str) -> Iterable[tuple[str, Case]]:
-    """A length or two of every tier, on any GPU, and few rows."""
+    """One or two lengths of every tier, on any GPU, and few rows."""
     float32_bfloat16 = DTYPES[:2]
     elements, shapes = 2**26, {"fwd": FEW_ROWS, "grad": FEW_ROWS[2:5]}
     kinds = (

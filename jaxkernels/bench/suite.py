@@ -1,8 +1,7 @@
 """A suite: one operation's benchmark as data, and the engine that measures every suite.
 
-A suite lists its cases, names the contenders of each and gives their programs. The engine draws the
-inputs, compiles, has ``timing`` sample, and makes the records. The command line, the file and the
-tables are ``__main__``'s.
+A suite lists its cases, their contenders and their programs. The engine draws the inputs, compiles, calls
+``timing`` to sample, and returns the records. ``__main__`` handles the command line, files and tables.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ class Program:
 
     function: Function
     draw: Callable[[], Sequence[Arguments]]  # a tuple of arguments for each rotation
-    inputs: str = ""  # programs of a case that name the same inputs share one draw
-    operations: int = 1  # in one call; times are divided by it
-    # Further values of a contender that has a time, from the compiled function and its arguments.
+    inputs: str = ""  # programs of a case with the same `inputs` share one draw
+    operations: int = 1  # operations in one call; times are divided by it
+    # f(compiled function, arguments) -> a further value of a timed contender, by name.
     inspect: Mapping[str, Callable[[Function, Arguments], Any]] = field(default_factory=dict)
     jit: bool = True
 
@@ -43,27 +42,27 @@ class Program:
 class Suite:
     """One operation's benchmark."""
 
-    name: str  # of the sub-command
+    name: str  # name of the sub-command
     summary: str  # one line for its help
-    cases: Callable[[Options], Iterable[Case]]  # everything that the options ask for
+    cases: Callable[[Options], Iterable[Case]]  # all cases for the options
     names: Callable[[Case, Options], Iterable[str]]  # the contenders of a case
-    program: Callable[[Case, str], Program]  # of a contender; what it refuses is an empty cell
-    label: Callable[[Case], str]  # names a case in one line
+    program: Callable[[Case, str], Program]  # a contender's program; a refusal is an empty cell
+    label: Callable[[Case], str]  # the name of a case, in one line
     views: Callable[[Run], Sequence[View]]
-    # Fields of cases and their values; the command line selects from them: --dtypes float32.
+    # Fields of cases and their values, from which the command line selects: --dtypes float32.
     axes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # for add_argument
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # of options, by name
-    # Neighbours of one key are sampled in turn.
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # defaults of options, by name
+    # Consecutive cases with equal keys are sampled in turn.
     together: Callable[[Case], Hashable] = lambda case: case.get("part", key_of(case))
-    ours: str = "ours"  # the contender that regress measures,
-    # in these cases of a platform, each with its group.
+    ours: str = "ours"  # the contender that `regress` measures
+    # f(platform) -> (group, case) pairs that `regress` measures.
     watched: Callable[[str], Iterable[tuple[str, Case]]] = lambda platform: ()
 
     def chosen(self, options: Options) -> list[list[Case]]:
-        """The selected cases, in the parts that are sampled in turn.
+        """The selected cases, in parts that are sampled in turn.
 
-        An axis that a case does not have leaves it in.
+        A selection along an axis keeps the cases without that field.
         """
         asked = {name: (None, *getattr(options, f"{name}s")) for name in self.axes}
         cases = self.cases(options)
@@ -74,7 +73,7 @@ class Suite:
 def _compiled(
     functions: Mapping[Hashable, Any], arguments: Mapping[Hashable, Sequence[Arguments]]
 ) -> tuple[dict[Hashable, Function], dict[Hashable, str]]:
-    """Compiles jitted functions on all cores, equal programs once; also why some are refused."""
+    """Compiles jitted functions on all cores, equal programs once; also returns refusals."""
     lowered, ready, refused = {}, {}, {}
     for key, function in functions.items():
         try:
@@ -101,7 +100,7 @@ def _record(
     arguments: Arguments,
     samples: Sequence[float],
 ) -> Record:
-    """The record of a contender that was timed, with its further values."""
+    """The record of a timed contender, with its further values."""
     extra: Case = {"operations": program.operations} if program.operations > 1 else {}
     missing = []
     for what, look in program.inspect.items():
@@ -114,9 +113,9 @@ def _record(
 
 
 def measure(suite: Suite, options: Options, part: Sequence[Case]) -> list[Record]:
-    """Measures a part of `Suite.chosen`, all contenders of all of its cases in turn.
+    """Measures a part of `Suite.chosen`, with all contenders of all cases in turn.
 
-    A contender that refuses, or runs out of memory, has a record that says so; the others are
+    If a contender refuses or runs out of memory, its record contains the reason, and the others are
     measured. The programs of a numbered part are compiled on all cores before any is sampled.
     """
     cases = {(i, name): case for i, case in enumerate(part) for name in suite.names(case, options)}

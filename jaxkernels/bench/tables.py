@@ -1,6 +1,6 @@
-"""The pivot: tables from records, the same from a run and from its file; and how they are printed.
+"""Makes tables from records, of a run or of its file, and prints them.
 
-A `View` says which cases are in a table and what its columns are, a `Column` what is shown of each.
+A `View` selects the cases and the columns of a table. A `Column` selects a value of each case.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ try:
     import rich.console
     import rich.table
     import rich.text
-except ImportError:  # it comes with the extra "bench"; Markdown serves as well
+except ImportError:  # the extra "bench" has it; without it, tables are Markdown
     rich = None  # pyright: ignore[reportAssignmentType]
 
-# Every other cell is plain.
+# Styles of cells by their text; other cells are plain.
 _STYLES = {"pass": "green", "FAIL": "bold red", "slower": "bold red", "faster": "green"}
 
 Metric = Callable[[Measured], Any]
-# How a value is written: a format, or a function of it.
+# Formats a value: a format string or a function.
 Pattern = str | Callable[[Any], str]
 
 
@@ -58,7 +58,7 @@ def to_markdown(table: Table) -> str:
 
 
 def print_table(table: Table, markdown: bool = False) -> None:
-    """Prints a table on stdout, drawn by rich where that is installed."""
+    """Prints a table on stdout, by rich if it is installed."""
     if markdown or rich is None:
         print(to_markdown(table) + "\n")
         return
@@ -67,14 +67,14 @@ def print_table(table: Table, markdown: bool = False) -> None:
         drawn.add_column(head, justify="right" if drawn.columns else "left", no_wrap=True)
     for cells in table.rows:
         drawn.add_row(*(rich.text.Text(cell, style=_STYLES.get(cell, "")) for cell in cells))
-    # Piped output has no width to keep to.
+    # Piped output has no width limit.
     console = rich.console.Console(width=None if sys.stdout.isatty() else 1000)
     console.print(rich.text.Text(table.title, style="bold"), drawn, sep="\n")
     console.print(*(rich.text.Text(note, style="dim") for note in (*table.notes, "")), sep="\n")
 
 
 def group_by(members: Iterable[Any], key: Callable[[Any], Hashable]) -> dict[Any, list[Any]]:
-    """Members by their key, in the order in which keys come first."""
+    """Groups members by key, in the order of each key's first member."""
     found: dict[Any, list[Any]] = {}
     for m in members:
         found.setdefault(key(m), []).append(m)
@@ -90,7 +90,7 @@ class Column:
     pattern: Pattern = "{}"
 
     def cell(self, m: Measured) -> str:
-        """The text for a line."""
+        """The text of a cell."""
         if (value := self.metric(m)) is None:
             return "-"
         return self.pattern.format(value) if isinstance(self.pattern, str) else self.pattern(value)
@@ -98,15 +98,15 @@ class Column:
 
 @dataclass(frozen=True)
 class View:
-    """Some tables of one form, with a line for each case."""
+    """Tables of one form, with a line for each case."""
 
-    title: str  # with fields of the first case in braces
-    columns: Sequence[Column] | Callable[[Measured], Sequence[Column]]  # or from the first case
+    title: str  # a format string with fields of the first case
+    columns: Sequence[Column] | Callable[[Measured], Sequence[Column]]  # or f(first case)
     select: Callable[[Measured], bool] = lambda m: True
-    by: Sequence[str] = ()  # fields; each of their values has a table
-    contenders: Callable[[Measured], Iterable[str]] | None = None  # with a line each
-    notes: Sequence[str] | Callable[[Sequence[Measured]], Sequence[str]] = ()  # or from the cases
-    order: Callable[[Measured], Any] | None = None  # of the lines, if not that of measuring
+    by: Sequence[str] = ()  # fields; each combination of their values has a table
+    contenders: Callable[[Measured], Iterable[str]] | None = None  # one line for each
+    notes: Sequence[str] | Callable[[Sequence[Measured]], Sequence[str]] = ()  # or f(cases)
+    order: Callable[[Measured], Any] | None = None  # sort key of the lines; None: as measured
 
     def tables(self, measured: Iterable[Measured]) -> list[Table]:
         """The tables of a run."""
@@ -126,7 +126,7 @@ class View:
 
 
 def rates(platform: str, of: str = "B") -> tuple[str, Callable[[float], str]]:
-    """The unit of rates for a platform, and how bytes or operations per second are written in it.
+    """The unit of rates for a platform, and a function that formats a rate in it.
 
     Example:
         >>> unit, text = rates("gpu")
@@ -143,13 +143,13 @@ def fields(*names: str) -> list[Column]:
 
 
 def time(head: str, contender: str = "", unit: str = "ms", digits: int = 3) -> Column:
-    """A column of the times of a contender, by default of that of a line."""
+    """A column of a contender's times; by default the contender of the line."""
     scale = {"ms": 1e3, "us": 1e6}[unit]
     return Column(head, lambda m: m.seconds(contender), lambda s: f"{s * scale:.{digits}f}")
 
 
 def extra(head: str, *names: str, pattern: Pattern = "{}", contender: str = "") -> Column:
-    """A column of a further value of a contender, by default of that of a line."""
+    """A column of a contender's `extra` value; by default the contender of the line."""
     return Column(head, lambda m: m.extra(contender, *names), pattern)
 
 
@@ -163,30 +163,31 @@ def memory(head: str, unit: float, digits: int, contender: str = "") -> Column:
 
 
 def times_faster(head: str, peer: str, contender: str) -> Column:
-    """A column of how many times faster than a peer a contender is."""
+    """A column of a contender's speed relative to a peer's."""
     return Column(head, lambda m: m.ratio(peer, contender), "{:.2f}")
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A ratio over many cases that nobody chose: the worst ones first, and a sentence on all.
+    """A ratio over many random cases: the worst first, and a summary of all.
 
-    A limit above 1 is one of times: the largest is the worst. Another is one of speeds.
+    With a limit above 1 the ratio is one of times, and the largest is the worst. Otherwise it is one of
+    speeds, and the smallest is the worst.
     """
 
     what: str
     ratio: Callable[[Measured], float | None]
     label: Callable[[Measured], str]
     limit: float
-    shown: int = 1  # cases in the sentence
+    shown: int = 1  # worst cases in the summary
 
     def found(self, members: Iterable[Measured]) -> list[tuple[float, Measured]]:
-        """The cases that have a ratio, the worst first."""
+        """The cases with a ratio, the worst first."""
         pairs = [(ratio, m) for m in members if (ratio := self.ratio(m)) is not None]
         return sorted(pairs, key=lambda pair: pair[0], reverse=self.limit > 1)
 
     def summary(self, members: Iterable[Measured]) -> str:
-        """The geometric mean, the worst cases, and how many miss the limit."""
+        """The geometric mean, the worst cases, and the number of cases that miss the limit."""
         found = self.found(members)
         if not found:
             return "no case was measured"
@@ -201,13 +202,13 @@ class Sweep:
         )
 
     def order(self, m: Measured) -> tuple[bool, float]:
-        """The order of lines; cases without a ratio are the last."""
+        """The sort key of lines; cases without a ratio are last."""
         ratio = self.ratio(m)
         sign = -1 if self.limit > 1 else 1
         return ratio is None, sign * (ratio or 0)
 
     def view(self, title: str, columns: Sequence[Column], by: Sequence[str] = ()) -> View:
-        """A line for each case."""
+        """A view with a line for each case, the worst first."""
         return View(
             title, columns, by=by, notes=lambda members: [self.summary(members)], order=self.order
         )

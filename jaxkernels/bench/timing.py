@@ -1,19 +1,16 @@
-"""How a call is timed.
+"""Times calls, with the same method for every contender.
 
-Method, the same for every contender:
-
-* One sample is the host clock around K asynchronous dispatches of a compiled function followed by
-  one ``block_until_ready``, divided by K. K is chosen so that a sample lasts at least 20 ms
-  (``min_sample_seconds``), so that the cost of starting and ending a sample vanishes.
-* Contenders of one case are compiled and warmed first, then sampled in turn, round after round;
-  a drift of the machine's clocks therefore meets all of them, the copy included. The reported time
-  is the median over the rounds.
-* Inputs are random normal numbers, never zeros (a device runs faster on data that toggles no
-  bits). Where the data that one call touches is smaller than four times the last-level cache,
-  successive calls rotate through several copies of the inputs so that none is served from cache
-  (``bench sgemm`` says where it has another way).
-* Nothing is donated: each call writes an output of its own, but into memory that earlier calls of
-  the sample have given back.
+* A sample is the host time of K asynchronous dispatches of a compiled function and one
+  ``block_until_ready``, divided by K. K is chosen so that a sample lasts at least 20 ms
+  (``min_sample_seconds``), which makes the cost of starting and ending it negligible.
+* Contenders of one case are compiled and warmed up first, then sampled in turn, for several rounds. A
+  drift of the machine's clocks therefore affects all of them, including the copy. The reported time is
+  the median over the rounds.
+* Inputs are random normal numbers, never zeros, because a device runs faster on data that toggles no
+  bits. If the data of one call is smaller than four times the last-level cache, successive calls rotate
+  through several copies of the inputs, so that none is in the cache (``bench sgemm`` describes its
+  exceptions).
+* Nothing is donated. Each call writes a new output, into memory that earlier calls of the sample freed.
 """
 
 from __future__ import annotations
@@ -26,17 +23,17 @@ from typing import Any
 
 import jax
 
-# Larger than the L2 of any GPU in use (H200: 50 MiB, B200: 126 MiB).
+# A bound on the L2 of current GPUs (H200: 50 MiB, B200: 126 MiB).
 _GPU_CACHE_BYTES = 128 * 2**20
-# Taken for a CPU whose cache size the system does not tell.
+# The default for a CPU whose cache size is unknown.
 _CPU_CACHE_BYTES = 32 * 2**20
 _MAX_ROTATIONS = 16
-# Errors by which a kernel or a device refuses; any other is a bug and must surface.
+# Errors by which a kernel or a device refuses a case; any other error is a bug and must surface.
 REFUSALS = (ValueError, NotImplementedError, jax.errors.JaxRuntimeError)
 
 
 def last_level_cache_bytes(platform: str) -> int:
-    """A size no smaller than the last-level cache of a platform, in bytes."""
+    """An upper bound on the last-level cache of a platform, in bytes."""
     if platform != "cpu":
         return _GPU_CACHE_BYTES
     sizes = []
@@ -48,7 +45,7 @@ def last_level_cache_bytes(platform: str) -> int:
 
 
 def rotations_for(working_set_bytes: int, cache_bytes: int) -> int:
-    """How many copies of what one call reads and writes are more than four times the cache.
+    """The number of copies of a call's data that exceed four times the cache, at most 16.
 
     Example:
         >>> rotations_for(2 << 30, 50 << 20), rotations_for(64 << 20, 32 << 20)
@@ -59,7 +56,7 @@ def rotations_for(working_set_bytes: int, cache_bytes: int) -> int:
 
 
 def calls_per_sample(seconds_per_call: float, min_sample_seconds: float) -> int:
-    """The K of a sample that lasts at least ``min_sample_seconds``.
+    """The number of calls K of a sample that lasts at least ``min_sample_seconds``.
 
     Example:
         >>> calls_per_sample(0.0005, 0.02)
@@ -73,14 +70,14 @@ def _sample(call: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], call
     result = None
     start = time.perf_counter()
     for index in range(calls):
-        result = None  # so that its memory, which a CUDA graph knows, is this call's again
+        result = None  # frees its memory for this call, so that a CUDA graph sees the same address
         result = call(*arguments[index % len(arguments)])
     jax.block_until_ready(result)
     return (time.perf_counter() - start) / calls
 
 
 def first_line(error: Exception) -> str:
-    """A short reason, fit for a table's footnote."""
+    """The first line of an error, for a table's footnote."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:300]
 
@@ -95,13 +92,13 @@ def measure_together(
     """Times contenders in turn; see the module's docstring for the method.
 
     Args:
-        functions: by contender, the function to time. It may refuse when it is called.
-        arguments: by contender, a tuple for each rotation; call i takes ``arguments[i % len]``.
+        functions: the function to time, by contender. It may refuse when it is called.
+        arguments: a tuple for each rotation, by contender; call i takes ``arguments[i % len]``.
         repeats: samples per contender.
-        min_sample_seconds: the least duration of one sample.
+        min_sample_seconds: the minimum duration of a sample.
 
     Returns:
-        By contender the samples, seconds per call, or why there are none.
+        The samples in seconds per call, by contender, and the reasons of those that refused.
     """
     calls: dict[Hashable, int] = {}
     samples: dict[Hashable, list[float]] = {}

@@ -1,4 +1,4 @@
-"""torch's cross entropy as a contender: on the memory of JAX's arrays, and waited for like them."""
+"""torch's cross entropy as a contender, on the memory of JAX's arrays."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from jaxkernels.bench.suite import Function
 
 
 def is_installed() -> bool:
-    """Whether there is a torch to compare with."""
+    """Whether torch is installed."""
     return importlib.util.find_spec("torch") is not None
 
 
 class _Pending:
-    """The results of a call: `jax.block_until_ready` waits for them."""
+    """The results of a call, in a form for which `jax.block_until_ready` waits."""
 
     def __init__(self, torch: Any, results: Any) -> None:
         self._torch, self.results = torch, results
 
     def block_until_ready(self) -> None:
-        """Waits for all that torch has begun."""
+        """Waits for all of torch's GPU work."""
         if self._torch.cuda.is_available():
             self._torch.cuda.synchronize()
 
@@ -29,11 +29,11 @@ class _Pending:
 def function_of(direction: str, compiled: bool) -> Function:
     """The function to time, of JAX's (label, x), or of (label, cotangent, x) for ``none``.
 
-    It raises NotImplementedError where torch cannot use the memory of JAX's device.
+    It raises NotImplementedError if torch cannot use the memory of JAX's device.
 
     Args:
-        direction: as in `jaxkernels.bench.losses`, but for "log_probs".
-        compiled: by ``torch.compile``.
+        direction: as in `jaxkernels.bench.losses`, except "log_probs".
+        compiled: whether ``torch.compile`` compiles the loss.
     """
     torch: Any = importlib.import_module("torch")
     loss = torch.nn.functional.cross_entropy
