@@ -19,8 +19,8 @@ from importlib import import_module as _import_module
 from pkgutil import extend_path as _extend_path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-# Started inside a checkout, Python takes the package from there, where no extension modules are:
-# they are then found in the installed copy.
+# extend_path finds the extension modules in the installed copy if Python imports the package from a
+# checkout, which has none.
 __path__ = _extend_path(__path__, __name__)
 
 from jaxkernels import checkpoint_policies as checkpoint_policies
@@ -98,5 +98,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """The public names: what begins with one underscore is private, submodules included."""
+    """The public names; names and submodules with one leading underscore are private."""
     return sorted(name for name in globals() if not name.startswith("_") or name.startswith("__"))

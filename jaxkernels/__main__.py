@@ -34,7 +34,7 @@ def _print_versions() -> None:
 
 
 def _print_targets() -> list[str]:
-    """Prints the targets and returns the platforms on which they are live, by JAX's names."""
+    """Prints the targets and returns JAX's names of the platforms with live targets."""
     print("\nTargets")
     live = []
     for target in registry.status():
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     """Prints the report.
 
     Args:
-        arguments: those of the command line: none but --help.
+        arguments: the command line; only --help is accepted.
 
     Returns:
         The exit code.

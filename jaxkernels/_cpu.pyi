@@ -1,4 +1,4 @@
-"""The extension module that is always built: CPU kernels, and the plans of the GPU kernels."""
+"""The extension module of the CPU kernels and of the GPU kernels' plans; it is always built."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -6,7 +6,7 @@ from typing import Any, Literal
 from jaxkernels.typing import Algorithm, Tier
 
 class DeviceLimits:
-    """What a plan needs to know about a GPU. Sizes are bytes of shared memory."""
+    """The properties of a GPU that plans depend on. Sizes are bytes of shared memory."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class DeviceLimits:
     def __setstate__(self, state: tuple[Any, ...], /) -> None: ...
 
 class SoftmaxPlan:
-    """How a row operation is launched on a GPU."""
+    """The launch plan of a row operation on a GPU."""
 
     @property
     def part(self) -> Literal["whole", "statistics", "finish"]: ...
@@ -112,7 +112,7 @@ class SoftmaxPlan:
     def __setstate__(self, state: tuple[Any, ...], /) -> None: ...
 
 class SgemmPlan:
-    """How a matrix product is launched on a GPU."""
+    """The launch plan of a matrix product on a GPU."""
 
     @property
     def algorithm(self) -> Algorithm: ...
@@ -189,11 +189,11 @@ class SgemmPlan:
     def __getstate__(self) -> tuple[Any, ...]: ...
     def __setstate__(self, state: tuple[Any, ...], /) -> None: ...
 
-# Of a band: no bound on a side. Bounds and columns are below it.
+# Bound of an open side of a band. Other bounds and column indices are smaller.
 UNBOUNDED: int
-# Batch dimensions that a product may have, where they broadcast by turns.
+# Most batch dimensions of a matrix product, after adjacent ones that broadcast alike are merged.
 MAX_BATCH_DIMS: int
-# Why the build left the CUDA module out; empty if it did not.
+# The reason why the build has no CUDA module; empty if it has one.
 WHY_NO_CUDA: str
 
 def registrations() -> dict[str, Any]: ...

@@ -1,4 +1,4 @@
-"""The extension module that is built when there is a CUDA compiler: CUDA kernels."""
+"""The extension module of the CUDA kernels; it is built only with a CUDA compiler."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """The `disabled_checks` list to pass to jax.export.
 
-Owns: the list for users, and what is promised of exported programs. Must not know: which targets
-there are (`_core/registry`).
+Owns: the list for users, and the compatibility promise for exported programs. Must not know: which
+targets exist (`_core/registry`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""patch_jax_nn and patch_optax: programs that call jax.nn's or optax's functions run this package's kernels, unchanged.
+"""patch_jax_nn and patch_optax: unchanged programs that call jax.nn or optax run this package's kernels.
 
-Owns: which attributes are replaced, and their return. Must not know: what the functions do.
+Owns: the replacement of module attributes, and their restoration. Must not know: what the functions do.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from jaxkernels._rows import logsumexp, optax_losses, softmax
 
 
 class _Patch:
-    """Attributes of modules that are replaced while any block is open.
+    """Module attributes that are replaced while any block is open.
 
     Attributes:
         imported: modules that are imported before the first block opens.
-        home: the module whose own functions are replaced.
-        modules: that module, and those that hold names of their own for its functions.
-        replacements: by name.
+        home: the module that defines the replaced functions.
+        modules: `home`, and the modules that re-export its functions.
+        replacements: our functions, by name.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class _Patch:
 
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
-        """Replaces them, and takes the replacements back when the last block ends."""
+        """Replaces the attributes; the end of the last block restores them."""
         self._enter()
         try:
             yield
@@ -57,7 +57,7 @@ class _Patch:
                 own = {name: getattr(sys.modules[self.home], name) for name in self.replacements}
                 for module in self.modules:
                     for name, original in own.items():
-                        # What is not the home's is somebody's own patch, and stays.
+                        # Attributes that differ from the home's function are users' patches and stay.
                         if getattr(sys.modules.get(module), name, None) is original:
                             self._originals[module, name] = original
             for module, name in self._originals:
@@ -71,14 +71,14 @@ class _Patch:
                 return
             for module in self.modules:
                 for name, replacement in self.replacements.items():
-                    # A module that was imported inside the block took ours from the home.
+                    # A module that was imported inside the block re-exports our function.
                     if getattr(sys.modules.get(module), name, None) is replacement:
                         setattr(sys.modules[module], name, self._originals[self.home, name])
             self._originals.clear()
 
 
 _JAX_NN = _Patch(
-    imported=("jax.scipy.special",),  # JAX loads it late
+    imported=("jax.scipy.special",),  # JAX imports it lazily
     home="jax.nn",
     modules=(
         "jax.nn",

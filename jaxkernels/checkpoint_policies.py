@@ -39,16 +39,16 @@ from jaxkernels._core import compat
 from jaxkernels._sgemm import primitive as sgemm_primitive
 from jaxkernels._sgemm.options import Options, matrix_dims
 
-# Of queries and keys of shape (batch, length, heads, depth).
+# Dimension numbers of the scores, for queries and keys of shape (batch, length, heads, depth).
 _OF_SCORES = (((3,), (3,)), ((0, 2), (0, 2)))
-# Attention in cuDNN has no such rule: its derivative would need the log-sums beside the saved result.
+# cuDNN attention has no remat rule, because its derivative needs the log-sums besides the saved result.
 compat.register_remat_rule(sgemm_primitive.sgemm_p)
 compat.register_remat_rule(cpu_products.product_p)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Policy:
-    """A policy that is asked about every product as if it were one of `jax.lax.dot_general`."""
+    """Wraps a policy of JAX, and presents our products to it as `jax.lax.dot_general`."""
 
     of_jax: Callable[..., Any]
 
@@ -64,7 +64,7 @@ class _Policy:
 
 
 def _dimension_numbers(a: Any, b: Any, options: Options) -> Any:
-    """Those that `lax.dot_general` would get; where one operand has size 1, the other's is free."""
+    """The product's numbers for `lax.dot_general`; a batch dimension of size 1 counts as free."""
     (_, k), (k_of_b, _) = matrix_dims(options)
     sizes = zip(a.shape[:-2], b.shape[:-2], strict=True)
     batch = tuple(d for d, pair in enumerate(sizes) if not any(map(sgemm_primitive.is_one, pair)))

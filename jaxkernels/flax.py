@@ -1,8 +1,7 @@
 """dot_product_attention for Flax: one attention_fn for flax.linen and flax.nnx.
 
-Owns: what the arguments of Flax's two functions of that name mean, kept to one by one. Must not
-know: how a softmax or a product is computed. Importing this module imports Flax; nothing else in
-this package does.
+Owns: the arguments of Flax's two functions of that name, with Flax's meaning. Must not know: how a
+softmax or a product is computed. Importing jaxkernels alone does not import Flax.
 """
 
 from __future__ import annotations
@@ -213,7 +212,7 @@ def _path_of(
     band: masked_kernels.Band,
     empty_rows: EmptyRows,
 ) -> tuple[Any, default.Path]:
-    """The operands as the primitive of flash attention takes them, and who computes them."""
+    """The operands for the flash attention primitive, and the chosen implementation."""
     scores = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
     like = jax.ShapeDtypeStruct(scores, query.dtype)
     given = folded.operands(query, key, value, _as_bias(bias, like), _as_mask(mask, like))
@@ -229,7 +228,7 @@ def _dot(dtype: Any, precision: Any, hook: Any, wide: bool = False) -> heads.Dot
 
 
 def _scaled_queries(query: jax.Array, scale: float | jax.Array | None) -> jax.Array:
-    """The queries with the factor of the scores in them, as Flax gives them to a product."""
+    """The queries multiplied by the scale, as in Flax."""
     if scale is None:
         return query / jnp.sqrt(query.shape[-1]).astype(query.dtype)
     return query * jnp.asarray(scale, query.dtype)
@@ -268,7 +267,7 @@ def _sow(module: Any, weights: jax.Array) -> None:
 def _dropout(
     weights: jax.Array, rng: jax.Array | None, rate: float, broadcast: bool, dtype: Any
 ) -> jax.Array:
-    """The weights with some dropped and the others enlarged; bit by bit what Flax does."""
+    """Dropout with the bits of Flax: drops some weights and enlarges the others."""
     if rng is None:
         raise ValueError(f"{_NAME}: dropout_rate={rate} needs a dropout_rng, or deterministic=True")
     keep_probability = 1.0 - rate
