@@ -20,7 +20,7 @@ DOCUMENTS = sorted(
     for path in ROOT.glob(pattern)
 )
 # Of the blocks between fences; another one is a slip of the pen, and its block would not be run.
-LANGUAGES = {"python", "bash", "sh", ""}
+LANGUAGES = {"python", "bash", "sh", "cpp", ""}
 
 
 def blocks(path, language):
