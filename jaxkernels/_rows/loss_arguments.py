@@ -118,6 +118,11 @@ def _check_fits_logits(
 ) -> None:
     """As `check_fits` for per-class arrays, which may also have the shape (V,) if classes are last."""
     is_row = axis == len(shape) - 1 and validate.fits(array.shape, shape[-1:])
+    if argument == "where" and not is_row and array.shape == (*shape[:axis], *shape[axis + 1 :]):
+        raise ValueError(
+            f"{name}: where has shape {array.shape}, logits have {shape}: where hides classes. To leave "
+            "rows out, give them a negative label"
+        )
     if not is_row:
         check_fits(name, argument, array, "logits have", shape)
 
@@ -146,6 +151,15 @@ def _of_rows(name: str, argument: str, array: jax.Array, x: Logits) -> jax.Array
     if array.ndim > 0:
         is_given = isinstance(x, jax.Array)
         to = "logits without axis have" if is_given else "x without its last axis has"
+        if (
+            argument == "weights"
+            and array.shape == x.shape[-1:]
+            and not validate.fits(array.shape, rows)
+        ):
+            raise ValueError(
+                f"{name}: weights has shape {array.shape}, {to} {rows}. For a weight of each class write "
+                "weights[labels]"
+            )
         check_fits(name, argument, array, to, rows)
     return jnp.expand_dims(jnp.broadcast_to(array, rows), -1)
 
@@ -159,10 +173,17 @@ def as_labels(name: str, argument: str, value: Any) -> jax.Array:
 
 
 def check_are_labels(
-    name: str, argument: str, given: jax.Array, logits: Any, axis: Any = -1
+    name: str,
+    argument: str,
+    given: jax.Array,
+    logits: Any,
+    axis: Any = -1,
+    *,
+    takes_classes_only: bool = False,
 ) -> None:
     """Raises if the labels are one-hot, ids of a floating dtype, or the logits (swapped arguments).
 
+    With `takes_classes_only` it also raises for probabilities, which are floating and shaped as logits.
     Other functions check the shapes.
     """
     shape, is_integer = np.shape(logits), jnp.issubdtype(given.dtype, jnp.integer)
@@ -174,6 +195,8 @@ def check_are_labels(
         raise error(f"{found}For one-hot {argument} write {argument}.argmax({axis})")
     if not jnp.issubdtype(given.dtype, jnp.floating):
         return
+    if takes_classes_only and given.ndim and given.shape == shape:
+        raise TypeError(f"{found}For one-hot {argument} write {argument}.argmax({axis})")
     if given.ndim > len(shape) and jnp.issubdtype(jnp.result_type(logits), jnp.integer):
         raise ValueError(f"{found}The logits come first")
     of_rows = given.shape in [(*shape[:i], *shape[i + 1 :]) for i in range(len(shape))]

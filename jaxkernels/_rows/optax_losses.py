@@ -53,7 +53,9 @@ def softmax_cross_entropy_with_integer_labels(
     x = _floating(name, logits)
     ids = loss_arguments.as_labels(name, "labels", labels)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise TypeError(f"{name}: labels must be integers; got {ids.dtype}")
+        raise TypeError(
+            f"{name}: labels must be integers; got {ids.dtype}. For probabilities use softmax_cross_entropy"
+        )
     rows, mask = _merged(name, x, axis, where)
     loss_arguments.check_fits(name, "labels", ids, "logits without axis have", rows.shape[:-1])
     classes = rows.shape[-1]
@@ -102,6 +104,12 @@ def softmax_cross_entropy(
     name = "softmax_cross_entropy"
     x = _floating(name, logits)
     given = validate.as_array(name, "labels", labels)
+    whole = (1,) * (x.ndim - given.ndim) + given.shape
+    if jnp.issubdtype(given.dtype, jnp.integer) and not validate.fits(whole, x.shape):
+        raise TypeError(
+            f"{name}: labels must be probabilities of shape {x.shape}; got {given.dtype} of shape "
+            f"{given.shape}. For classes use softmax_cross_entropy_with_integer_labels"
+        )
     dtype = validate.promoted_dtype(x, given)
     rows, mask = _merged(name, x, axis, where)
     probabilities, _ = _merged(name, jnp.broadcast_to(given, x.shape), axis, None)

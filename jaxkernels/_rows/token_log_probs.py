@@ -127,7 +127,7 @@ def token_log_probs(
     validate.check_row_options(implementation, tier)
     validate.check_static(axis=axis, return_entropy=return_entropy)
     given = loss_arguments.as_labels(name, "ids", ids)
-    loss_arguments.check_are_labels(name, "ids", given, logits, axis)
+    loss_arguments.check_are_labels(name, "ids", given, logits, axis, takes_classes_only=True)
     if not jnp.issubdtype(given.dtype, jnp.integer):
         raise TypeError(
             f"{name}: ids must be integers; got {given.dtype}. Write ids.astype(jnp.int32)"

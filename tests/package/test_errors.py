@@ -223,7 +223,26 @@ REMEDIES = {
     ),
     "where-of-rows": (
         lambda: jk.cross_entropy(X, np.zeros(4, int), where=np.ones(4, bool)),
-        *(ValueError, r"where has shape \(4,\), logits have \(4, 8\): write where\[:, None\]$"),
+        *(
+            ValueError,
+            r"\(4, 8\): where hides classes. To leave rows out, give them a negative label$",
+        ),
+    ),
+    "weights-of-classes": (
+        lambda: jk.cross_entropy(X, np.zeros(4, int), weights=np.ones(8)),
+        *(ValueError, r"\(4,\)\. For a weight of each class write weights\[labels\]$"),
+    ),
+    "one-hot-ids-float": (
+        lambda: jk.token_log_probs(X, np.eye(4, 8, dtype=F32)),
+        *(TypeError, r"For one-hot ids write ids\.argmax\(-1\)$"),
+    ),
+    "optax-one-hot": (
+        lambda: jk.optax.softmax_cross_entropy_with_integer_labels(X, np.eye(4, 8, dtype=F32)),
+        *(TypeError, r"float32\. For probabilities use softmax_cross_entropy$"),
+    ),
+    "optax-classes": (
+        lambda: jk.optax.softmax_cross_entropy(X, np.zeros(4, int)),
+        *(TypeError, r"For classes use softmax_cross_entropy_with_integer_labels$"),
     ),
     "swapped": (
         lambda: jk.cross_entropy(np.zeros(4, int), X),

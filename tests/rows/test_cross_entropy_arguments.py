@@ -192,7 +192,7 @@ WRONG = [
     pytest.param({"axis": (0, 1)}, TypeError, r"axis must be an integer; got \(0, 1\)", id="axes"),
     pytest.param({"temperature": jnp.ones(4)}, ValueError, r"\(4,\).*\(3, 5\)", id="temperatures"),
     pytest.param({"where": jnp.ones(7)}, ValueError, "where must be .*boolean", id="where-dtype"),
-    pytest.param({"where": jnp.ones(6, bool)}, ValueError, r"where.*\(6,\).*\(7,\)", id="where"),
+    pytest.param({"where": jnp.ones(6, bool)}, ValueError, r"where.*\(6,\)", id="where"),
     pytest.param({"labels": jnp.ones((3, 4), int)}, ValueError, r"labels.*\(3, 4\)", id="labels"),
     pytest.param(
         {"labels": jnp.ones((3, 5, 7), int)}, ValueError, r"\(3, 5, 7\)", id="one-hot-ids"
