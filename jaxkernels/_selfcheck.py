@@ -51,9 +51,9 @@ _ROW_CASES = (
     ("cross_entropy", "vjp", _LOSSES, {"y": "cross_entropy_fwd", "dx": "cross_entropy_grad"}),
     ("cross_entropy", "vjp", _SUM_OF_LOSSES, {"dx": "cross_entropy_fwd_grad"}),
 )
-# (m, k, n): lines that are whole packs and lines that are not, which `pipelined` copies in two ways;
-# ends within a tile. Then one of each form of `thin`: few lines, of which the others lie along k and
-# across, and few k.
+# (m, k, n) of products. `pipelined` copies lines of whole packs (the first) and other lines (the
+# second) in two ways; both end within a tile. The rest run each form of `thin`: small n, with the
+# other operand K-major; small m, with the other one MN-major; small k.
 _PRODUCTS = ((68, 132, 44), (67, 129, 45), (37, 129, 3), (3, 132, 37), (67, 33, 45))
 _FACTORS = {"labels": "mk,kn->mn", "flags": [False] * 2, "has_c": True, "alpha": 0.5, "beta": -2.0}
 

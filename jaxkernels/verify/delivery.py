@@ -128,14 +128,14 @@ def _cut(problem: Problem, x: np.ndarray) -> Any:
 
 
 def _noise(shape: Any, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
-    """What must not be read: NaN, or what an offset would turn into a wrong result."""
+    """Values that a kernel must not read: NaN, and numbers that would spoil a result."""
     if dtype.kind not in "fV":
         return rng.integers(0, 2, shape).astype(dtype)
     return np.where(rng.random(shape) < 0.5, np.nan, 100.0).astype(dtype)
 
 
 def _starts(problem: Problem, name: str, members: np.ndarray) -> list[int]:
-    """Where slices begin in their buffer: gaps of 0 to 18 elements, others for every operand."""
+    """The offsets of slices in their buffer; gaps have 0 to 18 elements and differ by operand."""
     starts, begin = [], 0
     for i in range(len(members)):
         begin += (problem.number(name) * (i + 7)) % 19

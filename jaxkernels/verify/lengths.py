@@ -55,7 +55,7 @@ def plan_boundaries(dtype: Any, device: Any = None) -> list[int]:
     def layout(operation: Any, residue: int, packs: int) -> Any:
         cols = packs * pack + residue
         p = jk.plan_softmax((4, cols), dtype, operation=operation, device=device)
-        # Of a block's threads matters how wide their warps meet: 4, 8 or 32 of them (BlockReducer).
+        # The thread count matters only in steps: BlockReducer combines up to 4, 8 or 32 warps.
         in_registers = p.tier in ("warp", "block")
         meet = p.lanes if in_registers else (p.block_threads > 128, p.block_threads > 256)
         return p.tier, p.packs_per_lane, p.elements_per_lane, p.cluster_blocks, meet

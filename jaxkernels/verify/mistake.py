@@ -1,4 +1,4 @@
-"""What a planted mistake is: a change of one result."""
+"""Defines a planted mistake: a change of one result."""
 
 from __future__ import annotations
 

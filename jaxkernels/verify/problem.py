@@ -1,4 +1,4 @@
-"""What one problem is, as a value that can be written on a command line, and what a family of problems has to offer."""
+"""Defines a problem, a value that can be written on a command line, and the interface of a family of problems."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class Family(abc.ABC):
     def truth(
         self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray
     ) -> dict[str, Bounded]:
-        """What results of many members should be, by name; elements in the order of the results."""
+        """The truth and bounds of the results of many members, by name; same element order."""
 
     @abc.abstractmethod
     def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:

@@ -1,4 +1,4 @@
-"""What a run found: tables, lines to repeat failures, and a summary for machines."""
+"""Reports a run: tables, commands that repeat failures, and a machine-readable summary."""
 
 from __future__ import annotations
 

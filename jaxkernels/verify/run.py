@@ -25,7 +25,7 @@ _DEVICE = threading.Lock()  # so that programs meet on the device only where tha
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of one program.
+    """The outcome of one program.
 
     Attributes:
         problem: the program.

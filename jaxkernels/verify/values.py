@@ -74,9 +74,9 @@ def logits(kind: str, rows: int, cols: int, dtype: str, rng: Generator) -> np.nd
     normal: 3 randn. wide: uniform over the range in which float32 exponentials do not vanish. outliers: randn with a
     few columns 30 to 80 above it. offset: randn around 1000 (row maxima far from zero). equal: one value per row.
     subnormal: below the smallest normal number. minus_inf: randn with about a third of the entries -inf, none of the
-    rows wholly so. stagnant: one exponential beside which all others are just lost. zeros: of both signs. huge: as large
-    as the type holds. nan, infinities: planted into about half of the rows. finite_mask: about a third of the entries,
-    and some rows wholly, are the smallest finite number. all_minus_inf: some rows wholly so.
+    rows wholly so. stagnant: one exponential so large that all others lie just below its last place. zeros: of both
+    signs. huge: as large as the type holds. nan, infinities: planted into about half of the rows. finite_mask: about a
+    third of the entries, and some rows wholly, are the smallest finite number. all_minus_inf: some rows wholly so.
     """
     x = _LOGITS[kind](rng.standard_normal((rows, cols)), rng)
     if kind == "subnormal":

@@ -84,7 +84,7 @@ class Attention(Family):
         return operands, True
 
     def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
-        """That of q."""
+        """The result has q's shape."""
         batch, t, _, heads, _, h = problem.options["sizes"]
         return {"y": [batch, t, heads, h]}
 

@@ -21,9 +21,10 @@ LABELS = ("int32", "int32", "uint8", "int8", "int16", "uint32")
 
 
 class TokenLosses(Family):
-    """Options of shapes: shape, axis, where (a shape, or None); of labels: label_dtype, beyond (whether one may be).
+    """Cross entropy and log probabilities of labels.
 
-    Of the loss: soft_cap, temperature and weights (whether rows have some), smoothing, z_loss, reduction, returns ("lse",
+    The options are shape, axis, where (a shape, or None), label_dtype, beyond (whether a label may be out of range),
+    soft_cap, temperature and weights (whether there are some), smoothing, z_loss, reduction and returns ("lse",
     "entropy").
     """
 
@@ -105,7 +106,7 @@ class TokenLosses(Family):
         return found | dict.fromkeys(o["returns"], shape)
 
     def result_dtype(self, problem: Problem) -> np.dtype:
-        """That of the arithmetic."""
+        """The compute type."""
         return compute(problem.dtype)
 
     def active(self, problem: Problem) -> tuple[str, ...]:
@@ -185,7 +186,7 @@ def _drawn_labels(
 def _gradients(
     problem: Problem, operands: Arrays, truth: Losses, sign: int, shows: np.ndarray
 ) -> dict[str, Bounded]:
-    """Of what may be active, for the cotangents given."""
+    """The gradients of all operands that may be active, for the given cotangents."""
     none = np.zeros(truth.members)
     of_loss = truth.to_rows(operands["t"]) * sign
     of_lse, of_entropy = (
@@ -207,7 +208,7 @@ def _gradients(
 def _tangents(
     problem: Problem, operands: Arrays, truth: Losses, sign: int, shows: np.ndarray
 ) -> dict[str, Bounded]:
-    """Of each result, along t_x."""
+    """The tangent of each result for the tangent t_x of the logits."""
     t = operands["t_x"]
     t = np.where(operands.get("where", True), t, np.asarray(0, t.dtype))
     moved = widen(RowLayout(problem.options).to_rows(t, truth.members))

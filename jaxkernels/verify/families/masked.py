@@ -80,7 +80,7 @@ class Masked(Family):
         return operands, bool(values.ALIKE & {kind, t_kind})
 
     def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
-        """That of the scores."""
+        """The result has the shape of the scores."""
         return {"y": problem.options["shape"]}
 
     def active(self, problem: Problem) -> tuple[str, ...]:

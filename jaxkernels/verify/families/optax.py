@@ -116,7 +116,7 @@ class _Truth:
             self.p = np.where(self.mask, widen(layout.to_rows(operands["label"], members)), 0)
 
     def loss(self) -> Bounded:
-        """Of each row, (rows, 1)."""
+        """The loss of each row, (rows, 1)."""
         p, (measures, bounds) = self.precision, (self.rows.measures(), self.rows.measure_bounds())
         if not self.merges:
             value, limit = measures[:, :1], bounds[:, :1]

@@ -76,7 +76,7 @@ class Products(Family):
         for name, some in (("alpha", [0.5, -1.0, 0.3]), ("beta", [0.0, 0.5, -1.0, 3.0])):
             if name in o and o[name] is None:
                 operands[name] = np.asarray(rng.choice(some), np.float32)
-        # What a factor of 0 multiplies is not read, unless the derivative by the factor is wanted.
+        # beta = 0 means that c is not read, unless the derivative by beta is wanted.
         hidden = "c" in operands and operands.get("beta", o["beta"]) == 0
         by_factor = problem.wants_gradient and "beta" in operands
         if hidden and not by_factor and rng.random() < 0.5:
@@ -88,7 +88,7 @@ class Products(Family):
         return operands, True
 
     def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
-        """That of the labels behind the arrow."""
+        """The result has the shape of the labels behind the arrow."""
         return {"y": result_shape(problem)}
 
     def result_dtype(self, problem: Problem) -> np.dtype:

@@ -64,7 +64,7 @@ class RowLayout:
 
 
 def drawn_sizes(shape: Sequence[int], rng: np.random.Generator, ones: float = 0.3) -> list[int]:
-    """What broadcasts to a shape: each dimension is 1 with a chance."""
+    """A shape that broadcasts to the given one: a dimension is 1 with probability `ones`."""
     return [1 if rng.random() < ones else size for size in shape]
 
 

@@ -63,7 +63,7 @@ class Softmax(Family):
         return getattr(jk, problem.operation)(operands["x"], **given)
 
     def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
-        """That of x."""
+        """The result has x's shape."""
         return {"y": problem.options["shape"]}
 
     def truth(

@@ -23,7 +23,7 @@ def result_shape(problem: Problem) -> tuple[int, ...]:
 
 
 def active_operands(problem: Problem) -> tuple[str, ...]:
-    """What a product is differentiated by."""
+    """The names of the operands and factors by which a product is differentiated."""
     o = problem.options
     names = ["a", "b"] + (["c"] if o.get("has_c") else [])
     return (*names, *(name for name in ("alpha", "beta") if name in o and o[name] is None))

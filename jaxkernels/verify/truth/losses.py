@@ -4,13 +4,13 @@ A row x with a label l has four measures: lse - x_l, lse, the entropy and mean (
 Losses are made of them, and gradients follow from their cotangents. The bounds are derived as those of `tolerance`,
 whose notation holds here: u, d = x - max, S, sigma. In units of u:
 
-* The kernels keep the sum of the terms without the maxima, of which each errs by its exponential (4 + 3 |d| of
-  float32, whose exponentials are the hardware's here as those of half types are), by one more where parts of a row meet,
-  and by sigma. log S = log1p(rest + count - 1) errs by all that, weighed by the terms' share of S, so that a loss near 0
-  is right to a few units of its own last place.
+* The kernels keep the sum of the terms without the maxima. Each term errs by its exponential (4 + 3 |d| for float32,
+  which uses the hardware's exponential here, as half types do), by one more exponential if parts of a row are combined,
+  and by sigma. log S = log1p(rest + count - 1) errs by the sum of these errors, weighed by the terms' share of S, so
+  that a loss near 0 is right to a few units of its own last place.
 * Differences x - max are rounded once, and so is what is added to them.
-* A sum of exp(d) d errs by its terms, each by |d| more, and by sigma; a sum of d by sigma. Where parts meet, both get
-  another maximum: two roundings more of each.
+* A sum of exp(d) d errs by its terms, each by |d| more, and by sigma; a sum of d by sigma. When parts of a row are
+  combined, both sums are shifted to another maximum, which costs each two more roundings.
 * A gradient is p (a + b d) - c, without c where x is -inf. p errs by its exponential, which is compensated in float32, and by S; a and b by a few
   roundings and what the entropy's mean of d errs by. At the label it is expm1(-loss), which errs by the loss.
 """

@@ -90,7 +90,7 @@ class Truth:
         b = np.zeros_like(product)
         if bias is not None:
             b = np.broadcast_to(widen(bias), product.shape)
-        # What is beyond the compute type is infinite in it.
+        # Values beyond the range of the compute type are infinite in it.
         largest = np.finfo(np.float64 if self.inner == "float64" else np.float32).max
         t = product + b
         t = np.where(np.abs(t) > largest, np.copysign(np.inf, t), t)

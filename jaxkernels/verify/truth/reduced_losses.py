@@ -7,8 +7,8 @@ Rows and their measures are those of `losses`, whose notation holds here. In uni
 * A sum over rows errs by what they err by, and by its additions; rows that are alike may all round the same way.
 * Logits behind a soft cap or a temperature are not exact. By d of each logit the log-sum-exp moves by no more than
   sum p d, the entropy by sum p |log p + entropy| d, and log p by d and sum p d.
-* A gradient of a sum or a mean that a kernel makes beside the loss is rounded to the storage type, and again where the
-  cotangent multiplies it. At the label it is a difference of what all terms make together.
+* A kernel may compute the gradient of a sum or a mean together with the loss. This gradient is rounded to the storage
+  type, and again when the cotangent multiplies it. At the label, the kernel combines all terms into one difference.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jaxkernels.verify.truth.compare import Bounded, compute, finite, total, wid
 from jaxkernels.verify.truth.losses import Rows
 from jaxkernels.verify.truth.tolerance import PRECISION, sum_error
 
-# Of q, smoothing, z, lse^2 and the factor: each rounded, multiplied and added.
+# Counts the roundings of q, smoothing, z, lse^2 and the factor, of their products and their sum.
 _TERMS = 8
 # XLA's tanh is a quotient of two polynomials.
 _TANH_ERROR = 8
@@ -116,7 +116,7 @@ class Losses:
         return total(values.reshape(self.members, -1))
 
     def to_rows(self, values: np.ndarray) -> np.ndarray:
-        """What each member, or each row, has, for each row, (rows, 1)."""
+        """Repeats a value of each member, or of each row, for each row, (rows, 1)."""
         return np.repeat(values.reshape(-1), len(self.weight) // values.size)[:, None]
 
     def summed(self, of_rows: Bounded) -> Bounded:
@@ -128,12 +128,12 @@ class Losses:
         return Bounded(self.of_members(of_rows.value), limit)
 
     def total_weight(self) -> np.ndarray:
-        """What a mean divides by, (rows, 1); 1 where that is 0."""
+        """The divisor of a mean, (rows, 1): the sum of the weights, or 1 if that is 0."""
         whole = self.to_rows(self.of_members(self.weight))
         return np.where(whole == 0, 1, whole)
 
     def factor(self) -> Bounded:
-        """What multiplies the loss of each row."""
+        """The factor of each row's loss: its weight, for a mean divided by the sum of weights."""
         if self._reduction != "mean":
             return Bounded(self.weight, 0 * self.weight)
         value = self.weight / self.total_weight()
@@ -182,7 +182,7 @@ class Losses:
         return Bounded(value, limit + self.rows.precision.flush)
 
     def loss(self) -> Bounded:
-        """What the program gives: (rows, 1), or (members, 1)."""
+        """The result of the program: (rows, 1) with reduction "none", else (members, 1)."""
         return self.losses() if self._reduction == "none" else self.summed(self.losses())
 
     def cotangents(

@@ -78,7 +78,7 @@ def _log_softmax_fwd(x: np.ndarray) -> np.ndarray:
 def log_sum_exp_terms(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The maximum where it is finite, and the exponentials of x relative to it.
 
-    Where it is +inf, the terms are relative to the largest number, and those of finite x vanish.
+    If the maximum is +inf, terms are relative to the largest number, and those of finite x vanish.
     """
     largest = np.max(x, axis=-1, keepdims=True, initial=-np.inf)
     relative_to = np.clip(np.where(largest == -np.inf, 0, largest), None, np.finfo(x.dtype).max)

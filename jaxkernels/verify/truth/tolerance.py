@@ -23,9 +23,10 @@ type, d = x - max, S = sum exp(d). Every bound is elementwise, in units of u, an
   term may be flushed, and one of a part of a row is multiplied by one more exponential (see below).
 * The derivatives of 16-bit log_softmax read x. exp(y) is a term over S there, and S errs as that of logsumexp does (see
   below); the result is rounded once.
-* logsumexp is max + log S, of which both terms are rounded to u and their sum once more; what S errs by is an absolute
-  error. Its derivatives are quotients by S, so that what the exponentials and S err by is relative. A part of a row
-  that was summed relative to a smaller maximum is multiplied by one more exponential: an error like that of a term.
+* logsumexp is max + log S. Both terms are rounded to u, and their sum once more; the relative error of S becomes an
+  absolute error. Its derivatives are quotients by S, so that the errors of the exponentials and of S are relative. A
+  part of a row that was summed relative to a smaller maximum is multiplied by one more exponential, which adds the
+  error of a term.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ HALF_EXP_ERROR, HALF_ARGUMENT_ERROR = 4.0, 3.0
 
 @dataclass(frozen=True)
 class Precision:
-    """What is known about a storage type.
+    """The precision and the error constants of a storage type.
 
     Attributes:
       u: unit roundoff of the compute type.
@@ -119,7 +120,7 @@ def bound(
         if reads_x_for_y(operation, np.asarray(operands[0]).dtype):
             d = given[0].max(-1, keepdims=True, initial=-np.inf) - given[0]
             given[0] = truth("log_softmax_fwd", operands[0])
-            # Of a term, one more exponential if it is of a part of a row, and the quotient by S.
+            # A term errs by its exponential, by one more where parts meet, and by the division.
             each = 2 * p.exp_error + p.argument_error * np.where(np.isfinite(d), d, 0)
             s_error = sigma + np.sum(each * np.exp(given[0]), axis=-1, keepdims=True)
             exp_error = each + s_error + DIVIDE_ERROR
@@ -183,7 +184,7 @@ def _log_sum_exp_bound(
     operation: str, operands: list[np.ndarray], result: np.ndarray, p: Precision, sigma: Any
 ) -> np.ndarray:
     relative_to, e = log_sum_exp_terms(operands[0])
-    # What is infinite is exact, or NaN; so is a row of -inf alone.
+    # Infinite results are exact, or NaN; so are those of a row that is -inf throughout.
     e = np.where(np.isfinite(e), e, 0)
     s = np.where(total(e) > 0, total(e), 1)
     weight = e / s
