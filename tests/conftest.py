@@ -1,13 +1,13 @@
 """The device under test, and the promise that no GPU test is skipped unnoticed.
 
-The same suite runs everywhere: on the GPU when JAX has one, else on the CPU. Eight simulated CPU devices serve the
-partitioning tests beside either. JAXKERNELS_REQUIRE_GPU=1 turns every test that would be skipped for want of a GPU, or
-of a tool that belongs to it, into a failure.
+The same suite runs everywhere: on the GPU when JAX has one, else on the CPU. The partitioning tests use eight simulated
+CPU devices on both. JAXKERNELS_REQUIRE_GPU=1 turns every test that would be skipped for want of a GPU, or of a tool for
+one, into a failure.
 """
 
 import os
 
-# What products run on is what the tests say.
+# The tests choose the algorithm of products, not the environment.
 os.environ.pop("JAXKERNELS_ALGORITHM", None)
 # Tests start programs that want memory on the same GPU.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -147,7 +147,7 @@ def _half(items):
 
 
 def pytest_collection_modifyitems(config, items):
-    """The race check takes longest by far: it starts first, so that all other tests run beside it.
+    """Starts the race check first: it takes longest by far, and the others run meanwhile.
 
     On a CPU, where compilation is what costs, tests that say so run half of the product of their parameters.
     """

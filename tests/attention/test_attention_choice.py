@@ -37,7 +37,7 @@ def test_the_default_of_large_attention_is_cudnn():
         assert not found.is_repeatable
 
 
-# What cuDNN never gets, and a word of the reason.
+# Options that keep a call from cuDNN, and a part of the reason that is reported.
 REFUSED = [
     ({"dtype": "float32"}, "full precision"),
     ({"dtype": "float64"}, "full precision"),

@@ -1,4 +1,4 @@
-"""What jax.nn's attention takes beside arrays of the usual sizes and dtypes: nothing of it is refused."""
+"""Unusual arguments that jax.nn's attention accepts: ours accepts all of them."""
 
 import functools
 

@@ -182,7 +182,7 @@ def test_forward_mode():
 
 
 def test_second_order():
-    """Forward over reverse, and reverse over reverse, beside our form of the same."""
+    """Compares forward over reverse, and reverse over reverse, with those of our own kernels."""
     sizes = cases.Sizes(1, 16, 16, 2, 1, 8)
     operands = [jnp.asarray(x) for x in cases.operands(sizes, "bfloat16")]
     dots = [jnp.asarray(x) for x in cases.operands(sizes, "bfloat16", seed=1)]

@@ -64,7 +64,7 @@ def test_another_depth_of_values():
 
 @pytest.mark.parametrize("leading", [(), (1,), (2, 1), (1, 1, 2)])
 def test_any_leading_dimensions(leading):
-    """Beside our form, with a mask and a bias that broadcast by turns."""
+    """Compares with our own kernels; mask and bias broadcast along different dimensions."""
     members = int(np.prod(leading))
     sizes = cases.Sizes(members, 16, 32, 4, 2, 16)
     q, k, v = (x.reshape(*leading, *x.shape[1:]) for x in cases.operands(sizes, "bfloat16"))

@@ -1,4 +1,4 @@
-"""What cuDNN is given, held to the truth by a model of what it computes: masks, lengths, queries without keys.
+"""Holds our cuDNN calls to the truth by a model of cuDNN: masks, lengths, queries without keys.
 
 The calls themselves run on a GPU in test_flash.py.
 """
@@ -55,7 +55,7 @@ def run(forward, backward, arrays, sets):
 @pytest.mark.parametrize("forms", [("cudnn", "cudnn"), ("plain", "cudnn"), ("cudnn", "plain")])
 @pytest.mark.parametrize("sizes", [SIZES["grouped"], SIZES["odd"]], ids=["grouped", "odd"])
 def test_values_and_gradients(sizes, forms, dtype):
-    """What one form kept forward, the other can take backward."""
+    """Either form's backward pass accepts the residuals of either form's forward pass."""
     arrays = [*cases.operands(sizes, dtype), cases.operands(sizes, dtype, seed=1)[0]]
     sets = flash_cases.arguments(sizes, dtype)
     for name, (y, sums, *gradients) in run(*forms, arrays, sets).items():
@@ -70,7 +70,7 @@ def test_values_and_gradients(sizes, forms, dtype):
 
 
 def test_some_queries_see_nothing():
-    """Of the sets above; without them nothing would be shown of these."""
+    """The sets of arguments above include queries without keys; else no test would cover them."""
     sizes = SIZES["grouped"]
     operands = cases.operands(sizes, "bfloat16")
     empty = set()

@@ -97,7 +97,7 @@ def test_other_dimensions(spec, cpu_devices):
     assert_near(got, want)
 
 
-# ---- the partitions of CUDA devices, of which a CPU runs the form with scores in memory ----
+# ---- the partitions of CUDA devices; a CPU runs their form with scores in memory ----
 
 PLAIN = {"forward": flash_forms.FORWARD.plain, "backward": flash_forms.BACKWARD.plain}
 

@@ -93,7 +93,7 @@ def test_any_batch_dimensions_and_another_value_depth():
 
 
 def test_masks_go_by_truth():
-    """What is not zero is seen, as by jnp.where: also a negative number, and NaN."""
+    """A mask shows every key where it is not zero, as jnp.where would: also if negative or NaN."""
     q, k, v = cases.operands(SIZES["heads"])
     mask = np.array([-0.5, 0.0, 1.0, np.nan, 0.0, 2.0, -0.0], np.float32)
     close(dot_product_attention(q, k, v, mask=mask), LINEN(q, k, v, mask=mask))
