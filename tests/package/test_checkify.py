@@ -40,7 +40,7 @@ def test_checkify_reports_what_it_was_asked_for():
         assert first_error(jk.softmax, WITH_NAN, errors=errors) is None
 
 
-# No select stands between these functions' NaN and the caller.
+# No select lies between the NaN of these functions and the caller.
 X = normal(3, 5)
 WITH_NAN = X.copy()
 WITH_NAN[1, 2] = np.nan

@@ -1,8 +1,8 @@
 """The kernels run inside a captured CUDA graph, which XLA calls a command buffer.
 
 Programs are run in a process of their own with command buffers switched on for custom calls, and XLA dumps the sequence
-of thunks that it really executes. A custom call without the command-buffer trait would stand beside the command buffer
-in that dump; every one of ours has to stand inside. Capturing fails for a handler that allocates or synchronises.
+of thunks that it really executes. A custom call without the command-buffer trait would be outside of the command buffer
+in that dump; every one of ours must be inside. Capturing fails for a handler that allocates or synchronises.
 
 The first run of a program after any compilation goes through the thunks one by one; later ones capture the command
 buffer, replay it, and update it where buffers have moved. So everything is compiled before any program is run often,

@@ -92,7 +92,7 @@ def test_no_nan_is_made(function):
 
 @pytest.mark.parametrize("function", [jk.softmax, jk.log_softmax])
 def test_a_nan_that_the_user_sees_is_reported(function):
-    """Of a row of -inf alone, and of a NaN that is not masked."""
+    """The NaN comes from a row that is -inf throughout, or from an element that is not masked."""
     for bad in (-np.inf, np.nan):
         x = X.copy()
         x[0] = bad

@@ -1,7 +1,7 @@
 """Two processes, as on two hosts: global arrays over the devices of both, forward and gradient.
 
-What devices of different processes tell one another goes through sockets. `distributed_worker.py` has the programs; it
-reads the compiled HLO for collectives, and holds the parts of the results that its process has against the truth.
+Devices of different processes communicate through sockets. `distributed_worker.py` has the programs; it reads the
+compiled HLO for collectives, and holds the parts of the results that its process has against the truth.
 """
 
 import re

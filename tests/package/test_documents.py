@@ -1,4 +1,4 @@
-"""README and the documents: every Python block runs as it stands, and what they say of others is so."""
+"""README and the documents: every Python block runs unchanged, and statements about the package and others hold."""
 
 import re
 import subprocess
@@ -19,7 +19,7 @@ DOCUMENTS = sorted(
     for pattern in ("*.md", "docs/**/*.md", "ffi/*.md", "ffi/rows/*.md", "ffi/sgemm/*.md")
     for path in ROOT.glob(pattern)
 )
-# Of the blocks between fences; another one is a slip of the pen, and its block would not be run.
+# Languages of fenced blocks. A block of another language is a typing error and would not be run.
 LANGUAGES = {"python", "bash", "sh", "cpp", ""}
 
 
@@ -127,7 +127,7 @@ def test_words(text, found, tmp_path):
 
 
 def test_what_the_guide_says_is_sent():
-    """The collectives that docs/sharding.md names beside its programs."""
+    """docs/sharding.md names the right collectives for each of its programs."""
     programs_shown = blocks(ROOT / "docs" / "sharding.md", "python")
     calls = [
         [("jax.grad(loss)", "weights, x", ["all-reduce"])],

@@ -155,7 +155,7 @@ def test_the_result_of_a_traced_call(call):
 
 @pytest.mark.parametrize("order", [list, reversed])
 def test_calls_one_after_another(order):
-    """Of any two calls either comes first to a cache that is empty; positions of arrays and numbers change."""
+    """Runs all calls in both orders with an empty cache: none may use the entry of another call."""
     wanted = {name: jax.jit(call)() for name, call in CALLS.items()}
     jax.clear_caches()
     for name in order(list(CALLS)):

@@ -1,4 +1,4 @@
-"""What bad input raises: jax.nn's class of error, with the offending value in the text."""
+"""Bad input raises jax.nn's class of error, with the offending value in the text."""
 
 import itertools
 
@@ -446,7 +446,7 @@ def test_handlers_check_shapes_and_dtypes_by_name(operation):
 
 
 def test_handlers_check_labels_and_row_scalars():
-    """Of each its dtype and its numbers of a row; and the number of the results."""
+    """They check the dtype and columns of each such operand, and the number of the results."""
     x, label, kept = ((2, 3), F32), ((2, 1), "int32"), ((2, 7), F32)
     fwd, grad = "cross_entropy_fwd", "cross_entropy_grad"
     text = _call(fwd, [x, ((2, 1), "int16")], kept)

@@ -1,4 +1,4 @@
-"""What we show to users works: examples and docstrings."""
+"""The examples, and the examples in docstrings, work."""
 
 import doctest
 import functools
@@ -15,7 +15,7 @@ import jaxkernels
 
 # Trains for minutes unless asked for its short form, which its own test runs.
 LONG = EXAMPLES / "train_char_lm.py"
-# What examples import.
+# A module that the examples import.
 SHARED = EXAMPLES / "comparison.py"
 PROGRAMS = sorted(set(EXAMPLES.glob("*.py")) - {LONG, SHARED})
 

@@ -24,7 +24,7 @@ def test_the_checks_name_every_target():
 
 
 def test_docstrings_name_the_checks():
-    """Of all functions that lower to a custom call."""
+    """The docstring of each function that lowers to a custom call names `export_checks()`."""
     others = {"default_algorithm", "export_checks", "patch_jax_nn", "patch_optax"}
     functions = [getattr(jk, name) for name in jk.__all__ if name not in others]
     functions = [

@@ -1,7 +1,7 @@
 """Programs that an earlier version exported load and run: the policy that `export_checks` states.
 
-A failure here means that programs of users no longer run. What the file calls is kept beside what is new: a target that
-takes another attribute gets another name.
+A failure here means that programs of users no longer run. The targets that these files call must stay: a target with
+other attributes gets another name.
 """
 
 import re

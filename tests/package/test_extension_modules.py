@@ -1,4 +1,4 @@
-"""What the extension modules show the loader, and what they say of GPUs that cannot be used."""
+"""The symbols that the extension modules export, and their errors for GPUs that cannot be used."""
 
 import shutil
 import subprocess

@@ -168,7 +168,7 @@ def test_strict_promotion(name, dtype, x64):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_bias_of_another_dtype(dtype):
-    """jax.nn's attention takes a float32 bias beside 16-bit queries under these flags."""
+    """jax.nn's attention accepts a float32 bias with 16-bit queries under these flags."""
     q, k, v = (jnp.ones(shape, dtype) for shape in HEADS)
     bias = jnp.ones((4, 5), jnp.float32)
     with strict(False):

@@ -1,4 +1,4 @@
-"""docs/losses.md: its table of plans, and what replaces the losses of others, as they are written there."""
+"""docs/losses.md: its table of plans, and its replacements for the losses of other libraries, run as printed there."""
 
 import re
 

@@ -52,7 +52,7 @@ def test_backward_alone_needs_no_temporary(function, dtype):
 @both
 @dtypes
 def test_backward_keeps_one_array(function, dtype):
-    """What the forward pass hands to the backward pass is one array: y, or of 16-bit log_softmax x."""
+    """The forward pass hands one array to the backward pass: y, or x for 16-bit log_softmax."""
     x = jnp.asarray(cases.logits("normal", *SHAPE, dtype))
     y, pull = jax.vjp(function, x)
     kept = jax.tree.leaves(pull)
@@ -67,7 +67,7 @@ def test_backward_keeps_one_array(function, dtype):
 @both
 @dtypes
 def test_gradient_step_keeps_one_array(function, dtype):
-    """Forward and backward in one program: what is kept, and nothing beside it."""
+    """Forward and backward in one program need memory only for the residual."""
     x = jnp.zeros(SHAPE, dtype)
     analysis = stats(lambda x, t: jax.vjp(function, x)[1](t)[0], x, x)
     assert analysis.temp_size_in_bytes <= x.nbytes + SLACK
@@ -96,7 +96,7 @@ DONATED = {
 @pytest.mark.parametrize("function", [jk.softmax, jk.log_softmax, masked], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", DONATED)
 def test_result_takes_the_buffer_of_a_donated_operand(function, name):
-    """The result lies where the operand was; beside y it takes memory for no more than one array to get it there."""
+    """The result lies where the operand was; y takes one temporary array at most, a gradient two."""
     program, donated = DONATED[name]
     program = functools.partial(program, function)
     x = jnp.asarray(cases.logits("normal", *SHAPE, "float32"))

@@ -64,7 +64,7 @@ def test_a_program_that_star_imports_gets_the_public_names():
 
 
 def test_a_source_tree_that_is_not_installed_says_what_to_do(tmp_path):
-    """A copy of the Python files beside links to every installed package but this one."""
+    """A copy of the Python files imports every installed package but this one through links."""
     packages = tmp_path / "packages"
     packages.mkdir()
     for folder in sys.path:

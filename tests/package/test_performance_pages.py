@@ -124,7 +124,7 @@ def made_up(name):
 
 @pytest.fixture(scope="module")
 def runs(generate, tmp_path_factory):
-    """What `--add` takes of made-up files."""
+    """The runs that `--add` makes from invented files."""
     folder, to = tmp_path_factory.mktemp("made"), tmp_path_factory.mktemp("runs")
     for name in CASES:
         records.write(made_up(name), folder / f"{name}.json")

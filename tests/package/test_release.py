@@ -1,4 +1,4 @@
-"""What a release consists of: its version, its description on PyPI, the workflows that publish it."""
+"""The parts of a release: its version, its description on PyPI, the workflows that publish it."""
 
 import os
 import re
@@ -79,7 +79,7 @@ COMPILER = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None
 
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 def test_what_was_compiled_is_copied_wherever_it_lies(tmp_path):
-    """.ci/compile_once: the place of compiler, sources and headers is no matter, what they contain is."""
+    """.ci/compile_once compares compiler, sources and headers by content, not by path."""
     kept = tmp_path / "kept"
     kept.mkdir()
 

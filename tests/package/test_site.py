@@ -13,7 +13,7 @@ import jaxkernels.optax
 
 
 def public_names():
-    """What a user may import: the package's names, those of its modules, and nothing that they import."""
+    """Names that a user may import: the package's and its modules', without what these import."""
     policies = {
         f"jaxkernels.checkpoint_policies.{name}"
         for name, value in vars(jk.checkpoint_policies).items()
@@ -27,7 +27,7 @@ def public_names():
 
 
 def test_every_public_name_has_its_place_in_the_reference():
-    """Once. What a command line is has a page of its own."""
+    """Each name has exactly one place. The command line has a page of its own."""
     pages = (ROOT / "docs" / "reference").glob("*.md")
     places = [
         name
@@ -75,7 +75,7 @@ def test_the_reference_has_the_options_of_the_command_lines(capsys):
 
 @pytest.fixture(scope="module")
 def hooks():
-    """What the site does with a page; it knows nothing of mkdocs."""
+    """The module of the site's hooks, which does not import mkdocs."""
     spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "site" / "hooks.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -98,7 +98,7 @@ REPOSITORY = "https://github.com/jaxkernels/jaxkernels"
     ],
 )
 def test_links_of_the_site(hooks, target, wanted):
-    """Of a page in docs/how: to the place of a document, or to the repository."""
+    """Links of a page in docs/how lead to another page of the site, or to the repository."""
     page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri="how/map.md"))
     config = {"extra": {"repository": REPOSITORY}}
     found = hooks.on_page_markdown(f"[a]({target})", page=page, config=config)
@@ -106,7 +106,7 @@ def test_links_of_the_site(hooks, target, wanted):
 
 
 def test_lists_within_lists(hooks):
-    """What is indented within fences stays as it is."""
+    """Lists are indented by four columns; fenced blocks keep their indentation."""
     page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri="faq.md"))
     config = {"extra": {"repository": REPOSITORY}}
     text = "- a\n  - b\n\n```\nif x:\n  y\n```\n"

@@ -95,7 +95,7 @@ PRODUCT_MISTAKES = {
 
 
 def test_whole_numbers_notice_mistakes_at_any_depth():
-    """The bound does not: of 65536 terms it is wider than one of them. What TF32 keeps of them is exact."""
+    """The bound cannot: at 65536 terms it exceeds one term. TF32 keeps whole numbers exactly."""
     k = 65536
     a, b = (
         gemm_cases.operand("integers", (33, k)),

@@ -149,7 +149,7 @@ def test_overflow_near_the_end_of_the_range_may_round_either_way():
 
 
 def test_sums_of_terms_that_are_alike_get_the_worst_case():
-    """Beside 1 every term rounds up by almost a unit, in a single chain."""
+    """A single chain that starts with 1 rounds up every further term by almost a unit."""
     x = np.zeros((1, 41), np.float32)
     x[0, 0] = 16.6
     terms = np.exp(x - x.max())
