@@ -1,4 +1,4 @@
-"""Values of cross entropy, of its gradients and of what is returned beside it, against the truth in float64."""
+"""Compares cross entropy, its gradients and its additional results with the truth in float64."""
 
 import functools
 
@@ -53,7 +53,7 @@ def test_numbers_of_rows(rows):
 
 @dtypes
 def test_a_confident_row_keeps_the_digits_of_its_loss(dtype):
-    """1e-9 beside 1 is lost where terms of the maximum are summed with the others."""
+    """A loss of 1e-9 would be lost if the maximum's term, 1, were summed with the others."""
     x = np.full((3, 40), -30, oracle.storage(dtype))
     x[:, 7] = [-9.28125, -8.5, -2]  # exact in all types; the first row is won by 1 - 1e-9
     label = np.full(3, 7, np.int32)

@@ -1,4 +1,4 @@
-"""What cross entropy and its siblings take, and what they raise."""
+"""The arguments of cross entropy and its siblings, and their errors."""
 
 import jax
 import jax.numpy as jnp
@@ -172,7 +172,7 @@ def test_known_labels_are_copied_as_guards_allow():
 
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_losses_outside_of_jit_under_a_transfer_guard(reduction):
-    """Of arrays of the device: numbers among the options, and our own constants, are no implicit transfers."""
+    """The arrays are on the device; numeric options and our constants cause no implicit transfers."""
     x, label, weights = map(jnp.asarray, (X, LABEL, np.ones(LABEL.shape, np.float32)))
     w, share = jnp.ones((X.shape[-1], 7)), jax.nn.softmax(x)
     options = {"label_smoothing": 0.1, "z_loss": 0.01, "temperature": 0.5, "logit_soft_cap": 3.0}

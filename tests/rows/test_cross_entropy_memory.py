@@ -15,7 +15,7 @@ import jaxkernels as jk
 
 reductions = pytest.mark.parametrize("reduction", ["none", "mean"])
 tiers = pytest.mark.parametrize("tier", cases.TIERS)
-# A few numbers of each row, beside an array of the size of the logits.
+# The most temporary memory, relative to the logits: a few numbers per row, no second array.
 MOST = 0.05
 
 
@@ -28,7 +28,7 @@ def value_and_gradient(reduction, tier=None):
 
 
 def part_of_logits(x, compiled):
-    """What a program needs besides its arguments and results, as a part of the bytes of the logits."""
+    """The temporary memory of a program, as a part of the bytes of the logits."""
     return compiled.memory_analysis().temp_size_in_bytes / x.nbytes
 
 

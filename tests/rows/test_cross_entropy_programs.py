@@ -143,7 +143,7 @@ def test_log_probabilities_are_negative_losses():
 
 
 def test_a_loss_that_is_infinite_has_a_tangent():
-    """That of weights which do not vary is no 0 times infinity."""
+    """Weights that do not vary have a zero tangent, which must not multiply the infinite loss."""
     x = jnp.array([[0.0, -jnp.inf, 1.0], [1.0, 2.0, 3.0]])
     for reduction in ("none", "mean", "sum"):
         loss = functools.partial(jk.cross_entropy, labels=np.array([1, 0]), reduction=reduction)

@@ -18,7 +18,7 @@ SHAPE = (61, 9, 33)  # rows, features, classes
 
 
 def draw(dtype, shape=SHAPE, kind="normal", seed=0, bias=True):
-    """Operands and labels, of which one in five is negative. A peaked row is won by its label, by far."""
+    """Operands and labels; one label in five is negative. A peaked row is won by its label, by far."""
     rows, features, classes = shape
     rng = np.random.default_rng([seed, rows, features, classes])
     x, w = rng.standard_normal((rows, features)), rng.standard_normal((features, classes))
@@ -80,7 +80,7 @@ def checked(operands, reduction, max_bytes, *, trans_w=False, weights=None, **op
 @in_chunks
 @reductions
 def test_values(dtype, chunks, reduction):
-    """Of four chunks the first has fewer rows than the others."""
+    """With four chunks, the first has fewer rows than the others."""
     bound = bound_for(chunks, *SHAPE, dtype)
     checked(draw(dtype), reduction, bound)
 
@@ -254,7 +254,7 @@ def test_a_bias_of_minus_infinity_hides_a_class(reduction):
 
 
 def test_what_is_returned_beside_the_loss():
-    """Of all rows, those without a label too; as cross entropy has them of the logits."""
+    """All rows have an lse and an entropy, also without a label; both equal those of cross entropy."""
     x, w, bias, label = draw("float32")
     logits = np.matmul(x, w) + bias
     options = {"return_lse": True, "return_entropy": True, "reduction": "mean"}
@@ -307,7 +307,7 @@ KEEPS_ONE_CHUNK = jax.__version_info__ >= (0, 11) or PLATFORM != "cpu"
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("constant", [False, True])
 def test_memory_stays_within_the_bound(reduction, chunks, scaled, constant):
-    """Of a loss with its gradients: what the compiled program takes beyond operands and results."""
+    """The temporary memory of a compiled loss with its gradients stays within the bound."""
     options = {"logit_soft_cap": 30.0} if scaled else {}
     about = {"is_scaled": scaled, "w_is_constant": constant, "platform": PLATFORM}
     bound = bound_for(chunks, *MEMORY, "float32", **about)

@@ -1,4 +1,4 @@
-"""What the cross entropy of a linear layer takes, what it raises, and its plans."""
+"""The arguments, errors and plans of the cross entropy of a linear layer."""
 
 import dataclasses
 import pickle
@@ -148,7 +148,7 @@ def test_a_plan_is_a_value():
 
 
 def test_what_a_plan_counts():
-    """One chunk has no sums; several have them in float32, beside a product but for float32 on a GPU."""
+    """One chunk needs no sums; several need float32 sums and, but for float32 on a GPU, a product."""
     one = jk.plan_linear_cross_entropy(4096, 4096, 128256, "bfloat16")
     assert (one.chunks, one.logits_bytes, one.sums_bytes) == (1, 2 * 4096 * 128256, 0)
     bound = 5_400_000_000

@@ -87,7 +87,7 @@ def test_rows_are_sharded(reduction, max_bytes, rows, mesh):
 @reductions
 @bounds
 def test_classes_are_sharded(reduction, max_bytes, mesh):
-    """Of each row a maximum and six sums, and its part of the gradient of x: no logits, and nothing of w's size."""
+    """Devices exchange a maximum, six sums and dx per row: no logits, and nothing of w's size."""
     text, got = compiled(mesh, (), ("a", "b"), reduction, max_bytes)
     assert set(hlo.collectives(text)) == {"all-reduce"}, text
     assert {shape[-1] for shape in reduced(text) if shape} == {1, 6, 12}

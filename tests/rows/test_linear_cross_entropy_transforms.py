@@ -46,7 +46,7 @@ def check(program, tolerance=2e-5):
 
 
 def total(f, reduction, chunks=3, **options):
-    """A number that is not linear in the losses, of which one may be no part at all."""
+    """A nonlinear function of the losses; rows without a label contribute nothing."""
     options = {"reduction": reduction, "chunks": chunks, **OPTIONS, **options}
     return lambda x, w, b: jnp.sum(jnp.sin(f(x, w, b, LABEL, **options)))
 
@@ -122,7 +122,7 @@ def test_mapped_rows_share_chunks():
 
 @each_reduction
 def test_mapped_weights(reduction):
-    """Of several w each has chunks of its own."""
+    """Each of several w has its own chunks."""
     ws, bs = np.stack([W, 2 * W, np.sin(W)]), np.stack([B, B, 2 * B])
     check(lambda f: jax.vmap(total(f, reduction), (None, 0, 0))(X, ws, bs))
     check(lambda f: jax.vmap(jax.grad(total(f, reduction), ALL), (None, 0, 0))(X, ws, bs))

@@ -29,7 +29,7 @@ dtypes = pytest.mark.parametrize("dtype", EXACT)
 
 
 def won_rows(cols, dtype, ties=0):
-    """Rows that one element wins, wherever it stands, or that it shares with `ties` others."""
+    """Rows that one element wins, at a random position, or that it shares with `ties` others."""
     rng = np.random.default_rng([cols, ties])
     x = np.log(rng.uniform(0.1, 2, (len(RESTS), cols)) * RESTS[:, None] / cols)
     for row in x:
@@ -38,7 +38,7 @@ def won_rows(cols, dtype, ties=0):
 
 
 def random_rows(cols):
-    """Of several spreads, rounded to float32."""
+    """Random rows of several spreads, rounded to float32."""
     rng = np.random.default_rng(cols)
     shape = (max(4, 20000 // cols), cols)
     normal, uniform = rng.standard_normal(shape), rng.uniform(0, 80, shape)
@@ -98,7 +98,7 @@ def test_rows_over_eight_devices(dtype, cpu_devices):
 @pytest.mark.usefixtures("optimized")
 @dtypes
 def test_the_form_in_plain_jax(dtype):
-    """What runs in the kernels' stead is as exact, and differentiable."""
+    """The fallback in plain JAX is as exact as the kernels, and differentiable."""
     xs = [won_rows(cols, dtype, ties) for cols in COLS for ties in (0, 1)]
     check_all(reference.log_softmax_fwd, xs, dtype)
     with cases.x64(dtype):

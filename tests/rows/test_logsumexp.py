@@ -117,7 +117,7 @@ def test_special_rows(dtype, tier, wide):
 @tiers
 @dtypes
 def test_parts_of_a_row_that_are_far_apart(dtype, tier):
-    """Whoever has one part of a row knows nothing of the others: as for softmax, and with +inf beside -inf."""
+    """Threads reduce parts of a row independently: as for softmax, and with +inf and -inf in one row."""
     ends = [(-np.inf, -300), (-np.inf, 300), (0, -300), (300, 0), (-300, -302), (-np.inf, np.inf)]
     xs = []
     for cols in (37, 1001, LONG):
@@ -183,8 +183,8 @@ def test_half_types_accumulate_in_float32():
 def test_error_is_never_worse_than_jax_nn(dtype):
     """Largest error in units in the last place, of the result and of its gradient; a unit is a tie, as for softmax.
 
-    Of the gradient two: the sum of 32768 terms and the factor of the row are rounded where jax.nn's are not. An H200 has
-    1.07 units more than jax.nn in float32, 1.91 in float64.
+    The gradient may have two units more: we round the sum of 32768 terms and the factor of the row, jax.nn does not. An
+    H200 has 1.07 units more than jax.nn in float32, 1.91 in float64.
 
     A result near 0 is a difference, max against log of the sum: it is measured in the last place of numbers of order 1.
     """

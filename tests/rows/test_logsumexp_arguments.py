@@ -100,7 +100,7 @@ def is_served(options):
 
 
 def results_and_gradients(f, a):
-    """Of every call: what it gives, and the gradient of what of that is finite."""
+    """The results of every call, and the gradient of those that are finite."""
 
     def loss(a, options):
         results = f(a, **options)
@@ -112,7 +112,7 @@ def results_and_gradients(f, a):
 
 @functools.cache
 def of_every_call():
-    """Of ours and of jax.nn, in one program."""
+    """Results and gradients of every call of ours and of jax.nn, from one program."""
     return jax.jit(lambda a: [results_and_gradients(f, a) for f in (OURS, PEER)])(A)
 
 
@@ -143,7 +143,7 @@ def test_which_calls_have_kernels():
 
 
 def test_gradients_of_every_call():
-    """Of all that is finite; what is hidden has a gradient of 0."""
+    """Gradients equal jax.nn's where those are finite; hidden elements have a gradient of 0."""
     got, want = ([gradient for gradient, _ in of] for of in of_every_call())
     for name, ours, theirs in zip(CALLS, got, want, strict=True):
         assert np.isfinite(ours).all(), name
@@ -154,7 +154,7 @@ def test_gradients_of_every_call():
 
 
 def test_factors_have_gradients():
-    """Of log |b s| it is 1 / b where all elements of a sum have the same factor."""
+    """The gradient of log |b s| by b is 1 / b if all elements of a sum have the same factor."""
 
     def gradient(f, b):
         return jax.grad(lambda b: jnp.sum(f(A, -1, b, False, True)[0] * jnp.cos(A[..., 0])))(b)

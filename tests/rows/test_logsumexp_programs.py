@@ -31,7 +31,7 @@ on_a_cpu = pytest.mark.usefixtures("on_a_cpu")
     ids=str,
 )
 def test_special_values_in_sharded_columns(dtype, kind, cpu_devices):
-    """Devices that see nothing but -inf, +inf on one of them, on several, beside -inf, and NaN; within the bounds of
+    """Some devices have only -inf; one or several have +inf, also together with -inf, or NaN. The bounds are those of
     one device's kernels."""
     mesh = jax.make_mesh((8,), ("a",), axis_types=(kind,), devices=cpu_devices)
     x = cases.logits("normal", 11, 64, dtype)
@@ -142,7 +142,7 @@ def test_results_of_slices_and_into_slices(dtype):
 
 
 def test_the_reference_computes_the_same():
-    """What other platforms lower to, special rows included."""
+    """The reference, which other platforms lower to, gives the same results, also for special rows."""
     x = X[:3].copy()
     x[0, 0], x[0, 1, 3], x[0, 2, 3] = -np.inf, np.inf, np.nan
     t = T[:3]

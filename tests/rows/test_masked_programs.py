@@ -52,7 +52,7 @@ def test_backward_keeps_y_only(dtype):
 
 
 def test_gradient_of_a_bias_needs_one_more_array():
-    """The gradient of the scores, of which it is the sum."""
+    """The array is the gradient of the scores; its sum is the gradient of the bias."""
     x, mask, bias = operands(CASE)
     step = stats(lambda x, m, b, t: jax.vjp(lambda b: ours(x, m, b), b)[1](t)[0], x, mask, bias, x)
     # y, the gradient, and where XLA's CPU sums in parts, a few of the size of the bias

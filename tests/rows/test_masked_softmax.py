@@ -108,7 +108,7 @@ def test_operands_of_many_dimensions():
 @tiers
 @dtypes
 def test_bands(dtype, tier):
-    """Fewer, as many and more rows than columns, so that bands begin and end anywhere and rows see nothing."""
+    """There are fewer or more rows than columns, or equally many: bands end anywhere, rows see nothing."""
     some = []
     # One row of 5 that sees the first column alone: its last pack is not whole, and hidden.
     for q, k in ((9, 9), (4, 13), (13, 4), (3, 130), (40, 35), (1, 5)):
@@ -319,7 +319,7 @@ def test_plain_rows_agree_with_softmax(dtype):
 @pytest.mark.half_on_a_cpu
 @dtypes
 def test_the_plain_jax_implementation(dtype):
-    """What runs where there are no kernels is held to the same bounds."""
+    """The fallback without kernels is held to the same bounds."""
     some = [
         case((2, 3, 5, 7), dtype, mask=(2, 1, 1, 7), bias=(1, 3, 5, 7), scale=0.7, causal=True),
         case((2, 3, 33), dtype, window=(2, 1), scale=-2.0),
@@ -369,7 +369,7 @@ def agrees_with_plain_jax(scores, mask, **options):
         ((2, 3, 2048, 4096), (2, 1, 2048, 4096)),
         ((2, 3, 2048, 4096), (1, 1, 2048, 4096)),
         ((3, 2, 2049, 4097), (3, 1, 2049, 4097)),
-        # Of 512 columns it is 16 rows of all lengths that share a block.
+        # With 512 columns, 16 rows share a block; a causal mask gives them different lengths.
         ((2, 3, 17000, 512), (2, 1, 17000, 512)),
         # Not reordered: the mask differs by head, or not by row.
         ((2, 3, 2048, 4096), (1, 3, 2048, 4096)),
@@ -382,5 +382,5 @@ def test_masks_shared_by_heads_far_apart(gpu, scores, mask, options):
 
 
 def test_comparison_with_plain_jax_of_small_arrays():
-    """What the test above does, on any machine."""
+    """Does what the test above does, on any machine."""
     agrees_with_plain_jax((2, 3, 33, 40), (2, 1, 33, 40), scale=0.1)

@@ -117,7 +117,7 @@ def test_truth_notices_mistakes(mistake):
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_gradient_of_the_bias_does_not_depend_on_the_scale(dtype, scale):
-    """Of zero scores; a quotient by the scale would vanish or be infinite in float16."""
+    """The scores are zero. Dividing their gradient by the scale would give 0 or infinity in float16."""
     rng = np.random.default_rng(0)
     x, bias = np.zeros((2, 3, 40), dtype), rng.standard_normal((1, 3, 40)).astype(dtype)
     cotangent = rng.standard_normal(x.shape).astype(dtype)

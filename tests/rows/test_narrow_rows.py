@@ -14,14 +14,15 @@ import jaxkernels as jk
 # Around the longest rows in a lane of their own, 15, 20, 23, 24, 31 and 40 columns by dtype and operation,
 # around rows of 2, 3 and 4 vectors, and around the longest in company, 192 and 512.
 COLS = (1, 3, 15, 16, 20, 21, 23, 24, 25, 31, 32, 33, 40, 41, 48, 49, 64, 65, 192, 193, 512, 513)
-# The same of losses: 47, 199 and 255 columns; and rows of which some keep their terms together.
+# For losses these are 47, 199 and 255 columns. The buffer of kept terms holds several rows of 520
+# columns, but one of 4100.
 COLS_OF_LOSSES = (1, 3, 16, 47, 48, 199, 200, 255, 256, 520, 4100)
 ROWS = 37  # two groups, and a part of one
 
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(on_a_cpu):
-    """Beside a GPU too."""
+    """Runs the tests on the CPU, even if there is a GPU."""
 
 
 def mixed(cols, dtype):
@@ -47,7 +48,7 @@ def results(x, t):
 
 
 def losses(x, labels):
-    """What is stored of rows, with and without all sums, and both gradients."""
+    """Losses with and without all sums, and gradients of the separate and of the fused kernel."""
 
     def total(x, smoothing):
         return jk.cross_entropy(x, labels, label_smoothing=smoothing, reduction="sum")
@@ -96,7 +97,7 @@ def test_a_loss_has_its_bits_in_any_company(dtype, cols):
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_values(dtype):
-    """Every operation at every length, rows near 0 beside rows far from it."""
+    """Every operation at every length, with rows near 0 and rows far from it in one array."""
     pairs = []
     with cases.x64(dtype):
         for cols in COLS:

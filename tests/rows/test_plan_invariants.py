@@ -1,4 +1,4 @@
-"""What every launch plan guarantees, for any row length, operation, device and tier, without a GPU."""
+"""Guarantees of every launch plan, for any row length, operation, device and tier, without a GPU."""
 
 import itertools
 import random
@@ -27,7 +27,7 @@ MOST_THREADS = 1024
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_invariants(dtype, device):
-    """What kernels rely on, for every row length that matters, any number of rows, every operation and tier."""
+    """Plans satisfy what kernels rely on, for every row length that matters, every operation and tier."""
     check_invariants(interesting_cols(dtype), oracle.OPERATIONS, dtype, device)
 
 
@@ -147,7 +147,7 @@ def _check_tier(p, cols, dtype, operation, rows, limits, where):
                 assert p.kept_packs <= p.block_threads * p.packs_per_lane, where
                 assert p.packs_per_lane * inputs(operation) <= 8, where  # packs of 4 registers
                 assert p.grid_blocks == max(rows, 1) * p.cluster_blocks, where
-                # As many as run at once, or half as many more.
+                # The grid has at most 1.5 times the blocks that run at once.
                 at_once = max(limits.sm_count * p.blocks_per_sm, p.cluster_blocks)
                 assert p.grid_blocks <= at_once * 3 // 2, where
             else:

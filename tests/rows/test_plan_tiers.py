@@ -36,8 +36,8 @@ def stores_scalar(operation):
 @pytest.mark.parametrize("operation", [*filter(stores_scalar, oracle.OPERATIONS)])
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_tiers_of_row_scalars(dtype, operation, device):
-    """What is read once needs no shared memory: small blocks behind the registers, which keep nothing. Rows of two inputs
-    that begin within a pack take shared memory while it holds them."""
+    """These operations read a row once and need no shared memory: small blocks take rows too long for registers, and
+    keep nothing. Misaligned rows of two inputs use shared memory while they fit."""
     warp_end, block_end, smem_end, cluster_end = tier_ends(dtype, operation, device)
     assert 128 <= warp_end < block_end == smem_end == cluster_end
     pack = 16 // BYTES[dtype]
@@ -66,7 +66,7 @@ def test_tiers_follow_one_another(dtype, operation, device):
     row = BYTES[dtype] * inputs(operation)
     alone = 2 if dtype == "float64" else 4
     room = limits.smem_per_sm / alone if limits.cluster_blocks > 1 else limits.smem_per_block
-    least = 0.98 * room - 3 * 1024  # beside what the reductions take
+    least = 0.98 * room - 3 * 1024  # the reductions take the rest
     # Registers may hold two rows where shared memory does not hold enough.
     assert smem_end == block_end or least < smem_end * row <= room
     assert smem_end > block_end or block_end * row > least
@@ -89,7 +89,8 @@ def test_tiers_follow_one_another(dtype, operation, device):
 
 
 def _check_clusters(first, last, pack, dtype, operation, device):
-    """The fewest blocks of which an SM holds eight (doubles four); more than 8 only where it would hold fewer than three of 8."""
+    """The fewest blocks per cluster with which an SM holds eight of them (four for float64); more than 8 blocks only if
+    an SM would hold fewer than three blocks of a cluster of 8."""
     limits = _cpu.named_devices()[device]
     longest = plan(last, dtype, operation, device)
     assert (longest.tier, longest.cluster_blocks) == ("cluster", limits.cluster_blocks)
@@ -114,7 +115,7 @@ def _check_clusters(first, last, pack, dtype, operation, device):
         if enough:
             assert now.blocks_per_sm == held[now.cluster_blocks]
         seen.add(now.cluster_blocks)
-    # Where registers hold rows that 4 blocks would share, and there is less shared memory, those take them.
+    # Devices with less shared memory keep rows in registers that 4 blocks would share elsewhere.
     assert seen - {4} == {8, limits.cluster_blocks}
     assert 4 in seen or limits.smem_per_sm < 200 * 1024
 
@@ -124,7 +125,7 @@ def _check_end_of_block_tier(first, last, pack, dtype, operation, device):
         assert plan(cols, dtype, operation, device).tier == "block"
     reached = plan(last, dtype, operation, device)
     assert reached.blocks_per_sm >= 2
-    if reached.block_threads < 512:  # as many as a block may have
+    if reached.block_threads < 512:  # the most that a block may have
         assert plan(last + pack, dtype, operation, device, tier="block").blocks_per_sm == 1
     misaligned = plan(last - 1, dtype, operation, device)
     assert misaligned.tier in ("block_smem", "cluster")

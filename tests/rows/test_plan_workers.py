@@ -10,8 +10,8 @@ from jaxkernels import _cpu
 @pytest.mark.parametrize("operation", ["softmax_fwd", "softmax_grad", "masked_softmax_fwd"])
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 def test_what_sums_a_row_depends_on_cols_not_on_rows(dtype, operation):
-    """So that a row gives the same bits however many there are. Few rows have twice as many threads, which is how many
-    classes of packs the threads of many rows sum."""
+    """A row gives the same bits for any number of rows. With few rows, a block has twice the threads, because with
+    many rows each thread has two accumulators."""
 
     def shape(p):
         if p.tier not in ("block_smem", "cluster"):
@@ -106,7 +106,7 @@ def test_which_rows_are_handed_out_in_batches():
     ("cols", "dtype", "operation", "tier"), [*BATCHED, *BATCHED_WHERE_FEW, *BY_TURNS]
 )
 def test_every_row_has_one_worker(cols, dtype, operation, tier, sm_count):
-    """And every worker a row, however many rows there are; half as many in each batch, rounded up."""
+    """Every worker has a row, too. With `halves` each batch takes half of the rows left, rounded up."""
 
     def plan_of(rows):
         limits = with_sms(sm_count)

@@ -1,7 +1,7 @@
 """The two parts of row operations, for rows that are spread over devices: statistics, and the result from them.
 
-What crosses the network is read from the HLO in test_partitioning.py; here the kernels are held against the truth, on
-the device under test and over simulated ones.
+test_partitioning.py reads the collectives from the HLO; here the kernels are held against the truth, on the device
+under test and over simulated ones.
 """
 
 import functools

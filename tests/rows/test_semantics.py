@@ -29,7 +29,7 @@ ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11, "floa
 def close(got, want):
     """Equal type, shape and weakness; values within a few of jax.nn's own rounding errors.
 
-    jax.nn rounds every step to the storage type: as many roundings as there are additions in a row's sum, at worst.
+    jax.nn rounds every step to the storage type, at worst once per addition of a row's sum.
     The values themselves are held against the truth elsewhere; here the question is which values are meant.
     """
     assert got.shape == want.shape

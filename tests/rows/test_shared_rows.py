@@ -22,7 +22,7 @@ MANY = 4 * (os.cpu_count() or 1)
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(on_a_cpu):
-    """Beside a GPU too."""
+    """Runs the tests on the CPU, even if there is a GPU."""
 
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES)

@@ -45,7 +45,7 @@ each_dtype = pytest.mark.parametrize("dtype", oracle.DTYPES)
 def plans(dtype, tier=None):
     """(operation, cols, offset, shifted, plan) over operations, lengths and places; a forced tier never fails for the place."""
     pack = 16 // oracle.storage(dtype).itemsize
-    # What reduces nothing has one plan, for every place.
+    # Operations without a reduction have the same plan at every offset.
     operations = [name for name, traits in contract.OPERATIONS.items() if traits.sums > 0]
     for operation, cols, (place, shifted) in itertools.product(operations, COLS, PLACES):
         options = {"operation": operation, "device": "h200", "tier": tier}

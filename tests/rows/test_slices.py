@@ -125,7 +125,7 @@ def _of_every_array(program, functions, arrays):
 
 
 def of_every_array(program, functions, arrays):
-    """What each function gives of each array, by one compiled program; XLA's, of float64, serves all storage types."""
+    """Each function's results for each array, from one program; XLA's are float64, for all dtypes."""
     return jax.device_get(_of_every_array(program, functions, arrays))
 
 
@@ -150,7 +150,7 @@ def test_programs_of_slices(dtype, program):
 
 @each_dtype
 def test_scores_masks_and_biases_at_every_offset(dtype):
-    """What broadcasts begins elsewhere than the scores."""
+    """Masks and biases that broadcast begin at other offsets than the scores."""
     shapes = ((2, 17, 7), (2, 9, 64), (2, 5, 1030), (2, 3, 4096), (1, 2, 20001))
     for shape in shapes if cases.ON_GPU else shapes[:2]:
         c = masked_cases.case(

@@ -112,8 +112,8 @@ def test_subnormal_results(dtype):
 @dtypes
 @operations
 def test_parts_of_a_row_that_are_far_apart(operation, dtype, tier):
-    """Whoever has one part of a row knows nothing of the others: parts of -inf beside parts where exponentials
-    relative to 0 would vanish or overflow, parts that vanish beside the others, a NaN or +inf in one of them."""
+    """Threads reduce parts of a row independently. Here a part is -inf while the exponentials of another, relative to
+    0, would vanish or overflow; or a part vanishes relative to another; or one has a NaN or +inf."""
     ends = [(-np.inf, -300), (-np.inf, 300), (0, -300), (300, 0), (-300, -302)]
     for cols in (37, 1001, 40000):
         if not cases.serves(tier, (4 * len(ends), cols), dtype):
@@ -213,7 +213,7 @@ def test_long_float32_rows_lose_little_where_their_parts_meet(kind, cols):
 
 @pytest.mark.smoke
 def test_half_types_accumulate_in_float32():
-    """Where a sum overflows or stops growing in 16 bits, jax.nn is wrong and we are right (documented as better)."""
+    """If a sum overflows or stops growing in 16 bits, jax.nn is wrong and we are right (as documented)."""
     for dtype in ("float16", "bfloat16"):
         y = np.asarray(jk.softmax(jnp.zeros((1, 70000), dtype)), np.float64)
         np.testing.assert_allclose(y, 1 / 70000, rtol=2.0**-6)
@@ -257,7 +257,7 @@ def test_more_than_two_to_the_31_elements(gpu, operation, cols, tier):
 
 @pytest.mark.parametrize("cols", [2, 3000], ids=["warp", "block_smem"])
 def test_exponentials_of_doubles_at_their_edges(cols):
-    """Where the reduction changes its multiple of log 2, and where results leave the normal numbers."""
+    """Edges: the range reduction changes its multiple of log 2, or the result is no normal number."""
     halves = np.log(2) * (np.arange(0, 1022, 97) + 0.5)
     edges = [708.39, 708.3964, 708.397, 709.0, 744.0, 745.2, 1e300, np.inf, 0.0]
     far = -np.concatenate([edges, *(np.nextafter(halves, h) for h in (0, np.inf)), halves])

@@ -145,7 +145,7 @@ def test_rows_in_batches_are_the_same_bits_as_alone(gpu, dtype, cols, tier):
     ],
 )
 def test_few_rows_are_the_same_bits_as_the_first_of_many(gpu, dtype, cols):
-    """Few rows have a kernel of their own, with twice as many threads a block.
+    """Few rows have a kernel of their own, with twice the threads per block.
 
     The parts of some rows have maxima far apart, or are -inf, infinite or NaN.
     """

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import jaxkernels as jk
 from jaxkernels._rows import reference, softmax
 
-# What is compared bit for bit is computed on a CPU too, where a GPU would be the default.
+# Results that are compared bit for bit must all come from the CPU, even if a GPU is the default.
 pytestmark = pytest.mark.usefixtures("on_a_cpu")
 both = pytest.mark.parametrize("function", [jk.softmax, jk.log_softmax], ids=lambda f: f.__name__)
 X = cases.logits("normal", 16 * 8, 24, "float32").reshape(16, 8, 24)
@@ -33,7 +33,7 @@ def jvp(f, x, t):
 
 
 def sums_of(function):
-    """Of a row of float32, forward: log_softmax counts the terms of the maximum apart."""
+    """The sums per float32 row, forward: log_softmax counts the terms of the maximum apart."""
     return 2 if function is jk.log_softmax else 1
 
 
@@ -135,7 +135,7 @@ def test_a_program_that_is_lowered_without_x64(function, peer, cpu_devices):
     ids=str,
 )
 def test_a_mesh_axis_that_a_reshape_splits(function, shape, spec, reshaped, local, cpu_devices):
-    """Where XLA splits a mesh axis over two dimensions, that of eight devices into four and two, we follow."""
+    """We follow XLA when it splits a mesh axis of eight devices over two dimensions, as four and two."""
     devices = cpu_devices if shape[0] != 6 else cpu_devices[:4]
     mesh = jax.make_mesh((len(devices),), ("d",), axis_types=(AxisType.Auto,), devices=devices)
     x = cases.logits("normal", shape[0], int(np.prod(shape[1:])), "float32").reshape(shape)
