@@ -90,7 +90,7 @@ def test_sums_are_scattered_where_the_result_is_split(out, expected, beta, mesh)
 @pytest.mark.parametrize("form", ["public", "as on cuda"])
 @pytest.mark.parametrize("spec", [("x", "y"), (None, "x"), ("y", "x")], ids=str)
 def test_rows_of_several_dimensions(form, spec, mesh, monkeypatch):
-    """Batch and sequence are rows, each of which may be split: no operand is put together."""
+    """Batch and sequence are both rows, and either may be sharded: no operand is gathered."""
     if form == "as on cuda":
         monkeypatch.setattr(primitive, "sgemm_p", product_p)
     a = cases.operand("normal", (8, 12, 24))

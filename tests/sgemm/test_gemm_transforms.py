@@ -1,4 +1,4 @@
-"""What derivatives of matrix products keep, and how many products they are."""
+"""The residuals of derivatives of matrix products, and their number of products."""
 
 import gemm_cases as cases
 import jax
@@ -11,7 +11,7 @@ W = cases.operand("normal", (3, 5), seed=1)
 
 
 def test_reverse_mode_does_not_keep_c():
-    """What the backward pass gets are a and b, so that c can be overwritten."""
+    """The backward pass gets only a and b, so that c can be overwritten."""
     c = jnp.ones((4, 5))
     _, pull = jax.vjp(lambda a, b, c: jk.sgemm(a, b, c, beta=2.0), X[0], W, c)
     kept = sorted(x.shape for x in jax.tree.leaves(pull) if hasattr(x, "shape") and x.shape)

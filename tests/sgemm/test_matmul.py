@@ -136,7 +136,7 @@ def test_other_dtypes_name_the_alternatives(dtype):
     ):
         with pytest.raises(TypeError, match=rf"must be float32.*{dtype}.*jnp\.float32"):
             call()
-    # What a layer of Flax needs to be told.
+    # The error names the option that a Flax layer needs.
     with pytest.raises(TypeError, match='other_dtypes="xla"'):
         jk.dot_general(x, x, (((1,), (0,)), ((), ())))
     with jax.enable_x64(True), pytest.raises(TypeError, match="float64"):

@@ -100,7 +100,7 @@ def test_factors_round_alike_on_every_rung(gpu, algorithm, shape):
     c = cases.operand("integers", (m, n), seed=2)
     alpha, beta = np.float32(1 / 3), np.float32(0.7)
     got = np.asarray(jk.sgemm(a, b, c, alpha=alpha, beta=beta, algorithm=algorithm))
-    # float64 holds the products by alpha and these sums as they are: below 2^20, multiples of 2^-25.
+    # float64 holds the products by alpha and these sums exactly: multiples of 2^-25 below 2^20.
     scaled = np.float64(alpha) * cases.truth(a, b)
     assert np.array_equal(got, (scaled + np.float64(beta * c)).astype(np.float32))
     other = (np.float64(scaled.astype(np.float32)) + np.float64(beta) * c).astype(np.float32)
@@ -223,7 +223,7 @@ def test_c_is_overwritten_in_place_when_donated(algorithm, k):
 
 @algorithms
 def test_misaligned_operands(algorithm):
-    """Slices that begin anywhere, of which XLA may hand over the address as it is."""
+    """Slices begin anywhere, and XLA may pass their address without copying them."""
 
     @jax.jit
     def product(x, y):
@@ -251,7 +251,7 @@ def test_deep_sums_of_whole_numbers_are_exact(algorithm, shape):
 
 @pytest.mark.parametrize("k", [8000, 5003])
 def test_deep_products_are_summed_in_parts(gpu, k):
-    """Several launches, aligned and not, each of which adds to C: alpha, beta and C come in once."""
+    """Several launches, aligned and not, add to C in turn: alpha, beta and C count once."""
     n = 2048
     plan = jk.plan_sgemm(n, n, k, algorithm="pipelined", device=gpu)
     assert plan.launches > 1

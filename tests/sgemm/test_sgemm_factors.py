@@ -1,7 +1,7 @@
 """alpha and beta of sgemm: BLAS's rule for 0, derivatives of every kind, and what a factor may be.
 
-Factors that are 0 hide what they multiply, a NaN included. That holds for values and tangents at this
-one point, and does not make the derivative by the factor 0.
+A factor of 0 hides its operand, a NaN included. This holds for values and tangents at this one point,
+and does not make the derivative by the factor 0.
 """
 
 import fractions
@@ -64,7 +64,7 @@ def test_derivatives_by_the_factors(wrap, alpha, beta):
 
 
 def test_one_factor_is_differentiated():
-    """Beside the other one as a number, as in a gradient by beta alone."""
+    """The other factor is a constant, as in a gradient by beta alone."""
     assert jax.grad(lambda b: jk.sgemm(A, B, C, beta=b).sum())(0.0) == C.sum()
     assert jax.grad(lambda a: jk.sgemm(A, B, C, alpha=a).sum())(0.0) == AB.sum()
     assert jax.grad(lambda a: jk.sgemm(A, B, C, alpha=a, beta=2.0).sum())(0.0) == AB.sum()
@@ -93,7 +93,7 @@ def test_second_derivatives_where_the_factors_are_zero(wrap):
 
 @wrappers
 def test_third_derivatives_where_beta_is_zero(wrap):
-    """By beta, of a gradient by c, of which c goes on being a function."""
+    """Differentiates by beta a gradient in which c is still a function of t."""
 
     @wrap
     def loss(beta, t):
@@ -246,7 +246,7 @@ def test_a_beta_that_is_an_array_needs_a_c():
 
 @pytest.mark.parametrize("number", [True, False], ids=("number", "array"))
 def test_factors_of_zero_in_shard_map(number, cpu_devices):
-    """Operands that vary over devices beside factors that do not, with the check of what varies."""
+    """Operands vary over devices, factors do not; shard_map checks which values vary."""
     types = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((4,), ("x",), axis_types=types, devices=cpu_devices[:4])
     rows, whole = jax.P("x"), jax.P()

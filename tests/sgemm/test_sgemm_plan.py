@@ -264,7 +264,7 @@ def test_splits_where_a_grid_would_be_too_small():
     assert plan_ffma(128, 128, 65536, device="h200").split_k > 16
     assert plan_ffma(8192, 128, 8192, device="h200").split_k > 1
     assert plan_ffma(4096, 4096, 64, device="h200").split_k == 1
-    # What trying every split finds, the finest, of 64 k each, among them.
+    # Trying every split finds these; the finest shares have 64 k.
     found = [
         plan_ffma(128, 128, k, device="h200").split_k for k in (512, 640, 768, 1024, 4096, 65536)
     ]

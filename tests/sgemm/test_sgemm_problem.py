@@ -50,7 +50,7 @@ def test_sizes(trans_a, trans_b):
         ((2, 3), (1, 3), [(2, 3, 0), (3, 1, 1)]),
         # Runs of equal kind merge, others do not.
         ((2, 3, 4, 5), (2, 3, 1, 1), [(6, 20, 1), (20, 1, 0)]),
-        # Sizes of 1 in both are no dimensions, and nothing stands between what they part.
+        # A size of 1 in both is no dimension, and its neighbours merge.
         ((1, 1), (1, 1), []),
         ((1, 7, 1), (1, 7, 1), [(7, 1, 1)]),
         ((2, 1, 3), (2, 1, 3), [(6, 1, 1)]),
@@ -147,7 +147,7 @@ def test_empty_batches(batches):
 
 @st.composite
 def broadcasting(draw):
-    """Batch dimensions of two operands, at most four of which are left."""
+    """Up to four batch dimensions of two operands; in each, one of the two may have size 1."""
     dims = draw(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abc")), max_size=4))
     a_batch = [1 if lacks == "a" else size for size, lacks in dims]
     b_batch = [1 if lacks == "b" else size for size, lacks in dims]

@@ -163,7 +163,7 @@ def test_a_batch_that_is_made_in_groups(gpu):
 
 
 def spoilt(values, seed=0):
-    """Operands with a few such elements, of which only some rows and columns know."""
+    """Operands with a few of these values, which reach only some rows and columns of the product."""
     rng = np.random.default_rng(seed)
     a, b = (rng.standard_normal(s).astype(np.float32) for s in ((300, 200), (200, 270)))
     for x in (a, b):
@@ -188,7 +188,7 @@ def test_what_is_not_finite_is_where_float32_has_it(values, zeros):
 
 
 def test_overflow_is_infinite():
-    """Where the exact result is too large, and only there."""
+    """A result is infinite if the exact result is too large, and only then."""
     a, b = families.operands("normal", 200, 210, 300)
     a[::2] *= 1e25
     b[:, ::3] *= 1e25

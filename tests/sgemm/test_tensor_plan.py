@@ -154,7 +154,7 @@ def test_which_sums_are_compensated():
     alone, together = plan_of(1100, 1100, 2048), plan_of(1100, 1100, 2048, batch=7)
     assert alone.compensated
     assert together.compensated
-    # Where k is split, a part's k decides.
+    # If k is split, the k of one part decides.
     assert (plan_of(300, 260, 4096).split_k > 1, plan_of(300, 260, 4096).compensated) == (1, 0)
     deep = plan_of(300, 260, 60000)
     assert (deep.split_k > 1, deep.k_per_split > 1024, deep.compensated) == (True, True, True)
@@ -242,7 +242,7 @@ def test_a_program_keeps_the_split_that_it_was_lowered_with():
 
 
 def test_a_batch_beyond_the_bound_of_scratch_is_made_in_groups():
-    """Shares of its outermost dimension, 32 at most, each of which fits 4 GiB; the last may be smaller."""
+    """The outermost dimension is cut into at most 32 groups of up to 4 GiB; the last may be smaller."""
     whole = jk.plan_sgemm(2404, 158, 21082, batch=15, device="h200")
     groups = jk.plan_sgemm(2404, 158, 21082, batch=25, device="h200")
     assert (whole.algorithm, whole.groups) == ("tensor", 1)

@@ -1,4 +1,4 @@
-"""What pairs of float16 do not hold is made again: elements, tiles, or the whole product."""
+"""Repairs of values that pairs of float16 cannot hold: of elements, tiles, or the whole product."""
 
 import functools
 
@@ -30,7 +30,7 @@ def permuted(m, n, k, share, seed=0):
     return a, b, a[:, place]
 
 
-# What a pair and the roundings of its products make of one product: 2^-23 for either, alpha a half.
+# Bounds the error of one product: a pair and its products' roundings cost 2^-23 each; alpha is 0.5.
 PAIR = 4 * 2.0**-23
 
 
@@ -95,7 +95,7 @@ def test_a_product_that_is_left_to_ffma_as_a_whole(k):
 @pytest.mark.parametrize("beta", [0.0, 1.0])
 @pytest.mark.parametrize("shape", [(300, 270, 9000), (1100, 1050, 3000)])
 def test_repairs_of_deep_products(shape, share, beta):
-    """FFMA makes them in several launches, each of which adds to C; where k is split float64 does."""
+    """FFMA repairs them in several launches that add to C; if k is split, float64 repairs them."""
     m, n, k = shape
     assert (jk.plan_sgemm(m, n, k, algorithm="tensor").split_k > 1) == (k == 9000)
     a, b, want = permuted(m, n, k, share)

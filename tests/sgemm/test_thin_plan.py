@@ -98,7 +98,7 @@ def test_order_of_summation_does_not_depend_on_the_batch(sizes, batch, trans_a, 
 @hypothesis.settings(max_examples=300, deadline=None)
 @hypothesis.given(sizes=thin_sizes(), **flags)
 def test_a_program_keeps_its_split(sizes, trans_a, trans_b):
-    """What a call is given when it runs, the split of the plan that it was lowered by, gives that plan again."""
+    """A call is given the split of the plan it was lowered by, and gets that plan again from it."""
     m, n, k = sizes
     plan = plan_of(*sizes, trans_a=trans_a, trans_b=trans_b)
     shapes = ((k, m) if trans_a else (m, k)), ((n, k) if trans_b else (k, n))
@@ -166,7 +166,7 @@ def test_it_gives_way_where_it_cannot_serve():
 
 
 def test_clusters_share_k_before_a_second_kernel_does():
-    """Where lines are too few for all SMs; on a GPU without clusters the second kernel adds the shares."""
+    """With too few lines for all SMs, clusters split k; without clusters a second kernel adds the parts."""
     for trans_a in (False, True):
         plan = plan_of(1024, 1, 8192, trans_a=trans_a)
         assert plan.cluster_blocks > 1
