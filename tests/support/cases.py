@@ -34,7 +34,7 @@ def cotangents(rows, cols, dtype, seed=0):
 
 
 def with_gradient(f):
-    """From the operands, of which the last is a cotangent, to the result and the gradient of the first."""
+    """Maps operands and a last cotangent to the result and the gradient of the first operand."""
 
     def function(x, *others):
         y, pull = jax.vjp(lambda x: f(x, *others[:-1]), x)
@@ -121,8 +121,8 @@ def check_results(x, t, result, dtype, tier=None, operations=OPERATIONS):
 
 
 def operands_of(x, t, y, log_y, scalars=None):
-    """What each operation reads: x, a (co)tangent of it, the results of softmax and log_softmax, and a number for each
-    row, which may be the first of the cotangent."""
+    """The operands of each operation: x, its (co)tangent, the results of softmax and log_softmax, and a number for each
+    row, by default the first of the cotangent."""
     scalars = row_scalars(t) if scalars is None else scalars
     kept = x if reads_x_for_y("log_softmax_grad", x.dtype) else log_y
     return {

@@ -27,7 +27,7 @@ def masked(**options):
 
 def product_as_for_cuda(**options):
     """With the rule of partitioning of the CUDA kernels, around XLA's product."""
-    # Asks for devices, of which there is to be another number than by default.
+    # Importing this asks JAX for its devices; `main` sets their number before.
     from gemm_partitioning_cases import wrapped
 
     from jaxkernels._sgemm.options import Options

@@ -1,4 +1,4 @@
-"""What cuDNN's calls compute, in jax.numpy: as strict as it may be with rows that nobody should ask for.
+"""A model of cuDNN's calls in jax.numpy. Rows without a defined result get the worst values that cuDNN may give.
 
 A row without keys is NaN, forward and backward, and so is one with a bias of numbers like -3e38. A row whose largest score is
 near what hides scores is right forward; backward the exponential of its distance to the sum overflows, as that is no

@@ -126,7 +126,7 @@ def gradients(a, b, t):
 
 
 def matmul_gradients():
-    """Of shared weights, over the rows, one sum; of a sharded contraction the product's own."""
+    """Shared weights need one sum over the rows; a sharded contraction needs the product's own sum."""
     layouts = [
         ((P("data"), P(), P("data")), {"all-reduce"}),
         ((P(("data", "model")), P(), P(("data", "model"))), {"all-reduce"}),

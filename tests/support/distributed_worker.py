@@ -45,7 +45,7 @@ def run(program, mesh, specs, collectives):
 
 def run_all(process, names):
     """Runs programs in all their layouts; returns how many failed."""
-    # Asks for devices, of which it depends what there is to run.
+    # Importing this asks JAX for its devices, on which the programs depend.
     from distributed_programs import ON_REQUEST, PROGRAMS, meshes
 
     failed = passed = 0

@@ -2,9 +2,9 @@
 
     python tests/support/exported_programs.py
 
-writes tests/package/exported/<version>_<name>.bin for the version that is installed, and leaves those of earlier versions
-as they are. It wants the CUDA module, so that a file holds the calls of both platforms, but no GPU, and the oldest JAX that
-is supported, which does not read what newer ones write.
+writes tests/package/exported/<version>_<name>.bin for the installed version, and keeps the files of earlier versions.
+It needs the CUDA module, so that a file holds the calls of both platforms, but no GPU. It also needs the oldest
+supported JAX, which cannot read the files of newer ones.
 """
 
 from pathlib import Path
@@ -39,7 +39,7 @@ def rows(x, mask, bias, labels):
 
 
 def row_parts(x):
-    """Rows as on several devices, of which there is one."""
+    """Runs the multi-device code path of rows on one device."""
     mesh = jax.make_mesh((1,), ("part",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
     log_softmax = parts.Parts("log_softmax_fwd")
     apply = jax.shard_map(
@@ -59,7 +59,7 @@ def _softmax(x):
 
 
 def _rows_in_float64(x, mask, bias, labels):
-    """What `rows` has to give, by NumPy."""
+    """The results that `rows` must give, computed by NumPy."""
     x, bias = x.astype(np.float64), bias.astype(np.float64)
 
     def gradient(y):

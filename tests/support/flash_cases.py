@@ -33,7 +33,7 @@ def take_flash(monkeypatch):
 
 
 def arguments(sizes, dtype, seed=0):
-    """Sets of keyword arguments by name, all of which cuDNN serves; some leave queries without keys."""
+    """Sets of keyword arguments that cuDNN serves, by name; some leave queries without keys."""
     rng = np.random.default_rng([seed, 2])
     s = sizes
 

@@ -18,10 +18,10 @@ RUNGS = (
 # On a CPU all rungs are XLA's product (test_matmul.py shows it), so one pass is enough there.
 ALGORITHMS = RUNGS if ON_GPU else (None,)
 TRANSPOSES = ((False, False), (False, True), (True, False), (True, True))
-# (batch, m, n, k) that end within the tiles of the pipelined rung (rows and columns of a block, slices;
-# engine), of which single products get the larger ones only from about a thousand rows on. Lines that
-# begin at multiples of 16 bytes, as the tensor memory accelerator needs them, and lines that do not.
-# test_sgemm_plan.py holds them to it, and to every tile.
+# (batch, m, n, k) that end within the tiles of the pipelined rung, by (rows, columns and slices of
+# a block, engine). They are batches, as single products need about a thousand rows to get larger
+# tiles. "tma" lines begin at multiples of 16 bytes, as the tensor memory accelerator needs them;
+# "floats" do not. test_sgemm_plan.py checks that they get these tiles, and that no tile is missing.
 EDGES_OF_TILES = {
     (128, 128, 1, "tma"): ((6, 508, 516, 36), (6, 516, 644, 28)),
     (128, 128, 1, "floats"): ((6, 511, 513, 17), (6, 513, 645, 15)),
@@ -117,7 +117,7 @@ def sgemm_all(operands, settings):
     """Many products in one program, so that many shapes cost one compilation.
 
     Args:
-      operands: a list of (a, b) or (a, b, c), as they are stored.
+      operands: a list of (a, b) or (a, b, c), in their stored layout.
       settings: a tuple of the keyword arguments of each, as sorted items.
     """
     return [jk.sgemm(*x, **dict(s)) for x, s in zip(operands, settings, strict=True)]

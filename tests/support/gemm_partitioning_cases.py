@@ -40,7 +40,7 @@ partitioned_calls.needs_devices_for_lowering(product_p)
 
 
 def wrapped(options, *arrays):
-    """What the CUDA lowering runs, with XLA's product as the local one."""
+    """The program of the CUDA lowering, with XLA's product as the local one."""
     return product_p.bind(*arrays, options=options)
 
 

@@ -1,4 +1,4 @@
-"""What compiled programs tell of themselves: their collectives, and their calls of this package's kernels."""
+"""Finds in compiled HLO the collectives, and the calls of this package's kernels."""
 
 import re
 

@@ -1,9 +1,9 @@
 """The cross entropy of a linear layer in exact arithmetic, but for the roundings of a much wider type, and its bounds.
 
-What a logit errs by, delta, is what its product does, H u (|x| |w| + |b|), and its rounding to the type that it is kept
-in, once for the product and once for the sum with a bias. A loss errs by what its kernel does and by the change of the
+The error of a logit, delta, is that of its product, H u (|x| |w| + |b|), and its rounding to the type in which it is
+kept, once for the product and once for the sum with a bias. A loss errs by its kernel's error and by the change of the
 measures: log-sum-exp changes by delta at most, lse - x_j by twice that. A softmax changes by exp(2 delta) at most. The
-gradient of the logits g errs by that, by its kernel and by its rounding; a product with it by the product of these
+gradient of the logits g errs by that, by its kernel and by its rounding. A product with g errs by the product of these
 errors with the other operand, by its own sum, and by the rounding of the result.
 """
 
@@ -22,7 +22,7 @@ PLATFORM = "cuda" if jax.default_backend() == "gpu" else "cpu"
 
 
 def bound_for(chunks, rows, features, classes, dtype, **options):
-    """A bound of memory under which there are so many chunks, at least."""
+    """A bound of memory that leads to at least the given number of chunks."""
     options = {"platform": PLATFORM, **options}
     bound = 1e12
     while True:
@@ -119,7 +119,7 @@ class Layer:
         return gradient, np.where(self.factor == 0, 0, limit)
 
     def gradients(self):
-        """Of each operand the gradient of the sum of losses, and its bound."""
+        """The gradient of the sum of losses by each operand, and its bound."""
         gradient, limit = self.logit_gradient()
         own, x, w = self.own, self.wide_x, self.wide_w
         used = np.where(self.factor == 0, 0, x)

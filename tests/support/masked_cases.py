@@ -114,7 +114,7 @@ def results_of(
     Args:
       some: the cases.
       tier, implementation: as for the function.
-      wrt: operands of which there are cotangents; of a scale, if it is traced.
+      wrt: operands to differentiate by; "scale" counts only in cases that trace it.
       function: what is run.
     """
 

@@ -1,4 +1,4 @@
-"""What XLA says of the memory of a compiled program."""
+"""XLA's memory analysis of a compiled program."""
 
 import jax
 

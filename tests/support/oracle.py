@@ -1,4 +1,4 @@
-"""A NumPy model of the kernels of the row operations of one array, beside their truth (`jaxkernels.verify.truth.rows`).
+"""A NumPy model of the kernels of row operations on one array; their truth is `jaxkernels.verify.truth.rows`.
 
 The model imitates the kernels' arithmetic step by step; a mistake can be planted into it, which is how
 ``test_tolerance.py`` shows that the tolerances are tight enough to notice.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import jaxkernels as jk
 
 COLS = 1 << 24  # a row of temporary arrays of the compute type takes 64 MiB each
-SLACK = 40 << 20  # for XLA's own buffers beside the result
+SLACK = 40 << 20  # for XLA's own buffers, without the result
 
 
 def address_space():

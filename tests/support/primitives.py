@@ -40,7 +40,7 @@ def _operand(spec):
 
 
 def _every_primitive():
-    """Of every primitive a function of arrays, and arrays for it."""
+    """For every primitive, a function of arrays and arrays for it."""
     kernels = {
         value.primitive.name: value
         for module in (softmax, logsumexp, masked_kernels, cross_entropy_kernels)

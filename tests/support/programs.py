@@ -51,7 +51,7 @@ def run_python_together(*commands, timeout=120, **environment):
       **environment: variables to add; None removes one.
 
     Returns:
-      What each printed, stdout and stderr together.
+      The output of each program, stdout and stderr together.
     """
     with tempfile.TemporaryDirectory() as folder:
         # Files, because a pipe that nobody reads while another program runs would fill up.

@@ -9,7 +9,8 @@ from jaxkernels._rows import contract
 
 DEVICES = tuple(_cpu.named_devices())
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
-# Room that a block's reductions may need beside its rows, and what CUDA keeps of every block.
+# Shared memory that a block's reductions may need in addition to its rows, by compute type and sums
+# per row, in bytes. CUDA keeps RESERVED bytes per block.
 SCRATCH = {("float32", 1): 640, ("float32", 2): 1152, ("float64", 1): 1152, ("float64", 2): 1920}
 SCRATCH_WITH_RESTS = 896
 # Operations whose float32 sums keep what they lose to rounding.

@@ -36,7 +36,7 @@ def checked_gradient(got, x, label, accumulators=4):
 
 
 def labels_of(rows, cols, seed=0):
-    """Labels, of which one in five is negative."""
+    """Labels; one in five is negative."""
     rng = np.random.default_rng([seed, rows, cols])
     label = rng.integers(0, cols, rows).astype(np.int32)
     return np.where(rng.random(rows) < 0.2, -1, label).astype(np.int32)

@@ -25,8 +25,8 @@ from jaxkernels._core import validate
 def with_constants(function):
     """The function with its operands as constants of the program.
 
-    Their memory ends with their last element. That of a program's arguments, and of results on their way to a second
-    operation, ends later, so that the sanitizer does not see what is read just behind them.
+    The memory of constants ends with their last element. The memory of a program's arguments, and of results that a
+    second operation reads, ends later, so that the sanitizer would miss a read just behind them.
     """
 
     @functools.wraps(function)
@@ -56,7 +56,7 @@ def sweep_products():
         problems.append((a, b, None, {}))
         gemm_cases.check_all(problems, algorithm)
         count += len(problems)
-    # What pairs of float16 do not hold: elements that are repaired one by one, tiles, the whole product.
+    # Repairs of values that pairs of float16 cannot hold: of elements, tiles, the whole product.
     problems = []
     for n in (200, 201, 202):
         a, b = tensor_families.operands("spread_permutation", 300, n, n)
@@ -70,7 +70,7 @@ def sweep_products():
         c = gemm_cases.operand("normal", (130, 140))
         problems += [(a, b, None, {}), (a, b, c, {"beta": 2.0, "trans_a": True})]
     many = tensor_families.operands("spread_permutation", 1700, 1400, 1400)
-    problems.append((*many, None, {}))  # 154 tiles, of which FFMA makes all
+    problems.append((*many, None, {}))  # FFMA recomputes all 154 tiles
     gemm_cases.check_all(problems, "tensor")
     count += len(problems)
     # The tiles of the pipelined rung.
@@ -144,7 +144,7 @@ def sweep_narrow(dtype):
 
 
 def sweep_losses(dtype, tiers):
-    """Rows with labels, of which some are left out: the loss, both at once, and the gradient from what was kept."""
+    """Rows, some without a label: the loss, loss and gradient at once, and the gradient from residuals."""
     count = 0
     for tier in tiers:
         shapes = ((70, 3), (35, 37), (9, 128), (5, 513), (3, 1030), (2, 4099), (2, 70001))
@@ -166,7 +166,7 @@ def sweep_slices(dtype):
     return len(shapes)
 
 
-# What a process may keep to: a tool takes minutes for any of them.
+# A process may run a selection of these parts; each takes a tool minutes.
 PARTS = ("products", "thin", "rows", "losses")
 OF_DTYPES = ("rows", "losses")
 

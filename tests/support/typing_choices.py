@@ -1,7 +1,7 @@
 # pyright: reportUnnecessaryTypeIgnoreComment=error
-"""What a type checker must see; pyright checks this file, nobody runs it.
+"""Types that a type checker must infer, and errors that it must find; pyright checks this file, nobody runs it.
 
-Where it sees no mistake, the comment that says that there is one is itself an error.
+If pyright finds no error on a line whose comment says that there is one, the comment is an error.
 """
 
 from typing import assert_type

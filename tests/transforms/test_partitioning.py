@@ -30,7 +30,7 @@ class Shardings:
     Attributes:
         result: dimensions of each result.
         rows: mesh axes of dimensions that need no communication.
-        columns: mesh axes of dimensions of which one is reduced.
+        columns: mesh axes of dimensions that include the reduced one.
         kernels: how many each program runs on whole rows. Programs without a number are left out.
         sums: how many numbers of a row each all-reduce of each program has.
     """

@@ -74,7 +74,7 @@ def test_a_mapped_call_is_one_kernel(name, axes):
 
 @every
 def test_types_alone(name):
-    """Of arrays that no machine has; nothing runs."""
+    """The arrays are larger than any machine's memory; nothing runs."""
     function = FUNCTIONS[name]
     sizes = dict.fromkeys("brcqkmn", 1 << 17) | {"b": 1 << 10}
     huge = function.abstract(**sizes)

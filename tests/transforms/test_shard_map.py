@@ -23,7 +23,7 @@ def stacked(tree):
 
 
 def inside(f, varying, same):
-    """Of operands of which all, the first or none but the cotangent differ between devices."""
+    """Results and derivatives where all operands, the first, or only the cotangent differ by device."""
     own = [x[0] for x in varying]
     mixed = [own[0], *same[1:]]
     numbers = tuple(range(len(own)))

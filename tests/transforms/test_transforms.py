@@ -193,7 +193,7 @@ def transforms_of(function):
 
 @functools.cache
 def results(name):
-    """Of ours and plain JAX under every transformation, in one program."""
+    """Results of ours and of plain JAX under every transformation, from one program."""
     function = FUNCTIONS[name]
 
     def program(operands):
