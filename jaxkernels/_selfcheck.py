@@ -37,7 +37,7 @@ _LOGITS = {**_ROWS, "label_dtype": "int32", "beyond": False, "soft_cap": None, "
 _LOSS = {"weights": False, "smoothing": 0.0, "z_loss": 0.0, "returns": [], "reduction": "none"}
 _LOSSES = _LOGITS | _LOSS
 _SUM_OF_LOSSES = {**_LOSSES, "reduction": "sum"}
-# Functions, derivatives, options, and the row operation that gives each result.
+# (function, derivative, options, row operation that computes each result).
 _ROW_CASES = (
     ("softmax", "vjp", _ROWS, {"y": "softmax_fwd", "dx": "softmax_grad"}),
     ("log_softmax", "vjp", _ROWS, {"y": "log_softmax_fwd", "dx": "log_softmax_grad"}),
@@ -101,7 +101,7 @@ class _Case(NamedTuple):
 
     @np.errstate(all="ignore")
     def errors(self) -> dict[str, float]:
-        """Runs the program; by label the largest error of each result in units of its bound."""
+        """Runs the program; returns each result's largest error in units of its bound, by label."""
         problem, family = self.problem, family_of(self.problem.operation)
         numbers = [draw.numbers(problem, i) for i in range(problem.draws)]
         given = [{name: x[0] for name, x in operands.items()} for operands, _ in numbers]
@@ -141,7 +141,7 @@ def _problem(function: str, dtype: str, tier: str, derivative: str, options: Any
 
 
 def _cases(platform: str) -> Iterator[_Case]:
-    """Every dtype with the chosen tier; on CUDA every tier in float32, and every SGEMM rung."""
+    """Programs of every dtype; on CUDA also of every tier in float32, and of every SGEMM rung."""
     on_cuda = platform == "cuda"
     tiers = [(dtype, "auto") for dtype in validate.DTYPES]
     tiers += [("float32", tier) for tier in validate.TIERS if on_cuda]

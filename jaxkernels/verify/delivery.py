@@ -1,4 +1,4 @@
-"""How operands reach the function under test: alone, mapped, in a loop, or as slices of larger arrays at any offset.
+"""Passes operands to the function under test: alone, mapped, in a loop, or as slices of larger arrays at any offset.
 
 A delivery makes arguments of a program from the operands of its members, and the function that
 takes them. XLA passes slices of buffers to a kernel where it can, so that what the kernel sees begins
@@ -56,7 +56,7 @@ def _argument(problem: Problem, name: str, x: np.ndarray, rng: np.random.Generat
 
 
 def _operand(problem: Problem, name: str, x: Any, shape: tuple[int, ...], i: int) -> Any:
-    """An operand of one member, from the argument."""
+    """Extracts the operand of one member from the argument."""
     kind = problem.delivery
     if kind == "transposed":
         return x.T
@@ -120,7 +120,7 @@ def _axis(problem: Problem, name: str, rank: int) -> int | None:
 
 
 def _cut(problem: Problem, x: np.ndarray) -> Any:
-    """Two parts, or a whole that has no dimension to cut."""
+    """Cuts an array into two parts, unless it has no dimensions."""
     if x.ndim == 0:
         return (x,)
     where = sum(problem.seed) % (x.shape[0] + 1)

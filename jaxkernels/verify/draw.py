@@ -18,7 +18,7 @@ from jaxkernels.verify.families import OPERATIONS, family_of
 from jaxkernels.verify.problem import Arrays, Problem
 
 PROGRAMS = 8  # programs in a bundle
-# Elements of an operand, draws, and how often: most problems are small, because what they cost is to be compiled.
+# (elements of an operand, draws, probability). Most problems are small, as compilation dominates.
 _SIZES = ((2500, 64, 0.85), (25_000, 12, 0.12), (250_000, 3, 0.03))
 _LARGER_ON_GPU = 4
 _EAGER_DRAWS = 8
@@ -30,9 +30,9 @@ _WEIGHTS = {
     "scaled_masked_softmax": 8 / 3,
     "cross_entropy": 8 / 3,
 }
-# Products that may have 16-bit operands; their derivatives are not drawn then.
+# These products may have 16-bit operands; their derivatives are not drawn then.
 _NARROW_PRODUCTS = ("matmul", "dot_general", "einsum", "tensordot")
-# Those that have results of the shape of what is given away.
+# These operations have a result of the shape of the donated operand.
 _IN_PLACE = ("softmax", "log_softmax", "scaled_masked_softmax", "dot_product_attention", "sgemm")
 
 
@@ -48,7 +48,7 @@ def bundle(seed: int, index: int, only: tuple[str, ...] = OPERATIONS) -> list[Pr
 
 
 def _drawn(some: Sequence[str], weights: dict[str, float], rng: np.random.Generator) -> str:
-    """One of some names; a weight is 1 where none is given."""
+    """Draws a name by its weight, 1 by default."""
     chances = np.array([weights.get(x, 1.0) for x in some])
     return str(rng.choice(some, p=chances / chances.sum()))
 
@@ -86,12 +86,12 @@ def _problem(
         seed=seed,
         options=options,
     )
-    # A problem is what its line says, to the last type.
+    # A round trip through JSON gives the options the types that a command line gives them.
     return Problem(**json.loads(json.dumps(dataclasses.asdict(problem))))
 
 
 def numbers(problem: Problem, draw: int) -> tuple[Arrays, np.ndarray]:
-    """The operands of one draw, members first, and for which members sums are of numbers that are alike."""
+    """The operands of one draw, members first, and for each member whether the terms of its sums are alike."""
     found = [_member(problem, draw, i) for i in range(problem.members)]
     operands = {name: np.stack([x[name] for x, _ in found]) for name in found[0][0]}
     shared = [name for name in operands if problem.shares(name)]
@@ -102,7 +102,7 @@ def numbers(problem: Problem, draw: int) -> tuple[Arrays, np.ndarray]:
 
 
 def _member(problem: Problem, draw: int, i: int) -> tuple[Arrays, bool]:
-    """The operands of one member; finite where cotangents of 0 have to take its part out of a sum."""
+    """The operands of one member; finite if it shares them, as a cotangent of 0 must cancel its part."""
     family = family_of(problem.operation)
     for more in itertools.count():
         operands, alike = family.member(problem, problem.generator(draw, i, *[more] * (more > 0)))

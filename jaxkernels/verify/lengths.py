@@ -1,4 +1,4 @@
-"""Lengths worth trying: where the plans change, and what surrounds powers of two."""
+"""Lengths worth trying: those at which plans change, and those near powers of two."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NARROW_COLS = {2: 31, 4: 40, 8: 31}
 def accumulators(
     operation: Any, shape: Any, dtype: Any, tier: Any = None, *, anywhere: bool = False
 ) -> int:
-    """Partial sums that a row has at least: a GPU's lanes, or the elements of a CPU's narrowest (16-byte) vector.
+    """The least number of a row's partial sums: a GPU's lanes, or the elements of a CPU's narrowest (16-byte) vector.
 
     With `anywhere` operands may begin within 16 bytes, as slices that XLA leaves in place do.
     """
@@ -89,7 +89,7 @@ def implementation(cols: int, dtype: Any) -> Any:
 
 
 def drawn_tier(shape: Any, dtype: Any, operations: Sequence[Any], rng: Generator) -> str | None:
-    """On a GPU a tier that can run all of some operations; None lets the plan choose."""
+    """Draws a tier that can run all given operations on a GPU; None lets the plan choose."""
     if jax.default_backend() != "gpu":
         return None
     tier = [None, *validate.TIERS][rng.integers(len(validate.TIERS) + 1)]

@@ -38,7 +38,7 @@ class Mistake:
     keeps_dtype: bool = True
 
     def fits(self, problem: Problem) -> bool:
-        """Whether a problem has what it spoils, and results of several elements."""
+        """Whether the mistake can spoil a problem, which must have results of several elements."""
         return problem.has_elements and self.needs(problem)
 
     def spoil(self, ran: Ran) -> Ran:

@@ -15,7 +15,7 @@ import numpy as np
 from jaxkernels.verify.truth.compare import Bounded, ratios, storage
 from jaxkernels.verify.truth.rows import DTYPES
 
-# By name, of one call.
+# The operands of one call, by name.
 Arrays = dict[str, np.ndarray]
 Traced = dict[str, jax.Array]
 DERIVATIVES = ("value", "vjp", "jvp", "remat")
@@ -123,7 +123,7 @@ def from_spec(spec: str) -> tuple[Problem, int]:
 
 
 class WrongTypeError(Exception):
-    """A result that is wrong without any number being compared: its dtype or shape."""
+    """Raised for a result of the wrong dtype or shape."""
 
 
 class Judged(NamedTuple):

@@ -49,7 +49,7 @@ def _tallies(outcomes: Sequence[Outcome], key: Key) -> list[tuple[tuple[str, ...
 
 
 def tables(outcomes: Sequence[Outcome]) -> list[Table]:
-    """By kernel, and by how it is called."""
+    """The tables of results by kernel, and by the way it is called."""
     found = []
     for title, labels, key in (
         ("Error over bound", ("operation", "dtype", "tier or rung"), _by_kernel),
@@ -65,10 +65,10 @@ def tables(outcomes: Sequence[Outcome]) -> list[Table]:
 
 
 def as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The same for machines."""
+    """The summary as JSON, for machines."""
 
     def finite(total: Tally) -> dict[str, Any]:
-        """Without the infinity that JSON lacks."""
+        """Replaces infinity, which JSON lacks."""
         worst = total.worst if math.isfinite(total.worst) else None
         return total._asdict() | {"worst": worst}
 

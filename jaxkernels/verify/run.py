@@ -20,7 +20,7 @@ from jaxkernels.verify.families import family_of
 from jaxkernels.verify.mistake import Mistake
 from jaxkernels.verify.problem import Arrays, Problem, WrongTypeError
 
-_DEVICE = threading.Lock()  # so that programs meet on the device only where that is what is tested
+_DEVICE = threading.Lock()  # only the second run shares the device, on purpose
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ def outcomes(
     mistake: Mistake | None = None,
     draws: Sequence[int] | None = None,
 ) -> list[Outcome]:
-    """Runs and judges the programs of a bundle; what raises an error is tried alone.
+    """Runs and judges the programs of a bundle; if one raises an error, each is tried alone.
 
     Args:
         problems: the programs.
@@ -77,7 +77,7 @@ def outcomes(
     """
     try:
         ran = run(problems, threads, draws)
-    except Exception as error:  # a failed program is what is looked for
+    except Exception as error:  # the run exists to find failing programs
         if len(problems) > 1:
             return [x for p in problems for x in outcomes([p], threads, mistake, draws)]
         text = "".join(traceback.format_exception_only(error)).strip().splitlines()[0][:300]
@@ -145,7 +145,7 @@ def _program(
         donated, kept = [], []
         for p, x in zip(problems, given, strict=True):
             names = delivery.DONATED if p.delivery == "donated" else ()
-            # Never the memory of NumPy, which is compared with the result.
+            # A donated array must not alias NumPy's memory, which is compared with the result.
             donated.append({n: jax.device_put(x[n], may_alias=False) for n in names if n in x})
             kept.append({n: a for n, a in x.items() if n not in names})
         return donated, kept

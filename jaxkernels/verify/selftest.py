@@ -1,4 +1,4 @@
-"""Shows that every planted mistake is noticed, and that nothing is found where there is none."""
+"""Shows that every planted mistake is noticed, and that results without a mistake pass."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Attention(Family):
             full = [batch, heads, t, s]
             options[name] = drawn_sizes(full, rng, 0.4) if rng.random() <= chance else None
         options["lengths"] = [name for name in _LENGTHS if rng.random() < 0.2]
-        # A program of these sizes would never be given to cuDNN unasked.
+        # The default never chooses cuDNN for programs of these sizes.
         if not _cudnn_serves(dtype, options) or rng.random() < 0.3:
             return options, None
         given.pop("empty_rows", None)
@@ -102,7 +102,7 @@ class Attention(Family):
     def truth(
         self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray
     ) -> dict[str, Bounded]:
-        """Members are further members of the batch."""
+        """Computes all members at once, as one larger batch."""
         whole = len(alike), problem.options["sizes"][0]
 
         def together(x: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ _SIZES = (1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129,
 
 
 def sizes(most: int, rng: np.random.Generator) -> tuple[int, int, int]:
-    """No operand nor result of more than `most` elements, and not too many products."""
+    """Draws sizes with at most `most` elements per operand and result, and not too many products."""
 
     def fits(m: int, n: int, k: int) -> bool:
         return max(m * n, n * k, m * k) <= most and m * n * k <= 60 * most

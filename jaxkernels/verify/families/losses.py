@@ -67,9 +67,9 @@ class TokenLosses(Family):
         count, cols, row_shape = layout.count, layout.cols, layout.row_shape
         kind = str(rng.choice(self._kinds(problem)))
         x = values.logits(kind, count, cols, problem.dtype, rng)
-        x[x[:, 0] == -np.inf, 0] = 1  # no row is of -inf alone, nor of what a mask leaves of it
+        x[x[:, 0] == -np.inf, 0] = 1  # no row is -inf throughout, also behind a mask
         label = _drawn_labels(o, layout, rng)
-        if kind == "finite_mask":  # a sum of losses of labels that it hides would overflow
+        if kind == "finite_mask":  # else the sum of the losses of hidden labels would overflow
             known = np.flatnonzero((label >= 0) & (label < cols) & (x.max(-1) > 0))
             x[known, label[known]] = 1
         operands = {"x": layout.to_shape(x, 1)[0], "label": label.reshape(row_shape)}
@@ -100,7 +100,7 @@ class TokenLosses(Family):
         return kinds
 
     def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
-        """The loss, of each row or of all, and what else is wanted of each row."""
+        """The loss, per row or reduced, and the additional results per row."""
         o, shape = problem.options, RowLayout(problem.options).row_shape
         found: dict[str, Sequence[int]] = {"y": shape if o["reduction"] == "none" else []}
         return found | dict.fromkeys(o["returns"], shape)
@@ -143,7 +143,7 @@ class TokenLosses(Family):
         )
 
     def core(self, problem: Problem) -> Callable[[Traced], Traced]:
-        """As always; where a label may be beyond the classes, labels are traced."""
+        """Adds jit if a label may be beyond the classes: only traced labels may."""
         core = super().core(problem)
         return jax.jit(core) if problem.options["beyond"] else core
 
@@ -152,7 +152,7 @@ class TokenLosses(Family):
     ) -> dict[str, Bounded]:
         """Each result, and each derivative, for the operands given."""
         truth = _losses(problem, operands, alike)
-        # token_log_probs is minus a loss, and gives no entropy where a label is negative.
+        # token_log_probs is minus a loss, and has no entropy for a negative label.
         is_loss = problem.operation == "cross_entropy"
         sign = 1 if is_loss else -1
         shows = (truth.rows.label >= 0)[:, None] | is_loss

@@ -103,7 +103,7 @@ class Masked(Family):
     def truth(
         self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray
     ) -> dict[str, Bounded]:
-        """Everything at once: members are one more dimension."""
+        """Computes all members at once, as one more dimension."""
         o = problem.options
         shape = len(alike), *[1] * len(o["shape"])
         rows = RowLayout({"shape": o["shape"], "axis": -1})
@@ -137,7 +137,7 @@ class Masked(Family):
 
 
 def _kinds(problem: Problem) -> list[str]:
-    """Kinds of scores whose result is determined: sums over rows that are NaN in part are not."""
+    """Kinds of scores with a determined result; sums over rows with some NaN have none."""
     scale, kinds = problem.options["scale"], [*values.FINITE]
     infinite = ["minus_inf", "nan", "infinities", "all_minus_inf"]
     if scale == 1.0 and problem.options["bias"] is None:

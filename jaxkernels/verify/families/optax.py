@@ -18,7 +18,7 @@ from jaxkernels.verify.truth.losses import Rows
 from jaxkernels.verify.truth.tolerance import sum_error
 
 _OF_IDS = "softmax_cross_entropy_with_integer_labels"
-# XLA's own arithmetic on a probability and its distance.
+# Roundings of XLA's arithmetic on a probability and its distance.
 _ROUNDINGS = 6
 
 
@@ -87,7 +87,7 @@ class OptaxLosses(Family):
 
 
 class _Truth:
-    """Sum_j p_j (lse - x_j), where lse is of what is seen.
+    """Sum_j p_j (lse - x_j), where lse is the log-sum-exp of the visible logits.
 
     Attributes:
         x: all logits, wide, (rows, classes).
@@ -133,7 +133,7 @@ class _Truth:
         return Bounded(value, limit + narrow * finite(value) + p.smallest)
 
     def gradient(self, t: np.ndarray) -> Bounded:
-        """With respect to the logits, (rows, classes)."""
+        """The gradient with respect to the logits, (rows, classes)."""
         rows, p = self.rows, self.precision
         given = np.zeros((len(t), 4), t.dtype)
         if not self.merges:

@@ -35,13 +35,13 @@ class Products(Family):
     def choose(
         self, operation: str, dtype: str, derivative: str, most: int, rng: np.random.Generator
     ) -> tuple[dict[str, Any], str | None]:
-        """Sizes at which plans change, and any; layouts of every kind."""
+        """Draws sizes, often those at which plans change, and layouts of every kind."""
         m, n, k = layouts.sizes(most, rng)
         batch = layouts.batch_of(most // max(m * n + n * k + m * k, 1), rng)
         if operation == "dot_general":
             options = layouts.general(m, n, k, rng)
         elif operation == "einsum":
-            # Sums before a product are of the operands' own type; a cotangent of such a sum is no contraction.
+            # A sum before a product has the operands' type; its cotangent is no contraction.
             sums_lone = dtype == "float32" and derivative in ("value", "jvp")
             return layouts.einsum(m, n, k, sums_lone, rng), None
         elif operation == "tensordot":
@@ -65,8 +65,8 @@ class Products(Family):
     def member(self, problem: Problem, rng: np.random.Generator) -> tuple[Arrays, bool]:
         """a, b, c, alpha, beta, and t or tangents."""
         o, dtype = problem.options, problem.dtype
-        # Infinity times what may be flushed to zero is NaN or not: the two never meet, which operands that members
-        # share would make them do.
+        # Infinity times a number that may be flushed to zero is NaN or not. Operands are finite in
+        # problems in which the two could meet, for instance if members share an operand.
         finite = problem.derivative != "value" or problem.delivery in ("vmap", "shared")
         kind = str(rng.choice(values.FACTORS[:5] if finite else values.FACTORS))
         shapes = {"a": o["shapes"][0], "b": o["shapes"][1]}
@@ -121,7 +121,7 @@ class Products(Family):
     def truth(
         self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray
     ) -> dict[str, Bounded]:
-        """The members are one more label, common to all."""
+        """Computes all members at once, as one more batch label."""
         terms = Terms(problem, operands)
         wanted = {"y": terms.result()}
         if problem.wants_gradient:

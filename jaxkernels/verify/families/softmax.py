@@ -91,7 +91,7 @@ class LogSumExp(Softmax):
     def choose(
         self, operation: str, dtype: str, derivative: str, most: int, rng: np.random.Generator
     ) -> tuple[dict[str, Any], str | None]:
-        """Rows as those of softmax."""
+        """Draws rows as softmax does."""
         options, tier = super().choose(operation, dtype, derivative, most, rng)
         return {**options, "keepdims": bool(rng.random() < 0.3)}, tier
 
@@ -105,7 +105,7 @@ class LogSumExp(Softmax):
         return operands, alike
 
     def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
-        """Without the axes that are summed, or with 1 for each."""
+        """The result lacks the summed axes, or has 1 for each with keepdims."""
         layout = RowLayout(problem.options)
         kept = [1 if d in layout.axes else n for d, n in enumerate(layout.shape)]
         return {"y": kept if problem.options["keepdims"] else layout.row_shape}
@@ -150,7 +150,7 @@ class _Rows:
         return Bounded(rows.truth(operation, *given), limit)
 
     def elements(self, hidden: float, operation: str, *given: np.ndarray) -> Bounded:
-        """The same for an operation whose result has the shape of x; hidden elements have one value."""
+        """As `bounded`, for results of the shape of x; hidden elements have one value."""
         value, limit = self.bounded(operation, *given)
         both = np.where(self._where, value, hidden), limit
         return Bounded(*(self.layout.to_shape(a, len(self.alike)) for a in both))

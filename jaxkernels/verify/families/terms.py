@@ -39,7 +39,7 @@ class Terms:
         self.left, self.right, self.out = (_kept(labels) for labels in (left, right, out))
 
     def operand(self, name: str) -> Interval:
-        """Without the dimensions that broadcast."""
+        """An operand without the dimensions that broadcast."""
         x, labels = self.operands[name], self.given[name.removeprefix("t_")]
         kept = [n for n, label in zip(x.shape[1:], labels, strict=True) if label.islower()]
         return known(x.reshape([len(x), *kept]))
@@ -59,7 +59,7 @@ class Terms:
         return product if (alpha == 1).all() else product.scaled(alpha)
 
     def plus_c(self, product: Interval, name: str) -> Interval:
-        """With beta times c, or times its tangent; what 0 multiplies is not read."""
+        """Adds beta times c, or beta times its tangent; beta = 0 ignores c."""
         if not self.problem.options.get("has_c"):
             return product
         x, beta = self.operand(name), self.factor("beta")
@@ -79,7 +79,7 @@ class Terms:
         return self.plus_c(self.alpha_times(of_a).plus(self.alpha_times(of_b)), "t_c")
 
     def gradients(self) -> dict[str, Interval]:
-        """By "d" and the name of an operand, its cotangent for the cotangent t of the result."""
+        """The cotangents of the operands for the cotangent t of the result; keys are "d" and the name."""
         a, b, t = self.operand("a"), self.operand("b"), self.operand("t")
         scaled = t if self.problem.operation != "sgemm" else t.scaled(self.factor("alpha"))
         found = {

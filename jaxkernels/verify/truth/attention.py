@@ -140,7 +140,7 @@ class Truth:
             return x @ y, (wrong + sums) @ np.abs(y) + terms * floor  # each term may be flushed
 
         def stored(x: np.ndarray, error: np.ndarray, groups: int) -> Bounded:
-            """With the sum over the heads that share a key head, (B, length, heads, H)."""
+            """Sums over the heads that share a key head, (B, length, heads, H), and rounds to the storage type."""
 
             def shared(a: np.ndarray) -> np.ndarray:
                 apart = a.reshape(batch, heads // groups, groups, *a.shape[2:])

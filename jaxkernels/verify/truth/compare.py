@@ -60,7 +60,7 @@ def ratios(got: Any, want: np.ndarray, limit: Any) -> np.ndarray:
     wide = widen(got)
     largest = _largest(got.dtype)
     with np.errstate(all="ignore"):
-        # So near the end of the range that right arithmetic may stay below it or not.
+        # The truth is so near the end of the range that correct arithmetic may overflow or not.
         at_end = np.abs(np.abs(want) - largest) <= limit
         kept = np.where((np.abs(want) > largest) & ~at_end, np.copysign(np.inf, want), want)
         ratio = np.abs(wide - kept) / limit

@@ -15,9 +15,9 @@ from jaxkernels.verify.truth.compare import Bounded, total, widen
 def band(
     q: int, k: int, causal: bool = False, window: Any = None, from_end: bool = True
 ) -> np.ndarray:
-    """Which columns each of q rows sees by its index: the last rows and columns meet, or the first."""
+    """The columns that each of q rows sees in a band, which is aligned at the last row and column, or at the first."""
     before, after = window if isinstance(window, (tuple, list)) else (window, window)
-    # How far right of its own column a row finds a column.
+    # The distance of a column from the row's own column, to the right.
     distance = np.arange(k) - np.arange(q)[:, None] - (k - q if from_end else 0)
     seen = np.ones((q, k), bool)
     if causal:
@@ -127,7 +127,7 @@ class Truth:
         error = y_error * np.abs(difference) + y * total(np.abs(dy) * y_error) + rounding
         error = np.where(self.seen, error + self.precision.smallest * y.shape[-1], 0)
         factor = np.abs(self.scale)
-        # The kernel gives scale * dt in the storage type; that is what is divided by scale and summed.
+        # The kernel stores scale * dt; the gradient of the bias divides the rounded value by scale.
         widened = "float32" if self.traces_scale and inner != "float64" else inner
         dx, kernel_error = self._stored(self.scale * dt, factor * error, widened)
         fused = not self.traces_scale and self.given_scale > 0

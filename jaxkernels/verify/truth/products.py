@@ -1,4 +1,4 @@
-"""Matrix products and contractions in float64, with what float32 may make of them.
+"""Matrix products and contractions in float64, with bounds for float32.
 
 The bound is elementwise: a sum of k products in float32, in any order, with any fused multiply-adds, is wrong by at most
 gamma_k * (|A| |B|), gamma_k = k u / (1 - k u), u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 3.5).
@@ -57,7 +57,7 @@ class Interval:
     exact: np.ndarray
 
     def scaled(self, factor: Any) -> Interval:
-        """Times an array of float32, or a number that is one: one more rounding."""
+        """The product with a float32 array or number, which adds one rounding."""
         factor = np.asarray(factor, np.float64)
         value = factor * self.value
         error = np.abs(factor) * self.error + U * (np.abs(value) + np.abs(factor) * self.error)
@@ -65,7 +65,7 @@ class Interval:
         return Interval(value, error + 2 * TINY, np.broadcast_to(exact, value.shape))
 
     def plus(self, other: Interval) -> Interval:
-        """The sum: one more rounding."""
+        """The sum, which adds one rounding."""
         value, error = self.value + other.value, self.error + other.error
         exact = self.exact & other.exact & (np.abs(value) < 2**24)
         return Interval(value, error + U * (np.abs(value) + error) + TINY, exact)
@@ -77,7 +77,7 @@ class Interval:
 
 
 def known(x: Any) -> Interval:
-    """An operand."""
+    """An operand, which is exact."""
     wide = np.asarray(x).astype(np.float64)
     return Interval(wide, np.zeros_like(wide), _is_whole(wide))
 
@@ -137,7 +137,7 @@ def _contract(
 
 
 def _sum_lone(labels: str, others: str, x: np.ndarray) -> tuple[str, np.ndarray]:
-    """Without the labels that stand nowhere else."""
+    """Sums over the labels that occur nowhere else, and drops them."""
     lone = [name for name in labels if name not in others]
     kept = "".join(name for name in labels if name not in lone)
     return kept, x.sum(tuple(labels.index(name) for name in lone)) if lone else x

@@ -141,7 +141,7 @@ class Losses:
         return Bounded(value, self.u * (additions + 2) * np.abs(value))
 
     def _moved(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """By how much the slack of the logits moves log S, log p, and the entropy."""
+        """The largest changes of log S, log p and the entropy by the slack of the logits."""
         rows, slack = self.rows, self.slack
         p = np.where(np.isfinite(rows.p), rows.p, 0)
         of_sum = 1.01 * total(p * slack)
@@ -150,7 +150,7 @@ class Losses:
         return of_sum, slack + of_sum, finite(of_entropy)
 
     def measures(self) -> Bounded:
-        """Those of `Rows`, (rows, 4)."""
+        """The measures of `Rows`, (rows, 4)."""
         value, limit = self.rows.measures(), self.rows.measure_bounds()
         if self.is_given:
             return Bounded(value, limit)
@@ -188,7 +188,7 @@ class Losses:
     def cotangents(
         self, of_loss: np.ndarray, of_lse: np.ndarray, of_entropy: np.ndarray
     ) -> Bounded:
-        """Those of the measures, (rows, 4), given those of the results for each row, (rows, 1)."""
+        """The cotangents of the measures, (rows, 4), from the results' for each row, (rows, 1)."""
         (q, smoothing, z), (value, limit) = self._parts, self.measures()
         factor, off = self.factor()
         c = np.where(factor == 0, 0, of_loss * factor)
@@ -201,7 +201,7 @@ class Losses:
         return Bounded(np.concatenate(given, axis=-1), np.concatenate(errors, axis=-1))
 
     def gradient(self, cotangents: Bounded, of_loss: np.ndarray) -> Bounded:
-        """With respect to what the kernel reads; `of_loss` multiplies a gradient that is rounded."""
+        """The gradient by the logits that the kernel reads; `of_loss` multiplies a rounded gradient."""
         rows, p = self.rows, self.rows.precision
         given, off = cotangents
         value, limit = rows.gradient(given), rows.gradient_bound(given, off)
@@ -221,7 +221,7 @@ class Losses:
         return Bounded(value, limit)
 
     def through_scaling(self, gradient: Bounded, dtype: Any) -> Bounded:
-        """With respect to the logits that the program was given, in their storage type."""
+        """The gradient by the logits that the program was given, in their storage type."""
         if self.is_given:
             return gradient
         p, (of_x, limit) = PRECISION[np.dtype(dtype).name], gradient
@@ -230,9 +230,9 @@ class Losses:
         return Bounded(value, error + (p.us + 2 * p.u) * finite(value) + p.smallest)
 
     def of_temperature(self, gradient: Bounded, temperature: np.ndarray) -> Bounded:
-        """With respect to the temperature of each row, (rows, 1)."""
+        """The gradient by the temperature of each row, (rows, 1)."""
         wide, x = widen(temperature), self.rows.wide
-        x = np.where(np.isfinite(x), x, 0)  # what is hidden has no gradient
+        x = np.where(np.isfinite(x), x, 0)  # hidden logits have no gradient
         value = -total(gradient.value * x) / wide
         size = total(np.abs(gradient.value * x))
         additions = sum_error(x.shape[-1], 1, alike=True) + 6
