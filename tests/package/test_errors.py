@@ -446,7 +446,7 @@ def test_handlers_check_shapes_and_dtypes_by_name(operation):
 
 
 def test_handlers_check_labels_and_row_scalars():
-    """They check the dtype and columns of each such operand, and the number of the results."""
+    """The handlers check the dtype and columns of each operand, and the number of results."""
     x, label, kept = ((2, 3), F32), ((2, 1), "int32"), ((2, 7), F32)
     fwd, grad = "cross_entropy_fwd", "cross_entropy_grad"
     text = _call(fwd, [x, ((2, 1), "int16")], kept)
