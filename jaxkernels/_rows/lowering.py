@@ -115,9 +115,13 @@ def _split_call(
         # Shapes are computed by hand, because tracing would lose float64 if x64 is off at lowering.
         results = []
         for spec in kernel.results:
-            shape = (*first.shape[:-1], spec.count) if spec.is_of_row else first.shape
-            of_scalars = spec.is_of_row and kernel.dtype_of_scalars(first, **attributes)
-            results.append(jax.ShapeDtypeStruct(shape, of_scalars or first.dtype))
+            shape, dtype = first.shape, first.dtype
+            if spec.is_of_row:
+                shape, dtype = (
+                    (*shape[:-1], spec.count),
+                    kernel.dtype_of_scalars(first, **attributes),
+                )
+            results.append(jax.ShapeDtypeStruct(shape, dtype))
         results = results if kernel.primitive.multiple_results else results[0]
         call = jax.ffi.ffi_call(registry.ROWS_TARGET, results, input_output_aliases=aliases)
         return call(first, *others, **given)
