@@ -67,8 +67,9 @@ class Source:
         )
 
     def having(self, **fields: Any) -> Cases:
-        """The cases with these fields."""
-        return [m for m in self.run.measured if fields.items() <= m.case.items()]
+        """The cases with these fields, without rows of the tier "spread", which is gone."""
+        cases = (m for m in self.run.measured if m.case.get("tier") != "spread")
+        return [m for m in cases if fields.items() <= m.case.items()]
 
 
 Runs = Mapping[str, Source]
