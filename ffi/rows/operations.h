@@ -47,11 +47,13 @@ inline constexpr OperationTraits kOperations[] = {
      .sums = 1,
      .counts_max = true},
     {.name = "softmax_grad", .operands = {{"y"}, {"dy"}}, .results = {{"dx"}}, .sums = 1},
+    // [row_operation.md]
     {.name = "log_softmax_grad",
      .operands = {{"y"}, {"dy"}},
      .results = {{"dx"}},
      .sums = 1,
      .x_if_half = 1},
+    // [end]
     {.name = "log_softmax_jvp",
      .operands = {{"y"}, {"dx"}},
      .results = {{"dy"}},

@@ -114,8 +114,8 @@ def check_operands(
             f"{NAME}: query, key and value must have one dtype; "
             f"got {query.dtype}, {key.dtype} and {value.dtype}"
         )
-    if mask is not None and mask.dtype != jnp.bool_:
-        raise ValueError(f"{NAME}: mask must be an array of bool; got {mask.dtype}")
+    if mask is not None:
+        validate.as_mask(NAME, "mask", mask)
     sides = {name: x for name, x in (("bias", bias), ("mask", mask)) if x is not None}
     try:
         _check_scores(query.shape, key.shape, sides)

@@ -199,8 +199,10 @@ def as_mask(function: str, argument: str, value: Any) -> jax.Array:
     """
     mask = as_array(function, argument, value)
     if mask.dtype != jnp.bool_:
+        added = " Numbers to add are bias=" if argument == "mask" else ""
         raise ValueError(
-            f"{function}: {argument} must be None or a boolean array; got {mask.dtype}"
+            f"{function}: {argument} must be None or a boolean array; got {mask.dtype}. Write "
+            f"{argument} != 0.{added}"
         )
     return mask
 

@@ -260,7 +260,10 @@ def fit_32_bits(labels: Any) -> bool:
 def probabilities(name: str, given: jax.Array, x: jax.Array, axis: int) -> jax.Array:
     """The probability of each class, in the compute dtype, with the classes last."""
     if not jnp.issubdtype(given.dtype, jnp.floating):
-        raise TypeError(f"{name}: labels must be integers or probabilities; got {given.dtype}")
+        raise TypeError(
+            f"{name}: labels must be integers or probabilities; got {given.dtype}. Write "
+            "labels.astype(jnp.int32)"
+        )
     at = operator.index(axis) % x.ndim
     shape = (*x.shape[:at], x.shape[-1], *x.shape[at:-1])
     _check_fits_logits(name, "labels", given, shape, at)

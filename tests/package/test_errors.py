@@ -228,6 +228,14 @@ REMEDIES = {
             r"\(4, 8\): where hides classes. To leave rows out, give them a negative label$",
         ),
     ),
+    "mask-of-numbers": (
+        lambda: jk.dot_product_attention(*[HEADS] * 3, mask=np.ones((1, 1, 2, 2))),
+        *(ValueError, r"got float\d\d\. Write mask != 0\. Numbers to add are bias=$"),
+    ),
+    "labels-of-bool": (
+        lambda: jk.cross_entropy(X, np.ones(4, bool)),
+        *(TypeError, r"got bool\. Write labels\.astype\(jnp\.int32\)$"),
+    ),
     "weights-of-classes": (
         lambda: jk.cross_entropy(X, np.zeros(4, int), weights=np.ones(8)),
         *(ValueError, r"\(4,\)\. For a weight of each class write weights\[labels\]$"),
