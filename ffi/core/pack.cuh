@@ -95,6 +95,7 @@ __device__ void FillPack(Pack<T>& pack, T value) {
 template <typename T, int kWords>
 __device__ void SelectElements(Pack<T>& pack, const uint32_t (&keep)[kWords], T other) {
   static_assert(kWords == (Pack<T>::kSize + 3) / 4, "a byte for each element");
+  static_assert(kWords <= 2, "packs of 16 elements have more words than are read here");
   const FilledWords<T> others(other);
   uint32_t (&word)[4] = reinterpret_cast<uint32_t (&)[4]>(pack);
   const uint32_t low = keep[0] * 255, high = keep[kWords - 1] * 255;  // bytes 0 and 255

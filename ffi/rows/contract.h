@@ -15,7 +15,7 @@ namespace jaxkernels {
 // Content of an operand or result. "The elements' shape" is the shape of the first operand.
 enum class Role {
   kElements,   // one number per element, in the elements' shape and dtype
-  kBroadcast,  // the same dtype; dimensions of the elements' shape but the last may be 1
+  kBroadcast,  // the same dtype; any dimension but the last may be 1. Needs `hides` (a bias)
   kMask,       // bool, shaped like kBroadcast; optional (`has_mask`)
   kLabel,      // int32, one column per row; negative for none
   kRow,        // `count` numbers per row, in the elements' dtype or compute type
@@ -26,7 +26,7 @@ constexpr const auto& NamesOf(Role) { return kRoleNames; }
 struct OperandSpec {
   std::string_view name;
   Role role = Role::kElements;
-  int count = 1;  // size of the last dimension; kLabel and kRow only
+  int count = 1;  // size of the last dimension; kRow only, a label has 1
 };
 
 // The operands or results of an operation, in call order.
@@ -78,11 +78,23 @@ struct OperationTraits {
   // Whether all inputs have one shape.
   constexpr bool SharesRows() const { return operands.CountOf(Role::kBroadcast) == 0; }
   constexpr bool TakesLabel() const { return operands.CountOf(Role::kLabel) > 0; }
-  // Number of row scalars that it reads.
+  // Number of row scalars that it reads, from up to two operands.
   constexpr int Takes() const { return operands.RowNumbers(0) + operands.RowNumbers(1); }
   constexpr bool StoresElements() const { return results.CountOf(Role::kElements) > 0; }
-  // Number of row scalars that it stores.
+  // Number of row scalars that it stores, in one result.
   constexpr int Stores() const { return results.RowNumbers(0); }
+
+  // Whether the parser and the kernels of both platforms can serve such a contract.
+  constexpr bool IsSupported() const {
+    const bool has_inputs = operands.begin()->role == Role::kElements && Inputs() <= 2;
+    const bool is_plain = SharesRows() && !HasMask();
+    const bool has_rows = operands.CountOf(Role::kRow) <= 2 && operands.CountOf(Role::kLabel) <= 1;
+    const int elements = results.CountOf(Role::kElements), rows = results.CountOf(Role::kRow);
+    const bool has_results = elements <= 1 && rows <= 1 && elements + rows > 0;
+    // CPU drivers of other operations store elements or row scalars, not both.
+    const bool may_store_both = TakesLabel() || elements + rows == 1;
+    return has_inputs && (hides || is_plain) && has_rows && has_results && may_store_both;
+  }
 };
 
 }  // namespace jaxkernels

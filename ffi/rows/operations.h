@@ -47,7 +47,7 @@ inline constexpr OperationTraits kOperations[] = {
      .sums = 1,
      .counts_max = true},
     {.name = "softmax_grad", .operands = {{"y"}, {"dy"}}, .results = {{"dx"}}, .sums = 1},
-    // [row_operation.md]
+    // docs/tutorials/row_operation.md includes this entry: [begin]
     {.name = "log_softmax_grad",
      .operands = {{"y"}, {"dy"}},
      .results = {{"dx"}},
@@ -110,6 +110,14 @@ inline constexpr OperationTraits kOperations[] = {
      .results = {{"dx"}}},
 };
 inline constexpr std::size_t kOperationCount = sizeof(kOperations) / sizeof(kOperations[0]);
+
+constexpr bool AllSupported() {
+  for (const OperationTraits& traits : kOperations) {
+    if (!traits.IsSupported()) return false;
+  }
+  return kOperationCount == static_cast<std::size_t>(Operation::kCrossEntropyGrad) + 1;
+}
+static_assert(AllSupported(), "a contract that no kernel serves, or a missing entry");
 
 constexpr const OperationTraits& TraitsOf(Operation operation) {
   return kOperations[static_cast<std::size_t>(operation)];
@@ -175,8 +183,9 @@ enum class Part { kWhole, kStatistics, kFinish };
 inline constexpr std::string_view kPartNames[] = {"whole", "statistics", "finish"};
 constexpr const auto& NamesOf(Part) { return kPartNames; }
 
-// Whether an operation has a part. Row scalars are computed from the statistics elsewhere, so
-// operations that store only those have no kFinish.
+// Whether an operation has a part. Operations without sums or with two results have none. Row
+// scalars are computed from the statistics elsewhere, so operations that store only those have no
+// kFinish.
 constexpr bool HasPart(const OperationTraits& traits, Part part) {
   if (part == Part::kWhole) return true;
   if (traits.sums == 0 || traits.results.size() > 1) return false;

@@ -229,14 +229,15 @@ ffi::Error ReadOperand(const OperationTraits& traits, const OperandSpec& spec, i
   return ffi::Error::Success();
 }
 
-// Whether a call of a part has this operand. Statistics need the elements only.
+// Whether a call of a part has this operand. Statistics take no labels and no row scalars.
 bool IsPresent(const OperandSpec& spec, Part part, bool has_mask) {
   if (spec.role == Role::kMask) return has_mask;
   const bool is_of_row = spec.role == Role::kLabel || spec.role == Role::kRow;
   return !is_of_row || part != Part::kStatistics;
 }
 
-// `statistics`: null if the part has none. `results`: in table order.
+// `statistics`: the output of kStatistics, an input of kFinish, null for kWhole. `results`: in
+// table order.
 ffi::Error ReadCall(Part part, const RowAttributes& attributes, const ffi::RemainingArgs& operands,
                     std::initializer_list<std::optional<ffi::AnyBuffer>> results,
                     const ffi::AnyBuffer* statistics, RowCall* call) {

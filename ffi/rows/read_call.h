@@ -16,12 +16,11 @@
 
 namespace jaxkernels {
 
-// The operands are, in this order: the first input, the mask if there is one, the second input if
-// the operation has two, the labels and the row scalars if it reads them. Row scalars, read or
-// stored, have the shape of the first input with their count as the last dimension. Their dtype is
-// that of the first input or, for half types, also float32. Labels are int32 with last dimension 1.
-// Scale, band and mask are for attention operations; for others the scale is 1 and the band
-// unbounded (MaskedRows::kUnbounded on both sides). all_sums is for cross entropy.
+// The operands come in the order of operations.h. Row scalars, read or stored, have the shape of
+// the first input with their count as the last dimension. Their dtype is that of the first input
+// or, for half types, also float32. Labels are int32 with last dimension 1. Scale, band and mask
+// are for attention operations; for others the scale is 1 and the band unbounded
+// (MaskedRows::kUnbounded on both sides). all_sums is for cross entropy.
 
 // Whole operation: maps the operands to elements, row scalars or both, as the table says.
 template <typename Binding>

@@ -49,7 +49,7 @@ constexpr int WarpMaxRowRegisters(DType dtype) { return IsDouble(dtype) ? 48 : 6
 // loading several packs, so that a warp pays it for several rows at once. Attention scores use half
 // a warp: finding the visible columns of a row costs that much. Row scalars do too: they write
 // little and take half the time, so the fixed cost weighs more. Rows with labels are rarely short.
-// Staged or longer, they have two layouts of a whole warp, which saves kernels.
+// If they are not staged, they use one of two layouts of a whole warp, which saves kernels.
 constexpr bool WarpShapeFits(const WarpShape& shape, const OperationTraits& traits, DType dtype,
                              bool aligned) {
   const int registers_per_value = IsDouble(dtype) ? 2 : 1;
@@ -109,8 +109,9 @@ constexpr bool LeavesLanesIdle(const OperationTraits& traits, DType dtype, int64
       traits.Inputs() == 1 && !traits.hides && traits.Takes() == 0 && traits.Stores() == 0;
   return is_softmax && !IsDouble(dtype) && layout_packs <= 64 && 4 * packs < 3 * layout_packs;
 }
-// Whether any row uses a layout of the warp tier: no earlier layout has its capacity, and some of
-// its rows are not staged (rows with narrower results never are). Unused layouts are not compiled.
+// Whether any row uses a layout of the warp tier: no earlier fitting layout has its capacity,
+// and some of its rows are not staged (rows with narrower results never are). Unused layouts are
+// not compiled.
 constexpr bool IsWarpShapeTaken(int index, Operation operation, DType dtype, bool aligned,
                                 bool narrows) {
   const OperationTraits& traits = TraitsOf(operation);

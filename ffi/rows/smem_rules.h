@@ -23,9 +23,9 @@ namespace jaxkernels {
 // Registers per thread of block_smem and cluster, and packs of each input that a thread holds in
 // them. Half types are faster with more threads, unless registers spill, as they would in gradients
 // of unaligned rows.
-// H200 f32 32768 cols: 48 registers of packs in 512 threads of 128 0.80, 16 in 1024 of 64 0.91
-// H200 bf16 fwd 131072 cols: 4 packs in 64 registers 0.94, 3 in 56 0.95
-// H200 bf16 fwd 524288 cols: 4 packs in 64 registers 0.85, 3 in 56 0.88
+// H200 f32 32768 cols: 512 threads of 128 registers, 48 for packs 0.80; 1024 of 64, 16 for packs
+// 0.91 H200 bf16 fwd 131072 cols: 4 packs in 64 registers 0.94, 3 in 56 0.95 H200 bf16 fwd 524288
+// cols: 4 packs in 64 registers 0.85, 3 in 56 0.88
 constexpr int SmemRegisters(DType dtype, int inputs) {
   return IsHalf(dtype) && inputs == 1 ? 56 : 64;
 }
@@ -81,7 +81,7 @@ inline constexpr int kSmemLineBytes = 128;
 JK_HOST_DEVICE constexpr int WholeSmemLines(int bytes) {
   return (bytes + kSmemLineBytes - 1) / kSmemLineBytes * kSmemLineBytes;
 }
-// Tier `cluster`: a row has the fewest blocks with which an SM holds LeastSharesOfCluster of them.
+// Tier `cluster`: a row has the fewest blocks such that an SM holds LeastSharesOfCluster of them.
 // While the blocks of one row wait for each other, the SM works on other rows, and few rows reach
 // many SMs. Float64, with the slowest arithmetic, is faster with fewer blocks or one. More than 8
 // blocks are used only if an SM would hold fewer than three of 8: larger clusters fit less well
@@ -217,9 +217,9 @@ constexpr bool IsLed(Operation operation) {
 }
 inline constexpr int kLedNumbers = 20;
 
-// Shared memory of the reductions. Block reductions (reduce.cuh) need two lines of 32 sums. Cluster
-// exchanges (cluster.cuh) need two lines of the statistics of 16 blocks, in words of 8 bytes, and
-// one barrier per line.
+// Shared memory of the reductions. Block reductions (reduce.cuh) need two buffers of 32 sums.
+// Cluster exchanges (cluster.cuh) need two buffers of the statistics of 16 blocks, in words of 8
+// bytes, and one barrier per buffer.
 constexpr int ReductionScratchBytes(Operation operation, DType dtype) {
   const int value_bytes = IsDouble(dtype) ? 8 : 4;
   const int sums = SumsOf(TraitsOf(operation), dtype);

@@ -1,7 +1,7 @@
 // Maps a plan to a template instantiation.
 //
-// The table of warp kernels is generated from kWarpShapes, from which plans choose too, so the two
-// cannot disagree.
+// The table of warp kernels is generated from kWarpShapes, from which plans choose too.
+// IsWarpShapeTaken must admit every shape that a plan can choose: other kernels are null.
 #ifndef JAXKERNELS_ROWS_CUDA_LAUNCH_CUH_
 #define JAXKERNELS_ROWS_CUDA_LAUNCH_CUH_
 
@@ -94,7 +94,6 @@ RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
 // Returns null for a part that read_call.cc rejects.
 template <typename Op, bool kAligned>
 const void* FindPart(const SoftmaxPlan& plan) {
-  using C = typename Op::C;
   constexpr OperationTraits kTraits = TraitsOf(Op::kOperation);
   if constexpr (HasPart(kTraits, Part::kFinish)) {
     if (plan.part == Part::kFinish) {
@@ -125,7 +124,7 @@ const void* FindFunction(const SoftmaxPlan& plan) {
     return reinterpret_cast<const void*>(&OneReadKernel<Op>);
   } else if constexpr (Op::kOnlyLong) {
     return reinterpret_cast<const void*>(FindSharedKernel<Op>(plan));
-  } else if constexpr (kNarrows<Op>) {  // they have no parts
+  } else if constexpr (kNarrows<Op>) {  // calls with narrower results are whole (IsNarrowed)
     return reinterpret_cast<const void*>(FindKernel<Op>(plan));
   } else {
     if (plan.part == Part::kWhole) return reinterpret_cast<const void*>(FindKernel<Op>(plan));

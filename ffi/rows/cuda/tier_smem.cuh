@@ -15,8 +15,9 @@
 // of each quarter warp then cover all 32 banks with their 16-byte accesses, without conflicts. Each
 // cache line fills one line of the 32 banks. Shares shifted by 16 bytes took a tenth longer (H200,
 // float32, 24576 columns, fraction of the copy rate: 0.97, shifted 0.89).
-// Requires: inputs aligned like the result; shared memory for kInputs * args.kept_packs packs (see
-// SmemSlots), followed by the mask words; blockDim.x is a multiple of 32.
+// Requires: inputs, except a bias, aligned like the result; shared memory for kInputs *
+// args.kept_packs packs (see SmemSlots), followed by the mask words; blockDim.x is a multiple
+// of 32.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_SMEM_CUH_
 #define JAXKERNELS_ROWS_CUDA_TIER_SMEM_CUH_
 
@@ -66,7 +67,7 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
     for (int i = 0; i < Op::kInputs; ++i) {
       Pack<T>* const to = &row_packs[i * slots + index];
       if (i == 0 || Op::kSharesRows) {
-        // As in LoadPack, the pack that the array does not fill is left to MaskPack.
+        // As in LoadPack: the array may end within this pack, so MaskPack loads its elements.
         if (view.Present(index) < Pack<T>::kSize) continue;
         CopyPackAsync(to, reinterpret_cast<const Pack<T>*>(args.in[i]) + view.first + index);
       } else if constexpr (!Op::kSharesRows) {
@@ -95,7 +96,7 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
     HidePacks<Op>(pack, view, index);
   };
   // Masks the packs that stay in shared memory in place, so that the loops over them need no test.
-  // Unless the operation hides elements, only the last pack may need it.
+  // Unless the operation hides elements, only the last pack may need it: the first is in registers.
   const auto mask_rest = [&](const View& view) {
     const int last = view.packs - 1, first_rest = kHeld * threads;
     if (!Op::kHides && (kAligned || last < first_rest || last % threads != threadIdx.x)) return;
