@@ -40,10 +40,12 @@ def test_documents_are_those_of_the_runs(generate):
         assert about["platform"] == "cpu" or (about["driver"] and about["nvcc"]), name
 
 
-# A number with the unit of a measurement, or a cell with a fraction that is not the first of its row.
+# A number with the unit of a measurement, a cell with a fraction that is not the first of its row, or a
+# table whose head has such a unit.
 MEASUREMENT = (
     r"(?<![\w.^])\d[\d.,]* ?(?:(?:times|fold|[mun]?s|[GT]B/s|TFLOP/s|percent)\b|%|of (?:the|its) (?:time|rate))"
     r"|\d+(?:\.\d+)?x\b|(?<=.)\| \d+\.\d+(?: to \d+\.\d+)? \|"
+    r"|\|[^|\n]*\b(?:[mun]s|[GT]B/s|TFLOP/s)\b[^|\n]*\|(?=.*\n *\|[ :-]+\|)"
 )
 PAGES = [
     str(path.relative_to(ROOT))
