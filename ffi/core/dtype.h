@@ -6,6 +6,7 @@
 #define JAXKERNELS_CORE_DTYPE_H_
 
 #include <string_view>
+#include <type_traits>
 
 #include "core/host_device.h"
 #include "core/names.h"
@@ -28,15 +29,11 @@ constexpr int PackOf(DType dtype) { return kPackBytes / ByteWidth(dtype); }
 template <typename T>
 struct DTypeOf;
 template <>
-struct DTypeOf<float> {
-  static constexpr DType kValue = DType::kFloat32;
-};
+struct DTypeOf<float> : std::integral_constant<DType, DType::kFloat32> {};
 template <>
-struct DTypeOf<double> {
-  static constexpr DType kValue = DType::kFloat64;
-};
+struct DTypeOf<double> : std::integral_constant<DType, DType::kFloat64> {};
 template <typename T>
-inline constexpr DType kDTypeOf = DTypeOf<T>::kValue;
+inline constexpr DType kDTypeOf = DTypeOf<T>::value;
 
 JK_HOST_DEVICE constexpr bool IsHalf(DType dtype) {
   return dtype == DType::kBFloat16 || dtype == DType::kFloat16;

@@ -19,13 +19,9 @@
 namespace jaxkernels {
 
 template <>
-struct DTypeOf<__half> {
-  static constexpr DType kValue = DType::kFloat16;
-};
+struct DTypeOf<__half> : std::integral_constant<DType, DType::kFloat16> {};
 template <>
-struct DTypeOf<__nv_bfloat16> {
-  static constexpr DType kValue = DType::kBFloat16;
-};
+struct DTypeOf<__nv_bfloat16> : std::integral_constant<DType, DType::kBFloat16> {};
 
 template <typename T>
 using ComputeType = std::conditional_t<std::is_same_v<T, double>, double, float>;

@@ -60,13 +60,9 @@ struct Float16 {
   uint16_t bits;
 };
 template <>
-struct DTypeOf<BFloat16> {
-  static constexpr DType kValue = DType::kBFloat16;
-};
+struct DTypeOf<BFloat16> : std::integral_constant<DType, DType::kBFloat16> {};
 template <>
-struct DTypeOf<Float16> {
-  static constexpr DType kValue = DType::kFloat16;
-};
+struct DTypeOf<Float16> : std::integral_constant<DType, DType::kFloat16> {};
 
 template <typename T>
 using CpuComputeType = std::conditional_t<std::is_same_v<T, double>, double, float>;
