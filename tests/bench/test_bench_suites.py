@@ -19,7 +19,9 @@ ON_CPU = jax.default_backend() == "cpu"
 FLOAT32 = ["--dtypes", "float32"]
 ROWS = ["--cols", "33", "--elements", "2^10"]
 RUNS = {
-    "softmax": ["softmax", *ROWS, "--dtypes", "float32", "float16"],
+    "softmax": ["softmax", *ROWS, *FLOAT32],
+    # Few rows are chained, and the sum of 131072 equal ones is infinite in jax.nn's float16.
+    "softmax-float16": ["softmax", *ROWS, "--dtypes", "float16", "--no-few-rows"],
     "log_softmax": ["softmax", *ROWS, *FLOAT32, "--operation", "log_softmax"],
     "logsumexp": ["logsumexp", *ROWS],
     "losses": ["losses", *ROWS],
@@ -49,6 +51,9 @@ RUNS = {
 }
 # They compute something else, or err more.
 OTHERS = {"copy", "row_max", "sum", "piece_max", "tf32", "bf16_x6", "tf32_x3", "float16"}
+OTHERS |= set() if ON_CPU else {"default"}  # the precision of products, which is TF32 there
+# Their loss of 16-bit logits has 16 bits.
+TORCH = {"torch", "compiled"}
 # A CPU has none of these, and no XLA product of float16 that sums in float32.
 REFUSED = {"cudnn", "tf32", "tf32_x3", "bf16_x6"}
 
@@ -62,7 +67,8 @@ def assert_contenders_agree(called):
             continue
         is_narrow = {"float16", "bfloat16"} & {x.dtype.name for x in jax.tree.leaves(arguments)}
         for got, want in zip(found, wanted, strict=True):
-            assert (got.shape, got.dtype) == (want.shape, want.dtype), name
+            assert got.shape == want.shape, name
+            assert got.dtype == want.dtype or name in TORCH, name
             got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
             rounding = 0.06 if is_narrow else 2e-5
             np.testing.assert_allclose(
@@ -70,6 +76,7 @@ def assert_contenders_agree(called):
             )
 
 
+@pytest.mark.filterwarnings("default")  # torch.compile warns of its own calls
 @pytest.mark.parametrize("name", RUNS)
 def test_a_suite_from_end_to_end(name, monkeypatch, tmp_path, capsys):
     called, path = without_a_clock(monkeypatch), tmp_path / "b.json"

@@ -69,8 +69,9 @@ def test_a_source_tree_that_is_not_installed_says_what_to_do(tmp_path):
     packages.mkdir()
     for folder in sys.path:
         for entry in Path(folder).glob("*") if folder.endswith("-packages") else ():
-            if not entry.name.startswith(("jaxkernels", "_jaxkernels")):
-                (packages / entry.name).symlink_to(entry)
+            link = packages / entry.name  # the first folder of sys.path that has a name wins
+            if not entry.name.startswith(("jaxkernels", "_jaxkernels")) and not link.is_symlink():
+                link.symlink_to(entry)
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
     shutil.copytree(Path(jk.__file__).parent, tmp_path / "tree" / "jaxkernels", ignore=ignored)
     answer = subprocess.run(

@@ -1,6 +1,7 @@
 """Shared by tests of benchmarks and bars: measured cases of given times, a run without a clock."""
 
 import jax
+import jax.numpy as jnp
 
 from jaxkernels.bench import records, suite
 from jaxkernels.bench.__main__ import refusals
@@ -49,6 +50,12 @@ def text_of(suite, cases, platform="gpu", device="NVIDIA H200"):
     return "\n".join([*map(str, found), *refusals(run, suite)])
 
 
+def arrays_of(found):
+    """The arrays of a result; torch's tensors come in an object that can be waited for."""
+    leaves = jax.tree.leaves(getattr(found, "results", found))
+    return [y if isinstance(y, jax.Array) else jnp.from_dlpack(y) for y in leaves]
+
+
 def without_a_clock(patch):
     """Every contender is called once and takes a millisecond.
 
@@ -61,7 +68,7 @@ def without_a_clock(patch):
         called.append({})
         for key, function in functions.items():
             try:
-                found = jax.tree.leaves(function(*arguments[key][0]))
+                found = arrays_of(function(*arguments[key][0]))
             except REFUSALS as error:
                 refused[key] = first_line(error)
                 continue
