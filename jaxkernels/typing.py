@@ -11,7 +11,7 @@ Example:
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -19,6 +19,7 @@ DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
 """Storage types that have kernels."""
 
 
+@runtime_checkable
 class HasDtype(Protocol):
     """An object with a dtype, such as `jax.numpy.float32`."""
 
@@ -95,6 +96,7 @@ DeviceName: TypeAlias = Literal[
 """GPUs that plans know by name. Plans take upper-case letters, too."""
 
 
+@runtime_checkable
 class Device(Protocol):
     """A `jax.Device`. JAX does not export it in a form that type checkers accept as a type."""
 

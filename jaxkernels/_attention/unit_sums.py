@@ -57,7 +57,7 @@ def weighted_values(
     return unit_sums_p.bind(*sharding.equalize_varying(operands), dot=dot)
 
 
-def _first(*operands: jax.Array, dot: heads.Dot) -> jax.Array:
+def _first(*operands: Any, dot: heads.Dot) -> Any:
     del dot
     return operands[0]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
@@ -17,6 +17,7 @@ from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows.reference import compute_dtype
 
 
+@runtime_checkable
 class RowCalls(Protocol):
     """The functions of `cross_entropy_reference`; they may overwrite the logits."""
 

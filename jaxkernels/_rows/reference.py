@@ -13,10 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxkernels.typing import HasDtype
+
 _LARGEST_INDEX = (1 << 31) - 1
 
 
-def compute_dtype(x: jax.Array | jax.ShapeDtypeStruct) -> Any:
+def compute_dtype(x: HasDtype) -> Any:
     """The compute dtype of `x`: float64 for float64, otherwise float32."""
     return jnp.dtype("float64" if x.dtype == jnp.float64 else "float32")
 

@@ -90,7 +90,9 @@ def logits(kind: str, rows: int, cols: int, dtype: str, rng: Generator) -> np.nd
         return x.astype(storage(dtype))
 
 
-def cotangents(kind: str, rows: int, cols: int, dtype: str, rng: Generator) -> np.ndarray:
+def cotangents(
+    kind: str, rows: int, cols: int, dtype: np.typing.DTypeLike, rng: Generator
+) -> np.ndarray:
     """A (co)tangent of shape (rows, cols).
 
     normal: randn, with one row in four that sums to about zero. one_hot, constant: what they say. nan: planted into some

@@ -58,8 +58,10 @@ def test_result_against_the_truth(dtype):
     q, k, v = cases.operands(SIZES["grouped"], dtype)
     options = cases.arguments(SIZES["grouped"])
     options = {name: options["everything"][name] for name in ("bias", "mask", "scale", "is_causal")}
+    given = options | {name: jnp.asarray(options[name]) for name in ("bias", "mask")}
+    arrays = [jnp.asarray(x) for x in (q, k, v)]
     for mode in ("zero", "mean"):
-        got = dot_product_attention(q, k, v, **options, window=(3, 1), empty_rows=mode)
+        got = dot_product_attention(*arrays, **given, window=(3, 1), empty_rows=mode)
         assert got.dtype == jnp.dtype(dtype)
         want = Truth(q, k, v, dtype, mode, **options, local_window_size=(3, 1))
         check(got, want.result(), mode)

@@ -122,7 +122,7 @@ def branching(f, *xs):
 
 
 def remat(f, policy=None):
-    """What is computed again (tanh) keeps a temperature positive."""
+    """The tanh is computed again; it keeps a temperature positive."""
     return jax.checkpoint(lambda *xs: f(*map(jnp.tanh, xs)), policy=policy)
 
 

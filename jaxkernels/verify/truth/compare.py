@@ -41,7 +41,7 @@ def finite(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values), np.abs(values), 0)
 
 
-def ratios(got: Any, want: np.ndarray, limit: Any) -> np.ndarray:
+def ratios(got: Any, want: Any, limit: Any) -> np.ndarray:
     """The error of every element in units of its bound.
 
     NaN, infinities and overflow of the storage type have to stand exactly where the truth has them; otherwise the
@@ -69,7 +69,7 @@ def ratios(got: Any, want: np.ndarray, limit: Any) -> np.ndarray:
     return np.where(same, 0, np.where(np.isnan(ratio), np.inf, ratio))
 
 
-def largest_ratio(got: Any, want: np.ndarray, limit: Any) -> tuple[float, str]:
+def largest_ratio(got: Any, want: Any, limit: Any) -> tuple[float, str]:
     """The largest of the `ratios`, and where it is."""
     got = np.asarray(got)
     ratio = ratios(got, want, limit)
