@@ -52,7 +52,7 @@ AttentionImplementation: TypeAlias = Literal["ffi", "xla", "cudnn"]
 Reduction: TypeAlias = Literal["none", "mean", "sum"]
 """The reduction of the losses of rows."""
 
-LogitsDtype: TypeAlias = Literal["float32"]
+LogitsDtype: TypeAlias = Literal["float32"] | type[np.float32] | np.dtype[np.float32] | HasDtype
 """The dtype of the logits of a linear layer, if it is not the dtype of its operands."""
 
 PlanPlatform: TypeAlias = Literal["cuda", "cpu"]

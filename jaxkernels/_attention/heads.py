@@ -8,7 +8,6 @@ know: masks, softmax, or the caller.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeGuard
@@ -146,7 +145,7 @@ def check_fits(function: str, argument: str, operand: jax.Array, shape: Sequence
         raise ValueError(
             f"{function}: {argument} must broadcast to the shape {tuple(shape)} of the scores "
             f"(batch, heads, queries, keys); got {operand.shape}"
-            f"{_remedy(argument, operand.shape, tuple(shape))}"
+            f"{validate.side_advice(argument, operand.shape, tuple(shape))}"
         )
 
 
@@ -158,27 +157,9 @@ def check_means_no_batch(
         aligned = tuple(range(4 - len(shape), 4))  # NumPy aligns the last dimensions
         raise ValueError(
             f"{function}: {argument} has shape {shape}, whose first dimension may be the batch"
-            f"{_remedy(argument, shape, scores)}, or {_written(argument, aligned, 4)}"
+            f"{validate.side_advice(argument, shape, scores)}, or "
+            f"{validate.side_written(argument, aligned, 4)}"
         )
-
-
-def _remedy(argument: str, shape: tuple[Any, ...], scores: tuple[Any, ...]) -> str:
-    """Error advice for a bias or mask of lower rank; prefers the batch first and the keys last."""
-    found = [
-        dims
-        for dims in itertools.combinations(range(len(scores)), len(shape))
-        if validate.fits(shape, [scores[d] for d in dims])
-    ]
-    if not found:
-        return ""
-    dims = min(found, key=lambda dims: (dims[0], [-d for d in reversed(dims)]))
-    return f": write {_written(argument, dims, len(scores))}"
-
-
-def _written(argument: str, dims: tuple[int, ...], rank: int) -> str:
-    names = (*["batch"] * (rank - 3), "heads", "queries", "keys")
-    index = ", ".join(":" if d in dims else "None" for d in range(rank))
-    return f"{argument}[{index}] for ({', '.join(names[d] for d in dims)})"
 
 
 def _heads_first(x: jax.Array) -> jax.Array:

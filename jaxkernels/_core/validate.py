@@ -252,6 +252,27 @@ def reshapes(argument: str, shape: Sequence[Any], whole: Sequence[Any]) -> str:
     return f": write {' or '.join(reversed(found.values()))}" if found else ""
 
 
+def side_advice(argument: str, shape: Sequence[Any], scores: Sequence[Any]) -> str:
+    """Error advice for a bias or mask of lower rank; prefers the batch first and the keys last."""
+    found = [
+        dims
+        for dims in itertools.combinations(range(len(scores)), len(shape))
+        if fits(shape, [scores[d] for d in dims])
+    ]
+    if not found:
+        return ""
+    dims = min(found, key=lambda dims: (dims[0], [-d for d in reversed(dims)]))
+    return f": write {side_written(argument, dims, len(scores))}"
+
+
+def side_written(argument: str, dims: Sequence[int], rank: int) -> str:
+    """The expression that puts the dimensions of a bias or mask at `dims` of scores (..., q, k)."""
+    lead = ["batch"] * (rank - 3) + ["heads" if rank > 3 else "batch or heads"]
+    names = (*lead, "queries", "keys")[-rank:]
+    index = ", ".join(":" if d in dims else "None" for d in range(rank))
+    return f"{argument}[{index}] for ({', '.join(names[d] for d in dims)})"
+
+
 def broadcast_all(function: str, **arrays: jax.Array | None) -> tuple[Any, ...]:
     """The broadcast shape of the arguments; None is skipped.
 

@@ -6,7 +6,7 @@ know: how a chunk is computed.
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args, overload
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -128,7 +128,7 @@ def linear_cross_entropy(
         reduction: as for `cross_entropy`.
         return_lse: also returns the log-sum-exp of each row.
         return_entropy: also returns the entropy of the softmax of each row.
-        logits_dtype: None rounds the logits, and their gradient, to the dtype of x. "float32" keeps
+        logits_dtype: None rounds the logits, and their gradient, to the dtype of x. float32 keeps
             them in float32 until the gradient is multiplied, for more memory.
         max_bytes: bound on the memory of the loss and its gradients on one device, not counting
             operands and results. None allows 1 GiB for the logits of a chunk, plus the sums over chunks.
@@ -173,7 +173,7 @@ def linear_cross_entropy(
         and Hsu et al., "Liger kernel", 2024, arXiv:2410.10989, for the chunks of rows.
     """
     validate.check_choice("implementation", implementation, validate.IMPLEMENTATIONS)
-    validate.check_choice("logits_dtype", logits_dtype, get_args(LogitsDtype))
+    of_logits = plan.logits_dtype_name(logits_dtype)
     validate.check_static(
         trans_w=trans_w,
         reduction=reduction,
@@ -185,7 +185,7 @@ def linear_cross_entropy(
     loss_arguments.check_numbers(_NAME, label_smoothing=label_smoothing, z_loss=z_loss)
     loss_arguments.check_range("label_smoothing", label_smoothing, 0.0, 1.0)
     label_array = loss_arguments.as_labels(_NAME, "labels", labels)
-    given, logits = _operands(x, w, bias, trans_w, logits_dtype, label_array.dtype)
+    given, logits = _operands(x, w, bias, trans_w, of_logits, label_array)
     loss_arguments.check_are_labels(_NAME, "labels", label_array, logits)
     if not jnp.issubdtype(label_array.dtype, jnp.integer):
         raise TypeError(
@@ -204,7 +204,7 @@ def linear_cross_entropy(
     options = Options(
         trans_w=bool(trans_w),
         all_sums=smooths or bool(return_entropy),
-        logits_dtype=logits_dtype,
+        logits_dtype=of_logits,
         max_bytes=plan.as_bytes(_NAME, max_bytes),
         implementation=implementation,
     )
@@ -229,13 +229,13 @@ def linear_cross_entropy(
 
 
 def _operands(
-    x: Any, w: Any, bias: Any, trans_w: bool, logits_dtype: str | None, label_dtype: Any
+    x: Any, w: Any, bias: Any, trans_w: bool, logits_dtype: str | None, labels: jax.Array
 ) -> tuple[Arrays, jax.ShapeDtypeStruct]:
     """The operands of the logits, and the logits' shape and dtype. A vector x becomes one row."""
     x, w = validate.as_array(_NAME, "x", x), validate.as_array(_NAME, "w", w)
     if x.dtype != w.dtype or x.dtype.name not in validate.DTYPES:
         remedy = ". Write w.astype(x.dtype)" if x.dtype.name in validate.DTYPES else ""
-        if jnp.issubdtype(w.dtype, jnp.integer) and jnp.issubdtype(label_dtype, jnp.floating):
+        if jnp.issubdtype(w.dtype, jnp.integer) and jnp.issubdtype(labels.dtype, jnp.floating):
             remedy = f". The order is {_NAME}(x, w, labels)"
         raise TypeError(
             f"{_NAME}: x and w must have one dtype of {', '.join(validate.DTYPES)}; got {x.dtype} and "
@@ -244,6 +244,16 @@ def _operands(
     if logits_dtype is not None and x.dtype == jnp.float64:
         raise ValueError(
             f"{_NAME}: logits_dtype={logits_dtype!r} is narrower than x, float64. Drop logits_dtype="
+        )
+    rows = x.shape[:-1]
+    if (
+        labels.shape == w.shape[:-1]
+        and w.shape[-1] in x.shape
+        and not validate.fits(labels.shape, rows)
+    ):
+        raise ValueError(
+            f"{_NAME}: labels of shape {labels.shape} fit w, {w.shape}, and not x, {x.shape}. The order is "
+            f"{_NAME}(x, w, labels)"
         )
     *_, classes = plan.sizes_of(_NAME, ("x.shape", "w.shape"), x.shape, w.shape, trans_w)
     given = {"x": x if x.ndim > 1 else x[None], "w": w}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
-from jaxkernels.typing import Implementation, LogitsDtype
+from jaxkernels.typing import Implementation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +22,6 @@ class Options:
 
     trans_w: bool = False
     all_sums: bool = False
-    logits_dtype: LogitsDtype | None = None
+    logits_dtype: Literal["float32"] | None = None
     max_bytes: int | None = None
     implementation: Implementation | None = None

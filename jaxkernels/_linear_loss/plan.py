@@ -5,11 +5,12 @@ Owns: the public function, and the choice of chunks. Must not know: how a chunk 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
 
@@ -214,9 +215,9 @@ def plan_linear_cross_entropy(
     if min(sizes) < 1:
         raise ValueError(f"sizes must be positive; got {rows=}, {features=}, {classes=}")
     validate.check_choice("platform", platform, get_args(PlanPlatform))
-    validate.check_choice("logits_dtype", logits_dtype, get_args(LogitsDtype))
+    of_logits = logits_dtype_name(logits_dtype) or name
     problem = _Problem(
-        *(rows, features, classes, jnp.dtype(name), jnp.dtype(logits_dtype or name)),
+        *(rows, features, classes, jnp.dtype(name), jnp.dtype(of_logits)),
         *(bool(trans_w), is_scaled, not w_is_constant, platform, device),
     )
     return problem.within(as_bytes(_NAME, max_bytes))
@@ -234,6 +235,17 @@ def sizes_of(
             f"{function}: {names[0]} must be (..., H) and {names[1]} {stored}; got {x} and {w}{remedy}"
         )
     return math.prod(x[:-1]), x[-1], w[0 if trans_w else 1]
+
+
+def logits_dtype_name(dtype: Any) -> Literal["float32"] | None:
+    """The name of `logits_dtype`; raises ValueError for anything else than None and float32."""
+    validate.check_static(logits_dtype=dtype)
+    name = dtype
+    if dtype is not None:
+        with contextlib.suppress(TypeError):
+            name = jnp.dtype(dtype).name
+    validate.check_choice("logits_dtype", name, ("float32",))
+    return None if name is None else "float32"
 
 
 def as_bytes(function: str, max_bytes: Any) -> int | None:

@@ -79,7 +79,8 @@ def rows_of_logits(
     """Prepares logits for the kernels: classes last, cap and temperature applied, -inf under the mask."""
     x = validate.as_array(name, "logits", logits)
     if not jnp.issubdtype(x.dtype, jnp.integer) and not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"{name}: logits must be real numbers; got {x.dtype}")
+        remedy = ". Write logits.astype(jnp.float32)" if x.dtype == jnp.bool_ else ""
+        raise TypeError(f"{name}: logits must be real numbers; got {x.dtype}{remedy}")
     x = x.astype(validate.computation_dtype(x))
     if x.dtype.name not in validate.DTYPES:
         x = x.astype(jnp.float32)

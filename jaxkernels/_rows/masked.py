@@ -83,7 +83,7 @@ def scaled_masked_softmax(
             or complex, `window` contains a value that is not an integer, or a static argument is
             traced.
         ValueError: the scores have fewer than two dimensions, mask or bias do not broadcast, the
-            mask is not bool, scale is not a scalar, or `window`, `empty_rows`, `tier` or
+            mask is not bool, the bias is a scalar, scale is not, or `window`, `empty_rows`, `tier` or
             `implementation` is not one of the above.
         NotImplementedError: `implementation="ffi"` on a platform without kernels, when the program
             is lowered.
@@ -107,6 +107,13 @@ def scaled_masked_softmax(
         functors. Vaswani et al., "Attention is all you need", 2017, arXiv:1706.03762.
     """
     validate.check_static(causal=causal, window=window)
+    if bias is not None:
+        bias = validate.as_array("scaled_masked_softmax", "bias", bias)
+        if bias.ndim == 0:
+            raise ValueError(
+                "scaled_masked_softmax: bias must be an array with dimensions; got a number, which "
+                "changes no result. A factor of the scores is scale="
+            )
     return apply(
         "scaled_masked_softmax",
         scores,
@@ -155,6 +162,11 @@ def apply(
         raise ValueError(f"{function}: scores must be of shape (..., q, k); got {x.shape}")
     mask = None if mask is None else validate.as_mask(function, "mask", mask)
     bias = None if bias is None else bias_array(function, bias, x)
+    for name, side in {"mask": mask, "bias": bias}.items():
+        try:
+            validate.broadcast_all(function, scores=x, **{name: side})
+        except ValueError as error:
+            raise ValueError(f"{error}{validate.side_advice(name, side.shape, x.shape)}") from None  # pyright: ignore[reportOptionalMemberAccess]
     shape = validate.broadcast_all(function, scores=x, mask=mask, bias=bias)
 
     if bias is not None:

@@ -45,7 +45,7 @@ ROWS = {
     "logsumexp-b": lambda: jk.logsumexp(X, b=TWO, return_sign=True),
     "masked": lambda: jk.scaled_masked_softmax(X, MASK, X, scale=0.5),
     "masked-scale": lambda: jk.scaled_masked_softmax(X, MASK, scale=TWO, causal=True),
-    "masked-number": lambda: jk.scaled_masked_softmax(X, bias=1.0, scale=np.float32(2)),
+    "masked-number": lambda: jk.scaled_masked_softmax(X, bias=BIAS, scale=np.float32(2)),
     "cross_entropy": lambda: jk.cross_entropy(X, LABEL),
     "cross_entropy-names": lambda: jk.cross_entropy(labels=LABEL, logits=X, reduction="mean"),
     "cross_entropy-number": lambda: jk.cross_entropy(X, 2, weights=2.0, reduction="sum"),

@@ -228,6 +228,28 @@ REMEDIES = {
             r"\(4, 8\): where hides classes. To leave rows out, give them a negative label$",
         ),
     ),
+    "logits-of-bool": (
+        lambda: jk.cross_entropy(X > 0, np.zeros(4, int)),
+        *(
+            TypeError,
+            r"logits must be real numbers; got bool\. Write logits\.astype\(jnp\.float32\)$",
+        ),
+    ),
+    "scale-as-bias": (
+        lambda: jk.scaled_masked_softmax(HEADS, None, 0.125),
+        *(ValueError, r"bias must be .* got a number, .* A factor of the scores is scale=$"),
+    ),
+    "scores-mask-of-keys": (
+        lambda: jk.scaled_masked_softmax(HEADS, np.ones((2, 4), bool)),
+        *(ValueError, r"of scores: write mask\[:, None, None, :\] for \(batch, keys\)$"),
+    ),
+    "scores-bias-of-queries": (
+        lambda: jk.scaled_masked_softmax(X, X[0] > 0, X[:, 0]),
+        *(
+            ValueError,
+            r"bias has shape \(4,\), .* of scores: write bias\[:, None\] for \(queries\)$",
+        ),
+    ),
     "mask-of-numbers": (
         lambda: jk.dot_product_attention(*[HEADS] * 3, mask=np.ones((1, 1, 2, 2))),
         *(ValueError, r"got float\d\d\. Write mask != 0\. Numbers to add are bias=$"),
@@ -265,6 +287,20 @@ REMEDIES = {
         lambda: jk.linear_cross_entropy(X, np.zeros(4, int), X.T),
         *(TypeError, r"got float32 and int32\. The order is linear_cross_entropy\(x, w, labels\)$"),
     ),
+    **{
+        f"linear-swapped-{rows}-{table.shape}": (
+            lambda rows=rows, table=table: jk.linear_cross_entropy(
+                table, np.ones((*rows, 8), "f"), np.zeros(rows, int), trans_w=table.shape[1] == 8
+            ),
+            *(
+                ValueError,
+                r"fit w, .*4, 8\), and not x, .* order is linear_cross_entropy\(x, w, labels\)$",
+            ),
+        )
+        for rows, table in itertools.product(
+            [(4,), (1, 4)], [np.ones((8, 9), "f"), np.ones((9, 8), "f")]
+        )
+    },
     "linear-trans_w": (
         lambda: jk.linear_cross_entropy(X, jnp.ones((9, 8)), np.zeros(4, int)),
         *(ValueError, r"w\.shape \(H, V\); got \(4, 8\) and \(9, 8\)\. Write trans_w=True$"),

@@ -36,7 +36,7 @@ CHOICES = {
     "operation": (choices.Operation,),
     "device": (choices.DeviceName,),
     "reduction": (choices.Reduction,),
-    "logits_dtype": (choices.LogitsDtype,),
+    "logits_dtype": typing.get_args(choices.LogitsDtype),
     "other_dtypes": (choices.OtherDtypes,),
     "platform": (choices.PlanPlatform,),
 }

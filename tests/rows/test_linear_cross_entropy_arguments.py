@@ -56,7 +56,7 @@ def test_dtypes_of_labels(dtype):
 def test_dtypes_of_results(dtype):
     x, w, b = jnp.asarray(X, dtype), jnp.asarray(W, dtype), jnp.ones(7)
     for reduction in ("none", "mean"):
-        for logits_dtype in (None, "float32"):
+        for logits_dtype in (None, jnp.float32):
             loss = lambda x, w, b: jnp.sum(  # noqa: E731
                 jk.linear_cross_entropy(
                     *(x, w, LABEL),
@@ -160,8 +160,9 @@ def test_what_a_plan_counts():
         32768, 4096, 128256, "bfloat16", max_bytes=bound, w_is_constant=True
     )
     assert kept.sums_bytes == 0
-    wide = jk.plan_linear_cross_entropy(4096, 4096, 128256, "bfloat16", logits_dtype="float32")
-    assert wide.logits_bytes == 6 * wide.chunk_rows * 128256
+    for spelled in ("float32", jnp.float32, np.float32, np.dtype("f4")):
+        wide = jk.plan_linear_cross_entropy(4096, 4096, 128256, "bfloat16", logits_dtype=spelled)
+        assert wide.logits_bytes == 6 * wide.chunk_rows * 128256
     scaled = jk.plan_linear_cross_entropy(64, 8, 100, "float32", is_scaled=True)
     assert scaled.logits_bytes == 3 * 4 * 64 * 100
     on_a_cpu = jk.plan_linear_cross_entropy(
