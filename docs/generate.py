@@ -240,8 +240,11 @@ COMPARISONS = [
     Comparison("logsumexp", "logsumexp", {"direction": "fwd"}, "jax.nn", _AUTO),
     Comparison("masked softmax of scores", "attention", {"group": "scores"}, "XLA"),
     *(
-        Comparison(f"attention, {dtype}", "attention", {"group": "layers", "dtype": dtype}, "XLA")
+        Comparison(
+            f"attention, {dtype}", "attention", {"group": "layers", "dtype": dtype}, *against
+        )
         for dtype in ("bfloat16", "float32")
+        for against in (("jax.nn",), ("jax.nn with cuDNN", ("cudnn", "ours")))
     ),
     Comparison("float32 products, squares", "sgemm", {"group": "square"}, "cuBLAS", _AUTO),
     Comparison("float32 products, other shapes", "sgemm", {"group": "other"}, "cuBLAS", _AUTO),
@@ -257,15 +260,21 @@ def _gains(runs: Runs, line: Comparison) -> Gains | None:
     return found if found.pairs else None
 
 
-def summary(runs: Runs) -> str | None:
-    """A line for each comparison: how many times a peer's speed."""
+def summary(runs: Runs, about: str = "") -> str | None:
+    """A line for each comparison whose name begins with `about`: how many times a peer's speed."""
     lines = [
         [line.what, line.peer, *found.cells]
         for line in COMPARISONS
-        if (found := _gains(runs, line))
+        if line.what.startswith(about) and (found := _gains(runs, line))
     ]
     heads = ["", "times the speed of", "cases", "geometric mean", "least", "most"]
     return grid(heads, lines) if lines else None
+
+
+def attention_summary(runs: Runs) -> str | None:
+    """The lines of the summary about attention, with their run."""
+    table = summary(runs, "attention")
+    return table and f"{runs['attention'].caption}\n\n{table}"
 
 
 def headline(runs: Runs) -> str | None:
@@ -288,7 +297,7 @@ def headline(runs: Runs) -> str | None:
     return f"Cross entropy with its gradient: {speeds} ({vocabularies}; {runs['losses'].where})."
 
 
-SECTIONS |= {"summary": summary, "headline": headline}
+SECTIONS |= {made.__name__: made for made in (summary, attention_summary, headline)}
 
 
 def _kinds(cases: Cases) -> Mapping[tuple[str, str], Cases]:

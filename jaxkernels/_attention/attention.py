@@ -107,7 +107,8 @@ def dot_product_attention(
     it is the fastest correct choice (`plan_attention`); otherwise the scores are stored in memory.
 
     Letters: B batch, T queries, S keys, N query heads, K key heads (N is a multiple of K; each key
-    head serves N / K neighbouring query heads and is not copied), H depth.
+    head serves N / K neighbouring query heads and is not copied), H depth. torch's arrays are
+    (B, N, T, H) instead: write `x.swapaxes(-3, -2)` for each of them and for the result.
 
     Example:
         >>> import jax.numpy as jnp
