@@ -19,7 +19,7 @@ DOCS = ROOT / "docs"
 EXAMPLES = "<!-- examples -->"  # the list of examples replaces this
 
 _log = logging.getLogger("mkdocs.plugins.site")  # with --strict a warning ends the build
-_WHOLE = re.compile(r'^{% include-markdown "(\S+)" %}$', re.MULTILINE)
+_WHOLE = re.compile(r'^{% include-markdown "(\S+)"[^%]*%}$', re.MULTILINE)
 _TARGET = re.compile(r'(\]\(|\bsrc=")([^\s()"]+)')
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"^ {2,3}(?=\S)", re.MULTILINE)
@@ -85,6 +85,9 @@ def _link(folder: str, page: str, repository: str) -> Callable[[str], str]:
         if absolute is None and not path.startswith("../"):
             return target
         document = absolute or posixpath.normpath(posixpath.join(folder, path))
+        name = posixpath.basename(document)
+        if document == f"examples/{name}" and name.endswith(".py"):
+            document, hash_, anchor = "docs/examples.md", "#", name.replace(".", "")
         if document in by_document:
             document = posixpath.join("docs", by_document[document])
         if document.startswith("docs/"):

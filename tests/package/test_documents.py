@@ -53,10 +53,14 @@ def anchors(path):
         text += (path.parent / target).read_text()
     text = re.sub(r"^(```|<!-- no run\n).*?^(```|-->)$", "", text, flags=re.DOTALL | re.MULTILINE)
     titles = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
-    if path.name == "examples.md":
-        titles += [path.name for path in (ROOT / "examples").glob("*.py")]
     plain = (re.sub(r"\]\(.*?\)|[^\w\s-]", "", title).strip().lower() for title in titles)
     return {re.sub(r"[-\s]+", "-", title) for title in plain}
+
+
+def is_made_on_the_site(page):
+    """Whether a page has headings alone until the site includes documents and docstrings."""
+    made = r"#.*|{% .* %}|<!-- .* -->|::: .*(?:\n {4}.*)*"
+    return not re.sub(rf"^(?:{made})$", "", page.read_text(), flags=re.MULTILINE).strip()
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -66,6 +70,7 @@ def test_links_between_documents(path):
         target, _, anchor = link.partition("#")
         page = (path.parent / target).resolve() if target else path
         assert page.exists(), link
+        assert page.suffix != ".md" or not is_made_on_the_site(page), f"{link} is empty on GitHub"
         assert not anchor or page.suffix != ".md" or anchor in anchors(page), link
 
 

@@ -91,6 +91,8 @@ REPOSITORY = "https://github.com/jaxkernels/jaxkernels"
         ("../losses.md#memory", "../losses.md#memory"),
         ("../../ffi/sgemm/README.md", "sgemm.md"),
         ("../../CONTRIBUTING.md#test", "../contributing.md#test"),
+        ("../../examples/README.md", "../examples.md"),
+        ("../../examples/gaussian_process.py", "../examples.md#gaussian_processpy"),
         ("../../ffi/core/pack.cuh", f"{REPOSITORY}/blob/main/ffi/core/pack.cuh"),
         (f"{REPOSITORY}/blob/main/docs/losses.md", "../losses.md"),
         (f"{REPOSITORY}/raw/main/docs/performance/map.svg", "../performance/map.svg"),
