@@ -114,8 +114,8 @@ void BindSoftmaxPlan(nb::module_& module) {
 
   BindValue<SoftmaxPlan>(module, "How a row operation is launched on a GPU.")
       .def("rows_of", &RowsOf, nb::arg("worker"), nb::arg("rows"),
-           "Of so many rows as the plan is for, those of a worker (a block or cluster) as (first, "
-           "end, step); tiers 'block_smem' and 'cluster' only.");
+           "The rows (first, end, step) of a worker, which is a block or cluster, if the call has "
+           "`rows` rows; tiers 'block_smem' and 'cluster' only.");
 
   module.attr("UNBOUNDED") = MaskedRows::kUnbounded;
   module.def("row_operations", &RowOperations,

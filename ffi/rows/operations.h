@@ -197,6 +197,8 @@ enum class Tier { kAuto, kWarp, kBlock, kBlockSmem, kCluster, kBlockUncached, kS
 inline constexpr std::string_view kTierNames[] = {
     "auto", "warp", "block", "block_smem", "cluster", "block_uncached", "stream"};
 constexpr const auto& NamesOf(Tier) { return kTierNames; }
+// The end of errors about a tier that cannot run.
+inline constexpr char kLeaveTierOut[] = ". Leave tier= out to let the plan choose one";
 
 constexpr int InputsOf(Operation operation) { return TraitsOf(operation).Inputs(); }
 constexpr bool IsForward(Operation operation) { return TraitsOf(operation).finds_max; }

@@ -132,13 +132,18 @@ SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& 
   const bool takes_staged = choices.stages && (tier == Tier::kAuto || tier == Tier::kWarp);
   if (problem.shifted && !takes_staged) {
     if (tier != Tier::kAuto && tier != Tier::kBlockUncached) {
-      return {{}, "the tier needs inputs that begin where the result does within 16 bytes"};
+      return {{},
+              std::string("tier '").append(NameOf(tier)) +
+                  "' needs inputs that begin where the result does within 16 bytes" +
+                  kLeaveTierOut};
     }
     PlanGathered(problem, limits, plan);
     return {plan, ""};
   }
   if (tier == Tier::kAuto) tier = BestTier(problem, plan, choices);
-  if (std::string why = WhyNot(tier, problem, choices, limits); !why.empty()) return {{}, why};
+  if (std::string why = WhyNot(tier, problem, choices, limits); !why.empty()) {
+    return {{}, why + kLeaveTierOut};
+  }
   PlanIn(tier, problem, choices, limits, plan);
   return {plan, ""};
 }

@@ -39,7 +39,7 @@ ffi::Error ReadNames(const RowAttributes& attributes, RowCall* call) {
   }
   const OperationTraits& traits = TraitsOf(call->operation);
   if (!ParseName(attributes.tier, &call->tier)) {
-    return Refuse(traits, "unknown tier '" + std::string(attributes.tier) + "'");
+    return Refuse(traits, "unknown tier '" + std::string(attributes.tier) + "'" + kLeaveTierOut);
   }
   if (attributes.has_mask && !traits.HasMask()) return Refuse(traits, "it takes no mask");
   if (!traits.hides && (attributes.scale != 1 || attributes.HasBand())) {

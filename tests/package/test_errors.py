@@ -405,7 +405,7 @@ def test_ffi_names_the_platform_without_kernels(function):
 def test_forced_tier_that_cannot_hold_the_row(function):
     """A ValueError while tracing, the plan's own words, on any device."""
     for tier in ("warp", "block"):
-        with pytest.raises(ValueError, match=f"tier '{tier}' cannot hold a row"):
+        with pytest.raises(ValueError, match=f"tier '{tier}' cannot hold a row.* Leave tier= out"):
             jax.eval_shape(
                 lambda x, tier=tier: function(x, tier=tier),
                 jax.ShapeDtypeStruct((2, 100_000), jnp.float32),
@@ -477,7 +477,9 @@ def test_handlers_check_shapes_and_dtypes_by_name(operation):
     text = _call(operation, [((), F32)] * arity, ((), F32))
     assert operation in text
 
-    assert "unknown tier 'wrap'" in _call(operation, [good] * arity, good, tier="wrap")
+    assert "unknown tier 'wrap'. Leave tier= out" in _call(
+        operation, [good] * arity, good, tier="wrap"
+    )
     for number in (0, arity + 1):
         text = _call(operation, [good] * number, good)
         assert f"number of the operands: expected {arity}, got {number}" in text
@@ -541,7 +543,9 @@ def test_plan_errors():
         jk.plan_softmax((2.0, 3), F32)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="132"):
         jk.plan_softmax((2, 3), F32, device=132)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match=r"block_smem.*bytes of shared memory.*h200"):
+    with pytest.raises(
+        ValueError, match=r"block_smem.*bytes of shared memory.*h200.*Leave tier= out"
+    ):
         jk.plan_softmax((2, 1 << 20), F32, tier="block_smem", device="h200")
     with pytest.raises(ValueError, match="packs"):
         jk.plan_softmax((2, 1 << 40), F32)
