@@ -199,10 +199,11 @@ def as_mask(function: str, argument: str, value: Any) -> jax.Array:
     """
     mask = as_array(function, argument, value)
     if mask.dtype != jnp.bool_:
-        added = " Numbers to add are bias=" if argument == "mask" else ""
+        remedy = f"Write {argument} != 0."
+        if argument == "mask":
+            remedy += " Numbers to add are bias=" if mask.ndim else " A factor of scores is scale="
         raise ValueError(
-            f"{function}: {argument} must be None or a boolean array; got {mask.dtype}. Write "
-            f"{argument} != 0.{added}"
+            f"{function}: {argument} must be None or a boolean array; got {mask.dtype}. {remedy}"
         )
     return mask
 

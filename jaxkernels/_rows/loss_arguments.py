@@ -81,6 +81,10 @@ def rows_of_logits(
     if not jnp.issubdtype(x.dtype, jnp.integer) and not jnp.issubdtype(x.dtype, jnp.floating):
         remedy = ". Write logits.astype(jnp.float32)" if x.dtype == jnp.bool_ else ""
         raise TypeError(f"{name}: logits must be real numbers; got {x.dtype}{remedy}")
+    if x.ndim == 0:
+        raise ValueError(
+            f"{name}: logits must have an axis of classes; got a number. They come first"
+        )
     x = x.astype(validate.computation_dtype(x))
     if x.dtype.name not in validate.DTYPES:
         x = x.astype(jnp.float32)

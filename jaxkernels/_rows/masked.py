@@ -155,8 +155,10 @@ def apply(
     x = validate.as_array(function, "scores", scores)
     dtype = x.dtype
     if dtype.name not in validate.DTYPES:
+        is_whole = dtype == jnp.bool_ or jnp.issubdtype(dtype, jnp.integer)
         raise TypeError(
             f"{function}: scores must be {', '.join(validate.DTYPES)}; got {dtype.name}"
+            f"{'. Write scores.astype(jnp.float32)' if is_whole else ''}"
         )
     if x.ndim < 2:
         raise ValueError(f"{function}: scores must be of shape (..., q, k); got {x.shape}")

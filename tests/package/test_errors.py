@@ -235,6 +235,18 @@ REMEDIES = {
             r"logits must be real numbers; got bool\. Write logits\.astype\(jnp\.float32\)$",
         ),
     ),
+    "logits-of-one-number": (
+        lambda: jk.cross_entropy(3, X[0]),
+        *(ValueError, "logits must have an axis of classes; got a number. They come first$"),
+    ),
+    "scores-of-bool": (
+        lambda: jk.scaled_masked_softmax(X > 0),
+        *(TypeError, r"got bool\. Write scores\.astype\(jnp\.float32\)$"),
+    ),
+    "scale-as-mask": (
+        lambda: jk.scaled_masked_softmax(X, 0.125),  # pyright: ignore[reportArgumentType]
+        *(ValueError, r"got float\d\d\. Write mask != 0\. A factor of scores is scale=$"),
+    ),
     "scale-as-bias": (
         lambda: jk.scaled_masked_softmax(HEADS, None, 0.125),
         *(ValueError, r"bias must be .* got a number, .* A factor of the scores is scale=$"),
