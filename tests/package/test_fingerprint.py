@@ -26,6 +26,8 @@ def test_machine_code_is_read_kernel_by_kernel():
     assert (first, second) == ("_Z5firstv", "_Z6secondi")
     assert (code.count("0x"), other.count("EXIT")) == (4, 1)
     assert fingerprint.demangled([first, second]) == ["first()", "second(int)"]
+    padded = LISTING.replace("] ;   ", "] ;       ")  # by the longest line of the object
+    assert next(fingerprint.kernels_of(padded)) == (first, code)
     (_, changed), _ = fingerprint.kernels_of(LISTING.replace("R1", "R2"))
     assert fingerprint.hash_of(code) != fingerprint.hash_of(changed)
 
