@@ -17,6 +17,12 @@ namespace jaxkernels {
 // Shared memory that CUDA reserves per resident block (compute capability 8.0 and later).
 inline constexpr int kReservedSmemPerBlock = 1024;
 
+// HasWgmma tells whether a GPU of one compute capability runs the wgmma of code that was compiled
+// for another: only 9.0 has these instructions.
+constexpr bool HasWgmma(int compute_capability, int compiled_for) {
+  return compute_capability == 90 && compiled_for == 90;
+}
+
 struct DeviceLimits {
   std::string name;
   int sm_count = 0;
@@ -31,7 +37,7 @@ struct DeviceLimits {
   // on a newer one, without the newer features.
   int compiled_for = compute_capability;
   // Whether the code contains wgmma: code for "sm_90a" does, code for "sm_90" does not.
-  bool has_wgmma = compute_capability == 90 && compiled_for == 90;
+  bool has_wgmma = HasWgmma(compute_capability, compiled_for);
 
   // Resident blocks per SM, as far as threads and dynamic shared memory limit them. Registers and
   // static shared memory are not counted.

@@ -70,7 +70,7 @@ cudaError_t QueryCode(int ordinal, DeviceLimits* limits) {
     cudaFuncAttributes attributes;
     error = cudaFuncGetAttributes(&attributes, ProbeProducts);
     limits->has_wgmma = error == cudaSuccess && attributes.sharedSizeBytes > 0 &&
-                        limits->compute_capability == 90 && limits->compiled_for == 90;
+                        HasWgmma(limits->compute_capability, limits->compiled_for);
   }).join();
   return error;
 }
