@@ -11,17 +11,17 @@
 namespace jaxkernels {
 
 // Operand is one matrix of a batch, seen as lines by k. A line is a row of op(A) or a column of
-// op(B). kAlongK means K-major: elements of one line are contiguous (A not transposed, B
+// op(B). kKMajor means K-major: elements of one line are contiguous (A not transposed, B
 // transposed). Otherwise the operand is MN-major: neighbouring lines are contiguous (A transposed,
 // B not transposed).
-template <bool kAlongK>
+template <bool kKMajor>
 struct Operand {
   const float* data;
   int64_t lines;
   int64_t depth;  // k
 
   __device__ int64_t Offset(int64_t line, int64_t k) const {
-    return kAlongK ? line * depth + k : k * lines + line;
+    return kKMajor ? line * depth + k : k * lines + line;
   }
   // Elements out of range are zero; memory is not read there.
   __device__ float At(int64_t line, int64_t k) const {
@@ -29,24 +29,45 @@ struct Operand {
   }
 };
 
-// MemberIndices are the matrices of A and B that a batch member multiplies.
-struct MemberIndices {
+// MatrixIndices are the matrices of A and B that a batch member multiplies.
+struct MatrixIndices {
   int a = 0;
   int b = 0;
 };
 
-__device__ inline MemberIndices IndicesOfMember(const SgemmArgs& args, int member) {
-  MemberIndices indices;
+__device__ inline MatrixIndices MatrixIndicesOf(const SgemmArgs& args, int batch_index) {
+  MatrixIndices indices;
 #pragma unroll
   for (int i = kMaxBatchDims - 1; i >= 0; --i) {
-    if (i >= args.batch_dims) continue;
-    const int size = static_cast<int>(args.batch[i].size);
-    const int position = member % size;
-    member /= size;
-    indices.a += position * static_cast<int>(args.batch[i].stride_a);
-    indices.b += position * static_cast<int>(args.batch[i].stride_b);
+    if (i >= args.batch.dims) continue;
+    const int size = static_cast<int>(args.batch.dim[i].size);
+    const int position = batch_index % size;
+    batch_index /= size;
+    indices.a += position * static_cast<int>(args.batch.dim[i].stride_a);
+    indices.b += position * static_cast<int>(args.batch.dim[i].stride_b);
   }
   return indices;
+}
+
+// RungGrid is the tiles of C, for the rungs below the pipelined one.
+struct RungGrid {
+  unsigned tiles_m, tiles_n;
+};
+
+struct RungBlock {
+  int64_t tile_m, tile_n;
+  const float* a;  // of the block's batch member
+  const float* b;
+  int64_t c_offset;
+};
+
+// BlockOfGrid orders tiles along n first, then along m, then over the batch.
+__device__ inline RungBlock BlockOfGrid(const SgemmArgs& args, const RungGrid& grid) {
+  const unsigned tiles = grid.tiles_m * grid.tiles_n;
+  const unsigned tile = blockIdx.x % tiles, batch_index = blockIdx.x / tiles;
+  const MatrixIndices matrices = MatrixIndicesOf(args, batch_index);
+  return {tile / grid.tiles_n, tile % grid.tiles_n, args.a + matrices.a * args.m * args.k,
+          args.b + matrices.b * args.n * args.k, batch_index * args.m * args.n};
 }
 
 }  // namespace jaxkernels

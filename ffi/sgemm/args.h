@@ -25,17 +25,17 @@ struct SgemmArgs {
   float* out;
   float* partial;  // scratch: split-k sums [split][batch][m][n], or split operands
   int64_t m, n, k;
-  int64_t pitch_a, pitch_b;      // elements from one stored row to the next; pipelined, tensor
-  int64_t members_a, members_b;  // matrices of an operand in memory
-  int batch_dims;
-  BatchDim batch[kMaxBatchDims];
+  int64_t pitch_a, pitch_b;        // elements from one stored row to the next; pipelined, tensor
+  int64_t matrices_a, matrices_b;  // matrices of an operand in memory
+  Batch batch;
   float alpha, beta;
   bool aligned_a;  // rows of A start at 16-byte boundaries; unused by pipelined
   bool aligned_b;
   // Rows of C, of the result and of the split-k sums start at 16-byte boundaries (`tensor`: 8
   // bytes). `thin`: the plan also wants packs to be stored.
   bool aligned_c;
-  TileMarks made;
+  bool a_k_major, b_k_major;  // layout of the operand: K-major, else MN-major
+  TileMarks selected;
 };
 
 }  // namespace jaxkernels

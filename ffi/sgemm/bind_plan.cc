@@ -25,8 +25,8 @@ nb::tuple ProblemFields(const std::vector<int64_t>& a_shape, const std::vector<i
                         bool trans_a, bool trans_b) {
   const SgemmProblem problem = Problem(a_shape, b_shape, trans_a, trans_b);
   nb::list batch;
-  for (int i = 0; i < problem.batch_dims; ++i) {
-    const BatchDim& dim = problem.batch[i];
+  for (int i = 0; i < problem.batch.dims; ++i) {
+    const BatchDim& dim = problem.batch.dim[i];
     batch.append(nb::make_tuple(dim.size, dim.stride_a, dim.stride_b));
   }
   return nb::make_tuple(problem.m, problem.n, problem.k, batch);

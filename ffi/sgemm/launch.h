@@ -15,24 +15,20 @@ namespace jaxkernels {
 // LaunchSgemm computes out = alpha * op(A) op(B) + beta * C on any rung. It reads `repairs` only
 // for `tensor` without split-k.
 cudaError_t LaunchSgemm(const SgemmPlan& plan, const SgemmPlan& repairs, const SgemmArgs& args,
-                        bool trans_a, bool trans_b, cudaStream_t stream);
+                        cudaStream_t stream);
 
-// LaunchSgemm calls the functions below. a_along_k, b_along_k: the operand is K-major.
-cudaError_t LaunchRung(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k, bool b_along_k,
-                       cudaStream_t stream);
+// LaunchSgemm calls the functions below.
+cudaError_t LaunchRung(const SgemmPlan& plan, const SgemmArgs& args, cudaStream_t stream);
 // `part` is the index of the launch if several launches share k.
-cudaError_t LaunchPipelinedTma(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
-                               bool b_along_k, int part, cudaStream_t stream);
-cudaError_t LaunchPipelinedFloats(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
-                                  bool b_along_k, int part, cudaStream_t stream);
+cudaError_t LaunchPipelined(const SgemmPlan& plan, const SgemmArgs& args, int part,
+                            cudaStream_t stream);
 // LaunchThin writes the result, or with split-k the sums of the splits.
-cudaError_t LaunchThin(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k, bool b_along_k,
-                       cudaStream_t stream);
+cudaError_t LaunchThin(const SgemmPlan& plan, const SgemmArgs& args, cudaStream_t stream);
 
-// LaunchTensor computes all tiles but the marked ones, and returns the marks in `made`. With
+// LaunchTensor computes all tiles but the flagged ones, and returns those in `flagged`. With
 // split-k it computes all tiles.
-cudaError_t LaunchTensor(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k,
-                         bool b_along_k, TileMarks* made, cudaStream_t stream);
+cudaError_t LaunchTensor(const SgemmPlan& plan, const SgemmArgs& args, TileMarks* flagged,
+                         cudaStream_t stream);
 
 }  // namespace jaxkernels
 

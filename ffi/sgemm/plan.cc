@@ -4,7 +4,6 @@
 
 #include "core/ceil_div.h"
 #include "sgemm/rung_choice.h"
-#include "sgemm/tensor/choice.h"
 #include "sgemm/tensor/plan.h"
 #include "sgemm/thin/plan.h"
 #include "sgemm/tile_choice.h"
@@ -40,8 +39,8 @@ void PlanTile(const SgemmProblem& problem, const DeviceLimits& limits, const Til
   plan.algorithm = Algorithm::kPipelined;
   plan.tile = index;
   plan.engine = EngineOf(problem, limits, tile);
-  const bool a_along_k = !problem.trans_a, b_along_k = problem.trans_b;
-  const PipelinedStages staging = StagesOf(tile, plan.engine, a_along_k, b_along_k);
+  const bool a_k_major = !problem.trans_a, b_k_major = problem.trans_b;
+  const PipelinedStages staging = StagesOf(tile, plan.engine, a_k_major, b_k_major);
   plan.block_m = tile.block_m;
   plan.block_n = tile.block_n;
   plan.block_k = staging.block_k;
@@ -50,7 +49,7 @@ void PlanTile(const SgemmProblem& problem, const DeviceLimits& limits, const Til
   plan.slices = tile.slices;
   plan.block_threads = tile.Threads();
   plan.stages = staging.stages;
-  plan.smem_bytes = SmemBytesOf(tile, plan.engine, a_along_k, b_along_k);
+  plan.smem_bytes = SmemBytesOf(tile, plan.engine, a_k_major, b_k_major);
   plan.blocks_per_sm =
       std::min(tile.blocks_per_sm, limits.BlocksPerSm(tile.Threads(), plan.smem_bytes));
   plan.split_k = static_cast<int>(one.split_k);
@@ -91,7 +90,7 @@ void PlanRung(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan
 constexpr int64_t kMinElementsInPacks = 1 << 18;
 
 int ReducePackOf(const SgemmProblem& problem) {
-  const int64_t elements = problem.m * problem.n * problem.Batch();
+  const int64_t elements = problem.m * problem.n * problem.batch.Count();
   const bool in_packs = problem.aligned_c && elements % kFloatsOfPack == 0;
   return in_packs && elements >= kMinElementsInPacks ? kFloatsOfPack : 1;
 }
@@ -102,7 +101,7 @@ std::string FinishPlan(const SgemmProblem& problem, const DeviceLimits& limits, 
   plan.pad_b = problem.pad_b;
   plan.tiles_m = CeilDiv(problem.m, plan.block_m);
   plan.tiles_n = CeilDiv(problem.n, plan.block_n);
-  const int64_t batch = problem.Batch();
+  const int64_t batch = problem.batch.Count();
   plan.grid_blocks = plan.tiles_m * plan.tiles_n * plan.cluster_blocks * plan.split_k * batch;
   if (plan.grid_blocks >= int64_t{1} << 31) {
     return "the grid would have " + std::to_string(plan.grid_blocks) +
@@ -149,11 +148,11 @@ constexpr int64_t kMaxRowsToFold = 64;
 
 SgemmProblem WithTallRows(SgemmProblem problem) {
   // B lacks the one batch dimension: it is A's, so that the matrices of A are contiguous.
-  const bool shared_b = problem.batch_dims == 1 && problem.batch[0].stride_b == 0;
+  const bool shared_b = problem.batch.dims == 1 && problem.batch.dim[0].stride_b == 0;
   if (shared_b && !problem.trans_a && problem.m < kMaxRowsToFold) {
-    problem.m *= problem.batch[0].size;
-    problem.batch_dims = 0;
-    problem.batch[0] = {};
+    problem.m *= problem.batch.dim[0].size;
+    problem.batch.dims = 0;
+    problem.batch.dim[0] = {};
   }
   return problem;
 }
@@ -170,16 +169,16 @@ SgemmProblem WithPadding(SgemmProblem problem, const DeviceLimits& limits, Algor
   const int tile = alone ? one.tile : ChooseTile(padded, limits, one);
   if (EngineOf(padded, limits, kPipelinedTiles[tile]) != Engine::kTma) return problem;
   double cost = 0, bytes = 0;
-  const auto add_copy = [&](int pad, int64_t elements, int64_t members) {
+  const auto add_copy = [&](int pad, int64_t elements, int64_t batch_count) {
     if (pad == 0) return;
-    const double copied = 4.0 * elements * (alone ? 1 : members);
+    const double copied = 4.0 * elements * (alone ? 1 : batch_count);
     cost += PaddingCost::kLaunchCycles + 2 * copied / PaddingCost::kBytesPerCycle;
     bytes += copied;
   };
-  add_copy(padded.pad_a, problem.m * problem.k, problem.MembersOf(&BatchDim::stride_a));
-  add_copy(padded.pad_b, problem.k * problem.n, problem.MembersOf(&BatchDim::stride_b));
-  const int64_t members = alone ? 1 : problem.Batch();
-  const double cycles = CyclesOf(problem, limits, {tile, one.split_k}, members);
+  add_copy(padded.pad_a, problem.m * problem.k, problem.batch.MatricesOf(&BatchDim::stride_a));
+  add_copy(padded.pad_b, problem.k * problem.n, problem.batch.MatricesOf(&BatchDim::stride_b));
+  const int64_t batch_count = alone ? 1 : problem.batch.Count();
+  const double cycles = CyclesOf(problem, limits, {tile, one.split_k}, batch_count);
   const bool pays = cost < PaddingCost::kSaved * cycles && bytes <= PaddingCost::kMaxBytes;
   return pays ? padded : problem;
 }

@@ -1,6 +1,6 @@
 // The policy of the matrix product: (problem, device limits) -> plan. All launch rules are in
-// plan.cc and in the files it calls: rung_choice.cc, tile_choice.cc, and choice.cc and plan.cc of
-// `thin` and `tensor`.
+// plan.cc and in the files it calls: rung_choice.cc, tile_choice.cc, and plan.cc of `thin` and of
+// `tensor`.
 //
 // Owns: the rung of the ladder, its tile, the split of k and the grid. A plan is a plain value that
 // can be compared and printed. Making one needs no GPU. Must not know: CUDA, XLA, Python.
@@ -23,17 +23,16 @@
 #include "core/fields.h"
 #include "sgemm/problem.h"
 #include "sgemm/rung_choice.h"
-#include "sgemm/thin/forms.h"
 #include "sgemm/tiles.h"
 
 namespace jaxkernels {
 
 struct SgemmPlan {
   Algorithm algorithm = Algorithm::kAuto;
-  int tile = -1;                    // index into kPipelinedTiles; kShallow: into kShallowTiles
+  int tile = -1;                    // index into kPipelinedTiles; kSmallK: into kSmallKTiles
   Engine engine = Engine::kFloats;  // pipelined only
   ThinForm thin = ThinForm::kNone;  // thin only
-  bool many_is_a = false;           // thin: A is the long side (kShallow: unless C is one row)
+  bool long_is_a = false;           // thin: A is the long side (kSmallK: unless C is one row)
   int block_m = 0, block_n = 0, block_k = 0;
   int thread_m = 0, thread_n = 0;
   int block_threads = 0;
@@ -53,7 +52,7 @@ struct SgemmPlan {
   int64_t groups = 1;             // tensor: member groups, in sequence; the last may be smaller
   bool compensated = false;       // tensor: adds the rounding errors of the sums at the end
   int64_t most_marked_tiles = 0;  // tensor: with more in a member, all its tiles are recomputed
-  int64_t tiles_before_look = 0;  // tensor: tiles computed before testing for that; 0: never
+  int64_t probe_tiles = 0;        // tensor: tiles computed before testing for that; 0: never
   int pad_a = 0, pad_b = 0;       // padding elements after every stored row
   int pack_a = 1, pack_b = 1;     // elements per load; unused by kTma
   int pack_c = 1;                 // elements per store of C, the result or split-k sums
@@ -66,7 +65,7 @@ struct SgemmPlan {
         Field("algorithm", self.algorithm), Field("tile", self.tile, false),
         Field("engine", self.engine, self.algorithm == Algorithm::kPipelined),
         Field("thin", self.thin, self.algorithm == Algorithm::kThin),
-        Field("many_is_a", self.many_is_a, self.algorithm == Algorithm::kThin),
+        Field("many_is_a", self.long_is_a, self.algorithm == Algorithm::kThin),
         Field("block_m", self.block_m), Field("block_n", self.block_n),
         Field("block_k", self.block_k), Field("thread_m", self.thread_m),
         Field("thread_n", self.thread_n), Field("block_threads", self.block_threads),
@@ -81,7 +80,7 @@ struct SgemmPlan {
         Field("groups", self.groups, self.algorithm == Algorithm::kTensor),
         Field("compensated", self.compensated, self.algorithm == Algorithm::kTensor),
         Field("most_marked_tiles", self.most_marked_tiles, self.algorithm == Algorithm::kTensor),
-        Field("tiles_before_look", self.tiles_before_look, self.algorithm == Algorithm::kTensor),
+        Field("tiles_before_look", self.probe_tiles, self.algorithm == Algorithm::kTensor),
         Field("pad_a", self.pad_a), Field("pad_b", self.pad_b),
         Field("pack_a", self.pack_a, self.engine != Engine::kTma),
         Field("pack_b", self.pack_b, self.engine != Engine::kTma), Field("pack_c", self.pack_c),

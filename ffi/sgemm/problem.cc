@@ -43,16 +43,16 @@ SgemmProblemResult MakeSgemmProblem(const std::vector<int64_t>& a_shape,
   // This loop goes from the innermost dimension outwards and merges with the last one where
   // possible.
   std::vector<BatchDim> dims;
-  int64_t members_a = 1, members_b = 1;
+  int64_t matrices_a = 1, matrices_b = 1;
   for (std::size_t i = rank - 2; i-- > 0;) {
     const int64_t size_a = a_shape[i], size_b = b_shape[i];
     if (size_a != size_b && size_a != 1 && size_b != 1) {
       return {problem, "the batch dimensions do not broadcast; " + operands};
     }
-    const BatchDim dim{size_a == 1 ? size_b : size_a, size_a == 1 ? 0 : members_a,
-                       size_b == 1 ? 0 : members_b};
-    members_a *= size_a;
-    members_b *= size_b;
+    const BatchDim dim{size_a == 1 ? size_b : size_a, size_a == 1 ? 0 : matrices_a,
+                       size_b == 1 ? 0 : matrices_b};
+    matrices_a *= size_a;
+    matrices_b *= size_b;
     if (dim.size == 1) continue;
     if (!dims.empty() && Merges(dim.stride_a, dims.back().stride_a, dims.back().size) &&
         Merges(dim.stride_b, dims.back().stride_b, dims.back().size)) {
@@ -65,8 +65,8 @@ SgemmProblemResult MakeSgemmProblem(const std::vector<int64_t>& a_shape,
     return {problem, "batch dimensions that broadcast by turns more than " +
                          std::to_string(kMaxBatchDims) + " times are not served; " + operands};
   }
-  problem.batch_dims = static_cast<int>(dims.size());
-  std::reverse_copy(dims.begin(), dims.end(), problem.batch);
+  problem.batch.dims = static_cast<int>(dims.size());
+  std::reverse_copy(dims.begin(), dims.end(), problem.batch.dim);
   return {problem, ""};
 }
 

@@ -27,6 +27,25 @@ struct BatchDim {
   }
 };
 
+// Batch is the leading dimensions of a product, outermost first. Sizes are at least 2, and 1 past
+// the last dimension.
+struct Batch {
+  int dims = 0;
+  BatchDim dim[kMaxBatchDims];
+
+  int64_t Count() const {
+    int64_t count = 1;
+    for (int i = 0; i < dims; ++i) count *= dim[i].size;
+    return count;
+  }
+  // MatricesOf returns the matrices of an operand in memory: one more than the index of the last.
+  int64_t MatricesOf(int64_t BatchDim::* stride) const {
+    int64_t last = 0;
+    for (int i = 0; i < dims; ++i) last += (dim[i].size - 1) * dim[i].*stride;
+    return last + 1;
+  }
+};
+
 struct SgemmProblem {
   int64_t m = 0;
   int64_t n = 0;
@@ -40,21 +59,10 @@ struct SgemmProblem {
   bool aligned_c = true;   // so do C, the result and the split-k sums
   bool adds_c = false;     // beta may be nonzero
   bool for_batch = false;  // the order of summation may depend on the batch
-  int batch_dims = 0;
-  BatchDim batch[kMaxBatchDims];  // outermost first; sizes are at least 2, and 1 past the last
+  Batch batch;
 
-  // Members of the batch.
-  int64_t Batch() const {
-    int64_t members = 1;
-    for (int i = 0; i < batch_dims; ++i) members *= batch[i].size;
-    return members;
-  }
-  // MembersOf returns the matrices of an operand in memory: one more than the index of the last.
-  int64_t MembersOf(int64_t BatchDim::* stride) const {
-    int64_t last = 0;
-    for (int i = 0; i < batch_dims; ++i) last += (batch[i].size - 1) * batch[i].*stride;
-    return last + 1;
-  }
+  // BatchCountSeen returns the batch members that the order of summation may depend on.
+  int64_t BatchCountSeen() const { return for_batch ? batch.Count() : 1; }
   // PitchA and PitchB return the elements from the start of a stored row to that of the next.
   int64_t PitchA() const { return (trans_a ? m : k) + pad_a; }
   int64_t PitchB() const { return (trans_b ? k : n) + pad_b; }

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kReduceThreads)
   }
 #pragma unroll
   for (int i = 0; i < kPack; ++i)
-    args.out[index + i] = CombineWith(args.alpha, sum.v[i], args.beta, args.c + index + i);
+    args.out[index + i] = LinearCombinationAt(args.alpha, sum.v[i], args.beta, args.c + index + i);
 }
 
 }  // namespace jaxkernels

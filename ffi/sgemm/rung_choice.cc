@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "sgemm/tensor/choice.h"
-#include "sgemm/thin/choice.h"
+#include "sgemm/tensor/plan.h"
+#include "sgemm/thin/plan.h"
 #include "sgemm/tile_choice.h"
 
 namespace jaxkernels {
@@ -14,17 +14,13 @@ namespace {
 constexpr double kFfmaOfFloats = 1.15;
 
 // `of_floats` is the slowdown if TMA cannot read the rows.
-double CyclesOfPipelined(const SgemmProblem& problem, const DeviceLimits& limits, int64_t members,
-                         double of_floats) {
+double CyclesOfPipelined(const SgemmProblem& problem, const DeviceLimits& limits,
+                         int64_t batch_count, double of_floats) {
   const TileChoice choice = ChooseOrder(problem, limits, 0);
   const Engine engine = EngineOf(problem, limits, kPipelinedTiles[choice.tile]);
   const double slower = engine == Engine::kTma ? 1 : of_floats;
-  return CyclesOf(problem, limits, choice, members) * slower;
+  return CyclesOf(problem, limits, choice, batch_count) * slower;
 }
-
-// MembersSeen returns the members that a choice may depend on: all if the problem sets for_batch,
-// else one.
-int64_t MembersSeen(const SgemmProblem& problem) { return problem.for_batch ? problem.Batch() : 1; }
 
 // The model of `pipelined` is fitted to large products. Thin products also need the time of the
 // memory traffic, half of it hidden by the arithmetic. Their stages have more k than the product.
@@ -46,33 +42,36 @@ constexpr int64_t kFloatsStoredAtOnce = 32;
 constexpr double kBytesPerCycleWithin = 3700;
 
 double CyclesOfThinPipelined(const SgemmProblem& problem, const DeviceLimits& limits,
-                             int64_t members) {
+                             int64_t batch_count) {
   const double results = 1.0 * problem.m * problem.n;
   const double elements = 1.0 * problem.m * problem.k + 1.0 * problem.n * problem.k + results;
   TileChoice choice = ChooseOrder(problem, limits, 0);
-  if (members > 1) choice.tile = ChooseTile(problem, limits, choice);
+  if (batch_count > 1) choice.tile = ChooseTile(problem, limits, choice);
   const bool of_floats = EngineOf(problem, limits, kPipelinedTiles[choice.tile]) != Engine::kTma;
   SgemmProblem summed = problem;
   summed.k = std::max(problem.k, kDepthOfStage);
   const bool stores_parts = problem.n % kFloatsStoredAtOnce != 0 && problem.k <= kDepthOfStage;
-  const double storing = stores_parts ? 4 * results * members / kBytesPerCycleWithin : 0;
+  const double storing = stores_parts ? 4 * results * batch_count / kBytesPerCycleWithin : 0;
   return kThinLaunchCycles +
-         CyclesOf(summed, limits, choice, members) * (of_floats ? kThinOfFloats : 1) +
-         4 * elements * members / kMemoryBytesPerCycle + storing;
+         CyclesOf(summed, limits, choice, batch_count) * (of_floats ? kThinOfFloats : 1) +
+         4 * elements * batch_count / kMemoryBytesPerCycle + storing;
 }
 
 // ThinPays considers the whole batch if both rungs sum in the same order.
 bool ThinPays(const SgemmProblem& problem, const DeviceLimits& limits) {
   if (!IsThin(problem)) return false;
-  const int64_t members = SumsInOrder(problem) ? problem.Batch() : MembersSeen(problem);
-  return CyclesOfThin(problem, limits, members) < CyclesOfThinPipelined(problem, limits, members);
+  const int64_t batch_count =
+      SumsInOrder(problem) ? problem.batch.Count() : problem.BatchCountSeen();
+  return CyclesOfThin(problem, limits, batch_count) <
+         CyclesOfThinPipelined(problem, limits, batch_count);
 }
 
 bool TensorPays(const SgemmProblem& problem, const DeviceLimits& limits) {
-  const int64_t members = MembersSeen(problem);
-  const double cycles = CyclesOfTensor(problem, limits, members, SplitOfTensor(problem, limits));
-  if (IsThin(problem) && CyclesOfThin(problem, limits, members) <= cycles) return false;
-  return cycles < CyclesOfPipelined(problem, limits, members, kFfmaOfFloats);
+  const int64_t batch_count = problem.BatchCountSeen();
+  const double cycles =
+      CyclesOfTensor(problem, limits, batch_count, SplitOfTensor(problem, limits));
+  if (IsThin(problem) && CyclesOfThin(problem, limits, batch_count) <= cycles) return false;
+  return cycles < CyclesOfPipelined(problem, limits, batch_count, kFfmaOfFloats);
 }
 
 }  // namespace

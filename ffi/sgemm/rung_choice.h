@@ -32,7 +32,7 @@ inline constexpr std::string_view kAlgorithmNames[] = {
 constexpr const auto& NamesOf(Algorithm) { return kAlgorithmNames; }
 
 // RungOf returns the rung that runs if `asked` is requested. `thin` falls back to `pipelined` if k
-// is not small and both sides are long. `tensor` falls back if it cannot run (tensor/choice.h). The
+// is not small and both sides are long. `tensor` falls back if it cannot run (tensor/plan.h). The
 // batch decides whether the scratch of `tensor` fits, but not whether `tensor` is faster, unless
 // the problem sets for_batch. split_k: its value when the program was lowered, or 0.
 Algorithm RungOf(const SgemmProblem& problem, const DeviceLimits& limits, Algorithm asked,

@@ -41,15 +41,15 @@ int64_t NextSplit(int64_t k, int64_t split) {
 
 // FitsTensorMap tells whether sizes fit the fields of a tensor map: 32 bits for a coordinate, 40
 // for a stride in bytes.
-bool FitsTensorMap(int64_t rows, int64_t pitch, int64_t members) {
+bool FitsTensorMap(int64_t rows, int64_t pitch, int64_t batch_count) {
   constexpr int64_t kMaxSize = int64_t{1} << 31, kMaxStride = int64_t{1} << 38;
-  return std::max({rows, pitch, members}) < kMaxSize && rows * pitch < kMaxStride;
+  return std::max({rows, pitch, batch_count}) < kMaxSize && rows * pitch < kMaxStride;
 }
 
 }  // namespace
 
 TileChoice ChooseOrder(const SgemmProblem& problem, const DeviceLimits& limits, int split_k) {
-  const int64_t members = problem.for_batch ? problem.Batch() : 1;
+  const int64_t batch_count = problem.BatchCountSeen();
   TileChoice best;
   double least = -1;
   const int64_t most =
@@ -59,7 +59,7 @@ TileChoice ChooseOrder(const SgemmProblem& problem, const DeviceLimits& limits, 
     for (int64_t split = split_k > 0 ? split_k : 1; split <= most;
          split = NextSplit(problem.k, split)) {
       const TileChoice choice{tile, split};
-      const double cycles = CyclesOf(problem, limits, choice, members);
+      const double cycles = CyclesOf(problem, limits, choice, batch_count);
       if (least < 0 || cycles < least) {
         least = cycles;
         best = choice;
@@ -72,7 +72,7 @@ TileChoice ChooseOrder(const SgemmProblem& problem, const DeviceLimits& limits, 
 int ChooseTile(const SgemmProblem& problem, const DeviceLimits& limits, const TileChoice& one) {
   const PipelinedTile& alone = kPipelinedTiles[one.tile];
   const Engine engine = EngineOf(problem, limits, alone);
-  const int64_t batch = problem.Batch();
+  const int64_t batch = problem.batch.Count();
   int best = one.tile;
   for (int tile = 0; tile < kPipelinedTileCount; ++tile) {
     const PipelinedTile& candidate = kPipelinedTiles[tile];
@@ -89,22 +89,22 @@ int ChooseTile(const SgemmProblem& problem, const DeviceLimits& limits, const Ti
 
 Engine EngineOf(const SgemmProblem& problem, const DeviceLimits& limits,
                 const PipelinedTile& tile) {
-  const bool a_along_k = !problem.trans_a, b_along_k = problem.trans_b;
+  const bool a_k_major = !problem.trans_a, b_k_major = problem.trans_b;
   const bool aligned = problem.HasAlignedRowsA() && problem.HasAlignedRowsB();
   const bool mapped = FitsTensorMap(problem.trans_a ? problem.k : problem.m, problem.PitchA(),
-                                    problem.MembersOf(&BatchDim::stride_a)) &&
+                                    problem.batch.MatricesOf(&BatchDim::stride_a)) &&
                       FitsTensorMap(problem.trans_b ? problem.n : problem.k, problem.PitchB(),
-                                    problem.MembersOf(&BatchDim::stride_b));
-  const int smem_bytes = SmemBytesOf(tile, Engine::kTma, a_along_k, b_along_k);
+                                    problem.batch.MatricesOf(&BatchDim::stride_b));
+  const int smem_bytes = SmemBytesOf(tile, Engine::kTma, a_k_major, b_k_major);
   const bool fits = 2 * (smem_bytes + kReservedSmemPerBlock) <= limits.smem_per_sm;
   return aligned && mapped && fits && limits.compiled_for >= 90 ? Engine::kTma : Engine::kFloats;
 }
 
 double CyclesOf(const SgemmProblem& problem, const DeviceLimits& limits, const TileChoice& choice,
-                int64_t members) {
+                int64_t batch_count) {
   const PipelinedTile& tile = kPipelinedTiles[choice.tile];
   const int64_t blocks = CeilDiv(problem.m, tile.block_m) * CeilDiv(problem.n, tile.block_n) *
-                         choice.split_k * members;
+                         choice.split_k * batch_count;
   const double k = static_cast<double>(CeilDiv(problem.k, choice.split_k));
   const double ffma_cycles = tile.block_m * tile.block_n * k / 128;
   // A single block cannot hide its own latencies.
@@ -113,7 +113,7 @@ double CyclesOf(const SgemmProblem& problem, const DeviceLimits& limits, const T
   double cycles = Cost::kBlockCycles * CeilDiv(blocks_of_sm, tile.blocks_per_sm) +
                   blocks_of_sm * ffma_cycles / efficiency;
   if (choice.split_k > 1) {
-    const double bytes = 4.0 * problem.m * problem.n * (2 * choice.split_k + 1) * members;
+    const double bytes = 4.0 * problem.m * problem.n * (2 * choice.split_k + 1) * batch_count;
     cycles += Cost::kReduceCycles + bytes / Cost::kReduceBytesPerCycle;
   }
   return cycles;

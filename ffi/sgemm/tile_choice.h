@@ -42,7 +42,7 @@ Engine EngineOf(const SgemmProblem& problem, const DeviceLimits& limits, const P
 // CyclesOf estimates the time of a choice for `members` batch members, in cycles of an SM. The
 // estimate only ranks choices.
 double CyclesOf(const SgemmProblem& problem, const DeviceLimits& limits, const TileChoice& choice,
-                int64_t members);
+                int64_t batch_count);
 
 // KPerSplit returns the k of each of `split_k` parts; the last one may have less.
 int64_t KPerSplit(int64_t k, int64_t split_k);

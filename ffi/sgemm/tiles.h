@@ -1,13 +1,16 @@
-// The tables of tiles of every rung.
+// The tables of tiles of every rung, and the forms of thin products.
 //
 // Owns: the sizes of tiles, and the constants derived from them. No other file lists tiles: plans,
-// launches and tests iterate over kPipelinedTiles. This file is plain C++, so that plans are made
-// without CUDA.
+// launches and tests iterate over kPipelinedTiles and kSmallKTiles. This file is plain C++, so that
+// plans are made without CUDA.
 #ifndef JAXKERNELS_SGEMM_TILES_H_
 #define JAXKERNELS_SGEMM_TILES_H_
 
+#include <cstdint>
 #include <string_view>
 #include <utility>
+
+#include "core/host_device.h"
 
 namespace jaxkernels {
 
@@ -50,13 +53,13 @@ struct PipelinedTile {
   // 1024^3, 64 sums of a thread: 51.1 and 52.3 us
   // 256^3, 32 sums: 5.84 and 5.45 us
   constexpr bool AllSlicesAdd() const { return slices > 1 && thread_m * thread_n <= 32; }
-  // ReadsAlongK tells whether threads read a K-major A as kTma delivers it, four k at a time,
+  // ReadsKMajor tells whether threads read a K-major A as kTma delivers it, four k at a time,
   // instead of transposing it. This needs registers, which only small sliced tiles have left. H200,
   // 32 x 32 x 4, in a CUDA graph with operands from memory: A transposed; A as delivered with all k
   // of a stage unrolled (2026-11):
   // 256^3: 5.2 and 4.4 us
   // 512^3: 11.6 and 10.1 us
-  constexpr bool ReadsAlongK() const { return AllSlicesAdd(); }
+  constexpr bool ReadsKMajor() const { return AllSlicesAdd(); }
 };
 
 // Tiles are named block_m x block_n, then x slices.
@@ -109,8 +112,8 @@ static_assert(AreAllSound(),
               "threads have quads of a tile's rows and columns, warps whole parts of it");
 
 // TransposesA tells whether an A that kTma delivers is transposed. A K-major B always is.
-constexpr bool TransposesA(const PipelinedTile& tile, bool a_along_k) {
-  return a_along_k && !tile.ReadsAlongK();
+constexpr bool TransposesA(const PipelinedTile& tile, bool a_k_major) {
+  return a_k_major && !tile.ReadsKMajor();
 }
 
 // PipelinedStages: the k of a stage, and the stages in shared memory. kTma keeps two more tiles of
@@ -120,35 +123,113 @@ struct PipelinedStages {
   int stages;
 };
 
-constexpr PipelinedStages StagesOf(const PipelinedTile& tile, Engine engine, bool a_along_k,
-                                   bool b_along_k) {
+constexpr PipelinedStages StagesOf(const PipelinedTile& tile, Engine engine, bool a_k_major,
+                                   bool b_k_major) {
   const bool sliced = tile.slices > 1;
   if (engine == Engine::kFloats) return {sliced ? 32 : 16, 3};
-  return {sliced ? 64 : 32, tile.stages - TransposesA(tile, a_along_k) - b_along_k};
+  return {sliced ? 64 : 32, tile.stages - TransposesA(tile, a_k_major) - b_k_major};
 }
 
 // PitchOf returns the floats from one k to the next. A warp that transposes float by float writes 8
 // k of 4 lines at once (sliced tiles: 16 k of 2 lines or 32 k of one, with some conflicts). Four
 // floats of padding put its 32 addresses (4 * k + line) into 32 banks.
-constexpr int PitchOf(int lines, Engine engine, bool along_k) {
-  return engine == Engine::kFloats && along_k ? lines + 4 : lines;
+constexpr int PitchOf(int lines, Engine engine, bool k_major) {
+  return engine == Engine::kFloats && k_major ? lines + 4 : lines;
 }
 
 // SmemBytesOf returns the bytes of shared memory of one block.
-constexpr int SmemBytesOf(const PipelinedTile& tile, Engine engine, bool a_along_k,
-                          bool b_along_k) {
-  const PipelinedStages s = StagesOf(tile, engine, a_along_k, b_along_k);
-  const int pitch_a = PitchOf(tile.block_m, engine, a_along_k);
-  const int pitch_b = PitchOf(tile.block_n, engine, b_along_k);
+constexpr int SmemBytesOf(const PipelinedTile& tile, Engine engine, bool a_k_major,
+                          bool b_k_major) {
+  const PipelinedStages s = StagesOf(tile, engine, a_k_major, b_k_major);
+  const int pitch_a = PitchOf(tile.block_m, engine, a_k_major);
+  const int pitch_b = PitchOf(tile.block_n, engine, b_k_major);
   int rows = s.stages * (pitch_a + pitch_b);
   if (engine == Engine::kTma) {
-    rows += 2 * (TransposesA(tile, a_along_k) ? pitch_a : 0) + 2 * (b_along_k ? pitch_b : 0);
+    rows += 2 * (TransposesA(tile, a_k_major) ? pitch_a : 0) + 2 * (b_k_major ? pitch_b : 0);
   }
   const int barriers = engine == Engine::kTma ? s.stages * 8 : 0;
   const int staged = rows * s.block_k * 4 + barriers;
   const int exchanged_slices = tile.AllSlicesAdd() ? tile.slices : tile.slices - 1;
   const int exchanged = exchanged_slices * tile.block_m * tile.block_n * 4;
   return staged > exchanged ? staged : exchanged;
+}
+
+// ThinForm tells which dimension is small. kKMajor and kMNMajor: one side has few lines, and the
+// long side is K-major or MN-major. kSmallK: k is small.
+enum class ThinForm { kNone, kKMajor, kMNMajor, kSmallK };
+inline constexpr std::string_view kThinFormNames[] = {"none", "along_k", "across_k", "shallow"};
+constexpr const auto& NamesOf(ThinForm) { return kThinFormNames; }
+
+inline constexpr int kThinThreads = 256;
+inline constexpr int kThinBlocksPerSm = 3;    // limited by registers
+inline constexpr int kThinMaxShortLines = 4;  // lines of the short side
+
+// ThinShortLinesOf returns the short-side lines that a kernel is compiled for. Missing lines are
+// zero.
+constexpr int ThinShortLinesOf(int64_t lines) { return lines > 1 ? 4 : 1; }
+
+// kKMajor: a warp sums kKMajorWarpLines lines at a time, with its lanes along k. A block iterates
+// several times.
+inline constexpr int kKMajorWarpLines = 4;
+inline constexpr int kKMajorStepK = 128;  // k of a warp: four per lane
+inline constexpr int kKMajorSlices = 32;  // lanes of a warp
+inline constexpr int kKMajorIterationLines = kThinThreads / 32 * kKMajorWarpLines;
+inline constexpr int kKMajorMaxIterations = 8;
+
+// kMNMajor: a thread has four lines.
+inline constexpr int kMNMajorThreadLines = 4;
+inline constexpr int kMNMajorMaxLanes = 64;  // threads side by side
+
+// kSmallK: a thread has `rows` x `columns` sums of a tile, and `lanes` threads side by side share
+// rows. A block of W warps has a tile of W * RowsOfWarp() rows by Columns() columns.
+struct SmallKTile {
+  int lanes, rows, columns;
+  int blocks_per_sm;  // blocks of kSmallKMaxThreads that the registers must allow
+  int least_threads;  // of a block; a power of two
+  // Fitted rates of a full SM with a K-major and with an MN-major A; 1 is 128 FFMA a cycle of the
+  // model.
+  double efficiency, efficiency_mn_major;
+
+  constexpr int RowLanes() const { return 32 / lanes; }
+  constexpr int RowsOfWarp() const { return rows * RowLanes(); }
+  constexpr int Columns() const { return lanes * columns; }
+};
+
+// The first three tiles are for more than 32 columns, the third for long rows of C. The fourth is
+// for small products. The others are for few columns; the fifth is also for somewhat more columns
+// than a multiple of 64. With an MN-major A the fifth gains nothing. With the others' factor of
+// 1.19 it would be chosen for (53608, 160, 64) TN, and took 46.2 us where the first took 44.2
+// (H100, 2026-11).
+inline constexpr SmallKTile kSmallKTiles[] = {
+    {8, 8, 8, 4, 128, 0.80, 0.95}, {8, 4, 8, 6, 32, 0.79, 0.94}, {16, 4, 8, 6, 32, 0.72, 0.86},
+    {16, 4, 4, 8, 32, 0.80, 0.95}, {4, 4, 8, 6, 32, 0.74, 0.74}, {4, 4, 4, 8, 32, 0.96, 1.14},
+    {2, 4, 4, 8, 32, 1.00, 1.19},  {1, 2, 4, 8, 32, 1.00, 1.19},
+};
+inline constexpr int kSmallKTileCount = sizeof(kSmallKTiles) / sizeof(kSmallKTiles[0]);
+// Minimum columns of a tile, unless C has fewer. us with 64 and with 32 (H100, 2026-11):
+// (53608, 65, 64) 34.2 27.7
+// (53608, 96, 64) 30.6 26.1
+// (53608, 96, 64) TN 32.6 28.1
+// (53608, 129, 64) 48.0 42.7
+// (53608, 160, 64) 47.7 41.4
+inline constexpr int kSmallKColumns = 32;
+inline constexpr int kSmallKMaxThreads = 128;
+
+// k of a stage. With 32, a stage takes whole 128 bytes of each line of a K-major A. (65536, 64, 64)
+// took 20.8 us with 16 and 19.8 with 32, but TN 18.4 and 19.8 (H200, 2026-11).
+JK_HOST_DEVICE constexpr int SmallKStageDepth(bool a_k_major) { return a_k_major ? 32 : 16; }
+// Maximum k in shared memory at once, which fills it. Deeper products reuse the stages.
+inline constexpr int kSmallKMaxStagedK = 64;
+
+// SmallKPitchB returns the floats from one k of B to the next. It puts the 4 columns by 8 k that a
+// warp stores at once into different banks.
+JK_HOST_DEVICE constexpr int SmallKPitchB(int columns) { return columns + 4; }
+// SmallKSmemBytes counts stages only: sums that are not stored in packs reuse their memory.
+constexpr int SmallKSmemBytes(const SmallKTile& tile, int threads, int64_t k, bool a_k_major) {
+  const int rows = threads / 32 * tile.RowsOfWarp(), depth = SmallKStageDepth(a_k_major);
+  const int64_t whole = (k + depth - 1) / depth * depth;
+  const int staged = whole < kSmallKMaxStagedK ? static_cast<int>(whole) : kSmallKMaxStagedK;
+  return 4 * staged * (rows + SmallKPitchB(tile.Columns()));
 }
 
 }  // namespace jaxkernels

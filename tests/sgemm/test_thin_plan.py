@@ -8,7 +8,7 @@ import pytest
 import jaxkernels as jk
 from jaxkernels._core import registry
 
-# Columns of a block and sums of a thread, of kShallowTiles.
+# Columns of a block and sums of a thread, of kSmallKTiles.
 SHALLOW_TILES = ((64, 64), (64, 32), (128, 32), (64, 16), (32, 32), (16, 16), (8, 16), (4, 8))
 DEVICES = sorted(registry.cpu_module.named_devices())
 few = st.integers(1, 4)
@@ -223,7 +223,7 @@ def test_few_k_are_stored_in_packs_where_these_write_whole_lines():
 
 
 def test_tiles_of_32_columns_for_somewhat_more_than_multiples_of_64():
-    """By times, see ffi/sgemm/thin/forms.h."""
+    """By times, see kSmallKTiles in ffi/sgemm/tiles.h."""
 
     def columns(*sizes, **options):
         return plan_of(*sizes, **options).block_n
@@ -265,7 +265,7 @@ def test_a_batch_changes_the_rung_only_where_bits_are_the_same(sizes, batch, tra
 
 
 def test_where_it_pays():
-    """By times of an H200, see ffi/sgemm/rung_choice.cc and thin/choice.cc."""
+    """By times of an H200, see ffi/sgemm/rung_choice.cc and thin/plan.cc."""
 
     def rung(*sizes, **options):
         return jk.plan_sgemm(*sizes, device="h200", **options).algorithm

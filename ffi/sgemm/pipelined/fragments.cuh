@@ -20,9 +20,9 @@ struct Quads {
   static __device__ constexpr int LineOf(int i) { return i / 4 * 4 * kLanes + i % 4; }
 };
 
-// FragmentOfRows reads a tile that has a row of kPitch lines for every k. A slice has kDepth rows.
+// FragmentMNMajor reads a tile that has a row of kPitch lines for every k. A slice has kDepth rows.
 template <int kLines, int kLanes, int kPitch, int kDepth>
-class FragmentOfRows {
+class FragmentMNMajor {
  public:
   static __device__ int First(int slice, int line) { return slice * kDepth * kPitch + line; }
 
@@ -44,11 +44,11 @@ class FragmentOfRows {
   float v_[2][kLines];
 };
 
-// FragmentAlongK reads a tile of kTileLines K-major lines, in boxes as TMA writes them with the
+// FragmentKMajor reads a tile of kTileLines K-major lines, in boxes as TMA writes them with the
 // 128-byte swizzle: pack p (four k) of line l lies at place p ^ (l % 8) of the line. A thread reads
 // one pack of each line at once.
 template <int kLines, int kLanes, int kTileLines, int kDepth>
-class FragmentAlongK {
+class FragmentKMajor {
   static constexpr int kBoxPacks = kBoxDepth / 4, kPacks = kDepth / 4;
   // This makes the bits of a pack's place that depend on the thread disjoint from those that depend
   // on i.

@@ -42,42 +42,42 @@ __device__ inline void StaggerSecondBlock(const PipelinedGrid& grid) {
   while (clock64() - begin < grid.stagger_cycles) __nanosleep(100);
 }
 
-// Tile rows of a band. Blocks visit a band column by column, so that concurrent blocks share lines
-// of A and of B in the L2.
-inline constexpr unsigned kBandTiles = 8;
+// kGroupM is the tile rows of a group. Blocks visit a group column by column, so that concurrent
+// blocks share lines of A and of B in the L2.
+inline constexpr unsigned kGroupM = 8;
 
-struct BlockWork {
-  unsigned tile_m, tile_n, split, member;
+struct WorkTile {
+  unsigned tile_m, tile_n, split, batch_index;
 };
 
-// WorkOfBlock is the tile scheduler. Its divisions delay the first copy of a block; a small product
+// WorkTileOf is the tile scheduler. Its divisions delay the first copy of a block; a small product
 // needs only one.
-__device__ inline BlockWork WorkOfBlock(const PipelinedGrid& grid) {
-  BlockWork work = {};
+__device__ inline WorkTile WorkTileOf(const PipelinedGrid& grid) {
+  WorkTile work = {};
   unsigned index = blockIdx.x;
   const unsigned tiles = grid.tiles_m * grid.tiles_n;
   if (gridDim.x > tiles) {
     const unsigned rest = index / tiles;
     index %= tiles;
     work.split = rest % grid.split_k;
-    work.member = rest / grid.split_k;
+    work.batch_index = rest / grid.split_k;
   }
   unsigned rows = grid.tiles_m;
-  if (rows > kBandTiles) {
-    const unsigned tiles_of_band = kBandTiles * grid.tiles_n;
-    work.tile_m = index / tiles_of_band * kBandTiles;
-    index %= tiles_of_band;
-    rows = min(kBandTiles, grid.tiles_m - work.tile_m);
+  if (rows > kGroupM) {
+    const unsigned tiles_of_group = kGroupM * grid.tiles_n;
+    work.tile_m = index / tiles_of_group * kGroupM;
+    index %= tiles_of_group;
+    rows = min(kGroupM, grid.tiles_m - work.tile_m);
   }
   work.tile_m += index % rows;
   work.tile_n = index / rows;
   return work;
 }
 
-template <int kTile, Engine kEngine, bool kAlongKA, bool kAlongKB>
+template <int kTile, Engine kEngine, bool kKMajorA, bool kKMajorB>
 struct Pipelined {
   static constexpr PipelinedTile kShape = kPipelinedTiles[kTile];
-  static constexpr PipelinedStages kStaging = StagesOf(kShape, kEngine, kAlongKA, kAlongKB);
+  static constexpr PipelinedStages kStaging = StagesOf(kShape, kEngine, kKMajorA, kKMajorB);
   static constexpr int kBlockM = kShape.block_m, kBlockN = kShape.block_n;
   static constexpr int kThreadM = kShape.thread_m, kThreadN = kShape.thread_n;
   static constexpr int kBlockK = kStaging.block_k, kStages = kStaging.stages;
@@ -93,8 +93,8 @@ struct Pipelined {
   static constexpr int kRowsOfSlice = kAllSlicesAdd ? kThreadM / kSlices : kThreadM;
   static_assert(kThreadM % kRowsOfSlice == 0 && (4 % kRowsOfSlice == 0 || kRowsOfSlice % 4 == 0));
 
-  static constexpr bool kTransposesA = TransposesA(kShape, kAlongKA);
-  static constexpr bool kReadsAlongK = kEngine == Engine::kTma && kAlongKA && !kTransposesA;
+  static constexpr bool kTransposesA = TransposesA(kShape, kKMajorA);
+  static constexpr bool kReadsKMajor = kEngine == Engine::kTma && kKMajorA && !kTransposesA;
 
   // The loop unrolls two k: more would not stay in the instruction cache, and the compiler finds
   // the fewest bank conflicts so. Small sliced tiles, whose blocks have few warps, unroll all k of
@@ -103,20 +103,20 @@ struct Pipelined {
   // H200 256^3 TN, us (2026-11): by 2 4.6, by 16 4.0
   static constexpr int kUnroll = kEngine == Engine::kTma && kShape.AllSlicesAdd() ? kDepth : 2;
   static constexpr int kSteps = kDepth / kUnroll;
-  static_assert(!kReadsAlongK || kUnroll == kDepth, "FragmentAlongK counts the k of a tile");
+  static_assert(!kReadsKMajor || kUnroll == kDepth, "FragmentAlongK counts the k of a tile");
   // Prepare runs one step before its tile is needed, if there are several steps, so that the
   // barrier does not wait for it.
   static constexpr int kPrepareStep = kSteps > 1 ? kSteps - 1 : 1;
 
   using TmaEngine =
-      TmaStages<kBlockM, kBlockN, kBlockK, kStages, kThreads, kAlongKA, kAlongKB, kTransposesA>;
+      TmaStages<kBlockM, kBlockN, kBlockK, kStages, kThreads, kKMajorA, kKMajorB, kTransposesA>;
   using FloatEngine =
-      FloatStages<kBlockM, kBlockN, kBlockK, kStages, kThreads, kSteps, kAlongKA, kAlongKB>;
+      FloatStages<kBlockM, kBlockN, kBlockK, kStages, kThreads, kSteps, kKMajorA, kKMajorB>;
   using Stages = std::conditional_t<kEngine == Engine::kTma, TmaEngine, FloatEngine>;
   using FragmentA =
-      std::conditional_t<kReadsAlongK, FragmentAlongK<kThreadM, kLanesM, kBlockM, kDepth>,
-                         FragmentOfRows<kThreadM, kLanesM, Stages::kPitchA, kDepth>>;
-  using FragmentB = FragmentOfRows<kThreadN, kLanesN, Stages::kPitchB, kDepth>;
+      std::conditional_t<kReadsKMajor, FragmentKMajor<kThreadM, kLanesM, kBlockM, kDepth>,
+                         FragmentMNMajor<kThreadM, kLanesM, Stages::kPitchA, kDepth>>;
+  using FragmentB = FragmentMNMajor<kThreadN, kLanesN, Stages::kPitchB, kDepth>;
 
   // Position of the thread in its block.
   int slice, line_m, line_n;
@@ -141,8 +141,8 @@ struct Pipelined {
 
   // Run sums over all tiles of k and finishes C. `stages` has started the copies of the first
   // tiles. `destination(row)` is that of the thread tile from its row `row` on.
-  template <class MakeDestination>
-  __device__ void Run(Stages& stages, int tiles, float* smem, const MakeDestination& destination,
+  template <class MakeParams>
+  __device__ void Run(Stages& stages, int tiles, float* smem, const MakeParams& params,
                       bool aligned_c) {
     FragmentA a;
     FragmentB b;
@@ -187,11 +187,11 @@ struct Pipelined {
     stages.Drain();
     if constexpr (!kAllSlicesAdd) {
       if constexpr (kSlices > 1) AddSlicesToFirst(smem);
-      if (slice == 0) FinishThreadTile<Pipelined>(destination(0), aligned_c, acc);
+      if (slice == 0) FinishThreadTile<Pipelined>(params(0), aligned_c, acc);
     } else {
       float sums[kRowsOfSlice][kThreadN];
       AddSlices(smem, sums);
-      FinishThreadTile<Pipelined>(destination(RowOf(slice * kRowsOfSlice)), aligned_c, sums);
+      FinishThreadTile<Pipelined>(params(RowOf(slice * kRowsOfSlice)), aligned_c, sums);
     }
   }
 
@@ -239,62 +239,62 @@ struct Pipelined {
   static __device__ int ColumnOf(int j) { return Quads<kLanesN>::LineOf(j); }
 };
 
-// IsMade tells whether a block computes its tile.
-__device__ inline bool IsMade(const TileMarks& made, const PipelinedGrid& grid,
-                              const BlockWork& work) {
-  if (made.count[work.member] > made.most) return true;
-  const int64_t row = int64_t{work.member} * grid.tiles_m + work.tile_m;
-  return made.marks[row * grid.tiles_n + work.tile_n] != 0;
+// IsSelected tells whether a block computes its tile.
+__device__ inline bool IsSelected(const TileMarks& selected, const PipelinedGrid& grid,
+                                  const WorkTile& work) {
+  if (selected.count[work.batch_index] > selected.most) return true;
+  const int64_t row = int64_t{work.batch_index} * grid.tiles_m + work.tile_m;
+  return selected.marks[row * grid.tiles_n + work.tile_n] != 0;
 }
 
 // kMarked: only marked tiles are computed. It is a template parameter because an early return
 // changes the register allocation, which decides the speed.
-template <int kTile, Engine kEngine, bool kAlongKA, bool kAlongKB, bool kMarked>
+template <int kTile, Engine kEngine, bool kKMajorA, bool kKMajorB, bool kMarked>
 __global__ void __launch_bounds__(kPipelinedTiles[kTile].Threads(),
                                   kPipelinedTiles[kTile].blocks_per_sm)
     PipelinedSgemm(const __grid_constant__ CUtensorMap map_a,
                    const __grid_constant__ CUtensorMap map_b,
                    const __grid_constant__ SgemmArgs args,
                    const __grid_constant__ PipelinedGrid grid) {
-  using Kernel = Pipelined<kTile, kEngine, kAlongKA, kAlongKB>;
+  using Kernel = Pipelined<kTile, kEngine, kKMajorA, kKMajorB>;
   extern __shared__ __align__(1024) float smem[];
 
   if constexpr (!kMarked) StaggerSecondBlock(grid);
-  const BlockWork work = WorkOfBlock(grid);
+  const WorkTile work = WorkTileOf(grid);
   if constexpr (kMarked) {
-    if (!IsMade(args.made, grid, work)) return;
+    if (!IsSelected(args.selected, grid, work)) return;
   }
   const int64_t first_m = int64_t{work.tile_m} * Kernel::kBlockM;
   const int64_t first_n = int64_t{work.tile_n} * Kernel::kBlockN;
   const int64_t first_k = (grid.part + work.split) * grid.k_per_split;
   const int64_t depth = min(grid.k_per_split, args.k - first_k);
   const int tiles = static_cast<int>((depth + Kernel::kBlockK - 1) / Kernel::kBlockK);
-  const MemberIndices members = IndicesOfMember(args, work.member);
-  const OperandWindow a{args.a, args.m, args.k, args.pitch_a, members.a, first_m, first_k};
-  const OperandWindow b{args.b, args.n, args.k, args.pitch_b, members.b, first_n, first_k};
+  const MatrixIndices matrices = MatrixIndicesOf(args, work.batch_index);
+  const OperandWindow a{args.a, args.m, args.k, args.pitch_a, matrices.a, first_m, first_k};
+  const OperandWindow b{args.b, args.n, args.k, args.pitch_b, matrices.b, first_n, first_k};
 
   Kernel kernel;
-  const auto destination = [&](int below) {
+  const auto params = [&](int below) {
     const bool whole = grid.split_k == 1;  // otherwise ReduceSplits applies alpha, beta and C
     const int64_t row = first_m + kernel.line_m + below, column = first_n + kernel.line_n;
-    const int64_t first = (work.member * args.m + row) * args.n + column;
+    const int64_t first = (work.batch_index * args.m + row) * args.n + column;
     float* out = whole ? args.out : args.partial + work.split * grid.batch * args.m * args.n;
-    return Destination{whole ? args.alpha : 1.0f,
-                       whole ? args.beta : 0.0f,
-                       args.c + first,
-                       out + first,
-                       args.n,
-                       args.m - row,
-                       args.n - column};
+    return EpilogueParams{whole ? args.alpha : 1.0f,
+                          whole ? args.beta : 0.0f,
+                          args.c + first,
+                          out + first,
+                          args.n,
+                          args.m - row,
+                          args.n - column};
   };
   if constexpr (kEngine == Engine::kTma) {
 #if __CUDA_ARCH__ >= 900
     typename Kernel::Stages stages(smem, map_a, map_b, a, b, tiles);
-    kernel.Run(stages, tiles, smem, destination, args.aligned_c);
+    kernel.Run(stages, tiles, smem, params, args.aligned_c);
 #endif
   } else {
     typename Kernel::Stages stages(smem, a, b, depth);
-    kernel.Run(stages, tiles, smem, destination, args.aligned_c);
+    kernel.Run(stages, tiles, smem, params, args.aligned_c);
   }
 }
 

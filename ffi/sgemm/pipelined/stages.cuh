@@ -31,22 +31,22 @@ struct OperandWindow {
   int64_t lines;       // of one member
   int64_t depth;       // k of one member
   int64_t pitch;       // elements from one stored row to the next
-  int member;          // index of the matrix in the batch
+  int matrix;          // index of the matrix in the batch
   int64_t first_line;  // of the block's tile
   int64_t first_k;     // of the block's share of k
 };
 
 // TmaStages lets one thread ask TMA for whole tiles. A K-major operand arrives line by line,
 // kBoxDepth k of each, and is transposed in shared memory (A only if kTransposesA).
-template <int kBlockM, int kBlockN, int kBlockK, int kStages, int kThreads, bool kAlongKA,
-          bool kAlongKB, bool kTransposesA>
+template <int kBlockM, int kBlockN, int kBlockK, int kStages, int kThreads, bool kKMajorA,
+          bool kKMajorB, bool kTransposesA>
 class TmaStages {
   static constexpr int kFloatsA = kBlockM * kBlockK;
   static constexpr int kFloatsB = kBlockN * kBlockK;
   static constexpr int kFloats = kFloatsA + kFloatsB;
   // A stage is free once its tile is transposed, if both operands are. Otherwise it is free one
   // tile later.
-  static constexpr int kHeld = kTransposesA && kAlongKB ? 0 : 1;
+  static constexpr int kHeld = kTransposesA && kKMajorB ? 0 : 1;
 
  public:
   static constexpr int kPitchA = kBlockM;
@@ -58,13 +58,13 @@ class TmaStages {
       : smem_(smem),
         barriers_(reinterpret_cast<uint64_t*>(smem + kStages * kFloats +
                                               2 * (kTransposesA ? kFloatsA : 0) +
-                                              2 * (kAlongKB ? kFloatsB : 0))),
+                                              2 * (kKMajorB ? kFloatsB : 0))),
         map_a_(map_a),
         map_b_(map_b),
         line_a_(static_cast<int>(a.first_line)),
         line_b_(static_cast<int>(b.first_line)),
-        member_a_(a.member),
-        member_b_(b.member),
+        matrix_a_(a.matrix),
+        matrix_b_(b.matrix),
         first_k_(static_cast<int>(a.first_k)),
         tiles_(tiles) {
     if (threadIdx.x == 0) {
@@ -80,7 +80,7 @@ class TmaStages {
     ByteBarrier(barriers_ + stage_of_prepared_).Wait(parity_);
     const float* stage = smem_ + stage_of_prepared_ * kFloats;
     if constexpr (kTransposesA) Transpose<kBlockM>(stage, TransposedA(tile));
-    if constexpr (kAlongKB) Transpose<kBlockN>(stage + kFloatsA, TransposedB(tile));
+    if constexpr (kKMajorB) Transpose<kBlockN>(stage + kFloatsA, TransposedB(tile));
   }
 
   __device__ void Refill(int tile) {
@@ -103,7 +103,7 @@ class TmaStages {
     return kTransposesA ? TransposedA(tile) : smem_ + stage_of_prepared_ * kFloats;
   }
   __device__ const float* B(int tile) const {
-    return kAlongKB ? TransposedB(tile) : smem_ + stage_of_prepared_ * kFloats + kFloatsA;
+    return kKMajorB ? TransposedB(tile) : smem_ + stage_of_prepared_ * kFloats + kFloatsA;
   }
 
  private:
@@ -113,20 +113,20 @@ class TmaStages {
     const uint32_t to_b = to_a + kFloatsA * sizeof(float);
     const int k = first_k_ + tile * kBlockK;
     barrier.Expect(kFloats * sizeof(float));
-    Ask<kBlockM, kAlongKA>(barrier, to_a, map_a_, line_a_, k, member_a_);
-    Ask<kBlockN, kAlongKB>(barrier, to_b, map_b_, line_b_, k, member_b_);
+    Ask<kBlockM, kKMajorA>(barrier, to_a, map_a_, line_a_, k, matrix_a_);
+    Ask<kBlockN, kKMajorB>(barrier, to_b, map_b_, line_b_, k, matrix_b_);
   }
 
-  template <int kLines, bool kAlongK>
+  template <int kLines, bool kKMajor>
   __device__ static void Ask(const ByteBarrier& barrier, uint32_t to, const CUtensorMap& map,
-                             int line, int k, int member) {
-    if constexpr (kAlongK) {
+                             int line, int k, int matrix) {
+    if constexpr (kKMajor) {
 #pragma unroll
       for (int box = 0; box < kBlockK; box += kBoxDepth) {
-        CopyBox(to + box * kLines * sizeof(float), map, k + box, line, member, barrier);
+        CopyBox(to + box * kLines * sizeof(float), map, k + box, line, matrix, barrier);
       }
     } else {
-      CopyBox(to, map, line, k, member, barrier);
+      CopyBox(to, map, line, k, matrix, barrier);
     }
   }
 
@@ -164,60 +164,60 @@ class TmaStages {
   uint64_t* barriers_;
   const CUtensorMap& map_a_;
   const CUtensorMap& map_b_;
-  int line_a_, line_b_, member_a_, member_b_, first_k_, tiles_;
+  int line_a_, line_b_, matrix_a_, matrix_b_, first_k_, tiles_;
   int stage_of_prepared_ = 0;
   uint32_t parity_ = 0;  // of the phase in which the tile arrives
 };
 
 // FloatCopies copies single floats by cp.async, on every thread, for any alignment and any GPU. A
 // tile is copied in kSteps parts, because many copies at once would block the fragment loads.
-template <int kLines, int kBlockK, int kThreads, int kSteps, bool kAlongK>
+template <int kLines, int kBlockK, int kThreads, int kSteps, bool kKMajor>
 class FloatCopies {
   // Neighbouring threads copy neighbouring k of a K-major operand (a part of a tile's depth), and
   // neighbouring lines of an MN-major one. A step is one or two copies per thread.
   static constexpr int kCopies = kLines * kBlockK / (kThreads * kSteps);
-  static constexpr int kDepthAtOnce = kAlongK ? kBlockK / kCopies : kThreads / kLines;
-  static constexpr int kLinesAtOnce = kAlongK ? kThreads / kDepthAtOnce : kLines;
-  static constexpr int kPitch = PitchOf(kLines, Engine::kFloats, kAlongK);
+  static constexpr int kDepthAtOnce = kKMajor ? kBlockK / kCopies : kThreads / kLines;
+  static constexpr int kLinesAtOnce = kKMajor ? kThreads / kDepthAtOnce : kLines;
+  static constexpr int kPitch = PitchOf(kLines, Engine::kFloats, kKMajor);
   static_assert(kLines * kBlockK == kCopies * kThreads * kSteps, "equal steps");
 
  public:
   __device__ explicit FloatCopies(const OperandWindow& window)
-      : k_(kAlongK ? threadIdx.x % kDepthAtOnce : threadIdx.x / kLines),
-        step_k_(kAlongK ? 1 : window.pitch),
-        step_line_(kAlongK ? window.pitch : 1) {
-    const int line = kAlongK ? threadIdx.x / kDepthAtOnce : threadIdx.x % kLines;
+      : k_(kKMajor ? threadIdx.x % kDepthAtOnce : threadIdx.x / kLines),
+        step_k_(kKMajor ? 1 : window.pitch),
+        step_line_(kKMajor ? window.pitch : 1) {
+    const int line = kKMajor ? threadIdx.x / kDepthAtOnce : threadIdx.x % kLines;
     const int64_t exist = window.lines - window.first_line - line;
     lines_left_ = static_cast<int>(min(exist, int64_t{kLines}));
     to_ = (k_ * kPitch + line) * sizeof(float);
-    const int64_t rows = kAlongK ? window.lines : window.depth;
-    from_ = window.data + window.member * rows * window.pitch +
+    const int64_t rows = kKMajor ? window.lines : window.depth;
+    from_ = window.data + window.matrix * rows * window.pitch +
             (window.first_line + line) * step_line_ + (window.first_k + k_) * step_k_;
   }
 
   // Copies the next part of a tile. `depth`: the k of the tile that exist.
   __device__ void Copy(uint32_t tile, int step, int depth) {
-    const bool line_exists = (kAlongK ? step * kLinesAtOnce : 0) < lines_left_;
-    const int k = k_ + (kAlongK ? 0 : step * kCopies * kDepthAtOnce);
+    const bool line_valid = (kKMajor ? step * kLinesAtOnce : 0) < lines_left_;
+    const int k = k_ + (kKMajor ? 0 : step * kCopies * kDepthAtOnce);
 #pragma unroll
     for (int copy = 0; copy < kCopies; ++copy) {
       CopyFloatAsync(tile + to_ + copy * kDepthAtOnce * kPitch * sizeof(float),
                      from_ + copy * kDepthAtOnce * step_k_,
-                     line_exists && k + copy * kDepthAtOnce < depth);
+                     line_valid && k + copy * kDepthAtOnce < depth);
     }
     to_ += kToStep;
-    from_ += kAlongK ? kLinesAtOnce * step_line_ : kCopies * kDepthAtOnce * step_k_;
+    from_ += kKMajor ? kLinesAtOnce * step_line_ : kCopies * kDepthAtOnce * step_k_;
   }
 
   // Moves from the last part of a tile to the first of the next.
   __device__ void Advance() {
     to_ -= kSteps * kToStep;
-    if constexpr (kAlongK) from_ += kBlockK - kLines * step_line_;
+    if constexpr (kKMajor) from_ += kBlockK - kLines * step_line_;
   }
 
  private:
   static constexpr uint32_t kToStep =
-      (kAlongK ? kLinesAtOnce : kCopies * kDepthAtOnce * kPitch) * sizeof(float);
+      (kKMajor ? kLinesAtOnce : kCopies * kDepthAtOnce * kPitch) * sizeof(float);
 
   int k_, lines_left_;
   int64_t step_k_, step_line_;
@@ -226,11 +226,11 @@ class FloatCopies {
 };
 
 template <int kBlockM, int kBlockN, int kBlockK, int kStages, int kThreads, int kSteps,
-          bool kAlongKA, bool kAlongKB>
+          bool kKMajorA, bool kKMajorB>
 class FloatStages {
  public:
-  static constexpr int kPitchA = PitchOf(kBlockM, Engine::kFloats, kAlongKA);
-  static constexpr int kPitchB = PitchOf(kBlockN, Engine::kFloats, kAlongKB);
+  static constexpr int kPitchA = PitchOf(kBlockM, Engine::kFloats, kKMajorA);
+  static constexpr int kPitchB = PitchOf(kBlockN, Engine::kFloats, kKMajorB);
 
   // `depth`: the block's share of k.
   __device__ FloatStages(float* smem, const OperandWindow& a, const OperandWindow& b, int64_t depth)
@@ -276,8 +276,8 @@ class FloatStages {
   }
 
   float* smem_;
-  FloatCopies<kBlockM, kBlockK, kThreads, kSteps, kAlongKA> copies_a_;
-  FloatCopies<kBlockN, kBlockK, kThreads, kSteps, kAlongKB> copies_b_;
+  FloatCopies<kBlockM, kBlockK, kThreads, kSteps, kKMajorA> copies_a_;
+  FloatCopies<kBlockN, kBlockK, kThreads, kSteps, kKMajorB> copies_b_;
   int64_t depth_left_;
   int filling_ = 0, step_ = 0;
 };

@@ -37,19 +37,19 @@ cudaError_t FindEncode(EncodeFunction* encode) {
 cudaError_t MapOperand(const TmaOperand& operand, CUtensorMap* map) {
   EncodeFunction encode = nullptr;
   if (const cudaError_t error = FindEncode(&encode); error != cudaSuccess) return error;
-  const int64_t contiguous = operand.along_k ? operand.depth : operand.lines;
-  const int64_t strided = operand.along_k ? operand.lines : operand.depth;
+  const int64_t contiguous = operand.k_major ? operand.depth : operand.lines;
+  const int64_t strided = operand.k_major ? operand.lines : operand.depth;
   const auto unsign = [](int64_t value) { return static_cast<cuuint64_t>(value); };
-  const cuuint64_t sizes[] = {unsign(contiguous), unsign(strided), unsign(operand.members)};
+  const cuuint64_t sizes[] = {unsign(contiguous), unsign(strided), unsign(operand.matrices)};
   const cuuint64_t strides[] = {unsign(operand.pitch * 4), unsign(operand.pitch * strided * 4)};
   const auto lines = static_cast<cuuint32_t>(operand.block_lines);
-  const cuuint32_t box_along_k[] = {kBoxDepth, lines, 1};
+  const cuuint32_t box_k_major[] = {kBoxDepth, lines, 1};
   const cuuint32_t box[] = {lines, static_cast<cuuint32_t>(operand.block_k), 1};
   const cuuint32_t dense[] = {1, 1, 1};
   const CUresult result =
       encode(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, const_cast<float*>(operand.data), sizes,
-             strides, operand.along_k ? box_along_k : box, dense, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             operand.along_k ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+             strides, operand.k_major ? box_k_major : box, dense, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             operand.k_major ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }

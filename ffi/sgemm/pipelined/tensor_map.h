@@ -14,8 +14,8 @@ namespace jaxkernels {
 // TmaOperand is a batched operand as one tensor, whose boxes are tiles.
 struct TmaOperand {
   const float* data;
-  bool along_k;  // K-major, else MN-major
-  int64_t lines, depth, members;
+  bool k_major;  // K-major, else MN-major
+  int64_t lines, depth, matrices;
   int64_t pitch;  // elements from one stored row to the next
   int block_lines, block_k;
 };

@@ -9,12 +9,11 @@
 
 #include "sgemm/args.cuh"
 #include "sgemm/epilogue.cuh"
-#include "sgemm/rungs/rung_grid.cuh"
 #include "sgemm/tiles.h"
 
 namespace jaxkernels {
 
-template <bool kAlongKA, bool kAlongKB>
+template <bool kKMajorA, bool kKMajorB>
 __global__ void __launch_bounds__(kSharedTile.Threads())
     BlockTileSgemm(const __grid_constant__ SgemmArgs args, const __grid_constant__ RungGrid grid) {
   constexpr int kTile = kSharedTile.block_k;
@@ -26,11 +25,11 @@ __global__ void __launch_bounds__(kSharedTile.Threads())
   const RungBlock block = BlockOfGrid(args, grid);
   const int y = threadIdx.x / kTile, x = threadIdx.x % kTile;
   const int64_t first_m = block.tile_m * kTile, first_n = block.tile_n * kTile;
-  const Operand<kAlongKA> a{block.a, args.m, args.k};
-  const Operand<kAlongKB> b{block.b, args.n, args.k};
+  const Operand<kKMajorA> a{block.a, args.m, args.k};
+  const Operand<kKMajorB> b{block.b, args.n, args.k};
   // Neighbouring threads load elements that are neighbours in memory.
-  const int a_line = kAlongKA ? y : x, a_k = kAlongKA ? x : y;
-  const int b_line = kAlongKB ? y : x, b_k = kAlongKB ? x : y;
+  const int a_line = kKMajorA ? y : x, a_k = kKMajorA ? x : y;
+  const int b_line = kKMajorB ? y : x, b_k = kKMajorB ? x : y;
 
   float sum = 0.0f;
   for (int64_t k0 = 0; k0 < args.k; k0 += kTile) {
@@ -45,7 +44,7 @@ __global__ void __launch_bounds__(kSharedTile.Threads())
   const int64_t row = first_m + y, column = first_n + x;
   if (row >= args.m || column >= args.n) return;
   const int64_t offset = block.c_offset + row * args.n + column;
-  args.out[offset] = CombineWith(args.alpha, sum, args.beta, args.c + offset);
+  args.out[offset] = LinearCombinationAt(args.alpha, sum, args.beta, args.c + offset);
 }
 
 }  // namespace jaxkernels

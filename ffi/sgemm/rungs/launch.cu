@@ -1,3 +1,4 @@
+#include "core/launch_kernel.h"
 #include "sgemm/launch.h"
 #include "sgemm/rungs/block_tile.cuh"
 #include "sgemm/rungs/naive.cuh"
@@ -10,40 +11,34 @@ namespace {
 
 using RungKernel = void (*)(SgemmArgs, RungGrid);
 
-template <bool kAlongKA, bool kAlongKB>
+template <bool kKMajorA, bool kKMajorB>
 RungKernel FindRung(Algorithm algorithm) {
   switch (algorithm) {
     case Algorithm::kNaive:
-      return NaiveSgemm<kAlongKA, kAlongKB>;
+      return NaiveSgemm<kKMajorA, kKMajorB>;
     case Algorithm::kBlockTile:
-      return BlockTileSgemm<kAlongKA, kAlongKB>;
+      return BlockTileSgemm<kKMajorA, kKMajorB>;
     case Algorithm::kThreadTile:
-      return RegisterTileSgemm<ThreadTileLayout, kAlongKA, kAlongKB>;
+      return RegisterTileSgemm<ThreadTileLayout, kKMajorA, kKMajorB>;
     case Algorithm::kWarpTile:
-      return RegisterTileSgemm<WarpTileLayout, kAlongKA, kAlongKB>;
+      return RegisterTileSgemm<WarpTileLayout, kKMajorA, kKMajorB>;
     case Algorithm::kSplitTile:
-      return RegisterTileSgemm<SplitTileLayout, kAlongKA, kAlongKB>;
-    case Algorithm::kAuto:
-    case Algorithm::kPipelined:
-      break;
+      return RegisterTileSgemm<SplitTileLayout, kKMajorA, kKMajorB>;
+    default:
+      return nullptr;
   }
-  return nullptr;
 }
 
 }  // namespace
 
-cudaError_t LaunchRung(const SgemmPlan& plan, const SgemmArgs& args, bool a_along_k, bool b_along_k,
-                       cudaStream_t stream) {
-  RungKernel kernel =
-      a_along_k ? (b_along_k ? FindRung<true, true> : FindRung<true, false>)(plan.algorithm)
-                : (b_along_k ? FindRung<false, true> : FindRung<false, false>)(plan.algorithm);
+cudaError_t LaunchRung(const SgemmPlan& plan, const SgemmArgs& args, cudaStream_t stream) {
+  const auto find = args.a_k_major
+                        ? (args.b_k_major ? FindRung<true, true> : FindRung<true, false>)
+                        : (args.b_k_major ? FindRung<false, true> : FindRung<false, false>);
+  const RungKernel kernel = find(plan.algorithm);
   if (kernel == nullptr) return cudaErrorInvalidValue;
-  SgemmArgs kernel_args = args;
-  RungGrid grid{static_cast<unsigned>(plan.tiles_m), static_cast<unsigned>(plan.tiles_n)};
-  void* arguments[] = {&kernel_args, &grid};
-  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel),
-                          dim3(static_cast<unsigned>(plan.grid_blocks)), dim3(plan.block_threads),
-                          arguments, 0, stream);
+  const RungGrid grid{static_cast<unsigned>(plan.tiles_m), static_cast<unsigned>(plan.tiles_n)};
+  return LaunchKernel(kernel, {plan.grid_blocks, plan.block_threads}, stream, args, grid);
 }
 
 }  // namespace jaxkernels

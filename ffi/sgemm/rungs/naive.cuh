@@ -9,12 +9,11 @@
 
 #include "sgemm/args.cuh"
 #include "sgemm/epilogue.cuh"
-#include "sgemm/rungs/rung_grid.cuh"
 #include "sgemm/tiles.h"
 
 namespace jaxkernels {
 
-template <bool kAlongKA, bool kAlongKB>
+template <bool kKMajorA, bool kKMajorB>
 __global__ void __launch_bounds__(kNaiveTile.Threads())
     NaiveSgemm(const __grid_constant__ SgemmArgs args, const __grid_constant__ RungGrid grid) {
   const RungBlock block = BlockOfGrid(args, grid);
@@ -23,14 +22,14 @@ __global__ void __launch_bounds__(kNaiveTile.Threads())
   const int64_t column = block.tile_n * kColumns + threadIdx.x % kColumns;
   if (row >= args.m || column >= args.n) return;
 
-  const Operand<kAlongKA> a{block.a, args.m, args.k};
-  const Operand<kAlongKB> b{block.b, args.n, args.k};
+  const Operand<kKMajorA> a{block.a, args.m, args.k};
+  const Operand<kKMajorB> b{block.b, args.n, args.k};
   float sum = 0.0f;
   for (int64_t k = 0; k < args.k; ++k) {
     sum = fmaf(a.data[a.Offset(row, k)], b.data[b.Offset(column, k)], sum);
   }
   const int64_t offset = block.c_offset + row * args.n + column;
-  args.out[offset] = CombineWith(args.alpha, sum, args.beta, args.c + offset);
+  args.out[offset] = LinearCombinationAt(args.alpha, sum, args.beta, args.c + offset);
 }
 
 }  // namespace jaxkernels

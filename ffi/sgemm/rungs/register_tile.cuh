@@ -12,7 +12,6 @@
 #include "sgemm/args.cuh"
 #include "sgemm/epilogue.cuh"
 #include "sgemm/rungs/outer_product.cuh"
-#include "sgemm/rungs/rung_grid.cuh"
 #include "sgemm/tiles.h"
 
 namespace jaxkernels {
@@ -34,13 +33,13 @@ inline constexpr int kRungTileFloats = kRungPitch * kRungTileK;
 
 // TileQuad moves four neighbouring elements of a thread from global to shared memory. 256 threads x
 // 4 elements are 128 lines x 8 k.
-template <bool kAlongK>
+template <bool kKMajor>
 class TileQuad {
  public:
   // `aligned`: stored rows start at 16-byte boundaries.
-  __device__ TileQuad(const Operand<kAlongK>& operand, int64_t first_line, bool aligned)
-      : line_(kAlongK ? threadIdx.x / 2 : threadIdx.x % 32 * 4),
-        depth_(kAlongK ? threadIdx.x % 2 * 4 : threadIdx.x / 32),
+  __device__ TileQuad(const Operand<kKMajor>& operand, int64_t first_line, bool aligned)
+      : line_(kKMajor ? threadIdx.x / 2 : threadIdx.x % 32 * 4),
+        depth_(kKMajor ? threadIdx.x % 2 * 4 : threadIdx.x / 32),
         lines_left_(static_cast<int>(min(operand.lines - first_line - line_, int64_t{kRungTile}))),
         aligned_(aligned),
         from_(operand.data + operand.Offset(first_line + line_, depth_)) {}
@@ -48,24 +47,24 @@ class TileQuad {
   // Loads the quad of the next tile, with zeros beyond the operand. `depth_left`: the k that are
   // left.
   __device__ void Load(int64_t depth_left, int64_t lines) {
-    const bool exists = lines_left_ > 0 && depth_ < depth_left;
-    if (aligned_ && exists) {
+    const bool valid = lines_left_ > 0 && depth_ < depth_left;
+    if (aligned_ && valid) {
       *reinterpret_cast<float4*>(v_) = *reinterpret_cast<const float4*>(from_);
     } else {
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
-        const bool inside = exists && (kAlongK ? depth_ + q < depth_left : q < lines_left_);
+        const bool inside = valid && (kKMajor ? depth_ + q < depth_left : q < lines_left_);
         v_[q] = inside ? from_[q] : 0.0f;
       }
     }
-    from_ += kAlongK ? kRungTileK : kRungTileK * lines;
+    from_ += kKMajor ? kRungTileK : kRungTileK * lines;
   }
 
   template <TileOrder kOrder>
   __device__ void Store(float* tile) const {
     constexpr int kLineStep = kOrder == TileOrder::kTransposed ? 1 : kRungTileK;
     constexpr int kDepthStep = kOrder == TileOrder::kTransposed ? kRungPitch : 1;
-    constexpr int kStep = kAlongK ? kDepthStep : kLineStep;
+    constexpr int kStep = kKMajor ? kDepthStep : kLineStep;
     float* to = tile + line_ * kLineStep + depth_ * kDepthStep;
     if constexpr (kStep == 1) {
       *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(v_);
@@ -82,7 +81,7 @@ class TileQuad {
   float v_[4];
 };
 
-template <class Layout, bool kAlongKA, bool kAlongKB>
+template <class Layout, bool kKMajorA, bool kKMajorB>
 __global__ void __launch_bounds__(kRungThreads)
     RegisterTileSgemm(const __grid_constant__ SgemmArgs args,
                       const __grid_constant__ RungGrid grid) {
@@ -92,8 +91,8 @@ __global__ void __launch_bounds__(kRungThreads)
 
   const RungBlock block = BlockOfGrid(args, grid);
   const int64_t first_m = block.tile_m * kRungTile, first_n = block.tile_n * kRungTile;
-  TileQuad<kAlongKA> a_quad({block.a, args.m, args.k}, first_m, args.aligned_a);
-  TileQuad<kAlongKB> b_quad({block.b, args.n, args.k}, first_n, args.aligned_b);
+  TileQuad<kKMajorA> a_quad({block.a, args.m, args.k}, first_m, args.aligned_a);
+  TileQuad<kKMajorB> b_quad({block.b, args.n, args.k}, first_n, args.aligned_b);
   const Layout layout;
   float acc[8][8] = {};
 
@@ -135,8 +134,8 @@ __global__ void __launch_bounds__(kRungThreads)
 
   const int64_t row = first_m + layout.row, column = first_n + layout.column;
   const int64_t first = block.c_offset + row * args.n + column;
-  const Destination to{args.alpha, args.beta,    args.c + first, args.out + first,
-                       args.n,     args.m - row, args.n - column};
+  const EpilogueParams to{args.alpha, args.beta,    args.c + first, args.out + first,
+                          args.n,     args.m - row, args.n - column};
   FinishThreadTile<Layout>(to, args.aligned_c, acc);
 }
 

@@ -1,4 +1,6 @@
-// Kernel arguments of the rung `tensor`, passed by value.
+// Kernel arguments of the rung `tensor`, and its tile scheduler.
+//
+// Owns: the addresses in the scratch, and the order of tiles and of the parts of k.
 #ifndef JAXKERNELS_SGEMM_TENSOR_ARGS_CUH_
 #define JAXKERNELS_SGEMM_TENSOR_ARGS_CUH_
 
@@ -10,46 +12,81 @@
 namespace jaxkernels {
 
 // TensorOperand is an operand and the addresses of its split form. Line numbers count padding: line
-// l of member i has number i * tiles * 128 + l.
+// l of matrix i has number i * tiles * 128 + l.
 struct TensorOperand {
   const float* data;
   int64_t lines, depth;
   int64_t pitch;  // elements from one stored row to the next
-  int64_t members;
-  bool along_k;
+  int64_t matrices;
+  bool k_major;
   bool packs;  // stored rows start at 16-byte boundaries
   int tiles, steps;
-  char* images;
+  char* packed;          // tiles in the layout of layout.h
   float2* factors;       // x * y undoes the scale of a line
   uint32_t* maxima;      // bits of the largest finite |x|
   uint32_t* norms;       // sums of the scaled |x|, see LineFacts
   uint32_t* marks;       // 1: the line is marked (pair.cuh)
   uint32_t* tile_marks;  // 1: the tile has a marked line
 
-  __host__ __device__ int64_t MemberElements() const { return pitch * (along_k ? lines : depth); }
-  __host__ __device__ int64_t Images() const { return members * tiles * steps; }
+  __host__ __device__ int64_t MatrixElements() const { return pitch * (k_major ? lines : depth); }
+  __host__ __device__ int64_t PackedTiles() const { return matrices * tiles * steps; }
 };
 
 struct TensorArgs {
   SgemmArgs product;
   TensorOperand a, b;
-  uint32_t* flags;        // tiles that are recomputed as a whole
-  uint32_t* flagged;      // flagged tiles of each member
-  uint32_t most_flagged;  // with more in a member, all its tiles are recomputed
-  uint2* repairs;         // tile of C (of all members), row * 128 + column within it
+  uint32_t* flags;       // tiles that are recomputed as a whole
+  uint32_t* flagged;     // flagged tiles of each batch member
+  uint32_t max_flagged;  // with more in a batch member, all its tiles are recomputed
+  uint2* repairs;        // tile of C (of all members), row * 128 + column within it
   uint32_t* repair_count;
   int tiles_m, tiles_n, steps;
   int batch;
-  // Fields for split-k (parts.cuh):
-  int splits, steps_of_split;
-  float4* parts;  // sums of the parts
+  int splits, steps_of_split;  // parts of k, and steps of each
+  float4* parts;               // sums of the parts, with split-k
 };
 
-// IsInVain tells whether a member has too many flagged tiles, so that all its tiles will be
-// recomputed. It may become true while other blocks examine tiles. It never becomes false again, so
-// that true is final.
-__device__ inline bool IsInVain(const TensorArgs& args, int member) {
-  return *const_cast<const volatile uint32_t*>(&args.flagged[member]) > args.most_flagged;
+// TooManyFlagged tells whether all tiles of a batch member will be recomputed, because too
+// many are flagged. It may become true while other blocks examine tiles. It never becomes false
+// again, so that true is final.
+__device__ inline bool TooManyFlagged(const TensorArgs& args, int batch_index) {
+  return *const_cast<const volatile uint32_t*>(&args.flagged[batch_index]) > args.max_flagged;
+}
+
+struct TensorTile {
+  int batch_index, m, n;
+};
+
+// kTensorGroupM is the tile rows of a group. Blocks visit a group column by column, so that
+// concurrent blocks share lines of A and of B in the L2.
+inline constexpr unsigned kTensorGroupM = 16;
+
+// TileOfIndex is the tile scheduler: it maps an index over all batch members to a tile.
+__device__ inline TensorTile TileOfIndex(const TensorArgs& args, unsigned index) {
+  const unsigned rows = args.tiles_m, columns = args.tiles_n;
+  const unsigned batch_index = index / (rows * columns);
+  index %= rows * columns;
+  const unsigned first_row = index / (kTensorGroupM * columns) * kTensorGroupM;
+  index -= first_row * columns;
+  const unsigned height = min(kTensorGroupM, rows - first_row);
+  return {static_cast<int>(batch_index), static_cast<int>(first_row + index % height),
+          static_cast<int>(index / height)};
+}
+
+// StepsOfPart is the steps of k of a block.
+struct StepsOfPart {
+  int first, count;
+};
+
+// `index` is that of a tile, or of a part of a tile. The last parts may have fewer steps, or none.
+template <bool kParts>
+__device__ inline StepsOfPart StepsOf(const TensorArgs& args, unsigned index) {
+  if constexpr (kParts) {
+    const int first = min(static_cast<int>(index % args.splits) * args.steps_of_split, args.steps);
+    return {first, min(args.steps_of_split, args.steps - first)};
+  } else {
+    return {0, args.steps};
+  }
 }
 
 }  // namespace jaxkernels

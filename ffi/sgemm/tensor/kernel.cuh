@@ -2,7 +2,7 @@
 //
 // Work split: a block computes one 128 x 128 tile after the other. One warpgroup copies; two
 // multiply 64 x 128 each. The copies for the next tile run while they store a tile. With split-k a
-// block computes one part of a tile's k after the other, and stores the sums for parts.cuh.
+// block computes one part of a tile's k after the other, and stores the sums for FinishParts.
 //
 // Memory: three stages of 64 KiB. A multiplying thread holds three times 64 sums. Result valid in:
 // C, except for the listed repairs and flagged tiles; with split-k, the sums of the parts.
@@ -10,31 +10,44 @@
 #define JAXKERNELS_SGEMM_TENSOR_KERNEL_CUH_
 
 #include "sgemm/tensor/args.cuh"
-#include "sgemm/tensor/finish.cuh"
-#include "sgemm/tensor/parts.cuh"
-#include "sgemm/tensor/products.cuh"
-#include "sgemm/tensor/stages.cuh"
+#include "sgemm/tensor/epilogue.cuh"
+#include "sgemm/tensor/mainloop.cuh"
 
 namespace jaxkernels {
+
+// GiveRegisters lowers the registers per thread of this warpgroup; TakeRegisters raises them.
+template <int kRegisters>
+__device__ inline void GiveRegisters() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
+template <int kRegisters>
+__device__ inline void TakeRegisters() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#endif
+}
 
 // Registers per thread (setmaxnreg): producer 24, consumers 240. 128 x 24 + 256 x 240 of 65536.
 inline constexpr int kCopyRegisters = 24, kMultiplyRegisters = 240;
 
-// TileImages points to the images of a tile, one step of k after the other.
-struct TileImages {
+// PackedTileIterator points to the packed operand tiles of a tile of C, one step of k after the
+// other.
+struct PackedTileIterator {
   const char* a;
   const char* b;
 
-  __device__ TileImages(const TensorArgs& args, const TensorTile& tile, int first_step) {
-    const MemberIndices members = IndicesOfMember(args.product, tile.member);
-    const int64_t tile_a = int64_t{members.a} * args.tiles_m + tile.m;
-    const int64_t tile_b = int64_t{members.b} * args.tiles_n + tile.n;
-    a = args.a.images + (tile_a * args.steps + first_step) * kTensorImageBytes;
-    b = args.b.images + (tile_b * args.steps + first_step) * kTensorImageBytes;
+  __device__ PackedTileIterator(const TensorArgs& args, const TensorTile& tile, int first_step) {
+    const MatrixIndices matrices = MatrixIndicesOf(args.product, tile.batch_index);
+    const int64_t tile_a = int64_t{matrices.a} * args.tiles_m + tile.m;
+    const int64_t tile_b = int64_t{matrices.b} * args.tiles_n + tile.n;
+    a = args.a.packed + (tile_a * args.steps + first_step) * kPackedTileBytes;
+    b = args.b.packed + (tile_b * args.steps + first_step) * kPackedTileBytes;
   }
   __device__ void Advance() {
-    a += kTensorImageBytes;
-    b += kTensorImageBytes;
+    a += kPackedTileBytes;
+    b += kPackedTileBytes;
   }
 };
 
@@ -54,11 +67,11 @@ __device__ inline bool VoteOfConsumers(bool vote) {
   return any != 0;
 }
 
-// TileRange is the tiles of a launch, over all members, in the order of TileOfIndex. With split-k
-// it counts parts of tiles; those of a tile are neighbours.
+// TileRange is the tiles of a launch, over all batch members, in the order of TileOfIndex. With
+// split-k it counts parts of tiles; those of a tile are neighbours.
 struct TileRange {
   unsigned begin, end;
-  bool looks;  // the launch first tests whether work on its only member is in vain
+  bool probes;  // the launch first tests whether too many tiles are flagged already
 };
 
 // CopyTiles fills stages for the block's tiles, one after the other. One thread calls it.
@@ -68,11 +81,12 @@ __device__ inline void CopyTiles(const TensorArgs& args, const StageRing& ring,
   StageCursor cursor;
   for (unsigned index = tiles.begin + blockIdx.x; index < tiles.end; index += gridDim.x) {
     const StepsOfPart steps = StepsOf<kParts>(args, index);
-    TileImages images(args, TileOfIndex(args, kParts ? index / args.splits : index), steps.first);
+    PackedTileIterator packed(args, TileOfIndex(args, kParts ? index / args.splits : index),
+                              steps.first);
     for (int step = 0; step < steps.count; ++step) {
       ring.WaitEmpty(cursor);
-      ring.Fill(cursor.stage, images.a, images.b);
-      images.Advance();
+      ring.Fill(cursor.stage, packed.a, packed.b);
+      packed.Advance();
       cursor.Advance();
     }
   }
@@ -92,11 +106,11 @@ __device__ inline void MultiplyTiles(const TensorArgs& args, const StageRing& ri
       StorePart(args, index, thread, sums);
     } else {
       const int row = thread / 32 * 16 + lane / 4, column = lane % 4 * 2;
-      TensorFinish<64> finish(args, TileOfIndex(args, index), row, column);
-      bool certain = finish.Examine(sums);
+      TensorEpilogue<64> epilogue(args, TileOfIndex(args, index), row, column);
+      bool certain = epilogue.Examine(sums);
       // Recomputing a whole tile may read C, so nothing of that tile is stored here.
       if (args.product.beta != 0.0f) certain = !VoteOfConsumers(!certain);
-      if (certain) finish.Store(sums);
+      if (certain) epilogue.Store(sums);
     }
   }
 }
@@ -109,14 +123,15 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
 #if JK_HAS_WGMMA
   extern __shared__ char smem[];
   __shared__ StageBarriers barriers;
-  __shared__ bool in_vain;  // read by one thread, because other blocks flag tiles meanwhile
+  __shared__ bool
+      too_many_flagged;  // read by one thread, because other blocks flag tiles meanwhile
   const StageRing ring(barriers, (SharedAddress(smem) + 1023) & ~1023u);
   if (threadIdx.x == 0) {
-    in_vain = tiles.looks && IsInVain(args, 0);
+    too_many_flagged = tiles.probes && TooManyFlagged(args, 0);
     ring.Init();
   }
   __syncthreads();
-  if (in_vain) return;
+  if (too_many_flagged) return;
   if (threadIdx.x < 128) {
     GiveRegisters<kCopyRegisters>();
     if (threadIdx.x == 0) CopyTiles<kParts>(args, ring, tiles);

@@ -1,6 +1,7 @@
 // A float32 as a pair of float16: x * scale = high + low / 2^11.
 //
-// Owns: the arithmetic of pairs and of the scales of lines. Must not know: where they are stored.
+// Owns: the arithmetic of pairs and of the scales of lines, the facts about a line that the product
+// needs, and the places of pairs in a packed tile. Must not know: which thread reads what.
 //
 // A line is scaled by a power of two so that its largest finite element lies in [2^14, 2^15). Then
 // high <= 2^15, |x - high| <= 8 and |low| <= 2^14. A pair keeps 23 bits of every element of at
@@ -13,6 +14,7 @@
 
 #include <cstdint>
 
+#include "sgemm/tensor/args.cuh"
 #include "sgemm/tensor/layout.h"
 
 namespace jaxkernels {
@@ -26,8 +28,8 @@ inline constexpr float kLeastExact = 0x1p-13f;
 // least 2^-14 of that norm is certain: it loses at most 2^-21 of itself.
 inline constexpr float kLeastSumOfNorm = 0x1p-14f;
 // A norm is at most k times this.
-inline constexpr float kMostOfElement = 0x1p15f;
-static_assert(kTensorMostDepth * double{kMostOfElement} < 0x1p32, "norms are uint32");
+inline constexpr float kMaxElement = 0x1p15f;
+static_assert(kTensorMaxDepth * double{kMaxElement} < 0x1p32, "norms are uint32");
 
 // 2^exponent. Requires: -126 <= exponent <= 127.
 __device__ inline float PowerOfTwo(int exponent) { return __int_as_float((exponent + 127) << 23); }
@@ -68,6 +70,45 @@ __device__ inline Pair SplitIntoPair(float x, const LineScale& scale, LineFacts&
   facts.norm += __float2uint_ru(fabsf(scaled));
   const __half high = __float2half_rn(scaled);
   return {high, __float2half_rn((scaled - __half2float(high)) * kLowScale)};
+}
+
+// FiniteBits returns the bits of |x|, which have the order of |x|, or 0 if x is not finite.
+__device__ inline uint32_t FiniteBits(float x) {
+  const uint32_t bits = __float_as_uint(x) & 0x7fffffff;
+  return bits < 0x7f800000 ? bits : 0;
+}
+
+// KeepScale is called by one thread of a line.
+__device__ inline void KeepScale(const TensorOperand& operand, int64_t number,
+                                 const LineScale& scale) {
+  operand.factors[number] = {scale.undo_first, scale.undo_second};
+}
+
+// KeepNorm and KeepMark are called by any threads that know parts of the line.
+__device__ inline void KeepNorm(const TensorOperand& operand, int64_t number, uint32_t norm) {
+  if (norm != 0) atomicAdd(&operand.norms[number], norm);
+}
+__device__ inline void KeepMark(const TensorOperand& operand, int64_t number) {
+  operand.marks[number] = 1;
+  operand.tile_marks[number / kTensorLines] = 1;
+}
+
+// StorePairs stores neighbouring k of a line, from `k` of the packed tile on.
+template <int kCount>
+__device__ inline void StorePairs(char* packed_tile, int line, int k, const float (&v)[kCount],
+                                  const LineScale& scale, LineFacts& facts) {
+  struct alignas(kCount * 2) Pack {
+    __half v[kCount];
+  } high, low;
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    const Pair pair = SplitIntoPair(v[j], scale, facts);
+    high.v[j] = pair.high;
+    low.v[j] = pair.low;
+  }
+  char* const place = packed_tile + line * kTensorLineBytes + ((k / 8 ^ line % 8) << 4) + k % 8 * 2;
+  *reinterpret_cast<Pack*>(place) = high;
+  *reinterpret_cast<Pack*>(place + kPackedHalfBytes) = low;
 }
 
 }  // namespace jaxkernels

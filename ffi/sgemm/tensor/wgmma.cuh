@@ -53,9 +53,10 @@ __device__ inline void WaitForProducts() {
 #endif
 }
 
-// Touch tells the compiler that sums change here, so that it moves no use of them across a wait.
+// LaunderRegisters tells the compiler that sums change here, so that it moves no use of them across
+// a wait.
 template <int kSums>
-__device__ inline void Touch(float (&sums)[kSums]) {
+__device__ inline void LaunderRegisters(float (&sums)[kSums]) {
 #pragma unroll
   for (int i = 0; i < kSums; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }

@@ -1,49 +1,81 @@
+#include <utility>
+
+#include "core/launch_kernel.h"
 #include "sgemm/launch.h"
-#include "sgemm/thin/across_k.cuh"
-#include "sgemm/thin/along_k.cuh"
-#include "sgemm/thin/start.h"
+#include "sgemm/thin/k_major.cuh"
+#include "sgemm/thin/mn_major.cuh"
+#include "sgemm/thin/small_k.cuh"
 
 namespace jaxkernels {
 namespace {
 
-template <int kFew>
-const void* KernelOfFew(ThinForm form, bool in_packs) {
-  if (form == ThinForm::kAlongK) {
-    return in_packs ? reinterpret_cast<const void*>(SumAlongK<kFew, 4>)
-                    : reinterpret_cast<const void*>(SumAlongK<kFew, 1>);
+template <int kShortLines>
+auto FindShortSide(ThinForm form, bool in_packs) {
+  if (form == ThinForm::kKMajor) {
+    return in_packs ? SumKMajor<kShortLines, 4> : SumKMajor<kShortLines, 1>;
   }
-  return in_packs ? reinterpret_cast<const void*>(SumAcrossK<kFew, 4>)
-                  : reinterpret_cast<const void*>(SumAcrossK<kFew, 1>);
+  return in_packs ? SumMNMajor<kShortLines, 4> : SumMNMajor<kShortLines, 1>;
 }
 
-const void* FindKernel(ThinForm form, int few, bool in_packs) {
-  return few == 1 ? KernelOfFew<1>(form, in_packs) : KernelOfFew<4>(form, in_packs);
+cudaError_t LaunchShortSide(const SgemmPlan& plan, const SgemmArgs& product, cudaStream_t stream) {
+  ThinArgs args{};
+  args.product = product;
+  args.long_is_a = plan.long_is_a;
+  args.short_k_major = plan.long_is_a ? product.b_k_major : product.a_k_major;
+  args.short_lines = static_cast<int>(plan.long_is_a ? product.n : product.m);
+  args.long_lines = plan.long_is_a ? product.m : product.n;
+  const int lines_of_block = plan.long_is_a ? plan.block_m : plan.block_n;
+  args.lanes = lines_of_block / kMNMajorThreadLines;
+  args.iterations = lines_of_block / kKMajorIterationLines;
+  args.k_per_block = plan.k_per_split / plan.cluster_blocks;
+  args.groups = static_cast<unsigned>(plan.tiles_m * plan.tiles_n);
+  args.parts = static_cast<unsigned>(plan.cluster_blocks * plan.split_k);
+  args.batch_count = product.batch.Count();
+  const int short_lines = plan.long_is_a ? plan.block_n : plan.block_m;
+  const bool in_packs = (plan.long_is_a ? plan.pack_a : plan.pack_b) > 1;
+  const auto find = short_lines == 1 ? FindShortSide<1> : FindShortSide<4>;
+  return LaunchKernel(find(plan.thin, in_packs),
+                      {plan.grid_blocks, plan.block_threads, 0, plan.cluster_blocks}, stream, args);
+}
+
+using SmallKKernel = void (*)(SmallKArgs);
+
+template <int... kTiles>
+SmallKKernel FindSmallK(int tile, bool a_k_major, std::integer_sequence<int, kTiles...>) {
+  static constexpr SmallKKernel kKMajor[] = {SumSmallK<kTiles, true>...};
+  static constexpr SmallKKernel kMNMajor[] = {SumSmallK<kTiles, false>...};
+  return a_k_major ? kKMajor[tile] : kMNMajor[tile];
+}
+
+// Transposed returns the product of the transposes, in the same memory, if C is one row.
+SgemmArgs Transposed(SgemmArgs args) {
+  std::swap(args.a, args.b);
+  std::swap(args.m, args.n);
+  std::swap(args.a_k_major, args.b_k_major);
+  std::swap(args.aligned_a, args.aligned_b);
+  for (BatchDim& dim : args.batch.dim) std::swap(dim.stride_a, dim.stride_b);
+  return args;
+}
+
+cudaError_t LaunchSmallK(const SgemmPlan& plan, const SgemmArgs& product, cudaStream_t stream) {
+  SmallKArgs args{};
+  args.product = plan.long_is_a ? product : Transposed(product);
+  args.b_k_major = args.product.b_k_major;
+  args.tiles_m = static_cast<unsigned>(plan.long_is_a ? plan.tiles_m : plan.tiles_n);
+  args.tiles_n = static_cast<unsigned>(plan.long_is_a ? plan.tiles_n : plan.tiles_m);
+  const SmallKKernel kernel = FindSmallK(plan.tile, args.product.a_k_major,
+                                         std::make_integer_sequence<int, kSmallKTileCount>{});
+  const cudaError_t error = PreferSharedMemory(reinterpret_cast<const void*>(kernel));
+  if (error != cudaSuccess) return error;
+  return LaunchKernel(kernel, {plan.grid_blocks, plan.block_threads, plan.smem_bytes}, stream,
+                      args);
 }
 
 }  // namespace
 
-cudaError_t LaunchThin(const SgemmPlan& plan, const SgemmArgs& product, bool a_along_k,
-                       bool b_along_k, cudaStream_t stream) {
-  if (plan.thin == ThinForm::kShallow) {
-    return LaunchShallow(plan, product, a_along_k, b_along_k, stream);
-  }
-  ThinArgs args{};
-  args.product = product;
-  args.many_is_a = plan.many_is_a;
-  args.few_along_k = plan.many_is_a ? b_along_k : a_along_k;
-  args.few = static_cast<int>(plan.many_is_a ? product.n : product.m);
-  args.many = plan.many_is_a ? product.m : product.n;
-  const int lines_of_block = plan.many_is_a ? plan.block_m : plan.block_n;
-  args.lanes = lines_of_block / kAcrossLines;
-  args.turns = lines_of_block / kAlongLinesOfTurn;
-  args.k_per_block = plan.k_per_split / plan.cluster_blocks;
-  args.groups = static_cast<unsigned>(plan.tiles_m * plan.tiles_n);
-  args.parts = static_cast<unsigned>(plan.cluster_blocks * plan.split_k);
-  args.members = 1;
-  for (int i = 0; i < product.batch_dims; ++i) args.members *= product.batch[i].size;
-  const int few = plan.many_is_a ? plan.block_n : plan.block_m;
-  const int pack = plan.many_is_a ? plan.pack_a : plan.pack_b;
-  return StartThin(plan, FindKernel(plan.thin, few, pack > 1), &args, stream);
+cudaError_t LaunchThin(const SgemmPlan& plan, const SgemmArgs& args, cudaStream_t stream) {
+  return plan.thin == ThinForm::kSmallK ? LaunchSmallK(plan, args, stream)
+                                        : LaunchShortSide(plan, args, stream);
 }
 
 }  // namespace jaxkernels

@@ -1,11 +1,255 @@
 #include "sgemm/thin/plan.h"
 
 #include <algorithm>
+#include <utility>
 
-#include "sgemm/thin/choice.h"
+#include "core/ceil_div.h"
+#include "sgemm/tile_choice.h"
 
 namespace jaxkernels {
 namespace {
+
+// ThinCost is fitted to 247 products on an H200 (2026-11), at 1.75 GHz. Times below are us in CUDA
+// graphs.
+struct ThinCost {
+  // A kernel with little to do, from its start to its end; then the extra time of clusters and of a
+  // second kernel.
+  static constexpr double kLaunchCycles = 3000, kClusterCycles = 1500, kReduceCycles = 4000;
+  // Bytes of operands and results a cycle, with a short side of one line and of four. 16384 x 16384
+  // by 1 line and by 4:
+  // 1 line K-major 257, MN-major 246
+  // 4 lines K-major 347, MN-major 254
+  static constexpr double kBytesPerCycle = 2400;
+  static constexpr double kBytesPerCycleKMajorOfFour = 1700, kBytesPerCycleMNMajorOfFour = 2200;
+  // Bytes a cycle that one SM can request; few blocks are therefore slower.
+  static constexpr double kBytesPerCycleOfSm = 40;
+  // kSmallK, fitted to 251 times of 41 products (H200, 2026-11): the start, and each wave of the
+  // blocks that an SM holds at once.
+  static constexpr double kSmallKLaunchCycles = 4510, kWaveCycles = 456;
+  // Warps that keep an SM busy.
+  static constexpr double kWarpsOfBusySm = 4;
+  // 128 copies of a pack or a float; the start and end of a warp.
+  static constexpr double kCopyCycles = 23.4, kWarpCycles = 14.6;
+  static constexpr double kSmallKBytesPerCycle = 3340;
+  // Bytes of C a cycle in the extra time of stores, if no tile has whole rows of C and tiles are
+  // less than 512 bytes wide.
+  static constexpr double kNarrowBytesPerCycle = 10750;
+};
+
+// Blocks for each two SMs that keep the memory busy.
+constexpr int64_t kBlocksForTwoSms = 3;
+
+// Minimum k of a block: a few steps of every thread.
+constexpr int64_t kMinDepthKMajor = 512;
+constexpr int64_t kMinStepsMNMajor = 16;
+// Bytes of lines that a block should have, so that its start and end do not count.
+constexpr int64_t kBytesOfBlock = 64 * 1024;
+// Threads side by side on lines of an MN-major operand.
+constexpr int kUsualLanesMNMajor = 32, kMinLanesMNMajor = 8;
+// Longest sum of a thread, for the sake of accuracy.
+constexpr int64_t kMaxDepthOfThread = 1024;
+// Shares of k start at 16-byte boundaries.
+constexpr int64_t kDepthGranularity = 128;
+
+// kSmallK serves products of small k. The limit is higher if one side has few lines.
+constexpr int64_t kMaxDepthSmallK = 64, kMaxDepthOfFewLines = 128;
+constexpr int64_t kFewLines = 16;
+// HasShortSide: a side of very few lines has forms of its own, which gain nothing up to this k. us,
+// kSmallK and those forms (H200, 2026-11):
+// (65536, 2, 64) 7.1 14.9, (262144, 1, 32) 12.0 30.3, TN 11.7 11.6
+// 4096 x (4, 64, 64) 26.4 47.1, (4, 65536, 64) 8.5 9.7
+bool HasShortSide(const SgemmProblem& problem) {
+  return std::min(problem.m, problem.n) <= kThinMaxShortLines && problem.k > kMaxDepthSmallK;
+}
+
+struct ThinChoice {
+  ThinForm form = ThinForm::kNone;
+  bool long_is_a = false;     // A is the long side (kSmallK: unless C is one row)
+  int short_lines = 1;        // lines that a kernel is compiled for; not kSmallK
+  int lanes = 32;             // kMNMajor: threads side by side along lines
+  int tile = 0, threads = 0;  // kSmallK: index into kSmallKTiles, threads of a block
+  int iterations = 1;         // kKMajor: iterations of a block over its lines
+  int cluster_blocks = 1;
+  int64_t split_k = 1;
+  int64_t k_per_block = 0;
+
+  // LinesOfBlock returns the lines of the long side that a block sums; not kSmallK.
+  int LinesOfBlock() const {
+    return form == ThinForm::kKMajor ? iterations * kKMajorIterationLines
+                                     : kMNMajorThreadLines * lanes;
+  }
+};
+
+double BytesOf(const SgemmProblem& problem) {
+  const auto m = static_cast<double>(problem.m), n = static_cast<double>(problem.n);
+  const auto k = static_cast<double>(problem.k);
+  return 4 * (m * k + n * k + m * n);
+}
+
+// TransposedIfOneRow returns the product that kSmallK computes: that of the transposes, in the same
+// memory, if C is one row.
+SgemmProblem TransposedIfOneRow(SgemmProblem problem) {
+  if (problem.m != 1 || problem.n == 1) return problem;
+  std::swap(problem.m, problem.n);
+  std::swap(problem.trans_a, problem.trans_b);
+  std::swap(problem.aligned_a, problem.aligned_b);
+  std::swap(problem.pad_a, problem.pad_b);
+  problem.trans_a = !problem.trans_a;
+  problem.trans_b = !problem.trans_b;
+  return problem;
+}
+
+// SmallKBlocksPerSm returns the blocks that an SM holds at once. `problem`, here and in
+// CyclesOfSmallK, is the result of TransposedIfOneRow.
+int SmallKBlocksPerSm(const SgemmProblem& problem, const DeviceLimits& limits,
+                      const SmallKTile& tile, int threads) {
+  const int smem_bytes = SmallKSmemBytes(tile, threads, problem.k, !problem.trans_a);
+  return std::min(tile.blocks_per_sm * kSmallKMaxThreads / threads,
+                  limits.BlocksPerSm(threads, smem_bytes));
+}
+
+// CyclesOfSmallK estimates the time of `batch_count` batch members.
+double CyclesOfSmallK(const SgemmProblem& problem, const DeviceLimits& limits, int64_t batch_count,
+                      const SmallKTile& tile, int threads) {
+  const int64_t rows = threads / 32 * tile.RowsOfWarp(), columns = tile.Columns();
+  const int64_t blocks = CeilDiv(problem.m, rows) * CeilDiv(problem.n, columns) * batch_count;
+  const int64_t blocks_of_sm = std::max<int64_t>(CeilDiv(blocks, limits.sm_count), 1);
+  const int64_t at_once = std::max(SmallKBlocksPerSm(problem, limits, tile, threads), 1);
+  const double warps = std::min(at_once, blocks_of_sm) * threads / 32.0;
+  const double busy = std::min(1.0, warps / ThinCost::kWarpsOfBusySm);
+  const double efficiency = problem.trans_a ? tile.efficiency_mn_major : tile.efficiency;
+  // Threads go through whole stages of a K-major A. Without this term (53608, 96, 34) gets tiles of
+  // 32 columns: 25.3 us instead of 24.0 (H100, 2026-11).
+  const int64_t granularity_a = problem.trans_a ? kFloatsOfPack : SmallKStageDepth(true);
+  const auto k = static_cast<double>(problem.k);
+  const auto k_of_a = static_cast<double>(CeilDiv(problem.k, granularity_a) * granularity_a);
+  const double ffma = rows * columns * 4.0 * CeilDiv(problem.k, 4) / 128;
+  const double copies_a = k_of_a / 128 * rows / (problem.HasAlignedRowsA() ? 4.0 : 1.0);
+  const double copies_b =
+      k / 128 * columns / (problem.HasAlignedRowsB() && !problem.trans_b ? 4.0 : 1.0);
+  const double of_block =
+      (ffma / efficiency + (copies_a + copies_b) * ThinCost::kCopyCycles) / busy +
+      threads / 32 * ThinCost::kWarpCycles;
+  const bool is_narrow = columns < 128 && columns < problem.n;
+  const double narrow = is_narrow ? 4.0 * problem.m * problem.n * batch_count *
+                                        (problem.n % kFloatsOfPack == 0 ? 1 : 2)
+                                  : 0;
+  return ThinCost::kSmallKLaunchCycles +
+         ThinCost::kWaveCycles * static_cast<double>(CeilDiv(blocks_of_sm, at_once)) +
+         static_cast<double>(blocks_of_sm) * of_block +
+         BytesOf(problem) * static_cast<double>(batch_count) / ThinCost::kSmallKBytesPerCycle +
+         narrow / ThinCost::kNarrowBytesPerCycle;
+}
+
+// ChooseSmallK considers the whole batch, because the tile does not change the sums.
+ThinChoice ChooseSmallK(const SgemmProblem& problem, const DeviceLimits& limits) {
+  const SgemmProblem computed = TransposedIfOneRow(problem);
+  ThinChoice choice;
+  choice.form = ThinForm::kSmallK;
+  choice.long_is_a = computed.m == problem.m;
+  choice.k_per_block = problem.k;
+  double least = -1;
+  for (int tile = 0; tile < kSmallKTileCount; ++tile) {
+    // Several narrow tiles side by side would each read A.
+    const bool is_narrow = kSmallKTiles[tile].Columns() < kSmallKColumns;
+    if (is_narrow && kSmallKTiles[tile].Columns() < computed.n) continue;
+    for (int threads = kSmallKTiles[tile].least_threads; threads <= kSmallKMaxThreads;
+         threads *= 2) {
+      const double cycles =
+          CyclesOfSmallK(computed, limits, problem.batch.Count(), kSmallKTiles[tile], threads);
+      if (least >= 0 && cycles >= least) continue;
+      least = cycles;
+      choice.tile = tile;
+      choice.threads = threads;
+    }
+  }
+  return choice;
+}
+
+// ShareDepth chooses how many blocks share a line's k: enough to keep the memory busy, each with
+// `least` k or more.
+void ShareDepth(const SgemmProblem& problem, const DeviceLimits& limits, int64_t groups,
+                int64_t least, int64_t most, int split_k, ThinChoice* choice) {
+  const int64_t batch_count = problem.BatchCountSeen();
+  const int64_t wanted =
+      CeilDiv(kBlocksForTwoSms * limits.sm_count, 2 * std::max<int64_t>(groups * batch_count, 1));
+  const int64_t parts =
+      std::max(std::min(wanted, std::max<int64_t>(problem.k / least, 1)), CeilDiv(problem.k, most));
+  int64_t cluster = 1;
+  while (cluster < parts && 2 * cluster <= limits.cluster_blocks) cluster *= 2;
+  choice->cluster_blocks = static_cast<int>(cluster);
+  const int64_t splits =
+      split_k > 0 ? split_k : std::min<int64_t>(CeilDiv(parts, cluster), kMaxSplit);
+  const int64_t share = CeilDiv(problem.k, cluster * splits);
+  choice->k_per_block = CeilDiv(share, kDepthGranularity) * kDepthGranularity;
+  choice->split_k = split_k > 0 ? split_k : CeilDiv(problem.k, choice->k_per_block * cluster);
+}
+
+// ChooseIterations considers the whole batch, because the lines of a block do not change the sums.
+int ChooseIterations(const SgemmProblem& problem, const DeviceLimits& limits, int64_t long_lines,
+                     const ThinChoice& choice) {
+  const int64_t shares = choice.cluster_blocks * choice.split_k * problem.batch.Count();
+  int iterations = 1;
+  while (iterations < kKMajorMaxIterations &&
+         iterations * kKMajorIterationLines * choice.k_per_block * 4 < kBytesOfBlock &&
+         CeilDiv(long_lines, 2 * iterations * kKMajorIterationLines) * shares >=
+             int64_t{3} * limits.sm_count) {
+    iterations *= 2;
+  }
+  return iterations;
+}
+
+// ChooseLanes returns the lanes that fill rows of 512 bytes, or twice that. It returns fewer if
+// lines are few, or if there would be too few blocks.
+int ChooseLanes(const SgemmProblem& problem, const DeviceLimits& limits, int64_t long_lines) {
+  const auto blocks_of = [&](int lanes) {  // without a second kernel
+    const int64_t least = kMinStepsMNMajor * kThinThreads / lanes;
+    return CeilDiv(long_lines, kMNMajorThreadLines * lanes) *
+           std::clamp<int64_t>(problem.k / least, 1, limits.cluster_blocks);
+  };
+  const auto are_few = [&](int lanes) {
+    return 2 * blocks_of(lanes) < kBlocksForTwoSms * limits.sm_count;
+  };
+  // Twice the lanes are used only if no cluster has to share k for it: (1, 4096, 4096) by 16 blocks
+  // takes 21.8 us, by 8 with half the lanes, in an earlier form, 19.8.
+  if (2 * CeilDiv(long_lines, kMNMajorThreadLines * kMNMajorMaxLanes) >=
+      kBlocksForTwoSms * limits.sm_count) {
+    return kMNMajorMaxLanes;
+  }
+  int lanes = kUsualLanesMNMajor;
+  while (lanes > kMinLanesMNMajor && kMNMajorThreadLines * lanes / 2 >= long_lines) lanes /= 2;
+  while (lanes > kMinLanesMNMajor && are_few(lanes) && blocks_of(lanes / 2) > blocks_of(lanes) &&
+         problem.k >= kMinStepsMNMajor * 2 * kThinThreads / lanes) {
+    lanes /= 2;
+  }
+  return lanes;
+}
+
+ThinChoice ChooseShortSide(const SgemmProblem& problem, const DeviceLimits& limits, int split_k) {
+  ThinChoice choice;
+  choice.long_is_a = problem.m >= problem.n;
+  const int64_t long_lines = choice.long_is_a ? problem.m : problem.n;
+  choice.short_lines = ThinShortLinesOf(choice.long_is_a ? problem.n : problem.m);
+  const bool k_major = choice.long_is_a ? !problem.trans_a : problem.trans_b;
+  if (k_major) {
+    choice.form = ThinForm::kKMajor;
+    ShareDepth(problem, limits, CeilDiv(long_lines, kKMajorIterationLines), kMinDepthKMajor,
+               kMaxDepthOfThread * kKMajorSlices, split_k, &choice);
+    choice.iterations = ChooseIterations(problem, limits, long_lines, choice);
+    return choice;
+  }
+  choice.form = ThinForm::kMNMajor;
+  choice.lanes = ChooseLanes(problem, limits, long_lines);
+  const int64_t groups_of_k = kThinThreads / choice.lanes;
+  ShareDepth(problem, limits, CeilDiv(long_lines, kMNMajorThreadLines * choice.lanes),
+             kMinStepsMNMajor * groups_of_k, kMaxDepthOfThread * groups_of_k, split_k, &choice);
+  return choice;
+}
+
+ThinChoice ChooseThin(const SgemmProblem& problem, const DeviceLimits& limits, int split_k) {
+  return HasShortSide(problem) ? ChooseShortSide(problem, limits, split_k)
+                               : ChooseSmallK(problem, limits);
+}
 
 // StoresWholeLines tells whether pack stores write whole 128-byte lines at a time, or with the
 // widest tile a whole row. (A thread stores its first four columns before the others.) Otherwise it
@@ -21,72 +265,102 @@ namespace {
 // {16, 4, 8} (53608, 192, 16) 24.7 28.7
 // {4, 4, 8} (65536, 32, 64) 18.3 14.1
 // {4, 4, 8} (65536, 32, 64) TN 16.8 13.1
-bool StoresWholeLines(const ShallowTile& tile, int64_t n) {
+bool StoresWholeLines(const SmallKTile& tile, int64_t n) {
   if (tile.columns == kFloatsOfPack) return true;
   return tile.lanes >= 8 && (n % 32 == 0 || (tile.lanes == 16 && n <= tile.Columns()));
 }
 
-// PlanShallow sets the fields of kShallow.
-void PlanShallow(const SgemmProblem& problem, const DeviceLimits& limits, const ThinChoice& choice,
-                 SgemmPlan& plan) {
-  const SgemmProblem made = WithManyRows(problem);
-  const ShallowTile& tile = kShallowTiles[choice.tile];
+// PlanSmallK sets the fields of kSmallK.
+void PlanSmallK(const SgemmProblem& problem, const DeviceLimits& limits, const ThinChoice& choice,
+                SgemmPlan& plan) {
+  const SgemmProblem computed = TransposedIfOneRow(problem);
+  const SmallKTile& tile = kSmallKTiles[choice.tile];
   const int rows = choice.threads / 32 * tile.RowsOfWarp();
   plan.tile = choice.tile;
   plan.block_threads = choice.threads;
-  plan.block_m = choice.many_is_a ? rows : tile.Columns();
-  plan.block_n = choice.many_is_a ? tile.Columns() : rows;
-  plan.block_k = ShallowStageDepth(!made.trans_a);
-  plan.thread_m = choice.many_is_a ? tile.rows : tile.columns;
-  plan.thread_n = choice.many_is_a ? tile.columns : tile.rows;
-  plan.smem_bytes = ShallowSmemBytes(made, tile, choice.threads);
-  plan.stages = plan.smem_bytes / ShallowSmemBytes(tile, choice.threads, 1, !made.trans_a);
-  plan.blocks_per_sm = ShallowBlocksPerSm(made, limits, tile, choice.threads);
+  plan.block_m = choice.long_is_a ? rows : tile.Columns();
+  plan.block_n = choice.long_is_a ? tile.Columns() : rows;
+  plan.block_k = SmallKStageDepth(!computed.trans_a);
+  plan.thread_m = choice.long_is_a ? tile.rows : tile.columns;
+  plan.thread_n = choice.long_is_a ? tile.columns : tile.rows;
+  plan.smem_bytes = SmallKSmemBytes(tile, choice.threads, problem.k, !computed.trans_a);
+  plan.stages = plan.smem_bytes / SmallKSmemBytes(tile, choice.threads, 1, !computed.trans_a);
+  plan.blocks_per_sm = SmallKBlocksPerSm(computed, limits, tile, choice.threads);
   plan.pack_a = problem.HasAlignedRowsA() ? kFloatsOfPack : 1;
   plan.pack_b = problem.HasAlignedRowsB() ? kFloatsOfPack : 1;
-  plan.pack_c = choice.many_is_a && problem.HasAlignedRowsC() && StoresWholeLines(tile, problem.n)
+  plan.pack_c = choice.long_is_a && problem.HasAlignedRowsC() && StoresWholeLines(tile, problem.n)
                     ? kFloatsOfPack
                     : 1;
 }
 
-// PlanFewLines sets the fields of kAlongK and kAcrossK, whose blocks may share k.
-void PlanFewLines(const SgemmProblem& problem, const DeviceLimits& limits, const ThinChoice& choice,
-                  SgemmPlan& plan) {
-  const bool along_k = choice.form == ThinForm::kAlongK;
-  const int few = choice.few;
-  const int thread_many = along_k ? choice.turns * kAlongLinesOfWarp : kAcrossLines;
-  const int many = along_k ? choice.turns * kAlongLinesOfTurn : kAcrossLines * choice.lanes;
+// PlanShortSide sets the fields of kKMajor and kMNMajor, whose blocks may share k.
+void PlanShortSide(const SgemmProblem& problem, const DeviceLimits& limits,
+                   const ThinChoice& choice, SgemmPlan& plan) {
+  const bool k_major = choice.form == ThinForm::kKMajor;
+  const int block_short = choice.short_lines;
+  const int thread_long = k_major ? choice.iterations * kKMajorWarpLines : kMNMajorThreadLines;
+  const int block_long = choice.LinesOfBlock();
   plan.block_threads = kThinThreads;
-  plan.slices = along_k ? kAlongSlices : kThinThreads / choice.lanes;
-  plan.block_k = along_k ? kAlongStepK : plan.slices;
-  plan.block_m = choice.many_is_a ? many : few;
-  plan.block_n = choice.many_is_a ? few : many;
-  plan.thread_m = choice.many_is_a ? thread_many : few;
-  plan.thread_n = choice.many_is_a ? few : thread_many;
+  plan.slices = k_major ? kKMajorSlices : kThinThreads / choice.lanes;
+  plan.block_k = k_major ? kKMajorStepK : plan.slices;
+  plan.block_m = choice.long_is_a ? block_long : block_short;
+  plan.block_n = choice.long_is_a ? block_short : block_long;
+  plan.thread_m = choice.long_is_a ? thread_long : block_short;
+  plan.thread_n = choice.long_is_a ? block_short : thread_long;
   plan.blocks_per_sm =
       std::min(kThinBlocksPerSm, limits.BlocksPerSm(kThinThreads, plan.smem_bytes));
   // A single short-side line is read in packs with a K-major long side, so both need alignment.
   // Several lines are loaded float by float.
-  const bool has_packs = choice.many_is_a ? problem.HasAlignedRowsA() : problem.HasAlignedRowsB();
+  const bool has_packs = choice.long_is_a ? problem.HasAlignedRowsA() : problem.HasAlignedRowsB();
   const bool in_packs =
-      has_packs && (!along_k || few > 1 || (problem.aligned_a && problem.aligned_b));
-  (choice.many_is_a ? plan.pack_a : plan.pack_b) = in_packs ? kFloatsOfPack : 1;
+      has_packs && (!k_major || block_short > 1 || (problem.aligned_a && problem.aligned_b));
+  (choice.long_is_a ? plan.pack_a : plan.pack_b) = in_packs ? kFloatsOfPack : 1;
 }
 
 }  // namespace
+
+bool IsThin(const SgemmProblem& problem) {
+  const bool few_lines = std::min(problem.m, problem.n) <= kFewLines;
+  return problem.k <= (few_lines ? kMaxDepthOfFewLines : kMaxDepthSmallK) || HasShortSide(problem);
+}
+
+bool SumsInOrder(const SgemmProblem& problem) { return problem.k <= kMaxDepthSmallK; }
+
+double CyclesOfThin(SgemmProblem problem, const DeviceLimits& limits, int64_t batch_count) {
+  if (batch_count == 1) problem.batch.dims = 0;  // the lines of a block may depend on the batch
+  const ThinChoice choice = ChooseThin(problem, limits, 0);
+  if (choice.form == ThinForm::kSmallK) {
+    return CyclesOfSmallK(TransposedIfOneRow(problem), limits, batch_count,
+                          kSmallKTiles[choice.tile], choice.threads);
+  }
+  const double bytes = BytesOf(problem) * static_cast<double>(batch_count);
+  double cycles = ThinCost::kLaunchCycles;
+  const int64_t groups = CeilDiv(std::max(problem.m, problem.n), choice.LinesOfBlock());
+  const int64_t blocks = groups * choice.cluster_blocks * choice.split_k * batch_count;
+  const double busy = static_cast<double>(std::min<int64_t>(blocks, limits.sm_count));
+  const double most = choice.short_lines == 1            ? ThinCost::kBytesPerCycle
+                      : choice.form == ThinForm::kKMajor ? ThinCost::kBytesPerCycleKMajorOfFour
+                                                         : ThinCost::kBytesPerCycleMNMajorOfFour;
+  if (choice.cluster_blocks > 1) cycles += ThinCost::kClusterCycles;
+  if (choice.split_k > 1) {
+    const double parts = 2.0 * choice.split_k * problem.m * problem.n * batch_count;
+    cycles += ThinCost::kReduceCycles + 4 * parts / ThinCost::kBytesPerCycle;
+  }
+  return cycles + bytes / std::min(most, busy * ThinCost::kBytesPerCycleOfSm);
+}
 
 void PlanThin(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
               SgemmPlan& plan) {
   const ThinChoice choice = ChooseThin(problem, limits, split_k);
   plan.thin = choice.form;
-  plan.many_is_a = choice.many_is_a;
+  plan.long_is_a = choice.long_is_a;
   plan.cluster_blocks = choice.cluster_blocks;
   plan.split_k = static_cast<int>(choice.split_k);
   plan.k_per_split = choice.k_per_block * choice.cluster_blocks;
-  if (choice.form == ThinForm::kShallow) {
-    PlanShallow(problem, limits, choice, plan);
+  if (choice.form == ThinForm::kSmallK) {
+    PlanSmallK(problem, limits, choice, plan);
   } else {
-    PlanFewLines(problem, limits, choice, plan);
+    PlanShortSide(problem, limits, choice, plan);
   }
 }
 

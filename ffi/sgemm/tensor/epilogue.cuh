@@ -1,38 +1,40 @@
 // The epilogue of a tile of C: scaled sums in registers become elements of C, unless pairs of
-// float16 may be too inaccurate for them.
+// float16 may be too inaccurate for them. With split-k a kernel first adds the sums of the parts.
 //
-// Owns: the test for uncertain sums, the list of those that are recomputed, and the stores. Must
-// not know: how the sums are computed.
-#ifndef JAXKERNELS_SGEMM_TENSOR_FINISH_CUH_
-#define JAXKERNELS_SGEMM_TENSOR_FINISH_CUH_
+// Owns: the test for uncertain sums, the list of those that are recomputed, the stores, and the
+// layout of a part's sums in the scratch. Must not know: how sums are computed, who repairs.
+//
+// A separate launch adds the parts. The block that ends last could do it instead, but one SM reads
+// 64 bytes a cycle, and 32 parts of a tile are 2 MiB.
+#ifndef JAXKERNELS_SGEMM_TENSOR_EPILOGUE_CUH_
+#define JAXKERNELS_SGEMM_TENSOR_EPILOGUE_CUH_
 
+#include "core/cluster.cuh"
 #include "sgemm/epilogue.cuh"
 #include "sgemm/tensor/args.cuh"
 #include "sgemm/tensor/pair.cuh"
 
 namespace jaxkernels {
 
-struct TensorTile {
-  int member, m, n;
-};
-
-// TensorFinish holds a thread's elements of a tile, in the layout of wgmma.cuh: rows `row` and
+// TensorEpilogue holds a thread's elements of a tile, in the layout of wgmma.cuh: rows `row` and
 // `row` + 8, pairs of columns from `column` on. Bit i of a mask belongs to sums[i]. A thread has
-// all 64 sums of a multiplying thread, or some of them (parts.cuh).
+// all 64 sums of a multiplying thread, or some of them (FinishParts).
 template <int kSums>
-class TensorFinish {
+class TensorEpilogue {
  public:
-  __device__ TensorFinish(const TensorArgs& args, const TensorTile& tile, int row, int column)
-      : args_(args), member_(tile.member), row_(row), column_(column) {
-    const MemberIndices members = IndicesOfMember(args.product, tile.member);
-    tile_a_ = members.a * args.tiles_m + tile.m;
-    tile_b_ = members.b * args.tiles_n + tile.n;
-    tile_ = (static_cast<uint32_t>(tile.member) * args.tiles_m + tile.m) * args.tiles_n + tile.n;
+  __device__ TensorEpilogue(const TensorArgs& args, const TensorTile& tile, int row, int column)
+      : args_(args), batch_index_(tile.batch_index), row_(row), column_(column) {
+    const MatrixIndices matrices = MatrixIndicesOf(args.product, tile.batch_index);
+    tile_a_ = matrices.a * args.tiles_m + tile.m;
+    tile_b_ = matrices.b * args.tiles_n + tile.n;
+    tile_ =
+        (static_cast<uint32_t>(tile.batch_index) * args.tiles_m + tile.m) * args.tiles_n + tile.n;
     const int64_t first_row = int64_t{tile.m} * kTensorLines + row;
     const int64_t first_column = int64_t{tile.n} * kTensorLines + column;
     rows_ = args.product.m - first_row;
     columns_ = args.product.n - first_column;
-    offset_ = (int64_t{tile.member} * args.product.m + first_row) * args.product.n + first_column;
+    offset_ =
+        (int64_t{tile.batch_index} * args.product.m + first_row) * args.product.n + first_column;
   }
 
   // Examine finds uncertain sums. If the warp has too many of them, it returns false and flags the
@@ -48,9 +50,9 @@ class TensorFinish {
   }
   __device__ bool Decide(int count) {
     count_ = count;
-    if (count_ <= kMostRepairsOfWarp) return true;
+    if (count_ <= kMaxRepairsOfWarp) return true;
     if (threadIdx.x % 32 == 0 && atomicExch(&args_.flags[tile_], 1) == 0) {
-      atomicAdd(&args_.flagged[member_], 1);
+      atomicAdd(&args_.flagged[batch_index_], 1);
     }
     return false;
   }
@@ -82,7 +84,7 @@ class TensorFinish {
       asm("min.NaN.f32 %0, %0, %1;" : "+f"(least) : "f"(fabsf(sums[i])));
     }
     const uint32_t marks = args_.a.tile_marks[tile_a_] + args_.b.tile_marks[tile_b_];
-    const float norm = kMostOfElement * static_cast<float>(args_.product.k);
+    const float norm = kMaxElement * static_cast<float>(args_.product.k);
     return !(least >= kLeastSumOfNorm * norm * static_cast<float>(marks));
   }
 
@@ -151,12 +153,13 @@ class TensorFinish {
       if constexpr (kPairs) {
         float2 old = {};
         if constexpr (kReadC) old = *reinterpret_cast<const float2*>(c);
-        *reinterpret_cast<float2*>(out) = {Combine(product.alpha, left, product.beta, old.x),
-                                           Combine(product.alpha, right, product.beta, old.y)};
+        *reinterpret_cast<float2*>(out) = {
+            LinearCombination(product.alpha, left, product.beta, old.x),
+            LinearCombination(product.alpha, right, product.beta, old.y)};
       } else {
         const auto store = [&](int j, float value) {
           if (RowOf(i) < rows_ && ColumnOf(i) + j < columns_ && (uncertain_ >> (i + j) & 1) == 0) {
-            out[j] = Combine(product.alpha, value, product.beta, kReadC ? c[j] : 0.0f);
+            out[j] = LinearCombination(product.alpha, value, product.beta, kReadC ? c[j] : 0.0f);
           }
         };
         store(0, left);
@@ -166,7 +169,7 @@ class TensorFinish {
   }
 
   const TensorArgs& args_;
-  int member_, row_, column_;
+  int batch_index_, row_, column_;
   int tile_a_, tile_b_;  // among the tiles of all members of the operands
   uint32_t tile_;        // among the tiles of C of all members
   int64_t rows_, columns_, offset_;
@@ -174,6 +177,83 @@ class TensorFinish {
   int count_ = 0;  // uncertain sums among the 16 x 128 that this thread has a share of
 };
 
+// The sums of a part are stored as its threads hold them: by packs of four, then by threads.
+inline constexpr int kPacksOfThread = 64 / 4, kMultiplyingThreads = kWarpsOfTensorTile * 32;
+inline constexpr int kPacksOfPart = kPacksOfThread * kMultiplyingThreads;
+static_assert(kPacksOfPart * sizeof(float4) == kTensorTileBytes);
+
+__device__ inline void StorePart(const TensorArgs& args, unsigned index, int thread,
+                                 const float (&sums)[64]) {
+  float4* const to = args.parts + int64_t{index} * kPacksOfPart + thread;
+#pragma unroll
+  for (int i = 0; i < kPacksOfThread; ++i) {
+    const float* const pack = &sums[i * 4];
+    to[i * kMultiplyingThreads] = {pack[0], pack[1], pack[2], pack[3]};
+  }
+}
+
+// AddParts adds the parts at `parts`, kPacksOfPart packs apart, in order. It sums the rounding
+// error of each addition, and adds it at the end. The error is exact if the sum is not smaller than
+// the part. Scaled sums are finite or NaN.
+template <int kPacks>
+__device__ inline void AddParts(const float4* parts, int count, float (&sums)[kPacks * 4]) {
+  float lost[kPacks * 4];
+#pragma unroll
+  for (int i = 0; i < kPacks * 4; ++i) sums[i] = lost[i] = 0.0f;
+#pragma unroll 4
+  for (int part = 0; part < count; ++part) {
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      const float4 pack = __ldg(&parts[part * int64_t{kPacksOfPart} + i * kMultiplyingThreads]);
+      const float added[4] = {pack.x, pack.y, pack.z, pack.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float sum = sums[i * 4 + j] + added[j];
+        lost[i * 4 + j] += added[j] - (sum - sums[i * 4 + j]);
+        sums[i * 4 + j] = sum;
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kPacks * 4; ++i) sums[i] += lost[i];
+}
+
+// FinishParts runs a cluster of kFinishBlocks blocks per tile. A block finishes the 16 x 128 sums
+// of one warp of the product; each of its own warps has 16 columns.
+inline constexpr int kFinishBlocks = kWarpsOfTensorTile;
+inline constexpr int kFinishWarps = 8, kFinishThreads = kFinishWarps * 32;
+
+__global__ void __launch_bounds__(kFinishThreads)
+    FinishParts(const __grid_constant__ TensorArgs args) {
+#if JK_HAS_CLUSTERS
+  constexpr int kPacks = kPacksOfThread / kFinishWarps;
+  __shared__ int uncertain[kFinishWarps];
+  const unsigned index = blockIdx.x / kFinishBlocks;
+  const int warp_of_product = blockIdx.x % kFinishBlocks;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float sums[kPacks * 4];
+  AddParts<kPacks>(args.parts + int64_t{index} * args.splits * kPacksOfPart +
+                       warp * kPacks * kMultiplyingThreads + warp_of_product * 32 + lane,
+                   args.splits, sums);
+  const int row = warp_of_product * 16 + lane / 4;
+  const int column = warp * (kTensorLines / kFinishWarps) + lane % 4 * 2;
+  TensorEpilogue<kPacks * 4> epilogue(args, TileOfIndex(args, index), row, column);
+  const int of_warp = epilogue.CountUncertain(sums);
+  if (lane == 0) uncertain[warp] = of_warp;
+  __syncthreads();
+  int count = 0;
+#pragma unroll
+  for (int i = 0; i < kFinishWarps; ++i) count += uncertain[i];
+  bool certain = epilogue.Decide(count);
+  // Recomputing a whole tile may read C, so nothing of that tile is stored here.
+  if (args.product.beta != 0.0f) {
+    WaitForCluster();
+    certain = !epilogue.IsFlagged();
+  }
+  if (certain) epilogue.Store(sums);
+#endif
+}
+
 }  // namespace jaxkernels
 
-#endif  // JAXKERNELS_SGEMM_TENSOR_FINISH_CUH_
+#endif  // JAXKERNELS_SGEMM_TENSOR_EPILOGUE_CUH_

@@ -1,7 +1,8 @@
-// Sums the products of split operands over k.
+// The main loop: sums the products of split operands over k, from a ring of stages in shared
+// memory.
 //
-// Owns: the products of a stage, their order, and the promotion of sums. Must not know: who fills
-// stages, how the sums are used.
+// Owns: the ring, its barriers and copies, the products of a stage, their order, and the promotion
+// of sums. Must not know: how the sums are used.
 //
 // A B = high high + (high low + low high) / 2^11; low low is below the precision of a pair. wgmma
 // adds with a few extra bits and truncates. The sums of high high therefore start anew with every
@@ -9,21 +10,99 @@
 // H200, uniform [0, 1), 1024^3, relF (2026-11): anew every 64 of k 1.9e-7, every 128 4.7e-7;
 // one chain of FFMA 4.3e-7
 // H200, product alone, 4096^3, us (2026-11): anew every 64 of k 640, every 32 665, every 16 717
-#ifndef JAXKERNELS_SGEMM_TENSOR_PRODUCTS_CUH_
-#define JAXKERNELS_SGEMM_TENSOR_PRODUCTS_CUH_
+//
+// Clusters that share the copies of B (`.multicast::cluster`) were equally fast, within 3 %: the
+// power limit of an H200 decides.
+#ifndef JAXKERNELS_SGEMM_TENSOR_MAINLOOP_CUH_
+#define JAXKERNELS_SGEMM_TENSOR_MAINLOOP_CUH_
 
+#include <cstdint>
+
+#include "core/mbarrier.cuh"
+#include "core/shared_address.cuh"
+#include "sgemm/tensor/layout.h"
 #include "sgemm/tensor/pair.cuh"
-#include "sgemm/tensor/stages.cuh"
 #include "sgemm/tensor/wgmma.cuh"
 
 namespace jaxkernels {
+
+// CopyBytes copies to shared memory; the bytes are counted at `barrier`.
+__device__ inline void CopyBytes(uint32_t to, const char* from, int bytes,
+                                 const ByteBarrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier.Address())
+      : "memory");
+}
+
+// StageCursor is a position in the ring of stages, and the parity of the round.
+struct StageCursor {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ void Advance() {
+    if (++stage == kTensorStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+struct StageBarriers {
+  uint64_t full[kTensorStages], empty[kTensorStages];
+};
+
+// StageRing: a stage is full when its bytes have arrived, and empty when all multiplying warps have
+// released it.
+class StageRing {
+ public:
+  // `stages` starts at a 1024-byte boundary.
+  __device__ StageRing(const StageBarriers& barriers, uint32_t stages)
+      : barriers_(barriers), stages_(stages) {}
+
+  // Init is called by one thread, before a __syncthreads().
+  __device__ void Init() const {
+    for (int i = 0; i < kTensorStages; ++i) {
+      ByteBarrier(&barriers_.full[i]).Init();
+      WarpBarrier(&barriers_.empty[i]).Init(kWarpsOfTensorTile);
+    }
+    FenceBarriers();
+  }
+
+  __device__ uint32_t AddressA(int stage) const { return stages_ + stage * kTensorStageBytes; }
+  __device__ uint32_t AddressB(int stage) const { return AddressA(stage) + kPackedTileBytes; }
+
+  __device__ void WaitFull(const StageCursor& cursor) const {
+    ByteBarrier(&barriers_.full[cursor.stage]).Wait(cursor.parity);
+  }
+  // Release is called by all lanes of a warp that has read a stage.
+  __device__ void Release(int stage) const {
+    if (threadIdx.x % 32 == 0) WarpBarrier(&barriers_.empty[stage]).Arrive();
+  }
+
+  // WaitEmpty and Fill are called by the one thread that fills stages.
+  __device__ void WaitEmpty(const StageCursor& cursor) const {
+    WarpBarrier(&barriers_.empty[cursor.stage]).Wait(cursor.parity ^ 1);
+  }
+  __device__ void Fill(int stage, const char* tile_a, const char* tile_b) const {
+    const ByteBarrier full(&barriers_.full[stage]);
+    full.Expect(kTensorStageBytes);
+    CopyBytes(AddressA(stage), tile_a, kPackedTileBytes, full);
+    CopyBytes(AddressB(stage), tile_b, kPackedTileBytes, full);
+  }
+
+ private:
+  const StageBarriers& barriers_;
+  uint32_t stages_;
+};
 
 // StartProducts starts the products of a stage: main = high high, and cross += the others, in a
 // second group. `a` and `b` are the addresses of the warpgroup's 64 lines of A and of the 128 of B.
 __device__ inline void StartProducts(float (&main)[64], float (&cross)[64], uint32_t a,
                                      uint32_t b) {
-  const uint64_t a_high = DescribeTile(a), a_low = DescribeTile(a + kTensorPartBytes);
-  const uint64_t b_high = DescribeTile(b), b_low = DescribeTile(b + kTensorPartBytes);
+  const uint64_t a_high = DescribeTile(a), a_low = DescribeTile(a + kPackedHalfBytes);
+  const uint64_t b_high = DescribeTile(b), b_low = DescribeTile(b + kPackedHalfBytes);
   constexpr int kCount = kTensorStepK / 16;
   FenceProducts();
 #pragma unroll
@@ -67,13 +146,13 @@ __device__ inline void SumStage(float (&sums)[64], float (&main)[64], float (&cr
   StartProducts(main, cross, ring.AddressA(cursor.stage) + first_line * kTensorLineBytes,
                 ring.AddressB(cursor.stage));
   WaitForProducts<1>();
-  Touch(main);
+  LaunderRegisters(main);
   Promote<kCompensated, kAscending>(sums, main);
   WaitForProducts<0>();
   ring.Release(cursor.stage);
   cursor.Advance();
   if constexpr (kCompensated) {
-    Touch(cross);
+    LaunderRegisters(cross);
 #pragma unroll
     for (int i = 0; i < 64; ++i) cross[i] = fmaf(main[i], kLowScale, cross[i]);
   }
@@ -100,11 +179,11 @@ __device__ inline void SumTile(float (&sums)[64], const StageRing& ring, StageCu
       SumStage<false, true>(sums, main, cross, ring, cursor, first_line);
     }
   }
-  Touch(cross);
+  LaunderRegisters(cross);
 #pragma unroll
   for (int i = 0; i < 64; ++i) sums[i] = fmaf(cross[i], 1.0f / kLowScale, sums[i]);
 }
 
 }  // namespace jaxkernels
 
-#endif  // JAXKERNELS_SGEMM_TENSOR_PRODUCTS_CUH_
+#endif  // JAXKERNELS_SGEMM_TENSOR_MAINLOOP_CUH_

@@ -1,15 +1,20 @@
-// A kShallow thread's sums of a tile: the arithmetic of a stage, and the stores.
+// Products of small k: operands are read and C is written once, which takes at least as long as the
+// arithmetic.
 //
-// Owns: the rows and columns of a thread. Must not know: how stages are filled.
-#ifndef JAXKERNELS_SGEMM_THIN_SHALLOW_SUMS_CUH_
-#define JAXKERNELS_SGEMM_THIN_SHALLOW_SUMS_CUH_
+// Work split: a block computes a tile of C. A thread has `rows` x `columns` sums of it, and `lanes`
+// threads side by side share rows (SmallKTile). Memory: a stage is some k of the tile's rows of A
+// and columns of B. A block requests all stages before it waits for the first one, or those of
+// kSmallKMaxStagedK k. Every sum is one chain of FFMA in the order of k. Requires: a thread block
+// of whole warps, kSmallKMaxThreads at most.
+#ifndef JAXKERNELS_SGEMM_THIN_SMALL_K_CUH_
+#define JAXKERNELS_SGEMM_THIN_SMALL_K_CUH_
 
 #include <cstdint>
 
 #include "sgemm/args.cuh"
 #include "sgemm/epilogue.cuh"
-#include "sgemm/thin/forms.h"
-#include "sgemm/thin/shallow_stages.cuh"
+#include "sgemm/thin/small_k_stages.cuh"
+#include "sgemm/tiles.h"
 
 namespace jaxkernels {
 
@@ -26,15 +31,16 @@ __device__ inline void LoadNeighbours(const float* from, float* to) {
 
 __device__ inline void LoadQuad(const float* from, float* to) { LoadNeighbours<4>(from, to); }
 
-template <int kTile, bool kAlongA>
-class ShallowSums {
+// SmallKSums is a thread's sums of a tile: the arithmetic of a stage, and the stores.
+template <int kTile, bool kKMajorA>
+class SmallKSums {
  public:
-  static constexpr ShallowTile kSize = kShallowTiles[kTile];
+  static constexpr SmallKTile kSize = kSmallKTiles[kTile];
   static constexpr int kRowsOfWarp = kSize.RowsOfWarp(), kColumnsOfBlock = kSize.Columns();
 
   // Lanes i and i ^ 1 share rows, lanes i and i ^ 2 columns. A warp's load of a pack then takes two
   // wavefronts instead of four.
-  __device__ ShallowSums()
+  __device__ SmallKSums()
       : warp_(threadIdx.x / 32),
         lane_(threadIdx.x % 32),
         column_lane_(kLanes == 1 ? 0 : lane_ % 2 + lane_ / 4 % kPairs * 2),
@@ -51,23 +57,23 @@ class ShallowSums {
 #pragma unroll
         for (int j = 0; j < kColumns; j += 4) LoadQuad(of_b + q * kPitchB + kLanes * j, &y[q][j]);
       }
-      if constexpr (kAlongA) {
-        AddAlongK(stage, quad, y);
+      if constexpr (kKMajorA) {
+        AddKMajor(stage, quad, y);
       } else {
-        AddAcrossK(stage + 4 * quad * rows, rows, y);
+        AddMNMajor(stage + 4 * quad * rows, rows, y);
       }
     }
   }
 
   // Store writes the sums of the tile at (first_row, first_column). `exchanged`: shared memory,
   // kColumns floats of each thread, for results that are not stored in packs.
-  __device__ void Store(const SgemmArgs& product, unsigned member, int64_t first_row,
+  __device__ void Store(const SgemmArgs& product, unsigned batch_index, int64_t first_row,
                         int64_t first_column, float* exchanged) const {
     const int64_t row = first_row + warp_ * kRowsOfWarp;
-    const int64_t offset = member * (product.m * product.n) + row * product.n + first_column;
-    const Destination to{product.alpha,           product.beta, product.c + offset,
-                         product.out + offset,    product.n,    product.m - row,
-                         product.n - first_column};
+    const int64_t offset = batch_index * (product.m * product.n) + row * product.n + first_column;
+    const EpilogueParams to{product.alpha,           product.beta, product.c + offset,
+                            product.out + offset,    product.n,    product.m - row,
+                            product.n - first_column};
     if (!product.aligned_c) {
       StoreFloats(to, exchanged + warp_ * 32 * kColumns);
     } else if (to.beta == 0.0f) {
@@ -82,19 +88,19 @@ class ShallowSums {
   static constexpr int kRows = kSize.rows, kColumns = kSize.columns;
   static constexpr int kPairs = kLanes == 1 ? 1 : kLanes / 2;  // pairs of lanes side by side
   static constexpr int kNeighbours = kRows < 4 ? kRows : 4;    // rows, if A is MN-major
-  static constexpr int kDepth = ShallowStageDepth(kAlongA);
-  static constexpr int kPitchB = ShallowPitchB(kColumnsOfBlock);
+  static constexpr int kDepth = SmallKStageDepth(kKMajorA);
+  static constexpr int kPitchB = SmallKPitchB(kColumnsOfBlock);
 
   // RowOf returns row i of the threads of a lane, among the rows of a warp. With an MN-major A a
   // thread has neighbouring rows.
   static __device__ int RowOf(int row_lane, int i) {
-    if (kAlongA) return i * kRowLanes + row_lane;
+    if (kKMajorA) return i * kRowLanes + row_lane;
     return (i / kNeighbours * kRowLanes + row_lane) * kNeighbours + i % kNeighbours;
   }
 
-  __device__ void AddAlongK(const float* stage, int quad, const float (&y)[4][kColumns]) {
+  __device__ void AddKMajor(const float* stage, int quad, const float (&y)[4][kColumns]) {
     const float* const of_a = stage + (warp_ * kRowsOfWarp + row_lane_) * kDepth;
-    const unsigned place = PlaceOfQuad(row_lane_, quad);
+    const unsigned place = SwizzledQuad(row_lane_, quad);
     // The loop takes four columns at a time, in serpentine order over rows and k. An FFMA then
     // often has two operands of the one before, which the reuse cache holds. us, all columns in one
     // order, and this order:
@@ -105,7 +111,7 @@ class ShallowSums {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         float x[4];
-        LoadQuad(of_a + i * kRowLanes * kDepth + 4 * PlaceOfQuad(i * kRowLanes, place), x);
+        LoadQuad(of_a + i * kRowLanes * kDepth + 4 * SwizzledQuad(i * kRowLanes, place), x);
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
 #pragma unroll
@@ -118,7 +124,7 @@ class ShallowSums {
     }
   }
 
-  __device__ void AddAcrossK(const float* stage, int rows, const float (&y)[4][kColumns]) {
+  __device__ void AddMNMajor(const float* stage, int rows, const float (&y)[4][kColumns]) {
     const float* of_a = stage + warp_ * kRowsOfWarp + kNeighbours * row_lane_;
 #pragma unroll
     for (int q = 0; q < 4; ++q, of_a += rows) {
@@ -136,7 +142,7 @@ class ShallowSums {
   }
 
   template <bool kReadC>
-  __device__ void StorePacks(const Destination& to) const {
+  __device__ void StorePacks(const EpilogueParams& to) const {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int row = RowOf(row_lane_, i);
@@ -151,7 +157,7 @@ class ShallowSums {
   }
 
   // A warp exchanges one row of each thread at a time, so that lanes store neighbours.
-  __device__ void StoreFloats(const Destination& to, float* exchanged) const {
+  __device__ void StoreFloats(const EpilogueParams& to, float* exchanged) const {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       __syncwarp();
@@ -168,7 +174,7 @@ class ShallowSums {
         const int row = RowOf(place / kColumnsOfBlock, i), column = place % kColumnsOfBlock;
         if (row >= to.rows || column >= to.columns) continue;
         const int64_t at = row * to.pitch + column;
-        to.out[at] = CombineWith(to.alpha, exchanged[place], to.beta, to.c + at);
+        to.out[at] = LinearCombinationAt(to.alpha, exchanged[place], to.beta, to.c + at);
       }
     }
   }
@@ -177,6 +183,77 @@ class ShallowSums {
   float sums_[kRows][kColumns] = {};
 };
 
+// SmallKArgs is passed to kernels by value.
+struct SmallKArgs {
+  SgemmArgs product;
+  bool b_k_major;
+  unsigned tiles_m, tiles_n;
+};
+
+// Waits until at most `pending` stages are in flight.
+__device__ inline void WaitForStages(int pending) {
+  if (pending >= 3) {
+    WaitForAsyncGroups<3>();
+  } else if (pending == 2) {
+    WaitForAsyncGroups<2>();
+  } else if (pending == 1) {
+    WaitForAsyncGroups<1>();
+  } else {
+    WaitForAsyncGroups<0>();
+  }
+}
+
+template <int kTile, bool kKMajorA>
+__global__ void __launch_bounds__(kSmallKMaxThreads, kSmallKTiles[kTile].blocks_per_sm)
+    SumSmallK(const __grid_constant__ SmallKArgs args) {
+  using Sums = SmallKSums<kTile, kKMajorA>;
+  constexpr int kColumns = Sums::kColumnsOfBlock;
+  constexpr int kDepth = SmallKStageDepth(kKMajorA), kMost = kSmallKMaxStagedK / kDepth;
+  extern __shared__ __align__(128) float staged[];
+  const SgemmArgs& product = args.product;
+  const int rows = blockDim.x / 32 * Sums::kRowsOfWarp;
+  const int stage_floats = kDepth * (rows + SmallKPitchB(kColumns));
+  const unsigned tiles = args.tiles_m * args.tiles_n;
+  const unsigned tile = blockIdx.x % tiles, batch_index = blockIdx.x / tiles;
+  const int64_t first_row = int64_t{tile / args.tiles_n} * rows;
+  const int64_t first_column = int64_t{tile % args.tiles_n} * kColumns;
+  const MatrixIndices matrices = MatrixIndicesOf(product, static_cast<int>(batch_index));
+  const SmallKOperand a(product.a + matrices.a * product.m * product.k, kKMajorA, product.m,
+                        product.k, first_row, rows, product.aligned_a);
+  const SmallKOperand b(product.b + matrices.b * product.n * product.k, args.b_k_major, product.n,
+                        product.k, first_column, kColumns, product.aligned_b);
+  const int stages = (a.depth + kDepth - 1) / kDepth;
+  const int prefetched = min(stages, kMost) - 1;  // stages copied ahead of the arithmetic
+
+  Sums sums;
+#pragma unroll 1
+  for (int s = -prefetched; s < stages; ++s) {
+    const int next = s + prefetched;
+    if (next < stages) {
+      if (next >= kMost) __syncthreads();  // all threads are done with the stage to be overwritten
+      float* const stage = staged + next % kMost * stage_floats;
+      if constexpr (kKMajorA) {
+        CopyKMajorRows<kDepth>(a, next * kDepth, rows, stage);
+      } else {
+        CopyMNMajor<kDepth, false>(a, next * kDepth, rows, rows, stage);
+      }
+      if (args.b_k_major) {
+        CopyKMajorColumns<kDepth, kColumns>(b, next * kDepth, stage + kDepth * rows);
+      } else {
+        CopyMNMajor<kDepth, true>(b, next * kDepth, kColumns, SmallKPitchB(kColumns),
+                                  stage + kDepth * rows);
+      }
+      CommitAsyncGroup();
+    }
+    if (s < 0) continue;
+    WaitForStages(min(prefetched, stages - 1 - s));
+    __syncthreads();
+    sums.Add(staged + s % kMost * stage_floats, rows, QuadsFrom(s * kDepth, a.depth, kDepth / 4));
+  }
+  if (!product.aligned_c) __syncthreads();
+  sums.Store(product, batch_index, first_row, first_column, staged);
+}
+
 }  // namespace jaxkernels
 
-#endif  // JAXKERNELS_SGEMM_THIN_SHALLOW_SUMS_CUH_
+#endif  // JAXKERNELS_SGEMM_THIN_SMALL_K_CUH_
