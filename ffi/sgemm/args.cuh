@@ -29,6 +29,16 @@ struct Operand {
   }
 };
 
+// LoadQuad loads four neighbours, from a 16-byte boundary; LoadPair loads two, from one of 8 bytes.
+__device__ inline void LoadQuad(const float* from, float* to) {
+  const float4 quad = *reinterpret_cast<const float4*>(from);
+  to[0] = quad.x, to[1] = quad.y, to[2] = quad.z, to[3] = quad.w;
+}
+__device__ inline void LoadPair(const float* from, float* to) {
+  const float2 pair = *reinterpret_cast<const float2*>(from);
+  to[0] = pair.x, to[1] = pair.y;
+}
+
 // MatrixIndices are the matrices of A and B that a batch member multiplies.
 struct MatrixIndices {
   int a = 0;

@@ -40,7 +40,7 @@ __device__ inline void CopySharedPackAsync(uint32_t to, const float* from, bool 
 
 __device__ inline void CommitAsyncGroup() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most kPending groups of this thread are in flight.
+// WaitForAsyncGroups waits until at most kPending groups of this thread are in flight.
 template <int kPending>
 __device__ inline void WaitForAsyncGroups() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

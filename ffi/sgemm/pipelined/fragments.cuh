@@ -10,6 +10,7 @@
 #ifndef JAXKERNELS_SGEMM_PIPELINED_FRAGMENTS_CUH_
 #define JAXKERNELS_SGEMM_PIPELINED_FRAGMENTS_CUH_
 
+#include "sgemm/args.cuh"
 #include "sgemm/pipelined/tensor_map.h"
 
 namespace jaxkernels {
@@ -29,12 +30,7 @@ class FragmentMNMajor {
   __device__ void Load(const float* from, int k) {
 #pragma unroll
     for (int i = 0; i < kLines; i += 4) {
-      const float4 quad =
-          *reinterpret_cast<const float4*>(from + k * kPitch + Quads<kLanes>::LineOf(i));
-      v_[k % 2][i] = quad.x;
-      v_[k % 2][i + 1] = quad.y;
-      v_[k % 2][i + 2] = quad.z;
-      v_[k % 2][i + 3] = quad.w;
+      LoadQuad(from + k * kPitch + Quads<kLanes>::LineOf(i), &v_[k % 2][i]);
     }
   }
 
@@ -62,7 +58,8 @@ class FragmentKMajor {
            (pack % kBoxPacks ^ line % kBoxPacks) * 4;
   }
 
-  // Loads the first pack with the first k, and each further pack as soon as registers are free.
+  // Load loads the first pack with the first k, and each further pack as soon as registers are
+  // free.
   __device__ void Load(const float* from, int k) {
     if (k == 0) LoadPack(from, 0);
     if (k % 4 == 1 && k / 4 + 1 < kPacks) LoadPack(from, k / 4 + 1);

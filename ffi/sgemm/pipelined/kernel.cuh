@@ -118,8 +118,7 @@ struct Pipelined {
                          FragmentMNMajor<kThreadM, kLanesM, Stages::kPitchA, kDepth>>;
   using FragmentB = FragmentMNMajor<kThreadN, kLanesN, Stages::kPitchB, kDepth>;
 
-  // Position of the thread in its block.
-  int slice, line_m, line_n;
+  int slice, line_m, line_n;  // of the thread, in its block
 
   __device__ Pipelined() {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

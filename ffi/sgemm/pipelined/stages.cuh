@@ -130,8 +130,8 @@ class TmaStages {
     }
   }
 
-  // Neighbouring threads take neighbouring lines. Each reads 16 bytes, which the swizzle spreads
-  // over the banks. It writes four floats, next to those of its neighbours.
+  // Transpose gives neighbouring threads neighbouring lines. Each reads 16 bytes, which the swizzle
+  // spreads over the banks. It writes four floats, next to those of its neighbours.
   template <int kLines>
   __device__ static void Transpose(const float* from, float* to) {
     static_assert(kThreads % kLines == 0, "a thread stays with its line");
@@ -195,7 +195,7 @@ class FloatCopies {
             (window.first_line + line) * step_line_ + (window.first_k + k_) * step_k_;
   }
 
-  // Copies the next part of a tile. `depth`: the k of the tile that exist.
+  // Copy copies the next part of a tile. `depth`: the k of the tile that exist.
   __device__ void Copy(uint32_t tile, int step, int depth) {
     const bool line_valid = (kKMajor ? step * kLinesAtOnce : 0) < lines_left_;
     const int k = k_ + (kKMajor ? 0 : step * kCopies * kDepthAtOnce);
@@ -209,7 +209,7 @@ class FloatCopies {
     from_ += kKMajor ? kLinesAtOnce * step_line_ : kCopies * kDepthAtOnce * step_k_;
   }
 
-  // Moves from the last part of a tile to the first of the next.
+  // Advance moves from the last part of a tile to the first of the next.
   __device__ void Advance() {
     to_ -= kSteps * kToStep;
     if constexpr (kKMajor) from_ += kBlockK - kLines * step_line_;
@@ -241,7 +241,7 @@ class FloatStages {
     }
   }
 
-  // Copies a part of a new tile into the stage of the tile before the current one.
+  // Step copies a part of a new tile into the stage of the tile before the current one.
   __device__ void Step() {
     const uint32_t to = SharedAddress(smem_ + filling_ * kFloats);
     const int depth = static_cast<int>(min(depth_left_, int64_t{kBlockK}));
@@ -265,7 +265,7 @@ class FloatStages {
   static constexpr int kFloatsA = kPitchA * kBlockK;
   static constexpr int kFloats = kFloatsA + kPitchB * kBlockK;
 
-  // A group is committed even if nothing was left to copy, so that one group is one tile.
+  // Advance commits a group even if nothing was left to copy, so that one group is one tile.
   __device__ void Advance() {
     CommitAsyncGroup();
     copies_a_.Advance();

@@ -26,8 +26,8 @@ static_assert(kRegisterTile.thread_m == 8 && kRegisterTile.thread_n == 8, "layou
 // TileOrder is the order of a tile in shared memory.
 enum class TileOrder { kAsStored, kTransposed };  // [line][k], [k][line]
 
-// Floats from one k to the next in a transposed tile. A warp that transposes writes 16 lines of k
-// and of k + 4 at once; with a pitch of 128 floats they would share 16 banks.
+// kRungPitch is the floats from one k to the next in a transposed tile. A warp that transposes
+// writes 16 lines of k and of k + 4 at once; with a pitch of 128 floats they would share 16 banks.
 inline constexpr int kRungPitch = kRungTile + 4;
 inline constexpr int kRungTileFloats = kRungPitch * kRungTileK;
 
@@ -44,8 +44,8 @@ class TileQuad {
         aligned_(aligned),
         from_(operand.data + operand.Offset(first_line + line_, depth_)) {}
 
-  // Loads the quad of the next tile, with zeros beyond the operand. `depth_left`: the k that are
-  // left.
+  // Load loads the quad of the next tile, with zeros beyond the operand. `depth_left`: the k that
+  // are left.
   __device__ void Load(int64_t depth_left, int64_t lines) {
     const bool valid = lines_left_ > 0 && depth_ < depth_left;
     if (aligned_ && valid) {

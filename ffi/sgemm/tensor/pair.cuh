@@ -31,7 +31,7 @@ inline constexpr float kLeastSumOfNorm = 0x1p-14f;
 inline constexpr float kMaxElement = 0x1p15f;
 static_assert(kTensorMaxDepth * double{kMaxElement} < 0x1p32, "norms are uint32");
 
-// 2^exponent. Requires: -126 <= exponent <= 127.
+// PowerOfTwo returns 2^exponent. Requires: -126 <= exponent <= 127.
 __device__ inline float PowerOfTwo(int exponent) { return __int_as_float((exponent + 127) << 23); }
 
 // LineScale is the scale of a line as two factors, because their product may be out of float32's

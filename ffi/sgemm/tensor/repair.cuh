@@ -18,7 +18,7 @@ namespace jaxkernels {
 inline constexpr int kRepairThreads = 256, kRepairWarps = kRepairThreads / 32;
 inline constexpr int kRepairBlocksOfSm = 4;
 
-// IsRecomputed tells whether a tile, numbered over all members, is recomputed as a whole.
+// IsRecomputed tells whether a tile, numbered over all batch members, is recomputed as a whole.
 __device__ inline bool IsRecomputed(const TensorArgs& args, unsigned tile) {
   return args.flags[tile] != 0 || TooManyFlagged(args, tile / (args.tiles_m * args.tiles_n));
 }
@@ -44,12 +44,12 @@ struct RepairStage {
   using Lines = double[kDepth][kLines + 4];
 
   const TensorOperand& operand;
-  const float* batch_index;
+  const float* matrix;
   int64_t first_line;
   float values[kCount];
 
   __device__ RepairStage(const TensorOperand& of, int index, int64_t line)
-      : operand(of), batch_index(of.data + index * of.MatrixElements()), first_line(line) {}
+      : operand(of), matrix(of.data + index * of.MatrixElements()), first_line(line) {}
 
   __device__ int LineOf(int i) const {
     const int place = i * kRepairThreads + threadIdx.x;
@@ -65,7 +65,7 @@ struct RepairStage {
     for (int i = 0; i < kCount; ++i) {
       const int64_t line = first_line + LineOf(i), k = first_k + DepthOf(i);
       const int64_t at = operand.k_major ? line * operand.pitch + k : k * operand.pitch + line;
-      values[i] = line < operand.lines && k < operand.depth ? batch_index[at] : 0.0f;
+      values[i] = line < operand.lines && k < operand.depth ? matrix[at] : 0.0f;
     }
   }
   __device__ void Store(Lines& lines) const {

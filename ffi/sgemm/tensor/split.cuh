@@ -12,9 +12,14 @@
 // K-major operands take one launch and are read once. 32 to 256 threads share a line. A thread has
 // 8 neighbouring k of it at two or four places. A line's part of a packed tile is 128 bytes,
 // written by 8 threads. The part of a longer line that does not fit the registers of a block is
-// read again, from the L2. K-major lines of more than 8192 elements, by packed tiles in two
-// launches and by lines. H200, all of a product, us (2026-11): (308, 722, 14203) NT 129, 95 (2404,
-// 158, 21082) 352, 297 (2000, 2000, 12000) NT 606, 575 (128, 128, 65536) 100, 100
+// read again, from the L2.
+//
+// K-major lines of more than 8192 elements, by packed tiles in two launches and by lines.
+// H200, all of a product, us (2026-11):
+// (308, 722, 14203) NT 129, 95
+// (2404, 158, 21082) 352, 297
+// (2000, 2000, 12000) NT 606, 575
+// (128, 128, 65536) 100, 100
 #ifndef JAXKERNELS_SGEMM_TENSOR_SPLIT_CUH_
 #define JAXKERNELS_SGEMM_TENSOR_SPLIT_CUH_
 
@@ -191,8 +196,7 @@ __device__ inline void ReadChunks(const TensorOperand& operand, int matrix, int6
     if (operand.packs && k + kChunk <= depth) {
 #pragma unroll
       for (int j = 0; j < kChunk; j += 4) {
-        const float4 pack = *reinterpret_cast<const float4*>(from + k + j);
-        v[i][j] = pack.x, v[i][j + 1] = pack.y, v[i][j + 2] = pack.z, v[i][j + 3] = pack.w;
+        LoadQuad(from + k + j, &v[i][j]);
       }
     } else {
 #pragma unroll

@@ -29,7 +29,7 @@ __device__ inline uint64_t DescribeTile(uint32_t address) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kGroups = uint64_t{1024 >> 4} << 32;
   return kSwizzle128 | kGroups | uint64_t{1} << 16 | (address & 0x3ffff) >> 4;
 }
-// Step of a descriptor from 16 k to the next 16.
+// kDescriptorStep is the step of a descriptor from 16 k to the next 16.
 inline constexpr uint64_t kDescriptorStep = 16 * 2 / 16;
 
 // FenceProducts comes before the first product, and after other instructions wrote the sums.
@@ -45,7 +45,7 @@ __device__ inline void CommitProducts() {
 #endif
 }
 
-// Waits until at most kPending groups of products are in flight.
+// WaitForProducts waits until at most kPending groups of products are in flight.
 template <int kPending>
 __device__ inline void WaitForProducts() {
 #if JK_HAS_WGMMA

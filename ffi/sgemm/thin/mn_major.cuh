@@ -52,8 +52,7 @@ struct LinesOfThread {
   }
   __device__ void Load(const float* row, float (&v)[kMNMajorThreadLines]) const {
     if constexpr (kPack == 4) {
-      const float4 pack = *reinterpret_cast<const float4*>(row + at[0]);
-      v[0] = pack.x, v[1] = pack.y, v[2] = pack.z, v[3] = pack.w;
+      LoadQuad(row + at[0], v);
     } else {
 #pragma unroll
       for (int j = 0; j < kMNMajorThreadLines; ++j) v[j] = row[at[j]];
@@ -70,10 +69,7 @@ __device__ void AddOuter(const float (&v)[kMNMajorThreadLines], const float* sho
   float x[kShortLines];
   if constexpr (kShortLines >= 4) {
 #pragma unroll
-    for (int f = 0; f < kShortLines; f += 4) {
-      const float4 pack = *reinterpret_cast<const float4*>(short_side + f);
-      x[f] = pack.x, x[f + 1] = pack.y, x[f + 2] = pack.z, x[f + 3] = pack.w;
-    }
+    for (int f = 0; f < kShortLines; f += 4) LoadQuad(short_side + f, &x[f]);
   } else {
     x[0] = short_side[0];
   }

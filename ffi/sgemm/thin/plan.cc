@@ -253,36 +253,24 @@ ThinChoice ChooseThin(const SgemmProblem& problem, const DeviceLimits& limits, i
 
 // StoresWholeLines tells whether pack stores write whole 128-byte lines at a time, or with the
 // widest tile a whole row. (A thread stores its first four columns before the others.) Otherwise it
-// is faster to exchange sums and to store floats.
-// us, packs and floats (H100, CUDA graphs, 2026-11):
-// {8, 8, 8} (53607, 140, 34) 47.1 38.7
-// {8, 8, 8} (53608, 60, 8) 26.5 9.1
-// {8, 8, 8} (53608, 300, 16) 89.0 38.1
-// {8, 8, 8} (8192, 1000, 32) 44.5 24.2
-// {8, 8, 8} (65536, 64, 64) 21.5 22.0, both with other copies
-// {16, 4, 8} (4096, 4100, 8) 41.0 29.4
-// {16, 4, 8} (53608, 72, 34) 23.6 24.9
-// {16, 4, 8} (53608, 192, 16) 24.7 28.7
-// {4, 4, 8} (65536, 32, 64) 18.3 14.1
-// {4, 4, 8} (65536, 32, 64) TN 16.8 13.1
+// is faster to exchange sums and to store floats (times in README.md).
 bool StoresWholeLines(const SmallKTile& tile, int64_t n) {
   if (tile.columns == kFloatsOfPack) return true;
   return tile.lanes >= 8 && (n % 32 == 0 || (tile.lanes == 16 && n <= tile.Columns()));
 }
 
-// PlanSmallK sets the fields of kSmallK.
+// PlanSmallK sets the fields of kSmallK. Here and in PlanShortSide the long side is along m.
 void PlanSmallK(const SgemmProblem& problem, const DeviceLimits& limits, const ThinChoice& choice,
                 SgemmPlan& plan) {
   const SgemmProblem computed = TransposedIfOneRow(problem);
   const SmallKTile& tile = kSmallKTiles[choice.tile];
-  const int rows = choice.threads / 32 * tile.RowsOfWarp();
   plan.tile = choice.tile;
   plan.block_threads = choice.threads;
-  plan.block_m = choice.long_is_a ? rows : tile.Columns();
-  plan.block_n = choice.long_is_a ? tile.Columns() : rows;
+  plan.block_m = choice.threads / 32 * tile.RowsOfWarp();
+  plan.block_n = tile.Columns();
   plan.block_k = SmallKStageDepth(!computed.trans_a);
-  plan.thread_m = choice.long_is_a ? tile.rows : tile.columns;
-  plan.thread_n = choice.long_is_a ? tile.columns : tile.rows;
+  plan.thread_m = tile.rows;
+  plan.thread_n = tile.columns;
   plan.smem_bytes = SmallKSmemBytes(tile, choice.threads, problem.k, !computed.trans_a);
   plan.stages = plan.smem_bytes / SmallKSmemBytes(tile, choice.threads, 1, !computed.trans_a);
   plan.blocks_per_sm = SmallKBlocksPerSm(computed, limits, tile, choice.threads);
@@ -297,23 +285,19 @@ void PlanSmallK(const SgemmProblem& problem, const DeviceLimits& limits, const T
 void PlanShortSide(const SgemmProblem& problem, const DeviceLimits& limits,
                    const ThinChoice& choice, SgemmPlan& plan) {
   const bool k_major = choice.form == ThinForm::kKMajor;
-  const int block_short = choice.short_lines;
-  const int thread_long = k_major ? choice.iterations * kKMajorWarpLines : kMNMajorThreadLines;
-  const int block_long = choice.LinesOfBlock();
   plan.block_threads = kThinThreads;
   plan.slices = k_major ? kKMajorSlices : kThinThreads / choice.lanes;
   plan.block_k = k_major ? kKMajorStepK : plan.slices;
-  plan.block_m = choice.long_is_a ? block_long : block_short;
-  plan.block_n = choice.long_is_a ? block_short : block_long;
-  plan.thread_m = choice.long_is_a ? thread_long : block_short;
-  plan.thread_n = choice.long_is_a ? block_short : thread_long;
+  plan.block_m = choice.LinesOfBlock();
+  plan.thread_m = k_major ? choice.iterations * kKMajorWarpLines : kMNMajorThreadLines;
+  plan.block_n = plan.thread_n = choice.short_lines;
   plan.blocks_per_sm =
       std::min(kThinBlocksPerSm, limits.BlocksPerSm(kThinThreads, plan.smem_bytes));
   // A single short-side line is read in packs with a K-major long side, so both need alignment.
   // Several lines are loaded float by float.
   const bool has_packs = choice.long_is_a ? problem.HasAlignedRowsA() : problem.HasAlignedRowsB();
   const bool in_packs =
-      has_packs && (!k_major || block_short > 1 || (problem.aligned_a && problem.aligned_b));
+      has_packs && (!k_major || choice.short_lines > 1 || (problem.aligned_a && problem.aligned_b));
   (choice.long_is_a ? plan.pack_a : plan.pack_b) = in_packs ? kFloatsOfPack : 1;
 }
 
@@ -361,6 +345,10 @@ void PlanThin(const SgemmProblem& problem, const DeviceLimits& limits, int split
     PlanSmallK(problem, limits, choice, plan);
   } else {
     PlanShortSide(problem, limits, choice, plan);
+  }
+  if (!choice.long_is_a) {
+    std::swap(plan.block_m, plan.block_n);
+    std::swap(plan.thread_m, plan.thread_n);
   }
 }
 

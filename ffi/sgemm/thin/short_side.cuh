@@ -17,12 +17,12 @@ namespace jaxkernels {
 // ThinArgs is passed to kernels by value.
 struct ThinArgs {
   SgemmArgs product;
-  bool long_is_a;       // A is the long side and B the short one; or the other way round
-  bool short_k_major;   // the short side is K-major
-  int short_lines;      // of the short side
-  int lanes;            // kMNMajor: threads side by side along the lines
-  int iterations;       // kKMajor: iterations of a block over its lines
-  int64_t long_lines;   // of the long side
+  bool long_is_a;      // A is the long side and B the short one; or the other way round
+  bool short_k_major;  // the short side is K-major
+  int short_lines;
+  int lanes;       // kMNMajor: threads side by side along the lines
+  int iterations;  // kKMajor: iterations of a block over its lines
+  int64_t long_lines;
   int64_t k_per_block;  // of a block; the last ones may have less, or none
   unsigned groups;      // groups of lines, with `parts` blocks each
   unsigned parts;       // blocks that share a group's k: clusters, one after the other

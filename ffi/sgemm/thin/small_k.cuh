@@ -18,19 +18,6 @@
 
 namespace jaxkernels {
 
-template <int kCount>
-__device__ inline void LoadNeighbours(const float* from, float* to) {
-  if constexpr (kCount == 4) {
-    const float4 quad = *reinterpret_cast<const float4*>(from);
-    to[0] = quad.x, to[1] = quad.y, to[2] = quad.z, to[3] = quad.w;
-  } else {
-    const float2 pair = *reinterpret_cast<const float2*>(from);
-    to[0] = pair.x, to[1] = pair.y;
-  }
-}
-
-__device__ inline void LoadQuad(const float* from, float* to) { LoadNeighbours<4>(from, to); }
-
 // SmallKSums is a thread's sums of a tile: the arithmetic of a stage, and the stores.
 template <int kTile, bool kKMajorA>
 class SmallKSums {
@@ -131,7 +118,11 @@ class SmallKSums {
       float x[kRows];
 #pragma unroll
       for (int i = 0; i < kRows; i += kNeighbours) {
-        LoadNeighbours<kNeighbours>(of_a + i * kRowLanes, &x[i]);
+        if constexpr (kNeighbours == 4) {
+          LoadQuad(of_a + i * kRowLanes, &x[i]);
+        } else {
+          LoadPair(of_a + i * kRowLanes, &x[i]);
+        }
       }
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
@@ -156,7 +147,8 @@ class SmallKSums {
     }
   }
 
-  // A warp exchanges one row of each thread at a time, so that lanes store neighbours.
+  // StoreFloats exchanges one row of each thread of a warp at a time, so that lanes store
+  // neighbours.
   __device__ void StoreFloats(const EpilogueParams& to, float* exchanged) const {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
@@ -190,7 +182,7 @@ struct SmallKArgs {
   unsigned tiles_m, tiles_n;
 };
 
-// Waits until at most `pending` stages are in flight.
+// WaitForStages waits until at most `pending` stages are in flight.
 __device__ inline void WaitForStages(int pending) {
   if (pending >= 3) {
     WaitForAsyncGroups<3>();

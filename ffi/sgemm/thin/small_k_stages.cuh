@@ -21,7 +21,7 @@ struct SmallKOperand {
   int lines, depth;   // in range
   bool in_packs;      // stored rows start at 16-byte boundaries
 
-  // Starts at line `first` of a batch member that has `all_lines` lines.
+  // `matrix` has `all_lines` lines; the block begins at line `first`.
   __device__ SmallKOperand(const float* matrix, bool k_major, int64_t all_lines, int64_t all_depth,
                            int64_t first, int lines_of_block, bool in_packs)
       : data(matrix + first * (k_major ? all_depth : 1)),
