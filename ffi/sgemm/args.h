@@ -13,7 +13,7 @@ namespace jaxkernels {
 // tiles, all its tiles are computed.
 struct TileMarks {
   const uint32_t* marks;  // null: all tiles are computed
-  const uint32_t* count;  // marked tiles of each member
+  const uint32_t* count;  // marked tiles of each batch member
   uint32_t most;
 };
 

@@ -16,9 +16,9 @@ namespace {
 
 SgemmProblem Problem(const std::vector<int64_t>& a_shape, const std::vector<int64_t>& b_shape,
                      bool trans_a, bool trans_b) {
-  const SgemmProblemResult made = MakeSgemmProblem(a_shape, b_shape, trans_a, trans_b);
-  if (!made.error.empty()) throw nb::value_error(made.error.c_str());
-  return WithTallRows(made.problem);
+  const SgemmProblemResult described = MakeSgemmProblem(a_shape, b_shape, trans_a, trans_b);
+  if (!described.error.empty()) throw nb::value_error(described.error.c_str());
+  return WithTallRows(described.problem);
 }
 
 nb::tuple ProblemFields(const std::vector<int64_t>& a_shape, const std::vector<int64_t>& b_shape,

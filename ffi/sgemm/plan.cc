@@ -32,6 +32,19 @@ int StaggerOf(const SgemmPlan& plan, const DeviceLimits& limits) {
   return stores_often && plan.blocks_per_sm == 2 ? kPipelinedTiles[plan.tile].stagger_cycles : 0;
 }
 
+// SetTile sets the fields that every tile has.
+template <typename Tile>
+void SetTile(const Tile& tile, int block_k, const DeviceLimits& limits, SgemmPlan& plan) {
+  plan.block_m = tile.block_m;
+  plan.block_n = tile.block_n;
+  plan.block_k = block_k;
+  plan.thread_m = tile.thread_m;
+  plan.thread_n = tile.thread_n;
+  plan.block_threads = tile.Threads();
+  plan.blocks_per_sm =
+      std::min(tile.blocks_per_sm, limits.BlocksPerSm(tile.Threads(), plan.smem_bytes));
+}
+
 // PlanTile plans the kernel of a tile. `one`: how a batch member is summed.
 void PlanTile(const SgemmProblem& problem, const DeviceLimits& limits, const TileChoice& one,
               int index, SgemmPlan& plan) {
@@ -41,17 +54,10 @@ void PlanTile(const SgemmProblem& problem, const DeviceLimits& limits, const Til
   plan.engine = EngineOf(problem, limits, tile);
   const bool a_k_major = !problem.trans_a, b_k_major = problem.trans_b;
   const PipelinedStages staging = StagesOf(tile, plan.engine, a_k_major, b_k_major);
-  plan.block_m = tile.block_m;
-  plan.block_n = tile.block_n;
-  plan.block_k = staging.block_k;
-  plan.thread_m = tile.thread_m;
-  plan.thread_n = tile.thread_n;
   plan.slices = tile.slices;
-  plan.block_threads = tile.Threads();
   plan.stages = staging.stages;
   plan.smem_bytes = SmemBytesOf(tile, plan.engine, a_k_major, b_k_major);
-  plan.blocks_per_sm =
-      std::min(tile.blocks_per_sm, limits.BlocksPerSm(tile.Threads(), plan.smem_bytes));
+  SetTile(tile, staging.block_k, limits, plan);
   plan.split_k = static_cast<int>(one.split_k);
   if (one.split_k == 1 && problem.k > kMaxDepthOfLaunch * tile.slices) {
     plan.launches = static_cast<int>(CeilDiv(problem.k, kDepthOfLaunch * tile.slices));
@@ -72,13 +78,7 @@ void PlanRepairs(const SgemmProblem& problem, const DeviceLimits& limits, SgemmP
 
 void PlanRung(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan) {
   const RungTile& tile = TileOf(plan.algorithm);
-  plan.block_m = tile.block_m;
-  plan.block_n = tile.block_n;
-  plan.block_k = tile.block_k;
-  plan.thread_m = tile.thread_m;
-  plan.thread_n = tile.thread_n;
-  plan.block_threads = tile.Threads();
-  plan.blocks_per_sm = std::min(kRungBlocksPerSm, limits.BlocksPerSm(tile.Threads(), 0));
+  SetTile(tile, tile.block_k, limits, plan);
   plan.k_per_split = problem.k;
   const bool loads_packs = tile.thread_m > 1;
   plan.pack_a = loads_packs && problem.HasAlignedRowsA() ? kFloatsOfPack : 1;

@@ -10,8 +10,8 @@
 // batch member therefore gets the same bits as the product alone. There are three exceptions:
 // - Members share B and have fewer than 64 rows each: they are planned as one tall matrix.
 // - The problem sets for_batch.
-// - The scratch of a batch for `tensor` exceeds its bound even in 32 groups, and that of a member
-//   alone does not.
+// - The scratch of a batch for `tensor` exceeds its bound even in 32 groups, and that of one
+//   batch member does not.
 #ifndef JAXKERNELS_SGEMM_PLAN_H_
 #define JAXKERNELS_SGEMM_PLAN_H_
 
@@ -49,9 +49,9 @@ struct SgemmPlan {
   int smem_bytes = 0;      // dynamic shared memory of one block
   int blocks_per_sm = 0;
   int64_t partial_elements = 0;   // float32 elements of scratch: split-k sums, or split operands
-  int64_t groups = 1;             // tensor: member groups, in sequence; the last may be smaller
+  int64_t groups = 1;             // tensor: batch groups, in sequence; the last may be smaller
   bool compensated = false;       // tensor: adds the rounding errors of the sums at the end
-  int64_t most_marked_tiles = 0;  // tensor: with more in a member, all its tiles are recomputed
+  int64_t most_marked_tiles = 0;  // tensor: with more, all tiles of a product are recomputed
   int64_t probe_tiles = 0;        // tensor: tiles computed before testing for that; 0: never
   int pad_a = 0, pad_b = 0;       // padding elements after every stored row
   int pack_a = 1, pack_b = 1;     // elements per load; unused by kTma

@@ -1,4 +1,4 @@
-// SgemmProblem describes out = alpha * op(A) op(B) + beta * C, for every member of a batch.
+// SgemmProblem describes out = alpha * op(A) op(B) + beta * C, for every batch member.
 //
 // Owns: the description as a plain value, and its canonical form. Matrices are row-major. Their
 // rows follow one another without gaps, except for the padding that a plan requests. Must not know:

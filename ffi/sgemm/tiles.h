@@ -18,6 +18,7 @@ namespace jaxkernels {
 struct RungTile {
   int block_m, block_n, block_k;
   int thread_m, thread_n;
+  int blocks_per_sm = 2;  // limited by registers
 
   constexpr int Threads() const { return block_m / thread_m * (block_n / thread_n); }
 };
@@ -25,7 +26,6 @@ struct RungTile {
 inline constexpr RungTile kNaiveTile{32, 32, 1, 1, 1};
 inline constexpr RungTile kSharedTile{32, 32, 32, 1, 1};     // block_tile
 inline constexpr RungTile kRegisterTile{128, 128, 8, 8, 8};  // thread_tile, warp_tile, split_tile
-inline constexpr int kRungBlocksPerSm = 2;                   // limited by registers
 
 // Engine is the way of tiles into shared memory: the tensor memory accelerator (TMA), which needs
 // rows that start at 16-byte boundaries, or copies of single floats.

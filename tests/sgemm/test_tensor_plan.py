@@ -64,11 +64,11 @@ def test_the_scratch_holds_split_operands_and_little_more(m, n, k, batch, trans_
     plan = plan_of(m, n, k, batch=batch, trans_a=trans_a, trans_b=trans_b)
     steps = -(-k // 64)
     lines = batch * (-(-m // 128) + -(-n // 128)) * 128
-    images = lines * steps * 64  # float32 elements: a pair takes four bytes
+    packed = lines * steps * 64  # float32 elements: a pair takes four bytes
     tiles = batch * -(-m // 128) * -(-n // 128)
     parts = tiles * plan.split_k * 128 * 128 if plan.split_k > 1 else 0
-    hypothesis.assume(4 * (images + parts + 8 * lines + 600 * tiles) < 2**32)  # else by groups
-    assert 0 <= plan.partial_elements - images - parts <= 8 * lines + 600 * tiles + 8192
+    hypothesis.assume(4 * (packed + parts + 8 * lines + 600 * tiles) < 2**32)  # else by groups
+    assert 0 <= plan.partial_elements - packed - parts <= 8 * lines + 600 * tiles + 8192
 
 
 def test_a_shared_operand_is_split_once():

@@ -28,8 +28,8 @@ namespace jaxkernels {
 // OperandWindow is the part of an operand that a block works on.
 struct OperandWindow {
   const float* data;   // of the whole batch
-  int64_t lines;       // of one member
-  int64_t depth;       // k of one member
+  int64_t lines;       // of one matrix
+  int64_t depth;       // k of one matrix
   int64_t pitch;       // elements from one stored row to the next
   int matrix;          // index of the matrix in the batch
   int64_t first_line;  // of the block's tile

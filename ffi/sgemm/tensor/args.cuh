@@ -28,7 +28,10 @@ struct TensorOperand {
   uint32_t* marks;       // 1: the line is marked (pair.cuh)
   uint32_t* tile_marks;  // 1: the tile has a marked line
 
-  __host__ __device__ int64_t MatrixElements() const { return pitch * (k_major ? lines : depth); }
+  __device__ int64_t MatrixElements() const { return pitch * (k_major ? lines : depth); }
+  __device__ int64_t Offset(int64_t line, int64_t k) const {
+    return k_major ? line * pitch + k : k * pitch + line;
+  }
   __host__ __device__ int64_t PackedTiles() const { return matrices * tiles * steps; }
 };
 
@@ -38,7 +41,7 @@ struct TensorArgs {
   uint32_t* flags;       // tiles that are recomputed as a whole
   uint32_t* flagged;     // flagged tiles of each batch member
   uint32_t max_flagged;  // with more in a batch member, all its tiles are recomputed
-  uint2* repairs;        // tile of C (of all members), row * 128 + column within it
+  uint2* repairs;        // tile of C (of all batch members), row * 128 + column within it
   uint32_t* repair_count;
   int tiles_m, tiles_n, steps;
   int batch;

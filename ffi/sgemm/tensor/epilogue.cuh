@@ -170,8 +170,8 @@ class TensorEpilogue {
 
   const TensorArgs& args_;
   int batch_index_, row_, column_;
-  int tile_a_, tile_b_;  // among the tiles of all members of the operands
-  uint32_t tile_;        // among the tiles of C of all members
+  int tile_a_, tile_b_;  // among the tiles of all matrices of the operand
+  uint32_t tile_;        // among the tiles of C of all batch members
   int64_t rows_, columns_, offset_;
   uint64_t uncertain_ = 0;
   int count_ = 0;  // uncertain sums among the 16 x 128 that this thread has a share of

@@ -52,12 +52,12 @@ struct OperandScratch {
 
 struct TensorScratch {
   int64_t tiles_m, tiles_n, steps;
-  int64_t tiles;  // of C, over all members
+  int64_t tiles;  // of C, over all batch members
   OperandScratch a, b;
   int64_t parts;         // sums of a tile for every split of k; empty without split-k
   int64_t repairs;       // two uint32 each
   int64_t flags;         // uint32 a tile of C, zero at first
-  int64_t flagged;       // uint32 a member: its flagged tiles, zero at first
+  int64_t flagged;       // uint32 a batch member: its flagged tiles, zero at first
   int64_t repair_count;  // uint32, zero at first
   int64_t zeroed;        // start of the bytes that are zeroed before a product
   int64_t bytes;

@@ -51,14 +51,13 @@ constexpr int64_t kMaxGroups = 32;
 // Tiles of C have 32-bit numbers, in lists of elements too.
 constexpr int64_t kMaxTiles = int64_t{1} << 24;
 
-// A part of k has at least kLeastSteps steps. In a batch parts cost time, and a member does not
-// know the others. It gets the fewest parts with which two times are near their best. Its own time
-// is at most kNearlyBest times that of the best number of parts. The time of the product kernel
-// alone, in a large batch, is at most kMaxBatchSlowdown times that without parts.
-// H200, alone and 16 of them, by number of parts, us (2026-11):
-// (512, 512, 4096) 1 99, 354; 2 60, 375; 4 40, 377; 6 37, 400; 8 36, 428; cuBLAS 52, 679
-// (256, 256, 4096) 1 91, 192; 4 33, 149; 10 27, 160; 24 27, 195; cuBLAS 23, 234
-// (1024, 1024, 1024), in an earlier form, 1 39, 342; 2 35, 426
+// A part of k has at least kLeastSteps steps. In a batch parts cost time, and a batch member does
+// not know the others. It gets the fewest parts with which two times are near their best. Its own
+// time is at most kNearlyBest times that of the best number of parts. The time of the product
+// kernel alone, in a large batch, is at most kMaxBatchSlowdown times that without parts. H200,
+// alone and 16 of them, by number of parts, us (2026-11): (512, 512, 4096) 1 99, 354; 2 60, 375; 4
+// 40, 377; 6 37, 400; 8 36, 428; cuBLAS 52, 679 (256, 256, 4096) 1 91, 192; 4 33, 149; 10 27, 160;
+// 24 27, 195; cuBLAS 23, 234 (1024, 1024, 1024), in an earlier form, 1 39, 342; 2 35, 426
 constexpr int64_t kLeastSteps = 4;
 constexpr double kNearlyBest = 1.1, kMaxBatchSlowdown = 1.3;
 
@@ -66,13 +65,11 @@ int64_t TilesOfC(const SgemmProblem& problem) {
   return CeilDiv(problem.m, kTensorLines) * CeilDiv(problem.n, kTensorLines);
 }
 
-// Sums of more k than this are compensated if a member has no more tiles, or parts of tiles, than
-// the device has SMs. Other kernels would split k there, and have smaller errors. With many tiles
-// compensation would cost a seventh of the speed.
-// H200, uniform [0, 1), largest error, plain and compensated by force (2026-11):
-// 1024^3 4.8e-7, 2.9e-7
-// 4096^3 7.5e-7, 2.7e-7
-// H200, all launches, us (2026-11): 4096^3 757, 860
+// Sums of more k than this are compensated if a batch member has no more tiles, or parts of tiles,
+// than the device has SMs. Other kernels would split k there, and have smaller errors. With many
+// tiles compensation would cost a seventh of the speed. H200, uniform [0, 1), largest error, plain
+// and compensated by force (2026-11): 1024^3 4.8e-7, 2.9e-7 4096^3 7.5e-7, 2.7e-7 H200, all
+// launches, us (2026-11): 4096^3 757, 860
 constexpr int64_t kMaxDepthPlain = 1024;
 
 // Parts of k may be twice as deep, because the addition of their sums is compensated.
@@ -108,9 +105,9 @@ TensorScratch ScratchOf(const SgemmProblem& problem, int64_t split_k) {
   return MakeTensorScratch(problem.m, problem.n, problem.k, problem.batch, split_k);
 }
 
-// GroupOfTensor returns the members that run at once: all of them, or a share of the outermost
-// dimension. It is the largest share whose scratch is within the bound for calls that do not name
-// the rung, or a 32nd if none is. The last group may have fewer members.
+// GroupOfTensor returns the batch members that run at once: all of them, or a share of the
+// outermost dimension. It is the largest share whose scratch is within the bound for calls that do
+// not name the rung, or a 32nd if none is. The last group may have fewer members.
 SgemmProblem GroupOfTensor(const SgemmProblem& problem, int64_t split_k) {
   const int64_t size = problem.batch.dim[0].size;
   SgemmProblem group = problem;
@@ -121,11 +118,12 @@ SgemmProblem GroupOfTensor(const SgemmProblem& problem, int64_t split_k) {
   return group;
 }
 
-// All tiles of a member are recomputed if more than max(kFewTiles, tiles / kShareOfTiles) must be.
+// All tiles of a batch member are recomputed if more than max(kFewTiles, tiles / kShareOfTiles)
+// must be.
 constexpr int64_t kFewTiles = 8, kShareOfTiles = 32;
 
-// A product of one member tests once whether all its tiles will be recomputed. It tests between two
-// launches, after twice the tiles that must be marked, rounded up to a multiple of the SMs. It
+// A product without a batch tests once whether all its tiles will be recomputed. It tests between
+// two launches, after twice the tiles that must be marked, rounded up to a multiple of the SMs. It
 // tests only if these are at most 1 / kMaxProbeShare of all tiles, because the SMs run empty
 // between two launches.
 constexpr int64_t kMaxProbeShare = 4;

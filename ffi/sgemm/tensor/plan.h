@@ -22,7 +22,7 @@ bool CanUseTensor(const SgemmProblem& problem, const DeviceLimits& limits, bool 
                   int split_k);
 
 // SplitOfTensor returns the number of parts of k, whose sums are added in order. It is
-// above one only if all parts of a member run at once. No part is empty.
+// above one only if all parts of a batch member run at once. No part is empty.
 int64_t SplitOfTensor(const SgemmProblem& problem, const DeviceLimits& limits);
 
 // CyclesOfTensor estimates the time of `batch_count` batch members, in the cycles of tile_choice.h.
@@ -34,8 +34,8 @@ double CyclesOfTensor(const SgemmProblem& problem, const DeviceLimits& limits, i
 int64_t LaunchesOfRepairs(const SgemmProblem& problem, const DeviceLimits& limits);
 
 // PlanTensor sets the fields that do not depend on the number of tiles of C. It returns the problem
-// of the members that run at once; the rest of the plan is made for that. split_k: its value when
-// the program was lowered, or 0.
+// of the batch members that run at once; the rest of the plan is made for that. split_k: its value
+// when the program was lowered, or 0.
 SgemmProblem PlanTensor(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
                         SgemmPlan& plan);
 

@@ -64,7 +64,7 @@ struct RepairStage {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const int64_t line = first_line + LineOf(i), k = first_k + DepthOf(i);
-      const int64_t at = operand.k_major ? line * operand.pitch + k : k * operand.pitch + line;
+      const int64_t at = operand.Offset(line, k);
       values[i] = line < operand.lines && k < operand.depth ? matrix[at] : 0.0f;
     }
   }
@@ -161,14 +161,11 @@ __global__ void __launch_bounds__(kRepairThreads, kTiles ? kRepairBlocksOfSm : 0
     const int64_t row = int64_t{tile / args.tiles_n} * kTensorLines + repair.y / kTensorLines;
     const int64_t column = int64_t{tile % args.tiles_n} * kTensorLines + repair.y % kTensorLines;
     const MatrixIndices matrices = MatrixIndicesOf(product, batch_index);
-    const auto begin_of = [](const TensorOperand& operand, int index, int64_t line) {
-      return operand.data + index * operand.MatrixElements() +
-             line * (operand.k_major ? operand.pitch : 1);
-    };
-    const float* const a = begin_of(args.a, matrices.a, row);
-    const float* const b = begin_of(args.b, matrices.b, column);
-    const int64_t next_a = args.a.k_major ? 1 : args.a.pitch;
-    const int64_t next_b = args.b.k_major ? 1 : args.b.pitch;
+    const float* const a =
+        args.a.data + matrices.a * args.a.MatrixElements() + args.a.Offset(row, 0);
+    const float* const b =
+        args.b.data + matrices.b * args.b.MatrixElements() + args.b.Offset(column, 0);
+    const int64_t next_a = args.a.Offset(0, 1), next_b = args.b.Offset(0, 1);
     double sum = 0.0;
 #pragma unroll 8
     for (int64_t k = threadIdx.x; k < product.k; k += kRepairThreads) {

@@ -61,40 +61,33 @@ struct SplitSource {
   int lines, depth;
 };
 
+// ReadShare reads a thread's elements. kWhole: all exist. Loads without a condition are all in
+// flight at once.
+template <bool kWhole>
 __device__ inline void ReadShare(const SplitSource& from, ThreadShare::Values& v) {
   const int line = ThreadShare::Line();
-  if (from.lines == kTensorLines && from.depth == kTensorStepK) {
-    // Loads without a condition are all in flight at once.
-#pragma unroll
-    for (int i = 0; i < ThreadShare::kSets; ++i) {
-      const float* const first = from.data + (ThreadShare::DepthOf(i) * from.pitch + line);
-#pragma unroll
-      for (int j = 0; j < ThreadShare::kCount; ++j) v[i][j] = first[j * from.pitch];
-    }
-    return;
-  }
 #pragma unroll
   for (int i = 0; i < ThreadShare::kSets; ++i) {
     const int k = ThreadShare::DepthOf(i);
     const float* const first = from.data + (k * from.pitch + line);
 #pragma unroll
     for (int j = 0; j < ThreadShare::kCount; ++j) {
-      const bool valid = line < from.lines && k + j < from.depth;
+      const bool valid = kWhole || (line < from.lines && k + j < from.depth);
       v[i][j] = valid ? first[j * from.pitch] : 0.0f;
     }
   }
 }
 
-// FindMaxima merges the largest elements of the tile's lines into shared memory, which is zero
-// before.
-__device__ inline void FindMaxima(const ThreadShare::Values& v, SplitSmem& smem) {
+// LargestOf returns the bits of the largest finite |x|.
+template <int kCount, int kNeighbours>
+__device__ inline uint32_t LargestOf(const float (&v)[kCount][kNeighbours]) {
   uint32_t largest = 0;
 #pragma unroll
-  for (int i = 0; i < ThreadShare::kSets; ++i) {
+  for (int i = 0; i < kCount; ++i) {
 #pragma unroll
-    for (int j = 0; j < ThreadShare::kCount; ++j) largest = max(largest, FiniteBits(v[i][j]));
+    for (int j = 0; j < kNeighbours; ++j) largest = max(largest, FiniteBits(v[i][j]));
   }
-  atomicMax(&smem.maxima[ThreadShare::Line()], largest);
+  return largest;
 }
 
 // MakePairs fills the packed tile in shared memory, and collects facts about its lines.
@@ -143,11 +136,15 @@ __device__ inline void SplitMNMajor(const TensorOperand& operand, unsigned block
       operand.pitch, static_cast<int>(min(operand.lines - line, int64_t{kTensorLines})),
       static_cast<int>(min(operand.depth - begin, int64_t{kTensorStepK}))};
   ThreadShare::Values v;
-  ReadShare(from, v);
+  if (from.lines == kTensorLines && from.depth == kTensorStepK) {
+    ReadShare<true>(from, v);
+  } else {
+    ReadShare<false>(from, v);
+  }
   if constexpr (kPass == SplitPass::kFirst) {
     if (has_line) smem.maxima[threadIdx.x] = 0;
     __syncthreads();
-    FindMaxima(v, smem);
+    atomicMax(&smem.maxima[ThreadShare::Line()], LargestOf(v));
     __syncthreads();
     if (has_line) atomicMax(&operand.maxima[number], smem.maxima[threadIdx.x]);
     return;
@@ -214,17 +211,6 @@ __device__ inline uint32_t MaximumOfLine(uint32_t largest, int threads) {
   if (threadIdx.x % 32 == 0) of_warp[warp] = largest;
   __syncthreads();
   for (int i = 0; i < warps; ++i) largest = max(largest, of_warp[first + i]);
-  return largest;
-}
-
-template <int kChunks>
-__device__ inline uint32_t LargestOf(const float (&v)[kChunks][kChunk]) {
-  uint32_t largest = 0;
-#pragma unroll
-  for (int i = 0; i < kChunks; ++i) {
-#pragma unroll
-    for (int j = 0; j < kChunk; ++j) largest = max(largest, FiniteBits(v[i][j]));
-  }
   return largest;
 }
 

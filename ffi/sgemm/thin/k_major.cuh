@@ -11,8 +11,6 @@
 
 #include <cstdint>
 
-#include "core/shared_address.cuh"
-#include "sgemm/pipelined/async_copy.cuh"
 #include "sgemm/thin/short_side.cuh"
 
 namespace jaxkernels {
@@ -20,23 +18,6 @@ namespace jaxkernels {
 // k of the short side in shared memory at once. Four floats of padding after each line put the
 // lines of one k, which are stored at once, into different banks.
 inline constexpr int kKMajorChunk = 1024, kKMajorPitch = kKMajorChunk + 4;
-
-// StageShortSideByLine copies `width` k of the short side, all in flight at once. Missing lines and
-// k are zero.
-template <int kShortLines>
-__device__ void StageShortSideByLine(const ThinArgs& args, const float* short_side, int64_t first_k,
-                                     int count, int width, float* staged) {
-  for (int i = threadIdx.x; i < width * kShortLines; i += kThinThreads) {
-    const int line = args.short_k_major ? i / width : i % kShortLines;
-    const int k = args.short_k_major ? i % width : i / kShortLines;
-    const bool valid = line < args.short_lines && k < count;
-    const int64_t from = args.short_k_major ? line * args.product.k + first_k + k
-                                            : (first_k + k) * args.short_lines + line;
-    CopyFloatAsync(SharedAddress(staged + line * kKMajorPitch + k), short_side + (valid ? from : 0),
-                   valid);
-  }
-  WaitForAllAsync();
-}
 
 // LaneOfK is four k of a line per lane: neighbours, or 32 apart if rows may be unaligned.
 template <int kPack>
@@ -132,8 +113,8 @@ __global__ void __launch_bounds__(kThinThreads, kThinBlocksPerSm)
     if constexpr (kStages) {
       const int width = static_cast<int>((count + kKMajorStepK - 1) / kKMajorStepK * kKMajorStepK);
       if (begin > 0) __syncthreads();
-      StageShortSideByLine<kShortLines>(args, block.short_side, block.first_k + begin,
-                                        static_cast<int>(count), width, staged);
+      StageShortSide<kShortLines, kKMajorPitch>(args, block.short_side, block.first_k + begin,
+                                                static_cast<int>(count), width, staged);
       __syncthreads();
       short_side = staged;
     }

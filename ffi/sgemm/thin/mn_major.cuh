@@ -12,28 +12,11 @@
 
 #include <cstdint>
 
-#include "core/shared_address.cuh"
-#include "sgemm/pipelined/async_copy.cuh"
 #include "sgemm/thin/short_side.cuh"
 
 namespace jaxkernels {
 
 inline constexpr int kMNMajorChunk = 512;  // k of the short side in shared memory at once
-
-// StageShortSideByK copies `count` k of the short side, all in flight at once. Missing lines are
-// zero.
-template <int kShortLines>
-__device__ void StageShortSideByK(const ThinArgs& args, const float* short_side, int64_t first_k,
-                                  int count, float* staged) {
-  for (int i = threadIdx.x; i < count * kShortLines; i += kThinThreads) {
-    const int line = i % kShortLines, k = i / kShortLines;
-    const bool valid = line < args.short_lines;
-    const int64_t from = args.short_k_major ? line * args.product.k + first_k + k
-                                            : (first_k + k) * args.short_lines + line;
-    CopyFloatAsync(SharedAddress(staged + i), short_side + (valid ? from : 0), valid);
-  }
-  WaitForAllAsync();
-}
 
 // LinesOfThread is the four lines of a thread: neighbours, or `lanes` apart if rows may be
 // unaligned. A missing line is read as the last one; its sums are not stored.
@@ -102,8 +85,8 @@ __global__ void __launch_bounds__(kThinThreads, kThinBlocksPerSm)
     const float* short_side = block.short_side + block.first_k + begin;
     if constexpr (kStages) {
       __syncthreads();
-      StageShortSideByK<kShortLines>(args, block.short_side, block.first_k + begin,
-                                     static_cast<int>(count), staged);
+      StageShortSide<kShortLines, 0>(args, block.short_side, block.first_k + begin,
+                                     static_cast<int>(count), static_cast<int>(count), staged);
       __syncthreads();
       short_side = staged;
     }

@@ -9,8 +9,10 @@
 #include <cstdint>
 
 #include "core/cluster.cuh"
+#include "core/shared_address.cuh"
 #include "sgemm/args.cuh"
 #include "sgemm/epilogue.cuh"
+#include "sgemm/pipelined/async_copy.cuh"
 
 namespace jaxkernels {
 
@@ -53,6 +55,25 @@ __device__ inline ThinBlock BlockOfThin(const ThinArgs& args, int lines_of_block
   block.long_side = args.long_is_a ? a : b;
   block.short_side = args.long_is_a ? b : a;
   return block;
+}
+
+// StageShortSide copies `width` k of the short side to shared memory, all in flight at once.
+// Missing lines, and k from `count` on, are zero. Lines are kLinePitch floats apart; if that is 0,
+// the lines of one k lie together, and width is count.
+template <int kShortLines, int kLinePitch>
+__device__ void StageShortSide(const ThinArgs& args, const float* short_side, int64_t first_k,
+                               int count, int width, float* staged) {
+  constexpr bool kByLine = kLinePitch > 0;
+  for (int i = threadIdx.x; i < width * kShortLines; i += kThinThreads) {
+    const int line = kByLine && args.short_k_major ? i / width : i % kShortLines;
+    const int k = kByLine && args.short_k_major ? i % width : i / kShortLines;
+    const bool valid = line < args.short_lines && (!kByLine || k < count);
+    const int64_t from = args.short_k_major ? line * args.product.k + first_k + k
+                                            : (first_k + k) * args.short_lines + line;
+    CopyFloatAsync(SharedAddress(staged + (kByLine ? line * kLinePitch + k : i)),
+                   short_side + (valid ? from : 0), valid);
+  }
+  WaitForAllAsync();
 }
 
 // OffsetOfSum returns the place in shared memory of the sum of two lines. The order is that of C,
