@@ -103,7 +103,7 @@ struct Pipelined {
   // H200 256^3 TN, us (2026-11): by 2 4.6, by 16 4.0
   static constexpr int kUnroll = kEngine == Engine::kTma && kShape.AllSlicesAdd() ? kDepth : 2;
   static constexpr int kSteps = kDepth / kUnroll;
-  static_assert(!kReadsKMajor || kUnroll == kDepth, "FragmentAlongK counts the k of a tile");
+  static_assert(!kReadsKMajor || kUnroll == kDepth, "FragmentKMajor counts the k of a tile");
   // Prepare runs one step before its tile is needed, if there are several steps, so that the
   // barrier does not wait for it.
   static constexpr int kPrepareStep = kSteps > 1 ? kSteps - 1 : 1;

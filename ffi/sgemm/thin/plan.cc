@@ -62,24 +62,6 @@ bool HasShortSide(const SgemmProblem& problem) {
   return std::min(problem.m, problem.n) <= kThinMaxShortLines && problem.k > kMaxDepthSmallK;
 }
 
-struct ThinChoice {
-  ThinForm form = ThinForm::kNone;
-  bool long_is_a = false;     // A is the long side (kSmallK: unless C is one row)
-  int short_lines = 1;        // lines that a kernel is compiled for; not kSmallK
-  int lanes = 32;             // kMNMajor: threads side by side along lines
-  int tile = 0, threads = 0;  // kSmallK: index into kSmallKTiles, threads of a block
-  int iterations = 1;         // kKMajor: iterations of a block over its lines
-  int cluster_blocks = 1;
-  int64_t split_k = 1;
-  int64_t k_per_block = 0;
-
-  // LinesOfBlock returns the lines of the long side that a block sums; not kSmallK.
-  int LinesOfBlock() const {
-    return form == ThinForm::kKMajor ? iterations * kKMajorIterationLines
-                                     : kMNMajorThreadLines * lanes;
-  }
-};
-
 double BytesOf(const SgemmProblem& problem) {
   const auto m = static_cast<double>(problem.m), n = static_cast<double>(problem.n);
   const auto k = static_cast<double>(problem.k);
@@ -141,35 +123,55 @@ double CyclesOfSmallK(const SgemmProblem& problem, const DeviceLimits& limits, i
          narrow / ThinCost::kNarrowBytesPerCycle;
 }
 
-// ChooseSmallK considers the whole batch, because the tile does not change the sums.
-ThinChoice ChooseSmallK(const SgemmProblem& problem, const DeviceLimits& limits) {
+// StoresWholeLines tells whether pack stores write whole 128-byte lines at a time, or with the
+// widest tile a whole row. (A thread stores its first four columns before the others.) Otherwise it
+// is faster to exchange sums and to store floats (times in README.md).
+bool StoresWholeLines(const SmallKTile& tile, int64_t n) {
+  if (tile.columns == kFloatsOfPack) return true;
+  return tile.lanes >= 8 && (n % 32 == 0 || (tile.lanes == 16 && n <= tile.Columns()));
+}
+
+// PlanSmallK chooses the tile for the whole batch, because it does not change the sums. Here and in
+// PlanShortSide the long side is along m.
+void PlanSmallK(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan) {
   const SgemmProblem computed = TransposedIfOneRow(problem);
-  ThinChoice choice;
-  choice.form = ThinForm::kSmallK;
-  choice.long_is_a = computed.m == problem.m;
-  choice.k_per_block = problem.k;
+  plan.thin = ThinForm::kSmallK;
+  plan.long_is_a = computed.m == problem.m;
+  plan.k_per_split = problem.k;
   double least = -1;
-  for (int tile = 0; tile < kSmallKTileCount; ++tile) {
+  for (int index = 0; index < kSmallKTileCount; ++index) {
     // Several narrow tiles side by side would each read A.
-    const bool is_narrow = kSmallKTiles[tile].Columns() < kSmallKColumns;
-    if (is_narrow && kSmallKTiles[tile].Columns() < computed.n) continue;
-    for (int threads = kSmallKTiles[tile].least_threads; threads <= kSmallKMaxThreads;
-         threads *= 2) {
-      const double cycles =
-          CyclesOfSmallK(computed, limits, problem.batch.Count(), kSmallKTiles[tile], threads);
+    const SmallKTile& tile = kSmallKTiles[index];
+    if (tile.Columns() < kSmallKColumns && tile.Columns() < computed.n) continue;
+    for (int threads = tile.least_threads; threads <= kSmallKMaxThreads; threads *= 2) {
+      const double cycles = CyclesOfSmallK(computed, limits, problem.batch.Count(), tile, threads);
       if (least >= 0 && cycles >= least) continue;
       least = cycles;
-      choice.tile = tile;
-      choice.threads = threads;
+      plan.tile = index;
+      plan.block_threads = threads;
     }
   }
-  return choice;
+  const SmallKTile& tile = kSmallKTiles[plan.tile];
+  const int threads = plan.block_threads;
+  plan.block_m = threads / 32 * tile.RowsOfWarp();
+  plan.block_n = tile.Columns();
+  plan.block_k = SmallKStageDepth(!computed.trans_a);
+  plan.thread_m = tile.rows;
+  plan.thread_n = tile.columns;
+  plan.smem_bytes = SmallKSmemBytes(tile, threads, problem.k, !computed.trans_a);
+  plan.stages = plan.smem_bytes / SmallKSmemBytes(tile, threads, 1, !computed.trans_a);
+  plan.blocks_per_sm = SmallKBlocksPerSm(computed, limits, tile, threads);
+  plan.pack_a = problem.HasAlignedRowsA() ? kFloatsOfPack : 1;
+  plan.pack_b = problem.HasAlignedRowsB() ? kFloatsOfPack : 1;
+  const bool stores_packs =
+      plan.long_is_a && problem.HasAlignedRowsC() && StoresWholeLines(tile, problem.n);
+  plan.pack_c = stores_packs ? kFloatsOfPack : 1;
 }
 
 // ShareDepth chooses how many blocks share a line's k: enough to keep the memory busy, each with
 // `least` k or more.
 void ShareDepth(const SgemmProblem& problem, const DeviceLimits& limits, int64_t groups,
-                int64_t least, int64_t most, int split_k, ThinChoice* choice) {
+                int64_t least, int64_t most, int split_k, SgemmPlan& plan) {
   const int64_t batch_count = problem.BatchCountSeen();
   const int64_t wanted =
       CeilDiv(kBlocksForTwoSms * limits.sm_count, 2 * std::max<int64_t>(groups * batch_count, 1));
@@ -177,21 +179,22 @@ void ShareDepth(const SgemmProblem& problem, const DeviceLimits& limits, int64_t
       std::max(std::min(wanted, std::max<int64_t>(problem.k / least, 1)), CeilDiv(problem.k, most));
   int64_t cluster = 1;
   while (cluster < parts && 2 * cluster <= limits.cluster_blocks) cluster *= 2;
-  choice->cluster_blocks = static_cast<int>(cluster);
   const int64_t splits =
       split_k > 0 ? split_k : std::min<int64_t>(CeilDiv(parts, cluster), kMaxSplit);
   const int64_t share = CeilDiv(problem.k, cluster * splits);
-  choice->k_per_block = CeilDiv(share, kDepthGranularity) * kDepthGranularity;
-  choice->split_k = split_k > 0 ? split_k : CeilDiv(problem.k, choice->k_per_block * cluster);
+  plan.cluster_blocks = static_cast<int>(cluster);
+  plan.k_per_split = CeilDiv(share, kDepthGranularity) * kDepthGranularity * cluster;
+  plan.split_k = split_k > 0 ? split_k : static_cast<int>(CeilDiv(problem.k, plan.k_per_split));
 }
 
 // ChooseIterations considers the whole batch, because the lines of a block do not change the sums.
 int ChooseIterations(const SgemmProblem& problem, const DeviceLimits& limits, int64_t long_lines,
-                     const ThinChoice& choice) {
-  const int64_t shares = choice.cluster_blocks * choice.split_k * problem.batch.Count();
+                     const SgemmPlan& plan) {
+  const int64_t shares = plan.cluster_blocks * plan.split_k * problem.batch.Count();
+  const int64_t k_per_block = plan.k_per_split / plan.cluster_blocks;
   int iterations = 1;
   while (iterations < kKMajorMaxIterations &&
-         iterations * kKMajorIterationLines * choice.k_per_block * 4 < kBytesOfBlock &&
+         iterations * kKMajorIterationLines * k_per_block * 4 < kBytesOfBlock &&
          CeilDiv(long_lines, 2 * iterations * kKMajorIterationLines) * shares >=
              int64_t{3} * limits.sm_count) {
     iterations *= 2;
@@ -225,80 +228,40 @@ int ChooseLanes(const SgemmProblem& problem, const DeviceLimits& limits, int64_t
   return lanes;
 }
 
-ThinChoice ChooseShortSide(const SgemmProblem& problem, const DeviceLimits& limits, int split_k) {
-  ThinChoice choice;
-  choice.long_is_a = problem.m >= problem.n;
-  const int64_t long_lines = choice.long_is_a ? problem.m : problem.n;
-  choice.short_lines = ThinShortLinesOf(choice.long_is_a ? problem.n : problem.m);
-  const bool k_major = choice.long_is_a ? !problem.trans_a : problem.trans_b;
+// PlanShortSide plans kKMajor and kMNMajor, whose blocks may share k.
+void PlanShortSide(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
+                   SgemmPlan& plan) {
+  plan.long_is_a = problem.m >= problem.n;
+  const bool k_major = plan.long_is_a ? !problem.trans_a : problem.trans_b;
+  const int64_t long_lines = plan.long_is_a ? problem.m : problem.n;
+  const int short_lines = ThinShortLinesOf(plan.long_is_a ? problem.n : problem.m);
   if (k_major) {
-    choice.form = ThinForm::kKMajor;
+    plan.thin = ThinForm::kKMajor;
     ShareDepth(problem, limits, CeilDiv(long_lines, kKMajorIterationLines), kMinDepthKMajor,
-               kMaxDepthOfThread * kKMajorSlices, split_k, &choice);
-    choice.iterations = ChooseIterations(problem, limits, long_lines, choice);
-    return choice;
+               kMaxDepthOfThread * kKMajorSlices, split_k, plan);
+    const int iterations = ChooseIterations(problem, limits, long_lines, plan);
+    plan.slices = kKMajorSlices;
+    plan.block_k = kKMajorStepK;
+    plan.block_m = iterations * kKMajorIterationLines;
+    plan.thread_m = iterations * kKMajorWarpLines;
+  } else {
+    plan.thin = ThinForm::kMNMajor;
+    const int lanes = ChooseLanes(problem, limits, long_lines);
+    plan.slices = plan.block_k = kThinThreads / lanes;
+    plan.block_m = kMNMajorThreadLines * lanes;
+    plan.thread_m = kMNMajorThreadLines;
+    ShareDepth(problem, limits, CeilDiv(long_lines, plan.block_m), kMinStepsMNMajor * plan.slices,
+               kMaxDepthOfThread * plan.slices, split_k, plan);
   }
-  choice.form = ThinForm::kMNMajor;
-  choice.lanes = ChooseLanes(problem, limits, long_lines);
-  const int64_t groups_of_k = kThinThreads / choice.lanes;
-  ShareDepth(problem, limits, CeilDiv(long_lines, kMNMajorThreadLines * choice.lanes),
-             kMinStepsMNMajor * groups_of_k, kMaxDepthOfThread * groups_of_k, split_k, &choice);
-  return choice;
-}
-
-ThinChoice ChooseThin(const SgemmProblem& problem, const DeviceLimits& limits, int split_k) {
-  return HasShortSide(problem) ? ChooseShortSide(problem, limits, split_k)
-                               : ChooseSmallK(problem, limits);
-}
-
-// StoresWholeLines tells whether pack stores write whole 128-byte lines at a time, or with the
-// widest tile a whole row. (A thread stores its first four columns before the others.) Otherwise it
-// is faster to exchange sums and to store floats (times in README.md).
-bool StoresWholeLines(const SmallKTile& tile, int64_t n) {
-  if (tile.columns == kFloatsOfPack) return true;
-  return tile.lanes >= 8 && (n % 32 == 0 || (tile.lanes == 16 && n <= tile.Columns()));
-}
-
-// PlanSmallK sets the fields of kSmallK. Here and in PlanShortSide the long side is along m.
-void PlanSmallK(const SgemmProblem& problem, const DeviceLimits& limits, const ThinChoice& choice,
-                SgemmPlan& plan) {
-  const SgemmProblem computed = TransposedIfOneRow(problem);
-  const SmallKTile& tile = kSmallKTiles[choice.tile];
-  plan.tile = choice.tile;
-  plan.block_threads = choice.threads;
-  plan.block_m = choice.threads / 32 * tile.RowsOfWarp();
-  plan.block_n = tile.Columns();
-  plan.block_k = SmallKStageDepth(!computed.trans_a);
-  plan.thread_m = tile.rows;
-  plan.thread_n = tile.columns;
-  plan.smem_bytes = SmallKSmemBytes(tile, choice.threads, problem.k, !computed.trans_a);
-  plan.stages = plan.smem_bytes / SmallKSmemBytes(tile, choice.threads, 1, !computed.trans_a);
-  plan.blocks_per_sm = SmallKBlocksPerSm(computed, limits, tile, choice.threads);
-  plan.pack_a = problem.HasAlignedRowsA() ? kFloatsOfPack : 1;
-  plan.pack_b = problem.HasAlignedRowsB() ? kFloatsOfPack : 1;
-  plan.pack_c = choice.long_is_a && problem.HasAlignedRowsC() && StoresWholeLines(tile, problem.n)
-                    ? kFloatsOfPack
-                    : 1;
-}
-
-// PlanShortSide sets the fields of kKMajor and kMNMajor, whose blocks may share k.
-void PlanShortSide(const SgemmProblem& problem, const DeviceLimits& limits,
-                   const ThinChoice& choice, SgemmPlan& plan) {
-  const bool k_major = choice.form == ThinForm::kKMajor;
+  plan.block_n = plan.thread_n = short_lines;
   plan.block_threads = kThinThreads;
-  plan.slices = k_major ? kKMajorSlices : kThinThreads / choice.lanes;
-  plan.block_k = k_major ? kKMajorStepK : plan.slices;
-  plan.block_m = choice.LinesOfBlock();
-  plan.thread_m = k_major ? choice.iterations * kKMajorWarpLines : kMNMajorThreadLines;
-  plan.block_n = plan.thread_n = choice.short_lines;
-  plan.blocks_per_sm =
-      std::min(kThinBlocksPerSm, limits.BlocksPerSm(kThinThreads, plan.smem_bytes));
+  plan.blocks_per_sm = std::min(kThinBlocksPerSm, limits.BlocksPerSm(kThinThreads, 0));
   // A single short-side line is read in packs with a K-major long side, so both need alignment.
   // Several lines are loaded float by float.
-  const bool has_packs = choice.long_is_a ? problem.HasAlignedRowsA() : problem.HasAlignedRowsB();
+  const bool has_packs = plan.long_is_a ? problem.HasAlignedRowsA() : problem.HasAlignedRowsB();
   const bool in_packs =
-      has_packs && (!k_major || choice.short_lines > 1 || (problem.aligned_a && problem.aligned_b));
-  (choice.long_is_a ? plan.pack_a : plan.pack_b) = in_packs ? kFloatsOfPack : 1;
+      has_packs && (!k_major || short_lines > 1 || (problem.aligned_a && problem.aligned_b));
+  (plan.long_is_a ? plan.pack_a : plan.pack_b) = in_packs ? kFloatsOfPack : 1;
 }
 
 }  // namespace
@@ -312,22 +275,24 @@ bool SumsInOrder(const SgemmProblem& problem) { return problem.k <= kMaxDepthSma
 
 double CyclesOfThin(SgemmProblem problem, const DeviceLimits& limits, int64_t batch_count) {
   if (batch_count == 1) problem.batch.dims = 0;  // the lines of a block may depend on the batch
-  const ThinChoice choice = ChooseThin(problem, limits, 0);
-  if (choice.form == ThinForm::kSmallK) {
-    return CyclesOfSmallK(TransposedIfOneRow(problem), limits, batch_count,
-                          kSmallKTiles[choice.tile], choice.threads);
+  SgemmPlan plan;
+  PlanThin(problem, limits, 0, plan);
+  if (plan.thin == ThinForm::kSmallK) {
+    return CyclesOfSmallK(TransposedIfOneRow(problem), limits, batch_count, kSmallKTiles[plan.tile],
+                          plan.block_threads);
   }
   const double bytes = BytesOf(problem) * static_cast<double>(batch_count);
   double cycles = ThinCost::kLaunchCycles;
-  const int64_t groups = CeilDiv(std::max(problem.m, problem.n), choice.LinesOfBlock());
-  const int64_t blocks = groups * choice.cluster_blocks * choice.split_k * batch_count;
+  const int64_t groups = CeilDiv(problem.m, plan.block_m) * CeilDiv(problem.n, plan.block_n);
+  const int64_t blocks = groups * plan.cluster_blocks * plan.split_k * batch_count;
   const double busy = static_cast<double>(std::min<int64_t>(blocks, limits.sm_count));
-  const double most = choice.short_lines == 1            ? ThinCost::kBytesPerCycle
-                      : choice.form == ThinForm::kKMajor ? ThinCost::kBytesPerCycleKMajorOfFour
-                                                         : ThinCost::kBytesPerCycleMNMajorOfFour;
-  if (choice.cluster_blocks > 1) cycles += ThinCost::kClusterCycles;
-  if (choice.split_k > 1) {
-    const double parts = 2.0 * choice.split_k * problem.m * problem.n * batch_count;
+  const int short_lines = plan.long_is_a ? plan.block_n : plan.block_m;
+  const double most = short_lines == 1                 ? ThinCost::kBytesPerCycle
+                      : plan.thin == ThinForm::kKMajor ? ThinCost::kBytesPerCycleKMajorOfFour
+                                                       : ThinCost::kBytesPerCycleMNMajorOfFour;
+  if (plan.cluster_blocks > 1) cycles += ThinCost::kClusterCycles;
+  if (plan.split_k > 1) {
+    const double parts = 2.0 * plan.split_k * problem.m * problem.n * batch_count;
     cycles += ThinCost::kReduceCycles + 4 * parts / ThinCost::kBytesPerCycle;
   }
   return cycles + bytes / std::min(most, busy * ThinCost::kBytesPerCycleOfSm);
@@ -335,18 +300,12 @@ double CyclesOfThin(SgemmProblem problem, const DeviceLimits& limits, int64_t ba
 
 void PlanThin(const SgemmProblem& problem, const DeviceLimits& limits, int split_k,
               SgemmPlan& plan) {
-  const ThinChoice choice = ChooseThin(problem, limits, split_k);
-  plan.thin = choice.form;
-  plan.long_is_a = choice.long_is_a;
-  plan.cluster_blocks = choice.cluster_blocks;
-  plan.split_k = static_cast<int>(choice.split_k);
-  plan.k_per_split = choice.k_per_block * choice.cluster_blocks;
-  if (choice.form == ThinForm::kSmallK) {
-    PlanSmallK(problem, limits, choice, plan);
+  if (HasShortSide(problem)) {
+    PlanShortSide(problem, limits, split_k, plan);
   } else {
-    PlanShortSide(problem, limits, choice, plan);
+    PlanSmallK(problem, limits, plan);
   }
-  if (!choice.long_is_a) {
+  if (!plan.long_is_a) {
     std::swap(plan.block_m, plan.block_n);
     std::swap(plan.thread_m, plan.thread_n);
   }
