@@ -23,9 +23,9 @@ struct TmaOperand {
 // k of one box of a K-major operand: a line of the box fills 128 bytes of shared memory.
 inline constexpr int kBoxDepth = 32;
 
-// MapOperand encodes the map. A K-major operand has dimensions (depth, lines, matrices) and boxes of
-// kBoxDepth x block_lines. Their 16-byte packs have the 128-byte swizzle: pack p of line l lies at
-// place p ^ (l % 8). An MN-major operand has dimensions (lines, depth, matrices) and boxes of
+// MapOperand encodes the map. A K-major operand has dimensions (depth, lines, matrices) and boxes
+// of kBoxDepth x block_lines. Their 16-byte packs have the 128-byte swizzle: pack p of line l lies
+// at place p ^ (l % 8). An MN-major operand has dimensions (lines, depth, matrices) and boxes of
 // block_lines x block_k without swizzle.
 //
 // Requires: stored rows start at 16-byte boundaries, and sizes and strides fit a map. EngineOf in
