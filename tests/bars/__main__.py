@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jaxkernels.bench import records, tables
 
-from . import judge
+from .suites import judge
 
 
 def main(argv: Sequence[str] | None = None) -> int:

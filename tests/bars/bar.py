@@ -23,6 +23,12 @@ class Verdict:
     passed: bool
 
 
+def where(**fields: Any) -> Callable[[Measured], bool]:
+    """Selects cases by fields; a tuple has values any of which it may have."""
+    asked = {name: x if isinstance(x, tuple) else (x,) for name, x in fields.items()}
+    return lambda m: all(m[name] in some for name, some in asked.items())
+
+
 def by(*fields: str) -> Callable[[Members], Iterable[Members]]:
     """Groups of cases with equal fields."""
     return lambda members: group_by(members, lambda m: tuple(m[name] for name in fields)).values()
@@ -87,7 +93,7 @@ def complete(missing: Callable[[Measured], Sequence[str]]) -> Bar:
         found = ", ".join(filter(None, lacks))
         return f"without {found}" if found else "all"
 
-    return Bar("contenders measured", lambda m: True, lacking, reduce, "all", operator.eq)
+    return Bar("contenders measured", where(), lacking, reduce, "all", operator.eq)
 
 
 def without_time(m: Measured, *names: str) -> list[str]:

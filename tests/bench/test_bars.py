@@ -5,8 +5,7 @@ import re
 
 import pytest
 from bars import __main__ as command
-from bars import judge
-from bars.suites import region
+from bars.suites import judge, region
 from bench_cases import QUICK, measured
 from programs import ROOT, run_python
 
