@@ -1,32 +1,66 @@
-"""Mistakes that are planted into results, to show that each would be noticed: `MISTAKES` by name.
-
-Each is a function of a problem, its operands and one result. It returns what a wrong kernel would.
-"""
+"""Mistakes that are planted into results, to show that each would be noticed: `MISTAKES`."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxkernels.verify.families.row_layout import RowLayout
 from jaxkernels.verify.families.terms import Terms, labels_of, result_shape
-from jaxkernels.verify.mistake import Change, Mistake, Needs
 from jaxkernels.verify.problem import FIRST, Arrays, Problem
 from jaxkernels.verify.truth.compare import total
 
-MISTAKES: dict[str, Mistake] = {}
+if TYPE_CHECKING:
+    from jaxkernels.verify.run import Ran
+
+Change = Callable[[Problem, Arrays, np.ndarray], np.ndarray]
+Needs = Callable[[Problem], bool]
 
 
-def _plant(name: str, needs: Needs = lambda p: True, **more: Any) -> Callable[[Change], Change]:
-    """Lists a function as a mistake."""
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+    """One way to be wrong.
 
-    def register(change: Change) -> Change:
-        MISTAKES[name] = Mistake(name, change, needs, **more)
-        return change
+    Attributes:
+        change: from a problem, operands and one result to the wrong one, in the same element order.
+        needs: whether a problem has what it spoils.
+        result: which result is spoilt, "y" or that of the derivative, "d" and more.
+        second_run_only: the first run is right.
+        keeps_dtype: the wrong result has the dtype of the right one.
+    """
 
-    return register
+    change: Change
+    needs: Needs = lambda problem: True
+    result: str = "y"
+    second_run_only: bool = False
+    keeps_dtype: bool = True
+
+    def fits(self, problem: Problem) -> bool:
+        """Whether the mistake can spoil a problem, which must have results of several elements."""
+        return problem.has_elements and self.needs(problem)
+
+    def spoil(self, ran: Ran) -> Ran:
+        """The results as the mistake would leave them."""
+        if self.second_run_only:
+            again = {i: self._spoilt(ran, x) for i, x in ran.again.items()}
+            return dataclasses.replace(ran, again=again)
+        results = self._spoilt(ran, ran.results)
+        members = ran.problem.members
+        again = {
+            i: {name: x[i * members : (i + 1) * members] for name, x in results.items()}
+            for i in ran.again
+        }
+        return dataclasses.replace(ran, results=results, again=again)
+
+    def _spoilt(self, ran: Ran, results: Arrays) -> Arrays:
+        name = next(x for x in results if x.startswith(self.result))
+        right = results[name]
+        with np.errstate(all="ignore"):
+            wrong = self.change(ran.problem, ran.operands, right.copy()).reshape(right.shape)
+            return results | {name: wrong.astype(right.dtype) if self.keeps_dtype else wrong}
 
 
 def _is_softmax(problem: Problem) -> bool:
@@ -97,6 +131,10 @@ def _has_exact_derivative(problem: Problem) -> bool:
     return is_exact and problem.derivative != "value"
 
 
+def _wide(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float64)
+
+
 def _log_sum_exp(x: np.ndarray) -> np.ndarray:
     largest = x.max(-1, keepdims=True)
     return (largest + np.log(total(np.exp(x - largest))))[..., 0]
@@ -106,203 +144,178 @@ def _at(x: np.ndarray, label: np.ndarray) -> np.ndarray:
     return np.take_along_axis(x, np.maximum(label, 0).astype(int)[..., None], -1)[..., 0]
 
 
-@_plant("last term lost from a sum", _is_rows)
+def _swapped(rows: np.ndarray) -> np.ndarray:
+    """The first two rows in the other order."""
+    return np.concatenate([rows[..., 1::-1, :], rows[..., 2:, :]], axis=-2)
+
+
+def _member_before(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+    return np.roll(y.reshape(-1, p.members, *y.shape[1:]), 1, axis=1).reshape(y.shape)
+
+
 def _sums_lack_the_last(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    wide = y.astype(np.float64)
-    if p.operation == "log_softmax":
-        return wide - np.log1p(-np.exp(wide[..., -1:]))
-    return wide / (1 - wide[..., -1:])
+    last = _wide(y)[..., -1:]
+    return y - np.log1p(-np.exp(last)) if p.operation == "log_softmax" else y / (1 - last)
 
 
-@_plant(
-    "maximum summed with the others",
-    lambda p: p.operation == "log_softmax" and not _is_16_bit(p),
-)
-def _sums_the_maximum(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    """Results near 0 are lost: the sum is 1 and a small rest, which is rounded away."""
-    return np.log(np.exp(y))
-
-
-@_plant(
-    "no maximum subtracted",
-    lambda p: _is_softmax(p) and _has_rows(p) and not p.options["where"],
-)
 def _no_maximum(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
     e = np.exp(operands["x"].astype(np.float32))
     return e / total(e) if p.operation == "softmax" else operands["x"] - np.log(total(e))
 
 
-@_plant("last term lost from a sum of exponentials", _is_log_sum_exp)
-def _sum_lacks_the_last(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    wide, last = y.astype(np.float64), operands["x"][..., -1].astype(np.float64)
-    lost = np.exp(last.reshape(wide.shape) - wide)
-    return wide + np.log1p(-np.minimum(lost, 1))
+def _sum_of_exponentials_lacks_the_last(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+    lost = np.exp(_wide(operands["x"])[..., -1].reshape(y.shape) - y)
+    return y + np.log1p(-np.minimum(lost, 1))
 
 
-@_plant("exponentials relative to zero", _is_log_sum_exp)
-def _relative_to_zero(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    return np.log(total(np.exp(operands["x"].astype(np.float32)))).reshape(y.shape)
-
-
-@_plant("numbers of rows swapped", _is_log_sum_exp)
-def _numbers_swapped(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    rows = y.reshape(operands["x"].shape[:-1])
-    rows[..., [0, 1]] = rows[..., [1, 0]]
-    return rows.reshape(y.shape)
-
-
-@_plant(
-    "cotangent of the row before",
-    lambda p: p.operation == "logsumexp" and p.wants_gradient and RowLayout(p.options).count > 1,
-    result="d",
-)
 def _cotangent_before(p: Problem, operands: Arrays, d: np.ndarray) -> np.ndarray:
     layout = RowLayout(p.options)
     per_row = [1 if i in layout.axes else n for i, n in enumerate(layout.shape)]
-    t = operands["t"].astype(np.float64).reshape(len(d), -1)
-    ratio = (np.roll(t, 1, axis=-1) / t).reshape(len(d), *per_row)
-    return d.astype(np.float64) * ratio
+    t = _wide(operands["t"]).reshape(len(d), -1)
+    return d * (np.roll(t, 1, axis=-1) / t).reshape(len(d), *per_row)
 
 
-@_plant("label off by one", _has_a_loss_of_each_row)
-def _label_off_by_one(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    x, label = operands["x"].astype(np.float64), operands["label"].astype(int)
-    behind = (label + 1) % x.shape[-1]
-    by = (1 - p.options["smoothing"]) * (_at(x, label) - _at(x, behind))
-    return np.where(label >= 0, y + by, y)
+def _of_losses(change: Change) -> Change:
+    """Adds to the losses of rows with a label; the change is of wide logits and integer labels."""
+
+    def changed(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+        label = operands["label"].astype(int)
+        return np.where(label >= 0, y + change(p, {"label": label}, _wide(operands["x"])), y)
+
+    return changed
 
 
-@_plant(
-    "smoothing without its -e",
-    lambda p: _has_a_loss_of_each_row(p) and p.options["smoothing"] > 0,
-)
-def _smoothed_twice(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    x, label = operands["x"].astype(np.float64), operands["label"]
-    nll = _log_sum_exp(x) - _at(x, label)
-    return np.where(label >= 0, y + p.options["smoothing"] * nll, y)
+def _label_off_by_one(p: Problem, operands: Arrays, x: np.ndarray) -> np.ndarray:
+    label = operands["label"]
+    by = _at(x, label) - _at(x, (label + 1) % x.shape[-1])
+    return (1 - p.options["smoothing"]) * by
 
 
-@_plant("sum over a padded row", _has_a_loss_of_each_row)
-def _padding_summed(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+def _smoothed_twice(p: Problem, operands: Arrays, x: np.ndarray) -> np.ndarray:
+    return p.options["smoothing"] * (_log_sum_exp(x) - _at(x, operands["label"]))
+
+
+def _padding_summed(p: Problem, operands: Arrays, x: np.ndarray) -> np.ndarray:
     """A row has a class more, whose logit is 0."""
-    lse = _log_sum_exp(operands["x"].astype(np.float64))
+    lse = _log_sum_exp(x)
     wrong = np.logaddexp(lse, 0)
-    by = wrong - lse + p.options["z_loss"] * (wrong**2 - lse**2)
-    return np.where(operands["label"] >= 0, y + by, y)
+    return wrong - lse + p.options["z_loss"] * (wrong**2 - lse**2)
 
 
-@_plant("rows left out are counted", _may_leave_rows_out)
-def _all_rows_counted(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    return y * (operands["label"] >= 0).reshape(len(y), -1).mean(-1)
-
-
-@_plant("column of a mask lost", lambda p: _is_rows(p) and bool(p.options.get("mask")))
 def _mask_column_lost(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
     hidden = np.broadcast_to(~operands["mask"][..., -1], y.shape[:-1])
     y[..., -1] = np.where(hidden, np.asarray(0.25, y.dtype), y[..., -1])
     return y
 
 
-@_plant("rounded one unit up", _is_rounded_to_16_bits)
 def _one_ulp_up(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    above = np.nextafter(y, np.asarray(np.inf, y.dtype))
-    return np.where(np.isfinite(y.astype(np.float64)), above, y)
+    return np.where(np.isfinite(_wide(y)), np.nextafter(y, np.asarray(np.inf, y.dtype)), y)
 
 
-@_plant("last element not stored")
 def _tail_not_stored(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
     y.reshape(len(y), -1)[:, -1] = 0.7
     return y
 
 
-@_plant("slice off by one")
-def _off_by_one(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    return np.roll(y.reshape(len(y), -1), 1, axis=1).reshape(y.shape)
-
-
-@_plant("TF32", _is_product)
 def _tf32(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
     """Operands are rounded to the 11 bits that a tensor core takes of a float32."""
-    rounded = dict(operands)
-    for name in "ab":
-        bits = operands[name].view(np.uint32) + np.uint32(1 << 12)
-        rounded[name] = (bits & np.uint32(0xFFFFE000)).view(np.float32)
-    return Terms(p, rounded).result().value.reshape(y.shape)
+    bits = {name: operands[name].view(np.uint32) + np.uint32(1 << 12) for name in "ab"}
+    rounded = {name: (x & np.uint32(0xFFFFE000)).view(np.float32) for name, x in bits.items()}
+    return Terms(p, operands | rounded).result().value
 
 
-@_plant("alpha lost", lambda p: p.operation == "sgemm")
-def _alpha_lost(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    return y * 1.5
-
-
-@_plant("c left out", lambda p: bool(p.options.get("has_c") and p.options["beta"]))
-def _without_c(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    return y - np.float32(p.options["beta"]) * operands["c"]
-
-
-@_plant("axes merged in another order", _sums_over_two_axes)
 def _merged_otherwise(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
     """The elements of b along k and l lie as if l came first, those of a as if k did."""
     _, labels, _ = labels_of(p)
     axes = [1 + labels.index(name) for name in "kl"]  # behind the members
     last = np.moveaxis(operands["b"], axes, (-2, -1))
     wrong = np.swapaxes(last, -1, -2).reshape(last.shape)
-    given = operands | {"b": np.moveaxis(wrong, (-2, -1), axes)}
-    return Terms(p, given).result().value.reshape(y.shape)
+    return Terms(p, operands | {"b": np.moveaxis(wrong, (-2, -1), axes)}).result().value
 
 
-@_plant("axes of the result in another order", _has_axes_of_any_order)
-def _result_turned(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    return np.moveaxis(y, 1, -1).reshape(y.shape)
-
-
-@_plant("NaN swallowed", lambda p: _is_softmax(p) or p.operation == "logsumexp")
-def _no_nan(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    return np.where(np.isnan(y), np.asarray(0, y.dtype), y)
-
-
-@_plant("infinity swallowed", lambda p: p.operation in ("log_softmax", "logsumexp"))
-def _no_infinity(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    return np.where(np.isinf(y), np.asarray(3e4, y.dtype), y)
-
-
-@_plant("rows swapped", _is_rows)
-def _rows_swapped(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    y[..., [0, 1], :] = y[..., [1, 0], :]
-    return y
-
-
-@_plant("members swapped", lambda p: p.members > 1)
-def _members_swapped(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    return y.reshape(-1, p.members, *y.shape[1:])[:, ::-1].reshape(y.shape)
-
-
-@_plant(
-    "gradient of another member",
-    lambda p: p.wants_gradient and any(p.shares(name) for name in FIRST),
-    result="d",
-)
-@_plant("program of the call before", lambda p: p.delivery == "turns")
-def _member_before(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    return np.roll(y.reshape(-1, p.members, *y.shape[1:]), 1, axis=1).reshape(y.shape)
-
-
-@_plant("derivative rounded to 9 bits", _has_exact_derivative, result="d")
-def _rounded_to_9_bits(p: Problem, operands: Arrays, d: np.ndarray) -> np.ndarray:
-    return d * np.asarray(1 + 2.0**-9, d.dtype)
-
-
-@_plant("derivative with the wrong sign", lambda p: p.derivative != "value", result="d")
-def _wrong_sign(p: Problem, operands: Arrays, d: np.ndarray) -> np.ndarray:
-    return -d
-
-
-@_plant("wrong dtype", keeps_dtype=False)
-def _wrong_dtype(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    return y.astype(np.float32 if y.dtype == np.float16 else np.float16)
-
-
-@_plant("another bit the second time", second_run_only=True)
 def _one_bit(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
     y.view(np.uint8).reshape(-1)[0] ^= 1
     return y
+
+
+MISTAKES: dict[str, Mistake] = {
+    "last term lost from a sum": Mistake(_sums_lack_the_last, _is_rows),
+    # Results near 0 are lost: the sum is 1 and a small rest, which is rounded away.
+    "maximum summed with the others": Mistake(
+        lambda p, o, y: np.log(np.exp(y)),
+        lambda p: p.operation == "log_softmax" and not _is_16_bit(p),
+    ),
+    "no maximum subtracted": Mistake(
+        _no_maximum, lambda p: _is_softmax(p) and _has_rows(p) and not p.options["where"]
+    ),
+    "last term lost from a sum of exponentials": Mistake(
+        _sum_of_exponentials_lacks_the_last, _is_log_sum_exp
+    ),
+    "exponentials relative to zero": Mistake(
+        lambda p, o, y: np.log(total(np.exp(o["x"].astype(np.float32)))), _is_log_sum_exp
+    ),
+    "numbers of rows swapped": Mistake(
+        lambda p, o, y: _swapped(y.reshape(*o["x"].shape[:-1], 1)), _is_log_sum_exp
+    ),
+    "cotangent of the row before": Mistake(
+        _cotangent_before,
+        lambda p: (
+            p.operation == "logsumexp" and p.wants_gradient and RowLayout(p.options).count > 1
+        ),
+        result="d",
+    ),
+    "label off by one": Mistake(_of_losses(_label_off_by_one), _has_a_loss_of_each_row),
+    "smoothing without its -e": Mistake(
+        _of_losses(_smoothed_twice),
+        lambda p: _has_a_loss_of_each_row(p) and p.options["smoothing"] > 0,
+    ),
+    "sum over a padded row": Mistake(_of_losses(_padding_summed), _has_a_loss_of_each_row),
+    "rows left out are counted": Mistake(
+        lambda p, o, y: y * (o["label"] >= 0).reshape(len(y), -1).mean(-1), _may_leave_rows_out
+    ),
+    "column of a mask lost": Mistake(
+        _mask_column_lost, lambda p: _is_rows(p) and bool(p.options.get("mask"))
+    ),
+    "rounded one unit up": Mistake(_one_ulp_up, _is_rounded_to_16_bits),
+    "last element not stored": Mistake(_tail_not_stored),
+    "slice off by one": Mistake(lambda p, o, y: np.roll(y.reshape(len(y), -1), 1, axis=1)),
+    "TF32": Mistake(_tf32, _is_product),
+    "alpha lost": Mistake(lambda p, o, y: y * 1.5, lambda p: p.operation == "sgemm"),
+    "c left out": Mistake(
+        lambda p, o, y: y - np.float32(p.options["beta"]) * o["c"],
+        lambda p: bool(p.options.get("has_c") and p.options["beta"]),
+    ),
+    "axes merged in another order": Mistake(_merged_otherwise, _sums_over_two_axes),
+    "axes of the result in another order": Mistake(
+        lambda p, o, y: np.moveaxis(y, 1, -1), _has_axes_of_any_order
+    ),
+    "NaN swallowed": Mistake(
+        lambda p, o, y: np.where(np.isnan(y), np.asarray(0, y.dtype), y),
+        lambda p: _is_softmax(p) or p.operation == "logsumexp",
+    ),
+    "infinity swallowed": Mistake(
+        lambda p, o, y: np.where(np.isinf(y), np.asarray(3e4, y.dtype), y),
+        lambda p: p.operation in ("log_softmax", "logsumexp"),
+    ),
+    "rows swapped": Mistake(lambda p, o, y: _swapped(y), _is_rows),
+    "members swapped": Mistake(
+        lambda p, o, y: y.reshape(-1, p.members, *y.shape[1:])[:, ::-1], lambda p: p.members > 1
+    ),
+    "program of the call before": Mistake(_member_before, lambda p: p.delivery == "turns"),
+    "gradient of another member": Mistake(
+        _member_before,
+        lambda p: p.wants_gradient and any(p.shares(name) for name in FIRST),
+        result="d",
+    ),
+    "derivative rounded to 9 bits": Mistake(
+        lambda p, o, d: d * np.asarray(1 + 2.0**-9, d.dtype), _has_exact_derivative, result="d"
+    ),
+    "derivative with the wrong sign": Mistake(
+        lambda p, o, d: -d, lambda p: p.derivative != "value", result="d"
+    ),
+    "wrong dtype": Mistake(
+        lambda p, o, y: y.astype(np.float32 if y.dtype == np.float16 else np.float16),
+        keeps_dtype=False,
+    ),
+    "another bit the second time": Mistake(_one_bit, second_run_only=True),
+}

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxkernels.verify import delivery, draw
 from jaxkernels.verify.families import family_of
-from jaxkernels.verify.mistake import Mistake
+from jaxkernels.verify.mistakes import Mistake
 from jaxkernels.verify.problem import Arrays, Problem, WrongTypeError
 
 _DEVICE = threading.Lock()  # only the second run shares the device, on purpose

@@ -34,8 +34,8 @@ def test_every_planted_mistake_is_noticed(capsys):
 
 
 def test_a_mistake_that_nobody_notices_fails_the_self_test(monkeypatch, capsys):
-    harmless = mistakes.Mistake("none at all", lambda problem, operands, y: y)
-    monkeypatch.setattr(command.selftest, "MISTAKES", {harmless.name: harmless})
+    harmless = mistakes.Mistake(lambda problem, operands, y: y)
+    monkeypatch.setattr(command.selftest, "MISTAKES", {"none at all": harmless})
     assert command.main(["--self-test"]) == 1
     assert "FAIL" in capsys.readouterr().out
 
