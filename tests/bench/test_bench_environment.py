@@ -40,18 +40,15 @@ def test_state_of_the_gpu_that_is_used(monkeypatch):
     assert environment._gpu_state() == STATE
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "",
-        "[N/A]\n",
-        "No devices were found\n",
-        FileNotFoundError("none here"),
-        subprocess.TimeoutExpired("nvidia-smi", 20),
-        subprocess.CalledProcessError(2, "nvidia-smi"),
-        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
-    ],
-)
+NONE = [
+    *("", "[N/A]\n", "No devices were found\n", FileNotFoundError("none here")),
+    subprocess.TimeoutExpired("nvidia-smi", 20),
+    subprocess.CalledProcessError(2, "nvidia-smi"),
+    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
+]
+
+
+@pytest.mark.parametrize("answer", NONE)
 def test_values_that_are_not_known(answer, monkeypatch):
     """They hide no other."""
     answering(monkeypatch, {"driver_version": STATE["driver"], "power.draw": answer})
@@ -68,15 +65,8 @@ def test_a_run_says_them():
 
 def test_compiler(monkeypatch):
     """Not on the path, but in its usual place."""
-
-    def run(command, **_):
-        if command[0] == "nvcc":
-            raise FileNotFoundError
-        return subprocess.CompletedProcess(
-            command, 0, "release 13.0, V13.0.88\nBuild cuda_13.0.r13.0/a"
-        )
-
-    monkeypatch.setattr(subprocess, "run", run)
+    said = {"/usr/local/cuda/bin/nvcc": "release 13.0, V13.0.88\nBuild cuda_13.0.r13.0/a"}
+    monkeypatch.setattr(environment, "_answer", lambda command, *_: said.get(command, ""))
     assert environment._nvcc() == "13.0.88"
 
 

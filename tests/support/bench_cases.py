@@ -13,34 +13,19 @@ QUICK = ["--repeats", "2", "--min-sample-ms", "0.1"]
 
 def measured(case, seconds, extra=None, refused=None):
     """A case in which contenders took some seconds; `extra` and `refused` are by contender."""
-    extra, refused = extra or {}, refused or {}
-    names = dict.fromkeys((*seconds, *refused, *extra))
-    found = {
-        name: Record(
-            case,
-            name,
-            seconds.get(name),
-            [seconds[name]] if name in seconds else (),
-            extra.get(name, {}),
-            refused.get(name, ""),
-        )
-        for name in names
-    }
+    extra, refused, found = extra or {}, refused or {}, {}
+    for name in (*seconds, *refused, *extra):
+        samples = [seconds[name]] if name in seconds else ()
+        about = extra.get(name, {}), refused.get(name, "")
+        found[name] = Record(case, name, seconds.get(name), samples, *about)
     return Measured(case, found)
 
 
 def run_of(cases, platform="gpu", device="NVIDIA H200"):
     """A run of measured cases."""
-    environment = {
-        "platform": platform,
-        "device": device,
-        "jax": "0",
-        "date": "now",
-        "command": "c",
-    }
-    return records.Run(
-        "made up", environment, {}, tuple(r for m in cases for r in m.records.values())
-    )
+    environment = {"platform": platform, "device": device, "jax": "0", "date": "now"}
+    found = tuple(r for m in cases for r in m.records.values())
+    return records.Run("made up", environment | {"command": "c"}, {}, found)
 
 
 def text_of(suite, cases, platform="gpu", device="NVIDIA H200"):
