@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxkernels.verify.problem import Arrays, Problem, Traced
+from jaxkernels.verify.problem import Arrays, Problem, Rng, Traced
 
 Core = Callable[[Traced], Traced]
 DELIVERIES = (
@@ -29,12 +29,12 @@ DONATED = ("x", "scores", "q", "c")  # operands that have the shape and dtype of
 ALONE = ("plain", "donated", "transposed", "concatenated", "eager")  # deliveries of one member
 
 
-def arguments(problem: Problem, members: Arrays, rng: np.random.Generator) -> Any:
+def arguments(problem: Problem, members: Arrays, rng: Rng) -> Any:
     """The arguments of the program, by name; operands have the members first."""
     return {name: _argument(problem, name, x, rng) for name, x in members.items()}
 
 
-def _argument(problem: Problem, name: str, x: np.ndarray, rng: np.random.Generator) -> Any:
+def _argument(problem: Problem, name: str, x: np.ndarray, rng: Rng) -> Any:
     kind = problem.delivery
     if kind in ("plain", "donated", "eager"):
         return x[0]
@@ -127,7 +127,7 @@ def _cut(problem: Problem, x: np.ndarray) -> Any:
     return x[:where], x[where:]
 
 
-def _noise(shape: Any, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+def _noise(shape: Any, dtype: np.dtype, rng: Rng) -> np.ndarray:
     """Values that a kernel must not read: NaN, and numbers that would spoil a result."""
     if dtype.kind not in "fV":
         return rng.integers(0, 2, shape).astype(dtype)
@@ -144,7 +144,7 @@ def _starts(problem: Problem, name: str, members: np.ndarray) -> list[int]:
     return starts
 
 
-def _flat(problem: Problem, name: str, members: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _flat(problem: Problem, name: str, members: np.ndarray, rng: Rng) -> np.ndarray:
     starts = _starts(problem, name, members)
     buffer = _noise(starts[-1] + members[0].size + 5, members.dtype, rng)
     for begin, x in zip(starts, members, strict=True):
@@ -152,7 +152,7 @@ def _flat(problem: Problem, name: str, members: np.ndarray, rng: np.random.Gener
     return buffer
 
 
-def _stacked(members: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _stacked(members: np.ndarray, rng: Rng) -> np.ndarray:
     """One array with all members along the first dimension, a line of noise before each."""
     lines = members if members.ndim > 1 else members[:, None]
     noise = _noise((len(members), 1, *lines.shape[2:]), members.dtype, rng)

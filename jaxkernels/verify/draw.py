@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxkernels.verify.delivery import ALONE, DELIVERIES, EAGER
 from jaxkernels.verify.families import OPERATIONS, family_of
-from jaxkernels.verify.problem import Arrays, Problem
+from jaxkernels.verify.problem import Arrays, Problem, Rng
 
 PROGRAMS = 8  # programs in a bundle
 # (elements of an operand, draws, probability). Most problems are small, as compilation dominates.
@@ -47,15 +47,13 @@ def bundle(seed: int, index: int, only: tuple[str, ...] = OPERATIONS) -> list[Pr
     return [_problem(some, wide, eager, [seed, index, place], rng) for place in places]
 
 
-def _drawn(some: Sequence[str], weights: dict[str, float], rng: np.random.Generator) -> str:
+def _drawn(some: Sequence[str], weights: dict[str, float], rng: Rng) -> str:
     """Draws a name by its weight, 1 by default."""
     chances = np.array([weights.get(x, 1.0) for x in some])
     return str(rng.choice(some, p=chances / chances.sum()))
 
 
-def _problem(
-    operations: list[str], wide: bool, eager: bool, seed: list[int], rng: np.random.Generator
-) -> Problem:
+def _problem(operations: list[str], wide: bool, eager: bool, seed: list[int], rng: Rng) -> Problem:
     operation = _drawn(operations, _WEIGHTS, rng)
     family = family_of(operation)
     dtypes = [x for x in _DTYPES if x in family.dtypes(operation)]

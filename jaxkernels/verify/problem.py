@@ -16,8 +16,12 @@ from jaxkernels.verify.truth.compare import Bounded, ratios, storage
 from jaxkernels.verify.truth.rows import DTYPES
 
 # The operands of one call, by name.
-Arrays = dict[str, np.ndarray]
+Array = np.ndarray
+Arrays = dict[str, Array]
 Traced = dict[str, jax.Array]
+Truths = dict[str, Bounded]  # of results
+Rng = np.random.Generator
+Choice = tuple[dict[str, Any], str | None]  # options, and a tier or rung to force
 DERIVATIVES = ("value", "vjp", "jvp", "remat")
 FIRST = ("x", "scores", "q", "a")  # the operand that always differs between members
 
@@ -48,7 +52,7 @@ class Problem:
     seed: list[int]
     options: dict[str, Any]
 
-    def generator(self, draw: int, *more: int) -> np.random.Generator:
+    def generator(self, draw: int, *more: int) -> Rng:
         """The random numbers of one draw."""
         return np.random.default_rng([*self.seed, draw, *more])
 
@@ -155,13 +159,11 @@ class Family(abc.ABC):
         return DTYPES
 
     @abc.abstractmethod
-    def choose(
-        self, operation: str, dtype: str, derivative: str, most: int, rng: np.random.Generator
-    ) -> tuple[dict[str, Any], str | None]:
+    def choose(self, operation: str, dtype: str, derivative: str, most: int, rng: Rng) -> Choice:
         """Options with at most about `most` elements an operand, and a tier or rung to force."""
 
     @abc.abstractmethod
-    def member(self, problem: Problem, rng: np.random.Generator) -> tuple[Arrays, bool]:
+    def member(self, problem: Problem, rng: Rng) -> tuple[Arrays, bool]:
         """The operands of one call, and whether its sums are of numbers that are alike."""
 
     @abc.abstractmethod
@@ -169,9 +171,7 @@ class Family(abc.ABC):
         """The function under test: its result, or all of them in the order of `result_shapes`."""
 
     @abc.abstractmethod
-    def truth(
-        self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray
-    ) -> dict[str, Bounded]:
+    def truth(self, problem: Problem, operands: Arrays, results: Arrays, alike: Array) -> Truths:
         """The truth and bounds of the results of many members, by name; same element order."""
 
     @abc.abstractmethod

@@ -12,9 +12,9 @@ import jaxkernels as jk
 from jaxkernels._attention import choice, default
 from jaxkernels._rows.masked_kernels import band_of
 from jaxkernels.verify.families.row_layout import drawn_sizes
-from jaxkernels.verify.problem import Arrays, Family, Problem, Traced
+from jaxkernels.verify.problem import Array, Arrays, Choice, Family, Problem, Rng, Traced, Truths
 from jaxkernels.verify.truth import attention
-from jaxkernels.verify.truth.compare import Bounded, storage
+from jaxkernels.verify.truth.compare import storage
 
 KINDS = ("normal", "peaked", "faint", "equal")
 _LENGTHS = ("query_seq_lengths", "key_value_seq_lengths")
@@ -26,10 +26,7 @@ class Attention(Family):
     operations = ("dot_product_attention",)
     derivatives = ("value", "vjp", "remat")
 
-    def choose(
-        self, operation: str, dtype: str, derivative: str, most: int, rng: np.random.Generator
-    ) -> tuple[dict[str, Any], str | None]:
-        """Any of the options, each with its own chance."""
+    def choose(self, operation: str, dtype: str, derivative: str, most: int, rng: Rng) -> Choice:
         batch, k_heads, groups = (int(x) for x in rng.choice([1, 2, 3], 3))
         h = int(rng.choice([1, 3, 4, 8, 16, 33, 64])) if rng.random() < 0.98 else 0
         room = max(most // (batch * k_heads * groups), 1)
@@ -57,8 +54,7 @@ class Attention(Family):
         given.pop("empty_rows", None)
         return options, "cudnn"
 
-    def member(self, problem: Problem, rng: np.random.Generator) -> tuple[Arrays, bool]:
-        """q, k, v, mask, bias, lengths and t."""
+    def member(self, problem: Problem, rng: Rng) -> tuple[Arrays, bool]:
         o, dtype = problem.options, storage(problem.dtype)
         batch, t, s, heads, k_heads, h = o["sizes"]
         kind = str(rng.choice(KINDS))
@@ -84,24 +80,18 @@ class Attention(Family):
         return operands, True
 
     def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
-        """The result has q's shape."""
         batch, t, _, heads, _, h = problem.options["sizes"]
         return {"y": [batch, t, heads, h]}
 
     def active(self, problem: Problem) -> tuple[str, ...]:
-        """q, k and v."""
-        del problem
         return ("q", "k", "v")
 
     def call(self, problem: Problem, operands: Traced) -> jax.Array:
-        """The call."""
         given: Any = {n: x for n, x in operands.items() if n not in ("q", "k", "v", "t")}
         given |= problem.arguments | {"implementation": problem.how}
         return jk.dot_product_attention(operands["q"], operands["k"], operands["v"], **given)
 
-    def truth(
-        self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray
-    ) -> dict[str, Bounded]:
+    def truth(self, problem: Problem, operands: Arrays, results: Arrays, alike: Array) -> Truths:
         """Computes all members at once, as one larger batch."""
         whole = len(alike), problem.options["sizes"][0]
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from jaxkernels.verify import lengths
+from jaxkernels.verify.problem import Rng
 
 _SIZES = (1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 257, 1000)
 
 
-def sizes(most: int, rng: np.random.Generator) -> tuple[int, int, int]:
+def sizes(most: int, rng: Rng) -> tuple[int, int, int]:
     """Draws sizes with at most `most` elements per operand and result, and not too many products."""
 
     def fits(m: int, n: int, k: int) -> bool:
@@ -34,7 +33,7 @@ def sizes(most: int, rng: np.random.Generator) -> tuple[int, int, int]:
             return m, n, k
 
 
-def batch_of(room: int, rng: np.random.Generator) -> list[int]:
+def batch_of(room: int, rng: Rng) -> list[int]:
     """Batch dimensions of at most `room` members."""
     sizes: list[int] = []
     for _ in range(int(rng.choice([0, 0, 1, 2, 3]))):
@@ -45,7 +44,7 @@ def batch_of(room: int, rng: np.random.Generator) -> list[int]:
 
 
 def matrices(
-    m: int, n: int, k: int, batch: list[int], flags: list[bool], rng: np.random.Generator
+    m: int, n: int, k: int, batch: list[int], flags: list[bool], rng: Rng
 ) -> dict[str, Any]:
     """Batches that broadcast by turns, of ranks that may differ; operands as the flags say."""
     names = "defghij"[: len(batch)]
@@ -65,7 +64,7 @@ def matrices(
     return {"shapes": shapes, "labels": f"{labels[0]},{labels[1]}->{out}mn", "flags": flags}
 
 
-def vectors(m: int, n: int, k: int, rng: np.random.Generator) -> dict[str, Any]:
+def vectors(m: int, n: int, k: int, rng: Rng) -> dict[str, Any]:
     """Products with an operand of one dimension."""
     shapes, labels = (
         ([[k], [k, n]], "k,kn->n"),
@@ -77,7 +76,7 @@ def vectors(m: int, n: int, k: int, rng: np.random.Generator) -> dict[str, Any]:
     return {"shapes": shapes, "labels": labels}
 
 
-def _parts(size: int, names: str, rng: np.random.Generator) -> dict[str, int]:
+def _parts(size: int, names: str, rng: Rng) -> dict[str, int]:
     """A size as one dimension, or as two."""
     inner = next((d for d in (3, 2, 5) if size % d == 0 and size > d), None)
     if inner is None or rng.random() < 0.5:
@@ -85,12 +84,12 @@ def _parts(size: int, names: str, rng: np.random.Generator) -> dict[str, int]:
     return {names[0]: inner, names[1]: size // inner}
 
 
-def _shuffled(items: Any, rng: np.random.Generator) -> list[Any]:
+def _shuffled(items: Any, rng: Rng) -> list[Any]:
     items = list(items)
     return [items[i] for i in rng.permutation(len(items))]
 
 
-def general(m: int, n: int, k: int, rng: np.random.Generator) -> dict[str, Any]:
+def general(m: int, n: int, k: int, rng: Rng) -> dict[str, Any]:
     """Any order of dimensions, several of a kind."""
     rows, cols, summed = _parts(m, "mp", rng), _parts(n, "nq", rng), _parts(k, "kl", rng)
     common = {"d": int(rng.choice([1, 2, 3]))} if rng.random() < 0.5 else {}
@@ -108,7 +107,7 @@ def general(m: int, n: int, k: int, rng: np.random.Generator) -> dict[str, Any]:
     return {"shapes": shapes, "labels": f"{labels[0]},{labels[1]}->{out}", "numbers": numbers}
 
 
-def einsum(m: int, n: int, k: int, sums_lone: bool, rng: np.random.Generator) -> dict[str, Any]:
+def einsum(m: int, n: int, k: int, sums_lone: bool, rng: Rng) -> dict[str, Any]:
     """Labels in any order, of the result too; some leave the one that all arrays have to an ellipsis.
 
     One operand may have a label that no other array has, if `sums_lone`.
@@ -130,7 +129,7 @@ def einsum(m: int, n: int, k: int, sums_lone: bool, rng: np.random.Generator) ->
     return {"shapes": shapes, "labels": labels, "subscripts": subscripts}
 
 
-def tensordot(m: int, n: int, k: int, rng: np.random.Generator) -> dict[str, Any]:
+def tensordot(m: int, n: int, k: int, rng: Rng) -> dict[str, Any]:
     """Axes as a number of neighbours, none among them, or as pairs in any order."""
     rows, cols, summed = _parts(m, "mp", rng), _parts(n, "nq", rng), _parts(k, "kl", rng)
     form = rng.choice(["neighbours", "pairs", "outer"], p=[0.4, 0.5, 0.1])

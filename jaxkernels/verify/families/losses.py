@@ -13,7 +13,7 @@ from jaxkernels._core import validate
 from jaxkernels.verify import lengths, values
 from jaxkernels.verify.families import row_layout
 from jaxkernels.verify.families.row_layout import RowLayout
-from jaxkernels.verify.problem import Arrays, Family, Problem, Traced
+from jaxkernels.verify.problem import Array, Arrays, Choice, Family, Problem, Rng, Traced, Truths
 from jaxkernels.verify.truth.compare import Bounded, compute, total, widen
 from jaxkernels.verify.truth.reduced_losses import Losses
 
@@ -30,10 +30,7 @@ class TokenLosses(Family):
 
     operations = ("cross_entropy", "token_log_probs")
 
-    def choose(
-        self, operation: str, dtype: str, derivative: str, most: int, rng: np.random.Generator
-    ) -> tuple[dict[str, Any], str | None]:
-        """Rows of any length, each option with its own chance."""
+    def choose(self, operation: str, dtype: str, derivative: str, most: int, rng: Rng) -> Choice:
         shape, axis = row_layout.drawn_rows(dtype, most, rng)
         options: dict[str, Any] = {
             "shape": shape,
@@ -61,8 +58,7 @@ class TokenLosses(Family):
         rows = (layout.count, layout.cols)
         return options, lengths.drawn_tier(rows, dtype, row_layout.LOSSES, rng)
 
-    def member(self, problem: Problem, rng: np.random.Generator) -> tuple[Arrays, bool]:
-        """x, label, where, weights, temperature, and cotangents of the results or the tangent of x."""
+    def member(self, problem: Problem, rng: Rng) -> tuple[Arrays, bool]:
         o, layout, wide = problem.options, RowLayout(problem.options), compute(problem.dtype)
         count, cols, row_shape = layout.count, layout.cols, layout.row_shape
         kind = str(rng.choice(self._kinds(problem)))
@@ -100,13 +96,11 @@ class TokenLosses(Family):
         return kinds
 
     def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
-        """The loss, per row or reduced, and the additional results per row."""
         o, shape = problem.options, RowLayout(problem.options).row_shape
         found: dict[str, Sequence[int]] = {"y": shape if o["reduction"] == "none" else []}
         return found | dict.fromkeys(o["returns"], shape)
 
     def result_dtype(self, problem: Problem) -> np.dtype:
-        """The compute type."""
         return compute(problem.dtype)
 
     def active(self, problem: Problem) -> tuple[str, ...]:
@@ -119,7 +113,6 @@ class TokenLosses(Family):
         return tuple(names)
 
     def call(self, problem: Problem, operands: Traced) -> Any:
-        """The call."""
         o = problem.options
         given: dict[str, Any] = {
             "axis": o["axis"],
@@ -147,10 +140,7 @@ class TokenLosses(Family):
         core = super().core(problem)
         return jax.jit(core) if problem.options["beyond"] else core
 
-    def truth(
-        self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray
-    ) -> dict[str, Bounded]:
-        """Each result, and each derivative, for the operands given."""
+    def truth(self, problem: Problem, operands: Arrays, results: Arrays, alike: Array) -> Truths:
         truth = _losses(problem, operands, alike)
         # token_log_probs is minus a loss, and has no entropy for a negative label.
         is_loss = problem.operation == "cross_entropy"
@@ -169,9 +159,7 @@ class TokenLosses(Family):
         return found
 
 
-def _drawn_labels(
-    options: dict[str, Any], layout: RowLayout, rng: np.random.Generator
-) -> np.ndarray:
+def _drawn_labels(options: dict[str, Any], layout: RowLayout, rng: Rng) -> np.ndarray:
     """A label for each row; some are negative, and one may be too large."""
     count, cols, limits = layout.count, layout.cols, np.iinfo(options["label_dtype"])
     label = rng.integers(0, min(cols, limits.max + 1), count)

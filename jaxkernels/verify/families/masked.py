@@ -13,7 +13,7 @@ import numpy as np
 import jaxkernels as jk
 from jaxkernels.verify import lengths, values
 from jaxkernels.verify.families.row_layout import RowLayout, drawn_sizes
-from jaxkernels.verify.problem import Arrays, Family, Problem, Traced
+from jaxkernels.verify.problem import Array, Arrays, Choice, Family, Problem, Rng, Traced, Truths
 from jaxkernels.verify.truth import masked
 from jaxkernels.verify.truth.compare import Bounded, storage
 
@@ -28,10 +28,7 @@ class Masked(Family):
 
     operations = ("scaled_masked_softmax",)
 
-    def choose(
-        self, operation: str, dtype: str, derivative: str, most: int, rng: np.random.Generator
-    ) -> tuple[dict[str, Any], str | None]:
-        """Any of the options, each with its own chance."""
+    def choose(self, operation: str, dtype: str, derivative: str, most: int, rng: Rng) -> Choice:
         k = int(rng.choice([n for n in lengths.row_lengths(dtype) if 0 < n <= max(most // 2, 1)]))
         k = min(k, int(rng.choice([40, 700, k])))
         q = int(min(max(most // k, 1), rng.choice([1, 2, 5, 8, 33, 128, k])))
@@ -57,8 +54,7 @@ class Masked(Family):
         plain = options["scale"] and options["scale"] > 0 and options["bias"] is None
         return options, lengths.drawn_tier(shape, dtype, _KERNELS, rng) if plain else None
 
-    def member(self, problem: Problem, rng: np.random.Generator) -> tuple[Arrays, bool]:
-        """scores, mask, bias, scale, t or t_scores."""
+    def member(self, problem: Problem, rng: Rng) -> tuple[Arrays, bool]:
         o, shape = problem.options, problem.options["shape"]
         rows, cols = math.prod(shape[:-1]), shape[-1]
         kind, t_kind = str(rng.choice(_kinds(problem))), str(rng.choice(["normal", "constant"]))
@@ -80,7 +76,6 @@ class Masked(Family):
         return operands, bool(values.ALIKE & {kind, t_kind})
 
     def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
-        """The result has the shape of the scores."""
         return {"y": problem.options["shape"]}
 
     def active(self, problem: Problem) -> tuple[str, ...]:
@@ -93,16 +88,13 @@ class Masked(Family):
         return tuple(names)
 
     def call(self, problem: Problem, operands: Traced) -> jax.Array:
-        """The call."""
         given: dict[str, Any] = {"scale": problem.options["scale"], "tier": problem.how}
         columns = problem.options["shape"][-1]
         given["implementation"] = lengths.implementation(columns, problem.dtype)
         given |= {name: x for name, x in operands.items() if name[0] != "t"}
         return jk.scaled_masked_softmax(**given, **problem.arguments)
 
-    def truth(
-        self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray
-    ) -> dict[str, Bounded]:
+    def truth(self, problem: Problem, operands: Arrays, results: Arrays, alike: Array) -> Truths:
         """Computes all members at once, as one more dimension."""
         o = problem.options
         shape = len(alike), *[1] * len(o["shape"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -12,7 +11,7 @@ import jaxkernels.optax
 from jaxkernels.verify import values
 from jaxkernels.verify.families import row_layout
 from jaxkernels.verify.families.row_layout import RowLayout
-from jaxkernels.verify.problem import Arrays, Family, Problem, Traced
+from jaxkernels.verify.problem import Array, Arrays, Choice, Family, Problem, Rng, Traced, Truths
 from jaxkernels.verify.truth.compare import Bounded, finite, storage, total, widen
 from jaxkernels.verify.truth.losses import Rows
 from jaxkernels.verify.truth.tolerance import sum_error
@@ -28,10 +27,7 @@ class OptaxLosses(Family):
     operations = (_OF_IDS, "softmax_cross_entropy", "safe_softmax_cross_entropy")
     derivatives = ("value", "vjp", "remat")
 
-    def choose(
-        self, operation: str, dtype: str, derivative: str, most: int, rng: np.random.Generator
-    ) -> tuple[dict[str, Any], str | None]:
-        """Rows of any length; no tier can be forced."""
+    def choose(self, operation: str, dtype: str, derivative: str, most: int, rng: Rng) -> Choice:
         shape, axis = row_layout.drawn_rows(dtype, most, rng)
         is_safe, of_ids = operation.startswith("safe"), operation == _OF_IDS
         if is_safe:
@@ -41,8 +37,7 @@ class OptaxLosses(Family):
         beyond = bool(of_ids and where is None and rng.random() < 0.2)
         return {"shape": shape, "axis": axis, "where": where, "beyond": beyond}, None
 
-    def member(self, problem: Problem, rng: np.random.Generator) -> tuple[Arrays, bool]:
-        """x, label (ids or probabilities), where, and t."""
+    def member(self, problem: Problem, rng: Rng) -> tuple[Arrays, bool]:
         o, layout, dtype = problem.options, RowLayout(problem.options), storage(problem.dtype)
         count, cols = layout.count, layout.cols
         kind = str(rng.choice([*values.FINITE, "nan"]))
@@ -64,21 +59,16 @@ class OptaxLosses(Family):
         return operands, kind in values.ALIKE
 
     def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
-        """A loss of each row."""
         return {"y": RowLayout(problem.options).row_shape}
 
     def call(self, problem: Problem, operands: Traced) -> jax.Array:
-        """The call."""
         given = {"axis": problem.options["axis"], "where": operands.get("where")}
         given = {} if problem.operation.startswith("safe") else given
         return getattr(jaxkernels.optax, problem.operation)(
             operands["x"], operands["label"], **given
         )
 
-    def truth(
-        self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray
-    ) -> dict[str, Bounded]:
-        """The loss in the type of the logits, and its gradient."""
+    def truth(self, problem: Problem, operands: Arrays, results: Arrays, alike: Array) -> Truths:
         truth, members = _Truth(problem, operands), len(alike)
         if not problem.wants_gradient:
             return {"y": truth.loss()}

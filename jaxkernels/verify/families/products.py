@@ -14,7 +14,7 @@ from jaxkernels._core import registry, validate
 from jaxkernels.verify import values
 from jaxkernels.verify.families import layouts
 from jaxkernels.verify.families.terms import Terms, active_operands, result_shape
-from jaxkernels.verify.problem import Arrays, Family, Problem, Traced
+from jaxkernels.verify.problem import Array, Arrays, Choice, Family, Problem, Rng, Traced, Truths
 from jaxkernels.verify.truth.compare import Bounded
 from jaxkernels.verify.truth.tolerance import PRECISION
 
@@ -32,9 +32,7 @@ class Products(Family):
         """16-bit operands may be multiplied in float32."""
         return ("float32",) if operation == "sgemm" else ("float32", "bfloat16", "float16")
 
-    def choose(
-        self, operation: str, dtype: str, derivative: str, most: int, rng: np.random.Generator
-    ) -> tuple[dict[str, Any], str | None]:
+    def choose(self, operation: str, dtype: str, derivative: str, most: int, rng: Rng) -> Choice:
         """Draws sizes, often those at which plans change, and layouts of every kind."""
         m, n, k = layouts.sizes(most, rng)
         batch = layouts.batch_of(most // max(m * n + n * k + m * k, 1), rng)
@@ -62,8 +60,7 @@ class Products(Family):
         rungs = (None, *validate.ALGORITHMS) if has_kernels else (None,)
         return options, rungs[rng.integers(len(rungs))]
 
-    def member(self, problem: Problem, rng: np.random.Generator) -> tuple[Arrays, bool]:
-        """a, b, c, alpha, beta, and t or tangents."""
+    def member(self, problem: Problem, rng: Rng) -> tuple[Arrays, bool]:
         o, dtype = problem.options, problem.dtype
         # Infinity times a number that may be flushed to zero is NaN or not. Operands are finite in
         # problems in which the two could meet, for instance if members share an operand.
@@ -88,20 +85,15 @@ class Products(Family):
         return operands, True
 
     def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
-        """The result has the shape of the labels behind the arrow."""
         return {"y": result_shape(problem)}
 
     def result_dtype(self, problem: Problem) -> np.dtype:
-        """float32, also of 16-bit operands."""
-        del problem
         return np.dtype(np.float32)
 
     def active(self, problem: Problem) -> tuple[str, ...]:
-        """The operands, and factors that are traced."""
         return active_operands(problem)
 
     def call(self, problem: Problem, operands: Traced) -> jax.Array:
-        """The call."""
         o, rung, (a, b) = problem.options, problem.how, (operands["a"], operands["b"])
         if problem.operation == "sgemm":
             factors = {n: operands[n] if o[n] is None else o[n] for n in ("alpha", "beta")}
@@ -118,9 +110,7 @@ class Products(Family):
             return jk.dot_general(a, b, o["numbers"], **given)
         return jk.matmul(a, b, **given)
 
-    def truth(
-        self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray
-    ) -> dict[str, Bounded]:
+    def truth(self, problem: Problem, operands: Arrays, results: Arrays, alike: Array) -> Truths:
         """Computes all members at once, as one more batch label."""
         terms = Terms(problem, operands)
         wanted = {"y": terms.result()}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxkernels.verify import lengths
+from jaxkernels.verify.problem import Rng
 
 # The kernels of losses that read rows.
 LOSSES = ("cross_entropy_fwd", "cross_entropy_fwd_grad")
@@ -63,12 +64,12 @@ class RowLayout:
         )
 
 
-def drawn_sizes(shape: Sequence[int], rng: np.random.Generator, ones: float = 0.3) -> list[int]:
+def drawn_sizes(shape: Sequence[int], rng: Rng, ones: float = 0.3) -> list[int]:
     """A shape that broadcasts to the given one: a dimension is 1 with probability `ones`."""
     return [1 if rng.random() < ones else size for size in shape]
 
 
-def length_of_any_size(fitting: Sequence[int], most: int, rng: np.random.Generator) -> int:
+def length_of_any_size(fitting: Sequence[int], most: int, rng: Rng) -> int:
     """One of some lengths; every factor of two gets about as often its turn as any other."""
     scale = np.exp2(rng.uniform(0, math.log2(max(most, 2))))
     return fitting[int(np.abs(np.array(fitting) - scale).argmin())]
@@ -79,7 +80,7 @@ def divisor(size: int) -> int:
     return next((d for d in (3, 2, 5, 7) if size % d == 0), 1)
 
 
-def drawn_rows(dtype: str, most: int, rng: np.random.Generator) -> tuple[list[int], int]:
+def drawn_rows(dtype: str, most: int, rng: Rng) -> tuple[list[int], int]:
     """A shape of some rows of classes, and their axis."""
     fitting = [n for n in lengths.row_lengths(dtype) if 0 < n <= most]
     cols = length_of_any_size(fitting, most, rng)
@@ -94,7 +95,7 @@ def drawn_rows(dtype: str, most: int, rng: np.random.Generator) -> tuple[list[in
     ][rng.choice(5, p=[0.4, 0.2, 0.1, 0.1, 0.2])]
 
 
-def drawn_mask(options: dict[str, Any], rng: np.random.Generator) -> np.ndarray:
+def drawn_mask(options: dict[str, Any], rng: Rng) -> np.ndarray:
     """A mask by which every row sees its first element at least."""
     mask = rng.random(options["where"]) < rng.choice([0.3, 0.9])
     np.moveaxis(mask, options["axis"], 0)[0] = True

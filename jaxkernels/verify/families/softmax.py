@@ -16,7 +16,7 @@ from jaxkernels.verify.families.row_layout import (
     drawn_sizes,
     length_of_any_size,
 )
-from jaxkernels.verify.problem import Arrays, Family, Problem, Traced
+from jaxkernels.verify.problem import Array, Arrays, Choice, Family, Problem, Rng, Traced, Truths
 from jaxkernels.verify.truth import rows, tolerance
 from jaxkernels.verify.truth.compare import Bounded, storage
 
@@ -26,9 +26,7 @@ class Softmax(Family):
 
     operations = ("softmax", "log_softmax")
 
-    def choose(
-        self, operation: str, dtype: str, derivative: str, most: int, rng: np.random.Generator
-    ) -> tuple[dict[str, Any], str | None]:
+    def choose(self, operation: str, dtype: str, derivative: str, most: int, rng: Rng) -> Choice:
         """Rows of a length at which plans change, or near a power of two."""
         fitting = [n for n in lengths.row_lengths(dtype) if n <= most]
         cols = int(rng.choice([length_of_any_size(fitting, most, rng), rng.choice(fitting)]))
@@ -40,8 +38,7 @@ class Softmax(Family):
         tier = lengths.drawn_tier((max(count, 1), cols), dtype, ours, rng)
         return {"shape": shape, "axis": axis, "where": where}, tier
 
-    def member(self, problem: Problem, rng: np.random.Generator) -> tuple[Arrays, bool]:
-        """x, where, and t or t_x."""
+    def member(self, problem: Problem, rng: Rng) -> tuple[Arrays, bool]:
         layout = RowLayout(problem.options)
         kind, t_kind = str(rng.choice(values.KINDS)), str(rng.choice(values.COTANGENTS))
         given = layout.count, layout.cols, problem.dtype, rng
@@ -54,7 +51,6 @@ class Softmax(Family):
         return operands, bool(values.ALIKE & {kind, t_kind})
 
     def call(self, problem: Problem, operands: Traced) -> jax.Array:
-        """The call; logsumexp has one option more."""
         o = problem.options
         axis = tuple(o["axis"]) if isinstance(o["axis"], list) else o["axis"]
         given = {"keepdims": o["keepdims"]} if "keepdims" in o else {}
@@ -63,12 +59,9 @@ class Softmax(Family):
         return getattr(jk, problem.operation)(operands["x"], **given)
 
     def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
-        """The result has x's shape."""
         return {"y": problem.options["shape"]}
 
-    def truth(
-        self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray
-    ) -> dict[str, Bounded]:
+    def truth(self, problem: Problem, operands: Arrays, results: Arrays, alike: Array) -> Truths:
         """Y for the x given, derivatives for their operand: the y that the program gave, or x."""
         operation, of = problem.operation, _Rows(problem, operands, alike)
         hidden = 0.0 if operation == "softmax" else -np.inf
@@ -88,15 +81,11 @@ class LogSumExp(Softmax):
 
     operations = ("logsumexp",)
 
-    def choose(
-        self, operation: str, dtype: str, derivative: str, most: int, rng: np.random.Generator
-    ) -> tuple[dict[str, Any], str | None]:
-        """Draws rows as softmax does."""
+    def choose(self, operation: str, dtype: str, derivative: str, most: int, rng: Rng) -> Choice:
         options, tier = super().choose(operation, dtype, derivative, most, rng)
         return {**options, "keepdims": bool(rng.random() < 0.3)}, tier
 
-    def member(self, problem: Problem, rng: np.random.Generator) -> tuple[Arrays, bool]:
-        """x, where, and t, a number for each row, or t_x."""
+    def member(self, problem: Problem, rng: Rng) -> tuple[Arrays, bool]:
         operands, alike = super().member(problem, rng)
         if problem.wants_gradient:
             kind, count = str(rng.choice(["normal", "nan"])), RowLayout(problem.options).count
@@ -105,14 +94,11 @@ class LogSumExp(Softmax):
         return operands, alike
 
     def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
-        """The result lacks the summed axes, or has 1 for each with keepdims."""
         layout = RowLayout(problem.options)
         kept = [1 if d in layout.axes else n for d, n in enumerate(layout.shape)]
         return {"y": kept if problem.options["keepdims"] else layout.row_shape}
 
-    def truth(
-        self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray
-    ) -> dict[str, Bounded]:
+    def truth(self, problem: Problem, operands: Arrays, results: Arrays, alike: Array) -> Truths:
         """All results for the x given: the derivatives read nothing else."""
         of = _Rows(problem, operands, alike)
         found = {"y": of.bounded("logsumexp_fwd", of.x)}
@@ -156,7 +142,7 @@ class _Rows:
         return Bounded(*(self.layout.to_shape(a, len(self.alike)) for a in both))
 
 
-def _drawn_layout(count: int, cols: int, rng: np.random.Generator) -> tuple[list[int], Any]:
+def _drawn_layout(count: int, cols: int, rng: Rng) -> tuple[list[int], Any]:
     """A shape and axes whose rows are `count` times `cols`."""
     kind = rng.choice(["last", "deep", "first", "middle", "two", "around", "all"])
     outer, inner = divisor(count), divisor(cols)
