@@ -2,6 +2,7 @@
 
 import re
 import types
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -99,45 +100,22 @@ def test_every_link_of_a_chain_computes_its_loss(direction, monkeypatch):
 
 def test_torch_is_compared_where_it_is(monkeypatch):
     """A stand-in gets JAX's arrays, is asked for its loss and its gradient, and is waited for."""
-    calls = []
-
-    class Tensor(types.SimpleNamespace):
-        def requires_grad_(self, flag):
-            self.wants = flag
-            return self
-
-        def long(self):
-            return self
-
-        def detach(self):
-            return self
-
-        def backward(self, *cotangent):
-            calls.append(("backward", len(cotangent)))
-
-    def loss(x, label, reduction):
-        calls.append((reduction, x.wants, x.of.ndim, label.of.ndim))
-        return Tensor()
-
-    torch = types.SimpleNamespace(
-        from_dlpack=lambda x: Tensor(of=x, grad=None),
-        compile=lambda f: lambda *a, **k: (calls.append("compiled"), f(*a, **k))[1],
-        cuda=types.SimpleNamespace(
-            is_available=lambda: True, synchronize=lambda: calls.append("waited")
-        ),
-        nn=types.SimpleNamespace(functional=types.SimpleNamespace(cross_entropy=loss)),
-    )
+    torch = mock.MagicMock()
+    torch.compile.side_effect = lambda function: function
+    loss, tensor = torch.nn.functional.cross_entropy, torch.from_dlpack.return_value
     monkeypatch.setattr(torch_losses, "is_installed", lambda: True)
     monkeypatch.setattr(torch_losses.importlib, "import_module", lambda name: torch)
     case = row_case("losses", "none", "float32", 6, 133)
     assert losses.names(case, None)[-2:] == ["torch", "compiled"]
-    function, arguments = prepared(losses.program(case, "compiled"))
-    jax.block_until_ready(function(*arguments))
-    assert calls == ["compiled", ("none", True, 2, 1), ("backward", 1), "waited"]
-    calls.clear()
-    function, arguments = prepared(losses.program({**case, "direction": "loss"}, "torch"))
-    jax.block_until_ready(function(*arguments))
-    assert calls == [("mean", False, 2, 1), "waited"]
+    for name, direction, reduction in (("compiled", "none", "none"), ("torch", "loss", "mean")):
+        torch.reset_mock()
+        function, arguments = prepared(losses.program(case | {"direction": direction}, name))
+        jax.block_until_ready(function(*arguments))
+        assert [x.args for x in torch.from_dlpack.call_args_list] == [(x,) for x in arguments]
+        assert torch.compile.called == loss.return_value.backward.called == (direction == "none")
+        tensor.requires_grad_.assert_called_once_with(direction == "none")
+        assert loss.call_args.kwargs == {"reduction": reduction}
+        torch.cuda.synchronize.assert_called_once_with()
 
 
 @pytest.mark.parametrize("kind", attention_drawn.KINDS)
