@@ -60,23 +60,14 @@ _FACTORS = {"labels": "mk,kn->mn", "flags": [False] * 2, "has_c": True, "alpha":
 
 @dataclass(frozen=True)
 class Check:
-    """One result of the self-test.
+    """One result of the self-test."""
 
-    Attributes:
-        platform: "cpu" or "cuda".
-        dtype: storage type.
-        tier: the tier, or the rung of the SGEMM ladder, that was forced, or "auto".
-        operation: such as "softmax_fwd" or "sgemm".
-        error: largest error, in units of the error that rounding explains.
-        problem: why there is no error to report, such as an exception's text; else empty.
-    """
-
-    platform: str
-    dtype: str
-    tier: str
-    operation: str
-    error: float = math.nan
-    problem: str = ""
+    platform: str  # "cpu" or "cuda"
+    dtype: str  # storage type
+    tier: str  # the tier, or the rung of the SGEMM ladder, that was forced, or "auto"
+    operation: str  # such as "softmax_fwd" or "sgemm"
+    error: float = math.nan  # largest error, in units of the error that rounding explains
+    problem: str = ""  # why there is no error to report, such as an exception's text; else empty
 
     @property
     def passed(self) -> bool:
@@ -85,19 +76,12 @@ class Check:
 
 
 class _Case(NamedTuple):
-    """One program.
+    """One program."""
 
-    Attributes:
-        problem: the function with its options.
-        labels: of the results that are checked.
-        needs: patterns of the calls that the compiled program has if it runs our kernels.
-        core: what replaces the public function.
-    """
-
-    problem: Problem
-    labels: dict[str, str]
-    needs: list[str]
-    core: Callable[[Traced], Traced] | None = None
+    problem: Problem  # the function with its options
+    labels: dict[str, str]  # of the results that are checked
+    needs: list[str]  # patterns of the calls that the compiled program has if it runs our kernels
+    core: Callable[[Traced], Traced] | None = None  # what replaces the public function
 
     @np.errstate(all="ignore")
     def errors(self) -> dict[str, float]:

@@ -17,9 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxkernels.verify.problem import Arrays, Problem, Rng, Traced
+from jaxkernels.verify.problem import Arrays, Core, Problem, Rng, Traced
 
-Core = Callable[[Traced], Traced]
 DELIVERIES = (
     "plain", "donated", "transposed", "concatenated", "vmap", "shared", "scan", "slices", "rows", "dynamic", "eager",
     "turns",

@@ -22,21 +22,14 @@ Needs = Callable[[Problem], bool]
 
 @dataclasses.dataclass(frozen=True)
 class Mistake:
-    """One way to be wrong.
+    """One way to be wrong."""
 
-    Attributes:
-        change: from a problem, operands and one result to the wrong one, in the same element order.
-        needs: whether a problem has what it spoils.
-        result: which result is spoilt, "y" or that of the derivative, "d" and more.
-        second_run_only: the first run is right.
-        keeps_dtype: the wrong result has the dtype of the right one.
-    """
-
+    # From a problem, operands and one result to the wrong one, in the same element order.
     change: Change
-    needs: Needs = lambda problem: True
-    result: str = "y"
-    second_run_only: bool = False
-    keeps_dtype: bool = True
+    needs: Needs = lambda problem: True  # whether a problem has what it spoils
+    result: str = "y"  # which result is spoilt, "y" or that of the derivative, "d" and more
+    second_run_only: bool = False  # the first run is right
+    keeps_dtype: bool = True  # the wrong result has the dtype of the right one
 
     def fits(self, problem: Problem) -> bool:
         """Whether the mistake can spoil a problem, which must have results of several elements."""

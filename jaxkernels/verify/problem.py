@@ -19,6 +19,7 @@ from jaxkernels.verify.truth.rows import DTYPES
 Array = np.ndarray
 Arrays = dict[str, Array]
 Traced = dict[str, jax.Array]
+Core = Callable[[Traced], Traced]  # from operands to results
 Truths = dict[str, Bounded]  # of results
 Rng = np.random.Generator
 Choice = tuple[dict[str, Any], str | None]  # options, and a tier or rung to force
@@ -28,29 +29,17 @@ FIRST = ("x", "scores", "q", "a")  # the operand that always differs between mem
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One function with its options, how it is called, and where its numbers come from.
+    """One function with its options, how it is called, and where its numbers come from."""
 
-    Attributes:
-        operation: a public function of the package.
-        dtype: storage type.
-        how: a tier, rung or implementation to force, or None.
-        derivative: "value", "vjp", "jvp", or "remat" (vjp of a checkpointed function).
-        delivery: how operands reach the function; see `delivery`.
-        members: calls of the function in the program.
-        draws: how many sets of numbers it is run with.
-        seed: of all its numbers.
-        options: what the family needs, in JSON's types: shapes, keyword arguments.
-    """
-
-    operation: str
-    dtype: str
-    how: str | None
-    derivative: str
-    delivery: str
-    members: int
-    draws: int
-    seed: list[int]
-    options: dict[str, Any]
+    operation: str  # a public function of the package
+    dtype: str  # storage type
+    how: str | None  # a tier, rung or implementation to force, or None
+    derivative: str  # "value", "vjp", "jvp", or "remat" (vjp of a checkpointed function)
+    delivery: str  # how operands reach the function; see `delivery`
+    members: int  # calls of the function in the program
+    draws: int  # how many sets of numbers it is run with
+    seed: list[int]  # of all its numbers
+    options: dict[str, Any]  # what the family needs, in JSON's types: shapes, keyword arguments
 
     def generator(self, draw: int, *more: int) -> Rng:
         """The random numbers of one draw."""
@@ -187,7 +176,7 @@ class Family(abc.ABC):
         del problem
         return ("x",)
 
-    def core(self, problem: Problem) -> Callable[[Traced], Traced]:
+    def core(self, problem: Problem) -> Core:
         """The function under test, from operands to results, with its derivatives."""
         names = tuple(self.result_shapes(problem))
 
@@ -235,25 +224,16 @@ def expect(results: Arrays, name: str, shape: Sequence[int], dtype: Any) -> np.n
 
 
 def differentiated(
-    problem: Problem,
-    function: Callable[[Traced], Traced],
-    operands: Traced,
-    active: tuple[str, ...],
+    problem: Problem, function: Core, operands: Traced, active: tuple[str, ...]
 ) -> Traced:
     """The results of a function of named operands, and what the problem wants of its derivative.
 
     The delivery "shared" maps the function, of operands that are shared or have the members first. The gradient of a
     shared operand is a sum over members: that of one member has the cotangents of the others 0.
 
-    Args:
-        problem: says which.
-        function: from operands to results by name.
-        operands: with "t", a cotangent of "y", and "t_" and the name of each other result, theirs; or with "t_" and the
-            name of each active operand, its tangent.
-        active: what is differentiated.
-
-    Returns:
-        The results and, by "d" and the name of an operand, cotangents; or by "d" and that of a result, tangents.
+    Operands include "t", the cotangent of "y", and "t_" with the name of each other result; or "t_"
+    with the name of each active operand, its tangent. "d" with the name of an operand is its
+    cotangent, with that of a result its tangent.
     """
     mapped, members = problem.delivery == "shared", problem.members
     whole = function

@@ -25,40 +25,24 @@ _DEVICE = threading.Lock()  # only the second run shares the device, on purpose
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The outcome of one program.
+    """The outcome of one program."""
 
-    Attributes:
-        problem: the program.
-        checks: draws that were compared.
-        worst: the largest error in units of its bound.
-        failures: draws that are wrong, and what is wrong.
-    """
-
-    problem: Problem
-    checks: int
-    worst: float
-    failures: tuple[tuple[int, str], ...] = ()
+    problem: Problem  # the program
+    checks: int  # draws that were compared
+    worst: float  # the largest error in units of its bound
+    failures: tuple[tuple[int, str], ...] = ()  # draws that are wrong, and what is wrong
 
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """All results of one program.
+    """All results of one program."""
 
-    Attributes:
-        problem: the program.
-        draws: their numbers.
-        operands: of all members of all draws.
-        alike: for each of them.
-        results: of the first run.
-        again: by the place of a draw the results of the second run.
-    """
-
-    problem: Problem
-    draws: Sequence[int]
-    operands: Arrays
-    alike: np.ndarray
-    results: Arrays
-    again: dict[int, Arrays]
+    problem: Problem  # the program
+    draws: Sequence[int]  # their numbers
+    operands: Arrays  # of all members of all draws
+    alike: np.ndarray  # for each of them
+    results: Arrays  # of the first run
+    again: dict[int, Arrays]  # by the place of a draw the results of the second run
 
 
 def outcomes(
@@ -69,11 +53,8 @@ def outcomes(
 ) -> list[Outcome]:
     """Runs and judges the programs of a bundle; if one raises an error, each is tried alone.
 
-    Args:
-        problems: the programs.
-        threads: host threads that run programs at once the second time; below 2, one after the other.
-        mistake: None, or what to do to the results.
-        draws: their numbers, or None for those that each problem wants.
+    That number of host threads runs them the second time. A mistake is planted into the results.
+    `draws` are the numbers of the draws; None are those that each problem wants.
     """
     try:
         ran = run(problems, threads, draws)

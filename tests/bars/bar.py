@@ -36,24 +36,18 @@ def by(*fields: str) -> Callable[[Members], Iterable[Members]]:
 
 @dataclass(frozen=True)
 class Bar:
-    """A limit for some cases. A case without a value does not reach it.
+    """A limit for some cases. A case without a value does not reach it."""
 
-    Attributes:
-        what: names the bar, with fields of the first case in braces; or from the cases of a group.
-        select: the cases.
-        metric: the value of a case.
-        reduce: one value of many; `min` and `max` say which case it comes from.
-        limit: the value is held against it.
-        passes: whether a value and the limit are in order; by default a value that is no less.
-        groups: cases that are reduced together; all of them by default.
-    """
-
+    # Names the bar, with fields of the first case in braces; or from the cases of a group.
     what: str | Callable[[Members], str]
-    select: Callable[[Measured], Any]
-    metric: Metric
+    select: Callable[[Measured], Any]  # the cases
+    metric: Metric  # the value of a case
+    # One value of many; `min` and `max` say which case it comes from.
     reduce: Callable[[list[Any]], Any]
-    limit: Any
+    limit: Any  # the value is held against it
+    # Whether a value and the limit are in order; by default a value that is no less.
     passes: Callable[[Any, Any], bool] = operator.ge
+    # Cases that are reduced together; all of them by default.
     groups: Callable[[Members], Iterable[Members]] = lambda members: [members]
 
     def verdicts(self, measured: Iterable[Measured], label: Callable[[Case], str]) -> list[Verdict]:

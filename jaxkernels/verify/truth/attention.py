@@ -67,16 +67,7 @@ class Truth:
         empty_rows: str | None = "zero",
         **options: Any,
     ) -> None:
-        """Computes the weights.
-
-        Args:
-            q: queries.
-            k: keys.
-            v: values.
-            dtype: the storage type's name.
-            empty_rows: as for `jaxkernels.dot_product_attention`.
-            **options: bias, mask, scale, is_causal, local_window_size, query_seq_lengths, key_value_seq_lengths.
-        """
+        """Computes the weights; options are those of `jaxkernels.dot_product_attention`."""
         precision = PRECISION[dtype]
         self.u, self.floor = precision.u, precision.smallest
         self.us = precision.us if np.dtype(compute(dtype)).itemsize > q.dtype.itemsize else 0.0

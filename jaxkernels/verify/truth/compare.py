@@ -45,12 +45,8 @@ def ratios(got: Any, want: Any, limit: Any) -> np.ndarray:
     """The error of every element in units of its bound.
 
     NaN, infinities and overflow of the storage type have to stand exactly where the truth has them; otherwise the
-    result is infinitely wrong there.
-
-    Args:
-        got: the result, in its storage type.
-        want: the truth, of the same shape, in a wider type.
-        limit: the bound, broadcasting against it.
+    result is infinitely wrong there. The bound broadcasts against the truth, which has a wider
+    type.
 
     Example:
         >>> ratios(np.float32([1.0, np.nan, 3.0]), np.array([1.5, np.nan, np.inf]), 1.0)

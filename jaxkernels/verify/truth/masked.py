@@ -58,17 +58,11 @@ class Truth:
         accumulators: Callable[[str, str], int],
         alike: Any = False,
     ) -> None:
-        """Computes the result.
+        """Computes the result of scores (..., q, k); mask, bias and an array `scale` broadcast.
 
-        Args:
-            scores: (..., q, k), in the storage type.
-            mask: None, or what broadcasts against the scores.
-            bias: None, or what broadcasts against the scores.
-            scale: a number, or an array that the program does not know; it broadcasts against the scores.
-            options: causal, window, empty_rows.
-            dy: a cotangent of the result; only `gradients` wants it.
-            accumulators: from an operation and a dtype to the partial sums that a row has at least.
-            alike: as for `tolerance.sum_error`.
+        A program does not know a scale that is an array. `options` are causal, window and
+        empty_rows; `dy` is the cotangent of the result. `accumulators` maps an operation and a
+        dtype to the partial sums that a row has at least.
         """
         self.bias, self.dy, self.given_scale = bias, dy, scale
         self.traces_scale = isinstance(scale, np.ndarray)

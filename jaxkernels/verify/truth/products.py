@@ -44,16 +44,12 @@ def bound(a: Any, b: Any, c: Any = None, alpha: float = 1.0, beta: float = 0.0) 
 
 @dataclass(frozen=True)
 class Interval:
-    """A number known but for an error, elementwise: the truth, and the bound of what float32 makes of it.
+    """A number known but for an error, elementwise: the truth, and the bound of what float32 makes of it."""
 
-    Attributes:
-        value: the truth, in float64.
-        error: the bound.
-        exact: elements whose partial sums and result are all whole numbers below 2^24, or zero: float32 makes no error.
-    """
-
-    value: np.ndarray
-    error: np.ndarray
+    value: np.ndarray  # the truth, in float64
+    error: np.ndarray  # the bound
+    # Elements whose partial sums and result are all whole numbers below 2^24, or zero:
+    # float32 makes no error.
     exact: np.ndarray
 
     def scaled(self, factor: Any) -> Interval:
@@ -85,15 +81,10 @@ def known(x: Any) -> Interval:
 def contraction(labels: str, a: Interval, b: Interval) -> Interval:
     """The sum of products over the labels that the result lacks, in any order, rounding by rounding.
 
-    Args:
-        labels: as for einsum, "mk,kn->mn"; a label of the result is one of an operand's.
-        a: the one operand; what it is wrong by goes into the bound.
-        b: the other one.
+    Labels are those of einsum, "mk,kn->mn". What the operands are wrong by goes into the bound.
     """
     left, right, out = labels.replace("->", ",").split(",")
-    sizes = dict(zip(left, a.value.shape, strict=True)) | dict(
-        zip(right, b.value.shape, strict=True)
-    )
+    sizes = dict(zip(left + right, a.value.shape + b.value.shape, strict=True))
     terms = math.prod(sizes[x] for x in sizes if x not in out)
 
     def dot(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -54,18 +54,11 @@ class Losses:
         weights: np.ndarray | None,
         temperature: np.ndarray | None,
     ) -> None:
-        """Scales the logits.
+        """Scales the logits x (rows, cols), which are finite if a soft cap changes them.
 
-        Args:
-            x: of shape (rows, cols), in the storage type; finite if a soft cap changes them.
-            hidden: which of them the kernel does not see.
-            label: the label of each row; negative for none.
-            options: soft_cap, smoothing, z_loss, reduction, returns.
-            members: as the attribute.
-            alike: whether a row is among ones that are alike, (rows, 1).
-            accumulators: from a dtype to the partial sums that a row has at least.
-            weights: None, or that of each row, (rows, 1).
-            temperature: None, or that of each row, (rows, 1).
+        The kernel does not see those that are `hidden`. A negative label is none. `options` are
+        soft_cap, smoothing, z_loss, reduction and returns. `accumulators` maps a dtype to the
+        partial sums that a row has at least; `alike`, `weights` and `temperature` are (rows, 1).
         """
         dtype = compute(x.dtype.name)
         logits = self._scaled(x, options["soft_cap"], temperature, dtype)

@@ -40,12 +40,9 @@ def reads_x_for_y(operation: str, dtype: np.dtype) -> bool:
 def truth(operation: str, *operands: Any) -> np.ndarray:
     """The result of an operation along the last axis.
 
-    Args:
-        operation: one of `OPERATIONS`.
-        *operands: x, or y (logsumexp, 16-bit log_softmax: x) and the (co)tangent, in the storage type,
-            shape (..., cols);
-            what has a number for each row, the cotangent of logsumexp and the results of
-            logsumexp_fwd and logsumexp_jvp, has the shape (..., 1).
+    The operands are x, or y (logsumexp, 16-bit log_softmax: x) and the (co)tangent, in the storage
+    type, (..., cols). The cotangent of logsumexp and the results of logsumexp_fwd and logsumexp_jvp
+    have the shape (..., 1).
 
     Example:
         >>> truth("softmax_fwd", np.zeros((1, 2), np.float32))

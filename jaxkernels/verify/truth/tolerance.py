@@ -35,6 +35,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from jaxkernels.verify.truth.compare import compute, largest_ratio, total, widen
@@ -47,45 +48,27 @@ HALF_EXP_ERROR, HALF_ARGUMENT_ERROR = 4.0, 3.0
 
 @dataclass(frozen=True)
 class Precision:
-    """The precision and the error constants of a storage type.
+    """The precision and the error constants of a storage type."""
 
-    Attributes:
-      u: unit roundoff of the compute type.
-      us: unit roundoff of the storage type.
-      smallest: absolute error that the end of the exponent range costs a result.
-      flush: the smallest normal number of the compute type.
-      exp_error: error of an exponential, in u, apart from its argument's.
-      argument_error: what each unit of |x - max| adds to it, in u.
-    """
-
-    u: float
-    us: float
-    smallest: float
-    flush: float
-    exp_error: float
-    argument_error: float
+    u: float  # unit roundoff of the compute type
+    us: float  # unit roundoff of the storage type
+    smallest: float  # absolute error that the end of the exponent range costs a result
+    flush: float  # the smallest normal number of the compute type
+    exp_error: float  # error of an exponential, in u, apart from its argument's
+    argument_error: float  # what each unit of |x - max| adds to it, in u
 
 
+_HALF = HALF_EXP_ERROR, HALF_ARGUMENT_ERROR
 PRECISION = {
     "float32": Precision(2.0**-24, 2.0**-24, 2.0**-126, 2.0**-126, EXP_ERROR + 1, 0),
-    "bfloat16": Precision(
-        2.0**-24, 2.0**-8, 2.0**-126, 2.0**-126, HALF_EXP_ERROR, HALF_ARGUMENT_ERROR
-    ),
-    "float16": Precision(
-        2.0**-24, 2.0**-11, 2.0**-25, 2.0**-126, HALF_EXP_ERROR, HALF_ARGUMENT_ERROR
-    ),
+    "bfloat16": Precision(2.0**-24, 2.0**-8, 2.0**-126, 2.0**-126, *_HALF),
+    "float16": Precision(2.0**-24, 2.0**-11, 2.0**-25, 2.0**-126, *_HALF),
     "float64": Precision(2.0**-53, 2.0**-53, 2.0**-1022, 2.0**-1022, EXP_ERROR, 1),
 }
 
 
 def sum_error(cols: int, accumulators: int, alike: Any = False) -> Any:
-    """Error of a row's sum, in units of u * sum|terms|; an array if `alike` is one.
-
-    Args:
-      cols: terms.
-      accumulators: partial sums.
-      alike: whether roundings may all have the same sign.
-    """
+    """Error of a row's sum in u * sum|terms|; all roundings may have one sign if `alike`."""
     chain = math.ceil(cols / accumulators) + math.ceil(math.log2(max(accumulators, 2)))
     random = min(chain, SUM_LAMBDA * math.sqrt(chain))
     return random if alike is False else np.where(alike, chain, random)
@@ -94,17 +77,10 @@ def sum_error(cols: int, accumulators: int, alike: Any = False) -> Any:
 def bound(
     operation: str, *operands: Any, accumulators: int, alike: Any = False, wide: bool = False
 ) -> np.ndarray:
-    """The largest error that correct arithmetic can make, elementwise.
+    """The largest error of correct arithmetic, elementwise; NaN where `rows.truth` is.
 
-    Args:
-      operation: one of ``rows.OPERATIONS``.
-      *operands: as for ``rows.truth``.
-      accumulators: how many partial sums a row has at least.
-      alike: as for `sum_error`; an array broadcasts against the operands.
-      wide: the result, a number for each row, is not rounded to the storage type.
-
-    Returns:
-      Array of the result's shape in the type of the truth; NaN where the truth is.
+    A row has `accumulators` partial sums at least. A `wide` result, a number for each row, is not
+    rounded to the storage type. An array `alike` (see `sum_error`) broadcasts against the operands.
     """
     p = PRECISION[np.asarray(operands[0]).dtype.name]
     if wide:
@@ -129,11 +105,8 @@ def bound(
             exp_error = p.exp_error + p.argument_error * np.abs(y)
         t = np.abs(given[1])
         flushed = t + t.sum(-1, keepdims=True) + 2 * (result.shape[-1] + 1)
-        return (
-            _linear_bound(operation, given[0], given[1], result, p, sigma, exp_error)
-            + p.smallest
-            + p.flush * flushed
-        )
+        limit = _linear_bound(operation, *given, result, p, sigma, exp_error)
+        return limit + p.smallest + p.flush * flushed
 
 
 def _forward_bound(
@@ -222,16 +195,9 @@ def masked_bound(
     t is not exact: the factor, the product, a bias that changes units and their sum are rounded once each, which makes
     (2 |product| + 2 |bias| + |t|) u of absolute error. It is the same in the maximum, which therefore cancels, and
     in the exponent: a relative error of y, and by way of the sum that of all y, weighed by them. Half types divide
-    within the exponent: log2 of the sum is subtracted there. The rest is as in `bound`.
-
-    Args:
-      p: the precision.
-      y: the truth.
-      product: scale * scores.
-      bias: what is added, of the same shape.
-      distance: max t - t, 0 where that is infinite.
-      total: the sum of the exponentials of a row.
-      sigma: the error of a sum.
+    within the exponent: log2 of the sum is subtracted there. The rest is as in `bound`. `distance`
+    is max t - t, 0 where that is infinite, `total` the sum of the exponentials of a row, and
+    `sigma` the error of a sum.
     """
     t_error = 2 * np.abs(product) + 2 * np.abs(bias) + np.abs(product + bias)
     each = np.where(y > 0, p.exp_error + p.argument_error * distance + t_error, 0)
@@ -266,24 +232,14 @@ def check(got: Any, operation: str, *operands: Any, accumulators: int, wide: boo
 def ulps(got: Any, want: Any, smallest_scale: float = 0.0) -> float:
     """Largest error in units in the last place of the storage type.
 
-    Args:
-      got: result in the storage type.
-      want: the truth.
-      smallest_scale: elements smaller than this are measured in its last place. A logarithm that cancels to nearly 0
-        is as exact as the terms that cancelled, which are of order 1; its own last place would measure luck.
-
-    Returns:
-      The maximum over the elements that are finite in both and normal numbers in the truth (XLA's CPU threads flush
-      subnormal ones to zero).
+    Elements that are not finite, or not normal numbers in the truth, do not count: XLA's CPU
+    threads flush subnormal ones to zero. Elements below `smallest_scale` are measured in its last
+    place. A logarithm that cancels to nearly 0 is as exact as the terms that cancelled, which are
+    of order 1; its own last place would measure luck.
     """
     got = np.asarray(got)
-    shape = {
-        "bfloat16": (8, -126),
-        "float16": (11, -14),
-        "float32": (24, -126),
-        "float64": (53, -1022),
-    }
-    digits, least = shape[got.dtype.name]
+    limits = ml_dtypes.finfo(got.dtype)
+    digits, least = limits.nmant + 1, limits.minexp
     wide, size = widen(got), np.maximum(np.abs(want), smallest_scale)
     with np.errstate(all="ignore"):
         counted = np.isfinite(wide) & np.isfinite(want) & (size >= np.exp2(least, dtype=want.dtype))
