@@ -153,14 +153,10 @@ def _cases(platform: str) -> Iterator[_Case]:
 
 
 def run(platform: str) -> list[Check]:
-    """Runs the self-test on the first device of a platform.
+    """Runs the self-test on the first device of a platform ("cpu", "cuda") with live targets.
 
-    Args:
-        platform: "cpu" or "cuda", one whose targets are live.
-
-    Returns:
-        One check per operation, dtype and tier (that the GPU has), and one per rung and product; an
-        exception becomes a failed check.
+    Returns a check per operation, dtype and tier (that the GPU has), and per rung and product;
+    an exception becomes a failed check.
     """
     checks = []
     for case in _cases(platform):

@@ -1,19 +1,14 @@
 """The suite ``attention``: softmax of attention scores, and whole attention layers.
 
-One run compares (``jaxkernels.bench.timing`` describes the method):
-
 * Scores (batch, heads, q, k): scale and softmax ("plain"), with a boolean padding mask (batch, 1, q, k)
   ("mask"), and causal ("causal"). ``xla`` computes what Flax's layers do, in the dtype of the scores
   under jit: ``softmax(where(mask, scores * scale, finfo.min))``. It builds the causal mask inside, in the
-  form most favourable to XLA. ``copy`` is a jitted copy of the scores.
-
-  - ``fwd``: y from the scores.
-  - ``both``: y and the gradient, from the scores and a given cotangent, by ``jax.vjp``.
+  form most favourable to XLA. ``copy`` is a jitted copy of the scores. ``fwd`` is y from the scores, and
+  ``both`` y and the gradient, from the scores and a given cotangent, by ``jax.vjp``.
 * Layers (batch, length, heads, depth): ``jaxkernels.dot_product_attention`` and
   ``jax.nn.dot_product_attention``. float32 runs at the highest precision; bfloat16 runs at the default
   one, and by cuDNN's fused kernel.
-* With ``--drawn N``, instead of these: 16-bit layers of random sizes
-  (``jaxkernels.bench.attention_drawn``).
+* With ``--drawn N``, instead of these: 16-bit layers of random sizes (``attention_drawn``).
 """
 
 from __future__ import annotations

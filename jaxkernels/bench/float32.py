@@ -1,18 +1,14 @@
 """The suite ``float32``: whole models in float32, forward and as a training step.
 
-One run compares the same Flax model with four implementations:
-
-* ``ours``: our products, attention and loss.
-* ``pipelined``: ours, with all products on the FFMA units.
-* ``highest``: XLA's, at the highest precision of products.
-* ``default``: XLA's, at JAX's default precision, which on an NVIDIA GPU is TF32.
+One run compares the same Flax model with four implementations: ``ours`` (our products, attention and
+loss), ``pipelined`` (ours, with all products on the FFMA units), ``highest`` (XLA's, at the highest
+precision of products) and ``default`` (XLA's, at JAX's default precision, which on an NVIDIA GPU is TF32).
 
 The models are ``attention``, an attention layer; ``mlp``, two linear layers with a GELU between them; and
 ``char_lm``, a decoder-only transformer of characters. ``fwd`` is the result, and ``step`` the loss and
-the gradients of all parameters.
-
-``temp GB`` is the memory of the compiled program beyond arguments and results. ``relF`` is the norm of
-the difference of the result (or the gradients) from that of ``highest``, relative to its norm.
+the gradients of all parameters. ``temp GB`` is the memory of the compiled program beyond arguments and
+results. ``relF`` is the norm of the difference of the result (or the gradients) from that of ``highest``,
+relative to its norm.
 """
 
 from __future__ import annotations
@@ -66,13 +62,9 @@ def _models() -> ModuleType:
 
 @lru_cache(len(NAMES))
 def _jitted(key: str, name: str) -> Function:
-    """f(parameters, *inputs) -> the result, or the loss and the gradients.
+    """f(parameters, *inputs) -> the result, or loss and gradients; the key is `key_of` a case.
 
     The cache lets one compilation serve both the timing and the comparison of errors.
-
-    Args:
-        key: the `key_of` a case.
-        name: name of the contender.
     """
     case, models = json.loads(key), _models()
     model = models.model_of(case, models.OURS if name in OURS else models.XLA)

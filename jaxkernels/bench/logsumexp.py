@@ -1,15 +1,13 @@
 """The suite ``logsumexp``: forward and backward over a range of column counts.
 
 One run compares a plain pass over memory, ``jax.nn.logsumexp`` under jit, our default (``auto``) and each
-forced tier, all over the last axis:
+forced tier, all over the last axis (``rows.TRAFFIC`` has the model bytes and the ceilings):
 
-* ``fwd``: y, one number per row, from x. Model bytes: read x, write y. Its ceiling is ``read``.
+* ``fwd``: y, one number per row, from x.
 * ``grad``: dx from the residuals and dy, without the forward pass. Each contender runs the function that
   ``jax.vjp`` returns, with its own residuals. Ours saves x. XLA saves the exponentials and so computes
-  less here; the cost of storing them shows only in ``both``. Model bytes: read x, read dy (one number per
-  row), write dx. Its ceiling is ``copy``.
-* ``both``: y and dx from x and dy, in one program. Model bytes: the sum of ``fwd`` and ``grad``. Its
-  ceiling is ``copy``.
+  less here; the cost of storing them shows only in ``both``.
+* ``both``: y and dx from x and dy, in one program.
 """
 
 from __future__ import annotations

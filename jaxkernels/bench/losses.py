@@ -2,14 +2,12 @@
 
 One run compares a plain pass over memory, optax's loss under XLA (``xla``), our loss,
 ``-log_softmax[label]`` with our log_softmax, and torch's ``cross_entropy``, eager and compiled, if torch
-is installed:
+is installed (``rows.TRAFFIC`` has the model bytes and the ceilings):
 
-* ``loss``: the mean of the losses of all rows. Model bytes: read x. Its ceiling is ``read``.
-* ``mean``: the mean and its gradient. Model bytes: read x, write dx. Its ceiling is ``copy``.
-* ``none``: the loss of each row, and the gradient for a given cotangent of each row. Model bytes: read x
-  twice, write dx. Its ceiling is ``copy``.
-* ``log_probs``: the log-probability and the entropy of each row. Model bytes: read x. Its ceiling is
-  ``read``.
+* ``loss``: the mean of the losses of all rows.
+* ``mean``: the mean and its gradient.
+* ``none``: the loss of each row, and the gradient for a given cotangent of each row.
+* ``log_probs``: the log-probability and the entropy of each row.
 
 XLA's contenders widen 16-bit logits to float32 in the same program, because ours computes in float32.
 Calls of ``few_rows`` are chained in one program: a gradient replaces x, and a loss replaces its first

@@ -38,13 +38,9 @@ def draw(
     also: tuple[jax.Array, ...] = (),
     turns: int = 0,
 ) -> list[tuple[jax.Array, ...]]:
-    """A tuple of random normal arrays for each rotation, all different.
+    """A tuple of random normal arrays for each rotation, all different, with further arguments.
 
-    Args:
-        types: shapes and dtypes of the arrays.
-        touched: bytes that a call touches; by default the size of the arrays.
-        also: further arguments, appended to every tuple.
-        turns: the number of rotations; by default their data exceeds the cache.
+    By default a call touches the bytes of the arrays, and the data of all `turns` exceeds the cache.
     """
     size = touched or sum(math.prod(x.shape) * x.dtype.itemsize for x in types)
     found = []

@@ -4,19 +4,13 @@
   sharded as P("devices", None), and ``jaxkernels.scaled_masked_softmax`` (scaled, causal) of attention
   scores with a sharded batch. The efficiency is the time on 1 device divided by the time on n. The
   numbers of devices are the contenders of one case, so they are sampled in turn.
-* Strong scaling, with one array sharded along its vocabulary as P(None, "devices"): log_softmax, and the
-  gradient of a loss.
+* Strong scaling, with one array sharded along its vocabulary as P(None, "devices"): log_softmax, and
+  (``loss``) the gradient of the mean cross entropy. ``ours`` is partitioned by XLA. ``gathered`` is ours
+  with a replicated array, which is the cost of a custom call that the partitioner cannot split. ``xla`` is
+  ``jax.nn.log_softmax``, or optax's loss.
 
-  - ``ours``: ``jaxkernels.log_softmax`` or ``cross_entropy``, partitioned by XLA.
-  - ``gathered``: the same with a replicated array, which is the cost of a custom call that the
-    partitioner cannot split.
-  - ``xla``: ``jax.nn.log_softmax``, or optax's loss.
-
-``fwd`` is y from x. ``both`` is y and the gradient, from x and a given cotangent. ``loss`` is the
-gradient of the mean cross entropy. The collectives of every compiled program are counted.
-
-The devices of a CPU are simulated and share its cores. Each call is therefore waited for, and the times
-say nothing about GPUs.
+The collectives of every compiled program are counted. The devices of a CPU are simulated and share its
+cores. Each call is therefore waited for, and the times say nothing about GPUs.
 """
 
 from __future__ import annotations

@@ -11,10 +11,8 @@ new inputs takes the host as long.
 
 ``families`` are products that networks compute, and operands that are hard to represent in 16 bits.
 ``peers`` are XLA's other algorithms: TF32, sums of bfloat16 or TF32 products, and float16 operands, whose
-rounding counts as error.
-
-Errors are measured on sampled rows and columns of the first batch elements, because the float64 operands
-of a large product would not fit the device.
+rounding counts as error. Errors are measured on sampled rows and columns of the first batch elements,
+because the float64 operands of a large product would not fit the device.
 """
 
 from __future__ import annotations

@@ -8,13 +8,9 @@ default (``auto``) and each forced tier:
   whose only residual is y. (16-bit log_softmax saves x instead; it is given y, because softmax(y) =
   softmax(x).) XLA's is the autodiff of ``jax.nn`` in its most favourable form, from y instead of the
   unnormalised exponentials. Model bytes: read y and dy, write dx.
-* ``copy``: a jitted copy of an input, which is read and written once; it is measured in every case.
 
-The group ``rows`` has inputs of one size and rows of many lengths. The group ``few_rows`` has inputs so
-small that only the latency of a call matters; its calls are chained in one program.
-
-Throughput is model bytes divided by the median time, so a kernel that reads its input twice shows about
-two thirds of the copy's rate.
+The group ``few_rows`` has inputs so small that only the latency of a call matters; its calls are chained
+in one program. A kernel that reads its input twice shows about two thirds of the copy's rate.
 """
 
 from __future__ import annotations

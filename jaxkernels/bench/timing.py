@@ -91,14 +91,8 @@ def measure_together(
 ) -> tuple[dict[Hashable, list[float]], dict[Hashable, str]]:
     """Times contenders in turn; see the module's docstring for the method.
 
-    Args:
-        functions: the function to time, by contender. It may refuse when it is called.
-        arguments: a tuple for each rotation, by contender; call i takes ``arguments[i % len]``.
-        repeats: samples per contender.
-        min_sample_seconds: the minimum duration of a sample.
-
-    Returns:
-        The samples in seconds per call, by contender, and the reasons of those that refused.
+    A function may refuse when it is called. Its call i takes ``arguments[i % len]``. Returns the samples
+    in seconds per call, by contender, and the reasons of those that refused.
     """
     calls: dict[Hashable, int] = {}
     samples: dict[Hashable, list[float]] = {}

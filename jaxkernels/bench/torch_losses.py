@@ -30,10 +30,6 @@ def function_of(direction: str, compiled: bool) -> Function:
     """The function to time, of JAX's (label, x), or of (label, cotangent, x) for ``none``.
 
     It raises NotImplementedError if torch cannot use the memory of JAX's device.
-
-    Args:
-        direction: as in `jaxkernels.bench.losses`, except "log_probs".
-        compiled: whether ``torch.compile`` compiles the loss.
     """
     torch: Any = importlib.import_module("torch")
     loss = torch.nn.functional.cross_entropy

@@ -81,14 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the tool.
-
-    Args:
-        argv: the arguments after the program's name; ``sys.argv[1:]`` when None.
-
-    Returns:
-        The exit code: 1 if anything is wrong.
-    """
+    """Runs the tool; the exit code is 1 if anything is wrong."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     parser = build_parser()
     options = parser.parse_args(arguments)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxkernels.verify.families import OPERATIONS
 from jaxkernels.verify.families.row_layout import RowLayout
 from jaxkernels.verify.families.terms import Terms, labels_of, result_shape
 from jaxkernels.verify.problem import FIRST, Arrays, Problem
@@ -27,13 +28,15 @@ class Mistake:
     # From a problem, operands and one result to the wrong one, in the same element order.
     change: Change
     needs: Needs = lambda problem: True  # whether a problem has what it spoils
+    operations: tuple[str, ...] = OPERATIONS
     result: str = "y"  # which result is spoilt, "y" or that of the derivative, "d" and more
     second_run_only: bool = False  # the first run is right
     keeps_dtype: bool = True  # the wrong result has the dtype of the right one
 
     def fits(self, problem: Problem) -> bool:
         """Whether the mistake can spoil a problem, which must have results of several elements."""
-        return problem.has_elements and self.needs(problem)
+        is_one = problem.operation in self.operations and problem.has_elements
+        return is_one and self.needs(problem)
 
     def spoil(self, ran: Ran) -> Ran:
         """The results as the mistake would leave them."""
@@ -56,8 +59,8 @@ class Mistake:
             return results | {name: wrong.astype(right.dtype) if self.keeps_dtype else wrong}
 
 
-def _is_softmax(problem: Problem) -> bool:
-    return problem.operation in ("softmax", "log_softmax")
+_SOFTMAX = ("softmax", "log_softmax")
+_ROWS = (*_SOFTMAX, "scaled_masked_softmax")
 
 
 def _has_rows(problem: Problem) -> bool:
@@ -66,14 +69,8 @@ def _has_rows(problem: Problem) -> bool:
     return axis == -1 and len(shape) > 1 and shape[-1] > 2 and shape[-2] > 1
 
 
-def _is_rows(problem: Problem) -> bool:
-    is_one = _is_softmax(problem) or problem.operation == "scaled_masked_softmax"
-    return is_one and _has_rows(problem)
-
-
-def _is_log_sum_exp(problem: Problem) -> bool:
-    is_one = problem.operation == "logsumexp" and not problem.options["where"]
-    return is_one and _has_rows(problem)
+def _has_plain_rows(problem: Problem) -> bool:
+    return _has_rows(problem) and not problem.options["where"]
 
 
 def _has_a_loss_of_each_row(problem: Problem) -> bool:
@@ -98,10 +95,6 @@ def _is_16_bit(problem: Problem) -> bool:
     return problem.dtype in ("bfloat16", "float16")
 
 
-def _is_rounded_to_16_bits(problem: Problem) -> bool:
-    return _is_16_bit(problem) and not {"labels", "label_dtype"} & set(problem.options)
-
-
 def _is_product(problem: Problem) -> bool:
     return "labels" in problem.options and problem.dtype == "float32"
 
@@ -111,17 +104,6 @@ def _sums_over_two_axes(problem: Problem) -> bool:
         return False
     left, right, _ = labels_of(problem)
     return {"k", "l"} <= set(left) & set(right)
-
-
-def _has_axes_of_any_order(problem: Problem) -> bool:
-    is_one = problem.operation in ("einsum", "tensordot")
-    return is_one and sum(size > 1 for size in result_shape(problem)) > 1
-
-
-def _has_exact_derivative(problem: Problem) -> bool:
-    """The bound is a few roundings of float32."""
-    is_exact = problem.dtype == "float32" and "shape" in problem.options
-    return is_exact and problem.derivative != "value"
 
 
 def _wide(x: np.ndarray) -> np.ndarray:
@@ -156,11 +138,6 @@ def _no_maximum(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
     return e / total(e) if p.operation == "softmax" else operands["x"] - np.log(total(e))
 
 
-def _sum_of_exponentials_lacks_the_last(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    lost = np.exp(_wide(operands["x"])[..., -1].reshape(y.shape) - y)
-    return y + np.log1p(-np.minimum(lost, 1))
-
-
 def _cotangent_before(p: Problem, operands: Arrays, d: np.ndarray) -> np.ndarray:
     layout = RowLayout(p.options)
     per_row = [1 if i in layout.axes else n for i, n in enumerate(layout.shape)]
@@ -184,10 +161,6 @@ def _label_off_by_one(p: Problem, operands: Arrays, x: np.ndarray) -> np.ndarray
     return (1 - p.options["smoothing"]) * by
 
 
-def _smoothed_twice(p: Problem, operands: Arrays, x: np.ndarray) -> np.ndarray:
-    return p.options["smoothing"] * (_log_sum_exp(x) - _at(x, operands["label"]))
-
-
 def _padding_summed(p: Problem, operands: Arrays, x: np.ndarray) -> np.ndarray:
     """A row has a class more, whose logit is 0."""
     lse = _log_sum_exp(x)
@@ -199,10 +172,6 @@ def _mask_column_lost(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray
     hidden = np.broadcast_to(~operands["mask"][..., -1], y.shape[:-1])
     y[..., -1] = np.where(hidden, np.asarray(0.25, y.dtype), y[..., -1])
     return y
-
-
-def _one_ulp_up(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
-    return np.where(np.isfinite(_wide(y)), np.nextafter(y, np.asarray(np.inf, y.dtype)), y)
 
 
 def _tail_not_stored(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
@@ -232,34 +201,36 @@ def _one_bit(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
 
 
 MISTAKES: dict[str, Mistake] = {
-    "last term lost from a sum": Mistake(_sums_lack_the_last, _is_rows),
+    "last term lost from a sum": Mistake(_sums_lack_the_last, _has_rows, _ROWS),
     # Results near 0 are lost: the sum is 1 and a small rest, which is rounded away.
     "maximum summed with the others": Mistake(
-        lambda p, o, y: np.log(np.exp(y)),
-        lambda p: p.operation == "log_softmax" and not _is_16_bit(p),
+        lambda p, o, y: np.log(np.exp(y)), lambda p: not _is_16_bit(p), ("log_softmax",)
     ),
-    "no maximum subtracted": Mistake(
-        _no_maximum, lambda p: _is_softmax(p) and _has_rows(p) and not p.options["where"]
-    ),
+    "no maximum subtracted": Mistake(_no_maximum, _has_plain_rows, _SOFTMAX),
     "last term lost from a sum of exponentials": Mistake(
-        _sum_of_exponentials_lacks_the_last, _is_log_sum_exp
+        lambda p, o, y: (
+            y + np.log1p(-np.minimum(np.exp(_wide(o["x"])[..., -1].reshape(y.shape) - y), 1))
+        ),
+        _has_plain_rows,
+        ("logsumexp",),
     ),
     "exponentials relative to zero": Mistake(
-        lambda p, o, y: np.log(total(np.exp(o["x"].astype(np.float32)))), _is_log_sum_exp
+        lambda p, o, y: np.log(total(np.exp(o["x"].astype(np.float32)))),
+        _has_plain_rows,
+        ("logsumexp",),
     ),
     "numbers of rows swapped": Mistake(
-        lambda p, o, y: _swapped(y.reshape(*o["x"].shape[:-1], 1)), _is_log_sum_exp
+        lambda p, o, y: _swapped(y.reshape(*o["x"].shape[:-1], 1)), _has_plain_rows, ("logsumexp",)
     ),
     "cotangent of the row before": Mistake(
         _cotangent_before,
-        lambda p: (
-            p.operation == "logsumexp" and p.wants_gradient and RowLayout(p.options).count > 1
-        ),
+        lambda p: p.wants_gradient and RowLayout(p.options).count > 1,
+        ("logsumexp",),
         result="d",
     ),
     "label off by one": Mistake(_of_losses(_label_off_by_one), _has_a_loss_of_each_row),
     "smoothing without its -e": Mistake(
-        _of_losses(_smoothed_twice),
+        _of_losses(lambda p, o, x: p.options["smoothing"] * (_log_sum_exp(x) - _at(x, o["label"]))),
         lambda p: _has_a_loss_of_each_row(p) and p.options["smoothing"] > 0,
     ),
     "sum over a padded row": Mistake(_of_losses(_padding_summed), _has_a_loss_of_each_row),
@@ -267,30 +238,37 @@ MISTAKES: dict[str, Mistake] = {
         lambda p, o, y: y * (o["label"] >= 0).reshape(len(y), -1).mean(-1), _may_leave_rows_out
     ),
     "column of a mask lost": Mistake(
-        _mask_column_lost, lambda p: _is_rows(p) and bool(p.options.get("mask"))
+        _mask_column_lost, lambda p: _has_rows(p) and bool(p.options.get("mask")), _ROWS
     ),
-    "rounded one unit up": Mistake(_one_ulp_up, _is_rounded_to_16_bits),
+    "rounded one unit up": Mistake(
+        lambda p, o, y: np.where(
+            np.isfinite(_wide(y)), np.nextafter(y, np.asarray(np.inf, y.dtype)), y
+        ),
+        lambda p: _is_16_bit(p) and not {"labels", "label_dtype"} & set(p.options),
+    ),
     "last element not stored": Mistake(_tail_not_stored),
     "slice off by one": Mistake(lambda p, o, y: np.roll(y.reshape(len(y), -1), 1, axis=1)),
     "TF32": Mistake(_tf32, _is_product),
-    "alpha lost": Mistake(lambda p, o, y: y * 1.5, lambda p: p.operation == "sgemm"),
+    "alpha lost": Mistake(lambda p, o, y: y * 1.5, operations=("sgemm",)),
     "c left out": Mistake(
         lambda p, o, y: y - np.float32(p.options["beta"]) * o["c"],
         lambda p: bool(p.options.get("has_c") and p.options["beta"]),
     ),
     "axes merged in another order": Mistake(_merged_otherwise, _sums_over_two_axes),
     "axes of the result in another order": Mistake(
-        lambda p, o, y: np.moveaxis(y, 1, -1), _has_axes_of_any_order
+        lambda p, o, y: np.moveaxis(y, 1, -1),
+        lambda p: sum(size > 1 for size in result_shape(p)) > 1,
+        ("einsum", "tensordot"),
     ),
     "NaN swallowed": Mistake(
         lambda p, o, y: np.where(np.isnan(y), np.asarray(0, y.dtype), y),
-        lambda p: _is_softmax(p) or p.operation == "logsumexp",
+        operations=(*_SOFTMAX, "logsumexp"),
     ),
     "infinity swallowed": Mistake(
         lambda p, o, y: np.where(np.isinf(y), np.asarray(3e4, y.dtype), y),
-        lambda p: p.operation in ("log_softmax", "logsumexp"),
+        operations=("log_softmax", "logsumexp"),
     ),
-    "rows swapped": Mistake(lambda p, o, y: _swapped(y), _is_rows),
+    "rows swapped": Mistake(lambda p, o, y: _swapped(y), _has_rows, _ROWS),
     "members swapped": Mistake(
         lambda p, o, y: y.reshape(-1, p.members, *y.shape[1:])[:, ::-1], lambda p: p.members > 1
     ),
@@ -301,7 +279,10 @@ MISTAKES: dict[str, Mistake] = {
         result="d",
     ),
     "derivative rounded to 9 bits": Mistake(
-        lambda p, o, d: d * np.asarray(1 + 2.0**-9, d.dtype), _has_exact_derivative, result="d"
+        lambda p, o, d: d * np.asarray(1 + 2.0**-9, d.dtype),
+        # The bound of these derivatives is a few roundings of float32.
+        lambda p: p.dtype == "float32" and "shape" in p.options and p.derivative != "value",
+        result="d",
     ),
     "derivative with the wrong sign": Mistake(
         lambda p, o, d: -d, lambda p: p.derivative != "value", result="d"

@@ -73,11 +73,7 @@ def _text(value: Any) -> str:
 
 
 def complete(missing: Callable[[Measured], Sequence[str]]) -> Bar:
-    """The bar that every case has the values that other bars need.
-
-    Args:
-        missing: names the values that a case lacks.
-    """
+    """The bar that every case has the values that other bars need; names what a case lacks."""
 
     def lacking(m: Measured) -> str:
         fields = " ".join(map(str, m.case.values()))
