@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
 import shlex
 import sys
@@ -11,34 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxkernels.bench import (
-    attention,
-    environment,
-    float32,
-    linear_loss,
-    logsumexp,
-    losses,
-    maps,
-    records,
-    regress,
-    scaling,
-    sgemm,
-    softmax,
-)
+from jaxkernels.bench import environment, maps, records, regress
 from jaxkernels.bench.options import count
 from jaxkernels.bench.suite import Suite, measure
 from jaxkernels.bench.tables import group_by, print_table
 
-OPERATIONS = (
-    softmax.SUITE,
-    logsumexp.SUITE,
-    losses.SUITE,
-    linear_loss.SUITE,
-    attention.SUITE,
-    sgemm.SUITE,
-    float32.SUITE,
-    scaling.SUITE,
-)
+_NAMES = "softmax logsumexp losses linear_loss attention sgemm float32 scaling"
+_MODULES = [importlib.import_module(f"jaxkernels.bench.{name}") for name in _NAMES.split()]
+OPERATIONS: tuple[Suite, ...] = tuple(module.SUITE for module in _MODULES)
 # `regress` watches cells of every operation's suite.
 SUITES = (*OPERATIONS, maps.SUITE, regress.suite_of(OPERATIONS))
 

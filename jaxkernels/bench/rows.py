@@ -41,7 +41,11 @@ class Traffic(NamedTuple):
     reads: int  # arrays of the size of x that are read
     writes: int = 0  # arrays of that size that are written
     scalars: int = 0  # further elements per row
-    ceiling: str = ""  # the entry of `CEILINGS` that it is compared with
+
+    @property
+    def ceiling(self) -> str:
+        """The entry of `CEILINGS` that it is compared with."""
+        return "copy" if self.writes else "read"
 
     def size(self, m: Measured) -> int:
         """Bytes moved in a case."""
@@ -49,21 +53,18 @@ class Traffic(NamedTuple):
         return m["rows"] * row * ITEM_BYTES[m["dtype"]]
 
 
-_SOFTMAX = {"fwd": Traffic(1, 1, ceiling="copy"), "grad": Traffic(2, 1, ceiling="copy")}
+_SOFTMAX = {"fwd": Traffic(1, 1), "grad": Traffic(2, 1)}
+_LOSSES = {
+    "loss": Traffic(1),
+    "mean": Traffic(1, 1),
+    "none": Traffic(2, 1),
+    "log_probs": Traffic(1),
+}
 TRAFFIC: dict[str, dict[str, Traffic]] = {
     "softmax": _SOFTMAX,
     "log_softmax": _SOFTMAX,
-    "logsumexp": {
-        "fwd": Traffic(1, scalars=1, ceiling="read"),
-        "grad": Traffic(1, 1, scalars=1, ceiling="copy"),
-        "both": Traffic(2, 1, scalars=2, ceiling="copy"),
-    },
-    "losses": {
-        "loss": Traffic(1, ceiling="read"),
-        "mean": Traffic(1, 1, ceiling="copy"),
-        "none": Traffic(2, 1, ceiling="copy"),
-        "log_probs": Traffic(1, ceiling="read"),
-    },
+    "logsumexp": {"fwd": Traffic(1, 0, 1), "grad": Traffic(1, 1, 1), "both": Traffic(2, 1, 2)},
+    "losses": _LOSSES,
 }
 
 

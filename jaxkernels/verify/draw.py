@@ -73,17 +73,9 @@ def _problem(operations: list[str], wide: bool, eager: bool, seed: list[int], rn
     if wide:  # long double is slow
         most //= 4
     options, how = family.choose(operation, dtype, derivative, max(most // members, 1), rng)
-    problem = Problem(
-        operation=operation,
-        dtype=dtype,
-        how=how,
-        derivative=derivative,
-        delivery=delivery,
-        members=members,
-        draws=_EAGER_DRAWS if eager else draws,
-        seed=seed,
-        options=options,
-    )
+    draws = _EAGER_DRAWS if eager else draws
+    called = delivery, members, draws, seed
+    problem = Problem(operation, dtype, how, derivative, *called, options)
     # A round trip through JSON gives the options the types that a command line gives them.
     return Problem(**json.loads(json.dumps(dataclasses.asdict(problem))))
 

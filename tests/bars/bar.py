@@ -23,10 +23,15 @@ class Verdict:
     passed: bool
 
 
-def where(**fields: Any) -> Callable[[Measured], bool]:
-    """Selects cases by fields; a tuple has values any of which it may have."""
+def where(contender: str = "", **fields: Any) -> Callable[[Measured], bool]:
+    """Selects cases by fields, with one value or a tuple of them, and by a contender."""
     asked = {name: x if isinstance(x, tuple) else (x,) for name, x in fields.items()}
-    return lambda m: all(m[name] in some for name, some in asked.items())
+
+    def select(m: Measured) -> bool:
+        has_fields = all(m[name] in some for name, some in asked.items())
+        return has_fields and (not contender or contender in m.records)
+
+    return select
 
 
 def by(*fields: str) -> Callable[[Members], Iterable[Members]]:

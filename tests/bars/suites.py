@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from operator import gt, le, lt
-from statistics import geometric_mean
+from statistics import geometric_mean as mean
 
 from jaxkernels.bench import linear_loss, rows
 from jaxkernels.bench.__main__ import SUITES
@@ -21,9 +21,13 @@ from jaxkernels.bench.sgemm import PEERS, RUNGS
 from .bar import Bar, Members, Verdict, by, complete, over_second, where, without_time
 
 
-def over_xla(m: Measured, name: str = "ours") -> float | None:
+def over_xla(name: str = "ours") -> Callable[[Measured], float | None]:
     """How many times faster than XLA a contender is."""
-    return m.ratio("xla", name)
+    return lambda m: m.ratio("xla", name)
+
+
+def _milliseconds(m: Measured) -> float | None:
+    return (s := m.seconds("ours")) and 1e3 * s
 
 
 def _memory(m: Measured) -> int | None:
@@ -48,7 +52,7 @@ def _rows_lack(*names: str) -> Callable[[Measured], list[str]]:
 def _attention_lacks(m: Measured) -> list[str]:
     """cuDNN's layer is in no bar: it may refuse."""
     lacks = without_time(m, *(("copy",) if m["group"] == "scores" else ()), "xla", "ours")
-    return lacks + (["memory"] if where(**_BOTH)(m) and _memory(m) is None else [])
+    return lacks + (["memory"] if _BOTH(m) and _memory(m) is None else [])
 
 
 def _scaling_lacks(m: Measured) -> list[str]:
@@ -61,7 +65,7 @@ def _products_lack(m: Measured) -> list[str]:
     return [name for name, record in m.records.items() if record.refused and name not in PEERS]
 
 
-_BOTH = {"group": "scores", "direction": "both"}
+_BOTH = where(group="scores", direction="both")
 COMPLETE: dict[str, Callable[[Measured], Sequence[str]]] = {
     "softmax": _rows_lack("xla", "auto"),
     "logsumexp": _rows_lack("xla", "auto"),
@@ -121,7 +125,7 @@ def _of_regions() -> Iterable[Bar]:
         def select(m: Measured, kind: tuple[str, str] = kind) -> bool:
             return is_rows(m) and (region(m), m["direction"]) == kind
 
-        of = {"least": min, "geometric mean": geometric_mean}
+        of = {"least": min, "geometric mean": mean}
         for (name, reduce), limit in zip(of.items(), limits, strict=True):
             what = f"{{dtype}} {{direction}} {kind[0]}, of copy, {name}"
             if limit is not None:
@@ -144,11 +148,28 @@ def _odd(members: Members) -> str:
     return f"{odd['dtype']} {odd['direction']}, {odd['cols']} over {even['cols']} columns"
 
 
-def _over_xla_of(dtype: str, limit: float) -> Bar:
+def _on_a_cpu(dtype: str, limit: float) -> Bar:
     select = where(group="rows", dtype=dtype, direction="fwd")
-    metric = partial(over_xla, name="auto")
-    return Bar(f"{dtype} fwd, over XLA, geometric mean", select, metric, geometric_mean, limit)
+    return Bar(f"{dtype} fwd, over XLA, geometric mean", select, over_xla("auto"), mean, limit)
 
+
+SOFTMAX = [
+    *_of_regions(),
+    # An odd row length may cost at most 10 %.
+    Bar(_odd, is_rows, rows.rate, over_second, 0.90, groups=odd_pairs),
+]
+LOSSES = [
+    _of_ceiling("ours", "loss", 0.92, "read"),
+    _of_ceiling("ours", "mean", 0.94, "copy"),
+    _of_ceiling("ours", "none", 0.93, "copy"),
+    Bar("few rows, times faster than optax, least", rows.is_few, over_xla(), min, 1.0),
+]
+_is_first = where(**linear_loss.GPU_CASES[0])
+LINEAR_LOSS = [
+    Bar("(4096, 4096, 128256) bfloat16, ms", _is_first, _milliseconds, max, 23.0, le),
+    Bar("times faster than optax, least", where(), over_xla(), min, 1.0),
+    Bar("temporary bytes, most", where(), _memory, max, 3_200_000_000, le),
+]
 
 # Attention.
 
@@ -160,9 +181,18 @@ def _arrays(m: Measured) -> float | None:
 
 # Scores, result and gradient are all that is in memory.
 _NO_ARRAY = "temporary bytes of forward and backward over q k, most"
-_OF_ATTENTION = Bar(_NO_ARRAY, where(**_BOTH), _arrays, max, 1.0, lt)
-_LAYERS = "float32 layers, over XLA, least"
-_is_layer = where(group="layers", dtype="float32")
+_OF_ATTENTION = Bar(_NO_ARRAY, _BOTH, _arrays, max, 1.0, lt)
+_LAYERS, _is_layer = "float32 layers, over XLA, least", where(group="layers", dtype="float32")
+_is_forward = where(group="scores", direction="fwd")
+_is_masked = where(group="scores", direction="both", variant=("mask", "causal"))
+_UNDER_MASKS = "forward and backward under masks, over XLA, geometric mean"
+ATTENTION = [
+    _OF_ATTENTION,
+    Bar("forward, time over that of the model bytes, most", _is_forward, of_model, max, 1.08, le),
+    Bar(_UNDER_MASKS, _is_masked, over_xla(), mean, 1.7),
+    Bar("forward and backward, over XLA, least", _BOTH, over_xla(), min, 1.0),
+    Bar(_LAYERS, _is_layer, over_xla(), min, 1.0, gt),
+]
 
 # Several devices.
 
@@ -177,14 +207,38 @@ def _efficiency(group: str, what: str) -> Bar:
     return Bar(what, where(group=group), metric, min, 0.95, groups=_several_devices)
 
 
+def _over_gathered(m: Measured) -> float | None:
+    """n devices have to be n / 2 times faster than the program that gathers."""
+    return (r := m.ratio("gathered", "ours")) and r / m["devices"]
+
+
+_OF_VOCABULARY = "a vocabulary over {devices} devices, over gathered and devices, least"
+
+
+def _is_divided(m: Measured) -> bool:
+    return m["group"] == "vocabulary" and m["devices"] > 1
+
+
+SCALING = [
+    _efficiency("softmax", "softmax of rows"),
+    _efficiency("attention", "attention over a batch"),
+    Bar(_OF_VOCABULARY, _is_divided, _over_gathered, min, 0.5, groups=by("devices")),
+]
+
 # Products. On an H200 23 of the 30 listed products are planned on tensor cores, and 10 of the 60
 # that seed 2 draws: the least of drawn ones is one on FFMA.
-_KINDS = {"listed": ("square", "other", "transposed"), "drawn": "drawn"}
+_KINDS = {
+    "listed": where("auto", group=("square", "other", "transposed")),
+    "drawn": where("auto", group="drawn"),
+}
 
 
-def _is_kind(name: str, m: Measured) -> bool:
-    """Whether a product is of a kind, and has a planned rung."""
-    return "auto" in m.records and where(group=_KINDS[name])(m)
+def _over_plain(members: Members) -> str:
+    return f"{size(members[0].case)} over NN"
+
+
+def _planned_rate(m: Measured) -> float | None:
+    return m.rate(flops(m.case), "auto")
 
 
 def _beside_plain(members: Members) -> list[Members]:
@@ -219,110 +273,42 @@ def _over_xlas_error(m: Measured) -> float | None:
 
 
 def _of_cublas(name: str, of: str, reduce: Callable, limit: float) -> Bar:
-    what, metric = f"{name} products, of cuBLAS, {of}", partial(over_xla, name="auto")
-    return Bar(what, partial(_is_kind, name), metric, reduce, limit)
+    what = f"{name} products, of cuBLAS, {of}"
+    return Bar(what, _KINDS[name], over_xla("auto"), reduce, limit)
 
 
-# A CPU's other suites are held to completeness: both products are XLA's there, simulated devices share
-# the CPU, and nobody has shown that XLA's reductions come near its memory.
+_is_transposed, _ladder = where("auto", group="transposed"), where(group="ladder")
+_has_warp_tile = where("warp_tile", group="ladder")
+SGEMM = [
+    _of_cublas("listed", "geometric mean", mean, 2.2),
+    _of_cublas("listed", "least", min, 1.0),
+    _of_cublas("drawn", "geometric mean", mean, 1.5),
+    _of_cublas("drawn", "least", min, 0.95),
+    Bar(_over_plain, _is_transposed, _planned_rate, over_second, 0.95, groups=_beside_plain),
+    Bar("warp_tile, of cuBLAS", _has_warp_tile, over_xla("warp_tile"), min, 0.80),
+    Bar("ladder, least step", _ladder, _least_step, min, 1.0, gt),
+    Bar("largest error / (k eps |A| |B|)", where(), _largest_error, max, 1.0, le),
+    # Two orders of summation differ by luck, two equal ones do not; few numbers err by luck.
+    Bar("relF over cuBLAS's, most", _KINDS["listed"], _over_xlas_error, max, 1.05, le),
+]
+# A CPU's other suites are held to completeness: both products are XLA's there, simulated devices
+# share the CPU, and nobody has shown that XLA's reductions come near its memory.
 CPU: dict[str, Sequence[Bar]] = {
-    "softmax": [_over_xla_of("float32", 1.2), _over_xla_of("bfloat16", 2.0)],
+    "softmax": [_on_a_cpu("float32", 1.2), _on_a_cpu("bfloat16", 2.0)],
     "attention": [
         _OF_ATTENTION,
-        Bar("scores, over XLA, least", where(group="scores"), over_xla, min, 1.0),
-        Bar(_LAYERS, _is_layer, over_xla, min, 1.0),
+        Bar("scores, over XLA, least", where(group="scores"), over_xla(), min, 1.0),
+        Bar(_LAYERS, _is_layer, over_xla(), min, 1.0),
     ],
 }
 GPU: dict[str, Sequence[Bar]] = {
-    "softmax": [
-        *_of_regions(),
-        # An odd row length may cost at most 10 %.
-        Bar(_odd, is_rows, rows.rate, over_second, 0.90, groups=odd_pairs),
-    ],
+    "softmax": SOFTMAX,
     "logsumexp": [_of_ceiling("auto", "fwd", 0.92, "read")],
-    "losses": [
-        _of_ceiling("ours", "loss", 0.92, "read"),
-        _of_ceiling("ours", "mean", 0.94, "copy"),
-        _of_ceiling("ours", "none", 0.93, "copy"),
-        Bar("few rows, times faster than optax, least", rows.is_few, over_xla, min, 1.0),
-    ],
-    "linear_loss": [
-        Bar(
-            what="(4096, 4096, 128256) bfloat16, ms",
-            select=lambda m: m.case == linear_loss.GPU_CASES[0],
-            metric=lambda m: (s := m.seconds("ours")) and 1e3 * s,
-            reduce=max,
-            limit=23.0,
-            passes=le,
-        ),
-        Bar("times faster than optax, least", where(), over_xla, min, 1.0),
-        Bar("temporary bytes, most", where(), _memory, max, 3_200_000_000, le),
-    ],
-    "attention": [
-        _OF_ATTENTION,
-        Bar(
-            what="forward, time over that of the model bytes, most",
-            select=where(group="scores", direction="fwd"),
-            metric=of_model,
-            reduce=max,
-            limit=1.08,
-            passes=le,
-        ),
-        Bar(
-            what="forward and backward under masks, over XLA, geometric mean",
-            select=where(**_BOTH, variant=("mask", "causal")),
-            metric=over_xla,
-            reduce=geometric_mean,
-            limit=1.7,
-        ),
-        Bar("forward and backward, over XLA, least", where(**_BOTH), over_xla, min, 1.0),
-        Bar(_LAYERS, _is_layer, over_xla, min, 1.0, gt),
-    ],
-    "scaling": [
-        _efficiency("softmax", "softmax of rows"),
-        _efficiency("attention", "attention over a batch"),
-        # n devices have to be n / 2 times faster than the program that gathers.
-        Bar(
-            what="a vocabulary over {devices} devices, over gathered and devices, least",
-            select=lambda m: m["group"] == "vocabulary" and m["devices"] > 1,
-            metric=lambda m: (r := m.ratio("gathered", "ours")) and r / m["devices"],
-            reduce=min,
-            limit=0.5,
-            groups=by("devices"),
-        ),
-    ],
-    "sgemm": [
-        _of_cublas("listed", "geometric mean", geometric_mean, 2.2),
-        _of_cublas("listed", "least", min, 1.0),
-        _of_cublas("drawn", "geometric mean", geometric_mean, 1.5),
-        _of_cublas("drawn", "least", min, 0.95),
-        Bar(
-            what=lambda members: f"{size(members[0].case)} over NN",
-            select=lambda m: m["group"] == "transposed" and "auto" in m.records,
-            metric=lambda m: m.rate(flops(m.case), "auto"),
-            reduce=over_second,
-            limit=0.95,
-            groups=_beside_plain,
-        ),
-        Bar(
-            what="warp_tile, of cuBLAS",
-            select=lambda m: m["group"] == "ladder" and "warp_tile" in m.records,
-            metric=partial(over_xla, name="warp_tile"),
-            reduce=min,
-            limit=0.80,
-        ),
-        Bar("ladder, least step", where(group="ladder"), _least_step, min, 1.0, gt),
-        Bar("largest error / (k eps |A| |B|)", where(), _largest_error, max, 1.0, le),
-        # Two orders of summation differ by luck, two equal ones do not; few numbers err by luck.
-        Bar(
-            what="relF over cuBLAS's, most",
-            select=partial(_is_kind, "listed"),
-            metric=_over_xlas_error,
-            reduce=max,
-            limit=1.05,
-            passes=le,
-        ),
-    ],
+    "losses": LOSSES,
+    "linear_loss": LINEAR_LOSS,
+    "attention": ATTENTION,
+    "scaling": SCALING,
+    "sgemm": SGEMM,
 }
 _LABELS = {suite.name: suite.label for suite in SUITES}
 

@@ -10,15 +10,8 @@ from jaxkernels.verify.families.products import Products
 from jaxkernels.verify.families.softmax import LogSumExp, Softmax
 from jaxkernels.verify.problem import Family
 
-FAMILIES: tuple[Family, ...] = (
-    Softmax(),
-    LogSumExp(),
-    Masked(),
-    TokenLosses(),
-    OptaxLosses(),
-    Attention(),
-    Products(),
-)
+_KINDS = Softmax, LogSumExp, Masked, TokenLosses, OptaxLosses, Attention, Products
+FAMILIES: tuple[Family, ...] = tuple(kind() for kind in _KINDS)
 OPERATIONS = tuple(operation for family in FAMILIES for operation in family.operations)
 
 
