@@ -233,23 +233,15 @@ def views(run: Run) -> list[t.View]:
     layers += [xla, t.time("cuDNN ms", "cudnn"), ours, gain]
     layers += [t.times_faster("x cuDNN", "cudnn", "ours")]
     kernels = sorted({name for m in run.measured for name in m.extra("ours", "kernels") or ()})
+    of_scores = ("of model: time over that of the model bytes at the rate of the copy",)
+    of_layers = (
+        "XLA's float32 at the highest precision; cuDNN has no float32",
+        f"our kernels in our programs: {', '.join(kernels) or 'none'}",
+    )
+    title = "scale, mask and softmax, {direction}, {dtype}"
     return [
-        t.View(
-            "scale, mask and softmax, {direction}, {dtype}",
-            scores,
-            lambda m: m["group"] == "scores",
-            by=("dtype", "direction"),
-            notes=("of model: time over that of the model bytes at the rate of the copy",),
-        ),
-        t.View(
-            "attention layers",
-            layers,
-            lambda m: m["group"] == "layers",
-            notes=(
-                "XLA's float32 at the highest precision; cuDNN has no float32",
-                f"our kernels in our programs: {', '.join(kernels) or 'none'}",
-            ),
-        ),
+        t.View(title, scores, lambda m: m["group"] == "scores", notes=of_scores),
+        t.View("attention layers", layers, lambda m: m["group"] == "layers", notes=of_layers),
     ]
 
 

@@ -145,14 +145,8 @@ def views(run: Run) -> list[t.View]:
         t.extra("relF dx", "errors", "dx", pattern="{:.1e}"),
         t.extra("relF dw", "errors", "dw", pattern="{:.1e}"),
     ]
-    return [
-        t.View(
-            "{rows} x {features} times {features} x {classes}, {dtype}, max_bytes={max_bytes}",
-            columns,
-            by=("rows", "features", "classes", "dtype"),
-            contenders=lambda m: [name for name in NAMES if name in m.records],
-        )
-    ]
+    title = "{rows} x {features} times {features} x {classes}, {dtype}, max_bytes={max_bytes}"
+    return [t.View(title, columns, contenders=lambda m: [x for x in NAMES if x in m.records])]
 
 
 _SHAPES_HELP = "as rowsxfeaturesxclasses (default: three on a GPU)"

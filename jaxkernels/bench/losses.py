@@ -198,7 +198,7 @@ def views(run: Run) -> list[t.View]:
     times = [t.time("optax us", "xla", "us", 1), t.time("ours us", "ours", "us", 1)]
     few = [*t.fields("direction", "rows", "cols", "dtype"), *times]
     return [
-        t.View("{operation}: {direction}, {dtype}", columns, rows.is_rows, ("dtype", "direction")),
+        t.View("{operation}: {direction}, {dtype}", columns, rows.is_rows),
         t.View("{operation} of few rows", few, rows.is_few),
     ]
 

@@ -135,7 +135,7 @@ def views(run: Run) -> list[t.View]:
         t.Column("of copy", rows.of_ceiling, "{:.2f}"),
         t.times_faster("x jax.nn", "xla", "auto"),
     ]
-    return [SWEEP.view("{operation} {direction}, {dtype}", columns, by=("dtype", "direction"))]
+    return [SWEEP.view("{operation} {direction}, {dtype}", columns)]
 
 
 _BYTES_HELP = "size of the arrays of many rows (default: 2^28 on a GPU, 2^22 on a CPU)"

@@ -258,7 +258,7 @@ def views(run: Run) -> list[t.View]:
     of_rows = "{operation} {direction}, {dtype}" + f" ({unit} of model bytes)"
     of_few = [*t.fields("rows", "cols", "dtype"), *times]
     return [
-        t.View(of_rows, columns, is_rows, by=("dtype", "direction")),
+        t.View(of_rows, columns, is_rows),
         t.View("{operation} on few rows", of_few, is_few),
     ]
 

@@ -214,22 +214,13 @@ def views(run: Run) -> list[t.View]:
         "strong scaling: one array, whatever the number of devices",
         "loss: the gradient of the mean cross entropy; fwd, both: log_softmax",
     )
+    titles = (
+        "rows and batches over devices, {direction}",
+        "a vocabulary cut over devices, {direction}",
+    )
     return [
-        t.View(
-            "rows and batches over devices, {direction}",
-            weak,
-            is_weak,
-            by=("direction",),
-            contenders=lambda m: m.records,
-            notes=(*of_weak, *notes),
-        ),
-        t.View(
-            "a vocabulary cut over devices, {direction}",
-            strong,
-            lambda m: not is_weak(m),
-            by=("direction",),
-            notes=(*of_strong, *notes),
-        ),
+        t.View(titles[0], weak, is_weak, lambda m: m.records, (*of_weak, *notes)),
+        t.View(titles[1], strong, lambda m: not is_weak(m), notes=(*of_strong, *notes)),
     ]
 
 

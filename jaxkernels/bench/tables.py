@@ -98,12 +98,11 @@ class Column:
 
 @dataclass(frozen=True)
 class View:
-    """Tables of one form, with a line for each case."""
+    """Tables of one form, with a line for each case; a table for all cases with one title."""
 
-    title: str  # a format string with fields of the first case
+    title: str  # a format string with fields of cases
     columns: Sequence[Column] | Callable[[Measured], Sequence[Column]]  # or f(first case)
     select: Callable[[Measured], bool] = lambda m: True
-    by: Sequence[str] = ()  # fields; each combination of their values has a table
     contenders: Callable[[Measured], Iterable[str]] | None = None  # one line for each
     notes: Sequence[str] | Callable[[Sequence[Measured]], Sequence[str]] = ()  # or f(cases)
     order: Callable[[Measured], Any] | None = None  # sort key of the lines; None: as measured
@@ -111,13 +110,12 @@ class View:
     def tables(self, measured: Iterable[Measured]) -> list[Table]:
         """The tables of a run."""
         chosen = filter(self.select, measured)
-        groups = group_by(chosen, lambda m: tuple(map(m.case.get, self.by)))
-        return [self._table(members) for members in groups.values()]
+        groups = group_by(chosen, lambda m: self.title.format(**m.case))
+        return [self._table(title, members) for title, members in groups.items()]
 
-    def _table(self, members: list[Measured]) -> Table:
+    def _table(self, title: str, members: list[Measured]) -> Table:
         columns = self.columns(members[0]) if callable(self.columns) else self.columns
         notes = self.notes(members) if callable(self.notes) else self.notes
-        title = self.title.format(**members[0].case)
         lines = members if self.order is None else sorted(members, key=self.order)
         if self.contenders is not None:
             lines = [replace(m, contender=name) for m in lines for name in self.contenders(m)]
@@ -207,8 +205,7 @@ class Sweep:
         sign = -1 if self.limit > 1 else 1
         return ratio is None, sign * (ratio or 0)
 
-    def view(self, title: str, columns: Sequence[Column], by: Sequence[str] = ()) -> View:
+    def view(self, title: str, columns: Sequence[Column]) -> View:
         """A view with a line for each case, the worst first."""
-        return View(
-            title, columns, by=by, notes=lambda members: [self.summary(members)], order=self.order
-        )
+        notes = lambda members: [self.summary(members)]  # noqa: E731
+        return View(title, columns, notes=notes, order=self.order)

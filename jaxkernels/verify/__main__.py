@@ -14,6 +14,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from jaxkernels.bench import environment
@@ -25,8 +26,8 @@ from jaxkernels.verify.problem import Problem, from_spec
 from jaxkernels.verify.run import Outcome, outcomes
 
 _SHOWN = 20  # programs whose first failure is printed; the JSON file has all
-_DEFAULT_SECONDS = 60.0
-_REPEATS = 8
+_SECONDS = 60.0
+_REPEATS = 8  # of a draw that may not always fail
 _WORKERS = 4  # more would wait for the device and for Python
 
 
@@ -38,45 +39,24 @@ def build_parser() -> argparse.ArgumentParser:
         "Ends after --seconds, --programs or --checks, whichever comes first.",
     )
     add, positive, natural = parser.add_argument, _at_least(1), _at_least(0)
-    add(
-        "--seconds", type=float, help=f"default {_DEFAULT_SECONDS:g}, unless another limit is given"
-    )
-    add(
-        "--programs",
-        type=positive,
-        help="stop after this number of programs; a seed always draws the same ones",
-    )
-    add(
-        "--checks",
-        type=positive,
-        help="stop after this number of checks (one program, one set of numbers)",
-    )
+    add("--seconds", type=float, help=f"default {_SECONDS:g}, unless another limit is given")
+    end = "stop after this number of"
+    add("--programs", type=positive, help=f"{end} programs; a seed always draws the same ones")
+    add("--checks", type=positive, help=f"{end} checks (one program, one set of numbers)")
     add("--seed", type=natural, default=0)
     add("--first", type=natural, default=0, metavar="BUNDLE", help="start with this bundle")
-    add(
-        "--only",
-        type=_operations,
-        default=OPERATIONS,
-        metavar="A,B",
-        help=f"check only some of {', '.join(OPERATIONS)}",
-    )
-    add(
-        "--threads",
-        type=positive,
-        default=4,
-        help="number of host threads of the second, concurrent run; 1: no second run",
-    )
+    text = f"check only some of {', '.join(OPERATIONS)}"
+    add("--only", type=_operations, default=OPERATIONS, metavar="A,B", help=text)
+    text = "number of host threads of the second, concurrent run; 1: no second run"
+    add("--threads", type=positive, default=4, help=text)
     workers = min(_WORKERS, os.cpu_count() or 1)
     add("--workers", type=positive, default=workers, help="number of bundles processed at once")
     add("--json", type=Path, metavar="FILE", help="write a summary")
     add("--repeat", metavar="SPEC", help="repeat one problem, from the line of its failure")
-    add(
-        "--self-test",
-        action="store_true",
-        help="plant mistakes into results, and fail unless each is detected",
-    )
-    planted = "spoil results on purpose: " + "; ".join(MISTAKES)
-    add("--plant", choices=MISTAKES, metavar="MISTAKE", help=planted)
+    text = "plant mistakes into results, and fail unless each is detected"
+    add("--self-test", action="store_true", help=text)
+    text = "spoil results on purpose: " + "; ".join(MISTAKES)
+    add("--plant", choices=MISTAKES, metavar="MISTAKE", help=text)
     return parser
 
 
@@ -86,13 +66,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     options = parser.parse_args(arguments)
     if options.self_test:
-        return _self_test(options.seed)
+        table = selftest.check(options.seed, partial(print, file=sys.stderr, flush=True))
+        print_table(table)
+        return 1 if any(row[-1] != "pass" for row in table.rows) else 0
     bundles = _bundles(options)
     if options.repeat is not None:
         try:
-            bundles = _repeats(*from_spec(options.repeat), options)
+            problem, number = from_spec(options.repeat)
         except ValueError as error:
             parser.error(str(error))
+        given = options.threads, MISTAKES.get(options.plant)
+        bundles = (outcomes(p, *given, [number] * _REPEATS) for p in ([problem],))
     return _report(bundles, options, "python -m jaxkernels.verify " + shlex.join(arguments))
 
 
@@ -116,20 +100,11 @@ def _problems(options: argparse.Namespace) -> Iterator[list[Problem]]:
     """The programs of bundles, up to a number."""
     left = options.programs or sys.maxsize
     for i in itertools.count(options.first):
-        some = draw.bundle(options.seed, i, options.only)
-        some = some[:left]
+        some = draw.bundle(options.seed, i, options.only)[:left]
         yield some
         left -= len(some)
         if left <= 0:
             return
-
-
-def _repeats(
-    problem: Problem, number: int, options: argparse.Namespace
-) -> Generator[list[Outcome]]:
-    """The outcome of one draw, several times, in case that it does not always fail."""
-    draws = [number] * _REPEATS
-    yield outcomes([problem], options.threads, MISTAKES.get(options.plant), draws)
 
 
 def _bundles(options: argparse.Namespace) -> Generator[list[Outcome]]:
@@ -151,7 +126,7 @@ def _bundles(options: argparse.Namespace) -> Generator[list[Outcome]]:
 
 def _report(bundles: Generator[list[Outcome]], options: argparse.Namespace, command: str) -> int:
     ends = options.seconds, options.programs, options.checks
-    seconds = _DEFAULT_SECONDS if ends == (None, None, None) else options.seconds
+    seconds = _SECONDS if ends == (None, None, None) else options.seconds
     found: list[Outcome] = []
     began, took = time.monotonic(), 0.0
     with contextlib.closing(bundles):
@@ -177,12 +152,6 @@ def _report(bundles: Generator[list[Outcome]], options: argparse.Namespace, comm
         record = {"environment": about, "seconds": took, "seed": options.seed}
         options.json.write_text(json.dumps(record | report.as_json(found), indent=1) + "\n")
     return 1 if failed else 0
-
-
-def _self_test(seed: int) -> int:
-    table = selftest.check(seed, lambda text: print(text, file=sys.stderr, flush=True))
-    print_table(table)
-    return 1 if any(row[-1] != "pass" for row in table.rows) else 0
 
 
 if __name__ == "__main__":

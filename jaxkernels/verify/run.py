@@ -72,16 +72,12 @@ def run(problems: Sequence[Problem], threads: int, draws: Sequence[int] | None =
     """Runs every draw once, and a quarter of them again."""
     with jax.enable_x64(problems[0].wide):
         wanted = [range(p.draws) if draws is None else draws for p in problems]
-        numbers = [
-            [draw.numbers(p, i) for i in some] for p, some in zip(problems, wanted, strict=True)
-        ]
-        given = [
-            [
-                delivery.arguments(p, operands, p.generator(i, 1000))
-                for i, (operands, _) in enumerate(some)
-            ]
-            for p, some in zip(problems, numbers, strict=True)
-        ]
+        numbers, given = [], []
+        for p, some in zip(problems, wanted, strict=True):
+            drawn = [draw.numbers(p, i) for i in some]
+            laid = [(x, p.generator(i, 1000)) for i, (x, _) in enumerate(drawn)]
+            given.append([delivery.arguments(p, x, rng) for x, rng in laid])
+            numbers.append(drawn)
         call = _program(problems, [some[0][0] for some in numbers], [x[0] for x in given])
         count = max(map(len, numbers))
 
@@ -95,17 +91,13 @@ def run(problems: Sequence[Problem], threads: int, draws: Sequence[int] | None =
             again = range(0, count, 4)
             with concurrent.futures.ThreadPoolExecutor(threads) as pool:
                 second = dict(zip(again, pool.map(once, again), strict=True))
-    return [
-        Ran(
-            problem,
-            wanted[p],
-            _joined([operands for operands, _ in numbers[p]]),
-            np.concatenate([alike for _, alike in numbers[p]]),
-            _joined([first[i][p] for i in range(len(numbers[p]))]),
-            {i: results[p] for i, results in second.items() if i < len(numbers[p])},
-        )
-        for p, problem in enumerate(problems)
-    ]
+    found = []
+    for p, (problem, drawn) in enumerate(zip(problems, numbers, strict=True)):
+        operands, alike = _joined([x for x, _ in drawn]), np.concatenate([x for _, x in drawn])
+        results = _joined([first[i][p] for i in range(len(drawn))])
+        of_second = {i: x[p] for i, x in second.items() if i < len(drawn)}
+        found.append(Ran(problem, wanted[p], operands, alike, results, of_second))
+    return found
 
 
 def _program(

@@ -53,7 +53,7 @@ SUITE = Suite(
     names=lambda case, options: ("twice", "ours", "half", "none"),
     program=_program,
     label=lambda case: f"{case['dtype']} {case['cols']}",
-    views=lambda run: [t.View("copies of {dtype}", COLUMNS, by=("dtype",))],
+    views=lambda run: [t.View("copies of {dtype}", COLUMNS)],
     axes={"dtype": ("float32", "bfloat16")},
     options={"--cols": {"nargs": "+", "type": int}},
     defaults={"repeats": 3, "dtypes": ["float32"]},
@@ -204,7 +204,7 @@ def test_tables():
     (table,) = t.View("T", GAIN).tables(CASES)
     assert table.headers == ["cols", "gain"]
     assert table.rows == [["4", "1.00"], ["4", "0.25"], ["8", "2.00"], ["8", "-"]]
-    a, b = t.View("T {kind}", lambda m: t.fields("cols", m["kind"]), by=("kind",)).tables(CASES)
+    a, b = t.View("T {kind}", lambda m: t.fields("cols", m["kind"])).tables(CASES)
     assert (a.title, a.headers, len(a.rows)) == ("T a", ["cols", "a"], 2)
     assert (b.title, b.headers, len(b.rows)) == ("T b", ["cols", "b"], 2)
     assert t.View("T", GAIN, lambda m: m["kind"] == "c").tables(CASES) == []

@@ -114,26 +114,17 @@ class TokenLosses(Family):
 
     def call(self, problem: Problem, operands: Traced) -> Any:
         o = problem.options
-        given: dict[str, Any] = {
-            "axis": o["axis"],
-            "where": operands.get("where"),
-            "tier": problem.how,
-            "logit_soft_cap": o["soft_cap"],
-            "temperature": operands.get("temperature", 1.0),
-            "return_entropy": "entropy" in o["returns"],
-        }
+        given: Any = {name: o[name] for name in ("axis", "z_loss", "reduction")}
+        given |= {name: operands.get(name) for name in ("where", "weights")}
+        given |= {f"return_{name}": name in o["returns"] for name in ("lse", "entropy")}
+        given |= {"tier": problem.how, "logit_soft_cap": o["soft_cap"]}
+        given |= {"temperature": operands.get("temperature", 1.0)}
         if problem.operation == "token_log_probs":
-            return jk.token_log_probs(operands["x"], operands["label"], **given)
-        return jk.cross_entropy(
-            operands["x"],
-            operands["label"],
-            weights=operands.get("weights"),
-            label_smoothing=o["smoothing"],
-            z_loss=o["z_loss"],
-            reduction=o["reduction"],
-            return_lse="lse" in o["returns"],
-            **given,
-        )
+            for name in ("z_loss", "reduction", "weights", "return_lse"):
+                del given[name]
+        else:
+            given["label_smoothing"] = o["smoothing"]
+        return getattr(jk, problem.operation)(operands["x"], operands["label"], **given)
 
     def core(self, problem: Problem) -> Callable[[Traced], Traced]:
         """Adds jit if a label may be beyond the classes: only traced labels may."""
@@ -228,14 +219,5 @@ def _losses(problem: Problem, operands: Arrays, alike: np.ndarray) -> Losses:
     def accumulators(dtype: str) -> int:
         return layout.accumulators(row_layout.LOSSES, problem.members, dtype, problem.how)
 
-    return Losses(
-        x=x,
-        hidden=~where,
-        label=label.astype(np.int32),
-        options=problem.options,
-        members=members,
-        alike=layout.per_row(alike),
-        accumulators=accumulators,
-        weights=weights,
-        temperature=temperature,
-    )
+    given = x, ~where, label.astype(np.int32), problem.options, members
+    return Losses(*given, layout.per_row(alike), accumulators, weights, temperature)
