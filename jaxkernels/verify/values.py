@@ -15,11 +15,8 @@ from jaxkernels.verify.truth.compare import storage
 Generator = np.random.Generator
 
 
-def _outliers(x: np.ndarray, rng: Generator) -> np.ndarray:
-    return np.where(rng.random(x.shape) < 0.02, x + rng.uniform(30, 80, x.shape), x)
-
-
 def _minus_inf(x: np.ndarray, rng: Generator) -> np.ndarray:
+    """About a third of the elements, but of no row all."""
     rows, cols = x.shape
     keep = rng.integers(0, max(cols, 1), rows)
     x = np.where(rng.random(x.shape) < 0.35, -np.inf, x)
@@ -49,8 +46,11 @@ def _stagnant(x: np.ndarray, rng: Generator) -> np.ndarray:
 
 _LOGITS: dict[str, Callable[[np.ndarray, Generator], np.ndarray]] = {
     "normal": lambda x, rng: 3 * x,
+    # The range in which float32 exponentials do not vanish.
     "wide": lambda x, rng: rng.uniform(-88, 0, x.shape) + rng.uniform(-10, 10, (len(x), 1)),
-    "outliers": _outliers,
+    "outliers": lambda x, rng: np.where(
+        rng.random(x.shape) < 0.02, x + rng.uniform(30, 80, x.shape), x
+    ),
     "offset": lambda x, rng: x + 1000 * rng.uniform(-1, 1, (len(x), 1)),
     "equal": lambda x, rng: np.broadcast_to(x[:, :1], x.shape).copy(),
     "subnormal": lambda x, rng: x,  # scaled for the dtype
@@ -69,15 +69,7 @@ ALIKE = frozenset({"equal", "stagnant", "zeros", "constant", "one_hot"})
 
 
 def logits(kind: str, rows: int, cols: int, dtype: str, rng: Generator) -> np.ndarray:
-    """An input array of shape (rows, cols), rounded to the storage type.
-
-    normal: 3 randn. wide: uniform over the range in which float32 exponentials do not vanish. outliers: randn with a
-    few columns 30 to 80 above it. offset: randn around 1000 (row maxima far from zero). equal: one value per row.
-    subnormal: below the smallest normal number. minus_inf: randn with about a third of the entries -inf, none of the
-    rows wholly so. stagnant: one exponential so large that all others lie just below its last place. zeros: of both
-    signs. huge: as large as the type holds. nan, infinities: planted into about half of the rows. finite_mask: about a
-    third of the entries, and some rows wholly, are the smallest finite number. all_minus_inf: some rows wholly so.
-    """
+    """An input array of shape (rows, cols), rounded to the storage type."""
     x = _LOGITS[kind](rng.standard_normal((rows, cols)), rng)
     if kind == "subnormal":
         x *= 1e-39 if dtype != "float16" else 1e-6
@@ -93,13 +85,9 @@ def logits(kind: str, rows: int, cols: int, dtype: str, rng: Generator) -> np.nd
 def cotangents(
     kind: str, rows: int, cols: int, dtype: np.typing.DTypeLike, rng: Generator
 ) -> np.ndarray:
-    """A (co)tangent of shape (rows, cols).
-
-    normal: randn, with one row in four that sums to about zero. one_hot, constant: what they say. nan: planted into some
-    rows.
-    """
+    """A (co)tangent of shape (rows, cols)."""
     t = rng.standard_normal((rows, cols))
-    if cols and kind == "normal":
+    if cols and kind == "normal":  # one row in four sums to about zero
         t[::4] -= t[::4].mean(-1, keepdims=True)
     elif cols and kind == "one_hot":
         t = (np.arange(cols) == rng.integers(0, cols, (rows, 1))).astype(float)
@@ -114,12 +102,7 @@ COTANGENTS = ("normal", "one_hot", "constant", "nan")
 
 
 def factors(kind: str, shape: Sequence[int], dtype: str, rng: Generator) -> np.ndarray:
-    """An operand of a product.
-
-    normal: randn. wide: randn times powers of two from 2^-20 to 2^20. outliers: randn, one in 50 a thousand times
-    larger. integers: small whole numbers, whose products and sums float32 computes exactly. subnormal: below the
-    smallest normal number. nan, infinities: a few.
-    """
+    """An operand of a product; float32 computes products and sums of `integers` exactly."""
     x = rng.standard_normal(tuple(shape))
     if kind == "wide":
         x *= np.exp2(rng.integers(-20, 21, shape))

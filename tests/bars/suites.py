@@ -66,15 +66,6 @@ def _products_lack(m: Measured) -> list[str]:
 
 
 _BOTH = where(group="scores", direction="both")
-COMPLETE: dict[str, Callable[[Measured], Sequence[str]]] = {
-    "softmax": _rows_lack("xla", "auto"),
-    "logsumexp": _rows_lack("xla", "auto"),
-    "losses": _rows_lack("xla", "log_softmax", "ours"),
-    "linear_loss": lambda m: without_time(m, "xla", "ours"),
-    "attention": _attention_lacks,
-    "scaling": _scaling_lacks,
-    "sgemm": _products_lack,
-}
 
 # Row operations: fractions of a ceiling's rate.
 
@@ -158,6 +149,7 @@ SOFTMAX = [
     # An odd row length may cost at most 10 %.
     Bar(_odd, is_rows, rows.rate, over_second, 0.90, groups=odd_pairs),
 ]
+SOFTMAX_OF_A_CPU = [_on_a_cpu("float32", 1.2), _on_a_cpu("bfloat16", 2.0)]
 LOSSES = [
     _of_ceiling("ours", "loss", 0.92, "read"),
     _of_ceiling("ours", "mean", 0.94, "copy"),
@@ -192,6 +184,12 @@ ATTENTION = [
     Bar(_UNDER_MASKS, _is_masked, over_xla(), mean, 1.7),
     Bar("forward and backward, over XLA, least", _BOTH, over_xla(), min, 1.0),
     Bar(_LAYERS, _is_layer, over_xla(), min, 1.0, gt),
+]
+
+ATTENTION_OF_A_CPU = [
+    _OF_ATTENTION,
+    Bar("scores, over XLA, least", where(group="scores"), over_xla(), min, 1.0),
+    Bar(_LAYERS, _is_layer, over_xla(), min, 1.0),
 ]
 
 # Several devices.
@@ -291,32 +289,26 @@ SGEMM = [
     # Two orders of summation differ by luck, two equal ones do not; few numbers err by luck.
     Bar("relF over cuBLAS's, most", _KINDS["listed"], _over_xlas_error, max, 1.05, le),
 ]
-# A CPU's other suites are held to completeness: both products are XLA's there, simulated devices
-# share the CPU, and nobody has shown that XLA's reductions come near its memory.
-CPU: dict[str, Sequence[Bar]] = {
-    "softmax": [_on_a_cpu("float32", 1.2), _on_a_cpu("bfloat16", 2.0)],
-    "attention": [
-        _OF_ATTENTION,
-        Bar("scores, over XLA, least", where(group="scores"), over_xla(), min, 1.0),
-        Bar(_LAYERS, _is_layer, over_xla(), min, 1.0),
-    ],
-}
-GPU: dict[str, Sequence[Bar]] = {
-    "softmax": SOFTMAX,
-    "logsumexp": [_of_ceiling("auto", "fwd", 0.92, "read")],
-    "losses": LOSSES,
-    "linear_loss": LINEAR_LOSS,
-    "attention": ATTENTION,
-    "scaling": SCALING,
-    "sgemm": SGEMM,
+# By suite what a case lacks, the bars of a GPU, and those of a CPU. A CPU's other suites are held to
+# completeness: both products are XLA's there, simulated devices share the CPU, and nobody has shown
+# that XLA's reductions come near its memory.
+BARS: dict[str, tuple[Callable[[Measured], Sequence[str]], Sequence[Bar], Sequence[Bar]]] = {
+    "softmax": (_rows_lack("xla", "auto"), SOFTMAX, SOFTMAX_OF_A_CPU),
+    "logsumexp": (_rows_lack("xla", "auto"), [_of_ceiling("auto", "fwd", 0.92, "read")], ()),
+    "losses": (_rows_lack("xla", "log_softmax", "ours"), LOSSES, ()),
+    "linear_loss": (lambda m: without_time(m, "xla", "ours"), LINEAR_LOSS, ()),
+    "attention": (_attention_lacks, ATTENTION, ATTENTION_OF_A_CPU),
+    "scaling": (_scaling_lacks, SCALING, ()),
+    "sgemm": (_products_lack, SGEMM, ()),
 }
 _LABELS = {suite.name: suite.label for suite in SUITES}
 
 
 def judge(suite: str, measured: Iterable[Measured], platform: str) -> list[Verdict]:
     """All verdicts on the cases of a suite; ValueError if there are no bars for it."""
-    if suite not in COMPLETE:
+    if suite not in BARS:
         raise ValueError(f"no bars for a benchmark {suite!r}")
     cases = list(measured)
-    bars = [complete(COMPLETE[suite]), *(CPU if platform == "cpu" else GPU).get(suite, ())]
+    lacks, *bars = BARS[suite]
+    bars = [complete(lacks), *bars[platform == "cpu"]]
     return [verdict for bar in bars for verdict in bar.verdicts(cases, _LABELS[suite])]
