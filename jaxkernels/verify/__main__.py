@@ -19,7 +19,7 @@ from pathlib import Path
 
 from jaxkernels.bench import environment
 from jaxkernels.bench.tables import print_table
-from jaxkernels.verify import draw, report, selftest
+from jaxkernels.verify import draw, mistakes, report
 from jaxkernels.verify.families import OPERATIONS
 from jaxkernels.verify.mistakes import MISTAKES
 from jaxkernels.verify.problem import Problem, from_spec
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     options = parser.parse_args(arguments)
     if options.self_test:
-        table = selftest.check(options.seed, partial(print, file=sys.stderr, flush=True))
+        table = mistakes.check(options.seed, partial(print, file=sys.stderr, flush=True))
         print_table(table)
         return 1 if any(row[-1] != "pass" for row in table.rows) else 0
     bundles = _bundles(options)

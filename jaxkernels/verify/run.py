@@ -10,15 +10,17 @@ import dataclasses
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from jaxkernels.verify import delivery, draw
 from jaxkernels.verify.families import family_of
-from jaxkernels.verify.mistakes import Mistake
 from jaxkernels.verify.problem import Arrays, Problem, WrongTypeError
+
+if TYPE_CHECKING:
+    from jaxkernels.verify.mistakes import Mistake
 
 _DEVICE = threading.Lock()  # only the second run shares the device, on purpose
 

@@ -35,7 +35,7 @@ def test_every_planted_mistake_is_noticed(capsys):
 
 def test_a_mistake_that_nobody_notices_fails_the_self_test(monkeypatch, capsys):
     harmless = mistakes.Mistake(lambda problem, operands, y: y)
-    monkeypatch.setattr(command.selftest, "MISTAKES", {"none at all": harmless})
+    monkeypatch.setattr(mistakes, "MISTAKES", {"none at all": harmless})
     assert command.main(["--self-test"]) == 1
     assert "FAIL" in capsys.readouterr().out
 
