@@ -68,16 +68,6 @@ TRAFFIC: dict[str, dict[str, Traffic]] = {
 }
 
 
-OURS: dict[str, Function] = {
-    "softmax": jk.softmax,
-    "log_softmax": jk.log_softmax,
-    "logsumexp": partial(jk.logsumexp, axis=-1),
-}
-XLA: dict[str, Function] = {
-    "softmax": jax.nn.softmax,
-    "log_softmax": jax.nn.log_softmax,
-    "logsumexp": partial(jax.nn.logsumexp, axis=-1),
-}
 # f(y, dy) -> dx, as XLA compiles the autodiff of jax.nn.
 XLA_BACKWARD: dict[str, Function] = {
     "softmax": lambda y, dy: y * (dy - jnp.sum(dy * y, axis=-1, keepdims=True)),
@@ -205,10 +195,11 @@ def function_of(case: Case, name: str) -> tuple[Function, list[jax.ShapeDtypeStr
     if name == "xla":
         if direction == "grad" and operation in XLA_BACKWARD:
             return XLA_BACKWARD[operation], [x, x]
-        function = XLA[operation]
+        function = partial(getattr(jax.nn, operation), axis=-1)
     else:  # a forced tier, or the default; it raises instead of falling back to XLA
         tier = None if name == "auto" else name
-        function = partial(OURS[operation], tier=tier, implementation="ffi")
+        ours = getattr(jk, operation)
+        function = partial(ours, axis=-1, tier=tier, implementation="ffi")
     if direction == "fwd":
         return function, [x]
     dy = jax.eval_shape(function, x)

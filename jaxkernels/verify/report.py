@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jaxkernels.bench.tables import Table, group_by
-from jaxkernels.verify.problem import Problem, to_spec
+from jaxkernels.verify.problem import to_spec
 from jaxkernels.verify.run import Outcome
 
 Key = Callable[[Outcome], tuple[str, ...]]
@@ -50,18 +50,16 @@ def _tallies(outcomes: Sequence[Outcome], key: Key) -> list[tuple[tuple[str, ...
 
 def tables(outcomes: Sequence[Outcome]) -> list[Table]:
     """The tables of results by kernel, and by the way it is called."""
-    found = []
-    for title, labels, key in (
-        ("Error over bound", ("operation", "dtype", "tier or rung"), _by_kernel),
-        ("The same by call", ("operands", "result"), _by_call),
-    ):
+
+    def table(title: str, key: Key, *labels: str) -> Table:
         rows = []
         for name, t in _tallies(outcomes, key):
             counts = str(t.programs), str(t.checks), f"{t.worst:.3f}", str(t.failed)
             rows.append((*name, *counts, "FAIL" if t.failed else "pass"))
-        heads = (*labels, "programs", "checks", "worst", "failed", "")
-        found.append(Table(title, heads, rows))
-    return found
+        return Table(title, (*labels, "programs", "checks", "worst", "failed", ""), rows)
+
+    by_kernel = table("Error over bound", _by_kernel, "operation", "dtype", "tier or rung")
+    return [by_kernel, table("The same by call", _by_call, "operands", "result")]
 
 
 def as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -86,17 +84,8 @@ def as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def line_of(outcome: Outcome) -> str:
     """The first failure of a program, and the command that repeats it."""
-    draw, what = outcome.failures[0]
-    spec = shlex.quote(to_spec(outcome.problem, draw))
-    return (
-        f"FAIL {describe(outcome.problem)}, draw {draw}: {what}\n"
-        f"     python -m jaxkernels.verify --repeat {spec}"
-    )
-
-
-def describe(problem: Problem) -> str:
-    """A problem in a few words."""
-    o = problem.options
-    shape = o.get("shape") or o.get("shapes") or o.get("sizes")
-    words = problem.operation, problem.dtype, problem.how or "auto", problem.derivative
-    return " ".join([*words, problem.delivery, str(shape)])
+    (draw, what), p = outcome.failures[0], outcome.problem
+    shape = next(str(p.options[x]) for x in ("shape", "shapes", "sizes") if x in p.options)
+    words = " ".join([*_by_kernel(outcome), p.derivative, p.delivery, shape])
+    again = f"python -m jaxkernels.verify --repeat {shlex.quote(to_spec(p, draw))}"
+    return f"FAIL {words}, draw {draw}: {what}\n     {again}"

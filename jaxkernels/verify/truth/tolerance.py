@@ -105,7 +105,7 @@ def bound(
             exp_error = p.exp_error + p.argument_error * np.abs(y)
         t = np.abs(given[1])
         flushed = t + t.sum(-1, keepdims=True) + 2 * (result.shape[-1] + 1)
-        limit = _linear_bound(operation, *given, result, p, sigma, exp_error)
+        limit = _linear_bound(operation, given[0], given[1], result, p, sigma, exp_error)
         return limit + p.smallest + p.flush * flushed
 
 
