@@ -300,10 +300,8 @@ _MOST_BUNDLES = 60
 def check(seed: int, announce: Callable[[str], None] = lambda text: None) -> Table:
     """Plants every mistake into a few programs that have what it spoils.
 
-    Programs run once; mistakes are planted into what they gave. Bundles are drawn until every mistake has its programs.
-
-    Returns:
-        A table with one row a mistake; its last cell is "pass", or "FAIL" if no program showed it.
+    Programs run once; mistakes are planted into what they gave. Bundles are drawn until every
+    mistake has its programs. Its row of the table ends with "FAIL" if no program showed it.
     """
     noticed = dict.fromkeys(MISTAKES, 0)
     planted = dict.fromkeys(MISTAKES, 0)

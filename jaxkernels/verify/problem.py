@@ -102,11 +102,7 @@ def to_spec(problem: Problem, draw: int) -> str:
 
 
 def from_spec(spec: str) -> tuple[Problem, int]:
-    """The problem of a line, and the draw.
-
-    Raises:
-        ValueError: the line is not one that `to_spec` writes.
-    """
+    """The problem of a line of `to_spec`, and the draw; raises ValueError for any other line."""
     try:
         fields = json.loads(spec)
         draw = fields.pop("draw")
@@ -132,15 +128,10 @@ class Judged(NamedTuple):
 
 
 class Family(abc.ABC):
-    """The functions that one kind of truth serves.
+    """The functions that one kind of truth serves."""
 
-    Attributes:
-        operations: names of public functions.
-        derivatives: those of `DERIVATIVES` that have a truth.
-    """
-
-    operations: tuple[str, ...]
-    derivatives = DERIVATIVES
+    operations: tuple[str, ...]  # names of public functions
+    derivatives = DERIVATIVES  # those that have a truth
 
     def dtypes(self, operation: str) -> tuple[str, ...]:
         """The storage types that it serves: all that have kernels."""
@@ -190,11 +181,7 @@ class Family(abc.ABC):
     def judge(
         self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray
     ) -> dict[str, Judged]:
-        """Results of many members, with their truth.
-
-        Raises:
-            WrongTypeError: a result has another shape or dtype.
-        """
+        """Results of many members, with their truth; raises WrongTypeError as `expect` does."""
         dtype = self.result_dtype(problem)
         like = {name: (shape, dtype) for name, shape in self.result_shapes(problem).items()}
         if problem.derivative == "jvp":
@@ -210,11 +197,7 @@ class Family(abc.ABC):
 
 
 def expect(results: Arrays, name: str, shape: Sequence[int], dtype: Any) -> np.ndarray:
-    """A result, if its shape (without members) and dtype are right.
-
-    Raises:
-        WrongTypeError: they are not.
-    """
+    """A result; raises WrongTypeError if its shape (without members) or dtype is wrong."""
     got = results[name]
     if got.shape[1:] != tuple(shape) or got.dtype != dtype:
         raise WrongTypeError(

@@ -77,15 +77,7 @@ class OptaxLosses(Family):
 
 
 class _Truth:
-    """Sum_j p_j (lse - x_j), where lse is the log-sum-exp of the visible logits.
-
-    Attributes:
-        x: all logits, wide, (rows, classes).
-        mask: which of them are seen.
-        rows: those that are seen, with their labels.
-        p: of each class; of integer labels 1 at the label.
-        merges: whether the gradient is a sum of two that are rounded to the storage type.
-    """
+    """Sum_j p_j (lse - x_j), where lse is the log-sum-exp of the visible logits."""
 
     def __init__(self, problem: Problem, operands: Arrays) -> None:
         layout, members = RowLayout(problem.options), len(operands["x"])
@@ -100,6 +92,7 @@ class _Truth:
         sums = layout.accumulators(row_layout.LOSSES, problem.members, problem.dtype)
         self.rows = Rows(seen, label, sums)
         self.precision = self.rows.precision
+        # Whether the gradient is a sum of two that are rounded to the storage type.
         self.merges = not of_ids or problem.options["where"] is not None
         self.p = self.rows.is_label
         if not of_ids:

@@ -16,21 +16,14 @@ LOSSES = ("cross_entropy_fwd", "cross_entropy_fwd_grad")
 
 
 class RowLayout:
-    """The rows of a shape along its axes.
-
-    Attributes:
-        axes: the dimensions that rows are made of, ascending.
-        row_shape: the sizes of the other dimensions.
-        count: how many rows there are.
-        cols: how long they are.
-    """
+    """The rows of a shape along its axes: `count` rows of `cols` elements."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         """Takes the options shape and axis: None, a number, or several."""
         self.shape, axis = options["shape"], options["axis"]
         rank = len(self.shape)
         some = range(rank) if axis is None else axis if isinstance(axis, list) else [axis]
-        self.axes = sorted(d % rank for d in some)
+        self.axes = sorted(d % rank for d in some)  # the dimensions that rows are made of
         others = [d for d in range(rank) if d not in self.axes]
         self.row_shape = [self.shape[d] for d in others]
         self.count = math.prod(self.row_shape)

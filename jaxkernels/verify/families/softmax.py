@@ -111,12 +111,7 @@ class LogSumExp(Softmax):
 
 
 class _Rows:
-    """The rows of all members, and what operations make of them.
-
-    Attributes:
-        layout: where they are.
-        x: (rows, cols), -inf where they are hidden.
-    """
+    """The rows x of all members, -inf where they are hidden, and what operations make of them."""
 
     def __init__(self, problem: Problem, operands: Arrays, alike: np.ndarray) -> None:
         self.problem, self.alike, self.layout = problem, alike, RowLayout(problem.options)

@@ -49,13 +49,7 @@ def seen_by(
 
 
 class Truth:
-    """One call: q of shape (B, T, N, H), k and v of shape (B, S, K, H).
-
-    Attributes:
-        log_sum_exp: (B, N, T), -inf for rows without keys.
-        rows: 1 for queries within their lengths, else 0, of shape (B, 1, T, 1).
-        u: unit roundoff of the compute type.
-    """
+    """One call: q of shape (B, T, N, H), k and v of shape (B, S, K, H)."""
 
     @np.errstate(all="ignore")
     def __init__(
@@ -97,7 +91,7 @@ class Truth:
             self.p = np.where(alive, p, 1 / s)
         self.p_error = np.where(seen | ~alive, relative * self.p + self.floor, 0)
         self.log_sum_exp = np.where(alive, top + np.log(total(e)), -np.inf)[..., 0]
-        self.rows = np.ones((batch, 1, t, 1))
+        self.rows = np.ones((batch, 1, t, 1))  # 0 for queries beyond their lengths
         if (lengths := options.get("query_seq_lengths")) is not None:
             self.rows[:] = (np.arange(t) < np.asarray(lengths)[:, None])[:, None, :, None]
 

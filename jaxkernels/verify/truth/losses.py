@@ -34,26 +34,14 @@ MEASURES = ("nll", "lse", "entropy", "distance")
 
 
 class Rows:
-    """Rows of logits with a label each.
-
-    Attributes:
-        x: of shape (rows, cols), in the storage type.
-        label: of shape (rows,); negative for none.
-        accumulators: partial sums that a row has at least.
-        precision: what is known of the storage type.
-        wide: the logits in the type of the truth.
-        d: the logits less their maximum.
-        finite: the same, 0 where they are infinite or NaN.
-        rest: S - 1, (rows, 1).
-        p: the softmax.
-        is_label: whether an element is the one at its row's label.
-        is_seen: whether an element is not -inf.
-        seen: the number of elements that are not -inf, but 1 where there are none, (rows, 1).
-    """
+    """Rows of logits with a label each: d = x - max, S - 1 (`rest`) and the softmax p."""
 
     @np.errstate(all="ignore")
     def __init__(self, x: np.ndarray, label: np.ndarray, accumulators: int) -> None:
-        """Computes what all measures need."""
+        """Takes x (rows, cols) in the storage type, and labels (rows,); negative ones are none.
+
+        A row has `accumulators` partial sums at least.
+        """
         self.x, self.label, self.accumulators = x, label, accumulators
         self.precision, self.wide = PRECISION[x.dtype.name], widen(x)
         self.d = self.wide - np.max(self.wide, axis=-1, keepdims=True, initial=-np.inf)
@@ -62,8 +50,8 @@ class Rows:
         self.rest = total(np.where(is_largest, 0, np.exp(self.d))) + (total(is_largest) - 1)
         self.p = np.exp(self.d) / (1 + self.rest)
         self.is_label = np.arange(x.shape[-1]) == label[:, None]
-        self.is_seen = self.wide != -np.inf
-        self.seen = np.maximum(total(self.is_seen), 1)
+        self.is_seen = self.wide != -np.inf  # elements that count in a mean
+        self.seen = np.maximum(total(self.is_seen), 1)  # their number
         self._is_beyond = (label >= x.shape[-1])[:, None]
 
     @np.errstate(all="ignore")

@@ -37,14 +37,7 @@ def sum_to(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 class Truth:
-    """The result and the derivatives of one call, each with the largest error that right arithmetic makes.
-
-    Attributes:
-        seen: what each row sees.
-        y: the softmax; 0 for rows that see nothing.
-        shown: the result, which `empty_rows` may change.
-        shown_error: its bound.
-    """
+    """The result and derivatives of one call, each with the largest error of right arithmetic."""
 
     @np.errstate(all="ignore")
     def __init__(
@@ -98,7 +91,7 @@ class Truth:
         self.y_error = tolerance.masked_bound(
             self.precision, self.y, product, b, distance, whole, sigma
         )
-        self.shown = self.y
+        self.shown = self.y  # the result, which `empty_rows` may change
         if options.get("empty_rows") == "mean":
             alive = self.seen.any(-1, keepdims=True)
             self.shown = np.where(alive, self.y, 1 / max(self.y.shape[-1], 1))

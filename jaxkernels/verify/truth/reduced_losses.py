@@ -29,17 +29,10 @@ _TANH_ERROR = 8
 
 
 class Losses:
-    """The losses of rows.
+    """The losses of the rows of all members, one after the other.
 
-    Attributes:
-        rows: the logits as a kernel reads them, with their labels.
-        is_given: whether they are what the program is given.
-        slack: how far they may be from what the program has.
-        slope: their derivative with respect to the logits that the program is given.
-        slope_error: the error of that.
-        u: the unit of losses.
-        weight: of each row, (rows, 1); 0 of those without a label.
-        members: how many calls the rows are those of, one after the other.
+    The logits of `rows` err by up to `slack`. `slope` is their derivative with respect to the logits
+    that the program is given, which are the same if `is_given`. `u` is the unit of losses.
     """
 
     def __init__(
