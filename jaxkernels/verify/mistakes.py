@@ -9,54 +9,11 @@ import numpy as np
 
 from jaxkernels.bench.tables import Table
 from jaxkernels.verify import draw
-from jaxkernels.verify.families import OPERATIONS
 from jaxkernels.verify.families.products import Terms, labels_of, result_shape
 from jaxkernels.verify.families.row_layout import RowLayout
 from jaxkernels.verify.problem import FIRST, Arrays, Problem
-from jaxkernels.verify.run import Ran, judge, run
+from jaxkernels.verify.run import Change, Mistake, judge, run
 from jaxkernels.verify.truth.compare import total
-
-Change = Callable[[Problem, Arrays, np.ndarray], np.ndarray]
-Needs = Callable[[Problem], bool]
-
-
-@dataclasses.dataclass(frozen=True)
-class Mistake:
-    """One way to be wrong."""
-
-    # From a problem, operands and one result to the wrong one, in the same element order.
-    change: Change
-    needs: Needs = lambda problem: True  # whether a problem has what it spoils
-    operations: tuple[str, ...] = OPERATIONS
-    result: str = "y"  # which result is spoilt, "y" or that of the derivative, "d" and more
-    second_run_only: bool = False  # the first run is right
-    keeps_dtype: bool = True  # the wrong result has the dtype of the right one
-
-    def fits(self, problem: Problem) -> bool:
-        """Whether the mistake can spoil a problem, which must have results of several elements."""
-        is_one = problem.operation in self.operations and problem.has_elements
-        return is_one and self.needs(problem)
-
-    def spoil(self, ran: Ran) -> Ran:
-        """The results as the mistake would leave them."""
-        if self.second_run_only:
-            again = {i: self._spoilt(ran, x) for i, x in ran.again.items()}
-            return dataclasses.replace(ran, again=again)
-        results = self._spoilt(ran, ran.results)
-        members = ran.problem.members
-        again = {
-            i: {name: x[i * members : (i + 1) * members] for name, x in results.items()}
-            for i in ran.again
-        }
-        return dataclasses.replace(ran, results=results, again=again)
-
-    def _spoilt(self, ran: Ran, results: Arrays) -> Arrays:
-        name = next(x for x in results if x.startswith(self.result))
-        right = results[name]
-        with np.errstate(all="ignore"):
-            wrong = self.change(ran.problem, ran.operands, right.copy()).reshape(right.shape)
-            return results | {name: wrong.astype(right.dtype) if self.keeps_dtype else wrong}
-
 
 _SOFTMAX = ("softmax", "log_softmax")
 _ROWS = (*_SOFTMAX, "scaled_masked_softmax")

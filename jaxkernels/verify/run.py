@@ -10,17 +10,14 @@ import dataclasses
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxkernels.verify import delivery, draw
-from jaxkernels.verify.families import family_of
+from jaxkernels.verify.families import OPERATIONS, family_of
 from jaxkernels.verify.problem import Arrays, Problem, WrongTypeError
-
-if TYPE_CHECKING:
-    from jaxkernels.verify.mistakes import Mistake
 
 _DEVICE = threading.Lock()  # only the second run shares the device, on purpose
 
@@ -45,6 +42,48 @@ class Ran:
     alike: np.ndarray  # for each of them
     results: Arrays  # of the first run
     again: dict[int, Arrays]  # by the place of a draw the results of the second run
+
+
+Change = Callable[[Problem, Arrays, np.ndarray], np.ndarray]
+Needs = Callable[[Problem], bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+    """One way to be wrong."""
+
+    # From a problem, operands and one result to the wrong one, in the same element order.
+    change: Change
+    needs: Needs = lambda problem: True  # whether a problem has what it spoils
+    operations: tuple[str, ...] = OPERATIONS
+    result: str = "y"  # which result is spoilt, "y" or that of the derivative, "d" and more
+    second_run_only: bool = False  # the first run is right
+    keeps_dtype: bool = True  # the wrong result has the dtype of the right one
+
+    def fits(self, problem: Problem) -> bool:
+        """Whether the mistake can spoil a problem, which must have results of several elements."""
+        is_one = problem.operation in self.operations and problem.has_elements
+        return is_one and self.needs(problem)
+
+    def spoil(self, ran: Ran) -> Ran:
+        """The results as the mistake would leave them."""
+        if self.second_run_only:
+            again = {i: self._spoilt(ran, x) for i, x in ran.again.items()}
+            return dataclasses.replace(ran, again=again)
+        results = self._spoilt(ran, ran.results)
+        members = ran.problem.members
+        again = {
+            i: {name: x[i * members : (i + 1) * members] for name, x in results.items()}
+            for i in ran.again
+        }
+        return dataclasses.replace(ran, results=results, again=again)
+
+    def _spoilt(self, ran: Ran, results: Arrays) -> Arrays:
+        name = next(x for x in results if x.startswith(self.result))
+        right = results[name]
+        with np.errstate(all="ignore"):
+            wrong = self.change(ran.problem, ran.operands, right.copy()).reshape(right.shape)
+            return results | {name: wrong.astype(right.dtype) if self.keeps_dtype else wrong}
 
 
 def outcomes(

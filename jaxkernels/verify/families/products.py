@@ -94,21 +94,18 @@ class Products(Family):
         return active_operands(problem)
 
     def call(self, problem: Problem, operands: Traced) -> jax.Array:
-        o, rung, (a, b) = problem.options, problem.how, (operands["a"], operands["b"])
-        if problem.operation == "sgemm":
+        o, operation, (a, b) = problem.options, problem.operation, (operands["a"], operands["b"])
+        rung = {"algorithm": problem.how}
+        if operation == "sgemm":
             factors = {n: operands[n] if o[n] is None else o[n] for n in ("alpha", "beta")}
             trans_a, trans_b = o["flags"]
-            flags = {"trans_a": trans_a, "trans_b": trans_b, "algorithm": rung}
-            return jk.sgemm(a, b, operands.get("c"), **factors, **flags)
-        wide: Any = None if problem.dtype == "float32" else jnp.float32
-        if problem.operation == "einsum":
-            return jk.einsum(o["subscripts"], a, b, preferred_element_type=wide)
-        if problem.operation == "tensordot":
-            return jk.tensordot(a, b, o["axes"], preferred_element_type=wide)
-        given: Any = {"algorithm": rung, "preferred_element_type": wide}
-        if problem.operation == "dot_general":
-            return jk.dot_general(a, b, o["numbers"], **given)
-        return jk.matmul(a, b, **given)
+            flags = {"trans_a": trans_a, "trans_b": trans_b}
+            return jk.sgemm(a, b, operands.get("c"), **factors, **flags, **rung)
+        given: Any = rung if operation in ("dot_general", "matmul") else {}
+        wide = None if problem.dtype == "float32" else jnp.float32
+        after = [o[name] for name in ("axes", "numbers") if name in o]
+        first = [o["subscripts"]] if operation == "einsum" else []
+        return getattr(jk, operation)(*first, a, b, *after, preferred_element_type=wide, **given)
 
     def truth(self, problem: Problem, operands: Arrays, results: Arrays, alike: Array) -> Truths:
         """Computes all members at once, as one more batch label."""
