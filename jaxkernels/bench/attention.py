@@ -22,18 +22,9 @@ import jax
 import jax.numpy as jnp
 
 import jaxkernels as jk
-from jaxkernels.bench import attention_drawn
+from jaxkernels.bench import attention_drawn, programs
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.options import several, sizes
-from jaxkernels.bench.programs import (
-    SCALE,
-    compiled_text,
-    draw,
-    forward,
-    refusing,
-    temp_bytes,
-    with_gradient,
-)
 from jaxkernels.bench.records import Case, Measured, Run
 from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite
 
@@ -92,7 +83,7 @@ def _draw(case: Case) -> list[Arguments]:
     if case["group"] == "layers":
         shape, arrays = (batch, length, heads, case["depth"]), 4
     mask = (padding(batch, length),) if case["variant"] == "mask" else ()
-    return draw([jax.ShapeDtypeStruct(shape, case["dtype"])] * arrays, also=mask)
+    return programs.draw([jax.ShapeDtypeStruct(shape, case["dtype"])] * arrays, also=mask)
 
 
 def _copy(variant: str, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
@@ -103,13 +94,13 @@ def _copy(variant: str, x: jax.Array, mask: jax.Array | None = None) -> jax.Arra
 def _our_softmax(variant: str, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
     """Our softmax; it raises instead of falling back to XLA."""
     return jk.scaled_masked_softmax(
-        x, mask, scale=SCALE, causal=variant == "causal", implementation="ffi"
+        x, mask, scale=programs.SCALE, causal=variant == "causal", implementation="ffi"
     )
 
 
 def _xla_softmax(variant: str, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
     """The softmax of Flax's layers, in the dtype of the scores."""
-    scaled = x * SCALE
+    scaled = x * programs.SCALE
     if variant == "causal":
         row, col = (jax.lax.broadcasted_iota(jnp.int32, x.shape[-2:], axis) for axis in (0, 1))
         mask = col <= row
@@ -134,7 +125,7 @@ def _our_layer(variant: str, *qkv: jax.Array) -> jax.Array:
 _cudnn = partial(_xla_layer, implementation="cudnn")
 _CONTENDERS: Mapping[str, Mapping[str, Function]] = {
     "scores": {"copy": _copy, "xla": _xla_softmax, "ours": _our_softmax},
-    "layers": {"xla": _xla_layer, "ours": _our_layer, "cudnn": refusing(_cudnn)},
+    "layers": {"xla": _xla_layer, "ours": _our_layer, "cudnn": programs.refusing(_cudnn)},
 }
 
 
@@ -150,7 +141,7 @@ def _kernels(function: Function, arguments: Arguments) -> list[str]:
     """The names of our kernels in the compiled program."""
     found = re.findall(
         r'custom_call_target="jaxkernels_(\w+)"(?:.*? operation = \\*"(\w+?)\\*")?',
-        compiled_text(function, arguments),
+        programs.compiled_text(function, arguments),
     )
     return sorted({operation or target for target, operation in found})
 
@@ -160,11 +151,15 @@ def program(case: Case, name: str) -> Program:
     if case["group"] == attention_drawn.GROUP:
         return attention_drawn.program(case, name)
     is_scores, is_both = case["group"] == "scores", case["direction"] == "both" and name != "copy"
-    look: dict[str, Function] = {"temp_bytes": temp_bytes} if is_scores and is_both else {}
+    look: dict[str, Function] = {"temp_bytes": programs.temp_bytes} if is_scores and is_both else {}
     if not is_scores and name == "ours":
         look["kernels"] = _kernels
     function = partial(_CONTENDERS[case["group"]][name], case["variant"])
-    whole = with_gradient(function, 1 if is_scores else 3) if is_both else forward(function)
+    whole = (
+        programs.with_gradient(function, 1 if is_scores else 3)
+        if is_both
+        else programs.forward(function)
+    )
     return Program(whole, partial(_draw, case), inspect=look)
 
 

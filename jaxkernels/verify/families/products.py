@@ -95,13 +95,13 @@ class Products(Family):
 
     def call(self, problem: Problem, operands: Traced) -> jax.Array:
         o, operation, (a, b) = problem.options, problem.operation, (operands["a"], operands["b"])
-        rung = {"algorithm": problem.how}
+        rung: Any = {"algorithm": problem.how}
         if operation == "sgemm":
             factors = {n: operands[n] if o[n] is None else o[n] for n in ("alpha", "beta")}
             trans_a, trans_b = o["flags"]
             flags = {"trans_a": trans_a, "trans_b": trans_b}
             return jk.sgemm(a, b, operands.get("c"), **factors, **flags, **rung)
-        given: Any = rung if operation in ("dot_general", "matmul") else {}
+        given = rung if operation in ("dot_general", "matmul") else {}
         wide = None if problem.dtype == "float32" else jnp.float32
         after = [o[name] for name in ("axes", "numbers") if name in o]
         first = [o["subscripts"]] if operation == "einsum" else []

@@ -10,12 +10,8 @@ import numpy as np
 
 import jaxkernels as jk
 from jaxkernels.verify import lengths, values
-from jaxkernels.verify.families.row_layout import (
-    RowLayout,
-    divisor,
-    drawn_sizes,
-    length_of_any_size,
-)
+from jaxkernels.verify.families import row_layout
+from jaxkernels.verify.families.row_layout import RowLayout
 from jaxkernels.verify.problem import Array, Arrays, Choice, Family, Problem, Rng, Traced, Truths
 from jaxkernels.verify.truth import rows, tolerance
 from jaxkernels.verify.truth.compare import Bounded, storage
@@ -29,11 +25,13 @@ class Softmax(Family):
     def choose(self, operation: str, dtype: str, derivative: str, most: int, rng: Rng) -> Choice:
         """Rows of a length at which plans change, or near a power of two."""
         fitting = [n for n in lengths.row_lengths(dtype) if n <= most]
-        cols = int(rng.choice([length_of_any_size(fitting, most, rng), rng.choice(fitting)]))
+        cols = int(
+            rng.choice([row_layout.length_of_any_size(fitting, most, rng), rng.choice(fitting)])
+        )
         count = most // max(cols, 1)
         count = int(min(count, rng.choice([1, 2, 3, 5, 8, 31, 33, 64, 257, 1000, count])))
         shape, axis = _drawn_layout(max(count, 1), cols, rng)
-        where = drawn_sizes(shape, rng) if rng.random() < 0.25 else None
+        where = row_layout.drawn_sizes(shape, rng) if rng.random() < 0.25 else None
         ours = tuple(name for name in rows.OPERATIONS if name.startswith(operation))
         tier = lengths.drawn_tier((max(count, 1), cols), dtype, ours, rng)
         return {"shape": shape, "axis": axis, "where": where}, tier
@@ -140,7 +138,7 @@ class _Rows:
 def _drawn_layout(count: int, cols: int, rng: Rng) -> tuple[list[int], Any]:
     """A shape and axes whose rows are `count` times `cols`."""
     kind = rng.choice(["last", "deep", "first", "middle", "two", "around", "all"])
-    outer, inner = divisor(count), divisor(cols)
+    outer, inner = row_layout.divisor(count), row_layout.divisor(cols)
     if kind == "deep":
         return [outer, 1, count // outer, cols], -1
     if kind == "first":

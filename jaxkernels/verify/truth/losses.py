@@ -21,14 +21,8 @@ from functools import cached_property
 
 import numpy as np
 
+from jaxkernels.verify.truth import tolerance
 from jaxkernels.verify.truth.compare import finite, total, widen
-from jaxkernels.verify.truth.tolerance import (
-    HALF_ARGUMENT_ERROR,
-    HALF_EXP_ERROR,
-    LOG_ERROR,
-    PRECISION,
-    sum_error,
-)
 
 MEASURES = ("nll", "lse", "entropy", "distance")
 
@@ -43,7 +37,7 @@ class Rows:
         A row has `accumulators` partial sums at least.
         """
         self.x, self.label, self.accumulators = x, label, accumulators
-        self.precision, self.wide = PRECISION[x.dtype.name], widen(x)
+        self.precision, self.wide = tolerance.PRECISION[x.dtype.name], widen(x)
         self.d = self.wide - np.max(self.wide, axis=-1, keepdims=True, initial=-np.inf)
         self.finite = np.where(np.isfinite(self.d), self.d, 0)
         is_largest = self.d == 0
@@ -72,13 +66,17 @@ class Rows:
         p, size = self.precision, np.abs(self.finite)
         weight = np.where(np.isfinite(self.p), self.p, 0)
         single = self.x.dtype.name != "float64"
-        exp_error = HALF_EXP_ERROR + HALF_ARGUMENT_ERROR * size if single else p.exp_error + size
+        exp_error = (
+            tolerance.HALF_EXP_ERROR + tolerance.HALF_ARGUMENT_ERROR * size
+            if single
+            else p.exp_error + size
+        )
         each = exp_error + p.exp_error + 1
-        sigma = sum_error(self.x.shape[-1], self.accumulators, alike=True) + 2
+        sigma = tolerance.sum_error(self.x.shape[-1], self.accumulators, alike=True) + 2
         others = np.where(self.finite < 0, weight, 0)
         log_sum = np.where(np.isfinite(self.rest), np.log1p(self.rest), 0)
         flush = p.flush * self.x.shape[-1] / p.u
-        log_error = total(others * (each + sigma)) + LOG_ERROR * log_sum + flush
+        log_error = total(others * (each + sigma)) + tolerance.LOG_ERROR * log_sum + flush
         mean = total(weight * size)
         # A term that is flushed is lost with its d.
         is_small = (weight > 0) & (weight < 4 * p.flush)
@@ -128,7 +126,7 @@ class Rows:
         off = np.broadcast_to(widen(np.asarray(cotangent_error, np.float64)), g.shape)
         weight, d = np.where(np.isfinite(self.p), self.p, 0), np.abs(self.finite)
         exp_error = p.exp_error + p.argument_error * d
-        s_error = error["log"] + LOG_ERROR  # of log S, and so relative of S
+        s_error = error["log"] + tolerance.LOG_ERROR  # of log S, and so relative of S
         mean = total(weight * d)
         parts = of_nll + of_lse + of_distance + of_entropy * (mean + d)
         own = weight * (
