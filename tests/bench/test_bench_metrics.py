@@ -1,5 +1,7 @@
 """The values of tables, by hand: rates, fractions of ceilings, directions of ratios, summaries."""
 
+import itertools
+
 import pytest
 from bench_cases import measured, text_of
 
@@ -54,21 +56,15 @@ def test_the_fastest_read_of_a_case_counts(fastest):
 
 def test_model_bytes_of_attention():
     """By hand: 2 sequences, 3 heads, 4 x 4 scores; causal attention sees 10 of 16."""
-    elements, seen, mask = 96, 60, 32
-    for dtype, size in (("float32", 4), ("bfloat16", 2)):
-        expected = {
-            ("plain", "fwd"): size * 2 * elements,
-            ("mask", "fwd"): size * 2 * elements + mask,
-            ("causal", "fwd"): size * (seen + elements),
-            ("plain", "both"): size * 5 * elements,
-            ("mask", "both"): size * 5 * elements + mask,
-            ("causal", "both"): size * (3 * seen + 2 * elements),
-        }
-        for (variant, direction), wanted in expected.items():
-            assert model_bytes(heads_case("scores", dtype, variant, direction, (2, 3, 4))) == wanted
-    m = measured(
-        heads_case("scores", "float32", "plain", "both", (2, 3, 4)), {"copy": 2.0, "ours": 10.0}
-    )
+    counts = {"plain": (2 * 96, 5 * 96), "causal": (60 + 96, 3 * 60 + 2 * 96)}
+    counts["mask"] = counts["plain"]
+    for (dtype, size), variant, both in itertools.product(
+        {"float32": 4, "bfloat16": 2}.items(), counts, (False, True)
+    ):
+        case = heads_case("scores", dtype, variant, "both" if both else "fwd", (2, 3, 4))
+        assert model_bytes(case) == size * counts[variant][both] + 32 * (variant == "mask")
+    case = heads_case("scores", "float32", "plain", "both", (2, 3, 4))
+    m = measured(case, {"copy": 2.0, "ours": 10.0})
     assert attention.of_model(m) == 2.0  # five streams at the rate of two in 2 s are 5 s
 
 
