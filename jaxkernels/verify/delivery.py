@@ -40,7 +40,8 @@ def _argument(problem: Problem, name: str, x: np.ndarray, rng: Rng) -> Any:
     if kind == "transposed":
         return np.array(x[0].T, order="C")
     if kind == "concatenated":
-        return _cut(problem, x[0])
+        where = sum(problem.seed) % (len(x[0]) + 1) if x[0].ndim else None
+        return (x[0],) if where is None else (x[0][:where], x[0][where:])
     if kind == "vmap":
         axis = _axis(problem, name, x.ndim)
         return x[0] if axis is None else np.moveaxis(x, 0, axis)
@@ -50,8 +51,11 @@ def _argument(problem: Problem, name: str, x: np.ndarray, rng: Rng) -> Any:
         return x
     if kind == "rows":
         return _stacked(x, rng)
-    flat = _flat(problem, name, x, rng)
-    return flat if kind == "slices" else (flat, np.asarray(_starts(problem, name, x), np.int32))
+    starts = _starts(problem, name, x)
+    buffer = _noise(starts[-1] + x[0].size + 5, x.dtype, rng)
+    for begin, one in zip(starts, x, strict=True):
+        buffer[begin : begin + one.size] = one.reshape(-1)
+    return buffer if kind == "slices" else (buffer, np.asarray(starts, np.int32))
 
 
 def _operand(problem: Problem, name: str, x: Any, shape: tuple[int, ...], i: int) -> Any:
@@ -64,7 +68,9 @@ def _operand(problem: Problem, name: str, x: Any, shape: tuple[int, ...], i: int
     if kind == "turns":
         return _turned(problem, name, x[i], i)
     if kind == "rows":
-        return _row_slice(x, shape, i)
+        size = shape[0] if shape else 1
+        begin = i * (size + 1) + 1
+        return x[begin : begin + size].reshape(shape)
     if kind == "slices":
         begin = _starts(problem, name, np.empty((problem.members, *shape), bool))[i]
         return x[begin : begin + int(np.prod(shape, dtype=int))].reshape(shape)
@@ -118,14 +124,6 @@ def _axis(problem: Problem, name: str, rank: int) -> int | None:
     return None if problem.shares(name) else problem.number(name) % rank
 
 
-def _cut(problem: Problem, x: np.ndarray) -> Any:
-    """Cuts an array into two parts, unless it has no dimensions."""
-    if x.ndim == 0:
-        return (x,)
-    where = sum(problem.seed) % (x.shape[0] + 1)
-    return x[:where], x[where:]
-
-
 def _noise(shape: Any, dtype: np.dtype, rng: Rng) -> np.ndarray:
     """Values that a kernel must not read: NaN, and numbers that would spoil a result."""
     if dtype.kind not in "fV":
@@ -143,23 +141,9 @@ def _starts(problem: Problem, name: str, members: np.ndarray) -> list[int]:
     return starts
 
 
-def _flat(problem: Problem, name: str, members: np.ndarray, rng: Rng) -> np.ndarray:
-    starts = _starts(problem, name, members)
-    buffer = _noise(starts[-1] + members[0].size + 5, members.dtype, rng)
-    for begin, x in zip(starts, members, strict=True):
-        buffer[begin : begin + x.size] = x.reshape(-1)
-    return buffer
-
-
 def _stacked(members: np.ndarray, rng: Rng) -> np.ndarray:
     """One array with all members along the first dimension, a line of noise before each."""
     lines = members if members.ndim > 1 else members[:, None]
     noise = _noise((len(members), 1, *lines.shape[2:]), members.dtype, rng)
     both = np.concatenate([noise, lines], axis=1)
     return both.reshape(both.shape[0] * both.shape[1], *lines.shape[2:])
-
-
-def _row_slice(x: jax.Array, shape: tuple[int, ...], i: int) -> jax.Array:
-    size = shape[0] if shape else 1
-    begin = i * (size + 1) + 1
-    return x[begin : begin + size].reshape(shape)
