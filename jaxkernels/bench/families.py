@@ -20,20 +20,11 @@ def _probabilities(xp: Any, x: Array) -> Array:
     return e / xp.sum(e, axis=-1, keepdims=True)
 
 
-def _gelu(xp: Any, x: Array) -> Array:
-    return 0.5 * x * (1 + xp.tanh(0.7978845608 * (x + 0.044715 * x**3)))
-
-
 def _one_hot(xp: Any, u: Array) -> Array:
     """One-hot rows with random labels."""
     cols = u.shape[-1]
     label = xp.floor(u[..., :1] * cols)
     return xp.where(xp.arange(cols) == label, xp.ones_like(u), 0)
-
-
-def _p_minus_y(xp: Any, x: Array, u: Array) -> Array:
-    """The gradient of a cross entropy: probabilities minus one-hot labels."""
-    return _probabilities(xp, x) - _one_hot(xp, u)
 
 
 def _wide(xp: Any, x: Array, u: Array) -> Array:
@@ -59,9 +50,13 @@ DENSE: Mapping[str, Family] = {
     "signs": lambda xp, a, b, u, v: (2 * u - 1, 2 * v - 1),
     "lognormal": lambda xp, a, b, u, v: (xp.exp(a), xp.exp(b)),
     "relu": lambda xp, a, b, u, v: (xp.maximum(a, 0), b),
-    "gelu": lambda xp, a, b, u, v: (_gelu(xp, a), b),
+    "gelu": lambda xp, a, b, u, v: (
+        0.5 * a * (1 + xp.tanh(0.7978845608 * (a + 0.044715 * a**3))),
+        b,
+    ),
     "softmax": lambda xp, a, b, u, v: (_probabilities(xp, a), b),
-    "p_minus_y": lambda xp, a, b, u, v: (_p_minus_y(xp, a, u), b),
+    # The gradient of a cross entropy: probabilities minus one-hot labels.
+    "p_minus_y": lambda xp, a, b, u, v: (_probabilities(xp, a) - _one_hot(xp, u), b),
 }
 FAMILIES: Mapping[str, Family] = {
     **DENSE,

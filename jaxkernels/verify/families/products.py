@@ -153,7 +153,9 @@ class Terms:
         left, right, out = labels_of(problem)
         self.problem, self.operands = problem, operands
         self.given = {"a": left, "b": right, "c": out, "t": out}
-        self.left, self.right, self.out = (_kept(labels) for labels in (left, right, out))
+        self.left, self.right, self.out = (
+            "Z" + "".join(filter(str.islower, labels)) for labels in (left, right, out)
+        )
 
     def operand(self, name: str) -> Interval:
         """An operand without the dimensions that broadcast."""
@@ -211,7 +213,3 @@ class Terms:
         if "beta" in active:
             found["dbeta"] = contraction(sums, t, self.operand("c"))
         return found
-
-
-def _kept(labels: str) -> str:
-    return "Z" + "".join(label for label in labels if label.islower())

@@ -75,7 +75,7 @@ class Interval:
 def known(x: Any) -> Interval:
     """An operand, which is exact."""
     wide = np.asarray(x).astype(np.float64)
-    return Interval(wide, np.zeros_like(wide), _is_whole(wide))
+    return Interval(wide, np.zeros_like(wide), (wide == np.rint(wide)) & (np.abs(wide) < 2**24))
 
 
 def contraction(labels: str, a: Interval, b: Interval) -> Interval:
@@ -100,10 +100,6 @@ def contraction(labels: str, a: Interval, b: Interval) -> Interval:
     error = error + TINY * (dot(size_a, ones[1]) + dot(ones[0], size_b) + 2 * terms)
     whole = dot((~a.exact).astype(float), ones[1]) + dot(ones[0], (~b.exact).astype(float)) == 0
     return Interval(value, error, whole & (size < 2**24))
-
-
-def _is_whole(x: np.ndarray) -> np.ndarray:
-    return (x == np.rint(x)) & (np.abs(x) < 2**24)
 
 
 def _contract(
