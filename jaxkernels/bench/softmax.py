@@ -31,6 +31,7 @@ GPU_COLS = (
     *(32, 64, 128, 256, 512, 768, 1000, 1001, 1024, 2048, 3072, 4096, 5120, 8192, 12288, 16384),
     *(24576, 32768, 50256, 50257, 65536, 131072, 151935, 151936, 262144, 524288, 1048576),
 )
+TIERS_COLS = (32, 1000, 1001, 4096, 16384, 50257, 131072, 2**20)
 FEW_ROWS = ((1, 32768), (1, 131072), (8, 131072), (64, 128256), (256, 256), (4096, 128))
 
 
@@ -45,25 +46,19 @@ def cases(options: Options) -> Iterable[Case]:
 
 def watched(platform: str) -> Iterable[tuple[str, Case]]:
     """One or two lengths of every tier, on any GPU, and few rows."""
-    float32_bfloat16 = DTYPES[:2]
-    elements, shapes = 2**26, {"fwd": FEW_ROWS, "grad": FEW_ROWS[2:5]}
+    on_cpu, wide = platform == "cpu", DTYPES[:2]
+    elements, of_tiers = (2**20, (64, 1001, 4096)) if on_cpu else (2**26, TIERS_COLS)
     kinds = (
-        ("softmax", (32, 1000, 1001, 4096, 16384, 50257, 131072, 2**20), float32_bfloat16),
-        ("log_softmax", (257, 8192, 50257, 131072), float32_bfloat16),
-        ("softmax", (1000, 50257), ("float16",)),
+        ("softmax", of_tiers, wide),
+        ("log_softmax", (1001,) if on_cpu else (257, 8192, 50257, 131072), wide),
+        ("softmax", (1001,) if on_cpu else (1000, 50257), ("float16",)),
     )
-    if platform == "cpu":
-        elements, shapes = 2**20, {"fwd": ((4, 512),), "grad": ((4, 512),)}
-        kinds = (
-            ("softmax", (64, 1001, 4096), float32_bfloat16),
-            ("log_softmax", (1001,), float32_bfloat16),
-            ("softmax", (1001,), ("float16",)),
-        )
     for operation, lengths, dtypes in kinds:
         for dtype, direction, cols in product(dtypes, ("fwd", "grad"), lengths):
             yield "rows", row_case(operation, direction, dtype, max(1, elements // cols), cols)
-    for dtype, (direction, each) in product(float32_bfloat16, shapes.items()):
-        for shape in each:
+    shapes = {"fwd": FEW_ROWS, "grad": FEW_ROWS[2:5]}
+    for dtype, direction in product(wide, shapes):
+        for shape in ((4, 512),) if on_cpu else shapes[direction]:
             yield "few_rows", row_case("softmax", direction, dtype, *shape, group="few_rows")
 
 

@@ -81,11 +81,8 @@ def test_a_case_gives_a_record_for_each_contender(part):
 
 
 def test_times_are_of_one_operation(monkeypatch):
-    monkeypatch.setattr(
-        suite,
-        "measure_together",
-        lambda functions, *_, **how: ({key: [5.0, 6.0, 7.0] for key in functions}, {}),
-    )
+    times = lambda names, *_, **how: ({x: [5.0, 6.0, 7.0] for x in names}, {})  # noqa: E731
+    monkeypatch.setattr(suite, "measure_together", times)
     twice, ours, *_ = measure(SUITE, OPTIONS, [CASE])
     assert (twice.seconds, twice.samples) == (3.0, [2.5, 3.0, 3.5])
     assert (ours.seconds, ours.samples) == (6.0, [5.0, 6.0, 7.0])
@@ -147,9 +144,8 @@ def test_inputs_that_do_not_fit_are_a_refusal_of_that_case_alone():
 
 
 def test_bugs_surface():
-    broken = dataclasses.replace(
-        SUITE, program=lambda *_: Program(lambda x: x.nothing, lambda: [(jnp.ones(4),)])
-    )
+    program = Program(lambda x: x.nothing, lambda: [(jnp.ones(4),)])
+    broken = dataclasses.replace(SUITE, program=lambda *_: program)
     with pytest.raises(AttributeError):
         measure(broken, OPTIONS, [CASE])
 

@@ -68,11 +68,6 @@ def test_model_bytes_of_attention():
     assert attention.of_model(m) == 2.0  # five streams at the rate of two in 2 s are 5 s
 
 
-def test_a_ratio_above_1_is_faster():
-    assert measured({}, {"xla": 4.0, "auto": 2.0}).ratio("xla", "auto") == 2.0
-    assert measured({}, {"auto": 2.0}).ratio("xla", "auto") is None
-
-
 def test_summaries():
     """The worst of speeds is the least, that of times the largest; a limit itself is reached."""
 

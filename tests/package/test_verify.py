@@ -90,11 +90,8 @@ def test_everything_is_drawn():
     assert {p.operation for p in problems} == set(OPERATIONS)
     assert {p.delivery for p in problems} == set(delivery.DELIVERIES)
     assert {p.derivative for p in problems} == {"value", "vjp", "jvp", "remat"}
-    assert {(p.operation, p.dtype) for p in problems} == {
-        (operation, dtype)
-        for operation in OPERATIONS
-        for dtype in family_of(operation).dtypes(operation)
-    }
+    dtypes = {(x, dtype) for x in OPERATIONS for dtype in family_of(x).dtypes(x)}
+    assert {(p.operation, p.dtype) for p in problems} == dtypes
     for some in bundles:
         assert len({p.wide for p in some}) == 1
         assert len({p.delivery in delivery.EAGER for p in some}) == 1
@@ -158,22 +155,17 @@ def test_sums_of_terms_that_are_alike_get_the_worst_case():
         total += np.float32(term)
     wrong = (terms / np.float64(total)).astype(np.float32)
     want = rows.truth("softmax_fwd", x)
-    ratio = [
-        compare.ratios(
-            wrong, want, tolerance.bound("softmax_fwd", x, accumulators=1, alike=alike)
-        ).max()
-        for alike in (False, True)
-    ]
+    limits = (tolerance.bound("softmax_fwd", x, accumulators=1, alike=a) for a in (False, True))
+    ratio = [compare.ratios(wrong, want, limit).max() for limit in limits]
     assert ratio[1] <= 1 < ratio[0]
 
 
 def test_short_rows_have_one_accumulator_on_a_cpu(on_a_cpu, monkeypatch):
     monkeypatch.setattr(lengths.jax, "default_backend", lambda: "cpu")
-    columns = {"bfloat16": (31, 32), "float32": (40, 41), "float64": (31, 32)}
-    found = {
-        dtype: [lengths.accumulators("softmax_fwd", (2, n), dtype) for n in pair]
-        for dtype, pair in columns.items()
-    }
+    found = {}
+    for dtype, cols in {"bfloat16": 31, "float32": 40, "float64": 31}.items():
+        some = ((2, cols), (2, cols + 1))
+        found[dtype] = [lengths.accumulators("softmax_fwd", shape, dtype) for shape in some]
     assert found == {"bfloat16": [1, 4], "float32": [1, 4], "float64": [1, 2]}
 
 
@@ -190,9 +182,8 @@ def test_contractions_are_those_of_einsum():
         got = products.contraction(labels, products.known(x), products.known(y))
         np.testing.assert_allclose(got.value, np.einsum(labels, x, y), rtol=1e-12)
         assert not got.exact.any()
-        whole = products.contraction(
-            labels, products.known(np.rint(9 * x)), products.known(np.rint(9 * y))
-        )
+        whole = [products.known(np.rint(9 * a)) for a in (x, y)]
+        whole = products.contraction(labels, *whole)
         assert whole.exact.all()
         assert (whole.limit == 0).all()
 
