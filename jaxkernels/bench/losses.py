@@ -16,16 +16,18 @@ element.
 
 from __future__ import annotations
 
+import importlib.util
 import random
 from collections.abc import Iterable
 from functools import partial
 from itertools import product
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import jaxkernels as jk
-from jaxkernels.bench import rows, torch_losses
+from jaxkernels.bench import rows
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.options import count, seeded, several
 from jaxkernels.bench.programs import CHAIN_CALLS, chain, normal
@@ -74,7 +76,7 @@ def names(case: Case, options: Options) -> list[str]:
     if rows.is_few(case):
         return ["xla", "ours"]
     found = [*rows.CEILINGS[rows.traffic(case).ceiling], "xla", "log_softmax", "ours"]
-    if torch_losses.is_installed() and case["direction"] != "log_probs":
+    if importlib.util.find_spec("torch") and case["direction"] != "log_probs":
         found += ["torch", "compiled"]
     return found
 
@@ -143,6 +145,46 @@ def function_of(contender: str, direction: str) -> Function:
     return lambda label, x: whole(x, label)
 
 
+class _Pending:
+    """The results of a call, in a form for which `jax.block_until_ready` waits."""
+
+    def __init__(self, torch: Any, results: Any) -> None:
+        self._torch, self.results = torch, results
+
+    def block_until_ready(self) -> None:
+        """Waits for all of torch's GPU work."""
+        if self._torch.cuda.is_available():
+            self._torch.cuda.synchronize()
+
+
+def _of_torch(direction: str, compiled: bool) -> Function:
+    """The function to time, of JAX's (label, x), or of (label, cotangent, x) for ``none``.
+
+    It raises NotImplementedError if torch cannot use the memory of JAX's device.
+    """
+    torch: Any = importlib.import_module("torch")
+    loss = torch.nn.functional.cross_entropy
+    loss = torch.compile(loss) if compiled else loss
+    reduction = "none" if direction == "none" else "mean"
+    seen: dict[int, Any] = {}
+
+    def call(*arguments: Any) -> _Pending:
+        key = id(arguments[-1])
+        if key not in seen:
+            if arguments[-1].device.platform != "cpu" and not torch.cuda.is_available():
+                raise NotImplementedError("torch has no CUDA")
+            label, *cotangent, x = map(torch.from_dlpack, arguments)
+            seen[key] = label.long(), cotangent, x.requires_grad_(direction != "loss")
+        label, cotangent, x = seen[key]
+        x.grad = None
+        value = loss(x, label, reduction=reduction)
+        if direction != "loss":
+            value.backward(*cotangent)
+        return _Pending(torch, (value.detach(), x.grad))
+
+    return call
+
+
 def _link(contender: str, direction: str) -> Function:
     """A link of a chain, whose result replaces its last argument."""
     function = function_of(contender, direction)
@@ -173,7 +215,7 @@ def program(case: Case, name: str) -> Program:
     if rows.is_few(case):
         return Program(chain(_link(name, direction)), drawn, operations=CHAIN_CALLS)
     if name in ("torch", "compiled"):
-        function = torch_losses.function_of(direction, compiled=name == "compiled")
+        function = _of_torch(direction, compiled=name == "compiled")
         return Program(function, drawn, jit=False)
     return Program(rows.ceiling(case, name) or function_of(name, direction), drawn)
 

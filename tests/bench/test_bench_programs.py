@@ -19,7 +19,6 @@ from jaxkernels.bench import (
     rows,
     scaling,
     sgemm,
-    torch_losses,
 )
 from jaxkernels.bench.programs import chain, relative_error
 from jaxkernels.bench.rows import row_case
@@ -103,8 +102,8 @@ def test_torch_is_compared_where_it_is(monkeypatch):
     torch = mock.MagicMock()
     torch.compile.side_effect = lambda function: function
     loss, tensor = torch.nn.functional.cross_entropy, torch.from_dlpack.return_value
-    monkeypatch.setattr(torch_losses, "is_installed", lambda: True)
-    monkeypatch.setattr(torch_losses.importlib, "import_module", lambda name: torch)
+    monkeypatch.setattr(losses.importlib.util, "find_spec", lambda name: name == "torch")
+    monkeypatch.setattr(losses.importlib, "import_module", lambda name: torch)
     case = row_case("losses", "none", "float32", 6, 133)
     assert losses.names(case, None)[-2:] == ["torch", "compiled"]
     for name, direction, reduction in (("compiled", "none", "none"), ("torch", "loss", "mean")):
