@@ -114,16 +114,13 @@ class TokenLosses(Family):
 
     def call(self, problem: Problem, operands: Traced) -> Any:
         o = problem.options
-        given: Any = {name: o[name] for name in ("axis", "z_loss", "reduction")}
-        given |= {name: operands.get(name) for name in ("where", "weights")}
-        given |= {f"return_{name}": name in o["returns"] for name in ("lse", "entropy")}
-        given |= {"tier": problem.how, "logit_soft_cap": o["soft_cap"]}
-        given |= {"temperature": operands.get("temperature", 1.0)}
-        if problem.operation == "token_log_probs":
-            for name in ("z_loss", "reduction", "weights", "return_lse"):
-                del given[name]
-        else:
-            given["label_smoothing"] = o["smoothing"]
+        given: Any = {"axis": o["axis"], "where": operands.get("where"), "tier": problem.how}
+        given |= {"logit_soft_cap": o["soft_cap"], "temperature": operands.get("temperature", 1.0)}
+        given["return_entropy"] = "entropy" in o["returns"]
+        if problem.operation == "cross_entropy":
+            given |= {"weights": operands.get("weights"), "label_smoothing": o["smoothing"]}
+            given |= {"z_loss": o["z_loss"], "reduction": o["reduction"]}
+            given["return_lse"] = "lse" in o["returns"]
         return getattr(jk, problem.operation)(operands["x"], operands["label"], **given)
 
     def core(self, problem: Problem) -> Callable[[Traced], Traced]:
