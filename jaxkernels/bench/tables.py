@@ -207,5 +207,4 @@ class Sweep:
 
     def view(self, title: str, columns: Sequence[Column]) -> View:
         """A view with a line for each case, the worst first."""
-        notes = lambda members: [self.summary(members)]  # noqa: E731
-        return View(title, columns, notes=notes, order=self.order)
+        return View(title, columns, notes=lambda some: [self.summary(some)], order=self.order)

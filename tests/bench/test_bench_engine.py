@@ -81,8 +81,8 @@ def test_a_case_gives_a_record_for_each_contender(part):
 
 
 def test_times_are_of_one_operation(monkeypatch):
-    times = lambda names, *_, **how: ({x: [5.0, 6.0, 7.0] for x in names}, {})  # noqa: E731
-    monkeypatch.setattr(suite, "measure_together", times)
+    samples = {(0, name): [5.0, 6.0, 7.0] for name in ("twice", "ours", "half")}
+    monkeypatch.setattr(suite, "measure_together", lambda *_, **how: (samples, {}))
     twice, ours, *_ = measure(SUITE, OPTIONS, [CASE])
     assert (twice.seconds, twice.samples) == (3.0, [2.5, 3.0, 3.5])
     assert (ours.seconds, ours.samples) == (6.0, [5.0, 6.0, 7.0])
