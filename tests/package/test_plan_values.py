@@ -188,39 +188,3 @@ def test_names_of_devices():
         assert devices.limits_of(name).sm_count == sms  # pyright: ignore[reportArgumentType]
     assert devices.limits_of("H200") == devices.limits_of("h200")  # pyright: ignore[reportArgumentType]
     assert jk.plan_softmax(SHAPE, "float32", device="B200").tier == "warp"  # pyright: ignore[reportArgumentType]
-
-
-WRONG = {
-    "shape": (lambda: jk.plan_softmax(5, "float32"), TypeError, r"shape .*; got 5; write \(5,\)"),  # pyright: ignore[reportArgumentType]
-    "dtype": (
-        lambda: jk.plan_softmax(SHAPE, "fp32"),  # pyright: ignore[reportArgumentType]
-        *(TypeError, "dtype must be one of float32, bfloat16, float16, float64; got 'fp32'"),
-    ),
-    "t4": (
-        lambda: jk.plan_softmax(SHAPE, "float32", device="T4"),  # pyright: ignore[reportArgumentType]
-        *(ValueError, "'T4' has compute capability 7.5, and kernels need 8.0"),
-    ),
-    "a_shape": (lambda: jk.plan_sgemm(4, 4), TypeError, "a_shape must be a sequence of integers"),
-    "sizes": (lambda: jk.plan_sgemm(4.0, 4, 4), TypeError, r"sizes .* got \(4\.0, 4, 4\)"),  # pyright: ignore[reportArgumentType]
-    "k": (lambda: jk.plan_sgemm((4, 5), (6, 7)), ValueError, r"contracted .*\(4, 5\).*\(6, 7\)"),
-    "vector": (lambda: jk.plan_sgemm((4,), (4, 7)), ValueError, "rank of at least 2"),
-    "batch": (lambda: jk.plan_sgemm((4, 5), (5, 7), batch=2), ValueError, "batch needs sizes"),
-    "w_shape": (
-        lambda: jk.plan_linear_cross_entropy((4, 5), (6, 7), "float32"),
-        *(ValueError, r"x_shape must be .* and w_shape \(H, V\); got \(4, 5\) and \(6, 7\)"),
-    ),
-    "linear dtype": (
-        lambda: jk.plan_linear_cross_entropy(4, 5, 6),
-        *(TypeError, "dtype must be one of .*; got None"),
-    ),
-    "query_shape": (
-        lambda: jk.plan_attention(4, ATTENTION, "float32"),  # pyright: ignore[reportArgumentType]
-        *(TypeError, "query_shape must be a sequence of integers; got 4"),
-    ),
-}
-
-
-@pytest.mark.parametrize(("call", "error", "text"), WRONG.values(), ids=WRONG)
-def test_errors_of_plans(call, error, text):
-    with pytest.raises(error, match=text):
-        call()

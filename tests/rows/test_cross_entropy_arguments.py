@@ -1,4 +1,4 @@
-"""The arguments of cross entropy and its siblings, and their errors."""
+"""The arguments of cross entropy and its siblings."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import jaxkernels as jk
-import jaxkernels.optax as ours
 from jaxkernels.verify.truth.losses import Rows
 
 X = np.random.default_rng(0).standard_normal((3, 5, 7)).astype(np.float32)
@@ -184,126 +183,6 @@ def test_losses_outside_of_jit_under_a_transfer_guard(reduction):
             jk.linear_cross_entropy(x, w, label, **some)
         jk.token_log_probs(x, label, temperature=0.5, return_entropy=True)
         jk.logsumexp(x, -1, b=share)
-
-
-# Arguments, error, what its text has to contain.
-WRONG = [
-    pytest.param({"axis": 3}, ValueError, "axis 3.*dimension 3", id="axis"),
-    pytest.param({"axis": (0, 1)}, TypeError, r"axis must be an integer; got \(0, 1\)", id="axes"),
-    pytest.param({"temperature": jnp.ones(4)}, ValueError, r"\(4,\).*\(3, 5\)", id="temperatures"),
-    pytest.param({"where": jnp.ones(7)}, ValueError, "where must be .*boolean", id="where-dtype"),
-    pytest.param({"where": jnp.ones(6, bool)}, ValueError, r"where.*\(6,\)", id="where"),
-    pytest.param({"labels": jnp.ones((3, 4), int)}, ValueError, r"labels.*\(3, 4\)", id="labels"),
-    pytest.param(
-        {"labels": jnp.ones((3, 5, 7), int)}, ValueError, r"\(3, 5, 7\)", id="one-hot-ids"
-    ),
-    pytest.param({"labels": jnp.ones((3, 5, 6))}, ValueError, r"\(3, 5, 6\)", id="probabilities"),
-    pytest.param({"labels": jnp.ones((3, 5), bool)}, TypeError, "labels.*bool", id="bool-labels"),
-    pytest.param({"labels": "three"}, TypeError, "labels must be an array", id="text"),
-    pytest.param({"logits": X > 0}, TypeError, "logits.*bool", id="bool-logits"),
-    pytest.param({"logits": X * 1j}, TypeError, "logits.*complex64", id="complex"),
-    pytest.param({"tier": "wrap"}, ValueError, "tier.*'wrap'", id="tier"),
-]
-# The same, of both losses.
-WRONG_OPTIONS = [
-    pytest.param(
-        {"reduction": "average"}, ValueError, "reduction.*'mean'.*'average'", id="reduction"
-    ),
-    pytest.param({"label_smoothing": 1.5}, ValueError, "label_smoothing.*1.5", id="smoothing"),
-    pytest.param(
-        {"label_smoothing": np.float32(1.5)}, ValueError, "label_smoothing.*1.5", id="np-smoothing"
-    ),
-    pytest.param({"label_smoothing": None}, TypeError, "label_smoothing.*None", id="no-smoothing"),
-    pytest.param(
-        {"label_smoothing": jnp.array([0.1, 0.2])},
-        *(ValueError, r"label_smoothing must be a number.*\(2,\)"),
-        id="smoothings",
-    ),
-    pytest.param({"z_loss": jnp.ones(5)}, ValueError, r"z_loss.*number.*\(5,\)", id="z-losses"),
-    pytest.param(
-        {"logit_soft_cap": jnp.ones(5)}, ValueError, r"logit_soft_cap.*number.*\(5,\)", id="caps"
-    ),
-    pytest.param(
-        {"logit_soft_cap": jnp.float32(0)}, ValueError, "cap must be positive", id="jax-cap"
-    ),
-    pytest.param(
-        {"temperature": jnp.array([1.0, 1, 0, 1, 1])},
-        *(ValueError, "temperature must be positive"),
-        id="a-temperature",
-    ),
-    pytest.param({"logit_soft_cap": 0}, ValueError, "logit_soft_cap must be positive", id="cap"),
-    pytest.param({"temperature": -1.0}, ValueError, "temperature.*-1.0", id="temperature"),
-    pytest.param(
-        {"weights": jnp.ones((2, 5))}, ValueError, r"weights.*\(2, 5\).*\(3, 5\)", id="weights"
-    ),
-    pytest.param({"labels": LABEL + 6}, ValueError, "labels must be smaller than 7", id="large"),
-    pytest.param(
-        {"implementation": "cuda"}, ValueError, "implementation.*'cuda'", id="implementation"
-    ),
-]
-
-
-@pytest.mark.parametrize(("arguments", "error", "text"), [*WRONG, *WRONG_OPTIONS])
-def test_wrong_arguments(arguments, error, text):
-    """Raised by the call and, but for labels that are known only to it, under jit."""
-    given = {"logits": X, "labels": LABEL, **arguments}
-    logits, labels = given.pop("logits"), given.pop("labels")
-    with pytest.raises(error, match=text):
-        jk.cross_entropy(logits, labels, **given)
-
-
-@pytest.mark.parametrize(("arguments", "error", "text"), WRONG_OPTIONS)
-def test_wrong_arguments_of_a_linear_layer(arguments, error, text):
-    with pytest.raises(error, match=text):
-        jk.linear_cross_entropy(X, np.eye(7, dtype="f"), **{"labels": LABEL, **arguments})
-
-
-def test_wrong_ids():
-    with pytest.raises(TypeError, match=r"token_log_probs: ids are float32 .*astype"):
-        jk.token_log_probs(X, X[..., 0])
-    with pytest.raises(ValueError, match=r"token_log_probs: ids has shape \(2,\)"):
-        jk.token_log_probs(X, np.zeros(2, int))
-
-
-LOW = jnp.zeros(5, int)
-OF_LOW = {
-    "labels": lambda low: jk.cross_entropy(X, low),
-    "weights": lambda low: jk.cross_entropy(X, LABEL, weights=low),
-    "temperature": lambda low: jk.cross_entropy(X, LABEL, temperature=low + 1.0),
-    "ids": lambda low: jk.token_log_probs(X, low),
-    "linear-labels": lambda low: jk.linear_cross_entropy(X, np.eye(7, dtype="f"), low),
-    "linear-weights": lambda low: jk.linear_cross_entropy(X, np.eye(7, dtype="f"), 1, weights=low),
-    "optax-labels": lambda low: ours.softmax_cross_entropy_with_integer_labels(X, low),
-    "optax-where": lambda low: ours.softmax_cross_entropy(X, X, where=low == 0),
-}
-
-
-@pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.parametrize("name", OF_LOW)
-def test_arrays_of_lower_rank(name, jit):
-    """Not all rows' numbers, but which? The error says what to write for that."""
-    argument = name.split("-")[-1]
-    text = rf"{argument} has shape \(5,\), .* \(3, 5\): write {argument}\[None\]"
-    function = jax.jit(OF_LOW[name]) if jit else OF_LOW[name]
-    with pytest.raises(ValueError, match=text):
-        function(LOW)
-
-
-@pytest.mark.parametrize("argument", ["where", "labels"])
-def test_classes_of_lower_rank(argument):
-    """A row of classes is one for all where they are last; of another rank or axis it is an error."""
-    many = np.full((5, 7), True if argument == "where" else 1 / 7)
-
-    def loss(x, given, axis=-1):
-        labels = LABEL if argument == "where" else given
-        return jk.cross_entropy(x, labels, axis=axis, where=given if argument == "where" else None)
-
-    close(loss(X, many[0]), loss(X, np.broadcast_to(many, X.shape)))
-    with pytest.raises(ValueError, match=rf"{argument} has shape \(5, 7\).*{argument}\[None\]"):
-        loss(X, many)
-    text = rf"{argument} has shape \(7,\).*{argument}\[:, None\]|labels are float32 of shape \(7,\)"
-    with pytest.raises((ValueError, TypeError), match=text):
-        loss(X[0].T, many[0], axis=0)
 
 
 def test_traced_numbers():

@@ -56,16 +56,6 @@ def test_values_of_sharded_classes(dtype, cpu_devices):
         checked_gradient(both, x, label)
 
 
-def test_a_mean_keeps_no_array_but_its_gradient():
-    """Memory analysis: besides the logits and their gradient, a few numbers of each row."""
-    x = jax.ShapeDtypeStruct((512, 4096), jnp.float32)
-    label = jax.ShapeDtypeStruct((512,), jnp.int32)
-    compiled = jax.jit(jax.value_and_grad(mean)).lower(x, label).compile()
-    analysis = compiled.memory_analysis()
-    assert analysis.temp_size_in_bytes < 512 * 4096
-    assert analysis.output_size_in_bytes <= 512 * 4096 * 4 + 64
-
-
 @pytest.mark.parametrize("mode", [jax.jacrev, jax.jacfwd])
 @pytest.mark.parametrize("options", [{}, {"logit_soft_cap": 3.0}], ids=str)
 @pytest.mark.parametrize("hidden", [-np.inf, np.nan])
@@ -118,28 +108,6 @@ def test_a_cotangent_of_one_costs_nothing(dtype):
     assert not [
         line for line in made if "fusion" in line or "multiply" in line or "convert" in line
     ]
-
-
-@pytest.mark.parametrize("loss", [losses, mean])
-def test_implementations(loss):
-    """Plain JAX gives the same, and "ffi" is what runs on a CPU and on CUDA."""
-
-    def program(x):
-        return [
-            jax.value_and_grad(lambda x: jnp.sum(loss(x, implementation=name)))(x)  # noqa: B023
-            for name in ("ffi", "xla")
-        ]
-
-    ffi, xla = jax.jit(program)(X)
-    for a, b in zip(ffi, xla, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    plain = jax.make_jaxpr(functools.partial(loss, implementation="xla"))(X)
-    assert "jaxkernels" not in str(plain)
-
-
-@pytest.mark.smoke
-def test_log_probabilities_are_negative_losses():
-    np.testing.assert_array_equal(jk.token_log_probs(X, LABEL), -jk.cross_entropy(X, LABEL))
 
 
 def test_a_loss_that_is_infinite_has_a_tangent():

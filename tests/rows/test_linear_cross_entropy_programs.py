@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
-from jaxkernels._core import registry
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((16, 8, 12)).astype(np.float32)
@@ -151,40 +150,3 @@ def test_forward_mode_of_sharded_rows_sends_numbers_alone(reduction, mesh):
     assert set(hlo.collectives(program.as_text())) == {"all-reduce"}
     assert shapes <= allowed
     np.testing.assert_allclose(program(*given), tangent(X, W, B, LABEL), rtol=1e-5)
-
-
-@reductions
-def test_shard_map(reduction, cpu_devices):
-    """Rows that vary over devices, and w that does not: its gradient is summed by JAX."""
-    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
-
-    def program(**options):
-        def body(x, w, label):
-            loss = lambda x, w: jnp.sum(  # noqa: E731
-                jk.linear_cross_entropy(x, w, label, reduction=reduction, **options)
-            )
-            value, gradients = jax.value_and_grad(loss, (0, 1))(x, w)
-            tangent = jax.jvp(loss, (x, w), (jnp.cos(x), jnp.sin(w)))[1]
-            return value[None], *gradients, tangent[None]
-
-        rows, whole = P("a"), P()
-        specs = {"in_specs": (rows, whole, rows), "out_specs": (rows, rows, whole, rows)}
-        return jax.jit(jax.shard_map(body, mesh=mesh, **specs))(X, W, LABEL)
-
-    got, want = program(max_bytes=BOUND // 2), program(implementation="xla")
-    for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.max(np.abs(b)))
-
-
-@reductions
-def test_export_in_chunks(reduction):
-    """An exported program has the kernels of its platform."""
-    program = jax.jit(functools.partial(step, reduction=reduction, max_bytes=BOUND))
-    checks = jk.export_checks()
-    exported = jax.export.export(program, platforms=["cpu"], disabled_checks=checks)
-    assert_same(exported(X, W, B, LABEL).call(X, W, B, LABEL), reduction)
-    if registry.has_cuda_module():
-        on_a_gpu = jax.export.export(program, platforms=["cuda"], disabled_checks=checks)
-        text = on_a_gpu(X, W, B, LABEL).mlir_module()
-        assert "@jaxkernels_rows" in text
-        assert "@jaxkernels_sgemm" in text

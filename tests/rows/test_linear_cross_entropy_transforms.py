@@ -51,59 +51,11 @@ def total(f, reduction, chunks=3, **options):
     return lambda x, w, b: jnp.sum(jnp.sin(f(x, w, b, LABEL, **options)))
 
 
-@each_reduction
-@in_chunks
-@pytest.mark.parametrize("jit", [False, True])
-def test_reverse_and_forward(reduction, chunks, jit):
-    wrapped = jax.jit if jit else lambda f: f
-    check(lambda f: wrapped(jax.value_and_grad(total(f, reduction, chunks), ALL))(X, W, B))
-    check(lambda f: wrapped(lambda *a: jax.jvp(total(f, reduction, chunks), a, TANGENTS))(X, W, B))
-
-
 def test_a_constant_w_has_no_gradient():
     """Neither its product nor its sum is in the program."""
     program = str(jax.make_jaxpr(jax.grad(total(ours, "mean")))(X, W, B))
     assert "wanted=('kept', 'dx')" in program
     assert "'dw'" in str(jax.make_jaxpr(jax.grad(total(ours, "mean"), 1))(X, W, B))
-
-
-@each_reduction
-def test_second_order(reduction):
-    """Hessian-vector products, each order of modes."""
-
-    def dot(a, b):
-        return sum(jnp.vdot(p, q) for p, q in zip(a, b, strict=True))
-
-    def gradient(f):
-        return jax.grad(total(f, reduction), ALL)
-
-    check(lambda f: jax.jvp(gradient(f), (X, W, B), TANGENTS), 1e-4)
-    check(lambda f: jax.grad(lambda *a: dot(gradient(f)(*a), TANGENTS), ALL)(X, W, B), 1e-4)
-    tangent = lambda f: lambda *a: jax.jvp(total(f, reduction), a, TANGENTS)[1]  # noqa: E731
-    check(lambda f: jax.grad(tangent(f), ALL)(X, W, B), 1e-4)
-
-
-@each_reduction
-@in_chunks
-def test_mapped_rows(reduction, chunks):
-    """Over any axis; with a gradient of the sum, and one of each member."""
-
-    def mapped(f, axis=0):
-        options = {"reduction": reduction, "chunks": chunks, **OPTIONS}
-        axes = (axis, None, None, axis)
-        return jax.vmap(functools.partial(f, **options), axes)
-
-    check(lambda f: mapped(f)(X, W, B, LABEL))
-    check(lambda f: mapped(f, 1)(X, W, B, LABEL))
-    of_sum = lambda f: lambda x, w, b: jnp.sum(jnp.sin(mapped(f)(x, w, b, LABEL)))  # noqa: E731
-    check(lambda f: jax.grad(of_sum(f), ALL)(X, W, B))
-    check(lambda f: jax.jvp(of_sum(f), (X, W, B), TANGENTS))
-
-    def member(f):
-        return lambda x, w, b, label: jnp.sum(f(x, w, b, label, chunks, reduction=reduction))
-
-    each = lambda f: jax.vmap(jax.grad(member(f), ALL), (0, None, None, 0))  # noqa: E731
-    check(lambda f: each(f)(X, W, B, LABEL))
 
 
 @pytest.mark.smoke
@@ -118,30 +70,6 @@ def test_mapped_rows_share_chunks():
 
     used = jax.jit(jax.grad(loss)).lower(w).compile().memory_analysis().temp_size_in_bytes
     assert used < 8 * w.nbytes
-
-
-@each_reduction
-def test_mapped_weights(reduction):
-    """Each of several w has its own chunks."""
-    ws, bs = np.stack([W, 2 * W, np.sin(W)]), np.stack([B, B, 2 * B])
-    check(lambda f: jax.vmap(total(f, reduction), (None, 0, 0))(X, ws, bs))
-    check(lambda f: jax.vmap(jax.grad(total(f, reduction), ALL), (None, 0, 0))(X, ws, bs))
-    check(lambda f: jax.vmap(lambda b: jax.jvp(total(f, reduction), (X, W, b), TANGENTS))(bs))
-
-
-@each_reduction
-def test_in_a_scan_and_under_remat(reduction):
-    def scanned(f):
-        def step(carry, row):
-            loss = lambda w: jnp.sum(f(row[0], w, B, row[1], reduction=reduction))  # noqa: E731
-            value, gradient = jax.value_and_grad(loss)(W)
-            return carry + gradient, value
-
-        return jax.jit(lambda: jax.lax.scan(step, jnp.zeros_like(W), (X, LABEL)))()
-
-    check(scanned)
-    check(lambda f: jax.jit(jax.grad(jax.checkpoint(total(f, reduction)), ALL))(X, W, B))
-    check(lambda f: jax.linearize(total(f, reduction), X, W, B)[1](*TANGENTS))
 
 
 @each_reduction

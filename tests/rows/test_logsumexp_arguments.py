@@ -215,33 +215,6 @@ def test_wrong_arguments_raise_as_jax_nn_does(options):
         OURS(A, **options)
 
 
-def test_options_of_our_own():
-    x = jnp.asarray(A)
-    for options, message in (
-        ({"tier": "smem"}, "tier must be"),
-        ({"implementation": "cuda"}, "implementation must be"),
-        ({"implementation": "xla", "tier": "warp"}, "has no tiers"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            OURS(x, **options)
-    complex_x = x.astype(jnp.complex64)
-    for options, why in (({"implementation": "ffi"}, "ffi"), ({"tier": "warp"}, "warp")):
-        with pytest.raises(NotImplementedError, match=f"{why}.*complex64"):
-            OURS(complex_x, **options)
-        with pytest.raises(NotImplementedError, match=f"{why}.*factors"):
-            OURS(x, -1, A, **options)
-    with pytest.raises(ValueError, match="tier 'warp' cannot hold a row"):
-        jax.eval_shape(
-            lambda x: OURS(x, -1, tier="warp"), jax.ShapeDtypeStruct((2, 100_000), jnp.float32)
-        )
-    with pytest.raises(TypeError):
-        OURS(x, -1, None, False, False, None, "warp")  # pyright: ignore[reportCallIssue]
-    assert np.array_equal(OURS(x, implementation="ffi"), OURS(x))
-    assert np.array_equal(OURS(x, implementation="xla"), PEER(x))
-    text = jax.jit(lambda x: OURS(x, implementation="xla")).lower(x).as_text()
-    assert "jaxkernels" not in text
-
-
 def test_the_signature_begins_as_jax_nns():
     theirs = list(inspect.signature(PEER).parameters.values())
     ours = list(inspect.signature(OURS).parameters.values())

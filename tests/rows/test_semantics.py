@@ -266,22 +266,6 @@ def test_rows_of_infinities(ours, peer):
     np.testing.assert_allclose(gradients[0][2], gradients[1][2], rtol=1e-6, atol=1e-7)
 
 
-def test_implementation():
-    """None chooses, "ffi" insists, "xla" is jax.nn's own function."""
-    x = jnp.asarray(np.random.default_rng(3).standard_normal((4, 9)), jnp.bfloat16)
-    mask = jnp.asarray(np.random.default_rng(4).random((4, 9)) < 0.5)
-    for ours, peer in ((jk.softmax, jax.nn.softmax), (jk.log_softmax, jax.nn.log_softmax)):
-        for kwargs in ({}, {"where": mask}, {"axis": 0}):
-            assert np.array_equal(ours(x, implementation="ffi", **kwargs), ours(x, **kwargs))
-            assert np.array_equal(ours(x, implementation="xla", **kwargs), peer(x, **kwargs))
-        lowered = jax.jit(functools.partial(ours, implementation="ffi")).lower(x).as_text()
-        assert "jaxkernels" in lowered
-        assert (
-            "jaxkernels"
-            not in jax.jit(functools.partial(ours, implementation="xla")).lower(x).as_text()
-        )
-
-
 def test_signature_takes_jax_nns_calls():
     """Positional axis and where as in jax.nn; what is ours is keyword-only."""
     x = jnp.ones((2, 3))

@@ -241,15 +241,6 @@ def test_a_layer_of_any_dtype():
         assert products(layer.apply, weights, x)[0] == (dtype == jnp.float32)
 
 
-def test_what_is_forced_passes_nothing_on():
-    a, b = operands(((9, 20), (20, 7)), "bfloat16")
-    for forced in ({"algorithm": "pipelined"}, {"implementation": "ffi"}):
-        with pytest.raises(TypeError, match="must be float32"):
-            jk.matmul(a, b, other_dtypes="xla", **forced)
-    with pytest.raises(ValueError, match="other_dtypes must be None or 'xla'"):
-        jk.matmul(a, b, other_dtypes="float64")
-
-
 def test_flags_and_precision_change_no_float32_product():
     a, b = operands(((40, 60), (60, 30)))
     with jax.default_matmul_precision("bfloat16"):

@@ -280,28 +280,9 @@ def test_deep_sums_are_made_in_parts():
     assert deep.partial_elements == 0  # without scratch
 
 
-def test_values():
-    plan = plan_ffma(1024, 512, 256, device="h200")
-    assert plan == plan_ffma(1024, 512, 256, device="h200")
-    assert plan != plan_ffma(1024, 512, 255, device="h200")
-    assert plan != "SgemmPlan"
-    assert "algorithm='pipelined'" in repr(plan)
-    assert "block_m=" in repr(plan)
-    naive = plan_ffma(1024, 512, 256, algorithm="naive", device="a100")
-    assert (naive.block_m, naive.block_threads, naive.grid_blocks) == (32, 1024, 512)
-
-
-def test_arguments_that_are_refused():
-    with pytest.raises(ValueError, match="algorithm must be None or one of"):
-        plan_ffma(1, 1, 1, algorithm="fast")
-    with pytest.raises(ValueError, match="device must be one of"):
-        plan_ffma(1, 1, 1, device="tpu")
-    with pytest.raises(ValueError, match="negative"):
-        plan_ffma(1, -1, 1)
+def test_a_rung_that_does_not_split_k():
     with pytest.raises(ValueError, match="does not split k"):
         registry.cpu_module.plan_sgemm((2, 3), (3, 4), False, False, limits("h200"), "naive", 2)
-    with pytest.raises(ValueError, match="blocks, more than a GPU takes"):
-        plan_ffma(2**22, 2**22, 1, algorithm="naive", device="h200")
 
 
 def test_second_blocks_start_late_where_short_sums_are_stored_often():

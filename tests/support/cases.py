@@ -48,10 +48,10 @@ def x64(dtype):
     return jax.enable_x64(dtype == "float64")
 
 
-def plan_or_none(shape, dtype, operation, tier):
+def plan_or_none(shape, dtype, operation, tier, device=None):
     """The plan of a GPU for a forced tier, or None where the tier cannot hold such a row."""
     try:
-        return jk.plan_softmax(shape, dtype, operation=operation, tier=tier)
+        return jk.plan_softmax(shape, dtype, operation=operation, tier=tier, device=device)
     except ValueError:
         return None
 

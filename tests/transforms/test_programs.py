@@ -1,5 +1,6 @@
 """Programs of public functions: kernels, types, export, donated buffers."""
 
+import functools
 import re
 import warnings
 
@@ -149,6 +150,57 @@ def test_no_kernels_on_another_platform(name):
     function = FUNCTIONS[name]
     traced = jax.jit(function.ours).trace(*function.abstract())
     assert "@jaxkernels_" not in traced.lower(lowering_platforms=("tpu",)).as_text()
+
+
+def loss_of(function, **options):
+    """A number of an array's losses, as a function of the array alone."""
+
+    def loss(x, **more):
+        return function(x, LABEL, label_smoothing=0.1, z_loss=0.1, **options, **more)
+
+    return loss
+
+
+X, LABEL = FUNCTIONS["cross_entropy"].draw()[:2]
+W = np.eye(5, dtype=np.float32) + X[0, 0]
+# Functions of an array and of an implementation, and whether a CPU has kernels for it.
+IMPLEMENTED = {
+    "softmax": (functools.partial(jk.softmax, where=X > -1), True),
+    "log_softmax": (functools.partial(jk.log_softmax, axis=1), True),
+    "logsumexp": (functools.partial(jk.logsumexp, axis=-1, b=2.0), True),
+    "masked": (functools.partial(jk.scaled_masked_softmax, mask=X > 0, bias=X, causal=True), True),
+    "cross_entropy": (loss_of(jk.cross_entropy), True),
+    "cross_entropy-mean": (loss_of(jk.cross_entropy, reduction="mean"), True),
+    "token_log_probs": (functools.partial(jk.token_log_probs, ids=LABEL), True),
+    "linear": (loss_of(lambda x, label, **o: jk.linear_cross_entropy(x, W, label, **o)), True),
+    "matmul": (functools.partial(jk.matmul, b=W), False),
+    "dot_general": (
+        functools.partial(jk.dot_general, rhs=W, dimension_numbers=(((2,), (0,)), ((), ()))),
+        False,
+    ),
+    "sgemm": (functools.partial(jk.sgemm, b=W[None], c=X, alpha=2.0, beta=-1.0), False),
+}
+
+
+@pytest.mark.parametrize("name", IMPLEMENTED)
+def test_implementations(name):
+    """Values and gradients of "xla" are ours, without a kernel; "ffi" is what runs where there is one."""
+    function, has_kernels = IMPLEMENTED[name]
+
+    def program(x, implementation):
+        y, pull = jax.vjp(functools.partial(function, implementation=implementation), x)
+        return y, pull(jnp.cos(y))
+
+    xla = functools.partial(program, implementation="xla")
+    assert "@jaxkernels_" not in jax.jit(xla).lower(X).as_text()
+    want, got = jax.jit(lambda x: (xla(x), program(x, None)))(X)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), got, want)
+    if has_kernels or jax.default_backend() == "gpu":
+        ffi = jax.jit(functools.partial(program, implementation="ffi"))
+        assert "@jaxkernels_" in ffi.lower(X).as_text()
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), ffi(X), got
+        )
 
 
 @every_function

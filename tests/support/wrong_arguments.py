@@ -1,0 +1,420 @@
+"""Wrong arguments of every function, with the class of their error and what its text has to contain.
+
+`WRONG` has for each function a call whose arguments are right, and the changes that make them wrong.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxkernels as jk
+
+X = jnp.ones((4, 8))
+HALF = X.astype(jnp.bfloat16)
+FLOAT8 = jnp.ones((2, 3), "float8_e4m3fn")
+ZEROS = np.zeros(4, int)
+SCORES = jnp.ones((3, 4, 8))
+SEEN = np.ones((4, 8), bool)
+TRIANGLE = np.tril(np.ones((3, 3), bool))
+HEADS = np.ones((2, 3, 5, 4), np.float32)
+LONG_HEADS = np.ones((2, 3, 7, 4), np.float32)
+SQUARE = np.ones((1, 3, 1, 3), np.float32)
+LOGITS = np.random.default_rng(0).standard_normal((3, 5, 7)).astype(np.float32)
+LABEL = np.random.default_rng(1).integers(0, 7, (3, 5))
+COLUMNS = LOGITS[0].T
+LOW = jnp.zeros(5, int)
+BEYOND = jnp.array([0, 1, 8, 1])
+SHAPE = (4096, 1024)
+BATCH = np.ones((3, 3, 3, 4), np.float32)
+OPERANDS = ("query", "key", "value")
+H200 = {"device": "h200"}
+PLANNED = {"query_shape": (4, 9, 2, 64), "key_shape": (4, 9, 2, 64), "dtype": "float32"}
+DOT = {"lhs": X.T, "rhs": X, "dimension_numbers": (((1,), (0,)), ((), ()))}
+FLOAT64 = jax.lax.DotAlgorithmPreset.F64_F64_F64
+
+
+def call(function, *, x64=False, **arguments):
+    with jax.enable_x64(x64):
+        return function(**arguments)
+
+
+IMPLEMENTATIONS = (
+    ({"implementation": "cuda"}, ValueError, "implementation must be .*'ffi', 'xla'.*'cuda'"),
+)
+TIERS = (
+    *IMPLEMENTATIONS,
+    ({"tier": "smem"}, ValueError, "tier must be .*'warp', 'block', 'block_smem', .*'smem'"),
+    ({"tier": "auto"}, ValueError, "tier.*'auto'"),
+    ({"implementation": "xla", "tier": "warp"}, ValueError, "has no tiers.*'warp'"),
+)
+ROWS = (
+    *TIERS,
+    ({"axis": 2}, ValueError, "axis 2.*dimension 2"),
+    ({"axis": -3}, ValueError, "axis -3.*dimension 2"),
+    ({"axis": (0, 5)}, ValueError, "axis 5.*dimension 2"),
+    ({"axis": (0, -2)}, ValueError, r"duplicate.*\(0, -2\)"),
+    ({"axis": 0.5}, TypeError, r"0\.5"),
+    ({"axis": (0, 1.0)}, TypeError, r"1\.0"),
+    ({"axis": (0, "1")}, NameError, "1"),
+    ({"axes": 1}, TypeError, "axes"),
+    ({"where": X}, ValueError, "boolean.*float32"),
+    ({"where": SEEN[:3]}, ValueError, r"\(3, 8\).*\(4, 8\)"),
+    ({"where": "mask"}, TypeError, "mask"),
+    ({"x": [1.0, 2.0]}, TypeError, "list"),
+    ({"x": "text"}, TypeError, "str"),
+    ({"x": None}, TypeError, "None"),
+    ({"x": X > 0}, TypeError, r"softmax: x must be numbers; got bool\. Write x\.astype\(jnp\.fl"),
+    ({"x": X * 1j, "implementation": "ffi"}, NotImplementedError, "implementation=.ffi.*complex64"),
+    ({"x": FLOAT8, "implementation": "ffi"}, NotImplementedError, "=.ffi.*float8_e4m3fn"),
+    ({"x": X * 1j, "tier": "warp"}, NotImplementedError, "tier='warp'.*complex64"),
+    ({"x": FLOAT8, "tier": "warp"}, NotImplementedError, "tier='warp'.*float8_e4m3fn"),
+)
+LOG_SUM_EXP = (
+    *TIERS,
+    ({"a": X * 1j, "implementation": "ffi"}, NotImplementedError, "ffi.*complex64"),
+    ({"a": X * 1j, "tier": "warp"}, NotImplementedError, "warp.*complex64"),
+    ({"b": X, "implementation": "ffi"}, NotImplementedError, "ffi.*factors"),
+    ({"b": X, "tier": "warp"}, NotImplementedError, "warp.*factors"),
+)
+MASKED = (
+    *TIERS,
+    ({"mask": SEEN.astype(np.int32)}, ValueError, "mask.*bool.*int32"),
+    ({"mask": SCORES}, ValueError, "mask.*bool.*float32"),
+    ({"mask": "all"}, TypeError, "mask.*'all'"),
+    ({"mask": SEEN[:3]}, ValueError, r"mask.*\(3, 8\).*\(3, 4, 8\)"),
+    ({"bias": SCORES[:, :, :3]}, ValueError, r"bias.*\(3, 4, 3\).*\(3, 4, 8\)"),
+    ({"mask": SEEN, "bias": SCORES[:2]}, ValueError, r"bias.*\(2, 4, 8\).*\(3, 4, 8\)"),
+    ({"bias": [1.0]}, TypeError, "bias.*list"),
+    ({"bias": SCORES * 1j}, TypeError, "bias.*complex64"),
+    ({"bias": SEEN}, TypeError, "bias.*bool.*mask="),
+    ({"scale": jnp.ones(3)}, ValueError, r"scale.*\(3,\)"),
+    ({"scale": 1j}, TypeError, "scale.*real.*complex64"),
+    ({"scale": "half"}, TypeError, "scale.*'half'"),
+    ({"window": 1.5}, TypeError, r"window.*1\.5"),
+    ({"window": (1, 2, 3)}, TypeError, r"window.*\(1, 2, 3\)"),
+    ({"window": (1, "2")}, TypeError, r"window.*'2'"),
+    ({"window": -1}, ValueError, r"window.*-1"),
+    ({"window": (2, -3)}, ValueError, r"window.*-3"),
+    ({"causal": TRIANGLE}, ValueError, r"^causal must be True .* \(3, 3\)\. .* mask=$"),
+    ({"empty_rows": "nan"}, ValueError, "'zero' or 'mean'.*'nan'"),
+    ({"scores": [[1.0]]}, TypeError, "scores.*list"),
+    ({"scores": X[0]}, ValueError, r"scores.*\(\.\.\., q, k\).*\(8,\)"),
+    ({"scores": X[0, 0]}, ValueError, r"scores.*\(\)"),
+    ({"scores": X.astype(int)}, TypeError, "scores.*float32.*int32"),
+    ({"scores": X > 0}, TypeError, "scores.*bool"),
+    ({"scores": X * 1j}, TypeError, "scores.*complex64"),
+    ({"scores": FLOAT8}, TypeError, "scores.*float8_e4m3fn"),
+)
+# Arguments of both losses.
+LOSSES = (
+    *IMPLEMENTATIONS,
+    ({"reduction": "average"}, ValueError, "reduction.*'mean'.*'average'"),
+    ({"label_smoothing": 1.5}, ValueError, r"label_smoothing.*1\.5"),
+    ({"label_smoothing": np.float32(1.5)}, ValueError, r"label_smoothing.*1\.5"),
+    ({"label_smoothing": None}, TypeError, "label_smoothing.*None"),
+    ({"label_smoothing": jnp.ones(2)}, ValueError, r"label_smoothing must be a number.*\(2,\)"),
+    ({"z_loss": jnp.ones(5)}, ValueError, r"z_loss.*number.*\(5,\)"),
+    ({"logit_soft_cap": jnp.ones(5)}, ValueError, r"logit_soft_cap.*number.*\(5,\)"),
+    ({"logit_soft_cap": jnp.float32(0)}, ValueError, "logit_soft_cap must be positive"),
+    ({"logit_soft_cap": 0}, ValueError, "logit_soft_cap must be positive"),
+    ({"temperature": jnp.arange(5.0)}, ValueError, "temperature must be positive"),
+    ({"temperature": -1.0}, ValueError, r"temperature.*-1\.0"),
+    ({"temperature": np.ones(4)}, ValueError, r"temperature has shape \(4,\).*\(3, 5\)"),
+    ({"weights": jnp.ones((2, 5))}, ValueError, r"weights.*\(2, 5\).*\(3, 5\)"),
+    ({"weights": LOW}, ValueError, r"weights has shape \(5,\), .* \(3, 5\): write weights\[None\]"),
+    ({"labels": LOW}, ValueError, r"labels has shape \(5,\), .* \(3, 5\): write labels\[None\]"),
+    ({"labels": LABEL[:2]}, ValueError, r"labels has shape \(2, 5\)"),
+    ({"labels": LABEL + 6}, ValueError, "labels must be smaller than 7, the number of classes"),
+    ({"labels": LABEL > 2}, TypeError, "labels must be integers.*; got bool"),
+)
+CROSS_ENTROPY = (
+    *LOSSES,
+    *TIERS,
+    ({"axis": 3}, ValueError, "axis 3.*dimension 3"),
+    ({"axis": (0, 1)}, TypeError, r"axis must be an integer; got \(0, 1\)"),
+    ({"temperature": LOW + 1.0}, ValueError, r"temperature has .*: write temperature\[None\]"),
+    ({"where": jnp.ones(7)}, ValueError, "where must be .*boolean"),
+    ({"where": jnp.ones(6, bool)}, ValueError, r"where.*\(6,\)"),
+    ({"where": np.ones((5, 7), bool)}, ValueError, r"where has shape \(5, 7\).*where\[None\]"),
+    ({"labels": np.ones((5, 7)) / 7}, ValueError, r"labels has shape \(5, 7\).*labels\[None\]"),
+    ({"labels": jnp.ones((3, 5, 6))}, ValueError, r"\(3, 5, 6\)"),
+    ({"labels": "three"}, TypeError, "labels must be an array"),
+    ({"labels": None}, TypeError, "labels"),
+    ({"labels": np.array([[0, 1, 1 << 40, 1, 1]] * 3)}, ValueError, "smaller than 7"),
+    ({"labels": 7}, ValueError, "smaller than 7"),
+    ({"logits": LOGITS > 0}, TypeError, "logits.*bool"),
+    ({"logits": LOGITS * 1j}, TypeError, "logits.*complex64"),
+    (
+        {"logits": COLUMNS, "labels": np.ones(7) / 7, "axis": 0},
+        (ValueError, TypeError),
+        r"labels.* \(7,\)",
+    ),
+    (
+        {"logits": COLUMNS, "labels": 1, "where": SEEN[0, :7], "axis": 0},
+        ValueError,
+        r"\(7,\).*where\[:, None\]",
+    ),
+)
+# The same of logits of shape (4, 8): what was given, and what to write instead.
+OF_A_MATRIX = (
+    ({"labels": np.zeros(4, "f")}, TypeError, r"labels are float32 .* labels\.astype"),
+    ({"labels": np.eye(4, 8, dtype=int)}, ValueError, r"are int32 .* write labels\.argmax\(-1\)$"),
+    (
+        {"logits": X.T, "labels": X.T > 1, "axis": 0},
+        TypeError,
+        r"bool .* write labels\.argmax\(0\)$",
+    ),
+    ({"labels": ZEROS[:, None]}, ValueError, r"\(4, 1\), .*labels\.squeeze\(-1\)$"),
+    ({"labels": BEYOND}, ValueError, "labels must be smaller than 8"),
+    ({"where": SEEN[:, 0]}, ValueError, r"where hides classes. .* give them a negative label$"),
+    ({"weights": np.ones(8)}, ValueError, r"For a weight of each class write weights\[labels\]$"),
+    ({"logits": ZEROS, "labels": X}, ValueError, r"labels are float32 .*\. The logits come first$"),
+)
+LOG_PROBS = (
+    *TIERS,
+    ({"ids": np.zeros(4, "f")}, TypeError, r"token_log_probs: ids are float32 .*astype"),
+    ({"logits": X[0], "ids": 1.0}, TypeError, r"ids\.astype\(jnp\.int32\)$"),
+    ({"ids": np.zeros(2, int)}, ValueError, r"token_log_probs: ids has shape \(2,\)"),
+    ({"ids": BEYOND}, ValueError, "token_log_probs: .* smaller than 8"),
+    ({"logits": X.T, "ids": X.T.astype(int), "axis": 0}, ValueError, r"write ids\.argmax\(0\)$"),
+    ({"ids": np.eye(4, 8, dtype="f")}, TypeError, r"For one-hot ids write ids\.argmax\(-1\)$"),
+    (
+        {"logits": X.T, "ids": ZEROS[None], "axis": 0},
+        ValueError,
+        r"\(1, 4\), .*: write ids\.squeeze\(0\)$",
+    ),
+    ({"logits": LOGITS, "ids": LOW}, ValueError, r"ids has shape \(5,\), .*: write ids\[None\]"),
+    ({"logits": ZEROS, "ids": X}, ValueError, "come first$"),
+    ({"temperature": np.zeros(4)}, ValueError, "temperature must be positive"),
+)
+BYTES = "max_bytes must be None or an integer, a number of bytes; got "
+LINEAR = (
+    *LOSSES,
+    ({"w": jnp.ones((9, 7))}, ValueError, r"\(H, V\); got .* \(9, 7\)\. Write trans_w=True$"),
+    ({"trans_w": True, "w": jnp.ones((7, 9))}, ValueError, r"\(V, H\) with trans_w; got"),
+    ({"w": np.eye(7)[None]}, ValueError, r"w\.shape \(H, V\); got"),
+    ({"w": jnp.eye(7, dtype=jnp.bfloat16)}, TypeError, r"one dtype.*bfloat16\. Write w\.astype"),
+    ({"x": np.float32(1)}, ValueError, r"x\.shape must be \(\.\.\., H\)"),
+    ({"x": LOGITS.astype(int)}, TypeError, "one dtype of float32"),
+    ({"x": "text"}, TypeError, "x must be an array or a number"),
+    ({"w": LABEL, "labels": np.eye(7, dtype="f")}, TypeError, r"order is .*\(x, w, labels\)$"),
+    ({"labels": np.ones((3, 5, 7))}, TypeError, r"jaxkernels\.cross_entropy"),
+    ({"labels": np.zeros((3, 5), "f")}, TypeError, r"write labels\.astype\(jnp\.int32\)$"),
+    ({"labels": LOGITS.astype(int)}, ValueError, r"one-hot labels write labels\.argmax\(-1\)$"),
+    ({"labels": LOGITS > 0}, TypeError, r"one-hot labels write labels\.argmax\(-1\)$"),
+    ({"weights": np.ones((3, 5, 1))}, ValueError, r"write weights\.squeeze\(-1\)$"),
+    ({"bias": np.ones(6)}, ValueError, r"bias must have shape \(7,\)"),
+    ({"bias": LABEL[0]}, TypeError, "bias must be floating; got int"),
+    ({"logits_dtype": "float64"}, ValueError, "must be None or 'float32'; got 'float64'$"),
+    ({"max_bytes": "1GB"}, TypeError, BYTES + r"'1GB'.*2\*\*30"),
+    ({"max_bytes": np.ones(2)}, TypeError, BYTES + "array"),
+    ({"max_bytes": 1000}, ValueError, "max_bytes=1000 is too little"),
+)
+NARROW = {"preferred_element_type": jnp.bfloat16}
+RUNGS = (
+    *IMPLEMENTATIONS,
+    ({"algorithm": "fastest"}, ValueError, "algorithm must be None or one of 'naive'"),
+    ({"algorithm": ["naive"]}, (TypeError, ValueError), "algorithm"),
+    (
+        {"implementation": "xla", "algorithm": "naive"},
+        ValueError,
+        "has no algorithms; got .*'naive'",
+    ),
+)
+PRODUCTS = (
+    *RUNGS,
+    (NARROW, TypeError, "preferred_element_type must be None or float32"),
+    ({"preferred_element_type": ["float32"]}, (TypeError, ValueError), ""),
+    ({"precision": "sloppy"}, (TypeError, ValueError), "sloppy"),
+    ({"precision": FLOAT64}, ValueError, r"float32 products are computed in float32.*precision="),
+    ({"other_dtypes": "float64"}, ValueError, "other_dtypes must be None or 'xla'"),
+)
+MATMUL = (
+    *PRODUCTS,
+    ({"a": X}, TypeError, r"\(8,\) and \(4,\)"),
+    ({"a": X[0, 0]}, ValueError, "ndim"),
+    ({"a": jnp.ones((2, 3, 4)), "b": jnp.ones((5, 4, 2))}, (TypeError, ValueError), ""),
+    ({"a": [[1.0]]}, TypeError, "a must be an array"),
+    ({"a": "a"}, TypeError, "a must be an array"),
+    ({"a": None}, TypeError, "a must be an array"),
+    ({"a": 2.0}, (TypeError, ValueError), ""),
+    ({"a": np.array([[None]])}, TypeError, ""),
+    ({"a": np.array([["a"]])}, TypeError, ""),
+    ({"a": np.array([["2026-01-01"]], "M8[D]")}, TypeError, ""),
+    ({"a": jax.random.split(jax.random.key(0), (8, 4))}, (TypeError, ValueError), ""),
+    ({"a": HALF.T}, TypeError, r"float32; got bfloat16 and float32\. Pass preferred_elem.*xla"),
+    ({"b": HALF}, TypeError, "float32; got float32 and bfloat16"),
+    ({"a": X.T.astype(int)}, TypeError, r"int32.*Write a\.astype\(jnp\.float32\), or .*xla"),
+    ({"a": X.T > 0}, TypeError, r"must be float32.*bool.*jnp\.float32"),
+    (
+        {"a": HALF.T, "b": HALF, **NARROW},
+        TypeError,
+        r"Pass float32, and write \.astype\(jnp\.bfloat16\)",
+    ),
+    ({"a": HALF.T, "other_dtypes": "xla", "algorithm": "pipelined"}, TypeError, "must be float32"),
+    ({"a": HALF.T, "other_dtypes": "xla", "implementation": "ffi"}, TypeError, "must be float32"),
+)
+DOT_GENERAL = (
+    *PRODUCTS,
+    ({"precision": [[]]}, (TypeError, ValueError), ""),
+    ({"lhs": X}, TypeError, "contracting dimensions"),
+    ({"dimension_numbers": (((7,), (0,)), ((), ()))}, (TypeError, ValueError), ""),
+    ({"lhs": HALF.T, "rhs": HALF}, TypeError, 'must be float32.*bfloat16.*other_dtypes="xla"'),
+    ({"rhs": X * 1j}, TypeError, 'got float32 and complex64. Pass other_dtypes="xla" for XLA'),
+)
+SGEMM = (
+    *RUNGS,
+    ({"a": X}, ValueError, r"differ: a \(4, 8\) with trans_a=False, b \(4, 8\)"),
+    ({"trans_a": True}, ValueError, r"differ: a \(8, 4\) with trans_a=True"),
+    ({"a": X[0]}, ValueError, r"a must be a matrix; got shape \(8,\)"),
+    ({"a": jnp.ones((2, 8, 4)), "b": jnp.ones((3, 4, 8))}, ValueError, "do not broadcast: a .* b"),
+    ({"c": X, "beta": 1.0}, ValueError, r"c has shape \(4, 8\), but op.* has .*\(8, 8\)"),
+    ({"c": X[0], "beta": 1.0}, ValueError, "c has shape|one rank"),
+    ({"c": [1.0], "beta": 1.0}, TypeError, "c must be"),
+    ({"beta": 2.0}, ValueError, r"beta=2\.0 needs a c"),
+    ({"beta": jnp.float32(0)}, ValueError, "needs a c"),
+    ({"trans_a": 3}, ValueError, "trans_a must be 0, 1 or 2, or a bool; got 3"),
+    ({"trans_a": [1]}, (TypeError, ValueError), "trans_a"),
+    ({"trans_b": "T"}, ValueError, "trans_b must be 0, 1 or 2, or a bool; got 'T'"),
+    ({"b": HALF}, TypeError, r"sgemm: b must be .* got bfloat16. Write b\.astype\(jnp\.float32\)"),
+    ({"a": X.T.astype(int)}, TypeError, r"must be float32.*int32.*jnp\.float32"),
+    ({"c": HALF, "beta": 1.0}, TypeError, r"must be float32.*bfloat16.*jnp\.float32"),
+    ({"a": X.T * 1j}, TypeError, r"a must be float32; .* For complex products use jnp\.matmul$"),
+    *(
+        ({"c": jnp.ones((8, 8)), name: number}, error, f"sgemm: {name} must {text}")
+        for name in ("alpha", "beta")
+        for number, error, text in (
+            *(
+                (x, TypeError, "be a real number; got")
+                for x in ("2", None, [2.0], 1j, np.str_("2"))
+            ),
+            *((x, TypeError, "be a real number; got") for x in (np.complex64(1), jnp.complex64(1))),
+            *((np.ones(n), ValueError, r"have no dimensions; got shape \(") for n in (1, (4, 5))),
+            (jnp.ones((4, 1)), ValueError, r"have no dimensions; got shape \("),
+        )
+    ),
+)
+ATTENTION = (
+    ({"scale": "1"}, TypeError, "scale"),
+    ({"is_causal": TRIANGLE}, ValueError, r"^is_causal must be .* \(3, 3\)\. .* mask=$"),
+)
+HEADS_MASKS = (
+    ({"mask": np.ones((1, 1, 2, 2))}, ValueError, r"got float\d\d\. Write mask != 0\. .* bias=$"),
+    ({"mask": SEEN[:2, :3]}, ValueError, r"write mask\[:, None, None, :\] for \(batch, keys\)$"),
+    ({"mask": np.ones((5, 5), bool)}, ValueError, r"\(batch, heads, .* query.swapaxes\(-3, -2\)"),
+    (dict.fromkeys(("key", "value"), LONG_HEADS), ValueError, r"5 and 7\. .* query.swapaxes\(-3"),
+)
+ANY_BATCH = (
+    (
+        {"mask": TRIANGLE},
+        ValueError,
+        r"^dot_product_attention: mask has shape \(3, 3\), whose first dimension may be the batch: write "
+        r"mask\[:, None, None, :\] for \(batch, keys\), or mask\[None, None, :, :\] for \(queries, keys\)$",
+    ),
+)
+IDS, SHARES = jk.optax.softmax_cross_entropy_with_integer_labels, jk.optax.softmax_cross_entropy
+OF_IDS = (
+    ({"labels": np.eye(4, 8)}, TypeError, "For probabilities use softmax_cross_entropy$"),
+    ({"axis": 3}, ValueError, "axis 3 is out of bounds"),
+    ({"logits": LOGITS, "labels": LOW}, ValueError, r".* \(3, 5\): write labels\[None\]"),
+)
+OF_SHARES = (
+    ({"labels": ZEROS}, TypeError, "For classes use softmax_cross_entropy_with_integer_labels$"),
+    ({"logits": ZEROS}, TypeError, "logits must be floating numbers; got int32"),
+    ({"logits": LOGITS, "labels": LOGITS, "where": LOW == 0}, ValueError, r"write where\[None\]"),
+)
+PLAN_ROWS = (
+    ({"shape": 5}, TypeError, r"shape must be a sequence of integers; got 5; write \(5,\)"),
+    ({"shape": (2.0, 3)}, TypeError, r"shape must be a sequence of integers; got \(2\.0, 3\)$"),
+    ({"shape": (-1, 3)}, ValueError, "-1"),
+    ({"shape": (2, 1 << 40)}, ValueError, "packs"),
+    ({"dtype": "fp32"}, TypeError, "dtype must be one of float32, bfloat16, float16, float64; got"),
+    ({"dtype": "int32"}, TypeError, "int32"),
+    ({"operation": "softmax"}, ValueError, "operation.*softmax_fwd.*'softmax'"),
+    ({"device": "h2o"}, ValueError, "device.*h200.*'h2o'"),
+    ({"device": 132}, TypeError, "132"),
+    ({"device": "T4"}, ValueError, "'T4' has compute capability 7.5, and kernels need 8.0"),
+    ({"tier": "smem"}, ValueError, "tier.*'smem'"),
+    ({"shape": (2, 1 << 20), "tier": "block_smem"}, ValueError, "bytes of shared memory.*h200"),
+)
+PLAN_SGEMM = (
+    ({"a_shape": 4, "b_shape": 4}, TypeError, "a_shape must be a sequence of integers"),
+    ({"a_shape": 4.0, "b_shape": 4, "k": 4}, TypeError, r"sizes .* got \(4\.0, 4, 4\)"),
+    ({"a_shape": 1, "b_shape": -1, "k": 1}, ValueError, "negative"),
+    ({"b_shape": (6, 7)}, ValueError, r"contracted .*\(4, 5\).*\(6, 7\)"),
+    ({"a_shape": (4,)}, ValueError, "rank of at least 2"),
+    ({"batch": 2}, ValueError, "batch needs sizes"),
+    ({"algorithm": "fast"}, ValueError, "algorithm must be None or one of"),
+    ({"device": "tpu"}, ValueError, "device must be one of"),
+    (
+        {"a_shape": 2**22, "b_shape": 2**22, "k": 1, "algorithm": "naive"},
+        ValueError,
+        "than a GPU takes",
+    ),
+)
+SHAPES = {"x_shape": (4, 8), "w_shape": (8, 9), "dtype": "float32", "of_dtype": None}
+SIZES = {"x_shape": 1000, "w_shape": 8, "dtype": 100, "of_dtype": "float32"}
+PLAN_LINEAR = (
+    ({**SHAPES, "w_shape": (6, 7)}, ValueError, r"w_shape \(H, V\); got \(4, 8\) and \(6, 7\)"),
+    ({**SHAPES, "trans_w": True}, ValueError, r"\(V, H\) .* and \(8, 9\)\. Write trans_w=False$"),
+    ({"x_shape": 0}, ValueError, "sizes must be positive; got rows=0"),
+    ({"of_dtype": "int32"}, TypeError, "dtype must be one of"),
+    ({"of_dtype": None}, TypeError, "dtype must be one of .*; got None"),
+    ({"platform": "tpu"}, ValueError, "platform must be"),
+    ({"max_bytes": 10_000}, ValueError, "max_bytes=10000 is too little"),
+    ({"max_bytes": 1e9}, TypeError, BYTES + r"1000000000\.0"),
+)
+LAYER = {"x": LOGITS, "w": np.eye(7, dtype="f"), "labels": LABEL}
+WIDE_LAYER = {"x": np.eye(4), "w": np.eye(4), "labels": ZEROS}
+IN_64 = {"x64": True}
+NARROWED = (
+    {"logits_dtype": "float32"},
+    ValueError,
+    "narrower than x, float64. Drop logits_dtype=$",
+)
+WIDE_A = (
+    {"a": np.ones((2, 2))},
+    TypeError,
+    r"Write a\.astype\(jnp\.float32\) and b\.astype\(jnp\.",
+)
+WIDE_B = ({"b": np.ones((8, 2))}, TypeError, r"float64. Write b\.astype\(.*, or use jnp\.matmul$")
+FEW = ({"query_shape": 4}, TypeError, "query_shape must be a sequence of integers; got 4")
+# A function, right arguments, and changes of these with the error and its text.
+WRONG = {
+    "softmax": (jk.softmax, {"x": X}, ROWS),
+    "log_softmax": (jk.log_softmax, {"x": X}, ROWS),
+    "logsumexp": (jk.logsumexp, {"a": X, "axis": -1}, LOG_SUM_EXP),
+    "scaled_masked_softmax": (jk.scaled_masked_softmax, {"scores": SCORES}, MASKED),
+    "cross_entropy": (jk.cross_entropy, {"logits": LOGITS, "labels": LABEL}, CROSS_ENTROPY),
+    "cross_entropy-2": (jk.cross_entropy, {"logits": X, "labels": ZEROS}, OF_A_MATRIX),
+    "token_log_probs": (jk.token_log_probs, {"logits": X, "ids": ZEROS}, LOG_PROBS),
+    "linear_cross_entropy": (jk.linear_cross_entropy, LAYER, LINEAR),
+    "linear-64": (jk.linear_cross_entropy, IN_64 | WIDE_LAYER, (NARROWED,)),
+    "matmul": (jk.matmul, {"a": X.T, "b": X}, MATMUL),
+    "matmul-64": (jk.matmul, IN_64 | {"b": np.ones((2, 2))}, (WIDE_A,)),
+    "dot_general": (jk.dot_general, DOT, DOT_GENERAL),
+    "sgemm": (jk.sgemm, {"a": X.T, "b": X}, SGEMM),
+    "sgemm-64": (jk.sgemm, IN_64 | {"a": X}, (WIDE_B,)),
+    "attention": (jk.dot_product_attention, dict.fromkeys(OPERANDS, SQUARE), ATTENTION),
+    "attention-heads": (jk.dot_product_attention, dict.fromkeys(OPERANDS, HEADS), HEADS_MASKS),
+    "attention-batch": (jk.dot_product_attention, dict.fromkeys(OPERANDS, BATCH), ANY_BATCH),
+    "flax": (jk.flax.dot_product_attention, dict.fromkeys(OPERANDS, SQUARE), ATTENTION[1:]),
+    "optax-ids": (IDS, {"logits": X, "labels": ZEROS}, OF_IDS),
+    "optax-probabilities": (SHARES, {"logits": X, "labels": X}, OF_SHARES),
+    "plan_softmax": (jk.plan_softmax, {"shape": SHAPE, "dtype": "float32", **H200}, PLAN_ROWS),
+    "plan_sgemm": (jk.plan_sgemm, {"a_shape": (4, 5), "b_shape": (5, 7), **H200}, PLAN_SGEMM),
+    "plan_linear_cross_entropy": (jk.plan_linear_cross_entropy, SIZES, PLAN_LINEAR),
+    "plan_attention": (jk.plan_attention, PLANNED, (FEW,)),
+}
+WRONG_CALLS = [
+    pytest.param(
+        functools.partial(call, function, **{**right, **changes}),
+        *(error, text),
+        id=f"{name}-{number}-{'-'.join(changes)}",
+    )
+    for name, (function, right, wrong) in WRONG.items()
+    for number, (changes, error, text) in enumerate(wrong)
+]
