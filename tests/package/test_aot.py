@@ -123,28 +123,18 @@ np.savez(sys.argv[2], **results)
 """
 
 
-def test_another_process_loads_an_executable(tmp_path, cpu_devices):
-    """Which finds the kernels by the names of their targets. Operands are NumPy arrays there."""
-    load_elsewhere(PROGRAMS, cpu_devices[:1], tmp_path)
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_another_process_loads_an_executable_of_eight_devices(name, tmp_path, cpu_devices):
-    """By then it is split: nothing of how is asked again."""
-    load_elsewhere([name], cpu_devices, tmp_path)
-
-
-def load_elsewhere(names, devices, folder):
-    """Compiles programs here, loads and runs them in another process, and checks what they gave."""
-    programs = {}
-    for name in names:
+@pytest.mark.parametrize("count", [1, 8])
+def test_another_process_loads_an_executable(count, tmp_path, cpu_devices):
+    """It finds the kernels by the names of their targets, and asks nothing about shardings again."""
+    devices, programs = cpu_devices[:count], {}
+    for name in PROGRAMS:
         compiled, _ = compile_ahead(name, devices)
         programs[name] = (serialize_executable.serialize(compiled), PROGRAMS[name][1])
-    stored, results = folder / "programs", folder / "results.npz"
+    stored, results = tmp_path / "programs", tmp_path / "results.npz"
     stored.write_bytes(pickle.dumps(programs))
     environment = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": None}
     run_python("-c", LOADER, stored, results, len(devices), **environment)
     with np.load(results) as arrays:
-        for name in names:
+        for name in PROGRAMS:
             got = [arrays[key] for key in arrays if key.startswith(f"{name} ")]
             check(name, got, devices[0])

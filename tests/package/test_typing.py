@@ -1,19 +1,15 @@
 """The types of the public functions name every choice, and nothing but what the checks at run time accept."""
 
 import ast
-import importlib.util
 import inspect
-import json
 import pathlib
-import subprocess
-import sys
 import types
 import typing
 
 import jax.numpy as jnp
 import pytest
 from jax.typing import DTypeLike
-from programs import ROOT, SUPPORT
+from programs import ROOT
 
 import jaxkernels as jk
 import jaxkernels.flax
@@ -126,24 +122,3 @@ def test_every_choice_is_taken():
         for function in (jk.dot_product_attention, jaxkernels.flax.dot_product_attention):
             assert function(q, q, q, empty_rows=empty_rows).shape == q.shape
     assert jk.dot_product_attention(q, q, q, implementation="xla").shape == q.shape
-
-
-def test_a_type_checker_sees_misspellings_and_overloads():
-    """tests/support/typing_choices.py says what it has to see. The lint step of .ci/run runs it as well."""
-    if importlib.util.find_spec("pyright") is None:
-        pytest.skip("pyright is not installed; the lint step of .ci/run has it")
-    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
-    answer = subprocess.run(
-        [*command, str(SUPPORT / "typing_choices.py")],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
-    found = json.loads(answer.stdout)
-    problems = [
-        f"line {d['range']['start']['line'] + 1}: {d['message']}"
-        for d in found["generalDiagnostics"]
-    ]
-    assert not problems
-    assert found["summary"]["filesAnalyzed"] == 1

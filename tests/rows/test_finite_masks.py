@@ -27,6 +27,7 @@ def masked_rows(dtype, cols):
     return np.asarray(x, dtype)
 
 
+@pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("implementation", [None, "xla"])
 @pytest.mark.parametrize("smoothing", SMOOTHING)
 @pytest.mark.parametrize("reduction", ["none", "mean"])
@@ -34,8 +35,9 @@ def masked_rows(dtype, cols):
 def test_finite_logits_have_finite_results(dtype, reduction, smoothing, implementation):
     """Losses, log-sum-exps, entropies and gradients, with a cotangent of 2; 300 columns and 40000 take other kernels."""
     e = SMOOTHING[smoothing]
+    lengths = (4, 300) if implementation == "xla" else (4, 300, 40000)
     with x64(jnp.dtype(dtype).name):
-        for cols, more in itertools.product((4, 300, 40000), (False, True)):
+        for cols, more in itertools.product(lengths, (False, True)):
             x = jnp.asarray(masked_rows(dtype, cols))
             weights = np.array([1, 1, 1, 1, 1, 0 if reduction == "mean" else 1], np.float32)
 
@@ -158,8 +160,11 @@ def test_rows_left_out_never_show(reduction, implementation, options):
         def slope(x):
             return jnp.sum(jax.grad(loss)(x) ** 2)
 
-        for function in (loss, jax.grad(loss), jax.grad(slope)):
-            found, want = function(spoiled), function(x)
+        @jax.jit
+        def orders(x):
+            return loss(x), jax.grad(loss)(x), jax.grad(slope)(x)
+
+        for found, want in zip(orders(spoiled), orders(x), strict=True):
             np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-7)
 
 

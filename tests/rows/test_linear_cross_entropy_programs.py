@@ -1,4 +1,4 @@
-"""The cross entropy of a linear layer on many devices, under shard_map, and in exported programs."""
+"""The cross entropy of a linear layer on many devices, and under shard_map."""
 
 import functools
 import re
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
@@ -73,6 +73,7 @@ def assert_same(got, reduction):
 
 @reductions
 @bounds
+@pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("rows", [("a",), (("a", "b"),), ("a", "b")], ids=str)
 def test_rows_are_sharded(reduction, max_bytes, rows, mesh):
     """Nothing crosses the network but the sums of w's and the bias's gradients, and of the loss."""
@@ -150,3 +151,26 @@ def test_forward_mode_of_sharded_rows_sends_numbers_alone(reduction, mesh):
     assert set(hlo.collectives(program.as_text())) == {"all-reduce"}
     assert shapes <= allowed
     np.testing.assert_allclose(program(*given), tangent(X, W, B, LABEL), rtol=1e-5)
+
+
+@reductions
+def test_shard_map(reduction, cpu_devices):
+    """Rows that vary over devices, and w that does not: its gradient is summed by JAX."""
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
+
+    def program(**options):
+        def body(x, w, label):
+            loss = lambda x, w: jnp.sum(  # noqa: E731
+                jk.linear_cross_entropy(x, w, label, reduction=reduction, **options)
+            )
+            value, gradients = jax.value_and_grad(loss, (0, 1))(x, w)
+            tangent = jax.jvp(loss, (x, w), (jnp.cos(x), jnp.sin(w)))[1]
+            return value[None], *gradients, tangent[None]
+
+        rows, whole = P("a"), P()
+        specs = {"in_specs": (rows, whole, rows), "out_specs": (rows, rows, whole, rows)}
+        return jax.jit(jax.shard_map(body, mesh=mesh, **specs))(X, W, LABEL)
+
+    got, want = program(max_bytes=BOUND // 2), program(implementation="xla")
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.max(np.abs(b)))

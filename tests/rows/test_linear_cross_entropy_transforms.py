@@ -19,25 +19,23 @@ SCALE = RNG.uniform(0.5, 1.5, (7, 11)).astype(np.float32)
 TANGENTS = (np.sin(X), np.cos(W), np.sin(B))
 OPTIONS = {"label_smoothing": 0.1, "z_loss": 0.02}
 ALL = (0, 1, 2)
-BOUNDS = {chunks: bound_for(chunks, 77, 12, 33, "float32") for chunks in (1, 3)}
+BOUND = bound_for(3, 77, 12, 33, "float32")
 pytestmark = pytest.mark.usefixtures("exact_products")
 
 each_reduction = pytest.mark.parametrize("reduction", ["none", "mean"])
-in_chunks = pytest.mark.parametrize("chunks", BOUNDS)
 
 
-def ours(x, w, b, label, chunks=3, **options):
-    return jk.linear_cross_entropy(x, w, label, bias=b, max_bytes=BOUNDS[chunks], **options)
+def ours(x, w, b, label, **options):
+    return jk.linear_cross_entropy(x, w, label, bias=b, max_bytes=BOUND, **options)
 
 
-def plain(x, w, b, label, chunks=3, **options):
-    del chunks
+def plain(x, w, b, label, **options):
     return jk.cross_entropy(jnp.matmul(x, w) + b, label, implementation="xla", **options)
 
 
 def check(program, tolerance=2e-5):
     """A program of the loss gives the same with either."""
-    got, want = (jax.tree.leaves(program(f)) for f in (ours, plain))
+    got, want = jax.jit(lambda: [jax.tree.leaves(program(f)) for f in (ours, plain)])()
     assert len(got) == len(want)
     for a, b in zip(got, want, strict=True):
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
@@ -45,10 +43,9 @@ def check(program, tolerance=2e-5):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.max(np.abs(b)))
 
 
-def total(f, reduction, chunks=3, **options):
+def total(f, reduction):
     """A nonlinear function of the losses; rows without a label contribute nothing."""
-    options = {"reduction": reduction, "chunks": chunks, **OPTIONS, **options}
-    return lambda x, w, b: jnp.sum(jnp.sin(f(x, w, b, LABEL, **options)))
+    return lambda x, w, b: jnp.sum(jnp.sin(f(x, w, b, LABEL, reduction=reduction, **OPTIONS)))
 
 
 def test_a_constant_w_has_no_gradient():
@@ -56,6 +53,43 @@ def test_a_constant_w_has_no_gradient():
     program = str(jax.make_jaxpr(jax.grad(total(ours, "mean")))(X, W, B))
     assert "wanted=('kept', 'dx')" in program
     assert "'dw'" in str(jax.make_jaxpr(jax.grad(total(ours, "mean"), 1))(X, W, B))
+
+
+@each_reduction
+def test_second_order(reduction):
+    """Hessian-vector products, each order of modes."""
+
+    def dot(a, b):
+        return sum(jnp.vdot(p, q) for p, q in zip(a, b, strict=True))
+
+    def gradient(f):
+        return jax.grad(total(f, reduction), ALL)
+
+    tangent = lambda f: lambda *a: jax.jvp(total(f, reduction), a, TANGENTS)[1]  # noqa: E731
+    check(lambda f: jax.jvp(gradient(f), (X, W, B), TANGENTS), 1e-4)
+    check(lambda f: jax.grad(lambda *a: dot(gradient(f)(*a), TANGENTS), ALL)(X, W, B), 1e-4)
+    check(lambda f: jax.grad(tangent(f), ALL)(X, W, B), 1e-4)
+
+
+@each_reduction
+def test_mapped_rows(reduction):
+    """Over any axis; with a gradient of the sum, and one of each member."""
+
+    def mapped(f, axis=0):
+        options = {"reduction": reduction, **OPTIONS}
+        axes = (axis, None, None, axis)
+        return jax.vmap(functools.partial(f, **options), axes)
+
+    check(lambda f: [mapped(f, axis)(X, W, B, LABEL) for axis in (0, 1)])
+    of_sum = lambda f: lambda x, w, b: jnp.sum(jnp.sin(mapped(f)(x, w, b, LABEL)))  # noqa: E731
+    check(lambda f: jax.grad(of_sum(f), ALL)(X, W, B))
+    check(lambda f: jax.jvp(of_sum(f), (X, W, B), TANGENTS))
+
+    def member(f):
+        return lambda x, w, b, label: jnp.sum(f(x, w, b, label, reduction=reduction))
+
+    each = lambda f: jax.vmap(jax.grad(member(f), ALL), (0, None, None, 0))  # noqa: E731
+    check(lambda f: each(f)(X, W, B, LABEL))
 
 
 @pytest.mark.smoke
@@ -73,15 +107,37 @@ def test_mapped_rows_share_chunks():
 
 
 @each_reduction
-@in_chunks
-def test_scales_weights_and_options_are_differentiated(reduction, chunks):
+def test_mapped_weights(reduction):
+    """Each of several w has its own chunks."""
+    ws, bs = np.stack([W, 2 * W, np.sin(W)]), np.stack([B, B, 2 * B])
+    check(lambda f: jax.vmap(total(f, reduction), (None, 0, 0))(X, ws, bs))
+    check(lambda f: jax.vmap(jax.grad(total(f, reduction), ALL), (None, 0, 0))(X, ws, bs))
+    check(lambda f: jax.vmap(lambda b: jax.jvp(total(f, reduction), (X, W, b), TANGENTS))(bs))
+
+
+@each_reduction
+def test_in_a_scan_and_under_remat(reduction):
+    def scanned(f):
+        def step(carry, row):
+            loss = lambda w: jnp.sum(f(row[0], w, B, row[1], reduction=reduction))  # noqa: E731
+            value, gradient = jax.value_and_grad(loss)(W)
+            return carry + gradient, value
+
+        return jax.lax.scan(step, jnp.zeros_like(W), (X, LABEL))
+
+    check(scanned)
+    check(lambda f: jax.grad(jax.checkpoint(total(f, reduction)), ALL)(X, W, B))
+    check(lambda f: jax.linearize(total(f, reduction), X, W, B)[1](*TANGENTS))
+
+
+@each_reduction
+def test_scales_weights_and_options_are_differentiated(reduction):
     """A temperature for each row, a soft cap, weights; smoothing and z."""
 
     def of(f):
         def loss(x, w, temperature, cap, weights, smoothing, z):
             values = f(
                 *(x, w, B, LABEL),
-                chunks=chunks,
                 reduction=reduction,
                 **{"temperature": temperature, "logit_soft_cap": cap, "weights": weights},
                 **{"label_smoothing": smoothing, "z_loss": z},

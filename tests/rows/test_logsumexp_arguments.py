@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import close
 
 import jaxkernels as jk
 
 OURS, PEER = jk.logsumexp, jax.nn.logsumexp
-ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11, "float64": 2.0**-53}
 RNG = np.random.default_rng(5)
 SHAPE = (2, 3, 4, 5)
 A = RNG.standard_normal(SHAPE).astype(np.float32)
@@ -60,16 +60,6 @@ CALLS = {
     "where of lower rank": {"axis": (0, -1), "where": MASK[1, 0]},
     "where of larger rank": {"axis": -1, "where": np.stack([MASK, ~MASK])},
 }
-
-
-def close(got, want, message=""):
-    """Equal type, shape and weakness; values within a few of jax.nn's own rounding errors."""
-    assert (got.shape, got.dtype) == (want.shape, want.dtype), message
-    assert got.weak_type == want.weak_type, message
-    u = ROUNDOFF.get(got.dtype.name, 2.0**-24)
-    wide = np.complex128 if got.dtype.kind == "c" else np.float64
-    got, want = (np.asarray(a).astype(wide) for a in (got, want))
-    np.testing.assert_allclose(got, want, rtol=32 * u, atol=32 * u, err_msg=message)
 
 
 def all_close(got, want, message=""):

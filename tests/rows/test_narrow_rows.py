@@ -64,35 +64,35 @@ def bits(arrays):
     return [np.where(np.isnan(a), np.nan, a).view(np.int64) for a in wide]
 
 
+def check_bits(run, x, others):
+    """Each row has the bits that it has alone, wherever it lies among the others."""
+    among = bits(run(x, others))
+    turned = bits(run(jnp.roll(x, 5, 0), jnp.roll(others, 5, 0)))
+    for row in (0, 1, 2, 3, 4, 5, 9, 13, 15, 16, 33, ROWS - 1):
+        alone = bits(run(x[row : row + 1], others[row : row + 1]))
+        for one, many, other in zip(alone, among, turned, strict=True):
+            np.testing.assert_array_equal(many[row], one[0])
+            np.testing.assert_array_equal(np.roll(other, -5, 0)[row], one[0])
+
+
+@pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 @pytest.mark.parametrize("cols", COLS)
 def test_a_row_has_its_bits_in_any_company(dtype, cols):
     with cases.x64(dtype):
         x, t = mixed(cols, dtype), cases.cotangents(ROWS, cols, dtype)
-        among = bits(results(x, t))
-        turned = bits(results(jnp.roll(x, 5, 0), jnp.roll(t, 5, 0)))
-        for row in (0, 1, 2, 3, 5, 9, 13, 15, 16, 33, ROWS - 1):
-            alone = bits(results(x[row : row + 1], t[row : row + 1]))
-            for one, many, other in zip(alone, among, turned, strict=True):
-                np.testing.assert_array_equal(many[row], one[0])
-                np.testing.assert_array_equal(np.roll(other, -5, 0)[row], one[0])
+        check_bits(results, x, t)
 
 
+@pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 @pytest.mark.parametrize("cols", COLS_OF_LOSSES)
 def test_a_loss_has_its_bits_in_any_company(dtype, cols):
-    run = jax.jit(losses)
     with cases.x64(dtype):
         x = mixed(cols, dtype)
         labels = (jnp.arange(ROWS, dtype=jnp.int32) * 7) % cols
         labels = labels.at[4].set(-1)
-        among = bits(run(x, labels))
-        turned = bits(run(jnp.roll(x, 5, 0), jnp.roll(labels, 5, 0)))
-        for row in (0, 1, 2, 3, 4, 5, 9, 13, 15, 16, 33, ROWS - 1):
-            alone = bits(run(x[row : row + 1], labels[row : row + 1]))
-            for one, many, other in zip(alone, among, turned, strict=True):
-                np.testing.assert_array_equal(many[row], one[0])
-                np.testing.assert_array_equal(np.roll(other, -5, 0)[row], one[0])
+        check_bits(jax.jit(losses), x, labels)
 
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES)

@@ -1,9 +1,11 @@
 """How rows are handed out: few rows, batches, turns; and that their number changes no sum. Without a GPU."""
 
+import cases
 import oracle
 import pytest
-from row_plans import interesting_cols, plan, with_sms
+from row_plans import DEVICES, interesting_cols, plan, with_sms
 
+import jaxkernels as jk
 from jaxkernels import _cpu
 
 
@@ -134,3 +136,31 @@ def test_every_row_has_one_worker(cols, dtype, operation, tier, sm_count):
 def test_other_tiers_have_no_workers():
     with pytest.raises(IndexError, match="no worker"):
         plan(1024).rows_of(0, 4096)
+
+
+def test_limits_of_a_device_without_processors():
+    with pytest.raises(ValueError, match="sm_count must be at least 1"):
+        with_sms(0)
+
+
+@pytest.mark.smoke
+def test_shapes_of_any_rank():
+    assert jk.plan_softmax((2, 3, 700), "float32", device="h200") == plan(700, rows=6)
+    assert jk.plan_softmax((700,), "float32", device="h200") == plan(700, rows=1)
+    assert jk.plan_softmax((), "float32", device="h200") == plan(1, rows=1)
+
+
+def test_default_device():
+    """The first CUDA device, or the H200's limits on a machine without one."""
+    if cases.ON_GPU:
+        assert jk.plan_softmax((8, 4096), "float32").grid_blocks >= 1
+    else:
+        assert jk.plan_softmax((8, 4096), "float32") == plan(4096, rows=8)
+
+
+def test_plan_of_this_gpu(gpu):
+    """A live device and, where it is a named one, its name give the same plan."""
+    live = jk.plan_softmax((1 << 20, 5000), "bfloat16", device=gpu)
+    for name in DEVICES:
+        if name in gpu.device_kind.lower().replace(" ", ""):
+            assert live == plan(5000, "bfloat16", rows=1 << 20, device=name)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import ON_GPU
+from cases import ON_GPU, close
 from hypothesis.extra import numpy as hnp
 
 import jaxkernels as jk
@@ -23,24 +23,6 @@ both = pytest.mark.parametrize(("ours", "peer"), PAIRS)
 all_three = pytest.mark.parametrize(
     ("ours", "peer"), [*PAIRS, pytest.param(*LOGSUMEXP, id="logsumexp")]
 )
-ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11, "float64": 2.0**-53}
-
-
-def close(got, want):
-    """Equal type, shape and weakness; values within a few of jax.nn's own rounding errors.
-
-    jax.nn rounds every step to the storage type, at worst once per addition of a row's sum.
-    The values themselves are held against the truth elsewhere; here the question is which values are meant.
-    """
-    assert got.shape == want.shape
-    assert got.dtype == want.dtype
-    assert got.weak_type == want.weak_type
-    u = ROUNDOFF.get(got.dtype.name, 2.0**-24)
-    got, want = (
-        np.asarray(a).astype(np.complex128 if a.dtype.kind == "c" else np.float64)
-        for a in (got, want)
-    )
-    np.testing.assert_allclose(got, want, rtol=32 * u, atol=32 * u)
 
 
 def quietly(peer, *args, **kwargs):

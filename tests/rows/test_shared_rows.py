@@ -25,6 +25,13 @@ def on_the_cpu(on_a_cpu):
     """Runs the tests on the CPU, even if there is a GPU."""
 
 
+def assert_same_bits(alone, among):
+    for one, many in zip(alone, among, strict=True):
+        one, many = (np.asarray(a).view(f"u{a.dtype.itemsize}") for a in (one, many))
+        assert (many == one).all()
+
+
+@pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 @pytest.mark.parametrize("cols", COLS[:-1])
 def test_values(dtype, cols):
@@ -36,6 +43,7 @@ def test_values(dtype, cols):
     cases.check_all(pairs, dtype)
 
 
+@pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 @pytest.mark.parametrize("cols", COLS)
 def test_a_row_has_the_same_bits_alone_and_among_many(dtype, cols):
@@ -51,11 +59,10 @@ def test_a_row_has_the_same_bits_alone_and_among_many(dtype, cols):
     with cases.x64(dtype):
         alone = run(*row)
         among = run(*(jnp.tile(a, (rows, 1)) for a in row))
-        for one, many in zip(alone, among, strict=True):
-            one, many = (np.asarray(a).view(f"u{a.dtype.itemsize}") for a in (one, many))
-            assert (many == one).all()
+        assert_same_bits(alone, among)
 
 
+@pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 @pytest.mark.parametrize("cols", COLS[:-1])
 def test_a_row_of_scores_has_the_same_bits_alone_and_among_many(dtype, cols):
@@ -79,9 +86,7 @@ def test_a_row_of_scores_has_the_same_bits_alone_and_among_many(dtype, cols):
         among = run(*(jnp.tile(a, (MANY, 1)) for a in row))
         assert not alone[-1].any()
         assert (np.asarray(alone[0])[~mask] == 0).all()
-        for one, many in zip(alone, among, strict=True):
-            one, many = (np.asarray(a).view(f"u{a.dtype.itemsize}") for a in (one, many))
-            assert (many == one).all()
+        assert_same_bits(alone, among)
 
 
 def test_losses_of_all_kinds():
@@ -95,6 +100,7 @@ def test_losses_of_all_kinds():
         check_kernels([*xs, jnp.asarray(steps, dtype)], dtype)
 
 
+@pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
 @pytest.mark.parametrize("cols", COLS[1:-1])
 def test_a_loss_has_the_same_bits_alone_and_among_many(dtype, cols):
@@ -112,9 +118,7 @@ def test_a_loss_has_the_same_bits_alone_and_among_many(dtype, cols):
             labels = jnp.full(MANY, label, jnp.int32)
             alone = jax.jit(run)(x, labels[:1])
             among = jax.jit(run)(jnp.tile(x, (MANY, 1)), labels)
-            for one, many in zip(alone, among, strict=True):
-                one, many = (np.asarray(a).view(f"u{a.dtype.itemsize}") for a in (one, many))
-                assert (many == one).all()
+            assert_same_bits(alone, among)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

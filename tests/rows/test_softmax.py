@@ -38,21 +38,6 @@ def check_forward(xs, dtype, operation, tier=None):
 @tiers
 @dtypes
 @operations
-def test_kinds_of_input(operation, dtype, tier):
-    """Large ranges, outliers, far-away maxima, ties, subnormals and -inf, on short, odd, long and huge rows."""
-    xs = [
-        cases.logits(kind, rows, cols, dtype)
-        for kind in cases.KINDS
-        for rows, cols in ((33, 5), (17, 128), (9, 1001), (3, 4099), (2, 50257))
-        if cases.serves(tier, (rows, cols), dtype)
-    ]
-    check_forward(xs, dtype, operation, tier)
-
-
-@pytest.mark.smoke
-@tiers
-@dtypes
-@operations
 def test_special_values(operation, dtype, tier):
     """All -inf, +inf or NaN anywhere make the row NaN and leave its neighbours alone; -inf alone is a zero."""
     xs = []
@@ -110,27 +95,6 @@ def test_subnormal_results(dtype):
 
 @tiers
 @dtypes
-@operations
-def test_parts_of_a_row_that_are_far_apart(operation, dtype, tier):
-    """Threads reduce parts of a row independently. Here a part is -inf while the exponentials of another, relative to
-    0, would vanish or overflow; or a part vanishes relative to another; or one has a NaN or +inf."""
-    ends = [(-np.inf, -300), (-np.inf, 300), (0, -300), (300, 0), (-300, -302)]
-    for cols in (37, 1001, 40000):
-        if not cases.serves(tier, (4 * len(ends), cols), dtype):
-            continue
-        x = cases.logits("normal", 4 * len(ends), cols, "float64")
-        middle = cols // 2
-        for row, (first, second) in enumerate(ends):
-            x[row, :middle], x[row, middle:] = first, x[row, middle:] + second
-        once, reverse, nan, infinite = np.split(x, 4)
-        reverse[:] = once[:, ::-1]
-        nan[:], infinite[:] = once, once
-        nan[:, -1], infinite[:, 0] = np.nan, np.inf
-        check_forward([x.astype(oracle.storage(dtype))], dtype, operation, tier)
-
-
-@tiers
-@dtypes
 def test_what_is_far_below_the_maximum_is_zero(dtype, tier):
     """Exactly, so that the gradient of what a bias of finfo.min has hidden is."""
     for cols in (37, 1001, 40000):
@@ -145,17 +109,6 @@ def test_what_is_far_below_the_maximum_is_zero(dtype, tier):
         assert (y[1, cols // 2 :] == 0).all()
 
 
-@pytest.mark.smoke
-@tiers
-@pytest.mark.parametrize("rows", [0, 1, 2, 3, 65537])
-@operations
-def test_numbers_of_rows(operation, rows, tier):
-    """None, fewer than one warp's, an odd number, and one more than a 16-bit grid dimension holds."""
-    for dtype in ("float32", "bfloat16"):
-        xs = [cases.logits("normal", rows, cols, dtype) for cols in (1, 3, 32, 37)]
-        check_forward(xs, dtype, operation, tier)
-
-
 @operations
 def test_leading_dimensions_are_rows(operation):
     x = cases.logits("normal", 24, 19, "float32")
@@ -163,21 +116,6 @@ def test_leading_dimensions_are_rows(operation):
     for shape in ((2, 3, 4, 19), (24, 1, 19), (1, 1, 24, 19)):
         y = np.asarray(FUNCTIONS[operation](x.reshape(shape)))
         assert np.array_equal(y.reshape(24, 19), flat)
-
-
-@tiers
-@dtypes
-@operations
-def test_repeats_bit_for_bit(operation, dtype, tier):
-    with cases.x64(dtype):
-        for rows, cols in ((4099, 33), (64, 1025), (5, 40003)):
-            if not cases.serves(tier, (rows, cols), dtype):
-                continue
-            x = jnp.asarray(cases.logits("wide", rows, cols, dtype))
-            function = jax.jit(functools.partial(FUNCTIONS[operation], tier=tier))
-            first = np.asarray(function(x)).tobytes()
-            for _ in range(5):
-                assert np.asarray(function(x)).tobytes() == first
 
 
 @pytest.mark.half_on_a_cpu
@@ -217,8 +155,11 @@ def test_half_types_accumulate_in_float32():
     for dtype in ("float16", "bfloat16"):
         y = np.asarray(jk.softmax(jnp.zeros((1, 70000), dtype)), np.float64)
         np.testing.assert_allclose(y, 1 / 70000, rtol=2.0**-6)
-        log_y = np.asarray(jk.log_softmax(jnp.zeros((1, 70000), dtype)), np.float64)
-        np.testing.assert_allclose(log_y, -np.log(70000), rtol=2.0**-8)
+        for sums in (
+            -jk.log_softmax(jnp.zeros(70000, dtype)),
+            jk.logsumexp(jnp.zeros(70000, dtype)),
+        ):
+            np.testing.assert_allclose(np.asarray(sums, np.float64), np.log(70000), rtol=2.0**-8)
 
 
 @pytest.mark.parametrize("tier", ["block", "block_smem", "cluster", "block_uncached"])

@@ -60,7 +60,16 @@ def test_every_boundary_of_every_plan(dtype):
 def test_kinds_of_input(dtype, tier):
     pairs = []
     for kind in cases.KINDS:
-        shapes = [(12, 6), (7, 129), (5, 1001), (2, 20011)]
+        shapes = [
+            (33, 5),
+            (12, 6),
+            (17, 128),
+            (7, 129),
+            (9, 1001),
+            (3, 4099),
+            (2, 20011),
+            (2, 50257),
+        ]
         pairs += pairs_of([s for s in shapes if cases.serves(tier, s, dtype)], dtype, kind)
     cases.check_all(pairs, dtype, tier)
 
@@ -182,11 +191,13 @@ def test_few_rows_are_the_same_bits_as_the_first_of_many(gpu, dtype, cols):
         assert jnp.array_equal(many[:few], alone, equal_nan=True)
 
 
+@pytest.mark.smoke
 @tiers
 def test_numbers_of_rows(tier):
+    """None, fewer than one warp's, an odd number, and one more than a 16-bit grid dimension holds."""
     for dtype in ("float32", "bfloat16"):
-        many = 65537 if cases.ON_GPU else 4099  # more than a dimension of a grid has blocks
-        shapes = [(rows, cols) for rows in (0, 1, 2, 3, many) for cols in (3, 36)]
+        many = 65537 if cases.ON_GPU else 4099
+        shapes = [(rows, cols) for rows in (0, 1, 2, 3, many) for cols in (1, 3, 32, 36, 37)]
         cases.check_all(pairs_of(shapes, dtype), dtype, tier)
 
 
@@ -239,14 +250,46 @@ def test_16_bit_log_softmax_takes_y_too(function):
 
 
 @tiers
-def test_repeats_bit_for_bit(tier):
-    for dtype in ("float32", "bfloat16"):
-        shapes = [s for s in ((515, 33), (9, 1025), (3, 20003)) if cases.serves(tier, s, dtype)]
-        xs, ts = zip(*pairs_of(shapes, dtype), strict=True)
+@dtypes
+def test_repeats_bit_for_bit(dtype, tier):
+    shapes = ((4099, 33), (64, 1025), (5, 40003))
+    pairs = pairs_of([s for s in shapes if cases.serves(tier, s, dtype)], dtype, "wide")
+    with cases.x64(dtype):
+        xs, ts = zip(*pairs, strict=True)
         operands = xs, ts, tuple(map(oracle.row_scalars, ts))
-        first, second = (jax.device_get(cases.all_operations(*operands, tier=tier)) for _ in "ab")
-        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        first, *more = (
+            jax.device_get(cases.all_operations(*operands, tier=tier)) for _ in range(4)
+        )
+    for again in more:
+        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
             assert a.tobytes() == b.tobytes()
+
+
+# A cluster's on a GPU. On a CPU the widest type of the truth is slow on infinities and NaN.
+LONG = 40003 if cases.ON_GPU else 4499
+# What is added to the first and to the second half of a row, or takes the place of the first.
+ENDS = [(-np.inf, -300), (-np.inf, 300), (0, -300), (300, 0), (-300, -302), (-np.inf, np.inf)]
+
+
+@tiers
+@dtypes
+def test_parts_of_a_row_that_are_far_apart(dtype, tier):
+    """Threads reduce parts of a row independently. Here a part is -inf while the exponentials of another, relative to
+    0, would vanish or overflow; or a part vanishes relative to another; or one has a NaN or +inf."""
+    pairs = []
+    for cols in (37, 1001, LONG):
+        if not cases.serves(tier, (4 * len(ENDS), cols), dtype):
+            continue
+        x, middle = cases.logits("normal", 4 * len(ENDS), cols, "float64"), cols // 2
+        for row, (first, second) in enumerate(ENDS):
+            x[row, :middle], x[row, middle:] = first, x[row, middle:] + second
+        once, reverse, nan, infinite = np.split(x, 4)
+        reverse[:] = once[:, ::-1]
+        nan[:], infinite[:] = once, once
+        nan[:, -1], infinite[:, 0] = np.nan, np.inf
+        t = cases.cotangents(*x.shape, dtype)
+        pairs.append((x.astype(oracle.storage(dtype)), t))
+    cases.check_all(pairs, dtype, tier)
 
 
 def last_place(size, dtype):

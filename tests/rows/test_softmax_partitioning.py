@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hlo import collectives, custom_calls
+from hlo import custom_calls
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
-from jaxkernels._rows import reference, softmax
+from jaxkernels._rows import softmax
 
 # Results that are compared bit for bit must all come from the CPU, even if a GPU is the default.
 pytestmark = pytest.mark.usefixtures("on_a_cpu")
@@ -74,21 +74,6 @@ def test_16_bit_log_softmax_of_a_sharded_axis(derivative, cpu_devices):
     assert "f32[8,3]" in custom_calls(compiled.as_text())
     got, want = (np.asarray(a, np.float32) for a in (compiled(*sharded), program(x, t)))
     np.testing.assert_allclose(got, want, rtol=2**-7)
-
-
-@both
-def test_training_step_reduces_only_the_gradient(function, cpu_devices):
-    """Data parallelism: the one collective is the sum of the weights' gradient."""
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,), devices=cpu_devices)
-    w = jax.device_put(np.ones((24, 24), np.float32), NamedSharding(mesh, P()))
-    x = jax.device_put(X[:, 0], NamedSharding(mesh, P("data")))
-
-    def step(w, x):
-        return jax.grad(lambda w: jnp.sum(function(x @ w) ** 2))(w)
-
-    text = jax.jit(step, out_shardings=w.sharding).lower(w, x).compile().as_text()
-    assert custom_calls(text) == ["f32[2,24]"] * 2
-    assert collectives(text) == ["all-reduce"]
 
 
 def test_this_file_would_notice_a_gather(cpu_devices):
@@ -180,26 +165,3 @@ def test_set_mesh(function, mesh):
     text = compiled.as_text()
     assert custom_calls(text) == [f"f32[16,8,{1 + sums_of(function)}]", "f32[16,8,6]"]
     assert "all-gather" not in text
-
-
-def test_kernels_of_a_replicated_and_a_varying_operand(cpu_devices):
-    """Two operands that vary over different mesh axes: the result varies over both, and its gradients have the
-    types of the operands, so that that of the replicated one is summed over the devices.
-    """
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,), devices=cpu_devices)
-    y, t = jax.nn.softmax(X[0]), T[:8]
-    options = {"tier": "auto", "require_kernel": False}
-
-    def body(y, t):
-        dx = softmax.softmax_grad(y, t[0], **options)
-        assert jax.typeof(dx).manual_axis_type.varying == {"data"}
-        _, pull = jax.vjp(lambda t: softmax.softmax_grad(y, t, **options), t[0])
-        return dx[None], pull(dx)[0][None]
-
-    specs = (P(), P("data"))
-    shard = jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=(specs[1], specs[1]))
-    dx, back = jax.jit(shard)(y, t)
-    want = np.stack([reference.softmax_grad(y, row) for row in t])
-    np.testing.assert_allclose(dx, want, rtol=2e-6, atol=2e-6)
-    twice = np.stack([reference.softmax_grad(y, row) for row in want])
-    np.testing.assert_allclose(back, twice, rtol=2e-6, atol=2e-6)

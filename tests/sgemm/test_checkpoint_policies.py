@@ -123,45 +123,41 @@ PARAMS = {
 STATE = flax.nnx.state(flax.nnx.Linear(4, 7, rngs=flax.nnx.Rngs(0)))
 DOTS = (jk.dot_general, jax.lax.dot_general)
 MATMULS = (jk.matmul, jnp.matmul)
-# Functions of ours and XLA's, operands, and whether the product has batch dimensions.
+# Functions of ours and XLA's, and operands.
 CASES = {
-    "linen": (dense, DOTS, (PARAMS, array(3, 4)), False),
-    "linen-rows": (dense, DOTS, (PARAMS, array(2, 3, 4)), False),
-    "nnx": (linear, DOTS, (STATE, array(3, 4)), False),
-    "nnx-rows": (linear, DOTS, (STATE, array(2, 3, 4)), False),
-    "matmul": (sine_of, MATMULS, (array(3, 4), array(4, 5)), False),
-    "matmul-vector": (sine_of, MATMULS, (array(4), array(4, 5)), False),
-    "matmul-rows": (sine_of, MATMULS, (array(2, 6, 3, 4), array(4, 5)), False),
-    "matmul-columns": (sine_of, MATMULS, (array(3, 4), array(2, 4, 5)), False),
-    "matmul-batch": (sine_of, MATMULS, (array(2, 3, 4), array(2, 4, 5)), True),
-    "matmul-batch-of-one": (sine_of, MATMULS, (array(1, 3, 4), array(1, 4, 5)), False),
-    "matmul-by-turns": (sine_of, MATMULS, (array(2, 1, 3, 4), array(1, 6, 4, 5)), False),
-    "matmul-mixed": (sine_of, MATMULS, (array(2, 1, 3, 4), array(2, 6, 4, 5)), True),
+    "linen": (dense, DOTS, (PARAMS, array(3, 4))),
+    "linen-rows": (dense, DOTS, (PARAMS, array(2, 3, 4))),
+    "nnx": (linear, DOTS, (STATE, array(3, 4))),
+    "nnx-rows": (linear, DOTS, (STATE, array(2, 3, 4))),
+    "matmul": (sine_of, MATMULS, (array(3, 4), array(4, 5))),
+    "matmul-vector": (sine_of, MATMULS, (array(4), array(4, 5))),
+    "matmul-rows": (sine_of, MATMULS, (array(2, 6, 3, 4), array(4, 5))),
+    "matmul-columns": (sine_of, MATMULS, (array(3, 4), array(2, 4, 5))),
+    "matmul-batch": (sine_of, MATMULS, (array(2, 3, 4), array(2, 4, 5))),
+    "matmul-batch-of-one": (sine_of, MATMULS, (array(1, 3, 4), array(1, 4, 5))),
+    "matmul-by-turns": (sine_of, MATMULS, (array(2, 1, 3, 4), array(1, 6, 4, 5))),
+    "matmul-mixed": (sine_of, MATMULS, (array(2, 1, 3, 4), array(2, 6, 4, 5))),
     "dot-general": (
         lambda dot: sine_of(rearranged(dot)),
         DOTS,
         (array(2, 3, 5, 4), array(3, 4, 6)),
-        False,
     ),
     "dot-general-batch": (
         lambda dot: sine_of(in_batches(dot)),
         DOTS,
         (array(2, 3, 4), array(2, 4, 5)),
-        True,
     ),
     "vmap-shared": (
         lambda product: jax.vmap(sine_of(product), (0, None)),
         MATMULS,
         (array(6, 3, 4), array(4, 5)),
-        False,
     ),
     "vmap": (
         lambda product: jax.vmap(sine_of(product)),
         MATMULS,
         (array(6, 3, 4), array(6, 4, 5)),
-        True,
     ),
-    "scan": (scanned, MATMULS, (array(3, 4), array(6, 4, 4)), False),
+    "scan": (scanned, MATMULS, (array(3, 4), array(6, 4, 4))),
     "sgemm": (
         sine_of,
         (
@@ -169,37 +165,25 @@ CASES = {
             lambda x, w: 2 * jnp.matmul(x, w.T) + 0.5 * array(3, 5),
         ),
         (array(3, 4), array(5, 4)),
-        False,
     ),
 }
 
 
+@pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("name", [*NAMES, *OTHERS])
 @pytest.mark.parametrize("case", CASES)
 def test_as_many_products_as_with_xlas(case, name):
     """Under our policy, in the forward and backward pass, as XLA's under JAX's policy."""
-    make, (ours, theirs), operands, _ = CASES[case]
+    make, (ours, theirs), operands = CASES[case]
     namespace = jax.checkpoint_policies if name in OTHERS else jk.checkpoint_policies
     got = jax.checkpoint(make(ours), policy=policy_of(namespace, name))
     want = jax.checkpoint(make(theirs), policy=policy_of(jax.checkpoint_policies, name))
     assert counts(got, *operands) == counts(want, *operands)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("case", CASES)
-def test_what_is_saved(case, name):
-    """The last product is computed again exactly where it has batch dimensions and these count."""
-    make, (ours, _), operands, batch = CASES[case]
-    policy = policy_of(jk.checkpoint_policies, name)
-    saved, moves = counts(jax.checkpoint(make(ours), policy=policy), *operands)
-    whole, _ = counts(make(ours), *operands)
-    assert (saved > whole) == (batch and "no_batch_dims" in name)
-    assert (moves > 0) == (name.startswith("offload") and not batch)
-
-
 @pytest.mark.parametrize("name", NAMES[:-1])
 def test_gradients_are_the_same(name):
-    make, (ours, _), operands, _ = CASES["matmul-mixed"]
+    make, (ours, _), operands = CASES["matmul-mixed"]
     policy = policy_of(jk.checkpoint_policies, name)
     got, want = (
         jax.jit(jax.grad(lambda *x, f=f: jnp.sum(f(*x)), argnums=(0, 1)))(*operands)

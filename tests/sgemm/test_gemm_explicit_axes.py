@@ -17,11 +17,6 @@ pytestmark = pytest.mark.usefixtures("on_a_cpu")
 
 
 @pytest.fixture
-def mesh(cpu_devices):
-    return jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2, devices=cpu_devices)
-
-
-@pytest.fixture
 def explicit_mesh(cpu_devices):
     return jax.make_mesh(
         (4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2, devices=cpu_devices

@@ -222,22 +222,6 @@ def test_c_is_overwritten_in_place_when_donated(algorithm, k):
 
 
 @algorithms
-def test_misaligned_operands(algorithm):
-    """Slices begin anywhere, and XLA may pass their address without copying them."""
-
-    @jax.jit
-    def product(x, y):
-        flat_x, flat_y = x.reshape(-1), y.reshape(-1)
-        a = jax.lax.dynamic_slice(flat_x, (jnp.int32(1),), (64 * 48,)).reshape(64, 48)
-        b = jax.lax.dynamic_slice(flat_y, (jnp.int32(3),), (48 * 32,)).reshape(48, 32)
-        return jk.sgemm(a, b, algorithm=algorithm)
-
-    x, y = cases.operand("normal", (65, 48)), cases.operand("normal", (49, 32))
-    a, b = x.reshape(-1)[1:3073].reshape(64, 48), y.reshape(-1)[3:1539].reshape(48, 32)
-    cases.check(product(x, y), a, b)
-
-
-@algorithms
 @pytest.mark.parametrize("shape", [(64, 64, 8192), (33, 65, 5003), (40, 128, 65536)])
 def test_deep_sums_of_whole_numbers_are_exact(algorithm, shape):
     """The bound of a deep sum is wider than one of its terms, or C; whole numbers have no bound."""
@@ -361,13 +345,6 @@ def test_padding_is_part_of_the_program(monkeypatch):
     assert [x.aval.shape for x in call.invars] == [(m, k + 1), (k, n + 2)]
     assert call.outvars[0].aval.shape == (m, n)
     assert {"pad_a": 1, "pad_b": 2}.items() <= dict(call.params["attributes"]).items()
-
-
-def test_global_precision_flag_has_no_effect():
-    a, b = cases.operand("normal", (200, 300)), cases.operand("normal", (300, 100))
-    with jax.default_matmul_precision("bfloat16"):
-        low = np.asarray(jax.jit(jk.matmul)(a, b))
-    cases.check(low, a, b)
 
 
 @pytest.mark.xdist_group("large arrays")

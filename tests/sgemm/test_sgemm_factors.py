@@ -91,6 +91,7 @@ def test_second_derivatives_where_the_factors_are_zero(wrap):
             jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+@pytest.mark.half_on_a_cpu
 @wrappers
 def test_third_derivatives_where_beta_is_zero(wrap):
     """Differentiates by beta a gradient in which c is still a function of t."""
@@ -105,6 +106,7 @@ def test_third_derivatives_where_beta_is_zero(wrap):
     assert third == 2 * np.sum(WEIGHTS * C)
 
 
+@pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("beta", [0.0, ZERO], ids=("number", "array"))
 @wrappers
 def test_beta_of_zero_hides_a_nan_in_c(wrap, beta):
@@ -141,6 +143,7 @@ def test_the_derivative_by_beta_is_c_even_where_it_is_nan():
     assert np.isnan(jax.grad(lambda b: jk.sgemm(A, B, NAN_C, beta=b).sum())(0.0))
 
 
+@pytest.mark.half_on_a_cpu
 @pytest.mark.parametrize("alpha", [0.0, ZERO], ids=("number", "array"))
 @wrappers
 def test_alpha_of_zero_hides_a_nan_in_a(wrap, alpha):

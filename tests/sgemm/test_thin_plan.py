@@ -277,18 +277,3 @@ def test_where_it_pays():
     assert {rung(*sizes) for sizes in thin} == {"thin"}
     assert "thin" not in {rung(*sizes) for sizes in others}
     assert rung(4096, 1, 4096, algorithm="pipelined") == "pipelined"
-
-
-@hypothesis.settings(max_examples=300, deadline=None)
-@hypothesis.example(sizes=(1, 1, 10), trans_a=False, trans_b=False)
-@hypothesis.example(sizes=(1, 1, 40), trans_a=False, trans_b=False)
-@hypothesis.given(sizes=thin_sizes(), **flags)
-def test_shared_memory_is_that_of_the_product_that_is_made(sizes, trans_a, trans_b):
-    """One row is made as a column, from the other operand: what a stage holds follows from its layout."""
-    m, n, k = sizes
-    plan = plan_of(m, n, k, trans_a=trans_a, trans_b=trans_b)
-    hypothesis.assume(plan.thin == "shallow")
-    lies_along_k = not trans_a if plan.many_is_a else trans_b
-    depth = 32 if lies_along_k else 16
-    staged = min(-(-k // depth) * depth, 64)
-    assert plan.smem_bytes == 4 * staged * (plan.block_m + plan.block_n + 4)

@@ -135,3 +135,22 @@ def operands_of(x, t, y, log_y, scalars=None):
         "logsumexp_grad": (x, scalars),
         "logsumexp_jvp": (x, t),
     }
+
+
+ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11, "float64": 2.0**-53}
+
+
+def close(got, want, message=""):
+    """Equal type, shape and weakness; values within a few of jax.nn's own rounding errors.
+
+    jax.nn rounds every step to the storage type, at worst once per addition of a row's sum.
+    The values themselves are held against the truth elsewhere; here the question is which values are meant.
+    """
+    assert (got.shape, got.dtype) == (want.shape, want.dtype), message
+    assert got.weak_type == want.weak_type, message
+    u = ROUNDOFF.get(got.dtype.name, 2.0**-24)
+    got, want = (
+        np.asarray(a).astype(np.complex128 if a.dtype.kind == "c" else np.float64)
+        for a in (got, want)
+    )
+    np.testing.assert_allclose(got, want, rtol=32 * u, atol=32 * u, err_msg=message)

@@ -8,7 +8,6 @@ errors with the other operand, by its own sum, and by the rounding of the result
 """
 
 import dataclasses
-import functools
 
 import jax
 import numpy as np
@@ -22,7 +21,6 @@ from jaxkernels.verify.truth.tolerance import PRECISION
 PLATFORM = "cuda" if jax.default_backend() == "gpu" else "cpu"
 
 
-@functools.cache
 def bound_for(chunks, rows, features, classes, dtype, **options):
     """A bound of memory that leads to at least the given number of chunks."""
     options = {"platform": PLATFORM, **options}

@@ -6,14 +6,12 @@ letters, so that each test chooses their sizes, leaves them open, or shards them
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from linear_losses import bound_for
 
 import jaxkernels as jk
 import jaxkernels.optax
@@ -156,11 +154,8 @@ def plain_log_probs(x, ids, temperature):
     return -loss, jnp.where(ids >= 0, entropy, 0)
 
 
-def linear(x, w, label, bias=None, **options):
-    """In three chunks, unless an exported program leaves the number of rows open."""
-    sizes = (math.prod(x.shape[:-1]), *w.shape, x.dtype.name)
-    if all(isinstance(size, int) for size in sizes[:3]) and sizes[0] > 2:
-        options = {"max_bytes": bound_for(3, *sizes), **options}
+def linear(x, w, label, bias=0.0, **options):
+    bias = None if isinstance(bias, float) else bias
     return jk.linear_cross_entropy(x, w, label, bias=bias, label_smoothing=0.1, **options)
 
 
@@ -337,6 +332,7 @@ FUNCTIONS = {
         ("normal brd", "normal dc", "label br"),
         **LOSS,
         closed="dc",
+        is_variant=True,
     ),
     "matmul": Function(
         jk.matmul,

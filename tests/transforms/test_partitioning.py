@@ -211,10 +211,13 @@ def test_sharded_columns_are_distributed(name, layout, mesh):
     "layout", [{"b": "a", "r": "b"}, {"c": "b"}, {"r": "a", "c": "b"}], ids=str
 )
 def test_other_axes(name, layout, mesh):
-    """Any axes over any sharding give the values of one device."""
+    """Any axes over any sharding give the values of one device, and an explicit sharding is jax.nn's."""
     whole, placed = draw(name, layout, mesh)
     call, gradient, _, _ = programs_of(FUNCTIONS[name])
     program = jax.jit(lambda xs: [call(*xs), gradient(*xs)])
+    if mesh.axis_types[0] == AxisType.Explicit:
+        types = [jax.eval_shape(f, *placed[0]) for f in (call, FUNCTIONS[name].peer)]
+        assert types[0].sharding == types[1].sharding
     for a, b in zip(
         jax.tree.leaves(program(placed[0])), jax.tree.leaves(program(whole[0])), strict=True
     ):
