@@ -90,6 +90,14 @@ MASKED = (
     ({"bias": [1.0]}, TypeError, "bias.*list"),
     ({"bias": SCORES * 1j}, TypeError, "bias.*complex64"),
     ({"bias": SEEN}, TypeError, "bias.*bool.*mask="),
+    ({"mask": 0.125}, ValueError, r"Write mask != 0\. A factor of scores is scale=$"),
+    (
+        {"bias": 0.125},
+        ValueError,
+        "bias must be .* got a number, .* A factor of the scores is scale=$",
+    ),
+    ({"mask": SEEN[:3, :4]}, ValueError, r"of scores: write mask\[:, :, None\]"),
+    ({"bias": SCORES[:, 0, 0]}, ValueError, "bias has shape .* of scores: write bias"),
     ({"scale": jnp.ones(3)}, ValueError, r"scale.*\(3,\)"),
     ({"scale": 1j}, TypeError, "scale.*real.*complex64"),
     ({"scale": "half"}, TypeError, "scale.*'half'"),
@@ -104,7 +112,7 @@ MASKED = (
     ({"scores": X[0]}, ValueError, r"scores.*\(\.\.\., q, k\).*\(8,\)"),
     ({"scores": X[0, 0]}, ValueError, r"scores.*\(\)"),
     ({"scores": X.astype(int)}, TypeError, "scores.*float32.*int32"),
-    ({"scores": X > 0}, TypeError, "scores.*bool"),
+    ({"scores": X > 0}, TypeError, r"got bool\. Write scores\.astype\(jnp\.float32\)$"),
     ({"scores": X * 1j}, TypeError, "scores.*complex64"),
     ({"scores": FLOAT8}, TypeError, "scores.*float8_e4m3fn"),
 )
@@ -145,7 +153,8 @@ CROSS_ENTROPY = (
     ({"labels": None}, TypeError, "labels"),
     ({"labels": np.array([[0, 1, 1 << 40, 1, 1]] * 3)}, ValueError, "smaller than 7"),
     ({"labels": 7}, ValueError, "smaller than 7"),
-    ({"logits": LOGITS > 0}, TypeError, "logits.*bool"),
+    ({"logits": LOGITS > 0}, TypeError, r"real numbers; got bool\. Write logits\.astype\(jnp\.fl"),
+    ({"logits": 3, "labels": X[0]}, ValueError, "classes; got a number. They come first$"),
     ({"logits": LOGITS * 1j}, TypeError, "logits.*complex64"),
     (
         {"logits": COLUMNS, "labels": np.ones(7) / 7, "axis": 0},
@@ -206,6 +215,14 @@ LINEAR = (
     ({"labels": LOGITS.astype(int)}, ValueError, r"one-hot labels write labels\.argmax\(-1\)$"),
     ({"labels": LOGITS > 0}, TypeError, r"one-hot labels write labels\.argmax\(-1\)$"),
     ({"weights": np.ones((3, 5, 1))}, ValueError, r"write weights\.squeeze\(-1\)$"),
+    *(
+        (
+            {"x": w, "w": np.ones((*rows, 7)), "labels": np.zeros(rows, int), "trans_w": trans_w},
+            *(ValueError, r"fit w, .*4, 7\), and not x, .* order is .*\(x, w, labels\)$"),
+        )
+        for rows in ((4,), (1, 4))
+        for w, trans_w in ((np.ones((7, 9), "f"), False), (np.ones((9, 7), "f"), True))
+    ),
     ({"bias": np.ones(6)}, ValueError, r"bias must have shape \(7,\)"),
     ({"bias": LABEL[0]}, TypeError, "bias must be floating; got int"),
     ({"logits_dtype": "float64"}, ValueError, "must be None or 'float32'; got 'float64'$"),
@@ -338,7 +355,11 @@ PLAN_ROWS = (
     ({"device": 132}, TypeError, "132"),
     ({"device": "T4"}, ValueError, "'T4' has compute capability 7.5, and kernels need 8.0"),
     ({"tier": "smem"}, ValueError, "tier.*'smem'"),
-    ({"shape": (2, 1 << 20), "tier": "block_smem"}, ValueError, "bytes of shared memory.*h200"),
+    (
+        {"shape": (2, 1 << 20), "tier": "block_smem"},
+        ValueError,
+        "bytes of shared memory.*h200.*Leave tier= out",
+    ),
 )
 PLAN_SGEMM = (
     ({"a_shape": 4, "b_shape": 4}, TypeError, "a_shape must be a sequence of integers"),
