@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ffi_calls import ffi_call
 from wrong_arguments import WRONG_CALLS
 
 import jaxkernels as jk
@@ -225,6 +224,15 @@ REFUSED_CALLS = [
     )
     for operation, operands, result, more, text in calls
 ]
+
+
+def ffi_call(target, shapes, result, **attributes):
+    """Calls a target as only a broken Python layer could, and returns what the handler says."""
+    operands = [jnp.ones(shape, dtype) for shape, dtype in shapes]
+    call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct(*result))
+    with pytest.raises(jax.errors.JaxRuntimeError) as raised:
+        jax.block_until_ready(jax.jit(lambda *a: call(*a, **attributes))(*operands))
+    return str(raised.value)
 
 
 @pytest.mark.parametrize(("target", "operands", "result", "attributes", "text"), REFUSED_CALLS)

@@ -41,7 +41,7 @@ def test_higher_derivatives_of_rows_that_see_nothing_are_zero(empty_rows):
         return jnp.sum(jnp.sin(jk.scaled_masked_softmax(x, mask, empty_rows=empty_rows)))
 
     for derivative in (jax.grad(loss), jax.hessian(loss), jax.jacrev(jax.grad(loss))):
-        assert np.array_equal(derivative(x), np.zeros_like(derivative(x)))
+        assert not np.any(jax.jit(derivative)(x))
 
 
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])

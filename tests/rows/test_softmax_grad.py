@@ -60,16 +60,9 @@ def test_every_boundary_of_every_plan(dtype):
 def test_kinds_of_input(dtype, tier):
     pairs = []
     for kind in cases.KINDS:
-        shapes = [
-            (33, 5),
-            (12, 6),
-            (17, 128),
-            (7, 129),
-            (9, 1001),
-            (3, 4099),
-            (2, 20011),
-            (2, 50257),
-        ]
+        shapes = [(33, 5), (12, 6), (17, 128), (7, 129), (9, 1001), (3, 4099), (2, 20011)]
+        if cases.ON_GPU or kind == "normal":
+            shapes.append((2, 50257))
         pairs += pairs_of([s for s in shapes if cases.serves(tier, s, dtype)], dtype, kind)
     cases.check_all(pairs, dtype, tier)
 
