@@ -20,8 +20,7 @@ import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxkernels._core import registry, validate
-from jaxkernels._rows import parts as row_parts
-from jaxkernels._rows import plan
+from jaxkernels._rows import calls, plan
 from jaxkernels._sgemm import primitive
 from jaxkernels.verify import draw
 from jaxkernels.verify.families import family_of
@@ -109,9 +108,8 @@ def _call_of(target: str, operation: str) -> str:
 def _in_parts(device: Any, operands: Traced) -> Traced:
     """Softmax by the multi-device code path; one device is enough."""
     mesh = jax.make_mesh((1,), ("part",), axis_types=(AxisType.Auto,), devices=[device])
-    parts = row_parts.Parts("softmax_fwd")
     apply = jax.shard_map(
-        lambda x: row_parts.apply(parts, [x], ("part",)),
+        lambda x: calls.in_parts("softmax_fwd", [x], ("part",)),
         mesh=mesh,
         in_specs=PartitionSpec(),
         out_specs=PartitionSpec(),

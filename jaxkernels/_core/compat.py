@@ -11,7 +11,7 @@ import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ from jax._src.interpreters import ad
 from jax._src.interpreters import batching as batching_traces
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
-from jax.interpreters import batching, mlir
+from jax.interpreters import batching, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
 
@@ -135,6 +135,16 @@ def is_donated(value: ir.Value) -> bool:
     about = ir.ArrayAttr(block.owner.attributes["arg_attrs"])
     about = ir.DictAttr(about[ir.BlockArgument(value).arg_number])
     return "tf.aliasing_output" in about or "jax.buffer_donor" in about
+
+
+def define(
+    primitive: Primitive, abstract_eval: Callable[..., Any], batch: Callable[..., Any]
+) -> None:
+    """Gives a primitive its evaluation, its batching rule and a check of NaNs."""
+    primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
+    primitive.def_abstract_eval(abstract_eval)
+    batching.fancy_primitive_batchers[primitive] = batch
+    register_nan_check(primitive)
 
 
 def register_nan_check(primitive: Primitive) -> None:

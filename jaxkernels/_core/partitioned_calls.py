@@ -82,6 +82,26 @@ def needs_devices_for_lowering(primitive: Primitive) -> None:
     dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
+def mesh_axes(operand: Any) -> list[tuple[str, ...]]:
+    """The mesh axes over which each dimension of a partitioned operand or result is sharded."""
+    spec = [*operand.sharding.spec, *[None] * len(operand.shape)][: len(operand.shape)]
+    return [() if e is None else tuple(e) if isinstance(e, tuple) else (e,) for e in spec]
+
+
+def named_shardings(
+    mesh: Any, arrays: Sequence[Sequence[str]], axes: dict[str, tuple[str, ...]]
+) -> list[NamedSharding]:
+    """The shardings of arrays with these names of dimensions; `axes` are the mesh axes of a name."""
+    specs = (PartitionSpec(*(axes.get(dim) or None for dim in dims)) for dims in arrays)
+    return [NamedSharding(mesh, spec) for spec in specs]
+
+
+def sharding_rule(operands: Sequence[Sequence[str]], results: Sequence[Sequence[str]]) -> str:
+    """The rule of `custom_partitioning` for operands and results with these names of dimensions."""
+    sides = (", ".join(" ".join(dims) for dims in arrays) for arrays in (operands, results))
+    return " -> ".join(sides)
+
+
 def lower_partitioned(
     function: Callable[..., Any],
     ctx: mlir.LoweringRuleContext,

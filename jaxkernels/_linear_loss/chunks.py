@@ -31,6 +31,7 @@ from jax import lax
 
 from jaxkernels._linear_loss.options import Options
 from jaxkernels._linear_loss.row_calls import RowCalls
+from jaxkernels._rows import cross_entropy_kernels as kernels
 from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows.reference import compute_dtype
 from jaxkernels._sgemm import primitive as sgemm_primitive
@@ -148,6 +149,7 @@ class _Piece:
 
     def __call__(self, given: Arrays, sums: Arrays | None = None) -> Arrays:
         options, operation = self.call.options, self.call.operation
+        all_sums = options.all_sums
         x, w, label = given["x"], given["w"], given["label"]
         dtype = jnp.dtype(options.logits_dtype or x.dtype)
         logits = _product(x, w, ProductOptions(trans_b=options.trans_w), dtype, options)
@@ -159,15 +161,16 @@ class _Piece:
         if "scales" in given:
             scaled = reference.scaled(logits, given["scales"])
         if operation in ("measures", "loss"):
-            return {"kept": self.rows.fwd(scaled, label)}
+            return {"kept": self.rows(kernels.cross_entropy_fwd, scaled, label, all_sums=all_sums)}
         if operation == "fwd_grad":
             cotangent = given["numbers"]
-            dscaled, kept = self.rows.fwd_grad(scaled, label, cotangent)
+            kernel = kernels.cross_entropy_fwd_grad
+            dscaled, kept = self.rows(kernel, scaled, label, cotangent, all_sums=all_sums)
             is_used = (label >= 0) & (cotangent[:, :1] != 0)
             found = {"kept": kept}
         else:
             kept, cotangent = given["kept"], given["cotangent"]
-            dscaled = self.rows.grad(scaled, label, kept, cotangent)
+            dscaled = self.rows(kernels.cross_entropy_grad, scaled, label, kept, cotangent)
             is_used = jnp.any(cotangent != 0, axis=-1, keepdims=True)
             found = {}
         found |= self._gradients(given, logits, dscaled, is_used, sums)

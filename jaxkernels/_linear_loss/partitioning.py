@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxkernels._core import partitioned_calls
 from jaxkernels._linear_loss import chunks, plan
 from jaxkernels._linear_loss.chunks import Call
-from jaxkernels._linear_loss.row_calls import InParts, InPlace, RowCalls, Traced
+from jaxkernels._linear_loss.row_calls import RowCalls
 
 _CLASSES, _FEATURES = "classes", "features"
 
@@ -46,28 +46,22 @@ def partitioned(
     def partition(mesh: Any, operands: Any, result_info: Any) -> Any:
         del result_info  # XLA reshards the results if it wants another sharding
         axes = _axes(call, operands, operand_dims, mesh.shape, uses_kernels)
-        of_classes = axes.pop(_CLASSES, ())
+        results = partitioned_calls.named_shardings(mesh, result_dims, axes)
+        given = partitioned_calls.named_shardings(mesh, operand_dims, axes)
 
-        def sharding_of(dims: Sequence[str]) -> NamedSharding:
-            known = axes | {_CLASSES: of_classes}
-            return NamedSharding(mesh, PartitionSpec(*(known.get(dim) or None for dim in dims)))
-
-        def lowered(*parts: jax.Array) -> list[jax.Array]:
+        def local(*parts: jax.Array) -> list[jax.Array]:
             # XLA may call back on a thread where x64 is off.
             with jax.enable_x64(parts[0].dtype == jnp.float64):
-                return _local(call, parts, axes, of_classes, platform, uses_kernels)
+                return _local(call, parts, axes, platform, uses_kernels)
 
-        results = [sharding_of(dims) for dims in result_dims]
-        return mesh, lowered, results, tuple(map(sharding_of, operand_dims))
+        return mesh, local, results, tuple(given)
 
     def whole(*operands: jax.Array) -> list[jax.Array]:
-        rows = Traced(call.options.all_sums, not uses_kernels, False)
+        rows = RowCalls("primitive" if uses_kernels else "plain")
         return chunks.run(call, operands, rows, plan.chunk_rows(call, shapes, operands, platform))
 
     function = custom_partitioning(whole)
-    rule = " -> ".join(
-        ", ".join(" ".join(dims) for dims in of) for of in (operand_dims, result_dims)
-    )
+    rule = partitioned_calls.sharding_rule(operand_dims, result_dims)
     function.def_partition(partition=partition, sharding_rule=rule)
     return function
 
@@ -99,11 +93,9 @@ def _axes(
     in_parts = uses_kernels and call.operation != "jvp"
     for name in ("x", "w") if in_parts else ("x",):
         operand = operands[call.names.index(name)]
-        of_dims = dims[call.names.index(name)]
-        spec = [*operand.sharding.spec, *[None] * len(of_dims)]
-        for dim, size, entry in zip(of_dims, operand.shape, spec, strict=False):
-            wanted = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
-            wanted = tuple(axis for axis in wanted if axis not in taken)
+        of_dims, axes = dims[call.names.index(name)], partitioned_calls.mesh_axes(operand)
+        for dim, size, of_dim in zip(of_dims, operand.shape, axes, strict=True):
+            wanted = tuple(axis for axis in of_dim if axis not in taken)
             if dim == _FEATURES or size % math.prod(sizes[axis] for axis in wanted):
                 continue
             found[dim] = wanted
@@ -115,23 +107,17 @@ def _local(
     call: Call,
     parts: Sequence[jax.Array],
     axes: dict[str, tuple[str, ...]],
-    of_classes: tuple[str, ...],
     platform: str,
     uses_kernels: bool,
 ) -> list[jax.Array]:
     """The results of this device, with sums all-reduced over the devices that contribute to them."""
-    all_sums = call.options.all_sums
-    rows: RowCalls = Traced(all_sums, is_plain=True, require_kernel=False)
-    if of_classes:
-        rows = InParts(all_sums, of_classes)
-    elif uses_kernels:
-        rows = InPlace(all_sums)
+    of_classes = axes.get(_CLASSES, ())
+    rows = RowCalls("in_place" if uses_kernels else "plain", axes=of_classes)
     shapes = [part.shape for part in parts]
     found = chunks.run(call, parts, rows, plan.chunk_rows(call, shapes, parts, platform))
-    of_rows = tuple(axis for dim in sorted(axes) for axis in axes[dim])
-    summed_rows = tuple(
-        axis for dim in sorted(axes) if int(dim[3:]) >= call.members for axis in axes[dim]
-    )
+    dims = sorted(axes.keys() - {_CLASSES})
+    of_rows = tuple(axis for dim in dims for axis in axes[dim])
+    summed_rows = tuple(axis for dim in dims if int(dim[3:]) >= call.members for axis in axes[dim])
     over = {"dw": of_rows, "dbias": of_rows, "loss": summed_rows}
     over |= {"dx": of_classes, "dscales": of_classes}
     return [

@@ -21,13 +21,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir, xla
+from jax.interpreters import ad, mlir
 
 from jaxkernels._core import compat, partitioned_calls, registry, sharding
 from jaxkernels._linear_loss import chunks, partitioning, plan
 from jaxkernels._linear_loss.chunks import SHARED, Arrays, Call
 from jaxkernels._linear_loss.options import Options
-from jaxkernels._linear_loss.row_calls import InPlace, Traced
+from jaxkernels._linear_loss.row_calls import RowCalls
 from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows import derivatives
 from jaxkernels._rows.reference import compute_dtype
@@ -92,7 +92,7 @@ def _abstract_eval(*avals: Any, call: Call) -> list[Any]:
         if name in ("measures", "tangent"):
             return of_rows(4)
         if name == "kept":
-            return of_rows(len(reference.KEPT))
+            return of_rows(len(reference.Residuals._fields))
         return given[name.removeprefix("d")].update(weak_type=False)
 
     return [of(name) for name in call.wanted]
@@ -153,7 +153,7 @@ def _jvp_of_whole(primals: Any, tangents: Any, *, call: Call) -> Any:
     """The JVP of an operation, by JAX's JVP of one chunk of all rows."""
 
     def whole(operands: Sequence[jax.Array]) -> list[jax.Array]:
-        return chunks.run(call, operands, _traced(call.options), None)
+        return chunks.run(call, operands, _traced(call), None)
 
     results = _PRIMITIVES[call.operation].bind(*primals, call=call)
     return results, derivatives.jvp_of(whole, primals, tangents)[1]
@@ -204,9 +204,9 @@ def _batch(axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], *, call
     return lax.map(member, several), [0] * len(call.wanted)
 
 
-def _traced(options: Options) -> Traced:
-    is_plain = options.implementation == "xla"
-    return Traced(options.all_sums, is_plain, options.implementation == "ffi")
+def _traced(call: Call) -> RowCalls:
+    implementation = call.options.implementation
+    return RowCalls("plain" if implementation == "xla" else "primitive", implementation == "ffi")
 
 
 def _lower(platform: str, ctx: mlir.LoweringRuleContext, *operands: Any, call: Call) -> Any:
@@ -226,32 +226,25 @@ def _lower(platform: str, ctx: mlir.LoweringRuleContext, *operands: Any, call: C
             function = partitioning.partitioned(call, shapes, platform, uses_kernels)
             name = f"{_PRIMITIVES[call.operation].name} {call} {registry.fingerprint()}"
             return partitioned_calls.lower_partitioned(function, ctx, operands, name, several=True)
-        options = call.options
-        rows = _traced(options)
+        rows = _traced(call)
         if is_plain:
-            rows = Traced(options.all_sums, True, False)
+            rows = RowCalls("plain")
         elif uses_kernels and partitioned_calls.runs_on_its_own(ctx):
-            rows = InPlace(options.all_sums)
+            rows = RowCalls("in_place")
         chunk_rows = plan.chunk_rows(call, shapes, avals, platform)
-        function = functools.partial(_run, call, rows, chunk_rows)
-        return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
-
-
-def _run(call: Call, rows: Any, chunk_rows: int | None, *operands: jax.Array) -> list[jax.Array]:
-    return chunks.run(call, operands, rows, chunk_rows)
+        return mlir.lower_fun(lambda *operands: chunks.run(call, operands, rows, chunk_rows))(
+            ctx, *operands
+        )
 
 
 for _operation, _primitive in _PRIMITIVES.items():
     _primitive.multiple_results = True
-    _primitive.def_impl(functools.partial(xla.apply_primitive, _primitive))
-    _primitive.def_abstract_eval(_abstract_eval)
-    batching.fancy_primitive_batchers[_primitive] = _batch
+    compat.define(_primitive, _abstract_eval, _batch)
     mlir.register_lowering(_primitive, functools.partial(_lower, ""))
     for _platform in registry.registered_platforms():
         rule = functools.partial(_lower, _platform)
         mlir.register_lowering(_primitive, rule, platform=_platform)
     partitioned_calls.needs_devices_for_lowering(_primitive)
-    compat.register_nan_check(_primitive)
     ad.primitive_jvps[_primitive] = _jvp_of_whole
 ad.primitive_jvps[_PRIMITIVES["measures"]] = _jvp_of_measures
 ad.primitive_jvps[_PRIMITIVES["loss"]] = _jvp_of_loss

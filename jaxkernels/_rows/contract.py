@@ -43,7 +43,7 @@ class RowOperation:
     """The contract of a row operation, from its entry in `ffi/rows/operations.h`.
 
     Attributes:
-        name: its name; None if it has no kernel, so that the reference runs everywhere.
+        name: its name.
         operands: in the order of a call. A call may omit a mask.
         results: in the order of a call.
         finds_max: whether it finds the maximum of a row before it sums.
@@ -52,6 +52,7 @@ class RowOperation:
         counts_max: whether it also counts the elements equal to the maximum (not for 16-bit dtypes).
         x_if_half: for 16-bit inputs, the operation reads x instead of y, and this many of its sums are
             relative to the maximum of x; 0 if it always reads y.
+        has_kernel: whether it has kernels; if not, the reference runs everywhere.
     """
 
     name: Any
@@ -62,6 +63,7 @@ class RowOperation:
     sums: int = 0
     counts_max: bool = False
     x_if_half: int = 0
+    has_kernel: bool = True
 
     def operands_of_call(self, *, has_mask: bool = False) -> tuple[Operand, ...]:
         """The operands of a call with or without a mask."""

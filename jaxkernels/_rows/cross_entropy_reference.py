@@ -8,7 +8,8 @@ arguments are checked, primitives.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +19,67 @@ from jax.typing import ArrayLike
 from jaxkernels._rows.reference import largest_of, quotient, row_sum, widen
 from jaxkernels.typing import Reduction
 
-# Residuals of a row, with t = exp(x - max):
-#   largest   the maximum of x
-#   rest      the sum of t over the elements below the maximum
-#   count     the number of elements equal to the maximum; their t is exactly 1
-#   spread    the sum of t * (x - max)
-#   total     the sum of (x - max) * TOTAL_SCALE over the elements that are not -inf
-#   seen      the number of elements that are not -inf
-#   labelled  the element at the label; 0 without a label, NaN for a label beyond the row
-# If rest + count is 2 or more, a kernel may count one maximum only and add the others to `rest`.
-KEPT = ("largest", "rest", "count", "spread", "total", "seen", "labelled")
+_Numbers = TypeVar("_Numbers")
+
+
+class Residuals(NamedTuple):
+    """The numbers that the forward kernel reduces a row to, each of shape (..., 1); t = exp(x - max).
+
+    If rest + count is 2 or more, a kernel may count one maximum only and add the others to `rest`.
+
+    Attributes:
+        largest: the maximum of x.
+        rest: the sum of t over the elements below the maximum.
+        count: the number of elements equal to the maximum; their t is exactly 1.
+        spread: the sum of t * (x - max).
+        total: the sum of (x - max) * TOTAL_SCALE over the elements that are not -inf.
+        seen: the number of elements that are not -inf.
+        labelled: the element at the label; 0 without a label, NaN for a label beyond the row.
+    """
+
+    largest: jax.Array
+    rest: jax.Array
+    count: jax.Array
+    spread: jax.Array
+    total: jax.Array
+    seen: jax.Array
+    labelled: jax.Array
+
+
+class Measures(NamedTuple):
+    """What losses are sums of, each of shape (..., 1), or its cotangent.
+
+    Attributes:
+        nll: lse - x_label.
+        log_sum: lse - max.
+        entropy: the entropy of the softmax.
+        distance: mean (lse - x) over the elements that are not -inf.
+    """
+
+    nll: jax.Array
+    log_sum: jax.Array
+    entropy: jax.Array
+    distance: jax.Array
+
+
+class Coefficients(NamedTuple):
+    """The numbers of weight * (q nll + smoothing distance + z lse^2), each of shape (..., 1)."""
+
+    weight: jax.Array
+    q: jax.Array
+    smoothing: jax.Array
+    z: jax.Array
+
+
+def joined(numbers: Sequence[jax.Array]) -> jax.Array:
+    """The array (..., count) of numbers of each row."""
+    return jnp.concatenate(numbers, axis=-1)
+
+
+def _split(kind: Callable[..., _Numbers], numbers: jax.Array) -> _Numbers:
+    """The numbers of each row by name; the inverse of `joined`."""
+    return kind(*jnp.split(numbers, numbers.shape[-1], axis=-1))
+
 
 # TOTAL_SCALE mirrors kTotalScale of ffi/rows/operations.h. It keeps the sum of a row of the largest
 # finite numbers from overflowing.
@@ -127,40 +179,38 @@ def cross_entropy_fwd(x: jax.Array, label: jax.Array, *, all_sums: bool) -> jax.
     else:
         more = [jnp.zeros_like(largest)] * 3
     labelled = _row_sum_where(_at_label(x, label), widen(x))
-    kept = (largest, row_sum(terms - is_largest), row_sum(is_largest), *more)
-    is_beyond = label >= x.shape[-1]
-    return jnp.concatenate([*kept, jnp.where(is_beyond, jnp.nan, labelled)], axis=-1)
+    rest, count = row_sum(terms - is_largest), row_sum(is_largest)
+    labelled = jnp.where(label >= x.shape[-1], jnp.nan, labelled)
+    return joined(Residuals(largest, rest, count, *more, labelled=labelled))
 
 
 def measures_of(kept: jax.Array, *, all_sums: bool = True) -> jax.Array:
-    """Converts residuals to measures (..., 4): lse - x_l, lse - max, entropy, mean (lse - x).
-
-    Without `all_sums` the last two are 0.
-    """
-    largest, rest, count, spread, total, seen, labelled = jnp.split(kept, len(KEPT), axis=-1)
-    log_sum = jnp.log1p(rest + (count - 1))
+    """Converts residuals to measures; without `all_sums` the last two are 0."""
+    row = _split(Residuals, kept)
+    log_sum = jnp.log1p(row.rest + (row.count - 1))
     # A label with the logit -inf has the probability 0, even in a row of -inf.
-    is_hidden = (labelled == -jnp.inf) & ~jnp.isnan(log_sum)
-    nll = jnp.where(is_hidden, jnp.inf, log_sum + (largest - jnp.where(is_hidden, 0, labelled)))
+    is_hidden = (row.labelled == -jnp.inf) & ~jnp.isnan(log_sum)
+    above_label = row.largest - jnp.where(is_hidden, 0, row.labelled)
+    nll = jnp.where(is_hidden, jnp.inf, log_sum + above_label)
     if not all_sums:
         zero = jnp.zeros_like(nll)
-        return jnp.concatenate([nll, log_sum, zero, zero], axis=-1)
-    entropy = log_sum - quotient(spread, rest + count)
-    mean = jnp.maximum(quotient(total, seen), jnp.finfo(total.dtype).min * TOTAL_SCALE)
+        return joined(Measures(nll, log_sum, zero, zero))
+    entropy = log_sum - quotient(row.spread, row.rest + row.count)
+    mean = jnp.maximum(quotient(row.total, row.seen), jnp.finfo(kept.dtype).min * TOTAL_SCALE)
     distance = log_sum - mean / TOTAL_SCALE
-    distance = jnp.where(seen == 0, total, distance)
-    return jnp.concatenate([nll, log_sum, entropy, distance], axis=-1)
+    distance = jnp.where(row.seen == 0, row.total, distance)
+    return joined(Measures(nll, log_sum, entropy, distance))
 
 
 def cross_entropy_fwd_grad(
     x: jax.Array, label: jax.Array, numbers: jax.Array, *, all_sums: bool
 ) -> list[jax.Array]:
-    """Gradient of weight * (q (lse - x_l) + smoothing mean (lse - x) + z lse^2), and the residuals.
+    """Gradient of the weighted loss, and the residuals.
 
     Args:
         x: the logits.
         label: the label of each row, of shape (..., 1).
-        numbers: (weight, q, smoothing, z) of each row, of shape (..., 4).
+        numbers: the `Coefficients` of each row, of shape (..., 4).
         all_sums: as for `cross_entropy_fwd`; must be True if a smoothing is not 0.
     """
     x = without_spoiled_rows(x)
@@ -178,13 +228,13 @@ def reducing(weight: jax.Array, reduction: Reduction) -> jax.Array:
 
 
 def numbers_of_rows(weight: jax.Array, smoothing: ArrayLike, z_loss: ArrayLike) -> jax.Array:
-    """(weight, q, smoothing, z) of each row, for `cross_entropy_kernels.weighted_loss`."""
+    """The `Coefficients` of each row."""
     smoothing = jnp.asarray(smoothing, weight.dtype)
     of_all = (1 - smoothing, smoothing, jnp.asarray(z_loss, weight.dtype))
     # One concatenation lets XLA read each column where it is used, and fold the constant ones.
     no = jnp.zeros(1, bool)  # jnp.where, unlike a broadcast, keeps the sharding of the weight
     columns = (jnp.where(no, weight, number) for number in of_all)
-    return jnp.concatenate([weight, *columns], axis=-1)
+    return joined(Coefficients(weight, *columns))
 
 
 @jax.custom_jvp
@@ -202,15 +252,15 @@ def _z_term_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
 def loss_of(
     is_counted: jax.Array, measures: jax.Array, largest: jax.Array, numbers: jax.Array
 ) -> jax.Array:
-    """Weight * (q (lse - x_l) + smoothing mean (lse - x) + z lse^2) of each row; 0 if not counted.
+    """Weight * (q nll + smoothing distance + z lse^2) of each row; 0 if not counted.
 
     A row with the weight 0 gives 0 even if its loss is not finite. If q is 0, a masked label contributes
     nothing.
     """
-    weight, q, smoothing, z = jnp.split(numbers, 4, axis=-1)
+    weight, q, smoothing, z = _split(Coefficients, numbers)
     # XLA fuses the split with the concatenation that made `measures`: less than half the time on a CPU.
-    of_row = jnp.split(measures, 4, axis=-1)
-    is_finite = functools.reduce(jnp.logical_and, (jnp.isfinite(m) for m in of_row))
+    of_row = _split(Measures, measures)
+    is_finite = functools.reduce(jnp.logical_and, map(jnp.isfinite, of_row))
     is_counted = is_counted & ((weight != 0) | is_finite)
     nll, log_sum, _, distance = (jnp.where(is_counted, m, 0) for m in of_row)
     nll = jnp.where((q == 0) & (nll == jnp.inf), 0, nll)
@@ -243,11 +293,11 @@ def results_of(
 
 def cotangent_of(label: jax.Array, kept: jax.Array, numbers: jax.Array) -> jax.Array:
     """The derivative of `loss_of` with respect to the measures."""
-    weight, q, smoothing, z = jnp.split(numbers, 4, axis=-1)
+    weight, q, smoothing, z = _split(Coefficients, numbers)
     lse = kept[..., :1] + measures_of(kept)[..., 1:2]
-    parts = [weight * q, 2 * weight * z * lse, jnp.zeros_like(weight), weight * smoothing]
+    of_row = Measures(weight * q, 2 * weight * z * lse, jnp.zeros_like(weight), weight * smoothing)
     is_counted = (label >= 0) & (weight != 0)
-    return jnp.where(is_counted, jnp.concatenate(parts, axis=-1), 0)
+    return jnp.where(is_counted, joined(of_row), 0)
 
 
 def _softmax_terms(
@@ -271,9 +321,9 @@ def cross_entropy_grad(
     del kept
     has_part = jnp.any(cotangent != 0, -1, keepdims=True)
     x = jnp.where(has_part, x, jax.lax.stop_gradient(x))
-    of_loss, of_lse, of_entropy, of_distance = jnp.split(cotangent, 4, axis=-1)
+    of_loss, of_lse, of_entropy, of_distance = _split(Measures, cotangent)
     measures = measures_of(cross_entropy_fwd(x, label, all_sums=True))
-    loss, log_sum, entropy, _ = jnp.split(measures, 4, axis=-1)
+    loss, log_sum, entropy, _ = _split(Measures, measures)
     p, log_p, is_seen, seen = _softmax_terms(x, log_sum)
     of_lse = of_lse + jnp.where(seen == 0, 0, of_distance)
     dx = p * (of_lse - of_entropy * (log_p + entropy))
@@ -288,7 +338,7 @@ def cross_entropy_jvp(x: jax.Array, label: jax.Array, kept: jax.Array, dx: jax.A
     """Tangents of the measures, the transpose of `cross_entropy_grad`."""
     del kept
     measures = measures_of(cross_entropy_fwd(x, label, all_sums=True))
-    _, log_sum, entropy, _ = jnp.split(measures, 4, axis=-1)
+    _, log_sum, entropy, _ = _split(Measures, measures)
     p, log_p, is_seen, seen = _softmax_terms(x, log_sum)
     wide = widen(dx)
     of_lse = row_sum(p * wide)
@@ -296,4 +346,4 @@ def cross_entropy_jvp(x: jax.Array, label: jax.Array, kept: jax.Array, dx: jax.A
     of_entropy = -row_sum(p * (log_p + entropy) * wide)
     mean = quotient(_row_sum_where(is_seen, wide), seen)
     of_distance = jnp.where(seen == 0, 0, of_lse - mean)
-    return jnp.concatenate([of_lse - at_label, of_lse, of_entropy, of_distance], axis=-1)
+    return joined(Measures(of_lse - at_label, of_lse, of_entropy, of_distance))

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from jax.interpreters import ad
 
+from jaxkernels._rows import calls
 from jaxkernels._rows.row_kernel import RowKernel
 
 
@@ -60,15 +61,13 @@ def define_jvp(
         params_of_kept: maps the parameters of a call to those of the call that makes the saved y,
             which may have another dtype.
     """
-    is_of_row = forward.results[0].is_of_row
-    of_result = forward.dtype_of_scalars if is_of_row else forward.dtype_of_elements
 
     def rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         kept = params_of_kept(**params)
         y = forward(*primals, **kept)
         known = [None if type(t) is ad.Zero else t for t in tangents]
         dy = tangent_of(y, primals, known, **kept)
-        dtype = of_result(primals[0], **params)
+        dtype = calls.dtype_of(forward.operation.results[0], primals[0], params)
         return y.astype(dtype), dy.astype(dtype)
 
     ad.primitive_jvps[forward.primitive] = rule
@@ -84,16 +83,15 @@ def define_linear(linear: RowKernel, transpose: RowKernel) -> None:
     ad.primitive_transposes[linear.primitive] = functools.partial(_transpose, transpose)
 
 
-def _linear_jvp(
-    linear: RowKernel,
-    primals: Any,
-    tangents: Any,
-    *,
-    tier: str,
-    require_kernel: bool,
-    **attributes: Any,
-) -> tuple[Any, Any]:
-    call = functools.partial(linear, tier=tier, require_kernel=require_kernel, **attributes)
+def _without_options(*, tier: str, require_kernel: bool, **attributes: Any) -> dict[str, Any]:
+    """The parameters of a primitive that its reference has too."""
+    del tier, require_kernel
+    return attributes
+
+
+def _linear_jvp(linear: RowKernel, primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+    call = functools.partial(linear, **params)
+    reference = functools.partial(linear.reference, **_without_options(**params))
     y, *kept, operand = primals
     y_dot, *_, operand_dot = tangents
     result = call(y, *kept, operand)
@@ -101,9 +99,7 @@ def _linear_jvp(
     if type(operand_dot) is not ad.Zero:
         terms.append(call(y, *kept, operand_dot))
     if type(y_dot) is not ad.Zero:
-        terms.append(
-            jax.jvp(lambda y: linear.reference(y, *kept, operand, **attributes), (y,), (y_dot,))[1]
-        )
+        terms.append(jax.jvp(lambda y: reference(y, *kept, operand), (y,), (y_dot,))[1])
     return result, functools.reduce(jax.numpy.add, terms)
 
 
@@ -125,9 +121,8 @@ def define_jvp_by_reference(
     """
 
     def rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
-        attributes = {k: v for k, v in params.items() if k not in ("tier", "require_kernel")}
-
         def plain(operands: Sequence[jax.Array]) -> Any:
+            attributes = _without_options(**params)
             return kernel.reference(prepare(operands[0]), *operands[1:], **attributes)
 
         return kernel(*primals, **params), jvp_of(plain, primals, tangents)[1]

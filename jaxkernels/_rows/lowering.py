@@ -2,7 +2,8 @@
 
 On platforms without kernels the reference is lowered instead.
 
-Owns: the lowerings. Must not know: evaluation, batching, derivatives.
+Owns: the lowerings, and the choice between kernel, reference and XLA's own operation. Must not know:
+evaluation, batching, derivatives.
 """
 
 from __future__ import annotations
@@ -17,9 +18,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from jaxkernels._core import compat, partitioned_calls, registry
-from jaxkernels._rows import partitioning as row_partitioning
-from jaxkernels._rows import parts as row_parts
-from jaxkernels._rows import plan
+from jaxkernels._rows import calls, partitioning, plan
 from jaxkernels._rows.row_kernel import RowKernel
 
 
@@ -33,119 +32,67 @@ def lower_kernel(
     require_kernel: bool,
     **attributes: Any,
 ) -> Any:
+    options = {"tier": tier, "require_kernel": require_kernel}
     if not registry.has_kernels(platform):
-        given = {"tier": tier, "require_kernel": require_kernel, **attributes}
-        return lower_reference(kernel, ctx, *operands, **given)
+        return lower_reference(kernel, ctx, *operands, **options, **attributes)
     name = kernel.primitive.name
     if require_kernel and platform == "cpu" and tier != "auto":
         raise NotImplementedError(
             f"{name}: tier={tier!r} has no kernel for platform 'cpu'. Drop tier= or "
             'implementation="ffi"'
         )
+
+    def traced(function: Callable[..., Any]) -> Any:
+        return mlir.lower_fun(function, kernel.primitive.multiple_results)(ctx, *operands)
+
     avals: Sequence[Any] = ctx.avals_in  # pyright: ignore[reportAttributeAccessIssue]
     shapes = [aval.shape for aval in avals]
-    several = kernel.primitive.multiple_results
-    if shapes[0][-1] == 0 and any(
-        x.is_of_row for x in kernel.results
-    ):  # results of empty rows need no kernel
-        reference = functools.partial(kernel.reference, **attributes)
-        return mlir.lower_fun(reference, multiple_results=several)(ctx, *operands)
+    if shapes[0][-1] == 0 and any(x.is_of_row for x in kernel.operation.results):
+        return traced(functools.partial(kernel.reference, **attributes))  # needs no kernel
     splits = 0 not in shapes[0] and partitioned_calls.partitions_custom_calls(ctx)
-    if attributes.get("result_dtype") and splits:
-        return _lower_wide(kernel, ctx, operands, tier, require_kernel, attributes)
+    dtype = attributes.get("result_dtype")
+    if dtype and splits:  # the kernel itself converts on one device only
+        call = functools.partial(kernel, **options, **{**attributes, "result_dtype": None})
+        return traced(lambda *operands: call(*operands).astype(dtype))
     may_leave = platform == "cuda" and tier == "auto" and not require_kernel
     if splits:
-        call = _split_call(kernel, tier, attributes, aliases, may_leave)
-        function = row_partitioning.partitioned(call, shapes)
+        local = functools.partial(whole, kernel, tier, aliases, may_leave)
+        function = partitioning.partitioned(kernel, local, shapes, attributes)
         decides = f"{tier} {may_leave} {aliases} {sorted(attributes.items())}"
         name = f"{name} {decides} {registry.fingerprint()}"
+        several = kernel.primitive.multiple_results
         return partitioned_calls.lower_partitioned(function, ctx, operands, name, several)
-    given = kernel.call_attributes(tier, **attributes)
-    if may_leave and plan.is_left_to_xla(given["operation"], shapes[0], avals[0].dtype):
-        return mlir.lower_fun(_plain(kernel, attributes), several)(ctx, *operands)
-    partitioning = partitioned_calls.batch_partitioning_attributes(
-        ctx, kernel.row_dims(**attributes)
-    )
+    operation = kernel.operation_of(**attributes)
+    if may_leave and plan.is_left_to_xla(operation.name, shapes[0], avals[0].dtype):
+        return traced(functools.partial(_plain, kernel, attributes))
+    row_dims = 2 if calls.is_banded(attributes) else 1
     rule = jax.ffi.ffi_lowering(
-        registry.ROWS_TARGET, operand_output_aliases=aliases, extra_attributes=partitioning
+        registry.ROWS_TARGET,
+        operand_output_aliases=aliases,
+        extra_attributes=partitioned_calls.batch_partitioning_attributes(ctx, row_dims),
     )
-    return rule(ctx, *operands, **given)
+    return rule(ctx, *operands, **calls.attributes_of(operation, tier, **attributes))
 
 
-def _lower_wide(
-    kernel: RowKernel,
-    ctx: mlir.LoweringRuleContext,
-    operands: Sequence[Any],
-    tier: str,
-    require_kernel: bool,
-    attributes: dict[str, Any],
-) -> Any:
-    """Converts to `result_dtype` after the kernel; on one device the kernel itself does it."""
-    dtype, wide = attributes["result_dtype"], {**attributes, "result_dtype": None}
-
-    def function(*operands: jax.Array) -> jax.Array:
-        given = {"tier": tier, "require_kernel": require_kernel, **wide}
-        return kernel(*operands, **given).astype(dtype)
-
-    return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
-
-
-def _plain(kernel: RowKernel, attributes: dict[str, Any]) -> Callable[..., Any]:
-    """The operation in plain JAX; it enables x64 for float64 operands while it is traced."""
-
-    def function(*operands: jax.Array) -> Any:
-        with jax.enable_x64(operands[0].dtype == np.float64):
-            return kernel.reference(*operands, **attributes)
-
-    return function
-
-
-def _split_call(
+def whole(
     kernel: RowKernel,
     tier: str,
-    attributes: dict[str, Any],
     aliases: dict[int, int],
     may_leave: bool,
-) -> row_partitioning.SplitCall:
-    given = kernel.call_attributes(tier, **attributes)
+    *operands: jax.Array,
+    **attributes: Any,
+) -> Any:
+    """One device's results from whole rows; with `may_leave`, XLA computes the longest rows."""
+    first, operation = operands[0], kernel.operation_of(**attributes)
+    if may_leave and plan.is_left_to_xla(operation.name, first.shape, first.dtype):
+        return _plain(kernel, attributes, *operands)
+    return calls.rows(operation, *operands, tier=tier, aliases=aliases, **attributes)
 
-    def whole(first: jax.Array, *others: jax.Array) -> Any:
-        if may_leave and plan.is_left_to_xla(given["operation"], first.shape, first.dtype):
-            return _plain(kernel, attributes)(first, *others)
-        # Shapes are computed by hand, because tracing would lose float64 if x64 is off at lowering.
-        results = []
-        for spec in kernel.results:
-            shape, dtype = first.shape, first.dtype
-            if spec.is_of_row:
-                shape, dtype = (
-                    (*shape[:-1], spec.count),
-                    kernel.dtype_of_scalars(first, **attributes),
-                )
-            results.append(jax.ShapeDtypeStruct(shape, dtype))
-        results = results if kernel.primitive.multiple_results else results[0]
-        call = jax.ffi.ffi_call(registry.ROWS_TARGET, results, input_output_aliases=aliases)
-        return call(first, *others, **given)
 
-    def in_parts(operands: Sequence[jax.Array], axes: tuple[str, ...]) -> Any:
-        if kernel.in_parts is not None:
-            return kernel.in_parts(operands, axes, **attributes)
-        wide = attributes.get("wide", False)
-        parts = row_parts.Parts(given["operation"], given["scale"], given["has_mask"], wide)
-        return row_parts.apply(parts, operands, axes)
-
-    def at_place(operands: Sequence[jax.Array], place: row_partitioning.Place) -> Any:
-        assert kernel.at_place is not None
-        there, attributes_there = kernel.at_place(operands, place, **attributes)
-        return _split_call(kernel, tier, attributes_there, aliases, may_leave), there
-
-    depends_on_place = kernel.row_dims(**attributes) > 1
-    return row_partitioning.SplitCall(
-        whole=whole,
-        in_parts=in_parts,
-        operands=kernel.operands_of(**attributes),
-        results=kernel.results,
-        at_place=at_place if depends_on_place else None,
-    )
+def _plain(kernel: RowKernel, attributes: dict[str, Any], *operands: jax.Array) -> Any:
+    """The operation in plain JAX, with x64 for float64 operands."""
+    with jax.enable_x64(operands[0].dtype == np.float64):
+        return kernel.reference(*operands, **attributes)
 
 
 def lower_reference(
@@ -158,7 +105,7 @@ def lower_reference(
 ) -> Any:
     del tier
     without = [p for p in compat.lowering_platforms(ctx) if not registry.has_kernels(p)]
-    if kernel.operation(**attributes).name is None:
+    if not kernel.operation.has_kernel:
         without = []
     if require_kernel and without:
         reasons = "; ".join(registry.why_no_kernels(platform) for platform in without)
@@ -169,8 +116,7 @@ def lower_reference(
     if "cuda" in without:
         registry.warn_missing_cuda()
     reference = functools.partial(kernel.reference, **attributes)
-    several = kernel.primitive.multiple_results
-    return mlir.lower_fun(reference, multiple_results=several)(ctx, *operands)
+    return mlir.lower_fun(reference, kernel.primitive.multiple_results)(ctx, *operands)
 
 
 def in_place(kernel: RowKernel, abstract_eval: Callable[..., Any]) -> Primitive:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,8 +16,7 @@ import numpy as np
 
 from jaxkernels._core import compat
 from jaxkernels._core.registry import UNBOUNDED
-from jaxkernels._rows import derivatives, partitioning, primitive, reference
-from jaxkernels._rows.contract import OPERATIONS, RowOperation
+from jaxkernels._rows import derivatives, primitive, reference
 
 Window = int | tuple[int, int] | None
 
@@ -84,62 +82,8 @@ def band_of(causal: bool, window: Window, *, from_end: bool) -> Band:
     return Band(left, 0 if causal else right, from_end)
 
 
-def _row_dims(*, left: int, right: int, **others: Any) -> int:
-    """2 with a band, because a row then depends on its index within its matrix; otherwise 1."""
-    del others
-    return 1 if (left, right) == (-UNBOUNDED, UNBOUNDED) else 2
-
-
-_OPEN = Band().attributes()
-
-
-def _forward_at(
-    operands: Sequence[jax.Array], place: partitioning.Place, **attributes: Any
-) -> tuple[list[jax.Array], dict[str, Any]]:
-    """Turns the band into a mask for a shard of each matrix, whose offset is known only at run time.
-
-    The mask has the size of one shard of a matrix, and all matrices share it.
-    """
-    scores, *others = operands
-    q, k = place.shape
-    rows, cols = scores.shape[-2:]
-    own = place.first_row + jnp.arange(rows) + (k - q if attributes["from_end"] else 0)
-    columns = place.first_col + jnp.arange(cols)
-    bounds = (attributes["left"], attributes["right"])
-    seen = reference.within_band(own, columns, *bounds, scores.ndim)
-    if attributes["has_mask"]:
-        seen = seen & others.pop(0)
-    return [scores, seen, *others], {**attributes, **_OPEN, "has_mask": True}
-
-
-def _grad_at(
-    operands: Sequence[jax.Array], place: partitioning.Place, **attributes: Any
-) -> tuple[list[jax.Array], dict[str, Any]]:
-    """Drops the band for a shard of each matrix: y is 0 outside of it, so it only saves reads."""
-    del place
-    return list(operands), {**attributes, **_OPEN}
-
-
-def _forward_operation(*, has_bias: bool, **others: Any) -> RowOperation:
-    del others
-    return OPERATIONS["biased_softmax_fwd" if has_bias else "masked_softmax_fwd"]
-
-
-masked_softmax_fwd = primitive.define(
-    name="jaxkernels_masked_softmax_fwd",
-    reference=reference.masked_softmax_fwd,
-    operation=OPERATIONS["masked_softmax_fwd"],
-    operation_of=_forward_operation,
-    row_dims=_row_dims,
-    at_place=_forward_at,
-)
-masked_softmax_grad = primitive.define(
-    name="jaxkernels_masked_softmax_grad",
-    reference=reference.masked_softmax_grad,
-    operation=OPERATIONS["masked_softmax_grad"],
-    row_dims=_row_dims,
-    at_place=_grad_at,
-)
+masked_softmax_fwd = primitive.of_operation("masked_softmax_fwd", biased="biased_softmax_fwd")
+masked_softmax_grad = primitive.of_operation("masked_softmax_grad")
 
 
 def _tangent(

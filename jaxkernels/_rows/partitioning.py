@@ -1,7 +1,7 @@
 """Partitions a row kernel over devices.
 
 Row dimensions are sharded like those of the first operand, without communication; a dimension of size 1
-is replicated. If the columns are sharded, the operation runs in two kernels (`parts`), and devices
+is replicated. If the columns are sharded, the operation runs in two kernels (`calls.in_parts`), and devices
 exchange one maximum and one or two sums per row. Columns that the number of devices does not divide are
 gathered, because padding would take part in the reductions.
 
@@ -10,64 +10,35 @@ Owns: the sharding rule and the per-device functions. Must not know: which opera
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxkernels._rows.contract import Operand
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """The offset of this device's shard in a matrix (the last two dimensions of an array).
-
-    Attributes:
-        shape: the shape of the whole matrix.
-        first_row: the index of the shard's first row.
-        first_col: the index of the shard's first column.
-    """
-
-    shape: tuple[int, int]
-    first_row: jax.Array | int
-    first_col: jax.Array | int
+from jaxkernels._core import partitioned_calls
+from jaxkernels._rows import calls, reference
+from jaxkernels._rows.row_kernel import RowKernel
 
 
-@dataclasses.dataclass(frozen=True)
-class SplitCall:
-    """A call of a row kernel, as the partitioner needs it.
-
-    Attributes:
-        whole: f(*operands) -> one device's result, or list of results, from whole rows. Each result has
-            the shape of the first operand, except possibly for the last dimension.
-        in_parts: f(operands, axes) -> one device's results from rows that are sharded over the mesh axes.
-        operands: the contracts of the operands.
-        results: the contracts of the results.
-        at_place: f(operands, place) -> (call, operands) for a shard at this offset, if a row's result
-            depends on its index in its matrix; otherwise None.
-    """
-
-    whole: Callable[..., Any]
-    in_parts: Callable[[Sequence[jax.Array], tuple[str, ...]], Any]
-    operands: tuple[Operand, ...]
-    results: tuple[Operand, ...]
-    at_place: Callable[[Sequence[jax.Array], Place], tuple[SplitCall, list[jax.Array]]] | None
-
-
-def partitioned(call: SplitCall, shapes: Sequence[tuple[int, ...]]) -> Callable[..., Any]:
-    """A `custom_partitioning` function for the call.
+def partitioned(
+    kernel: RowKernel,
+    whole: Callable[..., Any],
+    shapes: Sequence[tuple[int, ...]],
+    attributes: dict[str, Any],
+) -> Callable[..., Any]:
+    """A `custom_partitioning` function for a call of a row kernel.
 
     Args:
-        call: the call to partition.
+        kernel: the kernel.
+        whole: f(*operands, **attributes) -> one device's result, or list of results, from whole rows.
         shapes: the shapes of the operands.
+        attributes: those of the call.
     """
     full = shapes[0]
-    rank = len(full)
     names = [
         [
             f"d{i}" if size == full_size else f"o{n}x{i}"
@@ -75,52 +46,77 @@ def partitioned(call: SplitCall, shapes: Sequence[tuple[int, ...]]) -> Callable[
         ]
         for n, shape in enumerate(shapes)
     ]
-    for n, spec in enumerate(call.operands):
+    for n, spec in enumerate(kernel.operands_of(**attributes)):
         if spec.is_of_row:
             names[n][-1] = f"scalars{n}"
-    results = [[*names[0][:-1], "result"] if x.is_of_row else names[0] for x in call.results]
+    results = [
+        [*names[0][:-1], "result"] if x.is_of_row else names[0] for x in kernel.operation.results
+    ]
 
     def partition(mesh: Any, operands: Any, result_info: Any) -> Any:
         del result_info  # XLA reshards the result if it wants another sharding
-        spec = [*operands[0].sharding.spec, *[None] * rank][:rank]
-        axes = [() if e is None else e if isinstance(e, tuple) else (e,) for e in spec]
+        axes = partitioned_calls.mesh_axes(operands[0])
         if full[-1] % math.prod(mesh.shape[axis] for axis in axes[-1]):
             axes[-1] = ()
-        axes_of = {f"d{i}": mesh_axes for i, mesh_axes in enumerate(axes) if mesh_axes}
+        axes_of = {f"d{i}": mesh_axes for i, mesh_axes in enumerate(axes)}
 
-        def sharding_of(dims: Sequence[str]) -> NamedSharding:
-            return NamedSharding(mesh, PartitionSpec(*map(axes_of.get, dims)))
-
-        def lowered(*parts: jax.Array) -> jax.Array:
+        def local(*parts: jax.Array) -> Any:
             # XLA may call back on a thread where x64 is off.
             with jax.enable_x64(parts[0].dtype == np.float64):
-                return _local(call, parts, full, axes)
+                return _local(kernel, whole, parts, full, axes, attributes)
 
-        shardings = [sharding_of(result) for result in results]
-        whole = shardings if len(shardings) > 1 else shardings[0]
-        return mesh, lowered, whole, tuple(map(sharding_of, names))
+        shardings = partitioned_calls.named_shardings(mesh, results, axes_of)
+        given = partitioned_calls.named_shardings(mesh, names, axes_of)
+        return mesh, local, shardings if len(shardings) > 1 else shardings[0], tuple(given)
 
-    function = custom_partitioning(lambda *operands: call.whole(*operands))
-    operands = ", ".join(" ".join(dims) for dims in names)
-    of_results = ", ".join(" ".join(dims) for dims in results)
-    function.def_partition(partition=partition, sharding_rule=f"{operands} -> {of_results}")
+    function = custom_partitioning(lambda *operands: whole(*operands, **attributes))
+    function.def_partition(
+        partition=partition, sharding_rule=partitioned_calls.sharding_rule(names, results)
+    )
     return function
 
 
 def _local(
-    call: SplitCall,
+    kernel: RowKernel,
+    whole: Callable[..., Any],
     operands: Sequence[jax.Array],
     full: tuple[int, ...],
     axes: Sequence[tuple[str, ...]],
+    attributes: dict[str, Any],
 ) -> Any:
     """The result of this device from its shards; `axes` are the mesh axes of each dimension."""
-    if call.at_place is not None and (axes[-2] or axes[-1]):
-        rows, cols = operands[0].shape[-2:]
-        place = Place((full[-2], full[-1]), index(axes[-2]) * rows, index(axes[-1]) * cols)
-        call, operands = call.at_place(operands, place)
-    if axes[-1]:
-        return call.in_parts(operands, axes[-1])
-    return call.whole(*operands)
+    if calls.is_banded(attributes) and (axes[-2] or axes[-1]):
+        operands, attributes = _without_band(kernel, operands, full, axes, attributes)
+    if not axes[-1]:
+        return whole(*operands, **attributes)
+    if kernel.in_parts is not None:
+        return kernel.in_parts(operands, axes[-1], **attributes)
+    given = {name: attributes[name] for name in ("scale", "has_mask", "wide") if name in attributes}
+    return calls.in_parts(kernel.operation_of(**attributes).name, operands, axes[-1], **given)
+
+
+def _without_band(
+    kernel: RowKernel,
+    operands: Sequence[jax.Array],
+    full: tuple[int, ...],
+    axes: Sequence[tuple[str, ...]],
+    attributes: dict[str, Any],
+) -> tuple[list[jax.Array], dict[str, Any]]:
+    """Turns the band into a mask for a shard of each matrix, whose offset is known only at run time.
+
+    The mask has the size of one shard of a matrix, and all matrices share it. A gradient needs no mask:
+    y is 0 outside of the band, which only saves reads.
+    """
+    first, *others = operands
+    if all(x.role != "mask" for x in kernel.operation.operands):
+        return [first, *others], {**attributes, **calls.OPEN}
+    (q, k), (rows, cols) = full[-2:], first.shape[-2:]
+    own = index(axes[-2]) * rows + jnp.arange(rows) + (k - q if attributes["from_end"] else 0)
+    columns = index(axes[-1]) * cols + jnp.arange(cols)
+    seen = reference.within_band(own, columns, attributes["left"], attributes["right"], first.ndim)
+    if attributes["has_mask"]:
+        seen = seen & others.pop(0)
+    return [first, seen, *others], {**attributes, **calls.OPEN, "has_mask": True}
 
 
 def index(axes: tuple[str, ...]) -> jax.Array | int:

@@ -64,9 +64,9 @@ def test_who_asks_gets_a_kernel(kernel, dtype, cols, tier, require_kernel, platf
 
 @pytest.mark.parametrize(("may_leave", "calls"), [(True, False), (False, True)])
 def test_each_device_decides_by_its_own_rows(kernel, may_leave, calls):
-    call = lowering._split_call(kernel, "auto", {}, {}, may_leave)
+    whole = functools.partial(lowering.whole, kernel, "auto", {}, may_leave)
     for cols, called in ((LONG, calls), (SHORT, True)):
-        jaxpr = jax.make_jaxpr(call.whole)(jax.ShapeDtypeStruct((4, cols), "float32"))
+        jaxpr = jax.make_jaxpr(whole)(jax.ShapeDtypeStruct((4, cols), "float32"))
         assert ("jaxkernels_rows" in str(jaxpr)) == called
 
 

@@ -82,8 +82,7 @@ def test_this_file_would_notice_a_gather(cpu_devices):
     x = jax.device_put(X[:, 0], NamedSharding(mesh, P("data")))
 
     def bare(x):
-        call = jax.ffi.ffi_call("jaxkernels_rows", jax.ShapeDtypeStruct(x.shape, x.dtype))
-        return call(x, **softmax.softmax_fwd.call_attributes("auto"))
+        return calls.rows(softmax.softmax_fwd.operation, x)
 
     text = jax.jit(bare).lower(x).compile().as_text()
     assert "all-gather" in text

@@ -7,6 +7,7 @@ It needs the CUDA module, so that a file holds the calls of both platforms, but 
 supported JAX, which cannot read the files of newer ones.
 """
 
+import functools
 from pathlib import Path
 
 import jax
@@ -16,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
 from jaxkernels._core import registry
-from jaxkernels._rows import parts
+from jaxkernels._rows import calls
 
 FOLDER = Path(__file__).resolve().parent.parent / "package" / "exported"
 PLATFORMS = ("cpu", "cuda")
@@ -41,10 +42,8 @@ def rows(x, mask, bias, labels):
 def row_parts(x):
     """Runs the multi-device code path of rows on one device."""
     mesh = jax.make_mesh((1,), ("part",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
-    log_softmax = parts.Parts("log_softmax_fwd")
-    apply = jax.shard_map(
-        lambda x: parts.apply(log_softmax, [x], ("part",)), mesh=mesh, in_specs=P(), out_specs=P()
-    )
+    log_softmax = functools.partial(calls.in_parts, "log_softmax_fwd", axes=("part",))
+    apply = jax.shard_map(lambda x: log_softmax([x]), mesh=mesh, in_specs=P(), out_specs=P())
     return apply(x)
 
 

@@ -11,16 +11,16 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
-from jaxkernels._rows import parts as row_parts
+from jaxkernels._rows import calls
 from jaxkernels.verify.truth import tolerance
 
 
 def in_parts(operation, *operands, scale=1.0, has_mask=False):
     """The operation in two parts, on the one device under test."""
-    parts = row_parts.Parts(operation, scale, has_mask)
+    options = {"scale": scale, "has_mask": has_mask}
     mesh = jax.make_mesh((1,), ("a",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
     apply = jax.shard_map(
-        lambda *operands: row_parts.apply(parts, operands, ("a",)),
+        lambda *operands: calls.in_parts(operation, operands, ("a",), **options),
         mesh=mesh,
         in_specs=P(),
         out_specs=P(),

@@ -1,0 +1,164 @@
+"""Builds every FFI call of the row kernels: of whole rows, and of column-sharded rows.
+
+The statistics kernel reduces this device's columns. One all-reduce combines the maxima (if the operation
+needs them), and another the sums. The finish kernel then computes this device's columns of the result;
+per-row results need no finish kernel. Each kernel reads the operands once.
+
+For float32 and float64 log_softmax also counts the elements equal to the maximum. If a shard's maximum
+is below the row's, its count moves to the other sum.
+
+The maxima and sums of shards are combined as in Milakov and Gimelshein, "Online normalizer calculation
+for softmax", 2018, arXiv:1805.02867.
+
+Owns: attributes, shapes and dtypes of the calls, and the combination of statistics over devices. Must not
+know: JAX's transformations, how arrays are sharded (`partitioning`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxkernels._core import registry
+from jaxkernels._rows import reference
+from jaxkernels._rows.contract import OPERATIONS, Operand, RowOperation
+from jaxkernels._rows.reference import compute_dtype
+from jaxkernels.typing import Operation
+
+# A band that hides nothing.
+OPEN = {"left": -registry.UNBOUNDED, "right": registry.UNBOUNDED, "from_end": False}
+# Attributes of the statistics and finish targets, at their neutral values.
+_OF_PARTS = {"scale": 1.0, "has_mask": False, "all_sums": False}
+
+
+def is_banded(attributes: dict[str, Any]) -> bool:
+    """Whether the result of a row depends on its index in its matrix."""
+    return any(attributes.get(side, OPEN[side]) != OPEN[side] for side in ("left", "right"))
+
+
+def attributes_of(operation: RowOperation, tier: str = "auto", **given: Any) -> dict[str, Any]:
+    """The attributes of a call of whole rows; `given` may contain others."""
+    known = {name: given.get(name, value) for name, value in (_OF_PARTS | OPEN).items()}
+    return {"operation": operation.name, "tier": tier, **known}
+
+
+def dtype_of(result: Operand, first: Any, attributes: dict[str, Any]) -> Any:
+    """The dtype of a result.
+
+    Elements have that of the first operand or the attribute `result_dtype`. Per-row results have its
+    compute dtype or, with the attribute `wide=False`, its own.
+    """
+    if result.is_of_row:
+        return compute_dtype(first) if attributes.get("wide", True) else first.dtype
+    return jnp.dtype(attributes.get("result_dtype") or first.dtype)
+
+
+def rows(
+    operation: RowOperation,
+    *operands: jax.Array,
+    tier: str = "auto",
+    aliases: dict[int, int] | None = None,
+    **attributes: Any,
+) -> Any:
+    """The result, or the list of results, of whole rows. Not differentiable.
+
+    Args:
+        operation: the contract.
+        operands: in the order of the contract.
+        tier: "auto", or the tier to force.
+        aliases: the operands that results overwrite.
+        attributes: as for `RowKernel.__call__`.
+    """
+    # Shapes are computed by hand, because tracing would lose float64 if x64 is off at lowering.
+    first = operands[0]
+    results = [
+        jax.ShapeDtypeStruct(
+            (*first.shape[:-1], x.count) if x.is_of_row else first.shape,
+            dtype_of(x, first, attributes),
+        )
+        for x in operation.results
+    ]
+    call = jax.ffi.ffi_call(
+        registry.ROWS_TARGET,
+        results if len(results) > 1 else results[0],
+        input_output_aliases=aliases,
+    )
+    return call(*operands, **attributes_of(operation, tier, **attributes))
+
+
+def statistics(
+    operation: RowOperation, operands: Sequence[jax.Array], **attributes: Any
+) -> jax.Array:
+    """(maximum, sums...) of this device's columns, of shape (..., 1 + sums) in the compute dtype.
+
+    `operands` are those with one element per row element.
+    """
+    first = operands[0]
+    shape = (*first.shape[:-1], 1 + operation.sums_of(first.dtype))
+    result = jax.ShapeDtypeStruct(shape, compute_dtype(first))
+    call = jax.ffi.ffi_call(registry.STATISTICS_TARGET, result)
+    return call(*operands, operation=operation.name, **_OF_PARTS | attributes)
+
+
+def in_parts(
+    name: Operation,
+    operands: Sequence[jax.Array],
+    axes: tuple[str, ...],
+    *,
+    scale: float = 1.0,
+    has_mask: bool = False,
+    wide: bool = False,
+) -> jax.Array:
+    """The operation on rows whose columns are sharded over the mesh axes `axes`.
+
+    Args:
+        name: name of the operation.
+        operands: this device's shards, in the order of the operation.
+        axes: names of mesh axes.
+        scale: factor of the attention scores.
+        has_mask: whether the second operand is a mask of attention scores.
+        wide: whether a per-row result has the compute dtype instead of that of the first operand.
+    """
+    first, operation = operands[0], OPERATIONS[name]
+    attributes = {"scale": np.float64(scale), "has_mask": has_mask}
+    specs = operation.operands_of_call(has_mask=has_mask)
+    elements = [x for x, spec in zip(operands, specs, strict=True) if not spec.is_of_row]
+    own = statistics(operation, elements, **attributes)
+    relative, counts_max = (
+        operation.relative_sums_of(first.dtype),
+        operation.counts_max_of(first.dtype),
+    )
+    whole = _of_all_devices(own, axes, relative, counts_max)
+    if not operation.stores_elements:
+        scalar = reference.FROM_STATISTICS[name](whole)
+        return scalar if wide else scalar.astype(first.dtype)
+    result = jax.ShapeDtypeStruct(first.shape, first.dtype)
+    call = jax.ffi.ffi_call(registry.FINISH_TARGET, result)
+    return call(whole, *operands, operation=name, **_OF_PARTS | attributes)
+
+
+def _of_all_devices(
+    own: jax.Array, axes: tuple[str, ...], relative: int, counts_max: bool
+) -> jax.Array:
+    """Combines shards' statistics (..., {maximum, sums}) into those of whole rows.
+
+    The first `relative` sums are relative to the maximum. If it is 0, the maximum is unused.
+    """
+    largest, sums = own[..., :1], own[..., 1:]
+    if relative > 0:
+        own_largest, largest = largest, lax.pmax(largest, axes)
+        has_largest = own_largest == largest
+        if counts_max:  # move the count of a smaller maximum to the other sum
+            count = sums[..., 1:]
+            joining = jnp.where(has_largest, 0, count)
+            sums = jnp.concatenate([sums[..., :1] + joining, count - joining], axis=-1)
+        # A shard that has the row's maximum keeps its sums, even if the maximum is infinite.
+        both = (jnp.where(has_largest, 0, value) for value in (own_largest, largest))
+        is_relative = np.arange(sums.shape[-1]) < relative
+        sums = sums * jnp.where(is_relative, reference.exp_difference(*both), 1)
+    return jnp.concatenate([largest, lax.psum(sums, axes)], axis=-1)
