@@ -19,8 +19,6 @@ from jaxkernels._core.registry import MAX_BATCH_DIMS
 from jaxkernels._sgemm import plan
 from jaxkernels._sgemm.options import Options, matrix_dims
 
-TARGET = registry.SGEMM_TARGET
-
 
 def reference(
     a: jax.Array,
@@ -60,7 +58,9 @@ def ffi_multiply(
     )
     a, b = _pad_rows(a, scheme.pad_a), _pad_rows(b, scheme.pad_b)
     operands = [a, b] if c is None else [a, b, c]
-    call = jax.ffi.ffi_call(TARGET, results, input_output_aliases={} if c is None else {2: 0})
+    call = jax.ffi.ffi_call(
+        registry.SGEMM_TARGET, results, input_output_aliases={} if c is None else {2: 0}
+    )
     return call(
         *operands,
         trans_a=options.trans_a,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ DotDimensionNumbers = tuple[
 ]
 
 
+@eager.jit_when_eager("a", "b")
 def matmul(
     a: ArrayLike,
     b: ArrayLike,
@@ -102,55 +103,28 @@ def matmul(
         The ladder of tiles follows the article behind github.com/AyakaGEMM/Hands-on-GEMM; the last three
         kernels are ours (ffi/sgemm/README.md).
     """
-    return _matmul(
-        *(a, b, precision, preferred_element_type, out_sharding),
-        *(algorithm, implementation, other_dtypes),
-    )
-
-
-@eager.jit_when_eager("a", "b")
-def _matmul(
-    a: ArrayLike,
-    b: ArrayLike,
-    precision: Any,
-    preferred_element_type: DTypeLike | None,
-    out_sharding: Any,
-    algorithm: Algorithm | None,
-    implementation: Implementation | None,
-    other_dtypes: OtherDtypes | None,
-) -> jax.Array:
-    a, b = checks.as_operands("matmul", a, b)
     reference = functools.partial(
-        jnp.matmul,
-        preferred_element_type=preferred_element_type,
-        out_sharding=out_sharding,
+        jnp.matmul, preferred_element_type=preferred_element_type, out_sharding=out_sharding
     )
-    highest = functools.partial(reference, precision=lax.Precision.HIGHEST)
-    if checks.asks_for_xla(algorithm, implementation):
-        return highest(a, b)
-    widens = checks.takes_other_dtypes(other_dtypes, algorithm, implementation)
-    if widens and checks.are_xlas(a, b, preferred_element_type):
-        return reference(a, b, precision=checks.xlas_precision(a, b, precision))
-    checks.check_precision(precision)
-    # eval_shape raises jnp.matmul's errors for bad shapes and unknown precisions.
-    jax.eval_shape(functools.partial(reference, precision=precision), a, b)
-    a, b = checks.as_float32("matmul", a, b, preferred_element_type, widens)
-    if a.ndim <= 2 or b.ndim <= 2:
-        # At most one operand has batch dimensions; they become free dimensions.
-        contracting = ((a.ndim - 1,), (max(b.ndim - 2, 0),))
-        product = contraction.dot_general(
-            a, b, (contracting, ((), ())), out_sharding, algorithm, implementation
-        )
-        if b.ndim <= 2:
-            return product
-        # The product has the shape (m, ..., n); jnp.matmul returns (..., m, n).
-        return product if a.ndim == 1 else jnp.moveaxis(product, 0, -2)
-    if out_sharding is not None:
-        checks.check_no_kernel_is_forced(algorithm, implementation)
-        return highest(a, b)
-    rank = max(a.ndim, b.ndim)
-    a, b = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
-    return primitive.multiply(a, b, options=contraction.options_of(algorithm, implementation))
+
+    def kernel(a: jax.Array, b: jax.Array) -> jax.Array:
+        if a.ndim <= 2 or b.ndim <= 2:
+            # At most one operand has batch dimensions; they become free dimensions.
+            numbers = (((a.ndim - 1,), (max(b.ndim - 2, 0),)), ((), ()))
+            product = contraction.dot_general(
+                a, b, numbers, out_sharding, algorithm, implementation
+            )
+            # The product has the shape (m, ..., n); jnp.matmul returns (..., m, n).
+            return product if b.ndim <= 2 or a.ndim == 1 else jnp.moveaxis(product, 0, -2)
+        if out_sharding is not None:
+            checks.check_no_kernel_is_forced(algorithm, implementation)
+            return reference(a, b, precision=lax.Precision.HIGHEST)
+        rank = max(a.ndim, b.ndim)
+        a, b = (x.reshape((1,) * (rank - x.ndim) + x.shape) for x in (a, b))
+        return primitive.multiply(a, b, options=contraction.options_of(algorithm, implementation))
+
+    options = (precision, preferred_element_type, algorithm, implementation, other_dtypes)
+    return _dispatch("matmul", kernel, reference, a, b, *options)
 
 
 def dot_general(
@@ -213,15 +187,8 @@ def dot_general(
     (contract, batch) = dimension_numbers
     numbers = (_as_tuples(contract), _as_tuples(batch))
     return _dot_general(
-        lhs,
-        rhs,
-        numbers,
-        precision,
-        preferred_element_type,
-        out_sharding,
-        algorithm,
-        implementation,
-        other_dtypes,
+        *(lhs, rhs, numbers, precision, preferred_element_type),
+        *(out_sharding, algorithm, implementation, other_dtypes),
     )
 
 
@@ -237,24 +204,47 @@ def _dot_general(
     implementation: Implementation | None,
     other_dtypes: OtherDtypes | None,
 ) -> jax.Array:
-    lhs, rhs = checks.as_operands("dot_general", lhs, rhs)
     reference = functools.partial(
         lax.dot_general,
         dimension_numbers=numbers,
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
     )
-    if checks.asks_for_xla(algorithm, implementation):
-        return reference(lhs, rhs, precision=lax.Precision.HIGHEST)
-    widens = checks.takes_other_dtypes(other_dtypes, algorithm, implementation)
-    if widens and checks.are_xlas(lhs, rhs, preferred_element_type):
-        return reference(lhs, rhs, precision=checks.xlas_precision(lhs, rhs, precision))
-    checks.check_precision(precision)
-    # eval_shape raises lax.dot_general's errors for bad dimensions and unknown precisions.
-    jax.eval_shape(functools.partial(reference, precision=precision), lhs, rhs)
-    lhs, rhs = checks.as_float32("dot_general", lhs, rhs, preferred_element_type, widens)
-    return contraction.dot_general(lhs, rhs, numbers, out_sharding, algorithm, implementation)
+
+    def kernel(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        return contraction.dot_general(lhs, rhs, numbers, out_sharding, algorithm, implementation)
+
+    options = (precision, preferred_element_type, algorithm, implementation, other_dtypes)
+    return _dispatch("dot_general", kernel, reference, lhs, rhs, *options)
 
 
 def _as_tuples(pair: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(map(operator.index, pair[0])), tuple(map(operator.index, pair[1]))
+
+
+def _dispatch(
+    function: str,
+    kernel: Callable[[jax.Array, jax.Array], jax.Array],
+    reference: Callable[..., jax.Array],
+    a: ArrayLike,
+    b: ArrayLike,
+    precision: Any,
+    preferred_element_type: DTypeLike | None,
+    algorithm: Algorithm | None,
+    implementation: Implementation | None,
+    other_dtypes: OtherDtypes | None,
+) -> jax.Array:
+    """`kernel(a, b)` of float32 operands, or XLA's product, `reference(a, b, precision=...)`.
+
+    XLA computes products that ask for it, and those of other dtypes if `other_dtypes` allows them.
+    """
+    a, b = checks.as_operands(function, a, b)
+    if checks.asks_for_xla(algorithm, implementation):
+        return reference(a, b, precision=lax.Precision.HIGHEST)
+    widens = checks.takes_other_dtypes(other_dtypes, algorithm, implementation)
+    if widens and checks.are_xlas(a, b, preferred_element_type):
+        return reference(a, b, precision=checks.xlas_precision(a, b, precision))
+    checks.check_precision(precision)
+    # eval_shape raises the reference's errors for bad shapes and unknown precisions.
+    jax.eval_shape(functools.partial(reference, precision=precision), a, b)
+    return kernel(*checks.as_float32(function, a, b, preferred_element_type, widens))

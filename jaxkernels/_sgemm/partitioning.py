@@ -12,27 +12,30 @@ is computed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxkernels._core import partitioned_calls
+from jaxkernels._sgemm.options import Options
 
 # Mesh axes over which a dimension is sharded, in order.
 _Axes = tuple[str, ...]
 
 
 def partitioned(
-    local: Callable[..., jax.Array], shapes: Sequence[tuple[int, ...]], options: Any
+    local: Callable[..., jax.Array], shapes: Sequence[tuple[int, ...]], options: Options
 ) -> Callable[..., jax.Array]:
     """A `custom_partitioning` function of a, b and optionally c.
 
     Args:
         local: the product of one device, `local(a, b, c=None, options=...)`.
         shapes: the shapes of the operands.
-        options: an `Options`.
+        options: flags and factors.
     """
 
     def whole(*operands: jax.Array) -> jax.Array:
@@ -42,8 +45,7 @@ def partitioned(
     result = _result_names(names)
 
     def partition(mesh: Any, operands: Any, result_info: Any) -> Any:
-        specs = [_padded(info.sharding.spec, len(info.shape)) for info in operands]
-        axes = _assign(names[:2], specs[:2])
+        axes = _assign(names[:2], [partitioned_calls.mesh_axes(x) for x in operands[:2]])
         # XLA pads shards of unequal size with arbitrary values. It discards padded rows, columns and
         # batch elements, but padding along k would enter the sums, so such a k is gathered.
         depth = operands[0].shape[names[0].index("k")]
@@ -52,15 +54,12 @@ def partitioned(
         contracted = axes.get("k", ())
         # Dimensions that no operand shards take the sharding of the result: the operands are
         # replicated, and each device computes less.
-        wanted = _padded(result_info.sharding.spec, len(result))
+        wanted = partitioned_calls.mesh_axes(result_info)
         for dim, wanted_axes in zip(result, wanted, strict=True):
             taken = {axis for assigned in axes.values() for axis in assigned}
             if dim not in axes and wanted_axes and taken.isdisjoint(wanted_axes):
                 axes[dim] = wanted_axes
         scattered = _scattered(result, wanted, result_info.shape, axes, mesh)
-
-        def sharding(dims: Sequence[str]) -> NamedSharding:
-            return NamedSharding(mesh, PartitionSpec(*(axes.get(dim) or None for dim in dims)))
 
         def lowered(*parts: jax.Array) -> jax.Array:
             if not contracted:
@@ -69,25 +68,24 @@ def partitioned(
             if scattered is None:
                 total = jax.lax.psum(product, contracted)
             else:
-                total = jax.lax.psum_scatter(
-                    product, wanted[scattered], scatter_dimension=scattered, tiled=True
-                )
+                sums = functools.partial(jax.lax.psum_scatter, product, wanted[scattered])
+                total = sums(scatter_dimension=scattered, tiled=True)
             return total + options.beta * parts[2] if options.beta else total
 
-        operand_shardings = [sharding(dims) for dims in names[:2]]
+        given = partitioned_calls.named_shardings(mesh, names[:2], axes)
         if scattered is not None:
             axes[result[scattered]] = wanted[scattered]
         # c has the sharding of the result.
-        operand_shardings += [sharding(dims) for dims in names[2:]]
-        return mesh, lowered, sharding(result), tuple(operand_shardings)
+        of_result, *of_c = partitioned_calls.named_shardings(mesh, [result, *names[2:]], axes)
+        return mesh, lowered, of_result, (*given, *of_c)
 
     function = custom_partitioning(whole)
-    rule = f"{', '.join(' '.join(dims) for dims in names)} -> {' '.join(result)}"
+    rule = partitioned_calls.sharding_rule(names, [result])
     function.def_partition(partition=partition, sharding_rule=rule, reduction_factors=("k",))
     return function
 
 
-def _names(shapes: Sequence[tuple[int, ...]], options: Any) -> list[list[str]]:
+def _names(shapes: Sequence[tuple[int, ...]], options: Options) -> list[list[str]]:
     """The dimension names of every operand; equal names have the same sharding.
 
     A batch dimension of size 1 that broadcasts against the other operand has a name of its own.
@@ -127,11 +125,6 @@ def _scattered(
         if contracted and same and dim not in assigned and shape[d] % devices == 0:
             return d
     return None
-
-
-def _padded(spec: PartitionSpec, rank: int) -> list[_Axes]:
-    entries = [*spec, *[None] * (rank - len(spec))]
-    return [() if e is None else tuple(e) if isinstance(e, tuple) else (e,) for e in entries]
 
 
 def _assign(names: Sequence[Sequence[str]], specs: Sequence[Sequence[_Axes]]) -> dict[str, _Axes]:

@@ -22,12 +22,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir, xla
+from jax.interpreters import ad, mlir
 from jax.sharding import PartitionSpec
 
 from jaxkernels._core import compat, partitioned_calls, registry, sharding
 from jaxkernels._sgemm import partitioning
-from jaxkernels._sgemm.calls import TARGET, ffi_multiply, reference, with_tall_rows
+from jaxkernels._sgemm.calls import ffi_multiply, reference, with_tall_rows
 from jaxkernels._sgemm.options import Options, matrix_dims
 
 sgemm_p = Primitive("jaxkernels_sgemm")
@@ -118,7 +118,9 @@ def _batch(
 def _lower_reference(ctx: mlir.LoweringRuleContext, *operands: Any, options: Options) -> Any:
     platforms = compat.lowering_platforms(ctx)
     if options.require_kernel:
-        why = "; ".join(registry.why_not_live(TARGET, platform) for platform in platforms)
+        why = "; ".join(
+            registry.why_not_live(registry.SGEMM_TARGET, platform) for platform in platforms
+        )
         raise NotImplementedError(
             f'implementation="ffi": no kernel of {sgemm_p.name} for platform '
             f"{', '.join(map(repr, platforms))}: {why}"
@@ -231,13 +233,10 @@ def _multiply_and_sum(x: jax.Array, y: jax.Array, target: Any, options: Options)
     return jnp.sum(product, axis=summed, keepdims=True) if summed else product
 
 
-sgemm_p.def_impl(functools.partial(xla.apply_primitive, sgemm_p))
-sgemm_p.def_abstract_eval(_abstract_eval)
-batching.fancy_primitive_batchers[sgemm_p] = _batch
+compat.define(sgemm_p, _abstract_eval, _batch)
 ad.primitive_jvps[sgemm_p] = _jvp
 ad.primitive_transposes[sgemm_p] = _transpose
 mlir.register_lowering(sgemm_p, _lower_reference)
 if registry.has_cuda_module():
     mlir.register_lowering(sgemm_p, _lower_cuda, platform="cuda")
 partitioned_calls.needs_devices_for_lowering(sgemm_p)
-compat.register_nan_check(sgemm_p)

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir, xla
+from jax.interpreters import ad, mlir
 
 from jaxkernels._core import compat, sharding
 
@@ -81,10 +81,7 @@ def _batch(
     return scale(factor, x), 0
 
 
-scale_p.def_impl(functools.partial(xla.apply_primitive, scale_p))
-scale_p.def_abstract_eval(_abstract_eval)
-batching.fancy_primitive_batchers[scale_p] = _batch
+compat.define(scale_p, _abstract_eval, _batch)
 ad.primitive_jvps[scale_p] = _jvp
 ad.primitive_transposes[scale_p] = _transpose
 mlir.register_lowering(scale_p, mlir.lower_fun(_reference, multiple_results=False))
-compat.register_nan_check(scale_p)

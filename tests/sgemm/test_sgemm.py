@@ -11,7 +11,7 @@ import pytest
 from conftest import skip_or_fail
 
 import jaxkernels as jk
-from jaxkernels._core import devices
+from jaxkernels._core import devices, registry
 from jaxkernels._sgemm import calls
 from jaxkernels._sgemm.options import Options
 
@@ -298,7 +298,7 @@ def call_with_padding(a, b, pads, **changes):
         for x, trans, pad in zip((a, b), flags, pads, strict=True)
     ]
     results = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((a.shape[0], b.shape[1]), (0,))]
-    call = jax.ffi.ffi_call(calls.TARGET, results)
+    call = jax.ffi.ffi_call(registry.SGEMM_TARGET, results)
     return np.asarray(jax.jit(lambda *x: call(*x, **attributes))(*stored)[0])
 
 
