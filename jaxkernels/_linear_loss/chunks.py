@@ -24,6 +24,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +65,10 @@ class Call:
     options: Options
     members: int = 0
 
+    def named(self, values: Sequence[Any]) -> dict[str, Any]:
+        """A value for each operand, by its name."""
+        return dict(zip(self.names, values, strict=True))
+
 
 def run(
     call: Call, operands: Sequence[jax.Array], rows: RowCalls, chunk_rows: int | None
@@ -76,7 +81,7 @@ def run(
         rows: the way to call row kernels.
         chunk_rows: rows of a chunk; None for one chunk of all rows.
     """
-    given = dict(zip(call.names, operands, strict=True))
+    given = call.named(operands)
     lead = given["x"].shape[:-1]
     count = math.prod(lead)
     flat = {

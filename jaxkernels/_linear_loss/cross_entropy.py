@@ -181,9 +181,7 @@ def linear_cross_entropy(
         return_entropy=return_entropy,
         max_bytes=max_bytes,
     )
-    loss_arguments.check_reduction(reduction)
-    loss_arguments.check_numbers(_NAME, label_smoothing=label_smoothing, z_loss=z_loss)
-    loss_arguments.check_range("label_smoothing", label_smoothing, 0.0, 1.0)
+    loss_arguments.check_loss_options(_NAME, reduction, label_smoothing, z_loss)
     label_array = loss_arguments.as_labels(_NAME, "labels", labels)
     given, logits = _operands(x, w, bias, trans_w, of_logits, label_array)
     loss_arguments.check_are_labels(_NAME, "labels", label_array, logits)
@@ -197,9 +195,7 @@ def linear_cross_entropy(
     if scales is not None:
         given["scales"] = scales
     weight = loss_arguments.weights_of_rows(_NAME, weights, label >= 0, logits)
-    numbers = reference.numbers_of_rows(
-        reference.reducing(weight, reduction), label_smoothing, z_loss
-    )
+    numbers = reference.coefficients_of(weight, reduction, label_smoothing, z_loss)
     smooths = not loss_arguments.is_known(label_smoothing, 0.0)
     options = Options(
         trans_w=bool(trans_w),

@@ -10,6 +10,7 @@ Owns: the sharding rule and the per-device functions. Must not know: what a chun
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -49,18 +50,15 @@ def partitioned(
         results = partitioned_calls.named_shardings(mesh, result_dims, axes)
         given = partitioned_calls.named_shardings(mesh, operand_dims, axes)
 
-        def local(*parts: jax.Array) -> list[jax.Array]:
+        def lowered(*parts: jax.Array) -> list[jax.Array]:
             # XLA may call back on a thread where x64 is off.
             with jax.enable_x64(parts[0].dtype == jnp.float64):
-                return _local(call, parts, axes, platform, uses_kernels)
+                return _reduced(call, parts, axes, platform, uses_kernels)
 
-        return mesh, local, results, tuple(given)
+        return mesh, lowered, results, tuple(given)
 
-    def whole(*operands: jax.Array) -> list[jax.Array]:
-        rows = RowCalls("primitive" if uses_kernels else "plain")
-        return chunks.run(call, operands, rows, plan.chunk_rows(call, shapes, operands, platform))
-
-    function = custom_partitioning(whole)
+    rows = RowCalls("primitive" if uses_kernels else "plain")
+    function = custom_partitioning(functools.partial(local, call, rows, platform))
     rule = partitioned_calls.sharding_rule(operand_dims, result_dims)
     function.def_partition(partition=partition, sharding_rule=rule)
     return function
@@ -103,7 +101,12 @@ def _axes(
     return found
 
 
-def _local(
+def local(call: Call, rows: RowCalls, platform: str, *operands: jax.Array) -> list[jax.Array]:
+    """The results from the rows of one device, in chunks."""
+    return chunks.run(call, operands, rows, plan.chunk_rows(call, operands, platform))
+
+
+def _reduced(
     call: Call,
     parts: Sequence[jax.Array],
     axes: dict[str, tuple[str, ...]],
@@ -113,8 +116,7 @@ def _local(
     """The results of this device, with sums all-reduced over the devices that contribute to them."""
     of_classes = axes.get(_CLASSES, ())
     rows = RowCalls("in_place" if uses_kernels else "plain", axes=of_classes)
-    shapes = [part.shape for part in parts]
-    found = chunks.run(call, parts, rows, plan.chunk_rows(call, shapes, parts, platform))
+    found = local(call, rows, platform, *parts)
     dims = sorted(axes.keys() - {_CLASSES})
     of_rows = tuple(axis for dim in dims for axis in axes[dim])
     summed_rows = tuple(axis for dim in dims if int(dim[3:]) >= call.members for axis in axes[dim])

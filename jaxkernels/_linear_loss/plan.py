@@ -215,11 +215,9 @@ def plan_linear_cross_entropy(
     if min(sizes) < 1:
         raise ValueError(f"sizes must be positive; got {rows=}, {features=}, {classes=}")
     validate.check_choice("platform", platform, get_args(PlanPlatform))
-    of_logits = logits_dtype_name(logits_dtype) or name
-    problem = _Problem(
-        *(rows, features, classes, jnp.dtype(name), jnp.dtype(of_logits)),
-        *(bool(trans_w), is_scaled, not w_is_constant, platform, device),
-    )
+    dtypes = (jnp.dtype(name), jnp.dtype(logits_dtype_name(logits_dtype) or name))
+    flags = (bool(trans_w), is_scaled, not w_is_constant)
+    problem = _Problem(rows, features, classes, *dtypes, *flags, platform, device)
     return problem.within(as_bytes(_NAME, max_bytes))
 
 
@@ -259,26 +257,28 @@ def as_bytes(function: str, max_bytes: Any) -> int | None:
         ) from None
 
 
-def chunk_rows(
-    call: Call, shapes: Sequence[Sequence[Any]], operands: Sequence[Any], platform: str
-) -> int | None:
+def chunk_rows(call: Call, operands: Sequence[Any], platform: str) -> int | None:
     """The rows of a chunk of an operation on this device; None for all rows at once.
 
     Args:
         call: the operation.
-        shapes: the shapes of the operands on this device. Symbolic sizes (jax.export) give one chunk.
-        operands: arrays or abstract values.
+        operands: those of this device. Symbolic sizes (jax.export) give one chunk.
         platform: JAX's name of the platform.
     """
-    sizes = dict(zip(call.names, shapes, strict=True))
-    if any(not isinstance(size, int) or size == 0 for shape in shapes for size in shape):
+    given, options = call.named(operands), call.options
+    if any(not isinstance(size, int) or size == 0 for x in operands for size in x.shape):
         return None
-    x, w = sizes["x"], sizes["w"]
-    dtype = jnp.dtype(operands[call.names.index("x")].dtype)
-    of_logits = jnp.dtype(call.options.logits_dtype or dtype)
+    x, w = given["x"], given["w"]
     problem = _Problem(
-        *(math.prod(x[:-1]), x[-1], w[0 if call.options.trans_w else 1], dtype, of_logits),
-        *(call.options.trans_w, "scales" in sizes, not SUMS.isdisjoint(call.wanted), platform),
+        rows=math.prod(x.shape[:-1]),
+        features=x.shape[-1],
+        classes=w.shape[0 if options.trans_w else 1],
+        dtype=x.dtype,
+        logits_dtype=jnp.dtype(options.logits_dtype or x.dtype),
+        trans_w=options.trans_w,
+        is_scaled="scales" in given,
+        sums=not SUMS.isdisjoint(call.wanted),
+        platform=platform,
     )
-    plan = problem.within(call.options.max_bytes)
+    plan = problem.within(options.max_bytes)
     return None if plan.chunks == 1 else plan.chunk_rows

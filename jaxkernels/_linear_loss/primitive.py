@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -24,17 +24,20 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, mlir
 
 from jaxkernels._core import compat, partitioned_calls, registry, sharding
-from jaxkernels._linear_loss import chunks, partitioning, plan
+from jaxkernels._linear_loss import chunks, partitioning
 from jaxkernels._linear_loss.chunks import SHARED, Arrays, Call
 from jaxkernels._linear_loss.options import Options
 from jaxkernels._linear_loss.row_calls import RowCalls
 from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows import derivatives
+from jaxkernels._rows.cross_entropy_reference import Measures, Residuals
 from jaxkernels._rows.reference import compute_dtype
 
 # Differentiable operands, in the order of the operands and of their gradients.
 MOVING = ("x", "w", "bias", "scales")
 _OPERATIONS = ("measures", "loss", "fwd_grad", "grad", "jvp")
+# Results that are numbers of each row.
+_NUMBERS = {"measures": Measures, "tangent": Measures, "kept": Residuals}
 _PRIMITIVES = {name: Primitive(f"jaxkernels_linear_cross_entropy_{name}") for name in _OPERATIONS}
 
 
@@ -76,7 +79,7 @@ def _equalized(given: Arrays) -> list[jax.Array]:
 
 
 def _abstract_eval(*avals: Any, call: Call) -> list[Any]:
-    given = dict(zip(call.names, avals, strict=True))
+    given = call.named(avals)
     x = given["x"]
     rows, spec = x.shape[:-1], list(compat.aval_spec(x))[:-1]
 
@@ -89,22 +92,19 @@ def _abstract_eval(*avals: Any, call: Call) -> list[Any]:
             members = call.members
             like = compat.with_shape_and_spec(x, rows[:members], spec[:members])
             return like.update(dtype=compute_dtype(x))
-        if name in ("measures", "tangent"):
-            return of_rows(4)
-        if name == "kept":
-            return of_rows(len(reference.Residuals._fields))
+        if name in _NUMBERS:
+            return of_rows(len(_NUMBERS[name]._fields))
         return given[name.removeprefix("d")].update(weak_type=False)
 
     return [of(name) for name in call.wanted]
 
 
 def _jvp_of_measures(primals: Any, tangents: Any, *, call: Call) -> Any:
-    given = dict(zip(call.names, primals, strict=True))
     results = _PRIMITIVES["measures"].bind(*primals, call=call)
     of_rows, kept = results
     dots = _dots(call, tangents)
     if dots:
-        operands = given | {"kept": lax.stop_gradient(kept)} | dots
+        operands = call.named(primals) | {"kept": lax.stop_gradient(kept)} | dots
         (tangent,) = _bind("jvp", operands, ("tangent",), call.options)
     else:
         tangent = jnp.zeros_like(of_rows)
@@ -113,20 +113,19 @@ def _jvp_of_measures(primals: Any, tangents: Any, *, call: Call) -> Any:
 
 def _dots(call: Call, tangents: Any) -> Arrays:
     """The nonzero tangents, by operand name."""
-    known = dict(zip(call.names, tangents, strict=True))
-    return {f"{n}_dot": t for n, t in known.items() if n in MOVING and type(t) is not ad.Zero}
+    moving = {n: t for n, t in call.named(tangents).items() if n in MOVING}
+    return {f"{n}_dot": t for n, t in moving.items() if type(t) is not ad.Zero}
 
 
 def _jvp_of_loss(primals: Any, tangents: Any, *, call: Call) -> Any:
-    given = dict(zip(call.names, primals, strict=True))
-    dots = _dots(call, tangents)
+    given, dots = call.named(primals), _dots(call, tangents)
     if call.members > 0:
         # Several losses would need one gradient of w each; differentiating their measures avoids that.
         return derivatives.jvp_of(functools.partial(_loss_by_measures, call), primals, tangents)
     wanted = ("kept", *(f"d{name.removesuffix('_dot')}" for name in dots))
     kept, *gradients = _bind("fwd_grad", given, wanted, call.options)
     numbers = given["numbers"]
-    dnumbers = ad.instantiate_zeros(dict(zip(call.names, tangents, strict=True))["numbers"])
+    dnumbers = ad.instantiate_zeros(call.named(tangents)["numbers"])
     of_numbers = functools.partial(_weighted, given["label"], reference.measures_of(kept), kept)
     value, tangent = jax.jvp(of_numbers, (numbers,), (dnumbers,))
     for gradient, dot in zip(gradients, dots.values(), strict=True):
@@ -143,7 +142,7 @@ def _weighted(
 
 
 def _loss_by_measures(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    given = dict(zip(call.names, operands, strict=True))
+    given = call.named(operands)
     numbers = given.pop("numbers")
     of_rows, kept = _bind("measures", given, ("measures", "kept"), call.options)
     return [_weighted(given["label"], of_rows, kept, numbers, call.members)]
@@ -160,48 +159,38 @@ def _jvp_of_whole(primals: Any, tangents: Any, *, call: Call) -> Any:
 
 
 def _transpose_of_jvp(cotangents: Any, *operands: Any, call: Call) -> list[Any]:
-    (cotangent,) = cotangents
-    linear = [n for n, x in zip(call.names, operands, strict=True) if ad.is_undefined_primal(x)]
+    (cotangent,), given = cotangents, call.named(operands)
+    linear = [name for name, x in given.items() if ad.is_undefined_primal(x)]
     if type(cotangent) is ad.Zero:
-        found = {
-            n: ad.Zero(x.aval) for n, x in zip(call.names, operands, strict=True) if n in linear
-        }
+        found = {name: ad.Zero(given[name].aval) for name in linear}
     else:
-        given = {
-            name: x
-            for name, x in zip(call.names, operands, strict=True)
-            if not name.endswith("_dot")
-        }
         wanted = [f"d{name.removesuffix('_dot')}" for name in linear]
-        given["cotangent"] = cotangent
-        found = dict(zip(linear, _bind("grad", given, wanted, call.options), strict=True))
+        given = {name: x for name, x in given.items() if not name.endswith("_dot")}
+        gradients = _bind("grad", given | {"cotangent": cotangent}, wanted, call.options)
+        found = dict(zip(linear, gradients, strict=True))
     return [found.get(name) for name in call.names]
 
 
 def _batch(axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], *, call: Call) -> Any:
     """A mapped row dimension becomes a further row dimension; a mapped w or bias needs a loop."""
-    mapped = [name for name, dim in zip(call.names, dims, strict=True) if dim is not None]
+    given, of_name = call.named(operands), call.named(dims)
+    mapped = [name for name, dim in of_name.items() if dim is not None]
     primitive = _PRIMITIVES[call.operation]
     if not mapped:
         return primitive.bind(*operands, call=call), [None] * len(call.wanted)
+
+    def at_front(names: Iterable[str]) -> Arrays:
+        return {n: compat.batch_at_front(axis_data, given[n], of_name[n]) for n in names}
+
     if SHARED.isdisjoint(mapped) and chunks.SUMS.isdisjoint(call.wanted):
         merged = dataclasses.replace(call, members=call.members + 1)
-        placed = [
-            x if name in SHARED else compat.batch_at_front(axis_data, x, dim)
-            for name, x, dim in zip(call.names, operands, dims, strict=True)
-        ]
-        return primitive.bind(*placed, call=merged), [0] * len(call.wanted)
-    given = dict(zip(call.names, operands, strict=True))
-    several = {
-        name: compat.batch_at_front(axis_data, x, dim)
-        for name, x, dim in zip(call.names, operands, dims, strict=True)
-        if dim is not None
-    }
+        placed = given | at_front(name for name in given if name not in SHARED)
+        return primitive.bind(*placed.values(), call=merged), [0] * len(call.wanted)
 
     def member(own: Arrays) -> list[jax.Array]:
         return _bind(call.operation, given | own, call.wanted, call.options, call.members)
 
-    return lax.map(member, several), [0] * len(call.wanted)
+    return lax.map(member, at_front(mapped)), [0] * len(call.wanted)
 
 
 def _traced(call: Call) -> RowCalls:
@@ -231,8 +220,7 @@ def _lower(platform: str, ctx: mlir.LoweringRuleContext, *operands: Any, call: C
             rows = RowCalls("plain")
         elif uses_kernels and partitioned_calls.runs_on_its_own(ctx):
             rows = RowCalls("in_place")
-        chunk_rows = plan.chunk_rows(call, shapes, avals, platform)
-        return mlir.lower_fun(lambda *operands: chunks.run(call, operands, rows, chunk_rows))(
+        return mlir.lower_fun(functools.partial(partitioning.local, call, rows, platform))(
             ctx, *operands
         )
 

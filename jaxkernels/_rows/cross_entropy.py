@@ -183,9 +183,7 @@ def cross_entropy(
     validate.check_static(
         axis=axis, reduction=reduction, return_lse=return_lse, return_entropy=return_entropy
     )
-    loss_arguments.check_reduction(reduction)
-    loss_arguments.check_numbers(name, label_smoothing=label_smoothing, z_loss=z_loss)
-    loss_arguments.check_range("label_smoothing", label_smoothing, 0.0, 1.0)
+    loss_arguments.check_loss_options(name, reduction, label_smoothing, z_loss)
     x = loss_arguments.rows_of_logits(name, logits, axis, where, logit_soft_cap, temperature)
     given = loss_arguments.as_labels(name, "labels", labels)
     loss_arguments.check_are_labels(name, "labels", given, logits, axis)
@@ -200,9 +198,7 @@ def cross_entropy(
         label = jnp.full((*x.shape[:-1], 1), -1, jnp.int32)
         is_counted = jnp.ones_like(label, bool)
     weight = loss_arguments.weights_of_rows(name, weights, is_counted, x)
-    numbers = reference.numbers_of_rows(
-        reference.reducing(weight, reduction), label_smoothing, z_loss
-    )
+    numbers = reference.coefficients_of(weight, reduction, label_smoothing, z_loss)
     x = calls.leaving_out(x, numbers[..., :1] == 0)
     alone = not (return_lse or return_entropy)
     # float16 takes the two-read path, because a mean's gradient can leave its range.

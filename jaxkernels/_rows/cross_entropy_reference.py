@@ -219,16 +219,13 @@ def cross_entropy_fwd_grad(
     return [cross_entropy_grad(x, label, kept, cotangent), kept]
 
 
-def reducing(weight: jax.Array, reduction: Reduction) -> jax.Array:
-    """The weight of each row for a reduction by a sum: for "mean", weight / sum(weight)."""
-    if reduction != "mean":
-        return weight
-    total = jnp.sum(weight)
-    return jnp.where(total == 0, 0, weight / jnp.where(total == 0, 1, total))
-
-
-def numbers_of_rows(weight: jax.Array, smoothing: ArrayLike, z_loss: ArrayLike) -> jax.Array:
-    """The `Coefficients` of each row."""
+def coefficients_of(
+    weight: jax.Array, reduction: Reduction, smoothing: ArrayLike, z_loss: ArrayLike
+) -> jax.Array:
+    """The `Coefficients` of each row, whose losses are summed: a "mean" divides by the sum of weights."""
+    if reduction == "mean":
+        total = jnp.sum(weight)
+        weight = jnp.where(total == 0, 0, weight / jnp.where(total == 0, 1, total))
     smoothing = jnp.asarray(smoothing, weight.dtype)
     of_all = (1 - smoothing, smoothing, jnp.asarray(z_loss, weight.dtype))
     # One concatenation lets XLA read each column where it is used, and fold the constant ones.

@@ -42,21 +42,18 @@ def _known(value: Any) -> np.ndarray | None:
     return np.asarray(value) if is_number else None
 
 
-def check_numbers(name: str, **options: Any) -> None:
+def _check_number(name: str, argument: str, value: Any) -> None:
     """Raises TypeError or ValueError for an option that is not a scalar."""
-    for argument, value in options.items():
-        shape = validate.as_array(name, argument, value).shape
-        if shape:
-            raise ValueError(
-                f"{name}: {argument} must be a number; got an array of the shape {shape}"
-            )
+    shape = validate.as_array(name, argument, value).shape
+    if shape:
+        raise ValueError(f"{name}: {argument} must be a number; got an array of the shape {shape}")
 
 
-def check_range(argument: str, value: Any, least: float, most: float) -> None:
-    """Raises ValueError for a concrete number outside of a range."""
+def _check_smoothing(value: Any) -> None:
+    """Raises ValueError for a concrete number that is no share."""
     known = _known(value)
-    if known is not None and not least <= known <= most:
-        raise ValueError(f"{argument} must be from {least} to {most}; got {value}")
+    if known is not None and not 0 <= known <= 1:
+        raise ValueError(f"label_smoothing must be from 0.0 to 1.0; got {value}")
 
 
 def _check_positive(argument: str, value: Any) -> None:
@@ -66,11 +63,14 @@ def _check_positive(argument: str, value: Any) -> None:
         raise ValueError(f"{argument} must be positive; got {value}")
 
 
-def check_reduction(reduction: Any) -> None:
-    """Raises ValueError for an unknown reduction."""
+def check_loss_options(name: str, reduction: Any, label_smoothing: Any, z_loss: Any) -> None:
+    """Raises TypeError or ValueError for an unknown reduction or an unsuitable number."""
     if reduction not in validate.REDUCTIONS:
         listed = ", ".join(map(repr, validate.REDUCTIONS))
         raise ValueError(f"reduction must be one of {listed}; got {reduction!r}")
+    _check_number(name, "label_smoothing", label_smoothing)
+    _check_number(name, "z_loss", z_loss)
+    _check_smoothing(label_smoothing)
 
 
 def rows_of_logits(
@@ -135,7 +135,7 @@ def _check_fits_logits(
 def scales_of_rows(name: str, soft_cap: Any, temperature: Any, x: Logits) -> jax.Array | None:
     """The temperature and the optional cap of each row, concatenated; None if neither is given."""
     if soft_cap is not None:
-        check_numbers(name, logit_soft_cap=soft_cap)
+        _check_number(name, "logit_soft_cap", soft_cap)
     _check_positive("logit_soft_cap", soft_cap)
     _check_positive("temperature", temperature)
     if soft_cap is None and is_known(temperature, 1.0):
@@ -244,7 +244,7 @@ def are_fit(name: str, argument: str, labels: Any, classes: int | None, **option
     """Whether a jitted call may take these labels. Raises ValueError for concrete values out of range."""
     smoothing = options.get("label_smoothing", 0.0)
     if np.ndim(smoothing) == 0:
-        check_range("label_smoothing", smoothing, 0.0, 1.0)
+        _check_smoothing(smoothing)
     for option in ("logit_soft_cap", "temperature"):
         _check_positive(option, options.get(option))
     dtype = int if type(labels) is int else getattr(labels, "dtype", bool)

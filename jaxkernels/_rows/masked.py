@@ -144,13 +144,10 @@ def apply(
 
     For float32 scores `result_dtype` may be a 16-bit dtype, to which the kernel rounds the result.
     """
-    validate.check_choice("implementation", implementation, validate.IMPLEMENTATIONS)
-    validate.check_choice("tier", tier, validate.TIERS)
+    validate.check_row_options(implementation, tier)
     validate.check_static(empty_rows=empty_rows)
     if empty_rows not in EMPTY_ROWS:
         raise ValueError(f"empty_rows must be 'zero' or 'mean'; got {empty_rows!r}")
-    if implementation == "xla" and tier is not None:
-        raise ValueError(f'implementation="xla" has no tiers; got tier={tier!r}')
 
     x = validate.as_array(function, "scores", scores)
     dtype = x.dtype

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
-from jaxkernels._rows import softmax
+from jaxkernels._rows import calls, softmax
 
 # Results that are compared bit for bit must all come from the CPU, even if a GPU is the default.
 pytestmark = pytest.mark.usefixtures("on_a_cpu")
