@@ -37,10 +37,8 @@ def running_ffi_api_version() -> tuple[int, int] | None:
         text = header.read_text(encoding="utf-8")
     except OSError:
         return None
-    found = [re.search(rf"#define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
-    if found[0] is None or found[1] is None:
-        return None
-    return int(found[0].group(1)), int(found[1].group(1))
+    found = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", text))
+    return (int(found["MAJOR"]), int(found["MINOR"])) if len(found) == 2 else None
 
 
 def runs_at_once() -> bool:

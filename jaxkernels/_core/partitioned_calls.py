@@ -113,18 +113,9 @@ def lower_partitioned(
 
     JAX identifies the callback by the address of a Python object, which it writes into the program and
     keeps with the executable. Then the persistent compilation cache never hits across processes, and the
-    executable cannot be pickled. This function replaces the address with a name. It writes the name
-    twice, because a JAX option lets the cache ignore the first place.
-
-    Args:
-        function: the function.
-        ctx: the context of the lowering rule.
-        operands: the operands of the lowering rule.
-        name: identifies the callback's behaviour, except for devices and operand types.
-        several: whether the function returns a list of results.
-
-    Returns:
-        The results for the lowering rule to return.
+    executable cannot be pickled. This function replaces the address with `name`, which identifies the
+    callback's behaviour, except for devices and operand types. It writes the name twice, because a JAX
+    option lets the cache ignore the first place. `several` says that the function returns a list.
     """
     results = mlir.lower_fun(function, multiple_results=several)(ctx, *operands)
     module = ctx.module_context

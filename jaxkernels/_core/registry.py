@@ -82,18 +82,10 @@ def _dotted(version: tuple[int, int] | None) -> str:
 
 
 def check_api_version(module: str, built: tuple[int, int], running: tuple[int, int] | None) -> None:
-    """Raises for a module that the running jaxlib would reject.
+    """Raises ImportError for a module that the running jaxlib (None: unknown) would reject.
 
     XLA rejects its handlers only when a backend starts, and then the whole backend fails. A module
-    built for an older minor version works.
-
-    Args:
-        module: name of the extension module.
-        built: (major, minor) of the XLA FFI headers that the module was compiled with.
-        running: the version of the jaxlib in this process; None if unknown.
-
-    Raises:
-        ImportError: the module is for another major or a newer minor version.
+    that was built with the headers of an older minor version works.
     """
     if running is None or (built[0] == running[0] and built[1] <= running[1]):
         return
@@ -171,12 +163,8 @@ def has_code_for(capability: str, architectures: str) -> bool:
 
     Machine code runs on the same major version with the same or a later minor one. Code for "90a" runs
     on 9.0 only. Code for "100f" runs where code for "100" does. PTX ("-virtual") runs on all later
-    versions.
-
-    Args:
-        capability: the compute capability of the GPU, e.g. "9.0".
-        architectures: names in CMake's spelling, e.g. "90a-real 80-virtual". A name without a number,
-            such as "all", counts as code for every GPU.
+    versions. `architectures` are names in CMake's spelling, e.g. "90a-real 80-virtual"; a name without a
+    number, such as "all", counts as code for every GPU.
     """
     major, minor = map(int, capability.split("."))
     for name in architectures.split():
@@ -218,9 +206,8 @@ def _why_no_code() -> str:
 
 def _remedy() -> str:
     """How to build for the GPUs of this process, or for an H100 or H200 if it has none."""
-    versions = [tuple(map(int, d.compute_capability.split("."))) for d in cuda_devices()] or [
-        (9, 0)
-    ]
+    capabilities = [device.compute_capability for device in cuda_devices()] or ["9.0"]
+    versions = [tuple(map(int, capability.split("."))) for capability in capabilities]
     if min(versions) < (8, 0):
         return "GPUs below compute capability 8.0 are not supported"
     names = [f"{major}{minor}{'a' * (major >= 9)}-real" for major, minor in dict.fromkeys(versions)]

@@ -31,10 +31,8 @@ def equalize_varying(operands: Sequence[jax.Array]) -> list[jax.Array]:
 def equalize(operands: Sequence[jax.Array], is_of_row: Sequence[bool]) -> list[jax.Array]:
     """Makes all operands vary over the same axes, with the explicit sharding of the first.
 
-    Args:
-        operands: the operands of one primitive. A dimension whose size differs from that of the first
-            operand is not sharded.
-        is_of_row: for each operand, whether its last dimension holds per-row numbers.
+    A dimension whose size differs from that of the first operand is not sharded, nor is the last one of
+    operands that hold per-row numbers (`is_of_row`).
     """
     spec = compat.explicit_spec(operands[0])
     equal = equalize_varying(operands)

@@ -92,16 +92,9 @@ def check_needs_no_kernel(function: str, why_not: str, implementation: Any, tier
 
 
 def as_array(function: str, argument: str, value: Any, *, nested: bool = False) -> jax.Array:
-    """`value` as a JAX array.
+    """An array or a number as a JAX array; with `nested`, anything that `jnp.asarray` takes.
 
-    Args:
-        function: name of the caller, for errors.
-        argument: name of the argument, for errors.
-        value: an array or a number.
-        nested: also accepts anything else that `jnp.asarray` takes, such as lists.
-
-    Raises:
-        TypeError: the value is none of these, or a NumPy array of a dtype that JAX does not have.
+    `function` and `argument` are names for the TypeError of other values, and of dtypes unknown to JAX.
     """
     convert = getattr(value, "__jax_array__", None)
     try:
@@ -149,19 +142,10 @@ def names_mapped_axis(axis: Any) -> bool:
 
 
 def canonical_axes(axis: Any, x_ndim: int, result_ndim: int) -> tuple[int, ...]:
-    """The reduced dimensions of the result, in ascending order.
+    """The reduced dimensions of the result, in ascending order; all if `axis` is None.
 
-    `where` may have more dimensions than x. As in jax.nn, `axis` must be valid for x, but indexes the
-    dimensions of the result.
-
-    Args:
-        axis: an integer, an iterable of integers, or None for all dimensions.
-        x_ndim: number of dimensions of x.
-        result_ndim: number of dimensions of x broadcast against `where`.
-
-    Raises:
-        TypeError: `axis` is not made of integers.
-        ValueError: `axis` is out of bounds or has duplicates.
+    `where` may have more dimensions than x, and so has the result. As in jax.nn, `axis` must be valid
+    for x, but indexes the dimensions of the result.
     """
     if axis is None:
         return tuple(range(result_ndim))
@@ -191,12 +175,7 @@ def _axis_index(axis: Any, item: Any) -> int:
 
 
 def as_mask(function: str, argument: str, value: Any) -> jax.Array:
-    """`value` as a boolean array.
-
-    Raises:
-        TypeError: the value is not an array or a number.
-        ValueError: the value is not boolean.
-    """
+    """`value` as a boolean array; raises ValueError for other dtypes."""
     mask = as_array(function, argument, value)
     if mask.dtype != jnp.bool_:
         remedy = f"Write {argument} != 0."
@@ -275,11 +254,7 @@ def side_written(argument: str, dims: Sequence[int], rank: int) -> str:
 
 
 def broadcast_all(function: str, **arrays: jax.Array | None) -> tuple[Any, ...]:
-    """The broadcast shape of the arguments; None is skipped.
-
-    Raises:
-        ValueError: the shapes do not broadcast. The text compares each with that of the first argument.
-    """
+    """The broadcast shape of the arguments; None is skipped. Raises ValueError if there is none."""
     given = {name: array.shape for name, array in arrays.items() if array is not None}
     try:
         return jax.lax.broadcast_shapes(*given.values())

@@ -24,13 +24,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxkernels._linear_loss.options import Options
 from jaxkernels._linear_loss.row_calls import RowCalls
 from jaxkernels._rows import cross_entropy_kernels as kernels
 from jaxkernels._rows import cross_entropy_reference as reference
@@ -38,6 +37,7 @@ from jaxkernels._rows.reference import compute_dtype
 from jaxkernels._sgemm import primitive as sgemm_primitive
 from jaxkernels._sgemm.options import Options as ProductOptions
 from jaxkernels._sgemm.options import matrix_dims
+from jaxkernels.typing import Implementation
 
 Arrays = dict[str, jax.Array]
 
@@ -45,6 +45,25 @@ Arrays = dict[str, jax.Array]
 SHARED = frozenset({"w", "bias", "w_dot", "bias_dot"})
 # Results that are summed over rows.
 SUMS = frozenset({"dw", "dbias"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The static parameters of a call.
+
+    Attributes:
+        trans_w: w is stored as (V, H) instead of (H, V).
+        all_sums: whether the entropy or the label smoothing is needed.
+        logits_dtype: dtype of the logits; None for that of x.
+        max_bytes: see `plan_linear_cross_entropy`.
+        implementation: as for `linear_cross_entropy`.
+    """
+
+    trans_w: bool = False
+    all_sums: bool = False
+    logits_dtype: Literal["float32"] | None = None
+    max_bytes: int | None = None
+    implementation: Implementation | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,14 +92,7 @@ class Call:
 def run(
     call: Call, operands: Sequence[jax.Array], rows: RowCalls, chunk_rows: int | None
 ) -> list[jax.Array]:
-    """The results of an operation.
-
-    Args:
-        call: the operation.
-        operands: in the order of `call.names`.
-        rows: the way to call row kernels.
-        chunk_rows: rows of a chunk; None for one chunk of all rows.
-    """
+    """The results of an operation; `chunk_rows` is None for one chunk of all rows."""
     given = call.named(operands)
     lead = given["x"].shape[:-1]
     count = math.prod(lead)
@@ -99,9 +111,9 @@ def run(
     if call.operation == "measures":
         found["measures"] = reference.measures_of(found["kept"], all_sums=call.options.all_sums)
     if call.operation == "loss":
-        kept, numbers, is_counted = found["kept"], flat["numbers"], flat["label"] >= 0
+        kept, is_counted = found["kept"], flat["label"] >= 0
         measures = reference.measures_of(kept, all_sums=call.options.all_sums)
-        loss = reference.loss_of(is_counted, measures, kept[:, :1], numbers)
+        loss = reference.loss_of(is_counted, measures, kept[:, :1], flat["numbers"])
         shape = lead[: call.members]
         found["loss"] = jnp.sum(loss.reshape(*shape, math.prod(lead[call.members :])), axis=-1)
     return [

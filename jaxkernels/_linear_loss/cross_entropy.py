@@ -14,8 +14,7 @@ from jax.typing import ArrayLike
 
 from jaxkernels._core import eager, validate
 from jaxkernels._linear_loss import plan, primitive
-from jaxkernels._linear_loss.chunks import Arrays
-from jaxkernels._linear_loss.options import Options
+from jaxkernels._linear_loss.chunks import Arrays, Options
 from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows import loss_arguments
 from jaxkernels.typing import Implementation, LogitsDtype, Reduction

@@ -31,13 +31,9 @@ _CLASSES, _FEATURES = "classes", "features"
 def partitioned(
     call: Call, shapes: Sequence[tuple[int, ...]], platform: str, uses_kernels: bool
 ) -> Callable[..., Any]:
-    """A `custom_partitioning` function for the call.
+    """A `custom_partitioning` function for a call with operands of these shapes.
 
-    Args:
-        call: the call to partition.
-        shapes: the shapes of the operands.
-        platform: JAX's name of the platform.
-        uses_kernels: whether row kernels run, instead of plain JAX.
+    `uses_kernels` says that row kernels run, instead of plain JAX.
     """
     at = call.names.index
     rank = len(shapes[at("x")]) - 1

@@ -260,10 +260,7 @@ def as_bytes(function: str, max_bytes: Any) -> int | None:
 def chunk_rows(call: Call, operands: Sequence[Any], platform: str) -> int | None:
     """The rows of a chunk of an operation on this device; None for all rows at once.
 
-    Args:
-        call: the operation.
-        operands: those of this device. Symbolic sizes (jax.export) give one chunk.
-        platform: JAX's name of the platform.
+    Symbolic sizes (jax.export) give one chunk.
     """
     given, options = call.named(operands), call.options
     if any(not isinstance(size, int) or size == 0 for x in operands for size in x.shape):

@@ -80,11 +80,6 @@ class RowOperation:
         return any(x.role == "label" for x in self.operands)
 
     @property
-    def shares_rows(self) -> bool:
-        """Whether no input broadcasts."""
-        return not any(x.role == "broadcast" for x in self.operands)
-
-    @property
     def stores_elements(self) -> bool:
         """Whether a result has one element per row element."""
         return any(x.role == "elements" for x in self.results)

@@ -30,13 +30,9 @@ def partitioned(
     shapes: Sequence[tuple[int, ...]],
     attributes: dict[str, Any],
 ) -> Callable[..., Any]:
-    """A `custom_partitioning` function for a call of a row kernel.
+    """A `custom_partitioning` function for a call with operands of these shapes.
 
-    Args:
-        kernel: the kernel.
-        whole: f(*operands, **attributes) -> one device's result, or list of results, from whole rows.
-        shapes: the shapes of the operands.
-        attributes: those of the call.
+    `whole(*operands, **attributes)` returns one device's result, or list of results, from whole rows.
     """
     full = shapes[0]
     names = [

@@ -154,16 +154,9 @@ FROM_STATISTICS = {
 
 
 def band(shape: Sequence[int], left: int, right: int, from_end: bool) -> jax.Array:
-    """A mask of the columns visible to row i of (q, k) matrices: i + left <= j <= i + right.
+    """A mask (1, ..., q, k) of the columns visible to row i of (q, k) matrices: i + left <= j <= i + right.
 
-    Args:
-        shape: shape of the matrices, (..., q, k).
-        left: offset of the first visible column from the diagonal.
-        right: offset of the last visible column.
-        from_end: aligns the last row with the last column, instead of the first with the first.
-
-    Returns:
-        Boolean array of shape (1, ..., q, k), with the rank of `shape`.
+    `from_end` aligns the last row with the last column, instead of the first with the first.
     """
     q, k = shape[-2:]
     own = jnp.arange(q) + (k - q if from_end else 0)

@@ -10,7 +10,7 @@ cluster). Rows too long for one thread block use the online normalizer of Milako
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,6 @@ from jax.typing import ArrayLike
 
 from jaxkernels._core import compat, eager, validate
 from jaxkernels._rows import contract, derivatives, last_axis, primitive
-from jaxkernels._rows.row_kernel import RowKernel
 from jaxkernels.typing import Implementation, Tier
 
 Axis = int | tuple[int, ...] | list[int] | None
@@ -43,16 +42,11 @@ derivatives.define_derivatives(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Algorithm:
-    name: str
-    forward: RowKernel
-    jax_nn: Callable[..., jax.Array]
-    masked: float  # the result where the mask is False
-
-
-_SOFTMAX = _Algorithm("softmax", softmax_fwd, jax.nn.softmax, 0.0)
-_LOG_SOFTMAX = _Algorithm("log_softmax", log_softmax_fwd, jax.nn.log_softmax, -math.inf)
+# The kernel, the original of jax.nn (even inside `patch_jax_nn`), and the result of masked elements.
+_FUNCTIONS = {
+    "softmax": (softmax_fwd, jax.nn.softmax, 0.0),
+    "log_softmax": (log_softmax_fwd, jax.nn.log_softmax, -math.inf),
+}
 
 
 @eager.jit_when_eager("x", "where", check=eager.is_not_xlas)
@@ -124,7 +118,7 @@ def softmax(
         OneFlow, "How to implement an efficient softmax CUDA kernel", and its softmax.cuh, for the
         tiers.
     """
-    return _apply(_SOFTMAX, x, axis, where, tier, implementation)
+    return _apply("softmax", x, axis, where, tier, implementation)
 
 
 @eager.jit_when_eager("x", "where", check=eager.is_not_xlas)
@@ -177,11 +171,11 @@ def log_softmax(
     References:
         As for `softmax`.
     """
-    return _apply(_LOG_SOFTMAX, x, axis, where, tier, implementation)
+    return _apply("log_softmax", x, axis, where, tier, implementation)
 
 
 def _apply(
-    algorithm: _Algorithm,
+    name: str,
     x: Any,
     axis: Any,
     where: Any,
@@ -190,36 +184,32 @@ def _apply(
 ) -> jax.Array:
     validate.check_row_options(implementation, tier)
     validate.check_static(axis=axis)
+    forward, jax_nn, masked = _FUNCTIONS[name]
     if implementation == "xla":
-        return algorithm.jax_nn(x, axis, where)
+        return jax_nn(x, axis, where)
 
-    x = validate.as_array(algorithm.name, "x", x)
+    x = validate.as_array(name, "x", x)
     dtype = validate.computation_dtype(x)
     why_not = validate.why_no_row_kernel(dtype, axis)
     if why_not:
-        validate.check_needs_no_kernel(algorithm.name, why_not, implementation, tier)
+        validate.check_needs_no_kernel(name, why_not, implementation, tier)
         try:
-            return algorithm.jax_nn(x, axis, where)
+            return jax_nn(x, axis, where)
         except TypeError as error:
             if dtype != jnp.bool_:
                 raise
-            raise TypeError(
-                f"{algorithm.name}: x must be numbers; got bool. Write x.astype(jnp.float32)"
-            ) from error
+            text = f"{name}: x must be numbers; got bool. Write x.astype(jnp.float32)"
+            raise TypeError(text) from error
 
-    mask = None if where is None else validate.as_mask(algorithm.name, "where", where)
-    validate.broadcast_all(algorithm.name, x=x, where=mask)
+    mask = None if where is None else validate.as_mask(name, "where", where)
+    validate.broadcast_all(name, x=x, where=mask)
     result_ndim = x.ndim if mask is None else max(x.ndim, mask.ndim)
     axes = validate.canonical_axes(axis, x.ndim, result_ndim)
     x = x.astype(dtype)
-    y = _along_last_axis(
-        lambda rows: algorithm.forward(
-            rows, tier=tier or "auto", require_kernel=implementation == "ffi"
-        ),
-        x if mask is None else _unmasked(x, mask, axes),
-        axes,
-    )
-    return y if mask is None else jnp.where(mask, y, algorithm.masked)
+    options = {"tier": tier or "auto", "require_kernel": implementation == "ffi"}
+    kernel = functools.partial(forward, **options)
+    y = _along_last_axis(kernel, x if mask is None else _unmasked(x, mask, axes), axes)
+    return y if mask is None else jnp.where(mask, y, masked)
 
 
 def _unmasked(x: jax.Array, mask: jax.Array, axes: tuple[int, ...]) -> jax.Array:

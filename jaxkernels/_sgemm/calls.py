@@ -88,8 +88,8 @@ def _with_few_batch_dims(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Arr
     if a.ndim - 2 <= MAX_BATCH_DIMS:
         return a, b
     batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    whole = [jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b)]
-    return whole[0], whole[1]
+    a, b = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
+    return a, b
 
 
 def with_tall_rows(

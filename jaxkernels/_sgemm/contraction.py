@@ -6,6 +6,7 @@ Owns: which dimensions are transposed, merged or kept apart. Must not know: what
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -38,14 +39,8 @@ def dot_general(
 ) -> jax.Array:
     """The contraction of two float32 arrays as a product of matrices.
 
-    Args:
-        lhs: float32 array.
-        rhs: float32 array.
-        dimension_numbers: as for `lax.dot_general`.
-        out_sharding: None, or the sharding of the result; then XLA computes the product.
-        algorithm: None, or the algorithm to force.
-        implementation: None, or "ffi", which raises if no kernel can serve.
-        for_batch: see `Options`.
+    XLA computes it if there is an `out_sharding`, or if dimensions with explicit shardings would have to
+    be merged. The arguments are those of `matmul.dot_general`, and `for_batch` that of `Options`.
     """
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers
     # Pairs of contracted dimensions may come in any order; they are sorted by their order in lhs.
@@ -56,13 +51,8 @@ def dot_general(
     b, b_free, b_along_k = _as_matrices(rhs, rhs_batch, [rhs_contract[i] for i in order])
     if a is None or b is None or out_sharding is not None:
         checks.check_no_kernel_is_forced(algorithm, implementation)
-        return lax.dot_general(
-            lhs,
-            rhs,
-            dimension_numbers,
-            precision=lax.Precision.HIGHEST,
-            out_sharding=out_sharding,
-        )
+        highest = functools.partial(lax.dot_general, precision=lax.Precision.HIGHEST)
+        return highest(lhs, rhs, dimension_numbers, out_sharding=out_sharding)
     row_dims = a.ndim - len(lhs_batch) - 2
     b = jnp.expand_dims(b, range(len(lhs_batch), len(lhs_batch) + row_dims))
     flags = {"trans_a": trans_a, "trans_b": not b_along_k, "for_batch": for_batch}
@@ -86,12 +76,8 @@ def _as_matrices(
 ) -> tuple[jax.Array | None, tuple[Any, ...], bool]:
     """`x` as (batch..., free, contracted), or (batch..., contracted, free) if it is stored so.
 
-    Args:
-        x: an operand.
-        batch: its batch dimensions.
-        contract: its contracted dimensions, in the order in which they are merged.
-        keeps_rows: does not merge several free dimensions before the contracted ones, because the merged
-            dimension could not keep their shardings.
+    The contracted dimensions are merged in the order of `contract`. With `keeps_rows`, several free
+    dimensions before them are not merged, because the merged one could not keep their shardings.
 
     Returns:
         The matrices, or None if explicitly sharded dimensions would have to be merged; the sizes of the

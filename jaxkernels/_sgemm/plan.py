@@ -161,6 +161,4 @@ def scheme_of_sgemm(
         algorithm=options.algorithm,
         for_batch=options.for_batch,
     )
-    return SgemmScheme(
-        *(plan.algorithm, plan.split_k, plan.partial_elements, plan.pad_a, plan.pad_b)
-    )
+    return SgemmScheme(*(getattr(plan, name) for name in SgemmScheme._fields))

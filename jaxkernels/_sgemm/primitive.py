@@ -38,11 +38,8 @@ def multiply(
 ) -> jax.Array:
     """Applies the primitive; see the module's docstring.
 
-    Args:
-        a: float32 array of shape (*batch_a, m, k), or (*batch_a, k, m) with `trans_a`.
-        b: float32 array of the same rank, (*batch_b, k, n), or (*batch_b, n, k) with `trans_b`.
-        c: None, or an array of the shape of the result.
-        options: flags and factors; the defaults give the plain product.
+    a has the shape (*batch_a, m, k), or (*batch_a, k, m) with `trans_a`; b of the same rank (*batch_b, k, n),
+    or (*batch_b, n, k) with `trans_b`; c the shape of the result.
     """
     operands = sharding.equalize_varying([a, b] if c is None else [a, b, c])
     return sgemm_p.bind(*operands, options=options or Options())
