@@ -32,17 +32,11 @@ _PLAIN = (NoneType, bool, int, float, str)
 
 
 class _Program(NamedTuple):
-    """Runs calls whose arguments have one combination of types.
+    """Runs calls whose arguments have one combination of types."""
 
-    Attributes:
-        run: the jitted function, or the function itself if it cannot be jitted.
-        is_jitted: whether `run` is jitted.
-        to_put: names of the numbers to copy to the device.
-    """
-
-    run: Function
+    run: Function  # the jitted function, or the function itself if it cannot be jitted
     is_jitted: bool = False
-    to_put: tuple[str, ...] = ()
+    to_put: tuple[str, ...] = ()  # names of the numbers to copy to the device
 
 
 def jit_when_eager(

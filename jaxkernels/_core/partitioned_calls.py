@@ -38,40 +38,29 @@ def partitions_custom_calls(ctx: mlir.LoweringRuleContext) -> bool:
     An exported program cannot hold a Python callback, and the older partitioner (GSPMD) needs another
     rule. Both split the call by its attributes instead (`batch_partitioning_attributes`).
     """
-    module = ctx.module_context
-    axis_context = module.axis_context
+    context = _axis_context(ctx)
     return bool(
         jax.config.jax_use_shardy_partitioner  # pyright: ignore[reportAttributeAccessIssue]
-        and not module.lowering_parameters.for_export
-        and isinstance(axis_context, mlir.ShardingContext)
-        and axis_context.num_devices > 1
-        and axis_context.device_assignment is not None
-    )
-
-
-def runs_on_one_device(ctx: mlir.LoweringRuleContext) -> bool:
-    """Whether the program runs on one device, so that no partitioner runs.
-
-    False for an exported program, which may be called on any number of devices.
-    """
-    module = ctx.module_context
-    axis_context = module.axis_context
-    return (
-        not module.lowering_parameters.for_export
-        and isinstance(axis_context, mlir.ShardingContext)
-        and axis_context.num_devices == 1
+        and isinstance(context, mlir.ShardingContext)
+        and context.num_devices > 1
+        and context.device_assignment is not None
     )
 
 
 def runs_on_its_own(ctx: mlir.LoweringRuleContext) -> bool:
     """Whether no partitioner splits the call: one device, or inside a shard_map over all mesh axes."""
-    module = ctx.module_context
-    axis_context = module.axis_context
-    return runs_on_one_device(ctx) or (
-        not module.lowering_parameters.for_export
-        and isinstance(axis_context, sharding_impls.SPMDAxisContext)
-        and axis_context.manual_axes == frozenset(axis_context.mesh.axis_names)
+    context = _axis_context(ctx)
+    if isinstance(context, mlir.ShardingContext):
+        return context.num_devices == 1
+    return isinstance(context, sharding_impls.SPMDAxisContext) and (
+        context.manual_axes == frozenset(context.mesh.axis_names)
     )
+
+
+def _axis_context(ctx: mlir.LoweringRuleContext) -> Any:
+    """The devices and axes of the program; None if it is exported, to be called on any devices."""
+    module = ctx.module_context
+    return None if module.lowering_parameters.for_export else module.axis_context
 
 
 def needs_devices_for_lowering(primitive: Primitive) -> None:

@@ -32,10 +32,7 @@ FINISH_TARGET = "jaxkernels_row_finish"
 SGEMM_TARGET = "jaxkernels_sgemm"
 _ROW_TARGETS = (ROWS_TARGET, STATISTICS_TARGET, FINISH_TARGET)
 # Targets by JAX's platform name. XLA computes matrix products on CPUs.
-TARGETS = {
-    "cpu": _ROW_TARGETS,
-    "cuda": (*_ROW_TARGETS, SGEMM_TARGET),
-}
+TARGETS = {"cpu": _ROW_TARGETS, "cuda": (*_ROW_TARGETS, SGEMM_TARGET)}
 
 
 def _installed_version() -> str:

@@ -17,14 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxkernels.typing import (
-    Algorithm,
-    DtypeName,
-    Implementation,
-    OtherDtypes,
-    Reduction,
-    Tier,
-)
+from jaxkernels.typing import Algorithm, DtypeName, Implementation, OtherDtypes, Reduction, Tier
 
 DTYPES: tuple[DtypeName, ...] = get_args(DtypeName)
 TIERS: tuple[Tier, ...] = get_args(Tier)

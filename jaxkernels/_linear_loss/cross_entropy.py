@@ -210,15 +210,8 @@ def linear_cross_entropy(
         return primitive.loss(given | {"numbers": numbers}, options)
 
     measures, largest = primitive.measures(given, options)
-    results = reference.results_of(
-        label >= 0,
-        measures,
-        largest,
-        numbers,
-        reduction,
-        return_lse=return_lse,
-        return_entropy=return_entropy,
-    )
+    loss = reference.loss_of(label >= 0, measures, largest, numbers)
+    results = reference.results_of(loss, measures, largest, reduction, return_lse, return_entropy)
     results = [jnp.squeeze(y, 0) if is_vector and y.ndim else y for y in results]
     return results[0] if alone else tuple(results)
 

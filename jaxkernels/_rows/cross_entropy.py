@@ -211,15 +211,8 @@ def cross_entropy(
             x, loss_arguments.probabilities(name, given, x, axis), measures, largest
         )
         measures = jnp.concatenate([nll, measures[..., 1:]], axis=-1)
-    results = reference.results_of(
-        is_counted,
-        measures,
-        largest,
-        numbers,
-        reduction,
-        return_lse=return_lse,
-        return_entropy=return_entropy,
-    )
+    loss = reference.loss_of(is_counted, measures, largest, numbers)
+    results = reference.results_of(loss, measures, largest, reduction, return_lse, return_entropy)
     return results[0] if alone else tuple(results)
 
 

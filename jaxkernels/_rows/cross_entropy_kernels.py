@@ -202,39 +202,37 @@ class Calls:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def measures(calls: Calls, x: jax.Array, label: jax.Array) -> tuple[jax.Array, jax.Array]:
+def measures(how: Calls, x: jax.Array, label: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`Calls.measures` by kernels."""
-    kept = calls.residuals(x, label)
-    return calls.measures_of(kept), lax.stop_gradient(kept[..., :1])
+    kept = how.residuals(x, label)
+    return how.measures_of(kept), lax.stop_gradient(kept[..., :1])
 
 
 @measures.defjvp
-def _measures_jvp(calls: Calls, primals: Any, tangents: Any) -> Any:
+def _measures_jvp(how: Calls, primals: Any, tangents: Any) -> Any:
     x, label = primals
-    kept = calls.residuals(x, label)
+    kept = how.residuals(x, label)
     largest = lax.stop_gradient(kept[..., :1])
-    tangent = cross_entropy_jvp(x, label, lax.stop_gradient(kept), tangents[0], **calls.options)
-    return (calls.measures_of(kept), largest), (tangent, jnp.zeros_like(largest))
+    tangent = cross_entropy_jvp(x, label, lax.stop_gradient(kept), tangents[0], **how.options)
+    return (how.measures_of(kept), largest), (tangent, jnp.zeros_like(largest))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def weighted_loss(calls: Calls, x: jax.Array, label: jax.Array, numbers: jax.Array) -> jax.Array:
+def weighted_loss(how: Calls, x: jax.Array, label: jax.Array, numbers: jax.Array) -> jax.Array:
     """`Calls.weighted_loss` by kernels."""
-    return calls.loss_of(label, calls.residuals(x, label), numbers)
+    return how.loss_of(label, how.residuals(x, label), numbers)
 
 
 # Zero tangents stay symbolic: multiplied by an infinite loss, a zero tangent of `numbers` would give NaN.
 @functools.partial(weighted_loss.defjvp, symbolic_zeros=True)
-def _weighted_loss_jvp(calls: Calls, primals: Any, tangents: Any) -> Any:
+def _weighted_loss_jvp(how: Calls, primals: Any, tangents: Any) -> Any:
     x, label, numbers = primals
     dx, _, dnumbers = tangents
-    call = functools.partial(calls.loss_of, label)
+    call = functools.partial(how.loss_of, label)
     if isinstance(dx, SymbolicZero):
-        kept = calls.residuals(x, label)
+        kept = how.residuals(x, label)
         return jax.jvp(functools.partial(call, kept), (numbers,), (dnumbers,))
-    gradient, kept = cross_entropy_fwd_grad(
-        x, label, numbers, all_sums=calls.all_sums, **calls.options
-    )
+    gradient, kept = cross_entropy_fwd_grad(x, label, numbers, all_sums=how.all_sums, **how.options)
     along = gradient.astype(numbers.dtype) * dx.astype(numbers.dtype)
     tangent = jnp.sum(along, axis=-1, keepdims=True)
     if isinstance(dnumbers, SymbolicZero):

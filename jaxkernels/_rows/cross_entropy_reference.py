@@ -269,17 +269,14 @@ def loss_of(
 
 
 def results_of(
-    is_counted: jax.Array,
+    loss: jax.Array,
     measures: jax.Array,
     largest: jax.Array,
-    numbers: jax.Array,
     reduction: Reduction,
-    *,
     return_lse: bool,
     return_entropy: bool,
 ) -> list[jax.Array]:
     """The per-row losses or their sum, then the requested log-sum-exp and entropy of each row."""
-    loss = loss_of(is_counted, measures, largest, numbers)
     results = [jnp.squeeze(loss, -1) if reduction == "none" else jnp.sum(loss)]
     if return_lse:
         results.append(jnp.squeeze(largest + measures[..., 1:2], -1))

@@ -74,11 +74,7 @@ def define(
 
 
 def _abstract_eval(
-    kernel: RowKernel,
-    *avals: Any,
-    tier: str,
-    require_kernel: bool,
-    **attributes: Any,
+    kernel: RowKernel, *avals: Any, tier: str, require_kernel: bool, **attributes: Any
 ) -> Any:
     del require_kernel
     first, name = avals[0], kernel.primitive.name

@@ -171,21 +171,19 @@ def _transpose(ct: Any, a: Any, b: Any, c: Any = None, *, options: Options) -> A
     cotangents: list[Any] = [None, None] if c is None else [None, None, None]
     if type(ct) is ad.Zero:
         return cotangents
-    plain = dataclasses.replace(options, beta=0.0)
+
+    def product(x: Any, y: Any, trans_x: bool, trans_y: bool, target: Any, is_flipped: bool) -> Any:
+        """op(x) op(y), or its transpose if the target is stored transposed."""
+        if is_flipped:
+            x, y, trans_x, trans_y = y, x, not trans_y, not trans_x
+        flags = dataclasses.replace(options, beta=0.0, trans_a=trans_x, trans_b=trans_y)
+        return _multiply_and_sum(x, y, target, flags)
+
+    trans_a, trans_b = options.trans_a, options.trans_b
     if ad.is_undefined_primal(a):
-        flags = dataclasses.replace(plain, trans_a=False, trans_b=not options.trans_b)
-        if options.trans_a:
-            flags = dataclasses.replace(plain, trans_a=options.trans_b, trans_b=True)
-            cotangents[0] = _multiply_and_sum(b, ct, a.aval, flags)
-        else:
-            cotangents[0] = _multiply_and_sum(ct, b, a.aval, flags)
+        cotangents[0] = product(ct, b, False, not trans_b, a.aval, trans_a)
     if ad.is_undefined_primal(b):
-        if options.trans_b:
-            flags = dataclasses.replace(plain, trans_a=True, trans_b=options.trans_a)
-            cotangents[1] = _multiply_and_sum(ct, a, b.aval, flags)
-        else:
-            flags = dataclasses.replace(plain, trans_a=not options.trans_a, trans_b=False)
-            cotangents[1] = _multiply_and_sum(a, ct, b.aval, flags)
+        cotangents[1] = product(a, ct, not trans_a, False, b.aval, trans_b)
     if c is not None and ad.is_undefined_primal(c):
         cotangents[2] = options.beta * ct if options.beta else ad.Zero(c.aval)
     return cotangents
