@@ -21,7 +21,6 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxkernels._core import registry, validate
 from jaxkernels._rows import calls, plan
-from jaxkernels._sgemm import primitive
 from jaxkernels.verify import draw
 from jaxkernels.verify.families import family_of
 from jaxkernels.verify.problem import Problem, Traced
@@ -142,7 +141,7 @@ def _cases(platform: str) -> Iterator[_Case]:
     for dtype in validate.DTYPES:
         problem = _problem("softmax", dtype, "auto", "value", _ROWS)
         yield _Case(problem, {"y": "softmax_fwd in parts"}, needs, in_parts)
-    target = primitive.TARGET
+    target = registry.SGEMM_TARGET
     for rung in validate.ALGORITHMS if on_cuda else ("auto",):
         for m, k, n in _PRODUCTS:
             options = {**_FACTORS, "shapes": [[m, k], [k, n]]}

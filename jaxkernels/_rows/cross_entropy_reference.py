@@ -47,7 +47,7 @@ class Residuals(NamedTuple):
 
 
 class Measures(NamedTuple):
-    """What losses are sums of, each of shape (..., 1), or its cotangent.
+    """The terms of a loss, each of shape (..., 1), or their cotangents.
 
     Attributes:
         nll: lse - x_label.
