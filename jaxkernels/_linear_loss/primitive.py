@@ -41,23 +41,13 @@ _PRIMITIVES = {name: Primitive(f"jaxkernels_linear_cross_entropy_{name}") for na
 
 
 def measures(given: Arrays, options: Options) -> tuple[jax.Array, jax.Array]:
-    """The measures and the maximum of each row, as in `cross_entropy_kernels.measures`.
-
-    Args:
-        given: the operands of `chunks`, by name.
-        options: the user's options.
-    """
+    """The measures and the maximum of each row, from the operands of `chunks` by name."""
     of_rows, kept = _bind("measures", given, ("measures", "kept"), options)
     return of_rows, kept[..., :1]
 
 
 def loss(given: Arrays, options: Options) -> jax.Array:
-    """The weighted loss, summed over all rows. Reverse mode computes its gradient in the forward pass.
-
-    Args:
-        given: the operands of `chunks`, including `numbers`, by name.
-        options: the user's options.
-    """
+    """The weighted loss, summed over all rows. Reverse mode computes its gradient in the forward pass."""
     return _bind("loss", given, ("loss",), options)[0]
 
 

@@ -25,7 +25,8 @@ from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows.contract import OPERATIONS, Operand, RowOperation
 from jaxkernels._rows.cross_entropy_reference import Residuals
 from jaxkernels._rows.reference import largest_of
-from jaxkernels.typing import Implementation
+from jaxkernels._rows.row_kernel import InParts, RowKernel
+from jaxkernels.typing import Implementation, Operation
 
 
 def _label_on_device(label: jax.Array, cols: int, axes: tuple[str, ...]) -> jax.Array:
@@ -102,7 +103,7 @@ def _fwd_grad_in_parts(
     return [_grad_in_parts([x, label, kept, cotangent], axes, **options), kept]
 
 
-def _of_operation(name: Any, in_parts: Any) -> Any:
+def _of_operation(name: Operation, in_parts: InParts) -> RowKernel:
     return primitive.of_operation(name, getattr(reference, name), in_parts)
 
 

@@ -30,13 +30,7 @@ def define_derivatives(
 
     J is the Jacobian of y = forward(x), as a function of y: jvp(y, dx) = J dx and grad(y, dy) = J^T dy.
     Both are linear in their second operand and are each other's transpose. If J is symmetric, they are
-    the same kernel. Reverse mode saves only y.
-
-    Args:
-        forward: the kernel.
-        jvp: the kernel that computes J dx.
-        grad: the kernel that computes J^T dy.
-        keeps_x: whether, for a dtype, jvp and grad read x instead of y. Reverse mode then saves x.
+    the same kernel. Reverse mode saves only y, or only x for dtypes (`keeps_x`) whose kernels read x.
     """
 
     def tangent_of(y: Any, operands: Any, tangents: Any, **params: Any) -> jax.Array:
@@ -115,9 +109,7 @@ def define_jvp_by_reference(
 ) -> None:
     """Gives a kernel the JVP of its reference, for kernels that are rarely differentiated.
 
-    Args:
-        kernel: the kernel.
-        prepare: a function of the first operand, applied before the JVP is taken.
+    `prepare` is applied to the first operand before the JVP is taken.
     """
 
     def rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:

@@ -216,10 +216,6 @@ def fused_scale(function: str, x: jax.Array, scale: Any) -> tuple[jax.Array, flo
 
     A negative factor would reverse the order of the elements. A factor that is zero in the kernel's
     compute dtype would turn the -inf of masked elements into NaN.
-
-    Raises:
-        TypeError: scale is not a number, or is complex.
-        ValueError: scale is not a scalar.
     """
     wide = reference.compute_dtype(x)
     if np.ndim(scale) != 0:
