@@ -1,62 +1,32 @@
-"""cuDNN's flash attention, by the custom calls that XLA's GPU compiler replaces with it.
+"""cuDNN's flash attention, by the functions behind `jax.nn.dot_product_attention`.
 
-The names are those of XLA (xla/service/gpu/cublas_cudnn.h) and of its `CudnnfMHABackendConfig`;
-`jax.nn.dot_product_attention(implementation="cudnn")` emits the same calls.
+jax.nn's own function looks for a GPU when it is traced, and raises an error for most shardings. This module
+calls the two functions of its forward and backward kernels, inside lowering rules.
 
-Owns: the targets, their configuration and their layouts. Must not know: when cuDNN is chosen, boolean
-masks, or fully masked rows.
+Owns: the arguments of JAX's functions. Must not know: when cuDNN is chosen, boolean masks, or fully
+masked rows.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax._src.cudnn import fused_attention_stablehlo as peer
 
-# Targets, by whether a bias is added to the scores.
-FORWARD_TARGETS = {False: "__cudnn$fmhaSoftmax", True: "__cudnn$fmhaScaleBiasSoftmax"}
-BACKWARD_TARGETS = {
-    False: "__cudnn$fmhaSoftmaxBackward",
-    True: "__cudnn$fmhaScaleBiasSoftmaxBackward",
-}
-TARGETS = (*FORWARD_TARGETS.values(), *BACKWARD_TARGETS.values())
-
-_ELEMENT_TYPES = {"bfloat16": "BF16", "float16": "F16"}
-# Major-to-minor layout of the results: (B, heads, length, H), stored as (B, length, heads, H).
-_HEADS_FIRST = (0, 2, 1, 3)
-# Dimension numbers of the products of q (B, T, N, H), k and v (B, S, N, H) and scores (B, N, T, S): the
-# contracted dimension and the batch dimensions of the left operand, then of the right one.
-_FORWARD_PRODUCTS = {
-    "bmm1": ((3, (0, 2)), (3, (0, 2))),
-    "bmm2": ((3, (0, 1)), (1, (0, 2))),
-}
-_BACKWARD_PRODUCTS = {
-    "bmm1_grad_gemm1": ((2, (0, 1)), (1, (0, 2))),
-    "bmm1_grad_gemm2": ((3, (0, 1)), (1, (0, 2))),
-    "bmm2_grad_gemm1": ((2, (0, 1)), (1, (0, 2))),
-    "bmm2_grad_gemm2": ((3, (0, 2)), (3, (0, 2))),
-}
-
-
-class Kind(NamedTuple):
-    """The static parameters of the kernel.
-
-    Attributes:
-        scale: factor of the scores.
-        is_causal: query i sees the keys j <= i.
-        window: the number of keys that a causal query sees, ending with its own; 0 for no window.
-    """
-
-    scale: float
-    is_causal: bool = False
-    window: int = 0
+# Targets of the forward and the backward pass, without and with a bias.
+TARGETS = tuple(
+    peer.get_custom_call_name(has_bias, False, is_backward)
+    for is_backward in (False, True)
+    for has_bias in (False, True)
+)
 
 
 class Inputs(NamedTuple):
-    """The operands of both the forward and the backward kernel.
+    """The operands and static parameters of both the forward and the backward kernel.
 
     Attributes:
         q: array of shape (B, T, N, H), bfloat16 or float16.
@@ -64,146 +34,63 @@ class Inputs(NamedTuple):
         v: array of the shape and dtype of k.
         bias: None, or an array of shape (B or 1, N or 1, T, S) and that dtype; it gets no cotangent.
         lengths: None, or the numbers of valid queries and of valid keys, int32 of shape (B,).
+        scale: factor of the scores.
+        is_causal: query i sees the keys j <= i.
+        window: None, or the number of keys that a causal query sees, ending with its own.
     """
 
     q: jax.Array
     k: jax.Array
     v: jax.Array
-    bias: jax.Array | None = None
-    lengths: tuple[jax.Array, jax.Array] | None = None
-
-    @property
-    def biases(self) -> list[jax.Array]:
-        """The bias as a list of operands, empty without a bias."""
-        return [] if self.bias is None else [self.bias]
+    bias: jax.Array | None
+    lengths: tuple[jax.Array, jax.Array] | None
+    scale: float
+    is_causal: bool = False
+    window: int | None = None
 
 
-def forward(inputs: Inputs, kind: Kind, *, keeps_sums: bool) -> list[jax.Array]:
-    """Attention.
-
-    Args:
-        inputs: the operands.
-        kind: the static parameters.
-        keeps_sums: also returns the log-sum-exp of each row.
-
-    Returns:
-        The result, (B, T, N, H), and with `keeps_sums` the log-sum-exps, float32 of shape (B, N, T).
-    """
-    q, k, v, bias, lengths = inputs
-    batch, t, heads, depth = q.shape
-    results = [jax.ShapeDtypeStruct((batch, heads, t, depth), q.dtype)]
-    if keeps_sums:
-        results.append(jax.ShapeDtypeStruct((batch, heads, t), jnp.float32))
-    target, config = FORWARD_TARGETS[bias is not None], _config(_FORWARD_PRODUCTS, inputs, kind)
-    operands = [q, k, v, *inputs.biases, *(lengths or ())]
-    y, *sums = _call(target, operands, results, 1, config)
-    return [_length_first(y), *sums]
+def version() -> int | None:
+    """The version of the cuDNN that JAX loads, 91002 for 9.10.2; None if it finds none."""
+    try:
+        return peer.check_cudnn_version()
+    except RuntimeError:
+        return None
 
 
-def backward(
-    inputs: Inputs, log_sums: jax.Array, y: jax.Array, dy: jax.Array, kind: Kind
-) -> list[jax.Array]:
-    """The cotangents of q, k and v.
-
-    Args:
-        inputs: as for `forward`.
-        log_sums: the log-sum-exps that `forward` returned.
-        y: the result that `forward` returned.
-        dy: the cotangent of y.
-        kind: as for `forward`.
-    """
-    q, k, v, bias, lengths = inputs
-    (batch, t, heads, depth), (_, s, key_heads, _) = q.shape, k.shape
-    shapes = ((batch, heads, t, depth), *((batch, key_heads, s, depth),) * 2)
-    results = [jax.ShapeDtypeStruct(shape, q.dtype) for shape in shapes]
-    target, config = BACKWARD_TARGETS[bias is not None], _config(_BACKWARD_PRODUCTS, inputs, kind)
-    operands = [q, k, v, log_sums, dy, *inputs.biases, y, *(lengths or ())]
-    return [_length_first(x) for x in _call(target, operands, results, 3, config)]
+def forward(inputs: Inputs, *, keeps_sums: bool) -> list[jax.Array]:
+    """The result, (B, T, N, H), and with `keeps_sums` the log-sum-exps, float32 of shape (B, N, T)."""
+    return _call(peer._dot_product_attention_fwd_impl, inputs, is_training=keeps_sums)
 
 
-def _length_first(x: jax.Array) -> jax.Array:
-    """(B, heads, length, H) to (B, length, heads, H), which is the order in memory."""
-    return jnp.swapaxes(x, 1, 2)
+def backward(inputs: Inputs, log_sums: jax.Array, y: jax.Array, dy: jax.Array) -> list[jax.Array]:
+    """The cotangents of q, k and v, from the results of `forward` and the cotangent of y."""
+    kept = {"activation": log_sums, "fwd_output": y, "grad_output": dy}
+    return _call(peer._dot_product_attention_bwd_impl, inputs, **kept)
 
 
-def _call(
-    target: str,
-    operands: Sequence[jax.Array],
-    results: Sequence[jax.ShapeDtypeStruct],
-    heads_first: int,
-    config: dict[str, Any],
-) -> Sequence[jax.Array]:
-    """The results of a call; the first `heads_first` have cuDNN's layout.
-
-    XLA requires a further result, and resizes it to cuDNN's workspace.
-    """
-    layouts = [_HEADS_FIRST] * heads_first
-    layouts += [tuple(range(len(x.shape))) for x in results[heads_first:]]
-    call = jax.ffi.ffi_call(
-        target,
-        [*results, jax.ShapeDtypeStruct((0,), jnp.uint8)],
-        output_layouts=[*layouts, (0,)],
-        custom_call_api_version=2,
-        legacy_backend_config=json.dumps(config),
-    )
-    return call(*operands)[:-1]
-
-
-def _config(products: dict[str, Any], inputs: Inputs, kind: Kind) -> dict[str, Any]:
-    """XLA's message `GpuBackendConfig` in protobuf's JSON form, in which int64 is a string."""
-    mask = "PADDING_CAUSAL" if kind.is_causal else "PADDING"
-    if inputs.lengths is None:
-        mask = "CAUSAL" if kind.is_causal else "NO_MASK"
-    (batch, t, heads, _), s = inputs.q.shape, inputs.k.shape[1]
-    element_type = _ELEMENT_TYPES[inputs.q.dtype.name]
-    attention = {
-        "algorithm": {
-            "algo_id": "0",
-            "math_type": "TENSOR_OP_MATH",
-            "tuning_knobs": {"17": "1", "24": "0"},
-            "is_cudnn_frontend": True,
-            "workspace_size": "0",
-        },
-        "fmha_scale": kind.scale,
-        "dropout_rate": 0.0,
+def _call(function: Callable[..., Any], inputs: Inputs, **others: Any) -> list[jax.Array]:
+    """Calls a function of JAX, with the arguments that the installed version has."""
+    unused = jnp.zeros(0, inputs.q.dtype)
+    has_lengths, has_bias = inputs.lengths is not None, inputs.bias is not None
+    masks = peer.MaskType
+    mask = (masks.NO_MASK, masks.PADDING, masks.CAUSAL, masks.PADDING_CAUSAL)
+    q_lengths, k_lengths = inputs.lengths or (unused, unused)
+    arguments = {
+        **dict(zip(("query", "key", "value"), inputs[:3], strict=True)),
+        "bias": inputs.bias if has_bias else unused,
+        "q_seqlen": q_lengths,
+        "kv_seqlen": k_lengths,
+        **dict.fromkeys(("q_offsets", "kv_offsets", "page_table_k", "page_table_v"), unused),
+        "scale": inputs.scale,
         "seed": 42,
-        "is_flash_attention": True,
-        "mask_type": mask,
-        "sliding_window_length": kind.window,
-        "max_seg_per_batch": 1,
-        "is_paged_attention": False,
-        "intermediate_tensor_shape": _row_major((batch, heads, t, s), element_type),
+        "dropout_rate": 0.0,
+        "variadic_args": (has_bias, False),  # the bias gets no cotangent
+        "mask_type": mask[2 * inputs.is_causal + has_lengths],
+        "layout": peer.AttentionLayout.BTNH.value,
+        "sliding_window_length": inputs.window,
+        "score_mod": None,
+        "score_mod_args": (),
+        **others,
     }
-    for name, (lhs, rhs) in products.items():
-        attention[f"{name}_dot_dimension_numbers"] = _numbers("lhs", *lhs) | _numbers("rhs", *rhs)
-    return {"operation_queue_id": "0", "cudnn_fmha_backend_config": attention}
-
-
-def _numbers(side: str, contracted: int, batch: Sequence[int]) -> dict[str, list[str]]:
-    return {
-        f"{side}_contracting_dimensions": [str(contracted)],
-        f"{side}_batch_dimensions": [str(dim) for dim in batch],
-    }
-
-
-def _row_major(shape: Sequence[int], element_type: str) -> dict[str, Any]:
-    """XLA's message `ShapeProto` of a row-major array."""
-    layout = {
-        "minor_to_major": [str(dim) for dim in reversed(range(len(shape)))],
-        "dim_level_types": [],
-        "dim_unique": [],
-        "dim_ordered": [],
-        "tiles": [],
-        "element_size_in_bits": "0",
-        "memory_space": "0",
-        "index_primitive_type": "PRIMITIVE_TYPE_INVALID",
-        "pointer_primitive_type": "PRIMITIVE_TYPE_INVALID",
-        "dynamic_shape_metadata_prefix_bytes": "0",
-    }
-    return {
-        "element_type": element_type,
-        "dimensions": [str(size) for size in shape],
-        "is_dynamic_dimension": [False] * len(shape),
-        "tuple_shapes": [],
-        "layout": layout,
-    }
+    names = inspect.signature(function).parameters
+    return list(function(**{name: x for name, x in arguments.items() if name in names}))

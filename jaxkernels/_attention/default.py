@@ -11,9 +11,8 @@ import math
 import numbers
 from typing import Any, NamedTuple
 
-from jaxkernels._attention import choice
+from jaxkernels._attention import choice, cudnn
 from jaxkernels._attention.choice import Machine
-from jaxkernels._attention.cudnn_version import cudnn_version
 from jaxkernels._attention.problem import MOVING, Call, Operands, names_of, present
 from jaxkernels._core import compat, devices
 from jaxkernels._rows.masked_kernels import Band
@@ -42,7 +41,7 @@ def _machine_of(device: DeviceName | Device) -> Machine | None:
     if isinstance(device, str):
         return None
     limits = devices.limits_of(device)
-    return Machine(limits.name, limits.compute_capability, cudnn_version())
+    return Machine(limits.name, limits.compute_capability, cudnn.version())
 
 
 def path_of(

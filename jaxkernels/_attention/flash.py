@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -51,8 +51,8 @@ def attention_abstract_eval(*avals: Any, call: Call) -> list[Any]:
     return [y, sums.update(dtype=jnp.dtype("float32"))]
 
 
-def _tangent_abstract_eval(*avals: Any, call: Call, moving: tuple[str, ...]) -> list[Any]:
-    del call, moving
+def _tangent_abstract_eval(*avals: Any, call: Call) -> list[Any]:
+    del call
     return [avals[0].update(weak_type=False)]
 
 
@@ -70,7 +70,8 @@ def _attention_jvp(primals: Any, tangents: Any, *, call: Call) -> Any:
     keeping = dataclasses.replace(call, keeps_sums=True)
     y, sums = attention_p.bind(*primals, call=keeping)
     operands = sharding.equalize_varying([*primals, sums, y, *(dots[name] for name in moving)])
-    results, found = [y], tangent_p.bind(*operands, call=keeping, moving=moving)
+    results = [y]
+    found = tangent_p.bind(*operands, call=dataclasses.replace(keeping, moving=moving))
     if call.keeps_sums:
         results.append(sums)
         found.append(ad.Zero(jax.typeof(sums).to_tangent_aval()))
@@ -78,21 +79,15 @@ def _attention_jvp(primals: Any, tangents: Any, *, call: Call) -> Any:
 
 
 def _jvp_by_plain_form(
-    primitive: Primitive, form: Callable[..., Any], primals: Any, tangents: Any, **params: Any
+    primitive: Primitive, form: flash_forms.Form, primals: Any, tangents: Any, *, call: Call
 ) -> Any:
     """JVP by the plain form, in all operands except y and the log-sums, which are recomputed."""
-    results = primitive.bind(*primals, **params)
-
-    def whole(operands: Sequence[jax.Array]) -> Any:
-        return form(operands=operands, **params)
-
-    return results, derivatives.jvp_of(whole, primals, tangents)[1]
+    whole = functools.partial(form, call)
+    return primitive.bind(*primals, call=call), derivatives.jvp_of(whole, primals, tangents)[1]
 
 
-def _tangent_transpose(
-    cotangents: Any, *operands: Any, call: Call, moving: tuple[str, ...]
-) -> list[Any]:
-    (dy,) = cotangents
+def _tangent_transpose(cotangents: Any, *operands: Any, call: Call) -> list[Any]:
+    (dy,), moving = cotangents, call.moving
     kept, linear = operands[: -len(moving)], operands[-len(moving) :]
     if type(dy) is ad.Zero:
         return [*(None for _ in kept), *(ad.Zero(x.aval) for x in linear)]
@@ -108,30 +103,27 @@ def _backward_transpose(cotangents: Any, *operands: Any, call: Call) -> list[Any
     if not moving:
         return [*(None for _ in kept), ad.Zero(dy.aval)]
     given = sharding.equalize_varying([*kept, *(of_name[name] for name in moving)])
-    return [*(None for _ in kept), *tangent_p.bind(*given, call=call, moving=moving)]
+    call = dataclasses.replace(call, moving=moving)
+    return [*(None for _ in kept), *tangent_p.bind(*given, call=call)]
 
 
 def _batch(
     primitive: Primitive,
-    form: Callable[..., Any],
+    form: flash_forms.Form,
     axis_data: Any,
     operands: Sequence[Any],
     dims: Sequence[Any],
     *,
     call: Call,
-    **params: Any,
 ) -> Any:
     """Folds a mapped dimension into the batch; an unmapped bias or mask may still broadcast."""
     if all(dim is None for dim in dims):
-        results = primitive.bind(*operands, call=call, **params)
+        results = primitive.bind(*operands, call=call)
         return results, [None] * len(results)
     # Reshape cannot fold an explicitly sharded dimension, so JAX maps the plain form.
     if axis_data.explicit_mesh_axis is not None or compat.is_explicitly_sharded(*operands):
-
-        def member(*own: jax.Array) -> list[jax.Array]:
-            return form(operands=own, call=call, **params)
-
-        results = jax.vmap(member, tuple(dims), axis_size=axis_data.size)(*operands)
+        several = jax.vmap(lambda *own: form(call, own), tuple(dims), axis_size=axis_data.size)
+        results = several(*operands)
         return results, [0] * len(results)
     names = [*call.names, *(None for _ in operands[len(call.names) :])]
     q = compat.batch_at_front(axis_data, operands[0], dims[0])
@@ -144,20 +136,12 @@ def _batch(
         x = compat.batch_at_front(axis_data, x, dim)
         x = jnp.broadcast_to(x, (members, batch, *x.shape[2:]))
         folded.append(x.reshape(members * batch, *x.shape[2:]))
-    results = primitive.bind(*folded, call=call, **params)
+    results = primitive.bind(*folded, call=call)
     unfolded = [x.reshape(members, batch, *x.shape[1:]) for x in results]
     return unfolded, [0] * len(unfolded)
 
 
-def _forward_form(*, call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    return flash_forms.FORWARD.plain(call, operands)
-
-
-def _backward_form(*, call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    return flash_forms.BACKWARD.plain(call, operands)
-
-
-def _define(primitive: Primitive, abstract_eval: Any, form: Callable[..., Any]) -> None:
+def _define(primitive: Primitive, abstract_eval: Any, form: flash_forms.Form) -> None:
     primitive.multiple_results = True
     primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
     primitive.def_abstract_eval(abstract_eval)
@@ -167,17 +151,12 @@ def _define(primitive: Primitive, abstract_eval: Any, form: Callable[..., Any]) 
     ad.primitive_jvps[primitive] = functools.partial(_jvp_by_plain_form, primitive, form)
 
 
-_define(attention_p, attention_abstract_eval, _forward_form)
+_define(attention_p, attention_abstract_eval, flash_forms.FORWARD.plain)
 _define(tangent_p, _tangent_abstract_eval, flash_forms.tangent)
-_define(backward_p, _backward_abstract_eval, _backward_form)
+_define(backward_p, _backward_abstract_eval, flash_forms.BACKWARD.plain)
 ad.primitive_jvps[attention_p] = _attention_jvp
 ad.primitive_transposes[tangent_p] = _tangent_transpose
 ad.primitive_transposes[backward_p] = _backward_transpose
 flash_lowering.define(attention_p, flash_forms.FORWARD, ("y", "sums"))
 flash_lowering.define(backward_p, flash_forms.BACKWARD, MOVING)
-mlir.register_lowering(
-    tangent_p,
-    lambda ctx, *operands, **params: flash_lowering.lower_form(
-        functools.partial(flash_forms.tangent, **params), ctx, operands
-    ),
-)
+mlir.register_lowering(tangent_p, functools.partial(flash_lowering.lower_form, flash_forms.tangent))

@@ -12,6 +12,7 @@ primitives, or who chooses a form.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -26,7 +27,6 @@ from jaxkernels._rows import reference
 # Finite values that cuDNN adds to masked scores, as in jax.nn; the exponential becomes 0. A bias of this
 # value or less masks a score too.
 HIDDEN = {"bfloat16": -(2.0**41), "float16": -(2.0**15)}
-
 # Largest window passed to XLA, which stores it in 32 bits; no sequence is that long.
 _LONGEST_WINDOW = 2**30
 
@@ -54,25 +54,21 @@ def _plain_forward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]
 
 def _cudnn_forward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
     given = call.operands(operands)
-    y, *sums = cudnn.forward(_inputs(call, given), _kind(call), keeps_sums=call.keeps_sums)
+    y, *sums = cudnn.forward(_inputs(call, given), keeps_sums=call.keeps_sums)
     return [_where_alive(call, given, y), *sums]
 
 
 def _plain_backward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    given, (y, dy) = call.operands(operands), operands[-2:]
-
-    def of(*moving: jax.Array) -> jax.Array:
-        moved = given._replace(**dict(zip(MOVING, moving, strict=True)))
-        return plain.attention(moved, call.scale, call.band, known=y)[0]
-
-    return list(jax.vjp(of, given.q, given.k, given.v)[1](dy))
+    *_, y, dy = operands
+    of, primals = _known(dataclasses.replace(call, moving=MOVING), operands, y)
+    return list(jax.vjp(of, *primals)[1](dy))
 
 
 def _cudnn_backward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
     given = call.operands(operands)
     sums, y, dy = operands[-3:]
     dy = _where_alive(call, given, dy)
-    return cudnn.backward(_inputs(call, given), sums, y, dy, _kind(call))
+    return cudnn.backward(_inputs(call, given), sums, y, dy)
 
 
 # Operands: those of the call. Results: y, and with `keeps_sums` the log-sum-exps.
@@ -81,35 +77,37 @@ FORWARD = Forms(_plain_forward, _cudnn_forward)
 BACKWARD = Forms(_plain_backward, _cudnn_backward)
 
 
-def tangent(call: Call, moving: Sequence[str], operands: Sequence[jax.Array]) -> list[jax.Array]:
+def tangent(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """The tangent of y in the plain form, because cuDNN has no JVP.
 
     Args:
         call: the call.
-        moving: names of the operands with tangents.
-        operands: the operands of the call, the log-sum-exps, y, and the tangents.
+        operands: the operands of the call, the log-sum-exps, y, and the tangents of `call.moving`.
     """
-    given = call.operands(operands)
-    y, *dots = operands[len(operands) - len(moving) - 1 :]
-
-    def of(*moved: jax.Array) -> jax.Array:
-        replaced = given._replace(**dict(zip(moving, moved, strict=True)))
-        return plain.attention(replaced, call.scale, call.band, known=y)[0]
-
-    primals = [getattr(given, name) for name in moving]
+    y, *dots = operands[len(call.names) + 1 :]
+    of, primals = _known(call, operands, y)
     return [jax.jvp(of, primals, dots)[1]]
 
 
+def _known(
+    call: Call, operands: Sequence[jax.Array], y: jax.Array
+) -> tuple[Callable[..., jax.Array], list[jax.Array]]:
+    """The plain form with the known result y, as a function of `call.moving`, and these operands."""
+    given = call.operands(operands)
+
+    def of(*moving: jax.Array) -> jax.Array:
+        moved = given._replace(**dict(zip(call.moving, moving, strict=True)))
+        return plain.attention(moved, call.scale, call.band, known=y)[0]
+
+    return of, [getattr(given, name) for name in call.moving]
+
+
 def _inputs(call: Call, given: Operands) -> cudnn.Inputs:
-    return cudnn.Inputs(given.q, given.k, given.v, _added(call, given), _lengths(given))
-
-
-def _kind(call: Call) -> cudnn.Kind:
-    """Converts the band to cuDNN's parameters: open, causal, or causal with a window."""
-    if call.band.is_open:
-        return cudnn.Kind(call.scale)
+    """Converts operands and band for cuDNN: open, causal, or causal with a window."""
     left = call.band.left
-    return cudnn.Kind(call.scale, True, 0 if left is None else min(1 - left, _LONGEST_WINDOW))
+    window = None if left is None else min(1 - left, _LONGEST_WINDOW)
+    operands = (given.q, given.k, given.v, _added(call, given), _lengths(given))
+    return cudnn.Inputs(*operands, call.scale, not call.band.is_open, window)
 
 
 def _added(call: Call, given: Operands) -> jax.Array | None:

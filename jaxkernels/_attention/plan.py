@@ -11,8 +11,7 @@ from typing import Any
 
 import jax
 
-from jaxkernels._attention import choice, heads
-from jaxkernels._attention.cudnn_version import cudnn_version as installed_version
+from jaxkernels._attention import choice, cudnn, heads
 from jaxkernels._attention.problem import Operands
 from jaxkernels._core import devices, validate
 from jaxkernels._rows import masked, masked_kernels
@@ -119,7 +118,7 @@ def plan_attention(
         is_drop_in=not return_residual and empty_rows != "mean",
     )
     limits = devices.limits_of(device)
-    version = installed_version() if cudnn_version is None else cudnn_version
+    version = cudnn.version() if cudnn_version is None else cudnn_version
     version = choice.LEAST_CUDNN if version is None else version
     machine = choice.Machine(limits.name, limits.compute_capability, version or None)
     chosen = choice.choose(problem, machine)

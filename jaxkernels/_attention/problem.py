@@ -48,6 +48,7 @@ class Call:
         band: the causal or window band of the scores.
         keeps_sums: the forward pass also returns the log-sum-exp of each row.
         is_pinned: the user asked for cuDNN, so a platform without it is an error.
+        moving: names of the operands with tangents, for the tangent of a call.
     """
 
     names: tuple[str, ...]
@@ -55,6 +56,7 @@ class Call:
     band: Band
     keeps_sums: bool = False
     is_pinned: bool = False
+    moving: tuple[str, ...] = ()
 
     def operands(self, values: Sequence[Any]) -> Operands:
         """Maps operand names to `values`, whose first entries are the operands that are not None."""

@@ -1,4 +1,4 @@
-"""Flash attention on several devices: batch and heads are split without communication, queries with some."""
+"""Flash attention on several devices: CPUs partition it as CUDA devices do, and run a model of cuDNN."""
 
 import functools
 
@@ -9,21 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hlo import collectives
-from jax.extend.core import Primitive
-from jax.interpreters import mlir
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
-from jaxkernels._attention import flash, flash_forms, flash_lowering, flash_partitioning
-from jaxkernels._attention.problem import MOVING, Call, Operands, names_of, present
-from jaxkernels._core import partitioned_calls
-from jaxkernels._rows.masked_kernels import Band
+from jaxkernels._attention import cudnn
 
 EQUAL = cases.Sizes(4, 16, 24, 8, 8, 8)
 GROUPED = cases.Sizes(4, 16, 24, 8, 2, 8)
 SHARED = cases.Sizes(4, 16, 24, 8, 1, 8)
 ROWS = P("a", None, "b", None)
+HEADS = P(None, None, ("a", "b"))
 
 
 @pytest.fixture(autouse=True)
@@ -31,22 +27,22 @@ def _flash(monkeypatch, on_a_cpu):
     flash_cases.take_flash(monkeypatch)
 
 
-def pulled(q, k, v, dy, **options):
-    y, pull = jax.vjp(lambda q, k, v: jk.dot_product_attention(q, k, v, **options), q, k, v)
+def pulled(q, k, v, dy, others, **static):
+    attention = functools.partial(jk.dot_product_attention, **others, **static)
+    y, pull = jax.vjp(attention, q, k, v)
     return y, *pull(dy)
-
-
-def placed(mesh, arrays, spec):
-    return [jax.device_put(x, NamedSharding(mesh, spec)) for x in arrays]
-
-
-def mesh_of(devices):
-    return jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=devices)
 
 
 def operands(sizes):
     arrays = cases.operands(sizes, "bfloat16")
     return [*arrays, cases.operands(sizes, "bfloat16", seed=1)[0]]
+
+
+def placed(mesh, arrays, *specs):
+    """The arrays on a mesh; the last spec is that of all further arrays, too."""
+    specs = [*specs, *[specs[-1]] * (len(arrays) - len(specs))]
+    pairs = zip(arrays, specs, strict=True)
+    return [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in pairs]
 
 
 def assert_near(got, want, what=""):
@@ -55,16 +51,31 @@ def assert_near(got, want, what=""):
         assert np.abs(x - y).max() <= 2.0**-6 * np.abs(y).max(), what
 
 
-def test_batch_and_heads(mesh):
-    """The lowering of a CPU, under either kind of axes."""
+@pytest.fixture
+def local_shapes(monkeypatch):
+    """The shapes of q and k of each call of cuDNN."""
+    shapes, call = [], cudnn._call
+
+    def recorded(function, inputs, **others):
+        shapes.append((inputs.q.shape, inputs.k.shape))
+        return call(function, inputs, **others)
+
+    monkeypatch.setattr(cudnn, "_call", recorded)
+    return shapes
+
+
+def test_batch_and_heads(mesh, local_shapes):
+    """Under either kind of axes."""
     arrays = operands(EQUAL)
-    want = jax.jit(functools.partial(pulled, is_causal=True))(*arrays)
+    run = jax.jit(functools.partial(pulled, others={}, is_causal=True))
+    want = run(*arrays)
     with jax.set_mesh(mesh):
-        run = jax.jit(functools.partial(pulled, is_causal=True))
         shards = placed(mesh, arrays, ROWS)
         got = run(*shards)
+        assert all(x.sharding.is_equivalent_to(NamedSharding(mesh, ROWS), 4) for x in got)
         assert not collectives(run.lower(*shards).compile().as_text())
     assert_near(got, want)
+    assert local_shapes[-1] == ((1, 16, 4, 8), (1, 24, 4, 8))
 
 
 def test_types_that_say_more_than_batch_and_heads(cpu_devices):
@@ -72,140 +83,76 @@ def test_types_that_say_more_than_batch_and_heads(cpu_devices):
     mesh = jax.make_mesh(
         (4, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2, devices=cpu_devices
     )
-    arrays = operands(EQUAL)[:3]
-    with jax.set_mesh(mesh):
-        for of_queries, of_keys, takes in (
-            (ROWS, ROWS, True),
-            (P(None, "a"), P(), False),
-        ):
-            q, k, v = (
-                placed(mesh, [x], spec)[0]
-                for x, spec in zip(arrays, (of_queries, of_keys, of_keys), strict=True)
-            )
-            program = str(jax.make_jaxpr(jk.dot_product_attention)(q, k, v))
-            assert ("jaxkernels_flash_attention" in program) == takes
+    for of_queries, of_keys, takes in ((ROWS, ROWS, True), (P(None, "a"), P(), False)):
+        with jax.set_mesh(mesh):
+            arrays = placed(mesh, operands(EQUAL)[:3], of_queries, of_keys)
+            program = str(jax.make_jaxpr(jk.dot_product_attention)(*arrays))
+        assert ("jaxkernels_flash_attention" in program) == takes
 
 
-@pytest.mark.parametrize("spec", [P(None, "a"), P("b", "a"), P(None, None, None, "b"), P("a", "b")])
-def test_other_dimensions(spec, cpu_devices):
-    """A sequence or the depth that is sharded is no error."""
-    mesh = mesh_of(cpu_devices)
-    arrays = operands(EQUAL)
-    want = jax.jit(functools.partial(pulled, is_causal=True))(*arrays)
-    with jax.set_mesh(mesh):
-        got = jax.jit(functools.partial(pulled, is_causal=True))(*placed(mesh, arrays, spec))
-    assert_near(got, want)
-
-
-# ---- the partitions of CUDA devices; a CPU runs their form with scores in memory ----
-
-PLAIN = {"forward": flash_forms.FORWARD.plain, "backward": flash_forms.BACKWARD.plain}
-
-
-def of_partitions(given, others, results, operation, band):
-    """An operation as CUDA devices would split it, and its operands."""
-    call = Call(names_of(given), 0.3, band, keeps_sums=True)
-    form = PLAIN[operation]
-    arrays = [*present(given), *others]
-    shapes = [x.shape for x in arrays]
-    forms = flash_forms.Forms(form, form)
-    split = flash_partitioning.partitioned(call, forms, shapes, results)
-    return split, functools.partial(form, call), arrays
-
-
-def problem(sizes, band, operation):
-    q, k, v = (jnp.asarray(x) for x in cases.operands(sizes, "bfloat16"))
-    rng = np.random.default_rng(4)
-    s = sizes
-    given = Operands(
-        *(q, k, v),
-        bias=jnp.asarray(rng.standard_normal((1, s.N, 1, s.S)), jnp.bfloat16),
-        mask=jnp.asarray(rng.random((s.B, 1, s.T, s.S)) < 0.7),
-        q_lengths=jnp.arange(s.B, dtype=jnp.int32) * 5 + 1,
-        k_lengths=jnp.full(s.B, s.S - 3, jnp.int32),
-    )
-    if operation == "forward":
-        return of_partitions(given, [], ("y", "sums"), operation, band)
-    sums = jnp.zeros((s.B, s.N, s.T), jnp.float32)
-    return of_partitions(given, [sums, q, 2 * q], MOVING, operation, band)
-
-
-BANDS = {
-    "open": Band(from_end=False),
-    "causal": Band(None, 0, from_end=False),
-    "window": Band(-3, 0, from_end=False),
+ARGUMENTS = {
+    "causal": {"is_causal": True},
+    "window": {"is_causal": True, "local_window_size": 3},
+    "others": {},
 }
+# The shardings of queries and of keys, and the shapes of a device's queries and keys if there are 8 key heads.
 SPECS = {
-    "batch-heads": (ROWS, ROWS),
-    "heads": (P(None, None, ("a", "b")), P()),
-    "queries": (P(None, "a"), P(None, "a")),
-    "queries-heads": (P(None, "a", "b"), P(None, None, "b")),
-    "keys": (P(), P(None, "a")),
-    "depth": (P("a", None, None, "b"), P("a", None, None, "b")),
-    "heads-of-keys": (P(), P(None, None, "b")),
+    "batch-heads": (ROWS, ROWS, (1, 4, 4)),
+    "heads": (HEADS, P(), (4, 1, 1)),
+    "queries": (P(None, "a"), P(None, "a"), (4, 2, 2)),
+    "queries-heads": (P(None, "a", "b"), P(None, None, "b"), (4, 1, 1)),
+    "keys": (P(), P(None, "a"), (4, 2, 2)),
+    "depth": (P("a", None, None, "b"), P("a", None, None, "b"), (1, 4, 4)),
+    "heads-of-keys": (P(), P(None, None, "b"), (4, 4, 4)),
 }
 
 
-@pytest.mark.parametrize("operation", PLAIN)
-@pytest.mark.parametrize("band", BANDS.values(), ids=BANDS)
+@pytest.mark.parametrize("arguments", ARGUMENTS.values(), ids=ARGUMENTS)
 @pytest.mark.parametrize("sizes", [EQUAL, GROUPED, SHARED], ids=["equal", "grouped", "shared"])
-def test_partitions(operation, band, sizes, cpu_devices):
-    split, whole, arrays = problem(sizes, band, operation)
-    want = jax.jit(lambda *x: whole(x))(*arrays)
-    mesh = mesh_of(cpu_devices)
-    for name, (of_queries, of_keys) in SPECS.items():
+def test_partitions(arguments, sizes, cpu_devices, local_shapes):
+    """Every mesh axis of queries or keys shards batch or heads."""
+    arrays, others = operands(sizes), {}
+    if not arguments:
+        rng = np.random.default_rng(4)
+        others = {
+            "bias": jnp.asarray(rng.standard_normal((1, sizes.N, 1, sizes.S)), jnp.bfloat16),
+            "mask": rng.random((sizes.B, 1, sizes.T, sizes.S)) < 0.7,
+            "query_seq_lengths": jnp.arange(sizes.B, dtype=jnp.int32) * 5 + 1,
+            "key_value_seq_lengths": jnp.full(sizes.B, sizes.S - 3, jnp.int32),
+        }
+    run = jax.jit(functools.partial(pulled, **arguments))
+    want = run(*arrays, others)
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=cpu_devices)
+    for name, (of_queries, of_keys, (batch, heads, key_heads)) in SPECS.items():
         if sizes is SHARED and "b" in (*of_keys, ""):
             continue
-        specs = [of_queries, of_keys, of_keys, *[P()] * (len(arrays) - 3)]
-        if operation == "backward":
-            specs[-2:] = [of_queries] * 2
-        shards = [
-            jax.device_put(x, NamedSharding(mesh, spec))
-            for x, spec in zip(arrays, specs, strict=True)
-        ]
-        assert_near(jax.jit(split)(*shards), want, name)
+        q, k, v, dy = placed(mesh, arrays, of_queries, of_keys, of_keys, of_queries)
+        assert_near(run(q, k, v, dy, others), want, name)
+        assert local_shapes[-1][0] == (batch, 16, heads, 8), name
+        if sizes is EQUAL:
+            assert local_shapes[-1][1] == (batch, 24, key_heads, 8), name
 
 
-@pytest.mark.parametrize("operation", PLAIN)
-@pytest.mark.parametrize("sizes", [EQUAL, GROUPED], ids=["equal", "grouped"])
-def test_partitions_of_batch_and_heads_ask_no_other_device(operation, sizes, cpu_devices):
-    split, _, arrays = problem(sizes, BANDS["causal"], operation)
-    mesh = mesh_of(cpu_devices)
-    sides = [P(None, "b"), P("a"), P("a"), P("a")]
-    behind = [] if operation == "forward" else [P("a", "b"), ROWS, ROWS]
-    specs = [ROWS, ROWS, ROWS, *sides, *behind]
-    shards = [
-        jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(arrays, specs, strict=True)
-    ]
-    text = jax.jit(split).lower(*shards).compile().as_text()
-    assert not collectives(text)
-
-
-@pytest.mark.parametrize("operation", PLAIN)
-def test_more_devices_than_key_heads(operation, cpu_devices):
+def test_more_devices_than_key_heads(cpu_devices):
     """Nothing is sent forward, and backward the cotangents of keys and values alone."""
-    split, _, arrays = problem(GROUPED, BANDS["causal"], operation)
     mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
-    of_heads = P(None, None, "a")
-    behind = [] if operation == "forward" else [P(None, "a"), of_heads, of_heads]
-    specs = [of_heads, P(), P(), P(None, "a"), P(), P(), P(), *behind]
-    shards = [
-        jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(arrays, specs, strict=True)
-    ]
-    text = jax.jit(split).lower(*shards).compile().as_text()
-    assert set(collectives(text)) == ({"all-reduce"} if operation == "backward" else set())
+    bias = jnp.zeros((1, 8, 16, 24), jnp.bfloat16)
+    arrays = [*operands(GROUPED), bias]
+    q, k, v, dy, bias = placed(
+        mesh, arrays, P(None, None, "a"), P(), P(), P(None, None, "a"), P(None, "a")
+    )
+    forward = jax.jit(jk.dot_product_attention).lower(q, k, v, bias)
+    assert not collectives(forward.compile().as_text())
+    both = jax.jit(pulled).lower(q, k, v, dy, {"bias": bias})
+    assert set(collectives(both.compile().as_text())) == {"all-reduce"}
 
 
 def test_queries_that_are_spread_stay_so(cpu_devices):
-    split, _, arrays = problem(EQUAL, BANDS["causal"], "forward")
+    """Their devices share the heads within the call."""
     mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
-    shards = placed(mesh, arrays, P())
-    shards[0] = placed(mesh, arrays[:1], P(None, "a"))[0]
-    y, _ = jax.jit(split)(*shards)
+    arrays = placed(mesh, operands(EQUAL)[:3], P(None, "a"), P())
+    y = jax.jit(jk.dot_product_attention)(*arrays)
     assert y.sharding.is_equivalent_to(NamedSharding(mesh, P(None, "a")), 4)
-
-
-# ---- shard_map ----
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -214,10 +161,7 @@ def test_shard_map(check_vma, cpu_devices):
     mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
     q, k, v, dy = operands(cases.Sizes(8, 8, 8, 2, 2, 8))
     k, v = k[:1], v[:1]
-
-    def local(q, k, v):
-        return jk.dot_product_attention(q, k, v, is_causal=True)
-
+    local = functools.partial(jk.dot_product_attention, is_causal=True)
     split = jax.shard_map(
         local, mesh=mesh, in_specs=(P("a"), P(), P()), out_specs=P("a"), check_vma=check_vma
     )
@@ -235,55 +179,8 @@ def test_shard_map(check_vma, cpu_devices):
 
 def test_vmap_over_a_sharded_axis(mesh):
     arrays = [np.stack([x] * 4) for x in operands(EQUAL)]
-    run = jax.jit(jax.vmap(functools.partial(pulled, is_causal=True)))
+    run = jax.jit(jax.vmap(functools.partial(pulled, others={}, is_causal=True)))
     want = run(*arrays)
     with jax.set_mesh(mesh):
         got = run(*placed(mesh, arrays, P("a")))
     assert_near(got, want)
-
-
-# ---- the whole rule of CUDA devices ----
-
-
-def as_on_cuda(name, forms, results):
-    """A primitive that a CPU lowers as CUDA devices do flash attention; `name` tells its partitions from others."""
-    primitive = Primitive(f"flash_attention_{name}")
-    primitive.multiple_results = True
-    primitive.def_abstract_eval(flash.attention_abstract_eval)
-    rule = functools.partial(flash_lowering.lower_cuda, primitive.name, forms, results)
-    mlir.register_lowering(primitive, rule, platform="cpu")
-    partitioned_calls.needs_devices_for_lowering(primitive)
-    return primitive
-
-
-def test_the_lowering_of_cuda_devices(mesh):
-    form = flash_forms.FORWARD.plain
-    calls = []
-
-    def cudnn(call, arrays):
-        calls.append(arrays[0].shape)
-        return form(call, arrays)
-
-    name = str(mesh.axis_types[0])
-    primitive = as_on_cuda(name, flash_forms.Forms(form, cudnn), ("y", "sums"))
-    call = Call(MOVING, 0.3, BANDS["causal"])
-    q, k, v, _ = operands(EQUAL)
-    run = jax.jit(lambda *x: primitive.bind(*x, call=call)[0])
-    want = form(call, [jnp.asarray(x) for x in (q, k, v)])
-    with jax.set_mesh(mesh):
-        shards = placed(mesh, (q, k, v), ROWS)
-        got = run(*shards)
-        assert got.sharding.is_equivalent_to(NamedSharding(mesh, ROWS), 4)
-        assert not collectives(run.lower(*shards).compile().as_text())
-    assert_near([got], want)
-    assert (1, 16, 4, 8) in calls  # a device's part
-
-
-def test_the_lowering_of_one_cuda_device(cpu_devices):
-    def never(call, arrays):
-        raise AssertionError
-
-    primitive = as_on_cuda("alone", flash_forms.Forms(never, flash_forms.FORWARD.plain), ("y",))
-    call = Call(MOVING, 0.3, BANDS["open"])
-    arrays = [jnp.asarray(x) for x in operands(EQUAL)[:3]]
-    jax.jit(lambda *x: primitive.bind(*x, call=call)).lower(*arrays)

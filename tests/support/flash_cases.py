@@ -1,15 +1,17 @@
 """Calls of attention that take the primitives of flash attention, at any size and without a GPU.
 
-On a GPU cuDNN runs them; elsewhere the machine is an H200 by name, and the primitives are lowered to the form with scores
-in memory.
+On a GPU cuDNN runs them. Elsewhere the machine is an H200 by name. A CPU lowers the primitives as CUDA devices do, for a model
+of cuDNN.
 """
 
 import attention_cases
+import cudnn_model  # noqa: F401 (gives JAX's calls of cuDNN a lowering for CPUs)
 import jax
 import numpy as np
+from jax._src.interpreters import mlir
 from oracle import storage
 
-from jaxkernels._attention import choice, default
+from jaxkernels._attention import choice, default, flash
 
 H200 = choice.Machine("h200", 90, 91002)
 DTYPES = ("bfloat16", "float16")
@@ -30,6 +32,9 @@ def take_flash(monkeypatch):
     monkeypatch.setattr(choice, "TABLE", (always,))
     if jax.default_backend() != "gpu":
         monkeypatch.setattr(default, "this_machine", lambda: H200)
+    rules = mlir._platform_specific_lowerings
+    for primitive in (flash.attention_p, flash.backward_p):
+        monkeypatch.setitem(rules["cpu"], primitive, rules["cuda"][primitive])
 
 
 def arguments(sizes, dtype, seed=0):

@@ -62,15 +62,15 @@ def _every_primitive():
 
 def _flash_attention():
     """Its forward direction, its tangent, and what is its transpose."""
-    call = Call(MOVING, 0.5, Band(None, 0, from_end=False), keeps_sums=True)
+    call = Call(MOVING, 0.5, Band(None, 0, from_end=False), keeps_sums=True, moving=("q",))
     q, k, y = (normal(2, 4, 2, 8).astype(jnp.bfloat16) for _ in range(3))
     sums = normal(2, 2, 4)
-    for primitive, others, params in (
-        (flash.attention_p, (), {}),
-        (flash.tangent_p, (sums, y, q), {"moving": ("q",)}),
-        (flash.backward_p, (sums, y, y), {}),
+    for primitive, others in (
+        (flash.attention_p, ()),
+        (flash.tangent_p, (sums, y, q)),
+        (flash.backward_p, (sums, y, y)),
     ):
-        run = functools.partial(primitive.bind, call=call, **params)
+        run = functools.partial(primitive.bind, call=call)
         yield pytest.param(primitive.name, run, [q, k, k, *others], id=primitive.name)
 
 
