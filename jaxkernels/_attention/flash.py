@@ -40,8 +40,7 @@ def attention(given: Operands, call: Call) -> jax.Array:
     return attention_p.bind(*sharding.equalize_varying(present(given)), call=call)[0]
 
 
-def attention_abstract_eval(*avals: Any, call: Call) -> list[Any]:
-    """The abstract values of the results of `attention_p`."""
+def _attention_abstract_eval(*avals: Any, call: Call) -> list[Any]:
     q = avals[0]
     y = q.update(weak_type=False)
     if not call.keeps_sums:
@@ -151,12 +150,12 @@ def _define(primitive: Primitive, abstract_eval: Any, form: flash_forms.Form) ->
     ad.primitive_jvps[primitive] = functools.partial(_jvp_by_plain_form, primitive, form)
 
 
-_define(attention_p, attention_abstract_eval, flash_forms.FORWARD.plain)
+_define(attention_p, _attention_abstract_eval, flash_forms.FORWARD.plain)
 _define(tangent_p, _tangent_abstract_eval, flash_forms.tangent)
 _define(backward_p, _backward_abstract_eval, flash_forms.BACKWARD.plain)
 ad.primitive_jvps[attention_p] = _attention_jvp
 ad.primitive_transposes[tangent_p] = _tangent_transpose
 ad.primitive_transposes[backward_p] = _backward_transpose
-flash_lowering.define(attention_p, flash_forms.FORWARD, ("y", "sums"))
-flash_lowering.define(backward_p, flash_forms.BACKWARD, MOVING)
+flash_lowering.define(attention_p, flash_forms.FORWARD)
+flash_lowering.define(backward_p, flash_forms.BACKWARD)
 mlir.register_lowering(tangent_p, functools.partial(flash_lowering.lower_form, flash_forms.tangent))

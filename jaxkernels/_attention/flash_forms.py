@@ -27,17 +27,16 @@ from jaxkernels._rows import reference
 # Finite values that cuDNN adds to masked scores, as in jax.nn; the exponential becomes 0. A bias of this
 # value or less masks a score too.
 HIDDEN = {"bfloat16": -(2.0**41), "float16": -(2.0**15)}
-# Largest window passed to XLA, which stores it in 32 bits; no sequence is that long.
-_LONGEST_WINDOW = 2**30
 
 Form = Callable[[Call, Sequence[jax.Array]], list[jax.Array]]
 
 
 class Forms(NamedTuple):
-    """The two forms of an operation, as functions of a call and its operands."""
+    """The two forms of an operation, as functions of a call and its operands, and its results' names."""
 
     plain: Form
     cudnn: Form
+    results: tuple[str, ...]
 
 
 def _plain_forward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
@@ -54,7 +53,7 @@ def _plain_forward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]
 
 def _cudnn_forward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
     given = call.operands(operands)
-    y, *sums = cudnn.forward(_inputs(call, given), keeps_sums=call.keeps_sums)
+    y, *sums = cudnn.forward(call, _without_mask(call, given))
     return [_where_alive(call, given, y), *sums]
 
 
@@ -68,13 +67,13 @@ def _cudnn_backward(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array
     given = call.operands(operands)
     sums, y, dy = operands[-3:]
     dy = _where_alive(call, given, dy)
-    return cudnn.backward(_inputs(call, given), sums, y, dy)
+    return cudnn.backward(call, _without_mask(call, given), sums, y, dy)
 
 
 # Operands: those of the call. Results: y, and with `keeps_sums` the log-sum-exps.
-FORWARD = Forms(_plain_forward, _cudnn_forward)
+FORWARD = Forms(_plain_forward, _cudnn_forward, ("y", "sums"))
 # Operands: those of the call, the log-sum-exps, y and dy. Results: dq, dk and dv.
-BACKWARD = Forms(_plain_backward, _cudnn_backward)
+BACKWARD = Forms(_plain_backward, _cudnn_backward, MOVING)
 
 
 def tangent(call: Call, operands: Sequence[jax.Array]) -> list[jax.Array]:
@@ -102,29 +101,24 @@ def _known(
     return of, [getattr(given, name) for name in call.moving]
 
 
-def _inputs(call: Call, given: Operands) -> cudnn.Inputs:
-    """Converts operands and band for cuDNN: open, causal, or causal with a window."""
-    left = call.band.left
-    window = None if left is None else min(1 - left, _LONGEST_WINDOW)
-    operands = (given.q, given.k, given.v, _added(call, given), _lengths(given))
-    return cudnn.Inputs(*operands, call.scale, not call.band.is_open, window)
-
-
-def _added(call: Call, given: Operands) -> jax.Array | None:
-    """The addend of the scores: the bias, and a large negative number for masked scores.
+def _without_mask(call: Call, given: Operands) -> Operands:
+    """The operands for cuDNN, which adds the bias, and a large negative number for masked scores.
 
     A fully masked query is left unmasked, and its result and cotangent become 0 elsewhere. If all its
     scores were near -2^41, where float32 has steps of 2^18, exp(score - sum) could be infinite.
     """
-    seen = _unhidden(given)
-    if seen is None:
-        return None
+    q_lengths, k_lengths = _lengths(given)
+    found = given._replace(mask=None, q_lengths=q_lengths, k_lengths=k_lengths)
+    seen, alive = _unhidden(given), _sees_a_key(call, given)
+    if seen is None or alive is None:
+        return found
     dtype = given.q.dtype
     zero = jnp.zeros((), dtype)
     hidden = jnp.asarray(HIDDEN[dtype.name], dtype)
     total = jnp.where(seen, zero if given.bias is None else given.bias, hidden)
-    total = jnp.where(_sees_a_key(call, given, seen), total, zero)
-    return jnp.broadcast_to(total, (*total.shape[:2], given.q.shape[1], given.k.shape[1]))
+    total = jnp.where(alive, total, zero)
+    shape = (*total.shape[:2], given.q.shape[1], given.k.shape[1])
+    return found._replace(bias=jnp.broadcast_to(total, shape))
 
 
 def _unhidden(given: Operands) -> jax.Array | None:
@@ -134,9 +128,12 @@ def _unhidden(given: Operands) -> jax.Array | None:
     return plain.both(given.mask, ~(given.bias <= HIDDEN[given.q.dtype.name]))
 
 
-def _sees_a_key(call: Call, given: Operands, seen: jax.Array) -> jax.Array:
-    """The queries with a visible key, as a mask of shape (B or 1, N or 1, T or 1, 1)."""
+def _sees_a_key(call: Call, given: Operands) -> jax.Array | None:
+    """The queries with a visible key, as a mask of shape (B or 1, N or 1, T or 1, 1); None for all."""
     t, s = given.q.shape[1], given.k.shape[1]
+    seen = _unhidden(given)
+    if seen is None:
+        return plain.within(given.k_lengths, 1, (1, 2))  # without a window all see the first key
     if not call.band.is_open:
         seen = seen & reference.band((1, 1, t, s), **call.band.attributes())
     within = plain.within(given.k_lengths, s, (1, 2))
@@ -144,27 +141,22 @@ def _sees_a_key(call: Call, given: Operands, seen: jax.Array) -> jax.Array:
     return jnp.any(seen, axis=-1, keepdims=True)
 
 
-def _lengths(given: Operands) -> tuple[jax.Array, jax.Array] | None:
+def _lengths(given: Operands) -> list[jax.Array | None]:
     """The lengths, clipped to at least 1 and at most T or S, because cuDNN needs a key in each row."""
     if given.q_lengths is None and given.k_lengths is None:
-        return None
+        return [None, None]
     found = []
     for lengths, x in ((given.q_lengths, given.q), (given.k_lengths, given.k)):
         size = x.shape[1]
         whole = jnp.full(x.shape[:1], size, jnp.int32)
         found.append(whole if lengths is None else jnp.clip(lengths, 1, size))
-    return found[0], found[1]
+    return found
 
 
 def _where_alive(call: Call, given: Operands, rows: jax.Array) -> jax.Array:
     """`rows`, (B, T, N, H), with 0 for fully masked queries and queries beyond their length."""
-    t, seen = given.q.shape[1], _unhidden(given)
-    if seen is not None:
-        alive = _sees_a_key(call, given, seen)
-    else:
-        # Without a window every query sees the first key.
-        alive = plain.within(given.k_lengths, 1, (1, 2))
-    alive = plain.both(alive, plain.within(given.q_lengths, t, (1, 3)))
+    within = plain.within(given.q_lengths, given.q.shape[1], (1, 3))
+    alive = plain.both(_sees_a_key(call, given), within)
     if alive is None:
         return rows
     return jnp.where(jnp.swapaxes(alive, 1, 2), rows, jnp.zeros((), rows.dtype))

@@ -18,16 +18,10 @@ from jaxkernels._attention.problem import Call
 from jaxkernels._core import compat, partitioned_calls, registry
 
 
-def define(primitive: Primitive, forms: Forms, results: Sequence[str]) -> None:
-    """Gives a primitive its lowerings.
-
-    Args:
-        primitive: the primitive.
-        forms: its two forms.
-        results: names of its results, for `flash_partitioning`.
-    """
+def define(primitive: Primitive, forms: Forms) -> None:
+    """Gives a primitive its lowerings."""
     mlir.register_lowering(primitive, functools.partial(_lower_plain, forms.plain))
-    rule = functools.partial(lower_cuda, primitive.name, forms, results)
+    rule = functools.partial(_lower_cuda, primitive.name, forms)
     mlir.register_lowering(primitive, rule, platform="cuda")
 
 
@@ -46,13 +40,8 @@ def _lower_plain(form: Form, ctx: mlir.LoweringRuleContext, *operands: Any, call
     return lower_form(form, ctx, *operands, call=call)
 
 
-def lower_cuda(
-    name: str,
-    forms: Forms,
-    results: Sequence[str],
-    ctx: mlir.LoweringRuleContext,
-    *operands: Any,
-    call: Call,
+def _lower_cuda(
+    name: str, forms: Forms, ctx: mlir.LoweringRuleContext, *operands: Any, call: Call
 ) -> Any:
     """Lowers to cuDNN on one device, or on each device's shards.
 
@@ -69,7 +58,7 @@ def lower_cuda(
     ctx = compat.without_types_of_shardings(ctx)
     if not is_split:
         return lower_form(forms.cudnn, ctx, *operands, call=call)
-    names = results[: len(ctx.avals_out)]  # pyright: ignore[reportAttributeAccessIssue]
+    names = forms.results[: len(ctx.avals_out)]  # pyright: ignore[reportAttributeAccessIssue]
     shapes = [aval.shape for aval in avals]
     function = flash_partitioning.partitioned(call, forms.cudnn, shapes, names)
     key = f"{name} {call} {registry.fingerprint()}"

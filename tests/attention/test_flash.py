@@ -21,7 +21,9 @@ from jaxkernels._rows.masked_kernels import band_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:jaxkernels runs its pure-JAX reference")
 GROUPED = SIZES["grouped"]
-NAMES = "qkv"
+OPERANDS = cases.operands(GROUPED, "bfloat16")
+DOTS = cases.operands(GROUPED, "bfloat16", seed=1)
+CAUSAL = functools.partial(jk.dot_product_attention, is_causal=True)
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +42,7 @@ def held(got, operands, dy, dtype, what, **options):
     truth = flash_cases.truth(operands, dtype, **options)
     check(got[0], truth.result(), f"{what}: y")
     want = truth.gradients(dy)
-    for name, x in zip(NAMES, got[1:], strict=True):
+    for name, x in zip("qkv", got[1:], strict=True):
         assert x.dtype == storage(dtype)
         check(x, want[name], f"{what}: d{name}")
 
@@ -69,20 +71,19 @@ def test_values_and_gradients(sizes, dtype):
 
 def test_some_queries_see_nothing():
     """The sets of arguments include queries without keys; else no test would cover them."""
-    operands = cases.operands(GROUPED, "bfloat16")
     sets = flash_cases.arguments(GROUPED, "bfloat16").items()
-    truths = {name: flash_cases.truth(operands, "bfloat16", **options) for name, options in sets}
+    truths = {name: flash_cases.truth(OPERANDS, "bfloat16", **options) for name, options in sets}
     empty = {name for name, truth in truths.items() if np.isneginf(truth.log_sum_exp).any()}
     assert {"mask", "mask-keys-causal", "bias-infinite", "key-lengths", "everything"} <= empty
 
 
 def test_rows_of_the_smallest_biases():
     """cuDNN takes finfo.min for what hides, so that no gradient is NaN."""
-    operands = cases.operands(cases.Sizes(1, 4, 6, 1, 1, 8), "bfloat16")
-    bias = jnp.zeros((1, 1, 4, 6), jnp.bfloat16).at[0, 0, 1].set(jnp.finfo(jnp.bfloat16).min)
-    y, *gradients = jax.jit(functools.partial(pulled, bias=bias))(*operands, operands[0])
-    assert not np.any(y[0, 1])
-    assert not np.any(gradients[0][0, 1])
+    shape, least = (1, 1, GROUPED.T, GROUPED.S), jnp.finfo(jnp.bfloat16).min
+    bias = jnp.zeros(shape, jnp.bfloat16).at[0, 0, 1].set(least)
+    y, *gradients = jax.jit(functools.partial(pulled, bias=bias))(*OPERANDS, DOTS[0])
+    assert not np.any(y[:, 1])
+    assert not np.any(gradients[0][:, 1])
     assert all(np.isfinite(np.asarray(x, np.float32)).all() for x in gradients)
 
 
@@ -118,33 +119,52 @@ def test_either_form_takes_the_residuals_of_the_other(forms, dtype):
 
 def test_cudnn_runs_them():
     """Forward alone, forward for a gradient, and backward; under strict promotion too."""
-    operands = cases.operands(GROUPED, "bfloat16")
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
         for name, options in flash_cases.arguments(GROUPED, "bfloat16").items():
             run = functools.partial(values_and_gradients, **options)
-            assert flash_cases.calls_of_cudnn(run, *operands, operands[0]) == 3, name
+            assert flash_cases.calls_of_cudnn(run, *OPERANDS, DOTS[0]) == 3, name
 
 
-def test_pinned():
-    operands = [jnp.asarray(x) for x in cases.operands(GROUPED, "bfloat16")]
-    run = jax.jit(functools.partial(pulled, implementation="cudnn", is_causal=True))
-    got = run(*operands, operands[0])
-    held(got, operands, operands[0], "bfloat16", "pinned", is_causal=True)
+def test_platforms_that_cannot_be_pinned():
+    run = jax.jit(functools.partial(pulled, implementation="cudnn"))
     with pytest.raises(NotImplementedError, match=r"cudnn.*not on .tpu."):
-        run.trace(*operands, operands[0]).lower(lowering_platforms=("tpu",))
+        run.trace(*OPERANDS, DOTS[0]).lower(lowering_platforms=("tpu",))
 
 
-def test_repeated():
+def donated(run, *arrays):
+    return jax.jit(run, donate_argnums=(0, 3))(*map(jnp.asarray, arrays))
+
+
+def exported(run, *arrays):
+    """An exported program holds no call of cuDNN, whose version where it runs nobody knows."""
+    export = jax.export.export(
+        jax.jit(run), platforms=("cpu", "cuda"), disabled_checks=jk.export_checks()
+    )(*arrays)
+    assert "__cudnn" not in export.mlir_module()
+    return jax.export.deserialize(export.serialize()).call(*arrays)
+
+
+def repeated(run, *arrays):
     """y, dk and dv of cuDNN are the same bit by bit; dq is not promised."""
-    operands = cases.operands(GROUPED, "bfloat16")
-    run = jax.jit(functools.partial(pulled, is_causal=True))
-    first, second = (run(*operands, operands[0]) for _ in range(2))
-    for i in (0, 2, 3):
-        assert np.array_equal(first[i], second[i])
+    first, second = (jax.jit(run)(*arrays) for _ in range(2))
+    assert all(np.array_equal(first[i], second[i]) for i in (0, 2, 3))
+    return first
+
+
+@pytest.mark.parametrize("context", [donated, exported, repeated])
+def test_contexts(context):
+    got = context(functools.partial(pulled, is_causal=True), *OPERANDS, DOTS[0])
+    held(got, OPERANDS, DOTS[0], "bfloat16", context.__name__, is_causal=True)
+
+
+def test_pinned_and_rematerialised():
+    of = jax.checkpoint(functools.partial(CAUSAL, implementation="cudnn"))
+    y, pull = jax.vjp(jax.jit(of), *OPERANDS)
+    held([y, *pull(DOTS[0])], OPERANDS, DOTS[0], "bfloat16", "remat", is_causal=True)
 
 
 def test_three_dimensions_and_lists_of_lengths():
-    q, k, v = (x[0] for x in cases.operands(GROUPED, "bfloat16"))
+    q, k, v = (x[0] for x in OPERANDS)
     got = jk.dot_product_attention(q, k, v, key_value_seq_lengths=[9])
     want = Truth(q[None], k[None], v[None], "bfloat16", key_value_seq_lengths=[9]).result()
     check(got, tuple(x[0] for x in want))
@@ -173,53 +193,23 @@ def test_vmap():
     held(merged, operands, dy, "bfloat16", "vmap", bias=bias, **options, **static)
 
 
-def test_vmap_of_queries_alone():
-    q, k, v = cases.operands(GROUPED, "bfloat16")
-    masks = np.random.default_rng(5).random((2, GROUPED.T, GROUPED.S)) < 0.5
-    got = jax.jit(jax.vmap(lambda m: jk.dot_product_attention(q, k, v, mask=m)))(masks)
-    for i in range(2):  # each is common to the batch
-        check(got[i], Truth(q, k, v, "bfloat16", mask=masks[i]).result(), f"mask {i}")
-    biases = flash_cases.arguments(GROUPED, "bfloat16")["bias"]["bias"][:, :1]
-
-    def member(q, bias):
-        return jk.dot_product_attention(q, k, v, bias)
-
-    for dims in ((1, None), (None, 1), (1, 1)):
-        ours = jax.vmap(member, (1 if dims[0] else None, dims[1]))
-        stacked = np.stack([q, 2 * q], 1) if dims[0] else q
-        sides = np.stack([biases, biases - 1], 1) if dims[1] else biases
-        got = jax.jit(ours)(stacked, sides)
-        for i in range(2):
-            own = stacked[:, i] if dims[0] else q
-            side = sides[:, i] if dims[1] else biases
-            check(got[i], Truth(own, k, v, "bfloat16", bias=side).result(), f"{dims} {i}")
-
-
 def test_gradient_of_the_bias():
-    operands = cases.operands(GROUPED, "bfloat16")
-    dy = cases.operands(GROUPED, "bfloat16", seed=1)[0]
     options = flash_cases.arguments(GROUPED, "bfloat16")["mask-and-bias"]
-    bias, others = options["bias"], {k: v for k, v in options.items() if k != "bias"}
-
-    def of(q, k, v, bias):
-        return jk.dot_product_attention(q, k, v, bias, **others)
-
-    y, pull = jax.vjp(of, *operands, bias)
-    *got, dbias = pull(dy)
-    held([y, *got], operands, dy, "bfloat16", "with a bias", **options)
-    ds, error = Truth(*operands, "bfloat16", **options).gradients(dy)["scores"]
+    others = {name: x for name, x in options.items() if name != "bias"}
+    of = functools.partial(jk.dot_product_attention, **others)
+    y, pull = jax.vjp(of, *OPERANDS, options["bias"])
+    *got, dbias = pull(DOTS[0])
+    held([y, *got], OPERANDS, DOTS[0], "bfloat16", "with a bias", **options)
+    ds, error = Truth(*OPERANDS, "bfloat16", **options).gradients(DOTS[0])["scores"]
     error = error.sum(0, keepdims=True) + 2.0**-7 * np.abs(ds).sum(0, keepdims=True)
     check(dbias, (ds.sum(0, keepdims=True), error), "dbias")
 
 
 def test_forward_mode():
-    operands = [jnp.asarray(x) for x in cases.operands(GROUPED, "bfloat16")]
-    dots = [jnp.asarray(x) for x in cases.operands(GROUPED, "bfloat16", seed=1)]
-    of = functools.partial(jk.dot_product_attention, is_causal=True)
-    y, y_dot = jax.jit(lambda x, t: jax.jvp(of, x, t))(operands, dots)
-    check(y, Truth(*operands, "bfloat16", is_causal=True).result())
-    ours = functools.partial(of, implementation="ffi")
-    want = jax.jit(lambda x, t: jax.jvp(ours, x, t)[1])(operands, dots)
+    y, y_dot = jax.jit(lambda x, t: jax.jvp(CAUSAL, x, t))(OPERANDS, DOTS)
+    check(y, Truth(*OPERANDS, "bfloat16", is_causal=True).result())
+    ours = functools.partial(CAUSAL, implementation="ffi")
+    want = jax.jit(lambda x, t: jax.jvp(ours, x, t)[1])(OPERANDS, DOTS)
     # Ours corrects weights whose rows do not sum to 1.
     y_dot, want = (np.asarray(t, np.float32) for t in (y_dot, want))
     np.testing.assert_allclose(y_dot, want, rtol=2**-6, atol=2**-6 * np.abs(want).max())
@@ -254,77 +244,33 @@ def test_second_order():
 
 
 def test_linear_transpose_of_a_pullback():
-    operands = [jnp.asarray(x) for x in cases.operands(GROUPED, "bfloat16")]
-    of = functools.partial(jk.dot_product_attention, is_causal=True)
-    _, pull = jax.vjp(of, *operands)
-    cotangents = tuple(jnp.asarray(x) for x in cases.operands(GROUPED, "bfloat16", seed=1))
-    (got,) = jax.linear_transpose(pull, operands[0])(cotangents)
-    want = jax.jvp(of, operands, list(cotangents))[1]
-    assert np.array_equal(got, want)
+    _, pull = jax.vjp(CAUSAL, *OPERANDS)
+    (got,) = jax.linear_transpose(pull, OPERANDS[0])(tuple(map(jnp.asarray, DOTS)))
+    assert np.array_equal(got, jax.jvp(CAUSAL, OPERANDS, DOTS)[1])
 
 
-def test_jit_and_remat():
-    operands = cases.operands(GROUPED, "bfloat16")
-    dy = cases.operands(GROUPED, "bfloat16", seed=1)[0]
-    of = jax.checkpoint(functools.partial(jk.dot_product_attention, is_causal=True))
-
-    def run(q, k, v, dy):
-        y, pull = jax.vjp(of, q, k, v)
-        return y, *pull(dy)
-
-    held(jax.jit(run)(*operands, dy), operands, dy, "bfloat16", "remat", is_causal=True)
-
-
-def test_donated():
-    operands = cases.operands(GROUPED, "bfloat16")
-    run = jax.jit(functools.partial(jk.dot_product_attention, is_causal=True), donate_argnums=0)
-    got = run(*(jnp.asarray(x) for x in operands))
-    check(got, Truth(*operands, "bfloat16", is_causal=True).result())
-
-
-def test_export_and_reload():
-    """An exported program holds no call of cuDNN, whose version where it runs nobody knows."""
-    operands = cases.operands(GROUPED, "bfloat16")
-    dy = cases.operands(GROUPED, "bfloat16", seed=1)[0]
-    run = jax.jit(functools.partial(pulled, is_causal=True))
-    exported = jax.export.export(
-        run, platforms=("cpu", "cuda"), disabled_checks=jk.export_checks()
-    )(*operands, dy)
-    assert "__cudnn" not in exported.mlir_module()
-    got = jax.export.deserialize(exported.serialize()).call(*operands, dy)
-    held(got, operands, dy, "bfloat16", "exported", is_causal=True)
-
-
-def products_saved(policy):
-    """How often a checkpointed function runs attention forward, for its gradient."""
-
-    def layer(q):
-        return jk.dot_product_attention(jnp.sin(q), q, q)
-
-    x = jax.ShapeDtypeStruct((2, 64, 4, 64), jnp.bfloat16)
-    run = jax.checkpoint(layer, policy=policy)
-    gradient = jax.grad(lambda q: jnp.sum(run(q).astype(jnp.float32)))
-    return str(jax.make_jaxpr(gradient)(x)).count("jaxkernels_flash_attention[")
-
-
-def test_policies_of_remat():
+@pytest.mark.parametrize(
+    ("policy", "runs"),
+    [
+        (jk.checkpoint_policies.dots_saveable, 1),
+        (jk.checkpoint_policies.dots_with_no_batch_dims_saveable, 2),
+        (jax.checkpoint_policies.everything_saveable, 1),
+        (None, 2),
+    ],
+)
+def test_policies_of_remat(policy, runs):
     """Attention is a product with batch dimensions."""
-    policies = jk.checkpoint_policies
-    assert products_saved(policies.dots_saveable) == 1
-    assert products_saved(policies.dots_with_no_batch_dims_saveable) == 2
-    assert products_saved(jax.checkpoint_policies.everything_saveable) == 1
-    assert products_saved(None) == 2
+    layer = jax.checkpoint(lambda q: CAUSAL(jnp.sin(q), q, q), policy=policy)
+    gradient = jax.grad(lambda q: jnp.sum(layer(q).astype(jnp.float32)))
+    program = str(jax.make_jaxpr(gradient)(DOTS[0][:, :, :2]))
+    assert program.count("jaxkernels_flash_attention[") == runs
 
 
 def test_checkify():
-    q = jnp.asarray(cases.operands(GROUPED, "bfloat16")[0])
-
-    def of(q):
-        return jk.dot_product_attention(q, q, q, is_causal=True)
-
+    run = checkify.checkify(jax.jit(CAUSAL), errors=checkify.float_checks)
     for bad in (False, True):
-        given = q.at[0, 0, 0, 0].set(jnp.nan) if bad else q
-        error, _ = checkify.checkify(jax.jit(of), errors=checkify.float_checks)(given)
+        q = jnp.asarray(OPERANDS[0]).at[0, 0, 0, 0].set(jnp.nan if bad else 0)
+        error, _ = run(q, *OPERANDS[1:])
         assert ("jaxkernels_flash_attention" in (error.get() or "")) == bad
 
 

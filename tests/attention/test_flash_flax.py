@@ -47,14 +47,10 @@ TAKES_NOT = {
 }
 
 
-@pytest.mark.parametrize("options", TAKES.values(), ids=TAKES)
-def test_takes_flash(options):
-    assert takes_flash(*OPERANDS, **options)
-
-
-@pytest.mark.parametrize("options", TAKES_NOT.values(), ids=TAKES_NOT)
-def test_takes_another(options):
-    assert not takes_flash(*OPERANDS, **options)
+@pytest.mark.parametrize("name", [*TAKES, *TAKES_NOT])
+def test_who_takes_flash(name):
+    options = TAKES[name] if name in TAKES else TAKES_NOT[name]
+    assert takes_flash(*OPERANDS, **options) == (name in TAKES)
 
 
 def test_another_depth_of_values():

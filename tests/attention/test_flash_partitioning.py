@@ -56,9 +56,9 @@ def local_shapes(monkeypatch):
     """The shapes of q and k of each call of cuDNN."""
     shapes, call = [], cudnn._call
 
-    def recorded(function, inputs, **others):
-        shapes.append((inputs.q.shape, inputs.k.shape))
-        return call(function, inputs, **others)
+    def recorded(function, of, given, **others):
+        shapes.append((given.q.shape, given.k.shape))
+        return call(function, of, given, **others)
 
     monkeypatch.setattr(cudnn, "_call", recorded)
     return shapes
@@ -110,7 +110,7 @@ SPECS = {
 @pytest.mark.parametrize("arguments", ARGUMENTS.values(), ids=ARGUMENTS)
 @pytest.mark.parametrize("sizes", [EQUAL, GROUPED, SHARED], ids=["equal", "grouped", "shared"])
 def test_partitions(arguments, sizes, cpu_devices, local_shapes):
-    """Every mesh axis of queries or keys shards batch or heads."""
+    """Every mesh axis of queries or keys shards batch or heads, within the call."""
     arrays, others = operands(sizes), {}
     if not arguments:
         rng = np.random.default_rng(4)
@@ -127,7 +127,9 @@ def test_partitions(arguments, sizes, cpu_devices, local_shapes):
         if sizes is SHARED and "b" in (*of_keys, ""):
             continue
         q, k, v, dy = placed(mesh, arrays, of_queries, of_keys, of_keys, of_queries)
-        assert_near(run(q, k, v, dy, others), want, name)
+        got = run(q, k, v, dy, others)
+        assert_near(got, want, name)
+        assert of_queries == P() or got[0].sharding.is_equivalent_to(q.sharding, 4), name
         assert local_shapes[-1][0] == (batch, 16, heads, 8), name
         if sizes is EQUAL:
             assert local_shapes[-1][1] == (batch, 24, key_heads, 8), name
@@ -145,14 +147,6 @@ def test_more_devices_than_key_heads(cpu_devices):
     assert not collectives(forward.compile().as_text())
     both = jax.jit(pulled).lower(q, k, v, dy, {"bias": bias})
     assert set(collectives(both.compile().as_text())) == {"all-reduce"}
-
-
-def test_queries_that_are_spread_stay_so(cpu_devices):
-    """Their devices share the heads within the call."""
-    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,), devices=cpu_devices)
-    arrays = placed(mesh, operands(EQUAL)[:3], P(None, "a"), P())
-    y = jax.jit(jk.dot_product_attention)(*arrays)
-    assert y.sharding.is_equivalent_to(NamedSharding(mesh, P(None, "a")), 4)
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
