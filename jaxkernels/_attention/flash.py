@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -50,14 +50,9 @@ def _attention_abstract_eval(*avals: Any, call: Call) -> list[Any]:
     return [y, sums.update(dtype=jnp.dtype("float32"))]
 
 
-def _tangent_abstract_eval(*avals: Any, call: Call) -> list[Any]:
-    del call
-    return [avals[0].update(weak_type=False)]
-
-
-def _backward_abstract_eval(*avals: Any, call: Call) -> list[Any]:
-    del call
-    return [aval.update(weak_type=False) for aval in avals[:3]]
+def _like_first(count: int) -> Callable[..., list[Any]]:
+    """The abstract evaluation of a primitive whose results are like its first operands."""
+    return lambda *avals, call: [aval.update(weak_type=False) for aval in avals[:count]]
 
 
 def _attention_jvp(primals: Any, tangents: Any, *, call: Call) -> Any:
@@ -151,8 +146,8 @@ def _define(primitive: Primitive, abstract_eval: Any, form: flash_forms.Form) ->
 
 
 _define(attention_p, _attention_abstract_eval, flash_forms.FORWARD.plain)
-_define(tangent_p, _tangent_abstract_eval, flash_forms.tangent)
-_define(backward_p, _backward_abstract_eval, flash_forms.BACKWARD.plain)
+_define(tangent_p, _like_first(1), flash_forms.tangent)
+_define(backward_p, _like_first(3), flash_forms.BACKWARD.plain)
 ad.primitive_jvps[attention_p] = _attention_jvp
 ad.primitive_transposes[tangent_p] = _tangent_transpose
 ad.primitive_transposes[backward_p] = _backward_transpose
