@@ -31,5 +31,5 @@ if(JK_HAS_X86_LEVELS)
   # JAX itself needs AVX, so that few machines run this version. Its flags make it compile fast.
   target_sources(jk_cpu PRIVATE ffi/rows/cpu/kernels_baseline.cc)
   set_source_files_properties(ffi/rows/cpu/kernels_baseline.cc PROPERTIES
-    COMPILE_OPTIONS "${JK_SIMD_FLAGS};-O1" COMPILE_DEFINITIONS JK_BASELINE)
+    COMPILE_OPTIONS "${JK_SIMD_FLAGS};-O1")
 endif()

@@ -12,8 +12,8 @@ import pytest
 import jaxkernels as jk
 
 # Around the longest rows in a lane of their own, 15, 20, 23, 24, 31 and 40 columns by dtype and operation,
-# around rows of 2, 3 and 4 vectors, and around the longest in company, 192 and 512.
-COLS = (1, 3, 15, 16, 20, 21, 23, 24, 25, 31, 32, 33, 40, 41, 48, 49, 64, 65, 192, 193, 512, 513)
+# around rows of 2, 3 and 4 vectors, around a tile, 512, and around the longest of a half type that is widened once, 8192.
+COLS = (1, 3, 15, 16, 20, 21, 23, 24, 25, 31, 32, 33, 40, 41, 48, 49, 64, 65, 512, 513, 8192, 8193)
 # For losses these are 47, 199 and 255 columns. The buffer of kept terms holds several rows of 520
 # columns, but one of 4100.
 COLS_OF_LOSSES = (1, 3, 16, 47, 48, 199, 200, 255, 256, 520, 4100)

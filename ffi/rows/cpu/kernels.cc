@@ -17,10 +17,7 @@ int64_t RoomToShare(const RowCall& call) {
 RowStep FirstStep(Operation operation, DType dtype) {
   const OperationTraits& traits = TraitsOf(operation);
   if (traits.sums == 0) return RowStep::kResults;
-  // Segments of logits shift their terms by their own maxima, so they need no separate step for the
-  // maximum.
-  const bool finds_max = FindsMax(traits, dtype);
-  return finds_max && !traits.TakesLabel() ? RowStep::kMax : RowStep::kSums;
+  return FindsMax(traits, dtype) ? RowStep::kMax : RowStep::kSums;
 }
 
 void RunRows(const RowCall& call, const RowRange& range) {

@@ -29,7 +29,7 @@ enum class RowStep { kMax, kSums, kResults, kAll };
 
 // Unused fields are uninitialised.
 struct SegmentStatistics {
-  double max, sum[5], lost[2];
+  double max, sum[5], lost[5];
   double labelled;  // the element at the label, if the segment has it
   bool sees;        // whether any of its elements is visible
 };

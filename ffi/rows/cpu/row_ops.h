@@ -8,21 +8,24 @@
 //   kUsesMax   whether the sums need the row's maximum
 //   kKeepsTerm whether the result follows from the summand; a driver may then keep the summand in
 //              place of the result until the sum is known
-//   kSums      number of sums per row, 1 or 2
-//   kTakes     number of scalars it reads per row, 0 or 1; MakeRow then gets the scalar
+//   kSums      number of sums per row, 0, 1, 2 or 5; the first kTermSums are not always 0
+//   kCounts    whether a lane sums second terms in C: whole numbers, or terms of half types
+//   kTakes     number of scalars it reads per row
+//   kTakesLabel whether a row has a label; the operation may then store elements and scalars
 //   kStoresElements whether it stores a result per element; if not, it has no Finish
-//   kStores    number of scalars it stores per row, 0 or 1: Result
+//   kStores    number of scalars it stores per row: 0, 1 (Result), or 7: the maximum, the sums, and
+//              the element at the label
 //   Reference  maps the row's maximum to the shift that Term and MakeRow get as the maximum
 //   Term       the summand of the first sum, from one element of each input and the shift
 //   NearTerm   if kHasNear: the cheaper fixed-shift summand, for rows whose maximum is near 0. It
 //              gets NearReference(max) instead of the maximum, and the terms of a row share a
-//              factor. FarSum removes it from their sum, given the fixed-shift term of the maximum
+//              factor, which MakeRow removes: Statistics::of_max
 //   SecondTerm the summand of the second sum, from Term, the other input, and whether Term is that
 //              of the maximum; it may modify the term
-//   SecondSum  the type of a lane's accumulator for second terms
-//   MakeRow    the constants of a row, computed once from its statistics
+//   MoreTerms  the summands of the third to fifth sums, from Term after SecondTerm
+//   MakeRow    the constants of a row, computed once from its statistics and RowInputs
 //   Finish     one element of the result from the inputs; FinishTerm from a kept summand and the
-//              second input
+//              second input. Kept maps a term to the kept summand
 #ifndef JAXKERNELS_ROWS_CPU_ROW_OPS_H_
 #define JAXKERNELS_ROWS_CPU_ROW_OPS_H_
 
@@ -35,17 +38,33 @@
 namespace jaxkernels {
 
 // Statistics of a row or a part of it: its maximum, and sums of terms relative to that maximum.
+// `of_max` is the term of the maximum: 1, or a fixed-shift term.
 template <typename C, int kCount>
 struct Statistics {
-  C max;
-  double sum[kCount];
+  C max, of_max = 1;
+  double sum[kCount > 0 ? kCount : 1];
 };
 
-// The constants of a row; the meaning of `extra` depends on the operation. All operations share one
-// layout, so that a driver can keep the constants of a group in three arrays.
+// Row scalars that an operation reads. With labels: the element at the label (NaN if the label is
+// too large), and -1, 0 or 1 for a label that is negative, a column, or too large.
+template <typename C>
+struct RowInputs {
+  C taken[11], labelled, label;
+};
+
+// The third to fifth summands.
+template <typename C>
+struct MoreSummands {
+  C spread, total, seen;
+};
+
+// The constants of a row; the meaning of `sum` and `extra` depends on the operation. With labels,
+// the result at the label, or everywhere, is `there`. All operations share one layout, so that a
+// driver can keep the constants of a group in arrays.
+inline constexpr int kRowConstants = 6;
 template <typename C>
 struct RowConstants {
-  C max, sum, extra;
+  C max, sum, extra, constant = 0, there = 0, is_everywhere = 0;
 };
 
 // exp(x - max) for max >= x. It corrects the rounding error of x - max, which would cost |x - max|
@@ -68,8 +87,9 @@ struct RowOp {
   using C = CpuComputeType<T>;
   using Row = RowConstants<C>;
   using Found = Statistics<C, kCount>;
-  using SecondSum = CpuSumType<T>;
   static constexpr int kSums = kCount;
+  static constexpr int kTermSums = kCount;
+  static constexpr bool kCounts = false;
   static constexpr bool kTakesLabel = false;
   static constexpr int kTakes = 0;
   static constexpr bool kStoresElements = true;
@@ -77,6 +97,7 @@ struct RowOp {
   static constexpr bool kHasNear = false;
 
   JK_INLINE static C Reference(C max) { return max; }
+  JK_INLINE static C Kept(C term, C /*x*/) { return term; }
 };
 
 // Forward operations read x. They subtract the maximum, so that no exponential overflows.
@@ -101,9 +122,8 @@ struct SoftmaxForward : ForwardOp<T> {
   static constexpr bool kKeepsTerm = true;
   static constexpr bool kHasNear = std::is_same_v<T, float>;
 
-  // The common factor of the terms cancels in the quotient.
-  JK_INLINE static double FarSum(double sum, C /*of_max*/) { return sum; }
-  JK_INLINE static Row MakeRow(const Found& of) {
+  // The common factor of fixed-shift terms cancels in the quotient.
+  JK_INLINE static Row MakeRow(const Found& of, const RowInputs<C>&) {
     return {of.max, C(of.sum[0]), C(1) / C(of.sum[0])};
   }
   // One Newton step rounds the quotient like a division; half types do not need it.
@@ -128,8 +148,8 @@ struct LogSoftmaxForward : ForwardOp<T, std::is_same_v<T, CpuComputeType<T>> ? 2
   using typename Base::C;
   using typename Base::Found;
   using typename Base::Row;
-  using SecondSum = C;  // whole numbers
   static constexpr Operation kOperation = Operation::kLogSoftmaxForward;
+  static constexpr bool kCounts = Base::kSums == 2;
   static constexpr bool kKeepsTerm = false;
   static constexpr bool kHasNear = std::is_same_v<T, float>;
 
@@ -138,15 +158,14 @@ struct LogSoftmaxForward : ForwardOp<T, std::is_same_v<T, CpuComputeType<T>> ? 2
     term = is_of_max ? C(0) : term;
     return is_of_max ? C(1) : C(0);
   }
-  JK_INLINE static double FarSum(double sum, C of_max) { return sum / of_max; }
   JK_INLINE static double LogSum(const Found& of) {
     if constexpr (Base::kSums == 2) {
-      return Log1p(of.sum[0] + (of.sum[1] - 1));
+      return Log1p(of.sum[0] / of.of_max + (of.sum[1] - 1));
     } else {
       return Log(of.sum[0]);
     }
   }
-  JK_INLINE static Row MakeRow(const Found& of) {
+  JK_INLINE static Row MakeRow(const Found& of, const RowInputs<C>&) {
     const double log_sum = LogSum(of);
     return {of.max, C(log_sum), C(log_sum - double(C(log_sum)))};
   }
@@ -169,7 +188,9 @@ struct LinearOp : RowOp<T> {
   static constexpr bool kUsesMax = false;
   static constexpr bool kKeepsTerm = false;
 
-  JK_INLINE static Row MakeRow(const Found& of) { return {C(0), C(of.sum[0]), C(0)}; }
+  JK_INLINE static Row MakeRow(const Found& of, const RowInputs<C>&) {
+    return {C(0), C(of.sum[0]), C(0)};
+  }
 };
 
 // dx = y * (dy - sum(dy * y)). The Jacobian is symmetric, so the same formula maps the tangent of x
@@ -208,11 +229,14 @@ struct LogSoftmaxJvpOfY : LinearOp<T> {
 template <typename T>
 struct LinearOpOfX : ForwardOp<T, 2> {
   using typename ForwardOp<T, 2>::C;
+  static constexpr bool kCounts = true;
   using typename ForwardOp<T, 2>::Row;
   using typename ForwardOp<T, 2>::Found;
   static constexpr int kInputs = 2;
 
-  JK_INLINE static Row MakeRow(const Found& of) { return {of.max, C(of.sum[1] / of.sum[0]), C(0)}; }
+  JK_INLINE static Row MakeRow(const Found& of, const RowInputs<C>&) {
+    return {of.max, C(of.sum[1] / of.sum[0]), C(0)};
+  }
 };
 
 // dx = dy - exp(x - max) * (sum(dy) / sum exp(x - max))
@@ -275,14 +299,14 @@ struct LogSumExpForward : LogSumExpOp<T> {
   static constexpr bool kStoresElements = false;
   static constexpr int kStores = 1;
 
-  JK_INLINE static Row MakeRow(const Found& of) {
+  JK_INLINE static Row MakeRow(const Found& of, const RowInputs<C>&) {
     const double sum = of.sum[0];
     const double log_sum = sum > 0 && sum < kInf<double> ? Log(sum)
                            : sum == 0                    ? -kInf<double>
                                                          : sum;
     return {of.max, C(of.max + log_sum), C(0)};
   }
-  JK_INLINE static C Result(const Row& row) { return row.sum; }
+  JK_INLINE static C Result(C sum) { return sum; }
 };
 
 // dx = dy * exp(x - max) / sum exp(x - max), with one dy per row
@@ -296,8 +320,8 @@ struct LogSumExpGrad : LogSumExpOp<T> {
   static constexpr bool kKeepsTerm = true;
   static constexpr int kTakes = 1;
 
-  JK_INLINE static Row MakeRow(const Found& of, C dy) {
-    return {of.max, of.sum[0] == 0 ? C(0) : C(dy / of.sum[0]), C(0)};
+  JK_INLINE static Row MakeRow(const Found& of, const RowInputs<C>& given) {
+    return {of.max, of.sum[0] == 0 ? C(0) : C(given.taken[0] / of.sum[0]), C(0)};
   }
   JK_INLINE static C FinishTerm(C term, C, const Row& row) { return term * row.sum; }
   JK_INLINE static C Finish(C x, C unused, const Row& row) {
@@ -309,6 +333,7 @@ struct LogSumExpGrad : LogSumExpOp<T> {
 template <typename T>
 struct LogSumExpJvp : LogSumExpOp<T, 2> {
   using typename LogSumExpOp<T, 2>::C;
+  static constexpr bool kCounts = !std::is_same_v<T, C>;
   using typename LogSumExpOp<T, 2>::Row;
   using typename LogSumExpOp<T, 2>::Found;
   static constexpr Operation kOperation = Operation::kLogSumExpJvp;
@@ -318,10 +343,10 @@ struct LogSumExpJvp : LogSumExpOp<T, 2> {
   static constexpr int kStores = 1;
 
   JK_INLINE static C SecondTerm(C term, C dx, bool /*is_of_max*/) { return term * dx; }
-  JK_INLINE static Row MakeRow(const Found& of) {
+  JK_INLINE static Row MakeRow(const Found& of, const RowInputs<C>&) {
     return {of.max, of.sum[0] == 0 ? C(0) : C(of.sum[1] / of.sum[0]), C(0)};
   }
-  JK_INLINE static C Result(const Row& row) { return row.sum; }
+  JK_INLINE static C Result(C sum) { return sum; }
 };
 
 // The operations above on elements of type T.

@@ -9,22 +9,17 @@
 
 #include "core/numeric_cpu.h"
 #include "rows/cpu/attention_rows.h"
-#include "rows/cpu/cross_entropy_rows.h"
+#include "rows/cpu/cross_entropy_ops.h"
 #include "rows/cpu/kernels.h"
 #include "rows/cpu/row_drivers.h"
 #include "rows/cpu/row_ops.h"
-#include "rows/cpu/row_parts.h"
 
 namespace jaxkernels {
 
 template <typename Op>
 JK_INLINE void RunPlain(const RowCall& call, const RowRange& range) {
   static_assert(MatchesTable<Op>(), "operations.h says otherwise");
-  if (call.part == Part::kWhole) {
-    RunRange<Op>(call.arrays, range, {call.scalars_in, call.scalars_out});
-  } else {
-    OnThisMachine<RunPart<Op>>(call, range.begin, range.end);
-  }
+  RunRange<Op>(call, range);
 }
 
 template <typename... Ops>
@@ -34,22 +29,20 @@ JK_INLINE void RunAmong(OperationList<Ops...>, const RowCall& call, const RowRan
 
 template <typename T>
 JK_INLINE void RunOperation(const RowCall& call, const RowRange& range) {
-  const int64_t begin = range.begin, end = range.end;
-  const bool whole = call.part == Part::kWhole;
   switch (call.operation) {
     case Operation::kCrossEntropyForward:
-      return RunCrossEntropy<CrossEntropyForward<T>>(call, range);
+      return call.all_sums ? RunPlain<CrossEntropyForward<T, true>>(call, range)
+                           : RunPlain<CrossEntropyForward<T, false>>(call, range);
     case Operation::kCrossEntropyForwardGrad:
-      return RunCrossEntropy<CrossEntropyForwardGrad<T>>(call, range);
+      return call.all_sums ? RunPlain<CrossEntropyForwardGrad<T, true>>(call, range)
+                           : RunPlain<CrossEntropyForwardGrad<T, false>>(call, range);
     case Operation::kCrossEntropyGrad:
-      return RunCrossEntropy<CrossEntropyGrad<T>>(call, range);
+      return RunPlain<CrossEntropyGrad<T>>(call, range);
     case Operation::kMaskedSoftmaxForward:
     case Operation::kBiasedSoftmaxForward:
-      return whole ? RunAttentionForward<T>(call, range)
-                   : OnThisMachine<RunAttentionForwardPart<T>>(call, begin, end);
+      return RunAttentionForward<T>(call, range);
     case Operation::kMaskedSoftmaxGrad:
-      return whole ? OnThisMachine<RunAttentionGrad<T>>(call, range)
-                   : OnThisMachine<RunAttentionGradPart<T>>(call, begin, end);
+      return OnThisMachine<RunAttentionGrad<T>>(call, range);
     default:
       return RunAmong(RowOps<T>(), call, range);
   }
