@@ -1,12 +1,14 @@
 // LaunchKernel launches a CUDA kernel with typed arguments.
 //
-// Owns: the launch attributes of clusters and of much shared memory. Must not know: plans.
+// Owns: the cluster attribute, and the opt-ins that a launch needs on its device: dynamic shared
+// memory, and clusters of more than 8 blocks. Must not know: plans.
 #ifndef JAXKERNELS_CORE_LAUNCH_KERNEL_H_
 #define JAXKERNELS_CORE_LAUNCH_KERNEL_H_
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "core/device_limits.h"
@@ -21,9 +23,11 @@ struct LaunchShape {
   int cluster_blocks = 1;
 };
 
+// Launches on the current device. `blocks` must be a positive multiple of `cluster_blocks`.
 template <typename... Args>
 cudaError_t LaunchKernel(void (*kernel)(Args...), const LaunchShape& shape, cudaStream_t stream,
                          std::type_identity_t<Args>... args) {
+  if (shape.blocks > std::numeric_limits<int>::max()) return cudaErrorInvalidConfiguration;
   const auto function = reinterpret_cast<const void*>(kernel);
   cudaError_t error = cudaSuccess;
   if (shape.smem_bytes > 0) error = AllowAllSharedMemory(function);
@@ -41,7 +45,7 @@ cudaError_t LaunchKernel(void (*kernel)(Args...), const LaunchShape& shape, cuda
   config.stream = stream;
   config.attrs = &cluster;
   config.numAttrs = shape.cluster_blocks > 1;
-  void* arguments[] = {&args...};
+  void* arguments[sizeof...(Args) + 1] = {&args...};
   return cudaLaunchKernelExC(&config, function, arguments);
 }
 

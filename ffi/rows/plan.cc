@@ -141,7 +141,7 @@ SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& 
     return {plan, ""};
   }
   if (tier == Tier::kAuto) tier = BestTier(problem, plan, choices);
-  if (std::string why = WhyNot(tier, problem, choices, limits); !why.empty()) {
+  if (const std::string why = WhyNot(tier, problem, choices, limits); !why.empty()) {
     return {{}, why + kLeaveTierOut};
   }
   PlanIn(tier, problem, choices, limits, plan);
@@ -151,7 +151,7 @@ SoftmaxPlanResult PlanOnTier(const SoftmaxProblem& problem, const DeviceLimits& 
 }  // namespace
 
 SoftmaxPlanResult PlanSoftmax(const SoftmaxProblem& problem, const DeviceLimits& limits) {
-  const SoftmaxPlanResult planned = PlanOnTier(problem, limits);
+  SoftmaxPlanResult planned = PlanOnTier(problem, limits);
   const bool is_misaligned = problem.offset != 0 || problem.shifted || !problem.broadcast_aligned;
   if (planned.error.empty() || problem.tier == Tier::kAuto || !is_misaligned) return planned;
   // Alignment is known only when the program runs. If the forced tier could handle these rows when

@@ -9,8 +9,8 @@
 namespace jaxkernels {
 
 // TileMarks selects the 128 x 128 tiles of C that a launch computes. `marks` is indexed
-// [member][tile_m][tile_n]; nonzero means compute. If a batch member has more than `most` marked
-// tiles, all its tiles are computed.
+// [batch member][tile_m][tile_n]; nonzero means compute. If a batch member has more than `most`
+// marked tiles, all its tiles are computed.
 struct TileMarks {
   const uint32_t* marks;  // null: all tiles are computed
   const uint32_t* count;  // marked tiles of each batch member

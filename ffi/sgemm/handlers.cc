@@ -47,7 +47,8 @@ ffi::Error CheckShape(const NamedBuffer& operand, const std::vector<int64_t>& ex
 
 bool IsAligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
 
-// SgemmCall is a parsed call. `args` has its pointers, alpha and beta.
+// SgemmCall is a parsed call. Of `args`, ReadCall sets the pointers, alpha and beta; LaunchCall
+// sets the rest.
 struct SgemmCall {
   SgemmProblem problem;
   Algorithm algorithm;
@@ -89,7 +90,7 @@ ffi::Error ReadCall(const ffi::AnyBuffer& a, const ffi::AnyBuffer& b,
                     int64_t pad_a, int64_t pad_b, SgemmCall* call) {
   std::vector<NamedBuffer> buffers = {
       {"a", a}, {"b", b}, {"the scratch", *scratch}, {"the result", *out}};
-  const std::size_t with_result_shape = buffers.size() - 1;
+  const std::size_t with_result_shape = buffers.size() - 1;  // the result, and c if there is one
   if (rest.size() > 1) return Explain("more than three operands");
   if (rest.size() == 1) {
     const ffi::ErrorOr<ffi::AnyBuffer> c = rest.get<ffi::AnyBuffer>(0);
@@ -179,6 +180,8 @@ ffi::Error Run(cudaStream_t stream, int32_t ordinal, const SgemmCall& call) {
   return error.failure() ? error : LaunchCall(call, planned, stream);
 }
 
+// `arguments` are the operands, results and attributes bound below, in the order of ReadCall's
+// parameters.
 constexpr auto kSgemm = [](cudaStream_t stream, int32_t ordinal, auto... arguments) {
   SgemmCall call{};
   ffi::Error error = ReadCall(arguments..., &call);

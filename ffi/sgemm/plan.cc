@@ -32,7 +32,8 @@ int StaggerOf(const SgemmPlan& plan, const DeviceLimits& limits) {
   return stores_often && plan.blocks_per_sm == 2 ? kPipelinedTiles[plan.tile].stagger_cycles : 0;
 }
 
-// SetTile sets the fields that every tile has.
+// SetTile sets the fields that every tile has. Requires: plan.smem_bytes, which blocks_per_sm
+// depends on.
 template <typename Tile>
 void SetTile(const Tile& tile, int block_k, const DeviceLimits& limits, SgemmPlan& plan) {
   plan.block_m = tile.block_m;

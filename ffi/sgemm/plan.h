@@ -60,6 +60,7 @@ struct SgemmPlan {
 
   static constexpr const char* kName = "SgemmPlan";
   template <typename Self>
+  // Names in quotes are public in Python and stay as released.
   static auto FieldsOf(Self& self) {
     return std::tuple(
         Field("algorithm", self.algorithm), Field("tile", self.tile, false),

@@ -27,8 +27,8 @@ struct BatchDim {
   }
 };
 
-// Batch is the leading dimensions of a product, outermost first. Sizes are at least 2, and 1 past
-// the last dimension.
+// Batch is the leading dimensions of a product, outermost first. MakeSgemmProblem leaves no
+// dimension of size 1; a group of a batch may have one. Entries from `dims` on are {1, 0, 0}.
 struct Batch {
   int dims = 0;
   BatchDim dim[kMaxBatchDims];
@@ -61,8 +61,9 @@ struct SgemmProblem {
   bool for_batch = false;  // the order of summation may depend on the batch
   Batch batch;
 
-  // BatchCountSeen returns the batch members that the order of summation may depend on.
-  int64_t BatchCountSeen() const { return for_batch ? batch.Count() : 1; }
+  // BatchCountForOrder returns the number of batch members on which the order of summation may
+  // depend: all of them if for_batch, else one.
+  int64_t BatchCountForOrder() const { return for_batch ? batch.Count() : 1; }
   // PitchA and PitchB return the elements from the start of a stored row to that of the next.
   int64_t PitchA() const { return (trans_a ? m : k) + pad_a; }
   int64_t PitchB() const { return (trans_b ? k : n) + pad_b; }

@@ -61,13 +61,13 @@ double CyclesOfThinPipelined(const SgemmProblem& problem, const DeviceLimits& li
 bool ThinPays(const SgemmProblem& problem, const DeviceLimits& limits) {
   if (!IsThin(problem)) return false;
   const int64_t batch_count =
-      SumsInOrder(problem) ? problem.batch.Count() : problem.BatchCountSeen();
+      SumsInOrder(problem) ? problem.batch.Count() : problem.BatchCountForOrder();
   return CyclesOfThin(problem, limits, batch_count) <
          CyclesOfThinPipelined(problem, limits, batch_count);
 }
 
 bool TensorPays(const SgemmProblem& problem, const DeviceLimits& limits) {
-  const int64_t batch_count = problem.BatchCountSeen();
+  const int64_t batch_count = problem.BatchCountForOrder();
   const double cycles =
       CyclesOfTensor(problem, limits, batch_count, SplitOfTensor(problem, limits));
   if (IsThin(problem) && CyclesOfThin(problem, limits, batch_count) <= cycles) return false;

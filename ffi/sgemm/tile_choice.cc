@@ -49,7 +49,7 @@ bool FitsTensorMap(int64_t rows, int64_t pitch, int64_t batch_count) {
 }  // namespace
 
 TileChoice ChooseOrder(const SgemmProblem& problem, const DeviceLimits& limits, int split_k) {
-  const int64_t batch_count = problem.BatchCountSeen();
+  const int64_t batch_count = problem.BatchCountForOrder();
   TileChoice best;
   double least = -1;
   const int64_t most =

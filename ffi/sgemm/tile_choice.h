@@ -39,8 +39,8 @@ int ChooseTile(const SgemmProblem& problem, const DeviceLimits& limits, const Ti
 // waits.
 Engine EngineOf(const SgemmProblem& problem, const DeviceLimits& limits, const PipelinedTile& tile);
 
-// CyclesOf estimates the time of a choice for `members` batch members, in cycles of an SM. The
-// estimate only ranks choices.
+// CyclesOf estimates the time of a choice for `batch_count` batch members, in cycles of an SM.
+// The estimate only ranks choices.
 double CyclesOf(const SgemmProblem& problem, const DeviceLimits& limits, const TileChoice& choice,
                 int64_t batch_count);
 

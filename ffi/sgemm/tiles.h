@@ -155,7 +155,8 @@ constexpr int SmemBytesOf(const PipelinedTile& tile, Engine engine, bool a_k_maj
 }
 
 // ThinForm tells which dimension is small. kKMajor and kMNMajor: one side has few lines, and the
-// long side is K-major or MN-major. kSmallK: k is small.
+// long side is K-major or MN-major. kSmallK: k is small. Their names are public in Python and stay
+// as released.
 enum class ThinForm { kNone, kKMajor, kMNMajor, kSmallK };
 inline constexpr std::string_view kThinFormNames[] = {"none", "along_k", "across_k", "shallow"};
 constexpr const auto& NamesOf(ThinForm) { return kThinFormNames; }

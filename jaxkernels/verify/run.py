@@ -94,7 +94,7 @@ def outcomes(
 ) -> list[Outcome]:
     """Runs and judges the programs of a bundle; if one raises an error, each is tried alone.
 
-    That number of host threads runs them the second time. A mistake is planted into the results.
+    `threads` host threads run them the second time. A mistake is planted into the results.
     `draws` are the numbers of the draws; None are those that each problem wants.
     """
     try:

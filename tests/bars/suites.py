@@ -34,7 +34,7 @@ def _memory(m: Measured) -> int | None:
     return m.extra("ours", "temp_bytes")
 
 
-# What a case lacks, by suite.
+# Fields that a case lacks, by suite.
 
 
 def _rows_lack(*names: str) -> Callable[[Measured], list[str]]:

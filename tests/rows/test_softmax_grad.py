@@ -260,7 +260,7 @@ def test_repeats_bit_for_bit(dtype, tier):
 
 # A cluster's on a GPU. On a CPU the widest type of the truth is slow on infinities and NaN.
 LONG = 40003 if cases.ON_GPU else 4499
-# What is added to the first and to the second half of a row, or takes the place of the first.
+# Numbers added to the first and to the second half of a row; an infinity replaces the first half.
 ENDS = [(-np.inf, -300), (-np.inf, 300), (0, -300), (300, 0), (-300, -302), (-np.inf, np.inf)]
 
 

@@ -139,7 +139,7 @@ struct Pipelined {
   }
 
   // Run sums over all tiles of k and finishes C. `stages` has started the copies of the first
-  // tiles. `destination(row)` is that of the thread tile from its row `row` on.
+  // tiles. `params(row)` are the epilogue's parameters of the thread tile from its row `row` on.
   template <class MakeParams>
   __device__ void Run(Stages& stages, int tiles, float* smem, const MakeParams& params,
                       bool aligned_c) {

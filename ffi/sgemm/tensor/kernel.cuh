@@ -123,8 +123,8 @@ __global__ void __launch_bounds__(kTensorThreads, 1)
 #if JK_HAS_WGMMA
   extern __shared__ char smem[];
   __shared__ StageBarriers barriers;
-  __shared__ bool
-      too_many_flagged;  // read by one thread, because other blocks flag tiles meanwhile
+  // Read by one thread, because other blocks flag tiles meanwhile.
+  __shared__ bool too_many_flagged;
   const StageRing ring(barriers, (SharedAddress(smem) + 1023) & ~1023u);
   if (threadIdx.x == 0) {
     too_many_flagged = tiles.probes && TooManyFlagged(args, 0);

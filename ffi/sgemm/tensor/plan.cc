@@ -54,10 +54,11 @@ constexpr int64_t kMaxTiles = int64_t{1} << 24;
 // A part of k has at least kLeastSteps steps. In a batch parts cost time, and a batch member does
 // not know the others. It gets the fewest parts with which two times are near their best. Its own
 // time is at most kNearlyBest times that of the best number of parts. The time of the product
-// kernel alone, in a large batch, is at most kMaxBatchSlowdown times that without parts. H200,
-// alone and 16 of them, by number of parts, us (2026-11): (512, 512, 4096) 1 99, 354; 2 60, 375; 4
-// 40, 377; 6 37, 400; 8 36, 428; cuBLAS 52, 679 (256, 256, 4096) 1 91, 192; 4 33, 149; 10 27, 160;
-// 24 27, 195; cuBLAS 23, 234 (1024, 1024, 1024), in an earlier form, 1 39, 342; 2 35, 426
+// kernel alone, in a large batch, is at most kMaxBatchSlowdown times that without parts.
+// H200, alone and 16 of them, by number of parts, us (2026-11):
+// (512, 512, 4096) 1 99, 354; 2 60, 375; 4 40, 377; 6 37, 400; 8 36, 428; cuBLAS 52, 679
+// (256, 256, 4096) 1 91, 192; 4 33, 149; 10 27, 160; 24 27, 195; cuBLAS 23, 234
+// (1024, 1024, 1024), in an earlier form, 1 39, 342; 2 35, 426
 constexpr int64_t kLeastSteps = 4;
 constexpr double kNearlyBest = 1.1, kMaxBatchSlowdown = 1.3;
 
@@ -67,9 +68,11 @@ int64_t TilesOfC(const SgemmProblem& problem) {
 
 // Sums of more k than this are compensated if a batch member has no more tiles, or parts of tiles,
 // than the device has SMs. Other kernels would split k there, and have smaller errors. With many
-// tiles compensation would cost a seventh of the speed. H200, uniform [0, 1), largest error, plain
-// and compensated by force (2026-11): 1024^3 4.8e-7, 2.9e-7 4096^3 7.5e-7, 2.7e-7 H200, all
-// launches, us (2026-11): 4096^3 757, 860
+// tiles compensation would cost a seventh of the speed.
+// H200, uniform [0, 1), largest error, plain and compensated by force (2026-11):
+// 1024^3 4.8e-7, 2.9e-7
+// 4096^3 7.5e-7, 2.7e-7
+// H200, all launches, us (2026-11): 4096^3 757, 860
 constexpr int64_t kMaxDepthPlain = 1024;
 
 // Parts of k may be twice as deep, because the addition of their sums is compensated.
@@ -150,7 +153,7 @@ bool CanUseTensor(const SgemmProblem& problem, const DeviceLimits& limits, bool 
 }
 
 int64_t SplitOfTensor(const SgemmProblem& problem, const DeviceLimits& limits) {
-  const int64_t batch_count = problem.BatchCountSeen();
+  const int64_t batch_count = problem.BatchCountForOrder();
   const int64_t steps = CeilDiv(problem.k, kTensorStepK);
   const int64_t most =
       std::min(limits.sm_count / (TilesOfC(problem) * batch_count), steps / kLeastSteps);

@@ -111,7 +111,7 @@ double CyclesOfSmallK(const SgemmProblem& problem, const DeviceLimits& limits, i
       k / 128 * columns / (problem.HasAlignedRowsB() && !problem.trans_b ? 4.0 : 1.0);
   const double of_block =
       (ffma / efficiency + (copies_a + copies_b) * ThinCost::kCopyCycles) / busy +
-      threads / 32 * ThinCost::kWarpCycles;
+      static_cast<double>(threads / 32) * ThinCost::kWarpCycles;
   const bool is_narrow = columns < 128 && columns < problem.n;
   const double narrow = is_narrow ? 4.0 * problem.m * problem.n * batch_count *
                                         (problem.n % kFloatsOfPack == 0 ? 1 : 2)
@@ -131,8 +131,9 @@ bool StoresWholeLines(const SmallKTile& tile, int64_t n) {
   return tile.lanes >= 8 && (n % 32 == 0 || (tile.lanes == 16 && n <= tile.Columns()));
 }
 
-// PlanSmallK chooses the tile for the whole batch, because it does not change the sums. Here and in
-// PlanShortSide the long side is along m.
+// PlanSmallK chooses the tile for the whole batch, because it does not change the sums.
+// PlanSmallK and PlanShortSide set the block's and the thread's m and n as if the long side were A;
+// PlanThin swaps them if it is B.
 void PlanSmallK(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPlan& plan) {
   const SgemmProblem computed = TransposedIfOneRow(problem);
   plan.thin = ThinForm::kSmallK;
@@ -172,7 +173,7 @@ void PlanSmallK(const SgemmProblem& problem, const DeviceLimits& limits, SgemmPl
 // `least` k or more.
 void ShareDepth(const SgemmProblem& problem, const DeviceLimits& limits, int64_t groups,
                 int64_t least, int64_t most, int split_k, SgemmPlan& plan) {
-  const int64_t batch_count = problem.BatchCountSeen();
+  const int64_t batch_count = problem.BatchCountForOrder();
   const int64_t wanted =
       CeilDiv(kBlocksForTwoSms * limits.sm_count, 2 * std::max<int64_t>(groups * batch_count, 1));
   const int64_t parts =
@@ -285,7 +286,7 @@ double CyclesOfThin(SgemmProblem problem, const DeviceLimits& limits, int64_t ba
   double cycles = ThinCost::kLaunchCycles;
   const int64_t groups = CeilDiv(problem.m, plan.block_m) * CeilDiv(problem.n, plan.block_n);
   const int64_t blocks = groups * plan.cluster_blocks * plan.split_k * batch_count;
-  const double busy = static_cast<double>(std::min<int64_t>(blocks, limits.sm_count));
+  const double busy = static_cast<double>(std::clamp<int64_t>(blocks, 1, limits.sm_count));
   const int short_lines = plan.long_is_a ? plan.block_n : plan.block_m;
   const double most = short_lines == 1                 ? ThinCost::kBytesPerCycle
                       : plan.thin == ThinForm::kKMajor ? ThinCost::kBytesPerCycleKMajorOfFour

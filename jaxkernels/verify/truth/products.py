@@ -81,7 +81,7 @@ def known(x: Any) -> Interval:
 def contraction(labels: str, a: Interval, b: Interval) -> Interval:
     """The sum of products over the labels that the result lacks, in any order, rounding by rounding.
 
-    Labels are those of einsum, "mk,kn->mn". What the operands are wrong by goes into the bound.
+    Labels are those of einsum, "mk,kn->mn". The errors of the operands go into the bound.
     """
     left, right, out = labels.replace("->", ",").split(",")
     sizes = dict(zip(left + right, a.value.shape + b.value.shape, strict=True))
