@@ -47,8 +47,8 @@ ffi::Error CheckShape(const NamedBuffer& operand, const std::vector<int64_t>& ex
 
 bool IsAligned(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer) % 16 == 0; }
 
-// SgemmCall is a parsed call. Of `args`, ReadCall sets the pointers, alpha and beta; LaunchCall
-// sets the rest.
+// SgemmCall is a parsed call. ReadCall sets the pointers of `args`, alpha and beta; LaunchCall sets
+// the rest.
 struct SgemmCall {
   SgemmProblem problem;
   Algorithm algorithm;

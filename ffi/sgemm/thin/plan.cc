@@ -109,9 +109,10 @@ double CyclesOfSmallK(const SgemmProblem& problem, const DeviceLimits& limits, i
   const double copies_a = k_of_a / 128 * rows / (problem.HasAlignedRowsA() ? 4.0 : 1.0);
   const double copies_b =
       k / 128 * columns / (problem.HasAlignedRowsB() && !problem.trans_b ? 4.0 : 1.0);
+  const int warps_of_block = threads / 32;
   const double of_block =
       (ffma / efficiency + (copies_a + copies_b) * ThinCost::kCopyCycles) / busy +
-      static_cast<double>(threads / 32) * ThinCost::kWarpCycles;
+      warps_of_block * ThinCost::kWarpCycles;
   const bool is_narrow = columns < 128 && columns < problem.n;
   const double narrow = is_narrow ? 4.0 * problem.m * problem.n * batch_count *
                                         (problem.n % kFloatsOfPack == 0 ? 1 : 2)
