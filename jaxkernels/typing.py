@@ -1,6 +1,7 @@
 """Types of the arguments of public functions: editors complete them, type checkers find misspellings.
 
-Each list of names appears only here. The checks at run time read it with `typing.get_args`.
+Each list of names appears only here, and the checks at run time read it with `typing.get_args`; but
+`LogitsDtype` is a list of spellings of one dtype.
 
 Example:
     >>> import typing

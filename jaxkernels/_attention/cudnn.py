@@ -62,7 +62,7 @@ def backward(
 def _call(
     function: Callable[..., Any], call: Call, given: Operands, **others: Any
 ) -> list[jax.Array]:
-    """Calls a function of JAX, with the arguments that the installed version has."""
+    """Calls a function of JAX. Before 0.12 it had no `score_mod`."""
     unused = jnp.zeros(0, given.q.dtype)
     has_lengths, has_bias = given.q_lengths is not None, given.bias is not None
     is_causal, left = not call.band.is_open, call.band.left
@@ -81,9 +81,9 @@ def _call(
         "mask_type": mask[2 * is_causal + has_lengths],
         "layout": peer.AttentionLayout.BTNH.value,
         "sliding_window_length": None if left is None else min(1 - left, _LONGEST_WINDOW),
-        "score_mod": None,
-        "score_mod_args": (),
         **others,
     }
-    names = inspect.signature(function).parameters
-    return list(function(**{name: x for name, x in arguments.items() if name in names}))
+    for name, value in {"score_mod": None, "score_mod_args": ()}.items():
+        if name in inspect.signature(function).parameters:
+            arguments[name] = value
+    return list(function(**arguments))

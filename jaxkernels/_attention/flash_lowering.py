@@ -53,7 +53,7 @@ def _lower_cuda(
     batch = avals[0].shape[0]
     is_split = partitioned_calls.partitions_custom_calls(ctx)
     runs = is_split or call.is_pinned or partitioned_calls.runs_on_its_own(ctx)
-    if not (runs and isinstance(batch, int) and batch <= choice.MOST_BLOCKS):
+    if not (runs and isinstance(batch, int) and 0 < batch <= choice.MOST_BLOCKS):
         return lower_form(forms.plain, ctx, *operands, call=call)
     ctx = compat.without_types_of_shardings(ctx)
     if not is_split:

@@ -1,8 +1,9 @@
 """Wraps the parts of JAX that have no stability guarantee: avals, traces, transformation rules.
 
-Owns: every use of a private JAX module, except those in `partitioned_calls.py` and `_attention/cudnn.py`,
-and nothing else, so that a new JAX release breaks few files besides these three. The files that define primitives use
-`jax.interpreters` and `custom_partitioning` themselves. Must not know: any operation.
+Owns: every use of a private JAX module, except those in `partitioned_calls.py` and
+`_attention/cudnn.py`, and nothing else, so that a new JAX release breaks few files besides these
+three. The files that define primitives use `jax.interpreters` and `custom_partitioning` themselves.
+Must not know: any operation.
 """
 
 from __future__ import annotations

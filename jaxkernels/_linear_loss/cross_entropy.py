@@ -233,11 +233,11 @@ def _operands(
         raise ValueError(
             f"{_NAME}: logits_dtype={logits_dtype!r} is narrower than x, float64. Drop logits_dtype="
         )
-    rows = x.shape[:-1]
     if (
-        labels.shape == w.shape[:-1]
+        (x.ndim, labels.ndim) == (2, w.ndim - 1)  # only a matrix x can be a swapped w
+        and labels.shape == w.shape[:-1]
         and w.shape[-1] in x.shape
-        and not validate.fits(labels.shape, rows)
+        and not validate.fits(labels.shape, x.shape[:-1])
     ):
         raise ValueError(
             f"{_NAME}: labels of shape {labels.shape} fit w, {w.shape}, and not x, {x.shape}. The order is "

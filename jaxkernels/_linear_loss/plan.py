@@ -12,7 +12,9 @@ import operator
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxkernels._core import validate
 from jaxkernels._linear_loss.chunks import SUMS, Call
@@ -238,12 +240,13 @@ def sizes_of(
 def logits_dtype_name(dtype: Any) -> Literal["float32"] | None:
     """The name of `logits_dtype`; raises ValueError for anything else than None and float32."""
     validate.check_static(logits_dtype=dtype)
-    name = dtype
-    if dtype is not None:
-        with contextlib.suppress(TypeError):
-            name = jnp.dtype(dtype).name
-    validate.check_choice("logits_dtype", name, ("float32",))
-    return None if name is None else "float32"
+    if dtype is None:
+        return None
+    is_number = isinstance(dtype, (jax.Array, np.ndarray, np.generic))
+    with contextlib.suppress(TypeError):
+        if not is_number and jnp.dtype(dtype) == jnp.float32:
+            return "float32"
+    raise ValueError(f"logits_dtype must be None or 'float32'; got {dtype!r}")
 
 
 def as_bytes(function: str, max_bytes: Any) -> int | None:

@@ -112,7 +112,7 @@ def in_parts(
     *,
     scale: float = 1.0,
     has_mask: bool = False,
-    wide: bool = False,
+    wide: bool = True,
 ) -> jax.Array:
     """The operation on rows whose columns are sharded over the mesh axes `axes`.
 

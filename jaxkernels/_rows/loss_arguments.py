@@ -83,7 +83,7 @@ def rows_of_logits(
         raise TypeError(f"{name}: logits must be real numbers; got {x.dtype}{remedy}")
     if x.ndim == 0:
         raise ValueError(
-            f"{name}: logits must have an axis of classes; got a number. They come first"
+            f"{name}: logits must have an axis of classes; got a number. The order is {name}(logits, labels)"
         )
     x = x.astype(validate.computation_dtype(x))
     if x.dtype.name not in validate.DTYPES:

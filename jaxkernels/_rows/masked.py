@@ -109,10 +109,10 @@ def scaled_masked_softmax(
     validate.check_static(causal=causal, window=window)
     if bias is not None:
         bias = validate.as_array("scaled_masked_softmax", "bias", bias)
-        if bias.ndim == 0:
+        if bias.ndim == 0 and bias.dtype != jnp.bool_:
             raise ValueError(
                 "scaled_masked_softmax: bias must be an array with dimensions; got a number, which "
-                "changes no result. A factor of the scores is scale="
+                "would shift all scores of a row alike. A factor of the scores is scale="
             )
     return apply(
         "scaled_masked_softmax",

@@ -146,24 +146,35 @@ def log_softmax(
         [ 0.75 -0.25 -0.25 -0.25]
 
     Args:
-        x: as for `softmax`; `jax.nn.log_softmax` computes dtypes without a kernel (complex, float8).
-        axis: as for `softmax`; the exponential of the result sums to 1 over it.
-        where: as for `softmax`; excluded elements, and fully masked rows, are -inf in the result.
-        tier: as for `softmax`.
+        x: array of any shape; kernels serve float32, bfloat16, float16 and float64. Integers are
+            converted to a floating type. `jax.nn.log_softmax` computes dtypes without a kernel
+            (complex, float8).
+        axis: the axis or axes over which the exponential of the result sums to 1; None means all of
+            them. The last axis is fastest; others are transposed to it.
+        where: mask of bool that broadcasts against x (and x against it). Elements where it is False
+            are excluded, and are -inf in the result. A fully masked row is -inf and has the gradient
+            0.
+        tier: selects a GPU kernel; see `softmax`.
         implementation: as in `softmax`; "xla" calls `jax.nn.log_softmax`.
 
     Returns:
         Array of the shape of x (broadcast against `where`) and its dtype (floating).
 
     Raises:
-        TypeError: as `softmax`.
-        ValueError: as `softmax`.
-        NotImplementedError: as `softmax`.
+        TypeError: x or `where` is not an array or number, x is bool, or `axis` is traced or
+            contains a value that is not an integer.
+        ValueError: `axis` is out of bounds or has duplicates, `where` is not bool or does not
+            broadcast, `tier` or `implementation` is not one of the above, or the registers of the
+            tier cannot hold such a row. (If shared memory cannot, the program fails when it runs.)
+        NotImplementedError: `implementation="ffi"` or `tier` is given and there is no kernel. For a
+            platform without kernels it is raised when the program is lowered.
 
     Notes:
         The notes of `softmax` apply. Reverse mode stores the result y: `dx = dy - exp(y) * sum(dy)`.
         Forward mode computes `dy = dx - sum(exp(y) * dx)`. 16-bit types store x instead, because
         exp(y) of a rounded y errs by |y| eps.
+
+        To export, pass `disabled_checks=jk.export_checks()` to `jax.export.export`.
 
         float32 and float64 results stay accurate near 0: `jk.log_softmax(jnp.array([0, -20.7]))[0]` is
         -1.0e-9; jax.nn returns 0.

@@ -31,6 +31,7 @@ def test_shapes_that_broadcast():
     for name in ("weights", "temperature"):
         got = jk.linear_cross_entropy(X, W, LABEL, **{name: column})
         close(got, plain(X, W, LABEL, **{name: column}))
+    close(jk.linear_cross_entropy(X[0, 0], W.T[:1], np.zeros(1, int), trans_w=True), np.zeros(1))
     one, lse = jk.linear_cross_entropy(X[0, 0], W, 2, return_lse=True)
     assert one.shape == lse.shape == ()
 

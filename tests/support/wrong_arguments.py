@@ -154,7 +154,7 @@ CROSS_ENTROPY = (
     ({"labels": np.array([[0, 1, 1 << 40, 1, 1]] * 3)}, ValueError, "smaller than 7"),
     ({"labels": 7}, ValueError, "smaller than 7"),
     ({"logits": LOGITS > 0}, TypeError, r"real numbers; got bool\. Write logits\.astype\(jnp\.fl"),
-    ({"logits": 3, "labels": X[0]}, ValueError, "classes; got a number. They come first$"),
+    ({"logits": 3, "labels": X[0]}, ValueError, "classes; got a number. The order is .*"),
     ({"logits": LOGITS * 1j}, TypeError, "logits.*complex64"),
     (
         {"logits": COLUMNS, "labels": np.ones(7) / 7, "axis": 0},
@@ -207,6 +207,11 @@ LINEAR = (
     ({"w": np.eye(7)[None]}, ValueError, r"w\.shape \(H, V\); got"),
     ({"w": jnp.eye(7, dtype=jnp.bfloat16)}, TypeError, r"one dtype.*bfloat16\. Write w\.astype"),
     ({"x": np.float32(1)}, ValueError, r"x\.shape must be \(\.\.\., H\)"),
+    ({"x": np.ones(3, "f"), "w": 1.0, "labels": 0}, ValueError, r"x\.shape must be \(\.\.\., H\)"),
+    (
+        {"x": np.ones((2, 4, 4), "f"), "w": np.eye(4, dtype="f"), "labels": np.zeros(4, int)},
+        *(ValueError, r"labels\[None\]"),
+    ),
     ({"x": LOGITS.astype(int)}, TypeError, "one dtype of float32"),
     ({"x": "text"}, TypeError, "x must be an array or a number"),
     ({"w": LABEL, "labels": np.eye(7, dtype="f")}, TypeError, r"order is .*\(x, w, labels\)$"),
@@ -226,6 +231,7 @@ LINEAR = (
     ({"bias": np.ones(6)}, ValueError, r"bias must have shape \(7,\)"),
     ({"bias": LABEL[0]}, TypeError, "bias must be floating; got int"),
     ({"logits_dtype": "float64"}, ValueError, "must be None or 'float32'; got 'float64'$"),
+    ({"logits_dtype": np.ones(2, "f")}, (TypeError, ValueError), "logits_dtype"),
     ({"max_bytes": "1GB"}, TypeError, BYTES + r"'1GB'.*2\*\*30"),
     ({"max_bytes": np.ones(2)}, TypeError, BYTES + "array"),
     ({"max_bytes": 1000}, ValueError, "max_bytes=1000 is too little"),
