@@ -15,7 +15,7 @@ def measured(case, seconds, extra=None, refused=None):
     """A case in which contenders took some seconds; `extra` and `refused` are by contender."""
     extra, refused, found = extra or {}, refused or {}, {}
     for name in (*seconds, *refused, *extra):
-        samples = [seconds[name]] if name in seconds else ()
+        samples = [] if seconds.get(name) is None else [seconds[name]]
         about = extra.get(name, {}), refused.get(name, "")
         found[name] = Record(case, name, seconds.get(name), samples, *about)
     return Measured(case, found)

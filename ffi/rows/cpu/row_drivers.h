@@ -380,11 +380,13 @@ JK_INLINE void RunRange(const RowCall& call, const RowRange& range, bool in_comp
   if (cols < kLanes || (in_company && cols <= kNarrowCols<Op>)) {
     OnThisMachine<RunNarrow<Op>>(call, range);
   } else {
+#ifndef JK_BASELINE
     // Rows of two to four vectors have unrolled code: their sums stay in registers. float64 gains
-    // up to 14 percent from it, which is not worth the time to compile it. EPYC (Zen 4), one core,
-    // 2026-11, ns per element, looped and unrolled, 33, 48 and 64 columns: f32 softmax: 0.88, 0.49;
-    // 0.60, 0.35; 0.53, 0.32 bf16 softmax: 0.57, 0.49; 0.42, 0.34; 0.37, 0.33 f64
-    // softmax: 1.24, 1.14; 0.83, 0.78; 0.79, 0.78
+    // up to 14 percent from it, which is not worth the time to compile it.
+    // EPYC (Zen 5), softmax, ns per element, looped and unrolled; 33, 48, 64 columns (2026-11):
+    // f32 0.88, 0.49; 0.60, 0.35; 0.53, 0.32
+    // bf16 0.57, 0.49; 0.42, 0.34; 0.37, 0.33
+    // f64 1.24, 1.14; 0.83, 0.78; 0.79, 0.78
     if constexpr (!Op::kTakesLabel && !std::is_same_v<typename Op::Storage, double>) {
       switch (CeilDiv(cols, kLanes)) {
         case 2:
@@ -395,6 +397,7 @@ JK_INLINE void RunRange(const RowCall& call, const RowRange& range, bool in_comp
           return OnThisMachine<RunWide<Op, 4>>(call, range);
       }
     }
+#endif
     if constexpr (!std::is_same_v<typename Op::Storage, typename Op::C>) {
       if (cols > kGroupElements) return OnThisMachine<RunWide<Op, 0, false>>(call, range);
     }
