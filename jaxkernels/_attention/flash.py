@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir, xla
+from jax.interpreters import ad, mlir
 
 from jaxkernels._attention import flash_forms, flash_lowering
 from jaxkernels._attention.problem import MOVING, Call, Operands, present
@@ -137,11 +137,8 @@ def _batch(
 
 def _define(primitive: Primitive, abstract_eval: Any, form: flash_forms.Form) -> None:
     primitive.multiple_results = True
-    primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
-    primitive.def_abstract_eval(abstract_eval)
-    batching.fancy_primitive_batchers[primitive] = functools.partial(_batch, primitive, form)
+    compat.define(primitive, abstract_eval, functools.partial(_batch, primitive, form))
     partitioned_calls.needs_devices_for_lowering(primitive)
-    compat.register_nan_check(primitive)
     ad.primitive_jvps[primitive] = functools.partial(_jvp_by_plain_form, primitive, form)
 
 

@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxkernels._attention.flash_forms import Form
 from jaxkernels._attention.problem import Call, present
+from jaxkernels._core import partitioned_calls
 
 _DIMS = {
     **dict.fromkeys(("q", "y", "dy"), ("batch", "queries", "heads", "depth")),
@@ -67,20 +67,19 @@ def partitioned(
         shares_keys = key_heads % devices != 0
         axes["key_heads"] = () if shares_keys else axes["heads"]
 
-        def sharding_of(dims: Sequence[str]) -> NamedSharding:
-            return NamedSharding(mesh, PartitionSpec(*(axes.get(dim) or None for dim in dims)))
-
         def local(*parts: jax.Array) -> list[jax.Array]:
             if not shares_keys:
                 return form(call, parts)
             return _of_shared_keys(call, form, parts, axes["heads"], results)
 
-        return mesh, local, [*map(sharding_of, result_dims)], (*map(sharding_of, operand_dims),)
+        found, given = (
+            partitioned_calls.named_shardings(mesh, dims, axes)
+            for dims in (result_dims, operand_dims)
+        )
+        return mesh, local, found, tuple(given)
 
     function = custom_partitioning(lambda *operands: form(call, operands))
-    rule = " -> ".join(
-        ", ".join(" ".join(dims) for dims in group) for group in (operand_dims, result_dims)
-    )
+    rule = partitioned_calls.sharding_rule(operand_dims, result_dims)
     function.def_partition(partition=partition, sharding_rule=rule)
     return function
 
@@ -97,10 +96,9 @@ def _axes(q: Any, k: Any, sizes: Any) -> dict[str, _Axes]:
 
     found: dict[str, _Axes] = {"batch": (), "heads": ()}
     for x in (q, k):
-        spec = [*x.sharding.spec, *[None] * 4]
+        spec = partitioned_calls.mesh_axes(x)
         for i, places in ((0, ("batch", "heads")), *((i, ("heads", "batch")) for i in (2, 1, 3))):
-            entry = spec[i]
-            for axis in () if entry is None else entry if isinstance(entry, tuple) else (entry,):
+            for axis in spec[i]:
                 is_free = axis not in (*found["batch"], *found["heads"])
                 place = next((dim for dim in places if fits(dim, (*found[dim], axis))), None)
                 if is_free and place is not None:

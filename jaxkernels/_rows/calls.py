@@ -1,4 +1,4 @@
-"""Builds every FFI call of the row kernels: of whole rows, and of column-sharded rows.
+"""Builds the FFI calls of row kernels in traced functions, and the attributes of all of them.
 
 The statistics kernel reduces this device's columns. One all-reduce combines the maxima (if the operation
 needs them), and another the sums. The finish kernel then computes this device's columns of the result;
@@ -39,6 +39,11 @@ _OF_PARTS = {"scale": 1.0, "has_mask": False, "all_sums": False}
 def is_banded(attributes: dict[str, Any]) -> bool:
     """Whether the result of a row depends on its index in its matrix."""
     return any(attributes.get(side, OPEN[side]) != OPEN[side] for side in ("left", "right"))
+
+
+def row_dims(attributes: dict[str, Any]) -> int:
+    """The number of last dimensions that must be whole and in order."""
+    return 2 if is_banded(attributes) else 1
 
 
 def attributes_of(operation: RowOperation, tier: str = "auto", **given: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import jax
 from jax.interpreters import ad
 
 from jaxkernels._rows import calls
-from jaxkernels._rows.row_kernel import RowKernel
+from jaxkernels._rows.row_kernel import RowKernel, without_options
 
 
 def define_derivatives(
@@ -77,15 +77,9 @@ def define_linear(linear: RowKernel, transpose: RowKernel) -> None:
     ad.primitive_transposes[linear.primitive] = functools.partial(_transpose, transpose)
 
 
-def _without_options(*, tier: str, require_kernel: bool, **attributes: Any) -> dict[str, Any]:
-    """The parameters of a primitive that its reference has too."""
-    del tier, require_kernel
-    return attributes
-
-
 def _linear_jvp(linear: RowKernel, primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
     call = functools.partial(linear, **params)
-    reference = functools.partial(linear.reference, **_without_options(**params))
+    reference = functools.partial(linear.reference, **without_options(**params))
     y, *kept, operand = primals
     y_dot, *_, operand_dot = tangents
     result = call(y, *kept, operand)
@@ -114,7 +108,7 @@ def define_jvp_by_reference(
 
     def rule(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
         def plain(operands: Sequence[jax.Array]) -> Any:
-            attributes = _without_options(**params)
+            attributes = without_options(**params)
             return kernel.reference(prepare(operands[0]), *operands[1:], **attributes)
 
         return kernel(*primals, **params), jvp_of(plain, primals, tangents)[1]

@@ -195,13 +195,13 @@ def check_are_labels(
     found = (
         f"{name}: {argument} are {given.dtype} of shape {given.shape}, logits have shape {shape}. "
     )
-    if (is_integer or given.dtype == jnp.bool_) and given.ndim and given.shape == shape:
+    is_floating = jnp.issubdtype(given.dtype, jnp.floating)
+    is_class = is_integer or given.dtype == jnp.bool_ or (takes_classes_only and is_floating)
+    if is_class and given.ndim and given.shape == shape:
         error = ValueError if is_integer else TypeError
         raise error(f"{found}For one-hot {argument} write {argument}.argmax({axis})")
-    if not jnp.issubdtype(given.dtype, jnp.floating):
+    if not is_floating:
         return
-    if takes_classes_only and given.ndim and given.shape == shape:
-        raise TypeError(f"{found}For one-hot {argument} write {argument}.argmax({axis})")
     if given.ndim > len(shape) and jnp.issubdtype(jnp.result_type(logits), jnp.integer):
         raise ValueError(f"{found}The logits come first")
     of_rows = given.shape in [(*shape[:i], *shape[i + 1 :]) for i in range(len(shape))]

@@ -65,7 +65,7 @@ def lower_kernel(
     operation = kernel.operation_of(**attributes)
     if may_leave and plan.is_left_to_xla(operation.name, shapes[0], avals[0].dtype):
         return traced(functools.partial(_plain, kernel, attributes))
-    row_dims = 2 if calls.is_banded(attributes) else 1
+    row_dims = calls.row_dims(attributes)
     rule = jax.ffi.ffi_lowering(
         registry.ROWS_TARGET,
         operand_output_aliases=aliases,

@@ -161,11 +161,14 @@ def apply(
         raise ValueError(f"{function}: scores must be of shape (..., q, k); got {x.shape}")
     mask = None if mask is None else validate.as_mask(function, "mask", mask)
     bias = None if bias is None else bias_array(function, bias, x)
-    for name, side in {"mask": mask, "bias": bias}.items():
+    for name, side in (("mask", mask), ("bias", bias)):
+        if side is None:
+            continue
         try:
             validate.broadcast_all(function, scores=x, **{name: side})
         except ValueError as error:
-            raise ValueError(f"{error}{validate.side_advice(name, side.shape, x.shape)}") from None  # pyright: ignore[reportOptionalMemberAccess]
+            advice = validate.side_advice(name, side.shape, x.shape)
+            raise ValueError(f"{error}{advice}") from None
     shape = validate.broadcast_all(function, scores=x, mask=mask, bias=bias)
 
     if bias is not None:

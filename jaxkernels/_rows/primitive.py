@@ -22,7 +22,7 @@ from jaxkernels._rows import calls, lowering, plan
 from jaxkernels._rows import reference as reference_functions
 from jaxkernels._rows.contract import OPERATIONS, RowOperation
 from jaxkernels._rows.reference import compute_dtype
-from jaxkernels._rows.row_kernel import InParts, Reference, RowKernel
+from jaxkernels._rows.row_kernel import InParts, Reference, RowKernel, without_options
 from jaxkernels.typing import Operation
 
 
@@ -114,13 +114,13 @@ def _batch(
     if all(d is None for d in batch_dims):
         return kernel(*operands, **params), (None, None) if several else None
     # `full` operands have data for each row and so for each batch member; masks and biases may not.
-    given = {k: v for k, v in params.items() if k not in ("tier", "require_kernel")}
+    given = without_options(**params)
     specs = kernel.operands_of(**given)
     full = [i for i, spec in enumerate(specs) if not spec.may_broadcast]
     # The batch dimension stays where it is as a further row dimension, unless the operands disagree or
     # it lies within the dimensions that must be whole. Then it moves to the front.
     at = batch_dims[0] or 0
-    row_dims = 2 if calls.is_banded(given) else 1
+    row_dims = calls.row_dims(given)
     if {batch_dims[i] for i in full} != {at} or at >= operands[0].ndim - row_dims:
         at = 0
         operands = [

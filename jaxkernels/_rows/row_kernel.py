@@ -71,3 +71,9 @@ class RowKernel:
         specs = self.operands_of(**attributes)
         equal = sharding.equalize(operands, [spec.is_of_row for spec in specs])
         return self.primitive.bind(*equal, tier=tier, require_kernel=require_kernel, **attributes)
+
+
+def without_options(*, tier: str, require_kernel: bool, **attributes: Any) -> dict[str, Any]:
+    """The parameters of a primitive that its reference has too."""
+    del tier, require_kernel
+    return attributes
