@@ -113,7 +113,10 @@ def test_torch_is_compared_where_it_is(monkeypatch):
         assert [x.args for x in torch.from_dlpack.call_args_list] == [(x,) for x in arguments]
         assert torch.compile.called == loss.return_value.backward.called == (direction == "none")
         tensor.requires_grad_.assert_called_once_with(direction == "none")
-        assert loss.call_args.kwargs == {"reduction": reduction}
+        x = tensor.requires_grad_.return_value
+        assert loss.call_args == mock.call(x, tensor.long.return_value, reduction=reduction)
+        if direction == "none":
+            loss.return_value.backward.assert_called_once_with(tensor)
         torch.cuda.synchronize.assert_called_once_with()
 
 

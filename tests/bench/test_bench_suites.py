@@ -63,8 +63,13 @@ def assert_contenders_agree(called):
             )
 
 
-@pytest.mark.filterwarnings("default")  # torch.compile warns of its own calls
-@pytest.mark.parametrize("name", RUNS)
+# torch.compile warns of its own calls.
+TORCHES = pytest.mark.filterwarnings("default")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=TORCHES if n.startswith("losses") else ()) for n in RUNS]
+)
 def test_a_suite_from_end_to_end(name, monkeypatch, tmp_path, capsys):
     called, path, asked = without_a_clock(monkeypatch), tmp_path / "b.json", RUNS[name].split()
     assert main([*asked, "--json", str(path), "--markdown"]) == 0

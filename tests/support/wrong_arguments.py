@@ -252,7 +252,13 @@ PRODUCTS = (
     (NARROW, TypeError, "preferred_element_type must be None or float32"),
     ({"preferred_element_type": ["float32"]}, (TypeError, ValueError), ""),
     ({"precision": "sloppy"}, (TypeError, ValueError), "sloppy"),
-    ({"precision": FLOAT64}, ValueError, r"float32 products are computed in float32.*precision="),
+    (
+        {"precision": FLOAT64},
+        *(
+            ValueError,
+            r"float32 products are computed in float32.*Drop precision=, or .*jnp\.matmul$",
+        ),
+    ),
     ({"other_dtypes": "float64"}, ValueError, "other_dtypes must be None or 'xla'"),
 )
 MATMUL = (
