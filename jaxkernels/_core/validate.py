@@ -112,7 +112,7 @@ def _no_such_dtype(function: str, argument: str, dtype: np.dtype) -> str:
     return f'{text}: its bytes are swapped. astype("{native}") puts them into the native order'
 
 
-def computation_dtype(x: jax.Array) -> Any:
+def computation_dtype(x: jax.Array | jax.ShapeDtypeStruct) -> Any:
     """The result dtype: float32 for integers, float64 for 64-bit integers, otherwise that of x."""
     if x.dtype.name in ("int64", "uint64"):
         return jnp.dtype("float64")

@@ -158,8 +158,9 @@ def logsumexp(
 
 def _result_dtype(x: jax.Array, factor: jax.Array | None) -> Any:
     """The dtype to which JAX promotes the arguments of a floating-point function."""
-    given = x if factor is None else jnp.empty((), validate.promoted_dtype(x, factor))
-    return jnp.dtype("float32") if given.dtype == jnp.bool_ else validate.computation_dtype(given)
+    dtype = x.dtype if factor is None else validate.promoted_dtype(x, factor)
+    given = jax.ShapeDtypeStruct((), dtype)  # an empty array of a GPU may hold NaN, a false alarm
+    return jnp.dtype("float32") if dtype == jnp.bool_ else validate.computation_dtype(given)
 
 
 def _why_factors_vary(
