@@ -91,12 +91,42 @@ __device__ inline void Max2(__nv_bfloat16* max, const __nv_bfloat16* x) {
   pair = __hmax2(pair, *reinterpret_cast<const __nv_bfloat162*>(x));
 }
 
+// Elementwise minimum, ignoring NaN, stored in the first operand.
+__device__ inline void Min2(float* min, const float* x) {
+  min[0] = fminf(min[0], x[0]), min[1] = fminf(min[1], x[1]);
+}
+__device__ inline void Min2(double* min, const double* x) {
+  min[0] = fmin(min[0], x[0]), min[1] = fmin(min[1], x[1]);
+}
+__device__ inline void Min2(__half* min, const __half* x) {
+  __half2& pair = *reinterpret_cast<__half2*>(min);
+  pair = __hmin2(pair, *reinterpret_cast<const __half2*>(x));
+}
+__device__ inline void Min2(__nv_bfloat16* min, const __nv_bfloat16* x) {
+  __nv_bfloat162& pair = *reinterpret_cast<__nv_bfloat162*>(min);
+  pair = __hmin2(pair, *reinterpret_cast<const __nv_bfloat162*>(x));
+}
+
+// v within [-bound, bound]; NaN stays NaN.
+__device__ inline float Clamp(float v, float bound) {
+  asm("min.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(bound));
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(-bound));
+  return v;
+}
+
 inline constexpr float kLog2E = 1.4426950408889634f;
 
 // 2^t. Results below 2^-126 flush to zero; of the half types only bfloat16 could represent them.
 __device__ inline float FastExp2(float t) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(t));
+  return result;
+}
+
+// 1 / x with a relative error of 2^-23.
+__device__ inline float FastReciprocal(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
 

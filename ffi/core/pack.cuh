@@ -179,6 +179,18 @@ __device__ ComputeType<T> MaxOfPack(const Pack<T>& pack) {
   return Max(wide[0], wide[1]);
 }
 
+// Whether an element is -inf. Half types are compared two at a time.
+template <typename T>
+__device__ bool HasMinusInfinity(const Pack<T>& pack) {
+  alignas(2 * sizeof(T)) T min[2];
+  memcpy(min, pack.element, sizeof(min));
+#pragma unroll
+  for (int j = 2; j < Pack<T>::kSize; j += 2) Min2(min, &pack.element[j]);
+  ComputeType<T> wide[2];
+  Widen2(min, wide);
+  return wide[0] == -kInfinity<ComputeType<T>> || wide[1] == -kInfinity<ComputeType<T>>;
+}
+
 // Launders a pack of a half type through an empty asm statement. The compiler then widens it again
 // at its next use (one instruction per element), and does not keep the float32 copy, twice as
 // large, in registers across a reduction. (bfloat16 gradient of 1024 columns: 80 registers instead

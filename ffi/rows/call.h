@@ -28,6 +28,14 @@ struct RowScalars {
   bool wide;
 };
 
+// The temperature, and the soft cap if there are two numbers, of each row, in the compute type.
+// Logits x of a row become cap tanh(x / cap) / temperature, without a cap x / temperature; -inf
+// stays -inf.
+struct RowScales {
+  const void* data;  // null: logits are taken as they are
+  int count;
+};
+
 struct RowCall {
   Operation operation = Operation::kSoftmaxForward;
   Part part = Part::kWhole;
@@ -37,6 +45,7 @@ struct RowCall {
   RowArrays arrays = {};
   MaskedRows attention = {};        // for attention operations
   const int32_t* labels = nullptr;  // a column per row; may be out of range
+  RowScales scales = {};
   RowScalars scalars_in[2] = {}, scalars_out = {};
   bool all_sums = false;       // cross entropy: also the sums for smoothing and entropy
   void* statistics = nullptr;  // for parts: maximum and sums per row, in the compute type

@@ -19,8 +19,11 @@ enum class Role {
   kMask,       // bool, shaped like kBroadcast; optional (`has_mask`)
   kLabel,      // int32, one column per row; negative for none
   kRow,        // `count` numbers per row, in the elements' dtype or compute type
+  kScales,     // the temperature of each row, or its temperature and soft cap, in the compute type;
+               // they transform the elements on load. Optional
 };
-inline constexpr std::string_view kRoleNames[] = {"elements", "broadcast", "mask", "label", "row"};
+inline constexpr std::string_view kRoleNames[] = {"elements", "broadcast", "mask",
+                                                  "label",    "row",       "scales"};
 constexpr const auto& NamesOf(Role) { return kRoleNames; }
 
 struct OperandSpec {
@@ -53,7 +56,7 @@ class OperandSpecs {
   }
 
  private:
-  static constexpr int kMost = 4;
+  static constexpr int kMost = 5;
   OperandSpec specs_[kMost] = {};
   std::size_t size_ = 0;
 };
@@ -78,6 +81,7 @@ struct OperationTraits {
   // Whether all inputs have one shape.
   constexpr bool SharesRows() const { return operands.CountOf(Role::kBroadcast) == 0; }
   constexpr bool TakesLabel() const { return operands.CountOf(Role::kLabel) > 0; }
+  constexpr bool TakesScales() const { return operands.CountOf(Role::kScales) > 0; }
   // Number of row scalars that it reads, from up to two operands.
   constexpr int Takes() const { return operands.RowNumbers(0) + operands.RowNumbers(1); }
   constexpr bool StoresElements() const { return results.CountOf(Role::kElements) > 0; }

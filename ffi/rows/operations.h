@@ -95,18 +95,22 @@ inline constexpr OperationTraits kOperations[] = {
      .finds_max = true,
      .sums = 2},
     {.name = "cross_entropy_fwd",
-     .operands = {{"x"}, {"label", Role::kLabel}},
+     .operands = {{"x"}, {"label", Role::kLabel}, {"scales", Role::kScales}},
      .results = {{"kept", Role::kRow, 7}},
      .finds_max = true,
      .sums = 5},
     {.name = "cross_entropy_fwd_grad",
-     .operands = {{"x"}, {"label", Role::kLabel}, {"numbers", Role::kRow, 4}},
+     .operands =
+         {{"x"}, {"label", Role::kLabel}, {"scales", Role::kScales}, {"numbers", Role::kRow, 4}},
      .results = {{"dx"}, {"kept", Role::kRow, 7}},
      .finds_max = true,
      .sums = 5},
     {.name = "cross_entropy_grad",
-     .operands =
-         {{"x"}, {"label", Role::kLabel}, {"kept", Role::kRow, 7}, {"cotangent", Role::kRow, 4}},
+     .operands = {{"x"},
+                  {"label", Role::kLabel},
+                  {"scales", Role::kScales},
+                  {"kept", Role::kRow, 7},
+                  {"cotangent", Role::kRow, 4}},
      .results = {{"dx"}}},
 };
 inline constexpr std::size_t kOperationCount = sizeof(kOperations) / sizeof(kOperations[0]);

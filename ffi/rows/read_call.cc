@@ -99,6 +99,22 @@ ffi::Error ReadLabels(const OperationTraits& traits, const NamedBuffer& labels,
   return ffi::Error::Success();
 }
 
+// Reads the temperature, and the soft cap, of each row of `x`.
+ffi::Error ReadScales(const OperationTraits& traits, const NamedBuffer& scales,
+                      const NamedBuffer& x, RowCall* call) {
+  const ffi::AnyBuffer::Dimensions dims = scales.buffer.dimensions();
+  const int count = dims.size() > 0 && dims.back() == 2 ? 2 : 1;
+  RowScalars read;
+  ffi::Error error = ReadRowScalars(traits, scales, count, x, &read);
+  if (error.failure()) return error;
+  if (!read.wide && IsHalf(call->dtype)) {
+    return MismatchError(traits.name, scales.name, "dtype", "float32",
+                         DTypeName(scales.buffer.element_type()));
+  }
+  call->scales = {read.data, count};
+  return error;
+}
+
 // Checks {maximum, sums} of every row of `x`, in its compute type.
 ffi::Error CheckStatistics(const OperationTraits& traits, const ffi::AnyBuffer& statistics,
                            const NamedBuffer& x) {
@@ -225,13 +241,26 @@ ffi::Error ReadOperand(const OperationTraits& traits, const OperandSpec& spec, i
       return ReadLabels(traits, operand, x, call);
     case Role::kRow:
       return ReadRowScalars(traits, operand, spec.count, x, &call->scalars_in[number]);
+    case Role::kScales:
+      return ReadScales(traits, operand, x, call);
+  }
+  return ffi::Error::Success();
+}
+
+// With scales, other row scalars have the compute type too: then CPU kernels can replace the logits
+// by transformed ones of that type.
+ffi::Error CheckNumbersAreWide(const OperationTraits& traits, const RowCall& call) {
+  for (const RowScalars& scalars : {call.scalars_in[0], call.scalars_in[1], call.scalars_out}) {
+    if (scalars.data == nullptr || scalars.wide || !IsHalf(call.dtype)) continue;
+    return MismatchError(traits.name, "row scalars", "dtype", "float32", NameOf(call.dtype));
   }
   return ffi::Error::Success();
 }
 
 // Whether a call of a part has this operand. Statistics take no labels and no row scalars.
-bool IsPresent(const OperandSpec& spec, Part part, bool has_mask) {
+bool IsPresent(const OperandSpec& spec, Part part, bool has_mask, bool has_scales) {
   if (spec.role == Role::kMask) return has_mask;
+  if (spec.role == Role::kScales) return has_scales;
   const bool is_of_row = spec.role == Role::kLabel || spec.role == Role::kRow;
   return !is_of_row || part != Part::kStatistics;
 }
@@ -248,8 +277,12 @@ ffi::Error ReadCall(Part part, const RowAttributes& attributes, const ffi::Remai
   }
   std::size_t expected = 0;
   for (const OperandSpec& spec : traits.operands) {
-    expected += IsPresent(spec, part, attributes.has_mask) ? 1 : 0;
+    expected += IsPresent(spec, part, attributes.has_mask, false) ? 1 : 0;
   }
+  // The number of operands says whether there are scales. An attribute would be missing in programs
+  // that were exported before.
+  const bool has_scales = traits.TakesScales() && operands.size() > expected;
+  expected += has_scales ? 1 : 0;
   if (operands.size() != expected) {
     return MismatchError(traits.name, "the operands", "number", std::to_string(expected),
                          std::to_string(operands.size()));
@@ -280,13 +313,16 @@ ffi::Error ReadCall(Part part, const RowAttributes& attributes, const ffi::Remai
   std::size_t at = 0;
   int numbers[std::size(kRoleNames)] = {};
   for (const OperandSpec& spec : traits.operands) {
-    if (!IsPresent(spec, part, attributes.has_mask)) continue;
+    if (!IsPresent(spec, part, attributes.has_mask, has_scales)) continue;
     const int number = numbers[static_cast<std::size_t>(spec.role)]++;
     if (at > 0 && error.success()) {
       const ffi::ErrorOr<ffi::AnyBuffer> operand = operands.get<ffi::AnyBuffer>(at);
       error = operand ? ReadOperand(traits, spec, number, *operand, x, call) : operand.error();
     }
     ++at;
+  }
+  if (error.success() && call->scales.data != nullptr) {
+    error = CheckNumbersAreWide(traits, *call);
   }
   return error;
 }

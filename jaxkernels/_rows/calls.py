@@ -101,7 +101,7 @@ def statistics(
 ) -> jax.Array:
     """(maximum, sums...) of this device's columns, of shape (..., 1 + sums) in the compute dtype.
 
-    `operands` are those with one element per row element.
+    `operands` are those with one element per row element, and scales.
     """
     first = operands[0]
     shape = (*first.shape[:-1], 1 + operation.sums_of(first.dtype))

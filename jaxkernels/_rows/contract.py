@@ -19,18 +19,19 @@ class Operand(NamedTuple):
 
     Attributes:
         name: its name.
-        role: "elements", "broadcast" (a bias), "mask", "label" or "row" (per-row numbers).
+        role: "elements", "broadcast" (a bias), "mask", "label", "row" (per-row numbers) or "scales"
+            (the temperature, or temperature and soft cap, of each row).
         count: the size of the last dimension, for a label or per-row numbers.
     """
 
     name: str
-    role: Literal["elements", "broadcast", "mask", "label", "row"] = "elements"
+    role: Literal["elements", "broadcast", "mask", "label", "row", "scales"] = "elements"
     count: int = 1
 
     @property
     def is_of_row(self) -> bool:
-        """Whether its last dimension has the size `count` instead of the row length."""
-        return self.role in ("label", "row")
+        """Whether it has numbers of each row in place of the elements."""
+        return self.role in ("label", "row", "scales")
 
     @property
     def may_broadcast(self) -> bool:
@@ -44,7 +45,7 @@ class RowOperation:
 
     Attributes:
         name: its name.
-        operands: in the order of a call. A call may omit a mask.
+        operands: in the order of a call. A call may omit a mask and scales.
         results: in the order of a call.
         finds_max: whether it finds the maximum of a row before it sums.
         hides: whether it masks attention scores.
@@ -65,9 +66,12 @@ class RowOperation:
     x_if_half: int = 0
     has_kernel: bool = True
 
-    def operands_of_call(self, *, has_mask: bool = False) -> tuple[Operand, ...]:
-        """The operands of a call with or without a mask."""
-        return tuple(x for x in self.operands if has_mask or x.role != "mask")
+    def operands_of_call(
+        self, *, has_mask: bool = False, has_scales: bool = False
+    ) -> tuple[Operand, ...]:
+        """The operands of a call with or without a mask and scales."""
+        is_given = {"mask": has_mask, "scales": has_scales}
+        return tuple(x for x in self.operands if is_given.get(x.role, True))
 
     @property
     def inputs(self) -> int:

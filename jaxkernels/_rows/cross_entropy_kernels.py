@@ -42,9 +42,9 @@ def _fwd_in_parts(
     Devices exchange one maximum and three sums per row, or six sums with `all_sums`.
     """
     del options
-    x, label = operands
+    x, label, *scales = operands
     cols = x.shape[-1]
-    own = calls.statistics(OPERATIONS["cross_entropy_fwd"], [x], all_sums=all_sums)
+    own = calls.statistics(OPERATIONS["cross_entropy_fwd"], [x, *scales], all_sums=all_sums)
     own_largest, *own_sums = jnp.split(own, len(Residuals._fields) - 1, axis=-1)
     largest = lax.pmax(own_largest, axes)
     relative = _relative_to(largest, own_largest, own_sums)
@@ -52,7 +52,8 @@ def _fwd_in_parts(
     own_label = _label_on_device(label, cols, axes)
     has_label = (own_label >= 0) & (own_label < cols)
     labelled = jnp.take_along_axis(x, jnp.clip(own_label, 0, cols - 1), axis=-1)
-    labelled = jnp.where(has_label, labelled.astype(own.dtype), 0)
+    labelled = reference.scaled(labelled, *scales) if scales else labelled.astype(own.dtype)
+    labelled = jnp.where(has_label, labelled, 0)
     wanted = len(relative) if all_sums else 2  # `rest` and `count`
     sent = jnp.concatenate([*relative[:wanted], labelled], axis=-1)
     *sums, labelled = jnp.split(lax.psum(sent, axes), wanted + 1, axis=-1)
@@ -85,9 +86,14 @@ def _relative_to(
 
 
 def _grad_in_parts(
-    operands: Sequence[jax.Array], axes: tuple[str, ...], *, in_place: bool = False
+    operands: Sequence[jax.Array],
+    axes: tuple[str, ...],
+    *,
+    in_place: bool = False,
+    has_scales: bool = False,
 ) -> jax.Array:
     """The gradient of this device's columns, from the residuals of whole rows."""
+    del has_scales
     x, label, *others = operands
     own_label = _label_on_device(label, x.shape[-1], axes)
     aliases = {0: 0} if in_place else None
@@ -97,10 +103,10 @@ def _grad_in_parts(
 def _fwd_grad_in_parts(
     operands: Sequence[jax.Array], axes: tuple[str, ...], *, all_sums: bool, **options: Any
 ) -> list[jax.Array]:
-    x, label, numbers = operands
-    kept = _fwd_in_parts([x, label], axes, all_sums=all_sums)
-    cotangent = reference.cotangent_of(label, kept, numbers)
-    return [_grad_in_parts([x, label, kept, cotangent], axes, **options), kept]
+    *given, numbers = operands
+    kept = _fwd_in_parts(given, axes, all_sums=all_sums, **options)
+    cotangent = reference.cotangent_of(given[1], kept, numbers)
+    return [_grad_in_parts([*given, kept, cotangent], axes, **options), kept]
 
 
 def _of_operation(name: Operation, in_parts: InParts) -> RowKernel:
@@ -116,7 +122,7 @@ cross_entropy_jvp = primitive.define(
     reference.cross_entropy_jvp,
     RowOperation(
         name="cross_entropy_jvp",
-        operands=(*cross_entropy_grad.operation.operands[:3], Operand("dx")),
+        operands=(*cross_entropy_grad.operation.operands[:-1], Operand("dx")),
         results=(Operand("dmeasures", "row", len(reference.Measures._fields)),),
         has_kernel=False,
     ),
@@ -148,9 +154,23 @@ class Calls:
         """The options of `RowKernel.__call__`."""
         return {"tier": self.tier, "require_kernel": self.implementation == "ffi"}
 
-    def residuals(self, x: jax.Array, label: jax.Array) -> jax.Array:
+    def residuals(self, x: jax.Array, label: jax.Array, scales: jax.Array | None) -> jax.Array:
         """The residuals of each row, by the kernel."""
-        return cross_entropy_fwd(x, label, all_sums=self.all_sums, **self.options)
+        return self.run(cross_entropy_fwd, x, label, scales, all_sums=self.all_sums)
+
+    def run(
+        self,
+        kernel: RowKernel,
+        x: jax.Array,
+        label: jax.Array,
+        scales: jax.Array | None,
+        *others: jax.Array,
+        **attributes: Any,
+    ) -> Any:
+        """The results of a kernel, with or without scales."""
+        given = (x, label) if scales is None else (x, label, scales)
+        has_scales = scales is not None
+        return kernel(*given, *others, has_scales=has_scales, **attributes, **self.options)
 
     def measures_of(self, kept: jax.Array) -> jax.Array:
         """The measures of each row."""
@@ -161,31 +181,48 @@ class Calls:
         of_row = self.measures_of(kept)
         return reference.loss_of(label >= 0, of_row, kept[..., :1], numbers)
 
-    def leaving_out(self, x: jax.Array, is_left_out: jax.Array) -> jax.Array:
-        """Stops gradients of excluded rows that are not finite, so that plain JAX gives 0, not NaN."""
-        if self.implementation != "xla":
-            return x
-        is_harmful = is_left_out & ~jnp.isfinite(largest_of(x))
-        return jnp.where(is_harmful, lax.stop_gradient(x), x)
+    def prepared(
+        self, x: jax.Array, scales: jax.Array | None, is_left_out: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Logits and scales for `measures`. Plain JAX applies the scales here.
 
-    def measures(self, x: jax.Array, label: jax.Array) -> tuple[jax.Array, jax.Array]:
+        It also stops gradients of excluded rows that are not finite, to give 0 for them, not NaN.
+        """
+        if self.implementation != "xla":
+            return x, scales
+        x = x if scales is None else reference.scaled(x, scales)
+        is_harmful = is_left_out & ~jnp.isfinite(largest_of(x))
+        return jnp.where(is_harmful, lax.stop_gradient(x), x), None
+
+    def measures(
+        self, x: jax.Array, label: jax.Array, scales: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
         """The measures of each row and its maximum. Reverse mode reads x twice and writes its gradient.
 
         Args:
             x: logits of shape (..., cols).
             label: int32 of shape (..., 1): a column, or negative for no label. Without a label the first
                 measure is meaningless; with a label of `cols` or more it is NaN.
+            scales: as for `cross_entropy_reference.scaled`, or None. The maximum is that of the
+                transformed logits.
 
         Returns:
             `Measures` of shape (..., 4), and the maximum of shape (..., 1), both in the compute dtype. The
             maximum has the derivative 0, and the second measure has that of lse.
         """
         if self.implementation != "xla":
-            return measures(self, x, label)
+            return measures(self, x, label, scales)
+        assert scales is None  # plain JAX has applied them
         kept = reference.cross_entropy_fwd(x, label, all_sums=self.all_sums)
         return self.measures_of(kept), kept[..., :1]
 
-    def weighted_loss(self, x: jax.Array, label: jax.Array, numbers: jax.Array) -> jax.Array:
+    def weighted_loss(
+        self,
+        x: jax.Array,
+        label: jax.Array,
+        numbers: jax.Array,
+        scales: jax.Array | None = None,
+    ) -> jax.Array:
         """The loss of each row, of shape (..., 1); see `cross_entropy_reference.loss_of`.
 
         In reverse mode one kernel reads x once and writes both loss and gradient. The gradient is then
@@ -196,47 +233,70 @@ class Calls:
             label: as for `measures`; a row without a label has the loss 0 for any x.
             numbers: `Coefficients` of shape (..., 4), in the compute dtype. A row with the weight 0 has the
                 gradient 0 for any x. A smoothing that is not 0 needs `all_sums`.
+            scales: as for `measures`.
         """
         if self.implementation != "xla":
-            return weighted_loss(self, x, label, numbers)
-        return reference.loss_of(label >= 0, *self.measures(x, label), numbers)
+            return weighted_loss(self, x, label, numbers, scales)
+        return reference.loss_of(label >= 0, *self.measures(x, label, scales), numbers)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def measures(how: Calls, x: jax.Array, label: jax.Array) -> tuple[jax.Array, jax.Array]:
+def measures(
+    how: Calls, x: jax.Array, label: jax.Array, scales: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
     """`Calls.measures` by kernels."""
-    kept = how.residuals(x, label)
+    kept = how.residuals(x, label, scales)
     return how.measures_of(kept), lax.stop_gradient(kept[..., :1])
 
 
-@measures.defjvp
+@functools.partial(measures.defjvp, symbolic_zeros=True)
 def _measures_jvp(how: Calls, primals: Any, tangents: Any) -> Any:
-    x, label = primals
-    kept = how.residuals(x, label)
-    largest = lax.stop_gradient(kept[..., :1])
-    tangent = cross_entropy_jvp(x, label, lax.stop_gradient(kept), tangents[0], **how.options)
-    return (how.measures_of(kept), largest), (tangent, jnp.zeros_like(largest))
+    x, label, scales = primals
+    x, dx, scales = _with_fixed_scales(x, tangents[0], scales, tangents[2])
+    kept = how.residuals(x, label, scales)
+    of_rows, largest = how.measures_of(kept), lax.stop_gradient(kept[..., :1])
+    if isinstance(dx, SymbolicZero):
+        tangent = jnp.zeros_like(of_rows)
+    else:
+        tangent = how.run(cross_entropy_jvp, x, label, scales, lax.stop_gradient(kept), dx)
+    return (of_rows, largest), (tangent, jnp.zeros_like(largest))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def weighted_loss(how: Calls, x: jax.Array, label: jax.Array, numbers: jax.Array) -> jax.Array:
+def weighted_loss(
+    how: Calls, x: jax.Array, label: jax.Array, numbers: jax.Array, scales: jax.Array | None
+) -> jax.Array:
     """`Calls.weighted_loss` by kernels."""
-    return how.loss_of(label, how.residuals(x, label), numbers)
+    return how.loss_of(label, how.residuals(x, label, scales), numbers)
 
 
 # Zero tangents stay symbolic: multiplied by an infinite loss, a zero tangent of `numbers` would give NaN.
 @functools.partial(weighted_loss.defjvp, symbolic_zeros=True)
 def _weighted_loss_jvp(how: Calls, primals: Any, tangents: Any) -> Any:
-    x, label, numbers = primals
-    dx, _, dnumbers = tangents
+    x, label, numbers, scales = primals
+    dx, _, dnumbers, dscales = tangents
+    x, dx, scales = _with_fixed_scales(x, dx, scales, dscales)
     call = functools.partial(how.loss_of, label)
     if isinstance(dx, SymbolicZero):
-        kept = how.residuals(x, label)
+        kept = how.residuals(x, label, scales)
         return jax.jvp(functools.partial(call, kept), (numbers,), (dnumbers,))
-    gradient, kept = cross_entropy_fwd_grad(x, label, numbers, all_sums=how.all_sums, **how.options)
+    gradient, kept = how.run(
+        cross_entropy_fwd_grad, x, label, scales, numbers, all_sums=how.all_sums
+    )
     along = gradient.astype(numbers.dtype) * dx.astype(numbers.dtype)
     tangent = jnp.sum(along, axis=-1, keepdims=True)
     if isinstance(dnumbers, SymbolicZero):
         return call(kept, numbers), tangent
     loss, of_numbers = jax.jvp(functools.partial(call, kept), (numbers,), (dnumbers,))
     return loss, tangent + of_numbers
+
+
+def _with_fixed_scales(
+    x: jax.Array, dx: Any, scales: jax.Array | None, dscales: Any
+) -> tuple[jax.Array, Any, jax.Array | None]:
+    """Logits, their tangent, and scales without a tangent: plain JAX applies scales that have one."""
+    if scales is None or isinstance(dscales, SymbolicZero):
+        return x, dx, scales
+    if isinstance(dx, SymbolicZero):
+        return *jax.jvp(functools.partial(reference.scaled, x), (scales,), (dscales,)), None
+    return *jax.jvp(reference.scaled, (x, scales), (dx, dscales)), None

@@ -102,12 +102,12 @@ def scaled(x: jax.Array, scales: jax.Array) -> jax.Array:
         scales: the temperature of each row, of shape (..., 1), or (temperature, cap), of shape (..., 2).
 
     Returns:
-        Array of the shape of x and the dtype of scales.
+        Array of the shape of x and the dtype of scales. A logit of -inf stays -inf.
     """
     x = x.astype(scales.dtype)
     if scales.shape[-1] == 2:
         cap = scales[..., 1:]
-        x = cap * jnp.tanh(x / cap)
+        x = jnp.where(x == -jnp.inf, x, cap * jnp.tanh(x / cap))
     return x / scales[..., :1]
 
 
@@ -167,8 +167,15 @@ def _row_sum_where(where: jax.Array, x: jax.Array) -> jax.Array:
     return row_sum(jnp.where(where, x, 0))
 
 
-def cross_entropy_fwd(x: jax.Array, label: jax.Array, *, all_sums: bool) -> jax.Array:
-    """The residuals of each row, (..., 7); without `all_sums` spread, total and seen are 0."""
+def cross_entropy_fwd(
+    x: jax.Array, label: jax.Array, *scales: jax.Array, all_sums: bool, has_scales: bool = False
+) -> jax.Array:
+    """The residuals of each row, (..., 7), of logits that `scaled` has transformed if there are scales.
+
+    Without `all_sums` spread, total and seen are 0.
+    """
+    del has_scales
+    x = scaled(x, *scales) if scales else x
     largest, difference, terms = _logit_terms(x)
     is_largest = (terms == 1).astype(terms.dtype)
     if all_sums:
@@ -203,20 +210,23 @@ def measures_of(kept: jax.Array, *, all_sums: bool = True) -> jax.Array:
 
 
 def cross_entropy_fwd_grad(
-    x: jax.Array, label: jax.Array, numbers: jax.Array, *, all_sums: bool
+    x: jax.Array, label: jax.Array, *others: jax.Array, all_sums: bool, has_scales: bool = False
 ) -> list[jax.Array]:
     """Gradient of the weighted loss, and the residuals.
 
     Args:
         x: the logits.
         label: the label of each row, of shape (..., 1).
-        numbers: the `Coefficients` of each row, of shape (..., 4).
+        others: the scales, if any, and the `Coefficients` of each row, of shape (..., 4).
         all_sums: as for `cross_entropy_fwd`; must be True if a smoothing is not 0.
+        has_scales: whether there are scales.
     """
+    del has_scales
+    *scales, numbers = others
     x = without_spoiled_rows(x)
-    kept = cross_entropy_fwd(x, label, all_sums=all_sums)
+    kept = cross_entropy_fwd(x, label, *scales, all_sums=all_sums)
     cotangent = cotangent_of(label, kept, numbers)
-    return [cross_entropy_grad(x, label, kept, cotangent), kept]
+    return [cross_entropy_grad(x, label, *scales, kept, cotangent), kept]
 
 
 def coefficients_of(
@@ -306,15 +316,26 @@ def _softmax_terms(
 
 
 def cross_entropy_grad(
-    x: jax.Array, label: jax.Array, kept: jax.Array, cotangent: jax.Array
+    x: jax.Array, label: jax.Array, *others: jax.Array, has_scales: bool = False
 ) -> jax.Array:
     """Gradient of the measures; rows whose cotangents are 0 have the gradient 0.
 
-    It depends on x alone: the residuals are recomputed.
+    `others` are the scales, if any, the residuals, and the cotangents of the measures. The residuals
+    are recomputed.
     """
-    del kept
+    del has_scales
+    *scales, _, cotangent = others
     has_part = jnp.any(cotangent != 0, -1, keepdims=True)
     x = jnp.where(has_part, x, jax.lax.stop_gradient(x))
+    if scales:
+        z, pull_back = jax.vjp(lambda x: scaled(x, *scales), x)
+        return pull_back(_grad_of_logits(z, label, cotangent, has_part))[0]
+    return _grad_of_logits(x, label, cotangent, has_part)
+
+
+def _grad_of_logits(
+    x: jax.Array, label: jax.Array, cotangent: jax.Array, has_part: jax.Array
+) -> jax.Array:
     of_loss, of_lse, of_entropy, of_distance = _split(Measures, cotangent)
     measures = measures_of(cross_entropy_fwd(x, label, all_sums=True))
     loss, log_sum, entropy, _ = _split(Measures, measures)
@@ -328,9 +349,17 @@ def cross_entropy_grad(
     return jnp.where(has_part, dx, 0).astype(x.dtype)
 
 
-def cross_entropy_jvp(x: jax.Array, label: jax.Array, kept: jax.Array, dx: jax.Array) -> jax.Array:
-    """Tangents of the measures, the transpose of `cross_entropy_grad`."""
-    del kept
+def cross_entropy_jvp(
+    x: jax.Array, label: jax.Array, *others: jax.Array, has_scales: bool = False
+) -> jax.Array:
+    """Tangents of the measures, the transpose of `cross_entropy_grad`.
+
+    `others` are the scales, if any, the residuals, which are recomputed, and the tangent of x.
+    """
+    del has_scales
+    *scales, _, dx = others
+    if scales:
+        x, dx = jax.jvp(lambda x: scaled(x, *scales), (x,), (dx,))
     measures = measures_of(cross_entropy_fwd(x, label, all_sums=True))
     _, log_sum, entropy, _ = _split(Measures, measures)
     p, log_p, is_seen, seen = _softmax_terms(x, log_sum)

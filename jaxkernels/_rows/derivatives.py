@@ -71,7 +71,7 @@ def define_linear(linear: RowKernel, transpose: RowKernel) -> None:
     """Defines the JVP and transpose of a kernel that is linear in its last operand.
 
     The other operands are residuals. JAX differentiates the reference with respect to the first
-    residual; the reference must recompute the other residuals from it.
+    residual and scales; the reference must recompute the other residuals from them.
     """
     ad.primitive_jvps[linear.primitive] = functools.partial(_linear_jvp, linear)
     ad.primitive_transposes[linear.primitive] = functools.partial(_transpose, transpose)
@@ -80,14 +80,19 @@ def define_linear(linear: RowKernel, transpose: RowKernel) -> None:
 def _linear_jvp(linear: RowKernel, primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
     call = functools.partial(linear, **params)
     reference = functools.partial(linear.reference, **without_options(**params))
-    y, *kept, operand = primals
-    y_dot, *_, operand_dot = tangents
-    result = call(y, *kept, operand)
+    *residuals, operand = primals
+    *residual_dots, operand_dot = tangents
+    result = call(*residuals, operand)
     terms = []
     if type(operand_dot) is not ad.Zero:
-        terms.append(call(y, *kept, operand_dot))
-    if type(y_dot) is not ad.Zero:
-        terms.append(jax.jvp(lambda y: reference(y, *kept, operand), (y,), (y_dot,))[1])
+        terms.append(call(*residuals, operand_dot))
+    specs = linear.operands_of(**without_options(**params))
+    moving = [0, *(i for i, spec in enumerate(specs) if spec.role == "scales")]
+    moving = [i for i in moving if type(residual_dots[i]) is not ad.Zero]
+    if moving:
+        terms.append(
+            jvp_of(lambda values: reference(*values, operand), residuals, residual_dots, moving)[1]
+        )
     return result, functools.reduce(jax.numpy.add, terms)
 
 
@@ -116,9 +121,15 @@ def define_jvp_by_reference(
     ad.primitive_jvps[kernel.primitive] = rule
 
 
-def jvp_of(function: Callable[[Sequence[jax.Array]], Any], primals: Any, tangents: Any) -> Any:
-    """`jax.jvp` of a function of a list; operands with a zero tangent are constants."""
-    moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+def jvp_of(
+    function: Callable[[Sequence[jax.Array]], Any],
+    primals: Any,
+    tangents: Any,
+    moving: Sequence[int] | None = None,
+) -> Any:
+    """`jax.jvp` of a function of a list by operands `moving`, by default those that have a tangent."""
+    if moving is None:
+        moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
 
     def of(*values: jax.Array) -> Any:
         operands = list(primals)

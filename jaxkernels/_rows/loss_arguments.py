@@ -15,7 +15,6 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxkernels._core import validate
-from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows import last_axis
 from jaxkernels._rows.reference import compute_dtype
 
@@ -75,8 +74,8 @@ def check_loss_options(name: str, reduction: Any, label_smoothing: Any, z_loss: 
 
 def rows_of_logits(
     name: str, logits: Any, axis: Any, where: Any, soft_cap: Any, temperature: Any
-) -> jax.Array:
-    """Prepares logits for the kernels: classes last, cap and temperature applied, -inf under the mask."""
+) -> tuple[jax.Array, jax.Array | None]:
+    """Prepares logits for the kernels: classes last, -inf under the mask; and the scales of their rows."""
     x = validate.as_array(name, "logits", logits)
     if not jnp.issubdtype(x.dtype, jnp.integer) and not jnp.issubdtype(x.dtype, jnp.floating):
         remedy = ". Write logits.astype(jnp.float32)" if x.dtype == jnp.bool_ else ""
@@ -101,8 +100,8 @@ def rows_of_logits(
         mask = _moved_last(mask, x.ndim, at)
     x = last_axis.moved_last(x, (at,))
     scales = scales_of_rows(name, soft_cap, temperature, x)
-    x = x if scales is None else reference.scaled(x, scales)
-    return x if mask is None else jnp.where(mask, x, jnp.asarray(-jnp.inf, x.dtype))
+    x = x if mask is None else jnp.where(mask, x, jnp.asarray(-jnp.inf, x.dtype))
+    return x, scales
 
 
 def _moved_last(array: jax.Array, ndim: int, axis: int) -> jax.Array:

@@ -83,8 +83,12 @@ def _abstract_eval(
         if spec.role == "elements" and (aval.shape, aval.dtype) != (first.shape, first.dtype):
             raise TypeError(f"{name}: operands must agree in shape and dtype, got {avals}")
         if spec.is_of_row:
-            dtypes = ["int32"] if spec.role == "label" else [first.dtype, computed]
-            if aval.shape != (*first.shape[:-1], spec.count) or aval.dtype not in dtypes:
+            dtypes = {"label": ["int32"], "scales": [computed]}.get(
+                spec.role, [first.dtype, computed]
+            )
+            counts = (1, 2) if spec.role == "scales" else (spec.count,)
+            shapes = [(*first.shape[:-1], count) for count in counts]
+            if aval.shape not in shapes or aval.dtype not in dtypes:
                 raise TypeError(
                     f"{name}: {spec.name} must be {spec.count} for each row, got {avals}"
                 )

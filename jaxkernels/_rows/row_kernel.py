@@ -46,9 +46,12 @@ class RowKernel:
         del others
         return self.biased if has_bias and self.biased else self.operation
 
-    def operands_of(self, *, has_mask: bool = False, **attributes: Any) -> tuple[Operand, ...]:
+    def operands_of(
+        self, *, has_mask: bool = False, has_scales: bool = False, **attributes: Any
+    ) -> tuple[Operand, ...]:
         """The contracts of the operands of a call."""
-        return self.operation_of(**attributes).operands_of_call(has_mask=has_mask)
+        operation = self.operation_of(**attributes)
+        return operation.operands_of_call(has_mask=has_mask, has_scales=has_scales)
 
     def __call__(
         self, *operands: jax.Array, tier: str, require_kernel: bool, **attributes: Any

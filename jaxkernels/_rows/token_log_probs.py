@@ -85,8 +85,7 @@ def token_log_probs(
 
     Reinforcement learning needs these, and the entropy of each distribution, which is differentiable and
     comes from the same read of the logits. The only array of the size of the logits is their gradient in
-    reverse mode. A mask, soft cap or temperature costs one extra copy of the logits (float32 for cap and
-    temperature).
+    reverse mode. A mask costs one extra copy of the logits.
 
     Example:
         >>> import jax.numpy as jnp
@@ -132,10 +131,13 @@ def token_log_probs(
         raise TypeError(
             f"{name}: ids must be integers; got {given.dtype}. Write ids.astype(jnp.int32)"
         )
-    x = loss_arguments.rows_of_logits(name, logits, axis, where, logit_soft_cap, temperature)
+    x, scales = loss_arguments.rows_of_logits(
+        name, logits, axis, where, logit_soft_cap, temperature
+    )
     label = loss_arguments.ids(name, "ids", ids, given, x)
     calls = kernels.Calls(tier or "auto", implementation, return_entropy)
-    measures, _ = calls.measures(calls.leaving_out(x, label < 0), label)
+    x, scales = calls.prepared(x, scales, label < 0)
+    measures, _ = calls.measures(x, label, scales)
     # Excluded rows become 0, even if they hold NaN.
     shown = jnp.where(label >= 0, measures, 0)
     log_probs = 0 - shown[..., 0]  # 0 - 0 is 0; negation would give -0

@@ -206,6 +206,23 @@ REFUSED_BY_ROWS = (
         "dtype of cotangent: expected float32 or float32, got bfloat16",
     ),
     ("cross_entropy_fwd_grad", [ROW, LABEL, PAIR], ROW, {}, "results: expected 2, got 1"),
+    ("softmax_fwd", [ROW, PAIR], ROW, {}, "number of the operands: expected 1, got 2"),
+    ("cross_entropy_fwd", [ROW, LABEL, ROW], KEPT, {}, "scales: expected .* with 1"),
+    ("cross_entropy_fwd", [ROW, LABEL, PAIR, PAIR], KEPT, {}, "operands: expected 3, got 4"),
+    (
+        "cross_entropy_fwd",
+        [HALF_ROW, LABEL, ((2, 2), "bfloat16")],
+        KEPT,
+        {},
+        "dtype of scales: expected float32, got bfloat16",
+    ),
+    (
+        "cross_entropy_fwd",
+        [HALF_ROW, LABEL, PAIR],
+        ((2, 7), "bfloat16"),
+        {},
+        "dtype of row scalars: expected float32, got bfloat16",
+    ),
 )
 REFUSED_BY_STATISTICS = (
     ("tanh", [ROW], PAIR, {}, "unknown operation 'tanh'"),

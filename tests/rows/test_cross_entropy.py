@@ -44,11 +44,27 @@ def test_kernels_of_all_kinds(dtype, tier):
     check_kernels(xs, dtype, tier)
 
 
+@tiers
+@dtypes
+def test_kernels_of_rows_with_scales(dtype, tier):
+    """A temperature, or a temperature and a soft cap, of each row."""
+    for scales in (1, 2):
+        xs = [
+            cases.logits(kind, *shape, dtype)
+            for kind in ("normal", "outliers")
+            for shape in SHAPES
+            if serves(tier, shape, dtype)
+        ]
+        check_kernels(xs, dtype, tier, scales=scales)
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("rows", [0, 1, 3, 16, 257])
 def test_numbers_of_rows(rows):
     for dtype in ("float32", "bfloat16"):
-        check_kernels([cases.logits("normal", rows, cols, dtype) for cols in (1, 19, 600)], dtype)
+        xs = [cases.logits("normal", rows, cols, dtype) for cols in (1, 19, 600)]
+        check_kernels(xs, dtype)
+        check_kernels(xs, dtype, scales=2)
 
 
 @dtypes

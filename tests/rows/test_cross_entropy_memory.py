@@ -19,9 +19,9 @@ tiers = pytest.mark.parametrize("tier", cases.TIERS)
 MOST = 0.05
 
 
-def value_and_gradient(reduction, tier=None):
+def value_and_gradient(reduction, tier=None, **options):
     def loss(x, label):
-        losses = jk.cross_entropy(x, label, reduction=reduction, tier=tier)
+        losses = jk.cross_entropy(x, label, reduction=reduction, tier=tier, **options)
         return jnp.sum(losses)
 
     return jax.value_and_grad(loss)
@@ -33,11 +33,16 @@ def part_of_logits(x, compiled):
 
 
 @reductions
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"temperature": 2.0}, {"logit_soft_cap": 30.0}, {"label_smoothing": 0.1}],
+    ids=str,
+)
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
-def test_no_second_array_of_their_size(dtype, reduction):
+def test_no_second_array_of_their_size(dtype, options, reduction):
     with cases.x64(dtype):
         x, label = jnp.zeros((256, 4096), dtype), jnp.zeros(256, jnp.int32)
-        program = jax.jit(value_and_gradient(reduction), donate_argnums=0)
+        program = jax.jit(value_and_gradient(reduction, **options), donate_argnums=0)
         lowered = program.lower(x, label)
         assert "output_operand_alias" in lowered.as_text()
         compiled = lowered.compile()

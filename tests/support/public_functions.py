@@ -284,6 +284,19 @@ FUNCTIONS = {
         is_variant=True,
         is_smoke=True,
     ),
+    "cross_entropy-scaled": Function(
+        lambda x, label: jk.cross_entropy(x, label, temperature=1.5, logit_soft_cap=4.0),
+        lambda x, label: plain_losses(x, label, temperature=1.5, cap=4.0)[0],
+        ("normal brc", "label br"),
+        **LOSS,
+        kernels=(
+            "cross_entropy_fwd",
+            "cross_entropy_fwd cross_entropy_grad",
+            "cross_entropy_fwd cross_entropy_jvp",
+        ),
+        is_variant=True,
+        is_smoke=True,
+    ),
     "cross_entropy-none": Function(
         jk.cross_entropy,
         lambda x, label: plain_losses(x, label)[0],

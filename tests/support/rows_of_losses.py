@@ -10,7 +10,9 @@ import oracle
 from jaxkernels._rows import cross_entropy_kernels as kernels
 from jaxkernels._rows import cross_entropy_reference
 from jaxkernels.verify.truth import compare
+from jaxkernels.verify.truth.compare import Bounded
 from jaxkernels.verify.truth.losses import MEASURES, Rows
+from jaxkernels.verify.truth.reduced_losses import Losses
 
 
 def assert_within(got, want, limit, what):
@@ -42,10 +44,14 @@ def labels_of(rows, cols, seed=0):
     return np.where(rng.random(rows) < 0.2, -1, label).astype(np.int32)
 
 
-def rows_of(x, label, dtype, tier=None):
-    """The truth of rows that a tier reduces."""
+def losses_of(x, label, dtype, tier=None, scales=None):
+    """The truth of rows that a tier reduces, whose logits `scales` transform."""
     lanes = cases.accumulators("cross_entropy_fwd", x.shape, dtype, tier)
-    return Rows(x, label, min(lanes, 4))
+    temperature, cap = (None, None) if scales is None else (scales[:, :1], scales[:, 1:])
+    options = {"soft_cap": cap if np.size(cap) else None, "smoothing": 0, "z_loss": 0}
+    options |= {"reduction": "none", "returns": []}
+    alike, hidden = np.zeros((len(x), 1), bool), np.zeros(x.shape, bool)
+    return Losses(x, hidden, label, options, 1, alike, lambda _: min(lanes, 4), None, temperature)
 
 
 def serves(tier, shape, dtype):
@@ -56,20 +62,24 @@ def serves(tier, shape, dtype):
 
 @functools.partial(jax.jit, static_argnames="tier")
 def kernels_of(calls, tier):
-    """The three kernels of many (x, label, numbers, cotangent), in one program."""
-    options = {"tier": tier or "auto", "require_kernel": True}
+    """The three kernels of many (x, label, numbers, cotangent, scales or None), in one program."""
     results = []
-    for x, label, numbers, cotangent in calls:
-        kept = kernels.cross_entropy_fwd(x, label, all_sums=True, **options)
-        both = kernels.cross_entropy_fwd_grad(x, label, numbers, all_sums=True, **options)
-        dx = kernels.cross_entropy_grad(x, label, kept, cotangent, **options)
+    for x, label, numbers, cotangent, scales in calls:
+        given = (x, label) if scales is None else (x, label, scales)
+        options = {"tier": tier or "auto", "require_kernel": True, "has_scales": len(given) > 2}
+        kept = kernels.cross_entropy_fwd(*given, all_sums=True, **options)
+        both = kernels.cross_entropy_fwd_grad(*given, numbers, all_sums=True, **options)
+        dx = kernels.cross_entropy_grad(*given, kept, cotangent, **options)
         measures = [cross_entropy_reference.measures_of(row) for row in (kept, both[1])]
         results.append((measures, (kept, both[1]), both[0], dx))
     return results
 
 
-def check_kernels(xs, dtype, tier=None, seed=0):
-    """Holds the kernels against the truth, with random numbers and cotangents for each row."""
+def check_kernels(xs, dtype, tier=None, seed=0, scales=0):
+    """Holds the kernels against the truth, with random numbers and cotangents for each row.
+
+    Rows have a random temperature if `scales` is 1, and a cap too if it is 2.
+    """
     wide = oracle.compute(dtype)
     calls = []
     for x in xs:
@@ -79,14 +89,22 @@ def check_kernels(xs, dtype, tier=None, seed=0):
         numbers[1::4, 0] = 0
         cotangent = rng.standard_normal((len(x), 4)).astype(wide)
         cotangent[label < 0, 0] = 0
-        calls.append((x, label[:, None], numbers.astype(wide), cotangent.astype(wide)))
+        of_rows = rng.uniform([0.5, 2], [2, 30], (len(x), 2)).astype(wide)[:, :scales]
+        of_rows = of_rows if scales else None
+        calls.append((x, label[:, None], numbers.astype(wide), cotangent.astype(wide), of_rows))
     with cases.x64(dtype):
         found = jax.device_get(kernels_of(calls, tier))
-    for (x, label, numbers, cotangent), (of_both, kept_by_both, with_loss, dx) in zip(
+    for (x, label, numbers, cotangent, of_rows), (of_both, kept_by_both, with_loss, dx) in zip(
         calls, found, strict=True
     ):
-        rows = rows_of(x, label[:, 0], dtype, tier)
-        truth, bounds = rows.measures(), rows.measure_bounds()
+        losses = losses_of(x, label[:, 0], dtype, tier, of_rows)
+        truth, bounds = losses.measures()
+
+        def check_gradient(got, cotangent, off, what):
+            gradient = losses.gradient(Bounded(cotangent, off), np.ones((len(x), 1)))  # noqa: B023
+            want, limit = losses.through_scaling(gradient, dtype)  # noqa: B023
+            assert_within(got, want, limit, f"{what} {x.shape} {dtype}")  # noqa: B023
+
         for measures, kept in zip(of_both, kept_by_both, strict=True):
             measures = np.array(measures)
             measures[:, 1] += kept[:, 0]
@@ -94,12 +112,7 @@ def check_kernels(xs, dtype, tier=None, seed=0):
                 with_label = label[:, 0] >= 0 if name == "nll" else slice(None)
                 got, want, limit = (a[with_label, i] for a in (measures, truth, bounds))
                 assert_within(got, want, limit, f"{name} {x.shape} {dtype}")
-        assert_within(
-            dx,
-            rows.gradient(cotangent),
-            rows.gradient_bound(cotangent),
-            f"gradient {x.shape} {dtype}",
-        )
+        check_gradient(dx, cotangent, 0 * cotangent, "gradient")
         weight, q, smoothing, z = (oracle.widen(n)[:, None] for n in numbers.T)
         with np.errstate(all="ignore"):
             of_lse = 2 * weight * z * truth[:, 1:2]
@@ -107,6 +120,5 @@ def check_kernels(xs, dtype, tier=None, seed=0):
             given = np.where((label >= 0) & (weight != 0), given, 0)
             off = np.zeros_like(given)
             off[:, 1:2] = np.abs(2 * weight * z * bounds[:, 1:2])
-        limit = rows.gradient_bound(given, np.where(np.isfinite(off), off, 0))
-        limit = limit + 8 * rows.precision.u * np.abs(given).sum(-1, keepdims=True)
-        assert_within(with_loss, rows.gradient(given), limit, f"with the loss {x.shape} {dtype}")
+        off = np.where(np.isfinite(off), off, 0) + 8 * losses.u * np.abs(given)
+        check_gradient(with_loss, given, off, "with the loss")

@@ -154,7 +154,8 @@ def sweep_losses(dtype, tiers):
             if rows_of_losses.serves(tier, shape, dtype)
         ]
         rows_of_losses.check_kernels(xs, dtype, tier)
-        count += len(xs)
+        rows_of_losses.check_kernels(xs, dtype, tier, scales=2)
+        count += 2 * len(xs)
     return count
 
 

@@ -4,7 +4,8 @@ namespace jaxkernels {
 
 bool MayShareRows(const RowCall& call) {
   const bool is_open = !HidesElements(call.operation) || call.attention.IsOpen();
-  return SegmentCount(call.arrays.cols) > 1 && call.part == Part::kWhole && is_open;
+  return SegmentCount(call.arrays.cols) > 1 && call.part == Part::kWhole && is_open &&
+         call.scales.data == nullptr;
 }
 
 int64_t RoomToShare(const RowCall& call) {

@@ -8,10 +8,21 @@
 #include "core/reduce.cuh"
 #include "core/row_window.cuh"
 #include "rows/call.h"
+#include "rows/logit_scale.h"
 #include "rows/operations.h"
 #include "rows/row_batches.h"
 
 namespace jaxkernels {
+
+// Transforms the logits of a row; -inf stays -inf.
+template <typename Op, typename C, int kSize>
+__device__ void Scale(const Op& op, C (&value)[kSize][1]) {
+#pragma unroll
+  for (auto& [x] : value) {
+    const C capped = Op::kCaps ? op.scale.Capped(x) : C(0);
+    x = Op::kCaps && x != -kInfinity<C> ? capped : x * op.scale.factor;
+  }
+}
 
 // Per-row inputs; defaults if row >= rows.
 template <typename Op>
@@ -22,6 +33,9 @@ struct GivenRow {
   C scalar[Op::kTakes > 0 ? Op::kTakes : 1] = {};
   int label = -1;  // clamped to cols
   C labelled = 0;  // the element at the label, if the operation reduces; NaN if label >= cols
+  // Derivative of transformed elements by elements: 1 / temperature, and the factor of a cap for
+  // the element at the label.
+  C unit = 1, slope = 1;
 };
 
 template <typename Op>
@@ -44,6 +58,7 @@ struct RowArgs {
   RowBatches batches;  // block_smem and cluster only
   const int32_t* labels;
   RowScalars scalars_in[2], scalars_out;
+  RowScales scales;
 
   // Loads scalars [kBegin, kEnd) of a row from the array that holds exactly those.
   template <int kBegin, int kEnd, int kSize>
@@ -67,12 +82,37 @@ struct RowArgs {
     }
     return -1;
   }
+  // The temperature and soft cap of a row. Load them before the elements of the row.
+  __device__ typename Op::Scale ScaleOf(int64_t row) const {
+    if constexpr (Op::kTakesScales) {
+      if (scales.data != nullptr && row < rows) {
+        const auto* const of_rows = static_cast<const C*>(scales.data);
+        return typename Op::Scale(of_rows + row * scales.count, Op::kCaps);
+      }
+    }
+    return {};
+  }
+  // The operation on a row with this scale.
+  __device__ auto OpWith(const typename Op::Scale& scale) const
+      -> std::conditional_t<Op::kTakesScales, Op, const Op&> {
+    if constexpr (Op::kTakesScales) {
+      Op of_row = op;
+      of_row.scale = scale;
+      return of_row;
+    } else {
+      return op;
+    }
+  }
+  __device__ decltype(auto) OpOf(int64_t row) const { return OpWith(ScaleOf(row)); }
   // Loads the per-row inputs. Call it before the reduction of the sums, which hides the latency.
-  // `elements` points to the elements of the row, in global or shared memory.
-  __device__ GivenRow<Op> GivenOf(int64_t row, int label, const T* elements) const {
+  // `elements` points to the elements of the row, in global or shared memory; `of_row` is
+  // OpOf(row).
+  __device__ GivenRow<Op> GivenOf(const Op& of_row, int64_t row, int label,
+                                  const T* elements) const {
     GivenRow<Op> given;
     if (row >= rows) return given;
     given.cols = cols;
+    if constexpr (Op::kTakesScales) given.unit = of_row.scale.factor;
     LoadScalars<0, kTakesFirst>(scalars_in[0], row, given.scalar);
     LoadScalars<kTakesFirst, Op::kTakes>(scalars_in[1], row, given.scalar);
     if constexpr (Op::kTakesLabel) {
@@ -80,13 +120,17 @@ struct RowArgs {
       if constexpr (Op::kSums > 0) {  // else it is a scalar, and its place may be overwritten
         const int64_t column = min(max(int64_t{label}, int64_t{0}), cols - 1);
         const C element = static_cast<C>(elements[column]);
-        given.labelled = label < 0 ? C(0) : label < cols ? element : C(NAN);
+        C value[1][1] = {{element}};
+        Scale(of_row, value);
+        const C scaled = value[0][0];
+        if (Op::kCaps) given.slope = of_row.scale.SlopeAt(scaled);
+        given.labelled = label < 0 ? C(0) : label < cols ? scaled : C(NAN);
       }
     }
     return given;
   }
-  __device__ GivenRow<Op> GivenOf(int64_t row, int label) const {
-    return GivenOf(row, label, in[0] + offset + row * cols);
+  __device__ GivenRow<Op> GivenOf(const Op& of_row, int64_t row, int label) const {
+    return GivenOf(of_row, row, label, in[0] + offset + row * cols);
   }
   // Stores the row scalars; does nothing if row >= rows.
   template <int kCount>

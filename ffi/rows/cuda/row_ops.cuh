@@ -15,6 +15,10 @@
 //                row_ops_masked.cuh
 //   kSums        number of sums per row; 0 if Row needs the per-row inputs only
 //   kKeepsRest   whether sums are compensated when parts of a row are combined
+//   kTakesScales whether a row may have a temperature: `scale` applies it to a loaded element, and
+//                Value, Term and Finish get the result. Row applies GivenRow::unit
+//   kCaps        whether it has a soft cap too; FinishPacks applies the derivative of that
+//   kMayAlign    whether it is compiled for aligned rows too; other kernels serve them as well
 //   kTakesLabel  whether it reads a label per row; Row::other then gives the columns with a special
 //                result, and that result
 //   kTakes       number of scalars it reads per row; Row gets them and the label as a GivenRow
@@ -95,6 +99,9 @@ struct RowOp {
   static constexpr int kSums = kCount;
   static constexpr bool kKeepsRest = kHasRest;
   static constexpr bool kTakesLabel = false;
+  static constexpr bool kTakesScales = false;
+  static constexpr bool kCaps = false;
+  static constexpr bool kMayAlign = true;
   static constexpr int kTakes = 0;
   static constexpr bool kStoresElements = true;
   static constexpr int kStores = 0;
@@ -103,6 +110,7 @@ struct RowOp {
   static constexpr bool kOnlyLong = false;
   struct View {};
   struct MaskWord {};
+  struct Scale {};
 
   __device__ static void Rescale(C (&sum)[kCount], C factor, C /*difference*/) {
 #pragma unroll

@@ -17,8 +17,24 @@
 #include "core/host_device.h"
 #include "core/reduce.cuh"
 #include "rows/cuda/row_ops.cuh"
+#include "rows/logit_scale.h"
 
 namespace jaxkernels {
+
+// The arithmetic of logits of storage type T.
+template <typename T>
+struct LogitArithmetic {
+  using C = ComputeType<T>;
+  __device__ static C Clamp(C v, C bound) { return jaxkernels::Clamp(v, bound); }
+  __device__ static C Reciprocal(C x) { return FastReciprocal(x); }
+  __device__ static C TimesTanh(C factor, C v) {
+    if constexpr (kIsHalf<T>) {
+      return TimesRoughTanh<LogitArithmetic>(factor, v);
+    } else {
+      return factor * tanh(v);
+    }
+  }
+};
 
 // Columns [begin, end) of a row, and their result.
 template <typename C>
@@ -49,15 +65,20 @@ struct WantedSums<true> {
 //   total   (x - max) kTotalScale of the elements that are not -inf
 //   seen    number of elements that are not -inf
 // The last three are meaningful only if all_sums.
-template <typename T, bool kTwoSums = false>
+template <typename T, bool kTwoSums, bool kIsCapped>
 struct CrossEntropyOp : ForwardOp<T, 1, 5>, WantedSums<kTwoSums> {
   using Base = ForwardOp<T, 1, 5>;
   using typename Base::C;
   using typename Base::Found;
   static constexpr bool kKeepsTerm = false;
   static constexpr bool kTakesLabel = true;
+  static constexpr bool kTakesScales = true;
+  static constexpr bool kCaps = kIsCapped;
+  static constexpr bool kMayAlign = !kIsCapped;
   static constexpr int kStores = 7;
   static constexpr C kLowest = std::numeric_limits<C>::lowest();
+  using Scale = LogitScale<LogitArithmetic<T>>;
+  Scale scale;
 
   // A row of -inf only has no terms; its shift is 0.
   __device__ static C Reference(C max) { return max == -kInfinity<C> ? C(0) : max; }
@@ -150,9 +171,9 @@ struct CrossEntropyOp : ForwardOp<T, 1, 5>, WantedSums<kTwoSums> {
 };
 
 // Stores the statistics of a row and the element at its label.
-template <typename T, bool kTwoSums = false>
-struct CrossEntropyForward : CrossEntropyOp<T, kTwoSums> {
-  using Base = CrossEntropyOp<T, kTwoSums>;
+template <typename T, bool kTwoSums, bool kIsCapped>
+struct CrossEntropyForward : CrossEntropyOp<T, kTwoSums, kIsCapped> {
+  using Base = CrossEntropyOp<T, kTwoSums, kIsCapped>;
   using typename Base::C;
   using typename Base::Found;
   static constexpr bool kOnlyLong = kTwoSums;
@@ -175,9 +196,9 @@ struct CrossEntropyForward : CrossEntropyOp<T, kTwoSums> {
 // The mean is over the elements that are not -inf; the others have the gradient 0. A row without a
 // label or with weight 0 has the gradient 0, even if it has NaNs. A row with label >= cols has the
 // gradient NaN.
-template <typename T, bool kTwoSums = false>
-struct CrossEntropyForwardGrad : CrossEntropyOp<T, kTwoSums> {
-  using Base = CrossEntropyOp<T, kTwoSums>;
+template <typename T, bool kTwoSums, bool kIsCapped>
+struct CrossEntropyForwardGrad : CrossEntropyOp<T, kTwoSums, kIsCapped> {
+  using Base = CrossEntropyOp<T, kTwoSums, kIsCapped>;
   using typename Base::C;
   using typename Base::Found;
   static constexpr bool kOnlyLong = kTwoSums;
@@ -205,7 +226,7 @@ struct CrossEntropyForwardGrad : CrossEntropyOp<T, kTwoSums> {
     __device__ LedRow(const Found& of, const Given& given) {
       Base::Keep(of, given, scalars);
       max = of.max, label = given.label;
-      weight = given.scalar[0], own = given.scalar[1];
+      weight = given.scalar[0] * given.unit, own = given.scalar[1];
       const C z = given.scalar[3], seen = of.sum[4], sum = of.sum[0] + of.sum[1];
       share = Base::ShareOf(given.scalar[2], seen);
       C slope = 0;
@@ -214,7 +235,7 @@ struct CrossEntropyForwardGrad : CrossEntropyOp<T, kTwoSums> {
       inverse = C(1) / sum;
       factor = weight * (own + others) * inverse;  // softmax is multiplied by own + others
       constant = -weight * share;
-      is_left_out = label < 0 || weight == C(0);
+      is_left_out = label < 0 || given.scalar[0] == C(0);
       if (is_left_out) constant = 0;
       if (!is_left_out && label >= given.cols) is_left_out = true, constant = static_cast<C>(NAN);
     }
@@ -250,9 +271,9 @@ struct CrossEntropyForwardGrad : CrossEntropyOp<T, kTwoSums> {
 // the entropy and of mean (lse - x). A row whose cotangents are all 0 has the gradient 0, even if
 // it has NaNs. A row with label >= cols has the gradient NaN. The label may also lie in the columns
 // of another device.
-template <typename T>
+template <typename T, bool kIsCapped>
 struct CrossEntropyGrad : RowOp<T> {
-  using Losses = CrossEntropyOp<T>;
+  using Losses = CrossEntropyOp<T, false, kIsCapped>;
   using typename RowOp<T>::C;
   using typename RowOp<T>::Found;
   static constexpr Operation kOperation = Operation::kCrossEntropyGrad;
@@ -261,9 +282,14 @@ struct CrossEntropyGrad : RowOp<T> {
   static constexpr bool kKeepsTerm = false;
   static constexpr int kSums = 0;
   static constexpr bool kTakesLabel = true;
+  static constexpr bool kTakesScales = true;
+  static constexpr bool kCaps = kIsCapped;
+  static constexpr bool kMayAlign = !kIsCapped;
   static constexpr int kTakes = 11;
   // Lower exponents give zero.
   static constexpr C kLeastExponent = -1000;
+  using Scale = LogitScale<LogitArithmetic<T>>;
+  Scale scale;
 
   // dx = exp(x - max) (factor + slope (x - max)) + constant, except at the label
   struct Row {
@@ -277,15 +303,16 @@ struct CrossEntropyGrad : RowOp<T> {
       const C of_loss = given.scalar[7], of_lse = given.scalar[8], of_entropy = given.scalar[9];
       const C of_mean = given.scalar[10], share = Losses::ShareOf(of_mean, seen);
       const C others = of_lse + share * seen;
-      factor = (of_loss + others + of_entropy * mean) * inverse;
-      slope = -of_entropy * inverse;
-      constant = -share;
+      factor = (of_loss + others + of_entropy * mean) * inverse * given.unit;
+      slope = -of_entropy * inverse * given.unit;
+      constant = -share * given.unit;
       const C term = ExpDifference<T>(labelled, max);
       const C less = Losses::LessThanOne(term, rest, count) / sum;
       const C difference = fmax(labelled - max, kLeastExponent);
       other = {given.label, given.label + 1,
-               of_loss * less + term * inverse * (others - of_entropy * (difference - mean)) -
-                   Losses::Visible(labelled, share)};
+               (of_loss * less + term * inverse * (others - of_entropy * (difference - mean)) -
+                Losses::Visible(labelled, share)) *
+                   given.unit};
       const int cols = static_cast<int>(given.cols);  // labels reach as far
       if (of_loss == C(0) && of_lse == C(0) && of_entropy == C(0) && of_mean == C(0)) {
         other = {0, cols, C(0)};

@@ -39,6 +39,7 @@ template <typename Op, bool kLed = kIsLed<Op>>
 struct LedShare {
   typename Op::LedRow row;
   typename Op::C labelled;  // the element at the label
+  typename Op::C slope;     // and its derivative by the element before its transform
   int labelled_thread;      // thread that owns the pack of the label's column; -1: none
 };
 template <typename Op>
@@ -92,18 +93,18 @@ __device__ void MergeShares(const Op& op, ClusterExchange<RowStatistics<Op>>& cl
 // On return `told` holds them for all threads.
 // Requires: all threads of the block call it; a __syncthreads() since the last call.
 template <typename Op, bool kAligned, typename C, int kClasses>
-__device__ void LeadRow(const RowArgs<Op>& args, const RowView<Op, kAligned>& view, int64_t row,
-                        int label, RowBlockReducer<Op>& block,
+__device__ void LeadRow(const RowArgs<Op>& args, const Op& op, const RowView<Op, kAligned>& view,
+                        int64_t row, int label, RowBlockReducer<Op>& block,
                         ClusterExchange<RowStatistics<Op>>& cluster, C (&sum)[kClasses][Op::kSums],
                         RowStatistics<Op>& found, LedShare<Op>& told) {
   GivenRow<Op> given;
-  if (threadIdx.x < kWarpSize) given = args.GivenOf(row, label);
-  if (ReduceClassSums(args.op, block, sum, found, threadIdx.x < kWarpSize)) {
+  if (threadIdx.x < kWarpSize) given = args.GivenOf(op, row, label);
+  if (ReduceClassSums(op, block, sum, found, threadIdx.x < kWarpSize)) {
     // In an in-place call another block may overwrite the label's element once the shares are
     // combined. Copying it to shared memory first waits until it has been loaded.
-    if (threadIdx.x == 0) told.labelled = given.labelled;
+    if (threadIdx.x == 0) told.labelled = given.labelled, told.slope = given.slope;
     __syncwarp();
-    MergeShares(args.op, cluster, found);
+    MergeShares(op, cluster, found);
     if (threadIdx.x == 0) {
       given.labelled = told.labelled;
       told.row = typename Op::LedRow(found, given);

@@ -27,6 +27,27 @@ __device__ void Widen(
   }
 }
 
+// Widen and Scale. Packs with -inf are rare: one test of a pack replaces one of each element.
+template <typename Op>
+__device__ void WidenAndScale(
+    const Op& op, const InputPacks<Op>& pack,
+    ComputeType<typename Op::Storage> (&value)[Pack<typename Op::Storage>::kSize][Op::kInputs]) {
+  Widen<Op>(pack, value);
+  if constexpr (Op::kCaps) {
+#pragma unroll
+    for (auto& [x] : value) x = op.scale.Capped(x);
+    if (!HasMinusInfinity(pack.input[0])) return;
+    ComputeType<typename Op::Storage> given[Pack<typename Op::Storage>::kSize][Op::kInputs];
+    Widen<Op>(pack, given);
+#pragma unroll
+    for (int j = 0; j < Pack<typename Op::Storage>::kSize; ++j) {
+      if (given[j][0] == -kInfinity<typename Op::C>) value[j][0] = given[j][0];
+    }
+  } else if constexpr (Op::kTakesScales) {
+    Scale(op, value);
+  }
+}
+
 // The steps on kSize elements; value[j][i] is element j of input i.
 template <typename Op, typename C, int kSize>
 __device__ C MaxOf(const Op& op, const C (&value)[kSize][Op::kInputs]) {
@@ -160,8 +181,9 @@ __device__ void FinishTerms(const Op& op, const C (&term)[kSize], const typename
 template <typename Op>
 __device__ typename Op::C MaxOfPacks(const Op& op, const InputPacks<Op>& pack) {
   if constexpr (Op::kInputs == 1) {
-    const typename Op::C largest[1] = {MaxOfPack(pack.input[0])};
-    return op.Value(largest);
+    typename Op::C largest[1][1] = {{MaxOfPack(pack.input[0])}};
+    if constexpr (Op::kTakesScales) Scale(op, largest);
+    return op.Value(largest[0]);
   } else {
     typename Op::C value[Pack<typename Op::Storage>::kSize][Op::kInputs];
     Widen<Op>(pack, value);
@@ -178,54 +200,59 @@ __device__ void AddPacks(const Op& op, const InputPacks<Op>& pack, C max,
                          C (&term)[Pack<typename Op::Storage>::kSize], C (&sum)[Op::kSums],
                          bool counts_max = true) {
   C value[Pack<typename Op::Storage>::kSize][Op::kInputs];
-  Widen<Op>(pack, value);
+  WidenAndScale(op, pack, value);
   bool has_max = counts_max;
   if constexpr (Op::kSums > 2) has_max = counts_max && MaxOfPacks(op, pack) == max;
   AddTerms(op, value, max, has_max, term, sum);
 }
 
-template <typename Op, typename Row, typename C>
-__device__ void FinishPacks(const Op& op, const InputPacks<Op>& pack, const Row& row,
-                            C (&result)[Pack<typename Op::Storage>::kSize]) {
-  C value[Pack<typename Op::Storage>::kSize][Op::kInputs];
-  Widen<Op>(pack, value);
-  Finish(op, value, row, result);
+// Replaces the results of columns in row.other, from `column` on and `stride` apart.
+template <typename Row, typename C, int kSize>
+__device__ void ReplaceOthers(const Row& row, int column, int stride, C (&result)[kSize]) {
+  if (row.other.begin >= column + kSize * stride || row.other.end <= column) return;
+#pragma unroll
+  for (int j = 0; j < kSize; ++j) {
+    if (row.other.Has(column + j * stride)) result[j] = row.other.result;
+  }
 }
 
-// Stores the results of a pack. For operations with labels, replaces the results of columns in
-// row.other.
-template <typename Op, bool kAligned, typename C>
-__device__ void StoreResult(const RowArgs<Op>& args, const RowView<Op, kAligned>& view,
-                            const typename Op::Row& row, int index,
-                            C (&result)[Pack<typename Op::Storage>::kSize]) {
-  if constexpr (Op::kTakesLabel) {
-    constexpr int kSize = Pack<typename Op::Storage>::kSize;
-    const int column = view.Column(index);
-    if (row.other.begin < column + kSize && row.other.end > column) {
+// Turns derivatives by capped logits into derivatives by logits. (The row constants contain the
+// factor of the temperature.)
+template <typename Op, typename C, int kSize>
+__device__ void Unscale(const Op& op, const C (&value)[kSize][1], C (&result)[kSize]) {
 #pragma unroll
-      for (int j = 0; j < kSize; ++j) {
-        if (row.other.Has(column + j)) result[j] = row.other.result;
-      }
-    }
+  for (int j = 0; j < kSize; ++j) {
+    result[j] *= op.scale.SlopeAt(value[j][0]);
   }
-  StorePack(args.out, view, index, result);
+}
+
+// The results of pack `index` of a row.
+template <typename Op, bool kAligned, typename Row, typename C>
+__device__ void FinishPacks(const Op& op, const RowView<Op, kAligned>& view,
+                            const InputPacks<Op>& pack, const Row& row, int index,
+                            C (&result)[Pack<typename Op::Storage>::kSize]) {
+  C value[Pack<typename Op::Storage>::kSize][Op::kInputs];
+  WidenAndScale(op, pack, value);
+  Finish(op, value, row, result);
+  if constexpr (requires { row.other; }) ReplaceOthers(row, view.Column(index), 1, result);
+  if constexpr (Op::kCaps) Unscale(op, value, result);
 }
 
 // Stores the result of the label's column only.
 // Requires: the row is not left out.
 template <typename Op, bool kAligned>
 __device__ void StoreAtLabel(const RowArgs<Op>& args, const RowView<Op, kAligned>& view,
-                             const typename Op::LedRow& row) {
+                             const typename Op::LedRow& row, typename Op::C slope) {
   const int64_t column = row.label + view.head;
   args.out[(view.first + view.lead) * Pack<typename Op::Storage>::kSize + column] =
-      static_cast<typename Op::Result>(row.AtLabel());
+      static_cast<typename Op::Result>(row.AtLabel() * slope);
 }
 
 // Computes and stores the results of a lane's packs of a row: `first`, first + stride, ... below
 // `end`. kCount loads are in flight at once. make_row returns the row constants; it is called after
 // the first loads are issued.
 template <int kCount, typename Op, bool kAligned, typename MakeRow>
-__device__ void FinishRow(const RowArgs<Op>& args, const RowView<Op, kAligned>& view,
+__device__ void FinishRow(const RowArgs<Op>& args, const Op& op, const RowView<Op, kAligned>& view,
                           MakeRow make_row, int first, int end, int stride) {
   typename Op::Row row = RowOf<Op>({}, {});
   bool has_row = false;
@@ -240,8 +267,8 @@ __device__ void FinishRow(const RowArgs<Op>& args, const RowView<Op, kAligned>& 
       const int index = first + u * stride;
       if (index >= end || !view.Has(index)) continue;
       typename Op::C result[Pack<typename Op::Storage>::kSize];
-      FinishPacks(args.op, pack[u], row, result);
-      StoreResult(args, view, row, index, result);
+      FinishPacks(op, view, pack[u], row, index, result);
+      StorePack(args.out, view, index, result);
     }
   }
 }

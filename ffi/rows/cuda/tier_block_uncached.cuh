@@ -34,6 +34,7 @@ __global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<O
   for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x) {
     const View view = View(args, row).StartAtLine();
     const int label = args.LabelOf(row);
+    const auto& op = args.OpOf(row);
     // Loads up to kUnroll packs of each input; all loads are issued before the first use. In the
     // second pass kept packs come from shared memory. Every thread reads only packs that it stored
     // itself, so no barrier is needed.
@@ -83,10 +84,10 @@ __global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<O
       const int first = (again ? 2 * turns - 1 - turn : turn) * step + threadIdx.x;
       load(first, again);
       if (!again) {
-        online.Add(args.op, pack);
+        online.Add(op, pack);
         if (turn + 1 < turns) continue;
-        const GivenRow<Op> given = args.GivenOf(row, label);
-        online.MergeOver(args.op, block);
+        const GivenRow<Op> given = args.GivenOf(op, row, label);
+        online.MergeOver(op, block);
         if constexpr (Op::kUsesMax) online.max = Op::Reference(online.max);
         constants = RowOf<Op>(online, given);
         if constexpr (Op::kStores > 0) {
@@ -100,8 +101,8 @@ __global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<O
           const int index = first + u * blockDim.x;
           if (!view.Has(index)) continue;
           C result[Pack<T>::kSize];
-          FinishPacks(args.op, pack[u], constants, result);
-          StoreResult(args, view, constants, index, result);
+          FinishPacks(op, view, pack[u], constants, index, result);
+          StorePack(args.out, view, index, result);
         }
       }
     }

@@ -41,6 +41,7 @@ __global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
 
   // Load.
   const int label = args.LabelOf(row);
+  const auto& op = args.OpOf(row);
   InputPacks<Op> pack[kPacks];
   LoadPacks<Inputs::kOnPacks>(pack, args, view, thread, threads);
   ClusterExchange<RowStatistics<Op>> cluster(cluster_scratch);
@@ -50,7 +51,7 @@ __global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
   auto found = RowStatistics<Op>::Empty();
   if constexpr (Op::kUsesMax) {
     for_packs([&](int i) {
-      found.max = Max(found.max, MaxOfPacks(args.op, pack[i]));
+      found.max = Max(found.max, MaxOfPacks(op, pack[i]));
       ForgetPacks<Op>(pack[i]);
     });
     found.max = AllReduce<MaxReduction<C>>(block, found.max);
@@ -58,16 +59,16 @@ __global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
   const C reference = found.Reference(found.max);
   C term[kPacks][Pack<T>::kSize];
   for_packs([&](int i) {
-    AddPacks(args.op, pack[i], reference, term[i], found.sum);
+    AddPacks(op, pack[i], reference, term[i], found.sum);
     ForgetPacks<Op>(pack[i]);
   });
-  const GivenRow<Op> given = args.GivenOf(row, label);
-  AllReduceSums(args.op, block, found);
+  const GivenRow<Op> given = args.GivenOf(op, row, label);
+  AllReduceSums(op, block, found);
   cluster.WaitForBlocks();
   // In an in-place call another block may overwrite the label's element once the shares are
   // combined.
   if constexpr (Op::kTakesLabel) FenceReads();
-  MergeShares(args.op, cluster, found);
+  MergeShares(op, cluster, found);
 
   // Store.
   const typename Op::Row constants = RowOf<Op>(found, given);
@@ -79,11 +80,11 @@ __global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
     if (!view.Has(index)) return;
     C result[Pack<T>::kSize];
     if constexpr (kKeepsShareTerms<Op>) {
-      FinishTerms(args.op, term[i], constants, result);
+      FinishTerms(op, term[i], constants, result);
     } else {
-      FinishPacks(args.op, pack[i], constants, result);
+      FinishPacks(op, view, pack[i], constants, index, result);
     }
-    StoreResult(args, view, constants, index, result);
+    StorePack(args.out, view, index, result);
   });
 }
 

@@ -11,7 +11,7 @@
 // Digits: a loss is log S, S = sum exp(x - max). If S is nearly 1, S - 1 must be summed without the
 // term of the maximum. The packs that a warp reads at once and that hold the maximum then have a
 // sum below 2 too. So a warp re-reads packs with such a sum immediately, and counts their maxima
-// separately.
+// separately. Capped logits take longer to compute than to test: their maxima are always counted.
 // Requires: at most kMostReadLeaves leaves in a window that begins at a cache line; blockDim.x is a
 // multiple of 32; one cluster per row, if there are clusters.
 #ifndef JAXKERNELS_ROWS_CUDA_TIER_ONE_READ_CUH_
@@ -36,8 +36,8 @@ __device__ bool MakesAllSums(const Op& op) {
 
 // Computes the statistics of a leaf with a warp; valid in all lanes.
 template <typename Op>
-__device__ RowStatistics<Op> ReadLeaf(const RowArgs<Op>& args, const RowView<Op, false>& view,
-                                      int leaf) {
+__device__ RowStatistics<Op> ReadLeaf(const RowArgs<Op>& args, const Op& op,
+                                      const RowView<Op, false>& view, int leaf) {
   using C = typename Op::C;
   LaneGroup<kWarpSize, 1> warp;
   const int lane = threadIdx.x % kWarpSize;
@@ -50,28 +50,28 @@ __device__ RowStatistics<Op> ReadLeaf(const RowArgs<Op>& args, const RowView<Op,
     auto of_turn = RowStatistics<Op>::Empty();
 #pragma unroll
     for (auto& one : pack) {
-      of_turn.max = Max(of_turn.max, MaxOfPacks(args.op, one));
+      of_turn.max = Max(of_turn.max, MaxOfPacks(op, one));
       ForgetPacks<Op>(one);
     }
     of_turn.max = AllReduce<MaxReduction<C>>(warp, of_turn.max);
     const C reference = of_turn.Reference(of_turn.max);
-    const auto add_packs = [&](const auto& op, C(&sum)[Op::kSums], bool counts_max) {
+    const auto add_packs = [&](const Op& with, C(&sum)[Op::kSums], bool counts_max) {
 #pragma unroll
       for (auto& one : pack) {
         C term[Pack<typename Op::Storage>::kSize];
-        AddPacks(op, one, reference, term, sum, counts_max);
+        AddPacks(with, one, reference, term, sum, counts_max);
         ForgetPacks<Op>(one);
       }
     };
-    add_packs(args.op, of_turn.sum, false);
-    if (MakesAllSums(args.op)) {
-      AllReduceSums(args.op, warp, of_turn);
+    add_packs(op, of_turn.sum, Op::kCaps);
+    if (MakesAllSums(op) || Op::kCaps) {
+      AllReduceSums(op, warp, of_turn);
     } else {
       of_turn.sum[0] = AllReduce<SumReduction<C>>(warp, of_turn.sum[0]);
     }
-    if constexpr (Op::kTakesLabel) {
+    if constexpr (Op::kTakesLabel && !Op::kCaps) {
       if (Op::NeedsCount(of_turn)) {
-        Op two = args.op;
+        Op two = op;
         two.Want(false);
         auto counted = RowStatistics<Op>::Empty();
         TakePacks<Inputs::kOnPacks>(pack, args, view, first, kWarpSize);
@@ -131,18 +131,19 @@ __global__ void __maxnreg__(kOneReadRegisters) OneReadKernel(RowArgs<Op> args) {
 
   for (int64_t row = ClusterIndex(); row < args.rows; row += gridDim.x / ClusterBlocks()) {
     const int label = args.LabelOf(row);
+    const auto& op = args.OpOf(row);
     const auto view = RowView<Op, false>(args, row).StartAtLine();
     const int count = (view.packs + leaf_packs - 1) / leaf_packs;
     ClusterInbox<typename Op::Found> inbox(leaves, arrived, count);
     for (int leaf = warp; leaf < count; leaf += warps * ClusterBlocks()) {
-      const auto found = ReadLeaf(args, view, leaf);
+      const auto found = ReadLeaf(args, op, view, leaf);
       if (leaf == warp) inbox.WaitForBlocks();
       if (lane == 0) inbox.Send(leaf, found);
     }
     if (warp >= count) inbox.WaitForBlocks();
     if (ClusterRank() > 0) return;
     GivenRow<Op> given;  // loaded before the wait
-    if (warp == 0) given = args.GivenOf(row, label);
+    if (warp == 0) given = args.GivenOf(op, row, label);
     inbox.Wait();
     if (warp == 0) {
       auto found = StatisticsOfRow<Op>(leaves, count);

@@ -31,6 +31,7 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
   for (int64_t offset = 0; first + offset < args.rows; offset += Group::RowsOfGrid()) {
     RowView<Op, kAligned> view[kRows];
     int label[kRows];
+    typename Op::Scale scale[kRows];
     GivenRow<Op> given[kRows];
     InputPacks<Op> pack[kRows][kPacks];
     C term[kRows][kPacks][Pack<T>::kSize];
@@ -41,6 +42,7 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
     for (int r = 0; r < kRows; ++r) {
       view[r] = RowView<Op, kAligned>(args, group_row + offset + r);
       label[r] = args.LabelOf(group_row + offset + r);
+      scale[r] = args.ScaleOf(group_row + offset + r);
       LoadPacks<Inputs::kOnPacks>(pack[r], args, view[r], lane, lanes);
     }
 
@@ -52,7 +54,7 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         if constexpr (Op::kUsesMax) {
-          found[r].max = Max(found[r].max, MaxOfPacks(args.op, pack[r][p]));
+          found[r].max = Max(found[r].max, MaxOfPacks(args.OpWith(scale[r]), pack[r][p]));
         }
         ForgetPacks<Op>(pack[r][p]);
       }
@@ -69,16 +71,16 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
           for (C& nothing : term[r][p]) nothing = 0;
           continue;
         }
-        AddPacks(args.op, pack[r][p], found[r].max, term[r][p], found[r].sum);
+        AddPacks(args.OpWith(scale[r]), pack[r][p], found[r].max, term[r][p], found[r].sum);
         ForgetPacks<Op>(pack[r][p]);
       }
-      given[r] = args.GivenOf(group_row + offset + r, label[r]);
+      given[r] = args.GivenOf(args.OpWith(scale[r]), group_row + offset + r, label[r]);
     }
     // In an in-place call other lanes may overwrite the elements at the labels, so all lanes must
     // have read them.
     if constexpr (Op::kTakesLabel) __syncwarp();
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) AllReduceSums(args.op, group, found[r]);
+    for (int r = 0; r < kRows; ++r) AllReduceSums(args.OpWith(scale[r]), group, found[r]);
 
     // Store.
 #pragma unroll
@@ -94,11 +96,11 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
           if (!view[r].Has(index)) continue;
           C result[Pack<T>::kSize];
           if constexpr (Op::kKeepsTerm) {
-            FinishTerms(args.op, term[r][p], row, result);
+            FinishTerms(args.OpWith(scale[r]), term[r][p], row, result);
           } else {
-            FinishPacks(args.op, pack[r][p], row, result);
+            FinishPacks(args.OpWith(scale[r]), view[r], pack[r][p], row, index, result);
           }
-          StoreResult(args, view[r], row, index, result);
+          StorePack(args.out, view[r], index, result);
         }
       }
     }

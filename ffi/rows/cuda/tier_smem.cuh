@@ -123,6 +123,7 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
     bool has_max = true;  // whether this thread may have the maximum
     C sum[kClasses][Op::kSums] = {};
     const int label = args.LabelOf(row);
+    const auto& op = args.OpOf(row);
     // Calls body(h, p) for each held pack; a warp skips iterations in which none of its lanes has a
     // pack.
     const auto for_held = [&](auto body) {
@@ -151,7 +152,7 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
     // Reduce.
     if constexpr (Op::kUsesMax) {
       for_held([&](int h, int) {
-        found.max = Max(found.max, MaxOfPacks(args.op, held[h]));
+        found.max = Max(found.max, MaxOfPacks(op, held[h]));
         ForgetPacks<Op>(held[h]);
       });
 #pragma unroll 4
@@ -159,7 +160,7 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
         if (view.IsBlind(p, 1)) continue;
         InputPacks<Op> pack;
         read(p, pack);
-        found.max = Max(found.max, MaxOfPacks(args.op, pack));
+        found.max = Max(found.max, MaxOfPacks(op, pack));
       }
       const C own_max = found.max;
       found.max = AllReduce<MaxReduction<C>>(block, found.max);
@@ -168,7 +169,7 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
     const C reference = found.Reference(found.max);
     for_held([&](int h, int p) {
       if (view.IsBlind(p - lane, kWarpSize)) return;
-      AddPacks(args.op, held[h], reference, held_term[h], sum[h % kClasses], has_max);
+      AddPacks(op, held[h], reference, held_term[h], sum[h % kClasses], has_max);
       ForgetPacks<Op>(held[h]);
     });
     const auto add_rest = [&](int p, C(&of_class)[Op::kSums]) {
@@ -176,7 +177,7 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
       InputPacks<Op> pack;
       C term[Pack<T>::kSize];
       read(p, pack);
-      AddPacks(args.op, pack, reference, term, of_class, has_max);
+      AddPacks(op, pack, reference, term, of_class, has_max);
       if constexpr (kKeep) row_packs[p] = *reinterpret_cast<const Pack<T>*>(term);
     };
     int next_rest = rest;
@@ -190,12 +191,12 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
     if (kClasses > 1 && next_rest < view.packs) add_rest(next_rest, sum[kHeld % kClasses]);
     const auto constants = [&] {
       if constexpr (kLed) {
-        LeadRow(args, view, row, label, block, cluster, sum, found, led);
+        LeadRow(args, op, view, row, label, block, cluster, sum, found, led);
         return static_cast<typename Op::Columns>(led.row);
       } else {
-        const GivenRow<Op> given = args.GivenOf(row, label);
-        AllReduceClassSums(args.op, block, sum, found);
-        MergeShares(args.op, cluster, found);
+        const GivenRow<Op> given = args.GivenOf(op, row, label);
+        AllReduceClassSums(op, block, sum, found);
+        MergeShares(op, cluster, found);
         return RowOf<Op>(found, given);
       }
     }();
@@ -210,10 +211,8 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
 #pragma unroll
           for (C& element : result) element = constants.constant;
         }
-        StorePack(args.out, view, p, result);
-      } else {
-        StoreResult(args, view, constants, p, result);
       }
+      StorePack(args.out, view, p, result);
     };
     if constexpr (Op::kStoresElements) {
       for_held([&](int h, int p) {
@@ -222,9 +221,9 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
         if (view.IsBlind(p - lane, kWarpSize)) {
           if constexpr (Op::kHides) FinishHidden<Op>(constants, result);
         } else if constexpr (kKeep) {
-          FinishTerms(args.op, held_term[h], constants, result);
+          FinishTerms(op, held_term[h], constants, result);
         } else {
-          FinishPacks(args.op, held[h], constants, result);
+          FinishPacks(op, view, held[h], constants, p, result);
         }
         store(p, result);
       });
@@ -237,11 +236,11 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
           if (view.IsBlind(p, 1)) {
             if constexpr (Op::kHides) FinishHidden<Op>(constants, result);
           } else if constexpr (kKeep) {
-            FinishTerms(args.op, row_packs[p].element, constants, result);
+            FinishTerms(op, row_packs[p].element, constants, result);
           } else {
             InputPacks<Op> pack;
             read(p, pack);
-            FinishPacks(args.op, pack, constants, result);
+            FinishPacks(op, view, pack, constants, p, result);
           }
           store(p, result);
         }
@@ -250,7 +249,8 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
     }
     if constexpr (kLed) {
       // Overwrites the result that the same thread has stored there.
-      if (led.labelled_thread == static_cast<int>(threadIdx.x)) StoreAtLabel(args, view, led.row);
+      if (led.labelled_thread == static_cast<int>(threadIdx.x))
+        StoreAtLabel(args, view, led.row, led.slope);
     }
     view = next;
   }

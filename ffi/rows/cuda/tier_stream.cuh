@@ -30,14 +30,15 @@ __global__ void __maxnreg__(kLongRowRegisters)
   for (int64_t offset = 0; first_row + offset < args.rows; offset += Group::RowsOfGrid()) {
     const int64_t row = group_row + offset;
     const RowView<Op, kAligned> view(args, row);  // empty past the end
+    const auto& op = args.OpOf(row);
     auto online = RowStatistics<Op>::Empty();
     for (int first = lane; first < view.packs; first += lanes * kUnroll) {
       InputPacks<Op> pack[kUnroll];
       LoadPacks<Inputs::kAnywhere>(pack, args, view, first, lanes);
       MaskAndHidePacks(pack, args, view, first, lanes);
-      online.Add(args.op, pack);
+      online.Add(op, pack);
     }
-    online.MergeOver(args.op, group);
+    online.MergeOver(op, group);
     if (lane == 0 && row < args.rows) {
       C* const to = statistics + row * (1 + Op::kSums);
       to[0] = online.max;
@@ -64,6 +65,7 @@ __global__ void __maxnreg__(kLongRowRegisters)
                             : part / args.branches;
     const int index = static_cast<int>(part - row * args.branches);
     const int label = args.LabelOf(row);
+    const auto& op = args.OpOf(row);
     // Long rows begin at a cache line; each part is a multiple of args.lanes packs.
     RowView<Op, kAligned> view(args, row);
     if (lanes > kWarpSize) view = view.StartAtLine();
@@ -77,9 +79,9 @@ __global__ void __maxnreg__(kLongRowRegisters)
 #pragma unroll
         for (int s = 0; s < Op::kSums; ++s) found.SetSum(s, from[1 + s]);
       }
-      return RowOf<Op>(found, args.GivenOf(row, label));
+      return RowOf<Op>(found, args.GivenOf(op, row, label));
     };
-    FinishRow<kStreamPacksInFlight / Op::kInputs>(args, view, make_row, index * share + lane,
+    FinishRow<kStreamPacksInFlight / Op::kInputs>(args, op, view, make_row, index * share + lane,
                                                   min(view.packs, (index + 1) * share), lanes);
   }
 }

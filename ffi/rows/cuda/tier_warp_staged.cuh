@@ -65,6 +65,7 @@ __device__ void ComputeStagedRow(const RowArgs<Op>& args, const StagedChunk<Op>&
   C value[kPerLane][Op::kInputs], term[kPerLane];
   auto found = RowStatistics<Op>::Empty();
   const int label = args.LabelOf(index);
+  const auto& op = args.OpOf(index);
 
   // Load.
 #pragma unroll
@@ -77,7 +78,7 @@ __device__ void ComputeStagedRow(const RowArgs<Op>& args, const StagedChunk<Op>&
   }
   if constexpr (Op::kHides) {
     typename Op::View seen;
-    if (index < args.rows) seen = args.op.ViewOf(index, args.cols);
+    if (index < args.rows) seen = op.ViewOf(index, args.cols);
 #pragma unroll
     for (int k = 0; k < kPerLane; ++k) {
       const int column = first + k * lanes;
@@ -88,16 +89,18 @@ __device__ void ComputeStagedRow(const RowArgs<Op>& args, const StagedChunk<Op>&
     }
   }
 
+  if constexpr (Op::kTakesScales) Scale(op, value);
+
   // Reduce.
   C own_max = found.max;
   if constexpr (Op::kUsesMax) {
-    own_max = MaxOf(args.op, value);
+    own_max = MaxOf(op, value);
     found.max = Op::Reference(AllReduce<MaxReduction<C>>(group, own_max));
   }
-  AddTerms(args.op, value, found.max, own_max == found.max, term, found.sum);
-  const GivenRow<Op> given = args.GivenOf(index, label, chunk.Element(0, row * chunk.cols));
+  AddTerms(op, value, found.max, own_max == found.max, term, found.sum);
+  const GivenRow<Op> given = args.GivenOf(op, index, label, chunk.Element(0, row * chunk.cols));
   if constexpr (Op::kTakesLabel) __syncwarp();  // before another lane overwrites that element
-  AllReduceSums(args.op, group, found);
+  AllReduceSums(op, group, found);
 
   // Store.
   const typename Op::Row constants = RowOf(found, given);
@@ -107,16 +110,12 @@ __device__ void ComputeStagedRow(const RowArgs<Op>& args, const StagedChunk<Op>&
   if constexpr (Op::kStoresElements) {
     C result[kPerLane];
     if constexpr (Op::kKeepsTerm) {
-      FinishTerms(args.op, term, constants, result);
+      FinishTerms(op, term, constants, result);
     } else {
-      Finish(args.op, value, constants, result);
+      Finish(op, value, constants, result);
     }
-    if constexpr (Op::kTakesLabel) {
-#pragma unroll
-      for (int k = 0; k < kPerLane; ++k) {
-        if (constants.other.Has(first + k * lanes)) result[k] = constants.other.result;
-      }
-    }
+    if constexpr (Op::kTakesLabel) ReplaceOthers(constants, first, lanes, result);
+    if constexpr (Op::kCaps) Unscale(op, value, result);
     auto* const to = chunk.Element(0, row * chunk.cols + first);
 #pragma unroll
     for (int k = 0; k < kPerLane; ++k) {

@@ -24,8 +24,8 @@ class TokenLosses(Family):
     """Cross entropy and log probabilities of labels.
 
     The options are shape, axis, where (a shape, or None), label_dtype, beyond (whether a label may be out of range),
-    soft_cap, temperature and weights (whether there are some), smoothing, z_loss, reduction and returns ("lse",
-    "entropy").
+    soft_cap, temperature (None, "fixed", or "active" if gradients by it are wanted), weights (whether there are
+    some), smoothing, z_loss, reduction and returns ("lse", "entropy").
     """
 
     operations = ("cross_entropy", "token_log_probs")
@@ -39,7 +39,7 @@ class TokenLosses(Family):
             "label_dtype": str(rng.choice([*LABELS, *(["int64"] if dtype == "float64" else [])])),
             "beyond": bool(derivative != "jvp" and rng.random() < 0.1),
             "soft_cap": None if rng.random() < 0.8 else float(rng.choice([1.5, 30.0])),
-            "temperature": bool(rng.random() < 0.2),
+            "temperature": str(rng.choice(["fixed", "active"])) if rng.random() < 0.3 else None,
             "weights": False,
             "smoothing": 0.0,
             "z_loss": 0.0,
@@ -104,11 +104,11 @@ class TokenLosses(Family):
         return compute(problem.dtype)
 
     def active(self, problem: Problem) -> tuple[str, ...]:
-        """The logits, the temperature, and weights where no loss is infinite."""
+        """The logits, an active temperature, and weights where no loss is infinite."""
         o, names = problem.options, ["x"]
         if problem.wants_gradient and o["weights"] and o["where"] is None and not o["beyond"]:
             names.append("weights")
-        if problem.wants_gradient and o["temperature"]:
+        if problem.wants_gradient and o["temperature"] == "active":
             names.append("temperature")
         return tuple(names)
 

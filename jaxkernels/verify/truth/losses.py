@@ -31,13 +31,16 @@ class Rows:
     """Rows of logits with a label each: d = x - max, S - 1 (`rest`) and the softmax p."""
 
     @np.errstate(all="ignore")
-    def __init__(self, x: np.ndarray, label: np.ndarray, accumulators: int) -> None:
+    def __init__(
+        self, x: np.ndarray, label: np.ndarray, accumulators: int, storage: str | None = None
+    ) -> None:
         """Takes x (rows, cols) in the storage type, and labels (rows,); negative ones are none.
 
-        A row has `accumulators` partial sums at least.
+        A row has `accumulators` partial sums at least. `storage` names the storage type of logits that
+        the kernel has transformed to x.
         """
         self.x, self.label, self.accumulators = x, label, accumulators
-        self.precision, self.wide = tolerance.PRECISION[x.dtype.name], widen(x)
+        self.precision, self.wide = tolerance.PRECISION[storage or x.dtype.name], widen(x)
         self.d = self.wide - np.max(self.wide, axis=-1, keepdims=True, initial=-np.inf)
         self.finite = np.where(np.isfinite(self.d), self.d, 0)
         is_largest = self.d == 0

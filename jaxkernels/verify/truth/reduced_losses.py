@@ -24,8 +24,8 @@ from jaxkernels.verify.truth.tolerance import PRECISION, sum_error
 
 # Counts the roundings of q, smoothing, z, lse^2 and the factor, of their products and their sum.
 _TERMS = 8
-# XLA's tanh is a quotient of two polynomials.
-_TANH_ERROR = 8
+# In units of u: XLA's tanh is a quotient of two polynomials, and so is a kernel's for half types, which errs by 2^-15.6.
+_TANH_ERROR, _HALF_TANH_ERROR = 8, 2.0 ** (24 - 15.5)
 
 
 class Losses:
@@ -57,7 +57,7 @@ class Losses:
         logits = self._scaled(x, options["soft_cap"], temperature, dtype)
         self.slack = np.where(hidden, 0, self.slack)
         seen = np.where(hidden, np.asarray(-np.inf, logits.dtype), logits)
-        self.rows = Rows(seen, label, accumulators(seen.dtype.name))
+        self.rows = Rows(seen, label, accumulators(x.dtype.name), x.dtype.name)
         self.u = self.rows.precision.u
         wide = np.longdouble if dtype == np.float64 else np.float64
         given = np.ones((len(label), 1)) if weights is None else weights
@@ -67,7 +67,7 @@ class Losses:
         self._reduction = options["reduction"]
         # A kernel makes the gradient with the loss.
         is_alone = self._reduction != "none" and not options["returns"]
-        self._in_one_read = is_alone and seen.dtype != np.float16
+        self._in_one_read = is_alone and x.dtype != np.float16
         smoothing, z = (widen(np.asarray(options[x], dtype)) for x in ("smoothing", "z_loss"))
         self._parts: tuple[Any, Any, Any] = 1 - smoothing, smoothing, z
 
@@ -86,8 +86,9 @@ class Losses:
             limit = widen(np.asarray(cap, dtype))
             capped = np.tanh(result / limit)
             result, self.slope = limit * capped, 1 - capped**2
-            self.slope_error = self.slope_error + 2 * _TANH_ERROR + 4
-            roundings += _TANH_ERROR + 3
+            tanh_error = _TANH_ERROR if x.dtype.itemsize > 2 else _HALF_TANH_ERROR
+            self.slope_error = self.slope_error + 2 * tanh_error + 4
+            roundings += tanh_error + 3
         if temperature is not None:
             wide = widen(temperature)
             result, self.slope = result / wide, self.slope / wide
