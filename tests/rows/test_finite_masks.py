@@ -147,23 +147,20 @@ def test_smoothing_goes_over_visible_classes(hide, implementation):
 def test_rows_left_out_never_show(reduction, implementation, options):
     """Not in values, gradients, nor in gradients of gradients, be they NaN, infinite or the largest numbers."""
     label = np.array([0, 1, 2 if options else -1])
+    given = {"reduction": reduction, "implementation": implementation, "z_loss": 0.1, **options}
+
+    def loss(x):
+        return jnp.sum(jk.cross_entropy(x, label, label_smoothing=0.1, **given) ** 2)
+
+    def slope(x):
+        return jnp.sum(jax.grad(loss)(x) ** 2)
+
+    orders = jax.jit(lambda x: (loss(x), jax.grad(loss)(x), jax.grad(slope)(x)))
+    x = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
     largest = float(jnp.finfo(jnp.float32).max)
     for filler in (np.nan, np.inf, -np.inf, largest, -largest):
-        x = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
         spoiled = x.copy()
         spoiled[2] = filler
-
-        def loss(x):
-            given = {"reduction": reduction, "implementation": implementation, "z_loss": 0.1}
-            return jnp.sum(jk.cross_entropy(x, label, label_smoothing=0.1, **given, **options) ** 2)
-
-        def slope(x):
-            return jnp.sum(jax.grad(loss)(x) ** 2)
-
-        @jax.jit
-        def orders(x):
-            return loss(x), jax.grad(loss)(x), jax.grad(slope)(x)
-
         for found, want in zip(orders(spoiled), orders(x), strict=True):
             np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-7)
 
