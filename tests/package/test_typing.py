@@ -105,7 +105,9 @@ def test_the_stub_has_the_fields_of_plans():
     stub = ast.parse((ROOT / "jaxkernels" / "_cpu.pyi").read_text())
     classes = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}
     for plan in (_cpu.SgemmPlan, _cpu.SoftmaxPlan, _cpu.DeviceLimits):
-        in_stub = {x.name for x in classes[plan.__name__].body if isinstance(x, ast.FunctionDef)}
+        body = classes[plan.__name__].body
+        in_stub = {ast.unparse(x.target) for x in body if isinstance(x, ast.AnnAssign)}
+        in_stub |= {x.name for x in body if isinstance(x, ast.FunctionDef)}
         public = {name for name in dir(plan) if not name.startswith("_")}
         assert public == {name for name in in_stub if not name.startswith("_")}, plan
 
