@@ -12,7 +12,7 @@ from jaxkernels._rows import logsumexp
 from jaxkernels.verify import values
 from jaxkernels.verify.lengths import accumulators as accumulators
 from jaxkernels.verify.lengths import plan_boundaries as plan_boundaries
-from jaxkernels.verify.truth.tolerance import check
+from jaxkernels.verify.truth.tolerance import PRECISION, check
 
 ON_GPU = jax.default_backend() == "gpu"
 # On a CPU a forced tier has no effect (test_softmax.py shows it), so one pass is enough there.
@@ -137,9 +137,6 @@ def operands_of(x, t, y, log_y, scalars=None):
     }
 
 
-ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11, "float64": 2.0**-53}
-
-
 def close(got, want, message=""):
     """Equal type, shape and weakness; values within a few of jax.nn's own rounding errors.
 
@@ -148,7 +145,7 @@ def close(got, want, message=""):
     """
     assert (got.shape, got.dtype) == (want.shape, want.dtype), message
     assert got.weak_type == want.weak_type, message
-    u = ROUNDOFF.get(got.dtype.name, 2.0**-24)
+    u = PRECISION.get(got.dtype.name, PRECISION["float32"]).us
     got, want = (
         np.asarray(a).astype(np.complex128 if a.dtype.kind == "c" else np.float64)
         for a in (got, want)

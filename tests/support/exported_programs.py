@@ -12,12 +12,10 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
+from row_parts_cases import in_parts
 
 import jaxkernels as jk
 from jaxkernels._core import registry
-from jaxkernels._rows import calls
 
 FOLDER = Path(__file__).resolve().parent.parent / "package" / "exported"
 PLATFORMS = ("cpu", "cuda")
@@ -37,14 +35,6 @@ def rows(x, mask, bias, labels):
         "loss": loss(x),
         "loss_grad": jax.grad(loss)(x),
     }
-
-
-def row_parts(x):
-    """Runs the multi-device code path of rows on one device."""
-    mesh = jax.make_mesh((1,), ("part",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
-    log_softmax = functools.partial(calls.in_parts, "log_softmax_fwd", axes=("part",))
-    apply = jax.shard_map(lambda x: log_softmax([x]), mesh=mesh, in_specs=P(), out_specs=P())
-    return apply(x)
 
 
 def product(a, b, c):
@@ -94,7 +84,11 @@ def operands():
     }
 
 
-PROGRAMS = {"rows": rows, "row_parts": row_parts, "product": product}
+PROGRAMS = {
+    "rows": rows,
+    "row_parts": functools.partial(in_parts, "log_softmax_fwd"),
+    "product": product,
+}
 TRUTHS = {
     "rows": _rows_in_float64,
     "row_parts": lambda x: np.log(_softmax(x.astype(np.float64))),
