@@ -16,6 +16,9 @@ Shapes: x (..., H), w (H, V) or (V, H), bias (V,). Per-row arrays have the shape
 scales 1 or 2 (temperature, cap), numbers 4, kept (the residuals) 7, measures, cotangent and tangent 4.
 The loss keeps the first `members` row dimensions and is summed over the others.
 
+Zeros pad w, bias and each chunk of x if the plan says so. The logits of padded classes become -inf, so
+that no sum counts them and their gradient is 0.
+
 Owns: the mathematics, and the order of chunks. Must not know: primitives, devices.
 """
 
@@ -89,25 +92,46 @@ class Call:
         return dict(zip(self.names, values, strict=True))
 
 
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The part of a plan that decides how an operation is computed.
+
+    Attributes:
+        chunk_rows: rows of a chunk; None for one chunk of all rows.
+        pad_features, pad_classes: padding of H and V, see `plan_linear_cross_entropy`.
+    """
+
+    chunk_rows: int | None = None
+    pad_features: int = 0
+    pad_classes: int = 0
+
+
 def run(
-    call: Call, operands: Sequence[jax.Array], rows: RowCalls, chunk_rows: int | None
+    call: Call, operands: Sequence[jax.Array], rows: RowCalls, layout: Layout
 ) -> list[jax.Array]:
-    """The results of an operation; `chunk_rows` is None for one chunk of all rows."""
-    given = call.named(operands)
+    """The results of an operation."""
+    given, chunk_rows = call.named(operands), layout.chunk_rows
     lead = given["x"].shape[:-1]
     count = math.prod(lead)
+    piece = _Piece(call, rows, layout)
     flat = {
-        name: value if name in SHARED else value.reshape(count, value.shape[-1])
+        name: piece.padded(name, value) if name in SHARED else value.reshape(count, value.shape[-1])
         for name, value in given.items()
     }
+    if layout.pad_classes:
+        devices = math.prod(lax.axis_size(axis) for axis in rows.axes)
+        classes = given["w"].shape[0 if call.options.trans_w else 1]
+        label = jnp.clip(flat["label"], -1, devices * classes)
+        # Device i begins at i times its padded number of classes, and a label beyond all stays there.
+        flat["label"] = label + label // classes * layout.pad_classes
     if call.operation == "grad" and (chunk_rows is not None or "scales" in flat):
         # The barrier keeps XLA from storing the forward pass's logits of the first chunk for reuse.
         flat |= dict(zip(flat, lax.optimization_barrier(list(flat.values())), strict=True))
-    piece = _Piece(call, rows)
     found = piece(flat) if chunk_rows is None else _in_chunks(piece, flat, count, chunk_rows)
     for of, name in (("w", "dw"), ("bias", "dbias")):
         if name in found:
-            found[name] = found[name].astype(given[of].dtype)
+            whole = found[name].astype(given[of].dtype)
+            found[name] = lax.slice(whole, (0,) * whole.ndim, given[of].shape)
     if call.operation == "measures":
         found["measures"] = reference.measures_of(found["kept"], all_sums=call.options.all_sums)
     if call.operation == "loss":
@@ -163,10 +187,29 @@ class _Piece:
 
     call: Call
     rows: RowCalls
+    layout: Layout
+
+    def padded(self, name: str, operand: jax.Array) -> jax.Array:
+        """Pads the features and the classes of an operand."""
+        features, classes = self.layout.pad_features, self.layout.pad_classes
+        of_w = (classes, features) if self.call.options.trans_w else (features, classes)
+        of = {"x": (0, features), "w": of_w, "bias": (classes,)}[name.removesuffix("_dot")]
+        return jnp.pad(operand, [(0, n) for n in of]) if any(of) else operand
+
+    def _hidden(self, logits: jax.Array) -> jax.Array:
+        """Hides the padded classes, in place."""
+        count = self.layout.pad_classes
+        if not count:
+            return logits
+        hidden = jnp.full((logits.shape[0], count), -jnp.inf, logits.dtype)
+        logits = lax.dynamic_update_slice(logits, hidden, (0, logits.shape[1] - count))
+        # Without the barrier, XLA would copy the logits for the kernel that overwrites them.
+        return lax.optimization_barrier(logits)
 
     def __call__(self, given: Arrays, sums: Arrays | None = None) -> Arrays:
         options, operation = self.call.options, self.call.operation
         all_sums = options.all_sums
+        given = given | {n: self.padded(n, given[n]) for n in ("x", "x_dot") if n in given}
         x, w, label = given["x"], given["w"], given["label"]
         dtype = jnp.dtype(options.logits_dtype or x.dtype)
         logits = _product(x, w, ProductOptions(trans_b=options.trans_w), dtype, options)
@@ -177,6 +220,7 @@ class _Piece:
         scaled = logits
         if "scales" in given:
             scaled = reference.scaled(logits, given["scales"])
+        scaled = self._hidden(scaled)
         if operation in ("measures", "loss"):
             return {"kept": self.rows(kernels.cross_entropy_fwd, scaled, label, all_sums=all_sums)}
         if operation == "fwd_grad":
@@ -219,7 +263,8 @@ class _Piece:
             dx = _product(
                 *(dlogits, w, ProductOptions(trans_b=not options.trans_w), x.dtype, options)
             )
-            found["dx"] = jnp.where(is_used, dx, 0)
+            features = dx.shape[1] - self.layout.pad_features
+            found["dx"] = jnp.where(is_used, dx[:, :features], 0)
         if "dw" in wanted:
             x = jnp.where(is_used, x, 0)  # 0 times NaN would be NaN
             pair = (dlogits, x) if options.trans_w else (x, dlogits)
@@ -245,6 +290,7 @@ class _Piece:
             logits, logits_dot = jax.jvp(
                 reference.scaled, (logits, scales), (logits_dot, scales_dot)
             )
+        logits = self._hidden(logits)
         return reference.cross_entropy_jvp(logits, given["label"], given["kept"], logits_dot)
 
 

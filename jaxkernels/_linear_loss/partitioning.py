@@ -99,7 +99,7 @@ def _axes(
 
 def local(call: Call, rows: RowCalls, platform: str, *operands: jax.Array) -> list[jax.Array]:
     """The results from the rows of one device, in chunks."""
-    return chunks.run(call, operands, rows, plan.chunk_rows(call, operands, platform))
+    return chunks.run(call, operands, rows, plan.layout(call, operands, platform))
 
 
 def _reduced(

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxkernels._core import validate
-from jaxkernels._linear_loss.chunks import SUMS, Call
+from jaxkernels._linear_loss.chunks import SUMS, Call, Layout
 from jaxkernels._sgemm import plan as sgemm_plan
 from jaxkernels.typing import Device, DeviceName, Dtype, LogitsDtype, PlanPlatform
 
@@ -29,6 +29,14 @@ _CHUNK_BYTES = 1 << 30
 _ROW_STEP = 128
 # Numbers per row that are stored in addition to its logits.
 _ROW_NUMBERS = 40
+# cuBLAS has no fast kernel for rows that begin elsewhere than at multiples of 16 bytes.
+_ALIGNED_BYTES = 16
+_PADDED_SIZE = 64
+_PADDED_PLATFORMS = ("cuda",)
+# With fewer rows, copies of w and of its gradient can take longer than unaligned products lose.
+_LEAST_PADDED_ROWS = 256
+# A padded w is not worth more chunks than those of this many rows.
+_LEAST_CHUNK_ROWS = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +51,9 @@ class LinearCrossEntropyPlan:
         sums_bytes: the float32 sums over chunks and the terms added to them; 0 for one chunk.
         scratch_bytes: scratch of float32 products on a GPU.
         row_bytes: slices of x and of its gradient, and numbers of each row.
+        table_bytes: padded copies of w and of its gradient; 0 without padding.
+        pad_features: zeros after the H features of x and w. Without padding, cuBLAS would be slow.
+        pad_classes: hidden classes after the V classes of w.
     """
 
     rows: int
@@ -52,11 +63,15 @@ class LinearCrossEntropyPlan:
     sums_bytes: int
     scratch_bytes: int
     row_bytes: int
+    table_bytes: int
+    pad_features: int
+    pad_classes: int
 
     @property
     def total_bytes(self) -> int:
         """All memory beyond operands and results."""
-        return self.logits_bytes + self.sums_bytes + self.scratch_bytes + self.row_bytes
+        of_chunk = self.logits_bytes + self.scratch_bytes + self.row_bytes
+        return of_chunk + self.sums_bytes + self.table_bytes
 
     def __str__(self) -> str:
         """A one-line summary, then the fields."""
@@ -78,6 +93,18 @@ class _Problem:
     sums: bool
     platform: str
     device: DeviceName | Device | None = None
+    pad_features: int = 0
+    pad_classes: int = 0
+
+    def padded(self) -> _Problem:
+        """This problem with sizes whose rows begin at multiples of `_ALIGNED_BYTES`."""
+        if self.platform not in _PADDED_PLATFORMS or self.rows < _LEAST_PADDED_ROWS:
+            return self
+        sizes = {"features": self.features, "classes": self.classes}
+        aligned = _ALIGNED_BYTES // self.dtype.itemsize
+        pads = {name: -size % _PADDED_SIZE if size % aligned else 0 for name, size in sizes.items()}
+        sizes = {name: size + pads[name] for name, size in sizes.items()}
+        return dataclasses.replace(self, **sizes, **{f"pad_{name}": n for name, n in pads.items()})
 
     def of_chunk(self, chunk_rows: int) -> LinearCrossEntropyPlan:
         """The plan with chunks of `chunk_rows` rows."""
@@ -95,6 +122,10 @@ class _Problem:
             # their own before they are added.
             copies = (wide != own) + (self.platform != "cuda" or self.dtype != jnp.float32)
             sums = wide * (copies * matrix + 2 * self.classes)
+        table = 0
+        if self.pad_features or self.pad_classes:
+            # The sums of 16-bit operands are rounded and sliced at once.
+            table = own * matrix * (2 if self.sums and (chunks == 1 or wide == own) else 1)
         return LinearCrossEntropyPlan(
             rows=self.rows,
             chunk_rows=chunk_rows,
@@ -103,6 +134,9 @@ class _Problem:
             sums_bytes=sums,
             scratch_bytes=self._scratch(chunk_rows),
             row_bytes=4 * own * chunk_rows * self.features + _ROW_NUMBERS * wide * self.rows,
+            table_bytes=table,
+            pad_features=self.pad_features,
+            pad_classes=self.pad_classes,
         )
 
     def _scratch(self, chunk_rows: int) -> int:
@@ -117,6 +151,16 @@ class _Problem:
             (*of_w, rows, True, False),
         )
         return sum(_scratch_of(*product, device=self.device) for product in products)
+
+    def plan(self, max_bytes: int | None) -> LinearCrossEntropyPlan:
+        """The plan within `max_bytes`; padding is given up if it would make chunks small."""
+        padded = self.padded()
+        if padded is not self:
+            with contextlib.suppress(ValueError):
+                plan = padded.within(max_bytes)
+                if plan.chunks == 1 or plan.chunk_rows >= _LEAST_CHUNK_ROWS:
+                    return plan
+        return self.within(max_bytes)
 
     def within(self, max_bytes: int | None) -> LinearCrossEntropyPlan:
         """The plan with the fewest chunks whose memory stays within `max_bytes`."""
@@ -220,7 +264,7 @@ def plan_linear_cross_entropy(
     dtypes = (jnp.dtype(name), jnp.dtype(logits_dtype_name(logits_dtype) or name))
     flags = (bool(trans_w), is_scaled, not w_is_constant)
     problem = _Problem(rows, features, classes, *dtypes, *flags, platform, device)
-    return problem.within(as_bytes(_NAME, max_bytes))
+    return problem.plan(as_bytes(_NAME, max_bytes))
 
 
 def sizes_of(
@@ -260,14 +304,14 @@ def as_bytes(function: str, max_bytes: Any) -> int | None:
         ) from None
 
 
-def chunk_rows(call: Call, operands: Sequence[Any], platform: str) -> int | None:
-    """The rows of a chunk of an operation on this device; None for all rows at once.
+def layout(call: Call, operands: Sequence[Any], platform: str) -> Layout:
+    """The layout of an operation on this device.
 
-    Symbolic sizes (jax.export) give one chunk.
+    Symbolic sizes (jax.export) give one chunk without padding.
     """
     given, options = call.named(operands), call.options
     if any(not isinstance(size, int) or size == 0 for x in operands for size in x.shape):
-        return None
+        return Layout()
     x, w = given["x"], given["w"]
     problem = _Problem(
         rows=math.prod(x.shape[:-1]),
@@ -280,5 +324,6 @@ def chunk_rows(call: Call, operands: Sequence[Any], platform: str) -> int | None
         sums=not SUMS.isdisjoint(call.wanted),
         platform=platform,
     )
-    plan = problem.within(options.max_bytes)
-    return None if plan.chunks == 1 else plan.chunk_rows
+    plan = problem.plan(options.max_bytes)
+    chunk_rows = None if plan.chunks == 1 else plan.chunk_rows
+    return Layout(chunk_rows, plan.pad_features, plan.pad_classes)
