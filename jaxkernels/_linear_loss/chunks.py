@@ -60,6 +60,7 @@ class Options:
         logits_dtype: dtype of the logits; None for that of x.
         max_bytes: see `plan_linear_cross_entropy`.
         implementation: as for `linear_cross_entropy`.
+        algorithm: of float32 products, if its scratch fits into `max_bytes`.
     """
 
     trans_w: bool = False
@@ -67,6 +68,7 @@ class Options:
     logits_dtype: Literal["float32"] | None = None
     max_bytes: int | None = None
     implementation: Implementation | None = None
+    algorithm: str = "auto"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,12 +100,14 @@ class Layout:
 
     Attributes:
         chunk_rows: rows of a chunk; None for one chunk of all rows.
-        pad_features, pad_classes: padding of H and V, see `plan_linear_cross_entropy`.
+        pad_features, pad_classes: padding of H and V, see `LinearCrossEntropyPlan`.
+        algorithm: that of float32 products.
     """
 
     chunk_rows: int | None = None
     pad_features: int = 0
     pad_classes: int = 0
+    algorithm: str = "auto"
 
 
 def run(
@@ -212,7 +216,7 @@ class _Piece:
         given = given | {n: self.padded(n, given[n]) for n in ("x", "x_dot") if n in given}
         x, w, label = given["x"], given["w"], given["label"]
         dtype = jnp.dtype(options.logits_dtype or x.dtype)
-        logits = _product(x, w, ProductOptions(trans_b=options.trans_w), dtype, options)
+        logits = self._product(x, w, ProductOptions(trans_b=options.trans_w), dtype)
         if "bias" in given:
             logits = _plus(logits, given["bias"])
         if operation == "jvp":
@@ -260,9 +264,8 @@ class _Piece:
             found["dbias"] = dbias if not sums else sums["dbias"] + dbias
         dlogits = dlogits.astype(x.dtype)
         if "dx" in wanted:
-            dx = _product(
-                *(dlogits, w, ProductOptions(trans_b=not options.trans_w), x.dtype, options)
-            )
+            of = ProductOptions(trans_b=not options.trans_w)
+            dx = self._product(dlogits, w, of, x.dtype)
             features = dx.shape[1] - self.layout.pad_features
             found["dx"] = jnp.where(is_used, dx[:, :features], 0)
         if "dw" in wanted:
@@ -270,7 +273,7 @@ class _Piece:
             pair = (dlogits, x) if options.trans_w else (x, dlogits)
             dtype = w.dtype if sums is None else wide
             of = ProductOptions(trans_a=True)
-            found["dw"] = _product(*pair, of, dtype, options, sums["dw"] if sums else None)
+            found["dw"] = self._product(*pair, of, dtype, sums["dw"] if sums else None)
         return found
 
     def _tangent(self, given: Arrays, logits: jax.Array) -> jax.Array:
@@ -279,9 +282,9 @@ class _Piece:
         of_x = ProductOptions(trans_b=options.trans_w)
         logits_dot = jnp.zeros_like(logits)
         if "x_dot" in given:
-            logits_dot += _product(given["x_dot"], given["w"], of_x, dtype, options)
+            logits_dot += self._product(given["x_dot"], given["w"], of_x, dtype)
         if "w_dot" in given:
-            logits_dot += _product(given["x"], given["w_dot"], of_x, dtype, options)
+            logits_dot += self._product(given["x"], given["w_dot"], of_x, dtype)
         if "bias_dot" in given:
             logits_dot = _plus(logits_dot, given["bias_dot"])
         if "scales" in given:
@@ -293,34 +296,30 @@ class _Piece:
         logits = self._hidden(logits)
         return reference.cross_entropy_jvp(logits, given["label"], given["kept"], logits_dot)
 
+    def _product(
+        self,
+        a: jax.Array,
+        b: jax.Array,
+        transposed: ProductOptions,
+        dtype: jnp.dtype,
+        addend: jax.Array | None = None,
+    ) -> jax.Array:
+        """A matrix product in `dtype`, plus an optional addend; float32 operands use our kernels."""
+        if a.dtype == jnp.float32 and self.call.options.implementation != "xla":
+            beta = 0.0 if addend is None else 1.0
+            algorithm = self.layout.algorithm
+            with_factor = dataclasses.replace(transposed, beta=beta, algorithm=algorithm)
+            return sgemm_primitive.multiply(a, b, addend, options=with_factor)
+        (_, k), (k_of_b, _) = matrix_dims(transposed)
+        product = lax.dot_general(
+            *(a, b, (((k % 2,), (k_of_b % 2,)), ((), ()))),
+            precision=lax.Precision.HIGHEST,
+            preferred_element_type=dtype,
+        )
+        return product if addend is None else addend + product
+
 
 def _plus(logits: jax.Array, bias: jax.Array) -> jax.Array:
     """Adds the bias in the compute dtype."""
     wide = compute_dtype(logits)
     return (logits.astype(wide) + bias.astype(wide)[None]).astype(logits.dtype)
-
-
-def _product(
-    a: jax.Array,
-    b: jax.Array,
-    transposed: ProductOptions,
-    dtype: jnp.dtype,
-    options: Options,
-    addend: jax.Array | None = None,
-) -> jax.Array:
-    """A matrix product in `dtype`, plus an optional addend; float32 operands use our kernels.
-
-    The algorithm is "pipelined", because "tensor" needs scratch of the size of both operands, which
-    `max_bytes` does not include.
-    """
-    if a.dtype == jnp.float32 and options.implementation != "xla":
-        beta = 0.0 if addend is None else 1.0
-        with_factor = dataclasses.replace(transposed, beta=beta, algorithm="pipelined")
-        return sgemm_primitive.multiply(a, b, addend, options=with_factor)
-    (_, k), (k_of_b, _) = matrix_dims(transposed)
-    product = lax.dot_general(
-        *(a, b, (((k % 2,), (k_of_b % 2,)), ((), ()))),
-        precision=lax.Precision.HIGHEST,
-        preferred_element_type=dtype,
-    )
-    return product if addend is None else addend + product

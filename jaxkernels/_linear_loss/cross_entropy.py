@@ -17,6 +17,7 @@ from jaxkernels._linear_loss import plan, primitive
 from jaxkernels._linear_loss.chunks import Arrays, Options
 from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows import loss_arguments
+from jaxkernels._sgemm import default_algorithm
 from jaxkernels.typing import Implementation, LogitsDtype, Reduction
 
 _NAME = "linear_cross_entropy"
@@ -130,11 +131,11 @@ def linear_cross_entropy(
         logits_dtype: None rounds the logits, and their gradient, to the dtype of x. float32 keeps
             them in float32 until the gradient is multiplied, for more memory.
         max_bytes: bound on the memory of the loss and its gradients on one device, not counting
-            operands and results. None allows 1 GiB for the logits of a chunk, plus the sums over chunks.
-            Forward mode of "none" takes more, see below.
+            operands and results. None allows 1 GiB for the logits of a chunk, plus the sums over chunks,
+            the scratch of products and padded copies of w. Forward mode of "none" takes more, see below.
         implementation: as for `cross_entropy`, for the row kernels. float32 products are those of
-            `matmul` with the algorithm "pipelined" (the scratch of "tensor" would not fit the bound);
-            others are XLA's. With "xla" all products are XLA's at highest precision.
+            `matmul`, with the algorithm "pipelined" if a bound leaves too little room for the scratch
+            of "tensor"; others are XLA's. With "xla" all products are XLA's at highest precision.
 
     Returns:
         The loss, an array of shape (...), or a number; float32, or float64 of float64. With `return_lse`
@@ -202,6 +203,7 @@ def linear_cross_entropy(
         logits_dtype=of_logits,
         max_bytes=plan.as_bytes(_NAME, max_bytes),
         implementation=implementation,
+        algorithm=default_algorithm.current(),
     )
     alone = not (return_lse or return_entropy)
     is_vector = jnp.ndim(x) == 1

@@ -5,6 +5,7 @@ Owns: the public function, and the choice of chunks. Must not know: how a chunk 
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import math
@@ -18,7 +19,9 @@ import numpy as np
 
 from jaxkernels._core import validate
 from jaxkernels._linear_loss.chunks import SUMS, Call, Layout
-from jaxkernels._sgemm import plan as sgemm_plan
+from jaxkernels._sgemm import default_algorithm
+from jaxkernels._sgemm.options import Options
+from jaxkernels._sgemm.plan import scheme_of_sgemm
 from jaxkernels.typing import Device, DeviceName, Dtype, LogitsDtype, PlanPlatform
 
 _NAME = "plan_linear_cross_entropy"
@@ -35,7 +38,7 @@ _PADDED_SIZE = 64
 _PADDED_PLATFORMS = ("cuda",)
 # With fewer rows, copies of w and of its gradient can take longer than unaligned products lose.
 _LEAST_PADDED_ROWS = 256
-# A padded w is not worth more chunks than those of this many rows.
+# A padded w and the scratch of "tensor" are not worth chunks of fewer rows.
 _LEAST_CHUNK_ROWS = 512
 
 
@@ -54,6 +57,7 @@ class LinearCrossEntropyPlan:
         table_bytes: padded copies of w and of its gradient; 0 without padding.
         pad_features: zeros after the H features of x and w. Without padding, cuBLAS would be slow.
         pad_classes: hidden classes after the V classes of w.
+        algorithm: that of float32 products on a GPU, as for `matmul`; "auto" lets their plans choose.
     """
 
     rows: int
@@ -66,6 +70,7 @@ class LinearCrossEntropyPlan:
     table_bytes: int
     pad_features: int
     pad_classes: int
+    algorithm: str
 
     @property
     def total_bytes(self) -> int:
@@ -92,6 +97,7 @@ class _Problem:
     is_scaled: bool
     sums: bool
     platform: str
+    algorithm: str
     device: DeviceName | Device | None = None
     pad_features: int = 0
     pad_classes: int = 0
@@ -105,6 +111,11 @@ class _Problem:
         pads = {name: -size % _PADDED_SIZE if size % aligned else 0 for name, size in sizes.items()}
         sizes = {name: size + pads[name] for name, size in sizes.items()}
         return dataclasses.replace(self, **sizes, **{f"pad_{name}": n for name, n in pads.items()})
+
+    @property
+    def uses_sgemm(self) -> bool:
+        """Whether this package's kernels compute the products."""
+        return self.platform == "cuda" and self.dtype == jnp.float32 and self.algorithm != "xla"
 
     def of_chunk(self, chunk_rows: int) -> LinearCrossEntropyPlan:
         """The plan with chunks of `chunk_rows` rows."""
@@ -120,7 +131,7 @@ class _Problem:
         if chunks > 1 and self.sums:
             # Sums in the dtype of w become the result without a copy. XLA's products need a buffer of
             # their own before they are added.
-            copies = (wide != own) + (self.platform != "cuda" or self.dtype != jnp.float32)
+            copies = (wide != own) + (not self.uses_sgemm)
             sums = wide * (copies * matrix + 2 * self.classes)
         table = 0
         if self.pad_features or self.pad_classes:
@@ -137,67 +148,66 @@ class _Problem:
             table_bytes=table,
             pad_features=self.pad_features,
             pad_classes=self.pad_classes,
+            algorithm=self.algorithm,
         )
 
     def _scratch(self, chunk_rows: int) -> int:
-        """The scratch of a chunk's float32 products. XLA may keep the padded w over all chunks."""
-        if self.platform != "cuda" or self.dtype != jnp.float32:
+        """The scratch of a chunk's products. XLA may keep the padded w over all chunks."""
+        if not self.uses_sgemm:
             return 0
-        rows, features, classes = chunk_rows, self.features, self.classes
-        of_w = (classes, features) if self.trans_w else (features, classes)
+        x, logits = (chunk_rows, self.features), (chunk_rows, self.classes)
+        w = (self.classes, self.features) if self.trans_w else (self.features, self.classes)
+        dw_operands = (logits, x) if self.trans_w else (x, logits)
         products = (
-            (rows, classes, features, False, self.trans_w),
-            (rows, features, classes, False, not self.trans_w),
-            (*of_w, rows, True, False),
+            (x, w, Options(trans_b=self.trans_w, algorithm=self.algorithm)),
+            (logits, w, Options(trans_b=not self.trans_w, algorithm=self.algorithm)),
+            (*dw_operands, Options(trans_a=True, algorithm=self.algorithm)),
         )
-        return sum(_scratch_of(*product, device=self.device) for product in products)
+        elements, copies = 0, 0
+        for a, b, options in products:
+            of = scheme_of_sgemm(a, b, options, self.device)
+            elements = max(elements, of.partial_elements)
+            for (rows, cols), pad in ((a, of.pad_a), (b, of.pad_b)):
+                copies += rows * (cols + pad) if pad else 0
+        return 4 * (elements + copies)
 
     def plan(self, max_bytes: int | None) -> LinearCrossEntropyPlan:
-        """The plan within `max_bytes`; padding is given up if it would make chunks small."""
-        padded = self.padded()
-        if padded is not self:
-            with contextlib.suppress(ValueError):
-                plan = padded.within(max_bytes)
-                if plan.chunks == 1 or plan.chunk_rows >= _LEAST_CHUNK_ROWS:
-                    return plan
-        return self.within(max_bytes)
-
-    def within(self, max_bytes: int | None) -> LinearCrossEntropyPlan:
-        """The plan with the fewest chunks whose memory stays within `max_bytes`."""
-        one, least = self.of_chunk(self.rows), self.of_chunk(1)
-        if max_bytes is None:
-            largest = max(_CHUNK_BYTES // least.logits_bytes, 1)
-            bound = self.of_chunk(min(largest, self.rows)).total_bytes
-        else:
-            per_row = least.logits_bytes + 4 * self.dtype.itemsize * self.features
-            largest = max((max_bytes - least.total_bytes) // per_row + 1, 1)
-            bound = max_bytes
-        plan = one
-        if one.total_bytes > bound:
-            step = _ROW_STEP if largest >= _ROW_STEP else 1
-            chunks = -(-self.rows // (largest // step * step))
-            plan = self.of_chunk(-(-self.rows // (chunks * step)) * step)
-            while plan.total_bytes > bound and plan.chunk_rows > 1:
-                step = _ROW_STEP if plan.chunk_rows > _ROW_STEP else 1
-                plan = self.of_chunk(plan.chunk_rows - step)
+        """The fastest form whose chunks fit into `max_bytes` and are not small, else the leanest form."""
+        lean = self
+        if self.algorithm in ("auto", "tensor"):
+            lean = dataclasses.replace(self, algorithm="pipelined")
+        for fast in (self.padded(), lean.padded()):
+            plan = fast.within(max_bytes)
+            is_large = plan.chunks == 1 or plan.chunk_rows >= _LEAST_CHUNK_ROWS
+            if is_large and (max_bytes is None or plan.total_bytes <= max_bytes):
+                return plan
+        plan = lean.within(max_bytes)
         if max_bytes is not None and plan.total_bytes > max_bytes:
             raise ValueError(
                 f"max_bytes={max_bytes} is too little: a chunk of one row takes {plan.total_bytes} "
                 f"bytes ({plan.sums_bytes} for sums over chunks), and all rows at once take "
-                f"{one.total_bytes}"
+                f"{lean.of_chunk(self.rows).total_bytes}"
             )
         return plan
 
+    def within(self, max_bytes: int | None) -> LinearCrossEntropyPlan:
+        """The plan with the fewest chunks whose memory stays within `max_bytes`, if there is one."""
+        bound, plan = max_bytes, self.of_chunk(self.rows)
+        if bound is None:
+            largest = max(_CHUNK_BYTES // self.of_chunk(1).logits_bytes, 1)
+            bound = self.of_chunk(min(largest, self.rows)).total_bytes
+        return plan if plan.total_bytes <= bound else self._in_chunks(bound)
 
-def _scratch_of(m: int, n: int, k: int, trans_a: bool, trans_b: bool, device: Any) -> int:
-    """Bytes of a float32 product's partial sums and padded copies of operands."""
-    flags: dict[str, Any] = {"trans_a": trans_a, "trans_b": trans_b, "algorithm": "pipelined"}
-    of = sgemm_plan.plan_sgemm(m, n, k, **flags, device=device)
-    elements = of.partial_elements
-    for stored, is_transposed, pad in (((m, k), trans_a, of.pad_a), ((k, n), trans_b, of.pad_b)):
-        rows, cols = stored[::-1] if is_transposed else stored
-        elements += rows * (cols + pad) if pad else 0
-    return 4 * elements
+    def _in_chunks(self, bound: int) -> LinearCrossEntropyPlan:
+        """The plan with the fewest chunks, of at least one row, whose memory stays within `bound`."""
+
+        def total(rows: int) -> int:
+            return self.of_chunk(rows).total_bytes
+
+        step = _ROW_STEP if total(_ROW_STEP) <= bound else 1
+        most = bisect.bisect_right(range(step, self.rows, step), bound, key=total) * step
+        chunks = -(-self.rows // max(most, 1))
+        return self.of_chunk(-(-self.rows // (chunks * step)) * step)
 
 
 def plan_linear_cross_entropy(
@@ -263,7 +273,8 @@ def plan_linear_cross_entropy(
     validate.check_choice("platform", platform, get_args(PlanPlatform))
     dtypes = (jnp.dtype(name), jnp.dtype(logits_dtype_name(logits_dtype) or name))
     flags = (bool(trans_w), is_scaled, not w_is_constant)
-    problem = _Problem(rows, features, classes, *dtypes, *flags, platform, device)
+    algorithm = default_algorithm.current()
+    problem = _Problem(rows, features, classes, *dtypes, *flags, platform, algorithm, device)
     return problem.plan(as_bytes(_NAME, max_bytes))
 
 
@@ -311,7 +322,7 @@ def layout(call: Call, operands: Sequence[Any], platform: str) -> Layout:
     """
     given, options = call.named(operands), call.options
     if any(not isinstance(size, int) or size == 0 for x in operands for size in x.shape):
-        return Layout()
+        return Layout(algorithm=options.algorithm)
     x, w = given["x"], given["w"]
     problem = _Problem(
         rows=math.prod(x.shape[:-1]),
@@ -323,7 +334,8 @@ def layout(call: Call, operands: Sequence[Any], platform: str) -> Layout:
         is_scaled="scales" in given,
         sums=not SUMS.isdisjoint(call.wanted),
         platform=platform,
+        algorithm="xla" if options.implementation == "xla" else options.algorithm,
     )
     plan = problem.plan(options.max_bytes)
     chunk_rows = None if plan.chunks == 1 else plan.chunk_rows
-    return Layout(chunk_rows, plan.pad_features, plan.pad_classes)
+    return Layout(chunk_rows, plan.pad_features, plan.pad_classes, plan.algorithm)

@@ -141,7 +141,9 @@ def _jvp_of_whole(primals: Any, tangents: Any, *, call: Call) -> Any:
     """The JVP of an operation, by JAX's JVP of one chunk of all rows."""
 
     def whole(operands: Sequence[jax.Array]) -> list[jax.Array]:
-        return chunks.run(call, operands, _traced(call), chunks.Layout())
+        return chunks.run(
+            call, operands, _traced(call), chunks.Layout(algorithm=call.options.algorithm)
+        )
 
     results = _PRIMITIVES[call.operation].bind(*primals, call=call)
     return results, derivatives.jvp_of(whole, primals, tangents)[1]

@@ -36,8 +36,8 @@ def default_algorithm(algorithm: Algorithm | None) -> AbstractContextManager[Non
     """Inside the block, products that name no algorithm run this one, even if another is faster.
 
     "pipelined" selects the FFMA units, and their bits, instead of the tensor cores. The block reaches
-    `dot_general` inside Flax's layers, float32 attention, `plan_sgemm`, and the derivatives of functions
-    traced inside. It does not reach `linear_cross_entropy`, which always runs "pipelined" to respect its
+    `dot_general` inside Flax's layers, float32 attention and linear losses, plans, and the derivatives of
+    functions traced inside. Linear losses run "pipelined" if the scratch of "tensor" would not fit their
     memory bound. A function that was jitted before is traced again. Blocks nest. Outside of all blocks,
     the environment variable JAXKERNELS_ALGORITHM applies.
 

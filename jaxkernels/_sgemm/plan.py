@@ -142,9 +142,12 @@ class SgemmScheme(NamedTuple):
 
 
 def scheme_of_sgemm(
-    a_shape: Sequence[Any], b_shape: Sequence[Any], options: Options
+    a_shape: Sequence[Any],
+    b_shape: Sequence[Any],
+    options: Options,
+    device: DeviceName | Device | None = None,
 ) -> SgemmScheme:
-    """The scheme of a product on this machine's GPU.
+    """The scheme of a product on this machine's GPU, or on another.
 
     It is fixed at lowering, because XLA allocates the scratch and pads the operands. Products with
     symbolic sizes (jax.export) use an FFMA kernel, without split k, padding or scratch.
@@ -157,7 +160,7 @@ def scheme_of_sgemm(
         b_shape,
         options.trans_a,
         options.trans_b,
-        devices.limits_of(None),
+        devices.limits_of(device),
         algorithm=options.algorithm,
         for_batch=options.for_batch,
     )

@@ -1,11 +1,15 @@
 """The arguments and plans of the cross entropy of a linear layer."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxkernels as jk
+from jaxkernels._linear_loss import chunks, plan
+from jaxkernels._linear_loss.row_calls import RowCalls
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((3, 5, 6)).astype(np.float32)
@@ -94,6 +98,50 @@ def test_what_a_plan_counts():
     in_place = jk.plan_linear_cross_entropy(500, 8, 100, "float32", max_bytes=200_000)
     assert in_place.chunks > 1
     assert in_place.sums_bytes == 4 * 2 * 100
+
+
+@pytest.mark.parametrize(
+    ("device", "max_bytes", "algorithm"),
+    [("h100", None, "auto"), ("h100", 10**9, "auto"), ("h100", 500_000_000, "pipelined")],
+)
+def test_float32_products_use_tensor_cores_if_their_scratch_fits(device, max_bytes, algorithm):
+    sizes = (8192, 2048, 50304)
+    options = {"max_bytes": max_bytes, "device": device}
+    found = jk.plan_linear_cross_entropy(*sizes, "float32", **options)
+    assert found.algorithm == algorithm
+    rows, (_, features, classes) = found.chunk_rows, sizes
+    products = ((rows, classes, features), (rows, features, classes), (features, classes, rows))
+    transposed = ({}, {"trans_b": True}, {"trans_a": True})
+    with jk.default_algorithm(None if algorithm == "auto" else algorithm):
+        of = [
+            jk.plan_sgemm(*mnk, **flags, device=device)
+            for mnk, flags in zip(products, transposed, strict=True)
+        ]
+    assert {p.algorithm for p in of} == {"tensor" if algorithm == "auto" else algorithm}
+    assert found.scratch_bytes == 4 * max(p.partial_elements for p in of)
+    assert max_bytes is None or found.total_bytes <= max_bytes
+    with jk.default_algorithm("pipelined"):
+        ffma = jk.plan_linear_cross_entropy(*sizes, "float32", **options)
+    assert ffma.algorithm == "pipelined"
+
+
+def test_products_run_the_algorithm_of_the_plan():
+    x, w = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((8192, 2048), (2048, 50304)))
+    given = (
+        x,
+        w,
+        jax.ShapeDtypeStruct((8192, 1), "int32"),
+        jax.ShapeDtypeStruct((8192, 4), "float32"),
+    )
+    for max_bytes, algorithm in ((None, "auto"), (500_000_000, "pipelined")):
+        options = chunks.Options(max_bytes=max_bytes)
+        call = chunks.Call(
+            "fwd_grad", ("x", "w", "label", "numbers"), ("kept", "dx", "dw"), options
+        )
+        layout = plan.layout(call, given, "cuda")
+        run = lambda *operands: chunks.run(call, operands, RowCalls("plain"), layout)  # noqa: B023, E731
+        program = str(jax.make_jaxpr(run)(*given))
+        assert set(re.findall(r"algorithm='(\w+)'", program)) == {algorithm}
 
 
 @pytest.mark.parametrize("rows", [1, 127, 1000, 4096, 100_003])
