@@ -18,7 +18,7 @@ from jaxkernels._linear_loss.chunks import Arrays, Options
 from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows import loss_arguments
 from jaxkernels._sgemm import default_algorithm
-from jaxkernels.typing import Implementation, LogitsDtype, Reduction
+from jaxkernels.typing import Dtype, Implementation, LogitsDtype, Reduction
 
 _NAME = "linear_cross_entropy"
 
@@ -39,6 +39,7 @@ def linear_cross_entropy(
     reduction: Reduction = "none",
     return_lse: Literal[False] = ...,
     return_entropy: Literal[False] = ...,
+    dtype: Dtype | None = None,
     logits_dtype: LogitsDtype | None = None,
     max_bytes: int | None = None,
     implementation: Implementation | None = None,
@@ -61,6 +62,7 @@ def linear_cross_entropy(
     reduction: Reduction = "none",
     return_lse: bool = False,
     return_entropy: bool = False,
+    dtype: Dtype | None = None,
     logits_dtype: LogitsDtype | None = None,
     max_bytes: int | None = None,
     implementation: Implementation | None = None,
@@ -92,6 +94,7 @@ def linear_cross_entropy(
     reduction: Reduction = "none",
     return_lse: bool = False,
     return_entropy: bool = False,
+    dtype: Dtype | None = None,
     logits_dtype: LogitsDtype | None = None,
     max_bytes: int | None = None,
     implementation: Implementation | None = None,
@@ -114,7 +117,7 @@ def linear_cross_entropy(
 
     Args:
         x: array of shape (..., H), float32, bfloat16, float16 or float64.
-        w: array of shape (H, V), or (V, H) with `trans_w`, of the dtype of x.
+        w: array of shape (H, V), or (V, H) with `trans_w`, of one of these dtypes.
         labels: the class of each row: integers of any dtype, of shape (...) or with sizes of 1,
             or one number. A negative label leaves its row out: loss and gradient are 0, whatever x is.
         bias: None, or an array of shape (V,) of any floating dtype. It is added to the product in
@@ -128,10 +131,13 @@ def linear_cross_entropy(
         reduction: as for `cross_entropy`.
         return_lse: also returns the log-sum-exp of each row.
         return_entropy: also returns the entropy of the softmax of each row.
-        logits_dtype: None rounds the logits, and their gradient, to the dtype of x. float32 keeps
-            them in float32 until the gradient is multiplied, for more memory.
+        dtype: the dtype in which x and w are multiplied, as in Flax's layers. None promotes them:
+            bfloat16 x and float32 w are multiplied in float32, and `dtype="bfloat16"` avoids that.
+            Gradients have the dtypes of x and w.
+        logits_dtype: None rounds the logits, and their gradient, to the dtype of the product. float32
+            keeps them in float32 until the gradient is multiplied, for more memory.
         max_bytes: bound on the memory of the loss and its gradients on one device, not counting
-            operands and results. None allows 1 GiB for the logits of a chunk, plus the sums over chunks,
+            operands, results and copies of x and w in `dtype`. None allows 1 GiB for the logits of a chunk, plus the sums over chunks,
             the scratch of products and padded copies of w. Forward mode of "none" takes more, see below.
         implementation: as for `cross_entropy`, for the row kernels. float32 products are those of
             `matmul`, with the algorithm "pipelined" if a bound leaves too little room for the scratch
@@ -142,8 +148,8 @@ def linear_cross_entropy(
         or `return_entropy` a tuple: the loss, then the log-sum-exp, then the entropy.
 
     Raises:
-        TypeError: an argument is not an array or number, x and w have different dtypes or no kernels,
-            or labels are not integers. (For probabilities, which are as large as the logits, use
+        TypeError: an argument is not an array or number, x, w or `dtype` has a dtype without kernels, or
+            labels are not integers. (For probabilities, which are as large as the logits, use
             `cross_entropy`.)
         ValueError: shapes do not fit, an option is out of its range or unknown, a concrete label is V
             or larger, or one row does not fit into `max_bytes` when the program is lowered.
@@ -155,7 +161,7 @@ def linear_cross_entropy(
           the dtypes of x, w and bias, and then multiply by the cotangent of the loss. "none" stores seven
           numbers per row and computes the logits of a chunk again, with four products. float16 and calls
           with extra outputs use the path of "none".
-        * The gradient of the logits is rounded to the dtype of x before it is multiplied. The gradient
+        * The gradient of the logits is rounded to the dtype of the product before it is multiplied. The gradient
           of w is summed in float32 over chunks and rounded once; a single chunk needs no sum.
         * Under vmap, rows of all members share chunks if they share w, and so does the gradient of a sum
           of their losses.
@@ -179,11 +185,12 @@ def linear_cross_entropy(
         reduction=reduction,
         return_lse=return_lse,
         return_entropy=return_entropy,
+        dtype=dtype,
         max_bytes=max_bytes,
     )
     loss_arguments.check_loss_options(_NAME, reduction, label_smoothing, z_loss)
     label_array = loss_arguments.as_labels(_NAME, "labels", labels)
-    given, logits = _operands(x, w, bias, trans_w, of_logits, label_array)
+    given, logits = _operands(x, w, bias, trans_w, dtype, of_logits, label_array)
     loss_arguments.check_are_labels(_NAME, "labels", label_array, logits)
     if not jnp.issubdtype(label_array.dtype, jnp.integer):
         raise TypeError(
@@ -219,22 +226,33 @@ def linear_cross_entropy(
 
 
 def _operands(
-    x: Any, w: Any, bias: Any, trans_w: bool, logits_dtype: str | None, labels: jax.Array
+    x: Any,
+    w: Any,
+    bias: Any,
+    trans_w: bool,
+    dtype: Any,
+    logits_dtype: str | None,
+    labels: jax.Array,
 ) -> tuple[Arrays, jax.ShapeDtypeStruct]:
     """The operands of the logits, and the logits' shape and dtype. A vector x becomes one row."""
     x, w = validate.as_array(_NAME, "x", x), validate.as_array(_NAME, "w", w)
-    if x.dtype != w.dtype or x.dtype.name not in validate.DTYPES:
-        remedy = ". Write w.astype(x.dtype)" if x.dtype.name in validate.DTYPES else ""
-        if jnp.issubdtype(w.dtype, jnp.integer) and jnp.issubdtype(labels.dtype, jnp.floating):
-            remedy = f". The order is {_NAME}(x, w, labels)"
+    if not {x.dtype.name, w.dtype.name} <= set(validate.DTYPES):
+        is_swapped = jnp.issubdtype(w.dtype, jnp.integer) and jnp.issubdtype(
+            labels.dtype, jnp.floating
+        )
+        remedy = f". The order is {_NAME}(x, w, labels)" if is_swapped else ""
         raise TypeError(
-            f"{_NAME}: x and w must have one dtype of {', '.join(validate.DTYPES)}; got {x.dtype} and "
+            f"{_NAME}: x and w must have dtypes of {', '.join(validate.DTYPES)}; got {x.dtype} and "
             f"{w.dtype}{remedy}"
         )
-    if logits_dtype is not None and x.dtype == jnp.float64:
+    if dtype is None:
+        dtype = jnp.promote_types(x.dtype, w.dtype)
+    dtype = jnp.dtype(validate.row_dtype(_NAME, dtype))
+    if logits_dtype is not None and dtype == jnp.float64:
         raise ValueError(
             f"{_NAME}: logits_dtype={logits_dtype!r} is narrower than x, float64. Drop logits_dtype="
         )
+    x, w = x.astype(dtype), w.astype(dtype)
     if (
         (x.ndim, labels.ndim) == (2, w.ndim - 1)  # only a matrix x can be a swapped w
         and labels.shape == w.shape[:-1]
@@ -255,5 +273,5 @@ def _operands(
             raise ValueError(
                 f"{_NAME}: bias must have shape {(classes,)}; got {given['bias'].shape}"
             )
-    dtype = logits_dtype or x.dtype
-    return given, jax.ShapeDtypeStruct((*given["x"].shape[:-1], classes), dtype)
+    shape = (*given["x"].shape[:-1], classes)
+    return given, jax.ShapeDtypeStruct(shape, logits_dtype or dtype)

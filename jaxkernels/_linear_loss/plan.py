@@ -239,7 +239,7 @@ def plan_linear_cross_entropy(
     Args:
         x_shape: shape of x, (..., H); in a sharded program, that of a device.
         w_shape: shape of w, (H, V), or (V, H) with `trans_w`; in a sharded program, that of a device.
-        dtype: dtype of x and w: float32, bfloat16, float16 or float64.
+        dtype: dtype in which x and w are multiplied: float32, bfloat16, float16 or float64.
         of_dtype: the dtype after three sizes.
         trans_w: as for `linear_cross_entropy`.
         logits_dtype: as for `linear_cross_entropy`.

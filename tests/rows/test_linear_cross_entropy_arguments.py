@@ -1,7 +1,9 @@
 """The arguments and plans of the cross entropy of a linear layer."""
 
+import functools
 import re
 
+import flax.linen
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,6 +72,31 @@ def test_dtypes_of_results(dtype):
             value, gradients = jax.value_and_grad(loss, (0, 1, 2))(x, w, b)
             assert value.dtype == jnp.float32
             assert [g.dtype for g in gradients] == [x.dtype, w.dtype, b.dtype]
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "dtype", "computed"),
+    [
+        (("bfloat16", "float32"), None, "float32"),
+        (("bfloat16", "float32"), "bfloat16", "bfloat16"),
+        (("bfloat16", "float16"), None, "float32"),
+        (("float32", "bfloat16"), jnp.bfloat16, "bfloat16"),
+    ],
+)
+def test_dtypes_are_promoted_as_in_flax(dtypes, dtype, computed, exact_products):
+    x, w = jnp.asarray(X, dtypes[0]), jnp.asarray(W, dtypes[1])
+    assert flax.linen.dtypes.promote_dtype(x, w, dtype=dtype)[1].dtype == computed
+
+    def both(x, w, **options):
+        mean = functools.partial(jk.linear_cross_entropy, reduction="mean", **options)
+        return jax.value_and_grad(lambda x, w: mean(x, w, LABEL), (0, 1))(x, w)
+
+    loss, gradients = both(x, w, dtype=dtype)
+    want, of = both(x.astype(computed), w.astype(computed))
+    assert [g.dtype for g in gradients] == list(dtypes)
+    np.testing.assert_array_equal(loss, want)
+    for got, g in zip(gradients, of, strict=True):
+        np.testing.assert_array_equal(got, g.astype(got.dtype))
 
 
 def test_what_a_plan_counts():
