@@ -4,7 +4,7 @@ For each chunk, a product computes the logits. The row kernels then reduce them 
 overwrite them with their gradient, and two products multiply the gradient by w and by x. Chunks are
 independent, except that the gradients of w and bias are summed over them.
 
-| operation | operands besides x, w, label, bias, scales | results |
+| operation | operands besides x, w, label, bias, where, scales | results |
 |---|---|---|
 | measures | | measures, kept |
 | loss | numbers | loss |
@@ -12,12 +12,12 @@ independent, except that the gradients of w and bias are summed over them.
 | grad | kept, cotangent | the wanted ones of dx, dw, dbias, dscales |
 | jvp | kept, and the nonzero ones of x_dot, w_dot, bias_dot, scales_dot | tangent |
 
-Shapes: x (..., H), w (H, V) or (V, H), bias (V,). Per-row arrays have the shape (..., count): label 1,
+Shapes: x (..., H), w (H, V) or (V, H), bias and where (V,). Per-row arrays have the shape (..., count): label 1,
 scales 1 or 2 (temperature, cap), numbers 4, kept (the residuals) 7, measures, cotangent and tangent 4.
 The loss keeps the first `members` row dimensions and is summed over the others.
 
-Zeros pad w, bias and each chunk of x if the plan says so. The logits of padded classes become -inf, so
-that no sum counts them and their gradient is 0.
+Zeros pad w, bias, where and each chunk of x if the plan says so. The logits of padded classes, and of those
+that `where` hides, become -inf, so that no sum counts them and their gradient is 0.
 
 Owns: the mathematics, and the order of chunks. Must not know: primitives, devices.
 """
@@ -45,7 +45,7 @@ from jaxkernels.typing import Implementation
 Arrays = dict[str, jax.Array]
 
 # Operands that all rows share; all other operands have per-row data.
-SHARED = frozenset({"w", "bias", "w_dot", "bias_dot"})
+SHARED = frozenset({"w", "bias", "where", "w_dot", "bias_dot"})
 # Results that are summed over rows.
 SUMS = frozenset({"dw", "dbias"})
 
@@ -197,16 +197,20 @@ class _Piece:
         """Pads the features and the classes of an operand."""
         features, classes = self.layout.pad_features, self.layout.pad_classes
         of_w = (classes, features) if self.call.options.trans_w else (features, classes)
-        of = {"x": (0, features), "w": of_w, "bias": (classes,)}[name.removesuffix("_dot")]
+        of = {"x": (0, features), "w": of_w, "bias": (classes,), "where": (classes,)}
+        of = of[name.removesuffix("_dot")]
         return jnp.pad(operand, [(0, n) for n in of]) if any(of) else operand
 
-    def _hidden(self, logits: jax.Array) -> jax.Array:
-        """Hides the padded classes, in place."""
+    def _hidden(self, logits: jax.Array, given: Arrays) -> jax.Array:
+        """Hides classes, in place."""
         count = self.layout.pad_classes
-        if not count:
+        if "where" in given:  # False in the padding
+            logits = jnp.where(given["where"], logits, -jnp.inf)
+        elif count:
+            hidden = jnp.full((logits.shape[0], count), -jnp.inf, logits.dtype)
+            logits = lax.dynamic_update_slice(logits, hidden, (0, logits.shape[1] - count))
+        else:
             return logits
-        hidden = jnp.full((logits.shape[0], count), -jnp.inf, logits.dtype)
-        logits = lax.dynamic_update_slice(logits, hidden, (0, logits.shape[1] - count))
         # Without the barrier, XLA would copy the logits for the kernel that overwrites them.
         return lax.optimization_barrier(logits)
 
@@ -224,7 +228,7 @@ class _Piece:
         scaled = logits
         if "scales" in given:
             scaled = reference.scaled(logits, given["scales"])
-        scaled = self._hidden(scaled)
+        scaled = self._hidden(scaled, given)
         if operation in ("measures", "loss"):
             return {"kept": self.rows(kernels.cross_entropy_fwd, scaled, label, all_sums=all_sums)}
         if operation == "fwd_grad":
@@ -293,7 +297,7 @@ class _Piece:
             logits, logits_dot = jax.jvp(
                 reference.scaled, (logits, scales), (logits_dot, scales_dot)
             )
-        logits = self._hidden(logits)
+        logits = self._hidden(logits, given)
         return reference.cross_entropy_jvp(logits, given["label"], given["kept"], logits_dot)
 
     def _product(

@@ -1,20 +1,19 @@
 """Cross entropy of a linear layer, without storing the logits.
 
-Owns: the public function, and the conversion of its arguments to operands of the primitives. Must not
-know: how a chunk is computed.
+Owns: the public function. Must not know: how its operands are checked, or how a chunk is computed.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxkernels._core import eager, validate
-from jaxkernels._linear_loss import plan, primitive
-from jaxkernels._linear_loss.chunks import Arrays, Options
+from jaxkernels._linear_loss import arguments, plan, primitive
+from jaxkernels._linear_loss.chunks import Options
 from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows import loss_arguments
 from jaxkernels._sgemm import default_algorithm
@@ -31,6 +30,7 @@ def linear_cross_entropy(
     *,
     bias: ArrayLike | None = None,
     trans_w: bool = False,
+    where: ArrayLike | None = None,
     weights: ArrayLike | None = None,
     label_smoothing: ArrayLike = 0.0,
     z_loss: ArrayLike = 0.0,
@@ -54,6 +54,7 @@ def linear_cross_entropy(
     *,
     bias: ArrayLike | None = None,
     trans_w: bool = False,
+    where: ArrayLike | None = None,
     weights: ArrayLike | None = None,
     label_smoothing: ArrayLike = 0.0,
     z_loss: ArrayLike = 0.0,
@@ -69,15 +70,12 @@ def linear_cross_entropy(
 ) -> jax.Array | tuple[jax.Array, ...]: ...
 
 
-def _are_fit(x: Any, w: Any, labels: Any, trans_w: bool = False, **options: Any) -> bool:
-    """As `loss_arguments.are_fit`, but leaves labels unchecked if the shapes of x and w do not fit."""
-    classes, depth = (loss_arguments.size_of(w, i if trans_w else 1 - i) for i in (0, 1))
-    fits = depth == loss_arguments.size_of(x, -1)
-    return loss_arguments.are_fit(_NAME, "labels", labels, classes if fits else None, **options)
-
-
 @eager.jit_when_eager(
-    *("x", "w", "labels", "bias", "weights"), numbers=loss_arguments.NUMBERS, check=_are_fit
+    *("x", "w", "labels", "bias", "where", "weights"),
+    numbers=loss_arguments.NUMBERS,
+    check=lambda x, w, labels, **options: arguments.are_fit(
+        _NAME, "labels", x, w, labels, **options
+    ),
 )
 def linear_cross_entropy(
     x: ArrayLike,
@@ -86,6 +84,7 @@ def linear_cross_entropy(
     *,
     bias: ArrayLike | None = None,
     trans_w: bool = False,
+    where: ArrayLike | None = None,
     weights: ArrayLike | None = None,
     label_smoothing: ArrayLike = 0.0,
     z_loss: ArrayLike = 0.0,
@@ -123,6 +122,8 @@ def linear_cross_entropy(
         bias: None, or an array of shape (V,) of any floating dtype. It is added to the product in
             float32. -inf hides a class that pads the vocabulary, but not with a soft cap.
         trans_w: w has the shape (V, H), like a table of embeddings.
+        where: None, or a mask of bool, of shape (V,). Classes where it is False are hidden, as in
+            `cross_entropy`.
         weights: as for `cross_entropy`, against the shape (...).
         label_smoothing: as for `cross_entropy`.
         z_loss: as for `cross_entropy`.
@@ -189,18 +190,15 @@ def linear_cross_entropy(
         max_bytes=max_bytes,
     )
     loss_arguments.check_loss_options(_NAME, reduction, label_smoothing, z_loss)
-    label_array = loss_arguments.as_labels(_NAME, "labels", labels)
-    given, logits = _operands(x, w, bias, trans_w, dtype, of_logits, label_array)
-    loss_arguments.check_are_labels(_NAME, "labels", label_array, logits)
-    if not jnp.issubdtype(label_array.dtype, jnp.integer):
-        raise TypeError(
-            f"{_NAME}: labels must be integers; got {label_array.dtype}. For "
-            "probabilities use jaxkernels.cross_entropy"
-        )
-    label = given["label"] = loss_arguments.ids(_NAME, "labels", labels, label_array, logits)
-    scales = loss_arguments.scales_of_rows(_NAME, logit_soft_cap, temperature, logits)
-    if scales is not None:
-        given["scales"] = scales
+    given, logits = arguments.operands(
+        *(_NAME, "labels", x, w, labels, bias, where),
+        trans_w=trans_w,
+        logit_soft_cap=logit_soft_cap,
+        temperature=temperature,
+        dtype=dtype,
+        logits_dtype=of_logits,
+    )
+    label = given["label"]
     weight = loss_arguments.weights_of_rows(_NAME, weights, label >= 0, logits)
     numbers = reference.coefficients_of(weight, reduction, label_smoothing, z_loss)
     smooths = not loss_arguments.is_known(label_smoothing, 0.0)
@@ -223,55 +221,3 @@ def linear_cross_entropy(
     results = reference.results_of(loss, measures, largest, reduction, return_lse, return_entropy)
     results = [jnp.squeeze(y, 0) if is_vector and y.ndim else y for y in results]
     return results[0] if alone else tuple(results)
-
-
-def _operands(
-    x: Any,
-    w: Any,
-    bias: Any,
-    trans_w: bool,
-    dtype: Any,
-    logits_dtype: str | None,
-    labels: jax.Array,
-) -> tuple[Arrays, jax.ShapeDtypeStruct]:
-    """The operands of the logits, and the logits' shape and dtype. A vector x becomes one row."""
-    x, w = validate.as_array(_NAME, "x", x), validate.as_array(_NAME, "w", w)
-    if not {x.dtype.name, w.dtype.name} <= set(validate.DTYPES):
-        is_swapped = jnp.issubdtype(w.dtype, jnp.integer) and jnp.issubdtype(
-            labels.dtype, jnp.floating
-        )
-        remedy = f". The order is {_NAME}(x, w, labels)" if is_swapped else ""
-        raise TypeError(
-            f"{_NAME}: x and w must have dtypes of {', '.join(validate.DTYPES)}; got {x.dtype} and "
-            f"{w.dtype}{remedy}"
-        )
-    if dtype is None:
-        dtype = jnp.promote_types(x.dtype, w.dtype)
-    dtype = jnp.dtype(validate.row_dtype(_NAME, dtype))
-    if logits_dtype is not None and dtype == jnp.float64:
-        raise ValueError(
-            f"{_NAME}: logits_dtype={logits_dtype!r} is narrower than x, float64. Drop logits_dtype="
-        )
-    x, w = x.astype(dtype), w.astype(dtype)
-    if (
-        (x.ndim, labels.ndim) == (2, w.ndim - 1)  # only a matrix x can be a swapped w
-        and labels.shape == w.shape[:-1]
-        and w.shape[-1] in x.shape
-        and not validate.fits(labels.shape, x.shape[:-1])
-    ):
-        raise ValueError(
-            f"{_NAME}: labels of shape {labels.shape} fit w, {w.shape}, and not x, {x.shape}. The order is "
-            f"{_NAME}(x, w, labels)"
-        )
-    *_, classes = plan.sizes_of(_NAME, ("x.shape", "w.shape"), x.shape, w.shape, trans_w)
-    given = {"x": x if x.ndim > 1 else x[None], "w": w}
-    if bias is not None:
-        given["bias"] = validate.as_array(_NAME, "bias", bias)
-        if not jnp.issubdtype(given["bias"].dtype, jnp.floating):
-            raise TypeError(f"{_NAME}: bias must be floating; got {given['bias'].dtype}")
-        if given["bias"].shape != (classes,):
-            raise ValueError(
-                f"{_NAME}: bias must have shape {(classes,)}; got {given['bias'].shape}"
-            )
-    shape = (*given["x"].shape[:-1], classes)
-    return given, jax.ShapeDtypeStruct(shape, logits_dtype or dtype)

@@ -69,7 +69,7 @@ def _dims(call: Call, name: str, rank: int) -> list[str]:
     if of == "w":
         pair = [_FEATURES, _CLASSES]
         return pair[::-1] if call.options.trans_w else pair
-    if of == "bias":
+    if of in ("bias", "where"):
         return [_CLASSES]
     return [*rows, _FEATURES if of == "x" else f"numbers_of_{of}"]
 

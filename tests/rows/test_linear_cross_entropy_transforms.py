@@ -116,6 +116,25 @@ def test_mapped_weights(reduction):
 
 
 @each_reduction
+@pytest.mark.parametrize("cap", [None, 3.0])
+def test_hidden_classes(reduction, cap):
+    """Neither smoothing nor the cap counts them; each of several masks has its own chunks."""
+    options = {"temperature": SCALE, "logit_soft_cap": cap, "reduction": reduction, **OPTIONS}
+    masks = np.stack([np.arange(33) % 3 != i for i in range(3)])
+    label = np.where(LABEL % 3 == 0, LABEL + 1, LABEL) % 33 if reduction == "mean" else LABEL
+
+    def of(f, shown):
+        return lambda x, w, b: jnp.sum(
+            jnp.sin(jnp.minimum(f(x, w, b, label, where=shown, **options), 1e3))
+        )
+
+    shown = np.arange(33) % 3 != 0
+    check(lambda f: jax.value_and_grad(of(f, shown), ALL)(X, W, B))
+    check(lambda f: jax.jvp(of(f, shown), (X, W, B), TANGENTS))
+    check(lambda f: jax.vmap(lambda m: jax.grad(of(f, m), ALL)(X, W, B))(masks))
+
+
+@each_reduction
 def test_in_a_scan_and_under_remat(reduction):
     def scanned(f):
         def step(carry, row):

@@ -229,6 +229,8 @@ LINEAR = (
         for w, trans_w in ((np.ones((7, 9), "f"), False), (np.ones((9, 7), "f"), True))
     ),
     ({"bias": np.ones(6)}, ValueError, r"bias must have shape \(7,\)"),
+    ({"where": np.ones(6, bool)}, ValueError, r"where must have shape \(7,\)"),
+    ({"where": np.ones(7)}, ValueError, r"where must be None or a boolean array"),
     ({"bias": LABEL[0]}, TypeError, "bias must be floating; got int"),
     ({"logits_dtype": "float64"}, ValueError, "must be None or 'float32'; got 'float64'$"),
     ({"logits_dtype": np.ones(2, "f")}, (TypeError, ValueError), "logits_dtype"),
