@@ -2,7 +2,7 @@
 
 `softmax`, `log_softmax` and `logsumexp` replace the functions of `jax.nn`, and `cross_entropy` replaces
 optax's. They run CUDA kernels on NVIDIA GPUs, C++ kernels on CPUs, and plain JAX elsewhere.
-`linear_cross_entropy` computes the loss of a linear layer without storing its logits. `matmul`, `dot_general`
+`linear_cross_entropy` and `linear_token_log_probs` do not store the logits of a linear layer. `matmul`, `dot_general`
 and `sgemm` always compute in float32. `plan_softmax`, `plan_sgemm` and `plan_attention` show which kernels a
 GPU runs. `python -m jaxkernels` prints the installation and tests it.
 
@@ -35,6 +35,9 @@ from jaxkernels._export import export_checks as export_checks
 from jaxkernels._linear_loss.cross_entropy import linear_cross_entropy as linear_cross_entropy
 from jaxkernels._linear_loss.plan import LinearCrossEntropyPlan as LinearCrossEntropyPlan
 from jaxkernels._linear_loss.plan import plan_linear_cross_entropy as plan_linear_cross_entropy
+from jaxkernels._linear_loss.token_log_probs import (
+    linear_token_log_probs as linear_token_log_probs,
+)
 from jaxkernels._patch import patch_jax_nn as patch_jax_nn
 from jaxkernels._patch import patch_optax as patch_optax
 from jaxkernels._rows.cross_entropy import cross_entropy as cross_entropy
@@ -73,6 +76,7 @@ __all__ = [
     "einsum",
     "export_checks",
     "linear_cross_entropy",
+    "linear_token_log_probs",
     "log_softmax",
     "logsumexp",
     "matmul",

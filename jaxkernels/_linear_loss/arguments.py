@@ -13,8 +13,9 @@ import jax.numpy as jnp
 
 from jaxkernels._core import validate
 from jaxkernels._linear_loss import plan
-from jaxkernels._linear_loss.chunks import Arrays
+from jaxkernels._linear_loss.chunks import Arrays, Options
 from jaxkernels._rows import loss_arguments
+from jaxkernels._sgemm import default_algorithm
 
 
 def are_fit(
@@ -26,6 +27,29 @@ def are_fit(
     return loss_arguments.are_fit(name, argument, ids, classes if fits else None, **options)
 
 
+def options_of(
+    name: str,
+    *,
+    trans_w: Any,
+    all_sums: bool,
+    logits_dtype: Any,
+    max_bytes: Any,
+    implementation: Any,
+) -> Options:
+    """The checked static parameters of a call."""
+    validate.check_choice("implementation", implementation, validate.IMPLEMENTATIONS)
+    of_logits = plan.logits_dtype_name(logits_dtype)
+    validate.check_static(trans_w=trans_w, max_bytes=max_bytes)
+    return Options(
+        trans_w=bool(trans_w),
+        all_sums=all_sums,
+        logits_dtype=of_logits,
+        max_bytes=plan.as_bytes(name, max_bytes),
+        implementation=implementation,
+        algorithm=default_algorithm.current(),
+    )
+
+
 def operands(
     name: str,
     argument: str,
@@ -34,17 +58,16 @@ def operands(
     ids: Any,
     bias: Any,
     where: Any,
-    *,
-    trans_w: bool,
     logit_soft_cap: Any,
     temperature: Any,
     dtype: Any,
-    logits_dtype: str | None,
+    options: Options,
 ) -> tuple[Arrays, jax.ShapeDtypeStruct]:
     """The operands of `chunks` by name, and the logits' shape and dtype. A vector x becomes one row."""
     label = loss_arguments.as_labels(name, argument, ids)
     x, w = validate.as_array(name, "x", x), validate.as_array(name, "w", w)
     x, w = _of_one_dtype(name, x, w, dtype, label)
+    logits_dtype = options.logits_dtype
     if logits_dtype is not None and x.dtype == jnp.float64:
         raise ValueError(
             f"{name}: logits_dtype={logits_dtype!r} is narrower than x, float64. Drop logits_dtype="
@@ -59,7 +82,8 @@ def operands(
             f"{name}: {argument} of shape {label.shape} fit w, {w.shape}, and not x, {x.shape}. The order "
             f"is {name}(x, w, {argument})"
         )
-    *_, classes = plan.sizes_of(name, ("x.shape", "w.shape"), x.shape, w.shape, trans_w)
+    names = ("x.shape", "w.shape")
+    *_, classes = plan.sizes_of(name, names, x.shape, w.shape, options.trans_w)
     given = {"x": x if x.ndim > 1 else x[None], "w": w}
     if bias is not None:
         given["bias"] = validate.as_array(name, "bias", bias)

@@ -257,6 +257,8 @@ class _Piece:
         options, wanted = self.call.options, self.call.wanted
         x, w = given["x"], given["w"]
         found = {}
+        if "where" in given:  # the kernel's gradient of a hidden label is not 0
+            dscaled = jnp.where(given["where"], dscaled, 0)
         dlogits = dscaled
         if "scales" in given:
             # jax.checkpoint recomputes the cap, so that vjp saves no further array of the logits' size.
@@ -297,6 +299,8 @@ class _Piece:
             logits, logits_dot = jax.jvp(
                 reference.scaled, (logits, scales), (logits_dot, scales_dot)
             )
+        if "where" in given:
+            logits_dot = jnp.where(given["where"], logits_dot, 0)
         logits = self._hidden(logits, given)
         return reference.cross_entropy_jvp(logits, given["label"], given["kept"], logits_dot)
 

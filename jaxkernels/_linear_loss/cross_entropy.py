@@ -12,11 +12,9 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxkernels._core import eager, validate
-from jaxkernels._linear_loss import arguments, plan, primitive
-from jaxkernels._linear_loss.chunks import Options
+from jaxkernels._linear_loss import arguments, primitive
 from jaxkernels._rows import cross_entropy_reference as reference
 from jaxkernels._rows import loss_arguments
-from jaxkernels._sgemm import default_algorithm
 from jaxkernels.typing import Dtype, Implementation, LogitsDtype, Reduction
 
 _NAME = "linear_cross_entropy"
@@ -179,37 +177,25 @@ def linear_cross_entropy(
         Wijmans et al., "Cut your losses in large-vocabulary language models", 2024, arXiv:2411.09009,
         and Hsu et al., "Liger kernel", 2024, arXiv:2410.10989, for the chunks of rows.
     """
-    validate.check_choice("implementation", implementation, validate.IMPLEMENTATIONS)
-    of_logits = plan.logits_dtype_name(logits_dtype)
     validate.check_static(
-        trans_w=trans_w,
-        reduction=reduction,
-        return_lse=return_lse,
-        return_entropy=return_entropy,
-        dtype=dtype,
-        max_bytes=max_bytes,
+        reduction=reduction, return_lse=return_lse, return_entropy=return_entropy, dtype=dtype
     )
     loss_arguments.check_loss_options(_NAME, reduction, label_smoothing, z_loss)
-    given, logits = arguments.operands(
-        *(_NAME, "labels", x, w, labels, bias, where),
+    smooths = not loss_arguments.is_known(label_smoothing, 0.0)
+    options = arguments.options_of(
+        _NAME,
         trans_w=trans_w,
-        logit_soft_cap=logit_soft_cap,
-        temperature=temperature,
-        dtype=dtype,
-        logits_dtype=of_logits,
+        all_sums=smooths or bool(return_entropy),
+        logits_dtype=logits_dtype,
+        max_bytes=max_bytes,
+        implementation=implementation,
+    )
+    given, logits = arguments.operands(
+        *(_NAME, "labels", x, w, labels, bias, where, logit_soft_cap, temperature, dtype, options)
     )
     label = given["label"]
     weight = loss_arguments.weights_of_rows(_NAME, weights, label >= 0, logits)
     numbers = reference.coefficients_of(weight, reduction, label_smoothing, z_loss)
-    smooths = not loss_arguments.is_known(label_smoothing, 0.0)
-    options = Options(
-        trans_w=bool(trans_w),
-        all_sums=smooths or bool(return_entropy),
-        logits_dtype=of_logits,
-        max_bytes=plan.as_bytes(_NAME, max_bytes),
-        implementation=implementation,
-        algorithm=default_algorithm.current(),
-    )
     alone = not (return_lse or return_entropy)
     is_vector = jnp.ndim(x) == 1
     # float16 takes the path of "none", because a mean's gradient can leave its range.

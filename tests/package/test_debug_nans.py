@@ -59,6 +59,7 @@ FUNCTIONS = {
         lambda x: jk.linear_cross_entropy(x, X.T, 0 * LABEL - 1, reduction="mean"),
         X,
     ),
+    "linear_token_log_probs": (lambda x: jk.linear_token_log_probs(x, X.T, 0 * LABEL - 1), X),
     "token_log_probs": (lambda x: jk.token_log_probs(x, LABEL, where=WHERE | SOME), X),
     "scores": (scores(mask=WHERE, causal=True), X),
     "scores-mean": (scores(mask=WHERE, empty_rows="mean"), X),

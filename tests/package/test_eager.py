@@ -62,6 +62,9 @@ ROWS = {
     "cross_entropy-probabilities": lambda: jk.cross_entropy(X, P, where=MASK),
     "token_log_probs": lambda: jk.token_log_probs(X, LABEL, temperature=0.7, return_entropy=True),
     "linear_cross_entropy": lambda: jk.linear_cross_entropy(A, B, LABEL, bias=BIAS),
+    "linear_token_log_probs": lambda: jk.linear_token_log_probs(
+        A, B, LABEL, bias=BIAS, temperature=0.7, return_entropy=True
+    ),
     "linear_cross_entropy-wide": lambda: jk.linear_cross_entropy(
         A, BT, IDS_64, trans_w=True, reduction="mean", z_loss=0.1, max_bytes=1 << 20
     ),

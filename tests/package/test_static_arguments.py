@@ -90,10 +90,15 @@ STATIC = {
             "reduction": 1,
             "return_lse": True,
             "return_entropy": True,
+            "dtype": 1,
             "logits_dtype": 1,
             "max_bytes": 1,
             "implementation": 1,
         },
+    ),
+    "linear_token_log_probs": (
+        functools.partial(jk.linear_token_log_probs, X, X.T, 0),
+        {"return_entropy": True, "dtype": 1, "max_bytes": 1},
     ),
     "sgemm": (
         functools.partial(jk.sgemm, X, X.T),

@@ -339,6 +339,16 @@ FUNCTIONS = {
         closed="dc",
         is_variant=True,
     ),
+    "linear_token_log_probs": Function(
+        lambda x, w, ids, t: jk.linear_token_log_probs(
+            x, w, ids, temperature=t, return_entropy=True
+        ),
+        lambda x, w, ids, t: plain_log_probs(jnp.matmul(x, w), ids, t),
+        ("normal brd", "normal dc", "label br", "positive 1r"),
+        **LOSS,
+        closed="dc",
+        is_variant=True,
+    ),
     "linear_cross_entropy-mean": Function(
         functools.partial(linear, reduction="mean"),
         lambda x, w, label: plain_mean(jnp.matmul(x, w), label, 1.0, 0.1),

@@ -238,6 +238,14 @@ LINEAR = (
     ({"max_bytes": np.ones(2)}, TypeError, BYTES + "array"),
     ({"max_bytes": 1000}, ValueError, "max_bytes=1000 is too little"),
 )
+LINEAR_LOG_PROBS = (
+    *IMPLEMENTATIONS,
+    ({"ids": np.zeros((3, 5), "f")}, TypeError, r"probs: ids are float32 .*astype"),
+    ({"ids": np.ones((3, 5, 1), "f")}, TypeError, "ids must be integers; got float32. Write ids"),
+    ({"ids": 7}, ValueError, "linear_token_log_probs: ids must be smaller than 7"),
+    ({"w": np.ones((9, 7), "f")}, ValueError, r"linear_token_log_probs: .*Write trans_w=True$"),
+    ({"where": np.ones((5, 7), bool)}, ValueError, r"where must have shape \(7,\); got \(5, 7\)"),
+)
 NARROW = {"preferred_element_type": jnp.bfloat16}
 RUNGS = (
     *IMPLEMENTATIONS,
@@ -427,6 +435,11 @@ WRONG = {
     "cross_entropy-2": (jk.cross_entropy, {"logits": X, "labels": ZEROS}, OF_A_MATRIX),
     "token_log_probs": (jk.token_log_probs, {"logits": X, "ids": ZEROS}, LOG_PROBS),
     "linear_cross_entropy": (jk.linear_cross_entropy, LAYER, LINEAR),
+    "linear_token_log_probs": (
+        jk.linear_token_log_probs,
+        {"x": LOGITS, "w": np.eye(7, dtype="f"), "ids": LABEL},
+        LINEAR_LOG_PROBS,
+    ),
     "linear-64": (jk.linear_cross_entropy, IN_64 | WIDE_LAYER, (NARROWED,)),
     "matmul": (jk.matmul, {"a": X.T, "b": X}, MATMUL),
     "matmul-64": (jk.matmul, IN_64 | {"b": np.ones((2, 2))}, (WIDE_A,)),
