@@ -122,6 +122,9 @@ def run(
         name: piece.padded(name, value) if name in SHARED else value.reshape(count, value.shape[-1])
         for name, value in given.items()
     }
+    if layout.pad_features or layout.pad_classes:
+        # The barrier keeps XLA from padding w again in each product.
+        flat["w"] = lax.optimization_barrier(flat["w"])
     if layout.pad_classes:
         devices = math.prod(lax.axis_size(axis) for axis in rows.axes)
         classes = given["w"].shape[0 if call.options.trans_w else 1]
