@@ -28,6 +28,8 @@ _NAME = "plan_linear_cross_entropy"
 
 # Bytes of a chunk's logits if the user gives no bound.
 _CHUNK_BYTES = 1 << 30
+# Bytes of a chunk's logits if the products are ours: the scratch of "tensor" may take 4 GiB, for w and these.
+_SGEMM_CHUNK_BYTES = 2 << 30
 # Rows of a chunk are a multiple of this step, so that products fill their tiles.
 _ROW_STEP = 128
 # Numbers per row that are stored in addition to its logits.
@@ -192,20 +194,24 @@ class _Problem:
 
     def within(self, max_bytes: int | None) -> LinearCrossEntropyPlan:
         """The plan with the fewest chunks whose memory stays within `max_bytes`, if there is one."""
-        bound, plan = max_bytes, self.of_chunk(self.rows)
+        of_row, most, bound = self.of_chunk(1).logits_bytes, self.rows, max_bytes
+        if self.uses_sgemm:
+            most = min(most, max(_SGEMM_CHUNK_BYTES // of_row, 1))
         if bound is None:
-            largest = max(_CHUNK_BYTES // self.of_chunk(1).logits_bytes, 1)
-            bound = self.of_chunk(min(largest, self.rows)).total_bytes
-        return plan if plan.total_bytes <= bound else self._in_chunks(bound)
+            largest = max(_CHUNK_BYTES // of_row, 1)
+            bound = self.of_chunk(min(largest, most)).total_bytes
+        plan = self.of_chunk(most)
+        fits = most == self.rows and plan.total_bytes <= bound
+        return plan if fits else self._in_chunks(bound, most)
 
-    def _in_chunks(self, bound: int) -> LinearCrossEntropyPlan:
-        """The plan with the fewest chunks, of at least one row, whose memory stays within `bound`."""
+    def _in_chunks(self, bound: int, most_rows: int) -> LinearCrossEntropyPlan:
+        """The plan with the fewest chunks, of 1 to `most_rows` rows, whose memory stays within `bound`."""
 
         def total(rows: int) -> int:
             return self.of_chunk(rows).total_bytes
 
         step = _ROW_STEP if total(_ROW_STEP) <= bound else 1
-        most = bisect.bisect_right(range(step, self.rows, step), bound, key=total) * step
+        most = bisect.bisect_right(range(step, most_rows, step), bound, key=total) * step
         chunks = -(-self.rows // max(most, 1))
         return self.of_chunk(-(-self.rows // (chunks * step)) * step)
 

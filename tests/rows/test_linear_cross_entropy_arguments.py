@@ -147,6 +147,9 @@ def test_float32_products_use_tensor_cores_if_their_scratch_fits(device, max_byt
     assert {p.algorithm for p in of} == {"tensor" if algorithm == "auto" else algorithm}
     assert found.scratch_bytes == 4 * max(p.partial_elements for p in of)
     assert max_bytes is None or found.total_bytes <= max_bytes
+    # "tensor" would run no chunk of all 65536 rows, whose scratch takes more than 4 GiB.
+    many = jk.plan_linear_cross_entropy(65536, 2048, 50304, "float32", max_bytes=10**11)
+    assert many.chunk_rows * 50304 * 4 <= 2**31
     with jk.default_algorithm("pipelined"):
         ffma = jk.plan_linear_cross_entropy(*sizes, "float32", **options)
     assert ffma.algorithm == "pipelined"
