@@ -25,6 +25,7 @@ Owns: the mathematics, and the order of chunks. Must not know: primitives, devic
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -228,21 +229,25 @@ class _Piece:
             logits = _plus(logits, given["bias"])
         if operation == "jvp":
             return {"tangent": self._tangent(given, logits)}
+        # Kernels apply scales, but plain JAX those that have gradients.
+        is_scaled = "scales" in given and "dscales" not in self.call.wanted
         scaled = logits
-        if "scales" in given:
+        if "scales" in given and not is_scaled:
             scaled = reference.scaled(logits, given["scales"])
         scaled = self._hidden(scaled, given)
+        of_rows = (scaled, label, given["scales"]) if is_scaled else (scaled, label)
+        call = functools.partial(self.rows, has_scales=is_scaled)
         if operation in ("measures", "loss"):
-            return {"kept": self.rows(kernels.cross_entropy_fwd, scaled, label, all_sums=all_sums)}
+            return {"kept": call(kernels.cross_entropy_fwd, *of_rows, all_sums=all_sums)}
         if operation == "fwd_grad":
             cotangent = given["numbers"]
             kernel = kernels.cross_entropy_fwd_grad
-            dscaled, kept = self.rows(kernel, scaled, label, cotangent, all_sums=all_sums)
+            dscaled, kept = call(kernel, *of_rows, cotangent, all_sums=all_sums)
             is_used = (label >= 0) & (cotangent[:, :1] != 0)
             found = {"kept": kept}
         else:
             kept, cotangent = given["kept"], given["cotangent"]
-            dscaled = self.rows(kernels.cross_entropy_grad, scaled, label, kept, cotangent)
+            dscaled = call(kernels.cross_entropy_grad, *of_rows, kept, cotangent)
             is_used = jnp.any(cotangent != 0, axis=-1, keepdims=True)
             found = {}
         found |= self._gradients(given, logits, dscaled, is_used, sums)
@@ -263,7 +268,7 @@ class _Piece:
         if "where" in given:  # the kernel's gradient of a hidden label is not 0
             dscaled = jnp.where(given["where"], dscaled, 0)
         dlogits = dscaled
-        if "scales" in given:
+        if "dscales" in wanted:
             # jax.checkpoint recomputes the cap, so that vjp saves no further array of the logits' size.
             scale = jax.checkpoint(reference.scaled)
             dlogits, found["dscales"] = jax.vjp(scale, logits, given["scales"])[1](dscaled)

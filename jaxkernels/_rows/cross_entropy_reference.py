@@ -127,7 +127,8 @@ def _scaled_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
         slope = _finite((1 - capped) * (1 + capped))
         tangent *= slope
         if scales_move:
-            tangent += _finite(capped - _finite(ratio) * slope) * dscales[..., 1:]
+            of_cap = jnp.where(x == -jnp.inf, 0, _finite(capped - _finite(ratio) * slope))
+            tangent += of_cap * dscales[..., 1:]
     if scales_move:
         tangent -= _finite(y) * dscales[..., :1]
     return y, tangent / jnp.where(jnp.abs(temperature) > 0, temperature, 1)
