@@ -44,6 +44,7 @@ from jaxkernels._rows.cross_entropy import cross_entropy as cross_entropy
 from jaxkernels._rows.logsumexp import logsumexp as logsumexp
 from jaxkernels._rows.masked import scaled_masked_softmax as scaled_masked_softmax
 from jaxkernels._rows.plan import plan_softmax as plan_softmax
+from jaxkernels._rows.rms_norm import rms_norm as rms_norm
 from jaxkernels._rows.softmax import log_softmax as log_softmax
 from jaxkernels._rows.softmax import softmax as softmax
 from jaxkernels._rows.token_log_probs import token_log_probs as token_log_probs
@@ -86,6 +87,7 @@ __all__ = [
     "plan_linear_cross_entropy",
     "plan_sgemm",
     "plan_softmax",
+    "rms_norm",
     "scaled_masked_softmax",
     "sgemm",
     "softmax",

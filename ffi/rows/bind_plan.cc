@@ -79,6 +79,7 @@ nb::dict RowOperations() {
     row["sums"] = traits.sums;
     row["counts_max"] = traits.counts_max;
     row["x_if_half"] = traits.x_if_half;
+    row["averages"] = traits.averages;
     operations[nb::str(traits.name.data(), traits.name.size())] = row;
   }
   return operations;

@@ -36,6 +36,12 @@ struct RowScales {
   int count;
 };
 
+// A vector along the columns, in the arrays' dtype or, if `wide`, in the compute type.
+struct RowColumn {
+  const void* data;
+  bool wide;
+};
+
 struct RowCall {
   Operation operation = Operation::kSoftmaxForward;
   Part part = Part::kWhole;
@@ -47,6 +53,8 @@ struct RowCall {
   const int32_t* labels = nullptr;  // a column per row; may be out of range
   RowScales scales = {};
   RowScalars scalars_in[2] = {}, scalars_out = {};
+  RowColumn column = {};
+  double epsilon = 0;          // added to the mean of the first terms
   bool all_sums = false;       // cross entropy: also the sums for smoothing and entropy
   void* statistics = nullptr;  // for parts: maximum and sums per row, in the compute type
 };

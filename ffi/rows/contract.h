@@ -21,9 +21,10 @@ enum class Role {
   kRow,        // `count` numbers per row, in the elements' dtype or compute type
   kScales,     // the temperature of each row, or its temperature and soft cap, in the compute type;
                // they transform the elements on load. Optional
+  kColumn,     // one number per column, for all rows, in the elements' dtype or compute type
 };
-inline constexpr std::string_view kRoleNames[] = {"elements", "broadcast", "mask",
-                                                  "label",    "row",       "scales"};
+inline constexpr std::string_view kRoleNames[] = {"elements", "broadcast", "mask",  "label",
+                                                  "row",      "scales",    "column"};
 constexpr const auto& NamesOf(Role) { return kRoleNames; }
 
 struct OperandSpec {
@@ -72,6 +73,7 @@ struct OperationTraits {
   bool counts_max = false;  // except in half types, also counts the maxima
   int x_if_half = 0;        // nonzero: half types read x instead of y, and sum exp(x - max) first;
                             // the value is the number of sums relative to the maximum
+  bool averages = false;    // the result follows from the means of the terms and from an epsilon
 
   // Number of inputs that have an element per element of a row.
   constexpr int Inputs() const {
@@ -82,6 +84,7 @@ struct OperationTraits {
   constexpr bool SharesRows() const { return operands.CountOf(Role::kBroadcast) == 0; }
   constexpr bool TakesLabel() const { return operands.CountOf(Role::kLabel) > 0; }
   constexpr bool TakesScales() const { return operands.CountOf(Role::kScales) > 0; }
+  constexpr bool TakesColumn() const { return operands.CountOf(Role::kColumn) > 0; }
   // Number of row scalars that it reads, from up to two operands.
   constexpr int Takes() const { return operands.RowNumbers(0) + operands.RowNumbers(1); }
   constexpr bool StoresElements() const { return results.CountOf(Role::kElements) > 0; }
@@ -93,11 +96,13 @@ struct OperationTraits {
     const bool has_inputs = operands.begin()->role == Role::kElements && Inputs() <= 2;
     const bool is_plain = SharesRows() && !HasMask();
     const bool has_rows = operands.CountOf(Role::kRow) <= 2 && operands.CountOf(Role::kLabel) <= 1;
+    const bool has_columns = operands.CountOf(Role::kColumn) <= (hides ? 0 : 1);
     const int elements = results.CountOf(Role::kElements), rows = results.CountOf(Role::kRow);
     const bool has_results = elements <= 1 && rows <= 1 && elements + rows > 0;
     // CPU drivers of other operations store elements or row scalars, not both.
     const bool may_store_both = TakesLabel() || elements + rows == 1;
-    return has_inputs && (hides || is_plain) && has_rows && has_results && may_store_both;
+    return has_inputs && (hides || is_plain) && has_rows && has_columns && has_results &&
+           may_store_both;
   }
 };
 

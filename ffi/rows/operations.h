@@ -27,6 +27,9 @@ enum class Operation {
   kLogSumExpForward,
   kLogSumExpGrad,
   kLogSumExpJvp,
+  kRmsNormForward,
+  kRmsNormGrad,
+  kRmsNormJvp,
   kCrossEntropyForward,
   kCrossEntropyForwardGrad,
   kCrossEntropyGrad
@@ -94,6 +97,21 @@ inline constexpr OperationTraits kOperations[] = {
      .results = {{"dlse", Role::kRow}},
      .finds_max = true,
      .sums = 2},
+    {.name = "rms_norm_fwd",
+     .operands = {{"x"}, {"scale", Role::kColumn}},
+     .results = {{"y"}},
+     .sums = 1,
+     .averages = true},
+    {.name = "rms_norm_grad",
+     .operands = {{"x"}, {"scale", Role::kColumn}, {"dy"}},
+     .results = {{"dx"}},
+     .sums = 2,
+     .averages = true},
+    {.name = "rms_norm_jvp",
+     .operands = {{"x"}, {"scale", Role::kColumn}, {"dx"}},
+     .results = {{"dy"}},
+     .sums = 2,
+     .averages = true},
     {.name = "cross_entropy_fwd",
      .operands = {{"x"}, {"label", Role::kLabel}, {"scales", Role::kScales}},
      .results = {{"kept", Role::kRow, 7}},
@@ -172,7 +190,8 @@ template <typename Op>
 constexpr bool MatchesTable() {
   const OperationTraits& traits = TraitsOf(Op::kOperation);
   return ReducesAs<Op>(Op::kOperation) && Op::kInputs == traits.Inputs() &&
-         Op::kTakesLabel == traits.TakesLabel() && Op::kTakes == traits.Takes() &&
+         Op::kTakesLabel == traits.TakesLabel() && Op::kTakesColumn == traits.TakesColumn() &&
+         Op::kAverages == traits.averages && Op::kTakes == traits.Takes() &&
          Op::kStoresElements == traits.StoresElements() && Op::kStores == traits.Stores();
 }
 

@@ -101,7 +101,7 @@ struct SoftmaxProblem {
   int offset = 0;                 // elements of a pack before the result (or the first input)
   bool narrows = false;           // the result has a narrower type
   bool shifted = false;           // an input of its shape is aligned differently: it is gathered
-  bool broadcast_aligned = true;  // a mask and a bias begin at a pack boundary
+  bool broadcast_aligned = true;  // a mask, a bias and a column begin at a pack boundary
 };
 
 // A plan, or an error text.

@@ -11,8 +11,8 @@ namespace jaxkernels {
 namespace {
 
 constexpr int64_t kNone = MaskedRows::kUnbounded;
-// Maximum columns of rows with labels: the indices of the pack after them must fit in int32 too.
-constexpr int64_t kMostLabelled = INT32_MAX - 63;
+// Maximum columns that are counted in 32 bits: the indices of the pack after them must fit too.
+constexpr int64_t kMostCounted = INT32_MAX - 63;
 
 // The attributes of a call.
 struct RowAttributes {
@@ -42,10 +42,12 @@ ffi::Error ReadNames(const RowAttributes& attributes, RowCall* call) {
     return Refuse(traits, "unknown tier '" + std::string(attributes.tier) + "'" + kLeaveTierOut);
   }
   if (attributes.has_mask && !traits.HasMask()) return Refuse(traits, "it takes no mask");
-  if (!traits.hides && (attributes.scale != 1 || attributes.HasBand())) {
+  const bool has_scale = !traits.averages && attributes.scale != 1;
+  if (!traits.hides && (has_scale || attributes.HasBand())) {
     return Refuse(traits, "it takes no scale and no band");
   }
   call->all_sums = attributes.all_sums;
+  if (traits.averages) call->epsilon = attributes.scale;
   return ffi::Error::Success();
 }
 
@@ -61,22 +63,50 @@ std::string PerRowText(const ffi::AnyBuffer::Dimensions& full, int count) {
   return ShapeText(full) + " with " + std::to_string(count) + " in place of the last dimension";
 }
 
+// Reads whether an operand has the compute type of `x` instead of its dtype.
+ffi::Error ReadWidth(const OperationTraits& traits, const NamedBuffer& operand,
+                     const NamedBuffer& x, bool* wide) {
+  const ffi::DataType of_x = x.buffer.element_type(), got = operand.buffer.element_type();
+  *wide = of_x != ffi::DataType::F64 && got == ffi::DataType::F32;
+  if (got == of_x || *wide) return ffi::Error::Success();
+  return MismatchError(traits.name, operand.name, "dtype", DTypeName(of_x) + " or float32",
+                       DTypeName(got));
+}
+
+// Rejects rows whose columns 32 bits cannot count.
+ffi::Error CheckCounts(const OperationTraits& traits, const NamedBuffer& x) {
+  const int64_t cols = x.buffer.dimensions().back();
+  if (cols <= kMostCounted) return ffi::Error::Success();
+  return MismatchError(traits.name, x.name, "columns", "2^31 - 64 or fewer", std::to_string(cols));
+}
+
 // Reads `count` scalars per row of `x`, in its dtype or compute type.
 ffi::Error ReadRowScalars(const OperationTraits& traits, const NamedBuffer& scalars, int count,
                           const NamedBuffer& x, RowScalars* read) {
   const ffi::AnyBuffer::Dimensions full = x.buffer.dimensions();
-  const ffi::DataType of_x = x.buffer.element_type(), got = scalars.buffer.element_type();
-  const bool wide = of_x != ffi::DataType::F64 && got == ffi::DataType::F32;
-  if (got != of_x && !wide) {
-    return MismatchError(traits.name, scalars.name, "dtype", DTypeName(of_x) + " or float32",
-                         DTypeName(got));
-  }
+  bool wide;
+  if (ffi::Error error = ReadWidth(traits, scalars, x, &wide); error.failure()) return error;
   if (!IsPerRow(scalars.buffer.dimensions(), full, count)) {
     return MismatchError(traits.name, scalars.name, "shape", PerRowText(full, count),
                          ShapeText(scalars.buffer.dimensions()));
   }
   *read = {scalars.buffer.untyped_data(), wide};
   return ffi::Error::Success();
+}
+
+// Reads one number per column of `x`, in its dtype or compute type.
+ffi::Error ReadColumn(const OperationTraits& traits, const NamedBuffer& column,
+                      const NamedBuffer& x, RowColumn* read) {
+  const int64_t cols = x.buffer.dimensions().back();
+  const ffi::AnyBuffer::Dimensions dims = column.buffer.dimensions();
+  bool wide;
+  if (ffi::Error error = ReadWidth(traits, column, x, &wide); error.failure()) return error;
+  if (dims.size() != 1 || dims[0] != cols) {
+    return MismatchError(traits.name, column.name, "shape", "(" + std::to_string(cols) + ",)",
+                         ShapeText(dims));
+  }
+  *read = {column.buffer.untyped_data(), wide};
+  return CheckCounts(traits, x);
 }
 
 // Reads one label per row of `x`. Columns are counted in 32 bits.
@@ -91,12 +121,8 @@ ffi::Error ReadLabels(const OperationTraits& traits, const NamedBuffer& labels,
     return MismatchError(traits.name, labels.name, "shape", PerRowText(full, 1),
                          ShapeText(labels.buffer.dimensions()));
   }
-  if (full.back() > kMostLabelled) {
-    return MismatchError(traits.name, x.name, "columns", "2^31 - 64 or fewer",
-                         std::to_string(full.back()));
-  }
   call->labels = static_cast<const int32_t*>(labels.buffer.untyped_data());
-  return ffi::Error::Success();
+  return CheckCounts(traits, x);
 }
 
 // Reads the temperature, and the soft cap, of each row of `x`.
@@ -243,6 +269,8 @@ ffi::Error ReadOperand(const OperationTraits& traits, const OperandSpec& spec, i
       return ReadRowScalars(traits, operand, spec.count, x, &call->scalars_in[number]);
     case Role::kScales:
       return ReadScales(traits, operand, x, call);
+    case Role::kColumn:
+      return ReadColumn(traits, operand, x, &call->column);
   }
   return ffi::Error::Success();
 }

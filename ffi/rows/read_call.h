@@ -20,7 +20,9 @@ namespace jaxkernels {
 // the first input with their count as the last dimension. Their dtype is that of the first input
 // or, for half types, also float32. Labels are int32 with last dimension 1. Scale, band and mask
 // are for attention operations; for others the scale is 1 and the band unbounded
-// (MaskedRows::kUnbounded on both sides). all_sums is for cross entropy.
+// (MaskedRows::kUnbounded on both sides). Operations that average have their epsilon in the scale:
+// exported programs hold these attributes, so a target with another one would need another name.
+// all_sums is for cross entropy.
 
 // Whole operation: maps the operands to elements, row scalars or both, as the table says.
 template <typename Binding>

@@ -105,8 +105,8 @@ constexpr int MostStagedCols(DType dtype, int inputs) {
 constexpr bool LeavesLanesIdle(const OperationTraits& traits, DType dtype, int64_t packs,
                                const WarpShape& shape) {
   const int layout_packs = shape.lanes * shape.packs_per_lane;
-  const bool is_softmax =
-      traits.Inputs() == 1 && !traits.hides && traits.Takes() == 0 && traits.Stores() == 0;
+  const bool is_softmax = traits.Inputs() == 1 && traits.finds_max && !traits.hides &&
+                          traits.Takes() == 0 && traits.Stores() == 0;
   return is_softmax && !IsDouble(dtype) && layout_packs <= 64 && 4 * packs < 3 * layout_packs;
 }
 // Whether any row uses a layout of the warp tier: no earlier fitting layout has its capacity,

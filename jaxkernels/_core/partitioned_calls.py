@@ -57,6 +57,14 @@ def runs_on_its_own(ctx: mlir.LoweringRuleContext) -> bool:
     )
 
 
+def may_be_split(ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether XLA partitions the program, exported or not, over devices or over some mesh axes."""
+    context = ctx.module_context.axis_context
+    if isinstance(context, sharding_impls.SPMDAxisContext):
+        return context.manual_axes != frozenset(context.mesh.axis_names)
+    return not isinstance(context, mlir.ShardingContext) or context.num_devices > 1
+
+
 def _axis_context(ctx: mlir.LoweringRuleContext) -> Any:
     """The devices and axes of the program; None if it is exported, to be called on any devices."""
     module = ctx.module_context

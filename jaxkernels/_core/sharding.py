@@ -32,16 +32,17 @@ def equalize(operands: Sequence[jax.Array], is_of_row: Sequence[bool]) -> list[j
     """Makes all operands vary over the same axes, with the explicit sharding of the first.
 
     A dimension whose size differs from that of the first operand is not sharded, nor is the last one of
-    operands that hold per-row numbers (`is_of_row`).
+    operands that hold per-row numbers (`is_of_row`). An operand with fewer dimensions has the last ones.
     """
-    spec = compat.explicit_spec(operands[0])
+    first, spec = operands[0], compat.explicit_spec(operands[0])
     equal = equalize_varying(operands)
     for i, (x, of_row) in enumerate(zip(equal, is_of_row, strict=True)):
-        sizes = zip(spec, x.shape, operands[0].shape, strict=True)
+        missing = first.ndim - x.ndim
+        sizes = zip(spec[missing:], x.shape, first.shape[missing:], strict=True)
         axes = [axis if size == full else None for axis, size, full in sizes]
         if of_row:
             axes[-1] = None
         own = PartitionSpec(*axes)
         if compat.explicit_spec(x) != own:
-            equal[i] = compat.reshard(x, own, operands[0])
+            equal[i] = compat.reshard(x, own, first)
     return equal

@@ -49,6 +49,8 @@ def row_dims(attributes: dict[str, Any]) -> int:
 def attributes_of(operation: RowOperation, tier: str = "auto", **given: Any) -> dict[str, Any]:
     """The attributes of a call of whole rows; `given` may contain others."""
     known = {name: given.get(name, value) for name, value in (_OF_PARTS | OPEN).items()}
+    if operation.averages:  # the targets read the epsilon from the scale
+        known["scale"] = np.float64(given["epsilon"])
     return {"operation": operation.name, "tier": tier, **known}
 
 
@@ -101,7 +103,7 @@ def statistics(
 ) -> jax.Array:
     """(maximum, sums...) of this device's columns, of shape (..., 1 + sums) in the compute dtype.
 
-    `operands` are those with one element per row element, and scales.
+    `operands` are those that are not of each row, and scales.
     """
     first = operands[0]
     shape = (*first.shape[:-1], 1 + operation.sums_of(first.dtype))
@@ -118,6 +120,7 @@ def in_parts(
     scale: float = 1.0,
     has_mask: bool = False,
     wide: bool = True,
+    epsilon: float = 0.0,
 ) -> jax.Array:
     """The operation on rows whose columns are sharded over the mesh axes `axes`.
 
@@ -128,9 +131,11 @@ def in_parts(
         scale: factor of the attention scores.
         has_mask: whether the second operand is a mask of attention scores.
         wide: whether a per-row result has the compute dtype instead of that of the first operand.
+        epsilon: added to a mean, if the operation averages.
     """
     first, operation = operands[0], OPERATIONS[name]
-    attributes = {"scale": np.float64(scale), "has_mask": has_mask}
+    number = epsilon if operation.averages else scale
+    attributes = {"scale": np.float64(number), "has_mask": has_mask}
     specs = operation.operands_of_call(has_mask=has_mask)
     elements = [x for x, spec in zip(operands, specs, strict=True) if not spec.is_of_row]
     own = statistics(operation, elements, **attributes)
@@ -139,6 +144,8 @@ def in_parts(
         operation.counts_max_of(first.dtype),
     )
     whole = _of_all_devices(own, axes, relative, counts_max)
+    if operation.averages:  # all shards have the same number of columns
+        whole = whole / lax.psum(1, axes)
     if not operation.stores_elements:
         scalar = reference.FROM_STATISTICS[name](whole)
         return scalar if wide else scalar.astype(first.dtype)

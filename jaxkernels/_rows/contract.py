@@ -19,19 +19,24 @@ class Operand(NamedTuple):
 
     Attributes:
         name: its name.
-        role: "elements", "broadcast" (a bias), "mask", "label", "row" (per-row numbers) or "scales"
-            (the temperature, or temperature and soft cap, of each row).
+        role: "elements", "broadcast" (a bias), "mask", "label", "row" (per-row numbers), "scales" (the
+            temperature, or temperature and soft cap, of each row) or "column" (one number per column).
         count: the size of the last dimension, for a label or per-row numbers.
     """
 
     name: str
-    role: Literal["elements", "broadcast", "mask", "label", "row", "scales"] = "elements"
+    role: Literal["elements", "broadcast", "mask", "label", "row", "scales", "column"] = "elements"
     count: int = 1
 
     @property
     def is_of_row(self) -> bool:
         """Whether it has numbers of each row in place of the elements."""
         return self.role in ("label", "row", "scales")
+
+    @property
+    def is_column(self) -> bool:
+        """Whether it has one dimension, the columns, for all rows."""
+        return self.role == "column"
 
     @property
     def may_broadcast(self) -> bool:
@@ -53,6 +58,7 @@ class RowOperation:
         counts_max: whether it also counts the elements equal to the maximum (not for 16-bit dtypes).
         x_if_half: for 16-bit inputs, the operation reads x instead of y, and this many of its sums are
             relative to the maximum of x; 0 if it always reads y.
+        averages: whether the result follows from the means of the summed terms and from an epsilon.
         has_kernel: whether it has kernels; if not, the reference runs everywhere.
     """
 
@@ -64,6 +70,7 @@ class RowOperation:
     sums: int = 0
     counts_max: bool = False
     x_if_half: int = 0
+    averages: bool = False
     has_kernel: bool = True
 
     def operands_of_call(

@@ -67,17 +67,19 @@ def define_jvp(
     ad.primitive_jvps[forward.primitive] = rule
 
 
-def define_linear(linear: RowKernel, transpose: RowKernel) -> None:
+def define_linear(linear: RowKernel, transpose: RowKernel, variables: int = 1) -> None:
     """Defines the JVP and transpose of a kernel that is linear in its last operand.
 
     The other operands are residuals. JAX differentiates the reference with respect to the first
-    residual and scales; the reference must recompute the other residuals from them.
+    `variables` of them, and to scales; the reference must recompute the other residuals from these.
     """
-    ad.primitive_jvps[linear.primitive] = functools.partial(_linear_jvp, linear)
+    ad.primitive_jvps[linear.primitive] = functools.partial(_linear_jvp, linear, variables)
     ad.primitive_transposes[linear.primitive] = functools.partial(_transpose, transpose)
 
 
-def _linear_jvp(linear: RowKernel, primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+def _linear_jvp(
+    linear: RowKernel, variables: int, primals: Any, tangents: Any, **params: Any
+) -> tuple[Any, Any]:
     call = functools.partial(linear, **params)
     reference = functools.partial(linear.reference, **without_options(**params))
     *residuals, operand = primals
@@ -87,7 +89,7 @@ def _linear_jvp(linear: RowKernel, primals: Any, tangents: Any, **params: Any) -
     if type(operand_dot) is not ad.Zero:
         terms.append(call(*residuals, operand_dot))
     specs = linear.operands_of(**without_options(**params))
-    moving = [0, *(i for i, spec in enumerate(specs) if spec.role == "scales")]
+    moving = [*range(variables), *(i for i, x in enumerate(specs) if x.role == "scales")]
     moving = [i for i in moving if type(residual_dots[i]) is not ad.Zero]
     if moving:
         terms.append(

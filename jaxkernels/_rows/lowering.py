@@ -65,6 +65,10 @@ def lower_kernel(
     operation = kernel.operation_of(**attributes)
     if may_leave and plan.is_left_to_xla(operation.name, shapes[0], avals[0].dtype):
         return traced(functools.partial(_plain, kernel, attributes))
+    has_column = any(x.is_column for x in kernel.operands_of(**attributes))
+    if has_column and not require_kernel and partitioned_calls.may_be_split(ctx):
+        # Attributes cannot say that a column has no rows to split, so XLA would gather the call.
+        return traced(functools.partial(_plain, kernel, attributes))
     row_dims = calls.row_dims(attributes)
     rule = jax.ffi.ffi_lowering(
         registry.ROWS_TARGET,

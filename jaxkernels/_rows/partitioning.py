@@ -38,13 +38,15 @@ def partitioned(
     names = [
         [
             f"d{i}" if size == full_size else f"o{n}x{i}"
-            for i, (size, full_size) in enumerate(zip(shape, full, strict=True))
+            for i, (size, full_size) in enumerate(zip(shape, full, strict=False))
         ]
         for n, shape in enumerate(shapes)
     ]
     for n, spec in enumerate(kernel.operands_of(**attributes)):
         if spec.is_of_row:
             names[n][-1] = f"scalars{n}"
+        elif spec.is_column:
+            names[n] = names[0][-1:]
     results = [
         [*names[0][:-1], "result"] if x.is_of_row else names[0] for x in kernel.operation.results
     ]
@@ -87,7 +89,8 @@ def _local(
         return whole(*operands, **attributes)
     if kernel.in_parts is not None:
         return kernel.in_parts(operands, axes[-1], **attributes)
-    given = {name: attributes[name] for name in ("scale", "has_mask", "wide") if name in attributes}
+    known = ("scale", "has_mask", "wide", "epsilon")
+    given = {name: attributes[name] for name in known if name in attributes}
     return calls.in_parts(kernel.operation_of(**attributes).name, operands, axes[-1], **given)
 
 

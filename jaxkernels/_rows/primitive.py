@@ -92,6 +92,10 @@ def _abstract_eval(
                 raise TypeError(
                     f"{name}: {spec.name} must be {spec.count} for each row, got {avals}"
                 )
+        if spec.is_column and (
+            aval.shape != first.shape[-1:] or aval.dtype not in (first.dtype, computed)
+        ):
+            raise TypeError(f"{name}: {spec.name} must be one number for each column, got {avals}")
     operation = kernel.operation_of(**attributes)
     if operation.has_kernel:
         plan.check_tier(operation.name, first.shape, first.dtype, tier)
@@ -120,7 +124,9 @@ def _batch(
     # `full` operands have data for each row and so for each batch member; masks and biases may not.
     given = without_options(**params)
     specs = kernel.operands_of(**given)
-    full = [i for i, spec in enumerate(specs) if not spec.may_broadcast]
+    if any(d is not None for spec, d in zip(specs, batch_dims, strict=True) if spec.is_column):
+        return _batch_plain(kernel, operands, batch_dims, **params)
+    full = [i for i, spec in enumerate(specs) if not (spec.may_broadcast or spec.is_column)]
     # The batch dimension stays where it is as a further row dimension, unless the operands disagree or
     # it lies within the dimensions that must be whole. Then it moves to the front.
     at = batch_dims[0] or 0
@@ -133,7 +139,27 @@ def _batch(
         ]
         batch_dims = [0 if i in full or d is not None else None for i, d in enumerate(batch_dims)]
     placed = [
-        jax.numpy.expand_dims(x, at) if d is None else jax.numpy.moveaxis(x, d, at)
-        for x, d in zip(operands, batch_dims, strict=True)
+        x
+        if spec.is_column
+        else jax.numpy.expand_dims(x, at)
+        if d is None
+        else jax.numpy.moveaxis(x, d, at)
+        for x, d, spec in zip(operands, batch_dims, specs, strict=True)
     ]
     return kernel(*placed, **params), (at, at) if several else at
+
+
+def _batch_plain(
+    kernel: RowKernel,
+    operands: Sequence[jax.Array],
+    batch_dims: Sequence[int | None],
+    **params: Any,
+) -> tuple[Any, Any]:
+    """Maps the reference: the rows of one call of a kernel share each column."""
+    if params["require_kernel"]:
+        raise NotImplementedError(
+            f'implementation="ffi": no kernel of {kernel.primitive.name} has a column for each member '
+            "of a batch, as under vmap over the scale"
+        )
+    reference = functools.partial(kernel.reference, **without_options(**params))
+    return jax.vmap(reference, batch_dims)(*operands), 0

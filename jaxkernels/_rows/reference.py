@@ -153,6 +153,48 @@ FROM_STATISTICS = {
 }
 
 
+def _over_rms(x: jax.Array, epsilon: float) -> jax.Array:
+    """1 / sqrt(mean(x^2) + epsilon) of each row."""
+    return jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + epsilon)
+
+
+def _along_columns(column: jax.Array, x: jax.Array) -> jax.Array:
+    """A vector along the columns of `x`, in its dtype and rank."""
+    return jnp.expand_dims(column.astype(x.dtype), range(x.ndim - 1))
+
+
+def rms_norm_fwd(x: jax.Array, scale: jax.Array, *, epsilon: float) -> jax.Array:
+    """RMSNorm: y = scale * r x, with r = 1 / sqrt(mean(x^2) + epsilon)."""
+    wide = widen(x)
+    return (wide * _over_rms(wide, epsilon) * _along_columns(scale, wide)).astype(x.dtype)
+
+
+def rms_norm_grad(x: jax.Array, scale: jax.Array, dy: jax.Array, *, epsilon: float) -> jax.Array:
+    """Gradient: dx = J^T dy = A (scale * dy), with the symmetric A = r (I - x x^T r^2 / cols)."""
+    wide = widen(x)
+    dx = _rms_jacobian_times(wide, _along_columns(scale, wide) * widen(dy), epsilon)
+    return dx.astype(x.dtype)
+
+
+def rms_norm_jvp(x: jax.Array, scale: jax.Array, dx: jax.Array, *, epsilon: float) -> jax.Array:
+    """Tangent: dy = J dx = scale * (A dx), with A as for `rms_norm_grad`."""
+    wide = widen(x)
+    dy = _along_columns(scale, wide) * _rms_jacobian_times(wide, widen(dx), epsilon)
+    return dy.astype(x.dtype)
+
+
+def _rms_jacobian_times(x: jax.Array, t: jax.Array, epsilon: float) -> jax.Array:
+    r = _over_rms(x, epsilon)
+    return r * (t - x * (r * r * jnp.mean(x * t, axis=-1, keepdims=True)))
+
+
+def rms_norm_scale_grad(x: jax.Array, dy: jax.Array, *, epsilon: float) -> jax.Array:
+    """Gradient of the scale: the sum of r x dy over all rows, in the compute dtype."""
+    wide = widen(x)
+    terms = wide * _over_rms(wide, epsilon) * widen(dy)
+    return jnp.sum(terms, axis=tuple(range(x.ndim - 1)))
+
+
 def band(shape: Sequence[int], left: int, right: int, from_end: bool) -> jax.Array:
     """A mask (1, ..., q, k) of the columns visible to row i of (q, k) matrices: i + left <= j <= i + right.
 

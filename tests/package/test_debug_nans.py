@@ -45,6 +45,7 @@ FUNCTIONS = {
     "logsumexp-minus-inf": (functools.partial(jk.logsumexp, axis=-1), ROWS_OF_MINUS_INF),
     "logsumexp-columns": (functools.partial(jk.logsumexp, axis=0), ROWS_OF_MINUS_INF.T),
     "logsumexp-factors": (functools.partial(jk.logsumexp, axis=-1, b=ZERO_FACTOR), X),
+    "rms_norm": (functools.partial(jk.rms_norm, scale=np.ones(5, "f")), 0 * X),
     "cross_entropy": (lambda x: jk.cross_entropy(x, LABEL), X),
     "cross_entropy-where": (lambda x: jk.cross_entropy(x, LABEL, where=WHERE | SOME), X),
     "cross_entropy-hidden": (lambda x: jk.cross_entropy(x, LABEL + 1, where=WHERE | SOME), X),

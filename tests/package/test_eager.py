@@ -43,6 +43,8 @@ ROWS = {
     "log_softmax": lambda: jk.log_softmax(X),
     "logsumexp": lambda: jk.logsumexp(X, axis=-1, keepdims=True),
     "logsumexp-b": lambda: jk.logsumexp(X, b=TWO, return_sign=True),
+    "rms_norm": lambda: jk.rms_norm(X, BIAS, scale_offset=1.0),
+    "rms_norm-alone": lambda: jk.rms_norm(X, axis=0, epsilon=np.float32(1)),
     "masked": lambda: jk.scaled_masked_softmax(X, MASK, X, scale=0.5),
     "masked-scale": lambda: jk.scaled_masked_softmax(X, MASK, scale=TWO, causal=True),
     "masked-number": lambda: jk.scaled_masked_softmax(X, bias=BIAS, scale=np.float32(2)),
@@ -202,6 +204,7 @@ AT_ONCE = {
 DIFFERENTIATED = {
     "softmax": jk.softmax,
     "logsumexp": lambda x: jk.logsumexp(x, -1),
+    "rms_norm": lambda x: jk.rms_norm(x, BIAS),
     "masked": lambda x: jk.scaled_masked_softmax(x, MASK, x, scale=0.5),
     "cross_entropy": lambda x: jk.cross_entropy(x, LABEL),
     "cross_entropy-mean": lambda x: jk.cross_entropy(

@@ -71,6 +71,7 @@ ROWS = {
     "softmax": jk.softmax,
     "log_softmax": jk.log_softmax,
     "logsumexp": functools.partial(jk.logsumexp, axis=-1),
+    "rms_norm": jk.rms_norm,
     "scores": jk.scaled_masked_softmax,
     "cross_entropy": lambda x, **options: jk.cross_entropy(x, np.zeros(len(x), int), **options),
     "token_log_probs": lambda x, **options: jk.token_log_probs(x, np.zeros(len(x), int), **options),
@@ -223,6 +224,12 @@ REFUSED_BY_ROWS = (
         {},
         "dtype of row scalars: expected float32, got bfloat16",
     ),
+    ("rms_norm_fwd", [ROW], ROW, {}, "number of the operands: expected 2, got 1"),
+    ("rms_norm_fwd", [ROW, ROW], ROW, {}, r"shape of scale: expected \(3,\), got \(2, 3\)"),
+    ("rms_norm_fwd", [ROW, ((2,), F32)], ROW, {}, r"shape of scale: expected \(3,\), got \(2,\)"),
+    ("rms_norm_fwd", [ROW, ((3,), "float16")], ROW, {}, "dtype of scale: expected float32 or"),
+    ("rms_norm_jvp", [ROW, ((3,), F32), PAIR], ROW, {}, r"shape of dx: expected \(2, 3\)"),
+    ("rms_norm_fwd", [ROW, ((3,), F32)], ROW, {"right": 0}, "takes no scale and no band"),
 )
 REFUSED_BY_STATISTICS = (
     ("tanh", [ROW], PAIR, {}, "unknown operation 'tanh'"),
@@ -267,11 +274,11 @@ def test_handlers_refuse(target, operands, result, attributes, text):
     assert re.search(text, said), said
 
 
-def takes_label(operation):
-    return contract.OPERATIONS[operation].takes_label
+def takes_more(operation):
+    return any(x.role in ("label", "column") for x in contract.OPERATIONS[operation].operands)
 
 
-@pytest.mark.parametrize("operation", [*itertools.filterfalse(takes_label, contract.OPERATIONS)])
+@pytest.mark.parametrize("operation", [*itertools.filterfalse(takes_more, contract.OPERATIONS)])
 def test_handlers_check_shapes_and_dtypes_by_name(operation):
     """Handlers return errors that name the operation, what they expected and what they got."""
     arity = 1 if operation.endswith("fwd") and operation != "biased_softmax_fwd" else 2

@@ -31,6 +31,10 @@ STATIC = {
         functools.partial(jk.logsumexp, X),
         {"axis": 1, "keepdims": True, "return_sign": True, "tier": 1, "implementation": 1},
     ),
+    "rms_norm": (
+        functools.partial(jk.rms_norm, X),
+        {"axis": 1, "epsilon": 1.0, "scale_offset": 1.0, "tier": 1, "implementation": 1},
+    ),
     "cross_entropy": (
         functools.partial(jk.cross_entropy, X, 1),
         {

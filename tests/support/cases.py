@@ -4,11 +4,11 @@ import functools
 
 import jax
 import numpy as np
-from oracle import OPERATIONS, reads_x_for_y, row_scalars
+from oracle import EPSILON, OPERATIONS, compute, reads_x_for_y, row_scalars, storage
 
 import jaxkernels as jk
 from jaxkernels._core import validate
-from jaxkernels._rows import logsumexp
+from jaxkernels._rows import logsumexp, rms_norm
 from jaxkernels.verify import values
 from jaxkernels.verify.lengths import accumulators as accumulators
 from jaxkernels.verify.lengths import plan_boundaries as plan_boundaries
@@ -31,6 +31,13 @@ def cotangents(rows, cols, dtype, seed=0):
     """A (co)tangent of shape (rows, cols): randn, with one row in four that sums to about zero."""
     rng = np.random.default_rng([seed, rows, cols, 99])
     return values.cotangents("normal", rows, cols, dtype, rng)
+
+
+def scale_of(x):
+    """A scale of the columns of x, in its dtype or, for odd lengths, in that of computation."""
+    cols, dtype = x.shape[-1], x.dtype.name
+    scale = 1 + np.random.default_rng(cols).standard_normal(cols)
+    return scale.astype(compute(dtype) if cols % 2 else storage(dtype))
 
 
 def with_gradient(f):
@@ -77,12 +84,14 @@ def all_operations(xs, ts, scalars, tier=None):
     """
     # Rows that XLA would serve by default, too.
     asked = {"tier": tier, "implementation": "ffi" if ON_GPU else None}
-    options = {"tier": tier or "auto", "require_kernel": ON_GPU, "wide": False}
+    plain = {"tier": tier or "auto", "require_kernel": ON_GPU}
+    options, of_norm = {**plain, "wide": False}, {**plain, "epsilon": EPSILON}
     results = []
     for x, t, scalar in zip(xs, ts, scalars, strict=True):
         y, pull = jax.vjp(functools.partial(jk.softmax, **asked), x)
         log_softmax = functools.partial(jk.log_softmax, **asked)
         log_y, log_pull = jax.vjp(log_softmax, x)
+        scale = scale_of(x)
         results.append(
             {
                 "softmax_fwd": y,
@@ -94,6 +103,9 @@ def all_operations(xs, ts, scalars, tier=None):
                 "logsumexp_fwd": logsumexp.logsumexp_fwd(x, **options),
                 "logsumexp_grad": logsumexp.logsumexp_grad(x, scalar, **options),
                 "logsumexp_jvp": logsumexp.logsumexp_jvp(x, t, **options),
+                "rms_norm_fwd": rms_norm.rms_norm_fwd(x, scale, **of_norm),
+                "rms_norm_grad": rms_norm.rms_norm_grad(x, scale, t, **of_norm),
+                "rms_norm_jvp": rms_norm.rms_norm_jvp(x, scale, t, **of_norm),
             }
         )
     return results
@@ -134,6 +146,9 @@ def operands_of(x, t, y, log_y, scalars=None):
         "logsumexp_fwd": (x,),
         "logsumexp_grad": (x, scalars),
         "logsumexp_jvp": (x, t),
+        "rms_norm_fwd": (x, scale_of(x)),
+        "rms_norm_grad": (x, scale_of(x), t),
+        "rms_norm_jvp": (x, scale_of(x), t),
     }
 
 

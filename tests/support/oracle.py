@@ -10,9 +10,11 @@ import numpy as np
 from jaxkernels.verify.truth.compare import compute, storage, widen
 from jaxkernels.verify.truth.rows import (
     DTYPES,
+    EPSILON,
     OPERATIONS,
     is_forward,
     is_log_sum_exp,
+    is_rms_norm,
     reads_x_for_y,
     truth,
 )
@@ -36,11 +38,13 @@ __all__ = [
 _ALL = DTYPES
 _HALF = ("bfloat16", "float16")
 _LOG_SUM_EXP = tuple(filter(is_log_sum_exp, OPERATIONS))
-_SOFTMAX_LINEAR = tuple(o for o in OPERATIONS if not is_forward(o) and not is_log_sum_exp(o))
+_RMS_NORM = tuple(filter(is_rms_norm, OPERATIONS))
+_OF_SOFTMAX = tuple(o for o in OPERATIONS if not is_log_sum_exp(o) and not is_rms_norm(o))
+_SOFTMAX_LINEAR = tuple(o for o in _OF_SOFTMAX if not is_forward(o))
 _STORE_ELEMENTS = tuple(o for o in OPERATIONS if o not in ("logsumexp_fwd", "logsumexp_jvp"))
 MISTAKES = {
     "maximum summed with the others": (("log_softmax_fwd",), ("float32", "float64")),
-    "no max subtraction": ((*filter(is_forward, OPERATIONS), *_LOG_SUM_EXP[1:]), _ALL),
+    "no max subtraction": ((*filter(is_forward, _OF_SOFTMAX), *_LOG_SUM_EXP), _ALL),
     "uncompensated difference": (("softmax_fwd",), ("float32",)),
     "tail element lost from the sum": (OPERATIONS, _ALL),
     "neighbour's element in the sum": (OPERATIONS, _ALL),
@@ -49,7 +53,7 @@ MISTAKES = {
     "row offset by one element": (OPERATIONS, _ALL),
     "sum kept in the storage type": (OPERATIONS, _HALF),
     "result rounded twice": (("softmax_fwd",), ("float32",)),
-    "swapped sign": ((*_SOFTMAX_LINEAR, "logsumexp_fwd"), _ALL),
+    "swapped sign": ((*_SOFTMAX_LINEAR, "logsumexp_fwd", *_RMS_NORM[1:]), _ALL),
     "y for exp(y)": (_SOFTMAX_LINEAR[1:], ("float32", "float64")),
     "rounded y for x": (_SOFTMAX_LINEAR[1:], _HALF),
     "number of the row before": (("logsumexp_grad",), _ALL),
@@ -57,6 +61,9 @@ MISTAKES = {
     "no division": (_LOG_SUM_EXP[1:], _ALL),
     "maximum left out": (("logsumexp_fwd",), _ALL),
     "logarithm to base two": (("logsumexp_fwd",), _ALL),
+    "scale of the column before": (_RMS_NORM, _ALL),
+    "scale in the wrong place": (_RMS_NORM[1:], _ALL),
+    "sum for a mean": (_RMS_NORM, _ALL),
 }
 
 
@@ -80,7 +87,9 @@ def model(operation, *operands, mistake=None):
     wide = compute(jnp.dtype(dtype).name)
     with np.errstate(all="ignore"):
         inputs = [np.asarray(a).astype(wide) for a in operands]
-        if is_log_sum_exp(operation):
+        if is_rms_norm(operation):
+            result = _model_rms_norm(operation, inputs, dtype, mistake)
+        elif is_log_sum_exp(operation):
             result = _model_log_sum_exp(operation, inputs, dtype, mistake)
         else:
             of = _model_forward if is_forward(operation) else _model_linear
@@ -176,3 +185,20 @@ def _model_log_sum_exp(operation, inputs, dtype, mistake):
     if mistake == "number narrowed":
         t = t.astype(storage("bfloat16")).astype(t.dtype)
     return e * (t / divide_by)
+
+
+def _model_rms_norm(operation, inputs, dtype, mistake):
+    x, scale, *others = inputs
+    if mistake == "scale of the column before":
+        scale = np.roll(scale, 1)
+    cols = x.dtype.type(1 if mistake == "sum for a mean" else x.shape[-1])
+    square = 1 / (_row_sum(x * x, dtype, mistake) / cols + x.dtype.type(EPSILON))
+    if operation == "rms_norm_fwd":
+        return x * np.sqrt(square) * scale
+    (t,) = others
+    is_grad = (operation == "rms_norm_grad") != (mistake == "scale in the wrong place")
+    inner = scale * t if is_grad else t
+    sign = -1 if mistake == "swapped sign" else 1
+    mean = sign * square * (_row_sum(x * inner, dtype, mistake) / cols)
+    result = np.sqrt(square) * (inner - x * mean)
+    return result if is_grad else scale * result

@@ -8,7 +8,7 @@ import pytest
 
 from jaxkernels._attention import flash
 from jaxkernels._attention.problem import MOVING, Call
-from jaxkernels._rows import cross_entropy_kernels, logsumexp, masked_kernels, softmax
+from jaxkernels._rows import cross_entropy_kernels, logsumexp, masked_kernels, rms_norm, softmax
 from jaxkernels._rows.masked_kernels import Band
 from jaxkernels._rows.row_kernel import RowKernel
 from jaxkernels._sgemm import primitive as sgemm_primitive
@@ -23,6 +23,7 @@ PARAMETERS = {
     "jaxkernels_masked_softmax_fwd": {**SCORES, "has_mask": True, "has_bias": True},
     "jaxkernels_masked_softmax_grad": SCORES,
     **{f"jaxkernels_logsumexp_{name}": {"wide": False} for name in ("fwd", "grad", "jvp")},
+    **{f"jaxkernels_rms_norm_{name}": {"epsilon": 0.1} for name in ("fwd", "grad", "jvp")},
     **{f"jaxkernels_cross_entropy_{name}": {"all_sums": True} for name in ("fwd", "fwd_grad")},
 }
 
@@ -36,14 +37,14 @@ def _operand(spec):
         return np.array([[[1], [3], [-1], [4]]] * 2, np.int32)
     if spec.role == "row":
         return 1 + np.abs(normal(2, 4, spec.count))
-    return {"mask": MASK, "broadcast": BIAS}.get(spec.role, normal(2, 4, 5))
+    return {"mask": MASK, "broadcast": BIAS, "column": BIAS[0, 0]}.get(spec.role, normal(2, 4, 5))
 
 
 def _every_primitive():
     """For every primitive, a function of arrays and arrays for it."""
     kernels = {
         value.primitive.name: value
-        for module in (softmax, logsumexp, masked_kernels, cross_entropy_kernels)
+        for module in (softmax, logsumexp, rms_norm, masked_kernels, cross_entropy_kernels)
         for value in vars(module).values()
         if isinstance(value, RowKernel)
     }

@@ -171,6 +171,11 @@ def plain_attention(q, k, v, bias=None):
     return jax.nn.dot_product_attention(q, k, v, bias, is_causal=True)
 
 
+def plain_rms_norm(x, scale=1.0, axis=-1, epsilon=1e-6):
+    y = x * jax.lax.rsqrt(jnp.mean(x * x, axis, keepdims=True) + epsilon)
+    return y * (scale if axis == -1 else scale[:, None])
+
+
 def sgemm(a, b, c, factor):
     return jk.sgemm(a, b, c, alpha=factor, beta=factor)
 
@@ -237,6 +242,23 @@ FUNCTIONS = {
         lambda x, seen: jk.logsumexp(x, (0, 2), where=seen, keepdims=True),
         lambda x, seen: jax.nn.logsumexp(x, (0, 2), where=seen, keepdims=True),
         ("normal brc", "mask 1rc"),
+        is_variant=True,
+    ),
+    "rms_norm": Function(
+        jk.rms_norm,
+        plain_rms_norm,
+        ("normal brc", "normal c"),
+        kernels=(
+            "rms_norm_fwd",
+            "rms_norm_fwd rms_norm_grad",
+            "rms_norm_fwd rms_norm_jvp rms_norm_fwd",
+        ),
+    ),
+    "rms_norm-alone": Function(jk.rms_norm, plain_rms_norm, **ROWS, is_variant=True),
+    "rms_norm-axis": Function(
+        functools.partial(jk.rms_norm, axis=1, epsilon=0.5, scale_offset=1.0),
+        lambda x, scale: plain_rms_norm(x, 1 + scale, 1, 0.5),
+        ("normal brc", "normal r"),
         is_variant=True,
     ),
     "masked": Function(

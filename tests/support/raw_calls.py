@@ -59,6 +59,8 @@ def right_call(target: str, rng: np.random.Generator) -> Call:
             return (*shape[:-1], 1), np.dtype("int32")
         if spec.role == "row":
             return (*shape[:-1], spec.count), dtype if rng.integers(0, 2) else wide
+        if spec.is_column:
+            return shape[-1:], dtype if rng.integers(0, 2) else wide
         return x
 
     specs = traits.operands_of_call(has_mask=has_mask)

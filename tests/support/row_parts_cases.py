@@ -17,7 +17,7 @@ from jaxkernels.verify.truth import tolerance
 
 def in_parts(operation, *operands, scale=1.0, has_mask=False):
     """The operation in two parts, on the one device under test."""
-    options = {"scale": scale, "has_mask": has_mask, "wide": False}
+    options = {"scale": scale, "has_mask": has_mask, "wide": False, "epsilon": oracle.EPSILON}
     mesh = jax.make_mesh((1,), ("a",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
     apply = jax.shard_map(
         lambda *operands: calls.in_parts(operation, operands, ("a",), **options),

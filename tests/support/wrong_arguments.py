@@ -79,6 +79,25 @@ LOG_SUM_EXP = (
     ({"b": X, "implementation": "ffi"}, NotImplementedError, "ffi.*factors"),
     ({"b": X, "tier": "warp"}, NotImplementedError, "warp.*factors"),
 )
+RMS_NORM = (
+    *TIERS,
+    ({"axis": 2}, ValueError, "axis 2.*dimension 2"),
+    ({"axis": (0, 1)}, TypeError, r"axis must be an integer; got \(0, 1\)"),
+    ({"axis": 0.5}, TypeError, r"0\.5"),
+    ({"x": X > 0}, TypeError, "x must be real numbers; got bool"),
+    ({"x": X * 1j}, TypeError, "x must be real numbers; got complex64"),
+    ({"x": "text"}, TypeError, "str"),
+    ({"x": FLOAT8, "tier": "warp"}, NotImplementedError, "tier='warp'.*float8_e4m3fn"),
+    ({"scale": SEEN[0]}, TypeError, "scale must be real numbers; got bool"),
+    ({"scale": [1.0] * 8}, TypeError, "scale must be an array.*list"),
+    ({"scale": X}, ValueError, r"scale must have the shape \(8,\).*\(4, 8\)"),
+    ({"axis": 0}, ValueError, r"\(4,\) of the normalised axis; got \(8,\)"),
+    ({"epsilon": -1e-6}, ValueError, "epsilon must be at least 0; got -1e-06"),
+    ({"epsilon": float("nan")}, ValueError, "epsilon.*nan"),
+    ({"epsilon": "small"}, TypeError, "epsilon must be a number; got 'small'"),
+    ({"scale_offset": None}, TypeError, "scale_offset must be a number; got None"),
+    ({"scale": None, "scale_offset": 1.0}, ValueError, r"needs a scale; got scale_offset=1\.0"),
+)
 MASKED = (
     *TIERS,
     ({"mask": SEEN.astype(np.int32)}, ValueError, "mask.*bool.*int32"),
@@ -430,6 +449,7 @@ WRONG = {
     "softmax": (jk.softmax, {"x": X}, ROWS),
     "log_softmax": (jk.log_softmax, {"x": X}, ROWS),
     "logsumexp": (jk.logsumexp, {"a": X, "axis": -1}, LOG_SUM_EXP),
+    "rms_norm": (jk.rms_norm, {"x": X, "scale": X[0]}, RMS_NORM),
     "scaled_masked_softmax": (jk.scaled_masked_softmax, {"scores": SCORES}, MASKED),
     "cross_entropy": (jk.cross_entropy, {"logits": LOGITS, "labels": LABEL}, CROSS_ENTROPY),
     "cross_entropy-2": (jk.cross_entropy, {"logits": X, "labels": ZEROS}, OF_A_MATRIX),

@@ -55,6 +55,7 @@ SHARDED = {
     "softmax-where": Shardings("brc", ROWS[:3]),
     "log_softmax": Shardings("brc", ROWS, COLUMNS, sums=((1, 2), (1, 2, 1), (1, 2, 1), (1, 2))),
     "logsumexp": Shardings("br", ROWS, COLUMNS, (1, 2, 1, 1), (TWO, (*TWO, *TWO), (1, 2), TWO)),
+    "rms_norm": Shardings("brc", ROWS, COLUMNS, (1, 2, 1, 1), ((1,), (1, 2), (2,), (1,))),
     "masked": Shardings("bhqk", MATRICES, KEYS, sums=(TWO, THREE, THREE, TWO)),
     "masked-open": Shardings("bhqk", MATRICES, KEYS, sums=(TWO, THREE, THREE, TWO)),
     # JAX 0.12 has no vmap over an explicit axis of what puts zeros behind such an array.
@@ -228,6 +229,7 @@ UNEVEN = {
     "softmax": ({"b": "b", "c": "a"}, {"b": "a", "r": "b"}),
     "log_softmax": ({"b": "b", "c": "a"}, {"b": "a", "r": "b"}),
     "logsumexp": ({"b": "b", "c": "a"}, {"b": "a", "r": "b"}),
+    "rms_norm": ({"b": "b", "c": "a"}, {"b": "a", "r": "b"}),
     "masked": ({"b": "b", "k": "a"}, {"b": "a", "q": "b"}),
     "cross_entropy": ({"b": "b", "c": "a"}, {"b": "a", "r": "b"}),
     "cross_entropy-mean": ({"b": "b", "c": "a"}, {"b": "a", "r": "b"}),

@@ -49,6 +49,7 @@ MAPPED = [
     ("log_softmax", (1,)),
     ("logsumexp", (0,)),
     ("logsumexp", (1,)),
+    ("rms_norm", (1, None)),
     ("masked", (0, None, None)),
     ("masked", (0, 0, None)),
     ("masked", (1, None, 1)),
@@ -118,6 +119,7 @@ def test_export(name):
 
 LAYOUTS = {
     "softmax": ({"b": "a"}, {"b": "a", "c": "b"}),
+    "rms_norm": ({"b": "a"}, {"b": "a", "c": "b"}),
     "masked": ({"b": "a"}, {"b": "a", "h": "b"}, {"b": "b", "k": "a"}),
     "cross_entropy": ({"b": "a"}, {"b": "b", "c": "a"}),
     "matmul-batched": ({"b": "a"}, {"b": "a", "n": "b"}, {"b": "b", "d": "a"}),
@@ -168,6 +170,7 @@ IMPLEMENTED = {
     "softmax": (functools.partial(jk.softmax, where=X > -1), True),
     "log_softmax": (functools.partial(jk.log_softmax, axis=1), True),
     "logsumexp": (functools.partial(jk.logsumexp, axis=-1, b=2.0), True),
+    "rms_norm": (functools.partial(jk.rms_norm, scale=X[0, :, 0], axis=1), True),
     "masked": (functools.partial(jk.scaled_masked_softmax, mask=X > 0, bias=X, causal=True), True),
     "cross_entropy": (loss_of(jk.cross_entropy), True),
     "cross_entropy-mean": (loss_of(jk.cross_entropy, reduction="mean"), True),

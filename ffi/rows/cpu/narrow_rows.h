@@ -84,6 +84,16 @@ JK_INLINE void RunNarrow(const RowCall& call, const RowRange& range) {
   using C = typename Op::C;
   constexpr int64_t kMostElements = kLanes * kNarrowCols<Op>;
   const int64_t cols = call.arrays.cols, size = kLanes * cols;
+  // The column, with each of its numbers in all lanes.
+  alignas(64) C column[Op::kTakesColumn ? kMostElements : 1];
+  if constexpr (Op::kTakesColumn) {
+    C buffer[kNarrowCols<Op>];
+    const C* const numbers = LoadColumn<T>(call.column, 0, cols, buffer);
+    for (int64_t i = 0; i < size; ++i) column[i] = numbers[i / kLanes];
+  }
+  const auto column_at = [&](int64_t i) JK_INLINE_LAMBDA -> const C* {
+    return Op::kTakesColumn ? column + i : nullptr;
+  };
   for (int64_t row = range.begin; row < range.end; row += kLanes) {
     // The last group is padded with rows of zeros.
     T padded[kMostElements];
@@ -116,8 +126,8 @@ JK_INLINE void RunNarrow(const RowCall& call, const RowRange& range) {
     const auto add_terms = [&](auto some_are_near, auto some_are_far) JK_INLINE_LAMBDA {
       constexpr bool kNear = decltype(some_are_near)::value, kFar = decltype(some_are_far)::value;
       for (int64_t i = 0; i < size; i += kLanes) {
-        AddVector<Op, kNear, kFar, false>(first + i, second + i, 0, max, power, near, first + i,
-                                          total, lost, counts);
+        AddVector<Op, kNear, kFar, false>(first + i, second + i, column_at(i), 0, max, power, near,
+                                          first + i, total, lost, counts);
       }
       AddCounts<Op>(counts, total);
     };
@@ -144,8 +154,8 @@ JK_INLINE void RunNarrow(const RowCall& call, const RowRange& range) {
     if constexpr (Op::kStoresElements) {
       const auto finish = [&](auto keeps_terms) JK_INLINE_LAMBDA {
         for (int64_t i = 0; i < size; i += kLanes) {
-          FinishVector<Op, decltype(keeps_terms)::value>(first + i, second + i, constants,
-                                                         first + i);
+          FinishVector<Op, decltype(keeps_terms)::value>(first + i, second + i, column_at(i),
+                                                         constants, first + i);
         }
       };
       if (kKeeps<Op> && call.part == Part::kWhole) {

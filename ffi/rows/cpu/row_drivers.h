@@ -88,6 +88,7 @@ struct GroupArrays {
   const T* in[2];
   T* out;
   C* wide[2];
+  RowColumn column;
 
   // n elements of an input.
   JK_INLINE const C* Load(int input, int64_t at, int64_t n, C* buffer) const {
@@ -101,6 +102,10 @@ struct GroupArrays {
   }
   JK_INLINE const C* LoadSecond(int64_t at, int64_t n, C* buffer) const {
     return Op::kInputs == 2 ? Load(1, at, n, buffer) : nullptr;
+  }
+  // n numbers of the column.
+  JK_INLINE const C* LoadColumn(int64_t at, int64_t n, C* buffer) const {
+    return Op::kTakesColumn ? jaxkernels::LoadColumn<T>(column, at, n, buffer) : nullptr;
   }
   // Terms or results.
   JK_INLINE C* Results(int64_t at, C* buffer) const {
@@ -152,6 +157,7 @@ JK_INLINE void AddRow(const Arrays& on, int64_t at, int64_t cols, const Bounds& 
   using T = typename Op::Storage;
   using Sum = CpuSumType<T>;
   alignas(64) C first_buffer[Arrays::kTileBuffer], second_buffer[Arrays::kTileBuffer];
+  alignas(64) C column_buffer[Arrays::kTileBuffer];
   alignas(64) C last[kLanes], maxima[kLanes], powers[kLanes];
   Broadcast(max, maxima), Broadcast(power, powers);
   double total[Op::kTermSums][kLanes] = {};
@@ -161,18 +167,20 @@ JK_INLINE void AddRow(const Arrays& on, int64_t at, int64_t cols, const Bounds& 
   const bool is_one_tile = std::is_same_v<T, float> || of.whole_end - of.first <= kTile<C>;
   const int64_t tail = at + cols - kLanes;
   if (of.rest > 0) {
-    AddVector<Op, kNear, !kNear, true>(on.Load(0, tail, kLanes, first_buffer),
-                                       on.LoadSecond(tail, kLanes, second_buffer), kLanes - of.rest,
-                                       maxima, powers, nullptr, last, sums, kNotExact, counts);
+    AddVector<Op, kNear, !kNear, true>(
+        on.Load(0, tail, kLanes, first_buffer), on.LoadSecond(tail, kLanes, second_buffer),
+        on.LoadColumn(cols - kLanes, kLanes, column_buffer), kLanes - of.rest, maxima, powers,
+        nullptr, last, sums, kNotExact, counts);
   }
   ForTiles<!std::is_same_v<T, float>, C>(of, [&](int64_t i, int64_t n) JK_INLINE_LAMBDA {
     const C* const x = on.Load(0, at + i, n, first_buffer);
     const C* const other = on.LoadSecond(at + i, n, second_buffer);
+    const C* const column = on.LoadColumn(i, n, column_buffer);
     C unused[kLanes];
     C* const terms = keeps ? on.Results(at + i, nullptr) : unused;
     const int64_t step = keeps ? 1 : 0;
     for (int64_t j = 0; j < n; j += kLanes) {
-      AddVector<Op, kNear, !kNear, false>(x + j, other + j, 0, maxima, powers, nullptr,
+      AddVector<Op, kNear, !kNear, false>(x + j, other + j, column + j, 0, maxima, powers, nullptr,
                                           terms + step * j, sums, kNotExact, counts);
     }
     if (is_one_tile) return;
@@ -236,20 +244,22 @@ template <typename Op, bool kKeep, typename Arrays, typename C = typename Op::C>
 JK_INLINE void FinishRow(const Arrays& on, int64_t at, int64_t cols, const Bounds& of,
                          const GroupConstants<C>& row) {
   alignas(64) C first_buffer[Arrays::kTileBuffer], second_buffer[Arrays::kTileBuffer], last[kLanes];
+  alignas(64) C column_buffer[Arrays::kTileBuffer];
   const auto first_at = [&](int64_t i, int64_t n) JK_INLINE_LAMBDA -> const C* {
     return kKeep ? on.Results(i, nullptr) : on.Load(0, i, n, first_buffer);
   };
   const int64_t tail = at + cols - kLanes;
   if (of.rest > 0) {
-    FinishVector<Op, kKeep>(first_at(tail, kLanes), on.LoadSecond(tail, kLanes, second_buffer), row,
-                            last);
+    FinishVector<Op, kKeep>(first_at(tail, kLanes), on.LoadSecond(tail, kLanes, second_buffer),
+                            on.LoadColumn(cols - kLanes, kLanes, column_buffer), row, last);
   }
   ForTiles<Arrays::kTiled, C>(of, [&](int64_t i, int64_t n) JK_INLINE_LAMBDA {
     const C* const x = first_at(at + i, n);
     const C* const other = on.LoadSecond(at + i, n, second_buffer);
+    const C* const column = on.LoadColumn(i, n, column_buffer);
     C* const results = on.Results(at + i, first_buffer);
     for (int64_t j = 0; j < n; j += kLanes) {
-      FinishVector<Op, kKeep>(x + j, other + j, row, results + j);
+      FinishVector<Op, kKeep>(x + j, other + j, column + j, row, results + j);
     }
     on.Store(results, n, at + i);
   });
@@ -276,6 +286,11 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
   const int64_t at_once = is_shared ? 1 : std::clamp<int64_t>(most, 1, kLanes);
   alignas(64) C first_wide[kWidens ? kGroupElements : 1];
   alignas(64) C second_wide[kWidens && Op::kInputs == 2 ? kGroupElements : 1];
+  alignas(64) C column_wide[kWidens && Op::kTakesColumn ? kGroupElements : 1];
+  RowColumn column = call.column;
+  if constexpr (kWidens && Op::kTakesColumn) {
+    column = {LoadColumn<T>(call.column, 0, cols, column_wide), true};
+  }
   const auto makes = [&](RowStep step) { return !is_shared || range.step == step; };
   for (int64_t at = range.begin; at < range.end; at += at_once) {
     const int64_t row = is_shared ? at / segments : at, count = std::min(at_once, range.end - at);
@@ -283,6 +298,7 @@ JK_INLINE void RunWide(const RowCall& call, const RowRange& range) {
     const int64_t end_col = end == segments ? cols : end * size;
     SegmentStatistics* const shared = is_shared ? range.segments + row * segments : nullptr;
     GroupArrays<Op, kLoaded> on = {};
+    on.column = column;
     for (int k = 0; k < Op::kInputs; ++k) {
       on.in[k] = static_cast<const T*>(call.arrays.in[k]) + row * cols;
       on.wide[k] = k == 0 ? first_wide : second_wide;

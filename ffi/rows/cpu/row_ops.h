@@ -12,6 +12,10 @@
 //   kCounts    whether a lane sums second terms in C: whole numbers, or terms of half types
 //   kTakes     number of scalars it reads per row
 //   kTakesLabel whether a row has a label; the operation may then store elements and scalars
+//   kTakesColumn whether it reads a number per column, which Term, SecondTerm and Finish then get
+//   in
+//              place of the shift, the term and after the inputs
+//   kAverages  whether MakeRow gets the number of columns and an epsilon
 //   kStoresElements whether it stores a result per element; if not, it has no Finish
 //   kStores    number of scalars it stores per row: 0, 1 (Result), or 7: the maximum, the sums, and
 //              the element at the label
@@ -46,10 +50,12 @@ struct Statistics {
 };
 
 // Row scalars that an operation reads. With labels: the element at the label (NaN if the label is
-// too large), and -1, 0 or 1 for a label that is negative, a column, or too large.
+// too large), and -1, 0 or 1 for a label that is negative, a column, or too large. With means: the
+// number of columns, and the number that is added to the first mean.
 template <typename C>
 struct RowInputs {
   C taken[11], labelled, label;
+  double cols, epsilon;
 };
 
 // The third to fifth summands.
@@ -91,6 +97,8 @@ struct RowOp {
   static constexpr int kTermSums = kCount;
   static constexpr bool kCounts = false;
   static constexpr bool kTakesLabel = false;
+  static constexpr bool kTakesColumn = false;
+  static constexpr bool kAverages = false;
   static constexpr int kTakes = 0;
   static constexpr bool kStoresElements = true;
   static constexpr int kStores = 0;
@@ -349,11 +357,65 @@ struct LogSumExpJvp : LogSumExpOp<T, 2> {
   JK_INLINE static C Result(C sum) { return sum; }
 };
 
+// RMSNorm, with r = 1 / sqrt(mean(x^2) + epsilon) as the constant `sum` of a row. In derivatives
+// `extra` is r^2 mean(x t), where t is the tangent of x or scale * dy.
+template <typename T, int kCount>
+struct RmsNormOp : RowOp<T, kCount> {
+  using typename RowOp<T, kCount>::C;
+  using typename RowOp<T, kCount>::Row;
+  using typename RowOp<T, kCount>::Found;
+  static constexpr int kInputs = kCount;
+  static constexpr bool kUsesMax = false;
+  static constexpr bool kKeepsTerm = false;
+  static constexpr bool kTakesColumn = true;
+  static constexpr bool kAverages = true;
+
+  JK_INLINE static C Term(C x, C, C) { return x * x; }
+  JK_INLINE static Row MakeRow(const Found& of, const RowInputs<C>& given) {
+    const double square = 1 / (of.sum[0] / given.cols + given.epsilon);
+    return {C(0), C(__builtin_sqrt(square)), C(square * (of.sum[kCount - 1] / given.cols))};
+  }
+};
+
+// y = scale * r x
+template <typename T>
+struct RmsNormForward : RmsNormOp<T, 1> {
+  using typename RmsNormOp<T, 1>::C;
+  using typename RmsNormOp<T, 1>::Row;
+  static constexpr Operation kOperation = Operation::kRmsNormForward;
+  JK_INLINE static C Finish(C x, C, C scale, const Row& row) { return x * row.sum * scale; }
+};
+
+// dx = r (scale dy - x r^2 mean(x scale dy))
+template <typename T>
+struct RmsNormGrad : RmsNormOp<T, 2> {
+  using typename RmsNormOp<T, 2>::C;
+  using typename RmsNormOp<T, 2>::Row;
+  static constexpr Operation kOperation = Operation::kRmsNormGrad;
+  JK_INLINE static C SecondTerm(C x, C dy, C scale) { return x * (scale * dy); }
+  JK_INLINE static C Finish(C x, C dy, C scale, const Row& row) {
+    return row.sum * (scale * dy - x * row.extra);
+  }
+};
+
+// dy = scale * r (dx - x r^2 mean(x dx)), the transpose of RmsNormGrad
+template <typename T>
+struct RmsNormJvp : RmsNormOp<T, 2> {
+  using typename RmsNormOp<T, 2>::C;
+  using typename RmsNormOp<T, 2>::Row;
+  static constexpr Operation kOperation = Operation::kRmsNormJvp;
+  JK_INLINE static C SecondTerm(C x, C dx, C) { return x * dx; }
+  JK_INLINE static C Finish(C x, C dx, C scale, const Row& row) {
+    return scale * (row.sum * (dx - x * row.extra));
+  }
+};
+
 // The operations above on elements of type T.
 template <typename T>
 using RowOps =
     OperationList<SoftmaxForward<T>, LogSoftmaxForward<T>, SoftmaxGrad<T>, LogSoftmaxGrad<T>,
-                  LogSoftmaxJvp<T>, LogSumExpForward<T>, LogSumExpGrad<T>, LogSumExpJvp<T>>;
+                  LogSoftmaxJvp<T>, LogSumExpForward<T>, LogSumExpGrad<T>, LogSumExpJvp<T>,
+                  RmsNormForward<T>, RmsNormGrad<T>, RmsNormJvp<T>>;
 
 }  // namespace jaxkernels
 

@@ -81,6 +81,13 @@ JK_INLINE const C* Load(const T* __restrict from, int64_t n, C* __restrict buffe
   return buffer;
 }
 
+// As Load, for numbers [at, at + n) of a column along rows of type T.
+template <typename T, typename C>
+JK_INLINE const C* LoadColumn(const RowColumn& column, int64_t at, int64_t n, C* buffer) {
+  if (column.wide) return static_cast<const C*>(column.data) + at;
+  return Load(static_cast<const T*>(column.data) + at, n, buffer);
+}
+
 // The buffer for results in the compute type, from which Flush narrows them into `to`.
 template <typename C>
 JK_INLINE C* ResultBuffer(C* to, C* /*buffer*/) {
@@ -213,6 +220,7 @@ JK_INLINE void MakeRows(const RowCall& call, int64_t index, int64_t count, const
     RowInputs<C> given = {};
     for (int i = 0; i < Op::kTakes; ++i) given.taken[i] = taken[i][r];
     if constexpr (Op::kTakesLabel) given.labelled = labelled[r], given.label = label[r];
+    if constexpr (Op::kAverages) given.cols = call.arrays.cols, given.epsilon = call.epsilon;
     const RowConstants<C> row = Op::MakeRow(found, given);
     constants[0][r] = row.max, constants[1][r] = row.sum, constants[2][r] = row.extra;
     if constexpr (Op::kTakesLabel) {
@@ -242,16 +250,17 @@ inline constexpr NotExact kNotExact;
 // Adds the summands of kLanes elements except the first `skip`: kLanes columns of a row, or one
 // column of kLanes rows. kNear, kFar: whether any lane has fixed-shift (near) or ordinary (far)
 // terms. Stores the terms in `terms` if the operation keeps them. `counts`: sums in C (kCounts).
+// `column`: a number per lane, if the operation takes a column.
 template <typename Op, bool kNear, bool kFar, bool kSkip, typename C, typename Sum, typename Lost>
-JK_INLINE void AddVector(const C* first, const C* second, int64_t skip, const C* max,
-                         const C* power, const int32_t* near, C* terms, Sum& sums, Lost& lost,
-                         C (&counts)[2][kLanes]) {
+JK_INLINE void AddVector(const C* first, const C* second, const C* column, int64_t skip,
+                         const C* max, const C* power, const int32_t* near, C* terms, Sum& sums,
+                         Lost& lost, C (&counts)[2][kLanes]) {
 #pragma omp simd
   for (int64_t l = 0; l < kLanes; ++l) {
     const C x = first[l], other = Op::kInputs == 2 ? second[l] : C(0);
     // A near term belongs to the maximum if its element equals it; a far term does if it is 1.
     C term = 0, compared = 0, with = 1;
-    if constexpr (kFar) compared = term = Op::Term(x, other, max[l]);
+    if constexpr (kFar) compared = term = Op::Term(x, other, Op::kTakesColumn ? column[l] : max[l]);
     if constexpr (kNear) {
       const bool is_near = !kFar || near[l];
       term = is_near ? Op::NearTerm(x, power[l]) : term;
@@ -265,7 +274,9 @@ JK_INLINE void AddVector(const C* first, const C* second, int64_t skip, const C*
       if constexpr (kExact) lost[s][l] += SumError(sums[s][l], summand);
       sums[s][l] += summand;
     };
-    if constexpr (Op::kTermSums > 1) {
+    if constexpr (Op::kTakesColumn && Op::kTermSums > 1) {
+      add(1, Op::SecondTerm(x, other, column[l]));
+    } else if constexpr (Op::kTermSums > 1) {
       const C second_term = Op::SecondTerm(term, other, compared == with);
       if constexpr (Op::kCounts) {
         counts[0][l] += kSkip && l < skip ? C(0) : second_term;
@@ -293,16 +304,18 @@ JK_INLINE void AddCounts(C (&counts)[2][kLanes], Sum (*total)[kLanes]) {
 }
 
 // Computes kLanes results from elements, or from kept terms in `first` if kKeep. `rows`: the
-// constants per lane.
+// constants per lane; `column` as for AddVector.
 template <typename Op, bool kKeep, typename C>
-JK_INLINE void FinishVector(const C* first, const C* second, const GroupConstants<C>& rows,
-                            C* result) {
+JK_INLINE void FinishVector(const C* first, const C* second, const C* column,
+                            const GroupConstants<C>& rows, C* result) {
 #pragma omp simd
   for (int64_t l = 0; l < kLanes; ++l) {
     const C other = Op::kInputs == 2 ? second[l] : C(0);
     const RowConstants<C> row = {rows[0][l], rows[1][l], rows[2][l], rows[3][l]};
     if constexpr (kKeep) {
       result[l] = Op::FinishTerm(first[l], other, row);
+    } else if constexpr (Op::kTakesColumn) {
+      result[l] = Op::Finish(first[l], other, column[l], row);
     } else {
       result[l] = Op::Finish(first[l], other, row);
     }

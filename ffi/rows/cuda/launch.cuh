@@ -168,6 +168,7 @@ cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream
   std::copy_n(call.scalars_in, 2, args.scalars_in);
   args.scalars_out = call.scalars_out;
   if constexpr (Op::kHides) args.op = Op(call.attention);
+  if constexpr (Op::kTakesColumn) args.op = Op(call);
   if constexpr (Op::kTakesLabel && Op::kSums > 0) args.op.Want(call.all_sums);
 
   void* statistics = call.statistics;

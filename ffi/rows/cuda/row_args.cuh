@@ -30,13 +30,17 @@ struct GivenRow {
   using C = typename Op::C;
 
   int64_t cols = 0;
-  C scalar[Op::kTakes > 0 ? Op::kTakes : 1] = {};
-  int label = -1;  // clamped to cols
+  C scalar[Op::kTakes > 0 ? Op::kTakes : 1] = {};  // or the epsilon, if the operation averages
+  int label = -1;                                  // clamped to cols
   C labelled = 0;  // the element at the label, if the operation reduces; NaN if label >= cols
   // Derivative of transformed elements by elements: 1 / temperature, and the factor of a cap for
   // the element at the label.
   C unit = 1, slope = 1;
 };
+
+// The values of an element that Op's members get: its inputs, and the number of its column.
+template <typename Op>
+inline constexpr int kValues = Op::kInputs + (Op::kTakesColumn ? 1 : 0);
 
 template <typename Op>
 struct RowArgs {
@@ -113,6 +117,7 @@ struct RowArgs {
     if (row >= rows) return given;
     given.cols = cols;
     if constexpr (Op::kTakesScales) given.unit = of_row.scale.factor;
+    if constexpr (Op::kAverages) given.scalar[0] = op.epsilon;
     LoadScalars<0, kTakesFirst>(scalars_in[0], row, given.scalar);
     LoadScalars<kTakesFirst, Op::kTakes>(scalars_in[1], row, given.scalar);
     if constexpr (Op::kTakesLabel) {

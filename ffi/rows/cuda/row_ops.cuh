@@ -21,6 +21,11 @@
 //   kMayAlign    whether it is compiled for aligned rows too; other kernels serve them as well
 //   kTakesLabel  whether it reads a label per row; Row::other then gives the columns with a special
 //                result, and that result
+//   kTakesColumn whether it reads a number per column; Term, SecondTerm and Finish then get it
+//   after
+//                the inputs
+//   kAverages    whether Row takes means of the terms; it gets the columns, and an epsilon as a
+//                scalar, in a GivenRow
 //   kTakes       number of scalars it reads per row; Row gets them and the label as a GivenRow
 //   kStoresElements whether it stores a result per element; if not, it has no Finish
 //   Result       the storage type of the results: T, or a half type if T is float
@@ -45,6 +50,7 @@
 #define JAXKERNELS_ROWS_CUDA_ROW_OPS_CUH_
 
 #include "core/reduce.cuh"
+#include "rows/call.h"
 #include "rows/operations.h"
 
 namespace jaxkernels {
@@ -102,6 +108,8 @@ struct RowOp {
   static constexpr bool kTakesScales = false;
   static constexpr bool kCaps = false;
   static constexpr bool kMayAlign = true;
+  static constexpr bool kTakesColumn = false;
+  static constexpr bool kAverages = false;
   static constexpr int kTakes = 0;
   static constexpr bool kStoresElements = true;
   static constexpr int kStores = 0;
@@ -111,6 +119,7 @@ struct RowOp {
   struct View {};
   struct MaskWord {};
   struct Scale {};
+  struct ColumnPlace {};
 
   __device__ static void Rescale(C (&sum)[kCount], C factor, C /*difference*/) {
 #pragma unroll
@@ -383,11 +392,90 @@ struct LogSumExpJvp : LogSumExpOp<T, 2, 2> {
   __device__ static C SecondTerm(C term, const C (&in)[2]) { return term * in[1]; }
 };
 
+// RMSNorm. The first input is x, the last value of an element the scale of its column.
+template <typename T, int kArrays>
+struct RmsNormOp : RowOp<T, kArrays> {
+  using typename RowOp<T, kArrays>::C;
+  using typename RowOp<T, kArrays>::Found;
+  static constexpr int kInputs = kArrays;
+  static constexpr bool kUsesMax = false;
+  static constexpr bool kKeepsTerm = false;
+  static constexpr bool kTakesColumn = true;
+  static constexpr bool kAverages = true;
+  // The numbers of the column that belong to a pack.
+  struct ColumnPlace {
+    int first;   // column of the first element; may lie outside of the row
+    bool whole;  // whether all or none of the pack's columns exist, and they begin at a pack
+  };
+
+  RowColumn column;
+  int cols;
+  C epsilon;
+
+  RmsNormOp() = default;
+  explicit RmsNormOp(const RowCall& call)
+      : column(call.column),
+        cols(static_cast<int>(call.arrays.cols)),
+        epsilon(static_cast<C>(call.epsilon)) {}
+
+  // r = 1 / sqrt(mean(x^2) + epsilon); in derivatives also r^2 mean(x t), where t is the tangent of
+  // x or scale * dy.
+  struct Row {
+    C r, product;
+    template <typename Given>
+    __device__ Row(const Found& of, const Given& given) {
+      const C cols = static_cast<C>(given.cols);
+      const C square = C(1) / (of.sum[0] / cols + given.scalar[0]);
+      r = sqrt(square), product = square * (of.sum[kArrays - 1] / cols);
+    }
+  };
+
+  __device__ static C Fill(int) { return C(0); }
+  __device__ static C Term(const C (&in)[kArrays + 1], C) { return in[0] * in[0]; }
+};
+
+// y = scale * r x
+template <typename T>
+struct RmsNormForward : RmsNormOp<T, 1> {
+  using typename RmsNormOp<T, 1>::C;
+  using typename RmsNormOp<T, 1>::Row;
+  using RmsNormOp<T, 1>::RmsNormOp;
+  static constexpr Operation kOperation = Operation::kRmsNormForward;
+  __device__ static C Finish(const C (&in)[2], const Row& row) { return in[0] * row.r * in[1]; }
+};
+
+// dx = r (scale dy - x r^2 mean(x scale dy))
+template <typename T>
+struct RmsNormGrad : RmsNormOp<T, 2> {
+  using typename RmsNormOp<T, 2>::C;
+  using typename RmsNormOp<T, 2>::Row;
+  using RmsNormOp<T, 2>::RmsNormOp;
+  static constexpr Operation kOperation = Operation::kRmsNormGrad;
+  __device__ static C SecondTerm(C, const C (&in)[3]) { return in[0] * (in[2] * in[1]); }
+  __device__ static C Finish(const C (&in)[3], const Row& row) {
+    return row.r * (in[2] * in[1] - in[0] * row.product);
+  }
+};
+
+// dy = scale * r (dx - x r^2 mean(x dx)), the transpose of RmsNormGrad
+template <typename T>
+struct RmsNormJvp : RmsNormOp<T, 2> {
+  using typename RmsNormOp<T, 2>::C;
+  using typename RmsNormOp<T, 2>::Row;
+  using RmsNormOp<T, 2>::RmsNormOp;
+  static constexpr Operation kOperation = Operation::kRmsNormJvp;
+  __device__ static C SecondTerm(C, const C (&in)[3]) { return in[0] * in[1]; }
+  __device__ static C Finish(const C (&in)[3], const Row& row) {
+    return in[2] * (row.r * (in[1] - in[0] * row.product));
+  }
+};
+
 // The operations above on elements of type T.
 template <typename T>
 using RowOps =
     OperationList<SoftmaxForward<T>, LogSoftmaxForward<T>, SoftmaxGrad<T>, LogSoftmaxGrad<T>,
-                  LogSoftmaxJvp<T>, LogSumExpForward<T>, LogSumExpGrad<T>, LogSumExpJvp<T>>;
+                  LogSoftmaxJvp<T>, LogSumExpForward<T>, LogSumExpGrad<T>, LogSumExpJvp<T>,
+                  RmsNormForward<T>, RmsNormGrad<T>, RmsNormJvp<T>>;
 
 }  // namespace jaxkernels
 

@@ -12,12 +12,20 @@ __device__ typename Op::Storage FillOf(int i) {
   return static_cast<typename Op::Storage>(Op::Fill(i));
 }
 
-// One pack of each input, and its mask.
+// One pack of each input, its mask, and the place of its column. Numbers of the column are loaded
+// where they are used: packs that wait for a reduction would take several times the registers.
 template <typename Op>
 struct InputPacks {
   Pack<typename Op::Storage> input[Op::kInputs];
   typename Op::MaskWord mask;
+  typename Op::ColumnPlace column;
 };
+
+// Any pack index; outside of the row the numbers are 0.
+template <typename Op, bool kAligned>
+__device__ void PlaceColumn(InputPacks<Op>& pack, const RowView<Op, kAligned>& row, int index) {
+  if constexpr (Op::kTakesColumn) pack.column = {row.Column(index), kAligned};
+}
 
 // Loads a pack of an input whose rows have other offsets than those of the first input. Unaligned
 // rows have another alignment there, so their elements are gathered.
@@ -150,6 +158,7 @@ __device__ void LoadPacks(InputPacks<Op> (&pack)[kCount], const RowArgs<Op>& arg
   for (int u = 0; u < kCount; ++u) {
     const int index = first + u * stride;
     FillPacks<Op>(pack[u]);
+    PlaceColumn(pack[u], row, index);
     if (row.Sees(index)) LoadInputs<kInputs>(pack[u], args, row, index);
   }
   if constexpr (kHasMask<Op>) {
@@ -190,6 +199,7 @@ __device__ void TakePacks(InputPacks<Op> (&pack)[kCount], const RowArgs<Op>& arg
   if (!Op::kHides && on_packs && row.IsWithin(first, first + (kCount - 1) * stride)) {
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
+      PlaceColumn(pack[u], row, first + u * stride);
 #pragma unroll
       for (int i = 0; i < Op::kInputs; ++i) {
         CopyPack(&pack[u].input[i], args.in[i], row.first + first + u * stride);

@@ -12,10 +12,52 @@ __device__ void ForgetPacks(InputPacks<Op>& pack) {
   for (int i = 0; i < Op::kInputs; ++i) Forget(pack.input[i]);
 }
 
+// Calls body with the numbers of the column, in their dtype.
+template <typename Op, typename Body>
+__device__ void WithColumn(const Op& op, Body body) {
+  using C = typename Op::C;
+  using T = typename Op::Storage;
+  if (std::is_same_v<C, T> || op.column.wide) {
+    body(static_cast<const C*>(op.column.data));
+  } else {
+    body(static_cast<const T*>(op.column.data));
+  }
+}
+
+// Loads the numbers of a pack's columns; 0 outside of the row.
+template <typename Op, typename C, int kSize>
+__device__ void WidenColumn(const Op& op, const typename Op::ColumnPlace& place,
+                            C (&value)[kSize][kValues<Op>]) {
+  WithColumn(op, [&](const auto* numbers) {
+    if (!place.whole) {
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) {
+        const int index = place.first + j;
+        const bool is_of_row = static_cast<unsigned>(index) < static_cast<unsigned>(op.cols);
+        value[j][Op::kInputs] = is_of_row ? static_cast<C>(numbers[index]) : C(0);
+      }
+      return;
+    }
+    using Packed = Pack<std::decay_t<decltype(*numbers)>>;
+    const bool is_of_row = static_cast<unsigned>(place.first) < static_cast<unsigned>(op.cols);
+#pragma unroll
+    for (int i = 0; i < kSize; i += Packed::kSize) {
+      uint4 words = {};
+      if (is_of_row) words = *reinterpret_cast<const uint4*>(numbers + place.first + i);
+      const auto& pack = reinterpret_cast<const Packed&>(words);
+#pragma unroll
+      for (int j = 0; j < Packed::kSize; ++j) {
+        value[i + j][Op::kInputs] = static_cast<C>(pack.element[j]);
+      }
+    }
+  });
+}
+
 template <typename Op>
 __device__ void Widen(
-    const InputPacks<Op>& pack,
-    ComputeType<typename Op::Storage> (&value)[Pack<typename Op::Storage>::kSize][Op::kInputs]) {
+    const Op& op, const InputPacks<Op>& pack,
+    ComputeType<typename Op::Storage> (&value)[Pack<typename Op::Storage>::kSize][kValues<Op>]) {
+  if constexpr (Op::kTakesColumn) WidenColumn(op, pack.column, value);
 #pragma unroll
   for (int i = 0; i < Op::kInputs; ++i) {
 #pragma unroll
@@ -31,14 +73,14 @@ __device__ void Widen(
 template <typename Op>
 __device__ void WidenAndScale(
     const Op& op, const InputPacks<Op>& pack,
-    ComputeType<typename Op::Storage> (&value)[Pack<typename Op::Storage>::kSize][Op::kInputs]) {
-  Widen<Op>(pack, value);
+    ComputeType<typename Op::Storage> (&value)[Pack<typename Op::Storage>::kSize][kValues<Op>]) {
+  Widen(op, pack, value);
   if constexpr (Op::kCaps) {
 #pragma unroll
     for (auto& [x] : value) x = op.scale.Capped(x);
     if (!HasMinusInfinity(pack.input[0])) return;
-    ComputeType<typename Op::Storage> given[Pack<typename Op::Storage>::kSize][Op::kInputs];
-    Widen<Op>(pack, given);
+    ComputeType<typename Op::Storage> given[Pack<typename Op::Storage>::kSize][kValues<Op>];
+    Widen(op, pack, given);
 #pragma unroll
     for (int j = 0; j < Pack<typename Op::Storage>::kSize; ++j) {
       if (given[j][0] == -kInfinity<typename Op::C>) value[j][0] = given[j][0];
@@ -48,9 +90,9 @@ __device__ void WidenAndScale(
   }
 }
 
-// The steps on kSize elements; value[j][i] is element j of input i.
+// The steps on kSize elements; value[j][i] is element j of input i, or the number of its column.
 template <typename Op, typename C, int kSize>
-__device__ C MaxOf(const Op& op, const C (&value)[kSize][Op::kInputs]) {
+__device__ C MaxOf(const Op& op, const C (&value)[kSize][kValues<Op>]) {
   C max = op.Value(value[0]);
 #pragma unroll
   for (int j = 1; j < kSize; ++j) max = Max(max, op.Value(value[j]));
@@ -60,7 +102,7 @@ __device__ C MaxOf(const Op& op, const C (&value)[kSize][Op::kInputs]) {
 // Computes the terms, as Op::FinishTerm takes them, and adds them to the sums, with the same bits
 // in every kernel. has_max: whether an element may equal `max`.
 template <typename Op, typename C, int kSize>
-__device__ void AddTerms(const Op& op, const C (&value)[kSize][Op::kInputs], C max, bool has_max,
+__device__ void AddTerms(const Op& op, const C (&value)[kSize][kValues<Op>], C max, bool has_max,
                          C (&term)[kSize], C (&sum)[Op::kSums]) {
 #pragma unroll
   for (int j = 0; j < kSize; ++j) term[j] = op.Term(value[j], max);
@@ -147,7 +189,7 @@ __device__ void AllReduceExactSums(Group& group, Found& found) {
 // The constants of a row, from its statistics and per-row inputs.
 template <typename Op>
 __device__ typename Op::Row RowOf(const typename Op::Found& found, const GivenRow<Op>& given) {
-  if constexpr (Op::kTakes > 0 || Op::kTakesLabel) {
+  if constexpr (Op::kTakes > 0 || Op::kTakesLabel || Op::kAverages) {
     return typename Op::Row(found, given);
   } else {
     return typename Op::Row(found);
@@ -156,7 +198,7 @@ __device__ typename Op::Row RowOf(const typename Op::Found& found, const GivenRo
 
 // `row`: Op::Row, or the part of it that Op::Finish takes.
 template <typename Op, typename Row, typename C, int kSize>
-__device__ void Finish(const Op& op, const C (&value)[kSize][Op::kInputs], const Row& row,
+__device__ void Finish(const Op& op, const C (&value)[kSize][kValues<Op>], const Row& row,
                        C (&result)[kSize]) {
 #pragma unroll
   for (int j = 0; j < kSize; ++j) result[j] = op.Finish(value[j], row);
@@ -185,8 +227,8 @@ __device__ typename Op::C MaxOfPacks(const Op& op, const InputPacks<Op>& pack) {
     if constexpr (Op::kTakesScales) Scale(op, largest);
     return op.Value(largest[0]);
   } else {
-    typename Op::C value[Pack<typename Op::Storage>::kSize][Op::kInputs];
-    Widen<Op>(pack, value);
+    typename Op::C value[Pack<typename Op::Storage>::kSize][kValues<Op>];
+    Widen(op, pack, value);
     return MaxOf(op, value);
   }
 }
@@ -199,7 +241,7 @@ template <typename Op, typename C>
 __device__ void AddPacks(const Op& op, const InputPacks<Op>& pack, C max,
                          C (&term)[Pack<typename Op::Storage>::kSize], C (&sum)[Op::kSums],
                          bool counts_max = true) {
-  C value[Pack<typename Op::Storage>::kSize][Op::kInputs];
+  C value[Pack<typename Op::Storage>::kSize][kValues<Op>];
   WidenAndScale(op, pack, value);
   bool has_max = counts_max;
   if constexpr (Op::kSums > 2) has_max = counts_max && MaxOfPacks(op, pack) == max;
@@ -231,7 +273,7 @@ template <typename Op, bool kAligned, typename Row, typename C>
 __device__ void FinishPacks(const Op& op, const RowView<Op, kAligned>& view,
                             const InputPacks<Op>& pack, const Row& row, int index,
                             C (&result)[Pack<typename Op::Storage>::kSize]) {
-  C value[Pack<typename Op::Storage>::kSize][Op::kInputs];
+  C value[Pack<typename Op::Storage>::kSize][kValues<Op>];
   WidenAndScale(op, pack, value);
   Finish(op, value, row, result);
   if constexpr (requires { row.other; }) ReplaceOthers(row, view.Column(index), 1, result);

@@ -43,6 +43,7 @@ __global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<O
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const int index = first + u * blockDim.x;
+        PlaceColumn(pack[u], view, index);
         if (!view.Sees(index)) {
           FillPacks<Op>(pack[u]);
         } else if (again && index < args.kept_packs) {

@@ -139,6 +139,7 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
     WaitForCopies();
     mask_rest(view);
     for_held([&](int h, int p) {
+      PlaceColumn(held[h], view, p);
       if (view.Sees(p)) {
         read_masked(view, p, held[h]);
       } else {
@@ -177,6 +178,7 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
       InputPacks<Op> pack;
       C term[Pack<T>::kSize];
       read(p, pack);
+      PlaceColumn(pack, view, p);
       AddPacks(op, pack, reference, term, of_class, has_max);
       if constexpr (kKeep) row_packs[p] = *reinterpret_cast<const Pack<T>*>(term);
     };
@@ -240,6 +242,7 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
           } else {
             InputPacks<Op> pack;
             read(p, pack);
+            PlaceColumn(pack, view, p);
             FinishPacks(op, view, pack, constants, p, result);
           }
           store(p, result);

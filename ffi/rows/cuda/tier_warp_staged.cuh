@@ -62,7 +62,7 @@ __device__ void ComputeStagedRow(const RowArgs<Op>& args, const StagedChunk<Op>&
   const int lanes = args.lanes, first = group.Lane();
   // Only the last two iterations can be past the end of the row.
   const auto has = [&](int k) { return k < kPerLane - 2 || first + k * lanes < chunk.cols; };
-  C value[kPerLane][Op::kInputs], term[kPerLane];
+  C value[kPerLane][kValues<Op>], term[kPerLane];
   auto found = RowStatistics<Op>::Empty();
   const int label = args.LabelOf(index);
   const auto& op = args.OpOf(index);
@@ -75,6 +75,14 @@ __device__ void ComputeStagedRow(const RowArgs<Op>& args, const StagedChunk<Op>&
     for (int k = 0; k < kPerLane; ++k) {
       value[k][i] = has(k) ? static_cast<C>(from[k * lanes]) : Op::Fill(i);
     }
+  }
+  if constexpr (Op::kTakesColumn) {
+    WithColumn(op, [&](const auto* numbers) {
+#pragma unroll
+      for (int k = 0; k < kPerLane; ++k) {
+        value[k][Op::kInputs] = has(k) ? static_cast<C>(numbers[first + k * lanes]) : C(0);
+      }
+    });
   }
   if constexpr (Op::kHides) {
     typename Op::View seen;

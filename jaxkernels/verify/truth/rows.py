@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxkernels.verify.truth.compare import total, widen
 
+EPSILON = 1e-6  # of rms_norm, by default
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -22,17 +23,22 @@ def is_log_sum_exp(operation: str) -> bool:
     return operation.startswith("logsumexp")
 
 
+def is_rms_norm(operation: str) -> bool:
+    """Whether it is one of those of rms_norm, which take a scale of the columns."""
+    return operation.startswith("rms_norm")
+
+
 def reads_x_for_y(operation: str, dtype: np.dtype) -> bool:
     """Whether it is a derivative of log_softmax that reads x, because y is rounded to 16 bits."""
     return operation in ("log_softmax_grad", "log_softmax_jvp") and dtype.itemsize == 2
 
 
-def truth(operation: str, *operands: Any) -> np.ndarray:
+def truth(operation: str, *operands: Any, epsilon: float = EPSILON) -> np.ndarray:
     """The result of an operation along the last axis.
 
     The operands are x, or y (logsumexp, 16-bit log_softmax: x) and the (co)tangent, in the storage
     type, (..., cols). The cotangent of logsumexp and the results of logsumexp_fwd and logsumexp_jvp
-    have the shape (..., 1).
+    have the shape (..., 1). The operands of rms_norm are x, the scale (cols,) and the (co)tangent.
 
     Example:
         >>> truth("softmax_fwd", np.zeros((1, 2), np.float32))
@@ -42,6 +48,8 @@ def truth(operation: str, *operands: Any) -> np.ndarray:
         kept, *others = (widen(a) for a in operands)
         if reads_x_for_y(operation, operands[0].dtype):
             kept = _log_softmax_fwd(kept)
+        if is_rms_norm(operation):
+            return _rms_norm(operation, kept, *others, epsilon=epsilon)
         return _TRUTHS[operation](kept, *others)
 
 
@@ -89,6 +97,24 @@ def _logsumexp_jvp(x: np.ndarray, dx: np.ndarray) -> np.ndarray:
     return np.where(s == 0, 0, total(e * dx) / s)
 
 
+def over_square(x: np.ndarray, epsilon: float) -> np.ndarray:
+    """1 / (mean(x^2) + epsilon) of each row."""
+    return 1 / (total(x * x) / x.shape[-1] + epsilon)
+
+
+def _rms_norm(
+    operation: str, x: np.ndarray, scale: np.ndarray, *others: np.ndarray, epsilon: float
+) -> np.ndarray:
+    square = over_square(x, epsilon)
+    if operation == "rms_norm_fwd":
+        return x * np.sqrt(square) * scale
+    (t,) = others
+    inner, outer = (scale * t, 1) if operation == "rms_norm_grad" else (t, scale)
+    mean = total(x * inner) / x.shape[-1]
+    return outer * (np.sqrt(square) * (inner - x * (square * mean)))
+
+
+_RMS_NORM = ("rms_norm_fwd", "rms_norm_grad", "rms_norm_jvp")
 _TRUTHS: dict[str, Callable[..., np.ndarray]] = {
     "softmax_fwd": _softmax_fwd,
     "log_softmax_fwd": _log_softmax_fwd,
@@ -99,4 +125,4 @@ _TRUTHS: dict[str, Callable[..., np.ndarray]] = {
     "logsumexp_grad": _logsumexp_grad,
     "logsumexp_jvp": _logsumexp_jvp,
 }
-OPERATIONS = tuple(_TRUTHS)
+OPERATIONS = (*_TRUTHS, *_RMS_NORM)

@@ -27,6 +27,9 @@ type, d = x - max, S = sum exp(d). Every bound is elementwise, in units of u, an
   absolute error. Its derivatives are quotients by S, so that the errors of the exponentials and of S are relative. A
   part of a row that was summed relative to a smaller maximum is multiplied by one more exponential, which adds the
   error of a term.
+* rms_norm divides by the root of a mean of squares. Each square, the sum, the mean, the epsilon and its addition are
+  rounded, and a root halves their relative error. Its derivatives subtract x times another mean, whose terms have both
+  signs. The GPU and the CPU may flush subnormal squares and products to zero.
 """
 
 from __future__ import annotations
@@ -38,8 +41,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jaxkernels.verify.truth.compare import compute, largest_ratio, total, widen
-from jaxkernels.verify.truth.rows import is_log_sum_exp, log_sum_exp_terms, reads_x_for_y, truth
+from jaxkernels.verify.truth.compare import Bounded, compute, largest_ratio, total, widen
+from jaxkernels.verify.truth.rows import (
+    EPSILON,
+    is_log_sum_exp,
+    is_rms_norm,
+    log_sum_exp_terms,
+    over_square,
+    reads_x_for_y,
+    truth,
+)
 
 SUM_LAMBDA = 4.0
 EXP_ERROR, LOG_ERROR, DIVIDE_ERROR = 2.0, 2.0, 2.0
@@ -75,7 +86,12 @@ def sum_error(cols: int, accumulators: int, alike: Any = False) -> Any:
 
 
 def bound(
-    operation: str, *operands: Any, accumulators: int, alike: Any = False, wide: bool = False
+    operation: str,
+    *operands: Any,
+    accumulators: int,
+    alike: Any = False,
+    wide: bool = False,
+    epsilon: float = EPSILON,
 ) -> np.ndarray:
     """The largest error of correct arithmetic, elementwise; NaN where `rows.truth` is.
 
@@ -87,8 +103,10 @@ def bound(
         p = replace(p, us=p.u, smallest=p.flush)
     sigma = sum_error(operands[0].shape[-1], accumulators, alike)
     given = [widen(a) for a in operands]
-    result = truth(operation, *operands)
+    result = truth(operation, *operands, epsilon=epsilon)
     with np.errstate(all="ignore"):
+        if is_rms_norm(operation):
+            return _rms_norm_bound(operation, given, result, p, sigma, epsilon) + p.smallest
         if is_log_sum_exp(operation):
             return _log_sum_exp_bound(operation, given, result, p, sigma) + p.smallest
         if len(given) == 1:
@@ -179,6 +197,61 @@ def _log_sum_exp_bound(
     numerator = sigma * total(terms) + total(terms * (exp_error + p.exp_error + 1))
     flushed = total(t) / s + result.shape[-1] + operands[0].shape[-1] + 1
     return p.u * (numerator + size * (s_error + DIVIDE_ERROR)) + stored + p.flush * flushed
+
+
+def _root_error(square: np.ndarray, p: Precision, sigma: Any) -> np.ndarray:
+    """The relative error in u of the root of square = 1 / (mean(x^2) + epsilon)."""
+    return (sigma + 4) / 2 + DIVIDE_ERROR + 1 + square * (p.flush / p.u)
+
+
+def rms_norm_scale_grad(
+    x: np.ndarray, t: np.ndarray, dtype: np.dtype, *, epsilon: float, alike: np.ndarray
+) -> Bounded:
+    """The gradient of a scale of some dtype, and its bound, from (members, rows, cols).
+
+    XLA sums over rows, and over the columns of each row, in any order.
+    """
+    p, stored, alike = PRECISION[x.dtype.name], PRECISION[dtype.name], alike[:, None, None]
+    x, t = widen(x), widen(t)
+    square = over_square(x, epsilon)
+    root = np.sqrt(square)
+    terms = root * x * t
+    value, size = terms.sum(axis=1), np.abs(terms)
+    root_error = _root_error(square, p, sum_error(x.shape[-1], 1, alike))
+    error = (size * (root_error + 3 + sum_error(x.shape[1], 1, alike))).sum(axis=1)
+    flushed = ((1 + root) * (1 + np.abs(t)) + np.abs(x)).sum(axis=1) * p.flush
+    rounded = stored.us * np.abs(value) if stored.us > p.u else 0
+    return Bounded(value, p.u * error + rounded + flushed + stored.smallest)
+
+
+def _rms_norm_bound(
+    operation: str,
+    operands: list[np.ndarray],
+    result: np.ndarray,
+    p: Precision,
+    sigma: Any,
+    epsilon: float,
+) -> np.ndarray:
+    x, scale, *others = operands
+    square = over_square(x, epsilon)
+    root = np.sqrt(square)
+    root_error = _root_error(square, p, sigma)
+    size = np.where(np.isfinite(result), np.abs(result), 0)
+    stored = (p.us + p.u if p.us > p.u else p.u) * size
+    if operation == "rms_norm_fwd":
+        flushed = np.abs(scale) * (1 + root)
+        return stored + p.u * size * (root_error + 2) + p.flush * flushed
+    (t,) = others
+    inner, outer = (scale * t, 1) if operation == "rms_norm_grad" else (t, np.abs(scale))
+    cols = max(x.shape[-1], 1)
+    mean = square * total(x * inner) / cols
+    terms = square * total(np.abs(x * inner)) / cols
+    mean_error = (sigma + 2) * terms + (2 * root_error + 3) * np.abs(mean)
+    difference = np.abs(inner - x * mean)
+    rounded = np.abs(x) * (mean_error + np.abs(mean)) + 2 * np.abs(inner) + difference
+    flushed = np.abs(x) * square * (3 + total(np.abs(inner) + np.abs(x)) / cols) + np.abs(mean) + 4
+    error = p.u * rounded + p.flush * flushed
+    return outer * (root * error + p.flush) + p.u * size * (root_error + 2) + stored
 
 
 def masked_bound(
