@@ -30,6 +30,7 @@ _DRAWS = 2  # sets of numbers
 _SHAPE = (48, 1001)
 _ROWS = {"shape": _SHAPE, "axis": -1, "where": None}
 _SUMS = {**_ROWS, "keepdims": True}
+_NORM = {"shape": _SHAPE, "axis": -1, "scale": "float32", "scale_offset": 0.0, "epsilon": 1e-6}
 _SCORES = {"shape": _SHAPE, "mask": None, "bias": None, "scale": 0.5, "arguments": {"causal": True}}
 _LOGITS = {**_ROWS, "label_dtype": "int32", "beyond": False, "soft_cap": None, "temperature": False}
 _LOSS = {"weights": False, "smoothing": 0.0, "z_loss": 0.0, "returns": [], "reduction": "none"}
@@ -42,6 +43,8 @@ _ROW_CASES = (
     ("log_softmax", "jvp", _ROWS, {"dy": "log_softmax_jvp"}),
     ("logsumexp", "vjp", _SUMS, {"y": "logsumexp_fwd", "dx": "logsumexp_grad"}),
     ("logsumexp", "jvp", _SUMS, {"dy": "logsumexp_jvp"}),
+    ("rms_norm", "vjp", _NORM, {"y": "rms_norm_fwd", "dx": "rms_norm_grad"}),
+    ("rms_norm", "jvp", _NORM, {"dy": "rms_norm_jvp"}),
     (
         *("scaled_masked_softmax", "vjp", _SCORES),
         {"y": "masked_softmax_fwd", "dscores": "masked_softmax_grad"},

@@ -27,13 +27,17 @@ _WEIGHTS = {
     "softmax": 2.0,
     "log_softmax": 2.0,
     "logsumexp": 2.0,
+    "rms_norm": 2.0,
     "scaled_masked_softmax": 8 / 3,
     "cross_entropy": 8 / 3,
 }
 # These products may have 16-bit operands; their derivatives are not drawn then.
 _NARROW_PRODUCTS = ("matmul", "dot_general", "einsum", "tensordot")
 # These operations have a result of the shape of the donated operand.
-_IN_PLACE = ("softmax", "log_softmax", "scaled_masked_softmax", "dot_product_attention", "sgemm")
+_IN_PLACE = (
+    *("softmax", "log_softmax", "rms_norm", "scaled_masked_softmax"),
+    *("dot_product_attention", "sgemm"),
+)
 
 
 def bundle(seed: int, index: int, only: tuple[str, ...] = OPERATIONS) -> list[Problem]:

@@ -101,6 +101,13 @@ def _cotangent_before(p: Problem, operands: Arrays, d: np.ndarray) -> np.ndarray
     return d * (np.roll(t, 1, axis=-1) / t).reshape(len(d), *per_row)
 
 
+def _scale_before(p: Problem, operands: Arrays, y: np.ndarray) -> np.ndarray:
+    scale = _wide(operands["scale"]) + p.options["scale_offset"]
+    axis = 1 + p.options["axis"] % len(p.options["shape"])
+    shape = [n if d in (0, axis) else 1 for d, n in enumerate(y.shape)]
+    return y * (np.roll(scale, 1, -1) / scale).reshape(shape)
+
+
 def _of_losses(change: Change) -> Change:
     """Adds to the losses of rows with a label; the change is of wide logits and integer labels."""
 
@@ -184,6 +191,17 @@ MISTAKES: dict[str, Mistake] = {
         ("logsumexp",),
         result="d",
     ),
+    "scale of the column before": Mistake(
+        _scale_before,
+        lambda p: bool(p.options["scale"]) and RowLayout(p.options).cols > 2,
+        ("rms_norm",),
+    ),
+    "scale's gradient of half of the rows": Mistake(
+        lambda p, o, d: d / 2,
+        lambda p: bool(p.options["scale"]) and p.wants_gradient,
+        ("rms_norm",),
+        result="dscale",
+    ),
     "label off by one": Mistake(_of_losses(_label_off_by_one), _has_a_loss_of_each_row),
     "smoothing without its -e": Mistake(
         _of_losses(lambda p, o, x: p.options["smoothing"] * (_log_sum_exp(x) - _at(x, o["label"]))),
@@ -251,7 +269,7 @@ MISTAKES: dict[str, Mistake] = {
 }
 _PROGRAMS = 6  # that a mistake is planted into
 _DRAWS = (0, 1, 2, 3, 4, 5)
-_MOST_BUNDLES = 60
+_MOST_BUNDLES = 120
 
 
 def check(seed: int, announce: Callable[[str], None] = lambda text: None) -> Table:
