@@ -17,7 +17,7 @@ from jaxkernels.bench.options import count
 from jaxkernels.bench.suite import Suite, measure
 from jaxkernels.bench.tables import group_by, print_table
 
-_NAMES = "softmax logsumexp losses linear_loss attention sgemm float32 scaling"
+_NAMES = "softmax logsumexp rms_norm losses linear_loss attention sgemm float32 scaling"
 _MODULES = [importlib.import_module(f"jaxkernels.bench.{name}") for name in _NAMES.split()]
 OPERATIONS: tuple[Suite, ...] = tuple(module.SUITE for module in _MODULES)
 # `regress` watches cells of every operation's suite.

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import jaxkernels as jk
 from jaxkernels.bench import programs
@@ -64,6 +65,7 @@ TRAFFIC: dict[str, dict[str, Traffic]] = {
     "softmax": _SOFTMAX,
     "log_softmax": _SOFTMAX,
     "logsumexp": {"fwd": Traffic(1, 0, 1), "grad": Traffic(1, 1, 1), "both": Traffic(2, 1, 2)},
+    "rms_norm": _SOFTMAX,
     "losses": _LOSSES,
 }
 
@@ -195,11 +197,14 @@ def function_of(case: Case, name: str) -> tuple[Function, list[jax.ShapeDtypeStr
     if name == "xla":
         if direction == "grad" and operation in XLA_BACKWARD:
             return XLA_BACKWARD[operation], [x, x]
-        function = partial(getattr(jax.nn, operation), axis=-1)
+        peer = getattr(jax.nn, operation, None) or partial(jk.rms_norm, implementation="xla")
+        function = partial(peer, axis=-1)
     else:  # a forced tier, or the default; it raises instead of falling back to XLA
         tier = None if name == "auto" else name
         ours = getattr(jk, operation)
         function = partial(ours, axis=-1, tier=tier, implementation="ffi")
+    if operation == "rms_norm":
+        function = partial(function, scale=np.linspace(0.5, 1.5, case["cols"], dtype=np.float32))
     if direction == "fwd":
         return function, [x]
     dy = jax.eval_shape(function, x)
@@ -234,13 +239,14 @@ def views(run: Run) -> list[t.View]:
 
     def columns(m: Measured) -> list[t.Column]:
         ceiling = traffic(m).ceiling
+        peer = "jax.nn" if hasattr(jax.nn, m["operation"]) else "plain JAX"
         return [
             *t.fields("cols", "rows"),
             rate_of(ceiling, ceiling),
-            rate_of("jax.nn", "xla"),
+            rate_of(peer, "xla"),
             rate_of("ours", "auto"),
             t.Column(f"of {ceiling}", of_ceiling, "{:.3f}"),
-            t.times_faster("x jax.nn", "xla", "auto"),
+            t.times_faster(f"x {peer}", "xla", "auto"),
             *(t.fields("tier") if m["tier"] else ()),
             *(rate_of(tier, tier) for tier in tiers),
         ]

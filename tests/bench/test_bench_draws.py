@@ -159,13 +159,14 @@ def cells(platform):
     return [(group, suite.label(case), case) for suite, group, case in watched]
 
 
-@pytest.mark.parametrize(("platform", "count"), [("gpu", 119), ("cpu", 50)])
+@pytest.mark.parametrize(("platform", "count"), [("gpu", 120), ("cpu", 51)])
 def test_cells_of_regress_cover_every_operation(platform, count):
     found = cells(platform)
     assert len(found) == len({label for _, label, _ in found}) == count <= 120
     assert list(dict.fromkeys(group for group, *_ in found)) == list(regress.GROUPS)
     by_group = {g: [case for group, _, case in found if group == g] for g in regress.GROUPS}
     kinds = set(itertools.product(("softmax", "log_softmax", "logsumexp"), ("fwd", "grad")))
+    kinds |= {("rms_norm", "grad")}
     kinds |= {("losses", direction) for direction in ("loss", "mean", "none")}
     assert {(case["operation"], case["direction"]) for case in by_group["rows"]} == kinds
     assert {case["direction"] for case in by_group["few_rows"]} == {"fwd", "grad"}

@@ -23,6 +23,7 @@ RUNS = {
     "softmax-float16": f"softmax {ROWS} --dtypes float16 --no-few-rows",
     "log_softmax": f"softmax {ROWS} --dtypes float32 --operation log_softmax",
     "logsumexp": f"logsumexp {ROWS}",
+    "rms_norm": f"rms_norm {ROWS}",
     "losses": f"losses {ROWS}",
     "losses_drawn": "losses --drawn 1 --elements 2^18 --dtypes float32 --directions loss",
     "linear_loss": "linear_loss --shapes 70x24x300",
