@@ -28,7 +28,8 @@ SCALE = RNG.uniform(0.5, 1.5, 512).astype(np.float32)
 
 @pytest.fixture
 def padding(monkeypatch):
-    """A function that makes programs pad, and chunks as small as the bound asks for."""
+    """Keeps programs from padding, until the function is called. Then chunks may be small, too."""
+    monkeypatch.setattr(plan, "_PADDED_PLATFORMS", ())
 
     def pad():
         monkeypatch.setattr(plan, "_PADDED_PLATFORMS", ("cpu", "cuda"))
@@ -112,7 +113,7 @@ def test_a_program_pads_w_once(classes, bound, dtype, moving, padding):
     assert found.chunks > 1 or not bound
     is_padded = classes == 3999
     assert (found.pad_classes > 0, found.table_bytes > 0) == (is_padded, is_padded)
-    if PLATFORM == "cuda" or (dtype == "float32" and jax.__version_info__ >= (0, 11)):
+    if dtype == "float32" and (PLATFORM == "cuda" or jax.__version_info__ >= (0, 11)):
         used = program.compile().memory_analysis().temp_size_in_bytes
         assert used <= found.total_bytes + SLACK
 
