@@ -165,7 +165,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """What is alive now stays alive, so that the garbage collector need not visit it again."""
+    """Objects of the collection live until the end: the garbage collector need not visit them."""
     gc.freeze()
 
 
