@@ -165,7 +165,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Objects of the collection live until the end: the garbage collector need not visit them."""
+    """Modules and tests live until the end, so the garbage collector need not visit them again."""
     gc.freeze()
 
 
