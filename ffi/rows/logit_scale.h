@@ -1,8 +1,9 @@
 // The temperature and the soft cap of a row of logits, for kernels of both platforms.
 //
 // Owns: the transform of a logit and its derivative. Must not know: XLA, rows of arrays, any
-// device. A platform's `Arithmetic` has the compute type C, and TimesTanh(factor, v).
-// TimesRoughTanh also needs its Clamp(v, bound), which keeps NaN, and Reciprocal.
+// device. A platform's `Arithmetic` has the compute type C, TimesTanh(factor, v), and Product(a,
+// b), which is never contracted: elements equal to the maximum must be transformed to the same
+// bits. TimesRoughTanh also needs Clamp(v, bound), which keeps NaN, and Reciprocal.
 #ifndef JAXKERNELS_ROWS_LOGIT_SCALE_H_
 #define JAXKERNELS_ROWS_LOGIT_SCALE_H_
 
@@ -19,7 +20,7 @@ JK_ARITHMETIC float TimesRoughTanh(float factor, float v) {
   const float above =
       ((factor * 0x1.836af4p-10f) * s + factor * 0x1.d400aep-4f) * s + factor * 0x1.fffeaep-1f;
   const float below = ((0x1.c49df2p-15f * s + 0x1.1cff22p-6f) * s + 0x1.ca441cp-2f) * s + 1.0f;
-  return v * above * Arithmetic::Reciprocal(below);
+  return Arithmetic::Product(v * above, Arithmetic::Reciprocal(below));
 }
 
 // Transforms logits of a row to cap tanh(x / cap) / temperature, or to x / temperature without a

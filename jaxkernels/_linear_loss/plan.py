@@ -127,7 +127,7 @@ class _Problem:
         # The gradient overwrites the logits, unless it has another dtype.
         element = of_logits + (own if own != of_logits else 0)
         if self.is_scaled:  # plain JAX makes the derivatives by scales
-            element += 5 * wide
+            element += 7 * wide
         matrix = self.features * self.classes
         sums = 0
         if chunks > 1 and self.sums:

@@ -315,7 +315,7 @@ def test_memory_stays_within_the_bound(reduction, chunks, cap, constant, where):
         )
         limit = max(limit, forward.total_bytes)
     assert limit <= bound
-    if where and PLATFORM == "cpu":  # as docs/losses.md says
+    if where:  # as docs/losses.md says
         limit += 4 * plan.chunk_rows * classes
     assert used <= limit + SLACK or not KEEPS_ONE_CHUNK
     # A chunk's logits are there, so that the bound would notice another array of their size.

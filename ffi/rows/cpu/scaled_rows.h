@@ -21,6 +21,7 @@ struct LogitArithmetic {
   using C = CpuComputeType<T>;
   JK_INLINE static C Clamp(C v, C bound) { return v > bound ? bound : v < -bound ? -bound : v; }
   JK_INLINE static C Reciprocal(C x) { return 1 / x; }
+  JK_INLINE static C Product(C a, C b) { return a * b; }
   JK_INLINE static C TimesTanh(C factor, C v) {
     if constexpr (!std::is_same_v<T, C>) {
       return TimesRoughTanh<LogitArithmetic>(factor, v);

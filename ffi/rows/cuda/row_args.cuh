@@ -20,7 +20,7 @@ __device__ void Scale(const Op& op, C (&value)[kSize][1]) {
 #pragma unroll
   for (auto& [x] : value) {
     const C capped = Op::kCaps ? op.scale.Capped(x) : C(0);
-    x = Op::kCaps && x != -kInfinity<C> ? capped : x * op.scale.factor;
+    x = Op::kCaps && x != -kInfinity<C> ? capped : RoundedProduct(x, op.scale.factor);
   }
 }
 

@@ -27,11 +27,12 @@ struct LogitArithmetic {
   using C = ComputeType<T>;
   __device__ static C Clamp(C v, C bound) { return jaxkernels::Clamp(v, bound); }
   __device__ static C Reciprocal(C x) { return FastReciprocal(x); }
+  __device__ static C Product(C a, C b) { return RoundedProduct(a, b); }
   __device__ static C TimesTanh(C factor, C v) {
     if constexpr (kIsHalf<T>) {
       return TimesRoughTanh<LogitArithmetic>(factor, v);
     } else {
-      return factor * tanh(v);
+      return Product(factor, tanh(v));
     }
   }
 };
