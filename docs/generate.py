@@ -27,7 +27,7 @@ import charts
 
 from jaxkernels.bench import attention, attention_drawn, maps, products, records, rows
 from jaxkernels.bench.__main__ import SUITES
-from jaxkernels.bench.losses import PEERS
+from jaxkernels.bench.losses import OPTIONS, PEERS
 from jaxkernels.bench.records import Measured, Run
 from jaxkernels.bench.sgemm import OURS
 from jaxkernels.bench.tables import group_by, to_markdown
@@ -461,7 +461,21 @@ def losses_drawn(source: Source, cases: Cases) -> str:
     heads = ["", "rate", "times optax, geometric mean", "least", "most"]
     lengths = sorted({m["cols"] for m in cases})
     said = f"{len(lengths)} lengths of seed {source.run.settings['seed']}: {', '.join(map(str, lengths))}."
-    return f"{source.caption} {said}\n\n{grid(heads, lines)}"
+    return f"{source.caption} {said}\n\n{grid(heads, lines)}\n\n{_of_options(cases)}"
+
+
+def _of_options(cases: Cases) -> str:
+    """The time with each option relative to that without, by kind, and the worst lengths."""
+    lines = []
+    for (dtype, direction), members in _kinds(cases).items():
+        kind = f"{dtype}, {_OF_LOSSES[direction].lower()}"
+        for name in OPTIONS:
+            found = Gains.of(members, lambda m, name=name: m.ratio(name, "ours")).pairs
+            worst = ", ".join(f"{gain:.2f} ({where})" for gain, where in reversed(found[-3:]))
+            mean = geometric_mean(gain for gain, _ in found)
+            lines.append([f"{kind}, {name.replace('_', ' ')}", f"{mean:.2f}", worst])
+    heads = ["", "times the loss without, geometric mean", "most"]
+    return "Options, each alone:\n\n" + grid(heads, lines)
 
 
 @section("few_rows", "losses", group="few_rows")

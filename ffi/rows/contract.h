@@ -20,7 +20,7 @@ enum class Role {
   kLabel,      // int32, one column per row; negative for none
   kRow,        // `count` numbers per row, in the elements' dtype or compute type
   kScales,     // the temperature of each row, or its temperature and soft cap, in the compute type;
-               // they transform the elements on load. Optional
+               // they transform the elements on load. Optional; kernels of a CPU take none
   kColumn,     // one number per column, for all rows, in the elements' dtype or compute type
 };
 inline constexpr std::string_view kRoleNames[] = {"elements", "broadcast", "mask",  "label",

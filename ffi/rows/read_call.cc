@@ -275,16 +275,6 @@ ffi::Error ReadOperand(const OperationTraits& traits, const OperandSpec& spec, i
   return ffi::Error::Success();
 }
 
-// With scales, other row scalars have the compute type too: then CPU kernels can replace the logits
-// by transformed ones of that type.
-ffi::Error CheckNumbersAreWide(const OperationTraits& traits, const RowCall& call) {
-  for (const RowScalars& scalars : {call.scalars_in[0], call.scalars_in[1], call.scalars_out}) {
-    if (scalars.data == nullptr || scalars.wide || !IsHalf(call.dtype)) continue;
-    return MismatchError(traits.name, "row scalars", "dtype", "float32", NameOf(call.dtype));
-  }
-  return ffi::Error::Success();
-}
-
 // Whether a call of a part has this operand. Statistics take no labels and no row scalars.
 bool IsPresent(const OperandSpec& spec, Part part, bool has_mask, bool has_scales) {
   if (spec.role == Role::kMask) return has_mask;
@@ -348,9 +338,6 @@ ffi::Error ReadCall(Part part, const RowAttributes& attributes, const ffi::Remai
       error = operand ? ReadOperand(traits, spec, number, *operand, x, call) : operand.error();
     }
     ++at;
-  }
-  if (error.success() && call->scales.data != nullptr) {
-    error = CheckNumbersAreWide(traits, *call);
   }
   return error;
 }

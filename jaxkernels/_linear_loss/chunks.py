@@ -230,7 +230,7 @@ class _Piece:
         if operation == "jvp":
             return {"tangent": self._tangent(given, logits)}
         # Kernels apply scales, but plain JAX those that have gradients.
-        is_scaled = "scales" in given and "dscales" not in self.call.wanted
+        is_scaled = "scales" in given and "dscales" not in self.call.wanted and self.rows.scales
         scaled = logits
         if "scales" in given and not is_scaled:
             scaled = reference.scaled(logits, given["scales"])
@@ -250,7 +250,7 @@ class _Piece:
             dscaled = call(kernels.cross_entropy_grad, *of_rows, kept, cotangent)
             is_used = jnp.any(cotangent != 0, axis=-1, keepdims=True)
             found = {}
-        found |= self._gradients(given, logits, dscaled, is_used, sums)
+        found |= self._gradients(given, logits, dscaled, is_used, is_scaled, sums)
         return {name: found[name] for name in found if name in ("kept", *self.call.wanted)}
 
     def _gradients(
@@ -259,6 +259,7 @@ class _Piece:
         logits: jax.Array,
         dscaled: jax.Array,
         is_used: jax.Array,
+        is_scaled: bool,
         sums: Arrays | None,
     ) -> Arrays:
         """Backpropagates the logits' gradient to x, w and bias; unused rows get zero."""
@@ -268,7 +269,7 @@ class _Piece:
         if "where" in given:  # the kernel's gradient of a hidden label is not 0
             dscaled = jnp.where(given["where"], dscaled, 0)
         dlogits = dscaled
-        if "dscales" in wanted:
+        if "scales" in given and not is_scaled:
             # jax.checkpoint recomputes the cap, so that vjp saves no further array of the logits' size.
             scale = jax.checkpoint(reference.scaled)
             dlogits, found["dscales"] = jax.vjp(scale, logits, given["scales"])[1](dscaled)

@@ -111,7 +111,8 @@ def _reduced(
 ) -> list[jax.Array]:
     """The results of this device, with sums all-reduced over the devices that contribute to them."""
     of_classes = axes.get(_CLASSES, ())
-    rows = RowCalls("in_place" if uses_kernels else "plain", axes=of_classes)
+    way = "in_place" if uses_kernels else "plain"
+    rows = RowCalls(way, axes=of_classes, scales=platform == "cuda")
     found = local(call, rows, platform, *parts)
     dims = sorted(axes.keys() - {_CLASSES})
     of_rows = tuple(axis for dim in dims for axis in axes[dim])

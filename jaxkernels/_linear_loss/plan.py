@@ -249,7 +249,7 @@ def plan_linear_cross_entropy(
         of_dtype: the dtype after three sizes.
         trans_w: as for `linear_cross_entropy`.
         logits_dtype: as for `linear_cross_entropy`.
-        is_scaled: whether there are derivatives by a soft cap or a temperature.
+        is_scaled: whether XLA applies a soft cap or a temperature: on a CPU, or for derivatives by them.
         w_is_constant: whether no gradient of w or of a bias is needed, as in the forward pass of "none".
             Then nothing is summed over chunks.
         max_bytes: as for `linear_cross_entropy`.
@@ -337,7 +337,8 @@ def layout(call: Call, operands: Sequence[Any], platform: str) -> Layout:
         dtype=x.dtype,
         logits_dtype=jnp.dtype(options.logits_dtype or x.dtype),
         trans_w=options.trans_w,
-        is_scaled="dscales" in call.wanted or (call.operation == "jvp" and "scales" in given),
+        is_scaled="scales" in given
+        and (platform != "cuda" or "dscales" in call.wanted or call.operation == "jvp"),
         sums=not SUMS.isdisjoint(call.wanted),
         platform=platform,
         algorithm="xla" if options.implementation == "xla" else options.algorithm,

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
-from jaxkernels._rows.reference import largest_of, quotient, row_sum, widen
+from jaxkernels._rows.reference import largest_of, quotient, row_sum, scaled, widen
 from jaxkernels.typing import Reduction
 
 _Numbers = TypeVar("_Numbers")
@@ -87,51 +86,6 @@ TOTAL_SCALE = 2.0**-32
 
 # Exponents below this bound have the exponential 0.
 _LEAST_EXPONENT = -1000.0
-
-
-def _finite(x: jax.Array) -> jax.Array:
-    return jnp.where(jnp.isfinite(x), x, 0)
-
-
-@jax.custom_jvp
-def scaled(x: jax.Array, scales: jax.Array) -> jax.Array:
-    """Applies an optional soft cap, then a temperature, to logits.
-
-    Args:
-        x: the logits.
-        scales: the temperature of each row, of shape (..., 1), or (temperature, cap), of shape (..., 2).
-
-    Returns:
-        Array of the shape of x and the dtype of scales. A logit of -inf stays -inf.
-    """
-    x = x.astype(scales.dtype)
-    if scales.shape[-1] == 2:
-        cap = scales[..., 1:]
-        x = jnp.where(x == -jnp.inf, x, cap * jnp.tanh(x / cap))
-    return x / scales[..., :1]
-
-
-# Non-finite factors become 0, so that a gradient of 0 stays 0. In a row that counts, the gradient that
-# they multiply is NaN already.
-@functools.partial(scaled.defjvp, symbolic_zeros=True)
-def _scaled_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    x, scales = primals
-    dx, dscales = tangents
-    y = scaled(x, scales)
-    temperature = scales[..., :1]
-    scales_move = not isinstance(dscales, SymbolicZero)
-    tangent = jnp.zeros_like(y) if isinstance(dx, SymbolicZero) else dx.astype(y.dtype)
-    if scales.shape[-1] == 2:
-        ratio = x.astype(y.dtype) / scales[..., 1:]
-        capped = jnp.tanh(ratio)
-        slope = _finite((1 - capped) * (1 + capped))
-        tangent *= slope
-        if scales_move:
-            of_cap = jnp.where(x == -jnp.inf, 0, _finite(capped - _finite(ratio) * slope))
-            tangent += of_cap * dscales[..., 1:]
-    if scales_move:
-        tangent -= _finite(y) * dscales[..., :1]
-    return y, tangent / jnp.where(jnp.abs(temperature) > 0, temperature, 1)
 
 
 def _logit_terms(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -7,11 +7,13 @@ second derivatives. Must not know: axes, masks, primitives.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from jaxkernels.typing import HasDtype
 
@@ -36,6 +38,52 @@ def row_sum(x: jax.Array) -> jax.Array:
 def largest_of(x: jax.Array) -> jax.Array:
     """The maximum of each row; -inf for an empty row."""
     return jnp.max(x, axis=-1, keepdims=True, initial=-jnp.inf)
+
+
+def _or_zero(x: jax.Array) -> jax.Array:
+    """x where it is finite."""
+    return jnp.where(jnp.isfinite(x), x, 0)
+
+
+@jax.custom_jvp
+def scaled(x: jax.Array, scales: jax.Array) -> jax.Array:
+    """Applies an optional soft cap, then a temperature, to logits.
+
+    Args:
+        x: the logits.
+        scales: the temperature of each row, of shape (..., 1), or (temperature, cap), of shape (..., 2).
+
+    Returns:
+        Array of the shape of x and the dtype of scales. A logit of -inf stays -inf.
+    """
+    x = x.astype(scales.dtype)
+    if scales.shape[-1] == 2:
+        cap = scales[..., 1:]
+        x = jnp.where(x == -jnp.inf, x, cap * jnp.tanh(x / cap))
+    return x / scales[..., :1]
+
+
+# Non-finite factors become 0, so that a gradient of 0 stays 0. In a row that counts, the gradient that
+# they multiply is NaN already.
+@functools.partial(scaled.defjvp, symbolic_zeros=True)
+def _scaled_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    x, scales = primals
+    dx, dscales = tangents
+    y = scaled(x, scales)
+    temperature = scales[..., :1]
+    scales_move = not isinstance(dscales, SymbolicZero)
+    tangent = jnp.zeros_like(y) if isinstance(dx, SymbolicZero) else dx.astype(y.dtype)
+    if scales.shape[-1] == 2:
+        ratio = x.astype(y.dtype) / scales[..., 1:]
+        capped = jnp.tanh(ratio)
+        slope = _or_zero((1 - capped) * (1 + capped))
+        tangent *= slope
+        if scales_move:
+            of_cap = jnp.where(x == -jnp.inf, 0, _or_zero(capped - _or_zero(ratio) * slope))
+            tangent += of_cap * dscales[..., 1:]
+    if scales_move:
+        tangent -= _or_zero(y) * dscales[..., :1]
+    return y, tangent / jnp.where(jnp.abs(temperature) > 0, temperature, 1)
 
 
 def _difference_error(a: jax.Array, b: jax.Array, difference: jax.Array) -> jax.Array:

@@ -9,6 +9,8 @@ is installed (``rows.TRAFFIC`` has the model bytes and the ceilings):
 * ``none``: the loss of each row, and the gradient for a given cotangent of each row.
 * ``log_probs``: the log-probability and the entropy of each row.
 
+A sweep of random lengths (``--drawn``) also measures our loss with each option of ``OPTIONS``.
+
 XLA's contenders widen 16-bit logits to float32 in the same program, because ours computes in float32.
 Calls of ``few_rows`` are chained in one program: a gradient replaces x, and a loss replaces its first
 element.
@@ -34,6 +36,7 @@ from jaxkernels.bench.programs import CHAIN_CALLS, chain, normal
 from jaxkernels.bench.records import Case, Measured, Run
 from jaxkernels.bench.rows import DTYPES, row_case
 from jaxkernels.bench.suite import Arguments, Function, Options, Program
+from jaxkernels.typing import Reduction
 
 VOCABULARIES = (32000, 50257, 50304, 128256, 151936, 262144)
 SIZES = (2**28, 2**30)
@@ -44,12 +47,21 @@ PEERS = {
     "torch": "torch",
     "compiled": "torch.compile",
 }
+# Options of our loss that a drawn sweep measures as contenders of their own.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.7},
+    "soft_cap": {"logit_soft_cap": 30.0},
+    "smoothing": {"label_smoothing": 0.1},
+    "where": {"where": None},  # a mask of the classes
+}
 _CPU_COLS, _CPU_SIZES = (1000, 32000), (2**22,)
 
 
 def lengths(count: int, seed: int) -> list[int]:
-    """Random lengths between the smallest and the largest vocabulary."""
-    return random.Random(seed).sample(range(VOCABULARIES[0], VOCABULARIES[-1]), count)
+    """Random lengths from 100 to 300,000, uniform in the logarithm; half of them are odd."""
+    chance = random.Random(seed)
+    drawn = (round(100 * 3000 ** chance.random()) for _ in range(count))
+    return [n | 1 if i % 2 else n for i, n in enumerate(drawn)]
 
 
 def cases(options: Options) -> Iterable[Case]:
@@ -76,6 +88,8 @@ def names(case: Case, options: Options) -> list[str]:
     if rows.is_few(case):
         return ["xla", "ours"]
     found = [*rows.CEILINGS[rows.traffic(case).ceiling], "xla", "log_softmax", "ours"]
+    if options.drawn:
+        return [name for name in found if name != "log_softmax"] + list(OPTIONS)
     if importlib.util.find_spec("torch") and case["direction"] != "log_probs":
         found += ["torch", "compiled"]
     return found
@@ -94,10 +108,17 @@ def _at_label(log_p: jax.Array, label: jax.Array) -> jax.Array:
     return jnp.take_along_axis(log_p, label[:, None], -1)[:, 0]
 
 
+def _ours(contender: str, label: jax.Array, x: jax.Array, reduction: Reduction = "none") -> Any:
+    given: Any = OPTIONS.get(contender, {})
+    if contender == "where":
+        given = {"where": jnp.arange(x.shape[-1]) % 7 != 0}
+    return jk.cross_entropy(x, label, reduction=reduction, implementation="ffi", **given)
+
+
 def _losses(contender: str) -> Function:
     """f(labels, logits) -> the loss of each row."""
-    if contender == "ours":
-        return lambda label, x: jk.cross_entropy(x, label, implementation="ffi")
+    if contender == "ours" or contender in OPTIONS:
+        return partial(_ours, contender)
     if contender == "xla":
         return of_optax
 
@@ -131,8 +152,8 @@ def function_of(contender: str, direction: str) -> Function:
     losses = _losses(contender)
 
     def mean(x: jax.Array, label: jax.Array) -> jax.Array:
-        if contender == "ours":
-            return jk.cross_entropy(x, label, reduction="mean", implementation="ffi")
+        if contender == "ours" or contender in OPTIONS:
+            return _ours(contender, label, x, reduction="mean")
         return jnp.mean(losses(label, x))
 
     def each(label: jax.Array, dy: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -235,6 +256,7 @@ def views(run: Run) -> list[t.View]:
             t.time("ours ms", "ours"),
             *(t.time(f"{PEERS[name]} ms", name) for name in peers),
             t.times_faster("x optax", "xla", "ours"),
+            *(t.times_faster(f"{name}", "ours", name) for name in OPTIONS if name in m.records),
         ]
 
     times = [t.time("optax us", "xla", "us", 1), t.time("ours us", "ours", "us", 1)]
@@ -252,7 +274,7 @@ def watched(platform: str) -> Iterable[tuple[str, Case]]:
         yield "rows", row_case("losses", direction, dtype, elements // cols, cols)
 
 
-_DRAWN_HELP = "lengths that a seed draws, nothing else"
+_DRAWN_HELP = "lengths that a seed draws, with each option, nothing else"
 SUITE = rows.suite(
     "losses",
     summary="cross entropy over vocabularies, compared with optax, torch, a read and a copy",

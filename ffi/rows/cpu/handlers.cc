@@ -50,6 +50,9 @@ template <auto kRead>
 constexpr auto kHandler = [](ffi::ThreadPool pool, auto... arguments) {
   RowCall call;
   ffi::Error error = kRead(arguments..., &call);
+  if (error.success() && call.scales.data != nullptr) {
+    error = ffi::Error::InvalidArgument("no CPU kernel applies scales");
+  }
   return error.failure() ? ReadyFuture(std::move(error)) : Run(pool, call);
 };
 

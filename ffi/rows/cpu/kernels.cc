@@ -4,8 +4,7 @@ namespace jaxkernels {
 
 bool MayShareRows(const RowCall& call) {
   const bool is_open = !HidesElements(call.operation) || call.attention.IsOpen();
-  return SegmentCount(call.arrays.cols) > 1 && call.part == Part::kWhole && is_open &&
-         call.scales.data == nullptr;
+  return SegmentCount(call.arrays.cols) > 1 && call.part == Part::kWhole && is_open;
 }
 
 int64_t RoomToShare(const RowCall& call) {

@@ -41,10 +41,10 @@ struct RowRange {
   void* room = nullptr;                   // RoomToShare bytes, if threads share rows
 };
 
-// Whether threads can share a row of this call: it needs several segments, no band and no scales.
-// More than two threads and several rows were not measured. EPYC (Zen 4), two cores, 2026-11, us a
-// call of one masked row of 1048576 scores, shared and not: f32 forward 557, 1052; f32 grad 754,
-// 1380; bf16 forward 564, 885; bf16 grad 576, 1165
+// Whether threads can share a row of this call: it needs several segments and no band. More than
+// two threads and several rows were not measured.
+// EPYC (Zen 4), two cores, 2026-11, us a call of one masked row of 1048576 scores, shared and not:
+// f32 forward 557, 1052; f32 grad 754, 1380; bf16 forward 564, 885; bf16 grad 576, 1165
 bool MayShareRows(const RowCall& call);
 
 // Bytes of the buffers for shared rows of attention scores and their results, in the compute type.

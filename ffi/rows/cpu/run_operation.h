@@ -13,7 +13,6 @@
 #include "rows/cpu/kernels.h"
 #include "rows/cpu/row_drivers.h"
 #include "rows/cpu/row_ops.h"
-#include "rows/cpu/scaled_rows.h"
 
 namespace jaxkernels {
 
@@ -30,7 +29,6 @@ JK_INLINE void RunAmong(OperationList<Ops...>, const RowCall& call, const RowRan
 
 template <typename T>
 JK_INLINE void RunOperation(const RowCall& call, const RowRange& range) {
-  if (call.scales.data != nullptr) return RunScaledRows<T>(call, range);
   switch (call.operation) {
     case Operation::kCrossEntropyForward:
       return call.all_sums ? RunPlain<CrossEntropyForward<T, true>>(call, range)

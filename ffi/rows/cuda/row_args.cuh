@@ -8,7 +8,6 @@
 #include "core/reduce.cuh"
 #include "core/row_window.cuh"
 #include "rows/call.h"
-#include "rows/logit_scale.h"
 #include "rows/operations.h"
 #include "rows/row_batches.h"
 

@@ -16,26 +16,10 @@
 
 #include "core/host_device.h"
 #include "core/reduce.cuh"
+#include "rows/cuda/logit_scale.cuh"
 #include "rows/cuda/row_ops.cuh"
-#include "rows/logit_scale.h"
 
 namespace jaxkernels {
-
-// The arithmetic of logits of storage type T.
-template <typename T>
-struct LogitArithmetic {
-  using C = ComputeType<T>;
-  __device__ static C Clamp(C v, C bound) { return jaxkernels::Clamp(v, bound); }
-  __device__ static C Reciprocal(C x) { return FastReciprocal(x); }
-  __device__ static C Product(C a, C b) { return RoundedProduct(a, b); }
-  __device__ static C TimesTanh(C factor, C v) {
-    if constexpr (kIsHalf<T>) {
-      return TimesRoughTanh<LogitArithmetic>(factor, v);
-    } else {
-      return Product(factor, tanh(v));
-    }
-  }
-};
 
 // Columns [begin, end) of a row, and their result.
 template <typename C>
@@ -78,7 +62,7 @@ struct CrossEntropyOp : ForwardOp<T, 1, 5>, WantedSums<kTwoSums> {
   static constexpr bool kMayAlign = !kIsCapped;
   static constexpr int kStores = 7;
   static constexpr C kLowest = std::numeric_limits<C>::lowest();
-  using Scale = LogitScale<LogitArithmetic<T>>;
+  using Scale = LogitScale<T>;
   Scale scale;
 
   // A row of -inf only has no terms; its shift is 0.
@@ -289,7 +273,7 @@ struct CrossEntropyGrad : RowOp<T> {
   static constexpr int kTakes = 11;
   // Lower exponents give zero.
   static constexpr C kLeastExponent = -1000;
-  using Scale = LogitScale<LogitArithmetic<T>>;
+  using Scale = LogitScale<T>;
   Scale scale;
 
   // dx = exp(x - max) (factor + slope (x - max)) + constant, except at the label
