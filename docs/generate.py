@@ -471,6 +471,8 @@ def _of_options(cases: Cases) -> str:
         kind = f"{dtype}, {_OF_LOSSES[direction].lower()}"
         for name in OPTIONS:
             found = Gains.of(members, lambda m, name=name: m.ratio(name, "ours")).pairs
+            if not found:
+                continue
             worst = ", ".join(f"{gain:.2f} ({where})" for gain, where in reversed(found[-3:]))
             mean = geometric_mean(gain for gain, _ in found)
             lines.append([f"{kind}, {name.replace('_', ' ')}", f"{mean:.2f}", worst])

@@ -126,8 +126,8 @@ class _Problem:
         own, of_logits = self.dtype.itemsize, self.logits_dtype.itemsize
         # The gradient overwrites the logits, unless it has another dtype.
         element = of_logits + (own if own != of_logits else 0)
-        if self.is_scaled:  # plain JAX makes the derivatives by scales
-            element += 7 * wide
+        if self.is_scaled:
+            element += wide + of_logits
         matrix = self.features * self.classes
         sums = 0
         if chunks > 1 and self.sums:
@@ -337,8 +337,7 @@ def layout(call: Call, operands: Sequence[Any], platform: str) -> Layout:
         dtype=x.dtype,
         logits_dtype=jnp.dtype(options.logits_dtype or x.dtype),
         trans_w=options.trans_w,
-        is_scaled="scales" in given
-        and (platform != "cuda" or "dscales" in call.wanted or call.operation == "jvp"),
+        is_scaled="scales" in given and (platform != "cuda" or "dscales" in call.wanted),
         sums=not SUMS.isdisjoint(call.wanted),
         platform=platform,
         algorithm="xla" if options.implementation == "xla" else options.algorithm,

@@ -41,7 +41,7 @@ def largest_of(x: jax.Array) -> jax.Array:
 
 
 def _or_zero(x: jax.Array) -> jax.Array:
-    """x where it is finite."""
+    """`x` where it is finite, else 0."""
     return jnp.where(jnp.isfinite(x), x, 0)
 
 

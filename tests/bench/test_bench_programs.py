@@ -105,7 +105,7 @@ def test_torch_is_compared_where_it_is(monkeypatch):
     monkeypatch.setattr(losses.importlib.util, "find_spec", lambda name: name == "torch")
     monkeypatch.setattr(losses.importlib, "import_module", lambda name: torch)
     case = row_case("losses", "none", "float32", 6, 133)
-    assert losses.names(case, None)[-2:] == ["torch", "compiled"]
+    assert losses.names(case, types.SimpleNamespace(drawn=0))[-2:] == ["torch", "compiled"]
     for name, direction, reduction in (("compiled", "none", "none"), ("torch", "loss", "mean")):
         torch.reset_mock()
         function, arguments = prepared(losses.program(case | {"direction": direction}, name))

@@ -12,6 +12,7 @@ from bench_cases import measured, text_of, without_a_clock
 
 from jaxkernels.bench import records, rows
 from jaxkernels.bench.__main__ import OPERATIONS, SUITES, build_parser, main
+from jaxkernels.bench.losses import OPTIONS
 from jaxkernels.bench.rows import row_case
 
 ON_CPU = jax.default_backend() == "cpu"
@@ -38,7 +39,9 @@ RUNS = {
     "regress": "regress --groups scores",
 }
 # They compute something else, or err more.
-OTHERS = {"copy", "row_max", "sum", "piece_max", "tf32", "bf16_x6", "tf32_x3", "float16"}
+OTHERS = {"copy", "row_max", "sum", "piece_max", "tf32", "bf16_x6", "tf32_x3", "float16"} | set(
+    OPTIONS
+)
 OTHERS |= set() if ON_CPU else {"default"}  # the precision of products, which is TF32 there
 # Their loss of 16-bit logits has 16 bits.
 TORCH = {"torch", "compiled"}

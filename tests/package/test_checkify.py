@@ -15,7 +15,7 @@ import jaxkernels as jk
 
 
 def test_every_primitive_is_tried():
-    assert len({parameters.values[0] for parameters in EVERY_PRIMITIVE}) == 18
+    assert len({parameters.values[0] for parameters in EVERY_PRIMITIVE}) == 21
 
 
 def first_error(function, *arguments, errors=checkify.float_checks):
@@ -106,4 +106,4 @@ def test_jet_and_sparsify_work_with_plain_jax():
         with pytest.raises(KeyError, match="jaxkernels_"):
             jet(function, (X,), ((X, X),))
     product = sparse.sparsify(functools.partial(jk.matmul, implementation="xla"))
-    np.testing.assert_allclose(product(sparse.BCOO.fromdense(X), X.T), X @ X.T, rtol=1e-6)
+    np.testing.assert_allclose(product(sparse.BCOO.fromdense(X), X.T), X @ X.T, rtol=1e-5)

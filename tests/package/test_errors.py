@@ -217,13 +217,6 @@ REFUSED_BY_ROWS = (
         {},
         "dtype of scales: expected float32, got bfloat16",
     ),
-    (
-        "cross_entropy_fwd",
-        [HALF_ROW, LABEL, PAIR],
-        ((2, 7), "bfloat16"),
-        {},
-        "dtype of row scalars: expected float32, got bfloat16",
-    ),
     ("rms_norm_fwd", [ROW], ROW, {}, "number of the operands: expected 2, got 1"),
     ("rms_norm_fwd", [ROW, ROW], ROW, {}, r"shape of scale: expected \(3,\), got \(2, 3\)"),
     ("rms_norm_fwd", [ROW, ((2,), F32)], ROW, {}, r"shape of scale: expected \(3,\), got \(2,\)"),

@@ -9,17 +9,18 @@
 namespace jaxkernels {
 
 // factor * tanh(v). For half types it is a minimax quotient of polynomials up to |v| = 6.3, and
-// constant from there on: relative error 2^-15.8; the hardware's tanh has 2^-11. The product is
-// never contracted: elements equal to the maximum must be transformed to the same bits.
+// constant from there on: relative error 2^-15.8; the hardware's tanh has 2^-11. Contractions are
+// explicit: elements equal to the maximum must be transformed to the same bits.
 template <typename T>
 __device__ ComputeType<T> TimesTanh(ComputeType<T> factor, ComputeType<T> v) {
   if constexpr (kIsHalf<T>) {
     v = Clamp(v, 6.3f);
     const float s = v * v;
-    const float above =
-        ((factor * 0x1.836af4p-10f) * s + factor * 0x1.d400aep-4f) * s + factor * 0x1.fffeaep-1f;
-    const float below = ((0x1.c49df2p-15f * s + 0x1.1cff22p-6f) * s + 0x1.ca441cp-2f) * s + 1.0f;
-    return RoundedProduct(v * above, FastReciprocal(below));
+    float above = fmaf(factor * 0x1.836af4p-10f, s, factor * 0x1.d400aep-4f);
+    above = fmaf(above, s, factor * 0x1.fffeaep-1f);
+    float below = fmaf(0x1.c49df2p-15f, s, 0x1.1cff22p-6f);
+    below = fmaf(fmaf(below, s, 0x1.ca441cp-2f), s, 1.0f);
+    return RoundedProduct(RoundedProduct(v, above), FastReciprocal(below));
   } else {
     return RoundedProduct(factor, tanh(v));
   }
