@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from oracle import EPSILON, OPERATIONS, compute, reads_x_for_y, row_scalars, storage
 
@@ -91,7 +92,7 @@ def all_operations(xs, ts, scalars, tier=None):
         y, pull = jax.vjp(functools.partial(jk.softmax, **asked), x)
         log_softmax = functools.partial(jk.log_softmax, **asked)
         log_y, log_pull = jax.vjp(log_softmax, x)
-        scale = scale_of(x)
+        scale = jnp.asarray(scale_of(x))
         results.append(
             {
                 "softmax_fwd": y,

@@ -72,9 +72,9 @@ class Losses:
         self._parts: tuple[Any, Any, Any] = 1 - smoothing, smoothing, z
 
     def _scaled(
-        self, x: np.ndarray, cap: float | None, temperature: np.ndarray | None, dtype: np.dtype
+        self, x: np.ndarray, cap: Any, temperature: np.ndarray | None, dtype: np.dtype
     ) -> np.ndarray:
-        """The logits behind a soft cap and a temperature, which are computed in a dtype."""
+        """The logits behind a soft cap (a number, one per row, or None) and a temperature, in a dtype."""
         result = widen(x)
         self.slope, self.slope_error = np.ones_like(result), np.zeros_like(result)
         self.is_given = cap is None and temperature is None
