@@ -85,7 +85,8 @@ def token_log_probs(
 
     Reinforcement learning needs these, and the entropy of each distribution, which is differentiable and
     comes from the same read of the logits. The only array of the size of the logits is their gradient in
-    reverse mode. A mask costs one extra copy of the logits.
+    reverse mode. A mask costs one extra copy of the logits; so does a soft cap or a temperature on a CPU, or
+    for derivatives by it, in float32.
 
     Example:
         >>> import jax.numpy as jnp

@@ -21,9 +21,8 @@
 //   kMayAlign    whether it is compiled for aligned rows too; other kernels serve them as well
 //   kTakesLabel  whether it reads a label per row; Row::other then gives the columns with a special
 //                result, and that result
-//   kTakesColumn whether it reads a number per column; Term, SecondTerm and Finish then get it
-//   after
-//                the inputs
+//   kTakesColumn whether it reads a number per column; Term, SecondTerm and Finish get it after the
+//                inputs
 //   kAverages    whether Row takes means of the terms; it gets the columns, and an epsilon as a
 //                scalar, in a GivenRow
 //   kTakes       number of scalars it reads per row; Row gets them and the label as a GivenRow
