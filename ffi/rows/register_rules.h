@@ -26,7 +26,10 @@ struct WarpShape {
 };
 
 // Layouts in the order of trial: the first that covers the row is used. Layouts with one pack per
-// lane have two rows per access, so that two loads are in flight.
+// lane have two rows per access, so that two loads are in flight. The lanes are fixed at compile
+// time. Time with lanes as an argument, which saves 70 of 580 kernels of a dtype, to that without:
+// H200 f32 log-softmax 8, 32, 64, 1024 cols: 1.19, 1.16, 1.14, 1.08
+// H200 bf16 log-sum-exp 8, 16, 32 cols: 1.32, 1.20, 1.11
 // clang-format off
 inline constexpr WarpShape kWarpShapes[] = {
     {1, 1, 2},  {2, 1, 2},  {4, 1, 2},  {8, 1, 2},  {16, 1, 2},  {2, 4, 1},  {4, 4, 1},
@@ -112,8 +115,7 @@ constexpr bool LeavesLanesIdle(const OperationTraits& traits, DType dtype, int64
 // Whether any row uses a layout of the warp tier: no earlier fitting layout has its capacity,
 // and some of its rows are not staged (rows with narrower results never are). Unused layouts are
 // not compiled.
-constexpr bool IsWarpShapeTaken(int index, Operation operation, DType dtype, bool aligned,
-                                bool narrows) {
+constexpr bool IsWarpShapeTaken(int index, Operation operation, DType dtype, bool aligned) {
   const OperationTraits& traits = TraitsOf(operation);
   const WarpShape& shape = kWarpShapes[index];
   if (!WarpShapeFits(shape, traits, dtype, aligned)) return false;
@@ -125,8 +127,9 @@ constexpr bool IsWarpShapeTaken(int index, Operation operation, DType dtype, boo
       return false;
     }
   }
-  const bool may_stage = !aligned && traits.SharesRows() && !narrows;
-  return !may_stage || packs * PackOf(dtype) > MostStagedCols(dtype, traits.Inputs());
+  const bool may_narrow = MayNarrow(traits) && dtype == DType::kFloat32;
+  const bool are_staged = !aligned && traits.SharesRows() && !may_narrow;
+  return !are_staged || packs * PackOf(dtype) > MostStagedCols(dtype, traits.Inputs());
 }
 // Lanes per staged row (the fewest that hold it), and elements per lane, rounded up to the even
 // number of a kernel.

@@ -26,15 +26,11 @@ namespace jaxkernels {
 template <typename Op>
 using RowKernel = void (*)(RowArgs<Op>);
 
-// Whether the result type differs from the element type.
-template <typename Op>
-inline constexpr bool kNarrows = !std::is_same_v<typename Op::Result, typename Op::Storage>;
-
 template <typename Op, int kShape, bool kAligned>
 constexpr RowKernel<Op> WarpKernelOf() {
   constexpr WarpShape shape = kWarpShapes[kShape];
   constexpr DType kDType = kDTypeOf<typename Op::Storage>;
-  if constexpr (IsWarpShapeTaken(kShape, Op::kOperation, kDType, kAligned, kNarrows<Op>)) {
+  if constexpr (IsWarpShapeTaken(kShape, Op::kOperation, kDType, kAligned)) {
     return &WarpTierKernel<Op, shape.lanes, shape.packs_per_lane, shape.rows_per_access, kAligned>;
   } else {
     return nullptr;  // plans never choose it
@@ -70,7 +66,7 @@ RowKernel<Op> FindKernel(const SoftmaxPlan& plan) {
   switch (plan.tier) {
     case Tier::kWarp: {
       constexpr auto kShapes = std::make_integer_sequence<int, kWarpShapeCount>();
-      if constexpr (Op::kSharesRows && !kNarrows<Op>) {
+      if constexpr (Op::kSharesRows) {
         constexpr int kPairs = MostStagedElements(kDTypeOf<typename Op::Storage>) / 2;
         if (plan.staged) {
           return FindStagedKernel<Op>(plan.elements_per_lane,
@@ -125,8 +121,6 @@ const void* FindFunction(const SoftmaxPlan& plan) {
     return reinterpret_cast<const void*>(&OneReadKernel<Op>);
   } else if constexpr (Op::kOnlyLong) {
     return reinterpret_cast<const void*>(FindSharedKernel<Op>(plan));
-  } else if constexpr (kNarrows<Op>) {  // calls with narrower results are whole (IsNarrowed)
-    return reinterpret_cast<const void*>(FindKernel<Op>(plan));
   } else {
     if (plan.part == Part::kWhole) return reinterpret_cast<const void*>(FindKernel<Op>(plan));
     return plan.aligned ? FindPart<Op, Op::kMayAlign>(plan) : FindPart<Op, false>(plan);
@@ -152,7 +146,11 @@ cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream
     args.in[i] = static_cast<const T*>(arrays.in[i]) - plan.offset;
   }
   // `out` is null if the results are statistics or row scalars.
-  if (arrays.out != nullptr) args.out = static_cast<typename Op::Result*>(arrays.out) - plan.offset;
+  if (arrays.out != nullptr) {
+    const auto skipped = plan.offset * ByteWidth(call.result_dtype);
+    args.out = reinterpret_cast<T*>(static_cast<char*>(arrays.out) - skipped);
+  }
+  args.result_dtype = call.result_dtype;
   args.offset = plan.offset;
   args.rows = arrays.rows;
   args.cols = arrays.cols;
@@ -174,20 +172,6 @@ cudaError_t LaunchRowOp(const RowCall& call, const SoftmaxPlan& plan, cudaStream
   void* statistics = call.statistics;
   void* kernel_args[] = {&args, &statistics};  // most kernels have only the first parameter
   return StartKernel(FindFunction<Op>(plan), plan, kernel_args, stream);
-}
-
-// Op<T, R> is an operation on elements of type T with results of type R.
-template <typename T, template <typename, typename> typename Op>
-cudaError_t LaunchForResult(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
-  if constexpr (std::is_same_v<T, float>) {
-    if (call.result_dtype == DType::kBFloat16) {
-      return LaunchRowOp<Op<T, __nv_bfloat16>>(call, plan, stream);
-    }
-    if (call.result_dtype == DType::kFloat16) {
-      return LaunchRowOp<Op<T, __half>>(call, plan, stream);
-    }
-  }
-  return LaunchRowOp<Op<T, T>>(call, plan, stream);
 }
 
 // Op<T, kTwoSums, kCaps> is an operation of cross entropy; long rows have kernels with two sums
@@ -225,23 +209,19 @@ cudaError_t LaunchAmong(OperationList<Ops...>, const RowCall& call, const Softma
   return status;
 }
 
+// All operations on elements of type T but those of cross entropy.
+template <typename T>
+using RowOps =
+    OperationList<SoftmaxForward<T>, LogSoftmaxForward<T>, SoftmaxGrad<T>, LogSoftmaxGrad<T>,
+                  LogSoftmaxJvp<T>, AttentionForward<T, 1>, AttentionForward<T, 2>,
+                  MaskedSoftmaxGrad<T>, LogSumExpForward<T>, LogSumExpGrad<T>, LogSumExpJvp<T>,
+                  RmsNormForward<T>, RmsNormGrad<T>, RmsNormJvp<T>>;
+
 template <typename T>
 cudaError_t LaunchOperation(const RowCall& call, const SoftmaxPlan& plan, cudaStream_t stream) {
-  switch (call.operation) {
-    case Operation::kMaskedSoftmaxForward:
-      return LaunchForResult<T, MaskedSoftmaxForward>(call, plan, stream);
-    case Operation::kBiasedSoftmaxForward:
-      return LaunchForResult<T, BiasedSoftmaxForward>(call, plan, stream);
-    case Operation::kMaskedSoftmaxGrad:
-      return LaunchRowOp<MaskedSoftmaxGrad<T>>(call, plan, stream);
-    case Operation::kCrossEntropyForward:
-    case Operation::kCrossEntropyForwardGrad:
-    case Operation::kCrossEntropyGrad:
-      return call.scales.count > 1 ? LaunchLosses<T, true>(call, plan, stream)
-                                   : LaunchLosses<T, false>(call, plan, stream);
-    default:
-      return LaunchAmong(RowOps<T>(), call, plan, stream);
-  }
+  if (!TraitsOf(call.operation).TakesLabel()) return LaunchAmong(RowOps<T>(), call, plan, stream);
+  return call.scales.count > 1 ? LaunchLosses<T, true>(call, plan, stream)
+                               : LaunchLosses<T, false>(call, plan, stream);
 }
 
 }  // namespace jaxkernels

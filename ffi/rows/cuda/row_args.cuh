@@ -41,6 +41,11 @@ struct GivenRow {
 template <typename Op>
 inline constexpr int kValues = Op::kInputs + (Op::kTakesColumn ? 1 : 0);
 
+// Whether the results may have a narrower type.
+template <typename Op>
+inline constexpr bool kMayNarrow =
+    std::is_same_v<typename Op::Storage, float> && MayNarrow(TraitsOf(Op::kOperation));
+
 template <typename Op>
 struct RowArgs {
   using T = typename Op::Storage;
@@ -49,13 +54,14 @@ struct RowArgs {
   static constexpr int kTakesFirst = TraitsOf(Op::kOperation).operands.RowNumbers(0);
 
   const T* in[Op::kInputs];
-  typename Op::Result* out;
+  T* out;  // or an array of result_dtype, if the operation may narrow its results
   int64_t rows, cols;
   int kept_packs;  // per input and block, in shared memory or (FewRowsKernel) in registers
   int offset;      // elements of the first pack before the result; the pointers include them
   int leaf_turns;  // iterations per leaf; OneReadKernel only
   int branches;    // parts per row, one block each; `stream` only
   int lanes;       // lanes per row; staged rows and `stream` only
+  DType result_dtype;
   int staged_rows, row_spacing;  // rows per chunk; distance between concurrent rows
   Op op;
   RowBatches batches;  // block_smem and cluster only

@@ -27,7 +27,6 @@
 //                scalar, in a GivenRow
 //   kTakes       number of scalars it reads per row; Row gets them and the label as a GivenRow
 //   kStoresElements whether it stores a result per element; if not, it has no Finish
-//   Result       the storage type of the results: T, or a half type if T is float
 //   kStores      number of scalars it stores per row: Row::scalars
 //   Fill(i)      the padding value of input i, for hidden elements and those outside the row; it is
 //                neutral for the maximum and the sums
@@ -98,7 +97,6 @@ struct alignas(8) Statistics<float, kCount, true> {
 template <typename T, int kCount = 1, bool kHasRest = false>
 struct RowOp {
   using Storage = T;
-  using Result = T;
   using C = ComputeType<T>;
   using Found = Statistics<C, kCount, kHasRest>;
   static constexpr int kSums = kCount;
@@ -468,13 +466,6 @@ struct RmsNormJvp : RmsNormOp<T, 2> {
     return in[2] * (row.r * (in[1] - in[0] * row.product));
   }
 };
-
-// The operations above on elements of type T.
-template <typename T>
-using RowOps =
-    OperationList<SoftmaxForward<T>, LogSoftmaxForward<T>, SoftmaxGrad<T>, LogSoftmaxGrad<T>,
-                  LogSoftmaxJvp<T>, LogSumExpForward<T>, LogSumExpGrad<T>, LogSumExpJvp<T>,
-                  RmsNormForward<T>, RmsNormGrad<T>, RmsNormJvp<T>>;
 
 }  // namespace jaxkernels
 

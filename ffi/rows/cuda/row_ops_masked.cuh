@@ -47,10 +47,9 @@ struct AttentionRows {
 // y = softmax(t) with t = scale * x + bias for visible columns and -inf for hidden ones. A row
 // without visible columns gives zeros. (Half types do not compute in units of log 2, which would
 // save a multiplication: the largest bfloat16 times log2(e) is infinite.)
-template <typename T, int kArrays, typename R>
+template <typename T, int kArrays>
 struct AttentionForward : SoftmaxForward<T>, AttentionRows<T> {
   using C = ComputeType<T>;
-  using Result = R;
   using typename SoftmaxForward<T>::Row;
   using typename AttentionRows<T>::View;
   using AttentionRows<T>::kHides;
@@ -90,11 +89,6 @@ struct AttentionForward : SoftmaxForward<T>, AttentionRows<T> {
     }
   }
 };
-
-template <typename T, typename R = T>
-using MaskedSoftmaxForward = AttentionForward<T, 1, R>;
-template <typename T, typename R = T>
-using BiasedSoftmaxForward = AttentionForward<T, 2, R>;
 
 // dx = scale * y * (dy - sum(dy * y)). If y is zero, as for masked elements, dy is ignored, even a
 // NaN.

@@ -280,6 +280,21 @@ __device__ void FinishPacks(const Op& op, const RowView<Op, kAligned>& view,
   if constexpr (Op::kCaps) Unscale(op, value, result);
 }
 
+// Stores the results of pack `index` in their dtype.
+template <typename Op, bool kAligned, typename C, int kSize>
+__device__ void StoreResults(const RowArgs<Op>& args, const RowView<Op, kAligned>& view, int index,
+                             const C (&result)[kSize]) {
+  if constexpr (kMayNarrow<Op>) {
+    if (args.result_dtype == DType::kBFloat16) {
+      return StorePack(reinterpret_cast<__nv_bfloat16*>(args.out), view, index, result);
+    }
+    if (args.result_dtype == DType::kFloat16) {
+      return StorePack(reinterpret_cast<__half*>(args.out), view, index, result);
+    }
+  }
+  StorePack(args.out, view, index, result);
+}
+
 // Stores the result of the label's column only.
 // Requires: the row is not left out.
 template <typename Op, bool kAligned>
@@ -287,7 +302,7 @@ __device__ void StoreAtLabel(const RowArgs<Op>& args, const RowView<Op, kAligned
                              const typename Op::LedRow& row, typename Op::C slope) {
   const int64_t column = row.label + view.head;
   args.out[(view.first + view.lead) * Pack<typename Op::Storage>::kSize + column] =
-      static_cast<typename Op::Result>(row.AtLabel() * slope);
+      static_cast<typename Op::Storage>(row.AtLabel() * slope);
 }
 
 // Computes and stores the results of a lane's packs of a row: `first`, first + stride, ... below
@@ -310,7 +325,7 @@ __device__ void FinishRow(const RowArgs<Op>& args, const Op& op, const RowView<O
       if (index >= end || !view.Has(index)) continue;
       typename Op::C result[Pack<typename Op::Storage>::kSize];
       FinishPacks(op, view, pack[u], row, index, result);
-      StorePack(args.out, view, index, result);
+      StoreResults(args, view, index, result);
     }
   }
 }

@@ -103,7 +103,7 @@ __global__ void __maxnreg__(kLongRowRegisters) BlockUncachedTierKernel(RowArgs<O
           if (!view.Has(index)) continue;
           C result[Pack<T>::kSize];
           FinishPacks(op, view, pack[u], constants, index, result);
-          StorePack(args.out, view, index, result);
+          StoreResults(args, view, index, result);
         }
       }
     }

@@ -84,7 +84,7 @@ __global__ void __maxnreg__(kFewRowsRegisters) FewRowsKernel(RowArgs<Op> args) {
     } else {
       FinishPacks(op, view, pack[i], constants, index, result);
     }
-    StorePack(args.out, view, index, result);
+    StoreResults(args, view, index, result);
   });
 }
 

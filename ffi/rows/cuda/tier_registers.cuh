@@ -100,7 +100,7 @@ __device__ void RunInRegisters(const RowArgs<Op>& args) {
           } else {
             FinishPacks(args.OpWith(scale[r]), view[r], pack[r][p], row, index, result);
           }
-          StorePack(args.out, view[r], index, result);
+          StoreResults(args, view[r], index, result);
         }
       }
     }

@@ -214,7 +214,7 @@ __global__ void __maxnreg__(SmemRegisters(kDTypeOf<typename Op::Storage>, Op::kI
           for (C& element : result) element = constants.constant;
         }
       }
-      StorePack(args.out, view, p, result);
+      StoreResults(args, view, p, result);
     };
     if constexpr (Op::kStoresElements) {
       for_held([&](int h, int p) {
