@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkernels.verify.truth.compare import Bounded, ratios, storage
+from jaxkernels.verify.truth.bounded import Bounded
+from jaxkernels.verify.truth.compare import ratios, storage
 from jaxkernels.verify.truth.rows import DTYPES
 
 # The operands of one call, by name.

@@ -61,7 +61,7 @@ def test_some_queries_see_nothing():
     """The two modes would be the same otherwise."""
     q, k, v = cases.operands(GROUPED)
     options = cases.arguments(GROUPED)["mask"]
-    zero, mean = (Truth(q, k, v, empty_rows=mode, **options).result()[0] for mode in MODES)
+    zero, mean = (Truth(q, k, v, empty_rows=mode, **options).result().value for mode in MODES)
     assert not np.array_equal(zero, mean)
     got = np.asarray(jk.dot_product_attention(q, k, v, **options))
     assert (got[0, 0] == 0).all()
@@ -139,7 +139,7 @@ def test_scale_may_be_an_array():
     )
     check(got, truth.result())
     step = 1e-4
-    above, below = (Truth(q, k, v, scale=0.3 + d).result()[0] for d in (step, -step))
+    above, below = (Truth(q, k, v, scale=0.3 + d).result().value for d in (step, -step))
     np.testing.assert_allclose(slope, (above - below) / (2 * step), rtol=1e-4, atol=1e-5)
 
 

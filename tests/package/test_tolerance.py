@@ -8,58 +8,17 @@ import pytest
 
 from jaxkernels.verify.truth import tolerance
 
-ACCUMULATORS = 8  # NumPy's pairwise summation keeps eight
-
-
-def operands_for(operation, kind, rows, cols, dtype):
-    x, t = cases.logits(kind, rows, cols, dtype), cases.cotangents(rows, cols, dtype)
-    y, log_y = (oracle.model(f, x) for f in ("softmax_fwd", "log_softmax_fwd"))
-    return cases.operands_of(x, t, y, log_y)[operation]
-
-
-@pytest.mark.parametrize("dtype", oracle.DTYPES)
-@pytest.mark.parametrize("operation", oracle.OPERATIONS)
-def test_accepts_correct_arithmetic(operation, dtype):
-    for kind in cases.KINDS:
-        for cols in (1, 2, 7, 64, 300, 4097):
-            operands = operands_for(operation, kind, 8, cols, dtype)
-            got = oracle.model(operation, *operands)
-            tolerance.check(got, operation, *operands, accumulators=ACCUMULATORS)
-
-
-PLANTED = [
-    pytest.param(mistake, operation, dtype, id=f"{mistake}-{operation}-{dtype}".replace(" ", "_"))
-    for mistake, (operations, dtypes) in oracle.MISTAKES.items()
-    for operation in operations
-    for dtype in dtypes
-]
-
-
-@pytest.mark.parametrize(("mistake", "operation", "dtype"), PLANTED)
-def test_rejects_planted_mistake(mistake, operation, dtype):
-    """Each mistake is seen on at least one kind of input at every size, not only on a lucky one."""
-    for cols in (63, 300):
-        ratios = []
-        for kind in ("normal", "wide", "outliers", "offset"):
-            operands = operands_for(operation, kind, 16, cols, dtype)
-            got = oracle.model(operation, *operands, mistake=mistake)
-            ratios.append(tolerance.worst(got, operation, *operands, accumulators=ACCUMULATORS)[0])
-        assert max(ratios) > 1, f"{mistake!r} passes at cols={cols}: {ratios} times the bound"
-
 
 def test_nan_and_infinity_have_to_stand_where_the_truth_has_them():
     x = cases.logits("normal", 4, 16, "float32")
     x[1, 3] = np.nan
-    got = oracle.model("softmax_fwd", x)
+    got = oracle.truth("softmax_fwd", x).astype(np.float32)
     assert np.isnan(got[1]).all()
-    tolerance.check(got, "softmax_fwd", x, accumulators=ACCUMULATORS)
-    for wrong in (0.0, np.inf):
+    tolerance.check(got, "softmax_fwd", x, accumulators=8)
+    for place, wrong in (((1, 3), 0.0), ((1, 3), np.inf), ((0, 0), np.nan)):
         spoiled = got.copy()
-        spoiled[1, 3] = wrong
-        assert tolerance.worst(spoiled, "softmax_fwd", x, accumulators=ACCUMULATORS)[0] == np.inf
-    spoiled = got.copy()
-    spoiled[0, 0] = np.nan
-    assert tolerance.worst(spoiled, "softmax_fwd", x, accumulators=ACCUMULATORS)[0] == np.inf
+        spoiled[place] = wrong
+        assert tolerance.worst(spoiled, "softmax_fwd", x, accumulators=8)[0] == np.inf
 
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
@@ -102,7 +61,7 @@ def test_whole_numbers_notice_mistakes_at_any_depth():
         gemm_cases.operand("integers", (k, 35), seed=1),
     )
     c = gemm_cases.operand("integers", (33, 35), seed=2)
-    want = gemm_cases.truth(a, b, c, 0.5, 2.0)
+    want = gemm_cases.bounded(a, b, c, 0.5, 2.0).value
     assert np.array_equal(np.float32(0.5) * (a @ b) + 2 * c, want)
     for name, mistake in PRODUCT_MISTAKES.items():
         assert np.array_equal(mistake(a, b, c), want) == (name == "TF32"), name

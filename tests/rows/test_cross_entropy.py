@@ -73,7 +73,7 @@ def test_a_confident_row_keeps_the_digits_of_its_loss(dtype):
     x = np.full((3, 40), -30, oracle.storage(dtype))
     x[:, 7] = [-9.28125, -8.5, -2]  # exact in all types; the first row is won by 1 - 1e-9
     label = np.full(3, 7, np.int32)
-    want = Rows(x, label, 4).measures()[:, 0]
+    want = Rows(x, label, 4).measures().value[:, 0]
     assert 0 < want[0] < 1e-7
     with cases.x64(dtype):
         loss, dx = jax.value_and_grad(lambda x: jk.cross_entropy(x, label).sum())(x)

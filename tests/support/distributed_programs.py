@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxkernels as jk
-from jaxkernels.verify.truth import tolerance
 
 
 def meshes(devices):
@@ -57,12 +56,7 @@ def rows(f):
     for operation, operands in (("fwd", (x,)), ("grad", (y, t))):
         name = f"{f.__name__}_{operation}"
         count = cases.accumulators(name, x.shape, "float32")
-        results.append(
-            (
-                oracle.truth(name, *operands),
-                tolerance.bound(name, *operands, accumulators=count),
-            )
-        )
+        results.append(tuple(oracle.bounded(name, *operands, accumulators=count)))
     layouts = [((spec, spec), set()) for spec in ROWS]
     layouts += [((spec, spec), {"all-reduce"}) for spec in COLUMNS]
     return Program(cases.with_gradient(f), (x, t), results, layouts)
@@ -104,7 +98,7 @@ def product(*batch):
     b = gemm_cases.operand("normal", (*batch, 24, 32), seed=1)
     t = gemm_cases.operand("normal", (*batch, 16, 32), seed=2)
     pairs = [(a, b), (t, np.swapaxes(b, -1, -2)), (np.swapaxes(a, -1, -2), t)]
-    return (a, b, t), [(gemm_cases.truth(*pair), gemm_cases.bound(*pair)) for pair in pairs]
+    return (a, b, t), [tuple(gemm_cases.bounded(*pair)) for pair in pairs]
 
 
 def matmul():

@@ -14,9 +14,9 @@ import numpy as np
 from rows_of_losses import assert_within
 
 import jaxkernels as jk
+from jaxkernels.verify.truth.bounded import PRECISION, Bounded
 from jaxkernels.verify.truth.compare import widen
 from jaxkernels.verify.truth.losses import Rows
-from jaxkernels.verify.truth.tolerance import PRECISION
 
 PLATFORM = "cuda" if jax.default_backend() == "gpu" else "cpu"
 
@@ -78,18 +78,18 @@ class Layer:
     def measure_bounds(self):
         """Errors of (lse - x_l, lse, entropy, mean (lse - x)); that of the entropy is not used."""
         changes = self.delta * [2, 1, np.inf, 2]
-        return self.rounded.measure_bounds() + changes
+        return self.rounded.measures().limit + changes
 
     def losses(self):
         """The loss of each row."""
-        nll, lse, _, distance = np.split(self.truth.measures(), 4, axis=1)
+        nll, lse, _, distance = np.split(self.truth.measures().value, 4, axis=1)
         e = self.smoothing
         plain = (1 - e) * nll + (e * distance if e else 0)
         return np.where(self.factor == 0, 0, self.factor * (plain + self.z_loss * lse**2))[:, 0]
 
     def loss_bounds(self):
         nll, lse, _, distance = np.split(self.measure_bounds(), 4, axis=1)
-        size = np.abs(self.truth.measures()[:, 1:2])
+        size = np.abs(self.truth.measures().value[:, 1:2])
         e = self.smoothing
         own = (1 - e) * nll + (e * distance if e else 0)
         own = own + self.z_loss * (2 * size * lse + lse**2)
@@ -99,7 +99,7 @@ class Layer:
         return (self.factor * own + rounding + self.own.smallest)[:, 0]
 
     def _cotangents(self):
-        lse, error = self.truth.measures()[:, 1:2], self.measure_bounds()[:, 1:2]
+        lse, error = self.truth.measures().value[:, 1:2], self.measure_bounds()[:, 1:2]
         e, ones = self.smoothing, np.ones_like(self.factor)
         parts = [(1 - e) * ones, 2 * self.z_loss * lse, 0 * ones, e * ones]
         cotangent = np.where(self.factor == 0, 0, self.factor * np.concatenate(parts, axis=1))
@@ -110,10 +110,10 @@ class Layer:
     def logit_gradient(self):
         """The gradient of the logits, and what it may err by."""
         cotangent, errors = self._cotangents()
-        gradient = self.truth.gradient(cotangent)
+        gradient = self.truth.gradient(cotangent).value
         change = np.expm1(2 * self.delta)
         mass = np.sum(np.abs(cotangent) * [1, 1, 0, 1], axis=1, keepdims=True)
-        limit = self.rounded.gradient_bound(cotangent, errors) * (1 + change)
+        limit = self.rounded.gradient(Bounded(cotangent, errors, self.own)).limit * (1 + change)
         limit = limit + mass * self.truth.p * change
         limit = limit + self.own.us * np.abs(gradient) + self.own.smallest
         return gradient, np.where(self.factor == 0, 0, limit)

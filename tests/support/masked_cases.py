@@ -75,7 +75,7 @@ class Truth(masked.Truth):
         )
 
     def check(self, y):
-        self._compare("y", y, self.shown, self.shown_error, self.case.scores.dtype)
+        self._compare("y", y, *self.result, self.case.scores.dtype)
 
     def check_gradients(self, got, names):
         for name, (want, error) in self.gradients().items():

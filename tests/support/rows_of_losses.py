@@ -10,9 +10,8 @@ import oracle
 from jaxkernels._rows import cross_entropy_kernels as kernels
 from jaxkernels._rows import cross_entropy_reference
 from jaxkernels.verify.truth import compare
-from jaxkernels.verify.truth.compare import Bounded
-from jaxkernels.verify.truth.losses import MEASURES, Rows
-from jaxkernels.verify.truth.reduced_losses import Losses
+from jaxkernels.verify.truth.bounded import Bounded
+from jaxkernels.verify.truth.losses import MEASURES, Losses, Rows
 
 
 def assert_within(got, want, limit, what):
@@ -25,7 +24,7 @@ def checked_loss(got, x, label, accumulators=4):
     """The plain loss of each row; 0 of those without a label."""
     rows = Rows(x, label, accumulators)
     counted = label >= 0
-    want, limit = (np.where(counted, a[:, 0], 0) for a in (rows.measures(), rows.measure_bounds()))
+    want, limit = (np.where(counted, a[:, 0], 0) for a in rows.measures())
     assert_within(got, want, limit, "loss")
 
 
@@ -34,7 +33,7 @@ def checked_gradient(got, x, label, accumulators=4):
     rows = Rows(x, label, accumulators)
     cotangent = np.zeros((len(x), 4))
     cotangent[:, 0] = label >= 0
-    assert_within(got, rows.gradient(cotangent), rows.gradient_bound(cotangent), "gradient")
+    assert_within(got, *rows.gradient(cotangent), "gradient")
 
 
 def labels_of(rows, cols, seed=0):
@@ -51,7 +50,7 @@ def losses_of(x, label, dtype, tier=None, scales=None):
     options = {"soft_cap": cap if np.size(cap) else None, "smoothing": 0, "z_loss": 0}
     options |= {"reduction": "none", "returns": []}
     alike, hidden = np.zeros((len(x), 1), bool), np.zeros(x.shape, bool)
-    return Losses(x, hidden, label, options, 1, alike, lambda _: min(lanes, 4), None, temperature)
+    return Losses(x, hidden, label, options, 1, alike, min(lanes, 4), None, temperature)
 
 
 def serves(tier, shape, dtype):
@@ -98,7 +97,7 @@ def check_kernels(xs, dtype, tier=None, seed=0, scales=0):
         calls, found, strict=True
     ):
         losses = losses_of(x, label[:, 0], dtype, tier, of_rows)
-        truth, bounds = losses.measures()
+        truth, bounds = losses.rows.measures()
 
         def check_gradient(got, cotangent, off, what):
             gradient = losses.gradient(Bounded(cotangent, off), np.ones((len(x), 1)))  # noqa: B023

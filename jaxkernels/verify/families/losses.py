@@ -14,8 +14,9 @@ from jaxkernels.verify import lengths, values
 from jaxkernels.verify.families import row_layout
 from jaxkernels.verify.families.row_layout import RowLayout
 from jaxkernels.verify.problem import Array, Arrays, Choice, Family, Problem, Rng, Traced, Truths
-from jaxkernels.verify.truth.compare import Bounded, compute, total, widen
-from jaxkernels.verify.truth.reduced_losses import Losses
+from jaxkernels.verify.truth.bounded import Bounded
+from jaxkernels.verify.truth.compare import compute
+from jaxkernels.verify.truth.losses import Losses
 
 LABELS = ("int32", "int32", "uint8", "int8", "int16", "uint32")
 
@@ -134,11 +135,11 @@ class TokenLosses(Family):
         is_loss = problem.operation == "cross_entropy"
         sign = 1 if is_loss else -1
         shows = (truth.rows.label >= 0)[:, None] | is_loss
-        loss, measures = truth.loss(), truth.measures()
+        loss, measures = truth.loss(), truth.rows.measures()
         found = {
-            "y": Bounded(sign * loss.value, loss.limit),
-            "lse": Bounded(*(a[:, 1:2] for a in measures)),
-            "entropy": Bounded(*(np.where(shows, a[:, 2:3], 0) for a in measures)),
+            "y": loss if is_loss else -loss,
+            "lse": measures.column(1),
+            "entropy": measures.column(2).where(shows),
         }
         if problem.derivative == "jvp":
             found |= _tangents(problem, operands, truth, sign, shows)
@@ -172,7 +173,7 @@ def _gradients(
     dx = truth.through_scaling(gradient, problem.dtype)
     layout, where = RowLayout(problem.options), operands.get("where", True)
     found = {
-        "dx": Bounded(*(np.where(where, layout.to_shape(a, truth.members), 0) for a in dx)),
+        "dx": dx.apply(lambda a: layout.to_shape(a, truth.members)).where(where),
         "dweights": truth.of_weights(of_loss),
     }
     if "temperature" in operands:
@@ -187,17 +188,12 @@ def _tangents(
     """The tangent of each result for the tangent t_x of the logits."""
     t = operands["t_x"]
     t = np.where(operands.get("where", True), t, np.asarray(0, t.dtype))
-    moved = widen(RowLayout(problem.options).to_rows(t, truth.members))
+    t = RowLayout(problem.options).to_rows(t, truth.members)
     found = {}
     for place, name in enumerate(("y", "lse", "entropy")):
-        given = [np.full((len(moved), 1), float(i == place)) for i in range(3)]
+        given = [np.full((len(t), 1), float(i == place)) for i in range(3)]
         cotangents = truth.cotangents(given[0] * sign, given[1], given[2] * shows)
-        value, limit = truth.tangent(cotangents, moved * truth.slope)
-        if not truth.is_given:
-            gradient = np.abs(truth.gradient(cotangents, given[0]).value)
-            off = truth.slope_error + 2 * truth.u * np.abs(truth.slope)
-            limit = limit + total(gradient * np.abs(moved) * off)
-        of_rows = Bounded(value, limit)
+        of_rows = truth.tangent(cotangents, t)
         is_summed = name == "y" and problem.options["reduction"] != "none"
         found[f"d{name}"] = truth.summed(of_rows) if is_summed else of_rows
     return found
@@ -213,8 +209,6 @@ def _losses(problem: Problem, operands: Arrays, alike: np.ndarray) -> Losses:
         for name in ("weights", "temperature")
     )
 
-    def accumulators(dtype: str) -> int:
-        return layout.accumulators(row_layout.LOSSES, problem.members, dtype, problem.how)
-
+    sums = layout.accumulators(row_layout.LOSSES, problem.members, problem.dtype, problem.how)
     given = x, ~where, label.astype(np.int32), problem.options, members
-    return Losses(*given, layout.per_row(alike), accumulators, weights, temperature)
+    return Losses(*given, layout.per_row(alike), sums, weights, temperature)

@@ -13,8 +13,9 @@ from jaxkernels.verify import lengths, values
 from jaxkernels.verify.families import row_layout
 from jaxkernels.verify.families.row_layout import RowLayout
 from jaxkernels.verify.problem import Array, Arrays, Choice, Family, Problem, Rng, Traced, Truths
-from jaxkernels.verify.truth import rows, tolerance
-from jaxkernels.verify.truth.compare import Bounded, compute, storage
+from jaxkernels.verify.truth import rows
+from jaxkernels.verify.truth.bounded import PRECISION, Bounded
+from jaxkernels.verify.truth.compare import compute, storage
 
 _COTANGENTS = ("normal", "one_hot", "constant")
 
@@ -81,13 +82,11 @@ class RmsNorm(Family):
         def bounded(operation: str, *given: np.ndarray) -> Bounded:
             of = [operation], problem.members, problem.dtype, problem.how
             sums = 1 if _maps_scale(problem) else layout.accumulators(*of)
-            limit = tolerance.bound(
-                operation, *given, accumulators=sums, alike=alike_rows, epsilon=epsilon
-            )
-            return Bounded(rows.truth(operation, *given, epsilon=epsilon), limit)
+            how = {"accumulators": sums, "alike": alike_rows, "epsilon": epsilon}
+            return rows.bounded(operation, *given, **how)
 
         def to_shape(found: Bounded) -> Bounded:
-            return Bounded(*(layout.to_shape(a, members) for a in found))
+            return found.apply(lambda a: layout.to_shape(a, members))
 
         scale = column("scale", problem.options["scale_offset"])
         found = {"y": to_shape(bounded("rms_norm_fwd", x, scale))}
@@ -98,15 +97,14 @@ class RmsNorm(Family):
             found["dx"] = to_shape(bounded("rms_norm_grad", x, scale, t))
             if problem.options["scale"]:
                 x, t = (a.reshape(members, layout.count, layout.cols) for a in (x, t))
-                found["dscale"] = tolerance.rms_norm_scale_grad(
+                found["dscale"] = rows.rms_norm_scale_grad(
                     x, t, storage(problem.options["scale"]), epsilon=epsilon, alike=alike
                 )
             return found
         dy = bounded("rms_norm_jvp", x, scale, t)
         if problem.options["scale"]:  # two kernels, whose results are rounded and added
             other = bounded("rms_norm_fwd", x, column("t_scale", 0.0))
-            value, rounding = dy.value + other.value, tolerance.PRECISION[problem.dtype].us
-            dy = Bounded(value, dy.limit + other.limit + rounding * np.abs(value))
+            dy = (dy + other).stored(PRECISION[problem.dtype])
         return found | {"dy": to_shape(dy)}
 
 

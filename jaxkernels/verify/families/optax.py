@@ -12,9 +12,9 @@ from jaxkernels.verify import values
 from jaxkernels.verify.families import row_layout
 from jaxkernels.verify.families.row_layout import RowLayout
 from jaxkernels.verify.problem import Array, Arrays, Choice, Family, Problem, Rng, Traced, Truths
-from jaxkernels.verify.truth.compare import Bounded, finite, storage, total, widen
+from jaxkernels.verify.truth.bounded import Bounded, concatenate, sum_error
+from jaxkernels.verify.truth.compare import finite, storage, total, widen
 from jaxkernels.verify.truth.losses import Rows
-from jaxkernels.verify.truth.tolerance import sum_error
 
 _OF_IDS = "softmax_cross_entropy_with_integer_labels"
 # Roundings of XLA's arithmetic on a probability and its distance.
@@ -73,7 +73,7 @@ class OptaxLosses(Family):
         if not problem.wants_gradient:
             return {"y": truth.loss()}
         dx, layout = truth.gradient(widen(operands["t"].reshape(-1, 1))), RowLayout(problem.options)
-        return {"y": truth.loss(), "dx": Bounded(*(layout.to_shape(a, members) for a in dx))}
+        return {"y": truth.loss(), "dx": dx.apply(lambda a: layout.to_shape(a, members))}
 
 
 class _Truth:
@@ -92,6 +92,7 @@ class _Truth:
         sums = layout.accumulators(row_layout.LOSSES, problem.members, problem.dtype)
         self.rows = Rows(seen, label, sums)
         self.precision = self.rows.precision
+        self.additions = sum_error(layout.cols, 1, alike=True) + _ROUNDINGS
         # Whether the gradient is a sum of two that are rounded to the storage type.
         self.merges = not of_ids or problem.options["where"] is not None
         self.p = self.rows.is_label
@@ -100,33 +101,23 @@ class _Truth:
 
     def loss(self) -> Bounded:
         """The loss of each row, (rows, 1)."""
-        p, (measures, bounds) = self.precision, (self.rows.measures(), self.rows.measure_bounds())
+        measures, largest = self.rows.measures(), self.rows.largest
         if not self.merges:
-            value, limit = measures[:, :1], bounds[:, :1]
-        else:
-            lse = measures[:, 1:2]
-            largest = np.max(self.rows.wide, axis=-1, keepdims=True)
-            parts = np.where(self.p == 0, 0, self.p * (lse - self.x))
-            size = np.where(self.p == 0, 0, self.p * (np.abs(self.x) + 2 * finite(largest)))
-            additions = sum_error(self.x.shape[-1], 1, alike=True) + _ROUNDINGS
-            value = total(parts)
-            limit = total(self.p) * (bounds[:, 1:2] + p.u * finite(lse - largest))
-            limit = limit + p.u * (additions * total(finite(parts)) + _ROUNDINGS * total(size))
-        narrow = p.us if p.us > p.u else 0
-        return Bounded(value, limit + narrow * finite(value) + p.smallest)
+            return measures.column(0).stored(self.precision)
+        lse = measures.column(1)
+        size = _ROUNDINGS * (np.abs(self.x) + 2 * finite(largest)) + finite(lse.value - largest)
+        parts = (lse - self.x).plus_error(self.precision.u * size) * self.p
+        return parts.where(self.p != 0).sum(self.additions).stored(self.precision)
 
     def gradient(self, t: np.ndarray) -> Bounded:
         """The gradient with respect to the logits, (rows, classes)."""
         rows, p = self.rows, self.precision
-        given = np.zeros((len(t), 4), t.dtype)
+        of_lse, none = (
+            Bounded(t * total(self.p), 0, p).rounded(self.additions),
+            Bounded(0 * t, 0, p),
+        )
         if not self.merges:
-            given[:, :1] = t
-            return Bounded(rows.gradient(given), rows.gradient_bound(given))
-        given[:, 1:2] = t * total(self.p)
-        off = np.zeros_like(given)
-        additions = sum_error(self.x.shape[-1], 1, alike=True) + _ROUNDINGS
-        off[:, 1:2] = p.u * additions * np.abs(given[:, 1:2])
-        of_lse, of_x = np.where(self.mask, rows.gradient(given), 0), t * self.p
-        stored = 2 * (p.us + p.u) * (finite(of_lse) + finite(of_x)) + 3 * p.smallest
-        limit = rows.gradient_bound(given, off) + stored + p.u * _ROUNDINGS * finite(of_x)
-        return Bounded(of_lse - of_x, limit)
+            return rows.gradient(concatenate(Bounded(t, 0, p), none, none, none))
+        dx = rows.gradient(concatenate(none, of_lse, none, none)).where(self.mask).rounded()
+        of_x = Bounded(t * self.p, 0, p).rounded(_ROUNDINGS).stored(p)
+        return (dx.stored(p) - of_x).stored(p)

@@ -14,9 +14,8 @@ from jaxkernels._core import registry, validate
 from jaxkernels.verify import values
 from jaxkernels.verify.families import layouts
 from jaxkernels.verify.problem import Array, Arrays, Choice, Family, Problem, Rng, Traced, Truths
-from jaxkernels.verify.truth.compare import Bounded
-from jaxkernels.verify.truth.products import Interval, contraction, known
-from jaxkernels.verify.truth.tolerance import PRECISION
+from jaxkernels.verify.truth.bounded import PRECISION, Bounded
+from jaxkernels.verify.truth.products import contraction, known
 
 
 class Products(Family):
@@ -115,14 +114,7 @@ class Products(Family):
             wanted |= terms.gradients()
         elif problem.derivative == "jvp":
             wanted["dy"] = terms.tangent()
-        found = {}
-        for name, interval in wanted.items():
-            value, limit = interval.value, interval.limit
-            p = PRECISION[results[name].dtype.name]
-            if p.us > p.u:  # rounded once more
-                limit = limit + p.us * (np.abs(value) + limit) + p.smallest
-            found[name] = Bounded(value, limit)
-        return found
+        return {name: x.stored(PRECISION[results[name].dtype.name]) for name, x in wanted.items()}
 
 
 def labels_of(problem: Problem) -> list[str]:
@@ -157,7 +149,7 @@ class Terms:
             "Z" + "".join(filter(str.islower, labels)) for labels in (left, right, out)
         )
 
-    def operand(self, name: str) -> Interval:
+    def operand(self, name: str) -> Bounded:
         """An operand without the dimensions that broadcast."""
         x, labels = self.operands[name], self.given[name.removeprefix("t_")]
         kept = [n for n, label in zip(x.shape[1:], labels, strict=True) if label.islower()]
@@ -166,50 +158,43 @@ class Terms:
     def factor(self, name: str) -> np.ndarray:
         """Alpha or beta, of every member."""
         given = self.operands.get(name, np.float32(self.problem.options.get(name, 1.0)))
-        return np.asarray(given).reshape(-1, *[1] * (len(self.out) - 1))
+        return np.asarray(given, np.float64).reshape(-1, *[1] * (len(self.out) - 1))
 
-    def product(self, a: Interval, b: Interval) -> Interval:
+    def product(self, a: Bounded, b: Bounded) -> Bounded:
         """The product of two operands of these layouts."""
         return contraction(f"{self.left},{self.right}->{self.out}", a, b)
 
-    def alpha_times(self, product: Interval) -> Interval:
-        """A factor of 1 costs no rounding."""
-        alpha = self.factor("alpha")
-        return product if (alpha == 1).all() else product.scaled(alpha)
+    def times(self, name: str, x: Bounded) -> Bounded:
+        """The product with alpha or beta; a factor of 1 costs no rounding."""
+        factor = self.factor(name)
+        return x if (factor == 1).all() else x * factor
 
-    def plus_c(self, product: Interval, name: str) -> Interval:
+    def plus_c(self, product: Bounded, name: str) -> Bounded:
         """Adds beta times c, or beta times its tangent; beta = 0 ignores c."""
         if not self.problem.options.get("has_c"):
             return product
-        x, beta = self.operand(name), self.factor("beta")
-        read = np.broadcast_to(beta != 0, x.value.shape)
-        return product.plus(known(np.where(read, x.value, 0)).scaled(beta))
+        return product + self.times("beta", self.operand(name).where(self.factor("beta") != 0))
 
-    def result(self) -> Interval:
+    def result(self) -> Bounded:
         """Alpha a b + beta c."""
-        return self.plus_c(
-            self.alpha_times(self.product(self.operand("a"), self.operand("b"))), "c"
-        )
+        product = self.product(self.operand("a"), self.operand("b"))
+        return self.plus_c(self.times("alpha", product), "c")
 
-    def tangent(self) -> Interval:
+    def tangent(self) -> Bounded:
         """The derivative along t_a, t_b and t_c."""
         of_a = self.product(self.operand("t_a"), self.operand("b"))
         of_b = self.product(self.operand("a"), self.operand("t_b"))
-        return self.plus_c(self.alpha_times(of_a).plus(self.alpha_times(of_b)), "t_c")
+        return self.plus_c(self.times("alpha", of_a) + self.times("alpha", of_b), "t_c")
 
-    def gradients(self) -> dict[str, Interval]:
+    def gradients(self) -> dict[str, Bounded]:
         """The cotangents of the operands for the cotangent t of the result; keys are "d" and the name."""
-        a, b, t = self.operand("a"), self.operand("b"), self.operand("t")
-        scaled = t if self.problem.operation != "sgemm" else t.scaled(self.factor("alpha"))
-        found = {
-            "da": contraction(f"{self.out},{self.right}->{self.left}", scaled, b),
-            "db": contraction(f"{self.left},{self.out}->{self.right}", a, scaled),
+        a, b, t = (self.operand(name) for name in "abt")
+        scaled, sums = self.times("alpha", t), f"{self.out},{self.out}->Z"
+        wanted = {
+            "a": lambda: contraction(f"{self.out},{self.right}->{self.left}", scaled, b),
+            "b": lambda: contraction(f"{self.left},{self.out}->{self.right}", a, scaled),
+            "c": lambda: self.times("beta", t),
+            "alpha": lambda: contraction(sums, t, self.product(a, b)),
+            "beta": lambda: contraction(sums, t, self.operand("c")),
         }
-        sums, active = f"{self.out},{self.out}->Z", active_operands(self.problem)
-        if "c" in active:
-            found["dc"] = t.scaled(self.factor("beta"))
-        if "alpha" in active:
-            found["dalpha"] = contraction(sums, t, self.product(a, b))
-        if "beta" in active:
-            found["dbeta"] = contraction(sums, t, self.operand("c"))
-        return found
+        return {f"d{name}": wanted[name]() for name in active_operands(self.problem)}

@@ -13,8 +13,9 @@ from jaxkernels.verify import lengths, values
 from jaxkernels.verify.families import row_layout
 from jaxkernels.verify.families.row_layout import RowLayout
 from jaxkernels.verify.problem import Array, Arrays, Choice, Family, Problem, Rng, Traced, Truths
-from jaxkernels.verify.truth import rows, tolerance
-from jaxkernels.verify.truth.compare import Bounded, storage
+from jaxkernels.verify.truth import rows
+from jaxkernels.verify.truth.bounded import Bounded
+from jaxkernels.verify.truth.compare import storage
 
 
 class Softmax(Family):
@@ -125,14 +126,13 @@ class _Rows:
         """The result of an operation of rows."""
         p, alike = self.problem, self.layout.per_row(self.alike)
         sums = self.layout.accumulators([operation], p.members, p.dtype, p.how)
-        limit = tolerance.bound(operation, *given, accumulators=sums, alike=alike)
-        return Bounded(rows.truth(operation, *given), limit)
+        return rows.bounded(operation, *given, accumulators=sums, alike=alike)
 
     def elements(self, hidden: float, operation: str, *given: np.ndarray) -> Bounded:
         """As `bounded`, for results of the shape of x; hidden elements have one value."""
-        value, limit = self.bounded(operation, *given)
-        both = np.where(self._where, value, hidden), limit
-        return Bounded(*(self.layout.to_shape(a, len(self.alike)) for a in both))
+        found = self.bounded(operation, *given)
+        found.value = np.where(self._where, found.value, hidden)
+        return found.apply(lambda a: self.layout.to_shape(a, len(self.alike)))
 
 
 def _drawn_layout(count: int, cols: int, rng: Rng) -> tuple[list[int], Any]:

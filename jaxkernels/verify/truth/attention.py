@@ -1,15 +1,10 @@
 """Attention and its derivatives in float64, with bounds on what the steps of the kernels can make of them.
 
-The bounds are elementwise. u is the unit roundoff of the compute type, us that of the storage type where it is narrower
-(else 0), gamma_n = n u bounds a sum of n products in any order (Higham, Accuracy and Stability of Numerical Algorithms,
-3.1). Whatever is stored in 16 bits is rounded once more, and below the normal numbers by an absolute error ("floor").
+`bounded` and `products` have the rules of each step. u is the unit roundoff of the compute type, us that of the storage type
+where it is narrower (else 0). Whatever is stored in 16 bits is rounded once more.
 
-* A score s = scale q.k + bias is wrong by ds = (H + 2) u scale |q|.|k| + 2 u |s|.
-* Scores that are wrong by up to ds make weights p wrong by a factor between exp(-r) and exp(r), r = ds + log sum p
-  exp(ds): the numerator, and the sum under the fraction (Jensen's inequality for its other side). The softmax's own
-  steps add a relative error: exponential, its argument |s - max|, sum of S terms, quotient.
-* Backward every operand goes into a product with the error that it has already: the cotangent of the weights
-  dp = do.v, the sum D of p dp, ds = p (dp - D), then dq, dk and dv.
+* Errors of scores make weights wrong by a factor, and so is the sum under the fraction. The softmax's own steps add a
+  relative error: exponential, its argument |s - max|, sum of S terms, quotient.
 * Products of 16-bit operands are XLA's, which may sum parts of a row apart and round these sums to 16 bits: us of the
   sum of all sizes. (H200, bfloat16, one query and 130 keys: 0.58 us; as float32 products 0.42.)
 * cuDNN rounds exp(s - m) to 16 bits, for the m of the keys so far, before it divides by the sum in float32: the same us of
@@ -20,13 +15,15 @@ The bounds are elementwise. u is the unit roundoff of the compute type, us that 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from jaxkernels.verify.truth.compare import Bounded, compute, total
+from jaxkernels.verify.truth.bounded import DIVIDE_ERROR, PRECISION, Bounded, known
+from jaxkernels.verify.truth.compare import compute
 from jaxkernels.verify.truth.masked import band
-from jaxkernels.verify.truth.tolerance import PRECISION
+from jaxkernels.verify.truth.products import contraction
 
 SOFTMAX_STEPS = 8.0  # exponential 3, quotient 2, scale, bias, and the difference to the maximum
 
@@ -49,7 +46,10 @@ def seen_by(
 
 
 class Truth:
-    """One call: q of shape (B, T, N, H), k and v of shape (B, S, K, H)."""
+    """One call: q of shape (B, T, N, H), k and v of shape (B, S, K, H).
+
+    Labels: b(atch), t (queries), s (keys), k(ey heads), g (query heads that share one), h (depth).
+    """
 
     @np.errstate(all="ignore")
     def __init__(
@@ -62,89 +62,74 @@ class Truth:
         **options: Any,
     ) -> None:
         """Computes the weights; options are those of `jaxkernels.dot_product_attention`."""
-        precision = PRECISION[dtype]
-        self.u, self.floor = precision.u, precision.smallest
-        self.us = precision.us if np.dtype(compute(dtype)).itemsize > q.dtype.itemsize else 0.0
-        self.groups = q.shape[2] // k.shape[2]
-        q, k, v = (np.asarray(x).astype(np.float64) for x in (q, k, v))
-        # (B, N, length, H), keys repeated for the heads that share them
-        self.q = q.swapaxes(1, 2)
-        self.k, self.v = (x.repeat(self.groups, axis=2).swapaxes(1, 2) for x in (k, v))
+        p = PRECISION[dtype]
+        us = p.us if np.dtype(compute(dtype)).itemsize > q.dtype.itemsize else 0.0
+        self.stored = replace(p, us=us)  # float32 is stored as it is
+        # XLA's exponential rounds its argument; the quotient has its own 2 of the steps.
+        self.precision = replace(p, exp_error=SOFTMAX_STEPS - DIVIDE_ERROR, argument_error=1)
+        (batch, t, heads, h), (s, k_heads) = q.shape, k.shape[1:3]
+        self.shape, self.grouped = q.shape, (batch, t, k_heads, heads // k_heads, h)
+        self.q = self._known(q.reshape(self.grouped))
+        self.k, self.v = self._known(k), self._known(v)
         scale, bias = options.get("scale"), options.get("bias")
-        self.scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)
-        (batch, heads, t, h), s = self.q.shape, self.k.shape[2]
-        x = self.scale * self.q @ _turned(self.k)
-        x = x + (0 if bias is None else np.asarray(bias).astype(np.float64))
-        size = abs(self.scale) * np.abs(self.q) @ _turned(np.abs(self.k))
-        wrong = (h + 2) * self.u * size + 2 * self.u * np.abs(x) + PRECISION["float32"].flush * h
-        seen = seen_by((batch, heads, t, s), **options)
+        self.scale = 1 / math.sqrt(max(h, 1)) if scale is None else float(scale)
+        x = contraction("btkgh,bskh->bkgts", self.q, self.k) * self.scale
+        weights = x.value.shape
+
+        def by_heads(a: Any) -> np.ndarray:
+            return np.broadcast_to(a, (batch, heads, t, s)).reshape(weights)
+
+        if bias is not None:
+            x = x + by_heads(np.asarray(bias).astype(np.float64))
+        seen = by_heads(seen_by((batch, heads, t, s), **options))
         alive = seen.any(-1, keepdims=True)
-        top = np.where(alive, np.max(x, -1, keepdims=True, where=seen, initial=-np.inf), 0)
-        e = np.where(seen, np.exp(np.where(seen, x - top, 0)), 0)
-        p = np.where(alive, e / np.where(alive, total(e), 1), 0)
-        factor = wrong + np.log(np.where(alive, total(p * np.exp(wrong)), 1))
-        steps = (SOFTMAX_STEPS + s + np.where(seen, top - x, 0)) * self.u
-        relative = np.exp(factor) * (1 + steps) * (1 + self.us) - 1
+        top = np.max(x.value, -1, keepdims=True, where=seen, initial=-np.inf)
+        top = np.where(alive, top, 0)
+        e = Bounded(np.where(seen, x.value - top, 0), x.limit, self.precision).exp().where(seen)
+        total = e.sum(s)
+        p = (e / total).stored(self.stored)
         # The scores get no gradient from rows without keys.
-        self.p_of_scores = self.p = p
-        if empty_rows == "mean":
-            self.p = np.where(alive, p, 1 / s)
-        self.p_error = np.where(seen | ~alive, relative * self.p + self.floor, 0)
-        self.log_sum_exp = np.where(alive, top + np.log(total(e)), -np.inf)[..., 0]
-        self.rows = np.ones((batch, 1, t, 1))  # 0 for queries beyond their lengths
+        self.p_of_scores = p.where(seen)
+        steps = (SOFTMAX_STEPS + s) * p.precision.u + us
+        mean = Bounded(1 / s, steps / s + p.precision.flush, self.precision) if s else 0.0
+        self.p = self.p_of_scores.where(alive, mean if empty_rows == "mean" else 0.0)
+        self.log_sum_exp = np.where(alive, top + np.log(total.value), -np.inf)[..., 0]
+        self.log_sum_exp = self.log_sum_exp.reshape(batch, heads, t)
+        self.rows = np.ones((batch, 1, t, 1), bool)  # False for queries beyond their lengths
         if (lengths := options.get("query_seq_lengths")) is not None:
-            self.rows[:] = (np.arange(t) < np.asarray(lengths)[:, None])[:, None, :, None]
+            self.rows[:, 0, :, 0] = np.arange(t) < np.asarray(lengths)[:, None]
+
+    def _known(self, x: Any) -> Bounded:
+        return known(np.asarray(x).astype(np.float64), self.precision)
+
+    def _product(self, labels: str, a: Bounded, b: Bounded) -> Bounded:
+        return contraction(labels, a, b, parts=self.stored)
+
+    def _within(self, x: Bounded) -> Bounded:
+        """0 for queries beyond their lengths."""
+        return x.where(self.rows[:, 0, :, :, None, None])
 
     def result(self) -> Bounded:
         """The result, (B, T, N, H)."""
-        o = self.rows * (self.p @ self.v)
-        sums = self.p.shape[-1] * self.u * (self.p + self.p_error)
-        error = self.rows * ((self.p_error + sums + self.us * self.p) @ np.abs(self.v))
-        error = error + (self.us + self.u) * (np.abs(o) + error) + self.floor
-        return Bounded(o.swapaxes(1, 2), error.swapaxes(1, 2))
+        o = self._within(self._product("bkgts,bskh->btkgh", self.p, self.v))
+        return o.rounded().stored(self.stored).apply(lambda a: a.reshape(self.shape))
 
     def gradients(self, do: Any) -> dict[str, Bounded]:
         """The cotangents of q, k, v and of the scores with bias, for that of the result."""
-        do = self.rows * np.asarray(do).astype(np.float64).swapaxes(1, 2)
-        (batch, heads, t, h), s = self.q.shape, self.k.shape[2]
-        u, us, floor = self.u, self.us, self.floor
-        p, p_error = self.p_of_scores, np.where(self.p_of_scores > 0, self.p_error, 0)
-        dp, dp_size = do @ _turned(self.v), np.abs(do) @ _turned(np.abs(self.v))
-        dp_error = ((h + 1) * u + us) * dp_size + floor
-        most, difference = p + p_error, dp - total(p * dp)
-        sum_error = total(p_error * np.abs(dp) + most * dp_error)
-        sum_error = sum_error + (s + 1) * u * total(most * (np.abs(dp) + dp_error))
-        ds = p * difference
-        ds_error = p_error * np.abs(difference) + most * (dp_error + sum_error)
+        p, t = self.p_of_scores, self._within(self._known(do.reshape(self.grouped)))
+        dp = self._product("btkgh,bskh->bkgts", t, self.v).plus_error(self.stored.smallest)
+        ds = p * (dp - (p * dp).sum(p.value.shape[-1]))
         # The kernel scales ds before it stores it, and so flushes what is below the normal numbers then.
-        scaled_floor = floor * max(1.0, 1 / abs(self.scale)) if self.scale else floor
-        ds_error = ds_error + (us + 3 * u) * (np.abs(ds) + ds_error) + scaled_floor
-
-        def product(x: np.ndarray, wrong: np.ndarray, y: np.ndarray, terms: int) -> Any:
-            sums = ((terms + 2) * u + us) * (np.abs(x) + wrong)
-            return x @ y, (wrong + sums) @ np.abs(y) + terms * floor  # each term may be flushed
-
-        def stored(x: np.ndarray, error: np.ndarray, groups: int) -> Bounded:
-            """Sums over the heads that share a key head, (B, length, heads, H), and rounds to the storage type."""
-
-            def shared(a: np.ndarray) -> np.ndarray:
-                apart = a.reshape(batch, heads // groups, groups, *a.shape[2:])
-                return apart.sum(2).swapaxes(1, 2)
-
-            error = shared(np.abs(error)) + (2 * us + u) * shared(np.abs(x)) + floor
-            return Bounded(shared(x), error)
-
-        rows = t * self.groups
-        dq = (self.scale * x for x in product(ds, ds_error, self.k, s))
-        dk = (self.scale * x for x in product(_turned(ds), _turned(ds_error), self.q, rows))
-        dv = product(_turned(self.p), _turned(self.p_error), do, rows)
-        return {
-            "q": stored(*dq, groups=1),
-            "k": stored(*dk, groups=self.groups),
-            "v": stored(*dv, groups=self.groups),
-            "scores": Bounded(ds, ds_error),
+        more = max(1.0, 1 / abs(self.scale)) if self.scale else 1.0
+        ds = ds.rounded().stored(replace(self.stored, smallest=more * self.stored.smallest))
+        found = {
+            "q": self._product("bkgts,bskh->btkgh", ds, self.k) * self.scale,
+            "k": self._product("bkgts,btkgh->bskh", ds, self.q) * self.scale,
+            "v": self._product("bkgts,btkgh->bskh", self.p, t),
         }
-
-
-def _turned(x: np.ndarray) -> np.ndarray:
-    return x.swapaxes(-1, -2)
+        # A head's share of a key is rounded once more.
+        found = {name: x.stored(self.stored).stored(self.stored) for name, x in found.items()}
+        found["q"] = found["q"].apply(lambda a: a.reshape(self.shape))
+        batch, queries, heads, _ = self.shape
+        found["scores"] = ds.apply(lambda a: a.reshape(batch, heads, queries, -1))
+        return found

@@ -1,146 +1,270 @@
-"""Cross entropy in exact arithmetic, but for the roundings of a much wider type, and how far a kernel may be from it.
+"""Cross entropy with its options and derivatives, and how far a kernel may be from each.
 
 A row x with a label l has four measures: lse - x_l, lse, the entropy and mean (lse - x), the last over what is not -inf.
-Losses are made of them, and gradients follow from their cotangents. The bounds are derived as those of `tolerance`,
-whose notation holds here: u, d = x - max, S, sigma. In units of u:
+Losses are made of them, and gradients follow from their cotangents. The rules of `bounded` hold, and:
 
-* The kernels keep the sum of the terms without the maxima. Each term errs by its exponential (4 + 3 |d| for float32,
-  which uses the hardware's exponential here, as half types do), by one more exponential if parts of a row are combined,
-  and by sigma. log S = log1p(rest + count - 1) errs by the sum of these errors, weighed by the terms' share of S, so
-  that a loss near 0 is right to a few units of its own last place.
-* Differences x - max are rounded once, and so is what is added to them.
-* A sum of exp(d) d errs by its terms, each by |d| more, and by sigma; a sum of d by sigma. When parts of a row are
-  combined, both sums are shifted to another maximum, which costs each two more roundings.
-* A gradient is p (a + b d) - c, without c where x is -inf. p errs by its exponential, which is compensated in float32, and by S; a and b by a few
-  roundings and what the entropy's mean of d errs by. At the label it is expm1(-loss), which errs by the loss.
+* The kernels keep the sum of the terms without the maxima. Each term errs by its exponential (the hardware's also for
+  float32), and by one more if parts of a row are combined. Then both sums, of exp(d) d and of d, are shifted to another
+  maximum, which costs each two more roundings.
+* A gradient is p (a + b d) - c, without c where x is -inf. At the label it is expm1(-loss).
+* A loss of a row is q nll + smoothing distance + z lse^2 times its factor: what its measures err by, and `_TERMS` roundings
+  of each term. A factor of a mean errs by the sum of the weights, which is exact where it counts rows.
+* A kernel may compute the gradient of a sum or a mean together with the loss. This gradient is rounded to the storage
+  type, and again when the cotangent multiplies it. At the label, the kernel combines all terms into one difference.
 """
 
 from __future__ import annotations
 
-from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from jaxkernels.verify.truth import tolerance
-from jaxkernels.verify.truth.compare import finite, total, widen
+from jaxkernels.verify.truth.bounded import PRECISION, Bounded, concatenate, known, sum_error
+from jaxkernels.verify.truth.compare import compute, finite, total, widen
+from jaxkernels.verify.truth.rows import log1p_of_rest
 
 MEASURES = ("nll", "lse", "entropy", "distance")
+# Counts the roundings of q, smoothing, z, lse^2 and the factor, of their products and their sum.
+_TERMS = 8
+# In units of u: XLA's tanh is a quotient of two polynomials, and so is a kernel's for half types, which errs by 2^-15.6.
+_TANH_ERROR, _HALF_TANH_ERROR = 8, 2.0 ** (24 - 15.5)
 
 
 class Rows:
-    """Rows of logits with a label each: d = x - max, S - 1 (`rest`) and the softmax p."""
+    """Rows of logits with a label each: d = x - max, log S and the softmax p."""
+
+    @np.errstate(all="ignore")
+    def __init__(self, x: np.ndarray | Bounded, label: np.ndarray, accumulators: int) -> None:
+        """Takes x (rows, cols) in the storage type, or with errors, and labels (rows,); negative ones are none.
+
+        A row has `accumulators` partial sums at least.
+        """
+        x = x if isinstance(x, Bounded) else known(x, PRECISION[x.dtype.name])
+        self.wide, self.label, p = x.value, label, x.precision
+        self.precision, cols = p, x.value.shape[-1]
+        self.largest = np.max(self.wide, axis=-1, keepdims=True, initial=-np.inf)
+        self._slack, d = x.limit, Bounded(self.wide - self.largest, 0, p)
+        e = d.exp(fast=True, more=p.exp_error + 1)
+        sigma = sum_error(cols, accumulators, alike=True)
+        self.log_sum = log1p_of_rest(d, e, sigma)
+        s = Bounded(np.exp(self.log_sum.value), 0, p)
+        s.limit = s.value * finite(self.log_sum.limit)
+        self.softmax = d.exp(more=6) / s
+        self.p = self.softmax.value
+        self.is_label = np.arange(cols) == label[:, None]
+        self.is_seen = self.wide != -np.inf  # elements that count in a mean
+        self.seen = np.maximum(total(self.is_seen), 1)  # their number
+        self._is_beyond = (label >= cols)[:, None]
+        self._at_label = d.rounded().where(self.is_label).sum(0)
+        self.d = d.where(np.isfinite(d.value)).rounded()
+        self.mean = (e * self.d).sum(sigma + 4) / s  # of p d
+        self.sum = self.d.sum(sigma + 4)
+        # What errors of the logits change: log S, and the entropy.
+        self._excess = (
+            self.d - self.mean
+        )  # log p + entropy, in which log S is not subtracted from itself
+        self._of_sum, self._of_entropy = (
+            1.01 * total(finite(self.p * weight) * self._slack)
+            for weight in (1, np.abs(self._excess.value))
+        )
+
+    @np.errstate(all="ignore")
+    def measures(self) -> Bounded:
+        """The measures, (rows, 4)."""
+        log_sum = self.log_sum
+        nll = log_sum - self._at_label
+        entropy = log_sum - self.mean
+        distance = (log_sum - self.sum / self.seen).where(self.is_seen.any(-1, keepdims=True))
+        entropy = entropy.plus_error(2 * self.precision.u * log_sum.value + self._of_entropy)
+        at_label = total(np.where(self.is_label, self._slack, 0))
+        nan = 0 * total(np.where(self.is_seen, self.wide, 0))  # in rows with NaN or inf
+        return concatenate(
+            nll.where(~self._is_beyond, np.nan).plus_error(self._of_sum + at_label),
+            (log_sum + self.largest).plus_error(self._of_sum),
+            entropy + nan,
+            (distance + nan).plus_error(self._of_sum + total(self._slack) / self.seen),
+        )
+
+    @np.errstate(all="ignore")
+    def gradient(self, cotangent: np.ndarray | Bounded) -> Bounded:
+        """The gradient, given the cotangents of the measures, (rows, 4)."""
+        p, d, mean = self.precision, self.d, self.mean
+        given = cotangent if isinstance(cotangent, Bounded) else Bounded(widen(cotangent), 0, p)
+        of_nll, of_lse, of_entropy, of_distance = given.columns()
+        of_log_p = self._slack + self._of_sum
+        softmax = self.softmax.plus_error(finite(self.p) * of_log_p)
+        rounding = 4 * p.u * (np.abs(d.value) + np.abs(mean.value))
+        excess = self._excess.plus_error(rounding + of_log_p + self._of_entropy)
+        others = of_lse + of_distance - (of_entropy * excess).where(of_entropy.value != 0)
+        size = finite(of_lse.value) + finite(of_distance.value) + finite(of_nll.value)
+        others = others.plus_error(4 * p.u * size)
+        nll = self.measures().column(0)
+        nll = nll.where(~np.isnan(nll.value))
+        # The kernel's p at a label is exp(-loss), or an exponential as elsewhere.
+        at_label = softmax.plus_error(self.p * (nll.limit + 4 * p.u))
+        lost = Bounded(np.expm1(-nll.value), np.exp(-nll.value) * nll.limit, p).rounded(3)
+        dx = (softmax * (others + of_nll)).where(~self.is_label, at_label * others + of_nll * lost)
+        dx = dx - (of_distance / self.seen).where(self.is_seen)
+        dx = dx.where(~((of_nll.value != 0) & self._is_beyond), np.nan)
+        return dx.where((given.value != 0).any(-1, keepdims=True)).stored(p)
+
+
+class Losses:
+    """The losses of the rows of all members, one after the other.
+
+    `slope` is the derivative of the logits of `rows` with respect to those that the program is
+    given, or None if they are the same. `u` is the unit of losses.
+    """
 
     @np.errstate(all="ignore")
     def __init__(
-        self, x: np.ndarray, label: np.ndarray, accumulators: int, storage: str | None = None
+        self,
+        x: np.ndarray,
+        hidden: np.ndarray,
+        label: np.ndarray,
+        options: dict[str, Any],
+        members: int,
+        alike: np.ndarray,
+        accumulators: int,
+        weights: np.ndarray | None,
+        temperature: np.ndarray | None,
     ) -> None:
-        """Takes x (rows, cols) in the storage type, and labels (rows,); negative ones are none.
+        """Scales the logits x (rows, cols), which are finite if a soft cap changes them.
 
-        A row has `accumulators` partial sums at least. `storage` names the storage type of logits that
-        the kernel has transformed to x.
+        The kernel does not see those that are `hidden`. A negative label is none. `options` are
+        soft_cap (a number, one per row, or None), smoothing, z_loss, reduction and returns. A row
+        has `accumulators` partial sums at least; `alike`, `weights` and `temperature` are (rows, 1).
         """
-        self.x, self.label, self.accumulators = x, label, accumulators
-        self.precision, self.wide = tolerance.PRECISION[storage or x.dtype.name], widen(x)
-        self.d = self.wide - np.max(self.wide, axis=-1, keepdims=True, initial=-np.inf)
-        self.finite = np.where(np.isfinite(self.d), self.d, 0)
-        is_largest = self.d == 0
-        self.rest = total(np.where(is_largest, 0, np.exp(self.d))) + (total(is_largest) - 1)
-        self.p = np.exp(self.d) / (1 + self.rest)
-        self.is_label = np.arange(x.shape[-1]) == label[:, None]
-        self.is_seen = self.wide != -np.inf  # elements that count in a mean
-        self.seen = np.maximum(total(self.is_seen), 1)  # their number
-        self._is_beyond = (label >= x.shape[-1])[:, None]
+        p, dtype = PRECISION[x.dtype.name], compute(x.dtype.name)
+        logits = known(x, p)
+        self.slope = Bounded(np.ones_like(logits.value), 0, p)
+        if (cap := options["soft_cap"]) is not None:
+            cap = widen(np.asarray(cap, dtype))
+            capped = (logits / cap).tanh(_TANH_ERROR if x.dtype.itemsize > 2 else _HALF_TANH_ERROR)
+            logits, self.slope = (capped * cap).rounded(), 1 - capped * capped
+        if temperature is not None:
+            wide = widen(temperature)
+            logits, self.slope = (logits / wide).rounded(), self.slope / wide
+        self.is_given = cap is None and temperature is None
+        self.logits = logits.where(~hidden & np.isfinite(logits.value))
+        self.rows = Rows(logits.where(~hidden, -np.inf), label, accumulators)
+        self.u, self.members, self._alike = p.u, members, alike
+        self._has_label = (label >= 0)[:, None]
+        given = np.ones((len(label), 1)) if weights is None else weights
+        self.weight = np.where(self._has_label, given, 0).astype(logits.value.dtype)
+        self._weighs, self._reduction = weights is not None, options["reduction"]
+        # A kernel makes the gradient with the loss.
+        is_alone = self._reduction != "none" and not options["returns"]
+        self._in_one_read = is_alone and x.dtype != np.float16
+        smoothing, z = (widen(np.asarray(options[x], dtype)) for x in ("smoothing", "z_loss"))
+        self._parts: tuple[Any, Any, Any] = 1 - smoothing, smoothing, z
+
+    def of_members(self, values: np.ndarray) -> np.ndarray:
+        """The sum over the rows of each member, (members, 1)."""
+        return total(values.reshape(self.members, -1))
+
+    def to_rows(self, values: np.ndarray) -> np.ndarray:
+        """Repeats a value of each member, or of each row, for each row, (rows, 1)."""
+        return np.repeat(values.reshape(-1), len(self.weight) // values.size)[:, None]
+
+    def summed(self, of_rows: Bounded) -> Bounded:
+        """The sum over the rows of each member."""
+        by_member = of_rows.apply(lambda a: a.reshape(self.members, -1))
+        alike = self._alike.reshape(self.members, -1).any(-1, keepdims=True)
+        return by_member.sum(sum_error(by_member.value.shape[-1], 1, alike))
+
+    def _total_weight(self) -> Bounded:
+        """The divisor of a mean, (rows, 1): the sum of the weights, or 1 if that is 0."""
+        whole = self.to_rows(self.of_members(self.weight))
+        whole = np.where(whole == 0, 1, whole)
+        additions = sum_error(len(self.weight) // self.members, 1) if self._weighs else 0
+        return Bounded(whole, self.u * additions * whole, self.rows.precision)
+
+    def factor(self) -> Bounded:
+        """The factor of each row's loss: its weight, for a mean divided by the sum of weights."""
+        weight = Bounded(self.weight, 0, self.rows.precision)
+        return weight / self._total_weight() if self._reduction == "mean" else weight
 
     @np.errstate(all="ignore")
-    def measures(self) -> np.ndarray:
-        """The truth of the measures, (rows, 4)."""
-        largest, log_sum = self.wide.max(-1, keepdims=True), np.log1p(self.rest)
-        at_label = total(np.where(self.is_label, self.d, 0))
-        nll = np.where(self._is_beyond, np.nan, log_sum - at_label)
-        entropy = log_sum - total(self.p * self.finite)
-        distance = log_sum - total(self.finite) / self.seen
-        distance = np.where(self.is_seen.any(-1, keepdims=True), distance, 0)
-        nan = 0 * total(np.where(self.is_seen, self.wide, 0))  # in rows with NaN or inf
-        return np.concatenate([nll, largest + log_sum, entropy + nan, distance + nan], axis=-1)
-
-    @cached_property
-    @np.errstate(all="ignore")
-    def _errors(self) -> dict[str, np.ndarray]:
-        p, size = self.precision, np.abs(self.finite)
-        weight = np.where(np.isfinite(self.p), self.p, 0)
-        single = self.x.dtype.name != "float64"
-        exp_error = (
-            tolerance.HALF_EXP_ERROR + tolerance.HALF_ARGUMENT_ERROR * size
-            if single
-            else p.exp_error + size
-        )
-        each = exp_error + p.exp_error + 1
-        sigma = tolerance.sum_error(self.x.shape[-1], self.accumulators, alike=True) + 2
-        others = np.where(self.finite < 0, weight, 0)
-        log_sum = np.where(np.isfinite(self.rest), np.log1p(self.rest), 0)
-        flush = p.flush * self.x.shape[-1] / p.u
-        log_error = total(others * (each + sigma)) + tolerance.LOG_ERROR * log_sum + flush
-        mean = total(weight * size)
-        # A term that is flushed is lost with its d.
-        is_small = (weight > 0) & (weight < 4 * p.flush)
-        flush = flush + p.flush / p.u * total(np.where(is_small, size, 0))
-        mean_error = total(weight * size * (each + sigma + 4)) + 4 * mean + flush
-        return {"log": log_error, "mean": mean_error, "log_sum": log_sum, "sigma": sigma}
+    def of_rows(self) -> Bounded:
+        """The loss of each row before its factor, (rows, 1)."""
+        nll, lse, _, distance = self.rows.measures().columns()
+        loss = Bounded(np.zeros_like(nll.value), 0, nll.precision)
+        for factor, term in zip(self._parts, (nll, distance, lse * lse), strict=True):
+            if factor != 0:
+                term *= factor
+                loss = (loss + term).plus_error(_TERMS * self.u * finite(term.value))
+        return loss
 
     @np.errstate(all="ignore")
-    def measure_bounds(self) -> np.ndarray:
-        """The largest errors of the measures, (rows, 4)."""
-        error, log_sum = self._errors, self._errors["log_sum"]
-        nll, lse, entropy, distance = np.split(finite(self.measures()), 4, axis=-1)
-        at_label = total(np.where(self.is_label, np.abs(self.finite), 0))
-        distances = (error["sigma"] + 3) * total(np.abs(self.finite)) / self.seen
-        bounds = [
-            error["log"] + at_label + nll,
-            error["log"] + lse,
-            error["log"] + error["mean"] + 2 * log_sum + entropy,
-            error["log"] + log_sum + distances + distance,
-        ]
-        return self.precision.u * np.concatenate(bounds, axis=-1)
+    def losses(self) -> Bounded:
+        """The loss of each row, (rows, 1)."""
+        factor = self.factor()
+        return (factor * self.of_rows()).rounded().where(factor.value != 0)
+
+    def loss(self) -> Bounded:
+        """The result of the program: (rows, 1) with reduction "none", else (members, 1)."""
+        return self.losses() if self._reduction == "none" else self.summed(self.losses())
 
     @np.errstate(all="ignore")
-    def gradient(self, cotangent: np.ndarray) -> np.ndarray:
-        """The truth of the gradient, given the cotangents of the measures, (rows, 4)."""
-        wide = widen(cotangent)
-        of_nll, of_lse, of_entropy, of_distance = np.split(wide, 4, axis=-1)
-        nll = self.measures()[:, :1]
-        # log p + entropy, in which log S is not subtracted from itself
-        excess = self.finite - total(self.p * self.finite)
-        entropy_part = np.where(of_entropy == 0, 0, of_entropy * excess)
-        dx = self.p * (of_lse - entropy_part + of_distance)
-        dx = dx - np.where(self.is_seen, of_distance / self.seen, 0)
-        nll = np.where(np.isnan(nll), 0, nll)
-        dx = dx + of_nll * np.where(self.is_label, np.expm1(-nll), self.p)
-        dx = np.where((of_nll != 0) & self._is_beyond, np.nan, dx)
-        return np.where((wide != 0).any(-1, keepdims=True), dx, 0)
+    def cotangents(
+        self, of_loss: np.ndarray, of_lse: np.ndarray, of_entropy: np.ndarray
+    ) -> Bounded:
+        """The cotangents of the measures, (rows, 4), from the results' for each row, (rows, 1)."""
+        (q, smoothing, z), factor = self._parts, self.factor()
+        c = (factor * of_loss).where(factor.value != 0).rounded(_TERMS)
+        slope = (c * (2 * z) * self.rows.measures().column(1)).where(c.value * z != 0)
+        return concatenate(c * q, slope + of_lse, c * 0 + of_entropy, c * smoothing)
 
     @np.errstate(all="ignore")
-    def gradient_bound(
-        self, cotangent: np.ndarray, cotangent_error: np.ndarray | float = 0.0
-    ) -> np.ndarray:
-        """The largest error of the gradient; the cotangents may err by `cotangent_error`, (rows, 4)."""
-        p, error = self.precision, self._errors
-        g = finite(widen(cotangent))
-        of_nll, of_lse, of_entropy, of_distance = np.split(g, 4, axis=-1)
-        off = np.broadcast_to(widen(np.asarray(cotangent_error, np.float64)), g.shape)
-        weight, d = np.where(np.isfinite(self.p), self.p, 0), np.abs(self.finite)
-        exp_error = p.exp_error + p.argument_error * d
-        s_error = error["log"] + tolerance.LOG_ERROR  # of log S, and so relative of S
-        mean = total(weight * d)
-        parts = of_nll + of_lse + of_distance + of_entropy * (mean + d)
-        own = weight * (
-            parts * (exp_error + s_error + 8) + of_entropy * (error["mean"] + 4 * (mean + d))
-        )
-        loss, loss_error = self.measures()[:, :1], self.measure_bounds()[:, :1] / p.u
-        loss = np.where(np.isfinite(loss), loss, 0)
-        at_label = of_nll * (loss_error * weight + 3 * -np.expm1(-loss))
-        at_label = at_label + weight * parts * (loss_error + 4)
-        own = own + np.where(self.is_label, np.where(np.isfinite(at_label), at_label, 0), 0)
-        of_cotangents = weight * total(off) * (2 + mean + d)
-        size = finite(self.gradient(cotangent))
-        stored = (p.us + p.u) * size + p.u * 3 * of_distance / self.seen
-        return p.u * own + of_cotangents + stored + p.smallest + p.flush * (parts + 2)
+    def gradient(self, cotangents: Bounded, of_loss: np.ndarray) -> Bounded:
+        """The gradient by the logits that the kernel reads; `of_loss` multiplies a rounded gradient."""
+        rows, p = self.rows, self.rows.precision
+        found = rows.gradient(cotangents)
+        if self._in_one_read:
+            terms = total(finite(cotangents.value) * [1, 1, 0, 1])
+            found = found.plus_error(np.where(rows.is_label, 6 * p.u * terms, 0)).rounded()
+            found = found.stored(p).plus_error(p.smallest * finite(of_loss))
+        return found
+
+    @np.errstate(all="ignore")
+    def through_scaling(self, gradient: Bounded, dtype: Any) -> Bounded:
+        """The gradient by the logits that the program was given, in their storage type."""
+        if self.is_given:
+            return gradient
+        return (gradient * self.slope).rounded().stored(PRECISION[np.dtype(dtype).name])
+
+    @np.errstate(all="ignore")
+    def of_temperature(self, gradient: Bounded, temperature: np.ndarray) -> Bounded:
+        """The gradient by the temperature of each row, (rows, 1); hidden logits have none."""
+        additions = sum_error(self.rows.wide.shape[-1], 1, alike=True) + 6
+        return -(gradient * self.logits).sum(additions) / widen(temperature)
+
+    @np.errstate(all="ignore")
+    def of_weights(self, of_loss: np.ndarray) -> Bounded:
+        """With respect to the weight of each row, (rows, 1).
+
+        0 of those without a label, where no weight is left, and of rows of the weight 0 whose loss is not finite.
+        """
+        loss = self.of_rows()
+        has_any = self._has_label & ((self.weight != 0) | np.isfinite(loss.value))
+        loss = loss.where(has_any)
+        if self._reduction == "mean":
+            whole, losses = self._total_weight(), self.losses()
+            size = finite(loss.value) + self.to_rows(self.of_members(finite(losses.value)))
+            additions = sum_error(len(self.weight) // self.members, 1) + 8
+            difference = loss - self.summed(losses).apply(self.to_rows)
+            loss = difference.plus_error(self.u * additions * size) / whole
+            has_any = self._has_label & self.to_rows(self.of_members(self.weight) != 0)
+        return (loss * of_loss).rounded(3).where(has_any)
+
+    @np.errstate(all="ignore")
+    def tangent(self, cotangents: Bounded, t: np.ndarray) -> Bounded:
+        """The results' derivative along a tangent t of the given logits, (rows, 1)."""
+        rows, along = self.rows, self.slope * known(t, self.rows.precision)
+        gradient, size = self.gradient(cotangents, np.ones((len(t), 1))), np.abs(along.value)
+        additions = sum_error(t.shape[-1], 1, alike=True) + _TERMS
+        c = finite(cotangents.value)
+        sizes = total(c) * (total(rows.p * size) + total(np.where(rows.is_label, size, 0)))
+        sizes = sizes + c[:, 3:] * total(size) / rows.seen
+        return (gradient * along).sum(additions).plus_error(self.u * additions * sizes)

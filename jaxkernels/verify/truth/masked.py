@@ -1,4 +1,9 @@
-"""The scaled, biased and masked softmax and its derivatives, in a wider type than that of the operands."""
+"""The scaled, biased and masked softmax and its derivatives, with their bounds.
+
+The exponent t = scale x + bias is not exact: the factor, the product, a bias that changes units and their sum are rounded
+once each. The maximum has the same error, and cancels. Half types divide within the exponent: log2 of the sum is subtracted
+there.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxkernels.verify.truth import tolerance
-from jaxkernels.verify.truth.compare import Bounded, total, widen
+from jaxkernels.verify.truth.bounded import LOG_ERROR, PRECISION, Bounded, known, sum_error
 
 
 def band(
@@ -27,13 +31,6 @@ def band(
     if after is not None:
         seen &= distance <= after
     return seen
-
-
-def sum_to(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The transpose of broadcasting an array of `shape` to that of x."""
-    x = x.sum(axis=tuple(range(x.ndim - len(shape))))
-    axes = tuple(i for i, size in enumerate(shape) if size == 1 and x.shape[i] != 1)
-    return x.sum(axis=axes, keepdims=True)
 
 
 class Truth:
@@ -62,80 +59,59 @@ class Truth:
         self.dtype = self.inner = scores.dtype.name
         if bias is not None:  # promotes the scores
             self.inner = jnp.promote_types(scores.dtype, bias.dtype).name
-        self.precision = tolerance.PRECISION[self.inner]
+        p = self.precision = PRECISION[self.inner]
         forward = "masked_softmax_fwd" if bias is None else "biased_softmax_fwd"
         sigma, self.grad_sigma = (
-            tolerance.sum_error(scores.shape[-1], accumulators(name, self.inner), alike)
+            sum_error(scores.shape[-1], accumulators(name, self.inner), alike)
             for name in (forward, "masked_softmax_grad")
         )
         bands = {name: options[name] for name in ("causal", "window") if name in options}
         seen = np.broadcast_to(band(*scores.shape[-2:], **bands), scores.shape)
         self.seen = seen if mask is None else seen & mask
-        self.x = x = widen(scores)
-        self.scale = widen(scale) if self.traces_scale else x.dtype.type(scale)
-        product = self.scale * x
-        b = np.zeros_like(product)
+        self.x = known(scores, p)
+        self.scale = np.asarray(scale).astype(self.x.value.dtype)
+        product = self.scale * self.x.value
+        t = Bounded(product, 2 * p.u * np.abs(product), p)
         if bias is not None:
-            b = np.broadcast_to(widen(bias), product.shape)
+            b = known(bias, p)
+            t = t + b.plus_error(2 * p.u * np.abs(b.value))
         # Values beyond the range of the compute type are infinite in it.
         largest = np.finfo(np.float64 if self.inner == "float64" else np.float32).max
-        t = product + b
-        t = np.where(np.abs(t) > largest, np.copysign(np.inf, t), t)
-        t = np.where(self.seen, t, -np.inf)
-        top = np.max(t, axis=-1, keepdims=True, initial=-np.inf)
+        value = np.where(np.abs(t.value) > largest, np.copysign(np.inf, t.value), t.value)
+        value = np.where(self.seen, value, -np.inf)
+        top = np.max(value, axis=-1, keepdims=True, initial=-np.inf)
         top = np.where(top == -np.inf, 0, top)
-        e = np.where(self.seen, np.exp(t - top), 0)
-        whole = total(e)
-        self.y = np.where(whole == 0, 0, e / np.where(whole == 0, 1, whole))
-        distance = np.where(e > 0, top - t, 0)
-        self.y_error = tolerance.masked_bound(
-            self.precision, self.y, product, b, distance, whole, sigma
-        )
-        self.shown = self.y  # the result, which `empty_rows` may change
+        e = Bounded(value - top, t.limit, p).exp().where(self.seen)
+        whole = e.sum(sigma)
+        y = (e / whole).where(whole.value != 0)
+        if p.us > p.u:
+            logs = LOG_ERROR + 2 * np.log2(np.where(whole.value > 1, whole.value, 1))
+            y = y.plus_error(p.u * y.value * logs)
+        self.y = y.where(y.value != 0)
+        shown = self.y  # the result, which `empty_rows` may change
         if options.get("empty_rows") == "mean":
             alive = self.seen.any(-1, keepdims=True)
-            self.shown = np.where(alive, self.y, 1 / max(self.y.shape[-1], 1))
-        self.shown_error = self._stored(self.shown, self.y_error, self.dtype).limit
-
-    def _stored(self, value: np.ndarray, error: Any, dtype: str) -> Bounded:
-        """A value once it is rounded to a storage type."""
-        p = tolerance.PRECISION[dtype]
-        return Bounded(value, error + (p.us + self.precision.u) * np.abs(value) + p.smallest)
+            shown = self.y.where(alive, 1 / max(scores.shape[-1], 1))
+        self.result = shown.rounded().stored(PRECISION[self.dtype])
 
     @np.errstate(all="ignore")
     def gradients(self) -> dict[str, Bounded]:
         """The cotangent of each operand, by its name."""
-        u, y, inner = self.precision.u, self.y, self.inner
-        dy = np.where(y == 0, 0, widen(self.dy))
-        difference = dy - total(dy * y)
-        dt = np.where(y == 0, 0, y * difference)
-        y_error = self._stored(y, self.y_error, inner).limit
-        rounding = y * u * ((self.grad_sigma + 1) * total(np.abs(dy * y)) + 3 * np.abs(difference))
-        error = y_error * np.abs(difference) + y * total(np.abs(dy) * y_error) + rounding
-        error = np.where(self.seen, error + self.precision.smallest * y.shape[-1], 0)
-        factor = np.abs(self.scale)
+        is_zero = self.y.value == 0
+        y, dy = self.y.rounded().stored(self.precision), known(self.dy, self.precision)
+        dy = dy.where(~is_zero)
+        dt = (y * (dy - (dy * y).sum(self.grad_sigma))).where(~is_zero)
         # The kernel stores scale * dt; the gradient of the bias divides the rounded value by scale.
-        widened = "float32" if self.traces_scale and inner != "float64" else inner
-        dx, kernel_error = self._stored(self.scale * dt, factor * error, widened)
+        widened = "float32" if self.traces_scale and self.inner != "float64" else self.inner
+        dx = (dt * self.scale).rounded().stored(PRECISION[widened])
         fused = not self.traces_scale and self.given_scale > 0
-        summed_error = kernel_error / factor if fused else self._stored(dt, error, widened).limit
-
-        def summed(
-            terms: np.ndarray, size: Any, flushed: Any, like: np.ndarray, to: str
-        ) -> Bounded:
-            count = dt.size / max(like.size, 1)
-            errors = size * (summed_error + (count + 2) * u * np.abs(dt)) + flushed
-            return self._stored(sum_to(terms, like.shape), sum_to(errors, like.shape), to)
-
-        found = {"scores": self._stored(dx, kernel_error, self.dtype)}
+        dt = dx / self.scale if fused else dt.rounded().stored(PRECISION[widened])
+        found = {"scores": dx.rounded().stored(PRECISION[self.dtype])}
         if self.bias is not None:
-            found["bias"] = summed(dt, 1, 0, self.bias, self.bias.dtype.name)
+            found["bias"] = sum_to(dt, self.bias).stored(PRECISION[self.bias.dtype.name])
         if self.traces_scale:
-            size = np.where(np.isfinite(self.x), np.abs(self.x), 0)
-            # A score, a product and a sum may each be flushed.
-            flushed = self.precision.flush * (np.abs(dt) + 2)
-            terms = np.where(dt == 0, 0, self.x * dt)
-            found["scale"] = summed(terms, size, flushed, self.given_scale, widened)
+            of_scale = sum_to((self.x * dt).where(dt.value != 0), self.given_scale)
+            found["scale"] = of_scale.stored(PRECISION[widened])
         return found
 
     def forgiving(self, got: np.ndarray, want: np.ndarray) -> np.ndarray:
@@ -143,3 +119,13 @@ class Truth:
         if got.shape != self.seen.shape:
             return want
         return np.where(np.isnan(want) & ~self.seen & (got == 0), 0, want)
+
+
+def sum_to(x: Bounded, like: np.ndarray) -> Bounded:
+    """The transpose of broadcasting an array to the shape of x, with one more rounding; sums in any order."""
+    p, whole = x.precision, (1,) * (x.value.ndim - like.ndim) + like.shape
+    axes = tuple(i for i, size in enumerate(whole) if size != x.value.shape[i])
+    total = x.apply(lambda a: a.sum(axes, keepdims=True).reshape(like.shape))
+    size = np.abs(x.value).sum(axes, keepdims=True).reshape(like.shape)
+    count = x.value.size / max(like.size, 1)
+    return total.plus_error((count + 2) * (p.u * size + p.flush))

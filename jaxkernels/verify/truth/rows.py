@@ -1,16 +1,22 @@
-"""The row operations of one array in exact arithmetic, but for the roundings of a much wider type."""
+"""The row operations of one array in exact arithmetic, but for the roundings of a much wider type, and their bounds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from jaxkernels.verify.truth.compare import total, widen
+from jaxkernels.verify.truth.bounded import PRECISION, Bounded, known, sum_error
+from jaxkernels.verify.truth.compare import total
 
 EPSILON = 1e-6  # of rms_norm, by default
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+OPERATIONS = (
+    *("softmax_fwd", "log_softmax_fwd", "softmax_grad", "log_softmax_grad", "log_softmax_jvp"),
+    *("logsumexp_fwd", "logsumexp_grad", "logsumexp_jvp"),
+    *("rms_norm_fwd", "rms_norm_grad", "rms_norm_jvp"),
+)
 
 
 def is_forward(operation: str) -> bool:
@@ -33,96 +39,137 @@ def reads_x_for_y(operation: str, dtype: np.dtype) -> bool:
     return operation in ("log_softmax_grad", "log_softmax_jvp") and dtype.itemsize == 2
 
 
-def truth(operation: str, *operands: Any, epsilon: float = EPSILON) -> np.ndarray:
-    """The result of an operation along the last axis.
+@np.errstate(all="ignore")
+def bounded(
+    operation: str,
+    *operands: Any,
+    accumulators: int,
+    alike: Any = False,
+    wide: bool = False,
+    epsilon: float = EPSILON,
+) -> Bounded:
+    """The result of an operation along the last axis, with the largest error of correct arithmetic.
 
     The operands are x, or y (logsumexp, 16-bit log_softmax: x) and the (co)tangent, in the storage
     type, (..., cols). The cotangent of logsumexp and the results of logsumexp_fwd and logsumexp_jvp
     have the shape (..., 1). The operands of rms_norm are x, the scale (cols,) and the (co)tangent.
 
+    A row has `accumulators` partial sums at least. A `wide` result, a number for each row, is not
+    rounded to the storage type. An array `alike` (see `sum_error`) broadcasts against the operands.
+
     Example:
-        >>> truth("softmax_fwd", np.zeros((1, 2), np.float32))
+        >>> bounded("softmax_fwd", np.zeros((1, 2), np.float32), accumulators=1).value
         array([[0.5, 0.5]])
     """
-    with np.errstate(all="ignore"):
-        kept, *others = (widen(a) for a in operands)
-        if reads_x_for_y(operation, operands[0].dtype):
-            kept = _log_softmax_fwd(kept)
-        if is_rms_norm(operation):
-            return _rms_norm(operation, kept, *others, epsilon=epsilon)
-        return _TRUTHS[operation](kept, *others)
+    x = np.asarray(operands[0])
+    p, sigma = PRECISION[x.dtype.name], sum_error(x.shape[-1], accumulators, alike)
+    given = [known(a, p) for a in operands]
+    if is_rms_norm(operation):
+        result = _rms_norm(operation, *given, sigma=sigma, epsilon=epsilon)
+    elif is_log_sum_exp(operation):
+        result = _log_sum_exp(operation, *given, sigma=sigma)
+    elif is_forward(operation):
+        result = _forward(operation, *given, sigma=sigma)
+    else:
+        result = _linear(operation, *given, sigma=sigma)
+    return result.stored(replace(p, us=p.u, smallest=p.flush) if wide else p)
 
 
-def _shifted(x: np.ndarray) -> np.ndarray:
-    return x - np.max(x, axis=-1, keepdims=True, initial=-np.inf)
+def _shifted(x: Bounded) -> Bounded:
+    """X - max, whose rounding the exponential counts."""
+    largest = np.max(x.value, axis=-1, keepdims=True, initial=-np.inf)
+    return Bounded(x.value - largest, 0, x.precision)
 
 
-def _softmax_fwd(x: np.ndarray) -> np.ndarray:
-    e = np.exp(_shifted(x))
-    return e / total(e)
+def _forward(operation: str, x: Bounded, sigma: Any) -> Bounded:
+    p, d = x.precision, _shifted(x)
+    if operation == "softmax_fwd":
+        e = d.exp()
+        return e / e.sum(sigma)
+    if p.us > p.u:
+        log_s = d.exp().sum(sigma).log()
+    else:
+        log_s = log1p_of_rest(d, d.exp(more=p.exp_error + 1), sigma)
+    # A compensated difference loses nothing; it costs an addition more.
+    lost = p.u * np.abs(d.value) if p.argument_error else 0
+    y = d.plus_error(lost) - log_s
+    return y.plus_error(p.u * np.abs(y.value))
 
 
-def _log_softmax_fwd(x: np.ndarray) -> np.ndarray:
-    # Terms of the maximum are counted apart: added to them, small ones would be lost.
-    d = _shifted(x)
-    is_largest = d == 0
-    rest = total(np.where(is_largest, 0, np.exp(d)))
-    return d - np.log1p(rest + (total(is_largest) - 1))
+def log1p_of_rest(d: Bounded, e: Bounded, sigma: Any) -> Bounded:
+    """Log of a sum of exponentials e of d = x - max: terms of the maximum, which are exactly 1, are counted apart.
+
+    So S errs only by what the other terms do, weighed by their share of it, and a result near 0 is
+    right to a few units of its own last place. The exponentials have the error of one more, which
+    multiplies those of a part of a row.
+    """
+    is_largest = d.value == 0
+    rest = e.where(~is_largest).sum(sigma + 2)
+    count = total(is_largest) - 1
+    return Bounded(rest.value + count, rest.limit, rest.precision).log1p()
 
 
-def log_sum_exp_terms(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The maximum where it is finite, and the exponentials of x relative to it.
+def _linear(operation: str, y: Bounded, t: Bounded, sigma: Any) -> Bounded:
+    if operation == "softmax_grad":
+        return y * (t - (t * y).sum(sigma))
+    p = y.precision
+    if p.us > p.u:  # y is x; a term errs by one more exponential where parts meet
+        e = _shifted(y).exp(more=p.exp_error)
+        exp_y = e / e.sum(sigma)
+    else:
+        exp_y = y.exp()
+    if operation == "log_softmax_grad":
+        return t - exp_y * t.sum(sigma)
+    return t - (exp_y * t).sum(sigma)
+
+
+def _log_sum_exp(operation: str, x: Bounded, *others: Bounded, sigma: Any) -> Bounded:
+    """Max + log S; its derivatives are quotients by S.
 
     If the maximum is +inf, terms are relative to the largest number, and those of finite x vanish.
     """
-    largest = np.max(x, axis=-1, keepdims=True, initial=-np.inf)
-    relative_to = np.clip(np.where(largest == -np.inf, 0, largest), None, np.finfo(x.dtype).max)
-    return relative_to, np.exp(x - relative_to)
+    largest = np.max(x.value, axis=-1, keepdims=True, initial=-np.inf)
+    most = np.finfo(x.value.dtype).max
+    relative_to = np.clip(np.where(largest == -np.inf, 0, largest), None, most)
+    d, more = Bounded(x.value - relative_to, 0, x.precision), x.precision.exp_error
+    e = d.exp(fast=operation != "logsumexp_grad", more=more)
+    s = e.sum(sigma)
+    if operation == "logsumexp_fwd":
+        return s.log() + relative_to
+    (t,) = others
+    result = e * (t / s) if operation == "logsumexp_grad" else (e * t).sum(sigma) / s
+    return result.where(s.value != 0)
 
 
-def _logsumexp_fwd(x: np.ndarray) -> np.ndarray:
-    relative_to, e = log_sum_exp_terms(x)
-    return relative_to + np.log(total(e))
-
-
-def _logsumexp_grad(x: np.ndarray, dy: np.ndarray) -> np.ndarray:
-    _, e = log_sum_exp_terms(x)
-    s = total(e)
-    return np.where(s == 0, 0, e * (dy / s))
-
-
-def _logsumexp_jvp(x: np.ndarray, dx: np.ndarray) -> np.ndarray:
-    _, e = log_sum_exp_terms(x)
-    s = total(e)
-    return np.where(s == 0, 0, total(e * dx) / s)
-
-
-def over_square(x: np.ndarray, epsilon: float) -> np.ndarray:
-    """1 / (mean(x^2) + epsilon) of each row."""
-    return 1 / (total(x * x) / x.shape[-1] + epsilon)
+def _root(x: Bounded, sigma: Any, epsilon: float) -> tuple[Bounded, Bounded]:
+    """1 / (mean(x^2) + epsilon) of each row, and its root."""
+    square = 1 / ((x * x).sum(sigma) / x.value.shape[-1] + epsilon).rounded()
+    return square, square.sqrt().rounded()
 
 
 def _rms_norm(
-    operation: str, x: np.ndarray, scale: np.ndarray, *others: np.ndarray, epsilon: float
-) -> np.ndarray:
-    square = over_square(x, epsilon)
+    operation: str, x: Bounded, scale: Bounded, *others: Bounded, sigma: Any, epsilon: float
+) -> Bounded:
+    square, root = _root(x, sigma, epsilon)
     if operation == "rms_norm_fwd":
-        return x * np.sqrt(square) * scale
+        return x * root * scale
     (t,) = others
-    inner, outer = (scale * t, 1) if operation == "rms_norm_grad" else (t, scale)
-    mean = total(x * inner) / x.shape[-1]
-    return outer * (np.sqrt(square) * (inner - x * (square * mean)))
+    inner = scale * t if operation == "rms_norm_grad" else t
+    mean = square * ((x * inner).sum(sigma) / x.value.shape[-1])
+    result = root * (inner - x * mean)
+    return result if operation == "rms_norm_grad" else scale * result
 
 
-_RMS_NORM = ("rms_norm_fwd", "rms_norm_grad", "rms_norm_jvp")
-_TRUTHS: dict[str, Callable[..., np.ndarray]] = {
-    "softmax_fwd": _softmax_fwd,
-    "log_softmax_fwd": _log_softmax_fwd,
-    "softmax_grad": lambda y, dy: y * (dy - total(dy * y)),
-    "log_softmax_grad": lambda y, dy: dy - np.exp(y) * total(dy),
-    "log_softmax_jvp": lambda y, dx: dx - total(np.exp(y) * dx),
-    "logsumexp_fwd": _logsumexp_fwd,
-    "logsumexp_grad": _logsumexp_grad,
-    "logsumexp_jvp": _logsumexp_jvp,
-}
-OPERATIONS = (*_TRUTHS, *_RMS_NORM)
+@np.errstate(all="ignore")
+def rms_norm_scale_grad(
+    x: np.ndarray, t: np.ndarray, dtype: np.dtype, *, epsilon: float, alike: np.ndarray
+) -> Bounded:
+    """The gradient of a scale of some dtype, and its bound, from (members, rows, cols).
+
+    XLA sums over rows, and over the columns of each row, in any order.
+    """
+    p, alike = PRECISION[x.dtype.name], alike[:, None, None]
+    x_, t_ = known(x, p), known(t, p)
+    _, root = _root(x_, sum_error(x.shape[-1], 1, alike), epsilon)
+    of_columns = (root * x_ * t_).sum(sum_error(x.shape[1], 1, alike), axis=1)
+    return of_columns.apply(lambda a: a[:, 0]).stored(PRECISION[dtype.name])
