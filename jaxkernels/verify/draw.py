@@ -99,7 +99,7 @@ def _member(problem: Problem, draw: int, i: int) -> tuple[Arrays, bool]:
     """The operands of one member; finite if it shares them, as a cotangent of 0 must cancel its part."""
     family = family_of(problem.operation)
     for more in itertools.count():
-        operands, alike = family.member(problem, problem.generator(draw, i, *[more] * (more > 0)))
+        operands, alike = family.operands(problem, problem.generator(draw, i, *[more] * (more > 0)))
         some = [x.astype(np.float64) for x in operands.values() if x.dtype.kind in "fV"]
         if problem.delivery != "shared" or all(np.isfinite(x).all() for x in some):
             break

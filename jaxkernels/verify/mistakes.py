@@ -10,8 +10,8 @@ import numpy as np
 from jaxkernels.bench.tables import Table
 from jaxkernels.verify import draw
 from jaxkernels.verify.families.products import Terms, labels_of, result_shape
-from jaxkernels.verify.families.row_layout import RowLayout
 from jaxkernels.verify.problem import FIRST, Arrays, Problem
+from jaxkernels.verify.row_layout import RowLayout
 from jaxkernels.verify.run import Change, Mistake, judge, run
 from jaxkernels.verify.truth.compare import total
 

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxkernels.verify import values
+from jaxkernels.verify.row_layout import RowLayout
 from jaxkernels.verify.truth.bounded import Bounded
 from jaxkernels.verify.truth.compare import ratios, storage
 from jaxkernels.verify.truth.rows import DTYPES
@@ -133,6 +135,7 @@ class Family(abc.ABC):
 
     operations: tuple[str, ...]  # names of public functions
     derivatives = DERIVATIVES  # those that have a truth
+    cotangents: tuple[str, ...] = ("normal",)  # kinds of `values.cotangents`
 
     def dtypes(self, operation: str) -> tuple[str, ...]:
         """The storage types that it serves: all that have kernels."""
@@ -145,7 +148,31 @@ class Family(abc.ABC):
 
     @abc.abstractmethod
     def member(self, problem: Problem, rng: Rng) -> tuple[Arrays, bool]:
-        """The operands of one call, and whether its sums are of numbers that are alike."""
+        """The operands of one call, and whether its sums are of numbers that are alike.
+
+        Cotangents and tangents that it leaves out are drawn by `operands`.
+        """
+
+    def operands(self, problem: Problem, rng: Rng) -> tuple[Arrays, bool]:
+        """As `member`, with the cotangent of each result, or the tangent of each active operand."""
+        operands, alike = self.member(problem, rng)
+        some, like = self.active(problem), dict[str, tuple[Sequence[int], Any]]()
+        if problem.derivative == "jvp":
+            like = {f"t_{name}": (operands[name].shape, operands[name].dtype) for name in some}
+        elif problem.wants_gradient:
+            for name, shape in self.result_shapes(problem).items():
+                like["t" if name == "y" else f"t_{name}"] = shape, self.result_dtype(problem)
+        kind = str(rng.choice(self.cotangents))
+        for name, (shape, dtype) in like.items():
+            if name in operands:
+                continue
+            if list(shape) == problem.options.get("shape"):
+                layout = RowLayout(problem.options)
+                t = values.cotangents(kind, layout.count, layout.cols, dtype, rng)
+                operands[name] = layout.to_shape(t, 1)[0]
+            else:
+                operands[name] = np.asarray(rng.standard_normal(shape)).astype(dtype)
+        return operands, bool(alike or (like and kind in values.ALIKE))
 
     @abc.abstractmethod
     def call(self, problem: Problem, operands: Traced) -> Any:
@@ -155,9 +182,9 @@ class Family(abc.ABC):
     def truth(self, problem: Problem, operands: Arrays, results: Arrays, alike: Array) -> Truths:
         """The truth and bounds of the results of many members, by name; same element order."""
 
-    @abc.abstractmethod
     def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
         """The shapes of the results by name; the first is "y"."""
+        return {"y": problem.options["shape"]}
 
     def result_dtype(self, problem: Problem) -> np.dtype:
         """The dtype of the results."""

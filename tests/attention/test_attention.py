@@ -115,7 +115,7 @@ def test_gradients(sizes, dtype, empty_rows):
         check(x, want[name], f"d{name}")
     # The bias is (1, N, T, S): common to the batch.
     ds, ds_error = (x.sum(0, keepdims=True) for x in want["scores"])
-    check(dbias, (ds, ds_error + 2 * truth.u * np.abs(ds)), "dbias")
+    check(dbias, (ds, ds_error + 2 * truth.precision.u * np.abs(ds)), "dbias")
 
 
 def test_gradients_are_those_of_jax_nn():

@@ -222,7 +222,7 @@ def test_what_is_hidden_does_not_matter(dtype, tier):
                 some.append(spoiled(case(full, dtype, scale=-0.5, **options), value))
     masked_cases.check_all(some, dtype, tier)
     # The truth itself must not have taken the NaN up.
-    assert not any(np.isnan(masked_cases.Truth(c).y).any() for c in some)
+    assert not any(np.isnan(masked_cases.Truth(c).y.value).any() for c in some)
 
 
 @pytest.mark.smoke
@@ -247,7 +247,7 @@ def test_special_values_that_are_seen(dtype, tier):
         with_bias.bias[5] = -np.inf
         some.append(with_bias)
     masked_cases.check_all(some, dtype, tier)
-    y = masked_cases.Truth(some[0]).y
+    y = masked_cases.Truth(some[0]).y.value
     assert np.isnan(y[0, [1, 3]]).all()
     assert (y[0, 5] == 0).all()
     assert not np.isnan(y[0, [0, 2, 4, 5, 6, 7]]).any()

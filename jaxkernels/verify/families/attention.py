@@ -11,8 +11,8 @@ import numpy as np
 import jaxkernels as jk
 from jaxkernels._attention import choice, default
 from jaxkernels._rows.masked_kernels import band_of
-from jaxkernels.verify.families.row_layout import drawn_sizes
 from jaxkernels.verify.problem import Array, Arrays, Choice, Family, Problem, Rng, Traced, Truths
+from jaxkernels.verify.row_layout import drawn_sizes
 from jaxkernels.verify.truth import attention
 from jaxkernels.verify.truth.compare import storage
 
@@ -69,8 +69,6 @@ class Attention(Family):
         operands = {"q": q, "k": k, "v": 1.5 * normal(batch, s, k_heads, h)}
         if o["bias"] is not None:
             operands["bias"] = normal(*o["bias"])
-        if problem.wants_gradient:
-            operands["t"] = normal(batch, t, heads, h)
         operands = {name: x.astype(dtype) for name, x in operands.items()}
         if o["mask"] is not None:
             operands["mask"] = rng.random(o["mask"]) < 0.6

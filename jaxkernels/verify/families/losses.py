@@ -10,11 +10,9 @@ import numpy as np
 
 import jaxkernels as jk
 from jaxkernels._core import validate
-from jaxkernels.verify import lengths, values
-from jaxkernels.verify.families import row_layout
-from jaxkernels.verify.families.row_layout import RowLayout
+from jaxkernels.verify import lengths, row_layout, values
 from jaxkernels.verify.problem import Array, Arrays, Choice, Family, Problem, Rng, Traced, Truths
-from jaxkernels.verify.truth.bounded import Bounded
+from jaxkernels.verify.row_layout import RowLayout
 from jaxkernels.verify.truth.compare import compute
 from jaxkernels.verify.truth.losses import Losses
 
@@ -77,13 +75,6 @@ class TokenLosses(Family):
             operands["weights"] = weights.astype(wide)
         if o["temperature"]:
             operands["temperature"] = rng.uniform(0.5, 2, row_shape).astype(wide)
-        if problem.derivative == "jvp":
-            t = values.cotangents("normal", count, cols, problem.dtype, rng)
-            operands["t_x"] = layout.to_shape(t, 1)[0]
-        elif problem.wants_gradient:
-            for name, shape in self.result_shapes(problem).items():
-                t = np.asarray(rng.standard_normal(shape), wide)
-                operands["t" if name == "y" else f"t_{name}"] = t
         return operands, kind in values.ALIKE
 
     def _kinds(self, problem: Problem) -> list[str]:
@@ -130,7 +121,7 @@ class TokenLosses(Family):
         return jax.jit(core) if problem.options["beyond"] else core
 
     def truth(self, problem: Problem, operands: Arrays, results: Arrays, alike: Array) -> Truths:
-        truth = _losses(problem, operands, alike)
+        truth, where = _losses(problem, operands, alike), operands.get("where", True)
         # token_log_probs is minus a loss, and has no entropy for a negative label.
         is_loss = problem.operation == "cross_entropy"
         sign = 1 if is_loss else -1
@@ -141,10 +132,29 @@ class TokenLosses(Family):
             "lse": measures.column(1),
             "entropy": measures.column(2).where(shows),
         }
+        layout = RowLayout(problem.options)
         if problem.derivative == "jvp":
-            found |= _tangents(problem, operands, truth, sign, shows)
+            t = layout.to_rows(np.where(where, operands["t_x"], 0), truth.members)
+            for place, name in enumerate(("y", "lse", "entropy")):
+                given = [np.full((len(t), 1), float(i == place)) for i in range(3)]
+                cotangents = truth.cotangents(given[0] * sign, given[1], given[2] * shows)
+                of_rows = truth.tangent(cotangents, t.astype(operands["x"].dtype))
+                is_summed = name == "y" and problem.options["reduction"] != "none"
+                found[f"d{name}"] = truth.summed(of_rows) if is_summed else of_rows
         elif problem.wants_gradient:
-            found |= _gradients(problem, operands, truth, sign, shows)
+            none = np.zeros(truth.members)
+            of_loss, of_lse, of_entropy = (
+                truth.to_rows(operands.get(name, none)) for name in ("t", "t_lse", "t_entropy")
+            )
+            of_loss = of_loss * sign
+            cotangents = truth.cotangents(of_loss, of_lse, of_entropy * shows)
+            gradient = truth.gradient(cotangents, of_loss)
+            dx = truth.through_scaling(gradient, problem.dtype)
+            found["dx"] = dx.apply(lambda a: layout.to_shape(a, truth.members)).where(where)
+            found["dweights"] = truth.of_weights(of_loss)
+            if "temperature" in operands:
+                temperature = operands["temperature"].reshape(-1, 1)
+                found["dtemperature"] = truth.of_temperature(gradient, temperature)
         return found
 
 
@@ -158,45 +168,6 @@ def _drawn_labels(options: dict[str, Any], layout: RowLayout, rng: Rng) -> np.nd
     if options["beyond"] and limits.max >= cols:
         label[rng.integers(count)] = rng.choice([cols, min(limits.max, 2**31 + cols)])
     return label.astype(options["label_dtype"])
-
-
-def _gradients(
-    problem: Problem, operands: Arrays, truth: Losses, sign: int, shows: np.ndarray
-) -> dict[str, Bounded]:
-    """The gradients of all operands that may be active, for the given cotangents."""
-    none = np.zeros(truth.members)
-    of_loss = truth.to_rows(operands["t"]) * sign
-    of_lse, of_entropy = (
-        truth.to_rows(operands.get(name, none)) for name in ("t_lse", "t_entropy")
-    )
-    gradient = truth.gradient(truth.cotangents(of_loss, of_lse, of_entropy * shows), of_loss)
-    dx = truth.through_scaling(gradient, problem.dtype)
-    layout, where = RowLayout(problem.options), operands.get("where", True)
-    found = {
-        "dx": dx.apply(lambda a: layout.to_shape(a, truth.members)).where(where),
-        "dweights": truth.of_weights(of_loss),
-    }
-    if "temperature" in operands:
-        temperature = operands["temperature"].reshape(-1, 1)
-        found["dtemperature"] = truth.of_temperature(gradient, temperature)
-    return found
-
-
-def _tangents(
-    problem: Problem, operands: Arrays, truth: Losses, sign: int, shows: np.ndarray
-) -> dict[str, Bounded]:
-    """The tangent of each result for the tangent t_x of the logits."""
-    t = operands["t_x"]
-    t = np.where(operands.get("where", True), t, np.asarray(0, t.dtype))
-    t = RowLayout(problem.options).to_rows(t, truth.members)
-    found = {}
-    for place, name in enumerate(("y", "lse", "entropy")):
-        given = [np.full((len(t), 1), float(i == place)) for i in range(3)]
-        cotangents = truth.cotangents(given[0] * sign, given[1], given[2] * shows)
-        of_rows = truth.tangent(cotangents, t)
-        is_summed = name == "y" and problem.options["reduction"] != "none"
-        found[f"d{name}"] = truth.summed(of_rows) if is_summed else of_rows
-    return found
 
 
 def _losses(problem: Problem, operands: Arrays, alike: np.ndarray) -> Losses:

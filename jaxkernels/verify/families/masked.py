@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,8 +11,8 @@ import numpy as np
 
 import jaxkernels as jk
 from jaxkernels.verify import lengths, values
-from jaxkernels.verify.families.row_layout import RowLayout, drawn_sizes
 from jaxkernels.verify.problem import Array, Arrays, Choice, Family, Problem, Rng, Traced, Truths
+from jaxkernels.verify.row_layout import RowLayout, drawn_sizes
 from jaxkernels.verify.truth import masked
 from jaxkernels.verify.truth.bounded import Bounded
 from jaxkernels.verify.truth.compare import storage
@@ -28,6 +27,7 @@ class Masked(Family):
     """
 
     operations = ("scaled_masked_softmax",)
+    cotangents = ("normal", "constant")
 
     def choose(self, operation: str, dtype: str, derivative: str, most: int, rng: Rng) -> Choice:
         k = int(rng.choice([n for n in lengths.row_lengths(dtype) if 0 < n <= max(most // 2, 1)]))
@@ -58,7 +58,7 @@ class Masked(Family):
     def member(self, problem: Problem, rng: Rng) -> tuple[Arrays, bool]:
         o, shape = problem.options, problem.options["shape"]
         rows, cols = math.prod(shape[:-1]), shape[-1]
-        kind, t_kind = str(rng.choice(_kinds(problem))), str(rng.choice(["normal", "constant"]))
+        kind = str(rng.choice(_kinds(problem)))
         scores = values.logits(kind, rows, cols, problem.dtype, rng).reshape(shape)
         operands: Arrays = {"scores": scores}
         if o["mask"] is not None:
@@ -70,14 +70,7 @@ class Masked(Family):
         if o["scale"] is None:
             wide = np.float64 if problem.wide else np.float32
             operands["scale"] = np.asarray(rng.choice([0.3, -1.2, 2.5]), wide)
-        if problem.derivative != "value":
-            name = "t_scores" if problem.derivative == "jvp" else "t"
-            t = values.cotangents(t_kind, rows, cols, problem.dtype, rng)
-            operands[name] = t.reshape(shape)
-        return operands, bool(values.ALIKE & {kind, t_kind})
-
-    def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:
-        return {"y": problem.options["shape"]}
+        return operands, kind in values.ALIKE
 
     def active(self, problem: Problem) -> tuple[str, ...]:
         """The scores, a scale that is traced, and a bias, but not forward."""

@@ -8,10 +8,9 @@ import jax
 import numpy as np
 
 import jaxkernels.optax
-from jaxkernels.verify import values
-from jaxkernels.verify.families import row_layout
-from jaxkernels.verify.families.row_layout import RowLayout
+from jaxkernels.verify import row_layout, values
 from jaxkernels.verify.problem import Array, Arrays, Choice, Family, Problem, Rng, Traced, Truths
+from jaxkernels.verify.row_layout import RowLayout
 from jaxkernels.verify.truth.bounded import Bounded, concatenate, sum_error
 from jaxkernels.verify.truth.compare import finite, storage, total, widen
 from jaxkernels.verify.truth.losses import Rows
@@ -54,8 +53,6 @@ class OptaxLosses(Family):
             operands["label"] = layout.to_shape(p.astype(dtype), 1)[0]
         if o["where"] is not None:
             operands["where"] = row_layout.drawn_mask(o, rng)
-        if problem.wants_gradient:
-            operands["t"] = np.asarray(rng.standard_normal(layout.row_shape)).astype(dtype)
         return operands, kind in values.ALIKE
 
     def result_shapes(self, problem: Problem) -> dict[str, Sequence[int]]:

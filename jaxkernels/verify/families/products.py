@@ -78,8 +78,8 @@ class Products(Family):
         if hidden and not by_factor and rng.random() < 0.5:
             operands["c"].fill(np.nan)
         if problem.wants_gradient:
-            operands["t"] = values.factors(kind, result_shape(problem), "float32", rng)
-        if problem.derivative == "jvp":
+            operands["t"] = values.factors(kind, result_shape(problem), dtype, rng)
+        elif problem.derivative == "jvp":
             operands |= {f"t_{x}": values.factors(kind, s, dtype, rng) for x, s in shapes.items()}
         return operands, True
 

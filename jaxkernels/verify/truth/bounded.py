@@ -191,8 +191,9 @@ class Bounded:
 
     def stored(self, to: Precision) -> Bounded:
         """Rounded to a storage type, if that is narrower."""
-        narrow = to.us if to.us > self.precision.u else 0
-        limit = self.limit + narrow * (np.abs(self.value) + self.limit) + to.smallest
+        limit = self.limit + to.smallest
+        if to.us > self.precision.u:
+            limit = limit + to.us * (np.abs(self.value) + self.limit)
         return Bounded(self.value, limit, self.precision)
 
 

@@ -100,7 +100,8 @@ class Truth:
         is_zero = self.y.value == 0
         y, dy = self.y.rounded().stored(self.precision), known(self.dy, self.precision)
         dy = dy.where(~is_zero)
-        dt = (y * (dy - (dy * y).sum(self.grad_sigma))).where(~is_zero)
+        dt = (y * (dy - (dy * y).sum(self.grad_sigma))).plus_error(self.precision.smallest)
+        dt = dt.where(~is_zero)
         # The kernel stores scale * dt; the gradient of the bias divides the rounded value by scale.
         widened = "float32" if self.traces_scale and self.inner != "float64" else self.inner
         dx = (dt * self.scale).rounded().stored(PRECISION[widened])

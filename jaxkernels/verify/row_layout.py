@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from jaxkernels.verify import lengths
-from jaxkernels.verify.problem import Rng
+
+Rng = np.random.Generator
 
 # The kernels of losses that read rows.
 LOSSES = ("cross_entropy_fwd", "cross_entropy_fwd_grad")
@@ -20,7 +21,7 @@ class RowLayout:
 
     def __init__(self, options: dict[str, Any]) -> None:
         """Takes the options shape and axis: None, a number, or several."""
-        self.shape, axis = options["shape"], options["axis"]
+        self.shape, axis = options["shape"], options.get("axis", -1)
         rank = len(self.shape)
         some = range(rank) if axis is None else axis if isinstance(axis, list) else [axis]
         self.axes = sorted(d % rank for d in some)  # the dimensions that rows are made of
@@ -62,30 +63,35 @@ def drawn_sizes(shape: Sequence[int], rng: Rng, ones: float = 0.3) -> list[int]:
     return [1 if rng.random() < ones else size for size in shape]
 
 
-def length_of_any_size(fitting: Sequence[int], most: int, rng: Rng) -> int:
-    """One of some lengths; every factor of two gets about as often its turn as any other."""
-    scale = np.exp2(rng.uniform(0, math.log2(max(most, 2))))
-    return fitting[int(np.abs(np.array(fitting) - scale).argmin())]
-
-
-def divisor(size: int) -> int:
+def _divisor(size: int) -> int:
     """A small prime that divides a size, or 1."""
     return next((d for d in (3, 2, 5, 7) if size % d == 0), 1)
 
 
-def drawn_rows(dtype: str, most: int, rng: Rng) -> tuple[list[int], int]:
-    """A shape of some rows of classes, and their axis."""
-    fitting = [n for n in lengths.row_lengths(dtype) if 0 < n <= most]
-    cols = length_of_any_size(fitting, most, rng)
-    count = int(min(max(most // cols, 1), rng.choice([1, 2, 3, 5, 8, 31, 33, 64, 257, 1000])))
-    outer = divisor(count)
-    return [
+def drawn_rows(dtype: str, most: int, rng: Rng, any_axes: bool = False) -> tuple[list[int], Any]:
+    """A shape of some rows, and their axis; with `any_axes` also several, or None, and rows of no columns.
+
+    Half of the lengths are drawn so that every factor of two is as likely as any other.
+    """
+    fitting = [n for n in lengths.row_lengths(dtype) if (n or any_axes) and n <= most]
+    scale = np.exp2(rng.uniform(0, math.log2(max(most, 2))))
+    near = fitting[int(np.abs(np.array(fitting) - scale).argmin())]
+    cols = int(rng.choice([near, rng.choice(fitting)]))
+    room = max(most // max(cols, 1), 1)
+    count = int(min(room, rng.choice([1, 2, 3, 5, 8, 31, 33, 64, 257, 1000, room])))
+    outer, inner = _divisor(count), _divisor(cols)
+    layouts: list[tuple[list[int], Any]] = [
         ([count, cols], -1),
         ([outer, 1, count // outer, cols], -1),
         ([outer, cols, count // outer], 1),
         ([cols, count], 0),
         ([cols] if count == 1 else [count, cols], -1),
-    ][rng.choice(5, p=[0.4, 0.2, 0.1, 0.1, 0.2])]
+    ]
+    if any_axes:
+        layouts += [([count, inner, cols // inner], [-1, 1])]
+        layouts += [([inner, count, cols // inner], [0, 2])]
+        layouts += [([inner, cols // inner], None)] if count == 1 else []
+    return layouts[rng.integers(len(layouts))]
 
 
 def drawn_mask(options: dict[str, Any], rng: Rng) -> np.ndarray:
