@@ -99,7 +99,7 @@ class _Case(NamedTuple):
             results = {name: np.asarray(y)[None] for name, y in compiled(x).items()}
             judged = family.judge(problem, operands, results, alike)
             for name, label in self.labels.items():
-                worst[label] = max(worst[label], *judged[name].worst())
+                worst[label] = max(worst[label], *judged[name])
         return worst
 
 

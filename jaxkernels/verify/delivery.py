@@ -9,6 +9,7 @@ JAX's, NumPy's or a number.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,12 +21,11 @@ from jax import lax
 from jaxkernels.verify.problem import Arrays, Core, Problem, Rng, Traced
 
 DELIVERIES = (
-    "plain", "donated", "transposed", "concatenated", "vmap", "shared", "scan", "slices", "rows", "dynamic", "eager",
-    "turns",
+    "plain", "donated", "transposed", "vmap", "shared", "scan", "slices", "dynamic", "eager", "turns",
 )  # fmt: skip
 EAGER = ("eager", "turns")  # outside of jit
 DONATED = ("x", "scores", "q", "c")  # operands that have the shape and dtype of a result
-ALONE = ("plain", "donated", "transposed", "concatenated", "eager")  # deliveries of one member
+ALONE = ("plain", "donated", "transposed", "eager")  # deliveries of one member
 
 
 def arguments(problem: Problem, members: Arrays, rng: Rng) -> Any:
@@ -39,9 +39,6 @@ def _argument(problem: Problem, name: str, x: np.ndarray, rng: Rng) -> Any:
         return x[0]
     if kind == "transposed":
         return np.array(x[0].T, order="C")
-    if kind == "concatenated":
-        where = sum(problem.seed) % (len(x[0]) + 1) if x[0].ndim else None
-        return (x[0],) if where is None else (x[0][:where], x[0][where:])
     if kind == "vmap":
         axis = _axis(problem, name, x.ndim)
         return x[0] if axis is None else np.moveaxis(x, 0, axis)
@@ -49,9 +46,7 @@ def _argument(problem: Problem, name: str, x: np.ndarray, rng: Rng) -> Any:
         return x[0] if problem.shares(name) else x
     if kind in ("scan", "turns"):
         return x
-    if kind == "rows":
-        return _stacked(x, rng)
-    starts = _starts(problem, name, x)
+    starts = _starts(problem, name, x.shape[1:])
     buffer = _noise(starts[-1] + x[0].size + 5, x.dtype, rng)
     for begin, one in zip(starts, x, strict=True):
         buffer[begin : begin + one.size] = one.reshape(-1)
@@ -63,21 +58,14 @@ def _operand(problem: Problem, name: str, x: Any, shape: tuple[int, ...], i: int
     kind = problem.delivery
     if kind == "transposed":
         return x.T
-    if kind == "concatenated":
-        return x[0] if len(x) == 1 else jnp.concatenate(x)
     if kind == "turns":
         return _turned(problem, name, x[i], i)
-    if kind == "rows":
-        size = shape[0] if shape else 1
-        begin = i * (size + 1) + 1
-        return x[begin : begin + size].reshape(shape)
+    size = math.prod(shape)
     if kind == "slices":
-        begin = _starts(problem, name, np.empty((problem.members, *shape), bool))[i]
-        return x[begin : begin + int(np.prod(shape, dtype=int))].reshape(shape)
+        begin = _starts(problem, name, shape)[i]
+        return x[begin : begin + size].reshape(shape)
     if kind == "dynamic":
-        buffer, starts = x
-        part = lax.dynamic_slice_in_dim(buffer, starts[i], int(np.prod(shape, dtype=int)))
-        return part.reshape(shape)
+        return lax.dynamic_slice_in_dim(x[0], x[1][i], size).reshape(shape)
     return x
 
 
@@ -131,19 +119,7 @@ def _noise(shape: Any, dtype: np.dtype, rng: Rng) -> np.ndarray:
     return np.where(rng.random(shape) < 0.5, np.nan, 100.0).astype(dtype)
 
 
-def _starts(problem: Problem, name: str, members: np.ndarray) -> list[int]:
+def _starts(problem: Problem, name: str, shape: tuple[int, ...]) -> list[int]:
     """The offsets of slices in their buffer; gaps have 0 to 18 elements and differ by operand."""
-    starts, begin = [], 0
-    for i in range(len(members)):
-        begin += (problem.number(name) * (i + 7)) % 19
-        starts.append(begin)
-        begin += members[0].size
-    return starts
-
-
-def _stacked(members: np.ndarray, rng: Rng) -> np.ndarray:
-    """One array with all members along the first dimension, a line of noise before each."""
-    lines = members if members.ndim > 1 else members[:, None]
-    noise = _noise((len(members), 1, *lines.shape[2:]), members.dtype, rng)
-    both = np.concatenate([noise, lines], axis=1)
-    return both.reshape(both.shape[0] * both.shape[1], *lines.shape[2:])
+    gaps = [problem.number(name) * (i + 7) % 19 for i in range(problem.members)]
+    return [sum(gaps[: i + 1]) + i * math.prod(shape) for i in range(problem.members)]

@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -83,11 +83,6 @@ class Problem:
         return min(sizes) > 0 and max(sizes) > 4
 
     @property
-    def unrepeated(self) -> frozenset[str]:
-        """The results that may have other bits the second time: cuDNN adds the parts of dq as they come."""
-        return frozenset({"dq"} if self.how == "cudnn" else ())
-
-    @property
     def wide(self) -> bool:
         """Whether the program needs JAX's 64-bit types."""
         return self.dtype == "float64"
@@ -116,18 +111,6 @@ def from_spec(spec: str) -> tuple[Problem, int]:
 
 class WrongTypeError(Exception):
     """Raised for a result of the wrong dtype or shape."""
-
-
-class Judged(NamedTuple):
-    """A result, its truth and its bound; all arrays begin with the member."""
-
-    got: np.ndarray
-    want: np.ndarray
-    limit: np.ndarray
-
-    def worst(self) -> np.ndarray:
-        """The largest error of every member in units of the bound."""
-        return ratios(*self).reshape(len(self.got), -1).max(-1, initial=0)
 
 
 class Family(abc.ABC):
@@ -207,9 +190,12 @@ class Family(abc.ABC):
         return lambda operands: differentiated(problem, function, operands, self.active(problem))
 
     def judge(
-        self, problem: Problem, operands: Arrays, results: Arrays, alike: np.ndarray
-    ) -> dict[str, Judged]:
-        """Results of many members, with their truth; raises WrongTypeError as `expect` does."""
+        self, problem: Problem, operands: Arrays, results: Arrays, alike: Array
+    ) -> dict[str, Array]:
+        """The largest error of each member's results, in units of its bound.
+
+        Raises WrongTypeError for a result whose shape (without members) or dtype is wrong.
+        """
         dtype = self.result_dtype(problem)
         like = {name: (shape, dtype) for name, shape in self.result_shapes(problem).items()}
         if problem.derivative == "jvp":
@@ -217,21 +203,17 @@ class Family(abc.ABC):
         elif problem.wants_gradient:
             some = {name: operands[name] for name in self.active(problem)}
             like |= {f"d{name}": (x.shape[1:], x.dtype) for name, x in some.items()}
-        got = {name: expect(results, name, *x) for name, x in like.items()}
-        truth = self.truth(problem, operands, results, alike)
-        return {
-            name: Judged(x, *(a.reshape(x.shape) for a in truth[name])) for name, x in got.items()
-        }
-
-
-def expect(results: Arrays, name: str, shape: Sequence[int], dtype: Any) -> np.ndarray:
-    """A result; raises WrongTypeError if its shape (without members) or dtype is wrong."""
-    got = results[name]
-    if got.shape[1:] != tuple(shape) or got.dtype != dtype:
-        raise WrongTypeError(
-            f"{name} is {got.dtype}{list(got.shape[1:])}, not {dtype}{list(shape)}"
-        )
-    return got
+        for name, (shape, dtype) in like.items():
+            got = results[name]
+            if got.shape[1:] != tuple(shape) or got.dtype != dtype:
+                text = f"{name} is {got.dtype}{list(got.shape[1:])}, not {dtype}{list(shape)}"
+                raise WrongTypeError(text)
+        truth, found = self.truth(problem, operands, results, alike), {}
+        for name in like:
+            got = results[name]
+            ratio = ratios(got, *(a.reshape(got.shape) for a in truth[name]))
+            found[name] = ratio.reshape(len(got), -1).max(-1, initial=0)
+        return found
 
 
 def differentiated(

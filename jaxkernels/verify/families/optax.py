@@ -66,55 +66,35 @@ class OptaxLosses(Family):
         )
 
     def truth(self, problem: Problem, operands: Arrays, results: Arrays, alike: Array) -> Truths:
-        truth, members = _Truth(problem, operands), len(alike)
-        if not problem.wants_gradient:
-            return {"y": truth.loss()}
-        dx, layout = truth.gradient(widen(operands["t"].reshape(-1, 1))), RowLayout(problem.options)
-        return {"y": truth.loss(), "dx": dx.apply(lambda a: layout.to_shape(a, members))}
-
-
-class _Truth:
-    """Sum_j p_j (lse - x_j), where lse is the log-sum-exp of the visible logits."""
-
-    def __init__(self, problem: Problem, operands: Arrays) -> None:
-        layout, members = RowLayout(problem.options), len(operands["x"])
-        x = layout.to_rows(operands["x"], members)
-        of_ids, label = problem.operation == _OF_IDS, np.full(len(x), -1, np.int32)
+        """Sum_j p_j (lse - x_j), where lse is the log-sum-exp of the visible logits."""
+        layout, members, of_ids = (
+            RowLayout(problem.options),
+            len(alike),
+            problem.operation == _OF_IDS,
+        )
+        x, mask = (layout.to_rows(a, members) for a in (operands["x"], operands.get("where", True)))
+        label = np.full(len(x), -1, np.int32)
         if of_ids:
             cols, ids = layout.cols, operands["label"].reshape(-1)
             ids = np.where(ids < 0, ids + cols, ids)
             label = np.where((ids < 0) | (ids >= cols), cols, ids).astype(np.int32)
-        self.x, self.mask = widen(x), layout.to_rows(operands.get("where", True), members)
-        seen = np.where(self.mask, x, np.asarray(-np.inf, x.dtype))
         sums = layout.accumulators(row_layout.LOSSES, problem.members, problem.dtype)
-        self.rows = Rows(seen, label, sums)
-        self.precision = self.rows.precision
-        self.additions = sum_error(layout.cols, 1, alike=True) + _ROUNDINGS
-        # Whether the gradient is a sum of two that are rounded to the storage type.
-        self.merges = not of_ids or problem.options["where"] is not None
-        self.p = self.rows.is_label
-        if not of_ids:
-            self.p = np.where(self.mask, widen(layout.to_rows(operands["label"], members)), 0)
-
-    def loss(self) -> Bounded:
-        """The loss of each row, (rows, 1)."""
-        measures, largest = self.rows.measures(), self.rows.largest
-        if not self.merges:
-            return measures.column(0).stored(self.precision)
-        lse = measures.column(1)
-        size = _ROUNDINGS * (np.abs(self.x) + 2 * finite(largest)) + finite(lse.value - largest)
-        parts = (lse - self.x).plus_error(self.precision.u * size) * self.p
-        return parts.where(self.p != 0).sum(self.additions).stored(self.precision)
-
-    def gradient(self, t: np.ndarray) -> Bounded:
-        """The gradient with respect to the logits, (rows, classes)."""
-        rows, p = self.rows, self.precision
-        of_lse, none = (
-            Bounded(t * total(self.p), 0, p).rounded(self.additions),
-            Bounded(0 * t, 0, p),
-        )
-        if not self.merges:
-            return rows.gradient(concatenate(Bounded(t, 0, p), none, none, none))
-        dx = rows.gradient(concatenate(none, of_lse, none, none)).where(self.mask).rounded()
-        of_x = Bounded(t * self.p, 0, p).rounded(_ROUNDINGS).stored(p)
-        return (dx.stored(p) - of_x).stored(p)
+        rows = Rows(np.where(mask, x, np.asarray(-np.inf, x.dtype)), label, sums)
+        measures, p, x = rows.measures(), rows.precision, widen(x)
+        t = widen(operands.get("t", np.zeros(members * layout.count))).reshape(-1, 1)
+        given, none = Bounded(t, 0, p), Bounded(0 * t, 0, p)
+        if of_ids and problem.options["where"] is None:
+            y, dx = measures.column(0), rows.gradient(concatenate(given, none, none, none))
+        else:  # the gradient is a sum of two that are rounded to the storage type
+            weight = rows.is_label
+            if not of_ids:
+                weight = np.where(mask, widen(layout.to_rows(operands["label"], members)), 0)
+            additions, lse = sum_error(layout.cols, 1, alike=True) + _ROUNDINGS, measures.column(1)
+            size = _ROUNDINGS * (np.abs(x) + 2 * finite(rows.largest))
+            parts = (lse - x).plus_error(p.u * (size + finite(lse.value - rows.largest))) * weight
+            y = parts.where(weight != 0).sum(additions)
+            given = (given * total(weight)).rounded(additions)
+            of_lse = rows.gradient(concatenate(none, given, none, none)).where(mask)
+            of_x = Bounded(t * weight, 0, p).rounded(_ROUNDINGS).stored(p)
+            dx = (of_lse.rounded().stored(p) - of_x).stored(p)
+        return {"y": y.stored(p), "dx": dx.apply(lambda a: layout.to_shape(a, members))}
