@@ -1,4 +1,4 @@
-"""Shared by tests of benchmarks and bars: measured cases of given times, a run without a clock."""
+"""Shared by tests of benchmarks: measured cases of given times, a run without a clock."""
 
 import jax
 import jax.numpy as jnp
