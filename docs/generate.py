@@ -25,11 +25,10 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parent))
 import charts
 
-from jaxkernels.bench import attention, attention_drawn, maps, products, records, rows
+from jaxkernels.bench import attention, maps, records, rows, sgemm
 from jaxkernels.bench.__main__ import SUITES
 from jaxkernels.bench.losses import OPTIONS, PEERS
 from jaxkernels.bench.records import Measured, Run
-from jaxkernels.bench.sgemm import OURS
 from jaxkernels.bench.tables import group_by, to_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -138,7 +137,7 @@ def place(case: records.Case) -> str:
         return f"{case['dtype']} {case['rows']} x {case['features']} x {case['classes']}"
     if "model" in case:
         return case["model"]
-    return products.size(case) if "m" in case else attention.label(case).partition(" ")[2]
+    return sgemm.size(case) if "m" in case else attention.label(case).partition(" ")[2]
 
 
 class Gains(NamedTuple):
@@ -560,25 +559,25 @@ def scores_picture(source: Source, cases: Cases) -> str:
 def layers_drawn(source: Source, cases: Cases) -> str:
     """The summary, and the layers in which the default loses most."""
     found = sorted(
-        ((over, i, m) for i, m in enumerate(cases) if (over := attention_drawn.over_best(m))),
+        ((over, i, m) for i, m in enumerate(cases) if (over := attention.over_best(m))),
         reverse=True,
     )
     lines = [
         [
-            attention_drawn.label(m.case).partition(" ")[2],
+            attention.label(m.case).partition(" ")[2],
             str(m.extra("default", "path")),
-            *(ms(m, name) for name in ("default", *attention_drawn.NAMED)),
+            *(ms(m, name) for name in ("default", *attention.NAMED)),
             f"{over:.2f}",
         ]
         for over, _, m in found[:6]
     ]
     heads = ["the slowest", "path", "default ms", "cuDNN ms", "ours ms", "XLA ms", "over best"]
-    said = f"Seed {source.run.settings['seed']}: {attention_drawn.SWEEP.summary(cases)}."
+    said = f"Seed {source.run.settings['seed']}: {attention.SWEEP.summary(cases)}."
     return f"{source.caption} {said}\n\n{grid(heads, lines)}"
 
 
 def _teraflops(m: Measured, name: str) -> str:
-    rate = m.rate(products.flops(m.case), name)
+    rate = m.rate(sgemm.flops(m.case), name)
     return number(rate and rate / 1e12, ".1f")
 
 
@@ -590,11 +589,11 @@ def of_products(source: Source, cases: Cases) -> str:
     """A line for each product."""
     lines = [
         [
-            products.size(m.case),
+            sgemm.size(m.case),
             str(m.extra("auto", "rung")),
             _teraflops(m, "auto"),
             _teraflops(m, "xla"),
-            *(number(m.ratio("xla", name)) for name in OURS),
+            *(number(m.ratio("xla", name)) for name in sgemm.OURS),
             *(number(m.extra(name, "errors", "relF"), ".1e") for name in ("auto", "xla")),
         ]
         for m in cases
@@ -613,7 +612,7 @@ def of_contenders(source: Source, cases: Cases) -> str:
     shown = {"xla": "cuBLAS", "auto": "ours"}
     lines = [
         [
-            products.size(m.case),
+            sgemm.size(m.case),
             shown.get(name, name),
             _teraflops(m, name),
             number(m.ratio("xla", name)),
@@ -649,9 +648,7 @@ def products_picture(source: Source, cases: Cases) -> str:
     names = {"ours": "auto", "without tensor cores": "pipelined", "cuBLAS": "xla"}
     found = {
         shown: [
-            (str(m["m"]), rate / 1e12)
-            for m in cases
-            if (rate := m.rate(products.flops(m.case), name))
+            (str(m["m"]), rate / 1e12) for m in cases if (rate := m.rate(sgemm.flops(m.case), name))
         ]
         for shown, name in names.items()
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import re
 import shlex
 import sys
@@ -12,14 +11,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxkernels.bench import environment, maps, records, regress
+from jaxkernels.bench import (
+    attention,
+    environment,
+    float32,
+    linear_loss,
+    losses,
+    maps,
+    records,
+    regress,
+    rows,
+    scaling,
+    sgemm,
+)
 from jaxkernels.bench.options import count
 from jaxkernels.bench.suite import Suite, measure
 from jaxkernels.bench.tables import group_by, print_table
 
-_NAMES = "softmax logsumexp rms_norm losses linear_loss attention sgemm float32 scaling"
-_MODULES = [importlib.import_module(f"jaxkernels.bench.{name}") for name in _NAMES.split()]
-OPERATIONS: tuple[Suite, ...] = tuple(module.SUITE for module in _MODULES)
+OPERATIONS: tuple[Suite, ...] = (
+    *rows.SUITES,
+    *(module.SUITE for module in (losses, linear_loss, attention, sgemm, float32, scaling)),
+)
 # `regress` watches cells of every operation's suite.
 SUITES = (*OPERATIONS, maps.SUITE, regress.suite_of(OPERATIONS))
 

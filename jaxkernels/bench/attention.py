@@ -8,23 +8,30 @@
 * Layers (batch, length, heads, depth): ``jaxkernels.dot_product_attention`` and
   ``jax.nn.dot_product_attention``. float32 runs at the highest precision; bfloat16 runs at the default
   one, and by cuDNN's fused kernel.
-* With ``--drawn N``, instead of these: 16-bit layers of random sizes (``attention_drawn``).
+* With ``--drawn N``, instead of these: 16-bit layers of random sizes. Is the default the fastest choice? A seed
+  draws the batch, query heads, key heads, lengths (including odd ones), the depth, and a mask or bias. Seed 1 is
+  for tuning the table of `jaxkernels/_attention/choice.py`. Seed 2 is for published figures: nothing is tuned on
+  its sizes. ``default`` names no implementation; ``cudnn``, ``ffi`` and ``xla`` name one. If two contenders have
+  the same program, it is compiled once and timed for each.
 """
 
 from __future__ import annotations
 
+import random
 import re
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import product
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import jaxkernels as jk
-from jaxkernels.bench import attention_drawn, programs
+from jaxkernels.bench import programs
 from jaxkernels.bench import tables as t
-from jaxkernels.bench.options import several, sizes
+from jaxkernels.bench.options import seeded, several, sizes
 from jaxkernels.bench.records import Case, Measured, Run
 from jaxkernels.bench.suite import Arguments, Function, Options, Program, Suite
 
@@ -46,6 +53,19 @@ CPU_SHAPES: _Shapes = {
 _DEPTH = 64
 SIZES = ("batch", "heads", "length", "depth")
 _HEADS = {"ours": "ours", "xla": "XLA"}
+# Implementations of drawn layers.
+NAMED = ("cudnn", "ffi", "xla")
+# The default counts as too slow above this multiple of the best time.
+TOLERANCE = 1.03
+KINDS = ("plain", "causal", "mask", "padding", "bias", "lengths")
+_KIND_WEIGHTS = (5, 8, 2, 2, 2, 2)
+_DEPTHS = (32, 40, 64, 64, 64, 72, 96, 128, 128, 160, 256)
+# Most scores of a case; four float32 arrays of them take 4 GiB.
+_MOST_SCORES = 2**28
+_CPU_SCORES = 2**18
+# Number of cases whose programs are compiled together and whose arrays share the memory.
+_PART = 5
+DRAWN_SIZES = ("batch", "length", "keys", "heads", "key_heads", "depth")
 
 
 def heads_case(group: str, dtype: str, variant: str, direction: str, shape: Sequence[int]) -> Case:
@@ -57,7 +77,7 @@ def heads_case(group: str, dtype: str, variant: str, direction: str, shape: Sequ
 def cases(options: Options) -> Iterable[Case]:
     """Every dtype, shape, variant and direction; layers have no mask. With ``--drawn``, random layers."""
     if options.drawn:
-        yield from attention_drawn.cases(options.drawn, options.seed)
+        yield from drawn_cases(options.drawn, options.seed)
         return
     default = CPU_SHAPES if jax.default_backend() == "cpu" else GPU_SHAPES
     asked = {"scores": options.shapes, "layers": options.layer_shapes}
@@ -66,6 +86,47 @@ def cases(options: Options) -> Iterable[Case]:
         variants = [v for v in VARIANTS if group == "scores" or v != "mask"]
         for dtype, shape, variant, direction in product(DTYPES, shapes, variants, DIRECTIONS):
             yield heads_case(group, dtype, variant, direction, shape)
+
+
+def drawn_cases(count: int, seed: int) -> Iterable[Case]:
+    """Random cases, alternately forward and with gradients."""
+    draw = random.Random(seed)
+    most = _CPU_SCORES if jax.default_backend() == "cpu" else _MOST_SCORES
+    for i in range(count):
+        (kind,) = draw.choices(KINDS, _KIND_WEIGHTS)
+        sizes = _sizes(draw, most)
+        if kind in ("mask", "padding", "bias"):  # cuDNN needs even lengths
+            sizes["length"], sizes["keys"] = sizes["length"] & ~1, sizes["keys"] & ~1
+        dtype = "bfloat16" if draw.random() < 0.7 else "float16"
+        direction = ("fwd", "both")[i % 2]
+        about = {"group": "drawn", "dtype": dtype, "direction": direction, "kind": kind}
+        yield {**about, **sizes, "part": i // _PART}
+
+
+def _sizes(draw: random.Random, most: int) -> dict[str, int]:
+    def between(low: int, high: int) -> int:
+        return round(low * (high / low) ** draw.random())
+
+    def length() -> int:
+        drawn = between(128, 8192)
+        return drawn | 1 if draw.random() < 0.25 else max(128, drawn // 64 * 64)
+
+    t = length()
+    s = t if draw.random() < 0.8 else length()
+    while t * s > most:
+        t, s = t // 2, s // 2
+    batch, heads = between(1, 64), between(1, 32)
+    groups = draw.choice((1, 1, 1, 2, 4, 8))
+    key_heads = max(1, heads // groups)
+    heads = key_heads * groups if heads >= groups else heads
+    while batch > 1 and batch * heads * t * s > most:
+        batch = batch // 2
+    while heads * t * s > most:
+        heads, key_heads = heads // key_heads, 1
+        heads = max(1, heads // 2) if heads * t * s > most else heads
+    return dict(
+        zip(DRAWN_SIZES, (batch, t, s, heads, key_heads, draw.choice(_DEPTHS)), strict=True)
+    )
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -77,13 +138,32 @@ def padding(batch: int, length: int) -> jax.Array:
 
 
 def _draw(case: Case) -> list[Arguments]:
-    """(cotangent, scores) and an optional mask, or (cotangent, queries, keys, values)."""
-    batch, heads, length = (case[name] for name in SIZES[:3])
-    shape, arrays = (batch, heads, length, length), 2
-    if case["group"] == "layers":
-        shape, arrays = (batch, length, heads, case["depth"]), 4
-    mask = (padding(batch, length),) if case["variant"] == "mask" else ()
-    return programs.draw([jax.ShapeDtypeStruct(shape, case["dtype"])] * arrays, also=mask)
+    """(cotangent, scores) or (cotangent, queries, keys, values), then a bias, a mask or lengths."""
+    batch, heads, length, kind = case["batch"], case["heads"], case["length"], _kind(case)
+    also: tuple[jax.Array, ...] = ()
+    if case["group"] == "scores":
+        shapes = [(batch, heads, length, length)] * 2
+        also = (padding(batch, length),) if kind == "mask" else ()
+    else:
+        keys, key_heads, depth = (
+            case.get("keys", length),
+            case.get("key_heads", heads),
+            case["depth"],
+        )
+        queries, of_keys = (batch, length, heads, depth), (batch, keys, key_heads, depth)
+        shapes, seed = [queries, queries, of_keys, of_keys], jax.random.key(0)
+        # Lengths keep at least a quarter of the keys visible.
+        lengths = jax.random.randint(seed, (batch,), max(1, keys // 4), keys + 1)
+        if kind == "bias":
+            shapes.append((1, heads, length, keys))
+        elif kind == "mask":
+            also = (jax.random.uniform(seed, (batch, 1, length, keys)) < 0.7,)
+        elif kind == "padding":
+            also = (jnp.arange(keys) < lengths[:, None, None, None],)
+        elif kind == "lengths":
+            also = (lengths,)
+    types = [jax.ShapeDtypeStruct(shape, case["dtype"]) for shape in shapes]
+    return programs.draw(types, also=also)
 
 
 def _our_softmax(variant: str, x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
@@ -117,17 +197,31 @@ def _our_layer(variant: str, *qkv: jax.Array) -> jax.Array:
     return jk.dot_product_attention(*qkv, is_causal=variant == "causal")
 
 
+def _drawn_layer(implementation: Any, kind: str, *arrays: jax.Array) -> jax.Array:
+    """Our layer by a named implementation."""
+    given = dict(zip((kind,), arrays[3:], strict=False))
+    return jk.dot_product_attention(
+        *arrays[:3],
+        bias=given.get("bias"),
+        mask=given.get("mask", given.get("padding")),
+        key_value_seq_lengths=given.get("lengths"),
+        is_causal=kind == "causal",
+        implementation=implementation,
+    )
+
+
 _cudnn = partial(_xla_layer, implementation="cudnn")
 _CONTENDERS: Mapping[str, Mapping[str, Function]] = {
     "scores": {"copy": lambda _, x, *mask: jnp.copy(x), "xla": _xla_softmax, "ours": _our_softmax},
     "layers": {"xla": _xla_layer, "ours": _our_layer, "cudnn": programs.refusing(_cudnn)},
+    "drawn": {
+        name or "default": programs.refusing(partial(_drawn_layer, name)) for name in (None, *NAMED)
+    },
 }
 
 
 def names(case: Case, options: Options) -> Iterable[str]:
-    """Copy, XLA and ours for scores; XLA, ours and, in bfloat16, cuDNN for layers."""
-    if case["group"] == attention_drawn.GROUP:
-        return attention_drawn.NAMES
+    """The contenders of a group; cuDNN has no float32."""
     found = _CONTENDERS[case["group"]]
     return [name for name in found if name != "cudnn" or case["dtype"] != "float32"]
 
@@ -141,15 +235,21 @@ def _kernels(function: Function, arguments: Arguments) -> list[str]:
     return sorted({operation or target for target, operation in found})
 
 
+def _path(program: Any, arguments: Arguments) -> str:
+    """The implementation that a compiled program runs."""
+    text = program.as_text() or ""
+    return "cudnn" if "__cudnn$fmha" in text else "ffi" if "jaxkernels_row" in text else "xla"
+
+
 def program(case: Case, name: str) -> Program:
     """A contender's program; a copy is the same in both directions."""
-    if case["group"] == attention_drawn.GROUP:
-        return attention_drawn.program(case, name)
     is_scores, is_both = case["group"] == "scores", case["direction"] == "both" and name != "copy"
     look: dict[str, Function] = {"temp_bytes": programs.temp_bytes} if is_scores and is_both else {}
-    if not is_scores and name == "ours":
+    if case["group"] == "layers" and name == "ours":
         look["kernels"] = _kernels
-    function = partial(_CONTENDERS[case["group"]][name], case["variant"])
+    elif name == "default":
+        look["path"] = _path
+    function = partial(_CONTENDERS[case["group"]][name], _kind(case))
     whole = (
         programs.with_gradient(function, 1 if is_scores else 3)
         if is_both
@@ -194,18 +294,44 @@ def of_model(m: Measured, name: str = "ours") -> float | None:
     return None if seconds is None or rate is None else seconds * rate / model_bytes(m.case)
 
 
+def _kind(case: Case) -> str:
+    """The mask, bias or lengths of a case."""
+    return case["kind"] if case["group"] == "drawn" else case["variant"]
+
+
 def label(case: Case) -> str:
     """The case in one line."""
-    if case["group"] == attention_drawn.GROUP:
-        return attention_drawn.label(case)
-    size = "x".join(str(case[name]) for name in SIZES if name in case)
-    return f"{case['group']} {case['variant']} {case['direction']} {case['dtype']} {size}"
+    names = DRAWN_SIZES if case["group"] == "drawn" else SIZES
+    size = "x".join(str(case[name]) for name in names if name in case)
+    return f"{case['group']} {_kind(case)} {case['direction']} {case['dtype']} {size}"
+
+
+def over_best(m: Measured) -> float | None:
+    """The default's time divided by the fastest one; None without both.
+
+    The default and the implementation that it chose run the same program, so the mean of both times is
+    used.
+    """
+    times = {name: seconds for name in NAMED if (seconds := m.seconds(name))}
+    own, path = m.seconds("default"), m.extra("default", "path")
+    if not own or not times:
+        return None
+    if path in times:
+        own = times[path] = statistics.mean((own, times[path]))
+    return own / min(times.values())
+
+
+SWEEP = t.Sweep("default over the best", over_best, lambda m: label(m.case), TOLERANCE)
 
 
 def views(run: Run) -> list[t.View]:
     """A table of scores for each dtype and direction, and one of all layers; or random layers."""
-    if any(m["group"] == attention_drawn.GROUP for m in run.measured):
-        return [attention_drawn.view()]
+    if any(m["group"] == "drawn" for m in run.measured):
+        columns = t.fields("kind", "direction", "dtype", *DRAWN_SIZES)
+        columns.append(t.extra("path", "path", contender="default"))
+        columns += [t.time(f"{name} ms", name) for name in _CONTENDERS["drawn"]]
+        columns.append(t.Column("over best", over_best, "{:.3f}"))
+        return [SWEEP.view("attention of drawn sizes", columns)]
     unit, text = t.rates(run.platform)
     xla, ours = t.time("XLA ms", "xla"), t.time("ours ms", "ours")
     gain = t.times_faster("x XLA", "xla", "ours")
@@ -245,13 +371,14 @@ SUITE = Suite(
     label=label,
     views=views,
     axes={
-        "group": (*GROUPS, attention_drawn.GROUP),
+        "group": (*GROUPS, "drawn"),
         "dtype": (*DTYPES, "float16"),
         "variant": VARIANTS,
         "direction": DIRECTIONS,
     },
     options={
-        **attention_drawn.OPTIONS,
+        "--drawn": {"type": int, "metavar": "N", "help": "N layers of drawn sizes, nothing else"},
+        "--seed": seeded("draws them", tuning=1, published=2, metavar="S"),
         "--shapes": several(sizes(3, 4), "SHAPE", f"scores, {_HELP}"),
         "--layer-shapes": several(sizes(3, 4), "SHAPE", f"layers, {_HELP}"),
     },

@@ -1,19 +1,35 @@
-"""The engine of the row operations' suites: cases, ceilings, inputs, tables, options.
+"""The suites ``softmax``, ``logsumexp`` and ``rms_norm``, and what ``losses`` and ``map`` share with them.
 
-Every case is compared with one of two plain passes over memory, its ceiling:
+One run compares a plain pass over memory, XLA's code under jit (``jax.nn``'s, or plain JAX for RMSNorm), our
+default (``auto``) and each forced tier, all over the last axis. `TRAFFIC` has the model bytes of the directions:
 
-* ``copy``: a jitted copy reads and writes x once.
+* ``fwd``: y from x.
+* ``grad``: dx from the residuals and dy, without the forward pass. Ours is the function that ``jax.vjp``
+  returns. Softmax saves y, logsumexp and RMSNorm save x. (16-bit log_softmax saves x instead; it is given y,
+  because softmax(y) = softmax(x).) XLA's softmax is the autodiff of ``jax.nn`` in its most favourable form, from
+  y instead of the unnormalised exponentials. XLA's logsumexp saves the exponentials and so computes less here;
+  the cost of storing them shows only in ``both``. The gradient of a scale is not measured.
+* ``both``: y and dx from x and dy, in one program.
+
+The pass over memory is the ceiling of a case:
+
+* ``copy``: a jitted copy reads and writes x once. A kernel that reads its input twice shows about two thirds of
+  its rate.
 * ``read``: a reduction reads x once and writes almost nothing. No reduction of XLA is close to the
   ceiling for all shapes, so three are measured, and the fastest one counts: ``row_max``, the maximum of
   each row; ``sum``, the sum of all elements; and ``piece_max``, the maximum of every 4096 consecutive
   elements (a remainder of fewer than 4096 is not read).
+
+The group ``few_rows`` of softmax has inputs so small that only the latency of a call matters; its calls are
+chained in one program.
 """
 
 from __future__ import annotations
 
-import itertools
+import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple, cast, get_args
 
 import jax
@@ -34,6 +50,21 @@ DTYPES = tuple(ITEM_BYTES)
 TIERS = ("auto", *get_args(Tier))
 CPU_COLS = (64, 1024, 4096, 32768, 50257)
 _PIECE = 4096
+# Lengths: powers of two, model widths, vocabularies, and odd lengths with their even neighbours.
+SOFTMAX_COLS = (
+    *(32, 64, 128, 256, 512, 768, 1000, 1001, 1024, 2048, 3072, 4096, 5120, 8192, 12288, 16384),
+    *(24576, 32768, 50256, 50257, 65536, 131072, 151935, 151936, 262144, 524288, 1048576),
+)
+LOGSUMEXP_COLS = (
+    *(8, 17, 33, 128, 197, 512, 1001, 1024, 2048, 4096, 8192, 16384),
+    *(24576, 32003, 32768, 50257, 65536, 128256, 131072, 262144, 1048576),
+)
+RMS_NORM_COLS = (
+    *(64, 128, 197, 512, 1024, 1536, 2048, 4096, 5120, 8192, 12288, 16384, 32768, 65536, 131072),
+)
+# Lengths of every tier, on any GPU.
+TIERS_COLS = (32, 1000, 1001, 4096, 16384, 50257, 131072, 2**20)
+FEW_ROWS = ((1, 32768), (1, 131072), (8, 131072), (64, 128256), (256, 256), (4096, 128))
 
 
 class Traffic(NamedTuple):
@@ -143,7 +174,7 @@ def row_cases(operation: str, gpu_cols: Sequence[int], options: Options) -> Iter
     on_cpu = jax.default_backend() == "cpu"
     elements = options.elements or (2**24 if on_cpu else 2**28)
     lengths = sorted(set(options.cols or (CPU_COLS if on_cpu else gpu_cols)))
-    for dtype, direction, cols in itertools.product(DTYPES, TRAFFIC[operation], lengths):
+    for dtype, direction, cols in product(DTYPES, TRAFFIC[operation], lengths):
         rows = max(1, elements // cols)
         yield with_tier(row_case(operation, direction, dtype, rows, cols))
 
@@ -282,3 +313,71 @@ def suite(name: str, operation: str = "", **fields: Any) -> Suite:
         "defaults": {"dtypes": DTYPES[:2]},
     }
     return Suite(name=name, **(common | fields))
+
+
+def _softmax_cases(options: Options) -> Iterable[Case]:
+    """Every dtype, direction and length, then the cases of few rows."""
+    yield from row_cases(options.operation, SOFTMAX_COLS, options)
+    few_rows = options.few_rows
+    if few_rows or (few_rows is None and jax.default_backend() != "cpu"):
+        for dtype, shape in product(DTYPES, FEW_ROWS):
+            yield row_case(options.operation, "fwd", dtype, *shape, group="few_rows")
+
+
+def watched_rows(
+    operation: str, platform: str, lengths: Iterable[int], dtypes: Iterable[str], *directions: str
+) -> Iterable[tuple[str, Case]]:
+    """The cases that `regress` measures for some lengths."""
+    elements = 2**20 if platform == "cpu" else 2**26
+    for dtype, direction, cols in product(dtypes, directions, lengths):
+        yield "rows", row_case(operation, direction, dtype, elements // cols, cols)
+
+
+def _watched_softmax(platform: str) -> Iterable[tuple[str, Case]]:
+    """One or two lengths of every tier, and few rows."""
+    on_cpu, wide, directions = platform == "cpu", DTYPES[:2], ("fwd", "grad")
+    for operation, of_cpu, of_gpu, dtypes in (
+        ("softmax", (64, 1001, 4096), TIERS_COLS, wide),
+        ("log_softmax", (1001,), (257, 8192, 50257, 131072), wide),
+        ("softmax", (1001,), (1000, 50257), ("float16",)),
+    ):
+        lengths = of_cpu if on_cpu else of_gpu
+        yield from watched_rows(operation, platform, lengths, dtypes, *directions)
+    shapes = {"fwd": FEW_ROWS, "grad": FEW_ROWS[2:5]}
+    for dtype, direction in product(wide, shapes):
+        for shape in ((4, 512),) if on_cpu else shapes[direction]:
+            yield "few_rows", row_case("softmax", direction, dtype, *shape, group="few_rows")
+
+
+def _watched_logsumexp(platform: str) -> Iterable[tuple[str, Case]]:
+    """Lengths of the tiers "warp" and "cluster"."""
+    lengths = (1001,) if platform == "cpu" else (197, 50257)
+    return watched_rows("logsumexp", platform, lengths, DTYPES[:2], "fwd", "grad")
+
+
+_FEW_ROWS_HELP = "also measure the latency on small inputs (default: on a GPU)"
+SUITES = (
+    suite(
+        "softmax",
+        summary="softmax and log_softmax, forward and backward, compared with jax.nn and a copy",
+        cases=_softmax_cases,
+        options={
+            **OPTIONS,
+            "--operation": {"choices": ("softmax", "log_softmax"), "default": "softmax"},
+            "--few-rows": {"action": argparse.BooleanOptionalAction, "help": _FEW_ROWS_HELP},
+        },
+        watched=_watched_softmax,
+    ),
+    suite(
+        "logsumexp",
+        summary="logsumexp, forward, backward and both, compared with jax.nn, a read and a copy",
+        cases=partial(row_cases, "logsumexp", LOGSUMEXP_COLS),
+        watched=_watched_logsumexp,
+    ),
+    suite(
+        "rms_norm",
+        summary="RMSNorm, forward and backward, compared with plain JAX and a copy",
+        cases=partial(row_cases, "rms_norm", RMS_NORM_COLS),
+        watched=lambda platform: watched_rows("rms_norm", platform, (4096,), ("bfloat16",), "grad"),
+    ),
+)

@@ -13,15 +13,12 @@ import tensor_families
 import jaxkernels as jk
 from jaxkernels.bench import (
     attention,
-    attention_drawn,
     losses,
     maps,
-    products,
     programs,
     regress,
     rows,
     sgemm,
-    softmax,
     timing,
 )
 from jaxkernels.bench.__main__ import OPERATIONS, build_parser
@@ -67,10 +64,10 @@ def test_no_tuned_length_is_published(draw):
 
 
 def test_drawn_layers(gpu):
-    found = list(attention_drawn.cases(200, seed=1))
-    assert found == list(attention_drawn.cases(200, seed=1))
-    assert found != list(attention_drawn.cases(200, seed=2))
-    assert {m["kind"] for m in found} == {*attention_drawn.KINDS}
+    found = list(attention.drawn_cases(200, seed=1))
+    assert found == list(attention.drawn_cases(200, seed=1))
+    assert found != list(attention.drawn_cases(200, seed=2))
+    assert {m["kind"] for m in found} == {*attention.KINDS}
     assert {m["direction"] for m in found} == {*attention.DIRECTIONS}
     assert any(m["length"] % 2 for m in found)
     assert any(m["length"] != m["keys"] for m in found)
@@ -82,16 +79,16 @@ def test_drawn_layers(gpu):
 
 
 def test_drawn_products():
-    found = products.drawn(300, 2, "gpu")
-    assert found == products.drawn(400, 2, "gpu")[:300]
-    assert found[:60] != products.drawn(60, 1, "gpu")
+    found = sgemm.drawn(300, 2, "gpu")
+    assert found == sgemm.drawn(400, 2, "gpu")[:300]
+    assert found[:60] != sgemm.drawn(60, 1, "gpu")
     sides = [case[name] for case in found for name in ("m", "n", "k")]
     assert min(sides) < 4 < 2**14 < max(sides)
     assert 2 / 3 < sum(case["batch"] == 1 for case in found) / 300 < 0.95
     assert {case["transposes"] for case in found} == {"NN", "NT", "TN", "TT"}
-    assert max(map(products.flops, found)) <= 2**40
-    assert max(map(products.touched_bytes, found)) <= 8e9
-    sizes = [products.touched_bytes(c) * sgemm.products_per_call(c, "gpu") for c in found]
+    assert max(map(sgemm.flops, found)) <= 2**40
+    assert max(map(sgemm.touched_bytes, found)) <= 8e9
+    sizes = [sgemm.touched_bytes(c) * sgemm.products_per_call(c, "gpu") for c in found]
     assert max(sizes) < 16e9
 
 
@@ -108,9 +105,9 @@ PROMISES = {
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_operands_of_a_family(name):
-    """On the device, where they are measured, and on the host, for tests of products."""
+    """On the device, where they are measured, and on the host, for tests of sgemm."""
     n = 64 if name.endswith("permutation") else 80
-    case = {**products.product("families", 1, 96, n, 64), "family": name}
+    case = {**sgemm.product("families", 1, 96, n, 64), "family": name}
     (a, b), (other, others) = sgemm.operands(case, 2)
     assert not (a == other).all()
     assert not (b == others).all()
@@ -132,10 +129,10 @@ def drawing_numbers(patch):
 def test_inputs_of_products_do_not_stay_in_the_cache(gpu, monkeypatch):
     """Data of twice the largest L2 lies between two uses of an input."""
     drawing_numbers(monkeypatch)
-    for case in products.GPU_PRODUCTS:
+    for case in sgemm.GPU_PRODUCTS:
         count = sgemm.products_per_call(case, "gpu")
         calls = sgemm.draw(case, count)
-        if products.is_chain(case):  # the first b, and every a once
+        if sgemm.is_chain(case):  # the first b, and every a once
             (call,) = calls
             assert len(set(call[1:])) == len(call) - 1 == count
             assert count * 4 * case["m"] * case["k"] >= 2 * 126 * 2**20
@@ -143,14 +140,14 @@ def test_inputs_of_products_do_not_stay_in_the_cache(gpu, monkeypatch):
         inputs = [pair for call in calls for pair in call]
         assert {len(call) for call in calls} == {count}
         assert len(set(inputs)) == len(inputs)
-        assert len(inputs) * products.touched_bytes(case) >= 2 * 126 * 2**20
+        assert len(inputs) * sgemm.touched_bytes(case) >= 2 * 126 * 2**20
 
 
 def test_inputs_of_short_products_are_used_again(gpu, monkeypatch):
     """A short product's time is not that of telling a GPU of other inputs."""
     drawing_numbers(monkeypatch)
     monkeypatch.setattr(sgemm, "rotations", lambda _: 3)
-    short, long = (products.product("drawn", 1, 100, 100, k) for k in (2**8, 2**16))
+    short, long = (sgemm.product("drawn", 1, 100, 100, k) for k in (2**8, 2**16))
     assert [len(sgemm.draw(case, 5)) for case in (short, long)] == [1, 3]
 
 
@@ -195,14 +192,14 @@ def test_cells_of_a_gpu_reach_every_tier():
         shape = c["rows"], c["cols"]
         return jk.plan_softmax(shape, c["dtype"], operation=operation, device="h200").tier
 
-    found = {str(tier(c)) for group, c in softmax.SUITE.watched("gpu") if group == "rows"}
+    found = {str(tier(c)) for group, c in rows.SUITES[0].watched("gpu") if group == "rows"}
     assert {"warp", "block", "block_smem", "cluster"} <= found
 
 
 def test_names_of_contenders():
     """Every rung at one size; of peers XLA's other ways; the planned rung and FFMA elsewhere."""
     of_group = {"ladder": sgemm.LADDER, "peers": ("auto", *sgemm.PEERS)}
-    for case in products.GPU_PRODUCTS:
+    for case in sgemm.GPU_PRODUCTS:
         found = sgemm.names(case, argparse.Namespace(algorithms=None))
         assert found == ("xla", *of_group.get(case["group"], ("auto", "pipelined")))
-    assert {case["group"] for case in products.GPU_PRODUCTS} == {*products.GROUPS} - {"drawn"}
+    assert {case["group"] for case in sgemm.GPU_PRODUCTS} == {*sgemm.GROUPS} - {"drawn"}

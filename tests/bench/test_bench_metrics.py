@@ -5,11 +5,11 @@ import itertools
 import pytest
 from bench_cases import measured, text_of
 
-from jaxkernels.bench import attention, attention_drawn, maps, rows, sgemm
+from jaxkernels.bench import attention, maps, rows, sgemm
 from jaxkernels.bench import tables as t
 from jaxkernels.bench.attention import heads_case, model_bytes
-from jaxkernels.bench.products import product
 from jaxkernels.bench.rows import row_case
+from jaxkernels.bench.sgemm import product
 
 
 def of_rows(operation, direction, cols=1024, dtype="float32", rows=1024, **seconds):
@@ -93,7 +93,7 @@ def test_summaries():
         assert [row[0] for row in table.rows] == order
 
 
-LAYER = next(iter(attention_drawn.cases(1, seed=1)))
+LAYER = next(iter(attention.drawn_cases(1, seed=1)))
 
 
 def test_the_default_over_the_best():
@@ -102,13 +102,13 @@ def test_the_default_over_the_best():
         measured({**LAYER, "batch": 2}, {"default": 1.0, "cudnn": 1.0, "ffi": 2.0}),
         measured({**LAYER, "batch": 3}, {"ffi": 2.0}),
     ]
-    assert [attention_drawn.over_best(m) for m in cells] == [2.0, 1.0, None]
+    assert [attention.over_best(m) for m in cells] == [2.0, 1.0, None]
     said = text_of(attention.SUITE, cells)
     assert "default over the best of 2 cases: geometric mean 1.414, worst 2.000" in said
     assert "1 beyond 1.03" in said
     # The path of the default, pinned, is the same program: both times are samples of one.
     times = {"default": 3.0, "ffi": 1.0, "xla": 1.6}
-    assert attention_drawn.over_best(measured(LAYER, times, {"default": {"path": "ffi"}})) == 1.25
+    assert attention.over_best(measured(LAYER, times, {"default": {"path": "ffi"}})) == 1.25
 
 
 def test_a_map():

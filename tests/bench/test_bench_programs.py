@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from jaxkernels.bench import (
-    attention_drawn,
+    attention,
     float32,
     linear_loss,
     losses,
     maps,
-    products,
     rows,
     scaling,
     sgemm,
@@ -120,11 +119,11 @@ def test_torch_is_compared_where_it_is(monkeypatch):
         torch.cuda.synchronize.assert_called_once_with()
 
 
-@pytest.mark.parametrize("kind", attention_drawn.KINDS)
+@pytest.mark.parametrize("kind", attention.KINDS)
 def test_every_kind_of_drawn_layer_runs(kind):
-    sizes = dict(zip(attention_drawn._SIZES, (2, 16, 32, 4, 2, 8), strict=True))
+    sizes = dict(zip(attention.DRAWN_SIZES, (2, 16, 32, 4, 2, 8), strict=True))
     case = {"group": "drawn", "dtype": "bfloat16", "direction": "both", "kind": kind, **sizes}
-    function, arguments = prepared(attention_drawn.program(case, "ffi"))
+    function, arguments = prepared(attention.program(case, "ffi"))
     found = jax.tree.leaves(function(*arguments))
     assert len(found) == 4
     assert all(bool(jnp.isfinite(x).all()) for x in found)
@@ -136,8 +135,8 @@ def test_a_program_computes_every_product(name, k):
     """Neither merged nor left out: it has the number that times are divided by."""
     if not ON_CPU:
         pytest.skip("on a GPU the calls have other names")
-    case = products.product("square" if k == 32 else "other", 1, 32, 32, k)
-    assert products.is_chain(case) == (k == 32)
+    case = sgemm.product("square" if k == 32 else "other", 1, 32, 32, k)
+    assert sgemm.is_chain(case) == (k == 32)
     program = sgemm.program(case, name)
     function, arguments = prepared(program)
     text = function.lower(*arguments).compile().as_text()
@@ -146,7 +145,7 @@ def test_a_program_computes_every_product(name, k):
 
 def test_a_chain_of_products_stays_finite():
     """Its results keep their size, so that a GPU's switching power is that of any numbers."""
-    case = products.product("square", 1, 64, 64, 64, "NT")
+    case = sgemm.product("square", 1, 64, 64, 64, "NT")
     function = jax.jit(sgemm.program(case, "auto").function)
     result = function(*sgemm.draw(case, 200)[0])
     assert 1e-3 < float(jnp.linalg.norm(result)) / 64 < 10
@@ -157,7 +156,7 @@ def test_an_error_of_a_product_is_seen(transposes, monkeypatch):
     """An element of a sampled row, column and member that is wrong by a tenth of itself."""
     monkeypatch.setattr(sgemm, "_SAMPLED_ROWS", 5)
     monkeypatch.setattr(sgemm, "_SAMPLED_COLS", 4)
-    case = products.product("other", 3, 40, 30, 20, transposes)
+    case = sgemm.product("other", 3, 40, 30, 20, transposes)
     (pair,) = sgemm.operands(case, 1)
     c = jax.jit(sgemm._function(case, "xla"))(*pair)
     assert sgemm.errors(case, pair, c)["of_bound"] < 1

@@ -11,7 +11,7 @@ import pytest
 from bench_cases import measured, run_of
 from programs import ROOT
 
-from jaxkernels.bench import attention_drawn, linear_loss, products, records, rows
+from jaxkernels.bench import linear_loss, records, rows, sgemm
 from jaxkernels.bench.attention import DIRECTIONS, VARIANTS, heads_case
 from jaxkernels.bench.rows import row_case
 
@@ -80,7 +80,7 @@ def cases_of_rows(operation, group="rows", directions=None):
 
 def cases_of_products(*groups):
     return [
-        products.product(group, 1, n, n, n) | ({"family": "relu"} if group == "families" else {})
+        sgemm.product(group, 1, n, n, n) | ({"family": "relu"} if group == "families" else {})
         for group in groups
         for n in (256, 4096)
     ]
@@ -99,7 +99,7 @@ CASES = {
         for dtype, variant, way in itertools.product(DTYPES, VARIANTS, DIRECTIONS)
     ],
     "attention_drawn": [
-        {"group": attention_drawn.GROUP, "dtype": dtype, "direction": way, **LAYER}
+        {"group": "drawn", "dtype": dtype, "direction": way, **LAYER}
         for dtype, way in itertools.product(DTYPES, DIRECTIONS)
     ],
     "sgemm": cases_of_products("square", "other", "transposed", "ladder"),
