@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("rich")
 
-from bench_cases import QUICK, measured, run_of
+from bench_cases import QUICK
 
 from jaxkernels.bench import __main__ as command
 from jaxkernels.bench import programs, records, suite, timing
@@ -70,7 +70,11 @@ def only_this_suite(monkeypatch):
 
 @pytest.mark.parametrize("part", [{}, {"part": 0}], ids=["jitted", "compiled together"])
 def test_a_case_gives_a_record_for_each_contender(part):
-    found = {r.contender: r for r in measure(SUITE, OPTIONS, [CASE | part])}
+    ready, too_long = records.by_case(
+        measure(SUITE, OPTIONS, [CASE | part, CASE | part | {"cols": 1000}])
+    )
+    assert {r.refused for r in too_long.records.values()} == {"too long", "not here"}
+    found = ready.records
     assert list(found) == ["twice", "ours", "half", "none"]
     assert found["ours"].extra == {"size": 4}
     assert found["twice"].extra == {"operations": 2}
@@ -137,12 +141,6 @@ def test_contenders_are_sampled_in_turn_through_their_rotations():
     assert [name for name, _ in calls[8:]] == ["a", "late", "a", "late", "a"]
 
 
-def test_inputs_that_do_not_fit_are_a_refusal_of_that_case_alone():
-    found = records.by_case(measure(SUITE, OPTIONS, [CASE, CASE | {"cols": 1000}]))
-    assert found[0].seconds("ours")
-    assert {r.refused for r in found[1].records.values()} == {"too long", "not here"}
-
-
 def test_bugs_surface():
     program = Program(lambda x: x.nothing, lambda: [(jnp.ones(4),)])
     broken = dataclasses.replace(SUITE, program=lambda *_: program)
@@ -184,42 +182,3 @@ def test_a_file_that_cannot_be_read_is_said(text, tmp_path, capsys):
     (tmp_path / "b.json").write_text(text)
     assert main(["copying", "--from-json", str(tmp_path / "b.json")]) == 2
     assert "cannot read" in capsys.readouterr().err
-
-
-CASES = [
-    measured(
-        {"cols": cols, "kind": kind}, {"xla": 2.0, "ours": s}, refused={} if s else {"o": "no"}
-    )
-    for cols, kind, s in [(4, "a", 2.0), (4, "b", 8.0), (8, "a", 1.0), (8, "b", None)]
-]
-GAIN = (*t.fields("cols"), t.times_faster("gain", "xla", "ours"))
-
-
-def test_tables():
-    """A line for each case, or for each contender; a table for each value of fields."""
-    (table,) = t.View("T", GAIN).tables(CASES)
-    assert table.headers == ["cols", "gain"]
-    assert table.rows == [["4", "1.00"], ["4", "0.25"], ["8", "2.00"], ["8", "-"]]
-    a, b = t.View("T {kind}", lambda m: t.fields("cols", m["kind"])).tables(CASES)
-    assert (a.title, a.headers, len(a.rows)) == ("T a", ["cols", "a"], 2)
-    assert (b.title, b.headers, len(b.rows)) == ("T b", ["cols", "b"], 2)
-    assert t.View("T", GAIN, lambda m: m["kind"] == "c").tables(CASES) == []
-    who = [t.Column("who", lambda m: m.contender), t.time("us", unit="us", digits=0)]
-    (table,) = t.View("T", who, contenders=lambda m: ("ours", "xla")).tables(CASES[1:2])
-    assert table.rows == [["ours", "8000000"], ["xla", "2000000"]]
-    ordered = t.View("T", GAIN, order=lambda m: -m["cols"]).tables(CASES)[0].rows
-    assert [row[0] for row in ordered] == ["8", "8", "4", "4"]
-
-
-def test_reasons_are_counted_where_values_are_missing():
-    cases = [measured({"n": n}, {}, refused={"ours": f"no {n} MiB"}) for n in (1, 2)]
-    named = dataclasses.replace(SUITE, label=lambda case: f"case {case['n']}")
-    assert command.refusals(run_of(cases), named) == ["ours: no 1 MiB (case 1 and 1 more)"]
-
-
-@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, None])
-def test_a_time_that_is_none(seconds):
-    m = measured({}, {"ours": seconds, "xla": 1.0})
-    assert m.seconds("ours") is None
-    assert m.ratio("xla", "ours") is None
-    assert m.ratio("ours", "xla") is None

@@ -1,0 +1,166 @@
+"""The tables of suites, from made-up times."""
+
+import math
+
+from bench_cases import measured, run_of
+
+from jaxkernels.bench.__main__ import SUITES, refusals
+from jaxkernels.bench.attention import heads_case
+from jaxkernels.bench.rows import row_case
+from jaxkernels.bench.sgemm import product
+
+MIB = 2**20
+DRAWN = {"group": "drawn", "dtype": "float16", "direction": "fwd", "kind": "bias", "batch": 2}
+DRAWN |= {"length": 9, "keys": 9, "heads": 4, "key_heads": 2, "depth": 8}
+
+
+def of_rows(operation, direction, cols, ms, group="rows", dtype="float32", rows=1024, **tier):
+    case = row_case(operation, direction, dtype, rows, cols, group) | tier
+    return measured(case, {name: s / 1e3 for name, s in ms.items()})
+
+
+def of_attention(group, variant, direction, shape, ms, **extra):
+    case = heads_case(group, "float32", variant, direction, shape)
+    return measured(case, {name: s / 1e3 for name, s in ms.items()}, {"ours": extra})
+
+
+def of_products(k, ms, rung="", transposes="NN", **refused):
+    errors = {"errors": {"relF": 1e-7, "of_bound": 0.25}}
+    extra = dict.fromkeys(ms, errors) | {"auto": errors | {"rung": rung}}
+    case = product("drawn", 1, 1024, 1024, k, transposes)
+    return measured(case, {name: s / 1e3 for name, s in ms.items()}, extra, refused)
+
+
+# By suite and platform: cases with their milliseconds, and the tables.
+TABLES = [
+    # A gradient, which reads two arrays, takes 1.5 times as long as a copy. Times may be unknown.
+    ("softmax", "gpu", [
+        of_rows("softmax", "grad", MIB, {"copy": 2, "xla": 6, "auto": 3, "block": 6}, tier="warp"),
+        of_rows("softmax", "grad", 8, {"copy": math.inf, "xla": math.nan, "auto": 0}, tier="warp"),
+        of_rows("softmax", "fwd", 64, {"xla": 3e-3, "auto": 1e-3}, "few_rows", rows=4),
+    ]),
+    # The sum is the fastest read. It moves 1 GiB, and ours another MiB.
+    ("logsumexp", "gpu", [
+        of_rows("logsumexp", "fwd", 1024, {"row_max": 2, "sum": 1, "piece_max": 3, "auto": 1},
+                rows=2**18),
+        of_rows("logsumexp", "both", MIB, {"copy": 2, "auto": 3}),
+    ]),
+    ("losses", "gpu", [
+        of_rows("losses", "mean", MIB, {"copy": 2, "xla": 9, "compiled": 8, "ours": 4, "where": 5}),
+        of_rows("losses", "loss", MIB, {"piece_max": 1, "ours": 2}, dtype="bfloat16"),
+    ]),
+    # The worst case is the first. 1.0275 times XLA's time is not slower.
+    ("map", "gpu", [
+        of_rows("softmax", "fwd", 50257, {"copy": 2e-3, "xla": 4e-3, "auto": us / 1e3}, "few_rows",
+                rows=rows, tier=tier)
+        for us, rows, tier in ((4.11, 4, "block"), (8, 1, "cluster"))
+    ]),
+    # Scores of 384 bytes: a copy moves 768, and model bytes are five streams. A causal row is read
+    # up to its diagonal, 240 bytes. A mask has 32 bytes.
+    ("attention", "gpu", [
+        of_attention("scores", "plain", "both", (2, 3, 4),
+                     {"copy": 0.768, "xla": 1.92 * 4, "ours": 1.92 * 2}, temp_bytes=3 * MIB),
+        of_attention("scores", "causal", "both", (2, 3, 4),
+                     {"copy": 0.768, "ours": 0.24 * 3 + 0.384 * 2}),
+        of_attention("scores", "mask", "both", (2, 3, 4), {"copy": 0.768, "ours": 1.92 + 0.032}),
+        of_attention("scores", "causal", "fwd", (1, 16, 4096), {"copy": 1, "ours": 1}),
+        of_attention("layers", "causal", "fwd", (1, 2, 8, 4), {"xla": 4, "ours": 2, "cudnn": 1},
+                     kernels=["flash"]),
+    ]),
+    # The default and its path have one program: the mean of both times counts.
+    ("attention", "gpu", [
+        measured(DRAWN, {"default": 1.0, "cudnn": 1.0, "ffi": 2.0}),
+        measured(DRAWN | {"batch": 3}, {"default": 3.0, "ffi": 1.0, "xla": 1.6},
+                 {"default": {"path": "ffi"}}),
+        measured(DRAWN | {"batch": 4}, {"ffi": 2.0}),
+    ]),
+    ("sgemm", "gpu", [
+        of_products(1024, {"xla": 2, "auto": 1}, "tensor"),
+        of_products(9, {"xla": 2, "auto": 2.5}, "pipelined"),
+        of_products(8, {"xla": 1}, transposes="NT", auto="no 8 MiB"),
+        of_products(7, {"xla": 1}, auto="no 7 MiB"),
+    ]),
+    ("sgemm", "cpu", [of_products(1024, {"xla": 2, "auto": 1})]),
+]  # fmt: skip
+SHOWN = """
+softmax: softmax grad, float32 (TB/s of model bytes)
+cols rows copy jax.nn ours of copy x jax.nn tier block
+1048576 1024 4.29 2.15 4.29 1.000 2.00 warp 2.15
+8 1024 - - - - - warp -
+softmax: softmax on few rows
+rows cols dtype jax.nn us ours us
+4 64 float32 3.0 1.0
+logsumexp: logsumexp fwd, float32 (TB/s of model bytes)
+cols rows read jax.nn ours of read x jax.nn
+1024 262144 1.07 - 1.07 1.001 -
+logsumexp: logsumexp both, float32 (TB/s of model bytes)
+cols rows copy jax.nn ours of copy x jax.nn
+1048576 1024 4.29 - 4.29 1.000 -
+losses: losses: mean, float32
+cols rows copy TB/s ours TB/s of copy ours ms optax ms torch.compile ms x optax where
+1048576 1024 4.29 2.15 0.500 4.000 9.000 8.000 2.25 0.80
+losses: losses: loss, bfloat16
+cols rows read TB/s ours TB/s of read ours ms optax ms torch.compile ms x optax
+1048576 1024 2.15 1.07 0.500 2.000 - - -
+map: softmax fwd, float32
+cols rows tier copy us jax.nn us ours us of copy x jax.nn
+50257 1 cluster 2.0 4.0 8.0 0.25 0.50
+50257 4 block 2.0 4.0 4.1 0.49 0.97
+x jax.nn of 2 cases: geometric mean 0.698, worst 0.500 (1 x 50257, cluster), 0.973 (4 x 50257, \
+block), 1 below 0.971
+attention: scale, mask and softmax, both, float32
+length batch heads variant copy TB/s XLA ms ours ms x XLA ours of model XLA of model ours temp \
+MiB XLA temp MiB
+4 2 3 plain 0.00 7.680 3.840 2.00 2.00 4.00 3.0 -
+4 2 3 causal 0.00 - 1.488 - 1.00 - - -
+4 2 3 mask 0.00 - 1.952 - 1.00 - - -
+of model: time over that of the model bytes at the rate of the copy
+attention: scale, mask and softmax, fwd, float32
+length batch heads variant copy TB/s XLA ms ours ms x XLA ours of model XLA of model
+4096 1 16 causal 2.15 - 1.000 - 1.33 -
+of model: time over that of the model bytes at the rate of the copy
+attention: attention layers
+dtype direction variant batch length heads depth XLA ms cuDNN ms ours ms x XLA x cuDNN
+float32 fwd causal 1 8 2 4 4.000 1.000 2.000 2.00 0.50
+XLA's float32 at the highest precision; cuDNN has no float32
+our kernels in our programs: flash
+attention: attention of drawn sizes
+kind direction dtype batch length keys heads key_heads depth path default ms cudnn ms ffi ms xla \
+ms over best
+bias fwd float16 3 9 9 4 2 8 ffi 3000.000 - 1000.000 1600.000 1.250
+bias fwd float16 2 9 9 4 2 8 - 1000.000 1000.000 2000.000 - 1.000
+bias fwd float16 4 9 9 4 2 8 - - - 2000.000 - -
+default over the best of 2 cases: geometric mean 1.118, worst 1.250 (drawn bias fwd float16 \
+3x9x9x4x2x8), 1 beyond 1.03
+sgemm: drawn: (m, n, k), batch x (m, n, k), T is transposed in memory
+product by us TFLOP/s relF of bound of cuBLAS
+1024^3 auto 1000.0 2.15 1.0e-07 0.250 2.000
+1024^3 cuBLAS 2000.0 1.07 1.0e-07 0.250 1.000
+(1024, 1024, 9) auto 2500.0 0.01 1.0e-07 0.250 0.800
+(1024, 1024, 9) cuBLAS 2000.0 0.01 1.0e-07 0.250 1.000
+(1024, 1024, 8) NT auto - - 1.0e-07 0.250 -
+(1024, 1024, 8) NT cuBLAS 1000.0 0.02 1.0e-07 0.250 1.000
+(1024, 1024, 7) auto - - 1.0e-07 0.250 -
+(1024, 1024, 7) cuBLAS 1000.0 0.01 1.0e-07 0.250 1.000
+auto over cuBLAS of 2 cases: geometric mean 1.265, worst 0.800 ((1024, 1024, 9)), 1 below 1, 1 on \
+tensor cores
+auto: no 8 MiB (product (1024, 1024, 8) NT and 1 more)
+sgemm: drawn: (m, n, k), batch x (m, n, k), T is transposed in memory
+product by us GFLOP/s relF of bound of XLA
+1024^3 auto 1000.0 2147.48 1.0e-07 0.250 2.000
+1024^3 XLA 2000.0 1073.74 1.0e-07 0.250 1.000
+auto over XLA of 1 cases: geometric mean 2.000, worst 2.000 (1024^3), 0 below 1
+on a CPU both are XLA's own product
+"""
+
+
+def test_tables():
+    found = []
+    for name, platform, cases in TABLES:
+        (suite,) = (suite for suite in SUITES if suite.name == name)
+        run = run_of(cases, platform)
+        for table in (table for view in suite.views(run) for table in view.tables(run.measured)):
+            lines = map(" ".join, (table.headers, *table.rows))
+            found += [f"{name}: {table.title}", *lines, *table.notes]
+        found += refusals(run, suite)
+    assert found == SHOWN.split("\n")[1:-1]
