@@ -171,6 +171,9 @@ SECTIONS: dict[str, Callable[[Runs], str | None]] = {}
 PICTURES: dict[str, Callable[[Runs], str | None]] = {}
 
 Make = Callable[[Source, Cases], str]
+Picture = tuple[str, Sequence[charts.Panel]]  # a title and panels
+Draw = Callable[[Source, Cases], Picture]
+Points = Mapping[str, Sequence[tuple[Any, float]]]
 
 
 def of_run(into: dict[str, Callable[[Runs], str | None]], name: str, file: str, **fields: Any):
@@ -190,13 +193,17 @@ def of_run(into: dict[str, Callable[[Runs], str | None]], name: str, file: str, 
 section = partial(of_run, SECTIONS)
 
 
-def drawing(name: str, file: str, **fields: Any) -> Callable[[Make], Make]:
+def drawing(name: str, file: str, **fields: Any) -> Callable[[Draw], Draw]:
     """Registers a picture, and the section that shows it."""
 
-    def register(make: Make) -> Make:
+    def register(draw: Draw) -> Draw:
+        def make(source: Source, cases: Cases) -> str:
+            title, panels = draw(source, cases)
+            return charts.picture(f"{title}, {source.run.environment['device']}", panels)
+
         of_run(PICTURES, name, file, **fields)(make)
         SECTIONS[f"{name}_picture"] = shown
-        return make
+        return draw
 
     def shown(runs: Runs) -> str | None:
         svg = PICTURES[name](runs)
@@ -304,6 +311,29 @@ def _kinds(cases: Cases) -> Mapping[tuple[str, str], Cases]:
     return group_by(cases, lambda m: (m["dtype"], m["direction"]))
 
 
+def _panels(
+    cases: Cases, points: Callable[[Cases], Points], x: str, y: str, *how: Any
+) -> list[charts.Panel]:
+    """A panel for each dtype and direction."""
+    return [
+        charts.Panel(f"{dtype}, {_DIRECTIONS[direction]}", (x, y), points(members), *how)
+        for (dtype, direction), members in _kinds(cases).items()
+    ]
+
+
+def _slowest(groups: Mapping[str, Cases], least: float, shown: int) -> list[list[str]]:
+    """A line for each group: its ratios to XLA, the number below the least one, and the slowest."""
+    lines = []
+    for name, members in groups.items():
+        pairs = Gains.of(members, lambda m: m.ratio(*_AUTO)).pairs
+        if pairs:
+            below = sum(value < least for value, _ in pairs)
+            worst = ", ".join(f"{value:.2f} ({where})" for value, where in pairs[:shown])
+            mean = geometric_mean(value for value, _ in pairs)
+            lines.append([name, str(len(pairs)), f"{mean:.2f}", str(below), worst])
+    return lines
+
+
 @section("softmax", "softmax", group="rows")
 @section("logsumexp", "logsumexp", group="rows", direction="fwd")
 def by_length(source: Source, cases: Cases) -> str:
@@ -340,60 +370,51 @@ def by_length(source: Source, cases: Cases) -> str:
 
 
 @drawing("softmax", "softmax", group="rows")
-def softmax_picture(source: Source, cases: Cases) -> str:
+def softmax_picture(source: Source, cases: Cases) -> Picture:
     """Throughput by length."""
     names = {"ours": "auto", "jax.nn": "xla", "device copy": "copy"}
 
-    def panel(dtype: str, direction: str, members: Cases) -> charts.Panel:
-        found = {
+    def points(members: Cases) -> Points:
+        return {
             shown: [(m["cols"], r / 1e12) for m in members if (r := rows.rate(m, name))]
             for shown, name in names.items()
         }
-        title = f"{dtype}, {_DIRECTIONS[direction]}"
-        return charts.Panel(title, ("columns", "TB/s of model bytes"), found)
 
-    panels = [panel(*kind, members) for kind, members in _kinds(cases).items()]
-    device = source.run.environment["device"]
-    return charts.picture(f"Throughput of softmax by the length of a row, {device}", panels)
+    panels = _panels(cases, points, "columns", "TB/s of model bytes")
+    return "Throughput of softmax by the length of a row", panels
 
 
 @section("map", "map")
 def drawn_lengths(source: Source, cases: Cases) -> str:
     """A line for each number of rows."""
-    lines = []
-    by_height = group_by(cases, lambda m: str(m["rows"]) if rows.is_few(m) else "many")
-    for height in sorted(by_height, key=lambda name: -int(name) if name != "many" else -1e9):
-        found = Gains.of(by_height[height], lambda m: m.ratio(*_AUTO)).pairs
-        slower = [pair for pair in found if pair[0] * maps.TOLERANCE < 1]
-        worst = ", ".join(f"{value:.2f} ({where})" for value, where in slower[:3]) or "-"
-        mean = geometric_mean(value for value, _ in found)
-        lines.append([height, str(len(found)), f"{mean:.2f}", str(len(slower)), worst])
+    groups = group_by(cases, lambda m: m["rows"] if rows.is_few(m) else 0)
+    by_height = {
+        str(n) if n else "many": groups[n] for n in sorted(groups, key=lambda n: (n > 0, -n))
+    }
+    lines = _slowest(by_height, 1 / maps.TOLERANCE, shown=3)
     heads = ["rows", "cases", "times jax.nn, geometric mean", "slower by more than 3 %", "slowest"]
     seed = source.run.settings["seed"]
     return f"{source.caption} Lengths are those of seed {seed}.\n\n{grid(heads, lines)}"
 
 
 @drawing("map", "map")
-def map_picture(source: Source, cases: Cases) -> str:
+def map_picture(source: Source, cases: Cases) -> Picture:
     """A dot for each case."""
     kinds = {"many rows": (133, 1 << 60), "16 to 132 rows": (16, 132), "1 or 4 rows": (1, 4)}
 
-    def panel(dtype: str, direction: str, members: Cases) -> charts.Panel:
-        found = {
+    def points(members: Cases) -> Points:
+        return {
             name: [
                 (m["cols"], gain)
                 for m in members
-                if low <= (1 << 40 if m["group"] == "many_rows" else m["rows"]) <= high
+                if low <= (m["rows"] if rows.is_few(m) else 1 << 40) <= high
                 if (gain := m.ratio(*_AUTO))
             ]
             for name, (low, high) in kinds.items()
         }
-        title = f"{dtype}, {_DIRECTIONS[direction]}"
-        return charts.Panel(title, ("columns", "times jax.nn's speed"), found, "dots", 1.0, True)
 
-    panels = [panel(*kind, members) for kind, members in _kinds(cases).items()]
-    device = source.run.environment["device"]
-    return charts.picture(f"Softmax at lengths that a seed drew, {device}", panels)
+    panels = _panels(cases, points, "columns", "times jax.nn's speed", "dots", 1.0, True)
+    return "Softmax at lengths that a seed drew", panels
 
 
 _OF_LOSSES = {
@@ -429,7 +450,7 @@ def losses(source: Source, cases: Cases) -> str:
 
 
 @drawing("losses", "losses", group="rows", direction="mean")
-def losses_picture(source: Source, cases: Cases) -> str:
+def losses_picture(source: Source, cases: Cases) -> Picture:
     """Times of the loss and its gradient."""
     names = {"ours": "ours", "torch.compile": "compiled", "optax": "xla"}
 
@@ -443,40 +464,20 @@ def losses_picture(source: Source, cases: Cases) -> str:
 
     panels = [panel(*item) for item in group_by(cases, lambda m: m["dtype"]).items()]
     size = max(m["rows"] * m["cols"] for m in cases)
-    device = source.run.environment["device"]
-    logits = f"2^{(size - 1).bit_length()} logits"
-    return charts.picture(f"Cross entropy and its gradient, {logits}, {device}", panels)
+    return f"Cross entropy and its gradient, 2^{(size - 1).bit_length()} logits", panels
 
 
 @section("losses_drawn", "losses_drawn")
 def losses_drawn(source: Source, cases: Cases) -> str:
-    """A line for each kind."""
-    lines = []
-    for (dtype, direction), members in _kinds(cases).items():
-        _, mean, least, most = Gains.of(members, lambda m: m.ratio("xla", "ours")).cells
-        parts = [p for m in members if (p := rows.of_ceiling(m, "ours"))]
-        of = f"{min(parts):.2f} to {max(parts):.2f} of a {rows.traffic(members[0]).ceiling}"
-        lines.append([f"{dtype}, {_OF_LOSSES[direction].lower()}", of, mean, least, most])
-    heads = ["", "rate", "times optax, geometric mean", "least", "most"]
-    lengths = sorted({m["cols"] for m in cases})
-    said = f"{len(lengths)} lengths of seed {source.run.settings['seed']}: {', '.join(map(str, lengths))}."
-    return f"{source.caption} {said}\n\n{grid(heads, lines)}\n\n{_of_options(cases)}"
-
-
-def _of_options(cases: Cases) -> str:
-    """The time with each option relative to that without, by kind, and the worst lengths."""
-    lines = []
-    for (dtype, direction), members in _kinds(cases).items():
-        kind = f"{dtype}, {_OF_LOSSES[direction].lower()}"
-        for name in OPTIONS:
-            found = Gains.of(members, lambda m, name=name: m.ratio(name, "ours")).pairs
-            if not found:
-                continue
-            worst = ", ".join(f"{gain:.2f} ({where})" for gain, where in reversed(found[-3:]))
-            mean = geometric_mean(gain for gain, _ in found)
-            lines.append([f"{kind}, {name.replace('_', ' ')}", f"{mean:.2f}", worst])
-    heads = ["", "times the loss without, geometric mean", "most"]
-    return "Options, each alone:\n\n" + grid(heads, lines)
+    """The tables that the benchmark prints, then the times of optax and of options over all lengths."""
+    lines = [
+        [f"{dtype}, {_OF_LOSSES[direction].lower()}", shown.replace("_", " "), *found.cells[1:]]
+        for (dtype, direction), members in _kinds(cases).items()
+        for name, shown in ({"xla": "optax"} | {name: name for name in OPTIONS}).items()
+        if (found := Gains.of(members, lambda m, name=name: m.ratio(name, "ours"))).pairs
+    ]
+    heads = ["", "time over ours", "geometric mean", "least", "most"]
+    return f"{as_printed(source, cases)}\n\n{grid(heads, lines)}"
 
 
 @section("few_rows", "losses", group="few_rows")
@@ -494,6 +495,9 @@ def few_rows(source: Source, cases: Cases) -> str:
 
 
 @section("linear_loss", "linear_loss")
+@section("attention_drawn", "attention_drawn")
+@section("ladder", "sgemm", group="ladder")
+@section("peers", "sgemm_peers", group="peers")
 @section("models", "float32")
 @section("scaling", "scaling")
 @section("cpu_softmax", "cpu_softmax")
@@ -539,41 +543,17 @@ def scores(source: Source, cases: Cases) -> str:
 
 
 @drawing("attention", "attention", group="scores")
-def scores_picture(source: Source, cases: Cases) -> str:
+def scores_picture(source: Source, cases: Cases) -> Picture:
     """A bar for each length and kind."""
 
-    def panel(dtype: str, direction: str, members: Cases) -> charts.Panel:
-        found = {
+    def points(members: Cases) -> Points:
+        return {
             variant: [(str(m["length"]), g) for m in of_kind if (g := m.ratio(*_OURS))]
             for variant, of_kind in group_by(members, lambda m: m["variant"]).items()
         }
-        title = f"{dtype}, {_DIRECTIONS[direction]}"
-        return charts.Panel(title, ("length", "times XLA's speed"), found, "bars", 1.0)
 
-    panels = [panel(*kind, members) for kind, members in _kinds(cases).items()]
-    device = source.run.environment["device"]
-    return charts.picture(f"Scale, mask and softmax of attention scores, {device}", panels)
-
-
-@section("attention_drawn", "attention_drawn")
-def layers_drawn(source: Source, cases: Cases) -> str:
-    """The summary, and the layers in which the default loses most."""
-    found = sorted(
-        ((over, i, m) for i, m in enumerate(cases) if (over := attention.over_best(m))),
-        reverse=True,
-    )
-    lines = [
-        [
-            attention.label(m.case).partition(" ")[2],
-            str(m.extra("default", "path")),
-            *(ms(m, name) for name in ("default", *attention.NAMED)),
-            f"{over:.2f}",
-        ]
-        for over, _, m in found[:6]
-    ]
-    heads = ["the slowest", "path", "default ms", "cuDNN ms", "ours ms", "XLA ms", "over best"]
-    said = f"Seed {source.run.settings['seed']}: {attention.SWEEP.summary(cases)}."
-    return f"{source.caption} {said}\n\n{grid(heads, lines)}"
+    panels = _panels(cases, points, "length", "times XLA's speed", "bars", 1.0)
+    return "Scale, mask and softmax of attention scores", panels
 
 
 def _teraflops(m: Measured, name: str) -> str:
@@ -604,46 +584,21 @@ def of_products(source: Source, cases: Cases) -> str:
     return f"{source.caption} {said}\n\n{grid(heads, lines)}"
 
 
-@section("ladder", "sgemm", group="ladder")
-@section("peers", "sgemm_peers", group="peers")
-def of_contenders(source: Source, cases: Cases) -> str:
-    """A line for each product and contender."""
-    heads = ["product", "by", "TFLOP/s", "times cuBLAS", "relF"]
-    shown = {"xla": "cuBLAS", "auto": "ours"}
-    lines = [
-        [
-            sgemm.size(m.case),
-            shown.get(name, name),
-            _teraflops(m, name),
-            number(m.ratio("xla", name)),
-            number(m.extra(name, "errors", "relF"), ".1e"),
-        ]
-        for m in cases
-        for name in m.records
-    ]
-    return f"{source.caption}\n\n{grid(heads, lines)}"
-
-
 @section("products_drawn", "sgemm_drawn")
 def products_drawn(source: Source, cases: Cases) -> str:
     """A line for each order of time, and the slowest."""
-    lines = []
-    for low, high, name in ((0, 10, "up to 10 us"), (10, 30, "10 to 30 us"), (30, 1e9, "more")):
-        members = [m for m in cases if low < 1e6 * (m.seconds("xla") or 0) <= high]
-        pairs = Gains.of(members, lambda m: m.ratio(*_AUTO)).pairs
-        if not pairs:
-            continue
-        mean = geometric_mean(value for value, _ in pairs)
-        worst = ", ".join(f"{value:.2f} ({where})" for value, where in pairs[:4])
-        below = sum(value < 0.95 for value, _ in pairs)
-        lines.append([name, str(len(pairs)), f"{mean:.2f}", str(below), worst])
+    ends = {"up to 10 us": (0, 10), "10 to 30 us": (10, 30), "more": (30, 1e9)}
+    groups = {
+        name: [m for m in cases if low < 1e6 * (m.seconds("xla") or 0) <= high]
+        for name, (low, high) in ends.items()
+    }
     heads = ["cuBLAS takes", "products", "times cuBLAS, geometric mean", "below 0.95", "slowest"]
     said = f"Seed {source.run.settings['seed']}."
-    return f"{source.caption} {said}\n\n{grid(heads, lines)}"
+    return f"{source.caption} {said}\n\n{grid(heads, _slowest(groups, 0.95, shown=4))}"
 
 
 @drawing("products", "sgemm", group="square")
-def products_picture(source: Source, cases: Cases) -> str:
+def products_picture(source: Source, cases: Cases) -> Picture:
     """Rates of squares."""
     names = {"ours": "auto", "without tensor cores": "pipelined", "cuBLAS": "xla"}
     found = {
@@ -660,8 +615,7 @@ def products_picture(source: Source, cases: Cases) -> str:
         charts.Panel("rate", ("size of the square matrices", "TFLOP/s"), found, "bars"),
         charts.Panel("over cuBLAS", ("size", "times cuBLAS's rate"), over, "lines", 1.0),
     ]
-    device = source.run.environment["device"]
-    return charts.picture(f"float32 products of square matrices, {device}", panels)
+    return "float32 products of square matrices", panels
 
 
 def filled(text: str, runs: Runs) -> str:
