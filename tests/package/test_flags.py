@@ -1,4 +1,4 @@
-"""Every public function under JAX's strict flags: no implicit promotion of ranks or dtypes, with 64 bits and without."""
+"""Public functions under JAX's flags: strict promotion of ranks and dtypes, with 64 bits and without; jax_debug_nans."""
 
 import contextlib
 import functools
@@ -15,92 +15,110 @@ import jaxkernels as jk
 import jaxkernels.flax as jkflax
 import jaxkernels.optax as jkoptax
 
-MASK = np.tril(np.ones((4, 5), bool))
-LABEL = np.array([1, 4, 0, 2], np.int32)
+X = FUNCTIONS["softmax"].draw()[0][0]
+# The second row sees nothing.
+WHERE = np.array([[True] * 5, [False] * 5, [True, False, True, False, True], [True] * 5])
+SOME = WHERE | (np.arange(5) == 4)
+LABEL = np.array([2, -1, 0, 4])
+NONE = np.full(4, -1)
+LENGTHS = np.array([0, 2], np.int32)
 EVEN = np.full((4, 5), 0.25)
-LENGTHS = np.array([1, 4], np.int32)
-HEADS = [(2, 4, 4, 3), (2, 5, 2, 3), (2, 5, 2, 3)]
+MINUS_INF = np.where(np.arange(4) == 1, -np.inf, X.T).T.astype(np.float32)
+WIDTHS = ("bfloat16", "float64")
 
 
-def attention(function=jk.dot_product_attention, *, pick=lambda result: result, **options):
-    def of_operands(q, k, v, bias=None):
-        return pick(function(q, k, v, bias, **options))
-
-    return of_operands
+def rows(function, *operands, **options):
+    """A function of four rows of five columns, and of further operands."""
+    return Function(functools.partial(function, **options), None, ("normal rc", *operands), WIDTHS)
 
 
-def scores(operands=("normal brc",), **options):
-    return Function(
-        lambda x, bias=None: jk.scaled_masked_softmax(x, bias=bias, **options), None, operands
-    )
+def scores(*operands, **options):
+    """Of rows, and of a bias if there are more operands."""
+    call = lambda x, bias=None: jk.scaled_masked_softmax(x, bias=bias, **options)  # noqa: E731
+    return rows(call, *operands)
 
 
-def of_heads(function, operands=()):
-    return Function(function, None, ("normal bqhd", "normal bkgd", "normal bkgd", *operands))
+def heads(function, *operands, pick=lambda result: result, **options):
+    def call(q, k, bias=None):
+        return pick(function(q, k, k, bias, **options))
+
+    return Function(call, None, ("normal bqhd", "normal bkgd", *operands), WIDTHS)
 
 
-# Other arguments of the functions of the table.
-CASES = {
-    **FUNCTIONS,
-    "cross_entropy-where": Function(
-        functools.partial(
-            jk.cross_entropy,
-            labels=LABEL[None].astype(np.uint8),
-            where=MASK[None] | (LABEL[:, None] == np.arange(5)),
-            weights=np.arange(4, dtype=np.float32)[None],
-            label_smoothing=0.1,
-            z_loss=0.01,
-            logit_soft_cap=3.0,
-            temperature=2.0,
-            reduction="mean",
-        ),
-        None,
-        ("normal brc",),
+attention = functools.partial(heads, jk.dot_product_attention)
+flax = functools.partial(heads, jkflax.dot_product_attention)
+# Arguments that the table of functions does not have.
+OPTIONS = {
+    "softmax": rows(jk.softmax, where=WHERE),
+    "softmax-axis": rows(lambda x: jk.softmax(x.T, axis=0, where=WHERE.T)),
+    "softmax-axes": rows(jk.softmax, axis=None, where=np.array([[False]])),
+    "softmax-broadcast": rows(jk.softmax, where=WHERE[:, :1]),
+    "softmax-leading": rows(jk.softmax, where=WHERE[None]),
+    "log_softmax": rows(jk.log_softmax, where=WHERE),
+    "log_softmax-axis": rows(lambda x: jk.log_softmax(x.T, axis=0, where=WHERE.T)),
+    "logsumexp": rows(jk.logsumexp, axis=-1, where=WHERE),
+    "logsumexp-all": rows(jk.logsumexp, where=np.array([[False]])),
+    "logsumexp-minus-inf": rows(jk.logsumexp, axis=-1),
+    "logsumexp-columns": rows(jk.logsumexp, axis=0),
+    "logsumexp-factors": rows(lambda x: jk.logsumexp(x, -1, jnp.zeros((4, 1), x.dtype))),
+    "rms_norm": rows(lambda x: jk.rms_norm(x, jnp.ones(5, x.dtype))),
+    "cross_entropy": rows(jk.cross_entropy, labels=LABEL),
+    "cross_entropy-where": rows(jk.cross_entropy, labels=LABEL, where=SOME),
+    "cross_entropy-hidden": rows(jk.cross_entropy, labels=(LABEL + 1) % 5, where=SOME),
+    "cross_entropy-mean": rows(
+        jk.cross_entropy, labels=LABEL, label_smoothing=0.1, reduction="mean"
     ),
-    "optax-narrow-ids": Function(
-        lambda x: jkoptax.softmax_cross_entropy_with_integer_labels(x, LABEL.astype(np.int8)),
-        None,
-        ("normal rc",),
+    "cross_entropy-nothing": rows(jk.cross_entropy, labels=NONE, reduction="mean"),
+    "cross_entropy-probabilities": rows(
+        lambda x: jk.cross_entropy(x, jnp.asarray(EVEN, x.dtype), where=SOME)
     ),
-    "optax-probabilities": Function(
-        lambda x: jkoptax.softmax_cross_entropy(x, jnp.asarray(EVEN, x.dtype)),
-        None,
-        ("normal rc",),
+    "cross_entropy-options": rows(
+        jk.cross_entropy,
+        labels=np.maximum(LABEL, 0).astype(np.uint8),
+        where=WHERE | (LABEL[:, None] == np.arange(5)) | (np.arange(5) == 0),
+        weights=np.arange(4, dtype=np.float32),
+        **{"label_smoothing": 0.1, "z_loss": 0.01, "logit_soft_cap": 3.0, "temperature": 2.0},
+        reduction="mean",
     ),
-    "scores-mask": scores(mask=MASK, causal=True),
-    "scores-bias": scores(("normal brc", "normal rc"), mask=MASK, scale=0.5, window=(1, 2)),
-    "scores-mean": scores(mask=MASK, causal=True, empty_rows="mean"),
-    "scores-xla": scores(("normal brc", "normal rc"), mask=MASK, causal=True, implementation="xla"),
-    "attention-mask": of_heads(attention(mask=MASK, local_window_size=1, empty_rows="mean")),
-    "attention-lengths": of_heads(
-        attention(query_seq_lengths=LENGTHS, key_value_seq_lengths=LENGTHS)
+    "token_log_probs": rows(jk.token_log_probs, ids=LABEL, where=SOME),
+    "linear_cross_entropy": rows(lambda x: jk.linear_cross_entropy(x, x[:3].T, 0 * LABEL)),
+    "linear_cross_entropy-mean": rows(
+        lambda x: jk.linear_cross_entropy(x, x[:3].T, NONE, reduction="mean")
     ),
-    "attention-residual": of_heads(
-        attention(
-            pick=lambda result: result[1] + result[0].sum(-1),
-            return_residual=True,
-            is_causal=True,
-            mask=MASK,
-            key_value_seq_lengths=LENGTHS,
-        ),
-        ("normal qk",),
+    "linear_token_log_probs": rows(lambda x: jk.linear_token_log_probs(x, x[:3].T, NONE)),
+    "optax-narrow-ids": rows(
+        jkoptax.softmax_cross_entropy_with_integer_labels, labels=LABEL.astype(np.int8)
     ),
-    "flax": of_heads(attention(jkflax.dot_product_attention)),
-    "flax-mask": of_heads(
-        attention(jkflax.dot_product_attention, mask=MASK, is_causal=True, empty_rows="mean"),
-        ("normal qk",),
+    "optax-probabilities": rows(
+        lambda x: jkoptax.softmax_cross_entropy(x, jnp.asarray(EVEN, x.dtype))
     ),
-    "flax-wide": of_heads(attention(jkflax.dot_product_attention, force_fp32_for_softmax=True)),
-    "flax-narrow": of_heads(attention(jkflax.dot_product_attention, force_fp32_for_softmax=False)),
-    "flax-dropout": of_heads(
-        lambda q, k, v: jkflax.dot_product_attention(
-            q, k, v, dropout_rate=0.5, dropout_rng=jax.random.key(0)
-        )
+    "scores": scores(mask=WHERE, causal=True),
+    "scores-mean": scores(mask=WHERE, empty_rows="mean"),
+    "scores-xla": scores("normal rc", mask=WHERE, causal=True, implementation="xla"),
+    "scores-hidden": rows(
+        lambda x: jk.scaled_masked_softmax(x, bias=jnp.where(WHERE, 0, -jnp.inf).astype(x.dtype))
     ),
+    "scores-bias": scores("normal rc", mask=WHERE, scale=0.5, window=(1, 2)),
+    "attention": attention(mask=WHERE),
+    "attention-lengths": attention(query_seq_lengths=LENGTHS, key_value_seq_lengths=LENGTHS),
+    "attention-mean": attention(mask=WHERE, local_window_size=1, empty_rows="mean"),
+    "attention-residual": attention(
+        "normal qk",
+        pick=lambda result: result[1] + result[0].sum(-1),
+        return_residual=True,
+        is_causal=True,
+        mask=WHERE,
+        key_value_seq_lengths=LENGTHS,
+    ),
+    "flax": flax(mask=WHERE),
+    "flax-mean": flax("normal qk", mask=WHERE, is_causal=True, empty_rows="mean"),
+    "flax-wide": flax(force_fp32_for_softmax=True),
+    "flax-narrow": flax(force_fp32_for_softmax=False),
+    "flax-dropout": flax(dropout_rate=0.5, dropout_rng=jax.random.key(0)),
     "flax-hooks": Function(
-        attention(jkflax.dot_product_attention, einsum_dot_general=jax.lax.dot_general),
+        lambda q: jkflax.dot_product_attention(q, q, q, einsum_dot_general=jax.lax.dot_general),
         None,
-        ("normal bqhd",) * 3,
+        ("normal bqhd",),
     ),
     "matmul-vector": Function(jk.matmul, None, ("normal d", "normal dn"), ("float32",)),
     "matmul-rows": Function(jk.matmul, None, ("normal bmd", "normal dn"), ("float32",)),
@@ -111,6 +129,7 @@ CASES = {
         ("bfloat16", "float16"),
     ),
 }
+CASES = FUNCTIONS | {f"{name}, options": function for name, function in OPTIONS.items()}
 
 
 @contextlib.contextmanager
@@ -169,26 +188,25 @@ def test_strict_promotion(name, dtype, x64):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_bias_of_another_dtype(dtype):
     """jax.nn's attention accepts a float32 bias with 16-bit queries under these flags."""
-    q, k, v = (jnp.ones(shape, dtype) for shape in HEADS)
+    q, k = jnp.ones((2, 4, 4, 3), dtype), jnp.ones((2, 5, 2, 3), dtype)
     bias = jnp.ones((4, 5), jnp.float32)
     with strict(False):
-        result, residual = jk.dot_product_attention(q, k, v, bias, return_residual=True)
+        result, residual = jk.dot_product_attention(q, k, k, bias, return_residual=True)
         assert result.dtype == residual.dtype == q.dtype
         scores = jnp.ones((2, 4, 5), dtype)
         assert jk.scaled_masked_softmax(scores, None, bias[None]).dtype == scores.dtype
 
 
-@pytest.mark.parametrize("function", [jk.dot_product_attention, jkflax.dot_product_attention])
-def test_the_flags_do_not_change_results(function):
-    rng = np.random.default_rng(5)
-    operands = [jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in HEADS]
+@pytest.mark.parametrize("name", ["attention", "flax"])
+def test_strict_promotion_does_not_change_results(name):
+    xs = [jnp.asarray(x) for x in OPTIONS[name].draw("bfloat16", g=2, h=4)]
 
-    def loss(q, k, v):
-        return jnp.sum(function(q, k, v) ** 2)
+    def gradients():
+        return jax.jit(jax.grad(lambda *xs: jnp.sum(OPTIONS[name].ours(*xs) ** 2), (0, 1)))(*xs)
 
-    free = jax.jit(jax.grad(loss, (0, 1, 2)))(*operands)
+    free = gradients()
     with strict(False):
-        bound = jax.jit(jax.grad(loss, (0, 1, 2)))(*operands)
+        bound = gradients()
     for x, y in zip(free, bound, strict=True):
         x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
         # XLA's products on a GPU round their operands to bfloat16 in another way when they are float32.
@@ -213,3 +231,49 @@ def test_layers_of_flax(dtype):
         jax.grad(loss, (0, 1))(parameters, x)
         assert other(x, mask=mask).dtype == x.dtype
         nnx.grad(lambda layer, x: jnp.sum(layer(x, mask=mask) ** 2))(other, x)
+
+
+# Rows of -inf, whose tangents are -inf, and of 0.
+INPUTS = {
+    "logsumexp-minus-inf": [MINUS_INF],
+    "logsumexp-columns": [MINUS_INF.T],
+    "rms_norm": [0 * X],
+}
+
+
+@pytest.mark.parametrize("name", [n for n in OPTIONS if not n.startswith("matmul")])
+def test_no_nan_is_made(name):
+    """By what is masked, eagerly or under jit, forward or backward."""
+    function = OPTIONS[name].ours
+    xs = INPUTS.get(name) or OPTIONS[name].draw(g=2, h=4)
+
+    def loss(*xs):
+        y = function(*xs)
+        return jnp.sum(jnp.where(jnp.isfinite(y), y, 0) ** 2)
+
+    def program(*xs):
+        gradient = jax.grad(loss, tuple(range(len(xs))))
+        return function(*xs), gradient(*xs), jax.jvp(function, tuple(xs), tuple(xs))
+
+    with jax.debug_nans(True):
+        program(*xs)
+        jax.jit(program)(*xs)
+
+
+@pytest.mark.parametrize("function", [jk.softmax, jk.log_softmax])
+def test_a_nan_that_the_user_sees_is_reported(function):
+    """The NaN comes from a row that is -inf throughout, or from an element that is not masked."""
+    for bad in (-np.inf, np.nan):
+        x = X.copy()
+        x[0] = bad
+        with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+            function(x, where=WHERE)
+
+
+@pytest.mark.parametrize("function", [jk.softmax, jk.log_softmax])
+def test_rows_that_see_something_keep_their_bits(function):
+    masked = function(jnp.where(WHERE, X, -jnp.inf))
+    got = function(X, where=WHERE)
+    np.testing.assert_array_equal(got[::2], masked[::2])
+    empty = 0.0 if function is jk.softmax else -np.inf
+    np.testing.assert_array_equal(got[1], np.full(5, empty, np.float32))

@@ -15,112 +15,57 @@ Q = jnp.ones((2, 4, 2, 8))
 attention = functools.partial(jk.dot_product_attention, Q, Q, Q)
 NUMBERS = (((1,), (0,)), ((), ()))
 
-# Functions of keyword arguments alone, and those which may not be traced.
+ROWS = "tier implementation"
+PRODUCTS = "algorithm implementation"
+LINEAR = "return_entropy dtype max_bytes implementation"
+# Functions of keyword arguments alone, and the names of those which may not be traced.
 STATIC = {
-    "softmax": (
-        functools.partial(jk.softmax, X),
-        {"axis": 0, "tier": 1, "implementation": 1},
-    ),
-    "softmax-xla": (functools.partial(jk.softmax, X, implementation="xla"), {"axis": 0}),
-    "softmax-axes": (functools.partial(jk.softmax, X), {"axis": (0, 1)}),
-    "log_softmax": (
-        functools.partial(jk.log_softmax, X),
-        {"axis": [0], "tier": 1, "implementation": 1},
-    ),
-    "logsumexp": (
-        functools.partial(jk.logsumexp, X),
-        {"axis": 1, "keepdims": True, "return_sign": True, "tier": 1, "implementation": 1},
-    ),
-    "rms_norm": (
-        functools.partial(jk.rms_norm, X),
-        {"axis": 1, "epsilon": 1.0, "scale_offset": 1.0, "tier": 1, "implementation": 1},
-    ),
+    "softmax": (functools.partial(jk.softmax, X), f"axis {ROWS}"),
+    "softmax-xla": (functools.partial(jk.softmax, X, implementation="xla"), "axis"),
+    "log_softmax": (functools.partial(jk.log_softmax, X), f"axis {ROWS}"),
+    "logsumexp": (functools.partial(jk.logsumexp, X), f"axis keepdims return_sign {ROWS}"),
+    "rms_norm": (functools.partial(jk.rms_norm, X), f"axis epsilon scale_offset {ROWS}"),
     "cross_entropy": (
         functools.partial(jk.cross_entropy, X, 1),
-        {
-            "axis": 0,
-            "reduction": 1,
-            "return_lse": True,
-            "return_entropy": True,
-            "tier": 1,
-            "implementation": 1,
-        },
+        f"axis reduction return_lse return_entropy {ROWS}",
     ),
     "token_log_probs": (
         functools.partial(jk.token_log_probs, X, 1),
-        {"axis": 0, "return_entropy": True, "tier": 1, "implementation": 1},
+        f"axis return_entropy {ROWS}",
     ),
     "scores": (
         functools.partial(jk.scaled_masked_softmax, X),
-        {"causal": True, "window": 3, "empty_rows": 1, "tier": 1, "implementation": 1},
+        f"causal window empty_rows {ROWS}",
     ),
-    "scores-window": (functools.partial(jk.scaled_masked_softmax, X), {"window": (1, 2)}),
     "attention": (
         attention,
-        {
-            "is_causal": True,
-            "local_window_size": 3,
-            "return_residual": True,
-            "empty_rows": 1,
-            "implementation": 1,
-        },
+        "is_causal local_window_size return_residual empty_rows implementation",
     ),
-    "attention-window": (attention, {"local_window_size": (1, 2)}),
     "flax": (
         functools.partial(jkflax.dot_product_attention, Q, Q, Q),
-        {
-            "is_causal": True,
-            "window": 1,
-            "empty_rows": 1,
-            "implementation": 1,
-            "deterministic": True,
-            "dropout_rate": 0.5,
-            "force_fp32_for_softmax": True,
-        },
+        "is_causal window empty_rows implementation deterministic dropout_rate force_fp32_for_softmax",
     ),
-    "matmul": (functools.partial(jk.matmul, X, X.T), {"algorithm": 1, "implementation": 1}),
-    "dot_general": (
-        functools.partial(jk.dot_general, X, X.T, NUMBERS),
-        {"algorithm": 1, "implementation": 1},
-    ),
-    "dot_general-numbers": (
-        functools.partial(jk.dot_general, X, X.T),
-        {"dimension_numbers": NUMBERS},
-    ),
+    "matmul": (functools.partial(jk.matmul, X, X.T), PRODUCTS),
+    "dot_general": (functools.partial(jk.dot_general, X, X.T, dimension_numbers=NUMBERS), PRODUCTS),
     "linear_cross_entropy": (
         functools.partial(jk.linear_cross_entropy, X, X.T, 0),
-        {
-            "trans_w": False,
-            "reduction": 1,
-            "return_lse": True,
-            "return_entropy": True,
-            "dtype": 1,
-            "logits_dtype": 1,
-            "max_bytes": 1,
-            "implementation": 1,
-        },
+        f"trans_w reduction return_lse logits_dtype {LINEAR}",
     ),
-    "linear_token_log_probs": (
-        functools.partial(jk.linear_token_log_probs, X, X.T, 0),
-        {"return_entropy": True, "dtype": 1, "max_bytes": 1},
-    ),
-    "sgemm": (
-        functools.partial(jk.sgemm, X, X.T),
-        {"trans_a": False, "trans_b": 0, "algorithm": 1, "implementation": 1},
-    ),
+    "linear_token_log_probs": (functools.partial(jk.linear_token_log_probs, X, X.T, 0), LINEAR),
+    "sgemm": (functools.partial(jk.sgemm, X, X.T), f"trans_a trans_b {PRODUCTS}"),
 }
 CASES = [
-    pytest.param(function, {name: value}, id=f"{case}-{name}")
-    for case, (function, arguments) in STATIC.items()
-    for name, value in arguments.items()
+    *((case, name, 1) for case, (_, names) in STATIC.items() for name in names.split()),
+    *(("softmax", "axis", (0, 1)), ("log_softmax", "axis", [0])),
+    *(("scores", "window", (1, 2)), ("attention", "local_window_size", (1, 2))),
+    ("dot_general", "dimension_numbers", NUMBERS),
 ]
 
 
-@pytest.mark.parametrize(("function", "argument"), CASES)
-def test_a_traced_argument_is_named(function, argument):
-    (name,) = argument
+@pytest.mark.parametrize(("case", "name", "value"), CASES)
+def test_a_traced_argument_is_named(case, name, value):
     with pytest.raises(ConcretizationTypeError, match=rf"{name}.*static_argnames='{name}'"):
-        jax.jit(function)(**argument)
+        jax.jit(STATIC[case][0])(**{name: value})
 
 
 def test_every_transformation_traces():
